@@ -1,0 +1,30 @@
+// How fast a plan runs on this machine's CPU, beside plain memcpy.
+#ifndef REFIT_BENCH_RUN_BENCH_H_
+#define REFIT_BENCH_RUN_BENCH_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "plan/plan_file.h"
+
+namespace refit {
+
+struct RunMeasurement {
+  uint64_t moved_bytes = 0;  // payload of one refit
+  // Of each iteration, taken in turn: a refit, then a memcpy of as many bytes
+  // between memory of the same size on a thread per core.
+  std::vector<double> refit_seconds;
+  std::vector<double> memcpy_seconds;
+};
+
+// Memory: sources, destinations and staging of all ranks.
+absl::StatusOr<RunMeasurement> MeasureRun(const PlanFile& plan,
+                                          int64_t iterations);
+
+// Of an odd or even number of samples; not empty.
+double Median(std::vector<double> samples);
+
+}  // namespace refit
+
+#endif  // REFIT_BENCH_RUN_BENCH_H_

@@ -1,0 +1,106 @@
+#include "compiler/compile.h"
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "compiler/emit/emit_plan.h"
+#include "compiler/inputs_digest.h"
+#include "compiler/model/model.h"
+#include "compiler/passes/passes.h"
+#include "plan/plan_file.h"
+#include "plan/proof.h"
+
+namespace refit {
+namespace {
+
+absl::Status JobHasErrors() {
+  return absl::InvalidArgumentError("the job has errors");
+}
+
+Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
+  const Limits limits = {.bucket_bytes = options.bucket_bytes.value,
+                         .staging_bytes = options.staging_bytes.value,
+                         .slots = static_cast<int32_t>(options.slots.value),
+                         .operations_per_round = static_cast<int32_t>(
+                             options.operations_per_round.value)};
+  if (AlignStaging(limits.bucket_bytes) * limits.slots > limits.staging_bytes) {
+    const bool staging = options.staging_bytes.given;
+    diagnostics.Error(
+        staging ? options.staging_bytes.place : options.bucket_bytes.place,
+        absl::StrFormat("options.staging_bytes %d is too small; wanted at "
+                        "least %d (slots %d x bucket_bytes %d)",
+                        limits.staging_bytes,
+                        AlignStaging(limits.bucket_bytes) * limits.slots,
+                        limits.slots, limits.bucket_bytes));
+  }
+  return limits;
+}
+
+// Runs one step that is not a pass, timed like one.
+template <typename Step>
+auto Timed(const CompileOptions& options, const char* name, const Step& step) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  auto result = step();
+  if (options.time_passes) {
+    const std::chrono::duration<double, std::milli> elapsed =
+        Clock::now() - start;
+    *options.log << absl::StrFormat("%-20s %9.3f ms\n", name, elapsed.count());
+  }
+  return result;
+}
+
+// The proof of what is about to be written, from its bytes.
+absl::StatusOr<std::vector<uint8_t>> Proved(std::vector<uint8_t> bytes) {
+  absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(std::move(bytes));
+  if (!plan.ok()) {
+    return absl::InternalError(absl::StrCat("the compiled plan is malformed: ",
+                                            plan.status().message()));
+  }
+  const ProofResult proof = Prove(*plan);
+  if (!proof.valid) {
+    return absl::InternalError(
+        absl::StrCat("the compiled plan fails its proof: ", proof.violation));
+  }
+  return std::vector<uint8_t>(plan->bytes().begin(), plan->bytes().end());
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
+                                             const CompileOptions& options,
+                                             Diagnostics& diagnostics) {
+  Module module;
+  module.limits = LimitsOf(job.options, diagnostics);
+  std::optional<Model> model =
+      Timed(options, "read-model", [&] { return ReadModel(job, diagnostics); });
+  if (!model.has_value()) return JobHasErrors();
+  ApplyExcludes(job.options, *model);
+  module.params = model->params;
+  module.skips = model->skips;
+  module.inputs_digest = InputsDigest(job, *model);
+  const absl::Status status =
+      RunPipeline({.job = job, .model = *model, .diagnostics = diagnostics},
+                  {.print_after = options.print_after,
+                   .time_passes = options.time_passes,
+                   .shown = options.shown,
+                   .log = options.log},
+                  module);
+  if (!status.ok()) return status;
+  std::vector<uint8_t> bytes =
+      Timed(options, "emit-plan", [&] { return EmitPlan(module); });
+  if (!options.prove) return bytes;
+  return Timed(options, "prove-plan", [&] { return Proved(std::move(bytes)); });
+}
+
+absl::StatusOr<std::vector<uint8_t>> CompileFile(const std::string& path,
+                                                 const CompileOptions& options,
+                                                 Diagnostics& diagnostics) {
+  const std::optional<Job> job = ReadJob(path, diagnostics);
+  if (!job.has_value()) return JobHasErrors();
+  return Compile(*job, options, diagnostics);
+}
+
+}  // namespace refit

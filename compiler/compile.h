@@ -1,0 +1,41 @@
+// The compiler as a library: a job in, a proved plan out.
+#ifndef REFIT_COMPILER_COMPILE_H_
+#define REFIT_COMPILER_COMPILE_H_
+
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "compiler/diagnostics.h"
+#include "compiler/ir/module.h"
+#include "compiler/job/job.h"
+
+namespace refit {
+
+struct CompileOptions {
+  std::string print_after = "";  // a pass's name, "all", or ""
+  bool time_passes = false;
+  bool prove = true;                  // false only to time the two apart
+  std::ostream* shown = nullptr;  // where print_after goes; not owned
+  std::ostream* log = nullptr;    // where time_passes goes; not owned
+};
+
+// Compiles and proves `job`. The same job gives the same bytes.
+//
+// The user's mistakes go to `diagnostics` and give kInvalidArgument. kInternal:
+// the plan failed its own proof, which is a bug of the compiler; no bytes are
+// returned.
+absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
+                                             const CompileOptions& options,
+                                             Diagnostics& diagnostics);
+
+// Reads the job at `path` ("-": standard input) and compiles it.
+absl::StatusOr<std::vector<uint8_t>> CompileFile(const std::string& path,
+                                                 const CompileOptions& options,
+                                                 Diagnostics& diagnostics);
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_COMPILE_H_

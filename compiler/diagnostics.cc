@@ -1,0 +1,166 @@
+#include "compiler/diagnostics.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace refit {
+namespace {
+
+constexpr int64_t kReportedErrorsMax = 20;
+// Characters of a source line that are shown. Longer lines are cut to a window
+// around the column.
+constexpr int64_t kShownColumns = 96;
+constexpr int64_t kShownBeforeColumn = 64;
+constexpr size_t kNearestWordSizeMax = 64;
+
+bool IsContinuationByte(char c) {
+  return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
+}
+
+int64_t CountCharacters(std::string_view text) {
+  return std::count_if(text.begin(), text.end(),
+                       [](char c) { return !IsContinuationByte(c); });
+}
+
+// The byte at which the `count`-th character of `text` begins.
+size_t ByteOfCharacter(std::string_view text, int64_t count) {
+  size_t byte = 0;
+  while (byte < text.size()) {
+    if (!IsContinuationByte(text[byte]) && count-- == 0) break;
+    ++byte;
+  }
+  return byte;
+}
+
+// What a job holds must not steer the terminal that shows it.
+std::string WithoutControls(std::string_view text) {
+  std::string clean(text);
+  for (char& c : clean) {
+    const auto byte = static_cast<unsigned char>(c);
+    if ((byte < 0x20 && c != '\t') || byte == 0x7F) c = '?';
+  }
+  return clean;
+}
+
+struct Position {
+  int64_t line = 1;
+  int64_t column = 1;     // in characters
+  std::string_view text;  // of the line
+};
+
+Position Locate(std::string_view text, int64_t offset) {
+  const size_t at = std::min(static_cast<size_t>(offset), text.size());
+  const std::string_view before = text.substr(0, at);
+  const size_t newline = before.rfind('\n');
+  const size_t begin = newline == std::string_view::npos ? 0 : newline + 1;
+  size_t end = text.find('\n', at);
+  if (end == std::string_view::npos) end = text.size();
+  if (end > begin && text[end - 1] == '\r') --end;
+  return {.line = 1 + std::count(before.begin(), before.end(), '\n'),
+          .column = 1 + CountCharacters(text.substr(begin, at - begin)),
+          .text = text.substr(begin, end - begin)};
+}
+
+// The source line and the line with the caret. The caret's line repeats the
+// tabs of the source line, so that they agree at any tab width.
+std::string RenderExcerpt(const Position& position) {
+  const int64_t characters = CountCharacters(position.text);
+  int64_t first = 0;
+  int64_t last = characters;
+  if (characters > kShownColumns) {
+    first = std::max<int64_t>(0, position.column - 1 - kShownBeforeColumn);
+    last = std::min(characters, first + kShownColumns);
+  }
+  const size_t begin = ByteOfCharacter(position.text, first);
+  const size_t end = ByteOfCharacter(position.text, last);
+  const std::string shown =
+      WithoutControls(position.text.substr(begin, end - begin));
+  const std::string_view cut_left = first > 0 ? "…" : "";
+  const std::string_view cut_right = last < characters ? "…" : "";
+
+  std::string padding(first > 0 ? 1 : 0, ' ');
+  const size_t caret = ByteOfCharacter(shown, position.column - 1 - first);
+  for (const char c : std::string_view(shown).substr(0, caret)) {
+    if (!IsContinuationByte(c)) padding += c == '\t' ? '\t' : ' ';
+  }
+  const std::string number = absl::StrFormat("%5d", position.line);
+  return absl::StrFormat("%s | %s%s%s\n%s | %s^\n", number, cut_left, shown,
+                         cut_right, std::string(number.size(), ' '), padding);
+}
+
+std::string RenderEntry(const Place& place, std::string_view message) {
+  const std::string text = WithoutControls(message);
+  if (place.file == nullptr) return absl::StrCat("error: ", text, "\n");
+  if (place.file->text.empty() || place.offset < 0) {
+    return absl::StrCat(place.file->path, ": error: ", text, "\n");
+  }
+  const Position position = Locate(place.file->text, place.offset);
+  return absl::StrCat(place.file->path, ":", position.line, ":",
+                      position.column, ": error: ", text, "\n",
+                      RenderExcerpt(position));
+}
+
+// The number of letters to insert, remove, replace or swap with their
+// neighbour to come from `a` to `b`.
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> before_last(b.size() + 1);
+  std::vector<size_t> last(b.size() + 1);
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    std::swap(before_last, last);
+    std::swap(last, row);
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1, replaced});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        row[j] = std::min(row[j], before_last[j - 2] + 1);
+      }
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+void Diagnostics::Error(const Place& place, std::string message) {
+  if (++error_count_ > kReportedErrorsMax) return;
+  entries_.push_back({.place = place, .message = std::move(message)});
+}
+
+std::string Diagnostics::Render() const {
+  std::string text;
+  for (const Entry& entry : entries_) {
+    text += RenderEntry(entry.place, entry.message);
+  }
+  const int64_t more = error_count_ - static_cast<int64_t>(entries_.size());
+  if (more > 0) {
+    absl::StrAppend(&text, "… and ", more, " more error", more == 1 ? "" : "s",
+                    "\n");
+  }
+  return text;
+}
+
+std::string NearestWord(std::string_view word,
+                        const std::vector<std::string_view>& candidates) {
+  if (word.size() > kNearestWordSizeMax) return "";
+  std::string_view nearest;
+  // A third of the letters wrong is a slip; more is another word.
+  size_t nearest_distance = std::max<size_t>(1, word.size() / 3) + 1;
+  for (const std::string_view candidate : candidates) {
+    if (candidate.size() > kNearestWordSizeMax) continue;
+    const size_t distance = EditDistance(word, candidate);
+    if (distance < nearest_distance && distance < candidate.size()) {
+      nearest = candidate;
+      nearest_distance = distance;
+    }
+  }
+  return std::string(nearest);
+}
+
+}  // namespace refit

@@ -1,0 +1,239 @@
+#include "compiler/emit/emit_plan.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "compiler/emit/lower_copies.h"
+#include "plan/plan_file.h"
+
+namespace refit {
+namespace {
+
+using Builder = flatbuffers::FlatBufferBuilder;
+template <typename T>
+using Offset = flatbuffers::Offset<T>;
+template <typename T>
+using OffsetVector = flatbuffers::Offset<flatbuffers::Vector<T>>;
+
+OffsetVector<uint64_t> DimsVector(Builder& builder, const Dims& dims) {
+  const std::vector<uint64_t> values(dims.begin(), dims.end());
+  return builder.CreateVector(values);
+}
+
+OffsetVector<Offset<fb::IndexDim>> IndexVector(
+    Builder& builder, const std::vector<IndexDim>& index) {
+  std::vector<Offset<fb::IndexDim>> dims;
+  for (const IndexDim& dim : index) {
+    const int32_t first = dim.numbers.empty() ? 0 : dim.numbers.front();
+    const bool consecutive = dim == Consecutive(first, dim.extent());
+    const OffsetVector<int32_t> numbers =
+        consecutive ? 0 : builder.CreateVector(dim.numbers);
+    dims.push_back(fb::CreateIndexDim(
+        builder, first, static_cast<uint32_t>(dim.extent()), numbers));
+  }
+  return builder.CreateVector(dims);
+}
+
+Offset<fb::Param> EmitParam(Builder& builder, const Param& param) {
+  const auto name = builder.CreateString(param.name);
+  const auto index = IndexVector(builder, param.index);
+  const auto shape = DimsVector(builder, param.shape);
+  return fb::CreateParam(builder, name, index, shape, param.dtype, param.skip);
+}
+
+Offset<fb::Fragment> EmitFragment(Builder& builder, const Fragment& fragment) {
+  Dims extent;
+  for (size_t dim = 0; dim < fragment.box.lo.size(); ++dim) {
+    extent.push_back(fragment.box.extent(dim));
+  }
+  const auto lo = DimsVector(builder, fragment.box.lo);
+  const auto extents = DimsVector(builder, extent);
+  const auto stride = DimsVector(builder, fragment.stride);
+  return fb::CreateFragment(
+      builder, static_cast<uint32_t>(IndexOf(fragment.param)), lo, extents,
+      static_cast<uint64_t>(fragment.offset), stride);
+}
+
+Offset<fb::Region> EmitRegion(Builder& builder, const Region& region) {
+  const auto extent = DimsVector(builder, region.extent);
+  const auto stride = DimsVector(builder, region.stride);
+  const auto detail =
+      region.detail.empty() ? 0 : builder.CreateString(region.detail);
+  return fb::CreateRegion(builder, region.kind, region.reason,
+                          static_cast<uint64_t>(region.offset), extent, stride,
+                          detail);
+}
+
+Offset<fb::Buffer> EmitBuffer(Builder& builder, const Buffer& buffer) {
+  std::vector<Offset<fb::Fragment>> fragments;
+  for (const Fragment& fragment : buffer.fragments) {
+    fragments.push_back(EmitFragment(builder, fragment));
+  }
+  std::vector<Offset<fb::Region>> regions;
+  for (const Region& region : buffer.regions) {
+    regions.push_back(EmitRegion(builder, region));
+  }
+  const auto name = builder.CreateString(buffer.name);
+  const auto index = IndexVector(builder, buffer.index);
+  const auto shape = DimsVector(builder, buffer.shape);
+  const auto fragment_vector = builder.CreateVector(fragments);
+  const auto region_vector = builder.CreateVector(regions);
+  return fb::CreateBuffer(builder, name, index, shape, buffer.dtype,
+                          fragment_vector, region_vector);
+}
+
+// One rank's messages before they are sorted into program order.
+struct RankMessages {
+  std::vector<fb::Message> messages;
+  int64_t staging_bytes = 0;
+};
+
+std::vector<RankMessages> LowerMessages(const Module& module,
+                                        CopyLowering& lowering) {
+  std::vector<const Message*> messages;
+  for (const Message& message : module.messages) messages.push_back(&message);
+  // Program order; stable, so that several messages of a pair in one round
+  // keep one order at both ends.
+  std::stable_sort(messages.begin(), messages.end(),
+                   [](const Message* a, const Message* b) {
+                     return std::tie(a->round, a->source, a->destination) <
+                            std::tie(b->round, b->source, b->destination);
+                   });
+  std::vector<RankMessages> ranks(static_cast<size_t>(module.world_size()));
+  for (const Message* message : messages) {
+    const auto add = [&](Rank rank, Rank peer, fb::MessageKind kind,
+                         uint32_t copies, int64_t staging_offset) {
+      RankMessages& of_rank = ranks[IndexOf(rank)];
+      of_rank.messages.emplace_back(
+          static_cast<uint32_t>(message->round),
+          static_cast<uint32_t>(IndexOf(peer)), copies, kind, /*reserved=*/0,
+          /*reserved2=*/0, static_cast<uint64_t>(staging_offset),
+          static_cast<uint64_t>(message->size_bytes));
+      of_rank.staging_bytes =
+          std::max(of_rank.staging_bytes,
+                   AlignStaging(staging_offset + message->size_bytes));
+    };
+    add(message->source, message->destination, fb::MessageKind::kSend,
+        lowering.Pack(message->source, message->contents),
+        message->source_staging_offset);
+    add(message->destination, message->source, fb::MessageKind::kRecv,
+        lowering.Unpack(message->destination, message->contents),
+        message->destination_staging_offset);
+  }
+  return ranks;
+}
+
+OffsetVector<Offset<fb::RankProgram>> EmitPrograms(Builder& builder,
+                                                   const Module& module,
+                                                   CopyLowering& lowering) {
+  // Filling comes first in every program, so its lists get the first numbers.
+  std::vector<uint32_t> fills;
+  for (int32_t rank = 0; rank < module.world_size(); ++rank) {
+    fills.push_back(lowering.Fill(Rank{rank}));
+  }
+  const std::vector<RankMessages> ranks = LowerMessages(module, lowering);
+  absl::flat_hash_map<std::vector<BufferId>, OffsetVector<uint32_t>> shared;
+  std::vector<Offset<fb::RankProgram>> programs;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const std::vector<BufferId>& held =
+        module.buffers_of(Rank{static_cast<int32_t>(rank)});
+    auto it = shared.find(held);
+    if (it == shared.end()) {
+      std::vector<uint32_t> buffers;
+      for (BufferId id : held) {
+        buffers.push_back(static_cast<uint32_t>(IndexOf(id)));
+      }
+      it = shared.emplace(held, builder.CreateVector(buffers)).first;
+    }
+    const auto messages = builder.CreateVectorOfStructs(ranks[rank].messages);
+    programs.push_back(fb::CreateRankProgram(
+        builder, it->second, messages, fills[rank],
+        static_cast<uint64_t>(ranks[rank].staging_bytes),
+        static_cast<uint32_t>(module.topology.host[rank])));
+  }
+  return builder.CreateVector(programs);
+}
+
+OffsetVector<Offset<fb::Skip>> EmitSkips(Builder& builder,
+                                         const Module& module) {
+  std::vector<Offset<fb::Skip>> skips;
+  for (const Skip& skip : module.skips) {
+    const auto name = builder.CreateString(skip.name);
+    const auto detail = builder.CreateString(skip.detail);
+    skips.push_back(fb::CreateSkip(builder, name, skip.reason, detail));
+  }
+  return builder.CreateVector(skips);
+}
+
+Offset<fb::Stats> EmitStats(Builder& builder, const Stats& stats) {
+  const auto link = builder.CreateString(stats.binding_link);
+  return fb::CreateStats(builder, static_cast<uint64_t>(stats.moved_bytes),
+                         static_cast<uint64_t>(stats.local_bytes),
+                         static_cast<uint64_t>(stats.peer_bytes),
+                         static_cast<uint64_t>(stats.network_bytes),
+                         stats.lower_bound_seconds, stats.predicted_seconds,
+                         link);
+}
+
+Offset<fb::Body> EmitBody(Builder& builder, const Module& module) {
+  std::vector<Offset<fb::Param>> param_offsets;
+  for (const Param& param : module.params) {
+    param_offsets.push_back(EmitParam(builder, param));
+  }
+  const auto params = builder.CreateVector(param_offsets);
+  std::vector<Offset<fb::Buffer>> buffer_offsets;
+  for (const Buffer& buffer : module.buffers.all()) {
+    buffer_offsets.push_back(EmitBuffer(builder, buffer));
+  }
+  const auto buffers = builder.CreateVector(buffer_offsets);
+  CopyLowering lowering(module);
+  const auto programs = EmitPrograms(builder, module, lowering);
+  std::vector<fb::Round> round_structs;
+  for (Route route : module.rounds) {
+    round_structs.emplace_back(route, /*reserved=*/0, /*reserved2=*/0);
+  }
+  const auto rounds = builder.CreateVectorOfStructs(round_structs);
+  const auto lists = builder.CreateVectorOfStructs(lowering.lists());
+  const auto copies = builder.CreateVectorOfStructs(lowering.copies());
+  const auto loops = builder.CreateVectorOfStructs(lowering.loops());
+  const auto skips = EmitSkips(builder, module);
+  std::vector<Offset<fb::Cast>> cast_offsets;
+  for (const auto& [from, to] : module.casts) {
+    cast_offsets.push_back(fb::CreateCast(builder, from, to));
+  }
+  const auto casts = builder.CreateVector(cast_offsets);
+  const auto limits = fb::CreateLimits(
+      builder, static_cast<uint64_t>(module.limits.bucket_bytes),
+      static_cast<uint64_t>(module.limits.staging_bytes),
+      static_cast<uint32_t>(module.limits.slots),
+      static_cast<uint32_t>(module.limits.operations_per_round));
+  const auto stats = EmitStats(builder, module.stats);
+  return fb::CreateBody(builder, static_cast<uint32_t>(module.source_ranks()),
+                        params, buffers, programs, rounds, lists, copies, loops,
+                        skips, casts, limits, stats, module.topology.colocated);
+}
+
+}  // namespace
+
+std::vector<uint8_t> EmitPlan(const Module& module) {
+  Builder body_builder(1 << 20);
+  body_builder.Finish(EmitBody(body_builder, module));
+  const absl::Span<const uint8_t> body(body_builder.GetBufferPointer(),
+                                       body_builder.GetSize());
+  Builder builder(body.size() + 1024);
+  const fb::Digest body_digest = DigestOf(body);
+  // The body is a buffer of its own, read in place: keep its 8-byte fields
+  // aligned.
+  builder.ForceVectorAlignment(body.size(), sizeof(uint8_t), 16);
+  const auto body_vector = builder.CreateVector(body.data(), body.size());
+  const auto producer = builder.CreateString("refitc " REFIT_VERSION);
+  const auto provenance = fb::CreateProvenance(builder, producer);
+  builder.Finish(fb::CreatePlan(builder, kFormatMajor << 16 | kFormatMinor,
+                                /*required_features=*/0, &module.inputs_digest,
+                                &body_digest, body_vector, provenance),
+                 fb::PlanIdentifier());
+  return std::vector<uint8_t>(builder.GetBufferPointer(),
+                              builder.GetBufferPointer() + builder.GetSize());
+}
+
+}  // namespace refit

@@ -1,0 +1,153 @@
+#include "compiler/emit/lower_copies.h"
+
+#include "absl/base/optimization.h"
+
+namespace refit {
+namespace {
+
+template <typename Struct>
+std::string BytesOf(const std::vector<Struct>& structs) {
+  return std::string(reinterpret_cast<const char*>(structs.data()),
+                     structs.size() * sizeof(Struct));
+}
+
+// Two loops become one where the outer continues the inner. A loop over the
+// tensors of a stack and a loop inside a tensor stay apart: the executor turns
+// the one into pointer-table steps and the other into strides.
+bool CanMerge(const fb::Loop& outer, const fb::Loop& inner,
+              uint64_t tensor_elements) {
+  return outer.stride() == inner.extent() * inner.stride() &&
+         (outer.stride() >= tensor_elements) ==
+             (inner.stride() >= tensor_elements);
+}
+
+}  // namespace
+
+CopyLowering::CopyLowering(const Module& module) : module_(module) {
+  for (int32_t rank = 0; rank < module.world_size(); ++rank) {
+    holder_of_rank_.push_back(AddHolder(module.buffers_of(Rank{rank})));
+  }
+}
+
+size_t CopyLowering::AddHolder(const std::vector<BufferId>& buffers) {
+  const auto [it, is_new] = holder_ids_.try_emplace(buffers, holders_.size());
+  if (!is_new) return it->second;
+  Holder holder = {.buffers = buffers, .sites_by_param = {}};
+  holder.sites_by_param.resize(module_.params.size());
+  for (size_t slot = 0; slot < buffers.size(); ++slot) {
+    const Buffer& buffer = module_.buffers[buffers[slot]];
+    for (const Fragment& fragment : buffer.fragments) {
+      holder.sites_by_param[IndexOf(fragment.param)].push_back(
+          {.slot = static_cast<uint32_t>(slot),
+           .buffer = &buffer,
+           .fragment = &fragment});
+    }
+  }
+  holders_.push_back(std::move(holder));
+  return it->second;
+}
+
+uint32_t CopyLowering::InternLoops(const std::vector<fb::Loop>& loops) {
+  const auto [it, is_new] = loops_by_bytes_.try_emplace(
+      BytesOf(loops), static_cast<uint32_t>(loops_.size()));
+  if (is_new) loops_.insert(loops_.end(), loops.begin(), loops.end());
+  return it->second;
+}
+
+uint32_t CopyLowering::InternList(const std::vector<fb::Copy>& copies) {
+  const auto [it, is_new] = lists_by_bytes_.try_emplace(
+      BytesOf(copies), static_cast<uint32_t>(lists_.size()));
+  if (is_new) {
+    lists_.emplace_back(static_cast<uint32_t>(copies_.size()),
+                        static_cast<uint32_t>(copies.size()));
+    copies_.insert(copies_.end(), copies.begin(), copies.end());
+  }
+  return it->second;
+}
+
+fb::Copy CopyLowering::Lower(uint32_t slot, const Buffer& buffer,
+                             int64_t offset, const Dims& extent,
+                             const Dims& stride, DType wire_dtype,
+                             int64_t staging_offset) {
+  const uint64_t tensor_elements = static_cast<uint64_t>(Product(buffer.shape));
+  std::vector<fb::Loop> loops;
+  for (size_t dim = 0; dim < extent.size(); ++dim) {
+    if (extent[dim] == 1) continue;
+    const fb::Loop loop(static_cast<uint64_t>(extent[dim]),
+                        static_cast<uint64_t>(stride[dim]));
+    if (!loops.empty() && CanMerge(loops.back(), loop, tensor_elements)) {
+      loops.back() =
+          fb::Loop(loops.back().extent() * loop.extent(), loop.stride());
+    } else {
+      loops.push_back(loop);
+    }
+  }
+  return fb::Copy(
+      slot, InternLoops(loops), static_cast<uint16_t>(loops.size()), wire_dtype,
+      /*reserved=*/0, /*reserved2=*/0, static_cast<uint64_t>(offset),
+      static_cast<uint64_t>(staging_offset));
+}
+
+fb::Copy CopyLowering::LowerPacked(const Site& site, const Packed& packed) {
+  const Fragment& fragment = *site.fragment;
+  int64_t offset = fragment.offset;
+  Dims extent;
+  for (size_t dim = 0; dim < packed.box.lo.size(); ++dim) {
+    offset +=
+        (packed.box.lo[dim] - fragment.box.lo[dim]) * fragment.stride[dim];
+    extent.push_back(packed.box.extent(dim));
+  }
+  return Lower(site.slot, *site.buffer, offset, extent, fragment.stride,
+               module_.wire_dtypes[IndexOf(fragment.param)],
+               packed.staging_offset);
+}
+
+uint32_t CopyLowering::Pack(Rank source, int32_t contents) {
+  const size_t holder = holder_of_rank_[IndexOf(source)];
+  const auto known = pack_lists_.find({holder, contents});
+  if (known != pack_lists_.end()) return known->second;
+  std::vector<fb::Copy> copies;
+  for (const Packed& packed : module_.contents[static_cast<size_t>(contents)]) {
+    const ParamId param = module_.piece(packed.piece).param;
+    for (const Site& site : holders_[holder].sites_by_param[IndexOf(param)]) {
+      if (!Contains(site.fragment->box, packed.box)) continue;
+      copies.push_back(LowerPacked(site, packed));
+      break;
+    }
+  }
+  return pack_lists_[{holder, contents}] = InternList(copies);
+}
+
+uint32_t CopyLowering::Unpack(Rank destination, int32_t contents) {
+  const size_t holder = holder_of_rank_[IndexOf(destination)];
+  const auto known = unpack_lists_.find({holder, contents});
+  if (known != unpack_lists_.end()) return known->second;
+  std::vector<fb::Copy> copies;
+  for (const Packed& packed : module_.contents[static_cast<size_t>(contents)]) {
+    const Piece& piece = module_.piece(packed.piece);
+    for (const Site& site :
+         holders_[holder].sites_by_param[IndexOf(piece.param)]) {
+      if (site.fragment->box == piece.destination_box) {
+        copies.push_back(LowerPacked(site, packed));
+      }
+    }
+  }
+  return unpack_lists_[{holder, contents}] = InternList(copies);
+}
+
+uint32_t CopyLowering::Fill(Rank rank) {
+  const Holder& holder = holders_[holder_of_rank_[IndexOf(rank)]];
+  std::vector<fb::Copy> copies;
+  for (size_t slot = 0; slot < holder.buffers.size(); ++slot) {
+    const Buffer& buffer = module_.buffers[holder.buffers[slot]];
+    for (const Region& region : buffer.regions) {
+      if (region.kind != fb::RegionKind::kFill) continue;
+      copies.push_back(Lower(static_cast<uint32_t>(slot), buffer, region.offset,
+                             region.extent, region.stride, buffer.dtype,
+                             /*staging_offset=*/0));
+    }
+  }
+  return InternList(copies);
+}
+
+}  // namespace refit

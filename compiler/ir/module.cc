@@ -1,0 +1,84 @@
+#include "compiler/ir/module.h"
+
+#include <numeric>
+
+#include "absl/hash/hash.h"
+#include "absl/strings/str_cat.h"
+
+namespace refit {
+namespace {
+
+Dims VirtualShapeOf(const std::vector<IndexDim>& index, const Dims& shape) {
+  Dims dims;
+  for (const IndexDim& dim : index) dims.push_back(dim.extent());
+  dims.insert(dims.end(), shape.begin(), shape.end());
+  return dims;
+}
+
+}  // namespace
+
+IndexDim Consecutive(int32_t first, int64_t count) {
+  IndexDim dim;
+  dim.numbers.resize(static_cast<size_t>(count));
+  std::iota(dim.numbers.begin(), dim.numbers.end(), first);
+  return dim;
+}
+
+std::string ExpandName(std::string_view name,
+                       absl::Span<const int32_t> numbers) {
+  std::string expanded;
+  for (size_t at = 0; at < name.size();) {
+    const bool placeholder = name[at] == '{' && at + 2 < name.size() &&
+                             name[at + 2] == '}' && name[at + 1] >= '0' &&
+                             name[at + 1] <= '9';
+    const size_t dim =
+        placeholder ? static_cast<size_t>(name[at + 1] - '0') : 0;
+    if (placeholder && dim < numbers.size()) {
+      absl::StrAppend(&expanded, numbers[dim]);
+      at += 3;
+    } else {
+      expanded.push_back(name[at++]);
+    }
+  }
+  return expanded;
+}
+
+Dims Param::VirtualShape() const { return VirtualShapeOf(index, shape); }
+Dims Buffer::VirtualShape() const { return VirtualShapeOf(index, shape); }
+
+BufferId BufferTable::Intern(Buffer buffer) {
+  // The hash only finds candidates; ids follow the order of first appearance,
+  // so plans do not depend on it.
+  std::vector<BufferId>& ids = ids_by_hash_[absl::HashOf(buffer)];
+  for (BufferId id : ids) {
+    if (buffers_[IndexOf(id)] == buffer) return id;
+  }
+  const BufferId id{static_cast<int32_t>(buffers_.size())};
+  buffers_.push_back(std::move(buffer));
+  ids.push_back(id);
+  return id;
+}
+
+const std::vector<BufferId>& Module::buffers_of(Rank rank) const {
+  const int32_t number = static_cast<int32_t>(rank);
+  return number < source_ranks()
+             ? source.ranks[static_cast<size_t>(number)]
+             : destination.ranks[static_cast<size_t>(number - source_ranks())];
+}
+
+Route Module::RouteBetween(Rank source_rank, Rank destination_rank) const {
+  if (topology.colocated &&
+      IndexOf(destination_rank) == IndexOf(source_rank) + source.ranks.size()) {
+    return Route::kLocal;
+  }
+  return topology.host[IndexOf(source_rank)] ==
+                 topology.host[IndexOf(destination_rank)]
+             ? Route::kPeer
+             : Route::kNetwork;
+}
+
+int64_t Module::WireBytes(const Piece& piece) const {
+  return piece.box.Volume() * DTypeBytes(wire_dtypes[IndexOf(piece.param)]);
+}
+
+}  // namespace refit

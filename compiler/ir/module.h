@@ -1,0 +1,285 @@
+// Module: the one value the passes build, stage by stage.
+//
+// Nodes live in vectors and name each other by typed id. A stage reads what
+// the stages before it wrote and adds its own part; nothing is taken back.
+#ifndef REFIT_COMPILER_IR_MODULE_H_
+#define REFIT_COMPILER_IR_MODULE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "compiler/ir/box.h"
+#include "plan/dtype.h"
+#include "plan_generated.h"
+
+namespace refit {
+
+using SkipReason = fb::SkipReason;
+using Route = fb::Route;
+
+enum class ParamId : int32_t {};
+enum class BufferId : int32_t {};
+enum class PieceId : int32_t {};
+enum class Rank : int32_t {
+};  // global: source 0 .. S-1, destination S .. S+D-1
+
+template <typename Id>
+constexpr size_t IndexOf(Id id) {
+  return static_cast<size_t>(id);
+}
+
+// The numbers that stand for "{i}" of a name, in stack order. Layers of a
+// stack need not be consecutive.
+struct IndexDim {
+  std::vector<int32_t> numbers;
+
+  int64_t extent() const { return static_cast<int64_t>(numbers.size()); }
+  friend bool operator==(const IndexDim&, const IndexDim&) = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const IndexDim& dim) {
+    return H::combine(std::move(h), dim.numbers);
+  }
+};
+
+// first, first + 1, … first + count - 1.
+IndexDim Consecutive(int32_t first, int64_t count);
+
+// `name` with "{i}" replaced by numbers[i].
+std::string ExpandName(std::string_view name,
+                       absl::Span<const int32_t> numbers);
+
+// What a param is to the network. Layout frontends decide by role; a family
+// assigns them. kOther is a param that only role-free layouts can place.
+enum class ParamRole : uint8_t {
+  kOther,
+  kEmbedding,
+  kFinalNorm,
+  kOutputHead,
+  kAttentionNorm,
+  kQuery,
+  kKey,
+  kValue,
+  kQueryBias,
+  kKeyBias,
+  kValueBias,
+  kQueryNorm,
+  kKeyNorm,
+  kAttentionOutput,
+  kAttentionOutputBias,
+  kMlpNorm,  // before a dense MLP
+  kMlpGate,
+  kMlpUp,
+  kMlpDown,
+  kMoeNorm,  // before a mixture of experts
+  kRouter,
+  kExpertGate,
+  kExpertUp,
+  kExpertDown,
+};
+
+// A stack of logical parameters (DESIGN: param, stack). Its virtual tensor has
+// the dimensions [index…, shape…].
+struct Param {
+  std::string name;  // "model.layers.{0}.mlp.experts.{1}.up_proj.weight"
+  std::vector<IndexDim>
+      index;   // index[0] is the layer of a layer's param, index[1] its expert
+  Dims shape;  // of one parameter
+  DType dtype = DType::kUnspecified;
+  ParamRole role = ParamRole::kOther;
+  SkipReason skip = SkipReason::kUnspecified;  // set: no element is moved
+
+  Dims VirtualShape() const;
+};
+
+// A box of one param = a strided box of one buffer. `box` has the dimensions
+// of the param's virtual tensor; the element at box.lo is at `offset` of the
+// buffer's virtual tensor, one step in dimension d moves it by stride[d].
+struct Fragment {
+  ParamId param{};
+  Box box;
+  int64_t offset = 0;
+  Dims stride;
+
+  friend bool operator==(const Fragment&, const Fragment&) = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const Fragment& f) {
+    return H::combine(std::move(h), f.param, f.box, f.offset, f.stride);
+  }
+};
+
+// A part of a destination buffer that holds no param: zero fill, or a declared
+// skip. Of a source buffer: only skips, and only to declare them.
+struct Region {
+  fb::RegionKind kind = fb::RegionKind::kUnspecified;
+  SkipReason reason = SkipReason::kUnspecified;
+  int64_t offset = 0;
+  Dims extent;
+  Dims stride;
+  std::string detail;
+
+  friend bool operator==(const Region&, const Region&) = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const Region& r) {
+    return H::combine(std::move(h), r.kind, r.reason, r.offset, r.extent,
+                      r.stride, r.detail);
+  }
+};
+
+// A stack of physical tensors of one rank (DESIGN: buffer). Its virtual tensor
+// has the dimensions [index…, shape…]. Ranks that hold equal stacks share one.
+struct Buffer {
+  std::string name;  // as the framework's named_parameters() names it
+  std::vector<IndexDim> index;  // numbers as they stand in the name
+  Dims shape;                   // of one tensor
+  DType dtype = DType::kUnspecified;
+  std::vector<Fragment> fragments;
+  std::vector<Region> regions;
+
+  Dims VirtualShape() const;
+  friend bool operator==(const Buffer&, const Buffer&) = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const Buffer& b) {
+    return H::combine(std::move(h), b.name, b.index, b.shape, b.dtype,
+                      b.fragments, b.regions);
+  }
+};
+
+// All buffers of all ranks, equal ones stored once.
+class BufferTable {
+ public:
+  BufferId Intern(Buffer buffer);
+  const Buffer& operator[](BufferId id) const { return buffers_[IndexOf(id)]; }
+  const std::vector<Buffer>& all() const { return buffers_; }
+
+ private:
+  std::vector<Buffer> buffers_;
+  absl::flat_hash_map<size_t, std::vector<BufferId>> ids_by_hash_;
+};
+
+// The buffers of each rank of one side, in the order of the framework's module
+// tree. Index: rank within the side.
+struct SideLayout {
+  std::vector<std::vector<BufferId>> ranks;
+};
+
+// A name of the checkpoint that the plan does not move, and why.
+struct Skip {
+  std::string name;
+  SkipReason reason = SkipReason::kUnspecified;
+  std::string detail;
+};
+
+// A box of a param that has one set of possible senders and is wanted by one
+// set of receivers (intersect-layouts), or a part of such a box
+// (choose-sources).
+struct Piece {
+  ParamId param{};
+  Box box;
+  Box destination_box;        // the receivers' fragments that it is a part of
+  std::vector<Rank> sources;  // ascending
+  std::vector<Rank> destinations;  // ascending
+};
+
+// One thing to move.
+struct Transfer {
+  PieceId piece{};
+  Rank source{};
+  Rank destination{};
+};
+
+// One part of a message: a box of a param, packed from staging_offset on.
+struct Packed {
+  PieceId piece{};
+  Box box;                     // within the piece's
+  int64_t staging_offset = 0;  // bytes from the start of the message
+};
+
+// Transfers of one pair of ranks that travel as one NCCL operation. `contents`
+// indexes Module::contents: messages with equal contents share one.
+struct Message {
+  Rank source{};
+  Rank destination{};
+  Route route = Route::kUnspecified;
+  int32_t contents = 0;
+  int64_t size_bytes = 0;
+  int32_t round = -1;                      // schedule-rounds
+  int64_t source_staging_offset = 0;       // schedule-rounds
+  int64_t destination_staging_offset = 0;  // schedule-rounds
+};
+
+struct Limits {
+  int64_t bucket_bytes = 0;
+  int64_t staging_bytes = 0;
+  int32_t slots = 0;
+  int32_t operations_per_round = 0;
+};
+
+// Where ranks are and how fast their links are. Index: global rank.
+struct Topology {
+  std::vector<int32_t> host;
+  bool colocated = false;
+  double peer_bytes_per_second = 0;     // per rank and direction, inside a host
+  double network_bytes_per_second = 0;  // per rank and direction, across hosts
+  double local_bytes_per_second = 0;    // copy inside one GPU
+};
+
+struct Stats {
+  int64_t moved_bytes = 0;
+  int64_t local_bytes = 0;
+  int64_t peer_bytes = 0;
+  int64_t network_bytes = 0;
+  double lower_bound_seconds = 0;
+  double predicted_seconds = 0;
+  std::string binding_link;
+};
+
+struct Module {
+  // Before the passes.
+  std::vector<Param> params;
+  std::vector<Skip> skips;
+  Limits limits;
+  Topology topology;
+  fb::Digest inputs_digest;
+
+  // lay-out-source, lay-out-destination
+  BufferTable buffers;
+  SideLayout source;
+  SideLayout destination;
+
+  // intersect-layouts, choose-sources
+  std::vector<std::pair<DType, DType>> casts;  // declared, sorted
+  std::vector<DType>
+      wire_dtypes;  // by param: the smaller of both sides' dtypes
+  std::vector<Piece> pieces;
+  std::vector<Transfer> transfers;  // sorted by (source, destination, piece)
+
+  // form-buckets, schedule-rounds
+  std::vector<std::vector<Packed>> contents;
+  std::vector<Message> messages;
+  std::vector<Route> rounds;
+
+  // estimate-cost
+  Stats stats;
+
+  int32_t source_ranks() const {
+    return static_cast<int32_t>(source.ranks.size());
+  }
+  int32_t world_size() const {
+    return static_cast<int32_t>(source.ranks.size() + destination.ranks.size());
+  }
+  const std::vector<BufferId>& buffers_of(Rank rank) const;
+  // How bytes between these two ranks travel.
+  Route RouteBetween(Rank source_rank, Rank destination_rank) const;
+  // Bytes of one copy of the piece on the wire.
+  int64_t WireBytes(const Piece& piece) const;
+  const Param& param(ParamId id) const { return params[IndexOf(id)]; }
+  const Piece& piece(PieceId id) const { return pieces[IndexOf(id)]; }
+};
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_IR_MODULE_H_

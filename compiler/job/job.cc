@@ -1,0 +1,239 @@
+#include "compiler/job/job.h"
+
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_format.h"
+#include "compiler/job/json.h"
+#include "compiler/job/object_reader.h"
+#include "compiler/job/side.h"
+#include "compiler/job/text_file.h"
+
+namespace refit {
+namespace {
+
+constexpr IntegerRange kBytesRange = {.min = 4096, .max = int64_t{1} << 40};
+constexpr IntegerRange kExtentRange = {.min = 1, .max = (int64_t{1} << 31) - 1};
+constexpr std::string_view kModelWanted =
+    "the path of a config.json, {\"safetensors\": PATH} or "
+    "{\"parameters\": […]}";
+
+std::optional<ParameterSpec> ReadParameter(const ValueReader& values,
+                                           const JsonValue& value,
+                                           const std::string& path) {
+  if (!values.IsObject(value, path)) return std::nullopt;
+  ObjectReader reader(values, value, path);
+  const JsonValue* name = reader.Require("name", "a string");
+  const JsonValue* shape = reader.Require("shape", "an array of integers");
+  const JsonValue* dtype = reader.Require("dtype", "a dtype");
+  reader.RejectOtherKeys();
+  if (name == nullptr || shape == nullptr || dtype == nullptr) {
+    return std::nullopt;
+  }
+
+  const std::string* name_text = values.String(*name, reader.PathOf("name"));
+  std::optional<std::vector<int64_t>> extents =
+      values.Integers(*shape, reader.PathOf("shape"), kExtentRange);
+  const std::optional<DType> type =
+      ReadDType(values, *dtype, reader.PathOf("dtype"));
+  if (name_text == nullptr || !extents.has_value() || !type.has_value()) {
+    return std::nullopt;
+  }
+  return ParameterSpec{.name = *name_text,
+                       .shape = *std::move(extents),
+                       .dtype = *type,
+                       .place = values.PlaceOf(value)};
+}
+
+std::optional<std::vector<ParameterSpec>> ReadParameters(
+    const ValueReader& values, const JsonValue& value) {
+  constexpr std::string_view kPath = "model.parameters";
+  const JsonValue::Array* array =
+      values.Array(value, kPath, "an array of parameters");
+  if (array == nullptr) return std::nullopt;
+  if (array->empty()) {
+    values.Error(value, "model.parameters is empty; wanted at least one");
+  }
+  std::vector<ParameterSpec> parameters;
+  parameters.reserve(array->size());
+  for (size_t i = 0; i < array->size(); ++i) {
+    std::optional<ParameterSpec> parameter =
+        ReadParameter(values, (*array)[i], absl::StrFormat("%s[%d]", kPath, i));
+    if (parameter.has_value()) parameters.push_back(*std::move(parameter));
+  }
+  return parameters;
+}
+
+ModelSpec ReadModelSpec(const ValueReader& values, const JsonValue& value,
+                        const std::string& directory) {
+  ModelSpec model;
+  model.place = values.PlaceOf(value);
+  if (const std::string* path = value.AsString(); path && !path->empty()) {
+    model.config_path = ResolvePath(directory, *path);
+    std::error_code error;
+    if (std::filesystem::is_directory(*model.config_path, error)) {
+      model.config_path = ResolvePath(*model.config_path, "config.json");
+    }
+    return model;
+  }
+  if (value.AsObject() == nullptr) {
+    values.Wrong(value, "model", kModelWanted);
+    return model;
+  }
+  ObjectReader reader(values, value, "model");
+  const JsonValue* safetensors = reader.Find("safetensors");
+  const JsonValue* parameters = reader.Find("parameters");
+  reader.RejectOtherKeys();
+  if ((safetensors == nullptr) == (parameters == nullptr)) {
+    values.Error(value,
+                 absl::StrFormat("model has %s \"safetensors\" %s "
+                                 "\"parameters\"; wanted one of them",
+                                 safetensors == nullptr ? "neither" : "both",
+                                 safetensors == nullptr ? "nor" : "and"));
+  } else if (safetensors != nullptr) {
+    const std::string* path = values.String(*safetensors, "model.safetensors",
+                                            "a directory or an index");
+    if (path != nullptr) {
+      model.place = values.PlaceOf(*safetensors);
+      model.safetensors_path = ResolvePath(directory, *path);
+    }
+  } else {
+    model.parameters = ReadParameters(values, *parameters);
+  }
+  return model;
+}
+
+TopologySpec ReadTopology(const ValueReader& values, const JsonValue& value) {
+  TopologySpec topology;
+  topology.place = values.PlaceOf(value);
+  if (!values.IsObject(value, "topology")) return topology;
+  ObjectReader reader(values, value, "topology");
+  reader.Integer("gpus_per_host", {.min = 1, .max = kRanksMax},
+                 topology.gpus_per_host);
+  reader.Integers("hosts", {.min = 0, .max = kRanksMax - 1}, topology.hosts);
+  reader.PositiveNumber("peer_gigabytes_per_second",
+                        topology.peer_gigabytes_per_second);
+  reader.PositiveNumber("network_gigabytes_per_second",
+                        topology.network_gigabytes_per_second);
+  reader.RejectOtherKeys();
+  if (topology.gpus_per_host.given && topology.hosts.given) {
+    values.diagnostics().Error(
+        topology.gpus_per_host.place,
+        "topology has both \"gpus_per_host\" and \"hosts\"; wanted one of "
+        "them");
+  }
+  return topology;
+}
+
+OptionsSpec ReadOptions(const ValueReader& values, const JsonValue& value) {
+  OptionsSpec options;
+  if (!values.IsObject(value, "options")) return options;
+  ObjectReader reader(values, value, "options");
+  reader.Integer("bucket_bytes", kBytesRange, options.bucket_bytes);
+  reader.Integer("staging_bytes", kBytesRange, options.staging_bytes);
+  reader.Integer("slots", {.min = 1, .max = 8}, options.slots);
+  reader.Integer("operations_per_round", {.min = 1, .max = 256},
+                 options.operations_per_round);
+  reader.Strings("exclude", options.exclude);
+  reader.RejectOtherKeys();
+  return options;
+}
+
+// What can be said about both sides together without the model.
+void CheckRanks(const Job& job, Diagnostics& diagnostics) {
+  const int64_t source = CountRanks(job.source);
+  const int64_t destination = CountRanks(job.destination);
+  for (const auto& [side, ranks] : {std::pair(&job.source, source),
+                                    std::pair(&job.destination, destination)}) {
+    if (ranks > kRanksMax) {
+      diagnostics.Error(
+          side->place,
+          absl::StrFormat("%s has more than %d ranks, the most a job may have",
+                          side->key, kRanksMax));
+    }
+  }
+  if (source > kRanksMax || destination > kRanksMax) return;
+  if (source + destination > kRanksMax) {
+    diagnostics.Error(job.place,
+                      absl::StrFormat("source and destination have %d ranks "
+                                      "together; wanted at most %d",
+                                      source + destination, kRanksMax));
+  }
+  const int64_t hosts = static_cast<int64_t>(job.topology.hosts.value.size());
+  if (job.topology.hosts.given && hosts != source + destination) {
+    diagnostics.Error(
+        job.topology.hosts.place,
+        absl::StrFormat("topology.hosts has %d ranks; wanted %d, the %d of the "
+                        "source and the %d of the destination",
+                        hosts, source + destination, source, destination));
+  }
+}
+
+void PlaceDefaults(Job& job) {
+  TopologySpec& topology = job.topology;
+  topology.place = job.place;
+  topology.gpus_per_host.place = job.place;
+  topology.hosts.place = job.place;
+  topology.peer_gigabytes_per_second.place = job.place;
+  topology.network_gigabytes_per_second.place = job.place;
+  OptionsSpec& options = job.options;
+  options.bucket_bytes.place = job.place;
+  options.staging_bytes.place = job.place;
+  options.slots.place = job.place;
+  options.operations_per_round.place = job.place;
+  options.exclude.place = job.place;
+}
+
+Job ReadRoot(const ValueReader& values, const JsonValue& root,
+             const std::string& directory) {
+  Job job;
+  job.place = values.PlaceOf(root);
+  PlaceDefaults(job);
+  ObjectReader reader(values, root, "");
+  if (const JsonValue* model = reader.Require("model", kModelWanted)) {
+    job.model = ReadModelSpec(values, *model, directory);
+  }
+  const JsonValue* source = reader.Require("source", "an object");
+  if (source != nullptr) job.source = ReadSide(values, *source, "source");
+  const JsonValue* destination = reader.Require("destination", "an object");
+  if (destination != nullptr) {
+    job.destination = ReadSide(values, *destination, "destination");
+  }
+  if (const JsonValue* topology = reader.Find("topology")) {
+    job.topology = ReadTopology(values, *topology);
+  }
+  if (const JsonValue* options = reader.Find("options")) {
+    job.options = ReadOptions(values, *options);
+  }
+  reader.Bool("colocated", job.colocated);
+  reader.RejectOtherKeys();
+  if (values.diagnostics().ok()) CheckRanks(job, values.diagnostics());
+  return job;
+}
+
+}  // namespace
+
+std::optional<Job> ReadJob(const std::string& path, Diagnostics& diagnostics) {
+  const int64_t errors_before = diagnostics.error_count();
+  absl::StatusOr<std::shared_ptr<const SourceFile>> file =
+      ReadTextFile(path, kJobBytesMax);
+  if (!file.ok()) {
+    diagnostics.Error(WholeFile(path), std::string(file.status().message()));
+    return std::nullopt;
+  }
+  const std::optional<JsonDocument> document =
+      ParseJson(*file, (*file)->text, diagnostics);
+  if (!document.has_value()) return std::nullopt;
+  const ValueReader values(*document, diagnostics);
+  if (!values.IsObject(document->root, "job")) return std::nullopt;
+  Job job =
+      ReadRoot(values, document->root, path == "-" ? "" : DirectoryOf(path));
+  if (diagnostics.error_count() != errors_before) return std::nullopt;
+  return job;
+}
+
+}  // namespace refit

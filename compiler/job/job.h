@@ -1,0 +1,134 @@
+// Job: what the user asks for, as INTERFACE.md's JSON describes it, with the
+// place of every value.
+#ifndef REFIT_COMPILER_JOB_JOB_H_
+#define REFIT_COMPILER_JOB_JOB_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compiler/diagnostics.h"
+#include "plan/dtype.h"
+
+namespace refit {
+
+enum class LayoutKind : uint8_t { kMegatron, kFsdp, kVllm, kSglang, kGeneric };
+std::string_view LayoutName(LayoutKind kind);
+
+// A parameter written out in the job.
+struct ParameterSpec {
+  std::string name;
+  std::vector<int64_t> shape;
+  DType dtype = DType::kUnspecified;
+  Place place;
+};
+
+// Exactly one of the three is set.
+struct ModelSpec {
+  Place place;
+  std::optional<std::string> config_path;       // resolved against the job's directory
+  std::optional<std::string> safetensors_path;  // directory or *.index.json, resolved
+  std::optional<std::vector<ParameterSpec>> parameters;
+};
+
+// How a `generic` tensor is laid over one mesh axis. Applied left to right over
+// the mesh axes, as DTensor does: a dimension sharded by two axes is cut by the
+// first, and each part is cut again by the second.
+struct Placement {
+  enum class Kind : uint8_t { kReplicate, kShard, kStridedShard };
+  Kind kind = Kind::kReplicate;
+  int64_t dim = 0;           // of kShard and kStridedShard
+  int64_t split_factor = 1;  // of kStridedShard: DTensor's _StridedShard
+  Place place;
+};
+
+// A named mesh of `generic`: axis sizes and the side's ranks at their
+// coordinates, row-major (the last axis fastest).
+struct MeshSpec {
+  std::string name;
+  std::vector<std::string> axes;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> ranks;  // Product(shape) of them, within the side
+  Place place;
+};
+
+// One rule of `generic`: params whose name matches `match` (glob) are held by
+// the mesh's ranks under these placements. The first matching rule counts.
+struct TensorRule {
+  std::string match;
+  std::string mesh;
+  std::vector<Placement> placements;  // one per mesh axis
+  std::optional<std::string> rename;  // the buffer's name; "{name}" is the param's
+  std::optional<DType> dtype;
+  Place place;
+};
+
+struct GenericSpec {
+  std::vector<MeshSpec> meshes;
+  std::vector<TensorRule> tensors;
+};
+
+struct SideSpec {
+  std::string key;  // "source" or "destination", for messages
+  Place place;
+  Located<LayoutKind> layout;
+  Located<int64_t> tensor_parallel{.value = 1};
+  Located<int64_t> pipeline_parallel{.value = 1};
+  Located<int64_t> virtual_pipeline_parallel{.value = 1};
+  Located<int64_t> expert_parallel{.value = 1};            // Megatron, SGLang
+  Located<bool> expert_parallel_enabled{.value = false};   // vLLM's flag
+  Located<int64_t> expert_tensor_parallel{.value = 1};
+  Located<int64_t> data_parallel{.value = 1};
+  Located<int64_t> context_parallel{.value = 1};
+  Located<int64_t> replicas{.value = 1};
+  Located<std::vector<int64_t>> layers_per_stage;
+  Located<int64_t> num_layers_in_first_pipeline_stage;
+  Located<int64_t> num_layers_in_last_pipeline_stage;
+  Located<int64_t> make_vocab_size_divisible_by{.value = 128};
+  Located<DType> dtype;  // not given: the model's own
+  Located<std::string> version;
+  Located<bool> fused_experts{.value = false};
+  Located<bool> mtp{.value = true};  // false on either side: left out on both
+  GenericSpec generic;
+};
+
+struct TopologySpec {
+  Place place;
+  Located<int64_t> gpus_per_host;              // not given: one host
+  Located<std::vector<int64_t>> hosts;         // per global rank
+  Located<double> peer_gigabytes_per_second{.value = 370};
+  Located<double> network_gigabytes_per_second{.value = 50};
+};
+
+struct OptionsSpec {
+  Located<int64_t> bucket_bytes{.value = int64_t{256} << 20};
+  Located<int64_t> staging_bytes{.value = int64_t{1} << 30};
+  Located<int64_t> slots{.value = 2};
+  Located<int64_t> operations_per_round{.value = 32};
+  Located<std::vector<std::string>> exclude;  // globs over param names
+};
+
+struct Job {
+  Place place;
+  ModelSpec model;
+  SideSpec source;
+  SideSpec destination;
+  TopologySpec topology;
+  OptionsSpec options;
+  Located<bool> colocated{.value = false};
+};
+
+// A job file larger than this is refused unread: no real job comes near it.
+inline constexpr int64_t kJobBytesMax = int64_t{64} << 20;
+
+// Reads and checks the form of a job: syntax, unknown keys (with the nearest
+// known key), types, signs, unknown layout, dtype and placement names, keys
+// that the side's layout does not have. Sizes are checked against the model by
+// the layouts. `path` may be "-" for standard input (model paths are then
+// relative to the working directory). Returns nullopt after an error.
+std::optional<Job> ReadJob(const std::string& path, Diagnostics& diagnostics);
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_JOB_JOB_H_

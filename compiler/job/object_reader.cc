@@ -1,0 +1,256 @@
+#include "compiler/job/object_reader.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace refit {
+namespace {
+
+constexpr int64_t kUnknownKeysMax = 100;
+
+std::string RangeText(IntegerRange range) {
+  constexpr IntegerRange kAny;
+  if (range.min == kAny.min && range.max == kAny.max) return "an integer";
+  if (range.max == kAny.max) {
+    return absl::StrCat("an integer of at least ", range.min);
+  }
+  return absl::StrCat("an integer from ", range.min, " to ", range.max);
+}
+
+std::string ElementName(std::string_view what, size_t index) {
+  return absl::StrFormat("%s[%d]", what, index);
+}
+
+}  // namespace
+
+void ValueReader::Error(const JsonValue& value, std::string message) const {
+  diagnostics_.Error(PlaceOf(value), std::move(message));
+}
+
+void ValueReader::Wrong(const JsonValue& value, std::string_view what,
+                        std::string_view wanted) const {
+  Error(value,
+        absl::StrFormat("%s is %s; wanted %s", what, value.Text(), wanted));
+}
+
+std::optional<int64_t> ValueReader::Integer(const JsonValue& value,
+                                            std::string_view what,
+                                            IntegerRange range) const {
+  const int64_t* integer = value.AsInteger();
+  if (integer == nullptr || *integer < range.min || *integer > range.max) {
+    Wrong(value, what, RangeText(range));
+    return std::nullopt;
+  }
+  return *integer;
+}
+
+std::optional<bool> ValueReader::Bool(const JsonValue& value,
+                                      std::string_view what) const {
+  if (const bool* boolean = value.AsBool()) return *boolean;
+  Wrong(value, what, "true or false");
+  return std::nullopt;
+}
+
+std::optional<double> ValueReader::PositiveNumber(const JsonValue& value,
+                                                  std::string_view what) const {
+  double number = 0;
+  if (const int64_t* integer = value.AsInteger()) {
+    number = static_cast<double>(*integer);
+  } else if (const double* real = value.AsDouble()) {
+    number = *real;
+  }
+  if (!(number > 0) || !std::isfinite(number)) {
+    Wrong(value, what, "a number above 0");
+    return std::nullopt;
+  }
+  return number;
+}
+
+const std::string* ValueReader::String(const JsonValue& value,
+                                       std::string_view what,
+                                       std::string_view wanted) const {
+  const std::string* string = value.AsString();
+  if (string != nullptr && !string->empty()) return string;
+  Wrong(value, what, wanted);
+  return nullptr;
+}
+
+const JsonValue::Array* ValueReader::Array(const JsonValue& value,
+                                           std::string_view what,
+                                           std::string_view wanted) const {
+  const JsonValue::Array* array = value.AsArray();
+  if (array == nullptr) Wrong(value, what, wanted);
+  return array;
+}
+
+bool ValueReader::IsObject(const JsonValue& value,
+                           std::string_view what) const {
+  if (value.AsObject() != nullptr) return true;
+  Wrong(value, what, "an object");
+  return false;
+}
+
+std::optional<std::vector<int64_t>> ValueReader::Integers(
+    const JsonValue& value, std::string_view what, IntegerRange range) const {
+  const JsonValue::Array* array = Array(value, what, "an array of integers");
+  if (array == nullptr) return std::nullopt;
+  std::vector<int64_t> integers;
+  integers.reserve(array->size());
+  for (size_t i = 0; i < array->size(); ++i) {
+    const std::optional<int64_t> integer =
+        Integer((*array)[i], ElementName(what, i), range);
+    if (integer.has_value()) integers.push_back(*integer);
+  }
+  if (integers.size() != array->size()) return std::nullopt;
+  return integers;
+}
+
+std::optional<std::vector<std::string>> ValueReader::Strings(
+    const JsonValue& value, std::string_view what) const {
+  const JsonValue::Array* array = Array(value, what, "an array of strings");
+  if (array == nullptr) return std::nullopt;
+  std::vector<std::string> strings;
+  strings.reserve(array->size());
+  for (size_t i = 0; i < array->size(); ++i) {
+    const std::string* string = String((*array)[i], ElementName(what, i));
+    if (string != nullptr) strings.push_back(*string);
+  }
+  if (strings.size() != array->size()) return std::nullopt;
+  return strings;
+}
+
+ObjectReader::ObjectReader(const ValueReader& values, const JsonValue& value,
+                           std::string path)
+    : values_(values), value_(value), path_(std::move(path)) {}
+
+const JsonValue* ObjectReader::Find(std::string_view key) {
+  known_.push_back(key);
+  for (const JsonMember& member : members()) {
+    if (member.key == key) return &member.value;
+  }
+  return nullptr;
+}
+
+const JsonValue* ObjectReader::Require(std::string_view key,
+                                       std::string_view wanted) {
+  const JsonValue* value = Find(key);
+  if (value == nullptr) {
+    values_.Error(value_,
+                  absl::StrFormat("missing key \"%s\"%s%s; wanted %s", key,
+                                  path_.empty() ? "" : " in ", path_, wanted));
+  }
+  return value;
+}
+
+template <typename T>
+void ObjectReader::Set(const JsonValue& value, std::optional<T> read,
+                       Located<T>& target) {
+  if (!read.has_value()) return;
+  target = {.value = *std::move(read),
+            .place = values_.PlaceOf(value),
+            .given = true};
+}
+
+void ObjectReader::Integer(std::string_view key, IntegerRange range,
+                           Located<int64_t>& target) {
+  const JsonValue* value = Find(key);
+  if (value == nullptr) {
+    target.place = place();
+    return;
+  }
+  Set(*value, values_.Integer(*value, PathOf(key), range), target);
+}
+
+void ObjectReader::Bool(std::string_view key, Located<bool>& target) {
+  const JsonValue* value = Find(key);
+  if (value == nullptr) {
+    target.place = place();
+    return;
+  }
+  Set(*value, values_.Bool(*value, PathOf(key)), target);
+}
+
+void ObjectReader::PositiveNumber(std::string_view key,
+                                  Located<double>& target) {
+  const JsonValue* value = Find(key);
+  if (value == nullptr) {
+    target.place = place();
+    return;
+  }
+  Set(*value, values_.PositiveNumber(*value, PathOf(key)), target);
+}
+
+void ObjectReader::String(std::string_view key, Located<std::string>& target) {
+  const JsonValue* value = Find(key);
+  if (value == nullptr) {
+    target.place = place();
+    return;
+  }
+  const std::string* string = values_.String(*value, PathOf(key));
+  if (string != nullptr) Set(*value, std::optional(*string), target);
+}
+
+void ObjectReader::Integers(std::string_view key, IntegerRange range,
+                            Located<std::vector<int64_t>>& target) {
+  const JsonValue* value = Find(key);
+  if (value == nullptr) {
+    target.place = place();
+    return;
+  }
+  Set(*value, values_.Integers(*value, PathOf(key), range), target);
+}
+
+void ObjectReader::Strings(std::string_view key,
+                           Located<std::vector<std::string>>& target) {
+  const JsonValue* value = Find(key);
+  if (value == nullptr) {
+    target.place = place();
+    return;
+  }
+  Set(*value, values_.Strings(*value, PathOf(key)), target);
+}
+
+void ObjectReader::RejectOtherKeys() const {
+  int64_t unknown = 0;
+  for (const JsonMember& member : members()) {
+    if (std::find(known_.begin(), known_.end(), member.key) != known_.end()) {
+      continue;
+    }
+    // An object of nothing but unknown keys is no job: do not go on for long.
+    if (++unknown > kUnknownKeysMax) return;
+    const std::string nearest = NearestWord(member.key, known_);
+    const std::string hint =
+        nearest.empty() ? absl::StrFormat("; wanted %s", Alternatives(known_))
+                        : absl::StrFormat("; did you mean \"%s\"?", nearest);
+    values_.diagnostics().Error(
+        values_.document().PlaceAt(member.key_offset),
+        absl::StrFormat("unknown key %s%s", Quoted(member.key), hint));
+  }
+}
+
+Place ObjectReader::PlaceOfKey(std::string_view key) const {
+  for (const JsonMember& member : members()) {
+    if (member.key == key) return values_.document().PlaceAt(member.key_offset);
+  }
+  return place();
+}
+
+std::string ObjectReader::PathOf(std::string_view key) const {
+  return absl::StrFormat("%s%s%s", path_, path_.empty() ? "" : ".", key);
+}
+
+std::string Alternatives(const std::vector<std::string_view>& words) {
+  std::string text;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (i > 0) text += i + 1 == words.size() ? " or " : ", ";
+    text += words[i];
+  }
+  return text;
+}
+
+}  // namespace refit

@@ -1,0 +1,109 @@
+// Reads JSON objects key by key: checks types and ranges, and reports keys
+// that nobody asked for.
+#ifndef REFIT_COMPILER_JOB_OBJECT_READER_H_
+#define REFIT_COMPILER_JOB_OBJECT_READER_H_
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiler/diagnostics.h"
+#include "compiler/job/json.h"
+
+namespace refit {
+
+struct IntegerRange {
+  int64_t min = std::numeric_limits<int64_t>::min();
+  int64_t max = std::numeric_limits<int64_t>::max();
+};
+
+// Types of single values. Each reports a value of another type, or out of
+// range, as "`what` is FOUND; wanted WANTED", and returns nothing then.
+class ValueReader {
+ public:
+  ValueReader(const JsonDocument& document, Diagnostics& diagnostics)
+      : document_(document), diagnostics_(diagnostics) {}
+
+  std::optional<int64_t> Integer(const JsonValue& value, std::string_view what,
+                                 IntegerRange range) const;
+  std::optional<bool> Bool(const JsonValue& value, std::string_view what) const;
+  // Finite and more than 0.
+  std::optional<double> PositiveNumber(const JsonValue& value,
+                                       std::string_view what) const;
+  // Not empty.
+  const std::string* String(const JsonValue& value, std::string_view what,
+                            std::string_view wanted = "a string") const;
+  const JsonValue::Array* Array(const JsonValue& value, std::string_view what,
+                                std::string_view wanted) const;
+  bool IsObject(const JsonValue& value, std::string_view what) const;
+  std::optional<std::vector<int64_t>> Integers(const JsonValue& value,
+                                               std::string_view what,
+                                               IntegerRange range) const;
+  std::optional<std::vector<std::string>> Strings(const JsonValue& value,
+                                                  std::string_view what) const;
+
+  void Wrong(const JsonValue& value, std::string_view what,
+             std::string_view wanted) const;
+  void Error(const JsonValue& value, std::string message) const;
+  Place PlaceOf(const JsonValue& value) const {
+    return document_.PlaceOf(value);
+  }
+  const JsonDocument& document() const { return document_; }
+  Diagnostics& diagnostics() const { return diagnostics_; }
+
+ private:
+  const JsonDocument& document_;
+  Diagnostics& diagnostics_;
+};
+
+class ObjectReader {
+ public:
+  // `value` is an object; `path` is what messages call it, "" for the root.
+  ObjectReader(const ValueReader& values, const JsonValue& value,
+               std::string path);
+
+  // The value of `key`, nullptr without one. The key becomes a known one.
+  const JsonValue* Find(std::string_view key);
+  // The same, and reports that the key is missing.
+  const JsonValue* Require(std::string_view key, std::string_view wanted);
+
+  // Each reads `key` if it is there and right. Else `target` keeps its value;
+  // its place is this object's if the key is missing.
+  void Integer(std::string_view key, IntegerRange range,
+               Located<int64_t>& target);
+  void Bool(std::string_view key, Located<bool>& target);
+  void PositiveNumber(std::string_view key, Located<double>& target);
+  void String(std::string_view key, Located<std::string>& target);
+  void Integers(std::string_view key, IntegerRange range,
+                Located<std::vector<int64_t>>& target);
+  void Strings(std::string_view key, Located<std::vector<std::string>>& target);
+
+  // Reports every key that is not known by now, with the nearest known one.
+  void RejectOtherKeys() const;
+
+  // "source.dtype" for the key "dtype" of "source".
+  std::string PathOf(std::string_view key) const;
+  Place PlaceOfKey(std::string_view key) const;
+  const ValueReader& values() const { return values_; }
+  const JsonValue::Object& members() const { return *value_.AsObject(); }
+  Place place() const { return values_.PlaceOf(value_); }
+
+ private:
+  template <typename T>
+  void Set(const JsonValue& value, std::optional<T> read, Located<T>& target);
+
+  const ValueReader& values_;
+  const JsonValue& value_;
+  const std::string path_;
+  std::vector<std::string_view> known_;
+};
+
+// "a, b or c", for messages.
+std::string Alternatives(const std::vector<std::string_view>& words);
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_JOB_OBJECT_READER_H_

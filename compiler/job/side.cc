@@ -1,0 +1,264 @@
+#include "compiler/job/side.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+
+namespace refit {
+namespace {
+
+constexpr IntegerRange kSizeRange = {.min = 1, .max = 1'000'000};
+
+using LayoutSet = unsigned;
+constexpr LayoutSet SetOf(LayoutKind kind) {
+  return 1u << static_cast<unsigned>(kind);
+}
+constexpr LayoutSet kMegatron = SetOf(LayoutKind::kMegatron);
+constexpr LayoutSet kFsdp = SetOf(LayoutKind::kFsdp);
+constexpr LayoutSet kVllm = SetOf(LayoutKind::kVllm);
+constexpr LayoutSet kSglang = SetOf(LayoutKind::kSglang);
+constexpr LayoutSet kGeneric = SetOf(LayoutKind::kGeneric);
+constexpr LayoutSet kFrameworks = kMegatron | kFsdp | kVllm | kSglang;
+constexpr LayoutSet kEvery = kFrameworks | kGeneric;
+
+struct LayoutInfo {
+  LayoutKind kind;
+  std::string_view name;
+  bool supported;
+};
+constexpr std::array kLayouts = {
+    LayoutInfo{LayoutKind::kMegatron, "megatron", true},
+    LayoutInfo{LayoutKind::kFsdp, "fsdp", false},
+    LayoutInfo{LayoutKind::kVllm, "vllm", true},
+    LayoutInfo{LayoutKind::kSglang, "sglang", false},
+    LayoutInfo{LayoutKind::kGeneric, "generic", true},
+};
+
+struct IntegerKey {
+  std::string_view name;
+  Located<int64_t> SideSpec::*target;
+  LayoutSet layouts;
+  // Counts ranks along an axis, so that 1 is right for a layout without it.
+  bool is_axis;
+};
+constexpr std::array kIntegerKeys = {
+    IntegerKey{"tensor_parallel", &SideSpec::tensor_parallel,
+               kMegatron | kVllm | kSglang, true},
+    IntegerKey{"pipeline_parallel", &SideSpec::pipeline_parallel,
+               kMegatron | kVllm | kSglang, true},
+    IntegerKey{"virtual_pipeline_parallel",
+               &SideSpec::virtual_pipeline_parallel, kMegatron, true},
+    IntegerKey{"expert_tensor_parallel", &SideSpec::expert_tensor_parallel,
+               kMegatron, true},
+    IntegerKey{"data_parallel", &SideSpec::data_parallel, kFrameworks, true},
+    IntegerKey{"context_parallel", &SideSpec::context_parallel, kMegatron,
+               true},
+    IntegerKey{"replicas", &SideSpec::replicas, kFrameworks, true},
+    IntegerKey{"num_layers_in_first_pipeline_stage",
+               &SideSpec::num_layers_in_first_pipeline_stage, kMegatron, false},
+    IntegerKey{"num_layers_in_last_pipeline_stage",
+               &SideSpec::num_layers_in_last_pipeline_stage, kMegatron, false},
+    IntegerKey{"make_vocab_size_divisible_by",
+               &SideSpec::make_vocab_size_divisible_by, kMegatron, false},
+};
+
+std::vector<std::string_view> SupportedLayouts() {
+  std::vector<std::string_view> names;
+  for (const LayoutInfo& info : kLayouts) {
+    if (info.supported) names.push_back(info.name);
+  }
+  return names;
+}
+
+// Reads a side's keys; each key is asked whether the layout has it.
+class SideReader {
+ public:
+  SideReader(const ValueReader& values, const JsonValue& value, std::string key)
+      : reader_(values, value, key) {
+    side_.key = std::move(key);
+    side_.place = reader_.place();
+  }
+
+  SideSpec Read() {
+    ReadLayout();
+    for (const IntegerKey& key : kIntegerKeys) ReadInteger(key);
+    ReadExpertParallel();
+    if (Has("layers_per_stage", kMegatron | kVllm | kSglang)) {
+      reader_.Integers("layers_per_stage", {.min = 0, .max = kSizeRange.max},
+                       side_.layers_per_stage);
+    }
+    ReadSideDType();
+    if (Has("version", kVllm | kSglang)) {
+      reader_.String("version", side_.version);
+    }
+    if (Has("fused_experts", kFsdp)) {
+      reader_.Bool("fused_experts", side_.fused_experts);
+    }
+    if (Has("mtp", kEvery)) reader_.Bool("mtp", side_.mtp);
+    if (Has("experts", kMegatron | kVllm | kSglang) &&
+        reader_.Find("experts") != nullptr) {
+      Report(reader_.PlaceOfKey("experts"),
+             "an expert table is not supported yet; wanted no key \"experts\"");
+    }
+    // Without a known layout only a side that looks generic is read as such.
+    const bool is_generic = layouts_ == kGeneric;
+    const bool has_meshes = Has("meshes", kGeneric);
+    const bool has_tensors = Has("tensors", kGeneric);
+    if (is_generic && has_meshes && has_tensors) {
+      side_.generic = ReadGeneric(reader_);
+    }
+    reader_.RejectOtherKeys();
+    return std::move(side_);
+  }
+
+ private:
+  void Report(const Place& place, std::string message) {
+    reader_.values().diagnostics().Error(place, std::move(message));
+  }
+
+  void ReadLayout() {
+    const std::string wanted = Alternatives(SupportedLayouts());
+    const JsonValue* value = reader_.Require("layout", wanted);
+    if (value == nullptr) return;
+    const std::string* name =
+        reader_.values().String(*value, reader_.PathOf("layout"), wanted);
+    if (name == nullptr) return;
+    const auto info =
+        std::find_if(kLayouts.begin(), kLayouts.end(),
+                     [&](const LayoutInfo& i) { return i.name == *name; });
+    const Place place = reader_.values().PlaceOf(*value);
+    if (info == kLayouts.end()) {
+      const std::string nearest = NearestWord(*name, SupportedLayouts());
+      Report(place,
+             nearest.empty()
+                 ? absl::StrFormat("unknown layout %s; wanted %s",
+                                   Quoted(*name), wanted)
+                 : absl::StrFormat("unknown layout %s; did you mean \"%s\"?",
+                                   Quoted(*name), nearest));
+      return;
+    }
+    if (!info->supported) {
+      Report(place,
+             absl::StrFormat("layout \"%s\" is not supported yet; wanted %s",
+                             *name, wanted));
+    }
+    side_.layout = {.value = info->kind, .place = place, .given = true};
+    layouts_ = SetOf(info->kind);
+  }
+
+  // Whether a key that `layouts` have is to be read; reports it in a side that
+  // does not have it.
+  bool Has(std::string_view key, LayoutSet layouts) {
+    const JsonValue* value = reader_.Find(key);
+    if ((layouts & layouts_) != 0) return true;
+    if (value != nullptr) {
+      Report(reader_.PlaceOfKey(key),
+             absl::StrFormat("layout \"%s\" has no key \"%s\"",
+                             LayoutName(side_.layout.value), key));
+    }
+    return false;
+  }
+
+  void ReadInteger(const IntegerKey& key) {
+    const JsonValue* value = reader_.Find(key.name);
+    Located<int64_t>& target = side_.*key.target;
+    const bool is_one = value != nullptr && value->AsInteger() != nullptr &&
+                        *value->AsInteger() == 1;
+    if ((key.is_axis && is_one) || Has(key.name, key.layouts)) {
+      reader_.Integer(key.name, kSizeRange, target);
+    }
+  }
+
+  void ReadExpertParallel() {
+    const JsonValue* value = reader_.Find("expert_parallel");
+    side_.expert_parallel.place = side_.place;
+    side_.expert_parallel_enabled.place = side_.place;
+    if (value == nullptr || layouts_ == kEvery) return;
+    if (layouts_ == kVllm) {
+      reader_.Bool("expert_parallel", side_.expert_parallel_enabled);
+    } else {
+      ReadInteger({"expert_parallel", &SideSpec::expert_parallel,
+                   kMegatron | kSglang, true});
+    }
+  }
+
+  void ReadSideDType() {
+    constexpr std::string_view kWanted = "bf16, fp16 or fp32";
+    constexpr std::string_view kFp8 = "fp8_e4m3_block128";
+    side_.dtype.place = side_.place;
+    const JsonValue* value = reader_.Find("dtype");
+    if (value == nullptr) return;
+    const std::string* name =
+        reader_.values().String(*value, reader_.PathOf("dtype"), kWanted);
+    if (name == nullptr) return;
+    const Place place = reader_.values().PlaceOf(*value);
+    const std::optional<DType> dtype = ParseDType(*name);
+    if (dtype == DType::kBf16 || dtype == DType::kFp16 ||
+        dtype == DType::kFp32) {
+      side_.dtype = {.value = *dtype, .place = place, .given = true};
+    } else if (*name == kFp8 || dtype.has_value()) {
+      Report(place, absl::StrFormat("dtype %s is not supported yet; wanted %s",
+                                    *name, kWanted));
+    } else {
+      Report(place, absl::StrFormat("unknown dtype %s; wanted %s",
+                                    Quoted(*name), kWanted));
+    }
+  }
+
+  ObjectReader reader_;
+  SideSpec side_;
+  LayoutSet layouts_ = kEvery;  // one, once the layout is known
+};
+
+}  // namespace
+
+std::string_view LayoutName(LayoutKind kind) {
+  for (const LayoutInfo& info : kLayouts) {
+    if (info.kind == kind) return info.name;
+  }
+  return "unknown";
+}
+
+SideSpec ReadSide(const ValueReader& values, const JsonValue& value,
+                  std::string key) {
+  if (!values.IsObject(value, key)) return {};
+  return SideReader(values, value, std::move(key)).Read();
+}
+
+std::optional<DType> ReadDType(const ValueReader& values,
+                               const JsonValue& value, std::string_view what) {
+  constexpr std::string_view kWanted = "a dtype like bf16, fp32 or int8";
+  const std::string* name = values.String(value, what, kWanted);
+  if (name == nullptr) return std::nullopt;
+  const std::optional<DType> dtype = ParseDType(*name);
+  if (!dtype.has_value()) {
+    values.Error(value, absl::StrFormat("unknown dtype %s; wanted %s",
+                                        Quoted(*name), kWanted));
+  }
+  return dtype;
+}
+
+int64_t CountRanks(const SideSpec& side) {
+  if (side.layout.value == LayoutKind::kGeneric) {
+    int64_t last = -1;
+    for (const MeshSpec& mesh : side.generic.meshes) {
+      for (const int64_t rank : mesh.ranks) last = std::max(last, rank);
+    }
+    return last + 1;
+  }
+  int64_t ranks = 1;
+  for (const int64_t size :
+       {side.tensor_parallel.value, side.pipeline_parallel.value,
+        side.context_parallel.value, side.data_parallel.value,
+        side.replicas.value}) {
+    // No factor exceeds kSizeRange.max, so that the product fits.
+    ranks = std::min(ranks, kSizeRange.max) * size;
+  }
+  return ranks;
+}
+
+}  // namespace refit

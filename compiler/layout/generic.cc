@@ -1,0 +1,309 @@
+// The framework-free layout: meshes and DTensor placements written out in the
+// job. Buffers are named as the checkpoint names the params, or as a rule
+// renames them.
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/base/macros.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "compiler/layout/layout.h"
+#include "compiler/layout/rule_partition.h"
+#include "compiler/layout/shard.h"
+#include "compiler/layout/tensor_stack.h"
+
+namespace refit {
+namespace {
+
+// Axis 0 slowest.
+std::vector<int64_t> Coordinates(const MeshSpec& mesh, int64_t index) {
+  std::vector<int64_t> coordinates(mesh.shape.size());
+  for (size_t axis = mesh.shape.size(); axis-- > 0;) {
+    coordinates[axis] = index % mesh.shape[axis];
+    index /= mesh.shape[axis];
+  }
+  return coordinates;
+}
+
+// Runs of consecutive positions of a stack, which the buffer's stack holds
+// without gaps.
+Runs PositionRuns(const std::vector<int32_t>& positions) {
+  Runs runs;
+  for (const int32_t position : positions) {
+    if (!runs.empty() && runs.back().end == position) {
+      ++runs.back().end;
+    } else {
+      runs.push_back({position, position + 1});
+    }
+  }
+  return runs;
+}
+
+// One fragment per choice of a run in every dimension of the param's virtual
+// tensor. The runs of a dimension stand one after the other in the buffer's.
+std::vector<Fragment> FragmentsOf(ParamId param, const std::vector<Runs>& dims,
+                                  const Dims& buffer_strides) {
+  std::vector<Fragment> fragments = {
+      {.param = param, .box = {}, .offset = 0, .stride = buffer_strides}};
+  for (size_t dim = 0; dim < dims.size(); ++dim) {
+    std::vector<Fragment> longer;
+    for (const Fragment& prefix : fragments) {
+      int64_t local = 0;
+      for (const Range& run : dims[dim]) {
+        Fragment& fragment = longer.emplace_back(prefix);
+        fragment.box.lo.push_back(run.begin);
+        fragment.box.hi.push_back(run.end);
+        fragment.offset += local * buffer_strides[dim];
+        local += run.size();
+      }
+    }
+    fragments = std::move(longer);
+  }
+  return fragments;
+}
+
+// The name of the buffers of a param: "{0}" … stay for the index numbers.
+std::string BufferName(const TensorRule& rule, const Param& param) {
+  if (!rule.rename.has_value()) return param.name;
+  return absl::StrReplaceAll(*rule.rename, {{"{name}", param.name}});
+}
+
+// The lowest rank that both meshes hold.
+std::optional<int64_t> SharedRank(const MeshSpec& a, const MeshSpec& b) {
+  std::vector<int64_t> ranks = a.ranks;
+  std::sort(ranks.begin(), ranks.end());
+  std::optional<int64_t> lowest;
+  for (const int64_t rank : b.ranks) {
+    if (lowest.has_value() && *lowest <= rank) continue;
+    if (std::binary_search(ranks.begin(), ranks.end(), rank)) lowest = rank;
+  }
+  return lowest;
+}
+
+class GenericLayout {
+ public:
+  explicit GenericLayout(const LayoutContext& context)
+      : context_(context), spec_(context.side.generic) {}
+
+  SideLayout LayOut();
+
+ private:
+  // The members of a param that one rule places: a stack of buffers on every
+  // rank of the rule's mesh.
+  struct Placed {
+    ParamId param{};
+    const TensorRule* rule = nullptr;
+    const MeshSpec* mesh = nullptr;
+    std::vector<std::vector<int32_t>> positions;  // per index dim
+  };
+
+  // Reports placements that do not fit the param's shape.
+  bool CheckPlacements(const Placed& placed);
+  // Reports a tensor name that a rank would have twice.
+  bool CheckNames(const Placed& placed);
+
+  const Param& ParamOf(const Placed& placed) const {
+    return context_.model.params[IndexOf(placed.param)];
+  }
+  const MeshSpec& MeshOf(const TensorRule& rule) const;
+
+  void Place(const Placed& placed, SideLayout& layout);
+  Buffer Shard(const Placed& placed,
+               const std::vector<int64_t>& coordinates) const;
+
+  const LayoutContext& context_;
+  const GenericSpec& spec_;
+  struct Holder {
+    const MeshSpec* mesh;
+    std::string param;
+  };
+  // By tensor name, on disjoint meshes. Only kept when a rule renames: the
+  // names of params differ.
+  absl::flat_hash_map<std::string, std::vector<Holder>> holders_;
+  bool renames_ = false;
+};
+
+const MeshSpec& GenericLayout::MeshOf(const TensorRule& rule) const {
+  const auto mesh = std::find_if(
+      spec_.meshes.begin(), spec_.meshes.end(),
+      [&](const MeshSpec& candidate) { return candidate.name == rule.mesh; });
+  // ReadJob refuses rules with an unknown mesh.
+  ABSL_HARDENING_ASSERT(mesh != spec_.meshes.end());
+  return *mesh;
+}
+
+bool GenericLayout::CheckPlacements(const Placed& placed) {
+  const Param& param = ParamOf(placed);
+  for (const Placement& placement : placed.rule->placements) {
+    if (placement.kind == Placement::Kind::kReplicate ||
+        placement.dim < static_cast<int64_t>(param.shape.size())) {
+      continue;
+    }
+    context_.diagnostics.Error(
+        placement.place,
+        absl::StrFormat("shard dim is %d but \"%s\" has %d dims", placement.dim,
+                        param.name, param.shape.size()));
+    return false;
+  }
+  return true;
+}
+
+bool GenericLayout::CheckNames(const Placed& placed) {
+  if (!renames_) return true;
+  const std::string pattern = BufferName(*placed.rule, ParamOf(placed));
+  // Every member, row-major over the index dims.
+  std::vector<size_t> member(placed.positions.size());
+  std::vector<int32_t> numbers(placed.positions.size());
+  while (true) {
+    for (size_t dim = 0; dim < member.size(); ++dim) {
+      numbers[dim] = ParamOf(placed)
+                         .index[dim]
+                         .numbers[placed.positions[dim][member[dim]]];
+    }
+    std::vector<Holder>& holders = holders_[ExpandName(pattern, numbers)];
+    std::string param = ExpandName(ParamOf(placed).name, numbers);
+    for (const Holder& holder : holders) {
+      const std::optional<int64_t> rank =
+          SharedRank(*holder.mesh, *placed.mesh);
+      if (!rank.has_value()) continue;
+      context_.diagnostics.Error(
+          placed.rule->place,
+          absl::StrFormat("parameters \"%s\" and \"%s\" would both be "
+                          "tensor \"%s\" of rank %d",
+                          holder.param, param, ExpandName(pattern, numbers),
+                          *rank));
+      return false;
+    }
+    holders.push_back({placed.mesh, std::move(param)});
+
+    size_t dim = member.size();
+    while (dim-- > 0 && ++member[dim] == placed.positions[dim].size()) {
+      member[dim] = 0;
+    }
+    if (dim == static_cast<size_t>(-1)) return true;
+  }
+}
+
+Buffer GenericLayout::Shard(const Placed& placed,
+                            const std::vector<int64_t>& coordinates) const {
+  const TensorRule& rule = *placed.rule;
+  const MeshSpec& mesh = *placed.mesh;
+  const Param& param = ParamOf(placed);
+
+  Buffer buffer;
+  buffer.name = BufferName(rule, param);
+  buffer.dtype =
+      rule.dtype.has_value() ? *rule.dtype : BufferDType(context_.side, param);
+  std::vector<Runs> dims;
+  for (size_t dim = 0; dim < placed.positions.size(); ++dim) {
+    dims.push_back(PositionRuns(placed.positions[dim]));
+    IndexDim& index = buffer.index.emplace_back();
+    for (const int32_t position : placed.positions[dim]) {
+      index.numbers.push_back(param.index[dim].numbers[position]);
+    }
+  }
+
+  std::vector<Runs> local;
+  for (const int64_t size : param.shape) {
+    local.push_back(size > 0 ? Runs{{0, size}} : Runs{});
+  }
+  for (size_t axis = 0; axis < mesh.shape.size(); ++axis) {
+    const Placement& placement = rule.placements[axis];
+    switch (placement.kind) {
+      case Placement::Kind::kReplicate:
+        break;
+      case Placement::Kind::kShard:
+        local[placement.dim] = ShardRuns(local[placement.dim], mesh.shape[axis],
+                                         coordinates[axis]);
+        break;
+      case Placement::Kind::kStridedShard:
+        local[placement.dim] =
+            StridedShardRuns(local[placement.dim], placement.split_factor,
+                             mesh.shape[axis], coordinates[axis]);
+        break;
+    }
+  }
+  for (Runs& runs : local) {
+    buffer.shape.push_back(RunsSize(runs));
+    dims.push_back(std::move(runs));
+  }
+  buffer.fragments =
+      FragmentsOf(placed.param, dims, RowMajorStrides(buffer.VirtualShape()));
+  return buffer;
+}
+
+void GenericLayout::Place(const Placed& placed, SideLayout& layout) {
+  const MeshSpec& mesh = *placed.mesh;
+  // Ranks that differ only along replicated axes hold the same buffer.
+  absl::flat_hash_map<int64_t, BufferId> built;
+  for (size_t i = 0; i < mesh.ranks.size(); ++i) {
+    const std::vector<int64_t> coordinates =
+        Coordinates(mesh, static_cast<int64_t>(i));
+    int64_t key = 0;
+    for (size_t axis = 0; axis < mesh.shape.size(); ++axis) {
+      if (placed.rule->placements[axis].kind == Placement::Kind::kReplicate) {
+        continue;
+      }
+      key = key * mesh.shape[axis] + coordinates[axis];
+    }
+    const auto [entry, fresh] = built.try_emplace(key);
+    if (fresh) {
+      entry->second = context_.buffers.Intern(Shard(placed, coordinates));
+    }
+    layout.ranks[mesh.ranks[i]].push_back(entry->second);
+  }
+}
+
+SideLayout GenericLayout::LayOut() {
+  SideLayout layout;
+  for (const MeshSpec& mesh : spec_.meshes) {
+    for (const int64_t rank : mesh.ranks) {
+      layout.ranks.resize(std::max<size_t>(layout.ranks.size(), rank + 1));
+    }
+  }
+  std::vector<std::string_view> globs;
+  for (const TensorRule& rule : spec_.tensors) {
+    globs.push_back(rule.match);
+    renames_ |= rule.rename.has_value();
+  }
+
+  for (size_t i = 0; i < context_.model.params.size(); ++i) {
+    const Param& param = context_.model.params[i];
+    for (RulePart& part : PartitionByRule(param, globs)) {
+      if (part.rule >= 0) {
+        const TensorRule& rule = spec_.tensors[part.rule];
+        const Placed placed = {.param = static_cast<ParamId>(i),
+                               .rule = &rule,
+                               .mesh = &MeshOf(rule),
+                               .positions = std::move(part.positions)};
+        if (CheckPlacements(placed) && CheckNames(placed)) {
+          Place(placed, layout);
+        }
+        continue;
+      }
+      if (param.skip != SkipReason::kUnspecified) continue;
+      std::vector<int32_t> first;
+      for (size_t dim = 0; dim < param.index.size(); ++dim) {
+        first.push_back(param.index[dim].numbers[part.positions[dim][0]]);
+      }
+      context_.diagnostics.Error(
+          context_.side.place,
+          absl::StrFormat("no rule of %s.tensors matches parameter \"%s\"",
+                          context_.side.key, ExpandName(param.name, first)));
+    }
+  }
+  return layout;
+}
+
+}  // namespace
+
+SideLayout LayOutGeneric(const LayoutContext& context) {
+  return GenericLayout(context).LayOut();
+}
+
+}  // namespace refit

@@ -1,0 +1,226 @@
+#include "compiler/layout/tensor_stack.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+namespace refit {
+namespace {
+
+// `count` consecutive entries of a param's index that stand in as many
+// consecutive slots of a buffer's.
+struct IndexRun {
+  ParamId param{};
+  int64_t position = 0;
+  int64_t slot = 0;
+  int64_t count = 0;
+};
+
+std::vector<IndexRun> LayerRuns(const RoleTable& table, ParamRole role,
+                                absl::Span<const int32_t> layers) {
+  std::vector<IndexRun> runs;
+  for (size_t slot = 0; slot < layers.size(); ++slot) {
+    for (const LayerEntry& entry : table.At(role, layers[slot])) {
+      const auto continues = [&](const IndexRun& run) {
+        return run.param == entry.param &&
+               run.position + run.count == entry.position &&
+               run.slot + run.count == static_cast<int64_t>(slot);
+      };
+      const auto run = std::find_if(runs.rbegin(), runs.rend(), continues);
+      if (run != runs.rend()) {
+        ++run->count;
+      } else {
+        runs.push_back(
+            {entry.param, entry.position, static_cast<int64_t>(slot), 1});
+      }
+    }
+  }
+  return runs;
+}
+
+// The runs of a param's experts among those a rank holds.
+std::vector<IndexRun> ExpertRuns(ParamId id, const Param& param,
+                                 Range experts) {
+  std::vector<IndexRun> runs;
+  const std::vector<int32_t>& numbers = param.index[1].numbers;
+  for (size_t position = 0; position < numbers.size(); ++position) {
+    const int64_t expert = numbers[position];
+    if (expert < experts.begin || expert >= experts.end) continue;
+    const int64_t slot = expert - experts.begin;
+    if (!runs.empty() &&
+        runs.back().position + runs.back().count ==
+            static_cast<int64_t>(position) &&
+        runs.back().slot + runs.back().count == slot) {
+      ++runs.back().count;
+    } else {
+      runs.push_back({id, static_cast<int64_t>(position), slot, 1});
+    }
+  }
+  return runs;
+}
+
+struct StackStrides {
+  int64_t layer = 0;
+  int64_t expert = 0;
+};
+
+Fragment MakeFragment(const Part& part, const IndexRun& layers,
+                      const IndexRun* experts, const StackStrides& strides) {
+  Fragment fragment;
+  fragment.param = layers.param;
+  fragment.offset = part.offset + layers.slot * strides.layer;
+  fragment.box.lo.push_back(layers.position);
+  fragment.box.hi.push_back(layers.position + layers.count);
+  fragment.stride.push_back(strides.layer);
+  if (experts != nullptr) {
+    fragment.offset += experts->slot * strides.expert;
+    fragment.box.lo.push_back(experts->position);
+    fragment.box.hi.push_back(experts->position + experts->count);
+    fragment.stride.push_back(strides.expert);
+  }
+  for (size_t dim = 0; dim < part.stride.size(); ++dim) {
+    fragment.box.lo.push_back(part.box.lo[dim]);
+    fragment.box.hi.push_back(part.box.hi[dim]);
+    fragment.stride.push_back(part.stride[dim]);
+  }
+  return fragment;
+}
+
+Buffer MakeBuffer(std::string name, Dims shape, DType dtype) {
+  Buffer buffer;
+  buffer.name = std::move(name);
+  buffer.shape = std::move(shape);
+  buffer.dtype = dtype;
+  return buffer;
+}
+
+}  // namespace
+
+Part RowsPart(const Param& param, Range rows, int64_t buffer_row) {
+  Part part = {.role = param.role,
+               .box = WholeBox(param.shape),
+               .offset = 0,
+               .stride = RowMajorStrides(param.shape)};
+  part.box.lo[0] = rows.begin;
+  part.box.hi[0] = rows.end;
+  part.offset = buffer_row * part.stride[0];
+  return part;
+}
+
+Part ColumnsPart(const Param& param, Range columns) {
+  assert(param.shape.size() == 2);
+  return {
+      .role = param.role,
+      .box = {.lo = {0, columns.begin}, .hi = {param.shape[0], columns.end}},
+      .offset = 0,
+      .stride = {columns.size(), 1}};
+}
+
+Part WholePart(const Param& param) {
+  return RowsPart(param, {0, param.shape[0]}, 0);
+}
+
+Buffer LayerStack(const RoleTable& table, TensorSpec spec,
+                  absl::Span<const int32_t> layers,
+                  const LayerStackOptions& options) {
+  Buffer buffer = MakeBuffer(std::move(spec.name), {}, options.dtype);
+  IndexDim& numbers = buffer.index.emplace_back();
+  for (const int32_t layer : layers) {
+    numbers.numbers.push_back(layer -
+                              static_cast<int32_t>(options.first_layer));
+  }
+
+  StackStrides strides;
+  strides.expert = Product(spec.shape);
+  strides.layer = strides.expert;
+  if (options.experts.has_value()) {
+    const int64_t experts = options.experts->experts.size();
+    strides.layer *= experts;
+    if (options.experts->in_name) {
+      buffer.index.push_back(Consecutive(0, experts));
+    } else {
+      buffer.shape.push_back(experts);
+    }
+  }
+  buffer.shape.insert(buffer.shape.end(), spec.shape.begin(), spec.shape.end());
+
+  for (const Part& part : spec.parts) {
+    if (part.box.Empty()) continue;
+    for (const IndexRun& run : LayerRuns(table, part.role, layers)) {
+      if (!options.experts.has_value()) {
+        buffer.fragments.push_back(MakeFragment(part, run, nullptr, strides));
+        continue;
+      }
+      for (const IndexRun& experts : ExpertRuns(
+               run.param, table.param(run.param), options.experts->experts)) {
+        buffer.fragments.push_back(MakeFragment(part, run, &experts, strides));
+      }
+    }
+  }
+  return buffer;
+}
+
+DType BufferDType(const SideSpec& side, const Param& param) {
+  return side.dtype.given ? side.dtype.value : param.dtype;
+}
+
+Buffer WholeTensor(const LayoutContext& context, std::string name, ParamId id) {
+  const Param& param = context.model.params[IndexOf(id)];
+  Buffer buffer = MakeBuffer(std::move(name), param.shape,
+                             BufferDType(context.side, param));
+  buffer.fragments.push_back({.param = id,
+                              .box = WholeBox(param.shape),
+                              .offset = 0,
+                              .stride = RowMajorStrides(param.shape)});
+  return buffer;
+}
+
+Buffer VocabularyTensor(const LayoutContext& context, std::string name,
+                        ParamId id, const VocabularyShard& shard) {
+  const Param& param = context.model.params[IndexOf(id)];
+  const int64_t vocab = param.shape[0];
+  const int64_t columns = param.shape[1];
+  const Range rows = EvenShare(shard.padded_rows, shard.count, shard.index);
+  const int64_t end = std::clamp(vocab, rows.begin, rows.end);
+
+  Buffer buffer = MakeBuffer(std::move(name), {rows.size(), columns},
+                             BufferDType(context.side, param));
+  if (rows.begin < end) {
+    buffer.fragments.push_back(
+        {.param = id,
+         .box = {.lo = {rows.begin, 0}, .hi = {end, columns}},
+         .offset = 0,
+         .stride = {columns, 1}});
+  }
+  if (end < rows.end && context.which == fb::Side::kDestination) {
+    buffer.regions.push_back({.kind = fb::RegionKind::kFill,
+                              .offset = (end - rows.begin) * columns,
+                              .extent = {rows.end - end, columns},
+                              .stride = {columns, 1},
+                              .detail = {}});
+  }
+  return buffer;
+}
+
+Buffer SkippedCopy(Buffer buffer, SkipReason reason, std::string detail) {
+  const Dims shape = buffer.VirtualShape();
+  buffer.fragments.clear();
+  buffer.regions.clear();
+  buffer.regions.push_back({.kind = fb::RegionKind::kSkip,
+                            .reason = reason,
+                            .offset = 0,
+                            .extent = shape,
+                            .stride = RowMajorStrides(shape),
+                            .detail = std::move(detail)});
+  return buffer;
+}
+
+void AppendReplicas(int64_t replicas, SideLayout& layout) {
+  const std::vector<std::vector<BufferId>> replica = layout.ranks;
+  layout.ranks.reserve(replica.size() * replicas);
+  for (int64_t i = 1; i < replicas; ++i) {
+    layout.ranks.insert(layout.ranks.end(), replica.begin(), replica.end());
+  }
+}
+
+}  // namespace refit

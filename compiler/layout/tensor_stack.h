@@ -1,0 +1,88 @@
+// Buffers from params: the pieces that framework layouts are built of.
+#ifndef REFIT_COMPILER_LAYOUT_TENSOR_STACK_H_
+#define REFIT_COMPILER_LAYOUT_TENSOR_STACK_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compiler/ir/module.h"
+#include "compiler/layout/layout.h"
+#include "compiler/layout/role_table.h"
+#include "compiler/layout/shard.h"
+
+namespace refit {
+
+// A box of one param's tensor and where it stands in one tensor of a buffer.
+// Of params by layer: the same for every layer and expert.
+struct Part {
+  ParamRole role = ParamRole::kOther;
+  Box box;             // over the param's own dims
+  int64_t offset = 0;  // of box.lo, in elements of the buffer's tensor
+  Dims stride;
+};
+
+// Rows [rows.begin, rows.end) of the param, from row `buffer_row` on of a
+// buffer as wide as the param.
+Part RowsPart(const Param& param, Range rows, int64_t buffer_row);
+
+// Columns of the param, alone in a buffer that is as wide as they are.
+Part ColumnsPart(const Param& param, Range columns);
+
+// The whole param, alone in its buffer.
+Part WholePart(const Param& param);
+
+// One tensor of a stack of buffers.
+struct TensorSpec {
+  std::string
+      name;    // with "{0}" for the layer, "{1}" for an expert in the name
+  Dims shape;  // of one layer, or one expert of a layer
+  std::vector<Part> parts;
+};
+
+// The experts of each layer that a rank holds.
+struct ExpertSlice {
+  Range experts;        // global numbers; local ones count from 0
+  bool in_name = true;  // one tensor per expert; else one tensor, experts first
+};
+
+struct LayerStackOptions {
+  DType dtype = DType::kUnspecified;
+  // The number in the name of global layer n is n - first_layer.
+  int64_t first_layer = 0;
+  std::optional<ExpertSlice> experts;
+};
+
+// The stack that holds `spec` for each layer of `layers` (ascending).
+Buffer LayerStack(const RoleTable& table, TensorSpec spec,
+                  absl::Span<const int32_t> layers,
+                  const LayerStackOptions& options);
+
+// The dtype of a buffer that holds `param`.
+DType BufferDType(const SideSpec& side, const Param& param);
+
+// A tensor that is `id` whole.
+Buffer WholeTensor(const LayoutContext& context, std::string name, ParamId id);
+
+// Shard `index` of `count` of a vocabulary matrix whose rows are padded to
+// `padded_rows`. Padding rows of a destination are filled with zeros; what
+// stands there in a source is nobody's.
+struct VocabularyShard {
+  int64_t padded_rows = 0;
+  int64_t count = 1;
+  int64_t index = 0;
+};
+Buffer VocabularyTensor(const LayoutContext& context, std::string name,
+                        ParamId id, const VocabularyShard& shard);
+
+// `buffer` as a copy that nobody reads or writes: its whole content is one
+// declared skip.
+Buffer SkippedCopy(Buffer buffer, SkipReason reason, std::string detail);
+
+// Appends copies of the ranks so far until there are `replicas` of them.
+void AppendReplicas(int64_t replicas, SideLayout& layout);
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_LAYOUT_TENSOR_STACK_H_

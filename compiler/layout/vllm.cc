@@ -1,0 +1,381 @@
+// vLLM: the canonical (checkpoint-ordered) layout of its linear, vocabulary
+// and fused-MoE layers. docs/layouts.md holds the formulas and where they come
+// from.
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/strings/str_format.h"
+#include "compiler/layout/layout.h"
+#include "compiler/layout/pipeline.h"
+#include "compiler/layout/role_table.h"
+#include "compiler/layout/shard.h"
+#include "compiler/layout/sizes.h"
+#include "compiler/layout/tensor_stack.h"
+
+namespace refit {
+namespace {
+
+using enum ParamRole;
+
+// Vocabulary rows are padded to a multiple of this.
+constexpr int64_t kVocabularyPadding = 64;
+
+struct VllmSizes {
+  int64_t tensor;
+  int64_t pipeline;
+  int64_t data;
+  bool expert_parallel;  // experts whole, spread over data x tensor; else cut
+                         // by it
+
+  // Ranks that share the experts of a layer.
+  int64_t expert_ranks() const { return data * tensor; }
+};
+
+// "a.b.q_proj.weight" with the module's own name replaced.
+std::string RenameModule(std::string_view name, std::string_view module) {
+  const size_t leaf = name.rfind('.');
+  const size_t begin = name.rfind('.', leaf - 1) + 1;
+  return absl::StrFormat("%s%s%s", name.substr(0, begin), module,
+                         name.substr(leaf));
+}
+
+// "a.experts.{1}.w1.weight": "a.experts.".
+std::string_view ExpertsPrefix(std::string_view name) {
+  return name.substr(0, name.find("{1}"));
+}
+
+// The models of which vLLM builds embedding, final norm and head on every
+// pipeline stage, whether the stage reads them or not.
+bool BuildsEndsOnEveryStage(std::string_view family) {
+  return family == "qwen3_moe" || family == "mixtral" || family == "nemotron_h";
+}
+
+// Whether experts are named "experts.routed_experts.", as from 0.25 on.
+// nullopt: not a version.
+std::optional<bool> HasRoutedExperts(std::string_view version) {
+  const char* const end = version.data() + version.size();
+  int32_t major = 0;
+  int32_t minor = 0;
+  const auto [dot, major_error] = std::from_chars(version.data(), end, major);
+  if (major_error != std::errc() || dot == end || *dot != '.') {
+    return std::nullopt;
+  }
+  const auto [rest, minor_error] = std::from_chars(dot + 1, end, minor);
+  if (minor_error != std::errc() || major < 0 || minor < 0) {
+    return std::nullopt;
+  }
+  // What follows is a patch level or a pre-release tag: "0.25.1", "0.25rc1".
+  return std::pair(major, minor) >= std::pair(0, 25);
+}
+
+class VllmLayout {
+ public:
+  explicit VllmLayout(const LayoutContext& context)
+      : context_(context),
+        sizes_({.tensor = context.side.tensor_parallel.value,
+                .pipeline = context.side.pipeline_parallel.value,
+                .data = context.side.data_parallel.value,
+                .expert_parallel = context.side.expert_parallel_enabled.value}),
+        table_(context.model) {}
+
+  SideLayout LayOut();
+
+ private:
+  using MakeSpec = absl::FunctionRef<TensorSpec(const LayerGroup&)>;
+
+  // Reports sizes that do not fit; true when all do.
+  bool CheckSizes();
+
+  // The buffers of a stage in three runs, in module order: what comes before
+  // the experts, the experts, what comes after.
+  std::vector<BufferId> EmbeddingAndLayers(int64_t stage, Range layers,
+                                           int64_t tensor);
+  std::vector<BufferId> Experts(Range layers, int64_t expert_rank);
+  std::vector<BufferId> NormAndHead(int64_t stage, int64_t tensor);
+
+  // One stack per group of layers that have `roles`.
+  void AddLayers(Range layers, std::initializer_list<ParamRole> roles,
+                 const std::optional<ExpertSlice>& experts, MakeSpec make,
+                 std::vector<BufferId>& out);
+
+  // Adds a tensor outside the layers: whole where a stage reads it, a declared
+  // skip where it holds a copy it never reads, else nothing.
+  void AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out);
+
+  int64_t PaddedVocabulary(ParamId id) const;
+  Buffer Vocabulary(ParamId id, int64_t tensor) const;
+  TensorSpec Qkv(const LayerGroup& group, int64_t tensor) const;
+  TensorSpec GateAndUp(const LayerGroup& group, std::string name, int64_t count,
+                       int64_t index) const;
+
+  const LayoutContext& context_;
+  const VllmSizes sizes_;
+  const RoleTable table_;
+  bool routed_experts_ = true;
+};
+
+bool VllmLayout::CheckSizes() {
+  const SideSpec& side = context_.side;
+  SizeChecks checks(context_, table_);
+  const SizeChecks::Divisor tensor =
+      checks.Named("tensor_parallel", side.tensor_parallel);
+  checks.Heads();
+  for (const ParamRole role : {kMlpGate, kMlpUp}) {
+    checks.Rows(tensor, role, "intermediate features of the MLP");
+  }
+  checks.Columns(tensor, kMlpDown, "intermediate features of the MLP");
+  for (const ParamRole role : {kEmbedding, kOutputHead}) {
+    for (const ParamId id : table_.Params(role)) {
+      checks.Divides(tensor, PaddedVocabulary(id),
+                     "vocabulary rows (padded to a multiple of 64)");
+    }
+  }
+
+  checks.HasExperts(sizes_.expert_parallel, side.expert_parallel_enabled.place,
+                    "expert_parallel");
+  if (!sizes_.expert_parallel) {
+    SizeChecks::Divisor expert_tensor = tensor;
+    if (sizes_.data > 1) {
+      expert_tensor.text =
+          absl::StrFormat("%s x data_parallel %d", tensor.text, sizes_.data);
+      expert_tensor.value = sizes_.expert_ranks();
+    }
+    for (const ParamRole role : {kExpertGate, kExpertUp}) {
+      checks.Rows(expert_tensor, role, "intermediate features of an expert");
+    }
+    checks.Columns(expert_tensor, kExpertDown,
+                   "intermediate features of an expert");
+  }
+
+  if (side.version.given) {
+    const std::optional<bool> routed = HasRoutedExperts(side.version.value);
+    if (!routed.has_value()) {
+      checks.Report(
+          side.version.place,
+          absl::StrFormat(
+              "%s.version \"%s\" is not a version; wanted one like 0.25",
+              side.key, side.version.value));
+    }
+    routed_experts_ = routed.value_or(true);
+  }
+  return checks.ok();
+}
+
+int64_t VllmLayout::PaddedVocabulary(ParamId id) const {
+  const int64_t vocab = table_.param(id).shape[0];
+  return (vocab + kVocabularyPadding - 1) / kVocabularyPadding *
+         kVocabularyPadding;
+}
+
+Buffer VllmLayout::Vocabulary(ParamId id, int64_t tensor) const {
+  return VocabularyTensor(context_, table_.param(id).name, id,
+                          {.padded_rows = PaddedVocabulary(id),
+                           .count = sizes_.tensor,
+                           .index = tensor});
+}
+
+// [query heads; key heads; value heads]. With more ranks than key-value heads,
+// consecutive ranks hold the same one.
+TensorSpec VllmLayout::Qkv(const LayerGroup& group, int64_t tensor) const {
+  const Architecture& architecture = context_.model.architecture;
+  const int64_t head = architecture.head_dim;
+  const Range query = EvenShare(architecture.heads, sizes_.tensor, tensor);
+  Range kv;
+  if (sizes_.tensor >= architecture.kv_heads) {
+    const int64_t ranks_per_head = sizes_.tensor / architecture.kv_heads;
+    kv = {tensor / ranks_per_head, tensor / ranks_per_head + 1};
+  } else {
+    kv = EvenShare(architecture.kv_heads, sizes_.tensor, tensor);
+  }
+
+  TensorSpec spec;
+  spec.name = RenameModule(group.params[0]->name, "qkv_proj");
+  spec.shape = group.params[0]->shape;
+  spec.shape[0] = 0;
+  for (const auto& [param, heads] :
+       {std::pair(group.params[0], query), std::pair(group.params[1], kv),
+        std::pair(group.params[2], kv)}) {
+    const Range rows = {heads.begin * head, heads.end * head};
+    spec.parts.push_back(RowsPart(*param, rows, spec.shape[0]));
+    spec.shape[0] += rows.size();
+  }
+  return spec;
+}
+
+TensorSpec VllmLayout::GateAndUp(const LayerGroup& group, std::string name,
+                                 int64_t count, int64_t index) const {
+  const Range gate = EvenShare(group.params[0]->shape[0], count, index);
+  const Range up = EvenShare(group.params[1]->shape[0], count, index);
+  return {.name = std::move(name),
+          .shape = {gate.size() + up.size(), group.params[0]->shape[1]},
+          .parts = {RowsPart(*group.params[0], gate, 0),
+                    RowsPart(*group.params[1], up, gate.size())}};
+}
+
+void VllmLayout::AddLayers(Range layers, std::initializer_list<ParamRole> roles,
+                           const std::optional<ExpertSlice>& experts,
+                           MakeSpec make, std::vector<BufferId>& out) {
+  for (const LayerGroup& group : table_.Group(roles, layers)) {
+    out.push_back(context_.buffers.Intern(
+        LayerStack(table_, make(group), group.layers,
+                   {.dtype = BufferDType(context_.side, *group.params[0]),
+                    .experts = experts})));
+  }
+}
+
+void VllmLayout::AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out) {
+  if (!read) {
+    if (!BuildsEndsOnEveryStage(context_.model.architecture.family)) return;
+    buffer = SkippedCopy(std::move(buffer), SkipReason::kUnread,
+                         "this pipeline stage holds a copy but never reads it");
+  }
+  out.push_back(context_.buffers.Intern(std::move(buffer)));
+}
+
+std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
+                                                     Range layers,
+                                                     int64_t tensor) {
+  std::vector<BufferId> out;
+  const bool reads_embedding =
+      stage == 0 ||
+      (context_.model.architecture.tied && stage == sizes_.pipeline - 1);
+  for (const ParamId id : table_.Params(kEmbedding)) {
+    AddEnd(reads_embedding, Vocabulary(id, tensor), out);
+  }
+
+  const auto add = [&](std::initializer_list<ParamRole> roles, MakeSpec make) {
+    AddLayers(layers, roles, std::nullopt, make, out);
+  };
+  const auto replicated = [](const LayerGroup& group) -> TensorSpec {
+    return {.name = group.params[0]->name,
+            .shape = group.params[0]->shape,
+            .parts = {WholePart(*group.params[0])}};
+  };
+  const auto column_shard = [&](const LayerGroup& group) -> TensorSpec {
+    const Param& param = *group.params[0];
+    const Range columns = EvenShare(param.shape[1], sizes_.tensor, tensor);
+    return {.name = param.name,
+            .shape = {param.shape[0], columns.size()},
+            .parts = {ColumnsPart(param, columns)}};
+  };
+  const auto qkv = [&](const LayerGroup& group) { return Qkv(group, tensor); };
+  const auto gate_and_up = [&](const LayerGroup& group) {
+    return GateAndUp(group, RenameModule(group.params[0]->name, "gate_up_proj"),
+                     sizes_.tensor, tensor);
+  };
+
+  add({kQuery, kKey, kValue}, qkv);
+  add({kQueryBias, kKeyBias, kValueBias}, qkv);
+  add({kAttentionOutput}, column_shard);
+  add({kAttentionOutputBias}, replicated);
+  add({kQueryNorm}, replicated);
+  add({kKeyNorm}, replicated);
+  add({kMlpGate, kMlpUp}, gate_and_up);
+  add({kMlpDown}, column_shard);
+  add({kAttentionNorm}, replicated);
+  add({kMlpNorm}, replicated);
+  add({kMoeNorm}, replicated);
+  add({kRouter}, replicated);
+  return out;
+}
+
+std::vector<BufferId> VllmLayout::Experts(Range layers, int64_t expert_rank) {
+  const int64_t experts = context_.model.architecture.experts;
+  const int64_t ranks = sizes_.expert_ranks();
+  const ExpertSlice slice = {
+      .experts = sizes_.expert_parallel
+                     ? LinearShare(experts, ranks, expert_rank)
+                     : Range{0, experts},
+      .in_name = false};
+  const int64_t count = sizes_.expert_parallel ? 1 : ranks;
+  const int64_t index = sizes_.expert_parallel ? 0 : expert_rank;
+  const auto name = [&](const LayerGroup& group, std::string_view weight) {
+    return absl::StrFormat("%s%s%s", ExpertsPrefix(group.params[0]->name),
+                           routed_experts_ ? "routed_experts." : "", weight);
+  };
+
+  std::vector<BufferId> out;
+  AddLayers(
+      layers, {kExpertGate, kExpertUp}, slice,
+      [&](const LayerGroup& group) {
+        return GateAndUp(group, name(group, "w13_weight"), count, index);
+      },
+      out);
+  AddLayers(
+      layers, {kExpertDown}, slice,
+      [&](const LayerGroup& group) -> TensorSpec {
+        const Param& down = *group.params[0];
+        const Range columns = EvenShare(down.shape[1], count, index);
+        return {.name = name(group, "w2_weight"),
+                .shape = {down.shape[0], columns.size()},
+                .parts = {ColumnsPart(down, columns)}};
+      },
+      out);
+  return out;
+}
+
+std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {
+  std::vector<BufferId> out;
+  const bool last = stage == sizes_.pipeline - 1;
+  for (const ParamId id : table_.Params(kFinalNorm)) {
+    AddEnd(last, WholeTensor(context_, table_.param(id).name, id), out);
+  }
+  // Tied: the head is the embedding's own tensor and has no name.
+  if (context_.model.architecture.tied) return out;
+  for (const ParamId id : table_.Params(kOutputHead)) {
+    AddEnd(last, Vocabulary(id, tensor), out);
+  }
+  return out;
+}
+
+SideLayout VllmLayout::LayOut() {
+  if (!CheckRoles(context_, "vllm", table_)) return {};
+  const bool sizes_fit = CheckSizes();
+  const std::optional<PipelineSplit> split = SplitVllmLayers(
+      context_.side, context_.model.architecture.layers, context_.diagnostics);
+  if (!sizes_fit || !split.has_value()) return {};
+
+  const int64_t tensor = sizes_.tensor;
+  const int64_t pipeline = sizes_.pipeline;
+  const int64_t engine_ranks = sizes_.data * pipeline * tensor;
+  SideLayout layout;
+  layout.ranks.resize(engine_ranks);
+  for (int64_t stage = 0; stage < pipeline; ++stage) {
+    const Range layers = (*split)[stage][0];
+    std::vector<std::vector<BufferId>> before, experts, after;
+    for (int64_t t = 0; t < tensor; ++t) {
+      before.push_back(EmbeddingAndLayers(stage, layers, t));
+      after.push_back(NormAndHead(stage, t));
+    }
+    for (int64_t i = 0; i < sizes_.expert_ranks(); ++i) {
+      experts.push_back(Experts(layers, i));
+    }
+    for (int64_t i = 0; i < sizes_.expert_ranks(); ++i) {
+      const int64_t d = i / tensor;
+      const int64_t t = i % tensor;
+      std::vector<BufferId>& rank =
+          layout.ranks[(d * pipeline + stage) * tensor + t];
+      for (const std::vector<BufferId>* run :
+           {&before[t], &experts[i], &after[t]}) {
+        rank.insert(rank.end(), run->begin(), run->end());
+      }
+    }
+  }
+
+  AppendReplicas(context_.side.replicas.value, layout);
+  return layout;
+}
+
+}  // namespace
+
+SideLayout LayOutVllm(const LayoutContext& context) {
+  return VllmLayout(context).LayOut();
+}
+
+}  // namespace refit

@@ -1,0 +1,101 @@
+#include "compiler/model/config.h"
+
+#include <array>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+
+namespace refit {
+namespace {
+
+// Products of two sizes stay within int64_t.
+constexpr IntegerRange kSizeRange = {.min = 1, .max = (int64_t{1} << 31) - 1};
+// Each layer and expert is a number in memory.
+constexpr IntegerRange kCountRange = {.min = 1, .max = 100'000};
+
+}  // namespace
+
+const JsonValue* ConfigReader::FindSet(std::string_view key) {
+  const JsonValue* value = object_.Find(key);
+  return value != nullptr && value->IsNull() ? nullptr : value;
+}
+
+const JsonValue* ConfigReader::Require(std::string_view key,
+                                       std::string_view wanted) {
+  const JsonValue* value = object_.Require(key, wanted);
+  if (value == nullptr || !value->IsNull()) return value;
+  object_.values().Wrong(*value, key, wanted);
+  return nullptr;
+}
+
+int64_t ConfigReader::IntegerIn(std::string_view key, IntegerRange range) {
+  const JsonValue* value = Require(key, "an integer");
+  if (value == nullptr) return 1;
+  return object_.values().Integer(*value, key, range).value_or(1);
+}
+
+int64_t ConfigReader::Size(std::string_view key) {
+  return IntegerIn(key, kSizeRange);
+}
+
+int64_t ConfigReader::SizeOr(std::string_view key, int64_t otherwise) {
+  return Has(key) ? Size(key) : otherwise;
+}
+
+int64_t ConfigReader::Count(std::string_view key) {
+  return IntegerIn(key, kCountRange);
+}
+
+bool ConfigReader::FlagOr(std::string_view key, bool otherwise) {
+  const JsonValue* value = FindSet(key);
+  if (value == nullptr) return otherwise;
+  return object_.values().Bool(*value, key).value_or(otherwise);
+}
+
+std::vector<int64_t> ConfigReader::IntegersOr(std::string_view key,
+                                              std::vector<int64_t> otherwise) {
+  const JsonValue* value = FindSet(key);
+  if (value == nullptr) return otherwise;
+  return object_.values()
+      .Integers(*value, key, {.min = 0, .max = kCountRange.max})
+      .value_or(std::move(otherwise));
+}
+
+std::string ConfigReader::String(std::string_view key) {
+  const JsonValue* value = Require(key, "a string");
+  if (value == nullptr) return "";
+  const std::string* string = object_.values().String(*value, key);
+  return string == nullptr ? "" : *string;
+}
+
+DType ConfigReader::WeightDType() {
+  constexpr std::string_view kWanted = "bfloat16, float16 or float32";
+  constexpr std::array<std::pair<std::string_view, DType>, 3> kNames = {{
+      {"bfloat16", DType::kBf16},
+      {"float16", DType::kFp16},
+      {"float32", DType::kFp32},
+  }};
+  const std::string_view key = Has("dtype") ? "dtype" : "torch_dtype";
+  const JsonValue* value = FindSet(key);
+  if (value == nullptr) return DType::kBf16;
+  const std::string* text = object_.values().String(*value, key, kWanted);
+  if (text == nullptr) return DType::kBf16;
+  std::string_view name = *text;
+  if (name.starts_with("torch.")) name.remove_prefix(6);
+  for (const auto& [known, dtype] : kNames) {
+    if (known == name) return dtype;
+  }
+  object_.values().Error(*value, absl::StrFormat("unknown %s %s; wanted %s",
+                                                 key, Quoted(*text), kWanted));
+  return DType::kBf16;
+}
+
+void ConfigReader::Error(std::string_view key, std::string message) {
+  const JsonValue* value = object_.Find(key);
+  diagnostics().Error(
+      value == nullptr ? place() : object_.values().PlaceOf(*value),
+      std::move(message));
+}
+
+}  // namespace refit

@@ -1,0 +1,56 @@
+// The keys of a Hugging Face config.json.
+#ifndef REFIT_COMPILER_MODEL_CONFIG_H_
+#define REFIT_COMPILER_MODEL_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiler/diagnostics.h"
+#include "compiler/job/object_reader.h"
+#include "plan/dtype.h"
+
+namespace refit {
+
+// Reads keys and reports those that are missing or wrong; null counts as
+// missing, as Transformers writes it for "not set". After a report a harmless
+// value is returned, so that one run finds all mistakes. Keys that nobody asks
+// for are not mistakes: a config.json says much that no weight depends on.
+class ConfigReader {
+ public:
+  // `root` is an object.
+  ConfigReader(const ValueReader& values, const JsonValue& root)
+      : object_(values, root, "") {}
+
+  // A size, at least 1.
+  int64_t Size(std::string_view key);
+  int64_t SizeOr(std::string_view key, int64_t otherwise);
+  // A number of layers or experts.
+  int64_t Count(std::string_view key);
+  bool FlagOr(std::string_view key, bool otherwise);
+  std::vector<int64_t> IntegersOr(std::string_view key,
+                                  std::vector<int64_t> otherwise);
+  // "" when missing.
+  std::string String(std::string_view key);
+  // The dtype of the weights: "dtype", in older files "torch_dtype"; bf16 when
+  // neither is there.
+  DType WeightDType();
+
+  bool Has(std::string_view key) { return FindSet(key) != nullptr; }
+  // Reports that the value of `key` does not fit.
+  void Error(std::string_view key, std::string message);
+  Place place() const { return object_.place(); }
+  Diagnostics& diagnostics() const { return object_.values().diagnostics(); }
+
+ private:
+  const JsonValue* FindSet(std::string_view key);
+  const JsonValue* Require(std::string_view key, std::string_view wanted);
+  int64_t IntegerIn(std::string_view key, IntegerRange range);
+
+  ObjectReader object_;
+};
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_MODEL_CONFIG_H_

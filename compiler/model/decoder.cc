@@ -1,0 +1,139 @@
+#include "compiler/model/decoder.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "compiler/model/stacks.h"
+
+namespace refit {
+namespace {
+
+int64_t ReadHeadDim(ConfigReader& config, const Architecture& architecture) {
+  if (config.Has("head_dim")) return config.Size("head_dim");
+  if (architecture.hidden % architecture.heads != 0) {
+    config.Error("num_attention_heads",
+                 absl::StrFormat("num_attention_heads %d does not divide "
+                                 "hidden_size %d, and there is no head_dim",
+                                 architecture.heads, architecture.hidden));
+  }
+  return architecture.hidden / architecture.heads;
+}
+
+}  // namespace
+
+DecoderBuilder::DecoderBuilder(ConfigReader& config, Model& model)
+    : config_(config), model_(model), dtype_(config.WeightDType()) {
+  Architecture& architecture = model_.architecture;
+  architecture.layers = config.Count("num_hidden_layers");
+  architecture.hidden = config.Size("hidden_size");
+  architecture.heads = config.Size("num_attention_heads");
+  architecture.kv_heads = config.Size("num_key_value_heads");
+  architecture.head_dim = ReadHeadDim(config, architecture);
+  architecture.vocab = config.Size("vocab_size");
+  architecture.tied = config.FlagOr("tie_word_embeddings", false);
+  if (architecture.heads % architecture.kv_heads != 0) {
+    config.Error("num_key_value_heads",
+                 absl::StrFormat("num_key_value_heads %d does not divide "
+                                 "num_attention_heads %d",
+                                 architecture.kv_heads, architecture.heads));
+  }
+}
+
+IndexDim DecoderBuilder::AllLayers() const {
+  return Consecutive(0, model_.architecture.layers);
+}
+
+void DecoderBuilder::Add(std::string name, ParamRole role, Dims shape,
+                         std::vector<IndexDim> index) {
+  if (!index.empty()) name = "model.layers.{0}." + name;
+  Param param = {.name = std::move(name),
+                 .index = std::move(index),
+                 .shape = std::move(shape),
+                 .dtype = dtype_,
+                 .role = role};
+  CheckStackSize(param, config_.place(), config_.diagnostics());
+  model_.params.push_back(std::move(param));
+}
+
+void DecoderBuilder::Begin() {
+  const Architecture& a = model_.architecture;
+  Add("model.embed_tokens.weight", ParamRole::kEmbedding, {a.vocab, a.hidden},
+      {});
+}
+
+void DecoderBuilder::AddAttention(const AttentionOptions& options) {
+  const Architecture& a = model_.architecture;
+  const int64_t query = a.heads * a.head_dim;
+  const int64_t key_value = a.kv_heads * a.head_dim;
+  const auto add = [&](std::string name, ParamRole role, Dims shape) {
+    Add(std::move(name), role, std::move(shape), {AllLayers()});
+  };
+  add("input_layernorm.weight", ParamRole::kAttentionNorm, {a.hidden});
+  add("self_attn.q_proj.weight", ParamRole::kQuery, {query, a.hidden});
+  add("self_attn.k_proj.weight", ParamRole::kKey, {key_value, a.hidden});
+  add("self_attn.v_proj.weight", ParamRole::kValue, {key_value, a.hidden});
+  if (options.query_key_value_bias) {
+    add("self_attn.q_proj.bias", ParamRole::kQueryBias, {query});
+    add("self_attn.k_proj.bias", ParamRole::kKeyBias, {key_value});
+    add("self_attn.v_proj.bias", ParamRole::kValueBias, {key_value});
+  }
+  add("self_attn.o_proj.weight", ParamRole::kAttentionOutput,
+      {a.hidden, query});
+  if (options.output_bias) {
+    add("self_attn.o_proj.bias", ParamRole::kAttentionOutputBias, {a.hidden});
+  }
+  if (options.query_key_norm) {
+    add("self_attn.q_norm.weight", ParamRole::kQueryNorm, {a.head_dim});
+    add("self_attn.k_norm.weight", ParamRole::kKeyNorm, {a.head_dim});
+  }
+}
+
+void DecoderBuilder::AddMlpNorm(ParamRole role, const IndexDim& layers) {
+  Add("post_attention_layernorm.weight", role, {model_.architecture.hidden},
+      {layers});
+}
+
+void DecoderBuilder::AddMlp(const IndexDim& layers, int64_t intermediate) {
+  const int64_t hidden = model_.architecture.hidden;
+  AddMlpNorm(ParamRole::kMlpNorm, layers);
+  Add("mlp.gate_proj.weight", ParamRole::kMlpGate, {intermediate, hidden},
+      {layers});
+  Add("mlp.up_proj.weight", ParamRole::kMlpUp, {intermediate, hidden},
+      {layers});
+  Add("mlp.down_proj.weight", ParamRole::kMlpDown, {hidden, intermediate},
+      {layers});
+}
+
+void DecoderBuilder::AddExperts(const IndexDim& layers, std::string_view module,
+                                const ExpertNames& names, int64_t experts,
+                                int64_t intermediate) {
+  const int64_t hidden = model_.architecture.hidden;
+  model_.architecture.experts = experts;
+  AddMlpNorm(ParamRole::kMoeNorm, layers);
+  Add(absl::StrFormat("%s.gate.weight", module), ParamRole::kRouter,
+      {experts, hidden}, {layers});
+  const auto add = [&](std::string_view name, ParamRole role, Dims shape) {
+    Add(absl::StrFormat("%s.experts.{1}.%s.weight", module, name), role,
+        std::move(shape), {layers, Consecutive(0, experts)});
+  };
+  add(names.gate, ParamRole::kExpertGate, {intermediate, hidden});
+  add(names.up, ParamRole::kExpertUp, {intermediate, hidden});
+  add(names.down, ParamRole::kExpertDown, {hidden, intermediate});
+}
+
+void DecoderBuilder::End() {
+  const Architecture& a = model_.architecture;
+  Add("model.norm.weight", ParamRole::kFinalNorm, {a.hidden}, {});
+  if (a.tied) {
+    model_.skips.push_back(
+        {.name = "lm_head.weight",
+         .reason = SkipReason::kTied,
+         .detail =
+             "tie_word_embeddings: the head is model.embed_tokens.weight"});
+  } else {
+    Add("lm_head.weight", ParamRole::kOutputHead, {a.vocab, a.hidden}, {});
+  }
+}
+
+}  // namespace refit

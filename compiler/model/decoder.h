@@ -1,0 +1,64 @@
+// What the decoders of most families have in common: the names, shapes and
+// roles of embedding, grouped-query attention, gated MLP and head.
+#ifndef REFIT_COMPILER_MODEL_DECODER_H_
+#define REFIT_COMPILER_MODEL_DECODER_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "compiler/ir/module.h"
+#include "compiler/model/config.h"
+#include "compiler/model/model.h"
+
+namespace refit {
+
+struct AttentionOptions {
+  bool query_key_value_bias = false;
+  bool output_bias = false;
+  bool query_key_norm = false;
+};
+
+// What a family calls the three matrices of an expert.
+struct ExpertNames {
+  std::string_view gate = "gate_proj";
+  std::string_view up = "up_proj";
+  std::string_view down = "down_proj";
+};
+
+// Adds the stacks of a decoder in the order of the calls. Names are relative to
+// "model.layers.{0}.".
+class DecoderBuilder {
+ public:
+  // Reads the sizes that every decoder has.
+  DecoderBuilder(ConfigReader& config, Model& model);
+
+  // Adds the embedding.
+  void Begin();
+  // Norm and attention of all layers.
+  void AddAttention(const AttentionOptions& options);
+  // Norm and dense MLP of `layers`.
+  void AddMlp(const IndexDim& layers, int64_t intermediate);
+  // Norm, router and experts of `layers`; `module` holds the latter two.
+  void AddExperts(const IndexDim& layers, std::string_view module,
+                  const ExpertNames& names, int64_t experts,
+                  int64_t intermediate);
+  // Adds final norm and head.
+  void End();
+
+  IndexDim AllLayers() const;
+
+ private:
+  void AddMlpNorm(ParamRole role, const IndexDim& layers);
+  // A param of the layers `index[0]`, or of no layer.
+  void Add(std::string name, ParamRole role, Dims shape,
+           std::vector<IndexDim> index);
+
+  ConfigReader& config_;
+  Model& model_;
+  DType dtype_ = DType::kUnspecified;
+};
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_MODEL_DECODER_H_

@@ -1,0 +1,34 @@
+#include "compiler/model/families.h"
+
+#include <array>
+
+namespace refit {
+namespace {
+
+struct Family {
+  std::string_view model_type;
+  FamilyFunction build;
+};
+
+constexpr std::array kFamilies = {
+    Family{"llama", BuildLlama},        Family{"mixtral", BuildMixtral},
+    Family{"qwen2", BuildQwen2},        Family{"qwen3", BuildQwen3},
+    Family{"qwen3_moe", BuildQwen3Moe},
+};
+
+}  // namespace
+
+FamilyFunction FindFamily(std::string_view model_type) {
+  for (const Family& family : kFamilies) {
+    if (family.model_type == model_type) return family.build;
+  }
+  return nullptr;
+}
+
+std::vector<std::string_view> FamilyNames() {
+  std::vector<std::string_view> names;
+  for (const Family& family : kFamilies) names.push_back(family.model_type);
+  return names;
+}
+
+}  // namespace refit

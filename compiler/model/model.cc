@@ -1,0 +1,310 @@
+#include "compiler/model/model.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "compiler/job/object_reader.h"
+#include "compiler/job/text_file.h"
+#include "compiler/model/config.h"
+#include "compiler/model/families.h"
+#include "compiler/model/safetensors.h"
+#include "compiler/model/stacks.h"
+#include "plan/dtype.h"
+#include "plan/glob.h"
+
+namespace refit {
+namespace {
+
+constexpr int64_t kConfigBytesMax = int64_t{16} << 20;
+
+std::string ShapeText(const Dims& shape) { return absl::StrJoin(shape, "x"); }
+
+// The model of a config.json. Without an error there is none either if its
+// model_type is unknown and `need_family` is false.
+std::optional<Model> ReadConfigModel(const std::string& path,
+                                     const Place& asked, bool need_family,
+                                     Diagnostics& diagnostics) {
+  const absl::StatusOr<std::shared_ptr<const SourceFile>> file =
+      ReadTextFile(path, kConfigBytesMax);
+  if (!file.ok()) {
+    diagnostics.Error(asked, absl::StrFormat("%s: %s", Quoted(path),
+                                             file.status().message()));
+    return std::nullopt;
+  }
+  const std::optional<JsonDocument> document =
+      ParseJson(*file, (*file)->text, diagnostics);
+  if (!document.has_value()) return std::nullopt;
+  const ValueReader values(*document, diagnostics);
+  if (!values.IsObject(document->root, "config")) return std::nullopt;
+
+  const int64_t errors_before = diagnostics.error_count();
+  ConfigReader config(values, document->root);
+  const std::string model_type = config.String("model_type");
+  if (model_type.empty()) return std::nullopt;
+  const FamilyFunction build = FindFamily(model_type);
+  if (build == nullptr) {
+    if (need_family) {
+      config.Error(
+          "model_type",
+          absl::StrFormat("unknown model_type %s; wanted %s",
+                          Quoted(model_type), Alternatives(FamilyNames())));
+    }
+    return std::nullopt;
+  }
+  Model model;
+  model.place = config.place();
+  model.architecture.family = model_type;
+  build(config, model);
+  if (diagnostics.error_count() != errors_before) return std::nullopt;
+  return model;
+}
+
+// Gives a family's params the dtypes of a checkpoint, and reports where the two
+// disagree.
+class CheckpointMatcher {
+ public:
+  CheckpointMatcher(const Checkpoint& checkpoint, Model& model,
+                    Diagnostics& diagnostics)
+      : checkpoint_(checkpoint), model_(model), diagnostics_(diagnostics) {
+    for (const NamedTensor& tensor : checkpoint.tensors) {
+      unused_.emplace(tensor.name, &tensor);
+    }
+  }
+
+  void Match() {
+    for (Param& param : model_.params) MatchParam(param);
+    if (model_.architecture.tied) MatchTiedHead();
+    for (const NamedTensor& tensor : checkpoint_.tensors) {
+      if (!unused_.contains(tensor.name)) continue;
+      diagnostics_.Error(
+          tensor.place,
+          absl::StrFormat("tensor %s is not a parameter of a %s model with "
+                          "this config.json",
+                          Quoted(tensor.name), model_.architecture.family));
+    }
+  }
+
+ private:
+  const NamedTensor* Take(const std::string& name) {
+    const auto found = unused_.find(name);
+    if (found == unused_.end()) return nullptr;
+    const NamedTensor* tensor = found->second;
+    unused_.erase(found);
+    return tensor;
+  }
+
+  void CheckShape(const NamedTensor& tensor, const Dims& wanted) {
+    if (tensor.shape == wanted) return;
+    diagnostics_.Error(
+        tensor.place,
+        absl::StrFormat("tensor %s is %s; wanted %s by config.json",
+                        Quoted(tensor.name), ShapeText(tensor.shape),
+                        ShapeText(wanted)));
+  }
+
+  void MatchParam(Param& param) {
+    const NamedTensor* first = nullptr;
+    for (const std::string& name : MemberNames(param)) {
+      const NamedTensor* tensor = Take(name);
+      if (tensor == nullptr) {
+        diagnostics_.Error(
+            checkpoint_.place,
+            absl::StrFormat("parameter %s of config.json is missing",
+                            Quoted(name)));
+        continue;
+      }
+      CheckShape(*tensor, param.shape);
+      if (first == nullptr) first = tensor;
+      if (tensor->dtype != first->dtype) {
+        diagnostics_.Error(
+            tensor->place,
+            absl::StrFormat("tensor %s is %s; wanted %s as %s", Quoted(name),
+                            DTypeName(tensor->dtype), DTypeName(first->dtype),
+                            Quoted(first->name)));
+      }
+    }
+    if (first != nullptr) param.dtype = first->dtype;
+  }
+
+  // A checkpoint may store the head again that the config declares tied.
+  void MatchTiedHead() {
+    for (const Skip& skip : model_.skips) {
+      const NamedTensor* tensor = Take(skip.name);
+      if (tensor == nullptr) continue;
+      CheckShape(*tensor,
+                 {model_.architecture.vocab, model_.architecture.hidden});
+    }
+  }
+
+  const Checkpoint& checkpoint_;
+  Model& model_;
+  Diagnostics& diagnostics_;
+  absl::flat_hash_map<std::string_view, const NamedTensor*> unused_;
+};
+
+Model FoldModel(const std::vector<NamedTensor>& tensors, const Place& place,
+                Diagnostics& diagnostics) {
+  Model model;
+  model.place = place;
+  model.params = FoldStacks(tensors);
+  for (const Param& param : model.params) {
+    CheckStackSize(param, place, diagnostics);
+  }
+  return model;
+}
+
+std::optional<Model> ReadSafetensorsModel(const std::string& path,
+                                          const Place& asked,
+                                          Diagnostics& diagnostics) {
+  const std::optional<Checkpoint> checkpoint =
+      ReadCheckpoint(path, asked, diagnostics);
+  if (!checkpoint.has_value()) return std::nullopt;
+  const std::string config = ResolvePath(checkpoint->directory, "config.json");
+  std::error_code error;
+  if (std::filesystem::exists(config, error)) {
+    const int64_t errors_before = diagnostics.error_count();
+    std::optional<Model> model =
+        ReadConfigModel(config, asked, /*need_family=*/false, diagnostics);
+    if (model.has_value()) {
+      CheckpointMatcher(*checkpoint, *model, diagnostics).Match();
+      return model;
+    }
+    if (diagnostics.error_count() != errors_before) return std::nullopt;
+  }
+  // Of an unknown family the parameters are known all the same, without roles.
+  return FoldModel(checkpoint->tensors, checkpoint->place, diagnostics);
+}
+
+std::optional<Model> ReadListedModel(const ModelSpec& spec,
+                                     Diagnostics& diagnostics) {
+  std::vector<NamedTensor> tensors;
+  tensors.reserve(spec.parameters->size());
+  for (const ParameterSpec& parameter : *spec.parameters) {
+    tensors.push_back(
+        {.name = parameter.name,
+         .shape = Dims(parameter.shape.begin(), parameter.shape.end()),
+         .dtype = parameter.dtype,
+         .place = parameter.place});
+  }
+  if (!CheckNames(tensors, diagnostics)) return std::nullopt;
+  return FoldModel(tensors, spec.place, diagnostics);
+}
+
+// Cuts an index dimension wherever `same(i)`, whether entry i belongs with
+// entry i - 1, is false. Returns the first entry of every run, and the end.
+template <typename Same>
+std::vector<size_t> RunBounds(const IndexDim& dim, const Same& same) {
+  std::vector<size_t> bounds = {0};
+  for (size_t i = 1; i < dim.numbers.size(); ++i) {
+    if (!same(i)) bounds.push_back(i);
+  }
+  bounds.push_back(dim.numbers.size());
+  return bounds;
+}
+
+IndexDim Slice(const IndexDim& dim, size_t begin, size_t end) {
+  return {.numbers = {dim.numbers.begin() + static_cast<ptrdiff_t>(begin),
+                      dim.numbers.begin() + static_cast<ptrdiff_t>(end)}};
+}
+
+// Appends `param` to `params`, its excluded members marked. `excluded` has one
+// entry per member, row-major; runs of equal members stay one stack.
+void AppendMarked(const Param& param, const std::vector<bool>& excluded,
+                  std::vector<Param>& params) {
+  const auto append = [&](std::vector<IndexDim> index, bool skip) {
+    params.push_back(param);
+    params.back().index = std::move(index);
+    if (skip) params.back().skip = SkipReason::kExcluded;
+  };
+  if (param.index.empty()) return append({}, excluded[0]);
+
+  const size_t row_size =
+      param.index.size() == 1 ? 1 : param.index[1].numbers.size();
+  const auto member = [&](size_t row) {
+    return excluded.begin() + static_cast<ptrdiff_t>(row * row_size);
+  };
+  const std::vector<size_t> rows = RunBounds(param.index[0], [&](size_t row) {
+    return std::equal(member(row), member(row + 1), member(row - 1));
+  });
+  for (size_t r = 0; r + 1 < rows.size(); ++r) {
+    const IndexDim layers = Slice(param.index[0], rows[r], rows[r + 1]);
+    const auto row = member(rows[r]);
+    if (param.index.size() == 1) {
+      append({layers}, row[0]);
+      continue;
+    }
+    const IndexDim& experts = param.index[1];
+    const std::vector<size_t> columns = RunBounds(experts, [&](size_t column) {
+      return row[static_cast<ptrdiff_t>(column)] ==
+             row[static_cast<ptrdiff_t>(column) - 1];
+    });
+    for (size_t c = 0; c + 1 < columns.size(); ++c) {
+      append({layers, Slice(experts, columns[c], columns[c + 1])},
+             row[static_cast<ptrdiff_t>(columns[c])]);
+    }
+  }
+}
+
+}  // namespace
+
+std::optional<Model> ReadModel(const Job& job, Diagnostics& diagnostics) {
+  const int64_t errors_before = diagnostics.error_count();
+  const ModelSpec& spec = job.model;
+  std::optional<Model> model;
+  if (spec.config_path.has_value()) {
+    model = ReadConfigModel(*spec.config_path, spec.place,
+                            /*need_family=*/true, diagnostics);
+  } else if (spec.safetensors_path.has_value()) {
+    model =
+        ReadSafetensorsModel(*spec.safetensors_path, spec.place, diagnostics);
+  } else if (spec.parameters.has_value()) {
+    model = ReadListedModel(spec, diagnostics);
+  }
+  if (diagnostics.error_count() != errors_before) return std::nullopt;
+  return model;
+}
+
+void ApplyExcludes(const OptionsSpec& options, Model& model) {
+  const std::vector<std::string>& globs = options.exclude.value;
+  if (globs.empty()) return;
+  const auto matches = [&](std::string_view name) {
+    return std::any_of(globs.begin(), globs.end(), [&](const std::string& glob) {
+      return GlobMatches(glob, name);
+    });
+  };
+
+  std::vector<Param> params;
+  for (const Param& param : model.params) {
+    std::vector<bool> excluded;
+    for (const std::string& name : MemberNames(param)) {
+      excluded.push_back(matches(name));
+    }
+    AppendMarked(param, excluded, params);
+  }
+  model.params = std::move(params);
+}
+
+std::string ModelListing(const Model& model) {
+  std::string listing;
+  for (const Param& param : model.params) {
+    const std::string rest =
+        absl::StrFormat("\t%s\t%s\n", SafetensorsDTypeName(param.dtype),
+                        ShapeText(param.shape));
+    for (const std::string& name : MemberNames(param)) {
+      absl::StrAppend(&listing, name, rest);
+    }
+  }
+  return listing;
+}
+
+}  // namespace refit

@@ -1,0 +1,55 @@
+// Model: every logical parameter of a checkpoint, as stacks with roles.
+#ifndef REFIT_COMPILER_MODEL_MODEL_H_
+#define REFIT_COMPILER_MODEL_MODEL_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compiler/diagnostics.h"
+#include "compiler/ir/module.h"
+#include "compiler/job/job.h"
+
+namespace refit {
+
+// What layouts need to know of a network beyond its parameters' shapes.
+struct Architecture {
+  std::string family;  // config.json's model_type; "" when roles are unknown
+  int64_t layers = 0;
+  int64_t hidden = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t vocab = 0;
+  int64_t experts = 0;  // 0: dense
+  bool tied = false;    // lm_head is the embedding
+};
+
+// Stacks are disjoint, and a stack's index[0] is the layer for every param of
+// a layer. Tied: `params` has no output head, `skips` says so.
+struct Model {
+  Place place;  // config.json, the safetensors index, or the job
+  Architecture architecture;
+  std::vector<Param> params;
+  std::vector<Skip> skips;
+};
+
+// Reads the model a job names. Errors: missing or malformed file, unknown
+// model_type (with the known ones), missing or wrong config keys, a
+// safetensors header that disagrees with the config.json beside it, a name
+// twice. Returns nullopt after an error.
+std::optional<Model> ReadModel(const Job& job, Diagnostics& diagnostics);
+
+// Marks what `options.exclude` matches as skipped, splitting stacks where a
+// glob matches only some members. A glob may match nothing: one list of globs
+// serves models with and without, say, multi-token-prediction layers.
+void ApplyExcludes(const OptionsSpec& options, Model& model);
+
+// One parameter a line, "name<TAB>DTYPE<TAB>2x3" (safetensors dtype names), in
+// no particular order: what shared model lists are compared with.
+std::string ModelListing(const Model& model);
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_MODEL_MODEL_H_

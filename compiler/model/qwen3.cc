@@ -1,0 +1,16 @@
+#include "compiler/model/decoder.h"
+#include "compiler/model/families.h"
+
+namespace refit {
+
+void BuildQwen3(ConfigReader& config, Model& model) {
+  DecoderBuilder decoder(config, model);
+  decoder.Begin();
+  decoder.AddAttention(
+      {.query_key_value_bias = config.FlagOr("attention_bias", false),
+       .query_key_norm = true});
+  decoder.AddMlp(decoder.AllLayers(), config.Size("intermediate_size"));
+  decoder.End();
+}
+
+}  // namespace refit

@@ -1,0 +1,236 @@
+#include "compiler/model/stacks.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "compiler/job/json.h"
+
+namespace refit {
+namespace {
+
+constexpr size_t kIndexDimsMax = 2;
+constexpr int64_t kStackElementsMax = int64_t{1} << 58;
+constexpr int64_t kStackMembersMax = int64_t{1} << 24;
+
+// The number a name component stands for, if writing it again gives the same
+// component.
+std::optional<int32_t> NumberOf(std::string_view component) {
+  const bool all_digits =
+      component.find_first_not_of("0123456789") == std::string_view::npos;
+  const bool leading_zero = component.size() > 1 && component[0] == '0';
+  int32_t number = 0;
+  if (component.empty() || !all_digits || leading_zero ||
+      !absl::SimpleAtoi(std::string(component), &number)) {
+    return std::nullopt;
+  }
+  return number;
+}
+
+using Numbers = std::vector<int32_t>;
+
+// "model.layers.3.up.weight" → "model.layers.{0}.up.weight" and [3].
+std::pair<std::string, Numbers> TakeNumbers(std::string_view name) {
+  std::string pattern;
+  Numbers numbers;
+  for (size_t begin = 0; begin <= name.size();) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    const std::string_view component = name.substr(begin, end - begin);
+    const std::optional<int32_t> number = NumberOf(component);
+    if (begin > 0) pattern += '.';
+    if (number.has_value() && numbers.size() < kIndexDimsMax) {
+      pattern += absl::StrFormat("{%d}", numbers.size());
+      numbers.push_back(*number);
+    } else {
+      pattern += component;
+    }
+    begin = end + 1;
+  }
+  return {std::move(pattern), std::move(numbers)};
+}
+
+// Parameters that could be one stack.
+struct Group {
+  std::string pattern;
+  Dims shape;
+  DType dtype = DType::kUnspecified;
+  std::vector<std::pair<Numbers, size_t>> members;  // with position in the list
+};
+
+// The part of a group that is a full product of numbers.
+struct Block {
+  size_t first_position = 0;
+  std::vector<IndexDim> index;
+};
+
+std::vector<Group> GroupByPattern(const std::vector<NamedTensor>& tensors) {
+  std::vector<Group> groups;
+  absl::flat_hash_map<std::tuple<std::string, Dims, DType>, size_t> group_of;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const NamedTensor& tensor = tensors[i];
+    auto [pattern, numbers] = TakeNumbers(tensor.name);
+    const auto [found, is_new] = group_of.try_emplace(
+        std::tuple(pattern, tensor.shape, tensor.dtype), groups.size());
+    if (is_new) {
+      groups.push_back({.pattern = std::move(pattern),
+                        .shape = tensor.shape,
+                        .dtype = tensor.dtype,
+                        .members = {}});
+    }
+    groups[found->second].members.emplace_back(std::move(numbers), i);
+  }
+  return groups;
+}
+
+// One block for each distinct set of second numbers, which all first numbers
+// with that set share.
+std::vector<Block> CutIntoProducts(const Group& group) {
+  const size_t dims = group.members.front().first.size();
+  if (dims == 0)
+    return {{.first_position = group.members[0].second, .index = {}}};
+
+  struct Row {
+    std::set<int32_t> seconds;
+    size_t first_position = std::numeric_limits<size_t>::max();
+  };
+  std::map<int32_t, Row> rows;
+  for (const auto& [numbers, position] : group.members) {
+    Row& row = rows[numbers[0]];
+    if (dims > 1) row.seconds.insert(numbers[1]);
+    row.first_position = std::min(row.first_position, position);
+  }
+  std::map<std::set<int32_t>, Block> blocks;
+  for (const auto& [first, row] : rows) {
+    const auto [found, is_new] = blocks.try_emplace(
+        row.seconds, Block{.first_position = row.first_position,
+                           .index = std::vector<IndexDim>(dims)});
+    Block& block = found->second;
+    block.index[0].numbers.push_back(first);
+    block.first_position = std::min(block.first_position, row.first_position);
+    if (is_new && dims > 1) {
+      block.index[1].numbers.assign(row.seconds.begin(), row.seconds.end());
+    }
+  }
+  std::vector<Block> result;
+  for (auto& [seconds, block] : blocks) result.push_back(std::move(block));
+  return result;
+}
+
+Param ParamOf(const Group& group, Block block) {
+  Param param = {.name = group.pattern,
+                 .index = std::move(block.index),
+                 .shape = group.shape,
+                 .dtype = group.dtype};
+  // A stack of one is a parameter like any other.
+  Numbers only;
+  for (const IndexDim& dim : param.index) {
+    if (dim.extent() == 1) only.push_back(dim.numbers[0]);
+  }
+  if (only.size() == param.index.size()) {
+    param.name = ExpandName(param.name, only);
+    param.index.clear();
+  }
+  return param;
+}
+
+}  // namespace
+
+bool CheckNames(const std::vector<NamedTensor>& tensors,
+                Diagnostics& diagnostics) {
+  bool good = true;
+  absl::flat_hash_map<std::string_view, size_t> seen;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::string& name = tensors[i].name;
+    const bool is_name =
+        !name.empty() && std::none_of(name.begin(), name.end(), [](char c) {
+          const auto byte = static_cast<unsigned char>(c);
+          return byte < 0x20 || byte == 0x7F || c == '{' || c == '}';
+        });
+    if (!is_name) {
+      diagnostics.Error(
+          tensors[i].place,
+          absl::StrFormat("parameter name %s is empty or holds a brace or a "
+                          "control character",
+                          Quoted(name)));
+      good = false;
+    } else if (!seen.try_emplace(name, i).second) {
+      diagnostics.Error(
+          tensors[i].place,
+          absl::StrFormat("parameter %s stands twice", Quoted(name)));
+      good = false;
+    }
+  }
+  return good;
+}
+
+std::vector<Param> FoldStacks(const std::vector<NamedTensor>& tensors) {
+  std::vector<std::pair<size_t, Param>> by_position;
+  for (const Group& group : GroupByPattern(tensors)) {
+    for (Block& block : CutIntoProducts(group)) {
+      const size_t position = block.first_position;
+      by_position.emplace_back(position, ParamOf(group, std::move(block)));
+    }
+  }
+  std::sort(by_position.begin(), by_position.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<Param> params;
+  params.reserve(by_position.size());
+  for (auto& [position, param] : by_position) {
+    params.push_back(std::move(param));
+  }
+  return params;
+}
+
+std::vector<std::string> MemberNames(const Param& param) {
+  std::vector<Numbers> members = {{}};
+  for (const IndexDim& dim : param.index) {
+    std::vector<Numbers> longer;
+    longer.reserve(members.size() * dim.numbers.size());
+    for (const Numbers& member : members) {
+      for (const int32_t number : dim.numbers) {
+        longer.push_back(member);
+        longer.back().push_back(number);
+      }
+    }
+    members = std::move(longer);
+  }
+  std::vector<std::string> names;
+  names.reserve(members.size());
+  for (const Numbers& member : members) {
+    names.push_back(ExpandName(param.name, member));
+  }
+  return names;
+}
+
+void CheckStackSize(const Param& param, const Place& place,
+                    Diagnostics& diagnostics) {
+  int64_t members = 1;
+  for (const IndexDim& dim : param.index) members *= dim.extent();
+  if (members > kStackMembersMax) {
+    diagnostics.Error(
+        place, absl::StrFormat("%s stands for %d parameters; wanted at most %d",
+                               Quoted(param.name), members, kStackMembersMax));
+    return;
+  }
+  int64_t elements = 1;
+  for (const int64_t extent : param.VirtualShape()) {
+    if (extent > kStackElementsMax / elements) {
+      diagnostics.Error(
+          place, absl::StrFormat("parameters %s have more than %d elements",
+                                 Quoted(param.name), kStackElementsMax));
+      return;
+    }
+    elements *= extent;
+  }
+}
+
+}  // namespace refit

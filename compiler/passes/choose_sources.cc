@@ -1,0 +1,239 @@
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "compiler/passes/passes.h"
+
+namespace refit {
+namespace {
+
+// Nearer replicas win whatever their load: crossing a host costs several times
+// the time of staying inside.
+constexpr std::array kNearestFirst = {Route::kLocal, Route::kPeer,
+                                      Route::kNetwork};
+
+// Pieces are cut finer until the busiest sender that has a choice is this
+// close to the mean.
+constexpr double kImbalanceTarget = 1.01;
+// Parts per sender that are tried in turn, whole pieces first. More parts mean
+// more messages.
+constexpr std::array kPartsPerSender = {0, 8, 32, 128};
+
+// One piece for one receiver, with the senders that may feed it.
+struct Choice {
+  PieceId piece{};
+  Rank destination{};
+  int64_t bytes = 0;
+  Route route = Route::kUnspecified;
+  std::vector<Rank> candidates;  // ascending, of the nearest route
+};
+
+class Chooser {
+ public:
+  explicit Chooser(const Module& module)
+      : module_(module), loads_(static_cast<size_t>(module.world_size()), 0) {}
+
+  // The candidates of every piece for every receiver.
+  std::vector<Choice> ListChoices() const;
+
+  // Assigns a sender to every choice; transfers in no order.
+  std::vector<Transfer> Assign(std::vector<Choice> choices);
+
+  // Load of the busiest sender over the least that any assignment reaches
+  // for it: the mean of the senders that had a choice, or its own fixed load.
+  double Imbalance() const { return imbalance_; }
+
+ private:
+  Rank Pick(const Choice& choice) const;
+  int64_t& PairLoad(Rank source, Rank destination) {
+    return pair_loads_[{source, destination}];
+  }
+
+  const Module& module_;
+  std::vector<int64_t> loads_;  // bytes to send, by rank
+  absl::flat_hash_map<std::pair<Rank, Rank>, int64_t> pair_loads_;
+  double imbalance_ = 1;
+};
+
+std::vector<Choice> Chooser::ListChoices() const {
+  std::vector<Choice> choices;
+  for (size_t i = 0; i < module_.pieces.size(); ++i) {
+    const Piece& piece = module_.pieces[i];
+    const int64_t bytes = module_.WireBytes(piece);
+    for (Rank destination : piece.destinations) {
+      Choice choice = {.piece = PieceId{static_cast<int32_t>(i)},
+                       .destination = destination,
+                       .bytes = bytes,
+                       .candidates = {}};
+      for (Route route : kNearestFirst) {
+        for (Rank source : piece.sources) {
+          if (module_.RouteBetween(source, destination) == route) {
+            choice.candidates.push_back(source);
+          }
+        }
+        choice.route = route;
+        if (!choice.candidates.empty()) break;
+      }
+      choices.push_back(std::move(choice));
+    }
+  }
+  return choices;
+}
+
+Rank Chooser::Pick(const Choice& choice) const {
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (Rank source : choice.candidates) {
+    least = std::min(least, loads_[IndexOf(source)]);
+  }
+  // Among senders that are about as free as the freest. Inside a host a pair
+  // of GPUs alone does not fill a link, so spread a receiver over senders;
+  // across hosts every pair costs connections and small messages, so stick to
+  // those in use. Equal ones are told apart by load, then by distance.
+  Rank best = choice.candidates.front();
+  std::array<int64_t, 3> best_key = {std::numeric_limits<int64_t>::max(), 0, 0};
+  for (Rank source : choice.candidates) {
+    const int64_t load = loads_[IndexOf(source)];
+    if (load > least + choice.bytes) continue;
+    const auto pair = pair_loads_.find({source, choice.destination});
+    const int64_t pair_load = pair == pair_loads_.end() ? 0 : pair->second;
+    const int64_t preference =
+        choice.route == Route::kNetwork ? -pair_load : pair_load;
+    const int64_t distance = (static_cast<int64_t>(choice.destination) -
+                              static_cast<int64_t>(source)) %
+                             static_cast<int64_t>(choice.candidates.size());
+    const std::array<int64_t, 3> key = {preference, load, distance};
+    if (key < best_key) {
+      best_key = key;
+      best = source;
+    }
+  }
+  return best;
+}
+
+std::vector<Transfer> Chooser::Assign(std::vector<Choice> choices) {
+  // Those without a choice first: what they load is given. Then the largest,
+  // so that the small ones level what is left.
+  std::stable_sort(choices.begin(), choices.end(),
+                   [](const Choice& a, const Choice& b) {
+                     const bool a_fixed = a.candidates.size() == 1;
+                     const bool b_fixed = b.candidates.size() == 1;
+                     if (a_fixed != b_fixed) return a_fixed;
+                     return a.bytes > b.bytes;
+                   });
+  std::vector<Transfer> transfers;
+  transfers.reserve(choices.size());
+  std::vector<int64_t> fixed_loads;
+  std::vector<bool> has_choice(loads_.size(), false);
+  for (const Choice& choice : choices) {
+    if (choice.candidates.size() > 1 && fixed_loads.empty()) {
+      fixed_loads = loads_;
+    }
+    const Rank source = choice.candidates.size() == 1
+                            ? choice.candidates.front()
+                            : Pick(choice);
+    if (choice.candidates.size() > 1) {
+      for (Rank candidate : choice.candidates) {
+        has_choice[IndexOf(candidate)] = true;
+      }
+    }
+    loads_[IndexOf(source)] += choice.bytes;
+    PairLoad(source, choice.destination) += choice.bytes;
+    transfers.push_back({.piece = choice.piece,
+                         .source = source,
+                         .destination = choice.destination});
+  }
+  int64_t total = 0;
+  int64_t count = 0;
+  for (size_t rank = 0; rank < loads_.size(); ++rank) {
+    if (!has_choice[rank]) continue;
+    total += loads_[rank];
+    ++count;
+  }
+  if (count == 0) return transfers;
+  const double mean = static_cast<double>(total) / static_cast<double>(count);
+  for (size_t rank = 0; rank < loads_.size(); ++rank) {
+    if (!has_choice[rank]) continue;
+    const double reachable =
+        std::max(mean, static_cast<double>(fixed_loads[rank]));
+    imbalance_ =
+        std::max(imbalance_, static_cast<double>(loads_[rank]) / reachable);
+  }
+  return transfers;
+}
+
+// Cuts `box` into `count` nearly equal parts (or fewer, when it has too few
+// elements), along its outermost dimensions first.
+void CutInto(const Box& box, int64_t count, std::vector<Box>& parts) {
+  size_t dim = 0;
+  while (dim < box.lo.size() && box.extent(dim) == 1) ++dim;
+  if (count <= 1 || dim == box.lo.size()) {
+    parts.push_back(box);
+    return;
+  }
+  const int64_t cuts = std::min(count, box.extent(dim));
+  for (int64_t i = 0; i < cuts; ++i) {
+    Box part = box;
+    part.lo[dim] = box.lo[dim] + box.extent(dim) * i / cuts;
+    part.hi[dim] = box.lo[dim] + box.extent(dim) * (i + 1) / cuts;
+    CutInto(part, (count + cuts - 1) / cuts, parts);
+  }
+}
+
+// The pieces with those that have several possible sources cut to at most
+// `part_bytes`.
+std::vector<Piece> CutPieces(const Module& module, int64_t part_bytes) {
+  std::vector<Piece> cut;
+  for (const Piece& piece : module.pieces) {
+    const int64_t bytes = module.WireBytes(piece);
+    std::vector<Box> parts;
+    const bool cuttable = piece.sources.size() > 1 && bytes > part_bytes;
+    CutInto(piece.box, cuttable ? (bytes + part_bytes - 1) / part_bytes : 1,
+            parts);
+    for (Box& part : parts) {
+      cut.push_back(piece);
+      cut.back().box = std::move(part);
+    }
+  }
+  return cut;
+}
+
+int64_t MeanBytesPerSource(const Module& module) {
+  int64_t total = 0;
+  for (const Piece& piece : module.pieces) {
+    total += module.WireBytes(piece) *
+             static_cast<int64_t>(piece.destinations.size());
+  }
+  return total / std::max<int64_t>(module.source_ranks(), 1);
+}
+
+}  // namespace
+
+absl::Status ChooseSources(const PassOptions&, Module& module) {
+  const std::vector<Piece> whole = module.pieces;
+  const int64_t mean_bytes = MeanBytesPerSource(module);
+  std::vector<Piece> best_pieces;
+  double best_imbalance = std::numeric_limits<double>::infinity();
+  for (int parts : kPartsPerSender) {
+    module.pieces = whole;
+    if (parts > 0) {
+      module.pieces =
+          CutPieces(module, std::max<int64_t>(mean_bytes / parts, 1));
+    }
+    Chooser chooser(module);
+    std::vector<Transfer> transfers = chooser.Assign(chooser.ListChoices());
+    if (chooser.Imbalance() >= best_imbalance) continue;
+    best_imbalance = chooser.Imbalance();
+    best_pieces = module.pieces;
+    module.transfers = std::move(transfers);
+    if (best_imbalance <= kImbalanceTarget) break;
+  }
+  module.pieces = std::move(best_pieces);
+  std::sort(module.transfers.begin(), module.transfers.end(),
+            [](const Transfer& a, const Transfer& b) {
+              return std::tie(a.source, a.destination, a.piece) <
+                     std::tie(b.source, b.destination, b.piece);
+            });
+  return absl::OkStatus();
+}
+
+}  // namespace refit

@@ -1,0 +1,144 @@
+#include <algorithm>
+#include <array>
+
+#include "absl/strings/str_format.h"
+#include "compiler/ir/print.h"
+#include "compiler/passes/passes.h"
+
+namespace refit {
+namespace {
+
+// What one NCCL group costs before its bytes: NCCL's own model starts from
+// 8.4 us for a SIMPLE operation; with launch and rendezvous about twice that.
+constexpr double kRoundSeconds = 20e-6;
+
+constexpr std::array kRoutes = {Route::kLocal, Route::kPeer, Route::kNetwork};
+
+double BytesPerSecond(const Topology& topology, Route route) {
+  switch (route) {
+    case Route::kLocal:
+      return topology.local_bytes_per_second;
+    case Route::kPeer:
+      return topology.peer_bytes_per_second;
+    case Route::kNetwork:
+    case Route::kUnspecified:
+      return topology.network_bytes_per_second;
+  }
+  return topology.network_bytes_per_second;
+}
+
+// What any plan must do: every receiver takes its pieces over the fastest
+// route that a holder offers; what one rank alone holds, it sends itself; and
+// the senders together send everything.
+double LowerBoundSeconds(const Module& module) {
+  std::vector<double> seconds(static_cast<size_t>(module.world_size()), 0);
+  double total = 0;
+  for (const Piece& piece : module.pieces) {
+    const double bytes = static_cast<double>(module.WireBytes(piece));
+    for (Rank destination : piece.destinations) {
+      double fastest = 0;
+      for (Rank source : piece.sources) {
+        fastest = std::max(
+            fastest, BytesPerSecond(module.topology,
+                                    module.RouteBetween(source, destination)));
+      }
+      seconds[IndexOf(destination)] += bytes / fastest;
+      total += bytes / fastest;
+      if (piece.sources.size() == 1) {
+        seconds[IndexOf(piece.sources.front())] += bytes / fastest;
+      }
+    }
+  }
+  return std::max(*std::max_element(seconds.begin(), seconds.end()),
+                  total / static_cast<double>(module.source_ranks()));
+}
+
+// Bytes of every rank in its busiest direction, by route and rank.
+using Load = std::array<std::vector<int64_t>, kRoutes.size()>;
+
+size_t RouteIndex(Route route) {
+  return static_cast<size_t>(std::find(kRoutes.begin(), kRoutes.end(), route) -
+                             kRoutes.begin());
+}
+
+// A round takes as long as its slowest rank.
+double PredictedSeconds(const Module& module) {
+  const size_t world = static_cast<size_t>(module.world_size());
+  std::vector<const Message*> messages;
+  for (const Message& message : module.messages) messages.push_back(&message);
+  std::stable_sort(
+      messages.begin(), messages.end(),
+      [](const Message* a, const Message* b) { return a->round < b->round; });
+  std::vector<int64_t> bytes(world, 0);
+  double seconds = 0;
+  for (size_t begin = 0; begin < messages.size();) {
+    const int32_t round = messages[begin]->round;
+    size_t end = begin;
+    int64_t busiest = 0;
+    for (; end < messages.size() && messages[end]->round == round; ++end) {
+      for (Rank rank : {messages[end]->source, messages[end]->destination}) {
+        bytes[IndexOf(rank)] += messages[end]->size_bytes;
+        busiest = std::max(busiest, bytes[IndexOf(rank)]);
+      }
+    }
+    for (size_t i = begin; i < end; ++i) {
+      bytes[IndexOf(messages[i]->source)] = 0;
+      bytes[IndexOf(messages[i]->destination)] = 0;
+    }
+    seconds += kRoundSeconds +
+               static_cast<double>(busiest) /
+                   BytesPerSecond(module.topology,
+                                  module.rounds[static_cast<size_t>(round)]);
+    begin = end;
+  }
+  return seconds;
+}
+
+std::string BindingLink(const Module& module, const Load& load) {
+  double longest = 0;
+  std::string link = "none";
+  for (Route route : kRoutes) {
+    const std::vector<int64_t>& by_rank = load[RouteIndex(route)];
+    for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+      const double seconds = static_cast<double>(by_rank[rank]) /
+                             BytesPerSecond(module.topology, route);
+      if (seconds <= longest) continue;
+      longest = seconds;
+      const bool sends = rank < module.source.ranks.size();
+      link = absl::StrFormat("%s %s of rank %d, %.3f s for %d bytes",
+                             RouteName(route), sends ? "egress" : "ingress",
+                             rank, seconds, by_rank[rank]);
+    }
+  }
+  return link;
+}
+
+}  // namespace
+
+absl::Status EstimateCost(const PassOptions&, Module& module) {
+  Load load;
+  for (std::vector<int64_t>& by_rank : load) {
+    by_rank.resize(static_cast<size_t>(module.world_size()), 0);
+  }
+  std::array<int64_t, kRoutes.size()> by_route = {};
+  for (const Transfer& transfer : module.transfers) {
+    const int64_t bytes = module.WireBytes(module.piece(transfer.piece));
+    const size_t route =
+        RouteIndex(module.RouteBetween(transfer.source, transfer.destination));
+    by_route[route] += bytes;
+    load[route][IndexOf(transfer.source)] += bytes;
+    load[route][IndexOf(transfer.destination)] += bytes;
+  }
+  Stats& stats = module.stats;
+  stats.local_bytes = by_route[RouteIndex(Route::kLocal)];
+  stats.peer_bytes = by_route[RouteIndex(Route::kPeer)];
+  stats.network_bytes = by_route[RouteIndex(Route::kNetwork)];
+  stats.moved_bytes =
+      stats.local_bytes + stats.peer_bytes + stats.network_bytes;
+  stats.lower_bound_seconds = LowerBoundSeconds(module);
+  stats.predicted_seconds = PredictedSeconds(module);
+  stats.binding_link = BindingLink(module, load);
+  return absl::OkStatus();
+}
+
+}  // namespace refit

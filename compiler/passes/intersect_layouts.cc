@@ -1,0 +1,217 @@
+#include <algorithm>
+#include <set>
+
+#include "absl/strings/str_format.h"
+#include "compiler/passes/passes.h"
+
+namespace refit {
+namespace {
+
+// All ranks of a side that hold exactly this box of a param.
+struct Holding {
+  Box box;
+  std::vector<Rank> ranks;  // ascending, without repeats
+};
+
+// The holdings of every param on one side, in order of first appearance.
+struct SideHoldings {
+  std::vector<std::vector<Holding>> by_param;
+  std::vector<DType> dtypes;  // by param; kUnspecified: not held
+};
+
+SideHoldings Collect(const Module& module, const SideLayout& side,
+                     int32_t first_rank) {
+  SideHoldings holdings;
+  holdings.by_param.resize(module.params.size());
+  holdings.dtypes.resize(module.params.size(), DType::kUnspecified);
+  std::vector<absl::flat_hash_map<Box, size_t>> index(module.params.size());
+  for (size_t i = 0; i < side.ranks.size(); ++i) {
+    const Rank rank{first_rank + static_cast<int32_t>(i)};
+    for (BufferId id : side.ranks[i]) {
+      const Buffer& buffer = module.buffers[id];
+      for (const Fragment& fragment : buffer.fragments) {
+        const size_t param = IndexOf(fragment.param);
+        std::vector<Holding>& of_param = holdings.by_param[param];
+        const auto [it, is_new] =
+            index[param].try_emplace(fragment.box, of_param.size());
+        if (is_new) of_param.push_back({.box = fragment.box, .ranks = {}});
+        std::vector<Rank>& ranks = of_param[it->second].ranks;
+        if (ranks.empty() || ranks.back() != rank) ranks.push_back(rank);
+        holdings.dtypes[param] = buffer.dtype;
+      }
+    }
+  }
+  return holdings;
+}
+
+bool AreDisjoint(const std::vector<Holding>& holdings) {
+  if (holdings.size() < 2) return true;
+  // Sweep along the dimension with the most cuts: there the fewest boxes are
+  // open at a time.
+  const size_t dims = holdings[0].box.lo.size();
+  size_t sweep = 0;
+  size_t most_cuts = 0;
+  for (size_t dim = 0; dim < dims; ++dim) {
+    std::set<int64_t> cuts;
+    for (const Holding& holding : holdings) cuts.insert(holding.box.lo[dim]);
+    if (cuts.size() > most_cuts) {
+      most_cuts = cuts.size();
+      sweep = dim;
+    }
+  }
+  if (dims == 0) return false;  // two holdings of one scalar
+  std::vector<const Box*> boxes;
+  for (const Holding& holding : holdings) boxes.push_back(&holding.box);
+  std::sort(boxes.begin(), boxes.end(), [&](const Box* a, const Box* b) {
+    return a->lo[sweep] < b->lo[sweep];
+  });
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    for (size_t j = i + 1; j < boxes.size(); ++j) {
+      if (boxes[j]->lo[sweep] >= boxes[i]->hi[sweep]) break;
+      if (Intersect(*boxes[i], *boxes[j]).has_value()) return false;
+    }
+  }
+  return true;
+}
+
+// A part of a destination box and the source holdings that contain it.
+struct Atom {
+  Box box;
+  std::vector<size_t> holdings;
+};
+
+// Cuts `box` until each part lies wholly inside or outside every holding.
+std::vector<Atom> CutByHoldings(const Box& box,
+                                const std::vector<Holding>& holdings) {
+  std::vector<Atom> atoms = {{.box = box, .holdings = {}}};
+  for (size_t i = 0; i < holdings.size(); ++i) {
+    std::vector<Atom> cut;
+    for (Atom& atom : atoms) {
+      std::optional<Box> inside = Intersect(atom.box, holdings[i].box);
+      if (!inside.has_value()) {
+        cut.push_back(std::move(atom));
+        continue;
+      }
+      for (Box& outside : Subtract(atom.box, *inside)) {
+        cut.push_back({.box = std::move(outside), .holdings = atom.holdings});
+      }
+      atom.box = *std::move(inside);
+      atom.holdings.push_back(i);
+      cut.push_back(std::move(atom));
+    }
+    atoms = std::move(cut);
+  }
+  std::sort(atoms.begin(), atoms.end(),
+            [](const Atom& a, const Atom& b) { return a.box.lo < b.box.lo; });
+  return atoms;
+}
+
+std::vector<Atom> Parts(const Box& box, const std::vector<Holding>& holdings,
+                        bool disjoint) {
+  if (!disjoint) return CutByHoldings(box, holdings);
+  std::vector<Atom> parts;
+  int64_t volume = 0;
+  for (size_t i = 0; i < holdings.size(); ++i) {
+    std::optional<Box> both = Intersect(box, holdings[i].box);
+    if (!both.has_value()) continue;
+    volume += both->Volume();
+    parts.push_back({.box = *std::move(both), .holdings = {i}});
+  }
+  // Something is missing: cut properly, to be able to name it.
+  if (volume != box.Volume()) return CutByHoldings(box, holdings);
+  return parts;
+}
+
+std::vector<Rank> RanksOf(const Atom& atom,
+                          const std::vector<Holding>& holdings) {
+  std::vector<Rank> ranks;
+  for (size_t i : atom.holdings) {
+    ranks.insert(ranks.end(), holdings[i].ranks.begin(),
+                 holdings[i].ranks.end());
+  }
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
+}
+
+bool DeclaresDType(const SideSpec& side) {
+  if (side.dtype.given) return true;
+  for (const TensorRule& rule : side.generic.tensors) {
+    if (rule.dtype.has_value()) return true;
+  }
+  return false;
+}
+
+// Checks the dtypes of one param on both sides; returns what travels.
+DType WireDType(const PassOptions& options, const Param& param, DType from,
+                DType to, Module& module) {
+  if (from == to) return from;
+  if (!IsSupportedCast(from, to)) {
+    options.diagnostics.Error(
+        options.job.destination.place,
+        absl::StrFormat("parameter \"%s\" is %s at the source and %s at the "
+                        "destination; a cast between these does not exist",
+                        param.name, DTypeName(from), DTypeName(to)));
+  } else if (!DeclaresDType(options.job.destination)) {
+    options.diagnostics.Error(
+        options.job.destination.place,
+        absl::StrFormat("parameter \"%s\" is %s at the source and %s at the "
+                        "destination; declare the cast with destination.dtype",
+                        param.name, DTypeName(from), DTypeName(to)));
+  }
+  module.casts.emplace_back(from, to);
+  return DTypeBytes(from) < DTypeBytes(to) ? from : to;
+}
+
+}  // namespace
+
+absl::Status IntersectLayouts(const PassOptions& options, Module& module) {
+  const SideHoldings sources = Collect(module, module.source, 0);
+  const SideHoldings destinations =
+      Collect(module, module.destination, module.source_ranks());
+  module.wire_dtypes.resize(module.params.size(), DType::kUnspecified);
+  for (size_t p = 0; p < module.params.size(); ++p) {
+    const Param& param = module.params[p];
+    if (param.skip != SkipReason::kUnspecified) continue;
+    const std::vector<Holding>& held = sources.by_param[p];
+    const std::vector<Holding>& wanted = destinations.by_param[p];
+    if (Product(param.VirtualShape()) == 0) continue;
+    if (held.empty() || wanted.empty()) {
+      const char* present = held.empty() ? "destination" : "source";
+      const char* absent = held.empty() ? "source" : "destination";
+      options.diagnostics.Error(
+          held.empty() ? options.job.source.place
+                       : options.job.destination.place,
+          absl::StrFormat("parameter \"%s\" is on the %s but no %s buffer "
+                          "holds it; wanted on both, or in options.exclude",
+                          param.name, present, absent));
+      continue;
+    }
+    module.wire_dtypes[p] = WireDType(options, param, sources.dtypes[p],
+                                      destinations.dtypes[p], module);
+    const bool disjoint = AreDisjoint(held);
+    for (const Holding& want : wanted) {
+      for (const Atom& part : Parts(want.box, held, disjoint)) {
+        if (part.holdings.empty()) {
+          options.diagnostics.Error(
+              options.job.source.place,
+              absl::StrFormat("no source buffer holds %s of parameter \"%s\", "
+                              "which the destination needs",
+                              BoxText(part.box), param.name));
+          continue;
+        }
+        module.pieces.push_back({.param = ParamId{static_cast<int32_t>(p)},
+                                 .box = part.box,
+                                 .destination_box = want.box,
+                                 .sources = RanksOf(part, held),
+                                 .destinations = want.ranks});
+      }
+    }
+  }
+  std::sort(module.casts.begin(), module.casts.end());
+  module.casts.erase(std::unique(module.casts.begin(), module.casts.end()),
+                     module.casts.end());
+  return absl::OkStatus();
+}
+
+}  // namespace refit

@@ -1,0 +1,102 @@
+// The passes and their order. A pass is a function in a table; nothing else
+// registers it. Each reads what the passes before it wrote into the module.
+#ifndef REFIT_COMPILER_PASSES_PASSES_H_
+#define REFIT_COMPILER_PASSES_PASSES_H_
+
+#include <ostream>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "compiler/diagnostics.h"
+#include "compiler/ir/module.h"
+#include "compiler/job/job.h"
+#include "compiler/model/model.h"
+
+namespace refit {
+
+// What a pass may know besides the module. All outlive the pipeline.
+struct PassOptions {
+  const Job& job;
+  const Model& model;
+  Diagnostics& diagnostics;
+};
+
+// Lists the buffers of every rank of a side and what stands where in them.
+//
+// Ensures: `source` (or `destination`) and `buffers`; a destination's fragments
+// and regions tile each of its buffers.
+absl::Status LayOutSource(const PassOptions& options, Module& module);
+absl::Status LayOutDestination(const PassOptions& options, Module& module);
+
+// Gives every rank its host, and links their speeds, from the job's topology.
+//
+// Requires: both sides are laid out.
+// Ensures:  `topology.host` has an entry for every rank.
+absl::Status PlaceRanks(const PassOptions& options, Module& module);
+
+// Cuts every destination fragment into pieces that one set of source ranks
+// holds.
+//
+// Requires: both sides are laid out.
+// Ensures:  `pieces` of one destination fragment tile it, each with at least
+//           one source; `casts` and `wire_dtypes`. Reports params that only one
+//           side has and dtype changes that the job does not declare.
+absl::Status IntersectLayouts(const PassOptions& options, Module& module);
+
+// Picks the sender of every piece for every receiver: the nearest replica
+// first (same GPU, same host, any), then the least loaded; cuts pieces while
+// that balances the senders better.
+//
+// Requires: intersect-layouts.
+// Ensures:  `transfers` feed every (piece, destination) exactly once, and
+//           are sorted by source, destination, piece.
+absl::Status ChooseSources(const PassOptions& options, Module& module);
+
+// Packs the transfers of a pair of ranks into messages of at most
+// `limits.bucket_bytes`, cutting boxes where they cross the limit.
+//
+// Requires: choose-sources.
+// Ensures:  `messages` and their `contents`; every copy starts on a staging
+//           alignment boundary.
+absl::Status FormBuckets(const PassOptions& options, Module& module);
+
+// Puts messages into rounds of one route each, such that every rank stays
+// below the limits of operations and staging in every round.
+//
+// Requires: form-buckets.
+// Ensures:  `rounds`; each message has its round and staging offsets, and
+//           rounds less than `limits.slots` apart share no staging of a rank.
+absl::Status ScheduleRounds(const PassOptions& options, Module& module);
+
+// Fills `stats`: bytes by route, lower bound, predicted time, binding link.
+//
+// Requires: schedule-rounds.
+absl::Status EstimateCost(const PassOptions& options, Module& module);
+
+struct PassInfo {
+  std::string_view name;
+  std::string_view summary;
+  absl::Status (*run)(const PassOptions&, Module&);
+  // What the pass produced, as stable text.
+  std::string (*print)(const Module&);
+};
+
+// In order of execution.
+absl::Span<const PassInfo> Pipeline();
+
+struct PipelineOptions {
+  std::string_view print_after;  // a pass's name, "all", or ""
+  bool time_passes = false;
+  std::ostream* shown = nullptr;  // where print_after goes; not owned
+  std::ostream* log = nullptr;    // where time_passes goes; not owned
+};
+
+// Runs every pass until one fails or reports a user's mistake.
+absl::Status RunPipeline(const PassOptions& options,
+                         const PipelineOptions& pipeline, Module& module);
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_PASSES_PASSES_H_

@@ -1,0 +1,47 @@
+// Bind's check: the tensors of a worker against what the plan says of its rank.
+#ifndef REFIT_EXECUTOR_BINDING_H_
+#define REFIT_EXECUTOR_BINDING_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "plan/plan_file.h"
+#include "refit/executor.h"
+
+namespace refit {
+
+// The tensors of a rank in plan order: all of its first stack, then all of its
+// second, and so on. A place in this order is a tensor table entry.
+class TensorTable {
+ public:
+  TensorTable(const PlanFile& plan, int32_t rank);
+
+  uint64_t size() const { return begin_.back(); }
+  size_t stacks() const { return begin_.size() - 1; }
+  // Entry of tensor 0 of the stack at `slot` of the rank's `buffers`.
+  uint64_t begin(size_t slot) const { return begin_[slot]; }
+  const fb::Buffer& buffer(size_t slot) const;
+  std::string Name(size_t slot, uint64_t ordinal) const;
+
+  // By entry: whether the refit neither reads nor writes the tensor and the
+  // plan declares so. Such a tensor may be left out.
+  std::vector<bool> Skipped() const;
+
+ private:
+  const fb::Body& body_;
+  const fb::RankProgram& program_;
+  std::vector<uint64_t> begin_;  // one more than stacks
+};
+
+// The address of each tensor table entry; null for those left out.
+absl::StatusOr<std::vector<std::byte*>> BindTensors(
+    const TensorTable& table, int32_t rank,
+    absl::Span<const BoundTensor> tensors);
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_BINDING_H_

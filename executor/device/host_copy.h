@@ -1,0 +1,52 @@
+// Strided copies on the CPU.
+#ifndef REFIT_EXECUTOR_DEVICE_HOST_COPY_H_
+#define REFIT_EXECUTOR_DEVICE_HOST_COPY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "executor/device/cast.h"
+#include "refit/device.h"
+
+namespace refit {
+
+// The innermost part of a copy: `rows` runs of elements, contiguous in the
+// tensor and `stride_bytes` apart there, dense in staging.
+struct HostRows {
+  uint64_t rows = 1;
+  uint64_t stride_bytes = 0;
+  uint64_t run_elements = 1;
+  uint64_t tensor_run_bytes = 0;
+  uint64_t staging_run_bytes = 0;
+  uint64_t tensor_element_bytes = 0;
+  CastFunction cast = nullptr;  // of a copy that casts
+};
+
+using HostRowsFunction = void (*)(std::byte* tensor, std::byte* staging,
+                                  const HostRows& rows);
+
+// A copy in the form that runs fastest: loops that continue each other are one
+// loop, and the innermost are a HostRows with the function that fits it.
+struct HostCopy {
+  HostRowsFunction copy_rows = nullptr;
+  HostRows rows;
+  uint64_t first_tensor = 0;
+  uint64_t byte_offset = 0;
+  std::byte* staging = nullptr;
+  std::vector<CopyLoop> loops;  // around the rows, outermost first
+};
+
+HostCopy MakeHostCopy(CopyKind kind, const StridedCopy& copy,
+                      absl::Span<const CopyLoop> loops);
+
+// A contiguous copy, for ranges that are likely in another core's cache or in
+// memory: prefetching both sides, it is faster than memcpy there.
+void CopyContiguous(std::byte* to, const std::byte* from, uint64_t size_bytes);
+
+void RunHostCopy(const HostCopy& copy, std::byte* const* tensors);
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_DEVICE_HOST_COPY_H_

@@ -1,0 +1,519 @@
+#include "refit/local_transport.h"
+
+#include <atomic>
+#include <cassert>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "executor/device/host_copy.h"
+#include "plan/plan_file.h"
+
+namespace refit {
+namespace {
+
+struct Endpoint;
+
+// A send that waits for its receiver. Lives in the sender's transport, linked
+// into the receiver's inbox until the receiver takes it out.
+struct Post {
+  Post* next = nullptr;
+  Endpoint* sender = nullptr;
+  int32_t source = 0;
+  uint64_t step = 0;
+  uint32_t round = 0;
+  const std::byte* data = nullptr;
+  uint64_t size_bytes = 0;
+  bool taken = false;  // guarded by the receiver's mutex
+};
+
+// One rank, as the other ranks see it.
+struct Endpoint {
+  std::mutex mutex;
+  std::condition_variable changed;
+  Post* inbox = nullptr;  // oldest first
+  Post* inbox_last = nullptr;
+  size_t unfinished_sends = 0;  // of the group this rank is in
+  // While the rank sleeps for receives: how many, and of which round. It is
+  // woken once, by the last of them.
+  size_t awaited_posts = 0;
+  uint32_t awaited_round = 0;
+};
+
+std::string OperationText(uint32_t round, const Operation& operation) {
+  const bool send = operation.kind == fb::MessageKind::kSend;
+  return absl::StrCat("round ", round, ": ", send ? "send" : "recv", " of ",
+                      operation.size_bytes, " bytes ",
+                      send ? "to rank " : "from rank ", operation.peer);
+}
+
+const char* StageName(HandshakeStage stage) {
+  switch (stage) {
+    case HandshakeStage::kConnect:
+      return "connect";
+    case HandshakeStage::kBind:
+      return "bind";
+  }
+  return "unknown";
+}
+
+std::string VersionText(uint32_t version) {
+  return absl::StrCat(version >> 16, ".", version & 0xffff);
+}
+
+// One sentence on the first field that differs; "" if none does.
+std::string RecordDifference(const HandshakeRecord& a, const HandshakeRecord& b,
+                             int32_t rank_a, int32_t rank_b) {
+  const auto differs = [&](const char* field, const std::string& value_a,
+                           const std::string& value_b) {
+    return absl::StrCat(field, " differs: ", value_a, " on rank ", rank_a, ", ",
+                        value_b, " on rank ", rank_b);
+  };
+  if (a.stage != b.stage) {
+    return differs("stage", StageName(a.stage), StageName(b.stage));
+  }
+  if (a.format_version != b.format_version) {
+    return differs("format version", VersionText(a.format_version),
+                   VersionText(b.format_version));
+  }
+  if (a.world_size != b.world_size) {
+    return differs("world size", absl::StrCat(a.world_size),
+                   absl::StrCat(b.world_size));
+  }
+  if (a.body_digest.low() != b.body_digest.low() ||
+      a.body_digest.high() != b.body_digest.high()) {
+    return differs("plan digest", DigestText(a.body_digest),
+                   DigestText(b.body_digest));
+  }
+  return "";
+}
+
+}  // namespace
+
+// Collective steps (handshakes and refits) are numbered alike on all ranks. An
+// abort belongs to a step, so that the next step is not touched by it.
+struct LocalFabric::State {
+  explicit State(int32_t world_size)
+      : endpoints(world_size),
+        records(world_size),
+        arrived(world_size),
+        created(world_size) {}
+
+  std::vector<Endpoint> endpoints;
+  // The newest step that was aborted. Written under `mutex`.
+  std::atomic<uint64_t> aborted_step = 0;
+
+  std::mutex mutex;  // never held together with an endpoint's
+  std::condition_variable changed;
+  absl::Status abort_status;
+  // The gathering in progress and the outcome of the last one.
+  std::vector<HandshakeRecord> records;
+  std::vector<bool> arrived;
+  int32_t arrivals = 0;
+  uint64_t gatherings = 0;
+  absl::Status outcome;
+  std::vector<bool> created;
+
+  void Abort(uint64_t step, int32_t rank, const absl::Status& status);
+  void MarkAborted(uint64_t step, int32_t rank, const absl::Status& status);
+  void WakeAll();
+  absl::Status AbortStatus();
+  absl::Status Gather(uint64_t step, int32_t rank,
+                      const HandshakeRecord& record, Deadline deadline,
+                      const char* what);
+  absl::Status CompareRecords() const;
+};
+
+void LocalFabric::State::Abort(uint64_t step, int32_t rank,
+                               const absl::Status& status) {
+  {
+    std::lock_guard lock(mutex);
+    if (step <= aborted_step) return;
+    MarkAborted(step, rank, status);
+  }
+  WakeAll();
+}
+
+// The caller holds `mutex`.
+void LocalFabric::State::MarkAborted(uint64_t step, int32_t rank,
+                                     const absl::Status& status) {
+  const bool late = status.code() == absl::StatusCode::kDeadlineExceeded;
+  abort_status = absl::Status(
+      late ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kAborted,
+      absl::StrCat("aborted by rank ", rank, ": ", status.message()));
+  arrived.assign(arrived.size(), false);
+  arrivals = 0;
+  aborted_step = step;
+}
+
+void LocalFabric::State::WakeAll() {
+  changed.notify_all();
+  for (Endpoint& endpoint : endpoints) {
+    // Taken so that no rank is between its check and its wait.
+    { std::lock_guard lock(endpoint.mutex); }
+    endpoint.changed.notify_all();
+  }
+}
+
+absl::Status LocalFabric::State::AbortStatus() {
+  std::lock_guard lock(mutex);
+  return abort_status;
+}
+
+absl::Status LocalFabric::State::CompareRecords() const {
+  for (size_t rank = 0; rank < records.size(); ++rank) {
+    if (!records[rank].ready) {
+      return absl::AbortedError(
+          absl::StrCat("rank ", rank, " cannot go on; its own error says why"));
+    }
+  }
+  for (size_t rank = 1; rank < records.size(); ++rank) {
+    std::string difference = RecordDifference(records[0], records[rank], 0,
+                                              static_cast<int32_t>(rank));
+    if (!difference.empty()) {
+      return absl::FailedPreconditionError(std::move(difference));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Returns on all ranks when all have come, with the comparison of their
+// records.
+absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
+                                        const HandshakeRecord& record,
+                                        Deadline deadline, const char* what) {
+  std::unique_lock lock(mutex);
+  if (step <= aborted_step) return abort_status;
+  records[rank] = record;
+  arrived[rank] = true;
+  if (++arrivals == static_cast<int32_t>(arrived.size())) {
+    outcome = CompareRecords();
+    arrived.assign(arrived.size(), false);
+    arrivals = 0;
+    ++gatherings;
+    changed.notify_all();
+    return outcome;
+  }
+  const uint64_t gathering = gatherings;
+  const bool in_time = changed.wait_until(lock, deadline, [&] {
+    return gatherings != gathering || step <= aborted_step;
+  });
+  if (gatherings != gathering) return outcome;
+  if (in_time) return abort_status;
+  size_t missing = 0;
+  while (arrived[missing]) ++missing;
+  absl::Status status = absl::DeadlineExceededError(absl::StrCat(
+      what, ": ", arrived.size() - arrivals, " of ", arrived.size(),
+      " ranks did not come before the deadline, "
+      "the first is rank ",
+      missing));
+  MarkAborted(step, rank, status);
+  lock.unlock();
+  WakeAll();
+  return status;
+}
+
+class LocalTransport : public Transport {
+ public:
+  LocalTransport(LocalFabric::State& fabric, int32_t rank)
+      : fabric_(fabric), rank_(rank) {}
+
+  int32_t rank() const override { return rank_; }
+  int32_t world_size() const override {
+    return static_cast<int32_t>(fabric_.endpoints.size());
+  }
+  absl::Status Connect(const HandshakeRecord& record,
+                       absl::Span<const Edge> edges,
+                       Deadline deadline) override;
+  absl::Status Handshake(const HandshakeRecord& record,
+                         Deadline deadline) override;
+  absl::Status BeginRefit(Deadline deadline) override;
+  absl::Status Exchange(const ExchangeRound& round, Stream stream) override;
+  absl::Status EndRefit(Stream stream) override;
+  void Abort(const absl::Status& status) override {
+    fabric_.Abort(step_, rank_, status);
+  }
+
+ private:
+  Endpoint& endpoint() { return fabric_.endpoints[rank_]; }
+  bool aborted() const { return step_ <= fabric_.aborted_step; }
+  void PostSends(const ExchangeRound& round);
+  absl::Status Receive(const ExchangeRound& round);
+  absl::Status AwaitSends(const ExchangeRound& round);
+  void WithdrawSends(const ExchangeRound& round);
+  absl::Status TakePosts(const ExchangeRound& round);
+  absl::Status Match(const Post& post, const ExchangeRound& round,
+                     size_t& receive) const;
+  absl::Status WaitFailure(const ExchangeRound& round,
+                           const Operation& operation);
+
+  LocalFabric::State& fabric_;
+  const int32_t rank_;
+  std::atomic<uint64_t> step_ = 0;
+  Deadline deadline_;
+  // Of the group in progress. They keep their storage between groups.
+  std::vector<Post> posts_;                        // by operation
+  std::vector<bool> received_;                     // by operation
+  std::vector<std::pair<Post*, size_t>> matches_;  // taken, not yet copied
+};
+
+absl::Status LocalTransport::Connect(const HandshakeRecord& record,
+                                     absl::Span<const Edge> edges,
+                                     Deadline deadline) {
+  for (const Edge& edge : edges) {
+    if (edge.peer < 0 || edge.peer >= world_size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "peer ", edge.peer, " is not one of the ", world_size(), " ranks"));
+    }
+  }
+  return Handshake(record, deadline);
+}
+
+absl::Status LocalTransport::Handshake(const HandshakeRecord& record,
+                                       Deadline deadline) {
+  ++step_;
+  return fabric_.Gather(step_, rank_, record, deadline, "handshake");
+}
+
+absl::Status LocalTransport::BeginRefit(Deadline deadline) {
+  ++step_;
+  deadline_ = deadline;
+  return aborted() ? fabric_.AbortStatus() : absl::OkStatus();
+}
+
+absl::Status LocalTransport::EndRefit(Stream) {
+  return fabric_.Gather(step_, rank_, HandshakeRecord{}, deadline_,
+                        "end of refit");
+}
+
+absl::Status LocalTransport::Exchange(const ExchangeRound& round, Stream) {
+  PostSends(round);
+  absl::Status status = Receive(round);
+  if (status.ok()) status = AwaitSends(round);
+  if (!status.ok()) {
+    fabric_.Abort(step_, rank_, status);
+    WithdrawSends(round);
+  }
+  return status;
+}
+
+void LocalTransport::PostSends(const ExchangeRound& round) {
+  posts_.resize(round.operations.size());
+  size_t sends = 0;
+  for (const Operation& operation : round.operations) {
+    sends += operation.kind == fb::MessageKind::kSend;
+  }
+  {
+    std::lock_guard lock(endpoint().mutex);
+    endpoint().unfinished_sends = sends;
+  }
+  for (size_t i = 0; i < round.operations.size(); ++i) {
+    const Operation& operation = round.operations[i];
+    if (operation.kind != fb::MessageKind::kSend) continue;
+    posts_[i] = {.sender = &endpoint(),
+                 .source = rank_,
+                 .step = step_,
+                 .round = round.index,
+                 .data = operation.data,
+                 .size_bytes = operation.size_bytes};
+    Endpoint& receiver = fabric_.endpoints[operation.peer];
+    bool wake = false;
+    {
+      std::lock_guard lock(receiver.mutex);
+      (receiver.inbox == nullptr ? receiver.inbox : receiver.inbox_last->next) =
+          &posts_[i];
+      receiver.inbox_last = &posts_[i];
+      if (receiver.awaited_posts > 0) {
+        wake = receiver.awaited_round != round.index ||
+               --receiver.awaited_posts == 0;
+      }
+    }
+    if (wake) receiver.changed.notify_one();
+  }
+}
+
+// The receive that `post` belongs to: the first open one from its sender. A
+// post of a later round waits for that round, unless this round expects bytes
+// from the same sender. `receive` is the number of operations if it waits.
+absl::Status LocalTransport::Match(const Post& post, const ExchangeRound& round,
+                                   size_t& receive) const {
+  receive = 0;
+  while (receive < round.operations.size() &&
+         (round.operations[receive].kind != fb::MessageKind::kRecv ||
+          round.operations[receive].peer != post.source ||
+          received_[receive])) {
+    ++receive;
+  }
+  if (receive == round.operations.size()) {
+    if (post.round > round.index) return absl::OkStatus();
+    return absl::InternalError(
+        absl::StrCat("round ", round.index, ": rank ", post.source, " sends ",
+                     post.size_bytes, " bytes in round ", post.round,
+                     " for which rank ", rank_, " has no recv"));
+  }
+  const Operation& operation = round.operations[receive];
+  if (post.round != round.index || post.size_bytes != operation.size_bytes) {
+    return absl::InternalError(
+        absl::StrCat(OperationText(round.index, operation), " meets a send of ",
+                     post.size_bytes, " bytes in round ", post.round));
+  }
+  return absl::OkStatus();
+}
+
+// Moves the posts of this round from the inbox to matches_. The caller holds
+// the endpoint's mutex.
+absl::Status LocalTransport::TakePosts(const ExchangeRound& round) {
+  Post* previous = nullptr;
+  Post* post = endpoint().inbox;
+  while (post != nullptr) {
+    Post* const next = post->next;
+    size_t receive = round.operations.size();
+    if (post->step == step_) {  // else its sender is about to withdraw it
+      absl::Status status = Match(*post, round, receive);
+      if (!status.ok()) return status;
+    }
+    if (receive == round.operations.size()) {
+      previous = post;
+    } else {
+      received_[receive] = true;
+      post->taken = true;
+      (previous == nullptr ? endpoint().inbox : previous->next) = next;
+      if (next == nullptr) endpoint().inbox_last = previous;
+      matches_.push_back({post, receive});
+    }
+    post = next;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalTransport::Receive(const ExchangeRound& round) {
+  received_.assign(round.operations.size(), false);
+  size_t open = 0;
+  for (const Operation& operation : round.operations) {
+    open += operation.kind == fb::MessageKind::kRecv;
+  }
+  while (open > 0) {
+    matches_.clear();
+    absl::Status status;
+    {
+      std::unique_lock lock(endpoint().mutex);
+      endpoint().changed.wait_until(lock, deadline_, [&] {
+        if (aborted()) return true;
+        status = TakePosts(round);
+        endpoint().awaited_posts = open;
+        endpoint().awaited_round = round.index;
+        return !status.ok() || !matches_.empty();
+      });
+      endpoint().awaited_posts = 0;
+    }
+    for (auto& [post, receive] : matches_) {
+      CopyContiguous(round.operations[receive].data, post->data,
+                     post->size_bytes);
+      Endpoint& sender = *post->sender;
+      bool last;
+      {
+        std::lock_guard lock(sender.mutex);
+        last = --sender.unfinished_sends == 0;
+      }
+      if (last) sender.changed.notify_one();
+    }
+    open -= matches_.size();
+    if (!status.ok()) return status;
+    if (matches_.empty()) {
+      size_t first = 0;
+      while (round.operations[first].kind != fb::MessageKind::kRecv ||
+             received_[first]) {
+        ++first;
+      }
+      return WaitFailure(round, round.operations[first]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalTransport::AwaitSends(const ExchangeRound& round) {
+  {
+    std::unique_lock lock(endpoint().mutex);
+    endpoint().changed.wait_until(lock, deadline_, [&] {
+      return endpoint().unfinished_sends == 0 || aborted();
+    });
+    if (endpoint().unfinished_sends == 0) return absl::OkStatus();
+  }
+  for (size_t i = 0; i < round.operations.size(); ++i) {
+    const Operation& operation = round.operations[i];
+    if (operation.kind != fb::MessageKind::kSend) continue;
+    bool taken;
+    {
+      std::lock_guard lock(fabric_.endpoints[operation.peer].mutex);
+      taken = posts_[i].taken;
+    }
+    if (!taken) return WaitFailure(round, operation);
+  }
+  // The last one was taken at the deadline; its copy is about to end.
+  std::unique_lock lock(endpoint().mutex);
+  endpoint().changed.wait(lock,
+                          [&] { return endpoint().unfinished_sends == 0; });
+  return absl::OkStatus();
+}
+
+// Takes back what no receiver has taken, and waits for the copies that are
+// under way: after this, nobody reads this rank's staging.
+void LocalTransport::WithdrawSends(const ExchangeRound& round) {
+  size_t withdrawn = 0;
+  for (size_t i = 0; i < round.operations.size(); ++i) {
+    const Operation& operation = round.operations[i];
+    if (operation.kind != fb::MessageKind::kSend) continue;
+    Endpoint& receiver = fabric_.endpoints[operation.peer];
+    std::lock_guard lock(receiver.mutex);
+    if (posts_[i].taken) continue;
+    Post* previous = nullptr;
+    for (Post* post = receiver.inbox; post != &posts_[i]; post = post->next) {
+      previous = post;
+    }
+    (previous == nullptr ? receiver.inbox : previous->next) = posts_[i].next;
+    if (receiver.inbox_last == &posts_[i]) receiver.inbox_last = previous;
+    ++withdrawn;
+  }
+  std::unique_lock lock(endpoint().mutex);
+  endpoint().unfinished_sends -= withdrawn;
+  endpoint().changed.wait(lock,
+                          [&] { return endpoint().unfinished_sends == 0; });
+}
+
+absl::Status LocalTransport::WaitFailure(const ExchangeRound& round,
+                                         const Operation& operation) {
+  const std::string place = OperationText(round.index, operation);
+  if (aborted()) {
+    const absl::Status status = fabric_.AbortStatus();
+    return absl::Status(status.code(),
+                        absl::StrCat(place, ": ", status.message()));
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat(place, ": the peer did not come before the deadline"));
+}
+
+LocalFabric::LocalFabric(int32_t world_size)
+    : state_(std::make_unique<State>(world_size)) {}
+
+LocalFabric::~LocalFabric() = default;
+
+absl::StatusOr<std::unique_ptr<Transport>> LocalFabric::CreateTransport(
+    int32_t rank) {
+  if (rank < 0 || rank >= static_cast<int32_t>(state_->endpoints.size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", rank, " is not one of the ",
+                     state_->endpoints.size(), " ranks"));
+  }
+  std::lock_guard lock(state_->mutex);
+  if (state_->created[rank]) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("rank ", rank, " has its transport already"));
+  }
+  state_->created[rank] = true;
+  return std::make_unique<LocalTransport>(*state_, rank);
+}
+
+}  // namespace refit

@@ -1,0 +1,364 @@
+#include "plan/body_check.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "plan/dtype.h"
+#include "plan/stack_check.h"
+
+namespace refit {
+namespace {
+
+// Byte counts and element counts stay representable as int64_t.
+constexpr uint64_t kLargestSize = std::numeric_limits<int64_t>::max();
+
+absl::Status Bad(std::string message) {
+  return absl::InvalidArgumentError(message);
+}
+
+// `status` with its place in front. Places are put together on failure only.
+absl::Status At(const std::string& place, const absl::Status& status) {
+  return Bad(absl::StrCat(place, ": ", status.message()));
+}
+
+// The FlatBuffers verifier checks the alignment of a vector's length, not of
+// its elements. Writers do not align a vector that has none.
+template <typename T>
+bool IsAligned(const flatbuffers::Vector<T>* vector) {
+  return vector->size() == 0 ||
+         reinterpret_cast<uintptr_t>(vector->Data()) % alignof(uint64_t) == 0;
+}
+
+bool IsKnown(DType dtype) { return DTypeBytes(dtype) != 0; }
+
+// Multiplies `product`; false when it exceeds `kLargestSize`.
+bool Multiply(uint64_t factor, uint64_t& product) {
+  return !__builtin_mul_overflow(product, factor, &product) &&
+         product <= kLargestSize;
+}
+
+class BodyChecker {
+ public:
+  BodyChecker(const fb::Body& body, size_t body_bytes)
+      : body_(body),
+        // Honest plans stay far below both; a file that shares a list a
+        // million times cannot make the door slow.
+        entries_left_(std::max<uint64_t>(1 << 20, body_bytes)),
+        copies_left_(std::max<uint64_t>(1 << 26, 8 * uint64_t{body_bytes})) {}
+
+  absl::Status Check();
+
+ private:
+  absl::Status CheckPresence();
+  absl::Status CheckPools();
+  absl::Status CheckDeclarations();
+  absl::Status CheckProgram(uint32_t rank, const fb::RankProgram& program);
+  absl::Status CheckMessage(uint32_t rank, const fb::RankProgram& program,
+                            const fb::Message& message);
+  absl::Status CheckCopies(const fb::RankProgram& program, uint32_t list,
+                           uint64_t size_bytes, bool fills);
+  absl::Status CheckCopy(const fb::RankProgram& program, const fb::Copy& copy,
+                         uint64_t size_bytes, bool fills);
+
+  const fb::Body& body_;
+  uint64_t entries_left_;
+  uint64_t copies_left_;
+  std::vector<BufferSize> buffers_;
+};
+
+absl::Status BodyChecker::Check() {
+  if (absl::Status status = CheckPresence(); !status.ok()) return status;
+  if (absl::Status status = CheckPools(); !status.ok()) return status;
+  if (absl::Status status = CheckStacks(body_, buffers_); !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = CheckDeclarations(); !status.ok()) return status;
+  for (uint32_t rank = 0; rank < body_.programs()->size(); ++rank) {
+    if (absl::Status status = CheckProgram(rank, *body_.programs()->Get(rank));
+        !status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BodyChecker::CheckPresence() {
+  const struct {
+    std::string name;
+    const void* part;
+  } parts[] = {
+      {"params", body_.params()},         {"buffers", body_.buffers()},
+      {"programs", body_.programs()},     {"rounds", body_.rounds()},
+      {"copy_lists", body_.copy_lists()}, {"copies", body_.copies()},
+      {"loops", body_.loops()},           {"limits", body_.limits()},
+      {"stats", body_.stats()},
+  };
+  for (const auto& [name, part] : parts) {
+    if (part == nullptr) return Bad(absl::StrCat("the body has no ", name));
+  }
+  if (body_.source_ranks() > body_.programs()->size()) {
+    return Bad(absl::StrFormat("source_ranks %u is above the %u programs",
+                               body_.source_ranks(), body_.programs()->size()));
+  }
+  if (!IsAligned(body_.copies()) || !IsAligned(body_.loops())) {
+    return Bad("copies and loops are not aligned to 8 bytes");
+  }
+  return absl::OkStatus();
+}
+
+// What of the shared pools does not depend on who uses it.
+absl::Status BodyChecker::CheckPools() {
+  const auto& rounds = *body_.rounds();
+  for (uint32_t i = 0; i < rounds.size(); ++i) {
+    const fb::Round& round = *rounds.Get(i);
+    if (round.route() < fb::Route::kLocal ||
+        round.route() > fb::Route::kNetwork) {
+      return Bad(absl::StrFormat("round %u: unknown route %u", i,
+                                 static_cast<uint32_t>(round.route())));
+    }
+    if (round.reserved() != 0 || round.reserved2() != 0) {
+      return Bad(absl::StrFormat("round %u: a reserved field is not 0", i));
+    }
+  }
+  const auto& loops = *body_.loops();
+  for (uint32_t i = 0; i < loops.size(); ++i) {
+    if (loops.Get(i)->extent() < 2) {
+      return Bad(absl::StrFormat("loop %u: extent %u is below 2", i,
+                                 loops.Get(i)->extent()));
+    }
+  }
+  const auto& copies = *body_.copies();
+  for (uint32_t i = 0; i < copies.size(); ++i) {
+    const fb::Copy& copy = *copies.Get(i);
+    if (copy.reserved() != 0 || copy.reserved2() != 0) {
+      return Bad(absl::StrFormat("copy %u: a reserved field is not 0", i));
+    }
+    if (!IsKnown(copy.wire_dtype())) {
+      return Bad(absl::StrFormat("copy %u: unknown dtype %u", i,
+                                 static_cast<uint32_t>(copy.wire_dtype())));
+    }
+    if (uint64_t{copy.loops_begin()} + copy.loops_count() > loops.size()) {
+      return Bad(absl::StrFormat(
+          "copy %u: loops end at %u of %u", i,
+          uint64_t{copy.loops_begin()} + copy.loops_count(), loops.size()));
+    }
+  }
+  const auto& lists = *body_.copy_lists();
+  for (uint32_t i = 0; i < lists.size(); ++i) {
+    const uint64_t end =
+        uint64_t{lists.Get(i)->begin()} + lists.Get(i)->count();
+    if (end > copies.size()) {
+      return Bad(absl::StrFormat("copy list %u: copies end at %u of %u", i, end,
+                                 copies.size()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Skips, casts and limits.
+absl::Status BodyChecker::CheckDeclarations() {
+  const uint32_t skips = body_.skips() == nullptr ? 0 : body_.skips()->size();
+  for (uint32_t i = 0; i < skips; ++i) {
+    const fb::SkipReason reason = body_.skips()->Get(i)->reason();
+    if (reason == fb::SkipReason::kUnspecified ||
+        reason > fb::SkipReason::kUnread) {
+      return Bad(absl::StrFormat("skip %u: unknown reason %u", i,
+                                 static_cast<uint32_t>(reason)));
+    }
+  }
+  const uint32_t casts = body_.casts() == nullptr ? 0 : body_.casts()->size();
+  for (uint32_t i = 0; i < casts; ++i) {
+    for (DType dtype :
+         {body_.casts()->Get(i)->from(), body_.casts()->Get(i)->to()}) {
+      if (!IsKnown(dtype)) {
+        return Bad(absl::StrFormat("cast %u: unknown dtype %u", i,
+                                   static_cast<uint32_t>(dtype)));
+      }
+    }
+  }
+  const fb::Limits& limits = *body_.limits();
+  if (limits.bucket_bytes() > kLargestSize ||
+      limits.staging_bytes() > kLargestSize) {
+    return Bad("limits: more than 2^63 bytes");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BodyChecker::CheckProgram(uint32_t rank,
+                                       const fb::RankProgram& program) {
+  const auto at = [rank](const std::string& where, const std::string& message) {
+    return Bad(
+        absl::StrFormat("program of rank %u%s: %s", rank, where, message));
+  };
+  if (program.buffers() == nullptr) return at("", "has no list of buffers");
+  if (program.messages() == nullptr) return at("", "has no list of messages");
+  if (!IsAligned(program.messages())) {
+    return at("", "messages are not aligned to 8 bytes");
+  }
+  const uint64_t entries =
+      uint64_t{program.messages()->size()} + program.buffers()->size();
+  if (entries > entries_left_) return at("", "shares its lists too often");
+  entries_left_ -= entries;
+  if (program.staging_bytes() > kLargestSize) {
+    return at("", absl::StrFormat("staging_bytes %u is above 2^63",
+                                  program.staging_bytes()));
+  }
+  for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
+    const uint32_t buffer = program.buffers()->Get(slot);
+    if (buffer >= buffers_.size()) {
+      return at(absl::StrCat(", buffer slot ", slot),
+                absl::StrFormat("buffer %u is not below %u", buffer,
+                                buffers_.size()));
+    }
+  }
+  if (program.fills() >= body_.copy_lists()->size()) {
+    return at("", absl::StrFormat("fills %u is not below %u", program.fills(),
+                                  body_.copy_lists()->size()));
+  }
+  if (absl::Status status = CheckCopies(program, program.fills(), 0, true);
+      !status.ok()) {
+    return at(", fills", std::string(status.message()));
+  }
+  for (uint32_t i = 0; i < program.messages()->size(); ++i) {
+    const fb::Message& message = *program.messages()->Get(i);
+    absl::Status status = CheckMessage(rank, program, message);
+    if (status.ok()) {
+      status =
+          CheckCopies(program, message.copies(), message.size_bytes(), false);
+    }
+    if (!status.ok()) {
+      return at(absl::StrCat(", message ", i), std::string(status.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BodyChecker::CheckMessage(uint32_t rank,
+                                       const fb::RankProgram& program,
+                                       const fb::Message& message) {
+  if (message.round() >= body_.rounds()->size()) {
+    return Bad(absl::StrFormat("round %u is not below %u", message.round(),
+                               body_.rounds()->size()));
+  }
+  if (message.peer() >= body_.programs()->size()) {
+    return Bad(absl::StrFormat("peer %u is not below %u", message.peer(),
+                               body_.programs()->size()));
+  }
+  if (message.peer() == rank) return Bad("peer is the rank itself");
+  if (message.copies() >= body_.copy_lists()->size()) {
+    return Bad(absl::StrFormat("copies %u is not below %u", message.copies(),
+                               body_.copy_lists()->size()));
+  }
+  if (message.kind() != fb::MessageKind::kSend &&
+      message.kind() != fb::MessageKind::kRecv) {
+    return Bad(absl::StrFormat("unknown kind %u",
+                               static_cast<uint32_t>(message.kind())));
+  }
+  if (message.reserved() != 0 || message.reserved2() != 0) {
+    return Bad("a reserved field is not 0");
+  }
+  const uint64_t staging = program.staging_bytes();
+  if (message.staging_offset() > staging ||
+      message.size_bytes() > staging - message.staging_offset()) {
+    return Bad(absl::StrFormat(
+        "%u bytes from %u leave the staging arena of %u bytes",
+        message.size_bytes(), message.staging_offset(), staging));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BodyChecker::CheckCopies(const fb::RankProgram& program,
+                                      uint32_t list, uint64_t size_bytes,
+                                      bool fills) {
+  const fb::CopyList& range = *body_.copy_lists()->Get(list);
+  if (range.count() > copies_left_) return Bad("shares its copies too often");
+  copies_left_ -= range.count();
+  for (uint32_t i = 0; i < range.count(); ++i) {
+    if (absl::Status status =
+            CheckCopy(program, *body_.copies()->Get(range.begin() + i),
+                      size_bytes, fills);
+        !status.ok()) {
+      return At(absl::StrCat("copy ", i), status);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BodyChecker::CheckCopy(const fb::RankProgram& program,
+                                    const fb::Copy& copy, uint64_t size_bytes,
+                                    bool fills) {
+  if (copy.buffer_slot() >= program.buffers()->size()) {
+    return Bad(absl::StrFormat("buffer_slot %u is not below %u",
+                               copy.buffer_slot(), program.buffers()->size()));
+  }
+  const BufferSize& buffer =
+      buffers_[program.buffers()->Get(copy.buffer_slot())];
+  const uint64_t numel = buffer.tensor_elements;
+  if (copy.offset() >= buffer.elements()) {
+    return Bad(
+        absl::StrFormat("offset %u is not below the buffer's %u elements",
+                        copy.offset(), buffer.elements()));
+  }
+  // Where the last element lies: loops of whole tensors move `tensor`, all
+  // others move `element` and must not carry into the next tensor.
+  uint64_t tensor = copy.offset() / numel;
+  uint64_t element = copy.offset() % numel;
+  uint64_t elements = 1;
+  for (uint32_t i = 0; i < copy.loops_count(); ++i) {
+    const fb::Loop& loop = *body_.loops()->Get(copy.loops_begin() + i);
+    uint64_t& position = loop.stride() < numel ? element : tensor;
+    const uint64_t bound = loop.stride() < numel ? numel : buffer.tensors;
+    if (loop.stride() >= numel && loop.stride() % numel != 0) {
+      return Bad(absl::StrFormat(
+          "loop %u: stride %u is neither inside a tensor of %u elements nor "
+          "whole tensors",
+          i, loop.stride(), numel));
+    }
+    const uint64_t stride =
+        loop.stride() < numel ? loop.stride() : loop.stride() / numel;
+    uint64_t span = 0;
+    if (__builtin_mul_overflow(loop.extent() - 1, stride, &span) ||
+        __builtin_add_overflow(position, span, &position) ||
+        position >= bound) {
+      return Bad(absl::StrFormat("loop %u: %u steps of %u leave the %s", i,
+                                 loop.extent(), loop.stride(),
+                                 loop.stride() < numel ? "tensor" : "stack"));
+    }
+    if (!Multiply(loop.extent(), elements)) {
+      return Bad(absl::StrFormat("loop %u: too many elements", i));
+    }
+  }
+  if (copy.wire_dtype() != buffer.dtype &&
+      (fills || !IsSupportedCast(copy.wire_dtype(), buffer.dtype))) {
+    return Bad(
+        absl::StrFormat("no cast between %s on the wire and the buffer's %s",
+                        DTypeName(copy.wire_dtype()), DTypeName(buffer.dtype)));
+  }
+  if (fills) {
+    if (copy.staging_offset() != 0) return Bad("a fill has a staging_offset");
+    return absl::OkStatus();
+  }
+  uint64_t end = elements;
+  if (!Multiply(DTypeBytes(copy.wire_dtype()), end) ||
+      __builtin_add_overflow(end, copy.staging_offset(), &end) ||
+      end > size_bytes) {
+    return Bad(absl::StrFormat(
+        "%u elements of %s from byte %u leave the message's %u bytes", elements,
+        DTypeName(copy.wire_dtype()), copy.staging_offset(), size_bytes));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckBody(const fb::Body& body, size_t body_bytes) {
+  return BodyChecker(body, body_bytes).Check();
+}
+
+}  // namespace refit

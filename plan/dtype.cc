@@ -1,0 +1,76 @@
+#include "plan/dtype.h"
+
+#include <array>
+
+namespace refit {
+namespace {
+
+struct DTypeInfo {
+  DType dtype;
+  std::string_view name;
+  std::string_view safetensors_name;
+  int64_t size_bytes;
+};
+
+constexpr std::array kDTypes = {
+    DTypeInfo{DType::kBf16, "bf16", "BF16", 2},
+    DTypeInfo{DType::kFp16, "fp16", "F16", 2},
+    DTypeInfo{DType::kFp32, "fp32", "F32", 4},
+    DTypeInfo{DType::kFp64, "fp64", "F64", 8},
+    DTypeInfo{DType::kInt8, "int8", "I8", 1},
+    DTypeInfo{DType::kInt16, "int16", "I16", 2},
+    DTypeInfo{DType::kInt32, "int32", "I32", 4},
+    DTypeInfo{DType::kInt64, "int64", "I64", 8},
+    DTypeInfo{DType::kUint8, "uint8", "U8", 1},
+    DTypeInfo{DType::kBool, "bool", "BOOL", 1},
+    DTypeInfo{DType::kFp8E4m3, "fp8_e4m3", "F8_E4M3", 1},
+    DTypeInfo{DType::kFp8E5m2, "fp8_e5m2", "F8_E5M2", 1},
+};
+
+bool IsCastable(DType dtype) {
+  return dtype == DType::kBf16 || dtype == DType::kFp16 ||
+         dtype == DType::kFp32;
+}
+
+}  // namespace
+
+std::string_view DTypeName(DType dtype) {
+  for (const DTypeInfo& info : kDTypes) {
+    if (info.dtype == dtype) return info.name;
+  }
+  return "unknown";
+}
+
+std::optional<DType> ParseDType(std::string_view name) {
+  for (const DTypeInfo& info : kDTypes) {
+    if (info.name == name) return info.dtype;
+  }
+  return std::nullopt;
+}
+
+std::string_view SafetensorsDTypeName(DType dtype) {
+  for (const DTypeInfo& info : kDTypes) {
+    if (info.dtype == dtype) return info.safetensors_name;
+  }
+  return "unknown";
+}
+
+std::optional<DType> ParseSafetensorsDType(std::string_view name) {
+  for (const DTypeInfo& info : kDTypes) {
+    if (info.safetensors_name == name) return info.dtype;
+  }
+  return std::nullopt;
+}
+
+int64_t DTypeBytes(DType dtype) {
+  for (const DTypeInfo& info : kDTypes) {
+    if (info.dtype == dtype) return info.size_bytes;
+  }
+  return 0;
+}
+
+bool IsSupportedCast(DType from, DType to) {
+  return from != to && IsCastable(from) && IsCastable(to);
+}
+
+}  // namespace refit

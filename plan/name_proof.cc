@@ -1,0 +1,118 @@
+#include "plan/name_proof.h"
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/hash/hash.h"
+#include "absl/strings/str_cat.h"
+
+namespace refit::proof {
+namespace {
+
+// A tensor of stack number `stack` of a list. Hashes decide nothing: tensors
+// of equal hash are compared by name.
+struct NamedTensor {
+  size_t hash = 0;
+  uint32_t stack = 0;
+  uint64_t ordinal = 0;
+};
+
+template <typename Stack>
+std::vector<size_t> HashNames(const Stack& stack) {
+  uint64_t tensors = 1;
+  const uint32_t dims = stack.index() == nullptr ? 0 : stack.index()->size();
+  for (uint32_t d = 0; d < dims; ++d) tensors *= stack.index()->Get(d)->count();
+  std::vector<size_t> hashes(tensors);
+  for (uint64_t i = 0; i < tensors; ++i) {
+    hashes[i] = absl::Hash<std::string>()(TensorName(stack, i));
+  }
+  return hashes;
+}
+
+// The first two tensors of equal name, in the order of the later one.
+template <typename StackAt>
+std::pair<const NamedTensor*, const NamedTensor*> FindEqualNames(
+    std::vector<NamedTensor>& tensors, const StackAt& stack_at) {
+  std::sort(tensors.begin(), tensors.end(),
+            [](const NamedTensor& a, const NamedTensor& b) {
+              return std::tie(a.hash, a.stack, a.ordinal) <
+                     std::tie(b.hash, b.stack, b.ordinal);
+            });
+  std::pair<const NamedTensor*, const NamedTensor*> first = {nullptr, nullptr};
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    for (size_t j = i + 1;
+         j < tensors.size() && tensors[i].hash == tensors[j].hash; ++j) {
+      const NamedTensor& a = tensors[i];
+      const NamedTensor& b = tensors[j];
+      const bool earlier =
+          first.second == nullptr ||
+          std::tie(b.stack, b.ordinal) <
+              std::tie(first.second->stack, first.second->ordinal);
+      if (earlier && TensorName(stack_at(a.stack), a.ordinal) ==
+                         TensorName(stack_at(b.stack), b.ordinal)) {
+        first = {&a, &b};
+      }
+    }
+  }
+  return first;
+}
+
+void CheckParamNames(const fb::Body& body, Violations& violations) {
+  std::vector<NamedTensor> tensors;
+  for (uint32_t i = 0; i < body.params()->size(); ++i) {
+    const std::vector<size_t> hashes = HashNames(*body.params()->Get(i));
+    for (uint64_t k = 0; k < hashes.size(); ++k) {
+      tensors.push_back({hashes[k], i, k});
+    }
+  }
+  const auto stack_at = [&](uint32_t i) -> const fb::Param& {
+    return *body.params()->Get(i);
+  };
+  const auto [first, second] = FindEqualNames(tensors, stack_at);
+  if (first == nullptr) return;
+  violations.Report({}, Invariant::kWellFormedInputs, [&] {
+    return absl::StrCat("params ", first->stack, " and ", second->stack,
+                        " both hold ",
+                        TensorName(stack_at(second->stack), second->ordinal));
+  });
+}
+
+}  // namespace
+
+void CheckNames(const fb::Body& body, Violations& violations) {
+  CheckParamNames(body, violations);
+  std::vector<std::vector<size_t>> hashes_of(body.buffers()->size());
+  // Replicas have equal lists; each list is looked at for its first rank.
+  absl::flat_hash_set<std::vector<uint32_t>> seen;
+  for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
+    const auto& list = *body.programs()->Get(rank)->buffers();
+    const std::vector<uint32_t> buffers(list.begin(), list.end());
+    if (!seen.insert(buffers).second) continue;
+    std::vector<NamedTensor> tensors;
+    for (uint32_t slot = 0; slot < buffers.size(); ++slot) {
+      std::vector<size_t>& hashes = hashes_of[buffers[slot]];
+      if (hashes.empty()) {
+        hashes = HashNames(*body.buffers()->Get(buffers[slot]));
+      }
+      for (uint64_t k = 0; k < hashes.size(); ++k) {
+        tensors.push_back({hashes[k], slot, k});
+      }
+    }
+    const auto stack_at = [&](uint32_t slot) -> const fb::Buffer& {
+      return *body.buffers()->Get(buffers[slot]);
+    };
+    const auto [first, second] = FindEqualNames(tensors, stack_at);
+    if (first == nullptr) continue;
+    violations.Report({.rank = rank}, Invariant::kWellFormedInputs, [&] {
+      return absl::StrCat("buffer slots ", first->stack, " and ", second->stack,
+                          " both hold ",
+                          TensorName(stack_at(second->stack), second->ordinal));
+    });
+  }
+}
+
+}  // namespace refit::proof

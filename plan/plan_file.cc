@@ -1,0 +1,295 @@
+#include "plan/plan_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "plan/body_check.h"
+
+namespace refit {
+namespace {
+
+// Plan > Body > Buffer > Fragment is the deepest nesting.
+constexpr uint32_t kVerifierDepth = 8;
+// The offset of the root and the identifier.
+constexpr size_t kSmallestFileBytes = 8;
+
+absl::Status ReadError(const std::string& path, int error) {
+  const std::string message = absl::StrCat(path, ": ", std::strerror(error));
+  if (error == ENOENT) return absl::NotFoundError(message);
+  if (error == EACCES || error == EPERM) {
+    return absl::PermissionDeniedError(message);
+  }
+  return absl::UnavailableError(message);
+}
+
+// Everything that `file` (a pipe, say) has to give.
+absl::StatusOr<std::vector<uint8_t>> ReadAll(const std::string& path,
+                                             int file) {
+  std::vector<uint8_t> bytes;
+  size_t size = 0;
+  while (size < FLATBUFFERS_MAX_BUFFER_SIZE) {
+    bytes.resize(std::max<size_t>(2 * size, 1 << 16));
+    const ssize_t got = read(file, bytes.data() + size, bytes.size() - size);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ReadError(path, errno);
+    if (got == 0) break;
+    size += static_cast<size_t>(got);
+  }
+  bytes.resize(size);
+  return bytes;
+}
+
+flatbuffers::Verifier MakeVerifier(const uint8_t* data, size_t size) {
+  flatbuffers::Verifier::Options options;
+  options.max_depth = kVerifierDepth;
+  // A reference takes four bytes; the rest is room for lists that are shared.
+  options.max_tables =
+      static_cast<flatbuffers::uoffset_t>(std::max<size_t>(size, 1 << 16));
+  options.check_nested_flatbuffers = false;
+  return flatbuffers::Verifier(data, size, options);
+}
+
+std::string VersionText(uint32_t version) {
+  return absl::StrCat(version >> 16, ".", version & 0xffff);
+}
+
+// Printable form of the four bytes of a file identifier.
+std::string IdentifierText(const uint8_t* identifier) {
+  std::string text;
+  for (int i = 0; i < 4; ++i) {
+    const uint8_t c = identifier[i];
+    text += c >= 0x20 && c < 0x7f ? std::string(1, static_cast<char>(c))
+                                  : absl::StrFormat("\\x%02x", c);
+  }
+  return text;
+}
+
+template <typename Stack>
+std::string StackName(const Stack& stack, uint64_t ordinal) {
+  const auto* index = stack.index();
+  const uint32_t dims = index == nullptr ? 0 : index->size();
+  std::vector<int64_t> numbers(dims);
+  for (uint32_t d = dims; d-- > 0;) {
+    const fb::IndexDim& dim = *index->Get(d);
+    const auto position = static_cast<uint32_t>(ordinal % dim.count());
+    ordinal /= dim.count();
+    numbers[d] = dim.numbers() != nullptr ? dim.numbers()->Get(position)
+                                          : int64_t{dim.first()} + position;
+  }
+  std::string name;
+  std::string_view pattern = stack.name()->string_view();
+  while (!pattern.empty()) {
+    const size_t close = pattern.find('}');
+    uint32_t dim = 0;
+    bool is_number = pattern.front() == '{' && close != pattern.npos &&
+                     close > 1 && close <= 3;
+    for (size_t i = 1; is_number && i < close; ++i) {
+      is_number = pattern[i] >= '0' && pattern[i] <= '9';
+      dim = 10 * dim + static_cast<uint32_t>(pattern[i] - '0');
+    }
+    if (is_number && dim < dims) {
+      absl::StrAppend(&name, numbers[dim]);
+      pattern.remove_prefix(close + 1);
+    } else {
+      name += pattern.front();
+      pattern.remove_prefix(1);
+    }
+  }
+  return name;
+}
+
+}  // namespace
+
+// The file's bytes: mapped, or owned.
+class PlanFile::Bytes {
+ public:
+  explicit Bytes(std::vector<uint8_t> owned)
+      : owned_(std::move(owned)), data_(owned_.data()), size_(owned_.size()) {}
+  Bytes(void* mapping, size_t size)
+      : mapping_(mapping),
+        data_(static_cast<const uint8_t*>(mapping)),
+        size_(size) {}
+  ~Bytes() {
+    if (mapping_ != nullptr) munmap(mapping_, size_);
+  }
+  Bytes(const Bytes&) = delete;
+  Bytes& operator=(const Bytes&) = delete;
+
+  const uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  std::vector<uint8_t> owned_;
+  void* mapping_ = nullptr;
+  const uint8_t* data_;
+  size_t size_;
+};
+
+fb::Digest DigestOf(absl::Span<const uint8_t> bytes) {
+  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
+  return fb::Digest(hash.low64, hash.high64);
+}
+
+std::string DigestText(const fb::Digest& digest) {
+  return absl::StrFormat("%016x%016x", digest.high(), digest.low());
+}
+
+PlanFile::PlanFile(std::unique_ptr<Bytes> bytes) : bytes_(std::move(bytes)) {}
+PlanFile::PlanFile(PlanFile&&) noexcept = default;
+PlanFile& PlanFile::operator=(PlanFile&&) noexcept = default;
+PlanFile::~PlanFile() = default;
+
+absl::StatusOr<PlanFile> PlanFile::Open(const std::string& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return ReadError(path, errno);
+  struct stat info;
+  if (fstat(file, &info) != 0) {
+    const int error = errno;
+    close(file);
+    return ReadError(path, error);
+  }
+  if (!S_ISREG(info.st_mode)) {
+    absl::StatusOr<std::vector<uint8_t>> bytes = ReadAll(path, file);
+    close(file);
+    if (!bytes.ok()) return bytes.status();
+    return FromBytes(*std::move(bytes));
+  }
+  const auto size = static_cast<size_t>(info.st_size);
+  if (size == 0) {
+    close(file);
+    return FromBytes({});
+  }
+  void* mapping = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
+  const int error = errno;
+  close(file);
+  if (mapping == MAP_FAILED) return ReadError(path, error);
+  PlanFile plan(std::make_unique<Bytes>(mapping, size));
+  if (absl::Status status = plan.Check(); !status.ok()) return status;
+  return plan;
+}
+
+absl::StatusOr<PlanFile> PlanFile::FromBytes(std::vector<uint8_t> bytes) {
+  PlanFile plan(std::make_unique<Bytes>(std::move(bytes)));
+  if (absl::Status status = plan.Check(); !status.ok()) return status;
+  return plan;
+}
+
+absl::Status PlanFile::Check() {
+  const uint8_t* data = bytes_->data();
+  const size_t size = bytes_->size();
+  if (size < kSmallestFileBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("not a plan: %u bytes are too few", size));
+  }
+  if (!fb::PlanBufferHasIdentifier(data)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "not a plan: file identifier is \"%s\" when it should be \"%s\"",
+        IdentifierText(data + 4), fb::PlanIdentifier()));
+  }
+  if (size >= FLATBUFFERS_MAX_BUFFER_SIZE) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("not a plan: %u bytes are more than 2 GiB", size));
+  }
+  flatbuffers::Verifier verifier = MakeVerifier(data, size);
+  if (!fb::VerifyPlanBuffer(verifier)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "truncated or damaged: the %u bytes are no well-formed FlatBuffer",
+        size));
+  }
+  plan_ = fb::GetPlan(data);
+  const uint32_t version = plan_->format_version();
+  const std::string known = absl::StrCat(kFormatMajor, ".", kFormatMinor);
+  if (version >> 16 > kFormatMajor) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("format version %s is newer than this build's %s",
+                        VersionText(version), known));
+  }
+  if (version >> 16 < kFormatMajor) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("format version %s does not exist; this build reads %s",
+                        VersionText(version), known));
+  }
+  const uint64_t unknown = plan_->required_features() & ~kKnownFeatures;
+  if (unknown != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("required feature bit %d is unknown to this build",
+                        __builtin_ctzll(unknown)));
+  }
+  if (plan_->inputs_digest() == nullptr || plan_->body_digest() == nullptr) {
+    return absl::InvalidArgumentError("the plan has no digests");
+  }
+  const flatbuffers::Vector<uint8_t>& body = *plan_->body();
+  const fb::Digest digest = DigestOf({body.data(), body.size()});
+  if (digest.low() != plan_->body_digest()->low() ||
+      digest.high() != plan_->body_digest()->high()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("damaged: the body's digest is %s when it should be %s",
+                        DigestText(digest), DigestText(*plan_->body_digest())));
+  }
+  if (reinterpret_cast<uintptr_t>(body.data()) % alignof(fb::Copy) != 0) {
+    return absl::InvalidArgumentError("the body is not aligned to 8 bytes");
+  }
+  flatbuffers::Verifier body_verifier = MakeVerifier(body.data(), body.size());
+  if (!body_verifier.VerifyBuffer<fb::Body>(nullptr)) {
+    return absl::InvalidArgumentError("the body is no well-formed FlatBuffer");
+  }
+  body_ = flatbuffers::GetRoot<fb::Body>(body.data());
+  return CheckBody(*body_, body.size());
+}
+
+absl::Span<const uint8_t> PlanFile::bytes() const {
+  return {bytes_->data(), bytes_->size()};
+}
+
+int32_t PlanFile::source_ranks() const {
+  return static_cast<int32_t>(body_->source_ranks());
+}
+
+int32_t PlanFile::world_size() const {
+  return static_cast<int32_t>(body_->programs()->size());
+}
+
+fb::Side PlanFile::side(int32_t rank) const {
+  return rank < source_ranks() ? fb::Side::kSource : fb::Side::kDestination;
+}
+
+uint64_t TensorElements(const fb::Buffer& buffer) {
+  uint64_t elements = 1;
+  if (buffer.shape() == nullptr) return elements;
+  for (uint32_t d = 0; d < buffer.shape()->size(); ++d) {
+    elements *= buffer.shape()->Get(d);
+  }
+  return elements;
+}
+
+uint64_t StackTensors(const fb::Buffer& buffer) {
+  uint64_t tensors = 1;
+  if (buffer.index() == nullptr) return tensors;
+  for (uint32_t d = 0; d < buffer.index()->size(); ++d) {
+    tensors *= buffer.index()->Get(d)->count();
+  }
+  return tensors;
+}
+
+std::string TensorName(const fb::Buffer& buffer, uint64_t ordinal) {
+  return StackName(buffer, ordinal);
+}
+
+std::string TensorName(const fb::Param& param, uint64_t ordinal) {
+  return StackName(param, ordinal);
+}
+
+}  // namespace refit

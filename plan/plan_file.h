@@ -1,0 +1,92 @@
+// PlanFile: the door. Everything past `Open` may index the plan without checks.
+#ifndef REFIT_PLAN_PLAN_FILE_H_
+#define REFIT_PLAN_PLAN_FILE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "plan_generated.h"
+
+namespace refit {
+
+inline constexpr uint32_t kFormatMajor = 1;
+inline constexpr uint32_t kFormatMinor = 0;
+// The `required_features` bits this build knows.
+inline constexpr uint64_t kKnownFeatures = 0;
+// Alignment of staging ranges and of each copy inside a message, so that the
+// widest vector access of a GPU (16 bytes) never straddles two copies.
+inline constexpr int64_t kStagingAlignmentBytes = 16;
+
+// `bytes` rounded up to kStagingAlignmentBytes.
+constexpr int64_t AlignStaging(int64_t bytes) {
+  return (bytes + kStagingAlignmentBytes - 1) / kStagingAlignmentBytes *
+         kStagingAlignmentBytes;
+}
+
+// XXH3-128 of `bytes`.
+fb::Digest DigestOf(absl::Span<const uint8_t> bytes);
+// 32 hex digits, high half first.
+std::string DigestText(const fb::Digest& digest);
+
+// An open, structurally sound plan.
+//
+// `Open` and `FromBytes` check, in this order: the file identifier; that the FlatBuffer is well formed;
+// format version (a newer major is refused, a newer minor is read); required
+// features; the body's digest; and every index and range of the body:
+//   * dtypes, enums and reserved fields hold known values; sizes do not overflow 63 bits
+//   * copies stay inside their copy list, loops inside their pool, buffers inside their tables
+//   * each copy stays inside its tensors (no loop runs across two tensors of a
+//     stack except in whole steps) and inside its message's staging range
+//   * messages stay inside the staging arena, name a known round and an existing peer other than themselves
+//   * fragments and regions have one entry per dimension and stay inside param and buffer
+// It promises "nothing needs a bounds check", not "is right": that is
+// plan/proof.h. Errors: kNotFound, kPermissionDenied or kUnavailable (the file
+// cannot be read), kFailedPrecondition (newer major or unknown feature),
+// kInvalidArgument (any other fault of the content), one sentence with the place.
+//
+// Thread-safe once open. Movable. Accessors are valid for the object's life.
+class PlanFile {
+ public:
+  // Maps the file read-only; reads what cannot be mapped, such as a pipe.
+  static absl::StatusOr<PlanFile> Open(const std::string& path);
+  static absl::StatusOr<PlanFile> FromBytes(std::vector<uint8_t> bytes);
+
+  PlanFile(PlanFile&&) noexcept;
+  PlanFile& operator=(PlanFile&&) noexcept;
+  ~PlanFile();
+
+  const fb::Plan& plan() const { return *plan_; }
+  const fb::Body& body() const { return *body_; }
+  absl::Span<const uint8_t> bytes() const;
+
+  int32_t source_ranks() const;
+  int32_t world_size() const;
+  fb::Side side(int32_t rank) const;
+
+ private:
+  class Bytes;
+  explicit PlanFile(std::unique_ptr<Bytes> bytes);
+  absl::Status Check();
+
+  std::unique_ptr<Bytes> bytes_;
+  const fb::Plan* plan_ = nullptr;
+  const fb::Body* body_ = nullptr;
+};
+
+// The number of elements of one tensor of the stack (1 for a scalar), and of the whole stack.
+uint64_t TensorElements(const fb::Buffer& buffer);
+uint64_t StackTensors(const fb::Buffer& buffer);
+
+// The name of tensor `ordinal` (row-major over the index dimensions) of a stack:
+// "{0}", "{1}" … replaced by the index numbers.
+std::string TensorName(const fb::Buffer& buffer, uint64_t ordinal);
+std::string TensorName(const fb::Param& param, uint64_t ordinal);
+
+}  // namespace refit
+
+#endif  // REFIT_PLAN_PLAN_FILE_H_

@@ -1,0 +1,274 @@
+#include "plan/stack_check.h"
+
+#include <cstddef>
+#include <limits>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace refit {
+namespace {
+
+using Uint128 = unsigned __int128;
+using IndexDims = flatbuffers::Vector<flatbuffers::Offset<fb::IndexDim>>;
+
+// More than any tensor has; keeps hostile files from costing time.
+constexpr size_t kMostDims = 16;
+constexpr uint64_t kMostTensors = 1 << 24;  // of one stack
+// Byte counts and element counts stay representable as int64_t.
+constexpr uint64_t kLargestSize = std::numeric_limits<int64_t>::max();
+
+absl::Status Bad(std::string message) {
+  return absl::InvalidArgumentError(message);
+}
+
+// `status` with its place in front. Places are put together on failure only.
+absl::Status At(const std::string& place, const absl::Status& status) {
+  return Bad(absl::StrCat(place, ": ", status.message()));
+}
+
+// Null vectors count as empty: FlatBuffers writers may leave empty ones out.
+template <typename T>
+size_t SizeOf(const flatbuffers::Vector<T>* vector) {
+  return vector == nullptr ? 0 : vector->size();
+}
+
+// The FlatBuffers verifier checks the alignment of a vector's length, not of
+// its elements. Writers do not align a vector that has none.
+template <typename T>
+bool IsAligned(const flatbuffers::Vector<T>* vector) {
+  return vector == nullptr || vector->size() == 0 ||
+         reinterpret_cast<uintptr_t>(vector->Data()) % alignof(uint64_t) == 0;
+}
+
+bool IsKnown(DType dtype) { return DTypeBytes(dtype) != 0; }
+
+bool IsKnown(fb::SkipReason reason) {
+  return reason <= fb::SkipReason::kUnread;
+}
+
+template <typename Enum>
+uint32_t Number(Enum value) {
+  return static_cast<uint32_t>(value);
+}
+
+// Multiplies `product`; false when it exceeds `kLargestSize`.
+bool Multiply(uint64_t factor, uint64_t& product) {
+  return !__builtin_mul_overflow(product, factor, &product) &&
+         product <= kLargestSize;
+}
+
+absl::Status CheckIndex(const IndexDims* index, uint64_t& tensors) {
+  tensors = 1;
+  if (SizeOf(index) > kMostDims) {
+    return Bad(absl::StrFormat("%u index dimensions are more than %u",
+                               SizeOf(index), kMostDims));
+  }
+  for (uint32_t d = 0; d < SizeOf(index); ++d) {
+    const fb::IndexDim& dim = *index->Get(d);
+    if (dim.count() == 0 || !Multiply(dim.count(), tensors) ||
+        tensors > kMostTensors) {
+      return Bad(absl::StrFormat("index %u: count %u is not possible", d,
+                                 dim.count()));
+    }
+    if (dim.numbers() != nullptr && dim.numbers()->size() != dim.count()) {
+      return Bad(absl::StrFormat("index %u: %u numbers for a count of %u", d,
+                                 dim.numbers()->size(), dim.count()));
+    }
+    if (dim.numbers() == nullptr && int64_t{dim.first()} + dim.count() - 1 >
+                                        std::numeric_limits<int32_t>::max()) {
+      return Bad(absl::StrFormat("index %u: %u numbers from %d overflow", d,
+                                 dim.count(), dim.first()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckShape(const flatbuffers::Vector<uint64_t>* shape,
+                        uint64_t& elements) {
+  elements = 1;
+  if (SizeOf(shape) > kMostDims) {
+    return Bad(absl::StrFormat("%u dimensions are more than %u", SizeOf(shape),
+                               kMostDims));
+  }
+  if (!IsAligned(shape)) {
+    return Bad("shape is not aligned to 8 bytes");
+  }
+  for (uint32_t d = 0; d < SizeOf(shape); ++d) {
+    if (shape->Get(d) > kLargestSize || !Multiply(shape->Get(d), elements)) {
+      return Bad(absl::StrFormat("dimension %u of %u overflows the size", d,
+                                 shape->Get(d)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The sizes of the dimensions [index…, shape…] of `param`.
+absl::Status CheckParam(const fb::Param& param, std::vector<uint64_t>& dims) {
+  uint64_t tensors = 0;
+  uint64_t elements = 0;
+  if (absl::Status status = CheckIndex(param.index(), tensors); !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = CheckShape(param.shape(), elements); !status.ok()) {
+    return status;
+  }
+  if (!IsKnown(param.dtype())) {
+    return Bad(absl::StrFormat("unknown dtype %u", Number(param.dtype())));
+  }
+  if (!IsKnown(param.skip())) {
+    return Bad(absl::StrFormat("unknown skip reason %u", Number(param.skip())));
+  }
+  if (!Multiply(tensors, elements) ||
+      !Multiply(DTypeBytes(param.dtype()), elements)) {
+    return Bad("more than 2^63 bytes");
+  }
+  for (uint32_t d = 0; d < SizeOf(param.index()); ++d) {
+    dims.push_back(param.index()->Get(d)->count());
+  }
+  for (uint32_t d = 0; d < SizeOf(param.shape()); ++d) {
+    dims.push_back(param.shape()->Get(d));
+  }
+  return absl::OkStatus();
+}
+
+// A strided box stays inside a buffer.
+absl::Status CheckStrides(const BufferSize& buffer, uint64_t offset,
+                          const flatbuffers::Vector<uint64_t>* extent,
+                          const flatbuffers::Vector<uint64_t>* stride) {
+  if (SizeOf(extent) != SizeOf(stride)) {
+    return Bad(absl::StrFormat("%u extents and %u strides", SizeOf(extent),
+                               SizeOf(stride)));
+  }
+  if (!IsAligned(extent) || !IsAligned(stride)) {
+    return Bad("extent or stride is not aligned to 8 bytes");
+  }
+  Uint128 last = offset;  // a sum of few terms below 2^64
+  for (uint32_t d = 0; d < SizeOf(extent); ++d) {
+    if (extent->Get(d) == 0) {
+      return Bad(absl::StrFormat("extent %u is 0", d));
+    }
+    const Uint128 span = Uint128{extent->Get(d) - 1} * stride->Get(d);
+    if (span > kLargestSize) {
+      return Bad(absl::StrFormat("dimension %u overflows", d));
+    }
+    last += span;
+  }
+  if (last >= buffer.elements()) {
+    return Bad(
+        absl::StrFormat("leaves the buffer's %u elements", buffer.elements()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckFragment(
+    const std::vector<std::vector<uint64_t>>& params_dims,
+    const BufferSize& buffer, const fb::Fragment& fragment) {
+  if (fragment.param() >= params_dims.size()) {
+    return Bad(absl::StrFormat("param %u is not below %u", fragment.param(),
+                               params_dims.size()));
+  }
+  const std::vector<uint64_t>& dims = params_dims[fragment.param()];
+  if (SizeOf(fragment.lo()) != dims.size() ||
+      SizeOf(fragment.extent()) != dims.size()) {
+    return Bad(absl::StrFormat(
+        "lo has %u and extent %u entries when param %u has %u dimensions",
+        SizeOf(fragment.lo()), SizeOf(fragment.extent()), fragment.param(),
+        dims.size()));
+  }
+  if (!IsAligned(fragment.lo())) return Bad("lo is not aligned to 8 bytes");
+  if (absl::Status status = CheckStrides(buffer, fragment.offset(),
+                                         fragment.extent(), fragment.stride());
+      !status.ok()) {
+    return status;
+  }
+  for (uint32_t d = 0; d < dims.size(); ++d) {
+    const uint64_t lo = fragment.lo()->Get(d);
+    const uint64_t extent = fragment.extent()->Get(d);
+    if (lo > dims[d] || extent > dims[d] - lo) {
+      return Bad(absl::StrFormat(
+          "dimension %u: %u elements from %u leave the param's %u", d, extent,
+          lo, dims[d]));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRegion(const BufferSize& buffer, const fb::Region& region) {
+  if (region.kind() != fb::RegionKind::kFill &&
+      region.kind() != fb::RegionKind::kSkip) {
+    return Bad(absl::StrFormat("unknown kind %u", Number(region.kind())));
+  }
+  if (!IsKnown(region.reason()) ||
+      (region.kind() == fb::RegionKind::kSkip &&
+       region.reason() == fb::SkipReason::kUnspecified)) {
+    return Bad(
+        absl::StrFormat("unknown skip reason %u", Number(region.reason())));
+  }
+  if (SizeOf(region.extent()) > kMostDims) {
+    return Bad(absl::StrFormat("%u dimensions are more than %u",
+                               SizeOf(region.extent()), kMostDims));
+  }
+  return CheckStrides(buffer, region.offset(), region.extent(),
+                      region.stride());
+}
+
+absl::Status CheckBuffer(const std::vector<std::vector<uint64_t>>& params_dims,
+                         const fb::Buffer& buffer, BufferSize& size) {
+  size.dtype = buffer.dtype();
+  if (absl::Status status = CheckIndex(buffer.index(), size.tensors);
+      !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = CheckShape(buffer.shape(), size.tensor_elements);
+      !status.ok()) {
+    return status;
+  }
+  if (!IsKnown(size.dtype)) {
+    return Bad(absl::StrFormat("unknown dtype %u", Number(size.dtype)));
+  }
+  uint64_t bytes = size.tensor_elements;
+  if (!Multiply(size.tensors, bytes) ||
+      !Multiply(DTypeBytes(size.dtype), bytes)) {
+    return Bad("more than 2^63 bytes");
+  }
+  for (uint32_t i = 0; i < SizeOf(buffer.fragments()); ++i) {
+    if (absl::Status status =
+            CheckFragment(params_dims, size, *buffer.fragments()->Get(i));
+        !status.ok()) {
+      return At(absl::StrCat("fragment ", i), status);
+    }
+  }
+  for (uint32_t i = 0; i < SizeOf(buffer.regions()); ++i) {
+    if (absl::Status status = CheckRegion(size, *buffer.regions()->Get(i));
+        !status.ok()) {
+      return At(absl::StrCat("region ", i), status);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckStacks(const fb::Body& body, std::vector<BufferSize>& sizes) {
+  std::vector<std::vector<uint64_t>> params_dims(body.params()->size());
+  for (uint32_t i = 0; i < params_dims.size(); ++i) {
+    if (absl::Status status =
+            CheckParam(*body.params()->Get(i), params_dims[i]);
+        !status.ok()) {
+      return At(absl::StrCat("param ", i), status);
+    }
+  }
+  sizes.resize(body.buffers()->size());
+  for (uint32_t i = 0; i < sizes.size(); ++i) {
+    if (absl::Status status =
+            CheckBuffer(params_dims, *body.buffers()->Get(i), sizes[i]);
+        !status.ok()) {
+      return At(absl::StrCat("buffer ", i), status);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace refit

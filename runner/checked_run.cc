@@ -1,0 +1,102 @@
+#include "runner/checked_run.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "refit/host_device.h"
+
+namespace refit {
+
+absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateTensors(
+    Device& device, std::vector<BoundTensor>& tensors) {
+  constexpr uint64_t kTensorAlignmentBytes = 256;  // as cudaMalloc aligns
+  const auto aligned = [](uint64_t size_bytes) {
+    return (size_bytes + kTensorAlignmentBytes - 1) / kTensorAlignmentBytes *
+           kTensorAlignmentBytes;
+  };
+  uint64_t total_bytes = 0;
+  for (const BoundTensor& tensor : tensors) {
+    total_bytes += aligned(tensor.size_bytes);
+  }
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> memory =
+      device.Allocate(total_bytes);
+  if (!memory.ok()) return memory.status();
+  std::byte* next = (*memory)->data();
+  for (BoundTensor& tensor : tensors) {
+    if (tensor.size_bytes == 0) continue;
+    tensor.data = next;
+    next += aligned(tensor.size_bytes);
+  }
+  return memory;
+}
+
+std::vector<BoundTensor> TensorsOfRank(const PlanFile& plan, int32_t rank) {
+  const fb::Body& body = plan.body();
+  const fb::RankProgram& program = *body.programs()->Get(rank);
+  std::vector<BoundTensor> tensors;
+  if (program.buffers() == nullptr) return tensors;
+  for (const uint32_t id : *program.buffers()) {
+    const fb::Buffer& stack = *body.buffers()->Get(id);
+    BoundTensor tensor;
+    tensor.dtype = stack.dtype();
+    tensor.size_bytes = TensorElements(stack) * DTypeBytes(stack.dtype());
+    if (stack.shape() != nullptr) {
+      tensor.shape.assign(stack.shape()->begin(), stack.shape()->end());
+    }
+    for (uint64_t i = 0; i < StackTensors(stack); ++i) {
+      tensor.name = TensorName(stack, i);
+      tensors.push_back(tensor);
+    }
+  }
+  return tensors;
+}
+
+void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result) {
+  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+    uint64_t tensor_bytes = 0;
+    for (const BoundTensor& tensor : TensorsOfRank(plan, rank)) {
+      tensor_bytes += tensor.size_bytes;
+    }
+    (plan.side(rank) == fb::Side::kSource ? result.source_bytes
+                                          : result.destination_bytes) +=
+        tensor_bytes;
+    const uint64_t staging_bytes =
+        plan.body().programs()->Get(rank)->staging_bytes();
+    result.staging_bytes += staging_bytes;
+    result.peak_staging_bytes =
+        std::max(result.peak_staging_bytes, staging_bytes);
+  }
+}
+
+absl::StatusOr<RunOfRanksResult> RunChecked(const PlanFile& plan,
+                                            const RunOfRanksOptions& options) {
+  HostDevice device;
+  TensorsByRank tensors;
+  std::vector<std::unique_ptr<DeviceMemory>> memory;
+  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+    tensors.push_back(TensorsOfRank(plan, rank));
+    absl::StatusOr<std::unique_ptr<DeviceMemory>> allocated =
+        AllocateTensors(device, tensors.back());
+    if (!allocated.ok()) return allocated.status();
+    memory.push_back(*std::move(allocated));
+  }
+  const ValueCheck check(plan);
+  check.FillSources(tensors);
+  absl::StatusOr<std::unique_ptr<LocalRanks>> ranks =
+      LocalRanks::Create(plan, tensors, options.timeout);
+  if (!ranks.ok()) return ranks.status();
+  RunOfRanksResult result;
+  MeasureSizes(plan, result);
+  for (int64_t i = 0; i < options.iterations; ++i) {
+    check.PoisonDestinations(tensors);
+    absl::StatusOr<RefitMeasurement> refit = (*ranks)->Refit();
+    if (!refit.ok()) return refit.status();
+    result.refits.push_back(*refit);
+    result.check = check.Check(tensors);
+    if (result.check.wrong_elements > 0) break;
+  }
+  return result;
+}
+
+}  // namespace refit

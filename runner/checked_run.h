@@ -1,0 +1,48 @@
+// `refit-run --check`: a plan on generated data, every element checked.
+#ifndef REFIT_RUNNER_CHECKED_RUN_H_
+#define REFIT_RUNNER_CHECKED_RUN_H_
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "plan/plan_file.h"
+#include "runner/local_ranks.h"
+#include "runner/value_check.h"
+
+namespace refit {
+
+struct RunOfRanksOptions {
+  int64_t iterations = 1;
+  std::chrono::nanoseconds timeout = std::chrono::minutes(10);  // of each step
+};
+
+struct RunOfRanksResult {
+  std::vector<RefitMeasurement> refits;  // one per iteration
+  CheckResult check;  // of a checked run: the first iteration with a mismatch
+                      // or the last
+  uint64_t source_bytes = 0;
+  uint64_t destination_bytes = 0;
+  uint64_t staging_bytes = 0;       // sum over ranks
+  uint64_t peak_staging_bytes = 0;  // of one rank
+};
+
+// Memory: sources, destinations and staging of all ranks.
+absl::StatusOr<RunOfRanksResult> RunChecked(const PlanFile& plan,
+                                            const RunOfRanksOptions& options);
+
+// The tensors a rank holds by the plan, in plan order, without addresses.
+std::vector<BoundTensor> TensorsOfRank(const PlanFile& plan, int32_t rank);
+
+// Gives `tensors` addresses in one new piece of memory.
+absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateTensors(
+    Device& device, std::vector<BoundTensor>& tensors);
+
+// Fills the sizes of `result` from the plan.
+void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result);
+
+}  // namespace refit
+
+#endif  // REFIT_RUNNER_CHECKED_RUN_H_

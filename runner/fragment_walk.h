@@ -1,0 +1,61 @@
+// Walks the elements of a fragment on both of its sides at once.
+#ifndef REFIT_RUNNER_FRAGMENT_WALK_H_
+#define REFIT_RUNNER_FRAGMENT_WALK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "plan/plan_file.h"
+
+namespace refit {
+
+// An element of a stack: tensor number and place in that tensor; or a step from
+// one element to another.
+struct Place {
+  uint64_t tensor = 0;
+  uint64_t element = 0;
+};
+
+// Elements that lie one step apart inside one tensor on each side.
+struct WalkRow {
+  Place param;
+  Place buffer;
+  uint64_t count = 1;
+  uint64_t param_step = 0;  // elements
+  uint64_t buffer_step = 0;
+};
+
+// A fragment, or a region of a buffer (whose param side means nothing).
+class FragmentWalk {
+ public:
+  FragmentWalk(const fb::Fragment& fragment, const fb::Param& param,
+               const fb::Buffer& buffer);
+  FragmentWalk(const fb::Region& region, const fb::Buffer& buffer);
+
+  uint64_t elements() const;
+  // The walk falls into this many parts of about `elements_per_part` each.
+  uint64_t Parts(uint64_t elements_per_part) const;
+  // Visits the rows of part `part` of `parts`.
+  void Visit(uint64_t part, uint64_t parts,
+             const std::function<void(const WalkRow&)>& visit) const;
+
+ private:
+  struct Loop {
+    uint64_t extent = 1;
+    Place param;
+    Place buffer;
+  };
+
+  void AddDim(const Loop& loop);
+  void SplitOffRow();
+
+  WalkRow row_;              // the first one
+  std::vector<Loop> loops_;  // around the rows, outermost first
+  bool empty_ = false;
+};
+
+}  // namespace refit
+
+#endif  // REFIT_RUNNER_FRAGMENT_WALK_H_

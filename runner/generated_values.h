@@ -1,0 +1,35 @@
+// Values to test a plan with: a function of a logical tensor's name and an
+// element's index in it, and of nothing else.
+#ifndef REFIT_RUNNER_GENERATED_VALUES_H_
+#define REFIT_RUNNER_GENERATED_VALUES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "plan/dtype.h"
+
+namespace refit {
+
+// Bytes that no generated float value consists of: source elements that hold no
+// param, and destination elements before a refit.
+inline constexpr std::byte kSourcePoison{0xfb};
+inline constexpr std::byte kDestinationPoison{0xff};
+
+uint64_t TensorSeed(std::string_view tensor_name);
+
+// Elements first, first + step, first + 2 * step … of the tensor.
+struct IndexRange {
+  uint64_t first = 0;
+  uint64_t step = 1;
+  size_t count = 0;
+};
+
+// Writes the values of `range`, contiguous, to `out`. Float values are between
+// 2^-7 and 2^9 in magnitude, so that every cast of them is finite.
+void GenerateValues(uint64_t seed, DType dtype, const IndexRange& range,
+                    void* out);
+
+}  // namespace refit
+
+#endif  // REFIT_RUNNER_GENERATED_VALUES_H_

@@ -1,0 +1,88 @@
+#include "runner/local_ranks.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "runner/rank_threads.h"
+
+namespace refit {
+
+LocalRanks::LocalRanks(const PlanFile& plan, std::chrono::nanoseconds timeout)
+    : plan_(plan), timeout_(timeout), fabric_(plan.world_size()) {}
+
+absl::Status LocalRanks::OnAllRanks(
+    const std::function<absl::Status(int32_t)>& step) {
+  std::vector<absl::Status> statuses(plan_.world_size());
+  absl::Status started = RunRankThreads(
+      plan_.world_size(), [&](int32_t rank) { statuses[rank] = step(rank); });
+  if (!started.ok()) return started;
+  // Ranks that were aborted only repeat another rank's error.
+  for (const absl::Status& status : statuses) {
+    if (!status.ok() && status.code() != absl::StatusCode::kAborted) {
+      return status;
+    }
+  }
+  for (const absl::Status& status : statuses) {
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<LocalRanks>> LocalRanks::Create(
+    const PlanFile& plan, const std::vector<std::vector<BoundTensor>>& tensors,
+    std::chrono::nanoseconds timeout) {
+  std::unique_ptr<LocalRanks> ranks(new LocalRanks(plan, timeout));
+  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+    absl::StatusOr<std::unique_ptr<Transport>> transport =
+        ranks->fabric_.CreateTransport(rank);
+    if (!transport.ok()) return transport.status();
+    ranks->transports_.push_back(*std::move(transport));
+    absl::StatusOr<std::unique_ptr<Executor>> executor =
+        Executor::Load(plan, {.rank = rank,
+                              .device = &ranks->device_,
+                              .transport = ranks->transports_.back().get()});
+    if (!executor.ok()) return executor.status();
+    ranks->executors_.push_back(*std::move(executor));
+  }
+  absl::Status status = ranks->OnAllRanks([&](int32_t rank) {
+    Executor& executor = *ranks->executors_[rank];
+    absl::Status connected = executor.Connect(timeout);
+    return connected.ok() ? executor.Bind(tensors[rank], timeout) : connected;
+  });
+  if (!status.ok()) return status;
+  return ranks;
+}
+
+absl::StatusOr<RefitMeasurement> LocalRanks::Refit() {
+  using Clock = std::chrono::steady_clock;
+  std::vector<Clock::time_point> starts(plan_.world_size());
+  std::vector<Clock::time_point> ends(plan_.world_size());
+  absl::Status status = OnAllRanks([&](int32_t rank) {
+    starts[rank] = Clock::now();
+    absl::Status run =
+        executors_[rank]->Run(nullptr, {.timeout = timeout_, .addresses = {}});
+    ends[rank] = Clock::now();
+    return run;
+  });
+  if (!status.ok()) return status;
+  RefitMeasurement measurement;
+  measurement.seconds = std::chrono::duration<double>(
+                            *std::max_element(ends.begin(), ends.end()) -
+                            *std::min_element(starts.begin(), starts.end()))
+                            .count();
+  RunCounters& sum = measurement.counters;
+  for (const std::unique_ptr<Executor>& executor : executors_) {
+    const RunCounters& counters = executor->counters();
+    sum.rounds += counters.rounds;
+    sum.messages_sent += counters.messages_sent;
+    sum.messages_received += counters.messages_received;
+    sum.bytes_sent += counters.bytes_sent;
+    sum.bytes_received += counters.bytes_received;
+    sum.pack_seconds += counters.pack_seconds;
+    sum.wire_seconds += counters.wire_seconds;
+    sum.unpack_seconds += counters.unpack_seconds;
+  }
+  return measurement;
+}
+
+}  // namespace refit

@@ -1,0 +1,53 @@
+// All ranks of a plan in this process, on the CPU.
+#ifndef REFIT_RUNNER_LOCAL_RANKS_H_
+#define REFIT_RUNNER_LOCAL_RANKS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "plan/plan_file.h"
+#include "refit/executor.h"
+#include "refit/host_device.h"
+#include "refit/local_transport.h"
+
+namespace refit {
+
+// What one refit took, over all ranks.
+struct RefitMeasurement {
+  double seconds = 0;    // from the first rank's start to the last one's end
+  RunCounters counters;  // sums
+};
+
+class LocalRanks {
+ public:
+  // Loads, connects and binds every rank; `tensors` by global rank. `plan` and
+  // the tensors' memory must outlive the result. `timeout` holds for each step.
+  static absl::StatusOr<std::unique_ptr<LocalRanks>> Create(
+      const PlanFile& plan,
+      const std::vector<std::vector<BoundTensor>>& tensors,
+      std::chrono::nanoseconds timeout);
+
+  absl::StatusOr<RefitMeasurement> Refit();
+
+ private:
+  LocalRanks(const PlanFile& plan, std::chrono::nanoseconds timeout);
+  // Calls `step(rank)` on a thread per rank; the error that explains the
+  // others.
+  absl::Status OnAllRanks(const std::function<absl::Status(int32_t)>& step);
+
+  const PlanFile& plan_;
+  const std::chrono::nanoseconds timeout_;
+  HostDevice device_;
+  LocalFabric fabric_;
+  std::vector<std::unique_ptr<Transport>> transports_;  // by rank
+  std::vector<std::unique_ptr<Executor>> executors_;    // by rank
+};
+
+}  // namespace refit
+
+#endif  // REFIT_RUNNER_LOCAL_RANKS_H_

@@ -1,0 +1,25 @@
+// One thread per rank, for hundreds of ranks on few cores.
+#ifndef REFIT_RUNNER_RANK_THREADS_H_
+#define REFIT_RUNNER_RANK_THREADS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "absl/status/status.h"
+
+namespace refit {
+
+// Calls `body(rank)` for ranks 0 .. ranks-1, each on a thread of its own with a
+// small stack, and returns when all have returned. No body starts before all
+// threads exist; if one cannot be made, none starts.
+absl::Status RunRankThreads(int32_t ranks,
+                            const std::function<void(int32_t)>& body);
+
+// Calls `body(item)` for items 0 .. items-1 on as many threads as the machine
+// has cores.
+void ParallelFor(size_t items, const std::function<void(size_t)>& body);
+
+}  // namespace refit
+
+#endif  // REFIT_RUNNER_RANK_THREADS_H_

@@ -1,0 +1,532 @@
+#include "compiler/job/job.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+
+#include "tests/compiler/temporary_directory.h"
+
+namespace refit {
+namespace {
+
+struct ReadResult {
+  std::optional<Job> job;
+  std::string errors;
+};
+
+ReadResult Read(std::string_view text) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.Write("job.json", text);
+  Diagnostics diagnostics;
+  ReadResult result;
+  result.job = ReadJob(path, diagnostics);
+  result.errors = directory.Relative(diagnostics.Render());
+  return result;
+}
+
+// A job whose source is `source` and which is right otherwise.
+std::string WithSource(const std::string& source) {
+  return "{\"model\": \"config.json\",\n \"source\": " + source +
+         ",\n \"destination\": {\"layout\": \"vllm\"}}";
+}
+
+TEST(JobTest, ReadsTheExampleOfTheInterface) {
+  const ReadResult result = Read(R"({
+      "model": "config.json",                     // a comment
+      "source":      {"layout": "megatron", "tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 4, "data_parallel": 2},
+      "destination": {"layout": "vllm", "tensor_parallel": 4, "replicas": 2, "dtype": "bf16"},
+      "topology":    {"gpus_per_host": 8},        /* another */
+      "options":     {"bucket_bytes": 268435456, "exclude": ["mtp.*"]}
+    })");
+  ASSERT_EQ(result.errors, "");
+  const Job& job = *result.job;
+  EXPECT_EQ(job.source.key, "source");
+  EXPECT_EQ(job.source.layout.value, LayoutKind::kMegatron);
+  EXPECT_EQ(job.source.tensor_parallel.value, 2);
+  EXPECT_EQ(job.source.pipeline_parallel.value, 2);
+  EXPECT_EQ(job.source.expert_parallel.value, 4);
+  EXPECT_EQ(job.source.data_parallel.value, 2);
+  EXPECT_EQ(job.source.make_vocab_size_divisible_by.value, 128);
+  EXPECT_FALSE(job.source.dtype.given);
+  EXPECT_EQ(job.destination.layout.value, LayoutKind::kVllm);
+  EXPECT_EQ(job.destination.replicas.value, 2);
+  EXPECT_EQ(job.destination.dtype.value, DType::kBf16);
+  EXPECT_FALSE(job.destination.expert_parallel_enabled.value);
+  EXPECT_EQ(job.topology.gpus_per_host.value, 8);
+  EXPECT_EQ(job.options.exclude.value, std::vector<std::string>{"mtp.*"});
+  EXPECT_FALSE(job.colocated.value);
+}
+
+TEST(JobTest, ModelPathsAreRelativeToTheJob) {
+  const TemporaryDirectory directory;
+  directory.Write("models/config.json", "{}");
+  const std::string path =
+      directory.Write("jobs/job.json",
+                      R"({"model": "../models", "source": {"layout": "vllm"},
+          "destination": {"layout": "vllm"}})");
+  Diagnostics diagnostics;
+  const std::optional<Job> job = ReadJob(path, diagnostics);
+  ASSERT_TRUE(job.has_value()) << diagnostics.Render();
+  EXPECT_EQ(job->model.config_path,
+            directory.Path("jobs/../models/config.json"));
+}
+
+TEST(JobTest, ReadsListedParameters) {
+  const ReadResult result = Read(R"({
+      "model": {"parameters": [{"name": "a", "shape": [2, 3], "dtype": "int8"}]},
+      "source": {"layout": "vllm"}, "destination": {"layout": "vllm"}})");
+  ASSERT_EQ(result.errors, "");
+  const ParameterSpec& parameter = result.job->model.parameters->at(0);
+  EXPECT_EQ(parameter.name, "a");
+  EXPECT_EQ(parameter.shape, (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(parameter.dtype, DType::kInt8);
+}
+
+TEST(JobTest, ExpertParallelIsAFlagForVllm) {
+  const ReadResult result =
+      Read(WithSource(R"({"layout": "vllm", "expert_parallel": true})"));
+  ASSERT_EQ(result.errors, "");
+  EXPECT_TRUE(result.job->source.expert_parallel_enabled.value);
+  EXPECT_EQ(result.job->source.expert_parallel.value, 1);
+}
+
+TEST(JobTest, DefaultsHaveThePlaceOfTheirSide) {
+  const ReadResult result = Read(WithSource(R"({"layout": "megatron"})"));
+  ASSERT_EQ(result.errors, "");
+  EXPECT_FALSE(result.job->source.tensor_parallel.given);
+  EXPECT_EQ(result.job->source.tensor_parallel.place.offset,
+            result.job->source.place.offset);
+  EXPECT_NE(result.job->source.layers_per_stage.place.file, nullptr);
+}
+
+TEST(JobTest, AnAxisOfOneIsRightForEveryLayout) {
+  const ReadResult result = Read(WithSource(
+      R"({"layout": "vllm", "context_parallel": 1,
+          "virtual_pipeline_parallel": 1})"));
+  EXPECT_EQ(result.errors, "");
+}
+
+TEST(JobTest, UnknownKeyNamesTheNearestKnownKey) {
+  EXPECT_EQ(
+      Read(WithSource(R"({"layout": "megatron", "tensor_paralel": 2})")).errors,
+      "job.json:2:35: error: unknown key \"tensor_paralel\"; did you mean "
+      "\"tensor_parallel\"?\n"
+      "    2 |  \"source\": {\"layout\": \"megatron\", \"tensor_paralel\": "
+      "2},\n"
+      "      |                                   ^\n");
+}
+
+TEST(JobTest, UnknownKeyUnlikeAnyNamesAllKnownKeys) {
+  EXPECT_EQ(Read(R"({"model": "c", "source": {"layout": "vllm"},
+ "destination": {"layout": "vllm"},
+ "topology": {"racks": 2}})")
+                .errors,
+            "job.json:3:15: error: unknown key \"racks\"; wanted "
+            "gpus_per_host, hosts, peer_gigabytes_per_second or "
+            "network_gigabytes_per_second\n"
+            "    3 |  \"topology\": {\"racks\": 2}}\n"
+            "      |               ^\n");
+}
+
+TEST(JobTest, KeyOfAnotherLayoutIsAnError) {
+  EXPECT_EQ(Read(WithSource(R"({"layout": "vllm",
+   "virtual_pipeline_parallel": 2})"))
+                .errors,
+            "job.json:3:4: error: layout \"vllm\" has no key "
+            "\"virtual_pipeline_parallel\"\n"
+            "    3 |    \"virtual_pipeline_parallel\": 2},\n"
+            "      |    ^\n");
+}
+
+TEST(JobTest, ExpertParallelOfVllmIsNoNumber) {
+  EXPECT_EQ(
+      Read(WithSource(R"({"layout": "vllm", "expert_parallel": 4})")).errors,
+      "job.json:2:50: error: source.expert_parallel is 4; wanted true or "
+      "false\n"
+      "    2 |  \"source\": {\"layout\": \"vllm\", \"expert_parallel\": "
+      "4},\n"
+      "      |                                                  ^\n");
+}
+
+TEST(JobTest, SizesAreAtLeastOne) {
+  EXPECT_EQ(
+      Read(WithSource(R"({"layout": "vllm", "tensor_parallel": 0})")).errors,
+      "job.json:2:50: error: source.tensor_parallel is 0; wanted an "
+      "integer from 1 to 1000000\n"
+      "    2 |  \"source\": {\"layout\": \"vllm\", \"tensor_parallel\": "
+      "0},\n"
+      "      |                                                  ^\n");
+}
+
+TEST(JobTest, SizesAreIntegers) {
+  EXPECT_EQ(
+      Read(WithSource(R"({"layout": "vllm", "tensor_parallel": 2.0})")).errors,
+      "job.json:2:50: error: source.tensor_parallel is 2.0; wanted an "
+      "integer from 1 to 1000000\n"
+      "    2 |  \"source\": {\"layout\": \"vllm\", \"tensor_parallel\": "
+      "2.0},\n"
+      "      |                                                  ^\n");
+}
+
+TEST(JobTest, UnknownLayoutNamesTheNearest) {
+  EXPECT_EQ(Read(WithSource(R"({"layout": "megatorn"})")).errors,
+            "job.json:2:23: error: unknown layout \"megatorn\"; did you mean "
+            "\"megatron\"?\n"
+            "    2 |  \"source\": {\"layout\": \"megatorn\"},\n"
+            "      |                       ^\n");
+}
+
+TEST(JobTest, LayoutWithoutFrontendIsNotSupported) {
+  EXPECT_EQ(
+      Read(WithSource(R"({"layout": "fsdp", "fused_experts": true})")).errors,
+      "job.json:2:23: error: layout \"fsdp\" is not supported yet; "
+      "wanted megatron, vllm or generic\n"
+      "    2 |  \"source\": {\"layout\": \"fsdp\", \"fused_experts\": "
+      "true},\n"
+      "      |                       ^\n");
+}
+
+TEST(JobTest, Fp8IsNotSupportedYet) {
+  EXPECT_EQ(
+      Read(WithSource(R"({"layout": "vllm", "dtype": "fp8_e4m3_block128"})"))
+          .errors,
+      "job.json:2:40: error: dtype fp8_e4m3_block128 is not supported yet; "
+      "wanted bf16, fp16 or fp32\n"
+      "    2 |  \"source\": {\"layout\": \"vllm\", \"dtype\": "
+      "\"fp8_e4m3_block128\"},\n"
+      "      |                                        ^\n");
+}
+
+TEST(JobTest, UnknownDTypeIsAnError) {
+  EXPECT_EQ(
+      Read(WithSource(R"({"layout": "vllm", "dtype": "bf61"})")).errors,
+      "job.json:2:40: error: unknown dtype \"bf61\"; wanted bf16, fp16 or "
+      "fp32\n"
+      "    2 |  \"source\": {\"layout\": \"vllm\", \"dtype\": "
+      "\"bf61\"},\n"
+      "      |                                        ^\n");
+}
+
+TEST(JobTest, ReportsAllMissingKeysInOneRun) {
+  EXPECT_EQ(Read("{\"source\": {}}").errors,
+            "job.json:1:1: error: missing key \"model\"; wanted the path of a "
+            "config.json, {\"safetensors\": PATH} or {\"parameters\": […]}\n"
+            "    1 | {\"source\": {}}\n"
+            "      | ^\n"
+            "job.json:1:12: error: missing key \"layout\" in source; wanted "
+            "megatron, vllm or generic\n"
+            "    1 | {\"source\": {}}\n"
+            "      |            ^\n"
+            "job.json:1:1: error: missing key \"destination\"; wanted an "
+            "object\n"
+            "    1 | {\"source\": {}}\n"
+            "      | ^\n");
+}
+
+TEST(JobTest, BothSidesTogetherAreLimited) {
+  EXPECT_EQ(
+      Read(WithSource(R"({"layout": "vllm", "tensor_parallel": 65536})"))
+          .errors,
+      "job.json:1:1: error: source and destination have 65537 ranks together; "
+      "wanted at most 65536\n"
+      "    1 | {\"model\": \"config.json\",\n"
+      "      | ^\n");
+  EXPECT_EQ(
+      Read(WithSource("{\"layout\": \"megatron\",\n"
+                      "\"tensor_parallel\": 1000000, \"data_parallel\": "
+                      "1000000, \"replicas\": 1000000, "
+                      "\"context_parallel\": 1000000}"))
+          .errors,
+      "job.json:2:12: error: source has more than 65536 ranks, the most a job "
+      "may have\n"
+      "    2 |  \"source\": {\"layout\": \"megatron\",\n"
+      "      |            ^\n");
+}
+
+TEST(JobTest, HostsAreGivenForEveryRank) {
+  EXPECT_EQ(Read(R"({"model": "c", "source": {"layout": "vllm"},
+ "destination": {"layout": "vllm", "replicas": 2},
+ "topology": {"hosts": [0, 1]}})")
+                .errors,
+            "job.json:3:24: error: topology.hosts has 2 ranks; wanted 3, the 1 "
+            "of the source and the 2 of the destination\n"
+            "    3 |  \"topology\": {\"hosts\": [0, 1]}}\n"
+            "      |                        ^\n");
+}
+
+TEST(JobTest, OptionsHaveRanges) {
+  const ReadResult result = Read(R"({"model": "c",
+ "source": {"layout": "vllm"}, "destination": {"layout": "vllm"},
+ "options": {"bucket_bytes": 16,
+             "slots": 9}})");
+  EXPECT_EQ(result.errors,
+            "job.json:3:30: error: options.bucket_bytes is 16; wanted an "
+            "integer from 4096 to 1099511627776\n"
+            "    3 |  \"options\": {\"bucket_bytes\": 16,\n"
+            "      |                              ^\n"
+            "job.json:4:23: error: options.slots is 9; wanted an integer from "
+            "1 to 8\n"
+            "    4 |              \"slots\": 9}}\n"
+            "      |                       ^\n");
+}
+
+TEST(JobTest, AModelIsNamedInOneWay) {
+  EXPECT_EQ(Read(R"({"model": {}, "source": {"layout": "vllm"},
+ "destination": {"layout": "vllm"}})")
+                .errors,
+            "job.json:1:11: error: model has neither \"safetensors\" nor "
+            "\"parameters\"; wanted one of them\n"
+            "    1 | {\"model\": {}, \"source\": {\"layout\": \"vllm\"},\n"
+            "      |           ^\n");
+}
+
+// What the file itself may look like.
+
+TEST(JobFileTest, EmptyFile) {
+  EXPECT_EQ(Read("").errors,
+            "job.json: error: file is empty; wanted a JSON object\n");
+}
+
+TEST(JobFileTest, NotAnObject) {
+  EXPECT_EQ(Read("[]").errors,
+            "job.json:1:1: error: job is an array; wanted an object\n"
+            "    1 | []\n"
+            "      | ^\n");
+}
+
+TEST(JobFileTest, NotUtf8) {
+  EXPECT_EQ(Read("{\"a\": \"\xff\"}").errors,
+            "job.json: error: not UTF-8 text: byte 0xff at offset 7\n");
+  EXPECT_EQ(Read(std::string_view("{\0}", 3)).errors,
+            "job.json: error: not UTF-8 text: byte 0x00 at offset 1\n");
+}
+
+TEST(JobFileTest, MissingFileAndDirectory) {
+  Diagnostics diagnostics;
+  EXPECT_FALSE(ReadJob("no/such/job.json", diagnostics).has_value());
+  EXPECT_FALSE(ReadJob("/", diagnostics).has_value());
+  EXPECT_EQ(diagnostics.Render(),
+            "no/such/job.json: error: cannot be opened: No such file or "
+            "directory\n"
+            "/: error: is a directory; wanted a file\n");
+}
+
+TEST(JobFileTest, ManyMegabytesAreRefusedUnread) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.Write("job.json", "{");
+  std::filesystem::resize_file(path, 100'000'000);
+  Diagnostics diagnostics;
+  EXPECT_FALSE(ReadJob(path, diagnostics).has_value());
+  EXPECT_EQ(directory.Relative(diagnostics.Render()),
+            "job.json: error: file has 100000000 bytes; wanted at most "
+            "67108864\n");
+}
+
+TEST(JobFileTest, EndlessInputIsRefused) {
+  Diagnostics diagnostics;
+  EXPECT_FALSE(ReadJob("/dev/zero", diagnostics).has_value());
+  EXPECT_EQ(diagnostics.Render(),
+            "/dev/zero: error: file has more than 67108864 bytes; wanted at "
+            "most 67108864\n");
+}
+
+TEST(JobFileTest, DeepNestingDoesNotOverflowTheStack) {
+  const ReadResult result = Read(std::string(10'000'000, '['));
+  EXPECT_EQ(result.errors,
+            "job.json:1:65: error: values are nested deeper than 64 levels\n"
+            "    1 | " +
+                std::string(96, '[') +
+                "…\n"
+                "      | " +
+                std::string(64, ' ') + "^\n");
+}
+
+struct SyntaxCase {
+  std::string text;
+  std::string error;
+};
+
+class JobSyntaxTest : public ::testing::TestWithParam<SyntaxCase> {};
+
+TEST_P(JobSyntaxTest, IsReportedWhereItIs) {
+  EXPECT_EQ(Read(GetParam().text).errors, GetParam().error);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Mistakes, JobSyntaxTest,
+    ::testing::Values(
+        SyntaxCase{"{\"model\": \"a\",}",
+                   "job.json:1:15: error: found '}'; wanted a key in double "
+                   "quotes\n"
+                   "    1 | {\"model\": \"a\",}\n"
+                   "      |               ^\n"},
+        SyntaxCase{"{\"model\" \"a\"}",
+                   "job.json:1:10: error: found '\"'; wanted ':' after the "
+                   "key\n"
+                   "    1 | {\"model\" \"a\"}\n"
+                   "      |          ^\n"},
+        SyntaxCase{"{\"model\": \"a\"\n \"source\": 1}",
+                   "job.json:2:2: error: found '\"'; wanted ',' or '}' after a "
+                   "value\n"
+                   "    2 |  \"source\": 1}\n"
+                   "      |  ^\n"},
+        SyntaxCase{"{\"a\": yes}",
+                   "job.json:1:7: error: found 'yes'; wanted a value\n"
+                   "    1 | {\"a\": yes}\n"
+                   "      |       ^\n"},
+        SyntaxCase{"{\"a\": [1 2]}",
+                   "job.json:1:10: error: found '2'; wanted ',' or ']' after a "
+                   "value\n"
+                   "    1 | {\"a\": [1 2]}\n"
+                   "      |          ^\n"},
+        SyntaxCase{"{\"a\": 1\n\n",
+                   "job.json:1:8: error: found the end of the file; wanted "
+                   "',' or '}' after a value\n"
+                   "    1 | {\"a\": 1\n"
+                   "      |        ^\n"},
+        SyntaxCase{"{} {}",
+                   "job.json:1:4: error: found '{' after the end of the value\n"
+                   "    1 | {} {}\n"
+                   "      |    ^\n"},
+        SyntaxCase{"{\"a\": \"b\n}",
+                   "job.json:1:9: error: string has no closing quotation "
+                   "mark\n"
+                   "    1 | {\"a\": \"b\n"
+                   "      |         ^\n"},
+        SyntaxCase{"{\"a\": \"\x01\"}",
+                   "job.json:1:8: error: control character in a string; wanted "
+                   "it escaped\n"
+                   "    1 | {\"a\": \"?\"}\n"
+                   "      |        ^\n"},
+        SyntaxCase{"{\"a\": \"\\q\"}",
+                   "job.json:1:8: error: unknown escape in a string\n"
+                   "    1 | {\"a\": \"\\q\"}\n"
+                   "      |        ^\n"},
+        SyntaxCase{"{ /* }",
+                   "job.json:1:7: error: unfinished comment\n"
+                   "    1 | { /* }\n"
+                   "      |       ^\n"},
+        SyntaxCase{"{\"a\": 1e999}",
+                   "job.json:1:7: error: number is too large\n"
+                   "    1 | {\"a\": 1e999}\n"
+                   "      |       ^\n"},
+        SyntaxCase{"{\"a\": 1, // \"a\": 2,\n \"a\": 3}",
+                   "job.json:2:2: error: key \"a\" stands twice in this "
+                   "object\n"
+                   "    2 |  \"a\": 3}\n"
+                   "      |  ^\n"}));
+
+// Generic sides.
+
+std::string Generic(const std::string& meshes, const std::string& tensors) {
+  return WithSource("{\"layout\": \"generic\",\n  \"meshes\": " + meshes +
+                    ",\n  \"tensors\": " + tensors + "}");
+}
+constexpr char kMesh[] = R"({"main": {"axes": {"dp": 2, "tp": 2}}})";
+
+TEST(GenericSideTest, ReadsMeshesAndRules) {
+  const ReadResult result = Read(Generic(
+      R"({"main": {"axes": {"dp": 1, "tp": 2}, "ranks": [1, 0]},
+          "all": {"axes": {"x": 3}}})",
+      R"json([{"match": "*.q", "mesh": "main", "placements": ["R", "Shard(1)"],
+           "rename": "engine.{name}", "dtype": "int8"},
+          {"match": "*", "mesh": "all",
+           "placements": ["_StridedShard(dim=0, sf=2)"]}])json"));
+  ASSERT_EQ(result.errors, "");
+  const GenericSpec& spec = result.job->source.generic;
+  ASSERT_EQ(spec.meshes.size(), 2u);
+  EXPECT_EQ(spec.meshes[0].axes, (std::vector<std::string>{"dp", "tp"}));
+  EXPECT_EQ(spec.meshes[0].shape, (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(spec.meshes[0].ranks, (std::vector<int64_t>{1, 0}));
+  EXPECT_EQ(spec.meshes[1].ranks, (std::vector<int64_t>{0, 1, 2}));
+  ASSERT_EQ(spec.tensors.size(), 2u);
+  EXPECT_EQ(spec.tensors[0].placements[0].kind, Placement::Kind::kReplicate);
+  EXPECT_EQ(spec.tensors[0].placements[1].kind, Placement::Kind::kShard);
+  EXPECT_EQ(spec.tensors[0].placements[1].dim, 1);
+  EXPECT_EQ(spec.tensors[0].rename, "engine.{name}");
+  EXPECT_EQ(spec.tensors[0].dtype, DType::kInt8);
+  EXPECT_EQ(spec.tensors[1].placements[0].kind, Placement::Kind::kStridedShard);
+  EXPECT_EQ(spec.tensors[1].placements[0].split_factor, 2);
+}
+
+// The first line of what a generic side's mistake gives.
+std::string FirstError(const std::string& meshes, const std::string& tensors) {
+  const std::string errors = Read(Generic(meshes, tensors)).errors;
+  return errors.substr(0, errors.find('\n'));
+}
+
+TEST(GenericSideTest, MeshesHaveRanks) {
+  EXPECT_EQ(FirstError("{}", "[]"),
+            "job.json:3:13: error: source.meshes has no mesh; wanted at least "
+            "one");
+  EXPECT_EQ(FirstError(R"({"main": {"axes": {}}})", "[]"),
+            "job.json:3:31: error: mesh \"main\" has no axes; wanted at least "
+            "one");
+  EXPECT_EQ(FirstError(R"({"main": {"axes": {"dp": 0}}})", "[]"),
+            "job.json:3:38: error: source.meshes.main.axes.dp is 0; wanted an "
+            "integer from 1 to 65536");
+  EXPECT_EQ(FirstError(R"({"main": {"axes": {"a": 60000, "b": 60000}}})", "[]"),
+            "job.json:3:31: error: mesh \"main\" has more than 65536 ranks; "
+            "wanted fewer");
+}
+
+TEST(GenericSideTest, RanksOfAMeshAreDistinctAndComplete) {
+  EXPECT_EQ(
+      FirstError(R"({"main": {"axes": {"a": 2}, "ranks": [1, 1]}})", "[]"),
+      "job.json:3:54: error: rank 1 stands twice in mesh \"main\"");
+  EXPECT_EQ(FirstError(R"({"main": {"axes": {"a": 2}, "ranks": [1]}})", "[]"),
+            "job.json:3:50: error: mesh \"main\" has 1 ranks; wanted 2, the "
+            "product of its axes");
+  EXPECT_EQ(
+      FirstError(R"({"main": {"axes": {"a": 2}, "ranks": [0, 2]}})", "[]"),
+      "job.json:3:13: error: rank 1 is in no mesh; wanted all of 0 to 2, the "
+      "largest rank named");
+}
+
+TEST(GenericSideTest, RulesNameAKnownMesh) {
+  EXPECT_EQ(
+      FirstError(kMesh, R"([{"match": "*", "mesh": "mian",
+      "placements": ["R", "R"]}])"),
+      "job.json:4:38: error: unknown mesh \"mian\"; did you mean \"main\"?");
+  EXPECT_EQ(FirstError(kMesh, "[]"),
+            "job.json:4:14: error: source.tensors has no rule; wanted at least "
+            "one");
+}
+
+TEST(GenericSideTest, RulesPlaceEveryAxis) {
+  EXPECT_EQ(FirstError(kMesh, R"([{"match": "*", "mesh": "main",
+      "placements": ["R"]}])"),
+            "job.json:5:21: error: source.tensors[0].placements has 1 "
+            "placements; wanted 2, one per axis of mesh \"main\"");
+}
+
+TEST(GenericSideTest, PlacementsAreKnown) {
+  const auto error_of = [](const std::string& placement) {
+    return FirstError(kMesh, R"([{"match": "*", "mesh": "main",
+ "placements": ["R", ")" + placement +
+                                 "\"]}]");
+  };
+  EXPECT_EQ(error_of("Shrad(0)"),
+            "job.json:5:22: error: unknown placement \"Shrad(0)\"; wanted "
+            "Replicate, Shard(d) or StridedShard(d, split_factor=k)");
+  EXPECT_EQ(error_of("Shard(0"),
+            "job.json:5:22: error: unknown placement \"Shard(0\"; wanted "
+            "Replicate, Shard(d) or StridedShard(d, split_factor=k)");
+  EXPECT_EQ(error_of("S(-1)"),
+            "job.json:5:22: error: dimension of placement \"S(-1)\" is -1; "
+            "wanted 0 or more, counted from the first");
+  EXPECT_EQ(error_of("StridedShard(0, split_factor=0)"),
+            "job.json:5:22: error: split_factor of placement "
+            "\"StridedShard(0, split_factor=0)\" is 0; wanted 1 or more");
+}
+
+TEST(GenericSideTest, MeshesBelongToGenericAlone) {
+  const std::string errors =
+      Read(WithSource(R"({"layout": "vllm", "meshes": {}})")).errors;
+  EXPECT_EQ(errors.substr(0, errors.find('\n')),
+            "job.json:2:31: error: layout \"vllm\" has no key \"meshes\"");
+}
+
+}  // namespace
+}  // namespace refit

@@ -1,0 +1,613 @@
+#include "compiler/model/model.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/compiler/temporary_directory.h"
+
+namespace refit {
+namespace {
+
+const std::string kSource = REFIT_SOURCE_DIR;
+
+struct ReadResult {
+  std::optional<Model> model;
+  std::string errors;
+};
+
+ReadResult ReadModelOf(const ModelSpec& spec) {
+  Job job;
+  job.model = spec;
+  Diagnostics diagnostics;
+  ReadResult result;
+  result.model = ReadModel(job, diagnostics);
+  result.errors = diagnostics.Render();
+  return result;
+}
+
+ReadResult ReadConfig(const std::string& path) {
+  ModelSpec spec;
+  spec.config_path = path;
+  return ReadModelOf(spec);
+}
+
+ReadResult ReadConfigText(const std::string& text) {
+  const TemporaryDirectory directory;
+  ReadResult result = ReadConfig(directory.Write("config.json", text));
+  result.errors = directory.Relative(result.errors);
+  return result;
+}
+
+ReadResult ReadParameters(std::vector<ParameterSpec> parameters) {
+  ModelSpec spec;
+  spec.parameters = std::move(parameters);
+  return ReadModelOf(spec);
+}
+
+std::vector<std::string> SortedLines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  std::sort(lines.begin(), lines.end());
+  return lines;
+}
+
+// What tests/models/params.py, which knows nothing of Refit, says of a config.
+std::string OracleListing(const std::string& config_path) {
+  const std::string command = "python3 -B '" + kSource +
+                              "/tests/models/list_config.py' '" + config_path +
+                              "'";
+  std::string listing;
+  FILE* pipe = popen(command.c_str(), "r");
+  char buffer[1 << 14];
+  for (size_t n; (n = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) {
+    listing.append(buffer, n);
+  }
+  EXPECT_EQ(pclose(pipe), 0) << command;
+  return listing;
+}
+
+void ExpectEqualsOracle(const std::string& config_path) {
+  const ReadResult result = ReadConfig(config_path);
+  ASSERT_EQ(result.errors, "");
+  const std::vector<std::string> expected =
+      SortedLines(OracleListing(config_path));
+  ASSERT_FALSE(expected.empty());
+  EXPECT_EQ(SortedLines(ModelListing(*result.model)), expected);
+}
+
+// One param a line, without its dtype: "name layers/experts shape role".
+std::string Stacks(const Model& model) {
+  std::ostringstream text;
+  for (const Param& param : model.params) {
+    text << param.name;
+    for (const IndexDim& dim : param.index) {
+      text << " [";
+      for (const int32_t number : dim.numbers) {
+        text << (number == dim.numbers[0] ? "" : " ") << number;
+      }
+      text << "]";
+    }
+    if (param.skip != SkipReason::kUnspecified) text << " excluded";
+    text << "\n";
+  }
+  return text.str();
+}
+
+class PublishedConfigTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(PublishedConfigTest, ListsWhatTheCheckpointHolds) {
+  ExpectEqualsOracle(kSource + "/examples/models/" + GetParam() + ".json");
+}
+
+INSTANTIATE_TEST_SUITE_P(Examples, PublishedConfigTest,
+                         ::testing::Values("llama-3.1-8b", "llama-3.1-70b",
+                                           "qwen2.5-7b", "qwen3-0.6b",
+                                           "qwen3-1.7b", "qwen3-4b", "qwen3-8b",
+                                           "qwen3-30b-a3b", "qwen3-235b-a22b"),
+                         [](const auto& param_info) {
+                           std::string name = param_info.param;
+                           std::replace_if(
+                               name.begin(), name.end(),
+                               [](char c) { return !isalnum(c); }, '_');
+                           return name;
+                         });
+
+constexpr char kMixtral[] = R"({"model_type": "mixtral", "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "num_local_experts": 4, "vocab_size": 100})";
+constexpr char kMixedMoe[] = R"({"model_type": "qwen3_moe", "hidden_size": 64,
+    "intermediate_size": 96, "moe_intermediate_size": 24,
+    "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 32, "num_experts": 3, "mlp_only_layers": [3],
+    "decoder_sparse_step": 2, "vocab_size": 100, "attention_bias": true})";
+constexpr char kTiedQwen2[] = R"({"model_type": "qwen2", "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 100, "head_dim": null,
+    "tie_word_embeddings": true})";
+constexpr char kBiasedLlama[] = R"({"model_type": "llama", "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 100, "attention_bias": true,
+    "rope_theta": Infinity})";
+constexpr char kBiasedQwen3[] = R"({"model_type": "qwen3", "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 100, "attention_bias": true})";
+
+class UnpublishedConfigTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(UnpublishedConfigTest, ListsWhatTheOracleLists) {
+  const TemporaryDirectory directory;
+  ExpectEqualsOracle(directory.Write("config.json", GetParam()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Variants, UnpublishedConfigTest,
+                         ::testing::Values(kMixtral, kMixedMoe, kTiedQwen2,
+                                           kBiasedLlama, kBiasedQwen3));
+
+TEST(ModelTest, StacksAreInTheOrderOfComputation) {
+  const ReadResult result = ReadConfigText(kMixedMoe);
+  ASSERT_EQ(result.errors, "");
+  EXPECT_EQ(Stacks(*result.model),
+            "model.embed_tokens.weight\n"
+            "model.layers.{0}.input_layernorm.weight [0 1 2 3 4 5]\n"
+            "model.layers.{0}.self_attn.q_proj.weight [0 1 2 3 4 5]\n"
+            "model.layers.{0}.self_attn.k_proj.weight [0 1 2 3 4 5]\n"
+            "model.layers.{0}.self_attn.v_proj.weight [0 1 2 3 4 5]\n"
+            "model.layers.{0}.self_attn.q_proj.bias [0 1 2 3 4 5]\n"
+            "model.layers.{0}.self_attn.k_proj.bias [0 1 2 3 4 5]\n"
+            "model.layers.{0}.self_attn.v_proj.bias [0 1 2 3 4 5]\n"
+            "model.layers.{0}.self_attn.o_proj.weight [0 1 2 3 4 5]\n"
+            "model.layers.{0}.self_attn.o_proj.bias [0 1 2 3 4 5]\n"
+            "model.layers.{0}.self_attn.q_norm.weight [0 1 2 3 4 5]\n"
+            "model.layers.{0}.self_attn.k_norm.weight [0 1 2 3 4 5]\n"
+            "model.layers.{0}.post_attention_layernorm.weight [0 2 3 4]\n"
+            "model.layers.{0}.mlp.gate_proj.weight [0 2 3 4]\n"
+            "model.layers.{0}.mlp.up_proj.weight [0 2 3 4]\n"
+            "model.layers.{0}.mlp.down_proj.weight [0 2 3 4]\n"
+            "model.layers.{0}.post_attention_layernorm.weight [1 5]\n"
+            "model.layers.{0}.mlp.gate.weight [1 5]\n"
+            "model.layers.{0}.mlp.experts.{1}.gate_proj.weight [1 5] [0 1 2]\n"
+            "model.layers.{0}.mlp.experts.{1}.up_proj.weight [1 5] [0 1 2]\n"
+            "model.layers.{0}.mlp.experts.{1}.down_proj.weight [1 5] [0 1 2]\n"
+            "model.norm.weight\n"
+            "lm_head.weight\n");
+  EXPECT_EQ(result.model->architecture.experts, 3);
+  EXPECT_EQ(result.model->params[12].role, ParamRole::kMlpNorm);
+  EXPECT_EQ(result.model->params[16].role, ParamRole::kMoeNorm);
+}
+
+TEST(ModelTest, MixtralNamesItsExpertsByNumber) {
+  const ReadResult result = ReadConfigText(kMixtral);
+  ASSERT_EQ(result.errors, "");
+  for (const Param& param : result.model->params) {
+    if (param.name.find(".w1.") != std::string::npos) {
+      EXPECT_EQ(param.role, ParamRole::kExpertGate);
+    } else if (param.name.find(".w2.") != std::string::npos) {
+      EXPECT_EQ(param.role, ParamRole::kExpertDown);
+    } else if (param.name.find(".w3.") != std::string::npos) {
+      EXPECT_EQ(param.role, ParamRole::kExpertUp);
+    }
+  }
+}
+
+TEST(ModelTest, ATiedHeadIsADeclaredSkip) {
+  const ReadResult result = ReadConfigText(kTiedQwen2);
+  ASSERT_EQ(result.errors, "");
+  ASSERT_EQ(result.model->skips.size(), 1u);
+  EXPECT_EQ(result.model->skips[0].name, "lm_head.weight");
+  EXPECT_EQ(result.model->skips[0].reason, SkipReason::kTied);
+  EXPECT_TRUE(result.model->architecture.tied);
+  EXPECT_EQ(result.model->architecture.head_dim, 16);
+}
+
+TEST(ModelTest, DTypeComesFromTheConfig) {
+  std::string text = kTiedQwen2;
+  text.insert(1, "\"torch_dtype\": \"float32\", ");
+  EXPECT_EQ(ReadConfigText(text).model->params[0].dtype, DType::kFp32);
+  text.insert(1, "\"dtype\": \"float16\", ");
+  EXPECT_EQ(ReadConfigText(text).model->params[0].dtype, DType::kFp16);
+}
+
+TEST(ModelTest, UnknownFamilyNamesTheKnownOnes) {
+  EXPECT_EQ(ReadConfigText("{\"model_type\": \"gpt_oss\"}").errors,
+            "config.json:1:16: error: unknown model_type \"gpt_oss\"; wanted "
+            "llama, mixtral, qwen2, qwen3 or qwen3_moe\n"
+            "    1 | {\"model_type\": \"gpt_oss\"}\n"
+            "      |                ^\n");
+}
+
+TEST(ModelTest, ReportsAllMissingAndWrongConfigKeys) {
+  EXPECT_EQ(ReadConfigText(R"({"model_type": "llama", "hidden_size": "big",
+ "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 3,
+ "head_dim": 16, "intermediate_size": 0})")
+                .errors,
+            "config.json:1:40: error: hidden_size is \"big\"; wanted an "
+            "integer from 1 to 2147483647\n"
+            "    1 | {\"model_type\": \"llama\", \"hidden_size\": \"big\",\n"
+            "      |                                        ^\n"
+            "config.json:1:1: error: missing key \"vocab_size\"; wanted an "
+            "integer\n"
+            "    1 | {\"model_type\": \"llama\", \"hidden_size\": \"big\",\n"
+            "      | ^\n"
+            "config.json:2:75: error: num_key_value_heads 3 does not divide "
+            "num_attention_heads 4\n"
+            "    2 |  \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+            "\"num_key_value_heads\": 3,\n"
+            "      | " +
+                std::string(74, ' ') +
+                "^\n"
+                "config.json:3:39: error: intermediate_size is 0; wanted an "
+                "integer from 1 to 2147483647\n"
+                "    3 |  \"head_dim\": 16, \"intermediate_size\": 0}\n"
+                "      |                                       ^\n");
+}
+
+TEST(ModelTest, HugeSizesDoNotOverflow) {
+  const ReadResult result = ReadConfigText(R"({"model_type": "qwen3_moe",
+    "hidden_size": 2147483647, "num_hidden_layers": 100000,
+    "num_attention_heads": 2147483647, "num_key_value_heads": 2147483647,
+    "head_dim": 2147483647, "vocab_size": 2147483647,
+    "moe_intermediate_size": 2147483647, "num_experts": 100000})");
+  EXPECT_FALSE(result.model.has_value());
+  EXPECT_NE(result.errors.find("elements"), std::string::npos);
+}
+
+TEST(ModelTest, MissingConfigIsReportedWhereTheJobNamesIt) {
+  ModelSpec spec;
+  spec.config_path = "no/config.json";
+  spec.place = {.file = std::make_shared<const SourceFile>(SourceFile{
+                    .path = "job.json", .text = "{\"model\": \"no\"}"}),
+                .offset = 10};
+  EXPECT_EQ(ReadModelOf(spec).errors,
+            "job.json:1:11: error: \"no/config.json\": cannot be opened: No "
+            "such file or directory\n"
+            "    1 | {\"model\": \"no\"}\n"
+            "      |           ^\n");
+}
+
+// Lists of parameters.
+
+ParameterSpec Parameter(std::string name, std::vector<int64_t> shape = {2}) {
+  return {.name = std::move(name),
+          .shape = std::move(shape),
+          .dtype = DType::kBf16,
+          .place = {}};
+}
+
+TEST(ListedModelTest, FoldsNumbersIntoStacks) {
+  const ReadResult result = ReadParameters(
+      {Parameter("head"), Parameter("l.1.e.0.w"), Parameter("l.1.e.1.w"),
+       Parameter("l.0.e.0.w"), Parameter("l.0.e.1.w"), Parameter("l.0.n"),
+       Parameter("l.1.n"), Parameter("l.01.n"), Parameter("l.7.m")});
+  ASSERT_EQ(result.errors, "");
+  EXPECT_EQ(Stacks(*result.model),
+            "head\n"
+            "l.{0}.e.{1}.w [0 1] [0 1]\n"
+            "l.{0}.n [0 1]\n"
+            "l.01.n\n"
+            "l.7.m\n");
+}
+
+TEST(ListedModelTest, OtherShapesAreOtherStacks) {
+  const ReadResult result =
+      ReadParameters({Parameter("l.0.w"), Parameter("l.1.w", {3}),
+                      Parameter("l.2.w"), Parameter("l.3.w", {3})});
+  EXPECT_EQ(Stacks(*result.model), "l.{0}.w [0 2]\nl.{0}.w [1 3]\n");
+}
+
+TEST(ListedModelTest, RaggedExpertsMakeOneStackPerSet) {
+  const ReadResult result = ReadParameters(
+      {Parameter("l.0.e.0"), Parameter("l.0.e.1"), Parameter("l.1.e.0"),
+       Parameter("l.2.e.0"), Parameter("l.2.e.1"), Parameter("l.3.e.9")});
+  EXPECT_EQ(Stacks(*result.model),
+            "l.{0}.e.{1} [0 2] [0 1]\n"
+            "l.1.e.0\n"
+            "l.3.e.9\n");
+}
+
+TEST(ListedModelTest, AThirdNumberStaysInTheName) {
+  const ReadResult result =
+      ReadParameters({Parameter("a.0.b.0.c.0"), Parameter("a.0.b.0.c.1"),
+                      Parameter("a.1.b.0.c.0"), Parameter("a.1.b.0.c.1")});
+  EXPECT_EQ(Stacks(*result.model),
+            "a.{0}.b.{1}.c.0 [0 1] [0]\n"
+            "a.{0}.b.{1}.c.1 [0 1] [0]\n");
+}
+
+TEST(ListedModelTest, ListsWhatWasGiven) {
+  const ReadResult result =
+      ReadParameters({Parameter("l.1.w", {2, 3}), Parameter("l.0.w", {2, 3}),
+                      Parameter("scalar", {})});
+  EXPECT_EQ(ModelListing(*result.model),
+            "l.0.w\tBF16\t2x3\nl.1.w\tBF16\t2x3\nscalar\tBF16\t\n");
+}
+
+TEST(ListedModelTest, ANameStandsOnce) {
+  EXPECT_EQ(ReadParameters({Parameter("a"), Parameter("a")}).errors,
+            "error: parameter \"a\" stands twice\n");
+}
+
+TEST(ListedModelTest, ANameHoldsNoBrace) {
+  EXPECT_EQ(ReadParameters({Parameter("a.{0}")}).errors,
+            "error: parameter name \"a.{0}\" is empty or holds a brace or a "
+            "control character\n");
+}
+
+// Excludes.
+
+std::string Excluded(std::vector<std::string> globs,
+                     std::vector<ParameterSpec> parameters) {
+  ReadResult result = ReadParameters(std::move(parameters));
+  OptionsSpec options;
+  options.exclude.value = std::move(globs);
+  ApplyExcludes(options, *result.model);
+  return Stacks(*result.model);
+}
+
+TEST(ExcludeTest, SplitsLayersIntoRuns) {
+  EXPECT_EQ(
+      Excluded({"l.2.*", "*.3.w"},
+               {Parameter("l.0.w"), Parameter("l.1.w"), Parameter("l.2.w"),
+                Parameter("l.3.w"), Parameter("l.4.w"), Parameter("o")}),
+      "l.{0}.w [0 1]\n"
+      "l.{0}.w [2 3] excluded\n"
+      "l.{0}.w [4]\n"
+      "o\n");
+}
+
+TEST(ExcludeTest, SplitsExpertsWithinLayers) {
+  EXPECT_EQ(Excluded({"l.*.e.0"}, {Parameter("l.0.e.0"), Parameter("l.0.e.1"),
+                                   Parameter("l.1.e.0"), Parameter("l.1.e.1")}),
+            "l.{0}.e.{1} [0 1] [0] excluded\n"
+            "l.{0}.e.{1} [0 1] [1]\n");
+  EXPECT_EQ(Excluded({"l.1.e.0"}, {Parameter("l.0.e.0"), Parameter("l.0.e.1"),
+                                   Parameter("l.1.e.0"), Parameter("l.1.e.1")}),
+            "l.{0}.e.{1} [0] [0 1]\n"
+            "l.{0}.e.{1} [1] [0] excluded\n"
+            "l.{0}.e.{1} [1] [1]\n");
+}
+
+TEST(ExcludeTest, AGlobMayMatchNothing) {
+  EXPECT_EQ(Excluded({"mtp.*"}, {Parameter("a")}), "a\n");
+}
+
+// Checkpoints.
+
+std::string Safetensors(const std::string& header, size_t data_bytes) {
+  std::string file(8, '\0');
+  for (size_t i = 0; i < 8; ++i) {
+    file[i] = static_cast<char>(header.size() >> (8 * i) & 0xFF);
+  }
+  return file + header + std::string(data_bytes, '\0');
+}
+
+// Whose tensors stand one behind the other; names and shapes are given.
+struct Stored {
+  std::string name;
+  std::vector<int64_t> shape;
+  std::string dtype = "BF16";
+};
+std::string SafetensorsOf(const std::vector<Stored>& tensors) {
+  std::string header = R"({"__metadata__":{"format":"pt"})";
+  int64_t offset = 0;
+  for (const Stored& tensor : tensors) {
+    int64_t bytes = tensor.dtype == "F32" ? 4 : 2;
+    std::string shape;
+    for (const int64_t extent : tensor.shape) {
+      shape += (shape.empty() ? "" : ",") + std::to_string(extent);
+      bytes *= extent;
+    }
+    header += ",\"" + tensor.name + "\":{\"dtype\":\"" + tensor.dtype +
+              "\",\"shape\":[" + shape + "],\"data_offsets\":[" +
+              std::to_string(offset) + "," + std::to_string(offset + bytes) +
+              "]}";
+    offset += bytes;
+  }
+  return Safetensors(header + "}", static_cast<size_t>(offset));
+}
+
+ReadResult ReadCheckpointAt(const TemporaryDirectory& directory,
+                            const std::string& path) {
+  ModelSpec spec;
+  spec.safetensors_path = path;
+  ReadResult result = ReadModelOf(spec);
+  result.errors = directory.Relative(result.errors);
+  return result;
+}
+
+std::string ErrorsOfFile(const std::string& content) {
+  const TemporaryDirectory directory;
+  return ReadCheckpointAt(directory, directory.Write("a.safetensors", content))
+      .errors;
+}
+
+TEST(SafetensorsTest, WithoutConfigParametersHaveNoRoles) {
+  const TemporaryDirectory directory;
+  directory.Write("b.safetensors", SafetensorsOf({{"l.1.w", {2, 2}}}));
+  directory.Write("a.safetensors",
+                  SafetensorsOf({{"l.0.w", {2, 2}}, {"n", {3}, "F32"}}));
+  const ReadResult result = ReadCheckpointAt(directory, directory.Path(""));
+  ASSERT_EQ(result.errors, "");
+  EXPECT_EQ(ModelListing(*result.model),
+            "l.0.w\tBF16\t2x2\nl.1.w\tBF16\t2x2\nn\tF32\t3\n");
+  EXPECT_EQ(result.model->params[0].role, ParamRole::kOther);
+  EXPECT_EQ(result.model->architecture.family, "");
+}
+
+TEST(SafetensorsTest, AnIndexNamesTheFiles) {
+  const TemporaryDirectory directory;
+  directory.Write("b.safetensors", SafetensorsOf({{"w", {2}}}));
+  directory.Write("old.safetensors", SafetensorsOf({{"w", {2}}}));
+  const std::string index =
+      directory.Write("model.safetensors.index.json",
+                      R"({"weight_map": {"w": "b.safetensors"}})");
+  for (const std::string& path : {directory.Path(""), index}) {
+    const ReadResult result = ReadCheckpointAt(directory, path);
+    ASSERT_EQ(result.errors, "");
+    EXPECT_EQ(ModelListing(*result.model), "w\tBF16\t2\n");
+  }
+}
+
+TEST(SafetensorsTest, TheIndexAgreesWithTheFiles) {
+  const TemporaryDirectory directory;
+  directory.Write("b.safetensors", SafetensorsOf({{"w", {2}}}));
+  const std::string index = directory.Write(
+      "x.json",
+      R"({"weight_map": {"w": "b.safetensors", "v": "b.safetensors"}})");
+  EXPECT_EQ(ReadCheckpointAt(directory, index).errors,
+            "x.json:1:16: error: tensor \"v\" is not in \"b.safetensors\"\n"
+            "    1 | {\"weight_map\": {\"w\": \"b.safetensors\", \"v\": "
+            "\"b.safetensors\"}}\n"
+            "      |                ^\n");
+}
+
+TEST(SafetensorsTest, MissingFilesAreNamed) {
+  const TemporaryDirectory directory;
+  EXPECT_EQ(ReadCheckpointAt(directory, directory.Path("none")).errors,
+            "error: \"none\": cannot be opened: No such file or directory\n");
+  EXPECT_EQ(ReadCheckpointAt(directory, directory.Path("x.safetensors")).errors,
+            "error: \"x.safetensors\": no such file\n");
+  directory.Write("d/readme", "");
+  EXPECT_EQ(ReadCheckpointAt(directory, directory.Path("d")).errors,
+            "error: \"d\": no *.safetensors there\n");
+  directory.Write("d/model.safetensors.index.json",
+                  R"({"weight_map": {"w": "gone.safetensors"}})");
+  EXPECT_EQ(ReadCheckpointAt(directory, directory.Path("d")).errors,
+            "d/gone.safetensors: error: cannot be opened: No such file or "
+            "directory\n");
+}
+
+TEST(SafetensorsTest, BrokenHeadersAreRefused) {
+  EXPECT_EQ(ErrorsOfFile("abc"),
+            "a.safetensors: error: file has 3 bytes; wanted at least the 8 of "
+            "a safetensors header length\n");
+  EXPECT_EQ(ErrorsOfFile("{\"not\": \"safetensors\"}"),
+            "a.safetensors: error: header length is 2322206441343951483 bytes; "
+            "wanted at most 100000000, is this a safetensors file?\n");
+  EXPECT_EQ(ErrorsOfFile(Safetensors("{}", 0).substr(0, 9)),
+            "a.safetensors: error: file is truncated: it has 9 bytes, its "
+            "header alone takes 10\n");
+  EXPECT_EQ(ErrorsOfFile(Safetensors("{\"a\" 1}", 0)),
+            "a.safetensors: error: header, byte 5: found '1'; wanted ':' after "
+            "the key\n");
+  EXPECT_EQ(ErrorsOfFile(Safetensors("{\"a\": 1}", 0)),
+            "a.safetensors: error: tensor \"a\" is 1; wanted an object\n");
+  EXPECT_EQ(ErrorsOfFile(Safetensors("{\"a\xff\": 1}", 0)),
+            "a.safetensors: error: header: not UTF-8 text: byte 0xff at offset "
+            "3\n");
+}
+
+std::string EntryError(const std::string& entry, size_t data_bytes) {
+  return ErrorsOfFile(Safetensors("{\"a\":{" + entry + "}}", data_bytes));
+}
+
+TEST(SafetensorsTest, BrokenEntriesAreRefused) {
+  EXPECT_EQ(EntryError(R"("dtype":"F99","shape":[2],"data_offsets":[0,4])", 4),
+            "a.safetensors: error: tensor \"a\" has unknown dtype \"F99\"\n");
+  EXPECT_EQ(EntryError(R"("dtype":"F16","shape":[2],"data_offsets":[0,6])", 6),
+            "a.safetensors: error: tensor \"a\" has 6 bytes of data; wanted 4 "
+            "by its shape and dtype\n");
+  EXPECT_EQ(EntryError(R"("dtype":"F16","shape":[2],"data_offsets":[0,4])", 3),
+            "a.safetensors: error: tensor \"a\" ends at byte 4 of the data; "
+            "the file has 3, is it truncated?\n");
+  EXPECT_EQ(EntryError(R"("dtype":"F16","shape":[2],"data_offsets":[4,0])", 4),
+            "a.safetensors: error: tensor \"a\" has data_offsets that are no "
+            "range; wanted begin and end\n");
+  EXPECT_EQ(EntryError(R"("dtype":"F16","shape":[0],"data_offsets":[0,0])", 0),
+            "a.safetensors: error: tensor \"a\".shape[0] is 0; wanted an "
+            "integer from 1 to 2147483647\n");
+  EXPECT_EQ(EntryError(R"("dtype":"F16","data_offsets":[0,0])", 0),
+            "a.safetensors: error: missing key \"shape\" in tensor \"a\"; "
+            "wanted an array of integers\n");
+  EXPECT_EQ(
+      EntryError(R"("dtype":"F64","data_offsets":[0,8],)"
+                 R"("shape":[2147483647,2147483647,2147483647,2147483647])",
+                 8),
+      "a.safetensors: error: tensor \"a\" has a shape of more than "
+      "1152921504606846976 bytes\n");
+}
+
+TEST(SafetensorsTest, OverlappingTensorsAreRefused) {
+  EXPECT_EQ(ErrorsOfFile(Safetensors(
+                R"({"a":{"dtype":"F16","shape":[2],"data_offsets":[0,4]},
+                    "b":{"dtype":"F16","shape":[2],"data_offsets":[2,6]}})",
+                6)),
+            "a.safetensors: error: tensors \"a\" and \"b\" overlap at byte 2 "
+            "of the data\n");
+}
+
+// A tied qwen2 of one layer, as its checkpoint would be stored.
+constexpr char kSmallConfig[] = R"({"model_type": "qwen2", "hidden_size": 4,
+    "intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "vocab_size": 10, "tie_word_embeddings": true})";
+std::vector<Stored> SmallCheckpoint() {
+  const std::string layer = "model.layers.0.";
+  return {{"model.embed_tokens.weight", {10, 4}},
+          {layer + "input_layernorm.weight", {4}, "F32"},
+          {layer + "self_attn.q_proj.weight", {4, 4}},
+          {layer + "self_attn.k_proj.weight", {2, 4}},
+          {layer + "self_attn.v_proj.weight", {2, 4}},
+          {layer + "self_attn.q_proj.bias", {4}},
+          {layer + "self_attn.k_proj.bias", {2}},
+          {layer + "self_attn.v_proj.bias", {2}},
+          {layer + "self_attn.o_proj.weight", {4, 4}},
+          {layer + "post_attention_layernorm.weight", {4}},
+          {layer + "mlp.gate_proj.weight", {6, 4}},
+          {layer + "mlp.up_proj.weight", {6, 4}},
+          {layer + "mlp.down_proj.weight", {4, 6}},
+          {"model.norm.weight", {4}}};
+}
+
+ReadResult ReadWithConfig(const std::vector<Stored>& tensors,
+                          const std::string& config = kSmallConfig) {
+  const TemporaryDirectory directory;
+  directory.Write("m/config.json", config);
+  directory.Write("m/model.safetensors", SafetensorsOf(tensors));
+  return ReadCheckpointAt(directory, directory.Path("m"));
+}
+
+TEST(SafetensorsTest, ConfigGivesRolesAndHeadersGiveDTypes) {
+  const ReadResult result = ReadWithConfig(SmallCheckpoint());
+  ASSERT_EQ(result.errors, "");
+  EXPECT_EQ(result.model->architecture.family, "qwen2");
+  EXPECT_EQ(result.model->params[1].role, ParamRole::kAttentionNorm);
+  EXPECT_EQ(result.model->params[1].dtype, DType::kFp32);
+}
+
+TEST(SafetensorsTest, AStoredCopyOfATiedHeadIsSkipped) {
+  std::vector<Stored> tensors = SmallCheckpoint();
+  tensors.push_back({"lm_head.weight", {10, 4}});
+  const ReadResult result = ReadWithConfig(tensors);
+  ASSERT_EQ(result.errors, "");
+  EXPECT_EQ(result.model->skips.size(), 1u);
+  EXPECT_EQ(ModelListing(*result.model).find("lm_head"), std::string::npos);
+}
+
+TEST(SafetensorsTest, DisagreementWithTheConfigIsReported) {
+  std::vector<Stored> tensors = SmallCheckpoint();
+  tensors[0].shape = {11, 4};
+  tensors[13].name = "model.normal.weight";
+  EXPECT_EQ(ReadWithConfig(tensors).errors,
+            "m/model.safetensors: error: tensor \"model.embed_tokens.weight\" "
+            "is 11x4; wanted 10x4 by config.json\n"
+            "m: error: parameter \"model.norm.weight\" of config.json is "
+            "missing\n"
+            "m/model.safetensors: error: tensor \"model.normal.weight\" is not "
+            "a parameter of a qwen2 model with this config.json\n");
+}
+
+TEST(SafetensorsTest, OfAnUnknownFamilyParametersHaveNoRoles) {
+  const ReadResult result =
+      ReadWithConfig({{"w", {2}}}, R"({"model_type": "gpt_oss"})");
+  ASSERT_EQ(result.errors, "");
+  EXPECT_EQ(ModelListing(*result.model), "w\tBF16\t2\n");
+}
+
+}  // namespace
+}  // namespace refit

@@ -1,0 +1,114 @@
+#include "tools/args.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace refit {
+namespace {
+
+// The flags of an imaginary tool, and what it printed.
+struct Invocation {
+  std::string output = "none";
+  int64_t rank = -1;
+  bool json = false;
+  ParsedArgs args;
+  std::string out;
+  std::string err;
+};
+
+Invocation Invoke(std::vector<std::string> arguments) {
+  Invocation run;
+  const ToolInfo tool = {
+      .name = "refit-test",
+      .usage = "refit-test PLAN [-o FILE]",
+      .summary = "Tests.",
+      .flags = {{"--output", "-o", "FILE", "where to write", &run.output},
+                {"--rank", "", "N", "a rank", &run.rank},
+                {"--json", "", "", "as JSON", &run.json}},
+      .positional_min = 1,
+      .positional_max = 2};
+  arguments.insert(arguments.begin(), "refit-test");
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  run.args = ParseArgs(tool, static_cast<int>(argv.size()), argv.data());
+  run.out = testing::internal::GetCapturedStdout();
+  run.err = testing::internal::GetCapturedStderr();
+  return run;
+}
+
+TEST(ArgsTest, FlagsTakeValuesInAllForms) {
+  const Invocation run = Invoke({"--rank=7", "a", "-o", "x", "--json", "b"});
+  EXPECT_FALSE(run.args.done);
+  EXPECT_EQ(run.rank, 7);
+  EXPECT_EQ(run.output, "x");
+  EXPECT_TRUE(run.json);
+  EXPECT_EQ(run.args.positional, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(Invoke({"a", "--output", "-"}).output, "-");
+  EXPECT_EQ(Invoke({"a", "--rank", "-3"}).rank, -3);
+}
+
+TEST(ArgsTest, DashIsAFileAndTwoDashesEndFlags) {
+  const Invocation run = Invoke({"-", "--", "--json"});
+  EXPECT_FALSE(run.json);
+  EXPECT_EQ(run.args.positional, (std::vector<std::string>{"-", "--json"}));
+}
+
+TEST(ArgsTest, HelpGoesToStdoutWithStatusZero) {
+  const Invocation run = Invoke({"--help"});
+  EXPECT_TRUE(run.args.done);
+  EXPECT_EQ(run.args.exit_status, kExitSuccess);
+  EXPECT_EQ(run.err, "");
+  EXPECT_EQ(run.out,
+            "Usage: refit-test PLAN [-o FILE]\n"
+            "\n"
+            "Tests.\n"
+            "\n"
+            "Options:\n"
+            "  -o, --output FILE  where to write\n"
+            "      --rank N       a rank\n"
+            "      --json         as JSON\n"
+            "      --help         show this help\n"
+            "      --version      show the version\n");
+}
+
+TEST(ArgsTest, VersionNamesTheTool) {
+  const Invocation run = Invoke({"--version"});
+  EXPECT_EQ(run.args.exit_status, kExitSuccess);
+  EXPECT_EQ(run.out.substr(0, 11), "refit-test ");
+}
+
+TEST(ArgsTest, UnknownFlagNamesTheNearest) {
+  const Invocation run = Invoke({"a", "--jsno"});
+  EXPECT_TRUE(run.args.done);
+  EXPECT_EQ(run.args.exit_status, kExitError);
+  EXPECT_EQ(run.err,
+            "refit-test: error: unknown option --jsno; did you mean --json?\n");
+  EXPECT_EQ(Invoke({"a", "--frobnicate"}).err,
+            "refit-test: error: unknown option --frobnicate; see refit-test "
+            "--help\n");
+}
+
+TEST(ArgsTest, MistakesInValuesAreOneLine) {
+  EXPECT_EQ(Invoke({"a", "--rank", "3x"}).err,
+            "refit-test: error: --rank wants an integer, not '3x'\n");
+  EXPECT_EQ(Invoke({"a", "--rank"}).err,
+            "refit-test: error: --rank needs a value: N\n");
+  EXPECT_EQ(Invoke({"a", "--json=1"}).err,
+            "refit-test: error: --json takes no value\n");
+}
+
+TEST(ArgsTest, ArgumentsAreCounted) {
+  EXPECT_EQ(Invoke({}).err,
+            "refit-test: error: missing argument; usage: refit-test PLAN [-o "
+            "FILE]\n");
+  EXPECT_EQ(Invoke({"a", "b", "c"}).err,
+            "refit-test: error: unexpected argument 'c'; usage: refit-test "
+            "PLAN [-o FILE]\n");
+}
+
+}  // namespace
+}  // namespace refit

@@ -1,0 +1,423 @@
+#include "plan/diff.h"
+
+#include <gtest/gtest.h>
+#include <rapidjson/document.h>
+
+#include <algorithm>
+#include <string>
+
+#include "tests/plan/plan_spec.h"
+
+namespace refit {
+namespace {
+
+PlanDifference Compare(const PlanSpec& a, const PlanSpec& b) {
+  return ComparePlans(OpenSpec(a), OpenSpec(b));
+}
+
+// The text without the summary.
+std::string TextOf(const PlanSpec& a, const PlanSpec& b) {
+  const std::string text = DifferenceText(Compare(a, b));
+  return text.substr(0, text.find("summary:"));
+}
+
+// The padding's fill and the projection's copies with each layer an entry of
+// its own.
+PlanSpec SplitStacks(PlanSpec spec) {
+  PlanSpec split = spec;
+  split.params[0] = {.name = "model.layers.0.mlp.up_proj.weight",
+                     .index = {},
+                     .shape = {4, 8}};
+  split.params.push_back({.name = "model.layers.{0}.mlp.up_proj.weight",
+                          .index = {{1, 1}},
+                          .shape = {4, 8}});
+  // Every stacked buffer b becomes b (layer 0) and one at the end (layer 1).
+  for (const uint32_t b : {0, 1, 3}) {
+    const PlanSpec::Buffer& stack = spec.buffers[b];
+    const std::string prefix = stack.name.substr(0, stack.name.find("{0}"));
+    const std::string suffix = stack.name.substr(stack.name.find("{0}") + 3);
+    PlanSpec::Buffer layer = stack;
+    layer.index.clear();
+    PlanSpec::Fragment fragment = stack.fragments[0];
+    fragment.lo.erase(fragment.lo.begin());
+    fragment.extent.erase(fragment.extent.begin());
+    fragment.stride.erase(fragment.stride.begin());
+    layer.fragments = {fragment};
+    for (PlanSpec::Region& region : layer.regions) {
+      region.extent = {8};
+      region.stride = {1};
+    }
+    layer.name = prefix + "0" + suffix;
+    split.buffers[b] = layer;
+    layer.name = prefix + "1" + suffix;
+    layer.fragments[0].param = 3;
+    layer.fragments[0].lo.insert(layer.fragments[0].lo.begin(), 0);
+    layer.fragments[0].extent.insert(layer.fragments[0].extent.begin(), 1);
+    layer.fragments[0].stride.insert(layer.fragments[0].stride.begin(), 0);
+    split.buffers.push_back(layer);
+  }
+  split.programs[0].buffers.push_back(5);
+  split.programs[1].buffers.push_back(6);
+  split.programs[2].buffers.push_back(7);
+  split.programs[3].buffers.push_back(7);
+  for (std::vector<PlanSpec::Copy>& list : split.copy_lists) {
+    const bool fills = &list == &split.copy_lists[7];
+    std::vector<PlanSpec::Copy> copies;
+    for (const PlanSpec::Copy& copy : list) {
+      if (copy.slot != 0) {
+        copies.push_back(copy);
+        continue;
+      }
+      for (const uint32_t layer : {0, 1}) {
+        PlanSpec::Copy part = copy;
+        part.loops.erase(part.loops.begin());
+        part.slot = layer == 0 ? 0 : 2;
+        if (!fills) part.staging_offset += layer * part.loops[0].extent() * 2;
+        copies.push_back(part);
+      }
+    }
+    list = copies;
+  }
+  return split;
+}
+
+TEST(DiffTest, PlanIsSameAsItself) {
+  const PlanDifference difference = Compare(SampleSpec(), SampleSpec());
+  EXPECT_TRUE(difference.same());
+  EXPECT_EQ(
+      difference.summary,
+      "summary: 0 contract, 0 traffic, 0 schedule; moved bytes 288 -> 288; "
+      "rounds 2 -> 2; peak staging bytes 144 -> 144");
+}
+
+TEST(DiffTest, ProvenanceAndStatsDoNotCount) {
+  PlanSpec other = SampleSpec();
+  other.producer = "refitc 9.9.9";
+  other.moved_bytes = 1;
+  EXPECT_TRUE(Compare(SampleSpec(), other).same());
+}
+
+TEST(DiffTest, OrderOfTablesDoesNotCount) {
+  PlanSpec other = SampleSpec();
+  std::reverse(other.params.begin(), other.params.end());
+  std::reverse(other.buffers.begin(), other.buffers.end());
+  for (PlanSpec::Buffer& buffer : other.buffers) {
+    buffer.fragments[0].param = 2 - buffer.fragments[0].param;
+  }
+  for (PlanSpec::Program& program : other.programs) {
+    for (uint32_t& buffer : program.buffers) buffer = 4 - buffer;
+    std::reverse(program.buffers.begin(), program.buffers.end());
+  }
+  for (std::vector<PlanSpec::Copy>& list : other.copy_lists) {
+    std::reverse(list.begin(), list.end());
+    for (PlanSpec::Copy& copy : list) copy.slot = 1 - copy.slot;
+  }
+  EXPECT_EQ(TextOf(SampleSpec(), other), "");
+}
+
+TEST(DiffTest, SharingOfCopyListsDoesNotCount) {
+  PlanSpec other = SampleSpec();
+  other.copy_lists.push_back(other.copy_lists[1]);
+  other.programs[1].messages[0] = SendTo(3, 0, 8, 0, 80);
+  EXPECT_EQ(TextOf(SampleSpec(), other), "");
+}
+
+TEST(DiffTest, HowTensorsAreStackedDoesNotCount) {
+  EXPECT_EQ(TextOf(SampleSpec(), SplitStacks(SampleSpec())), "");
+  EXPECT_EQ(TextOf(SplitStacks(SampleSpec()), SampleSpec()), "");
+}
+
+TEST(DiffTest, HowFragmentsAndCopiesAreCutDoesNotCount) {
+  PlanSpec other = SampleSpec();
+  std::vector<PlanSpec::Fragment>& fragments = other.buffers[3].fragments;
+  fragments.push_back(fragments[0]);
+  fragments[0].extent[1] = 1;
+  fragments[1].lo[1] = 1;
+  fragments[1].extent[1] = 3;
+  fragments[1].offset = 8;
+  // Column by column: the same bytes at the same place of the message.
+  other.copy_lists[5] = {{.slot = 0,
+                          .offset = 0,
+                          .loops = {{2, 40}, {2, 8}, {8, 1}},
+                          .staging_offset = 0}};
+  EXPECT_EQ(TextOf(SampleSpec(), other), "");
+}
+
+TEST(DiffTest, ParamsThatComeAndGoAreNamedByStack) {
+  PlanSpec other = SampleSpec();
+  other.params.push_back({.name = "mtp.{0}.norm.weight",
+                          .index = {{3, 4}},
+                          .shape = {8},
+                          .dtype = fb::DType::kFp32});
+  EXPECT_EQ(TextOf(SampleSpec(), other),
+            "contract\n"
+            "  PARAM_ADDED param \"mtp.{0}.norm.weight\" {0}=3..6: fp32 [8]\n");
+  EXPECT_EQ(
+      TextOf(other, SampleSpec()),
+      "contract\n"
+      "  PARAM_REMOVED param \"mtp.{0}.norm.weight\" {0}=3..6: fp32 [8]\n");
+}
+
+TEST(DiffTest, DTypeAndShapeOfAParamAreContract) {
+  PlanSpec other = SampleSpec();
+  other.params[2].dtype = fb::DType::kFp32;
+  other.params[2].shape = {16, 4};
+  EXPECT_EQ(TextOf(SampleSpec(), other),
+            "contract\n"
+            "  DTYPE_CHANGED param \"lm_head.weight\": bf16 -> fp32\n"
+            "  SHAPE_CHANGED param \"lm_head.weight\": [16, 8] -> [16, 4]\n");
+}
+
+TEST(DiffTest, SkipsAreContract) {
+  PlanSpec other = SampleSpec();
+  other.params[2].skip = fb::SkipReason::kUnspecified;
+  other.skips[0].detail = "another reason";
+  other.skips.push_back({"mtp.norm.weight", fb::SkipReason::kExcluded, ""});
+  EXPECT_EQ(TextOf(SampleSpec(), other),
+            "contract\n"
+            "  SKIP_ADDED skip \"mtp.norm.weight\": excluded\n"
+            "  SKIP_CHANGED skip \"lm_head.weight\": tied \"tied to "
+            "model.embed_tokens.weight\" -> "
+            "tied \"another reason\"\n"
+            "  SKIP_REMOVED param \"lm_head.weight\": was tied\n");
+  EXPECT_EQ(TextOf(other, SampleSpec()).substr(0, 76),
+            "contract\n"
+            "  SKIP_ADDED param \"lm_head.weight\": tied\n"
+            "  SKIP_CHANGED skip \"lm_h");
+}
+
+TEST(DiffTest, CastsAreContract) {
+  PlanSpec other = SampleSpec();
+  other.casts = {{fb::DType::kFp32, fb::DType::kBf16}};
+  EXPECT_EQ(TextOf(SampleSpec(), other),
+            "contract\n  CAST_ADDED cast fp32 -> bf16\n");
+  EXPECT_EQ(TextOf(other, SampleSpec()),
+            "contract\n  CAST_REMOVED cast fp32 -> bf16\n");
+}
+
+TEST(DiffTest, LayoutOfABufferNamesWhatItHeldAndHolds) {
+  PlanSpec other = SampleSpec();
+  std::swap(other.buffers[0].fragments, other.buffers[1].fragments);
+  EXPECT_EQ(TextOf(SampleSpec(), other),
+            "contract\n"
+            "  LAYOUT_CHANGED buffer "
+            "\"decoder.layers.{0}.mlp.linear_fc1.weight\" {0}=0..1 of rank 0: "
+            "holds \"model.layers.{0}.mlp.up_proj.weight\" {0}=0..1 [0:2, 0:2, "
+            "0:8] at 0 "
+            "strides [16, 8, 1] -> "
+            "\"model.layers.{0}.mlp.up_proj.weight\" {0}=0..1 [0:2, 2:4, 0:8] "
+            "at 0 strides [16, 8, 1]\n"
+            "  LAYOUT_CHANGED buffer "
+            "\"decoder.layers.{0}.mlp.linear_fc1.weight\" {0}=0..1 of rank 1: "
+            "holds \"model.layers.{0}.mlp.up_proj.weight\" {0}=0..1 [0:2, 2:4, "
+            "0:8] at 0 "
+            "strides [16, 8, 1] -> "
+            "\"model.layers.{0}.mlp.up_proj.weight\" {0}=0..1 [0:2, 0:2, 0:8] "
+            "at 0 strides [16, 8, 1]\n");
+}
+
+TEST(DiffTest, ReasonOfASkippedRegionIsLayout) {
+  PlanSpec other = SampleSpec();
+  PlanSpec::Region& padding = other.buffers[3].regions[0];
+  padding.kind = fb::RegionKind::kSkip;
+  padding.reason = fb::SkipReason::kUnread;
+  for (const size_t rank : {2, 3}) other.programs[rank].fills = 0;
+  EXPECT_EQ(TextOf(SampleSpec(), other),
+            "contract\n"
+            "  LAYOUT_CHANGED buffer \"model.layers.{0}.mlp.up_proj.weight\" "
+            "{0}=0..1 of ranks "
+            "2..3: holds fill [2, 8] at 32 strides [40, 1] -> skip unread [2, "
+            "8] at 32 strides "
+            "[40, 1]\n");
+}
+
+TEST(DiffTest, BuffersThatComeAndGoNameTheirRanks) {
+  PlanSpec other = SampleSpec();
+  other.buffers.push_back({.name = "rotary.{0}.inv_freq",
+                           .index = {{0, 2}},
+                           .shape = {8},
+                           .dtype = fb::DType::kFp32,
+                           .fragments = {},
+                           .regions = {}});
+  other.programs[0].buffers.push_back(5);
+  other.programs[2].buffers.push_back(5);
+  EXPECT_EQ(TextOf(SampleSpec(), other),
+            "contract\n"
+            "  BUFFER_ADDED buffer \"rotary.{0}.inv_freq\" {0}=0..1 of ranks "
+            "0, 2: fp32 [8]\n");
+  EXPECT_EQ(TextOf(other, SampleSpec()),
+            "contract\n"
+            "  BUFFER_REMOVED buffer \"rotary.{0}.inv_freq\" {0}=0..1 of ranks "
+            "0, 2: fp32 [8]\n");
+}
+
+TEST(DiffTest, MoreRanksAreOneDifference) {
+  PlanSpec other = SampleSpec();
+  other.programs[0].messages.push_back(SendTo(4, 1, 2, 80, 64));
+  other.programs.push_back({{3, 4}, {RecvFrom(0, 1, 5, 0, 64)}, 7, 64, 0});
+  EXPECT_EQ(TextOf(SampleSpec(), other),
+            "contract\n"
+            "  RANKS_CHANGED destination ranks: 2 -> 3\n");
+}
+
+TEST(DiffTest, HostsCountButNotTheirNumbers) {
+  PlanSpec other = SampleSpec();
+  for (PlanSpec::Program& program : other.programs) program.host = 7;
+  EXPECT_EQ(TextOf(SampleSpec(), other), "");
+  other.programs[3].host = 8;
+  EXPECT_EQ(TextOf(SampleSpec(), other),
+            "contract\n"
+            "  RANKS_CHANGED hosts: 0..3 -> 0..2 | 3\n");
+}
+
+TEST(DiffTest, AnotherSenderIsTraffic) {
+  PlanSpec other = SampleSpec();
+  // Rank 1 takes both norms, so that rank 0 sends rank 2 its half alone.
+  other.programs[0].messages[0] = SendTo(2, 0, 2, 0, 64);
+  other.programs[2].messages[0] = RecvFrom(0, 0, 5, 0, 64);
+  other.programs[1].messages[1] = SendTo(2, 1, 1, 64, 80);
+  other.programs[2].messages[1] = RecvFrom(1, 1, 4, 64, 80);
+  EXPECT_EQ(TextOf(SampleSpec(), other),
+            "traffic\n"
+            "  BYTES_CHANGED 0 -> 2: 80 -> 64 bytes\n"
+            "  BYTES_CHANGED 1 -> 2: 64 -> 80 bytes\n"
+            "  SENDER_CHANGED buffer \"model.norm.weight\" of rank 2: from 0 "
+            "-> from 1\n");
+}
+
+TEST(DiffTest, SendersThatSwapPartsAreTraffic) {
+  PlanSpec other = SampleSpec();
+  // Both senders feed the same tensors with the same bytes, but other rows.
+  other.programs[2].messages = {RecvFrom(0, 0, 4, 0, 80),
+                                RecvFrom(1, 1, 5, 80, 64)};
+  EXPECT_EQ(TextOf(SampleSpec(), other),
+            "traffic\n"
+            "  SENDER_CHANGED buffer \"model.layers.{0}.mlp.up_proj.weight\" "
+            "{0}=0..1 of rank 2: "
+            "from 0..1, each another part\n");
+}
+
+TEST(DiffTest, RouteOfAPairIsTraffic) {
+  PlanSpec other = SampleSpec();
+  other.rounds[1] = fb::Route::kNetwork;
+  EXPECT_EQ(TextOf(SampleSpec(), other),
+            "traffic\n"
+            "  ROUTE_CHANGED 0 -> 3; 1 -> 2: peer -> network\n");
+}
+
+TEST(DiffTest, MissingFillIsTraffic) {
+  PlanSpec other = SampleSpec();
+  other.programs[2].fills = 0;
+  EXPECT_EQ(TextOf(SampleSpec(), other),
+            "traffic\n"
+            "  FILLS_CHANGED rank 2: other elements are zeroed\n");
+}
+
+TEST(DiffTest, SmallerBucketsAreOnlySchedule) {
+  PlanSpec other = SampleSpec();
+  other.bucket_bytes = 64;
+  // The norms travel in a third round.
+  other.copy_lists.push_back({{.slot = 1, .offset = 0, .loops = {{8, 1}}}});
+  other.rounds.push_back(fb::Route::kPeer);
+  other.programs = {
+      {{0, 2},
+       {SendTo(2, 0, 2, 0, 64), SendTo(3, 1, 2, 64, 64),
+        SendTo(2, 2, 8, 0, 16)},
+       0,
+       128,
+       0},
+      {{1, 2},
+       {SendTo(3, 0, 2, 0, 64), SendTo(2, 1, 2, 64, 64),
+        SendTo(3, 2, 8, 0, 16)},
+       0,
+       128,
+       0},
+      {{3, 4},
+       {RecvFrom(0, 0, 5, 0, 64), RecvFrom(1, 1, 6, 64, 64),
+        RecvFrom(0, 2, 8, 0, 16)},
+       7,
+       128,
+       0},
+      {{3, 4},
+       {RecvFrom(1, 0, 6, 0, 64), RecvFrom(0, 1, 5, 64, 64),
+        RecvFrom(1, 2, 8, 0, 16)},
+       7,
+       128,
+       0},
+  };
+  EXPECT_EQ(
+      DifferenceText(Compare(SampleSpec(), other)),
+      "schedule\n"
+      "  BUCKETS_CHANGED 0 -> 2; 1 -> 3: 1 message of at most 80 bytes -> "
+      "2 messages of at most 64 bytes\n"
+      "  LIMITS_CHANGED bucket_bytes 128 -> 64\n"
+      "  ROUNDS_CHANGED rounds 2 -> 3\n"
+      "  STAGING_CHANGED ranks 0..3: 144 -> 128 bytes\n"
+      "summary: 0 contract, 0 traffic, 4 schedule; moved bytes 288 -> 288; "
+      "rounds 2 -> 3; "
+      "peak staging bytes 144 -> 128\n");
+}
+
+TEST(DiffTest, RoundsAndStagingRangesAreSchedule) {
+  PlanSpec other = SampleSpec();
+  other.programs[0].messages = {SendTo(3, 0, 2, 0, 64),
+                                SendTo(2, 1, 1, 64, 80)};
+  other.programs[3].messages = {RecvFrom(0, 0, 5, 80, 64),
+                                RecvFrom(1, 0, 4, 0, 80)};
+  other.programs[2].messages = {RecvFrom(0, 1, 3, 0, 80),
+                                RecvFrom(1, 1, 6, 80, 64)};
+  EXPECT_EQ(TextOf(SampleSpec(), other),
+            "schedule\n"
+            "  ROUNDS_CHANGED 0 -> 2..3: the same messages in other rounds\n");
+  other = SampleSpec();
+  other.programs[1].messages = {SendTo(3, 0, 1, 64, 80),
+                                SendTo(2, 1, 2, 0, 64)};
+  EXPECT_EQ(TextOf(SampleSpec(), other),
+            "schedule\n"
+            "  STAGING_CHANGED rank 1: messages elsewhere in an arena of the "
+            "same size\n");
+}
+
+TEST(DiffTest, OrderInsideAMessageIsSchedule) {
+  PlanSpec other = SampleSpec();
+  for (const size_t list : {1, 3, 4}) {
+    other.copy_lists[list][0].staging_offset = 16;
+    other.copy_lists[list][1].staging_offset = 0;
+  }
+  EXPECT_EQ(
+      TextOf(SampleSpec(), other),
+      "schedule\n"
+      "  PACKING_CHANGED 0 -> 2; 1 -> 3: other order inside the messages\n");
+}
+
+TEST(DiffTest, TextShowsTwentyLinesOfARuleAndJsonAll) {
+  PlanSpec other = SampleSpec();
+  for (int i = 0; i < 25; ++i) {
+    other.params.push_back(
+        {.name = "extra." + std::to_string(i), .index = {}, .shape = {1}});
+  }
+  const PlanDifference difference = Compare(SampleSpec(), other);
+  const std::string text = DifferenceText(difference);
+  EXPECT_NE(text.find("  PARAM_ADDED and 5 more\n"), std::string::npos) << text;
+  rapidjson::Document json;
+  json.Parse(DifferenceJson(difference).c_str());
+  ASSERT_FALSE(json.HasParseError());
+  EXPECT_FALSE(json["same"].GetBool());
+  EXPECT_EQ(json["differences"].Size(), 25u);
+  EXPECT_STREQ(json["differences"][0]["class"].GetString(), "contract");
+}
+
+TEST(DiffTest, JsonListsThePairs) {
+  PlanSpec other = SampleSpec();
+  other.rounds[1] = fb::Route::kNetwork;
+  rapidjson::Document json;
+  json.Parse(DifferenceJson(Compare(SampleSpec(), other)).c_str());
+  ASSERT_FALSE(json.HasParseError());
+  const rapidjson::Value& pairs = json["differences"][0]["pairs"];
+  ASSERT_EQ(pairs.Size(), 2u);
+  EXPECT_EQ(pairs[1][0].GetInt(), 1);
+  EXPECT_EQ(pairs[1][1].GetInt(), 2);
+}
+
+}  // namespace
+}  // namespace refit

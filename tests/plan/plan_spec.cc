@@ -1,0 +1,269 @@
+#include "tests/plan/plan_spec.h"
+
+#include <gtest/gtest.h>
+
+#include <utility>
+
+namespace refit {
+namespace {
+
+using Builder = flatbuffers::FlatBufferBuilder;
+template <typename T>
+using Offset = flatbuffers::Offset<T>;
+
+Offset<flatbuffers::Vector<Offset<fb::IndexDim>>> BuildIndex(
+    const std::vector<PlanSpec::IndexDim>& index, Builder& builder) {
+  if (index.empty()) return 0;
+  std::vector<Offset<fb::IndexDim>> dims;
+  for (const PlanSpec::IndexDim& dim : index) {
+    dims.push_back(fb::CreateIndexDim(builder, dim.first, dim.count));
+  }
+  return builder.CreateVector(dims);
+}
+
+Offset<fb::Param> BuildParam(const PlanSpec::Param& param, Builder& builder) {
+  const auto name = builder.CreateString(param.name);
+  const auto index = BuildIndex(param.index, builder);
+  const auto shape = builder.CreateVector(param.shape);
+  return fb::CreateParam(builder, name, index, shape, param.dtype, param.skip);
+}
+
+Offset<fb::Buffer> BuildBuffer(const PlanSpec::Buffer& buffer,
+                               Builder& builder) {
+  std::vector<Offset<fb::Fragment>> fragments;
+  for (const PlanSpec::Fragment& fragment : buffer.fragments) {
+    const auto lo = builder.CreateVector(fragment.lo);
+    const auto extent = builder.CreateVector(fragment.extent);
+    const auto stride = builder.CreateVector(fragment.stride);
+    fragments.push_back(fb::CreateFragment(builder, fragment.param, lo, extent,
+                                           fragment.offset, stride));
+  }
+  std::vector<Offset<fb::Region>> regions;
+  for (const PlanSpec::Region& region : buffer.regions) {
+    const auto extent = builder.CreateVector(region.extent);
+    const auto stride = builder.CreateVector(region.stride);
+    const auto detail =
+        region.detail.empty() ? 0 : builder.CreateString(region.detail);
+    regions.push_back(fb::CreateRegion(builder, region.kind, region.reason,
+                                       region.offset, extent, stride, detail));
+  }
+  const auto name = builder.CreateString(buffer.name);
+  const auto index = BuildIndex(buffer.index, builder);
+  const auto shape = builder.CreateVector(buffer.shape);
+  const auto fragments_vector = builder.CreateVector(fragments);
+  const auto regions_vector = builder.CreateVector(regions);
+  return fb::CreateBuffer(builder, name, index, shape, buffer.dtype,
+                          fragments_vector, regions_vector);
+}
+
+Offset<fb::RankProgram> BuildProgram(const PlanSpec::Program& program,
+                                     Builder& builder) {
+  const auto buffers = builder.CreateVector(program.buffers);
+  const auto messages = builder.CreateVectorOfStructs(program.messages);
+  return fb::CreateRankProgram(builder, buffers, messages, program.fills,
+                               program.staging_bytes, program.host);
+}
+
+struct CopyTables {
+  std::vector<fb::CopyList> lists;
+  std::vector<fb::Copy> copies;
+  std::vector<fb::Loop> loops;
+};
+
+CopyTables BuildCopies(const PlanSpec& spec) {
+  CopyTables tables;
+  for (const std::vector<PlanSpec::Copy>& list : spec.copy_lists) {
+    tables.lists.emplace_back(static_cast<uint32_t>(tables.copies.size()),
+                              static_cast<uint32_t>(list.size()));
+    for (const PlanSpec::Copy& copy : list) {
+      tables.copies.emplace_back(
+          copy.slot, static_cast<uint32_t>(tables.loops.size()),
+          static_cast<uint16_t>(copy.loops.size()), copy.dtype, 0, 0,
+          copy.offset, copy.staging_offset);
+      tables.loops.insert(tables.loops.end(), copy.loops.begin(),
+                          copy.loops.end());
+    }
+  }
+  return tables;
+}
+
+std::vector<uint8_t> BuildBody(const PlanSpec& spec) {
+  Builder builder;
+  std::vector<Offset<fb::Param>> params;
+  for (const PlanSpec::Param& param : spec.params)
+    params.push_back(BuildParam(param, builder));
+  std::vector<Offset<fb::Buffer>> buffers;
+  for (const PlanSpec::Buffer& buffer : spec.buffers) {
+    buffers.push_back(BuildBuffer(buffer, builder));
+  }
+  std::vector<Offset<fb::RankProgram>> programs;
+  for (const PlanSpec::Program& program : spec.programs) {
+    programs.push_back(BuildProgram(program, builder));
+  }
+  std::vector<Offset<fb::Skip>> skips;
+  for (const PlanSpec::Skip& skip : spec.skips) {
+    const auto name = builder.CreateString(skip.name);
+    const auto detail = builder.CreateString(skip.detail);
+    skips.push_back(fb::CreateSkip(builder, name, skip.reason, detail));
+  }
+  std::vector<Offset<fb::Cast>> casts;
+  for (const PlanSpec::Cast& cast : spec.casts) {
+    casts.push_back(fb::CreateCast(builder, cast.from, cast.to));
+  }
+  std::vector<fb::Round> rounds;
+  for (const fb::Route route : spec.rounds) rounds.emplace_back(route, 0, 0);
+  const CopyTables copies = BuildCopies(spec);
+  const auto params_vector = builder.CreateVector(params);
+  const auto buffers_vector = builder.CreateVector(buffers);
+  const auto programs_vector = builder.CreateVector(programs);
+  const auto rounds_vector = builder.CreateVectorOfStructs(rounds);
+  const auto lists_vector = builder.CreateVectorOfStructs(copies.lists);
+  const auto copies_vector = builder.CreateVectorOfStructs(copies.copies);
+  const auto loops_vector = builder.CreateVectorOfStructs(copies.loops);
+  const auto skips_vector = builder.CreateVector(skips);
+  const auto casts_vector = builder.CreateVector(casts);
+  const auto limits =
+      fb::CreateLimits(builder, spec.bucket_bytes, spec.staging_bytes,
+                       spec.slots, spec.operations_per_round);
+  const auto link = builder.CreateString("egress of rank 0");
+  const auto stats = fb::CreateStats(builder, spec.moved_bytes, 0,
+                                     spec.moved_bytes, 0, 0.001, 0.0025, link);
+  builder.Finish(fb::CreateBody(
+      builder, spec.source_ranks, params_vector, buffers_vector,
+      programs_vector, rounds_vector, lists_vector, copies_vector, loops_vector,
+      skips_vector, casts_vector, limits, stats, false));
+  return {builder.GetBufferPointer(),
+          builder.GetBufferPointer() + builder.GetSize()};
+}
+
+}  // namespace
+
+fb::Message SendTo(uint32_t peer, uint32_t round, uint32_t copies,
+                   uint64_t staging_offset, uint64_t size_bytes) {
+  return fb::Message(round, peer, copies, fb::MessageKind::kSend, 0, 0,
+                     staging_offset, size_bytes);
+}
+
+fb::Message RecvFrom(uint32_t peer, uint32_t round, uint32_t copies,
+                     uint64_t staging_offset, uint64_t size_bytes) {
+  return fb::Message(round, peer, copies, fb::MessageKind::kRecv, 0, 0,
+                     staging_offset, size_bytes);
+}
+
+std::vector<uint8_t> BuildPlan(const PlanSpec& spec) {
+  const std::vector<uint8_t> body = BuildBody(spec);
+  Builder builder;
+  builder.ForceVectorAlignment(body.size(), 1, 16);
+  const auto body_vector = builder.CreateVector(body);
+  const auto producer = builder.CreateString(spec.producer);
+  const auto provenance = fb::CreateProvenance(builder, producer);
+  const fb::Digest inputs_digest(0x89abcdef, 0x01234567);
+  const fb::Digest body_digest = DigestOf(body);
+  builder.Finish(
+      fb::CreatePlan(builder, kFormatMajor << 16 | kFormatMinor, 0,
+                     &inputs_digest, &body_digest, body_vector, provenance),
+      fb::PlanIdentifier());
+  return {builder.GetBufferPointer(),
+          builder.GetBufferPointer() + builder.GetSize()};
+}
+
+PlanFile OpenSpec(const PlanSpec& spec) {
+  absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(BuildPlan(spec));
+  EXPECT_TRUE(plan.ok()) << plan.status().message();
+  return *std::move(plan);
+}
+
+PlanSpec SampleSpec() {
+  const std::string kUpProj = "model.layers.{0}.mlp.up_proj.weight";
+  PlanSpec spec;
+  spec.source_ranks = 2;
+  spec.params = {{.name = kUpProj, .index = {{0, 2}}, .shape = {4, 8}},
+                 {.name = "model.norm.weight", .index = {}, .shape = {8}},
+                 {.name = "lm_head.weight",
+                  .index = {},
+                  .shape = {16, 8},
+                  .skip = fb::SkipReason::kTied}};
+  const auto half = [&](uint64_t first_row) {
+    return PlanSpec::Buffer{.name = "decoder.layers.{0}.mlp.linear_fc1.weight",
+                            .index = {{0, 2}},
+                            .shape = {2, 8},
+                            .fragments = {{.param = 0,
+                                           .lo = {0, first_row, 0},
+                                           .extent = {2, 2, 8},
+                                           .offset = 0,
+                                           .stride = {16, 8, 1}}},
+                            .regions = {}};
+  };
+  const PlanSpec::Fragment norm = {
+      .param = 1, .lo = {0}, .extent = {8}, .offset = 0, .stride = {1}};
+  spec.buffers = {
+      half(0),
+      half(2),
+      {.name = "decoder.final_layernorm.weight",
+       .index = {},
+       .shape = {8},
+       .fragments = {norm},
+       .regions = {}},
+      {.name = kUpProj,
+       .index = {{0, 2}},
+       .shape = {5, 8},
+       .fragments = {{.param = 0,
+                      .lo = {0, 0, 0},
+                      .extent = {2, 4, 8},
+                      .offset = 0,
+                      .stride = {40, 8, 1}}},
+       .regions =
+           {{.offset = 32, .extent = {2, 8}, .stride = {40, 1}, .detail = ""}}},
+      {.name = "model.norm.weight",
+       .index = {},
+       .shape = {8},
+       .fragments = {norm},
+       .regions = {}}};
+  const PlanSpec::Copy norm_copy = {
+      .slot = 1, .offset = 0, .loops = {{8, 1}}, .staging_offset = 64};
+  const auto rows = [](uint64_t offset) {
+    return PlanSpec::Copy{
+        .slot = 0, .offset = offset, .loops = {{2, 40}, {16, 1}}};
+  };
+  // No loop may run across two tensors, so one stands for the layers.
+  const PlanSpec::Copy halves = {
+      .slot = 0, .offset = 0, .loops = {{2, 16}, {16, 1}}};
+  spec.copy_lists = {
+      {},                     // c0: nothing
+      {halves, norm_copy},    // c1: a source's half and the norm
+      {halves},               // c2
+      {rows(0), norm_copy},   // c3: rank 0's half and the norm arrive
+      {rows(16), norm_copy},  // c4: rank 1's
+      {rows(0)},              // c5
+      {rows(16)},             // c6
+      {{.slot = 0,
+        .offset = 32,
+        .loops = {{2, 40}, {8, 1}}}},  // c7: the padding
+  };
+  spec.rounds = {fb::Route::kPeer, fb::Route::kPeer};
+  spec.programs = {
+      {{0, 2}, {SendTo(2, 0, 1, 0, 80), SendTo(3, 1, 2, 80, 64)}, 0, 144, 0},
+      {{1, 2}, {SendTo(3, 0, 1, 0, 80), SendTo(2, 1, 2, 80, 64)}, 0, 144, 0},
+      {{3, 4},
+       {RecvFrom(0, 0, 3, 0, 80), RecvFrom(1, 1, 6, 80, 64)},
+       7,
+       144,
+       0},
+      {{3, 4},
+       {RecvFrom(1, 0, 4, 0, 80), RecvFrom(0, 1, 5, 80, 64)},
+       7,
+       144,
+       0},
+  };
+  spec.skips = {{"lm_head.weight", fb::SkipReason::kTied,
+                 "tied to model.embed_tokens.weight"}};
+  spec.bucket_bytes = 128;
+  spec.staging_bytes = 256;
+  spec.slots = 2;
+  spec.operations_per_round = 8;
+  spec.moved_bytes = 288;
+  spec.producer = "refitc 0.1.0";
+  return spec;
+}
+
+}  // namespace refit

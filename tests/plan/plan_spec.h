@@ -1,0 +1,104 @@
+// A plan as plain values, for tests that need one without the compiler.
+#ifndef REFIT_TESTS_PLAN_PLAN_SPEC_H_
+#define REFIT_TESTS_PLAN_PLAN_SPEC_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan/plan_file.h"
+
+namespace refit {
+
+// The tables of schema/plan.fbs, by value.
+struct PlanSpec {
+  struct IndexDim {
+    int32_t first = 0;
+    uint32_t count = 0;
+  };
+  struct Param {
+    std::string name;
+    std::vector<IndexDim> index;
+    std::vector<uint64_t> shape;
+    fb::DType dtype = fb::DType::kBf16;
+    fb::SkipReason skip = fb::SkipReason::kUnspecified;
+  };
+  struct Fragment {
+    uint32_t param = 0;
+    std::vector<uint64_t> lo, extent;
+    uint64_t offset = 0;
+    std::vector<uint64_t> stride;
+  };
+  struct Region {
+    fb::RegionKind kind = fb::RegionKind::kFill;
+    fb::SkipReason reason = fb::SkipReason::kUnspecified;
+    uint64_t offset = 0;
+    std::vector<uint64_t> extent, stride;
+    std::string detail;
+  };
+  struct Buffer {
+    std::string name;
+    std::vector<IndexDim> index;
+    std::vector<uint64_t> shape;
+    fb::DType dtype = fb::DType::kBf16;
+    std::vector<Fragment> fragments;
+    std::vector<Region> regions;
+  };
+  struct Copy {
+    uint32_t slot = 0;
+    uint64_t offset = 0;
+    std::vector<fb::Loop> loops;
+    uint64_t staging_offset = 0;
+    fb::DType dtype = fb::DType::kBf16;
+  };
+  struct Program {
+    std::vector<uint32_t> buffers;
+    std::vector<fb::Message> messages;
+    uint32_t fills = 0;
+    uint64_t staging_bytes = 0;
+    uint32_t host = 0;
+  };
+  struct Skip {
+    std::string name;
+    fb::SkipReason reason = fb::SkipReason::kUnspecified;
+    std::string detail;
+  };
+  struct Cast {
+    fb::DType from, to;
+  };
+
+  uint32_t source_ranks = 0;
+  std::vector<Param> params;
+  std::vector<Buffer> buffers;
+  std::vector<Program> programs;
+  std::vector<fb::Route> rounds;
+  std::vector<std::vector<Copy>> copy_lists;
+  std::vector<Skip> skips;
+  std::vector<Cast> casts;
+  uint64_t bucket_bytes = 0;
+  uint64_t staging_bytes = 0;
+  uint32_t slots = 0;
+  uint32_t operations_per_round = 0;
+  uint64_t moved_bytes = 0;
+  std::string producer;
+};
+
+fb::Message SendTo(uint32_t peer, uint32_t round, uint32_t copies,
+                   uint64_t staging_offset, uint64_t size_bytes);
+fb::Message RecvFrom(uint32_t peer, uint32_t round, uint32_t copies,
+                     uint64_t staging_offset, uint64_t size_bytes);
+
+std::vector<uint8_t> BuildPlan(const PlanSpec& spec);
+// Fails the test when the door refuses the plan.
+PlanFile OpenSpec(const PlanSpec& spec);
+
+// Two source ranks hold the halves of a projection (two layers of [4, 8]) and
+// a norm each; two destination ranks hold all of it, the projection with a
+// fifth row of padding. Rank 0 sends its half to rank 2, then to rank 3, rank
+// 1 the other way round; each brings its first receiver the norm. lm_head is
+// tied.
+PlanSpec SampleSpec();
+
+}  // namespace refit
+
+#endif  // REFIT_TESTS_PLAN_PLAN_SPEC_H_

@@ -1,0 +1,380 @@
+#include "tests/plan/proof_oracle.h"
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "plan/dtype.h"
+
+namespace refit {
+namespace {
+
+// What an element holds: an element of a param, or one of these.
+constexpr int64_t kUnset = -1;
+constexpr int64_t kZero = -2;
+constexpr int64_t kSkipped = -3;
+
+struct Value {
+  int64_t element = kUnset;
+  DType stored = DType::kUnspecified;  // at the source
+  friend bool operator==(const Value&, const Value&) = default;
+};
+
+struct StagedByte {
+  Value value;
+  DType wire = DType::kUnspecified;
+  int64_t byte = 0;
+  int writes = 0;
+};
+
+uint64_t Product(const std::vector<uint64_t>& sizes) {
+  uint64_t product = 1;
+  for (uint64_t size : sizes) product *= size;
+  return product;
+}
+
+template <typename Stack>
+std::vector<uint64_t> VirtualShape(const Stack& stack) {
+  std::vector<uint64_t> shape;
+  for (const PlanSpec::IndexDim& dim : stack.index) shape.push_back(dim.count);
+  shape.insert(shape.end(), stack.shape.begin(), stack.shape.end());
+  return shape;
+}
+
+// Calls `visit` with every coordinate of a box, row-major.
+void ForEach(const std::vector<uint64_t>& extent,
+             const std::function<void(const std::vector<uint64_t>&)>& visit) {
+  const uint64_t count = Product(extent);
+  std::vector<uint64_t> at(extent.size());
+  for (uint64_t i = 0; i < count; ++i) {
+    uint64_t rest = i;
+    for (size_t d = extent.size(); d-- > 0;) {
+      at[d] = rest % extent[d];
+      rest /= extent[d];
+    }
+    visit(at);
+  }
+}
+
+std::vector<uint64_t> OffsetsOf(uint64_t offset,
+                                const std::vector<uint64_t>& extent,
+                                const std::vector<uint64_t>& stride) {
+  std::vector<uint64_t> offsets;
+  ForEach(extent, [&](const std::vector<uint64_t>& at) {
+    uint64_t element = offset;
+    for (size_t d = 0; d < at.size(); ++d) element += at[d] * stride[d];
+    offsets.push_back(element);
+  });
+  return offsets;
+}
+
+std::vector<uint64_t> OffsetsOf(const PlanSpec::Copy& copy) {
+  std::vector<uint64_t> extent;
+  std::vector<uint64_t> stride;
+  for (const fb::Loop& loop : copy.loops) {
+    extent.push_back(loop.extent());
+    stride.push_back(loop.stride());
+  }
+  return OffsetsOf(copy.offset, extent, stride);
+}
+
+template <typename Stack>
+std::vector<std::string> NamesOf(const Stack& stack) {
+  std::vector<uint64_t> counts;
+  for (const PlanSpec::IndexDim& dim : stack.index) counts.push_back(dim.count);
+  std::vector<std::string> names;
+  ForEach(counts, [&](const std::vector<uint64_t>& at) {
+    std::string name = stack.name;
+    for (size_t d = 0; d < at.size(); ++d) {
+      const std::string hole = absl::StrCat("{", d, "}");
+      const size_t position = name.find(hole);
+      if (position == name.npos) continue;
+      name.replace(position, hole.size(),
+                   absl::StrCat(stack.index[d].first + int64_t(at[d])));
+    }
+    names.push_back(name);
+  });
+  return names;
+}
+
+class Oracle {
+ public:
+  explicit Oracle(const PlanSpec& spec) : spec_(spec) {}
+
+  std::string Run() {
+    for (const auto& step :
+         {&Oracle::Declarations, &Oracle::Layout, &Oracle::Schedule,
+          &Oracle::Staging, &Oracle::Data, &Oracle::Outcome}) {
+      if (fault_.empty()) (this->*step)();
+    }
+    return fault_;
+  }
+
+ private:
+  bool IsSource(size_t rank) const { return rank < spec_.source_ranks; }
+  const PlanSpec::Buffer& BufferAt(size_t rank, size_t slot) const {
+    return spec_.buffers[spec_.programs[rank].buffers[slot]];
+  }
+  void Fault(const std::string& text) {
+    if (fault_.empty()) fault_ = text;
+  }
+
+  void Declarations();
+  void Layout();
+  void Schedule();
+  void Staging();
+  void Data();
+  void Outcome();
+  void Carry(size_t source, const fb::Message& send, size_t destination,
+             const fb::Message& recv);
+
+  const PlanSpec& spec_;
+  std::string fault_;
+  // By rank, slot, element.
+  std::vector<std::vector<std::vector<int64_t>>> wanted_;
+  std::vector<std::vector<std::vector<Value>>> held_;
+  std::vector<std::vector<std::vector<int>>> writes_;
+  std::vector<std::tuple<size_t, fb::Message, size_t, fb::Message>> pairs_;
+};
+
+void Oracle::Declarations() {
+  for (const PlanSpec::Cast& cast : spec_.casts) {
+    if (!IsSupportedCast(cast.from, cast.to)) Fault("no such cast");
+  }
+  std::set<std::string> params;
+  for (const PlanSpec::Param& param : spec_.params) {
+    for (const std::string& name : NamesOf(param)) {
+      if (!params.insert(name).second) Fault("two params " + name);
+    }
+  }
+  for (size_t rank = 0; rank < spec_.programs.size(); ++rank) {
+    std::set<std::string> names;
+    for (uint32_t buffer : spec_.programs[rank].buffers) {
+      for (const std::string& name : NamesOf(spec_.buffers[buffer])) {
+        if (!names.insert(name).second) Fault("two buffers " + name);
+      }
+    }
+    if (IsSource(rank) &&
+        !spec_.copy_lists[spec_.programs[rank].fills].empty()) {
+      Fault("fills on a source");
+    }
+  }
+}
+
+// Gives each element of each buffer its meaning.
+void Oracle::Layout() {
+  std::vector<int64_t> first_element;
+  int64_t next = 0;
+  for (const PlanSpec::Param& param : spec_.params) {
+    first_element.push_back(next);
+    next += static_cast<int64_t>(Product(VirtualShape(param)));
+  }
+  for (size_t rank = 0; rank < spec_.programs.size(); ++rank) {
+    auto& of_rank = wanted_.emplace_back();
+    auto& held = held_.emplace_back();
+    auto& writes = writes_.emplace_back();
+    for (size_t slot = 0; slot < spec_.programs[rank].buffers.size(); ++slot) {
+      const PlanSpec::Buffer& buffer = BufferAt(rank, slot);
+      const uint64_t elements = Product(VirtualShape(buffer));
+      std::vector<int64_t>& wanted = of_rank.emplace_back(elements, kUnset);
+      std::vector<bool> skipped(elements);
+      const auto claim = [&](uint64_t element, int64_t value) {
+        if (wanted[element] != kUnset) Fault("two parts hold one element");
+        wanted[element] = value;
+      };
+      for (const PlanSpec::Fragment& fragment : buffer.fragments) {
+        const PlanSpec::Param& param = spec_.params[fragment.param];
+        const std::vector<uint64_t> shape = VirtualShape(param);
+        const std::vector<uint64_t> offsets =
+            OffsetsOf(fragment.offset, fragment.extent, fragment.stride);
+        size_t i = 0;
+        ForEach(fragment.extent, [&](const std::vector<uint64_t>& at) {
+          uint64_t flat = 0;
+          for (size_t d = 0; d < at.size(); ++d) {
+            flat = flat * shape[d] + fragment.lo[d] + at[d];
+          }
+          const uint64_t element = offsets[i++];
+          claim(element,
+                first_element[fragment.param] + static_cast<int64_t>(flat));
+          skipped[element] = param.skip != fb::SkipReason::kUnspecified;
+        });
+      }
+      for (const PlanSpec::Region& region : buffer.regions) {
+        for (uint64_t element :
+             OffsetsOf(region.offset, region.extent, region.stride)) {
+          claim(element,
+                region.kind == fb::RegionKind::kFill ? kZero : kSkipped);
+        }
+      }
+      std::vector<Value>& values = held.emplace_back(elements);
+      writes.emplace_back(elements, 0);
+      for (uint64_t element = 0; element < elements; ++element) {
+        if (!IsSource(rank) && wanted[element] == kUnset) {
+          Fault("an element has no part");
+        }
+        if (skipped[element]) wanted[element] = kSkipped;
+        if (IsSource(rank) && wanted[element] >= 0) {
+          values[element] = {wanted[element], buffer.dtype};
+        }
+      }
+    }
+  }
+}
+
+void Oracle::Schedule() {
+  if (spec_.slots == 0) Fault("no slots");
+  std::map<std::tuple<uint32_t, size_t, size_t>, std::deque<fb::Message>> sent;
+  for (size_t rank = 0; rank < spec_.programs.size(); ++rank) {
+    const PlanSpec::Program& program = spec_.programs[rank];
+    if (program.staging_bytes > spec_.staging_bytes) Fault("staging limit");
+    std::map<uint32_t, uint64_t> operations;
+    for (size_t i = 0; i < program.messages.size(); ++i) {
+      const fb::Message& message = program.messages[i];
+      if (++operations[message.round()] > spec_.operations_per_round) {
+        Fault("operations limit");
+      }
+      if (message.size_bytes() > spec_.bucket_bytes) Fault("bucket limit");
+      const auto order = [](const fb::Message& m) {
+        return std::tuple(m.round(), m.kind() == fb::MessageKind::kSend,
+                          m.peer());
+      };
+      if (i > 0 && order(message) < order(program.messages[i - 1])) {
+        Fault("order");
+      }
+      if ((message.kind() == fb::MessageKind::kSend) != IsSource(rank) ||
+          IsSource(message.peer()) == IsSource(rank)) {
+        Fault("wrong side");
+      }
+      const fb::Route route =
+          program.host == spec_.programs[message.peer()].host
+              ? fb::Route::kPeer
+              : fb::Route::kNetwork;
+      if (spec_.rounds[message.round()] != route) Fault("route");
+      if (message.kind() == fb::MessageKind::kSend) {
+        sent[{message.round(), rank, message.peer()}].push_back(message);
+      }
+    }
+  }
+  for (size_t rank = 0; rank < spec_.programs.size(); ++rank) {
+    for (const fb::Message& message : spec_.programs[rank].messages) {
+      if (message.kind() != fb::MessageKind::kRecv) continue;
+      auto& queue = sent[{message.round(), message.peer(), rank}];
+      if (queue.empty() || queue.front().size_bytes() != message.size_bytes()) {
+        return Fault("unmatched receive");
+      }
+      pairs_.emplace_back(message.peer(), queue.front(), rank, message);
+      queue.pop_front();
+    }
+  }
+  for (const auto& [channel, queue] : sent) {
+    if (!queue.empty()) Fault("unmatched send");
+  }
+}
+
+void Oracle::Staging() {
+  for (const PlanSpec::Program& program : spec_.programs) {
+    for (size_t i = 0; i < program.messages.size(); ++i) {
+      const fb::Message& a = program.messages[i];
+      if (a.staging_offset() % 16 != 0) Fault("alignment");
+      for (size_t j = 0; j < i; ++j) {
+        const fb::Message& b = program.messages[j];
+        const uint32_t apart =
+            std::max(a.round(), b.round()) - std::min(a.round(), b.round());
+        if (apart < spec_.slots &&
+            a.staging_offset() < b.staging_offset() + b.size_bytes() &&
+            b.staging_offset() < a.staging_offset() + a.size_bytes() &&
+            a.size_bytes() > 0 && b.size_bytes() > 0) {
+          Fault("staging is shared");
+        }
+      }
+    }
+  }
+}
+
+void Oracle::Carry(size_t source, const fb::Message& send, size_t destination,
+                   const fb::Message& recv) {
+  std::vector<StagedByte> staged(send.size_bytes());
+  for (const PlanSpec::Copy& copy : spec_.copy_lists[send.copies()]) {
+    if (copy.staging_offset % 16 != 0) Fault("alignment");
+    const PlanSpec::Buffer& buffer = BufferAt(source, copy.slot);
+    int64_t byte = static_cast<int64_t>(copy.staging_offset);
+    for (uint64_t element : OffsetsOf(copy)) {
+      const Value value = held_[source][copy.slot][element];
+      if (value.element < 0) return Fault("packs what holds no param");
+      if (value.stored != buffer.dtype) return Fault("impossible");
+      for (int64_t k = 0; k < DTypeBytes(copy.dtype); ++k, ++byte) {
+        StagedByte& staged_byte = staged[static_cast<size_t>(byte)];
+        if (++staged_byte.writes > 1) return Fault("packs a byte twice");
+        staged_byte = {value, copy.dtype, k, 1};
+      }
+    }
+  }
+  for (const PlanSpec::Copy& copy : spec_.copy_lists[recv.copies()]) {
+    if (copy.staging_offset % 16 != 0) Fault("alignment");
+    const DType to = BufferAt(destination, copy.slot).dtype;
+    size_t byte = copy.staging_offset;
+    for (uint64_t element : OffsetsOf(copy)) {
+      const StagedByte first = staged[byte];
+      for (int64_t k = 0; k < DTypeBytes(copy.dtype); ++k, ++byte) {
+        const StagedByte& read = staged[byte];
+        if (read.value != first.value || read.byte != k ||
+            read.wire != copy.dtype) {
+          return Fault("reads staging that holds no such element");
+        }
+      }
+      const DType from = first.value.stored;
+      if (from != first.wire && first.wire != to) return Fault("cast twice");
+      if (from != to && std::none_of(spec_.casts.begin(), spec_.casts.end(),
+                                     [&](const PlanSpec::Cast& cast) {
+                                       return cast.from == from &&
+                                              cast.to == to;
+                                     })) {
+        return Fault("cast without declaration");
+      }
+      held_[destination][copy.slot][element] = first.value;
+      ++writes_[destination][copy.slot][element];
+    }
+  }
+}
+
+void Oracle::Data() {
+  for (const auto& [source, send, destination, recv] : pairs_) {
+    Carry(source, send, destination, recv);
+  }
+  for (size_t rank = spec_.source_ranks; rank < spec_.programs.size(); ++rank) {
+    for (const PlanSpec::Copy& copy :
+         spec_.copy_lists[spec_.programs[rank].fills]) {
+      for (uint64_t element : OffsetsOf(copy)) {
+        held_[rank][copy.slot][element] = {kZero, DType::kUnspecified};
+        ++writes_[rank][copy.slot][element];
+      }
+    }
+  }
+}
+
+void Oracle::Outcome() {
+  for (size_t rank = spec_.source_ranks; rank < spec_.programs.size(); ++rank) {
+    for (size_t slot = 0; slot < wanted_[rank].size(); ++slot) {
+      for (size_t i = 0; i < wanted_[rank][slot].size(); ++i) {
+        const int64_t wanted = wanted_[rank][slot][i];
+        if (writes_[rank][slot][i] != (wanted == kSkipped ? 0 : 1)) {
+          return Fault(
+              absl::StrCat("written ", writes_[rank][slot][i], " times"));
+        }
+        if (wanted != kSkipped && held_[rank][slot][i].element != wanted) {
+          return Fault("wrong element");
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::string FaultOf(const PlanSpec& spec) { return Oracle(spec).Run(); }
+
+}  // namespace refit

@@ -1,0 +1,540 @@
+#include "plan/proof.h"
+
+#include <gtest/gtest.h>
+
+#include <utility>
+
+#include "plan/dtype.h"
+#include "tests/plan/plan_spec.h"
+
+namespace refit {
+namespace {
+
+// "" for a valid plan.
+std::string ViolationOf(const PlanSpec& spec) {
+  const PlanFile plan = OpenSpec(spec);
+  const ProofResult proof = Prove(plan);
+  EXPECT_EQ(proof.valid, proof.violation.empty());
+  return proof.violation;
+}
+
+void Set(fb::Message& message, uint32_t round, uint64_t staging_offset,
+         uint64_t size_bytes) {
+  message = fb::Message(round, message.peer(), message.copies(), message.kind(),
+                        0, 0, staging_offset, size_bytes);
+}
+void SetRound(fb::Message& message, uint32_t round) {
+  Set(message, round, message.staging_offset(), message.size_bytes());
+}
+void SetStaging(fb::Message& message, uint64_t offset) {
+  Set(message, message.round(), offset, message.size_bytes());
+}
+void SetSize(fb::Message& message, uint64_t size_bytes) {
+  Set(message, message.round(), message.staging_offset(), size_bytes);
+}
+
+TEST(ProofTest, TheSamplePlanIsValid) {
+  const PlanFile plan = OpenSpec(SampleSpec());
+  const ProofResult proof = Prove(plan);
+  EXPECT_EQ(proof.violation, "");
+  EXPECT_TRUE(proof.valid);
+  EXPECT_EQ(proof.messages, 4);
+  EXPECT_EQ(proof.moved_bytes, 288);
+  EXPECT_EQ(proof.destination_elements, 2 * (2 * 5 * 8 + 8));
+}
+
+// Invariant 1: written once.
+
+TEST(ProofTest, AnElementThatIsNeverWrittenIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.copy_lists[6][0].loops.erase(spec.copy_lists[6][0].loops.begin());
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, buffer model.layers.1.mlp.up_proj.weight, index [2, 0]: "
+            "is never written (invariant 1: written once)");
+}
+
+TEST(ProofTest, AnUnpackThatIsLeftOutIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.copy_lists[5].clear();
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 3, buffer model.layers.0.mlp.up_proj.weight, index [0, 0]: "
+            "is never written (invariant 1: written once)");
+}
+
+TEST(ProofTest, AnElementWrittenTwiceIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.copy_lists[3].push_back(spec.copy_lists[3][1]);
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 0, buffer model.norm.weight, index [0]: is written "
+            "a second time, after round 0 (invariant 1: written once)");
+}
+
+TEST(ProofTest, PaddingThatIsNotZeroedIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.programs[2].fills = 0;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, buffer model.layers.0.mlp.up_proj.weight, index [4, 0]: "
+            "is never zeroed (invariant 1: written once)");
+}
+
+TEST(ProofTest, PaddingZeroedTwiceIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.copy_lists[7].push_back({.slot = 0, .offset = 75, .loops = {{5, 1}}});
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, buffer model.layers.1.mlp.up_proj.weight, index [4, 3]: "
+            "is zeroed twice (invariant 1: written once)");
+}
+
+TEST(ProofTest, AFillOverDataIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.copy_lists[7].push_back({.slot = 1, .offset = 4, .loops = {{4, 1}}});
+  EXPECT_EQ(
+      ViolationOf(spec),
+      "rank 2, buffer model.norm.weight, index [4]: the fill that begins here "
+      "does not zero a box of one fill region (invariant 1: written once)");
+}
+
+TEST(ProofTest, AFillOnASourceRankIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.copy_lists.push_back({{.slot = 1, .offset = 0, .loops = {{8, 1}}}});
+  spec.programs[1].fills = 8;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 1: a source rank has fills (invariant 1: written once)");
+}
+
+TEST(ProofTest, DataInPaddingIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.copy_lists[6].push_back(
+      {.slot = 0, .offset = 32, .loops = {{8, 1}}, .staging_offset = 0});
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 1, buffer model.layers.0.mlp.up_proj.weight, index "
+            "[4, 0]: is written although it is padding, to be zero (invariant "
+            "1: written once)");
+}
+
+TEST(ProofTest, DataInADeclaredSkipIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.programs[2].fills = spec.programs[3].fills = 0;
+  spec.buffers[3].regions[0].kind = fb::RegionKind::kSkip;
+  spec.buffers[3].regions[0].reason = fb::SkipReason::kDerived;
+  EXPECT_EQ(ViolationOf(spec), "");
+  spec.copy_lists[6].push_back(
+      {.slot = 0, .offset = 72, .loops = {{8, 1}}, .staging_offset = 0});
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 1, buffer model.layers.1.mlp.up_proj.weight, index "
+            "[4, 0]: is written although it is declared as skipped (invariant "
+            "1: written once)");
+}
+
+TEST(ProofTest, ASkippedParamThatIsMovedIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.params[1].skip = fb::SkipReason::kFrozen;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, round 0, buffer decoder.final_layernorm.weight, index "
+            "[0]: packs an element of param model.norm.weight, which is "
+            "declared as skipped (invariant 1: written once)");
+}
+
+TEST(ProofTest, ASkippedParamThatIsWrittenIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.params.push_back({.name = "frozen",
+                         .index = {},
+                         .shape = {8},
+                         .skip = fb::SkipReason::kFrozen});
+  spec.buffers[4].fragments[0].param = 3;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 0, buffer model.norm.weight, index [0]: is written "
+            "although param frozen is declared as skipped (invariant 1: "
+            "written once)");
+}
+
+TEST(ProofTest, ASkippedParamMayStayUnwritten) {
+  PlanSpec spec = SampleSpec();
+  spec.buffers.push_back({.name = "lm_head.weight",
+                          .index = {},
+                          .shape = {16, 8},
+                          .fragments = {{.param = 2,
+                                         .lo = {0, 0},
+                                         .extent = {16, 8},
+                                         .offset = 0,
+                                         .stride = {8, 1}}},
+                          .regions = {}});
+  spec.programs[2].buffers.push_back(5);
+  EXPECT_EQ(ViolationOf(spec), "");
+}
+
+TEST(ProofTest, AnElementThatTheLayoutLeavesOutIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.buffers[3].regions.clear();
+  spec.programs[2].fills = spec.programs[3].fills = 0;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, buffer model.layers.0.mlp.up_proj.weight, index [4, 0]: "
+            "is neither of a param nor of a region; the parts hold 64 of the "
+            "buffer's 80 elements (invariant 1: written once)");
+}
+
+TEST(ProofTest, ASourceMayHoldElementsOfNoParam) {
+  PlanSpec spec = SampleSpec();
+  spec.buffers[2].shape = {12};
+  EXPECT_EQ(ViolationOf(spec), "");
+}
+
+// Invariant 2: right element.
+
+TEST(ProofTest, AWrongElementIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.copy_lists[5][0].offset = 8;
+  EXPECT_EQ(
+      ViolationOf(spec),
+      "rank 3, round 1, buffer model.layers.0.mlp.up_proj.weight, index [1, "
+      "0]: holds model.layers.0.mlp.up_proj.weight[0, 0] when it should be "
+      "model.layers.0.mlp.up_proj.weight[1, 0] (invariant 2: right element)");
+}
+
+TEST(ProofTest, ElementsInTheWrongOrderAreNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.copy_lists[6][0].loops = {{16, 1}, {2, 40}};
+  EXPECT_EQ(
+      ViolationOf(spec),
+      "rank 2, round 1, buffer model.layers.1.mlp.up_proj.weight, index [2, "
+      "0]: holds model.layers.0.mlp.up_proj.weight[2, 1] when it should be "
+      "model.layers.1.mlp.up_proj.weight[2, 0] (invariant 2: right element)");
+}
+
+TEST(ProofTest, AWrongParamIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.params.push_back({.name = "other.weight", .index = {}, .shape = {8}});
+  spec.buffers[2].fragments[0].param = 3;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 0, buffer model.norm.weight, index [0]: holds "
+            "other.weight[0] when it should be model.norm.weight[0] (invariant "
+            "2: right element)");
+}
+
+TEST(ProofTest, BytesThatNobodyPackedAreNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.copy_lists[1].pop_back();
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 0, buffer model.norm.weight, index [0]: holds "
+            "staging bytes that rank 0 does not pack when it should be "
+            "model.norm.weight[0] (invariant 2: right element)");
+}
+
+TEST(ProofTest, PackedPaddingIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.buffers[2].shape = {12};
+  spec.copy_lists[1][1].offset = 4;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, round 0, buffer decoder.final_layernorm.weight, index "
+            "[4]: packs elements beyond those of the fragment in which the "
+            "copy begins (invariant 2: right element)");
+  spec.copy_lists[1][1] = {
+      .slot = 1, .offset = 8, .loops = {{4, 1}}, .staging_offset = 64};
+  EXPECT_EQ(
+      ViolationOf(spec),
+      "rank 0, round 0, buffer decoder.final_layernorm.weight, index [8]: "
+      "packs an element that holds no param (invariant 2: right element)");
+}
+
+TEST(ProofTest, AStrideThatStandsStillIsRefused) {
+  PlanSpec spec = SampleSpec();
+  spec.copy_lists[4][1].loops = {{8, 0}};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 3, round 0, buffer model.norm.weight, index [0]: the copy "
+            "that begins here leaves the fragment in which it begins "
+            "(invariant 2: right element)");
+}
+
+TEST(ProofTest, PackAndUnpackMayCutTheBytesDifferently) {
+  PlanSpec spec = SampleSpec();
+  // Layer by layer on one side, both layers at once on the other.
+  spec.copy_lists[2] = {
+      {.slot = 0, .offset = 0, .loops = {{16, 1}}, .staging_offset = 0},
+      {.slot = 0, .offset = 16, .loops = {{16, 1}}, .staging_offset = 32}};
+  spec.copy_lists[6] = {
+      {.slot = 0, .offset = 16, .loops = {{8, 1}}, .staging_offset = 0},
+      {.slot = 0, .offset = 24, .loops = {{8, 1}}, .staging_offset = 16},
+      {.slot = 0, .offset = 56, .loops = {{16, 1}}, .staging_offset = 32}};
+  EXPECT_EQ(ViolationOf(spec), "");
+  std::swap(spec.copy_lists[6][0].staging_offset,
+            spec.copy_lists[6][1].staging_offset);
+  EXPECT_EQ(
+      ViolationOf(spec),
+      "rank 2, round 1, buffer model.layers.0.mlp.up_proj.weight, index [2, "
+      "0]: holds model.layers.0.mlp.up_proj.weight[3, 0] when it should be "
+      "model.layers.0.mlp.up_proj.weight[2, 0] (invariant 2: right element)");
+}
+
+TEST(ProofTest, StagingReadAsAnotherDTypeIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.casts = {{DType::kFp16, DType::kBf16}};
+  spec.copy_lists[6][0].dtype = DType::kFp16;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 1, buffer model.layers.0.mlp.up_proj.weight, index "
+            "[2, 0]: is read as fp16 from staging that holds bf16 (invariant "
+            "2: right element)");
+}
+
+TEST(ProofTest, ACastThereAndBackIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.casts = {{DType::kFp16, DType::kBf16}, {DType::kBf16, DType::kFp16}};
+  spec.copy_lists[2][0].dtype = DType::kFp16;
+  spec.copy_lists[5][0].dtype = DType::kFp16;
+  spec.copy_lists[6][0].dtype = DType::kFp16;
+  EXPECT_EQ(
+      ViolationOf(spec),
+      "rank 2, round 1, buffer model.layers.0.mlp.up_proj.weight, index [2, "
+      "0]: is cast twice, bf16 to fp16 to bf16 (invariant 2: right element)");
+}
+
+// Invariant 3: in bounds, no staging byte overwritten while owed.
+
+TEST(ProofTest, MessagesOfOneRoundThatShareStagingAreNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.rounds.pop_back();
+  for (PlanSpec::Program& program : spec.programs) {
+    SetRound(program.messages[1], 0);
+  }
+  std::swap(spec.programs[1].messages[0], spec.programs[1].messages[1]);
+  std::swap(spec.programs[3].messages[0], spec.programs[3].messages[1]);
+  EXPECT_EQ(ViolationOf(spec), "");
+  SetStaging(spec.programs[0].messages[1], 64);
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, round 0: staging bytes [64, 128) of the message with rank "
+            "3 overlap those of the message with rank 2 in round 0, which are "
+            "still owed (invariant 3: in bounds)");
+}
+
+TEST(ProofTest, StagingReusedWhileOwedIsNamed) {
+  PlanSpec spec = SampleSpec();
+  SetStaging(spec.programs[3].messages[1], 0);
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 3, round 1: staging bytes [0, 64) of the message with rank 0 "
+            "overlap those of the message with rank 1 in round 0, which are "
+            "still owed (invariant 3: in bounds)");
+}
+
+TEST(ProofTest, StagingMayBeReusedAfterAllSlots) {
+  PlanSpec spec = SampleSpec();
+  spec.slots = 1;
+  for (PlanSpec::Program& program : spec.programs) {
+    SetStaging(program.messages[1], 0);
+  }
+  EXPECT_EQ(ViolationOf(spec), "");
+}
+
+TEST(ProofTest, AStagingByteThatIsPackedTwiceIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.copy_lists[1][1].staging_offset = 48;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, round 0: the message to rank 2 packs staging byte 48 "
+            "twice (invariant 3: in bounds)");
+}
+
+TEST(ProofTest, StagingThatIsNotAlignedIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.programs[0].staging_bytes = 160;
+  SetStaging(spec.programs[0].messages[1], 88);
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, round 1: staging offset 88 is not a multiple of 16 "
+            "(invariant 3: in bounds)");
+}
+
+TEST(ProofTest, ACopyThatIsNotAlignedIsNamed) {
+  PlanSpec spec = SampleSpec();
+  for (PlanSpec::Program& program : spec.programs) {
+    SetSize(program.messages[0], 88);
+    SetStaging(program.messages[1], 96);
+    program.staging_bytes = 160;
+  }
+  for (int list : {1, 3, 4}) spec.copy_lists[list][1].staging_offset = 72;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, round 0, buffer decoder.final_layernorm.weight, index "
+            "[0]: staging offset 72 of a copy is not a multiple of 16 "
+            "(invariant 3: in bounds)");
+}
+
+// Invariant 4: matched messages.
+
+TEST(ProofTest, AReceiveWithoutASendIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.programs[0].messages.pop_back();
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 3, round 1: receives 64 bytes from rank 0, which does not "
+            "send them in this round (invariant 4: matched messages)");
+}
+
+TEST(ProofTest, ASendWithoutAReceiveIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.programs[3].messages.pop_back();
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, round 1: sends 64 bytes to rank 3, which does not receive "
+            "them in this round (invariant 4: matched messages)");
+}
+
+TEST(ProofTest, ASendInAnotherRoundIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.rounds.push_back(fb::Route::kPeer);
+  SetRound(spec.programs[1].messages[1], 2);
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 1, round 2: sends 64 bytes to rank 2, which does not receive "
+            "them in this round (invariant 4: matched messages)");
+}
+
+TEST(ProofTest, UnequalSizesAreNamed) {
+  PlanSpec spec = SampleSpec();
+  SetSize(spec.programs[1].messages[1], 68);
+  spec.programs[1].staging_bytes = 160;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 1: receives 64 bytes from rank 1, which sends 68 "
+            "(invariant 4: matched messages)");
+}
+
+TEST(ProofTest, AWrongRouteIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.programs[3].host = 1;
+  EXPECT_EQ(
+      ViolationOf(spec),
+      "rank 3, round 0: the round's route is peer when it should be network "
+      "for the message from rank 1 (invariant 4: matched messages)");
+}
+
+TEST(ProofTest, AProgramOutOfOrderIsNamed) {
+  PlanSpec spec = SampleSpec();
+  std::swap(spec.programs[2].messages[0], spec.programs[2].messages[1]);
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 0: the message with rank 0 is not in order after "
+            "that with rank 1 in round 1 (invariant 4: matched messages)");
+}
+
+TEST(ProofTest, ASourceThatReceivesIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.programs[0].messages.insert(spec.programs[0].messages.begin(),
+                                   RecvFrom(1, 0, 0, 128, 16));
+  spec.programs[1].messages.insert(spec.programs[1].messages.begin(),
+                                   SendTo(0, 0, 0, 128, 16));
+  spec.slots = 1;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, round 0: a source rank receives from rank 1, a source "
+            "rank (invariant 4: matched messages)");
+}
+
+TEST(ProofTest, MessagesOfOnePairPairUpInOrder) {
+  PlanSpec spec = SampleSpec();
+  // Rank 0's message to rank 2 in two parts, of the same round.
+  spec.programs[0].messages[0] = SendTo(2, 0, 2, 0, 64);
+  spec.programs[0].messages.insert(spec.programs[0].messages.begin() + 1,
+                                   SendTo(2, 0, 8, 64, 16));
+  spec.programs[2].messages[0] = RecvFrom(0, 0, 5, 0, 64);
+  spec.programs[2].messages.insert(spec.programs[2].messages.begin() + 1,
+                                   RecvFrom(0, 0, 8, 64, 16));
+  spec.copy_lists.push_back({{.slot = 1, .offset = 0, .loops = {{8, 1}}}});
+  EXPECT_EQ(ViolationOf(spec), "");
+  std::swap(spec.programs[0].messages[0], spec.programs[0].messages[1]);
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 0: receives 64 bytes from rank 0, which sends 16 "
+            "(invariant 4: matched messages)");
+}
+
+// Invariant 5: round limits.
+
+TEST(ProofTest, TooManyOperationsInARoundAreNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.operations_per_round = 0;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, round 0: more than 0 messages in one round (invariant 5: "
+            "round limits)");
+}
+
+TEST(ProofTest, AMessageAboveTheBucketSizeIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.bucket_bytes = 79;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, round 0: a message with rank 2 has 80 bytes when the "
+            "limit is 79 (invariant 5: round limits)");
+}
+
+TEST(ProofTest, StagingAboveTheLimitIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.programs[2].staging_bytes = 257;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2: stages 257 bytes when the limit is 256 bytes of staging "
+            "(invariant 5: round limits)");
+}
+
+TEST(ProofTest, AbsentSlotsAreNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.slots = 0;
+  EXPECT_EQ(
+      ViolationOf(spec),
+      "slots is 0 when it should be at least 1 (invariant 5: round limits)");
+}
+
+// Invariant 6: well-formed inputs.
+
+// Sources of fp32, sent and stored as bf16.
+PlanSpec CastSpec() {
+  PlanSpec spec = SampleSpec();
+  for (int buffer : {0, 1, 2}) spec.buffers[buffer].dtype = DType::kFp32;
+  spec.casts = {{DType::kFp32, DType::kBf16}};
+  return spec;
+}
+
+TEST(ProofTest, ADeclaredCastIsValid) {
+  EXPECT_EQ(ViolationOf(CastSpec()), "");
+}
+
+TEST(ProofTest, AnUndeclaredCastIsNamed) {
+  PlanSpec spec = CastSpec();
+  spec.casts = {{DType::kBf16, DType::kFp32}};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 0, buffer model.layers.0.mlp.up_proj.weight, index "
+            "[0, 0]: is cast from fp32 to bf16 without a declared cast "
+            "(invariant 6: well-formed inputs)");
+}
+
+TEST(ProofTest, ADeclaredCastThatDoesNotExistIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.casts = {{DType::kFp64, DType::kBf16}};
+  EXPECT_EQ(ViolationOf(spec),
+            "declares a cast from fp64 to bf16, which does not exist "
+            "(invariant 6: well-formed inputs)");
+}
+
+TEST(ProofTest, OverlappingFragmentsAreNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.buffers[3].regions[0].offset = 24;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, buffer model.layers.0.mlp.up_proj.weight, index [3, 0]: "
+            "the parts from model.layers.0.mlp.up_proj.weight[0, 0] and from a "
+            "fill region overlap (invariant 6: well-formed inputs)");
+}
+
+TEST(ProofTest, AFragmentThatFoldsOntoItselfIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.buffers[0].fragments[0].stride = {16, 7, 1};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, buffer decoder.layers.0.mlp.linear_fc1.weight, index [0, "
+            "0]: the strides of a fragment do not nest, so that its elements "
+            "may coincide (invariant 6: well-formed inputs)");
+}
+
+TEST(ProofTest, TwoBuffersOfOneNameAreNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.buffers[4].name = "model.layers.1.mlp.up_proj.weight";
+  EXPECT_EQ(
+      ViolationOf(spec),
+      "rank 2: buffer slots 0 and 1 both hold "
+      "model.layers.1.mlp.up_proj.weight (invariant 6: well-formed inputs)");
+}
+
+TEST(ProofTest, TwoParamsOfOneNameAreNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.params[2].name = "model.norm.weight";
+  EXPECT_EQ(ViolationOf(spec),
+            "params 1 and 2 both hold model.norm.weight (invariant 6: "
+            "well-formed inputs)");
+}
+
+}  // namespace
+}  // namespace refit

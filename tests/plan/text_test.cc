@@ -1,0 +1,287 @@
+#include "plan/text.h"
+
+#include <gtest/gtest.h>
+#include <rapidjson/document.h>
+
+#include <string>
+
+#include "tests/plan/plan_spec.h"
+
+namespace refit {
+namespace {
+
+// What follows the first line, which holds the digests.
+std::string TextOf(const PlanSpec& spec, const TextOptions& options) {
+  const std::string text = PlanText(OpenSpec(spec), options);
+  return text.substr(text.find('\n') + 1);
+}
+
+constexpr char kSampleText[] =
+    R"(ranks source 0..1 destination 2..3
+host 0 ranks 0..3
+limits bucket 128 bytes staging 256 bytes slots 2 operations_per_round 8
+stats moved 288 bytes local 0 peer 288 network 0
+stats lower_bound 0.001 s predicted 0.0025 s binding_link "egress of rank 0"
+param p0 "model.layers.{0}.mlp.up_proj.weight" {0}=0..1 bf16 [4, 8]
+param p1 "model.norm.weight" bf16 [8]
+param p2 "lm_head.weight" bf16 [16, 8] skip tied
+skip "lm_head.weight" tied "tied to model.embed_tokens.weight"
+buffer b0 "decoder.layers.{0}.mlp.linear_fc1.weight" {0}=0..1 bf16 [2, 8] ranks 0
+  holds p0 [0:2, 0:2, 0:8] at 0 strides [16, 8, 1]
+buffer b1 "decoder.layers.{0}.mlp.linear_fc1.weight" {0}=0..1 bf16 [2, 8] ranks 1
+  holds p0 [0:2, 2:4, 0:8] at 0 strides [16, 8, 1]
+buffer b2 "decoder.final_layernorm.weight" bf16 [8] ranks 0..1
+  holds p1 [0:8] at 0 strides [1]
+buffer b3 "model.layers.{0}.mlp.up_proj.weight" {0}=0..1 bf16 [5, 8] ranks 2..3
+  holds p0 [0:2, 0:4, 0:8] at 0 strides [40, 8, 1]
+  fill extents [2, 8] at 32 strides [40, 1]
+buffer b4 "model.norm.weight" bf16 [8] ranks 2..3
+  holds p1 [0:8] at 0 strides [1]
+rounds 0..1 peer
+rank 0 source host 0 staging 144 bytes
+  slot 0 b0
+  slot 1 b2
+  round 0 send -> 2 80 bytes at 0 copies c1
+  round 1 send -> 3 64 bytes at 80 copies c2
+rank 1 source host 0 staging 144 bytes
+  slot 0 b1
+  slot 1 b2
+  round 0 send -> 3 80 bytes at 0 copies c1
+  round 1 send -> 2 64 bytes at 80 copies c2
+rank 2 destination host 0 staging 144 bytes
+  slot 0 b3
+  slot 1 b4
+  fills c7
+  round 0 recv <- 0 80 bytes at 0 copies c3
+  round 1 recv <- 1 64 bytes at 80 copies c6
+rank 3 destination host 0 staging 144 bytes
+  slot 0 b3
+  slot 1 b4
+  fills c7
+  round 0 recv <- 1 80 bytes at 0 copies c4
+  round 1 recv <- 0 64 bytes at 80 copies c5
+copies c1
+  slot 0 at 0 loops [2 x 16, 16 x 1] bf16 staging 0
+  slot 1 at 0 loops [8 x 1] bf16 staging 64
+copies c2
+  slot 0 at 0 loops [2 x 16, 16 x 1] bf16 staging 0
+copies c3
+  slot 0 at 0 loops [2 x 40, 16 x 1] bf16 staging 0
+  slot 1 at 0 loops [8 x 1] bf16 staging 64
+copies c4
+  slot 0 at 16 loops [2 x 40, 16 x 1] bf16 staging 0
+  slot 1 at 0 loops [8 x 1] bf16 staging 64
+copies c5
+  slot 0 at 0 loops [2 x 40, 16 x 1] bf16 staging 0
+copies c6
+  slot 0 at 16 loops [2 x 40, 16 x 1] bf16 staging 0
+copies c7
+  slot 0 at 32 loops [2 x 40, 8 x 1] bf16 staging 0
+)";
+
+TEST(PlanTextTest, SaysEveryFactOfAPlan) {
+  EXPECT_EQ(TextOf(SampleSpec(), {}), kSampleText);
+}
+
+TEST(PlanTextTest, HeaderNamesFormatAndDigests) {
+  const PlanFile plan = OpenSpec(SampleSpec());
+  const std::string text = PlanText(plan, {});
+  EXPECT_EQ(text.substr(0, text.find('\n')),
+            "plan 1.0 body " + DigestText(*plan.plan().body_digest()) +
+                " inputs 00000000012345670000000089abcdef");
+}
+
+TEST(PlanTextTest, ProvenanceIsNotPrinted) {
+  PlanSpec spec = SampleSpec();
+  const std::string text = PlanText(OpenSpec(spec), {});
+  spec.producer = "refitc 9.9.9";
+  EXPECT_EQ(PlanText(OpenSpec(spec), {}), text);
+}
+
+TEST(PlanTextTest, RankShowsOnlyWhatThatRankUses) {
+  EXPECT_EQ(TextOf(SampleSpec(), {.rank = 3}),
+            R"(ranks source 0..1 destination 2..3
+host 0 ranks 0..3
+limits bucket 128 bytes staging 256 bytes slots 2 operations_per_round 8
+stats moved 288 bytes local 0 peer 288 network 0
+stats lower_bound 0.001 s predicted 0.0025 s binding_link "egress of rank 0"
+param p0 "model.layers.{0}.mlp.up_proj.weight" {0}=0..1 bf16 [4, 8]
+param p1 "model.norm.weight" bf16 [8]
+skip "lm_head.weight" tied "tied to model.embed_tokens.weight"
+buffer b3 "model.layers.{0}.mlp.up_proj.weight" {0}=0..1 bf16 [5, 8] ranks 2..3
+  holds p0 [0:2, 0:4, 0:8] at 0 strides [40, 8, 1]
+  fill extents [2, 8] at 32 strides [40, 1]
+buffer b4 "model.norm.weight" bf16 [8] ranks 2..3
+  holds p1 [0:8] at 0 strides [1]
+rounds 0..1 peer
+rank 3 destination host 0 staging 144 bytes
+  slot 0 b3
+  slot 1 b4
+  fills c7
+  round 0 recv <- 1 80 bytes at 0 copies c4
+  round 1 recv <- 0 64 bytes at 80 copies c5
+copies c4
+  slot 0 b3 at 16 loops [2 x 40, 16 x 1] bf16 staging 0
+  slot 1 b4 at 0 loops [8 x 1] bf16 staging 64
+copies c5
+  slot 0 b3 at 0 loops [2 x 40, 16 x 1] bf16 staging 0
+copies c7
+  slot 0 b3 at 32 loops [2 x 40, 8 x 1] bf16 staging 0
+)");
+}
+
+// Its lines that begin with `prefix`, joined.
+std::string Lines(const std::string& text, const std::string& prefix) {
+  std::string lines;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = text.find('\n', begin) + 1;
+    if (text.compare(begin, prefix.size(), prefix) == 0) {
+      lines += text.substr(begin, end - begin);
+    }
+    begin = end;
+  }
+  return lines;
+}
+
+TEST(PlanTextTest, TensorOfAParamShowsTheBuffersAndMessagesThatCarryIt) {
+  const std::string text =
+      TextOf(SampleSpec(), {.tensor_glob = "model.norm.*"});
+  EXPECT_EQ(text.substr(text.find("param")),
+            R"(param p1 "model.norm.weight" bf16 [8]
+buffer b2 "decoder.final_layernorm.weight" bf16 [8] ranks 0..1
+  holds p1 [0:8] at 0 strides [1]
+buffer b4 "model.norm.weight" bf16 [8] ranks 2..3
+  holds p1 [0:8] at 0 strides [1]
+round 0 peer
+rank 0 source host 0 staging 144 bytes
+  slot 1 b2
+  round 0 send -> 2 80 bytes at 0 copies c1
+rank 1 source host 0 staging 144 bytes
+  slot 1 b2
+  round 0 send -> 3 80 bytes at 0 copies c1
+rank 2 destination host 0 staging 144 bytes
+  slot 1 b4
+  round 0 recv <- 0 80 bytes at 0 copies c3
+rank 3 destination host 0 staging 144 bytes
+  slot 1 b4
+  round 0 recv <- 1 80 bytes at 0 copies c4
+copies c1
+  slot 1 at 0 loops [8 x 1] bf16 staging 64
+copies c3
+  slot 1 at 0 loops [8 x 1] bf16 staging 64
+copies c4
+  slot 1 at 0 loops [8 x 1] bf16 staging 64
+)");
+}
+
+TEST(PlanTextTest, TensorMatchesNamesOfSingleLayers) {
+  // Layer 1 alone: the copy of layer 0 in a list of its own is left out.
+  PlanSpec spec = SampleSpec();
+  spec.copy_lists[6] = {
+      {.slot = 0, .offset = 16, .loops = {{16, 1}}, .staging_offset = 0},
+      {.slot = 0, .offset = 56, .loops = {{16, 1}}, .staging_offset = 32}};
+  const std::string text = TextOf(
+      spec, {.rank = 2, .tensor_glob = "model.layers.1.mlp.up_proj.weight"});
+  EXPECT_EQ(text.substr(text.find("\ncopies c6") + 1),
+            "copies c6\n"
+            "  slot 0 b3 at 56 loops [16 x 1] bf16 staging 32\n"
+            "copies c7\n"
+            "  slot 0 b3 at 32 loops [2 x 40, 8 x 1] bf16 staging 0\n");
+}
+
+TEST(PlanTextTest, TensorOfAFrameworksNameShowsTheParamsItHolds) {
+  const std::string text =
+      TextOf(SampleSpec(), {.tensor_glob = "*linear_fc1*"});
+  EXPECT_EQ(Lines(text, "param"),
+            "param p0 \"model.layers.{0}.mlp.up_proj.weight\" {0}=0..1 bf16 "
+            "[4, 8]\n");
+  EXPECT_EQ(Lines(text, "rank "),
+            "rank 0 source host 0 staging 144 bytes\n"
+            "rank 1 source host 0 staging 144 bytes\n");
+}
+
+TEST(PlanTextTest, TensorThatNothingMovesStillShowsItsSkip) {
+  const std::string text = TextOf(SampleSpec(), {.tensor_glob = "lm_head.*"});
+  EXPECT_EQ(
+      text.substr(text.find("param")),
+      "param p2 \"lm_head.weight\" bf16 [16, 8] skip tied\n"
+      "skip \"lm_head.weight\" tied \"tied to model.embed_tokens.weight\"\n");
+}
+
+TEST(PlanTextTest, NamesAreEscaped) {
+  PlanSpec spec = SampleSpec();
+  spec.params[1].name = "a\"b\nc";
+  EXPECT_EQ(Lines(TextOf(spec, {}), "param p1"),
+            "param p1 \"a\\\"b\\nc\" bf16 [8]\n");
+}
+
+TEST(PlanJsonTest, CarriesTheFactsOfTheText) {
+  rapidjson::Document json;
+  json.Parse(PlanJson(OpenSpec(SampleSpec()), {}).c_str());
+  ASSERT_FALSE(json.HasParseError());
+  EXPECT_EQ(json["source_ranks"].GetInt(), 2);
+  EXPECT_EQ(json["params"].Size(), 3u);
+  EXPECT_STREQ(json["params"][2]["skip"].GetString(), "tied");
+  EXPECT_EQ(json["params"][0]["index"][0][1].GetInt(), 1);
+  EXPECT_EQ(json["buffers"].Size(), 5u);
+  EXPECT_EQ(json["buffers"][1]["holds"][0]["lo"][1].GetInt(), 2);
+  EXPECT_STREQ(json["buffers"][3]["regions"][0]["kind"].GetString(), "fill");
+  EXPECT_EQ(json["ranks"][2]["fills"].GetInt(), 7);
+  EXPECT_EQ(json["ranks"][2]["messages"][1]["peer"].GetInt(), 1);
+  EXPECT_EQ(json["copy_lists"][2]["copies"][0]["stride"][0].GetInt(), 40);
+}
+
+TEST(PlanJsonTest, RankRestrictsTheTables) {
+  rapidjson::Document json;
+  json.Parse(PlanJson(OpenSpec(SampleSpec()), {.rank = 0}).c_str());
+  ASSERT_FALSE(json.HasParseError());
+  EXPECT_EQ(json["ranks"].Size(), 1u);
+  EXPECT_EQ(json["buffers"].Size(), 2u);
+  EXPECT_EQ(json["copy_lists"].Size(), 2u);
+}
+
+TEST(StatsTextTest, SaysBytesTimesAndSizes) {
+  const std::string text = StatsText(OpenSpec(SampleSpec()));
+  EXPECT_EQ(text.substr(0, text.find("plan file")),
+            R"(moved                                   288 bytes
+  local                                   0 bytes  on one GPU
+  peer                                  288 bytes  inside a host
+  network                                 0 bytes  between hosts
+sent per source rank, max               144 bytes  rank 0
+sent per source rank, mean              144 bytes
+  imbalance                           1.000        max / mean
+received per destination rank, max      144 bytes  rank 2
+received per destination rank, mean     144 bytes
+  imbalance                           1.000        max / mean
+lower bound                           0.001 s      1.000 ms
+predicted                            0.0025 s      2.500 ms, 2.500 x the lower bound
+  binding link                                     egress of rank 0
+messages                                  4
+  largest                                80 bytes  limit 128
+rounds                                    2
+  operations of a rank, max               1        rank 0 in round 0, limit 8
+staging of a rank, max                  144 bytes  rank 0, limit 256
+params                                    4        in 3 stacks
+tensors of all ranks                     12        in 5 buffer entries
+fragments                                 5
+copies                                   10        in 8 lists
+skips                                     1
+)");
+}
+
+TEST(StatsTextTest, NamesTheBusiestSender) {
+  PlanSpec spec = SampleSpec();
+  // Rank 0 brings both norms.
+  spec.programs[1].messages[0] = SendTo(3, 0, 2, 0, 64);
+  spec.programs[0].messages[1] = SendTo(3, 1, 1, 64, 80);
+  const std::string text = StatsText(OpenSpec(spec));
+  EXPECT_EQ(Lines(text, "sent per source rank, max"),
+            "sent per source rank, max               160 bytes  rank 0\n");
+  EXPECT_NE(
+      text.find(
+          "  imbalance                           1.111        max / mean\n"),
+      std::string::npos);
+}
+
+}  // namespace
+}  // namespace refit

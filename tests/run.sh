@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Installs, builds and runs every test.
+#
+# usage: tests/run.sh [PRESET…]     default: release asan tsan
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+tests/install.sh
+presets=("$@")
+if [ ${#presets[@]} -eq 0 ]; then presets=(release asan tsan); fi
+
+for preset in "${presets[@]}"; do
+  echo "== $preset: build"
+  cmake --preset "$preset" >/dev/null
+  cmake --build --preset "$preset"
+  echo "== $preset: test"
+  ctest --preset "$preset"
+done

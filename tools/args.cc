@@ -1,0 +1,193 @@
+#include "tools/args.h"
+
+#include <algorithm>
+#include <charconv>
+#include <initializer_list>
+#include <iostream>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+namespace refit {
+namespace {
+
+constexpr std::string_view kHelpFlag = "--help";
+constexpr std::string_view kVersionFlag = "--version";
+
+std::string Concat(std::initializer_list<std::string_view> parts) {
+  std::string text;
+  for (const std::string_view part : parts) text += part;
+  return text;
+}
+
+// Characters to insert, delete or replace to get from `a` to `b`.
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j < row.size(); ++j) row[j] = j;
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+// The flag the user probably meant; "" when none is near.
+std::string_view NearestFlag(const ToolInfo& tool, std::string_view name) {
+  std::string_view nearest;
+  size_t nearest_distance = std::max<size_t>(name.size() / 3, 1) + 1;
+  const auto consider = [&](std::string_view candidate) {
+    const size_t distance = EditDistance(name, candidate);
+    if (distance < nearest_distance) {
+      nearest = candidate;
+      nearest_distance = distance;
+    }
+  };
+  for (const Flag& flag : tool.flags) consider(flag.name);
+  consider(kHelpFlag);
+  consider(kVersionFlag);
+  return nearest;
+}
+
+const Flag* FindFlag(const ToolInfo& tool, std::string_view name) {
+  for (const Flag& flag : tool.flags) {
+    if (name == flag.name) return &flag;
+    if (!flag.short_name.empty() && name == flag.short_name) return &flag;
+  }
+  return nullptr;
+}
+
+std::string HelpLine(std::string_view short_name, std::string_view name,
+                     std::string_view value_name) {
+  std::string line =
+      short_name.empty() ? "      " : Concat({"  ", short_name, ", "});
+  line += name;
+  if (!value_name.empty()) line += Concat({" ", value_name});
+  return line;
+}
+
+void PrintHelp(const ToolInfo& tool) {
+  std::vector<std::pair<std::string, std::string_view>> lines;
+  for (const Flag& flag : tool.flags) {
+    lines.emplace_back(HelpLine(flag.short_name, flag.name, flag.value_name),
+                       flag.help);
+  }
+  lines.emplace_back(HelpLine("", kHelpFlag, ""), "show this help");
+  lines.emplace_back(HelpLine("", kVersionFlag, ""), "show the version");
+  size_t width = 0;
+  for (const auto& line : lines) width = std::max(width, line.first.size());
+
+  std::string text =
+      Concat({"Usage: ", tool.usage, "\n\n", tool.summary, "\n\nOptions:\n"});
+  for (const auto& [left, help] : lines) {
+    text += left;
+    text.append(width - left.size() + 2, ' ');
+    // A help text of several lines stays in its column.
+    for (const char c : help) {
+      text += c;
+      if (c == '\n') text.append(width + 2, ' ');
+    }
+    text += '\n';
+  }
+  std::cout << text << std::flush;
+}
+
+ParsedArgs UsageError(const ToolInfo& tool, std::string_view message) {
+  return {.done = true, .exit_status = Fail(tool, message), .positional = {}};
+}
+
+bool ParseInteger(std::string_view text, int64_t& value) {
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && rest == end;
+}
+
+// Stores `value` (nullopt: none was given); returns what is wrong with it, or
+// "".
+std::string Store(const Flag& flag, std::optional<std::string_view> value) {
+  if (bool* const* target = std::get_if<bool*>(&flag.target)) {
+    if (value.has_value()) return Concat({flag.name, " takes no value"});
+    **target = true;
+    return "";
+  }
+  if (!value.has_value()) {
+    return Concat({flag.name, " needs a value: ", flag.value_name});
+  }
+  if (int64_t* const* target = std::get_if<int64_t*>(&flag.target)) {
+    if (!ParseInteger(*value, **target)) {
+      return Concat({flag.name, " wants an integer, not '", *value, "'"});
+    }
+    return "";
+  }
+  *std::get<std::string*>(flag.target) = std::string(*value);
+  return "";
+}
+
+std::string UnknownFlag(const ToolInfo& tool, std::string_view name) {
+  const std::string_view nearest = NearestFlag(tool, name);
+  if (nearest.empty()) {
+    return Concat({"unknown option ", name, "; see ", tool.name, " --help"});
+  }
+  return Concat({"unknown option ", name, "; did you mean ", nearest, "?"});
+}
+
+}  // namespace
+
+ParsedArgs ParseArgs(const ToolInfo& tool, int argc, char** argv) {
+  ParsedArgs parsed;
+  bool flags_ended = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view arg = argv[i];
+    // A lone "-" names stdin or stdout.
+    if (flags_ended || arg.size() < 2 || arg[0] != '-') {
+      parsed.positional.emplace_back(arg);
+      continue;
+    }
+    if (arg == "--") {
+      flags_ended = true;
+      continue;
+    }
+    if (arg == kHelpFlag || arg == kVersionFlag) {
+      if (arg == kHelpFlag) {
+        PrintHelp(tool);
+      } else {
+        std::cout << tool.name << " " << REFIT_VERSION << std::endl;
+      }
+      parsed.done = true;
+      return parsed;
+    }
+    const size_t equals = arg.find('=');
+    const std::string_view name = arg.substr(0, equals);
+    const Flag* flag = FindFlag(tool, name);
+    if (flag == nullptr) return UsageError(tool, UnknownFlag(tool, name));
+    std::optional<std::string_view> value;
+    if (equals != std::string_view::npos) {
+      value = arg.substr(equals + 1);
+    } else if (!std::holds_alternative<bool*>(flag->target) && i + 1 < argc) {
+      value = argv[++i];
+    }
+    if (const std::string mistake = Store(*flag, value); !mistake.empty()) {
+      return UsageError(tool, mistake);
+    }
+  }
+  if (parsed.positional.size() < tool.positional_min) {
+    return UsageError(tool, Concat({"missing argument; usage: ", tool.usage}));
+  }
+  if (parsed.positional.size() > tool.positional_max) {
+    return UsageError(tool, Concat({"unexpected argument '",
+                                    parsed.positional[tool.positional_max],
+                                    "'; usage: ", tool.usage}));
+  }
+  return parsed;
+}
+
+int Fail(const ToolInfo& tool, std::string_view message) {
+  std::cerr << tool.name << ": error: " << message << std::endl;
+  return kExitError;
+}
+
+}  // namespace refit

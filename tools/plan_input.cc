@@ -1,0 +1,60 @@
+#include "tools/plan_input.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace refit {
+namespace {
+
+absl::StatusOr<std::vector<uint8_t>> ReadStdin() {
+  std::vector<uint8_t> bytes;
+  size_t size = 0;
+  while (true) {
+    bytes.resize(std::max<size_t>(2 * size, 1 << 16));
+    size += std::fread(bytes.data() + size, 1, bytes.size() - size, stdin);
+    if (size < bytes.size()) break;
+  }
+  if (std::ferror(stdin)) {
+    return absl::UnavailableError(
+        absl::StrCat("read failed: ", std::strerror(errno)));
+  }
+  bytes.resize(size);
+  return bytes;
+}
+
+absl::StatusOr<PlanFile> ReadPlan() {
+  absl::StatusOr<std::vector<uint8_t>> bytes = ReadStdin();
+  if (!bytes.ok()) return bytes.status();
+  return PlanFile::FromBytes(*std::move(bytes));
+}
+
+}  // namespace
+
+absl::StatusOr<PlanFile> OpenPlan(const std::string& path) {
+  const std::string name = path == "-" ? "<stdin>" : path;
+  absl::StatusOr<PlanFile> plan =
+      path == "-" ? ReadPlan() : PlanFile::Open(path);
+  if (plan.ok() || absl::StrContains(plan.status().message(), name))
+    return plan;
+  return absl::Status(plan.status().code(),
+                      absl::StrCat(name, ": ", plan.status().message()));
+}
+
+absl::Status WriteStdout(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() ||
+      std::fflush(stdout) != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("standard output: ", std::strerror(errno)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace refit

@@ -1,0 +1,119 @@
+// refit-bench: times the compiler and the execution of plans.
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "bench/compile_bench.h"
+#include "bench/run_bench.h"
+#include "compiler/diagnostics.h"
+#include "compiler/job/job.h"
+#include "tools/args.h"
+#include "tools/plan_input.h"
+
+namespace {
+
+void PrintCompileHeader() {
+  std::printf("%6s %12s %12s %10s %10s %9s %9s %9s\n", "ranks", "compile ms",
+              "prove ms", "open ms", "file KiB", "messages", "copies",
+              "peak MiB");
+}
+
+void PrintCompileRow(const refit::CompileMeasurement& row) {
+  std::printf("%6ld %12.1f %12.1f %10.2f %10.1f %9ld %9ld %9.1f\n", row.ranks,
+              row.compile_seconds * 1e3, row.prove_seconds * 1e3,
+              row.open_seconds * 1e3,
+              static_cast<double>(row.plan_bytes) / 1024, row.messages,
+              row.copies, static_cast<double>(row.peak_bytes) / (1 << 20));
+  std::fflush(stdout);
+}
+
+int BenchCompile(const refit::ToolInfo& tool, const std::string& path,
+                 int64_t growth, int64_t iterations) {
+  refit::Diagnostics diagnostics;
+  const std::optional<refit::Job> job = refit::ReadJob(path, diagnostics);
+  if (!job.has_value()) {
+    std::fputs(diagnostics.Render().c_str(), stderr);
+    return refit::kExitError;
+  }
+  PrintCompileHeader();
+  std::vector<refit::CompileMeasurement> rows;
+  for (const refit::Job& grown : refit::GrowJob(*job, growth)) {
+    const absl::StatusOr<refit::CompileMeasurement> row =
+        refit::MeasureCompile(grown, static_cast<int>(iterations));
+    if (!row.ok())
+      return refit::Fail(tool, std::string(row.status().message()));
+    PrintCompileRow(*row);
+    rows.push_back(*row);
+  }
+  if (rows.size() > 1) {
+    using Row = refit::CompileMeasurement;
+    std::printf("time ~ ranks^e: compile %.2f, prove %.2f\n",
+                refit::GrowthExponent(rows, &Row::compile_seconds),
+                refit::GrowthExponent(rows, &Row::prove_seconds));
+  }
+  return refit::kExitSuccess;
+}
+
+int BenchRun(const refit::ToolInfo& tool, const std::string& path,
+             int64_t iterations) {
+  const absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(path);
+  if (!plan.ok())
+    return refit::Fail(tool, std::string(plan.status().message()));
+  const absl::StatusOr<refit::RunMeasurement> run =
+      refit::MeasureRun(*plan, iterations);
+  if (!run.ok()) return refit::Fail(tool, std::string(run.status().message()));
+  const double refit_seconds = refit::Median(run->refit_seconds);
+  const double memcpy_seconds = refit::Median(run->memcpy_seconds);
+  const double bytes = static_cast<double>(run->moved_bytes);
+  std::printf("moved bytes    %lu\n", run->moved_bytes);
+  std::printf("refit          %8.3f s  %6.2f GB/s  (median of %ld)\n",
+              refit_seconds, bytes / refit_seconds / 1e9, iterations);
+  std::printf("memcpy         %8.3f s  %6.2f GB/s  (same bytes, same cores)\n",
+              memcpy_seconds, bytes / memcpy_seconds / 1e9);
+  std::printf("refit / memcpy %8.3f of its throughput\n",
+              memcpy_seconds / refit_seconds);
+  return refit::kExitSuccess;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int64_t growth = 1;
+  int64_t iterations = 5;
+  const refit::ToolInfo tool = {
+      .name = "refit-bench",
+      .usage =
+          "refit-bench compile JOB.json [--growth N] | refit-bench run "
+          "PLAN.refit",
+      .summary =
+          "compile: times compiling, proving and opening, each job in a "
+          "process "
+          "of its\n"
+          "own; run: times a plan on this CPU beside memcpy of the same bytes.",
+      .flags =
+          {{"--growth", "", "N",
+            "also 2, 4 … N times source.data_parallel and destination.replicas",
+            &growth},
+           {"--iterations", "", "N", "repetitions (default 5)", &iterations}},
+      .positional_min = 2,
+      .positional_max = 2,
+  };
+  const refit::ParsedArgs parsed = refit::ParseArgs(tool, argc, argv);
+  if (parsed.done) return parsed.exit_status;
+  if (growth < 1 || growth > 1024 || iterations < 1) {
+    return refit::Fail(tool,
+                       "--growth and --iterations are at least 1, "
+                       "--growth at most 1024");
+  }
+  const std::string& subject = parsed.positional[0];
+  if (subject == "compile") {
+    return BenchCompile(tool, parsed.positional[1], growth, iterations);
+  }
+  if (subject == "run") return BenchRun(tool, parsed.positional[1], iterations);
+  return refit::Fail(tool, absl::StrCat("no benchmark \"", subject,
+                                        "\"; wanted compile or run"));
+}

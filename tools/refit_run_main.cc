@@ -1,0 +1,187 @@
+// refit-run: executes a plan.
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_format.h"
+#include "runner/checked_run.h"
+#include "runner/safetensors_run.h"
+#include "tools/args.h"
+#include "tools/plan_input.h"
+
+namespace {
+
+using refit::RefitMeasurement;
+using refit::RunOfRanksResult;
+
+uint64_t PeakResidentBytes() {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<uint64_t>(usage.ru_maxrss) * 1024;
+}
+
+const RefitMeasurement& Fastest(const RunOfRanksResult& result) {
+  return *std::min_element(
+      result.refits.begin(), result.refits.end(),
+      [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
+}
+
+double GigabytesPerSecond(const RefitMeasurement& refit) {
+  return refit.seconds > 0
+             ? static_cast<double>(refit.counters.bytes_received) /
+                   refit.seconds / 1e9
+             : 0;
+}
+
+std::string SummaryText(const refit::PlanFile& plan,
+                        const RunOfRanksResult& result, bool check) {
+  const RefitMeasurement& refit = Fastest(result);
+  std::string text =
+      absl::StrFormat("ranks: %d source, %d destination\n", plan.source_ranks(),
+                      plan.world_size() - plan.source_ranks());
+  if (check) {
+    text += absl::StrFormat(
+        "check: %s, %d of %d destination bytes checked (%d of them under "
+        "declared skips), %d elements wrong\n",
+        result.check.wrong_elements == 0 ? "passed" : "FAILED",
+        result.check.checked_bytes, result.destination_bytes,
+        result.check.skipped_bytes, result.check.wrong_elements);
+  }
+  text += absl::StrFormat(
+      "refit: %.6f s, %d bytes in %d messages, %.2f GB/s (best of %d)\n",
+      refit.seconds, refit.counters.bytes_received,
+      refit.counters.messages_received, GigabytesPerSecond(refit),
+      result.refits.size());
+  text += absl::StrFormat("staging: at most %d bytes on a rank, %d in all\n",
+                          result.peak_staging_bytes, result.staging_bytes);
+  const uint64_t tensors = result.source_bytes + result.destination_bytes;
+  text += absl::StrFormat(
+      "memory: peak %d bytes; sources %d + destinations %d + staging %d = %d\n",
+      PeakResidentBytes(), result.source_bytes, result.destination_bytes,
+      result.staging_bytes, tensors + result.staging_bytes);
+  return text;
+}
+
+std::string SummaryJson(const refit::PlanFile& plan,
+                        const RunOfRanksResult& result, bool check) {
+  std::string text = absl::StrFormat(
+      "{\n  \"source_ranks\": %d,\n  \"destination_ranks\": %d,\n",
+      plan.source_ranks(), plan.world_size() - plan.source_ranks());
+  if (check) {
+    text += absl::StrFormat(
+        "  \"passed\": %s,\n  \"checked_bytes\": %d,\n"
+        "  \"skipped_bytes\": %d,\n  \"wrong_elements\": %d,\n",
+        result.check.wrong_elements == 0 ? "true" : "false",
+        result.check.checked_bytes, result.check.skipped_bytes,
+        result.check.wrong_elements);
+  }
+  text += absl::StrFormat(
+      "  \"source_bytes\": %d,\n  \"destination_bytes\": %d,\n"
+      "  \"staging_bytes\": %d,\n  \"peak_staging_bytes\": %d,\n"
+      "  \"peak_resident_bytes\": %d,\n  \"refits\": [",
+      result.source_bytes, result.destination_bytes, result.staging_bytes,
+      result.peak_staging_bytes, PeakResidentBytes());
+  for (size_t i = 0; i < result.refits.size(); ++i) {
+    const RefitMeasurement& refit = result.refits[i];
+    text += absl::StrFormat(
+        "%s\n    {\"seconds\": %.9f, \"bytes\": %d, \"messages\": %d, "
+        "\"pack_seconds\": %.9f, \"wire_seconds\": %.9f, "
+        "\"unpack_seconds\": %.9f}",
+        i == 0 ? "" : ",", refit.seconds, refit.counters.bytes_received,
+        refit.counters.messages_received, refit.counters.pack_seconds,
+        refit.counters.wire_seconds, refit.counters.unpack_seconds);
+  }
+  return text + "\n  ]\n}\n";
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string transport = "local";
+  std::string source_dir;
+  std::string destination_dir;
+  bool check = false;
+  bool json = false;
+  int64_t iterations = 1;
+  int64_t timeout_seconds = 600;
+  const refit::ToolInfo tool = {
+      .name = "refit-run",
+      .usage =
+          "refit-run PLAN.refit [--transport local] --check [--iterations N] "
+          "[--json]\n"
+          "       refit-run PLAN.refit [--transport local] --source-dir S "
+          "--destination-dir D",
+      .summary =
+          "Executes all ranks of a plan on the CPU of this machine, on "
+          "generated data\n"
+          "(--check) or on one safetensors file per rank. Exit status: 0 done, "
+          "1 a\n"
+          "destination element is wrong, 2 trouble.",
+      .flags =
+          {{"--transport", "", "NAME", "local", &transport},
+           {"--check", "", "",
+            "generate the sources, check every destination element", &check},
+           {"--source-dir", "", "DIR",
+            "read rank-00000.safetensors ... of the source ranks", &source_dir},
+           {"--destination-dir", "", "DIR",
+            "write the destination ranks' files, all or none",
+            &destination_dir},
+           {"--iterations", "", "N", "refits to run (default 1)", &iterations},
+           {"--timeout", "", "SECONDS", "of each refit (default 600)",
+            &timeout_seconds},
+           {"--json", "", "", "the summary as JSON", &json}},
+      .positional_min = 1,
+      .positional_max = 1,
+  };
+  const refit::ParsedArgs args = refit::ParseArgs(tool, argc, argv);
+  if (args.done) return args.exit_status;
+  if (transport == "nccl") {
+    return refit::Fail(tool, "--transport nccl is not supported in this build");
+  }
+  if (transport != "local") {
+    return refit::Fail(
+        tool, "--transport is " + transport + ", this build knows local");
+  }
+  if (check == !source_dir.empty() ||
+      source_dir.empty() != destination_dir.empty()) {
+    return refit::Fail(
+        tool, "give either --check or both --source-dir and --destination-dir");
+  }
+  if (iterations < 1 || timeout_seconds < 1 || timeout_seconds > 1'000'000) {
+    return refit::Fail(
+        tool,
+        "--iterations and --timeout must be at least 1 (--timeout at "
+        "most 1000000)");
+  }
+  absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(args.positional[0]);
+  if (!plan.ok()) {
+    return refit::Fail(tool, std::string(plan.status().message()));
+  }
+  const refit::RunOfRanksOptions options = {
+      .iterations = iterations,
+      .timeout = std::chrono::seconds(timeout_seconds)};
+  absl::StatusOr<RunOfRanksResult> result =
+      check
+          ? refit::RunChecked(*plan, options)
+          : refit::RunSafetensors(*plan, source_dir, destination_dir, options);
+  if (!result.ok()) {
+    return refit::Fail(tool, std::string(result.status().message()));
+  }
+  for (const std::string& mismatch : result->check.mismatches) {
+    absl::FPrintF(stderr, "refit-run: %s\n", mismatch);
+  }
+  // Without a check there is nothing to report unless asked.
+  if (check || json) {
+    const std::string summary = json ? SummaryJson(*plan, *result, check)
+                                     : SummaryText(*plan, *result, check);
+    if (absl::Status written = refit::WriteStdout(summary); !written.ok()) {
+      return refit::Fail(tool, std::string(written.message()));
+    }
+  }
+  return result->check.wrong_elements == 0 ? refit::kExitSuccess
+                                           : refit::kExitNo;
+}

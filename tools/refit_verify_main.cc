@@ -1,0 +1,118 @@
+// refit-verify: proves a plan from its file.
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "compiler/compile.h"
+#include "compiler/diagnostics.h"
+#include "plan/diff.h"
+#include "plan/plan_file.h"
+#include "plan/proof.h"
+#include "tools/args.h"
+#include "tools/plan_input.h"
+
+namespace {
+
+bool IsBadContent(const absl::Status& status) {
+  return status.code() == absl::StatusCode::kInvalidArgument ||
+         status.code() == absl::StatusCode::kFailedPrecondition;
+}
+
+int Invalid(const std::string& message) {
+  std::cerr << message << "\n";
+  return refit::kExitNo;
+}
+
+// Whether `plan` is what the job at `job_path` compiles to, as far as workers
+// can tell: the same inputs and no difference of contract.
+int CompareWithJob(const refit::ToolInfo& tool, const std::string& plan_path,
+                   const refit::PlanFile& plan, const std::string& job_path) {
+  refit::Diagnostics diagnostics;
+  absl::StatusOr<std::vector<uint8_t>> bytes =
+      refit::CompileFile(job_path, {}, diagnostics);
+  if (!diagnostics.ok()) {
+    std::cerr << diagnostics.Render();
+    return refit::kExitError;
+  }
+  if (!bytes.ok()) {
+    return refit::Fail(tool, std::string(bytes.status().message()));
+  }
+  absl::StatusOr<refit::PlanFile> wanted =
+      refit::PlanFile::FromBytes(*std::move(bytes));
+  if (!wanted.ok()) {
+    return refit::Fail(tool, std::string(wanted.status().message()));
+  }
+  const refit::PlanDifference difference = refit::ComparePlans(*wanted, plan);
+  for (const refit::Difference& one : difference.differences) {
+    if (one.kind != refit::DifferenceClass::kContract) continue;
+    return Invalid(absl::StrFormat("%s: error: not the plan of %s: %s %s",
+                                   plan_path, job_path, one.rule, one.text));
+  }
+  const std::string found = refit::DigestText(*plan.plan().inputs_digest());
+  const std::string digest = refit::DigestText(*wanted->plan().inputs_digest());
+  if (found != digest) {
+    return Invalid(absl::StrFormat(
+        "%s: error: not the plan of %s: the digest of its inputs is %s when "
+        "it should be %s",
+        plan_path, job_path, found, digest));
+  }
+  return refit::kExitSuccess;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string job_path;
+  bool verbose = false;
+  const refit::ToolInfo tool = {
+      .name = "refit-verify",
+      .usage = "refit-verify PLAN.refit [--job JOB.json] [--verbose]",
+      .summary =
+          "Proves, from the file alone, that a plan writes every destination "
+          "element once\n"
+          "and with the right value. '-' reads the plan from standard input.\n"
+          "Exit status: 0 valid, 1 not valid, 2 a file could not be read or "
+          "the job has errors.",
+      .flags = {{"--job", "", "JOB.json",
+                 "also compile this job and check that the plan is its plan",
+                 &job_path},
+                {"--verbose", "-v", "", "print one line on what was proved",
+                 &verbose}},
+      .positional_min = 1,
+      .positional_max = 1,
+  };
+  const refit::ParsedArgs args = refit::ParseArgs(tool, argc, argv);
+  if (args.done) return args.exit_status;
+  const std::string& path = args.positional[0];
+  const std::string shown = path == "-" ? "<stdin>" : path;
+  if (path == "-" && job_path == "-") {
+    return refit::Fail(tool, "only one of the plan and the job can be '-'");
+  }
+
+  absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(path);
+  if (!plan.ok()) {
+    const std::string message(plan.status().message());  // "PATH: what"
+    if (!IsBadContent(plan.status())) return refit::Fail(tool, message);
+    return Invalid(
+        absl::StrFormat("%s: error: %s", shown,
+                        absl::StripPrefix(message, absl::StrCat(shown, ": "))));
+  }
+  const refit::ProofResult proof = refit::Prove(*plan);
+  if (!proof.valid) {
+    return Invalid(absl::StrFormat("%s: error: %s", shown, proof.violation));
+  }
+  if (!job_path.empty()) {
+    const int status = CompareWithJob(tool, shown, *plan, job_path);
+    if (status != refit::kExitSuccess) return status;
+  }
+  if (!verbose) return refit::kExitSuccess;
+  const absl::Status written = refit::WriteStdout(absl::StrFormat(
+      "%s: valid: %d messages, %d bytes moved, %d destination elements\n",
+      shown, proof.messages, proof.moved_bytes, proof.destination_elements));
+  return written.ok() ? refit::kExitSuccess
+                      : refit::Fail(tool, std::string(written.message()));
+}

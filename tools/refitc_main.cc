@@ -1,0 +1,161 @@
+// refitc: compiles a job to a proved plan.
+#include <cstdint>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "compiler/compile.h"
+#include "compiler/diagnostics.h"
+#include "compiler/passes/passes.h"
+#include "plan/plan_file.h"
+#include "plan/text.h"
+#include "tools/args.h"
+#include "tools/atomic_file.h"
+#include "tools/plan_input.h"
+
+namespace {
+
+struct Arguments {
+  std::string output;
+  std::string emit = "plan";
+  std::string print_after;
+  bool stats = false;
+  bool time_passes = false;
+  bool list_passes = false;
+};
+
+refit::ToolInfo Tool(Arguments& arguments) {
+  return {
+      .name = "refitc",
+      .usage = "refitc JOB.json -o PLAN.refit [options]",
+      .summary =
+          "Compiles a job (model, source and destination layout, topology) to "
+          "a plan,\n"
+          "proves it, and writes it. '-' stands for standard input or output. "
+          "What you\n"
+          "ask to see goes to standard output, unless the plan goes there.\n"
+          "Exit status: 0 written, 2 the job has errors or a file could not be "
+          "read or written.",
+      .flags =
+          {{"--output", "-o", "FILE", "where the plan goes", &arguments.output},
+           {"--emit", "", "FORM",
+            "plan (default), or text or json: the plan as refit-dump shows it",
+            &arguments.emit},
+           {"--stats", "", "",
+            "print bytes, balance, lower bound, predicted time, binding link",
+            &arguments.stats},
+           {"--print-after", "", "PASS",
+            "print what a pass produced; 'all' for every pass",
+            &arguments.print_after},
+           {"--time-passes", "", "", "print on stderr what each pass cost",
+            &arguments.time_passes},
+           {"--list-passes", "", "", "list the passes in order and exit",
+            &arguments.list_passes}},
+      .positional_min = 0,
+      .positional_max = 1,
+  };
+}
+
+int ListPasses() {
+  for (const refit::PassInfo& pass : refit::Pipeline()) {
+    std::cout << pass.name << std::string(22 - pass.name.size(), ' ')
+              << pass.summary << "\n";
+  }
+  return refit::kExitSuccess;
+}
+
+// Reports what is wrong with the arguments; "" when nothing is.
+std::string Mistake(const Arguments& arguments,
+                    const refit::ParsedArgs& parsed) {
+  if (parsed.positional.empty()) return "no job given; wanted refitc JOB.json";
+  if (arguments.emit != "plan" && arguments.emit != "text" &&
+      arguments.emit != "json") {
+    return absl::StrCat("--emit is \"", arguments.emit,
+                        "\"; wanted plan, text or json");
+  }
+  std::vector<std::string_view> names = {"all"};
+  bool known = arguments.print_after.empty() || arguments.print_after == "all";
+  for (const refit::PassInfo& pass : refit::Pipeline()) {
+    names.push_back(pass.name);
+    known |= pass.name == arguments.print_after;
+  }
+  if (!known) {
+    const std::string nearest =
+        refit::NearestWord(arguments.print_after, names);
+    return absl::StrCat(
+        "--print-after: no pass \"", arguments.print_after, "\"",
+        nearest.empty() ? "; see --list-passes"
+                        : absl::StrCat("; did you mean \"", nearest, "\"?"));
+  }
+  const bool shows_something = arguments.stats || arguments.time_passes ||
+                               !arguments.print_after.empty();
+  if (arguments.output.empty() && arguments.emit == "plan" &&
+      !shows_something) {
+    return "no output given; wanted -o PLAN.refit";
+  }
+  return "";
+}
+
+absl::Status WriteOutput(const Arguments& arguments,
+                         const std::vector<uint8_t>& bytes,
+                         const refit::PlanFile& plan) {
+  std::string text;
+  if (arguments.emit == "text") text = refit::PlanText(plan, {});
+  if (arguments.emit == "json") text = refit::PlanJson(plan, {});
+  if (arguments.emit == "plan") text.assign(bytes.begin(), bytes.end());
+  if (arguments.output == "-" ||
+      (arguments.output.empty() && arguments.emit != "plan")) {
+    return refit::WriteStdout(text);
+  }
+  if (arguments.output.empty()) return absl::OkStatus();
+  return refit::WriteFileAtomically(
+      arguments.output,
+      absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(text.data()),
+                          text.size()));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  const refit::ToolInfo tool = Tool(arguments);
+  const refit::ParsedArgs parsed = refit::ParseArgs(tool, argc, argv);
+  if (parsed.done) return parsed.exit_status;
+  if (arguments.list_passes) return ListPasses();
+  if (const std::string mistake = Mistake(arguments, parsed);
+      !mistake.empty()) {
+    return refit::Fail(tool, mistake);
+  }
+  const bool stdout_taken =
+      arguments.output == "-" ||
+      (arguments.output.empty() && arguments.emit != "plan");
+  std::ostream& shown = stdout_taken ? std::cerr : std::cout;
+  refit::Diagnostics diagnostics;
+  const absl::StatusOr<std::vector<uint8_t>> bytes =
+      refit::CompileFile(parsed.positional[0],
+                         {.print_after = arguments.print_after,
+                          .time_passes = arguments.time_passes,
+                          .shown = &shown,
+                          .log = &std::cerr},
+                         diagnostics);
+  if (!diagnostics.ok()) {
+    std::cerr << diagnostics.Render();
+    return refit::kExitError;
+  }
+  if (!bytes.ok()) {
+    return refit::Fail(tool, std::string(bytes.status().message()));
+  }
+  const absl::StatusOr<refit::PlanFile> plan =
+      refit::PlanFile::FromBytes(*bytes);
+  if (!plan.ok()) {
+    return refit::Fail(tool, std::string(plan.status().message()));
+  }
+  if (arguments.stats) shown << refit::StatsText(*plan);
+  const absl::Status status = WriteOutput(arguments, *bytes, *plan);
+  if (!status.ok()) return refit::Fail(tool, std::string(status.message()));
+  return shown.flush().good()
+             ? refit::kExitSuccess
+             : refit::Fail(tool, "cannot write to standard output");
+}
