@@ -26,15 +26,16 @@ std::vector<uint64_t> ShapeOf(const fb::Buffer& buffer) {
   return {buffer.shape()->begin(), buffer.shape()->end()};
 }
 
+// Of a fragment or region.
 template <typename Piece>
-TensorBox TensorBoxOf(const Piece& piece, uint64_t tensor_elements) {
-  TensorBox box = TensorBoxAt(piece.offset(), tensor_elements);
-  if (piece.extent() == nullptr) return box;
+std::vector<VirtualLoop> LoopsOf(const Piece& piece) {
+  std::vector<VirtualLoop> loops;
+  if (piece.extent() == nullptr) return loops;
   for (uint32_t d = 0; d < piece.extent()->size(); ++d) {
-    AddLoop(piece.extent()->Get(d), piece.stride()->Get(d), tensor_elements,
-            box);
+    loops.push_back(
+        {.extent = piece.extent()->Get(d), .stride = piece.stride()->Get(d)});
   }
-  return box;
+  return loops;
 }
 
 struct Expected {
@@ -192,9 +193,9 @@ std::vector<bool> TensorTable::Skipped() const {
     const uint64_t elements = TensorElements(stack);
     if (elements == 0 || stack.regions() == nullptr) continue;
     const auto mark = [&](const auto& piece, bool value) {
-      ForEachTensor(TensorBoxOf(piece, elements), [&](uint64_t tensor) {
-        skipped[begin(slot) + tensor] = value;
-      });
+      ForEachTensor(
+          piece.offset(), LoopsOf(piece), elements,
+          [&](uint64_t tensor) { skipped[begin(slot) + tensor] = value; });
     };
     for (const fb::Region* region : *stack.regions()) {
       if (region->kind() == fb::RegionKind::kSkip) mark(*region, true);

@@ -34,21 +34,56 @@ absl::Status WithRank(const absl::Status& status, int32_t rank) {
                       absl::StrCat("rank ", rank, ": ", status.message()));
 }
 
+const fb::Buffer& BufferOf(const fb::Body& body, const fb::RankProgram& program,
+                           const fb::Copy& copy) {
+  return *body.buffers()->Get(program.buffers()->Get(copy.buffer_slot()));
+}
+
+TensorBox BoxOf(const fb::Body& body, const fb::Copy& copy,
+                uint64_t tensor_elements) {
+  TensorBox box = TensorBoxAt(copy.offset(), tensor_elements);
+  for (uint32_t l = 0; l < copy.loops_count(); ++l) {
+    const fb::Loop& loop = *body.loops()->Get(copy.loops_begin() + l);
+    AddLoop(loop.extent(), loop.stride(), tensor_elements, box);
+  }
+  return box;
+}
+
+// Where a message lies in a tensor itself, byte for byte; null when it is more
+// than one run, or casts. Such a message needs no staging.
+std::byte* PlaceInTensor(const fb::Body& body, const fb::RankProgram& program,
+                         const TensorTable& table,
+                         absl::Span<std::byte* const> addresses,
+                         const fb::Message& message) {
+  const fb::CopyList& list = *body.copy_lists()->Get(message.copies());
+  if (list.count() != 1) return nullptr;
+  const fb::Copy& copy = *body.copies()->Get(list.begin());
+  const fb::Buffer& buffer = BufferOf(body, program, copy);
+  if (copy.wire_dtype() != buffer.dtype() || copy.staging_offset() != 0) {
+    return nullptr;
+  }
+  const TensorBox box = BoxOf(body, copy, TensorElements(buffer));
+  uint64_t elements = 1;
+  for (size_t l = box.loops.size(); l-- > 0;) {
+    const BoxLoop& loop = box.loops[l];
+    if (loop.tensor_step != 0 || loop.element_step != elements) return nullptr;
+    elements *= loop.extent;
+  }
+  const uint64_t element_bytes = DTypeBytes(buffer.dtype());
+  if (elements * element_bytes != message.size_bytes()) return nullptr;
+  return addresses[table.begin(copy.buffer_slot()) + box.first_tensor] +
+         box.first_element * element_bytes;
+}
+
 void AppendCopies(const fb::Body& body, const fb::RankProgram& program,
                   const TensorTable& table, uint32_t copy_list,
                   std::byte* staging, CopyBatch& batch) {
   const fb::CopyList& list = *body.copy_lists()->Get(copy_list);
   for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
     const fb::Copy& copy = *body.copies()->Get(c);
-    const fb::Buffer& buffer =
-        *body.buffers()->Get(program.buffers()->Get(copy.buffer_slot()));
-    const uint64_t tensor_elements = TensorElements(buffer);
+    const fb::Buffer& buffer = BufferOf(body, program, copy);
     const uint64_t element_bytes = DTypeBytes(buffer.dtype());
-    TensorBox box = TensorBoxAt(copy.offset(), tensor_elements);
-    for (uint32_t l = 0; l < copy.loops_count(); ++l) {
-      const fb::Loop& loop = *body.loops()->Get(copy.loops_begin() + l);
-      AddLoop(loop.extent(), loop.stride(), tensor_elements, box);
-    }
+    const TensorBox box = BoxOf(body, copy, TensorElements(buffer));
     const bool zero = batch.kind == CopyKind::kZero;
     batch.copies.push_back(
         {.first_tensor = table.begin(copy.buffer_slot()) + box.first_tensor,
@@ -185,13 +220,15 @@ void Executor::PlanRounds() {
     ++work.operations_count;
     operations_.push_back({.kind = message->kind(),
                            .peer = static_cast<int32_t>(message->peer()),
-                           .data = staging_->data() + message->staging_offset(),
                            .size_bytes = message->size_bytes()});
   }
 }
 
-// The batches that PlanRounds has numbered.
-std::vector<CopyBatch> Executor::BuildBatches() const {
+// The batches that PlanRounds has numbered, and where every operation's bytes
+// are: in a tensor itself, or in staging with copies around it.
+std::vector<CopyBatch> Executor::BuildBatches(
+    absl::Span<std::byte* const> addresses,
+    std::vector<Operation>& operations) const {
   const fb::Body& body = plan_.body();
   const TensorTable table(plan_, options_.rank);
   std::vector<CopyBatch> batches(kFillBatch + 1);
@@ -202,12 +239,17 @@ std::vector<CopyBatch> Executor::BuildBatches() const {
     batches.resize(batches.size() + work.packs + work.unpacks);
     for (uint32_t i = 0; i < work.operations_count; ++i) {
       const size_t position = work.operations_begin + i;
-      const bool send = operations_[position].kind == fb::MessageKind::kSend;
+      const fb::Message& message = *program().messages()->Get(position);
+      Operation& operation = operations[position];
+      const bool send = operation.kind == fb::MessageKind::kSend;
       CopyBatch& batch = batches[send ? work.pack_batch : work.unpack_batch];
       batch.kind = send ? CopyKind::kPack : CopyKind::kUnpack;
-      AppendCopies(body, program(), table,
-                   program().messages()->Get(position)->copies(),
-                   operations_[position].data, batch);
+      operation.data =
+          PlaceInTensor(body, program(), table, addresses, message);
+      if (operation.data != nullptr) continue;
+      operation.data = staging_->data() + message.staging_offset();
+      AppendCopies(body, program(), table, message.copies(), operation.data,
+                   batch);
     }
   }
   return batches;
@@ -227,10 +269,13 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
     absl::StatusOr<std::vector<std::byte*>> addresses =
         BindTensors(TensorTable(plan_, options_.rank), options_.rank, tensors);
     if (!addresses.ok()) return addresses.status();
+    std::vector<Operation> operations = operations_;
     absl::StatusOr<std::unique_ptr<PreparedCopies>> copies =
-        options_.device->Prepare(*addresses, BuildBatches());
+        options_.device->Prepare(*addresses,
+                                 BuildBatches(*addresses, operations));
     if (!copies.ok()) return WithRank(copies.status(), options_.rank);
     copies_ = *std::move(copies);
+    operations_ = std::move(operations);
     bound_addresses_.clear();
     for (const BoundTensor& tensor : tensors) {
       bound_addresses_.push_back(tensor.data);

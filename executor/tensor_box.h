@@ -3,8 +3,10 @@
 #define REFIT_EXECUTOR_TENSOR_BOX_H_
 
 #include <cstdint>
+#include <functional>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/types/span.h"
 
 namespace refit {
 
@@ -20,8 +22,6 @@ struct TensorBox {
   uint64_t first_tensor = 0;              // of the stack
   uint64_t first_element = 0;             // of that tensor
   absl::InlinedVector<BoxLoop, 6> loops;  // outermost first
-
-  uint64_t elements() const;
 };
 
 // The box that starts at virtual `offset` of a stack whose tensors have
@@ -33,30 +33,18 @@ TensorBox TensorBoxAt(uint64_t offset, uint64_t tensor_elements);
 void AddLoop(uint64_t extent, uint64_t stride, uint64_t tensor_elements,
              TensorBox& box);
 
-// Calls `visit(tensor)` for each tensor of the stack that holds a part of
-// `box`; more than once if several dimensions of the box lead to the same
-// tensor.
-template <typename Visitor>
-void ForEachTensor(const TensorBox& box, Visitor visit) {
-  absl::InlinedVector<BoxLoop, 6> loops;
-  for (const BoxLoop& loop : box.loops) {
-    if (loop.extent == 0) return;
-    if (loop.tensor_step > 0) loops.push_back(loop);
-  }
-  absl::InlinedVector<uint64_t, 6> counts(loops.size(), 0);
-  uint64_t tensor = box.first_tensor;
-  while (true) {
-    visit(tensor);
-    size_t d = loops.size();
-    while (d > 0 && ++counts[d - 1] == loops[d - 1].extent) {
-      tensor -= loops[d - 1].tensor_step * (loops[d - 1].extent - 1);
-      counts[d - 1] = 0;
-      --d;
-    }
-    if (d == 0) return;
-    tensor += loops[d - 1].tensor_step;
-  }
-}
+// A loop of a fragment or region, in virtual elements. Unlike a copy's it may
+// run on from one tensor of the stack into the next.
+struct VirtualLoop {
+  uint64_t extent = 1;
+  uint64_t stride = 0;
+};
+
+// Calls `visit` for each tensor of the stack that holds an element of the box
+// of `loops` at virtual `offset`; for some tensors more than once.
+void ForEachTensor(uint64_t offset, absl::Span<const VirtualLoop> loops,
+                   uint64_t tensor_elements,
+                   const std::function<void(uint64_t)>& visit);
 
 }  // namespace refit
 

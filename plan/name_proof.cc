@@ -1,6 +1,7 @@
 #include "plan/name_proof.h"
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -13,6 +14,9 @@
 namespace refit::proof {
 namespace {
 
+// Many times what any model has; keeps hostile plans from costing time.
+constexpr uint64_t kMostNames = uint64_t{1} << 22;
+
 // A tensor of stack number `stack` of a list. Hashes decide nothing: tensors
 // of equal hash are compared by name.
 struct NamedTensor {
@@ -22,12 +26,17 @@ struct NamedTensor {
 };
 
 template <typename Stack>
-std::vector<size_t> HashNames(const Stack& stack) {
+uint64_t TensorsOf(const Stack& stack) {
   uint64_t tensors = 1;
   const uint32_t dims = stack.index() == nullptr ? 0 : stack.index()->size();
   for (uint32_t d = 0; d < dims; ++d) tensors *= stack.index()->Get(d)->count();
-  std::vector<size_t> hashes(tensors);
-  for (uint64_t i = 0; i < tensors; ++i) {
+  return tensors;
+}
+
+template <typename Stack>
+std::vector<size_t> HashNames(const Stack& stack) {
+  std::vector<size_t> hashes(TensorsOf(stack));
+  for (uint64_t i = 0; i < hashes.size(); ++i) {
     hashes[i] = absl::Hash<std::string>()(TensorName(stack, i));
   }
   return hashes;
@@ -43,19 +52,23 @@ std::pair<const NamedTensor*, const NamedTensor*> FindEqualNames(
                      std::tie(b.hash, b.stack, b.ordinal);
             });
   std::pair<const NamedTensor*, const NamedTensor*> first = {nullptr, nullptr};
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    for (size_t j = i + 1;
-         j < tensors.size() && tensors[i].hash == tensors[j].hash; ++j) {
-      const NamedTensor& a = tensors[i];
-      const NamedTensor& b = tensors[j];
-      const bool earlier =
-          first.second == nullptr ||
-          std::tie(b.stack, b.ordinal) <
-              std::tie(first.second->stack, first.second->ordinal);
-      if (earlier && TensorName(stack_at(a.stack), a.ordinal) ==
-                         TensorName(stack_at(b.stack), b.ordinal)) {
-        first = {&a, &b};
+  for (size_t begin = 0, end = 1; begin < tensors.size(); begin = end++) {
+    while (end < tensors.size() && tensors[end].hash == tensors[begin].hash) {
+      ++end;
+    }
+    if (end - begin == 1) continue;
+    std::map<std::string, const NamedTensor*> by_name;
+    for (size_t i = begin; i < end; ++i) {
+      const NamedTensor& tensor = tensors[i];
+      const auto [known, is_new] = by_name.try_emplace(
+          TensorName(stack_at(tensor.stack), tensor.ordinal), &tensor);
+      if (is_new) continue;
+      if (first.second == nullptr ||
+          std::tie(tensor.stack, tensor.ordinal) <
+              std::tie(first.second->stack, first.second->ordinal)) {
+        first = {known->second, &tensor};
       }
+      break;
     }
   }
   return first;
@@ -84,6 +97,16 @@ void CheckParamNames(const fb::Body& body, Violations& violations) {
 }  // namespace
 
 void CheckNames(const fb::Body& body, Violations& violations) {
+  uint64_t names = 0;
+  for (const fb::Param* param : *body.params()) names += TensorsOf(*param);
+  for (const fb::Buffer* buffer : *body.buffers()) names += TensorsOf(*buffer);
+  if (names > kMostNames) {
+    violations.Report({}, Invariant::kWellFormedInputs, [&] {
+      return absl::StrCat("has ", names, " names; the proof takes up to ",
+                          kMostNames);
+    });
+    return;
+  }
   CheckParamNames(body, violations);
   std::vector<std::vector<size_t>> hashes_of(body.buffers()->size());
   // Replicas have equal lists; each list is looked at for its first rank.

@@ -25,6 +25,8 @@ namespace {
 constexpr uint32_t kVerifierDepth = 8;
 // The offset of the root and the identifier.
 constexpr size_t kSmallestFileBytes = 8;
+// Of the body in the file, for its 8-byte fields and for what may come.
+constexpr size_t kPlanAlignmentBytes = 16;
 
 absl::Status ReadError(const std::string& path, int error) {
   const std::string message = absl::StrCat(path, ": ", std::strerror(error));
@@ -199,6 +201,13 @@ absl::Status PlanFile::Check() {
         "not a plan: file identifier is \"%s\" when it should be \"%s\"",
         IdentifierText(data + 4), fb::PlanIdentifier()));
   }
+  // A body aligned to 16 bytes makes the whole file a multiple of that; a file
+  // cut inside the padding at its end is then seen as well.
+  if (size % kPlanAlignmentBytes != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("truncated: %u bytes are no multiple of %u", size,
+                        kPlanAlignmentBytes));
+  }
   if (size >= FLATBUFFERS_MAX_BUFFER_SIZE) {
     return absl::InvalidArgumentError(
         absl::StrFormat("not a plan: %u bytes are more than 2 GiB", size));
@@ -239,8 +248,9 @@ absl::Status PlanFile::Check() {
         absl::StrFormat("damaged: the body's digest is %s when it should be %s",
                         DigestText(digest), DigestText(*plan_->body_digest())));
   }
-  if (reinterpret_cast<uintptr_t>(body.data()) % alignof(fb::Copy) != 0) {
-    return absl::InvalidArgumentError("the body is not aligned to 8 bytes");
+  if (reinterpret_cast<uintptr_t>(body.data()) % kPlanAlignmentBytes != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "the body is not aligned to %u bytes", kPlanAlignmentBytes));
   }
   flatbuffers::Verifier body_verifier = MakeVerifier(body.data(), body.size());
   if (!body_verifier.VerifyBuffer<fb::Body>(nullptr)) {

@@ -15,7 +15,7 @@ using IndexDims = flatbuffers::Vector<flatbuffers::Offset<fb::IndexDim>>;
 
 // More than any tensor has; keeps hostile files from costing time.
 constexpr size_t kMostDims = 16;
-constexpr uint64_t kMostTensors = 1 << 24;  // of one stack
+constexpr uint64_t kMostTensors = 1 << 20;  // of one stack
 // Byte counts and element counts stay representable as int64_t.
 constexpr uint64_t kLargestSize = std::numeric_limits<int64_t>::max();
 

@@ -1,30 +1,10 @@
 #include "runner/fragment_walk.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace refit {
 namespace {
-
-// `virtual_elements` as a place in, or a step over, tensors of a stack.
-Place PlaceOf(uint64_t virtual_elements, uint64_t tensor_elements) {
-  return {.tensor = virtual_elements / tensor_elements,
-          .element = virtual_elements % tensor_elements};
-}
-
-bool Continues(const Place& outer, const Place& inner, uint64_t extent) {
-  return outer.tensor == inner.tensor * extent &&
-         outer.element == inner.element * extent;
-}
-
-void Advance(Place& place, const Place& step, uint64_t times) {
-  place.tensor += step.tensor * times;
-  place.element += step.element * times;
-}
-
-void Retreat(Place& place, const Place& step, uint64_t times) {
-  place.tensor -= step.tensor * times;
-  place.element -= step.element * times;
-}
 
 // Row-major strides of a param's virtual tensor.
 std::vector<uint64_t> VirtualStrides(const fb::Param& param) {
@@ -55,44 +35,40 @@ uint64_t TensorElements(const fb::Param& param) {
 }  // namespace
 
 FragmentWalk::FragmentWalk(const fb::Fragment& fragment, const fb::Param& param,
-                           const fb::Buffer& buffer) {
-  const uint64_t param_elements = TensorElements(param);
-  const uint64_t buffer_elements = refit::TensorElements(buffer);
+                           const fb::Buffer& buffer)
+    : param_elements_(TensorElements(param)),
+      buffer_elements_(refit::TensorElements(buffer)) {
   const std::vector<uint64_t> strides = VirtualStrides(param);
-  row_.buffer = PlaceOf(fragment.offset(), buffer_elements);
-  uint64_t first = 0;
+  first_.buffer = fragment.offset();
   for (size_t d = 0; d < strides.size(); ++d) {
-    first += fragment.lo()->Get(d) * strides[d];
-    AddDim({.extent = fragment.extent()->Get(d),
-            .param = PlaceOf(strides[d], param_elements),
-            .buffer = PlaceOf(fragment.stride()->Get(d), buffer_elements)});
+    first_.param += fragment.lo()->Get(d) * strides[d];
+    AddLoop({.extent = fragment.extent()->Get(d),
+             .param_stride = strides[d],
+             .buffer_stride = fragment.stride()->Get(d)});
   }
-  row_.param = PlaceOf(first, param_elements);
   SplitOffRow();
 }
 
-FragmentWalk::FragmentWalk(const fb::Region& region, const fb::Buffer& buffer) {
-  const uint64_t buffer_elements = refit::TensorElements(buffer);
-  if (buffer_elements == 0) {
-    empty_ = true;
-    return;
-  }
-  row_.buffer = PlaceOf(region.offset(), buffer_elements);
+FragmentWalk::FragmentWalk(const fb::Region& region, const fb::Buffer& buffer)
+    : buffer_elements_(refit::TensorElements(buffer)) {
+  first_.buffer = region.offset();
   const size_t dims = region.extent() == nullptr ? 0 : region.extent()->size();
   for (size_t d = 0; d < dims; ++d) {
-    AddDim({.extent = region.extent()->Get(d),
-            .param = {},
-            .buffer = PlaceOf(region.stride()->Get(d), buffer_elements)});
+    AddLoop({.extent = region.extent()->Get(d),
+             .param_stride = 0,
+             .buffer_stride = region.stride()->Get(d)});
   }
+  if (buffer_elements_ == 0) empty_ = true;
   SplitOffRow();
 }
 
-void FragmentWalk::AddDim(const Loop& loop) {
+// Loops that continue each other on both sides become one.
+void FragmentWalk::AddLoop(const Loop& loop) {
   if (loop.extent == 0) empty_ = true;
   if (loop.extent == 1) return;
   if (!loops_.empty() &&
-      Continues(loops_.back().param, loop.param, loop.extent) &&
-      Continues(loops_.back().buffer, loop.buffer, loop.extent)) {
+      loops_.back().param_stride == loop.param_stride * loop.extent &&
+      loops_.back().buffer_stride == loop.buffer_stride * loop.extent) {
     const uint64_t outer_extent = loops_.back().extent;
     loops_.back() = loop;
     loops_.back().extent *= outer_extent;
@@ -101,64 +77,80 @@ void FragmentWalk::AddDim(const Loop& loop) {
   loops_.push_back(loop);
 }
 
-// The innermost loop becomes the row if it stays inside a tensor.
 void FragmentWalk::SplitOffRow() {
-  if (loops_.empty() || loops_.back().param.tensor > 0 ||
-      loops_.back().buffer.tensor > 0) {
-    return;
-  }
-  row_.count = loops_.back().extent;
-  row_.param_step = loops_.back().param.element;
-  row_.buffer_step = loops_.back().buffer.element;
+  if (loops_.empty()) return;
+  row_ = loops_.back();
   loops_.pop_back();
 }
 
 uint64_t FragmentWalk::elements() const {
   if (empty_) return 0;
-  uint64_t elements = row_.count;
+  uint64_t elements = row_.extent;
   for (const Loop& loop : loops_) elements *= loop.extent;
   return elements;
 }
 
 uint64_t FragmentWalk::Parts(uint64_t elements_per_part) const {
   const uint64_t wanted = elements() / elements_per_part + 1;
-  const uint64_t outer = loops_.empty() ? row_.count : loops_.front().extent;
-  return std::clamp<uint64_t>(wanted, 1, std::max<uint64_t>(outer, 1));
+  const Loop& outer = loops_.empty() ? row_ : loops_.front();
+  return std::clamp<uint64_t>(wanted, 1, std::max<uint64_t>(outer.extent, 1));
 }
 
 void FragmentWalk::Visit(
     uint64_t part, uint64_t parts,
     const std::function<void(const WalkRow&)>& visit) const {
   if (empty_) return;
-  WalkRow row = row_;
   std::vector<Loop> loops = loops_;
-  const uint64_t outer = loops.empty() ? row.count : loops.front().extent;
-  const uint64_t begin = outer / parts * part + std::min(part, outer % parts);
-  const uint64_t count = outer / parts + (part < outer % parts);
-  if (count == 0) return;
-  if (loops.empty()) {
-    row.param.element += row.param_step * begin;
-    row.buffer.element += row.buffer_step * begin;
-    row.count = count;
-  } else {
-    Advance(row.param, loops.front().param, begin);
-    Advance(row.buffer, loops.front().buffer, begin);
-    loops.front().extent = count;
-  }
+  Loop row = row_;
+  Loop& outer = loops.empty() ? row : loops.front();
+  const uint64_t begin =
+      outer.extent / parts * part + std::min(part, outer.extent % parts);
+  Position position = {.param = first_.param + begin * outer.param_stride,
+                       .buffer = first_.buffer + begin * outer.buffer_stride};
+  outer.extent = outer.extent / parts + (part < outer.extent % parts);
+  if (outer.extent == 0) return;
   std::vector<uint64_t> counts(loops.size(), 0);
   while (true) {
-    visit(row);
+    VisitRow(position, row.extent, visit);
     size_t d = loops.size();
     while (d > 0 && ++counts[d - 1] == loops[d - 1].extent) {
       const Loop& loop = loops[d - 1];
-      Retreat(row.param, loop.param, loop.extent - 1);
-      Retreat(row.buffer, loop.buffer, loop.extent - 1);
+      position.param -= loop.param_stride * (loop.extent - 1);
+      position.buffer -= loop.buffer_stride * (loop.extent - 1);
       counts[d - 1] = 0;
       --d;
     }
     if (d == 0) return;
-    Advance(row.param, loops[d - 1].param, 1);
-    Advance(row.buffer, loops[d - 1].buffer, 1);
+    position.param += loops[d - 1].param_stride;
+    position.buffer += loops[d - 1].buffer_stride;
+  }
+}
+
+// Cuts a row where it leaves a tensor on either side.
+void FragmentWalk::VisitRow(
+    const Position& first, uint64_t count,
+    const std::function<void(const WalkRow&)>& visit) const {
+  // Steps that stay in the tensor, the one on `element` included.
+  const auto steps = [](uint64_t element, uint64_t stride, uint64_t elements) {
+    return stride == 0 ? std::numeric_limits<uint64_t>::max()
+                       : (elements - 1 - element) / stride + 1;
+  };
+  Position position = first;
+  while (count > 0) {
+    WalkRow row;
+    row.param = {.tensor = position.param / param_elements_,
+                 .element = position.param % param_elements_};
+    row.buffer = {.tensor = position.buffer / buffer_elements_,
+                  .element = position.buffer % buffer_elements_};
+    row.param_step = row_.param_stride;
+    row.buffer_step = row_.buffer_stride;
+    row.count = std::min(
+        {count, steps(row.param.element, row_.param_stride, param_elements_),
+         steps(row.buffer.element, row_.buffer_stride, buffer_elements_)});
+    visit(row);
+    position.param += row.count * row_.param_stride;
+    position.buffer += row.count * row_.buffer_stride;
+    count -= row.count;
   }
 }
 

@@ -11,8 +11,7 @@
 
 namespace refit {
 
-// An element of a stack: tensor number and place in that tensor; or a step from
-// one element to another.
+// An element of a stack: tensor number and place in that tensor.
 struct Place {
   uint64_t tensor = 0;
   uint64_t element = 0;
@@ -42,17 +41,27 @@ class FragmentWalk {
              const std::function<void(const WalkRow&)>& visit) const;
 
  private:
+  // Offsets and strides are virtual: over all tensors of the stack.
   struct Loop {
     uint64_t extent = 1;
-    Place param;
-    Place buffer;
+    uint64_t param_stride = 0;
+    uint64_t buffer_stride = 0;
+  };
+  struct Position {
+    uint64_t param = 0;
+    uint64_t buffer = 0;
   };
 
-  void AddDim(const Loop& loop);
+  void AddLoop(const Loop& loop);
   void SplitOffRow();
+  void VisitRow(const Position& first, uint64_t count,
+                const std::function<void(const WalkRow&)>& visit) const;
 
-  WalkRow row_;              // the first one
+  uint64_t param_elements_ = 1;   // of one tensor
+  uint64_t buffer_elements_ = 1;  // of one tensor
+  Position first_;
   std::vector<Loop> loops_;  // around the rows, outermost first
+  Loop row_;                 // the innermost
   bool empty_ = false;
 };
 

@@ -98,8 +98,7 @@ fb::Copy CopyLowering::LowerPacked(const Site& site, const Packed& packed) {
     extent.push_back(packed.box.extent(dim));
   }
   return Lower(site.slot, *site.buffer, offset, extent, fragment.stride,
-               module_.wire_dtypes[IndexOf(fragment.param)],
-               packed.staging_offset);
+               module_.piece(packed.piece).wire_dtype, packed.staging_offset);
 }
 
 uint32_t CopyLowering::Pack(Rank source, int32_t contents) {

@@ -78,7 +78,7 @@ Route Module::RouteBetween(Rank source_rank, Rank destination_rank) const {
 }
 
 int64_t Module::WireBytes(const Piece& piece) const {
-  return piece.box.Volume() * DTypeBytes(wire_dtypes[IndexOf(piece.param)]);
+  return piece.box.Volume() * DTypeBytes(piece.wire_dtype);
 }
 
 }  // namespace refit

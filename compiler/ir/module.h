@@ -180,8 +180,10 @@ struct Piece {
   ParamId param{};
   Box box;
   Box destination_box;        // the receivers' fragments that it is a part of
-  std::vector<Rank> sources;  // ascending
+  std::vector<Rank> sources;       // ascending
   std::vector<Rank> destinations;  // ascending
+  // The smaller of both sides' dtypes: members of a stack may differ in theirs.
+  DType wire_dtype = DType::kUnspecified;
 };
 
 // One thing to move.
@@ -252,8 +254,6 @@ struct Module {
 
   // intersect-layouts, choose-sources
   std::vector<std::pair<DType, DType>> casts;  // declared, sorted
-  std::vector<DType>
-      wire_dtypes;  // by param: the smaller of both sides' dtypes
   std::vector<Piece> pieces;
   std::vector<Transfer> transfers;  // sorted by (source, destination, piece)
 

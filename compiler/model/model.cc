@@ -278,9 +278,9 @@ void ApplyExcludes(const OptionsSpec& options, Model& model) {
   const std::vector<std::string>& globs = options.exclude.value;
   if (globs.empty()) return;
   const auto matches = [&](std::string_view name) {
-    return std::any_of(globs.begin(), globs.end(), [&](const std::string& glob) {
-      return GlobMatches(glob, name);
-    });
+    return std::any_of(
+        globs.begin(), globs.end(),
+        [&](const std::string& glob) { return GlobMatches(glob, name); });
   };
 
   std::vector<Param> params;

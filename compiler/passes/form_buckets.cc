@@ -97,8 +97,7 @@ PackedPieces PackPieces(const std::vector<PieceId>& pieces, Module& module) {
   Packer packer(EvenBucketBytes(pieces, module));
   for (PieceId id : pieces) {
     const Piece& piece = module.piece(id);
-    packer.Add(id, piece.box,
-               DTypeBytes(module.wire_dtypes[IndexOf(piece.param)]));
+    packer.Add(id, piece.box, DTypeBytes(piece.wire_dtype));
   }
   PackedPieces packed;
   for (Bucket& bucket : packer.Take()) {

@@ -10,20 +10,19 @@ namespace {
 // All ranks of a side that hold exactly this box of a param.
 struct Holding {
   Box box;
-  std::vector<Rank> ranks;  // ascending, without repeats
+  DType dtype = DType::kUnspecified;  // of all ranks: a side has one per member
+  std::vector<Rank> ranks;            // ascending, without repeats
 };
 
 // The holdings of every param on one side, in order of first appearance.
 struct SideHoldings {
   std::vector<std::vector<Holding>> by_param;
-  std::vector<DType> dtypes;  // by param; kUnspecified: not held
 };
 
 SideHoldings Collect(const Module& module, const SideLayout& side,
                      int32_t first_rank) {
   SideHoldings holdings;
   holdings.by_param.resize(module.params.size());
-  holdings.dtypes.resize(module.params.size(), DType::kUnspecified);
   std::vector<absl::flat_hash_map<Box, size_t>> index(module.params.size());
   for (size_t i = 0; i < side.ranks.size(); ++i) {
     const Rank rank{first_rank + static_cast<int32_t>(i)};
@@ -34,10 +33,12 @@ SideHoldings Collect(const Module& module, const SideLayout& side,
         std::vector<Holding>& of_param = holdings.by_param[param];
         const auto [it, is_new] =
             index[param].try_emplace(fragment.box, of_param.size());
-        if (is_new) of_param.push_back({.box = fragment.box, .ranks = {}});
+        if (is_new) {
+          of_param.push_back(
+              {.box = fragment.box, .dtype = buffer.dtype, .ranks = {}});
+        }
         std::vector<Rank>& ranks = of_param[it->second].ranks;
         if (ranks.empty() || ranks.back() != rank) ranks.push_back(rank);
-        holdings.dtypes[param] = buffer.dtype;
       }
     }
   }
@@ -142,25 +143,43 @@ bool DeclaresDType(const SideSpec& side) {
   return false;
 }
 
-// Checks the dtypes of one param on both sides; returns what travels.
-DType WireDType(const PassOptions& options, const Param& param, DType from,
-                DType to, Module& module) {
-  if (from == to) return from;
-  if (!IsSupportedCast(from, to)) {
-    options.diagnostics.Error(
-        options.job.destination.place,
-        absl::StrFormat("parameter \"%s\" is %s at the source and %s at the "
-                        "destination; a cast between these does not exist",
-                        param.name, DTypeName(from), DTypeName(to)));
-  } else if (!DeclaresDType(options.job.destination)) {
-    options.diagnostics.Error(
-        options.job.destination.place,
-        absl::StrFormat("parameter \"%s\" is %s at the source and %s at the "
-                        "destination; declare the cast with destination.dtype",
-                        param.name, DTypeName(from), DTypeName(to)));
+// Params whose dtype changes in one way, for one message about all of them.
+struct DTypeChange {
+  DType from;
+  DType to;
+  std::string first_param;
+  int64_t other_params = 0;
+};
+
+void NoteChange(const Param& param, DType from, DType to,
+                std::vector<DTypeChange>& changes) {
+  for (DTypeChange& change : changes) {
+    if (change.from != from || change.to != to) continue;
+    ++change.other_params;
+    return;
   }
-  module.casts.emplace_back(from, to);
-  return DTypeBytes(from) < DTypeBytes(to) ? from : to;
+  changes.push_back({.from = from, .to = to, .first_param = param.name});
+}
+
+// Reports changes that the job does not declare or that do not exist.
+void CheckChanges(const PassOptions& options,
+                  const std::vector<DTypeChange>& changes) {
+  for (const DTypeChange& change : changes) {
+    const bool supported = IsSupportedCast(change.from, change.to);
+    if (supported && DeclaresDType(options.job.destination)) continue;
+    const std::string others =
+        change.other_params == 0
+            ? ""
+            : absl::StrFormat(" (and %d others)", change.other_params);
+    options.diagnostics.Error(
+        options.job.destination.place,
+        absl::StrFormat("parameter \"%s\"%s is %s at the source and %s at the "
+                        "destination; %s",
+                        change.first_param, others, DTypeName(change.from),
+                        DTypeName(change.to),
+                        supported ? "declare the cast with destination.dtype"
+                                  : "a cast between these does not exist"));
+  }
 }
 
 }  // namespace
@@ -169,7 +188,7 @@ absl::Status IntersectLayouts(const PassOptions& options, Module& module) {
   const SideHoldings sources = Collect(module, module.source, 0);
   const SideHoldings destinations =
       Collect(module, module.destination, module.source_ranks());
-  module.wire_dtypes.resize(module.params.size(), DType::kUnspecified);
+  std::vector<DTypeChange> changes;
   for (size_t p = 0; p < module.params.size(); ++p) {
     const Param& param = module.params[p];
     if (param.skip != SkipReason::kUnspecified) continue;
@@ -187,8 +206,7 @@ absl::Status IntersectLayouts(const PassOptions& options, Module& module) {
                           param.name, present, absent));
       continue;
     }
-    module.wire_dtypes[p] = WireDType(options, param, sources.dtypes[p],
-                                      destinations.dtypes[p], module);
+    std::set<std::pair<DType, DType>> casts;
     const bool disjoint = AreDisjoint(held);
     for (const Holding& want : wanted) {
       for (const Atom& part : Parts(want.box, held, disjoint)) {
@@ -200,17 +218,27 @@ absl::Status IntersectLayouts(const PassOptions& options, Module& module) {
                               BoxText(part.box), param.name));
           continue;
         }
-        module.pieces.push_back({.param = ParamId{static_cast<int32_t>(p)},
-                                 .box = part.box,
-                                 .destination_box = want.box,
-                                 .sources = RanksOf(part, held),
-                                 .destinations = want.ranks});
+        const DType from = held[part.holdings[0]].dtype;
+        if (from != want.dtype && casts.emplace(from, want.dtype).second) {
+          NoteChange(param, from, want.dtype, changes);
+        }
+        module.pieces.push_back(
+            {.param = ParamId{static_cast<int32_t>(p)},
+             .box = part.box,
+             .destination_box = want.box,
+             .sources = RanksOf(part, held),
+             .destinations = want.ranks,
+             .wire_dtype = DTypeBytes(from) < DTypeBytes(want.dtype)
+                               ? from
+                               : want.dtype});
       }
     }
   }
+  CheckChanges(options, changes);
+  for (const DTypeChange& change : changes) {
+    module.casts.emplace_back(change.from, change.to);
+  }
   std::sort(module.casts.begin(), module.casts.end());
-  module.casts.erase(std::unique(module.casts.begin(), module.casts.end()),
-                     module.casts.end());
   return absl::OkStatus();
 }
 

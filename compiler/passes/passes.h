@@ -41,7 +41,7 @@ absl::Status PlaceRanks(const PassOptions& options, Module& module);
 //
 // Requires: both sides are laid out.
 // Ensures:  `pieces` of one destination fragment tile it, each with at least
-//           one source; `casts` and `wire_dtypes`. Reports params that only one
+//           one source; `casts`. Reports params that only one
 //           side has and dtype changes that the job does not declare.
 absl::Status IntersectLayouts(const PassOptions& options, Module& module);
 

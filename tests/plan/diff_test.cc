@@ -4,7 +4,9 @@
 #include <rapidjson/document.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "tests/plan/plan_spec.h"
 
@@ -388,6 +390,44 @@ TEST(DiffTest, OrderInsideAMessageIsSchedule) {
       TextOf(SampleSpec(), other),
       "schedule\n"
       "  PACKING_CHANGED 0 -> 2; 1 -> 3: other order inside the messages\n");
+}
+
+TEST(DiffTest, EveryChangeOfACopyOrAMessageIsSeen) {
+  const PlanSpec sample = SampleSpec();
+  std::vector<PlanSpec> mutants;
+  for (size_t list = 1; list < sample.copy_lists.size(); ++list) {
+    for (size_t copy = 0; copy < sample.copy_lists[list].size(); ++copy) {
+      const auto mutate = [&](auto change) {
+        change(mutants.emplace_back(sample).copy_lists[list][copy]);
+      };
+      mutate([](PlanSpec::Copy& c) { c.loops.pop_back(); });
+      mutate([](PlanSpec::Copy& c) { c.loops.back() = {2, 1}; });
+      mutate([](PlanSpec::Copy& c) { c.loops.back() = {4, 2}; });
+      mutate([](PlanSpec::Copy& c) { c.dtype = fb::DType::kFp16; });
+      mutate([](PlanSpec::Copy& c) { c.loops = {{4, 1}}, c.offset += 4; });
+      mutate([](PlanSpec::Copy& c) {
+        c.loops = {{4, 1}}, c.staging_offset += 16;
+      });
+    }
+  }
+  for (size_t rank = 0; rank < sample.programs.size(); ++rank) {
+    for (size_t i = 0; i < sample.programs[rank].messages.size(); ++i) {
+      std::vector<fb::Message>& messages =
+          mutants.emplace_back(sample).programs[rank].messages;
+      messages.erase(messages.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+  int seen = 0;
+  for (size_t i = 0; i < mutants.size(); ++i) {
+    // What the door refuses need not be compared.
+    absl::StatusOr<PlanFile> mutant =
+        PlanFile::FromBytes(BuildPlan(mutants[i]));
+    if (!mutant.ok()) continue;
+    EXPECT_FALSE(ComparePlans(OpenSpec(sample), *mutant).same())
+        << "mutant " << i;
+    ++seen;
+  }
+  EXPECT_GE(seen, 40);
 }
 
 TEST(DiffTest, TextShowsTwentyLinesOfARuleAndJsonAll) {

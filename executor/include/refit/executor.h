@@ -119,7 +119,8 @@ class Executor {
   const fb::RankProgram& program() const;
   HandshakeRecord Record(HandshakeStage stage) const;
   void PlanRounds();
-  std::vector<CopyBatch> BuildBatches() const;
+  std::vector<CopyBatch> BuildBatches(absl::Span<std::byte* const> addresses,
+                                      std::vector<Operation>& operations) const;
   absl::Status RunRounds(Stream stream, const RunOptions& options,
                          Deadline deadline);
 

@@ -1,0 +1,332 @@
+#include "refit/executor.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "refit/host_device.h"
+#include "refit/local_transport.h"
+#include "runner/checked_run.h"
+#include "runner/rank_threads.h"
+#include "runner/value_check.h"
+#include "tests/executor/plan_builder.h"
+
+namespace refit {
+namespace {
+
+constexpr std::chrono::seconds kTimeout(60);
+
+void ExpectEveryElementRight(const ReshardOptions& options) {
+  const PlanFile plan = ReshardPlan(options).Open();
+  const auto result = RunChecked(plan, {.iterations = 2, .timeout = kTimeout});
+  ASSERT_TRUE(result.ok()) << result.status();
+  for (const std::string& mismatch : result->check.mismatches) {
+    ADD_FAILURE() << mismatch;
+  }
+  EXPECT_EQ(result->check.checked_bytes, result->destination_bytes);
+  EXPECT_EQ(result->refits.size(), 2);
+}
+
+TEST(ExecutorTest, RowsBecomeColumns) {
+  ExpectEveryElementRight({.source_ranks = 3,
+                           .destination_ranks = 5,
+                           .layers = 4,
+                           .rows = 12,
+                           .columns = 40});
+}
+
+TEST(ExecutorTest, OneRankFeedsOneRank) {
+  ExpectEveryElementRight({.source_ranks = 1,
+                           .destination_ranks = 1,
+                           .layers = 1,
+                           .rows = 1,
+                           .columns = 1});
+}
+
+TEST(ExecutorTest, PaddingIsZero) {
+  ExpectEveryElementRight({.rows = 16, .columns = 6, .padding = 3});
+}
+
+TEST(ExecutorTest, SkippedElementsKeepTheirValues) {
+  ExpectEveryElementRight({.rows = 16,
+                           .columns = 6,
+                           .padding = 3,
+                           .padding_kind = fb::RegionKind::kSkip});
+}
+
+TEST(ExecutorTest, EverySupportedCastIsRight) {
+  const DType floats[] = {DType::kBf16, DType::kFp16, DType::kFp32};
+  for (const DType from : floats) {
+    for (const DType to : floats) {
+      ExpectEveryElementRight({.source_ranks = 2,
+                               .destination_ranks = 3,
+                               .rows = 20,
+                               .columns = 99,
+                               .padding = 1,
+                               .source_dtype = from,
+                               .destination_dtype = to});
+    }
+  }
+}
+
+TEST(ExecutorTest, EveryElementSizeIsRight) {
+  for (const DType dtype : {DType::kFp8E4m3, DType::kBool, DType::kInt16,
+                            DType::kInt32, DType::kInt64, DType::kFp64}) {
+    ExpectEveryElementRight({.source_ranks = 2,
+                             .destination_ranks = 3,
+                             .rows = 6,
+                             .columns = 21,
+                             .padding = 2,
+                             .source_dtype = dtype,
+                             .destination_dtype = dtype});
+  }
+}
+
+TEST(ExecutorTest, FiveHundredAndTwelveRanksRunAsThreads) {
+  ExpectEveryElementRight({.source_ranks = 256,
+                           .destination_ranks = 256,
+                           .layers = 2,
+                           .rows = 256,
+                           .columns = 512});
+}
+
+// All ranks of a plan, driven step by step.
+class World {
+ public:
+  explicit World(const PlanFile& plan)
+      : plan_(plan), fabric_(plan.world_size()) {
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      AddRank(plan, rank);
+    }
+  }
+
+  // One rank with another plan.
+  World(const PlanFile& plan, const PlanFile& other, int32_t other_rank)
+      : plan_(plan), fabric_(plan.world_size()) {
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      AddRank(rank == other_rank ? other : plan, rank);
+    }
+  }
+
+  std::vector<absl::Status> OnAllRanks(
+      const std::function<absl::Status(int32_t)>& body) {
+    std::vector<absl::Status> statuses(plan_.world_size());
+    EXPECT_TRUE(RunRankThreads(plan_.world_size(), [&](int32_t rank) {
+                  statuses[rank] = body(rank);
+                }).ok());
+    return statuses;
+  }
+
+  void Bind() {
+    for (const absl::Status& status : OnAllRanks([&](int32_t rank) {
+           absl::Status s = executor(rank).Connect(kTimeout);
+           return s.ok() ? executor(rank).Bind(tensors[rank], kTimeout) : s;
+         })) {
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  }
+
+  Executor& executor(int32_t rank) { return *executors_[rank]; }
+  Transport& transport(int32_t rank) { return *transports_[rank]; }
+
+  TensorsByRank tensors;
+
+ private:
+  void AddRank(const PlanFile& plan, int32_t rank) {
+    transports_.push_back(*fabric_.CreateTransport(rank));
+    executors_.push_back(
+        *Executor::Load(plan, {.rank = rank,
+                               .device = &device_,
+                               .transport = transports_.back().get()}));
+    tensors.push_back(TensorsOfRank(plan, rank));
+    for (BoundTensor& tensor : tensors.back()) {
+      memory_.push_back(*device_.Allocate(tensor.size_bytes));
+      tensor.data = memory_.back()->data();
+    }
+  }
+
+  const PlanFile& plan_;
+  HostDevice device_;
+  LocalFabric fabric_;
+  std::vector<std::unique_ptr<DeviceMemory>> memory_;
+  std::vector<std::unique_ptr<Transport>> transports_;
+  std::vector<std::unique_ptr<Executor>> executors_;
+};
+
+TEST(ExecutorTest, RanksWithDifferentPlansRefuseToConnect) {
+  const PlanFile plan = ReshardPlan({.rows = 8}).Open();
+  const PlanFile other = ReshardPlan({.rows = 16}).Open();
+  World world(plan, other, 3);
+  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
+         return world.executor(rank).Connect(kTimeout);
+       })) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_NE(status.message().find("plan digest differs: "), std::string::npos)
+        << status;
+    EXPECT_NE(status.message().find(DigestText(*other.plan().body_digest()) +
+                                    " on rank 3"),
+              std::string::npos)
+        << status;
+  }
+}
+
+TEST(ExecutorTest, LoadRefusesARankOutsideThePlan) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  HostDevice device;
+  LocalFabric fabric(5);
+  const auto transport = fabric.CreateTransport(4);
+  EXPECT_EQ(
+      Executor::Load(
+          plan, {.rank = 4, .device = &device, .transport = transport->get()})
+          .status()
+          .message(),
+      "rank 4 is not one of the plan's 4 ranks");
+  EXPECT_EQ(
+      Executor::Load(
+          plan, {.rank = 3, .device = &device, .transport = transport->get()})
+          .status()
+          .message(),
+      "the transport is rank 4 of 5, the executor is rank 3 of 4");
+}
+
+TEST(ExecutorTest, RankThatRefusesItsTensorsStopsAllOthers) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  World world(plan);
+  std::vector<BoundTensor> kept = world.tensors[1];
+  world.tensors[1].clear();
+  const auto bind_all = [&] {
+    return world.OnAllRanks([&](int32_t rank) {
+      return world.executor(rank).Bind(world.tensors[rank], kTimeout);
+    });
+  };
+  world.OnAllRanks(
+      [&](int32_t rank) { return world.executor(rank).Connect(kTimeout); });
+  const std::vector<absl::Status> refused = bind_all();
+  EXPECT_EQ(refused[0].message(),
+            "rank 0: rank 1 cannot go on; its own error says why");
+  EXPECT_EQ(refused[1].message().find("rank 1 cannot bind, 2 problems"), 0)
+      << refused[1];
+  EXPECT_EQ(world.executor(0).state(), ExecutorState::kConnected);
+  world.tensors[1] = kept;
+  for (const absl::Status& status : bind_all()) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(ExecutorTest, StepsOutOfOrderAreRefused) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  World world(plan);
+  EXPECT_EQ(world.executor(0).Run(nullptr, {}).message(),
+            "rank 0: Run while loaded");
+  EXPECT_EQ(world.executor(0).Bind({}).message(), "rank 0: Bind while loaded");
+  world.executor(0).Close();
+  EXPECT_EQ(world.executor(0).Connect(kTimeout).message(),
+            "rank 0: Connect while closed");
+}
+
+TEST(ExecutorTest, FailedRefitLeavesAllRanksTornUntilOneSucceeds) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  World world(plan);
+  world.Bind();
+  const ValueCheck check(plan);
+  check.FillSources(world.tensors);
+  check.PoisonDestinations(world.tensors);
+  // Rank 0's first tensor is elsewhere than at Bind.
+  std::vector<const void*> moved;
+  for (const BoundTensor& tensor : world.tensors[0]) {
+    moved.push_back(tensor.data);
+  }
+  moved[0] = &moved;
+  const auto failed = world.OnAllRanks([&](int32_t rank) {
+    RunOptions options;
+    options.timeout = kTimeout;
+    if (rank == 0) options.addresses = moved;
+    return world.executor(rank).Run(nullptr, options);
+  });
+  EXPECT_EQ(failed[0].message(), "rank 0: a tensor moved since Bind");
+  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+    EXPECT_FALSE(failed[rank].ok());
+    EXPECT_EQ(world.executor(rank).state(), ExecutorState::kTorn);
+  }
+  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
+         return world.executor(rank).Run(nullptr, {});
+       })) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  EXPECT_EQ(world.executor(0).state(), ExecutorState::kBound);
+  EXPECT_EQ(check.Check(world.tensors).wrong_elements, 0);
+}
+
+TEST(ExecutorTest, RankThatDoesNotComeFailsTheOthersAtTheDeadline) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  World world(plan);
+  world.Bind();
+  const auto statuses = world.OnAllRanks([&](int32_t rank) {
+    RunOptions options;
+    options.timeout = std::chrono::milliseconds(100);
+    return rank == 0 ? absl::OkStatus()
+                     : world.executor(rank).Run(nullptr, options);
+  });
+  for (int32_t rank = 1; rank < plan.world_size(); ++rank) {
+    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kDeadlineExceeded)
+        << statuses[rank];
+    EXPECT_EQ(world.executor(rank).state(), ExecutorState::kTorn);
+  }
+  EXPECT_NE(statuses[2].message().find("rank 2: round 0: recv of 32 bytes "
+                                       "from rank 0: "),
+            std::string::npos)
+      << statuses[2];
+}
+
+TEST(ExecutorTest, RankMayBindAgainAlone) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  World world(plan);
+  world.Bind();
+  std::vector<std::vector<std::byte>> elsewhere;
+  for (BoundTensor& tensor : world.tensors[3]) {
+    elsewhere.emplace_back(tensor.size_bytes);
+    tensor.data = elsewhere.back().data();
+  }
+  ASSERT_TRUE(world.executor(3).Bind(world.tensors[3]).ok());
+  const ValueCheck check(plan);
+  check.FillSources(world.tensors);
+  check.PoisonDestinations(world.tensors);
+  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
+         return world.executor(rank).Run(nullptr, {});
+       })) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  EXPECT_EQ(check.Check(world.tensors).wrong_elements, 0);
+}
+
+TEST(ExecutorTest, RefusedRebindKeepsTheEarlierOne) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  World world(plan);
+  world.Bind();
+  EXPECT_FALSE(world.executor(0).Bind({}).ok());
+  EXPECT_EQ(world.executor(0).state(), ExecutorState::kBound);
+  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
+         return world.executor(rank).Run(nullptr, {});
+       })) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(ExecutorTest, CountersTellWhatARefitMoved) {
+  const PlanFile plan = ReshardPlan({.layers = 3}).Open();
+  World world(plan);
+  world.Bind();
+  world.OnAllRanks(
+      [&](int32_t rank) { return world.executor(rank).Run(nullptr, {}); });
+  const RunCounters& counters = world.executor(0).counters();
+  EXPECT_EQ(counters.rounds, 3);
+  EXPECT_EQ(counters.messages_sent, 6);
+  EXPECT_EQ(counters.bytes_sent, 6 * 32);
+  EXPECT_EQ(counters.messages_received, 0);
+  EXPECT_EQ(world.executor(2).counters().bytes_received, 6 * 32);
+}
+
+}  // namespace
+}  // namespace refit

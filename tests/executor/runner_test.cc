@@ -1,0 +1,156 @@
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "runner/checked_run.h"
+#include "runner/safetensors.h"
+#include "runner/safetensors_run.h"
+#include "tests/executor/plan_builder.h"
+
+namespace refit {
+namespace {
+
+std::string FirstMismatch(const PlanBuilder& builder) {
+  const PlanFile plan = builder.Open();
+  const auto result = RunChecked(plan, {});
+  EXPECT_TRUE(result.ok()) << result.status();
+  EXPECT_GT(result->check.wrong_elements, 0);
+  return result->check.mismatches.empty() ? "" : result->check.mismatches[0];
+}
+
+// Text before the values, which no reader knows by heart.
+std::string Place(const std::string& mismatch) {
+  return mismatch.substr(0, mismatch.find(':'));
+}
+
+TEST(CheckTest, WrongSourceElementIsSeen) {
+  PlanBuilder plan = ReshardPlan({});
+  plan.ranks[0].messages[1].copies[0].offset -= 1;
+  const std::string mismatch = FirstMismatch(plan);
+  EXPECT_EQ(Place(mismatch),
+            "rank 3, buffer \"model.layers.0.weight\", index 0");
+  EXPECT_NE(mismatch.find("(element 4 of param \"model.layers.0.weight\")"),
+            std::string::npos)
+      << mismatch;
+}
+
+TEST(CheckTest, ElementThatIsNotWrittenIsSeen) {
+  PlanBuilder plan = ReshardPlan({});
+  plan.ranks[2].messages[0].copies.clear();
+  const std::string mismatch = FirstMismatch(plan);
+  EXPECT_EQ(Place(mismatch),
+            "rank 2, buffer \"model.layers.0.weight\", index 0");
+  EXPECT_NE(mismatch.find("found 0xffff"), std::string::npos) << mismatch;
+}
+
+TEST(CheckTest, PaddingThatIsNotZeroIsSeen) {
+  PlanBuilder plan = ReshardPlan({.padding = 2});
+  plan.ranks[3].fills.clear();
+  EXPECT_EQ(FirstMismatch(plan),
+            "rank 3, buffer \"model.layers.0.weight\", index 4: found 0xffff, "
+            "expected 0x0000 (zero fill)");
+}
+
+TEST(CheckTest, WriteUnderASkipIsSeen) {
+  PlanBuilder plan =
+      ReshardPlan({.padding = 2, .padding_kind = fb::RegionKind::kSkip});
+  plan.ranks[3].fills = {{.slot = 0, .offset = 5, .loops = {}}};
+  EXPECT_EQ(FirstMismatch(plan),
+            "rank 3, buffer \"model.layers.0.weight\", index 5: found 0x0000, "
+            "expected 0xffff (a declared skip)");
+}
+
+TEST(CheckTest, ElementsThePlanSaysNothingAboutAreSeen) {
+  PlanBuilder plan = ReshardPlan({.padding = 2});
+  plan.buffers.back().regions.clear();
+  EXPECT_EQ(FirstMismatch(plan),
+            "rank 3, buffer \"model.layers.{0}.weight\": of 96 elements the "
+            "plan says nothing about 32");
+}
+
+class SafetensorsRunTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = std::filesystem::path(testing::TempDir()) /
+            ("safetensors_run_test." + std::to_string(getpid()) + "." +
+             testing::UnitTest::GetInstance()->current_test_info()->name());
+    source_ = (root_ / "source").string();
+    destination_ = (root_ / "destination").string();
+    std::filesystem::create_directories(source_);
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+
+  // Files of the source ranks whose elements count up from rank * 1000.
+  void WriteSources(const PlanFile& plan) {
+    for (int32_t rank = 0; rank < plan.source_ranks(); ++rank) {
+      auto writer = SafetensorsWriter::Create(
+          (std::filesystem::path(source_) / RankFileName(rank)).string(),
+          TensorsOfRank(plan, rank));
+      ASSERT_TRUE(writer.ok()) << writer.status();
+      uint16_t value = rank * 1000;
+      for (const BoundTensor& tensor : writer->tensors()) {
+        for (size_t at = 0; at < tensor.size_bytes; at += 2, ++value) {
+          std::memcpy(static_cast<std::byte*>(tensor.data) + at, &value, 2);
+        }
+      }
+      ASSERT_TRUE(writer->Finish().ok());
+      ASSERT_TRUE(writer->Commit().ok());
+    }
+  }
+
+  size_t DestinationFiles() const {
+    if (!std::filesystem::exists(destination_)) return 0;
+    return std::distance(std::filesystem::directory_iterator(destination_), {});
+  }
+
+  std::filesystem::path root_;
+  std::string source_;
+  std::string destination_;
+};
+
+TEST_F(SafetensorsRunTest, DestinationFilesHoldTheSourcesElements) {
+  // Two rows of four become columns 0, 1 and 2, 3, with one column of padding.
+  const PlanFile plan =
+      ReshardPlan({.layers = 1, .rows = 2, .columns = 4, .padding = 1}).Open();
+  WriteSources(plan);
+  const auto result = RunSafetensors(plan, source_, destination_, {});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(DestinationFiles(), 2);
+  const auto reader = SafetensorsReader::Open(
+      (std::filesystem::path(destination_) / "rank-00003.safetensors")
+          .string());
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  ASSERT_EQ(reader->tensors().size(), 1);
+  EXPECT_EQ(reader->tensors()[0].name, "model.layers.0.weight");
+  const std::vector<uint16_t> expected = {2, 3, 0, 1002, 1003, 0};
+  EXPECT_EQ(std::memcmp(reader->tensors()[0].data, expected.data(), 12), 0);
+}
+
+TEST_F(SafetensorsRunTest, MissingSourceFileLeavesNothingBehind) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  WriteSources(plan);
+  const std::string missing =
+      (std::filesystem::path(source_) / RankFileName(1)).string();
+  std::filesystem::remove(missing);
+  EXPECT_EQ(RunSafetensors(plan, source_, destination_, {}).status().message(),
+            missing + ": No such file or directory");
+  EXPECT_EQ(DestinationFiles(), 0);
+}
+
+TEST_F(SafetensorsRunTest, SourceFileOfAnotherPlanLeavesNothingBehind) {
+  WriteSources(ReshardPlan({.rows = 16}).Open());
+  const PlanFile plan = ReshardPlan({}).Open();
+  EXPECT_EQ(RunSafetensors(plan, source_, destination_, {}).status().message(),
+            "rank 0 cannot bind, 2 problems\n"
+            "  wrong shape: \"decoder.layers.0.weight\" is [8, 8], the plan "
+            "wants [4, 8]\n"
+            "  wrong shape: \"decoder.layers.1.weight\" is [8, 8], the plan "
+            "wants [4, 8]");
+  EXPECT_EQ(DestinationFiles(), 0);
+}
+
+}  // namespace
+}  // namespace refit

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Compares what the programs print with the files of expected/, to the letter.
+
+usage: run_goldens.py BIN_DIR      REFIT_UPDATE_GOLDENS=1 writes the files instead
+
+jobs/*.json       every pass's text (refitc --print-after) and the plan's (refit-dump)
+errors/*.json     what refitc says of a wrong job; nothing may be written
+examples/jobs/    refitc --stats of the real jobs, and refit-verify's verdict
+"""
+import difflib
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+EXAMPLES = HERE.parent.parent / "examples" / "jobs"
+UPDATE = os.environ.get("REFIT_UPDATE_GOLDENS") == "1"
+
+
+class Goldens:
+    def __init__(self, bin_dir, scratch):
+        self.bin = pathlib.Path(bin_dir).resolve()
+        self.plan = pathlib.Path(scratch) / "plan.refit"
+        self.passed = 0
+        self.failed = []
+        self.seen = set()
+
+    def run(self, tool, *arguments, cwd=None, status=0):
+        done = subprocess.run([self.bin / tool, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120)
+        if done.returncode != status:
+            self.failed.append(f"{tool} {' '.join(map(str, arguments))}: exit status {done.returncode}, "
+                               f"wanted {status}\n{done.stderr}")
+        return done
+
+    def expect(self, name, text):
+        path = HERE / "expected" / name
+        self.seen.add(path)
+        if UPDATE:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        wanted = path.read_text() if path.exists() else ""
+        if text == wanted:
+            self.passed += 1
+            return
+        diff = difflib.unified_diff(wanted.splitlines(True), text.splitlines(True), f"expected/{name}", "printed")
+        self.failed.append("".join(diff))
+
+    def job(self, job):
+        for line in self.run("refitc", "--list-passes").stdout.splitlines():
+            name = line.split()[0]
+            printed = self.run("refitc", job.name, f"--print-after={name}", cwd=HERE / "jobs").stdout
+            self.expect(f"{job.stem}/{name}.txt", printed)
+        self.run("refitc", job.name, "-o", self.plan, cwd=HERE / "jobs")
+        self.run("refit-verify", self.plan, "--job", job)
+        self.expect(f"{job.stem}/dump.txt", self.run("refit-dump", self.plan).stdout)
+        self.run("refit-run", self.plan, "--transport", "local", "--check")
+
+    def error(self, job):
+        self.plan.unlink(missing_ok=True)
+        done = self.run("refitc", job.name, "-o", self.plan, cwd=HERE / "errors", status=2)
+        self.expect(f"errors/{job.stem}.txt", done.stderr)
+        left = list(self.plan.parent.iterdir())
+        if done.stdout or left:
+            self.failed.append(f"errors/{job.name}: printed or left something: {done.stdout!r} {left}")
+
+    def example(self, job):
+        done = self.run("refitc", job.name, "-o", self.plan, "--stats", cwd=EXAMPLES)
+        self.expect(f"examples/{job.stem}.txt", done.stdout)
+        self.run("refit-verify", self.plan, "--job", job)
+
+
+def main():
+    with tempfile.TemporaryDirectory() as scratch:
+        goldens = Goldens(sys.argv[1], scratch)
+        for job in sorted((HERE / "errors").glob("*.json")):
+            goldens.error(job)
+        for job in sorted((HERE / "jobs").glob("tiny-*.json")):
+            if not job.name.endswith(".config.json"):
+                goldens.job(job)
+        for job in sorted(EXAMPLES.glob("*.json")):
+            goldens.example(job)
+    stale = sorted(set((HERE / "expected").rglob("*.txt")) - goldens.seen)
+    goldens.failed += [f"{path.relative_to(HERE)}: nothing prints this any more" for path in stale]
+    for failure in goldens.failed:
+        print(failure)
+    print(f"{goldens.passed} passed, {len(goldens.failed)} failed")
+    return 1 if goldens.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,431 @@
+#include "plan/plan_file.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "plan/dtype.h"
+#include "plan/proof.h"
+#include "tests/plan/plan_spec.h"
+
+namespace refit {
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+absl::Status Door(Bytes bytes) {
+  return PlanFile::FromBytes(std::move(bytes)).status();
+}
+
+// The door's message for the sample plan after `change`.
+std::string Refusal(const std::function<void(PlanSpec&)>& change) {
+  PlanSpec spec = SampleSpec();
+  change(spec);
+  const absl::Status status = Door(BuildPlan(spec));
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  return std::string(status.message());
+}
+
+struct Header {
+  uint32_t format_version = kFormatMajor << 16 | kFormatMinor;
+  uint64_t required_features = 0;
+  bool digests = true;
+};
+
+// `body` as a plan; its digest is right.
+Bytes Wrap(const Bytes& body, const Header& header) {
+  flatbuffers::FlatBufferBuilder builder;
+  builder.ForceVectorAlignment(body.size(), 1, 16);
+  const auto vector = builder.CreateVector(body);
+  const fb::Digest digest = DigestOf(body);
+  builder.Finish(
+      fb::CreatePlan(builder, header.format_version, header.required_features,
+                     header.digests ? &digest : nullptr,
+                     header.digests ? &digest : nullptr, vector),
+      fb::PlanIdentifier());
+  return {builder.GetBufferPointer(),
+          builder.GetBufferPointer() + builder.GetSize()};
+}
+
+Bytes SampleBody() {
+  const Bytes plan = BuildPlan(SampleSpec());
+  const auto& body = *fb::GetPlan(plan.data())->body();
+  return {body.begin(), body.end()};
+}
+
+class PlanFileTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = testing::TempDir() + "/plan_file_test.XXXXXX";
+    directory_ = mkdtemp(pattern.data());
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+
+  std::string Write(const Bytes& bytes) {
+    const std::string path = directory_ + "/plan.refit";
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()),
+               static_cast<std::streamsize>(bytes.size()));
+    return path;
+  }
+
+  std::string directory_;
+};
+
+TEST_F(PlanFileTest, AFileOpensAsItsBytesDo) {
+  const Bytes bytes = BuildPlan(SampleSpec());
+  const absl::StatusOr<PlanFile> plan = PlanFile::Open(Write(bytes));
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_EQ(Bytes(plan->bytes().begin(), plan->bytes().end()), bytes);
+  EXPECT_EQ(plan->source_ranks(), 2);
+  EXPECT_EQ(plan->world_size(), 4);
+  EXPECT_EQ(plan->side(1), fb::Side::kSource);
+  EXPECT_EQ(plan->side(2), fb::Side::kDestination);
+}
+
+TEST_F(PlanFileTest, APipeIsRead) {
+  const std::string path = directory_ + "/pipe";
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  const Bytes bytes = BuildPlan(SampleSpec());
+  std::thread writer([&] {
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()),
+               static_cast<std::streamsize>(bytes.size()));
+  });
+  const absl::StatusOr<PlanFile> plan = PlanFile::Open(path);
+  writer.join();
+  EXPECT_TRUE(plan.ok()) << plan.status().message();
+}
+
+TEST_F(PlanFileTest, AMissingFileIsNotFound) {
+  const absl::Status status = PlanFile::Open(directory_ + "/none").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(status.message(), directory_ + "/none: No such file or directory");
+}
+
+TEST_F(PlanFileTest, ADirectoryCannotBeRead) {
+  EXPECT_EQ(PlanFile::Open(directory_).status().code(),
+            absl::StatusCode::kUnavailable);
+}
+
+TEST_F(PlanFileTest, AnEmptyFileIsNoPlan) {
+  EXPECT_EQ(PlanFile::Open(Write({})).status().message(),
+            "not a plan: 0 bytes are too few");
+}
+
+TEST(PlanDoorTest, AnotherIdentifierIsNoPlan) {
+  Bytes bytes = BuildPlan(SampleSpec());
+  bytes[4] = 'J';
+  bytes[7] = 0;
+  EXPECT_EQ(Door(bytes).message(),
+            "not a plan: file identifier is \"JFI\\x00\" when it should be "
+            "\"RFIT\"");
+}
+
+TEST(PlanDoorTest, EveryTruncationIsRefused) {
+  const Bytes bytes = BuildPlan(SampleSpec());
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_EQ(Door(Bytes(bytes.begin(), bytes.begin() + size)).code(),
+              absl::StatusCode::kInvalidArgument)
+        << size;
+  }
+}
+
+TEST(PlanDoorTest, ANewerMajorIsRefused) {
+  const absl::Status status =
+      Door(Wrap(SampleBody(), {.format_version = 2 << 16 | 3}));
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.message(),
+            "format version 2.3 is newer than this build's 1.0");
+}
+
+TEST(PlanDoorTest, ANewerMinorIsRead) {
+  EXPECT_TRUE(Door(Wrap(SampleBody(), {.format_version = 1 << 16 | 9})).ok());
+}
+
+TEST(PlanDoorTest, AMajorThatNeverWasIsRefused) {
+  EXPECT_EQ(Door(Wrap(SampleBody(), {.format_version = 7})).message(),
+            "format version 0.7 does not exist; this build reads 1.0");
+}
+
+TEST(PlanDoorTest, AnUnknownFeatureIsRefused) {
+  const absl::Status status =
+      Door(Wrap(SampleBody(), {.required_features = 1 << 5}));
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.message(),
+            "required feature bit 5 is unknown to this build");
+}
+
+TEST(PlanDoorTest, AbsentDigestsAreRefused) {
+  EXPECT_EQ(Door(Wrap(SampleBody(), {.digests = false})).message(),
+            "the plan has no digests");
+}
+
+TEST(PlanDoorTest, ABodyOfAnotherDigestIsDamaged) {
+  Bytes bytes = BuildPlan(SampleSpec());
+  const auto& body = *fb::GetPlan(bytes.data())->body();
+  const std::string right =
+      DigestText(*fb::GetPlan(bytes.data())->body_digest());
+  bytes[static_cast<size_t>(body.data() - bytes.data()) + body.size() / 2] ^= 1;
+  const std::string message(Door(bytes).message());
+  EXPECT_EQ(message.substr(0, 30), "damaged: the body's digest is ");
+  EXPECT_EQ(message.substr(62), " when it should be " + right);
+}
+
+TEST(PlanDoorTest, ABodyThatIsNoFlatBufferIsRefused) {
+  EXPECT_EQ(Door(Wrap(Bytes(64, 0xff), {})).message(),
+            "the body is no well-formed FlatBuffer");
+}
+
+TEST(PlanDoorTest, DamageUnderARightDigestNeverCrashes) {
+  const Bytes body = SampleBody();
+  std::mt19937 random(1);
+  int opened = 0;
+  for (int i = 0; i < 20000; ++i) {
+    Bytes damaged = body;
+    for (int flips = 1 + static_cast<int>(random() % 3); flips > 0; --flips) {
+      damaged[random() % damaged.size()] ^=
+          static_cast<uint8_t>(1 << random() % 8);
+    }
+    const absl::StatusOr<PlanFile> plan =
+        PlanFile::FromBytes(Wrap(damaged, {}));
+    if (!plan.ok()) continue;
+    ++opened;
+    Prove(*plan);
+  }
+  EXPECT_GT(opened, 1000);
+}
+
+// Every index and range of the body.
+
+TEST(PlanDoorTest, APeerOutsideThePlanIsRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.programs[1].messages[0] = SendTo(9, 0, 1, 0, 80);
+            }),
+            "program of rank 1, message 0: peer 9 is not below 4");
+}
+
+TEST(PlanDoorTest, ARankThatSendsToItselfIsRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.programs[1].messages[0] = SendTo(1, 0, 1, 0, 80);
+            }),
+            "program of rank 1, message 0: peer is the rank itself");
+}
+
+TEST(PlanDoorTest, ARoundOutsideThePlanIsRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.programs[3].messages[1] = RecvFrom(0, 2, 5, 80, 64);
+            }),
+            "program of rank 3, message 1: round 2 is not below 2");
+}
+
+TEST(PlanDoorTest, ACopyListOutsideThePlanIsRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.programs[3].messages[1] = RecvFrom(0, 1, 912, 80, 64);
+            }),
+            "program of rank 3, message 1: copies 912 is not below 8");
+}
+
+TEST(PlanDoorTest, FillsOutsideThePlanAreRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.programs[2].fills = 8; }),
+            "program of rank 2: fills 8 is not below 8");
+}
+
+TEST(PlanDoorTest, ABufferOutsideThePlanIsRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.programs[0].buffers[1] = 5; }),
+            "program of rank 0, buffer slot 1: buffer 5 is not below 5");
+}
+
+TEST(PlanDoorTest, AMessageOutsideItsArenaIsRefused) {
+  EXPECT_EQ(
+      Refusal([](PlanSpec& spec) { spec.programs[0].staging_bytes = 143; }),
+      "program of rank 0, message 1: 64 bytes from 80 leave the staging "
+      "arena of 143 bytes");
+}
+
+TEST(PlanDoorTest, ACopyOutsideItsMessageIsRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.copy_lists[3][1].staging_offset = 72;
+            }),
+            "program of rank 2, message 0: copy 1: 8 elements of bf16 from "
+            "byte 72 leave the message's 80 bytes");
+}
+
+TEST(PlanDoorTest, ACopyOutsideItsBufferIsRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.copy_lists[3][1].offset = 8; }),
+            "program of rank 2, message 0: copy 1: offset 8 is not below the "
+            "buffer's 8 elements");
+}
+
+TEST(PlanDoorTest, ACopyThatLeavesItsTensorIsRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.copy_lists[2][0].loops = {{32, 1}};
+            }),
+            "program of rank 0, message 1: copy 0: loop 0: 32 steps of 1 leave "
+            "the tensor");
+}
+
+TEST(PlanDoorTest, ACopyThatLeavesItsStackIsRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.copy_lists[2][0].loops = {{3, 16}, {4, 1}};
+            }),
+            "program of rank 0, message 1: copy 0: loop 0: 3 steps of 16 leave "
+            "the stack");
+}
+
+TEST(PlanDoorTest, AStrideOfOneAndAHalfTensorsIsRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.copy_lists[2][0].loops = {{2, 24}, {4, 1}};
+            }),
+            "program of rank 0, message 1: copy 0: loop 0: stride 24 is "
+            "neither inside a tensor of 16 elements nor whole tensors");
+}
+
+TEST(PlanDoorTest, LoopsThatOverflowAreRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.copy_lists[2][0].loops = {{uint64_t{1} << 63, 2}};
+            }),
+            "program of rank 0, message 1: copy 0: loop 0: 9223372036854775808 "
+            "steps of 2 leave the tensor");
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.copy_lists[2][0].loops = {{uint64_t{1} << 40, 0},
+                                             {uint64_t{1} << 40, 0}};
+            }),
+            "program of rank 0, message 1: copy 0: loop 1: too many elements");
+}
+
+TEST(PlanDoorTest, ALoopOfOneIsRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.copy_lists[1][1].loops = {{1, 1}};
+            }),
+            "loop 2: extent 1 is below 2");
+}
+
+TEST(PlanDoorTest, ABufferSlotOutsideTheRankIsRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.copy_lists[3][1].slot = 2; }),
+            "program of rank 2, message 0: copy 1: buffer_slot 2 is not below "
+            "2");
+}
+
+TEST(PlanDoorTest, ACastThatNoExecutorHasIsRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.copy_lists[3][1].dtype = DType::kInt16;
+            }),
+            "program of rank 2, message 0: copy 1: no cast between int16 on "
+            "the wire and the buffer's bf16");
+}
+
+TEST(PlanDoorTest, UnknownDTypesAreRefused) {
+  const auto unknown = static_cast<DType>(99);
+  EXPECT_EQ(Refusal([&](PlanSpec& spec) { spec.params[1].dtype = unknown; }),
+            "param 1: unknown dtype 99");
+  EXPECT_EQ(Refusal([&](PlanSpec& spec) { spec.buffers[4].dtype = unknown; }),
+            "buffer 4: unknown dtype 99");
+  EXPECT_EQ(
+      Refusal([&](PlanSpec& spec) { spec.copy_lists[3][1].dtype = unknown; }),
+      "copy 4: unknown dtype 99");
+  EXPECT_EQ(Refusal([&](PlanSpec& spec) {
+              spec.casts = {{DType::kBf16, unknown}};
+            }),
+            "cast 0: unknown dtype 99");
+}
+
+TEST(PlanDoorTest, UnknownEnumsAreRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.params[2].skip = static_cast<fb::SkipReason>(77);
+            }),
+            "param 2: unknown skip reason 77");
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.skips[0].reason = fb::SkipReason::kUnspecified;
+            }),
+            "skip 0: unknown reason 0");
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.buffers[3].regions[0].kind = static_cast<fb::RegionKind>(9);
+            }),
+            "buffer 3: region 0: unknown kind 9");
+  EXPECT_EQ(
+      Refusal([](PlanSpec& spec) { spec.rounds[1] = fb::Route::kUnspecified; }),
+      "round 1: unknown route 0");
+}
+
+TEST(PlanDoorTest, ReservedFieldsMustBeZero) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.programs[0].messages[0] =
+                  fb::Message(0, 2, 1, fb::MessageKind::kSend, 0, 1, 0, 80);
+            }),
+            "program of rank 0, message 0: a reserved field is not 0");
+}
+
+TEST(PlanDoorTest, SizesThatOverflowAreRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.params[1].shape = {uint64_t{1} << 32, uint64_t{1} << 32};
+            }),
+            "param 1: dimension 1 of 4294967296 overflows the size");
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.buffers[4].shape = {uint64_t{1} << 62};
+            }),
+            "buffer 4: more than 2^63 bytes");
+}
+
+TEST(PlanDoorTest, FragmentsStayInsideParamAndBuffer) {
+  EXPECT_EQ(
+      Refusal([](PlanSpec& spec) { spec.buffers[3].fragments[0].param = 3; }),
+      "buffer 3: fragment 0: param 3 is not below 3");
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.buffers[3].fragments[0].lo = {0, 1, 0};
+            }),
+            "buffer 3: fragment 0: dimension 1: 4 elements from 1 leave the "
+            "param's 4");
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.buffers[3].fragments[0].lo = {0, 0};
+            }),
+            "buffer 3: fragment 0: lo has 2 and extent 3 entries when param 0 "
+            "has 3 dimensions");
+  EXPECT_EQ(
+      Refusal([](PlanSpec& spec) { spec.buffers[3].fragments[0].offset = 9; }),
+      "buffer 3: fragment 0: leaves the buffer's 80 elements");
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.buffers[3].fragments[0].stride = {~uint64_t{0}, 8, 1};
+            }),
+            "buffer 3: fragment 0: dimension 0 overflows");
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.buffers[3].regions[0].extent = {2, 0};
+            }),
+            "buffer 3: region 0: extent 1 is 0");
+}
+
+TEST(PlanDoorTest, SourceRanksBeyondThePlanAreRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.source_ranks = 5; }),
+            "source_ranks 5 is above the 4 programs");
+}
+
+TEST(TensorNameTest, NumbersStandForTheirPlaces) {
+  PlanSpec spec = SampleSpec();
+  spec.params[0].name = "layers.{0}.experts.{1}.w{9}{x}";
+  spec.params[0].index = {{.first = 3, .count = 2}, {.first = 10, .count = 3}};
+  spec.params[0].shape = {4, 8};
+  for (PlanSpec::Buffer& buffer : spec.buffers) buffer.fragments.clear();
+  const PlanFile plan = OpenSpec(spec);
+  const fb::Param& param = *plan.body().params()->Get(0);
+  EXPECT_EQ(TensorName(param, 0), "layers.3.experts.10.w{9}{x}");
+  EXPECT_EQ(TensorName(param, 5), "layers.4.experts.12.w{9}{x}");
+  const fb::Buffer& buffer = *plan.body().buffers()->Get(3);
+  EXPECT_EQ(TensorName(buffer, 1), "model.layers.1.mlp.up_proj.weight");
+  EXPECT_EQ(TensorElements(buffer), 40u);
+  EXPECT_EQ(StackTensors(buffer), 2u);
+}
+
+TEST(DigestTest, IsXxh3OfTheBytesHighHalfFirst) {
+  // XXH3-128 of no bytes, from the xxHash specification.
+  EXPECT_EQ(DigestText(DigestOf({})), "99aa06d3014798d86001c324468d497f");
+}
+
+}  // namespace
+}  // namespace refit

@@ -1,0 +1,154 @@
+#include "tests/property/chain.h"
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "compiler/compile.h"
+#include "compiler/diagnostics.h"
+#include "compiler/job/job.h"
+#include "plan/dtype.h"
+#include "plan/plan_file.h"
+#include "runner/local_ranks.h"
+#include "tests/compiler/temporary_directory.h"
+
+namespace refit {
+namespace {
+
+constexpr std::chrono::seconds kTimeout{120};
+
+// The plan, or why there is none.
+struct Compiled {
+  std::vector<uint8_t> bytes;
+  std::string error;
+};
+
+Compiled CompileText(const std::string& text,
+                     const std::map<std::string, std::string>& files) {
+  const TemporaryDirectory directory;
+  for (const auto& [name, content] : files) directory.Write(name, content);
+  Diagnostics diagnostics;
+  const std::optional<Job> job =
+      ReadJob(directory.Write("job.json", text), diagnostics);
+  if (!job.has_value()) {
+    return {.bytes = {},
+            .error = absl::StrCat("ReadJob: ",
+                                  directory.Relative(diagnostics.Render()))};
+  }
+  absl::StatusOr<std::vector<uint8_t>> bytes = Compile(*job, {}, diagnostics);
+  if (!bytes.ok()) {
+    return {.bytes = {},
+            .error = absl::StrCat("Compile: ", bytes.status().ToString(), "\n",
+                                  directory.Relative(diagnostics.Render()))};
+  }
+  return {.bytes = *std::move(bytes), .error = ""};
+}
+
+BoundTensor Bind(TensorBytes& tensor) {
+  return {.name = tensor.name,
+          .data = tensor.bytes.empty() ? nullptr : tensor.bytes.data(),
+          .size_bytes = tensor.bytes.size(),
+          .dtype = *ParseDType(tensor.dtype),
+          .shape = {tensor.shape.begin(), tensor.shape.end()}};
+}
+
+// "" or the first byte that differs.
+std::string Compare(size_t rank, const TensorBytes& found,
+                    const TensorBytes& wanted) {
+  if (found.bytes == wanted.bytes) return "";
+  size_t at = 0;
+  while (found.bytes[at] == wanted.bytes[at]) ++at;
+  const int64_t size = ElementBytes(wanted.dtype);
+  int64_t element = static_cast<int64_t>(at) / size;
+  const int64_t flat = element;
+  std::vector<int64_t> index(wanted.shape.size());
+  for (size_t d = index.size(); d-- > 0;) {
+    index[d] = element % wanted.shape[d];
+    element /= wanted.shape[d];
+  }
+  const auto hex = [&](const TensorBytes& tensor) {
+    std::string text;
+    for (int64_t b = size; b-- > 0;) {
+      absl::StrAppendFormat(&text, "%02x",
+                            static_cast<int>(tensor.bytes[flat * size + b]));
+    }
+    return text;
+  };
+  return absl::StrFormat(
+      "destination rank %d, tensor \"%s\" (%s), element [%s]: found %s, wanted "
+      "%s",
+      rank, wanted.name, wanted.dtype, absl::StrJoin(index, ", "), hex(found),
+      hex(wanted));
+}
+
+}  // namespace
+
+int64_t ElementBytes(const std::string& dtype) {
+  return DTypeBytes(*ParseDType(dtype));
+}
+
+std::string CompileChain(const std::string& job) {
+  return CompileText(job, {}).error;
+}
+
+std::string RunChain(const ChainCase& chain) {
+  Compiled compiled = CompileText(chain.job, chain.files);
+  if (!compiled.error.empty()) return compiled.error;
+  if (CompileText(chain.job, chain.files).bytes != compiled.bytes) {
+    return "the second compilation gives other bytes";
+  }
+  const absl::StatusOr<PlanFile> plan =
+      PlanFile::FromBytes(std::move(compiled.bytes));
+  if (!plan.ok()) return absl::StrCat("PlanFile: ", plan.status().ToString());
+  const size_t ranks = chain.sources.size() + chain.destinations.size();
+  if (plan->source_ranks() != static_cast<int32_t>(chain.sources.size()) ||
+      plan->world_size() != static_cast<int32_t>(ranks)) {
+    return absl::StrFormat(
+        "the plan has %d source ranks of %d; wanted %d of %d",
+        plan->source_ranks(), plan->world_size(), chain.sources.size(), ranks);
+  }
+
+  std::vector<std::vector<TensorBytes>> sources = chain.sources;
+  std::vector<std::vector<TensorBytes>> found = chain.destinations;
+  std::vector<std::vector<BoundTensor>> bound;
+  for (std::vector<TensorBytes>& rank : sources) {
+    bound.emplace_back();
+    for (TensorBytes& tensor : rank) bound.back().push_back(Bind(tensor));
+  }
+  for (std::vector<TensorBytes>& rank : found) {
+    bound.emplace_back();
+    for (TensorBytes& tensor : rank) {
+      std::fill(tensor.bytes.begin(), tensor.bytes.end(), kUntouchedByte);
+      bound.back().push_back(Bind(tensor));
+    }
+  }
+  const absl::StatusOr<std::unique_ptr<LocalRanks>> local =
+      LocalRanks::Create(*plan, bound, kTimeout);
+  if (!local.ok()) return absl::StrCat("Bind: ", local.status().ToString());
+  const absl::StatusOr<RefitMeasurement> refit = (*local)->Refit();
+  if (!refit.ok()) return absl::StrCat("Run: ", refit.status().ToString());
+
+  for (size_t rank = 0; rank < found.size(); ++rank) {
+    for (size_t i = 0; i < found[rank].size(); ++i) {
+      const std::string difference =
+          Compare(rank, found[rank][i], chain.destinations[rank][i]);
+      if (!difference.empty()) return difference;
+    }
+  }
+  for (size_t rank = 0; rank < sources.size(); ++rank) {
+    for (size_t i = 0; i < sources[rank].size(); ++i) {
+      if (sources[rank][i].bytes != chain.sources[rank][i].bytes) {
+        return absl::StrFormat("the refit wrote to source rank %d, tensor %s",
+                               rank, sources[rank][i].name);
+      }
+    }
+  }
+  return "";
+}
+
+}  // namespace refit

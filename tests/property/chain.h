@@ -1,0 +1,53 @@
+// The whole product on one machine: a job's text in, the bytes of every
+// destination rank out.
+#ifndef REFIT_TESTS_PROPERTY_CHAIN_H_
+#define REFIT_TESTS_PROPERTY_CHAIN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace refit {
+
+// Whether a sanitizer slows the tests down, so that they should do less.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
+// What stands in a destination before the refit, and after it wherever nothing
+// is written.
+inline constexpr std::byte kUntouchedByte{0xA5};
+
+// A tensor of one rank with its content.
+struct TensorBytes {
+  std::string name;
+  std::string dtype;  // as jobs name it
+  std::vector<int64_t> shape;
+  std::vector<std::byte> bytes;
+};
+
+struct ChainCase {
+  std::string job;
+  std::map<std::string, std::string> files;       // beside the job, by name
+  std::vector<std::vector<TensorBytes>> sources;  // by source rank
+  std::vector<std::vector<TensorBytes>> destinations;  // as they must become
+};
+
+// Reads, compiles (twice: the bytes must be equal), proves and opens the job's
+// plan, runs all its ranks and compares every destination byte. Returns "" or
+// what went wrong.
+std::string RunChain(const ChainCase& chain);
+
+// Reads, compiles and proves the job alone.
+std::string CompileChain(const std::string& job);
+
+// Bytes of an element of a dtype that jobs name.
+int64_t ElementBytes(const std::string& dtype);
+
+}  // namespace refit
+
+#endif  // REFIT_TESTS_PROPERTY_CHAIN_H_

@@ -1,0 +1,292 @@
+// Random jobs through the whole product, every destination byte compared with
+// the oracle's.
+//
+//   REFIT_SEED=N             replays one draw; a failure names its seed
+//   REFIT_PROPERTY_CASES=N   draws per test instead of the default
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "tests/property/chain.h"
+#include "tests/property/draw.h"
+#include "tests/property/generic_side.h"
+#include "tests/property/oracle.h"
+#include "tests/property/tiny_model.h"
+
+namespace refit {
+namespace {
+
+// Together some fifteen seconds of one core, with or without a sanitizer.
+constexpr int64_t kGenericCases = kSanitized ? 150 : 1500;
+constexpr int64_t kFrameworkCases = kSanitized ? 50 : 500;
+
+const std::vector<std::string> kCastable = {"bf16", "fp16", "fp32"};
+
+int64_t FromEnvironment(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  int64_t value = 0;
+  return text != nullptr && absl::SimpleAtoi(text, &value) ? value : otherwise;
+}
+
+// A job and what the test knows of it.
+struct DrawnJob {
+  std::string model;  // the job's value
+  std::map<std::string, std::string> files;
+  std::vector<LogicalTensor> tensors;
+  std::string source;
+  std::string destination;
+  PhysicalSide source_side;
+  PhysicalSide destination_side;
+};
+
+// The keys of a job that change the plan but not what it does.
+std::string DrawSchedule(Draw& draw, const DrawnJob& job) {
+  const auto sources = static_cast<int64_t>(job.source_side.size());
+  const auto destinations = static_cast<int64_t>(job.destination_side.size());
+  std::vector<std::string> options;
+  if (draw.Chance(80)) {
+    const int64_t bucket = draw.Chance(50) ? 4096 : draw.Between(4096, 20000);
+    const int64_t slots = draw.Between(1, 4);
+    const int64_t arena = (bucket + 15) / 16 * 16 * slots;
+    options.push_back(absl::StrFormat("\"bucket_bytes\": %d", bucket));
+    options.push_back(absl::StrFormat("\"slots\": %d", slots));
+    options.push_back(absl::StrFormat("\"staging_bytes\": %d",
+                                      arena + draw.Between(0, 2) * bucket));
+  }
+  if (draw.Chance(60)) {
+    options.push_back(absl::StrFormat("\"operations_per_round\": %d",
+                                      draw.Pick<int64_t>({1, 2, 3, 5, 32})));
+  }
+  std::string text =
+      absl::StrFormat("\"options\": {%s", absl::StrJoin(options, ", "));
+  // The caller closes the options.
+  std::string before;
+  const bool colocated = destinations <= sources && draw.Chance(30);
+  if (colocated) before = "\"colocated\": true, ";
+  if (draw.Chance(30)) {
+    absl::StrAppendFormat(&before, "\"topology\": {\"gpus_per_host\": %d}, ",
+                          draw.Between(1, 4));
+  } else if (!colocated && draw.Chance(40)) {
+    std::vector<int64_t> hosts(sources + destinations);
+    for (int64_t& host : hosts) host = draw.Between(0, 3);
+    absl::StrAppendFormat(&before, "\"topology\": {\"hosts\": [%s]}, ",
+                          absl::StrJoin(hosts, ", "));
+  }
+  return before + text + (options.empty() ? "" : ", ");
+}
+
+// Excludes some tensors of the job; returns the globs.
+std::vector<std::string> DrawExcludes(Draw& draw,
+                                      const std::vector<LogicalTensor>& tensors,
+                                      std::vector<bool>& excluded) {
+  std::vector<std::string> globs;
+  if (draw.Chance(75)) return globs;
+  for (int64_t i = draw.Between(1, 2); i > 0; --i) {
+    const std::string& name = draw.Pick(tensors).name;
+    globs.push_back(draw.Chance(50) ? name : StarPattern(name));
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      if (StarMatches(globs.back(), tensors[t].name)) excluded[t] = true;
+    }
+  }
+  return globs;
+}
+
+std::string Quoted(const std::vector<std::string>& words) {
+  std::vector<std::string> quoted;
+  for (const std::string& word : words) {
+    quoted.push_back(absl::StrCat("\"", word, "\""));
+  }
+  return absl::StrJoin(quoted, ", ");
+}
+
+// Finishes, runs and checks a job.
+void RunJob(Draw& draw, uint64_t seed, const DrawnJob& job) {
+  std::vector<bool> excluded(job.tensors.size(), false);
+  const std::vector<std::string> globs =
+      DrawExcludes(draw, job.tensors, excluded);
+  ChainCase chain;
+  chain.files = job.files;
+  chain.job = absl::StrFormat(
+      "{\"model\": %s,\n\"source\": %s,\n\"destination\": %s,\n%s\"exclude\": "
+      "[%s]}}\n",
+      job.model, job.source, job.destination, DrawSchedule(draw, job),
+      Quoted(globs));
+  FillTensors(seed, job.source_side, job.destination_side, excluded, chain);
+  const std::string error = RunChain(chain);
+  if (error.empty()) return;
+  std::string files;
+  for (const auto& [name, text] : job.files) {
+    absl::StrAppend(&files, name, ": ", text, "\n");
+  }
+  ADD_FAILURE() << "seed=" << seed << " (replay with REFIT_SEED=" << seed
+                << ")\n"
+                << error << "\n"
+                << chain.job << files;
+}
+
+void ForEachSeed(int64_t default_cases,
+                 const std::function<void(uint64_t)>& run) {
+  const int64_t one = FromEnvironment("REFIT_SEED", -1);
+  if (one >= 0) {
+    run(static_cast<uint64_t>(one));
+    return;
+  }
+  const int64_t cases = FromEnvironment("REFIT_PROPERTY_CASES", default_cases);
+  for (int64_t seed = 1; seed <= cases; ++seed) {
+    run(static_cast<uint64_t>(seed));
+    // One failure says more than the hundred that follow from the same bug.
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+// --- listed parameters -----------------------------------------------------
+
+std::vector<int64_t> DrawShape(Draw& draw) {
+  const std::vector<int64_t> extents = {1, 1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 33};
+  std::vector<int64_t> shape(draw.Between(0, 4));
+  for (int64_t& extent : shape) extent = draw.Pick(extents);
+  while (Product(shape) > 3000)
+    *std::max_element(shape.begin(), shape.end()) /= 2;
+  // Now and then a tensor that fills several buckets.
+  if (shape.size() == 2 && draw.Chance(15)) {
+    shape = {draw.Between(50, 90), draw.Between(60, 130)};
+  }
+  return shape;
+}
+
+// A few layer or expert numbers, ascending, perhaps with gaps.
+std::vector<int64_t> DrawNumbers(Draw& draw) {
+  std::vector<int64_t> numbers;
+  const int64_t count = draw.Between(1, 4);
+  for (int64_t number = draw.Between(0, 2);
+       static_cast<int64_t>(numbers.size()) < count;
+       number += draw.Chance(70) ? 1 : draw.Between(2, 4)) {
+    numbers.push_back(number);
+  }
+  return numbers;
+}
+
+std::vector<LogicalTensor> DrawTensors(Draw& draw, bool castable) {
+  const std::vector<std::string> dtypes = {
+      "bf16",  "fp16",  "fp32",  "fp64", "int8",     "int16",
+      "int32", "int64", "uint8", "bool", "fp8_e4m3", "fp8_e5m2"};
+  std::vector<LogicalTensor> tensors;
+  const int64_t families = draw.Between(1, 5);
+  for (int64_t family = 0; family < families; ++family) {
+    LogicalTensor tensor = {.name = "",
+                            .shape = DrawShape(draw),
+                            .dtype = draw.Pick(castable ? kCastable : dtypes)};
+    const int64_t kind = draw.Between(0, 2);
+    const std::vector<int64_t> shared_experts = DrawNumbers(draw);
+    const bool same_experts = draw.Chance(70);
+    for (const int64_t layer :
+         kind == 0 ? std::vector<int64_t>{0} : DrawNumbers(draw)) {
+      LogicalTensor member = tensor;
+      // A layer may be of another shape than its siblings.
+      if (!member.shape.empty() && draw.Chance(5)) ++member.shape[0];
+      const std::vector<int64_t> experts =
+          kind < 2 ? std::vector<int64_t>{0}
+                   : (same_experts ? shared_experts : DrawNumbers(draw));
+      for (const int64_t expert : experts) {
+        member.name = "net.";
+        if (kind >= 1) absl::StrAppend(&member.name, "layers.", layer, ".");
+        if (kind == 2) absl::StrAppend(&member.name, "experts.", expert, ".");
+        absl::StrAppend(&member.name, "part", family, ".weight");
+        tensors.push_back(member);
+      }
+    }
+  }
+  if (draw.Chance(30)) draw.Shuffle(tensors);
+  return tensors;
+}
+
+std::string ParametersText(const std::vector<LogicalTensor>& tensors) {
+  std::vector<std::string> parameters;
+  for (const LogicalTensor& tensor : tensors) {
+    parameters.push_back(absl::StrFormat(
+        "{\"name\": \"%s\", \"shape\": [%s], \"dtype\": \"%s\"}", tensor.name,
+        absl::StrJoin(tensor.shape, ", "), tensor.dtype));
+  }
+  return absl::StrFormat("{\"parameters\": [%s]}",
+                         absl::StrJoin(parameters, ",\n  "));
+}
+
+TEST(PropertyTest, GenericSidesReceiveEveryByte) {
+  ForEachSeed(kGenericCases, [](uint64_t seed) {
+    Draw draw(seed);
+    const bool casts = draw.Chance(35);
+    DrawnJob job;
+    job.tensors = DrawTensors(draw, casts);
+    job.model = ParametersText(job.tensors);
+    const int64_t ranks_max = draw.Chance(80) ? 8 : 24;
+    GenericSide source = DrawGenericSide(draw, job.tensors, ranks_max);
+    GenericSide destination = DrawGenericSide(draw, job.tensors, ranks_max);
+    if (casts) {
+      if (draw.Chance(50)) source.dtype = draw.Pick(kCastable);
+      destination.dtype = draw.Pick(kCastable);
+      for (GenericRule& rule : destination.rules) {
+        if (draw.Chance(30)) rule.dtype = draw.Pick(kCastable);
+      }
+    }
+    job.source = SideText(source);
+    job.destination = SideText(destination);
+    job.source_side = LayOutSide(source, job.tensors);
+    job.destination_side = LayOutSide(destination, job.tensors);
+    RunJob(draw, seed, job);
+  });
+}
+
+// --- frameworks ------------------------------------------------------------
+
+void DrawFrameworkSide(Draw& draw, const TinyModel& model,
+                       const std::vector<LogicalTensor>& tensors, int64_t kind,
+                       bool is_source, std::string& text, PhysicalSide& ranks) {
+  constexpr int64_t kRanksMax = 16;
+  const std::string dtype = draw.Chance(25) ? draw.Pick(kCastable) : "";
+  if (kind == 0) {
+    GenericSide side = DrawGenericSide(draw, tensors, kRanksMax);
+    side.dtype = is_source ? dtype : draw.Pick(kCastable);
+    text = SideText(side);
+    ranks = LayOutSide(side, tensors);
+    return;
+  }
+  FrameworkSide side = kind == 1 ? DrawMegatronSide(draw, model, kRanksMax)
+                                 : DrawVllmSide(draw, model, kRanksMax);
+  // A destination declares its dtype, whatever the source's is.
+  side.dtype = is_source ? dtype : draw.Pick(kCastable);
+  text = SideText(side);
+  ranks = kind == 1 ? LayOutMegatronSide(side, model, tensors, is_source)
+                    : LayOutVllmSide(side, model, tensors);
+}
+
+TEST(PropertyTest, MegatronVllmAndGenericSidesReceiveEveryByte) {
+  ForEachSeed(kFrameworkCases, [](uint64_t seed) {
+    Draw draw(seed);
+    const TinyModel model = DrawModel(draw);
+    DrawnJob job;
+    job.tensors = TensorsOf(model);
+    job.model = "\"config.json\"";
+    job.files["config.json"] = ConfigText(model);
+    // All ordered pairs but generic to generic; Megatron to vLLM most often.
+    const int64_t pair = draw.Chance(50) ? 5 : draw.Between(1, 8);
+    DrawFrameworkSide(draw, model, job.tensors, pair / 3, true, job.source,
+                      job.source_side);
+    DrawFrameworkSide(draw, model, job.tensors, pair % 3, false,
+                      job.destination, job.destination_side);
+    RunJob(draw, seed, job);
+  });
+}
+
+}  // namespace
+}  // namespace refit

@@ -1,0 +1,424 @@
+"""The jobs: models x pairs of layouts."""
+
+import dataclasses
+
+from models import ListedModel, Model
+
+
+@dataclasses.dataclass
+class Job:
+    group: str
+    name: str
+    model: object
+    source: dict
+    destination: dict
+    rest: dict = dataclasses.field(default_factory=dict)  # topology, options, colocated
+    from_checkpoint: bool = False  # the job names a checkpoint, not a config.json
+
+
+KEYS = {
+    "tp": "tensor_parallel",
+    "pp": "pipeline_parallel",
+    "vpp": "virtual_pipeline_parallel",
+    "ep": "expert_parallel",
+    "etp": "expert_tensor_parallel",
+    "dp": "data_parallel",
+    "cp": "context_parallel",
+    "first": "num_layers_in_first_pipeline_stage",
+    "last": "num_layers_in_last_pipeline_stage",
+    "vocab_unit": "make_vocab_size_divisible_by",
+    "layers": "layers_per_stage",
+}
+
+
+def megatron(**keys):
+    return {"layout": "megatron", **{KEYS.get(key, key): value for key, value in keys.items()}}
+
+
+def vllm(**keys):
+    return {"layout": "vllm", **{KEYS.get(key, key): value for key, value in keys.items()}}
+
+
+def generic(meshes, *rules):
+    """Rules are (match, mesh, placements[, other keys])."""
+    words = ("match", "mesh", "placements")
+    tensors = [{**dict(zip(words, rule)), **(rule[3] if len(rule) > 3 else {})} for rule in rules]
+    return {"layout": "generic", "meshes": meshes, "tensors": tensors}
+
+
+def dense(family, layers, hidden, heads, kv_heads, intermediate, vocab, **more):
+    return Model(
+        model_type=family,
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=intermediate,
+        vocab_size=vocab,
+        **more,
+    )
+
+
+LLAMA = dense("llama", 4, 32, 8, 4, 48, 200)
+LLAMA_BIAS = dense("llama", 3, 32, 8, 2, 48, 200, attention_bias=True)
+LLAMA_TIED = dense("llama", 4, 32, 8, 4, 48, 200, tie_word_embeddings=True)
+LLAMA_BY_3 = dense("llama", 5, 40, 12, 6, 60, 900, head_dim=8)
+LLAMA_BY_5 = dense("llama", 2, 30, 10, 5, 40, 900, head_dim=4, tie_word_embeddings=True)
+LLAMA_DEEP = dense("llama", 12, 16, 4, 4, 16, 64)
+LLAMA_FP32 = dense("llama", 2, 32, 8, 4, 48, 200, torch_dtype="float32")
+LLAMA_FP16 = dense("llama", 2, 32, 8, 4, 48, 200, torch_dtype="float16")
+QWEN2 = dense("qwen2", 3, 36, 6, 2, 36, 900)
+QWEN2_TIED = dense("qwen2", 4, 32, 8, 2, 48, 333, tie_word_embeddings=True)
+QWEN3 = dense("qwen3", 4, 24, 8, 2, 40, 300, head_dim=6)
+QWEN3_TIED = dense("qwen3", 4, 24, 8, 4, 40, 300, head_dim=6, tie_word_embeddings=True)
+QWEN3_BIAS = dense("qwen3", 2, 24, 8, 4, 40, 300, head_dim=6, attention_bias=True)
+
+
+def qwen3_moe(layers=4, heads=12, kv_heads=6, vocab=900, experts=8, **more):
+    sizes = {"num_experts": experts, "moe_intermediate_size": 24, "num_experts_per_tok": 2, "head_dim": 4}
+    return dense("qwen3_moe", layers, 24, heads, kv_heads, 60, vocab, **{**sizes, **more})
+
+
+QWEN3_MOE = qwen3_moe()
+QWEN3_MOE_TIED = qwen3_moe(tie_word_embeddings=True)
+QWEN3_MOE_MLP_ONLY = qwen3_moe(layers=6, mlp_only_layers=[0, 3], experts=6)
+QWEN3_MOE_STEP_2 = qwen3_moe(layers=6, decoder_sparse_step=2)
+QWEN3_MOE_MIXED = qwen3_moe(layers=7, decoder_sparse_step=3, mlp_only_layers=[2], experts=4)
+QWEN3_MOE_DENSE = qwen3_moe(layers=3, mlp_only_layers=[0, 1, 2])
+QWEN3_MOE_10 = qwen3_moe(layers=2, heads=10, kv_heads=5, experts=10, moe_intermediate_size=40)
+QWEN3_MOE_BIAS = qwen3_moe(layers=2, attention_bias=True)
+MIXTRAL = dense("mixtral", 4, 32, 8, 4, 24, 200, num_local_experts=4)
+MIXTRAL_TIED = dense("mixtral", 3, 24, 12, 6, 36, 900, num_local_experts=6, head_dim=4, tie_word_embeddings=True)
+
+SMALL_BUCKETS = {"options": {"bucket_bytes": 4096, "staging_bytes": 16384}}
+FOUR_PER_HOST = {"topology": {"gpus_per_host": 4}}
+
+DENSE = [
+    ("llama: one rank to one rank", LLAMA, megatron(), vllm()),
+    ("llama: tp4 to tp4", LLAMA, megatron(tp=4), vllm(tp=4)),
+    ("llama: tp above the kv heads on both sides", LLAMA, megatron(tp=8), vllm(tp=8)),
+    ("llama: tp2 pp2 dp2 to two engines", LLAMA, megatron(tp=2, pp=2, dp=2), vllm(tp=4, replicas=2), FOUR_PER_HOST),
+    ("llama: cp and replicas of the source", LLAMA, megatron(tp=2, cp=2, replicas=2), vllm(tp=2, dp=2, pp=2)),
+    ("llama: uneven first stage", LLAMA, megatron(pp=2, first=1), vllm(tp=2)),
+    ("llama: uneven last stage", LLAMA, megatron(pp=2, last=1), vllm(tp=2, pp=3)),
+    ("llama: uneven first and last stage", LLAMA_DEEP, megatron(pp=4, first=1, last=3), vllm(tp=2)),
+    (
+        "llama: layers_per_stage on both sides",
+        LLAMA_DEEP,
+        megatron(pp=3, layers=[2, 7, 3]),
+        vllm(pp=3, layers=[6, 1, 5]),
+    ),
+    ("llama: vpp2", LLAMA, megatron(tp=2, pp=2, vpp=2), vllm(tp=2)),
+    ("llama: vpp3 pp2", LLAMA_DEEP, megatron(pp=2, vpp=3), vllm(tp=4, pp=2), SMALL_BUCKETS),
+    ("llama: vpp2 with uneven first and last", LLAMA_DEEP, megatron(pp=3, vpp=2, first=2, last=2), vllm(pp=2)),
+    ("llama: vpp2 with layers_per_stage", LLAMA_DEEP, megatron(pp=2, vpp=2, layers=[1, 4, 5, 2]), vllm(tp=2)),
+    ("llama: a stage without layers", LLAMA_DEEP, megatron(pp=3, layers=[0, 8, 4]), vllm(tp=2)),
+    ("llama: pp remainder in vllm", LLAMA_DEEP, megatron(tp=2), vllm(pp=5)),
+    ("llama: vocabulary unit 1 and tp4", LLAMA, megatron(tp=4, vocab_unit=1), vllm(tp=1)),
+    ("llama: vocabulary unit 50", LLAMA, megatron(tp=2, vocab_unit=50), vllm(tp=8)),
+    ("llama: attention bias", LLAMA_BIAS, megatron(tp=2, pp=3), vllm(tp=8)),
+    ("llama: attention bias, tp4 above two kv heads", LLAMA_BIAS, megatron(tp=4), vllm(tp=1, pp=3)),
+    ("llama: tied, pp1", LLAMA_TIED, megatron(tp=2, dp=2), vllm(tp=4)),
+    ("llama: tied, pp2 to pp2", LLAMA_TIED, megatron(tp=2, pp=2), vllm(tp=2, pp=2)),
+    ("llama: tied, vpp2 to pp4", LLAMA_TIED, megatron(pp=2, vpp=2), vllm(pp=4)),
+    ("llama: tp3 to tp6", LLAMA_BY_3, megatron(tp=3), vllm(tp=6)),
+    ("llama: tp6 to tp3", LLAMA_BY_3, megatron(tp=6), vllm(tp=3, pp=2)),
+    ("llama: tp3 dp5 to tp12", LLAMA_BY_3, megatron(tp=3, dp=5), vllm(tp=12)),
+    ("llama: tp12 above the kv heads to tp2", LLAMA_BY_3, megatron(tp=12), vllm(tp=2, replicas=3)),
+    ("llama: tp5 to tp5", LLAMA_BY_5, megatron(tp=5), vllm(tp=5, pp=2)),
+    ("llama: tp10 above the kv heads to tp10", LLAMA_BY_5, megatron(tp=10), vllm(tp=10)),
+    ("llama: tp5 pp2 to tp1", LLAMA_BY_5, megatron(tp=5, pp=2), vllm(), SMALL_BUCKETS),
+    ("qwen2: tp2 to tp6 with replicated kv heads", QWEN2, megatron(tp=2), vllm(tp=6)),
+    ("qwen2: tp6 above the kv heads to tp2", QWEN2, megatron(tp=6, pp=3), vllm(tp=2)),
+    ("qwen2: tied, pp4 to pp2", QWEN2_TIED, megatron(tp=2, pp=4), vllm(tp=2, pp=2)),
+    ("qwen2: tied, tp8 to one rank", QWEN2_TIED, megatron(tp=8), vllm(replicas=2)),
+    ("qwen3: untied, tp2 pp2 to tp8", QWEN3, megatron(tp=2, pp=2), vllm(tp=8)),
+    ("qwen3: untied, tp8 to tp2 pp2", QWEN3, megatron(tp=8), vllm(tp=2, pp=2), SMALL_BUCKETS),
+    ("qwen3: tied, tp2 pp2 to tp4", QWEN3_TIED, megatron(tp=2, pp=2), vllm(tp=4)),
+    ("qwen3: tied, pp4 to pp3", QWEN3_TIED, megatron(pp=4), vllm(pp=3, dp=2)),
+    ("qwen3: attention bias", QWEN3_BIAS, megatron(tp=4), vllm(tp=2)),
+    ("llama: vllm to megatron", LLAMA, vllm(tp=8), megatron(tp=4, pp=2)),
+    ("llama: vllm to megatron with vpp", LLAMA_DEEP, vllm(tp=2, pp=5), megatron(tp=2, pp=2, vpp=3)),
+    ("llama: vllm pads to 64, megatron to 128 x 3", LLAMA_BY_3, vllm(tp=6, replicas=2), megatron(tp=3, cp=2)),
+    ("llama: tied, vllm to both copies of megatron", LLAMA_TIED, vllm(tp=2, pp=2), megatron(tp=2, pp=2)),
+    ("qwen2: vllm to megatron above the kv heads", QWEN2, vllm(tp=2), megatron(tp=6)),
+    ("qwen3: tied, vllm to megatron pp1", QWEN3_TIED, vllm(tp=8), megatron(tp=2, dp=2)),
+    ("llama: megatron to megatron, tp4 to pp4", LLAMA, megatron(tp=4), megatron(pp=4)),
+    ("llama: megatron to megatron, units 128 and 8", LLAMA, megatron(tp=2, pp=2), megatron(tp=8, vocab_unit=8)),
+    ("qwen3: tied, megatron to megatron", QWEN3_TIED, megatron(pp=2, vpp=2), megatron(tp=2, pp=4)),
+    ("llama: megatron to megatron, tp3 to tp6", LLAMA_BY_3, megatron(tp=3, pp=2, first=2), megatron(tp=6)),
+    ("llama: vllm to vllm, tp2 to tp8 pp2", LLAMA, vllm(tp=2), vllm(tp=8, pp=2)),
+    ("llama: colocated", LLAMA, megatron(tp=2, pp=2), vllm(tp=4), {"colocated": True}),
+    (
+        "llama: hosts written out, few operations in a round",
+        LLAMA,
+        megatron(tp=2, dp=3),
+        vllm(tp=2, replicas=2),
+        {
+            "topology": {"hosts": [0, 1, 2, 0, 1, 2, 1, 1, 2, 0]},
+            "options": {"bucket_bytes": 4096, "staging_bytes": 12288, "slots": 3, "operations_per_round": 2},
+        },
+    ),
+    (
+        "llama: excluded parameters",
+        LLAMA,
+        megatron(tp=2),
+        vllm(tp=4),
+        {"options": {"exclude": ["model.layers.1.*", "*.up_proj.weight", "model.norm.weight"]}},
+    ),
+]
+
+EXPERTS = [
+    ("qwen3_moe: one rank to one rank", QWEN3_MOE, megatron(), vllm()),
+    ("qwen3_moe: tp2 pp2 dp2 ep4 to two engines", QWEN3_MOE, megatron(tp=2, pp=2, dp=2, ep=4), vllm(tp=3, replicas=2)),
+    ("qwen3_moe: ep8 to tp6", QWEN3_MOE, megatron(dp=8, ep=8), vllm(tp=6)),
+    ("qwen3_moe: ep across tp", QWEN3_MOE, megatron(tp=6, dp=2, ep=4), vllm(tp=2)),
+    ("qwen3_moe: etp2 ep2", QWEN3_MOE, megatron(tp=2, dp=2, ep=2, etp=2), vllm(tp=3)),
+    ("qwen3_moe: etp3 without tp, edp2", QWEN3_MOE, megatron(dp=6, etp=3), vllm(tp=2, replicas=2)),
+    (
+        "qwen3_moe: etp2 ep2 edp2 cp2",
+        QWEN3_MOE,
+        megatron(tp=2, cp=2, dp=2, ep=2, etp=2, pp=2),
+        vllm(tp=3),
+        FOUR_PER_HOST,
+    ),
+    ("qwen3_moe: experts cut by dp x tp", QWEN3_MOE, megatron(tp=2, ep=2), vllm(tp=3, dp=2)),
+    ("qwen3_moe: experts cut by dp x tp, pp2", QWEN3_MOE, megatron(tp=2, ep=2), vllm(tp=2, dp=2, pp=2)),
+    ("qwen3_moe: expert_parallel over tp", QWEN3_MOE, megatron(tp=2, dp=2, ep=4), vllm(tp=6, expert_parallel=True)),
+    (
+        "qwen3_moe: expert_parallel over dp x tp, pp2",
+        QWEN3_MOE,
+        megatron(ep=2, dp=2),
+        vllm(tp=2, dp=2, pp=2, expert_parallel=True),
+    ),
+    ("qwen3_moe: expert_parallel, eight experts on three", QWEN3_MOE, megatron(tp=3), vllm(tp=3, expert_parallel=True)),
+    ("qwen3_moe: expert_parallel of one rank", QWEN3_MOE, megatron(tp=2), vllm(expert_parallel=True, replicas=2)),
+    ("qwen3_moe: ten experts, tp5", QWEN3_MOE_10, megatron(tp=5, ep=5), vllm(tp=5)),
+    ("qwen3_moe: ten experts on four ranks", QWEN3_MOE_10, megatron(dp=2, ep=2), vllm(dp=4, expert_parallel=True)),
+    ("qwen3_moe: vpp2 to pp4", QWEN3_MOE, megatron(tp=2, pp=2, vpp=2, ep=2), vllm(tp=3, pp=4), SMALL_BUCKETS),
+    ("qwen3_moe: tied, pp2 to pp3", QWEN3_MOE_TIED, megatron(tp=2, pp=2, ep=2), vllm(tp=2, pp=3)),
+    ("qwen3_moe: mlp_only_layers", QWEN3_MOE_MLP_ONLY, megatron(tp=2, pp=3, dp=3, ep=6), vllm(tp=3, dp=2)),
+    ("qwen3_moe: mlp_only_layers, etp2", QWEN3_MOE_MLP_ONLY, megatron(tp=2, ep=3, etp=2, dp=3), vllm(tp=2, pp=4)),
+    (
+        "qwen3_moe: mlp_only_layers, expert_parallel",
+        QWEN3_MOE_MLP_ONLY,
+        megatron(tp=3, pp=2, ep=3),
+        vllm(tp=2, dp=2, expert_parallel=True),
+    ),
+    ("qwen3_moe: decoder_sparse_step 2", QWEN3_MOE_STEP_2, megatron(pp=3, dp=4, ep=4), vllm(tp=6)),
+    (
+        "qwen3_moe: decoder_sparse_step 2, stages that begin sparse",
+        QWEN3_MOE_STEP_2,
+        megatron(pp=3, layers=[1, 2, 3], dp=2, ep=2),
+        vllm(pp=4),
+    ),
+    (
+        "qwen3_moe: decoder_sparse_step 3 and mlp_only_layers",
+        QWEN3_MOE_MIXED,
+        megatron(pp=2, first=3, tp=2, ep=2),
+        vllm(tp=2, pp=3),
+    ),
+    ("qwen3_moe: no layer has experts", QWEN3_MOE_DENSE, megatron(tp=3), vllm(tp=2, pp=2)),
+    ("qwen3_moe: names before 0.25", QWEN3_MOE, megatron(tp=2), vllm(tp=2, version="0.24.1")),
+    ("qwen3_moe: names of 0.25", QWEN3_MOE, megatron(tp=2), vllm(tp=2, version="0.25")),
+    ("mixtral: names before 0.25", MIXTRAL, megatron(tp=2), vllm(tp=2, version="0.9")),
+    ("mixtral: tp2 pp2 dp2 ep4 to tp8", MIXTRAL, megatron(tp=2, pp=2, dp=2, ep=4), vllm(tp=8)),
+    ("mixtral: ep2 etp4 to pp4", MIXTRAL, megatron(tp=8, ep=2, etp=4), vllm(tp=2, pp=4)),
+    (
+        "mixtral: expert_parallel over eight ranks' dp and tp",
+        MIXTRAL,
+        megatron(ep=2, dp=2),
+        vllm(tp=2, dp=2, expert_parallel=True),
+    ),
+    ("mixtral: vpp2", MIXTRAL, megatron(pp=2, vpp=2, dp=2, ep=2), vllm(tp=4)),
+    ("mixtral: tied, tp6", MIXTRAL_TIED, megatron(tp=6, pp=3, ep=6), vllm(tp=6)),
+    ("mixtral: tied, tp12 to tp3", MIXTRAL_TIED, megatron(tp=12, ep=3, etp=2), vllm(tp=3, pp=2, dp=2)),
+    ("qwen3_moe: vllm to megatron", QWEN3_MOE, vllm(tp=6), megatron(tp=2, dp=2, ep=4)),
+    (
+        "qwen3_moe: vllm with expert_parallel to megatron with etp",
+        QWEN3_MOE,
+        vllm(tp=3, dp=2, expert_parallel=True),
+        megatron(tp=2, ep=2, etp=2, dp=2, pp=2),
+    ),
+    ("qwen3_moe: vllm pp3 to megatron", QWEN3_MOE_MLP_ONLY, vllm(tp=2, pp=4), megatron(tp=2, pp=3, ep=2)),
+    ("mixtral: vllm of old names to megatron", MIXTRAL, vllm(tp=2, dp=2, version="0.11"), megatron(dp=4, ep=4)),
+    ("qwen3_moe: megatron to megatron, ep8 to etp3", QWEN3_MOE, megatron(dp=8, ep=8), megatron(tp=3, etp=3)),
+    (
+        "qwen3_moe: megatron to megatron, mixed layers",
+        QWEN3_MOE_MIXED,
+        megatron(pp=7, dp=2, ep=2),
+        megatron(tp=2, pp=2, last=2, ep=1),
+    ),
+    ("qwen3_moe: attention bias, megatron to megatron", QWEN3_MOE_BIAS, megatron(tp=2, ep=2), megatron(tp=3, pp=2)),
+    ("mixtral: vllm to vllm, experts whole to cut", MIXTRAL, vllm(tp=4, expert_parallel=True), vllm(tp=2, dp=2)),
+    (
+        "qwen3_moe: excluded experts",
+        QWEN3_MOE,
+        megatron(dp=4, ep=4),
+        vllm(tp=2),
+        {"options": {"exclude": ["*.experts.3.*", "model.layers.2.mlp.experts.*", "*.mlp.gate.weight"]}},
+    ),
+]
+
+FSDP_2D = {"fsdp": {"axes": {"replica": 2, "shard": 3}}}
+ROWS_OF_THREE = [("*", "fsdp", ["Replicate", "Shard(0)"])]
+TWO_BY_TWO = {"grid": {"axes": {"dp": 2, "tp": 2}}}
+LISTED = ListedModel(
+    layers__0__up=[10, 6], layers__1__up=[10, 6], layers__0__down=[6, 10], layers__1__down=[6, 10],
+    table=[7, 5, 3], cube=[4, 6, 5, 2], norm=[5], scalar=[],
+)  # fmt: skip
+
+GENERIC = [
+    (
+        "generic: fsdp of three to vllm",
+        LLAMA,
+        generic({"fsdp": {"axes": {"dp": 3}}}, ("*", "fsdp", ["Shard(0)"])),
+        vllm(tp=4),
+    ),
+    (
+        "generic: fsdp of seven with empty shards to vllm",
+        QWEN3_TIED,
+        generic({"fsdp": {"axes": {"dp": 7}}}, ("*", "fsdp", ["Shard(0)"])),
+        vllm(tp=8),
+    ),
+    ("generic: hsdp to vllm with experts", QWEN3_MOE, generic(FSDP_2D, *ROWS_OF_THREE), vllm(tp=2, dp=3)),
+    (
+        "generic: hsdp to vllm with expert_parallel",
+        MIXTRAL,
+        generic(FSDP_2D, *ROWS_OF_THREE),
+        vllm(tp=2, dp=2, expert_parallel=True),
+    ),
+    (
+        "generic: fsdp inside tp to vllm",
+        QWEN2_TIED,
+        generic(
+            {"grid": {"axes": {"fsdp": 2, "tp": 2}}},
+            ("*norm.weight", "grid", ["Replicate", "Replicate"]),
+            ("*.bias", "grid", ["Shard(0)", "Replicate"]),
+            ("*.o_proj.weight", "grid", ["Shard(0)", "Shard(1)"]),
+            ("*.down_proj.weight", "grid", ["Shard(0)", "Shard(1)"]),
+            ("model.embed_tokens.weight", "grid", ["Shard(1)", "Replicate"]),
+            ("*", "grid", ["StridedShard(0, split_factor=2)", "Shard(0)"]),
+        ),
+        vllm(tp=4),
+    ),
+    (
+        "generic: experts on a mesh of their own to vllm",
+        QWEN3_MOE,
+        generic(
+            {
+                "dense": {"axes": {"dp": 4}, "ranks": [3, 1, 0, 2]},
+                "experts": {"axes": {"edp": 2, "tp": 2}, "ranks": [4, 0, 2, 5]},
+            },
+            ("*.experts.*", "experts", ["Replicate", "Shard(1)"]),
+            ("*", "dense", ["Shard(0)"]),
+        ),
+        vllm(tp=3),
+    ),
+    (
+        "generic: megatron to fsdp of five",
+        LLAMA_BIAS,
+        megatron(tp=4),
+        generic({"fsdp": {"axes": {"dp": 5}}}, ("*", "fsdp", ["Shard(0)"])),
+    ),
+    ("generic: vllm to hsdp", MIXTRAL_TIED, vllm(tp=6, expert_parallel=True), generic(FSDP_2D, *ROWS_OF_THREE)),
+    (
+        "generic: listed parameters, rows to columns",
+        LISTED,
+        generic({"row": {"axes": {"dp": 4}}}, ("scalar", "row", ["Replicate"]), ("*", "row", ["Shard(0)"])),
+        generic(
+            TWO_BY_TWO,
+            ("scalar", "grid", ["Replicate", "Replicate"]),
+            ("norm", "grid", ["Shard(0)", "Shard(0)"], {"rename": "engine.{name}.weight"}),
+            ("*.down", "grid", ["Shard(1)", "Shard(0)"]),
+            ("cube", "grid", ["Shard(2)", "Shard(1)"]),
+            ("*", "grid", ["Replicate", "Shard(1)"], {"rename": "engine.{name}"}),
+        ),
+    ),
+    (
+        "generic: three axes, permuted ranks, two cuts of one dimension",
+        LISTED,
+        generic(
+            {"all": {"axes": {"a": 2, "b": 1, "c": 3}, "ranks": [5, 0, 3, 1, 4, 2]}},
+            ("scalar", "all", ["Replicate", "Replicate", "Replicate"]),
+            ("norm", "all", ["Replicate", "Shard(0)", "Shard(0)"]),
+            ("cube", "all", ["Shard(0)", "Shard(3)", "Shard(2)"]),
+            ("*", "all", ["Shard(1)", "Replicate", "Shard(1)"]),
+        ),
+        generic(
+            {"one": {"axes": {"x": 1}}, "rest": {"axes": {"x": 3}, "ranks": [3, 2, 1]}},
+            ("scalar", "one", ["Replicate"]),
+            ("norm", "rest", ["Shard(0)"]),
+            ("layers.?.down", "rest", ["Shard(1)"]),
+            ("*", "one", ["Shard(0)"]),
+        ),
+        SMALL_BUCKETS,
+    ),
+    (
+        "generic: strided shards of three",
+        ListedModel(a=[24, 5], b=[5, 36], c=[12]),
+        generic(
+            {"grid": {"axes": {"fsdp": 2, "tp": 3}}},
+            ("b", "grid", ["_StridedShard(1, split_factor=3)", "Shard(1)"]),
+            ("*", "grid", ["StridedShard(0, split_factor=3)", "Shard(0)"]),
+        ),
+        generic({"row": {"axes": {"x": 5}}}, ("*", "row", ["Shard(0)"])),
+    ),
+    (
+        "generic: dtypes by rule",
+        LISTED,
+        generic(
+            {"row": {"axes": {"dp": 2}}},
+            ("scalar", "row", ["Replicate"]),
+            ("norm", "row", ["Shard(0)"], {"dtype": "fp32"}),
+            ("*", "row", ["Shard(0)"]),
+        ),
+        generic(
+            {"row": {"axes": {"dp": 3}}},
+            ("scalar", "row", ["Replicate"], {"dtype": "fp32"}),
+            ("norm", "row", ["Replicate"], {"dtype": "bf16"}),
+            ("table", "row", ["Shard(1)"], {"dtype": "fp32"}),
+            ("cube", "row", ["Shard(2)"], {"dtype": "fp16"}),
+            ("*", "row", ["Replicate"]),
+        ),
+    ),
+]
+
+CASTS = [
+    ("cast: fp32 to bf16", LLAMA, megatron(tp=2, pp=2, dtype="fp32"), vllm(tp=4, dtype="bf16")),
+    (
+        "cast: fp32 to bf16 with experts",
+        QWEN3_MOE,
+        megatron(dp=2, ep=2, dtype="fp32"),
+        vllm(tp=3, dtype="bf16"),
+        SMALL_BUCKETS,
+    ),
+    ("cast: bf16 to fp32", LLAMA, vllm(tp=8), megatron(tp=2, dtype="fp32")),
+    ("cast: bf16 to fp16", QWEN2, megatron(tp=2), vllm(tp=6, dtype="fp16")),
+    ("cast: fp16 to bf16", LLAMA, megatron(tp=4, dtype="fp16"), vllm(tp=2, dtype="bf16")),
+    ("cast: fp32 to fp16", QWEN3_TIED, megatron(tp=2, pp=2, dtype="fp32"), vllm(tp=2, pp=2, dtype="fp16")),
+    ("cast: fp16 to fp32", MIXTRAL, vllm(tp=2, dtype="fp16"), megatron(tp=4, ep=2, dtype="fp32")),
+    ("cast: fp32 to fp32", LLAMA, megatron(tp=2, dtype="fp32"), vllm(tp=8, dtype="fp32")),
+    ("cast: an fp32 model stays fp32", LLAMA_FP32, megatron(tp=2), vllm(tp=4)),
+    ("cast: an fp16 model stays fp16", LLAMA_FP16, megatron(tp=2), vllm(tp=4)),
+    ("cast: an fp32 model to bf16", LLAMA_FP32, megatron(tp=2, pp=2), vllm(tp=4, dtype="bf16")),
+    (
+        "cast: fp32 fsdp to bf16 vllm",
+        QWEN3_TIED,
+        {**generic(FSDP_2D, *ROWS_OF_THREE), "dtype": "fp32"},
+        vllm(tp=4, dtype="bf16"),
+    ),
+]
+
+# The model as a checkpoint of which the headers are read.
+CHECKPOINTS = [
+    ("checkpoint: llama, tied", LLAMA_TIED, megatron(tp=2, pp=2), vllm(tp=2)),
+    ("checkpoint: qwen3_moe with dense layers", QWEN3_MOE_MLP_ONLY, megatron(dp=2, ep=2), vllm(tp=2)),
+]
+
+
+def all_jobs():
+    tables = {"dense": DENSE, "experts": EXPERTS, "generic": GENERIC, "casts": CASTS, "checkpoints": CHECKPOINTS}
+    return [
+        Job(group, *row, from_checkpoint=group == "checkpoints") for group, table in tables.items() for row in table
+    ]

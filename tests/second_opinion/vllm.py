@@ -1,0 +1,119 @@
+"""vLLM's tensors on each rank."""
+
+import numpy
+
+from layout import Buffer, even_part, round_up, rows_with_padding
+
+VOCABULARY_UNIT = 64
+# Families whose model classes make embedding, norm and head on every pipeline stage.
+WHOLE_ENDS = ("qwen3_moe", "mixtral")
+
+
+def layers_of_stages(model, side):
+    stages = side.get("pipeline_parallel", 1)
+    counts = [model.layers // stages] * stages
+    for i in range(model.layers % stages):
+        counts[-2 - i] += 1  # the last stage, which has the head, gets none
+    counts = list(side.get("layers_per_stage", counts))
+    assert sum(counts) == model.layers and len(counts) == stages
+    ends = numpy.cumsum(counts)
+    return [range(end - count, end) for end, count in zip(ends, counts)]
+
+
+def local_experts(experts, rank, ranks):
+    """Linear placement: the first `experts % ranks` ranks hold one more."""
+    share, rest = divmod(experts, ranks)
+    begin = rank * share + min(rank, rest)
+    return range(begin, begin + share + (rank < rest))
+
+
+class Stage:
+    """Builds the tensors of one (tp, dp) coordinate."""
+
+    def __init__(self, model, side, tensors, padding, dtype):
+        self.model, self.side, self.tensors, self.padding, self.dtype = model, side, tensors, padding, dtype
+        self.tp_size = side.get("tensor_parallel", 1)
+        self.dp_size = side.get("data_parallel", 1)
+        release = [int(part) for part in side.get("version", "0.25").lstrip("v").split(".")[:2]]
+        self.experts_module = "experts.routed_experts" if release >= [0, 25] else "experts"
+
+    def vocabulary(self, name, tp):
+        rows = round_up(self.model.vocab, VOCABULARY_UNIT)
+        return even_part(rows_with_padding(self.tensors[name], rows, self.padding), tp, self.tp_size, 0)
+
+    def kv_part(self, tensor, tp):
+        if self.tp_size < self.model.kv_heads:
+            return even_part(tensor, tp, self.tp_size, 0)
+        assert self.tp_size % self.model.kv_heads == 0
+        ranks_per_head = self.tp_size // self.model.kv_heads
+        return even_part(tensor, tp // ranks_per_head, self.model.kv_heads, 0)
+
+    def attention(self, source, tp):
+        prefix = source + "self_attn."
+        for kind in ["weight"] + ["bias"] * self.model.has_qkv_bias:
+            query, key, value = (self.tensors[f"{prefix}{word}_proj.{kind}"] for word in "qkv")
+            yield f"{prefix}qkv_proj.{kind}", numpy.concatenate(
+                [even_part(query, tp, self.tp_size, 0), self.kv_part(key, tp), self.kv_part(value, tp)]
+            )
+        yield prefix + "o_proj.weight", even_part(self.tensors[prefix + "o_proj.weight"], tp, self.tp_size, 1)
+        whole = [prefix + "o_proj.bias"] * self.model.has_output_bias
+        if self.model.has_query_key_norm:
+            whole += [prefix + "q_norm.weight", prefix + "k_norm.weight"]
+        for name in whole + [source + "input_layernorm.weight", source + "post_attention_layernorm.weight"]:
+            yield name, self.tensors[name]
+
+    def dense(self, source, tp):
+        gate, up, down = (self.tensors[f"{source}mlp.{word}_proj.weight"] for word in ("gate", "up", "down"))
+        yield source + "mlp.gate_up_proj.weight", numpy.concatenate(
+            [even_part(gate, tp, self.tp_size, 0), even_part(up, tp, self.tp_size, 0)]
+        )
+        yield source + "mlp.down_proj.weight", even_part(down, tp, self.tp_size, 1)
+
+    def sparse(self, layer, tp, dp):
+        model = self.model
+        yield model.router(layer), self.tensors[model.router(layer)]
+        rank, ranks = dp * self.tp_size + tp, self.dp_size * self.tp_size
+        if self.side.get("expert_parallel"):
+            experts, part, parts = local_experts(model.experts, rank, ranks), 0, 1
+        else:
+            experts, part, parts = range(model.experts), rank, ranks
+
+        def matrices(word, dim):
+            whole = [self.tensors[model.expert(layer, expert, word)] for expert in experts]
+            return numpy.stack([even_part(matrix, part, parts, dim) for matrix in whole])
+
+        prefix = f"model.layers.{layer}.{model.moe_module}.{self.experts_module}."
+        yield prefix + "w13_weight", numpy.concatenate([matrices("gate", 0), matrices("up", 0)], axis=1)
+        yield prefix + "w2_weight", matrices("down", 1)
+
+    def rank(self, layers, is_first, is_last, tp, dp):
+        model, buffers = self.model, {}
+        for layer in layers:
+            source = f"model.layers.{layer}."
+            parts = list(self.attention(source, tp))
+            parts += self.sparse(layer, tp, dp) if model.is_sparse(layer) else self.dense(source, tp)
+            buffers.update({name: Buffer(self.dtype, bits) for name, bits in parts})
+
+        def add_end(name, bits, is_read):
+            if is_read or model.family in WHOLE_ENDS:
+                buffers[name] = Buffer(self.dtype, bits, unread=not is_read, optional=not is_read)
+
+        embedding = self.vocabulary("model.embed_tokens.weight", tp)
+        add_end("model.embed_tokens.weight", embedding, is_first or (model.tied and is_last))
+        add_end("model.norm.weight", self.tensors["model.norm.weight"], is_last)
+        if not model.tied:
+            add_end("lm_head.weight", self.vocabulary("lm_head.weight", tp), is_last)
+        return buffers
+
+
+def ranks(model, side, tensors, padding, dtype):
+    """name -> Buffer of every rank."""
+    stage = Stage(model, side, tensors, padding, dtype)
+    stages = layers_of_stages(model, side)
+    engine = [
+        stage.rank(layers, pp == 0, pp == len(stages) - 1, tp, dp)
+        for dp in range(stage.dp_size)
+        for pp, layers in enumerate(stages)
+        for tp in range(stage.tp_size)
+    ]
+    return engine * side.get("replicas", 1)
