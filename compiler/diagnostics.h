@@ -55,11 +55,6 @@ class Diagnostics {
   int64_t error_count_ = 0;
 };
 
-// The candidate closest to `word` by edit distance, or "" when none is near
-// enough to be a plausible slip.
-std::string NearestWord(std::string_view word,
-                        const std::vector<std::string_view>& candidates);
-
 }  // namespace refit
 
 #endif  // REFIT_COMPILER_DIAGNOSTICS_H_

@@ -8,6 +8,8 @@
 #include <system_error>
 #include <utility>
 
+#include "plan/nearest_word.h"
+
 namespace refit {
 namespace {
 
@@ -18,39 +20,6 @@ std::string Concat(std::initializer_list<std::string_view> parts) {
   std::string text;
   for (const std::string_view part : parts) text += part;
   return text;
-}
-
-// Characters to insert, delete or replace to get from `a` to `b`.
-size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j < row.size(); ++j) row[j] = j;
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i + 1;
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
-    }
-  }
-  return row.back();
-}
-
-// The flag the user probably meant; "" when none is near.
-std::string_view NearestFlag(const ToolInfo& tool, std::string_view name) {
-  std::string_view nearest;
-  size_t nearest_distance = std::max<size_t>(name.size() / 3, 1) + 1;
-  const auto consider = [&](std::string_view candidate) {
-    const size_t distance = EditDistance(name, candidate);
-    if (distance < nearest_distance) {
-      nearest = candidate;
-      nearest_distance = distance;
-    }
-  };
-  for (const Flag& flag : tool.flags) consider(flag.name);
-  consider(kHelpFlag);
-  consider(kVersionFlag);
-  return nearest;
 }
 
 const Flag* FindFlag(const ToolInfo& tool, std::string_view name) {
@@ -128,7 +97,9 @@ std::string Store(const Flag& flag, std::optional<std::string_view> value) {
 }
 
 std::string UnknownFlag(const ToolInfo& tool, std::string_view name) {
-  const std::string_view nearest = NearestFlag(tool, name);
+  std::vector<std::string_view> known = {kHelpFlag, kVersionFlag};
+  for (const Flag& flag : tool.flags) known.push_back(flag.name);
+  const std::string nearest = NearestWord(name, known);
   if (nearest.empty()) {
     return Concat({"unknown option ", name, "; see ", tool.name, " --help"});
   }

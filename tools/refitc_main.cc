@@ -9,6 +9,7 @@
 #include "compiler/compile.h"
 #include "compiler/diagnostics.h"
 #include "compiler/passes/passes.h"
+#include "plan/nearest_word.h"
 #include "plan/plan_file.h"
 #include "plan/text.h"
 #include "tools/args.h"

@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "compiler/job/side.h"
+#include "plan/nearest_word.h"
 
 namespace refit {
 namespace {

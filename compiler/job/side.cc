@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "plan/nearest_word.h"
 
 namespace refit {
 namespace {

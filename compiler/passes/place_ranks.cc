@@ -8,23 +8,17 @@ namespace {
 constexpr double kLocalBytesPerSecond = 2e12;
 constexpr double kGigabyte = 1e9;
 
-// The hosts of the ranks that have a GPU of their own.
-std::vector<int32_t> Hosts(const PassOptions& options, int32_t gpus) {
-  const TopologySpec& spec = options.job.topology;
+// The host of every rank. Colocated destination ranks are on their source
+// rank's; otherwise ranks fill hosts in order.
+std::vector<int32_t> Hosts(const TopologySpec& spec, const Module& module) {
   if (spec.hosts.given) {
-    const std::vector<int64_t>& hosts = spec.hosts.value;
-    if (static_cast<int64_t>(hosts.size()) != gpus) {
-      options.diagnostics.Error(
-          spec.hosts.place,
-          absl::StrFormat("topology.hosts has %d entries; wanted one for each "
-                          "of the %d GPUs",
-                          hosts.size(), gpus));
-      return std::vector<int32_t>(static_cast<size_t>(gpus), 0);
-    }
-    return std::vector<int32_t>(hosts.begin(), hosts.end());
+    return std::vector<int32_t>(spec.hosts.value.begin(),
+                                spec.hosts.value.end());
   }
   std::vector<int32_t> hosts;
-  for (int32_t gpu = 0; gpu < gpus; ++gpu) {
+  for (int32_t rank = 0; rank < module.world_size(); ++rank) {
+    const int32_t gpu =
+        module.topology.colocated ? rank % module.source_ranks() : rank;
     hosts.push_back(spec.gpus_per_host.given
                         ? static_cast<int32_t>(gpu / spec.gpus_per_host.value)
                         : 0);
@@ -32,36 +26,46 @@ std::vector<int32_t> Hosts(const PassOptions& options, int32_t gpus) {
   return hosts;
 }
 
-}  // namespace
-
-absl::Status PlaceRanks(const PassOptions& options, Module& module) {
+// Reports what keeps a destination rank from sharing its source rank's GPU.
+void CheckColocated(const PassOptions& options, const Module& module) {
   const int32_t sources = module.source_ranks();
   const int32_t destinations = module.world_size() - sources;
-  const Job& job = options.job;
-  Topology& topology = module.topology;
-  topology.colocated = job.colocated.value;
-  topology.local_bytes_per_second = kLocalBytesPerSecond;
-  topology.peer_bytes_per_second =
-      job.topology.peer_gigabytes_per_second.value * kGigabyte;
-  topology.network_bytes_per_second =
-      job.topology.network_gigabytes_per_second.value * kGigabyte;
-  if (!topology.colocated) {
-    topology.host = Hosts(options, module.world_size());
-    return absl::OkStatus();
-  }
   if (destinations > sources) {
     options.diagnostics.Error(
-        job.colocated.place,
+        options.job.colocated.place,
         absl::StrFormat("colocated: the destination has %d ranks and the "
                         "source %d; wanted a source rank for every "
                         "destination rank",
                         destinations, sources));
-    return absl::OkStatus();
+    return;
   }
-  topology.host = Hosts(options, sources);
+  const std::vector<int32_t>& host = module.topology.host;
   for (int32_t rank = 0; rank < destinations; ++rank) {
-    topology.host.push_back(topology.host[static_cast<size_t>(rank)]);
+    const size_t source = static_cast<size_t>(rank);
+    const size_t destination = static_cast<size_t>(rank + sources);
+    if (host[source] == host[destination]) continue;
+    options.diagnostics.Error(
+        options.job.topology.hosts.place,
+        absl::StrFormat("topology.hosts puts rank %d on host %d and rank %d, "
+                        "which shares its GPU, on host %d; wanted one host",
+                        source, host[source], destination, host[destination]));
+    return;
   }
+}
+
+}  // namespace
+
+absl::Status PlaceRanks(const PassOptions& options, Module& module) {
+  const TopologySpec& spec = options.job.topology;
+  Topology& topology = module.topology;
+  topology.colocated = options.job.colocated.value;
+  topology.local_bytes_per_second = kLocalBytesPerSecond;
+  topology.peer_bytes_per_second =
+      spec.peer_gigabytes_per_second.value * kGigabyte;
+  topology.network_bytes_per_second =
+      spec.network_gigabytes_per_second.value * kGigabyte;
+  topology.host = Hosts(spec, module);
+  if (topology.colocated) CheckColocated(options, module);
   return absl::OkStatus();
 }
 

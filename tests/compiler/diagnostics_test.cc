@@ -1,4 +1,5 @@
 #include "compiler/diagnostics.h"
+#include "plan/nearest_word.h"
 
 #include <gtest/gtest.h>
 

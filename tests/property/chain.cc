@@ -1,5 +1,6 @@
 #include "tests/property/chain.h"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <optional>

@@ -61,9 +61,10 @@ class RankWriter {
     const bool first = stage == 0 && chunk == 0;
     const bool last =
         stage == side_.pipeline - 1 && chunk == side_.virtual_pipeline - 1;
-    if (first)
+    if (first) {
       WriteVocabulary(prefix + "embedding.word_embeddings.weight",
                       "model.embed_tokens.weight");
+    }
     const LayerRange layers = LayersOf(side_, model_.layers, stage, chunk);
     for (int64_t layer = layers.begin; layer < layers.end; ++layer) {
       WriteLayer(
@@ -78,8 +79,9 @@ class RankWriter {
       WriteVocabulary(prefix + "output_layer.weight",
                       "model.embed_tokens.weight");
       if (is_source_) {
-        for (Cell& cell : out_.back().cells)
+        for (Cell& cell : out_.back().cells) {
           cell = {.tensor = Cell::kUntouched};
+        }
       }
     }
   }

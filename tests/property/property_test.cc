@@ -28,8 +28,8 @@ namespace refit {
 namespace {
 
 // Together some fifteen seconds of one core, with or without a sanitizer.
-constexpr int64_t kGenericCases = kSanitized ? 150 : 1500;
-constexpr int64_t kFrameworkCases = kSanitized ? 50 : 500;
+constexpr int64_t kGenericCases = kSanitized ? 150 : 1000;
+constexpr int64_t kFrameworkCases = kSanitized ? 50 : 300;
 
 const std::vector<std::string> kCastable = {"bf16", "fp16", "fp32"};
 

@@ -1,0 +1,18 @@
+// What a user who mistyped a word probably meant.
+#ifndef REFIT_PLAN_NEAREST_WORD_H_
+#define REFIT_PLAN_NEAREST_WORD_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace refit {
+
+// The candidate closest to `word` by edit distance, or "" when none is near
+// enough to be a plausible slip.
+std::string NearestWord(std::string_view word,
+                        const std::vector<std::string_view>& candidates);
+
+}  // namespace refit
+
+#endif  // REFIT_PLAN_NEAREST_WORD_H_

@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Checks that every folder includes only what docs/architecture.md lets it know.
+
+usage: check_layers.py ROOT
+"""
+import pathlib
+import re
+import sys
+
+# What a folder's sources may include, besides their own folder.
+MAY_INCLUDE = {
+    "plan": set(),
+    "compiler/ir": {"plan"},
+    "compiler/job": {"plan", "compiler"},
+    "compiler/model": {"plan", "compiler", "compiler/ir", "compiler/job"},
+    "compiler/layout": {"plan", "compiler", "compiler/ir", "compiler/job", "compiler/model"},
+    "compiler/passes": {"plan", "compiler", "compiler/ir", "compiler/job", "compiler/layout", "compiler/model"},
+    "compiler/emit": {"plan", "compiler/ir"},
+    "compiler": {"plan", "compiler/ir", "compiler/job", "compiler/model", "compiler/passes", "compiler/emit"},
+    "executor": {"plan", "refit"},
+    "runner": {"plan", "refit", "executor"},
+    "bench": {"plan", "refit", "runner", "compiler", "compiler/job"},
+}
+
+
+def folder(path, folders):
+    """The longest known folder that `path` is in; its first part when none is known."""
+    for name in sorted(folders, key=len, reverse=True):
+        if path.startswith(name + "/"):
+            return name
+    return path.split("/")[0]
+
+
+def main():
+    root = pathlib.Path(sys.argv[1])
+    checked, wrong = 0, 0
+    for top in sorted({name.split("/")[0] for name in MAY_INCLUDE}):
+        for source in sorted((root / top).rglob("*.[ch]*")):
+            if source.suffix not in (".h", ".cc", ".cu"):
+                continue
+            here = folder(str(source.relative_to(root)), MAY_INCLUDE)
+            checked += 1
+            for number, line in enumerate(source.read_text().splitlines(), 1):
+                found = re.match(r'#include "([^"]+/[^"]+)"', line)
+                if not found or found[1].startswith(("absl/", "flatbuffers/", "rapidjson/")):
+                    continue
+                there = folder(found[1], MAY_INCLUDE)
+                if there != here and there not in MAY_INCLUDE[here]:
+                    print(f"{source.relative_to(root)}:{number}: error: {here} must not include {found[1]}")
+                    wrong += 1
+    print(f"{checked} files checked, {wrong} wrong includes")
+    return 1 if wrong or not checked else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
