@@ -191,22 +191,27 @@ std::vector<bool> TensorTable::Skipped() const {
   for (size_t slot = 0; slot < stacks(); ++slot) {
     const fb::Buffer& stack = buffer(slot);
     const uint64_t elements = TensorElements(stack);
-    if (elements == 0 || stack.regions() == nullptr) continue;
-    const auto mark = [&](const auto& piece, bool value) {
-      ForEachTensor(
-          piece.offset(), LoopsOf(piece), elements,
-          [&](uint64_t tensor) { skipped[begin(slot) + tensor] = value; });
-    };
-    for (const fb::Region* region : *stack.regions()) {
-      if (region->kind() == fb::RegionKind::kSkip) mark(*region, true);
-    }
-    for (const fb::Region* region : *stack.regions()) {
-      if (region->kind() == fb::RegionKind::kFill) mark(*region, false);
-    }
-    if (stack.fragments() == nullptr) continue;
-    for (const fb::Fragment* fragment : *stack.fragments()) {
-      const fb::Param& param = *body_.params()->Get(fragment->param());
-      if (param.skip() == fb::SkipReason::kUnspecified) mark(*fragment, false);
+    if (elements == 0) continue;
+    // First what is skipped, then what is not: one element that the refit
+    // moves or fills makes its tensor needed.
+    for (const bool skip : {true, false}) {
+      const auto mark = [&](const auto& piece) {
+        ForEachTensor(
+            piece.offset(), LoopsOf(piece), elements,
+            [&](uint64_t tensor) { skipped[begin(slot) + tensor] = skip; });
+      };
+      if (stack.regions() != nullptr) {
+        for (const fb::Region* region : *stack.regions()) {
+          if ((region->kind() == fb::RegionKind::kSkip) == skip) mark(*region);
+        }
+      }
+      if (stack.fragments() == nullptr) continue;
+      for (const fb::Fragment* fragment : *stack.fragments()) {
+        const fb::Param& param = *body_.params()->Get(fragment->param());
+        if ((param.skip() != fb::SkipReason::kUnspecified) == skip) {
+          mark(*fragment);
+        }
+      }
     }
   }
   return skipped;

@@ -9,39 +9,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "plan/dtype.h"
+#include "plan/check.h"
 #include "plan/stack_check.h"
 
 namespace refit {
 namespace {
-
-// Byte counts and element counts stay representable as int64_t.
-constexpr uint64_t kLargestSize = std::numeric_limits<int64_t>::max();
-
-absl::Status Bad(std::string message) {
-  return absl::InvalidArgumentError(message);
-}
-
-// `status` with its place in front. Places are put together on failure only.
-absl::Status At(const std::string& place, const absl::Status& status) {
-  return Bad(absl::StrCat(place, ": ", status.message()));
-}
-
-// The FlatBuffers verifier checks the alignment of a vector's length, not of
-// its elements. Writers do not align a vector that has none.
-template <typename T>
-bool IsAligned(const flatbuffers::Vector<T>* vector) {
-  return vector->size() == 0 ||
-         reinterpret_cast<uintptr_t>(vector->Data()) % alignof(uint64_t) == 0;
-}
-
-bool IsKnown(DType dtype) { return DTypeBytes(dtype) != 0; }
-
-// Multiplies `product`; false when it exceeds `kLargestSize`.
-bool Multiply(uint64_t factor, uint64_t& product) {
-  return !__builtin_mul_overflow(product, factor, &product) &&
-         product <= kLargestSize;
-}
 
 class BodyChecker {
  public:

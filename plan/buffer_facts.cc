@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/tiling.h"
 #include "plan/violations.h"
@@ -133,11 +134,10 @@ BufferFacts::BufferFacts(const fb::Body& body, const fb::Buffer& buffer)
         .offset = exact[a] && exact[b]
                       ? OffsetAt(whole, FirstShared(boxes[a], boxes[b]))
                       : parts_[b].lattice.offset,
-        .text = absl::StrFormat(
-            unknown ? "cannot prove that the parts from %s and from %s are "
-                      "disjoint"
-                    : "the parts from %s and from %s overlap",
-            PartText(body, parts_[a]), PartText(body, parts_[b]))};
+        .text =
+            absl::StrCat(unknown ? "cannot prove to be disjoint" : "overlap",
+                         ": the part from ", PartText(body, parts_[a]),
+                         " and that from ", PartText(body, parts_[b]))};
     return;
   }
   SortForFind();

@@ -377,7 +377,8 @@ void DataProof::CheckTiling(uint32_t rank, uint32_t slot, const Part& part,
   }
   const auto overlap = FindOverlap(boxes, [](size_t, size_t) { return true; });
   if (overlap.has_value()) {
-    const auto [a, b] = *overlap;
+    const size_t a = overlap->first;
+    const size_t b = overlap->second;
     violations_.Report(
         {.rank = rank,
          .round = writes[b].round,

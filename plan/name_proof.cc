@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
@@ -14,7 +15,8 @@
 namespace refit::proof {
 namespace {
 
-// Many times what any model has; keeps hostile plans from costing time.
+// Of distinct namings: a rank of the largest models has some 50,000 tensors.
+// Keeps hostile plans from costing time.
 constexpr uint64_t kMostNames = uint64_t{1} << 22;
 
 // A tensor of stack number `stack` of a list. Hashes decide nothing: tensors
@@ -40,6 +42,39 @@ std::vector<size_t> HashNames(const Stack& stack) {
     hashes[i] = absl::Hash<std::string>()(TensorName(stack, i));
   }
   return hashes;
+}
+
+// What the names of a stack depend on: its pattern and numbers. Ranks that
+// shard the same params hold different buffers under the same names.
+std::string NamingOf(const fb::Buffer& buffer) {
+  std::string naming = buffer.name()->str();
+  if (buffer.index() == nullptr) return naming;
+  for (const fb::IndexDim* dim : *buffer.index()) {
+    absl::StrAppend(&naming, "\n", dim->first(), " ", dim->count());
+    if (dim->numbers() == nullptr) continue;
+    for (const int32_t number : *dim->numbers()) {
+      absl::StrAppend(&naming, " ", number);
+    }
+  }
+  return naming;
+}
+
+// One buffer for each distinct naming, and every buffer's naming.
+struct Namings {
+  std::vector<const fb::Buffer*> buffers;  // by naming
+  std::vector<uint32_t> of_buffer;
+};
+
+Namings FindNamings(const fb::Body& body) {
+  Namings namings;
+  absl::flat_hash_map<std::string, uint32_t> ids;
+  for (const fb::Buffer* buffer : *body.buffers()) {
+    const auto [it, is_new] = ids.try_emplace(
+        NamingOf(*buffer), static_cast<uint32_t>(namings.buffers.size()));
+    if (is_new) namings.buffers.push_back(buffer);
+    namings.of_buffer.push_back(it->second);
+  }
+  return namings;
 }
 
 // The first two tensors of equal name, in the order of the later one.
@@ -85,21 +120,23 @@ void CheckParamNames(const fb::Body& body, Violations& violations) {
   const auto stack_at = [&](uint32_t i) -> const fb::Param& {
     return *body.params()->Get(i);
   };
-  const auto [first, second] = FindEqualNames(tensors, stack_at);
-  if (first == nullptr) return;
+  const auto equal = FindEqualNames(tensors, stack_at);
+  if (equal.first == nullptr) return;
   violations.Report({}, Invariant::kWellFormedInputs, [&] {
-    return absl::StrCat("params ", first->stack, " and ", second->stack,
-                        " both hold ",
-                        TensorName(stack_at(second->stack), second->ordinal));
+    return absl::StrCat(
+        "params ", equal.first->stack, " and ", equal.second->stack,
+        " both hold ",
+        TensorName(stack_at(equal.second->stack), equal.second->ordinal));
   });
 }
 
 }  // namespace
 
 void CheckNames(const fb::Body& body, Violations& violations) {
+  const Namings namings = FindNamings(body);
   uint64_t names = 0;
   for (const fb::Param* param : *body.params()) names += TensorsOf(*param);
-  for (const fb::Buffer* buffer : *body.buffers()) names += TensorsOf(*buffer);
+  for (const fb::Buffer* buffer : namings.buffers) names += TensorsOf(*buffer);
   if (names > kMostNames) {
     violations.Report({}, Invariant::kWellFormedInputs, [&] {
       return absl::StrCat("has ", names, " names; the proof takes up to ",
@@ -108,32 +145,33 @@ void CheckNames(const fb::Body& body, Violations& violations) {
     return;
   }
   CheckParamNames(body, violations);
-  std::vector<std::vector<size_t>> hashes_of(body.buffers()->size());
-  // Replicas have equal lists; each list is looked at for its first rank.
+  std::vector<std::vector<size_t>> hashes_of(namings.buffers.size());
+  // Each list of namings is looked at for its first rank.
   absl::flat_hash_set<std::vector<uint32_t>> seen;
   for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
-    const auto& list = *body.programs()->Get(rank)->buffers();
-    const std::vector<uint32_t> buffers(list.begin(), list.end());
-    if (!seen.insert(buffers).second) continue;
+    std::vector<uint32_t> list;
+    for (const uint32_t buffer : *body.programs()->Get(rank)->buffers()) {
+      list.push_back(namings.of_buffer[buffer]);
+    }
+    if (!seen.insert(list).second) continue;
     std::vector<NamedTensor> tensors;
-    for (uint32_t slot = 0; slot < buffers.size(); ++slot) {
-      std::vector<size_t>& hashes = hashes_of[buffers[slot]];
-      if (hashes.empty()) {
-        hashes = HashNames(*body.buffers()->Get(buffers[slot]));
-      }
+    for (uint32_t slot = 0; slot < list.size(); ++slot) {
+      std::vector<size_t>& hashes = hashes_of[list[slot]];
+      if (hashes.empty()) hashes = HashNames(*namings.buffers[list[slot]]);
       for (uint64_t k = 0; k < hashes.size(); ++k) {
         tensors.push_back({hashes[k], slot, k});
       }
     }
     const auto stack_at = [&](uint32_t slot) -> const fb::Buffer& {
-      return *body.buffers()->Get(buffers[slot]);
+      return *namings.buffers[list[slot]];
     };
-    const auto [first, second] = FindEqualNames(tensors, stack_at);
-    if (first == nullptr) continue;
+    const auto equal = FindEqualNames(tensors, stack_at);
+    if (equal.first == nullptr) continue;
     violations.Report({.rank = rank}, Invariant::kWellFormedInputs, [&] {
-      return absl::StrCat("buffer slots ", first->stack, " and ", second->stack,
-                          " both hold ",
-                          TensorName(stack_at(second->stack), second->ordinal));
+      return absl::StrCat(
+          "buffer slots ", equal.first->stack, " and ", equal.second->stack,
+          " both hold ",
+          TensorName(stack_at(equal.second->stack), equal.second->ordinal));
     });
   }
 }

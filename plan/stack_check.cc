@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "plan/check.h"
 
 namespace refit {
 namespace {
@@ -16,47 +17,15 @@ using IndexDims = flatbuffers::Vector<flatbuffers::Offset<fb::IndexDim>>;
 // More than any tensor has; keeps hostile files from costing time.
 constexpr size_t kMostDims = 16;
 constexpr uint64_t kMostTensors = 1 << 20;  // of one stack
-// Byte counts and element counts stay representable as int64_t.
-constexpr uint64_t kLargestSize = std::numeric_limits<int64_t>::max();
-
-absl::Status Bad(std::string message) {
-  return absl::InvalidArgumentError(message);
-}
-
-// `status` with its place in front. Places are put together on failure only.
-absl::Status At(const std::string& place, const absl::Status& status) {
-  return Bad(absl::StrCat(place, ": ", status.message()));
-}
-
 // Null vectors count as empty: FlatBuffers writers may leave empty ones out.
 template <typename T>
 size_t SizeOf(const flatbuffers::Vector<T>* vector) {
   return vector == nullptr ? 0 : vector->size();
 }
 
-// The FlatBuffers verifier checks the alignment of a vector's length, not of
-// its elements. Writers do not align a vector that has none.
-template <typename T>
-bool IsAligned(const flatbuffers::Vector<T>* vector) {
-  return vector == nullptr || vector->size() == 0 ||
-         reinterpret_cast<uintptr_t>(vector->Data()) % alignof(uint64_t) == 0;
-}
-
-bool IsKnown(DType dtype) { return DTypeBytes(dtype) != 0; }
-
-bool IsKnown(fb::SkipReason reason) {
-  return reason <= fb::SkipReason::kUnread;
-}
-
 template <typename Enum>
 uint32_t Number(Enum value) {
   return static_cast<uint32_t>(value);
-}
-
-// Multiplies `product`; false when it exceeds `kLargestSize`.
-bool Multiply(uint64_t factor, uint64_t& product) {
-  return !__builtin_mul_overflow(product, factor, &product) &&
-         product <= kLargestSize;
 }
 
 absl::Status CheckIndex(const IndexDims* index, uint64_t& tensors) {

@@ -10,7 +10,8 @@
 
 namespace refit {
 
-// Writes `bytes` to a temporary file beside `path` and renames it into place.
+// Writes `bytes` to a temporary file beside `path` and renames it into place;
+// a symbolic link is followed, a device or pipe is written to as it is.
 // On an error nothing is left behind and an older file stays. The message
 // names the file and the system's reason.
 absl::Status WriteFileAtomically(const std::string& path,

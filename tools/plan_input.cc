@@ -14,6 +14,9 @@
 namespace refit {
 namespace {
 
+// FlatBuffers ends at 2 GiB; more than that from a pipe is no plan.
+constexpr size_t kPlanBytesMax = size_t{1} << 31;
+
 absl::StatusOr<std::vector<uint8_t>> ReadStdin() {
   std::vector<uint8_t> bytes;
   size_t size = 0;
@@ -21,6 +24,16 @@ absl::StatusOr<std::vector<uint8_t>> ReadStdin() {
     bytes.resize(std::max<size_t>(2 * size, 1 << 16));
     size += std::fread(bytes.data() + size, 1, bytes.size() - size, stdin);
     if (size < bytes.size()) break;
+    // The identifier first, so that a wrong pipe is not read to its end.
+    const size_t identifier_end =
+        flatbuffers::kFileIdentifierLength + sizeof(flatbuffers::uoffset_t);
+    if (size >= identifier_end && !fb::PlanBufferHasIdentifier(bytes.data())) {
+      bytes.resize(identifier_end);
+      return bytes;
+    }
+    if (size >= kPlanBytesMax) {
+      return absl::InvalidArgumentError("more than 2 GiB; wanted a plan");
+    }
   }
   if (std::ferror(stdin)) {
     return absl::UnavailableError(

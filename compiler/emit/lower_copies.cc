@@ -1,6 +1,6 @@
 #include "compiler/emit/lower_copies.h"
 
-#include "absl/base/optimization.h"
+#include "absl/base/macros.h"
 
 namespace refit {
 namespace {
@@ -32,15 +32,18 @@ CopyLowering::CopyLowering(const Module& module) : module_(module) {
 size_t CopyLowering::AddHolder(const std::vector<BufferId>& buffers) {
   const auto [it, is_new] = holder_ids_.try_emplace(buffers, holders_.size());
   if (!is_new) return it->second;
-  Holder holder = {.buffers = buffers, .sites_by_param = {}};
+  Holder holder;
+  holder.buffers = buffers;
   holder.sites_by_param.resize(module_.params.size());
+  holder.last_packed_site.resize(module_.params.size(), 0);
   for (size_t slot = 0; slot < buffers.size(); ++slot) {
     const Buffer& buffer = module_.buffers[buffers[slot]];
     for (const Fragment& fragment : buffer.fragments) {
-      holder.sites_by_param[IndexOf(fragment.param)].push_back(
-          {.slot = static_cast<uint32_t>(slot),
-           .buffer = &buffer,
-           .fragment = &fragment});
+      const Site site = {.slot = static_cast<uint32_t>(slot),
+                         .buffer = &buffer,
+                         .fragment = &fragment};
+      holder.sites_by_param[IndexOf(fragment.param)].push_back(site);
+      holder.sites_by_box[{fragment.param, fragment.box}].push_back(site);
     }
   }
   holders_.push_back(std::move(holder));
@@ -101,6 +104,19 @@ fb::Copy CopyLowering::LowerPacked(const Site& site, const Packed& packed) {
                module_.piece(packed.piece).wire_dtype, packed.staging_offset);
 }
 
+const CopyLowering::Site& CopyLowering::FindContaining(Holder& holder,
+                                                       ParamId param,
+                                                       const Box& box) {
+  const std::vector<Site>& sites = holder.sites_by_param[IndexOf(param)];
+  size_t& last = holder.last_packed_site[IndexOf(param)];
+  for (size_t tried = 0; tried < sites.size(); ++tried) {
+    if (Contains(sites[last].fragment->box, box)) return sites[last];
+    last = (last + 1) % sites.size();
+  }
+  ABSL_HARDENING_ASSERT(false && "choose-sources named a rank without the box");
+  return sites[last];
+}
+
 uint32_t CopyLowering::Pack(Rank source, int32_t contents) {
   const size_t holder = holder_of_rank_[IndexOf(source)];
   const auto known = pack_lists_.find({holder, contents});
@@ -108,11 +124,8 @@ uint32_t CopyLowering::Pack(Rank source, int32_t contents) {
   std::vector<fb::Copy> copies;
   for (const Packed& packed : module_.contents[static_cast<size_t>(contents)]) {
     const ParamId param = module_.piece(packed.piece).param;
-    for (const Site& site : holders_[holder].sites_by_param[IndexOf(param)]) {
-      if (!Contains(site.fragment->box, packed.box)) continue;
-      copies.push_back(LowerPacked(site, packed));
-      break;
-    }
+    copies.push_back(LowerPacked(
+        FindContaining(holders_[holder], param, packed.box), packed));
   }
   return pack_lists_[{holder, contents}] = InternList(copies);
 }
@@ -124,11 +137,11 @@ uint32_t CopyLowering::Unpack(Rank destination, int32_t contents) {
   std::vector<fb::Copy> copies;
   for (const Packed& packed : module_.contents[static_cast<size_t>(contents)]) {
     const Piece& piece = module_.piece(packed.piece);
-    for (const Site& site :
-         holders_[holder].sites_by_param[IndexOf(piece.param)]) {
-      if (site.fragment->box == piece.destination_box) {
-        copies.push_back(LowerPacked(site, packed));
-      }
+    const auto sites = holders_[holder].sites_by_box.find(
+        {piece.param, piece.destination_box});
+    ABSL_HARDENING_ASSERT(sites != holders_[holder].sites_by_box.end());
+    for (const Site& site : sites->second) {
+      copies.push_back(LowerPacked(site, packed));
     }
   }
   return unpack_lists_[{holder, contents}] = InternList(copies);

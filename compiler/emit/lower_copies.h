@@ -38,7 +38,10 @@ class CopyLowering {
   // A rank's buffers; ranks with equal lists share one.
   struct Holder {
     std::vector<BufferId> buffers;
+    absl::flat_hash_map<std::pair<ParamId, Box>, std::vector<Site>> sites_by_box;
     std::vector<std::vector<Site>> sites_by_param;
+    // Where the last pack of a param was found: the next is near.
+    std::vector<size_t> last_packed_site;
   };
 
   size_t AddHolder(const std::vector<BufferId>& buffers);
@@ -48,6 +51,8 @@ class CopyLowering {
   fb::Copy Lower(uint32_t slot, const Buffer& buffer, int64_t offset,
                  const Dims& extent, const Dims& stride, DType wire_dtype,
                  int64_t staging_offset);
+  // The site of `param` whose fragment contains `box`.
+  const Site& FindContaining(Holder& holder, ParamId param, const Box& box);
   fb::Copy LowerPacked(const Site& site, const Packed& packed);
 
   const Module& module_;

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <tuple>
 
+#include "absl/container/flat_hash_map.h"
 #include "compiler/passes/passes.h"
 
 namespace refit {
@@ -12,9 +14,10 @@ namespace {
 constexpr std::array kNearestFirst = {Route::kLocal, Route::kPeer,
                                       Route::kNetwork};
 
-// Pieces are cut finer until the busiest sender that has a choice is this
-// close to the mean.
+// Pieces are cut finer while the busiest sender that has a choice is further
+// than this from the best that can be reached, and while cutting helps.
 constexpr double kImbalanceTarget = 1.01;
+constexpr double kImbalanceGain = 1.01;
 // Parts per sender that are tried in turn, whole pieces first. More parts mean
 // more messages.
 constexpr std::array kPartsPerSender = {0, 8, 32, 128};
@@ -25,65 +28,88 @@ struct Choice {
   Rank destination{};
   int64_t bytes = 0;
   Route route = Route::kUnspecified;
-  std::vector<Rank> candidates;  // ascending, of the nearest route
+  std::vector<Rank>
+      candidates;  // at least two, ascending, of the nearest route
 };
 
 class Chooser {
  public:
-  explicit Chooser(const Module& module)
-      : module_(module), loads_(static_cast<size_t>(module.world_size()), 0) {}
+  explicit Chooser(const Module& module) : module_(module) {
+    for (std::vector<int64_t>& loads : loads_) {
+      loads.resize(static_cast<size_t>(module.world_size()), 0);
+    }
+  }
 
-  // The candidates of every piece for every receiver.
-  std::vector<Choice> ListChoices() const;
+  // Assigns a sender to every piece for every receiver; transfers in no order.
+  std::vector<Transfer> Assign();
 
-  // Assigns a sender to every choice; transfers in no order.
-  std::vector<Transfer> Assign(std::vector<Choice> choices);
-
-  // Load of the busiest sender over the least that any assignment reaches
-  // for it: the mean of the senders that had a choice, or its own fixed load.
+  // Over all senders that had a choice: the worst of load / max(mean load,
+  // load without a choice). 1 is perfect.
   double Imbalance() const { return imbalance_; }
 
  private:
+  // Transfers that leave no choice go to `transfers` at once.
+  std::vector<Choice> ListChoices(std::vector<Transfer>& transfers);
   Rank Pick(const Choice& choice) const;
-  int64_t& PairLoad(Rank source, Rank destination) {
-    return pair_loads_[{source, destination}];
+  void MeasureImbalance(Route route, const std::vector<int64_t>& fixed_loads,
+                        const std::vector<bool>& has_choice);
+  // Links of different routes work side by side, so each route has its loads.
+  std::vector<int64_t>& LoadsOf(Route route) {
+    return loads_[static_cast<size_t>(route)];
+  }
+  const std::vector<int64_t>& LoadsOf(Route route) const {
+    return loads_[static_cast<size_t>(route)];
   }
 
   const Module& module_;
-  std::vector<int64_t> loads_;  // bytes to send, by rank
+  // Bytes to send, by route and rank.
+  std::array<std::vector<int64_t>, static_cast<size_t>(Route::MAX) + 1> loads_;
+  // Of pairs that had a choice.
   absl::flat_hash_map<std::pair<Rank, Rank>, int64_t> pair_loads_;
   double imbalance_ = 1;
 };
 
-std::vector<Choice> Chooser::ListChoices() const {
+std::vector<Choice> Chooser::ListChoices(std::vector<Transfer>& transfers) {
   std::vector<Choice> choices;
+  std::vector<Rank> candidates;
   for (size_t i = 0; i < module_.pieces.size(); ++i) {
     const Piece& piece = module_.pieces[i];
+    const PieceId id{static_cast<int32_t>(i)};
     const int64_t bytes = module_.WireBytes(piece);
     for (Rank destination : piece.destinations) {
-      Choice choice = {.piece = PieceId{static_cast<int32_t>(i)},
-                       .destination = destination,
-                       .bytes = bytes,
-                       .candidates = {}};
+      candidates.clear();
+      Route nearest = Route::kUnspecified;
       for (Route route : kNearestFirst) {
         for (Rank source : piece.sources) {
           if (module_.RouteBetween(source, destination) == route) {
-            choice.candidates.push_back(source);
+            candidates.push_back(source);
           }
         }
-        choice.route = route;
-        if (!choice.candidates.empty()) break;
+        nearest = route;
+        if (!candidates.empty()) break;
       }
-      choices.push_back(std::move(choice));
+      if (candidates.size() == 1) {
+        LoadsOf(nearest)[IndexOf(candidates.front())] += bytes;
+        transfers.push_back({.piece = id,
+                             .source = candidates.front(),
+                             .destination = destination});
+        continue;
+      }
+      choices.push_back({.piece = id,
+                         .destination = destination,
+                         .bytes = bytes,
+                         .route = nearest,
+                         .candidates = candidates});
     }
   }
   return choices;
 }
 
 Rank Chooser::Pick(const Choice& choice) const {
+  const std::vector<int64_t>& loads = LoadsOf(choice.route);
   int64_t least = std::numeric_limits<int64_t>::max();
   for (Rank source : choice.candidates) {
-    least = std::min(least, loads_[IndexOf(source)]);
+    least = std::min(least, loads[IndexOf(source)]);
   }
   // Among senders that are about as free as the freest. Inside a host a pair
   // of GPUs alone does not fill a link, so spread a receiver over senders;
@@ -92,7 +118,7 @@ Rank Chooser::Pick(const Choice& choice) const {
   Rank best = choice.candidates.front();
   std::array<int64_t, 3> best_key = {std::numeric_limits<int64_t>::max(), 0, 0};
   for (Rank source : choice.candidates) {
-    const int64_t load = loads_[IndexOf(source)];
+    const int64_t load = loads[IndexOf(source)];
     if (load > least + choice.bytes) continue;
     const auto pair = pair_loads_.find({source, choice.destination});
     const int64_t pair_load = pair == pair_loads_.end() ? 0 : pair->second;
@@ -110,53 +136,53 @@ Rank Chooser::Pick(const Choice& choice) const {
   return best;
 }
 
-std::vector<Transfer> Chooser::Assign(std::vector<Choice> choices) {
-  // Those without a choice first: what they load is given. Then the largest,
-  // so that the small ones level what is left.
-  std::stable_sort(choices.begin(), choices.end(),
-                   [](const Choice& a, const Choice& b) {
-                     const bool a_fixed = a.candidates.size() == 1;
-                     const bool b_fixed = b.candidates.size() == 1;
-                     if (a_fixed != b_fixed) return a_fixed;
-                     return a.bytes > b.bytes;
-                   });
-  std::vector<Transfer> transfers;
-  transfers.reserve(choices.size());
-  std::vector<int64_t> fixed_loads;
-  std::vector<bool> has_choice(loads_.size(), false);
-  for (const Choice& choice : choices) {
-    if (choice.candidates.size() > 1 && fixed_loads.empty()) {
-      fixed_loads = loads_;
-    }
-    const Rank source = choice.candidates.size() == 1
-                            ? choice.candidates.front()
-                            : Pick(choice);
-    if (choice.candidates.size() > 1) {
-      for (Rank candidate : choice.candidates) {
-        has_choice[IndexOf(candidate)] = true;
-      }
-    }
-    loads_[IndexOf(source)] += choice.bytes;
-    PairLoad(source, choice.destination) += choice.bytes;
-    transfers.push_back({.piece = choice.piece,
-                         .source = source,
-                         .destination = choice.destination});
-  }
+void Chooser::MeasureImbalance(Route route,
+                               const std::vector<int64_t>& fixed_loads,
+                               const std::vector<bool>& has_choice) {
+  const std::vector<int64_t>& loads = LoadsOf(route);
   int64_t total = 0;
   int64_t count = 0;
-  for (size_t rank = 0; rank < loads_.size(); ++rank) {
+  for (size_t rank = 0; rank < loads.size(); ++rank) {
     if (!has_choice[rank]) continue;
-    total += loads_[rank];
+    total += loads[rank];
     ++count;
   }
-  if (count == 0) return transfers;
+  if (total == 0) return;
   const double mean = static_cast<double>(total) / static_cast<double>(count);
-  for (size_t rank = 0; rank < loads_.size(); ++rank) {
+  for (size_t rank = 0; rank < loads.size(); ++rank) {
     if (!has_choice[rank]) continue;
     const double reachable =
         std::max(mean, static_cast<double>(fixed_loads[rank]));
     imbalance_ =
-        std::max(imbalance_, static_cast<double>(loads_[rank]) / reachable);
+        std::max(imbalance_, static_cast<double>(loads[rank]) / reachable);
+  }
+}
+
+std::vector<Transfer> Chooser::Assign() {
+  std::vector<Transfer> transfers;
+  std::vector<Choice> choices = ListChoices(transfers);
+  const auto fixed_loads = loads_;
+  // The largest first, so that the small ones level what is left.
+  std::stable_sort(
+      choices.begin(), choices.end(),
+      [](const Choice& a, const Choice& b) { return a.bytes > b.bytes; });
+  std::array<std::vector<bool>, static_cast<size_t>(Route::MAX) + 1> has_choice;
+  has_choice.fill(
+      std::vector<bool>(static_cast<size_t>(module_.world_size()), false));
+  for (const Choice& choice : choices) {
+    const Rank source = Pick(choice);
+    for (Rank candidate : choice.candidates) {
+      has_choice[static_cast<size_t>(choice.route)][IndexOf(candidate)] = true;
+    }
+    LoadsOf(choice.route)[IndexOf(source)] += choice.bytes;
+    pair_loads_[{source, choice.destination}] += choice.bytes;
+    transfers.push_back({.piece = choice.piece,
+                         .source = source,
+                         .destination = choice.destination});
+  }
+  for (Route route : kNearestFirst) {
+    const size_t index = static_cast<size_t>(route);
+    MeasureImbalance(route, fixed_loads[index], has_choice[index]);
   }
   return transfers;
 }
@@ -220,8 +246,8 @@ absl::Status ChooseSources(const PassOptions&, Module& module) {
           CutPieces(module, std::max<int64_t>(mean_bytes / parts, 1));
     }
     Chooser chooser(module);
-    std::vector<Transfer> transfers = chooser.Assign(chooser.ListChoices());
-    if (chooser.Imbalance() >= best_imbalance) continue;
+    std::vector<Transfer> transfers = chooser.Assign();
+    if (chooser.Imbalance() * kImbalanceGain >= best_imbalance) continue;
     best_imbalance = chooser.Imbalance();
     best_pieces = module.pieces;
     module.transfers = std::move(transfers);

@@ -46,30 +46,35 @@ void Packer::Place(PieceId piece, const Box& box, int64_t bytes) {
 }
 
 void Packer::Add(PieceId piece, const Box& box, int64_t element_bytes) {
-  const int64_t bytes = box.Volume() * element_bytes;
   const int64_t waste_max = bucket_bytes_ / kWasteDivisor;
-  if (bytes <= Free() || (bytes <= bucket_bytes_ && Free() <= waste_max)) {
-    Place(piece, box, bytes);
-    return;
-  }
-  // Cut along the outermost dimension that can be cut, into as many whole
-  // slabs as fit now and the rest.
-  size_t dim = 0;
-  while (box.extent(dim) == 1) ++dim;
-  const int64_t slab_bytes = bytes / box.extent(dim);
-  const int64_t room = Free() <= waste_max ? bucket_bytes_ : Free();
-  const int64_t slabs = room / slab_bytes;
-  if (slabs == 0 && Free() > waste_max && slab_bytes <= waste_max) {
-    // The slab is small and yet does not fit: a new bucket serves it better.
-    buckets_.emplace_back();
-    Add(piece, box, element_bytes);
-    return;
-  }
-  Box first = box;
   Box rest = box;
-  first.hi[dim] = rest.lo[dim] = box.lo[dim] + std::max<int64_t>(slabs, 1);
-  Add(piece, first, element_bytes);
-  if (!rest.Empty()) Add(piece, rest, element_bytes);
+  while (!rest.Empty()) {
+    const int64_t bytes = rest.Volume() * element_bytes;
+    if (bytes <= Free() || (bytes <= bucket_bytes_ && Free() <= waste_max)) {
+      Place(piece, rest, bytes);
+      return;
+    }
+    // Cut along the outermost dimension that can be cut: as many whole slabs
+    // as fit now, then the rest.
+    size_t dim = 0;
+    while (rest.extent(dim) == 1) ++dim;
+    const int64_t slab_bytes = bytes / rest.extent(dim);
+    const int64_t room = Free() <= waste_max ? bucket_bytes_ : Free();
+    const int64_t slabs = room / slab_bytes;
+    if (slabs == 0 && slab_bytes <= waste_max) {
+      // The slab is small and yet does not fit: a new bucket serves it better.
+      buckets_.emplace_back();
+      continue;
+    }
+    Box first = rest;
+    rest.lo[dim] += std::max<int64_t>(slabs, 1);
+    first.hi[dim] = rest.lo[dim];
+    if (slabs == 0) {
+      Add(piece, first, element_bytes);  // cuts inside one slab
+    } else {
+      Place(piece, first, slabs * slab_bytes);
+    }
+  }
 }
 
 // The buckets of one list of pieces, which many pairs share.

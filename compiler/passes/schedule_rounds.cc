@@ -1,5 +1,8 @@
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <limits>
+#include <numeric>
 #include <tuple>
 
 #include "absl/strings/str_format.h"
@@ -15,6 +18,13 @@ struct RankRound {
   int32_t operations = 0;
 };
 
+// Messages of similar size look for room alike.
+constexpr size_t kSizeClasses = 64;
+size_t SizeClass(int64_t size_bytes) {
+  return static_cast<size_t>(std::bit_width(static_cast<uint64_t>(size_bytes)) -
+                             1);
+}
+
 // First-fit of messages into rounds.
 class Scheduler {
  public:
@@ -24,12 +34,8 @@ class Scheduler {
                         kStagingAlignmentBytes * kStagingAlignmentBytes),
         ranks_(static_cast<size_t>(world_size)) {}
 
-  // Messages placed from now on get rounds after all rounds so far.
-  void StartRoute() {
-    first_round_ = round_count_;
-    for (RankState& rank : ranks_) rank.first_open = first_round_;
-  }
-
+  // `messages` will be placed next, in rounds after all rounds so far.
+  void StartRoute(const std::vector<Message*>& messages);
   void Place(Message& message);
   int32_t round_count() const { return round_count_; }
 
@@ -37,9 +43,14 @@ class Scheduler {
   void AssignSlots(std::vector<Message>& messages) const;
 
  private:
+  // Where the messages of one size class of a rank look for room.
+  struct OpenRounds {
+    int64_t smallest_bytes = std::numeric_limits<int64_t>::max();
+    int32_t first = 0;  // no round before it takes `smallest_bytes`
+  };
   struct RankState {
     std::vector<RankRound> rounds;
-    int32_t first_open = 0;  // rounds before it are full
+    std::array<OpenRounds, kSizeClasses> open;
     int64_t slot_bytes = 0;  // the most staging of one round
   };
 
@@ -52,14 +63,38 @@ class Scheduler {
     return at.operations < limits_.operations_per_round &&
            at.staging_bytes + size_bytes <= slot_bytes_max_;
   }
+  // The first round in which the rank may have room. Rounds only fill up, so
+  // what was found full is never looked at again.
+  int32_t FirstOpen(RankState& rank, int64_t size_bytes);
   int64_t Take(RankState& rank, int32_t round, int64_t size_bytes);
 
   const Limits& limits_;
   int64_t slot_bytes_max_;
   std::vector<RankState> ranks_;
-  int32_t first_round_ = 0;
   int32_t round_count_ = 0;
 };
+
+void Scheduler::StartRoute(const std::vector<Message*>& messages) {
+  for (RankState& rank : ranks_) rank.open.fill({.first = round_count_});
+  for (const Message* message : messages) {
+    for (Rank rank : {message->source, message->destination}) {
+      int64_t& smallest = ranks_[IndexOf(rank)]
+                              .open[SizeClass(message->size_bytes)]
+                              .smallest_bytes;
+      smallest = std::min(smallest, message->size_bytes);
+    }
+  }
+}
+
+int32_t Scheduler::FirstOpen(RankState& rank, int64_t size_bytes) {
+  OpenRounds& open = rank.open[SizeClass(size_bytes)];
+  while (open.first < static_cast<int32_t>(rank.rounds.size()) &&
+         !Fits(rank.rounds[static_cast<size_t>(open.first)],
+               open.smallest_bytes)) {
+    ++open.first;
+  }
+  return open.first;
+}
 
 int64_t Scheduler::Take(RankState& rank, int32_t round, int64_t size_bytes) {
   RankRound& at = At(rank, round);
@@ -67,17 +102,14 @@ int64_t Scheduler::Take(RankState& rank, int32_t round, int64_t size_bytes) {
   at.staging_bytes += AlignStaging(size_bytes);
   at.operations += 1;
   rank.slot_bytes = std::max(rank.slot_bytes, at.staging_bytes);
-  while (rank.first_open < static_cast<int32_t>(rank.rounds.size()) &&
-         !Fits(rank.rounds[static_cast<size_t>(rank.first_open)], 1)) {
-    ++rank.first_open;
-  }
   return offset;
 }
 
 void Scheduler::Place(Message& message) {
   RankState& source = ranks_[IndexOf(message.source)];
   RankState& destination = ranks_[IndexOf(message.destination)];
-  int32_t round = std::max(source.first_open, destination.first_open);
+  int32_t round = std::max(FirstOpen(source, message.size_bytes),
+                           FirstOpen(destination, message.size_bytes));
   while (!Fits(At(source, round), message.size_bytes) ||
          !Fits(At(destination, round), message.size_bytes)) {
     ++round;
@@ -99,21 +131,42 @@ void Scheduler::AssignSlots(std::vector<Message>& messages) const {
   }
 }
 
+// The step of a walk through 0 .. cycle-1 that visits each number once and
+// never stays in one neighbourhood: coprime, near the golden section.
+int64_t SpreadStep(int64_t cycle) {
+  int64_t step = std::max<int64_t>(1, cycle * 618 / 1000);
+  while (std::gcd(step, cycle) != 1) ++step;
+  return step;
+}
+
 // In shifts: at each step every source talks to a different destination, so
 // that a round loads all links alike instead of queueing at one receiver.
+// Neighbouring shifts often carry messages of one kind (neighbouring ranks hold
+// neighbouring shards), so the shifts are taken far apart from each other.
 void SortByShift(const Module& module, std::vector<Message*>& messages) {
   const int64_t sources = module.source_ranks();
-  const int64_t destinations = module.world_size() - sources;
-  const int64_t cycle = std::max(sources, destinations);
-  const auto key = [&](const Message* message) {
+  const int64_t cycle =
+      std::max(sources, static_cast<int64_t>(module.world_size()) - sources);
+  const int64_t step = SpreadStep(cycle);
+  struct Keyed {
+    int64_t turn;
+    int64_t source;
+    Message* message;
+  };
+  std::vector<Keyed> keyed;
+  keyed.reserve(messages.size());
+  for (Message* message : messages) {
     const int64_t source = static_cast<int64_t>(message->source);
     const int64_t destination =
         static_cast<int64_t>(message->destination) - sources;
-    return std::tuple((destination - source % cycle + cycle) % cycle, source);
-  };
+    const int64_t shift = (destination - source % cycle + cycle) % cycle;
+    keyed.push_back({shift * step % cycle, source, message});
+  }
   std::stable_sort(
-      messages.begin(), messages.end(),
-      [&](const Message* a, const Message* b) { return key(a) < key(b); });
+      keyed.begin(), keyed.end(), [](const Keyed& a, const Keyed& b) {
+        return std::tie(a.turn, a.source) < std::tie(b.turn, b.source);
+      });
+  for (size_t i = 0; i < keyed.size(); ++i) messages[i] = keyed[i].message;
 }
 
 }  // namespace
@@ -128,7 +181,7 @@ absl::Status ScheduleRounds(const PassOptions&, Module& module) {
       if (message.route == route) messages.push_back(&message);
     }
     SortByShift(module, messages);
-    scheduler.StartRoute();
+    scheduler.StartRoute(messages);
     for (Message* message : messages) scheduler.Place(*message);
     module.rounds.resize(static_cast<size_t>(scheduler.round_count()), route);
   }

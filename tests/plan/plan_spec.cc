@@ -131,7 +131,7 @@ std::vector<uint8_t> BuildBody(const PlanSpec& spec) {
   builder.Finish(fb::CreateBody(
       builder, spec.source_ranks, params_vector, buffers_vector,
       programs_vector, rounds_vector, lists_vector, copies_vector, loops_vector,
-      skips_vector, casts_vector, limits, stats, false));
+      skips_vector, casts_vector, limits, stats, spec.colocated));
   return {builder.GetBufferPointer(),
           builder.GetBufferPointer() + builder.GetSize()};
 }

@@ -399,6 +399,32 @@ TEST(ProofTest, AWrongRouteIsNamed) {
       "for the message from rank 1 (invariant 4: matched messages)");
 }
 
+// Rank 2 shares rank 0's GPU and rank 3 rank 1's: round 0 stays on the GPUs.
+PlanSpec ColocatedSpec() {
+  PlanSpec spec = SampleSpec();
+  spec.colocated = true;
+  spec.rounds[0] = fb::Route::kLocal;
+  return spec;
+}
+
+TEST(ProofTest, ColocatedRanksExchangeLocally) {
+  EXPECT_EQ(ViolationOf(ColocatedSpec()), "");
+  PlanSpec spec = ColocatedSpec();
+  spec.rounds[0] = fb::Route::kPeer;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 0: the round's route is peer when it should be "
+            "local for the message from rank 0 (invariant 4: matched "
+            "messages)");
+}
+
+TEST(ProofTest, ColocatedRanksOnTwoHostsAreNamed) {
+  PlanSpec spec = ColocatedSpec();
+  spec.programs[2].host = 1;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2: shares a GPU with rank 0 but is on host 1, not 0 "
+            "(invariant 6: well-formed inputs)");
+}
+
 TEST(ProofTest, AProgramOutOfOrderIsNamed) {
   PlanSpec spec = SampleSpec();
   std::swap(spec.programs[2].messages[0], spec.programs[2].messages[1]);
@@ -506,8 +532,8 @@ TEST(ProofTest, OverlappingFragmentsAreNamed) {
   spec.buffers[3].regions[0].offset = 24;
   EXPECT_EQ(ViolationOf(spec),
             "rank 2, buffer model.layers.0.mlp.up_proj.weight, index [3, 0]: "
-            "the parts from model.layers.0.mlp.up_proj.weight[0, 0] and from a "
-            "fill region overlap (invariant 6: well-formed inputs)");
+            "overlap: the part from model.layers.0.mlp.up_proj.weight[0, 0] "
+            "and that from a fill region (invariant 6: well-formed inputs)");
 }
 
 TEST(ProofTest, AFragmentThatFoldsOntoItselfIsNamed) {

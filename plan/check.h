@@ -1,0 +1,50 @@
+// What the door's checks are made of (plan/body_check.cc, plan/stack_check.cc).
+#ifndef REFIT_PLAN_CHECK_H_
+#define REFIT_PLAN_CHECK_H_
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "plan/dtype.h"
+#include "plan_generated.h"
+
+namespace refit {
+
+// Byte counts and element counts stay representable as int64_t.
+inline constexpr uint64_t kLargestSize = std::numeric_limits<int64_t>::max();
+
+inline absl::Status Bad(std::string message) {
+  return absl::InvalidArgumentError(message);
+}
+
+// `status` with its place in front. Places are put together on failure only.
+inline absl::Status At(const std::string& place, const absl::Status& status) {
+  return Bad(absl::StrCat(place, ": ", status.message()));
+}
+
+// The FlatBuffers verifier checks the alignment of a vector's length, not of
+// its elements. Writers do not align a vector that has none.
+template <typename T>
+bool IsAligned(const flatbuffers::Vector<T>* vector) {
+  return vector == nullptr || vector->size() == 0 ||
+         reinterpret_cast<uintptr_t>(vector->Data()) % alignof(uint64_t) == 0;
+}
+
+inline bool IsKnown(DType dtype) { return DTypeBytes(dtype) != 0; }
+
+inline bool IsKnown(fb::SkipReason reason) {
+  return reason <= fb::SkipReason::kUnread;
+}
+
+// Multiplies `product`; false when it exceeds kLargestSize.
+inline bool Multiply(uint64_t factor, uint64_t& product) {
+  return !__builtin_mul_overflow(product, factor, &product) &&
+         product <= kLargestSize;
+}
+
+}  // namespace refit
+
+#endif  // REFIT_PLAN_CHECK_H_
