@@ -9,8 +9,8 @@ show() { printf '$ %s\n' "$*"; "$@"; }
 
 step "install what is missing, build (preset release)"
 tests/install.sh
-cmake --preset release -DREFIT_BUILD_TESTS=OFF >/dev/null
-cmake --build --preset release
+cmake --preset release >/dev/null
+cmake --build --preset release --target refit_tools
 
 bin=build/release/bin
 work=build/quickstart
