@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "compiler/compile.h"
 #include "plan/plan_file.h"
-#include "plan/proof.h"
+#include "plan/proof/proof.h"
 
 namespace refit {
 namespace {

@@ -10,7 +10,7 @@
 #include "compiler/model/model.h"
 #include "compiler/passes/passes.h"
 #include "plan/plan_file.h"
-#include "plan/proof.h"
+#include "plan/proof/proof.h"
 
 namespace refit {
 namespace {
@@ -89,10 +89,11 @@ absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
                    .log = options.log},
                   module);
   if (!status.ok()) return status;
-  std::vector<uint8_t> bytes =
+  absl::StatusOr<std::vector<uint8_t>> bytes =
       Timed(options, "emit-plan", [&] { return EmitPlan(module); });
-  if (!options.prove) return bytes;
-  return Timed(options, "prove-plan", [&] { return Proved(std::move(bytes)); });
+  if (!bytes.ok() || !options.prove) return bytes;
+  return Timed(options, "prove-plan",
+               [&] { return Proved(*std::move(bytes)); });
 }
 
 absl::StatusOr<std::vector<uint8_t>> CompileFile(const std::string& path,

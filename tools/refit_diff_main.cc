@@ -2,7 +2,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "plan/diff.h"
+#include "plan/diff/diff.h"
 #include "tools/args.h"
 #include "tools/plan_input.h"
 

@@ -5,7 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "plan/text.h"
+#include "plan/text/text.h"
 #include "tools/args.h"
 #include "tools/plan_input.h"
 

@@ -9,9 +9,9 @@
 #include "absl/strings/strip.h"
 #include "compiler/compile.h"
 #include "compiler/diagnostics.h"
-#include "plan/diff.h"
+#include "plan/diff/diff.h"
 #include "plan/plan_file.h"
-#include "plan/proof.h"
+#include "plan/proof/proof.h"
 #include "tools/args.h"
 #include "tools/plan_input.h"
 

@@ -11,7 +11,7 @@
 #include "compiler/passes/passes.h"
 #include "plan/nearest_word.h"
 #include "plan/plan_file.h"
-#include "plan/text.h"
+#include "plan/text/text.h"
 #include "tools/args.h"
 #include "tools/atomic_file.h"
 #include "tools/plan_input.h"

@@ -88,8 +88,8 @@ struct RankMessages {
   int64_t staging_bytes = 0;
 };
 
-std::vector<RankMessages> LowerMessages(const Module& module,
-                                        CopyLowering& lowering) {
+absl::StatusOr<std::vector<RankMessages>> LowerMessages(
+    const Module& module, CopyLowering& lowering) {
   std::vector<const Message*> messages;
   for (const Message& message : module.messages) messages.push_back(&message);
   // Program order; stable, so that several messages of a pair in one round
@@ -113,25 +113,31 @@ std::vector<RankMessages> LowerMessages(const Module& module,
           std::max(of_rank.staging_bytes,
                    AlignStaging(staging_offset + message->size_bytes));
     };
-    add(message->source, message->destination, fb::MessageKind::kSend,
-        lowering.Pack(message->source, message->contents),
+    const absl::StatusOr<uint32_t> pack =
+        lowering.Pack(message->source, message->contents);
+    if (!pack.ok()) return pack.status();
+    const absl::StatusOr<uint32_t> unpack =
+        lowering.Unpack(message->destination, message->contents);
+    if (!unpack.ok()) return unpack.status();
+    add(message->source, message->destination, fb::MessageKind::kSend, *pack,
         message->source_staging_offset);
-    add(message->destination, message->source, fb::MessageKind::kRecv,
-        lowering.Unpack(message->destination, message->contents),
+    add(message->destination, message->source, fb::MessageKind::kRecv, *unpack,
         message->destination_staging_offset);
   }
   return ranks;
 }
 
-OffsetVector<Offset<fb::RankProgram>> EmitPrograms(Builder& builder,
-                                                   const Module& module,
-                                                   CopyLowering& lowering) {
+absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
+    Builder& builder, const Module& module, CopyLowering& lowering) {
   // Filling comes first in every program, so its lists get the first numbers.
   std::vector<uint32_t> fills;
   for (int32_t rank = 0; rank < module.world_size(); ++rank) {
     fills.push_back(lowering.Fill(Rank{rank}));
   }
-  const std::vector<RankMessages> ranks = LowerMessages(module, lowering);
+  const absl::StatusOr<std::vector<RankMessages>> lowered =
+      LowerMessages(module, lowering);
+  if (!lowered.ok()) return lowered.status();
+  const std::vector<RankMessages>& ranks = *lowered;
   absl::flat_hash_map<std::vector<BufferId>, OffsetVector<uint32_t>> shared;
   std::vector<Offset<fb::RankProgram>> programs;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -175,7 +181,8 @@ Offset<fb::Stats> EmitStats(Builder& builder, const Stats& stats) {
                          link);
 }
 
-Offset<fb::Body> EmitBody(Builder& builder, const Module& module) {
+absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
+                                          const Module& module) {
   std::vector<Offset<fb::Param>> param_offsets;
   for (const Param& param : module.params) {
     param_offsets.push_back(EmitParam(builder, param));
@@ -188,6 +195,7 @@ Offset<fb::Body> EmitBody(Builder& builder, const Module& module) {
   const auto buffers = builder.CreateVector(buffer_offsets);
   CopyLowering lowering(module);
   const auto programs = EmitPrograms(builder, module, lowering);
+  if (!programs.ok()) return programs.status();
   std::vector<fb::Round> round_structs;
   for (Route route : module.rounds) {
     round_structs.emplace_back(route, /*reserved=*/0, /*reserved2=*/0);
@@ -209,15 +217,19 @@ Offset<fb::Body> EmitBody(Builder& builder, const Module& module) {
       static_cast<uint32_t>(module.limits.operations_per_round));
   const auto stats = EmitStats(builder, module.stats);
   return fb::CreateBody(builder, static_cast<uint32_t>(module.source_ranks()),
-                        params, buffers, programs, rounds, lists, copies, loops,
-                        skips, casts, limits, stats, module.topology.colocated);
+                        params, buffers, *programs, rounds, lists, copies,
+                        loops, skips, casts, limits, stats,
+                        module.topology.colocated);
 }
 
 }  // namespace
 
-std::vector<uint8_t> EmitPlan(const Module& module) {
+absl::StatusOr<std::vector<uint8_t>> EmitPlan(const Module& module) {
   Builder body_builder(1 << 20);
-  body_builder.Finish(EmitBody(body_builder, module));
+  const absl::StatusOr<Offset<fb::Body>> emitted =
+      EmitBody(body_builder, module);
+  if (!emitted.ok()) return emitted.status();
+  body_builder.Finish(*emitted);
   const absl::Span<const uint8_t> body(body_builder.GetBufferPointer(),
                                        body_builder.GetSize());
   Builder builder(body.size() + 1024);

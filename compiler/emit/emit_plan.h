@@ -5,13 +5,15 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "compiler/ir/module.h"
 
 namespace refit {
 
 // Requires: all passes ran. The same module gives the same bytes: tables are
-// numbered by first use, walking ranks and rounds in order.
-std::vector<uint8_t> EmitPlan(const Module& module);
+// numbered by first use, walking ranks and rounds in order. Error: kInternal, a
+// pass left a message that its ranks cannot send.
+absl::StatusOr<std::vector<uint8_t>> EmitPlan(const Module& module);
 
 }  // namespace refit
 

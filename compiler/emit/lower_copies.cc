@@ -1,6 +1,6 @@
 #include "compiler/emit/lower_copies.h"
 
-#include "absl/base/macros.h"
+#include "absl/strings/str_cat.h"
 
 namespace refit {
 namespace {
@@ -104,33 +104,38 @@ fb::Copy CopyLowering::LowerPacked(const Site& site, const Packed& packed) {
                module_.piece(packed.piece).wire_dtype, packed.staging_offset);
 }
 
-const CopyLowering::Site& CopyLowering::FindContaining(Holder& holder,
+const CopyLowering::Site* CopyLowering::FindContaining(Holder& holder,
                                                        ParamId param,
                                                        const Box& box) {
   const std::vector<Site>& sites = holder.sites_by_param[IndexOf(param)];
   size_t& last = holder.last_packed_site[IndexOf(param)];
   for (size_t tried = 0; tried < sites.size(); ++tried) {
-    if (Contains(sites[last].fragment->box, box)) return sites[last];
+    if (Contains(sites[last].fragment->box, box)) return &sites[last];
     last = (last + 1) % sites.size();
   }
-  ABSL_HARDENING_ASSERT(false && "choose-sources named a rank without the box");
-  return sites[last];
+  return nullptr;
 }
 
-uint32_t CopyLowering::Pack(Rank source, int32_t contents) {
+absl::StatusOr<uint32_t> CopyLowering::Pack(Rank source, int32_t contents) {
   const size_t holder = holder_of_rank_[IndexOf(source)];
   const auto known = pack_lists_.find({holder, contents});
   if (known != pack_lists_.end()) return known->second;
   std::vector<fb::Copy> copies;
   for (const Packed& packed : module_.contents[static_cast<size_t>(contents)]) {
     const ParamId param = module_.piece(packed.piece).param;
-    copies.push_back(LowerPacked(
-        FindContaining(holders_[holder], param, packed.box), packed));
+    const Site* site = FindContaining(holders_[holder], param, packed.box);
+    if (site == nullptr) {
+      return absl::InternalError(
+          absl::StrCat("rank ", IndexOf(source), " does not hold the part of ",
+                       module_.param(param).name, " that it is to send"));
+    }
+    copies.push_back(LowerPacked(*site, packed));
   }
   return pack_lists_[{holder, contents}] = InternList(copies);
 }
 
-uint32_t CopyLowering::Unpack(Rank destination, int32_t contents) {
+absl::StatusOr<uint32_t> CopyLowering::Unpack(Rank destination,
+                                              int32_t contents) {
   const size_t holder = holder_of_rank_[IndexOf(destination)];
   const auto known = unpack_lists_.find({holder, contents});
   if (known != unpack_lists_.end()) return known->second;
@@ -139,7 +144,11 @@ uint32_t CopyLowering::Unpack(Rank destination, int32_t contents) {
     const Piece& piece = module_.piece(packed.piece);
     const auto sites = holders_[holder].sites_by_box.find(
         {piece.param, piece.destination_box});
-    ABSL_HARDENING_ASSERT(sites != holders_[holder].sites_by_box.end());
+    if (sites == holders_[holder].sites_by_box.end()) {
+      return absl::InternalError(absl::StrCat(
+          "rank ", IndexOf(destination), " does not hold the part of ",
+          module_.param(piece.param).name, " that it is to receive"));
+    }
     for (const Site& site : sites->second) {
       copies.push_back(LowerPacked(site, packed));
     }

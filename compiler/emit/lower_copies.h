@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
 #include "compiler/ir/module.h"
 #include "plan_generated.h"
 
@@ -18,9 +19,10 @@ class CopyLowering {
   explicit CopyLowering(const Module& module);
 
   // Copy list ids, into lists(). Packing reads any fragment that contains the
-  // box; unpacking writes every fragment the piece is meant for.
-  uint32_t Pack(Rank source, int32_t contents);
-  uint32_t Unpack(Rank destination, int32_t contents);
+  // box; unpacking writes every fragment the piece is meant for. kInternal: the
+  // rank has none, a mistake of an earlier pass.
+  absl::StatusOr<uint32_t> Pack(Rank source, int32_t contents);
+  absl::StatusOr<uint32_t> Unpack(Rank destination, int32_t contents);
   // Zeroes the fill regions of the rank's buffers.
   uint32_t Fill(Rank rank);
 
@@ -38,7 +40,8 @@ class CopyLowering {
   // A rank's buffers; ranks with equal lists share one.
   struct Holder {
     std::vector<BufferId> buffers;
-    absl::flat_hash_map<std::pair<ParamId, Box>, std::vector<Site>> sites_by_box;
+    absl::flat_hash_map<std::pair<ParamId, Box>, std::vector<Site>>
+        sites_by_box;
     std::vector<std::vector<Site>> sites_by_param;
     // Where the last pack of a param was found: the next is near.
     std::vector<size_t> last_packed_site;
@@ -51,8 +54,8 @@ class CopyLowering {
   fb::Copy Lower(uint32_t slot, const Buffer& buffer, int64_t offset,
                  const Dims& extent, const Dims& stride, DType wire_dtype,
                  int64_t staging_offset);
-  // The site of `param` whose fragment contains `box`.
-  const Site& FindContaining(Holder& holder, ParamId param, const Box& box);
+  // The site of `param` whose fragment contains `box`; null if there is none.
+  const Site* FindContaining(Holder& holder, ParamId param, const Box& box);
   fb::Copy LowerPacked(const Site& site, const Packed& packed);
 
   const Module& module_;

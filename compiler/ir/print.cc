@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "plan/enum_text.h"
 
 namespace refit {
 namespace {
@@ -90,20 +91,6 @@ std::string PieceText(const Module& module, PieceId id) {
 
 }  // namespace
 
-const char* RouteName(Route route) {
-  switch (route) {
-    case Route::kUnspecified:
-      return "unspecified";
-    case Route::kLocal:
-      return "local";
-    case Route::kPeer:
-      return "peer";
-    case Route::kNetwork:
-      return "network";
-  }
-  return "unknown";
-}
-
 std::string SourceText(const Module& module) {
   return SideText(module, module.source, 0);
 }
@@ -164,7 +151,7 @@ std::string MessagesText(const Module& module) {
   for (const Message& message : module.messages) {
     absl::StrAppend(&text, IndexOf(message.source), " -> ",
                     IndexOf(message.destination), " c", message.contents, " ",
-                    message.size_bytes, " bytes ", RouteName(message.route),
+                    message.size_bytes, " bytes ", EnumText(message.route),
                     "\n");
   }
   return text;
@@ -177,8 +164,8 @@ std::string RoundsText(const Module& module) {
   }
   std::string text;
   for (size_t round = 0; round < by_round.size(); ++round) {
-    absl::StrAppend(&text, "round ", round, " ",
-                    RouteName(module.rounds[round]), "\n");
+    absl::StrAppend(&text, "round ", round, " ", EnumText(module.rounds[round]),
+                    "\n");
     for (const Message* message : by_round[round]) {
       absl::StrAppend(&text, "  ", IndexOf(message->source), " -> ",
                       IndexOf(message->destination), " c", message->contents,

@@ -18,8 +18,6 @@ std::string MessagesText(const Module& module);
 std::string RoundsText(const Module& module);
 std::string CostText(const Module& module);
 
-const char* RouteName(Route route);
-
 }  // namespace refit
 
 #endif  // REFIT_COMPILER_IR_PRINT_H_

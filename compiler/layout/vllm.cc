@@ -12,10 +12,10 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
 #include "compiler/layout/layout.h"
-#include "compiler/layout/pipeline.h"
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/shard.h"
 #include "compiler/layout/sizes.h"
+#include "compiler/layout/stages.h"
 #include "compiler/layout/tensor_stack.h"
 
 namespace refit {

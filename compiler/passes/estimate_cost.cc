@@ -4,8 +4,8 @@
 #include <set>
 
 #include "absl/strings/str_format.h"
-#include "compiler/ir/print.h"
 #include "compiler/passes/passes.h"
+#include "plan/enum_text.h"
 
 namespace refit {
 namespace {
@@ -135,7 +135,7 @@ std::string BindingLink(const Module& module, const Load& load) {
       longest = seconds;
       const bool sends = rank < module.source.ranks.size();
       link = absl::StrFormat("%s %s of rank %d, %.3f s for %d bytes",
-                             RouteName(route), sends ? "egress" : "ingress",
+                             EnumText(route), sends ? "egress" : "ingress",
                              rank, seconds, by_rank[rank]);
     }
   }

@@ -3,7 +3,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "compiler/ir/print.h"
-#include "compiler/layout/layout.h"
 #include "compiler/passes/passes.h"
 
 namespace refit {
@@ -34,24 +33,6 @@ constexpr PassInfo kPipeline[] = {
 };
 
 }  // namespace
-
-absl::Status LayOutSource(const PassOptions& options, Module& module) {
-  module.source = LayOut({.model = options.model,
-                          .side = options.job.source,
-                          .which = fb::Side::kSource,
-                          .buffers = module.buffers,
-                          .diagnostics = options.diagnostics});
-  return absl::OkStatus();
-}
-
-absl::Status LayOutDestination(const PassOptions& options, Module& module) {
-  module.destination = LayOut({.model = options.model,
-                               .side = options.job.destination,
-                               .which = fb::Side::kDestination,
-                               .buffers = module.buffers,
-                               .diagnostics = options.diagnostics});
-  return absl::OkStatus();
-}
 
 absl::Span<const PassInfo> Pipeline() { return kPipeline; }
 

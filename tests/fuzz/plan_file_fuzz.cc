@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "plan/plan_file.h"
-#include "plan/proof.h"
+#include "plan/proof/proof.h"
 
 namespace refit {
 namespace {

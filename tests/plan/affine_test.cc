@@ -1,4 +1,4 @@
-#include "plan/affine.h"
+#include "plan/proof/affine.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <random>
 #include <set>
 
-#include "plan/tiling.h"
+#include "plan/proof/tiling.h"
 
 namespace refit::proof {
 namespace {

@@ -1,4 +1,4 @@
-#include "plan/diff.h"
+#include "plan/diff/diff.h"
 
 #include <gtest/gtest.h>
 #include <rapidjson/document.h>

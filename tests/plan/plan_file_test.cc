@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "plan/dtype.h"
-#include "plan/proof.h"
+#include "plan/proof/proof.h"
 #include "tests/plan/plan_spec.h"
 
 namespace refit {

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "plan/dtype.h"
-#include "plan/proof.h"
+#include "plan/proof/proof.h"
 #include "tests/plan/plan_spec.h"
 #include "tests/plan/proof_oracle.h"
 

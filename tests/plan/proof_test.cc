@@ -1,4 +1,4 @@
-#include "plan/proof.h"
+#include "plan/proof/proof.h"
 
 #include <gtest/gtest.h>
 

@@ -1,11 +1,11 @@
-#include "plan/strided_box.h"
+#include "plan/text/strided_box.h"
 
 #include <gtest/gtest.h>
 
 #include <random>
 #include <set>
 
-#include "plan/element_sum.h"
+#include "plan/diff/element_sum.h"
 
 namespace refit {
 namespace {

@@ -1,4 +1,4 @@
-#include "plan/text.h"
+#include "plan/text/text.h"
 
 #include <gtest/gtest.h>
 #include <rapidjson/document.h>

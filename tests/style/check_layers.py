@@ -10,16 +10,19 @@ import sys
 # What a folder's sources may include, besides their own folder.
 MAY_INCLUDE = {
     "plan": set(),
+    "plan/proof": {"plan"},
+    "plan/text": {"plan"},
+    "plan/diff": {"plan", "plan/text"},
     "compiler/ir": {"plan"},
     "compiler/job": {"plan", "compiler"},
     "compiler/model": {"plan", "compiler", "compiler/ir", "compiler/job"},
     "compiler/layout": {"plan", "compiler", "compiler/ir", "compiler/job", "compiler/model"},
     "compiler/passes": {"plan", "compiler", "compiler/ir", "compiler/job", "compiler/layout", "compiler/model"},
     "compiler/emit": {"plan", "compiler/ir"},
-    "compiler": {"plan", "compiler/ir", "compiler/job", "compiler/model", "compiler/passes", "compiler/emit"},
+    "compiler": {"plan", "plan/proof", "compiler/ir", "compiler/job", "compiler/model", "compiler/passes", "compiler/emit"},
     "executor": {"plan", "refit"},
     "runner": {"plan", "refit", "executor"},
-    "bench": {"plan", "refit", "runner", "compiler", "compiler/job"},
+    "bench": {"plan", "plan/proof", "refit", "runner", "compiler", "compiler/job"},
 }
 
 

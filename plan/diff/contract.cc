@@ -1,0 +1,353 @@
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "plan/diff/stages.h"
+#include "plan/text/plan_view.h"
+
+namespace refit {
+namespace {
+
+constexpr DifferenceClass kContract = DifferenceClass::kContract;
+// How many fragments of a layout one line shows.
+constexpr size_t kFragmentsPerLine = 3;
+
+// How many hosts one line lists.
+constexpr size_t kHostsPerLine = 4;
+
+// A rule and what it says, for one tensor.
+using ChangeList = std::vector<std::pair<std::string, std::string>>;
+
+bool SameShape(const flatbuffers::Vector<uint64_t>* a,
+               const flatbuffers::Vector<uint64_t>* b) {
+  return Length(a) == Length(b) &&
+         (Length(a) == 0 || std::equal(a->begin(), a->end(), b->begin()));
+}
+
+// Shape and dtype of two params or two buffers.
+template <typename Stack>
+ChangeList TypeChanges(const Stack& a, const Stack& b) {
+  ChangeList changes;
+  if (a.dtype() != b.dtype()) {
+    changes.emplace_back(
+        "DTYPE_CHANGED",
+        absl::StrCat(EnumText(a.dtype()), " -> ", EnumText(b.dtype())));
+  }
+  if (!SameShape(a.shape(), b.shape())) {
+    changes.emplace_back(
+        "SHAPE_CHANGED",
+        absl::StrCat(DimsText(a.shape()), " -> ", DimsText(b.shape())));
+  }
+  return changes;
+}
+
+template <typename Stack>
+std::string TypeText(const Stack& stack) {
+  return absl::StrCat(EnumText(stack.dtype()), " ", DimsText(stack.shape()));
+}
+
+ChangeList ParamChanges(const fb::Param* a, const fb::Param* b) {
+  if (a == nullptr) return {{"PARAM_ADDED", TypeText(*b)}};
+  if (b == nullptr) return {{"PARAM_REMOVED", TypeText(*a)}};
+  ChangeList changes = TypeChanges(*a, *b);
+  const bool a_moved = a->skip() == fb::SkipReason::kUnspecified;
+  const bool b_moved = b->skip() == fb::SkipReason::kUnspecified;
+  if (a_moved && !b_moved) {
+    changes.emplace_back("SKIP_ADDED", EnumText(b->skip()));
+  } else if (!a_moved && b_moved) {
+    changes.emplace_back("SKIP_REMOVED",
+                         absl::StrCat("was ", EnumText(a->skip())));
+  } else if (a->skip() != b->skip()) {
+    changes.emplace_back(
+        "SKIP_CHANGED",
+        absl::StrCat(EnumText(a->skip()), " -> ", EnumText(b->skip())));
+  }
+  return changes;
+}
+
+void CompareParams(const PlanFacts& a, const PlanFacts& b, DiffReport& report) {
+  // By name: the param of each plan, if it has it.
+  std::map<NameId, std::pair<const fb::Param*, const fb::Param*>> params;
+  for (uint32_t i = 0; i < a.params().size(); ++i) {
+    for (const NameId id : a.params()[i])
+      params[id].first = a.body().params()->Get(i);
+  }
+  for (uint32_t i = 0; i < b.params().size(); ++i) {
+    for (const NameId id : b.params()[i])
+      params[id].second = b.body().params()->Get(i);
+  }
+  for (const auto& [id, both] : params) {
+    for (const auto& [rule, change] : ParamChanges(both.first, both.second)) {
+      report.AddParam(rule, id, change);
+    }
+  }
+}
+
+void CompareSkips(const fb::Body& a, const fb::Body& b, DiffReport& report) {
+  const auto text = [](const fb::Skip& skip) {
+    std::string reason = EnumText(skip.reason());
+    if (skip.detail() != nullptr && skip.detail()->size() > 0) {
+      absl::StrAppend(&reason, " ", QuotedText(skip.detail()));
+    }
+    return reason;
+  };
+  const auto skips_of = [&](const fb::Body& body) {
+    std::map<std::string, std::string> skips;
+    for (uint32_t i = 0; i < Length(body.skips()); ++i) {
+      const fb::Skip& skip = *body.skips()->Get(i);
+      skips.emplace(QuotedText(skip.name()), text(skip));
+    }
+    return skips;
+  };
+  const std::map<std::string, std::string> skips_a = skips_of(a);
+  const std::map<std::string, std::string> skips_b = skips_of(b);
+  for (const auto& [name, reason] : skips_a) {
+    const auto other = skips_b.find(name);
+    if (other == skips_b.end()) {
+      report.Add(kContract, "SKIP_REMOVED",
+                 absl::StrCat("skip ", name, ": was ", reason));
+    } else if (other->second != reason) {
+      report.Add(
+          kContract, "SKIP_CHANGED",
+          absl::StrCat("skip ", name, ": ", reason, " -> ", other->second));
+    }
+  }
+  for (const auto& [name, reason] : skips_b) {
+    if (skips_a.count(name) == 0) {
+      report.Add(kContract, "SKIP_ADDED",
+                 absl::StrCat("skip ", name, ": ", reason));
+    }
+  }
+}
+
+void CompareCasts(const fb::Body& a, const fb::Body& b, DiffReport& report) {
+  const auto casts_of = [](const fb::Body& body) {
+    std::set<std::string> casts;
+    for (uint32_t i = 0; i < Length(body.casts()); ++i) {
+      const fb::Cast& cast = *body.casts()->Get(i);
+      casts.insert(absl::StrCat("cast ", EnumText(cast.from()), " -> ",
+                                EnumText(cast.to())));
+    }
+    return casts;
+  };
+  const std::set<std::string> casts_a = casts_of(a);
+  const std::set<std::string> casts_b = casts_of(b);
+  for (const std::string& cast : casts_a) {
+    if (casts_b.count(cast) == 0) report.Add(kContract, "CAST_REMOVED", cast);
+  }
+  for (const std::string& cast : casts_b) {
+    if (casts_a.count(cast) == 0) report.Add(kContract, "CAST_ADDED", cast);
+  }
+}
+
+void CompareRanks(const PlanFile& a, const PlanFile& b, DiffReport& report) {
+  const auto add = [&](const char* what, const std::string& from,
+                       const std::string& to) {
+    if (from != to) {
+      report.Add(kContract, "RANKS_CHANGED",
+                 absl::StrCat(what, ": ", from, " -> ", to));
+    }
+  };
+  add("source ranks", absl::StrCat(a.source_ranks()),
+      absl::StrCat(b.source_ranks()));
+  add("destination ranks", absl::StrCat(a.world_size() - a.source_ranks()),
+      absl::StrCat(b.world_size() - b.source_ranks()));
+  add("colocated", a.body().colocated() ? "yes" : "no",
+      b.body().colocated() ? "yes" : "no");
+  if (a.world_size() != b.world_size()) return;
+  // Host numbers are only labels: what counts is who shares one.
+  const auto hosts_of = [](const fb::Body& body) {
+    std::set<std::vector<int32_t>> hosts;
+    for (const auto& [host, ranks] : RanksByHost(body)) hosts.insert(ranks);
+    return hosts;
+  };
+  const std::set<std::vector<int32_t>> hosts_a = hosts_of(a.body());
+  const std::set<std::vector<int32_t>> hosts_b = hosts_of(b.body());
+  if (hosts_a == hosts_b) return;
+  if (std::max(hosts_a.size(), hosts_b.size()) <= kHostsPerLine) {
+    const auto text = [](const std::set<std::vector<int32_t>>& hosts) {
+      return absl::StrJoin(
+          hosts, " | ",
+          [](std::string* out, const std::vector<int32_t>& ranks) {
+            out->append(NumberSetText(ranks));
+          });
+    };
+    add("hosts", text(hosts_a), text(hosts_b));
+  } else if (hosts_a.size() == hosts_b.size()) {
+    report.Add(
+        kContract, "RANKS_CHANGED",
+        absl::StrCat("hosts: other ranks share each of ", hosts_a.size()));
+  } else {
+    add("hosts", absl::StrCat(hosts_a.size()), absl::StrCat(hosts_b.size()));
+  }
+}
+
+// One tensor of a rank: where its plan describes it.
+struct HeldTensor {
+  NameId name = 0;
+  uint32_t buffer = 0;
+  uint32_t ordinal = 0;
+};
+
+std::vector<HeldTensor> TensorsOf(const PlanFacts& facts, int32_t rank) {
+  std::vector<HeldTensor> tensors;
+  for (const uint32_t buffer :
+       *facts.body().programs()->Get(static_cast<uint32_t>(rank))->buffers()) {
+    const std::vector<NameId>& names = facts.buffers()[buffer];
+    for (uint32_t ordinal = 0; ordinal < names.size(); ++ordinal) {
+      tensors.push_back(
+          {.name = names[ordinal], .buffer = buffer, .ordinal = ordinal});
+    }
+  }
+  std::sort(tensors.begin(), tensors.end(),
+            [](const HeldTensor& a, const HeldTensor& b) {
+              return std::tie(a.name, a.buffer, a.ordinal) <
+                     std::tie(b.name, b.buffer, b.ordinal);
+            });
+  return tensors;
+}
+
+// What a buffer holds, a line for each fragment and region, free of ids.
+std::set<std::string> LayoutLines(const fb::Body& body,
+                                  const fb::Buffer& buffer) {
+  std::set<std::string> lines;
+  for (uint32_t i = 0; i < Length(buffer.fragments()); ++i) {
+    const fb::Fragment& fragment = *buffer.fragments()->Get(i);
+    const fb::Param& param = *body.params()->Get(fragment.param());
+    lines.insert(absl::StrCat(QuotedText(param.name()),
+                              IndexText(param.index()), " ", BoxText(fragment),
+                              " at ", fragment.offset(), " strides ",
+                              DimsText(fragment.stride())));
+  }
+  for (uint32_t i = 0; i < Length(buffer.regions()); ++i) {
+    const fb::Region& region = *buffer.regions()->Get(i);
+    lines.insert(
+        absl::StrCat(EnumText(region.kind()),
+                     region.kind() == fb::RegionKind::kSkip
+                         ? absl::StrCat(" ", EnumText(region.reason()))
+                         : "",
+                     " ", DimsText(region.extent()), " at ", region.offset(),
+                     " strides ", DimsText(region.stride()),
+                     region.detail() == nullptr
+                         ? ""
+                         : absl::StrCat(" ", QuotedText(region.detail()))));
+  }
+  return lines;
+}
+
+// The lines of `lines` that `others` lacks, the first few.
+std::string OwnLines(const std::set<std::string>& lines,
+                     const std::set<std::string>& others) {
+  std::vector<std::string> own;
+  std::set_difference(lines.begin(), lines.end(), others.begin(), others.end(),
+                      std::back_inserter(own));
+  if (own.empty()) return "nothing else";
+  const size_t hidden = own.size() - std::min(own.size(), kFragmentsPerLine);
+  own.resize(own.size() - hidden);
+  if (hidden > 0) own.push_back(absl::StrCat("and ", hidden, " more"));
+  return absl::StrJoin(own, ", ");
+}
+
+class BufferComparison {
+ public:
+  BufferComparison(const PlanFacts& a, const PlanFacts& b, DiffReport& report)
+      : a_(a), b_(b), report_(report) {}
+
+  // Returns the names of changed tensors, ascending.
+  std::vector<NameId> Compare(int32_t rank);
+
+ private:
+  const ChangeList& Changes(uint32_t a, uint32_t b);
+  const std::string& LayoutChange(uint32_t a, uint32_t b);
+
+  const PlanFacts& a_;
+  const PlanFacts& b_;
+  DiffReport& report_;
+  // By buffer of each plan: many ranks and tensors share them.
+  std::map<std::pair<uint32_t, uint32_t>, ChangeList> changes_;
+  std::map<std::pair<uint32_t, uint32_t>, std::string> layout_changes_;
+};
+
+const ChangeList& BufferComparison::Changes(uint32_t a, uint32_t b) {
+  const auto [entry, is_new] = changes_.try_emplace({a, b});
+  if (is_new) {
+    entry->second =
+        TypeChanges(*a_.body().buffers()->Get(a), *b_.body().buffers()->Get(b));
+  }
+  return entry->second;
+}
+
+const std::string& BufferComparison::LayoutChange(uint32_t a, uint32_t b) {
+  const auto [entry, is_new] = layout_changes_.try_emplace({a, b});
+  if (is_new) {
+    const std::set<std::string> lines_a =
+        LayoutLines(a_.body(), *a_.body().buffers()->Get(a));
+    const std::set<std::string> lines_b =
+        LayoutLines(b_.body(), *b_.body().buffers()->Get(b));
+    entry->second = absl::StrCat("holds ", OwnLines(lines_a, lines_b), " -> ",
+                                 OwnLines(lines_b, lines_a));
+  }
+  return entry->second;
+}
+
+std::vector<NameId> BufferComparison::Compare(int32_t rank) {
+  const std::vector<HeldTensor> tensors_a = TensorsOf(a_, rank);
+  const std::vector<HeldTensor> tensors_b = TensorsOf(b_, rank);
+  std::vector<NameId> changed;
+  const auto add = [&](const std::string& rule, NameId name,
+                       const std::string& change) {
+    report_.AddBuffer(kContract, rule, rank, name, change);
+    if (changed.empty() || changed.back() != name) changed.push_back(name);
+  };
+  auto a = tensors_a.begin();
+  auto b = tensors_b.begin();
+  while (a != tensors_a.end() || b != tensors_b.end()) {
+    if (b == tensors_b.end() || (a != tensors_a.end() && a->name < b->name)) {
+      add("BUFFER_REMOVED", a->name,
+          TypeText(*a_.body().buffers()->Get(a->buffer)));
+      ++a;
+    } else if (a == tensors_a.end() || b->name < a->name) {
+      add("BUFFER_ADDED", b->name,
+          TypeText(*b_.body().buffers()->Get(b->buffer)));
+      ++b;
+    } else {
+      bool same_shape = true;
+      for (const auto& [rule, change] : Changes(a->buffer, b->buffer)) {
+        same_shape = same_shape && rule != "SHAPE_CHANGED";
+        add(rule, a->name, change);
+      }
+      // With another shape, another layout goes without saying.
+      if (same_shape && a_.layouts()[a->buffer][a->ordinal] !=
+                            b_.layouts()[b->buffer][b->ordinal]) {
+        add("LAYOUT_CHANGED", a->name, LayoutChange(a->buffer, b->buffer));
+      }
+      ++a;
+      ++b;
+    }
+  }
+  return changed;
+}
+
+}  // namespace
+
+ChangedTensors CompareContracts(const PlanFacts& a, const PlanFacts& b,
+                                int32_t common_ranks, DiffReport& report) {
+  CompareParams(a, b, report);
+  CompareSkips(a.body(), b.body(), report);
+  CompareCasts(a.body(), b.body(), report);
+  CompareRanks(a.plan(), b.plan(), report);
+  BufferComparison buffers(a, b, report);
+  ChangedTensors changed;
+  for (int32_t rank = 0; rank < common_ranks; ++rank)
+    changed.push_back(buffers.Compare(rank));
+  return changed;
+}
+
+}  // namespace refit

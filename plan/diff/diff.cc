@@ -1,0 +1,178 @@
+#include "plan/diff/diff.h"
+
+#include <rapidjson/prettywriter.h>
+#include <rapidjson/stringbuffer.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "plan/diff/facts.h"
+#include "plan/diff/report.h"
+#include "plan/diff/stages.h"
+#include "plan/text/plan_view.h"
+
+namespace refit {
+namespace {
+
+// How many lines of one rule the text shows; the JSON shows all.
+constexpr size_t kLinesPerRule = 20;
+
+const char* ClassText(DifferenceClass kind) {
+  switch (kind) {
+    case DifferenceClass::kContract:
+      return "contract";
+    case DifferenceClass::kTraffic:
+      return "traffic";
+    case DifferenceClass::kSchedule:
+      return "schedule";
+  }
+  return "unknown";
+}
+
+uint64_t MovedBytes(const fb::Body& body) {
+  const std::vector<uint64_t> payload_bytes = PayloadBytesByList(body);
+  uint64_t moved_bytes = 0;
+  for (const fb::RankProgram* program : *body.programs()) {
+    for (const fb::Message* message : *program->messages()) {
+      if (message->kind() == fb::MessageKind::kSend) {
+        moved_bytes += payload_bytes[message->copies()];
+      }
+    }
+  }
+  return moved_bytes;
+}
+
+uint64_t PeakStagingBytes(const fb::Body& body) {
+  uint64_t peak = 0;
+  for (const fb::RankProgram* program : *body.programs()) {
+    peak = std::max(peak, program->staging_bytes());
+  }
+  return peak;
+}
+
+std::string SummaryText(const fb::Body& a, const fb::Body& b,
+                        const std::vector<Difference>& differences) {
+  std::string text = "summary:";
+  for (const DifferenceClass kind :
+       {DifferenceClass::kContract, DifferenceClass::kTraffic,
+        DifferenceClass::kSchedule}) {
+    absl::StrAppend(&text, kind == DifferenceClass::kContract ? " " : ", ",
+                    std::count_if(differences.begin(), differences.end(),
+                                  [kind](const Difference& difference) {
+                                    return difference.kind == kind;
+                                  }),
+                    " ", ClassText(kind));
+  }
+  absl::StrAppend(&text, "; moved bytes ", MovedBytes(a), " -> ",
+                  MovedBytes(b));
+  absl::StrAppend(&text, "; rounds ", a.rounds()->size(), " -> ",
+                  b.rounds()->size());
+  absl::StrAppend(&text, "; peak staging bytes ", PeakStagingBytes(a), " -> ",
+                  PeakStagingBytes(b));
+  return text;
+}
+
+bool SameDigest(const PlanFile& a, const PlanFile& b) {
+  const fb::Digest* digest_a = a.plan().body_digest();
+  const fb::Digest* digest_b = b.plan().body_digest();
+  return digest_a != nullptr && digest_b != nullptr &&
+         digest_a->low() == digest_b->low() &&
+         digest_a->high() == digest_b->high();
+}
+
+}  // namespace
+
+PlanDifference ComparePlans(const PlanFile& a, const PlanFile& b) {
+  PlanDifference difference;
+  if (!SameDigest(a, b)) {
+    NameTable names;
+    PlanFacts facts_a(a, names);
+    PlanFacts facts_b(b, names);
+    DiffReport report(names);
+    // When the source grew or shrank, the same number is another rank.
+    const int32_t common_ranks = a.source_ranks() == b.source_ranks()
+                                     ? std::min(a.world_size(), b.world_size())
+                                     : 0;
+    const ChangedTensors changed =
+        CompareContracts(facts_a, facts_b, common_ranks, report);
+    CompareTraffic(facts_a, facts_b, names, common_ranks, changed, report);
+    difference.differences = report.Finish();
+  }
+  difference.summary = SummaryText(a.body(), b.body(), difference.differences);
+  return difference;
+}
+
+std::string DifferenceText(const PlanDifference& difference) {
+  std::string text;
+  const std::vector<Difference>& all = difference.differences;
+  for (size_t begin = 0; begin < all.size();) {
+    const Difference& first = all[begin];
+    if (begin == 0 || all[begin - 1].kind != first.kind) {
+      absl::StrAppend(&text, ClassText(first.kind), "\n");
+    }
+    size_t end = begin;
+    for (; end < all.size() && all[end].kind == first.kind &&
+           all[end].rule == first.rule;
+         ++end) {
+      if (end - begin < kLinesPerRule) {
+        absl::StrAppend(&text, "  ", first.rule, " ", all[end].text, "\n");
+      }
+    }
+    if (end - begin > kLinesPerRule) {
+      absl::StrAppend(&text, "  ", first.rule, " and ",
+                      end - begin - kLinesPerRule, " more\n");
+    }
+    begin = end;
+  }
+  absl::StrAppend(&text, difference.summary, "\n");
+  return text;
+}
+
+std::string DifferenceJson(const PlanDifference& difference) {
+  rapidjson::StringBuffer buffer;
+  rapidjson::PrettyWriter<rapidjson::StringBuffer> writer(buffer);
+  writer.SetIndent(' ', 2);
+  const auto add_text = [&writer](const char* key, const std::string& value) {
+    writer.Key(key);
+    writer.String(value.data(), static_cast<rapidjson::SizeType>(value.size()));
+  };
+  writer.StartObject();
+  writer.Key("same");
+  writer.Bool(difference.same());
+  writer.Key("differences");
+  writer.StartArray();
+  for (const Difference& entry : difference.differences) {
+    writer.StartObject();
+    add_text("class", ClassText(entry.kind));
+    add_text("rule", entry.rule);
+    add_text("text", entry.text);
+    if (!entry.ranks.empty()) {
+      writer.Key("ranks");
+      writer.SetFormatOptions(rapidjson::kFormatSingleLineArray);
+      writer.StartArray();
+      for (const int32_t rank : entry.ranks) writer.Int(rank);
+      writer.EndArray();
+      writer.SetFormatOptions(rapidjson::kFormatDefault);
+    }
+    if (!entry.pairs.empty()) {
+      writer.Key("pairs");
+      writer.SetFormatOptions(rapidjson::kFormatSingleLineArray);
+      writer.StartArray();
+      for (const auto& [src, dst] : entry.pairs) {
+        writer.StartArray();
+        writer.Int(src);
+        writer.Int(dst);
+        writer.EndArray();
+      }
+      writer.EndArray();
+      writer.SetFormatOptions(rapidjson::kFormatDefault);
+    }
+    writer.EndObject();
+  }
+  writer.EndArray();
+  add_text("summary", difference.summary);
+  writer.EndObject();
+  return absl::StrCat(buffer.GetString(), "\n");
+}
+
+}  // namespace refit

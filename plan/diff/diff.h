@@ -1,0 +1,50 @@
+// Differences between two plans by meaning: the order in which a plan was built
+// does not count.
+#ifndef REFIT_PLAN_DIFF_DIFF_H_
+#define REFIT_PLAN_DIFF_DIFF_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plan/plan_file.h"
+
+namespace refit {
+
+// What a reviewer asks: does the contract with the workers change, the traffic
+// between ranks, or only the schedule?
+enum class DifferenceClass : uint8_t { kContract, kTraffic, kSchedule };
+
+// Source rank and destination rank of messages.
+using RankPair = std::pair<int32_t, int32_t>;
+
+struct Difference {
+  DifferenceClass kind = DifferenceClass::kContract;
+  // A stable id: "PARAM_ADDED", "LAYOUT_CHANGED", "BYTES_CHANGED" …
+  std::string rule;
+  std::string text;  // "param \"…\": … -> …"
+  // All ranks, ascending, of which this is true, when it is about ranks; `text`
+  // only counts them when they are many.
+  std::vector<int32_t> ranks;
+  // All pairs of ranks of which this is true, sorted, when it is about pairs;
+  // `text` only counts them when they are many.
+  std::vector<RankPair> pairs;
+};
+
+struct PlanDifference {
+  std::vector<Difference> differences;  // sorted by class, rule, text
+  // "summary: 1 contract, 0 traffic, 2 schedule; moved bytes A -> B; …"
+  std::string summary;
+
+  bool same() const { return differences.empty(); }
+};
+
+PlanDifference ComparePlans(const PlanFile& a, const PlanFile& b);
+
+std::string DifferenceText(const PlanDifference& difference);
+std::string DifferenceJson(const PlanDifference& difference);
+
+}  // namespace refit
+
+#endif  // REFIT_PLAN_DIFF_DIFF_H_

@@ -1,0 +1,64 @@
+#include "plan/enum_text.h"
+
+#include "plan/dtype.h"
+
+namespace refit {
+
+const char* EnumText(fb::Side side) {
+  switch (side) {
+    case fb::Side::kSource:
+      return "source";
+    case fb::Side::kDestination:
+      return "destination";
+  }
+  return "unknown";
+}
+
+const char* EnumText(fb::Route route) {
+  switch (route) {
+    case fb::Route::kUnspecified:
+      return "unspecified";
+    case fb::Route::kLocal:
+      return "local";
+    case fb::Route::kPeer:
+      return "peer";
+    case fb::Route::kNetwork:
+      return "network";
+  }
+  return "unknown";
+}
+
+const char* EnumText(fb::SkipReason reason) {
+  switch (reason) {
+    case fb::SkipReason::kUnspecified:
+      return "unspecified";
+    case fb::SkipReason::kTied:
+      return "tied";
+    case fb::SkipReason::kExcluded:
+      return "excluded";
+    case fb::SkipReason::kFrozen:
+      return "frozen";
+    case fb::SkipReason::kDerived:
+      return "derived";
+    case fb::SkipReason::kUnread:
+      return "unread";
+  }
+  return "unknown";
+}
+
+const char* EnumText(fb::RegionKind kind) {
+  switch (kind) {
+    case fb::RegionKind::kUnspecified:
+      return "unspecified";
+    case fb::RegionKind::kFill:
+      return "fill";
+    case fb::RegionKind::kSkip:
+      return "skip";
+  }
+  return "unknown";
+}
+
+// The table of names holds literals, so the view is terminated.
+const char* EnumText(fb::DType dtype) { return DTypeName(dtype).data(); }
+
+}  // namespace refit

@@ -1,0 +1,19 @@
+// The words for the plan's enum values, in every message and text.
+#ifndef REFIT_PLAN_ENUM_TEXT_H_
+#define REFIT_PLAN_ENUM_TEXT_H_
+
+#include "plan_generated.h"
+
+namespace refit {
+
+// "peer", "tied", "bf16" …; "unspecified", or "unknown" for no value of the
+// enum.
+const char* EnumText(fb::Side side);
+const char* EnumText(fb::Route route);
+const char* EnumText(fb::SkipReason reason);
+const char* EnumText(fb::RegionKind kind);
+const char* EnumText(fb::DType dtype);
+
+}  // namespace refit
+
+#endif  // REFIT_PLAN_ENUM_TEXT_H_

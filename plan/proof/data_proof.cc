@@ -1,0 +1,417 @@
+#include "plan/proof/data_proof.h"
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "plan/proof/tiling.h"
+
+namespace refit::proof {
+namespace {
+
+int64_t CountOf(const Digits& digits) {
+  int64_t count = 1;
+  for (const Digit& digit : digits) count *= digit.extent;
+  return count;
+}
+
+int64_t OffsetAt(const Lattice& lattice, absl::Span<const int64_t> position) {
+  int64_t offset = lattice.offset;
+  for (size_t d = 0; d < position.size(); ++d) {
+    offset += position[d] * lattice.digits[d].step;
+  }
+  return offset;
+}
+
+}  // namespace
+
+DataProof::DataProof(const fb::Body& body,
+                     const std::vector<BufferFacts>& facts,
+                     const Partners& partners, Violations& violations)
+    : body_(body), facts_(facts), partners_(partners), violations_(violations) {
+  if (body.casts() == nullptr) return;
+  for (const fb::Cast* cast : *body.casts()) {
+    casts_.insert({cast->from(), cast->to()});
+  }
+}
+
+const BufferFacts& DataProof::FactsAt(uint32_t rank, uint32_t slot) const {
+  return facts_[body_.programs()->Get(rank)->buffers()->Get(slot)];
+}
+
+const fb::Buffer& DataProof::BufferAt(uint32_t rank, uint32_t slot) const {
+  return *body_.buffers()->Get(
+      body_.programs()->Get(rank)->buffers()->Get(slot));
+}
+
+Digits DataProof::LoopsOf(const fb::Copy& copy) const {
+  Digits digits;
+  for (uint32_t i = 0; i < copy.loops_count(); ++i) {
+    const fb::Loop& loop = *body_.loops()->Get(copy.loops_begin() + i);
+    digits.push_back({.extent = static_cast<int64_t>(loop.extent()),
+                      .step = static_cast<int64_t>(loop.stride())});
+  }
+  return digits;
+}
+
+absl::Span<const fb::Copy* const> DataProof::CopiesOf(uint32_t list) {
+  const fb::CopyList& range = *body_.copy_lists()->Get(list);
+  copies_.clear();
+  for (uint32_t i = 0; i < range.count(); ++i) {
+    copies_.push_back(body_.copies()->Get(range.begin() + i));
+  }
+  return copies_;
+}
+
+// Invariant 3: the widest access of a GPU never straddles two copies.
+bool DataProof::CheckAlignment(const End& end, const fb::Copy& copy) {
+  if (copy.staging_offset() % kStagingAlignmentBytes == 0) return true;
+  violations_.Report(end.At(copy, static_cast<int64_t>(copy.offset())),
+                     Invariant::kInBounds, [&] {
+                       return absl::StrFormat(
+                           "staging offset %d of a copy is not a multiple of "
+                           "%d",
+                           copy.staging_offset(), kStagingAlignmentBytes);
+                     });
+  return false;
+}
+
+void DataProof::FollowInto(uint32_t rank) {
+  writes_.clear();
+  const fb::RankProgram& program = *body_.programs()->Get(rank);
+  for (uint32_t i = 0; i < program.messages()->size(); ++i) {
+    const fb::Message& message = *program.messages()->Get(i);
+    const int32_t partner = partners_[rank][i];
+    if (partner < 0) continue;  // reported by MatchMessages
+    const auto* sends = body_.programs()->Get(message.peer())->messages();
+    Pack({message.peer(), sends->Get(static_cast<uint32_t>(partner))});
+    Unpack({rank, &message});
+  }
+  Fill(rank);
+  CheckWrites(rank);
+}
+
+void DataProof::Pack(const End& send) {
+  packed_.clear();
+  for (const fb::Copy* copy : CopiesOf(send.message->copies())) {
+    PackOne(send, *copy);
+  }
+  const auto before = [](const Packed& a, const Packed& b) {
+    return a.begin < b.begin;
+  };
+  if (!std::is_sorted(packed_.begin(), packed_.end(), before)) {
+    std::stable_sort(packed_.begin(), packed_.end(), before);
+  }
+  for (size_t i = 1; i < packed_.size(); ++i) {
+    if (packed_[i].begin >= packed_[i - 1].end) continue;
+    violations_.Report(
+        {.rank = send.rank, .round = send.message->round()},
+        Invariant::kInBounds, [&] {
+          return absl::StrFormat(
+              "the message to rank %d packs staging byte %d twice",
+              send.message->peer(), packed_[i].begin);
+        });
+  }
+}
+
+void DataProof::PackOne(const End& send, const fb::Copy& copy) {
+  CheckAlignment(send, copy);
+  const auto offset = static_cast<int64_t>(copy.offset());
+  const BufferFacts& facts = FactsAt(send.rank, copy.buffer_slot());
+  if (facts.flaw().has_value()) return;  // reported for its rank
+  const Digits loops = LoopsOf(copy);
+  const int32_t index = facts.Find(offset, loops, placement_);
+  if (index < 0) {
+    const int32_t start = facts.Find(offset);
+    violations_.Report(
+        send.At(copy, offset), Invariant::kRightElement, [&]() -> std::string {
+          return start < 0
+                     ? "packs an element that holds no param"
+                     : "packs elements beyond those of the fragment in which "
+                       "the copy begins";
+        });
+    return;
+  }
+  const Part& part = facts.parts()[static_cast<size_t>(index)];
+  if (part.fragment == nullptr) {
+    violations_.Report(send.At(copy, offset), Invariant::kRightElement, [] {
+      return std::string("packs an element that holds no param");
+    });
+    return;
+  }
+  const uint32_t param = part.fragment->param();
+  if (body_.params()->Get(param)->skip() != fb::SkipReason::kUnspecified) {
+    violations_.Report(send.At(copy, offset), Invariant::kWrittenOnce, [&] {
+      return absl::StrCat("packs an element of param ",
+                          TensorName(*body_.params()->Get(param), 0),
+                          ", which is declared as skipped");
+    });
+    return;
+  }
+  Packed& packed = packed_.emplace_back();
+  packed.begin = static_cast<int64_t>(copy.staging_offset());
+  packed.end = packed.begin + CountOf(loops) * DTypeBytes(copy.wire_dtype());
+  packed.param = param;
+  packed.wire = copy.wire_dtype();
+  packed.buffer = BufferAt(send.rank, copy.buffer_slot()).dtype();
+  packed.elements = facts.ParamSequence(part, placement_);
+}
+
+void DataProof::Unpack(const End& recv) {
+  for (const fb::Copy* copy : CopiesOf(recv.message->copies())) {
+    UnpackOne(recv, *copy);
+  }
+}
+
+void DataProof::UnpackOne(const End& recv, const fb::Copy& copy) {
+  CheckAlignment(recv, copy);
+  const auto offset = static_cast<int64_t>(copy.offset());
+  const BufferFacts& facts = FactsAt(recv.rank, copy.buffer_slot());
+  if (facts.flaw().has_value()) return;  // reported for its rank
+  const Digits loops = LoopsOf(copy);
+  moved_bytes_ += CountOf(loops) * DTypeBytes(copy.wire_dtype());
+  const int32_t index = facts.Find(offset, loops, placement_);
+  if (index < 0 ||
+      facts.parts()[static_cast<size_t>(index)].fragment == nullptr) {
+    ReportOutside(recv, copy);
+    return;
+  }
+  const Part& part = facts.parts()[static_cast<size_t>(index)];
+  const uint32_t param = part.fragment->param();
+  if (body_.params()->Get(param)->skip() != fb::SkipReason::kUnspecified) {
+    violations_.Report(recv.At(copy, offset), Invariant::kWrittenOnce, [&] {
+      return absl::StrCat("is written although param ",
+                          TensorName(*body_.params()->Get(param), 0),
+                          " is declared as skipped");
+    });
+    return;
+  }
+  if (!placement_.FillsHull()) {
+    violations_.Report(recv.At(copy, offset), Invariant::kWrittenOnce, [] {
+      return std::string(
+          "cannot prove the copy that begins here: it does not write a box of "
+          "its fragment once");
+    });
+    return;
+  }
+  Write& write = writes_.emplace_back();
+  write.slot = copy.buffer_slot();
+  write.part = index;
+  write.round = recv.message->round();
+  write.box = placement_.Hull();
+  Compare(recv, copy, loops, param, facts.ParamSequence(part, placement_));
+}
+
+void DataProof::ReportOutside(const End& recv, const fb::Copy& copy) {
+  const auto offset = static_cast<int64_t>(copy.offset());
+  const BufferFacts& facts = FactsAt(recv.rank, copy.buffer_slot());
+  const int32_t start = facts.Find(offset);
+  const Part* part =
+      start < 0 ? nullptr : &facts.parts()[static_cast<size_t>(start)];
+  if (part != nullptr && part->fragment != nullptr) {
+    violations_.Report(recv.At(copy, offset), Invariant::kRightElement, [] {
+      return std::string(
+          "the copy that begins here leaves the fragment in which it begins");
+    });
+    return;
+  }
+  violations_.Report(
+      recv.At(copy, offset), Invariant::kWrittenOnce, [&]() -> std::string {
+        if (part == nullptr) return "is written although it holds no param";
+        return part->IsFill() ? "is written although it is padding, to be zero"
+                              : "is written although it is declared as skipped";
+      });
+}
+
+// Invariant 2: the bytes that `copy` reads were packed, from `elements`.
+void DataProof::Compare(const End& recv, const fb::Copy& copy,
+                        const Digits& loops, uint32_t param,
+                        const Sequence& elements) {
+  const int64_t width = DTypeBytes(copy.wire_dtype());
+  const auto begin = static_cast<int64_t>(copy.staging_offset());
+  const int64_t end = begin + CountOf(loops) * width;
+  const Sequence offsets = {static_cast<int64_t>(copy.offset()), loops};
+  const auto report = [&](int64_t byte, absl::FunctionRef<std::string()> text) {
+    violations_.Report(recv.At(copy, ValueAt(offsets, (byte - begin) / width)),
+                       Invariant::kRightElement, text);
+  };
+  const fb::Param& wanted = *body_.params()->Get(param);
+  auto packed = std::upper_bound(
+      packed_.begin(), packed_.end(), begin,
+      [](int64_t byte, const Packed& p) { return byte < p.end; });
+  int64_t at = begin;
+  for (; at < end; ++packed) {
+    if (packed == packed_.end() || packed->begin > at) {
+      report(at, [&] {
+        return absl::StrFormat(
+            "holds staging bytes that rank %d does not pack when it should be "
+            "%s",
+            recv.message->peer(),
+            ElementText(wanted, ValueAt(elements, (at - begin) / width)));
+      });
+      return;
+    }
+    if (!CompareDTypes(recv, copy, *packed)) return;
+    const int64_t stop = std::min(end, packed->end);
+    if ((at - packed->begin) % width != 0 || (stop - at) % width != 0) {
+      report(at, [&] {
+        return absl::StrFormat("holds parts of two elements that rank %d packs",
+                               recv.message->peer());
+      });
+      return;
+    }
+    const int64_t first = (at - begin) / width;
+    const int64_t packed_first = (at - packed->begin) / width;
+    const std::optional<int64_t> difference =
+        packed->param != param
+            ? 0
+            : FirstDifference(packed->elements, packed_first, elements, first,
+                              (stop - at) / width);
+    if (difference.has_value()) {
+      report(at + *difference * width, [&] {
+        return absl::StrFormat(
+            "holds %s when it should be %s",
+            ElementText(*body_.params()->Get(packed->param),
+                        ValueAt(packed->elements, packed_first + *difference)),
+            ElementText(wanted, ValueAt(elements, first + *difference)));
+      });
+      return;
+    }
+    at = stop;
+  }
+}
+
+bool DataProof::CompareDTypes(const End& recv, const fb::Copy& copy,
+                              const Packed& packed) {
+  const Site site = recv.At(copy, static_cast<int64_t>(copy.offset()));
+  if (copy.wire_dtype() != packed.wire) {
+    violations_.Report(site, Invariant::kRightElement, [&] {
+      return absl::StrFormat("is read as %s from staging that holds %s",
+                             DTypeName(copy.wire_dtype()),
+                             DTypeName(packed.wire));
+    });
+    return false;
+  }
+  const DType to = BufferAt(recv.rank, copy.buffer_slot()).dtype();
+  if (packed.buffer != packed.wire && packed.wire != to) {
+    violations_.Report(site, Invariant::kRightElement, [&] {
+      return absl::StrFormat("is cast twice, %s to %s to %s",
+                             DTypeName(packed.buffer), DTypeName(packed.wire),
+                             DTypeName(to));
+    });
+    return false;
+  }
+  if (packed.buffer != to && !casts_.contains({packed.buffer, to})) {
+    violations_.Report(site, Invariant::kWellFormedInputs, [&] {
+      return absl::StrFormat("is cast from %s to %s without a declared cast",
+                             DTypeName(packed.buffer), DTypeName(to));
+    });
+    return false;
+  }
+  return true;
+}
+
+void DataProof::Fill(uint32_t rank) {
+  for (const fb::Copy* copy : CopiesOf(body_.programs()->Get(rank)->fills())) {
+    const auto offset = static_cast<int64_t>(copy->offset());
+    const BufferFacts& facts = FactsAt(rank, copy->buffer_slot());
+    if (facts.flaw().has_value()) continue;  // reported for its rank
+    const int32_t index = facts.Find(offset, LoopsOf(*copy), placement_);
+    if (index < 0 || !facts.parts()[static_cast<size_t>(index)].IsFill() ||
+        !placement_.FillsHull()) {
+      violations_.Report(
+          {.rank = rank, .buffer_slot = copy->buffer_slot(), .offset = offset},
+          Invariant::kWrittenOnce, [] {
+            return std::string(
+                "the fill that begins here does not zero a box of one fill "
+                "region");
+          });
+      continue;
+    }
+    Write& write = writes_.emplace_back();
+    write.slot = copy->buffer_slot();
+    write.part = index;
+    write.box = placement_.Hull();
+  }
+}
+
+// Invariant 1: all that must be written is, once.
+void DataProof::CheckWrites(uint32_t rank) {
+  std::stable_sort(writes_.begin(), writes_.end(),
+                   [](const Write& a, const Write& b) {
+                     return std::tie(a.slot, a.part) < std::tie(b.slot, b.part);
+                   });
+  absl::Span<const Write> rest = writes_;
+  const uint32_t slots = body_.programs()->Get(rank)->buffers()->size();
+  for (uint32_t slot = 0; slot < slots; ++slot) {
+    const BufferFacts& facts = FactsAt(rank, slot);
+    if (facts.flaw().has_value()) continue;  // and nothing was written
+    for (size_t i = 0; i < facts.parts().size(); ++i) {
+      size_t count = 0;
+      while (count < rest.size() && rest[count].slot == slot &&
+             rest[count].part == static_cast<int32_t>(i)) {
+        ++count;
+      }
+      const Part& part = facts.parts()[i];
+      const bool is_written =
+          part.fragment != nullptr
+              ? body_.params()->Get(part.fragment->param())->skip() ==
+                    fb::SkipReason::kUnspecified
+              : part.IsFill();
+      // Writes into any other part were reported and not kept.
+      if (is_written) CheckTiling(rank, slot, part, rest.subspan(0, count));
+      rest = rest.subspan(count);
+    }
+  }
+}
+
+void DataProof::CheckTiling(uint32_t rank, uint32_t slot, const Part& part,
+                            absl::Span<const Write> writes) {
+  std::vector<Box> boxes;
+  __int128 volume = 0;
+  for (const Write& write : writes) {
+    boxes.push_back(write.box);
+    volume += VolumeOf(write.box);
+  }
+  const auto overlap = FindOverlap(boxes, [](size_t, size_t) { return true; });
+  if (overlap.has_value()) {
+    const size_t a = overlap->first;
+    const size_t b = overlap->second;
+    violations_.Report(
+        {.rank = rank,
+         .round = writes[b].round,
+         .buffer_slot = slot,
+         .offset = OffsetAt(part.lattice, FirstShared(boxes[a], boxes[b]))},
+        Invariant::kWrittenOnce, [&] {
+          return writes[a].round == Site::kBeforeRounds
+                     ? std::string("is zeroed twice")
+                     : absl::StrFormat(
+                           "is written a second time, after round "
+                           "%d",
+                           writes[a].round);
+        });
+    return;
+  }
+  // Disjoint boxes inside the part with the part's volume tile it.
+  if (volume == part.lattice.Volume()) return;
+  Box space;
+  for (const Digit& digit : part.lattice.digits) {
+    space.lo.push_back(0);
+    space.hi.push_back(digit.extent);
+  }
+  const auto open = FirstUncovered(space, boxes);
+  violations_.Report({.rank = rank,
+                      .round = Site::kAfterRounds,
+                      .buffer_slot = slot,
+                      .offset = open.has_value() ? OffsetAt(part.lattice, *open)
+                                                 : part.lattice.offset},
+                     Invariant::kWrittenOnce, [&] {
+                       return std::string(part.fragment != nullptr
+                                              ? "is never written"
+                                              : "is never zeroed");
+                     });
+}
+
+}  // namespace refit::proof

@@ -1,0 +1,104 @@
+// Invariants 1, 2, 3 and 6 of the data itself: symbolic execution of one
+// destination rank's part of all programs.
+#ifndef REFIT_PLAN_PROOF_DATA_PROOF_H_
+#define REFIT_PLAN_PROOF_DATA_PROOF_H_
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "plan/dtype.h"
+#include "plan/proof/affine.h"
+#include "plan/proof/buffer_facts.h"
+#include "plan/proof/schedule_proof.h"
+#include "plan/proof/violations.h"
+
+namespace refit::proof {
+
+// Follows every byte into the destination ranks. Ranks may be asked in any
+// order; none of them remembers another.
+class DataProof {
+ public:
+  // `facts` by Body.buffers. All arguments must outlive the proof.
+  DataProof(const fb::Body& body, const std::vector<BufferFacts>& facts,
+            const Partners& partners, Violations& violations);
+
+  // For each message that `rank` receives and that has a sender:
+  //   * what the sender packs comes from fragments of moved params, and no
+  //     staging byte is packed twice (invariants 1, 2, 3);
+  //   * each unpacked element was packed, in the same place, from the same
+  //     element of the same param, with at most one, declared cast (2, 6).
+  // Then, of all that was unpacked and zeroed: every fragment of a moved param
+  // and every fill region is tiled exactly, nothing else is written (1).
+  void FollowInto(uint32_t rank);
+
+  int64_t moved_bytes() const { return moved_bytes_; }
+
+ private:
+  // A copy of a send: what a range of the message's staging bytes holds.
+  struct Packed {
+    int64_t begin = 0;  // bytes from the start of the message
+    int64_t end = 0;
+    uint32_t param = 0;
+    DType wire = DType::kUnspecified;
+    DType buffer = DType::kUnspecified;
+    Sequence elements;  // the param's flat indices
+  };
+  // Coordinates of a part of a buffer that are written.
+  struct Write {
+    uint32_t slot = 0;
+    int32_t part = 0;
+    int64_t round = Site::kBeforeRounds;  // a fill
+    Box box;
+  };
+  // One end of a message.
+  struct End {
+    uint32_t rank = 0;
+    const fb::Message* message = nullptr;
+
+    Site At(const fb::Copy& copy, int64_t offset) const {
+      return {.rank = rank,
+              .round = message->round(),
+              .buffer_slot = copy.buffer_slot(),
+              .offset = offset};
+    }
+  };
+
+  const BufferFacts& FactsAt(uint32_t rank, uint32_t slot) const;
+  const fb::Buffer& BufferAt(uint32_t rank, uint32_t slot) const;
+  Digits LoopsOf(const fb::Copy& copy) const;
+  absl::Span<const fb::Copy* const> CopiesOf(uint32_t list);
+  bool CheckAlignment(const End& end, const fb::Copy& copy);
+
+  void Pack(const End& send);
+  void PackOne(const End& send, const fb::Copy& copy);
+  void Unpack(const End& recv);
+  void UnpackOne(const End& recv, const fb::Copy& copy);
+  void Compare(const End& recv, const fb::Copy& copy, const Digits& loops,
+               uint32_t param, const Sequence& elements);
+  bool CompareDTypes(const End& recv, const fb::Copy& copy,
+                     const Packed& packed);
+  void ReportOutside(const End& recv, const fb::Copy& copy);
+  void Fill(uint32_t rank);
+  void CheckWrites(uint32_t rank);
+  void CheckTiling(uint32_t rank, uint32_t slot, const Part& part,
+                   absl::Span<const Write> writes);
+
+  const fb::Body& body_;
+  const std::vector<BufferFacts>& facts_;
+  const Partners& partners_;
+  Violations& violations_;
+  absl::flat_hash_set<std::pair<DType, DType>> casts_;
+  int64_t moved_bytes_ = 0;
+
+  // Of the message or rank at hand; kept to save allocations.
+  std::vector<const fb::Copy*> copies_;
+  std::vector<Packed> packed_;
+  std::vector<Write> writes_;
+  Placement placement_;
+};
+
+}  // namespace refit::proof
+
+#endif  // REFIT_PLAN_PROOF_DATA_PROOF_H_

@@ -1,0 +1,131 @@
+// Which check holds which invariant:
+//
+//   1 written once     BufferFacts::gap (no element without a part),
+//                      DataProof::CheckWrites (each part tiled exactly),
+//                      CheckDeclarations (nothing is filled on sources)
+//   2 right element    DataProof::Pack, ::Compare, ::CompareDTypes
+//   3 in bounds        the door (every range), CheckStaging (no staging byte
+//                      with two owners), DataProof::Pack (none packed twice)
+//   4 matched messages MatchMessages, CheckLimits (order). Rounds are issued
+//                      in order, one group each, and only sources send: there
+//                      is no relay that could close a cycle.
+//   5 round limits     CheckLimits
+//   6 well formed      the door (digests, dtypes), CheckDeclarations,
+//                      CheckNames, BufferFacts::flaw (parts disjoint)
+//
+// Soundness rests on affine.h alone: a copy is either placed in the lattice of
+// one fragment, with every coordinate in range, or refused.
+#include "plan/proof/proof.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "plan/dtype.h"
+#include "plan/proof/buffer_facts.h"
+#include "plan/proof/data_proof.h"
+#include "plan/proof/name_proof.h"
+#include "plan/proof/schedule_proof.h"
+#include "plan/proof/violations.h"
+
+namespace refit {
+namespace {
+
+using proof::BufferFacts;
+using proof::BufferFlaw;
+using proof::Site;
+using proof::Violations;
+
+void CheckDeclarations(const fb::Body& body, Violations& violations) {
+  const uint32_t casts = body.casts() == nullptr ? 0 : body.casts()->size();
+  for (uint32_t i = 0; i < casts; ++i) {
+    const fb::Cast& cast = *body.casts()->Get(i);
+    if (IsSupportedCast(cast.from(), cast.to())) continue;
+    violations.Report({}, Invariant::kWellFormedInputs, [&] {
+      return absl::StrFormat(
+          "declares a cast from %s to %s, which does not "
+          "exist",
+          DTypeName(cast.from()), DTypeName(cast.to()));
+    });
+  }
+  const uint32_t sources = body.source_ranks();
+  for (uint32_t rank = 0; rank < sources; ++rank) {
+    const fb::RankProgram& program = *body.programs()->Get(rank);
+    if (body.copy_lists()->Get(program.fills())->count() != 0) {
+      violations.Report({.rank = rank}, Invariant::kWrittenOnce,
+                        [] { return std::string("a source rank has fills"); });
+    }
+    const uint32_t partner = sources + rank;
+    if (body.colocated() && partner < body.programs()->size() &&
+        body.programs()->Get(partner)->host() != program.host()) {
+      violations.Report({.rank = partner}, Invariant::kWellFormedInputs, [&] {
+        return absl::StrFormat(
+            "shares a GPU with rank %d but is on host %d, not %d", rank,
+            body.programs()->Get(partner)->host(), program.host());
+      });
+    }
+  }
+}
+
+void ReportFlaw(const BufferFlaw& flaw, uint32_t rank, uint32_t slot,
+                Violations& violations) {
+  violations.Report({.rank = rank, .buffer_slot = slot, .offset = flaw.offset},
+                    flaw.invariant, [&] { return flaw.text; });
+}
+
+// Returns the facts of all buffers; reports flaws for the ranks that hold them.
+std::vector<BufferFacts> CheckBuffers(const fb::Body& body,
+                                      Violations& violations) {
+  std::vector<BufferFacts> facts;
+  facts.reserve(body.buffers()->size());
+  for (const fb::Buffer* buffer : *body.buffers()) {
+    facts.emplace_back(body, *buffer);
+  }
+  for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
+    const auto& buffers = *body.programs()->Get(rank)->buffers();
+    for (uint32_t slot = 0; slot < buffers.size(); ++slot) {
+      const BufferFacts& of_slot = facts[buffers.Get(slot)];
+      if (of_slot.flaw().has_value()) {
+        ReportFlaw(*of_slot.flaw(), rank, slot, violations);
+      } else if (of_slot.gap().has_value() && rank >= body.source_ranks()) {
+        ReportFlaw(*of_slot.gap(), rank, slot, violations);
+      }
+    }
+  }
+  return facts;
+}
+
+}  // namespace
+
+ProofResult Prove(const PlanFile& plan) {
+  const fb::Body& body = plan.body();
+  Violations violations(body);
+  CheckDeclarations(body, violations);
+  proof::CheckNames(body, violations);
+  proof::CheckLimits(body, violations);
+  proof::CheckStaging(body, violations);
+  const proof::Partners partners = proof::MatchMessages(body, violations);
+  const std::vector<BufferFacts> facts = CheckBuffers(body, violations);
+
+  ProofResult result;
+  proof::DataProof data(body, facts, partners, violations);
+  for (uint32_t rank = body.source_ranks(); rank < body.programs()->size();
+       ++rank) {
+    data.FollowInto(rank);
+    const fb::RankProgram& program = *body.programs()->Get(rank);
+    result.messages += program.messages()->size();
+    for (uint32_t buffer : *program.buffers()) {
+      result.destination_elements += facts[buffer].elements();
+    }
+  }
+  result.moved_bytes = data.moved_bytes();
+  result.valid = violations.empty();
+  if (!violations.empty()) {
+    result.invariant = violations.invariant();
+    result.violation = violations.text();
+  }
+  return result;
+}
+
+}  // namespace refit

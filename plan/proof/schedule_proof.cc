@@ -1,0 +1,271 @@
+#include "plan/proof/schedule_proof.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "absl/strings/str_format.h"
+#include "plan/enum_text.h"
+
+namespace refit::proof {
+namespace {
+
+// One end of a message. `position` is in the owner's list.
+struct End {
+  uint32_t round = 0;
+  uint32_t source = 0;
+  uint32_t destination = 0;
+  uint32_t position = 0;
+
+  auto channel() const { return std::tie(destination, round, source); }
+};
+
+bool operator<(const End& a, const End& b) {
+  return std::tie(a.destination, a.round, a.source, a.position) <
+         std::tie(b.destination, b.round, b.source, b.position);
+}
+
+fb::Route RouteOf(const fb::Body& body, uint32_t source, uint32_t destination) {
+  if (body.colocated() && destination == body.source_ranks() + source) {
+    return fb::Route::kLocal;
+  }
+  return body.programs()->Get(source)->host() ==
+                 body.programs()->Get(destination)->host()
+             ? fb::Route::kPeer
+             : fb::Route::kNetwork;
+}
+
+const fb::Message& MessageAt(const fb::Body& body, uint32_t rank,
+                             uint32_t position) {
+  return *body.programs()->Get(rank)->messages()->Get(position);
+}
+
+void ReportAlone(const fb::Body& body, const End& end, bool is_send,
+                 Violations& violations) {
+  const uint32_t rank = is_send ? end.source : end.destination;
+  const uint32_t peer = is_send ? end.destination : end.source;
+  violations.Report(
+      {.rank = rank, .round = end.round}, Invariant::kMatchedMessages, [&] {
+        return absl::StrFormat(
+            "%s %d bytes %s rank %d, which does not %s them in this round",
+            is_send ? "sends" : "receives",
+            MessageAt(body, rank, end.position).size_bytes(),
+            is_send ? "to" : "from", peer, is_send ? "receive" : "send");
+      });
+}
+
+void CheckPair(const fb::Body& body, const End& send, const End& recv,
+               Violations& violations) {
+  const uint64_t sent =
+      MessageAt(body, send.source, send.position).size_bytes();
+  const uint64_t received =
+      MessageAt(body, recv.destination, recv.position).size_bytes();
+  const Site site = {.rank = recv.destination, .round = recv.round};
+  if (sent != received) {
+    violations.Report(site, Invariant::kMatchedMessages, [&] {
+      return absl::StrFormat("receives %d bytes from rank %d, which sends %d",
+                             received, recv.source, sent);
+    });
+  }
+  const fb::Route wanted = RouteOf(body, recv.source, recv.destination);
+  const fb::Route found = body.rounds()->Get(recv.round)->route();
+  if (found != wanted) {
+    violations.Report(site, Invariant::kMatchedMessages, [&] {
+      return absl::StrFormat(
+          "the round's route is %s when it should be %s for the message from "
+          "rank %d",
+          EnumText(found), EnumText(wanted), recv.source);
+    });
+  }
+}
+
+// Lists the ends of all messages; reports those on the wrong side.
+void ListEnds(const fb::Body& body, std::vector<End>& sends,
+              std::vector<End>& recvs, Violations& violations) {
+  for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
+    const auto& messages = *body.programs()->Get(rank)->messages();
+    const bool is_source = rank < body.source_ranks();
+    for (uint32_t i = 0; i < messages.size(); ++i) {
+      const fb::Message& message = *messages.Get(i);
+      const bool is_send = message.kind() == fb::MessageKind::kSend;
+      const bool peer_is_source = message.peer() < body.source_ranks();
+      if (is_send != is_source || peer_is_source == is_source) {
+        violations.Report({.rank = rank, .round = message.round()},
+                          Invariant::kMatchedMessages, [&] {
+                            return absl::StrFormat(
+                                "a %s rank %s rank %d, a %s rank",
+                                is_source ? "source" : "destination",
+                                is_send ? "sends to" : "receives from",
+                                message.peer(),
+                                peer_is_source ? "source" : "destination");
+                          });
+        continue;
+      }
+      if (is_send) {
+        sends.push_back({message.round(), rank, message.peer(), i});
+      } else {
+        recvs.push_back({message.round(), message.peer(), rank, i});
+      }
+    }
+  }
+  std::sort(sends.begin(), sends.end());
+  std::sort(recvs.begin(), recvs.end());
+}
+
+}  // namespace
+
+Partners MatchMessages(const fb::Body& body, Violations& violations) {
+  Partners partners(body.programs()->size());
+  for (uint32_t rank = 0; rank < partners.size(); ++rank) {
+    partners[rank].assign(body.programs()->Get(rank)->messages()->size(), -1);
+  }
+  std::vector<End> sends;
+  std::vector<End> recvs;
+  ListEnds(body, sends, recvs, violations);
+  // Both lists are in the order of channels, and inside one in that of the
+  // programs: the k-th send of a channel meets its k-th receive.
+  size_t s = 0;
+  size_t r = 0;
+  while (s < sends.size() || r < recvs.size()) {
+    if (r == recvs.size() ||
+        (s < sends.size() && sends[s].channel() < recvs[r].channel())) {
+      ReportAlone(body, sends[s++], true, violations);
+    } else if (s == sends.size() || recvs[r].channel() < sends[s].channel()) {
+      ReportAlone(body, recvs[r++], false, violations);
+    } else {
+      const End& send = sends[s++];
+      const End& recv = recvs[r++];
+      CheckPair(body, send, recv, violations);
+      partners[send.source][send.position] =
+          static_cast<int32_t>(recv.position);
+      partners[recv.destination][recv.position] =
+          static_cast<int32_t>(send.position);
+    }
+  }
+  return partners;
+}
+
+void CheckLimits(const fb::Body& body, Violations& violations) {
+  const fb::Limits& limits = *body.limits();
+  if (limits.slots() == 0) {
+    violations.Report({}, Invariant::kRoundLimits,
+                      [] { return "slots is 0 when it should be at least 1"; });
+  }
+  for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
+    const fb::RankProgram& program = *body.programs()->Get(rank);
+    if (program.staging_bytes() > limits.staging_bytes()) {
+      violations.Report({.rank = rank}, Invariant::kRoundLimits, [&] {
+        return absl::StrFormat(
+            "stages %d bytes when the limit is %d bytes of staging",
+            program.staging_bytes(), limits.staging_bytes());
+      });
+    }
+    const fb::Message* last = nullptr;
+    uint64_t operations = 0;
+    for (const fb::Message* message : *program.messages()) {
+      const Site site = {.rank = rank, .round = message->round()};
+      const auto order = [](const fb::Message& m) {
+        return std::tuple(m.round(), m.kind() == fb::MessageKind::kSend,
+                          m.peer());
+      };
+      if (last != nullptr && order(*message) < order(*last)) {
+        violations.Report(site, Invariant::kMatchedMessages, [&] {
+          return absl::StrFormat(
+              "the message with rank %d is not in order after that with rank "
+              "%d in round %d",
+              message->peer(), last->peer(), last->round());
+        });
+      }
+      operations = last != nullptr && last->round() == message->round()
+                       ? operations + 1
+                       : 1;
+      if (operations > limits.operations_per_round()) {
+        violations.Report(site, Invariant::kRoundLimits, [&] {
+          return absl::StrFormat("more than %d messages in one round",
+                                 limits.operations_per_round());
+        });
+      }
+      if (message->size_bytes() > limits.bucket_bytes()) {
+        violations.Report(site, Invariant::kRoundLimits, [&] {
+          return absl::StrFormat(
+              "a message with rank %d has %d bytes when the limit is %d",
+              message->peer(), message->size_bytes(), limits.bucket_bytes());
+        });
+      }
+      last = message;
+    }
+  }
+}
+
+namespace {
+
+// A message's staging range while it is owed.
+struct Owner {
+  uint64_t end = 0;
+  const fb::Message* message = nullptr;
+};
+
+void CheckStagingOf(const fb::Body& body, uint32_t rank,
+                    Violations& violations) {
+  // Rounds r and r' may both be under way when they are less than `slots`
+  // apart. Walks the messages by round; `owned` holds the ranges still owed.
+  std::vector<const fb::Message*> messages;
+  for (const fb::Message* message : *body.programs()->Get(rank)->messages()) {
+    if (message->staging_offset() % kStagingAlignmentBytes != 0) {
+      violations.Report(
+          {.rank = rank, .round = message->round()}, Invariant::kInBounds, [&] {
+            return absl::StrFormat("staging offset %d is not a multiple of %d",
+                                   message->staging_offset(),
+                                   kStagingAlignmentBytes);
+          });
+    }
+    if (message->size_bytes() > 0) messages.push_back(message);
+  }
+  std::stable_sort(messages.begin(), messages.end(),
+                   [](const fb::Message* a, const fb::Message* b) {
+                     return a->round() < b->round();
+                   });
+  std::map<uint64_t, Owner> owned;  // by first byte; disjoint
+  size_t released = 0;
+  for (const fb::Message* message : messages) {
+    while (message->round() - messages[released]->round() >=
+           std::max<uint64_t>(1, body.limits()->slots())) {
+      const auto done = owned.find(messages[released]->staging_offset());
+      if (done != owned.end() && done->second.message == messages[released]) {
+        owned.erase(done);
+      }
+      ++released;
+    }
+    const uint64_t begin = message->staging_offset();
+    const uint64_t end = begin + message->size_bytes();
+    const auto after = owned.lower_bound(begin);
+    const fb::Message* other = nullptr;
+    if (after != owned.end() && after->first < end) {
+      other = after->second.message;
+    } else if (after != owned.begin() && std::prev(after)->second.end > begin) {
+      other = std::prev(after)->second.message;
+    }
+    if (other == nullptr) {
+      owned.emplace(begin, Owner{end, message});
+      continue;
+    }
+    violations.Report(
+        {.rank = rank, .round = message->round()}, Invariant::kInBounds, [&] {
+          return absl::StrFormat(
+              "staging bytes [%d, %d) of the message with rank %d overlap "
+              "those of the message with rank %d in round %d, which are still "
+              "owed",
+              begin, end, message->peer(), other->peer(), other->round());
+        });
+  }
+}
+
+}  // namespace
+
+void CheckStaging(const fb::Body& body, Violations& violations) {
+  for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
+    CheckStagingOf(body, rank, violations);
+  }
+}
+
+}  // namespace refit::proof

@@ -1,0 +1,36 @@
+// Whether boxes tile a space: near O(n log n), never per element.
+#ifndef REFIT_PLAN_PROOF_TILING_H_
+#define REFIT_PLAN_PROOF_TILING_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
+#include "plan/proof/affine.h"
+
+namespace refit::proof {
+
+int64_t VolumeOf(const Box& box);
+
+// The first coordinate that two boxes share. Requires that they do.
+absl::InlinedVector<int64_t, 6> FirstShared(const Box& a, const Box& b);
+
+// Finds two boxes that share a coordinate and for which `is_overlap` holds
+// (boxes may be hulls of what is really meant); nullopt when there are none.
+// All boxes have the same number of dimensions.
+std::optional<std::pair<size_t, size_t>> FindOverlap(
+    absl::Span<const Box> boxes,
+    absl::FunctionRef<bool(size_t, size_t)> is_overlap);
+
+// The first coordinate, in lexicographic order, of `space` that no box holds.
+// Requires that the boxes are disjoint and inside `space`.
+std::optional<absl::InlinedVector<int64_t, 6>> FirstUncovered(
+    const Box& space, absl::Span<const Box> boxes);
+
+}  // namespace refit::proof
+
+#endif  // REFIT_PLAN_PROOF_TILING_H_

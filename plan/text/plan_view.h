@@ -1,0 +1,89 @@
+// What the text, the JSON, the statistics and the diff all say of a plan, and
+// which entries a reader asked to see.
+#ifndef REFIT_PLAN_TEXT_PLAN_VIEW_H_
+#define REFIT_PLAN_TEXT_PLAN_VIEW_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "plan/enum_text.h"
+#include "plan/plan_file.h"
+#include "plan/text/text.h"
+
+namespace refit {
+
+// The length of a vector that the file may leave out.
+template <typename Vector>
+uint32_t Length(const Vector* vector) {
+  return vector == nullptr ? 0 : vector->size();
+}
+
+using IndexDims = flatbuffers::Vector<flatbuffers::Offset<fb::IndexDim>>;
+
+// The number that stands at `position` of an index dimension.
+int32_t IndexNumber(const fb::IndexDim& dim, uint32_t position);
+
+// The number of tensors of a stack with these index dimensions.
+uint64_t TensorCount(const IndexDims* index);
+
+// "0..3, 8": runs of consecutive numbers, in the order given; "" for none.
+std::string NumberSetText(absl::Span<const int32_t> numbers);
+
+// " {0}=0..47 {1}=0, 2, 4"; "" when there is no index dimension.
+std::string IndexText(const IndexDims* index);
+
+// The name in double quotes, anything unprintable escaped.
+std::string QuotedText(const flatbuffers::String* name);
+
+// "[4096, 2048]"
+std::string DimsText(const flatbuffers::Vector<uint64_t>* dims);
+
+// "[0:24, 512:1024]"
+std::string BoxText(const fb::Fragment& fragment);
+
+uint64_t CopyElements(const fb::Body& body, const fb::Copy& copy);
+
+// Bytes that the copies of each of Body.copy_lists stage, without alignment
+// gaps.
+std::vector<uint64_t> PayloadBytesByList(const fb::Body& body);
+
+// The ranks that hold each of Body.buffers, ascending.
+std::vector<std::vector<int32_t>> HoldersByBuffer(const fb::Body& body);
+
+// The ranks of each host, both ascending.
+std::map<uint32_t, std::vector<int32_t>> RanksByHost(const fb::Body& body);
+
+// The entries of a plan that a reader asked for.
+struct PlanView {
+  // The shown messages of one rank.
+  struct Program {
+    int32_t rank = 0;
+    std::vector<uint32_t> messages;  // positions in RankProgram.messages
+    bool fills = false;
+  };
+
+  // By position in the body's tables.
+  std::vector<bool> params;
+  std::vector<bool> buffers;
+  std::vector<bool> rounds;
+  std::vector<bool> copy_lists;
+  std::vector<bool> copies;  // of shown copy lists
+  std::vector<bool> skips;
+  // Shown buffers of which only the fragments of shown params are shown.
+  std::vector<bool> partial_buffers;
+
+  std::vector<Program> programs;  // by rank
+};
+
+// Without a glob: everything, or all that one rank uses. With a glob: params
+// and buffers with a tensor of a matching name, buffers that hold such a
+// param, params that such a buffer holds, and the copies that touch an element
+// of a match. Requires that `options.rank` is a rank of the plan.
+PlanView SelectView(const PlanFile& plan, const TextOptions& options);
+
+}  // namespace refit
+
+#endif  // REFIT_PLAN_TEXT_PLAN_VIEW_H_

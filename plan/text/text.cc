@@ -1,0 +1,247 @@
+#include "plan/text/text.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "plan/text/plan_view.h"
+
+namespace refit {
+namespace {
+
+std::string QuotedOrEmpty(const flatbuffers::String* text) {
+  return text == nullptr ? "\"\"" : QuotedText(text);
+}
+
+// "0..7", or "none" for an empty range.
+std::string RangeText(int32_t begin, int32_t end) {
+  if (begin >= end) return "none";
+  return end - begin == 1 ? absl::StrCat(begin)
+                          : absl::StrCat(begin, "..", end - 1);
+}
+
+class TextPrinter {
+ public:
+  TextPrinter(const PlanFile& plan, const TextOptions& options)
+      : plan_(plan),
+        body_(plan.body()),
+        rank_(options.rank),
+        view_(SelectView(plan, options)) {}
+
+  std::string Print();
+
+ private:
+  void PrintHeader();
+  void PrintRanks();
+  void PrintStats();
+  void PrintParams();
+  void PrintBuffers();
+  void PrintFragments(uint32_t id, const fb::Buffer& buffer);
+  void PrintRounds();
+  void PrintProgram(const PlanView::Program& shown);
+  void PrintCopyLists();
+
+  const PlanFile& plan_;
+  const fb::Body& body_;
+  const std::optional<int32_t> rank_;
+  const PlanView view_;
+  std::string text_;
+};
+
+std::string TextPrinter::Print() {
+  PrintHeader();
+  PrintRanks();
+  PrintStats();
+  PrintParams();
+  PrintBuffers();
+  PrintRounds();
+  for (const PlanView::Program& shown : view_.programs) PrintProgram(shown);
+  PrintCopyLists();
+  return std::move(text_);
+}
+
+void TextPrinter::PrintHeader() {
+  const fb::Plan& plan = plan_.plan();
+  absl::StrAppend(&text_, "plan ", plan.format_version() >> 16, ".",
+                  plan.format_version() & 0xffff);
+  if (plan.required_features() != 0) {
+    absl::StrAppend(&text_, " features 0x",
+                    absl::Hex(plan.required_features()));
+  }
+  if (plan.body_digest() != nullptr) {
+    absl::StrAppend(&text_, " body ", DigestText(*plan.body_digest()));
+  }
+  if (plan.inputs_digest() != nullptr) {
+    absl::StrAppend(&text_, " inputs ", DigestText(*plan.inputs_digest()));
+  }
+  text_ += '\n';
+}
+
+void TextPrinter::PrintRanks() {
+  absl::StrAppend(&text_, "ranks source ", RangeText(0, plan_.source_ranks()),
+                  " destination ",
+                  RangeText(plan_.source_ranks(), plan_.world_size()),
+                  body_.colocated() ? " colocated" : "", "\n");
+  for (const auto& [host, ranks] : RanksByHost(body_)) {
+    absl::StrAppend(&text_, "host ", host, " ranks ", NumberSetText(ranks),
+                    "\n");
+  }
+}
+
+void TextPrinter::PrintStats() {
+  const fb::Limits& limits = *body_.limits();
+  absl::StrAppend(&text_, "limits bucket ", limits.bucket_bytes(),
+                  " bytes staging ", limits.staging_bytes(), " bytes slots ",
+                  limits.slots(), " operations_per_round ",
+                  limits.operations_per_round(), "\n");
+  const fb::Stats& stats = *body_.stats();
+  absl::StrAppend(&text_, "stats moved ", stats.moved_bytes(), " bytes local ",
+                  stats.local_bytes(), " peer ", stats.peer_bytes(),
+                  " network ", stats.network_bytes(), "\n");
+  absl::StrAppendFormat(
+      &text_, "stats lower_bound %.6g s predicted %.6g s binding_link %s\n",
+      stats.lower_bound_seconds(), stats.predicted_seconds(),
+      QuotedOrEmpty(stats.binding_link()));
+}
+
+void TextPrinter::PrintParams() {
+  for (uint32_t id = 0; id < view_.params.size(); ++id) {
+    if (!view_.params[id]) continue;
+    const fb::Param& param = *body_.params()->Get(id);
+    absl::StrAppend(&text_, "param p", id, " ", QuotedText(param.name()),
+                    IndexText(param.index()), " ", EnumText(param.dtype()), " ",
+                    DimsText(param.shape()));
+    if (param.skip() != fb::SkipReason::kUnspecified) {
+      absl::StrAppend(&text_, " skip ", EnumText(param.skip()));
+    }
+    text_ += '\n';
+  }
+  for (uint32_t id = 0; id < view_.skips.size(); ++id) {
+    if (!view_.skips[id]) continue;
+    const fb::Skip& skip = *body_.skips()->Get(id);
+    absl::StrAppend(&text_, "skip ", QuotedText(skip.name()), " ",
+                    EnumText(skip.reason()), " ", QuotedOrEmpty(skip.detail()),
+                    "\n");
+  }
+  for (uint32_t id = 0; id < Length(body_.casts()); ++id) {
+    const fb::Cast& cast = *body_.casts()->Get(id);
+    absl::StrAppend(&text_, "cast ", EnumText(cast.from()), " -> ",
+                    EnumText(cast.to()), "\n");
+  }
+}
+
+void TextPrinter::PrintBuffers() {
+  const std::vector<std::vector<int32_t>> holders = HoldersByBuffer(body_);
+  for (uint32_t id = 0; id < view_.buffers.size(); ++id) {
+    if (!view_.buffers[id]) continue;
+    const fb::Buffer& buffer = *body_.buffers()->Get(id);
+    absl::StrAppend(&text_, "buffer b", id, " ", QuotedText(buffer.name()),
+                    IndexText(buffer.index()), " ", EnumText(buffer.dtype()),
+                    " ", DimsText(buffer.shape()), " ranks ",
+                    NumberSetText(holders[id]), "\n");
+    PrintFragments(id, buffer);
+  }
+}
+
+void TextPrinter::PrintFragments(uint32_t id, const fb::Buffer& buffer) {
+  for (uint32_t i = 0; i < Length(buffer.fragments()); ++i) {
+    const fb::Fragment& fragment = *buffer.fragments()->Get(i);
+    if (view_.partial_buffers[id] && !view_.params[fragment.param()]) continue;
+    absl::StrAppend(&text_, "  holds p", fragment.param(), " ",
+                    BoxText(fragment), " at ", fragment.offset(), " strides ",
+                    DimsText(fragment.stride()), "\n");
+  }
+  if (view_.partial_buffers[id]) return;
+  for (uint32_t i = 0; i < Length(buffer.regions()); ++i) {
+    const fb::Region& region = *buffer.regions()->Get(i);
+    absl::StrAppend(&text_, "  ", EnumText(region.kind()));
+    if (region.kind() == fb::RegionKind::kSkip) {
+      absl::StrAppend(&text_, " ", EnumText(region.reason()));
+    }
+    absl::StrAppend(&text_, " extents ", DimsText(region.extent()), " at ",
+                    region.offset(), " strides ", DimsText(region.stride()));
+    if (region.detail() != nullptr)
+      absl::StrAppend(&text_, " ", QuotedText(region.detail()));
+    text_ += '\n';
+  }
+}
+
+// Consecutive rounds of one route share a line.
+void TextPrinter::PrintRounds() {
+  const auto route = [this](uint32_t id) {
+    return body_.rounds()->Get(id)->route();
+  };
+  for (uint32_t id = 0; id < view_.rounds.size(); ++id) {
+    if (!view_.rounds[id]) continue;
+    uint32_t last = id;
+    while (last + 1 < view_.rounds.size() && view_.rounds[last + 1] &&
+           route(last + 1) == route(id)) {
+      ++last;
+    }
+    absl::StrAppend(
+        &text_, last == id ? "round " : "rounds ",
+        RangeText(static_cast<int32_t>(id), static_cast<int32_t>(last) + 1),
+        " ", EnumText(route(id)), "\n");
+    id = last;
+  }
+}
+
+void TextPrinter::PrintProgram(const PlanView::Program& shown) {
+  const fb::RankProgram& program =
+      *body_.programs()->Get(static_cast<uint32_t>(shown.rank));
+  absl::StrAppend(&text_, "rank ", shown.rank, " ",
+                  EnumText(plan_.side(shown.rank)), " host ", program.host(),
+                  " staging ", program.staging_bytes(), " bytes\n");
+  for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
+    const uint32_t buffer = program.buffers()->Get(slot);
+    if (!view_.buffers[buffer]) continue;
+    absl::StrAppend(&text_, "  slot ", slot, " b", buffer, "\n");
+  }
+  if (shown.fills) absl::StrAppend(&text_, "  fills c", program.fills(), "\n");
+  for (const uint32_t position : shown.messages) {
+    const fb::Message& message = *program.messages()->Get(position);
+    absl::StrAppend(
+        &text_, "  round ", message.round(),
+        message.kind() == fb::MessageKind::kSend ? " send -> " : " recv <- ",
+        message.peer(), " ");
+    absl::StrAppend(&text_, message.size_bytes(), " bytes at ",
+                    message.staging_offset(), " copies c", message.copies(),
+                    "\n");
+  }
+}
+
+void TextPrinter::PrintCopyLists() {
+  for (uint32_t id = 0; id < view_.copy_lists.size(); ++id) {
+    if (!view_.copy_lists[id]) continue;
+    absl::StrAppend(&text_, "copies c", id, "\n");
+    const fb::CopyList& run = *body_.copy_lists()->Get(id);
+    for (uint32_t i = run.begin(); i < run.begin() + run.count(); ++i) {
+      if (!view_.copies[i]) continue;
+      const fb::Copy& copy = *body_.copies()->Get(i);
+      absl::StrAppend(&text_, "  slot ", copy.buffer_slot());
+      // Ranks that share a list may hold different buffers in the slot.
+      if (rank_.has_value()) {
+        const fb::RankProgram& program =
+            *body_.programs()->Get(static_cast<uint32_t>(*rank_));
+        absl::StrAppend(&text_, " b",
+                        program.buffers()->Get(copy.buffer_slot()));
+      }
+      absl::StrAppend(&text_, " at ", copy.offset(), " loops [");
+      for (uint32_t j = 0; j < copy.loops_count(); ++j) {
+        const fb::Loop& loop = *body_.loops()->Get(copy.loops_begin() + j);
+        absl::StrAppend(&text_, j == 0 ? "" : ", ", loop.extent(), " x ",
+                        loop.stride());
+      }
+      absl::StrAppend(&text_, "] ", EnumText(copy.wire_dtype()), " staging ",
+                      copy.staging_offset(), "\n");
+    }
+  }
+}
+
+}  // namespace
+
+std::string PlanText(const PlanFile& plan, const TextOptions& options) {
+  return TextPrinter(plan, options).Print();
+}
+
+}  // namespace refit
