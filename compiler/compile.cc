@@ -24,7 +24,8 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
                          .staging_bytes = options.staging_bytes.value,
                          .slots = static_cast<int32_t>(options.slots.value),
                          .operations_per_round = static_cast<int32_t>(
-                             options.operations_per_round.value)};
+                             options.operations_per_round.value),
+                         .mapped = options.peer.value};
   if (AlignStaging(limits.bucket_bytes) * limits.slots > limits.staging_bytes) {
     const bool staging = options.staging_bytes.given;
     diagnostics.Error(

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "plan/enum_text.h"
 #include "plan/plan_file.h"
 
 namespace refit {
@@ -85,9 +86,12 @@ std::string CanonicalInputs(const Job& job, const Model& model) {
       job.topology.peer_gigabytes_per_second.value,
       job.topology.network_gigabytes_per_second.value);
   absl::StrAppendFormat(
-      &text, "options bucket %d staging %d slots %d operations %d exclude %s\n",
-      job.options.bucket_bytes.value, job.options.staging_bytes.value,
-      job.options.slots.value, job.options.operations_per_round.value,
+      &text,
+      "options peer %s bucket %d staging %d slots %d operations %d exclude "
+      "%s\n",
+      EnumText(job.options.peer.value), job.options.bucket_bytes.value,
+      job.options.staging_bytes.value, job.options.slots.value,
+      job.options.operations_per_round.value,
       absl::StrJoin(job.options.exclude.value, ","));
   absl::StrAppendFormat(&text, "colocated %d\n", job.colocated.value);
   return text;

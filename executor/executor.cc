@@ -2,18 +2,16 @@
 
 #include <algorithm>
 #include <cassert>
-#include <tuple>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "executor/binding.h"
-#include "executor/tensor_box.h"
+#include "executor/rank_schedule.h"
+#include "executor/round_copies.h"
 
 namespace refit {
 namespace {
-
-// Batch 0 of the prepared copies; the packs and unpacks of rounds follow.
-constexpr size_t kFillBatch = 0;
 
 using Clock = std::chrono::steady_clock;
 
@@ -34,73 +32,6 @@ absl::Status WithRank(const absl::Status& status, int32_t rank) {
                       absl::StrCat("rank ", rank, ": ", status.message()));
 }
 
-const fb::Buffer& BufferOf(const fb::Body& body, const fb::RankProgram& program,
-                           const fb::Copy& copy) {
-  return *body.buffers()->Get(program.buffers()->Get(copy.buffer_slot()));
-}
-
-TensorBox BoxOf(const fb::Body& body, const fb::Copy& copy,
-                uint64_t tensor_elements) {
-  TensorBox box = TensorBoxAt(copy.offset(), tensor_elements);
-  for (uint32_t l = 0; l < copy.loops_count(); ++l) {
-    const fb::Loop& loop = *body.loops()->Get(copy.loops_begin() + l);
-    AddLoop(loop.extent(), loop.stride(), tensor_elements, box);
-  }
-  return box;
-}
-
-// Where a message lies in a tensor itself, byte for byte; null when it is more
-// than one run, or casts. Such a message needs no staging.
-std::byte* PlaceInTensor(const fb::Body& body, const fb::RankProgram& program,
-                         const TensorTable& table,
-                         absl::Span<std::byte* const> addresses,
-                         const fb::Message& message) {
-  const fb::CopyList& list = *body.copy_lists()->Get(message.copies());
-  if (list.count() != 1) return nullptr;
-  const fb::Copy& copy = *body.copies()->Get(list.begin());
-  const fb::Buffer& buffer = BufferOf(body, program, copy);
-  if (copy.wire_dtype() != buffer.dtype() || copy.staging_offset() != 0) {
-    return nullptr;
-  }
-  const TensorBox box = BoxOf(body, copy, TensorElements(buffer));
-  uint64_t elements = 1;
-  for (size_t l = box.loops.size(); l-- > 0;) {
-    const BoxLoop& loop = box.loops[l];
-    if (loop.tensor_step != 0 || loop.element_step != elements) return nullptr;
-    elements *= loop.extent;
-  }
-  const uint64_t element_bytes = DTypeBytes(buffer.dtype());
-  if (elements * element_bytes != message.size_bytes()) return nullptr;
-  return addresses[table.begin(copy.buffer_slot()) + box.first_tensor] +
-         box.first_element * element_bytes;
-}
-
-void AppendCopies(const fb::Body& body, const fb::RankProgram& program,
-                  const TensorTable& table, uint32_t copy_list,
-                  std::byte* staging, CopyBatch& batch) {
-  const fb::CopyList& list = *body.copy_lists()->Get(copy_list);
-  for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
-    const fb::Copy& copy = *body.copies()->Get(c);
-    const fb::Buffer& buffer = BufferOf(body, program, copy);
-    const uint64_t element_bytes = DTypeBytes(buffer.dtype());
-    const TensorBox box = BoxOf(body, copy, TensorElements(buffer));
-    const bool zero = batch.kind == CopyKind::kZero;
-    batch.copies.push_back(
-        {.first_tensor = table.begin(copy.buffer_slot()) + box.first_tensor,
-         .byte_offset = box.first_element * element_bytes,
-         .loops_begin = static_cast<uint32_t>(batch.loops.size()),
-         .loops_count = static_cast<uint32_t>(box.loops.size()),
-         .tensor_dtype = buffer.dtype(),
-         .staging_dtype = zero ? buffer.dtype() : copy.wire_dtype(),
-         .staging = zero ? nullptr : staging + copy.staging_offset()});
-    for (const BoxLoop& loop : box.loops) {
-      batch.loops.push_back({.extent = loop.extent,
-                             .tensor_step = loop.tensor_step,
-                             .byte_step = loop.element_step * element_bytes});
-    }
-  }
-}
-
 }  // namespace
 
 std::string_view ExecutorStateName(ExecutorState state) {
@@ -111,6 +42,8 @@ std::string_view ExecutorStateName(ExecutorState state) {
       return "connected";
     case ExecutorState::kBound:
       return "bound";
+    case ExecutorState::kRunning:
+      return "running";
     case ExecutorState::kTorn:
       return "torn";
     case ExecutorState::kClosed:
@@ -119,8 +52,24 @@ std::string_view ExecutorStateName(ExecutorState state) {
   return "unknown";
 }
 
+// When a staged round's parts are done. Only those that it has are made.
+struct Executor::RoundEvents {
+  std::unique_ptr<DeviceEvent> packed;
+  std::unique_ptr<DeviceEvent> exchanged;
+  std::unique_ptr<DeviceEvent> unpacked;
+};
+
+struct Executor::Bound {
+  std::vector<const void*> addresses;  // in the order of Bind
+  std::map<int32_t, std::unique_ptr<MappedMemory>> peers;
+  std::vector<Operation> operations;
+  std::unique_ptr<PreparedCopies> copies;
+};
+
 Executor::Executor(const PlanFile& plan, const ExecutorOptions& options)
-    : plan_(plan), options_(options) {}
+    : plan_(plan),
+      options_(options),
+      schedule_(std::make_unique<RankSchedule>(plan, options.rank)) {}
 
 Executor::~Executor() = default;
 
@@ -157,102 +106,113 @@ HandshakeRecord Executor::Record(HandshakeStage stage) const {
   return record;
 }
 
+absl::Status Executor::CreateStreams() {
+  Device& device = *options_.device;
+  const auto make = [&](auto& target, auto made) {
+    if (made.ok()) target = *std::move(made);
+    return made.status();
+  };
+  absl::Status status = make(pack_stream_, device.CreateStream());
+  status.Update(make(unpack_stream_, device.CreateStream()));
+  status.Update(make(started_, device.CreateEvent()));
+  events_.clear();
+  for (const RoundWork& work : schedule_->rounds()) {
+    RoundEvents& events = events_.emplace_back();
+    if (work.mechanism == fb::Mechanism::kDirect) continue;
+    status.Update(make(events.exchanged, device.CreateEvent()));
+    if (work.pack_batch.has_value()) {
+      status.Update(make(events.packed, device.CreateEvent()));
+    }
+    if (work.unpack_batch.has_value()) {
+      status.Update(make(events.unpacked, device.CreateEvent()));
+    }
+  }
+  return status;
+}
+
 absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
-  if (state_ != ExecutorState::kLoaded) {
+  const bool again = state_ == ExecutorState::kTorn;
+  if (!again && state_ != ExecutorState::kLoaded) {
     return absl::FailedPreconditionError(
         absl::StrCat("rank ", options_.rank, ": Connect while ",
                      std::string(ExecutorStateName(state_))));
   }
   const Deadline deadline = DeadlineAfter(timeout);
-  absl::StatusOr<std::unique_ptr<DeviceMemory>> staging =
-      options_.device->Allocate(program().staging_bytes());
-  HandshakeRecord record = Record(HandshakeStage::kConnect);
-  record.ready = staging.ok();
-  std::vector<Edge> edges;
-  if (staging.ok()) {
-    staging_ = *std::move(staging);
-    PlanRounds();
-    for (const RoundWork& work : rounds_) {
-      for (uint32_t i = 0; i < work.operations_count; ++i) {
-        edges.push_back({.peer = operations_[work.operations_begin + i].peer,
-                         .route = work.route});
-      }
-    }
-    const auto key = [](const Edge& edge) {
-      return std::pair(edge.peer, edge.route);
-    };
-    std::sort(edges.begin(), edges.end(),
-              [&](const Edge& a, const Edge& b) { return key(a) < key(b); });
-    edges.erase(std::unique(edges.begin(), edges.end(),
-                            [&](const Edge& a, const Edge& b) {
-                              return key(a) == key(b);
-                            }),
-                edges.end());
+  absl::Status made;
+  if (!again) {
+    made = CreateStreams();
+    absl::StatusOr<std::unique_ptr<DeviceMemory>> staging =
+        options_.device->Allocate(program().staging_bytes());
+    made.Update(staging.status());
+    if (staging.ok()) staging_ = *std::move(staging);
   }
-  absl::Status connected = options_.transport->Connect(record, edges, deadline);
-  if (!record.ready) return WithRank(staging.status(), options_.rank);
+  HandshakeRecord record = Record(HandshakeStage::kConnect);
+  record.ready = made.ok();
+  const absl::Status connected =
+      options_.transport->Connect(record, schedule_->Edges(), deadline);
+  if (!made.ok()) return WithRank(made, options_.rank);
   if (!connected.ok()) return WithRank(connected, options_.rank);
-  state_ = ExecutorState::kConnected;
+  if (!again) state_ = ExecutorState::kConnected;
   return absl::OkStatus();
 }
 
-// Fills rounds_ and operations_: what Run walks.
-void Executor::PlanRounds() {
-  rounds_.clear();
-  operations_.clear();
-  if (program().messages() == nullptr) return;
-  size_t next_batch = kFillBatch + 1;
-  for (const fb::Message* message : *program().messages()) {
-    if (rounds_.empty() || rounds_.back().index != message->round()) {
-      rounds_.push_back(
-          {.index = message->round(),
-           .route = plan_.body().rounds()->Get(message->round())->route(),
-           .operations_begin = static_cast<uint32_t>(operations_.size())});
+// Makes the receivers' tensors reachable: each shows its own to its senders.
+absl::Status Executor::MapPeers(absl::Span<std::byte* const> addresses,
+                                Deadline deadline) {
+  const TensorTable table(plan_, options_.rank);
+  const std::vector<int32_t> senders = schedule_->DirectSenders();
+  const std::vector<int32_t> receivers = schedule_->DirectReceivers();
+  std::vector<MemoryRange> ranges;
+  if (!senders.empty()) {
+    for (size_t slot = 0; slot < table.stacks(); ++slot) {
+      const fb::Buffer& buffer = table.buffer(slot);
+      const uint64_t size_bytes =
+          TensorElements(buffer) * DTypeBytes(buffer.dtype());
+      for (uint64_t entry = table.begin(slot); entry < table.begin(slot + 1);
+           ++entry) {
+        ranges.push_back({.data = addresses[entry], .size_bytes = size_bytes});
+      }
     }
-    RoundWork& work = rounds_.back();
-    if (message->kind() == fb::MessageKind::kSend && !work.packs) {
-      work.packs = true;
-      work.pack_batch = next_batch++;
-    } else if (message->kind() == fb::MessageKind::kRecv && !work.unpacks) {
-      work.unpacks = true;
-      work.unpack_batch = next_batch++;
-    }
-    ++work.operations_count;
-    operations_.push_back({.kind = message->kind(),
-                           .peer = static_cast<int32_t>(message->peer()),
-                           .size_bytes = message->size_bytes()});
   }
+  const absl::StatusOr<std::string> mine = options_.device->Export(ranges);
+  HandshakeRecord record = Record(HandshakeStage::kBind);
+  record.ready = mine.ok();
+  const absl::Status agreed = options_.transport->Handshake(record, deadline);
+  if (!mine.ok()) return mine.status();
+  if (!agreed.ok()) return agreed;
+  absl::StatusOr<std::vector<std::string>> shown =
+      options_.transport->Share(*mine, senders, receivers, deadline);
+  if (!shown.ok()) return shown.status();
+  for (size_t i = 0; i < receivers.size(); ++i) {
+    absl::StatusOr<std::unique_ptr<MappedMemory>> mapped =
+        options_.device->Import((*shown)[i]);
+    const uint64_t wanted = TensorTable(plan_, receivers[i]).size();
+    if (mapped.ok() && (*mapped)->addresses().size() != wanted) {
+      mapped = absl::InternalError(
+          absl::StrCat("shows ", (*mapped)->addresses().size(),
+                       " tensors when it should be ", wanted));
+    }
+    if (!mapped.ok()) {
+      return absl::Status(mapped.status().code(),
+                          absl::StrCat("tensors of rank ", receivers[i], ": ",
+                                       mapped.status().message()));
+    }
+    bound_->peers[receivers[i]] = *std::move(mapped);
+  }
+  return absl::OkStatus();
 }
 
-// The batches that PlanRounds has numbered, and where every operation's bytes
-// are: in a tensor itself, or in staging with copies around it.
-std::vector<CopyBatch> Executor::BuildBatches(
-    absl::Span<std::byte* const> addresses,
-    std::vector<Operation>& operations) const {
-  const fb::Body& body = plan_.body();
-  const TensorTable table(plan_, options_.rank);
-  std::vector<CopyBatch> batches(kFillBatch + 1);
-  batches[kFillBatch].kind = CopyKind::kZero;
-  AppendCopies(body, program(), table, program().fills(), nullptr,
-               batches[kFillBatch]);
-  for (const RoundWork& work : rounds_) {
-    batches.resize(batches.size() + work.packs + work.unpacks);
-    for (uint32_t i = 0; i < work.operations_count; ++i) {
-      const size_t position = work.operations_begin + i;
-      const fb::Message& message = *program().messages()->Get(position);
-      Operation& operation = operations[position];
-      const bool send = operation.kind == fb::MessageKind::kSend;
-      CopyBatch& batch = batches[send ? work.pack_batch : work.unpack_batch];
-      batch.kind = send ? CopyKind::kPack : CopyKind::kUnpack;
-      operation.data =
-          PlaceInTensor(body, program(), table, addresses, message);
-      if (operation.data != nullptr) continue;
-      operation.data = staging_->data() + message.staging_offset();
-      AppendCopies(body, program(), table, message.copies(), operation.data,
-                   batch);
-    }
-  }
-  return batches;
+absl::Status Executor::PrepareCopies(absl::Span<std::byte* const> addresses) {
+  absl::StatusOr<RoundCopies> copies =
+      BuildRoundCopies(plan_, options_.rank, *schedule_, addresses,
+                       staging_->data(), bound_->peers);
+  if (!copies.ok()) return copies.status();
+  absl::StatusOr<std::unique_ptr<PreparedCopies>> prepared =
+      options_.device->Prepare(copies->table, copies->batches);
+  if (!prepared.ok()) return prepared.status();
+  bound_->copies = *std::move(prepared);
+  bound_->operations = std::move(copies->operations);
+  return absl::OkStatus();
 }
 
 absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
@@ -265,37 +225,42 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
                      std::string(ExecutorStateName(state_))));
   }
   const Deadline deadline = DeadlineAfter(timeout);
-  absl::Status bound = [&]() -> absl::Status {
-    absl::StatusOr<std::vector<std::byte*>> addresses =
-        BindTensors(TensorTable(plan_, options_.rank), options_.rank, tensors);
-    if (!addresses.ok()) return addresses.status();
-    std::vector<Operation> operations = operations_;
-    absl::StatusOr<std::unique_ptr<PreparedCopies>> copies =
-        options_.device->Prepare(*addresses,
-                                 BuildBatches(*addresses, operations));
-    if (!copies.ok()) return WithRank(copies.status(), options_.rank);
-    copies_ = *std::move(copies);
-    operations_ = std::move(operations);
-    bound_addresses_.clear();
-    for (const BoundTensor& tensor : tensors) {
-      bound_addresses_.push_back(tensor.data);
-    }
-    return absl::OkStatus();
-  }();
-  if (first) {
-    // The records hold no fingerprint of the tensors: that they were checked
-    // against the plan of this digest says all that names and sizes could.
+  std::unique_ptr<Bound> earlier = std::exchange(bound_, nullptr);
+  bound_ = std::make_unique<Bound>();
+  absl::StatusOr<std::vector<std::byte*>> addresses =
+      BindTensors(TensorTable(plan_, options_.rank), options_.rank, tensors);
+  absl::Status status = addresses.status();
+  // The records hold no fingerprint of the tensors: that they were checked
+  // against the plan of this digest says all that names and sizes could.
+  const auto agree = [&] {
     HandshakeRecord record = Record(HandshakeStage::kBind);
-    record.ready = bound.ok();
+    record.ready = status.ok();
     const absl::Status agreed = options_.transport->Handshake(record, deadline);
-    if (bound.ok()) bound = WithRank(agreed, options_.rank);
-    if (bound.ok()) state_ = ExecutorState::kBound;
+    if (status.ok()) status = WithRank(agreed, options_.rank);
+  };
+  const bool mapped = HasDirectRounds(plan_);
+  if (mapped) agree();
+  if (mapped && status.ok()) {
+    status = WithRank(MapPeers(*addresses, deadline), options_.rank);
   }
-  return bound;
+  if (status.ok()) {
+    status = WithRank(PrepareCopies(*addresses), options_.rank);
+  }
+  if (first || mapped) agree();
+  if (!status.ok()) {
+    bound_ = std::move(earlier);
+    return status;
+  }
+  for (const BoundTensor& tensor : tensors) {
+    bound_->addresses.push_back(tensor.data);
+  }
+  if (first) state_ = ExecutorState::kBound;
+  return absl::OkStatus();
 }
 
 absl::Status Executor::Run(Stream stream, const RunOptions& options) {
-  if (state_ != ExecutorState::kBound && state_ != ExecutorState::kTorn) {
+  if (state_ != ExecutorState::kBound && state_ != ExecutorState::kRunning &&
+      state_ != ExecutorState::kTorn) {
     return absl::FailedPreconditionError(
         absl::StrCat("rank ", options_.rank, ": Run while ",
                      std::string(ExecutorStateName(state_))));
@@ -308,67 +273,132 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
     options_.transport->Abort(status);
     return WithRank(status, options_.rank);
   }
-  state_ = ExecutorState::kBound;
+  state_ = ExecutorState::kRunning;
   return absl::OkStatus();
 }
 
-// One slot at a time: on a host device each call below returns when its work is
-// done. The plan's slots leave room for packing a round while earlier ones
-// are on the wire.
+absl::Status Executor::Wait() {
+  if (state_ != ExecutorState::kRunning) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", options_.rank, ": Wait while ",
+                     std::string(ExecutorStateName(state_))));
+  }
+  const absl::Status status = options_.transport->Wait();
+  state_ = status.ok() ? ExecutorState::kBound : ExecutorState::kTorn;
+  return WithRank(status, options_.rank);
+}
+
 absl::Status Executor::RunRounds(Stream stream, const RunOptions& options,
                                  Deadline deadline) {
   Transport& transport = *options_.transport;
   if (absl::Status s = transport.BeginRefit(deadline); !s.ok()) return s;
   if (!options.addresses.empty() &&
       !std::equal(options.addresses.begin(), options.addresses.end(),
-                  bound_addresses_.begin(), bound_addresses_.end())) {
+                  bound_->addresses.begin(), bound_->addresses.end())) {
     return absl::FailedPreconditionError("a tensor moved since Bind");
   }
-  if (absl::Status s = copies_->Enqueue(kFillBatch, stream); !s.ok()) return s;
-  for (const RoundWork& work : rounds_) {
-    const auto operations =
-        absl::MakeConstSpan(operations_)
-            .subspan(work.operations_begin, work.operations_count);
-    Clock::time_point start = Clock::now();
-    if (work.packs) {
-      if (absl::Status s = copies_->Enqueue(work.pack_batch, stream); !s.ok()) {
-        return s;
-      }
-      counters_.pack_seconds +=
-          SecondsSince(std::exchange(start, Clock::now()));
-    }
-    if (absl::Status s = transport.Exchange({.index = work.index,
-                                             .route = work.route,
-                                             .operations = operations},
-                                            stream);
-        !s.ok()) {
-      return s;
-    }
-    counters_.wire_seconds += SecondsSince(std::exchange(start, Clock::now()));
-    if (work.unpacks) {
-      if (absl::Status s = copies_->Enqueue(work.unpack_batch, stream);
-          !s.ok()) {
-        return s;
-      }
-      counters_.unpack_seconds += SecondsSince(start);
-    }
+  absl::Status status =
+      bound_->copies->Enqueue(RankSchedule::kFillBatch, stream);
+  status.Update(started_->Record(stream));
+  status.Update(started_->Await(pack_stream_->get()));
+  status.Update(started_->Await(unpack_stream_->get()));
+  for (size_t i = 0; i < schedule_->rounds().size() && status.ok(); ++i) {
+    const RoundWork& work = schedule_->rounds()[i];
+    status = work.mechanism == fb::Mechanism::kDirect ? RunDirect(work, stream)
+                                                      : RunStaged(i, stream);
     ++counters_.rounds;
-    for (const Operation& operation : operations) {
+    for (uint32_t m = 0; m < work.messages_count; ++m) {
+      const Operation& operation = bound_->operations[work.messages_begin + m];
       const bool send = operation.kind == fb::MessageKind::kSend;
       ++(send ? counters_.messages_sent : counters_.messages_received);
       (send ? counters_.bytes_sent : counters_.bytes_received) +=
           operation.size_bytes;
     }
   }
+  for (const RoundEvents& events : events_) {
+    if (!status.ok()) return status;
+    if (events.unpacked != nullptr) status = events.unpacked->Await(stream);
+  }
+  if (!status.ok()) return status;
   return transport.EndRefit(stream);
 }
 
+// Pack, exchange and unpack each go on as soon as what they read is there and
+// what they overwrite is no longer needed; rounds within the plan's slots
+// overlap.
+absl::Status Executor::RunStaged(size_t round, Stream stream) {
+  const RoundWork& work = schedule_->rounds()[round];
+  const RoundEvents& events = events_[round];
+  const RoundEvents* reused =
+      work.reuses.has_value() ? &events_[*work.reuses] : nullptr;
+  absl::Status status;
+  Clock::time_point start = Clock::now();
+  if (work.pack_batch.has_value()) {
+    const Stream pack = pack_stream_->get();
+    if (reused != nullptr && reused->exchanged != nullptr) {
+      status.Update(reused->exchanged->Await(pack));
+    }
+    status.Update(bound_->copies->Enqueue(*work.pack_batch, pack));
+    status.Update(events.packed->Record(pack));
+    status.Update(events.packed->Await(stream));
+    counters_.pack_seconds += SecondsSince(std::exchange(start, Clock::now()));
+  }
+  if (reused != nullptr && reused->unpacked != nullptr) {
+    status.Update(reused->unpacked->Await(stream));
+  }
+  if (!status.ok()) return status;
+  status = options_.transport->Exchange(
+      {.index = work.index,
+       .route = work.route,
+       .operations = absl::MakeConstSpan(bound_->operations)
+                         .subspan(work.messages_begin, work.messages_count)},
+      stream);
+  if (!status.ok()) return status;
+  status = events.exchanged->Record(stream);
+  counters_.wire_seconds += SecondsSince(std::exchange(start, Clock::now()));
+  if (work.unpack_batch.has_value()) {
+    const Stream unpack = unpack_stream_->get();
+    status.Update(events.exchanged->Await(unpack));
+    status.Update(bound_->copies->Enqueue(*work.unpack_batch, unpack));
+    status.Update(events.unpacked->Record(unpack));
+    counters_.unpack_seconds += SecondsSince(start);
+  }
+  return status;
+}
+
+// Receivers say that their tensors may be overwritten, senders store, then say
+// that they are done.
+absl::Status Executor::RunDirect(const RoundWork& work, Stream stream) {
+  Fence& fence = *options_.transport->fence();
+  const Clock::time_point start = Clock::now();
+  absl::Status status;
+  if (!work.senders.empty()) {
+    status.Update(fence.Signal(work.senders, stream));
+  }
+  if (work.pack_batch.has_value()) {
+    status.Update(fence.Await(work.receivers, stream));
+    if (status.ok()) {
+      status.Update(
+          bound_->copies->Enqueue(*work.pack_batch, stream, fence.aborted()));
+      status.Update(fence.Signal(work.receivers, stream));
+    }
+  }
+  if (!work.senders.empty() && status.ok()) {
+    status.Update(fence.Await(work.senders, stream));
+  }
+  counters_.wire_seconds += SecondsSince(start);
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat("round ", work.index, ": ",
+                                                  status.message()));
+}
+
 void Executor::Close() {
-  copies_.reset();
+  bound_.reset();
+  events_.clear();
+  started_.reset();
+  unpack_stream_.reset();
+  pack_stream_.reset();
   staging_.reset();
-  rounds_.clear();
-  operations_.clear();
-  bound_addresses_.clear();
   state_ = ExecutorState::kClosed;
 }
 

@@ -103,7 +103,11 @@ absl::Status BodyChecker::CheckPools() {
       return Bad(absl::StrFormat("round %u: unknown route %u", i,
                                  static_cast<uint32_t>(round.route())));
     }
-    if (round.reserved() != 0 || round.reserved2() != 0) {
+    if (round.mechanism() > fb::Mechanism::kDirect) {
+      return Bad(absl::StrFormat("round %u: unknown mechanism %u", i,
+                                 static_cast<uint32_t>(round.mechanism())));
+    }
+    if (round.reserved() != 0) {
       return Bad(absl::StrFormat("round %u: a reserved field is not 0", i));
     }
   }
@@ -243,6 +247,11 @@ absl::Status BodyChecker::CheckMessage(uint32_t rank,
   }
   if (message.reserved() != 0 || message.reserved2() != 0) {
     return Bad("a reserved field is not 0");
+  }
+  if (body_.rounds()->Get(message.round())->mechanism() ==
+      fb::Mechanism::kDirect) {
+    if (message.staging_offset() == 0) return absl::OkStatus();
+    return Bad("a direct message has a staging_offset");
   }
   const uint64_t staging = program.staging_bytes();
   if (message.staging_offset() > staging ||

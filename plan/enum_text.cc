@@ -28,6 +28,16 @@ const char* EnumText(fb::Route route) {
   return "unknown";
 }
 
+const char* EnumText(fb::Mechanism mechanism) {
+  switch (mechanism) {
+    case fb::Mechanism::kStaged:
+      return "staged";
+    case fb::Mechanism::kDirect:
+      return "direct";
+  }
+  return "unknown";
+}
+
 const char* EnumText(fb::SkipReason reason) {
   switch (reason) {
     case fb::SkipReason::kUnspecified:
@@ -60,5 +70,13 @@ const char* EnumText(fb::RegionKind kind) {
 
 // The table of names holds literals, so the view is terminated.
 const char* EnumText(fb::DType dtype) { return DTypeName(dtype).data(); }
+
+std::string RouteText(fb::Route route, fb::Mechanism mechanism) {
+  std::string text = EnumText(route);
+  if (mechanism != fb::Mechanism::kStaged) {
+    text += std::string(" ") + EnumText(mechanism);
+  }
+  return text;
+}
 
 }  // namespace refit

@@ -2,6 +2,8 @@
 #ifndef REFIT_PLAN_ENUM_TEXT_H_
 #define REFIT_PLAN_ENUM_TEXT_H_
 
+#include <string>
+
 #include "plan_generated.h"
 
 namespace refit {
@@ -10,9 +12,13 @@ namespace refit {
 // enum.
 const char* EnumText(fb::Side side);
 const char* EnumText(fb::Route route);
+const char* EnumText(fb::Mechanism mechanism);
 const char* EnumText(fb::SkipReason reason);
 const char* EnumText(fb::RegionKind kind);
 const char* EnumText(fb::DType dtype);
+
+// "network", "peer direct": the mechanism is named where it is not staged.
+std::string RouteText(fb::Route route, fb::Mechanism mechanism);
 
 }  // namespace refit
 

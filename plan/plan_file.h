@@ -15,9 +15,11 @@
 namespace refit {
 
 inline constexpr uint32_t kFormatMajor = 1;
-inline constexpr uint32_t kFormatMinor = 0;
-// The `required_features` bits this build knows.
-inline constexpr uint64_t kKnownFeatures = 0;
+inline constexpr uint32_t kFormatMinor = 1;
+// Bits of `required_features`.
+inline constexpr uint64_t kFeatureDirectRounds = 1;
+// Those this build knows.
+inline constexpr uint64_t kKnownFeatures = kFeatureDirectRounds;
 // Alignment of staging ranges and of each copy inside a message, so that the
 // widest vector access of a GPU (16 bytes) never straddles two copies.
 inline constexpr int64_t kStagingAlignmentBytes = 16;
@@ -35,19 +37,25 @@ std::string DigestText(const fb::Digest& digest);
 
 // An open, structurally sound plan.
 //
-// `Open` and `FromBytes` check, in this order: the file identifier; that the FlatBuffer is well formed;
-// format version (a newer major is refused, a newer minor is read); required
-// features; the body's digest; and every index and range of the body:
-//   * dtypes, enums and reserved fields hold known values; sizes do not overflow 63 bits
-//   * copies stay inside their copy list, loops inside their pool, buffers inside their tables
+// `Open` and `FromBytes` check, in this order: the file identifier; that the
+// FlatBuffer is well formed; format version (a newer major is refused, a newer
+// minor is read); required features; the body's digest; and every index and
+// range of the body:
+//   * dtypes, enums and reserved fields hold known values; sizes do not
+//   overflow 63 bits
+//   * copies stay inside their copy list, loops inside their pool, buffers
+//   inside their tables
 //   * each copy stays inside its tensors (no loop runs across two tensors of a
 //     stack except in whole steps) and inside its message's staging range
-//   * messages stay inside the staging arena, name a known round and an existing peer other than themselves
-//   * fragments and regions have one entry per dimension and stay inside param and buffer
+//   * messages stay inside the staging arena, name a known round and an
+//   existing peer other than themselves
+//   * fragments and regions have one entry per dimension and stay inside param
+//   and buffer
 // It promises "nothing needs a bounds check", not "is right": that is
 // plan/proof.h. Errors: kNotFound, kPermissionDenied or kUnavailable (the file
 // cannot be read), kFailedPrecondition (newer major or unknown feature),
-// kInvalidArgument (any other fault of the content), one sentence with the place.
+// kInvalidArgument (any other fault of the content), one sentence with the
+// place.
 //
 // Thread-safe once open. Movable. Accessors are valid for the object's life.
 class PlanFile {
@@ -78,11 +86,13 @@ class PlanFile {
   const fb::Body* body_ = nullptr;
 };
 
-// The number of elements of one tensor of the stack (1 for a scalar), and of the whole stack.
+// The number of elements of one tensor of the stack (1 for a scalar), and of
+// the whole stack.
 uint64_t TensorElements(const fb::Buffer& buffer);
 uint64_t StackTensors(const fb::Buffer& buffer);
 
-// The name of tensor `ordinal` (row-major over the index dimensions) of a stack:
+// The name of tensor `ordinal` (row-major over the index dimensions) of a
+// stack:
 // "{0}", "{1}" … replaced by the index numbers.
 std::string TensorName(const fb::Buffer& buffer, uint64_t ordinal);
 std::string TensorName(const fb::Param& param, uint64_t ordinal);

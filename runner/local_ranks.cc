@@ -61,6 +61,7 @@ absl::StatusOr<RefitMeasurement> LocalRanks::Refit() {
     starts[rank] = Clock::now();
     absl::Status run =
         executors_[rank]->Run(nullptr, {.timeout = timeout_, .addresses = {}});
+    if (run.ok()) run = executors_[rank]->Wait();
     ends[rank] = Clock::now();
     return run;
   });

@@ -109,6 +109,7 @@ absl::StatusOr<std::vector<RankMessages>> LowerMessages(
           static_cast<uint32_t>(IndexOf(peer)), copies, kind, /*reserved=*/0,
           /*reserved2=*/0, static_cast<uint64_t>(staging_offset),
           static_cast<uint64_t>(message->size_bytes));
+      if (message->mechanism == Mechanism::kDirect) return;
       of_rank.staging_bytes =
           std::max(of_rank.staging_bytes,
                    AlignStaging(staging_offset + message->size_bytes));
@@ -197,8 +198,8 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
   const auto programs = EmitPrograms(builder, module, lowering);
   if (!programs.ok()) return programs.status();
   std::vector<fb::Round> round_structs;
-  for (Route route : module.rounds) {
-    round_structs.emplace_back(route, /*reserved=*/0, /*reserved2=*/0);
+  for (const Round& round : module.rounds) {
+    round_structs.emplace_back(round.route, round.mechanism, /*reserved=*/0);
   }
   const auto rounds = builder.CreateVectorOfStructs(round_structs);
   const auto lists = builder.CreateVectorOfStructs(lowering.lists());
@@ -222,6 +223,14 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
                         module.topology.colocated);
 }
 
+// Only what the plan uses, so that older executors run what they can.
+uint64_t RequiredFeatures(const Module& module) {
+  const bool direct = std::any_of(
+      module.rounds.begin(), module.rounds.end(),
+      [](const Round& round) { return round.mechanism == Mechanism::kDirect; });
+  return direct ? kFeatureDirectRounds : 0;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<uint8_t>> EmitPlan(const Module& module) {
@@ -241,7 +250,7 @@ absl::StatusOr<std::vector<uint8_t>> EmitPlan(const Module& module) {
   const auto producer = builder.CreateString("refitc " REFIT_VERSION);
   const auto provenance = fb::CreateProvenance(builder, producer);
   builder.Finish(fb::CreatePlan(builder, kFormatMajor << 16 | kFormatMinor,
-                                /*required_features=*/0, &module.inputs_digest,
+                                RequiredFeatures(module), &module.inputs_digest,
                                 &body_digest, body_vector, provenance),
                  fb::PlanIdentifier());
   return std::vector<uint8_t>(builder.GetBufferPointer(),

@@ -66,6 +66,10 @@ const std::vector<BufferId>& Module::buffers_of(Rank rank) const {
              : destination.ranks[static_cast<size_t>(number - source_ranks())];
 }
 
+Mechanism Module::MechanismOf(Route route) const {
+  return route == Route::kNetwork ? Mechanism::kStaged : limits.mapped;
+}
+
 Route Module::RouteBetween(Rank source_rank, Rank destination_rank) const {
   if (topology.colocated &&
       IndexOf(destination_rank) == IndexOf(source_rank) + source.ranks.size()) {

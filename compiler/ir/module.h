@@ -20,6 +20,7 @@ namespace refit {
 
 using SkipReason = fb::SkipReason;
 using Route = fb::Route;
+using Mechanism = fb::Mechanism;
 
 enum class ParamId : int32_t {};
 enum class BufferId : int32_t {};
@@ -180,7 +181,7 @@ struct Piece {
   ParamId param{};
   Box box;
   Box destination_box;        // the receivers' fragments that it is a part of
-  std::vector<Rank> sources;       // ascending
+  std::vector<Rank> sources;  // ascending
   std::vector<Rank> destinations;  // ascending
   // The smaller of both sides' dtypes: members of a stack may differ in theirs.
   DType wire_dtype = DType::kUnspecified;
@@ -200,17 +201,25 @@ struct Packed {
   int64_t staging_offset = 0;  // bytes from the start of the message
 };
 
-// Transfers of one pair of ranks that travel as one NCCL operation. `contents`
-// indexes Module::contents: messages with equal contents share one.
+// Transfers of one pair of ranks that travel as one. `contents` indexes
+// Module::contents: messages with equal contents share one.
 struct Message {
   Rank source{};
   Rank destination{};
   Route route = Route::kUnspecified;
+  Mechanism mechanism = Mechanism::kStaged;
   int32_t contents = 0;
   int64_t size_bytes = 0;
-  int32_t round = -1;                      // schedule-rounds
-  int64_t source_staging_offset = 0;       // schedule-rounds
-  int64_t destination_staging_offset = 0;  // schedule-rounds
+  int32_t round = -1;  // schedule-rounds
+  // schedule-rounds; 0 if direct
+  int64_t source_staging_offset = 0;
+  int64_t destination_staging_offset = 0;
+};
+
+// All messages of a round share these.
+struct Round {
+  Route route = Route::kUnspecified;
+  Mechanism mechanism = Mechanism::kStaged;
 };
 
 struct Limits {
@@ -218,6 +227,8 @@ struct Limits {
   int64_t staging_bytes = 0;
   int32_t slots = 0;
   int32_t operations_per_round = 0;
+  // How bytes travel between ranks that can map each other's memory.
+  Mechanism mapped = Mechanism::kStaged;
 };
 
 // Where ranks are and how fast their links are. Index: global rank.
@@ -260,7 +271,7 @@ struct Module {
   // form-buckets, schedule-rounds
   std::vector<std::vector<Packed>> contents;
   std::vector<Message> messages;
-  std::vector<Route> rounds;
+  std::vector<Round> rounds;
 
   // estimate-cost
   Stats stats;
@@ -274,6 +285,7 @@ struct Module {
   const std::vector<BufferId>& buffers_of(Rank rank) const;
   // How bytes between these two ranks travel.
   Route RouteBetween(Rank source_rank, Rank destination_rank) const;
+  Mechanism MechanismOf(Route route) const;
   // Bytes of one copy of the piece on the wire.
   int64_t WireBytes(const Piece& piece) const;
   const Param& param(ParamId id) const { return params[IndexOf(id)]; }

@@ -151,8 +151,8 @@ std::string MessagesText(const Module& module) {
   for (const Message& message : module.messages) {
     absl::StrAppend(&text, IndexOf(message.source), " -> ",
                     IndexOf(message.destination), " c", message.contents, " ",
-                    message.size_bytes, " bytes ", EnumText(message.route),
-                    "\n");
+                    message.size_bytes, " bytes ",
+                    RouteText(message.route, message.mechanism), "\n");
   }
   return text;
 }
@@ -164,8 +164,10 @@ std::string RoundsText(const Module& module) {
   }
   std::string text;
   for (size_t round = 0; round < by_round.size(); ++round) {
-    absl::StrAppend(&text, "round ", round, " ", EnumText(module.rounds[round]),
-                    "\n");
+    absl::StrAppend(
+        &text, "round ", round, " ",
+        RouteText(module.rounds[round].route, module.rounds[round].mechanism),
+        "\n");
     for (const Message* message : by_round[round]) {
       absl::StrAppend(&text, "  ", IndexOf(message->source), " -> ",
                       IndexOf(message->destination), " c", message->contents,

@@ -12,6 +12,7 @@
 #include "compiler/job/object_reader.h"
 #include "compiler/job/side.h"
 #include "compiler/job/text_file.h"
+#include "plan/enum_text.h"
 
 namespace refit {
 namespace {
@@ -129,6 +130,23 @@ TopologySpec ReadTopology(const ValueReader& values, const JsonValue& value) {
   return topology;
 }
 
+void ReadPeer(const ValueReader& values, ObjectReader& reader,
+              Located<fb::Mechanism>& peer) {
+  peer.place = reader.PlaceOfKey("peer");
+  const JsonValue* value = reader.Find("peer");
+  if (value == nullptr) return;
+  constexpr std::string_view kWanted = "\"direct\" or \"staged\"";
+  const std::string* name = values.String(*value, "options.peer", kWanted);
+  if (name == nullptr) return;
+  for (fb::Mechanism known : fb::EnumValuesMechanism()) {
+    if (*name != EnumText(known)) continue;
+    peer.value = known;
+    peer.given = true;
+    return;
+  }
+  values.Wrong(*value, "options.peer", kWanted);
+}
+
 OptionsSpec ReadOptions(const ValueReader& values, const JsonValue& value) {
   OptionsSpec options;
   if (!values.IsObject(value, "options")) return options;
@@ -138,6 +156,7 @@ OptionsSpec ReadOptions(const ValueReader& values, const JsonValue& value) {
   reader.Integer("slots", {.min = 1, .max = 8}, options.slots);
   reader.Integer("operations_per_round", {.min = 1, .max = 256},
                  options.operations_per_round);
+  ReadPeer(values, reader, options.peer);
   reader.Strings("exclude", options.exclude);
   reader.RejectOtherKeys();
   return options;

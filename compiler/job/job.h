@@ -27,8 +27,10 @@ struct ParameterSpec {
 // Exactly one of the three is set.
 struct ModelSpec {
   Place place;
-  std::optional<std::string> config_path;       // resolved against the job's directory
-  std::optional<std::string> safetensors_path;  // directory or *.index.json, resolved
+  std::optional<std::string>
+      config_path;  // resolved against the job's directory
+  std::optional<std::string>
+      safetensors_path;  // directory or *.index.json, resolved
   std::optional<std::vector<ParameterSpec>> parameters;
 };
 
@@ -59,7 +61,8 @@ struct TensorRule {
   std::string match;
   std::string mesh;
   std::vector<Placement> placements;  // one per mesh axis
-  std::optional<std::string> rename;  // the buffer's name; "{name}" is the param's
+  std::optional<std::string>
+      rename;  // the buffer's name; "{name}" is the param's
   std::optional<DType> dtype;
   Place place;
 };
@@ -76,8 +79,8 @@ struct SideSpec {
   Located<int64_t> tensor_parallel{.value = 1};
   Located<int64_t> pipeline_parallel{.value = 1};
   Located<int64_t> virtual_pipeline_parallel{.value = 1};
-  Located<int64_t> expert_parallel{.value = 1};            // Megatron, SGLang
-  Located<bool> expert_parallel_enabled{.value = false};   // vLLM's flag
+  Located<int64_t> expert_parallel{.value = 1};           // Megatron, SGLang
+  Located<bool> expert_parallel_enabled{.value = false};  // vLLM's flag
   Located<int64_t> expert_tensor_parallel{.value = 1};
   Located<int64_t> data_parallel{.value = 1};
   Located<int64_t> context_parallel{.value = 1};
@@ -95,13 +98,15 @@ struct SideSpec {
 
 struct TopologySpec {
   Place place;
-  Located<int64_t> gpus_per_host;              // not given: one host
-  Located<std::vector<int64_t>> hosts;         // per global rank
+  Located<int64_t> gpus_per_host;       // not given: one host
+  Located<std::vector<int64_t>> hosts;  // per global rank
   Located<double> peer_gigabytes_per_second{.value = 370};
   Located<double> network_gigabytes_per_second{.value = 50};
 };
 
 struct OptionsSpec {
+  // How bytes travel between ranks that can map each other's memory.
+  Located<fb::Mechanism> peer{.value = fb::Mechanism::kDirect};
   Located<int64_t> bucket_bytes{.value = int64_t{256} << 20};
   Located<int64_t> staging_bytes{.value = int64_t{1} << 30};
   Located<int64_t> slots{.value = 2};

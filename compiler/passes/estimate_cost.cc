@@ -114,10 +114,11 @@ double PredictedSeconds(const Module& module) {
       bytes[IndexOf(messages[i]->source)] = 0;
       bytes[IndexOf(messages[i]->destination)] = 0;
     }
-    seconds += kRoundSeconds +
-               static_cast<double>(busiest) /
-                   BytesPerSecond(module.topology,
-                                  module.rounds[static_cast<size_t>(round)]);
+    seconds +=
+        kRoundSeconds +
+        static_cast<double>(busiest) /
+            BytesPerSecond(module.topology,
+                           module.rounds[static_cast<size_t>(round)].route);
     begin = end;
   }
   return seconds;

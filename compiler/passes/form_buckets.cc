@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <limits>
+#include <utility>
 
 #include "compiler/passes/passes.h"
 #include "plan/plan_file.h"
@@ -98,8 +100,12 @@ int64_t EvenBucketBytes(const std::vector<PieceId>& pieces,
   return std::min(limit, AlignStaging(even + even / kWasteDivisor * 2));
 }
 
-PackedPieces PackPieces(const std::vector<PieceId>& pieces, Module& module) {
-  Packer packer(EvenBucketBytes(pieces, module));
+PackedPieces PackPieces(const std::vector<PieceId>& pieces, Mechanism mechanism,
+                        Module& module) {
+  // What is stored directly fills no bucket: it is one message.
+  Packer packer(mechanism == Mechanism::kDirect
+                    ? std::numeric_limits<int64_t>::max() / 2
+                    : EvenBucketBytes(pieces, module));
   for (PieceId id : pieces) {
     const Piece& piece = module.piece(id);
     packer.Add(id, piece.box, DTypeBytes(piece.wire_dtype));
@@ -116,12 +122,17 @@ PackedPieces PackPieces(const std::vector<PieceId>& pieces, Module& module) {
 }  // namespace
 
 absl::Status FormBuckets(const PassOptions&, Module& module) {
-  absl::flat_hash_map<std::vector<PieceId>, PackedPieces> packed_by_pieces;
+  absl::flat_hash_map<std::pair<Mechanism, std::vector<PieceId>>, PackedPieces>
+      packed_by_pieces;
   const std::vector<Transfer>& transfers = module.transfers;
   for (size_t begin = 0; begin < transfers.size();) {
     const Rank source = transfers[begin].source;
     const Rank destination = transfers[begin].destination;
-    std::vector<PieceId> pieces;
+    const Route route = module.RouteBetween(source, destination);
+    std::pair<Mechanism, std::vector<PieceId>> key = {module.MechanismOf(route),
+                                                      {}};
+    const Mechanism mechanism = key.first;
+    std::vector<PieceId>& pieces = key.second;
     size_t end = begin;
     for (; end < transfers.size() && transfers[end].source == source &&
            transfers[end].destination == destination;
@@ -129,18 +140,18 @@ absl::Status FormBuckets(const PassOptions&, Module& module) {
       pieces.push_back(transfers[end].piece);
     }
     begin = end;
-    auto it = packed_by_pieces.find(pieces);
+    auto it = packed_by_pieces.find(key);
     if (it == packed_by_pieces.end()) {
-      PackedPieces packed = PackPieces(pieces, module);
-      it = packed_by_pieces.emplace(std::move(pieces), std::move(packed)).first;
+      PackedPieces packed = PackPieces(pieces, mechanism, module);
+      it = packed_by_pieces.emplace(std::move(key), std::move(packed)).first;
     }
     for (size_t i = 0; i < it->second.contents.size(); ++i) {
-      module.messages.push_back(
-          {.source = source,
-           .destination = destination,
-           .route = module.RouteBetween(source, destination),
-           .contents = it->second.contents[i],
-           .size_bytes = it->second.size_bytes[i]});
+      module.messages.push_back({.source = source,
+                                 .destination = destination,
+                                 .route = route,
+                                 .mechanism = mechanism,
+                                 .contents = it->second.contents[i],
+                                 .size_bytes = it->second.size_bytes[i]});
     }
   }
   return absl::OkStatus();

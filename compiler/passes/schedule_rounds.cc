@@ -37,6 +37,8 @@ class Scheduler {
   // `messages` will be placed next, in rounds after all rounds so far.
   void StartRoute(const std::vector<Message*>& messages);
   void Place(Message& message);
+  // `messages` are the next round: they need neither staging nor operations.
+  void PlaceDirect(const std::vector<Message*>& messages);
   int32_t round_count() const { return round_count_; }
 
   // Turns offsets within a slot into offsets within the rank's arena.
@@ -121,8 +123,14 @@ void Scheduler::Place(Message& message) {
   round_count_ = std::max(round_count_, round + 1);
 }
 
+void Scheduler::PlaceDirect(const std::vector<Message*>& messages) {
+  for (Message* message : messages) message->round = round_count_;
+  ++round_count_;
+}
+
 void Scheduler::AssignSlots(std::vector<Message>& messages) const {
   for (Message& message : messages) {
+    if (message.mechanism == Mechanism::kDirect) continue;
     const int64_t slot = message.round % limits_.slots;
     message.source_staging_offset +=
         slot * ranks_[IndexOf(message.source)].slot_bytes;
@@ -180,10 +188,17 @@ absl::Status ScheduleRounds(const PassOptions&, Module& module) {
     for (Message& message : module.messages) {
       if (message.route == route) messages.push_back(&message);
     }
-    SortByShift(module, messages);
-    scheduler.StartRoute(messages);
-    for (Message* message : messages) scheduler.Place(*message);
-    module.rounds.resize(static_cast<size_t>(scheduler.round_count()), route);
+    if (messages.empty()) continue;
+    const Mechanism mechanism = module.MechanismOf(route);
+    if (mechanism == Mechanism::kDirect) {
+      scheduler.PlaceDirect(messages);
+    } else {
+      SortByShift(module, messages);
+      scheduler.StartRoute(messages);
+      for (Message* message : messages) scheduler.Place(*message);
+    }
+    module.rounds.resize(static_cast<size_t>(scheduler.round_count()),
+                         {.route = route, .mechanism = mechanism});
   }
   scheduler.AssignSlots(module.messages);
   return absl::OkStatus();

@@ -12,19 +12,24 @@
 
 namespace refit {
 
-// The innermost part of a copy: `rows` runs of elements, contiguous in the
-// tensor and `stride_bytes` apart there, dense in staging.
+// One side of the innermost part of a copy: runs of contiguous elements,
+// `stride_bytes` apart.
+struct HostSide {
+  uint64_t stride_bytes = 0;
+  uint64_t run_bytes = 0;
+  uint64_t element_bytes = 0;
+};
+
+// The innermost part of a copy.
 struct HostRows {
   uint64_t rows = 1;
-  uint64_t stride_bytes = 0;
   uint64_t run_elements = 1;
-  uint64_t tensor_run_bytes = 0;
-  uint64_t staging_run_bytes = 0;
-  uint64_t tensor_element_bytes = 0;
+  HostSide from;
+  HostSide to;
   CastFunction cast = nullptr;  // of a copy that casts
 };
 
-using HostRowsFunction = void (*)(std::byte* tensor, std::byte* staging,
+using HostRowsFunction = void (*)(std::byte* to, const std::byte* from,
                                   const HostRows& rows);
 
 // A copy in the form that runs fastest: loops that continue each other are one
@@ -32,9 +37,9 @@ using HostRowsFunction = void (*)(std::byte* tensor, std::byte* staging,
 struct HostCopy {
   HostRowsFunction copy_rows = nullptr;
   HostRows rows;
-  uint64_t first_tensor = 0;
-  uint64_t byte_offset = 0;
-  std::byte* staging = nullptr;
+  CopyPlace from;
+  CopyPlace to;
+  bool reads = true;            // false: zero bytes are written
   std::vector<CopyLoop> loops;  // around the rows, outermost first
 };
 
@@ -45,7 +50,7 @@ HostCopy MakeHostCopy(CopyKind kind, const StridedCopy& copy,
 // memory: prefetching both sides, it is faster than memcpy there.
 void CopyContiguous(std::byte* to, const std::byte* from, uint64_t size_bytes);
 
-void RunHostCopy(const HostCopy& copy, std::byte* const* tensors);
+void RunHostCopy(const HostCopy& copy, std::byte* const* table);
 
 }  // namespace refit
 

@@ -1,6 +1,7 @@
 #include "refit/host_device.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <utility>
@@ -23,9 +24,9 @@ class HostMemory : public DeviceMemory {
 
 class HostPreparedCopies : public PreparedCopies {
  public:
-  HostPreparedCopies(absl::Span<std::byte* const> tensors,
+  HostPreparedCopies(absl::Span<std::byte* const> table,
                      absl::Span<const CopyBatch> batches)
-      : tensors_(tensors.begin(), tensors.end()) {
+      : table_(table.begin(), table.end()) {
     for (const CopyBatch& batch : batches) {
       batch_begin_.push_back(copies_.size());
       for (const StridedCopy& copy : batch.copies) {
@@ -38,17 +39,43 @@ class HostPreparedCopies : public PreparedCopies {
     batch_begin_.push_back(copies_.size());
   }
 
-  absl::Status Enqueue(size_t batch, Stream) override {
+  absl::Status Enqueue(size_t batch, Stream, const uint32_t* unless) override {
+    if (unless != nullptr && *unless != 0) return absl::OkStatus();
     for (size_t i = batch_begin_[batch]; i < batch_begin_[batch + 1]; ++i) {
-      RunHostCopy(copies_[i], tensors_.data());
+      RunHostCopy(copies_[i], table_.data());
     }
     return absl::OkStatus();
   }
 
  private:
-  std::vector<std::byte*> tensors_;
+  std::vector<std::byte*> table_;
   std::vector<HostCopy> copies_;
   std::vector<size_t> batch_begin_;  // into copies_; one more than batches
+};
+
+class HostStream : public DeviceStream {
+ public:
+  Stream get() const override { return nullptr; }
+};
+
+class HostEvent : public DeviceEvent {
+ public:
+  absl::Status Record(Stream) override { return absl::OkStatus(); }
+  absl::Status Await(Stream) override { return absl::OkStatus(); }
+  absl::StatusOr<bool> Reached() override { return true; }
+};
+
+// What Export writes: the process, then a pointer per range.
+using ProcessId = int64_t;
+
+class HostMappedMemory : public MappedMemory {
+ public:
+  explicit HostMappedMemory(std::vector<std::byte*> addresses)
+      : addresses_(std::move(addresses)) {}
+  absl::Span<std::byte* const> addresses() const override { return addresses_; }
+
+ private:
+  std::vector<std::byte*> addresses_;
 };
 
 }  // namespace
@@ -69,8 +96,8 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> HostDevice::Allocate(
 }
 
 absl::StatusOr<std::unique_ptr<PreparedCopies>> HostDevice::Prepare(
-    absl::Span<std::byte* const> tensors, absl::Span<const CopyBatch> batches) {
-  return std::make_unique<HostPreparedCopies>(tensors, batches);
+    absl::Span<std::byte* const> table, absl::Span<const CopyBatch> batches) {
+  return std::make_unique<HostPreparedCopies>(table, batches);
 }
 
 absl::Status HostDevice::Copy(std::byte* to, const std::byte* from,
@@ -79,11 +106,54 @@ absl::Status HostDevice::Copy(std::byte* to, const std::byte* from,
   return absl::OkStatus();
 }
 
-absl::Status HostDevice::Zero(std::byte* to, uint64_t size_bytes, Stream) {
-  if (size_bytes > 0) std::memset(to, 0, size_bytes);
-  return absl::OkStatus();
+absl::Status HostDevice::Synchronize(Stream) { return absl::OkStatus(); }
+
+absl::StatusOr<std::unique_ptr<DeviceStream>> HostDevice::CreateStream() {
+  return std::make_unique<HostStream>();
 }
 
-absl::Status HostDevice::Synchronize(Stream) { return absl::OkStatus(); }
+absl::StatusOr<std::unique_ptr<DeviceEvent>> HostDevice::CreateEvent() {
+  return std::make_unique<HostEvent>();
+}
+
+absl::StatusOr<std::string> HostDevice::Export(
+    absl::Span<const MemoryRange> ranges) {
+  std::string exported(sizeof(ProcessId) + ranges.size() * sizeof(std::byte*),
+                       '\0');
+  const ProcessId process = getpid();
+  std::memcpy(exported.data(), &process, sizeof(process));
+  char* next = exported.data() + sizeof(process);
+  for (const MemoryRange& range : ranges) {
+    std::memcpy(next, &range.data, sizeof(range.data));
+    next += sizeof(range.data);
+  }
+  return exported;
+}
+
+absl::StatusOr<std::unique_ptr<MappedMemory>> HostDevice::Import(
+    std::string_view exported) {
+  ProcessId process = 0;
+  if (exported.size() < sizeof(process) ||
+      (exported.size() - sizeof(process)) % sizeof(std::byte*) != 0) {
+    return absl::InvalidArgumentError("not memory exported by a host device");
+  }
+  std::memcpy(&process, exported.data(), sizeof(process));
+  if (process != getpid()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("host memory of process ", process,
+                     " cannot be mapped into process ", getpid()));
+  }
+  exported.remove_prefix(sizeof(process));
+  std::vector<std::byte*> addresses(exported.size() / sizeof(std::byte*));
+  std::memcpy(addresses.data(), exported.data(), exported.size());
+  return std::make_unique<HostMappedMemory>(std::move(addresses));
+}
+
+absl::StatusOr<std::unique_ptr<DeviceFence>> HostDevice::CreateFence(int32_t,
+                                                                     int32_t) {
+  return absl::UnimplementedError(
+      "the host device has no fence: a plan with direct rounds needs the local "
+      "transport, or GPUs");
+}
 
 }  // namespace refit

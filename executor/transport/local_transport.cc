@@ -1,5 +1,6 @@
 #include "refit/local_transport.h"
 
+#include <array>
 #include <atomic>
 #include <cassert>
 #include <condition_variable>
@@ -8,9 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "executor/device/host_copy.h"
-#include "plan/plan_file.h"
+#include "executor/transport/handshake.h"
 
 namespace refit {
 namespace {
@@ -41,55 +43,13 @@ struct Endpoint {
   // woken once, by the last of them.
   size_t awaited_posts = 0;
   uint32_t awaited_round = 0;
-};
-
-std::string OperationText(uint32_t round, const Operation& operation) {
-  const bool send = operation.kind == fb::MessageKind::kSend;
-  return absl::StrCat("round ", round, ": ", send ? "send" : "recv", " of ",
-                      operation.size_bytes, " bytes ",
-                      send ? "to rank " : "from rank ", operation.peer);
-}
-
-const char* StageName(HandshakeStage stage) {
-  switch (stage) {
-    case HandshakeStage::kConnect:
-      return "connect";
-    case HandshakeStage::kBind:
-      return "bind";
-  }
-  return "unknown";
-}
-
-std::string VersionText(uint32_t version) {
-  return absl::StrCat(version >> 16, ".", version & 0xffff);
-}
-
-// One sentence on the first field that differs; "" if none does.
-std::string RecordDifference(const HandshakeRecord& a, const HandshakeRecord& b,
-                             int32_t rank_a, int32_t rank_b) {
-  const auto differs = [&](const char* field, const std::string& value_a,
-                           const std::string& value_b) {
-    return absl::StrCat(field, " differs: ", value_a, " on rank ", rank_a, ", ",
-                        value_b, " on rank ", rank_b);
+  // By peer: its signals of the newest step it signalled in, not yet taken.
+  struct Signals {
+    uint64_t step = 0;
+    uint64_t count = 0;
   };
-  if (a.stage != b.stage) {
-    return differs("stage", StageName(a.stage), StageName(b.stage));
-  }
-  if (a.format_version != b.format_version) {
-    return differs("format version", VersionText(a.format_version),
-                   VersionText(b.format_version));
-  }
-  if (a.world_size != b.world_size) {
-    return differs("world size", absl::StrCat(a.world_size),
-                   absl::StrCat(b.world_size));
-  }
-  if (a.body_digest.low() != b.body_digest.low() ||
-      a.body_digest.high() != b.body_digest.high()) {
-    return differs("plan digest", DigestText(a.body_digest),
-                   DigestText(b.body_digest));
-  }
-  return "";
-}
+  absl::flat_hash_map<int32_t, Signals> signals;
+};
 
 }  // namespace
 
@@ -99,6 +59,8 @@ struct LocalFabric::State {
   explicit State(int32_t world_size)
       : endpoints(world_size),
         records(world_size),
+        shared{std::vector<std::string>(world_size),
+               std::vector<std::string>(world_size)},
         arrived(world_size),
         created(world_size) {}
 
@@ -111,6 +73,9 @@ struct LocalFabric::State {
   absl::Status abort_status;
   // The gathering in progress and the outcome of the last one.
   std::vector<HandshakeRecord> records;
+  // What ranks share, by parity of the step: one may be at the next step while
+  // others still read.
+  std::array<std::vector<std::string>, 2> shared;
   std::vector<bool> arrived;
   int32_t arrivals = 0;
   uint64_t gatherings = 0;
@@ -124,7 +89,6 @@ struct LocalFabric::State {
   absl::Status Gather(uint64_t step, int32_t rank,
                       const HandshakeRecord& record, Deadline deadline,
                       const char* what);
-  absl::Status CompareRecords() const;
 };
 
 void LocalFabric::State::Abort(uint64_t step, int32_t rank,
@@ -163,23 +127,6 @@ absl::Status LocalFabric::State::AbortStatus() {
   return abort_status;
 }
 
-absl::Status LocalFabric::State::CompareRecords() const {
-  for (size_t rank = 0; rank < records.size(); ++rank) {
-    if (!records[rank].ready) {
-      return absl::AbortedError(
-          absl::StrCat("rank ", rank, " cannot go on; its own error says why"));
-    }
-  }
-  for (size_t rank = 1; rank < records.size(); ++rank) {
-    std::string difference = RecordDifference(records[0], records[rank], 0,
-                                              static_cast<int32_t>(rank));
-    if (!difference.empty()) {
-      return absl::FailedPreconditionError(std::move(difference));
-    }
-  }
-  return absl::OkStatus();
-}
-
 // Returns on all ranks when all have come, with the comparison of their
 // records.
 absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
@@ -190,7 +137,7 @@ absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
   records[rank] = record;
   arrived[rank] = true;
   if (++arrivals == static_cast<int32_t>(arrived.size())) {
-    outcome = CompareRecords();
+    outcome = CompareRecords(records);
     arrived.assign(arrived.size(), false);
     arrivals = 0;
     ++gatherings;
@@ -216,7 +163,7 @@ absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
   return status;
 }
 
-class LocalTransport : public Transport {
+class LocalTransport : public Transport, private Fence {
  public:
   LocalTransport(LocalFabric::State& fabric, int32_t rank)
       : fabric_(fabric), rank_(rank) {}
@@ -230,16 +177,29 @@ class LocalTransport : public Transport {
                        Deadline deadline) override;
   absl::Status Handshake(const HandshakeRecord& record,
                          Deadline deadline) override;
+  absl::StatusOr<std::vector<std::string>> Share(std::string_view mine,
+                                                 absl::Span<const int32_t> to,
+                                                 absl::Span<const int32_t> from,
+                                                 Deadline deadline) override;
+  Fence* fence() override { return this; }
   absl::Status BeginRefit(Deadline deadline) override;
   absl::Status Exchange(const ExchangeRound& round, Stream stream) override;
   absl::Status EndRefit(Stream stream) override;
+  // Every call above returns when its work is done.
+  absl::Status Wait() override { return absl::OkStatus(); }
   void Abort(const absl::Status& status) override {
     fabric_.Abort(step_, rank_, status);
   }
 
  private:
+  absl::Status Signal(absl::Span<const int32_t> peers, void* stream) override;
+  absl::Status Await(absl::Span<const int32_t> peers, void* stream) override;
+  const uint32_t* aborted() const override { return nullptr; }
+  bool TakeSignal(int32_t peer);
+  void AwaitWriter(int32_t peer);
+
   Endpoint& endpoint() { return fabric_.endpoints[rank_]; }
-  bool aborted() const { return step_ <= fabric_.aborted_step; }
+  bool StepAborted() const { return step_ <= fabric_.aborted_step; }
   void PostSends(const ExchangeRound& round);
   absl::Status Receive(const ExchangeRound& round);
   absl::Status AwaitSends(const ExchangeRound& round);
@@ -278,10 +238,91 @@ absl::Status LocalTransport::Handshake(const HandshakeRecord& record,
   return fabric_.Gather(step_, rank_, record, deadline, "handshake");
 }
 
+absl::StatusOr<std::vector<std::string>> LocalTransport::Share(
+    std::string_view mine, absl::Span<const int32_t>,
+    absl::Span<const int32_t> from, Deadline deadline) {
+  ++step_;
+  std::vector<std::string>& shared = fabric_.shared[step_ % 2];
+  {
+    std::lock_guard lock(fabric_.mutex);
+    shared[rank_] = std::string(mine);
+  }
+  absl::Status status =
+      fabric_.Gather(step_, rank_, HandshakeRecord{}, deadline, "sharing");
+  if (!status.ok()) return status;
+  std::vector<std::string> given;
+  for (int32_t peer : from) given.push_back(shared[peer]);
+  return given;
+}
+
+absl::Status LocalTransport::Signal(absl::Span<const int32_t> peers, void*) {
+  for (int32_t peer : peers) {
+    Endpoint& there = fabric_.endpoints[peer];
+    {
+      std::lock_guard lock(there.mutex);
+      Endpoint::Signals& signals = there.signals[rank_];
+      if (signals.step != step_) signals = {.step = step_};
+      ++signals.count;
+    }
+    there.changed.notify_one();
+  }
+  return absl::OkStatus();
+}
+
+bool LocalTransport::TakeSignal(int32_t peer) {
+  Endpoint::Signals& signals = endpoint().signals[peer];
+  if (signals.step != step_ || signals.count == 0) return false;
+  --signals.count;
+  return true;
+}
+
+absl::Status LocalTransport::Await(absl::Span<const int32_t> peers, void*) {
+  for (size_t i = 0; i < peers.size(); ++i) {
+    const int32_t peer = peers[i];
+    bool taken = false;
+    {
+      std::unique_lock lock(endpoint().mutex);
+      endpoint().changed.wait_until(lock, deadline_, [&] {
+        taken = TakeSignal(peer);
+        return taken || StepAborted();
+      });
+    }
+    if (taken) continue;
+    absl::Status status =
+        StepAborted()
+            ? fabric_.AbortStatus()
+            : absl::DeadlineExceededError(absl::StrCat(
+                  "rank ", peer, " did not come before the deadline"));
+    fabric_.Abort(step_, rank_, status);
+    // Those whose signal was taken wait for an answer: nothing is written there.
+    (void)Signal(peers.subspan(0, i), nullptr);
+    for (int32_t writer : peers.subspan(i)) AwaitWriter(writer);
+    return status;
+  }
+  return absl::OkStatus();
+}
+
+// A peer that took this rank's signal is writing into its memory until it
+// signals back; one that did not take it never will.
+void LocalTransport::AwaitWriter(int32_t peer) {
+  {
+    Endpoint& there = fabric_.endpoints[peer];
+    std::lock_guard lock(there.mutex);
+    const auto mine = there.signals.find(rank_);
+    if (mine == there.signals.end() || mine->second.step != step_) return;
+    if (mine->second.count > 0) {
+      mine->second.count = 0;
+      return;
+    }
+  }
+  std::unique_lock lock(endpoint().mutex);
+  endpoint().changed.wait(lock, [&] { return TakeSignal(peer); });
+}
+
 absl::Status LocalTransport::BeginRefit(Deadline deadline) {
   ++step_;
   deadline_ = deadline;
-  return aborted() ? fabric_.AbortStatus() : absl::OkStatus();
+  return StepAborted() ? fabric_.AbortStatus() : absl::OkStatus();
 }
 
 absl::Status LocalTransport::EndRefit(Stream) {
@@ -401,7 +442,7 @@ absl::Status LocalTransport::Receive(const ExchangeRound& round) {
     {
       std::unique_lock lock(endpoint().mutex);
       endpoint().changed.wait_until(lock, deadline_, [&] {
-        if (aborted()) return true;
+        if (StepAborted()) return true;
         status = TakePosts(round);
         endpoint().awaited_posts = open;
         endpoint().awaited_round = round.index;
@@ -438,7 +479,7 @@ absl::Status LocalTransport::AwaitSends(const ExchangeRound& round) {
   {
     std::unique_lock lock(endpoint().mutex);
     endpoint().changed.wait_until(lock, deadline_, [&] {
-      return endpoint().unfinished_sends == 0 || aborted();
+      return endpoint().unfinished_sends == 0 || StepAborted();
     });
     if (endpoint().unfinished_sends == 0) return absl::OkStatus();
   }
@@ -486,7 +527,7 @@ void LocalTransport::WithdrawSends(const ExchangeRound& round) {
 absl::Status LocalTransport::WaitFailure(const ExchangeRound& round,
                                          const Operation& operation) {
   const std::string place = OperationText(round.index, operation);
-  if (aborted()) {
+  if (StepAborted()) {
     const absl::Status status = fabric_.AbortStatus();
     return absl::Status(status.code(),
                         absl::StrCat(place, ": ", status.message()));

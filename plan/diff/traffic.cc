@@ -118,14 +118,15 @@ struct PairTotals {
   uint64_t payload_bytes = 0;  // of sends
   uint64_t sends = 0;
   uint64_t largest_bytes = 0;
-  std::set<fb::Route> routes;
+  std::set<std::pair<fb::Route, fb::Mechanism>> routes;
   Residue received;  // content of receives
 };
 
 PairTotals TotalsOf(const fb::Body& body, MessageSpan messages) {
   PairTotals totals;
   for (const MessageFacts& message : messages) {
-    totals.routes.insert(body.rounds()->Get(message.round)->route());
+    const fb::Round& round = *body.rounds()->Get(message.round);
+    totals.routes.insert({round.route(), round.mechanism()});
     if (message.kind == fb::MessageKind::kSend) {
       totals.payload_bytes += message.payload_bytes;
       totals.sends += 1;
@@ -137,10 +138,12 @@ PairTotals TotalsOf(const fb::Body& body, MessageSpan messages) {
   return totals;
 }
 
-std::string RoutesText(const std::set<fb::Route>& routes) {
+std::string RoutesText(
+    const std::set<std::pair<fb::Route, fb::Mechanism>>& routes) {
   std::string text;
-  for (const fb::Route route : routes) {
-    absl::StrAppend(&text, text.empty() ? "" : "+", EnumText(route));
+  for (const auto& [route, mechanism] : routes) {
+    absl::StrAppend(&text, text.empty() ? "" : "+",
+                    RouteText(route, mechanism));
   }
   return text;
 }

@@ -157,6 +157,7 @@ void DataProof::PackOne(const End& send, const fb::Copy& copy) {
   packed.wire = copy.wire_dtype();
   packed.buffer = BufferAt(send.rank, copy.buffer_slot()).dtype();
   packed.elements = facts.ParamSequence(part, placement_);
+  packed.loops = loops;
 }
 
 void DataProof::Unpack(const End& recv) {
@@ -202,6 +203,53 @@ void DataProof::UnpackOne(const End& recv, const fb::Copy& copy) {
   write.round = recv.message->round();
   write.box = placement_.Hull();
   Compare(recv, copy, loops, param, facts.ParamSequence(part, placement_));
+  if (body_.rounds()->Get(recv.message->round())->mechanism() ==
+      fb::Mechanism::kDirect) {
+    CheckDirect(recv, copy, loops);
+  }
+}
+
+namespace {
+
+// Whether one nest of loops visits both: from the innermost outwards, the
+// shorter loop always divides what is left of the other.
+bool HaveCommonLoops(const Digits& a, const Digits& b) {
+  size_t i = a.size();
+  size_t j = b.size();
+  int64_t left_a = 1;
+  int64_t left_b = 1;
+  while (true) {
+    if (left_a == 1 && i > 0) left_a = a[--i].extent;
+    if (left_b == 1 && j > 0) left_b = b[--j].extent;
+    if (left_a == 1 || left_b == 1) return left_a == left_b;
+    const int64_t part = std::min(left_a, left_b);
+    if (left_a % part != 0 || left_b % part != 0) return false;
+    left_a /= part;
+    left_b /= part;
+  }
+}
+
+}  // namespace
+
+// Compare has shown that the bytes are packed.
+void DataProof::CheckDirect(const End& recv, const fb::Copy& copy,
+                            const Digits& loops) {
+  const auto begin = static_cast<int64_t>(copy.staging_offset());
+  const auto packed = std::lower_bound(
+      packed_.begin(), packed_.end(), begin,
+      [](const Packed& p, int64_t byte) { return p.begin < byte; });
+  if (packed != packed_.end() && packed->begin == begin &&
+      CountOf(packed->loops) == CountOf(loops) &&
+      HaveCommonLoops(packed->loops, loops)) {
+    return;
+  }
+  violations_.Report(recv.At(copy, static_cast<int64_t>(copy.offset())),
+                     Invariant::kRightElement, [&] {
+                       return absl::StrFormat(
+                           "the direct copy that begins here is not one copy "
+                           "of rank %d",
+                           recv.message->peer());
+                     });
 }
 
 void DataProof::ReportOutside(const End& recv, const fb::Copy& copy) {

@@ -28,7 +28,9 @@ class DataProof {
   //   * what the sender packs comes from fragments of moved params, and no
   //     staging byte is packed twice (invariants 1, 2, 3);
   //   * each unpacked element was packed, in the same place, from the same
-  //     element of the same param, with at most one, declared cast (2, 6).
+  //     element of the same param, with at most one, declared cast (2, 6);
+  //   * in a direct round each copy of the receiver is one of the sender's, so
+  //     that one loop nest can visit both (2).
   // Then, of all that was unpacked and zeroed: every fragment of a moved param
   // and every fill region is tiled exactly, nothing else is written (1).
   void FollowInto(uint32_t rank);
@@ -44,6 +46,7 @@ class DataProof {
     DType wire = DType::kUnspecified;
     DType buffer = DType::kUnspecified;
     Sequence elements;  // the param's flat indices
+    Digits loops;       // of the copy
   };
   // Coordinates of a part of a buffer that are written.
   struct Write {
@@ -77,6 +80,7 @@ class DataProof {
   void UnpackOne(const End& recv, const fb::Copy& copy);
   void Compare(const End& recv, const fb::Copy& copy, const Digits& loops,
                uint32_t param, const Sequence& elements);
+  void CheckDirect(const End& recv, const fb::Copy& copy, const Digits& loops);
   bool CompareDTypes(const End& recv, const fb::Copy& copy,
                      const Packed& packed);
   void ReportOutside(const End& recv, const fb::Copy& copy);

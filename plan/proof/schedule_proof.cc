@@ -35,6 +35,10 @@ fb::Route RouteOf(const fb::Body& body, uint32_t source, uint32_t destination) {
              : fb::Route::kNetwork;
 }
 
+bool IsDirect(const fb::Body& body, uint32_t round) {
+  return body.rounds()->Get(round)->mechanism() == fb::Mechanism::kDirect;
+}
+
 const fb::Message& MessageAt(const fb::Body& body, uint32_t rank,
                              uint32_t position) {
   return *body.programs()->Get(rank)->messages()->Get(position);
@@ -75,6 +79,12 @@ void CheckPair(const fb::Body& body, const End& send, const End& recv,
           "the round's route is %s when it should be %s for the message from "
           "rank %d",
           EnumText(found), EnumText(wanted), recv.source);
+    });
+  }
+  if (wanted == fb::Route::kNetwork && IsDirect(body, recv.round)) {
+    violations.Report(site, Invariant::kMatchedMessages, [&] {
+      return absl::StrFormat(
+          "rank %d stores directly into memory of another host", recv.source);
     });
   }
 }
@@ -179,13 +189,14 @@ void CheckLimits(const fb::Body& body, Violations& violations) {
       operations = last != nullptr && last->round() == message->round()
                        ? operations + 1
                        : 1;
-      if (operations > limits.operations_per_round()) {
+      const bool direct = IsDirect(body, message->round());
+      if (!direct && operations > limits.operations_per_round()) {
         violations.Report(site, Invariant::kRoundLimits, [&] {
           return absl::StrFormat("more than %d messages in one round",
                                  limits.operations_per_round());
         });
       }
-      if (message->size_bytes() > limits.bucket_bytes()) {
+      if (!direct && message->size_bytes() > limits.bucket_bytes()) {
         violations.Report(site, Invariant::kRoundLimits, [&] {
           return absl::StrFormat(
               "a message with rank %d has %d bytes when the limit is %d",
@@ -211,6 +222,7 @@ void CheckStagingOf(const fb::Body& body, uint32_t rank,
   // apart. Walks the messages by round; `owned` holds the ranges still owed.
   std::vector<const fb::Message*> messages;
   for (const fb::Message* message : *body.programs()->Get(rank)->messages()) {
+    if (IsDirect(body, message->round())) continue;
     if (message->staging_offset() % kStagingAlignmentBytes != 0) {
       violations.Report(
           {.rank = rank, .round = message->round()}, Invariant::kInBounds, [&] {

@@ -33,6 +33,7 @@ std::string HumanSeconds(double seconds) {
 // What the messages of a plan add up to.
 struct Totals {
   uint64_t route_bytes[4] = {};      // by fb::Route
+  uint64_t direct_bytes = 0;         // of all routes
   std::vector<uint64_t> sent_bytes;  // by rank
   std::vector<uint64_t> received_bytes;
   uint64_t messages = 0;
@@ -53,7 +54,9 @@ Totals TotalsOf(const fb::Body& body) {
     for (const fb::Message* message : *body.programs()->Get(rank)->messages()) {
       operations = message->round() == round ? operations + 1 : 1;
       round = message->round();
-      if (operations > totals.most_operations) {
+      const bool direct =
+          body.rounds()->Get(round)->mechanism() == fb::Mechanism::kDirect;
+      if (!direct && operations > totals.most_operations) {
         totals.most_operations = operations;
         totals.most_operations_rank = rank;
         totals.most_operations_round = round;
@@ -66,6 +69,10 @@ Totals TotalsOf(const fb::Body& body) {
       totals.sent_bytes[rank] += bytes;
       totals.received_bytes[message->peer()] += bytes;
       totals.messages += 1;
+      if (direct) {
+        totals.direct_bytes += bytes;
+        continue;
+      }
       totals.largest_message_bytes =
           std::max(totals.largest_message_bytes, message->size_bytes());
     }
@@ -157,6 +164,8 @@ void AddTraffic(const PlanFile& plan, const Totals& totals, StatsTable& table) {
   table.AddBytes("  peer", route_bytes(fb::Route::kPeer), "inside a host");
   table.AddBytes("  network", route_bytes(fb::Route::kNetwork),
                  "between hosts");
+  table.AddBytes("  direct", totals.direct_bytes,
+                 "stored into mapped tensors, without staging");
   const auto source_ranks = static_cast<uint32_t>(plan.source_ranks());
   const auto world_size = static_cast<uint32_t>(plan.world_size());
   AddBalance("sent per source rank", totals.sent_bytes, 0, source_ranks, table);
@@ -180,7 +189,7 @@ void AddTime(const fb::Stats& stats, StatsTable& table) {
 void AddSchedule(const fb::Body& body, const Totals& totals,
                  StatsTable& table) {
   table.AddCount("messages", totals.messages);
-  table.AddBytes("  largest", totals.largest_message_bytes,
+  table.AddBytes("  largest staged", totals.largest_message_bytes,
                  absl::StrCat("limit ", body.limits()->bucket_bytes()));
   table.AddCount("rounds", body.rounds()->size());
   table.AddCount(

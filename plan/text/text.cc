@@ -169,7 +169,8 @@ void TextPrinter::PrintFragments(uint32_t id, const fb::Buffer& buffer) {
 // Consecutive rounds of one route share a line.
 void TextPrinter::PrintRounds() {
   const auto route = [this](uint32_t id) {
-    return body_.rounds()->Get(id)->route();
+    const fb::Round& round = *body_.rounds()->Get(id);
+    return RouteText(round.route(), round.mechanism());
   };
   for (uint32_t id = 0; id < view_.rounds.size(); ++id) {
     if (!view_.rounds[id]) continue;
@@ -181,7 +182,7 @@ void TextPrinter::PrintRounds() {
     absl::StrAppend(
         &text_, last == id ? "round " : "rounds ",
         RangeText(static_cast<int32_t>(id), static_cast<int32_t>(last) + 1),
-        " ", EnumText(route(id)), "\n");
+        " ", route(id), "\n");
     id = last;
   }
 }

@@ -269,6 +269,7 @@ void JsonPrinter::PrintRounds() {
     writer_.StartObject();
     Number("id", id);
     Text("route", EnumText(body_.rounds()->Get(id)->route()));
+    Text("mechanism", EnumText(body_.rounds()->Get(id)->mechanism()));
     writer_.EndObject();
   }
   writer_.EndArray();

@@ -14,6 +14,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "executor/device/cast.h"
@@ -55,99 +56,121 @@ class DeviceConformance : public testing::TestWithParam<DeviceFactory> {
     return bytes;
   }
 
-  // A copy and how its elements lie, in a form that a plain loop can follow.
+  // How the elements of one side of a copy lie, in a form that a plain loop can
+  // follow.
+  struct Loop {
+    uint64_t extent = 1;
+    uint64_t tensor_step = 0;
+    uint64_t byte_step = 0;
+  };
   struct Shape {
     uint64_t first_tensor = 0;
     uint64_t byte_offset = 0;
-    std::vector<CopyLoop> loops;
+    std::vector<Loop> loops;
+
+    uint64_t elements() const {
+      uint64_t count = 1;
+      for (const Loop& loop : loops) count *= loop.extent;
+      return count;
+    }
   };
 
-  // Calls visit(tensor, byte offset, position in staging) per element.
-  template <typename Visitor>
-  static void Visit(const Shape& shape, Visitor visit) {
-    uint64_t elements = 1;
-    for (const CopyLoop& loop : shape.loops) elements *= loop.extent;
-    for (uint64_t i = 0; i < elements; ++i) {
-      uint64_t rest = i;
-      uint64_t tensor = shape.first_tensor;
-      uint64_t offset = shape.byte_offset;
-      for (size_t d = shape.loops.size(); d-- > 0;) {
-        const uint64_t step = rest % shape.loops[d].extent;
-        rest /= shape.loops[d].extent;
-        tensor += step * shape.loops[d].tensor_step;
-        offset += step * shape.loops[d].byte_step;
+  // The same loops over dense elements, from byte 16 of entry `entry` on.
+  static Shape Dense(const Shape& shape, uint64_t entry, uint64_t element) {
+    Shape dense = {entry, 16, shape.loops};
+    for (size_t d = dense.loops.size(); d-- > 0;) {
+      dense.loops[d].tensor_step = 0;
+      dense.loops[d].byte_step = element;
+      element *= dense.loops[d].extent;
+    }
+    return dense;
+  }
+
+  // The place of element `i` in the order of the loops.
+  static std::pair<uint64_t, uint64_t> PlaceOf(const Shape& shape, uint64_t i) {
+    uint64_t tensor = shape.first_tensor;
+    uint64_t offset = shape.byte_offset;
+    for (size_t d = shape.loops.size(); d-- > 0;) {
+      const uint64_t step = i % shape.loops[d].extent;
+      i /= shape.loops[d].extent;
+      tensor += step * shape.loops[d].tensor_step;
+      offset += step * shape.loops[d].byte_step;
+    }
+    return {tensor, offset};
+  }
+
+  static CopyBatch BatchOf(CopyKind kind, const Shape& from, DType from_dtype,
+                           const Shape& to, DType to_dtype) {
+    CopyBatch batch;
+    batch.kind = kind;
+    StridedCopy& copy = batch.copies.emplace_back();
+    copy.from = {from.first_tensor, from.byte_offset, from_dtype};
+    copy.to = {to.first_tensor, to.byte_offset, to_dtype};
+    copy.loops_count = static_cast<uint32_t>(to.loops.size());
+    for (size_t d = 0; d < to.loops.size(); ++d) {
+      batch.loops.push_back(
+          {to.loops[d].extent,
+           {from.loops[d].tensor_step, from.loops[d].byte_step},
+           {to.loops[d].tensor_step, to.loops[d].byte_step}});
+    }
+    return batch;
+  }
+
+  // Runs one copy over a table of random entries and compares all of them with
+  // the plain loop.
+  void CheckCopy(CopyKind kind, const Shape& from, DType from_dtype,
+                 const Shape& to, DType to_dtype,
+                 const std::vector<size_t>& entry_bytes) {
+    SCOPED_TRACE(testing::Message()
+                 << "kind " << static_cast<int>(kind) << ", dtype "
+                 << static_cast<int>(from_dtype) << " to "
+                 << static_cast<int>(to_dtype) << ", loops "
+                 << to.loops.size());
+    std::vector<Bytes> expected;
+    std::vector<std::unique_ptr<DeviceMemory>> memory;
+    std::vector<std::byte*> table;
+    for (const size_t size : entry_bytes) {
+      expected.push_back(RandomBytes(size));
+      memory.push_back(Upload(expected.back()));
+      table.push_back(memory.back()->data());
+    }
+    const size_t to_bytes = DTypeBytes(to_dtype);
+    for (uint64_t i = 0; i < to.elements(); ++i) {
+      const auto [to_entry, to_offset] = PlaceOf(to, i);
+      std::byte* target = &expected[to_entry][to_offset];
+      if (kind == CopyKind::kZero) {
+        std::fill_n(target, to_bytes, std::byte{0});
+        continue;
       }
-      visit(tensor, offset, i);
+      const auto [from_entry, from_offset] = PlaceOf(from, i);
+      const std::byte* source = &expected[from_entry][from_offset];
+      if (from_dtype == to_dtype) {
+        std::copy_n(source, to_bytes, target);
+      } else {
+        FindCast(from_dtype, to_dtype)(target, source, 1);
+      }
+    }
+    const CopyBatch batch = BatchOf(kind, from, from_dtype, to, to_dtype);
+    auto prepared = device_->Prepare(table, {&batch, 1});
+    ASSERT_TRUE(prepared.ok()) << prepared.status();
+    ASSERT_TRUE((*prepared)->Enqueue(0, kStream).ok());
+    for (size_t i = 0; i < table.size(); ++i) {
+      EXPECT_TRUE(Download(*memory[i]) == expected[i]) << "entry " << i;
     }
   }
 
-  // Runs one copy in all directions and compares with the plain loop. The
-  // staging begins `misalignment` bytes into its memory.
+  // Packs and unpacks `shape` of `tensors` tensors, and zeroes it.
   void Check(const Shape& shape, DType tensor_dtype, DType staging_dtype,
              size_t tensors, size_t tensor_bytes) {
-    SCOPED_TRACE(testing::Message()
-                 << "dtype " << static_cast<int>(tensor_dtype) << " to "
-                 << static_cast<int>(staging_dtype) << ", loops "
-                 << shape.loops.size());
-    const size_t tensor_element = DTypeBytes(tensor_dtype);
-    const size_t staging_element = DTypeBytes(staging_dtype);
-    size_t elements = 1;
-    for (const CopyLoop& loop : shape.loops) elements *= loop.extent;
-    const Bytes staging_before = RandomBytes(elements * staging_element + 32);
-    std::vector<Bytes> tensors_before;
-    for (size_t i = 0; i < tensors; ++i) {
-      tensors_before.push_back(RandomBytes(tensor_bytes));
-    }
-    for (const CopyKind kind :
-         {CopyKind::kPack, CopyKind::kUnpack, CopyKind::kZero}) {
-      Bytes staging_expected = staging_before;
-      std::vector<Bytes> tensors_expected = tensors_before;
-      Visit(shape, [&](uint64_t tensor, uint64_t offset, uint64_t position) {
-        std::byte* in_tensor = &tensors_expected[tensor][offset];
-        std::byte* in_staging =
-            &staging_expected[16 + position * staging_element];
-        if (kind == CopyKind::kZero) {
-          std::fill_n(in_tensor, tensor_element, std::byte{0});
-        } else if (tensor_dtype == staging_dtype) {
-          if (kind == CopyKind::kPack) {
-            std::copy_n(in_tensor, tensor_element, in_staging);
-          } else {
-            std::copy_n(in_staging, tensor_element, in_tensor);
-          }
-        } else if (kind == CopyKind::kPack) {
-          FindCast(tensor_dtype, staging_dtype)(in_staging, in_tensor, 1);
-        } else {
-          FindCast(staging_dtype, tensor_dtype)(in_tensor, in_staging, 1);
-        }
-      });
-
-      auto staging = Upload(staging_before);
-      std::vector<std::unique_ptr<DeviceMemory>> memory;
-      std::vector<std::byte*> addresses;
-      for (const Bytes& bytes : tensors_before) {
-        memory.push_back(Upload(bytes));
-        addresses.push_back(memory.back()->data());
-      }
-      CopyBatch batch;
-      batch.kind = kind;
-      batch.loops = shape.loops;
-      batch.copies = {{.first_tensor = shape.first_tensor,
-                       .byte_offset = shape.byte_offset,
-                       .loops_begin = 0,
-                       .loops_count = static_cast<uint32_t>(shape.loops.size()),
-                       .tensor_dtype = tensor_dtype,
-                       .staging_dtype = staging_dtype,
-                       .staging = staging->data() + 16}};
-      auto prepared = device_->Prepare(addresses, {&batch, 1});
-      ASSERT_TRUE(prepared.ok()) << prepared.status();
-      ASSERT_TRUE((*prepared)->Enqueue(0, kStream).ok());
-      EXPECT_TRUE(Download(*staging) == staging_expected)
-          << "staging after kind " << static_cast<int>(kind);
-      for (size_t i = 0; i < tensors; ++i) {
-        EXPECT_TRUE(Download(*memory[i]) == tensors_expected[i])
-            << "tensor " << i << " after kind " << static_cast<int>(kind);
-      }
-    }
+    const Shape staging = Dense(shape, tensors, DTypeBytes(staging_dtype));
+    std::vector<size_t> entries(tensors, tensor_bytes);
+    entries.push_back(shape.elements() * DTypeBytes(staging_dtype) + 32);
+    CheckCopy(CopyKind::kCopy, shape, tensor_dtype, staging, staging_dtype,
+              entries);
+    CheckCopy(CopyKind::kCopy, staging, staging_dtype, shape, tensor_dtype,
+              entries);
+    CheckCopy(CopyKind::kZero, shape, tensor_dtype, shape, tensor_dtype,
+              entries);
   }
 
   std::unique_ptr<Device> device_;
@@ -204,22 +227,79 @@ TEST_P(DeviceConformance, EveryCastWorksInEveryLoopShape) {
   }
 }
 
+TEST_P(DeviceConformance, CopiesStridedOnBothSidesAreExact) {
+  for (const DType dtype : {DType::kUint8, DType::kBf16, DType::kFp32}) {
+    const uint64_t e = DTypeBytes(dtype);
+    const std::vector<std::pair<Shape, Shape>> pairs = {
+        // Rows of other widths: a column slice of one matrix into another.
+        {{0, 3 * e, {{6, 0, 40 * e}, {11, 0, e}}},
+         {1, 2 * e, {{6, 0, 24 * e}, {11, 0, e}}}},
+        // Transposed on one side.
+        {{0, 0, {{9, 0, e}, {10, 0, 9 * e}}},
+         {1, 4 * e, {{9, 0, 10 * e}, {10, 0, e}}}},
+        // Over the tensors of one side and inside one of the other.
+        {{0, e, {{2, 1, 0}, {3, 0, 20 * e}, {8, 0, e}}},
+         {2, 0, {{2, 0, 30 * e}, {3, 0, 10 * e}, {8, 0, e}}}},
+        // Wide rows, so that vectors are used, from an odd place.
+        {{0, 5 * e, {{3, 0, 300 * e}, {256, 0, e}}},
+         {1, 8 * e, {{3, 0, 264 * e}, {256, 0, e}}}},
+    };
+    for (const auto& [from, to] : pairs) {
+      CheckCopy(CopyKind::kCopy, from, dtype, to, dtype, {4096, 4096, 4096});
+    }
+    if (dtype == DType::kUint8) continue;
+    const DType other = dtype == DType::kBf16 ? DType::kFp32 : DType::kFp16;
+    const uint64_t o = DTypeBytes(other);
+    CheckCopy(CopyKind::kCopy, {0, e, {{7, 0, 50 * e}, {33, 0, e}}}, dtype,
+              {1, 0, {{7, 0, 35 * o}, {33, 0, o}}}, other, {4096, 4096});
+    CheckCopy(CopyKind::kCopy, {0, e, {{7, 0, e}, {33, 0, 7 * e}}}, dtype,
+              {1, 0, {{7, 0, 35 * o}, {33, 0, o}}}, other, {4096, 4096});
+  }
+}
+
+TEST_P(DeviceConformance, LargeCopiesOfManyLanesAreExact) {
+  constexpr size_t kBytes = 3 << 20;
+  std::vector<std::unique_ptr<DeviceMemory>> memory;
+  std::vector<std::byte*> table;
+  std::vector<Bytes> before;
+  CopyBatch batch;
+  batch.loops = {{kBytes / 2 - 5, {0, 1}, {0, 1}}};
+  for (uint32_t lane = 0; lane < 3; ++lane) {
+    for (int side = 0; side < 2; ++side) {
+      before.push_back(RandomBytes(kBytes));
+      memory.push_back(Upload(before.back()));
+      table.push_back(memory.back()->data());
+    }
+    StridedCopy& copy = batch.copies.emplace_back();
+    copy.from = {2 * lane, 16 * lane, DType::kUint8};
+    copy.to = {2 * lane + 1, 3 * lane, DType::kUint8};
+    copy.loops_count = 1;
+    copy.lane = lane;
+  }
+  auto prepared = device_->Prepare(table, {&batch, 1});
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  ASSERT_TRUE((*prepared)->Enqueue(0, kStream).ok());
+  for (size_t lane = 0; lane < 3; ++lane) {
+    Bytes expected = before[2 * lane + 1];
+    std::copy_n(before[2 * lane].begin() + 16 * lane, kBytes / 2 - 5,
+                expected.begin() + 3 * lane);
+    EXPECT_TRUE(Download(*memory[2 * lane + 1]) == expected) << lane;
+    EXPECT_TRUE(Download(*memory[2 * lane]) == before[2 * lane]) << lane;
+  }
+}
+
 TEST_P(DeviceConformance, BatchesOfOnePreparationRunAlone) {
   auto tensor = Upload(Bytes(64, std::byte{1}));
   auto staging = Upload(Bytes(64, std::byte{2}));
-  std::vector<CopyBatch> batches(3);
-  for (size_t i = 0; i < 3; ++i) {
-    batches[i].kind = CopyKind::kUnpack;
-    batches[i].loops = {{.extent = 4, .byte_step = 1}};
-    batches[i].copies = {{.byte_offset = 16 * i,
-                          .loops_count = 1,
-                          .tensor_dtype = DType::kUint8,
-                          .staging_dtype = DType::kUint8,
-                          .staging = staging->data()}};
+  std::vector<CopyBatch> batches;
+  for (uint64_t i = 0; i < 3; ++i) {
+    batches.push_back(BatchOf(CopyKind::kCopy, {1, 0, {{4, 0, 1}}},
+                              DType::kUint8, {0, 16 * i, {{4, 0, 1}}},
+                              DType::kUint8));
   }
   batches[2].copies.clear();
-  std::byte* const address = tensor->data();
-  auto prepared = device_->Prepare({&address, 1}, batches);
+  std::byte* const table[] = {tensor->data(), staging->data()};
+  auto prepared = device_->Prepare(table, batches);
   ASSERT_TRUE(prepared.ok()) << prepared.status();
   ASSERT_TRUE((*prepared)->Enqueue(2, kStream).ok());
   ASSERT_TRUE((*prepared)->Enqueue(1, kStream).ok());
@@ -228,16 +308,72 @@ TEST_P(DeviceConformance, BatchesOfOnePreparationRunAlone) {
   EXPECT_EQ(Download(*tensor), expected);
 }
 
-TEST_P(DeviceConformance, ZeroAndCopyReachExactlyTheirRange) {
-  auto memory = Upload(Bytes(300, std::byte{7}));
-  ASSERT_TRUE(device_->Zero(memory->data() + 100, 100, kStream).ok());
+TEST_P(DeviceConformance, CopyReachesExactlyItsRange) {
+  const Bytes before = RandomBytes(300);
+  auto memory = Upload(before);
   ASSERT_TRUE(
       device_->Copy(memory->data() + 250, memory->data() + 150, 33, kStream)
           .ok());
-  Bytes expected(300, std::byte{7});
-  std::fill_n(expected.begin() + 100, 100, std::byte{0});
-  std::fill_n(expected.begin() + 250, 33, std::byte{0});
+  Bytes expected = before;
+  std::copy_n(before.begin() + 150, 33, expected.begin() + 250);
   EXPECT_EQ(Download(*memory), expected);
+}
+
+TEST_P(DeviceConformance, BatchDoesNothingOnceItsWordIsSet) {
+  auto memory = Upload(Bytes(32, std::byte{7}));
+  auto word = Upload(Bytes(4, std::byte{1}));
+  const Shape all = {0, 0, {{32, 0, 1}}};
+  const CopyBatch zero =
+      BatchOf(CopyKind::kZero, all, DType::kUint8, all, DType::kUint8);
+  std::byte* const address = memory->data();
+  auto prepared = device_->Prepare({&address, 1}, {&zero, 1});
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  ASSERT_TRUE(
+      (*prepared)
+          ->Enqueue(0, kStream, reinterpret_cast<const uint32_t*>(word->data()))
+          .ok());
+  EXPECT_EQ(Download(*memory), Bytes(32, std::byte{7}));
+}
+
+TEST_P(DeviceConformance, MappedMemoryIsWhatWasExported) {
+  auto first = Upload(Bytes(512, std::byte{1}));
+  auto second = Upload(Bytes(512, std::byte{2}));
+  const std::vector<MemoryRange> ranges = {
+      {first->data(), 512}, {nullptr, 0}, {second->data() + 100, 50}};
+  const auto exported = device_->Export(ranges);
+  ASSERT_TRUE(exported.ok()) << exported.status();
+  const auto mapped = device_->Import(*exported);
+  ASSERT_TRUE(mapped.ok()) << mapped.status();
+  ASSERT_EQ((*mapped)->addresses().size(), 3);
+  EXPECT_EQ((*mapped)->addresses()[1], nullptr);
+  ASSERT_TRUE(device_
+                  ->Copy((*mapped)->addresses()[2], (*mapped)->addresses()[0],
+                         50, kStream)
+                  .ok());
+  Bytes expected(512, std::byte{2});
+  std::fill_n(expected.begin() + 100, 50, std::byte{1});
+  EXPECT_EQ(Download(*second), expected);
+}
+
+TEST_P(DeviceConformance, EventsAreReachedInTheOrderOfStreams) {
+  auto stream = device_->CreateStream();
+  auto other = device_->CreateStream();
+  auto event = device_->CreateEvent();
+  ASSERT_TRUE(stream.ok() && other.ok() && event.ok());
+  auto memory = Upload(Bytes(64, std::byte{3}));
+  Bytes bytes(64);
+  ASSERT_TRUE(
+      device_->Copy(memory->data() + 32, memory->data(), 32, (*stream)->get())
+          .ok());
+  ASSERT_TRUE((*event)->Record((*stream)->get()).ok());
+  ASSERT_TRUE((*event)->Await((*other)->get()).ok());
+  ASSERT_TRUE(
+      device_->Copy(bytes.data(), memory->data(), 64, (*other)->get()).ok());
+  ASSERT_TRUE(device_->Synchronize((*other)->get()).ok());
+  const auto reached = (*event)->Reached();
+  ASSERT_TRUE(reached.ok()) << reached.status();
+  EXPECT_TRUE(*reached);
+  EXPECT_EQ(bytes, Bytes(64, std::byte{3}));
 }
 
 TEST_P(DeviceConformance, MemoryIsAlignedAndMayBeEmpty) {

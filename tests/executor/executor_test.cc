@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/enum_text.h"
 #include "refit/host_device.h"
 #include "refit/local_transport.h"
 #include "runner/checked_run.h"
@@ -18,7 +19,8 @@ namespace {
 
 constexpr std::chrono::seconds kTimeout(60);
 
-void ExpectEveryElementRight(const ReshardOptions& options) {
+void ExpectEveryElementRightBy(const ReshardOptions& options) {
+  SCOPED_TRACE(EnumText(options.mechanism));
   const PlanFile plan = ReshardPlan(options).Open();
   const auto result = RunChecked(plan, {.iterations = 2, .timeout = kTimeout});
   ASSERT_TRUE(result.ok()) << result.status();
@@ -27,6 +29,13 @@ void ExpectEveryElementRight(const ReshardOptions& options) {
   }
   EXPECT_EQ(result->check.checked_bytes, result->destination_bytes);
   EXPECT_EQ(result->refits.size(), 2);
+}
+
+void ExpectEveryElementRight(ReshardOptions options) {
+  for (const fb::Mechanism mechanism : fb::EnumValuesMechanism()) {
+    options.mechanism = mechanism;
+    ExpectEveryElementRightBy(options);
+  }
 }
 
 TEST(ExecutorTest, RowsBecomeColumns) {
@@ -126,6 +135,11 @@ class World {
          })) {
       ASSERT_TRUE(status.ok()) << status;
     }
+  }
+
+  absl::Status Refit(int32_t rank, const RunOptions& options) {
+    absl::Status status = executor(rank).Run(nullptr, options);
+    return status.ok() ? executor(rank).Wait() : status;
   }
 
   Executor& executor(int32_t rank) { return *executors_[rank]; }
@@ -243,16 +257,15 @@ TEST(ExecutorTest, FailedRefitLeavesAllRanksTornUntilOneSucceeds) {
     RunOptions options;
     options.timeout = kTimeout;
     if (rank == 0) options.addresses = moved;
-    return world.executor(rank).Run(nullptr, options);
+    return world.Refit(rank, options);
   });
   EXPECT_EQ(failed[0].message(), "rank 0: a tensor moved since Bind");
   for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
     EXPECT_FALSE(failed[rank].ok());
     EXPECT_EQ(world.executor(rank).state(), ExecutorState::kTorn);
   }
-  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
-         return world.executor(rank).Run(nullptr, {});
-       })) {
+  for (const absl::Status& status :
+       world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); })) {
     EXPECT_TRUE(status.ok()) << status;
   }
   EXPECT_EQ(world.executor(0).state(), ExecutorState::kBound);
@@ -266,8 +279,7 @@ TEST(ExecutorTest, RankThatDoesNotComeFailsTheOthersAtTheDeadline) {
   const auto statuses = world.OnAllRanks([&](int32_t rank) {
     RunOptions options;
     options.timeout = std::chrono::milliseconds(100);
-    return rank == 0 ? absl::OkStatus()
-                     : world.executor(rank).Run(nullptr, options);
+    return rank == 0 ? absl::OkStatus() : world.Refit(rank, options);
   });
   for (int32_t rank = 1; rank < plan.world_size(); ++rank) {
     EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kDeadlineExceeded)
@@ -293,12 +305,65 @@ TEST(ExecutorTest, RankMayBindAgainAlone) {
   const ValueCheck check(plan);
   check.FillSources(world.tensors);
   check.PoisonDestinations(world.tensors);
-  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
-         return world.executor(rank).Run(nullptr, {});
-       })) {
+  for (const absl::Status& status :
+       world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); })) {
     EXPECT_TRUE(status.ok()) << status;
   }
   EXPECT_EQ(check.Check(world.tensors).wrong_elements, 0);
+}
+
+TEST(ExecutorTest, DirectPlanBindsAgainOnAllRanksTogether) {
+  const PlanFile plan =
+      ReshardPlan({.mechanism = fb::Mechanism::kDirect}).Open();
+  World world(plan);
+  world.Bind();
+  EXPECT_EQ(world.executor(3)
+                .Bind(world.tensors[3], std::chrono::milliseconds(100))
+                .code(),
+            absl::StatusCode::kDeadlineExceeded);
+  std::vector<std::vector<std::byte>> elsewhere;
+  for (BoundTensor& tensor : world.tensors[3]) {
+    elsewhere.emplace_back(tensor.size_bytes);
+    tensor.data = elsewhere.back().data();
+  }
+  // The failed step belongs to rank 3 alone, so the others make up for it.
+  world.OnAllRanks([&](int32_t rank) {
+    return rank == 3 ? absl::OkStatus()
+                     : world.executor(rank).Bind(
+                           world.tensors[rank], std::chrono::milliseconds(100));
+  });
+  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
+         return world.executor(rank).Bind(world.tensors[rank], kTimeout);
+       })) {
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  const ValueCheck check(plan);
+  check.FillSources(world.tensors);
+  check.PoisonDestinations(world.tensors);
+  for (const absl::Status& status :
+       world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); })) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  EXPECT_EQ(check.Check(world.tensors).wrong_elements, 0);
+}
+
+TEST(ExecutorTest, ReceiverThatDoesNotComeFailsADirectRefitAtTheDeadline) {
+  const PlanFile plan =
+      ReshardPlan({.mechanism = fb::Mechanism::kDirect}).Open();
+  World world(plan);
+  world.Bind();
+  const auto statuses = world.OnAllRanks([&](int32_t rank) {
+    RunOptions options;
+    options.timeout = std::chrono::milliseconds(100);
+    return rank == 3 ? absl::OkStatus() : world.Refit(rank, options);
+  });
+  for (int32_t rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kDeadlineExceeded)
+        << statuses[rank];
+    EXPECT_EQ(world.executor(rank).state(), ExecutorState::kTorn);
+  }
+  EXPECT_NE(statuses[0].message().find("rank 0: round 0: "), std::string::npos)
+      << statuses[0];
 }
 
 TEST(ExecutorTest, RefusedRebindKeepsTheEarlierOne) {
@@ -307,9 +372,8 @@ TEST(ExecutorTest, RefusedRebindKeepsTheEarlierOne) {
   world.Bind();
   EXPECT_FALSE(world.executor(0).Bind({}).ok());
   EXPECT_EQ(world.executor(0).state(), ExecutorState::kBound);
-  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
-         return world.executor(rank).Run(nullptr, {});
-       })) {
+  for (const absl::Status& status :
+       world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); })) {
     EXPECT_TRUE(status.ok()) << status;
   }
 }
@@ -318,8 +382,7 @@ TEST(ExecutorTest, CountersTellWhatARefitMoved) {
   const PlanFile plan = ReshardPlan({.layers = 3}).Open();
   World world(plan);
   world.Bind();
-  world.OnAllRanks(
-      [&](int32_t rank) { return world.executor(rank).Run(nullptr, {}); });
+  world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); });
   const RunCounters& counters = world.executor(0).counters();
   EXPECT_EQ(counters.rounds, 3);
   EXPECT_EQ(counters.messages_sent, 6);

@@ -108,10 +108,10 @@ Offset<fb::Body> CreateBody(FlatBufferBuilder& builder,
   for (const PlanBuilder::Rank& r : plan.ranks) {
     programs.push_back(CreateProgram(builder, r, pools));
   }
-  const std::vector<fb::Round> rounds(plan.rounds,
-                                      fb::Round(fb::Route::kPeer, 0, 0));
+  const std::vector<fb::Round> rounds(
+      plan.rounds, fb::Round(fb::Route::kPeer, plan.mechanism, 0));
   const auto limits =
-      fb::CreateLimits(builder, uint64_t{1} << 40, uint64_t{1} << 40, 2, 1024);
+      fb::CreateLimits(builder, uint64_t{1} << 40, uint64_t{1} << 40, 1, 1024);
   const auto stats = fb::CreateStatsDirect(builder);
   return fb::CreateBody(
       builder, plan.source_ranks, builder.CreateVector(params),
@@ -138,8 +138,10 @@ std::vector<uint8_t> PlanBuilder::Bytes() const {
       outer.CreateVector(inner.GetBufferPointer(), inner.GetSize());
   const auto provenance = fb::CreateProvenanceDirect(outer, "a test");
   fb::FinishPlanBuffer(
-      outer, fb::CreatePlan(outer, kFormatMajor << 16 | kFormatMinor, 0,
-                            &inputs_digest, &body_digest, body, provenance));
+      outer, fb::CreatePlan(
+                 outer, kFormatMajor << 16 | kFormatMinor,
+                 mechanism == fb::Mechanism::kDirect ? kFeatureDirectRounds : 0,
+                 &inputs_digest, &body_digest, body, provenance));
   return {outer.GetBufferPointer(), outer.GetBufferPointer() + outer.GetSize()};
 }
 
@@ -162,6 +164,7 @@ PlanBuilder ReshardPlan(const ReshardOptions& options) {
   PlanBuilder plan;
   plan.source_ranks = options.source_ranks;
   plan.rounds = options.layers;
+  plan.mechanism = options.mechanism;
   plan.params.push_back({.name = "model.layers.{0}.weight",
                          .index = {options.layers},
                          .shape = {options.rows, options.columns},
@@ -249,6 +252,12 @@ PlanBuilder ReshardPlan(const ReshardOptions& options) {
         plan.ranks[sources + d].messages.push_back(recv);
       }
     }
+  }
+  if (options.mechanism == fb::Mechanism::kDirect) {
+    for (PlanBuilder::Rank& rank : plan.ranks) {
+      for (PlanBuilder::Message& m : rank.messages) m.staging_offset = 0;
+    }
+    return plan;
   }
   for (uint32_t rank = 0; rank < plan.ranks.size(); ++rank) {
     plan.ranks[rank].staging_bytes =

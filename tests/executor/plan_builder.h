@@ -65,6 +65,7 @@ struct PlanBuilder {
 
   uint32_t source_ranks = 1;
   uint32_t rounds = 1;
+  fb::Mechanism mechanism = fb::Mechanism::kStaged;  // of all rounds
   std::vector<Param> params;
   std::vector<Buffer> buffers;
   std::vector<Rank> ranks;
@@ -88,6 +89,7 @@ struct ReshardOptions {
   DType source_dtype = DType::kBf16;
   DType destination_dtype = DType::kBf16;
   fb::RegionKind padding_kind = fb::RegionKind::kFill;
+  fb::Mechanism mechanism = fb::Mechanism::kStaged;
 };
 
 PlanBuilder ReshardPlan(const ReshardOptions& options);

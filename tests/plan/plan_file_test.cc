@@ -143,7 +143,7 @@ TEST(PlanDoorTest, ANewerMajorIsRefused) {
       Door(Wrap(SampleBody(), {.format_version = 2 << 16 | 3}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "format version 2.3 is newer than this build's 1.0");
+            "format version 2.3 is newer than this build's 1.1");
 }
 
 TEST(PlanDoorTest, ANewerMinorIsRead) {
@@ -152,7 +152,7 @@ TEST(PlanDoorTest, ANewerMinorIsRead) {
 
 TEST(PlanDoorTest, AMajorThatNeverWasIsRefused) {
   EXPECT_EQ(Door(Wrap(SampleBody(), {.format_version = 7})).message(),
-            "format version 0.7 does not exist; this build reads 1.0");
+            "format version 0.7 does not exist; this build reads 1.1");
 }
 
 TEST(PlanDoorTest, AnUnknownFeatureIsRefused) {

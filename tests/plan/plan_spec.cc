@@ -111,7 +111,12 @@ std::vector<uint8_t> BuildBody(const PlanSpec& spec) {
     casts.push_back(fb::CreateCast(builder, cast.from, cast.to));
   }
   std::vector<fb::Round> rounds;
-  for (const fb::Route route : spec.rounds) rounds.emplace_back(route, 0, 0);
+  for (size_t i = 0; i < spec.rounds.size(); ++i) {
+    rounds.emplace_back(spec.rounds[i],
+                        i < spec.mechanisms.size() ? spec.mechanisms[i]
+                                                   : fb::Mechanism::kStaged,
+                        0);
+  }
   const CopyTables copies = BuildCopies(spec);
   const auto params_vector = builder.CreateVector(params);
   const auto buffers_vector = builder.CreateVector(buffers);

@@ -72,6 +72,7 @@ struct PlanSpec {
   std::vector<Buffer> buffers;
   std::vector<Program> programs;
   std::vector<fb::Route> rounds;
+  std::vector<fb::Mechanism> mechanisms;  // by round; staged where absent
   std::vector<std::vector<Copy>> copy_lists;
   std::vector<Skip> skips;
   std::vector<Cast> casts;

@@ -417,6 +417,61 @@ TEST(ProofTest, ColocatedRanksExchangeLocally) {
             "messages)");
 }
 
+// Every round stores directly, whatever the limits of staged rounds are.
+PlanSpec DirectSpec() {
+  PlanSpec spec = SampleSpec();
+  spec.mechanisms = {fb::Mechanism::kDirect, fb::Mechanism::kDirect};
+  for (PlanSpec::Program& program : spec.programs) {
+    program.staging_bytes = 0;
+    for (fb::Message& message : program.messages) SetStaging(message, 0);
+  }
+  spec.bucket_bytes = 16;
+  spec.staging_bytes = 0;
+  spec.operations_per_round = 0;
+  return spec;
+}
+
+TEST(ProofTest, DirectRoundsNeedNeitherStagingNorLimits) {
+  EXPECT_EQ(ViolationOf(DirectSpec()), "");
+}
+
+TEST(ProofTest, ADirectRoundBetweenHostsIsNamed) {
+  PlanSpec spec = DirectSpec();
+  for (size_t rank : {2, 3}) spec.programs[rank].host = 1;
+  spec.rounds.assign(2, fb::Route::kNetwork);
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 0: rank 0 stores directly into memory of another "
+            "host (invariant 4: matched messages)");
+}
+
+TEST(ProofTest, ADirectCopyThatIsNotOneCopyOfTheSenderIsNamed) {
+  PlanSpec spec = DirectSpec();
+  // The norm arrives in two halves.
+  PlanSpec::Copy& norm = spec.copy_lists[3][1];
+  norm.loops = {{4, 1}};
+  PlanSpec::Copy second = norm;
+  second.offset += 4;
+  second.staging_offset += 8;
+  spec.copy_lists[3].push_back(second);
+  EXPECT_NE(ViolationOf(spec).find(
+                "the direct copy that begins here is not one copy of rank 0"),
+            std::string::npos)
+      << ViolationOf(spec);
+}
+
+TEST(ProofTest, ADirectCopyMayHaveOtherLoopsThanTheSender) {
+  PlanSpec spec = DirectSpec();
+  spec.copy_lists[1][1].loops = {{4, 2}, {2, 1}};
+  EXPECT_EQ(ViolationOf(spec), "");
+}
+
+TEST(ProofTest, ADirectElementFromTheWrongPlaceIsNamed) {
+  PlanSpec spec = DirectSpec();
+  std::swap(spec.copy_lists[3][0].offset, spec.copy_lists[4][0].offset);
+  EXPECT_NE(ViolationOf(spec).find("invariant 2"), std::string::npos)
+      << ViolationOf(spec);
+}
+
 TEST(ProofTest, ColocatedRanksOnTwoHostsAreNamed) {
   PlanSpec spec = ColocatedSpec();
   spec.programs[2].host = 1;

@@ -87,7 +87,7 @@ TEST(PlanTextTest, HeaderNamesFormatAndDigests) {
   const PlanFile plan = OpenSpec(SampleSpec());
   const std::string text = PlanText(plan, {});
   EXPECT_EQ(text.substr(0, text.find('\n')),
-            "plan 1.0 body " + DigestText(*plan.plan().body_digest()) +
+            "plan 1.1 body " + DigestText(*plan.plan().body_digest()) +
                 " inputs 00000000012345670000000089abcdef");
 }
 
@@ -247,6 +247,7 @@ TEST(StatsTextTest, SaysBytesTimesAndSizes) {
   local                                   0 bytes  on one GPU
   peer                                  288 bytes  inside a host
   network                                 0 bytes  between hosts
+  direct                                  0 bytes  stored into mapped tensors, without staging
 sent per source rank, max               144 bytes  rank 0
 sent per source rank, mean              144 bytes
   imbalance                           1.000        max / mean
@@ -257,7 +258,7 @@ lower bound                           0.001 s      1.000 ms
 predicted                            0.0025 s      2.500 ms, 2.500 x the lower bound
   binding link                                     egress of rank 0
 messages                                  4
-  largest                                80 bytes  limit 128
+  largest staged                         80 bytes  limit 128
 rounds                                    2
   operations of a rank, max               1        rank 0 in round 0, limit 8
 staging of a rank, max                  144 bytes  rank 0, limit 256

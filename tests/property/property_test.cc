@@ -64,6 +64,7 @@ std::string DrawSchedule(Draw& draw, const DrawnJob& job) {
     options.push_back(absl::StrFormat("\"staging_bytes\": %d",
                                       arena + draw.Between(0, 2) * bucket));
   }
+  if (draw.Chance(60)) options.push_back("\"peer\": \"staged\"");
   if (draw.Chance(60)) {
     options.push_back(absl::StrFormat("\"operations_per_round\": %d",
                                       draw.Pick<int64_t>({1, 2, 3, 5, 32})));

@@ -90,7 +90,7 @@ QWEN3_MOE_BIAS = qwen3_moe(layers=2, attention_bias=True)
 MIXTRAL = dense("mixtral", 4, 32, 8, 4, 24, 200, num_local_experts=4)
 MIXTRAL_TIED = dense("mixtral", 3, 24, 12, 6, 36, 900, num_local_experts=6, head_dim=4, tie_word_embeddings=True)
 
-SMALL_BUCKETS = {"options": {"bucket_bytes": 4096, "staging_bytes": 16384}}
+SMALL_BUCKETS = {"options": {"peer": "staged", "bucket_bytes": 4096, "staging_bytes": 16384}}
 FOUR_PER_HOST = {"topology": {"gpus_per_host": 4}}
 
 DENSE = [
@@ -156,7 +156,7 @@ DENSE = [
         vllm(tp=2, replicas=2),
         {
             "topology": {"hosts": [0, 1, 2, 0, 1, 2, 1, 1, 2, 0]},
-            "options": {"bucket_bytes": 4096, "staging_bytes": 12288, "slots": 3, "operations_per_round": 2},
+            "options": {"peer": "staged", "bucket_bytes": 4096, "staging_bytes": 12288, "slots": 3, "operations_per_round": 2},
         },
     ),
     (

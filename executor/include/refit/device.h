@@ -1,16 +1,19 @@
-// Device: memory, and strided copies between a rank's tensors and its staging.
+// Device: memory, streams, and strided copies between tables of tensors.
 #ifndef REFIT_EXECUTOR_INCLUDE_REFIT_DEVICE_H_
 #define REFIT_EXECUTOR_INCLUDE_REFIT_DEVICE_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "plan/dtype.h"
+#include "refit/fence.h"
 
 namespace refit {
 
@@ -18,34 +21,46 @@ namespace refit {
 // that works on the calling thread.
 using Stream = void*;
 
+// A place in the table of addresses that a batch of copies is prepared over.
+struct CopyPlace {
+  uint64_t entry = 0;        // of the table
+  uint64_t byte_offset = 0;  // from the entry's address
+  DType dtype = DType::kUnspecified;
+};
+
+// How far one iteration of a loop moves a place.
+struct CopyStep {
+  uint64_t entries = 0;
+  uint64_t bytes = 0;
+};
+
 // One loop of a strided copy, outermost first.
 struct CopyLoop {
   uint64_t extent = 1;
-  uint64_t tensor_step = 0;  // entries of the tensor table per iteration
-  uint64_t byte_step = 0;    // bytes of the tensor per iteration
+  CopyStep from;
+  CopyStep to;
 };
 
-// A strided box of elements of one or more tensors = a dense run of staging,
-// visited row-major over the loops. The dtypes differ when the copy casts.
+// Elements visited row-major over the loops, the last loop fastest, on both
+// sides at once. The dtypes differ when the copy casts.
 struct StridedCopy {
-  uint64_t first_tensor = 0;  // into the tensor table
-  uint64_t byte_offset = 0;   // of the first element in its tensor
-  uint32_t loops_begin = 0;   // into CopyBatch::loops
+  CopyPlace from;  // unused by kZero
+  CopyPlace to;
+  uint32_t loops_begin = 0;  // into CopyBatch::loops
   uint32_t loops_count = 0;
-  DType tensor_dtype = DType::kUnspecified;
-  DType staging_dtype = DType::kUnspecified;
-  std::byte* staging = nullptr;  // unused by kZero
+  // Copies of different lanes go on side by side: they use different links.
+  uint32_t lane = 0;
 };
 
 enum class CopyKind : uint8_t {
-  kPack,    // tensors to staging
-  kUnpack,  // staging to tensors
-  kZero,    // zero bytes to tensors
+  kCopy,
+  kZero,  // writes zero bytes
 };
 
-// Copies that are issued together. No byte is written by two of them.
+// Copies that are issued together. No byte is written by two of them, and none
+// that one writes is read by another.
 struct CopyBatch {
-  CopyKind kind = CopyKind::kPack;
+  CopyKind kind = CopyKind::kCopy;
   std::vector<StridedCopy> copies;
   std::vector<CopyLoop> loops;
 };
@@ -55,8 +70,10 @@ class PreparedCopies {
  public:
   virtual ~PreparedCopies() = default;
   // Enqueues batch number `batch`. Its bytes are in place when `stream`
-  // reaches this point.
-  virtual absl::Status Enqueue(size_t batch, Stream stream) = 0;
+  // reaches this point. It does nothing if the word at `unless`, when there is
+  // one, is not 0 by then.
+  virtual absl::Status Enqueue(size_t batch, Stream stream,
+                               const uint32_t* unless = nullptr) = 0;
 };
 
 // Memory of a device, freed by scope.
@@ -75,6 +92,55 @@ class DeviceMemory {
   uint64_t size_bytes_;
 };
 
+// A stream of the device, freed by scope.
+class DeviceStream {
+ public:
+  virtual ~DeviceStream() = default;
+  virtual Stream get() const = 0;
+};
+
+// A point of a stream that others wait for. Recorded again, it is the new
+// point.
+class DeviceEvent {
+ public:
+  virtual ~DeviceEvent() = default;
+  virtual absl::Status Record(Stream stream) = 0;
+  // Work enqueued on `stream` from now on starts after the recorded point.
+  virtual absl::Status Await(Stream stream) = 0;
+  // Whether the recorded point was reached; an error of the device's work.
+  virtual absl::StatusOr<bool> Reached() = 0;
+};
+
+// Contiguous memory to share with other ranks.
+struct MemoryRange {
+  std::byte* data = nullptr;
+  uint64_t size_bytes = 0;
+};
+
+// Another rank's ranges as this device reaches them, until the end of scope.
+class MappedMemory {
+ public:
+  virtual ~MappedMemory() = default;
+  // In the order of the Export.
+  virtual absl::Span<std::byte* const> addresses() const = 0;
+};
+
+// A fence made of words in device memory.
+class DeviceFence : public Fence {
+ public:
+  // What peers need to signal here.
+  virtual absl::StatusOr<std::string> Export() = 0;
+  // `exported[i]` is the Export of `peers[i]`. Sets the counters to zero: no
+  // rank may signal before all have connected.
+  virtual absl::Status Connect(absl::Span<const int32_t> peers,
+                               absl::Span<const std::string> exported) = 0;
+  // Sets `aborted`. Thread-safe.
+  virtual void Abort() = 0;
+  // The peers that the stream waits for now, for a message; none if it does not
+  // wait. Thread-safe.
+  virtual std::vector<int32_t> Waiting() const = 0;
+};
+
 // Thread-safe: one device may serve several ranks.
 class Device {
  public:
@@ -84,23 +150,34 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(
       uint64_t size_bytes) = 0;
 
-  // Makes `batches` ready over the table `tensors` of tensor addresses.
-  // Requires: every copy inside its tensors and its staging. The tensors and
-  // the staging must outlive the result; the arguments need not.
+  // Makes `batches` ready over `table`. Requires: every copy inside the memory
+  // at its entries. That memory must outlive the result; the arguments need
+  // not.
   virtual absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
-      absl::Span<std::byte* const> tensors,
+      absl::Span<std::byte* const> table,
       absl::Span<const CopyBatch> batches) = 0;
 
-  // Enqueues a contiguous copy between ranges that do not overlap.
+  virtual absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() = 0;
+  virtual absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() = 0;
+
+  // Enqueues a contiguous copy between ranges that do not overlap; each may be
+  // of this device or of the host.
   virtual absl::Status Copy(std::byte* to, const std::byte* from,
                             uint64_t size_bytes, Stream stream) = 0;
 
-  // Enqueues zero bytes.
-  virtual absl::Status Zero(std::byte* to, uint64_t size_bytes,
-                            Stream stream) = 0;
-
   // Returns when all work enqueued on `stream` is done, with its first error.
   virtual absl::Status Synchronize(Stream stream) = 0;
+
+  // What ranks of the same host need to reach `ranges`, as bytes to send to
+  // them. Error: kFailedPrecondition, memory that cannot be shared.
+  virtual absl::StatusOr<std::string> Export(
+      absl::Span<const MemoryRange> ranges) = 0;
+  virtual absl::StatusOr<std::unique_ptr<MappedMemory>> Import(
+      std::string_view exported) = 0;
+
+  // Error: kUnimplemented, a device on which nothing waits.
+  virtual absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(
+      int32_t rank, int32_t world_size) = 0;
 };
 
 }  // namespace refit

@@ -1,9 +1,11 @@
 // Executor: one rank's replay of a plan.
 //
-//   Load -> Connect -> Bind -> Run, as often as wanted -> Close
+//   Load -> Connect -> Bind -> Run, Wait, as often as wanted -> Close
 //
 // Connect and the first Bind are collective: all ranks of the plan call them,
-// and none returns success before all have passed. Run is collective too.
+// and none returns success before all have passed. Run and Wait are collective
+// too, and so is every Bind of a plan with direct rounds, whose senders need to
+// know where the receivers' tensors are.
 #ifndef REFIT_EXECUTOR_INCLUDE_REFIT_EXECUTOR_H_
 #define REFIT_EXECUTOR_INCLUDE_REFIT_EXECUTOR_H_
 
@@ -35,8 +37,9 @@ struct BoundTensor {
 enum class ExecutorState : uint8_t {
   kLoaded,
   kConnected,
-  kBound,  // ready to run; the last refit, if any, succeeded
-  kTorn,   // the last refit failed: do not serve until a later one succeeds
+  kBound,    // ready to run; the last refit, if any, succeeded
+  kRunning,  // a refit was enqueued, Wait tells how it ended
+  kTorn,     // the last refit failed: do not serve until a later one succeeds
   kClosed,
 };
 
@@ -69,6 +72,9 @@ struct RunCounters {
   double unpack_seconds = 0;
 };
 
+class RankSchedule;
+struct RoundWork;
+
 // Thread-compatible.
 class Executor {
  public:
@@ -79,6 +85,7 @@ class Executor {
   ~Executor();
 
   // Allocates the staging arena and shakes hands with all ranks on the plan.
+  // While torn it makes the transport whole again and keeps what is bound.
   absl::Status Connect(std::chrono::nanoseconds timeout);
 
   // Takes this rank's tensors, checks every one against the plan and makes all
@@ -86,15 +93,21 @@ class Executor {
   // dtype, shape or size, null pointers and memory that overlaps: all problems
   // in one message. A tensor that the plan skips as a whole may be left out.
   //
-  // Once bound, a rank may bind again whenever its tensors move; that is local
-  // to the rank, and a refused Bind leaves the earlier one in place.
+  // Once bound, a rank may bind again whenever its tensors move. If the plan
+  // has direct rounds all ranks do so together; else it is local to the rank. A
+  // refused Bind leaves the earlier one in place.
   absl::Status Bind(
       absl::Span<const BoundTensor> tensors,
       std::chrono::nanoseconds timeout = std::chrono::minutes(10));
 
-  // Enqueues one refit. A failed one fails on all ranks, and leaves kTorn; Run
-  // may be called again.
+  // Enqueues one refit on `stream` and returns; nothing is allocated and no
+  // device is waited for. Its timeout runs from here. An error fails the refit
+  // on all ranks, and leaves kTorn; Run may be called again.
   absl::Status Run(Stream stream, const RunOptions& options);
+
+  // Returns when the refits enqueued so far are over on all ranks: the weights
+  // are in place. An error leaves kTorn.
+  absl::Status Wait();
 
   // Frees everything but the plan. Idempotent.
   void Close();
@@ -103,36 +116,36 @@ class Executor {
   const RunCounters& counters() const { return counters_; }
 
  private:
-  // A round in which this rank takes part.
-  struct RoundWork {
-    uint32_t index = 0;
-    fb::Route route = fb::Route::kUnspecified;
-    uint32_t operations_begin = 0;
-    uint32_t operations_count = 0;
-    bool packs = false;
-    bool unpacks = false;
-    size_t pack_batch = 0;
-    size_t unpack_batch = 0;
-  };
-
   Executor(const PlanFile& plan, const ExecutorOptions& options);
   const fb::RankProgram& program() const;
   HandshakeRecord Record(HandshakeStage stage) const;
-  void PlanRounds();
-  std::vector<CopyBatch> BuildBatches(absl::Span<std::byte* const> addresses,
-                                      std::vector<Operation>& operations) const;
+  absl::Status MapPeers(absl::Span<std::byte* const> addresses,
+                        Deadline deadline);
+  absl::Status PrepareCopies(absl::Span<std::byte* const> addresses);
+  absl::Status CreateStreams();
   absl::Status RunRounds(Stream stream, const RunOptions& options,
                          Deadline deadline);
+  absl::Status RunStaged(size_t round, Stream stream);
+  absl::Status RunDirect(const RoundWork& work, Stream stream);
 
   const PlanFile& plan_;
   const ExecutorOptions options_;
+  const std::unique_ptr<const RankSchedule> schedule_;
   ExecutorState state_ = ExecutorState::kLoaded;
   RunCounters counters_;
+
+  // Since Connect. Packing and unpacking have streams of their own, so that
+  // they overlap with the wire.
+  struct RoundEvents;
   std::unique_ptr<DeviceMemory> staging_;
-  std::vector<RoundWork> rounds_;
-  std::vector<Operation> operations_;
-  std::vector<const void*> bound_addresses_;  // in the order of Bind
-  std::unique_ptr<PreparedCopies> copies_;
+  std::unique_ptr<DeviceStream> pack_stream_;
+  std::unique_ptr<DeviceStream> unpack_stream_;
+  std::unique_ptr<DeviceEvent> started_;
+  std::vector<RoundEvents> events_;  // by round of the schedule
+
+  // Since Bind.
+  struct Bound;
+  std::unique_ptr<Bound> bound_;
 };
 
 }  // namespace refit

@@ -1,9 +1,11 @@
 // HostDevice: the CPU as a Device. Work is done on the calling thread before
-// each call returns; streams are ignored.
+// each call returns; streams are ignored, and every event is reached.
 #ifndef REFIT_EXECUTOR_INCLUDE_REFIT_HOST_DEVICE_H_
 #define REFIT_EXECUTOR_INCLUDE_REFIT_HOST_DEVICE_H_
 
 #include <memory>
+#include <string>
+#include <string_view>
 
 #include "refit/device.h"
 
@@ -14,12 +16,21 @@ class HostDevice : public Device {
   absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(
       uint64_t size_bytes) override;
   absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
-      absl::Span<std::byte* const> tensors,
+      absl::Span<std::byte* const> table,
       absl::Span<const CopyBatch> batches) override;
+  absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() override;
+  absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() override;
   absl::Status Copy(std::byte* to, const std::byte* from, uint64_t size_bytes,
                     Stream stream) override;
-  absl::Status Zero(std::byte* to, uint64_t size_bytes, Stream stream) override;
   absl::Status Synchronize(Stream stream) override;
+  // Only ranks of the same process reach host memory.
+  absl::StatusOr<std::string> Export(
+      absl::Span<const MemoryRange> ranges) override;
+  absl::StatusOr<std::unique_ptr<MappedMemory>> Import(
+      std::string_view exported) override;
+  // kUnimplemented.
+  absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(
+      int32_t rank, int32_t world_size) override;
 };
 
 }  // namespace refit

@@ -5,11 +5,16 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "plan_generated.h"
 #include "refit/device.h"
+#include "refit/fence.h"
 
 namespace refit {
 
@@ -31,9 +36,10 @@ struct HandshakeRecord {
 struct Edge {
   int32_t peer = 0;
   fb::Route route = fb::Route::kUnspecified;
+  fb::Mechanism mechanism = fb::Mechanism::kStaged;
 };
 
-// One send or receive of a round.
+// One send or receive of a staged round.
 struct Operation {
   fb::MessageKind kind = fb::MessageKind::kSend;
   int32_t peer = 0;
@@ -50,9 +56,8 @@ struct ExchangeRound {
 };
 
 // Every method but `Abort` is called by the rank's own thread. Connect,
-// Handshake, BeginRefit and EndRefit are collective: all ranks call them in the
-// same order, and one that fails on a rank fails on all. A failed step does not
-// end the transport: the next step starts afresh.
+// Handshake, Share, BeginRefit, EndRefit and Wait are collective: all ranks
+// call them in the same order, and one that fails on a rank fails on all.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -61,7 +66,8 @@ class Transport {
   virtual int32_t world_size() const = 0;
 
   // Reaches all ranks, touches every edge once and shakes hands on `record`.
-  // `edges` are sorted by peer and route and distinct.
+  // `edges` are sorted and distinct. Called again, it makes a transport whose
+  // refit failed whole again.
   virtual absl::Status Connect(const HandshakeRecord& record,
                                absl::Span<const Edge> edges,
                                Deadline deadline) = 0;
@@ -72,7 +78,17 @@ class Transport {
   virtual absl::Status Handshake(const HandshakeRecord& record,
                                  Deadline deadline) = 0;
 
-  // Starts a refit. `deadline` holds until EndRefit.
+  // Gives `mine` to each rank of `to`; returns what each rank of `from` gave to
+  // this one, in that order.
+  virtual absl::StatusOr<std::vector<std::string>> Share(
+      std::string_view mine, absl::Span<const int32_t> to,
+      absl::Span<const int32_t> from, Deadline deadline) = 0;
+
+  // Orders direct rounds; null when Connect was given no direct edge. Belongs
+  // to the transport.
+  virtual Fence* fence() = 0;
+
+  // Starts a refit. `deadline` holds until Wait.
   virtual absl::Status BeginRefit(Deadline deadline) = 0;
 
   // Enqueues one group. The staging ranges are free again, and the received
@@ -80,8 +96,12 @@ class Transport {
   // the operation and the peer.
   virtual absl::Status Exchange(const ExchangeRound& round, Stream stream) = 0;
 
-  // Succeeds when every rank came to the end of the refit.
+  // Enqueues the end of this rank's part of the refit.
   virtual absl::Status EndRefit(Stream stream) = 0;
+
+  // Returns when the refits begun so far are over, with success if every rank
+  // came to their end.
+  virtual absl::Status Wait() = 0;
 
   // Fails the step this rank is in, on all ranks, with `status`. Thread-safe.
   virtual void Abort(const absl::Status& status) = 0;

@@ -1,0 +1,105 @@
+#include "executor/rank_schedule.h"
+
+#include <algorithm>
+#include <tuple>
+
+namespace refit {
+namespace {
+
+template <typename T, typename Less>
+void SortDistinct(std::vector<T>& values, const Less& less) {
+  std::sort(values.begin(), values.end(), less);
+  values.erase(std::unique(values.begin(), values.end(),
+                           [&](const T& a, const T& b) {
+                             return !less(a, b) && !less(b, a);
+                           }),
+               values.end());
+}
+
+void SortDistinct(std::vector<int32_t>& values) {
+  SortDistinct(values, [](int32_t a, int32_t b) { return a < b; });
+}
+
+}  // namespace
+
+RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank) {
+  const fb::Body& body = plan.body();
+  const auto* messages = body.programs()->Get(rank)->messages();
+  for (const fb::Message* message : *messages) AddMessage(body, *message);
+  const uint32_t slots = std::max<uint32_t>(1, body.limits()->slots());
+  size_t reusable = 0;  // works before it are at least `slots` rounds older
+  for (size_t i = 0; i < rounds_.size(); ++i) {
+    SortDistinct(rounds_[i].receivers);
+    SortDistinct(rounds_[i].senders);
+    while (rounds_[i].index - rounds_[reusable].index >= slots) ++reusable;
+    if (reusable > 0) rounds_[i].reuses = reusable - 1;
+  }
+}
+
+void RankSchedule::AddMessage(const fb::Body& body,
+                              const fb::Message& message) {
+  if (rounds_.empty() || rounds_.back().index != message.round()) {
+    const fb::Round& round = *body.rounds()->Get(message.round());
+    RoundWork& work = rounds_.emplace_back();
+    work.index = message.round();
+    work.route = round.route();
+    work.mechanism = round.mechanism();
+    work.messages_begin = static_cast<uint32_t>(operations_.size());
+  }
+  RoundWork& work = rounds_.back();
+  const bool send = message.kind() == fb::MessageKind::kSend;
+  const bool direct = work.mechanism == fb::Mechanism::kDirect;
+  const auto peer = static_cast<int32_t>(message.peer());
+  if (direct) (send ? work.receivers : work.senders).push_back(peer);
+  if (send || !direct) {
+    std::optional<size_t>& batch = send ? work.pack_batch : work.unpack_batch;
+    if (!batch.has_value()) batch = batches_++;
+  }
+  ++work.messages_count;
+  operations_.push_back({.kind = message.kind(),
+                         .peer = peer,
+                         .size_bytes = message.size_bytes()});
+}
+
+std::vector<Edge> RankSchedule::Edges() const {
+  std::vector<Edge> edges;
+  for (const RoundWork& work : rounds_) {
+    for (uint32_t i = 0; i < work.messages_count; ++i) {
+      edges.push_back({.peer = operations_[work.messages_begin + i].peer,
+                       .route = work.route,
+                       .mechanism = work.mechanism});
+    }
+  }
+  SortDistinct(edges, [](const Edge& a, const Edge& b) {
+    return std::tie(a.peer, a.route, a.mechanism) <
+           std::tie(b.peer, b.route, b.mechanism);
+  });
+  return edges;
+}
+
+std::vector<int32_t> RankSchedule::DirectReceivers() const {
+  std::vector<int32_t> peers;
+  for (const RoundWork& work : rounds_) {
+    peers.insert(peers.end(), work.receivers.begin(), work.receivers.end());
+  }
+  SortDistinct(peers);
+  return peers;
+}
+
+std::vector<int32_t> RankSchedule::DirectSenders() const {
+  std::vector<int32_t> peers;
+  for (const RoundWork& work : rounds_) {
+    peers.insert(peers.end(), work.senders.begin(), work.senders.end());
+  }
+  SortDistinct(peers);
+  return peers;
+}
+
+bool HasDirectRounds(const PlanFile& plan) {
+  const auto& rounds = *plan.body().rounds();
+  return std::any_of(rounds.begin(), rounds.end(), [](const fb::Round* round) {
+    return round->mechanism() == fb::Mechanism::kDirect;
+  });
+}
+
+}  // namespace refit

@@ -1,0 +1,64 @@
+// What one rank does in a refit, round by round, before its tensors are known.
+#ifndef REFIT_EXECUTOR_RANK_SCHEDULE_H_
+#define REFIT_EXECUTOR_RANK_SCHEDULE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "plan/plan_file.h"
+#include "refit/transport.h"
+
+namespace refit {
+
+// A round in which the rank takes part. Batches are numbers of copy batches.
+struct RoundWork {
+  uint32_t index = 0;
+  fb::Route route = fb::Route::kUnspecified;
+  fb::Mechanism mechanism = fb::Mechanism::kStaged;
+  // Its messages: the same range of the rank's messages and of operations().
+  uint32_t messages_begin = 0;
+  uint32_t messages_count = 0;
+  // Staged: before and after the exchange. Direct: `pack_batch` stores into the
+  // receivers' tensors.
+  std::optional<size_t> pack_batch;
+  std::optional<size_t> unpack_batch;
+  // Direct: the peers of each kind, ascending and distinct.
+  std::vector<int32_t> receivers;
+  std::vector<int32_t> senders;
+  // Staged: the last earlier work whose staging this one may overwrite.
+  std::optional<size_t> reuses;
+};
+
+class RankSchedule {
+ public:
+  RankSchedule(const PlanFile& plan, int32_t rank);
+
+  const std::vector<RoundWork>& rounds() const { return rounds_; }
+  // One per message of the rank; `data` is not set. Direct messages have one
+  // too, which is never issued.
+  const std::vector<Operation>& operations() const { return operations_; }
+  // Batch 0 zeroes the padding.
+  static constexpr size_t kFillBatch = 0;
+  size_t batches() const { return batches_; }
+  // Sorted and distinct.
+  std::vector<Edge> Edges() const;
+  // The peers of all direct rounds, ascending and distinct.
+  std::vector<int32_t> DirectReceivers() const;
+  std::vector<int32_t> DirectSenders() const;
+
+ private:
+  void AddMessage(const fb::Body& body, const fb::Message& message);
+
+  std::vector<RoundWork> rounds_;
+  std::vector<Operation> operations_;
+  size_t batches_ = kFillBatch + 1;
+};
+
+// Whether any rank of the plan stores directly.
+bool HasDirectRounds(const PlanFile& plan);
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_RANK_SCHEDULE_H_

@@ -1,0 +1,38 @@
+// The copies of a rank's rounds, once the addresses of all tensors are known.
+#ifndef REFIT_EXECUTOR_ROUND_COPIES_H_
+#define REFIT_EXECUTOR_ROUND_COPIES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "executor/binding.h"
+#include "executor/rank_schedule.h"
+#include "plan/plan_file.h"
+#include "refit/device.h"
+
+namespace refit {
+
+// What Run replays.
+struct RoundCopies {
+  std::vector<std::byte*> table;      // own tensors, staging, peers' tensors
+  std::vector<CopyBatch> batches;     // as RankSchedule numbers them
+  std::vector<Operation> operations;  // RankSchedule's, with their data
+};
+
+// `tensors`: the rank's own, by entry of its TensorTable. `peers`: the tensors
+// of each rank that this one stores into, as this rank reaches them.
+//
+// A staged message that is one run of a tensor, byte for byte, is sent from or
+// received into the tensor itself, without staging.
+absl::StatusOr<RoundCopies> BuildRoundCopies(
+    const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
+    absl::Span<std::byte* const> tensors, std::byte* staging,
+    const std::map<int32_t, std::unique_ptr<MappedMemory>>& peers);
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_ROUND_COPIES_H_

@@ -1,0 +1,76 @@
+#include "executor/transport/handshake.h"
+
+#include "absl/strings/str_cat.h"
+#include "plan/plan_file.h"
+
+namespace refit {
+namespace {
+
+const char* StageName(HandshakeStage stage) {
+  switch (stage) {
+    case HandshakeStage::kConnect:
+      return "connect";
+    case HandshakeStage::kBind:
+      return "bind";
+  }
+  return "unknown";
+}
+
+std::string VersionText(uint32_t version) {
+  return absl::StrCat(version >> 16, ".", version & 0xffff);
+}
+
+// One sentence on the first field that differs; "" if none does.
+std::string RecordDifference(const HandshakeRecord& a, const HandshakeRecord& b,
+                             int32_t rank_a, int32_t rank_b) {
+  const auto differs = [&](const char* field, const std::string& value_a,
+                           const std::string& value_b) {
+    return absl::StrCat(field, " differs: ", value_a, " on rank ", rank_a, ", ",
+                        value_b, " on rank ", rank_b);
+  };
+  if (a.stage != b.stage) {
+    return differs("stage", StageName(a.stage), StageName(b.stage));
+  }
+  if (a.format_version != b.format_version) {
+    return differs("format version", VersionText(a.format_version),
+                   VersionText(b.format_version));
+  }
+  if (a.world_size != b.world_size) {
+    return differs("world size", absl::StrCat(a.world_size),
+                   absl::StrCat(b.world_size));
+  }
+  if (a.body_digest.low() != b.body_digest.low() ||
+      a.body_digest.high() != b.body_digest.high()) {
+    return differs("plan digest", DigestText(a.body_digest),
+                   DigestText(b.body_digest));
+  }
+  return "";
+}
+
+}  // namespace
+
+absl::Status CompareRecords(absl::Span<const HandshakeRecord> records) {
+  for (size_t rank = 0; rank < records.size(); ++rank) {
+    if (!records[rank].ready) {
+      return absl::AbortedError(
+          absl::StrCat("rank ", rank, " cannot go on; its own error says why"));
+    }
+  }
+  for (size_t rank = 1; rank < records.size(); ++rank) {
+    std::string difference = RecordDifference(records[0], records[rank], 0,
+                                              static_cast<int32_t>(rank));
+    if (!difference.empty()) {
+      return absl::FailedPreconditionError(std::move(difference));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string OperationText(uint32_t round, const Operation& operation) {
+  const bool send = operation.kind == fb::MessageKind::kSend;
+  return absl::StrCat("round ", round, ": ", send ? "send" : "recv", " of ",
+                      operation.size_bytes, " bytes ",
+                      send ? "to rank " : "from rank ", operation.peer);
+}
+
+}  // namespace refit
