@@ -1,0 +1,356 @@
+// The functions of libnccl: what a call may not do is refused here, what it
+// starts is done in the engine.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "executor/transport/nccl_api.h"
+#include "tests/executor/fake_nccl/engine.h"
+
+namespace refit::nccl::fake {
+namespace {
+
+using Lock = std::unique_lock<std::mutex>;
+
+constexpr char kIdPrefix[8] = "fakeid:";
+
+// A killed rank's calls do not return while the test runs.
+Result BlockIfKilled(Lock& lock, int worker) {
+  Engine& engine = Engine::Get();
+  if (!engine.workers[worker].is_killed) return kSuccess;
+  engine.Await(lock, [] { return false; });
+  return kSystemError;
+}
+
+// Says no. The group that is open, if any, fails with its first refusal.
+Result Refuse(Result result, const std::string& text, Communicator* comm) {
+  thread.last_error = text;
+  if (comm != nullptr) comm->last_error = text;
+  if (thread.depth > 0 && thread.error == kSuccess) thread.error = result;
+  return result;
+}
+
+Result Enter(Lock& lock, Comm handle, const char* call, Communicator*& comm) {
+  comm = Engine::Get().Find(handle);
+  if (comm == nullptr) {
+    return Refuse(kInvalidArgument,
+                  absl::StrCat(call, ": unknown communicator"), nullptr);
+  }
+  if (comm->state == State::kAborted || comm->state == State::kDestroyed) {
+    const bool aborted = comm->state == State::kAborted;
+    return Refuse(kInvalidArgument,
+                  absl::StrCat(call, ": the communicator was ",
+                               aborted ? "aborted" : "destroyed"),
+                  comm);
+  }
+  return BlockIfKilled(lock, comm->worker);
+}
+
+// Whether the communicator takes new work.
+Result CheckReady(const char* call, Communicator& comm) {
+  if (comm.state == State::kFailed) {
+    return Refuse(comm.error, comm.last_error, &comm);
+  }
+  if (!comm.is_observed) {
+    return Refuse(kInvalidArgument,
+                  absl::StrCat(call,
+                               ": attempt to use communicator before the "
+                               "previous operation returned ncclSuccess"),
+                  &comm);
+  }
+  if (comm.state == State::kReady) return kSuccess;
+  return Refuse(kInvalidUsage,
+                absl::StrCat(call, ": the communicator was finalized"), &comm);
+}
+
+Result CheckNoGroup(const char* call, Communicator* comm) {
+  if (thread.depth == 0) return kSuccess;
+  return Refuse(kInvalidUsage, absl::StrCat(call, " inside a group"), comm);
+}
+
+// What a call that started work returns: when that is over if the communicator
+// is blocking, else at once.
+Result WaitIfBlocking(Lock& lock, Communicator& comm) {
+  Engine& engine = Engine::Get();
+  if (!comm.is_blocking) return kInProgress;
+  Result result = kInProgress;
+  const bool is_over = engine.Await(
+      lock, [&] { return (result = engine.AsyncState(comm)) != kInProgress; });
+  if (!is_over) return kSystemError;
+  comm.is_observed = true;
+  if (result != kSuccess) return Refuse(result, comm.last_error, &comm);
+  if (comm.state != State::kAborted) return kSuccess;
+  return Refuse(kInternalError, "the communicator was aborted meanwhile",
+                &comm);
+}
+
+Result CheckInit(const Comm* handle, int ranks, int rank, const Clique* clique,
+                 const Config& config) {
+  std::string wrong;
+  if (handle == nullptr) wrong = "null pointer";
+  if (ranks < 1 || rank < 0 || rank >= ranks) {
+    wrong = absl::StrCat("rank ", rank, " of ", ranks);
+  }
+  if (clique == nullptr) wrong = "unknown unique id";
+  if (config.magic != Config{}.magic || config.size < sizeof(Config) ||
+      config.version < 21800) {
+    wrong = "ncclConfig_t is not initialized";
+  }
+  if (config.blocking != INT_MIN && config.blocking / 2 != 0) {
+    wrong = absl::StrCat("blocking is ", config.blocking);
+  }
+  if (!wrong.empty()) {
+    return Refuse(kInvalidArgument,
+                  absl::StrCat("ncclCommInitRankConfig: ", wrong), nullptr);
+  }
+  if (clique->came == 0 || clique->came < clique->members.size()) {
+    return kSuccess;
+  }
+  return Refuse(kInvalidUsage,
+                "ncclCommInitRankConfig: all ranks of this unique id came",
+                nullptr);
+}
+
+Clique* CliqueOf(const UniqueId& id) {
+  if (std::memcmp(id.internal, kIdPrefix, sizeof(kIdPrefix)) != 0) {
+    return nullptr;
+  }
+  uint64_t number;
+  std::memcpy(&number, id.internal + sizeof(kIdPrefix), sizeof(number));
+  return Engine::Get().FindClique(number);
+}
+
+Result Enqueue(bool is_send, void* data, size_t count, DataType type, int peer,
+               Comm handle) {
+  const char* call = is_send ? "ncclSend" : "ncclRecv";
+  Lock lock(Engine::Get().mutex);
+  Communicator* comm;
+  if (Result r = Enter(lock, handle, call, comm); r != kSuccess) return r;
+  if (Result r = CheckReady(call, *comm); r != kSuccess) return r;
+  const int ranks = static_cast<int>(comm->clique->members.size());
+  std::string wrong;
+  if (data == nullptr) wrong = ": null pointer";
+  if (peer < 0 || peer >= ranks) {
+    wrong = absl::StrCat(": peer ", peer, " of ", ranks, " ranks");
+  }
+  if (type != kInt8 && type != kUint8) {
+    wrong = absl::StrCat(": the fake knows no type ", static_cast<int>(type));
+  }
+  if (thread.depth == 0) wrong = " outside a group";
+  if (!wrong.empty()) {
+    return Refuse(thread.depth == 0 ? kInvalidUsage : kInvalidArgument,
+                  absl::StrCat(call, wrong), comm);
+  }
+  Operation operation;
+  operation.is_send = is_send;
+  operation.data = static_cast<std::byte*>(data);
+  operation.count = count;
+  operation.type = type;
+  operation.peer = peer;
+  operation.comm = comm;
+  operation.fault = Engine::Get().TakeFault(*comm);
+  auto group = std::find_if(thread.groups.begin(), thread.groups.end(),
+                            [&](const auto& g) { return g.comm == comm; });
+  if (group == thread.groups.end()) {
+    group = thread.groups.insert(group, IssuedGroup{comm, {}});
+  }
+  group->operations.push_back(std::make_unique<Operation>(operation));
+  return kSuccess;
+}
+
+Result CheckGroup(Lock& lock, const IssuedGroup& group) {
+  constexpr char kCall[] = "ncclGroupEnd";
+  Communicator* comm;
+  const Comm handle = reinterpret_cast<Comm>(group.comm);
+  if (Result r = Enter(lock, handle, kCall, comm); r != kSuccess) return r;
+  if (Result r = CheckReady(kCall, *comm); r != kSuccess) return r;
+  int self_sends = 0;
+  for (const auto& operation : group.operations) {
+    if (operation->peer != comm->rank) continue;
+    self_sends += operation->is_send ? 1 : -1;
+  }
+  if (self_sends == 0) return kSuccess;
+  return Refuse(kInvalidUsage,
+                absl::StrCat("rank ", comm->rank, " has a ",
+                             self_sends > 0 ? "send to" : "receive from",
+                             " itself without its match in the group"),
+                comm);
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+Result ncclGetVersion(int* version) {
+  Lock lock(Engine::Get().mutex);
+  if (version == nullptr) {
+    return Refuse(kInvalidArgument, "ncclGetVersion: null pointer", nullptr);
+  }
+  *version = Engine::Get().settings.version;
+  return kSuccess;
+}
+
+Result ncclGetUniqueId(UniqueId* id) {
+  Lock lock(Engine::Get().mutex);
+  if (id == nullptr) {
+    return Refuse(kInvalidArgument, "ncclGetUniqueId: null pointer", nullptr);
+  }
+  const uint64_t number = Engine::Get().AddClique();
+  *id = {};
+  std::memcpy(id->internal, kIdPrefix, sizeof(kIdPrefix));
+  std::memcpy(id->internal + sizeof(kIdPrefix), &number, sizeof(number));
+  return kSuccess;
+}
+
+Result ncclCommInitRankConfig(Comm* handle, int ranks, UniqueId id, int rank,
+                              Config* config) {
+  Engine& engine = Engine::Get();
+  Lock lock(engine.mutex);
+  const int worker = thread.rank >= 0 ? thread.rank : rank;
+  if (Result r = BlockIfKilled(lock, worker); r != kSuccess) return r;
+  Clique* clique = CliqueOf(id);
+  const Config used = config != nullptr ? *config : Config{};
+  Result result = CheckInit(handle, ranks, rank, clique, used);
+  if (result == kSuccess) {
+    result = CheckNoGroup("ncclCommInitRankConfig", nullptr);
+  }
+  if (result != kSuccess) return result;
+  Communicator& comm = engine.AddCommunicator();
+  comm.clique = clique;
+  comm.rank = rank;
+  comm.worker = worker;
+  comm.owner = thread.Owner();
+  comm.is_blocking = used.blocking != 0;
+  engine.Join(comm, ranks);
+  *handle = nullptr;
+  result = WaitIfBlocking(lock, comm);
+  if (result == kSuccess || result == kInProgress) {
+    *handle = reinterpret_cast<Comm>(&comm);
+  } else {
+    engine.Leave(comm, State::kDestroyed);
+  }
+  return result;
+}
+
+Result ncclCommGetAsyncError(Comm handle, Result* error) {
+  constexpr char kCall[] = "ncclCommGetAsyncError";
+  Lock lock(Engine::Get().mutex);
+  Communicator* comm;
+  if (Result r = Enter(lock, handle, kCall, comm); r != kSuccess) return r;
+  if (error == nullptr) {
+    return Refuse(kInvalidArgument, absl::StrCat(kCall, ": null pointer"),
+                  comm);
+  }
+  *error = Engine::Get().AsyncState(*comm);
+  if (*error != kInProgress) comm->is_observed = true;
+  return kSuccess;
+}
+
+Result ncclCommFinalize(Comm handle) {
+  constexpr char kCall[] = "ncclCommFinalize";
+  Lock lock(Engine::Get().mutex);
+  Communicator* comm;
+  if (Result r = Enter(lock, handle, kCall, comm); r != kSuccess) return r;
+  if (Result r = CheckNoGroup(kCall, comm); r != kSuccess) return r;
+  if (Result r = CheckReady(kCall, *comm); r != kSuccess) return r;
+  comm->state = State::kFinalizing;
+  comm->is_observed = false;
+  Engine::Get().SetChanged();
+  return WaitIfBlocking(lock, *comm);
+}
+
+Result ncclCommDestroy(Comm handle) {
+  constexpr char kCall[] = "ncclCommDestroy";
+  Lock lock(Engine::Get().mutex);
+  Communicator* comm;
+  if (Result r = Enter(lock, handle, kCall, comm); r != kSuccess) return r;
+  if (Result r = CheckNoGroup(kCall, comm); r != kSuccess) return r;
+  if (comm->state != State::kFinalized || !comm->is_observed) {
+    if (Result r = CheckReady(kCall, *comm); r != kSuccess) return r;
+  }
+  Engine::Get().Leave(*comm, State::kDestroyed);
+  return kSuccess;
+}
+
+Result ncclCommAbort(Comm handle) {
+  Lock lock(Engine::Get().mutex);
+  Communicator* comm;
+  if (Result r = Enter(lock, handle, "ncclCommAbort", comm); r != kSuccess) {
+    return r;
+  }
+  Engine::Get().Leave(*comm, State::kAborted);
+  return kSuccess;
+}
+
+Result ncclGroupStart() {
+  ++thread.depth;
+  return kSuccess;
+}
+
+Result ncclGroupEnd() {
+  Engine& engine = Engine::Get();
+  Lock lock(engine.mutex);
+  if (thread.depth == 0) {
+    return Refuse(kInvalidUsage, "ncclGroupEnd without ncclGroupStart",
+                  nullptr);
+  }
+  if (--thread.depth > 0) return kSuccess;
+  auto groups = std::exchange(thread.groups, {});
+  Result result = std::exchange(thread.error, kSuccess);
+  for (const IssuedGroup& group : groups) {
+    if (result == kSuccess) result = CheckGroup(lock, group);
+  }
+  if (result != kSuccess) return result;
+  for (IssuedGroup& group : groups) {
+    engine.RecordOverlaps(*group.comm);
+    engine.Issue(*group.comm, std::move(group.operations));
+  }
+  for (const IssuedGroup& group : groups) {
+    const Result r = WaitIfBlocking(lock, *group.comm);
+    if (result == kSuccess) result = r;
+  }
+  return result;
+}
+
+Result ncclSend(const void* data, size_t count, DataType type, int peer,
+                Comm comm, CudaStream) {
+  return Enqueue(true, const_cast<void*>(data), count, type, peer, comm);
+}
+
+Result ncclRecv(void* data, size_t count, DataType type, int peer, Comm comm,
+                CudaStream) {
+  return Enqueue(false, data, count, type, peer, comm);
+}
+
+const char* ncclGetErrorString(Result result) {
+  static constexpr const char* kTexts[] = {
+      "no error",
+      "unhandled cuda error",
+      "unhandled system error",
+      "internal error",
+      "invalid argument",
+      "invalid usage",
+      "remote process exited or there was a network error",
+      "NCCL operation in progress"};
+  return result >= 0 && result < std::ssize(kTexts) ? kTexts[result]
+                                                    : "unknown result code";
+}
+
+// Valid until the thread's next call.
+const char* ncclGetLastError(Comm handle) {
+  Lock lock(Engine::Get().mutex);
+  const Communicator* comm = Engine::Get().Find(handle);
+  thread.returned_error =
+      comm != nullptr ? comm->last_error : thread.last_error;
+  return thread.returned_error.c_str();
+}
+
+}  // extern "C"
+#pragma GCC visibility pop
+
+}  // namespace refit::nccl::fake
