@@ -65,14 +65,16 @@ std::vector<Edge> RankSchedule::Edges() const {
   std::vector<Edge> edges;
   for (const RoundWork& work : rounds_) {
     for (uint32_t i = 0; i < work.messages_count; ++i) {
-      edges.push_back({.peer = operations_[work.messages_begin + i].peer,
+      const Operation& operation = operations_[work.messages_begin + i];
+      edges.push_back({.peer = operation.peer,
+                       .kind = operation.kind,
                        .route = work.route,
                        .mechanism = work.mechanism});
     }
   }
   SortDistinct(edges, [](const Edge& a, const Edge& b) {
-    return std::tie(a.peer, a.route, a.mechanism) <
-           std::tie(b.peer, b.route, b.mechanism);
+    return std::tie(a.peer, a.kind, a.route, a.mechanism) <
+           std::tie(b.peer, b.kind, b.route, b.mechanism);
   });
   return edges;
 }

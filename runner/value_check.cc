@@ -70,7 +70,8 @@ struct ValueCheck::Wrong {
   std::string found;
 };
 
-ValueCheck::ValueCheck(const PlanFile& plan) : plan_(plan) {
+ValueCheck::ValueCheck(const PlanFile& plan, std::optional<int32_t> only_rank)
+    : plan_(plan) {
   const fb::Body& body = plan.body();
   const uint32_t params = body.params() == nullptr ? 0 : body.params()->size();
   source_dtypes_.assign(params, DType::kUnspecified);
@@ -88,6 +89,8 @@ ValueCheck::ValueCheck(const PlanFile& plan) : plan_(plan) {
       source_dtypes_[piece.fragment->param()] = buffer(piece).dtype();
     }
   }
+  // After the walk above, which is over all source ranks.
+  only_rank_ = only_rank;
 }
 
 const fb::Buffer& ValueCheck::buffer(const Piece& piece) const {
@@ -108,7 +111,7 @@ std::vector<ValueCheck::Piece> ValueCheck::PiecesOf(int32_t rank_begin,
   };
   for (int32_t rank = rank_begin; rank < rank_end; ++rank) {
     const fb::RankProgram& program = *body.programs()->Get(rank);
-    if (program.buffers() == nullptr) continue;
+    if (program.buffers() == nullptr || !Covers(rank)) continue;
     Piece piece;
     piece.rank = rank;
     for (piece.slot = 0; piece.slot < program.buffers()->size(); ++piece.slot) {
@@ -312,7 +315,7 @@ void ValueCheck::CheckCoverage(CheckResult& result) const {
   const fb::Body& body = plan_.body();
   for (int32_t rank = plan_.source_ranks(); rank < plan_.world_size(); ++rank) {
     const fb::RankProgram& program = *body.programs()->Get(rank);
-    if (program.buffers() == nullptr) continue;
+    if (program.buffers() == nullptr || !Covers(rank)) continue;
     for (const uint32_t id : *program.buffers()) {
       const fb::Buffer& stack = *body.buffers()->Get(id);
       uint64_t covered = 0;

@@ -3,6 +3,7 @@
 #define REFIT_RUNNER_VALUE_CHECK_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,8 +27,10 @@ struct CheckResult {
 // What `--check` knows of a plan. Uses all cores.
 class ValueCheck {
  public:
-  // `plan` must outlive the result.
-  explicit ValueCheck(const PlanFile& plan);
+  // `plan` must outlive the result. With `only_rank` all other ranks are passed
+  // over, and their tensors may be left out.
+  explicit ValueCheck(const PlanFile& plan,
+                      std::optional<int32_t> only_rank = std::nullopt);
 
   // Source ranks' tensors: each element that holds a param gets its value,
   // every other byte kSourcePoison.
@@ -54,6 +57,9 @@ class ValueCheck {
   };
   struct Wrong;
 
+  bool Covers(int32_t rank) const {
+    return !only_rank_.has_value() || *only_rank_ == rank;
+  }
   std::vector<Piece> PiecesOf(int32_t rank_begin, int32_t rank_end) const;
   const fb::Buffer& buffer(const Piece& piece) const;
   void FillPiece(const Piece& piece, const TensorsByRank& tensors) const;
@@ -63,6 +69,7 @@ class ValueCheck {
   void CheckCoverage(CheckResult& result) const;
 
   const PlanFile& plan_;
+  std::optional<int32_t> only_rank_;
   // By param: the dtype its values are made in, and a seed per tensor.
   std::vector<DType> source_dtypes_;
   std::vector<std::vector<uint64_t>> seeds_;

@@ -14,20 +14,20 @@ namespace refit {
 // Every function below is free of branches, so that a loop over it becomes
 // vector code.
 
-inline uint32_t Fp32FromBf16(uint16_t bits) {
+constexpr uint32_t Fp32FromBf16(uint16_t bits) {
   const uint32_t wide = uint32_t{bits} << 16;
   const bool nan = (wide & 0x7fffffffu) > 0x7f800000u;
   return wide | (nan ? 0x00400000u : 0u);
 }
 
-inline uint16_t Bf16FromFp32(uint32_t bits) {
+constexpr uint16_t Bf16FromFp32(uint32_t bits) {
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const uint32_t quiet = (bits >> 16) | 0x40u;
   const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
   return static_cast<uint16_t>(nan ? quiet : rounded);
 }
 
-inline uint32_t Fp32FromFp16(uint16_t bits) {
+constexpr uint32_t Fp32FromFp16(uint16_t bits) {
   const uint32_t sign = uint32_t{bits & 0x8000u} << 16;
   const uint32_t magnitude = bits & 0x7fffu;
   const uint32_t normal = (magnitude << 13) + ((127u - 15u) << 23);
@@ -40,7 +40,7 @@ inline uint32_t Fp32FromFp16(uint16_t bits) {
   return sign | (magnitude >= 0x7c00u ? special : finite);
 }
 
-inline uint16_t Fp16FromFp32(uint32_t bits) {
+constexpr uint16_t Fp16FromFp32(uint32_t bits) {
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
   const uint32_t normal =

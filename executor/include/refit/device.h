@@ -158,6 +158,8 @@ class Device {
       absl::Span<const CopyBatch> batches) = 0;
 
   virtual absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() = 0;
+  // Whether work enqueued on `stream` goes into a graph instead of running.
+  virtual absl::StatusOr<bool> IsCapturing(Stream stream) = 0;
   virtual absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() = 0;
 
   // Enqueues a contiguous copy between ranges that do not overlap; each may be

@@ -19,6 +19,7 @@ class HostDevice : public Device {
       absl::Span<std::byte* const> table,
       absl::Span<const CopyBatch> batches) override;
   absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() override;
+  absl::StatusOr<bool> IsCapturing(Stream) override { return false; }
   absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() override;
   absl::Status Copy(std::byte* to, const std::byte* from, uint64_t size_bytes,
                     Stream stream) override;

@@ -32,9 +32,10 @@ struct HandshakeRecord {
   fb::Digest body_digest;
 };
 
-// A peer that this rank exchanges messages with, and how they travel.
+// A peer that this rank sends to or receives from, and how messages travel.
 struct Edge {
   int32_t peer = 0;
+  fb::MessageKind kind = fb::MessageKind::kSend;
   fb::Route route = fb::Route::kUnspecified;
   fb::Mechanism mechanism = fb::Mechanism::kStaged;
 };

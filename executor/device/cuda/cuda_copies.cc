@@ -1,0 +1,308 @@
+#include "executor/device/cuda/cuda_copies.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "executor/device/cuda/cuda_status.h"
+
+namespace refit {
+namespace {
+
+using cuda::KernelCopy;
+using cuda::KernelKind;
+using cuda::KernelLoop;
+using cuda::KernelTile;
+
+constexpr uint32_t kUnitBytesMax = 16;
+// Rows and units of a row are divided as 31-bit numbers.
+constexpr uint64_t kCountMax = (uint64_t{1} << 31) - 1 - cuda::kTileUnits;
+
+using Loops = absl::InlinedVector<CopyLoop, 8>;
+
+bool Continues(const CopyStep& outer, const CopyStep& inner, uint64_t extent) {
+  return outer.entries == inner.entries * extent &&
+         outer.bytes == inner.bytes * extent;
+}
+
+uint64_t ElementBytes(const CopyPlace& place) {
+  return static_cast<uint64_t>(DTypeBytes(place.dtype));
+}
+
+// Lowers the copies of one batch.
+class Lowering {
+ public:
+  Lowering(const CopyBatch& batch, absl::Span<std::byte* const> table)
+      : batch_(batch), table_(table) {}
+
+  KernelProgram Lower() {
+    for (const StridedCopy& copy : batch_.copies) {
+      lane_ = copy.lane;
+      LowerOne(copy);
+    }
+    InterleaveLanes();
+    return std::move(program_);
+  }
+
+ private:
+  void LowerOne(const StridedCopy& strided) {
+    StridedCopy copy = strided;
+    Loops loops;
+    for (uint32_t l = 0; l < copy.loops_count; ++l) {
+      CopyLoop loop = batch_.loops[copy.loops_begin + l];
+      if (loop.extent == 1) continue;
+      if (batch_.kind == CopyKind::kZero) loop.from = loop.to;
+      if (!loops.empty() && Continues(loops.back().from, loop.from,
+                                      loop.extent) &&
+          Continues(loops.back().to, loop.to, loop.extent)) {
+        loop.extent *= loops.back().extent;
+        loops.back() = loop;
+      } else {
+        loops.push_back(loop);
+      }
+    }
+    if (batch_.kind == CopyKind::kZero) copy.from = copy.to;
+    // The innermost loop is the row, if it is contiguous on both sides.
+    uint64_t row_elements = 1;
+    if (!loops.empty() && loops.back().from.entries == 0 &&
+        loops.back().to.entries == 0 &&
+        loops.back().from.bytes == ElementBytes(copy.from) &&
+        loops.back().to.bytes == ElementBytes(copy.to)) {
+      row_elements = loops.back().extent;
+      loops.pop_back();
+    }
+    Emit(copy, row_elements, loops);
+  }
+
+  // Iterations of the outermost loops become copies of their own until the rest
+  // fits the kernel.
+  void Emit(const StridedCopy& copy, uint64_t row_elements,
+            const Loops& loops) {
+    uint64_t rows = 1;
+    for (const CopyLoop& loop : loops) rows *= loop.extent;
+    const bool fits = loops.size() <= cuda::kKernelLoopsMax &&
+                      rows <= kCountMax && row_elements <= kCountMax;
+    if (fits) {
+      EmitOne(copy, row_elements, loops, static_cast<uint32_t>(rows));
+      return;
+    }
+    if (loops.empty()) {
+      // A row too long to count: halves.
+      const uint64_t first = row_elements / 2 / 4096 * 4096;
+      StridedCopy rest = copy;
+      rest.from.byte_offset += first * ElementBytes(copy.from);
+      rest.to.byte_offset += first * ElementBytes(copy.to);
+      Emit(copy, first, loops);
+      Emit(rest, row_elements - first, loops);
+      return;
+    }
+    const CopyLoop& outer = loops.front();
+    const Loops inner(loops.begin() + 1, loops.end());
+    StridedCopy part = copy;
+    for (uint64_t i = 0; i < outer.extent; ++i) {
+      Emit(part, row_elements, inner);
+      part.from.entry += outer.from.entries;
+      part.from.byte_offset += outer.from.bytes;
+      part.to.entry += outer.to.entries;
+      part.to.byte_offset += outer.to.bytes;
+    }
+  }
+
+  void EmitOne(const StridedCopy& copy, uint64_t row_elements,
+               const Loops& loops, uint32_t rows) {
+    const bool casts = copy.from.dtype != copy.to.dtype;
+    KernelCopy kernel = {};
+    kernel.kind = casts ? KernelKind::kCast
+                  : batch_.kind == CopyKind::kZero ? KernelKind::kZero
+                                                   : KernelKind::kCopy;
+    kernel.from_dtype = copy.from.dtype;
+    kernel.to_dtype = copy.to.dtype;
+    kernel.from_entry = static_cast<uint32_t>(copy.from.entry);
+    kernel.to_entry = static_cast<uint32_t>(copy.to.entry);
+    kernel.from_offset = copy.from.byte_offset;
+    kernel.to_offset = copy.to.byte_offset;
+    kernel.rows = rows;
+    kernel.loops_count = static_cast<uint32_t>(loops.size());
+    for (size_t l = 0; l < loops.size(); ++l) {
+      const CopyLoop& loop = loops[loops.size() - 1 - l];
+      KernelLoop& to = kernel.loops[l];
+      to.extent = static_cast<uint32_t>(loop.extent);
+      cuda::DivisionBy(to.extent, to.magic, to.shift);
+      to.from_entries = static_cast<uint32_t>(loop.from.entries);
+      to.to_entries = static_cast<uint32_t>(loop.to.entries);
+      to.from_bytes = loop.from.bytes;
+      to.to_bytes = loop.to.bytes;
+    }
+    if (casts) {
+      kernel.row_units = static_cast<uint32_t>(row_elements);
+    } else {
+      const uint64_t row_bytes = row_elements * ElementBytes(copy.to);
+      kernel.unit_bytes = UnitBytes(copy, row_bytes, loops);
+      kernel.row_units = static_cast<uint32_t>(row_bytes / kernel.unit_bytes);
+    }
+    cuda::DivisionBy(kernel.row_units, kernel.row_magic, kernel.row_shift);
+    const auto index = static_cast<uint32_t>(program_.copies.size());
+    program_.copies.push_back(kernel);
+    const uint64_t units = uint64_t{rows} * kernel.row_units;
+    const uint64_t tiles = (units + cuda::kTileUnits - 1) / cuda::kTileUnits;
+    std::vector<KernelTile>& lane = lanes_[lane_];
+    for (uint64_t tile = 0; tile < tiles; ++tile) {
+      lane.push_back({.copy = index, .tile = static_cast<uint32_t>(tile)});
+    }
+  }
+
+  // The widest unit that every row of the copy is aligned to, on both sides.
+  uint32_t UnitBytes(const StridedCopy& copy, uint64_t row_bytes,
+                     const Loops& loops) const {
+    uint64_t bits = row_bytes | copy.from.byte_offset | copy.to.byte_offset;
+    uint64_t from_last = copy.from.entry;
+    uint64_t to_last = copy.to.entry;
+    for (const CopyLoop& loop : loops) {
+      bits |= loop.from.bytes | loop.to.bytes;
+      from_last += (loop.extent - 1) * loop.from.entries;
+      to_last += (loop.extent - 1) * loop.to.entries;
+    }
+    bits |= AddressBits(copy.from.entry, from_last);
+    bits |= AddressBits(copy.to.entry, to_last);
+    return std::min<uint64_t>(kUnitBytesMax, uint64_t{1}
+                                                 << std::countr_zero(bits));
+  }
+
+  uint64_t AddressBits(uint64_t first, uint64_t last) const {
+    uint64_t bits = 0;
+    for (uint64_t entry = first; entry <= last; ++entry) {
+      bits |= reinterpret_cast<uintptr_t>(table_[entry]);
+    }
+    return bits;
+  }
+
+  // So that all lanes end together: each next tile is of the lane that is
+  // farthest behind.
+  void InterleaveLanes() {
+    struct Lane {
+      absl::Span<const KernelTile> tiles;
+      size_t done = 0;
+    };
+    std::vector<Lane> lanes;
+    size_t total = 0;
+    for (const auto& [lane, tiles] : lanes_) {
+      if (!tiles.empty()) lanes.push_back({.tiles = tiles});
+      total += tiles.size();
+    }
+    program_.tiles.reserve(total);
+    while (program_.tiles.size() < total) {
+      Lane* next = nullptr;
+      for (Lane& lane : lanes) {
+        if (lane.done == lane.tiles.size()) continue;
+        if (next == nullptr || lane.done * next->tiles.size() <
+                                   next->done * lane.tiles.size()) {
+          next = &lane;
+        }
+      }
+      program_.tiles.push_back(next->tiles[next->done++]);
+    }
+  }
+
+  const CopyBatch& batch_;
+  const absl::Span<std::byte* const> table_;
+  uint32_t lane_ = 0;
+  std::map<uint32_t, std::vector<KernelTile>> lanes_;
+  KernelProgram program_;
+};
+
+// Everything the kernel reads, in one piece of device memory.
+class CudaPreparedCopies : public PreparedCopies {
+ public:
+  CudaPreparedCopies(int device, uint32_t blocks_max)
+      : device_(device), blocks_max_(blocks_max) {}
+  ~CudaPreparedCopies() override {
+    const ScopedDevice current(device_);
+    cudaFree(memory_);
+  }
+
+  absl::Status Upload(absl::Span<std::byte* const> table,
+                      absl::Span<const KernelProgram> programs) {
+    std::vector<std::byte> image;
+    const auto add = [&](const auto& values) {
+      image.resize((image.size() + 15) / 16 * 16);
+      const size_t at = image.size();
+      const auto* bytes = reinterpret_cast<const std::byte*>(values.data());
+      image.insert(image.end(), bytes,
+                   bytes + values.size() * sizeof(*values.data()));
+      return at;
+    };
+    struct Offsets {
+      size_t copies;
+      size_t tiles;
+    };
+    const size_t table_at = add(table);
+    std::vector<Offsets> offsets;
+    for (const KernelProgram& program : programs) {
+      const size_t copies = add(program.copies);
+      offsets.push_back({copies, add(program.tiles)});
+    }
+    if (image.empty()) image.resize(16);
+    absl::Status status =
+        CudaStatus(cudaMalloc(&memory_, image.size()), "cudaMalloc");
+    if (!status.ok()) return status;
+    status = CudaStatus(cudaMemcpy(memory_, image.data(), image.size(),
+                                   cudaMemcpyHostToDevice),
+                        "cudaMemcpy");
+    const std::byte* base = static_cast<const std::byte*>(memory_);
+    for (size_t i = 0; i < programs.size(); ++i) {
+      batches_.push_back(
+          {.table = reinterpret_cast<std::byte* const*>(base + table_at),
+           .copies = reinterpret_cast<const KernelCopy*>(base +
+                                                         offsets[i].copies),
+           .tiles =
+               reinterpret_cast<const KernelTile*>(base + offsets[i].tiles),
+           .tiles_count = static_cast<uint32_t>(programs[i].tiles.size())});
+    }
+    return status;
+  }
+
+  absl::Status Enqueue(size_t batch, Stream stream,
+                       const uint32_t* unless) override {
+    const ScopedDevice current(device_);
+    return CudaStatus(
+        cuda::LaunchCopies(batches_[batch], blocks_max_, unless,
+                           static_cast<cudaStream_t>(stream)),
+        "launch of the copy kernel");
+  }
+
+ private:
+  const int device_;
+  const uint32_t blocks_max_;
+  void* memory_ = nullptr;
+  std::vector<cuda::KernelBatch> batches_;
+};
+
+}  // namespace
+
+KernelProgram LowerForKernel(const CopyBatch& batch,
+                             absl::Span<std::byte* const> table) {
+  return Lowering(batch, table).Lower();
+}
+
+absl::StatusOr<std::unique_ptr<PreparedCopies>> PrepareCudaCopies(
+    int device, uint32_t blocks_max, absl::Span<std::byte* const> table,
+    absl::Span<const CopyBatch> batches) {
+  std::vector<KernelProgram> programs;
+  for (const CopyBatch& batch : batches) {
+    programs.push_back(LowerForKernel(batch, table));
+    if (programs.back().tiles.size() > std::numeric_limits<int32_t>::max()) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("a batch of ", programs.back().tiles.size(),
+                       " tiles is too large for one kernel"));
+    }
+  }
+  auto prepared = std::make_unique<CudaPreparedCopies>(device, blocks_max);
+  if (absl::Status s = prepared->Upload(table, programs); !s.ok()) return s;
+  return prepared;
+}
+
+}  // namespace refit

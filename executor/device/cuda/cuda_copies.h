@@ -1,0 +1,34 @@
+// Batches of strided copies on a GPU.
+#ifndef REFIT_EXECUTOR_DEVICE_CUDA_CUDA_COPIES_H_
+#define REFIT_EXECUTOR_DEVICE_CUDA_CUDA_COPIES_H_
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "executor/device/cuda/copy_kernel.h"
+#include "refit/device.h"
+
+namespace refit {
+
+// A batch in the kernel's form, on the host.
+struct KernelProgram {
+  std::vector<cuda::KernelCopy> copies;
+  std::vector<cuda::KernelTile> tiles;  // those of different lanes interleaved
+};
+
+// `table` holds the addresses that the copies will meet: units are as wide as
+// these, the offsets and the strides allow.
+KernelProgram LowerForKernel(const CopyBatch& batch,
+                             absl::Span<std::byte* const> table);
+
+// On the current device, which runs at most `blocks_max` blocks at a time.
+absl::StatusOr<std::unique_ptr<PreparedCopies>> PrepareCudaCopies(
+    int device, uint32_t blocks_max, absl::Span<std::byte* const> table,
+    absl::Span<const CopyBatch> batches);
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_DEVICE_CUDA_CUDA_COPIES_H_

@@ -1,0 +1,207 @@
+#include "refit/cuda_device.h"
+
+#include <cuda_runtime_api.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "executor/device/cuda/cuda_copies.h"
+#include "executor/device/cuda/cuda_fence.h"
+#include "executor/device/cuda/cuda_sharing.h"
+#include "executor/device/cuda/cuda_status.h"
+
+namespace refit {
+namespace {
+
+// Enough to hide latency, few enough that a block has many tiles.
+constexpr int kBlocksPerMultiprocessor = 4;
+
+class CudaMemory : public DeviceMemory {
+ public:
+  CudaMemory(int device, void* data, uint64_t size_bytes)
+      : DeviceMemory(static_cast<std::byte*>(data), size_bytes),
+        device_(device) {}
+  ~CudaMemory() override {
+    const ScopedDevice current(device_);
+    cudaFree(data());
+  }
+
+ private:
+  const int device_;
+};
+
+class CudaStream : public DeviceStream {
+ public:
+  CudaStream(int device, cudaStream_t stream)
+      : device_(device), stream_(stream) {}
+  ~CudaStream() override {
+    const ScopedDevice current(device_);
+    cudaStreamDestroy(stream_);
+  }
+  Stream get() const override { return stream_; }
+
+ private:
+  const int device_;
+  const cudaStream_t stream_;
+};
+
+class CudaEvent : public DeviceEvent {
+ public:
+  CudaEvent(int device, cudaEvent_t event) : device_(device), event_(event) {}
+  ~CudaEvent() override {
+    const ScopedDevice current(device_);
+    cudaEventDestroy(event_);
+  }
+  absl::Status Record(Stream stream) override {
+    const ScopedDevice current(device_);
+    return CudaStatus(
+        cudaEventRecord(event_, static_cast<cudaStream_t>(stream)),
+        "cudaEventRecord");
+  }
+  absl::Status Await(Stream stream) override {
+    const ScopedDevice current(device_);
+    return CudaStatus(
+        cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_, 0),
+        "cudaStreamWaitEvent");
+  }
+  absl::StatusOr<bool> Reached() override {
+    const ScopedDevice current(device_);
+    const cudaError_t error = cudaEventQuery(event_);
+    if (error == cudaErrorNotReady) {
+      cudaGetLastError();
+      return false;
+    }
+    if (absl::Status s = CudaStatus(error, "cudaEventQuery"); !s.ok()) return s;
+    return true;
+  }
+
+ private:
+  const int device_;
+  const cudaEvent_t event_;
+};
+
+class CudaDevice : public Device {
+ public:
+  CudaDevice(int ordinal, int multiprocessors)
+      : ordinal_(ordinal),
+        blocks_max_(static_cast<uint32_t>(multiprocessors *
+                                          kBlocksPerMultiprocessor)) {}
+
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(
+      uint64_t size_bytes) override {
+    const ScopedDevice current(ordinal_);
+    void* data = nullptr;
+    if (size_bytes > 0) {
+      absl::Status status =
+          CudaStatus(cudaMalloc(&data, size_bytes), "cudaMalloc");
+      if (!status.ok()) {
+        return absl::Status(status.code(),
+                            absl::StrCat("no memory for ", size_bytes,
+                                         " bytes on device ", ordinal_, ": ",
+                                         status.message()));
+      }
+    }
+    return std::make_unique<CudaMemory>(ordinal_, data, size_bytes);
+  }
+
+  absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
+      absl::Span<std::byte* const> table,
+      absl::Span<const CopyBatch> batches) override {
+    const ScopedDevice current(ordinal_);
+    return PrepareCudaCopies(ordinal_, blocks_max_, table, batches);
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() override {
+    const ScopedDevice current(ordinal_);
+    cudaStream_t stream = nullptr;
+    absl::Status status =
+        CudaStatus(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                   "cudaStreamCreateWithFlags");
+    if (!status.ok()) return status;
+    return std::make_unique<CudaStream>(ordinal_, stream);
+  }
+
+  absl::StatusOr<bool> IsCapturing(Stream stream) override {
+    const ScopedDevice current(ordinal_);
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    absl::Status status = CudaStatus(
+        cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture),
+        "cudaStreamIsCapturing");
+    if (!status.ok()) return status;
+    return capture != cudaStreamCaptureStatusNone;
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() override {
+    const ScopedDevice current(ordinal_);
+    cudaEvent_t event = nullptr;
+    absl::Status status =
+        CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
+                   "cudaEventCreateWithFlags");
+    if (!status.ok()) return status;
+    return std::make_unique<CudaEvent>(ordinal_, event);
+  }
+
+  absl::Status Copy(std::byte* to, const std::byte* from, uint64_t size_bytes,
+                    Stream stream) override {
+    const ScopedDevice current(ordinal_);
+    return CudaStatus(cudaMemcpyAsync(to, from, size_bytes, cudaMemcpyDefault,
+                                      static_cast<cudaStream_t>(stream)),
+                      "cudaMemcpyAsync");
+  }
+
+  absl::Status Synchronize(Stream stream) override {
+    const ScopedDevice current(ordinal_);
+    return CudaStatus(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)),
+                      "cudaStreamSynchronize");
+  }
+
+  absl::StatusOr<std::string> Export(
+      absl::Span<const MemoryRange> ranges) override {
+    return ExportCudaMemory(ordinal_, ranges);
+  }
+
+  absl::StatusOr<std::unique_ptr<MappedMemory>> Import(
+      std::string_view exported) override {
+    return ImportCudaMemory(ordinal_, exported);
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(
+      int32_t rank, int32_t world_size) override {
+    return CudaFence::Create(*this, ordinal_, rank, world_size);
+  }
+
+ private:
+  const int ordinal_;
+  const uint32_t blocks_max_;
+};
+
+}  // namespace
+
+int CudaDeviceCount() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return count;
+}
+
+absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
+  int count = 0;
+  absl::Status status =
+      CudaStatus(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  if (!status.ok()) return absl::NotFoundError(status.message());
+  if (ordinal < 0 || ordinal >= count) {
+    return absl::NotFoundError(absl::StrCat(
+        "CUDA device ", ordinal, " is not one of the ", count, " here"));
+  }
+  int multiprocessors = 0;
+  status = CudaStatus(cudaDeviceGetAttribute(
+                          &multiprocessors, cudaDevAttrMultiProcessorCount,
+                          ordinal),
+                      "cudaDeviceGetAttribute");
+  if (!status.ok()) return status;
+  return std::make_unique<CudaDevice>(ordinal, multiprocessors);
+}
+
+}  // namespace refit

@@ -1,0 +1,130 @@
+#include "executor/device/cuda/cuda_fence.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "executor/device/cuda/cuda_status.h"
+
+namespace refit {
+
+absl::StatusOr<std::unique_ptr<CudaFence>> CudaFence::Create(
+    Device& owner, int device, int32_t rank, int32_t world_size) {
+  std::unique_ptr<CudaFence> fence(new CudaFence(owner, device, world_size));
+  if (absl::Status s = fence->Allocate(rank); !s.ok()) return s;
+  return fence;
+}
+
+absl::Status CudaFence::Allocate(int32_t rank) {
+  const ScopedDevice current(device_);
+  const size_t world = static_cast<size_t>(world_size_);
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> memory =
+      owner_.Allocate(4 * world * sizeof(uint64_t));
+  if (!memory.ok()) return memory.status();
+  memory_ = *std::move(memory);
+  void* host = nullptr;
+  absl::Status status =
+      CudaStatus(cudaHostAlloc(&host, (world + 1) * sizeof(uint32_t),
+                               cudaHostAllocMapped | cudaHostAllocPortable),
+                 "cudaHostAlloc");
+  if (!status.ok()) return status;
+  host_words_ = static_cast<uint32_t*>(host);
+  std::fill_n(host_words_, world + 1, 0);
+  void* mapped = nullptr;
+  status = CudaStatus(cudaHostGetDevicePointer(&mapped, host, 0),
+                      "cudaHostGetDevicePointer");
+  auto* counters = reinterpret_cast<uint64_t*>(memory_->data());
+  words_.rank = rank;
+  words_.arrived = counters;
+  words_.sent = counters + world;
+  words_.taken = counters + 2 * world;
+  words_.peers = reinterpret_cast<uint64_t* const*>(counters + 3 * world);
+  words_.waiting = static_cast<uint32_t*>(mapped);
+  words_.aborted = static_cast<uint32_t*>(mapped) + world;
+  return status;
+}
+
+CudaFence::~CudaFence() {
+  const ScopedDevice current(device_);
+  cudaFreeHost(host_words_);
+}
+
+absl::StatusOr<std::string> CudaFence::Export() {
+  const MemoryRange arrived = {
+      .data = memory_->data(),
+      .size_bytes = static_cast<uint64_t>(world_size_) * sizeof(uint64_t)};
+  return owner_.Export({&arrived, 1});
+}
+
+absl::Status CudaFence::Connect(absl::Span<const int32_t> peers,
+                                absl::Span<const std::string> exported) {
+  const ScopedDevice current(device_);
+  const size_t world = static_cast<size_t>(world_size_);
+  std::vector<std::byte*> addresses(world, nullptr);
+  mapped_.clear();
+  for (size_t i = 0; i < peers.size(); ++i) {
+    absl::StatusOr<std::unique_ptr<MappedMemory>> mapped =
+        owner_.Import(exported[i]);
+    if (!mapped.ok()) {
+      return absl::Status(
+          mapped.status().code(),
+          absl::StrCat("fence of rank ", peers[i], ": ",
+                       mapped.status().message()));
+    }
+    addresses[static_cast<size_t>(peers[i])] = (*mapped)->addresses().front();
+    mapped_.push_back(*std::move(mapped));
+  }
+  absl::Status status = CudaStatus(
+      cudaMemset(memory_->data(), 0, 3 * world * sizeof(uint64_t)),
+      "cudaMemset");
+  status.Update(CudaStatus(
+      cudaMemcpy(memory_->data() + 3 * world * sizeof(uint64_t),
+                 addresses.data(), world * sizeof(std::byte*),
+                 cudaMemcpyHostToDevice),
+      "cudaMemcpy"));
+  status.Update(CudaStatus(cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
+  std::fill_n(host_words_, world + 1, 0);
+  return status;
+}
+
+absl::Status CudaFence::LaunchAll(Launch launch,
+                                  absl::Span<const int32_t> peers,
+                                  void* stream, const char* what) {
+  const ScopedDevice current(device_);
+  while (!peers.empty()) {
+    cuda::FencePeers some;
+    some.count = static_cast<int32_t>(
+        std::min<size_t>(peers.size(), cuda::kFencePeersMax));
+    std::copy_n(peers.begin(), some.count, some.peers);
+    absl::Status status = CudaStatus(
+        launch(words_, some, static_cast<cudaStream_t>(stream)), what);
+    if (!status.ok()) return status;
+    peers.remove_prefix(static_cast<size_t>(some.count));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaFence::Signal(absl::Span<const int32_t> peers, void* stream) {
+  return LaunchAll(cuda::LaunchSignal, peers, stream,
+                   "launch of the signal kernel");
+}
+
+absl::Status CudaFence::Await(absl::Span<const int32_t> peers, void* stream) {
+  return LaunchAll(cuda::LaunchAwait, peers, stream,
+                   "launch of the await kernel");
+}
+
+void CudaFence::Abort() {
+  __atomic_store_n(&host_words_[world_size_], 1, __ATOMIC_SEQ_CST);
+}
+
+std::vector<int32_t> CudaFence::Waiting() const {
+  std::vector<int32_t> peers;
+  for (int32_t peer = 0; peer < world_size_; ++peer) {
+    if (__atomic_load_n(&host_words_[peer], __ATOMIC_SEQ_CST) != 0) {
+      peers.push_back(peer);
+    }
+  }
+  return peers;
+}
+
+}  // namespace refit

@@ -1,0 +1,54 @@
+// The fence of ranks on GPUs: words in device memory that peers map.
+#ifndef REFIT_EXECUTOR_DEVICE_CUDA_CUDA_FENCE_H_
+#define REFIT_EXECUTOR_DEVICE_CUDA_CUDA_FENCE_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "executor/device/cuda/fence_kernel.h"
+#include "refit/device.h"
+
+namespace refit {
+
+class CudaFence : public DeviceFence {
+ public:
+  // `owner` exports and maps the words; it must outlive the fence.
+  static absl::StatusOr<std::unique_ptr<CudaFence>> Create(Device& owner,
+                                                           int device,
+                                                           int32_t rank,
+                                                           int32_t world_size);
+  ~CudaFence() override;
+
+  absl::StatusOr<std::string> Export() override;
+  absl::Status Connect(absl::Span<const int32_t> peers,
+                       absl::Span<const std::string> exported) override;
+  absl::Status Signal(absl::Span<const int32_t> peers, void* stream) override;
+  absl::Status Await(absl::Span<const int32_t> peers, void* stream) override;
+  const uint32_t* aborted() const override { return words_.aborted; }
+  void Abort() override;
+  std::vector<int32_t> Waiting() const override;
+
+ private:
+  CudaFence(Device& owner, int device, int32_t world_size)
+      : owner_(owner), device_(device), world_size_(world_size) {}
+  absl::Status Allocate(int32_t rank);
+
+  using Launch = cudaError_t (*)(const cuda::FenceWords&,
+                                 const cuda::FencePeers&, cudaStream_t);
+  absl::Status LaunchAll(Launch launch, absl::Span<const int32_t> peers,
+                         void* stream, const char* what);
+
+  Device& owner_;
+  const int device_;
+  const int32_t world_size_;
+  cuda::FenceWords words_;  // device addresses
+  // Counters (arrived, sent, taken), then the peers' addresses.
+  std::unique_ptr<DeviceMemory> memory_;
+  uint32_t* host_words_ = nullptr;  // waiting by rank, then aborted
+  std::vector<std::unique_ptr<MappedMemory>> mapped_;
+};
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_DEVICE_CUDA_CUDA_FENCE_H_

@@ -1,0 +1,60 @@
+#include <cuda/atomic>
+
+#include "executor/device/cuda/fence_kernel.h"
+
+namespace refit::cuda {
+namespace {
+
+using SystemWord = ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_system>;
+
+// A wait shorter than this is not worth telling the host about.
+constexpr int kSpinsBeforeTelling = 4096;
+
+__global__ void SignalKernel(const FenceWords words, const FencePeers peers) {
+  // Orders what earlier kernels of the stream stored into peers' memory before
+  // the release below.
+  __threadfence_system();
+  if (threadIdx.x >= peers.count) return;
+  const int32_t peer = peers.peers[threadIdx.x];
+  const uint64_t count = ++words.sent[peer];
+  SystemWord(words.peers[peer][words.rank])
+      .store(count, ::cuda::memory_order_release);
+}
+
+__global__ void AwaitKernel(const FenceWords words, const FencePeers peers) {
+  if (threadIdx.x < peers.count) {
+    const int32_t peer = peers.peers[threadIdx.x];
+    const uint64_t wanted = ++words.taken[peer];
+    SystemWord arrived(words.arrived[peer]);
+    volatile uint32_t* const aborted = words.aborted;
+    volatile uint32_t* const waiting = &words.waiting[peer];
+    bool told = false;
+    for (int spins = 0;
+         arrived.load(::cuda::memory_order_acquire) < wanted; ++spins) {
+      if (spins < kSpinsBeforeTelling) continue;
+      if (!told) *waiting = 1;
+      told = true;
+      if (*aborted != 0) break;
+      __nanosleep(500);
+    }
+    if (told) *waiting = 0;
+  }
+  __syncthreads();
+  __threadfence_system();
+}
+
+}  // namespace
+
+cudaError_t LaunchSignal(const FenceWords& words, const FencePeers& peers,
+                         cudaStream_t stream) {
+  SignalKernel<<<1, kFencePeersMax, 0, stream>>>(words, peers);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchAwait(const FenceWords& words, const FencePeers& peers,
+                        cudaStream_t stream) {
+  AwaitKernel<<<1, kFencePeersMax, 0, stream>>>(words, peers);
+  return cudaGetLastError();
+}
+
+}  // namespace refit::cuda

@@ -1,0 +1,38 @@
+// The kernels of the fence between ranks.
+#ifndef REFIT_EXECUTOR_DEVICE_CUDA_FENCE_KERNEL_H_
+#define REFIT_EXECUTOR_DEVICE_CUDA_FENCE_KERNEL_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace refit::cuda {
+
+inline constexpr int kFencePeersMax = 128;  // of one launch
+
+// Given by value, so that a launch needs no memory.
+struct FencePeers {
+  int32_t count = 0;
+  int32_t peers[kFencePeersMax];
+};
+
+// Counters are by rank. All but `waiting` and `aborted` are device memory;
+// those two are host memory that the device reaches.
+struct FenceWords {
+  int32_t rank = 0;
+  uint64_t* arrived = nullptr;       // raised by peers: their signals to here
+  uint64_t* sent = nullptr;          // signals from here
+  uint64_t* taken = nullptr;         // awaits here
+  uint64_t* const* peers = nullptr;  // each peer's `arrived`, as mapped here
+  uint32_t* waiting = nullptr;       // 1 while an Await waits for the peer
+  uint32_t* aborted = nullptr;       // one word
+};
+
+cudaError_t LaunchSignal(const FenceWords& words, const FencePeers& peers,
+                         cudaStream_t stream);
+cudaError_t LaunchAwait(const FenceWords& words, const FencePeers& peers,
+                        cudaStream_t stream);
+
+}  // namespace refit::cuda
+
+#endif  // REFIT_EXECUTOR_DEVICE_CUDA_FENCE_KERNEL_H_

@@ -1,0 +1,126 @@
+#include "executor/transport/nccl_communicator.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace refit {
+namespace {
+
+// While NCCL works in the background it is asked this often; a group of edges
+// that are connected is taken at once.
+constexpr std::chrono::microseconds kPollPause(50);
+
+absl::Status Aborted() {
+  return absl::AbortedError("the communicator was aborted");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
+    const nccl::Api& api, const nccl::UniqueId& id, std::vector<int32_t> ranks,
+    int32_t rank, Deadline deadline, const Interruption& interruption) {
+  std::unique_ptr<NcclCommunicator> made(
+      new NcclCommunicator(api, std::move(ranks)));
+  nccl::Config config;
+  config.blocking = 0;
+  const nccl::Result result = api.CommInitRankConfig(
+      &made->comm_, static_cast<int>(made->ranks_.size()), id,
+      made->RankOf(rank), &config);
+  absl::Status status =
+      made->AwaitIdle(result, "ncclCommInitRankConfig", deadline, interruption);
+  if (!status.ok()) return status;
+  return made;
+}
+
+NcclCommunicator::~NcclCommunicator() { Abort(); }
+
+void NcclCommunicator::Abort() {
+  std::lock_guard lock(mutex_);
+  if (comm_ != nullptr) api_.CommAbort(std::exchange(comm_, nullptr));
+}
+
+bool NcclCommunicator::Contains(int32_t rank) const {
+  return std::binary_search(ranks_.begin(), ranks_.end(), rank);
+}
+
+int NcclCommunicator::RankOf(int32_t global) const {
+  return static_cast<int>(
+      std::lower_bound(ranks_.begin(), ranks_.end(), global) - ranks_.begin());
+}
+
+absl::Status NcclCommunicator::AsyncError() {
+  std::lock_guard lock(mutex_);
+  if (comm_ == nullptr) return absl::OkStatus();
+  nccl::Result error = nccl::kSuccess;
+  const nccl::Result asked = api_.CommGetAsyncError(comm_, &error);
+  return nccl::StatusOf(api_, asked == nccl::kSuccess ? error : asked,
+                        "asynchronously", comm_);
+}
+
+// Waits until a call that may go on in the background has ended.
+absl::Status NcclCommunicator::AwaitIdle(nccl::Result result, const char* call,
+                                         Deadline deadline,
+                                         const Interruption& interruption) {
+  while (result == nccl::kInProgress) {
+    if (absl::Status s = interruption(); !s.ok()) return s;
+    if (std::chrono::steady_clock::now() > deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(call, " did not end before the deadline"));
+    }
+    {
+      std::lock_guard lock(mutex_);
+      if (comm_ == nullptr) return Aborted();
+      const nccl::Result asked = api_.CommGetAsyncError(comm_, &result);
+      if (asked != nccl::kSuccess) result = asked;
+      if (result != nccl::kInProgress) {
+        return nccl::StatusOf(api_, result, call, comm_);
+      }
+    }
+    std::this_thread::sleep_for(kPollPause);
+  }
+  return nccl::StatusOf(api_, result, call, nullptr);
+}
+
+absl::Status NcclCommunicator::Issue(const Operation& operation,
+                                     Stream stream) {
+  const int peer = RankOf(operation.peer);
+  if (operation.kind == fb::MessageKind::kSend) {
+    return nccl::StatusOf(
+        api_,
+        api_.Send(operation.data, operation.size_bytes, nccl::kUint8, peer,
+                  comm_, stream),
+        "ncclSend", comm_);
+  }
+  return nccl::StatusOf(api_,
+                        api_.Recv(operation.data, operation.size_bytes,
+                                  nccl::kUint8, peer, comm_, stream),
+                        "ncclRecv", comm_);
+}
+
+absl::StatusOr<nccl::Result> NcclCommunicator::IssueGroup(
+    absl::Span<const Operation> operations, Stream stream) {
+  std::lock_guard lock(mutex_);
+  if (comm_ == nullptr) return Aborted();
+  absl::Status status = nccl::StatusOf(api_, api_.GroupStart(),
+                                       "ncclGroupStart", comm_);
+  for (const Operation& operation : operations) {
+    status.Update(Issue(operation, stream));
+  }
+  // Ended in any case: the group is the thread's, not the communicator's.
+  const nccl::Result ended = api_.GroupEnd();
+  if (!status.ok()) return status;
+  return ended;
+}
+
+absl::Status NcclCommunicator::Exchange(absl::Span<const Operation> operations,
+                                        Stream stream, Deadline deadline,
+                                        const Interruption& interruption) {
+  const absl::StatusOr<nccl::Result> ended = IssueGroup(operations, stream);
+  if (!ended.ok()) return ended.status();
+  return AwaitIdle(*ended, "ncclGroupEnd", deadline, interruption);
+}
+
+}  // namespace refit

@@ -1,0 +1,66 @@
+// One NCCL communicator, non-blocking, with deadlines.
+#ifndef REFIT_EXECUTOR_TRANSPORT_NCCL_COMMUNICATOR_H_
+#define REFIT_EXECUTOR_TRANSPORT_NCCL_COMMUNICATOR_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "executor/transport/nccl_api.h"
+#include "refit/transport.h"
+
+namespace refit {
+
+// Why a wait must end before its deadline; OK as long as it need not.
+using Interruption = std::function<absl::Status()>;
+
+// The methods are called by the rank's own thread, but for Abort and AsyncError.
+class NcclCommunicator {
+ public:
+  // Collective over `ranks` (global, ascending), of which `rank` is one.
+  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(
+      const nccl::Api& api, const nccl::UniqueId& id,
+      std::vector<int32_t> ranks, int32_t rank, Deadline deadline,
+      const Interruption& interruption);
+  // Aborts, unless Abort did: ranks leave one by one and wait for nobody.
+  ~NcclCommunicator();
+
+  bool Contains(int32_t rank) const;
+  const std::vector<int32_t>& ranks() const { return ranks_; }
+
+  // Enqueues one group; peers are global ranks. Returns when NCCL has taken it,
+  // before which nothing else may be enqueued on `stream`.
+  absl::Status Exchange(absl::Span<const Operation> operations, Stream stream,
+                        Deadline deadline, const Interruption& interruption);
+
+  // NCCL's asynchronous error, if there is one. Thread-safe.
+  absl::Status AsyncError();
+  // Ends all that is under way; only destruction may follow. Thread-safe.
+  void Abort();
+
+ private:
+  NcclCommunicator(const nccl::Api& api, std::vector<int32_t> ranks)
+      : api_(api), ranks_(std::move(ranks)) {}
+  absl::Status AwaitIdle(nccl::Result result, const char* call,
+                         Deadline deadline, const Interruption& interruption);
+  absl::StatusOr<nccl::Result> IssueGroup(
+      absl::Span<const Operation> operations, Stream stream);
+  absl::Status Issue(const Operation& operation, Stream stream);
+  int RankOf(int32_t global) const;
+
+  const nccl::Api& api_;
+  const std::vector<int32_t> ranks_;
+  // NCCL must not be inside another call when it aborts. Calls of a
+  // non-blocking communicator are short.
+  std::mutex mutex_;
+  nccl::Comm comm_ = nullptr;  // null after an abort
+};
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_TRANSPORT_NCCL_COMMUNICATOR_H_

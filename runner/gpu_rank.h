@@ -1,0 +1,80 @@
+// One rank of a plan on a GPU: its tensors, its executor, generated values.
+#ifndef REFIT_RUNNER_GPU_RANK_H_
+#define REFIT_RUNNER_GPU_RANK_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "plan/plan_file.h"
+#include "refit/control_plane.h"
+#include "refit/cuda_device.h"
+#include "refit/executor.h"
+#include "runner/checked_run.h"
+#include "runner/value_check.h"
+
+namespace refit {
+
+class GpuRank {
+ public:
+  // Allocates the rank's tensors on CUDA device `ordinal`, connects and binds:
+  // collective over all ranks. `plan` must outlive the result.
+  static absl::StatusOr<std::unique_ptr<GpuRank>> Create(
+      const PlanFile& plan, std::unique_ptr<ControlPlane> control, int ordinal,
+      std::chrono::nanoseconds timeout);
+  ~GpuRank();
+
+  // What ValueCheck does, of this rank's tensors on the GPU.
+  absl::Status FillSources();
+  absl::Status PoisonDestinations();
+  absl::StatusOr<CheckResult> Check();
+
+  // One refit, waited for. `seconds` runs from all ranks' start to this one's
+  // end.
+  absl::StatusOr<RefitMeasurement> Refit();
+
+  Device& device() { return *device_; }
+  Executor& executor() { return *executor_; }
+  Transport& transport() { return *transport_; }
+  Stream stream() const { return stream_->get(); }
+  const std::vector<BoundTensor>& tensors() const { return tensors_; }
+
+ private:
+  GpuRank(const PlanFile& plan, int32_t rank);
+  absl::Status ForEachTensor(
+      const std::function<absl::Status(const BoundTensor& on_device,
+                                       const BoundTensor& on_host)>& visit);
+
+  const PlanFile& plan_;
+  const int32_t rank_;
+  const ValueCheck check_;
+  std::chrono::nanoseconds timeout_{};
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<DeviceMemory> memory_;
+  std::unique_ptr<DeviceStream> stream_;
+  std::vector<BoundTensor> tensors_;
+  // The same tensors on the host, where values are made and checked.
+  std::unique_ptr<DeviceMemory> host_memory_;
+  TensorsByRank host_tensors_;
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Executor> executor_;
+};
+
+// `refit-run --transport nccl --check` of one rank; collective. Every rank gets
+// the result of all.
+absl::StatusOr<RunOfRanksResult> RunCheckedOnGpu(
+    const PlanFile& plan, std::unique_ptr<ControlPlane> control, int ordinal,
+    const RunOfRanksOptions& options);
+
+// The same for all ranks, as threads of this process; rank r is on device r, or
+// r modulo their number.
+absl::StatusOr<RunOfRanksResult> RunCheckedOnGpus(
+    const PlanFile& plan, const RunOfRanksOptions& options);
+
+}  // namespace refit
+
+#endif  // REFIT_RUNNER_GPU_RANK_H_

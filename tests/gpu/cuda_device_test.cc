@@ -1,0 +1,188 @@
+#include "refit/cuda_device.h"
+
+#include <cuda_runtime_api.h>
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "executor/device/cast.h"
+#include "tests/executor/device_conformance.h"
+
+namespace refit {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceConformance,
+                         testing::Values(DeviceFactory([] {
+                           return *CreateCudaDevice(0);
+                         })));
+
+std::vector<std::byte> RunCast(Device& device, DType from, DType to,
+                               const std::vector<std::byte>& input) {
+  const uint64_t elements = input.size() / DTypeBytes(from);
+  auto source = *device.Allocate(input.size());
+  auto target = *device.Allocate(elements * DTypeBytes(to));
+  EXPECT_TRUE(
+      device.Copy(source->data(), input.data(), input.size(), nullptr).ok());
+  CopyBatch batch;
+  batch.loops = {{elements, {0, DTypeBytes(from)}, {0, DTypeBytes(to)}}};
+  StridedCopy& copy = batch.copies.emplace_back();
+  copy.from = {0, 0, from};
+  copy.to = {1, 0, to};
+  copy.loops_count = 1;
+  std::byte* const table[] = {source->data(), target->data()};
+  auto prepared = *device.Prepare(table, {&batch, 1});
+  EXPECT_TRUE(prepared->Enqueue(0, nullptr).ok());
+  std::vector<std::byte> output(target->size_bytes());
+  EXPECT_TRUE(
+      device.Copy(output.data(), target->data(), output.size(), nullptr).ok());
+  EXPECT_TRUE(device.Synchronize(nullptr).ok());
+  return output;
+}
+
+std::vector<std::byte> HostCast(DType from, DType to,
+                                const std::vector<std::byte>& input) {
+  const uint64_t elements = input.size() / DTypeBytes(from);
+  std::vector<std::byte> output(elements * DTypeBytes(to));
+  FindCast(from, to)(output.data(), input.data(), elements);
+  return output;
+}
+
+TEST(CudaCastTest, EveryHalfIsCastAsTheHostCastsIt) {
+  auto device = *CreateCudaDevice(0);
+  std::vector<std::byte> every(2 << 16);
+  for (uint32_t bits = 0; bits < 1 << 16; ++bits) {
+    const auto half = static_cast<uint16_t>(bits);
+    std::memcpy(&every[2 * bits], &half, sizeof(half));
+  }
+  for (const DType from : {DType::kBf16, DType::kFp16}) {
+    for (const DType to : {DType::kBf16, DType::kFp16, DType::kFp32}) {
+      if (from == to) continue;
+      EXPECT_TRUE(RunCast(*device, from, to, every) ==
+                  HostCast(from, to, every));
+    }
+  }
+}
+
+TEST(CudaCastTest, EveryFourThousandthFloatIsCastAsTheHostCastsIt) {
+  auto device = *CreateCudaDevice(0);
+  std::vector<std::byte> floats;
+  for (uint64_t bits = 0; bits < uint64_t{1} << 32; bits += 4093) {
+    const auto word = static_cast<uint32_t>(bits);
+    const auto* bytes = reinterpret_cast<const std::byte*>(&word);
+    floats.insert(floats.end(), bytes, bytes + sizeof(word));
+  }
+  for (const DType to : {DType::kBf16, DType::kFp16}) {
+    EXPECT_TRUE(RunCast(*device, DType::kFp32, to, floats) ==
+                HostCast(DType::kFp32, to, floats));
+  }
+}
+
+// Two ranks of this process on one device.
+class CudaFenceTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (int32_t rank = 0; rank < 2; ++rank) {
+      fences_[rank] = *device_->CreateFence(rank, 2);
+      streams_[rank] = *device_->CreateStream();
+    }
+    for (int32_t rank = 0; rank < 2; ++rank) {
+      const int32_t peer = 1 - rank;
+      const std::string exported = *fences_[peer]->Export();
+      ASSERT_TRUE(
+          fences_[rank]->Connect({&peer, 1}, {&exported, 1}).ok());
+    }
+  }
+
+  bool Reached(DeviceEvent& event) {
+    for (int i = 0; i < 200 && !*event.Reached(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return *event.Reached();
+  }
+
+  std::unique_ptr<Device> device_ = *CreateCudaDevice(0);
+  std::unique_ptr<DeviceFence> fences_[2];
+  std::unique_ptr<DeviceStream> streams_[2];
+};
+
+TEST_F(CudaFenceTest, AwaitPassesOncePerSignal) {
+  auto event = *device_->CreateEvent();
+  const int32_t peers[] = {1, 0};
+  ASSERT_TRUE(fences_[1]->Signal({&peers[1], 1}, streams_[1]->get()).ok());
+  ASSERT_TRUE(fences_[0]->Await({&peers[0], 1}, streams_[0]->get()).ok());
+  ASSERT_TRUE(event->Record(streams_[0]->get()).ok());
+  EXPECT_TRUE(Reached(*event));
+  ASSERT_TRUE(fences_[0]->Await({&peers[0], 1}, streams_[0]->get()).ok());
+  ASSERT_TRUE(event->Record(streams_[0]->get()).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_FALSE(*event->Reached());
+  EXPECT_EQ(fences_[0]->Waiting(), std::vector<int32_t>{1});
+  ASSERT_TRUE(fences_[1]->Signal({&peers[1], 1}, streams_[1]->get()).ok());
+  EXPECT_TRUE(Reached(*event));
+  EXPECT_TRUE(fences_[0]->Waiting().empty());
+}
+
+TEST_F(CudaFenceTest, AbortLetsAwaitPassAndStopsWhatFollows) {
+  auto event = *device_->CreateEvent();
+  const int32_t peer = 1;
+  ASSERT_TRUE(fences_[0]->Await({&peer, 1}, streams_[0]->get()).ok());
+  ASSERT_TRUE(event->Record(streams_[0]->get()).ok());
+  fences_[0]->Abort();
+  EXPECT_TRUE(Reached(*event));
+  uint32_t word = 0;
+  ASSERT_TRUE(device_
+                  ->Copy(reinterpret_cast<std::byte*>(&word),
+                         reinterpret_cast<const std::byte*>(
+                             fences_[0]->aborted()),
+                         sizeof(word), nullptr)
+                  .ok());
+  ASSERT_TRUE(device_->Synchronize(nullptr).ok());
+  EXPECT_EQ(word, 1);
+}
+
+TEST_F(CudaFenceTest, FencesReplayInAGraph) {
+  const int32_t peers[] = {1, 0};
+  cudaGraph_t graphs[2];
+  cudaGraphExec_t replays[2];
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    auto stream = static_cast<cudaStream_t>(streams_[rank]->get());
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+              cudaSuccess);
+    ASSERT_TRUE(fences_[rank]->Signal({&peers[rank], 1}, stream).ok());
+    ASSERT_TRUE(fences_[rank]->Await({&peers[rank], 1}, stream).ok());
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graphs[rank]), cudaSuccess);
+    ASSERT_EQ(cudaGraphInstantiate(&replays[rank], graphs[rank], 0),
+              cudaSuccess);
+  }
+  for (int i = 0; i < 10; ++i) {
+    for (int32_t rank = 0; rank < 2; ++rank) {
+      ASSERT_EQ(cudaGraphLaunch(replays[rank], static_cast<cudaStream_t>(
+                                                   streams_[rank]->get())),
+                cudaSuccess);
+    }
+  }
+  auto event = *device_->CreateEvent();
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    ASSERT_TRUE(event->Record(streams_[rank]->get()).ok());
+    EXPECT_TRUE(Reached(*event));
+    cudaGraphExecDestroy(replays[rank]);
+    cudaGraphDestroy(graphs[rank]);
+  }
+}
+
+TEST(CudaDeviceTest, MissingDeviceIsNamed) {
+  EXPECT_EQ(CreateCudaDevice(1000).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST(CudaDeviceTest, HostMemoryCannotBeExported) {
+  auto device = *CreateCudaDevice(0);
+  std::vector<std::byte> memory(64);
+  const MemoryRange range = {memory.data(), memory.size()};
+  EXPECT_EQ(device->Export({&range, 1}).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+}  // namespace
+}  // namespace refit
