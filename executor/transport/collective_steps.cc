@@ -1,0 +1,296 @@
+#include "executor/transport/collective_steps.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+
+namespace refit::control {
+namespace {
+
+using RankPairs = std::vector<std::pair<int32_t, int32_t>>;  // giver, taker
+
+const char* Name(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::kAllGather:
+      return "all-gather";
+    case CollectiveKind::kExchange:
+      return "exchange";
+  }
+  return "unknown";
+}
+
+// "" if both ranks are in the same collective.
+std::string CallDifference(const Contribution& a, int32_t rank_a,
+                           const Contribution& b, int32_t rank_b) {
+  if (a.kind == b.kind && a.what == b.what) return "";
+  return absl::StrCat("ranks do not call the same: rank ", rank_a, " is in ",
+                      Name(a.kind), " \"", a.what, "\", rank ", rank_b, " in ",
+                      Name(b.kind), " \"", b.what, "\"");
+}
+
+// The first pair that is in `a` and not in `b`.
+std::optional<std::pair<int32_t, int32_t>> FirstWithout(const RankPairs& a,
+                                                        const RankPairs& b) {
+  RankPairs without;
+  std::set_difference(a.begin(), a.end(), b.begin(), b.end(),
+                      std::back_inserter(without));
+  if (without.empty()) return std::nullopt;
+  return without.front();
+}
+
+void SortUnique(RankPairs& pairs) {
+  std::sort(pairs.begin(), pairs.end());
+  pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
+}
+
+// "" if the ranks agree on who gives to whom.
+std::string ExchangeDifference(
+    const std::vector<std::optional<Contribution>>& contributions) {
+  RankPairs given, expected;
+  for (size_t i = 0; i < contributions.size(); ++i) {
+    const auto rank = static_cast<int32_t>(i);
+    for (int32_t peer : contributions[i]->to) given.emplace_back(rank, peer);
+    for (int32_t peer : contributions[i]->from) {
+      expected.emplace_back(peer, rank);
+    }
+  }
+  SortUnique(given);
+  SortUnique(expected);
+  if (const auto pair = FirstWithout(given, expected)) {
+    return absl::StrCat("rank ", pair->first, " gives to rank ", pair->second,
+                        ", which does not expect it");
+  }
+  if (const auto pair = FirstWithout(expected, given)) {
+    return absl::StrCat("rank ", pair->second, " expects from rank ",
+                        pair->first, ", which does not give to it");
+  }
+  return "";
+}
+
+// What the server found wrong itself: all ranks are told the same.
+absl::Status TooLarge(const std::string& what, uint64_t size) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat(what, ": a result of ", size, " bytes exceeds the limit of ",
+                   kPayloadBytesMax));
+}
+
+absl::Status AbortedBy(int32_t rank, const absl::Status& status) {
+  const bool late = status.code() == absl::StatusCode::kDeadlineExceeded;
+  return absl::Status(
+      late ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kAborted,
+      absl::StrCat("aborted by rank ", rank, ": ", status.message()));
+}
+
+}  // namespace
+
+bool CollectiveSteps::Begin(int32_t rank, uint64_t step) {
+  if (step <= steps_[rank]) return false;
+  steps_[rank] = step;
+  const auto failure = failures_.find(step);
+  if (failure != failures_.end()) SendFailure(rank, step, failure->second);
+  ForgetPastFailures();
+  return true;
+}
+
+bool CollectiveSteps::Contribute(int32_t rank, uint64_t step, uint64_t sequence,
+                                 Contribution contribution, TimePoint now) {
+  if (step != steps_[rank] || !RanksExist(contribution.to) ||
+      !RanksExist(contribution.from)) {
+    return false;
+  }
+  // It came too late; the rank has been told of the failure.
+  if (failures_.count(step) != 0) return true;
+  const Key key(step, sequence);
+  Collective& collective =
+      collectives_.try_emplace(key, steps_.size()).first->second;
+  if (collective.contributions[rank].has_value()) return false;
+  if (collective.arrivals == 0) collective.first_rank = rank;
+  const TimePoint deadline =
+      now + std::chrono::milliseconds(contribution.remaining_ms);
+  if (deadline < collective.deadline) {
+    collective.deadline = deadline;
+    collective.deadline_rank = rank;
+  }
+  collective.contributions[rank] = std::move(contribution);
+  ++collective.arrivals;
+  const std::string difference = CallDifference(
+      *collective.contributions[collective.first_rank], collective.first_rank,
+      *collective.contributions[rank], rank);
+  if (!difference.empty()) {
+    const absl::Status status = absl::InternalError(difference);
+    FailStep(step, {-1, status, status});
+  } else if (collective.arrivals == steps_.size()) {
+    Finish(key, collective);
+  } else {
+    FailIfLeft(key, collective);
+  }
+  return true;
+}
+
+bool CollectiveSteps::Abort(int32_t rank, uint64_t step,
+                            const absl::Status& status) {
+  // Of an earlier step: the rank went on while it was on its way.
+  if (step > steps_[rank]) return false;
+  const absl::Status aborted = AbortedBy(rank, status);
+  FailStep(step, {rank, aborted, aborted});
+  return true;
+}
+
+void CollectiveSteps::Leave(int32_t rank) {
+  left_[rank] = true;
+  std::vector<Key> keys;  // FailStep erases
+  for (const auto& [key, collective] : collectives_) keys.push_back(key);
+  for (const Key& key : keys) {
+    const auto found = collectives_.find(key);
+    if (found != collectives_.end()) FailIfLeft(key, found->second);
+  }
+}
+
+void CollectiveSteps::Expire(TimePoint now) {
+  while (true) {
+    const auto late = std::find_if(
+        collectives_.begin(), collectives_.end(),
+        [&](const auto& entry) { return entry.second.deadline <= now; });
+    if (late == collectives_.end()) return;
+    const auto& [key, collective] = *late;
+    const int32_t rank = collective.deadline_rank;
+    const absl::Status status = absl::DeadlineExceededError(absl::StrCat(
+        collective.contributions[rank]->what, ": ",
+        steps_.size() - collective.arrivals, " of ", steps_.size(),
+        " ranks did not come before the deadline, the first is rank ",
+        MissingFrom(collective)));
+    FailStep(key.first, {rank, status, AbortedBy(rank, status)});
+  }
+}
+
+CollectiveSteps::TimePoint CollectiveSteps::NextDeadline() const {
+  TimePoint next = TimePoint::max();
+  for (const auto& [key, collective] : collectives_) {
+    next = std::min(next, collective.deadline);
+  }
+  return next;
+}
+
+bool CollectiveSteps::RanksExist(const std::vector<int32_t>& ranks) const {
+  return std::all_of(ranks.begin(), ranks.end(), [&](int32_t rank) {
+    return rank >= 0 && rank < world_size();
+  });
+}
+
+// The first rank that has not come; there is one.
+int32_t CollectiveSteps::MissingFrom(const Collective& collective) const {
+  int32_t rank = 0;
+  while (collective.contributions[rank].has_value()) ++rank;
+  return rank;
+}
+
+void CollectiveSteps::Finish(const Key& key, const Collective& collective) {
+  switch (collective.contributions[0]->kind) {
+    case CollectiveKind::kAllGather:
+      FinishAllGather(key, collective);
+      break;
+    case CollectiveKind::kExchange:
+      FinishExchange(key, collective);
+      break;
+  }
+  collectives_.erase(key);
+}
+
+void CollectiveSteps::FinishAllGather(const Key& key,
+                                      const Collective& collective) {
+  uint64_t size = sizeof(uint64_t);
+  for (const auto& contribution : collective.contributions) {
+    size += sizeof(uint64_t) + contribution->bytes.size();
+  }
+  if (size > kPayloadBytesMax) {
+    const absl::Status status =
+        TooLarge(collective.contributions[0]->what, size);
+    return FailStep(key.first, {-1, status, status});
+  }
+  PayloadWriter payload;
+  payload.U64(collective.contributions.size());
+  for (const auto& contribution : collective.contributions) {
+    payload.String(contribution->bytes);
+  }
+  const auto bytes = std::make_shared<const std::string>(
+      Encode({FrameType::kResult, key.first, key.second, -1, payload.Take()}));
+  for (int32_t rank = 0; rank < world_size(); ++rank) send_(rank, bytes);
+}
+
+void CollectiveSteps::FinishExchange(const Key& key,
+                                     const Collective& collective) {
+  const auto& contributions = collective.contributions;
+  const std::string& what = contributions[0]->what;
+  const std::string difference = ExchangeDifference(contributions);
+  if (!difference.empty()) {
+    const absl::Status status =
+        absl::InternalError(absl::StrCat(what, ": ", difference));
+    return FailStep(key.first, {-1, status, status});
+  }
+  // All sizes are looked at first: nobody may have a result of a step that
+  // fails.
+  for (const auto& contribution : contributions) {
+    uint64_t size = sizeof(uint64_t);
+    for (int32_t peer : contribution->from) {
+      size += sizeof(uint64_t) + contributions[peer]->bytes.size();
+    }
+    if (size > kPayloadBytesMax) {
+      const absl::Status status = TooLarge(what, size);
+      return FailStep(key.first, {-1, status, status});
+    }
+  }
+  for (int32_t rank = 0; rank < world_size(); ++rank) {
+    PayloadWriter payload;
+    payload.U64(contributions[rank]->from.size());
+    for (int32_t peer : contributions[rank]->from) {
+      payload.String(contributions[peer]->bytes);
+    }
+    send_(rank, std::make_shared<const std::string>(
+                    Encode({FrameType::kResult, key.first, key.second, -1,
+                            payload.Take()})));
+  }
+}
+
+// The first failure of a step counts. Erases the step's collectives.
+void CollectiveSteps::FailStep(uint64_t step, Failure failure) {
+  const auto [entry, first] = failures_.emplace(step, std::move(failure));
+  if (!first) return;
+  collectives_.erase(
+      collectives_.lower_bound({step, 0}),
+      collectives_.upper_bound({step, std::numeric_limits<uint64_t>::max()}));
+  for (int32_t rank = 0; rank < world_size(); ++rank) {
+    if (steps_[rank] == step) SendFailure(rank, step, entry->second);
+  }
+  ForgetPastFailures();
+}
+
+void CollectiveSteps::FailIfLeft(const Key& key, const Collective& collective) {
+  for (int32_t rank = 0; rank < world_size(); ++rank) {
+    if (!left_[rank] || collective.contributions[rank].has_value()) continue;
+    const absl::Status status = absl::UnavailableError(
+        absl::StrCat("rank ", rank, " has closed its control plane"));
+    return FailStep(key.first, {rank, status, status});
+  }
+}
+
+void CollectiveSteps::SendFailure(int32_t rank, uint64_t step,
+                                  const Failure& failure) {
+  const bool own = rank == failure.rank;
+  send_(rank,
+        std::make_shared<const std::string>(Encode(
+            {FrameType::kAborted, step, 0, failure.rank,
+             StatusPayload(own ? failure.for_rank : failure.for_others)})));
+}
+
+void CollectiveSteps::ForgetPastFailures() {
+  if (failures_.empty()) return;
+  uint64_t first = std::numeric_limits<uint64_t>::max();
+  for (int32_t rank = 0; rank < world_size(); ++rank) {
+    if (!left_[rank]) first = std::min(first, steps_[rank]);
+  }
+  failures_.erase(failures_.begin(), failures_.lower_bound(first));
+}
+
+}  // namespace refit::control

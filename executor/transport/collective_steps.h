@@ -1,0 +1,85 @@
+// What the ranks do in their steps, as rank 0 sees it: who has come to which
+// collective, and which steps have failed. Decides each once for all ranks.
+#ifndef REFIT_EXECUTOR_TRANSPORT_COLLECTIVE_STEPS_H_
+#define REFIT_EXECUTOR_TRANSPORT_COLLECTIVE_STEPS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "executor/transport/control_frame.h"
+
+namespace refit::control {
+
+// An encoded frame; one that goes to all ranks exists once.
+using SharedBytes = std::shared_ptr<const std::string>;
+
+class CollectiveSteps {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+  using Send = std::function<void(int32_t rank, SharedBytes bytes)>;
+
+  CollectiveSteps(int32_t world_size, Send send)
+      : send_(std::move(send)), steps_(world_size), left_(world_size) {}
+
+  // These return false if no rank that keeps to the protocol sends that.
+  bool Begin(int32_t rank, uint64_t step);
+  bool Contribute(int32_t rank, uint64_t step, uint64_t sequence,
+                  Contribution contribution, TimePoint now);
+  bool Abort(int32_t rank, uint64_t step, const absl::Status& status);
+
+  // The rank will not come to anything more, and has said so.
+  void Leave(int32_t rank);
+  // Fails the steps in which someone's deadline has passed.
+  void Expire(TimePoint now);
+  // When to call Expire next; the end of time if there is nothing to wait for.
+  TimePoint NextDeadline() const;
+
+ private:
+  struct Collective {
+    explicit Collective(size_t world_size) : contributions(world_size) {}
+
+    std::vector<std::optional<Contribution>> contributions;  // by rank
+    size_t arrivals = 0;
+    int32_t first_rank = -1;  // to come
+    TimePoint deadline = TimePoint::max();
+    int32_t deadline_rank = -1;  // whose deadline it is
+  };
+  using Key = std::pair<uint64_t, uint64_t>;  // step, sequence
+
+  // Why a step failed. `rank` is the one that failed it, or -1; it is told in
+  // its own words.
+  struct Failure {
+    int32_t rank = -1;
+    absl::Status for_rank;
+    absl::Status for_others;
+  };
+
+  int32_t world_size() const { return static_cast<int32_t>(steps_.size()); }
+  bool RanksExist(const std::vector<int32_t>& ranks) const;
+  int32_t MissingFrom(const Collective& collective) const;
+  void Finish(const Key& key, const Collective& collective);
+  void FinishAllGather(const Key& key, const Collective& collective);
+  void FinishExchange(const Key& key, const Collective& collective);
+  void FailStep(uint64_t step, Failure failure);
+  void FailIfLeft(const Key& key, const Collective& collective);
+  void SendFailure(int32_t rank, uint64_t step, const Failure& failure);
+  void ForgetPastFailures();
+
+  Send send_;
+  std::vector<uint64_t> steps_;  // each rank's current one
+  std::vector<bool> left_;       // by rank
+  std::map<Key, Collective> collectives_;
+  std::map<uint64_t, Failure> failures_;  // of steps some rank may yet enter
+};
+
+}  // namespace refit::control
+
+#endif  // REFIT_EXECUTOR_TRANSPORT_COLLECTIVE_STEPS_H_

@@ -1,0 +1,136 @@
+#include "executor/transport/control_link.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "executor/transport/control_server.h"
+
+namespace refit::control {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kRetryTimeMin{10};
+constexpr milliseconds kRetryTimeMax{500};
+constexpr size_t kReceiveBytes = size_t{64} << 10;
+
+}  // namespace
+
+uint64_t RemainingMs(Clock::time_point deadline) {
+  const Clock::time_point now = Clock::now();
+  if (deadline <= now) return 0;
+  const auto left = std::chrono::ceil<milliseconds>(deadline - now);
+  return std::min<uint64_t>(left.count(), kRemainingMsMax);
+}
+
+Clock::time_point AnswerLimit(Clock::time_point deadline) {
+  return Clock::now() + milliseconds(RemainingMs(deadline)) + kAnswerTime;
+}
+
+absl::Status SendAll(const Socket& socket, std::string_view bytes,
+                     Clock::time_point limit) {
+  while (!bytes.empty()) {
+    const ssize_t sent =
+        send(socket.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (sent >= 0) {
+      bytes.remove_prefix(sent);
+    } else if (errno == EAGAIN) {
+      if (!Await(socket, POLLOUT, limit)) {
+        return absl::DeadlineExceededError("it does not read");
+      }
+    } else if (errno != EINTR) {
+      return absl::UnavailableError(std::strerror(errno));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Frame> ReceiveFrame(Link& link, Clock::time_point limit) {
+  char bytes[kReceiveBytes];
+  while (true) {
+    absl::StatusOr<std::optional<Frame>> frame = link.reader.Next();
+    if (!frame.ok()) return absl::UnavailableError(frame.status().message());
+    if (frame->has_value()) return **std::move(frame);
+    const ssize_t received = recv(link.socket.fd(), bytes, sizeof(bytes), 0);
+    if (received > 0) {
+      link.reader.Append({bytes, static_cast<size_t>(received)});
+    } else if (received == 0) {
+      return absl::UnavailableError("the connection was closed");
+    } else if (errno == EAGAIN) {
+      if (!Await(link.socket, POLLIN, limit)) {
+        return absl::DeadlineExceededError("it does not answer");
+      }
+    } else if (errno != EINTR) {
+      return absl::UnavailableError(std::strerror(errno));
+    }
+  }
+}
+
+absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
+                           ControlPlane::Deadline deadline, Link& link) {
+  const Frame hello{
+      .type = FrameType::kHello,
+      .rank = rendezvous.rank,
+      .payload = HelloPayload({.world_size = rendezvous.world_size,
+                               .remaining_ms = RemainingMs(deadline),
+                               .process = ProcessText()})};
+  const Clock::time_point limit = AnswerLimit(deadline);
+  const absl::Status sent = SendAll(link.socket, Encode(hello), limit);
+  if (!sent.ok()) return sent;
+  absl::StatusOr<Frame> answer = ReceiveFrame(link, limit);
+  if (answer.ok() && answer->type != FrameType::kWelcome &&
+      answer->type != FrameType::kRefused) {
+    return absl::UnavailableError("it does not keep to the protocol");
+  }
+  return answer;
+}
+
+absl::Status Verdict(const Frame& answer) {
+  return answer.type == FrameType::kWelcome ? absl::OkStatus()
+                                            : PayloadStatus(answer.payload);
+}
+
+absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
+                                    ControlPlane::Deadline deadline) {
+  const std::string address = AddressText(rendezvous.host, rendezvous.port);
+  milliseconds pause = kRetryTimeMin;
+  while (true) {
+    absl::Status status;
+    absl::StatusOr<Socket> socket =
+        Connect(rendezvous.host, rendezvous.port, deadline);
+    if (socket.ok()) {
+      Link link{*std::move(socket)};
+      const absl::StatusOr<Frame> answer = Meet(rendezvous, deadline, link);
+      if (answer.ok()) {
+        status = Verdict(*answer);
+        if (!status.ok()) return status;
+        return link;
+      }
+      status = answer.status();
+    } else {
+      status = socket.status();
+    }
+    const Clock::time_point now = Clock::now();
+    if (now >= deadline) {
+      return absl::Status(
+          status.code(),
+          absl::StrCat("connect: rank 0 was not reached at ", address,
+                       " before the deadline: ", status.message()));
+    }
+    // Rank 0, or its host's name, may not be there yet.
+    std::this_thread::sleep_for(
+        std::min<Clock::duration>(pause, deadline - now));
+    pause = std::min(2 * pause, kRetryTimeMax);
+  }
+}
+
+}  // namespace refit::control

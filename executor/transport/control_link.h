@@ -1,0 +1,57 @@
+// A rank's end of the control plane: how it gets a connection with the server,
+// and how frames go over it.
+#ifndef REFIT_EXECUTOR_TRANSPORT_CONTROL_LINK_H_
+#define REFIT_EXECUTOR_TRANSPORT_CONTROL_LINK_H_
+
+#include <chrono>
+#include <cstdint>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "executor/transport/control_frame.h"
+#include "executor/transport/control_plane.h"
+#include "executor/transport/tcp_socket.h"
+
+namespace refit::control {
+
+// The server decides whether a deadline has passed. Only if it does not answer
+// either by then does a rank decide alone.
+inline constexpr std::chrono::seconds kAnswerTime{5};
+
+// A connection with the server.
+struct Link {
+  Socket socket;
+  FrameReader reader{kPayloadBytesMax};
+};
+
+// For the server, whose clock is another. At most kRemainingMsMax.
+uint64_t RemainingMs(Clock::time_point deadline);
+
+// When to stop waiting for the server's word on `deadline`.
+Clock::time_point AnswerLimit(Clock::time_point deadline);
+
+// Errors: kDeadlineExceeded, with part of `bytes` sent perhaps; kUnavailable.
+absl::Status SendAll(const Socket& socket, std::string_view bytes,
+                     Clock::time_point limit);
+
+// Errors: kDeadlineExceeded; kUnavailable, the connection is of no more use.
+absl::StatusOr<Frame> ReceiveFrame(Link& link, Clock::time_point limit);
+
+// Says hello to the server, and returns its answer when all ranks have come, or
+// it is clear that they cannot. Errors: kDeadlineExceeded, kUnavailable;
+// whoever is there is not, or no longer, the server.
+absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
+                           ControlPlane::Deadline deadline, Link& link);
+
+// OK if the answer to a hello is a welcome, else why the server refuses.
+absl::Status Verdict(const Frame& answer);
+
+// Connects with the server and meets the other ranks: tries until it is
+// welcome, is refused or the deadline has passed. Errors as of ConnectTcp.
+absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
+                                    ControlPlane::Deadline deadline);
+
+}  // namespace refit::control
+
+#endif  // REFIT_EXECUTOR_TRANSPORT_CONTROL_LINK_H_

@@ -1,0 +1,388 @@
+#include "executor/transport/control_server.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace refit::control {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr uint64_t kHelloBytesMax = 4096;
+// A port scanner may connect and say nothing.
+constexpr seconds kHelloTime{10};
+// For a rank to read its last frames: only one that is stopped needs longer.
+constexpr seconds kCloseTime{5};
+constexpr milliseconds kAcceptPause{100};
+constexpr size_t kReceiveBytes = size_t{64} << 10;
+// From one connection before the others have their turn.
+constexpr int kReceivesPerTurn = 16;
+
+constexpr char kOffProtocol[] = "it does not keep to the protocol";
+
+SharedBytes Shared(const Frame& frame) {
+  return std::make_shared<const std::string>(Encode(frame));
+}
+
+}  // namespace
+
+std::string ProcessText() {
+  char host[256] = "";
+  gethostname(host, sizeof(host) - 1);
+  return absl::StrCat("process ", getpid(), " on host ", host);
+}
+
+ControlServer::Connection::Connection(Socket s)
+    : socket(std::move(s)),
+      reader(kHelloBytesMax),
+      deadline(Clock::now() + kHelloTime) {}
+
+absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
+    const TcpRendezvous& rendezvous, Socket own) {
+  // The ranks may be threads of this process, with a descriptor each; others
+  // are for what else the process has open.
+  const uint64_t ranks = rendezvous.world_size;
+  absl::Status status = AllowDescriptors(2 * ranks + 256, ranks + 16);
+  if (!status.ok()) return status;
+  Socket listener;
+  if (rendezvous.world_size > 1) {
+    absl::StatusOr<Socket> listening = Listen(rendezvous.host, rendezvous.port);
+    if (!listening.ok()) {
+      return absl::UnavailableError(
+          absl::StrCat("connect: rank 0 cannot listen at port ",
+                       rendezvous.port, ": ", listening.status().message()));
+    }
+    listener = *std::move(listening);
+  }
+  std::unique_ptr<ControlServer> server(
+      new ControlServer(rendezvous, std::move(listener)));
+  server->connections_.push_back(std::make_unique<Connection>(std::move(own)));
+  server->own_ = server->connections_.front().get();
+  try {
+    server->thread_ = std::thread(&ControlServer::Run, server.get());
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("connect: cannot start a thread: ", error.what()));
+  }
+  return server;
+}
+
+ControlServer::ControlServer(const TcpRendezvous& rendezvous, Socket listener)
+    : world_size_(rendezvous.world_size),
+      listener_(std::move(listener)),
+      by_rank_(world_size_),
+      processes_(world_size_),
+      steps_(world_size_,
+             [this](int32_t rank, SharedBytes bytes) {
+               if (by_rank_[rank] != nullptr) {
+                 Send(*by_rank_[rank], std::move(bytes));
+               }
+             }),
+      receive_buffer_(kReceiveBytes) {
+  processes_[0] = ProcessText();
+}
+
+ControlServer::~ControlServer() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void ControlServer::Run() {
+  while (!connections_.empty()) {
+    Poll();
+    Expire(Clock::now());
+    // By index: to lose one may add frames to others, but no connections.
+    for (size_t i = 0; i < connections_.size(); ++i) Flush(*connections_[i]);
+    connections_.erase(
+        std::remove_if(connections_.begin(), connections_.end(),
+                       [](const auto& connection) { return connection->over; }),
+        connections_.end());
+  }
+}
+
+// Waits for something to happen, and reads what has come.
+void ControlServer::Poll() {
+  std::vector<pollfd> polled;
+  for (const auto& connection : connections_) {
+    const bool sends = !connection->out.empty();
+    polled.push_back({connection->socket.fd(),
+                      static_cast<short>(sends ? POLLIN | POLLOUT : POLLIN),
+                      0});
+  }
+  const size_t count = polled.size();
+  if (listener_.fd() >= 0 && Clock::now() >= accept_again_) {
+    polled.push_back({listener_.fd(), POLLIN, 0});
+  }
+  const int ready =
+      poll(polled.data(), polled.size(), MillisecondsUntil(NextEvent()));
+  if (ready <= 0) return;
+  for (size_t i = 0; i < count; ++i) {
+    if ((polled[i].revents & ~POLLOUT) != 0) Receive(*connections_[i]);
+  }
+  if (polled.size() > count && polled.back().revents != 0) AcceptAll();
+}
+
+void ControlServer::AcceptAll() {
+  while (listener_.fd() >= 0) {
+    absl::StatusOr<Socket> socket = Accept(listener_);
+    if (socket.ok()) {
+      connections_.push_back(std::make_unique<Connection>(*std::move(socket)));
+      continue;
+    }
+    if (absl::IsResourceExhausted(socket.status())) {
+      trouble_ = std::string(socket.status().message());
+      accept_again_ = Clock::now() + kAcceptPause;
+    }
+    return;
+  }
+}
+
+void ControlServer::Receive(Connection& connection) {
+  for (int i = 0; i < kReceivesPerTurn && !connection.over; ++i) {
+    const ssize_t received =
+        recv(connection.socket.fd(), receive_buffer_.data(), kReceiveBytes, 0);
+    if (received == 0) return Lose(connection, "the connection was closed");
+    if (received < 0) {
+      if (errno == EAGAIN || errno == EINTR) return;
+      return Lose(connection, std::strerror(errno));
+    }
+    if (connection.closing) continue;  // read only to reach its end
+    connection.reader.Append(
+        {receive_buffer_.data(), static_cast<size_t>(received)});
+    HandleAll(connection);
+  }
+}
+
+void ControlServer::HandleAll(Connection& connection) {
+  while (!connection.over && !connection.closing) {
+    absl::StatusOr<std::optional<Frame>> frame = connection.reader.Next();
+    if (!frame.ok()) {
+      return Lose(connection, std::string(frame.status().message()));
+    }
+    if (!frame->has_value()) return;
+    if (!Handle(connection, **frame)) return Lose(connection, kOffProtocol);
+  }
+}
+
+// Returns false if the sender does not keep to the protocol.
+bool ControlServer::Handle(Connection& connection, Frame& frame) {
+  if (connection.rank < 0) return HandleHello(connection, frame);
+  if (frame.type == FrameType::kGoodbye) {
+    HandleGoodbye(connection);
+    return true;
+  }
+  if (phase_ != Phase::kMet) return false;
+  // Nothing can be done together any more, and all have been told.
+  if (rank_gone_) return true;
+  return HandleInStep(connection, frame);
+}
+
+bool ControlServer::HandleInStep(Connection& connection, Frame& frame) {
+  switch (frame.type) {
+    case FrameType::kBegin:
+      return steps_.Begin(connection.rank, frame.step);
+    case FrameType::kContribution: {
+      std::optional<Contribution> contribution =
+          ParseContribution(frame.payload);
+      return contribution.has_value() &&
+             steps_.Contribute(connection.rank, frame.step, frame.sequence,
+                               *std::move(contribution), Clock::now());
+    }
+    case FrameType::kAbort:
+      return steps_.Abort(connection.rank, frame.step,
+                          PayloadStatus(frame.payload));
+    case FrameType::kHello:
+    case FrameType::kGoodbye:
+    case FrameType::kWelcome:
+    case FrameType::kRefused:
+    case FrameType::kResult:
+    case FrameType::kAborted:
+    case FrameType::kGone:
+      return false;
+  }
+  return false;
+}
+
+bool ControlServer::HandleHello(Connection& connection, const Frame& frame) {
+  if (frame.type != FrameType::kHello) return false;
+  const std::optional<Hello> hello = ParseHello(frame.payload);
+  if (!hello.has_value()) return false;
+  const absl::Status status = CheckHello(connection, frame.rank, *hello);
+  if (!status.ok()) {
+    trouble_ = std::string(status.message());
+    Refuse(connection, status);
+    return true;
+  }
+  connection.rank = frame.rank;
+  connection.deadline = Clock::now() + milliseconds(hello->remaining_ms);
+  connection.reader.set_payload_bytes_max(kPayloadBytesMax);
+  by_rank_[frame.rank] = &connection;
+  processes_[frame.rank] = hello->process;
+  if (std::count(by_rank_.begin(), by_rank_.end(), nullptr) == 0) {
+    phase_ = Phase::kMet;
+    SendToAll({.type = FrameType::kWelcome});
+  }
+  return true;
+}
+
+absl::Status ControlServer::CheckHello(const Connection& connection,
+                                       int32_t rank, const Hello& hello) const {
+  if (hello.version != kProtocolVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("version of the control plane differs: ", kProtocolVersion,
+                     " on rank 0, ", hello.version, " on rank ", rank));
+  }
+  if (hello.world_size != world_size_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("world size differs: ", world_size_, " on rank 0, ",
+                     hello.world_size, " on rank ", rank));
+  }
+  if (rank < 0 || rank >= world_size_) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", rank, " is not one of the ", world_size_, " ranks"));
+  }
+  const bool taken =
+      rank == 0 ? &connection != own_
+                : phase_ != Phase::kMeeting || by_rank_[rank] != nullptr;
+  if (taken) {
+    return absl::AlreadyExistsError(absl::StrCat("two processes are rank ",
+                                                 rank, ": ", processes_[rank],
+                                                 " and ", hello.process));
+  }
+  return absl::OkStatus();
+}
+
+void ControlServer::HandleGoodbye(Connection& connection) {
+  if (connection.rank == 0) return Close();
+  connection.over = true;
+  by_rank_[connection.rank] = nullptr;
+  if (phase_ == Phase::kMet) steps_.Leave(connection.rank);
+}
+
+void ControlServer::Expire(Clock::time_point now) {
+  for (const auto& connection : connections_) {
+    if (connection->over || connection->deadline > now) continue;
+    if (connection->closing || connection->rank < 0) {
+      connection->over = true;
+    } else if (phase_ == Phase::kMeeting) {
+      // One that gives up would be missing: it is over for all.
+      const absl::Status status = MissingStatus();
+      for (Connection* rank : by_rank_) {
+        if (rank != nullptr) Refuse(*rank, status);
+      }
+      return Close();
+    }
+  }
+  if (phase_ == Phase::kMet) steps_.Expire(now);
+}
+
+absl::Status ControlServer::MissingStatus() const {
+  const auto missing = std::count(by_rank_.begin(), by_rank_.end(), nullptr);
+  const auto first = std::find(by_rank_.begin(), by_rank_.end(), nullptr);
+  return absl::DeadlineExceededError(absl::StrCat(
+      "connect: ", missing, " of ", world_size_,
+      " ranks did not come before the deadline, the first is rank ",
+      first - by_rank_.begin(), trouble_.empty() ? "" : "; ", trouble_));
+}
+
+Clock::time_point ControlServer::NextEvent() const {
+  Clock::time_point next = Clock::time_point::max();
+  for (const auto& connection : connections_) {
+    const bool met = phase_ == Phase::kMet && connection->rank >= 0;
+    if (!met || connection->closing) {
+      next = std::min(next, connection->deadline);
+    }
+  }
+  if (phase_ == Phase::kMet) next = std::min(next, steps_.NextDeadline());
+  if (listener_.fd() >= 0 && accept_again_ > Clock::now()) {
+    next = std::min(next, accept_again_);
+  }
+  return next;
+}
+
+void ControlServer::Send(Connection& connection, SharedBytes bytes) {
+  if (!connection.closing) connection.out.push_back(std::move(bytes));
+}
+
+void ControlServer::SendToAll(const Frame& frame) {
+  const SharedBytes bytes = Shared(frame);
+  for (Connection* connection : by_rank_) {
+    if (connection != nullptr) Send(*connection, bytes);
+  }
+}
+
+void ControlServer::Flush(Connection& connection) {
+  while (!connection.over && !connection.out.empty()) {
+    const std::string& bytes = *connection.out.front();
+    const ssize_t sent =
+        send(connection.socket.fd(), bytes.data() + connection.out_offset,
+             bytes.size() - connection.out_offset, MSG_NOSIGNAL);
+    if (sent < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN) return;
+      return Lose(connection, std::strerror(errno));
+    }
+    connection.out_offset += sent;
+    if (connection.out_offset < bytes.size()) continue;
+    connection.out.pop_front();
+    connection.out_offset = 0;
+  }
+  // Not closed at once: bytes that come to a closed socket would make the
+  // kernel throw away those that are still on their way to the other end.
+  if (connection.closing && !connection.over && !connection.shut_down) {
+    shutdown(connection.socket.fd(), SHUT_WR);
+    connection.shut_down = true;
+  }
+}
+
+void ControlServer::Refuse(Connection& connection, const absl::Status& status) {
+  Send(connection,
+       Shared({.type = FrameType::kRefused, .payload = StatusPayload(status)}));
+  CloseWhenSent(connection);
+}
+
+void ControlServer::CloseWhenSent(Connection& connection) {
+  if (connection.closing) return;
+  connection.closing = true;
+  connection.deadline = Clock::now() + kCloseTime;
+}
+
+void ControlServer::Lose(Connection& connection, const std::string& reason) {
+  connection.over = true;
+  const int32_t rank = connection.rank;
+  if (connection.closing) return;
+  if (&connection == own_) return Close();
+  if (rank < 0) return;
+  by_rank_[rank] = nullptr;  // in a meeting, it may come again
+  if (phase_ != Phase::kMet || rank_gone_) return;
+  rank_gone_ = true;
+  SendToAll({.type = FrameType::kGone,
+             .rank = rank,
+             .payload = StatusPayload(absl::UnavailableError(
+                 absl::StrCat("rank ", rank, " is gone: ", reason)))});
+}
+
+// Rank 0 has no more use for the server, so nobody has.
+void ControlServer::Close() {
+  if (phase_ == Phase::kMet) {
+    SendToAll({.type = FrameType::kGoodbye, .rank = 0});
+  }
+  phase_ = Phase::kClosing;
+  listener_.Close();
+  for (const auto& connection : connections_) {
+    if (connection->rank < 0 && !connection->closing) connection->over = true;
+    CloseWhenSent(*connection);
+  }
+}
+
+}  // namespace refit::control

@@ -1,0 +1,103 @@
+// The middle of the control plane's star: a thread in rank 0's process that all
+// ranks, rank 0 too, are connected with.
+#ifndef REFIT_EXECUTOR_TRANSPORT_CONTROL_SERVER_H_
+#define REFIT_EXECUTOR_TRANSPORT_CONTROL_SERVER_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "executor/transport/collective_steps.h"
+#include "executor/transport/control_frame.h"
+#include "executor/transport/control_plane.h"
+#include "executor/transport/tcp_socket.h"
+
+namespace refit::control {
+
+// "process 123 on host gpu-7".
+std::string ProcessText();
+
+class ControlServer {
+ public:
+  // Listens, and serves `own`, the other end of rank 0's connection. Errors:
+  // kUnavailable, the port is taken; kResourceExhausted.
+  static absl::StatusOr<std::unique_ptr<ControlServer>> Start(
+      const TcpRendezvous& rendezvous, Socket own);
+
+  // Requires: rank 0 has said goodbye or closed its end. Waits, for a limited
+  // time, until the others have read all that was sent to them.
+  ~ControlServer();
+
+ private:
+  enum class Phase : uint8_t {
+    kMeeting,  // until all ranks have come
+    kMet,
+    kClosing,  // sends what it has, and reads only to see the ends close
+  };
+
+  struct Connection {
+    explicit Connection(Socket s);
+
+    Socket socket;
+    FrameReader reader;
+    std::deque<SharedBytes> out;
+    size_t out_offset = 0;  // of the first
+    int32_t rank = -1;      // -1: it has not said
+    // For the stranger to say who it is, for the meeting to be complete, or for
+    // a connection that closes to be closed.
+    Clock::time_point deadline;
+    bool closing = false;    // after `out` is sent
+    bool shut_down = false;  // ours is closed, theirs not yet
+    bool over = false;       // to be removed
+  };
+
+  ControlServer(const TcpRendezvous& rendezvous, Socket listener);
+
+  void Run();
+  void Poll();
+  void AcceptAll();
+  void Receive(Connection& connection);
+  void HandleAll(Connection& connection);
+  bool Handle(Connection& connection, Frame& frame);
+  bool HandleInStep(Connection& connection, Frame& frame);
+  bool HandleHello(Connection& connection, const Frame& frame);
+  absl::Status CheckHello(const Connection& connection, int32_t rank,
+                          const Hello& hello) const;
+  void HandleGoodbye(Connection& connection);
+  void Expire(Clock::time_point now);
+  absl::Status MissingStatus() const;
+  Clock::time_point NextEvent() const;
+
+  void Send(Connection& connection, SharedBytes bytes);
+  void SendToAll(const Frame& frame);
+  void Flush(Connection& connection);
+  // Tells the other end why, then closes.
+  void Refuse(Connection& connection, const absl::Status& status);
+  void CloseWhenSent(Connection& connection);
+  // The other end closed, failed, or does not keep to the protocol.
+  void Lose(Connection& connection, const std::string& reason);
+  void Close();
+
+  const int32_t world_size_;
+  Socket listener_;
+  Clock::time_point accept_again_;  // after descriptors had run out
+  Phase phase_ = Phase::kMeeting;
+  std::vector<std::unique_ptr<Connection>> connections_;
+  const Connection* own_ = nullptr;     // rank 0's
+  std::vector<Connection*> by_rank_;    // null: not there
+  std::vector<std::string> processes_;  // by rank; "" if it never came
+  std::string trouble_;                 // of the meeting, the last
+  bool rank_gone_ = false;
+  CollectiveSteps steps_;
+  std::vector<char> receive_buffer_;
+  std::thread thread_;
+};
+
+}  // namespace refit::control
+
+#endif  // REFIT_EXECUTOR_TRANSPORT_CONTROL_SERVER_H_

@@ -1,0 +1,420 @@
+#include <sys/socket.h>
+
+#include <cassert>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "executor/transport/control_frame.h"
+#include "executor/transport/control_link.h"
+#include "executor/transport/control_plane.h"
+#include "executor/transport/control_server.h"
+#include "executor/transport/tcp_socket.h"
+
+namespace refit {
+namespace {
+
+using control::Clock;
+using control::CollectiveKind;
+using control::Frame;
+using control::FrameType;
+using control::Link;
+using control::Socket;
+using std::chrono::seconds;
+
+constexpr seconds kGoodbyeTime{2};
+
+absl::StatusOr<std::vector<std::string>> ParseResult(std::string_view payload,
+                                                     size_t count) {
+  control::PayloadReader reader(payload);
+  std::vector<std::string> result;
+  if (reader.U64() == count) {
+    result.reserve(count);
+    for (size_t i = 0; i < count; ++i) result.push_back(reader.String());
+    if (reader.Complete()) return result;
+  }
+  return absl::InternalError("rank 0 sent a result that cannot be read");
+}
+
+absl::Status GoneStatus(const absl::Status& reason) {
+  return absl::UnavailableError(
+      absl::StrCat("rank 0 is gone: ", reason.message()));
+}
+
+class TcpControlPlane : public ControlPlane {
+ public:
+  TcpControlPlane(const TcpRendezvous& rendezvous,
+                  std::unique_ptr<control::ControlServer> server, Link link)
+      : rank_(rendezvous.rank),
+        world_size_(rendezvous.world_size),
+        server_(std::move(server)),
+        link_(std::move(link)) {}
+  ~TcpControlPlane() override;
+
+  absl::Status StartReading();
+
+  int32_t rank() const override { return rank_; }
+  int32_t world_size() const override { return world_size_; }
+  void BeginStep() override;
+  absl::StatusOr<std::vector<std::string>> AllGather(
+      std::string_view mine, std::string_view what, Deadline deadline) override;
+  absl::StatusOr<std::vector<std::string>> Exchange(
+      std::string_view mine, absl::Span<const int32_t> to,
+      absl::Span<const int32_t> from, std::string_view what,
+      Deadline deadline) override;
+  void Abort(const absl::Status& status) override;
+  void OnAbort(std::function<void(const absl::Status&)> callback) override;
+
+ private:
+  absl::StatusOr<std::string> Collect(CollectiveKind kind,
+                                      std::string_view mine,
+                                      absl::Span<const int32_t> to,
+                                      absl::Span<const int32_t> from,
+                                      std::string_view what, Deadline deadline);
+  absl::Status CheckRanks(absl::Span<const int32_t> ranks,
+                          std::string_view what) const;
+  absl::Status FailOnAll(const absl::Status& status);
+  void Send(const Frame& frame, Clock::time_point limit);
+  void SetLost(const absl::Status& status, bool tell);
+
+  // On the reading thread.
+  void ReadLoop();
+  bool Dispatch(Frame& frame);
+  void SetAnswer(Frame& frame);
+  void SetAborted(const Frame& frame);
+  void TellFailure(std::unique_lock<std::mutex>& lock);
+
+  const int32_t rank_;
+  const int32_t world_size_;
+  const std::unique_ptr<control::ControlServer> server_;  // on rank 0
+  Link link_;  // its reader is the reading thread's
+
+  // Held while a frame is sent, and from reading the step that it belongs to,
+  // so that steps are sent in order. Taken before `mutex_`.
+  std::mutex send_mutex_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t step_ = 0;
+  uint64_t sequence_ = 0;              // of the step's newest collective
+  std::optional<std::string> answer_;  // to it
+  absl::Status step_failure_;
+  absl::Status lost_;       // why no step can succeed any more
+  bool tell_lost_ = false;  // also in the steps to come
+  bool untold_ = false;     // the callback has yet to hear of step_failure_
+  bool telling_ = false;    // the callback is running
+  bool closing_ = false;
+  bool read_all_ = false;  // nothing more will be read
+  std::function<void(const absl::Status&)> callback_;
+
+  std::thread thread_;
+};
+
+TcpControlPlane::~TcpControlPlane() {
+  {
+    std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  if (!thread_.joinable()) return;
+  {
+    std::lock_guard send_lock(send_mutex_);
+    Send({.type = FrameType::kGoodbye, .rank = rank_},
+         Clock::now() + kGoodbyeTime);
+  }
+  shutdown(link_.socket.fd(), SHUT_WR);
+  {
+    // The server closes its end when it has read the goodbye; to close ours
+    // earlier could overtake it.
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, Clock::now() + kGoodbyeTime,
+                        [&] { return read_all_; });
+  }
+  shutdown(link_.socket.fd(), SHUT_RDWR);
+  thread_.join();
+}
+
+absl::Status TcpControlPlane::StartReading() {
+  try {
+    thread_ = std::thread(&TcpControlPlane::ReadLoop, this);
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("connect: cannot start a thread: ", error.what()));
+  }
+  return absl::OkStatus();
+}
+
+void TcpControlPlane::BeginStep() {
+  std::lock_guard send_lock(send_mutex_);
+  Frame frame{.type = FrameType::kBegin, .rank = rank_};
+  {
+    std::unique_lock lock(mutex_);
+    // So that the callback never speaks of a step that is over.
+    changed_.wait(lock, [&] { return !telling_; });
+    frame.step = ++step_;
+    sequence_ = 0;
+    step_failure_ = lost_;
+    untold_ = tell_lost_;
+  }
+  changed_.notify_all();
+  Send(frame, Clock::now() + control::kAnswerTime);
+}
+
+absl::StatusOr<std::vector<std::string>> TcpControlPlane::AllGather(
+    std::string_view mine, std::string_view what, Deadline deadline) {
+  absl::StatusOr<std::string> result =
+      Collect(CollectiveKind::kAllGather, mine, {}, {}, what, deadline);
+  if (!result.ok()) return result.status();
+  return ParseResult(*result, world_size_);
+}
+
+absl::StatusOr<std::vector<std::string>> TcpControlPlane::Exchange(
+    std::string_view mine, absl::Span<const int32_t> to,
+    absl::Span<const int32_t> from, std::string_view what, Deadline deadline) {
+  absl::Status status = CheckRanks(to, what);
+  if (status.ok()) status = CheckRanks(from, what);
+  if (!status.ok()) return FailOnAll(status);
+  absl::StatusOr<std::string> result =
+      Collect(CollectiveKind::kExchange, mine, to, from, what, deadline);
+  if (!result.ok()) return result.status();
+  return ParseResult(*result, from.size());
+}
+
+// One collective: gives the server this rank's part, and waits for its word.
+absl::StatusOr<std::string> TcpControlPlane::Collect(
+    CollectiveKind kind, std::string_view mine, absl::Span<const int32_t> to,
+    absl::Span<const int32_t> from, std::string_view what, Deadline deadline) {
+  Frame frame{.type = FrameType::kContribution, .rank = rank_};
+  frame.payload = control::ContributionPayload(
+      kind, control::RemainingMs(deadline), what, to, from, mine);
+  if (frame.payload.size() > control::kPayloadBytesMax) {
+    return FailOnAll(absl::ResourceExhaustedError(absl::StrCat(
+        std::string(what), ": ", frame.payload.size(),
+        " bytes exceed the limit of ", control::kPayloadBytesMax)));
+  }
+  const Clock::time_point limit = control::AnswerLimit(deadline);
+  {
+    std::lock_guard send_lock(send_mutex_);
+    {
+      std::lock_guard lock(mutex_);
+      if (!step_failure_.ok()) return step_failure_;
+      answer_.reset();
+      frame.step = step_;
+      frame.sequence = ++sequence_;
+    }
+    Send(frame, limit);
+  }
+  std::unique_lock lock(mutex_);
+  changed_.wait_until(
+      lock, limit, [&] { return answer_.has_value() || !step_failure_.ok(); });
+  // In this order: what the server has answered, it has answered to all.
+  if (answer_.has_value()) return *std::move(answer_);
+  if (!step_failure_.ok()) return step_failure_;
+  step_failure_ = absl::DeadlineExceededError(absl::StrCat(
+      std::string(what), ": rank 0 did not answer before the deadline"));
+  const absl::Status status = step_failure_;
+  lock.unlock();
+  return FailOnAll(status);
+}
+
+absl::Status TcpControlPlane::CheckRanks(absl::Span<const int32_t> ranks,
+                                         std::string_view what) const {
+  for (int32_t rank : ranks) {
+    if (rank >= 0 && rank < world_size_) continue;
+    return absl::InvalidArgumentError(absl::StrCat(std::string(what), ": rank ",
+                                                   rank, " is not one of the ",
+                                                   world_size_, " ranks"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TcpControlPlane::FailOnAll(const absl::Status& status) {
+  Abort(status);
+  return status;
+}
+
+void TcpControlPlane::Abort(const absl::Status& status) {
+  assert(!status.ok());
+  std::lock_guard send_lock(send_mutex_);
+  Frame frame{.type = FrameType::kAbort, .rank = rank_};
+  frame.payload = control::StatusPayload(status);
+  {
+    std::lock_guard lock(mutex_);
+    frame.step = step_;
+  }
+  // This rank fails when the server says so: another may have been first.
+  Send(frame, Clock::now() + control::kAnswerTime);
+}
+
+void TcpControlPlane::OnAbort(
+    std::function<void(const absl::Status&)> callback) {
+  std::lock_guard lock(mutex_);
+  callback_ = std::move(callback);
+}
+
+// The caller holds `send_mutex_`. If this fails because the connection is at
+// its end, the reading thread finds that too, and why.
+void TcpControlPlane::Send(const Frame& frame, Clock::time_point limit) {
+  const absl::Status status =
+      control::SendAll(link_.socket, control::Encode(frame), limit);
+  if (!absl::IsDeadlineExceeded(status)) return;
+  // Half a frame may be sent: nothing can follow it.
+  SetLost(GoneStatus(status), /*tell=*/true);
+  shutdown(link_.socket.fd(), SHUT_RDWR);
+}
+
+void TcpControlPlane::SetLost(const absl::Status& status, bool tell) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!lost_.ok() || closing_) return;
+    lost_ = status;
+    tell_lost_ = tell;
+    if (step_failure_.ok()) {
+      step_failure_ = status;
+      untold_ = tell;
+    }
+  }
+  changed_.notify_all();
+}
+
+void TcpControlPlane::ReadLoop() {
+  while (true) {
+    absl::StatusOr<Frame> frame =
+        control::ReceiveFrame(link_, Clock::time_point::max());
+    if (!frame.ok()) SetLost(GoneStatus(frame.status()), true);
+    if (!frame.ok() || !Dispatch(*frame)) break;
+    std::unique_lock lock(mutex_);
+    TellFailure(lock);
+  }
+  // The server waits for this before it ends.
+  shutdown(link_.socket.fd(), SHUT_WR);
+  std::unique_lock lock(mutex_);
+  read_all_ = true;
+  changed_.notify_all();
+  // Every step that begins from now on is lost, and has its callback.
+  while (!closing_) {
+    TellFailure(lock);
+    changed_.wait(lock, [&] { return closing_ || untold_; });
+  }
+}
+
+// Returns false if nothing more is to be read.
+bool TcpControlPlane::Dispatch(Frame& frame) {
+  switch (frame.type) {
+    case FrameType::kResult:
+      SetAnswer(frame);
+      return true;
+    case FrameType::kAborted:
+      SetAborted(frame);
+      return true;
+    case FrameType::kGone:
+      SetLost(control::PayloadStatus(frame.payload), /*tell=*/true);
+      return false;
+    case FrameType::kGoodbye:
+      // Nobody failed: a step that needs no more collectives may go on.
+      SetLost(absl::UnavailableError("rank 0 has closed its control plane"),
+              /*tell=*/false);
+      return false;
+    case FrameType::kHello:
+    case FrameType::kBegin:
+    case FrameType::kContribution:
+    case FrameType::kAbort:
+    case FrameType::kWelcome:
+    case FrameType::kRefused:
+      break;
+  }
+  SetLost(
+      GoneStatus(absl::UnavailableError("it does not keep to the protocol")),
+      /*tell=*/true);
+  return false;
+}
+
+void TcpControlPlane::SetAnswer(Frame& frame) {
+  {
+    std::lock_guard lock(mutex_);
+    if (frame.step != step_ || frame.sequence != sequence_) return;
+    answer_ = std::move(frame.payload);
+  }
+  changed_.notify_all();
+}
+
+void TcpControlPlane::SetAborted(const Frame& frame) {
+  {
+    std::lock_guard lock(mutex_);
+    if (frame.step != step_ || !step_failure_.ok()) return;
+    step_failure_ = control::PayloadStatus(frame.payload);
+    untold_ = frame.rank != rank_;
+  }
+  changed_.notify_all();
+}
+
+void TcpControlPlane::TellFailure(std::unique_lock<std::mutex>& lock) {
+  if (!untold_) return;
+  untold_ = false;
+  if (callback_ == nullptr || closing_) return;
+  const auto callback = callback_;
+  const absl::Status status = step_failure_;
+  telling_ = true;
+  lock.unlock();
+  callback(status);
+  lock.lock();
+  telling_ = false;
+  changed_.notify_all();
+}
+
+absl::Status CheckRendezvous(const TcpRendezvous& rendezvous) {
+  const int32_t size = rendezvous.world_size;
+  if (size < 1 || size > TcpRendezvous::kWorldSizeMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("world size ", size, " is not between 1 and ",
+                     TcpRendezvous::kWorldSizeMax));
+  }
+  if (rendezvous.rank < 0 || rendezvous.rank >= size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", rendezvous.rank, " is not one of the ", size, " ranks"));
+  }
+  if (size > 1 && (rendezvous.host.empty() || rendezvous.port == 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ranks cannot meet at \"",
+        control::AddressText(rendezvous.host, rendezvous.port), "\""));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
+    const TcpRendezvous& rendezvous, ControlPlane::Deadline deadline) {
+  absl::Status status = CheckRendezvous(rendezvous);
+  if (!status.ok()) return status;
+  std::unique_ptr<control::ControlServer> server;
+  absl::StatusOr<Link> link;  // closed before the server, which waits for it
+  if (rendezvous.rank == 0) {
+    absl::StatusOr<std::pair<Socket, Socket>> ends = control::ConnectedPair();
+    if (!ends.ok()) return ends.status();
+    absl::StatusOr<std::unique_ptr<control::ControlServer>> started =
+        control::ControlServer::Start(rendezvous, std::move(ends->second));
+    if (!started.ok()) return started.status();
+    server = *std::move(started);
+    link = Link{std::move(ends->first)};
+    const absl::StatusOr<Frame> answer =
+        control::Meet(rendezvous, deadline, *link);
+    if (!answer.ok()) return answer.status();
+    status = control::Verdict(*answer);
+    if (!status.ok()) return status;
+  } else {
+    link = control::ConnectAndMeet(rendezvous, deadline);
+    if (!link.ok()) return link.status();
+  }
+  auto plane = std::make_unique<TcpControlPlane>(rendezvous, std::move(server),
+                                                 *std::move(link));
+  status = plane->StartReading();
+  if (!status.ok()) return status;
+  return plane;
+}
+
+}  // namespace refit

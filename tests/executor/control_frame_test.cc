@@ -1,0 +1,66 @@
+#include "executor/transport/control_frame.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace refit::control {
+namespace {
+
+TEST(FrameReaderTest, CutsFramesFromAnyPieces) {
+  const Frame first{.type = FrameType::kResult,
+                    .step = 0x0102030405060708,
+                    .sequence = 9,
+                    .rank = -1,
+                    .payload = "payload"};
+  const Frame second{.type = FrameType::kGoodbye, .rank = 7};
+  const std::string bytes = Encode(first) + Encode(second);
+  FrameReader reader(100);
+  std::vector<Frame> frames;
+  for (char byte : bytes) {
+    reader.Append({&byte, 1});
+    auto frame = reader.Next();
+    ASSERT_TRUE(frame.ok()) << frame.status();
+    if (frame->has_value()) frames.push_back(**std::move(frame));
+  }
+  ASSERT_EQ(frames.size(), 2u);
+  EXPECT_EQ(Encode(frames[0]), Encode(first));
+  EXPECT_EQ(Encode(frames[1]), Encode(second));
+}
+
+TEST(FrameReaderTest, HeaderIsLittleEndian) {
+  EXPECT_EQ(Encode({.type = FrameType::kResult,
+                    .step = 0x0102030405060708,
+                    .sequence = 9,
+                    .rank = 0x0a0b,
+                    .payload = "x"}),
+            std::string("RFCP"
+                        "\x08\0\0\0"
+                        "\x08\x07\x06\x05\x04\x03\x02\x01"
+                        "\x09\0\0\0\0\0\0\0"
+                        "\x0b\x0a\0\0"
+                        "\x01\0\0\0"
+                        "x",
+                        33));
+}
+
+TEST(FrameReaderTest, RefusesWhatExceedsItsLimit) {
+  FrameReader reader(3);
+  reader.Append(Encode({.payload = "1234"}));
+  EXPECT_EQ(reader.Next().status().message(),
+            "a payload of 4 bytes exceeds the limit of 3");
+}
+
+TEST(PayloadReaderTest, EndsAtTheEnd) {
+  PayloadReader reader(std::string_view("\x05\0\0\0\0\0\0\0abc", 11));
+  EXPECT_EQ(reader.String(), "");
+  EXPECT_FALSE(reader.ok());
+  EXPECT_EQ(ParseContribution("short"), std::nullopt);
+}
+
+}  // namespace
+}  // namespace refit::control

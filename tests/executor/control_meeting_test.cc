@@ -1,0 +1,245 @@
+// How ranks meet, and whom else they may meet.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "executor/transport/control_frame.h"
+#include "executor/transport/control_plane.h"
+#include "executor/transport/control_server.h"
+#include "executor/transport/tcp_socket.h"
+#include "tests/executor/control_plane_fixture.h"
+
+namespace refit {
+namespace {
+
+using control::Encode;
+using control::FrameType;
+
+using ControlMeetingTest = ControlPlaneTest;
+
+// Whether the other end has closed or reset the connection.
+bool IsDropped(const control::Socket& socket) {
+  char byte;
+  while (control::Await(socket, POLLIN, Ample())) {
+    const ssize_t received = recv(socket.fd(), &byte, 1, 0);
+    if (received == 0 || (received < 0 && errno != EAGAIN)) return true;
+  }
+  return false;
+}
+
+// Connects when someone listens.
+control::Socket ConnectAsStranger(uint16_t port) {
+  const Deadline deadline = Ample();
+  absl::StatusOr<control::Socket> socket;
+  do {
+    socket = control::Connect("127.0.0.1", port, deadline);
+  } while (!socket.ok() && std::chrono::steady_clock::now() < deadline);
+  return *std::move(socket);
+}
+
+void SendText(const control::Socket& socket, const std::string& text) {
+  EXPECT_EQ(send(socket.fd(), text.data(), text.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(text.size()));
+}
+
+TEST_F(ControlMeetingTest, GarbageDoesNotDisturb) {
+  const std::string oversized =
+      Encode({.type = FrameType::kHello, .payload = std::string(5000, 'x')});
+  const std::string out_of_turn = Encode({.type = FrameType::kBegin});
+  planes_.resize(2);
+  std::thread rank0([&] { planes_[0] = *Connect(0, 2); });
+  const control::Socket silent = ConnectAsStranger(port_);
+  const auto send_garbage = [&] {
+    for (const std::string& text :
+         {std::string("GET / HTTP/1.1\r\n\r\n"),
+          std::string("\x16\x03\x01\x02"), oversized, out_of_turn}) {
+      const control::Socket stranger = ConnectAsStranger(port_);
+      SendText(stranger, text);
+      EXPECT_TRUE(IsDropped(stranger));
+    }
+    ConnectAsStranger(port_).Close();
+  };
+  send_garbage();
+  planes_[1] = *Connect(1, 2);
+  rank0.join();
+  send_garbage();
+  for (const Gathered& gathered :
+       GatherOn({0, 1}, [&](int32_t rank) { return Gather(rank); })) {
+    EXPECT_EQ(Joined(gathered), "[of 0][of 1]");
+  }
+}
+
+// Speaks the protocol by hand.
+control::Socket MeetByHand(uint16_t port, int32_t rank, int32_t world_size) {
+  control::Socket socket = ConnectAsStranger(port);
+  SendText(socket,
+           Encode({.type = FrameType::kHello,
+                   .rank = rank,
+                   .payload = control::HelloPayload({.world_size = world_size,
+                                                     .remaining_ms = 60'000,
+                                                     .process = "by hand"})}));
+  return socket;
+}
+
+TEST_F(ControlMeetingTest, RankThatDoesNotReadBlocksNobody) {
+  constexpr uint64_t kGathers = 16;
+  std::thread world([&] { MakeWorld(3, {0, 1}); });
+  const control::Socket mute = MeetByHand(port_, 2, 3);
+  world.join();
+  for (uint64_t sequence = 1; sequence <= kGathers; ++sequence) {
+    SendText(mute, Encode({.type = FrameType::kContribution,
+                           .sequence = sequence,
+                           .rank = 2,
+                           .payload = control::ContributionPayload(
+                               control::CollectiveKind::kAllGather, 60'000,
+                               "plans", {}, {}, "")}));
+  }
+  const std::string megabyte(1 << 20, 'x');
+  for (const Gathered& gathered : GatherOn({0, 1}, [&](int32_t rank) {
+         for (uint64_t i = 1; i < kGathers; ++i) {
+           EXPECT_TRUE(
+               planes_[rank]->AllGather(megabyte, "plans", Ample()).ok());
+         }
+         return planes_[rank]->AllGather(megabyte, "plans", Ample());
+       })) {
+    EXPECT_TRUE(gathered.ok()) << gathered.status();
+  }
+}
+
+TEST_F(ControlMeetingTest, RankThatDoesNotKeepToTheProtocolIsNamed) {
+  std::thread world([&] { MakeWorld(3, {0, 1}); });
+  const control::Socket odd = MeetByHand(port_, 2, 3);
+  world.join();
+  SendText(odd, "and now for something else");
+  for (const Gathered& gathered :
+       GatherOn({0, 1}, [&](int32_t rank) { return Gather(rank); })) {
+    ExpectStatus(gathered.status(), absl::StatusCode::kUnavailable,
+                 "rank 2 is gone: these bytes are of another protocol");
+  }
+}
+
+TEST_F(ControlMeetingTest, RankThatDiesBeforeAllHaveMetMayComeAgain) {
+  std::vector<std::string> gathered(3);
+  const auto gather = [&](ControlPlane& plane) {
+    gathered[plane.rank()] = Joined(plane.AllGather("", "ids", Ample()));
+  };
+  OnRanks({0, 1}, [&](int32_t rank) {
+    if (rank == 0) return gather(**Connect(0, 3));
+    MeetByHand(port_, 1, 3).Close();
+    absl::StatusOr<std::unique_ptr<ControlPlane>> plane;
+    std::thread rank2([&] { gather(**Connect(2, 3)); });
+    do {  // until rank 0 has seen that it is gone
+      plane = Connect(1, 3);
+    } while (absl::IsAlreadyExists(plane.status()));
+    gather(**plane);
+    rank2.join();
+  });
+  EXPECT_EQ(gathered, std::vector<std::string>({"[][][]", "[][][]", "[][][]"}));
+}
+
+TEST_F(ControlMeetingTest, MeetingNamesTheMissingRankOnAllRanks) {
+  OnRanks({0, 1}, [&](int32_t rank) {
+    const auto plane =
+        ConnectTcp(Rendezvous(rank, 4), In(std::chrono::seconds(3)));
+    ExpectStatus(plane.status(), absl::StatusCode::kDeadlineExceeded,
+                 "connect: 2 of 4 ranks did not come before the deadline, the "
+                 "first is rank 2");
+  });
+}
+
+TEST_F(ControlMeetingTest, RankZeroMayComeLate) {
+  std::thread rank1([&] {
+    auto plane = Connect(1, 2);
+    ASSERT_TRUE(plane.ok()) << plane.status();
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  auto plane = Connect(0, 2);
+  EXPECT_TRUE(plane.ok()) << plane.status();
+  rank1.join();
+}
+
+TEST_F(ControlMeetingTest, SaysWhereNobodyListens) {
+  ExpectStatus(
+      ConnectTcp(Rendezvous(1, 2), In(std::chrono::milliseconds(50))).status(),
+      absl::StatusCode::kUnavailable,
+      "connect: rank 0 was not reached at 127.0.0.1:" + std::to_string(port_) +
+          " before the deadline: connect: Connection refused");
+}
+
+TEST_F(ControlMeetingTest, SaysThatThePortIsTaken) {
+  const auto listener = control::Listen("127.0.0.1", port_);
+  ASSERT_TRUE(listener.ok());
+  ExpectStatus(Connect(0, 2).status(), absl::StatusCode::kUnavailable,
+               "connect: rank 0 cannot listen at port " +
+                   std::to_string(port_) + ": bind: Address already in use");
+}
+
+TEST_F(ControlMeetingTest, HostThatHasNoAddressIsWrong) {
+  const auto plane = ConnectTcp({"256.0.0.1.invalid", port_, 1, 2}, In({}));
+  EXPECT_EQ(plane.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(
+      plane.status().message().find("\"256.0.0.1.invalid\" has no address: "),
+      std::string::npos)
+      << plane.status();
+}
+
+TEST_F(ControlMeetingTest, RendezvousMustMakeSense) {
+  constexpr auto kWrong = absl::StatusCode::kInvalidArgument;
+  ExpectStatus(ConnectTcp({"h", 1, 2, 2}, Ample()).status(), kWrong,
+               "rank 2 is not one of the 2 ranks");
+  ExpectStatus(ConnectTcp({"h", 1, 0, 0}, Ample()).status(), kWrong,
+               "world size 0 is not between 1 and 1048576");
+  ExpectStatus(ConnectTcp({"h", 0, 1, 2}, Ample()).status(), kWrong,
+               "ranks cannot meet at \"h:0\"");
+}
+
+TEST_F(ControlMeetingTest, OtherWorldSizeIsRefused) {
+  std::thread world([&] { MakeWorld(2, {0}); });
+  ExpectStatus(Connect(1, 3).status(), absl::StatusCode::kInvalidArgument,
+               "world size differs: 2 on rank 0, 3 on rank 1");
+  auto plane = Connect(1, 2);
+  EXPECT_TRUE(plane.ok()) << plane.status();
+  world.join();
+}
+
+TEST_F(ControlMeetingTest, MeetingThatFailsTellsWhomItRefused) {
+  std::thread rank1([&] { EXPECT_FALSE(Connect(1, 3).ok()); });
+  ExpectStatus(
+      ConnectTcp(Rendezvous(0, 2), In(std::chrono::seconds(2))).status(),
+      absl::StatusCode::kDeadlineExceeded,
+      "connect: 1 of 2 ranks did not come before the deadline, the first is "
+      "rank 1; world size differs: 2 on rank 0, 3 on rank 1");
+  rank1.join();
+}
+
+TEST_F(ControlMeetingTest, SecondProcessOfARankIsRefused) {
+  const std::string process = control::ProcessText();
+  std::atomic<int> refused = 0;
+  OnRanks({0, 1, 1}, [&](int32_t rank) {
+    auto plane = Connect(rank, 3);
+    if (!plane.ok()) {
+      ++refused;
+      ExpectStatus(plane.status(), absl::StatusCode::kAlreadyExists,
+                   "two processes are rank 1: " + process + " and " + process);
+      plane = Connect(2, 3);
+    }
+    EXPECT_TRUE(plane.ok()) << plane.status();
+    // Nobody may come after all have met either.
+    if (rank == 0) {
+      EXPECT_EQ(Connect(2, 3).status().code(),
+                absl::StatusCode::kAlreadyExists);
+    }
+  });
+  EXPECT_EQ(refused, 1);
+}
+
+}  // namespace
+}  // namespace refit

@@ -1,0 +1,429 @@
+#include "executor/transport/control_plane.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/executor/control_plane_fixture.h"
+
+namespace refit {
+namespace {
+
+TEST_F(ControlPlaneTest, GathersByRank) {
+  MakeWorld(3);
+  for (const Gathered& gathered :
+       GatherOn({0, 1, 2}, [&](int32_t rank) { return Gather(rank); })) {
+    EXPECT_EQ(Joined(gathered), "[of 0][of 1][of 2]");
+  }
+}
+
+TEST_F(ControlPlaneTest, OneRankNeedsNoPort) {
+  const auto plane = ConnectTcp({.host = "", .port = 0}, Ample());
+  ASSERT_TRUE(plane.ok()) << plane.status();
+  EXPECT_EQ((*plane)->world_size(), 1);
+  (*plane)->BeginStep();
+  EXPECT_EQ(Joined((*plane)->AllGather("me", "ids", Ample())), "[me]");
+}
+
+TEST_F(ControlPlaneTest, MeetsAtAHostName) {
+  std::vector<std::string> gathered(2);
+  OnRanks({0, 1}, [&](int32_t rank) {
+    auto plane = ConnectTcp({"localhost", port_, rank, 2}, Ample());
+    ASSERT_TRUE(plane.ok()) << plane.status();
+    gathered[rank] = Joined((*plane)->AllGather("", "ids", Ample()));
+  });
+  EXPECT_EQ(gathered, std::vector<std::string>({"[][]", "[][]"}));
+}
+
+TEST_F(ControlPlaneTest, EmptyAndLargePartsArrive) {
+  MakeWorld(3);
+  const auto part = [](int32_t rank) {
+    return std::string(rank * (size_t{4} << 20), static_cast<char>(rank));
+  };
+  for (const Gathered& gathered : GatherOn({0, 1, 2}, [&](int32_t rank) {
+         return planes_[rank]->AllGather(part(rank), "plans", Ample());
+       })) {
+    ASSERT_TRUE(gathered.ok()) << gathered.status();
+    EXPECT_EQ(*gathered, std::vector<std::string>({part(0), part(1), part(2)}));
+  }
+}
+
+TEST_F(ControlPlaneTest, ExchangeDeliversOnlyToTheNamed) {
+  MakeWorld(4);
+  // 0 -> 1, 2; 2 -> 1; 3 -> 3.
+  const std::vector<std::vector<int32_t>> to = {{1, 2}, {}, {1}, {3}};
+  const std::vector<std::vector<int32_t>> from = {{}, {2, 0}, {0}, {3}};
+  const auto results = GatherOn({0, 1, 2, 3}, [&](int32_t rank) {
+    return planes_[rank]->Exchange("from " + std::to_string(rank), to[rank],
+                                   from[rank], "ids", Ample());
+  });
+  EXPECT_EQ(Joined(results[0]), "");
+  EXPECT_EQ(Joined(results[1]), "[from 2][from 0]");
+  EXPECT_EQ(Joined(results[2]), "[from 0]");
+  EXPECT_EQ(Joined(results[3]), "[from 3]");
+}
+
+TEST_F(ControlPlaneTest, ExchangeNamesRanksThatDoNotAgree) {
+  MakeWorld(2);
+  const std::vector<int32_t> one = {1}, nobody;
+  for (const Gathered& result : GatherOn({0, 1}, [&](int32_t rank) {
+         return planes_[rank]->Exchange("", rank == 0 ? one : nobody, nobody,
+                                        "ids", Ample());
+       })) {
+    ExpectStatus(result.status(), absl::StatusCode::kInternal,
+                 "ids: rank 0 gives to rank 1, which does not expect it");
+  }
+  for (const auto& plane : planes_) plane->BeginStep();
+  for (const Gathered& result : GatherOn({0, 1}, [&](int32_t rank) {
+         return planes_[rank]->Exchange("", nobody, rank == 0 ? one : nobody,
+                                        "ids", Ample());
+       })) {
+    ExpectStatus(result.status(), absl::StatusCode::kInternal,
+                 "ids: rank 0 expects from rank 1, which does not give to it");
+  }
+}
+
+TEST_F(ControlPlaneTest, ExchangeWithNoSuchRankFailsOnAll) {
+  MakeWorld(2);
+  const std::vector<int32_t> two = {2}, nobody;
+  const auto results = GatherOn({0, 1}, [&](int32_t rank) {
+    return planes_[rank]->Exchange("", rank == 0 ? two : nobody, nobody, "ids",
+                                   Ample());
+  });
+  ExpectStatus(results[0].status(), absl::StatusCode::kInvalidArgument,
+               "ids: rank 2 is not one of the 2 ranks");
+  ExpectStatus(results[1].status(), absl::StatusCode::kAborted,
+               "aborted by rank 0: ids: rank 2 is not one of the 2 ranks");
+}
+
+TEST_F(ControlPlaneTest, RanksInDifferentCallsAreNamed) {
+  MakeWorld(2);
+  const auto results = GatherOn({0, 1}, [&](int32_t rank) {
+    return Gather(rank, rank == 0 ? "ids" : "plans");
+  });
+  const std::string one = "ranks do not call the same: ";
+  for (const Gathered& result : results) {
+    EXPECT_EQ(result.status().code(), absl::StatusCode::kInternal);
+    EXPECT_EQ(result.status().message(), results[0].status().message());
+    EXPECT_TRUE(
+        result.status().message() ==
+            one +
+                "rank 0 is in all-gather \"ids\", rank 1 in all-gather "
+                "\"plans\"" ||
+        result.status().message() ==
+            one +
+                "rank 1 is in all-gather \"plans\", rank 0 in all-gather "
+                "\"ids\"")
+        << result.status();
+  }
+}
+
+TEST_F(ControlPlaneTest, MissingRankIsNamedOnAllRanks) {
+  MakeWorld(3);
+  const auto results = GatherOn({0, 2}, [&](int32_t rank) {
+    return Gather(rank, "bind",
+                  rank == 0 ? In(std::chrono::seconds(2)) : Ample());
+  });
+  const std::string missing =
+      "bind: 1 of 3 ranks did not come before the deadline, the first is rank "
+      "1";
+  ExpectStatus(results[0].status(), absl::StatusCode::kDeadlineExceeded,
+               missing);
+  ExpectStatus(results[1].status(), absl::StatusCode::kDeadlineExceeded,
+               "aborted by rank 0: " + missing);
+  // What the late rank brings is of no use any more, and is not kept.
+  ExpectStatus(Gather(1).status(), absl::StatusCode::kDeadlineExceeded,
+               "aborted by rank 0: " + missing);
+  for (const Gathered& gathered : GatherOn({0, 1, 2}, [&](int32_t rank) {
+         planes_[rank]->BeginStep();
+         return Gather(rank);
+       })) {
+    EXPECT_EQ(Joined(gathered), "[of 0][of 1][of 2]");
+  }
+}
+
+TEST_F(ControlPlaneTest, DeadlineThatHasPassedIsStillAnswered) {
+  MakeWorld(2);
+  ExpectStatus(Gather(1, "ids", In(std::chrono::seconds(-1))).status(),
+               absl::StatusCode::kDeadlineExceeded,
+               "ids: 1 of 2 ranks did not come before the deadline, the first "
+               "is rank 0");
+}
+
+TEST_F(ControlPlaneTest, NoDeadlineIsPossible) {
+  MakeWorld(2);
+  for (const Gathered& gathered : GatherOn({0, 1}, [&](int32_t rank) {
+         return Gather(rank, "ids", Deadline::max());
+       })) {
+    EXPECT_EQ(Joined(gathered), "[of 0][of 1]");
+  }
+}
+
+TEST_F(ControlPlaneTest, AbortReachesRanksThatWaitAndThatComeLater) {
+  MakeWorld(3);
+  const std::string message = "aborted by rank 1: the disk is full";
+  for (int32_t rank : {0, 1}) planes_[rank]->BeginStep();
+  const auto results = GatherOn({0, 1}, [&](int32_t rank) -> Gathered {
+    if (rank == 0) return Gather(rank);
+    planes_[rank]->Abort(absl::DataLossError("the disk is full"));
+    planes_[rank]->Abort(absl::InternalError("only the first counts"));
+    return Gather(rank);
+  });
+  for (const Gathered& result : results) {
+    ExpectStatus(result.status(), absl::StatusCode::kAborted, message);
+  }
+  // Rank 2 is in the step before, which was not aborted, and is not disturbed.
+  planes_[2]->BeginStep();
+  ExpectStatus(Gather(2).status(), absl::StatusCode::kAborted, message);
+}
+
+TEST_F(ControlPlaneTest, NextStepIsNotTouchedByAnAbort) {
+  MakeWorld(3);
+  for (int step = 0; step < 20; ++step) {
+    const bool aborts = step % 2 == 1;
+    for (const Gathered& gathered : GatherOn({0, 1, 2}, [&](int32_t rank) {
+           planes_[rank]->BeginStep();
+           if (aborts && rank == step % 3) {
+             planes_[rank]->Abort(absl::InternalError("no"));
+           }
+           return Gather(rank);
+         })) {
+      EXPECT_EQ(gathered.ok(), !aborts) << gathered.status();
+    }
+  }
+}
+
+TEST_F(ControlPlaneTest, AbortForLatenessIsLate) {
+  MakeWorld(2);
+  planes_[1]->Abort(absl::DeadlineExceededError("round 3"));
+  ExpectStatus(Gather(0).status(), absl::StatusCode::kDeadlineExceeded,
+               "aborted by rank 1: round 3");
+}
+
+TEST_F(ControlPlaneTest, AbortFromAnotherThreadEndsTheWait) {
+  MakeWorld(2);
+  std::thread other(
+      [&] { planes_[0]->Abort(absl::CancelledError("the user's wish")); });
+  ExpectStatus(Gather(0).status(), absl::StatusCode::kAborted,
+               "aborted by rank 0: the user's wish");
+  other.join();
+}
+
+// Counts its calls, and lets a test wait for the first.
+struct Heard {
+  std::promise<absl::Status> first;
+  std::atomic<int> calls = 0;
+
+  void Hear(ControlPlane& plane) {
+    plane.OnAbort([this](const absl::Status& status) {
+      if (++calls == 1) first.set_value(status);
+    });
+  }
+  absl::Status Await() {
+    std::future<absl::Status> future = first.get_future();
+    if (future.wait_until(Ample()) == std::future_status::ready) {
+      return future.get();
+    }
+    return absl::OkStatus();
+  }
+};
+
+TEST_F(ControlPlaneTest, CallbackHearsOfAnAbortOncePerStep) {
+  MakeWorld(3);
+  std::vector<Heard> heard(3);
+  for (int32_t rank = 0; rank < 3; ++rank) heard[rank].Hear(*planes_[rank]);
+  for (int32_t rank : {0, 1}) planes_[rank]->BeginStep();
+  planes_[1]->Abort(absl::InternalError("no"));
+  ExpectStatus(heard[0].Await(), absl::StatusCode::kAborted,
+               "aborted by rank 1: no");
+  // It also hears when it enters the step later, and waits for nothing in it.
+  EXPECT_EQ(heard[2].calls, 0);
+  planes_[2]->BeginStep();
+  ExpectStatus(heard[2].Await(), absl::StatusCode::kAborted,
+               "aborted by rank 1: no");
+  for (const Gathered& gathered : GatherOn({0, 1, 2}, [&](int32_t rank) {
+         EXPECT_FALSE(Gather(rank).ok());
+         planes_[rank]->BeginStep();
+         return Gather(rank);
+       })) {
+    EXPECT_TRUE(gathered.ok()) << gathered.status();
+  }
+  EXPECT_EQ(heard[0].calls, 1);
+  EXPECT_EQ(heard[1].calls, 0);  // it aborted itself
+  EXPECT_EQ(heard[2].calls, 1);
+}
+
+TEST_F(ControlPlaneTest, StepsMayOverlap) {
+  MakeWorld(2);
+  // Rank 0 is a step ahead, and fails there; rank 1 is in the step before.
+  planes_[0]->BeginStep();
+  planes_[0]->Abort(absl::InternalError("no"));
+  EXPECT_FALSE(Gather(0).ok());
+  ExpectStatus(Gather(1, "ids", In(std::chrono::seconds(1))).status(),
+               absl::StatusCode::kDeadlineExceeded,
+               "ids: 1 of 2 ranks did not come before the deadline, the first "
+               "is rank 0");
+}
+
+TEST_F(ControlPlaneTest, RankThatHasClosedIsNamed) {
+  MakeWorld(3);
+  planes_[2].reset();
+  for (const Gathered& result :
+       GatherOn({0, 1}, [&](int32_t rank) { return Gather(rank); })) {
+    ExpectStatus(result.status(), absl::StatusCode::kUnavailable,
+                 "rank 2 has closed its control plane");
+  }
+}
+
+TEST_F(ControlPlaneTest, RankZeroThatHasClosedIsNamed) {
+  MakeWorld(2);
+  planes_[0].reset();
+  for (int step = 0; step < 2; ++step) {
+    ExpectStatus(Gather(1).status(), absl::StatusCode::kUnavailable,
+                 "rank 0 has closed its control plane");
+    planes_[1]->BeginStep();
+  }
+}
+
+TEST_F(ControlPlaneTest, ResultsReachRanksOfWhichOthersCloseAtOnce) {
+  for (int i = 0; i < 30; ++i) {
+    const auto results = GatherOn({0, 1, 2}, [&](int32_t rank) -> Gathered {
+      auto plane = Connect(rank, 3);
+      if (!plane.ok()) return plane.status();
+      return (*plane)->AllGather(std::string(100'000, 'x'), "ids", Ample());
+    });
+    for (const Gathered& gathered : results) {
+      ASSERT_TRUE(gathered.ok()) << gathered.status();
+    }
+  }
+}
+
+// A rank in a process of its own, which dies.
+class DyingRank {
+ public:
+  enum class Death { kExits, kIsKilled };
+
+  // Fork before this process has threads.
+  DyingRank(const TcpRendezvous& rendezvous, Death death) : death_(death) {
+    EXPECT_EQ(pipe(order_), 0);
+    pid_ = fork();
+    if (pid_ == 0) Live(rendezvous);
+  }
+  ~DyingRank() {
+    Die();
+    close(order_[0]);
+    close(order_[1]);
+    waitpid(pid_, nullptr, 0);
+  }
+
+  void Die() const {
+    if (death_ == Death::kIsKilled) kill(pid_, SIGKILL);
+    EXPECT_EQ(write(order_[1], "x", 1), 1);
+  }
+
+ private:
+  [[noreturn]] void Live(const TcpRendezvous& rendezvous) const {
+    close(order_[1]);  // so that it does not outlive the test
+    auto plane = ConnectTcp(rendezvous, Ample());
+    if (!plane.ok()) _exit(1);
+    (*plane)->BeginStep();
+    if (!(*plane)->AllGather("dying", "ids", Ample()).ok()) _exit(1);
+    char order;
+    _exit(read(order_[0], &order, 1) == 1 ? 0 : 1);
+  }
+
+  const Death death_;
+  int order_[2] = {};  // a pipe
+  pid_t pid_ = -1;
+};
+
+class RankDies : public ControlPlaneTest,
+                 public testing::WithParamInterface<DyingRank::Death> {
+ protected:
+  // `dead` is one of three.
+  void ExpectNamed(int32_t dead) {
+    const DyingRank process(Rendezvous(dead, 3), GetParam());
+    std::vector<int32_t> here;
+    for (int32_t rank = 0; rank < 3; ++rank) {
+      if (rank != dead) here.push_back(rank);
+    }
+    MakeWorld(3, here);
+    std::vector<Heard> heard(3);
+    for (int32_t rank : here) {
+      heard[rank].Hear(*planes_[rank]);
+      planes_[rank]->BeginStep();
+    }
+    for (const Gathered& gathered :
+         GatherOn(here, [&](int32_t rank) { return Gather(rank); })) {
+      ASSERT_TRUE(gathered.ok()) << gathered.status();
+    }
+    process.Die();
+    const std::string gone = "rank " + std::to_string(dead) + " is gone: ";
+    for (int32_t rank : here) {
+      const absl::Status status = heard[rank].Await();
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+      EXPECT_EQ(status.message().find(gone), 0u) << status;
+    }
+    // In this step and in all that come.
+    for (int step = 0; step < 3; ++step) {
+      for (const Gathered& gathered :
+           GatherOn(here, [&](int32_t rank) { return Gather(rank); })) {
+        const absl::Status status = gathered.status();
+        EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+        EXPECT_EQ(status.message().find(gone), 0u) << status;
+      }
+      for (int32_t rank : here) planes_[rank]->BeginStep();
+    }
+    planes_.clear();  // before `heard`
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(ControlPlane, RankDies,
+                         testing::Values(DyingRank::Death::kExits,
+                                         DyingRank::Death::kIsKilled),
+                         [](const auto& info) {
+                           return info.param == DyingRank::Death::kExits
+                                      ? "Exits"
+                                      : "IsKilled";
+                         });
+
+TEST_P(RankDies, IsNamedOnAllRanks) { ExpectNamed(1); }
+TEST_P(RankDies, RankZeroIsNamedOnAllRanks) { ExpectNamed(0); }
+
+TEST_F(ControlPlaneTest, ManyRanksMeetInOneProcessWithFewDescriptors) {
+  constexpr int32_t kRanks = 256;
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit few{std::min<rlim_t>(400, limit.rlim_max), limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  std::atomic<int32_t> complete = 0;
+  EXPECT_TRUE(RunRankThreads(kRanks, [&](int32_t rank) {
+                auto plane = Connect(rank, kRanks);
+                ASSERT_TRUE(plane.ok()) << plane.status();
+                const std::string mine(100, static_cast<char>(rank));
+                const Gathered gathered =
+                    (*plane)->AllGather(mine, "ids", Ample());
+                ASSERT_TRUE(gathered.ok()) << gathered.status();
+                for (int32_t peer = 0; peer < kRanks; ++peer) {
+                  complete += (*gathered)[peer] ==
+                              std::string(100, static_cast<char>(peer));
+                }
+              }).ok());
+  EXPECT_EQ(complete, kRanks * kRanks);
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+}  // namespace
+}  // namespace refit
