@@ -168,8 +168,8 @@ absl::StatusOr<RefitMeasurement> GpuRank::Refit() {
       "", AllRanks(plan_), AllRanks(plan_), Clock::now() + timeout_);
   if (!all_here.ok()) return all_here.status();
   const Clock::time_point start = Clock::now();
-  absl::Status status = executor_->Run(stream(), {.timeout = timeout_,
-                                                  .addresses = {}});
+  absl::Status status =
+      executor_->Run(stream(), {.timeout = timeout_, .addresses = {}});
   if (status.ok()) status = executor_->Wait();
   if (!status.ok()) return status;
   RefitMeasurement measurement;
@@ -219,14 +219,14 @@ absl::StatusOr<RunOfRanksResult> RunCheckedOnGpu(
     RefitMeasurement all;
     CheckResult checked;
     checked.mismatches = check->mismatches;
-    absl::Status shared = ShareReports(
-        **rank, plan,
-        {.seconds = refit->seconds,
-         .counters = refit->counters,
-         .checked_bytes = check->checked_bytes,
-         .skipped_bytes = check->skipped_bytes,
-         .wrong_elements = check->wrong_elements},
-        Clock::now() + options.timeout, all, checked);
+    absl::Status shared =
+        ShareReports(**rank, plan,
+                     {.seconds = refit->seconds,
+                      .counters = refit->counters,
+                      .checked_bytes = check->checked_bytes,
+                      .skipped_bytes = check->skipped_bytes,
+                      .wrong_elements = check->wrong_elements},
+                     Clock::now() + options.timeout, all, checked);
     if (!shared.ok()) return shared;
     result.refits.push_back(all);
     result.check = std::move(checked);
@@ -244,17 +244,16 @@ absl::StatusOr<RunOfRanksResult> RunCheckedOnGpus(
   std::vector<absl::StatusOr<RunOfRanksResult>> results(
       static_cast<size_t>(plan.world_size()), absl::UnknownError(""));
   const Clock::time_point deadline = Clock::now() + options.timeout;
-  absl::Status threads =
-      RunRankThreads(plan.world_size(), [&](int32_t rank) {
-        TcpRendezvous mine = *meeting;
-        mine.rank = rank;
-        absl::StatusOr<std::unique_ptr<ControlPlane>> control =
-            ConnectTcp(mine, deadline);
-        results[static_cast<size_t>(rank)] =
-            control.ok() ? RunCheckedOnGpu(plan, *std::move(control),
-                                           rank % devices, options)
-                         : control.status();
-      });
+  absl::Status threads = RunRankThreads(plan.world_size(), [&](int32_t rank) {
+    TcpRendezvous mine = *meeting;
+    mine.rank = rank;
+    absl::StatusOr<std::unique_ptr<ControlPlane>> control =
+        ConnectTcp(mine, deadline);
+    results[static_cast<size_t>(rank)] =
+        control.ok() ? RunCheckedOnGpu(plan, *std::move(control),
+                                       rank % devices, options)
+                     : control.status();
+  });
   if (!threads.ok()) return threads;
   RunOfRanksResult result;
   for (absl::StatusOr<RunOfRanksResult>& of_rank : results) {

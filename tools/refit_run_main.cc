@@ -8,7 +8,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
+#include "refit/control_plane.h"
+#include "refit/cuda_device.h"
 #include "runner/checked_run.h"
+#include "runner/gpu_rank.h"
 #include "runner/safetensors_run.h"
 #include "tools/args.h"
 #include "tools/plan_input.h"
@@ -98,6 +101,26 @@ std::string SummaryJson(const refit::PlanFile& plan,
   return text + "\n  ]\n}\n";
 }
 
+// One process per rank, told by its launcher's variables which one it is.
+absl::StatusOr<RunOfRanksResult> RunThisRank(
+    const refit::PlanFile& plan, const refit::RunOfRanksOptions& options,
+    int32_t& rank) {
+  const absl::StatusOr<refit::TcpRendezvous> meeting =
+      refit::RendezvousFromEnvironment();
+  if (!meeting.ok()) return meeting.status();
+  rank = meeting->rank;
+  const absl::StatusOr<int32_t> local_rank = refit::LocalRankFromEnvironment();
+  if (!local_rank.ok()) return local_rank.status();
+  const int devices = refit::CudaDeviceCount();
+  if (devices == 0) return absl::NotFoundError("no CUDA device here");
+  absl::StatusOr<std::unique_ptr<refit::ControlPlane>> control =
+      refit::ConnectTcp(*meeting,
+                        std::chrono::steady_clock::now() + options.timeout);
+  if (!control.ok()) return control.status();
+  return refit::RunCheckedOnGpu(plan, *std::move(control),
+                                *local_rank % devices, options);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -106,6 +129,7 @@ int main(int argc, char** argv) {
   std::string destination_dir;
   bool check = false;
   bool json = false;
+  bool ranks_in_process = false;
   int64_t iterations = 1;
   int64_t timeout_seconds = 600;
   const refit::ToolInfo tool = {
@@ -114,15 +138,23 @@ int main(int argc, char** argv) {
           "refit-run PLAN.refit [--transport local] --check [--iterations N] "
           "[--json]\n"
           "       refit-run PLAN.refit [--transport local] --source-dir S "
-          "--destination-dir D",
+          "--destination-dir D\n"
+          "       refit-run PLAN.refit --transport nccl [--ranks-in-process] "
+          "--check [--iterations N] [--json]",
       .summary =
-          "Executes all ranks of a plan on the CPU of this machine, on "
-          "generated data\n"
-          "(--check) or on one safetensors file per rank. Exit status: 0 done, "
-          "1 a\n"
-          "destination element is wrong, 2 trouble.",
+          "Executes a plan on generated data (--check) or on one safetensors "
+          "file per rank:\n"
+          "all ranks on the CPU of this machine (local), or each on a GPU "
+          "(nccl), one process\n"
+          "per rank as torchrun, SLURM or Open MPI start them, or all as "
+          "threads of this\n"
+          "process. Exit status: 0 done, 1 a destination element is wrong, 2 "
+          "trouble.",
       .flags =
-          {{"--transport", "", "NAME", "local", &transport},
+          {{"--transport", "", "NAME", "local (default) or nccl", &transport},
+           {"--ranks-in-process", "", "",
+            "with nccl: all ranks as threads, on all GPUs of this host",
+            &ranks_in_process},
            {"--check", "", "",
             "generate the sources, check every destination element", &check},
            {"--source-dir", "", "DIR",
@@ -139,12 +171,16 @@ int main(int argc, char** argv) {
   };
   const refit::ParsedArgs args = refit::ParseArgs(tool, argc, argv);
   if (args.done) return args.exit_status;
-  if (transport == "nccl") {
-    return refit::Fail(tool, "--transport nccl is not supported in this build");
-  }
-  if (transport != "local") {
+  const bool nccl = transport == "nccl";
+  if (!nccl && transport != "local") {
     return refit::Fail(
-        tool, "--transport is " + transport + ", this build knows local");
+        tool, "--transport is " + transport + "; wanted local or nccl");
+  }
+  if (ranks_in_process && !nccl) {
+    return refit::Fail(tool, "--ranks-in-process needs --transport nccl");
+  }
+  if (nccl && !check) {
+    return refit::Fail(tool, "--transport nccl needs --check");
   }
   if (check == !source_dir.empty() ||
       source_dir.empty() != destination_dir.empty()) {
@@ -164,8 +200,11 @@ int main(int argc, char** argv) {
   const refit::RunOfRanksOptions options = {
       .iterations = iterations,
       .timeout = std::chrono::seconds(timeout_seconds)};
+  int32_t rank = 0;
   absl::StatusOr<RunOfRanksResult> result =
-      check
+      ranks_in_process ? refit::RunCheckedOnGpus(*plan, options)
+      : nccl           ? RunThisRank(*plan, options, rank)
+      : check
           ? refit::RunChecked(*plan, options)
           : refit::RunSafetensors(*plan, source_dir, destination_dir, options);
   if (!result.ok()) {
@@ -174,8 +213,9 @@ int main(int argc, char** argv) {
   for (const std::string& mismatch : result->check.mismatches) {
     absl::FPrintF(stderr, "refit-run: %s\n", mismatch);
   }
-  // Without a check there is nothing to report unless asked.
-  if (check || json) {
+  // Without a check there is nothing to report unless asked; of many processes
+  // one reports.
+  if ((check || json) && rank == 0) {
     const std::string summary = json ? SummaryJson(*plan, *result, check)
                                      : SummaryText(*plan, *result, check);
     if (absl::Status written = refit::WriteStdout(summary); !written.ok()) {

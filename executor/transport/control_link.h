@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "executor/transport/control_frame.h"
-#include "executor/transport/control_plane.h"
 #include "executor/transport/tcp_socket.h"
+#include "refit/control_plane.h"
 
 namespace refit::control {
 

@@ -14,8 +14,8 @@
 #include "absl/status/statusor.h"
 #include "executor/transport/collective_steps.h"
 #include "executor/transport/control_frame.h"
-#include "executor/transport/control_plane.h"
 #include "executor/transport/tcp_socket.h"
+#include "refit/control_plane.h"
 
 namespace refit::control {
 

@@ -294,7 +294,8 @@ absl::Status LocalTransport::Await(absl::Span<const int32_t> peers, void*) {
             : absl::DeadlineExceededError(absl::StrCat(
                   "rank ", peer, " did not come before the deadline"));
     fabric_.Abort(step_, rank_, status);
-    // Those whose signal was taken wait for an answer: nothing is written there.
+    // Those whose signal was taken wait for an answer: nothing is written
+    // there.
     (void)Signal(peers.subspan(0, i), nullptr);
     for (int32_t writer : peers.subspan(i)) AwaitWriter(writer);
     return status;

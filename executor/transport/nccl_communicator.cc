@@ -88,11 +88,10 @@ absl::Status NcclCommunicator::Issue(const Operation& operation,
                                      Stream stream) {
   const int peer = RankOf(operation.peer);
   if (operation.kind == fb::MessageKind::kSend) {
-    return nccl::StatusOf(
-        api_,
-        api_.Send(operation.data, operation.size_bytes, nccl::kUint8, peer,
-                  comm_, stream),
-        "ncclSend", comm_);
+    return nccl::StatusOf(api_,
+                          api_.Send(operation.data, operation.size_bytes,
+                                    nccl::kUint8, peer, comm_, stream),
+                          "ncclSend", comm_);
   }
   return nccl::StatusOf(api_,
                         api_.Recv(operation.data, operation.size_bytes,
@@ -104,8 +103,8 @@ absl::StatusOr<nccl::Result> NcclCommunicator::IssueGroup(
     absl::Span<const Operation> operations, Stream stream) {
   std::lock_guard lock(mutex_);
   if (comm_ == nullptr) return Aborted();
-  absl::Status status = nccl::StatusOf(api_, api_.GroupStart(),
-                                       "ncclGroupStart", comm_);
+  absl::Status status =
+      nccl::StatusOf(api_, api_.GroupStart(), "ncclGroupStart", comm_);
   for (const Operation& operation : operations) {
     status.Update(Issue(operation, stream));
   }

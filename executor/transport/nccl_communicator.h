@@ -19,7 +19,8 @@ namespace refit {
 // Why a wait must end before its deadline; OK as long as it need not.
 using Interruption = std::function<absl::Status()>;
 
-// The methods are called by the rank's own thread, but for Abort and AsyncError.
+// The methods are called by the rank's own thread, but for Abort and
+// AsyncError.
 class NcclCommunicator {
  public:
   // Collective over `ranks` (global, ascending), of which `rank` is one.

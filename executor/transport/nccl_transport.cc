@@ -69,17 +69,16 @@ class NcclTransport : public Transport {
   ~NcclTransport() override;
 
   int32_t rank() const override { return options_.control->rank(); }
-  int32_t world_size() const override {
-    return options_.control->world_size();
-  }
+  int32_t world_size() const override { return options_.control->world_size(); }
   absl::Status Connect(const HandshakeRecord& record,
                        absl::Span<const Edge> edges,
                        Deadline deadline) override;
   absl::Status Handshake(const HandshakeRecord& record,
                          Deadline deadline) override;
-  absl::StatusOr<std::vector<std::string>> Share(
-      std::string_view mine, absl::Span<const int32_t> to,
-      absl::Span<const int32_t> from, Deadline deadline) override;
+  absl::StatusOr<std::vector<std::string>> Share(std::string_view mine,
+                                                 absl::Span<const int32_t> to,
+                                                 absl::Span<const int32_t> from,
+                                                 Deadline deadline) override;
   Fence* fence() override { return fence_.get(); }
   absl::Status BeginRefit(Deadline deadline) override;
   absl::Status Exchange(const ExchangeRound& round, Stream stream) override;
@@ -233,8 +232,7 @@ std::string NcclTransport::Unfinished() {
   for (size_t i = 0; i < enqueued_count_; ++i) {
     const absl::StatusOr<bool> reached = enqueued_[i].event->Reached();
     if (reached.ok() && *reached) continue;
-    std::string text =
-        OperationText(enqueued_[i].round, enqueued_[i].first);
+    std::string text = OperationText(enqueued_[i].round, enqueued_[i].first);
     if (enqueued_[i].operations > 1) {
       absl::StrAppend(&text, " and ", enqueued_[i].operations - 1,
                       " more operations");
@@ -244,9 +242,9 @@ std::string NcclTransport::Unfinished() {
   if (fence_ != nullptr) {
     const std::vector<int32_t> peers = fence_->Waiting();
     if (!peers.empty()) {
-      return absl::StrCat("direct round: ",
-                          peers.size() == 1 ? "rank " : "ranks ",
-                          absl::StrJoin(peers, ", "), " did not come");
+      return absl::StrCat(
+          "direct round: ", peers.size() == 1 ? "rank " : "ranks ",
+          absl::StrJoin(peers, ", "), " did not come");
     }
   }
   return "the refit did not end";
@@ -295,9 +293,8 @@ absl::Status NcclTransport::Introduce(absl::Span<const Edge> edges,
     api_ = *std::move(api);
   }
   if (api_.has_value()) mine.nccl_version = api_->version;
-  absl::StatusOr<std::vector<Introduction>> said =
-      StructsOf<Introduction>(control().AllGather(
-          BytesOf(mine), "connecting", deadline));
+  absl::StatusOr<std::vector<Introduction>> said = StructsOf<Introduction>(
+      control().AllGather(BytesOf(mine), "connecting", deadline));
   if (!said.ok()) return said.status();
   all = *std::move(said);
   std::optional<size_t> first;
@@ -307,8 +304,8 @@ absl::Status NcclTransport::Introduce(absl::Span<const Edge> edges,
     if (all[other].nccl_version != all[*first].nccl_version) {
       return absl::FailedPreconditionError(absl::StrCat(
           "NCCL version differs: ", nccl::VersionText(all[*first].nccl_version),
-          " on rank ", *first, ", ",
-          nccl::VersionText(all[other].nccl_version), " on rank ", other));
+          " on rank ", *first, ", ", nccl::VersionText(all[other].nccl_version),
+          " on rank ", other));
     }
   }
   return absl::OkStatus();
@@ -331,10 +328,9 @@ absl::Status NcclTransport::CreateCommunicator(
   if (!ids.ok()) return ids.status();
   if (takes_part) {
     absl::StatusOr<std::unique_ptr<NcclCommunicator>> created =
-        NcclCommunicator::Create(*api_,
-                                 (*ids)[static_cast<size_t>(ranks.front())],
-                                 ranks, rank(), deadline,
-                                 [this] { return failure(); });
+        NcclCommunicator::Create(
+            *api_, (*ids)[static_cast<size_t>(ranks.front())], ranks, rank(),
+            deadline, [this] { return failure(); });
     if (created.ok()) {
       std::lock_guard lock(mutex_);
       made = *std::move(created);
@@ -376,8 +372,8 @@ absl::Status NcclTransport::TouchEdges(NcclCommunicator& communicator,
                             .size_bytes = 1});
     }
     if (operations.empty()) continue;
-    absl::Status status = communicator.Exchange(
-        operations, (*stream)->get(), deadline, interruption);
+    absl::Status status = communicator.Exchange(operations, (*stream)->get(),
+                                                deadline, interruption);
     if (!status.ok()) return status;
   }
   absl::Status status = (*event)->Record((*stream)->get());
@@ -500,7 +496,8 @@ absl::Status NcclTransport::Connect(const HandshakeRecord& record,
   }
   absl::Status status = Handshake(record, deadline);
   if (!status.ok()) return status;
-  if (ended_ == nullptr) {
+  status = device().MakeCurrent();
+  if (status.ok() && ended_ == nullptr) {
     absl::StatusOr<std::unique_ptr<DeviceEvent>> event = device().CreateEvent();
     if (event.ok()) ended_ = *std::move(event);
     status = event.status();
@@ -555,6 +552,7 @@ absl::Status NcclTransport::BeginRefit(Deadline deadline) {
 absl::Status NcclTransport::Exchange(const ExchangeRound& round,
                                      Stream stream) {
   if (absl::Status s = failure(); !s.ok()) return s;
+  if (absl::Status s = device().MakeCurrent(); !s.ok()) return s;
   NcclCommunicator* communicator = CommunicatorOf(round.route);
   absl::Status status = communicator->Exchange(
       round.operations, stream, deadline_, [this] { return failure(); });
@@ -569,7 +567,7 @@ absl::Status NcclTransport::Exchange(const ExchangeRound& round,
   if (enqueued_count_ == enqueued_.size()) {
     absl::StatusOr<std::unique_ptr<DeviceEvent>> event = device().CreateEvent();
     if (!event.ok()) return event.status();
-    enqueued_.push_back({.event = *std::move(event)});
+    enqueued_.emplace_back().event = *std::move(event);
   }
   Enqueued& entry = enqueued_[enqueued_count_];
   entry.round = round.index;

@@ -1,3 +1,6 @@
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include <cstdlib>
 #include <optional>
 #include <string_view>
@@ -5,7 +8,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "executor/transport/control_plane.h"
+#include "executor/transport/tcp_socket.h"
+#include "refit/control_plane.h"
 
 namespace refit {
 namespace {
@@ -133,6 +137,23 @@ absl::StatusOr<TcpRendezvous> RendezvousFromEnvironment() {
 
 absl::StatusOr<int32_t> LocalRankFromEnvironment() {
   return RequiredNumber(kLocalRank, 0, TcpRendezvous::kWorldSizeMax - 1);
+}
+
+absl::StatusOr<TcpRendezvous> LoopbackRendezvous(int32_t world_size) {
+  const control::Socket socket(::socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  if (bind(socket.fd(), any, size) != 0 ||
+      getsockname(socket.fd(), any, &size) != 0) {
+    return absl::UnavailableError("no free port on the loopback interface");
+  }
+  return TcpRendezvous{.host = "127.0.0.1",
+                       .port = ntohs(address.sin_port),
+                       .rank = 0,
+                       .world_size = world_size};
 }
 
 }  // namespace refit

@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "executor/transport/control_frame.h"
 #include "executor/transport/control_link.h"
-#include "executor/transport/control_plane.h"
 #include "executor/transport/control_server.h"
 #include "executor/transport/tcp_socket.h"
+#include "refit/control_plane.h"
 
 namespace refit {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "executor/transport/control_frame.h"
-#include "executor/transport/control_plane.h"
+#include "refit/control_plane.h"
 #include "executor/transport/control_server.h"
 #include "executor/transport/tcp_socket.h"
 #include "tests/executor/control_plane_fixture.h"

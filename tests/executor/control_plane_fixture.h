@@ -3,8 +3,6 @@
 #define REFIT_TESTS_EXECUTOR_CONTROL_PLANE_FIXTURE_H_
 
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 
 #include <chrono>
 #include <functional>
@@ -13,8 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "executor/transport/control_plane.h"
-#include "executor/transport/tcp_socket.h"
+#include "refit/control_plane.h"
 #include "runner/rank_threads.h"
 
 namespace refit {
@@ -28,18 +25,7 @@ inline Deadline In(std::chrono::milliseconds time) {
 inline Deadline Ample() { return In(std::chrono::minutes(1)); }
 
 // One that nobody listens at now.
-inline uint16_t FreePort() {
-  const control::Socket socket(::socket(AF_INET, SOCK_STREAM, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  EXPECT_EQ(bind(socket.fd(), reinterpret_cast<sockaddr*>(&address), size), 0);
-  EXPECT_EQ(
-      getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&address), &size),
-      0);
-  return ntohs(address.sin_port);
-}
+inline uint16_t FreePort() { return LoopbackRendezvous(1)->port; }
 
 inline std::string Joined(const Gathered& gathered) {
   if (!gathered.ok()) return gathered.status().ToString();

@@ -1,4 +1,4 @@
-#include "executor/transport/control_plane.h"
+#include "refit/control_plane.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

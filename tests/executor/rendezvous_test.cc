@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "executor/transport/control_plane.h"
+#include "refit/control_plane.h"
 
 namespace refit {
 namespace {

@@ -25,7 +25,10 @@ std::vector<std::byte> RunCast(Device& device, DType from, DType to,
   EXPECT_TRUE(
       device.Copy(source->data(), input.data(), input.size(), nullptr).ok());
   CopyBatch batch;
-  batch.loops = {{elements, {0, DTypeBytes(from)}, {0, DTypeBytes(to)}}};
+  CopyLoop& loop = batch.loops.emplace_back();
+  loop.extent = elements;
+  loop.from.bytes = DTypeBytes(from);
+  loop.to.bytes = DTypeBytes(to);
   StridedCopy& copy = batch.copies.emplace_back();
   copy.from = {0, 0, from};
   copy.to = {1, 0, to};
@@ -89,8 +92,7 @@ class CudaFenceTest : public testing::Test {
     for (int32_t rank = 0; rank < 2; ++rank) {
       const int32_t peer = 1 - rank;
       const std::string exported = *fences_[peer]->Export();
-      ASSERT_TRUE(
-          fences_[rank]->Connect({&peer, 1}, {&exported, 1}).ok());
+      ASSERT_TRUE(fences_[rank]->Connect({&peer, 1}, {&exported, 1}).ok());
     }
   }
 
@@ -131,12 +133,12 @@ TEST_F(CudaFenceTest, AbortLetsAwaitPassAndStopsWhatFollows) {
   fences_[0]->Abort();
   EXPECT_TRUE(Reached(*event));
   uint32_t word = 0;
-  ASSERT_TRUE(device_
-                  ->Copy(reinterpret_cast<std::byte*>(&word),
-                         reinterpret_cast<const std::byte*>(
-                             fences_[0]->aborted()),
-                         sizeof(word), nullptr)
-                  .ok());
+  ASSERT_TRUE(
+      device_
+          ->Copy(reinterpret_cast<std::byte*>(&word),
+                 reinterpret_cast<const std::byte*>(fences_[0]->aborted()),
+                 sizeof(word), nullptr)
+          .ok());
   ASSERT_TRUE(device_->Synchronize(nullptr).ok());
   EXPECT_EQ(word, 1);
 }

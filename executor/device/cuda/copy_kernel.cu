@@ -67,8 +67,7 @@ __device__ __forceinline__ void ForEachUnit(const KernelCopy& copy,
       body(k, Row{nullptr, nullptr}, copy.row_units);
       continue;
     }
-    body(k, RowAt(copy, table, first_row + down),
-         unit - down * copy.row_units);
+    body(k, RowAt(copy, table, first_row + down), unit - down * copy.row_units);
   }
 }
 
@@ -186,8 +185,8 @@ void DivisionBy(uint32_t divisor, uint32_t& magic, uint32_t& shift) {
     shift = bits;
     return;
   }
-  magic = static_cast<uint32_t>(
-      ((uint64_t{1} << (31 + bits)) + divisor - 1) / divisor);
+  magic = static_cast<uint32_t>(((uint64_t{1} << (31 + bits)) + divisor - 1) /
+                                divisor);
   shift = bits - 1;
 }
 

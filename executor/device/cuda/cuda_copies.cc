@@ -56,8 +56,8 @@ class Lowering {
       CopyLoop loop = batch_.loops[copy.loops_begin + l];
       if (loop.extent == 1) continue;
       if (batch_.kind == CopyKind::kZero) loop.from = loop.to;
-      if (!loops.empty() && Continues(loops.back().from, loop.from,
-                                      loop.extent) &&
+      if (!loops.empty() &&
+          Continues(loops.back().from, loop.from, loop.extent) &&
           Continues(loops.back().to, loop.to, loop.extent)) {
         loop.extent *= loops.back().extent;
         loops.back() = loop;
@@ -116,7 +116,7 @@ class Lowering {
                const Loops& loops, uint32_t rows) {
     const bool casts = copy.from.dtype != copy.to.dtype;
     KernelCopy kernel = {};
-    kernel.kind = casts ? KernelKind::kCast
+    kernel.kind = casts                            ? KernelKind::kCast
                   : batch_.kind == CopyKind::kZero ? KernelKind::kZero
                                                    : KernelKind::kCopy;
     kernel.from_dtype = copy.from.dtype;
@@ -168,8 +168,8 @@ class Lowering {
     }
     bits |= AddressBits(copy.from.entry, from_last);
     bits |= AddressBits(copy.to.entry, to_last);
-    return std::min<uint64_t>(kUnitBytesMax, uint64_t{1}
-                                                 << std::countr_zero(bits));
+    return std::min<uint64_t>(kUnitBytesMax,
+                              uint64_t{1} << std::countr_zero(bits));
   }
 
   uint64_t AddressBits(uint64_t first, uint64_t last) const {
@@ -198,8 +198,8 @@ class Lowering {
       Lane* next = nullptr;
       for (Lane& lane : lanes) {
         if (lane.done == lane.tiles.size()) continue;
-        if (next == nullptr || lane.done * next->tiles.size() <
-                                   next->done * lane.tiles.size()) {
+        if (next == nullptr ||
+            lane.done * next->tiles.size() < next->done * lane.tiles.size()) {
           next = &lane;
         }
       }
@@ -249,15 +249,15 @@ class CudaPreparedCopies : public PreparedCopies {
     absl::Status status =
         CudaStatus(cudaMalloc(&memory_, image.size()), "cudaMalloc");
     if (!status.ok()) return status;
-    status = CudaStatus(cudaMemcpy(memory_, image.data(), image.size(),
-                                   cudaMemcpyHostToDevice),
-                        "cudaMemcpy");
+    status = CudaStatus(
+        cudaMemcpy(memory_, image.data(), image.size(), cudaMemcpyHostToDevice),
+        "cudaMemcpy");
     const std::byte* base = static_cast<const std::byte*>(memory_);
     for (size_t i = 0; i < programs.size(); ++i) {
       batches_.push_back(
           {.table = reinterpret_cast<std::byte* const*>(base + table_at),
-           .copies = reinterpret_cast<const KernelCopy*>(base +
-                                                         offsets[i].copies),
+           .copies =
+               reinterpret_cast<const KernelCopy*>(base + offsets[i].copies),
            .tiles =
                reinterpret_cast<const KernelTile*>(base + offsets[i].tiles),
            .tiles_count = static_cast<uint32_t>(programs[i].tiles.size())});
@@ -268,10 +268,9 @@ class CudaPreparedCopies : public PreparedCopies {
   absl::Status Enqueue(size_t batch, Stream stream,
                        const uint32_t* unless) override {
     const ScopedDevice current(device_);
-    return CudaStatus(
-        cuda::LaunchCopies(batches_[batch], blocks_max_, unless,
-                           static_cast<cudaStream_t>(stream)),
-        "launch of the copy kernel");
+    return CudaStatus(cuda::LaunchCopies(batches_[batch], blocks_max_, unless,
+                                         static_cast<cudaStream_t>(stream)),
+                      "launch of the copy kernel");
   }
 
  private:

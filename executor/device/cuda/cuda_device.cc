@@ -84,8 +84,13 @@ class CudaDevice : public Device {
  public:
   CudaDevice(int ordinal, int multiprocessors)
       : ordinal_(ordinal),
-        blocks_max_(static_cast<uint32_t>(multiprocessors *
-                                          kBlocksPerMultiprocessor)) {}
+        blocks_max_(
+            static_cast<uint32_t>(multiprocessors * kBlocksPerMultiprocessor)) {
+  }
+
+  absl::Status MakeCurrent() override {
+    return CudaStatus(cudaSetDevice(ordinal_), "cudaSetDevice");
+  }
 
   absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(
       uint64_t size_bytes) override {
@@ -95,10 +100,10 @@ class CudaDevice : public Device {
       absl::Status status =
           CudaStatus(cudaMalloc(&data, size_bytes), "cudaMalloc");
       if (!status.ok()) {
-        return absl::Status(status.code(),
-                            absl::StrCat("no memory for ", size_bytes,
-                                         " bytes on device ", ordinal_, ": ",
-                                         status.message()));
+        return absl::Status(
+            status.code(),
+            absl::StrCat("no memory for ", size_bytes, " bytes on device ",
+                         ordinal_, ": ", status.message()));
       }
     }
     return std::make_unique<CudaMemory>(ordinal_, data, size_bytes);
@@ -196,10 +201,10 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
         "CUDA device ", ordinal, " is not one of the ", count, " here"));
   }
   int multiprocessors = 0;
-  status = CudaStatus(cudaDeviceGetAttribute(
-                          &multiprocessors, cudaDevAttrMultiProcessorCount,
-                          ordinal),
-                      "cudaDeviceGetAttribute");
+  status =
+      CudaStatus(cudaDeviceGetAttribute(
+                     &multiprocessors, cudaDevAttrMultiProcessorCount, ordinal),
+                 "cudaDeviceGetAttribute");
   if (!status.ok()) return status;
   return std::make_unique<CudaDevice>(ordinal, multiprocessors);
 }

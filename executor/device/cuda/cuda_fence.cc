@@ -65,30 +65,29 @@ absl::Status CudaFence::Connect(absl::Span<const int32_t> peers,
     absl::StatusOr<std::unique_ptr<MappedMemory>> mapped =
         owner_.Import(exported[i]);
     if (!mapped.ok()) {
-      return absl::Status(
-          mapped.status().code(),
-          absl::StrCat("fence of rank ", peers[i], ": ",
-                       mapped.status().message()));
+      return absl::Status(mapped.status().code(),
+                          absl::StrCat("fence of rank ", peers[i], ": ",
+                                       mapped.status().message()));
     }
     addresses[static_cast<size_t>(peers[i])] = (*mapped)->addresses().front();
     mapped_.push_back(*std::move(mapped));
   }
-  absl::Status status = CudaStatus(
-      cudaMemset(memory_->data(), 0, 3 * world * sizeof(uint64_t)),
-      "cudaMemset");
-  status.Update(CudaStatus(
-      cudaMemcpy(memory_->data() + 3 * world * sizeof(uint64_t),
-                 addresses.data(), world * sizeof(std::byte*),
-                 cudaMemcpyHostToDevice),
-      "cudaMemcpy"));
+  absl::Status status =
+      CudaStatus(cudaMemset(memory_->data(), 0, 3 * world * sizeof(uint64_t)),
+                 "cudaMemset");
+  status.Update(
+      CudaStatus(cudaMemcpy(memory_->data() + 3 * world * sizeof(uint64_t),
+                            addresses.data(), world * sizeof(std::byte*),
+                            cudaMemcpyHostToDevice),
+                 "cudaMemcpy"));
   status.Update(CudaStatus(cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
   std::fill_n(host_words_, world + 1, 0);
   return status;
 }
 
 absl::Status CudaFence::LaunchAll(Launch launch,
-                                  absl::Span<const int32_t> peers,
-                                  void* stream, const char* what) {
+                                  absl::Span<const int32_t> peers, void* stream,
+                                  const char* what) {
   const ScopedDevice current(device_);
   while (!peers.empty()) {
     cuda::FencePeers some;

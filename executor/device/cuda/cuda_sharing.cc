@@ -61,8 +61,8 @@ ExportedAllocation ExportAllocation(uint64_t base, uint64_t size_bytes) {
   allocation.base = base;
   allocation.size_bytes = size_bytes;
   allocation.has_handle =
-      cudaIpcGetMemHandle(&allocation.handle,
-                          reinterpret_cast<void*>(base)) == cudaSuccess;
+      cudaIpcGetMemHandle(&allocation.handle, reinterpret_cast<void*>(base)) ==
+      cudaSuccess;
   // Not an error yet: a rank of the same process needs no handle.
   if (allocation.has_handle == 0) cudaGetLastError();
   return allocation;
@@ -90,9 +90,8 @@ absl::StatusOr<ExportView> ParseExport(std::string_view bytes) {
   const uint64_t most = bytes.size() / sizeof(ExportedRange);
   if (view.header.magic != kExportMagic || view.header.allocations > most ||
       view.header.ranges > most ||
-      bytes.size() !=
-          view.header.allocations * sizeof(ExportedAllocation) +
-              view.header.ranges * sizeof(ExportedRange)) {
+      bytes.size() != view.header.allocations * sizeof(ExportedAllocation) +
+                          view.header.ranges * sizeof(ExportedRange)) {
     return bad;
   }
   view.allocations.resize(view.header.allocations);
@@ -121,16 +120,15 @@ class IpcMapping {
     static std::mutex mutex;
     static std::map<std::pair<int, std::string>, std::weak_ptr<IpcMapping>>
         open;
-    const std::pair key(device, std::string(reinterpret_cast<const char*>(
-                                                &handle),
-                                            sizeof(handle)));
+    const std::pair key(
+        device,
+        std::string(reinterpret_cast<const char*>(&handle), sizeof(handle)));
     std::lock_guard lock(mutex);
     if (std::shared_ptr<IpcMapping> known = open[key].lock()) return known;
     void* address = nullptr;
-    absl::Status status =
-        CudaStatus(cudaIpcOpenMemHandle(&address, handle,
-                                        cudaIpcMemLazyEnablePeerAccess),
-                   "cudaIpcOpenMemHandle");
+    absl::Status status = CudaStatus(
+        cudaIpcOpenMemHandle(&address, handle, cudaIpcMemLazyEnablePeerAccess),
+        "cudaIpcOpenMemHandle");
     if (!status.ok()) return status;
     std::shared_ptr<IpcMapping> mapping(
         new IpcMapping(device, static_cast<std::byte*>(address)));
@@ -156,9 +154,7 @@ class CudaMappedMemory : public MappedMemory {
   CudaMappedMemory(std::vector<std::byte*> addresses,
                    std::vector<std::shared_ptr<IpcMapping>> mappings)
       : addresses_(std::move(addresses)), mappings_(std::move(mappings)) {}
-  absl::Span<std::byte* const> addresses() const override {
-    return addresses_;
-  }
+  absl::Span<std::byte* const> addresses() const override { return addresses_; }
 
  private:
   std::vector<std::byte*> addresses_;
@@ -174,10 +170,9 @@ absl::Status EnablePeerAccess(int from, int to) {
   }
   absl::Status status = CudaStatus(error, "cudaDeviceEnablePeerAccess");
   if (status.ok()) return status;
-  return absl::FailedPreconditionError(
-      absl::StrCat("device ", from, " cannot reach memory of device ", to,
-                   " (", status.message(),
-                   "); compile the plan with options.peer \"staged\""));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "device ", from, " cannot reach memory of device ", to, " (",
+      status.message(), "); compile the plan with options.peer \"staged\""));
 }
 
 }  // namespace
@@ -197,10 +192,9 @@ absl::StatusOr<std::string> ExportCudaMemory(
     }
     const auto address = reinterpret_cast<uint64_t>(range.data);
     auto found = index_of_base.upper_bound(address);
-    const bool known =
-        found != index_of_base.begin() &&
-        address - std::prev(found)->first <
-            allocations[std::prev(found)->second].size_bytes;
+    const bool known = found != index_of_base.begin() &&
+                       address - std::prev(found)->first <
+                           allocations[std::prev(found)->second].size_bytes;
     if (!known) {
       CUdeviceptr base = 0;
       size_t size_bytes = 0;

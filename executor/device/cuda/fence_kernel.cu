@@ -29,8 +29,8 @@ __global__ void AwaitKernel(const FenceWords words, const FencePeers peers) {
     volatile uint32_t* const aborted = words.aborted;
     volatile uint32_t* const waiting = &words.waiting[peer];
     bool told = false;
-    for (int spins = 0;
-         arrived.load(::cuda::memory_order_acquire) < wanted; ++spins) {
+    for (int spins = 0; arrived.load(::cuda::memory_order_acquire) < wanted;
+         ++spins) {
       if (spins < kSpinsBeforeTelling) continue;
       if (!told) *waiting = 1;
       told = true;

@@ -9,8 +9,8 @@
 
 namespace refit {
 
-// Streams are cudaStream_t; a null one is the legacy default stream. The calling
-// thread's current device is left as it was.
+// Streams are cudaStream_t; a null one is the legacy default stream. The
+// calling thread's current device is left as it was.
 //
 // Error: kNotFound, no such device or no driver; kUnimplemented, a build
 // without CUDA.

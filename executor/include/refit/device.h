@@ -146,6 +146,10 @@ class Device {
  public:
   virtual ~Device() = default;
 
+  // Makes this the calling thread's current device, which NCCL goes by; other
+  // calls here do not depend on it and leave it as it was.
+  virtual absl::Status MakeCurrent() = 0;
+
   // At least 256-byte aligned, contents unspecified. Error: kResourceExhausted.
   virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(
       uint64_t size_bytes) = 0;

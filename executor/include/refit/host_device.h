@@ -13,6 +13,7 @@ namespace refit {
 
 class HostDevice : public Device {
  public:
+  absl::Status MakeCurrent() override { return absl::OkStatus(); }
   absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(
       uint64_t size_bytes) override;
   absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(

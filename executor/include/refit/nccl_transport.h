@@ -28,8 +28,10 @@ struct NcclOptions {
 // domain for the routes inside it, one over all ranks for the network, made at
 // Connect one after the other, if some rank stages there.
 //
-// A refit that fails, or is not over at its deadline, is aborted on all ranks by
-// a thread of the transport; Connect then makes everything anew.
+// Connect and Run leave the device the calling thread's current one.
+//
+// A refit that fails, or is not over at its deadline, is aborted on all ranks
+// by a thread of the transport; Connect then makes everything anew.
 absl::StatusOr<std::unique_ptr<Transport>> CreateNcclTransport(
     NcclOptions options);
 

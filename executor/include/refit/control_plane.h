@@ -1,7 +1,7 @@
 // ControlPlane: small messages on the host among all ranks of a plan. Plans,
 // ids and errors travel here, weights never do.
-#ifndef REFIT_EXECUTOR_TRANSPORT_CONTROL_PLANE_H_
-#define REFIT_EXECUTOR_TRANSPORT_CONTROL_PLANE_H_
+#ifndef REFIT_EXECUTOR_INCLUDE_REFIT_CONTROL_PLANE_H_
+#define REFIT_EXECUTOR_INCLUDE_REFIT_CONTROL_PLANE_H_
 
 #include <chrono>
 #include <cstdint>
@@ -81,6 +81,10 @@ struct TcpRendezvous {
 // be.
 absl::StatusOr<TcpRendezvous> RendezvousFromEnvironment();
 
+// A meeting of ranks of this process, of which rank 0 is given: at a port of
+// the loopback interface that nobody listens at now.
+absl::StatusOr<TcpRendezvous> LoopbackRendezvous(int32_t world_size);
+
 // This rank's number among those of its host, from LOCAL_RANK, SLURM_LOCALID or
 // OMPI_COMM_WORLD_LOCAL_RANK. Errors as above.
 absl::StatusOr<int32_t> LocalRankFromEnvironment();
@@ -98,4 +102,4 @@ absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
 
 }  // namespace refit
 
-#endif  // REFIT_EXECUTOR_TRANSPORT_CONTROL_PLANE_H_
+#endif  // REFIT_EXECUTOR_INCLUDE_REFIT_CONTROL_PLANE_H_
