@@ -1,4 +1,6 @@
 // refit-bench: times the compiler and the execution of plans.
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
@@ -9,8 +11,11 @@
 #include "absl/strings/str_cat.h"
 #include "bench/compile_bench.h"
 #include "bench/run_bench.h"
+#include "bench/transfer_bench.h"
 #include "compiler/diagnostics.h"
 #include "compiler/job/job.h"
+#include "refit/control_plane.h"
+#include "refit/cuda_device.h"
 #include "tools/args.h"
 #include "tools/plan_input.h"
 
@@ -79,25 +84,71 @@ int BenchRun(const refit::ToolInfo& tool, const std::string& path,
   return refit::kExitSuccess;
 }
 
+// All ranks as threads, or, when a launcher's variables say which rank this
+// process is, that one.
+int BenchTransfer(const refit::ToolInfo& tool, const std::string& path,
+                  bool one_rank, const refit::TransferOptions& options) {
+  const absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(path);
+  if (!plan.ok())
+    return refit::Fail(tool, std::string(plan.status().message()));
+  int32_t rank = 0;
+  const auto measure = [&]() -> absl::StatusOr<refit::TransferMeasurement> {
+    if (!one_rank) return refit::MeasureTransferInProcess(*plan, options);
+    const absl::StatusOr<refit::TcpRendezvous> meeting =
+        refit::RendezvousFromEnvironment();
+    if (!meeting.ok()) return meeting.status();
+    rank = meeting->rank;
+    const absl::StatusOr<int32_t> local = refit::LocalRankFromEnvironment();
+    if (!local.ok()) return local.status();
+    absl::StatusOr<std::unique_ptr<refit::ControlPlane>> control =
+        refit::ConnectTcp(*meeting, std::chrono::steady_clock::now() +
+                                        std::chrono::minutes(2));
+    if (!control.ok()) return control.status();
+    return refit::MeasureTransfer(
+        *plan, *std::move(control),
+        *local % std::max(1, refit::CudaDeviceCount()), options);
+  };
+  const absl::StatusOr<refit::TransferMeasurement> measured = measure();
+  if (!measured.ok())
+    return refit::Fail(tool, std::string(measured.status().message()));
+  if (rank == 0) {
+    std::fputs(refit::TransferText(*plan, *measured).c_str(), stdout);
+  }
+  return measured->wrong_elements == 0 ? refit::kExitSuccess : refit::kExitNo;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   int64_t growth = 1;
   int64_t iterations = 5;
+  bool peers = false;
+  bool one_rank = false;
   const refit::ToolInfo tool = {
       .name = "refit-bench",
       .usage =
           "refit-bench compile JOB.json [--growth N] | refit-bench run "
-          "PLAN.refit",
+          "PLAN.refit |\n"
+          "       refit-bench transfer PLAN.refit [--peers] [--one-rank]",
       .summary =
           "compile: times compiling, proving and opening, each job in a "
           "process "
           "of its\n"
-          "own; run: times a plan on this CPU beside memcpy of the same bytes.",
+          "own; run: times a plan on this CPU beside memcpy of the same bytes; "
+          "transfer:\n"
+          "times a plan on the GPUs of this host beside the same bytes without "
+          "a plan.",
       .flags =
           {{"--growth", "", "N",
             "also 2, 4 … N times source.data_parallel and destination.replicas",
             &growth},
+           {"--peers", "", "",
+            "transfer: also broadcasts of whole models, packed and by tensor",
+            &peers},
+           {"--one-rank", "", "",
+            "transfer: this process is one rank, as its launcher's variables "
+            "say",
+            &one_rank},
            {"--iterations", "", "N", "repetitions (default 5)", &iterations}},
       .positional_min = 2,
       .positional_max = 2,
@@ -114,6 +165,10 @@ int main(int argc, char** argv) {
     return BenchCompile(tool, parsed.positional[1], growth, iterations);
   }
   if (subject == "run") return BenchRun(tool, parsed.positional[1], iterations);
+  if (subject == "transfer") {
+    return BenchTransfer(tool, parsed.positional[1], one_rank,
+                         {.iterations = iterations, .peers = peers});
+  }
   return refit::Fail(tool, absl::StrCat("no benchmark \"", subject,
-                                        "\"; wanted compile or run"));
+                                        "\"; wanted compile, run or transfer"));
 }

@@ -112,6 +112,8 @@ const char* FindFunctions(void* handle, Api& api) {
   symbols.Find("ncclRecv", api.Recv);
   symbols.Find("ncclGetErrorString", api.GetErrorString);
   symbols.Find("ncclGetLastError", api.GetLastError);
+  SymbolTable optional{handle};
+  optional.Find("ncclBroadcast", api.Broadcast);
   return symbols.missing;
 }
 

@@ -67,6 +67,10 @@ struct Api {
   const char* (*GetErrorString)(Result result) = nullptr;
   const char* (*GetLastError)(Comm comm) = nullptr;
 
+  // For measurements; may be null.
+  Result (*Broadcast)(const void* from, void* to, size_t count, DataType type,
+                      int root, Comm comm, CudaStream stream) = nullptr;
+
   int version = 0;      // as GetVersion says: 22809 is 2.28.9
   std::string library;  // the file that holds the functions
 };

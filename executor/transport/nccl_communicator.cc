@@ -122,4 +122,21 @@ absl::Status NcclCommunicator::Exchange(absl::Span<const Operation> operations,
   return AwaitIdle(*ended, "ncclGroupEnd", deadline, interruption);
 }
 
+absl::Status NcclCommunicator::Broadcast(std::byte* data, uint64_t size_bytes,
+                                         int32_t root, Stream stream,
+                                         Deadline deadline,
+                                         const Interruption& interruption) {
+  if (api_.Broadcast == nullptr) {
+    return absl::UnimplementedError("this libnccl has no ncclBroadcast");
+  }
+  nccl::Result result;
+  {
+    std::lock_guard lock(mutex_);
+    if (comm_ == nullptr) return Aborted();
+    result = api_.Broadcast(data, data, size_bytes, nccl::kUint8, RankOf(root),
+                            comm_, stream);
+  }
+  return AwaitIdle(result, "ncclBroadcast", deadline, interruption);
+}
+
 }  // namespace refit

@@ -39,6 +39,11 @@ class NcclCommunicator {
   absl::Status Exchange(absl::Span<const Operation> operations, Stream stream,
                         Deadline deadline, const Interruption& interruption);
 
+  // The same for one broadcast of root's bytes, in place on all ranks.
+  absl::Status Broadcast(std::byte* data, uint64_t size_bytes, int32_t root,
+                         Stream stream, Deadline deadline,
+                         const Interruption& interruption);
+
   // NCCL's asynchronous error, if there is one. Thread-safe.
   absl::Status AsyncError();
   // Ends all that is under way; only destruction may follow. Thread-safe.

@@ -22,7 +22,7 @@ MAY_INCLUDE = {
     "compiler": {"plan", "plan/proof", "compiler/ir", "compiler/job", "compiler/model", "compiler/passes", "compiler/emit"},
     "executor": {"plan", "refit"},
     "runner": {"plan", "refit", "executor"},
-    "bench": {"plan", "plan/proof", "refit", "runner", "compiler", "compiler/job"},
+    "bench": {"plan", "plan/proof", "executor", "refit", "runner", "compiler", "compiler/job"},
 }
 
 

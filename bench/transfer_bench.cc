@@ -1,0 +1,267 @@
+#include "bench/transfer_bench.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "bench/transfer_methods.h"
+#include "executor/device/cuda/cuda_status.h"
+#include "runner/gpu_rank.h"
+#include "runner/rank_threads.h"
+
+namespace refit {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::minutes kTimeout(3);
+constexpr int kWarmUps = 3;
+
+class PlanMethod : public TransferMethod {
+ public:
+  PlanMethod(const PlanFile& plan, GpuRank& rank) : rank_(rank) {
+    for (const fb::Message* message :
+         *plan.body().programs()->Get(rank.transport().rank())->messages()) {
+      if (message->kind() == fb::MessageKind::kSend) {
+        sent_bytes_ += message->size_bytes();
+      }
+    }
+  }
+  std::string name() const override { return "this plan"; }
+  uint64_t sent_bytes() const override { return sent_bytes_; }
+  absl::Status Enqueue(Stream stream) override {
+    const Clock::time_point start = Clock::now();
+    absl::Status status =
+        rank_.executor().Run(stream, {.timeout = kTimeout, .addresses = {}});
+    host_seconds_ = std::chrono::duration<double>(Clock::now() - start).count();
+    return status;
+  }
+  double host_seconds() const { return host_seconds_; }
+
+ private:
+  GpuRank& rank_;
+  uint64_t sent_bytes_ = 0;
+  double host_seconds_ = 0;
+};
+
+// One rank's stopwatch and its way to the others' values.
+class Harness {
+ public:
+  Harness(const PlanFile& plan, GpuRank& rank) : plan_(plan), rank_(rank) {
+    for (int32_t r = 0; r < plan.world_size(); ++r) everyone_.push_back(r);
+  }
+  ~Harness() {
+    for (cudaEvent_t event : {begin_, end_}) {
+      if (event != nullptr) cudaEventDestroy(event);
+    }
+  }
+
+  absl::Status Init() {
+    if (absl::Status s = rank_.device().MakeCurrent(); !s.ok()) return s;
+    absl::Status status = CudaStatus(cudaEventCreate(&begin_), "event");
+    status.Update(CudaStatus(cudaEventCreate(&end_), "event"));
+    return status;
+  }
+
+  // Every rank's `mine`, by rank.
+  template <typename T>
+  absl::StatusOr<std::vector<T>> Gather(const T& mine) {
+    const absl::StatusOr<std::vector<std::string>> all =
+        rank_.transport().Share(
+            std::string(reinterpret_cast<const char*>(&mine), sizeof(mine)),
+            everyone_, everyone_, Clock::now() + kTimeout);
+    if (!all.ok()) return all.status();
+    std::vector<T> values(all->size());
+    for (size_t r = 0; r < values.size(); ++r) {
+      std::memcpy(&values[r], (*all)[r].data(), sizeof(T));
+    }
+    return values;
+  }
+
+  absl::StatusOr<TransferRow> Time(TransferMethod& method, int64_t iterations) {
+    const auto stream = static_cast<cudaStream_t>(rank_.stream());
+    iterations = std::min(iterations, method.iterations_max());
+    absl::Status status;
+    for (int i = 0; i < kWarmUps && i < method.iterations_max(); ++i) {
+      status.Update(method.Enqueue(stream));
+    }
+    status.Update(rank_.device().Synchronize(stream));
+    absl::StatusOr<std::vector<int>> ready = Gather(0);
+    status.Update(ready.status());
+    status.Update(CudaStatus(cudaEventRecord(begin_, stream), "event"));
+    for (int64_t i = 0; i < iterations && status.ok(); ++i) {
+      status.Update(method.Enqueue(stream));
+    }
+    status.Update(CudaStatus(cudaEventRecord(end_, stream), "event"));
+    status.Update(rank_.device().Synchronize(stream));
+    if (!status.ok()) return status;
+    float milliseconds = 0;
+    status = CudaStatus(cudaEventElapsedTime(&milliseconds, begin_, end_),
+                        "cudaEventElapsedTime");
+    if (!status.ok()) return status;
+    struct Result {
+      double seconds;
+      uint64_t bytes;
+    };
+    absl::StatusOr<std::vector<Result>> results =
+        Gather(Result{milliseconds / 1e3 / static_cast<double>(iterations),
+                      method.sent_bytes()});
+    if (!results.ok()) return results.status();
+    TransferRow row = {.method = method.name(), .remark = method.remark()};
+    for (const Result& result : *results) {
+      row.seconds = std::max(row.seconds, result.seconds);
+      row.wire_bytes += result.bytes;
+    }
+    return row;
+  }
+
+ private:
+  const PlanFile& plan_;
+  GpuRank& rank_;
+  std::vector<int32_t> everyone_;
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+};
+
+uint64_t FreeDeviceBytes() {
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  cudaMemGetInfo(&free_bytes, &total_bytes);
+  return free_bytes;
+}
+
+}  // namespace
+
+absl::StatusOr<TransferMeasurement> MeasureTransfer(
+    const PlanFile& plan, std::unique_ptr<ControlPlane> control, int ordinal,
+    const TransferOptions& options) {
+  // The context itself, which any worker has.
+  absl::Status status = CudaStatus(cudaSetDevice(ordinal), "cudaSetDevice");
+  status.Update(CudaStatus(cudaFree(nullptr), "cudaFree"));
+  if (!status.ok()) return status;
+  const uint64_t free_before = FreeDeviceBytes();
+  absl::StatusOr<std::unique_ptr<GpuRank>> made =
+      GpuRank::Create(plan, std::move(control), ordinal, kTimeout);
+  if (!made.ok()) return made.status();
+  GpuRank& rank = **made;
+  uint64_t tensor_bytes = 0;
+  for (const BoundTensor& tensor : rank.tensors()) {
+    tensor_bytes += tensor.size_bytes;
+  }
+  const uint64_t used = free_before - std::min(free_before, FreeDeviceBytes());
+  Harness harness(plan, rank);
+  if (absl::Status s = harness.Init(); !s.ok()) return s;
+
+  TransferMeasurement measured;
+  PlanMethod plan_method(plan, rank);
+  absl::StatusOr<TransferRow> row =
+      harness.Time(plan_method, options.iterations);
+  if (!row.ok()) return row.status();
+  if (absl::Status s = rank.executor().Wait(); !s.ok()) return s;
+  measured.rows.push_back(*row);
+  absl::StatusOr<RefitMeasurement> alone = rank.Refit();
+  if (!alone.ok()) return alone.status();
+
+  absl::StatusOr<std::vector<std::unique_ptr<TransferMethod>>> methods =
+      MakeMethods(plan, rank, options.peers);
+  if (!methods.ok()) return methods.status();
+  for (const std::unique_ptr<TransferMethod>& method : *methods) {
+    row = harness.Time(*method, options.iterations);
+    if (!row.ok()) return row.status();
+    measured.rows.push_back(*row);
+  }
+  if (absl::Status s = rank.FillSources(); !s.ok()) return s;
+  if (absl::Status s = rank.PoisonDestinations(); !s.ok()) return s;
+  absl::StatusOr<RefitMeasurement> last = rank.Refit();
+  if (!last.ok()) return last.status();
+  absl::StatusOr<CheckResult> check = rank.Check();
+  if (!check.ok()) return check.status();
+
+  struct Report {
+    double host_seconds;
+    double latency_seconds;
+    uint64_t extra_bytes;
+    uint64_t wrong_elements;
+  };
+  absl::StatusOr<std::vector<Report>> reports = harness.Gather(
+      Report{plan_method.host_seconds(), alone->seconds,
+             used - std::min(used, tensor_bytes), check->wrong_elements});
+  if (!reports.ok()) return reports.status();
+  for (const Report& report : *reports) {
+    measured.run_host_seconds =
+        std::max(measured.run_host_seconds, report.host_seconds);
+    measured.latency_seconds =
+        std::max(measured.latency_seconds, report.latency_seconds);
+    measured.extra_bytes = std::max(measured.extra_bytes, report.extra_bytes);
+    measured.wrong_elements += report.wrong_elements;
+  }
+  return measured;
+}
+
+absl::StatusOr<TransferMeasurement> MeasureTransferInProcess(
+    const PlanFile& plan, const TransferOptions& options) {
+  const int devices = CudaDeviceCount();
+  if (devices == 0) return absl::NotFoundError("no CUDA device here");
+  const absl::StatusOr<TcpRendezvous> meeting =
+      LoopbackRendezvous(plan.world_size());
+  if (!meeting.ok()) return meeting.status();
+  std::vector<absl::StatusOr<TransferMeasurement>> results(
+      static_cast<size_t>(plan.world_size()), absl::UnknownError(""));
+  absl::Status threads = RunRankThreads(plan.world_size(), [&](int32_t rank) {
+    TcpRendezvous mine = *meeting;
+    mine.rank = rank;
+    absl::StatusOr<std::unique_ptr<ControlPlane>> control =
+        ConnectTcp(mine, Clock::now() + kTimeout);
+    results[static_cast<size_t>(rank)] =
+        control.ok() ? MeasureTransfer(plan, *std::move(control),
+                                       rank % devices, options)
+                     : control.status();
+  });
+  if (!threads.ok()) return threads;
+  for (const absl::StatusOr<TransferMeasurement>& result : results) {
+    if (!result.ok()) return result.status();
+  }
+  return results.front();
+}
+
+std::string TransferText(const PlanFile& plan,
+                         const TransferMeasurement& measured) {
+  std::string text = absl::StrFormat("%-34s %10s %10s %8s  %s\n", "method",
+                                     "ms", "GB/s", "ratio", "");
+  const double ours = measured.rows.front().seconds;
+  for (const TransferRow& row : measured.rows) {
+    absl::StrAppendFormat(
+        &text, "%-34s %10.3f %10.1f %8.3f  %s\n", row.method, row.seconds * 1e3,
+        static_cast<double>(row.wire_bytes) / row.seconds / 1e9,
+        ours / row.seconds, row.remark);
+  }
+  absl::StrAppendFormat(
+      &text,
+      "ratio: time of this plan / time of the method; GB/s: bytes that leave a "
+      "GPU, all ranks\n"
+      "predicted %.3f ms, lower bound %.3f ms\n"
+      "host time in Run %.3f ms; one Run and Wait %.3f ms\n"
+      "extra GPU memory %.1f MiB, of it staging %.1f MiB\n"
+      "after all that, one more refit: %s\n",
+      plan.body().stats()->predicted_seconds() * 1e3,
+      plan.body().stats()->lower_bound_seconds() * 1e3,
+      measured.run_host_seconds * 1e3, measured.latency_seconds * 1e3,
+      static_cast<double>(measured.extra_bytes) / (1 << 20),
+      [&] {
+        uint64_t most = 0;
+        for (const fb::RankProgram* program : *plan.body().programs()) {
+          most = std::max(most, program->staging_bytes());
+        }
+        return static_cast<double>(most) / (1 << 20);
+      }(),
+      measured.wrong_elements == 0
+          ? "every byte right"
+          : absl::StrCat(measured.wrong_elements, " elements WRONG"));
+  return text;
+}
+
+}  // namespace refit

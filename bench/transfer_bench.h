@@ -1,0 +1,57 @@
+// What `refit-bench transfer` measures: a plan on GPUs beside what the same
+// bytes take without it, and beside the methods of other systems.
+#ifndef REFIT_BENCH_TRANSFER_BENCH_H_
+#define REFIT_BENCH_TRANSFER_BENCH_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "plan/plan_file.h"
+#include "refit/control_plane.h"
+
+namespace refit {
+
+struct TransferOptions {
+  int64_t iterations = 10;
+  // Also the methods that move whole models or tensor by tensor.
+  bool peers = false;
+};
+
+// One method: the time from the first rank's start to the last one's end of one
+// refit, as CUDA events of the ranks' streams have it, averaged over the
+// iterations, which follow each other without a pause.
+struct TransferRow {
+  std::string method;
+  double seconds = 0;
+  uint64_t wire_bytes = 0;  // that leave a GPU, all ranks
+  std::string remark;
+};
+
+struct TransferMeasurement {
+  std::vector<TransferRow> rows;  // the plan's first
+  double run_host_seconds = 0;    // Executor::Run alone, slowest rank
+  double latency_seconds = 0;     // one Run and Wait, slowest rank
+  uint64_t extra_bytes = 0;       // GPU memory beside the tensors, worst rank
+  uint64_t wrong_elements = 0;    // after everything, by a last refit
+};
+
+// Of one rank; collective, the same result on all ranks.
+absl::StatusOr<TransferMeasurement> MeasureTransfer(
+    const PlanFile& plan, std::unique_ptr<ControlPlane> control, int ordinal,
+    const TransferOptions& options);
+
+// All ranks as threads of this process, on all GPUs of this host.
+absl::StatusOr<TransferMeasurement> MeasureTransferInProcess(
+    const PlanFile& plan, const TransferOptions& options);
+
+// The table that the program prints.
+std::string TransferText(const PlanFile& plan,
+                         const TransferMeasurement& measured);
+
+}  // namespace refit
+
+#endif  // REFIT_BENCH_TRANSFER_BENCH_H_
