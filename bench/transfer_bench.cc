@@ -163,8 +163,13 @@ absl::StatusOr<TransferMeasurement> MeasureTransfer(
   if (!row.ok()) return row.status();
   if (absl::Status s = rank.executor().Wait(); !s.ok()) return s;
   measured.rows.push_back(*row);
-  absl::StatusOr<RefitMeasurement> alone = rank.Refit();
-  if (!alone.ok()) return alone.status();
+  double alone_seconds = 0;
+  for (int64_t i = 0; i < options.iterations; ++i) {
+    const absl::StatusOr<RefitMeasurement> alone = rank.Refit();
+    if (!alone.ok()) return alone.status();
+    alone_seconds =
+        i == 0 ? alone->seconds : std::min(alone_seconds, alone->seconds);
+  }
 
   absl::StatusOr<std::vector<std::unique_ptr<TransferMethod>>> methods =
       MakeMethods(plan, rank, options.peers);
@@ -188,7 +193,7 @@ absl::StatusOr<TransferMeasurement> MeasureTransfer(
     uint64_t wrong_elements;
   };
   absl::StatusOr<std::vector<Report>> reports = harness.Gather(
-      Report{plan_method.host_seconds(), alone->seconds,
+      Report{plan_method.host_seconds(), alone_seconds,
              used - std::min(used, tensor_bytes), check->wrong_elements});
   if (!reports.ok()) return reports.status();
   for (const Report& report : *reports) {
@@ -244,7 +249,7 @@ std::string TransferText(const PlanFile& plan,
       "ratio: time of this plan / time of the method; GB/s: bytes that leave a "
       "GPU, all ranks\n"
       "predicted %.3f ms, lower bound %.3f ms\n"
-      "host time in Run %.3f ms; one Run and Wait %.3f ms\n"
+      "host time in Run %.3f ms; one Run and Wait %.3f ms (best)\n"
       "extra GPU memory %.1f MiB, of it staging %.1f MiB\n"
       "after all that, one more refit: %s\n",
       plan.body().stats()->predicted_seconds() * 1e3,

@@ -34,7 +34,7 @@ struct TransferRow {
 struct TransferMeasurement {
   std::vector<TransferRow> rows;  // the plan's first
   double run_host_seconds = 0;    // Executor::Run alone, slowest rank
-  double latency_seconds = 0;     // one Run and Wait, slowest rank
+  double latency_seconds = 0;     // best Run and Wait, slowest rank
   uint64_t extra_bytes = 0;       // GPU memory beside the tensors, worst rank
   uint64_t wrong_elements = 0;    // after everything, by a last refit
 };

@@ -24,6 +24,10 @@ namespace {
 constexpr std::chrono::milliseconds kWatchPause(5);
 constexpr std::chrono::microseconds kWaitPause(20);
 
+// How long Wait polls without a pause: the end of a small refit should not be
+// missed by the tens of microseconds that a pause takes.
+constexpr std::chrono::milliseconds kWaitWithoutPause(2);
+
 // Touching an edge sends one byte; both directions of a step need one each.
 constexpr uint64_t kScratchBytes = 256;
 
@@ -594,13 +598,14 @@ absl::Status NcclTransport::EndRefit(Stream stream) {
 }
 
 absl::Status NcclTransport::Wait() {
+  const Deadline pause_from = Now() + kWaitWithoutPause;
   std::unique_lock lock(mutex_);
   absl::Status status = failure_;
   while (running_ && !over_ && status.ok()) {
     status = CheckProgress(over_);
     if (over_ || !status.ok()) break;
     lock.unlock();
-    std::this_thread::sleep_for(kWaitPause);
+    if (Now() > pause_from) std::this_thread::sleep_for(kWaitPause);
     lock.lock();
     status = failure_;
   }

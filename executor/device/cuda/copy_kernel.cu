@@ -136,8 +136,7 @@ __device__ __forceinline__ void MoveTile(const KernelCopy& copy,
 
 __global__ void __launch_bounds__(kThreads)
     CopyKernel(const KernelBatch batch, const uint32_t* unless) {
-  if (unless != nullptr && *static_cast<const volatile uint32_t*>(unless) != 0)
-    return;
+  if (unless != nullptr && *unless != 0) return;
   __shared__ KernelCopy copy;
   for (uint32_t t = blockIdx.x; t < batch.tiles_count; t += gridDim.x) {
     const KernelTile tile = batch.tiles[t];
@@ -188,6 +187,11 @@ void DivisionBy(uint32_t divisor, uint32_t& magic, uint32_t& shift) {
   magic = static_cast<uint32_t>(((uint64_t{1} << (31 + bits)) + divisor - 1) /
                                 divisor);
   shift = bits - 1;
+}
+
+cudaError_t LoadCopyKernel() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, CopyKernel);
 }
 
 cudaError_t LaunchCopies(const KernelBatch& batch, uint32_t blocks_max,

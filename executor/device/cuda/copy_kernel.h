@@ -67,6 +67,11 @@ struct KernelBatch {
   uint32_t tiles_count = 0;
 };
 
+// Loads the kernel into the current device's context. Otherwise its first
+// launch would, and wait for the whole device: for ever, if a fence of another
+// rank on it waits for what comes after that launch.
+cudaError_t LoadCopyKernel();
+
 // Enqueues the batch on `blocks_max` blocks at most.
 cudaError_t LaunchCopies(const KernelBatch& batch, uint32_t blocks_max,
                          const uint32_t* unless, cudaStream_t stream);

@@ -205,6 +205,10 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
       CudaStatus(cudaDeviceGetAttribute(
                      &multiprocessors, cudaDevAttrMultiProcessorCount, ordinal),
                  "cudaDeviceGetAttribute");
+  const ScopedDevice current(ordinal);
+  status.Update(CudaStatus(cuda::LoadCopyKernel(), "loading the copy kernel"));
+  status.Update(
+      CudaStatus(cuda::LoadFenceKernels(), "loading the fence kernels"));
   if (!status.ok()) return status;
   return std::make_unique<CudaDevice>(ordinal, multiprocessors);
 }

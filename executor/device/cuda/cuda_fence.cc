@@ -18,7 +18,7 @@ absl::Status CudaFence::Allocate(int32_t rank) {
   const ScopedDevice current(device_);
   const size_t world = static_cast<size_t>(world_size_);
   absl::StatusOr<std::unique_ptr<DeviceMemory>> memory =
-      owner_.Allocate(4 * world * sizeof(uint64_t));
+      owner_.Allocate((4 * world + 1) * sizeof(uint64_t));
   if (!memory.ok()) return memory.status();
   memory_ = *std::move(memory);
   void* host = nullptr;
@@ -37,9 +37,10 @@ absl::Status CudaFence::Allocate(int32_t rank) {
   words_.arrived = counters;
   words_.sent = counters + world;
   words_.taken = counters + 2 * world;
-  words_.peers = reinterpret_cast<uint64_t* const*>(counters + 3 * world);
+  words_.aborted = reinterpret_cast<uint32_t*>(counters + 3 * world);
+  words_.peers = reinterpret_cast<uint64_t* const*>(counters + 3 * world + 1);
   words_.waiting = static_cast<uint32_t*>(mapped);
-  words_.aborted = static_cast<uint32_t*>(mapped) + world;
+  words_.abort = static_cast<uint32_t*>(mapped) + world;
   return status;
 }
 
@@ -72,14 +73,14 @@ absl::Status CudaFence::Connect(absl::Span<const int32_t> peers,
     addresses[static_cast<size_t>(peers[i])] = (*mapped)->addresses().front();
     mapped_.push_back(*std::move(mapped));
   }
-  absl::Status status =
-      CudaStatus(cudaMemset(memory_->data(), 0, 3 * world * sizeof(uint64_t)),
-                 "cudaMemset");
-  status.Update(
-      CudaStatus(cudaMemcpy(memory_->data() + 3 * world * sizeof(uint64_t),
-                            addresses.data(), world * sizeof(std::byte*),
-                            cudaMemcpyHostToDevice),
-                 "cudaMemcpy"));
+  absl::Status status = CudaStatus(
+      cudaMemset(memory_->data(), 0, (3 * world + 1) * sizeof(uint64_t)),
+      "cudaMemset");
+  status.Update(CudaStatus(
+      cudaMemcpy(memory_->data() + (3 * world + 1) * sizeof(uint64_t),
+                 addresses.data(), world * sizeof(std::byte*),
+                 cudaMemcpyHostToDevice),
+      "cudaMemcpy"));
   status.Update(CudaStatus(cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
   std::fill_n(host_words_, world + 1, 0);
   return status;

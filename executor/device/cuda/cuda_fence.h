@@ -43,9 +43,10 @@ class CudaFence : public DeviceFence {
   const int device_;
   const int32_t world_size_;
   cuda::FenceWords words_;  // device addresses
-  // Counters (arrived, sent, taken), then the peers' addresses.
+  // Counters (arrived, sent, taken), the word `aborted` and the peers'
+  // addresses.
   std::unique_ptr<DeviceMemory> memory_;
-  uint32_t* host_words_ = nullptr;  // waiting by rank, then aborted
+  uint32_t* host_words_ = nullptr;  // waiting by rank, then abort
   std::vector<std::unique_ptr<MappedMemory>> mapped_;
 };
 

@@ -26,7 +26,7 @@ __global__ void AwaitKernel(const FenceWords words, const FencePeers peers) {
     const int32_t peer = peers.peers[threadIdx.x];
     const uint64_t wanted = ++words.taken[peer];
     SystemWord arrived(words.arrived[peer]);
-    volatile uint32_t* const aborted = words.aborted;
+    volatile uint32_t* const abort = words.abort;
     volatile uint32_t* const waiting = &words.waiting[peer];
     bool told = false;
     for (int spins = 0; arrived.load(::cuda::memory_order_acquire) < wanted;
@@ -34,7 +34,10 @@ __global__ void AwaitKernel(const FenceWords words, const FencePeers peers) {
       if (spins < kSpinsBeforeTelling) continue;
       if (!told) *waiting = 1;
       told = true;
-      if (*aborted != 0) break;
+      if (*abort != 0) {
+        *words.aborted = 1;
+        break;
+      }
       __nanosleep(500);
     }
     if (told) *waiting = 0;
@@ -44,6 +47,13 @@ __global__ void AwaitKernel(const FenceWords words, const FencePeers peers) {
 }
 
 }  // namespace
+
+cudaError_t LoadFenceKernels() {
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, SignalKernel);
+  if (error != cudaSuccess) return error;
+  return cudaFuncGetAttributes(&attributes, AwaitKernel);
+}
 
 cudaError_t LaunchSignal(const FenceWords& words, const FencePeers& peers,
                          cudaStream_t stream) {

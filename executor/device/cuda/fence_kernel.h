@@ -16,8 +16,8 @@ struct FencePeers {
   int32_t peers[kFencePeersMax];
 };
 
-// Counters are by rank. All but `waiting` and `aborted` are device memory;
-// those two are host memory that the device reaches.
+// Counters are by rank. All but `waiting` and `abort` are device memory; those
+// two are host memory that the device reaches, slowly: only waits look there.
 struct FenceWords {
   int32_t rank = 0;
   uint64_t* arrived = nullptr;       // raised by peers: their signals to here
@@ -25,8 +25,12 @@ struct FenceWords {
   uint64_t* taken = nullptr;         // awaits here
   uint64_t* const* peers = nullptr;  // each peer's `arrived`, as mapped here
   uint32_t* waiting = nullptr;       // 1 while an Await waits for the peer
-  uint32_t* aborted = nullptr;       // one word
+  uint32_t* abort = nullptr;         // one word: waits are to pass
+  uint32_t* aborted = nullptr;       // one word: a wait has passed so
 };
+
+// As LoadCopyKernel.
+cudaError_t LoadFenceKernels();
 
 cudaError_t LaunchSignal(const FenceWords& words, const FencePeers& peers,
                          cudaStream_t stream);
