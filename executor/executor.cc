@@ -300,8 +300,12 @@ absl::Status Executor::RunRounds(Stream stream, const RunOptions& options,
   absl::Status status =
       bound_->copies->Enqueue(RankSchedule::kFillBatch, stream);
   status.Update(started_->Record(stream));
-  status.Update(started_->Await(pack_stream_->get()));
-  status.Update(started_->Await(unpack_stream_->get()));
+  // Only streams that will be waited for: one that is not would be left open
+  // when the caller's stream is captured.
+  if (schedule_->Packs()) status.Update(started_->Await(pack_stream_->get()));
+  if (schedule_->Unpacks()) {
+    status.Update(started_->Await(unpack_stream_->get()));
+  }
   for (size_t i = 0; i < schedule_->rounds().size() && status.ok(); ++i) {
     const RoundWork& work = schedule_->rounds()[i];
     status = work.mechanism == fb::Mechanism::kDirect ? RunDirect(work, stream)

@@ -51,6 +51,8 @@ void RankSchedule::AddMessage(const fb::Body& body,
   const bool direct = work.mechanism == fb::Mechanism::kDirect;
   const auto peer = static_cast<int32_t>(message.peer());
   if (direct) (send ? work.receivers : work.senders).push_back(peer);
+  packs_ |= send && !direct;
+  unpacks_ |= !send && !direct;
   if (send || !direct) {
     std::optional<size_t>& batch = send ? work.pack_batch : work.unpack_batch;
     if (!batch.has_value()) batch = batches_++;

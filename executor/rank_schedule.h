@@ -44,6 +44,9 @@ class RankSchedule {
   size_t batches() const { return batches_; }
   // Sorted and distinct.
   std::vector<Edge> Edges() const;
+  // Whether the rank has anything to pack, and to unpack, in staged rounds.
+  bool Packs() const { return packs_; }
+  bool Unpacks() const { return unpacks_; }
   // The peers of all direct rounds, ascending and distinct.
   std::vector<int32_t> DirectReceivers() const;
   std::vector<int32_t> DirectSenders() const;
@@ -53,6 +56,8 @@ class RankSchedule {
 
   std::vector<RoundWork> rounds_;
   std::vector<Operation> operations_;
+  bool packs_ = false;
+  bool unpacks_ = false;
   size_t batches_ = kFillBatch + 1;
 };
 

@@ -9,7 +9,11 @@ tests/install.sh
 presets=("$@")
 if [ ${#presets[@]} -eq 0 ]; then presets=(release); fi
 
-echo "CUDA: nothing to build yet, this version runs plans on the CPU"
+if command -v nvcc >/dev/null; then
+  echo "CUDA: the CUDA parts are built; tests/gpu/run.sh runs their tests where GPUs are"
+else
+  echo "CUDA: no nvcc here, the CUDA parts are left out"
+fi
 for preset in "${presets[@]}"; do
   echo "== $preset: build"
   cmake --preset "$preset" >/dev/null

@@ -21,8 +21,8 @@ class Fence {
                               void* stream) = 0;
   // Errors, where the calling thread itself waits, name the peer.
   virtual absl::Status Await(absl::Span<const int32_t> peers, void* stream) = 0;
-  // A word that is not 0 once an Await has passed because the fence was aborted:
-  // what follows must not be done then. Null where Await itself fails.
+  // A word that is not 0 once an Await has passed because the fence was
+  // aborted: what follows must not be done then. Null where Await itself fails.
   virtual const uint32_t* aborted() const = 0;
 };
 
