@@ -150,7 +150,8 @@ absl::StatusOr<std::unique_ptr<MappedMemory>> HostDevice::Import(
 }
 
 absl::StatusOr<std::unique_ptr<DeviceFence>> HostDevice::CreateFence(int32_t,
-                                                                     int32_t) {
+                                                                     int32_t,
+                                                                     bool) {
   return absl::UnimplementedError(
       "the host device has no fence: a plan with direct rounds needs the local "
       "transport, or GPUs");

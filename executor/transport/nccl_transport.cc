@@ -401,8 +401,11 @@ absl::Status NcclTransport::TouchEdges(NcclCommunicator& communicator,
 absl::Status NcclTransport::ConnectFence(absl::Span<const Edge> edges,
                                          Deadline deadline) {
   std::set<int32_t> distinct;
+  bool shares_device = false;
   for (const Edge& edge : edges) {
-    if (edge.mechanism == fb::Mechanism::kDirect) distinct.insert(edge.peer);
+    if (edge.mechanism != fb::Mechanism::kDirect) continue;
+    distinct.insert(edge.peer);
+    shares_device |= edge.route == fb::Route::kLocal;
   }
   const std::vector<int32_t> peers(distinct.begin(), distinct.end());
   std::unique_ptr<DeviceFence> fence;
@@ -410,7 +413,7 @@ absl::Status NcclTransport::ConnectFence(absl::Span<const Edge> edges,
   absl::Status status;
   if (!peers.empty()) {
     absl::StatusOr<std::unique_ptr<DeviceFence>> created =
-        device().CreateFence(rank(), world_size());
+        device().CreateFence(rank(), world_size(), shares_device);
     status = created.status();
     if (status.ok()) {
       fence = *std::move(created);

@@ -133,6 +133,7 @@ TEST_P(RefitGpuTest, CapturedRefitReplaysWithChangedWeights) {
     if (!status.ok()) return status;
     EXPECT_EQ(cudaGraphInstantiate(&replays[static_cast<size_t>(r)], graph, 0),
               cudaSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
     return world.rank(r).executor().Wait();
   });
   for (int replay = 1; replay <= 10; ++replay) {
@@ -155,6 +156,10 @@ TEST_P(RefitGpuTest, CapturedRefitReplaysWithChangedWeights) {
       }
       return status;
     });
+  }
+  // NCCL's communicators outlive the graphs that use them.
+  for (cudaGraphExec_t replay : replays) {
+    EXPECT_EQ(cudaGraphExecDestroy(replay), cudaSuccess);
   }
 }
 

@@ -171,8 +171,8 @@ class CudaDevice : public Device {
   }
 
   absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(
-      int32_t rank, int32_t world_size) override {
-    return CudaFence::Create(*this, ordinal_, rank, world_size);
+      int32_t rank, int32_t world_size, bool shares_device) override {
+    return CudaFence::Create(*this, ordinal_, rank, world_size, shares_device);
   }
 
  private:

@@ -8,9 +8,12 @@
 namespace refit {
 
 absl::StatusOr<std::unique_ptr<CudaFence>> CudaFence::Create(
-    Device& owner, int device, int32_t rank, int32_t world_size) {
+    Device& owner, int device, int32_t rank, int32_t world_size,
+    bool shares_device) {
   std::unique_ptr<CudaFence> fence(new CudaFence(owner, device, world_size));
-  if (absl::Status s = fence->Allocate(rank); !s.ok()) return s;
+  absl::Status status = fence->Allocate(rank);
+  if (status.ok() && shares_device) status = fence->PrepareQuietWaits();
+  if (!status.ok()) return status;
   return fence;
 }
 
@@ -44,8 +47,34 @@ absl::Status CudaFence::Allocate(int32_t rank) {
   return status;
 }
 
+absl::Status CudaFence::PrepareQuietWaits() {
+  const ScopedDevice current(device_);
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  absl::Status status = CudaStatus(
+      cudaGetDriverEntryPointByVersion("cuStreamWaitValue64", &found, 12000,
+                                       cudaEnableDefault, &result),
+      "cudaGetDriverEntryPointByVersion");
+  if (!status.ok()) return status;
+  wait_value_ = reinterpret_cast<WaitValue>(found);
+  awaits_.assign(static_cast<size_t>(world_size_), 0);
+  void* host = nullptr;
+  status = CudaStatus(
+      cudaHostAlloc(&host, static_cast<size_t>(world_size_) * sizeof(uint64_t),
+                    cudaHostAllocPortable),
+      "cudaHostAlloc");
+  if (!status.ok()) return status;
+  host_released_ = static_cast<uint64_t*>(host);
+  std::fill_n(host_released_, world_size_, cuda::kReleased);
+  absl::StatusOr<std::unique_ptr<DeviceStream>> stream = owner_.CreateStream();
+  if (stream.ok()) abort_stream_ = *std::move(stream);
+  return stream.status();
+}
+
 CudaFence::~CudaFence() {
   const ScopedDevice current(device_);
+  abort_stream_.reset();
+  cudaFreeHost(host_released_);
   cudaFreeHost(host_words_);
 }
 
@@ -83,6 +112,7 @@ absl::Status CudaFence::Connect(absl::Span<const int32_t> peers,
       "cudaMemcpy"));
   status.Update(CudaStatus(cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
   std::fill_n(host_words_, world + 1, 0);
+  std::fill(awaits_.begin(), awaits_.end(), 0);
   return status;
 }
 
@@ -108,13 +138,39 @@ absl::Status CudaFence::Signal(absl::Span<const int32_t> peers, void* stream) {
                    "launch of the signal kernel");
 }
 
+// Replays of a graph are not counted here, so that the value may be too low:
+// the kernel that follows waits for the right one in any case.
+absl::Status CudaFence::WaitQuietly(absl::Span<const int32_t> peers,
+                                    void* stream) {
+  const ScopedDevice current(device_);
+  for (int32_t peer : peers) {
+    const uint64_t wanted = ++awaits_[static_cast<size_t>(peer)];
+    const int error = wait_value_(
+        stream, reinterpret_cast<uint64_t>(&words_.arrived[peer]), wanted,
+        /*CU_STREAM_WAIT_VALUE_GEQ=*/0);
+    if (error != 0) {
+      return absl::InternalError(
+          absl::StrCat("cuStreamWaitValue64: CUDA driver error ", error));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CudaFence::Await(absl::Span<const int32_t> peers, void* stream) {
+  if (wait_value_ != nullptr) {
+    if (absl::Status s = WaitQuietly(peers, stream); !s.ok()) return s;
+  }
   return LaunchAll(cuda::LaunchAwait, peers, stream,
                    "launch of the await kernel");
 }
 
 void CudaFence::Abort() {
   __atomic_store_n(&host_words_[world_size_], 1, __ATOMIC_SEQ_CST);
+  if (wait_value_ == nullptr) return;
+  (void)owner_.Copy(reinterpret_cast<std::byte*>(words_.arrived),
+                    reinterpret_cast<const std::byte*>(host_released_),
+                    static_cast<uint64_t>(world_size_) * sizeof(uint64_t),
+                    abort_stream_->get());
 }
 
 std::vector<int32_t> CudaFence::Waiting() const {

@@ -17,7 +17,8 @@ class CudaFence : public DeviceFence {
   static absl::StatusOr<std::unique_ptr<CudaFence>> Create(Device& owner,
                                                            int device,
                                                            int32_t rank,
-                                                           int32_t world_size);
+                                                           int32_t world_size,
+                                                           bool shares_device);
   ~CudaFence() override;
 
   absl::StatusOr<std::string> Export() override;
@@ -33,6 +34,8 @@ class CudaFence : public DeviceFence {
   CudaFence(Device& owner, int device, int32_t world_size)
       : owner_(owner), device_(device), world_size_(world_size) {}
   absl::Status Allocate(int32_t rank);
+  absl::Status PrepareQuietWaits();
+  absl::Status WaitQuietly(absl::Span<const int32_t> peers, void* stream);
 
   using Launch = cudaError_t (*)(const cuda::FenceWords&,
                                  const cuda::FencePeers&, cudaStream_t);
@@ -48,6 +51,17 @@ class CudaFence : public DeviceFence {
   std::unique_ptr<DeviceMemory> memory_;
   uint32_t* host_words_ = nullptr;  // waiting by rank, then abort
   std::vector<std::unique_ptr<MappedMemory>> mapped_;
+
+  // Where ranks share the device: a kernel that spins would take turns with
+  // theirs, so the stream itself waits first (cuStreamWaitValue64), for the
+  // count that the kernel after it will find. Null: kernels alone wait.
+  using WaitValue = int (*)(void* stream, uint64_t address, uint64_t value,
+                            unsigned int flags);
+  WaitValue wait_value_ = nullptr;
+  std::vector<uint64_t> awaits_;  // by peer: awaits enqueued, captured or not
+  // Raises every counter, so that waits of streams end.
+  uint64_t* host_released_ = nullptr;  // as many large numbers as ranks
+  std::unique_ptr<DeviceStream> abort_stream_;
 };
 
 }  // namespace refit

@@ -41,6 +41,10 @@ __global__ void AwaitKernel(const FenceWords words, const FencePeers peers) {
       __nanosleep(500);
     }
     if (told) *waiting = 0;
+    // Raised by an abort, not by a peer.
+    if (arrived.load(::cuda::memory_order_relaxed) >= kReleased) {
+      *words.aborted = 1;
+    }
   }
   __syncthreads();
   __threadfence_system();

@@ -181,9 +181,10 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<MappedMemory>> Import(
       std::string_view exported) = 0;
 
-  // Error: kUnimplemented, a device on which nothing waits.
+  // `shares_device`: other ranks use the same device, so that a wait must leave
+  // it to them. Error: kUnimplemented, a device on which nothing waits.
   virtual absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(
-      int32_t rank, int32_t world_size) = 0;
+      int32_t rank, int32_t world_size, bool shares_device) = 0;
 };
 
 }  // namespace refit

@@ -100,6 +100,10 @@ class Executor {
       absl::Span<const BoundTensor> tensors,
       std::chrono::nanoseconds timeout = std::chrono::minutes(10));
 
+  // While `stream` is captured the refit becomes part of the graph: whoever
+  // replays the graph, on all ranks alike, waits for it, and no deadline holds.
+  // The graph must be destroyed before the transport.
+  //
   // Enqueues one refit on `stream` and returns; nothing is allocated and no
   // device is waited for. Its timeout runs from here. An error fails the refit
   // on all ranks, and leaves kTorn; Run may be called again.

@@ -32,7 +32,7 @@ class HostDevice : public Device {
       std::string_view exported) override;
   // kUnimplemented.
   absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(
-      int32_t rank, int32_t world_size) override;
+      int32_t rank, int32_t world_size, bool shares_device) override;
 };
 
 }  // namespace refit
