@@ -167,6 +167,7 @@ void Oracle::Declarations() {
 
 // Gives each element of each buffer its meaning.
 void Oracle::Layout() {
+  std::map<std::pair<uint32_t, uint64_t>, DType> source_dtypes;
   std::vector<int64_t> first_element;
   int64_t next = 0;
   for (const PlanSpec::Param& param : spec_.params) {
@@ -182,6 +183,7 @@ void Oracle::Layout() {
       const uint64_t elements = Product(VirtualShape(buffer));
       std::vector<int64_t>& wanted = of_rank.emplace_back(elements, kUnset);
       std::vector<bool> skipped(elements);
+      std::vector<std::pair<uint32_t, uint64_t>> tensor_of(elements);
       const auto claim = [&](uint64_t element, int64_t value) {
         if (wanted[element] != kUnset) Fault("two parts hold one element");
         wanted[element] = value;
@@ -191,6 +193,7 @@ void Oracle::Layout() {
         const std::vector<uint64_t> shape = VirtualShape(param);
         const std::vector<uint64_t> offsets =
             OffsetsOf(fragment.offset, fragment.extent, fragment.stride);
+        const uint64_t tensor_elements = Product(param.shape);
         size_t i = 0;
         ForEach(fragment.extent, [&](const std::vector<uint64_t>& at) {
           uint64_t flat = 0;
@@ -200,6 +203,7 @@ void Oracle::Layout() {
           const uint64_t element = offsets[i++];
           claim(element,
                 first_element[fragment.param] + static_cast<int64_t>(flat));
+          tensor_of[element] = {fragment.param, flat / tensor_elements};
           skipped[element] = param.skip != fb::SkipReason::kUnspecified;
         });
       }
@@ -213,6 +217,11 @@ void Oracle::Layout() {
       std::vector<Value>& values = held.emplace_back(elements);
       writes.emplace_back(elements, 0);
       for (uint64_t element = 0; element < elements; ++element) {
+        if (IsSource(rank) && wanted[element] >= 0 &&
+            source_dtypes.emplace(tensor_of[element], buffer.dtype)
+                    .first->second != buffer.dtype) {
+          Fault("a tensor in two dtypes");
+        }
         if (!IsSource(rank) && wanted[element] == kUnset) {
           Fault("an element has no part");
         }
