@@ -93,8 +93,11 @@ std::vector<std::string> NamesOf(const Stack& stack) {
       const std::string hole = absl::StrCat("{", d, "}");
       const size_t position = name.find(hole);
       if (position == name.npos) continue;
+      const PlanSpec::IndexDim& dim = stack.index[d];
       name.replace(position, hole.size(),
-                   absl::StrCat(stack.index[d].first + int64_t(at[d])));
+                   absl::StrCat(dim.numbers.empty()
+                                    ? dim.first + static_cast<int64_t>(at[d])
+                                    : dim.numbers[at[d]]));
     }
     names.push_back(name);
   });
@@ -258,8 +261,11 @@ void Oracle::Schedule() {
           IsSource(message.peer()) == IsSource(rank)) {
         Fault("wrong side");
       }
+      const size_t apart = std::max<size_t>(rank, message.peer()) -
+                           std::min<size_t>(rank, message.peer());
       const fb::Route route =
-          program.host == spec_.programs[message.peer()].host
+          spec_.colocated && apart == spec_.source_ranks ? fb::Route::kLocal
+          : program.host == spec_.programs[message.peer()].host
               ? fb::Route::kPeer
               : fb::Route::kNetwork;
       if (spec_.rounds[message.round()] != route) Fault("route");
