@@ -521,6 +521,21 @@ TEST(GenericSideTest, PlacementsAreKnown) {
             "\"StridedShard(0, split_factor=0)\" is 0; wanted 1 or more");
 }
 
+TEST(GenericSideTest, BracesOfARenameAreThoseOfTheName) {
+  for (const std::string rename : {"{nam}", "w{0}", "{name", "{{name}}"}) {
+    const std::string errors =
+        Read(Generic(kMesh, R"([{"match": "*", "mesh": "main",
+ "placements": ["R", "R"], "rename": ")" +
+                                rename + "\"}]"))
+            .errors;
+    EXPECT_EQ(errors.substr(0, errors.find('\n')),
+              "job.json:5:38: error: source.tensors[0].rename \"" + rename +
+                  "\" holds a brace outside of {name}; wanted {name} for the "
+                  "parameter's name, and no other brace");
+    EXPECT_EQ(errors.find("error", errors.find('\n')), std::string::npos);
+  }
+}
+
 TEST(GenericSideTest, MeshesBelongToGenericAlone) {
   const std::string errors =
       Read(WithSource(R"({"layout": "vllm", "meshes": {}})")).errors;
