@@ -19,6 +19,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 EXAMPLES = HERE.parent.parent / "examples" / "jobs"
 MISUSES = {
     "dump-of-a-tensor-that-is-not-there": ["refit-dump", "PLAN", "--tensor", "model.layer.*"],
+    "growth-of-a-generic-job": ["refit-bench", "compile", "tiny-generic.json", "--growth", "2"],
 }
 UPDATE = os.environ.get("REFIT_UPDATE_GOLDENS") == "1"
 
