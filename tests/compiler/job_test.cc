@@ -255,6 +255,34 @@ TEST(JobTest, HostsAreGivenForEveryRank) {
             "      |                        ^\n");
 }
 
+// RapidJSON made tiny numbers out of these zeros, and NaN of 1.8e308.
+TEST(JobTest, NumbersAreWhatTheySay) {
+  const auto error_of = [](const std::string& number) {
+    const std::string errors =
+        Read(R"({"model": "config.json", "source": {"layout": "vllm"},
+ "destination": {"layout": "vllm"},
+ "topology": {"peer_gigabytes_per_second": )" +
+             number + "}}")
+            .errors;
+    return errors.substr(0, errors.find('\n'));
+  };
+  const std::string is_zero =
+      "job.json:3:44: error: topology.peer_gigabytes_per_second is 0.0; wanted "
+      "a number above 0";
+  for (const std::string zero :
+       {"0e300", "0.0e308", "5e-400",
+        "0.0000000000000000000000000000000000000000000000000000000000e350"}) {
+    EXPECT_EQ(error_of(zero), is_zero) << zero;
+  }
+  for (const std::string number : {"0.1", "1e308", "18446744073709551616"}) {
+    EXPECT_EQ(error_of(number), "") << number;
+  }
+  for (const std::string large : {"1.8e308", "-1.8e308", "1e999"}) {
+    EXPECT_EQ(error_of(large), "job.json:3:44: error: number is too large")
+        << large;
+  }
+}
+
 TEST(JobTest, OptionsHaveRanges) {
   const ReadResult result = Read(R"({"model": "c",
  "source": {"layout": "vllm"}, "destination": {"layout": "vllm"},
