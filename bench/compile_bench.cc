@@ -116,8 +116,18 @@ absl::StatusOr<CompileMeasurement> MeasureCompile(const Job& job,
   return best;
 }
 
-std::vector<Job> GrowJob(const Job& job, int64_t factor_max) {
+std::vector<Job> GrowJob(const Job& job, int64_t factor_max,
+                         Diagnostics& diagnostics) {
   std::vector<Job> jobs;
+  for (const SideSpec* side : {&job.source, &job.destination}) {
+    if (factor_max == 1 || side->layout.value != LayoutKind::kGeneric) continue;
+    diagnostics.Error(side->layout.place,
+                      absl::StrCat(side->key,
+                                   ".layout is \"generic\", whose meshes do "
+                                   "not grow; wanted a layout with sizes, or "
+                                   "no --growth"));
+    return jobs;
+  }
   for (int64_t factor = 1; factor <= factor_max; factor *= 2) {
     Job grown = job;
     grown.source.data_parallel.value *= factor;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "compiler/diagnostics.h"
 #include "compiler/job/job.h"
 
 namespace refit {
@@ -31,8 +32,9 @@ absl::StatusOr<CompileMeasurement> MeasureCompile(const Job& job,
                                                   int repetitions);
 
 // The job at 1, 2, 4 … `factor_max` times its source.data_parallel and
-// destination.replicas.
-std::vector<Job> GrowJob(const Job& job, int64_t factor_max);
+// destination.replicas. Reports a layout that has no such size and returns {}.
+std::vector<Job> GrowJob(const Job& job, int64_t factor_max,
+                         Diagnostics& diagnostics);
 
 // The e of y ~ ranks^e, by least squares over the logarithms.
 double GrowthExponent(const std::vector<CompileMeasurement>& measurements,

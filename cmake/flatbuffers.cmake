@@ -5,13 +5,14 @@ find_program(FLATC flatc REQUIRED)
 
 # refit_flatbuffers_library(NAME SCHEMA): an INTERFACE target whose users can
 # include "<schema>_generated.h". Generated code asserts the exact FlatBuffers
-# version, so it is made at build time and never committed.
+# version, so it is made at build time and never committed. The object API in it
+# is for tests, which take plans apart and put them together again.
 function(refit_flatbuffers_library name schema)
   get_filename_component(stem ${schema} NAME_WE)
   set(out ${CMAKE_CURRENT_BINARY_DIR}/generated/${stem}_generated.h)
   add_custom_command(
     OUTPUT ${out}
-    COMMAND ${FLATC} --cpp --scoped-enums --require-explicit-ids
+    COMMAND ${FLATC} --cpp --scoped-enums --require-explicit-ids --gen-object-api
             -o ${CMAKE_CURRENT_BINARY_DIR}/generated
             ${CMAKE_CURRENT_SOURCE_DIR}/${schema}
     DEPENDS ${schema} VERBATIM)

@@ -248,6 +248,16 @@ absl::Status PlanFile::Check() {
         absl::StrFormat("damaged: the body's digest is %s when it should be %s",
                         DigestText(digest), DigestText(*plan_->body_digest())));
   }
+  // Only padding follows the body: what was appended to a plan is damage that
+  // the digest does not see.
+  const auto after_body =
+      static_cast<size_t>(data + size - (body.data() + body.size()));
+  if (after_body >= kPlanAlignmentBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("damaged: %u bytes follow the body, which should end "
+                        "the file",
+                        after_body));
+  }
   if (reinterpret_cast<uintptr_t>(body.data()) % kPlanAlignmentBytes != 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "the body is not aligned to %u bytes", kPlanAlignmentBytes));

@@ -39,8 +39,8 @@ std::string DigestText(const fb::Digest& digest);
 //
 // `Open` and `FromBytes` check, in this order: the file identifier; that the
 // FlatBuffer is well formed; format version (a newer major is refused, a newer
-// minor is read); required features; the body's digest; and every index and
-// range of the body:
+// minor is read); required features; the body's digest; that the body ends the
+// file; and every index and range of the body:
 //   * dtypes, enums and reserved fields hold known values; sizes do not
 //   overflow 63 bits
 //   * copies stay inside their copy list, loops inside their pool, buffers

@@ -28,6 +28,25 @@ uint64_t TensorCount(const fb::Param& param) {
   return count;
 }
 
+// The tensors of `param` of which `fragment` holds a part.
+std::vector<uint64_t> TensorsOf(const fb::Fragment& fragment,
+                                const fb::Param& param) {
+  std::vector<uint64_t> tensors = {0};
+  const uint32_t dims = param.index() == nullptr ? 0 : param.index()->size();
+  for (uint32_t d = 0; d < dims; ++d) {
+    const uint64_t begin = fragment.lo()->Get(d);
+    const uint64_t end = begin + fragment.extent()->Get(d);
+    std::vector<uint64_t> inner;
+    for (const uint64_t outer : tensors) {
+      for (uint64_t i = begin; i < end; ++i) {
+        inner.push_back(outer * param.index()->Get(d)->count() + i);
+      }
+    }
+    tensors = std::move(inner);
+  }
+  return tensors;
+}
+
 std::byte* ElementAt(const BoundTensor& tensor, uint64_t element,
                      size_t element_bytes) {
   return static_cast<std::byte*>(tensor.data) + element * element_bytes;
@@ -74,19 +93,22 @@ ValueCheck::ValueCheck(const PlanFile& plan, std::optional<int32_t> only_rank)
     : plan_(plan) {
   const fb::Body& body = plan.body();
   const uint32_t params = body.params() == nullptr ? 0 : body.params()->size();
-  source_dtypes_.assign(params, DType::kUnspecified);
+  source_dtypes_.resize(params);
   seeds_.resize(params);
   for (uint32_t p = 0; p < params; ++p) {
     const fb::Param& param = *body.params()->Get(p);
-    source_dtypes_[p] = param.dtype();
     seeds_[p].resize(TensorCount(param));
+    source_dtypes_[p].assign(seeds_[p].size(), param.dtype());
     for (uint64_t i = 0; i < seeds_[p].size(); ++i) {
       seeds_[p][i] = TensorSeed(TensorName(param, i));
     }
   }
   for (const Piece& piece : PiecesOf(0, plan.source_ranks())) {
-    if (piece.fragment != nullptr) {
-      source_dtypes_[piece.fragment->param()] = buffer(piece).dtype();
+    if (piece.fragment == nullptr || piece.part > 0) continue;
+    const uint32_t p = piece.fragment->param();
+    for (const uint64_t tensor :
+         TensorsOf(*piece.fragment, *body.params()->Get(p))) {
+      source_dtypes_[p][tensor] = buffer(piece).dtype();
     }
   }
   // After the walk above, which is over all source ranks.
@@ -211,10 +233,6 @@ void ValueCheck::CheckPiece(const Piece& piece, const TensorsByRank& tensors,
       param != nullptr && param->skip() == fb::SkipReason::kUnspecified;
   const bool filled =
       param == nullptr && piece.region->kind() == fb::RegionKind::kFill;
-  const DType source_dtype =
-      has_value ? source_dtypes_[piece.fragment->param()] : dtype;
-  const CastFunction cast =
-      source_dtype == dtype ? nullptr : FindCast(source_dtype, dtype);
   Block generated, expected, gathered;
   std::memset(expected, filled ? 0 : std::to_integer<int>(kDestinationPoison),
               sizeof(expected));
@@ -222,6 +240,11 @@ void ValueCheck::CheckPiece(const Piece& piece, const TensorsByRank& tensors,
   const auto check_row = [&](const WalkRow& row) {
     const BoundTensor& tensor =
         tensors[piece.rank][piece.first_tensor + row.buffer.tensor];
+    const DType source_dtype =
+        has_value ? source_dtypes_[piece.fragment->param()][row.param.tensor]
+                  : dtype;
+    const CastFunction cast =
+        source_dtype == dtype ? nullptr : FindCast(source_dtype, dtype);
     for (uint64_t done = 0; done < row.count; done += kBlockElements) {
       const IndexRange range = {
           .first = row.param.element + done * row.param_step,

@@ -70,8 +70,8 @@ class ValueCheck {
 
   const PlanFile& plan_;
   std::optional<int32_t> only_rank_;
-  // By param: the dtype its values are made in, and a seed per tensor.
-  std::vector<DType> source_dtypes_;
+  // By param and tensor: the dtype its values are made in, and a seed.
+  std::vector<std::vector<DType>> source_dtypes_;
   std::vector<std::vector<uint64_t>> seeds_;
 };
 

@@ -44,9 +44,15 @@ int BenchCompile(const refit::ToolInfo& tool, const std::string& path,
     std::fputs(diagnostics.Render().c_str(), stderr);
     return refit::kExitError;
   }
+  const std::vector<refit::Job> jobs =
+      refit::GrowJob(*job, growth, diagnostics);
+  if (!diagnostics.ok()) {
+    std::fputs(diagnostics.Render().c_str(), stderr);
+    return refit::kExitError;
+  }
   PrintCompileHeader();
   std::vector<refit::CompileMeasurement> rows;
-  for (const refit::Job& grown : refit::GrowJob(*job, growth)) {
+  for (const refit::Job& grown : jobs) {
     const absl::StatusOr<refit::CompileMeasurement> row =
         refit::MeasureCompile(grown, static_cast<int>(iterations));
     if (!row.ok())

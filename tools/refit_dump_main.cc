@@ -57,6 +57,12 @@ int main(int argc, char** argv) {
     }
     options.rank = static_cast<int32_t>(rank);
   }
+  if (!tensor_glob.empty() && !refit::HasTensor(*plan, tensor_glob)) {
+    return refit::Fail(
+        tool, absl::StrCat("--tensor \"", tensor_glob,
+                           "\": no param, buffer or skip of this plan has such "
+                           "a name"));
+  }
   const std::string text = stats  ? refit::StatsText(*plan)
                            : json ? refit::PlanJson(*plan, options)
                                   : refit::PlanText(*plan, options);

@@ -10,6 +10,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "compiler/job/side.h"
 #include "plan/nearest_word.h"
 
@@ -284,12 +285,27 @@ class GenericReader {
     if (rename != nullptr) {
       const std::string* name =
           values_.String(*rename, reader.PathOf("rename"));
-      if (name != nullptr) rule.rename = *name;
+      if (name != nullptr) {
+        CheckRename(*rename, reader.PathOf("rename"), *name);
+        rule.rename = *name;
+      }
     }
     if (dtype != nullptr) {
       rule.dtype = ReadDType(values_, *dtype, reader.PathOf("dtype"));
     }
     spec_.tensors.push_back(std::move(rule));
+  }
+
+  // A brace would be taken for an index number of a stack's name.
+  void CheckRename(const JsonValue& value, const std::string& path,
+                   const std::string& name) {
+    const std::string others = absl::StrReplaceAll(name, {{"{name}", ""}});
+    if (others.find_first_of("{}") == std::string::npos) return;
+    values_.Error(value,
+                  absl::StrFormat("%s %s holds a brace outside of {name}; "
+                                  "wanted {name} for the parameter's name, and "
+                                  "no other brace",
+                                  path, Quoted(name)));
   }
 
   void ReadMeshName(const JsonValue& value, const std::string& path,

@@ -1,11 +1,12 @@
 #include "compiler/job/json.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdlib>
-#include <limits>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "rapidjson/reader.h"
@@ -14,6 +15,7 @@ namespace refit {
 namespace {
 
 constexpr size_t kQuotedBytesMax = 60;
+constexpr char kNumberTooLarge[] = "number is too large";
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 // RapidJSON's input: ends with the NUL it expects, without one in the text.
@@ -70,18 +72,24 @@ class TreeBuilder {
 
   bool Null() { return AddScalar({}); }
   bool Bool(bool value) { return AddScalar(value); }
-  bool Int(int value) { return AddScalar(int64_t{value}); }
-  bool Uint(unsigned value) { return AddScalar(int64_t{value}); }
-  bool Int64(int64_t value) { return AddScalar(value); }
-  bool Uint64(uint64_t value) {
-    if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-      return AddScalar(static_cast<double>(value));
+  // Numbers come as their text: RapidJSON's own conversion reads beyond its
+  // tables when a zero has a large exponent.
+  bool RawNumber(const char* value, rapidjson::SizeType size, bool) {
+    const std::string number(value, size);
+    int64_t integer = 0;
+    if (absl::SimpleAtoi(number, &integer)) return AddScalar(integer);
+    double real = 0;
+    if (!absl::SimpleAtod(number, &real)) return false;
+    if (std::isinf(real) && number.find("Inf") == std::string::npos) {
+      return Refuse(StartOfToken(), kNumberTooLarge);
     }
-    return AddScalar(static_cast<int64_t>(value));
+    return AddScalar(real);
   }
-  bool Double(double value) { return AddScalar(value); }
-  // Asked for by a flag that is not set.
-  bool RawNumber(const char*, rapidjson::SizeType, bool) { return false; }
+  bool Int(int) { return false; }
+  bool Uint(unsigned) { return false; }
+  bool Int64(int64_t) { return false; }
+  bool Uint64(uint64_t) { return false; }
+  bool Double(double) { return false; }
   bool String(const char* value, rapidjson::SizeType size, bool) {
     return AddScalar(std::string(value, size));
   }
@@ -250,7 +258,7 @@ std::string SyntaxMessage(rapidjson::ParseErrorCode code, std::string_view text,
     case rapidjson::kParseErrorStringMissQuotationMark:
       return "string has no closing quotation mark";
     case rapidjson::kParseErrorNumberTooBig:
-      return "number is too large";
+      return kNumberTooLarge;
     case rapidjson::kParseErrorNumberMissFraction:
       return "number has no digit after its point";
     case rapidjson::kParseErrorNumberMissExponent:
@@ -313,7 +321,7 @@ std::optional<JsonDocument> ParseJson(std::shared_ptr<const SourceFile> file,
   // Iterative: the depth of a file must not become the depth of our stack.
   constexpr unsigned kFlags =
       rapidjson::kParseIterativeFlag | rapidjson::kParseCommentsFlag |
-      rapidjson::kParseFullPrecisionFlag | rapidjson::kParseNanAndInfFlag;
+      rapidjson::kParseNumbersAsStringsFlag | rapidjson::kParseNanAndInfFlag;
   TextStream stream(
       text, text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0);
   TreeBuilder builder(text, stream);

@@ -11,7 +11,8 @@
 //                      is no relay that could close a cycle.
 //   5 round limits     CheckLimits
 //   6 well formed      the door (digests, dtypes), CheckDeclarations,
-//                      CheckNames, BufferFacts::flaw (parts disjoint)
+//                      CheckNames, CheckSourceDTypes, BufferFacts::flaw
+//                      (parts disjoint)
 //
 // Soundness rests on affine.h alone: a copy is either placed in the lattice of
 // one fragment, with every coordinate in range, or refused.
@@ -25,6 +26,7 @@
 #include "plan/dtype.h"
 #include "plan/proof/buffer_facts.h"
 #include "plan/proof/data_proof.h"
+#include "plan/proof/dtype_proof.h"
 #include "plan/proof/name_proof.h"
 #include "plan/proof/schedule_proof.h"
 #include "plan/proof/violations.h"
@@ -103,6 +105,7 @@ ProofResult Prove(const PlanFile& plan) {
   Violations violations(body);
   CheckDeclarations(body, violations);
   proof::CheckNames(body, violations);
+  proof::CheckSourceDTypes(body, violations);
   proof::CheckLimits(body, violations);
   proof::CheckStaging(body, violations);
   const proof::Partners partners = proof::MatchMessages(body, violations);

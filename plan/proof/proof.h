@@ -25,7 +25,8 @@ enum class Invariant : uint8_t {
       4,  // both ends of a channel see the same operations in the same order
   kRoundLimits = 5,  // operations per round and staging within the limits
   kWellFormedInputs =
-      6,  // digests, declared casts, disjoint fragments: what the rest rests on
+      6,  // digests, declared casts, disjoint fragments, one dtype of each
+          // source tensor: what the rest rests on
 };
 
 struct ProofResult {

@@ -222,6 +222,26 @@ void ViewSelector::SelectSkips() {
 
 }  // namespace
 
+bool HasTensor(const PlanFile& plan, std::string_view glob) {
+  const fb::Body& body = plan.body();
+  const auto is_match = [&](const auto* stack) {
+    return MatchTensors(glob, *stack).any;
+  };
+  for (const fb::Param* param : *body.params()) {
+    if (is_match(param)) return true;
+  }
+  for (const fb::Buffer* buffer : *body.buffers()) {
+    if (is_match(buffer)) return true;
+  }
+  for (uint32_t i = 0; i < Length(body.skips()); ++i) {
+    const flatbuffers::String& name = *body.skips()->Get(i)->name();
+    if (GlobMatches(glob, std::string_view(name.data(), name.size()))) {
+      return true;
+    }
+  }
+  return false;
+}
+
 PlanView SelectView(const PlanFile& plan, const TextOptions& options) {
   return ViewSelector(plan, options).Select();
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "plan/plan_file.h"
 
@@ -17,6 +18,9 @@ struct TextOptions {
   // Only params, buffers and copies that match; "": all.
   std::string tensor_glob = {};
 };
+
+// Whether the plan has a param, a buffer or a skip whose name matches.
+bool HasTensor(const PlanFile& plan, std::string_view glob);
 
 // One fact a line, lists in id order, two-space indent, no time, host name or
 // path: the same plan always prints the same bytes.

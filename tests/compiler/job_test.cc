@@ -255,6 +255,34 @@ TEST(JobTest, HostsAreGivenForEveryRank) {
             "      |                        ^\n");
 }
 
+// RapidJSON made tiny numbers out of these zeros, and NaN of 1.8e308.
+TEST(JobTest, NumbersAreWhatTheySay) {
+  const auto error_of = [](const std::string& number) {
+    const std::string errors =
+        Read(R"({"model": "config.json", "source": {"layout": "vllm"},
+ "destination": {"layout": "vllm"},
+ "topology": {"peer_gigabytes_per_second": )" +
+             number + "}}")
+            .errors;
+    return errors.substr(0, errors.find('\n'));
+  };
+  const std::string is_zero =
+      "job.json:3:44: error: topology.peer_gigabytes_per_second is 0.0; wanted "
+      "a number above 0";
+  for (const std::string zero :
+       {"0e300", "0.0e308", "5e-400",
+        "0.0000000000000000000000000000000000000000000000000000000000e350"}) {
+    EXPECT_EQ(error_of(zero), is_zero) << zero;
+  }
+  for (const std::string number : {"0.1", "1e308", "18446744073709551616"}) {
+    EXPECT_EQ(error_of(number), "") << number;
+  }
+  for (const std::string large : {"1.8e308", "-1.8e308", "1e999"}) {
+    EXPECT_EQ(error_of(large), "job.json:3:44: error: number is too large")
+        << large;
+  }
+}
+
 TEST(JobTest, OptionsHaveRanges) {
   const ReadResult result = Read(R"({"model": "c",
  "source": {"layout": "vllm"}, "destination": {"layout": "vllm"},
@@ -519,6 +547,21 @@ TEST(GenericSideTest, PlacementsAreKnown) {
   EXPECT_EQ(error_of("StridedShard(0, split_factor=0)"),
             "job.json:5:22: error: split_factor of placement "
             "\"StridedShard(0, split_factor=0)\" is 0; wanted 1 or more");
+}
+
+TEST(GenericSideTest, BracesOfARenameAreThoseOfTheName) {
+  for (const std::string rename : {"{nam}", "w{0}", "{name", "{{name}}"}) {
+    const std::string errors =
+        Read(Generic(kMesh, R"([{"match": "*", "mesh": "main",
+ "placements": ["R", "R"], "rename": ")" +
+                                rename + "\"}]"))
+            .errors;
+    EXPECT_EQ(errors.substr(0, errors.find('\n')),
+              "job.json:5:38: error: source.tensors[0].rename \"" + rename +
+                  "\" holds a brace outside of {name}; wanted {name} for the "
+                  "parameter's name, and no other brace");
+    EXPECT_EQ(errors.find("error", errors.find('\n')), std::string::npos);
+  }
 }
 
 TEST(GenericSideTest, MeshesBelongToGenericAlone) {

@@ -71,6 +71,35 @@ TEST(CheckTest, ElementsThePlanSaysNothingAboutAreSeen) {
             "plan says nothing about 32");
 }
 
+// Tensors of one stack may come in different dtypes.
+TEST(CheckTest, EachTensorIsCastFromItsOwnDType) {
+  PlanBuilder plan = ReshardPlan({});
+  for (uint32_t rank = 0; rank < plan.source_ranks; ++rank) {
+    // The source's layer 1 in fp32, in a buffer of its own.
+    PlanBuilder::Buffer& layer0 = plan.buffers[rank];
+    layer0.index = {1};
+    layer0.fragments[0].extent[0] = 1;
+    PlanBuilder::Buffer layer1 = layer0;
+    layer1.name = "decoder.layers.1.weight";
+    layer1.index = {};
+    layer1.dtype = DType::kFp32;
+    layer1.fragments[0].lo[0] = 1;
+    plan.ranks[rank].buffers.push_back(
+        static_cast<uint32_t>(plan.buffers.size()));
+    plan.buffers.push_back(layer1);
+    for (PlanBuilder::Message& message : plan.ranks[rank].messages) {
+      if (message.round == 0) continue;
+      message.copies[0].slot = 1;
+      message.copies[0].offset -= 4 * 8;
+    }
+  }
+  const PlanFile file = plan.Open();
+  const auto result = RunChecked(file, {});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->check.mismatches, std::vector<std::string>());
+  EXPECT_EQ(result->check.wrong_elements, 0);
+}
+
 class SafetensorsRunTest : public testing::Test {
  protected:
   void SetUp() override {

@@ -5,6 +5,7 @@ usage: run_goldens.py BIN_DIR      REFIT_UPDATE_GOLDENS=1 writes the files inste
 
 jobs/*.json       every pass's text (refitc --print-after) and the plan's (refit-dump)
 errors/*.json     what refitc says of a wrong job; nothing may be written
+MISUSES           what the other programs say when they cannot do what they are asked
 examples/jobs/    refitc --stats of the real jobs, and refit-verify's verdict
 """
 import difflib
@@ -16,6 +17,10 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 EXAMPLES = HERE.parent.parent / "examples" / "jobs"
+MISUSES = {
+    "dump-of-a-tensor-that-is-not-there": ["refit-dump", "PLAN", "--tensor", "model.layer.*"],
+    "growth-of-a-generic-job": ["refit-bench", "compile", "tiny-generic.json", "--growth", "2"],
+}
 UPDATE = os.environ.get("REFIT_UPDATE_GOLDENS") == "1"
 
 
@@ -65,6 +70,13 @@ class Goldens:
         if done.stdout or left:
             self.failed.append(f"errors/{job.name}: printed or left something: {done.stdout!r} {left}")
 
+    def misuse(self, name, tool, *arguments):
+        arguments = [self.plan if argument == "PLAN" else argument for argument in arguments]
+        done = self.run(tool, *arguments, cwd=HERE / "jobs", status=2)
+        self.expect(f"misuses/{name}.txt", done.stderr)
+        if done.stdout:
+            self.failed.append(f"misuses/{name}: printed {done.stdout!r}")
+
     def example(self, job):
         done = self.run("refitc", job.name, "-o", self.plan, "--stats", cwd=EXAMPLES)
         self.expect(f"examples/{job.stem}.txt", done.stdout)
@@ -79,6 +91,8 @@ def main():
         for job in sorted((HERE / "jobs").glob("tiny-*.json")):
             if not job.name.endswith(".config.json"):
                 goldens.job(job)
+        for name, command in MISUSES.items():  # of the last job's plan
+            goldens.misuse(name, *command)
         for job in sorted(EXAMPLES.glob("*.json")):
             goldens.example(job)
     stale = sorted(set((HERE / "expected").rglob("*.txt")) - goldens.seen)

@@ -138,6 +138,19 @@ TEST(PlanDoorTest, EveryTruncationIsRefused) {
   }
 }
 
+TEST(PlanDoorTest, BytesAppendedToAPlanAreRefused) {
+  Bytes bytes = BuildPlan(SampleSpec());
+  const auto& body = *fb::GetPlan(bytes.data())->body();
+  const size_t padding = static_cast<size_t>(bytes.data() + bytes.size() -
+                                             body.data() - body.size());
+  bytes.resize(bytes.size() + 16);
+  EXPECT_EQ(Door(bytes).message(),
+            "damaged: " + std::to_string(padding + 16) +
+                " bytes follow the body, which should end the file");
+  bytes.resize(bytes.size() + 4096, 0xAB);
+  EXPECT_EQ(Door(bytes).code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST(PlanDoorTest, ANewerMajorIsRefused) {
   const absl::Status status =
       Door(Wrap(SampleBody(), {.format_version = 2 << 16 | 3}));

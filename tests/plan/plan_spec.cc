@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <utility>
 
 namespace refit {
@@ -16,7 +17,9 @@ Offset<flatbuffers::Vector<Offset<fb::IndexDim>>> BuildIndex(
   if (index.empty()) return 0;
   std::vector<Offset<fb::IndexDim>> dims;
   for (const PlanSpec::IndexDim& dim : index) {
-    dims.push_back(fb::CreateIndexDim(builder, dim.first, dim.count));
+    const auto numbers =
+        dim.numbers.empty() ? 0 : builder.CreateVector(dim.numbers);
+    dims.push_back(fb::CreateIndexDim(builder, dim.first, dim.count, numbers));
   }
   return builder.CreateVector(dims);
 }
@@ -176,6 +179,73 @@ PlanFile OpenSpec(const PlanSpec& spec) {
   absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(BuildPlan(spec));
   EXPECT_TRUE(plan.ok()) << plan.status().message();
   return *std::move(plan);
+}
+
+PlanSpec SpecOf(const fb::Body& packed) {
+  fb::BodyT body;
+  packed.UnPackTo(&body);
+  const auto index_of =
+      [](const std::vector<std::unique_ptr<fb::IndexDimT>>& index) {
+        std::vector<PlanSpec::IndexDim> dims;
+        for (const auto& dim : index) {
+          dims.push_back({dim->first, dim->count, dim->numbers});
+        }
+        return dims;
+      };
+  PlanSpec spec;
+  spec.source_ranks = body.source_ranks;
+  for (const auto& param : body.params) {
+    spec.params.push_back({param->name, index_of(param->index), param->shape,
+                           param->dtype, param->skip});
+  }
+  for (const auto& buffer : body.buffers) {
+    PlanSpec::Buffer& to = spec.buffers.emplace_back();
+    to = {buffer->name,
+          index_of(buffer->index),
+          buffer->shape,
+          buffer->dtype,
+          {},
+          {}};
+    for (const auto& fragment : buffer->fragments) {
+      to.fragments.push_back({fragment->param, fragment->lo, fragment->extent,
+                              fragment->offset, fragment->stride});
+    }
+    for (const auto& region : buffer->regions) {
+      to.regions.push_back({region->kind, region->reason, region->offset,
+                            region->extent, region->stride, region->detail});
+    }
+  }
+  for (const auto& program : body.programs) {
+    spec.programs.push_back({program->buffers, program->messages,
+                             program->fills, program->staging_bytes,
+                             program->host});
+  }
+  for (const fb::Round& round : body.rounds)
+    spec.rounds.push_back(round.route());
+  for (const fb::CopyList& list : body.copy_lists) {
+    std::vector<PlanSpec::Copy>& copies = spec.copy_lists.emplace_back();
+    for (uint32_t i = 0; i < list.count(); ++i) {
+      const fb::Copy& copy = body.copies[list.begin() + i];
+      const auto loops = body.loops.begin() + copy.loops_begin();
+      copies.push_back({copy.buffer_slot(),
+                        copy.offset(),
+                        {loops, loops + copy.loops_count()},
+                        copy.staging_offset(),
+                        copy.wire_dtype()});
+    }
+  }
+  for (const auto& skip : body.skips) {
+    spec.skips.push_back({skip->name, skip->reason, skip->detail});
+  }
+  for (const auto& cast : body.casts)
+    spec.casts.push_back({cast->from, cast->to});
+  spec.bucket_bytes = body.limits->bucket_bytes;
+  spec.staging_bytes = body.limits->staging_bytes;
+  spec.slots = body.limits->slots;
+  spec.operations_per_round = body.limits->operations_per_round;
+  spec.moved_bytes = body.stats->moved_bytes;
+  spec.colocated = body.colocated;
+  return spec;
 }
 
 PlanSpec SampleSpec() {

@@ -15,6 +15,7 @@ struct PlanSpec {
   struct IndexDim {
     int32_t first = 0;
     uint32_t count = 0;
+    std::vector<int32_t> numbers = {};  // empty: counted from `first`
   };
   struct Param {
     std::string name;
@@ -93,6 +94,9 @@ fb::Message RecvFrom(uint32_t peer, uint32_t round, uint32_t copies,
 std::vector<uint8_t> BuildPlan(const PlanSpec& spec);
 // Fails the test when the door refuses the plan.
 PlanFile OpenSpec(const PlanSpec& spec);
+
+// What programs carry out of an open plan: all but `producer` and stats.
+PlanSpec SpecOf(const fb::Body& body);
 
 // Two source ranks hold the halves of a projection (two layers of [4, 8]) and
 // a norm each; two destination ranks hold all of it, the projection with a

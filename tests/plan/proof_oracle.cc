@@ -93,8 +93,11 @@ std::vector<std::string> NamesOf(const Stack& stack) {
       const std::string hole = absl::StrCat("{", d, "}");
       const size_t position = name.find(hole);
       if (position == name.npos) continue;
+      const PlanSpec::IndexDim& dim = stack.index[d];
       name.replace(position, hole.size(),
-                   absl::StrCat(stack.index[d].first + int64_t(at[d])));
+                   absl::StrCat(dim.numbers.empty()
+                                    ? dim.first + static_cast<int64_t>(at[d])
+                                    : dim.numbers[at[d]]));
     }
     names.push_back(name);
   });
@@ -167,6 +170,7 @@ void Oracle::Declarations() {
 
 // Gives each element of each buffer its meaning.
 void Oracle::Layout() {
+  std::map<std::pair<uint32_t, uint64_t>, DType> source_dtypes;
   std::vector<int64_t> first_element;
   int64_t next = 0;
   for (const PlanSpec::Param& param : spec_.params) {
@@ -182,6 +186,7 @@ void Oracle::Layout() {
       const uint64_t elements = Product(VirtualShape(buffer));
       std::vector<int64_t>& wanted = of_rank.emplace_back(elements, kUnset);
       std::vector<bool> skipped(elements);
+      std::vector<std::pair<uint32_t, uint64_t>> tensor_of(elements);
       const auto claim = [&](uint64_t element, int64_t value) {
         if (wanted[element] != kUnset) Fault("two parts hold one element");
         wanted[element] = value;
@@ -191,6 +196,7 @@ void Oracle::Layout() {
         const std::vector<uint64_t> shape = VirtualShape(param);
         const std::vector<uint64_t> offsets =
             OffsetsOf(fragment.offset, fragment.extent, fragment.stride);
+        const uint64_t tensor_elements = Product(param.shape);
         size_t i = 0;
         ForEach(fragment.extent, [&](const std::vector<uint64_t>& at) {
           uint64_t flat = 0;
@@ -200,6 +206,7 @@ void Oracle::Layout() {
           const uint64_t element = offsets[i++];
           claim(element,
                 first_element[fragment.param] + static_cast<int64_t>(flat));
+          tensor_of[element] = {fragment.param, flat / tensor_elements};
           skipped[element] = param.skip != fb::SkipReason::kUnspecified;
         });
       }
@@ -213,6 +220,11 @@ void Oracle::Layout() {
       std::vector<Value>& values = held.emplace_back(elements);
       writes.emplace_back(elements, 0);
       for (uint64_t element = 0; element < elements; ++element) {
+        if (IsSource(rank) && wanted[element] >= 0 &&
+            source_dtypes.emplace(tensor_of[element], buffer.dtype)
+                    .first->second != buffer.dtype) {
+          Fault("a tensor in two dtypes");
+        }
         if (!IsSource(rank) && wanted[element] == kUnset) {
           Fault("an element has no part");
         }
@@ -249,8 +261,11 @@ void Oracle::Schedule() {
           IsSource(message.peer()) == IsSource(rank)) {
         Fault("wrong side");
       }
+      const size_t apart = std::max<size_t>(rank, message.peer()) -
+                           std::min<size_t>(rank, message.peer());
       const fb::Route route =
-          program.host == spec_.programs[message.peer()].host
+          spec_.colocated && apart == spec_.source_ranks ? fb::Route::kLocal
+          : program.host == spec_.programs[message.peer()].host
               ? fb::Route::kPeer
               : fb::Route::kNetwork;
       if (spec_.rounds[message.round()] != route) Fault("route");

@@ -118,6 +118,8 @@ class Planner {
     }
     whole.lo.assign(whole.extent.size(), 0);
     spec_.params.push_back(param);
+    source_dtype_ =
+        !spec_.casts.empty() && random_.OneIn(2) ? DType::kFp32 : DType::kBf16;
 
     std::vector<std::pair<Box, std::vector<Holding>>> sources;
     for (const Box& box : Cut(whole, random_)) {
@@ -150,9 +152,7 @@ class Planner {
                 bool is_destination) {
     PlanSpec::Buffer buffer;
     buffer.name = absl::StrCat("buffer", spec_.buffers.size());
-    buffer.dtype = !is_destination && !spec_.casts.empty() && random_.OneIn(2)
-                       ? DType::kFp32
-                       : DType::kBf16;
+    buffer.dtype = is_destination ? DType::kBf16 : source_dtype_;
     const size_t dims = box.extent.size();
     const bool is_stack = dims > 1 && random_.OneIn(3);
     std::vector<size_t> order(dims);
@@ -294,6 +294,7 @@ class Planner {
   Random random_;
   PlanSpec spec_;
   uint64_t rounds_ = 1;
+  DType source_dtype_ = DType::kBf16;  // of the param being drawn
   std::map<std::tuple<uint32_t, uint32_t, uint32_t>, Open> open_;
 };
 

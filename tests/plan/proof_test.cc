@@ -582,6 +582,16 @@ TEST(ProofTest, ADeclaredCastThatDoesNotExistIsNamed) {
             "(invariant 6: well-formed inputs)");
 }
 
+// Each half arrives as declared, one cast and one not.
+TEST(ProofTest, AParamInTwoDTypesOnTheSourceIsNamed) {
+  PlanSpec spec = CastSpec();
+  spec.buffers[1].dtype = DType::kBf16;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 1, buffer decoder.layers.0.mlp.linear_fc1.weight: holds "
+            "model.layers.0.mlp.up_proj.weight as bf16 when rank 0 holds it as "
+            "fp32 (invariant 6: well-formed inputs)");
+}
+
 TEST(ProofTest, OverlappingFragmentsAreNamed) {
   PlanSpec spec = SampleSpec();
   spec.buffers[3].regions[0].offset = 24;

@@ -208,6 +208,15 @@ TEST(PlanTextTest, TensorThatNothingMovesStillShowsItsSkip) {
       "skip \"lm_head.weight\" tied \"tied to model.embed_tokens.weight\"\n");
 }
 
+TEST(PlanTextTest, TensorsAreThereByTheNameOfAParamABufferOrASkip) {
+  const PlanFile plan = OpenSpec(SampleSpec());
+  EXPECT_TRUE(HasTensor(plan, "model.layers.1.mlp.up_proj.weight"));
+  EXPECT_TRUE(HasTensor(plan, "decoder.final_*"));
+  EXPECT_TRUE(HasTensor(plan, "lm_head.weight"));
+  EXPECT_FALSE(HasTensor(plan, "model.layers.2.*"));
+  EXPECT_FALSE(HasTensor(plan, "norm"));
+}
+
 TEST(PlanTextTest, NamesAreEscaped) {
   PlanSpec spec = SampleSpec();
   spec.params[1].name = "a\"b\nc";
