@@ -128,6 +128,7 @@ class Oracle {
 
   void Declarations();
   void Layout();
+  bool IsDirect(uint32_t round) const;
   void Schedule();
   void Staging();
   void Data();
@@ -237,6 +238,11 @@ void Oracle::Layout() {
   }
 }
 
+bool Oracle::IsDirect(uint32_t round) const {
+  return round < spec_.mechanisms.size() &&
+         spec_.mechanisms[round] == fb::Mechanism::kDirect;
+}
+
 void Oracle::Schedule() {
   if (spec_.slots == 0) Fault("no slots");
   std::map<std::tuple<uint32_t, size_t, size_t>, std::deque<fb::Message>> sent;
@@ -246,10 +252,14 @@ void Oracle::Schedule() {
     std::map<uint32_t, uint64_t> operations;
     for (size_t i = 0; i < program.messages.size(); ++i) {
       const fb::Message& message = program.messages[i];
-      if (++operations[message.round()] > spec_.operations_per_round) {
+      const bool direct = IsDirect(message.round());
+      if (++operations[message.round()] > spec_.operations_per_round &&
+          !direct) {
         Fault("operations limit");
       }
-      if (message.size_bytes() > spec_.bucket_bytes) Fault("bucket limit");
+      if (message.size_bytes() > spec_.bucket_bytes && !direct) {
+        Fault("bucket limit");
+      }
       const auto order = [](const fb::Message& m) {
         return std::tuple(m.round(), m.kind() == fb::MessageKind::kSend,
                           m.peer());
@@ -269,6 +279,7 @@ void Oracle::Schedule() {
               ? fb::Route::kPeer
               : fb::Route::kNetwork;
       if (spec_.rounds[message.round()] != route) Fault("route");
+      if (route == fb::Route::kNetwork && direct) Fault("direct to a host");
       if (message.kind() == fb::MessageKind::kSend) {
         sent[{message.round(), rank, message.peer()}].push_back(message);
       }
@@ -294,9 +305,11 @@ void Oracle::Staging() {
   for (const PlanSpec::Program& program : spec_.programs) {
     for (size_t i = 0; i < program.messages.size(); ++i) {
       const fb::Message& a = program.messages[i];
+      if (IsDirect(a.round())) continue;
       if (a.staging_offset() % 16 != 0) Fault("alignment");
       for (size_t j = 0; j < i; ++j) {
         const fb::Message& b = program.messages[j];
+        if (IsDirect(b.round())) continue;
         const uint32_t apart =
             std::max(a.round(), b.round()) - std::min(a.round(), b.round());
         if (apart < spec_.slots &&

@@ -61,7 +61,7 @@ const SampleJob kJobs[] = {
  "source": {"layout": "megatron", "tensor_parallel": 2, "pipeline_parallel": 2,
             "make_vocab_size_divisible_by": 4},
  "destination": {"layout": "vllm", "tensor_parallel": 4},
- "options": {"bucket_bytes": 4096, "staging_bytes": 16384,
+ "options": {"peer": "staged", "bucket_bytes": 4096, "staging_bytes": 16384,
              "operations_per_round": 2}})",
      R"({"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 4,
  "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2,
