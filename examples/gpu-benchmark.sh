@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Measures the plans of examples/jobs/gpu on this host's GPUs, each beside its
+# bytes alone and beside broadcasts of the whole model. Builds nothing.
+#
+# usage: examples/gpu-benchmark.sh [4|8] [BIN_DIR]
+#
+# libnccl is looked for as workers do; REFIT_NCCL_LIBRARY names another file.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+gpus=${1:-4}
+bin=${2:-build/release/bin}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# One process per rank, as a launcher would start them.
+ranks() {
+  local count=$1
+  shift
+  for ((rank = 0; rank < count; ++rank)); do
+    RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=$count MASTER_ADDR=127.0.0.1 MASTER_PORT=29541 "$@" &
+  done
+  wait
+}
+
+for job in examples/jobs/gpu/"$gpus"-*.json; do
+  name=$(basename "$job" .json)
+  printf '\n== %s\n' "$name"
+  "$bin/refitc" "$job" -o "$work/$name.refit"
+  case $name in
+    *-colocated) ranks $((2 * gpus)) "$bin/refit-bench" transfer "$work/$name.refit" --one-rank --iterations 10 ;;
+    *-staged | *-two-engines | *-0.6b-*) "$bin/refit-bench" transfer "$work/$name.refit" --iterations 10 ;;
+    *) "$bin/refit-bench" transfer "$work/$name.refit" --peers --iterations 10 ;;
+  esac
+done
