@@ -220,8 +220,10 @@ PlanSpec SpecOf(const fb::Body& packed) {
                              program->fills, program->staging_bytes,
                              program->host});
   }
-  for (const fb::Round& round : body.rounds)
+  for (const fb::Round& round : body.rounds) {
     spec.rounds.push_back(round.route());
+    spec.mechanisms.push_back(round.mechanism());
+  }
   for (const fb::CopyList& list : body.copy_lists) {
     std::vector<PlanSpec::Copy>& copies = spec.copy_lists.emplace_back();
     for (uint32_t i = 0; i < list.count(); ++i) {
