@@ -119,6 +119,10 @@ class Oracle {
 
  private:
   bool IsSource(size_t rank) const { return rank < spec_.source_ranks; }
+  bool IsDirect(uint32_t round) const {
+    return round < spec_.mechanisms.size() &&
+           spec_.mechanisms[round] == fb::Mechanism::kDirect;
+  }
   const PlanSpec::Buffer& BufferAt(size_t rank, size_t slot) const {
     return spec_.buffers[spec_.programs[rank].buffers[slot]];
   }
@@ -252,13 +256,11 @@ void Oracle::Schedule() {
     std::map<uint32_t, uint64_t> operations;
     for (size_t i = 0; i < program.messages.size(); ++i) {
       const fb::Message& message = program.messages[i];
-      const bool direct = IsDirect(message.round());
-      if (++operations[message.round()] > spec_.operations_per_round &&
-          !direct) {
-        Fault("operations limit");
-      }
-      if (message.size_bytes() > spec_.bucket_bytes && !direct) {
-        Fault("bucket limit");
+      if (!IsDirect(message.round())) {
+        if (++operations[message.round()] > spec_.operations_per_round) {
+          Fault("operations limit");
+        }
+        if (message.size_bytes() > spec_.bucket_bytes) Fault("bucket limit");
       }
       const auto order = [](const fb::Message& m) {
         return std::tuple(m.round(), m.kind() == fb::MessageKind::kSend,
@@ -279,7 +281,9 @@ void Oracle::Schedule() {
               ? fb::Route::kPeer
               : fb::Route::kNetwork;
       if (spec_.rounds[message.round()] != route) Fault("route");
-      if (route == fb::Route::kNetwork && direct) Fault("direct to a host");
+      if (route == fb::Route::kNetwork && IsDirect(message.round())) {
+        Fault("direct over the network");
+      }
       if (message.kind() == fb::MessageKind::kSend) {
         sent[{message.round(), rank, message.peer()}].push_back(message);
       }
@@ -343,6 +347,15 @@ void Oracle::Carry(size_t source, const fb::Message& send, size_t destination,
   }
   for (const PlanSpec::Copy& copy : spec_.copy_lists[recv.copies()]) {
     if (copy.staging_offset % 16 != 0) Fault("alignment");
+    const std::vector<PlanSpec::Copy>& sent = spec_.copy_lists[send.copies()];
+    const auto is_one = [&](const PlanSpec::Copy& other) {
+      return other.staging_offset == copy.staging_offset &&
+             OffsetsOf(other).size() == OffsetsOf(copy).size();
+    };
+    if (IsDirect(recv.round()) &&
+        std::none_of(sent.begin(), sent.end(), is_one)) {
+      Fault("a direct copy of two");
+    }
     const DType to = BufferAt(destination, copy.slot).dtype;
     size_t byte = copy.staging_offset;
     for (uint64_t element : OffsetsOf(copy)) {

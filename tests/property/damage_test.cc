@@ -53,9 +53,9 @@ struct SampleJob {
 };
 
 // Each holds what the others do not: pipeline stages, replicated heads, fills;
-// a tied head and routes local and peer; experts over hosts and stacks of two
-// dimensions; casts from several dtypes, excludes, empty shards, numbers with a
-// gap, several buckets a pair.
+// a tied head and routes local and peer, direct; experts over hosts and stacks
+// of two dimensions; direct rounds beside staged ones, casts from several
+// dtypes, excludes, empty shards, numbers with a gap, several buckets a pair.
 const SampleJob kJobs[] = {
     {R"({"model": "config.json",
  "source": {"layout": "megatron", "tensor_parallel": 2, "pipeline_parallel": 2,
@@ -289,7 +289,8 @@ TEST(DamageTest, WholePlansStayWhole) {
     const Whole whole(CompileJob(job));
     fb::BodyT body;
     whole.plan().body().UnPackTo(&body);
-    std::vector<uint8_t> packed = PackPlan(body);
+    std::vector<uint8_t> packed =
+        PackPlan(body, whole.plan().plan().required_features());
     const absl::StatusOr<PlanFile> again = PlanFile::FromBytes(packed);
     ASSERT_TRUE(again.ok()) << again.status().message();
     EXPECT_EQ(ContentOf(*again), ContentOf(whole.plan()));
@@ -317,7 +318,8 @@ TEST(DamageTest, WhatIsProvedOfADamagedPlanIsTrue) {
     // Two together may hide each other.
     if (draw.Chance(20)) absl::StrAppend(&damage, "; ", DamageBody(draw, body));
     std::string text;
-    const Fate fate = whole.FateOf(PackPlan(body), text);
+    const Fate fate = whole.FateOf(
+        PackPlan(body, whole.plan().plan().required_features()), text);
     ++count[fate];
     if (fate != Fate::kWrong) continue;
     ADD_FAILURE() << "seed=" << seed << " (replay with REFIT_SEED=" << seed

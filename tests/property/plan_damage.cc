@@ -54,7 +54,7 @@ const std::vector<Member> kMessageMembers = {
     {"message.byte_13", 13, 1},        {"message.bytes_14", 14, 2},
     {"message.staging_offset", 16, 8}, {"message.size_bytes", 24, 8}};
 const std::vector<Member> kRoundMembers = {
-    {"round.route", 0, 1}, {"round.byte_1", 1, 1}, {"round.bytes_2", 2, 2}};
+    {"round.route", 0, 1}, {"round.mechanism", 1, 1}, {"round.bytes_2", 2, 2}};
 static_assert(sizeof(fb::Loop) == 16 && sizeof(fb::Copy) == 32 &&
               sizeof(fb::CopyList) == 8 && sizeof(fb::Message) == 32 &&
               sizeof(fb::Round) == 4);
@@ -293,7 +293,8 @@ class Fields {
 
 }  // namespace
 
-std::vector<uint8_t> PackPlan(const fb::BodyT& body) {
+std::vector<uint8_t> PackPlan(const fb::BodyT& body,
+                              uint64_t required_features) {
   flatbuffers::FlatBufferBuilder body_builder;
   body_builder.Finish(fb::CreateBody(body_builder, &body));
   const absl::Span<const uint8_t> bytes(body_builder.GetBufferPointer(),
@@ -302,10 +303,9 @@ std::vector<uint8_t> PackPlan(const fb::BodyT& body) {
   const fb::Digest digest = DigestOf(bytes);
   builder.ForceVectorAlignment(bytes.size(), sizeof(uint8_t), 16);
   const auto vector = builder.CreateVector(bytes.data(), bytes.size());
-  builder.Finish(
-      fb::CreatePlan(builder, kFormatMajor << 16 | kFormatMinor,
-                     /*required_features=*/0, &digest, &digest, vector),
-      fb::PlanIdentifier());
+  builder.Finish(fb::CreatePlan(builder, kFormatMajor << 16 | kFormatMinor,
+                                required_features, &digest, &digest, vector),
+                 fb::PlanIdentifier());
   return {builder.GetBufferPointer(),
           builder.GetBufferPointer() + builder.GetSize()};
 }

@@ -13,7 +13,8 @@ namespace refit {
 
 // The plan file around `body`. FlatBuffers' object API leaves empty lists out,
 // so that the door refuses a rank without messages.
-std::vector<uint8_t> PackPlan(const fb::BodyT& body);
+std::vector<uint8_t> PackPlan(const fb::BodyT& body,
+                              uint64_t required_features);
 
 // Draws one field, or one list, of one table of `body` and changes it. All
 // kinds of fields are drawn equally often, however many of them there are.
