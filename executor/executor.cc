@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "executor/binding.h"
+#include "executor/nvtx.h"
 #include "executor/rank_schedule.h"
 #include "executor/round_copies.h"
 
@@ -52,8 +53,28 @@ std::string_view ExecutorStateName(ExecutorState state) {
   return "unknown";
 }
 
+RunCounters& RunCounters::operator+=(const RunCounters& other) {
+  rounds += other.rounds;
+  messages_sent += other.messages_sent;
+  messages_received += other.messages_received;
+  bytes_sent += other.bytes_sent;
+  bytes_received += other.bytes_received;
+  pack_seconds += other.pack_seconds;
+  wire_seconds += other.wire_seconds;
+  unpack_seconds += other.unpack_seconds;
+  for (size_t route = 0; route < traffic.size(); ++route) {
+    for (size_t mechanism = 0; mechanism < traffic[route].size(); ++mechanism) {
+      Traffic& mine = traffic[route][mechanism];
+      mine.bytes_sent += other.traffic[route][mechanism].bytes_sent;
+      mine.bytes_received += other.traffic[route][mechanism].bytes_received;
+    }
+  }
+  return *this;
+}
+
 // When a staged round's parts are done. Only those that it has are made.
 struct Executor::RoundEvents {
+  RoundRangeText range_text;
   std::unique_ptr<DeviceEvent> packed;
   std::unique_ptr<DeviceEvent> exchanged;
   std::unique_ptr<DeviceEvent> unpacked;
@@ -118,6 +139,7 @@ absl::Status Executor::CreateStreams() {
   events_.clear();
   for (const RoundWork& work : schedule_->rounds()) {
     RoundEvents& events = events_.emplace_back();
+    events.range_text = RoundRangeText(work.index, work.route, work.mechanism);
     if (work.mechanism == fb::Mechanism::kDirect) continue;
     status.Update(make(events.exchanged, device.CreateEvent()));
     if (work.pack_batch.has_value()) {
@@ -131,6 +153,7 @@ absl::Status Executor::CreateStreams() {
 }
 
 absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
+  const ProfilerRange range("refit connect");
   const bool again = state_ == ExecutorState::kTorn;
   if (!again && state_ != ExecutorState::kLoaded) {
     return absl::FailedPreconditionError(
@@ -217,6 +240,7 @@ absl::Status Executor::PrepareCopies(absl::Span<std::byte* const> addresses) {
 
 absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
                             std::chrono::nanoseconds timeout) {
+  const ProfilerRange range("refit bind");
   const bool first = state_ == ExecutorState::kConnected;
   if (!first && state_ != ExecutorState::kBound &&
       state_ != ExecutorState::kTorn) {
@@ -259,6 +283,7 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
 }
 
 absl::Status Executor::Run(Stream stream, const RunOptions& options) {
+  const ProfilerRange range("refit run");
   if (state_ != ExecutorState::kBound && state_ != ExecutorState::kRunning &&
       state_ != ExecutorState::kTorn) {
     return absl::FailedPreconditionError(
@@ -308,16 +333,10 @@ absl::Status Executor::RunRounds(Stream stream, const RunOptions& options,
   }
   for (size_t i = 0; i < schedule_->rounds().size() && status.ok(); ++i) {
     const RoundWork& work = schedule_->rounds()[i];
+    const ProfilerRange range(events_[i].range_text);
     status = work.mechanism == fb::Mechanism::kDirect ? RunDirect(work, stream)
                                                       : RunStaged(i, stream);
-    ++counters_.rounds;
-    for (uint32_t m = 0; m < work.messages_count; ++m) {
-      const Operation& operation = bound_->operations[work.messages_begin + m];
-      const bool send = operation.kind == fb::MessageKind::kSend;
-      ++(send ? counters_.messages_sent : counters_.messages_received);
-      (send ? counters_.bytes_sent : counters_.bytes_received) +=
-          operation.size_bytes;
-    }
+    CountMessages(work);
   }
   for (const RoundEvents& events : events_) {
     if (!status.ok()) return status;
@@ -325,6 +344,23 @@ absl::Status Executor::RunRounds(Stream stream, const RunOptions& options,
   }
   if (!status.ok()) return status;
   return transport.EndRefit(stream);
+}
+
+void Executor::CountMessages(const RoundWork& work) {
+  ++counters_.rounds;
+  Traffic& traffic = counters_.by(work.route, work.mechanism);
+  for (uint32_t m = 0; m < work.messages_count; ++m) {
+    const Operation& operation = bound_->operations[work.messages_begin + m];
+    if (operation.kind == fb::MessageKind::kSend) {
+      ++counters_.messages_sent;
+      counters_.bytes_sent += operation.size_bytes;
+      traffic.bytes_sent += operation.size_bytes;
+    } else {
+      ++counters_.messages_received;
+      counters_.bytes_received += operation.size_bytes;
+      traffic.bytes_received += operation.size_bytes;
+    }
+  }
 }
 
 // Pack, exchange and unpack each go on as soon as what they read is there and

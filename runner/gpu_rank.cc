@@ -28,15 +28,7 @@ struct RankReport {
 void Add(const RankReport& report, RefitMeasurement& refit,
          CheckResult& check) {
   refit.seconds = std::max(refit.seconds, report.seconds);
-  RunCounters& sum = refit.counters;
-  sum.rounds += report.counters.rounds;
-  sum.messages_sent += report.counters.messages_sent;
-  sum.messages_received += report.counters.messages_received;
-  sum.bytes_sent += report.counters.bytes_sent;
-  sum.bytes_received += report.counters.bytes_received;
-  sum.pack_seconds += report.counters.pack_seconds;
-  sum.wire_seconds += report.counters.wire_seconds;
-  sum.unpack_seconds += report.counters.unpack_seconds;
+  refit.counters += report.counters;
   check.checked_bytes += report.checked_bytes;
   check.skipped_bytes += report.skipped_bytes;
   check.wrong_elements += report.wrong_elements;

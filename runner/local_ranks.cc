@@ -71,17 +71,8 @@ absl::StatusOr<RefitMeasurement> LocalRanks::Refit() {
                             *std::max_element(ends.begin(), ends.end()) -
                             *std::min_element(starts.begin(), starts.end()))
                             .count();
-  RunCounters& sum = measurement.counters;
   for (const std::unique_ptr<Executor>& executor : executors_) {
-    const RunCounters& counters = executor->counters();
-    sum.rounds += counters.rounds;
-    sum.messages_sent += counters.messages_sent;
-    sum.messages_received += counters.messages_received;
-    sum.bytes_sent += counters.bytes_sent;
-    sum.bytes_received += counters.bytes_received;
-    sum.pack_seconds += counters.pack_seconds;
-    sum.wire_seconds += counters.wire_seconds;
-    sum.unpack_seconds += counters.unpack_seconds;
+    measurement.counters += executor->counters();
   }
   return measurement;
 }

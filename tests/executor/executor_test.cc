@@ -391,5 +391,35 @@ TEST(ExecutorTest, CountersTellWhatARefitMoved) {
   EXPECT_EQ(world.executor(2).counters().bytes_received, 6 * 32);
 }
 
+TEST(ExecutorTest, CountersTellHowBytesTravelled) {
+  for (const fb::Mechanism mechanism : fb::EnumValuesMechanism()) {
+    SCOPED_TRACE(EnumText(mechanism));
+    const PlanFile plan =
+        ReshardPlan({.layers = 3, .mechanism = mechanism}).Open();
+    const fb::Route route = plan.body().rounds()->Get(0)->route();
+    World world(plan);
+    world.Bind();
+    // Twice: they are of the last refit.
+    for (int i = 0; i < 2; ++i) {
+      world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); });
+    }
+    RunCounters sum;
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      sum += world.executor(rank).counters();
+    }
+    EXPECT_EQ(sum.rounds, 4 * 3);
+    EXPECT_EQ(sum.by(route, mechanism).bytes_sent, 12 * 32);
+    EXPECT_EQ(sum.by(route, mechanism).bytes_received, 12 * 32);
+    // And in no other way.
+    uint64_t bytes = 0;
+    for (const auto& of_route : sum.traffic) {
+      for (const Traffic& traffic : of_route) {
+        bytes += traffic.bytes_sent + traffic.bytes_received;
+      }
+    }
+    EXPECT_EQ(bytes, sum.bytes_sent + sum.bytes_received);
+  }
+}
+
 }  // namespace
 }  // namespace refit

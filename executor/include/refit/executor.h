@@ -9,7 +9,9 @@
 #ifndef REFIT_EXECUTOR_INCLUDE_REFIT_EXECUTOR_H_
 #define REFIT_EXECUTOR_INCLUDE_REFIT_EXECUTOR_H_
 
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -59,6 +61,12 @@ struct RunOptions {
   absl::Span<const void* const> addresses;
 };
 
+// Bytes of messages, with the alignment gaps of staged ones.
+struct Traffic {
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+};
+
 // Of the last Run.
 struct RunCounters {
   uint64_t rounds = 0;
@@ -70,6 +78,19 @@ struct RunCounters {
   double pack_seconds = 0;
   double wire_seconds = 0;
   double unpack_seconds = 0;
+  // The bytes above, by how they travelled.
+  std::array<std::array<Traffic, static_cast<size_t>(fb::Mechanism::MAX) + 1>,
+             static_cast<size_t>(fb::Route::MAX) + 1>
+      traffic = {};
+
+  Traffic& by(fb::Route route, fb::Mechanism mechanism) {
+    return traffic[static_cast<size_t>(route)][static_cast<size_t>(mechanism)];
+  }
+  const Traffic& by(fb::Route route, fb::Mechanism mechanism) const {
+    return traffic[static_cast<size_t>(route)][static_cast<size_t>(mechanism)];
+  }
+  // Sums over ranks.
+  RunCounters& operator+=(const RunCounters& other);
 };
 
 class RankSchedule;
@@ -129,6 +150,7 @@ class Executor {
   absl::Status CreateStreams();
   absl::Status RunRounds(Stream stream, const RunOptions& options,
                          Deadline deadline);
+  void CountMessages(const RoundWork& work);
   absl::Status RunStaged(size_t round, Stream stream);
   absl::Status RunDirect(const RoundWork& work, Stream stream);
 

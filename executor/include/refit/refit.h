@@ -1,0 +1,344 @@
+/* The executor in C: what a worker needs to replay a plan, with a stable ABI.
+ *
+ *   plan, device, rendezvous -> executor -> connect -> bind
+ *     -> run, wait, as often as wanted -> close
+ *
+ * It is C99 and C++. examples/worker.c is a whole worker; docs/operations.md
+ * says how to deploy one and what to do about each error.
+ *
+ * Errors. A function that can fail returns a status: NULL is success, anything
+ * else is an error that the caller owns and frees with refit_status_free. On an
+ * error, what the function would have made is set to NULL. A pointer that must
+ * not be NULL but is, is REFIT_INVALID_ARGUMENT; the functions that return no
+ * status require theirs. A call that is refused for its arguments or for the
+ * executor's state changes nothing and is not told to the other ranks, who
+ * wait for theirs until the deadline. No C++ exception leaves the library.
+ *
+ * Ownership. Every object that a function makes is the caller's, who frees it
+ * with the function of its name; NULL may be freed. An executor keeps alive
+ * what it was made of, so that objects may be freed in any order. Strings and
+ * arrays that are passed in are read during the call and not kept.
+ *
+ * Structs. The first field of each is its size as the caller was compiled;
+ * fields that the caller does not know are as if they were zero, and zero means
+ * the default:
+ *
+ *   refit_run_options options = {sizeof(options)};
+ *
+ * A field that this library does not know must be zero, else the call is
+ * refused with REFIT_INVALID_ARGUMENT. Fields are only ever added, at the end.
+ *
+ * Threads. Plans, devices, rendezvous, fabrics and statuses may be used by many
+ * threads at once, an executor by one at a time. To free an object is a use.
+ *
+ * Times are milliseconds. A timeout of 0 means ten minutes; INT64_MAX means
+ * none; a negative one is REFIT_INVALID_ARGUMENT.
+ */
+#ifndef REFIT_EXECUTOR_INCLUDE_REFIT_REFIT_H_
+#define REFIT_EXECUTOR_INCLUDE_REFIT_REFIT_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The library's version, "0.1.0". Valid for ever. */
+const char* refit_version(void);
+
+/* Status */
+
+/* Numbered as gRPC's and Abseil's codes. A later library may return others. */
+typedef int32_t refit_code;
+enum {
+  REFIT_OK = 0,
+  REFIT_UNKNOWN = 2,
+  REFIT_INVALID_ARGUMENT = 3,
+  REFIT_DEADLINE_EXCEEDED = 4,
+  REFIT_NOT_FOUND = 5,
+  REFIT_ALREADY_EXISTS = 6,
+  REFIT_PERMISSION_DENIED = 7,
+  REFIT_RESOURCE_EXHAUSTED = 8,
+  REFIT_FAILED_PRECONDITION = 9,
+  REFIT_ABORTED = 10, /* by another rank, whose own error says why */
+  REFIT_UNIMPLEMENTED = 12,
+  REFIT_INTERNAL = 13,
+  REFIT_UNAVAILABLE = 14
+};
+
+typedef struct refit_status refit_status;
+
+/* REFIT_OK for NULL. */
+refit_code refit_status_code(const refit_status* status);
+
+/* What happened, where and to whom, for a log: one sentence, or one line for
+ * each problem. "" for NULL. Valid as long as the status. */
+const char* refit_status_message(const refit_status* status);
+
+void refit_status_free(refit_status* status);
+
+/* Tensors */
+
+/* Numbered as in the plan's schema. A later plan may hold others. */
+typedef int32_t refit_dtype;
+enum {
+  REFIT_DTYPE_BF16 = 1,
+  REFIT_DTYPE_FP16 = 2,
+  REFIT_DTYPE_FP32 = 3,
+  REFIT_DTYPE_FP64 = 4,
+  REFIT_DTYPE_INT8 = 5,
+  REFIT_DTYPE_INT16 = 6,
+  REFIT_DTYPE_INT32 = 7,
+  REFIT_DTYPE_INT64 = 8,
+  REFIT_DTYPE_UINT8 = 9,
+  REFIT_DTYPE_BOOL = 10,
+  REFIT_DTYPE_FP8_E4M3 = 11,
+  REFIT_DTYPE_FP8_E5M2 = 12
+};
+
+/* A contiguous tensor of a worker, named as its framework names it. */
+typedef struct refit_tensor {
+  size_t struct_size;
+  const char* name;
+  void* data; /* may be NULL when the tensor has no elements */
+  uint64_t size_bytes;
+  const uint64_t* shape; /* `dimensions` extents; may be NULL for a scalar */
+  size_t dimensions;
+  refit_dtype dtype;
+  int32_t reserved; /* must be 0 */
+} refit_tensor;
+
+/* Plan */
+
+/* A plan file that was opened and checked. Immutable. */
+typedef struct refit_plan refit_plan;
+
+/* Maps the file read-only; it must not change while the plan is in use. Errors:
+ * REFIT_NOT_FOUND, REFIT_PERMISSION_DENIED or REFIT_UNAVAILABLE (it cannot be
+ * read), REFIT_FAILED_PRECONDITION (made for a newer Refit),
+ * REFIT_INVALID_ARGUMENT (not a plan, or damaged). */
+refit_status* refit_plan_open(const char* path, refit_plan** plan);
+
+void refit_plan_free(refit_plan* plan);
+
+/* Ranks 0 .. source_ranks-1 are the source, the others up to world_size-1 the
+ * destination. */
+int32_t refit_plan_world_size(const refit_plan* plan);
+int32_t refit_plan_source_ranks(const refit_plan* plan);
+
+/* 32 hex digits that all ranks must have in common, as refit-dump prints them.
+ * Valid as long as the plan. */
+const char* refit_plan_digest(const refit_plan* plan);
+
+/* Device memory that an executor of `rank` allocates for staging, in bytes.
+ * Error: REFIT_INVALID_ARGUMENT, no such rank. */
+refit_status* refit_plan_staging_bytes(const refit_plan* plan, int32_t rank,
+                                       uint64_t* staging_bytes);
+
+/* Calls `visit` with each tensor that `rank` binds, in plan order, its data
+ * NULL. A tensor is valid during its call only; `visit` must not throw. Error:
+ * REFIT_INVALID_ARGUMENT, no such rank. */
+typedef void (*refit_tensor_visitor)(const refit_tensor* tensor, void* context);
+refit_status* refit_plan_visit_tensors(const refit_plan* plan, int32_t rank,
+                                       refit_tensor_visitor visit,
+                                       void* context);
+
+/* Device */
+
+/* Where a rank's tensors are. One device may serve several ranks. */
+typedef struct refit_device refit_device;
+
+/* The CPU. Work is done on the calling thread, streams are ignored. */
+refit_status* refit_device_create_host(refit_device** device);
+
+/* The GPU of number `ordinal`, as CUDA counts. Its streams are cudaStream_t;
+ * NULL is the legacy default stream. Errors: REFIT_NOT_FOUND, no such device or
+ * no driver; REFIT_UNIMPLEMENTED, a library that was built without CUDA. */
+refit_status* refit_device_create_cuda(int32_t ordinal, refit_device** device);
+
+/* 0 without a driver or a GPU, and in a library that was built without CUDA. */
+int32_t refit_cuda_device_count(void);
+
+void refit_device_free(refit_device* device);
+
+/* Where ranks meet */
+
+/* A place on the network: rank 0 listens there, the others connect. */
+typedef struct refit_rendezvous refit_rendezvous;
+
+/* `host` is rank 0's name or address. What is wrong with the arguments,
+ * refit_executor_create or refit_executor_connect tells. */
+refit_status* refit_rendezvous_create_tcp(const char* host, uint16_t port,
+                                          int32_t rank, int32_t world_size,
+                                          refit_rendezvous** rendezvous);
+
+/* From the variables of torchrun, Open MPI or SLURM, as docs/operations.md has
+ * them. Error: REFIT_INVALID_ARGUMENT, naming the variable, what it is and what
+ * it should be. */
+refit_status* refit_rendezvous_from_environment(refit_rendezvous** rendezvous);
+
+/* This process's number among those of its host, from the same launchers.
+ * Errors as above. */
+refit_status* refit_local_rank_from_environment(int32_t* local_rank);
+
+int32_t refit_rendezvous_rank(const refit_rendezvous* rendezvous);
+int32_t refit_rendezvous_world_size(const refit_rendezvous* rendezvous);
+
+void refit_rendezvous_free(refit_rendezvous* rendezvous);
+
+/* What ranks that are threads of this process share instead. It carries host
+ * memory only. */
+typedef struct refit_local_fabric refit_local_fabric;
+
+/* Error: REFIT_INVALID_ARGUMENT, not a number of ranks. */
+refit_status* refit_local_fabric_create(int32_t world_size,
+                                        refit_local_fabric** fabric);
+
+void refit_local_fabric_free(refit_local_fabric* fabric);
+
+/* Executor */
+
+/* One rank's replay of a plan. */
+typedef struct refit_executor refit_executor;
+
+typedef struct refit_executor_options {
+  size_t struct_size;
+  const refit_plan* plan;
+  refit_device* device;
+  /* One of the two. Over the network NCCL carries staged rounds, and takes the
+   * memory of CUDA devices only. */
+  const refit_rendezvous* rendezvous;
+  refit_local_fabric* fabric;
+  int32_t rank;     /* global; the rendezvous' where there is one */
+  int32_t reserved; /* must be 0 */
+} refit_executor_options;
+
+typedef int32_t refit_state;
+enum {
+  REFIT_STATE_LOADED = 0,
+  REFIT_STATE_CONNECTED = 1,
+  REFIT_STATE_BOUND = 2,   /* ready to run; the last refit, if any, succeeded */
+  REFIT_STATE_RUNNING = 3, /* a refit was enqueued, wait tells how it ended */
+  REFIT_STATE_TORN = 4,    /* the last refit failed: do not serve until a later
+                            * one succeeds */
+  REFIT_STATE_CLOSED = 5
+};
+
+typedef struct refit_run_options {
+  size_t struct_size;
+  int64_t timeout_ms; /* of the whole refit, until the end of its wait */
+  /* Where the tensors are now, in the order of the bind; NULL: not checked. A
+   * tensor that moved since fails the refit before any byte moves. */
+  const void* const* addresses;
+  size_t address_count;
+} refit_run_options;
+
+/* Bytes of messages, with the alignment gaps of staged ones. */
+typedef struct refit_traffic {
+  uint64_t bytes_sent;
+  uint64_t bytes_received;
+} refit_traffic;
+
+/* Of the last run of one rank. */
+typedef struct refit_counters {
+  size_t struct_size;
+  uint64_t rounds;
+  uint64_t messages_sent;
+  uint64_t messages_received;
+  uint64_t bytes_sent;
+  uint64_t bytes_received;
+  /* Of the calling thread; on a GPU, of the enqueuing alone. */
+  double pack_seconds;
+  double wire_seconds;
+  double unpack_seconds;
+  /* The bytes by how they travelled: between ranks that share a GPU, or a host,
+   * or neither; through staging, or stored into the receiver's tensors. */
+  refit_traffic local_staged;
+  refit_traffic local_direct;
+  refit_traffic peer_staged;
+  refit_traffic peer_direct;
+  refit_traffic network_staged;
+  refit_traffic network_direct;
+} refit_counters;
+
+/* Makes the executor of one rank. Nothing is sent or allocated on the device
+ * yet. Errors: REFIT_INVALID_ARGUMENT (no such rank, another number of ranks
+ * than the plan has, a fabric with a CUDA device, both places to meet or none),
+ * REFIT_ALREADY_EXISTS (the fabric gave this rank's end away before, be it to
+ * an executor that is freed). */
+refit_status* refit_executor_create(const refit_executor_options* options,
+                                    refit_executor** executor);
+
+/* Closes it first, if need be. */
+void refit_executor_free(refit_executor* executor);
+
+/* Meets the other ranks, allocates the staging arena, makes communicators, and
+ * shakes hands on the plan. Collective: all ranks call it, and none succeeds
+ * unless all do. While torn it makes whole again what a failed refit broke, and
+ * keeps what is bound; the state stays torn. Errors: REFIT_DEADLINE_EXCEEDED
+ * (naming a rank that did not come), REFIT_UNAVAILABLE (nobody listens there;
+ * or a rank is gone for good, and all ranks need new executors),
+ * REFIT_ALREADY_EXISTS (two processes are one rank, both named),
+ * REFIT_FAILED_PRECONDITION (another plan, version or NCCL on some rank, both
+ * values named; or wrong state), REFIT_NOT_FOUND or REFIT_UNIMPLEMENTED (no
+ * libnccl that serves), REFIT_RESOURCE_EXHAUSTED, REFIT_ABORTED. After a first
+ * connect that failed it may be called again, on all ranks. */
+refit_status* refit_executor_connect(refit_executor* executor,
+                                     int64_t timeout_ms);
+
+/* Takes the rank's tensors, checks each against the plan and makes all copies
+ * ready. `tensors` is an array whose elements have one struct_size. Their
+ * memory must stay where it is until the next bind or the end of the executor;
+ * the array need not. A tensor that the plan skips as a whole may be left out.
+ *
+ * Once bound, a rank binds again when tensors move. The first bind is
+ * collective; later ones are if the plan has direct rounds, and are local to
+ * the rank if it has none. A refused bind leaves the earlier one in place.
+ * Errors: REFIT_INVALID_ARGUMENT (missing, unexpected or duplicate names, wrong
+ * dtype, shape or size, memory that overlaps: all problems in one message),
+ * REFIT_FAILED_PRECONDITION (memory that cannot be shared; wrong state),
+ * REFIT_ABORTED (another rank was refused), REFIT_DEADLINE_EXCEEDED. */
+refit_status* refit_executor_bind(refit_executor* executor,
+                                  const refit_tensor* tensors, size_t count,
+                                  int64_t timeout_ms);
+
+/* Enqueues one refit on `stream` of the device and returns; on a GPU nothing is
+ * waited for but that NCCL takes the work. Collective. `options` may be NULL.
+ * An error fails the refit on all ranks and leaves REFIT_STATE_TORN; run may be
+ * called again, after connect if the message asks for it. Errors:
+ * REFIT_FAILED_PRECONDITION (a tensor moved, a transport that needs connect, or
+ * wrong state, which changes nothing), REFIT_DEADLINE_EXCEEDED, REFIT_ABORTED,
+ * REFIT_UNAVAILABLE, REFIT_INTERNAL: with round, operation and peer.
+ *
+ * While `stream` is captured the refit becomes part of the graph: whoever
+ * replays the graph, on all ranks alike, waits for it, and no timeout holds.
+ * The graph must be destroyed before the executor is closed. */
+refit_status* refit_executor_run(refit_executor* executor, void* stream,
+                                 const refit_run_options* options);
+
+/* Returns when the refits enqueued so far are over on all ranks: the new
+ * weights are in place. Collective. An error leaves REFIT_STATE_TORN. Errors as
+ * of run. */
+refit_status* refit_executor_wait(refit_executor* executor);
+
+refit_state refit_executor_state(const refit_executor* executor);
+
+/* "loaded", "connected", "bound", "running", "torn", "closed"; "unknown" for
+ * any other number. Valid for ever. */
+const char* refit_state_name(refit_state state);
+
+/* Fills `counters`, whose struct_size the caller sets. Error:
+ * REFIT_INVALID_ARGUMENT, a struct_size that is none. */
+refit_status* refit_executor_counters(const refit_executor* executor,
+                                      refit_counters* counters);
+
+/* Frees memory on the device, communicators and connections; state and counters
+ * stay. No refit may be under way. Idempotent. */
+void refit_executor_close(refit_executor* executor);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* REFIT_EXECUTOR_INCLUDE_REFIT_REFIT_H_ */

@@ -1,0 +1,696 @@
+/* The C API from C: all ranks of a plan as threads, and what every function
+ * says when it is used wrongly.
+ *
+ * usage: c_api_test STAGED.refit DIRECT.refit
+ *
+ * REFIT_NCCL_LIBRARY names the fake libnccl, so that ranks can meet over TCP
+ * without a GPU. The plans are of 2 + 2 ranks: see write_reshard_plans.cc. */
+#define _POSIX_C_SOURCE 200809L
+#include <arpa/inet.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "refit/refit.h"
+
+enum {
+  kRanks = 4,
+  kSources = 2,
+  kLayers = 2,
+  kRows = 8, /* of the whole matrix of a layer */
+  kColumns =
+      8, /* a source holds half of the rows, a destination half of these */
+  kElements = kRows * kColumns / 2, /* of a tensor */
+  kTensorBytes = 2 * kElements,
+  kRankBytes = kLayers * kTensorBytes, /* each sends or receives all it has */
+  kTimeoutMs = 60000
+};
+
+static const char* staged_path;
+static const char* direct_path;
+static int failures;
+static pthread_mutex_t failures_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static void Fail(int line, const char* what, const char* got) {
+  pthread_mutex_lock(&failures_mutex);
+  fprintf(stderr, "%s:%d: %s, got \"%s\"\n", __FILE__, line, what, got);
+  ++failures;
+  pthread_mutex_unlock(&failures_mutex);
+}
+
+#define EXPECT(condition)                             \
+  do {                                                \
+    if (!(condition)) Fail(__LINE__, #condition, ""); \
+  } while (0)
+
+/* Frees `status`. */
+static void ExpectOk(int line, refit_status* status) {
+  if (status != NULL)
+    Fail(line, "wanted success", refit_status_message(status));
+  refit_status_free(status);
+}
+#define OK(call) ExpectOk(__LINE__, call)
+
+/* Frees `status`, whose message should contain `text`. */
+static void ExpectError(int line, refit_status* status, refit_code code,
+                        const char* text) {
+  const char* message = refit_status_message(status);
+  if (refit_status_code(status) != code || strstr(message, text) == NULL) {
+    char what[512];
+    snprintf(what, sizeof(what), "wanted code %d (is %d), \"%s\"", (int)code,
+             (int)refit_status_code(status), text);
+    Fail(line, what, message);
+  }
+  refit_status_free(status);
+}
+#define ERROR(call, code, text) ExpectError(__LINE__, call, code, text)
+
+/* One rank and its tensors. */
+typedef struct Rank {
+  int32_t rank;
+  refit_executor* executor;
+  uint16_t weights[kLayers][kElements];
+  char names[kLayers][64];
+  uint64_t shape[2];
+  refit_tensor tensors[kLayers];
+  const void* addresses[kLayers];
+} Rank;
+
+static int IsSource(const Rank* rank) { return rank->rank < kSources; }
+
+static void SetTensors(Rank* rank) {
+  rank->shape[0] = IsSource(rank) ? kRows / 2 : kRows;
+  rank->shape[1] = IsSource(rank) ? kColumns : kColumns / 2;
+  for (int layer = 0; layer < kLayers; ++layer) {
+    snprintf(rank->names[layer], sizeof(rank->names[layer]),
+             "%s.layers.%d.weight", IsSource(rank) ? "decoder" : "model",
+             layer);
+    refit_tensor* tensor = &rank->tensors[layer];
+    memset(tensor, 0, sizeof(*tensor));
+    tensor->struct_size = sizeof(*tensor);
+    tensor->name = rank->names[layer];
+    tensor->data = rank->weights[layer];
+    tensor->size_bytes = kTensorBytes;
+    tensor->shape = rank->shape;
+    tensor->dimensions = 2;
+    tensor->dtype = REFIT_DTYPE_BF16;
+    rank->addresses[layer] = tensor->data;
+  }
+}
+
+/* Where this rank's element `i` of a layer is in the whole matrix. */
+static int ElementOf(const Rank* rank, int i) {
+  if (IsSource(rank)) return rank->rank * kElements + i;
+  const int row = i / (kColumns / 2);
+  const int column = i % (kColumns / 2);
+  return row * kColumns + (rank->rank - kSources) * (kColumns / 2) + column;
+}
+
+static uint16_t ValueOf(int layer, int element) {
+  return (uint16_t)(0x3c00 + layer * kRows * kColumns + element);
+}
+
+static void FillWeights(Rank* ranks) {
+  for (int r = 0; r < kRanks; ++r) {
+    for (int layer = 0; layer < kLayers; ++layer) {
+      for (int i = 0; i < kElements; ++i) {
+        ranks[r].weights[layer][i] =
+            IsSource(&ranks[r]) ? ValueOf(layer, ElementOf(&ranks[r], i)) : 0;
+      }
+    }
+  }
+}
+
+static void ExpectWeights(const Rank* ranks) {
+  for (int r = kSources; r < kRanks; ++r) {
+    for (int layer = 0; layer < kLayers; ++layer) {
+      for (int i = 0; i < kElements; ++i) {
+        EXPECT(ranks[r].weights[layer][i] ==
+               ValueOf(layer, ElementOf(&ranks[r], i)));
+      }
+    }
+  }
+  /* One of them, said outright: row 5, column 6 of layer 1. */
+  EXPECT(ranks[3].weights[1][5 * 4 + 2] == 0x3c00 + 64 + 5 * 8 + 6);
+}
+
+/* Calls `body` for each rank, each on a thread of its own. */
+static void OnAllRanks(Rank* ranks, void* (*body)(void*)) {
+  pthread_t threads[kRanks];
+  for (int r = 0; r < kRanks; ++r) {
+    if (pthread_create(&threads[r], NULL, body, &ranks[r]) != 0) abort();
+  }
+  for (int r = 0; r < kRanks; ++r) pthread_join(threads[r], NULL);
+}
+
+static void* ConnectAndBind(void* argument) {
+  Rank* rank = argument;
+  EXPECT(refit_executor_state(rank->executor) == REFIT_STATE_LOADED);
+  OK(refit_executor_connect(rank->executor, kTimeoutMs));
+  EXPECT(refit_executor_state(rank->executor) == REFIT_STATE_CONNECTED);
+  OK(refit_executor_bind(rank->executor, rank->tensors, kLayers, kTimeoutMs));
+  EXPECT(refit_executor_state(rank->executor) == REFIT_STATE_BOUND);
+  return NULL;
+}
+
+static void* Refit(void* argument) {
+  Rank* rank = argument;
+  refit_run_options options = {sizeof(options), kTimeoutMs, rank->addresses,
+                               kLayers};
+  OK(refit_executor_run(rank->executor, NULL, &options));
+  EXPECT(refit_executor_state(rank->executor) == REFIT_STATE_RUNNING);
+  OK(refit_executor_wait(rank->executor));
+  EXPECT(refit_executor_state(rank->executor) == REFIT_STATE_BOUND);
+  return NULL;
+}
+
+/* Executors of all ranks in a fabric. What they are made of is freed here: they
+ * keep it. */
+static void CreateLocal(Rank* ranks, const char* path) {
+  refit_plan* plan = NULL;
+  refit_device* device = NULL;
+  refit_local_fabric* fabric = NULL;
+  OK(refit_plan_open(path, &plan));
+  OK(refit_device_create_host(&device));
+  OK(refit_local_fabric_create(kRanks, &fabric));
+  for (int r = 0; r < kRanks; ++r) {
+    ranks[r].rank = r;
+    SetTensors(&ranks[r]);
+    refit_executor_options options = {sizeof(options), plan, device, NULL,
+                                      fabric,          r,    0};
+    OK(refit_executor_create(&options, &ranks[r].executor));
+  }
+  refit_local_fabric_free(fabric);
+  refit_device_free(device);
+  refit_plan_free(plan);
+}
+
+static void CloseAll(Rank* ranks) {
+  for (int r = 0; r < kRanks; ++r) {
+    refit_executor_close(ranks[r].executor);
+    refit_executor_close(ranks[r].executor);
+    EXPECT(refit_executor_state(ranks[r].executor) == REFIT_STATE_CLOSED);
+    ERROR(refit_executor_connect(ranks[r].executor, 0),
+          REFIT_FAILED_PRECONDITION, "Connect while closed");
+    ERROR(refit_executor_run(ranks[r].executor, NULL, NULL),
+          REFIT_FAILED_PRECONDITION, "Run while closed");
+    refit_executor_free(ranks[r].executor);
+  }
+}
+
+static void ExpectCounters(const Rank* rank, int direct) {
+  refit_counters counters = {sizeof(counters)};
+  OK(refit_executor_counters(rank->executor, &counters));
+  EXPECT(counters.struct_size == sizeof(counters));
+  EXPECT(counters.rounds == kLayers);
+  const int source = IsSource(rank);
+  EXPECT(counters.messages_sent == (source ? 2 * kLayers : 0));
+  EXPECT(counters.messages_received == (source ? 0 : 2 * kLayers));
+  EXPECT(counters.bytes_sent == (source ? kRankBytes : 0));
+  EXPECT(counters.bytes_received == (source ? 0 : kRankBytes));
+  EXPECT(counters.wire_seconds > 0);
+  /* The plan's only route, by its only mechanism. */
+  const refit_traffic* used =
+      direct ? &counters.peer_direct : &counters.peer_staged;
+  EXPECT(used->bytes_sent == counters.bytes_sent);
+  EXPECT(used->bytes_received == counters.bytes_received);
+  const refit_traffic* unused =
+      direct ? &counters.peer_staged : &counters.peer_direct;
+  EXPECT(unused->bytes_sent == 0 && unused->bytes_received == 0);
+  EXPECT(counters.local_staged.bytes_sent == 0);
+  EXPECT(counters.local_direct.bytes_sent == 0);
+  EXPECT(counters.network_staged.bytes_sent == 0);
+  EXPECT(counters.network_direct.bytes_sent == 0);
+}
+
+static void TestRefitInAFabric(const char* path, int direct) {
+  Rank ranks[kRanks];
+  CreateLocal(ranks, path);
+  OnAllRanks(ranks, ConnectAndBind);
+  for (int refit = 0; refit < 2; ++refit) {
+    FillWeights(ranks);
+    OnAllRanks(ranks, Refit);
+    ExpectWeights(ranks);
+  }
+  for (int r = 0; r < kRanks; ++r) ExpectCounters(&ranks[r], direct);
+  CloseAll(ranks);
+}
+
+/* A port of the loopback interface that nobody listens at. */
+static uint16_t FreePort(void) {
+  struct sockaddr_in address;
+  socklen_t size = sizeof(address);
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  memset(&address, 0, sizeof(address));
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (fd < 0 || bind(fd, (struct sockaddr*)&address, size) != 0 ||
+      getsockname(fd, (struct sockaddr*)&address, &size) != 0) {
+    abort();
+  }
+  close(fd);
+  return ntohs(address.sin_port);
+}
+
+static void* RefitOverTcp(void* argument) {
+  ConnectAndBind(argument);
+  return Refit(argument);
+}
+
+static void TestRefitOverTcp(void) {
+  Rank ranks[kRanks];
+  const uint16_t port = FreePort();
+  for (int r = 0; r < kRanks; ++r) {
+    refit_plan* plan = NULL;
+    refit_device* device = NULL;
+    refit_rendezvous* rendezvous = NULL;
+    OK(refit_plan_open(staged_path, &plan));
+    OK(refit_device_create_host(&device));
+    OK(refit_rendezvous_create_tcp("127.0.0.1", port, r, kRanks, &rendezvous));
+    EXPECT(refit_rendezvous_rank(rendezvous) == r);
+    EXPECT(refit_rendezvous_world_size(rendezvous) == kRanks);
+    refit_executor_options options = {
+        sizeof(options), plan, device, rendezvous, NULL, r, 0};
+    ranks[r].rank = r;
+    SetTensors(&ranks[r]);
+    OK(refit_executor_create(&options, &ranks[r].executor));
+    options.rank = (r + 1) % kRanks;
+    refit_executor* wrong = ranks[r].executor;
+    ERROR(refit_executor_create(&options, &wrong), REFIT_INVALID_ARGUMENT,
+          "the rendezvous is of rank ");
+    EXPECT(wrong == NULL);
+    refit_rendezvous_free(rendezvous);
+    refit_device_free(device);
+    refit_plan_free(plan);
+  }
+  FillWeights(ranks);
+  OnAllRanks(ranks, RefitOverTcp);
+  ExpectWeights(ranks);
+  for (int r = 0; r < kRanks; ++r) ExpectCounters(&ranks[r], /*direct=*/0);
+  CloseAll(ranks);
+}
+
+static void TestMeetingThatNobodyComesTo(void) {
+  refit_plan* plan = NULL;
+  refit_device* device = NULL;
+  refit_rendezvous* rendezvous = NULL;
+  refit_executor* executor = NULL;
+  OK(refit_plan_open(staged_path, &plan));
+  OK(refit_device_create_host(&device));
+  OK(refit_rendezvous_create_tcp("127.0.0.1", FreePort(), 0, kRanks,
+                                 &rendezvous));
+  refit_executor_options options = {
+      sizeof(options), plan, device, rendezvous, NULL, 0, 0};
+  OK(refit_executor_create(&options, &executor));
+  for (int i = 0; i < 2; ++i) {
+    ERROR(refit_executor_connect(executor, 50), REFIT_DEADLINE_EXCEEDED,
+          "3 of 4 ranks did not come before the deadline, the first is rank 1");
+    EXPECT(refit_executor_state(executor) == REFIT_STATE_LOADED);
+  }
+  refit_executor_free(executor);
+  refit_rendezvous_free(rendezvous);
+  refit_device_free(device);
+  refit_plan_free(plan);
+}
+
+static void TestLibrary(void) {
+  EXPECT(strcmp(refit_version(), REFIT_VERSION_WANTED) == 0);
+  EXPECT(refit_status_code(NULL) == REFIT_OK);
+  EXPECT(strcmp(refit_status_message(NULL), "") == 0);
+  EXPECT(strcmp(refit_state_name(REFIT_STATE_TORN), "torn") == 0);
+  EXPECT(strcmp(refit_state_name(99), "unknown") == 0);
+  refit_status_free(NULL);
+  refit_plan_free(NULL);
+  refit_device_free(NULL);
+  refit_rendezvous_free(NULL);
+  refit_local_fabric_free(NULL);
+  refit_executor_free(NULL);
+  refit_executor_close(NULL);
+}
+
+/* What a caller of 0.1 was compiled with must never change: 64-bit Linux. */
+static void TestLayoutOfStructs(void) {
+  EXPECT(sizeof(refit_tensor) == 56);
+  EXPECT(offsetof(refit_tensor, dtype) == 48);
+  EXPECT(sizeof(refit_executor_options) == 48);
+  EXPECT(offsetof(refit_executor_options, rank) == 40);
+  EXPECT(sizeof(refit_run_options) == 32);
+  EXPECT(offsetof(refit_run_options, addresses) == 16);
+  EXPECT(sizeof(refit_traffic) == 16);
+  EXPECT(sizeof(refit_counters) == 168);
+  EXPECT(offsetof(refit_counters, local_staged) == 72);
+}
+
+static void CountTensor(const refit_tensor* tensor, void* context) {
+  int* count = context;
+  char name[64];
+  snprintf(name, sizeof(name), "model.layers.%d.weight", *count);
+  EXPECT(strcmp(tensor->name, name) == 0);
+  EXPECT(tensor->struct_size == sizeof(*tensor));
+  EXPECT(tensor->data == NULL);
+  EXPECT(tensor->size_bytes == kTensorBytes);
+  EXPECT(tensor->dimensions == 2);
+  EXPECT(tensor->shape[0] == kRows && tensor->shape[1] == kColumns / 2);
+  EXPECT(tensor->dtype == REFIT_DTYPE_BF16);
+  ++*count;
+}
+
+static void TestPlan(void) {
+  refit_plan* plan = NULL;
+  OK(refit_plan_open(staged_path, &plan));
+  EXPECT(refit_plan_world_size(plan) == kRanks);
+  EXPECT(refit_plan_source_ranks(plan) == kSources);
+  EXPECT(strlen(refit_plan_digest(plan)) == 32);
+  uint64_t staging_bytes = 0;
+  OK(refit_plan_staging_bytes(plan, 0, &staging_bytes));
+  EXPECT(staging_bytes == kTensorBytes); /* one layer at a time */
+  ERROR(refit_plan_staging_bytes(plan, kRanks, &staging_bytes),
+        REFIT_INVALID_ARGUMENT, "rank 4 is not one of the plan's 4 ranks");
+  ERROR(refit_plan_staging_bytes(plan, -1, &staging_bytes),
+        REFIT_INVALID_ARGUMENT, "rank -1 is not one of the plan's 4 ranks");
+  ERROR(refit_plan_staging_bytes(NULL, 0, &staging_bytes),
+        REFIT_INVALID_ARGUMENT, "plan is NULL");
+  ERROR(refit_plan_staging_bytes(plan, 0, NULL), REFIT_INVALID_ARGUMENT,
+        "staging_bytes is NULL");
+  int count = 0;
+  OK(refit_plan_visit_tensors(plan, 2, CountTensor, &count));
+  EXPECT(count == kLayers);
+  ERROR(refit_plan_visit_tensors(plan, 2, NULL, NULL), REFIT_INVALID_ARGUMENT,
+        "visit is NULL");
+  ERROR(refit_plan_visit_tensors(plan, 9, CountTensor, &count),
+        REFIT_INVALID_ARGUMENT, "rank 9 is not one of the plan's 4 ranks");
+  ERROR(refit_plan_visit_tensors(NULL, 0, CountTensor, &count),
+        REFIT_INVALID_ARGUMENT, "plan is NULL");
+  refit_plan* other = plan;
+  ERROR(refit_plan_open("no-such-directory/plan.refit", &other),
+        REFIT_NOT_FOUND, "no-such-directory/plan.refit");
+  EXPECT(other == NULL);
+  ERROR(refit_plan_open("/dev/null", &other), REFIT_INVALID_ARGUMENT, "");
+  ERROR(refit_plan_open(NULL, &other), REFIT_INVALID_ARGUMENT, "path is NULL");
+  ERROR(refit_plan_open(staged_path, NULL), REFIT_INVALID_ARGUMENT,
+        "plan is NULL");
+  refit_plan_free(plan);
+}
+
+static void TestDevices(void) {
+  refit_device* device = NULL;
+  ERROR(refit_device_create_host(NULL), REFIT_INVALID_ARGUMENT,
+        "device is NULL");
+  ERROR(refit_device_create_cuda(0, NULL), REFIT_INVALID_ARGUMENT,
+        "device is NULL");
+  EXPECT(refit_cuda_device_count() >= 0);
+  refit_status* status = refit_device_create_cuda(-1, &device);
+  EXPECT(refit_status_code(status) == REFIT_NOT_FOUND ||
+         refit_status_code(status) == REFIT_UNIMPLEMENTED);
+  EXPECT(strlen(refit_status_message(status)) > 0);
+  EXPECT(device == NULL);
+  refit_status_free(status);
+}
+
+static void TestRendezvous(void) {
+  refit_rendezvous* rendezvous = NULL;
+  int32_t local_rank = -1;
+  ERROR(refit_rendezvous_create_tcp(NULL, 1, 0, 1, &rendezvous),
+        REFIT_INVALID_ARGUMENT, "host is NULL");
+  ERROR(refit_rendezvous_create_tcp("host", 1, 0, 1, NULL),
+        REFIT_INVALID_ARGUMENT, "rendezvous is NULL");
+  ERROR(refit_rendezvous_from_environment(NULL), REFIT_INVALID_ARGUMENT,
+        "rendezvous is NULL");
+  ERROR(refit_local_rank_from_environment(NULL), REFIT_INVALID_ARGUMENT,
+        "local_rank is NULL");
+  setenv("WORLD_SIZE", "four", 1);
+  setenv("RANK", "3", 1);
+  setenv("LOCAL_RANK", "1", 1);
+  setenv("MASTER_ADDR", "trainer", 1);
+  ERROR(refit_rendezvous_from_environment(&rendezvous), REFIT_INVALID_ARGUMENT,
+        "WORLD_SIZE is \"four\", it should be a number from 1 to ");
+  EXPECT(rendezvous == NULL);
+  setenv("WORLD_SIZE", "4", 1);
+  OK(refit_rendezvous_from_environment(&rendezvous));
+  EXPECT(refit_rendezvous_rank(rendezvous) == 3);
+  EXPECT(refit_rendezvous_world_size(rendezvous) == 4);
+  OK(refit_local_rank_from_environment(&local_rank));
+  EXPECT(local_rank == 1);
+  setenv("LOCAL_RANK", "first", 1);
+  ERROR(refit_local_rank_from_environment(&local_rank), REFIT_INVALID_ARGUMENT,
+        "LOCAL_RANK is \"first\"");
+  refit_rendezvous_free(rendezvous);
+}
+
+/* refit_run_options of a later version. */
+typedef struct LaterRunOptions {
+  refit_run_options now;
+  uint64_t later;
+} LaterRunOptions;
+
+static void TestCreateErrors(void) {
+  refit_plan* plan = NULL;
+  refit_device* device = NULL;
+  refit_local_fabric* fabric = NULL;
+  refit_local_fabric* smaller = NULL;
+  refit_rendezvous* rendezvous = NULL;
+  refit_executor* executor = NULL;
+  refit_executor* made = NULL;
+  OK(refit_plan_open(staged_path, &plan));
+  OK(refit_device_create_host(&device));
+  OK(refit_local_fabric_create(kRanks, &fabric));
+  OK(refit_rendezvous_create_tcp("localhost", 1, 0, 3, &rendezvous));
+  ERROR(refit_local_fabric_create(0, &smaller), REFIT_INVALID_ARGUMENT,
+        "world size 0 is not between 1 and ");
+  ERROR(refit_local_fabric_create(1, NULL), REFIT_INVALID_ARGUMENT,
+        "fabric is NULL");
+  OK(refit_local_fabric_create(2, &smaller));
+
+  const refit_executor_options good = {sizeof(good), plan, device, NULL,
+                                       fabric,       0,    0};
+  refit_executor_options bad = good;
+  ERROR(refit_executor_create(&good, NULL), REFIT_INVALID_ARGUMENT,
+        "executor is NULL");
+  ERROR(refit_executor_create(NULL, &executor), REFIT_INVALID_ARGUMENT,
+        "options is NULL");
+  bad.struct_size = 12;
+  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
+        "struct_size of refit_executor_options is 12, it should be "
+        "sizeof(refit_executor_options), which is 48 in Refit ");
+  bad = good;
+  bad.plan = NULL;
+  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
+        "plan is NULL");
+  bad = good;
+  bad.device = NULL;
+  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
+        "device is NULL");
+  bad = good;
+  bad.reserved = 1;
+  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
+        "reserved is not 0");
+  bad = good;
+  bad.fabric = NULL;
+  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
+        "none is given");
+  bad.rendezvous = rendezvous;
+  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
+        "the transport is rank 0 of 3, the executor is rank 0 of 4");
+  bad.fabric = fabric;
+  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
+        "both are given");
+  bad = good;
+  bad.rank = kRanks;
+  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
+        "rank 4 is not one of the plan's 4 ranks");
+  bad = good;
+  bad.fabric = smaller;
+  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
+        "the transport is rank 0 of 2, the executor is rank 0 of 4");
+  OK(refit_executor_create(&good, &made));
+  ERROR(refit_executor_create(&good, &executor), REFIT_ALREADY_EXISTS,
+        "rank 0 has its transport already");
+  EXPECT(executor == NULL);
+
+  refit_executor_free(made);
+  refit_rendezvous_free(rendezvous);
+  refit_local_fabric_free(smaller);
+  refit_local_fabric_free(fabric);
+  refit_device_free(device);
+  refit_plan_free(plan);
+}
+
+static void TestArgumentErrors(Rank* rank) {
+  refit_executor* executor = rank->executor;
+  refit_counters counters = {0};
+  ERROR(refit_executor_connect(NULL, 0), REFIT_INVALID_ARGUMENT,
+        "executor is NULL");
+  ERROR(refit_executor_bind(NULL, rank->tensors, kLayers, 0),
+        REFIT_INVALID_ARGUMENT, "executor is NULL");
+  ERROR(refit_executor_run(NULL, NULL, NULL), REFIT_INVALID_ARGUMENT,
+        "executor is NULL");
+  ERROR(refit_executor_wait(NULL), REFIT_INVALID_ARGUMENT, "executor is NULL");
+  ERROR(refit_executor_counters(NULL, &counters), REFIT_INVALID_ARGUMENT,
+        "executor is NULL");
+  ERROR(refit_executor_counters(executor, NULL), REFIT_INVALID_ARGUMENT,
+        "counters is NULL");
+  ERROR(refit_executor_counters(executor, &counters), REFIT_INVALID_ARGUMENT,
+        "struct_size of refit_counters is 0");
+  ERROR(refit_executor_connect(executor, -1), REFIT_INVALID_ARGUMENT,
+        "timeout_ms is -1, it should not be below 0");
+  ERROR(refit_executor_bind(executor, rank->tensors, kLayers, -5),
+        REFIT_INVALID_ARGUMENT, "timeout_ms is -5");
+  ERROR(refit_executor_bind(executor, NULL, 1, 0), REFIT_INVALID_ARGUMENT,
+        "tensors is NULL");
+  refit_tensor tensors[kLayers];
+  memcpy(tensors, rank->tensors, sizeof(tensors));
+  tensors[1].struct_size = 64;
+  ERROR(refit_executor_bind(executor, tensors, kLayers, 0),
+        REFIT_INVALID_ARGUMENT,
+        "tensors[1]: struct_size is 64, that of tensors[0] is 56");
+  tensors[0].struct_size = 0;
+  ERROR(refit_executor_bind(executor, tensors, kLayers, 0),
+        REFIT_INVALID_ARGUMENT,
+        "tensors[0]: struct_size of refit_tensor is 0, it should be "
+        "sizeof(refit_tensor), which is 56 in Refit ");
+  memcpy(tensors, rank->tensors, sizeof(tensors));
+  tensors[1].name = NULL;
+  ERROR(refit_executor_bind(executor, tensors, kLayers, 0),
+        REFIT_INVALID_ARGUMENT, "tensors[1]: name is NULL");
+  tensors[0].shape = NULL;
+  ERROR(refit_executor_bind(executor, tensors, kLayers, 0),
+        REFIT_INVALID_ARGUMENT, "tensors[0]: shape is NULL");
+  memcpy(tensors, rank->tensors, sizeof(tensors));
+  tensors[0].reserved = 7;
+  ERROR(refit_executor_bind(executor, tensors, kLayers, 0),
+        REFIT_INVALID_ARGUMENT, "tensors[0]: reserved is not 0");
+  refit_run_options options = {sizeof(options), -1, NULL, 0};
+  ERROR(refit_executor_run(executor, NULL, &options), REFIT_INVALID_ARGUMENT,
+        "timeout_ms is -1");
+  LaterRunOptions later = {{sizeof(later), 0, NULL, 0}, 1};
+  ERROR(refit_executor_run(executor, NULL, &later.now), REFIT_INVALID_ARGUMENT,
+        "refit_run_options sets a field that Refit ");
+}
+
+static void TestStepsOutOfOrder(Rank* rank) {
+  ERROR(refit_executor_run(rank->executor, NULL, NULL),
+        REFIT_FAILED_PRECONDITION, "rank 0: Run while loaded");
+  ERROR(refit_executor_wait(rank->executor), REFIT_FAILED_PRECONDITION,
+        "rank 0: Wait while loaded");
+  ERROR(refit_executor_bind(rank->executor, rank->tensors, kLayers, 0),
+        REFIT_FAILED_PRECONDITION, "rank 0: Bind while loaded");
+  /* A later caller's options that it leaves at their defaults are no error. */
+  LaterRunOptions later = {{sizeof(later), 0, NULL, 0}, 0};
+  ERROR(refit_executor_run(rank->executor, NULL, &later.now),
+        REFIT_FAILED_PRECONDITION, "rank 0: Run while loaded");
+}
+
+static void* Connect(void* argument) {
+  Rank* rank = argument;
+  OK(refit_executor_connect(rank->executor, INT64_MAX));
+  return NULL;
+}
+
+static void* BindWithWrongTensors(void* argument) {
+  Rank* rank = argument;
+  if (rank->rank != 1) {
+    ERROR(refit_executor_bind(rank->executor, rank->tensors, kLayers, 0),
+          REFIT_ABORTED, "rank 1 cannot go on; its own error says why");
+    return NULL;
+  }
+  refit_tensor tensors[kLayers];
+  memcpy(tensors, rank->tensors, sizeof(tensors));
+  tensors[0].dtype = REFIT_DTYPE_FP32;
+  tensors[1].size_bytes = 1;
+  refit_status* status = refit_executor_bind(rank->executor, tensors, 2, 0);
+  EXPECT(
+      strstr(refit_status_message(status), "rank 1 cannot bind, 2 problems"));
+  EXPECT(strstr(refit_status_message(status),
+                "wrong dtype: \"decoder.layers.0.weight\" is fp32, the plan "
+                "wants bf16"));
+  ERROR(status, REFIT_INVALID_ARGUMENT,
+        "wrong size: \"decoder.layers.1.weight\" has 1 bytes, the plan wants");
+  return NULL;
+}
+
+/* refit_tensor of a later version. */
+typedef struct LaterTensor {
+  refit_tensor now;
+  uint64_t later;
+} LaterTensor;
+
+static void* BindAsLaterCaller(void* argument) {
+  Rank* rank = argument;
+  LaterTensor tensors[kLayers];
+  memset(tensors, 0, sizeof(tensors));
+  for (int layer = 0; layer < kLayers; ++layer) {
+    tensors[layer].now = rank->tensors[layer];
+    tensors[layer].now.struct_size = sizeof(tensors[layer]);
+  }
+  OK(refit_executor_bind(rank->executor, &tensors[0].now, kLayers, 0));
+  return NULL;
+}
+
+static void* RefitWithMovedTensor(void* argument) {
+  Rank* rank = argument;
+  refit_run_options options = {sizeof(options), kTimeoutMs, rank->addresses,
+                               kLayers};
+  const void* moved[kLayers] = {rank->weights[0] + 1, rank->weights[1]};
+  if (rank->rank == 0) options.addresses = moved;
+  refit_status* status = refit_executor_run(rank->executor, NULL, &options);
+  if (status == NULL) status = refit_executor_wait(rank->executor);
+  if (rank->rank == 0) {
+    ERROR(status, REFIT_FAILED_PRECONDITION,
+          "rank 0: a tensor moved since Bind");
+  } else {
+    ERROR(status, REFIT_ABORTED, "aborted by rank 0");
+  }
+  EXPECT(refit_executor_state(rank->executor) == REFIT_STATE_TORN);
+  return NULL;
+}
+
+static void* RefitWithoutRankZero(void* argument) {
+  Rank* rank = argument;
+  refit_run_options options = {sizeof(options), 100, NULL, 0};
+  if (rank->rank == 0) return NULL;
+  /* Rank 1 may come to the next round before it has to wait. */
+  ERROR(refit_executor_run(rank->executor, NULL, &options),
+        REFIT_DEADLINE_EXCEEDED,
+        IsSource(rank) ? "rank 1: round "
+                       : ": round 0: recv of 32 bytes from rank 0");
+  EXPECT(refit_executor_state(rank->executor) == REFIT_STATE_TORN);
+  return NULL;
+}
+
+static void TestFailures(void) {
+  Rank ranks[kRanks];
+  CreateLocal(ranks, staged_path);
+  TestArgumentErrors(&ranks[0]);
+  TestStepsOutOfOrder(&ranks[0]);
+  OnAllRanks(ranks, Connect);
+  OnAllRanks(ranks, BindWithWrongTensors);
+  OnAllRanks(ranks, BindAsLaterCaller);
+  OnAllRanks(ranks, RefitWithMovedTensor);
+  FillWeights(ranks);
+  OnAllRanks(ranks, Refit);
+  ExpectWeights(ranks);
+  OnAllRanks(ranks, RefitWithoutRankZero);
+  CloseAll(ranks);
+}
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  staged_path = argv[1];
+  direct_path = argv[2];
+  TestLibrary();
+  TestLayoutOfStructs();
+  TestPlan();
+  TestDevices();
+  TestRendezvous();
+  TestCreateErrors();
+  TestFailures();
+  TestRefitInAFabric(staged_path, /*direct=*/0);
+  TestRefitInAFabric(direct_path, /*direct=*/1);
+  TestRefitOverTcp();
+  TestMeetingThatNobodyComesTo();
+  if (failures > 0) fprintf(stderr, "%d failed\n", failures);
+  return failures > 0 ? 1 : 0;
+}
