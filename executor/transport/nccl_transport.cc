@@ -64,7 +64,8 @@ struct Introduction {
 class NcclTransport : public Transport {
  public:
   explicit NcclTransport(NcclOptions options) : options_(std::move(options)) {
-    control().OnAbort([this](const absl::Status& s) { Fail(s, false); });
+    control().OnAbort(
+        [this](uint64_t, const absl::Status& s) { Fail(s, false); });
   }
   ~NcclTransport() override;
 
