@@ -154,7 +154,9 @@ absl::Status Executor::CreateStreams() {
 
 absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
   const ProfilerRange range("refit connect");
-  const bool again = state_ == ExecutorState::kTorn;
+  const bool again = state_ == ExecutorState::kConnected ||
+                     state_ == ExecutorState::kBound ||
+                     state_ == ExecutorState::kTorn;
   if (!again && state_ != ExecutorState::kLoaded) {
     return absl::FailedPreconditionError(
         absl::StrCat("rank ", options_.rank, ": Connect while ",
@@ -296,6 +298,8 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
       RunRounds(stream, options, DeadlineAfter(options.timeout));
   if (!status.ok()) {
     options_.transport->Abort(status);
+    // What was enqueued before ends first, so that the caller may free memory.
+    (void)options_.transport->Wait();
     return WithRank(status, options_.rank);
   }
   state_ = ExecutorState::kRunning;

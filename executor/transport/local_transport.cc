@@ -225,8 +225,10 @@ absl::Status LocalTransport::Connect(const HandshakeRecord& record,
                                      Deadline deadline) {
   for (const Edge& edge : edges) {
     if (edge.peer < 0 || edge.peer >= world_size()) {
-      return absl::InvalidArgumentError(absl::StrCat(
+      const absl::Status status = absl::InvalidArgumentError(absl::StrCat(
           "peer ", edge.peer, " is not one of the ", world_size(), " ranks"));
+      fabric_.Abort(++step_, rank_, status);
+      return status;
     }
   }
   return Handshake(record, deadline);

@@ -59,7 +59,7 @@ absl::Status NcclCommunicator::AsyncError() {
   nccl::Result error = nccl::kSuccess;
   const nccl::Result asked = api_.CommGetAsyncError(comm_, &error);
   return nccl::StatusOf(api_, asked == nccl::kSuccess ? error : asked,
-                        "asynchronously", comm_);
+                        "ncclCommGetAsyncError", comm_);
 }
 
 // Waits until a call that may go on in the background has ended.
@@ -119,6 +119,11 @@ absl::StatusOr<nccl::Result> NcclCommunicator::IssueGroup(
 absl::Status NcclCommunicator::Exchange(absl::Span<const Operation> operations,
                                         Stream stream, Deadline deadline,
                                         const Interruption& interruption) {
+  for (const Operation& operation : operations) {
+    if (Contains(operation.peer)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", operation.peer, " is not in the communicator"));
+  }
   const absl::StatusOr<nccl::Result> ended = IssueGroup(operations, stream);
   if (!ended.ok()) return ended.status();
   return AwaitIdle(*ended, "ncclGroupEnd", deadline, interruption);

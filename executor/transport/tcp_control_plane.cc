@@ -59,7 +59,7 @@ class TcpControlPlane : public ControlPlane {
 
   int32_t rank() const override { return rank_; }
   int32_t world_size() const override { return world_size_; }
-  void BeginStep() override;
+  uint64_t BeginStep() override;
   absl::StatusOr<std::vector<std::string>> AllGather(
       std::string_view mine, std::string_view what, Deadline deadline) override;
   absl::StatusOr<std::vector<std::string>> Exchange(
@@ -67,7 +67,8 @@ class TcpControlPlane : public ControlPlane {
       absl::Span<const int32_t> from, std::string_view what,
       Deadline deadline) override;
   void Abort(const absl::Status& status) override;
-  void OnAbort(std::function<void(const absl::Status&)> callback) override;
+  void OnAbort(
+      std::function<void(uint64_t, const absl::Status&)> callback) override;
 
  private:
   absl::StatusOr<std::string> Collect(CollectiveKind kind,
@@ -109,7 +110,7 @@ class TcpControlPlane : public ControlPlane {
   bool telling_ = false;    // the callback is running
   bool closing_ = false;
   bool read_all_ = false;  // nothing more will be read
-  std::function<void(const absl::Status&)> callback_;
+  std::function<void(uint64_t, const absl::Status&)> callback_;
 
   std::thread thread_;
 };
@@ -148,7 +149,7 @@ absl::Status TcpControlPlane::StartReading() {
   return absl::OkStatus();
 }
 
-void TcpControlPlane::BeginStep() {
+uint64_t TcpControlPlane::BeginStep() {
   std::lock_guard send_lock(send_mutex_);
   Frame frame{.type = FrameType::kBegin, .rank = rank_};
   {
@@ -162,6 +163,7 @@ void TcpControlPlane::BeginStep() {
   }
   changed_.notify_all();
   Send(frame, Clock::now() + control::kAnswerTime);
+  return frame.step;
 }
 
 absl::StatusOr<std::vector<std::string>> TcpControlPlane::AllGather(
@@ -251,7 +253,7 @@ void TcpControlPlane::Abort(const absl::Status& status) {
 }
 
 void TcpControlPlane::OnAbort(
-    std::function<void(const absl::Status&)> callback) {
+    std::function<void(uint64_t, const absl::Status&)> callback) {
   std::lock_guard lock(mutex_);
   callback_ = std::move(callback);
 }
@@ -357,10 +359,11 @@ void TcpControlPlane::TellFailure(std::unique_lock<std::mutex>& lock) {
   untold_ = false;
   if (callback_ == nullptr || closing_) return;
   const auto callback = callback_;
+  const uint64_t step = step_;
   const absl::Status status = step_failure_;
   telling_ = true;
   lock.unlock();
-  callback(status);
+  callback(step, status);
   lock.lock();
   telling_ = false;
   changed_.notify_all();

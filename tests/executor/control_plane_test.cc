@@ -224,10 +224,12 @@ TEST_F(ControlPlaneTest, AbortFromAnotherThreadEndsTheWait) {
 // Counts its calls, and lets a test wait for the first.
 struct Heard {
   std::promise<absl::Status> first;
+  std::atomic<uint64_t> step = 0;
   std::atomic<int> calls = 0;
 
   void Hear(ControlPlane& plane) {
-    plane.OnAbort([this](const absl::Status& status) {
+    plane.OnAbort([this](uint64_t failed_step, const absl::Status& status) {
+      step = failed_step;
       if (++calls == 1) first.set_value(status);
     });
   }
@@ -244,15 +246,18 @@ TEST_F(ControlPlaneTest, CallbackHearsOfAnAbortOncePerStep) {
   MakeWorld(3);
   std::vector<Heard> heard(3);
   for (int32_t rank = 0; rank < 3; ++rank) heard[rank].Hear(*planes_[rank]);
-  for (int32_t rank : {0, 1}) planes_[rank]->BeginStep();
+  const uint64_t step = planes_[0]->BeginStep();
+  EXPECT_EQ(planes_[1]->BeginStep(), step);
   planes_[1]->Abort(absl::InternalError("no"));
   ExpectStatus(heard[0].Await(), absl::StatusCode::kAborted,
                "aborted by rank 1: no");
+  EXPECT_EQ(heard[0].step, step);
   // It also hears when it enters the step later, and waits for nothing in it.
   EXPECT_EQ(heard[2].calls, 0);
-  planes_[2]->BeginStep();
+  EXPECT_EQ(planes_[2]->BeginStep(), step);
   ExpectStatus(heard[2].Await(), absl::StatusCode::kAborted,
                "aborted by rank 1: no");
+  EXPECT_EQ(heard[2].step, step);
   for (const Gathered& gathered : GatherOn({0, 1, 2}, [&](int32_t rank) {
          EXPECT_FALSE(Gather(rank).ok());
          planes_[rank]->BeginStep();

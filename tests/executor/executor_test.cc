@@ -12,6 +12,7 @@
 #include "runner/checked_run.h"
 #include "runner/rank_threads.h"
 #include "runner/value_check.h"
+#include "tests/executor/executor_world.h"
 #include "tests/executor/plan_builder.h"
 
 namespace refit {
@@ -101,72 +102,25 @@ TEST(ExecutorTest, FiveHundredAndTwelveRanksRunAsThreads) {
                            .columns = 512});
 }
 
-// All ranks of a plan, driven step by step.
-class World {
+// The ranks share a LocalFabric.
+class World : public ExecutorWorld {
  public:
-  explicit World(const PlanFile& plan)
-      : plan_(plan), fabric_(plan.world_size()) {
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      AddRank(plan, rank);
-    }
-  }
+  explicit World(const PlanFile& plan) : World(plan, plan, 0) {}
 
   // One rank with another plan.
   World(const PlanFile& plan, const PlanFile& other, int32_t other_rank)
-      : plan_(plan), fabric_(plan.world_size()) {
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      AddRank(rank == other_rank ? other : plan, rank);
-    }
-  }
-
-  std::vector<absl::Status> OnAllRanks(
-      const std::function<absl::Status(int32_t)>& body) {
-    std::vector<absl::Status> statuses(plan_.world_size());
-    EXPECT_TRUE(RunRankThreads(plan_.world_size(), [&](int32_t rank) {
-                  statuses[rank] = body(rank);
-                }).ok());
-    return statuses;
-  }
-
-  void Bind() {
-    for (const absl::Status& status : OnAllRanks([&](int32_t rank) {
-           absl::Status s = executor(rank).Connect(kTimeout);
-           return s.ok() ? executor(rank).Bind(tensors[rank], kTimeout) : s;
-         })) {
-      ASSERT_TRUE(status.ok()) << status;
-    }
-  }
-
-  absl::Status Refit(int32_t rank, const RunOptions& options) {
-    absl::Status status = executor(rank).Run(nullptr, options);
-    return status.ok() ? executor(rank).Wait() : status;
-  }
-
-  Executor& executor(int32_t rank) { return *executors_[rank]; }
-  Transport& transport(int32_t rank) { return *transports_[rank]; }
-
-  TensorsByRank tensors;
+      : World(plan, other, other_rank,
+              std::make_shared<LocalFabric>(plan.world_size())) {}
 
  private:
-  void AddRank(const PlanFile& plan, int32_t rank) {
-    transports_.push_back(*fabric_.CreateTransport(rank));
-    executors_.push_back(
-        *Executor::Load(plan, {.rank = rank,
-                               .device = &device_,
-                               .transport = transports_.back().get()}));
-    tensors.push_back(TensorsOfRank(plan, rank));
-    for (BoundTensor& tensor : tensors.back()) {
-      memory_.push_back(*device_.Allocate(tensor.size_bytes));
-      tensor.data = memory_.back()->data();
+  World(const PlanFile& plan, const PlanFile& other, int32_t other_rank,
+        const std::shared_ptr<LocalFabric>& fabric)
+      : ExecutorWorld(plan.world_size(), fabric) {
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      AddRank(rank == other_rank ? other : plan,
+              *fabric->CreateTransport(rank));
     }
   }
-
-  const PlanFile& plan_;
-  HostDevice device_;
-  LocalFabric fabric_;
-  std::vector<std::unique_ptr<DeviceMemory>> memory_;
-  std::vector<std::unique_ptr<Transport>> transports_;
-  std::vector<std::unique_ptr<Executor>> executors_;
 };
 
 TEST(ExecutorTest, RanksWithDifferentPlansRefuseToConnect) {

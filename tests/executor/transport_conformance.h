@@ -1,5 +1,5 @@
 // What every Transport must do. A test file instantiates the suite with a
-// factory that makes connected-to-be ends of a new world.
+// factory that makes connected-to-be ends of a new world, all on one host.
 #ifndef REFIT_TESTS_EXECUTOR_TRANSPORT_CONFORMANCE_H_
 #define REFIT_TESTS_EXECUTOR_TRANSPORT_CONFORMANCE_H_
 
@@ -7,9 +7,9 @@
 
 #include <chrono>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "refit/transport.h"
@@ -17,7 +17,7 @@
 
 namespace refit {
 
-// The ends of one world. `device` is where the operations' memory must be.
+// The ends of one world.
 struct TransportWorld {
   std::vector<std::unique_ptr<Transport>> ends;  // by rank
   std::shared_ptr<void> shared;                  // outlives the ends
@@ -46,13 +46,42 @@ class TransportConformance : public testing::TestWithParam<TransportFactory> {
     return statuses;
   }
 
+  // Both ways between all ranks, staged.
+  std::vector<Edge> EdgesOf(int32_t rank) const {
+    std::vector<Edge> edges;
+    for (int32_t peer = 0; peer < std::ssize(world_.ends); ++peer) {
+      if (peer == rank) continue;
+      for (const auto kind : {fb::MessageKind::kSend, fb::MessageKind::kRecv}) {
+        edges.push_back(
+            {.peer = peer, .kind = kind, .route = fb::Route::kPeer});
+      }
+    }
+    return edges;
+  }
+
   void ConnectAll() {
     for (const absl::Status& status : OnAllRanks([&](int32_t rank) {
-           return end(rank).Connect({}, {}, Ample());
+           return end(rank).Connect({}, EdgesOf(rank), Ample());
          })) {
       ASSERT_TRUE(status.ok()) << status;
     }
   }
+
+  absl::Status Exchange(int32_t rank, uint32_t round,
+                        const std::vector<Operation>& operations) {
+    return end(rank).Exchange({round, fb::Route::kPeer, operations}, nullptr);
+  }
+  // The end of a rank's refit.
+  absl::Status Finish(int32_t rank) {
+    absl::Status status = end(rank).EndRefit(nullptr);
+    return status.ok() ? end(rank).Wait() : status;
+  }
+  // A refit in which every rank sends `value` round the ring, in `rounds`
+  // rounds; `fails_at(rank, round)` aborts it there.
+  std::vector<absl::Status> RingRefit(
+      int value, uint32_t rounds,
+      const std::function<bool(int32_t, uint32_t)>& fails_at =
+          [](int32_t, uint32_t) { return false; });
 
   static Operation Send(int32_t peer, std::vector<std::byte>& bytes) {
     return {fb::MessageKind::kSend, peer, bytes.data(), bytes.size()};
@@ -66,6 +95,32 @@ class TransportConformance : public testing::TestWithParam<TransportFactory> {
 
   TransportWorld world_;
 };
+
+inline std::vector<absl::Status> TransportConformance::RingRefit(
+    int value, uint32_t rounds,
+    const std::function<bool(int32_t, uint32_t)>& fails_at) {
+  const auto ranks = static_cast<int32_t>(world_.ends.size());
+  return OnAllRanks([&](int32_t rank) -> absl::Status {
+    if (absl::Status s = end(rank).BeginRefit(Ample()); !s.ok()) return s;
+    for (uint32_t round = 0; round < rounds; ++round) {
+      if (fails_at(rank, round)) {
+        const absl::Status status = absl::InternalError("on purpose");
+        end(rank).Abort(status);
+        return status;
+      }
+      const int sent = value + static_cast<int>(round);
+      auto out = Filled(50, sent), in = Filled(50, 0xff);
+      absl::Status s = Exchange(rank, round,
+                                {Recv((rank + ranks - 1) % ranks, in),
+                                 Send((rank + 1) % ranks, out)});
+      if (!s.ok()) return s;
+      if (in != Filled(50, sent)) {
+        return absl::DataLossError("bytes of another refit");
+      }
+    }
+    return Finish(rank);
+  });
+}
 
 TEST_P(TransportConformance, HandshakeNamesBothPlansOfRanksThatDiffer) {
   MakeWorld(3);
@@ -119,6 +174,18 @@ TEST_P(TransportConformance, HandshakeNamesTheRankThatDoesNotCome) {
       << statuses[0];
 }
 
+TEST_P(TransportConformance, PeerOutsideTheWorldIsRefusedOnAllRanks) {
+  MakeWorld(2);
+  const auto statuses = OnAllRanks([&](int32_t rank) {
+    const Edge edge = {.peer = 2 - 2 * rank, .route = fb::Route::kPeer};
+    return end(rank).Connect({}, {&edge, 1}, Ample());
+  });
+  EXPECT_EQ(statuses[0].message(), "peer 2 is not one of the 2 ranks");
+  EXPECT_EQ(statuses[1].message(),
+            "aborted by rank 0: peer 2 is not one of the 2 ranks");
+  ConnectAll();
+}
+
 TEST_P(TransportConformance, EveryPairExchangesInEveryRound) {
   constexpr int32_t kRanks = 5;
   constexpr uint32_t kRounds = 20;
@@ -136,8 +203,7 @@ TEST_P(TransportConformance, EveryPairExchangesInEveryRound) {
         operations.push_back(Recv(peer, in[peer]));
         operations.push_back(Send(peer, out[peer]));
       }
-      absl::Status s =
-          end(rank).Exchange({round, fb::Route::kPeer, operations}, nullptr);
+      absl::Status s = Exchange(rank, round, operations);
       if (!s.ok()) return s;
       for (int32_t peer = 0; peer < kRanks; ++peer) {
         if (peer == rank) continue;
@@ -146,7 +212,7 @@ TEST_P(TransportConformance, EveryPairExchangesInEveryRound) {
         }
       }
     }
-    return end(rank).EndRefit(nullptr);
+    return Finish(rank);
   });
   for (const absl::Status& status : statuses)
     EXPECT_TRUE(status.ok()) << status;
@@ -165,9 +231,8 @@ TEST_P(TransportConformance, OperationsToOnePeerMatchInIssueOrder) {
     } else {
       operations = {Recv(0, first_in), Recv(0, second_in)};
     }
-    absl::Status s =
-        end(rank).Exchange({0, fb::Route::kPeer, operations}, nullptr);
-    return s.ok() ? end(rank).EndRefit(nullptr) : s;
+    absl::Status s = Exchange(rank, 0, operations);
+    return s.ok() ? Finish(rank) : s;
   });
   for (const absl::Status& status : statuses)
     EXPECT_TRUE(status.ok()) << status;
@@ -181,32 +246,31 @@ TEST_P(TransportConformance, ReceiveWithoutSenderEndsAtTheDeadline) {
   auto bytes = Filled(64, 0);
   const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
     absl::Status s = end(rank).BeginRefit(In(std::chrono::milliseconds(100)));
-    if (!s.ok()) return s;
-    if (rank == 1) {
-      const std::vector<Operation> operations = {Recv(0, bytes)};
-      s = end(rank).Exchange({3, fb::Route::kPeer, operations}, nullptr);
-      if (!s.ok()) return s;
-    }
-    return end(rank).EndRefit(nullptr);
+    if (s.ok() && rank == 1) s = Exchange(rank, 3, {Recv(0, bytes)});
+    return s.ok() ? Finish(rank) : s;
   });
-  EXPECT_EQ(statuses[0].code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_EQ(statuses[1].code(), absl::StatusCode::kDeadlineExceeded);
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  }
+  EXPECT_EQ(statuses[1].message().find("round 3: recv of 64 bytes from rank 0"),
+            0)
+      << statuses[1];
 }
 
 TEST_P(TransportConformance, AbortWakesEveryRankAndNamesWhereItWas) {
   MakeWorld(3);
   ConnectAll();
   auto bytes = Filled(64, 0), out = Filled(32, 0);
+  std::latch begun(2);
   const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
     if (absl::Status s = end(rank).BeginRefit(Ample()); !s.ok()) return s;
     if (rank == 0) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      begun.wait();
       end(rank).Abort(absl::InternalError("out of luck"));
       return absl::InternalError("out of luck");
     }
-    const std::vector<Operation> operations = {rank == 1 ? Recv(0, bytes)
-                                                         : Send(0, out)};
-    return end(rank).Exchange({4, fb::Route::kPeer, operations}, nullptr);
+    begun.count_down();
+    return Exchange(rank, 4, {rank == 1 ? Recv(0, bytes) : Send(0, out)});
   });
   EXPECT_EQ(statuses[1].code(), absl::StatusCode::kAborted);
   EXPECT_EQ(statuses[1].message(),
@@ -217,36 +281,100 @@ TEST_P(TransportConformance, AbortWakesEveryRankAndNamesWhereItWas) {
             "luck");
 }
 
-TEST_P(TransportConformance, RefitAfterAnAbortStartsAfresh) {
+TEST_P(TransportConformance, ConnectAfterAnAbortMakesTheTransportWhole) {
   constexpr int32_t kRanks = 4;
   MakeWorld(kRanks);
-  ConnectAll();
-  for (int attempt = 0; attempt < 20; ++attempt) {
-    const bool fails = attempt % 2 == 0;
-    const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
-      if (absl::Status s = end(rank).BeginRefit(Ample()); !s.ok()) return s;
-      for (uint32_t round = 0; round < 5; ++round) {
-        if (fails && rank == attempt % kRanks && round == 3) {
-          end(rank).Abort(absl::InternalError("on purpose"));
-          return absl::InternalError("on purpose");
-        }
-        auto out = Filled(50, attempt + round), in = Filled(50, 0xff);
-        const std::vector<Operation> operations = {
-            Recv((rank + kRanks - 1) % kRanks, in),
-            Send((rank + 1) % kRanks, out)};
-        absl::Status s =
-            end(rank).Exchange({round, fb::Route::kPeer, operations}, nullptr);
-        if (!s.ok()) return s;
-        if (in != Filled(50, attempt + round)) {
-          return absl::DataLossError("bytes of another refit");
-        }
-      }
-      return end(rank).EndRefit(nullptr);
-    });
-    for (const absl::Status& status : statuses) {
-      EXPECT_EQ(status.ok(), !fails) << status;
-      EXPECT_NE(status.code(), absl::StatusCode::kDataLoss);
+  for (int attempt = 0; attempt < 10; ++attempt) {
+    ConnectAll();
+    for (const absl::Status& status : RingRefit(attempt, 5)) {
+      EXPECT_TRUE(status.ok()) << status;
     }
+    const auto failed =
+        RingRefit(100 + attempt, 5, [&](int32_t rank, uint32_t round) {
+          return rank == attempt % kRanks && round == 3;
+        });
+    for (const absl::Status& status : failed) {
+      EXPECT_FALSE(status.ok());
+      EXPECT_NE(status.code(), absl::StatusCode::kDataLoss) << status;
+    }
+  }
+}
+
+TEST_P(TransportConformance, ManyRefitsFollowOneConnect) {
+  MakeWorld(3);
+  ConnectAll();
+  for (int refit = 0; refit < 20; ++refit) {
+    for (const absl::Status& status : RingRefit(refit, 2)) {
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
+TEST_P(TransportConformance, RankThatLeftARefitOutIsToldByItsNextCall) {
+  MakeWorld(3);
+  ConnectAll();
+  auto bytes = Filled(64, 0);
+  const auto refit = OnAllRanks([&](int32_t rank) -> absl::Status {
+    if (rank == 2) return absl::OkStatus();
+    absl::Status s = end(rank).BeginRefit(In(std::chrono::milliseconds(100)));
+    if (s.ok() && rank == 0) s = Exchange(rank, 1, {Recv(2, bytes)});
+    return s.ok() ? Finish(rank) : s;
+  });
+  EXPECT_EQ(refit[0].code(), absl::StatusCode::kDeadlineExceeded) << refit[0];
+  EXPECT_EQ(refit[1].code(), absl::StatusCode::kDeadlineExceeded) << refit[1];
+  EXPECT_EQ(end(2).Handshake({}, Ample()).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  ConnectAll();
+  for (const absl::Status& status : RingRefit(1, 2)) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST_P(TransportConformance, ShareGivesEachWhatWasMeantForIt) {
+  constexpr int32_t kRanks = 5;
+  MakeWorld(kRanks);
+  ConnectAll();
+  std::vector<std::vector<std::string>> given(kRanks);
+  // Rank 4 gives to nobody; who gives what changes from call to call.
+  for (const std::string text : {"first", "", "third"}) {
+    const auto statuses = OnAllRanks([&](int32_t rank) {
+      const std::string mine = std::string(1, '\0') + text;
+      std::vector<int32_t> to, from;
+      if (rank < 4) to = {(rank + 1) % 4, 4};
+      if (rank < 4) from = {(rank + 3) % 4};
+      if (rank == 4) from = {3, 1, 0, 2};
+      auto shared =
+          end(rank).Share(mine + std::to_string(rank), to, from, Ample());
+      if (shared.ok()) given[rank] = *std::move(shared);
+      return shared.status();
+    });
+    for (const absl::Status& s : statuses) ASSERT_TRUE(s.ok()) << s;
+    const auto by = [&](int32_t rank) {
+      return std::string(1, '\0') + text + std::to_string(rank);
+    };
+    for (int32_t rank = 0; rank < 4; ++rank) {
+      EXPECT_EQ(given[rank], std::vector<std::string>{by((rank + 3) % 4)});
+    }
+    EXPECT_EQ(given[4], (std::vector<std::string>{by(3), by(1), by(0), by(2)}));
+  }
+}
+
+TEST_P(TransportConformance, ShareEndsAtTheDeadlineWithoutARank) {
+  MakeWorld(3);
+  ConnectAll();
+  const auto statuses = OnAllRanks([&](int32_t rank) {
+    if (rank == 1) return absl::OkStatus();
+    return end(rank)
+        .Share("", {}, {}, In(std::chrono::milliseconds(100)))
+        .status();
+  });
+  for (const int32_t rank : {0, 2}) {
+    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_NE(statuses[rank].message().find(
+                  "sharing: 1 of 3 ranks did not come before the deadline, the "
+                  "first is rank 1"),
+              std::string::npos)
+        << statuses[rank];
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -48,6 +49,26 @@ Compiled CompileText(const std::string& text,
                                   directory.Relative(diagnostics.Render()))};
   }
   return {.bytes = *std::move(bytes), .error = ""};
+}
+
+// "" or a rank that has more messages in a staged round than the limits say,
+// which NCCL may cut into groups that hang.
+std::string OverfullRound(const PlanFile& plan) {
+  const fb::Body& body = plan.body();
+  const uint32_t limit = body.limits()->operations_per_round();
+  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+    std::map<uint32_t, uint32_t> operations;  // by round
+    for (const fb::Message* message : *body.programs()->Get(rank)->messages()) {
+      const fb::Round& round = *body.rounds()->Get(message->round());
+      if (round.mechanism() != fb::Mechanism::kStaged) continue;
+      if (++operations[message->round()] > limit) {
+        return absl::StrFormat(
+            "rank %d has more than %d operations in round %d", rank, limit,
+            message->round());
+      }
+    }
+  }
+  return "";
 }
 
 BoundTensor Bind(TensorBytes& tensor) {
@@ -112,6 +133,9 @@ std::string RunChain(const ChainCase& chain) {
     return absl::StrFormat(
         "the plan has %d source ranks of %d; wanted %d of %d",
         plan->source_ranks(), plan->world_size(), chain.sources.size(), ranks);
+  }
+  if (std::string overfull = OverfullRound(*plan); !overfull.empty()) {
+    return overfull;
   }
 
   std::vector<std::vector<TensorBytes>> sources = chain.sources;

@@ -28,9 +28,10 @@ class ControlPlane {
   virtual int32_t rank() const = 0;
   virtual int32_t world_size() const = 0;
 
-  // Starts a step: the calls up to the next BeginStep belong to it. Does not
-  // wait for the others, but for a callback of the step before that is running.
-  virtual void BeginStep() = 0;
+  // Starts a step, and returns its number, which is the same on all ranks: the
+  // calls up to the next BeginStep belong to it. Does not wait for the others,
+  // but for a callback of the step before that is running.
+  virtual uint64_t BeginStep() = 0;
 
   // Every rank's `mine`, by rank. Errors: kDeadlineExceeded, naming `what`, how
   // many ranks did not come and the first of them; kAborted (or
@@ -54,11 +55,13 @@ class ControlPlane {
   // in the same words as the others'.
   virtual void Abort(const absl::Status& status) = 0;
 
-  // `callback(status)` is called, at most once per step and on a thread of the
-  // control plane, when the step this rank is in was aborted by another rank or
-  // a rank is gone, also if that was before this rank entered the step. Set
-  // before the first step; must not call back in here.
-  virtual void OnAbort(std::function<void(const absl::Status&)> callback) = 0;
+  // `callback(step, status)` is called, at most once per step and on a thread
+  // of the control plane, when the step this rank is in was aborted by another
+  // rank or a rank is gone, also if that was before this rank entered the step;
+  // so it may come before BeginStep has returned. Set before the first step;
+  // must not call back in here.
+  virtual void OnAbort(
+      std::function<void(uint64_t step, const absl::Status&)> callback) = 0;
 };
 
 // Where ranks meet: rank 0 listens, the others connect.

@@ -106,7 +106,10 @@ class Executor {
   ~Executor();
 
   // Allocates the staging arena and shakes hands with all ranks on the plan.
-  // While torn it makes the transport whole again and keeps what is bound.
+  // Called again, at any time but while running, it makes a transport whole
+  // that a failed refit broke, and keeps what is bound. A rank that left a
+  // refit out is told how that ended by its next collective call, this one
+  // too, and calls again.
   absl::Status Connect(std::chrono::nanoseconds timeout);
 
   // Takes this rank's tensors, checks every one against the plan and makes all
@@ -127,7 +130,8 @@ class Executor {
   //
   // Enqueues one refit on `stream` and returns; nothing is allocated and no
   // device is waited for. Its timeout runs from here. An error fails the refit
-  // on all ranks, and leaves kTorn; Run may be called again.
+  // on all ranks, and leaves kTorn; Run may be called again, after Connect if
+  // the transport asks for it. What was enqueued has ended then.
   absl::Status Run(Stream stream, const RunOptions& options);
 
   // Returns when the refits enqueued so far are over on all ranks: the weights

@@ -58,7 +58,8 @@ struct ExchangeRound {
 
 // Every method but `Abort` is called by the rank's own thread. Connect,
 // Handshake, Share, BeginRefit, EndRefit and Wait are collective: all ranks
-// call them in the same order, and one that fails on a rank fails on all.
+// call them in the same order, and one that fails on a rank fails on all. A
+// rank that left out a step that failed is told so by its next call.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -94,14 +95,14 @@ class Transport {
 
   // Enqueues one group. The staging ranges are free again, and the received
   // bytes in place, when `stream` reaches this point. Errors name the round,
-  // the operation and the peer.
+  // the operation and the peer, and leave nothing under way.
   virtual absl::Status Exchange(const ExchangeRound& round, Stream stream) = 0;
 
   // Enqueues the end of this rank's part of the refit.
   virtual absl::Status EndRefit(Stream stream) = 0;
 
   // Returns when the refits begun so far are over, with success if every rank
-  // came to their end.
+  // came to their end. After an error of this rank nothing is under way.
   virtual absl::Status Wait() = 0;
 
   // Fails the step this rank is in, on all ranks, with `status`. Thread-safe.

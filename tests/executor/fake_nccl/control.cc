@@ -47,6 +47,10 @@ void fake_nccl_set_version(int version) {
   Set([&](Engine& engine) { engine.settings.version = version; });
 }
 
+void fake_nccl_set_rank_version(int rank, int version) {
+  Set([&](Engine& engine) { engine.workers[rank].version = version; });
+}
+
 void fake_nccl_set_budget(size_t operations) {
   Set([&](Engine& engine) { engine.settings.budget = operations; });
 }

@@ -144,6 +144,7 @@ struct ThreadState {
 extern thread_local ThreadState thread;
 
 struct Worker {
+  int version = 0;  // 0: as the settings say
   bool is_killed = false;
   std::chrono::microseconds delay{0};
   uint64_t issued = 0;

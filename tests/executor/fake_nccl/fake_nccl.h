@@ -60,6 +60,9 @@ void fake_nccl_set_remote_errors(bool on);
 
 // ---- Faults of one rank.
 
+// What ncclGetVersion says on its threads, fake_nccl_set_rank having been
+// called.
+void fake_nccl_set_rank_version(int rank, int version);
 void fake_nccl_delay(int rank, int64_t microseconds);  // of each operation
 // The operation fails: `result` is the rank's asynchronous error.
 void fake_nccl_fail_at(int rank, uint64_t operation, int result);

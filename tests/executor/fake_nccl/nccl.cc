@@ -191,7 +191,11 @@ Result ncclGetVersion(int* version) {
   if (version == nullptr) {
     return Refuse(kInvalidArgument, "ncclGetVersion: null pointer", nullptr);
   }
-  *version = Engine::Get().settings.version;
+  Engine& engine = Engine::Get();
+  const auto worker = engine.workers.find(thread.rank);
+  const bool has_own =
+      worker != engine.workers.end() && worker->second.version != 0;
+  *version = has_own ? worker->second.version : engine.settings.version;
   return kSuccess;
 }
 

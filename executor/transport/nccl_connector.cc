@@ -1,0 +1,302 @@
+#include "executor/transport/nccl_connector.h"
+
+#include <algorithm>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "executor/transport/gathered_structs.h"
+
+namespace refit {
+namespace {
+
+constexpr std::chrono::microseconds kWaitPause(20);
+
+// Touching an edge sends one byte; both directions of a step need one each.
+constexpr uint64_t kScratchBytes = 256;
+
+bool IsStaged(const Edge& edge) {
+  return edge.mechanism == fb::Mechanism::kStaged;
+}
+
+// Between ranks of one domain.
+bool IsInside(const Edge& edge) { return edge.route != fb::Route::kNetwork; }
+
+std::string TouchText(absl::Span<const Operation> operations) {
+  std::string text =
+      operations.size() > 1 ? "touching the edges" : "touching the edge";
+  for (const Operation& operation : operations) {
+    const bool send = operation.kind == fb::MessageKind::kSend;
+    absl::StrAppend(&text, &operation != &operations.front() ? " and" : "",
+                    send ? " to rank " : " from rank ", operation.peer);
+  }
+  return text;
+}
+
+}  // namespace
+
+absl::StatusOr<NcclLinks> NcclConnector::Connect(absl::Span<const Edge> edges) {
+  Uses mine;
+  for (const Edge& edge : edges) {
+    (!IsStaged(edge)  ? mine.fence
+     : IsInside(edge) ? mine.domain
+                      : mine.world) = 1;
+  }
+  const absl::StatusOr<std::vector<Uses>> uses =
+      Gather(CheckEdges(edges), mine, "connecting");
+  if (!uses.ok()) return uses.status();
+  const auto any = [&](const std::vector<int32_t>& ranks, auto member) {
+    return std::any_of(ranks.begin(), ranks.end(), [&](int32_t r) {
+      return (*uses)[static_cast<size_t>(r)].*member != 0;
+    });
+  };
+  std::vector<int32_t> everyone(uses->size());
+  for (size_t r = 0; r < everyone.size(); ++r) {
+    everyone[r] = static_cast<int32_t>(r);
+  }
+  const std::vector<int32_t> neighbours = RanksOfThisHost();
+  const bool has_domains = any(everyone, &Uses::domain);
+  const bool has_domain = any(neighbours, &Uses::domain);
+  const bool has_world = any(everyone, &Uses::world);
+
+  NcclLinks links;
+  if (has_domains || has_world) {
+    absl::Status status = AgreeOnVersion(has_domain || has_world);
+    if (!status.ok()) return status;
+  }
+  // One after the other; all domains at once, since they share no rank.
+  const auto make = [&](const std::vector<int32_t>& ranks, bool takes_part,
+                        bool inside,
+                        std::unique_ptr<NcclCommunicator>& target) {
+    auto made = CreateCommunicator(ranks, takes_part);
+    if (!made.ok()) return made.status();
+    target = *std::move(made);
+    std::vector<Edge> touched;
+    for (const Edge& edge : edges) {
+      if (IsStaged(edge) && IsInside(edge) == inside) touched.push_back(edge);
+    }
+    absl::Status status;
+    if (target != nullptr) status = TouchEdges(*target, touched);
+    return Agree(status, "touching the edges");
+  };
+  absl::Status status;
+  if (has_domains) status = make(neighbours, has_domain, true, links.domain);
+  if (status.ok() && has_world) {
+    status = make(everyone, true, false, links.world);
+  }
+  if (!status.ok()) return status;
+  if (any(everyone, &Uses::fence)) {
+    absl::StatusOr<std::unique_ptr<DeviceFence>> fence = ConnectFence(edges);
+    if (!fence.ok()) return fence.status();
+    links.fence = *std::move(fence);
+  }
+  return links;
+}
+
+// What every rank says, if none of them comes with an error.
+template <typename Struct>
+absl::StatusOr<std::vector<Struct>> NcclConnector::Gather(
+    const absl::Status& mine, const Struct& value, const char* what) {
+  if (!mine.ok()) {
+    control_.Abort(mine);
+    return mine;
+  }
+  return GatherStructs(control_, value, what, deadline_);
+}
+
+absl::Status NcclConnector::Agree(const absl::Status& mine, const char* what) {
+  if (!mine.ok()) {
+    control_.Abort(mine);
+    return mine;
+  }
+  return control_.AllGather("", what, deadline_).status();
+}
+
+absl::Status NcclConnector::CheckEdges(absl::Span<const Edge> edges) const {
+  const auto ranks = static_cast<int32_t>(hosts_.size());
+  for (const Edge& edge : edges) {
+    if (edge.peer < 0 || edge.peer >= ranks) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "peer ", edge.peer, " is not one of the ", ranks, " ranks"));
+    }
+    const uint32_t mine = hosts_[static_cast<size_t>(rank())];
+    const uint32_t theirs = hosts_[static_cast<size_t>(edge.peer)];
+    if (!IsInside(edge) || mine == theirs) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", rank(), " is on host ", mine, " and rank ",
+                     edge.peer, " on host ", theirs,
+                     ", but the plan's route between them stays inside a "
+                     "host"));
+  }
+  return absl::OkStatus();
+}
+
+// Loads NCCL on the ranks that take part, and compares its versions there.
+absl::Status NcclConnector::AgreeOnVersion(bool takes_part) {
+  absl::Status status;
+  if (takes_part && !api_.has_value()) {
+    absl::StatusOr<nccl::Api> api = nccl::Load();
+    status = api.status();
+    if (api.ok()) api_ = *std::move(api);
+  }
+  const int32_t mine = status.ok() && takes_part ? api_->version : 0;
+  const absl::StatusOr<std::vector<int32_t>> versions =
+      Gather(status, mine, "loading NCCL");
+  if (!versions.ok()) return versions.status();
+  const auto first = std::find_if(versions->begin(), versions->end(),
+                                  [](int32_t version) { return version != 0; });
+  const auto other = std::find_if(first, versions->end(), [&](int32_t version) {
+    return version != 0 && version != *first;
+  });
+  if (other == versions->end()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "NCCL version differs: ", nccl::VersionText(*first), " on rank ",
+      first - versions->begin(), ", ", nccl::VersionText(*other), " on rank ",
+      other - versions->begin()));
+}
+
+std::vector<int32_t> NcclConnector::RanksOfThisHost() const {
+  std::vector<int32_t> ranks;
+  for (size_t r = 0; r < hosts_.size(); ++r) {
+    if (hosts_[r] == hosts_[static_cast<size_t>(rank())]) {
+      ranks.push_back(static_cast<int32_t>(r));
+    }
+  }
+  return ranks;
+}
+
+// Collective over all ranks; those of `ranks` get a communicator, whose id its
+// lowest rank makes. Null on a rank that takes no part.
+absl::StatusOr<std::unique_ptr<NcclCommunicator>>
+NcclConnector::CreateCommunicator(const std::vector<int32_t>& ranks,
+                                  bool takes_part) {
+  nccl::UniqueId id = {};
+  absl::Status status;
+  if (takes_part && ranks.front() == rank()) {
+    status = nccl::StatusOf(*api_, api_->GetUniqueId(&id), "ncclGetUniqueId",
+                            nullptr);
+  }
+  const absl::StatusOr<std::vector<nccl::UniqueId>> ids =
+      Gather(status, id, "making an NCCL id");
+  if (!ids.ok()) return ids.status();
+  std::unique_ptr<NcclCommunicator> communicator;
+  if (takes_part) {
+    absl::StatusOr<std::unique_ptr<NcclCommunicator>> created =
+        NcclCommunicator::Create(*api_,
+                                 (*ids)[static_cast<size_t>(ranks.front())],
+                                 ranks, rank(), deadline_, interruption_);
+    status = created.status();
+    if (created.ok()) communicator = *std::move(created);
+  }
+  status = Agree(status, "making an NCCL communicator");
+  if (!status.ok()) return status;
+  return communicator;
+}
+
+absl::Status NcclConnector::TouchEdges(NcclCommunicator& communicator,
+                                       absl::Span<const Edge> edges) {
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> scratch =
+      device_.Allocate(kScratchBytes);
+  if (!scratch.ok()) return scratch.status();
+  absl::StatusOr<std::unique_ptr<DeviceStream>> stream = device_.CreateStream();
+  if (!stream.ok()) return stream.status();
+  absl::StatusOr<std::unique_ptr<DeviceEvent>> event = device_.CreateEvent();
+  if (!event.ok()) return event.status();
+  absl::Status status =
+      TouchInSteps(communicator, edges, (*scratch)->data(), (*stream)->get());
+  if (status.ok()) status = (*event)->Record((*stream)->get());
+  if (status.ok()) status = Await(**event);
+  if (status.ok()) return status;
+  // The work that was enqueued uses the scratch, which is about to be freed.
+  communicator.Abort();
+  (void)device_.Synchronize((*stream)->get());
+  return status;
+}
+
+// NCCL connects an edge when it is first used, which takes tens of
+// milliseconds and both ends. In step k every rank talks to the ranks k before
+// and k after it, so that both ends of an edge come to it in the same step.
+absl::Status NcclConnector::TouchInSteps(NcclCommunicator& communicator,
+                                         absl::Span<const Edge> edges,
+                                         std::byte* scratch, Stream stream) {
+  const std::vector<int32_t>& ranks = communicator.ranks();
+  const auto size = static_cast<int32_t>(ranks.size());
+  const auto me = static_cast<int32_t>(
+      std::lower_bound(ranks.begin(), ranks.end(), rank()) - ranks.begin());
+  for (int32_t k = 1; k < size; ++k) {
+    const int32_t after = ranks[static_cast<size_t>((me + k) % size)];
+    const int32_t before = ranks[static_cast<size_t>((me - k + size) % size)];
+    std::vector<Operation> operations;
+    for (const Edge& edge : edges) {
+      const bool send = edge.kind == fb::MessageKind::kSend;
+      if (edge.peer != (send ? after : before)) continue;
+      operations.push_back({.kind = edge.kind,
+                            .peer = edge.peer,
+                            .data = scratch + (send ? 0 : kScratchBytes / 2),
+                            .size_bytes = 1});
+    }
+    if (operations.empty()) continue;
+    const absl::Status status =
+        communicator.Exchange(operations, stream, deadline_, interruption_);
+    if (!status.ok()) {
+      return absl::Status(status.code(), absl::StrCat(TouchText(operations),
+                                                      ": ", status.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NcclConnector::Await(DeviceEvent& event) {
+  while (true) {
+    const absl::StatusOr<bool> reached = event.Reached();
+    if (!reached.ok()) return reached.status();
+    if (*reached) return absl::OkStatus();
+    if (absl::Status s = interruption_(); !s.ok()) return s;
+    if (std::chrono::steady_clock::now() > deadline_) {
+      return absl::DeadlineExceededError(
+          "touching the edges did not end before the deadline");
+    }
+    std::this_thread::sleep_for(kWaitPause);
+  }
+}
+
+absl::StatusOr<std::unique_ptr<DeviceFence>> NcclConnector::CreateFence(
+    const std::vector<int32_t>& peers, bool shares_device,
+    std::string& exported) {
+  if (peers.empty()) return nullptr;
+  absl::StatusOr<std::unique_ptr<DeviceFence>> fence =
+      device_.CreateFence(rank(), control_.world_size(), shares_device);
+  if (!fence.ok()) return fence.status();
+  absl::StatusOr<std::string> mine = (*fence)->Export();
+  if (!mine.ok()) return mine.status();
+  exported = *std::move(mine);
+  return fence;
+}
+
+// Null on a rank without direct edges.
+absl::StatusOr<std::unique_ptr<DeviceFence>> NcclConnector::ConnectFence(
+    absl::Span<const Edge> edges) {
+  std::set<int32_t> distinct;
+  bool shares_device = false;
+  for (const Edge& edge : edges) {
+    if (IsStaged(edge)) continue;
+    distinct.insert(edge.peer);
+    shares_device |= edge.route == fb::Route::kLocal;
+  }
+  const std::vector<int32_t> peers(distinct.begin(), distinct.end());
+  std::string exported;
+  absl::StatusOr<std::unique_ptr<DeviceFence>> fence =
+      CreateFence(peers, shares_device, exported);
+  absl::Status status = Agree(fence.status(), "making the fence");
+  if (!status.ok()) return status;
+  const absl::StatusOr<std::vector<std::string>> theirs = control_.Exchange(
+      exported, peers, peers, "connecting the fence", deadline_);
+  if (!theirs.ok()) return theirs.status();
+  if (*fence != nullptr) status = (*fence)->Connect(peers, *theirs);
+  status = Agree(status, "connecting the fence");
+  if (!status.ok()) return status;
+  return fence;
+}
+
+}  // namespace refit

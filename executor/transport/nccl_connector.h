@@ -1,0 +1,86 @@
+// Makes what NcclTransport sends with: communicators, their edges, the fence.
+#ifndef REFIT_EXECUTOR_TRANSPORT_NCCL_CONNECTOR_H_
+#define REFIT_EXECUTOR_TRANSPORT_NCCL_CONNECTOR_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "executor/transport/nccl_api.h"
+#include "executor/transport/nccl_communicator.h"
+#include "refit/control_plane.h"
+#include "refit/transport.h"
+
+namespace refit {
+
+// Null where no rank, or none of this rank's domain, needs it.
+struct NcclLinks {
+  std::unique_ptr<NcclCommunicator> domain;
+  std::unique_ptr<NcclCommunicator> world;
+  std::unique_ptr<DeviceFence> fence;
+};
+
+// For one Connect, in one step of the control plane.
+class NcclConnector {
+ public:
+  // `api` is loaded if this rank needs it; it must outlive the links.
+  NcclConnector(ControlPlane& control, Device& device,
+                absl::Span<const uint32_t> hosts, std::optional<nccl::Api>& api,
+                Deadline deadline, Interruption interruption)
+      : control_(control),
+        device_(device),
+        hosts_(hosts),
+        api_(api),
+        deadline_(deadline),
+        interruption_(std::move(interruption)) {}
+
+  // Collective over all ranks: it succeeds if it does on all of them.
+  absl::StatusOr<NcclLinks> Connect(absl::Span<const Edge> edges);
+
+ private:
+  // What ranks use, of their own edges.
+  struct Uses {
+    int32_t domain = 0;  // stages inside its host
+    int32_t world = 0;   // stages across hosts
+    int32_t fence = 0;
+  };
+
+  template <typename Struct>
+  absl::StatusOr<std::vector<Struct>> Gather(const absl::Status& mine,
+                                             const Struct& value,
+                                             const char* what);
+  absl::Status Agree(const absl::Status& mine, const char* what);
+  absl::Status CheckEdges(absl::Span<const Edge> edges) const;
+  absl::Status AgreeOnVersion(bool takes_part);
+  absl::StatusOr<std::unique_ptr<NcclCommunicator>> CreateCommunicator(
+      const std::vector<int32_t>& ranks, bool takes_part);
+  absl::Status TouchEdges(NcclCommunicator& communicator,
+                          absl::Span<const Edge> edges);
+  absl::Status TouchInSteps(NcclCommunicator& communicator,
+                            absl::Span<const Edge> edges, std::byte* scratch,
+                            Stream stream);
+  absl::Status Await(DeviceEvent& event);
+  absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(
+      const std::vector<int32_t>& peers, bool shares_device,
+      std::string& exported);
+  absl::StatusOr<std::unique_ptr<DeviceFence>> ConnectFence(
+      absl::Span<const Edge> edges);
+  int32_t rank() const { return control_.rank(); }
+  std::vector<int32_t> RanksOfThisHost() const;
+
+  ControlPlane& control_;
+  Device& device_;
+  const absl::Span<const uint32_t> hosts_;  // by rank
+  std::optional<nccl::Api>& api_;
+  const Deadline deadline_;
+  const Interruption interruption_;
+};
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_TRANSPORT_NCCL_CONNECTOR_H_

@@ -1,0 +1,108 @@
+// All ranks of a plan as threads, driven step by step.
+#ifndef REFIT_TESTS_EXECUTOR_EXECUTOR_WORLD_H_
+#define REFIT_TESTS_EXECUTOR_EXECUTOR_WORLD_H_
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "refit/executor.h"
+#include "refit/host_device.h"
+#include "runner/checked_run.h"
+#include "runner/rank_threads.h"
+#include "runner/value_check.h"
+
+namespace refit {
+
+class ExecutorWorld {
+ public:
+  static constexpr std::chrono::seconds kTimeout{60};
+
+  virtual ~ExecutorWorld() = default;
+
+  // `body(rank)` on a thread per rank; its statuses by rank.
+  virtual std::vector<absl::Status> OnAllRanks(
+      const std::function<absl::Status(int32_t)>& body) {
+    std::vector<absl::Status> statuses(world_size_);
+    EXPECT_TRUE(RunRankThreads(world_size_, [&](int32_t rank) {
+                  statuses[rank] = body(rank);
+                }).ok());
+    return statuses;
+  }
+
+  void Bind() {
+    for (const absl::Status& status : OnAllRanks([&](int32_t rank) {
+           absl::Status s = executor(rank).Connect(kTimeout);
+           return s.ok() ? executor(rank).Bind(tensors[rank], kTimeout) : s;
+         })) {
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  }
+
+  absl::Status Refit(int32_t rank, const RunOptions& options) {
+    absl::Status status = executor(rank).Run(nullptr, options);
+    return status.ok() ? executor(rank).Wait() : status;
+  }
+
+  // A refit of `plan` that must succeed, with every element checked.
+  void ExpectEveryElementRight(const PlanFile& plan) {
+    const ValueCheck check(plan);
+    check.FillSources(tensors);
+    check.PoisonDestinations(tensors);
+    RunOptions options;
+    options.timeout = kTimeout;
+    for (const absl::Status& status :
+         OnAllRanks([&](int32_t rank) { return Refit(rank, options); })) {
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    const CheckResult result = check.Check(tensors);
+    EXPECT_EQ(result.wrong_elements, 0);
+    for (const std::string& mismatch : result.mismatches) {
+      ADD_FAILURE() << mismatch;
+    }
+  }
+
+  int32_t world_size() const { return world_size_; }
+  Executor& executor(int32_t rank) { return *executors_[rank]; }
+  Transport& transport(int32_t rank) { return *transports_[rank]; }
+
+  TensorsByRank tensors;
+
+ protected:
+  // `shared` outlives the transports.
+  explicit ExecutorWorld(int32_t world_size,
+                         std::shared_ptr<void> shared = nullptr)
+      : world_size_(world_size), shared_(std::move(shared)) {}
+
+  // The next rank.
+  void AddRank(const PlanFile& plan, std::unique_ptr<Transport> transport) {
+    const int32_t rank = transport->rank();
+    transports_.push_back(std::move(transport));
+    executors_.push_back(
+        *Executor::Load(plan, {.rank = rank,
+                               .device = &device_,
+                               .transport = transports_.back().get()}));
+    tensors.push_back(TensorsOfRank(plan, rank));
+    for (BoundTensor& tensor : tensors.back()) {
+      memory_.push_back(*device_.Allocate(tensor.size_bytes));
+      tensor.data = memory_.back()->data();
+    }
+  }
+
+  HostDevice device_;
+
+ private:
+  const int32_t world_size_;
+  const std::shared_ptr<void> shared_;
+  std::vector<std::unique_ptr<DeviceMemory>> memory_;
+  std::vector<std::unique_ptr<Transport>> transports_;
+  std::vector<std::unique_ptr<Executor>> executors_;
+};
+
+}  // namespace refit
+
+#endif  // REFIT_TESTS_EXECUTOR_EXECUTOR_WORLD_H_

@@ -1,0 +1,369 @@
+// Refits over NcclTransport that fail: all ranks hear of it in time, nothing is
+// left behind, and the ranks can start again.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <cstring>
+#include <thread>
+
+#include "tests/executor/fake_nccl/fake_nccl.h"
+#include "tests/executor/nccl_world.h"
+#include "tests/executor/plan_builder.h"
+
+namespace refit {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kInternalError = 3;
+constexpr int kSystemError = 2;
+// Of a refit that ends when it has passed, and of one that is to end before.
+constexpr milliseconds kShort(500);
+constexpr seconds kAmple(120);
+// For what takes no time; the machine may be busy.
+constexpr seconds kSoon(60);
+
+class NcclFailureTest : public testing::Test {
+ protected:
+  // Sources 0, 1; destinations 2, 3, 4; three rounds. A source sends three
+  // messages in a round, in the order of the ranks.
+  NcclFailureTest()
+      : plan_(ReshardPlan({.source_ranks = 2,
+                           .destination_ranks = 3,
+                           .layers = 3,
+                           .rows = 12,
+                           .columns = 30})
+                  .Open()) {
+    fake_nccl_reset();
+    world_ = std::make_unique<NcclWorld>(plan_);
+    world_->Bind();
+  }
+
+  absl::Status Refit(int32_t rank, std::chrono::nanoseconds timeout) {
+    RunOptions options;
+    options.timeout = timeout;
+    const Clock::time_point begin = Clock::now();
+    const absl::Status status = world_->Refit(rank, options);
+    EXPECT_LT(Clock::now() - begin, kSoon);
+    EXPECT_FALSE(status.ok());
+    EXPECT_EQ(world_->executor(rank).state(), ExecutorState::kTorn);
+    return status;
+  }
+  std::vector<absl::Status> RefitOnAll(std::chrono::nanoseconds timeout) {
+    return world_->OnAllRanks(
+        [&](int32_t rank) { return Refit(rank, timeout); });
+  }
+
+  // Refits again are refused, until all ranks have connected.
+  void ExpectWholeAfterConnect() {
+    EXPECT_EQ(fake_nccl_live_communicators(), 0);
+    for (const absl::Status& status : RefitOnAll(kAmple)) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    }
+    for (const absl::Status& status : world_->OnAllRanks([&](int32_t rank) {
+           return world_->executor(rank).Connect(ExecutorWorld::kTimeout);
+         })) {
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    world_->ExpectEveryElementRight(plan_);
+    for (int32_t rank = 0; rank < world_->world_size(); ++rank) {
+      EXPECT_EQ(world_->executor(rank).state(), ExecutorState::kBound);
+    }
+    EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
+  }
+
+  // Worlds of new processes.
+  void ExpectWholeAfterRestart() {
+    world_.reset();
+    fake_nccl_reset();
+    world_ = std::make_unique<NcclWorld>(plan_);
+    world_->Bind();
+    world_->ExpectEveryElementRight(plan_);
+  }
+
+  static void ExpectContains(const absl::Status& status,
+                             const std::string& text) {
+    EXPECT_NE(status.message().find(text), std::string::npos)
+        << status << "\nlacks: " << text;
+  }
+
+  const PlanFile plan_;
+  std::unique_ptr<NcclWorld> world_;
+};
+
+TEST_F(NcclFailureTest, FailedOperationIsNamedOnAllRanks) {
+  fake_nccl_fail_at(0, 4, kInternalError);
+  const auto statuses = RefitOnAll(kAmple);
+  const std::string place =
+      "round 1: send of 120 bytes to rank 2 and 2 more operations: ";
+  ExpectContains(statuses[0], "rank 0: " + place);
+  ExpectContains(statuses[0],
+                 "NCCL error 3, internal error: rank 0 sends 120 ");
+  for (int32_t rank = 1; rank < 5; ++rank) {
+    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kAborted);
+    ExpectContains(statuses[rank], "round ");
+    ExpectContains(statuses[rank], "aborted by rank 0: " + place);
+  }
+  ExpectWholeAfterConnect();
+}
+
+TEST_F(NcclFailureTest, EveryOperationMayFail) {
+  for (const int32_t rank : {0, 3}) {
+    const uint64_t operations = rank == 0 ? 9 : 6;
+    for (uint64_t operation = 0; operation < operations; ++operation) {
+      SCOPED_TRACE(testing::Message() << rank << " at " << operation);
+      fake_nccl_fail_at(rank, operation, kSystemError);
+      RefitOnAll(kAmple);
+      ExpectWholeAfterConnect();
+    }
+  }
+}
+
+TEST_F(NcclFailureTest, PeersOfAFailedRankMayFailThemselves) {
+  fake_nccl_set_remote_errors(true);
+  fake_nccl_fail_at(3, 2, kInternalError);
+  for (const absl::Status& status : RefitOnAll(kAmple)) {
+    ExpectContains(status, "round ");
+    ExpectContains(status, "NCCL error ");
+  }
+  ExpectWholeAfterConnect();
+}
+
+TEST_F(NcclFailureTest, HangingOperationEndsAtTheDeadline) {
+  fake_nccl_hang_at(1, 5);
+  const auto statuses = RefitOnAll(kShort);
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+    ExpectContains(status, "before the deadline");
+    // Rank 0 may be in round 2 already.
+    ExpectContains(status, "round ");
+    ExpectContains(status, " of 120 bytes ");
+  }
+  ExpectContains(statuses[1],
+                 "rank 1: round 1: send of 120 bytes to rank 2 and 2 more "
+                 "operations");
+  ExpectContains(statuses[4],
+                 "rank 4: round 1: recv of 120 bytes from rank 0 and 1 more "
+                 "operations");
+  ExpectWholeAfterConnect();
+}
+
+// Ranks that have done their part wait in Wait, and are told what others wait
+// for.
+TEST_F(NcclFailureTest, RankThatIsDoneHearsOfAHangElsewhere) {
+  // Rank 4's last operation.
+  fake_nccl_hang_at(4, 5);
+  const auto statuses = RefitOnAll(kShort);
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+    ExpectContains(status, "round 2: ");
+  }
+  ExpectContains(statuses[2], "aborted by rank ");
+  ExpectWholeAfterConnect();
+}
+
+TEST_F(NcclFailureTest, RankThatDoesNotComeToRunEndsAtTheDeadline) {
+  const auto statuses = world_->OnAllRanks([&](int32_t rank) {
+    return rank == 0 ? absl::OkStatus() : Refit(rank, kShort);
+  });
+  for (int32_t rank = 1; rank < 5; ++rank) {
+    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kDeadlineExceeded);
+    ExpectContains(statuses[rank], "round ");
+  }
+  ExpectContains(statuses[2], "rank 2: round 0: recv of 120 bytes from rank 0");
+  // It is told when it comes, at once.
+  EXPECT_EQ(world_->executor(0).state(), ExecutorState::kBound);
+  fake_nccl_set_rank(0);
+  ExpectContains(Refit(0, kAmple), "aborted by rank ");
+  ExpectWholeAfterConnect();
+}
+
+TEST_F(NcclFailureTest, RankThatLeftARefitOutMayConnectToo) {
+  world_->OnAllRanks([&](int32_t rank) {
+    return rank == 3 ? absl::OkStatus() : Refit(rank, kShort);
+  });
+  // The call after the refit that it left out tells of it.
+  const absl::Status told = world_->executor(3).Connect(kAmple);
+  EXPECT_EQ(told.code(), absl::StatusCode::kDeadlineExceeded);
+  ExpectContains(told, "rank 3: aborted by rank ");
+  EXPECT_EQ(world_->executor(3).state(), ExecutorState::kBound);
+  ExpectWholeAfterConnect();
+}
+
+// As a rank whose tensors moved does.
+TEST_F(NcclFailureTest, RankThatRefusesToRunEndsTheOthersAtOnce) {
+  std::vector<const void*> moved(world_->tensors[4].size());
+  const auto statuses = world_->OnAllRanks([&](int32_t rank) {
+    if (rank != 4) return Refit(rank, kAmple);
+    RunOptions options;
+    options.addresses = moved;
+    return world_->Refit(rank, options);
+  });
+  EXPECT_EQ(statuses[4].message(), "rank 4: a tensor moved since Bind");
+  for (int32_t rank = 0; rank < 4; ++rank) {
+    ExpectContains(statuses[rank],
+                   "aborted by rank 4: a tensor moved since Bind");
+  }
+  ExpectWholeAfterConnect();
+}
+
+TEST_F(NcclFailureTest, AbortByAnyThreadEndsTheRefit) {
+  fake_nccl_hang_at(2, 0);
+  std::thread user([&] {
+    while (!fake_nccl_is_deadlocked()) std::this_thread::yield();
+    world_->transport(2).Abort(absl::CancelledError("the user's wish"));
+  });
+  const auto statuses = RefitOnAll(kAmple);
+  user.join();
+  EXPECT_EQ(statuses[2].code(), absl::StatusCode::kCancelled);
+  for (const absl::Status& status : statuses) {
+    ExpectContains(status, "the user's wish");
+    ExpectContains(status, "round ");
+  }
+  ExpectWholeAfterConnect();
+}
+
+// Kills rank `killed` when all ranks wait, and lets its calls end when the
+// others are at their end.
+class NcclKilledRankTest : public NcclFailureTest {
+ protected:
+  std::vector<absl::Status> RefitAndKill(int32_t killed,
+                                         std::chrono::nanoseconds timeout) {
+    std::thread killer([killed] {
+      while (!fake_nccl_is_deadlocked()) std::this_thread::yield();
+      fake_nccl_kill(killed);
+    });
+    std::atomic<int32_t> ended = 0;
+    const auto statuses = world_->OnAllRanks([&](int32_t rank) {
+      const absl::Status status = Refit(rank, timeout);
+      if (rank != killed && ++ended == 4) {
+        // The killed rank cannot abort its own.
+        EXPECT_EQ(fake_nccl_live_communicators(), 1);
+        fake_nccl_release();
+      }
+      return status;
+    });
+    killer.join();
+    return statuses;
+  }
+};
+
+TEST_F(NcclKilledRankTest, OthersEndAtTheDeadline) {
+  fake_nccl_hang_at(3, 2);
+  const auto statuses = RefitAndKill(3, kShort);
+  for (const int32_t rank : {0, 1, 2, 4}) {
+    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kDeadlineExceeded)
+        << statuses[rank];
+    ExpectContains(statuses[rank], "round ");
+  }
+  ExpectContains(statuses[0], "rank 0: round 1: send of 120 bytes to rank 2");
+  ExpectWholeAfterRestart();
+}
+
+TEST_F(NcclKilledRankTest, OthersEndAtOnceIfNcclNoticesIt) {
+  fake_nccl_set_remote_errors(true);
+  fake_nccl_hang_at(3, 2);
+  const auto statuses = RefitAndKill(3, kAmple);
+  for (const int32_t rank : {0, 1, 2, 4}) {
+    ExpectContains(statuses[rank], "NCCL error 6, remote process exited");
+    ExpectContains(statuses[rank], "round ");
+  }
+  ExpectWholeAfterRestart();
+}
+
+// Ends the connection of some rank with the middle of the control plane.
+void BreakAControlConnection(uint16_t port) {
+  for (int fd = 3; fd < 1024; ++fd) {
+    sockaddr_in peer{};
+    socklen_t size = sizeof(peer);
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0 ||
+        peer.sin_family != AF_INET || ntohs(peer.sin_port) != port) {
+      continue;
+    }
+    shutdown(fd, SHUT_RDWR);
+    return;
+  }
+  ADD_FAILURE() << "nobody is connected with port " << port;
+}
+
+TEST_F(NcclFailureTest, LostControlConnectionEndsTheRefitOnAllRanks) {
+  fake_nccl_hang_at(1, 3);
+  std::thread breaker([&] {
+    while (!fake_nccl_is_deadlocked()) std::this_thread::yield();
+    BreakAControlConnection(world_->port());
+  });
+  const auto statuses = RefitOnAll(kAmple);
+  breaker.join();
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    ExpectContains(status, "round ");
+    ExpectContains(status, " is gone: ");
+  }
+  EXPECT_EQ(fake_nccl_live_communicators(), 0);
+  // Nothing can succeed in this world, and nothing waits in it.
+  for (const absl::Status& status : world_->OnAllRanks([&](int32_t rank) {
+         return world_->executor(rank).Connect(kAmple);
+       })) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  }
+  ExpectWholeAfterRestart();
+}
+
+TEST_F(NcclFailureTest, LostControlConnectionBetweenRefitsFailsTheNext) {
+  world_->ExpectEveryElementRight(plan_);
+  BreakAControlConnection(world_->port());
+  for (const absl::Status& status : RefitOnAll(kAmple)) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    ExpectContains(status, " is gone: ");
+  }
+  EXPECT_EQ(fake_nccl_live_communicators(), 0);
+  ExpectWholeAfterRestart();
+}
+
+// What is under way has ended when a call returns its error: the worker frees
+// its tensors, or loads others there.
+TEST_F(NcclFailureTest, NothingTouchesTheTensorsAfterAFailure) {
+  for (int round = 0; round < 5; ++round) {
+    const int32_t failing = round;
+    fake_nccl_fail_at(failing, failing < 2 ? 4 : 3, kInternalError);
+    fake_nccl_delay(4 - round, 300);
+    const ValueCheck check(plan_);
+    check.FillSources(world_->tensors);
+    world_->OnAllRanks([&](int32_t rank) {
+      const absl::Status status = Refit(rank, kAmple);
+      for (const BoundTensor& tensor : world_->tensors[rank]) {
+        std::memset(tensor.data, 0x77, tensor.size_bytes);
+      }
+      return status;
+    });
+    std::this_thread::sleep_for(milliseconds(5));
+    for (const std::vector<BoundTensor>& tensors : world_->tensors) {
+      for (const BoundTensor& tensor : tensors) {
+        const auto* bytes = static_cast<const unsigned char*>(tensor.data);
+        for (uint64_t i = 0; i < tensor.size_bytes; ++i) {
+          ASSERT_EQ(bytes[i], 0x77);
+        }
+      }
+    }
+    fake_nccl_delay(4 - round, 0);
+    ExpectWholeAfterConnect();
+  }
+}
+
+TEST_F(NcclFailureTest, CorruptedByteIsSeenByTheCheck) {
+  fake_nccl_corrupt_at(0, 1, 7);
+  const ValueCheck check(plan_);
+  check.FillSources(world_->tensors);
+  for (const absl::Status& status : world_->OnAllRanks(
+           [&](int32_t rank) { return world_->Refit(rank, {}); })) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  EXPECT_EQ(check.Check(world_->tensors).wrong_elements, 1);
+}
+
+}  // namespace
+}  // namespace refit

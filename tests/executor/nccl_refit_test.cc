@@ -1,0 +1,133 @@
+// Whole refits over NcclTransport: every element is right, and NCCL is used as
+// it wants to be used.
+#include <set>
+
+#include "tests/executor/fake_nccl/fake_nccl.h"
+#include "tests/executor/nccl_world.h"
+#include "tests/executor/plan_builder.h"
+
+namespace refit {
+namespace {
+
+constexpr char kStaged[] = R"("peer": "staged", )";
+constexpr char kSmallBuckets[] =
+    R"("bucket_bytes": 4096, "staging_bytes": 65536, )";
+
+class NcclRefitTest : public testing::Test {
+ protected:
+  NcclRefitTest() { fake_nccl_reset(); }
+
+  // Connects, and refits a few times.
+  static void ExpectRefits(const PlanFile& plan) {
+    NcclWorld world(plan);
+    world.Bind();
+    const uint64_t connected = fake_nccl_lazy_connects();
+    for (int refit = 0; refit < 3; ++refit) world.ExpectEveryElementRight(plan);
+    EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
+    EXPECT_EQ(fake_nccl_group_mismatches(), 0) << fake_nccl_first_violation();
+    EXPECT_EQ(fake_nccl_cut_groups(), 0);
+    EXPECT_EQ(fake_nccl_lazy_connects(), connected)
+        << "edges that Connect did not touch";
+    EXPECT_GT(fake_nccl_messages(), 0);
+  }
+
+  static std::set<fb::Route> RoutesOf(const PlanFile& plan) {
+    std::set<fb::Route> routes;
+    for (const fb::Round* round : *plan.body().rounds()) {
+      routes.insert(round->route());
+    }
+    return routes;
+  }
+};
+
+TEST_F(NcclRefitTest, OneRankFeedsOneRank) {
+  ExpectRefits(ReshardPlan({.source_ranks = 1, .destination_ranks = 1}).Open());
+}
+
+TEST_F(NcclRefitTest, TwoRanksFeedThree) {
+  ExpectRefits(ReshardPlan({.source_ranks = 2,
+                            .destination_ranks = 3,
+                            .layers = 4,
+                            .rows = 12,
+                            .columns = 30,
+                            .padding = 3})
+                   .Open());
+}
+
+TEST_F(NcclRefitTest, EightRanksFeedEight) {
+  ExpectRefits(ReshardPlan({.source_ranks = 8,
+                            .destination_ranks = 8,
+                            .layers = 3,
+                            .rows = 16,
+                            .columns = 64,
+                            .source_dtype = DType::kFp32})
+                   .Open());
+}
+
+TEST_F(NcclRefitTest, SlotsKeepRoundsApart) {
+  for (const char* slots : {"1", "2", "3"}) {
+    SCOPED_TRACE(slots);
+    fake_nccl_reset();
+    const PlanFile plan = CompiledPlan(ReshardJob(
+        2, 3, std::string(kStaged) + kSmallBuckets + "\"slots\": " + slots));
+    EXPECT_GE(plan.body().rounds()->size(), 3);
+    ExpectRefits(plan);
+  }
+}
+
+TEST_F(NcclRefitTest, HostsAreReachedThroughTheWorldsCommunicator) {
+  const PlanFile plan =
+      CompiledPlan(ReshardJob(3, 2, std::string(kSmallBuckets) + "\"slots\": 2",
+                              R"(, "topology": {"hosts": [0, 0, 0, 1, 2]})"));
+  EXPECT_EQ(RoutesOf(plan), std::set<fb::Route>{fb::Route::kNetwork});
+  ExpectRefits(plan);
+}
+
+TEST_F(NcclRefitTest, RoutesOfBothKindsUseOneCommunicatorAtATime) {
+  const PlanFile plan = CompiledPlan(
+      ReshardJob(4, 4, std::string(kStaged) + kSmallBuckets + "\"slots\": 2",
+                 R"(, "topology": {"hosts": [0, 0, 1, 1, 0, 1, 1, 2]})"));
+  EXPECT_EQ(RoutesOf(plan),
+            (std::set<fb::Route>{fb::Route::kPeer, fb::Route::kNetwork}));
+  ExpectRefits(plan);
+}
+
+TEST_F(NcclRefitTest, SixteenRanksOfThreeHosts) {
+  ExpectRefits(CompiledPlan(
+      ReshardJob(8, 8, std::string(kStaged) + kSmallBuckets + "\"slots\": 2",
+                 R"(, "topology": {"gpus_per_host": 6})")));
+}
+
+TEST_F(NcclRefitTest, ColocatedRanksStageToo) {
+  const PlanFile plan = CompiledPlan(
+      ReshardJob(3, 3, std::string(kStaged) + kSmallBuckets + "\"slots\": 2",
+                 R"(, "colocated": true)"));
+  EXPECT_TRUE(RoutesOf(plan).contains(fb::Route::kLocal));
+  ExpectRefits(plan);
+}
+
+// Messages take their time, so that ranks are in different rounds.
+TEST_F(NcclRefitTest, SlowRanksAreWaitedFor) {
+  const PlanFile plan = CompiledPlan(
+      ReshardJob(2, 3, std::string(kStaged) + kSmallBuckets + "\"slots\": 2"));
+  fake_nccl_delay(1, 2000);
+  fake_nccl_delay(4, 500);
+  ExpectRefits(plan);
+}
+
+TEST_F(NcclRefitTest, PlanWithDirectRoundsIsRefusedOnAllRanks) {
+  const PlanFile plan =
+      ReshardPlan({.mechanism = fb::Mechanism::kDirect}).Open();
+  NcclWorld world(plan);
+  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
+         return world.executor(rank).Connect(ExecutorWorld::kTimeout);
+       })) {
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(status.message().find("the host device has no fence"),
+              std::string::npos)
+        << status;
+  }
+}
+
+}  // namespace
+}  // namespace refit

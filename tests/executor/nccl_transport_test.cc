@@ -1,0 +1,276 @@
+#include "refit/nccl_transport.h"
+
+#include <thread>
+#include <utility>
+
+#include "tests/executor/fake_nccl/fake_nccl.h"
+#include "tests/executor/nccl_world.h"
+#include "tests/executor/transport_conformance.h"
+
+namespace refit {
+namespace {
+
+// What the ends of one world are made on.
+struct OneHost {
+  OneHost() { fake_nccl_reset(); }
+  HostDevice device;
+};
+
+TransportWorld MakeNcclWorld(int32_t world_size) {
+  auto host = std::make_shared<OneHost>();
+  TransportWorld world;
+  world.ends =
+      MakeNcclTransports(host->device, std::vector<uint32_t>(world_size, 0));
+  world.shared = host;
+  return world;
+}
+
+INSTANTIATE_TEST_SUITE_P(Nccl, TransportConformance,
+                         testing::Values(TransportFactory(MakeNcclWorld)));
+
+// Ends of a world on `hosts`, connected with edges of the test's choice.
+class NcclTransportTest : public testing::Test {
+ protected:
+  NcclTransportTest() { fake_nccl_reset(); }
+
+  void MakeWorld(const std::vector<uint32_t>& hosts) {
+    ends_ = MakeNcclTransports(device_, hosts);
+  }
+  std::vector<absl::Status> OnAllRanks(
+      const std::function<absl::Status(int32_t)>& body) {
+    std::vector<absl::Status> statuses(ends_.size());
+    EXPECT_TRUE(
+        RunRankThreads(static_cast<int32_t>(ends_.size()), [&](int32_t rank) {
+          fake_nccl_set_rank(rank);
+          statuses[rank] = body(rank);
+        }).ok());
+    return statuses;
+  }
+  std::vector<absl::Status> Connect() {
+    edges_.resize(ends_.size());
+    return OnAllRanks([&](int32_t rank) {
+      return ends_[rank]->Connect({}, edges_[rank], Ample());
+    });
+  }
+  // `from` sends to `to`.
+  void AddEdge(int32_t from, int32_t to, fb::Route route,
+               fb::Mechanism mechanism = fb::Mechanism::kStaged) {
+    edges_.resize(ends_.size());
+    edges_[from].push_back({to, fb::MessageKind::kSend, route, mechanism});
+    edges_[to].push_back({from, fb::MessageKind::kRecv, route, mechanism});
+  }
+  static Deadline Ample() {
+    return std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  }
+
+  HostDevice device_;
+  std::vector<std::unique_ptr<Transport>> ends_;
+  std::vector<std::vector<Edge>> edges_;  // by rank
+};
+
+TEST_F(NcclTransportTest, PlanWithoutStagedRoundsNeedsNoCommunicator) {
+  MakeWorld({0, 0});
+  for (const absl::Status& status : Connect()) EXPECT_TRUE(status.ok());
+  EXPECT_EQ(fake_nccl_live_communicators(), 0);
+}
+
+TEST_F(NcclTransportTest, OneCommunicatorPerDomainThatStagesInside) {
+  MakeWorld({0, 1, 0, 1, 2, 2});
+  AddEdge(0, 2, fb::Route::kPeer);
+  AddEdge(1, 3, fb::Route::kLocal);
+  for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  EXPECT_EQ(fake_nccl_live_communicators(), 4);
+  EXPECT_EQ(fake_nccl_lazy_connects(), 2);
+}
+
+TEST_F(NcclTransportTest, OneCommunicatorOverAllRanksForTheNetwork) {
+  MakeWorld({0, 1, 0});
+  AddEdge(0, 1, fb::Route::kNetwork);
+  for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  EXPECT_EQ(fake_nccl_live_communicators(), 3);
+  EXPECT_EQ(fake_nccl_lazy_connects(), 1);
+}
+
+TEST_F(NcclTransportTest, EdgesAreTouchedInStepsThatNobodyWaitsInForEver) {
+  constexpr int32_t kRanks = 9;
+  MakeWorld(std::vector<uint32_t>(kRanks, 0));
+  fake_nccl_set_connect_delay(1000);
+  int32_t edges = 0;
+  for (int32_t from = 0; from < kRanks; ++from) {
+    for (int32_t to = 0; to < kRanks; ++to) {
+      if (from == to || (from + 2 * to) % 3 == 0) continue;
+      AddEdge(from, to, fb::Route::kPeer);
+      ++edges;
+    }
+  }
+  for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  EXPECT_EQ(fake_nccl_lazy_connects(), edges);
+  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
+}
+
+TEST_F(NcclTransportTest, ConnectAgainLeavesNoOldCommunicator) {
+  MakeWorld({0, 0, 1});
+  AddEdge(0, 1, fb::Route::kPeer);
+  AddEdge(1, 2, fb::Route::kNetwork);
+  for (int times = 0; times < 3; ++times) {
+    for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+    EXPECT_EQ(fake_nccl_live_communicators(), 5);
+  }
+  ends_.clear();
+  EXPECT_EQ(fake_nccl_live_communicators(), 0);
+}
+
+TEST_F(NcclTransportTest, VersionsOfNcclThatDifferAreNamedWithTheirRanks) {
+  MakeWorld({0, 0, 1});
+  AddEdge(0, 1, fb::Route::kPeer);
+  fake_nccl_set_rank_version(1, 22703);
+  for (const absl::Status& status : Connect()) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(status.message(),
+              "NCCL version differs: 2.28.9 on rank 0, 2.27.3 on rank 1");
+  }
+}
+
+// It is in the world's communicator.
+TEST_F(NcclTransportTest, VersionOfARankWithoutEdgesCountsToo) {
+  MakeWorld({0, 1, 2});
+  AddEdge(0, 1, fb::Route::kNetwork);
+  fake_nccl_set_rank_version(2, 22703);
+  for (const absl::Status& status : Connect()) {
+    EXPECT_EQ(status.message(),
+              "NCCL version differs: 2.28.9 on rank 0, 2.27.3 on rank 2");
+  }
+  EXPECT_EQ(fake_nccl_live_communicators(), 0);
+}
+
+TEST_F(NcclTransportTest, VersionOfARankThatStagesNothingDoesNotMatter) {
+  MakeWorld({0, 0, 2});
+  AddEdge(0, 1, fb::Route::kPeer);
+  fake_nccl_set_rank_version(2, 22703);
+  for (const absl::Status& s : Connect()) EXPECT_TRUE(s.ok()) << s;
+}
+
+TEST_F(NcclTransportTest, TooOldALibraryOnOneRankFailsOnAllRanks) {
+  MakeWorld({0, 0, 0});
+  AddEdge(0, 1, fb::Route::kPeer);
+  fake_nccl_set_rank_version(1, 21600);
+  const auto statuses = Connect();
+  for (const absl::Status& status : statuses) EXPECT_FALSE(status.ok());
+  EXPECT_EQ(statuses[1].code(), absl::StatusCode::kUnimplemented);
+  EXPECT_NE(statuses[0].message().find("aborted by rank 1: "),
+            std::string::npos);
+  EXPECT_NE(
+      statuses[2].message().find("NCCL 2.16.0, but 2.18.0 or later is needed"),
+      std::string::npos)
+      << statuses[2];
+}
+
+TEST_F(NcclTransportTest, RouteInsideADomainCannotCrossHosts) {
+  MakeWorld({0, 0, 1});
+  AddEdge(0, 2, fb::Route::kPeer);
+  const auto statuses = Connect();
+  for (const absl::Status& status : statuses) EXPECT_FALSE(status.ok());
+  EXPECT_EQ(statuses[0].code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(statuses[0].message(),
+            "rank 0 is on host 0 and rank 2 on host 1, but the plan's route "
+            "between them stays inside a host");
+}
+
+// The host device has no fence.
+TEST_F(NcclTransportTest, DirectEdgesWithoutAFenceFailOnAllRanks) {
+  MakeWorld({0, 0, 0});
+  AddEdge(0, 1, fb::Route::kPeer, fb::Mechanism::kDirect);
+  AddEdge(1, 2, fb::Route::kPeer);
+  const auto statuses = Connect();
+  EXPECT_EQ(statuses[0].code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(statuses[1].code(), absl::StatusCode::kUnimplemented);
+  for (const absl::Status& status : statuses) {
+    EXPECT_NE(status.message().find("the host device has no fence: a plan with "
+                                    "direct rounds needs the local transport"),
+              std::string::npos)
+        << status;
+  }
+  EXPECT_EQ(fake_nccl_live_communicators(), 0);
+}
+
+TEST_F(NcclTransportTest, FailureWhileConnectingLeavesNoCommunicator) {
+  MakeWorld({0, 0, 0, 0});
+  for (int32_t to = 1; to < 4; ++to) AddEdge(0, to, fb::Route::kPeer);
+  // The second edge that rank 0 touches.
+  fake_nccl_fail_at(0, 1, 3);
+  const auto statuses = Connect();
+  for (const absl::Status& status : statuses) {
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(status.message().find("touching the edge to rank 2"),
+              std::string::npos)
+        << status;
+  }
+  EXPECT_EQ(fake_nccl_live_communicators(), 0);
+  for (const absl::Status& s : Connect()) EXPECT_TRUE(s.ok()) << s;
+}
+
+TEST_F(NcclTransportTest, EdgeThatHangsEndsConnectAtItsDeadline) {
+  MakeWorld({0, 0, 0});
+  AddEdge(0, 1, fb::Route::kPeer);
+  AddEdge(1, 2, fb::Route::kPeer);
+  fake_nccl_hang_at(1, 0);
+  const auto statuses = OnAllRanks([&](int32_t rank) {
+    return ends_[rank]->Connect(
+        {}, edges_[rank],
+        std::chrono::steady_clock::now() + std::chrono::milliseconds(300));
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+    EXPECT_NE(status.message().find("touching the edge"), std::string::npos)
+        << status;
+  }
+  EXPECT_EQ(fake_nccl_live_communicators(), 0);
+  for (const absl::Status& s : Connect()) EXPECT_TRUE(s.ok()) << s;
+}
+
+TEST_F(NcclTransportTest, RoundOfARouteWithoutEdgesIsRefused) {
+  MakeWorld({0, 0});
+  AddEdge(0, 1, fb::Route::kPeer);
+  for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  std::byte byte{};
+  const auto statuses = OnAllRanks([&](int32_t rank) {
+    absl::Status status = ends_[rank]->BeginRefit(Ample());
+    if (!status.ok()) return status;
+    const Operation operation = {fb::MessageKind::kSend, 1 - rank, &byte, 1};
+    return ends_[rank]->Exchange({2, fb::Route::kNetwork, {&operation, 1}},
+                                 nullptr);
+  });
+  EXPECT_NE(statuses[0].message().find("round 2: send of 1 bytes to rank 1: "),
+            std::string::npos)
+      << statuses[0];
+}
+
+// Whether it is of this refit or came before: either all ranks fail, or none.
+TEST_F(NcclTransportTest, AbortWhileARefitBeginsIsNotHalfHeard) {
+  MakeWorld({0, 0});
+  AddEdge(0, 1, fb::Route::kPeer);
+  for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  for (int times = 0; times < 50; ++times) {
+    std::thread user(
+        [&] { ends_[1]->Abort(absl::CancelledError("the user's wish")); });
+    const auto statuses = OnAllRanks([&](int32_t rank) {
+      absl::Status status = ends_[rank]->BeginRefit(Ample());
+      if (status.ok()) status = ends_[rank]->EndRefit(nullptr);
+      return status.ok() ? ends_[rank]->Wait() : status;
+    });
+    user.join();
+    EXPECT_EQ(statuses[0].ok(), statuses[1].ok()) << statuses[0] << statuses[1];
+    if (!statuses[0].ok()) {
+      for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+    }
+  }
+}
+
+TEST_F(NcclTransportTest, RefitBeforeConnectIsRefused) {
+  MakeWorld({0, 0});
+  EXPECT_EQ(ends_[0]->BeginRefit(Ample()).code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+}  // namespace
+}  // namespace refit

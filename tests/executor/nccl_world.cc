@@ -1,0 +1,94 @@
+#include "tests/executor/nccl_world.h"
+
+#include <cstdlib>
+#include <iostream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "compiler/compile.h"
+#include "compiler/diagnostics.h"
+#include "tests/compiler/temporary_directory.h"
+#include "tests/executor/fake_nccl/fake_nccl.h"
+
+namespace refit {
+namespace {
+
+std::vector<uint32_t> HostsOf(const PlanFile& plan) {
+  std::vector<uint32_t> hosts;
+  for (const fb::RankProgram* program : *plan.body().programs()) {
+    hosts.push_back(program->host());
+  }
+  return hosts;
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Transport>> MakeNcclTransports(
+    Device& device, const std::vector<uint32_t>& hosts, uint16_t* port) {
+  const auto ranks = static_cast<int32_t>(hosts.size());
+  const TcpRendezvous rendezvous = *LoopbackRendezvous(ranks);
+  if (port != nullptr) *port = rendezvous.port;
+  std::vector<std::unique_ptr<Transport>> ends(hosts.size());
+  EXPECT_TRUE(RunRankThreads(ranks, [&](int32_t rank) {
+                TcpRendezvous mine = rendezvous;
+                mine.rank = rank;
+                auto control =
+                    ConnectTcp(mine, std::chrono::steady_clock::now() +
+                                         ExecutorWorld::kTimeout);
+                ASSERT_TRUE(control.ok()) << control.status();
+                NcclOptions options;
+                options.device = &device;
+                options.control = *std::move(control);
+                options.hosts = hosts;
+                ends[rank] = *CreateNcclTransport(std::move(options));
+              }).ok());
+  return ends;
+}
+
+PlanFile CompiledPlan(const std::string& job) {
+  const TemporaryDirectory directory;
+  Diagnostics diagnostics;
+  absl::StatusOr<std::vector<uint8_t>> bytes =
+      CompileFile(directory.Write("job.json", job), {}, diagnostics);
+  if (!bytes.ok()) {
+    std::cerr << diagnostics.Render() << bytes.status() << "\n" << job << "\n";
+    std::abort();
+  }
+  return *PlanFile::FromBytes(*std::move(bytes));
+}
+
+std::string ReshardJob(int sources, int destinations,
+                       const std::string& options, const std::string& more) {
+  const auto rule = [](const char* match, int dim) {
+    return absl::StrCat("{\"match\": \"", match,
+                        "\", \"mesh\": \"m\", \"placements\": [\"Shard(", dim,
+                        ")\"]}");
+  };
+  const auto side = [&](int ranks, int dim_of_a) {
+    return absl::StrCat(
+        R"({"layout": "generic", "meshes": {"m": {"axes": {"x": )", ranks,
+        R"(}}}, "tensors": [)", rule("a", dim_of_a), ", ", rule("*", 0), "]}");
+  };
+  return absl::StrCat(
+      R"({"model": {"parameters": [)",
+      R"({"name": "a", "shape": [960, 160], "dtype": "bf16"}, )",
+      R"({"name": "b", "shape": [2400, 7], "dtype": "fp32"}]}, "source": )",
+      side(sources, 0), R"(, "destination": )", side(destinations, 1),
+      R"(, "options": {)", options, "}", more, "}");
+}
+
+NcclWorld::NcclWorld(const PlanFile& plan) : ExecutorWorld(plan.world_size()) {
+  for (auto& transport : MakeNcclTransports(device_, HostsOf(plan), &port_)) {
+    AddRank(plan, std::move(transport));
+  }
+}
+
+std::vector<absl::Status> NcclWorld::OnAllRanks(
+    const std::function<absl::Status(int32_t)>& body) {
+  return ExecutorWorld::OnAllRanks([&](int32_t rank) {
+    fake_nccl_set_rank(rank);
+    return body(rank);
+  });
+}
+
+}  // namespace refit

@@ -1,0 +1,49 @@
+// Ranks of this process that meet over TCP and send over the fake libnccl.
+#ifndef REFIT_TESTS_EXECUTOR_NCCL_WORLD_H_
+#define REFIT_TESTS_EXECUTOR_NCCL_WORLD_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plan/plan_file.h"
+#include "refit/nccl_transport.h"
+#include "tests/executor/executor_world.h"
+
+namespace refit {
+
+// The ends of a world whose ranks are on `hosts`. `device` must outlive them.
+// `port`, if it is not null, becomes that of the control planes' meeting.
+std::vector<std::unique_ptr<Transport>> MakeNcclTransports(
+    Device& device, const std::vector<uint32_t>& hosts,
+    uint16_t* port = nullptr);
+
+// Compiles `job`, which needs no files.
+PlanFile CompiledPlan(const std::string& job);
+
+// A job that cuts two parameters by rows over `sources` ranks, and by columns
+// and rows over `destinations` ranks. `more` are further keys of the job.
+std::string ReshardJob(int sources, int destinations,
+                       const std::string& options,
+                       const std::string& more = "");
+
+class NcclWorld : public ExecutorWorld {
+ public:
+  // Ranks are on the hosts that `plan` says.
+  explicit NcclWorld(const PlanFile& plan);
+
+  // The fake knows each thread's rank.
+  std::vector<absl::Status> OnAllRanks(
+      const std::function<absl::Status(int32_t)>& body) override;
+
+  uint16_t port() const { return port_; }
+
+ private:
+  uint16_t port_ = 0;
+};
+
+}  // namespace refit
+
+#endif  // REFIT_TESTS_EXECUTOR_NCCL_WORLD_H_
