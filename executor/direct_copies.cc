@@ -102,6 +102,9 @@ absl::Status AppendDirectCopies(const fb::Body& body, const MessageEnd& send,
       const CopyLoops loops =
           JoinLoops(LoopWalk(from, DTypeBytes(copy.from.dtype)),
                     LoopWalk(to, DTypeBytes(copy.to.dtype)), joined);
+      joined = joined && pack.wire_dtype() == unpack.wire_dtype() &&
+               (copy.from.dtype == copy.to.dtype ||
+                IsSupportedCast(copy.from.dtype, copy.to.dtype));
       copy.loops_count = static_cast<uint32_t>(loops.size());
       batch.loops.insert(batch.loops.end(), loops.begin(), loops.end());
       batch.copies.push_back(copy);

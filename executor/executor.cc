@@ -417,18 +417,18 @@ absl::Status Executor::RunDirect(const RoundWork& work, Stream stream) {
   const Clock::time_point start = Clock::now();
   absl::Status status;
   if (!work.senders.empty()) {
-    status.Update(fence.Signal(work.senders, stream));
+    status.Update(fence.Grant(work.senders, stream));
   }
   if (work.pack_batch.has_value()) {
-    status.Update(fence.Await(work.receivers, stream));
+    status.Update(fence.AwaitGrants(work.receivers, stream));
     if (status.ok()) {
       status.Update(
           bound_->copies->Enqueue(*work.pack_batch, stream, fence.aborted()));
-      status.Update(fence.Signal(work.receivers, stream));
+      status.Update(fence.Finish(work.receivers, stream));
     }
   }
   if (!work.senders.empty() && status.ok()) {
-    status.Update(fence.Await(work.senders, stream));
+    status.Update(fence.AwaitFinishes(work.senders, stream));
   }
   counters_.wire_seconds += SecondsSince(start);
   if (status.ok()) return status;

@@ -28,11 +28,18 @@ RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank) {
   for (const fb::Message* message : *messages) AddMessage(body, *message);
   const uint32_t slots = std::max<uint32_t>(1, body.limits()->slots());
   size_t reusable = 0;  // works before it are at least `slots` rounds older
+  std::optional<size_t> last_staged;  // of those
   for (size_t i = 0; i < rounds_.size(); ++i) {
     SortDistinct(rounds_[i].receivers);
     SortDistinct(rounds_[i].senders);
-    while (rounds_[i].index - rounds_[reusable].index >= slots) ++reusable;
-    if (reusable > 0) rounds_[i].reuses = reusable - 1;
+    for (; rounds_[i].index - rounds_[reusable].index >= slots; ++reusable) {
+      if (rounds_[reusable].mechanism == fb::Mechanism::kStaged) {
+        last_staged = reusable;
+      }
+    }
+    if (rounds_[i].mechanism == fb::Mechanism::kStaged) {
+      rounds_[i].reuses = last_staged;
+    }
   }
 }
 

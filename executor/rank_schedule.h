@@ -27,7 +27,7 @@ struct RoundWork {
   // Direct: the peers of each kind, ascending and distinct.
   std::vector<int32_t> receivers;
   std::vector<int32_t> senders;
-  // Staged: the last earlier work whose staging this one may overwrite.
+  // Staged: the last earlier staged work whose staging this one may overwrite.
   std::optional<size_t> reuses;
 };
 

@@ -267,7 +267,18 @@ absl::Status PlanFile::Check() {
     return absl::InvalidArgumentError("the body is no well-formed FlatBuffer");
   }
   body_ = flatbuffers::GetRoot<fb::Body>(body.data());
-  return CheckBody(*body_, body.size());
+  if (absl::Status s = CheckBody(*body_, body.size()); !s.ok()) return s;
+  const auto& rounds = *body_->rounds();
+  const bool direct =
+      std::any_of(rounds.begin(), rounds.end(), [](const fb::Round* round) {
+        return round->mechanism() == fb::Mechanism::kDirect;
+      });
+  if (direct && (plan_->required_features() & kFeatureDirectRounds) == 0) {
+    return absl::InvalidArgumentError(
+        "the plan has direct rounds but does not require that executors know "
+        "them (bit 0 of required_features)");
+  }
+  return absl::OkStatus();
 }
 
 absl::Span<const uint8_t> PlanFile::bytes() const {

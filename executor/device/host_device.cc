@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "executor/device/host_copy.h"
+#include "executor/device/process_identity.h"
 
 namespace refit {
 namespace {
@@ -66,7 +67,6 @@ class HostEvent : public DeviceEvent {
 };
 
 // What Export writes: the process, then a pointer per range.
-using ProcessId = int64_t;
 
 class HostMappedMemory : public MappedMemory {
  public:
@@ -118,9 +118,9 @@ absl::StatusOr<std::unique_ptr<DeviceEvent>> HostDevice::CreateEvent() {
 
 absl::StatusOr<std::string> HostDevice::Export(
     absl::Span<const MemoryRange> ranges) {
-  std::string exported(sizeof(ProcessId) + ranges.size() * sizeof(std::byte*),
-                       '\0');
-  const ProcessId process = getpid();
+  std::string exported(
+      sizeof(ProcessIdentity) + ranges.size() * sizeof(std::byte*), '\0');
+  const ProcessIdentity process = ThisProcess();
   std::memcpy(exported.data(), &process, sizeof(process));
   char* next = exported.data() + sizeof(process);
   for (const MemoryRange& range : ranges) {
@@ -132,15 +132,15 @@ absl::StatusOr<std::string> HostDevice::Export(
 
 absl::StatusOr<std::unique_ptr<MappedMemory>> HostDevice::Import(
     std::string_view exported) {
-  ProcessId process = 0;
+  ProcessIdentity process;
   if (exported.size() < sizeof(process) ||
       (exported.size() - sizeof(process)) % sizeof(std::byte*) != 0) {
     return absl::InvalidArgumentError("not memory exported by a host device");
   }
   std::memcpy(&process, exported.data(), sizeof(process));
-  if (process != getpid()) {
+  if (process != ThisProcess()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("host memory of process ", process,
+        absl::StrCat("host memory of process ", process.process,
                      " cannot be mapped into process ", getpid()));
   }
   exported.remove_prefix(sizeof(process));

@@ -43,12 +43,16 @@ struct Endpoint {
   // woken once, by the last of them.
   size_t awaited_posts = 0;
   uint32_t awaited_round = 0;
-  // By peer: its signals of the newest step it signalled in, not yet taken.
-  struct Signals {
+  // Of direct rounds, by peer: what it granted and finished in the newest step
+  // it did so in, not yet awaited here.
+  struct Counts {
     uint64_t step = 0;
-    uint64_t count = 0;
+    uint64_t grants = 0;
+    uint64_t finishes = 0;
   };
-  absl::flat_hash_map<int32_t, Signals> signals;
+  absl::flat_hash_map<int32_t, Counts> counts;
+  // Ranks that store into this one's memory now.
+  size_t writers = 0;
 };
 
 }  // namespace
@@ -192,11 +196,17 @@ class LocalTransport : public Transport, private Fence {
   }
 
  private:
-  absl::Status Signal(absl::Span<const int32_t> peers, void* stream) override;
-  absl::Status Await(absl::Span<const int32_t> peers, void* stream) override;
+  absl::Status Grant(absl::Span<const int32_t> senders, void*) override;
+  absl::Status AwaitGrants(absl::Span<const int32_t> receivers, void*) override;
+  absl::Status Finish(absl::Span<const int32_t> receivers, void*) override;
+  absl::Status AwaitFinishes(absl::Span<const int32_t> senders, void*) override;
   const uint32_t* aborted() const override { return nullptr; }
-  bool TakeSignal(int32_t peer);
-  void AwaitWriter(int32_t peer);
+  using Counter = uint64_t Endpoint::Counts::*;
+  void Raise(int32_t peer, Counter counter);
+  absl::Status Await(int32_t peer, Counter counter);
+  absl::Status BeginStoring(int32_t receiver);
+  void EndStoring(int32_t receiver);
+  void AwaitWriters();
 
   Endpoint& endpoint() { return fabric_.endpoints[rank_]; }
   bool StepAborted() const { return step_ <= fabric_.aborted_step; }
@@ -253,73 +263,110 @@ absl::StatusOr<std::vector<std::string>> LocalTransport::Share(
       fabric_.Gather(step_, rank_, HandshakeRecord{}, deadline, "sharing");
   if (!status.ok()) return status;
   std::vector<std::string> given;
+  std::lock_guard lock(fabric_.mutex);
   for (int32_t peer : from) given.push_back(shared[peer]);
   return given;
 }
 
-absl::Status LocalTransport::Signal(absl::Span<const int32_t> peers, void*) {
-  for (int32_t peer : peers) {
-    Endpoint& there = fabric_.endpoints[peer];
-    {
-      std::lock_guard lock(there.mutex);
-      Endpoint::Signals& signals = there.signals[rank_];
-      if (signals.step != step_) signals = {.step = step_};
-      ++signals.count;
+void LocalTransport::Raise(int32_t peer, Counter counter) {
+  Endpoint& there = fabric_.endpoints[peer];
+  {
+    std::lock_guard lock(there.mutex);
+    Endpoint::Counts& counts = there.counts[rank_];
+    if (counts.step != step_) counts = {.step = step_};
+    ++(counts.*counter);
+  }
+  there.changed.notify_one();
+}
+
+absl::Status LocalTransport::Await(int32_t peer, Counter counter) {
+  bool taken = false;
+  {
+    std::unique_lock lock(endpoint().mutex);
+    endpoint().changed.wait_until(lock, deadline_, [&] {
+      Endpoint::Counts& counts = endpoint().counts[peer];
+      taken = counts.step == step_ && counts.*counter > 0;
+      if (taken) --(counts.*counter);
+      return taken || StepAborted();
+    });
+  }
+  if (taken) return absl::OkStatus();
+  absl::Status status =
+      StepAborted() ? fabric_.AbortStatus()
+                    : absl::DeadlineExceededError(absl::StrCat(
+                          "rank ", peer, " did not come before the deadline"));
+  fabric_.Abort(step_, rank_, status);
+  return status;
+}
+
+// Between these two `receiver` does not leave a step that fails. A step that
+// has failed already is not stored in: its receivers may be gone.
+absl::Status LocalTransport::BeginStoring(int32_t receiver) {
+  Endpoint& there = fabric_.endpoints[receiver];
+  {
+    std::lock_guard lock(there.mutex);
+    if (!StepAborted()) {
+      ++there.writers;
+      return absl::OkStatus();
     }
-    there.changed.notify_one();
+  }
+  return fabric_.AbortStatus();
+}
+
+void LocalTransport::EndStoring(int32_t receiver) {
+  Endpoint& there = fabric_.endpoints[receiver];
+  {
+    std::lock_guard lock(there.mutex);
+    --there.writers;
+  }
+  there.changed.notify_one();
+}
+
+// The step has failed, so that no writer is added.
+void LocalTransport::AwaitWriters() {
+  std::unique_lock lock(endpoint().mutex);
+  endpoint().changed.wait(lock, [&] { return endpoint().writers == 0; });
+}
+
+absl::Status LocalTransport::Grant(absl::Span<const int32_t> senders, void*) {
+  for (int32_t sender : senders) Raise(sender, &Endpoint::Counts::grants);
+  return absl::OkStatus();
+}
+
+absl::Status LocalTransport::AwaitGrants(absl::Span<const int32_t> receivers,
+                                         void*) {
+  absl::Status status;
+  size_t stored = 0;
+  for (int32_t receiver : receivers) {
+    status = Await(receiver, &Endpoint::Counts::grants);
+    if (status.ok()) status = BeginStoring(receiver);
+    if (!status.ok()) break;
+    ++stored;
+  }
+  if (status.ok()) return status;
+  for (int32_t receiver : receivers.subspan(0, stored)) EndStoring(receiver);
+  AwaitWriters();
+  return status;
+}
+
+absl::Status LocalTransport::Finish(absl::Span<const int32_t> receivers,
+                                    void*) {
+  for (int32_t receiver : receivers) {
+    EndStoring(receiver);
+    Raise(receiver, &Endpoint::Counts::finishes);
   }
   return absl::OkStatus();
 }
 
-bool LocalTransport::TakeSignal(int32_t peer) {
-  Endpoint::Signals& signals = endpoint().signals[peer];
-  if (signals.step != step_ || signals.count == 0) return false;
-  --signals.count;
-  return true;
-}
-
-absl::Status LocalTransport::Await(absl::Span<const int32_t> peers, void*) {
-  for (size_t i = 0; i < peers.size(); ++i) {
-    const int32_t peer = peers[i];
-    bool taken = false;
-    {
-      std::unique_lock lock(endpoint().mutex);
-      endpoint().changed.wait_until(lock, deadline_, [&] {
-        taken = TakeSignal(peer);
-        return taken || StepAborted();
-      });
-    }
-    if (taken) continue;
-    absl::Status status =
-        StepAborted()
-            ? fabric_.AbortStatus()
-            : absl::DeadlineExceededError(absl::StrCat(
-                  "rank ", peer, " did not come before the deadline"));
-    fabric_.Abort(step_, rank_, status);
-    // Those whose signal was taken wait for an answer: nothing is written
-    // there.
-    (void)Signal(peers.subspan(0, i), nullptr);
-    for (int32_t writer : peers.subspan(i)) AwaitWriter(writer);
+absl::Status LocalTransport::AwaitFinishes(absl::Span<const int32_t> senders,
+                                           void*) {
+  for (int32_t sender : senders) {
+    absl::Status status = Await(sender, &Endpoint::Counts::finishes);
+    if (status.ok()) continue;
+    AwaitWriters();
     return status;
   }
   return absl::OkStatus();
-}
-
-// A peer that took this rank's signal is writing into its memory until it
-// signals back; one that did not take it never will.
-void LocalTransport::AwaitWriter(int32_t peer) {
-  {
-    Endpoint& there = fabric_.endpoints[peer];
-    std::lock_guard lock(there.mutex);
-    const auto mine = there.signals.find(rank_);
-    if (mine == there.signals.end() || mine->second.step != step_) return;
-    if (mine->second.count > 0) {
-      mine->second.count = 0;
-      return;
-    }
-  }
-  std::unique_lock lock(endpoint().mutex);
-  endpoint().changed.wait(lock, [&] { return TakeSignal(peer); });
 }
 
 absl::Status LocalTransport::BeginRefit(Deadline deadline) {

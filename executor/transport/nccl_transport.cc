@@ -23,6 +23,10 @@ namespace {
 constexpr std::chrono::milliseconds kWatchPause(5);
 constexpr std::chrono::microseconds kWaitPause(20);
 
+// How long Wait polls without a pause: the end of a small refit should not be
+// missed by the tens of microseconds that a pause takes.
+constexpr std::chrono::milliseconds kWaitWithoutPause(2);
+
 // A rank that is done waits for the others for so long after the deadline: the
 // word of one that hangs, which says where, is on its way then.
 constexpr std::chrono::milliseconds kLastWords(250);
@@ -448,12 +452,16 @@ absl::Status NcclTransport::EndRefit(Stream stream) {
 }
 
 absl::Status NcclTransport::Wait() {
+  const Deadline pause_from =
+      std::chrono::steady_clock::now() + kWaitWithoutPause;
   Lock lock(mutex_);
   while (running_ && !over_ && failure_.ok()) {
     CheckProgress();
     if (over_ || !failure_.ok()) break;
     lock.unlock();
-    std::this_thread::sleep_for(kWaitPause);
+    if (std::chrono::steady_clock::now() > pause_from) {
+      std::this_thread::sleep_for(kWaitPause);
+    }
     lock.lock();
   }
   if (failure_.ok()) {

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "executor/transport/control_frame.h"
-#include "refit/control_plane.h"
 #include "executor/transport/control_server.h"
 #include "executor/transport/tcp_socket.h"
+#include "refit/control_plane.h"
 #include "tests/executor/control_plane_fixture.h"
 
 namespace refit {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "executor/rank_schedule.h"
 #include "plan/enum_text.h"
 #include "refit/host_device.h"
 #include "refit/local_transport.h"
@@ -318,6 +319,43 @@ TEST(ExecutorTest, ReceiverThatDoesNotComeFailsADirectRefitAtTheDeadline) {
   }
   EXPECT_NE(statuses[0].message().find("rank 0: round 0: "), std::string::npos)
       << statuses[0];
+}
+
+// In the second round a sender waits for a receiver that still waits for the
+// absent sender in the first.
+TEST(ExecutorTest, SenderThatDoesNotComeFailsADirectRefitAtTheDeadline) {
+  const PlanFile plan =
+      ReshardPlan({.layers = 3, .mechanism = fb::Mechanism::kDirect}).Open();
+  World world(plan);
+  world.Bind();
+  const auto statuses = world.OnAllRanks([&](int32_t rank) {
+    RunOptions options;
+    options.timeout = std::chrono::milliseconds(100);
+    return rank == 0 ? absl::OkStatus() : world.Refit(rank, options);
+  });
+  for (int32_t rank = 1; rank < 4; ++rank) {
+    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kDeadlineExceeded)
+        << statuses[rank];
+  }
+}
+
+// A staged round that follows direct ones reuses the staging of the last staged
+// one, for which it must wait.
+TEST(RankScheduleTest, StagedRoundReusesTheLastStagedOne) {
+  PlanBuilder builder = ReshardPlan({.layers = 3});
+  builder.mechanisms = {fb::Mechanism::kStaged, fb::Mechanism::kDirect,
+                        fb::Mechanism::kStaged};
+  for (PlanBuilder::Rank& rank : builder.ranks) {
+    for (PlanBuilder::Message& message : rank.messages) {
+      if (message.round == 1) message.staging_offset = 0;
+    }
+  }
+  const PlanFile plan = builder.Open();
+  const RankSchedule schedule(plan, 0);
+  ASSERT_EQ(schedule.rounds().size(), 3);
+  EXPECT_EQ(schedule.rounds()[0].reuses, std::nullopt);
+  EXPECT_EQ(schedule.rounds()[1].reuses, std::nullopt);
+  EXPECT_EQ(schedule.rounds()[2].reuses, 0);
 }
 
 TEST(ExecutorTest, RefusedRebindKeepsTheEarlierOne) {

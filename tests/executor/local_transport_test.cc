@@ -51,12 +51,12 @@ TEST_P(LocalTransportTest, FenceOrdersWritesIntoThePeersMemory) {
     Fence& fence = *end(rank).fence();
     const int32_t peer = 1 - rank;
     for (int round = 1; round <= 1000; ++round) {
-      absl::Status s;
-      if (rank == 1) s = fence.Signal({&peer, 1}, nullptr);
-      s.Update(fence.Await({&peer, 1}, nullptr));
+      absl::Status s = rank == 1 ? fence.Grant({&peer, 1}, nullptr)
+                                 : fence.AwaitGrants({&peer, 1}, nullptr);
       if (!s.ok()) return s;
       if (rank == 0) memory = round;
-      if (rank == 0) s = fence.Signal({&peer, 1}, nullptr);
+      s = rank == 0 ? fence.Finish({&peer, 1}, nullptr)
+                    : fence.AwaitFinishes({&peer, 1}, nullptr);
       if (!s.ok()) return s;
       if (rank == 1 && memory != round) return absl::DataLossError("too early");
     }
@@ -65,15 +65,15 @@ TEST_P(LocalTransportTest, FenceOrdersWritesIntoThePeersMemory) {
   for (const absl::Status& s : statuses) EXPECT_TRUE(s.ok()) << s;
 }
 
-TEST_P(LocalTransportTest, AwaitNamesThePeerThatDoesNotSignal) {
+TEST_P(LocalTransportTest, AwaitNamesThePeerThatDoesNotGrant) {
   MakeWorld(3);
   ConnectAll();
   const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
     absl::Status s = end(rank).BeginRefit(
         rank == 0 ? In(std::chrono::milliseconds(100)) : Ample());
     const std::vector<int32_t> peers = {1, 2}, zero = {0};
-    if (s.ok() && rank == 1) s = end(rank).fence()->Signal(zero, nullptr);
-    if (s.ok() && rank == 0) s = end(rank).fence()->Await(peers, nullptr);
+    if (s.ok() && rank == 1) s = end(rank).fence()->Grant(zero, nullptr);
+    if (s.ok() && rank == 0) s = end(rank).fence()->AwaitGrants(peers, nullptr);
     return s.ok() ? Finish(rank) : s;
   });
   EXPECT_EQ(statuses[0].code(), absl::StatusCode::kDeadlineExceeded);

@@ -108,8 +108,13 @@ Offset<fb::Body> CreateBody(FlatBufferBuilder& builder,
   for (const PlanBuilder::Rank& r : plan.ranks) {
     programs.push_back(CreateProgram(builder, r, pools));
   }
-  const std::vector<fb::Round> rounds(
-      plan.rounds, fb::Round(fb::Route::kPeer, plan.mechanism, 0));
+  std::vector<fb::Round> rounds;
+  for (uint32_t i = 0; i < plan.rounds; ++i) {
+    rounds.emplace_back(fb::Route::kPeer,
+                        i < plan.mechanisms.size() ? plan.mechanisms[i]
+                                                   : fb::Mechanism::kStaged,
+                        0);
+  }
   const auto limits =
       fb::CreateLimits(builder, uint64_t{1} << 40, uint64_t{1} << 40, 1, 1024);
   const auto stats = fb::CreateStatsDirect(builder);
@@ -138,10 +143,12 @@ std::vector<uint8_t> PlanBuilder::Bytes() const {
       outer.CreateVector(inner.GetBufferPointer(), inner.GetSize());
   const auto provenance = fb::CreateProvenanceDirect(outer, "a test");
   fb::FinishPlanBuffer(
-      outer, fb::CreatePlan(
-                 outer, kFormatMajor << 16 | kFormatMinor,
-                 mechanism == fb::Mechanism::kDirect ? kFeatureDirectRounds : 0,
-                 &inputs_digest, &body_digest, body, provenance));
+      outer, fb::CreatePlan(outer, kFormatMajor << 16 | kFormatMinor,
+                            std::count(mechanisms.begin(), mechanisms.end(),
+                                       fb::Mechanism::kDirect) > 0
+                                ? kFeatureDirectRounds
+                                : 0,
+                            &inputs_digest, &body_digest, body, provenance));
   return {outer.GetBufferPointer(), outer.GetBufferPointer() + outer.GetSize()};
 }
 
@@ -164,7 +171,7 @@ PlanBuilder ReshardPlan(const ReshardOptions& options) {
   PlanBuilder plan;
   plan.source_ranks = options.source_ranks;
   plan.rounds = options.layers;
-  plan.mechanism = options.mechanism;
+  plan.mechanisms.assign(options.layers, options.mechanism);
   plan.params.push_back({.name = "model.layers.{0}.weight",
                          .index = {options.layers},
                          .shape = {options.rows, options.columns},

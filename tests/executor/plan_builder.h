@@ -65,7 +65,8 @@ struct PlanBuilder {
 
   uint32_t source_ranks = 1;
   uint32_t rounds = 1;
-  fb::Mechanism mechanism = fb::Mechanism::kStaged;  // of all rounds
+  // By round; staged where absent.
+  std::vector<fb::Mechanism> mechanisms;
   std::vector<Param> params;
   std::vector<Buffer> buffers;
   std::vector<Rank> ranks;

@@ -113,18 +113,18 @@ INSTANTIATE_TEST_SUITE_P(SharesDevice, CudaFenceTest, testing::Bool());
 TEST_P(CudaFenceTest, AwaitPassesOncePerSignal) {
   auto event = *device_->CreateEvent();
   const int32_t peers[] = {1, 0};
-  ASSERT_TRUE(fences_[1]->Signal({&peers[1], 1}, streams_[1]->get()).ok());
-  ASSERT_TRUE(fences_[0]->Await({&peers[0], 1}, streams_[0]->get()).ok());
+  ASSERT_TRUE(fences_[1]->Grant({&peers[1], 1}, streams_[1]->get()).ok());
+  ASSERT_TRUE(fences_[0]->AwaitGrants({&peers[0], 1}, streams_[0]->get()).ok());
   ASSERT_TRUE(event->Record(streams_[0]->get()).ok());
   EXPECT_TRUE(Reached(*event));
-  ASSERT_TRUE(fences_[0]->Await({&peers[0], 1}, streams_[0]->get()).ok());
+  ASSERT_TRUE(fences_[0]->AwaitGrants({&peers[0], 1}, streams_[0]->get()).ok());
   ASSERT_TRUE(event->Record(streams_[0]->get()).ok());
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   EXPECT_FALSE(*event->Reached());
   if (!GetParam()) {
     EXPECT_EQ(fences_[0]->Waiting(), std::vector<int32_t>{1});
   }
-  ASSERT_TRUE(fences_[1]->Signal({&peers[1], 1}, streams_[1]->get()).ok());
+  ASSERT_TRUE(fences_[1]->Grant({&peers[1], 1}, streams_[1]->get()).ok());
   EXPECT_TRUE(Reached(*event));
   EXPECT_TRUE(fences_[0]->Waiting().empty());
 }
@@ -132,7 +132,7 @@ TEST_P(CudaFenceTest, AwaitPassesOncePerSignal) {
 TEST_P(CudaFenceTest, AbortLetsAwaitPassAndStopsWhatFollows) {
   auto event = *device_->CreateEvent();
   const int32_t peer = 1;
-  ASSERT_TRUE(fences_[0]->Await({&peer, 1}, streams_[0]->get()).ok());
+  ASSERT_TRUE(fences_[0]->AwaitGrants({&peer, 1}, streams_[0]->get()).ok());
   ASSERT_TRUE(event->Record(streams_[0]->get()).ok());
   fences_[0]->Abort();
   EXPECT_TRUE(Reached(*event));
@@ -155,8 +155,8 @@ TEST_P(CudaFenceTest, FencesReplayInAGraph) {
     auto stream = static_cast<cudaStream_t>(streams_[rank]->get());
     ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
               cudaSuccess);
-    ASSERT_TRUE(fences_[rank]->Signal({&peers[rank], 1}, stream).ok());
-    ASSERT_TRUE(fences_[rank]->Await({&peers[rank], 1}, stream).ok());
+    ASSERT_TRUE(fences_[rank]->Grant({&peers[rank], 1}, stream).ok());
+    ASSERT_TRUE(fences_[rank]->AwaitGrants({&peers[rank], 1}, stream).ok());
     ASSERT_EQ(cudaStreamEndCapture(stream, &graphs[rank]), cudaSuccess);
     ASSERT_EQ(cudaGraphInstantiate(&replays[rank], graphs[rank], 0),
               cudaSuccess);

@@ -163,6 +163,19 @@ TEST(PlanDoorTest, ANewerMinorIsRead) {
   EXPECT_TRUE(Door(Wrap(SampleBody(), {.format_version = 1 << 16 | 9})).ok());
 }
 
+TEST(PlanDoorTest, DirectRoundsWithoutTheirFeatureBitAreRefused) {
+  PlanSpec spec = SampleSpec();
+  spec.rounds.push_back(fb::Route::kPeer);
+  spec.mechanisms = {fb::Mechanism::kStaged, fb::Mechanism::kStaged,
+                     fb::Mechanism::kDirect};
+  const PlanFile plan = OpenSpec(spec);
+  const auto* body = plan.plan().body();
+  const std::vector<uint8_t> bytes(body->begin(), body->end());
+  EXPECT_EQ(Door(Wrap(bytes, {})).message(),
+            "the plan has direct rounds but does not require that executors "
+            "know them (bit 0 of required_features)");
+}
+
 TEST(PlanDoorTest, AMajorThatNeverWasIsRefused) {
   EXPECT_EQ(Door(Wrap(SampleBody(), {.format_version = 7})).message(),
             "format version 0.7 does not exist; this build reads 1.1");

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -168,7 +169,11 @@ std::vector<uint8_t> BuildPlan(const PlanSpec& spec) {
   const fb::Digest inputs_digest(0x89abcdef, 0x01234567);
   const fb::Digest body_digest = DigestOf(body);
   builder.Finish(
-      fb::CreatePlan(builder, kFormatMajor << 16 | kFormatMinor, 0,
+      fb::CreatePlan(builder, kFormatMajor << 16 | kFormatMinor,
+                     std::count(spec.mechanisms.begin(), spec.mechanisms.end(),
+                                fb::Mechanism::kDirect) > 0
+                         ? kFeatureDirectRounds
+                         : 0,
                      &inputs_digest, &body_digest, body_vector, provenance),
       fb::PlanIdentifier());
   return {builder.GetBufferPointer(),

@@ -136,8 +136,15 @@ __device__ __forceinline__ void MoveTile(const KernelCopy& copy,
 
 __global__ void __launch_bounds__(kThreads)
     CopyKernel(const KernelBatch batch, const uint32_t* unless) {
-  if (unless != nullptr && *unless != 0) return;
   __shared__ KernelCopy copy;
+  __shared__ uint32_t stop;
+  // Read once a block: its threads must agree.
+  if (threadIdx.x == 0) {
+    stop =
+        unless != nullptr ? *static_cast<const volatile uint32_t*>(unless) : 0;
+  }
+  __syncthreads();
+  if (stop != 0) return;
   for (uint32_t t = blockIdx.x; t < batch.tiles_count; t += gridDim.x) {
     const KernelTile tile = batch.tiles[t];
     constexpr uint32_t kWords = sizeof(KernelCopy) / sizeof(uint32_t);

@@ -12,6 +12,7 @@ absl::StatusOr<std::unique_ptr<CudaFence>> CudaFence::Create(
     bool shares_device) {
   std::unique_ptr<CudaFence> fence(new CudaFence(owner, device, world_size));
   absl::Status status = fence->Allocate(rank);
+  if (status.ok()) status = fence->PrepareAbort();
   if (status.ok() && shares_device) status = fence->PrepareQuietWaits();
   if (!status.ok()) return status;
   return fence;
@@ -57,15 +58,24 @@ absl::Status CudaFence::PrepareQuietWaits() {
       "cudaGetDriverEntryPointByVersion");
   if (!status.ok()) return status;
   wait_value_ = reinterpret_cast<WaitValue>(found);
+  if (found == nullptr) {
+    return absl::InternalError("the driver has no cuStreamWaitValue64");
+  }
   awaits_.assign(static_cast<size_t>(world_size_), 0);
+  return absl::OkStatus();
+}
+
+absl::Status CudaFence::PrepareAbort() {
+  const ScopedDevice current(device_);
+  const size_t words = static_cast<size_t>(world_size_) + 1;
   void* host = nullptr;
-  status = CudaStatus(
-      cudaHostAlloc(&host, static_cast<size_t>(world_size_) * sizeof(uint64_t),
-                    cudaHostAllocPortable),
+  absl::Status status = CudaStatus(
+      cudaHostAlloc(&host, words * sizeof(uint64_t), cudaHostAllocPortable),
       "cudaHostAlloc");
   if (!status.ok()) return status;
   host_released_ = static_cast<uint64_t*>(host);
-  std::fill_n(host_released_, world_size_, cuda::kReleased);
+  // Its lower half, of which `aborted` is one, is not 0 either.
+  std::fill_n(host_released_, words, cuda::kReleased);
   absl::StatusOr<std::unique_ptr<DeviceStream>> stream = owner_.CreateStream();
   if (stream.ok()) abort_stream_ = *std::move(stream);
   return stream.status();
@@ -138,8 +148,9 @@ absl::Status CudaFence::Signal(absl::Span<const int32_t> peers, void* stream) {
                    "launch of the signal kernel");
 }
 
-// Replays of a graph are not counted here, so that the value may be too low:
-// the kernel that follows waits for the right one in any case.
+// Nothing is counted while a graph is captured, nor when it is replayed, so
+// that the value may be too low later, never too high: the kernel that follows
+// waits for the right one in any case.
 absl::Status CudaFence::WaitQuietly(absl::Span<const int32_t> peers,
                                     void* stream) {
   const ScopedDevice current(device_);
@@ -158,7 +169,11 @@ absl::Status CudaFence::WaitQuietly(absl::Span<const int32_t> peers,
 
 absl::Status CudaFence::Await(absl::Span<const int32_t> peers, void* stream) {
   if (wait_value_ != nullptr) {
-    if (absl::Status s = WaitQuietly(peers, stream); !s.ok()) return s;
+    const absl::StatusOr<bool> capturing = owner_.IsCapturing(stream);
+    if (!capturing.ok()) return capturing.status();
+    absl::Status status =
+        *capturing ? absl::OkStatus() : WaitQuietly(peers, stream);
+    if (!status.ok()) return status;
   }
   return LaunchAll(cuda::LaunchAwait, peers, stream,
                    "launch of the await kernel");
@@ -166,11 +181,17 @@ absl::Status CudaFence::Await(absl::Span<const int32_t> peers, void* stream) {
 
 void CudaFence::Abort() {
   __atomic_store_n(&host_words_[world_size_], 1, __ATOMIC_SEQ_CST);
-  if (wait_value_ == nullptr) return;
-  (void)owner_.Copy(reinterpret_cast<std::byte*>(words_.arrived),
-                    reinterpret_cast<const std::byte*>(host_released_),
-                    static_cast<uint64_t>(world_size_) * sizeof(uint64_t),
-                    abort_stream_->get());
+  // The counters only where streams wait for them: kernels look at the host's
+  // word. `aborted` always, for copies whose grants were there before.
+  const auto copy = [&](void* to, uint64_t words) {
+    (void)owner_.Copy(static_cast<std::byte*>(to),
+                      reinterpret_cast<const std::byte*>(host_released_),
+                      words * sizeof(uint64_t), abort_stream_->get());
+  };
+  copy(words_.aborted, 1);
+  if (wait_value_ != nullptr) {
+    copy(words_.arrived, static_cast<uint64_t>(world_size_));
+  }
 }
 
 std::vector<int32_t> CudaFence::Waiting() const {

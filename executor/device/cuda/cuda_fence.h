@@ -24,8 +24,23 @@ class CudaFence : public DeviceFence {
   absl::StatusOr<std::string> Export() override;
   absl::Status Connect(absl::Span<const int32_t> peers,
                        absl::Span<const std::string> exported) override;
-  absl::Status Signal(absl::Span<const int32_t> peers, void* stream) override;
-  absl::Status Await(absl::Span<const int32_t> peers, void* stream) override;
+  // Two ranks take turns: a grant one way, then a finish the other way. One
+  // counter for each direction tells both.
+  absl::Status Grant(absl::Span<const int32_t> senders, void* stream) override {
+    return Signal(senders, stream);
+  }
+  absl::Status AwaitGrants(absl::Span<const int32_t> receivers,
+                           void* stream) override {
+    return Await(receivers, stream);
+  }
+  absl::Status Finish(absl::Span<const int32_t> receivers,
+                      void* stream) override {
+    return Signal(receivers, stream);
+  }
+  absl::Status AwaitFinishes(absl::Span<const int32_t> senders,
+                             void* stream) override {
+    return Await(senders, stream);
+  }
   const uint32_t* aborted() const override { return words_.aborted; }
   void Abort() override;
   std::vector<int32_t> Waiting() const override;
@@ -34,6 +49,9 @@ class CudaFence : public DeviceFence {
   CudaFence(Device& owner, int device, int32_t world_size)
       : owner_(owner), device_(device), world_size_(world_size) {}
   absl::Status Allocate(int32_t rank);
+  absl::Status Signal(absl::Span<const int32_t> peers, void* stream);
+  absl::Status Await(absl::Span<const int32_t> peers, void* stream);
+  absl::Status PrepareAbort();
   absl::Status PrepareQuietWaits();
   absl::Status WaitQuietly(absl::Span<const int32_t> peers, void* stream);
 
@@ -58,9 +76,10 @@ class CudaFence : public DeviceFence {
   using WaitValue = int (*)(void* stream, uint64_t address, uint64_t value,
                             unsigned int flags);
   WaitValue wait_value_ = nullptr;
-  std::vector<uint64_t> awaits_;  // by peer: awaits enqueued, captured or not
-  // Raises every counter, so that waits of streams end.
-  uint64_t* host_released_ = nullptr;  // as many large numbers as ranks
+  std::vector<uint64_t> awaits_;  // by peer: awaits enqueued, not captured
+  // What an abort copies over the counters, so that waits of streams end, and
+  // over `aborted`: as many large numbers as ranks, and one more.
+  uint64_t* host_released_ = nullptr;
   std::unique_ptr<DeviceStream> abort_stream_;
 };
 

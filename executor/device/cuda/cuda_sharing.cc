@@ -1,7 +1,6 @@
 #include "executor/device/cuda/cuda_sharing.h"
 
 #include <cuda.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <map>
@@ -11,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "executor/device/cuda/cuda_status.h"
+#include "executor/device/process_identity.h"
 
 namespace refit {
 namespace {
@@ -19,7 +19,7 @@ namespace {
 // the same build on one host, so structs are copied as they are.
 struct ExportHeader {
   uint64_t magic;
-  int64_t process;
+  ProcessIdentity process;
   int32_t device;
   int32_t reserved;
   uint64_t allocations;
@@ -211,7 +211,7 @@ absl::StatusOr<std::string> ExportCudaMemory(
                         .offset = address - allocations[allocation].base});
   }
   const ExportHeader header = {.magic = kExportMagic,
-                               .process = getpid(),
+                               .process = ThisProcess(),
                                .device = device,
                                .reserved = 0,
                                .allocations = allocations.size(),
@@ -230,7 +230,7 @@ absl::StatusOr<std::unique_ptr<MappedMemory>> ImportCudaMemory(
   if (!view.ok()) return view.status();
   std::vector<std::byte*> bases;
   std::vector<std::shared_ptr<IpcMapping>> mappings;
-  const bool same_process = view->header.process == getpid();
+  const bool same_process = view->header.process == ThisProcess();
   if (same_process) {
     absl::Status status = EnablePeerAccess(device, view->header.device);
     if (!status.ok()) return status;

@@ -29,9 +29,12 @@ __global__ void AwaitKernel(const FenceWords words, const FencePeers peers) {
     volatile uint32_t* const abort = words.abort;
     volatile uint32_t* const waiting = &words.waiting[peer];
     bool told = false;
-    for (int spins = 0; arrived.load(::cuda::memory_order_acquire) < wanted;
-         ++spins) {
-      if (spins < kSpinsBeforeTelling) continue;
+    int spins = 0;
+    while (arrived.load(::cuda::memory_order_acquire) < wanted) {
+      if (spins < kSpinsBeforeTelling) {
+        ++spins;
+        continue;
+      }
       if (!told) *waiting = 1;
       told = true;
       if (*abort != 0) {

@@ -10,7 +10,7 @@ namespace refit::cuda {
 
 // What an abort raises counters to, so that streams that wait go on: more
 // signals than there will ever be.
-inline constexpr uint64_t kReleased = uint64_t{1} << 62;
+inline constexpr uint64_t kReleased = (uint64_t{1} << 62) + 1;
 
 inline constexpr int kFencePeersMax = 128;  // of one launch
 

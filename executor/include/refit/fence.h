@@ -1,4 +1,4 @@
-// Fence: the order between ranks that reach each other's memory.
+// Fence: the order between ranks that store into each other's memory.
 #ifndef REFIT_EXECUTOR_INCLUDE_REFIT_FENCE_H_
 #define REFIT_EXECUTOR_INCLUDE_REFIT_FENCE_H_
 
@@ -9,20 +9,30 @@
 
 namespace refit {
 
-// Each ordered pair of ranks has a counter, raised by Signal and taken by
-// Await, on the streams of their ranks: the k-th Await of a peer waits for the
-// k-th Signal that this peer sent here. Both may be captured in a CUDA graph.
+// In each direct round a receiver grants its senders that they may store, and a
+// sender, once granted, stores and finishes. All four happen on the streams of
+// their ranks and may be captured in a CUDA graph. Between two ranks the k-th
+// AwaitGrants meets the k-th Grant, and the k-th AwaitFinishes the k-th Finish.
 class Fence {
  public:
   virtual ~Fence() = default;
-  // Each of `peers` may pass one more Await; all that `stream` wrote before is
-  // visible to it then.
-  virtual absl::Status Signal(absl::Span<const int32_t> peers,
+  // Each of `senders` may store into this rank's memory once.
+  virtual absl::Status Grant(absl::Span<const int32_t> senders,
+                             void* stream) = 0;
+  // Errors, where the calling thread itself waits, name the peer. After one
+  // nothing may be stored, and Finish must not be called.
+  virtual absl::Status AwaitGrants(absl::Span<const int32_t> receivers,
+                                   void* stream) = 0;
+  // What `stream` stored before is visible to `receivers` when they have
+  // awaited this.
+  virtual absl::Status Finish(absl::Span<const int32_t> receivers,
                               void* stream) = 0;
-  // Errors, where the calling thread itself waits, name the peer.
-  virtual absl::Status Await(absl::Span<const int32_t> peers, void* stream) = 0;
-  // A word that is not 0 once an Await has passed because the fence was
-  // aborted: what follows must not be done then. Null where Await itself fails.
+  // Errors as above; after one nobody stores into this rank's memory any more,
+  // where the calling thread itself waits.
+  virtual absl::Status AwaitFinishes(absl::Span<const int32_t> senders,
+                                     void* stream) = 0;
+  // A word that is not 0 once the fence was aborted: what follows an Await must
+  // not be done then. Null where the Awaits themselves fail.
   virtual const uint32_t* aborted() const = 0;
 };
 
