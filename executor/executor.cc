@@ -92,7 +92,7 @@ Executor::Executor(const PlanFile& plan, const ExecutorOptions& options)
       options_(options),
       schedule_(std::make_unique<RankSchedule>(plan, options.rank)) {}
 
-Executor::~Executor() = default;
+Executor::~Executor() { Close(); }
 
 absl::StatusOr<std::unique_ptr<Executor>> Executor::Load(
     const PlanFile& plan, const ExecutorOptions& options) {
@@ -437,6 +437,10 @@ absl::Status Executor::RunDirect(const RoundWork& work, Stream stream) {
 }
 
 void Executor::Close() {
+  if (state_ == ExecutorState::kRunning) {
+    options_.transport->Abort(absl::CancelledError(
+        absl::StrCat("rank ", options_.rank, " was closed before Wait")));
+  }
   bound_.reset();
   events_.clear();
   started_.reset();

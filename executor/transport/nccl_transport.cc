@@ -156,6 +156,11 @@ NcclTransport::~NcclTransport() {
   }
   changed_.notify_all();
   if (watchdog_.joinable()) watchdog_.join();
+  {
+    // Freeing what a waiting kernel uses would wait for it.
+    Lock lock(mutex_);
+    if (running_) StopWork(lock);
+  }
   // Before anything that its callback touches is gone.
   options_.control.reset();
 }
@@ -226,7 +231,7 @@ void NcclTransport::Abort(const absl::Status& status) {
   TellFailure(lock);
 }
 
-// Ends kernels that wait for peers. On the watchdog.
+// Ends kernels that wait for peers. On the watchdog, or when it is gone.
 void NcclTransport::StopWork(Lock& lock) {
   lock.unlock();
   if (links_.fence != nullptr) links_.fence->Abort();

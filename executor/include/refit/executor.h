@@ -138,7 +138,8 @@ class Executor {
   // are in place. An error leaves kTorn.
   absl::Status Wait();
 
-  // Frees everything but the plan. Idempotent.
+  // Frees everything but the plan. Idempotent. A refit that nobody has waited
+  // for is aborted.
   void Close();
 
   ExecutorState state() const { return state_; }
