@@ -227,9 +227,9 @@ absl::StatusOr<TransferMeasurement> MeasureTransferInProcess(
                      : control.status();
   });
   if (!threads.ok()) return threads;
-  for (const absl::StatusOr<TransferMeasurement>& result : results) {
-    if (!result.ok()) return result.status();
-  }
+  std::vector<absl::Status> statuses;
+  for (const auto& result : results) statuses.push_back(result.status());
+  if (absl::Status s = MainError(statuses); !s.ok()) return s;
   return results.front();
 }
 

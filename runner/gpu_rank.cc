@@ -247,9 +247,11 @@ absl::StatusOr<RunOfRanksResult> RunCheckedOnGpus(
                      : control.status();
   });
   if (!threads.ok()) return threads;
+  std::vector<absl::Status> statuses;
+  for (const auto& of_rank : results) statuses.push_back(of_rank.status());
+  if (absl::Status s = MainError(statuses); !s.ok()) return s;
   RunOfRanksResult result;
   for (absl::StatusOr<RunOfRanksResult>& of_rank : results) {
-    if (!of_rank.ok()) return of_rank.status();
     std::vector<std::string> mismatches = std::move(result.check.mismatches);
     mismatches.insert(mismatches.end(), of_rank->check.mismatches.begin(),
                       of_rank->check.mismatches.end());

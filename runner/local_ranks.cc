@@ -16,16 +16,7 @@ absl::Status LocalRanks::OnAllRanks(
   absl::Status started = RunRankThreads(
       plan_.world_size(), [&](int32_t rank) { statuses[rank] = step(rank); });
   if (!started.ok()) return started;
-  // Ranks that were aborted only repeat another rank's error.
-  for (const absl::Status& status : statuses) {
-    if (!status.ok() && status.code() != absl::StatusCode::kAborted) {
-      return status;
-    }
-  }
-  for (const absl::Status& status : statuses) {
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
+  return MainError(statuses);
 }
 
 absl::StatusOr<std::unique_ptr<LocalRanks>> LocalRanks::Create(

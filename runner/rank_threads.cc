@@ -94,4 +94,17 @@ void ParallelFor(size_t items, const std::function<void(size_t)>& body) {
   for (std::thread& thread : others) thread.join();
 }
 
+absl::Status MainError(absl::Span<const absl::Status> statuses) {
+  for (const absl::Status& status : statuses) {
+    if (!status.ok() && status.code() != absl::StatusCode::kAborted &&
+        status.code() != absl::StatusCode::kUnavailable) {
+      return status;
+    }
+  }
+  for (const absl::Status& status : statuses) {
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace refit

@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 
 namespace refit {
 
@@ -15,6 +16,10 @@ namespace refit {
 // threads exist; if one cannot be made, none starts.
 absl::Status RunRankThreads(int32_t ranks,
                             const std::function<void(int32_t)>& body);
+
+// The error of the statuses of all ranks that explains the others: one that is
+// aborted, or finds a rank gone, only repeats what befell another.
+absl::Status MainError(absl::Span<const absl::Status> statuses);
 
 // Calls `body(item)` for items 0 .. items-1 on as many threads as the machine
 // has cores.

@@ -56,7 +56,7 @@ struct KernelTile {
 inline constexpr uint32_t kTileUnits = 2048;
 
 // The numbers with which the kernel divides 32-bit dividends below 2^31 by
-// `divisor`: q = umulhi(n, magic) >> shift, or n itself for divisor 1.
+// `divisor`: q = umulhi(n, magic) >> shift, or n >> shift if magic is 0.
 void DivisionBy(uint32_t divisor, uint32_t& magic, uint32_t& shift);
 
 // All pointers are of device memory; `unless` may be null.
