@@ -88,6 +88,19 @@ const OldPlan kOldPlans[] = {
      .messages = 4,
      .destination_elements = 4576,
      .skipped_bytes = 0},
+    {.name = "1.1/direct",
+     .head = "plan 1.1 features 0x1 body 84b178f7a5010304c4a3f431d426210d "
+             "inputs 26eec3413a6ea00479ba45c5f7bfa943\n"
+             "ranks source 0..1 destination 2..3\n"
+             "host 0 ranks 0..3\n"
+             "limits bucket 268435456 bytes staging 1073741824 bytes "
+             "slots 2 operations_per_round 32\n"
+             "stats moved 3680 bytes local 0 peer 3680 network 0\n",
+     .params = 12,
+     .buffers = 30,
+     .messages = 4,
+     .destination_elements = 2064,
+     .skipped_bytes = 0},
 };
 
 class CompatTest : public testing::TestWithParam<OldPlan> {
