@@ -18,6 +18,8 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 EXAMPLES = HERE.parent.parent / "examples" / "jobs"
 MISUSES = {
+    "compile-onto-the-job": ["refitc", "tiny-dense.json", "-o", "../jobs/tiny-dense.json"],
+    "compile-onto-the-config": ["refitc", "tiny-dense.json", "-o", "../jobs/tiny-dense.config.json"],
     "dump-of-a-tensor-that-is-not-there": ["refit-dump", "PLAN", "--tensor", "model.layer.*"],
     "growth-of-a-generic-job": ["refit-bench", "compile", "tiny-generic.json", "--growth", "2"],
 }
