@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -179,6 +180,20 @@ TEST_F(SafetensorsRunTest, SourceFileOfAnotherPlanLeavesNothingBehind) {
             "  wrong shape: \"decoder.layers.1.weight\" is [8, 8], the plan "
             "wants [4, 8]");
   EXPECT_EQ(DestinationFiles(), 0);
+}
+
+TEST_F(SafetensorsRunTest, TargetThatIsADirectoryChangesNothing) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  WriteSources(plan);
+  const std::filesystem::path destination = destination_;
+  const auto older = destination / RankFileName(2);
+  const auto taken = destination / RankFileName(3);
+  std::filesystem::create_directories(taken);
+  std::ofstream(older) << "older";
+  EXPECT_EQ(RunSafetensors(plan, source_, destination_, {}).status().message(),
+            taken.string() + ": Is a directory");
+  EXPECT_EQ(std::filesystem::file_size(older), 5);
+  EXPECT_EQ(DestinationFiles(), 2);
 }
 
 }  // namespace
