@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "runner/available_memory.h"
 #include "runner/checked_run.h"
 #include "runner/safetensors.h"
 #include "runner/safetensors_run.h"
@@ -99,6 +100,39 @@ TEST(CheckTest, EachTensorIsCastFromItsOwnDType) {
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->check.mismatches, std::vector<std::string>());
   EXPECT_EQ(result->check.wrong_elements, 0);
+}
+
+TEST(MemoryTest, PlanThatDoesNotFitIsRefusedUnallocated) {
+  // 2 TiB on each side.
+  const PlanFile plan = ReshardPlan({.layers = 1,
+                                     .rows = uint64_t{1} << 20,
+                                     .columns = uint64_t{1} << 20,
+                                     .mechanism = fb::Mechanism::kDirect})
+                            .Open();
+  const absl::Status status = RunChecked(plan, {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message().find(
+                "needs 4398046511104 bytes (sources + destinations + staging), "
+                "this machine has "),
+            0)
+      << status;
+}
+
+TEST(MemoryTest, LimitOfTheControlGroupCounts) {
+  const std::filesystem::path root =
+      std::filesystem::path(testing::TempDir()) /
+      ("memory_test." + std::to_string(getpid()));
+  EXPECT_EQ(AvailableMemoryBytes(root), std::nullopt);
+  std::filesystem::create_directories(root / "proc");
+  std::filesystem::create_directories(root / "sys/fs/cgroup");
+  std::ofstream(root / "proc/meminfo")
+      << "MemTotal:  9000 kB\nMemAvailable:  5000 kB\n";
+  EXPECT_EQ(AvailableMemoryBytes(root), 5000 * 1024);
+  std::ofstream(root / "sys/fs/cgroup/memory.max") << "max\n";
+  EXPECT_EQ(AvailableMemoryBytes(root), 5000 * 1024);
+  std::ofstream(root / "sys/fs/cgroup/memory.max") << "4096\n";
+  EXPECT_EQ(AvailableMemoryBytes(root), 4096);
+  std::filesystem::remove_all(root);
 }
 
 class SafetensorsRunTest : public testing::Test {
