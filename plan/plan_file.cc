@@ -64,6 +64,17 @@ flatbuffers::Verifier MakeVerifier(const uint8_t* data, size_t size) {
   return flatbuffers::Verifier(data, size, options);
 }
 
+// How much was appended to a whole plan; 0 when these bytes hold none.
+size_t BytesAfterPlan(const uint8_t* data, size_t size) {
+  flatbuffers::Verifier verifier = MakeVerifier(data, size);
+  if (!fb::VerifyPlanBuffer(verifier)) return 0;
+  const flatbuffers::Vector<uint8_t>& body = *fb::GetPlan(data)->body();
+  const auto body_end = static_cast<size_t>(body.data() + body.size() - data);
+  const size_t plan_end = (body_end + kPlanAlignmentBytes - 1) /
+                          kPlanAlignmentBytes * kPlanAlignmentBytes;
+  return size > plan_end ? size - plan_end : 0;
+}
+
 std::string VersionText(uint32_t version) {
   return absl::StrCat(version >> 16, ".", version & 0xffff);
 }
@@ -203,14 +214,17 @@ absl::Status PlanFile::Check() {
   }
   // A body aligned to 16 bytes makes the whole file a multiple of that; a file
   // cut inside the padding at its end is then seen as well.
-  if (size % kPlanAlignmentBytes != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("truncated: %u bytes are no multiple of %u", size,
-                        kPlanAlignmentBytes));
-  }
   if (size >= FLATBUFFERS_MAX_BUFFER_SIZE) {
     return absl::InvalidArgumentError(
         absl::StrFormat("not a plan: %u bytes are more than 2 GiB", size));
+  }
+  if (size % kPlanAlignmentBytes != 0) {
+    const size_t appended = BytesAfterPlan(data, size);
+    return absl::InvalidArgumentError(
+        appended > 0
+            ? absl::StrFormat("damaged: %u bytes follow the plan", appended)
+            : absl::StrFormat("truncated: %u bytes are no multiple of %u", size,
+                              kPlanAlignmentBytes));
   }
   flatbuffers::Verifier verifier = MakeVerifier(data, size);
   if (!fb::VerifyPlanBuffer(verifier)) {

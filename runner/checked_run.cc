@@ -2,11 +2,32 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "refit/host_device.h"
+#include "runner/available_memory.h"
 
 namespace refit {
+namespace {
+
+// Before anything is allocated: the system would give the addresses, and end
+// this process or another when they are written to.
+absl::Status CheckMemory(const RunOfRanksResult& sizes) {
+  const uint64_t needed_bytes =
+      sizes.source_bytes + sizes.destination_bytes + sizes.staging_bytes;
+  const std::optional<uint64_t> available_bytes = AvailableMemoryBytes();
+  if (!available_bytes.has_value() || needed_bytes <= *available_bytes) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "needs %d bytes (sources + destinations + staging), this machine has %d "
+      "available",
+      needed_bytes, *available_bytes));
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateTensors(
     Device& device, std::vector<BoundTensor>& tensors) {
@@ -71,6 +92,9 @@ void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result) {
 
 absl::StatusOr<RunOfRanksResult> RunChecked(const PlanFile& plan,
                                             const RunOfRanksOptions& options) {
+  RunOfRanksResult result;
+  MeasureSizes(plan, result);
+  if (absl::Status status = CheckMemory(result); !status.ok()) return status;
   HostDevice device;
   TensorsByRank tensors;
   std::vector<std::unique_ptr<DeviceMemory>> memory;
@@ -86,8 +110,6 @@ absl::StatusOr<RunOfRanksResult> RunChecked(const PlanFile& plan,
   absl::StatusOr<std::unique_ptr<LocalRanks>> ranks =
       LocalRanks::Create(plan, tensors, options.timeout);
   if (!ranks.ok()) return ranks.status();
-  RunOfRanksResult result;
-  MeasureSizes(plan, result);
   for (int64_t i = 0; i < options.iterations; ++i) {
     check.PoisonDestinations(tensors);
     absl::StatusOr<RefitMeasurement> refit = (*ranks)->Refit();

@@ -29,7 +29,8 @@ struct RunOfRanksResult {
   uint64_t peak_staging_bytes = 0;  // of one rank
 };
 
-// Memory: sources, destinations and staging of all ranks.
+// Memory: sources, destinations and staging of all ranks. kResourceExhausted
+// without allocating when this machine does not have it.
 absl::StatusOr<RunOfRanksResult> RunChecked(const PlanFile& plan,
                                             const RunOfRanksOptions& options);
 

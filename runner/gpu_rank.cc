@@ -227,10 +227,20 @@ absl::StatusOr<RunOfRanksResult> RunCheckedOnGpu(
   return result;
 }
 
+absl::StatusOr<int> DevicesHere() {
+  const int devices = CudaDeviceCount();
+  if (devices > 0) return devices;
+  // A build without CUDA says so.
+  const absl::Status none = CreateCudaDevice(0).status();
+  return none.code() == absl::StatusCode::kUnimplemented
+             ? none
+             : absl::NotFoundError("no CUDA device here");
+}
+
 absl::StatusOr<RunOfRanksResult> RunCheckedOnGpus(
     const PlanFile& plan, const RunOfRanksOptions& options) {
-  const int devices = CudaDeviceCount();
-  if (devices == 0) return absl::NotFoundError("no CUDA device here");
+  const absl::StatusOr<int> devices = DevicesHere();
+  if (!devices.ok()) return devices.status();
   absl::StatusOr<TcpRendezvous> meeting = LoopbackRendezvous(plan.world_size());
   if (!meeting.ok()) return meeting.status();
   std::vector<absl::StatusOr<RunOfRanksResult>> results(
@@ -243,7 +253,7 @@ absl::StatusOr<RunOfRanksResult> RunCheckedOnGpus(
         ConnectTcp(mine, deadline);
     results[static_cast<size_t>(rank)] =
         control.ok() ? RunCheckedOnGpu(plan, *std::move(control),
-                                       rank % devices, options)
+                                       rank % *devices, options)
                      : control.status();
   });
   if (!threads.ok()) return threads;

@@ -64,6 +64,10 @@ class GpuRank {
   std::unique_ptr<Executor> executor_;
 };
 
+// How many GPUs this process sees, at least one. Errors: kUnimplemented, a
+// build without CUDA; kNotFound.
+absl::StatusOr<int> DevicesHere();
+
 // `refit-run --transport nccl --check` of one rank; collective. Every rank gets
 // the result of all.
 absl::StatusOr<RunOfRanksResult> RunCheckedOnGpu(

@@ -41,6 +41,19 @@ absl::Status SystemError(const std::string& path, int error) {
   return absl::Status(code, absl::StrCat(path, ": ", std::strerror(error)));
 }
 
+// Whether a file may take the place of what is at `path`.
+absl::Status CheckReplaceable(const std::string& path) {
+  struct stat existing;
+  if (lstat(path.c_str(), &existing) != 0) {
+    return errno == ENOENT ? absl::OkStatus() : SystemError(path, errno);
+  }
+  if (S_ISDIR(existing.st_mode)) return SystemError(path, EISDIR);
+  if (S_ISREG(existing.st_mode) && access(path.c_str(), W_OK) != 0) {
+    return SystemError(path, errno);
+  }
+  return absl::OkStatus();
+}
+
 // The product of `factors`; nullopt when it does not fit.
 std::optional<uint64_t> CheckedProduct(const std::vector<uint64_t>& factors) {
   uint64_t product = 1;
@@ -263,6 +276,9 @@ absl::StatusOr<SafetensorsReader> SafetensorsReader::Open(
 
 absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(
     const std::string& path, std::vector<BoundTensor> tensors) {
+  if (absl::Status status = CheckReplaceable(path); !status.ok()) {
+    return status;
+  }
   // The widest elements first, so that all are aligned.
   std::vector<size_t> order(tensors.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -297,11 +313,14 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(
 SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&& other) noexcept
     : path_(std::move(other.path_)),
       temporary_path_(std::exchange(other.temporary_path_, std::string())),
+      committed_(std::exchange(other.committed_, false)),
+      older_path_(std::exchange(other.older_path_, std::string())),
       file_(std::move(other.file_)),
       tensors_(std::move(other.tensors_)) {}
 
 SafetensorsWriter::~SafetensorsWriter() {
   if (!temporary_path_.empty()) unlink(temporary_path_.c_str());
+  if (!older_path_.empty()) unlink(older_path_.c_str());
 }
 
 absl::Status SafetensorsWriter::Finish() {
@@ -312,11 +331,41 @@ absl::Status SafetensorsWriter::Finish() {
 }
 
 absl::Status SafetensorsWriter::Commit() {
-  if (std::rename(temporary_path_.c_str(), path_.c_str()) != 0) {
+  // A target may have changed since Create.
+  if (absl::Status status = CheckReplaceable(path_); !status.ok()) {
+    return status;
+  }
+  std::string older_path = absl::StrCat(path_, ".", getpid(), ".older");
+  if (std::rename(path_.c_str(), older_path.c_str()) == 0) {
+    older_path_ = std::move(older_path);
+  } else if (errno != ENOENT) {
     return SystemError(path_, errno);
   }
+  if (std::rename(temporary_path_.c_str(), path_.c_str()) != 0) {
+    const int error = errno;
+    PutBackOlder();
+    return SystemError(path_, error);
+  }
   temporary_path_.clear();
+  committed_ = true;
   return absl::OkStatus();
+}
+
+void SafetensorsWriter::Undo() {
+  if (!committed_) return;
+  committed_ = false;
+  if (older_path_.empty()) {
+    unlink(path_.c_str());
+  } else {
+    PutBackOlder();
+  }
+}
+
+// Where even that fails the older file stays under its other name.
+void SafetensorsWriter::PutBackOlder() {
+  if (older_path_.empty()) return;
+  std::rename(older_path_.c_str(), path_.c_str());
+  older_path_.clear();
 }
 
 }  // namespace refit

@@ -59,7 +59,8 @@ class SafetensorsReader {
 // A file that appears at `path` with `Commit`, and not at all without it.
 class SafetensorsWriter {
  public:
-  // `tensors` have everything but addresses. Elements are zero at first.
+  // `tensors` have everything but addresses. Elements are zero at first. An
+  // error also if `path` is there and cannot be replaced.
   static absl::StatusOr<SafetensorsWriter> Create(
       const std::string& path, std::vector<BoundTensor> tensors);
 
@@ -72,8 +73,11 @@ class SafetensorsWriter {
 
   // Returns when all bytes are on the disk, under a temporary name.
   absl::Status Finish();
-  // Renames. Requires that Finish succeeded.
+  // Renames; an older file is kept aside until the writer is gone. Requires
+  // that Finish succeeded. On an error `path` is as before.
   absl::Status Commit();
+  // Puts back what Commit replaced. Does nothing before Commit.
+  void Undo();
 
  private:
   SafetensorsWriter(std::string path, std::string temporary_path,
@@ -83,8 +87,12 @@ class SafetensorsWriter {
         file_(std::move(file)),
         tensors_(std::move(tensors)) {}
 
+  void PutBackOlder();
+
   std::string path_;
   std::string temporary_path_;  // "" once committed or moved from
+  bool committed_ = false;
+  std::string older_path_;  // what Commit replaced; "" if nothing
   MappedFile file_;
   std::vector<BoundTensor> tensors_;
 };

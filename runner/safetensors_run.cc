@@ -77,7 +77,10 @@ absl::StatusOr<RunOfRanksResult> RunSafetensors(
     if (absl::Status s = writer.Finish(); !s.ok()) return s;
   }
   for (SafetensorsWriter& writer : writers) {
-    if (absl::Status s = writer.Commit(); !s.ok()) return s;
+    absl::Status committed = writer.Commit();
+    if (committed.ok()) continue;
+    for (SafetensorsWriter& earlier : writers) earlier.Undo();
+    return committed;
   }
   return result;
 }

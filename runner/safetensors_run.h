@@ -16,7 +16,8 @@ std::string RankFileName(int32_t rank);
 // Reads `source_dir`/rank-00000.safetensors … of the source ranks, writes
 // `destination_dir`/rank-….safetensors of the destination ranks. A tensor that
 // the plan skips as a whole is left out of the output; other skipped elements
-// are zero. Either every file of the output is complete or none appears.
+// are zero. Either every file of the output is complete or none appears, and
+// those that were there before stay.
 absl::StatusOr<RunOfRanksResult> RunSafetensors(
     const PlanFile& plan, const std::string& source_dir,
     const std::string& destination_dir, const RunOfRanksOptions& options);

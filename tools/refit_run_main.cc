@@ -7,9 +7,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "refit/control_plane.h"
-#include "refit/cuda_device.h"
 #include "runner/checked_run.h"
 #include "runner/gpu_rank.h"
 #include "runner/safetensors_run.h"
@@ -101,24 +101,39 @@ std::string SummaryJson(const refit::PlanFile& plan,
   return text + "\n  ]\n}\n";
 }
 
+// What to do about variables of a launcher that are not there.
+absl::Status WithLaunchers(const absl::Status& status) {
+  return absl::Status(
+      status.code(),
+      absl::StrCat(status.message(),
+                   "; start one process per rank (torchrun, srun, mpirun), or "
+                   "give --ranks-in-process"));
+}
+
 // One process per rank, told by its launcher's variables which one it is.
 absl::StatusOr<RunOfRanksResult> RunThisRank(
     const refit::PlanFile& plan, const refit::RunOfRanksOptions& options,
     int32_t& rank) {
   const absl::StatusOr<refit::TcpRendezvous> meeting =
       refit::RendezvousFromEnvironment();
-  if (!meeting.ok()) return meeting.status();
+  if (!meeting.ok()) return WithLaunchers(meeting.status());
   rank = meeting->rank;
+  if (meeting->world_size != plan.world_size()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "the launcher started %d processes, the plan has %d ranks; start one "
+        "process per rank",
+        meeting->world_size, plan.world_size()));
+  }
   const absl::StatusOr<int32_t> local_rank = refit::LocalRankFromEnvironment();
-  if (!local_rank.ok()) return local_rank.status();
-  const int devices = refit::CudaDeviceCount();
-  if (devices == 0) return absl::NotFoundError("no CUDA device here");
+  if (!local_rank.ok()) return WithLaunchers(local_rank.status());
+  const absl::StatusOr<int> devices = refit::DevicesHere();
+  if (!devices.ok()) return devices.status();
   absl::StatusOr<std::unique_ptr<refit::ControlPlane>> control =
       refit::ConnectTcp(*meeting,
                         std::chrono::steady_clock::now() + options.timeout);
   if (!control.ok()) return control.status();
   return refit::RunCheckedOnGpu(plan, *std::move(control),
-                                *local_rank % devices, options);
+                                *local_rank % *devices, options);
 }
 
 }  // namespace

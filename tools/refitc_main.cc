@@ -1,13 +1,19 @@
 // refitc: compiles a job to a proved plan.
+#include <sys/stat.h>
+
 #include <cstdint>
+#include <filesystem>
 #include <iostream>
+#include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "compiler/compile.h"
 #include "compiler/diagnostics.h"
+#include "compiler/job/job.h"
 #include "compiler/passes/passes.h"
 #include "plan/nearest_word.h"
 #include "plan/plan_file.h"
@@ -99,6 +105,60 @@ std::string Mistake(const Arguments& arguments,
   return "";
 }
 
+struct Input {
+  std::string is;
+  std::string path;
+};
+
+// The files that a job is compiled from, and those beside them that may be.
+std::vector<Input> InputsOf(const std::string& job_path,
+                            const refit::ModelSpec& model) {
+  std::vector<Input> inputs = {{"the job file", job_path}};
+  if (model.config_path.has_value()) {
+    inputs.push_back({"the model's config", *model.config_path});
+  }
+  if (!model.safetensors_path.has_value()) return inputs;
+  const std::filesystem::path given = *model.safetensors_path;
+  std::error_code error;
+  const bool is_directory = std::filesystem::is_directory(given, error);
+  const std::filesystem::path directory = is_directory ? given
+                                          : given.has_parent_path()
+                                              ? given.parent_path()
+                                              : ".";
+  const bool is_index = !is_directory && given.extension() != ".safetensors";
+  inputs.push_back({"the model's config", directory / "config.json"});
+  inputs.push_back(
+      {"the model's safetensors index",
+       is_index ? given : directory / "model.safetensors.index.json"});
+  for (const auto& entry :
+       std::filesystem::directory_iterator(directory, error)) {
+    if (entry.path().extension() == ".safetensors") {
+      inputs.push_back({"a safetensors file of the model", entry.path()});
+    }
+  }
+  return inputs;
+}
+
+// Reports an output that would replace an input, under whatever name; "" when
+// it replaces none.
+std::string ReplacedInput(const std::string& output,
+                          const std::vector<Input>& inputs) {
+  struct stat written;
+  if (output.empty() || output == "-" || stat(output.c_str(), &written) != 0 ||
+      !S_ISREG(written.st_mode)) {
+    return "";
+  }
+  for (const Input& input : inputs) {
+    struct stat read;
+    if (stat(input.path.c_str(), &read) == 0 && read.st_dev == written.st_dev &&
+        read.st_ino == written.st_ino) {
+      return absl::StrCat(output, ": output is ", input.is, " ", input.path,
+                          "; wanted another file");
+    }
+  }
+  return "";
+}
+
 absl::Status WriteOutput(const Arguments& arguments,
                          const std::vector<uint8_t>& bytes,
                          const refit::PlanFile& plan) {
@@ -134,13 +194,24 @@ int main(int argc, char** argv) {
       (arguments.output.empty() && arguments.emit != "plan");
   std::ostream& shown = stdout_taken ? std::cerr : std::cout;
   refit::Diagnostics diagnostics;
+  const std::optional<refit::Job> job =
+      refit::ReadJob(parsed.positional[0], diagnostics);
+  if (!job.has_value()) {
+    std::cerr << diagnostics.Render();
+    return refit::kExitError;
+  }
+  if (const std::string replaced = ReplacedInput(
+          arguments.output, InputsOf(parsed.positional[0], job->model));
+      !replaced.empty()) {
+    return refit::Fail(tool, replaced);
+  }
   const absl::StatusOr<std::vector<uint8_t>> bytes =
-      refit::CompileFile(parsed.positional[0],
-                         {.print_after = arguments.print_after,
-                          .time_passes = arguments.time_passes,
-                          .shown = &shown,
-                          .log = &std::cerr},
-                         diagnostics);
+      refit::Compile(*job,
+                     {.print_after = arguments.print_after,
+                      .time_passes = arguments.time_passes,
+                      .shown = &shown,
+                      .log = &std::cerr},
+                     diagnostics);
   if (!diagnostics.ok()) {
     std::cerr << diagnostics.Render();
     return refit::kExitError;

@@ -2,9 +2,11 @@
 
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
+#include "runner/available_memory.h"
 #include "runner/checked_run.h"
 #include "runner/safetensors.h"
 #include "runner/safetensors_run.h"
@@ -100,6 +102,39 @@ TEST(CheckTest, EachTensorIsCastFromItsOwnDType) {
   EXPECT_EQ(result->check.wrong_elements, 0);
 }
 
+TEST(MemoryTest, PlanThatDoesNotFitIsRefusedUnallocated) {
+  // 2 TiB on each side.
+  const PlanFile plan = ReshardPlan({.layers = 1,
+                                     .rows = uint64_t{1} << 20,
+                                     .columns = uint64_t{1} << 20,
+                                     .mechanism = fb::Mechanism::kDirect})
+                            .Open();
+  const absl::Status status = RunChecked(plan, {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message().find(
+                "needs 4398046511104 bytes (sources + destinations + staging), "
+                "this machine has "),
+            0)
+      << status;
+}
+
+TEST(MemoryTest, LimitOfTheControlGroupCounts) {
+  const std::filesystem::path root =
+      std::filesystem::path(testing::TempDir()) /
+      ("memory_test." + std::to_string(getpid()));
+  EXPECT_EQ(AvailableMemoryBytes(root), std::nullopt);
+  std::filesystem::create_directories(root / "proc");
+  std::filesystem::create_directories(root / "sys/fs/cgroup");
+  std::ofstream(root / "proc/meminfo")
+      << "MemTotal:  9000 kB\nMemAvailable:  5000 kB\n";
+  EXPECT_EQ(AvailableMemoryBytes(root), 5000 * 1024);
+  std::ofstream(root / "sys/fs/cgroup/memory.max") << "max\n";
+  EXPECT_EQ(AvailableMemoryBytes(root), 5000 * 1024);
+  std::ofstream(root / "sys/fs/cgroup/memory.max") << "4096\n";
+  EXPECT_EQ(AvailableMemoryBytes(root), 4096);
+  std::filesystem::remove_all(root);
+}
+
 class SafetensorsRunTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -179,6 +214,20 @@ TEST_F(SafetensorsRunTest, SourceFileOfAnotherPlanLeavesNothingBehind) {
             "  wrong shape: \"decoder.layers.1.weight\" is [8, 8], the plan "
             "wants [4, 8]");
   EXPECT_EQ(DestinationFiles(), 0);
+}
+
+TEST_F(SafetensorsRunTest, TargetThatIsADirectoryChangesNothing) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  WriteSources(plan);
+  const std::filesystem::path destination = destination_;
+  const auto older = destination / RankFileName(2);
+  const auto taken = destination / RankFileName(3);
+  std::filesystem::create_directories(taken);
+  std::ofstream(older) << "older";
+  EXPECT_EQ(RunSafetensors(plan, source_, destination_, {}).status().message(),
+            taken.string() + ": Is a directory");
+  EXPECT_EQ(std::filesystem::file_size(older), 5);
+  EXPECT_EQ(DestinationFiles(), 2);
 }
 
 }  // namespace

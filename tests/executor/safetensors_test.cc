@@ -97,6 +97,33 @@ TEST_F(SafetensorsTest, NothingIsLeftOfAFileThatIsNotCommitted) {
   EXPECT_EQ(FileCount(), 0);
 }
 
+TEST_F(SafetensorsTest, CommitCanBeUndone) {
+  {
+    auto writer =
+        SafetensorsWriter::Create(path_, {Tensor("new", DType::kFp32, {4})});
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    ASSERT_TRUE(writer->Finish().ok());
+    ASSERT_TRUE(writer->Commit().ok());
+    writer->Undo();
+  }
+  EXPECT_EQ(FileCount(), 0);
+  WriteFile("{}", 3);
+  const auto older_size = std::filesystem::file_size(path_);
+  for (const bool undo : {true, false}) {
+    {
+      auto writer =
+          SafetensorsWriter::Create(path_, {Tensor("new", DType::kFp32, {4})});
+      ASSERT_TRUE(writer.ok()) << writer.status();
+      ASSERT_TRUE(writer->Finish().ok());
+      ASSERT_TRUE(writer->Commit().ok());
+      EXPECT_NE(std::filesystem::file_size(path_), older_size);
+      if (undo) writer->Undo();
+    }
+    EXPECT_EQ(std::filesystem::file_size(path_) == older_size, undo);
+    EXPECT_EQ(FileCount(), 1);
+  }
+}
+
 TEST_F(SafetensorsTest, DirectoryThatIsMissingIsAnError) {
   const std::string path = (directory_ / "no" / "x").string();
   EXPECT_EQ(SafetensorsWriter::Create(path, {}).status().code(),

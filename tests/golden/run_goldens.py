@@ -5,7 +5,7 @@ usage: run_goldens.py BIN_DIR      REFIT_UPDATE_GOLDENS=1 writes the files inste
 
 jobs/*.json       every pass's text (refitc --print-after) and the plan's (refit-dump)
 errors/*.json     what refitc says of a wrong job; nothing may be written
-MISUSES           what the other programs say when they cannot do what they are asked
+MISUSES           what the programs say when they cannot do what they are asked, under NAME=VALUE
 examples/jobs/    refitc --stats of the real jobs, and refit-verify's verdict
 """
 import difflib
@@ -18,9 +18,15 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 EXAMPLES = HERE.parent.parent / "examples" / "jobs"
 MISUSES = {
+    "compile-onto-the-job": ["refitc", "tiny-dense.json", "-o", "../jobs/tiny-dense.json"],
+    "compile-onto-the-config": ["refitc", "tiny-dense.json", "-o", "../jobs/tiny-dense.config.json"],
     "dump-of-a-tensor-that-is-not-there": ["refit-dump", "PLAN", "--tensor", "model.layer.*"],
+    "nccl-from-a-plain-shell": ["refit-run", "PLAN", "--transport", "nccl", "--check"],
+    "nccl-with-too-few-processes": ["WORLD_SIZE=3", "RANK=0", "LOCAL_RANK=0", "MASTER_ADDR=localhost",
+                                    "refit-run", "PLAN", "--transport", "nccl", "--check"],
     "growth-of-a-generic-job": ["refit-bench", "compile", "tiny-generic.json", "--growth", "2"],
 }
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "OMPI_", "SLURM_")
 UPDATE = os.environ.get("REFIT_UPDATE_GOLDENS") == "1"
 
 
@@ -32,8 +38,10 @@ class Goldens:
         self.failed = []
         self.seen = set()
 
-    def run(self, tool, *arguments, cwd=None, status=0):
-        done = subprocess.run([self.bin / tool, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120)
+    def run(self, tool, *arguments, cwd=None, status=0, variables=None):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+        done = subprocess.run([self.bin / tool, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120,
+                              env=environment | (variables or {}))
         if done.returncode != status:
             self.failed.append(f"{tool} {' '.join(map(str, arguments))}: exit status {done.returncode}, "
                                f"wanted {status}\n{done.stderr}")
@@ -70,9 +78,10 @@ class Goldens:
         if done.stdout or left:
             self.failed.append(f"errors/{job.name}: printed or left something: {done.stdout!r} {left}")
 
-    def misuse(self, name, tool, *arguments):
-        arguments = [self.plan if argument == "PLAN" else argument for argument in arguments]
-        done = self.run(tool, *arguments, cwd=HERE / "jobs", status=2)
+    def misuse(self, name, *command):
+        variables = dict(word.split("=") for word in command if "=" in word)
+        tool, *arguments = [self.plan if word == "PLAN" else word for word in command if "=" not in word]
+        done = self.run(tool, *arguments, cwd=HERE / "jobs", status=2, variables=variables)
         self.expect(f"misuses/{name}.txt", done.stderr)
         if done.stdout:
             self.failed.append(f"misuses/{name}: printed {done.stdout!r}")

@@ -143,7 +143,9 @@ TEST(PlanDoorTest, BytesAppendedToAPlanAreRefused) {
   const auto& body = *fb::GetPlan(bytes.data())->body();
   const size_t padding = static_cast<size_t>(bytes.data() + bytes.size() -
                                              body.data() - body.size());
-  bytes.resize(bytes.size() + 16);
+  bytes.push_back(0);
+  EXPECT_EQ(Door(bytes).message(), "damaged: 1 bytes follow the plan");
+  bytes.resize(bytes.size() + 15);
   EXPECT_EQ(Door(bytes).message(),
             "damaged: " + std::to_string(padding + 16) +
                 " bytes follow the body, which should end the file");
