@@ -13,6 +13,11 @@ namespace refit {
 std::string NearestWord(std::string_view word,
                         const std::vector<std::string_view>& candidates);
 
+// The same for a mistyped glob: the candidate that it would match with the
+// fewest letters changed.
+std::string NearestMatch(std::string_view glob,
+                         const std::vector<std::string_view>& candidates);
+
 }  // namespace refit
 
 #endif  // REFIT_PLAN_NEAREST_WORD_H_

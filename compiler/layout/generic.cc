@@ -16,6 +16,8 @@
 #include "compiler/layout/rule_partition.h"
 #include "compiler/layout/shard.h"
 #include "compiler/layout/tensor_stack.h"
+#include "plan/glob.h"
+#include "plan/nearest_word.h"
 
 namespace refit {
 namespace {
@@ -110,6 +112,9 @@ class GenericLayout {
   const Param& ParamOf(const Placed& placed) const {
     return context_.model.params[IndexOf(placed.param)];
   }
+  // Reports rules that place nothing: a mistyped one would leave its params to
+  // a later rule without a word.
+  void CheckUse(const std::vector<bool>& used);
   const MeshSpec& MeshOf(const TensorRule& rule) const;
 
   void Place(const Placed& placed, SideLayout& layout);
@@ -151,6 +156,53 @@ bool GenericLayout::CheckPlacements(const Placed& placed) {
     return false;
   }
   return true;
+}
+
+void GenericLayout::CheckUse(const std::vector<bool>& used) {
+  const Model& model = context_.model;
+  for (size_t i = 0; i < used.size(); ++i) {
+    if (used[i]) continue;
+    const TensorRule& rule = spec_.tensors[i];
+    // A tied head has no param of its own, but is no mistake.
+    if (std::any_of(model.skips.begin(), model.skips.end(),
+                    [&](const Skip& skip) {
+                      return GlobMatches(rule.match, skip.name);
+                    })) {
+      continue;
+    }
+    const bool matches = std::any_of(
+        model.params.begin(), model.params.end(), [&](const Param& param) {
+          const std::string_view glob = rule.match;
+          const std::vector<RulePart> parts = PartitionByRule(param, {glob});
+          return std::any_of(
+              parts.begin(), parts.end(),
+              [](const RulePart& part) { return part.rule == 0; });
+        });
+    if (matches) {
+      context_.diagnostics.Error(
+          rule.place,
+          absl::StrFormat("earlier rules place every parameter that \"%s\" "
+                          "matches; rules count in order",
+                          rule.match));
+      continue;
+    }
+    // Of each stack the first member.
+    std::vector<std::string> names;
+    for (const Param& param : model.params) {
+      std::vector<int32_t> first;
+      for (const IndexDim& dim : param.index) first.push_back(dim.numbers[0]);
+      names.push_back(ExpandName(param.name, first));
+    }
+    const std::string nearest =
+        NearestMatch(rule.match, {names.begin(), names.end()});
+    context_.diagnostics.Error(
+        rule.place,
+        absl::StrFormat(
+            "\"%s\" matches no parameter%s", rule.match,
+            nearest.empty()
+                ? ""
+                : absl::StrFormat("; the nearest is \"%s\"", nearest)));
+  }
 }
 
 bool GenericLayout::CheckNames(const Placed& placed) {
@@ -272,10 +324,12 @@ SideLayout GenericLayout::LayOut() {
     renames_ |= rule.rename.has_value();
   }
 
+  std::vector<bool> used(globs.size());
   for (size_t i = 0; i < context_.model.params.size(); ++i) {
     const Param& param = context_.model.params[i];
     for (RulePart& part : PartitionByRule(param, globs)) {
       if (part.rule >= 0) {
+        used[part.rule] = true;
         const TensorRule& rule = spec_.tensors[part.rule];
         const Placed placed = {.param = static_cast<ParamId>(i),
                                .rule = &rule,
@@ -297,6 +351,7 @@ SideLayout GenericLayout::LayOut() {
                           context_.side.key, ExpandName(param.name, first)));
     }
   }
+  CheckUse(used);
   return layout;
 }
 

@@ -324,6 +324,8 @@ TEST(GenericLayoutTest, MembersOfAStackRenamedToOneNameAreRefused) {
 
 TEST(GenericLayoutTest, ParamWithoutARuleIsNamedUnlessItIsSkipped) {
   Model model = OneParam({2});
+  model.params.push_back(model.params[0]);
+  model.params[1].name = "v1";
   const SideSpec side =
       MakeGeneric({MakeMesh("m", {1})}, {MakeRule("v*", "m", {Replicate()})});
   EXPECT_NE(LayOutErrors(model, side)
@@ -338,6 +340,28 @@ TEST(GenericLayoutTest, ShardDimBeyondTheTensorIsRefused) {
                          MakeGeneric({MakeMesh("m", {1})},
                                      {MakeRule("*", "m", {Shard(2)})}))
                 .find("shard dim is 2 but \"w\" has 2 dims"),
+            std::string::npos);
+}
+
+TEST(GenericLayoutTest, RuleThatPlacesNothingIsRefused) {
+  const Model model = MakeModel({.layers = 2});
+  const auto errors = [&](const std::string& first, const std::string& second) {
+    return LayOutErrors(model,
+                        MakeGeneric({MakeMesh("m", {1})},
+                                    {MakeRule(first, "m", {Replicate()}),
+                                     MakeRule(second, "m", {Replicate()})}));
+  };
+  EXPECT_EQ(errors("*.q_proj.weight", "*"), "");
+  EXPECT_EQ(errors("*.layers.1.*", "*"), "");
+  EXPECT_NE(errors("*.q_prj.weight", "*")
+                .find("\"*.q_prj.weight\" matches no parameter; the nearest is "
+                      "\"model.layers.0.self_attn.q_proj.weight\""),
+            std::string::npos);
+  EXPECT_NE(errors("something", "*").find("\"something\" matches no parameter"),
+            std::string::npos);
+  EXPECT_NE(errors("*", "*.q_proj.weight")
+                .find("earlier rules place every parameter that "
+                      "\"*.q_proj.weight\" matches; rules count in order"),
             std::string::npos);
 }
 

@@ -285,6 +285,17 @@ GenericSide DrawGenericSide(Draw& draw,
   for (const LogicalTensor* family : families) {
     add_rule(StarPattern(family->name), family->shape.size());
   }
+  // A rule that places nothing is an error of the job.
+  std::vector<bool> used(side.rules.size());
+  for (const LogicalTensor& tensor : tensors) {
+    const auto first = std::find_if(
+        side.rules.begin(), side.rules.end(), [&](const GenericRule& rule) {
+          return StarMatches(rule.match, tensor.name);
+        });
+    if (first != side.rules.end()) used[first - side.rules.begin()] = true;
+  }
+  size_t rule = 0;
+  std::erase_if(side.rules, [&](const GenericRule&) { return !used[rule++]; });
   return side;
 }
 
