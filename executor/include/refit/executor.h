@@ -128,6 +128,10 @@ class Executor {
   // replays the graph, on all ranks alike, waits for it, and no deadline holds.
   // The graph must be destroyed before the transport.
   //
+  // Refits that are not waited for in between must be on one stream. After one
+  // that failed on a GPU the tensors must stay allocated until all ranks have
+  // called Connect or Close: a peer's stores may still be under way.
+  //
   // Enqueues one refit on `stream` and returns; nothing is allocated and no
   // device is waited for. Its timeout runs from here. An error fails the refit
   // on all ranks, and leaves kTorn; Run may be called again, after Connect if
