@@ -3,14 +3,12 @@
 #include <algorithm>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "executor/copy_boxes.h"
+#include "executor/device/copy_loops.h"
 
 namespace refit {
 namespace {
-
-using CopyLoops = absl::InlinedVector<CopyLoop, 8>;
 
 // Walks the loops of one side from the innermost outwards, in portions.
 class LoopWalk {

@@ -178,30 +178,6 @@ HostRowsFunction ChooseFunction(CopyKind kind, const HostRows& rows) {
   return rows.to.run_bytes >= kLineBytes ? CopyLongRuns : CopyRuns;
 }
 
-bool Continues(const CopyStep& outer, const CopyStep& inner, uint64_t extent) {
-  return outer.entries == inner.entries * extent &&
-         outer.bytes == inner.bytes * extent;
-}
-
-// One loop for each maximal group of loops that continue each other on both
-// sides.
-std::vector<CopyLoop> MergedLoops(absl::Span<const CopyLoop> loops) {
-  std::vector<CopyLoop> merged;
-  for (const CopyLoop& loop : loops) {
-    if (loop.extent == 1) continue;
-    if (!merged.empty() &&
-        Continues(merged.back().from, loop.from, loop.extent) &&
-        Continues(merged.back().to, loop.to, loop.extent)) {
-      merged.back() = {.extent = merged.back().extent * loop.extent,
-                       .from = loop.from,
-                       .to = loop.to};
-    } else {
-      merged.push_back(loop);
-    }
-  }
-  return merged;
-}
-
 bool InsideTensors(const CopyLoop& loop) {
   return loop.from.entries == 0 && loop.to.entries == 0;
 }

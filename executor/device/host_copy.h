@@ -4,10 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "absl/types/span.h"
 #include "executor/device/cast.h"
+#include "executor/device/copy_loops.h"
 #include "refit/device.h"
 
 namespace refit {
@@ -39,8 +39,8 @@ struct HostCopy {
   HostRows rows;
   CopyPlace from;
   CopyPlace to;
-  bool reads = true;            // false: zero bytes are written
-  std::vector<CopyLoop> loops;  // around the rows, outermost first
+  bool reads = true;  // false: zero bytes are written
+  CopyLoops loops;    // around the rows, outermost first
 };
 
 HostCopy MakeHostCopy(CopyKind kind, const StridedCopy& copy,

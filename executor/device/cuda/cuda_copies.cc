@@ -6,8 +6,8 @@
 #include <map>
 #include <utility>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "executor/device/copy_loops.h"
 #include "executor/device/cuda/cuda_status.h"
 
 namespace refit {
@@ -21,13 +21,6 @@ using cuda::KernelTile;
 constexpr uint32_t kUnitBytesMax = 16;
 // Rows and units of a row are divided as 31-bit numbers.
 constexpr uint64_t kCountMax = (uint64_t{1} << 31) - 1 - cuda::kTileUnits;
-
-using Loops = absl::InlinedVector<CopyLoop, 8>;
-
-bool Continues(const CopyStep& outer, const CopyStep& inner, uint64_t extent) {
-  return outer.entries == inner.entries * extent &&
-         outer.bytes == inner.bytes * extent;
-}
 
 uint64_t ElementBytes(const CopyPlace& place) {
   return static_cast<uint64_t>(DTypeBytes(place.dtype));
@@ -51,21 +44,14 @@ class Lowering {
  private:
   void LowerOne(const StridedCopy& strided) {
     StridedCopy copy = strided;
-    Loops loops;
-    for (uint32_t l = 0; l < copy.loops_count; ++l) {
-      CopyLoop loop = batch_.loops[copy.loops_begin + l];
-      if (loop.extent == 1) continue;
-      if (batch_.kind == CopyKind::kZero) loop.from = loop.to;
-      if (!loops.empty() &&
-          Continues(loops.back().from, loop.from, loop.extent) &&
-          Continues(loops.back().to, loop.to, loop.extent)) {
-        loop.extent *= loops.back().extent;
-        loops.back() = loop;
-      } else {
-        loops.push_back(loop);
-      }
+    CopyLoops loops(batch_.loops.begin() + copy.loops_begin,
+                    batch_.loops.begin() + copy.loops_begin + copy.loops_count);
+    if (batch_.kind == CopyKind::kZero) {
+      // What is not read is taken to lie as what is written.
+      copy.from = copy.to;
+      for (CopyLoop& loop : loops) loop.from = loop.to;
     }
-    if (batch_.kind == CopyKind::kZero) copy.from = copy.to;
+    loops = MergedLoops(loops);
     // The innermost loop is the row, if it is contiguous on both sides.
     uint64_t row_elements = 1;
     if (!loops.empty() && loops.back().from.entries == 0 &&
@@ -81,7 +67,7 @@ class Lowering {
   // Iterations of the outermost loops become copies of their own until the rest
   // fits the kernel.
   void Emit(const StridedCopy& copy, uint64_t row_elements,
-            const Loops& loops) {
+            const CopyLoops& loops) {
     uint64_t rows = 1;
     for (const CopyLoop& loop : loops) rows *= loop.extent;
     const bool fits = loops.size() <= cuda::kKernelLoopsMax &&
@@ -101,7 +87,7 @@ class Lowering {
       return;
     }
     const CopyLoop& outer = loops.front();
-    const Loops inner(loops.begin() + 1, loops.end());
+    const CopyLoops inner(loops.begin() + 1, loops.end());
     StridedCopy part = copy;
     for (uint64_t i = 0; i < outer.extent; ++i) {
       Emit(part, row_elements, inner);
@@ -113,7 +99,7 @@ class Lowering {
   }
 
   void EmitOne(const StridedCopy& copy, uint64_t row_elements,
-               const Loops& loops, uint32_t rows) {
+               const CopyLoops& loops, uint32_t rows) {
     const bool casts = copy.from.dtype != copy.to.dtype;
     KernelCopy kernel = {};
     kernel.kind = casts                            ? KernelKind::kCast
@@ -157,7 +143,7 @@ class Lowering {
 
   // The widest unit that every row of the copy is aligned to, on both sides.
   uint32_t UnitBytes(const StridedCopy& copy, uint64_t row_bytes,
-                     const Loops& loops) const {
+                     const CopyLoops& loops) const {
     uint64_t bits = row_bytes | copy.from.byte_offset | copy.to.byte_offset;
     uint64_t from_last = copy.from.entry;
     uint64_t to_last = copy.to.entry;
