@@ -62,8 +62,7 @@ void AppendModel(const Model& model, std::string& text) {
       absl::StrAppend(&text, " {", absl::StrJoin(dim.numbers, ","), "}");
     }
     absl::StrAppend(&text, " [", absl::StrJoin(param.shape, ","), "] ",
-                    std::string(DTypeName(param.dtype)), " role ",
-                    static_cast<int>(param.role), " skip ",
+                    std::string(DTypeName(param.dtype)), " skip ",
                     static_cast<int>(param.skip), "\n");
   }
   for (const Skip& skip : model.skips) {

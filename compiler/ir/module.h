@@ -13,6 +13,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "compiler/ir/box.h"
+#include "compiler/ir/param_role.h"
 #include "plan/dtype.h"
 #include "plan_generated.h"
 
@@ -53,35 +54,6 @@ IndexDim Consecutive(int32_t first, int64_t count);
 std::string ExpandName(std::string_view name,
                        absl::Span<const int32_t> numbers);
 
-// What a param is to the network. Layout frontends decide by role; a family
-// assigns them. kOther is a param that only role-free layouts can place.
-enum class ParamRole : uint8_t {
-  kOther,
-  kEmbedding,
-  kFinalNorm,
-  kOutputHead,
-  kAttentionNorm,
-  kQuery,
-  kKey,
-  kValue,
-  kQueryBias,
-  kKeyBias,
-  kValueBias,
-  kQueryNorm,
-  kKeyNorm,
-  kAttentionOutput,
-  kAttentionOutputBias,
-  kMlpNorm,  // before a dense MLP
-  kMlpGate,
-  kMlpUp,
-  kMlpDown,
-  kMoeNorm,  // before a mixture of experts
-  kRouter,
-  kExpertGate,
-  kExpertUp,
-  kExpertDown,
-};
-
 // A stack of logical parameters (DESIGN: param, stack). Its virtual tensor has
 // the dimensions [index…, shape…].
 struct Param {
@@ -91,6 +63,9 @@ struct Param {
   Dims shape;  // of one parameter
   DType dtype = DType::kUnspecified;
   ParamRole role = ParamRole::kOther;
+  // Of a layer's param: the number n in its name is the model's layer
+  // first_layer + n. Not 0 where extra layers count anew ("mtp.layers.{0}").
+  int32_t first_layer = 0;
   SkipReason skip = SkipReason::kUnspecified;  // set: no element is moved
 
   Dims VirtualShape() const;

@@ -10,49 +10,12 @@
 namespace refit {
 namespace {
 
-static_assert(static_cast<size_t>(ParamRole::kExpertDown) < 32,
-              "RoleTable has one slot per role");
-
 size_t Slot(ParamRole role) { return static_cast<size_t>(role); }
-
-enum class RoleScope : uint8_t { kModel, kLayer, kExpert };
-
-RoleScope ScopeOf(ParamRole role) {
-  switch (role) {
-    case ParamRole::kOther:
-    case ParamRole::kEmbedding:
-    case ParamRole::kFinalNorm:
-    case ParamRole::kOutputHead:
-      return RoleScope::kModel;
-    case ParamRole::kAttentionNorm:
-    case ParamRole::kQuery:
-    case ParamRole::kKey:
-    case ParamRole::kValue:
-    case ParamRole::kQueryBias:
-    case ParamRole::kKeyBias:
-    case ParamRole::kValueBias:
-    case ParamRole::kQueryNorm:
-    case ParamRole::kKeyNorm:
-    case ParamRole::kAttentionOutput:
-    case ParamRole::kAttentionOutputBias:
-    case ParamRole::kMlpNorm:
-    case ParamRole::kMlpGate:
-    case ParamRole::kMlpUp:
-    case ParamRole::kMlpDown:
-    case ParamRole::kMoeNorm:
-    case ParamRole::kRouter:
-      return RoleScope::kLayer;
-    case ParamRole::kExpertGate:
-    case ParamRole::kExpertUp:
-    case ParamRole::kExpertDown:
-      return RoleScope::kExpert;
-  }
-  return RoleScope::kModel;
-}
 
 // Whether two layers may share one stack of buffers.
 bool SameTensors(const Param& a, const Param& b) {
-  return a.shape == b.shape && a.dtype == b.dtype && a.name == b.name;
+  return a.shape == b.shape && a.dtype == b.dtype && a.name == b.name &&
+         a.first_layer == b.first_layer;
 }
 
 // The rows that the architecture gives a role's tensor; nullopt: any.
@@ -74,35 +37,14 @@ std::optional<int64_t> RowsWanted(ParamRole role, const Architecture& a) {
   }
 }
 
-bool IsMatrix(ParamRole role) {
-  switch (role) {
-    case ParamRole::kEmbedding:
-    case ParamRole::kOutputHead:
-    case ParamRole::kQuery:
-    case ParamRole::kKey:
-    case ParamRole::kValue:
-    case ParamRole::kAttentionOutput:
-    case ParamRole::kMlpGate:
-    case ParamRole::kMlpUp:
-    case ParamRole::kMlpDown:
-    case ParamRole::kRouter:
-    case ParamRole::kExpertGate:
-    case ParamRole::kExpertUp:
-    case ParamRole::kExpertDown:
-      return true;
-    default:
-      return false;
-  }
-}
-
 // Reports a param whose form is not its role's.
 bool CheckForm(const Param& param, const Model& model,
                Diagnostics& diagnostics) {
-  const RoleScope scope = ScopeOf(param.role);
-  const size_t index_dims = scope == RoleScope::kModel   ? 0
-                            : scope == RoleScope::kLayer ? 1
-                                                         : 2;
-  const size_t dims = IsMatrix(param.role) ? 2 : 1;
+  const RoleForm form = FormOf(param.role);
+  const size_t index_dims = form.scope == RoleScope::kModel   ? 0
+                            : form.scope == RoleScope::kLayer ? 1
+                                                              : 2;
+  const auto dims = static_cast<size_t>(form.dims);
   const auto error = [&](std::string found) {
     diagnostics.Error(
         model.place, absl::StrFormat("parameter \"%s\" %s", param.name, found));
@@ -130,7 +72,8 @@ bool CheckForm(const Param& param, const Model& model,
                                  output_columns));
   }
   if (index_dims > 0) {
-    for (const int32_t layer : param.index[0].numbers) {
+    for (const int32_t number : param.index[0].numbers) {
+      const int32_t layer = param.first_layer + number;
       if (layer < 0 || layer >= model.architecture.layers) {
         return error(absl::StrFormat("has a layer %d; the model has %d layers",
                                      layer, model.architecture.layers));
@@ -159,14 +102,14 @@ bool CheckCompleteness(const Model& model, const RoleTable& table,
       for (int i = 0; i < 3; ++i) {
         for (const LayerEntry& entry : table.At(roles[i], layer)) {
           const Param& param = table.param(entry.param);
-          count[i] += ScopeOf(roles[i]) == RoleScope::kExpert
+          count[i] += FormOf(roles[i]).scope == RoleScope::kExpert
                           ? param.index[1].extent()
                           : 1;
           present = param.name;
         }
       }
       const int64_t wanted = present.empty() ? 0
-                             : ScopeOf(roles[0]) == RoleScope::kExpert
+                             : FormOf(roles[0]).scope == RoleScope::kExpert
                                  ? model.architecture.experts
                                  : 1;
       if (count[0] == wanted && count[1] == wanted && count[2] == wanted) {
@@ -191,19 +134,17 @@ RoleTable::RoleTable(const Model& model) : model_(model) {
     const Param& param = model.params[i];
     const auto id = static_cast<ParamId>(i);
     params_[Slot(param.role)].push_back(id);
-    if (ScopeOf(param.role) == RoleScope::kModel || param.index.empty()) {
+    if (FormOf(param.role).scope == RoleScope::kModel || param.index.empty()) {
       continue;
     }
     std::vector<std::vector<LayerEntry>>& layers = layers_[Slot(param.role)];
     layers.resize(std::max<int64_t>(model.architecture.layers, 0));
     const std::vector<int32_t>& numbers = param.index[0].numbers;
     for (size_t position = 0; position < numbers.size(); ++position) {
+      const int32_t layer = param.first_layer + numbers[position];
       // Numbers outside are CheckRoles' to report.
-      if (numbers[position] < 0 ||
-          numbers[position] >= model.architecture.layers) {
-        continue;
-      }
-      layers[numbers[position]].push_back({id, static_cast<int32_t>(position)});
+      if (layer < 0 || layer >= model.architecture.layers) continue;
+      layers[layer].push_back({id, static_cast<int32_t>(position)});
     }
   }
 }

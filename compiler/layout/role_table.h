@@ -14,7 +14,7 @@
 
 namespace refit {
 
-// One layer of a stack: param.index[0].numbers[position] is the layer.
+// One layer of a stack: param.first_layer + param.index[0].numbers[position].
 struct LayerEntry {
   ParamId param{};
   int32_t position = 0;
@@ -47,8 +47,8 @@ class RoleTable {
 
  private:
   const Model& model_;
-  std::array<std::vector<ParamId>, 32> params_;
-  std::array<std::vector<std::vector<LayerEntry>>, 32> layers_;
+  std::array<std::vector<ParamId>, kRoleCount> params_;
+  std::array<std::vector<std::vector<LayerEntry>>, kRoleCount> layers_;
 };
 
 // Reports what a layout that places by role cannot work with: params without a

@@ -1,0 +1,91 @@
+#include "compiler/ir/param_role.h"
+
+namespace refit {
+
+RoleForm FormOf(ParamRole role) {
+  using enum ParamRole;
+  constexpr RoleForm kModelVector = {RoleScope::kModel, 1};
+  constexpr RoleForm kModelMatrix = {RoleScope::kModel, 2};
+  constexpr RoleForm kLayerVector = {RoleScope::kLayer, 1};
+  constexpr RoleForm kLayerMatrix = {RoleScope::kLayer, 2};
+  constexpr RoleForm kLayerCube = {RoleScope::kLayer, 3};
+  constexpr RoleForm kExpertMatrix = {RoleScope::kExpert, 2};
+  switch (role) {
+    case kOther:
+    case kCount:
+    case kFinalNorm:
+      return kModelVector;
+    case kEmbedding:
+    case kOutputHead:
+      return kModelMatrix;
+    case kAttentionNorm:
+    case kQueryBias:
+    case kKeyBias:
+    case kValueBias:
+    case kQueryNorm:
+    case kKeyNorm:
+    case kAttentionOutputBias:
+    case kAttentionSinks:
+    case kQueryDownNorm:
+    case kKeyValueDownNorm:
+    case kMlpNorm:
+    case kMoeNorm:
+    case kRouterBias:
+    case kRouterCorrection:
+    case kMambaNorm:
+    case kMambaInBias:
+    case kMambaConvBias:
+    case kMambaALog:
+    case kMambaD:
+    case kMambaDtBias:
+    case kMambaGatedNorm:
+    case kMambaOutBias:
+    case kDeltaALog:
+    case kDeltaDtBias:
+    case kDeltaGatedNorm:
+    case kMtpEmbeddingNorm:
+    case kMtpHiddenNorm:
+    case kMtpFinalNorm:
+      return kLayerVector;
+    case kQuery:
+    case kKey:
+    case kValue:
+    case kAttentionOutput:
+    case kLatentQuery:
+    case kQueryDown:
+    case kQueryUp:
+    case kKeyValueDown:
+    case kKeyValueUp:
+    case kMlpGate:
+    case kMlpUp:
+    case kMlpDown:
+    case kRouter:
+    case kSharedExpertGate:
+    case kSharedExpertUp:
+    case kSharedExpertDown:
+    case kSharedExpertRouter:
+    case kLatentDown:
+    case kLatentUp:
+    case kFusedExpertGateUpBias:
+    case kFusedExpertDownBias:
+    case kMambaIn:
+    case kMambaOut:
+    case kDeltaQkvz:
+    case kDeltaBa:
+    case kDeltaOut:
+    case kMtpProjection:
+      return kLayerMatrix;
+    case kFusedExpertGateUp:
+    case kFusedExpertDown:
+    case kMambaConv:
+    case kDeltaConv:
+      return kLayerCube;
+    case kExpertGate:
+    case kExpertUp:
+    case kExpertDown:
+      return kExpertMatrix;
+  }
+  return kModelVector;
+}
+
+}  // namespace refit

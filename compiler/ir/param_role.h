@@ -1,0 +1,115 @@
+// What a param is to the network. A model family assigns roles; layout
+// frontends place params by them; nothing downstream looks at one.
+#ifndef REFIT_COMPILER_IR_PARAM_ROLE_H_
+#define REFIT_COMPILER_IR_PARAM_ROLE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace refit {
+
+enum class ParamRole : uint8_t {
+  kOther,  // only role-free layouts can place it
+  kEmbedding,
+  kFinalNorm,
+  kOutputHead,
+
+  // Attention. Of gated attention (qwen3_next) the query's rows are, per head,
+  // [query; output gate].
+  kAttentionNorm,
+  kQuery,
+  kKey,
+  kValue,
+  kQueryBias,
+  kKeyBias,
+  kValueBias,
+  kQueryNorm,
+  kKeyNorm,
+  kAttentionOutput,
+  kAttentionOutputBias,
+  kAttentionSinks,  // one per query head (gpt_oss)
+
+  // Multi-head latent attention (deepseek_v3). kAttentionNorm and
+  // kAttentionOutput are as above.
+  kLatentQuery,       // q_proj, of models without q_lora_rank
+  kQueryDown,         // q_a_proj
+  kQueryDownNorm,     // q_a_layernorm
+  kQueryUp,           // q_b_proj
+  kKeyValueDown,      // kv_a_proj_with_mqa
+  kKeyValueDownNorm,  // kv_a_layernorm
+  kKeyValueUp,        // kv_b_proj
+
+  // Dense MLP; without kMlpGate it is not gated.
+  kMlpNorm,
+  kMlpGate,
+  kMlpUp,
+  kMlpDown,
+
+  // Mixture of experts; without gates it is not gated.
+  kMoeNorm,
+  kRouter,
+  kRouterBias,        // of the linear layer (gpt_oss)
+  kRouterCorrection,  // e_score_correction_bias, fp32
+  kExpertGate,
+  kExpertUp,
+  kExpertDown,
+  kSharedExpertGate,
+  kSharedExpertUp,
+  kSharedExpertDown,
+  kSharedExpertRouter,  // shared_expert_gate of qwen3_next: one row
+  kLatentDown,          // fc1_latent_proj: into the experts' width (nemotron_h)
+  kLatentUp,            // fc2_latent_proj
+
+  // Experts as gpt_oss stores them: all of a layer in one tensor, in x out;
+  // gate and up columns alternate.
+  kFusedExpertGateUp,
+  kFusedExpertGateUpBias,
+  kFusedExpertDown,
+  kFusedExpertDownBias,
+
+  // Mamba-2 mixer (nemotron_h): rows [z; x; B; C; dt], conv [x; B; C].
+  kMambaNorm,  // before the mixer
+  kMambaIn,
+  kMambaInBias,
+  kMambaConv,
+  kMambaConvBias,
+  kMambaALog,
+  kMambaD,
+  kMambaDtBias,
+  kMambaGatedNorm,
+  kMambaOut,
+  kMambaOutBias,
+
+  // Gated delta net (qwen3_next). kAttentionNorm is before it.
+  kDeltaQkvz,
+  kDeltaBa,
+  kDeltaConv,
+  kDeltaALog,
+  kDeltaDtBias,
+  kDeltaGatedNorm,
+  kDeltaOut,
+
+  // What only a multi-token-prediction layer has beside a usual layer's.
+  kMtpEmbeddingNorm,  // enorm
+  kMtpHiddenNorm,     // hnorm
+  kMtpProjection,     // eh_proj: [embedding, hidden] columns
+  kMtpFinalNorm,
+
+  kCount,
+};
+
+inline constexpr size_t kRoleCount = static_cast<size_t>(ParamRole::kCount);
+
+// What the numbers in the name of a role's params count.
+enum class RoleScope : uint8_t { kModel, kLayer, kExpert };
+
+struct RoleForm {
+  RoleScope scope = RoleScope::kModel;
+  int dims = 1;  // of one tensor
+};
+
+RoleForm FormOf(ParamRole role);
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_IR_PARAM_ROLE_H_
