@@ -161,6 +161,8 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
 }
 
 DType BufferDType(const SideSpec& side, const Param& param) {
+  // Routing compares scores that are close to each other.
+  if (param.role == ParamRole::kRouterCorrection) return DType::kFp32;
   return side.dtype.given ? side.dtype.value : param.dtype;
 }
 

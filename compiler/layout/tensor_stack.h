@@ -59,7 +59,8 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
                   absl::Span<const int32_t> layers,
                   const LayerStackOptions& options);
 
-// The dtype of a buffer that holds `param`.
+// The dtype of a buffer that holds `param`: the side's, if the job gives one.
+// A router's correction is fp32 everywhere.
 DType BufferDType(const SideSpec& side, const Param& param);
 
 // A tensor that is `id` whole.

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
 #include "compiler/layout/layout.h"
 #include "compiler/layout/role_table.h"
@@ -32,6 +33,10 @@ struct VllmSizes {
 
   // Ranks that share the experts of a layer.
   int64_t expert_ranks() const { return data * tensor; }
+  // Each rank runs a part of the tokens through all of the shared experts.
+  bool sequence_parallel_experts() const {
+    return expert_parallel && tensor > 1 && data > 1;
+  }
 };
 
 // The models of which vLLM builds embedding, final norm and head on every
@@ -71,6 +76,8 @@ class VllmLayout {
   SideLayout LayOut();
 
  private:
+  using MakeSpec = absl::FunctionRef<TensorSpec(const LayerGroup&)>;
+
   // Reports sizes that do not fit; true when all do.
   bool CheckSizes();
 
@@ -78,8 +85,16 @@ class VllmLayout {
   // the experts, the experts, what comes after.
   std::vector<BufferId> EmbeddingAndLayers(int64_t stage, Range layers,
                                            int64_t tensor);
-  std::vector<BufferId> Experts(Range layers, int64_t expert_rank);
+  std::vector<BufferId> Experts(int64_t stage, Range layers,
+                                int64_t expert_rank);
   std::vector<BufferId> NormAndHead(int64_t stage, int64_t tensor);
+
+  // One stack per group of the layers that have `roles`: of the stage's own
+  // layers, and on the last stage of the draft model's.
+  void AddLayers(int64_t stage, Range layers,
+                 std::initializer_list<ParamRole> roles,
+                 const std::optional<ExpertSlice>& experts, MakeSpec make,
+                 std::vector<BufferId>& out);
 
   // Adds a tensor outside the layers: whole where a stage reads it, a declared
   // skip where it holds a copy it never reads, else nothing.
@@ -101,6 +116,13 @@ bool VllmLayout::CheckSizes() {
     checks.Rows(tensor, role, "intermediate features of the MLP");
   }
   checks.Columns(tensor, kMlpDown, "intermediate features of the MLP");
+  if (!sizes_.sequence_parallel_experts()) {
+    for (const ParamRole role : {kSharedExpertGate, kSharedExpertUp}) {
+      checks.Rows(tensor, role, "intermediate features of the shared experts");
+    }
+    checks.Columns(tensor, kSharedExpertDown,
+                   "intermediate features of the shared experts");
+  }
   for (const ParamRole role : {kEmbedding, kOutputHead}) {
     for (const ParamId id : table_.Params(role)) {
       checks.Divides(tensor, ServingVocabularyRows(table_.param(id)),
@@ -138,6 +160,24 @@ bool VllmLayout::CheckSizes() {
   return checks.ok();
 }
 
+void VllmLayout::AddLayers(int64_t stage, Range layers,
+                           std::initializer_list<ParamRole> roles,
+                           const std::optional<ExpertSlice>& experts,
+                           MakeSpec make, std::vector<BufferId>& out) {
+  AddLayerStacks(context_, table_, layers, roles, experts, make, out);
+  if (stage != sizes_.pipeline - 1) return;
+  const Architecture& architecture = context_.model.architecture;
+  AddLayerStacks(
+      context_, table_, {architecture.layers, architecture.all_layers()}, roles,
+      experts,
+      [&](const LayerGroup& group) {
+        TensorSpec spec = make(group);
+        spec.name = DraftLayerName(std::move(spec.name));
+        return spec;
+      },
+      out);
+}
+
 void VllmLayout::AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out) {
   if (!read) {
     if (!BuildsEndsOnEveryStage(context_.model.architecture.family)) return;
@@ -151,9 +191,13 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
                                                      Range layers,
                                                      int64_t tensor) {
   std::vector<BufferId> out;
+  const Architecture& architecture = context_.model.architecture;
+  const bool last = stage == sizes_.pipeline - 1;
+  // The draft model, on the last stage, has an embedding of its own unless it
+  // shares that of the first. Its head is the model's.
+  const bool drafts = last && architecture.mtp_layers > 0;
   const bool reads_embedding =
-      stage == 0 ||
-      (context_.model.architecture.tied && stage == sizes_.pipeline - 1);
+      stage == 0 || drafts || (architecture.tied && last);
   for (const ParamId id : table_.Params(kEmbedding)) {
     AddEnd(reads_embedding,
            ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
@@ -165,18 +209,53 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
     return ColumnShard(group, group.params[0]->name, part);
   };
   const auto qkv = [&](const LayerGroup& group) {
-    return FusedHeads(group, context_.model.architecture, part);
+    return FusedHeads(group, architecture, part);
   };
   const auto gate_and_up = [&](const LayerGroup& group) {
     return GateAndUp(group, RenameModule(group.params[0]->name, "gate_up_proj"),
                      part);
   };
+  const auto row_shard = [&](const LayerGroup& group) {
+    return RowShard(group, part);
+  };
+  const auto fused_down = [&](const LayerGroup& group) {
+    return ConcatRows(group,
+                      RenameModule(group.params[0]->name, "fused_qkv_a_proj"));
+  };
+  const EvenPart shared_part =
+      sizes_.sequence_parallel_experts() ? EvenPart{} : part;
+  const auto shared_gate_and_up = [&](const LayerGroup& group) {
+    return GateAndUp(group, RenameModule(group.params[0]->name, "gate_up_proj"),
+                     shared_part);
+  };
+  const auto shared_down = [&](const LayerGroup& group) {
+    return ColumnShard(group, group.params[0]->name, shared_part);
+  };
   const auto add = [&](std::initializer_list<ParamRole> roles, auto make) {
-    AddLayerStacks(context_, table_, layers, roles, std::nullopt, make, out);
+    AddLayers(stage, layers, roles, std::nullopt, make, out);
   };
 
+  if (drafts) {
+    // Beside the block that is built like a decoder layer.
+    for (const ParamRole role :
+         {kMtpEmbeddingNorm, kMtpHiddenNorm, kMtpProjection, kMtpFinalNorm}) {
+      AddLayerStacks(context_, table_,
+                     {architecture.layers, architecture.all_layers()}, {role},
+                     std::nullopt, Replicated, out);
+    }
+  }
   add({kQuery, kKey, kValue}, qkv);
   add({kQueryBias, kKeyBias, kValueBias}, qkv);
+  if (architecture.latent.has_value() && architecture.latent->query_rank > 0) {
+    add({kQueryDown, kKeyValueDown}, fused_down);
+  } else {
+    add({kKeyValueDown}, replicated);
+    add({kLatentQuery}, row_shard);
+  }
+  add({kQueryDownNorm}, replicated);
+  add({kQueryUp}, row_shard);
+  add({kKeyValueDownNorm}, replicated);
+  add({kKeyValueUp}, row_shard);
   add({kAttentionOutput}, column_shard);
   add({kAttentionOutputBias}, replicated);
   add({kQueryNorm}, replicated);
@@ -187,10 +266,14 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   add({kMlpNorm}, replicated);
   add({kMoeNorm}, replicated);
   add({kRouter}, replicated);
+  add({kRouterCorrection}, replicated);
+  add({kSharedExpertGate, kSharedExpertUp}, shared_gate_and_up);
+  add({kSharedExpertDown}, shared_down);
   return out;
 }
 
-std::vector<BufferId> VllmLayout::Experts(Range layers, int64_t expert_rank) {
+std::vector<BufferId> VllmLayout::Experts(int64_t stage, Range layers,
+                                          int64_t expert_rank) {
   const int64_t experts = context_.model.architecture.experts;
   const int64_t ranks = sizes_.expert_ranks();
   const ExpertSlice slice = {
@@ -206,14 +289,14 @@ std::vector<BufferId> VllmLayout::Experts(Range layers, int64_t expert_rank) {
   };
 
   std::vector<BufferId> out;
-  AddLayerStacks(
-      context_, table_, layers, {kExpertGate, kExpertUp}, slice,
+  AddLayers(
+      stage, layers, {kExpertGate, kExpertUp}, slice,
       [&](const LayerGroup& group) {
         return GateAndUp(group, name(group, "w13_weight"), part);
       },
       out);
-  AddLayerStacks(
-      context_, table_, layers, {kExpertDown}, slice,
+  AddLayers(
+      stage, layers, {kExpertDown}, slice,
       [&](const LayerGroup& group) {
         return ColumnShard(group, name(group, "w2_weight"), part);
       },
@@ -255,7 +338,7 @@ SideLayout VllmLayout::LayOut() {
       after.push_back(NormAndHead(stage, t));
     }
     for (int64_t i = 0; i < sizes_.expert_ranks(); ++i) {
-      experts.push_back(Experts(layers, i));
+      experts.push_back(Experts(stage, layers, i));
     }
     for (int64_t i = 0; i < sizes_.expert_ranks(); ++i) {
       const int64_t d = i / tensor;
