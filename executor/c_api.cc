@@ -564,6 +564,25 @@ refit_status* refit_executor_bind(refit_executor* executor,
   });
 }
 
+refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
+                                              refit_post_hook_visitor visit,
+                                              void* context) {
+  return Guarded([&] {
+    const absl::Status status =
+        CheckNotNull({{"executor", executor},
+                      {"visit", reinterpret_cast<const void*>(visit)}});
+    if (!status.ok()) return status;
+    for (const refit::TensorPostHook& hook : executor->executor->post_hooks()) {
+      const refit_post_hook shown = {.struct_size = sizeof(shown),
+                                     .tensor = hook.tensor.c_str(),
+                                     .name = hook.name.c_str(),
+                                     .detail = hook.detail.c_str()};
+      visit(&shown, context);
+    }
+    return status;
+  });
+}
+
 refit_status* refit_executor_run(refit_executor* executor, void* stream,
                                  const refit_run_options* options) {
   return Guarded([&] {

@@ -226,10 +226,39 @@ static void ExpectCounters(const Rank* rank, int direct) {
   EXPECT(counters.network_direct.bytes_sent == 0);
 }
 
+static void NotePostHook(const refit_post_hook* hook, void* context) {
+  char* note = context;
+  EXPECT(hook->struct_size == sizeof(*hook));
+  strcat(note, hook->tensor);
+  strcat(note, " ");
+  strcat(note, hook->name);
+  strcat(note, " ");
+  strcat(note, hook->detail);
+  strcat(note, "\n");
+}
+
+/* The last rank's tensors have one. */
+static void ExpectPostHooks(const Rank* ranks) {
+  char notes[kRanks][256] = {"", "", "", ""};
+  for (int r = 0; r < kRanks; ++r) {
+    OK(refit_executor_visit_post_hooks(ranks[r].executor, NotePostHook,
+                                       notes[r]));
+    if (r < kRanks - 1) EXPECT(strcmp(notes[r], "") == 0);
+  }
+  EXPECT(strcmp(notes[kRanks - 1],
+                "model.layers.0.weight add-one for the test\n"
+                "model.layers.1.weight add-one for the test\n") == 0);
+  ERROR(refit_executor_visit_post_hooks(NULL, NotePostHook, NULL),
+        REFIT_INVALID_ARGUMENT, "executor is NULL");
+  ERROR(refit_executor_visit_post_hooks(ranks[0].executor, NULL, NULL),
+        REFIT_INVALID_ARGUMENT, "visit is NULL");
+}
+
 static void TestRefitInAFabric(const char* path, int direct) {
   Rank ranks[kRanks];
   CreateLocal(ranks, path);
   OnAllRanks(ranks, ConnectAndBind);
+  ExpectPostHooks(ranks);
   for (int refit = 0; refit < 2; ++refit) {
     FillWeights(ranks);
     OnAllRanks(ranks, Refit);

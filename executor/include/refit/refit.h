@@ -303,6 +303,27 @@ refit_status* refit_executor_bind(refit_executor* executor,
                                   const refit_tensor* tensors, size_t count,
                                   int64_t timeout_ms);
 
+/* What the worker must do after each refit, before it serves, to a tensor that
+ * the refit wrote with the source's values: `name` says what ("negative-exp"),
+ * docs/plan-format.md lists the names. A worker that does not know a name must
+ * not serve. */
+typedef struct refit_post_hook {
+  size_t struct_size;
+  const char* tensor;
+  const char* name;
+  const char* detail; /* one sentence */
+} refit_post_hook;
+
+/* Calls `visit` with each, in plan order: those of one tensor in the order in
+ * which they are to be done. There are none where the two sides keep the same
+ * values. To be asked at bind: no later call speaks of it. A hook is valid
+ * during its call only; `visit` must not throw. */
+typedef void (*refit_post_hook_visitor)(const refit_post_hook* hook,
+                                        void* context);
+refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
+                                              refit_post_hook_visitor visit,
+                                              void* context);
+
 /* Enqueues one refit on `stream` of the device and returns; on a GPU nothing is
  * waited for but that NCCL takes the work. Collective. `options` may be NULL.
  * An error fails the refit on all ranks and leaves REFIT_STATE_TORN; run may be
