@@ -39,6 +39,7 @@ struct TensorSpec {
       name;    // with "{0}" for the layer, "{1}" for an expert in the name
   Dims shape;  // of one layer, or one expert of a layer
   std::vector<Part> parts;
+  std::vector<PostHook> post_hooks = {};  // that each write of it asks for
 };
 
 // The experts of each layer that a rank holds.

@@ -255,7 +255,14 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   add({kQueryDownNorm}, replicated);
   add({kQueryUp}, row_shard);
   add({kKeyValueDownNorm}, replicated);
-  add({kKeyValueUp}, row_shard);
+  add({kKeyValueUp}, [&](const LayerGroup& group) {
+    TensorSpec spec = RowShard(group, part);
+    spec.post_hooks.push_back(
+        {.name = "derive-latent-projections",
+         .detail =
+             "make W_UV and W_UK_T of the layer's attention from it again"});
+    return spec;
+  });
   add({kAttentionOutput}, column_shard);
   add({kAttentionOutputBias}, replicated);
   add({kQueryNorm}, replicated);

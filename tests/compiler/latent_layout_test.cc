@@ -220,6 +220,28 @@ TEST_F(LatentLayoutTest, QueriesProjectedInOneStepAreCutByHeads) {
   EXPECT_EQ(rank.at(attention + "kv_down_proj.weight"), down);
 }
 
+TEST_F(LatentLayoutTest, VllmsLatentProjectionsAreDerivedAgain) {
+  BufferTable buffers;
+  Diagnostics diagnostics;
+  const SideSpec side = MakeSide(LayoutKind::kVllm);
+  LayOut({.model = model_,
+          .side = side,
+          .which = fb::Side::kDestination,
+          .buffers = buffers,
+          .diagnostics = diagnostics});
+  std::vector<std::string> hooked;
+  for (const Buffer& buffer : buffers.all()) {
+    for (const PostHook& hook : buffer.post_hooks) {
+      hooked.push_back(buffer.name + " " + hook.name);
+    }
+  }
+  EXPECT_EQ(hooked, (std::vector<std::string>{
+                        "model.layers.{0}.self_attn.kv_b_proj.weight "
+                        "derive-latent-projections",
+                        "model.layers.{0}.mtp_block.self_attn.kv_b_proj.weight "
+                        "derive-latent-projections"}));
+}
+
 TEST_F(LatentLayoutTest, HeadsAreNotCutThrough) {
   for (const LayoutKind layout : {LayoutKind::kMegatron, LayoutKind::kVllm}) {
     SideSpec side = MakeSide(layout);
