@@ -257,10 +257,12 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   add({kKeyValueDownNorm}, replicated);
   add({kKeyValueUp}, [&](const LayerGroup& group) {
     TensorSpec spec = RowShard(group, part);
-    spec.post_hooks.push_back(
-        {.name = "derive-latent-projections",
-         .detail =
-             "make W_UV and W_UK_T of the layer's attention from it again"});
+    if (context_.which == fb::Side::kDestination) {
+      spec.post_hooks.push_back(
+          {.name = "derive-latent-projections",
+           .detail =
+               "make W_UV and W_UK_T of the layer's attention from it again"});
+    }
     return spec;
   });
   add({kAttentionOutput}, column_shard);
