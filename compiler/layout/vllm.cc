@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
 #include "compiler/layout/layout.h"
 #include "compiler/layout/role_table.h"
+#include "compiler/layout/serving.h"
 #include "compiler/layout/shard.h"
 #include "compiler/layout/sizes.h"
 #include "compiler/layout/stages.h"
@@ -22,9 +22,6 @@ namespace refit {
 namespace {
 
 using enum ParamRole;
-
-// Vocabulary rows are padded to a multiple of this.
-constexpr int64_t kVocabularyPadding = 64;
 
 struct VllmSizes {
   int64_t tensor;
@@ -36,19 +33,6 @@ struct VllmSizes {
   // Ranks that share the experts of a layer.
   int64_t expert_ranks() const { return data * tensor; }
 };
-
-// "a.b.q_proj.weight" with the module's own name replaced.
-std::string RenameModule(std::string_view name, std::string_view module) {
-  const size_t leaf = name.rfind('.');
-  const size_t begin = name.rfind('.', leaf - 1) + 1;
-  return absl::StrFormat("%s%s%s", name.substr(0, begin), module,
-                         name.substr(leaf));
-}
-
-// "a.experts.{1}.w1.weight": "a.experts.".
-std::string_view ExpertsPrefix(std::string_view name) {
-  return name.substr(0, name.find("{1}"));
-}
 
 // The models of which vLLM builds embedding, final norm and head on every
 // pipeline stage, whether the stage reads them or not.
@@ -87,8 +71,6 @@ class VllmLayout {
   SideLayout LayOut();
 
  private:
-  using MakeSpec = absl::FunctionRef<TensorSpec(const LayerGroup&)>;
-
   // Reports sizes that do not fit; true when all do.
   bool CheckSizes();
 
@@ -99,20 +81,9 @@ class VllmLayout {
   std::vector<BufferId> Experts(Range layers, int64_t expert_rank);
   std::vector<BufferId> NormAndHead(int64_t stage, int64_t tensor);
 
-  // One stack per group of layers that have `roles`.
-  void AddLayers(Range layers, std::initializer_list<ParamRole> roles,
-                 const std::optional<ExpertSlice>& experts, MakeSpec make,
-                 std::vector<BufferId>& out);
-
   // Adds a tensor outside the layers: whole where a stage reads it, a declared
   // skip where it holds a copy it never reads, else nothing.
   void AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out);
-
-  int64_t PaddedVocabulary(ParamId id) const;
-  Buffer Vocabulary(ParamId id, int64_t tensor) const;
-  TensorSpec Qkv(const LayerGroup& group, int64_t tensor) const;
-  TensorSpec GateAndUp(const LayerGroup& group, std::string name, int64_t count,
-                       int64_t index) const;
 
   const LayoutContext& context_;
   const VllmSizes sizes_;
@@ -132,7 +103,7 @@ bool VllmLayout::CheckSizes() {
   checks.Columns(tensor, kMlpDown, "intermediate features of the MLP");
   for (const ParamRole role : {kEmbedding, kOutputHead}) {
     for (const ParamId id : table_.Params(role)) {
-      checks.Divides(tensor, PaddedVocabulary(id),
+      checks.Divides(tensor, ServingVocabularyRows(table_.param(id)),
                      "vocabulary rows (padded to a multiple of 64)");
     }
   }
@@ -167,68 +138,6 @@ bool VllmLayout::CheckSizes() {
   return checks.ok();
 }
 
-int64_t VllmLayout::PaddedVocabulary(ParamId id) const {
-  const int64_t vocab = table_.param(id).shape[0];
-  return (vocab + kVocabularyPadding - 1) / kVocabularyPadding *
-         kVocabularyPadding;
-}
-
-Buffer VllmLayout::Vocabulary(ParamId id, int64_t tensor) const {
-  return VocabularyTensor(context_, table_.param(id).name, id,
-                          {.padded_rows = PaddedVocabulary(id),
-                           .count = sizes_.tensor,
-                           .index = tensor});
-}
-
-// [query heads; key heads; value heads]. With more ranks than key-value heads,
-// consecutive ranks hold the same one.
-TensorSpec VllmLayout::Qkv(const LayerGroup& group, int64_t tensor) const {
-  const Architecture& architecture = context_.model.architecture;
-  const int64_t head = architecture.head_dim;
-  const Range query = EvenShare(architecture.heads, sizes_.tensor, tensor);
-  Range kv;
-  if (sizes_.tensor >= architecture.kv_heads) {
-    const int64_t ranks_per_head = sizes_.tensor / architecture.kv_heads;
-    kv = {tensor / ranks_per_head, tensor / ranks_per_head + 1};
-  } else {
-    kv = EvenShare(architecture.kv_heads, sizes_.tensor, tensor);
-  }
-
-  TensorSpec spec;
-  spec.name = RenameModule(group.params[0]->name, "qkv_proj");
-  spec.shape = group.params[0]->shape;
-  spec.shape[0] = 0;
-  for (const auto& [param, heads] :
-       {std::pair(group.params[0], query), std::pair(group.params[1], kv),
-        std::pair(group.params[2], kv)}) {
-    const Range rows = {heads.begin * head, heads.end * head};
-    spec.parts.push_back(RowsPart(*param, rows, spec.shape[0]));
-    spec.shape[0] += rows.size();
-  }
-  return spec;
-}
-
-TensorSpec VllmLayout::GateAndUp(const LayerGroup& group, std::string name,
-                                 int64_t count, int64_t index) const {
-  const Range gate = EvenShare(group.params[0]->shape[0], count, index);
-  const Range up = EvenShare(group.params[1]->shape[0], count, index);
-  return {.name = std::move(name),
-          .shape = {gate.size() + up.size(), group.params[0]->shape[1]},
-          .parts = {RowsPart(*group.params[0], gate, 0),
-                    RowsPart(*group.params[1], up, gate.size())}};
-}
-
-void VllmLayout::AddLayers(Range layers, std::initializer_list<ParamRole> roles,
-                           const std::optional<ExpertSlice>& experts,
-                           MakeSpec make, std::vector<BufferId>& out) {
-  for (const LayerGroup& group : table_.Group(roles, layers)) {
-    out.push_back(context_.buffers.Intern(
-        LayerStack(table_, make(group), group.layers,
-                   {.dtype = BufferDType(context_.side, *group.params[0]),
-                    .experts = experts})));
-  }
-}
-
 void VllmLayout::AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out) {
   if (!read) {
     if (!BuildsEndsOnEveryStage(context_.model.architecture.family)) return;
@@ -246,28 +155,24 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
       stage == 0 ||
       (context_.model.architecture.tied && stage == sizes_.pipeline - 1);
   for (const ParamId id : table_.Params(kEmbedding)) {
-    AddEnd(reads_embedding, Vocabulary(id, tensor), out);
+    AddEnd(reads_embedding,
+           ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
   }
 
-  const auto add = [&](std::initializer_list<ParamRole> roles, MakeSpec make) {
-    AddLayers(layers, roles, std::nullopt, make, out);
+  const EvenPart part = {sizes_.tensor, tensor};
+  const auto& replicated = Replicated;
+  const auto column_shard = [&](const LayerGroup& group) {
+    return ColumnShard(group, group.params[0]->name, part);
   };
-  const auto replicated = [](const LayerGroup& group) -> TensorSpec {
-    return {.name = group.params[0]->name,
-            .shape = group.params[0]->shape,
-            .parts = {WholePart(*group.params[0])}};
+  const auto qkv = [&](const LayerGroup& group) {
+    return FusedHeads(group, context_.model.architecture, part);
   };
-  const auto column_shard = [&](const LayerGroup& group) -> TensorSpec {
-    const Param& param = *group.params[0];
-    const Range columns = EvenShare(param.shape[1], sizes_.tensor, tensor);
-    return {.name = param.name,
-            .shape = {param.shape[0], columns.size()},
-            .parts = {ColumnsPart(param, columns)}};
-  };
-  const auto qkv = [&](const LayerGroup& group) { return Qkv(group, tensor); };
   const auto gate_and_up = [&](const LayerGroup& group) {
     return GateAndUp(group, RenameModule(group.params[0]->name, "gate_up_proj"),
-                     sizes_.tensor, tensor);
+                     part);
+  };
+  const auto add = [&](std::initializer_list<ParamRole> roles, auto make) {
+    AddLayerStacks(context_, table_, layers, roles, std::nullopt, make, out);
   };
 
   add({kQuery, kKey, kValue}, qkv);
@@ -293,28 +198,24 @@ std::vector<BufferId> VllmLayout::Experts(Range layers, int64_t expert_rank) {
                      ? LinearShare(experts, ranks, expert_rank)
                      : Range{0, experts},
       .in_name = false};
-  const int64_t count = sizes_.expert_parallel ? 1 : ranks;
-  const int64_t index = sizes_.expert_parallel ? 0 : expert_rank;
+  const EvenPart part =
+      sizes_.expert_parallel ? EvenPart{} : EvenPart{ranks, expert_rank};
   const auto name = [&](const LayerGroup& group, std::string_view weight) {
     return absl::StrFormat("%s%s%s", ExpertsPrefix(group.params[0]->name),
                            routed_experts_ ? "routed_experts." : "", weight);
   };
 
   std::vector<BufferId> out;
-  AddLayers(
-      layers, {kExpertGate, kExpertUp}, slice,
+  AddLayerStacks(
+      context_, table_, layers, {kExpertGate, kExpertUp}, slice,
       [&](const LayerGroup& group) {
-        return GateAndUp(group, name(group, "w13_weight"), count, index);
+        return GateAndUp(group, name(group, "w13_weight"), part);
       },
       out);
-  AddLayers(
-      layers, {kExpertDown}, slice,
-      [&](const LayerGroup& group) -> TensorSpec {
-        const Param& down = *group.params[0];
-        const Range columns = EvenShare(down.shape[1], count, index);
-        return {.name = name(group, "w2_weight"),
-                .shape = {down.shape[0], columns.size()},
-                .parts = {ColumnsPart(down, columns)}};
+  AddLayerStacks(
+      context_, table_, layers, {kExpertDown}, slice,
+      [&](const LayerGroup& group) {
+        return ColumnShard(group, name(group, "w2_weight"), part);
       },
       out);
   return out;
@@ -329,7 +230,7 @@ std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {
   // Tied: the head is the embedding's own tensor and has no name.
   if (context_.model.architecture.tied) return out;
   for (const ParamId id : table_.Params(kOutputHead)) {
-    AddEnd(last, Vocabulary(id, tensor), out);
+    AddEnd(last, ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
   }
   return out;
 }
