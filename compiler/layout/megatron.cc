@@ -9,7 +9,9 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
+#include "compiler/layout/fused_experts.h"
 #include "compiler/layout/layout.h"
+#include "compiler/layout/mixers.h"
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/shard.h"
 #include "compiler/layout/sizes.h"
@@ -50,31 +52,55 @@ struct Chunk {
   bool last = false;
 };
 
-// The fused QKV rows of query group g are [its query heads; its key head; its
-// value head]. Tensor parallelism cuts the rows evenly, if need be through a
-// group.
+// Rows of a param that stand together in a query group.
+struct QkvBlock {
+  const Param* param;
+  int64_t row;
+  int64_t size;
+};
+
+// Query group g: [its query heads; their output gates, if there are any; its
+// key head; its value head].
+std::vector<QkvBlock> QueryGroup(const LayerGroup& group,
+                                 const Architecture& architecture, int64_t g) {
+  const int64_t head = architecture.head_dim;
+  const int64_t heads = architecture.heads / architecture.kv_heads;
+  const Param* const query = group.params[0];
+  std::vector<QkvBlock> blocks;
+  if (architecture.output_gate) {
+    for (const int64_t half : {0, 1}) {
+      for (int64_t i = g * heads; i < (g + 1) * heads; ++i) {
+        blocks.push_back({query, (2 * i + half) * head, head});
+      }
+    }
+  } else {
+    blocks.push_back({query, g * heads * head, heads * head});
+  }
+  blocks.push_back({group.params[1], g * head, head});
+  blocks.push_back({group.params[2], g * head, head});
+  return blocks;
+}
+
+int64_t FusedQkvRows(const Architecture& architecture) {
+  return architecture.heads * architecture.query_head_rows() +
+         2 * architecture.kv_heads * architecture.head_dim;
+}
+
+// One query group after the other. Tensor parallelism cuts the rows evenly, if
+// need be through a group.
 TensorSpec FusedQkv(const LayerGroup& group, const Architecture& architecture,
                     Range rows) {
-  const int64_t head = architecture.head_dim;
-  const int64_t query_rows = architecture.heads / architecture.kv_heads * head;
-  const int64_t group_rows = query_rows + 2 * head;
-
+  const int64_t group_rows = FusedQkvRows(architecture) / architecture.kv_heads;
   TensorSpec spec;
   spec.shape = group.params[0]->shape;
   spec.shape[0] = rows.size();
   for (int64_t g = rows.begin / group_rows; g * group_rows < rows.end; ++g) {
-    struct Block {
-      const Param* param;
-      int64_t size;
-    };
     int64_t fused_row = g * group_rows;
-    for (const Block& block :
-         {Block{group.params[0], query_rows}, Block{group.params[1], head},
-          Block{group.params[2], head}}) {
+    for (const QkvBlock& block : QueryGroup(group, architecture, g)) {
       const int64_t begin = std::max(rows.begin, fused_row);
       const int64_t end = std::min(rows.end, fused_row + block.size);
       if (begin < end) {
-        const int64_t param_row = g * block.size + begin - fused_row;
+        const int64_t param_row = block.row + begin - fused_row;
         spec.parts.push_back(RowsPart(*block.param,
                                       {param_row, param_row + end - begin},
                                       begin - rows.begin));
@@ -110,6 +136,12 @@ TensorSpec Replicated(const LayerGroup& group) {
           .parts = {WholePart(*group.params[0])}};
 }
 
+TensorSpec ReplicatedSecond(const LayerGroup& group) {
+  return {.name = {},
+          .shape = group.params[1]->shape,
+          .parts = {WholePart(*group.params[1])}};
+}
+
 class MegatronLayout {
  public:
   explicit MegatronLayout(const LayoutContext& context)
@@ -128,8 +160,11 @@ class MegatronLayout {
   // The buffers of a chunk in three runs, in module order: what comes before
   // the experts, the experts, what comes after.
   std::vector<BufferId> EmbeddingAndLayers(const Chunk& chunk, int64_t tensor);
+  void AddMixers(const Chunk& chunk, EvenPart part, std::vector<BufferId>& out);
   std::vector<BufferId> Experts(const Chunk& chunk, int64_t expert,
                                 int64_t expert_tensor);
+  void AddFusedExperts(const Chunk& chunk, Range experts, EvenPart part,
+                       std::vector<BufferId>& out);
   std::vector<BufferId> NormAndHead(const Chunk& chunk, int64_t tensor);
 
   // One stack per group of layers that have `roles`.
@@ -167,15 +202,19 @@ bool MegatronLayout::CheckSizes() {
   }
   checks.Heads();
   if (!table_.Params(kQuery).empty() && checks.ok()) {
-    checks.Divides(tensor,
-                   (architecture.heads + 2 * architecture.kv_heads) *
-                       architecture.head_dim,
+    checks.Divides(tensor, FusedQkvRows(architecture),
                    "rows of the fused query, key and value");
   }
   for (const ParamRole role : {kMlpGate, kMlpUp}) {
     checks.Rows(tensor, role, "intermediate features of the MLP");
   }
   checks.Columns(tensor, kMlpDown, "intermediate features of the MLP");
+  for (const ParamRole role : {kSharedExpertGate, kSharedExpertUp}) {
+    checks.Rows(tensor, role, "intermediate features of the shared experts");
+  }
+  checks.Columns(tensor, kSharedExpertDown,
+                 "intermediate features of the shared experts");
+  CheckMixerSizes(checks, architecture, tensor, MambaGroups::kCut);
 
   checks.HasExperts(sizes_.expert > 1, expert.place, "expert_parallel");
   checks.Divides(expert, architecture.experts, "experts");
@@ -183,6 +222,8 @@ bool MegatronLayout::CheckSizes() {
     checks.Rows(expert_tensor, role, "intermediate features of an expert");
   }
   checks.Columns(expert_tensor, kExpertDown,
+                 "intermediate features of an expert");
+  checks.Columns(expert_tensor, kFusedExpertDown,
                  "intermediate features of an expert");
   SizeChecks::Divisor expert_ranks = expert;
   if (sizes_.expert_tensor > 1) {
@@ -244,28 +285,116 @@ std::vector<BufferId> MegatronLayout::EmbeddingAndLayers(const Chunk& chunk,
     return GateAndUp(group, sizes_.tensor, tensor);
   };
   const Architecture& architecture = context_.model.architecture;
-  const Range qkv_rows = EvenShare(
-      (architecture.heads + 2 * architecture.kv_heads) * architecture.head_dim,
-      sizes_.tensor, tensor);
+  const Range qkv_rows =
+      EvenShare(FusedQkvRows(architecture), sizes_.tensor, tensor);
   const auto fused_qkv = [&](const LayerGroup& group) {
     return FusedQkv(group, architecture, qkv_rows);
+  };
+  const EvenPart part = {sizes_.tensor, tensor};
+  const auto row_part = [&](const LayerGroup& group) {
+    return RowPart(*group.params[0], part);
+  };
+  // Without gates, fc1 is up alone.
+  const auto add_fc1 = [&](std::string_view name, ParamRole gate,
+                           ParamRole up) {
+    if (table_.Params(gate).empty()) {
+      add(name, {up}, row_part);
+    } else {
+      add(name, {gate, up}, gate_and_up);
+    }
   };
 
   add("self_attention.linear_proj.weight", {kAttentionOutput}, column_shard);
   add("self_attention.linear_proj.bias", {kAttentionOutputBias}, Replicated);
-  add("self_attention.linear_qkv.layer_norm_weight", {kAttentionNorm},
-      Replicated);
+  // In front of a gated delta net, the norm is part of its projection.
+  add("self_attention.linear_qkv.layer_norm_weight", {kQuery, kAttentionNorm},
+      ReplicatedSecond);
   add("self_attention.linear_qkv.weight", {kQuery, kKey, kValue}, fused_qkv);
   add("self_attention.linear_qkv.bias", {kQueryBias, kKeyBias, kValueBias},
       fused_qkv);
   add("self_attention.q_layernorm.weight", {kQueryNorm}, Replicated);
   add("self_attention.k_layernorm.weight", {kKeyNorm}, Replicated);
+  add("self_attention.core_attention.softmax_offset", {kAttentionSinks},
+      row_part);
   add("mlp.linear_fc1.layer_norm_weight", {kMlpNorm}, Replicated);
-  add("mlp.linear_fc1.weight", {kMlpGate, kMlpUp}, gate_and_up);
+  add_fc1("mlp.linear_fc1.weight", kMlpGate, kMlpUp);
   add("mlp.linear_fc2.weight", {kMlpDown}, column_shard);
   add("pre_mlp_layernorm.weight", {kMoeNorm}, Replicated);
   add("mlp.router.weight", {kRouter}, Replicated);
+  add("mlp.router.bias", {kRouterBias}, Replicated);
+  add("mlp.router.expert_bias", {kRouterCorrection}, Replicated);
+  add("mlp.fc1_latent_proj.weight", {kLatentDown}, Replicated);
+  add("mlp.fc2_latent_proj.weight", {kLatentUp}, Replicated);
+  add_fc1("mlp.shared_experts.linear_fc1.weight", kSharedExpertGate,
+          kSharedExpertUp);
+  add("mlp.shared_experts.linear_fc2.weight", {kSharedExpertDown},
+      column_shard);
+  add("mlp.shared_experts.gate_weight", {kSharedExpertRouter}, Replicated);
+  AddMixers(chunk, part, out);
   return out;
+}
+
+// What stands in attention's place: Mamba-2 mixers and gated delta nets.
+void MegatronLayout::AddMixers(const Chunk& chunk, EvenPart part,
+                               std::vector<BufferId>& out) {
+  const Architecture& architecture = context_.model.architecture;
+  const auto add = [&](std::string_view name,
+                       std::initializer_list<ParamRole> roles, MakeSpec make) {
+    AddLayers(chunk, name, roles, std::nullopt, make, out);
+  };
+  const auto row_part = [&](const LayerGroup& group) {
+    return RowPart(*group.params[0], part);
+  };
+  const auto row_part_in_fp32 = [&](const LayerGroup& group) {
+    TensorSpec spec = row_part(group);
+    spec.own_dtype = DType::kFp32;
+    return spec;
+  };
+  const auto column_shard = [&](const LayerGroup& group) {
+    return ColumnShard(group, part.count, part.index);
+  };
+  if (architecture.mamba.has_value()) {
+    const auto in_rows = [&](const LayerGroup& group) {
+      return MambaInRows(*group.params[0], *architecture.mamba, part);
+    };
+    const auto conv_rows = [&](const LayerGroup& group) {
+      return MambaConvRows(*group.params[0], *architecture.mamba, part);
+    };
+    add("mixer.dt_bias", {kMambaDtBias}, row_part);
+    add("mixer.A_log", {kMambaALog}, row_part_in_fp32);
+    add("mixer.D", {kMambaD}, row_part_in_fp32);
+    add("mixer.in_proj.layer_norm_weight", {kMambaNorm}, Replicated);
+    add("mixer.in_proj.weight", {kMambaIn}, in_rows);
+    add("mixer.in_proj.bias", {kMambaInBias}, in_rows);
+    add("mixer.conv1d_weight", {kMambaConv}, conv_rows);
+    add("mixer.conv1d_bias", {kMambaConvBias}, conv_rows);
+    add("mixer.norm.weight", {kMambaGatedNorm}, row_part);
+    add("mixer.out_proj.weight", {kMambaOut}, column_shard);
+    add("mixer.out_proj.bias", {kMambaOutBias}, Replicated);
+  }
+  if (architecture.delta.has_value()) {
+    add("self_attention.in_proj.layer_norm_weight",
+        {kDeltaQkvz, kAttentionNorm}, ReplicatedSecond);
+    add("self_attention.in_proj.weight", {kDeltaQkvz, kDeltaBa},
+        [&](const LayerGroup& group) {
+          return DeltaInRows(group, *architecture.delta, part);
+        });
+    add("self_attention.conv1d.weight", {kDeltaConv},
+        [&](const LayerGroup& group) {
+          return DeltaConvRows(*group.params[0], *architecture.delta, part);
+        });
+    add("self_attention.dt_bias", {kDeltaDtBias}, row_part);
+    add("self_attention.A_log", {kDeltaALog}, row_part);
+    // All norms add 1 to their weights; the checkpoint's adds it to all but
+    // this one's.
+    add("self_attention.out_norm.weight", {kDeltaGatedNorm},
+        [](const LayerGroup& group) {
+          TensorSpec spec = Replicated(group);
+          spec.form = ValueForm::kMinusOne;
+          return spec;
+        });
+    add("self_attention.out_proj.weight", {kDeltaOut}, column_shard);
+  }
 }
 
 std::vector<BufferId> MegatronLayout::Experts(const Chunk& chunk,
@@ -276,31 +405,75 @@ std::vector<BufferId> MegatronLayout::Experts(const Chunk& chunk,
       .experts =
           EvenShare(context_.model.architecture.experts, sizes_.expert, expert),
       .in_name = true};
-  AddLayers(
-      chunk, "mlp.experts.linear_fc1.weight{1}", {kExpertGate, kExpertUp},
-      slice,
-      [&](const LayerGroup& group) {
-        return GateAndUp(group, sizes_.expert_tensor, expert_tensor);
-      },
-      out);
+  const EvenPart part = {sizes_.expert_tensor, expert_tensor};
+  if (table_.Params(kExpertGate).empty()) {
+    AddLayers(
+        chunk, "mlp.experts.linear_fc1.weight{1}", {kExpertUp}, slice,
+        [&](const LayerGroup& group) {
+          return RowPart(*group.params[0], part);
+        },
+        out);
+  } else {
+    AddLayers(
+        chunk, "mlp.experts.linear_fc1.weight{1}", {kExpertGate, kExpertUp},
+        slice,
+        [&](const LayerGroup& group) {
+          return GateAndUp(group, sizes_.expert_tensor, expert_tensor);
+        },
+        out);
+  }
   AddLayers(
       chunk, "mlp.experts.linear_fc2.weight{1}", {kExpertDown}, slice,
       [&](const LayerGroup& group) {
         return ColumnShard(group, sizes_.expert_tensor, expert_tensor);
       },
       out);
+  AddFusedExperts(chunk, slice.experts, part, out);
   return out;
+}
+
+void MegatronLayout::AddFusedExperts(const Chunk& chunk, Range experts,
+                                     EvenPart part,
+                                     std::vector<BufferId>& out) {
+  const auto add = [&](std::string_view name, ParamRole role,
+                       absl::FunctionRef<TensorSpec(const Param&)> make) {
+    for (const LayerGroup& group : table_.Group({&role, 1}, chunk.layers)) {
+      const Param& param = *group.params[0];
+      TensorSpec spec = make(param);
+      spec.name = absl::StrFormat("%sdecoder.layers.{0}.mlp.experts.%s{1}",
+                                  chunk.prefix, name);
+      out.push_back(context_.buffers.Intern(
+          LayerStack(table_, std::move(spec), group.layers,
+                     {.dtype = BufferDType(context_.side, param),
+                      .first_layer = chunk.layers.begin,
+                      .experts = std::nullopt,
+                      .fused_experts = experts.size()})));
+    }
+  };
+  add("linear_fc1.weight", kFusedExpertGateUp, [&](const Param& param) {
+    return GateUpOfExperts(param, experts, part);
+  });
+  add("linear_fc1.bias", kFusedExpertGateUpBias, [&](const Param& param) {
+    return GateUpBiasOfExperts(param, experts, part);
+  });
+  add("linear_fc2.weight", kFusedExpertDown,
+      [&](const Param& param) { return DownOfExperts(param, experts, part); });
+  add("linear_fc2.bias", kFusedExpertDownBias,
+      [&](const Param& param) { return DownBiasOfExperts(param, experts); });
 }
 
 std::vector<BufferId> MegatronLayout::NormAndHead(const Chunk& chunk,
                                                   int64_t tensor) {
   std::vector<BufferId> out;
   if (!chunk.last) return out;
+  // The block of a model with Mamba mixers is another class.
+  const std::string_view final_norm =
+      context_.model.architecture.mamba.has_value() ? "final_norm"
+                                                    : "final_layernorm";
   for (const ParamId id : table_.Params(kFinalNorm)) {
     out.push_back(context_.buffers.Intern(WholeTensor(
         context_,
-        absl::StrFormat("%sdecoder.final_layernorm.weight", chunk.prefix),
-        id)));
+        absl::StrFormat("%sdecoder.%s.weight", chunk.prefix, final_norm), id)));
   }
   const std::string_view head = "output_layer.weight";
   if (!context_.model.architecture.tied) {

@@ -142,8 +142,25 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
       buffer.shape.push_back(experts);
     }
   }
+  if (options.fused_experts.has_value()) {
+    strides.layer *= *options.fused_experts;
+    buffer.index.push_back(Consecutive(0, *options.fused_experts));
+  }
   buffer.shape.insert(buffer.shape.end(), spec.shape.begin(), spec.shape.end());
+  buffer.form = spec.form;
+  if (spec.own_dtype.has_value()) {
+    buffer.dtype = *spec.own_dtype;
+    buffer.own_dtype = true;
+  }
 
+  if (spec.zeros) {
+    const Dims shape = buffer.VirtualShape();
+    buffer.regions.push_back({.kind = fb::RegionKind::kFill,
+                              .offset = 0,
+                              .extent = shape,
+                              .stride = RowMajorStrides(shape),
+                              .detail = {}});
+  }
   for (const Part& part : spec.parts) {
     if (part.box.Empty()) continue;
     for (const IndexRun& run : LayerRuns(table, part.role, layers)) {
@@ -161,6 +178,8 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
 }
 
 DType BufferDType(const SideSpec& side, const Param& param) {
+  // Routing compares scores that are close to each other.
+  if (param.role == ParamRole::kRouterCorrection) return DType::kFp32;
   return side.dtype.given ? side.dtype.value : param.dtype;
 }
 

@@ -9,8 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
+#include "compiler/layout/fused_experts.h"
 #include "compiler/layout/layout.h"
+#include "compiler/layout/mixers.h"
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/serving.h"
 #include "compiler/layout/shard.h"
@@ -34,10 +37,29 @@ struct VllmSizes {
   int64_t expert_ranks() const { return data * tensor; }
 };
 
+// The tensor's name in vLLM's modules: the checkpoint's, but for families whose
+// modules are named otherwise.
+std::string VllmName(std::string_view family, std::string name) {
+  const auto replace = [&](std::string_view from, std::string_view to) {
+    const size_t at = name.find(from);
+    if (at != std::string::npos) name.replace(at, from.size(), to);
+  };
+  if (family == "nemotron_h") {
+    replace("backbone.", "model.");
+    replace(".embeddings.", ".embed_tokens.");
+    replace(".A_log", ".A");
+  } else if (family == "gpt_oss") {
+    replace(".self_attn.", ".attn.");
+    replace(".embed_tokens.", ".embedding.");
+  }
+  return name;
+}
+
 // The models of which vLLM builds embedding, final norm and head on every
 // pipeline stage, whether the stage reads them or not.
 bool BuildsEndsOnEveryStage(std::string_view family) {
-  return family == "qwen3_moe" || family == "mixtral" || family == "nemotron_h";
+  return family == "qwen3_moe" || family == "mixtral" ||
+         family == "nemotron_h" || family == "gpt_oss";
 }
 
 // Whether experts are named "experts.routed_experts.", as from 0.25 on.
@@ -81,6 +103,22 @@ class VllmLayout {
   std::vector<BufferId> Experts(Range layers, int64_t expert_rank);
   std::vector<BufferId> NormAndHead(int64_t stage, int64_t tensor);
 
+  // What stands in attention's place: Mamba-2 mixers and gated delta nets.
+  void AddMixers(Range layers, EvenPart part, std::vector<BufferId>& out);
+  void AddFusedExperts(Range layers, Range experts, EvenPart part,
+                       std::vector<BufferId>& out);
+
+  // One stack of buffers per group of layers that have `roles`.
+  void AddStacks(Range layers, std::initializer_list<ParamRole> roles,
+                 const std::optional<ExpertSlice>& experts,
+                 absl::FunctionRef<TensorSpec(const LayerGroup&)> make,
+                 std::vector<BufferId>& out);
+
+  EvenPart SharedExpertPart(int64_t tensor) const;
+
+  // The name of the experts' stacked tensor `weight`.
+  std::string ExpertsName(const Param& param, std::string_view weight) const;
+
   // Adds a tensor outside the layers: whole where a stage reads it, a declared
   // skip where it holds a copy it never reads, else nothing.
   void AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out);
@@ -101,6 +139,15 @@ bool VllmLayout::CheckSizes() {
     checks.Rows(tensor, role, "intermediate features of the MLP");
   }
   checks.Columns(tensor, kMlpDown, "intermediate features of the MLP");
+  if (SharedExpertPart(0).count > 1) {
+    for (const ParamRole role : {kSharedExpertGate, kSharedExpertUp}) {
+      checks.Rows(tensor, role, "intermediate features of the shared experts");
+    }
+    checks.Columns(tensor, kSharedExpertDown,
+                   "intermediate features of the shared experts");
+  }
+  CheckMixerSizes(checks, context_.model.architecture, tensor,
+                  MambaGroups::kCutOrWhole);
   for (const ParamRole role : {kEmbedding, kOutputHead}) {
     for (const ParamId id : table_.Params(role)) {
       checks.Divides(tensor, ServingVocabularyRows(table_.param(id)),
@@ -122,6 +169,8 @@ bool VllmLayout::CheckSizes() {
     }
     checks.Columns(expert_tensor, kExpertDown,
                    "intermediate features of an expert");
+    checks.Columns(expert_tensor, kFusedExpertDown,
+                   "intermediate features of an expert");
   }
 
   if (side.version.given) {
@@ -138,7 +187,32 @@ bool VllmLayout::CheckSizes() {
   return checks.ok();
 }
 
+EvenPart VllmLayout::SharedExpertPart(int64_t tensor) const {
+  // Tokens are then spread over the ranks before the experts see them.
+  const bool sequence_parallel =
+      sizes_.expert_parallel && sizes_.tensor > 1 && sizes_.data > 1;
+  return sequence_parallel ? EvenPart{} : EvenPart{sizes_.tensor, tensor};
+}
+
+void VllmLayout::AddStacks(
+    Range layers, std::initializer_list<ParamRole> roles,
+    const std::optional<ExpertSlice>& experts,
+    absl::FunctionRef<TensorSpec(const LayerGroup&)> make,
+    std::vector<BufferId>& out) {
+  AddLayerStacks(
+      context_, table_, layers, roles, experts,
+      [&](const LayerGroup& group) {
+        TensorSpec spec = make(group);
+        spec.name =
+            VllmName(context_.model.architecture.family, std::move(spec.name));
+        return spec;
+      },
+      out);
+}
+
 void VllmLayout::AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out) {
+  buffer.name =
+      VllmName(context_.model.architecture.family, std::move(buffer.name));
   if (!read) {
     if (!BuildsEndsOnEveryStage(context_.model.architecture.family)) return;
     buffer = SkippedCopy(std::move(buffer), SkipReason::kUnread,
@@ -171,8 +245,22 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
     return GateAndUp(group, RenameModule(group.params[0]->name, "gate_up_proj"),
                      part);
   };
+  const auto row_part = [&](const LayerGroup& group) {
+    return RowPart(*group.params[0], part);
+  };
+  const EvenPart shared = SharedExpertPart(tensor);
+  const auto shared_gate_and_up = [&](const LayerGroup& group) {
+    return GateAndUp(group, RenameModule(group.params[0]->name, "gate_up_proj"),
+                     shared);
+  };
+  const auto shared_row_part = [&](const LayerGroup& group) {
+    return RowPart(*group.params[0], shared);
+  };
+  const auto shared_column_shard = [&](const LayerGroup& group) {
+    return ColumnShard(group, group.params[0]->name, shared);
+  };
   const auto add = [&](std::initializer_list<ParamRole> roles, auto make) {
-    AddLayerStacks(context_, table_, layers, roles, std::nullopt, make, out);
+    AddStacks(layers, roles, std::nullopt, make, out);
   };
 
   add({kQuery, kKey, kValue}, qkv);
@@ -181,13 +269,94 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   add({kAttentionOutputBias}, replicated);
   add({kQueryNorm}, replicated);
   add({kKeyNorm}, replicated);
-  add({kMlpGate, kMlpUp}, gate_and_up);
+  add({kAttentionSinks}, row_part);
+  AddMixers(layers, part, out);
+  if (table_.Params(kMlpGate).empty()) {
+    add({kMlpUp}, row_part);
+  } else {
+    add({kMlpGate, kMlpUp}, gate_and_up);
+  }
   add({kMlpDown}, column_shard);
   add({kAttentionNorm}, replicated);
   add({kMlpNorm}, replicated);
   add({kMoeNorm}, replicated);
   add({kRouter}, replicated);
+  add({kRouterBias}, replicated);
+  add({kRouterCorrection}, replicated);
+  if (table_.Params(kSharedExpertGate).empty()) {
+    add({kSharedExpertUp}, shared_row_part);
+  } else {
+    add({kSharedExpertGate, kSharedExpertUp}, shared_gate_and_up);
+  }
+  add({kSharedExpertDown}, shared_column_shard);
+  add({kSharedExpertRouter}, replicated);
+  add({kLatentDown}, replicated);
+  add({kLatentUp}, replicated);
   return out;
+}
+
+void VllmLayout::AddMixers(Range layers, EvenPart part,
+                           std::vector<BufferId>& out) {
+  const Architecture& architecture = context_.model.architecture;
+  const auto add = [&](std::initializer_list<ParamRole> roles, auto make) {
+    AddStacks(layers, roles, std::nullopt, make, out);
+  };
+  const auto& replicated = Replicated;
+  const auto row_part = [&](const LayerGroup& group) {
+    return RowPart(*group.params[0], part);
+  };
+  const auto row_part_in_fp32 = [&](const LayerGroup& group) {
+    TensorSpec spec = row_part(group);
+    spec.own_dtype = DType::kFp32;
+    return spec;
+  };
+  const auto column_shard = [&](const LayerGroup& group) {
+    return ColumnShard(group, group.params[0]->name, part);
+  };
+  if (architecture.mamba.has_value()) {
+    const auto in_rows = [&](const LayerGroup& group) {
+      return MambaInRows(*group.params[0], *architecture.mamba, part);
+    };
+    const auto conv_rows = [&](const LayerGroup& group) {
+      return MambaConvRows(*group.params[0], *architecture.mamba, part);
+    };
+    add({kMambaNorm}, replicated);
+    add({kMambaConv}, conv_rows);
+    add({kMambaConvBias}, conv_rows);
+    add({kMambaIn}, in_rows);
+    add({kMambaInBias}, in_rows);
+    add({kMambaALog}, [&](const LayerGroup& group) {
+      TensorSpec spec = row_part_in_fp32(group);
+      spec.form = ValueForm::kNegativeExp;
+      return spec;
+    });
+    add({kMambaD}, row_part);
+    add({kMambaDtBias}, row_part);
+    add({kMambaOut}, column_shard);
+    add({kMambaOutBias}, replicated);
+    add({kMambaGatedNorm}, row_part);
+  }
+  if (architecture.delta.has_value()) {
+    add({kDeltaConv}, [&](const LayerGroup& group) {
+      return DeltaConvRows(*group.params[0], *architecture.delta, part);
+    });
+    // Rows stand by key head, as in the checkpoint.
+    add({kDeltaQkvz}, row_part);
+    add({kDeltaBa}, row_part);
+    add({kDeltaDtBias}, row_part);
+    add({kDeltaALog}, row_part_in_fp32);
+    add({kDeltaGatedNorm}, replicated);
+    add({kDeltaOut}, column_shard);
+  }
+}
+
+std::string VllmLayout::ExpertsName(const Param& param,
+                                    std::string_view weight) const {
+  constexpr std::string_view kExperts = ".experts.";
+  const std::string_view name = param.name;
+  return absl::StrFormat("%s%s%s",
+                         name.substr(0, name.find(kExperts) + kExperts.size()),
+                         routed_experts_ ? "routed_experts." : "", weight);
 }
 
 std::vector<BufferId> VllmLayout::Experts(Range layers, int64_t expert_rank) {
@@ -201,24 +370,69 @@ std::vector<BufferId> VllmLayout::Experts(Range layers, int64_t expert_rank) {
   const EvenPart part =
       sizes_.expert_parallel ? EvenPart{} : EvenPart{ranks, expert_rank};
   const auto name = [&](const LayerGroup& group, std::string_view weight) {
-    return absl::StrFormat("%s%s%s", ExpertsPrefix(group.params[0]->name),
-                           routed_experts_ ? "routed_experts." : "", weight);
+    return ExpertsName(*group.params[0], weight);
   };
 
   std::vector<BufferId> out;
-  AddLayerStacks(
-      context_, table_, layers, {kExpertGate, kExpertUp}, slice,
-      [&](const LayerGroup& group) {
-        return GateAndUp(group, name(group, "w13_weight"), part);
-      },
-      out);
-  AddLayerStacks(
-      context_, table_, layers, {kExpertDown}, slice,
+  if (table_.Params(kExpertGate).empty()) {
+    AddStacks(
+        layers, {kExpertUp}, slice,
+        [&](const LayerGroup& group) {
+          TensorSpec spec = RowPart(*group.params[0], part);
+          spec.name = name(group, "w13_weight");
+          return spec;
+        },
+        out);
+  } else {
+    AddStacks(
+        layers, {kExpertGate, kExpertUp}, slice,
+        [&](const LayerGroup& group) {
+          return GateAndUp(group, name(group, "w13_weight"), part);
+        },
+        out);
+  }
+  AddStacks(
+      layers, {kExpertDown}, slice,
       [&](const LayerGroup& group) {
         return ColumnShard(group, name(group, "w2_weight"), part);
       },
       out);
+  AddFusedExperts(layers, slice.experts, part, out);
   return out;
+}
+
+void VllmLayout::AddFusedExperts(Range layers, Range experts, EvenPart part,
+                                 std::vector<BufferId>& out) {
+  const auto add = [&](ParamRole role, std::string_view weight, auto make) {
+    AddStacks(
+        layers, {role}, std::nullopt,
+        [&](const LayerGroup& group) {
+          const Param& param = *group.params[0];
+          return make(param, ExpertsName(param, weight));
+        },
+        out);
+  };
+  add(kFusedExpertGateUp, "w13_weight",
+      [&](const Param& param, std::string name) {
+        return StackedGateUp(param, std::move(name), experts, part);
+      });
+  add(kFusedExpertGateUpBias, "w13_bias",
+      [&](const Param& param, std::string name) {
+        return StackedGateUpBias(param, std::move(name), experts, part);
+      });
+  add(kFusedExpertDown, "w2_weight", [&](const Param& param, std::string name) {
+    return StackedDown(param, std::move(name), experts, part);
+  });
+  // Of ranks that share an expert, one adds the bias of its output.
+  add(kFusedExpertDownBias, "w2_bias",
+      [&](const Param& param, std::string name) {
+        TensorSpec spec = StackedDownBias(param, std::move(name), experts);
+        if (part.index > 0) {
+          spec.parts.clear();
+          spec.zeros = context_.which == fb::Side::kDestination;
+        }
+        return spec;
+      });
 }
 
 std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {

@@ -11,9 +11,10 @@ struct Family {
 };
 
 constexpr std::array kFamilies = {
-    Family{"llama", BuildLlama},        Family{"mixtral", BuildMixtral},
+    Family{"gpt_oss", BuildGptOss},     Family{"llama", BuildLlama},
+    Family{"mixtral", BuildMixtral},    Family{"nemotron_h", BuildNemotronH},
     Family{"qwen2", BuildQwen2},        Family{"qwen3", BuildQwen3},
-    Family{"qwen3_moe", BuildQwen3Moe},
+    Family{"qwen3_moe", BuildQwen3Moe}, Family{"qwen3_next", BuildQwen3Next},
 };
 
 }  // namespace

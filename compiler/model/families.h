@@ -25,11 +25,14 @@ FamilyFunction FindFamily(std::string_view model_type);
 std::vector<std::string_view> FamilyNames();
 
 // One per model_type.
+void BuildGptOss(ConfigReader& config, Model& model);
 void BuildLlama(ConfigReader& config, Model& model);
 void BuildMixtral(ConfigReader& config, Model& model);
+void BuildNemotronH(ConfigReader& config, Model& model);
 void BuildQwen2(ConfigReader& config, Model& model);
 void BuildQwen3(ConfigReader& config, Model& model);
 void BuildQwen3Moe(ConfigReader& config, Model& model);
+void BuildQwen3Next(ConfigReader& config, Model& model);
 
 }  // namespace refit
 
