@@ -78,6 +78,26 @@ TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part) {
                     RowsPart(*group.params[1], up, gate.size())}};
 }
 
+TensorSpec ConcatRows(const LayerGroup& group, std::string name) {
+  TensorSpec spec = {.name = std::move(name),
+                     .shape = {0, group.params[0]->shape[1]},
+                     .parts = {}};
+  for (const Param* param : group.params) {
+    const int64_t rows = param->shape[0];
+    spec.parts.push_back(RowsPart(*param, {0, rows}, spec.shape[0]));
+    spec.shape[0] += rows;
+  }
+  return spec;
+}
+
+TensorSpec RowShard(const LayerGroup& group, EvenPart part) {
+  const Param& param = *group.params[0];
+  const Range rows = EvenShare(param.shape[0], part.count, part.index);
+  return {.name = param.name,
+          .shape = {rows.size(), param.shape[1]},
+          .parts = {RowsPart(param, rows, 0)}};
+}
+
 TensorSpec ColumnShard(const LayerGroup& group, std::string name,
                        EvenPart part) {
   const Param& param = *group.params[0];
@@ -91,6 +111,12 @@ TensorSpec Replicated(const LayerGroup& group) {
   return {.name = group.params[0]->name,
           .shape = group.params[0]->shape,
           .parts = {WholePart(*group.params[0])}};
+}
+
+std::string DraftLayerName(std::string name) {
+  constexpr std::string_view kLayer = "model.layers.{0}.";
+  if (name.starts_with(kLayer)) name.insert(kLayer.size(), "mtp_block.");
+  return name;
 }
 
 void AddLayerStacks(const LayoutContext& context, const RoleTable& table,

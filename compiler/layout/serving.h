@@ -41,12 +41,22 @@ TensorSpec FusedHeads(const LayerGroup& group, const Architecture& architecture,
 // Of a group's gate and up: [gate rows; up rows].
 TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part);
 
+// A group's params, whole, their rows one after the other.
+TensorSpec ConcatRows(const LayerGroup& group, std::string name);
+
+// A part of the rows of a group's one param, under its own name.
+TensorSpec RowShard(const LayerGroup& group, EvenPart part);
+
 // A part of the columns of a group's one param.
 TensorSpec ColumnShard(const LayerGroup& group, std::string name,
                        EvenPart part);
 
 // A group's one param, whole and under its own name.
 TensorSpec Replicated(const LayerGroup& group);
+
+// "model.layers.{0}.x" as the draft model of multi-token prediction calls it,
+// "model.layers.{0}.mtp_block.x"; other names as they are.
+std::string DraftLayerName(std::string name);
 
 // Appends one stack of buffers per group of layers that have `roles`.
 void AddLayerStacks(const LayoutContext& context, const RoleTable& table,

@@ -86,6 +86,13 @@ Fragment MakeFragment(const Part& part, const IndexRun& layers,
   return fragment;
 }
 
+// The dtype that frameworks keep params of this role in whatever the side's is.
+std::optional<DType> OwnDType(ParamRole role) {
+  // Routing compares scores that are close to each other.
+  if (role == ParamRole::kRouterCorrection) return DType::kFp32;
+  return std::nullopt;
+}
+
 Buffer MakeBuffer(std::string name, Dims shape, DType dtype) {
   Buffer buffer;
   buffer.name = std::move(name);
@@ -148,10 +155,11 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
   }
   buffer.shape.insert(buffer.shape.end(), spec.shape.begin(), spec.shape.end());
   buffer.form = spec.form;
-  if (spec.own_dtype.has_value()) {
-    buffer.dtype = *spec.own_dtype;
-    buffer.own_dtype = true;
-  }
+  buffer.post_hooks = std::move(spec.post_hooks);
+  buffer.own_dtype =
+      spec.own_dtype.has_value() ||
+      (!spec.parts.empty() && OwnDType(spec.parts[0].role).has_value());
+  if (spec.own_dtype.has_value()) buffer.dtype = *spec.own_dtype;
 
   if (spec.zeros) {
     const Dims shape = buffer.VirtualShape();
@@ -178,8 +186,8 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
 }
 
 DType BufferDType(const SideSpec& side, const Param& param) {
-  // Routing compares scores that are close to each other.
-  if (param.role == ParamRole::kRouterCorrection) return DType::kFp32;
+  const std::optional<DType> own = OwnDType(param.role);
+  if (own.has_value()) return *own;
   return side.dtype.given ? side.dtype.value : param.dtype;
 }
 

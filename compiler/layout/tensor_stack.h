@@ -43,6 +43,7 @@ struct TensorSpec {
   ValueForm form = ValueForm::kPlain;
   // The dtype in which the framework keeps the tensor whatever the side's is.
   std::optional<DType> own_dtype = std::nullopt;
+  std::vector<PostHook> post_hooks = {};  // that each write of it asks for
 };
 
 // The experts of each layer that a rank holds.

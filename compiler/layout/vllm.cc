@@ -20,6 +20,7 @@
 #include "compiler/layout/sizes.h"
 #include "compiler/layout/stages.h"
 #include "compiler/layout/tensor_stack.h"
+#include "compiler/layout/vllm_mixers.h"
 
 namespace refit {
 namespace {
@@ -35,6 +36,10 @@ struct VllmSizes {
 
   // Ranks that share the experts of a layer.
   int64_t expert_ranks() const { return data * tensor; }
+  // Each rank runs a part of the tokens through all of the shared experts.
+  bool sequence_parallel_experts() const {
+    return expert_parallel && tensor > 1 && data > 1;
+  }
 };
 
 // The tensor's name in vLLM's modules: the checkpoint's, but for families whose
@@ -93,6 +98,8 @@ class VllmLayout {
   SideLayout LayOut();
 
  private:
+  using MakeSpec = absl::FunctionRef<TensorSpec(const LayerGroup&)>;
+
   // Reports sizes that do not fit; true when all do.
   bool CheckSizes();
 
@@ -100,21 +107,20 @@ class VllmLayout {
   // the experts, the experts, what comes after.
   std::vector<BufferId> EmbeddingAndLayers(int64_t stage, Range layers,
                                            int64_t tensor);
-  std::vector<BufferId> Experts(Range layers, int64_t expert_rank);
+  std::vector<BufferId> Experts(int64_t stage, Range layers,
+                                int64_t expert_rank);
   std::vector<BufferId> NormAndHead(int64_t stage, int64_t tensor);
 
-  // What stands in attention's place: Mamba-2 mixers and gated delta nets.
-  void AddMixers(Range layers, EvenPart part, std::vector<BufferId>& out);
-  void AddFusedExperts(Range layers, Range experts, EvenPart part,
-                       std::vector<BufferId>& out);
-
-  // One stack of buffers per group of layers that have `roles`.
-  void AddStacks(Range layers, std::initializer_list<ParamRole> roles,
-                 const std::optional<ExpertSlice>& experts,
-                 absl::FunctionRef<TensorSpec(const LayerGroup&)> make,
+  // One stack per group of the layers that have `roles`: of the stage's own
+  // layers, and on the last stage of the draft model's.
+  void AddLayers(int64_t stage, Range layers,
+                 std::initializer_list<ParamRole> roles,
+                 const std::optional<ExpertSlice>& experts, MakeSpec make,
                  std::vector<BufferId>& out);
 
-  EvenPart SharedExpertPart(int64_t tensor) const;
+  // Of experts that a checkpoint holds in one tensor a layer.
+  void AddFusedExperts(int64_t stage, Range layers, Range experts,
+                       EvenPart part, std::vector<BufferId>& out);
 
   // The name of the experts' stacked tensor `weight`.
   std::string ExpertsName(const Param& param, std::string_view weight) const;
@@ -139,7 +145,7 @@ bool VllmLayout::CheckSizes() {
     checks.Rows(tensor, role, "intermediate features of the MLP");
   }
   checks.Columns(tensor, kMlpDown, "intermediate features of the MLP");
-  if (SharedExpertPart(0).count > 1) {
+  if (!sizes_.sequence_parallel_experts()) {
     for (const ParamRole role : {kSharedExpertGate, kSharedExpertUp}) {
       checks.Rows(tensor, role, "intermediate features of the shared experts");
     }
@@ -187,24 +193,26 @@ bool VllmLayout::CheckSizes() {
   return checks.ok();
 }
 
-EvenPart VllmLayout::SharedExpertPart(int64_t tensor) const {
-  // Tokens are then spread over the ranks before the experts see them.
-  const bool sequence_parallel =
-      sizes_.expert_parallel && sizes_.tensor > 1 && sizes_.data > 1;
-  return sequence_parallel ? EvenPart{} : EvenPart{sizes_.tensor, tensor};
-}
-
-void VllmLayout::AddStacks(
-    Range layers, std::initializer_list<ParamRole> roles,
-    const std::optional<ExpertSlice>& experts,
-    absl::FunctionRef<TensorSpec(const LayerGroup&)> make,
-    std::vector<BufferId>& out) {
+void VllmLayout::AddLayers(int64_t stage, Range layers,
+                           std::initializer_list<ParamRole> roles,
+                           const std::optional<ExpertSlice>& experts,
+                           MakeSpec make, std::vector<BufferId>& out) {
+  const Architecture& architecture = context_.model.architecture;
   AddLayerStacks(
       context_, table_, layers, roles, experts,
       [&](const LayerGroup& group) {
         TensorSpec spec = make(group);
-        spec.name =
-            VllmName(context_.model.architecture.family, std::move(spec.name));
+        spec.name = VllmName(architecture.family, std::move(spec.name));
+        return spec;
+      },
+      out);
+  if (stage != sizes_.pipeline - 1) return;
+  AddLayerStacks(
+      context_, table_, {architecture.layers, architecture.all_layers()}, roles,
+      experts,
+      [&](const LayerGroup& group) {
+        TensorSpec spec = make(group);
+        spec.name = DraftLayerName(std::move(spec.name));
         return spec;
       },
       out);
@@ -225,9 +233,13 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
                                                      Range layers,
                                                      int64_t tensor) {
   std::vector<BufferId> out;
+  const Architecture& architecture = context_.model.architecture;
+  const bool last = stage == sizes_.pipeline - 1;
+  // The draft model, on the last stage, has an embedding of its own unless it
+  // shares that of the first. Its head is the model's.
+  const bool drafts = last && architecture.mtp_layers > 0;
   const bool reads_embedding =
-      stage == 0 ||
-      (context_.model.architecture.tied && stage == sizes_.pipeline - 1);
+      stage == 0 || drafts || (architecture.tied && last);
   for (const ParamId id : table_.Params(kEmbedding)) {
     AddEnd(reads_embedding,
            ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
@@ -239,40 +251,71 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
     return ColumnShard(group, group.params[0]->name, part);
   };
   const auto qkv = [&](const LayerGroup& group) {
-    return FusedHeads(group, context_.model.architecture, part);
+    return FusedHeads(group, architecture, part);
   };
   const auto gate_and_up = [&](const LayerGroup& group) {
     return GateAndUp(group, RenameModule(group.params[0]->name, "gate_up_proj"),
                      part);
   };
-  const auto row_part = [&](const LayerGroup& group) {
-    return RowPart(*group.params[0], part);
+  const auto row_shard = [&](const LayerGroup& group) {
+    return RowShard(group, part);
   };
-  const EvenPart shared = SharedExpertPart(tensor);
+  const auto fused_down = [&](const LayerGroup& group) {
+    return ConcatRows(group,
+                      RenameModule(group.params[0]->name, "fused_qkv_a_proj"));
+  };
+  const EvenPart shared_part =
+      sizes_.sequence_parallel_experts() ? EvenPart{} : part;
   const auto shared_gate_and_up = [&](const LayerGroup& group) {
     return GateAndUp(group, RenameModule(group.params[0]->name, "gate_up_proj"),
-                     shared);
+                     shared_part);
   };
-  const auto shared_row_part = [&](const LayerGroup& group) {
-    return RowPart(*group.params[0], shared);
-  };
-  const auto shared_column_shard = [&](const LayerGroup& group) {
-    return ColumnShard(group, group.params[0]->name, shared);
+  const auto shared_down = [&](const LayerGroup& group) {
+    return ColumnShard(group, group.params[0]->name, shared_part);
   };
   const auto add = [&](std::initializer_list<ParamRole> roles, auto make) {
-    AddStacks(layers, roles, std::nullopt, make, out);
+    AddLayers(stage, layers, roles, std::nullopt, make, out);
   };
 
+  if (drafts) {
+    // Beside the block that is built like a decoder layer.
+    for (const ParamRole role :
+         {kMtpEmbeddingNorm, kMtpHiddenNorm, kMtpProjection, kMtpFinalNorm}) {
+      AddLayerStacks(context_, table_,
+                     {architecture.layers, architecture.all_layers()}, {role},
+                     std::nullopt, Replicated, out);
+    }
+  }
   add({kQuery, kKey, kValue}, qkv);
   add({kQueryBias, kKeyBias, kValueBias}, qkv);
+  if (architecture.latent.has_value() && architecture.latent->query_rank > 0) {
+    add({kQueryDown, kKeyValueDown}, fused_down);
+  } else {
+    add({kKeyValueDown}, replicated);
+    add({kLatentQuery}, row_shard);
+  }
+  add({kQueryDownNorm}, replicated);
+  add({kQueryUp}, row_shard);
+  add({kKeyValueDownNorm}, replicated);
+  add({kKeyValueUp}, [&](const LayerGroup& group) {
+    TensorSpec spec = RowShard(group, part);
+    if (context_.which == fb::Side::kDestination) {
+      spec.post_hooks.push_back(
+          {.name = "derive-latent-projections",
+           .detail =
+               "make W_UV and W_UK_T of the layer's attention from it again"});
+    }
+    return spec;
+  });
   add({kAttentionOutput}, column_shard);
   add({kAttentionOutputBias}, replicated);
   add({kQueryNorm}, replicated);
   add({kKeyNorm}, replicated);
-  add({kAttentionSinks}, row_part);
-  AddMixers(layers, part, out);
+  add({kAttentionSinks},
+      [&](const LayerGroup& group) { return RowPart(*group.params[0], part); });
+  vllm::AddMixers(architecture, part, add);
   if (table_.Params(kMlpGate).empty()) {
-    add({kMlpUp}, row_part);
+    add({kMlpUp}, row_shard);
   } else {
     add({kMlpGate, kMlpUp}, gate_and_up);
   }
@@ -283,83 +326,21 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   add({kRouter}, replicated);
   add({kRouterBias}, replicated);
   add({kRouterCorrection}, replicated);
+  add({kLatentDown}, replicated);
+  add({kLatentUp}, replicated);
+  add({kSharedExpertRouter}, replicated);
   if (table_.Params(kSharedExpertGate).empty()) {
-    add({kSharedExpertUp}, shared_row_part);
+    add({kSharedExpertUp},
+        [&](const LayerGroup& group) { return RowShard(group, shared_part); });
   } else {
     add({kSharedExpertGate, kSharedExpertUp}, shared_gate_and_up);
   }
-  add({kSharedExpertDown}, shared_column_shard);
-  add({kSharedExpertRouter}, replicated);
-  add({kLatentDown}, replicated);
-  add({kLatentUp}, replicated);
+  add({kSharedExpertDown}, shared_down);
   return out;
 }
 
-void VllmLayout::AddMixers(Range layers, EvenPart part,
-                           std::vector<BufferId>& out) {
-  const Architecture& architecture = context_.model.architecture;
-  const auto add = [&](std::initializer_list<ParamRole> roles, auto make) {
-    AddStacks(layers, roles, std::nullopt, make, out);
-  };
-  const auto& replicated = Replicated;
-  const auto row_part = [&](const LayerGroup& group) {
-    return RowPart(*group.params[0], part);
-  };
-  const auto row_part_in_fp32 = [&](const LayerGroup& group) {
-    TensorSpec spec = row_part(group);
-    spec.own_dtype = DType::kFp32;
-    return spec;
-  };
-  const auto column_shard = [&](const LayerGroup& group) {
-    return ColumnShard(group, group.params[0]->name, part);
-  };
-  if (architecture.mamba.has_value()) {
-    const auto in_rows = [&](const LayerGroup& group) {
-      return MambaInRows(*group.params[0], *architecture.mamba, part);
-    };
-    const auto conv_rows = [&](const LayerGroup& group) {
-      return MambaConvRows(*group.params[0], *architecture.mamba, part);
-    };
-    add({kMambaNorm}, replicated);
-    add({kMambaConv}, conv_rows);
-    add({kMambaConvBias}, conv_rows);
-    add({kMambaIn}, in_rows);
-    add({kMambaInBias}, in_rows);
-    add({kMambaALog}, [&](const LayerGroup& group) {
-      TensorSpec spec = row_part_in_fp32(group);
-      spec.form = ValueForm::kNegativeExp;
-      return spec;
-    });
-    add({kMambaD}, row_part);
-    add({kMambaDtBias}, row_part);
-    add({kMambaOut}, column_shard);
-    add({kMambaOutBias}, replicated);
-    add({kMambaGatedNorm}, row_part);
-  }
-  if (architecture.delta.has_value()) {
-    add({kDeltaConv}, [&](const LayerGroup& group) {
-      return DeltaConvRows(*group.params[0], *architecture.delta, part);
-    });
-    // Rows stand by key head, as in the checkpoint.
-    add({kDeltaQkvz}, row_part);
-    add({kDeltaBa}, row_part);
-    add({kDeltaDtBias}, row_part);
-    add({kDeltaALog}, row_part_in_fp32);
-    add({kDeltaGatedNorm}, replicated);
-    add({kDeltaOut}, column_shard);
-  }
-}
-
-std::string VllmLayout::ExpertsName(const Param& param,
-                                    std::string_view weight) const {
-  constexpr std::string_view kExperts = ".experts.";
-  const std::string_view name = param.name;
-  return absl::StrFormat("%s%s%s",
-                         name.substr(0, name.find(kExperts) + kExperts.size()),
-                         routed_experts_ ? "routed_experts." : "", weight);
-}
-
-std::vector<BufferId> VllmLayout::Experts(Range layers, int64_t expert_rank) {
+std::vector<BufferId> VllmLayout::Experts(int64_t stage, Range layers,
+                                          int64_t expert_rank) {
   const int64_t experts = context_.model.architecture.experts;
   const int64_t ranks = sizes_.expert_ranks();
   const ExpertSlice slice = {
@@ -375,37 +356,46 @@ std::vector<BufferId> VllmLayout::Experts(Range layers, int64_t expert_rank) {
 
   std::vector<BufferId> out;
   if (table_.Params(kExpertGate).empty()) {
-    AddStacks(
-        layers, {kExpertUp}, slice,
+    AddLayers(
+        stage, layers, {kExpertUp}, slice,
         [&](const LayerGroup& group) {
-          TensorSpec spec = RowPart(*group.params[0], part);
+          TensorSpec spec = RowShard(group, part);
           spec.name = name(group, "w13_weight");
           return spec;
         },
         out);
   } else {
-    AddStacks(
-        layers, {kExpertGate, kExpertUp}, slice,
+    AddLayers(
+        stage, layers, {kExpertGate, kExpertUp}, slice,
         [&](const LayerGroup& group) {
           return GateAndUp(group, name(group, "w13_weight"), part);
         },
         out);
   }
-  AddStacks(
-      layers, {kExpertDown}, slice,
+  AddLayers(
+      stage, layers, {kExpertDown}, slice,
       [&](const LayerGroup& group) {
         return ColumnShard(group, name(group, "w2_weight"), part);
       },
       out);
-  AddFusedExperts(layers, slice.experts, part, out);
+  AddFusedExperts(stage, layers, slice.experts, part, out);
   return out;
 }
 
-void VllmLayout::AddFusedExperts(Range layers, Range experts, EvenPart part,
-                                 std::vector<BufferId>& out) {
+std::string VllmLayout::ExpertsName(const Param& param,
+                                    std::string_view weight) const {
+  constexpr std::string_view kExperts = ".experts.";
+  const std::string_view name = param.name;
+  return absl::StrFormat("%s%s%s",
+                         name.substr(0, name.find(kExperts) + kExperts.size()),
+                         routed_experts_ ? "routed_experts." : "", weight);
+}
+
+void VllmLayout::AddFusedExperts(int64_t stage, Range layers, Range experts,
+                                 EvenPart part, std::vector<BufferId>& out) {
   const auto add = [&](ParamRole role, std::string_view weight, auto make) {
-    AddStacks(
-        layers, {role}, std::nullopt,
+    AddLayers(
+        stage, layers, {role}, std::nullopt,
         [&](const LayerGroup& group) {
           const Param& param = *group.params[0];
           return make(param, ExpertsName(param, weight));
@@ -423,7 +413,7 @@ void VllmLayout::AddFusedExperts(Range layers, Range experts, EvenPart part,
   add(kFusedExpertDown, "w2_weight", [&](const Param& param, std::string name) {
     return StackedDown(param, std::move(name), experts, part);
   });
-  // Of ranks that share an expert, one adds the bias of its output.
+  // Of ranks that share an expert, one adds the bias to its output.
   add(kFusedExpertDownBias, "w2_bias",
       [&](const Param& param, std::string name) {
         TensorSpec spec = StackedDownBias(param, std::move(name), experts);
@@ -469,7 +459,7 @@ SideLayout VllmLayout::LayOut() {
       after.push_back(NormAndHead(stage, t));
     }
     for (int64_t i = 0; i < sizes_.expert_ranks(); ++i) {
-      experts.push_back(Experts(layers, i));
+      experts.push_back(Experts(stage, layers, i));
     }
     for (int64_t i = 0; i < sizes_.expert_ranks(); ++i) {
       const int64_t d = i / tensor;

@@ -94,6 +94,7 @@ class NemotronBuilder {
 };
 
 void NemotronBuilder::Build() {
+  decoder_.RefuseMtpLayers();
   Architecture& a = model_.architecture;
   const std::string pattern =
       ReadPattern(config_, "hybrid_override_pattern", "layers_block_type");

@@ -37,6 +37,7 @@ class Qwen3NextBuilder {
 };
 
 void Qwen3NextBuilder::Build() {
+  decoder_.RefuseMtpLayers();
   model_.architecture.output_gate = true;
   ReadDeltaNet();
   const int64_t interval = config_.Size("full_attention_interval");
