@@ -282,17 +282,39 @@ absl::Status PlanFile::Check() {
   }
   body_ = flatbuffers::GetRoot<fb::Body>(body.data());
   if (absl::Status s = CheckBody(*body_, body.size()); !s.ok()) return s;
+  return CheckFeatures();
+}
+
+absl::Status PlanFile::CheckFeatures() const {
+  const auto require = [&](bool used, uint64_t feature, std::string_view what) {
+    if (!used || (plan_->required_features() & feature) != 0) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "the plan has %s but does not require that executors know them (bit "
+        "%d of required_features)",
+        what, __builtin_ctzll(feature)));
+  };
   const auto& rounds = *body_->rounds();
   const bool direct =
       std::any_of(rounds.begin(), rounds.end(), [](const fb::Round* round) {
         return round->mechanism() == fb::Mechanism::kDirect;
       });
-  if (direct && (plan_->required_features() & kFeatureDirectRounds) == 0) {
-    return absl::InvalidArgumentError(
-        "the plan has direct rounds but does not require that executors know "
-        "them (bit 0 of required_features)");
+  absl::Status status = require(direct, kFeatureDirectRounds, "direct rounds");
+  if (status.ok()) {
+    status = require(HasRelays(*body_), kFeatureRelays, "relays");
   }
-  return absl::OkStatus();
+  return status;
+}
+
+bool HasRelays(const fb::Body& body) {
+  for (uint32_t rank = body.source_ranks(); rank < body.programs()->size();
+       ++rank) {
+    for (const fb::Message* message : *body.programs()->Get(rank)->messages()) {
+      if (message->kind() == fb::MessageKind::kSend) return true;
+    }
+  }
+  return false;
 }
 
 absl::Span<const uint8_t> PlanFile::bytes() const {

@@ -115,7 +115,9 @@ absl::StatusOr<std::vector<RankMessages>> LowerMessages(
                    AlignStaging(staging_offset + message->size_bytes));
     };
     const absl::StatusOr<uint32_t> pack =
-        lowering.Pack(message->source, message->contents);
+        module.IsRelay(message->source)
+            ? lowering.Relay(message->source, message->contents)
+            : lowering.Pack(message->source, message->contents);
     if (!pack.ok()) return pack.status();
     const absl::StatusOr<uint32_t> unpack =
         lowering.Unpack(message->destination, message->contents);
@@ -124,6 +126,17 @@ absl::StatusOr<std::vector<RankMessages>> LowerMessages(
         message->source_staging_offset);
     add(message->destination, message->source, fb::MessageKind::kRecv, *unpack,
         message->destination_staging_offset);
+  }
+  // Receives before sends.
+  for (RankMessages& rank : ranks) {
+    const auto order = [](const fb::Message& m) {
+      return std::tuple(m.round(), m.kind() == fb::MessageKind::kSend,
+                        m.peer());
+    };
+    std::stable_sort(rank.messages.begin(), rank.messages.end(),
+                     [&](const fb::Message& a, const fb::Message& b) {
+                       return order(a) < order(b);
+                     });
   }
   return ranks;
 }
@@ -179,7 +192,7 @@ Offset<fb::Stats> EmitStats(Builder& builder, const Stats& stats) {
                          static_cast<uint64_t>(stats.peer_bytes),
                          static_cast<uint64_t>(stats.network_bytes),
                          stats.lower_bound_seconds, stats.predicted_seconds,
-                         link);
+                         link, static_cast<uint64_t>(stats.relayed_bytes));
 }
 
 absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
@@ -228,7 +241,10 @@ uint64_t RequiredFeatures(const Module& module) {
   const bool direct = std::any_of(
       module.rounds.begin(), module.rounds.end(),
       [](const Round& round) { return round.mechanism == Mechanism::kDirect; });
-  return direct ? kFeatureDirectRounds : 0;
+  const bool relays = std::any_of(
+      module.messages.begin(), module.messages.end(),
+      [&](const Message& message) { return module.IsRelay(message.source); });
+  return (direct ? kFeatureDirectRounds : 0) | (relays ? kFeatureRelays : 0);
 }
 
 }  // namespace
@@ -249,9 +265,10 @@ absl::StatusOr<std::vector<uint8_t>> EmitPlan(const Module& module) {
   const auto body_vector = builder.CreateVector(body.data(), body.size());
   const auto producer = builder.CreateString("refitc " REFIT_VERSION);
   const auto provenance = fb::CreateProvenance(builder, producer);
-  builder.Finish(fb::CreatePlan(builder, kFormatMajor << 16 | kFormatMinor,
-                                RequiredFeatures(module), &module.inputs_digest,
-                                &body_digest, body_vector, provenance),
+  const uint64_t features = RequiredFeatures(module);
+  builder.Finish(fb::CreatePlan(builder, FormatVersionFor(features), features,
+                                &module.inputs_digest, &body_digest,
+                                body_vector, provenance),
                  fb::PlanIdentifier());
   return std::vector<uint8_t>(builder.GetBufferPointer(),
                               builder.GetBufferPointer() + builder.GetSize());

@@ -168,12 +168,16 @@ std::vector<uint8_t> BuildPlan(const PlanSpec& spec) {
   const auto provenance = fb::CreateProvenance(builder, producer);
   const fb::Digest inputs_digest(0x89abcdef, 0x01234567);
   const fb::Digest body_digest = DigestOf(body);
+  uint64_t features = 0;
+  if (std::count(spec.mechanisms.begin(), spec.mechanisms.end(),
+                 fb::Mechanism::kDirect) > 0) {
+    features |= kFeatureDirectRounds;
+  }
+  if (HasRelays(*flatbuffers::GetRoot<fb::Body>(body.data()))) {
+    features |= kFeatureRelays;
+  }
   builder.Finish(
-      fb::CreatePlan(builder, kFormatMajor << 16 | kFormatMinor,
-                     std::count(spec.mechanisms.begin(), spec.mechanisms.end(),
-                                fb::Mechanism::kDirect) > 0
-                         ? kFeatureDirectRounds
-                         : 0,
+      fb::CreatePlan(builder, FormatVersionFor(features), features,
                      &inputs_digest, &body_digest, body_vector, provenance),
       fb::PlanIdentifier());
   return {builder.GetBufferPointer(),
