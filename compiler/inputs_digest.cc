@@ -94,6 +94,10 @@ std::string CanonicalInputs(const Job& job, const Model& model) {
       job.options.staging_bytes.value, job.options.slots.value,
       job.options.operations_per_round.value,
       absl::StrJoin(job.options.exclude.value, ","));
+  // The default is left out: jobs from before there was a choice keep theirs.
+  if (job.options.fan_out.value == FanOutKind::kNone) {
+    absl::StrAppend(&text, "fan_out none\n");
+  }
   absl::StrAppendFormat(&text, "colocated %d\n", job.colocated.value);
   return text;
 }

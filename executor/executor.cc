@@ -339,6 +339,11 @@ absl::Status Executor::RunRounds(Stream stream, const RunOptions& options,
   for (size_t i = 0; i < schedule_->rounds().size() && status.ok(); ++i) {
     const RoundWork& work = schedule_->rounds()[i];
     const ProfilerRange range(events_[i].range_text);
+    // What a relay sends is in place: unpacked, not only received.
+    if (work.relays.has_value()) {
+      status = events_[*work.relays].unpacked->Await(stream);
+    }
+    if (!status.ok()) break;
     status = work.mechanism == fb::Mechanism::kDirect ? RunDirect(work, stream)
                                                       : RunStaged(i, stream);
     CountMessages(work);

@@ -27,6 +27,9 @@ struct RoundWork {
   // Direct: the peers of each kind, ascending and distinct.
   std::vector<int32_t> receivers;
   std::vector<int32_t> senders;
+  // Direct, of a rank that both sends here and unpacks: the last earlier work
+  // that unpacks, on a stream of its own, what this one may read.
+  std::optional<size_t> relays;
   // Staged: the last earlier staged work whose staging this one may overwrite.
   std::optional<size_t> reuses;
 };

@@ -86,7 +86,7 @@ Mechanism Module::MechanismOf(Route route) const {
 }
 
 Route Module::RouteBetween(Rank source_rank, Rank destination_rank) const {
-  if (topology.colocated &&
+  if (topology.colocated && !IsRelay(source_rank) &&
       IndexOf(destination_rank) == IndexOf(source_rank) + source.ranks.size()) {
     return Route::kLocal;
   }

@@ -109,9 +109,16 @@ struct TopologySpec {
   Located<double> network_gigabytes_per_second{.value = 50};
 };
 
+// How receivers of one host that want the same are fed.
+enum class FanOutKind : uint8_t {
+  kNone,   // each by a source
+  kRelay,  // where it is faster, each with a part, which it passes on
+};
+
 struct OptionsSpec {
   // How bytes travel between ranks that can map each other's memory.
   Located<fb::Mechanism> peer{.value = fb::Mechanism::kDirect};
+  Located<FanOutKind> fan_out{.value = FanOutKind::kRelay};
   Located<int64_t> bucket_bytes{.value = int64_t{256} << 20};
   Located<int64_t> staging_bytes{.value = int64_t{1} << 30};
   Located<int64_t> slots{.value = 2};

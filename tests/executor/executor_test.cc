@@ -56,6 +56,19 @@ TEST(ExecutorTest, OneRankFeedsOneRank) {
                            .columns = 1});
 }
 
+TEST(ExecutorTest, ReplicasRelayToEachOther) {
+  for (const uint32_t replicas : {2, 3, 7}) {
+    const PlanFile plan = RelayPlan({.replicas = replicas, .layers = 9}).Open();
+    const auto result =
+        RunChecked(plan, {.iterations = 20, .timeout = kTimeout});
+    ASSERT_TRUE(result.ok()) << result.status();
+    for (const std::string& mismatch : result->check.mismatches) {
+      ADD_FAILURE() << mismatch;
+    }
+    EXPECT_EQ(result->check.checked_bytes, result->destination_bytes);
+  }
+}
+
 TEST(ExecutorTest, PaddingIsZero) {
   ExpectEveryElementRight({.rows = 16, .columns = 6, .padding = 3});
 }

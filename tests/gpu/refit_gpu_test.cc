@@ -102,6 +102,17 @@ TEST_P(RefitGpuTest, EveryByteIsRight) {
   world.ExpectRefitIsRight();
 }
 
+TEST(RelayGpuTest, OneRankFeedsThreeThatRelay) {
+  if (CudaDeviceCount() < 4) GTEST_SKIP() << "needs four GPUs";
+  const PlanFile plan = RelayPlan({.replicas = 3,
+                                   .layers = 12,
+                                   .rows_per_stripe = 256,
+                                   .columns = 1024})
+                            .Open();
+  GpuWorld world(plan);
+  for (int refit = 0; refit < 20; ++refit) world.ExpectRefitIsRight();
+}
+
 // Every byte of the rank's tensors is `value`.
 bool AllBytesAre(GpuRank& rank, int value) {
   for (const BoundTensor& tensor : rank.tensors()) {
