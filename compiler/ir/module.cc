@@ -45,6 +45,14 @@ std::string ExpandName(std::string_view name,
 }
 
 Dims Param::VirtualShape() const { return VirtualShapeOf(index, shape); }
+Dims Param::StoredShape(Dims cut) const {
+  if (!pairs) return cut;
+  const int64_t of_pair = cut.back();
+  cut.pop_back();
+  cut.back() *= of_pair;
+  return cut;
+}
+
 Dims Buffer::VirtualShape() const { return VirtualShapeOf(index, shape); }
 
 BufferId BufferTable::Intern(Buffer buffer) {

@@ -68,8 +68,14 @@ struct Param {
   // first_layer + n. Not 0 where extra layers count anew ("mtp.layers.{0}").
   int32_t first_layer = 0;
   SkipReason skip = SkipReason::kUnspecified;  // set: no element is moved
+  // The elements of the tensor's last dimension alternate between two things.
+  // `shape` has [n / 2, 2] in its place, so that a box can hold one of them.
+  bool pairs = false;
 
   Dims VirtualShape() const;
+  // `shape`, or a cut of it, as the tensor has it.
+  Dims StoredShape(Dims cut) const;
+  Dims StoredShape() const { return StoredShape(shape); }
 };
 
 // A box of one param = a strided box of one buffer. `box` has the dimensions

@@ -9,8 +9,11 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
+#include "compiler/layout/fused_experts.h"
 #include "compiler/layout/layout.h"
+#include "compiler/layout/megatron_mixers.h"
 #include "compiler/layout/megatron_specs.h"
+#include "compiler/layout/mixers.h"
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/shard.h"
 #include "compiler/layout/sizes.h"
@@ -23,9 +26,11 @@ namespace {
 using enum ParamRole;
 using megatron::ColumnShard;
 using megatron::FusedQkv;
+using megatron::FusedQkvRows;
 using megatron::GateAndUp;
 using megatron::InterleavedGateAndUp;
 using megatron::Replicated;
+using megatron::ReplicatedSecond;
 using megatron::RowShard;
 
 struct MegatronSizes {
@@ -85,6 +90,10 @@ class MegatronLayout {
   std::vector<BufferId> EmbeddingAndLayers(const Chunk& chunk, int64_t tensor);
   std::vector<BufferId> Experts(const Chunk& chunk, int64_t expert,
                                 int64_t expert_tensor);
+  // Of experts that a checkpoint holds in one tensor a layer.
+  void AddFusedExperts(const Chunk& chunk, const LayerBlock& block,
+                       Range experts, EvenPart part,
+                       std::vector<BufferId>& out);
   std::vector<BufferId> NormAndHead(const Chunk& chunk, int64_t tensor);
 
   // The buffers of a chunk's layers that are not experts'.
@@ -133,9 +142,7 @@ bool MegatronLayout::CheckSizes() {
   }
   checks.Heads();
   if (!table_.Params(kQuery).empty() && checks.ok()) {
-    checks.Divides(tensor,
-                   (architecture.heads + 2 * architecture.kv_heads) *
-                       architecture.head_dim,
+    checks.Divides(tensor, FusedQkvRows(architecture),
                    "rows of the fused query, key and value");
   }
   for (const ParamRole role : {kMlpGate, kMlpUp}) {
@@ -148,6 +155,7 @@ bool MegatronLayout::CheckSizes() {
   checks.Columns(tensor, kSharedExpertDown,
                  "intermediate features of the shared experts");
   checks.Rows(tensor, kMtpProjection, "rows of eh_proj");
+  CheckMixerSizes(checks, architecture, tensor, MambaGroups::kCut);
 
   checks.HasExperts(sizes_.expert > 1, expert.place, "expert_parallel");
   checks.Divides(expert, architecture.experts, "experts");
@@ -155,6 +163,8 @@ bool MegatronLayout::CheckSizes() {
     checks.Rows(expert_tensor, role, "intermediate features of an expert");
   }
   checks.Columns(expert_tensor, kExpertDown,
+                 "intermediate features of an expert");
+  checks.Columns(expert_tensor, kFusedExpertDown,
                  "intermediate features of an expert");
   SizeChecks::Divisor expert_ranks = expert;
   if (sizes_.expert_tensor > 1) {
@@ -258,12 +268,22 @@ void MegatronLayout::AddLayers(const Chunk& chunk, const LayerBlock& block,
     return GateAndUp(group, sizes_.tensor, tensor);
   };
   const Architecture& architecture = context_.model.architecture;
-  const Range qkv_rows = EvenShare(
-      (architecture.heads + 2 * architecture.kv_heads) * architecture.head_dim,
-      sizes_.tensor, tensor);
+  const Range qkv_rows =
+      EvenShare(FusedQkvRows(architecture), sizes_.tensor, tensor);
   const auto fused_qkv = [&](const LayerGroup& group) {
     return FusedQkv(group, architecture, qkv_rows);
   };
+
+  // Without gates, fc1 is up alone.
+  const auto add_fc1 = [&](std::string_view name, ParamRole gate,
+                           ParamRole up) {
+    if (table_.Params(gate).empty()) {
+      add(name, {up}, row_shard);
+    } else {
+      add(name, {gate, up}, gate_and_up);
+    }
+  };
+  const EvenPart part = {sizes_.tensor, tensor};
 
   // Of a multi-token-prediction layer, beside its transformer layer.
   add_in("", "enorm.weight", {kMtpEmbeddingNorm}, Replicated);
@@ -271,10 +291,12 @@ void MegatronLayout::AddLayers(const Chunk& chunk, const LayerBlock& block,
   add_in("", "eh_proj.weight", {kMtpProjection}, row_shard);
 
   // Latent attention has its norm in front of it, else the fused projection.
-  add(architecture.latent.has_value()
-          ? "input_layernorm.weight"
-          : "self_attention.linear_qkv.layer_norm_weight",
-      {kAttentionNorm}, Replicated);
+  if (architecture.latent.has_value()) {
+    add("input_layernorm.weight", {kAttentionNorm}, Replicated);
+  } else {
+    add("self_attention.linear_qkv.layer_norm_weight", {kQuery, kAttentionNorm},
+        ReplicatedSecond);
+  }
   add("self_attention.linear_proj.weight", {kAttentionOutput}, column_shard);
   add("self_attention.linear_proj.bias", {kAttentionOutputBias}, Replicated);
   add("self_attention.linear_qkv.weight", {kQuery, kKey, kValue}, fused_qkv);
@@ -282,6 +304,8 @@ void MegatronLayout::AddLayers(const Chunk& chunk, const LayerBlock& block,
       fused_qkv);
   add("self_attention.q_layernorm.weight", {kQueryNorm}, Replicated);
   add("self_attention.k_layernorm.weight", {kKeyNorm}, Replicated);
+  add("self_attention.core_attention.softmax_offset", {kAttentionSinks},
+      [&](const LayerGroup& group) { return RowPart(*group.params[0], part); });
   add("self_attention.linear_q_proj.weight", {kLatentQuery}, row_shard);
   add("self_attention.linear_q_down_proj.weight", {kQueryDown}, Replicated);
   add("self_attention.linear_q_up_proj.layer_norm_weight", {kQueryDownNorm},
@@ -291,14 +315,19 @@ void MegatronLayout::AddLayers(const Chunk& chunk, const LayerBlock& block,
   add("self_attention.linear_kv_up_proj.layer_norm_weight", {kKeyValueDownNorm},
       Replicated);
   add("self_attention.linear_kv_up_proj.weight", {kKeyValueUp}, row_shard);
+  megatron::AddMixers(architecture, part, add);
   add("mlp.linear_fc1.layer_norm_weight", {kMlpNorm}, Replicated);
-  add("mlp.linear_fc1.weight", {kMlpGate, kMlpUp}, gate_and_up);
+  add_fc1("mlp.linear_fc1.weight", kMlpGate, kMlpUp);
   add("mlp.linear_fc2.weight", {kMlpDown}, column_shard);
   add("pre_mlp_layernorm.weight", {kMoeNorm}, Replicated);
   add("mlp.router.weight", {kRouter}, Replicated);
+  add("mlp.router.bias", {kRouterBias}, Replicated);
   add("mlp.router.expert_bias", {kRouterCorrection}, Replicated);
-  add("mlp.shared_experts.linear_fc1.weight",
-      {kSharedExpertGate, kSharedExpertUp}, gate_and_up);
+  add("mlp.fc1_latent_proj.weight", {kLatentDown}, Replicated);
+  add("mlp.fc2_latent_proj.weight", {kLatentUp}, Replicated);
+  add("mlp.shared_experts.gate_weight", {kSharedExpertRouter}, Replicated);
+  add_fc1("mlp.shared_experts.linear_fc1.weight", kSharedExpertGate,
+          kSharedExpertUp);
   add("mlp.shared_experts.linear_fc2.weight", {kSharedExpertDown},
       column_shard);
   add_in("", "final_layernorm.weight", {kMtpFinalNorm}, Replicated);
@@ -320,34 +349,79 @@ std::vector<BufferId> MegatronLayout::Experts(const Chunk& chunk,
                              block.layer, block.inner, linear,
                              slice.in_name ? "{1}" : "");
     };
-    AddStacks(
-        block, name("linear_fc1"), {kExpertGate, kExpertUp}, slice,
-        [&](const LayerGroup& group) {
-          return interleave.given
-                     ? InterleavedGateAndUp(group, sizes_.expert_tensor,
-                                            expert_tensor, interleave.value)
-                     : GateAndUp(group, sizes_.expert_tensor, expert_tensor);
-        },
-        out);
+    if (table_.Params(kExpertGate).empty()) {
+      AddStacks(
+          block, name("linear_fc1"), {kExpertUp}, slice,
+          [&](const LayerGroup& group) {
+            return RowShard(group, sizes_.expert_tensor, expert_tensor);
+          },
+          out);
+    } else {
+      AddStacks(
+          block, name("linear_fc1"), {kExpertGate, kExpertUp}, slice,
+          [&](const LayerGroup& group) {
+            return interleave.given
+                       ? InterleavedGateAndUp(group, sizes_.expert_tensor,
+                                              expert_tensor, interleave.value)
+                       : GateAndUp(group, sizes_.expert_tensor, expert_tensor);
+          },
+          out);
+    }
     AddStacks(
         block, name("linear_fc2"), {kExpertDown}, slice,
         [&](const LayerGroup& group) {
           return ColumnShard(group, sizes_.expert_tensor, expert_tensor);
         },
         out);
+    AddFusedExperts(chunk, block, slice.experts,
+                    {sizes_.expert_tensor, expert_tensor}, out);
   }
   return out;
+}
+
+void MegatronLayout::AddFusedExperts(const Chunk& chunk,
+                                     const LayerBlock& block, Range experts,
+                                     EvenPart part,
+                                     std::vector<BufferId>& out) {
+  const auto add = [&](std::string_view name, ParamRole role,
+                       absl::FunctionRef<TensorSpec(const Param&)> make) {
+    for (const LayerGroup& group : table_.Group({&role, 1}, block.layers)) {
+      const Param& param = *group.params[0];
+      TensorSpec spec = make(param);
+      spec.name = absl::StrFormat("%s%s%smlp.experts.%s{1}", chunk.prefix,
+                                  block.layer, block.inner, name);
+      out.push_back(context_.buffers.Intern(
+          LayerStack(table_, std::move(spec), group.layers,
+                     {.dtype = BufferDType(context_.side, param),
+                      .first_layer = block.layers.begin,
+                      .experts = std::nullopt,
+                      .fused_experts = experts.size()})));
+    }
+  };
+  add("linear_fc1.weight", kFusedExpertGateUp, [&](const Param& param) {
+    return GateUpOfExperts(param, experts, part);
+  });
+  add("linear_fc1.bias", kFusedExpertGateUpBias, [&](const Param& param) {
+    return GateUpBiasOfExperts(param, experts, part);
+  });
+  add("linear_fc2.weight", kFusedExpertDown,
+      [&](const Param& param) { return DownOfExperts(param, experts, part); });
+  add("linear_fc2.bias", kFusedExpertDownBias,
+      [&](const Param& param) { return DownBiasOfExperts(param, experts); });
 }
 
 std::vector<BufferId> MegatronLayout::NormAndHead(const Chunk& chunk,
                                                   int64_t tensor) {
   std::vector<BufferId> out;
   if (!chunk.last) return out;
+  // The block of a model with Mamba mixers is another class.
+  const std::string_view final_norm =
+      context_.model.architecture.mamba.has_value() ? "final_norm"
+                                                    : "final_layernorm";
   for (const ParamId id : table_.Params(kFinalNorm)) {
     out.push_back(context_.buffers.Intern(WholeTensor(
         context_,
-        absl::StrFormat("%sdecoder.final_layernorm.weight", chunk.prefix),
-        id)));
+        absl::StrFormat("%sdecoder.%s.weight", chunk.prefix, final_norm), id)));
   }
   const std::string_view head = "output_layer.weight";
   if (!context_.model.architecture.tied) {

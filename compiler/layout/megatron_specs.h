@@ -12,9 +12,13 @@
 
 namespace refit::megatron {
 
+// Rows of the fused query, key and value of all heads.
+int64_t FusedQkvRows(const Architecture& architecture);
+
 // Rows [rows) of a group's fused query, key and value (or of their biases). The
-// rows of query group g are [its query heads; its key head; its value head].
-// Tensor parallelism cuts the rows evenly, if need be through a group.
+// rows of query group g are [its query heads; their output gates, if there are
+// any; its key head; its value head]. Tensor parallelism cuts the rows evenly,
+// if need be through a group.
 TensorSpec FusedQkv(const LayerGroup& group, const Architecture& architecture,
                     Range rows);
 
@@ -31,6 +35,9 @@ TensorSpec ColumnShard(const LayerGroup& group, int64_t count, int64_t index);
 
 // A group's one param, whole.
 TensorSpec Replicated(const LayerGroup& group);
+
+// A group's second param, whole, in the layers that have the first.
+TensorSpec ReplicatedSecond(const LayerGroup& group);
 
 }  // namespace refit::megatron
 

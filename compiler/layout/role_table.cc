@@ -23,7 +23,7 @@ std::optional<int64_t> RowsWanted(ParamRole role, const Architecture& a) {
   switch (role) {
     case ParamRole::kQuery:
     case ParamRole::kQueryBias:
-      return a.heads * a.head_dim;
+      return a.heads * a.query_head_rows();
     case ParamRole::kKey:
     case ParamRole::kValue:
     case ParamRole::kKeyBias:
@@ -93,13 +93,18 @@ bool CheckForm(const Param& param, const Model& model,
   return true;
 }
 
-// Roles whose params stand in one buffer: a layer has all or none of them.
+// Roles whose params stand in one buffer: a layer has all or none of them. A
+// model may have no gates at all.
 constexpr ParamRole kTogether[][3] = {
     {ParamRole::kQuery, ParamRole::kKey, ParamRole::kValue},
     {ParamRole::kQueryBias, ParamRole::kKeyBias, ParamRole::kValueBias},
     {ParamRole::kMlpGate, ParamRole::kMlpUp, ParamRole::kMlpDown},
     {ParamRole::kExpertGate, ParamRole::kExpertUp, ParamRole::kExpertDown},
 };
+
+bool IsGate(ParamRole role) {
+  return role == ParamRole::kMlpGate || role == ParamRole::kExpertGate;
+}
 
 // Reports the first layer that lacks a part of what one buffer holds.
 bool CheckCompleteness(const Model& model, const RoleTable& table,
@@ -122,6 +127,9 @@ bool CheckCompleteness(const Model& model, const RoleTable& table,
                              : FormOf(roles[0]).scope == RoleScope::kExpert
                                  ? model.architecture.experts
                                  : 1;
+      if (IsGate(roles[0]) && table.Params(roles[0]).empty()) {
+        count[0] = wanted;
+      }
       if (count[0] == wanted && count[1] == wanted && count[2] == wanted) {
         continue;
       }

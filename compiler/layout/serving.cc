@@ -53,10 +53,15 @@ TensorSpec FusedHeads(const LayerGroup& group, const Architecture& architecture,
   spec.name = RenameModule(group.params[0]->name, "qkv_proj");
   spec.shape = group.params[0]->shape;
   spec.shape[0] = 0;
-  for (const auto& [param, heads] :
-       {std::pair(group.params[0], query), std::pair(group.params[1], kv),
-        std::pair(group.params[2], kv)}) {
-    const Range rows = {heads.begin * head, heads.end * head};
+  struct Block {
+    const Param* param;
+    Range heads;
+    int64_t head_rows;
+  };
+  for (const auto& [param, heads, head_rows] :
+       {Block{group.params[0], query, architecture.query_head_rows()},
+        Block{group.params[1], kv, head}, Block{group.params[2], kv, head}}) {
+    const Range rows = {heads.begin * head_rows, heads.end * head_rows};
     spec.parts.push_back(RowsPart(*param, rows, spec.shape[0]));
     spec.shape[0] += rows.size();
   }

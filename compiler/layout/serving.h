@@ -20,12 +20,6 @@
 
 namespace refit {
 
-// Part `index` of `count` equal parts.
-struct EvenPart {
-  int64_t count = 1;
-  int64_t index = 0;
-};
-
 // "a.b.q_proj.weight" with the module's own name replaced.
 std::string RenameModule(std::string_view name, std::string_view module);
 

@@ -149,11 +149,26 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
       buffer.shape.push_back(experts);
     }
   }
+  if (options.fused_experts.has_value()) {
+    strides.layer *= *options.fused_experts;
+    buffer.index.push_back(Consecutive(0, *options.fused_experts));
+  }
   buffer.shape.insert(buffer.shape.end(), spec.shape.begin(), spec.shape.end());
+  buffer.form = spec.form;
   buffer.post_hooks = std::move(spec.post_hooks);
   buffer.own_dtype =
-      !spec.parts.empty() && OwnDType(spec.parts[0].role).has_value();
+      spec.own_dtype.has_value() ||
+      (!spec.parts.empty() && OwnDType(spec.parts[0].role).has_value());
+  if (spec.own_dtype.has_value()) buffer.dtype = *spec.own_dtype;
 
+  if (spec.zeros) {
+    const Dims shape = buffer.VirtualShape();
+    buffer.regions.push_back({.kind = fb::RegionKind::kFill,
+                              .offset = 0,
+                              .extent = shape,
+                              .stride = RowMajorStrides(shape),
+                              .detail = {}});
+  }
   for (const Part& part : spec.parts) {
     if (part.box.Empty()) continue;
     for (const IndexRun& run : LayerRuns(table, part.role, layers)) {

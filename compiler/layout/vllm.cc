@@ -11,13 +11,16 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
+#include "compiler/layout/fused_experts.h"
 #include "compiler/layout/layout.h"
+#include "compiler/layout/mixers.h"
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/serving.h"
 #include "compiler/layout/shard.h"
 #include "compiler/layout/sizes.h"
 #include "compiler/layout/stages.h"
 #include "compiler/layout/tensor_stack.h"
+#include "compiler/layout/vllm_mixers.h"
 
 namespace refit {
 namespace {
@@ -39,10 +42,29 @@ struct VllmSizes {
   }
 };
 
+// The tensor's name in vLLM's modules: the checkpoint's, but for families whose
+// modules are named otherwise.
+std::string VllmName(std::string_view family, std::string name) {
+  const auto replace = [&](std::string_view from, std::string_view to) {
+    const size_t at = name.find(from);
+    if (at != std::string::npos) name.replace(at, from.size(), to);
+  };
+  if (family == "nemotron_h") {
+    replace("backbone.", "model.");
+    replace(".embeddings.", ".embed_tokens.");
+    replace(".A_log", ".A");
+  } else if (family == "gpt_oss") {
+    replace(".self_attn.", ".attn.");
+    replace(".embed_tokens.", ".embedding.");
+  }
+  return name;
+}
+
 // The models of which vLLM builds embedding, final norm and head on every
 // pipeline stage, whether the stage reads them or not.
 bool BuildsEndsOnEveryStage(std::string_view family) {
-  return family == "qwen3_moe" || family == "mixtral" || family == "nemotron_h";
+  return family == "qwen3_moe" || family == "mixtral" ||
+         family == "nemotron_h" || family == "gpt_oss";
 }
 
 // Whether experts are named "experts.routed_experts.", as from 0.25 on.
@@ -96,6 +118,13 @@ class VllmLayout {
                  const std::optional<ExpertSlice>& experts, MakeSpec make,
                  std::vector<BufferId>& out);
 
+  // Of experts that a checkpoint holds in one tensor a layer.
+  void AddFusedExperts(int64_t stage, Range layers, Range experts,
+                       EvenPart part, std::vector<BufferId>& out);
+
+  // The name of the experts' stacked tensor `weight`.
+  std::string ExpertsName(const Param& param, std::string_view weight) const;
+
   // Adds a tensor outside the layers: whole where a stage reads it, a declared
   // skip where it holds a copy it never reads, else nothing.
   void AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out);
@@ -123,6 +152,8 @@ bool VllmLayout::CheckSizes() {
     checks.Columns(tensor, kSharedExpertDown,
                    "intermediate features of the shared experts");
   }
+  CheckMixerSizes(checks, context_.model.architecture, tensor,
+                  MambaGroups::kCutOrWhole);
   for (const ParamRole role : {kEmbedding, kOutputHead}) {
     for (const ParamId id : table_.Params(role)) {
       checks.Divides(tensor, ServingVocabularyRows(table_.param(id)),
@@ -144,6 +175,8 @@ bool VllmLayout::CheckSizes() {
     }
     checks.Columns(expert_tensor, kExpertDown,
                    "intermediate features of an expert");
+    checks.Columns(expert_tensor, kFusedExpertDown,
+                   "intermediate features of an expert");
   }
 
   if (side.version.given) {
@@ -164,9 +197,16 @@ void VllmLayout::AddLayers(int64_t stage, Range layers,
                            std::initializer_list<ParamRole> roles,
                            const std::optional<ExpertSlice>& experts,
                            MakeSpec make, std::vector<BufferId>& out) {
-  AddLayerStacks(context_, table_, layers, roles, experts, make, out);
-  if (stage != sizes_.pipeline - 1) return;
   const Architecture& architecture = context_.model.architecture;
+  AddLayerStacks(
+      context_, table_, layers, roles, experts,
+      [&](const LayerGroup& group) {
+        TensorSpec spec = make(group);
+        spec.name = VllmName(architecture.family, std::move(spec.name));
+        return spec;
+      },
+      out);
+  if (stage != sizes_.pipeline - 1) return;
   AddLayerStacks(
       context_, table_, {architecture.layers, architecture.all_layers()}, roles,
       experts,
@@ -179,6 +219,8 @@ void VllmLayout::AddLayers(int64_t stage, Range layers,
 }
 
 void VllmLayout::AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out) {
+  buffer.name =
+      VllmName(context_.model.architecture.family, std::move(buffer.name));
   if (!read) {
     if (!BuildsEndsOnEveryStage(context_.model.architecture.family)) return;
     buffer = SkippedCopy(std::move(buffer), SkipReason::kUnread,
@@ -269,14 +311,30 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   add({kAttentionOutputBias}, replicated);
   add({kQueryNorm}, replicated);
   add({kKeyNorm}, replicated);
-  add({kMlpGate, kMlpUp}, gate_and_up);
+  add({kAttentionSinks},
+      [&](const LayerGroup& group) { return RowPart(*group.params[0], part); });
+  vllm::AddMixers(architecture, part, add);
+  if (table_.Params(kMlpGate).empty()) {
+    add({kMlpUp}, row_shard);
+  } else {
+    add({kMlpGate, kMlpUp}, gate_and_up);
+  }
   add({kMlpDown}, column_shard);
   add({kAttentionNorm}, replicated);
   add({kMlpNorm}, replicated);
   add({kMoeNorm}, replicated);
   add({kRouter}, replicated);
+  add({kRouterBias}, replicated);
   add({kRouterCorrection}, replicated);
-  add({kSharedExpertGate, kSharedExpertUp}, shared_gate_and_up);
+  add({kLatentDown}, replicated);
+  add({kLatentUp}, replicated);
+  add({kSharedExpertRouter}, replicated);
+  if (table_.Params(kSharedExpertGate).empty()) {
+    add({kSharedExpertUp},
+        [&](const LayerGroup& group) { return RowShard(group, shared_part); });
+  } else {
+    add({kSharedExpertGate, kSharedExpertUp}, shared_gate_and_up);
+  }
   add({kSharedExpertDown}, shared_down);
   return out;
 }
@@ -293,24 +351,78 @@ std::vector<BufferId> VllmLayout::Experts(int64_t stage, Range layers,
   const EvenPart part =
       sizes_.expert_parallel ? EvenPart{} : EvenPart{ranks, expert_rank};
   const auto name = [&](const LayerGroup& group, std::string_view weight) {
-    return absl::StrFormat("%s%s%s", ExpertsPrefix(group.params[0]->name),
-                           routed_experts_ ? "routed_experts." : "", weight);
+    return ExpertsName(*group.params[0], weight);
   };
 
   std::vector<BufferId> out;
-  AddLayers(
-      stage, layers, {kExpertGate, kExpertUp}, slice,
-      [&](const LayerGroup& group) {
-        return GateAndUp(group, name(group, "w13_weight"), part);
-      },
-      out);
+  if (table_.Params(kExpertGate).empty()) {
+    AddLayers(
+        stage, layers, {kExpertUp}, slice,
+        [&](const LayerGroup& group) {
+          TensorSpec spec = RowShard(group, part);
+          spec.name = name(group, "w13_weight");
+          return spec;
+        },
+        out);
+  } else {
+    AddLayers(
+        stage, layers, {kExpertGate, kExpertUp}, slice,
+        [&](const LayerGroup& group) {
+          return GateAndUp(group, name(group, "w13_weight"), part);
+        },
+        out);
+  }
   AddLayers(
       stage, layers, {kExpertDown}, slice,
       [&](const LayerGroup& group) {
         return ColumnShard(group, name(group, "w2_weight"), part);
       },
       out);
+  AddFusedExperts(stage, layers, slice.experts, part, out);
   return out;
+}
+
+std::string VllmLayout::ExpertsName(const Param& param,
+                                    std::string_view weight) const {
+  constexpr std::string_view kExperts = ".experts.";
+  const std::string_view name = param.name;
+  return absl::StrFormat("%s%s%s",
+                         name.substr(0, name.find(kExperts) + kExperts.size()),
+                         routed_experts_ ? "routed_experts." : "", weight);
+}
+
+void VllmLayout::AddFusedExperts(int64_t stage, Range layers, Range experts,
+                                 EvenPart part, std::vector<BufferId>& out) {
+  const auto add = [&](ParamRole role, std::string_view weight, auto make) {
+    AddLayers(
+        stage, layers, {role}, std::nullopt,
+        [&](const LayerGroup& group) {
+          const Param& param = *group.params[0];
+          return make(param, ExpertsName(param, weight));
+        },
+        out);
+  };
+  add(kFusedExpertGateUp, "w13_weight",
+      [&](const Param& param, std::string name) {
+        return StackedGateUp(param, std::move(name), experts, part);
+      });
+  add(kFusedExpertGateUpBias, "w13_bias",
+      [&](const Param& param, std::string name) {
+        return StackedGateUpBias(param, std::move(name), experts, part);
+      });
+  add(kFusedExpertDown, "w2_weight", [&](const Param& param, std::string name) {
+    return StackedDown(param, std::move(name), experts, part);
+  });
+  // Of ranks that share an expert, one adds the bias to its output.
+  add(kFusedExpertDownBias, "w2_bias",
+      [&](const Param& param, std::string name) {
+        TensorSpec spec = StackedDownBias(param, std::move(name), experts);
+        if (part.index > 0) {
+          spec.parts.clear();
+          spec.zeros = context_.which == fb::Side::kDestination;
+        }
+        return spec;
+      });
 }
 
 std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {

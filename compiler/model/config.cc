@@ -77,6 +77,13 @@ std::string ConfigReader::String(std::string_view key) {
   return string == nullptr ? "" : *string;
 }
 
+std::vector<std::string> ConfigReader::StringsOr(
+    std::string_view key, std::vector<std::string> otherwise) {
+  const JsonValue* value = FindSet(key);
+  if (value == nullptr) return otherwise;
+  return object_.values().Strings(*value, key).value_or(std::move(otherwise));
+}
+
 DType ConfigReader::WeightDType() {
   constexpr std::string_view kWanted = "bfloat16, float16 or float32";
   constexpr std::array<std::pair<std::string_view, DType>, 3> kNames = {{

@@ -34,6 +34,8 @@ class ConfigReader {
                                   std::vector<int64_t> otherwise);
   // "" when missing.
   std::string String(std::string_view key);
+  std::vector<std::string> StringsOr(std::string_view key,
+                                     std::vector<std::string> otherwise);
   // The dtype of the weights: "dtype", in older files "torch_dtype"; bf16 when
   // neither is there.
   DType WeightDType();

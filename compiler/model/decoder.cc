@@ -89,13 +89,20 @@ IndexDim DecoderBuilder::AllLayers() const {
 void DecoderBuilder::Add(std::string name, ParamRole role, Dims shape,
                          std::vector<IndexDim> index) {
   if (!index.empty()) name = "model.layers.{0}." + name;
+  AddParam(std::move(name), role, std::move(shape), std::move(index));
+}
+
+Param& DecoderBuilder::AddParam(std::string name, ParamRole role, Dims shape,
+                                std::vector<IndexDim> index,
+                                int32_t first_layer) {
   Param param = {.name = std::move(name),
                  .index = std::move(index),
                  .shape = std::move(shape),
                  .dtype = dtype_,
-                 .role = role};
+                 .role = role,
+                 .first_layer = first_layer};
   CheckStackSize(param, config_.place(), config_.diagnostics());
-  model_.params.push_back(std::move(param));
+  return model_.params.emplace_back(std::move(param));
 }
 
 void DecoderBuilder::Begin() {
@@ -225,15 +232,30 @@ void DecoderBuilder::AddMtpProjections() {
       {layers});
 }
 
+void DecoderBuilder::RefuseMtpLayers() {
+  if (model_.mtp) {
+    config_.Error("model_type",
+                  absl::StrFormat("multi-token-prediction layers of %s cannot "
+                                  "be placed yet; wanted mtp: false",
+                                  model_.architecture.family));
+  }
+  model_.stored_beside.push_back("mtp.*");
+}
+
 void DecoderBuilder::End() {
   const Architecture& a = model_.architecture;
   Add("model.norm.weight", ParamRole::kFinalNorm, {a.hidden}, {});
+  AddHead("model.embed_tokens.weight");
+}
+
+void DecoderBuilder::AddHead(std::string_view embedding) {
+  const Architecture& a = model_.architecture;
   if (a.tied) {
     model_.skips.push_back(
         {.name = "lm_head.weight",
          .reason = SkipReason::kTied,
-         .detail =
-             "tie_word_embeddings: the head is model.embed_tokens.weight"});
+         .detail = absl::StrFormat("tie_word_embeddings: the head is %s",
+                                   embedding)});
   } else {
     Add("lm_head.weight", ParamRole::kOutputHead, {a.vocab, a.hidden}, {});
   }

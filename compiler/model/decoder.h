@@ -62,8 +62,18 @@ class DecoderBuilder {
                         int64_t intermediate);
   // What multi-token-prediction layers have beside a decoder layer.
   void AddMtpProjections();
+  // Of a family whose multi-token-prediction layers no layout places yet: a
+  // job that wants them is wrong, a checkpoint that has them is not.
+  void RefuseMtpLayers();
   // Adds final norm and head.
   void End();
+  // Adds the head, or says that it is the embedding of this name.
+  void AddHead(std::string_view embedding);
+
+  // A param under its full name. `index`: layers, then experts; empty: of no
+  // layer. Layer n of the index is the model's layer first_layer + n.
+  Param& AddParam(std::string name, ParamRole role, Dims shape,
+                  std::vector<IndexDim> index, int32_t first_layer = 0);
 
   // Also the multi-token-prediction layers.
   IndexDim AllLayers() const;

@@ -28,11 +28,14 @@ std::vector<std::string_view> FamilyNames();
 // One per kind of network; several model_types may name it.
 void BuildDeepseekV3(ConfigReader& config, Model& model);
 void BuildGlm4Moe(ConfigReader& config, Model& model);
+void BuildGptOss(ConfigReader& config, Model& model);
 void BuildLlama(ConfigReader& config, Model& model);
 void BuildMixtral(ConfigReader& config, Model& model);
+void BuildNemotronH(ConfigReader& config, Model& model);
 void BuildQwen2(ConfigReader& config, Model& model);
 void BuildQwen3(ConfigReader& config, Model& model);
 void BuildQwen3Moe(ConfigReader& config, Model& model);
+void BuildQwen3Next(ConfigReader& config, Model& model);
 
 }  // namespace refit
 

@@ -131,7 +131,7 @@ class CheckpointMatcher {
                             Quoted(name)));
         continue;
       }
-      CheckShape(*tensor, param.shape);
+      CheckShape(*tensor, param.StoredShape());
       if (first == nullptr) first = tensor;
       if (tensor->dtype != first->dtype) {
         diagnostics_.Error(
@@ -312,7 +312,7 @@ std::string ModelListing(const Model& model) {
   for (const Param& param : model.params) {
     const std::string rest =
         absl::StrFormat("\t%s\t%s\n", SafetensorsDTypeName(param.dtype),
-                        ShapeText(param.shape));
+                        ShapeText(param.StoredShape()));
     for (const std::string& name : MemberNames(param)) {
       absl::StrAppend(&listing, name, rest);
     }

@@ -3,6 +3,7 @@
 import dataclasses
 
 from deepseek_models import DeepseekModel
+from hybrid_models import HybridModel
 from models import ListedModel, Model
 
 
@@ -545,11 +546,93 @@ CHECKPOINTS = [
 ]
 
 
+def nemotron_h(pattern, **more):
+    sizes = {
+        "hidden_size": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 900,
+        "intermediate_size": 40, "mamba_num_heads": 8, "mamba_head_dim": 6, "n_groups": 4, "ssm_state_size": 5,
+        "conv_kernel": 4, "use_conv_bias": True, "n_routed_experts": 8, "moe_intermediate_size": 16,
+        "moe_shared_expert_intermediate_size": 32,
+    }  # fmt: skip
+    config = {**sizes, "num_hidden_layers": len(pattern), "hybrid_override_pattern": pattern, **more}
+    return HybridModel(model_type="nemotron_h", **config)
+
+
+NEMOTRON = nemotron_h("ME*EM-EM*E")
+NEMOTRON_LATENT = nemotron_h("M*EMEM*E", moe_latent_size=8, attention_bias=True)
+NEMOTRON_ONE_GROUP = nemotron_h("MME*", n_groups=1)
+QWEN3_NEXT = HybridModel(
+    model_type="qwen3_next", num_hidden_layers=8, hidden_size=24, num_attention_heads=8, num_key_value_heads=4,
+    head_dim=6, vocab_size=900, full_attention_interval=4, linear_num_key_heads=4, linear_num_value_heads=8,
+    linear_key_head_dim=3, linear_value_head_dim=5, linear_conv_kernel_dim=4, num_experts=8, moe_intermediate_size=16,
+    shared_expert_intermediate_size=32, num_experts_per_tok=2,
+)  # fmt: skip
+GPT_OSS = HybridModel(
+    model_type="gpt_oss", num_hidden_layers=4, hidden_size=24, num_attention_heads=8, num_key_value_heads=4, head_dim=6,
+    vocab_size=900, intermediate_size=16, num_local_experts=8, attention_bias=True,
+)  # fmt: skip
+
+MAMBA = [
+    ("mamba: one rank to one rank", NEMOTRON, megatron(), vllm()),
+    ("mamba: ep4 tp2 to tp4, two engines", NEMOTRON, megatron(tp=2, dp=4, ep=4), vllm(tp=4, replicas=2)),
+    ("mamba: tp4 pp2 ep8 to tp2 pp2", NEMOTRON, megatron(tp=4, pp=2, dp=2, ep=8), vllm(tp=2, pp=2)),
+    ("mamba: etp2 to expert_parallel", NEMOTRON, megatron(tp=2, dp=2, ep=2, etp=2), vllm(tp=4, expert_parallel=True)),
+    ("mamba: vpp to dp2", NEMOTRON_LATENT, megatron(tp=2, pp=2, vpp=2, dp=2, ep=2), vllm(tp=2, dp=2)),
+    (
+        "mamba: latent experts to dp2 with expert_parallel",
+        NEMOTRON_LATENT,
+        megatron(tp=4, pp=2, dp=2, ep=4, etp=2),
+        vllm(tp=2, dp=2, expert_parallel=True),
+        SMALL_BUCKETS,
+    ),
+    ("mamba: one group, whole on each of four", NEMOTRON_ONE_GROUP, megatron(dp=4, ep=4), vllm(tp=4)),
+    ("mamba: one group, pp2 to tp2 pp2", NEMOTRON_ONE_GROUP, megatron(pp=2), vllm(tp=2, pp=2), FOUR_PER_HOST),
+    ("mamba: megatron to megatron", NEMOTRON, megatron(tp=2, dp=2, ep=4), megatron(tp=4, pp=2)),
+    ("mamba: vllm to megatron", NEMOTRON, vllm(tp=4), megatron(tp=2, ep=2)),
+]
+
+DELTA_NETS = [
+    ("delta net: one rank to one rank", QWEN3_NEXT, megatron(), vllm()),
+    ("delta net: ep4 tp2 to tp4", QWEN3_NEXT, megatron(tp=2, dp=4, ep=4), vllm(tp=4)),
+    ("delta net: tp4 pp2 to two engines", QWEN3_NEXT, megatron(tp=4, pp=2, ep=4), vllm(tp=2, replicas=2)),
+    (
+        "delta net: etp2 to expert_parallel",
+        QWEN3_NEXT,
+        megatron(tp=2, dp=2, ep=2, etp=2),
+        vllm(tp=4, expert_parallel=True),
+    ),
+    (
+        "delta net: pp4 to dp2 with expert_parallel",
+        QWEN3_NEXT,
+        megatron(tp=2, pp=4, dp=2, ep=2),
+        vllm(tp=2, dp=2, pp=2, expert_parallel=True),
+        SMALL_BUCKETS,
+    ),
+    ("delta net: vllm to megatron", QWEN3_NEXT, vllm(tp=2, dp=2), megatron(tp=4, ep=2)),
+]
+
+FUSED_EXPERTS = [
+    ("fused experts: one rank to one rank", GPT_OSS, megatron(), vllm()),
+    ("fused experts: ep4 tp2 to tp4", GPT_OSS, megatron(tp=2, dp=2, ep=4), vllm(tp=4)),
+    (
+        "fused experts: etp2 to expert_parallel",
+        GPT_OSS,
+        megatron(tp=4, dp=2, ep=4, etp=2),
+        vllm(tp=2, expert_parallel=True),
+    ),
+    ("fused experts: pp2 to dp2", GPT_OSS, megatron(pp=2, dp=2, ep=2), vllm(tp=2, dp=2), SMALL_BUCKETS),
+    ("fused experts: tp8 to pp2, two engines", GPT_OSS, megatron(tp=8, ep=8), vllm(pp=2, replicas=2), FOUR_PER_HOST),
+    ("fused experts: vllm to megatron", GPT_OSS, vllm(tp=4), megatron(tp=2, ep=2)),
+]
+
+
 def all_jobs():
     tables = {
         "dense": DENSE,
         "experts": EXPERTS,
         "shared_experts": SHARED_EXPERTS,
+        "mamba": MAMBA,
+        "delta_nets": DELTA_NETS,
+        "fused_experts": FUSED_EXPERTS,
         "generic": GENERIC,
         "casts": CASTS,
         "checkpoints": CHECKPOINTS,

@@ -192,11 +192,11 @@ class Stage:
         return buffers
 
 
-def ranks(model, side, tensors, padding, dtype):
+def ranks(model, side, tensors, padding, dtype, make_stage=Stage):
     """name -> Buffer of every rank."""
     tp_size, cp_size = side.get("tensor_parallel", 1), side.get("context_parallel", 1)
     dp_size, pp_size = side.get("data_parallel", 1), side.get("pipeline_parallel", 1)
-    stage = Stage(model, side, tensors, padding, dtype)
+    stage = make_stage(model, side, tensors, padding, dtype)
     assert tp_size * cp_size * dp_size % (stage.ep_size * stage.etp_size) == 0
     chunks = layers_of_chunks(model, side)
     built = {}

@@ -21,10 +21,13 @@ import traceback
 import numpy
 
 import generic
+import hybrid_megatron
+import hybrid_vllm
 import megatron
 import safetensors
 import values
 import vllm
+from hybrid_models import HybridModel
 from jobs import all_jobs
 
 
@@ -35,7 +38,11 @@ class Mismatch(Exception):
 def ranks_of_side(job, side, tensors, padding, parameter_dtype, dtype):
     if side["layout"] == "generic":
         return list(generic.ranks(side, tensors, parameter_dtype, dtype))
-    layout = {"megatron": megatron, "vllm": vllm}[side["layout"]]
+    is_hybrid = isinstance(job.model, HybridModel)
+    layout = {
+        "megatron": hybrid_megatron if is_hybrid else megatron,
+        "vllm": hybrid_vllm if is_hybrid else vllm,
+    }[side["layout"]]
     at = job.model.dtype_of
     cast = {
         name: values.cast(bits, at(name, parameter_dtype), at(name, dtype)) for name, bits in tensors.items()
@@ -123,7 +130,8 @@ def run_job(job, programs, directory):
     """Returns the number of ranks and of destination bytes."""
     source_dtype = job.source.get("dtype", job.model.dtype)
     destination_dtype = job.destination.get("dtype", job.model.dtype)
-    is_cast = has_casts(job, source_dtype, destination_dtype)
+    # Of hybrid models some tensors are fp32 on one side and bf16 on the other.
+    is_cast = has_casts(job, source_dtype, destination_dtype) or isinstance(job.model, HybridModel)
     shapes = job.model.parameters()
     tensors = {
         name: values.parameter(name, shape, job.model.dtype_of(name, source_dtype), is_cast)

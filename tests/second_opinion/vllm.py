@@ -162,9 +162,9 @@ class Stage:
         return buffers
 
 
-def ranks(model, side, tensors, padding, dtype):
+def ranks(model, side, tensors, padding, dtype, make_stage=Stage):
     """name -> Buffer of every rank."""
-    stage = Stage(model, side, tensors, padding, dtype)
+    stage = make_stage(model, side, tensors, padding, dtype)
     stages = layers_of_stages(model, side)
     engine = [
         stage.rank(layers, pp == 0, pp == len(stages) - 1, tp, dp)
