@@ -29,6 +29,8 @@ DecoderBuilder::DecoderBuilder(ConfigReader& config, Model& model,
   architecture.layers = config.Count("num_hidden_layers");
   architecture.hidden = config.Size("hidden_size");
   architecture.heads = config.Size("num_attention_heads");
+  architecture.vocab = config.Size("vocab_size");
+  architecture.tied = config.FlagOr("tie_word_embeddings", false);
   switch (heads) {
     case HeadForm::kGrouped:
       ReadGroupedHeads();
@@ -37,8 +39,6 @@ DecoderBuilder::DecoderBuilder(ConfigReader& config, Model& model,
       ReadLatentHeads();
       break;
   }
-  architecture.vocab = config.Size("vocab_size");
-  architecture.tied = config.FlagOr("tie_word_embeddings", false);
 }
 
 void DecoderBuilder::ReadGroupedHeads() {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "compiler/model/stacks.h"
 #include "tests/compiler/temporary_directory.h"
 
 namespace refit {
@@ -452,7 +453,9 @@ std::string SafetensorsOf(const std::vector<Stored>& tensors) {
   std::string header = R"({"__metadata__":{"format":"pt"})";
   int64_t offset = 0;
   for (const Stored& tensor : tensors) {
-    int64_t bytes = tensor.dtype == "F32" ? 4 : 2;
+    int64_t bytes = tensor.dtype == "F32"       ? 4
+                    : tensor.dtype == "F8_E4M3" ? 1
+                                                : 2;
     std::string shape;
     for (const int64_t extent : tensor.shape) {
       shape += (shape.empty() ? "" : ",") + std::to_string(extent);
@@ -655,6 +658,30 @@ TEST(SafetensorsTest, DisagreementWithTheConfigIsReported) {
             "missing\n"
             "m/model.safetensors: error: tensor \"model.normal.weight\" is not "
             "a parameter of a qwen2 model with this config.json\n");
+}
+
+// As DeepSeek's and Moonshot's checkpoints store them: weights in FP8 with
+// scales, buffers that no code reads, the layers that predict.
+TEST(SafetensorsTest, WhatIsStoredBesideTheParamsIsLeftAlone) {
+  const ReadResult config = ReadConfigText(kLatentOfOneStep);
+  ASSERT_EQ(config.errors, "");
+  std::vector<Stored> tensors;
+  for (const Param& param : config.model->params) {
+    for (const std::string& name : MemberNames(param)) {
+      tensors.push_back({name, {param.shape.begin(), param.shape.end()}});
+      if (!name.ends_with("kv_b_proj.weight")) continue;
+      tensors.back().dtype = "F8_E4M3";
+      tensors.push_back({name + "_scale_inv", {1, 1}, "F32"});
+    }
+  }
+  tensors.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", {1}});
+  tensors.push_back({"model.layers.3.enorm.weight", {64}});
+  tensors.push_back({"model.layers.4.embed_tokens.weight", {100, 64}});
+  const ReadResult result = ReadWithConfig(tensors, kLatentOfOneStep);
+  ASSERT_EQ(result.errors, "");
+  for (const Param& param : result.model->params) {
+    EXPECT_EQ(param.dtype, DType::kBf16) << param.name;
+  }
 }
 
 TEST(SafetensorsTest, OfAnUnknownFamilyParametersHaveNoRoles) {
