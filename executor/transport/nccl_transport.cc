@@ -5,6 +5,7 @@
 #include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -30,6 +31,10 @@ constexpr std::chrono::milliseconds kWaitWithoutPause(2);
 // A rank that is done waits for the others for so long after the deadline: the
 // word of one that hangs, which says where, is on its way then.
 constexpr std::chrono::milliseconds kLastWords(250);
+
+// How long kernels have to end after an abort, before graphs that hold them are
+// dropped all the same.
+constexpr std::chrono::seconds kStopTime(2);
 
 Deadline Now() { return std::chrono::steady_clock::now(); }
 
@@ -239,22 +244,30 @@ void NcclTransport::Abort(const absl::Status& status) {
 
 // Ends kernels that wait for peers. On the watchdog, or when it is gone.
 void NcclTransport::StopWork(Lock& lock) {
+  const bool is_enqueued = all_enqueued_;
   lock.unlock();
-  if (on_break_) on_break_();
   if (links_.fence != nullptr) links_.fence->Abort();
   // Both at once: an abort waits for the kernels of its communicator, which may
   // stand behind the other's, on one stream or in one graph.
-  std::thread domain;
-  if (links_.domain != nullptr && links_.world != nullptr) {
-    domain = std::thread([this] {
+  std::vector<std::thread> aborts;
+  for (NcclCommunicator* communicator :
+       {links_.domain.get(), links_.world.get()}) {
+    if (communicator == nullptr) continue;
+    aborts.emplace_back([this, communicator] {
       (void)device().MakeCurrent();
-      links_.domain->Abort();
+      communicator->Abort();
     });
-  } else if (links_.domain != nullptr) {
-    links_.domain->Abort();
   }
-  if (links_.world != nullptr) links_.world->Abort();
-  if (domain.joinable()) domain.join();
+  // An abort waits for graphs too: they are dropped once their kernels have
+  // ended, or seem never to.
+  const Deadline limit = Now() + kStopTime;
+  while (is_enqueued && !aborts.empty() && Now() < limit) {
+    const absl::StatusOr<bool> reached = ended_->Reached();
+    if (!reached.ok() || *reached) break;
+    std::this_thread::sleep_for(kWatchPause);
+  }
+  if (on_break_) on_break_();
+  for (std::thread& abort : aborts) abort.join();
   lock.lock();
   running_ = false;
   broken_ = true;
