@@ -92,6 +92,16 @@ std::vector<Edge> RankSchedule::Edges() const {
   return edges;
 }
 
+bool RankSchedule::GainsFromGraph() const {
+  bool stages = false;
+  for (const RoundWork& work : rounds_) {
+    const bool direct = work.mechanism == fb::Mechanism::kDirect;
+    if (direct && work.route == fb::Route::kLocal) return false;
+    stages |= !direct;
+  }
+  return stages;
+}
+
 std::vector<int32_t> RankSchedule::DirectReceivers() const {
   std::vector<int32_t> peers;
   for (const RoundWork& work : rounds_) {

@@ -50,6 +50,10 @@ class RankSchedule {
   // Whether the rank has anything to pack, and to unpack, in staged rounds.
   bool Packs() const { return packs_; }
   bool Unpacks() const { return unpacks_; }
+  // Whether its rounds are better launched as one graph: staged ones are, which
+  // cost many calls each. Ranks that share a GPU wait for each other in other
+  // ways than a graph can.
+  bool GainsFromGraph() const;
   // The peers of all direct rounds, ascending and distinct.
   std::vector<int32_t> DirectReceivers() const;
   std::vector<int32_t> DirectSenders() const;
