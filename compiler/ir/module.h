@@ -69,6 +69,8 @@ struct Param {
   SkipReason skip = SkipReason::kUnspecified;  // set: no element is moved
 
   Dims VirtualShape() const;
+  // The full name of the stack's first member.
+  std::string FirstName() const;
 };
 
 // A box of one param = a strided box of one buffer. `box` has the dimensions

@@ -33,7 +33,7 @@ struct LayoutInfo {
 };
 constexpr std::array kLayouts = {
     LayoutInfo{LayoutKind::kMegatron, "megatron", true},
-    LayoutInfo{LayoutKind::kFsdp, "fsdp", false},
+    LayoutInfo{LayoutKind::kFsdp, "fsdp", true},
     LayoutInfo{LayoutKind::kVllm, "vllm", true},
     LayoutInfo{LayoutKind::kSglang, "sglang", false},
     LayoutInfo{LayoutKind::kGeneric, "generic", true},
@@ -47,8 +47,8 @@ struct IntegerKey {
   bool is_axis;
 };
 constexpr std::array kIntegerKeys = {
-    IntegerKey{"tensor_parallel", &SideSpec::tensor_parallel,
-               kMegatron | kVllm | kSglang, true},
+    IntegerKey{"tensor_parallel", &SideSpec::tensor_parallel, kFrameworks,
+               true},
     IntegerKey{"pipeline_parallel", &SideSpec::pipeline_parallel,
                kMegatron | kVllm | kSglang, true},
     IntegerKey{"virtual_pipeline_parallel",

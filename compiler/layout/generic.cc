@@ -188,11 +188,7 @@ void GenericLayout::CheckUse(const std::vector<bool>& used) {
     }
     // Of each stack the first member.
     std::vector<std::string> names;
-    for (const Param& param : model.params) {
-      std::vector<int32_t> first;
-      for (const IndexDim& dim : param.index) first.push_back(dim.numbers[0]);
-      names.push_back(ExpandName(param.name, first));
-    }
+    for (const Param& param : model.params) names.push_back(param.FirstName());
     const std::string nearest =
         NearestMatch(rule.match, {names.begin(), names.end()});
     context_.diagnostics.Error(

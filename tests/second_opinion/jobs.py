@@ -35,6 +35,10 @@ def megatron(**keys):
     return {"layout": "megatron", **{KEYS.get(key, key): value for key, value in keys.items()}}
 
 
+def fsdp(**keys):
+    return {"layout": "fsdp", **{KEYS.get(key, key): value for key, value in keys.items()}}
+
+
 def vllm(**keys):
     return {"layout": "vllm", **{KEYS.get(key, key): value for key, value in keys.items()}}
 
@@ -260,6 +264,31 @@ EXPERTS = [
     ),
 ]
 
+FSDP = [
+    ("fsdp: three ranks to vllm", LLAMA, fsdp(dp=3), vllm(tp=4)),
+    ("fsdp: uneven and empty shards", QWEN3_TIED, fsdp(dp=7), vllm(tp=8)),
+    ("fsdp: more ranks than rows", LLAMA, fsdp(dp=50), vllm(tp=2), {"topology": {"gpus_per_host": 8}}),
+    ("fsdp: hsdp to two engines", QWEN2, fsdp(dp=3, replicas=2), vllm(tp=2, replicas=2), FOUR_PER_HOST),
+    ("fsdp: to fsdp of another size", LLAMA_BIAS, fsdp(dp=5), fsdp(dp=3, replicas=2)),
+    ("fsdp: megatron to fsdp", LLAMA, megatron(tp=2, pp=2), fsdp(dp=6)),
+    ("fsdp: fp32 shards to bf16 engines", QWEN3_TIED, fsdp(dp=3, replicas=2, dtype="fp32"), vllm(tp=4, dtype="bf16")),
+    ("fsdp: experts one by one", QWEN3_MOE, fsdp(dp=5), vllm(tp=3, dp=2)),
+    ("fsdp: experts one by one, expert_parallel", MIXTRAL, fsdp(dp=4), vllm(tp=2, dp=2, expert_parallel=True)),
+    ("fsdp: fused experts", QWEN3_MOE, fsdp(dp=3, fused_experts=True), vllm(tp=3, dp=2)),
+    ("fsdp: fused experts, empty shards", MIXTRAL, fsdp(dp=6, fused_experts=True), vllm(tp=8)),
+    ("fsdp: fused experts of some layers, fp32", QWEN3_MOE_MIXED, fsdp(dp=3, fused_experts=True, dtype="fp32"),
+     vllm(tp=2, dtype="bf16"), SMALL_BUCKETS),
+    ("fsdp: fused experts to experts one by one", QWEN3_MOE, fsdp(dp=3, fused_experts=True), fsdp(dp=2, replicas=2)),
+    ("fsdp: megatron to fused experts", MIXTRAL, megatron(tp=2, ep=2, pp=2), fsdp(dp=3, fused_experts=True)),
+    ("fsdp: vllm to fused experts", QWEN3_MOE_MLP_ONLY, vllm(tp=3, expert_parallel=True), fsdp(dp=4, fused_experts=True)),
+    ("fsdp: excluded experts of a stack", QWEN3_MOE, fsdp(dp=3, fused_experts=True), vllm(tp=2),
+     {"options": {"exclude": ["*.experts.3.*", "model.layers.2.mlp.experts.*"]}}),
+    ("fsdp: listed parameters", ListedModel(a=[10, 6], b=[3], c=[4, 3, 2]), fsdp(dp=4), fsdp(dp=3)),
+    ("fsdp: inside tensor parallelism", QWEN3_TIED, fsdp(dp=3, tp=4), vllm(tp=2)),
+    ("fsdp: inside tensor parallelism, biases", LLAMA_BIAS, fsdp(dp=2, tp=2, replicas=2), vllm(tp=4, pp=3)),
+    ("fsdp: into fsdp inside tensor parallelism", LLAMA, megatron(tp=8), fsdp(dp=5, tp=4)),
+]  # fmt: skip
+
 FSDP_2D = {"fsdp": {"axes": {"replica": 2, "shard": 3}}}
 ROWS_OF_THREE = [("*", "fsdp", ["Replicate", "Shard(0)"])]
 TWO_BY_TWO = {"grid": {"axes": {"dp": 2, "tp": 2}}}
@@ -418,7 +447,7 @@ CHECKPOINTS = [
 
 
 def all_jobs():
-    tables = {"dense": DENSE, "experts": EXPERTS, "generic": GENERIC, "casts": CASTS, "checkpoints": CHECKPOINTS}
+    tables = {"dense": DENSE, "experts": EXPERTS, "fsdp": FSDP, "generic": GENERIC, "casts": CASTS, "checkpoints": CHECKPOINTS}
     return [
         Job(group, *row, from_checkpoint=group == "checkpoints") for group, table in tables.items() for row in table
     ]
