@@ -109,7 +109,8 @@ class SideReader {
     const bool is_generic = layouts_ == kGeneric;
     const bool has_meshes = Has("meshes", kGeneric);
     const bool has_tensors = Has("tensors", kGeneric);
-    if (is_generic && has_meshes && has_tensors) {
+    const bool has_flat_buffers = Has("flat_buffers", kGeneric);
+    if (is_generic && has_meshes && has_tensors && has_flat_buffers) {
       side_.generic = ReadGeneric(reader_);
     }
     reader_.RejectOtherKeys();

@@ -210,7 +210,7 @@ TEST(FsdpLayoutTest, FsdpCutsWhatTensorParallelismLeaves) {
 // torch keeps it in fp32, outside of what FSDP manages.
 TEST(FsdpLayoutTest, RouterCorrectionIsWholeAndKeepsItsDtype) {
   Model model;
-  model.params.push_back({.name = "model.layers.0.mlp.gate.weight",
+  model.params.push_back({.name = "model.layers.{0}.mlp.gate.weight",
                           .index = {Consecutive(0, 2)},
                           .shape = {4, 2},
                           .dtype = DType::kBf16,
@@ -285,7 +285,7 @@ TEST(FsdpLayoutTest, FusedExpertsNeedExpertsAndRoles) {
 TEST(FsdpLayoutTest, TensorParallelismNeedsADenseModelWhoseHeadsItDivides) {
   EXPECT_NE(LayOutErrors(MakeModel({.experts = 2}), MakeFsdp(1, 2))
                 .find("destination.tensor_parallel 2 cannot place parameter "
-                      "\"model.layers.{0}.mlp.gate.weight\"; wanted a dense "
+                      "\"model.layers.0.mlp.gate.weight\"; wanted a dense "
                       "model, or layout \"generic\" with its placements"),
             std::string::npos);
   EXPECT_NE(LayOutErrors(MakeModel({}), MakeFsdp(1, 8))

@@ -1,6 +1,9 @@
 """The jobs: models x pairs of layouts."""
 
 import dataclasses
+import fnmatch
+import math
+import re
 
 from models import ListedModel, Model
 
@@ -289,6 +292,83 @@ FSDP = [
     ("fsdp: into fsdp inside tensor parallelism", LLAMA, megatron(tp=8), fsdp(dp=5, tp=4)),
 ]  # fmt: skip
 
+DP_3 = {"dp": {"axes": {"dp": 3}}}
+
+
+def flat_side(meshes, *flat_buffers, tensors=()):
+    rules = generic(meshes, *tensors)
+    if not tensors:
+        del rules["tensors"]
+    return {**rules, "flat_buffers": list(flat_buffers)}
+
+
+def flat(name, mesh, length, entries, placements=("Shard(0)",), **keys):
+    """Entries are (param, offset[, rows])."""
+    words = ("param", "offset", "rows")
+    where = {} if "ranges" in keys else {"placements": list(placements)}
+    entries = [dict(zip(words, entry)) for entry in entries]
+    return {"name": name, "mesh": mesh, "length": length, "entries": entries, **where, **keys}
+
+
+def one_after_the_other(model, match, gap=0, unit=1):
+    """Entries and length of a flat buffer with all that matches, from back to front."""
+    entries, offset = [], gap
+    for name, shape in reversed(model.parameters().items()):
+        if not fnmatch.fnmatchcase(name, match):
+            continue
+        layer_name = re.sub(r"^model\.layers\.0\.", "model.layers.{layer}.", name)
+        entries.append((layer_name, offset))
+        offset = -(-(offset + math.prod(shape) + gap) // unit) * unit
+    return entries, offset
+
+
+def flat_by_layer(model, mesh, shards, gap=0, rest=("Shard(0)",), **keys):
+    """As Megatron FSDP groups parameters: a buffer per layer, another one for what is outside of the layers."""
+    entries, length = one_after_the_other(model, "model.layers.0.*", gap, shards)
+    ends, ends_length = one_after_the_other(model, "[!m]*", 0, shards)
+    return [
+        flat("decoder.layers.{layer}.flat", mesh, length, entries, layers=[0, model.layers], **keys),
+        *([flat("ends.flat", mesh, ends_length, ends, **keys)] if ends else []),
+    ], ("model.*", mesh, list(rest))
+
+
+LLAMA_BY_LAYER, LLAMA_REST = flat_by_layer(LLAMA, "dp", 3, gap=5)
+MOE_BY_LAYER, MOE_REST = flat_by_layer(QWEN3_MOE, "dp", 3)
+LLAMA_TO_2, LLAMA_TO_2_REST = flat_by_layer(LLAMA, "dp", 7, gap=1)
+HSDP_BY_LAYER, HSDP_REST = flat_by_layer(
+    LLAMA, "fsdp", 3, gap=2, rest=["Replicate", "Shard(0)"], placements=["Replicate", "Shard(0)"], dtype="fp32"
+)
+PARTS = ListedModel(qkv=[12, 6], cube=[3, 4, 5], norm=[7], scalar=[])
+
+FLAT = [
+    ("flat: layers to vllm", LLAMA, flat_side(DP_3, *LLAMA_BY_LAYER, tensors=[LLAMA_REST]), vllm(tp=4)),
+    ("flat: layers of experts to vllm", QWEN3_MOE, flat_side(DP_3, *MOE_BY_LAYER, tensors=[MOE_REST]),
+     vllm(tp=3, dp=2)),
+    ("flat: megatron to layers of experts", QWEN3_MOE, megatron(tp=2, ep=2),
+     flat_side(DP_3, *MOE_BY_LAYER, tensors=[MOE_REST])),
+    ("flat: to flat buffers of another size", LLAMA, flat_side(DP_3, *LLAMA_BY_LAYER, tensors=[LLAMA_REST]),
+     flat_side({"dp": {"axes": {"dp": 7}}}, *LLAMA_TO_2, tensors=[LLAMA_TO_2_REST]), SMALL_BUCKETS),
+    ("flat: fp32 hsdp to bf16 engines", LLAMA,
+     {**flat_side({"fsdp": {"axes": {"replica": 2, "shard": 3}}}, *HSDP_BY_LAYER, tensors=[HSDP_REST]), "dtype": "fp32"},
+     vllm(tp=2, replicas=2, dtype="bf16")),
+    ("flat: uneven ranges, one empty, rows apart", PARTS,
+     flat_side(
+         DP_3,
+         flat("f", "dp", 160, [("qkv", 3, [4, 12]), ("cube", 60), ("qkv", 51, [3, 4]), ("norm", 120), ("scalar", 130),
+                               ("qkv", 140, [0, 3])],
+              ranges=[[0, 71], [71, 71], [71, 160]]),
+     ),
+     generic({"row": {"axes": {"dp": 2}}}, ("scalar", "row", ["Replicate"]), ("*", "row", ["Shard(0)"]))),
+    ("flat: rows into two buffers, the rest by a rule", PARTS,
+     generic({"one": {"axes": {"x": 1}}}, ("*", "one", ["Replicate"])),
+     flat_side(
+         DP_3,
+         flat("head", "dp", 40, [("qkv", 1, [0, 5])]),
+         flat("tail", "dp", 50, [("qkv", 0, [5, 12])], ranges=[[0, 20], [10, 50], [49, 50]]),
+         tensors=[("scalar", "dp", ["Replicate"]), ("*", "dp", ["Shard(0)"])],
+     )),
+]  # fmt: skip
+
 FSDP_2D = {"fsdp": {"axes": {"replica": 2, "shard": 3}}}
 ROWS_OF_THREE = [("*", "fsdp", ["Replicate", "Shard(0)"])]
 TWO_BY_TWO = {"grid": {"axes": {"dp": 2, "tp": 2}}}
@@ -447,7 +527,7 @@ CHECKPOINTS = [
 
 
 def all_jobs():
-    tables = {"dense": DENSE, "experts": EXPERTS, "fsdp": FSDP, "generic": GENERIC, "casts": CASTS, "checkpoints": CHECKPOINTS}
+    tables = {"dense": DENSE, "experts": EXPERTS, "fsdp": FSDP, "flat": FLAT, "generic": GENERIC, "casts": CASTS, "checkpoints": CHECKPOINTS}
     return [
         Job(group, *row, from_checkpoint=group == "checkpoints") for group, table in tables.items() for row in table
     ]

@@ -35,14 +35,14 @@ class Mismatch(Exception):
 
 def ranks_of_side(job, side, tensors, padding, parameter_dtype, dtype):
     if side["layout"] == "generic":
-        return list(generic.ranks(side, tensors, parameter_dtype, dtype))
+        return list(generic.ranks(side, tensors, parameter_dtype, dtype, padding))
     layout = {"fsdp": fsdp, "megatron": megatron, "vllm": vllm}[side["layout"]]
     cast = {name: values.cast(bits, parameter_dtype, dtype) for name, bits in tensors.items()}
     return list(layout.ranks(job.model, side, cast, padding, dtype))
 
 
 def has_casts(job, source_dtype, destination_dtype):
-    rules = job.source.get("tensors", []) + job.destination.get("tensors", [])
+    rules = [rule for side in (job.source, job.destination) for key in ("tensors", "flat_buffers") for rule in side.get(key, [])]
     return source_dtype != destination_dtype or any("dtype" in rule for rule in rules)
 
 
