@@ -65,6 +65,8 @@ constexpr std::array kIntegerKeys = {
                &SideSpec::num_layers_in_last_pipeline_stage, kMegatron, false},
     IntegerKey{"make_vocab_size_divisible_by",
                &SideSpec::make_vocab_size_divisible_by, kMegatron, false},
+    IntegerKey{"moe_mlp_glu_interleave_size",
+               &SideSpec::moe_mlp_glu_interleave_size, kMegatron, false},
 };
 
 std::vector<std::string_view> SupportedLayouts() {
@@ -98,6 +100,10 @@ class SideReader {
     }
     if (Has("fused_experts", kFsdp)) {
       reader_.Bool("fused_experts", side_.fused_experts);
+    }
+    if (Has("moe_single_grouped_weight", kMegatron)) {
+      reader_.Bool("moe_single_grouped_weight",
+                   side_.moe_single_grouped_weight);
     }
     if (Has("mtp", kEvery)) reader_.Bool("mtp", side_.mtp);
     if (Has("experts", kMegatron | kVllm | kSglang) &&

@@ -58,8 +58,7 @@ bool IsExpert(const Param& param) {
          param.role == kExpertDown;
 }
 
-// A buffer of the modules, not a parameter: FSDP leaves it whole, and a side's
-// dtype does not cast it.
+// A buffer of the modules, not a parameter: FSDP leaves it whole.
 bool IsModuleBuffer(const Param& param) {
   return param.role == kRouterCorrection;
 }
@@ -174,21 +173,20 @@ Buffer FsdpLayout::Shard(ParamId id, const Coordinate& rank) const {
   for (size_t dim = rows; dim < box.lo.size(); ++dim) {
     buffer.shape.push_back(box.extent(dim));
   }
-  buffer.dtype =
-      IsModuleBuffer(param) ? param.dtype : BufferDType(context_.side, param);
+  buffer.dtype = BufferDType(context_.side, param);
+  buffer.own_dtype = IsModuleBuffer(param);
+  const Dims strides = RowMajorStrides(buffer.VirtualShape());
+  buffer.shape = param.StoredShape(std::move(buffer.shape));
   if (!box.Empty()) {
     buffer.fragments.push_back(
-        {.param = id,
-         .box = std::move(box),
-         .offset = 0,
-         .stride = RowMajorStrides(buffer.VirtualShape())});
+        {.param = id, .box = std::move(box), .offset = 0, .stride = strides});
   }
   return buffer;
 }
 
 std::vector<Buffer> FsdpLayout::FusedExperts(const Coordinate& rank) const {
   const Architecture& architecture = context_.model.architecture;
-  const Range layers = {0, architecture.layers};
+  const Range layers = {0, architecture.all_layers()};
   const ExpertSlice slice = {
       .experts = ChunkShare(architecture.experts, data_, rank.data),
       .in_name = false};
