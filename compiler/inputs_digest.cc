@@ -9,6 +9,14 @@
 namespace refit {
 namespace {
 
+void AppendPlacements(const std::vector<Placement>& placements,
+                      std::string& text) {
+  for (const Placement& placement : placements) {
+    absl::StrAppend(&text, " ", static_cast<int>(placement.kind), "/",
+                    placement.dim, "/", placement.split_factor);
+  }
+}
+
 void AppendGeneric(const GenericSpec& generic, std::string& text) {
   for (const MeshSpec& mesh : generic.meshes) {
     absl::StrAppend(&text, "mesh ", mesh.name, " axes ",
@@ -18,13 +26,30 @@ void AppendGeneric(const GenericSpec& generic, std::string& text) {
   }
   for (const TensorRule& rule : generic.tensors) {
     absl::StrAppend(&text, "tensors ", rule.match, " mesh ", rule.mesh);
-    for (const Placement& placement : rule.placements) {
-      absl::StrAppend(&text, " ", static_cast<int>(placement.kind), "/",
-                      placement.dim, "/", placement.split_factor);
-    }
+    AppendPlacements(rule.placements, text);
     absl::StrAppend(
         &text, " rename ", rule.rename.value_or("{name}"), " dtype ",
         std::string(DTypeName(rule.dtype.value_or(DType::kUnspecified))), "\n");
+  }
+  for (const FlatBufferSpec& flat : generic.flat_buffers) {
+    absl::StrAppend(
+        &text, "flat ", flat.name, " mesh ", flat.mesh, " length ", flat.length,
+        " dtype ",
+        std::string(DTypeName(flat.dtype.value_or(DType::kUnspecified))));
+    AppendPlacements(flat.placements, text);
+    for (const RangeSpec& range : flat.ranges) {
+      absl::StrAppend(&text, " [", range.begin, ",", range.end, "]");
+    }
+    if (flat.layers.has_value()) {
+      absl::StrAppend(&text, " layers ", flat.layers->begin, "-",
+                      flat.layers->end);
+    }
+    for (const FlatEntry& entry : flat.entries) {
+      absl::StrAppend(&text, "\n", entry.param, " at ", entry.offset);
+      if (!entry.rows.has_value()) continue;
+      absl::StrAppend(&text, " rows ", entry.rows->begin, "-", entry.rows->end);
+    }
+    absl::StrAppend(&text, "\n");
   }
 }
 

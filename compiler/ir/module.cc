@@ -44,6 +44,12 @@ std::string ExpandName(std::string_view name,
   return expanded;
 }
 
+std::string Param::FirstName() const {
+  std::vector<int32_t> first;
+  for (const IndexDim& dim : index) first.push_back(dim.numbers[0]);
+  return ExpandName(name, first);
+}
+
 Dims Param::VirtualShape() const { return VirtualShapeOf(index, shape); }
 Dims Param::StoredShape(Dims cut) const {
   if (!pairs) return cut;

@@ -73,6 +73,8 @@ struct Param {
   bool pairs = false;
 
   Dims VirtualShape() const;
+  // The full name of the stack's first member.
+  std::string FirstName() const;
   // `shape`, or a cut of it, as the tensor has it.
   Dims StoredShape(Dims cut) const;
   Dims StoredShape() const { return StoredShape(shape); }

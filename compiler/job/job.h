@@ -67,9 +67,45 @@ struct TensorRule {
   Place place;
 };
 
+// Half-open range of elements, rows or layers.
+struct RangeSpec {
+  int64_t begin = 0;
+  int64_t end = 0;
+  Place place;
+};
+
+// Stands in a flat buffer's names for the number of a layer.
+inline constexpr std::string_view kLayerMark = "{layer}";
+
+// A param, or some of its rows, row-major from element `offset` on of a flat
+// buffer.
+struct FlatEntry {
+  std::string param;  // "{layer}" stands for the buffer's layer
+  int64_t offset = 0;
+  std::optional<RangeSpec> rows;
+  Place place;
+};
+
+// One-dimensional tensors of `generic` that hold params one after the other, as
+// systems that shard flat buffers do: each rank of the mesh holds a range of
+// it. With `layers` a stack of them, one per layer.
+struct FlatBufferSpec {
+  std::string name;
+  std::string mesh;
+  // One of the two is set.
+  std::vector<Placement> placements;  // one per mesh axis
+  std::vector<RangeSpec> ranges;      // one per rank of the mesh
+  int64_t length = 0;
+  std::optional<DType> dtype;
+  std::optional<RangeSpec> layers;
+  std::vector<FlatEntry> entries;
+  Place place;
+};
+
 struct GenericSpec {
   std::vector<MeshSpec> meshes;
   std::vector<TensorRule> tensors;
+  std::vector<FlatBufferSpec> flat_buffers;
 };
 
 struct SideSpec {

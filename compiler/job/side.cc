@@ -33,7 +33,7 @@ struct LayoutInfo {
 };
 constexpr std::array kLayouts = {
     LayoutInfo{LayoutKind::kMegatron, "megatron", true},
-    LayoutInfo{LayoutKind::kFsdp, "fsdp", false},
+    LayoutInfo{LayoutKind::kFsdp, "fsdp", true},
     LayoutInfo{LayoutKind::kVllm, "vllm", true},
     LayoutInfo{LayoutKind::kSglang, "sglang", false},
     LayoutInfo{LayoutKind::kGeneric, "generic", true},
@@ -47,8 +47,8 @@ struct IntegerKey {
   bool is_axis;
 };
 constexpr std::array kIntegerKeys = {
-    IntegerKey{"tensor_parallel", &SideSpec::tensor_parallel,
-               kMegatron | kVllm | kSglang, true},
+    IntegerKey{"tensor_parallel", &SideSpec::tensor_parallel, kFrameworks,
+               true},
     IntegerKey{"pipeline_parallel", &SideSpec::pipeline_parallel,
                kMegatron | kVllm | kSglang, true},
     IntegerKey{"virtual_pipeline_parallel",
@@ -115,7 +115,8 @@ class SideReader {
     const bool is_generic = layouts_ == kGeneric;
     const bool has_meshes = Has("meshes", kGeneric);
     const bool has_tensors = Has("tensors", kGeneric);
-    if (is_generic && has_meshes && has_tensors) {
+    const bool has_flat_buffers = Has("flat_buffers", kGeneric);
+    if (is_generic && has_meshes && has_tensors && has_flat_buffers) {
       side_.generic = ReadGeneric(reader_);
     }
     reader_.RejectOtherKeys();

@@ -1,6 +1,7 @@
 // Rank order within a side, fastest axis first:
 //   megatron  tensor, context, data, pipeline, replica; experts over the same
 //             ranks: expert tensor, expert, expert data, pipeline, replica
+//   fsdp      tensor, data, replica
 //   vllm      tensor, pipeline, data, replica; experts span data x tensor
 //   generic   as the meshes list their ranks
 #include "compiler/layout/layout.h"
@@ -13,11 +14,12 @@ SideLayout LayOut(const LayoutContext& context) {
   switch (context.side.layout.value) {
     case LayoutKind::kMegatron:
       return LayOutMegatron(context);
+    case LayoutKind::kFsdp:
+      return LayOutFsdp(context);
     case LayoutKind::kVllm:
       return LayOutVllm(context);
     case LayoutKind::kGeneric:
       return LayOutGeneric(context);
-    case LayoutKind::kFsdp:
     case LayoutKind::kSglang:
       break;
   }

@@ -178,13 +178,11 @@ TEST(JobTest, UnknownLayoutNamesTheNearest) {
 }
 
 TEST(JobTest, LayoutWithoutFrontendIsNotSupported) {
-  EXPECT_EQ(
-      Read(WithSource(R"({"layout": "fsdp", "fused_experts": true})")).errors,
-      "job.json:2:23: error: layout \"fsdp\" is not supported yet; "
-      "wanted megatron, vllm or generic\n"
-      "    2 |  \"source\": {\"layout\": \"fsdp\", \"fused_experts\": "
-      "true},\n"
-      "      |                       ^\n");
+  EXPECT_EQ(Read(WithSource(R"({"layout": "sglang", "replicas": 2})")).errors,
+            "job.json:2:23: error: layout \"sglang\" is not supported yet; "
+            "wanted megatron, fsdp, vllm or generic\n"
+            "    2 |  \"source\": {\"layout\": \"sglang\", \"replicas\": 2},\n"
+            "      |                       ^\n");
 }
 
 TEST(JobTest, Fp8IsNotSupportedYet) {
@@ -215,7 +213,7 @@ TEST(JobTest, ReportsAllMissingKeysInOneRun) {
             "    1 | {\"source\": {}}\n"
             "      | ^\n"
             "job.json:1:12: error: missing key \"layout\" in source; wanted "
-            "megatron, vllm or generic\n"
+            "megatron, fsdp, vllm or generic\n"
             "    1 | {\"source\": {}}\n"
             "      |            ^\n"
             "job.json:1:1: error: missing key \"destination\"; wanted an "

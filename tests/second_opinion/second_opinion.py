@@ -20,6 +20,7 @@ import traceback
 
 import numpy
 
+import fsdp
 import generic
 import hybrid_megatron
 import hybrid_vllm
@@ -37,9 +38,10 @@ class Mismatch(Exception):
 
 def ranks_of_side(job, side, tensors, padding, parameter_dtype, dtype):
     if side["layout"] == "generic":
-        return list(generic.ranks(side, tensors, parameter_dtype, dtype))
+        return list(generic.ranks(side, tensors, parameter_dtype, dtype, padding))
     is_hybrid = isinstance(job.model, HybridModel)
     layout = {
+        "fsdp": fsdp,
         "megatron": hybrid_megatron if is_hybrid else megatron,
         "vllm": hybrid_vllm if is_hybrid else vllm,
     }[side["layout"]]
@@ -51,7 +53,7 @@ def ranks_of_side(job, side, tensors, padding, parameter_dtype, dtype):
 
 
 def has_casts(job, source_dtype, destination_dtype):
-    rules = job.source.get("tensors", []) + job.destination.get("tensors", [])
+    rules = [rule for side in (job.source, job.destination) for key in ("tensors", "flat_buffers") for rule in side.get(key, [])]
     return source_dtype != destination_dtype or any("dtype" in rule for rule in rules)
 
 
