@@ -35,7 +35,7 @@ constexpr std::array kLayouts = {
     LayoutInfo{LayoutKind::kMegatron, "megatron", true},
     LayoutInfo{LayoutKind::kFsdp, "fsdp", false},
     LayoutInfo{LayoutKind::kVllm, "vllm", true},
-    LayoutInfo{LayoutKind::kSglang, "sglang", false},
+    LayoutInfo{LayoutKind::kSglang, "sglang", true},
     LayoutInfo{LayoutKind::kGeneric, "generic", true},
 };
 
@@ -65,6 +65,17 @@ constexpr std::array kIntegerKeys = {
                &SideSpec::num_layers_in_last_pipeline_stage, kMegatron, false},
     IntegerKey{"make_vocab_size_divisible_by",
                &SideSpec::make_vocab_size_divisible_by, kMegatron, false},
+    IntegerKey{"dp_attention", &SideSpec::dp_attention, kSglang, true},
+};
+
+struct EmbeddingName {
+  std::string_view name;
+  EmbeddingCut cut;
+};
+constexpr std::array kEmbeddingNames = {
+    EmbeddingName{"tensor", EmbeddingCut::kTensor},
+    EmbeddingName{"attention", EmbeddingCut::kAttention},
+    EmbeddingName{"replicated", EmbeddingCut::kReplicated},
 };
 
 std::vector<std::string_view> SupportedLayouts() {
@@ -100,11 +111,16 @@ class SideReader {
       reader_.Bool("fused_experts", side_.fused_experts);
     }
     if (Has("mtp", kEvery)) reader_.Bool("mtp", side_.mtp);
-    if (Has("experts", kMegatron | kVllm | kSglang) &&
-        reader_.Find("experts") != nullptr) {
-      Report(reader_.PlaceOfKey("experts"),
-             "an expert table is not supported yet; wanted no key \"experts\"");
+    if (Has("experts", kVllm | kSglang)) {
+      ReadExpertPlacement(reader_, side_.layout.value, side_.experts);
     }
+    if (Has("moe_backend", kVllm | kSglang)) {
+      reader_.String("moe_backend", side_.moe_backend);
+    }
+    if (Has("dp_lm_head", kSglang)) {
+      reader_.Bool("dp_lm_head", side_.dp_lm_head);
+    }
+    if (Has("embedding", kSglang)) ReadEmbedding();
     // Without a known layout only a side that looks generic is read as such.
     const bool is_generic = layouts_ == kGeneric;
     const bool has_meshes = Has("meshes", kGeneric);
@@ -185,6 +201,34 @@ class SideReader {
       ReadInteger({"expert_parallel", &SideSpec::expert_parallel,
                    kMegatron | kSglang, true});
     }
+  }
+
+  void ReadEmbedding() {
+    const JsonValue* value = reader_.Find("embedding");
+    // With attention data parallelism each part of the ranks embeds the tokens
+    // of its own requests.
+    side_.embedding = {.value = side_.dp_attention.value > 1
+                                    ? EmbeddingCut::kAttention
+                                    : EmbeddingCut::kTensor,
+                       .place = reader_.place()};
+    if (value == nullptr) return;
+    std::vector<std::string_view> names;
+    for (const EmbeddingName& known : kEmbeddingNames) {
+      names.push_back(known.name);
+    }
+    const std::string wanted = Alternatives(names);
+    const std::string* name =
+        reader_.values().String(*value, reader_.PathOf("embedding"), wanted);
+    if (name == nullptr) return;
+    const Place place = reader_.values().PlaceOf(*value);
+    for (const EmbeddingName& known : kEmbeddingNames) {
+      if (known.name != *name) continue;
+      side_.embedding = {.value = known.cut, .place = place, .given = true};
+      return;
+    }
+    Report(place,
+           absl::StrFormat("%s is %s; wanted %s", reader_.PathOf("embedding"),
+                           Quoted(*name), wanted));
   }
 
   void ReadSideDType() {

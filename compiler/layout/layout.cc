@@ -2,6 +2,8 @@
 //   megatron  tensor, context, data, pipeline, replica; experts over the same
 //             ranks: expert tensor, expert, expert data, pipeline, replica
 //   vllm      tensor, pipeline, data, replica; experts span data x tensor
+//   sglang    tensor (attention data parallelism and experts within), pipeline,
+//             replica
 //   generic   as the meshes list their ranks
 #include "compiler/layout/layout.h"
 
@@ -17,8 +19,9 @@ SideLayout LayOut(const LayoutContext& context) {
       return LayOutVllm(context);
     case LayoutKind::kGeneric:
       return LayOutGeneric(context);
-    case LayoutKind::kFsdp:
     case LayoutKind::kSglang:
+      return LayOutSglang(context);
+    case LayoutKind::kFsdp:
       break;
   }
   ABSL_HARDENING_ASSERT(false && "ReadJob refuses layouts without a frontend");

@@ -27,6 +27,7 @@ SideLayout LayOut(const LayoutContext& context);
 // One per framework; LayOut dispatches.
 SideLayout LayOutMegatron(const LayoutContext& context);
 SideLayout LayOutVllm(const LayoutContext& context);
+SideLayout LayOutSglang(const LayoutContext& context);
 SideLayout LayOutGeneric(const LayoutContext& context);
 
 }  // namespace refit

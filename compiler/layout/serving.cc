@@ -7,7 +7,17 @@
 namespace refit {
 namespace {
 
+using enum ParamRole;
+
 constexpr int64_t kVocabularyPadding = 64;
+
+// "a.experts.{1}.w1.weight": "a.experts." with `module` and `weight` after it.
+std::string ExpertsName(const LayerGroup& group, std::string_view module,
+                        std::string_view weight) {
+  const std::string_view name = group.params[0]->name;
+  return absl::StrFormat("%s%s%s", name.substr(0, name.find("{1}")), module,
+                         weight);
+}
 
 }  // namespace
 
@@ -16,10 +26,6 @@ std::string RenameModule(std::string_view name, std::string_view module) {
   const size_t begin = name.rfind('.', leaf - 1) + 1;
   return absl::StrFormat("%s%s%s", name.substr(0, begin), module,
                          name.substr(leaf));
-}
-
-std::string_view ExpertsPrefix(std::string_view name) {
-  return name.substr(0, name.find("{1}"));
 }
 
 int64_t ServingVocabularyRows(const Param& param) {
@@ -63,14 +69,17 @@ TensorSpec FusedHeads(const LayerGroup& group, const Architecture& architecture,
   return spec;
 }
 
-TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part) {
-  const Range gate =
-      EvenShare(group.params[0]->shape[0], part.count, part.index);
-  const Range up = EvenShare(group.params[1]->shape[0], part.count, part.index);
+TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part,
+                     GateUpOrder order) {
+  const Param& gate = *group.params[0];
+  const Param& up = *group.params[1];
+  const Range gate_rows = EvenShare(gate.shape[0], part.count, part.index);
+  const Range up_rows = EvenShare(up.shape[0], part.count, part.index);
+  const bool gate_first = order == GateUpOrder::kGateFirst;
   return {.name = std::move(name),
-          .shape = {gate.size() + up.size(), group.params[0]->shape[1]},
-          .parts = {RowsPart(*group.params[0], gate, 0),
-                    RowsPart(*group.params[1], up, gate.size())}};
+          .shape = {gate_rows.size() + up_rows.size(), gate.shape[1]},
+          .parts = {RowsPart(gate, gate_rows, gate_first ? 0 : up_rows.size()),
+                    RowsPart(up, up_rows, gate_first ? gate_rows.size() : 0)}};
 }
 
 TensorSpec ColumnShard(const LayerGroup& group, std::string name,
@@ -88,6 +97,17 @@ TensorSpec Replicated(const LayerGroup& group) {
           .parts = {WholePart(*group.params[0])}};
 }
 
+TensorSpec ExpertGateAndUp(const LayerGroup& group, std::string_view module,
+                           EvenPart part, GateUpOrder order) {
+  return GateAndUp(group, ExpertsName(group, module, "w13_weight"), part,
+                   order);
+}
+
+TensorSpec ExpertDown(const LayerGroup& group, std::string_view module,
+                      EvenPart part) {
+  return ColumnShard(group, ExpertsName(group, module, "w2_weight"), part);
+}
+
 void AddLayerStacks(const LayoutContext& context, const RoleTable& table,
                     Range layers, std::initializer_list<ParamRole> roles,
                     const std::optional<ExpertSlice>& experts,
@@ -98,6 +118,41 @@ void AddLayerStacks(const LayoutContext& context, const RoleTable& table,
         LayerStack(table, make_spec(group), group.layers,
                    {.dtype = BufferDType(context.side, *group.params[0]),
                     .experts = experts})));
+  }
+}
+
+void AddEnd(const LayoutContext& context, EndUse use, Buffer buffer,
+            std::vector<BufferId>& out) {
+  if (use == EndUse::kAbsent) return;
+  if (use == EndUse::kUnread) {
+    buffer = SkippedCopy(std::move(buffer), SkipReason::kUnread,
+                         "this pipeline stage holds a copy but never reads it");
+  }
+  out.push_back(context.buffers.Intern(std::move(buffer)));
+}
+
+void CheckExpertTensors(SizeChecks& checks,
+                        const SizeChecks::Divisor& divisor) {
+  constexpr std::string_view kWhat = "intermediate features of an expert";
+  for (const ParamRole role : {kExpertGate, kExpertUp}) {
+    checks.Rows(divisor, role, kWhat);
+  }
+  checks.Columns(divisor, kExpertDown, kWhat);
+}
+
+void CheckMlp(SizeChecks& checks, const SizeChecks::Divisor& divisor) {
+  constexpr std::string_view kWhat = "intermediate features of the MLP";
+  for (const ParamRole role : {kMlpGate, kMlpUp}) {
+    checks.Rows(divisor, role, kWhat);
+  }
+  checks.Columns(divisor, kMlpDown, kWhat);
+}
+
+void CheckVocabulary(SizeChecks& checks, const RoleTable& table, ParamRole role,
+                     const SizeChecks::Divisor& divisor) {
+  for (const ParamId id : table.Params(role)) {
+    checks.Divides(divisor, ServingVocabularyRows(table.param(id)),
+                   "vocabulary rows (padded to a multiple of 64)");
   }
 }
 

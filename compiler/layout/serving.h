@@ -14,8 +14,10 @@
 #include "absl/functional/function_ref.h"
 #include "compiler/ir/module.h"
 #include "compiler/layout/layout.h"
+#include "compiler/layout/moe_backend.h"
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/shard.h"
+#include "compiler/layout/sizes.h"
 #include "compiler/layout/tensor_stack.h"
 
 namespace refit {
@@ -29,9 +31,6 @@ struct EvenPart {
 // "a.b.q_proj.weight" with the module's own name replaced.
 std::string RenameModule(std::string_view name, std::string_view module);
 
-// "a.experts.{1}.w1.weight": "a.experts.".
-std::string_view ExpertsPrefix(std::string_view name);
-
 // Vocabulary rows are padded to a multiple of 64.
 int64_t ServingVocabularyRows(const Param& param);
 
@@ -44,8 +43,9 @@ Buffer ServingVocabulary(const LayoutContext& context, ParamId id,
 TensorSpec FusedHeads(const LayerGroup& group, const Architecture& architecture,
                       EvenPart part);
 
-// Of a group's gate and up: [gate rows; up rows].
-TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part);
+// Of a group's gate and up: [gate rows; up rows], or the other way round.
+TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part,
+                     GateUpOrder order = GateUpOrder::kGateFirst);
 
 // A part of the columns of a group's one param.
 TensorSpec ColumnShard(const LayerGroup& group, std::string name,
@@ -54,12 +54,41 @@ TensorSpec ColumnShard(const LayerGroup& group, std::string name,
 // A group's one param, whole and under its own name.
 TensorSpec Replicated(const LayerGroup& group);
 
+// Of a group's gate and up of the experts: "w13_weight", [gate rows; up rows]
+// of each expert. `module` stands after "experts.": "" or "routed_experts.".
+TensorSpec ExpertGateAndUp(const LayerGroup& group, std::string_view module,
+                           EvenPart part, GateUpOrder order);
+
+// Of a group's down of the experts: "w2_weight".
+TensorSpec ExpertDown(const LayerGroup& group, std::string_view module,
+                      EvenPart part);
+
 // Appends one stack of buffers per group of layers that have `roles`.
 void AddLayerStacks(const LayoutContext& context, const RoleTable& table,
                     Range layers, std::initializer_list<ParamRole> roles,
                     const std::optional<ExpertSlice>& experts,
                     absl::FunctionRef<TensorSpec(const LayerGroup&)> make_spec,
                     std::vector<BufferId>& out);
+
+// How a pipeline stage has a tensor outside the layers.
+enum class EndUse : uint8_t {
+  kAbsent,
+  kUnread,  // a copy that the stage never reads: a declared skip
+  kRead,
+};
+void AddEnd(const LayoutContext& context, EndUse use, Buffer buffer,
+            std::vector<BufferId>& out);
+
+// Reports what `divisor`, the ranks that share each expert, does not divide.
+void CheckExpertTensors(SizeChecks& checks, const SizeChecks::Divisor& divisor);
+
+// Reports what `divisor`, the ranks of tensor parallelism, does not divide of
+// the dense MLP.
+void CheckMlp(SizeChecks& checks, const SizeChecks::Divisor& divisor);
+
+// Reports a vocabulary that `divisor` does not divide.
+void CheckVocabulary(SizeChecks& checks, const RoleTable& table, ParamRole role,
+                     const SizeChecks::Divisor& divisor);
 
 }  // namespace refit
 

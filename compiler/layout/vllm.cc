@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "compiler/layout/expert_slots.h"
 #include "compiler/layout/layout.h"
+#include "compiler/layout/moe_backend.h"
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/serving.h"
 #include "compiler/layout/shard.h"
@@ -71,41 +73,35 @@ class VllmLayout {
   SideLayout LayOut();
 
  private:
-  // Reports sizes that do not fit; true when all do.
-  bool CheckSizes();
+  // Reports sizes that do not fit.
+  void CheckSizes(SizeChecks& checks);
 
   // The buffers of a stage in three runs, in module order: what comes before
   // the experts, the experts, what comes after.
   std::vector<BufferId> EmbeddingAndLayers(int64_t stage, Range layers,
                                            int64_t tensor);
-  std::vector<BufferId> Experts(Range layers, int64_t expert_rank);
+  std::vector<BufferId> Experts(const ExpertSlice& slice, Range layers,
+                                int64_t expert_rank);
   std::vector<BufferId> NormAndHead(int64_t stage, int64_t tensor);
 
-  // Adds a tensor outside the layers: whole where a stage reads it, a declared
-  // skip where it holds a copy it never reads, else nothing.
-  void AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out);
+  // Of a tensor outside the layers that a stage reads, or does not.
+  EndUse UseOf(bool read) const;
 
   const LayoutContext& context_;
   const VllmSizes sizes_;
   const RoleTable table_;
   bool routed_experts_ = true;
+  GateUpOrder gate_up_order_ = GateUpOrder::kGateFirst;
 };
 
-bool VllmLayout::CheckSizes() {
+void VllmLayout::CheckSizes(SizeChecks& checks) {
   const SideSpec& side = context_.side;
-  SizeChecks checks(context_, table_);
   const SizeChecks::Divisor tensor =
       checks.Named("tensor_parallel", side.tensor_parallel);
-  checks.Heads();
-  for (const ParamRole role : {kMlpGate, kMlpUp}) {
-    checks.Rows(tensor, role, "intermediate features of the MLP");
-  }
-  checks.Columns(tensor, kMlpDown, "intermediate features of the MLP");
+  checks.Heads(tensor);
+  CheckMlp(checks, tensor);
   for (const ParamRole role : {kEmbedding, kOutputHead}) {
-    for (const ParamId id : table_.Params(role)) {
-      checks.Divides(tensor, ServingVocabularyRows(table_.param(id)),
-                     "vocabulary rows (padded to a multiple of 64)");
-    }
+    CheckVocabulary(checks, table_, role, tensor);
   }
 
   checks.HasExperts(sizes_.expert_parallel, side.expert_parallel_enabled.place,
@@ -117,12 +113,9 @@ bool VllmLayout::CheckSizes() {
           absl::StrFormat("%s x data_parallel %d", tensor.text, sizes_.data);
       expert_tensor.value = sizes_.expert_ranks();
     }
-    for (const ParamRole role : {kExpertGate, kExpertUp}) {
-      checks.Rows(expert_tensor, role, "intermediate features of an expert");
-    }
-    checks.Columns(expert_tensor, kExpertDown,
-                   "intermediate features of an expert");
+    CheckExpertTensors(checks, expert_tensor);
   }
+  gate_up_order_ = CheckMoeBackend(side, checks);
 
   if (side.version.given) {
     const std::optional<bool> routed = HasRoutedExperts(side.version.value);
@@ -135,16 +128,13 @@ bool VllmLayout::CheckSizes() {
     }
     routed_experts_ = routed.value_or(true);
   }
-  return checks.ok();
 }
 
-void VllmLayout::AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out) {
-  if (!read) {
-    if (!BuildsEndsOnEveryStage(context_.model.architecture.family)) return;
-    buffer = SkippedCopy(std::move(buffer), SkipReason::kUnread,
-                         "this pipeline stage holds a copy but never reads it");
-  }
-  out.push_back(context_.buffers.Intern(std::move(buffer)));
+EndUse VllmLayout::UseOf(bool read) const {
+  if (read) return EndUse::kRead;
+  return BuildsEndsOnEveryStage(context_.model.architecture.family)
+             ? EndUse::kUnread
+             : EndUse::kAbsent;
 }
 
 std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
@@ -155,7 +145,7 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
       stage == 0 ||
       (context_.model.architecture.tied && stage == sizes_.pipeline - 1);
   for (const ParamId id : table_.Params(kEmbedding)) {
-    AddEnd(reads_embedding,
+    AddEnd(context_, UseOf(reads_embedding),
            ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
   }
 
@@ -190,33 +180,22 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   return out;
 }
 
-std::vector<BufferId> VllmLayout::Experts(Range layers, int64_t expert_rank) {
-  const int64_t experts = context_.model.architecture.experts;
-  const int64_t ranks = sizes_.expert_ranks();
-  const ExpertSlice slice = {
-      .experts = sizes_.expert_parallel
-                     ? LinearShare(experts, ranks, expert_rank)
-                     : Range{0, experts},
-      .in_name = false};
-  const EvenPart part =
-      sizes_.expert_parallel ? EvenPart{} : EvenPart{ranks, expert_rank};
-  const auto name = [&](const LayerGroup& group, std::string_view weight) {
-    return absl::StrFormat("%s%s%s", ExpertsPrefix(group.params[0]->name),
-                           routed_experts_ ? "routed_experts." : "", weight);
-  };
-
+std::vector<BufferId> VllmLayout::Experts(const ExpertSlice& slice,
+                                          Range layers, int64_t expert_rank) {
+  const EvenPart part = sizes_.expert_parallel
+                            ? EvenPart{}
+                            : EvenPart{sizes_.expert_ranks(), expert_rank};
+  const std::string_view module = routed_experts_ ? "routed_experts." : "";
   std::vector<BufferId> out;
   AddLayerStacks(
       context_, table_, layers, {kExpertGate, kExpertUp}, slice,
       [&](const LayerGroup& group) {
-        return GateAndUp(group, name(group, "w13_weight"), part);
+        return ExpertGateAndUp(group, module, part, gate_up_order_);
       },
       out);
   AddLayerStacks(
       context_, table_, layers, {kExpertDown}, slice,
-      [&](const LayerGroup& group) {
-        return ColumnShard(group, name(group, "w2_weight"), part);
-      },
+      [&](const LayerGroup& group) { return ExpertDown(group, module, part); },
       out);
   return out;
 }
@@ -225,22 +204,28 @@ std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {
   std::vector<BufferId> out;
   const bool last = stage == sizes_.pipeline - 1;
   for (const ParamId id : table_.Params(kFinalNorm)) {
-    AddEnd(last, WholeTensor(context_, table_.param(id).name, id), out);
+    AddEnd(context_, UseOf(last),
+           WholeTensor(context_, table_.param(id).name, id), out);
   }
   // Tied: the head is the embedding's own tensor and has no name.
   if (context_.model.architecture.tied) return out;
   for (const ParamId id : table_.Params(kOutputHead)) {
-    AddEnd(last, ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
+    AddEnd(context_, UseOf(last),
+           ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
   }
   return out;
 }
 
 SideLayout VllmLayout::LayOut() {
   if (!CheckRoles(context_, "vllm", table_)) return {};
-  const bool sizes_fit = CheckSizes();
+  SizeChecks checks(context_, table_);
+  CheckSizes(checks);
+  const std::vector<ExpertSlice> slices =
+      PlaceExperts(context_, table_,
+                   sizes_.expert_parallel ? sizes_.expert_ranks() : 0, checks);
   const std::optional<PipelineSplit> split = SplitVllmLayers(
       context_.side, context_.model.architecture.layers, context_.diagnostics);
-  if (!sizes_fit || !split.has_value()) return {};
+  if (!checks.ok() || !split.has_value()) return {};
 
   const int64_t tensor = sizes_.tensor;
   const int64_t pipeline = sizes_.pipeline;
@@ -255,7 +240,8 @@ SideLayout VllmLayout::LayOut() {
       after.push_back(NormAndHead(stage, t));
     }
     for (int64_t i = 0; i < sizes_.expert_ranks(); ++i) {
-      experts.push_back(Experts(layers, i));
+      experts.push_back(
+          Experts(slices[sizes_.expert_parallel ? i : 0], layers, i));
     }
     for (int64_t i = 0; i < sizes_.expert_ranks(); ++i) {
       const int64_t d = i / tensor;

@@ -23,6 +23,7 @@ import numpy
 import generic
 import megatron
 import safetensors
+import sglang
 import values
 import vllm
 from jobs import all_jobs
@@ -35,7 +36,7 @@ class Mismatch(Exception):
 def ranks_of_side(job, side, tensors, padding, parameter_dtype, dtype):
     if side["layout"] == "generic":
         return list(generic.ranks(side, tensors, parameter_dtype, dtype))
-    layout = {"megatron": megatron, "vllm": vllm}[side["layout"]]
+    layout = {"megatron": megatron, "sglang": sglang, "vllm": vllm}[side["layout"]]
     cast = {name: values.cast(bits, parameter_dtype, dtype) for name, bits in tensors.items()}
     return list(layout.ranks(job.model, side, cast, padding, dtype))
 
