@@ -44,9 +44,11 @@ void AppendServing(const SideSpec& side, std::string& text) {
     absl::StrAppend(&text, "moe_backend ", side.moe_backend.value, "\n");
   }
   if (side.layout.value == LayoutKind::kSglang) {
-    absl::StrAppendFormat(&text, "dp_attention %d dp_lm_head %d embedding %d\n",
-                          side.dp_attention.value, side.dp_lm_head.value,
-                          static_cast<int>(side.embedding.value));
+    absl::StrAppendFormat(
+        &text, "dp_attention %d dp_lm_head %d embedding %d shared_experts %d\n",
+        side.dp_attention.value, side.dp_lm_head.value,
+        static_cast<int>(side.embedding.value),
+        static_cast<int>(side.shared_experts.value));
   }
 }
 
@@ -55,7 +57,7 @@ void AppendSide(const SideSpec& side, std::string& text) {
       &text,
       "%s layout %s tp %d pp %d vpp %d ep %d ep_flag %d etp %d dp %d cp %d "
       "replicas %d stages %s first %d last %d vocab %d dtype %s version %s "
-      "fused %d mtp %d\n",
+      "fused %d interleave %d grouped %d\n",
       side.key, LayoutName(side.layout.value), side.tensor_parallel.value,
       side.pipeline_parallel.value, side.virtual_pipeline_parallel.value,
       side.expert_parallel.value, side.expert_parallel_enabled.value,
@@ -66,7 +68,9 @@ void AppendSide(const SideSpec& side, std::string& text) {
       side.num_layers_in_last_pipeline_stage.value,
       side.make_vocab_size_divisible_by.value,
       side.dtype.given ? DTypeName(side.dtype.value) : "model",
-      side.version.value, side.fused_experts.value, side.mtp.value);
+      side.version.value, side.fused_experts.value,
+      side.moe_mlp_glu_interleave_size.value,
+      side.moe_single_grouped_weight.value);
   AppendServing(side, text);
   AppendGeneric(side.generic, text);
 }

@@ -15,11 +15,21 @@
 namespace refit {
 
 inline constexpr uint32_t kFormatMajor = 1;
-inline constexpr uint32_t kFormatMinor = 1;
+inline constexpr uint32_t kFormatMinor = 2;
 // Bits of `required_features`.
 inline constexpr uint64_t kFeatureDirectRounds = 1;
+inline constexpr uint64_t kFeaturePostHooks = 2;
 // Those this build knows.
-inline constexpr uint64_t kKnownFeatures = kFeatureDirectRounds;
+inline constexpr uint64_t kKnownFeatures =
+    kFeatureDirectRounds | kFeaturePostHooks;
+
+// The `format_version` of a plan that requires `features`: plans that need
+// nothing new are written as they were.
+constexpr uint32_t FormatVersionFor(uint64_t features) {
+  return kFormatMajor << 16 |
+         ((features & ~kFeatureDirectRounds) == 0 ? 1 : kFormatMinor);
+}
+
 // Alignment of staging ranges and of each copy inside a message, so that the
 // widest vector access of a GPU (16 bytes) never straddles two copies.
 inline constexpr int64_t kStagingAlignmentBytes = 16;
@@ -51,6 +61,7 @@ std::string DigestText(const fb::Digest& digest);
 //   existing peer other than themselves
 //   * fragments and regions have one entry per dimension and stay inside param
 //   and buffer
+//   * post-hooks have names, and only a destination's buffers have them
 // It promises "nothing needs a bounds check", not "is right": that is
 // plan/proof.h. Errors: kNotFound, kPermissionDenied or kUnavailable (the file
 // cannot be read), kFailedPrecondition (newer major or unknown feature),

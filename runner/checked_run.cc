@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "executor/binding.h"
 #include "refit/host_device.h"
 #include "runner/available_memory.h"
 
@@ -84,6 +85,9 @@ void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result) {
         tensor_bytes;
     const uint64_t staging_bytes =
         plan.body().programs()->Get(rank)->staging_bytes();
+    for (const TensorPostHook& hook : TensorTable(plan, rank).PostHooks()) {
+      ++result.post_hooks[hook.name];
+    }
     result.staging_bytes += staging_bytes;
     result.peak_staging_bytes =
         std::max(result.peak_staging_bytes, staging_bytes);

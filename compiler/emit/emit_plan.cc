@@ -64,6 +64,18 @@ Offset<fb::Region> EmitRegion(Builder& builder, const Region& region) {
                           detail);
 }
 
+OffsetVector<Offset<fb::PostHook>> EmitPostHooks(
+    Builder& builder, const std::vector<PostHook>& hooks) {
+  if (hooks.empty()) return 0;
+  std::vector<Offset<fb::PostHook>> offsets;
+  for (const PostHook& hook : hooks) {
+    const auto name = builder.CreateString(hook.name);
+    const auto detail = builder.CreateString(hook.detail);
+    offsets.push_back(fb::CreatePostHook(builder, name, detail));
+  }
+  return builder.CreateVector(offsets);
+}
+
 Offset<fb::Buffer> EmitBuffer(Builder& builder, const Buffer& buffer) {
   std::vector<Offset<fb::Fragment>> fragments;
   for (const Fragment& fragment : buffer.fragments) {
@@ -78,8 +90,9 @@ Offset<fb::Buffer> EmitBuffer(Builder& builder, const Buffer& buffer) {
   const auto shape = DimsVector(builder, buffer.shape);
   const auto fragment_vector = builder.CreateVector(fragments);
   const auto region_vector = builder.CreateVector(regions);
+  const auto post_hooks = EmitPostHooks(builder, buffer.post_hooks);
   return fb::CreateBuffer(builder, name, index, shape, buffer.dtype,
-                          fragment_vector, region_vector);
+                          fragment_vector, region_vector, post_hooks);
 }
 
 // One rank's messages before they are sorted into program order.
@@ -228,7 +241,11 @@ uint64_t RequiredFeatures(const Module& module) {
   const bool direct = std::any_of(
       module.rounds.begin(), module.rounds.end(),
       [](const Round& round) { return round.mechanism == Mechanism::kDirect; });
-  return direct ? kFeatureDirectRounds : 0;
+  const std::vector<Buffer>& buffers = module.buffers.all();
+  const bool hooked = std::any_of(
+      buffers.begin(), buffers.end(),
+      [](const Buffer& buffer) { return !buffer.post_hooks.empty(); });
+  return (direct ? kFeatureDirectRounds : 0) | (hooked ? kFeaturePostHooks : 0);
 }
 
 }  // namespace
@@ -249,9 +266,10 @@ absl::StatusOr<std::vector<uint8_t>> EmitPlan(const Module& module) {
   const auto body_vector = builder.CreateVector(body.data(), body.size());
   const auto producer = builder.CreateString("refitc " REFIT_VERSION);
   const auto provenance = fb::CreateProvenance(builder, producer);
-  builder.Finish(fb::CreatePlan(builder, kFormatMajor << 16 | kFormatMinor,
-                                RequiredFeatures(module), &module.inputs_digest,
-                                &body_digest, body_vector, provenance),
+  const uint64_t features = RequiredFeatures(module);
+  builder.Finish(fb::CreatePlan(builder, FormatVersionFor(features), features,
+                                &module.inputs_digest, &body_digest,
+                                body_vector, provenance),
                  fb::PlanIdentifier());
   return std::vector<uint8_t>(builder.GetBufferPointer(),
                               builder.GetBufferPointer() + builder.GetSize());

@@ -1,5 +1,6 @@
 #include "compiler/ir/module.h"
 
+#include <iterator>
 #include <numeric>
 
 #include "absl/hash/hash.h"
@@ -57,6 +58,12 @@ BufferId BufferTable::Intern(Buffer buffer) {
   buffers_.push_back(std::move(buffer));
   ids.push_back(id);
   return id;
+}
+
+void BufferTable::AddPostHooks(BufferId id, std::vector<PostHook> hooks) {
+  std::vector<PostHook>& own = buffers_[IndexOf(id)].post_hooks;
+  own.insert(own.end(), std::make_move_iterator(hooks.begin()),
+             std::make_move_iterator(hooks.end()));
 }
 
 const std::vector<BufferId>& Module::buffers_of(Rank rank) const {

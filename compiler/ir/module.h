@@ -14,6 +14,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "compiler/ir/box.h"
 #include "compiler/ir/param_role.h"
+#include "compiler/ir/value_form.h"
 #include "plan/dtype.h"
 #include "plan_generated.h"
 
@@ -105,6 +106,19 @@ struct Region {
   }
 };
 
+// What a worker must do with a destination's tensor after a refit wrote it,
+// before it serves.
+struct PostHook {
+  std::string name;    // "negative-exp"
+  std::string detail;  // one sentence
+
+  friend bool operator==(const PostHook&, const PostHook&) = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const PostHook& hook) {
+    return H::combine(std::move(h), hook.name, hook.detail);
+  }
+};
+
 // A stack of physical tensors of one rank (DESIGN: buffer). Its virtual tensor
 // has the dimensions [index…, shape…]. Ranks that hold equal stacks share one.
 struct Buffer {
@@ -114,13 +128,22 @@ struct Buffer {
   DType dtype = DType::kUnspecified;
   std::vector<Fragment> fragments;
   std::vector<Region> regions;
+  // How its values follow from those of the params that it holds.
+  ValueForm form = ValueForm::kPlain;
+  // The framework keeps the tensor in this dtype whatever the side's is, so
+  // that a cast from or to it needs no word of the job.
+  bool own_dtype = false;
+  // Of a destination. A layout gives those that each write of the tensor asks
+  // for; name-post-hooks adds those by which the two sides' forms differ.
+  std::vector<PostHook> post_hooks;
 
   Dims VirtualShape() const;
   friend bool operator==(const Buffer&, const Buffer&) = default;
   template <typename H>
   friend H AbslHashValue(H h, const Buffer& b) {
     return H::combine(std::move(h), b.name, b.index, b.shape, b.dtype,
-                      b.fragments, b.regions);
+                      b.fragments, b.regions, b.form, b.own_dtype,
+                      b.post_hooks);
   }
 };
 
@@ -130,6 +153,9 @@ class BufferTable {
   BufferId Intern(Buffer buffer);
   const Buffer& operator[](BufferId id) const { return buffers_[IndexOf(id)]; }
   const std::vector<Buffer>& all() const { return buffers_; }
+
+  // Appends to a buffer's own. Ends Intern: a changed buffer is not found.
+  void AddPostHooks(BufferId id, std::vector<PostHook> hooks);
 
  private:
   std::vector<Buffer> buffers_;

@@ -99,6 +99,18 @@ std::string DestinationText(const Module& module) {
   return SideText(module, module.destination, module.source_ranks());
 }
 
+std::string PostHooksText(const Module& module) {
+  std::string text;
+  for (const Buffer& buffer : module.buffers.all()) {
+    for (const PostHook& hook : buffer.post_hooks) {
+      absl::StrAppend(&text, "buffer \"", buffer.name, "\"",
+                      IndexText(buffer.index), " ", hook.name, ": ",
+                      hook.detail, "\n");
+    }
+  }
+  return text;
+}
+
 std::string TopologyText(const Module& module) {
   const Topology& topology = module.topology;
   std::string text = absl::StrFormat(

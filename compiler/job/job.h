@@ -86,6 +86,10 @@ struct ExpertPlacement {
 // How SGLang cuts the embedding.
 enum class EmbeddingCut : uint8_t { kTensor, kAttention, kReplicated };
 
+// How SGLang holds shared experts: as a module of their own, cut or whole, or
+// fused into the others as the last slot of each rank.
+enum class SharedExperts : uint8_t { kTensor, kReplicated, kFused };
+
 struct SideSpec {
   std::string key;  // "source" or "destination", for messages
   Place place;
@@ -111,7 +115,14 @@ struct SideSpec {
   Located<int64_t> dp_attention{.value = 1};  // SGLang: within tensor_parallel
   Located<bool> dp_lm_head{.value = false};   // SGLang
   Located<EmbeddingCut> embedding{.value = EmbeddingCut::kTensor};  // SGLang
-  Located<bool> mtp{.value = true};  // false on either side: left out on both
+  Located<SharedExperts> shared_experts{.value =
+                                            SharedExperts::kTensor};  // SGLang
+  // Rows of a gate and of an up block that alternate in an expert's fused
+  // tensor; not given: all gate rows, then all up rows.
+  Located<int64_t> moe_mlp_glu_interleave_size;
+  // The experts of a rank are one tensor, not one each.
+  Located<bool> moe_single_grouped_weight{.value = false};
+  Located<bool> mtp{.value = false};  // see MovesMtpLayers
   GenericSpec generic;
 };
 
@@ -142,6 +153,10 @@ struct Job {
   OptionsSpec options;
   Located<bool> colocated{.value = false};
 };
+
+// Whether multi-token-prediction layers are part of the job: a side says true
+// and none says false.
+bool MovesMtpLayers(const Job& job);
 
 // A job file larger than this is refused unread: no real job comes near it.
 inline constexpr int64_t kJobBytesMax = int64_t{64} << 20;

@@ -65,17 +65,25 @@ constexpr std::array kIntegerKeys = {
                &SideSpec::num_layers_in_last_pipeline_stage, kMegatron, false},
     IntegerKey{"make_vocab_size_divisible_by",
                &SideSpec::make_vocab_size_divisible_by, kMegatron, false},
+    IntegerKey{"moe_mlp_glu_interleave_size",
+               &SideSpec::moe_mlp_glu_interleave_size, kMegatron, false},
     IntegerKey{"dp_attention", &SideSpec::dp_attention, kSglang, true},
 };
 
-struct EmbeddingName {
+template <typename T>
+struct Choice {
   std::string_view name;
-  EmbeddingCut cut;
+  T value;
 };
-constexpr std::array kEmbeddingNames = {
-    EmbeddingName{"tensor", EmbeddingCut::kTensor},
-    EmbeddingName{"attention", EmbeddingCut::kAttention},
-    EmbeddingName{"replicated", EmbeddingCut::kReplicated},
+constexpr std::array kEmbeddingCuts = {
+    Choice<EmbeddingCut>{"tensor", EmbeddingCut::kTensor},
+    Choice<EmbeddingCut>{"attention", EmbeddingCut::kAttention},
+    Choice<EmbeddingCut>{"replicated", EmbeddingCut::kReplicated},
+};
+constexpr std::array kSharedExperts = {
+    Choice<SharedExperts>{"tensor", SharedExperts::kTensor},
+    Choice<SharedExperts>{"replicated", SharedExperts::kReplicated},
+    Choice<SharedExperts>{"fused", SharedExperts::kFused},
 };
 
 std::vector<std::string_view> SupportedLayouts() {
@@ -110,6 +118,10 @@ class SideReader {
     if (Has("fused_experts", kFsdp)) {
       reader_.Bool("fused_experts", side_.fused_experts);
     }
+    if (Has("moe_single_grouped_weight", kMegatron)) {
+      reader_.Bool("moe_single_grouped_weight",
+                   side_.moe_single_grouped_weight);
+    }
     if (Has("mtp", kEvery)) reader_.Bool("mtp", side_.mtp);
     if (Has("experts", kVllm | kSglang)) {
       ReadExpertPlacement(reader_, side_.layout.value, side_.experts);
@@ -120,7 +132,17 @@ class SideReader {
     if (Has("dp_lm_head", kSglang)) {
       reader_.Bool("dp_lm_head", side_.dp_lm_head);
     }
-    if (Has("embedding", kSglang)) ReadEmbedding();
+    if (Has("embedding", kSglang)) {
+      // With attention data parallelism each part of the ranks embeds the
+      // tokens of its own requests.
+      if (side_.dp_attention.value > 1) {
+        side_.embedding.value = EmbeddingCut::kAttention;
+      }
+      ReadChoice("embedding", kEmbeddingCuts, side_.embedding);
+    }
+    if (Has("shared_experts", kSglang)) {
+      ReadChoice("shared_experts", kSharedExperts, side_.shared_experts);
+    }
     // Without a known layout only a side that looks generic is read as such.
     const bool is_generic = layouts_ == kGeneric;
     const bool has_meshes = Has("meshes", kGeneric);
@@ -203,32 +225,28 @@ class SideReader {
     }
   }
 
-  void ReadEmbedding() {
-    const JsonValue* value = reader_.Find("embedding");
-    // With attention data parallelism each part of the ranks embeds the tokens
-    // of its own requests.
-    side_.embedding = {.value = side_.dp_attention.value > 1
-                                    ? EmbeddingCut::kAttention
-                                    : EmbeddingCut::kTensor,
-                       .place = reader_.place()};
+  // Without the key `target` keeps its value.
+  template <typename T, size_t kCount>
+  void ReadChoice(std::string_view key,
+                  const std::array<Choice<T>, kCount>& choices,
+                  Located<T>& target) {
+    const JsonValue* value = reader_.Find(key);
+    target.place = reader_.place();
     if (value == nullptr) return;
     std::vector<std::string_view> names;
-    for (const EmbeddingName& known : kEmbeddingNames) {
-      names.push_back(known.name);
-    }
+    for (const Choice<T>& choice : choices) names.push_back(choice.name);
+    const std::string path = reader_.PathOf(key);
     const std::string wanted = Alternatives(names);
-    const std::string* name =
-        reader_.values().String(*value, reader_.PathOf("embedding"), wanted);
+    const std::string* name = reader_.values().String(*value, path, wanted);
     if (name == nullptr) return;
     const Place place = reader_.values().PlaceOf(*value);
-    for (const EmbeddingName& known : kEmbeddingNames) {
-      if (known.name != *name) continue;
-      side_.embedding = {.value = known.cut, .place = place, .given = true};
+    for (const Choice<T>& choice : choices) {
+      if (choice.name != *name) continue;
+      target = {.value = choice.value, .place = place, .given = true};
       return;
     }
     Report(place,
-           absl::StrFormat("%s is %s; wanted %s", reader_.PathOf("embedding"),
-                           Quoted(*name), wanted));
+           absl::StrFormat("%s is %s; wanted %s", path, Quoted(*name), wanted));
   }
 
   void ReadSideDType() {

@@ -69,7 +69,8 @@ std::optional<std::string> WrongList(const std::vector<int64_t>& list,
 std::vector<int32_t> ExpertLayers(const LayoutContext& context,
                                   const RoleTable& table) {
   std::vector<int32_t> layers;
-  for (int32_t layer = 0; layer < context.model.architecture.layers; ++layer) {
+  for (int32_t layer = 0; layer < context.model.architecture.all_layers();
+       ++layer) {
     if (!table.At(ParamRole::kExpertDown, layer).empty()) {
       layers.push_back(layer);
     }
@@ -108,7 +109,8 @@ std::vector<Experts> ListsByLayer(const LayoutContext& context,
     found.emplace_back(lists[i].begin(), lists[i].end());
   }
 
-  const auto layers = static_cast<size_t>(context.model.architecture.layers);
+  const auto layers =
+      static_cast<size_t>(context.model.architecture.all_layers());
   const Experts with_experts = ExpertLayers(context, table);
   if (found.size() <= 1 || found.size() == layers) return found;
   if (found.size() != with_experts.size()) {

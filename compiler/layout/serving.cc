@@ -11,12 +11,18 @@ using enum ParamRole;
 
 constexpr int64_t kVocabularyPadding = 64;
 
-// "a.experts.{1}.w1.weight": "a.experts." with `module` and `weight` after it.
 std::string ExpertsName(const LayerGroup& group, std::string_view module,
                         std::string_view weight) {
-  const std::string_view name = group.params[0]->name;
-  return absl::StrFormat("%s%s%s", name.substr(0, name.find("{1}")), module,
+  return absl::StrFormat("%s%s%s", ExpertsPrefix(group.params[0]->name), module,
                          weight);
+}
+
+void CheckGatedMlp(SizeChecks& checks, const SizeChecks::Divisor& divisor,
+                   ParamRole gate, ParamRole up, ParamRole down,
+                   std::string_view what) {
+  checks.Rows(divisor, gate, what);
+  checks.Rows(divisor, up, what);
+  checks.Columns(divisor, down, what);
 }
 
 }  // namespace
@@ -26,6 +32,10 @@ std::string RenameModule(std::string_view name, std::string_view module) {
   const size_t begin = name.rfind('.', leaf - 1) + 1;
   return absl::StrFormat("%s%s%s", name.substr(0, begin), module,
                          name.substr(leaf));
+}
+
+std::string_view ExpertsPrefix(std::string_view name) {
+  return name.substr(0, name.find("{1}"));
 }
 
 int64_t ServingVocabularyRows(const Param& param) {
@@ -82,6 +92,37 @@ TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part,
                     RowsPart(up, up_rows, gate_first ? gate_rows.size() : 0)}};
 }
 
+TensorSpec ExpertGateAndUp(const LayerGroup& group, std::string_view module,
+                           EvenPart part, GateUpOrder order) {
+  return GateAndUp(group, ExpertsName(group, module, "w13_weight"), part,
+                   order);
+}
+
+TensorSpec ExpertDown(const LayerGroup& group, std::string_view module,
+                      EvenPart part) {
+  return ColumnShard(group, ExpertsName(group, module, "w2_weight"), part);
+}
+
+TensorSpec ConcatRows(const LayerGroup& group, std::string name) {
+  TensorSpec spec = {.name = std::move(name),
+                     .shape = {0, group.params[0]->shape[1]},
+                     .parts = {}};
+  for (const Param* param : group.params) {
+    const int64_t rows = param->shape[0];
+    spec.parts.push_back(RowsPart(*param, {0, rows}, spec.shape[0]));
+    spec.shape[0] += rows;
+  }
+  return spec;
+}
+
+TensorSpec RowShard(const LayerGroup& group, EvenPart part) {
+  const Param& param = *group.params[0];
+  const Range rows = EvenShare(param.shape[0], part.count, part.index);
+  return {.name = param.name,
+          .shape = {rows.size(), param.shape[1]},
+          .parts = {RowsPart(param, rows, 0)}};
+}
+
 TensorSpec ColumnShard(const LayerGroup& group, std::string name,
                        EvenPart part) {
   const Param& param = *group.params[0];
@@ -97,19 +138,14 @@ TensorSpec Replicated(const LayerGroup& group) {
           .parts = {WholePart(*group.params[0])}};
 }
 
-TensorSpec ExpertGateAndUp(const LayerGroup& group, std::string_view module,
-                           EvenPart part, GateUpOrder order) {
-  return GateAndUp(group, ExpertsName(group, module, "w13_weight"), part,
-                   order);
-}
-
-TensorSpec ExpertDown(const LayerGroup& group, std::string_view module,
-                      EvenPart part) {
-  return ColumnShard(group, ExpertsName(group, module, "w2_weight"), part);
+std::string DraftLayerName(std::string name) {
+  constexpr std::string_view kLayer = "model.layers.{0}.";
+  if (name.starts_with(kLayer)) name.insert(kLayer.size(), "mtp_block.");
+  return name;
 }
 
 void AddLayerStacks(const LayoutContext& context, const RoleTable& table,
-                    Range layers, std::initializer_list<ParamRole> roles,
+                    Range layers, absl::Span<const ParamRole> roles,
                     const std::optional<ExpertSlice>& experts,
                     absl::FunctionRef<TensorSpec(const LayerGroup&)> make_spec,
                     std::vector<BufferId>& out) {
@@ -133,19 +169,20 @@ void AddEnd(const LayoutContext& context, EndUse use, Buffer buffer,
 
 void CheckExpertTensors(SizeChecks& checks,
                         const SizeChecks::Divisor& divisor) {
-  constexpr std::string_view kWhat = "intermediate features of an expert";
-  for (const ParamRole role : {kExpertGate, kExpertUp}) {
-    checks.Rows(divisor, role, kWhat);
-  }
-  checks.Columns(divisor, kExpertDown, kWhat);
+  CheckGatedMlp(checks, divisor, kExpertGate, kExpertUp, kExpertDown,
+                "intermediate features of an expert");
 }
 
 void CheckMlp(SizeChecks& checks, const SizeChecks::Divisor& divisor) {
-  constexpr std::string_view kWhat = "intermediate features of the MLP";
-  for (const ParamRole role : {kMlpGate, kMlpUp}) {
-    checks.Rows(divisor, role, kWhat);
-  }
-  checks.Columns(divisor, kMlpDown, kWhat);
+  CheckGatedMlp(checks, divisor, kMlpGate, kMlpUp, kMlpDown,
+                "intermediate features of the MLP");
+}
+
+void CheckSharedExperts(SizeChecks& checks,
+                        const SizeChecks::Divisor& divisor) {
+  CheckGatedMlp(checks, divisor, kSharedExpertGate, kSharedExpertUp,
+                kSharedExpertDown,
+                "intermediate features of the shared experts");
 }
 
 void CheckVocabulary(SizeChecks& checks, const RoleTable& table, ParamRole role,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
 #include "compiler/ir/module.h"
 #include "compiler/layout/layout.h"
 #include "compiler/layout/moe_backend.h"
@@ -31,6 +32,9 @@ struct EvenPart {
 // "a.b.q_proj.weight" with the module's own name replaced.
 std::string RenameModule(std::string_view name, std::string_view module);
 
+// "a.experts.{1}.w1.weight": "a.experts.".
+std::string_view ExpertsPrefix(std::string_view name);
+
 // Vocabulary rows are padded to a multiple of 64.
 int64_t ServingVocabularyRows(const Param& param);
 
@@ -47,15 +51,8 @@ TensorSpec FusedHeads(const LayerGroup& group, const Architecture& architecture,
 TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part,
                      GateUpOrder order = GateUpOrder::kGateFirst);
 
-// A part of the columns of a group's one param.
-TensorSpec ColumnShard(const LayerGroup& group, std::string name,
-                       EvenPart part);
-
-// A group's one param, whole and under its own name.
-TensorSpec Replicated(const LayerGroup& group);
-
-// Of a group's gate and up of the experts: "w13_weight", [gate rows; up rows]
-// of each expert. `module` stands after "experts.": "" or "routed_experts.".
+// Of a group's gate and up of the experts: "w13_weight", gate and up of each.
+// `module` stands after "experts.": "" or "routed_experts.".
 TensorSpec ExpertGateAndUp(const LayerGroup& group, std::string_view module,
                            EvenPart part, GateUpOrder order);
 
@@ -63,9 +60,26 @@ TensorSpec ExpertGateAndUp(const LayerGroup& group, std::string_view module,
 TensorSpec ExpertDown(const LayerGroup& group, std::string_view module,
                       EvenPart part);
 
+// A group's params, whole, their rows one after the other.
+TensorSpec ConcatRows(const LayerGroup& group, std::string name);
+
+// A part of the rows of a group's one param, under its own name.
+TensorSpec RowShard(const LayerGroup& group, EvenPart part);
+
+// A part of the columns of a group's one param.
+TensorSpec ColumnShard(const LayerGroup& group, std::string name,
+                       EvenPart part);
+
+// A group's one param, whole and under its own name.
+TensorSpec Replicated(const LayerGroup& group);
+
+// "model.layers.{0}.x" as the draft model of multi-token prediction calls it,
+// "model.layers.{0}.mtp_block.x"; other names as they are.
+std::string DraftLayerName(std::string name);
+
 // Appends one stack of buffers per group of layers that have `roles`.
 void AddLayerStacks(const LayoutContext& context, const RoleTable& table,
-                    Range layers, std::initializer_list<ParamRole> roles,
+                    Range layers, absl::Span<const ParamRole> roles,
                     const std::optional<ExpertSlice>& experts,
                     absl::FunctionRef<TensorSpec(const LayerGroup&)> make_spec,
                     std::vector<BufferId>& out);
@@ -83,8 +97,9 @@ void AddEnd(const LayoutContext& context, EndUse use, Buffer buffer,
 void CheckExpertTensors(SizeChecks& checks, const SizeChecks::Divisor& divisor);
 
 // Reports what `divisor`, the ranks of tensor parallelism, does not divide of
-// the dense MLP.
+// the dense MLP, and of the shared experts.
 void CheckMlp(SizeChecks& checks, const SizeChecks::Divisor& divisor);
+void CheckSharedExperts(SizeChecks& checks, const SizeChecks::Divisor& divisor);
 
 // Reports a vocabulary that `divisor` does not divide.
 void CheckVocabulary(SizeChecks& checks, const RoleTable& table, ParamRole role,

@@ -60,6 +60,8 @@ class SglangLayout {
   // Reports sizes that do not fit.
   void CheckSizes(SizeChecks& checks);
 
+  void CheckShared(SizeChecks& checks, const SizeChecks::Divisor& tensor);
+
   std::vector<BufferId> Rank(const ExpertSlice& experts, int64_t stage,
                              Range layers, int64_t tensor);
   void AddLayers(Range layers, int64_t tensor, std::vector<BufferId>& out);
@@ -135,6 +137,7 @@ void SglangLayout::CheckSizes(SizeChecks& checks) {
   }
   checks.Heads(attention);
   CheckMlp(checks, tensor);
+  CheckShared(checks, tensor);
   if (side.embedding.value != EmbeddingCut::kReplicated) {
     CheckVocabulary(
         checks, table_, kEmbedding,
@@ -157,6 +160,41 @@ void SglangLayout::CheckSizes(SizeChecks& checks) {
   }
   CheckExpertTensors(checks, expert_tensor);
   gate_up_order_ = CheckMoeBackend(side, checks);
+  if (context_.model.architecture.mtp_layers > 0) {
+    checks.Report(
+        side.mtp.place,
+        absl::StrFormat("%s cannot hold the model's %d multi-token-"
+                        "prediction layers: SGLang's draft model is a "
+                        "worker of its own; wanted \"mtp\": false",
+                        side.key, context_.model.architecture.mtp_layers));
+  }
+}
+
+void SglangLayout::CheckShared(SizeChecks& checks,
+                               const SizeChecks::Divisor& tensor) {
+  const Located<SharedExperts>& shared = context_.side.shared_experts;
+  if (shared.given && table_.Params(kSharedExpertUp).empty()) {
+    checks.Report(shared.place,
+                  absl::StrFormat("%s.shared_experts needs a model with shared "
+                                  "experts",
+                                  context_.side.key));
+    return;
+  }
+  if (shared.value == SharedExperts::kTensor) {
+    CheckSharedExperts(checks, tensor);
+  }
+  if (shared.value != SharedExperts::kFused) return;
+  const int64_t expert = table_.param(table_.Params(kExpertUp)[0]).shape[0];
+  for (const ParamId id : table_.Params(kSharedExpertUp)) {
+    const int64_t rows = table_.param(id).shape[0];
+    if (rows == expert) continue;
+    checks.Report(
+        shared.place,
+        absl::StrFormat("%s.shared_experts \"fused\" needs shared experts of "
+                        "the size of one; they have %d intermediate features, "
+                        "an expert has %d",
+                        context_.side.key, rows, expert));
+  }
 }
 
 EvenPart SglangLayout::Embedding(int64_t tensor) const {
@@ -178,10 +216,28 @@ EvenPart SglangLayout::Head(int64_t tensor) const {
 
 void SglangLayout::AddLayers(Range layers, int64_t tensor,
                              std::vector<BufferId>& out) {
+  const Architecture& architecture = context_.model.architecture;
   const EvenPart attention = Attention(tensor);
   const EvenPart mlp = {sizes_.tensor, tensor};
   const auto qkv = [&](const LayerGroup& group) {
-    return FusedHeads(group, context_.model.architecture, attention);
+    return FusedHeads(group, architecture, attention);
+  };
+  const auto latent_down = [&](const LayerGroup& group) {
+    return ConcatRows(group, RenameModule(group.params[0]->name,
+                                          "fused_qkv_a_proj_with_mqa"));
+  };
+  const auto latent_up = [&](const LayerGroup& group) {
+    return RowShard(group, attention);
+  };
+  const auto key_value_up = [&](const LayerGroup& group) {
+    TensorSpec spec = RowShard(group, attention);
+    if (context_.which == fb::Side::kDestination) {
+      spec.post_hooks.push_back(
+          {.name = "derive-latent-projections",
+           .detail =
+               "make w_kc and w_vc of the layer's attention from it again"});
+    }
+    return spec;
   };
   const auto output = [&](const LayerGroup& group) {
     return ColumnShard(group, group.params[0]->name, attention);
@@ -199,11 +255,32 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
 
   add({kQuery, kKey, kValue}, qkv);
   add({kQueryBias, kKeyBias, kValueBias}, qkv);
+  if (architecture.latent.has_value() && architecture.latent->query_rank > 0) {
+    add({kQueryDown, kKeyValueDown}, latent_down);
+  } else {
+    add({kKeyValueDown}, Replicated);
+    add({kLatentQuery}, latent_up);
+  }
+  add({kQueryUp}, latent_up);
+  add({kKeyValueUp}, key_value_up);
   add({kAttentionOutput}, output);
   add({kMlpGate, kMlpUp}, gate_and_up);
   add({kMlpDown}, down);
-  for (const ParamRole role : {kAttentionOutputBias, kQueryNorm, kKeyNorm,
-                               kAttentionNorm, kMlpNorm, kMoeNorm, kRouter}) {
+  const SharedExperts shared = context_.side.shared_experts.value;
+  if (shared == SharedExperts::kTensor) {
+    add({kSharedExpertGate, kSharedExpertUp}, gate_and_up);
+    add({kSharedExpertDown}, down);
+  } else if (shared == SharedExperts::kReplicated) {
+    add({kSharedExpertGate, kSharedExpertUp}, [&](const LayerGroup& group) {
+      return GateAndUp(group,
+                       RenameModule(group.params[0]->name, "gate_up_proj"), {});
+    });
+    add({kSharedExpertDown}, Replicated);
+  }
+  for (const ParamRole role :
+       {kQueryDownNorm, kKeyValueDownNorm, kAttentionOutputBias, kQueryNorm,
+        kKeyNorm, kAttentionNorm, kMlpNorm, kMoeNorm, kRouter,
+        kRouterCorrection}) {
     add({role}, Replicated);
   }
 }
@@ -211,18 +288,41 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
 void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
                               int64_t tensor, std::vector<BufferId>& out) {
   const EvenPart part = {sizes_.expert_tensor, tensor % sizes_.expert_tensor};
-  AddLayerStacks(
-      context_, table_, layers, {kExpertGate, kExpertUp}, experts,
+  // Fused shared experts stand in the last slot, and are cut as the others.
+  ExpertSlice slice = experts;
+  const bool fused =
+      context_.side.shared_experts.value == SharedExperts::kFused;
+  slice.layer_slots = fused ? 1 : 0;
+  const auto add = [&](std::vector<ParamRole> roles,
+                       const std::vector<ParamRole>& shared, auto make) {
+    const size_t own = roles.size();
+    if (fused) roles.insert(roles.end(), shared.begin(), shared.end());
+    AddLayerStacks(
+        context_, table_, layers, roles, slice,
+        [&](const LayerGroup& group) {
+          const auto first = group.params.begin();
+          TensorSpec spec =
+              make({.layers = group.layers, .params = {first, first + own}});
+          if (!fused) return spec;
+          const TensorSpec last =
+              make({.layers = group.layers,
+                    .params = {first + own, group.params.end()}});
+          for (Part shared_part : last.parts) {
+            shared_part.offset += static_cast<int64_t>(slice.slots[0].size()) *
+                                  Product(spec.shape);
+            spec.parts.push_back(std::move(shared_part));
+          }
+          return spec;
+        },
+        out);
+  };
+  add({kExpertGate, kExpertUp}, {kSharedExpertGate, kSharedExpertUp},
       [&](const LayerGroup& group) {
         return ExpertGateAndUp(group, /*module=*/"", part, gate_up_order_);
-      },
-      out);
-  AddLayerStacks(
-      context_, table_, layers, {kExpertDown}, experts,
-      [&](const LayerGroup& group) {
-        return ExpertDown(group, /*module=*/"", part);
-      },
-      out);
+      });
+  add({kExpertDown}, {kSharedExpertDown}, [&](const LayerGroup& group) {
+    return ExpertDown(group, /*module=*/"", part);
+  });
 }
 
 void SglangLayout::AddHead(int64_t stage, int64_t tensor,

@@ -27,8 +27,11 @@ void SizeChecks::Divides(const Divisor& divisor, int64_t count,
 
 void SizeChecks::Heads(const Divisor& tensor) {
   const Architecture& architecture = context_.model.architecture;
-  if (table_.Params(ParamRole::kQuery).empty()) return;
-  Divides(tensor, architecture.heads, "attention heads");
+  const bool grouped = !table_.Params(ParamRole::kQuery).empty();
+  if (grouped || architecture.latent.has_value()) {
+    Divides(tensor, architecture.heads, "attention heads");
+  }
+  if (!grouped) return;
   if (tensor.value <= architecture.kv_heads) {
     Divides(tensor, architecture.kv_heads, "key-value heads");
   } else if (tensor.value % architecture.kv_heads != 0) {

@@ -112,6 +112,13 @@ Fragment MakeFragment(const Part& part, const IndexRun& layers,
   return fragment;
 }
 
+// The dtype that frameworks keep params of this role in whatever the side's is.
+std::optional<DType> OwnDType(ParamRole role) {
+  // Routing compares scores that are close to each other.
+  if (role == ParamRole::kRouterCorrection) return DType::kFp32;
+  return std::nullopt;
+}
+
 Buffer MakeBuffer(std::string name, Dims shape, DType dtype) {
   Buffer buffer;
   buffer.name = std::move(name);
@@ -160,7 +167,9 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
   strides.expert = Product(spec.shape);
   strides.layer = strides.expert;
   if (options.experts.has_value()) {
-    const auto experts = static_cast<int64_t>(options.experts->slots[0].size());
+    const auto experts =
+        static_cast<int64_t>(options.experts->slots[0].size()) +
+        options.experts->layer_slots;
     strides.layer *= experts;
     if (options.experts->in_name) {
       buffer.index.push_back(Consecutive(0, experts));
@@ -169,12 +178,16 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
     }
   }
   buffer.shape.insert(buffer.shape.end(), spec.shape.begin(), spec.shape.end());
+  buffer.post_hooks = std::move(spec.post_hooks);
+  buffer.own_dtype =
+      !spec.parts.empty() && OwnDType(spec.parts[0].role).has_value();
 
   for (const Part& part : spec.parts) {
     if (part.box.Empty()) continue;
     for (const IndexRun& run :
          LayerRuns(table, part.role, layers, options.experts)) {
-      if (!options.experts.has_value()) {
+      if (!options.experts.has_value() ||
+          FormOf(part.role).scope == RoleScope::kLayer) {
         buffer.fragments.push_back(MakeFragment(part, run, nullptr, strides));
         continue;
       }
@@ -189,6 +202,8 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
 }
 
 DType BufferDType(const SideSpec& side, const Param& param) {
+  const std::optional<DType> own = OwnDType(param.role);
+  if (own.has_value()) return *own;
   return side.dtype.given ? side.dtype.value : param.dtype;
 }
 

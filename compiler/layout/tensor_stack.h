@@ -39,6 +39,7 @@ struct TensorSpec {
       name;    // with "{0}" for the layer, "{1}" for an expert in the name
   Dims shape;  // of one layer, or one expert of a layer
   std::vector<Part> parts;
+  std::vector<PostHook> post_hooks = {};  // that each write of it asks for
 };
 
 // The experts of each layer that a rank holds.
@@ -46,6 +47,8 @@ struct ExpertSlice {
   // The expert (global number) in each local slot; one expert may stand in
   // several slots. One list for all layers, or one per layer of the model.
   std::vector<std::vector<int32_t>> slots;
+  // More slots, for params of the layer: parts say their offset.
+  int64_t layer_slots = 0;
   bool in_name = true;  // one tensor per expert; else one tensor, experts first
 
   const std::vector<int32_t>& OfLayer(int32_t layer) const {
@@ -65,7 +68,8 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
                   absl::Span<const int32_t> layers,
                   const LayerStackOptions& options);
 
-// The dtype of a buffer that holds `param`.
+// The dtype of a buffer that holds `param`: the side's, if the job gives one.
+// A router's correction is fp32 everywhere.
 DType BufferDType(const SideSpec& side, const Param& param);
 
 // A tensor that is `id` whole.

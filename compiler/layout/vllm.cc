@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
 #include "compiler/layout/expert_slots.h"
 #include "compiler/layout/layout.h"
@@ -34,6 +35,10 @@ struct VllmSizes {
 
   // Ranks that share the experts of a layer.
   int64_t expert_ranks() const { return data * tensor; }
+  // Each rank runs a part of the tokens through all of the shared experts.
+  bool sequence_parallel_experts() const {
+    return expert_parallel && tensor > 1 && data > 1;
+  }
 };
 
 // The models of which vLLM builds embedding, final norm and head on every
@@ -73,6 +78,8 @@ class VllmLayout {
   SideLayout LayOut();
 
  private:
+  using MakeSpec = absl::FunctionRef<TensorSpec(const LayerGroup&)>;
+
   // Reports sizes that do not fit.
   void CheckSizes(SizeChecks& checks);
 
@@ -80,9 +87,16 @@ class VllmLayout {
   // the experts, the experts, what comes after.
   std::vector<BufferId> EmbeddingAndLayers(int64_t stage, Range layers,
                                            int64_t tensor);
-  std::vector<BufferId> Experts(const ExpertSlice& slice, Range layers,
-                                int64_t expert_rank);
+  std::vector<BufferId> Experts(const ExpertSlice& slice, int64_t stage,
+                                Range layers, int64_t expert_rank);
   std::vector<BufferId> NormAndHead(int64_t stage, int64_t tensor);
+
+  // One stack per group of the layers that have `roles`: of the stage's own
+  // layers, and on the last stage of the draft model's.
+  void AddLayers(int64_t stage, Range layers,
+                 std::initializer_list<ParamRole> roles,
+                 const std::optional<ExpertSlice>& experts, MakeSpec make,
+                 std::vector<BufferId>& out);
 
   // Of a tensor outside the layers that a stage reads, or does not.
   EndUse UseOf(bool read) const;
@@ -100,6 +114,7 @@ void VllmLayout::CheckSizes(SizeChecks& checks) {
       checks.Named("tensor_parallel", side.tensor_parallel);
   checks.Heads(tensor);
   CheckMlp(checks, tensor);
+  if (!sizes_.sequence_parallel_experts()) CheckSharedExperts(checks, tensor);
   for (const ParamRole role : {kEmbedding, kOutputHead}) {
     CheckVocabulary(checks, table_, role, tensor);
   }
@@ -130,6 +145,24 @@ void VllmLayout::CheckSizes(SizeChecks& checks) {
   }
 }
 
+void VllmLayout::AddLayers(int64_t stage, Range layers,
+                           std::initializer_list<ParamRole> roles,
+                           const std::optional<ExpertSlice>& experts,
+                           MakeSpec make, std::vector<BufferId>& out) {
+  AddLayerStacks(context_, table_, layers, roles, experts, make, out);
+  if (stage != sizes_.pipeline - 1) return;
+  const Architecture& architecture = context_.model.architecture;
+  AddLayerStacks(
+      context_, table_, {architecture.layers, architecture.all_layers()}, roles,
+      experts,
+      [&](const LayerGroup& group) {
+        TensorSpec spec = make(group);
+        spec.name = DraftLayerName(std::move(spec.name));
+        return spec;
+      },
+      out);
+}
+
 EndUse VllmLayout::UseOf(bool read) const {
   if (read) return EndUse::kRead;
   return BuildsEndsOnEveryStage(context_.model.architecture.family)
@@ -141,9 +174,13 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
                                                      Range layers,
                                                      int64_t tensor) {
   std::vector<BufferId> out;
+  const Architecture& architecture = context_.model.architecture;
+  const bool last = stage == sizes_.pipeline - 1;
+  // The draft model, on the last stage, has an embedding of its own unless it
+  // shares that of the first. Its head is the model's.
+  const bool drafts = last && architecture.mtp_layers > 0;
   const bool reads_embedding =
-      stage == 0 ||
-      (context_.model.architecture.tied && stage == sizes_.pipeline - 1);
+      stage == 0 || drafts || (architecture.tied && last);
   for (const ParamId id : table_.Params(kEmbedding)) {
     AddEnd(context_, UseOf(reads_embedding),
            ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
@@ -155,18 +192,62 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
     return ColumnShard(group, group.params[0]->name, part);
   };
   const auto qkv = [&](const LayerGroup& group) {
-    return FusedHeads(group, context_.model.architecture, part);
+    return FusedHeads(group, architecture, part);
   };
   const auto gate_and_up = [&](const LayerGroup& group) {
     return GateAndUp(group, RenameModule(group.params[0]->name, "gate_up_proj"),
                      part);
   };
+  const auto row_shard = [&](const LayerGroup& group) {
+    return RowShard(group, part);
+  };
+  const auto fused_down = [&](const LayerGroup& group) {
+    return ConcatRows(group,
+                      RenameModule(group.params[0]->name, "fused_qkv_a_proj"));
+  };
+  const EvenPart shared_part =
+      sizes_.sequence_parallel_experts() ? EvenPart{} : part;
+  const auto shared_gate_and_up = [&](const LayerGroup& group) {
+    return GateAndUp(group, RenameModule(group.params[0]->name, "gate_up_proj"),
+                     shared_part);
+  };
+  const auto shared_down = [&](const LayerGroup& group) {
+    return ColumnShard(group, group.params[0]->name, shared_part);
+  };
   const auto add = [&](std::initializer_list<ParamRole> roles, auto make) {
-    AddLayerStacks(context_, table_, layers, roles, std::nullopt, make, out);
+    AddLayers(stage, layers, roles, std::nullopt, make, out);
   };
 
+  if (drafts) {
+    // Beside the block that is built like a decoder layer.
+    for (const ParamRole role :
+         {kMtpEmbeddingNorm, kMtpHiddenNorm, kMtpProjection, kMtpFinalNorm}) {
+      AddLayerStacks(context_, table_,
+                     {architecture.layers, architecture.all_layers()}, {role},
+                     std::nullopt, Replicated, out);
+    }
+  }
   add({kQuery, kKey, kValue}, qkv);
   add({kQueryBias, kKeyBias, kValueBias}, qkv);
+  if (architecture.latent.has_value() && architecture.latent->query_rank > 0) {
+    add({kQueryDown, kKeyValueDown}, fused_down);
+  } else {
+    add({kKeyValueDown}, replicated);
+    add({kLatentQuery}, row_shard);
+  }
+  add({kQueryDownNorm}, replicated);
+  add({kQueryUp}, row_shard);
+  add({kKeyValueDownNorm}, replicated);
+  add({kKeyValueUp}, [&](const LayerGroup& group) {
+    TensorSpec spec = RowShard(group, part);
+    if (context_.which == fb::Side::kDestination) {
+      spec.post_hooks.push_back(
+          {.name = "derive-latent-projections",
+           .detail =
+               "make W_UV and W_UK_T of the layer's attention from it again"});
+    }
+    return spec;
+  });
   add({kAttentionOutput}, column_shard);
   add({kAttentionOutputBias}, replicated);
   add({kQueryNorm}, replicated);
@@ -177,24 +258,28 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   add({kMlpNorm}, replicated);
   add({kMoeNorm}, replicated);
   add({kRouter}, replicated);
+  add({kRouterCorrection}, replicated);
+  add({kSharedExpertGate, kSharedExpertUp}, shared_gate_and_up);
+  add({kSharedExpertDown}, shared_down);
   return out;
 }
 
 std::vector<BufferId> VllmLayout::Experts(const ExpertSlice& slice,
-                                          Range layers, int64_t expert_rank) {
+                                          int64_t stage, Range layers,
+                                          int64_t expert_rank) {
   const EvenPart part = sizes_.expert_parallel
                             ? EvenPart{}
                             : EvenPart{sizes_.expert_ranks(), expert_rank};
   const std::string_view module = routed_experts_ ? "routed_experts." : "";
   std::vector<BufferId> out;
-  AddLayerStacks(
-      context_, table_, layers, {kExpertGate, kExpertUp}, slice,
+  AddLayers(
+      stage, layers, {kExpertGate, kExpertUp}, slice,
       [&](const LayerGroup& group) {
         return ExpertGateAndUp(group, module, part, gate_up_order_);
       },
       out);
-  AddLayerStacks(
-      context_, table_, layers, {kExpertDown}, slice,
+  AddLayers(
+      stage, layers, {kExpertDown}, slice,
       [&](const LayerGroup& group) { return ExpertDown(group, module, part); },
       out);
   return out;
@@ -241,7 +326,7 @@ SideLayout VllmLayout::LayOut() {
     }
     for (int64_t i = 0; i < sizes_.expert_ranks(); ++i) {
       experts.push_back(
-          Experts(slices[sizes_.expert_parallel ? i : 0], layers, i));
+          Experts(slices[sizes_.expert_parallel ? i : 0], stage, layers, i));
     }
     for (int64_t i = 0; i < sizes_.expert_ranks(); ++i) {
       const int64_t d = i / tensor;

@@ -11,8 +11,14 @@ struct Family {
 };
 
 constexpr std::array kFamilies = {
-    Family{"llama", BuildLlama},        Family{"mixtral", BuildMixtral},
-    Family{"qwen2", BuildQwen2},        Family{"qwen3", BuildQwen3},
+    Family{"deepseek_v3", BuildDeepseekV3},
+    Family{"glm4_moe", BuildGlm4Moe},
+    Family{"glm4_moe_lite", BuildDeepseekV3},
+    Family{"kimi_k2", BuildDeepseekV3},
+    Family{"llama", BuildLlama},
+    Family{"mixtral", BuildMixtral},
+    Family{"qwen2", BuildQwen2},
+    Family{"qwen3", BuildQwen3},
     Family{"qwen3_moe", BuildQwen3Moe},
 };
 

@@ -13,26 +13,47 @@
 
 namespace refit {
 
+// Multi-head latent attention: queries, keys and values are made of narrow
+// projections. Per head, a query is [nope; rope] and the key-value projection
+// is [nope of the key; value].
+struct LatentAttention {
+  int64_t query_rank = 0;  // 0: queries are projected in one step
+  int64_t key_value_rank = 0;
+  int64_t nope_dim = 0;
+  int64_t rope_dim = 0;
+  int64_t value_dim = 0;
+};
+
 // What layouts need to know of a network beyond its parameters' shapes.
 struct Architecture {
   std::string family;  // config.json's model_type; "" when roles are unknown
   int64_t layers = 0;
+  // Multi-token-prediction layers that the model has beside `layers`, which
+  // they follow in number.
+  int64_t mtp_layers = 0;
   int64_t hidden = 0;
   int64_t heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   int64_t vocab = 0;
-  int64_t experts = 0;  // 0: dense
-  bool tied = false;    // lm_head is the embedding
+  int64_t experts = 0;                    // 0: dense
+  bool tied = false;                      // lm_head is the embedding
+  std::optional<LatentAttention> latent;  // then kv_heads, head_dim: unused
+
+  int64_t all_layers() const { return layers + mtp_layers; }
 };
 
 // Stacks are disjoint, and a stack's index[0] is the layer for every param of
 // a layer. Tied: `params` has no output head, `skips` says so.
 struct Model {
-  Place place;  // config.json, the safetensors index, or the job
+  Place place;       // config.json, the safetensors index, or the job
+  bool mtp = false;  // the job wants multi-token-prediction layers
   Architecture architecture;
   std::vector<Param> params;
   std::vector<Skip> skips;
+  // Globs over names of a checkpoint that are no params: scales, stale buffers,
+  // copies of other tensors, layers that the job leaves out.
+  std::vector<std::string> stored_beside;
 };
 
 // Reads the model a job names. Errors: missing or malformed file, unknown

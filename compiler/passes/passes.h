@@ -30,6 +30,13 @@ struct PassOptions {
 absl::Status LayOutSource(const PassOptions& options, Module& module);
 absl::Status LayOutDestination(const PassOptions& options, Module& module);
 
+// Names what workers must do after a refit with tensors whose values the two
+// sides keep in different forms.
+//
+// Requires: both sides are laid out.
+// Ensures:  `post_hooks` of every destination buffer.
+absl::Status NamePostHooks(const PassOptions& options, Module& module);
+
 // Gives every rank its host, and links their speeds, from the job's topology.
 //
 // Requires: both sides are laid out.

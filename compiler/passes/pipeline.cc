@@ -15,6 +15,9 @@ constexpr PassInfo kPipeline[] = {
      "lists the destination ranks' buffers and what they hold",
      LayOutDestination, DestinationText},
     // From here on nothing knows a framework's name.
+    {"name-post-hooks",
+     "names what workers do after a refit where the sides' values differ",
+     NamePostHooks, PostHooksText},
     {"place-ranks", "gives every rank its host and its links", PlaceRanks,
      TopologyText},
     {"intersect-layouts",

@@ -212,6 +212,23 @@ void AddSchedule(const fb::Body& body, const Totals& totals,
   }
 }
 
+// A line for each kind; most plans have none.
+void AddPostHooks(const fb::Body& body, StatsTable& table) {
+  std::map<std::string, uint64_t> tensors;
+  const std::vector<std::vector<int32_t>> holders = HoldersByBuffer(body);
+  for (uint32_t id = 0; id < body.buffers()->size(); ++id) {
+    const fb::Buffer& buffer = *body.buffers()->Get(id);
+    for (uint32_t i = 0; i < Length(buffer.post_hooks()); ++i) {
+      tensors[buffer.post_hooks()->Get(i)->name()->str()] +=
+          TensorCount(buffer.index()) * holders[id].size();
+    }
+  }
+  for (const auto& [name, count] : tensors) {
+    table.AddCount(absl::StrCat("post-hook ", name), count,
+                   "tensors of all ranks");
+  }
+}
+
 void AddTables(const PlanFile& plan, StatsTable& table) {
   const fb::Body& body = plan.body();
   uint64_t params = 0;
@@ -235,6 +252,7 @@ void AddTables(const PlanFile& plan, StatsTable& table) {
   table.AddCount("copies", body.copies()->size(),
                  absl::StrCat("in ", body.copy_lists()->size(), " lists"));
   table.AddCount("skips", Length(body.skips()));
+  AddPostHooks(body, table);
   table.AddBytes("plan file", plan.bytes().size());
 }
 

@@ -37,6 +37,7 @@ class TextPrinter {
   void PrintParams();
   void PrintBuffers();
   void PrintFragments(uint32_t id, const fb::Buffer& buffer);
+  void PrintRegions(const fb::Buffer& buffer);
   void PrintRounds();
   void PrintProgram(const PlanView::Program& shown);
   void PrintCopyLists();
@@ -140,6 +141,11 @@ void TextPrinter::PrintBuffers() {
                     " ", DimsText(buffer.shape()), " ranks ",
                     NumberSetText(holders[id]), "\n");
     PrintFragments(id, buffer);
+    if (!view_.partial_buffers[id]) PrintRegions(buffer);
+    for (uint32_t i = 0; i < Length(buffer.post_hooks()); ++i) {
+      absl::StrAppend(&text_, "  post-hook ",
+                      PostHookText(*buffer.post_hooks()->Get(i)), "\n");
+    }
   }
 }
 
@@ -151,7 +157,9 @@ void TextPrinter::PrintFragments(uint32_t id, const fb::Buffer& buffer) {
                     BoxText(fragment), " at ", fragment.offset(), " strides ",
                     DimsText(fragment.stride()), "\n");
   }
-  if (view_.partial_buffers[id]) return;
+}
+
+void TextPrinter::PrintRegions(const fb::Buffer& buffer) {
   for (uint32_t i = 0; i < Length(buffer.regions()); ++i) {
     const fb::Region& region = *buffer.regions()->Get(i);
     absl::StrAppend(&text_, "  ", EnumText(region.kind()));

@@ -37,7 +37,10 @@ def ranks_of_side(job, side, tensors, padding, parameter_dtype, dtype):
     if side["layout"] == "generic":
         return list(generic.ranks(side, tensors, parameter_dtype, dtype))
     layout = {"megatron": megatron, "sglang": sglang, "vllm": vllm}[side["layout"]]
-    cast = {name: values.cast(bits, parameter_dtype, dtype) for name, bits in tensors.items()}
+    at = job.model.dtype_of
+    cast = {
+        name: values.cast(bits, at(name, parameter_dtype), at(name, dtype)) for name, bits in tensors.items()
+    }
     return list(layout.ranks(job.model, side, cast, padding, dtype))
 
 
@@ -51,10 +54,11 @@ def write_job(job, directory):
     if job.from_checkpoint:
         model = {"safetensors": "checkpoint"}
         (directory / "checkpoint").mkdir()
-        bits = {name: values.parameter(name, shape, "bf16", False) for name, shape in job.model.parameters().items()}
-        safetensors.write(
-            directory / "checkpoint" / "model.safetensors", {name: ("BF16", tensor) for name, tensor in bits.items()}
-        )
+        tensors = {}
+        for name, shape in job.model.parameters().items():
+            dtype = job.model.dtype_of(name, "bf16")
+            tensors[name] = values.SAFETENSORS_NAME[dtype], values.parameter(name, shape, dtype, False)
+        safetensors.write(directory / "checkpoint" / "model.safetensors", tensors)
         (directory / "checkpoint" / "config.json").write_text(json.dumps(job.model.config))
     elif hasattr(job.model, "config"):
         model = "config.json"
@@ -122,7 +126,10 @@ def run_job(job, programs, directory):
     destination_dtype = job.destination.get("dtype", job.model.dtype)
     is_cast = has_casts(job, source_dtype, destination_dtype)
     shapes = job.model.parameters()
-    tensors = {name: values.parameter(name, shape, source_dtype, is_cast) for name, shape in shapes.items()}
+    tensors = {
+        name: values.parameter(name, shape, job.model.dtype_of(name, source_dtype), is_cast)
+        for name, shape in shapes.items()
+    }
     garbage = values.Padding(source_dtype, values.GARBAGE[source_dtype])
     source = ranks_of_side(job, job.source, tensors, garbage, source_dtype, source_dtype)
     zero = values.Padding(destination_dtype, 0)

@@ -2,7 +2,7 @@
 
 import numpy
 
-from layout import Buffer, even_part, round_up, rows_with_padding
+from layout import Buffer, even_part, heads_part, round_up, rows_with_padding
 
 VOCABULARY_UNIT = 64
 # Families whose model classes make a head of its own on every pipeline stage, tied or not.
@@ -63,7 +63,27 @@ class Engine:
         mine = by_head[first : first + max(1, heads // self.attention_size)]
         return mine.reshape(-1, *tensor.shape[1:])
 
+    def latent_attention(self, prefix, tp):
+        whole = {}
+        for module in ("q_a_proj", "q_a_layernorm", "q_b_proj", "q_proj", "kv_a_proj_with_mqa", "kv_a_layernorm",
+                       "kv_b_proj", "o_proj"):  # fmt: skip
+            if f"{prefix}{module}.weight" in self.tensors:
+                whole[module] = self.tensors[f"{prefix}{module}.weight"]
+        mine = {module: whole[module] for module in whole if module.endswith("_layernorm")}
+        if "q_a_proj" in whole:
+            mine["fused_qkv_a_proj_with_mqa"] = numpy.concatenate([whole["q_a_proj"], whole["kv_a_proj_with_mqa"]])
+        else:
+            mine["kv_a_proj_with_mqa"] = whole["kv_a_proj_with_mqa"]
+        for module in whole.keys() & {"q_proj", "q_b_proj", "kv_b_proj"}:
+            mine[module] = heads_part(whole[module], self.model.heads, tp % self.attention_size, self.attention_size)
+        mine["o_proj"] = self.attention_part(whole["o_proj"], tp, dim=1)
+        for module, bits in mine.items():
+            yield f"{prefix}{module}.weight", bits
+
     def attention(self, prefix, tp):
+        if self.model.is_latent:
+            yield from self.latent_attention(prefix, tp)
+            return
         for kind in ["weight"] + ["bias"] * self.model.has_qkv_bias:
             query, key, value = (self.tensors[f"{prefix}{word}_proj.{kind}"] for word in "qkv")
             parts = [self.attention_part(query, tp), self.key_value(key, tp), self.key_value(value, tp)]
@@ -74,18 +94,26 @@ class Engine:
         halves = [even_part(gate, part, parts, 0), even_part(up, part, parts, 0)]
         return numpy.concatenate(halves)
 
-    def dense(self, prefix, tp):
+    def dense(self, prefix, tp, is_whole=False):
+        part, parts = (0, 1) if is_whole else (tp, self.tp_size)
         gate, up, down = (self.tensors[f"{prefix}{word}_proj.weight"] for word in ("gate", "up", "down"))
-        yield prefix + "gate_up_proj.weight", self.gate_and_up(gate, up, tp, self.tp_size)
-        yield prefix + "down_proj.weight", even_part(down, tp, self.tp_size, 1)
+        yield prefix + "gate_up_proj.weight", self.gate_and_up(gate, up, part, parts)
+        yield prefix + "down_proj.weight", even_part(down, part, parts, 1)
 
     def sparse(self, layer, tp):
         group, part = divmod(tp, self.expert_size)
         swapped = self.side.get("moe_backend") == "flashinfer_cutlass"
         first, second = ("up", "gate") if swapped else ("gate", "up")
         w13, w2 = [], []
-        for expert in slots_of_group(self.model, self.side, layer, group):
-            whole = {word: self.tensors[self.model.expert(layer, expert, word)] for word in ("gate", "up", "down")}
+        names = [
+            {word: self.model.expert(layer, expert, word) for word in ("gate", "up", "down")}
+            for expert in slots_of_group(self.model, self.side, layer, group)
+        ]
+        if self.side.get("shared_experts") == "fused":
+            shared = f"model.layers.{layer}.mlp.shared_experts."
+            names.append({word: f"{shared}{word}_proj.weight" for word in ("gate", "up", "down")})
+        for words in names:
+            whole = {word: self.tensors[name] for word, name in words.items()}
             w13.append(self.gate_and_up(whole[first], whole[second], part, self.expert_size))
             w2.append(even_part(whole["down"], part, self.expert_size, 1))
         prefix = f"model.layers.{layer}.{self.model.moe_module}.experts."
@@ -102,6 +130,12 @@ class Engine:
             yield prefix + name, self.tensors[prefix + name]
         if model.is_sparse(layer):
             yield model.router(layer), self.tensors[model.router(layer)]
+            correction = prefix + "mlp.gate.e_score_correction_bias"
+            if correction in self.tensors:
+                yield correction, self.tensors[correction]
+            shared = self.side.get("shared_experts", "tensor")
+            if prefix + "mlp.shared_experts.up_proj.weight" in self.tensors and shared != "fused":
+                yield from self.dense(prefix + "mlp.shared_experts.", tp, is_whole=shared == "replicated")
             yield from self.sparse(layer, tp)
         else:
             yield from self.dense(prefix + "mlp.", tp)
@@ -109,7 +143,8 @@ class Engine:
     def rank(self, layers, is_first, is_last, tp):
         model, side, buffers = self.model, self.side, {}
         for layer in layers:
-            buffers.update({name: Buffer(self.dtype, bits) for name, bits in self.layer(layer, tp)})
+            for name, bits in self.layer(layer, tp):
+                buffers[name] = Buffer("fp32" if name.endswith("correction_bias") else self.dtype, bits)
         if is_first:
             cut = side.get("embedding", "attention" if self.attention_size < self.tp_size else "tensor")
             bits = self.vocabulary("model.embed_tokens.weight", tp, cut)
