@@ -53,6 +53,30 @@ void AppendGeneric(const GenericSpec& generic, std::string& text) {
   }
 }
 
+// What only some sides say; nothing where they do not, so that the digests of
+// other jobs stay as they are.
+void AppendServing(const SideSpec& side, std::string& text) {
+  if (side.experts.given) {
+    const ExpertPlacement& experts = side.experts.value;
+    absl::StrAppendFormat(&text, "experts %d redundant %d\n",
+                          static_cast<int>(experts.kind),
+                          experts.redundant_experts);
+    for (const std::vector<int64_t>& list : experts.physical_to_logical) {
+      absl::StrAppend(&text, "slots ", absl::StrJoin(list, ","), "\n");
+    }
+  }
+  if (side.moe_backend.given) {
+    absl::StrAppend(&text, "moe_backend ", side.moe_backend.value, "\n");
+  }
+  if (side.layout.value == LayoutKind::kSglang) {
+    absl::StrAppendFormat(
+        &text, "dp_attention %d dp_lm_head %d embedding %d shared_experts %d\n",
+        side.dp_attention.value, side.dp_lm_head.value,
+        static_cast<int>(side.embedding.value),
+        static_cast<int>(side.shared_experts.value));
+  }
+}
+
 void AppendSide(const SideSpec& side, std::string& text) {
   absl::StrAppendFormat(
       &text,
@@ -72,6 +96,7 @@ void AppendSide(const SideSpec& side, std::string& text) {
       side.version.value, side.fused_experts.value,
       side.moe_mlp_glu_interleave_size.value,
       side.moe_single_grouped_weight.value);
+  AppendServing(side, text);
   AppendGeneric(side.generic, text);
 }
 

@@ -108,6 +108,24 @@ struct GenericSpec {
   std::vector<FlatBufferSpec> flat_buffers;
 };
 
+// Which logical expert stands in which physical slot of a serving engine. The
+// slots are numbered over the ranks that share a layer's experts, those of rank
+// 0 first. An expert may stand in several slots.
+struct ExpertPlacement {
+  enum class Kind : uint8_t { kLinear, kRoundRobin, kTable };
+  Kind kind = Kind::kLinear;
+  int64_t redundant_experts = 0;  // of kLinear: slots beyond one per expert
+  // Of kTable: one list for all layers, or one per layer.
+  std::vector<std::vector<int64_t>> physical_to_logical;
+};
+
+// How SGLang cuts the embedding.
+enum class EmbeddingCut : uint8_t { kTensor, kAttention, kReplicated };
+
+// How SGLang holds shared experts: as a module of their own, cut or whole, or
+// fused into the others as the last slot of each rank.
+enum class SharedExperts : uint8_t { kTensor, kReplicated, kFused };
+
 struct SideSpec {
   std::string key;  // "source" or "destination", for messages
   Place place;
@@ -128,6 +146,13 @@ struct SideSpec {
   Located<DType> dtype;  // not given: the model's own
   Located<std::string> version;
   Located<bool> fused_experts{.value = false};
+  Located<ExpertPlacement> experts;           // vLLM, SGLang
+  Located<std::string> moe_backend;           // vLLM, SGLang
+  Located<int64_t> dp_attention{.value = 1};  // SGLang: within tensor_parallel
+  Located<bool> dp_lm_head{.value = false};   // SGLang
+  Located<EmbeddingCut> embedding{.value = EmbeddingCut::kTensor};  // SGLang
+  Located<SharedExperts> shared_experts{.value =
+                                            SharedExperts::kTensor};  // SGLang
   // Rows of a gate and of an up block that alternate in an expert's fused
   // tensor; not given: all gate rows, then all up rows.
   Located<int64_t> moe_mlp_glu_interleave_size;

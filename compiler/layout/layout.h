@@ -28,6 +28,7 @@ SideLayout LayOut(const LayoutContext& context);
 SideLayout LayOutMegatron(const LayoutContext& context);
 SideLayout LayOutFsdp(const LayoutContext& context);
 SideLayout LayOutVllm(const LayoutContext& context);
+SideLayout LayOutSglang(const LayoutContext& context);
 SideLayout LayOutGeneric(const LayoutContext& context);
 
 }  // namespace refit

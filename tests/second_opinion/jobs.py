@@ -50,6 +50,10 @@ def vllm(**keys):
     return {"layout": "vllm", **{KEYS.get(key, key): value for key, value in keys.items()}}
 
 
+def sglang(**keys):
+    return {"layout": "sglang", **{KEYS.get(key, key): value for key, value in keys.items()}}
+
+
 def generic(meshes, *rules):
     """Rules are (match, mesh, placements[, other keys])."""
     words = ("match", "mesh", "placements")
@@ -95,6 +99,8 @@ QWEN3_MOE_TIED = qwen3_moe(tie_word_embeddings=True)
 QWEN3_MOE_MLP_ONLY = qwen3_moe(layers=6, mlp_only_layers=[0, 3], experts=6)
 QWEN3_MOE_STEP_2 = qwen3_moe(layers=6, decoder_sparse_step=2)
 QWEN3_MOE_MIXED = qwen3_moe(layers=7, decoder_sparse_step=3, mlp_only_layers=[2], experts=4)
+QWEN3_MOE_4_HEADS = qwen3_moe(kv_heads=4)
+QWEN3_MOE_MLP_ONLY_4_HEADS = qwen3_moe(layers=6, kv_heads=4, mlp_only_layers=[0, 3], experts=6)
 QWEN3_MOE_DENSE = qwen3_moe(layers=3, mlp_only_layers=[0, 1, 2])
 QWEN3_MOE_10 = qwen3_moe(layers=2, heads=10, kv_heads=5, experts=10, moe_intermediate_size=40)
 QWEN3_MOE_BIAS = qwen3_moe(layers=2, attention_bias=True)
@@ -410,6 +416,182 @@ FLAT = [
          tensors=[("scalar", "dp", ["Replicate"]), ("*", "dp", ["Shard(0)"])],
      )),
 ]  # fmt: skip
+
+
+ROUND_ROBIN = {"placement": "round_robin"}
+# Slots of eight experts; 1 and 5 have several, two of them neighbours.
+TABLE_OF_12 = [3, 1, 1, 0, 7, 5, 2, 1, 6, 4, 5, 0]
+# Of six experts; another list for each layer with experts.
+TABLES_OF_8 = [[0, 1, 2, 3, 4, 5, 0, 1], [5, 4, 3, 2, 1, 0, 0, 1], [2, 2, 2, 0, 1, 3, 4, 5], [0, 1, 2, 3, 4, 5, 0, 1]]
+
+PLACEMENT = [
+    ("vllm: round-robin over six", QWEN3_MOE, megatron(dp=4, ep=4), vllm(tp=6, expert_parallel=True, experts=ROUND_ROBIN)),
+    (
+        "vllm: round-robin over dp x tp, pp2",
+        QWEN3_MOE,
+        megatron(tp=2, ep=2),
+        vllm(tp=2, dp=2, pp=2, expert_parallel=True, experts=ROUND_ROBIN),
+        SMALL_BUCKETS,
+    ),
+    (
+        "vllm: from round-robin to linear",
+        QWEN3_MOE_10,
+        vllm(dp=3, expert_parallel=True, experts=ROUND_ROBIN),
+        vllm(dp=4, expert_parallel=True, experts={"placement": "linear"}),
+    ),
+    (
+        "vllm: redundant experts",
+        QWEN3_MOE,
+        megatron(dp=2, ep=2),
+        vllm(tp=2, dp=2, expert_parallel=True, experts={"num_redundant_experts": 4}),
+    ),
+    (
+        "vllm: more redundant experts than experts",
+        MIXTRAL,
+        megatron(tp=2, ep=2),
+        vllm(tp=2, expert_parallel=True, replicas=2, experts={"num_redundant_experts": 6}),
+        SMALL_BUCKETS,
+    ),
+    (
+        "vllm: a table",
+        QWEN3_MOE,
+        megatron(dp=4, ep=4),
+        vllm(tp=2, dp=2, expert_parallel=True, experts={"physical_to_logical": TABLE_OF_12}),
+    ),
+    (
+        "vllm: a table per layer with experts",
+        QWEN3_MOE_MLP_ONLY,
+        megatron(pp=2, dp=2, ep=2),
+        vllm(tp=2, pp=2, expert_parallel=True, experts={"physical_to_logical": TABLES_OF_8}),
+        FOUR_PER_HOST,
+    ),
+    (
+        "vllm: a table per layer",
+        QWEN3_MOE_MLP_ONLY,
+        megatron(tp=2),
+        vllm(dp=4, expert_parallel=True, experts={"physical_to_logical": TABLES_OF_8[:2] + TABLES_OF_8}),
+    ),
+    (
+        "vllm: from a table to megatron",
+        QWEN3_MOE,
+        vllm(tp=2, dp=2, expert_parallel=True, experts={"physical_to_logical": TABLE_OF_12}),
+        megatron(tp=2, dp=2, ep=4),
+    ),
+    (
+        "vllm: up before gate",
+        QWEN3_MOE,
+        megatron(tp=2, dp=2, ep=2),
+        vllm(tp=3, dp=2, moe_backend="flashinfer_cutlass"),
+    ),
+    (
+        "vllm: up before gate, round-robin",
+        MIXTRAL,
+        megatron(tp=2, ep=2),
+        vllm(tp=2, dp=2, expert_parallel=True, experts=ROUND_ROBIN, moe_backend="flashinfer_cutlass"),
+    ),
+    (
+        "vllm: from up before gate to triton",
+        MIXTRAL,
+        vllm(tp=4, moe_backend="flashinfer_cutlass"),
+        vllm(tp=2, moe_backend="triton"),
+    ),
+]
+
+SGLANG = [
+    ("sglang: one rank", LLAMA, megatron(tp=2), sglang()),
+    ("sglang: tp4 and two engines", LLAMA, megatron(tp=2, pp=2, dp=2), sglang(tp=4, replicas=2), FOUR_PER_HOST),
+    ("sglang: tp above the kv heads", LLAMA_BIAS, megatron(tp=2), sglang(tp=8)),
+    ("sglang: tp12 of three", LLAMA_BY_3, megatron(tp=3, dp=2), sglang(tp=12)),
+    ("sglang: pp remainder", LLAMA_DEEP, megatron(tp=2), sglang(pp=5), SMALL_BUCKETS),
+    ("sglang: layers_per_stage", LLAMA_DEEP, megatron(pp=3), sglang(pp=3, layers=[6, 1, 5])),
+    ("sglang: tied, pp1", QWEN3_TIED, megatron(tp=2, pp=2), sglang(tp=4)),
+    ("sglang: tied, pp3", QWEN3_TIED, megatron(tp=4), sglang(tp=2, pp=3)),
+    ("sglang: tied, pp2 to megatron", QWEN2_TIED, sglang(tp=2, pp=2), megatron(tp=2, pp=2)),
+    ("sglang: attention over half of tp8", QWEN3, megatron(tp=2, pp=2), sglang(tp=8, dp_attention=2)),
+    ("sglang: attention on each rank", QWEN3, megatron(tp=4), sglang(tp=4, dp_attention=4, dp_lm_head=True)),
+    (
+        "sglang: replicated embedding",
+        QWEN2,
+        megatron(tp=2),
+        sglang(tp=6, dp_attention=3, embedding="replicated", dp_lm_head=True),
+    ),
+    ("sglang: embedding over tp", QWEN3_TIED, megatron(tp=2), sglang(tp=4, dp_attention=2, embedding="tensor")),
+    ("sglang: to megatron", QWEN3_BIAS, sglang(tp=4, dp_attention=2), megatron(tp=2, pp=2)),
+    ("sglang: cast", LLAMA, megatron(tp=2, dtype="fp32"), sglang(tp=4, dtype="bf16")),
+    ("sglang: experts cut by tp", QWEN3_MOE, megatron(tp=2, dp=2, ep=4), sglang(tp=6)),
+    ("sglang: ep2 and tp2 of each expert", QWEN3_MOE_4_HEADS, megatron(tp=2, dp=2, ep=4), sglang(tp=4, ep=2)),
+    ("sglang: ep4, pp2", QWEN3_MOE_4_HEADS, megatron(dp=8, ep=8), sglang(tp=4, pp=2, ep=4), FOUR_PER_HOST),
+    (
+        "sglang: ep2 under attention over half of the ranks",
+        QWEN3_MOE_MLP_ONLY_4_HEADS,
+        megatron(tp=2, ep=3, etp=2, dp=3),
+        sglang(tp=4, ep=2, dp_attention=2, pp=2, replicas=2),
+        SMALL_BUCKETS,
+    ),
+    ("sglang: tied experts model", QWEN3_MOE_TIED, megatron(tp=2, pp=2, ep=2), sglang(tp=2, pp=2)),
+    ("sglang: mixtral", MIXTRAL, megatron(tp=2, pp=2, dp=2, ep=4), sglang(tp=8, ep=2, pp=2)),
+    (
+        "sglang: redundant experts",
+        QWEN3_MOE_4_HEADS,
+        megatron(dp=2, ep=2),
+        sglang(tp=4, ep=2, experts={"num_redundant_experts": 2}),
+    ),
+    (
+        "sglang: a table per layer",
+        QWEN3_MOE_MLP_ONLY_4_HEADS,
+        megatron(pp=2, dp=2, ep=2),
+        sglang(tp=4, ep=4, experts={"physical_to_logical": TABLES_OF_8[:2] + TABLES_OF_8}),
+    ),
+    (
+        "sglang: up before gate",
+        QWEN3_MOE_4_HEADS,
+        megatron(tp=2, dp=2, ep=2),
+        sglang(tp=4, ep=2, moe_backend="flashinfer_cutlass"),
+    ),
+    ("sglang: deepseek", DEEPSEEK, megatron(tp=2, dp=2, ep=4), sglang(tp=4, ep=2, pp=2)),
+    (
+        "sglang: deepseek with attention on each rank",
+        DEEPSEEK,
+        megatron(tp=2, pp=5, dtype="fp32"),
+        sglang(tp=8, ep=8, dp_attention=8, dp_lm_head=True, dtype="bf16"),
+        SMALL_BUCKETS,
+    ),
+    ("sglang: moonlight to megatron", MOONLIGHT, sglang(tp=4, ep=2, dp_attention=2), megatron(tp=2, pp=2, ep=2)),
+    ("sglang: glm", GLM, megatron(tp=2, pp=5), sglang(tp=4, experts={"num_redundant_experts": 4}, ep=4)),
+    (
+        "sglang: deepseek with fused shared experts",
+        DEEPSEEK,
+        megatron(tp=2, dp=2, ep=4),
+        sglang(tp=4, ep=2, shared_experts="fused"),
+        SMALL_BUCKETS,
+    ),
+    (
+        "sglang: fused and redundant experts, up before gate, to megatron",
+        DEEPSEEK,
+        sglang(
+            tp=4,
+            ep=2,
+            shared_experts="fused",
+            experts={"num_redundant_experts": 4},
+            moe_backend="flashinfer_cutlass",
+        ),
+        megatron(tp=2, pp=5),
+    ),
+    (
+        "sglang: moonlight with whole shared experts",
+        MOONLIGHT,
+        megatron(tp=2, pp=2, ep=2),
+        sglang(tp=4, ep=4, pp=2, shared_experts="replicated"),
+    ),
+    ("sglang: deepseek from vllm", DEEPSEEK, vllm(tp=2, dp=2, expert_parallel=True), sglang(tp=4)),
+    ("sglang: to vllm", QWEN3_MOE_4_HEADS, sglang(tp=4, ep=2, dp_attention=2), vllm(tp=2, dp=2, expert_parallel=True)),
+    (
+        "sglang: from vllm",
+        MIXTRAL,
+        vllm(tp=2, dp=2, expert_parallel=True, experts={"num_redundant_experts": 4}),
+        sglang(tp=4, ep=4),
+    ),
+]
 
 FSDP_2D = {"fsdp": {"axes": {"replica": 2, "shard": 3}}}
 ROWS_OF_THREE = [("*", "fsdp", ["Replicate", "Shard(0)"])]
@@ -744,6 +926,8 @@ def all_jobs():
         "fused_experts": FUSED_EXPERTS,
         "fsdp": FSDP,
         "flat": FLAT,
+        "placement": PLACEMENT,
+        "sglang": SGLANG,
         "generic": GENERIC,
         "casts": CASTS,
         "checkpoints": CHECKPOINTS,

@@ -26,6 +26,7 @@ import hybrid_megatron
 import hybrid_vllm
 import megatron
 import safetensors
+import sglang
 import values
 import vllm
 from hybrid_models import HybridModel
@@ -42,6 +43,7 @@ def ranks_of_side(job, side, tensors, padding, parameter_dtype, dtype):
     is_hybrid = isinstance(job.model, HybridModel)
     layout = {
         "fsdp": fsdp,
+        "sglang": sglang,
         "megatron": hybrid_megatron if is_hybrid else megatron,
         "vllm": hybrid_vllm if is_hybrid else vllm,
     }[side["layout"]]
