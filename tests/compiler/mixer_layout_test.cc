@@ -169,10 +169,10 @@ TEST(MixerLayoutTest, VllmKeepsASingleMambaGroupWholeOnEachRank) {
 TEST(MixerLayoutTest, MambaGroupsThatCannotBeCutAreReported) {
   const Model one = ReadTinyModel(absl::StrFormat(kNemotron, 1));
   EXPECT_EQ(LayOutErrors(one, Side(LayoutKind::kMegatron, 2)),
-            "destination.tensor_parallel 2 does not divide 1 Mamba groups");
+            "destination.tensor_parallel 2 does not divide 1 Mamba groups\n");
   const Model two = ReadTinyModel(absl::StrFormat(kNemotron, 2));
   EXPECT_EQ(LayOutErrors(two, Side(LayoutKind::kVllm, 4)),
-            "destination.tensor_parallel 4 does not divide 2 Mamba groups");
+            "destination.tensor_parallel 4 does not divide 2 Mamba groups\n");
 }
 
 TEST(MixerLayoutTest, MegatronGathersThePartsOfADeltaNetsHeads) {

@@ -90,7 +90,9 @@ void ExpectEqualsOracle(const std::string& config_path) {
     ASSERT_EQ(found.size(), expected.size()) << "mtp " << mtp;
     const auto [line, wanted] =
         std::mismatch(found.begin(), found.end(), expected.begin());
-    if (line != found.end()) EXPECT_EQ(*line, *wanted) << "mtp " << mtp;
+    if (line != found.end()) {
+      EXPECT_EQ(*line, *wanted) << "mtp " << mtp;
+    }
   }
 }
 
@@ -268,12 +270,12 @@ TEST(ModelTest, ReportsAPatternThatNamesNoLayers) {
   const std::string sizes = R"("hidden_size": 4, "num_attention_heads": 2,
  "num_key_value_heads": 2, "vocab_size": 8, "num_hidden_layers": 2})";
   EXPECT_EQ(ReadConfigText(R"({"model_type": "nemotron_h",
- "hybrid_override_pattern": "Mx", )" +
+ "hybrid_override_pattern": "xx", )" +
                            sizes)
                 .errors,
             "config.json:2:29: error: hybrid_override_pattern has a layer 'x'; "
             "wanted M, E, * or -\n"
-            "    2 |  \"hybrid_override_pattern\": \"Mx\", "
+            "    2 |  \"hybrid_override_pattern\": \"xx\", "
             "\"hidden_size\": 4, \"num_attention_heads\": 2,\n"
             "      |                             ^\n");
 }
