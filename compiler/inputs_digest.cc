@@ -45,6 +45,11 @@ void AppendSide(const SideSpec& side, std::string& text) {
       side.make_vocab_size_divisible_by.value,
       side.dtype.given ? DTypeName(side.dtype.value) : "model",
       side.version.value, side.fused_experts.value, side.mtp.value);
+  if (side.quantised.given) {
+    absl::StrAppendFormat(&text, "quantised %s scales %s\n",
+                          side.quantised.value.name,
+                          EnumText(side.quantised.value.scale_format));
+  }
   AppendGeneric(side.generic, text);
 }
 
@@ -92,6 +97,10 @@ std::string CanonicalInputs(const Job& job, const Model& model) {
       job.options.staging_bytes.value, job.options.slots.value,
       job.options.operations_per_round.value,
       absl::StrJoin(job.options.exclude.value, ","));
+  if (job.source.quantised.given || job.destination.quantised.given) {
+    absl::StrAppendFormat(&text, "scratch %d\n",
+                          job.options.scratch_bytes.value);
+  }
   absl::StrAppendFormat(&text, "colocated %d\n", job.colocated.value);
   return text;
 }

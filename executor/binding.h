@@ -22,6 +22,8 @@ class TensorTable {
 
   uint64_t size() const { return begin_.back(); }
   size_t stacks() const { return begin_.size() - 1; }
+  // Those of the worker: the stacks after them are scratch.
+  size_t workers_stacks() const { return workers_stacks_; }
   // Entry of tensor 0 of the stack at `slot` of the rank's `buffers`.
   uint64_t begin(size_t slot) const { return begin_[slot]; }
   const fb::Buffer& buffer(size_t slot) const;
@@ -35,9 +37,11 @@ class TensorTable {
   const fb::Body& body_;
   const fb::RankProgram& program_;
   std::vector<uint64_t> begin_;  // one more than stacks
+  size_t workers_stacks_ = 0;
 };
 
-// The address of each tensor table entry; null for those left out.
+// The address of each tensor table entry; null for those left out and for
+// scratch.
 absl::StatusOr<std::vector<std::byte*>> BindTensors(
     const TensorTable& table, int32_t rank,
     absl::Span<const BoundTensor> tensors);

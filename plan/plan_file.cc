@@ -17,6 +17,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/body_check.h"
+#include "plan/dtype.h"
+#include "plan/quantise_check.h"
 
 namespace refit {
 namespace {
@@ -292,6 +294,12 @@ absl::Status PlanFile::Check() {
         "the plan has direct rounds but does not require that executors know "
         "them (bit 0 of required_features)");
   }
+  if (HasQuantisation(*body_) &&
+      (plan_->required_features() & kFeatureQuantisation) == 0) {
+    return absl::InvalidArgumentError(
+        "the plan quantises but does not require that executors know how (bit 2 "
+        "of required_features)");
+  }
   return absl::OkStatus();
 }
 
@@ -327,6 +335,23 @@ uint64_t StackTensors(const fb::Buffer& buffer) {
     tensors *= buffer.index()->Get(d)->count();
   }
   return tensors;
+}
+
+bool IsScratch(const fb::RankProgram& program, uint32_t slot) {
+  return slot >= program.buffers()->size() - program.scratch_buffers();
+}
+
+uint64_t ScratchBytes(const PlanFile& plan, int32_t rank) {
+  const fb::RankProgram& program = *plan.body().programs()->Get(rank);
+  uint64_t bytes = 0;
+  for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
+    if (!IsScratch(program, slot)) continue;
+    const fb::Buffer& buffer =
+        *plan.body().buffers()->Get(program.buffers()->Get(slot));
+    bytes += TensorElements(buffer) * StackTensors(buffer) *
+             static_cast<uint64_t>(DTypeBytes(buffer.dtype()));
+  }
+  return bytes;
 }
 
 std::string TensorName(const fb::Buffer& buffer, uint64_t ordinal) {

@@ -15,11 +15,21 @@
 namespace refit {
 
 inline constexpr uint32_t kFormatMajor = 1;
-inline constexpr uint32_t kFormatMinor = 1;
+inline constexpr uint32_t kFormatMinor = 2;
 // Bits of `required_features`.
 inline constexpr uint64_t kFeatureDirectRounds = 1;
+inline constexpr uint64_t kFeatureQuantisation = 4;
 // Those this build knows.
-inline constexpr uint64_t kKnownFeatures = kFeatureDirectRounds;
+inline constexpr uint64_t kKnownFeatures =
+    kFeatureDirectRounds | kFeatureQuantisation;
+
+// The `format_version` of a plan that requires `features`: plans that need
+// nothing new are written as they were.
+constexpr uint32_t FormatVersionFor(uint64_t features) {
+  return kFormatMajor << 16 |
+         ((features & ~kFeatureDirectRounds) == 0 ? 1 : kFormatMinor);
+}
+
 // Alignment of staging ranges and of each copy inside a message, so that the
 // widest vector access of a GPU (16 bytes) never straddles two copies.
 inline constexpr int64_t kStagingAlignmentBytes = 16;
@@ -51,6 +61,8 @@ std::string DigestText(const fb::Digest& digest);
 //   existing peer other than themselves
 //   * fragments and regions have one entry per dimension and stay inside param
 //   and buffer
+//   * quantisations relate params of the right shapes and dtypes; what is
+//   quantised, and what is written, stays inside its tensors
 // It promises "nothing needs a bounds check", not "is right": that is
 // plan/proof.h. Errors: kNotFound, kPermissionDenied or kUnavailable (the file
 // cannot be read), kFailedPrecondition (newer major or unknown feature),
@@ -90,6 +102,12 @@ class PlanFile {
 // the whole stack.
 uint64_t TensorElements(const fb::Buffer& buffer);
 uint64_t StackTensors(const fb::Buffer& buffer);
+
+// Whether slot `slot` of the rank's buffers is scratch.
+bool IsScratch(const fb::RankProgram& program, uint32_t slot);
+
+// Bytes of a rank's scratch.
+uint64_t ScratchBytes(const PlanFile& plan, int32_t rank);
 
 // The name of tensor `ordinal` (row-major over the index dimensions) of a
 // stack:

@@ -15,6 +15,9 @@ constexpr PassInfo kPipeline[] = {
      "lists the destination ranks' buffers and what they hold",
      LayOutDestination, DestinationText},
     // From here on nothing knows a framework's name.
+    {"place-quantisation",
+     "decides where blocks are quantised, and lists the scratch for it",
+     PlaceQuantisation, QuantisationText},
     {"place-ranks", "gives every rank its host and its links", PlaceRanks,
      TopologyText},
     {"intersect-layouts",

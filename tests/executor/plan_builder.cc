@@ -143,7 +143,7 @@ std::vector<uint8_t> PlanBuilder::Bytes() const {
       outer.CreateVector(inner.GetBufferPointer(), inner.GetSize());
   const auto provenance = fb::CreateProvenanceDirect(outer, "a test");
   fb::FinishPlanBuffer(
-      outer, fb::CreatePlan(outer, kFormatMajor << 16 | kFormatMinor,
+      outer, fb::CreatePlan(outer, FormatVersionFor(0),
                             std::count(mechanisms.begin(), mechanisms.end(),
                                        fb::Mechanism::kDirect) > 0
                                 ? kFeatureDirectRounds
