@@ -33,7 +33,7 @@ void AppendSide(const SideSpec& side, std::string& text) {
       &text,
       "%s layout %s tp %d pp %d vpp %d ep %d ep_flag %d etp %d dp %d cp %d "
       "replicas %d stages %s first %d last %d vocab %d dtype %s version %s "
-      "fused %d mtp %d\n",
+      "fused %d interleave %d grouped %d\n",
       side.key, LayoutName(side.layout.value), side.tensor_parallel.value,
       side.pipeline_parallel.value, side.virtual_pipeline_parallel.value,
       side.expert_parallel.value, side.expert_parallel_enabled.value,
@@ -44,7 +44,9 @@ void AppendSide(const SideSpec& side, std::string& text) {
       side.num_layers_in_last_pipeline_stage.value,
       side.make_vocab_size_divisible_by.value,
       side.dtype.given ? DTypeName(side.dtype.value) : "model",
-      side.version.value, side.fused_experts.value, side.mtp.value);
+      side.version.value, side.fused_experts.value,
+      side.moe_mlp_glu_interleave_size.value,
+      side.moe_single_grouped_weight.value);
   if (side.quantised.given) {
     absl::StrAppendFormat(&text, "quantised %s scales %s\n",
                           side.quantised.value.name,

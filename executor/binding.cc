@@ -218,6 +218,25 @@ std::vector<bool> TensorTable::Skipped() const {
   return skipped;
 }
 
+std::vector<TensorPostHook> TensorTable::PostHooks() const {
+  std::vector<TensorPostHook> hooks;
+  const std::vector<bool> skipped = Skipped();
+  for (size_t slot = 0; slot < stacks(); ++slot) {
+    const fb::Buffer& stack = buffer(slot);
+    if (stack.post_hooks() == nullptr) continue;
+    for (uint64_t entry = begin(slot); entry < begin(slot + 1); ++entry) {
+      // What no refit writes is as the worker made it.
+      if (skipped[entry]) continue;
+      for (const fb::PostHook* hook : *stack.post_hooks()) {
+        hooks.push_back({.tensor = Name(slot, entry - begin(slot)),
+                         .name = hook->name()->str(),
+                         .detail = hook->detail()->str()});
+      }
+    }
+  }
+  return hooks;
+}
+
 absl::StatusOr<std::vector<std::byte*>> BindTensors(
     const TensorTable& table, int32_t rank,
     absl::Span<const BoundTensor> tensors) {

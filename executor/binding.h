@@ -33,6 +33,9 @@ class TensorTable {
   // plan declares so. Such a tensor may be left out.
   std::vector<bool> Skipped() const;
 
+  // What the plan asks for after it wrote the tensors.
+  std::vector<TensorPostHook> PostHooks() const;
+
  private:
   const fb::Body& body_;
   const fb::RankProgram& program_;

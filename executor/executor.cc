@@ -91,7 +91,8 @@ struct Executor::Bound {
 Executor::Executor(const PlanFile& plan, const ExecutorOptions& options)
     : plan_(plan),
       options_(options),
-      schedule_(std::make_unique<RankSchedule>(plan, options.rank)) {}
+      schedule_(std::make_unique<RankSchedule>(plan, options.rank)),
+      post_hooks_(TensorTable(plan, options.rank).PostHooks()) {}
 
 Executor::~Executor() { Close(); }
 

@@ -34,9 +34,8 @@ class Side {
 
 }  // namespace
 
-void AppendQuantise(const fb::Body& body,
-                    const TensorTable& tensors, const fb::Quantise& op,
-                    CopyBatch& batch) {
+void AppendQuantise(const fb::Body& body, const TensorTable& tensors,
+                    const fb::Quantise& op, CopyBatch& batch) {
   const fb::Quantisation& quantisation =
       *body.quantisations()->Get(op.quantisation());
   const Side input(tensors, op.input_slot(), op.input_offset());
@@ -59,10 +58,11 @@ void AppendQuantise(const fb::Body& body,
   for (uint32_t i = 0; i < op.loops_count(); ++i) {
     const fb::QuantiseLoop& loop =
         *body.quantise_loops()->Get(op.loops_begin() + i);
-    batch.quantise_loops.push_back({.extent = loop.extent(),
-                                    .input = input.Step(loop.input_stride()),
-                                    .output = output.Step(loop.output_stride()),
-                                    .scales = scales.Step(loop.scale_stride())});
+    batch.quantise_loops.push_back(
+        {.extent = loop.extent(),
+         .input = input.Step(loop.input_stride()),
+         .output = output.Step(loop.output_stride()),
+         .scales = scales.Step(loop.scale_stride())});
   }
 }
 

@@ -9,9 +9,8 @@ namespace refit {
 
 // Adds `op` of a rank to a batch of kind kQuantise. Entries are those of
 // `tensors`, the rank's own.
-void AppendQuantise(const fb::Body& body,
-                    const TensorTable& tensors, const fb::Quantise& op,
-                    CopyBatch& batch);
+void AppendQuantise(const fb::Body& body, const TensorTable& tensors,
+                    const fb::Quantise& op, CopyBatch& batch);
 
 }  // namespace refit
 

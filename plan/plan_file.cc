@@ -297,8 +297,20 @@ absl::Status PlanFile::Check() {
   if (HasQuantisation(*body_) &&
       (plan_->required_features() & kFeatureQuantisation) == 0) {
     return absl::InvalidArgumentError(
-        "the plan quantises but does not require that executors know how (bit 2 "
+        "the plan quantises but does not require that executors know how (bit "
+        "2 "
         "of required_features)");
+  }
+  const auto& buffers = *body_->buffers();
+  const bool hooked =
+      std::any_of(buffers.begin(), buffers.end(), [](const fb::Buffer* buffer) {
+        return buffer->post_hooks() != nullptr &&
+               buffer->post_hooks()->size() > 0;
+      });
+  if (hooked && (plan_->required_features() & kFeaturePostHooks) == 0) {
+    return absl::InvalidArgumentError(
+        "the plan has post-hooks but does not require that executors know them "
+        "(bit 1 of required_features)");
   }
   return absl::OkStatus();
 }

@@ -18,10 +18,11 @@ inline constexpr uint32_t kFormatMajor = 1;
 inline constexpr uint32_t kFormatMinor = 2;
 // Bits of `required_features`.
 inline constexpr uint64_t kFeatureDirectRounds = 1;
+inline constexpr uint64_t kFeaturePostHooks = 2;
 inline constexpr uint64_t kFeatureQuantisation = 4;
 // Those this build knows.
 inline constexpr uint64_t kKnownFeatures =
-    kFeatureDirectRounds | kFeatureQuantisation;
+    kFeatureDirectRounds | kFeaturePostHooks | kFeatureQuantisation;
 
 // The `format_version` of a plan that requires `features`: plans that need
 // nothing new are written as they were.
@@ -61,6 +62,7 @@ std::string DigestText(const fb::Digest& digest);
 //   existing peer other than themselves
 //   * fragments and regions have one entry per dimension and stay inside param
 //   and buffer
+//   * post-hooks have names, and only a destination's buffers have them
 //   * quantisations relate params of the right shapes and dtypes; what is
 //   quantised, and what is written, stays inside its tensors
 // It promises "nothing needs a bounds check", not "is right": that is

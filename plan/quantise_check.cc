@@ -54,15 +54,15 @@ absl::Status CheckQuantisation(const fb::Body& body,
   }
   const DType scale_dtype = ScaleDType(quantisation.scale_format());
   if (scale_dtype == DType::kUnspecified) {
-    return Bad(absl::StrFormat(
-        "unknown scale format %u",
-        static_cast<uint32_t>(quantisation.scale_format())));
+    return Bad(
+        absl::StrFormat("unknown scale format %u",
+                        static_cast<uint32_t>(quantisation.scale_format())));
   }
   if (!IsQuantisable(of.dtype()) || data.dtype() != DType::kFp8E4m3 ||
       scales.dtype() != scale_dtype) {
-    return Bad(absl::StrFormat(
-        "%s to %s with scales of %s does not exist", DTypeName(of.dtype()),
-        DTypeName(data.dtype()), DTypeName(scales.dtype())));
+    return Bad(absl::StrFormat("%s to %s with scales of %s does not exist",
+                               DTypeName(of.dtype()), DTypeName(data.dtype()),
+                               DTypeName(scales.dtype())));
   }
   if (SizeOf(of.shape()) != 2 || SizeOf(data.shape()) != 2 ||
       SizeOf(scales.shape()) != 2 || !SameIndex(of, data) ||
@@ -87,8 +87,9 @@ struct Steps {
 absl::Status CheckSteps(const BufferSize& buffer, uint64_t offset,
                         absl::Span<const Steps> box) {
   if (offset >= buffer.elements()) {
-    return Bad(absl::StrFormat("offset %u is not below the buffer's %u elements",
-                               offset, buffer.elements()));
+    return Bad(
+        absl::StrFormat("offset %u is not below the buffer's %u elements",
+                        offset, buffer.elements()));
   }
   const uint64_t numel = buffer.tensor_elements;
   uint64_t tensor = offset / numel;
@@ -175,8 +176,7 @@ absl::Status CheckQuantise(const fb::Body& body, const fb::RankProgram& program,
   out.push_back({op.columns(), 1});
   scale.push_back({BlockCount(op.rows(), quantisation.block_rows()),
                    op.scale_row_stride()});
-  scale.push_back(
-      {BlockCount(op.columns(), quantisation.block_columns()), 1});
+  scale.push_back({BlockCount(op.columns(), quantisation.block_columns()), 1});
   absl::Status status = CheckSteps(input, op.input_offset(), in);
   if (!status.ok()) return At("input", status);
   status = CheckSteps(output, op.output_offset(), out);
@@ -234,8 +234,9 @@ absl::Status CheckQuantises(const fb::Body& body,
                             const std::vector<BufferSize>& buffers) {
   const uint32_t slots = program.buffers()->size();
   if (program.scratch_buffers() > slots) {
-    return Bad(absl::StrFormat("%u scratch buffers are more than the %u buffers",
-                               program.scratch_buffers(), slots));
+    return Bad(
+        absl::StrFormat("%u scratch buffers are more than the %u buffers",
+                        program.scratch_buffers(), slots));
   }
   uint64_t scratch_bytes = 0;
   for (uint32_t slot = slots - program.scratch_buffers(); slot < slots;

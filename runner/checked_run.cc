@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "executor/binding.h"
 #include "refit/host_device.h"
 #include "runner/available_memory.h"
 
@@ -15,17 +16,17 @@ namespace {
 // Before anything is allocated: the system would give the addresses, and end
 // this process or another when they are written to.
 absl::Status CheckMemory(const RunOfRanksResult& sizes) {
-  const uint64_t needed_bytes =
-      sizes.source_bytes + sizes.destination_bytes + sizes.staging_bytes +
-      sizes.scratch_bytes;
+  const uint64_t needed_bytes = sizes.source_bytes + sizes.destination_bytes +
+                                sizes.staging_bytes + sizes.scratch_bytes;
   const std::optional<uint64_t> available_bytes = AvailableMemoryBytes();
   if (!available_bytes.has_value() || needed_bytes <= *available_bytes) {
     return absl::OkStatus();
   }
-  return absl::ResourceExhaustedError(absl::StrFormat(
-      "needs %d bytes (sources + destinations + staging + scratch), this machine has %d "
-      "available",
-      needed_bytes, *available_bytes));
+  return absl::ResourceExhaustedError(
+      absl::StrFormat("needs %d bytes (sources + destinations + staging + "
+                      "scratch), this machine has %d "
+                      "available",
+                      needed_bytes, *available_bytes));
 }
 
 }  // namespace
@@ -88,6 +89,9 @@ void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result) {
     result.scratch_bytes += ScratchBytes(plan, rank);
     const uint64_t staging_bytes =
         plan.body().programs()->Get(rank)->staging_bytes();
+    for (const TensorPostHook& hook : TensorTable(plan, rank).PostHooks()) {
+      ++result.post_hooks[hook.name];
+    }
     result.staging_bytes += staging_bytes;
     result.peak_staging_bytes =
         std::max(result.peak_staging_bytes, staging_bytes);

@@ -4,7 +4,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -23,6 +25,9 @@ struct RunOfRanksResult {
   std::vector<RefitMeasurement> refits;  // one per iteration
   CheckResult check;  // of a checked run: the first iteration with a mismatch
                       // or the last
+  // By name: tensors of destination ranks that a worker would have to change
+  // before it serves. They are left as they were moved.
+  std::map<std::string, uint64_t> post_hooks;
   uint64_t source_bytes = 0;
   uint64_t destination_bytes = 0;
   uint64_t staging_bytes = 0;       // sum over ranks
@@ -30,8 +35,8 @@ struct RunOfRanksResult {
   uint64_t scratch_bytes = 0;       // sum over ranks
 };
 
-// Memory: sources, destinations, staging and scratch of all ranks. kResourceExhausted
-// without allocating when this machine does not have it.
+// Memory: sources, destinations, staging and scratch of all ranks.
+// kResourceExhausted without allocating when this machine does not have it.
 absl::StatusOr<RunOfRanksResult> RunChecked(const PlanFile& plan,
                                             const RunOfRanksOptions& options);
 
@@ -42,7 +47,7 @@ std::vector<BoundTensor> TensorsOfRank(const PlanFile& plan, int32_t rank);
 absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateTensors(
     Device& device, std::vector<BoundTensor>& tensors);
 
-// Fills the sizes of `result` from the plan.
+// Fills the sizes and post-hooks of `result` from the plan.
 void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result);
 
 }  // namespace refit

@@ -66,15 +66,15 @@ void QuantisedValues::GenerateData(uint64_t seed, const IndexRange& range,
     const uint64_t block =
         element / columns_ / quantisation_.block_rows() * grid_columns_ +
         element % columns_ / quantisation_.block_columns();
-    out[i] = std::byte{
-        QuantisedValue(values[i], ScaleOfBlock(seed, block).inverse)};
+    out[i] =
+        std::byte{QuantisedValue(values[i], ScaleOfBlock(seed, block).inverse)};
   }
 }
 
 void QuantisedValues::GenerateScales(uint64_t seed, const IndexRange& range,
                                      std::byte* out) {
-  const auto bytes = static_cast<size_t>(
-      DTypeBytes(ScaleDType(quantisation_.scale_format())));
+  const auto bytes =
+      static_cast<size_t>(DTypeBytes(ScaleDType(quantisation_.scale_format())));
   for (size_t i = 0; i < range.count; ++i) {
     const uint32_t stored =
         ScaleOfBlock(seed, range.first + i * range.step).stored;

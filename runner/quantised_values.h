@@ -33,7 +33,8 @@ class QuantisedValues {
   // Of block number `block` of a tensor's grid.
   const Scale& ScaleOfBlock(uint64_t seed, uint64_t block);
   // Values as fp32 bits.
-  void GenerateFp32(uint64_t seed, const IndexRange& range, uint32_t* out) const;
+  void GenerateFp32(uint64_t seed, const IndexRange& range,
+                    uint32_t* out) const;
 
   const fb::Quantisation& quantisation_;
   const DType dtype_;

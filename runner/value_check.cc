@@ -259,13 +259,13 @@ void ValueCheck::CheckPiece(const Piece& piece, const TensorsByRank& tensors,
     const BoundTensor& tensor =
         tensors[piece.rank][piece.first_tensor + row.buffer.tensor];
     if (quantisation != nullptr && !quantised.has_value()) {
-      quantised.emplace(
-          body, *quantisation,
-          source_dtypes_[quantisation->of()][row.param.tensor]);
+      quantised.emplace(body, *quantisation,
+                        source_dtypes_[quantisation->of()][row.param.tensor]);
     }
     const DType source_dtype =
-        has_value && quantisation == nullptr ? source_dtypes_[piece.fragment->param()][row.param.tensor]
-                  : dtype;
+        has_value && quantisation == nullptr
+            ? source_dtypes_[piece.fragment->param()][row.param.tensor]
+            : dtype;
     const CastFunction cast =
         source_dtype == dtype ? nullptr : FindCast(source_dtype, dtype);
     for (uint64_t done = 0; done < row.count; done += kBlockElements) {
@@ -274,8 +274,7 @@ void ValueCheck::CheckPiece(const Piece& piece, const TensorsByRank& tensors,
           .step = std::max<uint64_t>(row.param_step, 1),
           .count = std::min<size_t>(kBlockElements, row.count - done)};
       if (quantisation != nullptr) {
-        const uint64_t seed =
-            seeds_[piece.fragment->param()][row.param.tensor];
+        const uint64_t seed = seeds_[piece.fragment->param()][row.param.tensor];
         if (is_data) {
           quantised->GenerateData(seed, range, expected);
         } else {

@@ -40,8 +40,9 @@ class ValueCheck {
   void PoisonDestinations(const TensorsByRank& tensors) const;
 
   // Each element of the destination is the value it should have: of its param,
-  // cast to the destination's dtype, or quantised by the reference; zero where the plan fills; poison where it
-  // skips. An element of which the plan says nothing is wrong.
+  // cast to the destination's dtype, or quantised by the reference; zero where
+  // the plan fills; poison where it skips. An element of which the plan says
+  // nothing is wrong.
   CheckResult Check(const TensorsByRank& tensors) const;
 
  private:

@@ -40,6 +40,16 @@ double GigabytesPerSecond(const RefitMeasurement& refit) {
              : 0;
 }
 
+// A line for each kind of post-hook.
+std::string PostHooksText(const RunOfRanksResult& result) {
+  std::string text;
+  for (const auto& [name, tensors] : result.post_hooks) {
+    text += absl::StrFormat(
+        "post-hook: %s of %d tensors is left to the workers\n", name, tensors);
+  }
+  return text;
+}
+
 std::string SummaryText(const refit::PlanFile& plan,
                         const RunOfRanksResult& result, bool check) {
   const RefitMeasurement& refit = Fastest(result);
@@ -59,13 +69,16 @@ std::string SummaryText(const refit::PlanFile& plan,
       refit.seconds, refit.counters.bytes_received,
       refit.counters.messages_received, GigabytesPerSecond(refit),
       result.refits.size());
+  text += PostHooksText(result);
   text += absl::StrFormat("staging: at most %d bytes on a rank, %d in all\n",
                           result.peak_staging_bytes, result.staging_bytes);
   const uint64_t tensors = result.source_bytes + result.destination_bytes;
   text += absl::StrFormat(
-      "memory: peak %d bytes; sources %d + destinations %d + staging %d = %d\n",
+      "memory: peak %d bytes; sources %d + destinations %d + staging %d + "
+      "scratch %d = %d\n",
       PeakResidentBytes(), result.source_bytes, result.destination_bytes,
-      result.staging_bytes, tensors + result.staging_bytes);
+      result.staging_bytes, result.scratch_bytes,
+      tensors + result.staging_bytes + result.scratch_bytes);
   return text;
 }
 
@@ -82,12 +95,19 @@ std::string SummaryJson(const refit::PlanFile& plan,
         result.check.checked_bytes, result.check.skipped_bytes,
         result.check.wrong_elements);
   }
+  text += "  \"post_hooks\": {";
+  for (const auto& [name, tensors] : result.post_hooks) {
+    text += absl::StrFormat("%s\"%s\": %d", text.back() == '{' ? "" : ", ",
+                            name, tensors);
+  }
+  text += "},\n";
   text += absl::StrFormat(
       "  \"source_bytes\": %d,\n  \"destination_bytes\": %d,\n"
       "  \"staging_bytes\": %d,\n  \"peak_staging_bytes\": %d,\n"
-      "  \"peak_resident_bytes\": %d,\n  \"refits\": [",
+      "  \"scratch_bytes\": %d,\n  \"peak_resident_bytes\": %d,\n"
+      "  \"refits\": [",
       result.source_bytes, result.destination_bytes, result.staging_bytes,
-      result.peak_staging_bytes, PeakResidentBytes());
+      result.peak_staging_bytes, result.scratch_bytes, PeakResidentBytes());
   for (size_t i = 0; i < result.refits.size(); ++i) {
     const RefitMeasurement& refit = result.refits[i];
     text += absl::StrFormat(
@@ -228,9 +248,11 @@ int main(int argc, char** argv) {
   for (const std::string& mismatch : result->check.mismatches) {
     absl::FPrintF(stderr, "refit-run: %s\n", mismatch);
   }
-  // Without a check there is nothing to report unless asked; of many processes
-  // one reports.
-  if ((check || json) && rank == 0) {
+  // Without a check there is nothing to report unless asked, but that files
+  // hold values which no worker may serve; of many processes one reports.
+  const bool summarise = check || json;
+  if (!summarise) absl::FPrintF(stderr, "%s", PostHooksText(*result));
+  if (summarise && rank == 0) {
     const std::string summary = json ? SummaryJson(*plan, *result, check)
                                      : SummaryText(*plan, *result, check);
     if (absl::Status written = refit::WriteStdout(summary); !written.ok()) {

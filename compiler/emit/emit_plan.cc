@@ -65,6 +65,18 @@ Offset<fb::Region> EmitRegion(Builder& builder, const Region& region) {
                           detail);
 }
 
+OffsetVector<Offset<fb::PostHook>> EmitPostHooks(
+    Builder& builder, const std::vector<PostHook>& hooks) {
+  if (hooks.empty()) return 0;
+  std::vector<Offset<fb::PostHook>> offsets;
+  for (const PostHook& hook : hooks) {
+    const auto name = builder.CreateString(hook.name);
+    const auto detail = builder.CreateString(hook.detail);
+    offsets.push_back(fb::CreatePostHook(builder, name, detail));
+  }
+  return builder.CreateVector(offsets);
+}
+
 Offset<fb::Buffer> EmitBuffer(Builder& builder, const Buffer& buffer) {
   std::vector<Offset<fb::Fragment>> fragments;
   for (const Fragment& fragment : buffer.fragments) {
@@ -79,8 +91,9 @@ Offset<fb::Buffer> EmitBuffer(Builder& builder, const Buffer& buffer) {
   const auto shape = DimsVector(builder, buffer.shape);
   const auto fragment_vector = builder.CreateVector(fragments);
   const auto region_vector = builder.CreateVector(regions);
+  const auto post_hooks = EmitPostHooks(builder, buffer.post_hooks);
   return fb::CreateBuffer(builder, name, index, shape, buffer.dtype,
-                          fragment_vector, region_vector);
+                          fragment_vector, region_vector, post_hooks);
 }
 
 // Quantisations that nobody does are not part of the plan.
@@ -109,29 +122,28 @@ class QuantiseLowering {
                          static_cast<uint64_t>(op.output.stride[dim]),
                          static_cast<uint64_t>(op.scales.stride[dim]));
     }
-    const auto begin = std::search(
-        loops_.begin(), loops_.end(), loops.begin(), loops.end(),
-        [](const fb::QuantiseLoop& a, const fb::QuantiseLoop& b) {
-          return std::memcmp(&a, &b, sizeof(a)) == 0;
-        });
+    const auto begin =
+        std::search(loops_.begin(), loops_.end(), loops.begin(), loops.end(),
+                    [](const fb::QuantiseLoop& a, const fb::QuantiseLoop& b) {
+                      return std::memcmp(&a, &b, sizeof(a)) == 0;
+                    });
     const auto loops_begin = static_cast<uint32_t>(begin - loops_.begin());
     if (begin == loops_.end()) {
       loops_.insert(loops_.end(), loops.begin(), loops.end());
     }
-    return fb::Quantise(
-        numbers_[static_cast<size_t>(op.quantisation)],
-        static_cast<uint32_t>(op.input.slot),
-        static_cast<uint32_t>(op.output.slot),
-        static_cast<uint32_t>(op.scales.slot), loops_begin,
-        static_cast<uint32_t>(loops.size()),
-        static_cast<uint64_t>(op.input.offset),
-        static_cast<uint64_t>(op.output.offset),
-        static_cast<uint64_t>(op.scales.offset),
-        static_cast<uint64_t>(op.box.extent(row)),
-        static_cast<uint64_t>(op.box.extent(row + 1)),
-        static_cast<uint64_t>(op.input.stride[row]),
-        static_cast<uint64_t>(op.output.stride[row]),
-        static_cast<uint64_t>(op.scales.stride[row]));
+    return fb::Quantise(numbers_[static_cast<size_t>(op.quantisation)],
+                        static_cast<uint32_t>(op.input.slot),
+                        static_cast<uint32_t>(op.output.slot),
+                        static_cast<uint32_t>(op.scales.slot), loops_begin,
+                        static_cast<uint32_t>(loops.size()),
+                        static_cast<uint64_t>(op.input.offset),
+                        static_cast<uint64_t>(op.output.offset),
+                        static_cast<uint64_t>(op.scales.offset),
+                        static_cast<uint64_t>(op.box.extent(row)),
+                        static_cast<uint64_t>(op.box.extent(row + 1)),
+                        static_cast<uint64_t>(op.input.stride[row]),
+                        static_cast<uint64_t>(op.output.stride[row]),
+                        static_cast<uint64_t>(op.scales.stride[row]));
   }
 
   const std::vector<fb::QuantiseLoop>& loops() const { return loops_; }
@@ -242,11 +254,11 @@ absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
         quantises = builder.CreateVectorOfStructs(lowered_quantises);
       }
     }
-    programs.push_back(fb::CreateRankProgram(
-        builder, it->second, messages, fills[rank],
-        static_cast<uint64_t>(ranks[rank].staging_bytes),
-        static_cast<uint32_t>(module.topology.host[rank]), scratch_buffers,
-        quantises));
+    programs.push_back(
+        fb::CreateRankProgram(builder, it->second, messages, fills[rank],
+                              static_cast<uint64_t>(ranks[rank].staging_bytes),
+                              static_cast<uint32_t>(module.topology.host[rank]),
+                              scratch_buffers, quantises));
   }
   return builder.CreateVector(programs);
 }
@@ -315,11 +327,10 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
   if (!quantise_lowering.loops().empty()) {
     quantise_loops = builder.CreateVectorOfStructs(quantise_lowering.loops());
   }
-  return fb::CreateBody(builder, static_cast<uint32_t>(module.source_ranks()),
-                        params, buffers, *programs, rounds, lists, copies,
-                        loops, skips, casts, limits, stats,
-                        module.topology.colocated, quantisations,
-                        quantise_loops);
+  return fb::CreateBody(
+      builder, static_cast<uint32_t>(module.source_ranks()), params, buffers,
+      *programs, rounds, lists, copies, loops, skips, casts, limits, stats,
+      module.topology.colocated, quantisations, quantise_loops);
 }
 
 // Only what the plan uses, so that older executors run what they can.
@@ -327,10 +338,14 @@ uint64_t RequiredFeatures(const Module& module) {
   const bool direct = std::any_of(
       module.rounds.begin(), module.rounds.end(),
       [](const Round& round) { return round.mechanism == Mechanism::kDirect; });
-  const bool quantises =
-      std::any_of(module.quantisations.begin(), module.quantisations.end(),
-                  IsDone);
+  const std::vector<Buffer>& buffers = module.buffers.all();
+  const bool hooked = std::any_of(
+      buffers.begin(), buffers.end(),
+      [](const Buffer& buffer) { return !buffer.post_hooks.empty(); });
+  const bool quantises = std::any_of(module.quantisations.begin(),
+                                     module.quantisations.end(), IsDone);
   return (direct ? kFeatureDirectRounds : 0) |
+         (hooked ? kFeaturePostHooks : 0) |
          (quantises ? kFeatureQuantisation : 0);
 }
 
@@ -353,8 +368,9 @@ absl::StatusOr<std::vector<uint8_t>> EmitPlan(const Module& module) {
   const auto producer = builder.CreateString("refitc " REFIT_VERSION);
   const auto provenance = fb::CreateProvenance(builder, producer);
   const uint64_t features = RequiredFeatures(module);
-  builder.Finish(fb::CreatePlan(builder, FormatVersionFor(features), features, &module.inputs_digest,
-                                &body_digest, body_vector, provenance),
+  builder.Finish(fb::CreatePlan(builder, FormatVersionFor(features), features,
+                                &module.inputs_digest, &body_digest,
+                                body_vector, provenance),
                  fb::PlanIdentifier());
   return std::vector<uint8_t>(builder.GetBufferPointer(),
                               builder.GetBufferPointer() + builder.GetSize());

@@ -27,12 +27,11 @@ struct BlockScheme {
 };
 
 // As the DeepSeek-style checkpoints have it: X.weight and X.weight_scale_inv.
-inline constexpr BlockScheme kFp8Block128 = {
-    .name = "fp8_e4m3_block128",
-    .block_rows = 128,
-    .block_columns = 128,
-    .scale_format = ScaleFormat::kFp32,
-    .suffix = "_scale_inv"};
+inline constexpr BlockScheme kFp8Block128 = {.name = "fp8_e4m3_block128",
+                                             .block_rows = 128,
+                                             .block_columns = 128,
+                                             .scale_format = ScaleFormat::kFp32,
+                                             .suffix = "_scale_inv"};
 // The OCP microscaling format: X.weight and X.weight_scale.
 inline constexpr BlockScheme kMxFp8 = {.name = "mxfp8_e4m3",
                                        .block_rows = 1,

@@ -1,5 +1,6 @@
 #include "compiler/ir/module.h"
 
+#include <iterator>
 #include <numeric>
 
 #include "absl/hash/hash.h"
@@ -44,6 +45,14 @@ std::string ExpandName(std::string_view name,
 }
 
 Dims Param::VirtualShape() const { return VirtualShapeOf(index, shape); }
+Dims Param::StoredShape(Dims cut) const {
+  if (!pairs) return cut;
+  const int64_t of_pair = cut.back();
+  cut.pop_back();
+  cut.back() *= of_pair;
+  return cut;
+}
+
 Dims Buffer::VirtualShape() const { return VirtualShapeOf(index, shape); }
 
 BufferId BufferTable::Intern(Buffer buffer) {
@@ -57,6 +66,12 @@ BufferId BufferTable::Intern(Buffer buffer) {
   buffers_.push_back(std::move(buffer));
   ids.push_back(id);
   return id;
+}
+
+void BufferTable::AddPostHooks(BufferId id, std::vector<PostHook> hooks) {
+  std::vector<PostHook>& own = buffers_[IndexOf(id)].post_hooks;
+  own.insert(own.end(), std::make_move_iterator(hooks.begin()),
+             std::make_move_iterator(hooks.end()));
 }
 
 const std::vector<BufferId>& Module::buffers_of(Rank rank) const {

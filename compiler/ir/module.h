@@ -15,6 +15,7 @@
 #include "compiler/ir/block_scheme.h"
 #include "compiler/ir/box.h"
 #include "compiler/ir/param_role.h"
+#include "compiler/ir/value_form.h"
 #include "plan/dtype.h"
 #include "plan_generated.h"
 
@@ -68,8 +69,14 @@ struct Param {
   // first_layer + n. Not 0 where extra layers count anew ("mtp.layers.{0}").
   int32_t first_layer = 0;
   SkipReason skip = SkipReason::kUnspecified;  // set: no element is moved
+  // The elements of the tensor's last dimension alternate between two things.
+  // `shape` has [n / 2, 2] in its place, so that a box can hold one of them.
+  bool pairs = false;
 
   Dims VirtualShape() const;
+  // `shape`, or a cut of it, as the tensor has it.
+  Dims StoredShape(Dims cut) const;
+  Dims StoredShape() const { return StoredShape(shape); }
 };
 
 // Where a param's blocks are quantised.
@@ -82,7 +89,7 @@ enum class QuantisedAt : uint8_t {
 // A param that a side holds as fp8 values and scales, which are two more
 // params: of its own shape, and of one element for each block.
 struct Quantisation {
-  ParamId of{};    // equal to `data` when both sides hold it quantised
+  ParamId of{};  // equal to `data` when both sides hold it quantised
   ParamId data{};
   ParamId scales{};
   BlockScheme scheme;
@@ -124,6 +131,19 @@ struct Region {
   }
 };
 
+// What a worker must do with a destination's tensor after a refit wrote it,
+// before it serves.
+struct PostHook {
+  std::string name;    // "negative-exp"
+  std::string detail;  // one sentence
+
+  friend bool operator==(const PostHook&, const PostHook&) = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const PostHook& hook) {
+    return H::combine(std::move(h), hook.name, hook.detail);
+  }
+};
+
 // A stack of physical tensors of one rank (DESIGN: buffer). Its virtual tensor
 // has the dimensions [index…, shape…]. Ranks that hold equal stacks share one.
 struct Buffer {
@@ -133,13 +153,22 @@ struct Buffer {
   DType dtype = DType::kUnspecified;
   std::vector<Fragment> fragments;
   std::vector<Region> regions;
+  // How its values follow from those of the params that it holds.
+  ValueForm form = ValueForm::kPlain;
+  // The framework keeps the tensor in this dtype whatever the side's is, so
+  // that a cast from or to it needs no word of the job.
+  bool own_dtype = false;
+  // Of a destination. A layout gives those that each write of the tensor asks
+  // for; name-post-hooks adds those by which the two sides' forms differ.
+  std::vector<PostHook> post_hooks;
 
   Dims VirtualShape() const;
   friend bool operator==(const Buffer&, const Buffer&) = default;
   template <typename H>
   friend H AbslHashValue(H h, const Buffer& b) {
     return H::combine(std::move(h), b.name, b.index, b.shape, b.dtype,
-                      b.fragments, b.regions);
+                      b.fragments, b.regions, b.form, b.own_dtype,
+                      b.post_hooks);
   }
 };
 
@@ -171,6 +200,9 @@ class BufferTable {
   BufferId Intern(Buffer buffer);
   const Buffer& operator[](BufferId id) const { return buffers_[IndexOf(id)]; }
   const std::vector<Buffer>& all() const { return buffers_; }
+
+  // Appends to a buffer's own. Ends Intern: a changed buffer is not found.
+  void AddPostHooks(BufferId id, std::vector<PostHook> hooks);
 
  private:
   std::vector<Buffer> buffers_;

@@ -102,9 +102,8 @@ std::string DestinationText(const Module& module) {
 std::string QuantisationText(const Module& module) {
   std::string text;
   for (const Quantisation& quantisation : module.quantisations) {
-    absl::StrAppend(&text, "quantise \"",
-                    module.param(quantisation.of).name, "\" ",
-                    std::string(quantisation.scheme.name), " ",
+    absl::StrAppend(&text, "quantise \"", module.param(quantisation.of).name,
+                    "\" ", std::string(quantisation.scheme.name), " ",
                     EnumText(quantisation.scheme.scale_format), " scales ");
     switch (quantisation.at) {
       case QuantisedAt::kNowhere:
@@ -134,6 +133,18 @@ std::string QuantisationText(const Module& module) {
                       DimsText(buffer.shape));
     }
     text += '\n';
+  }
+  return text;
+}
+
+std::string PostHooksText(const Module& module) {
+  std::string text;
+  for (const Buffer& buffer : module.buffers.all()) {
+    for (const PostHook& hook : buffer.post_hooks) {
+      absl::StrAppend(&text, "buffer \"", buffer.name, "\"",
+                      IndexText(buffer.index), " ", hook.name, ": ",
+                      hook.detail, "\n");
+    }
   }
   return text;
 }

@@ -238,6 +238,14 @@ Job ReadRoot(const ValueReader& values, const JsonValue& root,
 
 }  // namespace
 
+bool MovesMtpLayers(const Job& job) {
+  const Located<bool>& source = job.source.mtp;
+  const Located<bool>& destination = job.destination.mtp;
+  const bool left_out = (source.given && !source.value) ||
+                        (destination.given && !destination.value);
+  return (source.value || destination.value) && !left_out;
+}
+
 std::optional<Job> ReadJob(const std::string& path, Diagnostics& diagnostics) {
   const int64_t errors_before = diagnostics.error_count();
   absl::StatusOr<std::shared_ptr<const SourceFile>> file =

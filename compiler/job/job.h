@@ -90,11 +90,16 @@ struct SideSpec {
   Located<int64_t> num_layers_in_first_pipeline_stage;
   Located<int64_t> num_layers_in_last_pipeline_stage;
   Located<int64_t> make_vocab_size_divisible_by{.value = 128};
-  Located<DType> dtype;  // not given: the model's own
+  Located<DType> dtype;            // not given: the model's own
   Located<BlockScheme> quantised;  // not given: nothing is
   Located<std::string> version;
   Located<bool> fused_experts{.value = false};
-  Located<bool> mtp{.value = true};  // false on either side: left out on both
+  // Rows of a gate and of an up block that alternate in an expert's fused
+  // tensor; not given: all gate rows, then all up rows.
+  Located<int64_t> moe_mlp_glu_interleave_size;
+  // The experts of a rank are one tensor, not one each.
+  Located<bool> moe_single_grouped_weight{.value = false};
+  Located<bool> mtp{.value = false};  // see MovesMtpLayers
   GenericSpec generic;
 };
 
@@ -126,6 +131,10 @@ struct Job {
   OptionsSpec options;
   Located<bool> colocated{.value = false};
 };
+
+// Whether multi-token-prediction layers are part of the job: a side says true
+// and none says false.
+bool MovesMtpLayers(const Job& job);
 
 // A job file larger than this is refused unread: no real job comes near it.
 inline constexpr int64_t kJobBytesMax = int64_t{64} << 20;

@@ -65,6 +65,8 @@ constexpr std::array kIntegerKeys = {
                &SideSpec::num_layers_in_last_pipeline_stage, kMegatron, false},
     IntegerKey{"make_vocab_size_divisible_by",
                &SideSpec::make_vocab_size_divisible_by, kMegatron, false},
+    IntegerKey{"moe_mlp_glu_interleave_size",
+               &SideSpec::moe_mlp_glu_interleave_size, kMegatron, false},
 };
 
 std::vector<std::string_view> SupportedLayouts() {
@@ -98,6 +100,10 @@ class SideReader {
     }
     if (Has("fused_experts", kFsdp)) {
       reader_.Bool("fused_experts", side_.fused_experts);
+    }
+    if (Has("moe_single_grouped_weight", kMegatron)) {
+      reader_.Bool("moe_single_grouped_weight",
+                   side_.moe_single_grouped_weight);
     }
     if (Has("mtp", kEvery)) reader_.Bool("mtp", side_.mtp);
     if (Has("experts", kMegatron | kVllm | kSglang) &&
@@ -205,10 +211,9 @@ class SideReader {
         dtype == DType::kFp32) {
       side_.dtype = {.value = *dtype, .place = place, .given = true};
     } else if (*name == kFp8Block128.name || *name == kMxFp8.name) {
-      side_.quantised = {
-          .value = *name == kMxFp8.name ? kMxFp8 : kFp8Block128,
-          .place = place,
-          .given = true};
+      side_.quantised = {.value = *name == kMxFp8.name ? kMxFp8 : kFp8Block128,
+                         .place = place,
+                         .given = true};
     } else if (dtype.has_value()) {
       Report(place, absl::StrFormat("dtype %s is not supported yet; wanted %s",
                                     *name, kWanted));

@@ -3,6 +3,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/quantise_check.h"
@@ -117,11 +118,11 @@ class ScaledSide {
     }
     if (at_row % scheme_.block_rows != 0 ||
         at_column % scheme_.block_columns != 0) {
-      Report(values,
-             absl::StrFormat("holds \"%s\" from row %d and column %d on; wanted "
-                             "multiples of %d and %d",
-                             param.name, at_row, at_column, scheme_.block_rows,
-                             scheme_.block_columns));
+      Report(values, absl::StrFormat(
+                         "holds \"%s\" from row %d and column %d on; wanted "
+                         "multiples of %d and %d",
+                         param.name, at_row, at_column, scheme_.block_rows,
+                         scheme_.block_columns));
       return std::nullopt;
     }
     const int64_t grid_elements = Product(grid);
@@ -140,7 +141,9 @@ class ScaledSide {
     return scales;
   }
 
+  // Ranks that cut a matrix alike are told of once.
   void Report(const Buffer& buffer, const std::string& what) {
+    if (!reported_.insert(buffer.name).second) return;
     diagnostics_.Error(
         side_.quantised.place,
         absl::StrFormat("%s.dtype %s: buffer \"%s\" %s", side_.key,
@@ -153,6 +156,7 @@ class ScaledSide {
   Diagnostics& diagnostics_;
   std::vector<const Quantisation*> of_param_;
   absl::flat_hash_map<BufferId, std::vector<BufferId>> replacements_;
+  absl::flat_hash_set<std::string> reported_;  // names of buffers
 };
 
 }  // namespace

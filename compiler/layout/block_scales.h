@@ -2,9 +2,9 @@
 // that a framework's layout lists.
 //
 // A layout frontend lists the buffers of a side as if nothing were quantised.
-// Values keep that place in fp8; their scales stand in one more buffer for each,
-// in the same geometry, one element for each block. So no frontend knows of
-// blocks.
+// Values keep that place in fp8; their scales stand in one more buffer for
+// each, in the same geometry, one element for each block. So no frontend knows
+// of blocks.
 #ifndef REFIT_COMPILER_LAYOUT_BLOCK_SCALES_H_
 #define REFIT_COMPILER_LAYOUT_BLOCK_SCALES_H_
 

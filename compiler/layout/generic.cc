@@ -284,8 +284,9 @@ Buffer GenericLayout::Shard(const Placed& placed,
     buffer.shape.push_back(RunsSize(runs));
     dims.push_back(std::move(runs));
   }
-  buffer.fragments =
-      FragmentsOf(placed.param, dims, RowMajorStrides(buffer.VirtualShape()));
+  const Dims strides = RowMajorStrides(buffer.VirtualShape());
+  buffer.shape = param.StoredShape(std::move(buffer.shape));
+  buffer.fragments = FragmentsOf(placed.param, dims, strides);
   return buffer;
 }
 

@@ -86,6 +86,13 @@ Fragment MakeFragment(const Part& part, const IndexRun& layers,
   return fragment;
 }
 
+// The dtype that frameworks keep params of this role in whatever the side's is.
+std::optional<DType> OwnDType(ParamRole role) {
+  // Routing compares scores that are close to each other.
+  if (role == ParamRole::kRouterCorrection) return DType::kFp32;
+  return std::nullopt;
+}
+
 Buffer MakeBuffer(std::string name, Dims shape, DType dtype) {
   Buffer buffer;
   buffer.name = std::move(name);
@@ -142,8 +149,26 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
       buffer.shape.push_back(experts);
     }
   }
+  if (options.fused_experts.has_value()) {
+    strides.layer *= *options.fused_experts;
+    buffer.index.push_back(Consecutive(0, *options.fused_experts));
+  }
   buffer.shape.insert(buffer.shape.end(), spec.shape.begin(), spec.shape.end());
+  buffer.form = spec.form;
+  buffer.post_hooks = std::move(spec.post_hooks);
+  buffer.own_dtype =
+      spec.own_dtype.has_value() ||
+      (!spec.parts.empty() && OwnDType(spec.parts[0].role).has_value());
+  if (spec.own_dtype.has_value()) buffer.dtype = *spec.own_dtype;
 
+  if (spec.zeros) {
+    const Dims shape = buffer.VirtualShape();
+    buffer.regions.push_back({.kind = fb::RegionKind::kFill,
+                              .offset = 0,
+                              .extent = shape,
+                              .stride = RowMajorStrides(shape),
+                              .detail = {}});
+  }
   for (const Part& part : spec.parts) {
     if (part.box.Empty()) continue;
     for (const IndexRun& run : LayerRuns(table, part.role, layers)) {
@@ -161,6 +186,8 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
 }
 
 DType BufferDType(const SideSpec& side, const Param& param) {
+  const std::optional<DType> own = OwnDType(param.role);
+  if (own.has_value()) return *own;
   return side.dtype.given ? side.dtype.value : param.dtype;
 }
 

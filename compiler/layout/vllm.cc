@@ -11,20 +11,21 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
+#include "compiler/layout/fused_experts.h"
 #include "compiler/layout/layout.h"
+#include "compiler/layout/mixers.h"
 #include "compiler/layout/role_table.h"
+#include "compiler/layout/serving.h"
 #include "compiler/layout/shard.h"
 #include "compiler/layout/sizes.h"
 #include "compiler/layout/stages.h"
 #include "compiler/layout/tensor_stack.h"
+#include "compiler/layout/vllm_mixers.h"
 
 namespace refit {
 namespace {
 
 using enum ParamRole;
-
-// Vocabulary rows are padded to a multiple of this.
-constexpr int64_t kVocabularyPadding = 64;
 
 struct VllmSizes {
   int64_t tensor;
@@ -35,25 +36,35 @@ struct VllmSizes {
 
   // Ranks that share the experts of a layer.
   int64_t expert_ranks() const { return data * tensor; }
+  // Each rank runs a part of the tokens through all of the shared experts.
+  bool sequence_parallel_experts() const {
+    return expert_parallel && tensor > 1 && data > 1;
+  }
 };
 
-// "a.b.q_proj.weight" with the module's own name replaced.
-std::string RenameModule(std::string_view name, std::string_view module) {
-  const size_t leaf = name.rfind('.');
-  const size_t begin = name.rfind('.', leaf - 1) + 1;
-  return absl::StrFormat("%s%s%s", name.substr(0, begin), module,
-                         name.substr(leaf));
-}
-
-// "a.experts.{1}.w1.weight": "a.experts.".
-std::string_view ExpertsPrefix(std::string_view name) {
-  return name.substr(0, name.find("{1}"));
+// The tensor's name in vLLM's modules: the checkpoint's, but for families whose
+// modules are named otherwise.
+std::string VllmName(std::string_view family, std::string name) {
+  const auto replace = [&](std::string_view from, std::string_view to) {
+    const size_t at = name.find(from);
+    if (at != std::string::npos) name.replace(at, from.size(), to);
+  };
+  if (family == "nemotron_h") {
+    replace("backbone.", "model.");
+    replace(".embeddings.", ".embed_tokens.");
+    replace(".A_log", ".A");
+  } else if (family == "gpt_oss") {
+    replace(".self_attn.", ".attn.");
+    replace(".embed_tokens.", ".embedding.");
+  }
+  return name;
 }
 
 // The models of which vLLM builds embedding, final norm and head on every
 // pipeline stage, whether the stage reads them or not.
 bool BuildsEndsOnEveryStage(std::string_view family) {
-  return family == "qwen3_moe" || family == "mixtral" || family == "nemotron_h";
+  return family == "qwen3_moe" || family == "mixtral" ||
+         family == "nemotron_h" || family == "gpt_oss";
 }
 
 // Whether experts are named "experts.routed_experts.", as from 0.25 on.
@@ -96,23 +107,27 @@ class VllmLayout {
   // the experts, the experts, what comes after.
   std::vector<BufferId> EmbeddingAndLayers(int64_t stage, Range layers,
                                            int64_t tensor);
-  std::vector<BufferId> Experts(Range layers, int64_t expert_rank);
+  std::vector<BufferId> Experts(int64_t stage, Range layers,
+                                int64_t expert_rank);
   std::vector<BufferId> NormAndHead(int64_t stage, int64_t tensor);
 
-  // One stack per group of layers that have `roles`.
-  void AddLayers(Range layers, std::initializer_list<ParamRole> roles,
+  // One stack per group of the layers that have `roles`: of the stage's own
+  // layers, and on the last stage of the draft model's.
+  void AddLayers(int64_t stage, Range layers,
+                 std::initializer_list<ParamRole> roles,
                  const std::optional<ExpertSlice>& experts, MakeSpec make,
                  std::vector<BufferId>& out);
+
+  // Of experts that a checkpoint holds in one tensor a layer.
+  void AddFusedExperts(int64_t stage, Range layers, Range experts,
+                       EvenPart part, std::vector<BufferId>& out);
+
+  // The name of the experts' stacked tensor `weight`.
+  std::string ExpertsName(const Param& param, std::string_view weight) const;
 
   // Adds a tensor outside the layers: whole where a stage reads it, a declared
   // skip where it holds a copy it never reads, else nothing.
   void AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out);
-
-  int64_t PaddedVocabulary(ParamId id) const;
-  Buffer Vocabulary(ParamId id, int64_t tensor) const;
-  TensorSpec Qkv(const LayerGroup& group, int64_t tensor) const;
-  TensorSpec GateAndUp(const LayerGroup& group, std::string name, int64_t count,
-                       int64_t index) const;
 
   const LayoutContext& context_;
   const VllmSizes sizes_;
@@ -130,9 +145,18 @@ bool VllmLayout::CheckSizes() {
     checks.Rows(tensor, role, "intermediate features of the MLP");
   }
   checks.Columns(tensor, kMlpDown, "intermediate features of the MLP");
+  if (!sizes_.sequence_parallel_experts()) {
+    for (const ParamRole role : {kSharedExpertGate, kSharedExpertUp}) {
+      checks.Rows(tensor, role, "intermediate features of the shared experts");
+    }
+    checks.Columns(tensor, kSharedExpertDown,
+                   "intermediate features of the shared experts");
+  }
+  CheckMixerSizes(checks, context_.model.architecture, tensor,
+                  MambaGroups::kCutOrWhole);
   for (const ParamRole role : {kEmbedding, kOutputHead}) {
     for (const ParamId id : table_.Params(role)) {
-      checks.Divides(tensor, PaddedVocabulary(id),
+      checks.Divides(tensor, ServingVocabularyRows(table_.param(id)),
                      "vocabulary rows (padded to a multiple of 64)");
     }
   }
@@ -151,6 +175,8 @@ bool VllmLayout::CheckSizes() {
     }
     checks.Columns(expert_tensor, kExpertDown,
                    "intermediate features of an expert");
+    checks.Columns(expert_tensor, kFusedExpertDown,
+                   "intermediate features of an expert");
   }
 
   if (side.version.given) {
@@ -167,69 +193,34 @@ bool VllmLayout::CheckSizes() {
   return checks.ok();
 }
 
-int64_t VllmLayout::PaddedVocabulary(ParamId id) const {
-  const int64_t vocab = table_.param(id).shape[0];
-  return (vocab + kVocabularyPadding - 1) / kVocabularyPadding *
-         kVocabularyPadding;
-}
-
-Buffer VllmLayout::Vocabulary(ParamId id, int64_t tensor) const {
-  return VocabularyTensor(context_, table_.param(id).name, id,
-                          {.padded_rows = PaddedVocabulary(id),
-                           .count = sizes_.tensor,
-                           .index = tensor});
-}
-
-// [query heads; key heads; value heads]. With more ranks than key-value heads,
-// consecutive ranks hold the same one.
-TensorSpec VllmLayout::Qkv(const LayerGroup& group, int64_t tensor) const {
-  const Architecture& architecture = context_.model.architecture;
-  const int64_t head = architecture.head_dim;
-  const Range query = EvenShare(architecture.heads, sizes_.tensor, tensor);
-  Range kv;
-  if (sizes_.tensor >= architecture.kv_heads) {
-    const int64_t ranks_per_head = sizes_.tensor / architecture.kv_heads;
-    kv = {tensor / ranks_per_head, tensor / ranks_per_head + 1};
-  } else {
-    kv = EvenShare(architecture.kv_heads, sizes_.tensor, tensor);
-  }
-
-  TensorSpec spec;
-  spec.name = RenameModule(group.params[0]->name, "qkv_proj");
-  spec.shape = group.params[0]->shape;
-  spec.shape[0] = 0;
-  for (const auto& [param, heads] :
-       {std::pair(group.params[0], query), std::pair(group.params[1], kv),
-        std::pair(group.params[2], kv)}) {
-    const Range rows = {heads.begin * head, heads.end * head};
-    spec.parts.push_back(RowsPart(*param, rows, spec.shape[0]));
-    spec.shape[0] += rows.size();
-  }
-  return spec;
-}
-
-TensorSpec VllmLayout::GateAndUp(const LayerGroup& group, std::string name,
-                                 int64_t count, int64_t index) const {
-  const Range gate = EvenShare(group.params[0]->shape[0], count, index);
-  const Range up = EvenShare(group.params[1]->shape[0], count, index);
-  return {.name = std::move(name),
-          .shape = {gate.size() + up.size(), group.params[0]->shape[1]},
-          .parts = {RowsPart(*group.params[0], gate, 0),
-                    RowsPart(*group.params[1], up, gate.size())}};
-}
-
-void VllmLayout::AddLayers(Range layers, std::initializer_list<ParamRole> roles,
+void VllmLayout::AddLayers(int64_t stage, Range layers,
+                           std::initializer_list<ParamRole> roles,
                            const std::optional<ExpertSlice>& experts,
                            MakeSpec make, std::vector<BufferId>& out) {
-  for (const LayerGroup& group : table_.Group(roles, layers)) {
-    out.push_back(context_.buffers.Intern(
-        LayerStack(table_, make(group), group.layers,
-                   {.dtype = BufferDType(context_.side, *group.params[0]),
-                    .experts = experts})));
-  }
+  const Architecture& architecture = context_.model.architecture;
+  AddLayerStacks(
+      context_, table_, layers, roles, experts,
+      [&](const LayerGroup& group) {
+        TensorSpec spec = make(group);
+        spec.name = VllmName(architecture.family, std::move(spec.name));
+        return spec;
+      },
+      out);
+  if (stage != sizes_.pipeline - 1) return;
+  AddLayerStacks(
+      context_, table_, {architecture.layers, architecture.all_layers()}, roles,
+      experts,
+      [&](const LayerGroup& group) {
+        TensorSpec spec = make(group);
+        spec.name = DraftLayerName(std::move(spec.name));
+        return spec;
+      },
+      out);
 }
 
 void VllmLayout::AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out) {
+  buffer.name =
+      VllmName(context_.model.architecture.family, std::move(buffer.name));
   if (!read) {
     if (!BuildsEndsOnEveryStage(context_.model.architecture.family)) return;
     buffer = SkippedCopy(std::move(buffer), SkipReason::kUnread,
@@ -242,50 +233,114 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
                                                      Range layers,
                                                      int64_t tensor) {
   std::vector<BufferId> out;
+  const Architecture& architecture = context_.model.architecture;
+  const bool last = stage == sizes_.pipeline - 1;
+  // The draft model, on the last stage, has an embedding of its own unless it
+  // shares that of the first. Its head is the model's.
+  const bool drafts = last && architecture.mtp_layers > 0;
   const bool reads_embedding =
-      stage == 0 ||
-      (context_.model.architecture.tied && stage == sizes_.pipeline - 1);
+      stage == 0 || drafts || (architecture.tied && last);
   for (const ParamId id : table_.Params(kEmbedding)) {
-    AddEnd(reads_embedding, Vocabulary(id, tensor), out);
+    AddEnd(reads_embedding,
+           ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
   }
 
-  const auto add = [&](std::initializer_list<ParamRole> roles, MakeSpec make) {
-    AddLayers(layers, roles, std::nullopt, make, out);
+  const EvenPart part = {sizes_.tensor, tensor};
+  const auto& replicated = Replicated;
+  const auto column_shard = [&](const LayerGroup& group) {
+    return ColumnShard(group, group.params[0]->name, part);
   };
-  const auto replicated = [](const LayerGroup& group) -> TensorSpec {
-    return {.name = group.params[0]->name,
-            .shape = group.params[0]->shape,
-            .parts = {WholePart(*group.params[0])}};
+  const auto qkv = [&](const LayerGroup& group) {
+    return FusedHeads(group, architecture, part);
   };
-  const auto column_shard = [&](const LayerGroup& group) -> TensorSpec {
-    const Param& param = *group.params[0];
-    const Range columns = EvenShare(param.shape[1], sizes_.tensor, tensor);
-    return {.name = param.name,
-            .shape = {param.shape[0], columns.size()},
-            .parts = {ColumnsPart(param, columns)}};
-  };
-  const auto qkv = [&](const LayerGroup& group) { return Qkv(group, tensor); };
   const auto gate_and_up = [&](const LayerGroup& group) {
     return GateAndUp(group, RenameModule(group.params[0]->name, "gate_up_proj"),
-                     sizes_.tensor, tensor);
+                     part);
+  };
+  const auto row_shard = [&](const LayerGroup& group) {
+    return RowShard(group, part);
+  };
+  const auto fused_down = [&](const LayerGroup& group) {
+    return ConcatRows(group,
+                      RenameModule(group.params[0]->name, "fused_qkv_a_proj"));
+  };
+  const EvenPart shared_part =
+      sizes_.sequence_parallel_experts() ? EvenPart{} : part;
+  const auto shared_gate_and_up = [&](const LayerGroup& group) {
+    return GateAndUp(group, RenameModule(group.params[0]->name, "gate_up_proj"),
+                     shared_part);
+  };
+  const auto shared_down = [&](const LayerGroup& group) {
+    return ColumnShard(group, group.params[0]->name, shared_part);
+  };
+  const auto add = [&](std::initializer_list<ParamRole> roles, auto make) {
+    AddLayers(stage, layers, roles, std::nullopt, make, out);
   };
 
+  if (drafts) {
+    // Beside the block that is built like a decoder layer.
+    for (const ParamRole role :
+         {kMtpEmbeddingNorm, kMtpHiddenNorm, kMtpProjection, kMtpFinalNorm}) {
+      AddLayerStacks(context_, table_,
+                     {architecture.layers, architecture.all_layers()}, {role},
+                     std::nullopt, Replicated, out);
+    }
+  }
   add({kQuery, kKey, kValue}, qkv);
   add({kQueryBias, kKeyBias, kValueBias}, qkv);
+  if (architecture.latent.has_value() && architecture.latent->query_rank > 0) {
+    add({kQueryDown, kKeyValueDown}, fused_down);
+  } else {
+    add({kKeyValueDown}, replicated);
+    add({kLatentQuery}, row_shard);
+  }
+  add({kQueryDownNorm}, replicated);
+  add({kQueryUp}, row_shard);
+  add({kKeyValueDownNorm}, replicated);
+  add({kKeyValueUp}, [&](const LayerGroup& group) {
+    TensorSpec spec = RowShard(group, part);
+    if (context_.which == fb::Side::kDestination) {
+      spec.post_hooks.push_back(
+          {.name = "derive-latent-projections",
+           .detail =
+               "make W_UV and W_UK_T of the layer's attention from it again"});
+    }
+    return spec;
+  });
   add({kAttentionOutput}, column_shard);
   add({kAttentionOutputBias}, replicated);
   add({kQueryNorm}, replicated);
   add({kKeyNorm}, replicated);
-  add({kMlpGate, kMlpUp}, gate_and_up);
+  add({kAttentionSinks},
+      [&](const LayerGroup& group) { return RowPart(*group.params[0], part); });
+  vllm::AddMixers(architecture, part, add);
+  if (table_.Params(kMlpGate).empty()) {
+    add({kMlpUp}, row_shard);
+  } else {
+    add({kMlpGate, kMlpUp}, gate_and_up);
+  }
   add({kMlpDown}, column_shard);
   add({kAttentionNorm}, replicated);
   add({kMlpNorm}, replicated);
   add({kMoeNorm}, replicated);
   add({kRouter}, replicated);
+  add({kRouterBias}, replicated);
+  add({kRouterCorrection}, replicated);
+  add({kLatentDown}, replicated);
+  add({kLatentUp}, replicated);
+  add({kSharedExpertRouter}, replicated);
+  if (table_.Params(kSharedExpertGate).empty()) {
+    add({kSharedExpertUp},
+        [&](const LayerGroup& group) { return RowShard(group, shared_part); });
+  } else {
+    add({kSharedExpertGate, kSharedExpertUp}, shared_gate_and_up);
+  }
+  add({kSharedExpertDown}, shared_down);
   return out;
 }
 
-std::vector<BufferId> VllmLayout::Experts(Range layers, int64_t expert_rank) {
+std::vector<BufferId> VllmLayout::Experts(int64_t stage, Range layers,
+                                          int64_t expert_rank) {
   const int64_t experts = context_.model.architecture.experts;
   const int64_t ranks = sizes_.expert_ranks();
   const ExpertSlice slice = {
@@ -293,31 +348,81 @@ std::vector<BufferId> VllmLayout::Experts(Range layers, int64_t expert_rank) {
                      ? LinearShare(experts, ranks, expert_rank)
                      : Range{0, experts},
       .in_name = false};
-  const int64_t count = sizes_.expert_parallel ? 1 : ranks;
-  const int64_t index = sizes_.expert_parallel ? 0 : expert_rank;
+  const EvenPart part =
+      sizes_.expert_parallel ? EvenPart{} : EvenPart{ranks, expert_rank};
   const auto name = [&](const LayerGroup& group, std::string_view weight) {
-    return absl::StrFormat("%s%s%s", ExpertsPrefix(group.params[0]->name),
-                           routed_experts_ ? "routed_experts." : "", weight);
+    return ExpertsName(*group.params[0], weight);
   };
 
   std::vector<BufferId> out;
+  if (table_.Params(kExpertGate).empty()) {
+    AddLayers(
+        stage, layers, {kExpertUp}, slice,
+        [&](const LayerGroup& group) {
+          TensorSpec spec = RowShard(group, part);
+          spec.name = name(group, "w13_weight");
+          return spec;
+        },
+        out);
+  } else {
+    AddLayers(
+        stage, layers, {kExpertGate, kExpertUp}, slice,
+        [&](const LayerGroup& group) {
+          return GateAndUp(group, name(group, "w13_weight"), part);
+        },
+        out);
+  }
   AddLayers(
-      layers, {kExpertGate, kExpertUp}, slice,
+      stage, layers, {kExpertDown}, slice,
       [&](const LayerGroup& group) {
-        return GateAndUp(group, name(group, "w13_weight"), count, index);
+        return ColumnShard(group, name(group, "w2_weight"), part);
       },
       out);
-  AddLayers(
-      layers, {kExpertDown}, slice,
-      [&](const LayerGroup& group) -> TensorSpec {
-        const Param& down = *group.params[0];
-        const Range columns = EvenShare(down.shape[1], count, index);
-        return {.name = name(group, "w2_weight"),
-                .shape = {down.shape[0], columns.size()},
-                .parts = {ColumnsPart(down, columns)}};
-      },
-      out);
+  AddFusedExperts(stage, layers, slice.experts, part, out);
   return out;
+}
+
+std::string VllmLayout::ExpertsName(const Param& param,
+                                    std::string_view weight) const {
+  constexpr std::string_view kExperts = ".experts.";
+  const std::string_view name = param.name;
+  return absl::StrFormat("%s%s%s",
+                         name.substr(0, name.find(kExperts) + kExperts.size()),
+                         routed_experts_ ? "routed_experts." : "", weight);
+}
+
+void VllmLayout::AddFusedExperts(int64_t stage, Range layers, Range experts,
+                                 EvenPart part, std::vector<BufferId>& out) {
+  const auto add = [&](ParamRole role, std::string_view weight, auto make) {
+    AddLayers(
+        stage, layers, {role}, std::nullopt,
+        [&](const LayerGroup& group) {
+          const Param& param = *group.params[0];
+          return make(param, ExpertsName(param, weight));
+        },
+        out);
+  };
+  add(kFusedExpertGateUp, "w13_weight",
+      [&](const Param& param, std::string name) {
+        return StackedGateUp(param, std::move(name), experts, part);
+      });
+  add(kFusedExpertGateUpBias, "w13_bias",
+      [&](const Param& param, std::string name) {
+        return StackedGateUpBias(param, std::move(name), experts, part);
+      });
+  add(kFusedExpertDown, "w2_weight", [&](const Param& param, std::string name) {
+    return StackedDown(param, std::move(name), experts, part);
+  });
+  // Of ranks that share an expert, one adds the bias to its output.
+  add(kFusedExpertDownBias, "w2_bias",
+      [&](const Param& param, std::string name) {
+        TensorSpec spec = StackedDownBias(param, std::move(name), experts);
+        if (part.index > 0) {
+          spec.parts.clear();
+          spec.zeros = context_.which == fb::Side::kDestination;
+        }
+        return spec;
+      });
 }
 
 std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {
@@ -329,7 +434,7 @@ std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {
   // Tied: the head is the embedding's own tensor and has no name.
   if (context_.model.architecture.tied) return out;
   for (const ParamId id : table_.Params(kOutputHead)) {
-    AddEnd(last, Vocabulary(id, tensor), out);
+    AddEnd(last, ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
   }
   return out;
 }
@@ -354,7 +459,7 @@ SideLayout VllmLayout::LayOut() {
       after.push_back(NormAndHead(stage, t));
     }
     for (int64_t i = 0; i < sizes_.expert_ranks(); ++i) {
-      experts.push_back(Experts(layers, i));
+      experts.push_back(Experts(stage, layers, i));
     }
     for (int64_t i = 0; i < sizes_.expert_ranks(); ++i) {
       const int64_t d = i / tensor;

@@ -21,7 +21,7 @@ absl::Status LayOutDestination(const PassOptions& options, Module& module) {
                                .which = fb::Side::kDestination,
                                .buffers = module.buffers,
                                .diagnostics = options.diagnostics});
-  AddBlockScales(options.job.source, module, module.source,
+  AddBlockScales(options.job.destination, module, module.destination,
                  options.diagnostics);
   return absl::OkStatus();
 }

@@ -30,6 +30,13 @@ struct PassOptions {
 absl::Status LayOutSource(const PassOptions& options, Module& module);
 absl::Status LayOutDestination(const PassOptions& options, Module& module);
 
+// Names what workers must do after a refit with tensors whose values the two
+// sides keep in different forms.
+//
+// Requires: both sides are laid out.
+// Ensures:  `post_hooks` of every destination buffer.
+absl::Status NamePostHooks(const PassOptions& options, Module& module);
+
 // Decides for each param that only the destination holds quantised where its
 // blocks are: at the source when each source fragment is whole blocks, at the
 // destination otherwise. Lists the operations, and the scratch they need.

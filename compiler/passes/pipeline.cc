@@ -15,6 +15,9 @@ constexpr PassInfo kPipeline[] = {
      "lists the destination ranks' buffers and what they hold",
      LayOutDestination, DestinationText},
     // From here on nothing knows a framework's name.
+    {"name-post-hooks",
+     "names what workers do after a refit where the sides' values differ",
+     NamePostHooks, PostHooksText},
     {"place-quantisation",
      "decides where blocks are quantised, and lists the scratch for it",
      PlaceQuantisation, QuantisationText},

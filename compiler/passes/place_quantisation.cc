@@ -45,14 +45,13 @@ void DecidePlaces(Module& module) {
             quantisation->at == QuantisedAt::kDestination) {
           continue;
         }
-        const std::string obstacle =
-            Obstacle(fragment, module.param(fragment.param),
-                     quantisation->scheme);
+        const std::string obstacle = Obstacle(
+            fragment, module.param(fragment.param), quantisation->scheme);
         if (obstacle.empty()) continue;
         quantisation->at = QuantisedAt::kDestination;
-        quantisation->reason = absl::StrCat(
-            "source rank ", rank, " holds ", BoxText(fragment.box), ", ",
-            obstacle);
+        quantisation->reason =
+            absl::StrCat("source rank ", rank, " holds ", BoxText(fragment.box),
+                         ", ", obstacle);
       }
     }
   }
@@ -130,8 +129,8 @@ class WorkBuilder {
           {.quantisation = i,
            .box = fragment.box,
            .input = SideOf(slot, fragment),
-           .output = Scratch(DType::kFp8E4m3)
-                         .Add(quantisation.data, fragment.box),
+           .output =
+               Scratch(DType::kFp8E4m3).Add(quantisation.data, fragment.box),
            .scales = Scratch(ScaleDType(quantisation.scheme.scale_format))
                          .Add(quantisation.scales,
                               ScaleBox(fragment.box, quantisation.scheme))});
@@ -189,9 +188,8 @@ class WorkBuilder {
 
   Work Finish() {
     Work work;
-    work.quantises = {
-        .scratch_buffers = static_cast<int32_t>(tensors_.size()),
-        .quantises = std::move(ops_)};
+    work.quantises = {.scratch_buffers = static_cast<int32_t>(tensors_.size()),
+                      .quantises = std::move(ops_)};
     for (ScratchTensor& tensor : tensors_) {
       Buffer buffer = tensor.Take();
       work.scratch_bytes += buffer.shape[0] * DTypeBytes(buffer.dtype);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "executor/device/cast.h"
 #include "executor/device/quantise.h"
@@ -45,41 +46,37 @@ void ForEachChunk(const std::byte* block, DType dtype, uint64_t row_bytes,
 // One matrix, block by block.
 void QuantiseMatrix(const BlockQuantise& op, const std::byte* input,
                     std::byte* output, std::byte* scales) {
-  const auto input_bytes =
-      static_cast<uint64_t>(DTypeBytes(op.input.dtype));
-  const auto scale_bytes =
-      static_cast<uint64_t>(DTypeBytes(op.scales.dtype));
+  const auto input_bytes = static_cast<uint64_t>(DTypeBytes(op.input.dtype));
+  const auto scale_bytes = static_cast<uint64_t>(DTypeBytes(op.scales.dtype));
   for (uint64_t row = 0; row < op.rows; row += op.block_rows) {
     const uint64_t rows = std::min<uint64_t>(op.block_rows, op.rows - row);
-    for (uint64_t column = 0; column < op.columns;
-         column += op.block_columns) {
+    for (uint64_t column = 0; column < op.columns; column += op.block_columns) {
       const uint64_t columns =
           std::min<uint64_t>(op.block_columns, op.columns - column);
       const std::byte* block =
           input + row * op.input_row_bytes + column * input_bytes;
       uint32_t amax = 0;
-      ForEachChunk(block, op.input.dtype, op.input_row_bytes, rows, columns,
-                   [&](uint64_t, uint64_t, const uint32_t* values,
-                       uint64_t count) {
-                     for (uint64_t i = 0; i < count; ++i) {
-                       amax = std::max(amax, MagnitudeBits(values[i]));
-                     }
-                   });
+      ForEachChunk(
+          block, op.input.dtype, op.input_row_bytes, rows, columns,
+          [&](uint64_t, uint64_t, const uint32_t* values, uint64_t count) {
+            for (uint64_t i = 0; i < count; ++i) {
+              amax = std::max(amax, MagnitudeBits(values[i]));
+            }
+          });
       const BlockScale scale = ScaleOf(amax, op.format);
       // Scales of one byte are the low one.
       std::memcpy(scales + row / op.block_rows * op.scale_row_bytes +
                       column / op.block_columns * scale_bytes,
                   &scale.stored, scale_bytes);
-      ForEachChunk(block, op.input.dtype, op.input_row_bytes, rows, columns,
-                   [&](uint64_t r, uint64_t c, const uint32_t* values,
-                       uint64_t count) {
-                     std::byte* to =
-                         output + (row + r) * op.output_row_bytes + column + c;
-                     for (uint64_t i = 0; i < count; ++i) {
-                       to[i] = std::byte{
-                           QuantisedValue(values[i], scale.inverse)};
-                     }
-                   });
+      ForEachChunk(
+          block, op.input.dtype, op.input_row_bytes, rows, columns,
+          [&](uint64_t r, uint64_t c, const uint32_t* values, uint64_t count) {
+            std::byte* to =
+                output + (row + r) * op.output_row_bytes + column + c;
+            for (uint64_t i = 0; i < count; ++i) {
+              to[i] = std::byte{QuantisedValue(values[i], scale.inverse)};
+            }
+          });
     }
   }
 }

@@ -47,8 +47,7 @@ constexpr float InverseE8m0(uint32_t exponent) {
                                               : (254u - exponent) << 23);
 }
 
-constexpr BlockScale ScaleOf(uint32_t amax_bits,
-                                                       fb::ScaleFormat format) {
+constexpr BlockScale ScaleOf(uint32_t amax_bits, fb::ScaleFormat format) {
   if (format == fb::ScaleFormat::kE8m0) {
     if (amax_bits > kFp32Infinity) {
       return {255, std::bit_cast<float>(kFp32QuietNan)};
@@ -57,9 +56,8 @@ constexpr BlockScale ScaleOf(uint32_t amax_bits,
     const uint32_t bits =
         std::bit_cast<uint32_t>(std::bit_cast<float>(amax_bits) / 448.0f);
     // Subnormal numbers up to 2^-127 have that exponent, 0; others 1.
-    const uint32_t exponent = bits <= 0x00400000u
-                                  ? 0
-                                  : RoundUpToPowerOfTwo(bits) >> 23;
+    const uint32_t exponent =
+        bits <= 0x00400000u ? 0 : RoundUpToPowerOfTwo(bits) >> 23;
     return {exponent, InverseE8m0(exponent)};
   }
   if (amax_bits > kFp32Infinity) {
@@ -85,9 +83,9 @@ constexpr uint8_t E4m3FromFp32(uint32_t bits) {
   if (magnitude < 0x3c800000u) {
     // Below 2^-6. Adding 2^14, whose last bit weighs 2^-9, rounds to the
     // subnormals' grid.
-    rounded = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) +
-                                      16384.0f) -
-              std::bit_cast<uint32_t>(16384.0f);
+    rounded =
+        std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 16384.0f) -
+        std::bit_cast<uint32_t>(16384.0f);
   } else {
     rounded = (magnitude - ((127u - 7u) << 23) + 0x0007ffffu +
                ((magnitude >> 20) & 1u)) >>
@@ -96,8 +94,7 @@ constexpr uint8_t E4m3FromFp32(uint32_t bits) {
   return static_cast<uint8_t>(sign | rounded);
 }
 
-constexpr uint8_t QuantisedValue(uint32_t fp32_bits,
-                                                       float inverse) {
+constexpr uint8_t QuantisedValue(uint32_t fp32_bits, float inverse) {
   return E4m3FromFp32(
       std::bit_cast<uint32_t>(std::bit_cast<float>(fp32_bits) * inverse));
 }

@@ -4,7 +4,8 @@
 //                      DataProof::CheckWrites (each part tiled exactly),
 //                      CheckDeclarations (nothing is filled on sources)
 //   2 right element    DataProof::Pack, ::Compare, ::CompareDTypes,
-//                      ::CheckDirect (a receiver's copy is one of the sender's),
+//                      ::CheckDirect (a receiver's copy is one of the
+//                      sender's),
 //                      ::Quantise (whole blocks of the right param, and their
 //                      values and scales at the right places)
 //   3 in bounds        the door (every range), CheckStaging (no staging byte

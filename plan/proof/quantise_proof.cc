@@ -75,8 +75,7 @@ std::optional<Matrices> MatricesAt(const Sequence& elements,
 
 // Whether [begin, begin + count) of `size` are whole blocks.
 bool AreWholeBlocks(int64_t begin, int64_t count, int64_t size, int64_t block) {
-  return begin % block == 0 &&
-         (count % block == 0 || begin + count == size);
+  return begin % block == 0 && (count % block == 0 || begin + count == size);
 }
 
 }  // namespace
@@ -99,18 +98,18 @@ void DataProof::Quantise(uint32_t rank) {
 
 std::optional<Sequence> DataProof::Operand(const char* what, uint32_t rank,
                                            uint32_t slot, int64_t offset,
-                                           const Digits& digits,
-                                           uint32_t param, bool is_written) {
+                                           const Digits& digits, uint32_t param,
+                                           bool is_written) {
   const BufferFacts& facts = FactsAt(rank, slot);
   if (facts.flaw().has_value()) return std::nullopt;  // reported for its rank
   const auto report = [&](absl::FunctionRef<std::string()> text) {
-    violations_.Report({.rank = rank,
-                        .round = rank < body_.source_ranks()
-                                     ? Site::kBeforeRounds
-                                     : Site::kAfterRounds,
-                        .buffer_slot = slot,
-                        .offset = offset},
-                       Invariant::kRightElement, text);
+    violations_.Report(
+        {.rank = rank,
+         .round = rank < body_.source_ranks() ? Site::kBeforeRounds
+                                              : Site::kAfterRounds,
+         .buffer_slot = slot,
+         .offset = offset},
+        Invariant::kRightElement, text);
     return std::nullopt;
   };
   // A source's tensors are its own: only scratch may be written.
@@ -153,8 +152,8 @@ void DataProof::QuantiseOne(uint32_t rank, const fb::Quantise& op) {
   const auto columns = static_cast<int64_t>(op.columns());
   const int64_t block_rows = quantisation.block_rows();
   const int64_t block_columns = quantisation.block_columns();
-  const auto scale_rows = static_cast<int64_t>(
-      BlockCount(op.rows(), quantisation.block_rows()));
+  const auto scale_rows =
+      static_cast<int64_t>(BlockCount(op.rows(), quantisation.block_rows()));
   const auto scale_columns = static_cast<int64_t>(
       BlockCount(op.columns(), quantisation.block_columns()));
   Digits in, out, scale;
@@ -193,13 +192,13 @@ void DataProof::QuantiseOne(uint32_t rank, const fb::Quantise& op) {
 
   const auto report = [&](uint32_t slot, uint64_t offset,
                           absl::FunctionRef<std::string()> text) {
-    violations_.Report({.rank = rank,
-                        .round = rank < body_.source_ranks()
-                                     ? Site::kBeforeRounds
-                                     : Site::kAfterRounds,
-                        .buffer_slot = slot,
-                        .offset = static_cast<int64_t>(offset)},
-                       Invariant::kRightElement, text);
+    violations_.Report(
+        {.rank = rank,
+         .round = rank < body_.source_ranks() ? Site::kBeforeRounds
+                                              : Site::kAfterRounds,
+         .buffer_slot = slot,
+         .offset = static_cast<int64_t>(offset)},
+        Invariant::kRightElement, text);
   };
   const fb::Param& of = *body_.params()->Get(quantisation.of());
   const fb::Param& grid = *body_.params()->Get(quantisation.scales());
@@ -220,8 +219,7 @@ void DataProof::QuantiseOne(uint32_t rank, const fb::Quantise& op) {
       return absl::StrFormat(
           "holds values from %s on, quantised, when they should be from %s on",
           ElementText(of, input->base),
-          ElementText(*body_.params()->Get(quantisation.data()),
-                      output->base));
+          ElementText(*body_.params()->Get(quantisation.data()), output->base));
     });
   }
   const Sequence wanted = ElementsOf(

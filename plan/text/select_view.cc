@@ -175,7 +175,8 @@ bool ViewSelector::SelectCopies(const fb::RankProgram& program, uint32_t list) {
 void ViewSelector::SelectProgram(int32_t rank) {
   const fb::RankProgram& program =
       *body_.programs()->Get(static_cast<uint32_t>(rank));
-  PlanView::Program shown = {.rank = rank, .messages = {}, .fills = false, .quantises = {}};
+  PlanView::Program shown = {
+      .rank = rank, .messages = {}, .fills = false, .quantises = {}};
   bool any_buffer = false;
   for (const uint32_t buffer : *program.buffers()) {
     if (filtered() && !elements_[buffer].all && elements_[buffer].boxes.empty())

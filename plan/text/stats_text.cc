@@ -226,10 +226,26 @@ void AddScratch(const PlanFile& plan, StatsTable& table) {
   for (const fb::Side side : {fb::Side::kSource, fb::Side::kDestination}) {
     const auto i = static_cast<size_t>(side);
     if (largest_bytes[i] == 0) continue;
-    table.AddBytes(
-        absl::StrCat("scratch of a ", EnumText(side), " rank, max"),
-        largest_bytes[i],
-        absl::StrCat("rank ", largest_rank[i], ", to quantise"));
+    table.AddBytes(absl::StrCat("scratch of a ", EnumText(side), " rank, max"),
+                   largest_bytes[i],
+                   absl::StrCat("rank ", largest_rank[i], ", to quantise"));
+  }
+}
+
+// A line for each kind; most plans have none.
+void AddPostHooks(const fb::Body& body, StatsTable& table) {
+  std::map<std::string, uint64_t> tensors;
+  const std::vector<std::vector<int32_t>> holders = HoldersByBuffer(body);
+  for (uint32_t id = 0; id < body.buffers()->size(); ++id) {
+    const fb::Buffer& buffer = *body.buffers()->Get(id);
+    for (uint32_t i = 0; i < Length(buffer.post_hooks()); ++i) {
+      tensors[buffer.post_hooks()->Get(i)->name()->str()] +=
+          TensorCount(buffer.index()) * holders[id].size();
+    }
+  }
+  for (const auto& [name, count] : tensors) {
+    table.AddCount(absl::StrCat("post-hook ", name), count,
+                   "tensors of all ranks");
   }
 }
 
@@ -256,6 +272,7 @@ void AddTables(const PlanFile& plan, StatsTable& table) {
   table.AddCount("copies", body.copies()->size(),
                  absl::StrCat("in ", body.copy_lists()->size(), " lists"));
   table.AddCount("skips", Length(body.skips()));
+  AddPostHooks(body, table);
   table.AddBytes("plan file", plan.bytes().size());
 }
 

@@ -37,6 +37,7 @@ class TextPrinter {
   void PrintParams();
   void PrintBuffers();
   void PrintFragments(uint32_t id, const fb::Buffer& buffer);
+  void PrintRegions(const fb::Buffer& buffer);
   void PrintRounds();
   void PrintProgram(const PlanView::Program& shown);
   void PrintQuantises(const PlanView::Program& shown);
@@ -131,12 +132,11 @@ void TextPrinter::PrintParams() {
         !view_.params[quantisation.scales()]) {
       continue;
     }
-    absl::StrAppend(&text_, "quantisation q", id, " p", quantisation.of(),
-                    " -> p", quantisation.data(), " scales p",
-                    quantisation.scales(), " ",
-                    EnumText(quantisation.scale_format()), " blocks ",
-                    quantisation.block_rows(), " x ",
-                    quantisation.block_columns(), "\n");
+    absl::StrAppend(
+        &text_, "quantisation q", id, " p", quantisation.of(), " -> p",
+        quantisation.data(), " scales p", quantisation.scales(), " ",
+        EnumText(quantisation.scale_format()), " blocks ",
+        quantisation.block_rows(), " x ", quantisation.block_columns(), "\n");
   }
   for (uint32_t id = 0; id < Length(body_.casts()); ++id) {
     const fb::Cast& cast = *body_.casts()->Get(id);
@@ -155,6 +155,11 @@ void TextPrinter::PrintBuffers() {
                     " ", DimsText(buffer.shape()), " ranks ",
                     NumberSetText(holders[id]), "\n");
     PrintFragments(id, buffer);
+    if (!view_.partial_buffers[id]) PrintRegions(buffer);
+    for (uint32_t i = 0; i < Length(buffer.post_hooks()); ++i) {
+      absl::StrAppend(&text_, "  post-hook ",
+                      PostHookText(*buffer.post_hooks()->Get(i)), "\n");
+    }
   }
 }
 
@@ -166,7 +171,9 @@ void TextPrinter::PrintFragments(uint32_t id, const fb::Buffer& buffer) {
                     BoxText(fragment), " at ", fragment.offset(), " strides ",
                     DimsText(fragment.stride()), "\n");
   }
-  if (view_.partial_buffers[id]) return;
+}
+
+void TextPrinter::PrintRegions(const fb::Buffer& buffer) {
   for (uint32_t i = 0; i < Length(buffer.regions()); ++i) {
     const fb::Region& region = *buffer.regions()->Get(i);
     absl::StrAppend(&text_, "  ", EnumText(region.kind()));
@@ -252,8 +259,8 @@ void TextPrinter::PrintQuantises(const PlanView::Program& shown) {
       const fb::QuantiseLoop& loop =
           *body_.quantise_loops()->Get(op.loops_begin() + i);
       absl::StrAppend(&text_, i == 0 ? "" : ", ", loop.extent(), " x ",
-                      loop.input_stride(), " -> ", loop.output_stride(),
-                      ", ", loop.scale_stride());
+                      loop.input_stride(), " -> ", loop.output_stride(), ", ",
+                      loop.scale_stride());
     }
     text_ += "]\n";
   }

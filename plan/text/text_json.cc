@@ -31,6 +31,7 @@ class JsonPrinter {
   void PrintBuffers();
   void PrintFragments(uint32_t id, const fb::Buffer& buffer);
   void PrintRegions(const fb::Buffer& buffer);
+  void PrintPostHooks(const fb::Buffer& buffer);
   void PrintRounds();
   void PrintPrograms();
   void PrintQuantisations();
@@ -224,6 +225,7 @@ void JsonPrinter::PrintBuffers() {
     EndLine();
     PrintFragments(id, buffer);
     if (!view_.partial_buffers[id]) PrintRegions(buffer);
+    PrintPostHooks(buffer);
     writer_.EndObject();
   }
   writer_.EndArray();
@@ -260,6 +262,20 @@ void JsonPrinter::PrintRegions(const fb::Buffer& buffer) {
     Dims("extent", region.extent());
     Dims("stride", region.stride());
     Text("detail", region.detail());
+    writer_.EndObject();
+  }
+  writer_.EndArray();
+}
+
+void JsonPrinter::PrintPostHooks(const fb::Buffer& buffer) {
+  if (Length(buffer.post_hooks()) == 0) return;
+  writer_.Key("post_hooks");
+  writer_.StartArray();
+  for (uint32_t i = 0; i < buffer.post_hooks()->size(); ++i) {
+    const fb::PostHook& hook = *buffer.post_hooks()->Get(i);
+    writer_.StartObject();
+    Text("name", hook.name());
+    Text("detail", hook.detail());
     writer_.EndObject();
   }
   writer_.EndArray();

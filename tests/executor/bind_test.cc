@@ -64,6 +64,32 @@ class BindTest : public testing::Test {
   std::vector<std::byte> memory_ = std::vector<std::byte>(4096);
 };
 
+TEST(PostHookTest, AreThoseOfTheTensorsThatTheRefitWrites) {
+  PlanBuilder plan = ReshardPlan({.layers = 2});
+  PlanBuilder::Buffer skipped = {
+      .name = "rotary",
+      .shape = {4},
+      .fragments = {},
+      .regions = {{fb::RegionKind::kSkip, 0, {4}, {1}}},
+      .post_hooks = {"add-one"}};
+  plan.buffers[2].post_hooks = {"add-one", "negative-exp"};
+  plan.ranks[2].buffers.push_back(4);
+  plan.buffers.push_back(skipped);
+  const PlanFile file = plan.Open();
+  const auto hook = [](std::string tensor, std::string name) {
+    return TensorPostHook{.tensor = std::move(tensor),
+                          .name = std::move(name),
+                          .detail = "for the test"};
+  };
+  EXPECT_EQ(TensorTable(file, 2).PostHooks(),
+            (std::vector<TensorPostHook>{
+                hook("model.layers.0.weight", "add-one"),
+                hook("model.layers.0.weight", "negative-exp"),
+                hook("model.layers.1.weight", "add-one"),
+                hook("model.layers.1.weight", "negative-exp")}));
+  EXPECT_TRUE(TensorTable(file, 3).PostHooks().empty());
+}
+
 TEST_F(BindTest, TensorsOfThePlanAreTakenInAnyOrder) {
   std::vector<BoundTensor> tensors = Good(0);
   std::swap(tensors[0], tensors[1]);

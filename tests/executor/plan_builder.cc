@@ -63,8 +63,14 @@ Offset<fb::Buffer> CreateBuffer(FlatBufferBuilder& builder,
   const auto shape = builder.CreateVector(buffer.shape);
   const auto fragments_vector = builder.CreateVector(fragments);
   const auto regions_vector = builder.CreateVector(regions);
+  std::vector<Offset<fb::PostHook>> hooks;
+  for (const std::string& hook : buffer.post_hooks) {
+    hooks.push_back(
+        fb::CreatePostHookDirect(builder, hook.c_str(), "for the test"));
+  }
   return fb::CreateBuffer(builder, name, index, shape, buffer.dtype,
-                          fragments_vector, regions_vector);
+                          fragments_vector, regions_vector,
+                          builder.CreateVector(hooks));
 }
 
 Offset<fb::RankProgram> CreateProgram(FlatBufferBuilder& builder,
@@ -142,12 +148,15 @@ std::vector<uint8_t> PlanBuilder::Bytes() const {
   const auto body =
       outer.CreateVector(inner.GetBufferPointer(), inner.GetSize());
   const auto provenance = fb::CreateProvenanceDirect(outer, "a test");
+  const bool direct = std::count(mechanisms.begin(), mechanisms.end(),
+                                 fb::Mechanism::kDirect) > 0;
+  const bool hooked = std::any_of(
+      buffers.begin(), buffers.end(),
+      [](const Buffer& buffer) { return !buffer.post_hooks.empty(); });
+  const uint64_t features =
+      (direct ? kFeatureDirectRounds : 0) | (hooked ? kFeaturePostHooks : 0);
   fb::FinishPlanBuffer(
-      outer, fb::CreatePlan(outer, FormatVersionFor(0),
-                            std::count(mechanisms.begin(), mechanisms.end(),
-                                       fb::Mechanism::kDirect) > 0
-                                ? kFeatureDirectRounds
-                                : 0,
+      outer, fb::CreatePlan(outer, FormatVersionFor(features), features,
                             &inputs_digest, &body_digest, body, provenance));
   return {outer.GetBufferPointer(), outer.GetBufferPointer() + outer.GetSize()};
 }

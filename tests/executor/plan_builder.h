@@ -40,6 +40,7 @@ struct PlanBuilder {
     DType dtype = DType::kBf16;
     std::vector<Fragment> fragments = {};
     std::vector<Region> regions = {};
+    std::vector<std::string> post_hooks = {};  // by name
   };
   struct Copy {
     uint32_t slot = 0;

@@ -78,8 +78,7 @@ inline ReferenceScale ReferenceScaleOf(float amax, fb::ScaleFormat format) {
   };
   if (format == fb::ScaleFormat::kE8m0) {
     if (std::isnan(amax)) return {{255}, amax};
-    const int exponent =
-        std::isinf(amax) ? 127 : ExponentAbove(amax / 448.0f);
+    const int exponent = std::isinf(amax) ? 127 : ExponentAbove(amax / 448.0f);
     return {{static_cast<uint8_t>(exponent + 127)},
             static_cast<float>(std::ldexp(1.0, -exponent))};
   }
@@ -132,11 +131,9 @@ class QuantiseConformance : public DeviceConformance {
   // Two tensors of two matrices each.
   void CheckCase(const QuantiseCase& c) {
     const uint64_t element = DTypeBytes(c.dtype);
-    const uint64_t scale_bytes =
-        c.format == fb::ScaleFormat::kE8m0 ? 1 : 4;
+    const uint64_t scale_bytes = c.format == fb::ScaleFormat::kE8m0 ? 1 : 4;
     const uint64_t down = (c.rows + c.block_rows - 1) / c.block_rows;
-    const uint64_t across =
-        (c.columns + c.block_columns - 1) / c.block_columns;
+    const uint64_t across = (c.columns + c.block_columns - 1) / c.block_columns;
     const uint64_t input_row = (c.columns + c.extra_columns) * element;
     const uint64_t input_matrix = c.rows * input_row;
     const uint64_t output_matrix = c.rows * c.columns;
@@ -156,8 +153,8 @@ class QuantiseConformance : public DeviceConformance {
             float& value = matrix[r * c.columns + i];
             const uint64_t bits = BitsOf(value, c.dtype);
             value = ValueOf(bits, c.dtype);
-            std::memcpy(input.data() + c.input_offset_bytes +
-                            m * input_matrix + r * input_row + i * element,
+            std::memcpy(input.data() + c.input_offset_bytes + m * input_matrix +
+                            r * input_row + i * element,
                         &bits, element);
           }
         }
@@ -213,15 +210,14 @@ class QuantiseConformance : public DeviceConformance {
     if (c.format == fb::ScaleFormat::kE8m0) {
       batch.quantises[0].scales.dtype = DType::kUint8;
     }
-    batch.quantise_loops = {
-        {.extent = 2,
-         .input = {.entries = 3},
-         .output = {.entries = 3},
-         .scales = {.entries = 3}},
-        {.extent = 2,
-         .input = {.bytes = input_matrix},
-         .output = {.bytes = output_matrix},
-         .scales = {.bytes = scale_matrix}}};
+    batch.quantise_loops = {{.extent = 2,
+                             .input = {.entries = 3},
+                             .output = {.entries = 3},
+                             .scales = {.entries = 3}},
+                            {.extent = 2,
+                             .input = {.bytes = input_matrix},
+                             .output = {.bytes = output_matrix},
+                             .scales = {.bytes = scale_matrix}}};
     std::vector<std::byte*> table;
     for (const auto& entry : memory) table.push_back(entry->data());
     auto prepared = device_->Prepare(table, {&batch, 1});
@@ -257,9 +253,7 @@ TEST_P(QuantiseConformance, RowsNeedNoAlignment) {
 }
 
 TEST_P(QuantiseConformance, ScalesArePowersOfTwo) {
-  CheckCase({.rows = 200,
-             .columns = 256,
-             .format = fb::ScaleFormat::kUe8m0});
+  CheckCase({.rows = 200, .columns = 256, .format = fb::ScaleFormat::kUe8m0});
 }
 
 TEST_P(QuantiseConformance, MicroscaledRowsAreTheReferences) {

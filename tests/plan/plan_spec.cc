@@ -56,8 +56,14 @@ Offset<fb::Buffer> BuildBuffer(const PlanSpec::Buffer& buffer,
   const auto shape = builder.CreateVector(buffer.shape);
   const auto fragments_vector = builder.CreateVector(fragments);
   const auto regions_vector = builder.CreateVector(regions);
+  std::vector<Offset<fb::PostHook>> hooks;
+  for (const PlanSpec::PostHook& hook : buffer.post_hooks) {
+    hooks.push_back(fb::CreatePostHookDirect(builder, hook.name.c_str(),
+                                             hook.detail.c_str()));
+  }
+  const auto hooks_vector = hooks.empty() ? 0 : builder.CreateVector(hooks);
   return fb::CreateBuffer(builder, name, index, shape, buffer.dtype,
-                          fragments_vector, regions_vector);
+                          fragments_vector, regions_vector, hooks_vector);
 }
 
 Offset<fb::RankProgram> BuildProgram(const PlanSpec::Program& program,
@@ -94,6 +100,17 @@ CopyTables BuildCopies(const PlanSpec& spec) {
     }
   }
   return tables;
+}
+
+uint64_t FeaturesOf(const PlanSpec& spec) {
+  const bool direct = std::count(spec.mechanisms.begin(), spec.mechanisms.end(),
+                                 fb::Mechanism::kDirect) > 0;
+  const bool hooked = std::any_of(
+      spec.buffers.begin(), spec.buffers.end(),
+      [](const auto& buffer) { return !buffer.post_hooks.empty(); });
+  return (direct ? kFeatureDirectRounds : 0) |
+         (hooked ? kFeaturePostHooks : 0) |
+         (spec.quantisations.empty() ? 0 : kFeatureQuantisation);
 }
 
 std::vector<uint8_t> BuildBody(const PlanSpec& spec) {
@@ -184,11 +201,7 @@ std::vector<uint8_t> BuildPlan(const PlanSpec& spec) {
   const auto provenance = fb::CreateProvenance(builder, producer);
   const fb::Digest inputs_digest(0x89abcdef, 0x01234567);
   const fb::Digest body_digest = DigestOf(body);
-  const bool direct = std::count(spec.mechanisms.begin(), spec.mechanisms.end(),
-                                 fb::Mechanism::kDirect) > 0;
-  const uint64_t features =
-      (direct ? kFeatureDirectRounds : 0) |
-      (spec.quantisations.empty() ? 0 : kFeatureQuantisation);
+  const uint64_t features = FeaturesOf(spec);
   builder.Finish(
       fb::CreatePlan(builder, FormatVersionFor(features), features,
                      &inputs_digest, &body_digest, body_vector, provenance),
@@ -235,6 +248,9 @@ PlanSpec SpecOf(const fb::Body& packed) {
     for (const auto& region : buffer->regions) {
       to.regions.push_back({region->kind, region->reason, region->offset,
                             region->extent, region->stride, region->detail});
+    }
+    for (const auto& hook : buffer->post_hooks) {
+      to.post_hooks.push_back({hook->name, hook->detail});
     }
   }
   for (const auto& program : body.programs) {
@@ -386,11 +402,8 @@ PlanSpec QuantisedSpec() {
                   .index = {{0, 2}},
                   .shape = {2, 2},
                   .dtype = fb::DType::kFp32}};
-  spec.quantisations = {{.of = 0,
-                         .data = 1,
-                         .scales = 2,
-                         .block_rows = 2,
-                         .block_columns = 4}};
+  spec.quantisations = {
+      {.of = 0, .data = 1, .scales = 2, .block_rows = 2, .block_columns = 4}};
   const auto fragment = [](uint32_t param, uint64_t rows, uint64_t columns,
                            uint64_t layer_stride) {
     return PlanSpec::Fragment{.param = param,
@@ -401,31 +414,30 @@ PlanSpec QuantisedSpec() {
   };
   const auto stack = [&](std::string name, uint32_t param, uint64_t rows,
                          uint64_t columns, fb::DType dtype) {
-    return PlanSpec::Buffer{.name = std::move(name),
-                            .index = {{0, 2}},
-                            .shape = {rows, columns},
-                            .dtype = dtype,
-                            .fragments = {fragment(param, rows, columns,
-                                                   rows * columns)},
-                            .regions = {}};
+    return PlanSpec::Buffer{
+        .name = std::move(name),
+        .index = {{0, 2}},
+        .shape = {rows, columns},
+        .dtype = dtype,
+        .fragments = {fragment(param, rows, columns, rows * columns)},
+        .regions = {}};
   };
-  spec.buffers = {
-      stack("decoder.layers.{0}.mlp.linear_fc1.weight", 0, 3, 6,
-            fb::DType::kBf16),
-      {.name = "scratch.fp8_e4m3",
-       .index = {},
-       .shape = {36},
-       .dtype = fb::DType::kFp8E4m3,
-       .fragments = {fragment(1, 3, 6, 18)},
-       .regions = {}},
-      {.name = "scratch.fp32",
-       .index = {},
-       .shape = {16},  // more than its scales need
-       .dtype = fb::DType::kFp32,
-       .fragments = {fragment(2, 2, 2, 4)},
-       .regions = {}},
-      stack(kName, 1, 3, 6, fb::DType::kFp8E4m3),
-      stack(kName + "_scale_inv", 2, 2, 2, fb::DType::kFp32)};
+  spec.buffers = {stack("decoder.layers.{0}.mlp.linear_fc1.weight", 0, 3, 6,
+                        fb::DType::kBf16),
+                  {.name = "scratch.fp8_e4m3",
+                   .index = {},
+                   .shape = {36},
+                   .dtype = fb::DType::kFp8E4m3,
+                   .fragments = {fragment(1, 3, 6, 18)},
+                   .regions = {}},
+                  {.name = "scratch.fp32",
+                   .index = {},
+                   .shape = {16},  // more than its scales need
+                   .dtype = fb::DType::kFp32,
+                   .fragments = {fragment(2, 2, 2, 4)},
+                   .regions = {}},
+                  stack(kName, 1, 3, 6, fb::DType::kFp8E4m3),
+                  stack(kName + "_scale_inv", 2, 2, 2, fb::DType::kFp32)};
   spec.quantise_loops = {fb::QuantiseLoop(2, 18, 18, 4)};
   const PlanSpec::Copy values = {.slot = 1,
                                  .offset = 0,

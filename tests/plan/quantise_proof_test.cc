@@ -68,11 +68,12 @@ TEST(QuantiseProofTest, ABlockThatIsNotWholeIsNamed) {
 }
 
 TEST(QuantiseProofTest, ABlockThatBeginsElsewhereIsNamed) {
-  EXPECT_EQ(ViolationOf(With({.input_offset = 6, .output_offset = 6, .rows = 2})),
-            "rank 0, buffer decoder.layers.0.mlp.linear_fc1.weight, index [1, "
-            "0]: what is quantised from "
-            "model.layers.0.mlp.up_proj.weight[1, 0] on is not whole blocks of "
-            "2 x 4 (invariant 2: right element)");
+  EXPECT_EQ(
+      ViolationOf(With({.input_offset = 6, .output_offset = 6, .rows = 2})),
+      "rank 0, buffer decoder.layers.0.mlp.linear_fc1.weight, index [1, "
+      "0]: what is quantised from "
+      "model.layers.0.mlp.up_proj.weight[1, 0] on is not whole blocks of "
+      "2 x 4 (invariant 2: right element)");
 }
 
 TEST(QuantiseProofTest, ValuesAtAnotherPlaceAreNamed) {

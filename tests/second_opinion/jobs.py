@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from deepseek_models import DeepseekModel
+from hybrid_models import HybridModel
 from models import ListedModel, Model
 
 
@@ -28,6 +30,8 @@ KEYS = {
     "last": "num_layers_in_last_pipeline_stage",
     "vocab_unit": "make_vocab_size_divisible_by",
     "layers": "layers_per_stage",
+    "glu_block": "moe_mlp_glu_interleave_size",
+    "grouped": "moe_single_grouped_weight",
 }
 
 
@@ -89,6 +93,44 @@ QWEN3_MOE_10 = qwen3_moe(layers=2, heads=10, kv_heads=5, experts=10, moe_interme
 QWEN3_MOE_BIAS = qwen3_moe(layers=2, attention_bias=True)
 MIXTRAL = dense("mixtral", 4, 32, 8, 4, 24, 200, num_local_experts=4)
 MIXTRAL_TIED = dense("mixtral", 3, 24, 12, 6, 36, 900, num_local_experts=6, head_dim=4, tie_word_embeddings=True)
+
+
+
+def deepseek(family="deepseek_v3", layers=5, heads=8, experts=8, predicts=False, **more):
+    sizes = {
+        "num_hidden_layers": layers,
+        "hidden_size": 24,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+        "vocab_size": 300,
+        "n_routed_experts": experts,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 1,
+    }
+    latent = {
+        "q_lora_rank": 12,
+        "kv_lora_rank": 10,
+        "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 2,
+        "v_head_dim": 5,
+    }
+    if family == "glm4_moe":
+        latent = {"head_dim": 4, "num_key_value_heads": 4, "attention_bias": True}
+    return DeepseekModel(predicts, model_type=family, **{**sizes, **latent, **more})
+
+
+DEEPSEEK = deepseek()
+DEEPSEEK_FP8 = deepseek(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+DEEPSEEK_MTP = deepseek(predicts=True)
+DEEPSEEK_MTP_2 = deepseek(predicts=True, layers=4, first_k_dense_replace=3, num_nextn_predict_layers=2)
+KIMI = deepseek("kimi_k2", experts=12, num_nextn_predict_layers=0)
+MOONLIGHT = deepseek(layers=6, q_lora_rank=None, n_shared_experts=2, num_nextn_predict_layers=0)
+GLM_LITE = deepseek("glm4_moe_lite", heads=10, predicts=True)
+GLM = deepseek("glm4_moe", n_shared_experts=None)
+GLM_NORM = deepseek("glm4_moe", predicts=True, use_qk_norm=True, first_k_dense_replace=2)
 
 SMALL_BUCKETS = {"options": {"peer": "staged", "bucket_bytes": 4096, "staging_bytes": 16384}}
 FOUR_PER_HOST = {"topology": {"gpus_per_host": 4}}
@@ -268,6 +310,92 @@ LISTED = ListedModel(
     table=[7, 5, 3], cube=[4, 6, 5, 2], norm=[5], scalar=[],
 )  # fmt: skip
 
+SHARED_EXPERTS = [
+    ("deepseek: one rank to one rank", DEEPSEEK, megatron(), vllm()),
+    ("deepseek: tp2 ep4 pp2 to tp4", DEEPSEEK, megatron(tp=2, dp=2, ep=4, pp=2, layers=[2, 3]), vllm(tp=4)),
+    ("deepseek: fp8 is only how it is stored", DEEPSEEK_FP8, megatron(tp=2, pp=5), vllm(tp=2)),
+    (
+        "deepseek: etp2 to an expert-parallel engine",
+        DEEPSEEK,
+        megatron(tp=2, dp=4, ep=4, etp=2),
+        vllm(tp=4, expert_parallel=True, replicas=2),
+        FOUR_PER_HOST,
+    ),
+    (
+        "deepseek: to shared experts that are whole on each rank",
+        DEEPSEEK,
+        megatron(tp=4, ep=2, pp=5),
+        vllm(tp=2, dp=3, expert_parallel=True),
+    ),
+    ("deepseek: to data parallelism that cuts experts", DEEPSEEK, megatron(dp=2, ep=2), vllm(tp=2, dp=4, pp=2)),
+    ("deepseek: from one engine to another", DEEPSEEK, vllm(tp=2, dp=2, expert_parallel=True), vllm(tp=4, pp=3)),
+    ("deepseek: back to megatron", DEEPSEEK, vllm(tp=8), megatron(tp=2, pp=2, ep=2, dp=1, first=2)),
+    ("deepseek: prediction layers are left out", DEEPSEEK, megatron(tp=2, mtp=False), vllm(tp=2, mtp=True)),
+    ("deepseek: prediction layer", DEEPSEEK_MTP, megatron(tp=2, ep=2, mtp=True), vllm(tp=4, mtp=True)),
+    (
+        "deepseek: prediction layer on the last stage",
+        DEEPSEEK_MTP,
+        megatron(tp=2, pp=3, ep=2, layers=[2, 2, 1], mtp=True),
+        vllm(tp=2, pp=2, mtp=True),
+        SMALL_BUCKETS,
+    ),
+    (
+        "deepseek: two prediction layers in the last chunk",
+        DEEPSEEK_MTP_2,
+        megatron(pp=2, vpp=2, dp=2, ep=2, mtp=True),
+        vllm(tp=2, dp=2, expert_parallel=True, mtp=True),
+    ),
+    (
+        "deepseek: prediction layers to megatron",
+        DEEPSEEK_MTP_2,
+        vllm(tp=2, pp=2, mtp=True),
+        megatron(tp=4, pp=2, mtp=True),
+    ),
+    (
+        "kimi: interleaved gates and ups",
+        KIMI,
+        megatron(tp=2, dp=2, ep=2, etp=2, glu_block=4),
+        vllm(tp=4, expert_parallel=True),
+    ),
+    ("kimi: one tensor for all experts", KIMI, megatron(dp=4, ep=4, grouped=True), vllm(tp=8)),
+    (
+        "kimi: one interleaved tensor for all experts, both ways",
+        KIMI,
+        megatron(dp=2, ep=2, grouped=True, glu_block=8),
+        megatron(tp=2, dp=3, ep=3, etp=2, glu_block=2),
+    ),
+    ("moonlight: pp2 to tp4", MOONLIGHT, megatron(tp=2, pp=2), vllm(tp=4)),
+    ("moonlight: virtual stages to stages", MOONLIGHT, megatron(tp=2, pp=2, vpp=3, ep=2), vllm(tp=2, pp=2)),
+    (
+        "moonlight: colocated",
+        MOONLIGHT,
+        megatron(tp=2, dp=2, ep=4),
+        vllm(tp=4, expert_parallel=True),
+        {"colocated": True},
+    ),
+    ("glm lite: pp2 to tp2", GLM_LITE, megatron(tp=2, pp=2, last=2, mtp=True), vllm(tp=2, mtp=True)),
+    ("glm: bias, no shared experts", GLM, megatron(tp=2, pp=5), vllm(tp=4)),
+    (
+        "glm: norms of query and key, prediction layer",
+        GLM_NORM,
+        megatron(tp=4, ep=2, dp=1, mtp=True),
+        vllm(tp=8, mtp=True),
+    ),
+    (
+        "glm: layers left out and renamed away",
+        GLM_NORM,
+        megatron(tp=2, mtp=True),
+        vllm(tp=2, mtp=True),
+        {"options": {"exclude": ["model.layers.5.*", "*.e_score_correction_bias"]}},
+    ),
+    (
+        "deepseek: casts spare the router's correction",
+        DEEPSEEK_MTP,
+        megatron(tp=2, dtype="fp32", mtp=True),
+        vllm(tp=2, dtype="bf16", mtp=True),
+    ),
+]
+
 GENERIC = [
     (
         "generic: fsdp of three to vllm",
@@ -413,6 +541,7 @@ CASTS = [
 # The model as a checkpoint of which the headers are read.
 CHECKPOINTS = [
     ("checkpoint: llama, tied", LLAMA_TIED, megatron(tp=2, pp=2), vllm(tp=2)),
+    ("checkpoint: deepseek", DEEPSEEK, megatron(tp=2, dp=2, ep=2), vllm(tp=4)),
     ("checkpoint: qwen3_moe with dense layers", QWEN3_MOE_MLP_ONLY, megatron(dp=2, ep=2), vllm(tp=2)),
 ]
 
@@ -458,9 +587,98 @@ QUANTISED = [
 ]
 
 
+def nemotron_h(pattern, **more):
+    sizes = {
+        "hidden_size": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 900,
+        "intermediate_size": 40, "mamba_num_heads": 8, "mamba_head_dim": 6, "n_groups": 4, "ssm_state_size": 5,
+        "conv_kernel": 4, "use_conv_bias": True, "n_routed_experts": 8, "moe_intermediate_size": 16,
+        "moe_shared_expert_intermediate_size": 32,
+    }  # fmt: skip
+    config = {**sizes, "num_hidden_layers": len(pattern), "hybrid_override_pattern": pattern, **more}
+    return HybridModel(model_type="nemotron_h", **config)
+
+
+NEMOTRON = nemotron_h("ME*EM-EM*E")
+NEMOTRON_LATENT = nemotron_h("M*EMEM*E", moe_latent_size=8, attention_bias=True)
+NEMOTRON_ONE_GROUP = nemotron_h("MME*", n_groups=1)
+QWEN3_NEXT = HybridModel(
+    model_type="qwen3_next", num_hidden_layers=8, hidden_size=24, num_attention_heads=8, num_key_value_heads=4,
+    head_dim=6, vocab_size=900, full_attention_interval=4, linear_num_key_heads=4, linear_num_value_heads=8,
+    linear_key_head_dim=3, linear_value_head_dim=5, linear_conv_kernel_dim=4, num_experts=8, moe_intermediate_size=16,
+    shared_expert_intermediate_size=32, num_experts_per_tok=2,
+)  # fmt: skip
+GPT_OSS = HybridModel(
+    model_type="gpt_oss", num_hidden_layers=4, hidden_size=24, num_attention_heads=8, num_key_value_heads=4, head_dim=6,
+    vocab_size=900, intermediate_size=16, num_local_experts=8, attention_bias=True,
+)  # fmt: skip
+
+MAMBA = [
+    ("mamba: one rank to one rank", NEMOTRON, megatron(), vllm()),
+    ("mamba: ep4 tp2 to tp4, two engines", NEMOTRON, megatron(tp=2, dp=4, ep=4), vllm(tp=4, replicas=2)),
+    ("mamba: tp4 pp2 ep8 to tp2 pp2", NEMOTRON, megatron(tp=4, pp=2, dp=2, ep=8), vllm(tp=2, pp=2)),
+    ("mamba: etp2 to expert_parallel", NEMOTRON, megatron(tp=2, dp=2, ep=2, etp=2), vllm(tp=4, expert_parallel=True)),
+    ("mamba: vpp to dp2", NEMOTRON_LATENT, megatron(tp=2, pp=2, vpp=2, dp=2, ep=2), vllm(tp=2, dp=2)),
+    (
+        "mamba: latent experts to dp2 with expert_parallel",
+        NEMOTRON_LATENT,
+        megatron(tp=4, pp=2, dp=2, ep=4, etp=2),
+        vllm(tp=2, dp=2, expert_parallel=True),
+        SMALL_BUCKETS,
+    ),
+    ("mamba: one group, whole on each of four", NEMOTRON_ONE_GROUP, megatron(dp=4, ep=4), vllm(tp=4)),
+    ("mamba: one group, pp2 to tp2 pp2", NEMOTRON_ONE_GROUP, megatron(pp=2), vllm(tp=2, pp=2), FOUR_PER_HOST),
+    ("mamba: megatron to megatron", NEMOTRON, megatron(tp=2, dp=2, ep=4), megatron(tp=4, pp=2)),
+    ("mamba: vllm to megatron", NEMOTRON, vllm(tp=4), megatron(tp=2, ep=2)),
+]
+
+DELTA_NETS = [
+    ("delta net: one rank to one rank", QWEN3_NEXT, megatron(), vllm()),
+    ("delta net: ep4 tp2 to tp4", QWEN3_NEXT, megatron(tp=2, dp=4, ep=4), vllm(tp=4)),
+    ("delta net: tp4 pp2 to two engines", QWEN3_NEXT, megatron(tp=4, pp=2, ep=4), vllm(tp=2, replicas=2)),
+    (
+        "delta net: etp2 to expert_parallel",
+        QWEN3_NEXT,
+        megatron(tp=2, dp=2, ep=2, etp=2),
+        vllm(tp=4, expert_parallel=True),
+    ),
+    (
+        "delta net: pp4 to dp2 with expert_parallel",
+        QWEN3_NEXT,
+        megatron(tp=2, pp=4, dp=2, ep=2),
+        vllm(tp=2, dp=2, pp=2, expert_parallel=True),
+        SMALL_BUCKETS,
+    ),
+    ("delta net: vllm to megatron", QWEN3_NEXT, vllm(tp=2, dp=2), megatron(tp=4, ep=2)),
+]
+
+FUSED_EXPERTS = [
+    ("fused experts: one rank to one rank", GPT_OSS, megatron(), vllm()),
+    ("fused experts: ep4 tp2 to tp4", GPT_OSS, megatron(tp=2, dp=2, ep=4), vllm(tp=4)),
+    (
+        "fused experts: etp2 to expert_parallel",
+        GPT_OSS,
+        megatron(tp=4, dp=2, ep=4, etp=2),
+        vllm(tp=2, expert_parallel=True),
+    ),
+    ("fused experts: pp2 to dp2", GPT_OSS, megatron(pp=2, dp=2, ep=2), vllm(tp=2, dp=2), SMALL_BUCKETS),
+    ("fused experts: tp8 to pp2, two engines", GPT_OSS, megatron(tp=8, ep=8), vllm(pp=2, replicas=2), FOUR_PER_HOST),
+    ("fused experts: vllm to megatron", GPT_OSS, vllm(tp=4), megatron(tp=2, ep=2)),
+]
+
+
 def all_jobs():
-    tables = {"dense": DENSE, "experts": EXPERTS, "generic": GENERIC, "casts": CASTS, "checkpoints": CHECKPOINTS}
-    tables["quantised"] = QUANTISED
+    tables = {
+        "dense": DENSE,
+        "experts": EXPERTS,
+        "shared_experts": SHARED_EXPERTS,
+        "mamba": MAMBA,
+        "delta_nets": DELTA_NETS,
+        "fused_experts": FUSED_EXPERTS,
+        "generic": GENERIC,
+        "casts": CASTS,
+        "checkpoints": CHECKPOINTS,
+        "quantised": QUANTISED,
+    }
     return [
         Job(group, *row, from_checkpoint=group == "checkpoints") for group, table in tables.items() for row in table
     ]

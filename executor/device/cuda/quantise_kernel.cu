@@ -58,8 +58,8 @@ __device__ Block BlockAt(const KernelQuantise& op, std::byte* const* table,
                 down * op.row_bytes[kScales] + across * scale_bytes;
   const uint64_t rows_left = op.rows - row;
   const uint64_t columns_left = op.columns - column;
-  block.rows = static_cast<uint32_t>(
-      rows_left < op.block_rows ? rows_left : op.block_rows);
+  block.rows = static_cast<uint32_t>(rows_left < op.block_rows ? rows_left
+                                                               : op.block_rows);
   block.columns = static_cast<uint32_t>(
       columns_left < op.block_columns ? columns_left : op.block_columns);
   return block;
@@ -116,8 +116,7 @@ __device__ bool IsHeld(const KernelQuantise& op, const Block& block) {
   const uint64_t input = reinterpret_cast<uint64_t>(block.input);
   const uint64_t output = reinterpret_cast<uint64_t>(block.output);
   return op.dtype != DType::kFp32 && block.columns == kHeldColumns &&
-         block.rows <= kHeldRows &&
-         ((input | op.row_bytes[kInput]) & 7) == 0 &&
+         block.rows <= kHeldRows && ((input | op.row_bytes[kInput]) & 7) == 0 &&
          ((output | op.row_bytes[kOutput]) & 3) == 0;
 }
 
@@ -148,7 +147,8 @@ __device__ void QuantiseHeld(const KernelQuantise& op, const Block& block) {
     const auto value = [&](uint16_t bits) {
       return QuantisedValue(Fp32From16(bits, op.dtype), scale.inverse);
     };
-    reinterpret_cast<uchar4*>(block.output + row * op.row_bytes[kOutput])[lane] =
+    reinterpret_cast<uchar4*>(block.output +
+                              row * op.row_bytes[kOutput])[lane] =
         make_uchar4(value(held[i].x), value(held[i].y), value(held[i].z),
                     value(held[i].w));
   }

@@ -36,6 +36,18 @@ struct BoundTensor {
   std::vector<uint64_t> shape;
 };
 
+// What this worker must do after each refit, before it serves, to a tensor that
+// the refit wrote in the source's form: `name` says what, docs/plan-format.md
+// lists them. A worker that does not know a name must not serve.
+struct TensorPostHook {
+  std::string tensor;
+  std::string name;    // "negative-exp"
+  std::string detail;  // one sentence
+
+  friend bool operator==(const TensorPostHook&,
+                         const TensorPostHook&) = default;
+};
+
 enum class ExecutorState : uint8_t {
   kLoaded,
   kConnected,
@@ -107,10 +119,10 @@ class Executor {
       const PlanFile& plan, const ExecutorOptions& options);
   ~Executor();
 
-  // Allocates the staging arena and scratch, and shakes hands with all ranks on the plan.
-  // Called again, at any time but while running, it makes a transport whole
-  // that a failed refit broke, and keeps what is bound. A rank that left a
-  // refit out is told how that ended by its next collective call, this one
+  // Allocates the staging arena and scratch, and shakes hands with all ranks on
+  // the plan. Called again, at any time but while running, it makes a transport
+  // whole that a failed refit broke, and keeps what is bound. A rank that left
+  // a refit out is told how that ended by its next collective call, this one
   // too, and calls again.
   absl::Status Connect(std::chrono::nanoseconds timeout);
 
@@ -125,6 +137,11 @@ class Executor {
   absl::Status Bind(
       absl::Span<const BoundTensor> tensors,
       std::chrono::nanoseconds timeout = std::chrono::minutes(10));
+
+  // What is to be done with the tensors that Bind takes, in the plan's order;
+  // to one tensor in this order. Empty where the sides' values do not differ.
+  // Ask at Bind: no later call speaks of it.
+  const std::vector<TensorPostHook>& post_hooks() const { return post_hooks_; }
 
   // While `stream` is captured the refit becomes part of the graph: whoever
   // replays the graph, on all ranks alike, waits for it, and no deadline holds.
@@ -171,6 +188,7 @@ class Executor {
   const PlanFile& plan_;
   const ExecutorOptions options_;
   const std::unique_ptr<const RankSchedule> schedule_;
+  const std::vector<TensorPostHook> post_hooks_;
   ExecutorState state_ = ExecutorState::kLoaded;
   RunCounters counters_;
 

@@ -173,6 +173,22 @@ refit_status* refit_rendezvous_create_tcp(const char* host, uint16_t port,
                                           int32_t rank, int32_t world_size,
                                           refit_rendezvous** rendezvous);
 
+/* A meeting for whoever starts the ranks to hand out, as NCCL's unique ids are:
+ * the process that is to be rank 0 makes the id, every rank makes a rendezvous
+ * of it. Rank 0's process listens from then on, at any free port. Others reach
+ * it at the name or address in REFIT_HOST, or else at the first address of a
+ * network interface that is up. An id serves one meeting at a time. Errors:
+ * REFIT_UNAVAILABLE, no port; REFIT_INVALID_ARGUMENT, REFIT_HOST is too long.
+ */
+enum { REFIT_UNIQUE_ID_BYTES = 128 };
+refit_status* refit_unique_id_create(char id[REFIT_UNIQUE_ID_BYTES]);
+
+/* Error: REFIT_INVALID_ARGUMENT, bytes that are no id of Refit. What else is
+ * wrong, refit_executor_create or refit_executor_connect tells. */
+refit_status* refit_rendezvous_create_unique_id(
+    const char id[REFIT_UNIQUE_ID_BYTES], int32_t rank, int32_t world_size,
+    refit_rendezvous** rendezvous);
+
 /* From the variables of torchrun, Open MPI or SLURM, as docs/operations.md has
  * them. Error: REFIT_INVALID_ARGUMENT, naming the variable, what it is and what
  * it should be. */
@@ -302,6 +318,27 @@ refit_status* refit_executor_connect(refit_executor* executor,
 refit_status* refit_executor_bind(refit_executor* executor,
                                   const refit_tensor* tensors, size_t count,
                                   int64_t timeout_ms);
+
+/* What the worker must do after each refit, before it serves, to a tensor that
+ * the refit wrote with the source's values: `name` says what ("negative-exp"),
+ * docs/plan-format.md lists the names. A worker that does not know a name must
+ * not serve. */
+typedef struct refit_post_hook {
+  size_t struct_size;
+  const char* tensor;
+  const char* name;
+  const char* detail; /* one sentence */
+} refit_post_hook;
+
+/* Calls `visit` with each, in plan order: those of one tensor in the order in
+ * which they are to be done. There are none where the two sides keep the same
+ * values. To be asked at bind: no later call speaks of it. A hook is valid
+ * during its call only; `visit` must not throw. */
+typedef void (*refit_post_hook_visitor)(const refit_post_hook* hook,
+                                        void* context);
+refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
+                                              refit_post_hook_visitor visit,
+                                              void* context);
 
 /* Enqueues one refit on `stream` of the device and returns; on a GPU nothing is
  * waited for but that NCCL takes the work. Collective. `options` may be NULL.

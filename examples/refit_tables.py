@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Compiles and proves every job of examples/jobs at full size, then runs each, scaled down, on this CPU.
+
+usage: examples/refit_tables.py [--bin DIRECTORY] [--job GLOB] [--full-size-only]
+
+One line a job. compile and verify are seconds of wall time; file is the plan's size; moved, bound and predicted are
+refitc's own statistics: bytes over all messages, the lower bound of the topology and the predicted time; balance is the
+busiest sender's bytes over the mean. "run" says that refit-run wrote every element of every destination rank of the same
+mesh right, with a model of the same structure (layers, heads, experts) and smaller matrices.
+
+Standard library only. Exit status: 0 all well, 1 some job failed.
+"""
+import argparse
+import fnmatch
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+# What a matrix is wide and high is not structure; how often it is cut, is. So counts (layers, heads, groups, experts)
+# stay, and each of these sizes becomes the value beside it. All divide by 32, the widest cut of the jobs.
+SMALL = {
+    "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+    "moe_shared_expert_intermediate_size": 64, "moe_latent_size": 32, "vocab_size": 1000, "head_dim": 8,
+    "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 4,
+    "mamba_head_dim": 4, "ssm_state_size": 4, "linear_key_head_dim": 4, "linear_value_head_dim": 4,
+}
+# Of jobs that quantise, sizes that are cut stay multiples of a 128 x 128 block for every rank.
+SMALL_IN_BLOCKS = SMALL | {
+    "hidden_size": 256, "intermediate_size": 4096, "moe_intermediate_size": 1024,
+    "shared_expert_intermediate_size": 1024, "head_dim": 128, "kv_lora_rank": 128, "q_lora_rank": 256,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+}
+
+
+def without_comments(text):
+    return re.sub(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', lambda match: match.group(1) or "", text, flags=re.DOTALL)
+
+
+def scaled_down(job, directory):
+    """The job at `job` with a smaller model, written into `directory`; None if its model is not a config.json."""
+    wanted = json.loads(without_comments(job.read_text()))
+    if not isinstance(wanted["model"], str):
+        return None
+    config = json.loads((job.parent / wanted["model"]).read_text())
+    if "kv_lora_rank" not in config:
+        config.setdefault("head_dim", 0)  # a model may leave it to hidden_size / num_attention_heads
+    quantised = any("fp8" in wanted[side].get("dtype", "") for side in ("source", "destination"))
+    small = SMALL_IN_BLOCKS if quantised else SMALL
+    config.update({key: value for key, value in small.items() if config.get(key) is not None})
+    wanted["model"] = "config.json"
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "job.json").write_text(json.dumps(wanted))
+    return directory / "job.json"
+
+
+def timed(*command):
+    start = time.monotonic()
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{pathlib.Path(command[0]).name}: exit status {done.returncode}: {done.stderr.strip()}")
+    return time.monotonic() - start, done.stdout
+
+
+def statistic(text, name):
+    """The number of refitc's first line `name`; of "imbalance" that is the senders'."""
+    return float(re.search(rf"^\s*{name}\s+([0-9.e+-]+)", text, re.MULTILINE).group(1))
+
+
+def check(job, programs, scale_down):
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = pathlib.Path(scratch)
+        plan = directory / "plan.refit"
+        compiled, text = timed(programs / "refitc", job, "-o", plan, "--stats")
+        verified, _ = timed(programs / "refit-verify", plan, "--job", job)
+        print(f"{job.stem:44s} {compiled:8.3f} {verified:8.3f} {plan.stat().st_size / 1e6:8.3f} "
+              f"{statistic(text, 'moved') / 1e9:10.1f} {statistic(text, 'lower bound') * 1e3:10.1f} "
+              f"{statistic(text, 'predicted') * 1e3:10.1f} {statistic(text, 'imbalance'):8.3f}  ", end="", flush=True)
+        small = scaled_down(job, directory) if scale_down else None
+        if small is None:
+            print("-")
+        else:
+            timed(programs / "refitc", small, "-o", plan)
+            seconds, _ = timed(programs / "refit-run", plan, "--transport", "local", "--check")
+            print(f"every byte right, {seconds:.1f} s")
+        return compiled + verified
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", type=pathlib.Path, default=HERE.parent / "build" / "release" / "bin")
+    parser.add_argument("--job", default="*", metavar="GLOB", help="only jobs of these names")
+    parser.add_argument("--full-size-only", action="store_true", help="compile and prove, run nothing")
+    options = parser.parse_args()
+
+    jobs = [job for job in sorted((HERE / "jobs").glob("*.json")) if fnmatch.fnmatch(job.stem, options.job)]
+    print(f"{'job':44s} {'compile':>8s} {'verify':>8s} {'file MB':>8s} {'moved GB':>10s} {'bound ms':>10s} "
+          f"{'predicted':>10s} {'balance':>8s}  run")
+    total, failed = 0.0, 0
+    for job in jobs:
+        try:
+            total += check(job, options.bin, not options.full_size_only)
+        except RuntimeError as error:
+            failed += 1
+            print(f"\n{job.stem}: {error}")
+    print(f"\n{len(jobs) - failed} passed, {failed} failed; compiling and proving took {total:.1f} s")
+    return 1 if failed or not jobs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
