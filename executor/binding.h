@@ -44,10 +44,12 @@ class TensorTable {
 };
 
 // The address of each tensor table entry; null for those left out and for
-// scratch.
+// scratch. Unless
+// `allows_unaligned`, an address that is no multiple of the element's size is a
+// problem too.
 absl::StatusOr<std::vector<std::byte*>> BindTensors(
     const TensorTable& table, int32_t rank,
-    absl::Span<const BoundTensor> tensors);
+    absl::Span<const BoundTensor> tensors, bool allows_unaligned);
 
 }  // namespace refit
 

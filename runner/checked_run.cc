@@ -116,7 +116,7 @@ absl::StatusOr<RunOfRanksResult> RunChecked(const PlanFile& plan,
   const ValueCheck check(plan);
   check.FillSources(tensors);
   absl::StatusOr<std::unique_ptr<LocalRanks>> ranks =
-      LocalRanks::Create(plan, tensors, options.timeout);
+      LocalRanks::Create(plan, tensors, options.timeout, options.time_rounds);
   if (!ranks.ok()) return ranks.status();
   for (int64_t i = 0; i < options.iterations; ++i) {
     check.PoisonDestinations(tensors);

@@ -19,6 +19,7 @@ namespace refit {
 struct RunOfRanksOptions {
   int64_t iterations = 1;
   std::chrono::nanoseconds timeout = std::chrono::minutes(10);  // of each step
+  bool time_rounds = false;
 };
 
 struct RunOfRanksResult {

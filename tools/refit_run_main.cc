@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "plan/enum_text.h"
 #include "refit/control_plane.h"
 #include "runner/checked_run.h"
 #include "runner/gpu_rank.h"
@@ -82,6 +83,20 @@ std::string SummaryText(const refit::PlanFile& plan,
   return text;
 }
 
+std::string RoundsJson(const RefitMeasurement& refit) {
+  if (refit.rounds.empty()) return "";
+  std::string text = ",\n     \"rounds\": [";
+  for (const refit::RoundMeasurement& round : refit.rounds) {
+    text += absl::StrFormat(
+        "%s\n      {\"round\": %d, \"route\": \"%s\", \"mechanism\": \"%s\", "
+        "\"bytes_sent\": %d, \"bytes_received\": %d, \"seconds\": %.9f}",
+        &round == &refit.rounds.front() ? "" : ",", round.round,
+        refit::EnumText(round.route), refit::EnumText(round.mechanism),
+        round.bytes_sent, round.bytes_received, round.seconds);
+  }
+  return text + "]";
+}
+
 std::string SummaryJson(const refit::PlanFile& plan,
                         const RunOfRanksResult& result, bool check) {
   std::string text = absl::StrFormat(
@@ -113,10 +128,11 @@ std::string SummaryJson(const refit::PlanFile& plan,
     text += absl::StrFormat(
         "%s\n    {\"seconds\": %.9f, \"bytes\": %d, \"messages\": %d, "
         "\"pack_seconds\": %.9f, \"wire_seconds\": %.9f, "
-        "\"unpack_seconds\": %.9f}",
+        "\"unpack_seconds\": %.9f%s}",
         i == 0 ? "" : ",", refit.seconds, refit.counters.bytes_received,
         refit.counters.messages_received, refit.counters.pack_seconds,
-        refit.counters.wire_seconds, refit.counters.unpack_seconds);
+        refit.counters.wire_seconds, refit.counters.unpack_seconds,
+        RoundsJson(refit));
   }
   return text + "\n  ]\n}\n";
 }
@@ -164,6 +180,7 @@ int main(int argc, char** argv) {
   std::string destination_dir;
   bool check = false;
   bool json = false;
+  bool time_rounds = false;
   bool ranks_in_process = false;
   int64_t iterations = 1;
   int64_t timeout_seconds = 600;
@@ -200,7 +217,10 @@ int main(int argc, char** argv) {
            {"--iterations", "", "N", "refits to run (default 1)", &iterations},
            {"--timeout", "", "SECONDS", "of each refit (default 600)",
             &timeout_seconds},
-           {"--json", "", "", "the summary as JSON", &json}},
+           {"--json", "", "", "the summary as JSON", &json},
+           {"--time-rounds", "", "",
+            "with --check --json: time every round; on GPUs without a graph",
+            &time_rounds}},
       .positional_min = 1,
       .positional_max = 1,
   };
@@ -222,6 +242,9 @@ int main(int argc, char** argv) {
     return refit::Fail(
         tool, "give either --check or both --source-dir and --destination-dir");
   }
+  if (time_rounds && !(check && json)) {
+    return refit::Fail(tool, "--time-rounds needs --check and --json");
+  }
   if (iterations < 1 || timeout_seconds < 1 || timeout_seconds > 1'000'000) {
     return refit::Fail(
         tool,
@@ -234,7 +257,8 @@ int main(int argc, char** argv) {
   }
   const refit::RunOfRanksOptions options = {
       .iterations = iterations,
-      .timeout = std::chrono::seconds(timeout_seconds)};
+      .timeout = std::chrono::seconds(timeout_seconds),
+      .time_rounds = time_rounds};
   int32_t rank = 0;
   absl::StatusOr<RunOfRanksResult> result =
       ranks_in_process ? refit::RunCheckedOnGpus(*plan, options)

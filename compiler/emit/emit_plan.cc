@@ -202,7 +202,9 @@ absl::StatusOr<std::vector<RankMessages>> LowerMessages(
                    AlignStaging(staging_offset + message->size_bytes));
     };
     const absl::StatusOr<uint32_t> pack =
-        lowering.Pack(message->source, message->contents);
+        module.IsRelay(message->source)
+            ? lowering.Relay(message->source, message->contents)
+            : lowering.Pack(message->source, message->contents);
     if (!pack.ok()) return pack.status();
     const absl::StatusOr<uint32_t> unpack =
         lowering.Unpack(message->destination, message->contents);
@@ -211,6 +213,17 @@ absl::StatusOr<std::vector<RankMessages>> LowerMessages(
         message->source_staging_offset);
     add(message->destination, message->source, fb::MessageKind::kRecv, *unpack,
         message->destination_staging_offset);
+  }
+  // Receives before sends.
+  for (RankMessages& rank : ranks) {
+    const auto order = [](const fb::Message& m) {
+      return std::tuple(m.round(), m.kind() == fb::MessageKind::kSend,
+                        m.peer());
+    };
+    std::stable_sort(rank.messages.begin(), rank.messages.end(),
+                     [&](const fb::Message& a, const fb::Message& b) {
+                       return order(a) < order(b);
+                     });
   }
   return ranks;
 }
@@ -281,7 +294,7 @@ Offset<fb::Stats> EmitStats(Builder& builder, const Stats& stats) {
                          static_cast<uint64_t>(stats.peer_bytes),
                          static_cast<uint64_t>(stats.network_bytes),
                          stats.lower_bound_seconds, stats.predicted_seconds,
-                         link);
+                         link, static_cast<uint64_t>(stats.relayed_bytes));
 }
 
 absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
@@ -333,22 +346,6 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
       module.topology.colocated, quantisations, quantise_loops);
 }
 
-// Only what the plan uses, so that older executors run what they can.
-uint64_t RequiredFeatures(const Module& module) {
-  const bool direct = std::any_of(
-      module.rounds.begin(), module.rounds.end(),
-      [](const Round& round) { return round.mechanism == Mechanism::kDirect; });
-  const std::vector<Buffer>& buffers = module.buffers.all();
-  const bool hooked = std::any_of(
-      buffers.begin(), buffers.end(),
-      [](const Buffer& buffer) { return !buffer.post_hooks.empty(); });
-  const bool quantises = std::any_of(module.quantisations.begin(),
-                                     module.quantisations.end(), IsDone);
-  return (direct ? kFeatureDirectRounds : 0) |
-         (hooked ? kFeaturePostHooks : 0) |
-         (quantises ? kFeatureQuantisation : 0);
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<uint8_t>> EmitPlan(const Module& module) {
@@ -367,7 +364,9 @@ absl::StatusOr<std::vector<uint8_t>> EmitPlan(const Module& module) {
   const auto body_vector = builder.CreateVector(body.data(), body.size());
   const auto producer = builder.CreateString("refitc " REFIT_VERSION);
   const auto provenance = fb::CreateProvenance(builder, producer);
-  const uint64_t features = RequiredFeatures(module);
+  // Only what the plan uses, so that older executors run what they can.
+  const uint64_t features =
+      RequiredFeatures(*flatbuffers::GetRoot<fb::Body>(body.data()));
   builder.Finish(fb::CreatePlan(builder, FormatVersionFor(features), features,
                                 &module.inputs_digest, &body_digest,
                                 body_vector, provenance),

@@ -44,6 +44,12 @@ std::string ExpandName(std::string_view name,
   return expanded;
 }
 
+std::string Param::FirstName() const {
+  std::vector<int32_t> first;
+  for (const IndexDim& dim : index) first.push_back(dim.numbers[0]);
+  return ExpandName(name, first);
+}
+
 Dims Param::VirtualShape() const { return VirtualShapeOf(index, shape); }
 Dims Param::StoredShape(Dims cut) const {
   if (!pairs) return cut;
@@ -86,7 +92,7 @@ Mechanism Module::MechanismOf(Route route) const {
 }
 
 Route Module::RouteBetween(Rank source_rank, Rank destination_rank) const {
-  if (topology.colocated &&
+  if (topology.colocated && !IsRelay(source_rank) &&
       IndexOf(destination_rank) == IndexOf(source_rank) + source.ranks.size()) {
     return Route::kLocal;
   }

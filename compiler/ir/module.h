@@ -74,6 +74,8 @@ struct Param {
   bool pairs = false;
 
   Dims VirtualShape() const;
+  // The full name of the stack's first member.
+  std::string FirstName() const;
   // `shape`, or a cut of it, as the tensor has it.
   Dims StoredShape(Dims cut) const;
   Dims StoredShape() const { return StoredShape(shape); }
@@ -230,12 +232,15 @@ struct Piece {
   Box box;
   Box destination_box;        // the receivers' fragments that it is a part of
   std::vector<Rank> sources;  // ascending
-  std::vector<Rank> destinations;  // ascending
+  std::vector<Rank> destinations;  // ascending; each is fed by a source
+  // fan-out: ascending; each is fed by the one rank in `destinations`.
+  std::vector<Rank> relay_destinations;
   // The smaller of both sides' dtypes: members of a stack may differ in theirs.
   DType wire_dtype = DType::kUnspecified;
+  DType destination_dtype = DType::kUnspecified;
 };
 
-// One thing to move.
+// One thing to move. The source of a relayed one is a destination rank.
 struct Transfer {
   PieceId piece{};
   Rank source{};
@@ -258,6 +263,11 @@ struct Message {
   Mechanism mechanism = Mechanism::kStaged;
   int32_t contents = 0;
   int64_t size_bytes = 0;
+  // Direct: which of the successive rounds of its route, and of a relay: how
+  // its sender got the contents. Relays of what the network brought come after
+  // the network's rounds.
+  int32_t step = 0;
+  Route relayed_from = Route::kUnspecified;
   int32_t round = -1;  // schedule-rounds
   // schedule-rounds; 0 if direct
   int64_t source_staging_offset = 0;
@@ -278,7 +288,13 @@ struct Limits {
   // How bytes travel between ranks that can map each other's memory.
   Mechanism mapped = Mechanism::kStaged;
   int64_t scratch_bytes = 0;  // of a rank, for quantisation
+  bool relays = false;  // destination ranks may pass on what they received
 };
+
+// What a round costs before its bytes. NCCL's own model starts from 8.4 us for
+// a SIMPLE operation, with launch and rendezvous about twice that; the fences
+// of a direct round take as long.
+inline constexpr double kRoundSeconds = 20e-6;
 
 // Where ranks are and how fast their links are. Index: global rank.
 struct Topology {
@@ -294,6 +310,7 @@ struct Stats {
   int64_t local_bytes = 0;
   int64_t peer_bytes = 0;
   int64_t network_bytes = 0;
+  int64_t relayed_bytes = 0;  // of these, by destination ranks
   double lower_bound_seconds = 0;
   double predicted_seconds = 0;
   std::string binding_link;
@@ -326,7 +343,7 @@ struct Module {
   std::vector<Message> messages;
   std::vector<Round> rounds;
 
-  // estimate-cost
+  // bound-time, estimate-cost
   Stats stats;
 
   int32_t source_ranks() const {
@@ -336,6 +353,9 @@ struct Module {
     return static_cast<int32_t>(source.ranks.size() + destination.ranks.size());
   }
   const std::vector<BufferId>& buffers_of(Rank rank) const;
+  bool IsRelay(Rank sender) const {
+    return IndexOf(sender) >= source.ranks.size();
+  }
   // How bytes between these two ranks travel.
   Route RouteBetween(Rank source_rank, Rank destination_rank) const;
   Mechanism MechanismOf(Route route) const;

@@ -173,7 +173,9 @@ std::string PiecesText(const Module& module) {
     const Piece& piece = module.pieces[i];
     absl::StrAppend(&text, PieceText(module, PieceId{static_cast<int>(i)}),
                     " from ", RanksText(piece.sources), " to ",
-                    RanksText(piece.destinations), "\n");
+                    RanksText(piece.destinations),
+                    piece.relay_destinations.empty() ? "" : ", relayed to ",
+                    RanksText(piece.relay_destinations), "\n");
   }
   return text;
 }
@@ -229,14 +231,19 @@ std::string RoundsText(const Module& module) {
   return text;
 }
 
+std::string BoundText(const Module& module) {
+  return absl::StrFormat("lower bound %.6f s\n",
+                         module.stats.lower_bound_seconds);
+}
+
 std::string CostText(const Module& module) {
   const Stats& stats = module.stats;
   return absl::StrFormat(
-      "moved %d bytes: local %d, peer %d, network %d\n"
+      "moved %d bytes: local %d, peer %d, network %d; relayed %d\n"
       "lower bound %.6f s, predicted %.6f s, binding link %s\n",
       stats.moved_bytes, stats.local_bytes, stats.peer_bytes,
-      stats.network_bytes, stats.lower_bound_seconds, stats.predicted_seconds,
-      stats.binding_link);
+      stats.network_bytes, stats.relayed_bytes, stats.lower_bound_seconds,
+      stats.predicted_seconds, stats.binding_link);
 }
 
 }  // namespace refit

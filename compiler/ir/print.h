@@ -18,6 +18,7 @@ std::string PiecesText(const Module& module);
 std::string TransfersText(const Module& module);
 std::string MessagesText(const Module& module);
 std::string RoundsText(const Module& module);
+std::string BoundText(const Module& module);
 std::string CostText(const Module& module);
 
 }  // namespace refit

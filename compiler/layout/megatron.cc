@@ -140,7 +140,7 @@ bool MegatronLayout::CheckSizes() {
             "num_key_value_heads %d does not divide %d attention heads",
             architecture.kv_heads, architecture.heads));
   }
-  checks.Heads();
+  checks.Heads(tensor);
   if (!table_.Params(kQuery).empty() && checks.ok()) {
     checks.Divides(tensor, FusedQkvRows(architecture),
                    "rows of the fused query, key and value");
@@ -337,9 +337,11 @@ std::vector<BufferId> MegatronLayout::Experts(const Chunk& chunk,
                                               int64_t expert,
                                               int64_t expert_tensor) {
   std::vector<BufferId> out;
+  const Range experts =
+      EvenShare(context_.model.architecture.experts, sizes_.expert, expert);
   const ExpertSlice slice = {
-      .experts =
-          EvenShare(context_.model.architecture.experts, sizes_.expert, expert),
+      .slots = {Consecutive(static_cast<int32_t>(experts.begin), experts.size())
+                    .numbers},
       .in_name = !context_.side.moe_single_grouped_weight.value};
   const Located<int64_t>& interleave =
       context_.side.moe_mlp_glu_interleave_size;
@@ -373,7 +375,7 @@ std::vector<BufferId> MegatronLayout::Experts(const Chunk& chunk,
           return ColumnShard(group, sizes_.expert_tensor, expert_tensor);
         },
         out);
-    AddFusedExperts(chunk, block, slice.experts,
+    AddFusedExperts(chunk, block, experts,
                     {sizes_.expert_tensor, expert_tensor}, out);
   }
   return out;

@@ -7,7 +7,23 @@
 namespace refit {
 namespace {
 
+using enum ParamRole;
+
 constexpr int64_t kVocabularyPadding = 64;
+
+std::string ExpertsName(const LayerGroup& group, std::string_view module,
+                        std::string_view weight) {
+  return absl::StrFormat("%s%s%s", ExpertsPrefix(group.params[0]->name), module,
+                         weight);
+}
+
+void CheckGatedMlp(SizeChecks& checks, const SizeChecks::Divisor& divisor,
+                   ParamRole gate, ParamRole up, ParamRole down,
+                   std::string_view what) {
+  checks.Rows(divisor, gate, what);
+  checks.Rows(divisor, up, what);
+  checks.Columns(divisor, down, what);
+}
 
 }  // namespace
 
@@ -68,14 +84,35 @@ TensorSpec FusedHeads(const LayerGroup& group, const Architecture& architecture,
   return spec;
 }
 
-TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part) {
-  const Range gate =
-      EvenShare(group.params[0]->shape[0], part.count, part.index);
-  const Range up = EvenShare(group.params[1]->shape[0], part.count, part.index);
+TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part,
+                     GateUpOrder order) {
+  const Param& gate = *group.params[0];
+  const Param& up = *group.params[1];
+  const Range gate_rows = EvenShare(gate.shape[0], part.count, part.index);
+  const Range up_rows = EvenShare(up.shape[0], part.count, part.index);
+  const bool gate_first = order == GateUpOrder::kGateFirst;
   return {.name = std::move(name),
-          .shape = {gate.size() + up.size(), group.params[0]->shape[1]},
-          .parts = {RowsPart(*group.params[0], gate, 0),
-                    RowsPart(*group.params[1], up, gate.size())}};
+          .shape = {gate_rows.size() + up_rows.size(), gate.shape[1]},
+          .parts = {RowsPart(gate, gate_rows, gate_first ? 0 : up_rows.size()),
+                    RowsPart(up, up_rows, gate_first ? gate_rows.size() : 0)}};
+}
+
+TensorSpec ExpertGateAndUp(const LayerGroup& group, std::string_view module,
+                           EvenPart part, GateUpOrder order) {
+  return GateAndUp(group, ExpertsName(group, module, "w13_weight"), part,
+                   order);
+}
+
+TensorSpec ExpertUp(const LayerGroup& group, std::string_view module,
+                    EvenPart part) {
+  TensorSpec spec = RowShard(group, part);
+  spec.name = ExpertsName(group, module, "w13_weight");
+  return spec;
+}
+
+TensorSpec ExpertDown(const LayerGroup& group, std::string_view module,
+                      EvenPart part) {
+  return ColumnShard(group, ExpertsName(group, module, "w2_weight"), part);
 }
 
 TensorSpec ConcatRows(const LayerGroup& group, std::string name) {
@@ -120,7 +157,7 @@ std::string DraftLayerName(std::string name) {
 }
 
 void AddLayerStacks(const LayoutContext& context, const RoleTable& table,
-                    Range layers, std::initializer_list<ParamRole> roles,
+                    Range layers, absl::Span<const ParamRole> roles,
                     const std::optional<ExpertSlice>& experts,
                     absl::FunctionRef<TensorSpec(const LayerGroup&)> make_spec,
                     std::vector<BufferId>& out) {
@@ -129,6 +166,44 @@ void AddLayerStacks(const LayoutContext& context, const RoleTable& table,
         LayerStack(table, make_spec(group), group.layers,
                    {.dtype = BufferDType(context.side, *group.params[0]),
                     .experts = experts})));
+  }
+}
+
+void AddEnd(const LayoutContext& context, EndUse use, Buffer buffer,
+            std::vector<BufferId>& out) {
+  if (use == EndUse::kAbsent) return;
+  if (use == EndUse::kUnread) {
+    buffer = SkippedCopy(std::move(buffer), SkipReason::kUnread,
+                         "this pipeline stage holds a copy but never reads it");
+  }
+  out.push_back(context.buffers.Intern(std::move(buffer)));
+}
+
+void CheckExpertTensors(SizeChecks& checks,
+                        const SizeChecks::Divisor& divisor) {
+  constexpr std::string_view kFeatures = "intermediate features of an expert";
+  CheckGatedMlp(checks, divisor, kExpertGate, kExpertUp, kExpertDown,
+                kFeatures);
+  checks.Columns(divisor, kFusedExpertDown, kFeatures);
+}
+
+void CheckMlp(SizeChecks& checks, const SizeChecks::Divisor& divisor) {
+  CheckGatedMlp(checks, divisor, kMlpGate, kMlpUp, kMlpDown,
+                "intermediate features of the MLP");
+}
+
+void CheckSharedExperts(SizeChecks& checks,
+                        const SizeChecks::Divisor& divisor) {
+  CheckGatedMlp(checks, divisor, kSharedExpertGate, kSharedExpertUp,
+                kSharedExpertDown,
+                "intermediate features of the shared experts");
+}
+
+void CheckVocabulary(SizeChecks& checks, const RoleTable& table, ParamRole role,
+                     const SizeChecks::Divisor& divisor) {
+  for (const ParamId id : table.Params(role)) {
+    checks.Divides(divisor, ServingVocabularyRows(table.param(id)),
+                   "vocabulary rows (padded to a multiple of 64)");
   }
 }
 

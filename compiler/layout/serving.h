@@ -12,10 +12,13 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
 #include "compiler/ir/module.h"
 #include "compiler/layout/layout.h"
+#include "compiler/layout/moe_backend.h"
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/shard.h"
+#include "compiler/layout/sizes.h"
 #include "compiler/layout/tensor_stack.h"
 
 namespace refit {
@@ -38,8 +41,22 @@ Buffer ServingVocabulary(const LayoutContext& context, ParamId id,
 TensorSpec FusedHeads(const LayerGroup& group, const Architecture& architecture,
                       EvenPart part);
 
-// Of a group's gate and up: [gate rows; up rows].
-TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part);
+// Of a group's gate and up: [gate rows; up rows], or the other way round.
+TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part,
+                     GateUpOrder order = GateUpOrder::kGateFirst);
+
+// Of a group's gate and up of the experts: "w13_weight", gate and up of each.
+// `module` stands after "experts.": "" or "routed_experts.".
+TensorSpec ExpertGateAndUp(const LayerGroup& group, std::string_view module,
+                           EvenPart part, GateUpOrder order);
+
+// Of a group's up of experts without a gate: "w13_weight".
+TensorSpec ExpertUp(const LayerGroup& group, std::string_view module,
+                    EvenPart part);
+
+// Of a group's down of the experts: "w2_weight".
+TensorSpec ExpertDown(const LayerGroup& group, std::string_view module,
+                      EvenPart part);
 
 // A group's params, whole, their rows one after the other.
 TensorSpec ConcatRows(const LayerGroup& group, std::string name);
@@ -60,10 +77,31 @@ std::string DraftLayerName(std::string name);
 
 // Appends one stack of buffers per group of layers that have `roles`.
 void AddLayerStacks(const LayoutContext& context, const RoleTable& table,
-                    Range layers, std::initializer_list<ParamRole> roles,
+                    Range layers, absl::Span<const ParamRole> roles,
                     const std::optional<ExpertSlice>& experts,
                     absl::FunctionRef<TensorSpec(const LayerGroup&)> make_spec,
                     std::vector<BufferId>& out);
+
+// How a pipeline stage has a tensor outside the layers.
+enum class EndUse : uint8_t {
+  kAbsent,
+  kUnread,  // a copy that the stage never reads: a declared skip
+  kRead,
+};
+void AddEnd(const LayoutContext& context, EndUse use, Buffer buffer,
+            std::vector<BufferId>& out);
+
+// Reports what `divisor`, the ranks that share each expert, does not divide.
+void CheckExpertTensors(SizeChecks& checks, const SizeChecks::Divisor& divisor);
+
+// Reports what `divisor`, the ranks of tensor parallelism, does not divide of
+// the dense MLP, and of the shared experts.
+void CheckMlp(SizeChecks& checks, const SizeChecks::Divisor& divisor);
+void CheckSharedExperts(SizeChecks& checks, const SizeChecks::Divisor& divisor);
+
+// Reports a vocabulary that `divisor` does not divide.
+void CheckVocabulary(SizeChecks& checks, const RoleTable& table, ParamRole role,
+                     const SizeChecks::Divisor& divisor);
 
 }  // namespace refit
 

@@ -11,9 +11,11 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
+#include "compiler/layout/expert_slots.h"
 #include "compiler/layout/fused_experts.h"
 #include "compiler/layout/layout.h"
 #include "compiler/layout/mixers.h"
+#include "compiler/layout/moe_backend.h"
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/serving.h"
 #include "compiler/layout/shard.h"
@@ -100,15 +102,15 @@ class VllmLayout {
  private:
   using MakeSpec = absl::FunctionRef<TensorSpec(const LayerGroup&)>;
 
-  // Reports sizes that do not fit; true when all do.
-  bool CheckSizes();
+  // Reports sizes that do not fit.
+  void CheckSizes(SizeChecks& checks);
 
   // The buffers of a stage in three runs, in module order: what comes before
   // the experts, the experts, what comes after.
   std::vector<BufferId> EmbeddingAndLayers(int64_t stage, Range layers,
                                            int64_t tensor);
-  std::vector<BufferId> Experts(int64_t stage, Range layers,
-                                int64_t expert_rank);
+  std::vector<BufferId> Experts(const ExpertSlice& slice, int64_t stage,
+                                Range layers, int64_t expert_rank);
   std::vector<BufferId> NormAndHead(int64_t stage, int64_t tensor);
 
   // One stack per group of the layers that have `roles`: of the stage's own
@@ -121,8 +123,10 @@ class VllmLayout {
   // Of experts that a checkpoint holds in one tensor a layer.
   void AddFusedExperts(int64_t stage, Range layers, Range experts,
                        EvenPart part, std::vector<BufferId>& out);
+  // Such experts stand in the checkpoint's order alone.
+  void CheckFusedExperts(SizeChecks& checks);
 
-  // The name of the experts' stacked tensor `weight`.
+  // The name of such experts' stacked tensor `weight`.
   std::string ExpertsName(const Param& param, std::string_view weight) const;
 
   // Adds a tensor outside the layers: whole where a stage reads it, a declared
@@ -133,32 +137,20 @@ class VllmLayout {
   const VllmSizes sizes_;
   const RoleTable table_;
   bool routed_experts_ = true;
+  GateUpOrder gate_up_order_ = GateUpOrder::kGateFirst;
 };
 
-bool VllmLayout::CheckSizes() {
+void VllmLayout::CheckSizes(SizeChecks& checks) {
   const SideSpec& side = context_.side;
-  SizeChecks checks(context_, table_);
   const SizeChecks::Divisor tensor =
       checks.Named("tensor_parallel", side.tensor_parallel);
-  checks.Heads();
-  for (const ParamRole role : {kMlpGate, kMlpUp}) {
-    checks.Rows(tensor, role, "intermediate features of the MLP");
-  }
-  checks.Columns(tensor, kMlpDown, "intermediate features of the MLP");
-  if (!sizes_.sequence_parallel_experts()) {
-    for (const ParamRole role : {kSharedExpertGate, kSharedExpertUp}) {
-      checks.Rows(tensor, role, "intermediate features of the shared experts");
-    }
-    checks.Columns(tensor, kSharedExpertDown,
-                   "intermediate features of the shared experts");
-  }
+  checks.Heads(tensor);
+  CheckMlp(checks, tensor);
+  if (!sizes_.sequence_parallel_experts()) CheckSharedExperts(checks, tensor);
   CheckMixerSizes(checks, context_.model.architecture, tensor,
                   MambaGroups::kCutOrWhole);
   for (const ParamRole role : {kEmbedding, kOutputHead}) {
-    for (const ParamId id : table_.Params(role)) {
-      checks.Divides(tensor, ServingVocabularyRows(table_.param(id)),
-                     "vocabulary rows (padded to a multiple of 64)");
-    }
+    CheckVocabulary(checks, table_, role, tensor);
   }
 
   checks.HasExperts(sizes_.expert_parallel, side.expert_parallel_enabled.place,
@@ -170,14 +162,10 @@ bool VllmLayout::CheckSizes() {
           absl::StrFormat("%s x data_parallel %d", tensor.text, sizes_.data);
       expert_tensor.value = sizes_.expert_ranks();
     }
-    for (const ParamRole role : {kExpertGate, kExpertUp}) {
-      checks.Rows(expert_tensor, role, "intermediate features of an expert");
-    }
-    checks.Columns(expert_tensor, kExpertDown,
-                   "intermediate features of an expert");
-    checks.Columns(expert_tensor, kFusedExpertDown,
-                   "intermediate features of an expert");
+    CheckExpertTensors(checks, expert_tensor);
   }
+  gate_up_order_ = CheckMoeBackend(side, checks);
+  CheckFusedExperts(checks);
 
   if (side.version.given) {
     const std::optional<bool> routed = HasRoutedExperts(side.version.value);
@@ -190,7 +178,25 @@ bool VllmLayout::CheckSizes() {
     }
     routed_experts_ = routed.value_or(true);
   }
-  return checks.ok();
+}
+
+void VllmLayout::CheckFusedExperts(SizeChecks& checks) {
+  if (table_.Params(kFusedExpertDown).empty()) return;
+  const SideSpec& side = context_.side;
+  const std::string_view family = context_.model.architecture.family;
+  if (side.experts.given) {
+    checks.Report(side.experts.place,
+                  absl::StrFormat("%s.experts: the experts of %s are placed "
+                                  "linearly; wanted no such key",
+                                  side.key, family));
+  }
+  if (gate_up_order_ != GateUpOrder::kGateFirst) {
+    checks.Report(
+        side.moe_backend.place,
+        absl::StrFormat("%s.moe_backend \"%s\" has no known order of %s's "
+                        "alternating gate and up rows; wanted triton",
+                        side.key, side.moe_backend.value, family));
+  }
 }
 
 void VllmLayout::AddLayers(int64_t stage, Range layers,
@@ -219,14 +225,12 @@ void VllmLayout::AddLayers(int64_t stage, Range layers,
 }
 
 void VllmLayout::AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out) {
-  buffer.name =
-      VllmName(context_.model.architecture.family, std::move(buffer.name));
-  if (!read) {
-    if (!BuildsEndsOnEveryStage(context_.model.architecture.family)) return;
-    buffer = SkippedCopy(std::move(buffer), SkipReason::kUnread,
-                         "this pipeline stage holds a copy but never reads it");
-  }
-  out.push_back(context_.buffers.Intern(std::move(buffer)));
+  const std::string_view family = context_.model.architecture.family;
+  buffer.name = VllmName(family, std::move(buffer.name));
+  const EndUse unread =
+      BuildsEndsOnEveryStage(family) ? EndUse::kUnread : EndUse::kAbsent;
+  refit::AddEnd(context_, read ? EndUse::kRead : unread, std::move(buffer),
+                out);
 }
 
 std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
@@ -339,46 +343,36 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   return out;
 }
 
-std::vector<BufferId> VllmLayout::Experts(int64_t stage, Range layers,
+std::vector<BufferId> VllmLayout::Experts(const ExpertSlice& slice,
+                                          int64_t stage, Range layers,
                                           int64_t expert_rank) {
-  const int64_t experts = context_.model.architecture.experts;
-  const int64_t ranks = sizes_.expert_ranks();
-  const ExpertSlice slice = {
-      .experts = sizes_.expert_parallel
-                     ? LinearShare(experts, ranks, expert_rank)
-                     : Range{0, experts},
-      .in_name = false};
-  const EvenPart part =
-      sizes_.expert_parallel ? EvenPart{} : EvenPart{ranks, expert_rank};
-  const auto name = [&](const LayerGroup& group, std::string_view weight) {
-    return ExpertsName(*group.params[0], weight);
-  };
-
+  const EvenPart part = sizes_.expert_parallel
+                            ? EvenPart{}
+                            : EvenPart{sizes_.expert_ranks(), expert_rank};
+  const std::string_view module = routed_experts_ ? "routed_experts." : "";
   std::vector<BufferId> out;
   if (table_.Params(kExpertGate).empty()) {
     AddLayers(
         stage, layers, {kExpertUp}, slice,
-        [&](const LayerGroup& group) {
-          TensorSpec spec = RowShard(group, part);
-          spec.name = name(group, "w13_weight");
-          return spec;
-        },
+        [&](const LayerGroup& group) { return ExpertUp(group, module, part); },
         out);
   } else {
     AddLayers(
         stage, layers, {kExpertGate, kExpertUp}, slice,
         [&](const LayerGroup& group) {
-          return GateAndUp(group, name(group, "w13_weight"), part);
+          return ExpertGateAndUp(group, module, part, gate_up_order_);
         },
         out);
   }
   AddLayers(
       stage, layers, {kExpertDown}, slice,
-      [&](const LayerGroup& group) {
-        return ColumnShard(group, name(group, "w2_weight"), part);
-      },
+      [&](const LayerGroup& group) { return ExpertDown(group, module, part); },
       out);
-  AddFusedExperts(stage, layers, slice.experts, part, out);
+  if (!table_.Params(kFusedExpertDown).empty()) {
+    const std::vector<int32_t>& experts = slice.slots.front();
+    AddFusedExperts(stage, layers, {experts.front(), experts.back() + 1}, part,
+                    out);
+  }
   return out;
 }
 
@@ -441,10 +435,14 @@ std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {
 
 SideLayout VllmLayout::LayOut() {
   if (!CheckRoles(context_, "vllm", table_)) return {};
-  const bool sizes_fit = CheckSizes();
+  SizeChecks checks(context_, table_);
+  CheckSizes(checks);
+  const std::vector<ExpertSlice> slices =
+      PlaceExperts(context_, table_,
+                   sizes_.expert_parallel ? sizes_.expert_ranks() : 0, checks);
   const std::optional<PipelineSplit> split = SplitVllmLayers(
       context_.side, context_.model.architecture.layers, context_.diagnostics);
-  if (!sizes_fit || !split.has_value()) return {};
+  if (!checks.ok() || !split.has_value()) return {};
 
   const int64_t tensor = sizes_.tensor;
   const int64_t pipeline = sizes_.pipeline;
@@ -459,7 +457,8 @@ SideLayout VllmLayout::LayOut() {
       after.push_back(NormAndHead(stage, t));
     }
     for (int64_t i = 0; i < sizes_.expert_ranks(); ++i) {
-      experts.push_back(Experts(stage, layers, i));
+      experts.push_back(
+          Experts(slices[sizes_.expert_parallel ? i : 0], stage, layers, i));
     }
     for (int64_t i = 0; i < sizes_.expert_ranks(); ++i) {
       const int64_t d = i / tensor;

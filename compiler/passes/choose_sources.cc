@@ -264,6 +264,18 @@ std::vector<Piece> CutPieces(const Module& module, int64_t part_bytes) {
   return cut;
 }
 
+// What relays pass on; who does was decided by fan-out.
+void AddRelays(Module& module) {
+  for (size_t i = 0; i < module.pieces.size(); ++i) {
+    const Piece& piece = module.pieces[i];
+    for (Rank destination : piece.relay_destinations) {
+      module.transfers.push_back({.piece = PieceId{static_cast<int32_t>(i)},
+                                  .source = piece.destinations.front(),
+                                  .destination = destination});
+    }
+  }
+}
+
 int64_t MeanBytesPerSource(const Module& module) {
   int64_t total = 0;
   for (const Piece& piece : module.pieces) {
@@ -295,6 +307,7 @@ absl::Status ChooseSources(const PassOptions&, Module& module) {
     if (best_imbalance <= kImbalanceTarget) break;
   }
   module.pieces = std::move(best_pieces);
+  AddRelays(module);
   std::sort(module.transfers.begin(), module.transfers.end(),
             [](const Transfer& a, const Transfer& b) {
               return std::tie(a.source, a.destination, a.piece) <

@@ -257,9 +257,10 @@ absl::Status IntersectLayouts(const PassOptions& options, Module& module) {
              .destination_box = want.box,
              .sources = RanksOf(part, held),
              .destinations = want.ranks,
-             .wire_dtype = DTypeBytes(from) < DTypeBytes(want.dtype)
-                               ? from
-                               : want.dtype});
+             .relay_destinations = {},
+             .wire_dtype =
+                 DTypeBytes(from) < DTypeBytes(want.dtype) ? from : want.dtype,
+             .destination_dtype = want.dtype});
       }
     }
   }

@@ -26,6 +26,11 @@ constexpr PassInfo kPipeline[] = {
     {"intersect-layouts",
      "cuts destination fragments where the set of holders changes",
      IntersectLayouts, PiecesText},
+    {"bound-time", "finds the time that no plan beats", BoundTime, BoundText},
+    // Before sources are chosen: who of several receivers a source feeds
+    // decides how much each source sends.
+    {"fan-out", "lets receivers of one host relay to each other", FanOut,
+     PiecesText},
     // Before buckets: which pair a piece belongs to decides what is packed
     // together.
     {"choose-sources", "picks the sender of every piece for every receiver",
@@ -34,8 +39,8 @@ constexpr PassInfo kPipeline[] = {
      FormBuckets, MessagesText},
     {"schedule-rounds", "puts messages into rounds within every rank's limits",
      ScheduleRounds, RoundsText},
-    {"estimate-cost", "computes bytes, lower bound and predicted time",
-     EstimateCost, CostText},
+    {"estimate-cost", "computes bytes and predicted time", EstimateCost,
+     CostText},
 };
 
 }  // namespace

@@ -5,15 +5,17 @@
 //                      CheckDeclarations (nothing is filled on sources)
 //   2 right element    DataProof::Pack, ::Compare, ::CompareDTypes,
 //                      ::CheckDirect (a receiver's copy is one of the
-//                      sender's),
+//                      sender's), ::CheckRelays (what a destination rank sends
+//                      was written in earlier rounds; so, by induction over
+//                      them, it is what the file says that the rank holds),
 //                      ::Quantise (whole blocks of the right param, and their
 //                      values and scales at the right places)
 //   3 in bounds        the door (every range), CheckStaging (no staging byte
 //                      with two owners), DataProof::Pack (none packed twice)
 //   4 matched messages MatchMessages, CheckLimits (order). Rounds are issued
-//                      in order, one group or one set of direct stores each,
-//                      and only sources send: there is no relay that could
-//                      close a cycle.
+//                      in order, one group or one set of direct stores each;
+//                      a relay sends in direct rounds alone, and what it sends
+//                      is there before the round: nothing closes a cycle.
 //   5 round limits     CheckLimits
 //   6 well formed      the door (digests, dtypes), CheckDeclarations,
 //                      CheckNames, CheckSourceDTypes, BufferFacts::flaw

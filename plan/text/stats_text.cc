@@ -34,6 +34,7 @@ std::string HumanSeconds(double seconds) {
 struct Totals {
   uint64_t route_bytes[4] = {};      // by fb::Route
   uint64_t direct_bytes = 0;         // of all routes
+  uint64_t relayed_bytes = 0;        // sent by destination ranks
   std::vector<uint64_t> sent_bytes;  // by rank
   std::vector<uint64_t> received_bytes;
   uint64_t messages = 0;
@@ -69,6 +70,7 @@ Totals TotalsOf(const fb::Body& body) {
       totals.sent_bytes[rank] += bytes;
       totals.received_bytes[message->peer()] += bytes;
       totals.messages += 1;
+      if (rank >= body.source_ranks()) totals.relayed_bytes += bytes;
       if (direct) {
         totals.direct_bytes += bytes;
         continue;
@@ -166,6 +168,10 @@ void AddTraffic(const PlanFile& plan, const Totals& totals, StatsTable& table) {
                  "between hosts");
   table.AddBytes("  direct", totals.direct_bytes,
                  "stored into mapped tensors, without staging");
+  if (totals.relayed_bytes > 0) {
+    table.AddBytes("  relayed", totals.relayed_bytes,
+                   "passed on between destination ranks");
+  }
   const auto source_ranks = static_cast<uint32_t>(plan.source_ranks());
   const auto world_size = static_cast<uint32_t>(plan.world_size());
   AddBalance("sent per source rank", totals.sent_bytes, 0, source_ranks, table);

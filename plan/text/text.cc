@@ -99,7 +99,11 @@ void TextPrinter::PrintStats() {
   const fb::Stats& stats = *body_.stats();
   absl::StrAppend(&text_, "stats moved ", stats.moved_bytes(), " bytes local ",
                   stats.local_bytes(), " peer ", stats.peer_bytes(),
-                  " network ", stats.network_bytes(), "\n");
+                  " network ", stats.network_bytes());
+  if (stats.relayed_bytes() > 0) {
+    absl::StrAppend(&text_, " relayed ", stats.relayed_bytes());
+  }
+  text_ += '\n';
   absl::StrAppendFormat(
       &text_, "stats lower_bound %.6g s predicted %.6g s binding_link %s\n",
       stats.lower_bound_seconds(), stats.predicted_seconds(),
@@ -230,10 +234,12 @@ void TextPrinter::PrintProgram(const PlanView::Program& shown) {
   if (plan_.side(shown.rank) == fb::Side::kSource) PrintQuantises(shown);
   for (const uint32_t position : shown.messages) {
     const fb::Message& message = *program.messages()->Get(position);
-    absl::StrAppend(
-        &text_, "  round ", message.round(),
-        message.kind() == fb::MessageKind::kSend ? " send -> " : " recv <- ",
-        message.peer(), " ");
+    const bool relays = plan_.side(shown.rank) == fb::Side::kDestination;
+    absl::StrAppend(&text_, "  round ", message.round(),
+                    message.kind() == fb::MessageKind::kRecv ? " recv <- "
+                    : relays                                 ? " relay -> "
+                                                             : " send -> ",
+                    message.peer(), " ");
     absl::StrAppend(&text_, message.size_bytes(), " bytes at ",
                     message.staging_offset(), " copies c", message.copies(),
                     "\n");

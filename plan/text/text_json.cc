@@ -158,6 +158,9 @@ void JsonPrinter::PrintStats() {
   Number("local_bytes", stats.local_bytes());
   Number("peer_bytes", stats.peer_bytes());
   Number("network_bytes", stats.network_bytes());
+  if (stats.relayed_bytes() > 0) {
+    Number("relayed_bytes", stats.relayed_bytes());
+  }
   Seconds("lower_bound_seconds", stats.lower_bound_seconds());
   Seconds("predicted_seconds", stats.predicted_seconds());
   Text("binding_link", stats.binding_link());

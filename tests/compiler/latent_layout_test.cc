@@ -18,10 +18,11 @@ using namespace layout_testing;
 
 // Layer 0 is dense, layer 1 has experts, layer 2 predicts. Four heads: 12 rows
 // of query, 12 of key and value, 4 columns of the output.
-Model ReadTinyModel(const std::string& query_rank) {
+Model ReadTinyModel(const std::string& query_rank, bool mtp = true,
+                    int64_t shared_experts = 2) {
   const TemporaryDirectory directory;
   Job job;
-  job.source.mtp = Given(true);
+  job.source.mtp = Given(mtp);
   job.model.config_path = directory.Write(
       "config.json",
       absl::StrFormat(
@@ -31,8 +32,8 @@ Model ReadTinyModel(const std::string& query_rank) {
               "qk_nope_head_dim": 2, "qk_rope_head_dim": 1, "v_head_dim": 1,
               "intermediate_size": 8, "moe_intermediate_size": 4,
               "first_k_dense_replace": 1, "n_routed_experts": 8,
-              "n_shared_experts": 2})",
-          query_rank));
+              "n_shared_experts": %d})",
+          query_rank, shared_experts));
   Diagnostics diagnostics;
   const std::optional<Model> model = ReadModel(job, diagnostics);
   EXPECT_EQ(diagnostics.Render(), "");
@@ -41,6 +42,9 @@ Model ReadTinyModel(const std::string& query_rank) {
 
 class LatentLayoutTest : public ::testing::Test {
  protected:
+  explicit LatentLayoutTest(bool mtp = true)
+      : model_(ReadTinyModel("2", mtp)), hf_(Checkpoint(model_)) {}
+
   const Tensor& Hf(int64_t layer, const std::string& name) const {
     return hf_.at(absl::StrFormat("model.layers.%d.%s", layer, name));
   }
@@ -53,8 +57,13 @@ class LatentLayoutTest : public ::testing::Test {
     return absl::StrFormat("mlp.experts.%d", expert);
   }
 
-  const Model model_ = ReadTinyModel("2");
-  const Tensors hf_ = Checkpoint(model_);
+  const Model model_;
+  const Tensors hf_;
+};
+
+class LatentLayoutWithoutPredictionTest : public LatentLayoutTest {
+ protected:
+  LatentLayoutWithoutPredictionTest() : LatentLayoutTest(/*mtp=*/false) {}
 };
 
 TEST_F(LatentLayoutTest, MegatronsLastStageHoldsThePredictionLayer) {
@@ -198,6 +207,94 @@ TEST_F(LatentLayoutTest, VllmsDraftModelIsOnTheLastStage) {
   }
   ExpectSameTensors(LayOutAndExpand(model_, side, fb::Side::kDestination).at(7),
                     wanted);
+}
+
+TEST_F(LatentLayoutWithoutPredictionTest, SglangCutsHeadsByItsAttentionRanks) {
+  SideSpec side = MakeSide(LayoutKind::kSglang);
+  side.tensor_parallel.value = 4;
+  side.pipeline_parallel.value = 2;
+  side.dp_attention.value = 2;
+  side.expert_parallel.value = 2;
+  side.embedding.value = EmbeddingCut::kAttention;
+
+  // The third rank of the last stage: heads 0 and 1, the first half of experts
+  // 4 to 7, the third quarter of the shared experts and of the head.
+  Tensors wanted;
+  const std::string prefix = "model.layers.1.";
+  for (const char* whole :
+       {"input_layernorm.weight", "post_attention_layernorm.weight",
+        "self_attn.q_a_layernorm.weight", "self_attn.kv_a_layernorm.weight",
+        "mlp.gate.weight", "mlp.gate.e_score_correction_bias"}) {
+    wanted[prefix + whole] = Hf(1, whole);
+  }
+  for (const char* by_heads :
+       {"self_attn.q_b_proj.weight", "self_attn.kv_b_proj.weight"}) {
+    wanted[prefix + by_heads] = Rows(Hf(1, by_heads), 0, 6);
+  }
+  wanted[prefix + "self_attn.fused_qkv_a_proj_with_mqa.weight"] =
+      Concat({Hf(1, "self_attn.q_a_proj.weight"),
+              Hf(1, "self_attn.kv_a_proj_with_mqa.weight")});
+  wanted[prefix + "self_attn.o_proj.weight"] =
+      Columns(Hf(1, "self_attn.o_proj.weight"), 0, 2);
+  wanted[prefix + "mlp.shared_experts.gate_up_proj.weight"] =
+      GateAndUp(1, "mlp.shared_experts", 4, 6);
+  wanted[prefix + "mlp.shared_experts.down_proj.weight"] =
+      Columns(Hf(1, "mlp.shared_experts.down_proj.weight"), 4, 6);
+  std::vector<Tensor> w13, w2;
+  for (int64_t expert = 4; expert < 8; ++expert) {
+    w13.push_back(GateAndUp(1, Expert(expert), 0, 2));
+    w2.push_back(Columns(Hf(1, Expert(expert) + ".down_proj.weight"), 0, 2));
+  }
+  wanted[prefix + "mlp.experts.w13_weight"] = Stack(w13);
+  wanted[prefix + "mlp.experts.w2_weight"] = Stack(w2);
+  wanted["model.norm.weight"] = hf_.at("model.norm.weight");
+  wanted["lm_head.weight"] = Rows(hf_.at("lm_head.weight"), 32, 48);
+  ExpectSameTensors(LayOutAndExpand(model_, side, fb::Side::kDestination).at(6),
+                    wanted);
+}
+
+TEST_F(LatentLayoutWithoutPredictionTest, SglangMayFuseTheSharedExperts) {
+  SideSpec side = MakeSide(LayoutKind::kSglang);
+  side.tensor_parallel.value = 4;
+  side.expert_parallel.value = 2;
+  side.shared_experts = Given(SharedExperts::kFused);
+  EXPECT_EQ(
+      LayOutErrors(model_, side),
+      "destination.shared_experts \"fused\" needs shared experts of the "
+      "size of one; they have 8 intermediate features, an expert has 4\n");
+
+  side.shared_experts = Given(SharedExperts::kReplicated);
+  Tensors rank = LayOutAndExpand(model_, side, fb::Side::kDestination).at(3);
+  EXPECT_EQ(rank.at("model.layers.1.mlp.shared_experts.gate_up_proj.weight"),
+            GateAndUp(1, "mlp.shared_experts", 0, 8));
+  EXPECT_EQ(rank.at("model.layers.1.mlp.shared_experts.down_proj.weight"),
+            Hf(1, "mlp.shared_experts.down_proj.weight"));
+
+  // One shared expert: in the slot behind the second group's four, the second
+  // half of it on the group's second rank.
+  const Model model = ReadTinyModel("2", /*mtp=*/false, /*shared_experts=*/1);
+  const Tensors hf = Checkpoint(model);
+  side.shared_experts = Given(SharedExperts::kFused);
+  rank = LayOutAndExpand(model, side, fb::Side::kDestination).at(3);
+  const std::string mlp = "model.layers.1.mlp.";
+  std::vector<Tensor> w13, w2;
+  for (const char* expert :
+       {"experts.4", "experts.5", "experts.6", "experts.7", "shared_experts"}) {
+    w13.push_back(
+        Concat({Rows(hf.at(mlp + expert + ".gate_proj.weight"), 2, 4),
+                Rows(hf.at(mlp + expert + ".up_proj.weight"), 2, 4)}));
+    w2.push_back(Columns(hf.at(mlp + expert + ".down_proj.weight"), 2, 4));
+  }
+  EXPECT_EQ(rank.at(mlp + "experts.w13_weight"), Stack(w13));
+  EXPECT_EQ(rank.at(mlp + "experts.w2_weight"), Stack(w2));
+  EXPECT_FALSE(rank.contains(mlp + "shared_experts.down_proj.weight"));
+}
+
+TEST_F(LatentLayoutTest, SglangsDraftModelIsAnotherWorker) {
+  EXPECT_EQ(LayOutErrors(model_, MakeSide(LayoutKind::kSglang)),
+            "destination cannot hold the model's 1 multi-token-prediction "
+            "layers: SGLang's draft model is a worker of its own; wanted "
+            "\"mtp\": false\n");
 }
 
 TEST_F(LatentLayoutTest, QueriesProjectedInOneStepAreCutByHeads) {

@@ -76,22 +76,20 @@ std::string OracleListing(const std::string& config_path,
   return listing;
 }
 
-// With and without its multi-token-prediction layers.
-void ExpectEqualsOracle(const std::string& config_path) {
-  for (const bool mtp : {false, true}) {
-    const ReadResult result = ReadConfig(config_path, mtp);
-    ASSERT_EQ(result.errors, "");
-    const std::vector<std::string> expected =
-        SortedLines(OracleListing(config_path, mtp ? "weights" : "refit"));
-    ASSERT_FALSE(expected.empty());
-    const std::vector<std::string> found =
-        SortedLines(ModelListing(*result.model));
-    // Not EXPECT_EQ, which takes minutes to print 90,000 names.
-    ASSERT_EQ(found.size(), expected.size()) << "mtp " << mtp;
-    const auto [line, wanted] =
-        std::mismatch(found.begin(), found.end(), expected.begin());
-    if (line != found.end()) EXPECT_EQ(*line, *wanted) << "mtp " << mtp;
-  }
+// `mtp`: with the model's multi-token-prediction layers.
+void ExpectEqualsOracle(const std::string& config_path, bool mtp) {
+  const ReadResult result = ReadConfig(config_path, mtp);
+  ASSERT_EQ(result.errors, "");
+  const std::vector<std::string> expected =
+      SortedLines(OracleListing(config_path, mtp ? "weights" : "refit"));
+  ASSERT_FALSE(expected.empty());
+  const std::vector<std::string> found =
+      SortedLines(ModelListing(*result.model));
+  // Not EXPECT_EQ, which takes minutes to print 90,000 names.
+  ASSERT_EQ(found.size(), expected.size());
+  const auto [line, wanted] =
+      std::mismatch(found.begin(), found.end(), expected.begin());
+  if (line != found.end()) EXPECT_EQ(*line, *wanted);
 }
 
 // One param a line, without its dtype: "name layers/experts shape role".
@@ -115,7 +113,8 @@ std::string Stacks(const Model& model) {
 class PublishedConfigTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(PublishedConfigTest, ListsWhatTheCheckpointHolds) {
-  ExpectEqualsOracle(kSource + "/examples/models/" + GetParam() + ".json");
+  ExpectEqualsOracle(kSource + "/examples/models/" + GetParam() + ".json",
+                     /*mtp=*/false);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -124,7 +123,9 @@ INSTANTIATE_TEST_SUITE_P(
                       "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b",
                       "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3",
                       "kimi-k2", "moonlight-16b-a3b", "glm-4.7-flash",
-                      "glm-4.5-air", "glm-4.6"),
+                      "glm-4.5-air", "glm-4.6", "nemotron-3-nano-30b-a3b",
+                      "nemotron-3-super-120b-a12b", "qwen3-next-80b-a3b",
+                      "gpt-oss-120b"),
     [](const auto& param_info) {
       std::string name = param_info.param;
       std::replace_if(
@@ -166,17 +167,40 @@ constexpr char kBiasedGlm[] = R"({"model_type": "glm4_moe", "hidden_size": 64,
     "n_routed_experts": 3, "n_shared_experts": 2, "vocab_size": 100,
     "attention_bias": true, "use_qk_norm": true})";
 
+constexpr char kListedNemotron[] = R"({"model_type": "nemotron_h",
+    "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 6, "vocab_size": 100, "num_hidden_layers": 4,
+    "layers_block_type": ["mamba", "mlp", "attention", "moe"],
+    "intermediate_size": 16, "mamba_num_heads": 4, "mamba_head_dim": 6,
+    "n_groups": 2, "ssm_state_size": 3, "conv_kernel": 4,
+    "use_conv_bias": false, "mamba_proj_bias": true, "attention_bias": true,
+    "n_routed_experts": 4, "moe_intermediate_size": 8,
+    "moe_shared_expert_intermediate_size": 16, "tie_word_embeddings": true})";
+
 class UnpublishedConfigTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(UnpublishedConfigTest, ListsWhatTheOracleLists) {
   const TemporaryDirectory directory;
-  ExpectEqualsOracle(directory.Write("config.json", GetParam()));
+  ExpectEqualsOracle(directory.Write("config.json", GetParam()),
+                     /*mtp=*/false);
 }
 
 INSTANTIATE_TEST_SUITE_P(Variants, UnpublishedConfigTest,
                          ::testing::Values(kMixtral, kMixedMoe, kTiedQwen2,
                                            kBiasedLlama, kBiasedQwen3,
-                                           kLatentOfOneStep, kBiasedGlm));
+                                           kLatentOfOneStep, kBiasedGlm,
+                                           kListedNemotron));
+
+TEST(ModelTest, PredictionLayersAreListedIfTheJobMovesThem) {
+  const TemporaryDirectory directory;
+  for (const char* small : {kLatentOfOneStep, kBiasedGlm}) {
+    ExpectEqualsOracle(directory.Write("config.json", small), /*mtp=*/true);
+  }
+  for (const char* name : {"deepseek-v3", "glm-4.7-flash", "glm-4.6"}) {
+    ExpectEqualsOracle(kSource + "/examples/models/" + name + ".json",
+                       /*mtp=*/true);
+  }
+}
 
 TEST(ModelTest, StacksAreInTheOrderOfComputation) {
   const ReadResult result = ReadConfigText(kMixedMoe);
@@ -243,12 +267,26 @@ TEST(ModelTest, DTypeComesFromTheConfig) {
 }
 
 TEST(ModelTest, UnknownFamilyNamesTheKnownOnes) {
-  EXPECT_EQ(ReadConfigText("{\"model_type\": \"gpt_oss\"}").errors,
-            "config.json:1:16: error: unknown model_type \"gpt_oss\"; wanted "
-            "deepseek_v3, glm4_moe, glm4_moe_lite, kimi_k2, llama, mixtral, "
-            "qwen2, qwen3 or qwen3_moe\n"
-            "    1 | {\"model_type\": \"gpt_oss\"}\n"
+  EXPECT_EQ(ReadConfigText("{\"model_type\": \"gpt5\"}").errors,
+            "config.json:1:16: error: unknown model_type \"gpt5\"; wanted "
+            "deepseek_v3, glm4_moe, glm4_moe_lite, gpt_oss, kimi_k2, llama, "
+            "mixtral, nemotron_h, qwen2, qwen3, qwen3_moe or qwen3_next\n"
+            "    1 | {\"model_type\": \"gpt5\"}\n"
             "      |                ^\n");
+}
+
+TEST(ModelTest, ReportsAPatternThatNamesNoLayers) {
+  const std::string sizes = R"("hidden_size": 4, "num_attention_heads": 2,
+ "num_key_value_heads": 2, "vocab_size": 8, "num_hidden_layers": 2})";
+  EXPECT_EQ(ReadConfigText(R"({"model_type": "nemotron_h",
+ "hybrid_override_pattern": "xx", )" +
+                           sizes)
+                .errors,
+            "config.json:2:29: error: hybrid_override_pattern has a layer 'x'; "
+            "wanted M, E, * or -\n"
+            "    2 |  \"hybrid_override_pattern\": \"xx\", "
+            "\"hidden_size\": 4, \"num_attention_heads\": 2,\n"
+            "      |                             ^\n");
 }
 
 TEST(ModelTest, ReportsAllMissingAndWrongConfigKeys) {
@@ -659,7 +697,7 @@ TEST(SafetensorsTest, WhatIsStoredBesideTheParamsIsLeftAlone) {
 
 TEST(SafetensorsTest, OfAnUnknownFamilyParametersHaveNoRoles) {
   const ReadResult result =
-      ReadWithConfig({{"w", {2}}}, R"({"model_type": "gpt_oss"})");
+      ReadWithConfig({{"w", {2}}}, R"({"model_type": "gpt5"})");
   ASSERT_EQ(result.errors, "");
   EXPECT_EQ(ModelListing(*result.model), "w\tBF16\t2\n");
 }

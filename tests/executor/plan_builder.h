@@ -96,6 +96,18 @@ struct ReshardOptions {
 
 PlanBuilder ReshardPlan(const ReshardOptions& options);
 
+// One source rank feeds `replicas` that hold all it holds, a stack of `layers`
+// matrices. In the direct round of a layer each replica is given a stripe of
+// rows; in the next, it relays that to the others.
+struct RelayOptions {
+  uint32_t replicas = 3;
+  uint32_t layers = 4;
+  uint64_t rows_per_stripe = 2;
+  uint64_t columns = 8;
+};
+
+PlanBuilder RelayPlan(const RelayOptions& options);
+
 }  // namespace refit
 
 #endif  // REFIT_TESTS_EXECUTOR_PLAN_BUILDER_H_

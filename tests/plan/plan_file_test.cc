@@ -221,6 +221,22 @@ TEST(PlanDoorTest, PostHooksOfASourceAreRefused) {
             "source's has none");
 }
 
+TEST(PlanDoorTest, RelaysWithoutTheirFeatureBitAreRefused) {
+  PlanSpec spec = SampleSpec();
+  spec.rounds.push_back(fb::Route::kPeer);
+  spec.mechanisms = {fb::Mechanism::kStaged, fb::Mechanism::kStaged,
+                     fb::Mechanism::kDirect};
+  spec.programs[2].messages.push_back(SendTo(3, 2, 5, 0, 64));
+  const PlanFile plan = OpenSpec(spec);
+  EXPECT_EQ(plan.plan().required_features(), 1 << 0 | 1 << 3);
+  EXPECT_EQ(plan.plan().format_version(), 1 << 16 | 2);
+  const auto* body = plan.plan().body();
+  const std::vector<uint8_t> bytes(body->begin(), body->end());
+  EXPECT_EQ(Door(Wrap(bytes, {.required_features = 1 << 0})).message(),
+            "the plan has relays but does not require that executors know "
+            "them (bit 3 of required_features)");
+}
+
 TEST(PlanDoorTest, AMajorThatNeverWasIsRefused) {
   EXPECT_EQ(Door(Wrap(SampleBody(), {.format_version = 7})).message(),
             "format version 0.7 does not exist; this build reads 1.2");

@@ -102,17 +102,6 @@ CopyTables BuildCopies(const PlanSpec& spec) {
   return tables;
 }
 
-uint64_t FeaturesOf(const PlanSpec& spec) {
-  const bool direct = std::count(spec.mechanisms.begin(), spec.mechanisms.end(),
-                                 fb::Mechanism::kDirect) > 0;
-  const bool hooked = std::any_of(
-      spec.buffers.begin(), spec.buffers.end(),
-      [](const auto& buffer) { return !buffer.post_hooks.empty(); });
-  return (direct ? kFeatureDirectRounds : 0) |
-         (hooked ? kFeaturePostHooks : 0) |
-         (spec.quantisations.empty() ? 0 : kFeatureQuantisation);
-}
-
 std::vector<uint8_t> BuildBody(const PlanSpec& spec) {
   Builder builder;
   std::vector<Offset<fb::Param>> params;
@@ -201,7 +190,8 @@ std::vector<uint8_t> BuildPlan(const PlanSpec& spec) {
   const auto provenance = fb::CreateProvenance(builder, producer);
   const fb::Digest inputs_digest(0x89abcdef, 0x01234567);
   const fb::Digest body_digest = DigestOf(body);
-  const uint64_t features = FeaturesOf(spec);
+  const uint64_t features =
+      RequiredFeatures(*flatbuffers::GetRoot<fb::Body>(body.data()));
   builder.Finish(
       fb::CreatePlan(builder, FormatVersionFor(features), features,
                      &inputs_digest, &body_digest, body_vector, provenance),

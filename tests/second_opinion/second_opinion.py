@@ -20,12 +20,14 @@ import traceback
 
 import numpy
 
+import fsdp
 import generic
 import hybrid_megatron
 import hybrid_vllm
 import megatron
 import quantised
 import safetensors
+import sglang
 import values
 import vllm
 from hybrid_models import HybridModel
@@ -42,9 +44,11 @@ LAYOUTS = {"megatron": megatron, "vllm": vllm}
 
 def ranks_of_side(job, side, tensors, padding, parameter_dtype, dtype):
     if side["layout"] == "generic":
-        return list(generic.ranks(side, tensors, parameter_dtype, dtype))
+        return list(generic.ranks(side, tensors, parameter_dtype, dtype, padding))
     is_hybrid = isinstance(job.model, HybridModel)
     layout = {
+        "fsdp": fsdp,
+        "sglang": sglang,
         "megatron": hybrid_megatron if is_hybrid else megatron,
         "vllm": hybrid_vllm if is_hybrid else vllm,
     }[side["layout"]]
@@ -56,7 +60,7 @@ def ranks_of_side(job, side, tensors, padding, parameter_dtype, dtype):
 
 
 def has_casts(job, source_dtype, destination_dtype):
-    rules = job.source.get("tensors", []) + job.destination.get("tensors", [])
+    rules = [rule for side in (job.source, job.destination) for key in ("tensors", "flat_buffers") for rule in side.get(key, [])]
     return source_dtype != destination_dtype or any("dtype" in rule for rule in rules)
 
 

@@ -21,11 +21,20 @@ def layers_of_stages(model, side):
     return [range(end - count, end) for end, count in zip(ends, counts)]
 
 
-def local_experts(experts, rank, ranks):
-    """Linear placement: the first `experts % ranks` ranks hold one more."""
-    share, rest = divmod(experts, ranks)
+def local_experts(model, side, layer, rank, ranks):
+    """The expert in each slot of a rank."""
+    placement = side.get("experts", {})
+    if placement.get("placement") == "round_robin":
+        return range(rank, model.experts, ranks)
+    slots = [*range(model.experts), *(i % model.experts for i in range(placement.get("num_redundant_experts", 0)))]
+    table = placement.get("physical_to_logical", slots)
+    if isinstance(table[0], list):  # one list per layer, or per layer with experts
+        sparse = [other for other in range(model.layers) if model.is_sparse(other)]
+        table = table[layer] if len(table) == model.layers else dict(zip(sparse, table))[layer]
+    # Linear: the first `slots % ranks` ranks hold one more.
+    share, rest = divmod(len(table), ranks)
     begin = rank * share + min(rank, rest)
-    return range(begin, begin + share + (rank < rest))
+    return table[begin : begin + share + (rank < rest)]
 
 
 class Stage:
@@ -114,7 +123,7 @@ class Stage:
         yield model.router(layer), self.tensors[model.router(layer)]
         rank, ranks = dp * self.tp_size + tp, self.dp_size * self.tp_size
         if self.side.get("expert_parallel"):
-            experts, part, parts = local_experts(model.experts, rank, ranks), 0, 1
+            experts, part, parts = local_experts(model, self.side, layer, rank, ranks), 0, 1
         else:
             experts, part, parts = range(model.experts), rank, ranks
 
@@ -122,8 +131,9 @@ class Stage:
             whole = [self.tensors[model.expert(layer, expert, word)] for expert in experts]
             return numpy.stack([even_part(matrix, part, parts, dim) for matrix in whole])
 
+        words = ("up", "gate") if self.side.get("moe_backend") == "flashinfer_cutlass" else ("gate", "up")
         prefix = f"model.layers.{layer}.{model.moe_module}.{self.experts_module}."
-        yield prefix + "w13_weight", numpy.concatenate([matrices("gate", 0), matrices("up", 0)], axis=1)
+        yield prefix + "w13_weight", numpy.concatenate([matrices(word, 0) for word in words], axis=1)
         yield prefix + "w2_weight", matrices("down", 1)
 
     def layer(self, layer, tp, dp):

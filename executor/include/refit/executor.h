@@ -63,6 +63,16 @@ struct ExecutorOptions {
   int32_t rank = 0;                // global
   Device* device = nullptr;        // must outlive the executor
   Transport* transport = nullptr;  // of `rank`; must outlive the executor
+
+  // On a GPU, staged rounds are recorded at the second refit after a Connect or
+  // Bind, and launched as one CUDA graph from then on; false: enqueued one by
+  // one each time. Not while the rounds are timed.
+  bool graph = true;
+  // Measures every round: Executor::rounds.
+  bool time_rounds = false;
+  // On a GPU, Run asks the driver whether the tensors' memory was freed since
+  // Bind: one question for each allocation.
+  bool watch_memory = true;
 };
 
 struct RunOptions {
@@ -86,6 +96,7 @@ struct RunCounters {
   uint64_t messages_received = 0;
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
+  uint64_t graph_launches = 0;  // 1 if the rounds were launched as a graph
   // Time of the calling thread; on a device with streams, of the enqueuing.
   double pack_seconds = 0;
   double wire_seconds = 0;
@@ -107,7 +118,20 @@ struct RunCounters {
   RunCounters& operator+=(const RunCounters& other);
 };
 
+// What a rank did in one round of the last Run.
+struct RoundMeasurement {
+  uint32_t round = 0;
+  fb::Route route = fb::Route::kUnspecified;
+  fb::Mechanism mechanism = fb::Mechanism::kStaged;
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+  // From the start of packing to the end of unpacking, waits for others
+  // included; rounds overlap.
+  double seconds = 0;
+};
+
 class RankSchedule;
+class RefitGraph;
 struct RoundWork;
 
 // Thread-compatible.
@@ -167,6 +191,9 @@ class Executor {
 
   ExecutorState state() const { return state_; }
   const RunCounters& counters() const { return counters_; }
+  // The rounds in which this rank took part, of the last refit that was waited
+  // for and succeeded; empty without ExecutorOptions::time_rounds.
+  const std::vector<RoundMeasurement>& rounds() const { return rounds_; }
 
  private:
   Executor(const PlanFile& plan, const ExecutorOptions& options);
@@ -175,15 +202,21 @@ class Executor {
   absl::Status MapPeers(absl::Span<std::byte* const> addresses,
                         Deadline deadline);
   absl::Status PrepareCopies(absl::Span<std::byte* const> addresses);
+  absl::Status WatchTensors(absl::Span<const BoundTensor> tensors);
   absl::Status CreateStreams();
   absl::Status AllocateScratch();
   // Fills the entries of the rank's scratch.
   void PlaceScratch(std::vector<std::byte*>& addresses) const;
+  void RecordGraph(Stream stream, Deadline deadline);
+  absl::Status CheckTensors(const RunOptions& options) const;
   absl::Status RunRounds(Stream stream, const RunOptions& options,
                          Deadline deadline);
+  absl::Status EnqueueRounds(Stream stream);
+  absl::Status MeasureRounds();
+  Traffic TrafficOf(const RoundWork& work) const;
   void CountMessages(const RoundWork& work);
   absl::Status RunStaged(size_t round, Stream stream);
-  absl::Status RunDirect(const RoundWork& work, Stream stream);
+  absl::Status RunDirect(size_t round, Stream stream);
 
   const PlanFile& plan_;
   const ExecutorOptions options_;
@@ -191,6 +224,11 @@ class Executor {
   const std::vector<TensorPostHook> post_hooks_;
   ExecutorState state_ = ExecutorState::kLoaded;
   RunCounters counters_;
+  std::vector<RoundMeasurement> rounds_;
+  bool has_run_ = false;   // since Connect, and was waited for
+  bool is_timed_ = false;  // the last Run
+  // The transport drops it, possibly after this executor's end.
+  const std::shared_ptr<RefitGraph> graph_;
 
   // Since Connect. Packing and unpacking have streams of their own, so that
   // they overlap with the wire.
