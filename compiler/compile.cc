@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "compiler/emit/emit_plan.h"
 #include "compiler/inputs_digest.h"
+#include "compiler/layout/block_scales.h"
 #include "compiler/model/model.h"
 #include "compiler/passes/passes.h"
 #include "plan/plan_file.h"
@@ -26,6 +27,7 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
                          .operations_per_round = static_cast<int32_t>(
                              options.operations_per_round.value),
                          .mapped = options.peer.value,
+                         .scratch_bytes = options.scratch_bytes.value,
                          .relays = options.fan_out.value == FanOutKind::kRelay};
   if (AlignStaging(limits.bucket_bytes) * limits.slots > limits.staging_bytes) {
     const bool staging = options.staging_bytes.given;
@@ -82,6 +84,8 @@ absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
   ApplyExcludes(job.options, *model);
   module.params = model->params;
   module.skips = model->skips;
+  DeclareQuantisations(job, module, diagnostics);
+  if (!diagnostics.ok()) return JobHasErrors();
   module.inputs_digest = InputsDigest(job, *model);
   const absl::Status status =
       RunPipeline({.job = job, .model = *model, .diagnostics = diagnostics},

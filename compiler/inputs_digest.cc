@@ -96,6 +96,11 @@ void AppendSide(const SideSpec& side, std::string& text) {
       side.version.value, side.fused_experts.value,
       side.moe_mlp_glu_interleave_size.value,
       side.moe_single_grouped_weight.value);
+  if (side.quantised.given) {
+    absl::StrAppendFormat(&text, "quantised %s scales %s\n",
+                          side.quantised.value.name,
+                          EnumText(side.quantised.value.scale_format));
+  }
   AppendServing(side, text);
   AppendGeneric(side.generic, text);
 }
@@ -144,6 +149,10 @@ std::string CanonicalInputs(const Job& job, const Model& model) {
       job.options.staging_bytes.value, job.options.slots.value,
       job.options.operations_per_round.value,
       absl::StrJoin(job.options.exclude.value, ","));
+  if (job.source.quantised.given || job.destination.quantised.given) {
+    absl::StrAppendFormat(&text, "scratch %d\n",
+                          job.options.scratch_bytes.value);
+  }
   // The default is left out: jobs from before there was a choice keep theirs.
   if (job.options.fan_out.value == FanOutKind::kNone) {
     absl::StrAppend(&text, "fan_out none\n");

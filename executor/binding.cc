@@ -76,7 +76,7 @@ class Binding {
 
   void IndexExpected() {
     expected_.reserve(table_.size());
-    for (size_t slot = 0; slot < table_.stacks(); ++slot) {
+    for (size_t slot = 0; slot < table_.workers_stacks(); ++slot) {
       for (uint64_t entry = table_.begin(slot); entry < table_.begin(slot + 1);
            ++entry) {
         expected_.emplace(table_.Name(slot, entry - table_.begin(slot)),
@@ -127,7 +127,7 @@ class Binding {
 
   void CheckMissing() {
     const std::vector<bool> skipped = table_.Skipped();
-    for (size_t slot = 0; slot < table_.stacks(); ++slot) {
+    for (size_t slot = 0; slot < table_.workers_stacks(); ++slot) {
       const fb::Buffer& buffer = table_.buffer(slot);
       for (uint64_t entry = table_.begin(slot); entry < table_.begin(slot + 1);
            ++entry) {
@@ -184,6 +184,7 @@ TensorTable::TensorTable(const PlanFile& plan, int32_t rank)
   for (uint32_t slot = 0; slot < stacks; ++slot) {
     begin_.push_back(begin_.back() + StackTensors(buffer(slot)));
   }
+  workers_stacks_ = stacks - program_.scratch_buffers();
 }
 
 const fb::Buffer& TensorTable::buffer(size_t slot) const {

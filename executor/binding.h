@@ -22,6 +22,8 @@ class TensorTable {
 
   uint64_t size() const { return begin_.back(); }
   size_t stacks() const { return begin_.size() - 1; }
+  // Those of the worker: the stacks after them are scratch.
+  size_t workers_stacks() const { return workers_stacks_; }
   // Entry of tensor 0 of the stack at `slot` of the rank's `buffers`.
   uint64_t begin(size_t slot) const { return begin_[slot]; }
   const fb::Buffer& buffer(size_t slot) const;
@@ -38,9 +40,11 @@ class TensorTable {
   const fb::Body& body_;
   const fb::RankProgram& program_;
   std::vector<uint64_t> begin_;  // one more than stacks
+  size_t workers_stacks_ = 0;
 };
 
-// The address of each tensor table entry; null for those left out. Unless
+// The address of each tensor table entry; null for those left out and for
+// scratch. Unless
 // `allows_unaligned`, an address that is no multiple of the element's size is a
 // problem too.
 absl::StatusOr<std::vector<std::byte*>> BindTensors(

@@ -198,7 +198,7 @@ absl::Status OpenPlan(const char* path, refit_plan*& plan) {
 void VisitTensors(const PlanFile& plan, int32_t rank,
                   refit_tensor_visitor visit, void* context) {
   const TensorTable table(plan, rank);
-  for (size_t slot = 0; slot < table.stacks(); ++slot) {
+  for (size_t slot = 0; slot < table.workers_stacks(); ++slot) {
     const fb::Buffer& buffer = table.buffer(slot);
     std::vector<uint64_t> shape;
     if (buffer.shape() != nullptr) {

@@ -64,6 +64,7 @@ RunCounters& RunCounters::operator+=(const RunCounters& other) {
   pack_seconds += other.pack_seconds;
   wire_seconds += other.wire_seconds;
   unpack_seconds += other.unpack_seconds;
+  scratch_bytes += other.scratch_bytes;
   for (size_t route = 0; route < traffic.size(); ++route) {
     for (size_t mechanism = 0; mechanism < traffic[route].size(); ++mechanism) {
       Traffic& mine = traffic[route][mechanism];
@@ -186,6 +187,7 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
         options_.device->Allocate(program().staging_bytes());
     made.Update(staging.status());
     if (staging.ok()) staging_ = *std::move(staging);
+    made.Update(AllocateScratch());
   }
   HandshakeRecord record = Record(HandshakeStage::kConnect);
   record.ready = made.ok();
@@ -195,6 +197,36 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
   if (!connected.ok()) return WithRank(connected, options_.rank);
   if (!again) state_ = ExecutorState::kConnected;
   return absl::OkStatus();
+}
+
+absl::Status Executor::AllocateScratch() {
+  const TensorTable table(plan_, options_.rank);
+  for (size_t slot = table.workers_stacks(); slot < table.stacks(); ++slot) {
+    const fb::Buffer& buffer = table.buffer(slot);
+    const uint64_t size_bytes = TensorElements(buffer) * StackTensors(buffer) *
+                                DTypeBytes(buffer.dtype());
+    absl::StatusOr<std::unique_ptr<DeviceMemory>> memory =
+        options_.device->Allocate(size_bytes);
+    if (!memory.ok()) return memory.status();
+    scratch_bytes_ += size_bytes;
+    scratch_.push_back(*std::move(memory));
+  }
+  return absl::OkStatus();
+}
+
+void Executor::PlaceScratch(std::vector<std::byte*>& addresses) const {
+  const TensorTable table(plan_, options_.rank);
+  for (size_t i = 0; i < scratch_.size(); ++i) {
+    const size_t slot = table.workers_stacks() + i;
+    const fb::Buffer& buffer = table.buffer(slot);
+    const uint64_t tensor_bytes =
+        TensorElements(buffer) * DTypeBytes(buffer.dtype());
+    for (uint64_t entry = table.begin(slot); entry < table.begin(slot + 1);
+         ++entry) {
+      addresses[entry] =
+          scratch_[i]->data() + (entry - table.begin(slot)) * tensor_bytes;
+    }
+  }
 }
 
 // Makes the receivers' tensors reachable: each shows its own to its senders.
@@ -288,6 +320,7 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
       BindTensors(TensorTable(plan_, options_.rank), options_.rank, tensors,
                   options_.device->CopiesUnaligned());
   absl::Status status = addresses.status();
+  if (addresses.ok()) PlaceScratch(*addresses);
   // The records hold no fingerprint of the tensors: that they were checked
   // against the plan of this digest says all that names and sizes could.
   const auto agree = [&] {
@@ -330,6 +363,7 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   RecordGraph(stream, deadline);
   state_ = ExecutorState::kTorn;
   counters_ = {};
+  counters_.scratch_bytes = scratch_bytes_;
   rounds_.clear();
   absl::Status status = RunRounds(stream, options, deadline);
   if (!status.ok()) {
@@ -430,6 +464,11 @@ absl::Status Executor::RunRounds(Stream stream, const RunOptions& options,
 absl::Status Executor::EnqueueRounds(Stream stream) {
   absl::Status status =
       bound_->copies->Enqueue(RankSchedule::kFillBatch, stream);
+  const bool is_source = plan_.side(options_.rank) == fb::Side::kSource;
+  if (is_source) {
+    status.Update(
+        bound_->copies->Enqueue(RankSchedule::kQuantiseBatch, stream));
+  }
   status.Update(started_->Record(stream));
   // Only streams that will be waited for: one that is not would be left open
   // when the caller's stream is captured.
@@ -451,6 +490,10 @@ absl::Status Executor::EnqueueRounds(Stream stream) {
   for (const RoundEvents& events : events_) {
     if (!status.ok()) return status;
     if (events.unpacked != nullptr) status = events.unpacked->Await(stream);
+  }
+  if (!is_source) {
+    status.Update(
+        bound_->copies->Enqueue(RankSchedule::kQuantiseBatch, stream));
   }
   return status;
 }
@@ -574,6 +617,7 @@ void Executor::Close() {
   unpack_stream_.reset();
   pack_stream_.reset();
   staging_.reset();
+  scratch_.clear();
   state_ = ExecutorState::kClosed;
 }
 

@@ -42,8 +42,9 @@ class RankSchedule {
   // One per message of the rank; `data` is not set. Direct messages have one
   // too, which is never issued.
   const std::vector<Operation>& operations() const { return operations_; }
-  // Batch 0 zeroes the padding.
+  // Batch 0 zeroes the padding, batch 1 quantises.
   static constexpr size_t kFillBatch = 0;
+  static constexpr size_t kQuantiseBatch = 1;
   size_t batches() const { return batches_; }
   // Sorted and distinct.
   std::vector<Edge> Edges() const;
@@ -65,7 +66,7 @@ class RankSchedule {
   std::vector<Operation> operations_;
   bool packs_ = false;
   bool unpacks_ = false;
-  size_t batches_ = kFillBatch + 1;
+  size_t batches_ = kQuantiseBatch + 1;
 };
 
 // Whether any rank of the plan stores directly.

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "executor/copy_boxes.h"
 #include "executor/direct_copies.h"
+#include "executor/quantise_boxes.h"
 
 namespace refit {
 namespace {
@@ -34,6 +35,7 @@ class RoundCopiesBuilder {
 
   absl::StatusOr<RoundCopies> Build() {
     AddFills();
+    AddQuantises();
     for (const RoundWork& work : schedule_.rounds()) {
       if (work.mechanism == fb::Mechanism::kDirect) {
         if (absl::Status s = AddDirectRound(work); !s.ok()) return s;
@@ -73,6 +75,15 @@ class RoundCopiesBuilder {
         zeroed.extent = loop.extent;
         zeroed.to = StepOf(loop, DTypeBytes(to.dtype));
       }
+    }
+  }
+
+  void AddQuantises() {
+    CopyBatch& batch = result_.batches[RankSchedule::kQuantiseBatch];
+    batch.kind = CopyKind::kQuantise;
+    if (program_.quantises() == nullptr) return;
+    for (const fb::Quantise* op : *program_.quantises()) {
+      AppendQuantise(body_, tensors_, *op, batch);
     }
   }
 

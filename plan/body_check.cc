@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/check.h"
+#include "plan/quantise_check.h"
 #include "plan/stack_check.h"
 
 namespace refit {
@@ -59,6 +60,9 @@ absl::Status BodyChecker::Check() {
     return status;
   }
   if (absl::Status status = CheckDeclarations(); !status.ok()) return status;
+  if (absl::Status status = CheckQuantisations(body_); !status.ok()) {
+    return status;
+  }
   checked_.resize(body_.copy_lists()->size());
   for (uint32_t rank = 0; rank < body_.programs()->size(); ++rank) {
     if (absl::Status status = CheckProgram(rank, *body_.programs()->Get(rank));
@@ -187,7 +191,8 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
     return at("", "messages are not aligned to 8 bytes");
   }
   const uint64_t entries =
-      uint64_t{program.messages()->size()} + program.buffers()->size();
+      uint64_t{program.messages()->size()} + program.buffers()->size() +
+      (program.quantises() == nullptr ? 0 : program.quantises()->size());
   if (entries > entries_left_) return at("", "shares its lists too often");
   entries_left_ -= entries;
   if (program.staging_bytes() > kLargestSize) {
@@ -207,6 +212,10 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
                 absl::StrFormat("buffer %u has post-hooks, a source's has none",
                                 buffer));
     }
+  }
+  if (absl::Status status = CheckQuantises(body_, program, buffers_);
+      !status.ok()) {
+    return at("", std::string(status.message()));
   }
   if (program.fills() >= body_.copy_lists()->size()) {
     return at("", absl::StrFormat("fills %u is not below %u", program.fills(),

@@ -68,6 +68,20 @@ const char* EnumText(fb::RegionKind kind) {
   return "unknown";
 }
 
+const char* EnumText(fb::ScaleFormat format) {
+  switch (format) {
+    case fb::ScaleFormat::kUnspecified:
+      return "unspecified";
+    case fb::ScaleFormat::kFp32:
+      return "fp32";
+    case fb::ScaleFormat::kUe8m0:
+      return "ue8m0";
+    case fb::ScaleFormat::kE8m0:
+      return "e8m0";
+  }
+  return "unknown";
+}
+
 // The table of names holds literals, so the view is terminated.
 const char* EnumText(fb::DType dtype) { return DTypeName(dtype).data(); }
 

@@ -19,6 +19,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/body_check.h"
+#include "plan/dtype.h"
+#include "plan/quantise_check.h"
 
 namespace refit {
 namespace {
@@ -160,6 +162,7 @@ struct Feature {
 constexpr std::array kFeatures = {
     Feature{kFeatureDirectRounds, "direct rounds", HasDirectRounds},
     Feature{kFeaturePostHooks, "post-hooks", HasPostHooks},
+    Feature{kFeatureQuantisation, "quantisations", HasQuantisation},
     Feature{kFeatureRelays, "relays", HasRelays},
 };
 
@@ -378,6 +381,23 @@ uint64_t StackTensors(const fb::Buffer& buffer) {
     tensors *= buffer.index()->Get(d)->count();
   }
   return tensors;
+}
+
+bool IsScratch(const fb::RankProgram& program, uint32_t slot) {
+  return slot >= program.buffers()->size() - program.scratch_buffers();
+}
+
+uint64_t ScratchBytes(const PlanFile& plan, int32_t rank) {
+  const fb::RankProgram& program = *plan.body().programs()->Get(rank);
+  uint64_t bytes = 0;
+  for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
+    if (!IsScratch(program, slot)) continue;
+    const fb::Buffer& buffer =
+        *plan.body().buffers()->Get(program.buffers()->Get(slot));
+    bytes += TensorElements(buffer) * StackTensors(buffer) *
+             static_cast<uint64_t>(DTypeBytes(buffer.dtype()));
+  }
+  return bytes;
 }
 
 std::string TensorName(const fb::Buffer& buffer, uint64_t ordinal) {

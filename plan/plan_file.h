@@ -19,10 +19,12 @@ inline constexpr uint32_t kFormatMinor = 2;
 // Bits of `required_features`.
 inline constexpr uint64_t kFeatureDirectRounds = 1;
 inline constexpr uint64_t kFeaturePostHooks = 2;
+inline constexpr uint64_t kFeatureQuantisation = 4;
 inline constexpr uint64_t kFeatureRelays = 8;  // destination ranks that send
 // Those this build knows.
 inline constexpr uint64_t kKnownFeatures =
-    kFeatureDirectRounds | kFeaturePostHooks | kFeatureRelays;
+    kFeatureDirectRounds | kFeaturePostHooks | kFeatureQuantisation |
+    kFeatureRelays;
 // The format_version of a plan that requires `features`: the oldest that has
 // them, 1.1 at least.
 constexpr uint32_t FormatVersionFor(uint64_t features) {
@@ -61,6 +63,8 @@ std::string DigestText(const fb::Digest& digest);
 //   * fragments and regions have one entry per dimension and stay inside param
 //   and buffer
 //   * post-hooks have names, and only a destination's buffers have them
+//   * quantisations relate params of the right shapes and dtypes; what is
+//   quantised, and what is written, stays inside its tensors
 // It promises "nothing needs a bounds check", not "is right": that is
 // plan/proof.h. Errors: kNotFound, kPermissionDenied or kUnavailable (the file
 // cannot be read), kFailedPrecondition (newer major or unknown feature),
@@ -105,6 +109,12 @@ uint64_t RequiredFeatures(const fb::Body& body);
 // the whole stack.
 uint64_t TensorElements(const fb::Buffer& buffer);
 uint64_t StackTensors(const fb::Buffer& buffer);
+
+// Whether slot `slot` of the rank's buffers is scratch.
+bool IsScratch(const fb::RankProgram& program, uint32_t slot);
+
+// Bytes of a rank's scratch.
+uint64_t ScratchBytes(const PlanFile& plan, int32_t rank);
 
 // The name of tensor `ordinal` (row-major over the index dimensions) of a
 // stack:

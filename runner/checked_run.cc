@@ -16,16 +16,17 @@ namespace {
 // Before anything is allocated: the system would give the addresses, and end
 // this process or another when they are written to.
 absl::Status CheckMemory(const RunOfRanksResult& sizes) {
-  const uint64_t needed_bytes =
-      sizes.source_bytes + sizes.destination_bytes + sizes.staging_bytes;
+  const uint64_t needed_bytes = sizes.source_bytes + sizes.destination_bytes +
+                                sizes.staging_bytes + sizes.scratch_bytes;
   const std::optional<uint64_t> available_bytes = AvailableMemoryBytes();
   if (!available_bytes.has_value() || needed_bytes <= *available_bytes) {
     return absl::OkStatus();
   }
-  return absl::ResourceExhaustedError(absl::StrFormat(
-      "needs %d bytes (sources + destinations + staging), this machine has %d "
-      "available",
-      needed_bytes, *available_bytes));
+  return absl::ResourceExhaustedError(
+      absl::StrFormat("needs %d bytes (sources + destinations + staging + "
+                      "scratch), this machine has %d "
+                      "available",
+                      needed_bytes, *available_bytes));
 }
 
 }  // namespace
@@ -58,8 +59,10 @@ std::vector<BoundTensor> TensorsOfRank(const PlanFile& plan, int32_t rank) {
   const fb::RankProgram& program = *body.programs()->Get(rank);
   std::vector<BoundTensor> tensors;
   if (program.buffers() == nullptr) return tensors;
-  for (const uint32_t id : *program.buffers()) {
-    const fb::Buffer& stack = *body.buffers()->Get(id);
+  for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
+    if (IsScratch(program, slot)) continue;
+    const fb::Buffer& stack =
+        *body.buffers()->Get(program.buffers()->Get(slot));
     BoundTensor tensor;
     tensor.dtype = stack.dtype();
     tensor.size_bytes = TensorElements(stack) * DTypeBytes(stack.dtype());
@@ -83,6 +86,7 @@ void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result) {
     (plan.side(rank) == fb::Side::kSource ? result.source_bytes
                                           : result.destination_bytes) +=
         tensor_bytes;
+    result.scratch_bytes += ScratchBytes(plan, rank);
     const uint64_t staging_bytes =
         plan.body().programs()->Get(rank)->staging_bytes();
     for (const TensorPostHook& hook : TensorTable(plan, rank).PostHooks()) {

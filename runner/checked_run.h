@@ -33,10 +33,11 @@ struct RunOfRanksResult {
   uint64_t destination_bytes = 0;
   uint64_t staging_bytes = 0;       // sum over ranks
   uint64_t peak_staging_bytes = 0;  // of one rank
+  uint64_t scratch_bytes = 0;       // sum over ranks
 };
 
-// Memory: sources, destinations and staging of all ranks. kResourceExhausted
-// without allocating when this machine does not have it.
+// Memory: sources, destinations, staging and scratch of all ranks.
+// kResourceExhausted without allocating when this machine does not have it.
 absl::StatusOr<RunOfRanksResult> RunChecked(const PlanFile& plan,
                                             const RunOfRanksOptions& options);
 

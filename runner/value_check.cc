@@ -8,6 +8,7 @@
 #include "executor/device/cast.h"
 #include "runner/fragment_walk.h"
 #include "runner/generated_values.h"
+#include "runner/quantised_values.h"
 #include "runner/rank_threads.h"
 
 namespace refit {
@@ -103,6 +104,17 @@ ValueCheck::ValueCheck(const PlanFile& plan, std::optional<int32_t> only_rank)
       seeds_[p][i] = TensorSeed(TensorName(param, i));
     }
   }
+  // Values and scales have the seeds of what they are made of.
+  quantisations_.resize(params, nullptr);
+  if (body.quantisations() != nullptr) {
+    for (const fb::Quantisation* quantisation : *body.quantisations()) {
+      for (const uint32_t made :
+           {quantisation->data(), quantisation->scales()}) {
+        quantisations_[made] = quantisation;
+        seeds_[made] = seeds_[quantisation->of()];
+      }
+    }
+  }
   for (const Piece& piece : PiecesOf(0, plan.source_ranks())) {
     if (piece.fragment == nullptr || piece.part > 0) continue;
     const uint32_t p = piece.fragment->param();
@@ -137,6 +149,7 @@ std::vector<ValueCheck::Piece> ValueCheck::PiecesOf(int32_t rank_begin,
     Piece piece;
     piece.rank = rank;
     for (piece.slot = 0; piece.slot < program.buffers()->size(); ++piece.slot) {
+      if (IsScratch(program, piece.slot)) break;  // no worker's; the last ones
       const fb::Buffer& stack = buffer(piece);
       if (stack.fragments() != nullptr) {
         for (const fb::Fragment* fragment : *stack.fragments()) {
@@ -233,6 +246,11 @@ void ValueCheck::CheckPiece(const Piece& piece, const TensorsByRank& tensors,
       param != nullptr && param->skip() == fb::SkipReason::kUnspecified;
   const bool filled =
       param == nullptr && piece.region->kind() == fb::RegionKind::kFill;
+  std::optional<QuantisedValues> quantised;
+  const fb::Quantisation* quantisation =
+      has_value ? QuantisationOf(piece.fragment->param()) : nullptr;
+  const bool is_data = quantisation != nullptr &&
+                       quantisation->data() == piece.fragment->param();
   Block generated, expected, gathered;
   std::memset(expected, filled ? 0 : std::to_integer<int>(kDestinationPoison),
               sizeof(expected));
@@ -240,9 +258,14 @@ void ValueCheck::CheckPiece(const Piece& piece, const TensorsByRank& tensors,
   const auto check_row = [&](const WalkRow& row) {
     const BoundTensor& tensor =
         tensors[piece.rank][piece.first_tensor + row.buffer.tensor];
+    if (quantisation != nullptr && !quantised.has_value()) {
+      quantised.emplace(body, *quantisation,
+                        source_dtypes_[quantisation->of()][row.param.tensor]);
+    }
     const DType source_dtype =
-        has_value ? source_dtypes_[piece.fragment->param()][row.param.tensor]
-                  : dtype;
+        has_value && quantisation == nullptr
+            ? source_dtypes_[piece.fragment->param()][row.param.tensor]
+            : dtype;
     const CastFunction cast =
         source_dtype == dtype ? nullptr : FindCast(source_dtype, dtype);
     for (uint64_t done = 0; done < row.count; done += kBlockElements) {
@@ -250,7 +273,14 @@ void ValueCheck::CheckPiece(const Piece& piece, const TensorsByRank& tensors,
           .first = row.param.element + done * row.param_step,
           .step = std::max<uint64_t>(row.param_step, 1),
           .count = std::min<size_t>(kBlockElements, row.count - done)};
-      if (has_value) {
+      if (quantisation != nullptr) {
+        const uint64_t seed = seeds_[piece.fragment->param()][row.param.tensor];
+        if (is_data) {
+          quantised->GenerateData(seed, range, expected);
+        } else {
+          quantised->GenerateScales(seed, range, expected);
+        }
+      } else if (has_value) {
         GenerateValues(seeds_[piece.fragment->param()][row.param.tensor],
                        source_dtype, range,
                        cast == nullptr ? expected : generated);
@@ -339,8 +369,10 @@ void ValueCheck::CheckCoverage(CheckResult& result) const {
   for (int32_t rank = plan_.source_ranks(); rank < plan_.world_size(); ++rank) {
     const fb::RankProgram& program = *body.programs()->Get(rank);
     if (program.buffers() == nullptr || !Covers(rank)) continue;
-    for (const uint32_t id : *program.buffers()) {
-      const fb::Buffer& stack = *body.buffers()->Get(id);
+    for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
+      if (IsScratch(program, slot)) continue;
+      const fb::Buffer& stack =
+          *body.buffers()->Get(program.buffers()->Get(slot));
       uint64_t covered = 0;
       uint64_t skipped = 0;
       if (stack.fragments() != nullptr) {

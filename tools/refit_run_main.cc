@@ -75,9 +75,11 @@ std::string SummaryText(const refit::PlanFile& plan,
                           result.peak_staging_bytes, result.staging_bytes);
   const uint64_t tensors = result.source_bytes + result.destination_bytes;
   text += absl::StrFormat(
-      "memory: peak %d bytes; sources %d + destinations %d + staging %d = %d\n",
+      "memory: peak %d bytes; sources %d + destinations %d + staging %d + "
+      "scratch %d = %d\n",
       PeakResidentBytes(), result.source_bytes, result.destination_bytes,
-      result.staging_bytes, tensors + result.staging_bytes);
+      result.staging_bytes, result.scratch_bytes,
+      tensors + result.staging_bytes + result.scratch_bytes);
   return text;
 }
 
@@ -117,9 +119,10 @@ std::string SummaryJson(const refit::PlanFile& plan,
   text += absl::StrFormat(
       "  \"source_bytes\": %d,\n  \"destination_bytes\": %d,\n"
       "  \"staging_bytes\": %d,\n  \"peak_staging_bytes\": %d,\n"
-      "  \"peak_resident_bytes\": %d,\n  \"refits\": [",
+      "  \"scratch_bytes\": %d,\n  \"peak_resident_bytes\": %d,\n"
+      "  \"refits\": [",
       result.source_bytes, result.destination_bytes, result.staging_bytes,
-      result.peak_staging_bytes, PeakResidentBytes());
+      result.peak_staging_bytes, result.scratch_bytes, PeakResidentBytes());
   for (size_t i = 0; i < result.refits.size(); ++i) {
     const RefitMeasurement& refit = result.refits[i];
     text += absl::StrFormat(

@@ -1,6 +1,7 @@
 #include "compiler/emit/emit_plan.h"
 
 #include <algorithm>
+#include <cstring>
 #include <tuple>
 
 #include "compiler/emit/lower_copies.h"
@@ -95,6 +96,79 @@ Offset<fb::Buffer> EmitBuffer(Builder& builder, const Buffer& buffer) {
                           fragment_vector, region_vector, post_hooks);
 }
 
+// Quantisations that nobody does are not part of the plan.
+bool IsDone(const Quantisation& quantisation) {
+  return quantisation.at != QuantisedAt::kNowhere;
+}
+
+// What ranks quantise, lowered; equal loops are written once.
+class QuantiseLowering {
+ public:
+  explicit QuantiseLowering(const Module& module) {
+    uint32_t next = 0;
+    for (const Quantisation& quantisation : module.quantisations) {
+      numbers_.push_back(next);
+      next += IsDone(quantisation) ? 1 : 0;
+    }
+  }
+
+  fb::Quantise Lower(const Quantise& op) {
+    const size_t row = op.box.lo.size() - 2;
+    std::vector<fb::QuantiseLoop> loops;
+    for (size_t dim = 0; dim < row; ++dim) {
+      if (op.box.extent(dim) == 1) continue;
+      loops.emplace_back(static_cast<uint64_t>(op.box.extent(dim)),
+                         static_cast<uint64_t>(op.input.stride[dim]),
+                         static_cast<uint64_t>(op.output.stride[dim]),
+                         static_cast<uint64_t>(op.scales.stride[dim]));
+    }
+    const auto begin =
+        std::search(loops_.begin(), loops_.end(), loops.begin(), loops.end(),
+                    [](const fb::QuantiseLoop& a, const fb::QuantiseLoop& b) {
+                      return std::memcmp(&a, &b, sizeof(a)) == 0;
+                    });
+    const auto loops_begin = static_cast<uint32_t>(begin - loops_.begin());
+    if (begin == loops_.end()) {
+      loops_.insert(loops_.end(), loops.begin(), loops.end());
+    }
+    return fb::Quantise(numbers_[static_cast<size_t>(op.quantisation)],
+                        static_cast<uint32_t>(op.input.slot),
+                        static_cast<uint32_t>(op.output.slot),
+                        static_cast<uint32_t>(op.scales.slot), loops_begin,
+                        static_cast<uint32_t>(loops.size()),
+                        static_cast<uint64_t>(op.input.offset),
+                        static_cast<uint64_t>(op.output.offset),
+                        static_cast<uint64_t>(op.scales.offset),
+                        static_cast<uint64_t>(op.box.extent(row)),
+                        static_cast<uint64_t>(op.box.extent(row + 1)),
+                        static_cast<uint64_t>(op.input.stride[row]),
+                        static_cast<uint64_t>(op.output.stride[row]),
+                        static_cast<uint64_t>(op.scales.stride[row]));
+  }
+
+  const std::vector<fb::QuantiseLoop>& loops() const { return loops_; }
+
+ private:
+  std::vector<uint32_t> numbers_;  // in the plan, by Module::quantisations
+  std::vector<fb::QuantiseLoop> loops_;
+};
+
+OffsetVector<Offset<fb::Quantisation>> EmitQuantisations(Builder& builder,
+                                                         const Module& module) {
+  std::vector<Offset<fb::Quantisation>> quantisations;
+  for (const Quantisation& quantisation : module.quantisations) {
+    if (!IsDone(quantisation)) continue;
+    const BlockScheme& scheme = quantisation.scheme;
+    quantisations.push_back(fb::CreateQuantisation(
+        builder, static_cast<uint32_t>(IndexOf(quantisation.of)),
+        static_cast<uint32_t>(IndexOf(quantisation.data)),
+        static_cast<uint32_t>(IndexOf(quantisation.scales)),
+        static_cast<uint32_t>(scheme.block_rows),
+        static_cast<uint32_t>(scheme.block_columns), scheme.scale_format));
+  }
+  return quantisations.empty() ? 0 : builder.CreateVector(quantisations);
+}
+
 // One rank's messages before they are sorted into program order.
 struct RankMessages {
   std::vector<fb::Message> messages;
@@ -155,7 +229,8 @@ absl::StatusOr<std::vector<RankMessages>> LowerMessages(
 }
 
 absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
-    Builder& builder, const Module& module, CopyLowering& lowering) {
+    Builder& builder, const Module& module, CopyLowering& lowering,
+    QuantiseLowering& quantise_lowering) {
   // Filling comes first in every program, so its lists get the first numbers.
   std::vector<uint32_t> fills;
   for (int32_t rank = 0; rank < module.world_size(); ++rank) {
@@ -179,10 +254,24 @@ absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
       it = shared.emplace(held, builder.CreateVector(buffers)).first;
     }
     const auto messages = builder.CreateVectorOfStructs(ranks[rank].messages);
-    programs.push_back(fb::CreateRankProgram(
-        builder, it->second, messages, fills[rank],
-        static_cast<uint64_t>(ranks[rank].staging_bytes),
-        static_cast<uint32_t>(module.topology.host[rank])));
+    uint32_t scratch_buffers = 0;
+    flatbuffers::Offset<flatbuffers::Vector<const fb::Quantise*>> quantises = 0;
+    if (!module.quantises.empty()) {
+      const RankQuantises& of_rank = module.quantises[rank];
+      scratch_buffers = static_cast<uint32_t>(of_rank.scratch_buffers);
+      std::vector<fb::Quantise> lowered_quantises;
+      for (const Quantise& op : of_rank.quantises) {
+        lowered_quantises.push_back(quantise_lowering.Lower(op));
+      }
+      if (!lowered_quantises.empty()) {
+        quantises = builder.CreateVectorOfStructs(lowered_quantises);
+      }
+    }
+    programs.push_back(
+        fb::CreateRankProgram(builder, it->second, messages, fills[rank],
+                              static_cast<uint64_t>(ranks[rank].staging_bytes),
+                              static_cast<uint32_t>(module.topology.host[rank]),
+                              scratch_buffers, quantises));
   }
   return builder.CreateVector(programs);
 }
@@ -221,7 +310,9 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
   }
   const auto buffers = builder.CreateVector(buffer_offsets);
   CopyLowering lowering(module);
-  const auto programs = EmitPrograms(builder, module, lowering);
+  QuantiseLowering quantise_lowering(module);
+  const auto programs =
+      EmitPrograms(builder, module, lowering, quantise_lowering);
   if (!programs.ok()) return programs.status();
   std::vector<fb::Round> round_structs;
   for (const Round& round : module.rounds) {
@@ -243,10 +334,16 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
       static_cast<uint32_t>(module.limits.slots),
       static_cast<uint32_t>(module.limits.operations_per_round));
   const auto stats = EmitStats(builder, module.stats);
-  return fb::CreateBody(builder, static_cast<uint32_t>(module.source_ranks()),
-                        params, buffers, *programs, rounds, lists, copies,
-                        loops, skips, casts, limits, stats,
-                        module.topology.colocated);
+  const auto quantisations = EmitQuantisations(builder, module);
+  flatbuffers::Offset<flatbuffers::Vector<const fb::QuantiseLoop*>>
+      quantise_loops = 0;
+  if (!quantise_lowering.loops().empty()) {
+    quantise_loops = builder.CreateVectorOfStructs(quantise_lowering.loops());
+  }
+  return fb::CreateBody(
+      builder, static_cast<uint32_t>(module.source_ranks()), params, buffers,
+      *programs, rounds, lists, copies, loops, skips, casts, limits, stats,
+      module.topology.colocated, quantisations, quantise_loops);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "compiler/ir/block_scheme.h"
 #include "compiler/ir/box.h"
 #include "compiler/ir/param_role.h"
 #include "compiler/ir/value_form.h"
@@ -78,6 +79,24 @@ struct Param {
   // `shape`, or a cut of it, as the tensor has it.
   Dims StoredShape(Dims cut) const;
   Dims StoredShape() const { return StoredShape(shape); }
+};
+
+// Where a param's blocks are quantised.
+enum class QuantisedAt : uint8_t {
+  kNowhere,  // it is moved as it is: quantised on both sides, or excluded
+  kSource,
+  kDestination,
+};
+
+// A param that a side holds as fp8 values and scales, which are two more
+// params: of its own shape, and of one element for each block.
+struct Quantisation {
+  ParamId of{};  // equal to `data` when both sides hold it quantised
+  ParamId data{};
+  ParamId scales{};
+  BlockScheme scheme;
+  QuantisedAt at = QuantisedAt::kNowhere;  // place-quantisation
+  std::string reason;                      // of kDestination
 };
 
 // A box of one param = a strided box of one buffer. `box` has the dimensions
@@ -153,6 +172,28 @@ struct Buffer {
                       b.fragments, b.regions, b.form, b.own_dtype,
                       b.post_hooks);
   }
+};
+
+// A box of one buffer that a Quantise reads or writes.
+struct QuantiseSide {
+  int32_t slot = 0;  // of the rank's buffers
+  int64_t offset = 0;
+  Dims stride;
+};
+
+// One operation of a rank: quantises a box of whole blocks of a param.
+struct Quantise {
+  int32_t quantisation = 0;  // of Module::quantisations
+  Box box;                   // of the param
+  QuantiseSide input;
+  QuantiseSide output;
+  QuantiseSide scales;  // strides are those of ScaleBox(box)
+};
+
+// What a rank quantises: a source before its rounds, a destination after them.
+struct RankQuantises {
+  int32_t scratch_buffers = 0;  // of the last of its buffers
+  std::vector<Quantise> quantises;
 };
 
 // All buffers of all ranks, equal ones stored once.
@@ -246,6 +287,7 @@ struct Limits {
   int32_t operations_per_round = 0;
   // How bytes travel between ranks that can map each other's memory.
   Mechanism mapped = Mechanism::kStaged;
+  int64_t scratch_bytes = 0;  // of a rank, for quantisation
   bool relays = false;  // destination ranks may pass on what they received
 };
 
@@ -276,7 +318,8 @@ struct Stats {
 
 struct Module {
   // Before the passes.
-  std::vector<Param> params;
+  std::vector<Param> params;  // the model's, then those of quantisation
+  std::vector<Quantisation> quantisations;
   std::vector<Skip> skips;
   Limits limits;
   Topology topology;
@@ -286,6 +329,9 @@ struct Module {
   BufferTable buffers;
   SideLayout source;
   SideLayout destination;
+
+  // place-quantisation; it adds scratch to both sides' buffers
+  std::vector<RankQuantises> quantises;  // by rank; empty if there are none
 
   // intersect-layouts, choose-sources
   std::vector<std::pair<DType, DType>> casts;  // declared, sorted

@@ -90,4 +90,31 @@ RoleForm FormOf(ParamRole role) {
   return kModelVector;
 }
 
+bool IsBlockQuantised(ParamRole role) {
+  using enum ParamRole;
+  switch (role) {
+    case kQuery:
+    case kKey:
+    case kValue:
+    case kAttentionOutput:
+    case kLatentQuery:
+    case kQueryDown:
+    case kQueryUp:
+    case kKeyValueDown:
+    case kKeyValueUp:
+    case kMlpGate:
+    case kMlpUp:
+    case kMlpDown:
+    case kExpertGate:
+    case kExpertUp:
+    case kExpertDown:
+    case kSharedExpertGate:
+    case kSharedExpertUp:
+    case kSharedExpertDown:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace refit

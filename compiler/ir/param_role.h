@@ -110,6 +110,11 @@ struct RoleForm {
 
 RoleForm FormOf(ParamRole role);
 
+// Whether checkpoints with block scales hold params of this role in fp8: the
+// linear layers of attention, MLPs and experts. Never embeddings, heads, norms,
+// routers, biases, state-space layers and what joins an extra layer's inputs.
+bool IsBlockQuantised(ParamRole role);
+
 }  // namespace refit
 
 #endif  // REFIT_COMPILER_IR_PARAM_ROLE_H_

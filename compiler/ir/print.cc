@@ -99,6 +99,44 @@ std::string DestinationText(const Module& module) {
   return SideText(module, module.destination, module.source_ranks());
 }
 
+std::string QuantisationText(const Module& module) {
+  std::string text;
+  for (const Quantisation& quantisation : module.quantisations) {
+    absl::StrAppend(&text, "quantise \"", module.param(quantisation.of).name,
+                    "\" ", std::string(quantisation.scheme.name), " ",
+                    EnumText(quantisation.scheme.scale_format), " scales ");
+    switch (quantisation.at) {
+      case QuantisedAt::kNowhere:
+        text += "nowhere";
+        break;
+      case QuantisedAt::kSource:
+        text += "at the source";
+        break;
+      case QuantisedAt::kDestination:
+        absl::StrAppend(&text, "at the destination: ", quantisation.reason);
+        break;
+    }
+    text += '\n';
+  }
+  for (size_t rank = 0; rank < module.quantises.size(); ++rank) {
+    const RankQuantises& of_rank = module.quantises[rank];
+    if (of_rank.scratch_buffers == 0) continue;
+    const std::vector<BufferId>& buffers =
+        module.buffers_of(Rank{static_cast<int32_t>(rank)});
+    absl::StrAppend(&text, "rank ", rank, " quantises ",
+                    of_rank.quantises.size(), " boxes");
+    for (size_t i = buffers.size() - of_rank.scratch_buffers;
+         i < buffers.size(); ++i) {
+      const Buffer& buffer = module.buffers[buffers[i]];
+      absl::StrAppend(&text, ", \"", buffer.name, "\" ",
+                      std::string(DTypeName(buffer.dtype)), " ",
+                      DimsText(buffer.shape));
+    }
+    text += '\n';
+  }
+  return text;
+}
+
 std::string PostHooksText(const Module& module) {
   std::string text;
   for (const Buffer& buffer : module.buffers.all()) {

@@ -159,6 +159,7 @@ OptionsSpec ReadOptions(const ValueReader& values, const JsonValue& value) {
   ObjectReader reader(values, value, "options");
   reader.Integer("bucket_bytes", kBytesRange, options.bucket_bytes);
   reader.Integer("staging_bytes", kBytesRange, options.staging_bytes);
+  reader.Integer("scratch_bytes", kBytesRange, options.scratch_bytes);
   reader.Integer("slots", {.min = 1, .max = 8}, options.slots);
   reader.Integer("operations_per_round", {.min = 1, .max = 256},
                  options.operations_per_round);
@@ -215,6 +216,7 @@ void PlaceDefaults(Job& job) {
   OptionsSpec& options = job.options;
   options.bucket_bytes.place = job.place;
   options.staging_bytes.place = job.place;
+  options.scratch_bytes.place = job.place;
   options.slots.place = job.place;
   options.operations_per_round.place = job.place;
   options.exclude.place = job.place;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "compiler/diagnostics.h"
+#include "compiler/ir/block_scheme.h"
 #include "plan/dtype.h"
 
 namespace refit {
@@ -143,7 +144,8 @@ struct SideSpec {
   Located<int64_t> num_layers_in_first_pipeline_stage;
   Located<int64_t> num_layers_in_last_pipeline_stage;
   Located<int64_t> make_vocab_size_divisible_by{.value = 128};
-  Located<DType> dtype;  // not given: the model's own
+  Located<DType> dtype;            // not given: the model's own
+  Located<BlockScheme> quantised;  // not given: nothing is
   Located<std::string> version;
   Located<bool> fused_experts{.value = false};
   Located<ExpertPlacement> experts;           // vLLM, SGLang
@@ -182,6 +184,7 @@ struct OptionsSpec {
   Located<FanOutKind> fan_out{.value = FanOutKind::kRelay};
   Located<int64_t> bucket_bytes{.value = int64_t{256} << 20};
   Located<int64_t> staging_bytes{.value = int64_t{1} << 30};
+  Located<int64_t> scratch_bytes{.value = int64_t{4} << 30};  // of a rank
   Located<int64_t> slots{.value = 2};
   Located<int64_t> operations_per_round{.value = 32};
   Located<std::vector<std::string>> exclude;  // globs over param names

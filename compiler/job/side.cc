@@ -244,12 +244,15 @@ class SideReader {
            absl::StrFormat("%s is %s; wanted %s", path, Quoted(*name), wanted));
   }
 
+  // A dtype of its own for linear layers leaves the others as the model has
+  // them.
   void ReadSideDType() {
-    constexpr std::string_view kWanted = "bf16, fp16 or fp32";
-    constexpr std::string_view kFp8 = "fp8_e4m3_block128";
+    constexpr std::string_view kWanted =
+        "bf16, fp16, fp32, fp8_e4m3_block128 or mxfp8_e4m3";
     side_.dtype.place = side_.place;
+    side_.quantised.place = side_.place;
     const JsonValue* value = reader_.Find("dtype");
-    if (value == nullptr) return;
+    if (value == nullptr) return ReadScaleFormat();
     const std::string* name =
         reader_.values().String(*value, reader_.PathOf("dtype"), kWanted);
     if (name == nullptr) return;
@@ -258,12 +261,36 @@ class SideReader {
     if (dtype == DType::kBf16 || dtype == DType::kFp16 ||
         dtype == DType::kFp32) {
       side_.dtype = {.value = *dtype, .place = place, .given = true};
-    } else if (*name == kFp8 || dtype.has_value()) {
+    } else if (*name == kFp8Block128.name || *name == kMxFp8.name) {
+      side_.quantised = {.value = *name == kMxFp8.name ? kMxFp8 : kFp8Block128,
+                         .place = place,
+                         .given = true};
+    } else if (dtype.has_value()) {
       Report(place, absl::StrFormat("dtype %s is not supported yet; wanted %s",
                                     *name, kWanted));
     } else {
       Report(place, absl::StrFormat("unknown dtype %s; wanted %s",
                                     Quoted(*name), kWanted));
+    }
+    ReadScaleFormat();
+  }
+
+  // As a Hugging Face quantization_config names it.
+  void ReadScaleFormat() {
+    const JsonValue* value = reader_.Find("scale_fmt");
+    if (value == nullptr) return;
+    const std::string* name = reader_.values().String(
+        *value, reader_.PathOf("scale_fmt"), "\"ue8m0\"");
+    if (name == nullptr) return;
+    const Place place = reader_.values().PlaceOf(*value);
+    if (*name != "ue8m0") {
+      Report(place, absl::StrFormat("unknown scale_fmt %s; wanted \"ue8m0\"",
+                                    Quoted(*name)));
+    } else if (side_.quantised.value.name != kFp8Block128.name) {
+      Report(place, absl::StrFormat("scale_fmt is a key beside dtype %s alone",
+                                    kFp8Block128.name));
+    } else {
+      side_.quantised.value.scale_format = ScaleFormat::kUe8m0;
     }
   }
 

@@ -139,7 +139,7 @@ std::vector<Rank> RanksOf(const Atom& atom,
 }
 
 bool DeclaresDType(const SideSpec& side) {
-  if (side.dtype.given) return true;
+  if (side.dtype.given || side.quantised.given) return true;
   for (const TensorRule& rule : side.generic.tensors) {
     if (rule.dtype.has_value()) return true;
   }
@@ -195,16 +195,32 @@ void CheckChanges(const PassOptions& options,
   }
 }
 
+// Params of which one side alone has fragments: what is quantised at the source
+// does not leave it, what a destination makes of it does not come from one.
+std::vector<bool> MadeOrUsedInPlace(const Module& module) {
+  std::vector<bool> in_place(module.params.size(), false);
+  for (const Quantisation& quantisation : module.quantisations) {
+    if (quantisation.at == QuantisedAt::kSource) {
+      in_place[IndexOf(quantisation.of)] = true;
+    } else if (quantisation.at == QuantisedAt::kDestination) {
+      in_place[IndexOf(quantisation.data)] = true;
+      in_place[IndexOf(quantisation.scales)] = true;
+    }
+  }
+  return in_place;
+}
+
 }  // namespace
 
 absl::Status IntersectLayouts(const PassOptions& options, Module& module) {
   const SideHoldings sources = Collect(module, module.source, 0);
   const SideHoldings destinations =
       Collect(module, module.destination, module.source_ranks());
+  const std::vector<bool> in_place = MadeOrUsedInPlace(module);
   std::vector<DTypeChange> changes;
   for (size_t p = 0; p < module.params.size(); ++p) {
     const Param& param = module.params[p];
-    if (param.skip != SkipReason::kUnspecified) continue;
+    if (param.skip != SkipReason::kUnspecified || in_place[p]) continue;
     const std::vector<Holding>& held = sources.by_param[p];
     const std::vector<Holding>& wanted = destinations.by_param[p];
     if (Product(param.VirtualShape()) == 0) continue;

@@ -1,3 +1,4 @@
+#include "compiler/layout/block_scales.h"
 #include "compiler/layout/layout.h"
 #include "compiler/passes/passes.h"
 
@@ -9,6 +10,8 @@ absl::Status LayOutSource(const PassOptions& options, Module& module) {
                           .which = fb::Side::kSource,
                           .buffers = module.buffers,
                           .diagnostics = options.diagnostics});
+  AddBlockScales(options.job.source, module, module.source,
+                 options.diagnostics);
   return absl::OkStatus();
 }
 
@@ -18,6 +21,8 @@ absl::Status LayOutDestination(const PassOptions& options, Module& module) {
                                .which = fb::Side::kDestination,
                                .buffers = module.buffers,
                                .diagnostics = options.diagnostics});
+  AddBlockScales(options.job.destination, module, module.destination,
+                 options.diagnostics);
   return absl::OkStatus();
 }
 

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "executor/device/host_copy.h"
+#include "executor/device/host_quantise.h"
 #include "executor/device/process_identity.h"
 
 namespace refit {
@@ -32,6 +33,14 @@ class HostPreparedCopies : public PreparedCopies {
       : table_(table.begin(), table.end()) {
     for (const CopyBatch& batch : batches) {
       batch_begin_.push_back(copies_.size());
+      quantise_begin_.push_back(quantises_.size());
+      for (const BlockQuantise& quantise : batch.quantises) {
+        quantises_.push_back(
+            {.quantise = quantise,
+             .loops = {batch.quantise_loops.begin() + quantise.loops_begin,
+                       batch.quantise_loops.begin() + quantise.loops_begin +
+                           quantise.loops_count}});
+      }
       for (const StridedCopy& copy : batch.copies) {
         copies_.push_back(
             MakeHostCopy(batch.kind, copy,
@@ -40,6 +49,7 @@ class HostPreparedCopies : public PreparedCopies {
       }
     }
     batch_begin_.push_back(copies_.size());
+    quantise_begin_.push_back(quantises_.size());
   }
 
   absl::Status Enqueue(size_t batch, Stream, const uint32_t* unless) override {
@@ -47,13 +57,20 @@ class HostPreparedCopies : public PreparedCopies {
     for (size_t i = batch_begin_[batch]; i < batch_begin_[batch + 1]; ++i) {
       RunHostCopy(copies_[i], table_.data());
     }
+    for (size_t i = quantise_begin_[batch]; i < quantise_begin_[batch + 1];
+         ++i) {
+      RunHostQuantise(quantises_[i], table_.data());
+    }
     return absl::OkStatus();
   }
 
  private:
   std::vector<std::byte*> table_;
   std::vector<HostCopy> copies_;
-  std::vector<size_t> batch_begin_;  // into copies_; one more than batches
+  std::vector<HostQuantise> quantises_;
+  // Into copies_ and quantises_; one more than batches.
+  std::vector<size_t> batch_begin_;
+  std::vector<size_t> quantise_begin_;
 };
 
 class HostStream : public DeviceStream {

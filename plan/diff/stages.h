@@ -26,6 +26,10 @@ void CompareTraffic(PlanFacts& a, PlanFacts& b, const NameTable& names,
                     int32_t common_ranks, const ChangedTensors& changed,
                     DiffReport& report);
 
+// What is quantised, and what of it on which rank.
+void CompareQuantisation(const fb::Body& a, const fb::Body& b,
+                         int32_t common_ranks, DiffReport& report);
+
 // The arenas of staging; `moved_staging` are ranks whose messages stand
 // elsewhere in them and differ in nothing else.
 void CompareStaging(const PlanFile& a, const PlanFile& b, int32_t common_ranks,

@@ -91,6 +91,7 @@ void DataProof::FollowInto(uint32_t rank) {
     Unpack({rank, &message});
   }
   Fill(rank);
+  Quantise(rank);
   CheckWrites(rank);
   ListReads(rank);
   if (!reads_.empty()) CheckRelays(rank);
@@ -415,6 +416,10 @@ void DataProof::CheckWrites(uint32_t rank) {
   for (uint32_t slot = 0; slot < slots; ++slot) {
     const BufferFacts& facts = FactsAt(rank, slot);
     if (facts.flaw().has_value()) continue;  // and nothing was written
+    if (rank < body_.source_ranks() &&
+        !IsScratch(*body_.programs()->Get(rank), slot)) {
+      continue;
+    }
     for (size_t i = 0; i < facts.parts().size(); ++i) {
       size_t count = 0;
       while (count < rest.size() && rest[count].slot == slot &&
@@ -452,6 +457,9 @@ void DataProof::CheckTiling(uint32_t rank, uint32_t slot, const Part& part,
          .buffer_slot = slot,
          .offset = OffsetAt(part.lattice, FirstShared(boxes[a], boxes[b]))},
         Invariant::kWrittenOnce, [&] {
+          if (writes[b].round == Site::kAfterRounds) {
+            return std::string("is written a second time, by a quantisation");
+          }
           return writes[a].round == Site::kBeforeRounds
                      ? std::string("is zeroed twice")
                      : absl::StrFormat(

@@ -4,6 +4,7 @@
 #define REFIT_PLAN_PROOF_DATA_PROOF_H_
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,11 @@ class DataProof {
   // all that `rank` itself sends: it was written in an earlier round (2).
   void FollowInto(uint32_t rank);
 
+  // That a source rank's scratch holds what it says: every element of it is
+  // quantised from the right elements, once (1, 2). For a destination
+  // FollowInto says so of what is quantised after the last round.
+  void FollowQuantisation(uint32_t rank);
+
   int64_t moved_bytes() const { return moved_bytes_; }
 
  private:
@@ -49,7 +55,8 @@ class DataProof {
     Sequence elements;  // the param's flat indices
     Digits loops;       // of the copy
   };
-  // Coordinates of a part of a buffer that are written.
+  // Coordinates of a part of a buffer that are written. A quantised element
+  // is written after the rounds.
   struct Write {
     uint32_t slot = 0;
     int32_t part = 0;
@@ -94,6 +101,15 @@ class DataProof {
                      const Packed& packed);
   void ReportOutside(const End& recv, const fb::Copy& copy);
   void Fill(uint32_t rank);
+  void Quantise(uint32_t rank);
+  void QuantiseOne(uint32_t rank, const fb::Quantise& op);
+  // The param's elements that stand at `digits` from `offset` of a buffer, when
+  // they lie in one fragment of `param`; reports and returns nothing otherwise.
+  std::optional<Sequence> Operand(const char* what, uint32_t rank,
+                                  uint32_t slot, int64_t offset,
+                                  const Digits& digits, uint32_t param,
+                                  bool is_written);
+  // Of a source, only its scratch has to be written.
   void CheckWrites(uint32_t rank);
   void CheckTiling(uint32_t rank, uint32_t slot, const Part& part,
                    absl::Span<const Write> writes);

@@ -7,7 +7,9 @@
 //                      ::CheckDirect (a receiver's copy is one of the
 //                      sender's), ::CheckRelays (what a destination rank sends
 //                      was written in earlier rounds; so, by induction over
-//                      them, it is what the file says that the rank holds)
+//                      them, it is what the file says that the rank holds),
+//                      ::Quantise (whole blocks of the right param, and their
+//                      values and scales at the right places)
 //   3 in bounds        the door (every range), CheckStaging (no staging byte
 //                      with two owners), DataProof::Pack (none packed twice)
 //   4 matched messages MatchMessages, CheckLimits (order). Rounds are issued
@@ -95,7 +97,8 @@ std::vector<BufferFacts> CheckBuffers(const fb::Body& body,
       const BufferFacts& of_slot = facts[buffers.Get(slot)];
       if (of_slot.flaw().has_value()) {
         ReportFlaw(*of_slot.flaw(), rank, slot, violations);
-      } else if (of_slot.gap().has_value() && rank >= body.source_ranks()) {
+      } else if (of_slot.gap().has_value() && rank >= body.source_ranks() &&
+                 !IsScratch(*body.programs()->Get(rank), slot)) {
         ReportFlaw(*of_slot.gap(), rank, slot, violations);
       }
     }
@@ -118,13 +121,18 @@ ProofResult Prove(const PlanFile& plan) {
 
   ProofResult result;
   proof::DataProof data(body, facts, partners, violations);
+  for (uint32_t rank = 0; rank < body.source_ranks(); ++rank) {
+    data.FollowQuantisation(rank);
+  }
   for (uint32_t rank = body.source_ranks(); rank < body.programs()->size();
        ++rank) {
     data.FollowInto(rank);
     const fb::RankProgram& program = *body.programs()->Get(rank);
     result.messages += program.messages()->size();
-    for (uint32_t buffer : *program.buffers()) {
-      result.destination_elements += facts[buffer].elements();
+    for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
+      if (IsScratch(program, slot)) continue;
+      result.destination_elements +=
+          facts[program.buffers()->Get(slot)].elements();
     }
   }
   result.moved_bytes = data.moved_bytes();

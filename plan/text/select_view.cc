@@ -175,7 +175,8 @@ bool ViewSelector::SelectCopies(const fb::RankProgram& program, uint32_t list) {
 void ViewSelector::SelectProgram(int32_t rank) {
   const fb::RankProgram& program =
       *body_.programs()->Get(static_cast<uint32_t>(rank));
-  PlanView::Program shown = {.rank = rank, .messages = {}, .fills = false};
+  PlanView::Program shown = {
+      .rank = rank, .messages = {}, .fills = false, .quantises = {}};
   bool any_buffer = false;
   for (const uint32_t buffer : *program.buffers()) {
     if (filtered() && !elements_[buffer].all && elements_[buffer].boxes.empty())
@@ -192,6 +193,20 @@ void ViewSelector::SelectProgram(int32_t rank) {
     if (!SelectCopies(program, message.copies())) continue;
     shown.messages.push_back(i);
     view_.rounds[message.round()] = true;
+  }
+  // Those of a param or a buffer with a match.
+  for (uint32_t i = 0; i < Length(program.quantises()); ++i) {
+    const fb::Quantise& op = *program.quantises()->Get(i);
+    const fb::Quantisation& quantisation =
+        *body_.quantisations()->Get(op.quantisation());
+    if (!filtered() || params_[quantisation.of()].any ||
+        params_[quantisation.data()].any ||
+        params_[quantisation.scales()].any ||
+        named_buffers_[program.buffers()->Get(op.input_slot())] ||
+        named_buffers_[program.buffers()->Get(op.output_slot())] ||
+        named_buffers_[program.buffers()->Get(op.scale_slot())]) {
+      shown.quantises.push_back(i);
+    }
   }
   view_.programs.push_back(std::move(shown));
 }

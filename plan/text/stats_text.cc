@@ -218,6 +218,26 @@ void AddSchedule(const fb::Body& body, const Totals& totals,
   }
 }
 
+// What is quantised costs its ranks memory, at the source or the destination.
+void AddScratch(const PlanFile& plan, StatsTable& table) {
+  uint64_t largest_bytes[2] = {0, 0};
+  int32_t largest_rank[2] = {0, 0};
+  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+    const auto side = static_cast<size_t>(plan.side(rank));
+    const uint64_t bytes = ScratchBytes(plan, rank);
+    if (bytes <= largest_bytes[side]) continue;
+    largest_bytes[side] = bytes;
+    largest_rank[side] = rank;
+  }
+  for (const fb::Side side : {fb::Side::kSource, fb::Side::kDestination}) {
+    const auto i = static_cast<size_t>(side);
+    if (largest_bytes[i] == 0) continue;
+    table.AddBytes(absl::StrCat("scratch of a ", EnumText(side), " rank, max"),
+                   largest_bytes[i],
+                   absl::StrCat("rank ", largest_rank[i], ", to quantise"));
+  }
+}
+
 // A line for each kind; most plans have none.
 void AddPostHooks(const fb::Body& body, StatsTable& table) {
   std::map<std::string, uint64_t> tensors;
@@ -270,6 +290,7 @@ std::string StatsText(const PlanFile& plan) {
   AddTraffic(plan, totals, table);
   AddTime(*plan.body().stats(), table);
   AddSchedule(plan.body(), totals, table);
+  AddScratch(plan, table);
   AddTables(plan, table);
   return table.Text();
 }

@@ -40,6 +40,7 @@ class TextPrinter {
   void PrintRegions(const fb::Buffer& buffer);
   void PrintRounds();
   void PrintProgram(const PlanView::Program& shown);
+  void PrintQuantises(const PlanView::Program& shown);
   void PrintCopyLists();
 
   const PlanFile& plan_;
@@ -128,6 +129,19 @@ void TextPrinter::PrintParams() {
                     EnumText(skip.reason()), " ", QuotedOrEmpty(skip.detail()),
                     "\n");
   }
+  for (uint32_t id = 0; id < Length(body_.quantisations()); ++id) {
+    const fb::Quantisation& quantisation = *body_.quantisations()->Get(id);
+    if (!view_.params[quantisation.of()] &&
+        !view_.params[quantisation.data()] &&
+        !view_.params[quantisation.scales()]) {
+      continue;
+    }
+    absl::StrAppend(
+        &text_, "quantisation q", id, " p", quantisation.of(), " -> p",
+        quantisation.data(), " scales p", quantisation.scales(), " ",
+        EnumText(quantisation.scale_format()), " blocks ",
+        quantisation.block_rows(), " x ", quantisation.block_columns(), "\n");
+  }
   for (uint32_t id = 0; id < Length(body_.casts()); ++id) {
     const fb::Cast& cast = *body_.casts()->Get(id);
     absl::StrAppend(&text_, "cast ", EnumText(cast.from()), " -> ",
@@ -204,13 +218,20 @@ void TextPrinter::PrintProgram(const PlanView::Program& shown) {
       *body_.programs()->Get(static_cast<uint32_t>(shown.rank));
   absl::StrAppend(&text_, "rank ", shown.rank, " ",
                   EnumText(plan_.side(shown.rank)), " host ", program.host(),
-                  " staging ", program.staging_bytes(), " bytes\n");
+                  " staging ", program.staging_bytes(), " bytes");
+  if (program.scratch_buffers() > 0) {
+    absl::StrAppend(&text_, " scratch ", ScratchBytes(plan_, shown.rank),
+                    " bytes");
+  }
+  text_ += '\n';
   for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
     const uint32_t buffer = program.buffers()->Get(slot);
     if (!view_.buffers[buffer]) continue;
-    absl::StrAppend(&text_, "  slot ", slot, " b", buffer, "\n");
+    absl::StrAppend(&text_, "  slot ", slot, " b", buffer,
+                    IsScratch(program, slot) ? " scratch" : "", "\n");
   }
   if (shown.fills) absl::StrAppend(&text_, "  fills c", program.fills(), "\n");
+  if (plan_.side(shown.rank) == fb::Side::kSource) PrintQuantises(shown);
   for (const uint32_t position : shown.messages) {
     const fb::Message& message = *program.messages()->Get(position);
     const bool relays = plan_.side(shown.rank) == fb::Side::kDestination;
@@ -222,6 +243,32 @@ void TextPrinter::PrintProgram(const PlanView::Program& shown) {
     absl::StrAppend(&text_, message.size_bytes(), " bytes at ",
                     message.staging_offset(), " copies c", message.copies(),
                     "\n");
+  }
+  if (plan_.side(shown.rank) == fb::Side::kDestination) PrintQuantises(shown);
+}
+
+void TextPrinter::PrintQuantises(const PlanView::Program& shown) {
+  const fb::RankProgram& program =
+      *body_.programs()->Get(static_cast<uint32_t>(shown.rank));
+  for (const uint32_t position : shown.quantises) {
+    const fb::Quantise& op = *program.quantises()->Get(position);
+    absl::StrAppend(&text_, "  quantise q", op.quantisation(), " ", op.rows(),
+                    " x ", op.columns(), " slot ", op.input_slot(), " at ",
+                    op.input_offset(), " rows ", op.input_row_stride(),
+                    " -> slot ");
+    absl::StrAppend(&text_, op.output_slot(), " at ", op.output_offset(),
+                    " rows ", op.output_row_stride(), " scales slot ",
+                    op.scale_slot(), " at ", op.scale_offset(), " rows ",
+                    op.scale_row_stride());
+    absl::StrAppend(&text_, " loops [");
+    for (uint32_t i = 0; i < op.loops_count(); ++i) {
+      const fb::QuantiseLoop& loop =
+          *body_.quantise_loops()->Get(op.loops_begin() + i);
+      absl::StrAppend(&text_, i == 0 ? "" : ", ", loop.extent(), " x ",
+                      loop.input_stride(), " -> ", loop.output_stride(), ", ",
+                      loop.scale_stride());
+    }
+    text_ += "]\n";
   }
 }
 

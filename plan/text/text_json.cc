@@ -34,6 +34,9 @@ class JsonPrinter {
   void PrintPostHooks(const fb::Buffer& buffer);
   void PrintRounds();
   void PrintPrograms();
+  void PrintQuantisations();
+  void PrintQuantises(const fb::RankProgram& program,
+                      const PlanView::Program& shown);
   void PrintCopyLists();
   void PrintCopy(const fb::Copy& copy);
 
@@ -103,6 +106,7 @@ std::string JsonPrinter::Print() {
   PrintStats();
   PrintParams();
   PrintSkipsAndCasts();
+  PrintQuantisations();
   PrintBuffers();
   PrintRounds();
   PrintPrograms();
@@ -315,7 +319,11 @@ void JsonPrinter::PrintPrograms() {
       writer_.EndObject();
     }
     writer_.EndArray();
+    if (program.scratch_buffers() > 0) {
+      Number("scratch_buffers", program.scratch_buffers());
+    }
     if (shown.fills) Number("fills", program.fills());
+    PrintQuantises(program, shown);
     writer_.Key("messages");
     writer_.StartArray();
     for (const uint32_t position : shown.messages) {
@@ -330,6 +338,62 @@ void JsonPrinter::PrintPrograms() {
       writer_.EndObject();
     }
     writer_.EndArray();
+    writer_.EndObject();
+  }
+  writer_.EndArray();
+}
+
+void JsonPrinter::PrintQuantises(const fb::RankProgram& program,
+                                 const PlanView::Program& shown) {
+  if (shown.quantises.empty()) return;
+  writer_.Key("quantises");
+  writer_.StartArray();
+  for (const uint32_t position : shown.quantises) {
+    const fb::Quantise& op = *program.quantises()->Get(position);
+    writer_.StartObject();
+    Number("quantisation", op.quantisation());
+    Number("rows", op.rows());
+    Number("columns", op.columns());
+    Number("input_slot", op.input_slot());
+    Number("input_offset", op.input_offset());
+    Number("input_row_stride", op.input_row_stride());
+    Number("output_slot", op.output_slot());
+    Number("output_offset", op.output_offset());
+    Number("output_row_stride", op.output_row_stride());
+    Number("scale_slot", op.scale_slot());
+    Number("scale_offset", op.scale_offset());
+    Number("scale_row_stride", op.scale_row_stride());
+    const auto loops = [&](const char* key, auto field) {
+      StartLine(key);
+      for (uint32_t i = 0; i < op.loops_count(); ++i) {
+        writer_.Uint64(
+            (body_.quantise_loops()->Get(op.loops_begin() + i)->*field)());
+      }
+      EndLine();
+    };
+    loops("extent", &fb::QuantiseLoop::extent);
+    loops("input_stride", &fb::QuantiseLoop::input_stride);
+    loops("output_stride", &fb::QuantiseLoop::output_stride);
+    loops("scale_stride", &fb::QuantiseLoop::scale_stride);
+    writer_.EndObject();
+  }
+  writer_.EndArray();
+}
+
+void JsonPrinter::PrintQuantisations() {
+  if (Length(body_.quantisations()) == 0) return;
+  writer_.Key("quantisations");
+  writer_.StartArray();
+  for (uint32_t id = 0; id < body_.quantisations()->size(); ++id) {
+    const fb::Quantisation& quantisation = *body_.quantisations()->Get(id);
+    writer_.StartObject();
+    Number("id", id);
+    Number("of", quantisation.of());
+    Number("data", quantisation.data());
+    Number("scales", quantisation.scales());
+    Number("block_rows", quantisation.block_rows());
+    Number("block_columns", quantisation.block_columns());
+    Text("scale_format", EnumText(quantisation.scale_format()));
     writer_.EndObject();
   }
   writer_.EndArray();

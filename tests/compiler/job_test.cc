@@ -247,25 +247,43 @@ TEST(JobTest, UnknownLayoutNamesTheNearest) {
             "      |                       ^\n");
 }
 
-TEST(JobTest, Fp8IsNotSupportedYet) {
+TEST(JobTest, OtherDTypesAreNotSupportedYet) {
+  EXPECT_EQ(Read(WithSource(R"({"layout": "vllm", "dtype": "int8"})")).errors,
+            "job.json:2:40: error: dtype int8 is not supported yet; wanted "
+            "bf16, fp16, fp32, fp8_e4m3_block128 or mxfp8_e4m3\n"
+            "    2 |  \"source\": {\"layout\": \"vllm\", \"dtype\": "
+            "\"int8\"},\n"
+            "      |                                        ^\n");
+}
+
+TEST(JobTest, ASideMayBeQuantised) {
+  const auto read =
+      Read(WithSource(R"({"layout": "vllm", "dtype": "fp8_e4m3_block128",
+                          "scale_fmt": "ue8m0"})"));
+  ASSERT_EQ(read.errors, "");
+  const SideSpec& source = read.job->source;
+  EXPECT_FALSE(source.dtype.given);
+  EXPECT_EQ(source.quantised.value.block_rows, 128);
+  EXPECT_EQ(source.quantised.value.scale_format, fb::ScaleFormat::kUe8m0);
+}
+
+TEST(JobTest, ScaleFormatsAreThoseOfBlocks) {
   EXPECT_EQ(
-      Read(WithSource(R"({"layout": "vllm", "dtype": "fp8_e4m3_block128"})"))
-          .errors,
-      "job.json:2:40: error: dtype fp8_e4m3_block128 is not supported yet; "
-      "wanted bf16, fp16 or fp32\n"
-      "    2 |  \"source\": {\"layout\": \"vllm\", \"dtype\": "
-      "\"fp8_e4m3_block128\"},\n"
-      "      |                                        ^\n");
+      Read(WithSource(R"({"layout": "vllm", "scale_fmt": "ue8m0"})")).errors,
+      "job.json:2:44: error: scale_fmt is a key beside dtype "
+      "fp8_e4m3_block128 alone\n"
+      "    2 |  \"source\": {\"layout\": \"vllm\", \"scale_fmt\": "
+      "\"ue8m0\"},\n"
+      "      |                                            ^\n");
 }
 
 TEST(JobTest, UnknownDTypeIsAnError) {
-  EXPECT_EQ(
-      Read(WithSource(R"({"layout": "vllm", "dtype": "bf61"})")).errors,
-      "job.json:2:40: error: unknown dtype \"bf61\"; wanted bf16, fp16 or "
-      "fp32\n"
-      "    2 |  \"source\": {\"layout\": \"vllm\", \"dtype\": "
-      "\"bf61\"},\n"
-      "      |                                        ^\n");
+  EXPECT_EQ(Read(WithSource(R"({"layout": "vllm", "dtype": "bf61"})")).errors,
+            "job.json:2:40: error: unknown dtype \"bf61\"; wanted bf16, fp16, "
+            "fp32, fp8_e4m3_block128 or mxfp8_e4m3\n"
+            "    2 |  \"source\": {\"layout\": \"vllm\", \"dtype\": "
+            "\"bf61\"},\n"
+            "      |                                        ^\n");
 }
 
 TEST(JobTest, ReportsAllMissingKeysInOneRun) {

@@ -112,8 +112,8 @@ TEST(MemoryTest, PlanThatDoesNotFitIsRefusedUnallocated) {
   const absl::Status status = RunChecked(plan, {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(status.message().find(
-                "needs 4398046511104 bytes (sources + destinations + staging), "
-                "this machine has "),
+                "needs 4398046511104 bytes (sources + destinations + staging + "
+                "scratch), this machine has "),
             0)
       << status;
 }

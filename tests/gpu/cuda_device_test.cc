@@ -8,10 +8,15 @@
 
 #include "executor/device/cast.h"
 #include "tests/executor/device_conformance.h"
+#include "tests/executor/quantise_conformance.h"
 
 namespace refit {
 namespace {
 
+INSTANTIATE_TEST_SUITE_P(Cuda, QuantiseConformance,
+                         testing::Values(DeviceFactory([] {
+                           return *CreateCudaDevice(0);
+                         })));
 INSTANTIATE_TEST_SUITE_P(Cuda, DeviceConformance,
                          testing::Values(DeviceFactory([] {
                            return *CreateCudaDevice(0);

@@ -70,8 +70,13 @@ Offset<fb::RankProgram> BuildProgram(const PlanSpec::Program& program,
                                      Builder& builder) {
   const auto buffers = builder.CreateVector(program.buffers);
   const auto messages = builder.CreateVectorOfStructs(program.messages);
+  flatbuffers::Offset<flatbuffers::Vector<const fb::Quantise*>> quantises = 0;
+  if (!program.quantises.empty()) {
+    quantises = builder.CreateVectorOfStructs(program.quantises);
+  }
   return fb::CreateRankProgram(builder, buffers, messages, program.fills,
-                               program.staging_bytes, program.host);
+                               program.staging_bytes, program.host,
+                               program.scratch_buffers, quantises);
 }
 
 struct CopyTables {
@@ -143,10 +148,21 @@ std::vector<uint8_t> BuildBody(const PlanSpec& spec) {
   const auto link = builder.CreateString("egress of rank 0");
   const auto stats = fb::CreateStats(builder, spec.moved_bytes, 0,
                                      spec.moved_bytes, 0, 0.001, 0.0025, link);
+  std::vector<Offset<fb::Quantisation>> quantisations;
+  for (const PlanSpec::Quantisation& quantisation : spec.quantisations) {
+    quantisations.push_back(fb::CreateQuantisation(
+        builder, quantisation.of, quantisation.data, quantisation.scales,
+        quantisation.block_rows, quantisation.block_columns,
+        quantisation.format));
+  }
+  const auto quantisations_vector = builder.CreateVector(quantisations);
+  const auto quantise_loops_vector =
+      builder.CreateVectorOfStructs(spec.quantise_loops);
   builder.Finish(fb::CreateBody(
       builder, spec.source_ranks, params_vector, buffers_vector,
       programs_vector, rounds_vector, lists_vector, copies_vector, loops_vector,
-      skips_vector, casts_vector, limits, stats, spec.colocated));
+      skips_vector, casts_vector, limits, stats, spec.colocated,
+      quantisations_vector, quantise_loops_vector));
   return {builder.GetBufferPointer(),
           builder.GetBufferPointer() + builder.GetSize()};
 }
@@ -230,7 +246,8 @@ PlanSpec SpecOf(const fb::Body& packed) {
   for (const auto& program : body.programs) {
     spec.programs.push_back({program->buffers, program->messages,
                              program->fills, program->staging_bytes,
-                             program->host});
+                             program->host, program->scratch_buffers,
+                             program->quantises});
   }
   for (const fb::Round& round : body.rounds) {
     spec.rounds.push_back(round.route());
@@ -253,6 +270,13 @@ PlanSpec SpecOf(const fb::Body& packed) {
   }
   for (const auto& cast : body.casts)
     spec.casts.push_back({cast->from, cast->to});
+  for (const auto& quantisation : body.quantisations) {
+    spec.quantisations.push_back(
+        {quantisation->of, quantisation->data, quantisation->scales,
+         quantisation->block_rows, quantisation->block_columns,
+         quantisation->scale_format});
+  }
+  spec.quantise_loops = body.quantise_loops;
   spec.bucket_bytes = body.limits->bucket_bytes;
   spec.staging_bytes = body.limits->staging_bytes;
   spec.slots = body.limits->slots;
@@ -351,6 +375,105 @@ PlanSpec SampleSpec() {
   spec.slots = 2;
   spec.operations_per_round = 8;
   spec.moved_bytes = 288;
+  spec.producer = "refitc 0.1.0";
+  return spec;
+}
+
+PlanSpec QuantisedSpec() {
+  const std::string kName = "model.layers.{0}.mlp.up_proj.weight";
+  PlanSpec spec;
+  spec.source_ranks = 1;
+  spec.params = {{.name = kName, .index = {{0, 2}}, .shape = {3, 6}},
+                 {.name = kName + ":fp8_e4m3",
+                  .index = {{0, 2}},
+                  .shape = {3, 6},
+                  .dtype = fb::DType::kFp8E4m3},
+                 {.name = kName + "_scale_inv",
+                  .index = {{0, 2}},
+                  .shape = {2, 2},
+                  .dtype = fb::DType::kFp32}};
+  spec.quantisations = {
+      {.of = 0, .data = 1, .scales = 2, .block_rows = 2, .block_columns = 4}};
+  const auto fragment = [](uint32_t param, uint64_t rows, uint64_t columns,
+                           uint64_t layer_stride) {
+    return PlanSpec::Fragment{.param = param,
+                              .lo = {0, 0, 0},
+                              .extent = {2, rows, columns},
+                              .offset = 0,
+                              .stride = {layer_stride, columns, 1}};
+  };
+  const auto stack = [&](std::string name, uint32_t param, uint64_t rows,
+                         uint64_t columns, fb::DType dtype) {
+    return PlanSpec::Buffer{
+        .name = std::move(name),
+        .index = {{0, 2}},
+        .shape = {rows, columns},
+        .dtype = dtype,
+        .fragments = {fragment(param, rows, columns, rows * columns)},
+        .regions = {}};
+  };
+  spec.buffers = {stack("decoder.layers.{0}.mlp.linear_fc1.weight", 0, 3, 6,
+                        fb::DType::kBf16),
+                  {.name = "scratch.fp8_e4m3",
+                   .index = {},
+                   .shape = {36},
+                   .dtype = fb::DType::kFp8E4m3,
+                   .fragments = {fragment(1, 3, 6, 18)},
+                   .regions = {}},
+                  {.name = "scratch.fp32",
+                   .index = {},
+                   .shape = {16},  // more than its scales need
+                   .dtype = fb::DType::kFp32,
+                   .fragments = {fragment(2, 2, 2, 4)},
+                   .regions = {}},
+                  stack(kName, 1, 3, 6, fb::DType::kFp8E4m3),
+                  stack(kName + "_scale_inv", 2, 2, 2, fb::DType::kFp32)};
+  spec.quantise_loops = {fb::QuantiseLoop(2, 18, 18, 4)};
+  const PlanSpec::Copy values = {.slot = 1,
+                                 .offset = 0,
+                                 .loops = {{36, 1}},
+                                 .staging_offset = 0,
+                                 .dtype = fb::DType::kFp8E4m3};
+  const PlanSpec::Copy scales = {.slot = 2,
+                                 .offset = 0,
+                                 .loops = {{8, 1}},
+                                 .staging_offset = 48,
+                                 .dtype = fb::DType::kFp32};
+  spec.copy_lists = {{},
+                     {values, scales},
+                     {{.slot = 0,
+                       .offset = 0,
+                       .loops = {{2, 18}, {18, 1}},
+                       .staging_offset = 0,
+                       .dtype = fb::DType::kFp8E4m3},
+                      {.slot = 1,
+                       .offset = 0,
+                       .loops = {{2, 4}, {4, 1}},
+                       .staging_offset = 48,
+                       .dtype = fb::DType::kFp32}}};
+  spec.rounds = {fb::Route::kPeer};
+  spec.programs = {
+      {.buffers = {0, 1, 2},
+       .messages = {SendTo(1, 0, 1, 0, 80)},
+       .fills = 0,
+       .staging_bytes = 80,
+       .host = 0,
+       .scratch_buffers = 2,
+       .quantises = {fb::Quantise(/*quantisation=*/0, /*input_slot=*/0,
+                                  /*output_slot=*/1, /*scale_slot=*/2,
+                                  /*loops_begin=*/0, /*loops_count=*/1,
+                                  /*offsets=*/0, 0, 0, /*rows=*/3,
+                                  /*columns=*/6, /*row strides=*/6, 6, 2)}},
+      {.buffers = {3, 4},
+       .messages = {RecvFrom(0, 0, 2, 0, 80)},
+       .fills = 0,
+       .staging_bytes = 80,
+       .host = 0}};
+  spec.bucket_bytes = 128;
+  spec.staging_bytes = 256;
+  spec.slots = 2;
+  spec.operations_per_round = 8;
+  spec.moved_bytes = 68;
   spec.producer = "refitc 0.1.0";
   return spec;
 }

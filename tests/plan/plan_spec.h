@@ -62,6 +62,13 @@ struct PlanSpec {
     uint32_t fills = 0;
     uint64_t staging_bytes = 0;
     uint32_t host = 0;
+    uint32_t scratch_buffers = 0;
+    std::vector<fb::Quantise> quantises = {};
+  };
+  struct Quantisation {
+    uint32_t of = 0, data = 0, scales = 0;
+    uint32_t block_rows = 0, block_columns = 0;
+    fb::ScaleFormat format = fb::ScaleFormat::kFp32;
   };
   struct Skip {
     std::string name;
@@ -81,6 +88,8 @@ struct PlanSpec {
   std::vector<std::vector<Copy>> copy_lists;
   std::vector<Skip> skips;
   std::vector<Cast> casts;
+  std::vector<Quantisation> quantisations = {};
+  std::vector<fb::QuantiseLoop> quantise_loops = {};
   uint64_t bucket_bytes = 0;
   uint64_t staging_bytes = 0;
   uint32_t slots = 0;
@@ -108,6 +117,10 @@ PlanSpec SpecOf(const fb::Body& body);
 // 1 the other way round; each brings its first receiver the norm. lm_head is
 // tied.
 PlanSpec SampleSpec();
+
+// Rank 0 holds two layers of a bf16 matrix of [3, 6], quantises them into
+// scratch in blocks of 2 x 4, and sends values and scales to rank 1.
+PlanSpec QuantisedSpec();
 
 }  // namespace refit
 

@@ -837,6 +837,47 @@ CHECKPOINTS = [
 ]
 
 
+# 320 columns are two blocks and a half; what is cut are heads and features of 128.
+FP8_QWEN3 = dense("qwen3", 2, 320, 4, 2, 768, 300, head_dim=128)
+FP8_MOE = dense(
+    "qwen3_moe", 2, 192, 4, 2, 256, 300, head_dim=128, num_experts=4, moe_intermediate_size=256, num_experts_per_tok=2
+)  # fmt: skip
+FP8 = {"dtype": "fp8_e4m3_block128"}
+MXFP8 = {"dtype": "mxfp8_e4m3"}
+UE8M0 = {**FP8, "scale_fmt": "ue8m0"}
+EVERY_ROW = generic(FSDP_2D, *ROWS_OF_THREE)
+EVERY_COLUMN = generic(FSDP_2D, ("*proj.weight", "fsdp", ["Replicate", "Shard(1)"]), *ROWS_OF_THREE)
+
+QUANTISED = [
+    ("fp8: at the source", FP8_QWEN3, megatron(tp=2), vllm(tp=2, **FP8)),
+    ("fp8: one rank to one rank", FP8_QWEN3, megatron(), vllm(**FP8)),
+    ("fp8: stages to engines, staged", FP8_QWEN3, megatron(pp=2, dp=2), vllm(tp=2, replicas=2, **FP8), SMALL_BUCKETS),
+    ("fp8: ranks that cut blocks, at the destination", FP8_QWEN3, megatron(tp=4, pp=2), vllm(tp=2, **FP8)),
+    (
+        "fp8: ranks that cut blocks, staged",
+        FP8_QWEN3,
+        megatron(tp=4),
+        vllm(tp=2, pp=2, **FP8),
+        SMALL_BUCKETS,
+    ),
+    ("fp8: rows of fsdp, at the destination", FP8_QWEN3, EVERY_ROW, vllm(tp=2, **FP8)),
+    ("fp8: scales are powers of two", FP8_QWEN3, megatron(tp=2, pp=2), vllm(tp=2, **UE8M0)),
+    ("fp8: an fp32 source", FP8_QWEN3, megatron(tp=4, dtype="fp32"), vllm(tp=1, **FP8)),
+    ("fp8: an fp16 source", FP8_QWEN3, megatron(tp=2, dtype="fp16"), vllm(tp=2, **FP8)),
+    ("fp8: experts", FP8_MOE, megatron(tp=2, dp=2, ep=2), vllm(tp=2, **FP8)),
+    ("fp8: whole experts", FP8_MOE, megatron(tp=2, pp=2, ep=2), vllm(tp=2, expert_parallel=True, **FP8), SMALL_BUCKETS),
+    ("fp8: experts that ranks cut", FP8_MOE, megatron(tp=4, etp=4), vllm(tp=2, **UE8M0)),
+    ("fp8: to fp8", FP8_QWEN3, megatron(tp=2, pp=2, **FP8), vllm(**FP8)),
+    ("fp8: to fp8, experts", FP8_MOE, megatron(tp=2, ep=2, **FP8), vllm(tp=2, expert_parallel=True, **FP8)),
+    ("fp8: to fp8 with powers of two, staged", FP8_QWEN3, megatron(**UE8M0), vllm(tp=2, **UE8M0), SMALL_BUCKETS),
+    ("mxfp8: at the source", FP8_QWEN3, megatron(tp=4), vllm(tp=4, **MXFP8)),
+    ("mxfp8: experts", FP8_MOE, megatron(tp=2, ep=2), vllm(tp=4, **MXFP8), SMALL_BUCKETS),
+    ("mxfp8: rows of fsdp, at the source", FP8_QWEN3, EVERY_ROW, vllm(tp=2, **MXFP8)),
+    ("mxfp8: columns of fsdp, at the destination", FP8_QWEN3, EVERY_COLUMN, vllm(tp=2, **MXFP8)),
+    ("mxfp8: to mxfp8", FP8_MOE, megatron(tp=2, ep=2, **MXFP8), vllm(tp=2, **MXFP8)),
+]
+
+
 def nemotron_h(pattern, **more):
     sizes = {
         "hidden_size": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 900,
@@ -931,6 +972,7 @@ def all_jobs():
         "generic": GENERIC,
         "casts": CASTS,
         "checkpoints": CHECKPOINTS,
+        "quantised": QUANTISED,
     }
     return [
         Job(group, *row, from_checkpoint=group == "checkpoints") for group, table in tables.items() for row in table

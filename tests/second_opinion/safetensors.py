@@ -6,7 +6,13 @@ import struct
 import numpy
 
 # A tensor is held as its bits: bf16 has no numpy dtype, and no bit may change on the way.
-BITS = {"BF16": numpy.dtype("<u2"), "F16": numpy.dtype("<u2"), "F32": numpy.dtype("<u4")}
+BITS = {
+    "BF16": numpy.dtype("<u2"),
+    "F16": numpy.dtype("<u2"),
+    "F32": numpy.dtype("<u4"),
+    "F8_E4M3": numpy.dtype("u1"),
+    "U8": numpy.dtype("u1"),
+}
 
 
 def write(path, tensors):

@@ -25,16 +25,21 @@ import generic
 import hybrid_megatron
 import hybrid_vllm
 import megatron
+import quantised
 import safetensors
 import sglang
 import values
 import vllm
 from hybrid_models import HybridModel
 from jobs import all_jobs
+from layout import Buffer
 
 
 class Mismatch(Exception):
     """A destination file that is not what it has to be, or a program that failed."""
+
+
+LAYOUTS = {"megatron": megatron, "vllm": vllm}
 
 
 def ranks_of_side(job, side, tensors, padding, parameter_dtype, dtype):
@@ -130,8 +135,8 @@ def run_program(*command):
         raise Mismatch(f"{pathlib.Path(command[0]).name} exits with {result.returncode}: {result.stderr.strip()}")
 
 
-def run_job(job, programs, directory):
-    """Returns the number of ranks and of destination bytes."""
+def plain_sides(job):
+    """The source's ranks, the destination's, and the destination's with 1 where a parameter is left out."""
     source_dtype = job.source.get("dtype", job.model.dtype)
     destination_dtype = job.destination.get("dtype", job.model.dtype)
     # Of hybrid models some tensors are fp32 on one side and bf16 on the other.
@@ -151,7 +156,29 @@ def run_job(job, programs, directory):
         name: numpy.full(shape, any(fnmatch.fnmatchcase(name, glob) for glob in globs), values.bits_type("fp32"))
         for name, shape in shapes.items()
     }
-    excluded = ranks_of_side(job, job.destination, marks, values.Padding("fp32", 0), "fp32", "fp32")
+    return source, wanted, ranks_of_side(job, job.destination, marks, values.Padding("fp32", 0), "fp32", "fp32")
+
+
+def quantised_sides(job):
+    """The same of a job whose destination is quantised; it leaves nothing out."""
+    assert "exclude" not in job.rest.get("options", {})
+    source, wanted = quantised.both_sides(
+        job,
+        LAYOUTS[job.destination["layout"]],
+        LAYOUTS.get(job.source["layout"]),
+        lambda side, tensors, padding, dtype: ranks_of_side(job, side, tensors, padding, dtype, dtype),
+    )
+    nothing = [
+        {name: Buffer("fp32", numpy.zeros(buffer.bits.shape, numpy.uint32)) for name, buffer in rank.items()}
+        for rank in wanted
+    ]
+    return source, wanted, nothing
+
+
+def run_job(job, programs, directory):
+    """Returns the number of ranks and of destination bytes."""
+    is_quantised = quantised.scheme_of(job.destination) is not None
+    source, wanted, excluded = quantised_sides(job) if is_quantised else plain_sides(job)
 
     write_job(job, directory)
     write_source(directory / "source", source)

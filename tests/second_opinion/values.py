@@ -6,7 +6,7 @@ import numpy
 
 import safetensors
 
-SAFETENSORS_NAME = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
+SAFETENSORS_NAME = {"bf16": "BF16", "fp16": "F16", "fp32": "F32", "fp8_e4m3": "F8_E4M3", "uint8": "U8"}
 GARBAGE = {"bf16": 0xDEAD, "fp16": 0xDEAD, "fp32": 0xDEADBEEF}
 
 

@@ -16,6 +16,8 @@ namespace {
 using cuda::KernelCopy;
 using cuda::KernelKind;
 using cuda::KernelLoop;
+using cuda::KernelQuantise;
+using cuda::KernelQuantiseLoop;
 using cuda::KernelTile;
 
 constexpr uint32_t kUnitBytesMax = 16;
@@ -38,6 +40,10 @@ class Lowering {
       LowerOne(copy);
     }
     InterleaveLanes();
+    for (const BlockQuantise& op : batch_.quantises) {
+      EmitQuantise(op, absl::MakeConstSpan(batch_.quantise_loops)
+                           .subspan(op.loops_begin, op.loops_count));
+    }
     return std::move(program_);
   }
 
@@ -166,6 +172,65 @@ class Lowering {
     return bits;
   }
 
+  // Iterations of the outermost loops become operations of their own until the
+  // rest fits the kernel.
+  void EmitQuantise(const BlockQuantise& op,
+                    absl::Span<const QuantiseLoop> loops) {
+    if (loops.size() > cuda::kQuantiseLoopsMax) {
+      BlockQuantise part = op;
+      for (uint64_t i = 0; i < loops[0].extent; ++i) {
+        EmitQuantise(part, loops.subspan(1));
+        Advance(part.input, loops[0].input);
+        Advance(part.output, loops[0].output);
+        Advance(part.scales, loops[0].scales);
+      }
+      return;
+    }
+    KernelQuantise kernel = {};
+    kernel.first_tile = program_.quantise_tiles;
+    kernel.rows = op.rows;
+    kernel.columns = op.columns;
+    kernel.blocks_down = (op.rows + op.block_rows - 1) / op.block_rows;
+    kernel.blocks_across =
+        (op.columns + op.block_columns - 1) / op.block_columns;
+    kernel.blocks = kernel.blocks_down * kernel.blocks_across;
+    const CopyPlace* const places[] = {&op.input, &op.output, &op.scales};
+    const uint64_t row_bytes[] = {op.input_row_bytes, op.output_row_bytes,
+                                  op.scale_row_bytes};
+    for (uint32_t side = 0; side < cuda::kQuantiseSides; ++side) {
+      kernel.offset[side] = places[side]->byte_offset;
+      kernel.entry[side] = static_cast<uint32_t>(places[side]->entry);
+      kernel.row_bytes[side] = row_bytes[side];
+    }
+    kernel.block_rows = op.block_rows;
+    kernel.block_columns = op.block_columns;
+    kernel.dtype = op.input.dtype;
+    kernel.format = op.format;
+    kernel.loops_count = static_cast<uint32_t>(loops.size());
+    for (size_t l = 0; l < loops.size(); ++l) {
+      const QuantiseLoop& loop = loops[loops.size() - 1 - l];
+      KernelQuantiseLoop& to = kernel.loops[l];
+      to.extent = loop.extent;
+      kernel.blocks *= loop.extent;
+      const CopyStep* const steps[] = {&loop.input, &loop.output, &loop.scales};
+      for (uint32_t side = 0; side < cuda::kQuantiseSides; ++side) {
+        to.bytes[side] = steps[side]->bytes;
+        to.entries[side] = static_cast<uint32_t>(steps[side]->entries);
+      }
+    }
+    program_.quantise_tiles +=
+        cuda::IsSmallBlock(op.block_rows, op.block_columns)
+            ? (kernel.blocks + cuda::kSmallBlocksPerTile - 1) /
+                  cuda::kSmallBlocksPerTile
+            : kernel.blocks;
+    program_.quantises.push_back(kernel);
+  }
+
+  static void Advance(CopyPlace& place, const CopyStep& step) {
+    place.entry += step.entries;
+    place.byte_offset += step.bytes;
+  }
+
   // So that all lanes end together: each next tile is of the lane that is
   // farthest behind.
   void InterleaveLanes() {
@@ -224,12 +289,14 @@ class CudaPreparedCopies : public PreparedCopies {
     struct Offsets {
       size_t copies;
       size_t tiles;
+      size_t quantises;
     };
     const size_t table_at = add(table);
     std::vector<Offsets> offsets;
     for (const KernelProgram& program : programs) {
       const size_t copies = add(program.copies);
-      offsets.push_back({copies, add(program.tiles)});
+      const size_t tiles = add(program.tiles);
+      offsets.push_back({copies, tiles, add(program.quantises)});
     }
     if (image.empty()) image.resize(16);
     absl::Status status =
@@ -247,6 +314,13 @@ class CudaPreparedCopies : public PreparedCopies {
            .tiles =
                reinterpret_cast<const KernelTile*>(base + offsets[i].tiles),
            .tiles_count = static_cast<uint32_t>(programs[i].tiles.size())});
+      quantises_.push_back(
+          {.table = reinterpret_cast<std::byte* const*>(base + table_at),
+           .quantises = reinterpret_cast<const KernelQuantise*>(
+               base + offsets[i].quantises),
+           .quantises_count =
+               static_cast<uint32_t>(programs[i].quantises.size()),
+           .tiles_count = programs[i].quantise_tiles});
     }
     return status;
   }
@@ -254,9 +328,15 @@ class CudaPreparedCopies : public PreparedCopies {
   absl::Status Enqueue(size_t batch, Stream stream,
                        const uint32_t* unless) override {
     const ScopedDevice current(device_);
-    return CudaStatus(cuda::LaunchCopies(batches_[batch], blocks_max_, unless,
-                                         static_cast<cudaStream_t>(stream)),
-                      "launch of the copy kernel");
+    const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    absl::Status status = CudaStatus(
+        cuda::LaunchCopies(batches_[batch], blocks_max_, unless, cuda_stream),
+        "launch of the copy kernel");
+    status.Update(
+        CudaStatus(cuda::LaunchQuantises(quantises_[batch], blocks_max_, unless,
+                                         cuda_stream),
+                   "launch of the quantisation kernel"));
+    return status;
   }
 
  private:
@@ -264,6 +344,7 @@ class CudaPreparedCopies : public PreparedCopies {
   const uint32_t blocks_max_;
   void* memory_ = nullptr;
   std::vector<cuda::KernelBatch> batches_;
+  std::vector<cuda::QuantiseBatch> quantises_;
 };
 
 }  // namespace

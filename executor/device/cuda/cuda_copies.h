@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "executor/device/cuda/copy_kernel.h"
+#include "executor/device/cuda/quantise_kernel.h"
 #include "refit/device.h"
 
 namespace refit {
@@ -17,6 +18,8 @@ namespace refit {
 struct KernelProgram {
   std::vector<cuda::KernelCopy> copies;
   std::vector<cuda::KernelTile> tiles;  // those of different lanes interleaved
+  std::vector<cuda::KernelQuantise> quantises;
+  uint64_t quantise_tiles = 0;
 };
 
 // `table` holds the addresses that the copies will meet: units are as wide as

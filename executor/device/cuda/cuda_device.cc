@@ -12,6 +12,7 @@
 #include "executor/device/cuda/cuda_memory_watch.h"
 #include "executor/device/cuda/cuda_sharing.h"
 #include "executor/device/cuda/cuda_status.h"
+#include "executor/device/cuda/quantise_kernel.h"
 
 namespace refit {
 namespace {
@@ -236,6 +237,8 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
                  "cudaDeviceGetAttribute");
   const ScopedDevice current(ordinal);
   status.Update(CudaStatus(cuda::LoadCopyKernel(), "loading the copy kernel"));
+  status.Update(CudaStatus(cuda::LoadQuantiseKernel(),
+                           "loading the quantisation kernel"));
   status.Update(
       CudaStatus(cuda::LoadFenceKernels(), "loading the fence kernels"));
   if (!status.ok()) return status;

@@ -54,9 +54,37 @@ struct StridedCopy {
   uint32_t lane = 0;
 };
 
+// A loop around the matrices of a BlockQuantise.
+struct QuantiseLoop {
+  uint64_t extent = 1;
+  CopyStep input;
+  CopyStep output;
+  CopyStep scales;
+};
+
+// Quantises matrices to fp8 e4m3, one scale for each block
+// (executor/device/quantise.h holds the arithmetic). Blocks count from a
+// matrix's first element; at its edges they may be smaller.
+struct BlockQuantise {
+  CopyPlace input;  // bf16, fp16 or fp32
+  CopyPlace output;
+  CopyPlace scales;
+  uint64_t rows = 1;
+  uint64_t columns = 1;  // contiguous on all sides
+  uint64_t input_row_bytes = 0;
+  uint64_t output_row_bytes = 0;
+  uint64_t scale_row_bytes = 0;
+  uint32_t block_rows = 1;
+  uint32_t block_columns = 1;
+  fb::ScaleFormat format = fb::ScaleFormat::kUnspecified;
+  uint32_t loops_begin = 0;  // into CopyBatch::quantise_loops, outermost first
+  uint32_t loops_count = 0;
+};
+
 enum class CopyKind : uint8_t {
   kCopy,
-  kZero,  // writes zero bytes
+  kZero,      // writes zero bytes
+  kQuantise,  // `quantises` instead of copies
 };
 
 // Copies that are issued together. No byte is written by two of them, and none
@@ -65,6 +93,8 @@ struct CopyBatch {
   CopyKind kind = CopyKind::kCopy;
   std::vector<StridedCopy> copies;
   std::vector<CopyLoop> loops;
+  std::vector<BlockQuantise> quantises;
+  std::vector<QuantiseLoop> quantise_loops;
 };
 
 // Batches made ready for a device. Nothing is allocated or checked after this.

@@ -101,6 +101,8 @@ struct RunCounters {
   double pack_seconds = 0;
   double wire_seconds = 0;
   double unpack_seconds = 0;
+  // Memory that the executor holds for what is quantised.
+  uint64_t scratch_bytes = 0;
   // The bytes above, by how they travelled.
   std::array<std::array<Traffic, static_cast<size_t>(fb::Mechanism::MAX) + 1>,
              static_cast<size_t>(fb::Route::MAX) + 1>
@@ -141,10 +143,10 @@ class Executor {
       const PlanFile& plan, const ExecutorOptions& options);
   ~Executor();
 
-  // Allocates the staging arena and shakes hands with all ranks on the plan.
-  // Called again, at any time but while running, it makes a transport whole
-  // that a failed refit broke, and keeps what is bound. A rank that left a
-  // refit out is told how that ended by its next collective call, this one
+  // Allocates the staging arena and scratch, and shakes hands with all ranks on
+  // the plan. Called again, at any time but while running, it makes a transport
+  // whole that a failed refit broke, and keeps what is bound. A rank that left
+  // a refit out is told how that ended by its next collective call, this one
   // too, and calls again.
   absl::Status Connect(std::chrono::nanoseconds timeout);
 
@@ -202,6 +204,9 @@ class Executor {
   absl::Status PrepareCopies(absl::Span<std::byte* const> addresses);
   absl::Status WatchTensors(absl::Span<const BoundTensor> tensors);
   absl::Status CreateStreams();
+  absl::Status AllocateScratch();
+  // Fills the entries of the rank's scratch.
+  void PlaceScratch(std::vector<std::byte*>& addresses) const;
   void RecordGraph(Stream stream, Deadline deadline);
   absl::Status CheckTensors(const RunOptions& options) const;
   absl::Status RunRounds(Stream stream, const RunOptions& options,
@@ -229,6 +234,8 @@ class Executor {
   // they overlap with the wire.
   struct RoundEvents;
   std::unique_ptr<DeviceMemory> staging_;
+  std::vector<std::unique_ptr<DeviceMemory>> scratch_;  // by scratch buffer
+  uint64_t scratch_bytes_ = 0;
   std::unique_ptr<DeviceStream> pack_stream_;
   std::unique_ptr<DeviceStream> unpack_stream_;
   std::unique_ptr<DeviceEvent> started_;

@@ -1,0 +1,232 @@
+#include "compiler/layout/block_scales.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "plan/quantise_check.h"
+
+namespace refit {
+namespace {
+
+std::string SchemeText(const SideSpec& side) {
+  if (!side.quantised.given) return "unquantised";
+  const BlockScheme& scheme = side.quantised.value;
+  return scheme.scale_format == ScaleFormat::kUe8m0
+             ? absl::StrCat(std::string(scheme.name), " with scale_fmt ue8m0")
+             : std::string(scheme.name);
+}
+
+// The buffers of one side, with scales.
+class ScaledSide {
+ public:
+  ScaledSide(const SideSpec& side, Module& module, Diagnostics& diagnostics)
+      : side_(side),
+        scheme_(side.quantised.value),
+        module_(module),
+        diagnostics_(diagnostics),
+        of_param_(module.params.size(), nullptr) {
+    for (const Quantisation& quantisation : module.quantisations) {
+      of_param_[IndexOf(quantisation.of)] = &quantisation;
+    }
+  }
+
+  // The buffers that stand for `id`: itself, or values and scales.
+  const std::vector<BufferId>& Replacement(BufferId id) {
+    const auto [it, is_new] = replacements_.try_emplace(id);
+    if (is_new) it->second = Replace(id, Buffer(module_.buffers[id]));
+    return it->second;
+  }
+
+ private:
+  std::vector<BufferId> Replace(BufferId id, Buffer values) {
+    size_t quantised = 0;
+    for (const Fragment& fragment : values.fragments) {
+      quantised += of_param_[IndexOf(fragment.param)] != nullptr ? 1 : 0;
+    }
+    if (quantised == 0) return {id};
+    if (quantised != values.fragments.size() || !values.regions.empty()) {
+      Report(values, "holds more than quantised matrices");
+      return {};
+    }
+    std::optional<Buffer> scales = Scales(values);
+    if (!scales.has_value()) return {};
+    values.dtype = DType::kFp8E4m3;
+    for (Fragment& fragment : values.fragments) {
+      fragment.param = of_param_[IndexOf(fragment.param)]->data;
+    }
+    return {module_.buffers.Intern(std::move(values)),
+            module_.buffers.Intern(*std::move(scales))};
+  }
+
+  std::optional<Buffer> Scales(const Buffer& values) {
+    const size_t dims = values.shape.size();
+    if (dims < 2) {
+      Report(values, "is no matrix");
+      return std::nullopt;
+    }
+    const Dims matrix(values.shape.end() - 2, values.shape.end());
+    const Dims grid = ScaleShape(matrix, scheme_);
+    Buffer scales;
+    scales.name = absl::StrCat(values.name, std::string(scheme_.suffix));
+    scales.index = values.index;
+    scales.shape = values.shape;
+    scales.shape[dims - 2] = grid[0];
+    scales.shape[dims - 1] = grid[1];
+    scales.dtype = ScaleDType(scheme_.scale_format);
+    for (const Fragment& fragment : values.fragments) {
+      std::optional<Fragment> part = Scales(values, fragment, matrix, grid);
+      if (!part.has_value()) return std::nullopt;
+      scales.fragments.push_back(*std::move(part));
+    }
+    return scales;
+  }
+
+  // A fragment's scales: the same part of the buffer, in blocks.
+  std::optional<Fragment> Scales(const Buffer& values, const Fragment& fragment,
+                                 const Dims& matrix, const Dims& grid) {
+    const int64_t matrix_elements = Product(matrix);
+    const size_t row = fragment.box.lo.size() - 2;
+    const int64_t at_row = fragment.offset % matrix_elements / matrix[1];
+    const int64_t at_column = fragment.offset % matrix[1];
+    const Dims strides(fragment.stride.begin() + static_cast<int64_t>(row),
+                       fragment.stride.end());
+    bool is_matrix =
+        (strides[0] == matrix[1] || fragment.box.extent(row) == 1) &&
+        (strides[1] == 1 || fragment.box.extent(row + 1) == 1);
+    for (size_t dim = 0; dim < row; ++dim) {
+      is_matrix = is_matrix && (fragment.stride[dim] % matrix_elements == 0 ||
+                                fragment.box.extent(dim) == 1);
+    }
+    const Param& param = module_.param(fragment.param);
+    if (!is_matrix) {
+      Report(values, absl::StrFormat("does not hold \"%s\" as rows of a matrix",
+                                     param.name));
+      return std::nullopt;
+    }
+    if (!HoldsWholeBlocks(fragment.box, param.shape, scheme_)) {
+      const Box part = {.lo = {fragment.box.lo[row], fragment.box.lo[row + 1]},
+                        .hi = {fragment.box.hi[row], fragment.box.hi[row + 1]}};
+      Report(values,
+             absl::StrFormat(
+                 "holds %s of \"%s\" [%d, %d]; wanted whole blocks of %d x %d",
+                 BoxText(part), param.name, param.shape[0], param.shape[1],
+                 scheme_.block_rows, scheme_.block_columns));
+      return std::nullopt;
+    }
+    if (at_row % scheme_.block_rows != 0 ||
+        at_column % scheme_.block_columns != 0) {
+      Report(values, absl::StrFormat(
+                         "holds \"%s\" from row %d and column %d on; wanted "
+                         "multiples of %d and %d",
+                         param.name, at_row, at_column, scheme_.block_rows,
+                         scheme_.block_columns));
+      return std::nullopt;
+    }
+    const int64_t grid_elements = Product(grid);
+    Fragment scales;
+    scales.param = of_param_[IndexOf(fragment.param)]->scales;
+    scales.box = ScaleBox(fragment.box, scheme_);
+    scales.offset = fragment.offset / matrix_elements * grid_elements +
+                    at_row / scheme_.block_rows * grid[1] +
+                    at_column / scheme_.block_columns;
+    for (size_t dim = 0; dim < row; ++dim) {
+      scales.stride.push_back(fragment.stride[dim] / matrix_elements *
+                              grid_elements);
+    }
+    scales.stride.push_back(grid[1]);
+    scales.stride.push_back(1);
+    return scales;
+  }
+
+  // Ranks that cut a matrix alike are told of once.
+  void Report(const Buffer& buffer, const std::string& what) {
+    if (!reported_.insert(buffer.name).second) return;
+    diagnostics_.Error(
+        side_.quantised.place,
+        absl::StrFormat("%s.dtype %s: buffer \"%s\" %s", side_.key,
+                        scheme_.name, buffer.name, what));
+  }
+
+  const SideSpec& side_;
+  const BlockScheme& scheme_;
+  Module& module_;
+  Diagnostics& diagnostics_;
+  std::vector<const Quantisation*> of_param_;
+  absl::flat_hash_map<BufferId, std::vector<BufferId>> replacements_;
+  absl::flat_hash_set<std::string> reported_;  // names of buffers
+};
+
+}  // namespace
+
+void DeclareQuantisations(const Job& job, Module& module,
+                          Diagnostics& diagnostics) {
+  const SideSpec& source = job.source;
+  const SideSpec& destination = job.destination;
+  if (!source.quantised.given && !destination.quantised.given) return;
+  if (source.quantised.given &&
+      !(destination.quantised.given &&
+        source.quantised.value == destination.quantised.value)) {
+    diagnostics.Error(
+        source.quantised.place,
+        absl::StrFormat("source.dtype is %s and the destination is %s; wanted "
+                        "both alike, as nothing is dequantised",
+                        SchemeText(source), SchemeText(destination)));
+    return;
+  }
+  const BlockScheme& scheme = destination.quantised.value;
+  const size_t model_params = module.params.size();
+  for (size_t i = 0; i < model_params; ++i) {
+    if (!IsBlockQuantised(module.params[i].role)) continue;
+    const auto add = [&](std::string name, Dims shape, DType dtype) {
+      Param param = module.params[i];
+      param.name = std::move(name);
+      param.shape = std::move(shape);
+      param.dtype = dtype;
+      module.params.push_back(std::move(param));
+      return ParamId{static_cast<int32_t>(module.params.size() - 1)};
+    };
+    const std::string name = module.params[i].name;
+    const Dims shape = module.params[i].shape;
+    Quantisation quantisation;
+    quantisation.of = ParamId{static_cast<int32_t>(i)};
+    quantisation.data = quantisation.of;
+    quantisation.scheme = scheme;
+    if (source.quantised.given) {
+      module.params[i].dtype = DType::kFp8E4m3;
+    } else {
+      quantisation.data =
+          add(absl::StrCat(name, ":fp8_e4m3"), shape, DType::kFp8E4m3);
+    }
+    quantisation.scales =
+        add(absl::StrCat(name, std::string(scheme.suffix)),
+            ScaleShape(shape, scheme), ScaleDType(scheme.scale_format));
+    module.quantisations.push_back(std::move(quantisation));
+  }
+  if (module.quantisations.empty()) {
+    diagnostics.Error(
+        destination.quantised.place,
+        absl::StrFormat("dtype %s quantises the linear layers of a model, and "
+                        "no parameter is known as one; wanted a model family "
+                        "with roles (config.json)",
+                        scheme.name));
+  }
+}
+
+void AddBlockScales(const SideSpec& side, Module& module, SideLayout& layout,
+                    Diagnostics& diagnostics) {
+  if (!side.quantised.given) return;
+  ScaledSide scaled(side, module, diagnostics);
+  for (std::vector<BufferId>& rank : layout.ranks) {
+    std::vector<BufferId> buffers;
+    for (const BufferId id : rank) {
+      const std::vector<BufferId>& replacement = scaled.Replacement(id);
+      buffers.insert(buffers.end(), replacement.begin(), replacement.end());
+    }
+    rank = std::move(buffers);
+  }
+}
+
+}  // namespace refit

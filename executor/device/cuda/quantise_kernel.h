@@ -1,0 +1,73 @@
+// The kernel that quantises blocks, and what it reads.
+#ifndef REFIT_EXECUTOR_DEVICE_CUDA_QUANTISE_KERNEL_H_
+#define REFIT_EXECUTOR_DEVICE_CUDA_QUANTISE_KERNEL_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "plan/dtype.h"
+
+namespace refit::cuda {
+
+// The three tensors of an operation, in this order.
+enum QuantiseSide : uint32_t { kInput = 0, kOutput = 1, kScales = 2 };
+inline constexpr uint32_t kQuantiseSides = 3;
+
+// A loop over matrices.
+struct KernelQuantiseLoop {
+  uint64_t extent;
+  uint64_t bytes[kQuantiseSides];
+  uint32_t entries[kQuantiseSides];
+  uint32_t reserved;
+};
+
+inline constexpr uint32_t kQuantiseLoopsMax = 4;
+
+struct KernelQuantise {
+  uint64_t first_tile;  // of the batch; tiles of an operation follow each other
+  uint64_t blocks;      // of all matrices
+  uint64_t rows;        // of one matrix
+  uint64_t columns;
+  uint64_t blocks_down;
+  uint64_t blocks_across;
+  uint64_t offset[kQuantiseSides];
+  uint64_t row_bytes[kQuantiseSides];
+  uint32_t entry[kQuantiseSides];
+  uint32_t block_rows;
+  uint32_t block_columns;
+  uint32_t loops_count;
+  DType dtype;  // of the input
+  fb::ScaleFormat format;
+  uint16_t reserved;
+  KernelQuantiseLoop loops[kQuantiseLoopsMax];  // innermost first
+};
+
+// A tile is what a thread block does at a time: one block of the matrix, or
+// many of few elements, one for each warp in turn.
+inline constexpr uint32_t kSmallBlockElements = 256;
+inline constexpr uint32_t kSmallBlocksPerTile = 256;
+
+constexpr bool IsSmallBlock(uint32_t rows, uint32_t columns) {
+  return uint64_t{rows} * columns <= kSmallBlockElements;
+}
+
+// All pointers are of device memory; `unless` may be null.
+struct QuantiseBatch {
+  std::byte* const* table = nullptr;
+  const KernelQuantise* quantises = nullptr;
+  uint32_t quantises_count = 0;
+  uint64_t tiles_count = 0;
+};
+
+// As LoadCopyKernel.
+cudaError_t LoadQuantiseKernel();
+
+// Enqueues the batch on `blocks_max` blocks at most.
+cudaError_t LaunchQuantises(const QuantiseBatch& batch, uint32_t blocks_max,
+                            const uint32_t* unless, cudaStream_t stream);
+
+}  // namespace refit::cuda
+
+#endif  // REFIT_EXECUTOR_DEVICE_CUDA_QUANTISE_KERNEL_H_

@@ -1,0 +1,112 @@
+#include "executor/device/host_quantise.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "executor/device/cast.h"
+#include "executor/device/quantise.h"
+
+namespace refit {
+namespace {
+
+// Elements of a row that are brought to fp32 at a time.
+constexpr uint64_t kChunkElements = 512;
+
+void LoadFp32(const std::byte* from, DType dtype, uint64_t count,
+              uint32_t* to) {
+  if (dtype == DType::kFp32) {
+    std::memcpy(to, from, count * sizeof(uint32_t));
+    return;
+  }
+  for (uint64_t i = 0; i < count; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, from + i * sizeof(bits), sizeof(bits));
+    to[i] = dtype == DType::kBf16 ? Fp32FromBf16(bits) : Fp32FromFp16(bits);
+  }
+}
+
+// Visits the elements of a block as fp32, row by row in chunks:
+// visit(row, column, values, count).
+template <typename Visit>
+void ForEachChunk(const std::byte* block, DType dtype, uint64_t row_bytes,
+                  uint64_t rows, uint64_t columns, const Visit& visit) {
+  const auto element_bytes = static_cast<uint64_t>(DTypeBytes(dtype));
+  uint32_t values[kChunkElements];
+  for (uint64_t row = 0; row < rows; ++row) {
+    for (uint64_t column = 0; column < columns; column += kChunkElements) {
+      const uint64_t count = std::min(kChunkElements, columns - column);
+      LoadFp32(block + row * row_bytes + column * element_bytes, dtype, count,
+               values);
+      visit(row, column, values, count);
+    }
+  }
+}
+
+// One matrix, block by block.
+void QuantiseMatrix(const BlockQuantise& op, const std::byte* input,
+                    std::byte* output, std::byte* scales) {
+  const auto input_bytes = static_cast<uint64_t>(DTypeBytes(op.input.dtype));
+  const auto scale_bytes = static_cast<uint64_t>(DTypeBytes(op.scales.dtype));
+  for (uint64_t row = 0; row < op.rows; row += op.block_rows) {
+    const uint64_t rows = std::min<uint64_t>(op.block_rows, op.rows - row);
+    for (uint64_t column = 0; column < op.columns; column += op.block_columns) {
+      const uint64_t columns =
+          std::min<uint64_t>(op.block_columns, op.columns - column);
+      const std::byte* block =
+          input + row * op.input_row_bytes + column * input_bytes;
+      uint32_t amax = 0;
+      ForEachChunk(
+          block, op.input.dtype, op.input_row_bytes, rows, columns,
+          [&](uint64_t, uint64_t, const uint32_t* values, uint64_t count) {
+            for (uint64_t i = 0; i < count; ++i) {
+              amax = std::max(amax, MagnitudeBits(values[i]));
+            }
+          });
+      const BlockScale scale = ScaleOf(amax, op.format);
+      // Scales of one byte are the low one.
+      std::memcpy(scales + row / op.block_rows * op.scale_row_bytes +
+                      column / op.block_columns * scale_bytes,
+                  &scale.stored, scale_bytes);
+      ForEachChunk(
+          block, op.input.dtype, op.input_row_bytes, rows, columns,
+          [&](uint64_t r, uint64_t c, const uint32_t* values, uint64_t count) {
+            std::byte* to =
+                output + (row + r) * op.output_row_bytes + column + c;
+            for (uint64_t i = 0; i < count; ++i) {
+              to[i] = std::byte{QuantisedValue(values[i], scale.inverse)};
+            }
+          });
+    }
+  }
+}
+
+}  // namespace
+
+void RunHostQuantise(const HostQuantise& host, std::byte* const* table) {
+  const BlockQuantise& op = host.quantise;
+  uint64_t matrices = 1;
+  for (const QuantiseLoop& loop : host.loops) matrices *= loop.extent;
+  for (uint64_t matrix = 0; matrix < matrices; ++matrix) {
+    CopyPlace input = op.input;
+    CopyPlace output = op.output;
+    CopyPlace scales = op.scales;
+    uint64_t rest = matrix;
+    for (size_t l = host.loops.size(); l-- > 0;) {
+      const QuantiseLoop& loop = host.loops[l];
+      const uint64_t i = rest % loop.extent;
+      rest /= loop.extent;
+      for (const auto& [place, step] :
+           {std::pair(&input, &loop.input), std::pair(&output, &loop.output),
+            std::pair(&scales, &loop.scales)}) {
+        place->entry += i * step->entries;
+        place->byte_offset += i * step->bytes;
+      }
+    }
+    QuantiseMatrix(op, table[input.entry] + input.byte_offset,
+                   table[output.entry] + output.byte_offset,
+                   table[scales.entry] + scales.byte_offset);
+  }
+}
+
+}  // namespace refit

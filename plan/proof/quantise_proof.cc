@@ -1,0 +1,237 @@
+// What quantisation makes of params, symbolically: values and scales are right
+// when their blocks are whole and of the right param, at the right places.
+#include <optional>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "plan/proof/data_proof.h"
+#include "plan/quantise_check.h"
+
+namespace refit::proof {
+namespace {
+
+// The matrices of a param that an operation covers, in the param's own terms.
+struct Matrices {
+  int64_t first = 0;  // number of the first matrix of the stack
+  Digits loops;       // in matrices
+  int64_t row = 0;
+  int64_t column = 0;
+};
+
+// The elements of a param of `rows` x `columns` matrices at `matrices`, from
+// row `row` and column `column` on.
+Sequence ElementsOf(const Matrices& matrices, int64_t rows, int64_t columns,
+                    int64_t row, int64_t column, int64_t row_count,
+                    int64_t column_count) {
+  Sequence elements;
+  elements.base = (matrices.first * rows + row) * columns + column;
+  for (const Digit& loop : matrices.loops) {
+    elements.digits.push_back({loop.extent, loop.step * rows * columns});
+  }
+  elements.digits.push_back({row_count, columns});
+  elements.digits.push_back({column_count, 1});
+  Canonicalize(elements);
+  return elements;
+}
+
+int64_t Rows(const fb::Param& param) {
+  return static_cast<int64_t>(param.shape()->Get(0));
+}
+int64_t Columns(const fb::Param& param) {
+  return static_cast<int64_t>(param.shape()->Get(1));
+}
+
+// Reads `elements` as rows x columns of consecutive rows of some matrices;
+// nullopt when they are none.
+std::optional<Matrices> MatricesAt(const Sequence& elements,
+                                   const fb::Param& param,
+                                   const Digits& extents, int64_t rows,
+                                   int64_t columns) {
+  const int64_t matrix = Rows(param) * Columns(param);
+  Matrices matrices;
+  matrices.first = elements.base / matrix;
+  matrices.row = elements.base % matrix / Columns(param);
+  matrices.column = elements.base % Columns(param);
+  if (matrices.row + rows > Rows(param) ||
+      matrices.column + columns > Columns(param)) {
+    return std::nullopt;
+  }
+  // How far a loop goes shows where its second iteration begins.
+  int64_t inner = rows * columns;
+  matrices.loops.resize(extents.size());
+  for (size_t i = extents.size(); i-- > 0;) {
+    const int64_t step = ValueAt(elements, inner) - elements.base;
+    if (step % matrix != 0) return std::nullopt;
+    matrices.loops[i] = {extents[i].extent, step / matrix};
+    inner *= extents[i].extent;
+  }
+  const Sequence wanted =
+      ElementsOf(matrices, Rows(param), Columns(param), matrices.row,
+                 matrices.column, rows, columns);
+  if (!(wanted == elements)) return std::nullopt;
+  return matrices;
+}
+
+// Whether [begin, begin + count) of `size` are whole blocks.
+bool AreWholeBlocks(int64_t begin, int64_t count, int64_t size, int64_t block) {
+  return begin % block == 0 && (count % block == 0 || begin + count == size);
+}
+
+}  // namespace
+
+void DataProof::FollowQuantisation(uint32_t rank) {
+  const fb::RankProgram& program = *body_.programs()->Get(rank);
+  const bool quantises =
+      program.quantises() != nullptr && program.quantises()->size() > 0;
+  if (!quantises && program.scratch_buffers() == 0) return;
+  writes_.clear();
+  Quantise(rank);
+  CheckWrites(rank);
+}
+
+void DataProof::Quantise(uint32_t rank) {
+  const fb::RankProgram& program = *body_.programs()->Get(rank);
+  if (program.quantises() == nullptr) return;
+  for (const fb::Quantise* op : *program.quantises()) QuantiseOne(rank, *op);
+}
+
+std::optional<Sequence> DataProof::Operand(const char* what, uint32_t rank,
+                                           uint32_t slot, int64_t offset,
+                                           const Digits& digits, uint32_t param,
+                                           bool is_written) {
+  const BufferFacts& facts = FactsAt(rank, slot);
+  if (facts.flaw().has_value()) return std::nullopt;  // reported for its rank
+  const auto report = [&](absl::FunctionRef<std::string()> text) {
+    violations_.Report(
+        {.rank = rank,
+         .round = rank < body_.source_ranks() ? Site::kBeforeRounds
+                                              : Site::kAfterRounds,
+         .buffer_slot = slot,
+         .offset = offset},
+        Invariant::kRightElement, text);
+    return std::nullopt;
+  };
+  // A source's tensors are its own: only scratch may be written.
+  if (rank < body_.source_ranks() &&
+      is_written != IsScratch(*body_.programs()->Get(rank), slot)) {
+    return report([&] {
+      return absl::StrFormat("the %s of a quantisation begins here, in %s",
+                             what,
+                             is_written ? "a tensor of the source" : "scratch");
+    });
+  }
+  const int32_t index = facts.Find(offset, digits, placement_);
+  const Part* part =
+      index < 0 ? nullptr : &facts.parts()[static_cast<size_t>(index)];
+  if (part == nullptr || part->fragment == nullptr ||
+      part->fragment->param() != param ||
+      body_.params()->Get(param)->skip() != fb::SkipReason::kUnspecified ||
+      !placement_.FillsHull()) {
+    return report([&] {
+      return absl::StrFormat(
+          "the %s of a quantisation begins here, which is no box of a fragment "
+          "of %s",
+          what, TensorName(*body_.params()->Get(param), 0));
+    });
+  }
+  if (is_written) {
+    Write& write = writes_.emplace_back();
+    write.slot = slot;
+    write.part = index;
+    write.round = Site::kAfterRounds;
+    write.box = placement_.Hull();
+  }
+  return facts.ParamSequence(*part, placement_);
+}
+
+void DataProof::QuantiseOne(uint32_t rank, const fb::Quantise& op) {
+  const fb::Quantisation& quantisation =
+      *body_.quantisations()->Get(op.quantisation());
+  const auto rows = static_cast<int64_t>(op.rows());
+  const auto columns = static_cast<int64_t>(op.columns());
+  const int64_t block_rows = quantisation.block_rows();
+  const int64_t block_columns = quantisation.block_columns();
+  const auto scale_rows =
+      static_cast<int64_t>(BlockCount(op.rows(), quantisation.block_rows()));
+  const auto scale_columns = static_cast<int64_t>(
+      BlockCount(op.columns(), quantisation.block_columns()));
+  Digits in, out, scale;
+  for (uint32_t i = 0; i < op.loops_count(); ++i) {
+    const fb::QuantiseLoop& loop =
+        *body_.quantise_loops()->Get(op.loops_begin() + i);
+    const auto extent = static_cast<int64_t>(loop.extent());
+    in.push_back({extent, static_cast<int64_t>(loop.input_stride())});
+    out.push_back({extent, static_cast<int64_t>(loop.output_stride())});
+    scale.push_back({extent, static_cast<int64_t>(loop.scale_stride())});
+  }
+  const Digits loops = in;
+  const auto add = [](Digits& digits, int64_t extent, uint64_t step) {
+    if (extent > 1) digits.push_back({extent, static_cast<int64_t>(step)});
+  };
+  add(in, rows, op.input_row_stride());
+  add(in, columns, 1);
+  add(out, rows, op.output_row_stride());
+  add(out, columns, 1);
+  add(scale, scale_rows, op.scale_row_stride());
+  add(scale, scale_columns, 1);
+  const auto operand = [&](const char* what, uint32_t slot, uint64_t offset,
+                           const Digits& digits, uint32_t param,
+                           bool is_written) {
+    return Operand(what, rank, slot, static_cast<int64_t>(offset), digits,
+                   param, is_written);
+  };
+  const auto input = operand("input", op.input_slot(), op.input_offset(), in,
+                             quantisation.of(), /*is_written=*/false);
+  const auto output = operand("output", op.output_slot(), op.output_offset(),
+                              out, quantisation.data(), /*is_written=*/true);
+  const auto scales = operand("scales", op.scale_slot(), op.scale_offset(),
+                              scale, quantisation.scales(),
+                              /*is_written=*/true);
+  if (!input.has_value() || !output.has_value() || !scales.has_value()) return;
+
+  const auto report = [&](uint32_t slot, uint64_t offset,
+                          absl::FunctionRef<std::string()> text) {
+    violations_.Report(
+        {.rank = rank,
+         .round = rank < body_.source_ranks() ? Site::kBeforeRounds
+                                              : Site::kAfterRounds,
+         .buffer_slot = slot,
+         .offset = static_cast<int64_t>(offset)},
+        Invariant::kRightElement, text);
+  };
+  const fb::Param& of = *body_.params()->Get(quantisation.of());
+  const fb::Param& grid = *body_.params()->Get(quantisation.scales());
+  const std::optional<Matrices> matrices =
+      MatricesAt(*input, of, loops, rows, columns);
+  if (!matrices.has_value() ||
+      !AreWholeBlocks(matrices->row, rows, Rows(of), block_rows) ||
+      !AreWholeBlocks(matrices->column, columns, Columns(of), block_columns)) {
+    report(op.input_slot(), op.input_offset(), [&] {
+      return absl::StrFormat(
+          "what is quantised from %s on is not whole blocks of %d x %d",
+          ElementText(of, input->base), block_rows, block_columns);
+    });
+    return;
+  }
+  if (!(*output == *input)) {
+    report(op.output_slot(), op.output_offset(), [&] {
+      return absl::StrFormat(
+          "holds values from %s on, quantised, when they should be from %s on",
+          ElementText(of, input->base),
+          ElementText(*body_.params()->Get(quantisation.data()), output->base));
+    });
+  }
+  const Sequence wanted = ElementsOf(
+      *matrices, Rows(grid), Columns(grid), matrices->row / block_rows,
+      matrices->column / block_columns, scale_rows, scale_columns);
+  if (!(*scales == wanted)) {
+    report(op.scale_slot(), op.scale_offset(), [&] {
+      return absl::StrFormat(
+          "holds scales from %s on when they should be from %s on",
+          ElementText(grid, wanted.base), ElementText(grid, scales->base));
+    });
+  }
+}
+
+}  // namespace refit::proof

@@ -1,0 +1,262 @@
+#include "plan/quantise_check.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/types/span.h"
+#include "plan/check.h"
+#include "plan/plan_file.h"
+
+namespace refit {
+namespace {
+
+constexpr uint32_t kLargestBlock = 1 << 16;
+// More than any list of operations needs; keeps hostile files from costing
+// time.
+constexpr uint32_t kMostLoops = 16;
+
+bool IsQuantisable(DType dtype) {
+  return dtype == DType::kBf16 || dtype == DType::kFp16 ||
+         dtype == DType::kFp32;
+}
+
+template <typename T>
+uint32_t SizeOf(const flatbuffers::Vector<T>* vector) {
+  return vector == nullptr ? 0 : vector->size();
+}
+
+bool SameIndex(const fb::Param& a, const fb::Param& b) {
+  if (SizeOf(a.index()) != SizeOf(b.index())) return false;
+  for (uint32_t d = 0; d < SizeOf(a.index()); ++d) {
+    if (a.index()->Get(d)->count() != b.index()->Get(d)->count()) return false;
+  }
+  return true;
+}
+
+absl::Status CheckQuantisation(const fb::Body& body,
+                               const fb::Quantisation& quantisation) {
+  const uint32_t params = body.params()->size();
+  for (const uint32_t param :
+       {quantisation.of(), quantisation.data(), quantisation.scales()}) {
+    if (param >= params) {
+      return Bad(absl::StrFormat("param %u is not below %u", param, params));
+    }
+  }
+  const fb::Param& of = *body.params()->Get(quantisation.of());
+  const fb::Param& data = *body.params()->Get(quantisation.data());
+  const fb::Param& scales = *body.params()->Get(quantisation.scales());
+  for (const uint32_t block :
+       {quantisation.block_rows(), quantisation.block_columns()}) {
+    if (block == 0 || block > kLargestBlock) {
+      return Bad(absl::StrFormat("a block of %u is not possible", block));
+    }
+  }
+  const DType scale_dtype = ScaleDType(quantisation.scale_format());
+  if (scale_dtype == DType::kUnspecified) {
+    return Bad(
+        absl::StrFormat("unknown scale format %u",
+                        static_cast<uint32_t>(quantisation.scale_format())));
+  }
+  if (!IsQuantisable(of.dtype()) || data.dtype() != DType::kFp8E4m3 ||
+      scales.dtype() != scale_dtype) {
+    return Bad(absl::StrFormat("%s to %s with scales of %s does not exist",
+                               DTypeName(of.dtype()), DTypeName(data.dtype()),
+                               DTypeName(scales.dtype())));
+  }
+  if (SizeOf(of.shape()) != 2 || SizeOf(data.shape()) != 2 ||
+      SizeOf(scales.shape()) != 2 || !SameIndex(of, data) ||
+      !SameIndex(of, scales) || of.shape()->Get(0) != data.shape()->Get(0) ||
+      of.shape()->Get(1) != data.shape()->Get(1) ||
+      scales.shape()->Get(0) !=
+          BlockCount(of.shape()->Get(0), quantisation.block_rows()) ||
+      scales.shape()->Get(1) !=
+          BlockCount(of.shape()->Get(1), quantisation.block_columns())) {
+    return Bad("the three params are no matrices of matching shapes");
+  }
+  return absl::OkStatus();
+}
+
+// Extent and stride in a buffer's virtual elements.
+struct Steps {
+  uint64_t extent = 1;
+  uint64_t stride = 0;
+};
+
+// That a box of a buffer stays inside its tensors, as a copy has to.
+absl::Status CheckSteps(const BufferSize& buffer, uint64_t offset,
+                        absl::Span<const Steps> box) {
+  if (offset >= buffer.elements()) {
+    return Bad(
+        absl::StrFormat("offset %u is not below the buffer's %u elements",
+                        offset, buffer.elements()));
+  }
+  const uint64_t numel = buffer.tensor_elements;
+  uint64_t tensor = offset / numel;
+  uint64_t element = offset % numel;
+  for (const Steps& steps : box) {
+    if (steps.extent == 1) continue;
+    const bool inside = steps.stride < numel;
+    if (!inside && steps.stride % numel != 0) {
+      return Bad(absl::StrFormat(
+          "stride %u is neither inside a tensor of %u elements nor whole "
+          "tensors",
+          steps.stride, numel));
+    }
+    uint64_t& position = inside ? element : tensor;
+    uint64_t span = 0;
+    if (__builtin_mul_overflow(steps.extent - 1,
+                               inside ? steps.stride : steps.stride / numel,
+                               &span) ||
+        __builtin_add_overflow(position, span, &position) ||
+        position >= (inside ? numel : buffer.tensors)) {
+      return Bad(absl::StrFormat("%u steps of %u leave the %s", steps.extent,
+                                 steps.stride, inside ? "tensor" : "stack"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckQuantise(const fb::Body& body, const fb::RankProgram& program,
+                           const fb::Quantise& op,
+                           const std::vector<BufferSize>& buffers) {
+  if (op.quantisation() >= SizeOf(body.quantisations())) {
+    return Bad(absl::StrFormat("quantisation %u is not below %u",
+                               op.quantisation(),
+                               SizeOf(body.quantisations())));
+  }
+  const uint32_t slots = program.buffers()->size();
+  for (const uint32_t slot :
+       {op.input_slot(), op.output_slot(), op.scale_slot()}) {
+    if (slot >= slots) {
+      return Bad(absl::StrFormat("slot %u is not below %u", slot, slots));
+    }
+  }
+  const uint32_t loops = SizeOf(body.quantise_loops());
+  if (op.loops_count() > kMostLoops ||
+      uint64_t{op.loops_begin()} + op.loops_count() > loops) {
+    return Bad(absl::StrFormat("%u loops from %u of %u", op.loops_count(),
+                               op.loops_begin(), loops));
+  }
+  if (op.rows() == 0 || op.columns() == 0 || op.rows() > kLargestSize ||
+      op.columns() > kLargestSize) {
+    return Bad(absl::StrFormat("a matrix of %u x %u is not possible", op.rows(),
+                               op.columns()));
+  }
+  const fb::Quantisation& quantisation =
+      *body.quantisations()->Get(op.quantisation());
+  const auto buffer = [&](uint32_t slot) -> const BufferSize& {
+    return buffers[program.buffers()->Get(slot)];
+  };
+  const BufferSize& input = buffer(op.input_slot());
+  const BufferSize& output = buffer(op.output_slot());
+  const BufferSize& scales = buffer(op.scale_slot());
+  if (!IsQuantisable(input.dtype) || output.dtype != DType::kFp8E4m3 ||
+      scales.dtype != ScaleDType(quantisation.scale_format())) {
+    return Bad(absl::StrFormat("%s to %s with scales of %s does not exist",
+                               DTypeName(input.dtype), DTypeName(output.dtype),
+                               DTypeName(scales.dtype)));
+  }
+  std::vector<Steps> in, out, scale;
+  uint64_t elements = 1;
+  for (uint32_t i = 0; i < op.loops_count(); ++i) {
+    const fb::QuantiseLoop& loop =
+        *body.quantise_loops()->Get(op.loops_begin() + i);
+    in.push_back({loop.extent(), loop.input_stride()});
+    out.push_back({loop.extent(), loop.output_stride()});
+    scale.push_back({loop.extent(), loop.scale_stride()});
+    if (!Multiply(loop.extent(), elements)) return Bad("too many elements");
+  }
+  if (!Multiply(op.rows(), elements) || !Multiply(op.columns(), elements)) {
+    return Bad("too many elements");
+  }
+  in.push_back({op.rows(), op.input_row_stride()});
+  in.push_back({op.columns(), 1});
+  out.push_back({op.rows(), op.output_row_stride()});
+  out.push_back({op.columns(), 1});
+  scale.push_back({BlockCount(op.rows(), quantisation.block_rows()),
+                   op.scale_row_stride()});
+  scale.push_back({BlockCount(op.columns(), quantisation.block_columns()), 1});
+  absl::Status status = CheckSteps(input, op.input_offset(), in);
+  if (!status.ok()) return At("input", status);
+  status = CheckSteps(output, op.output_offset(), out);
+  if (!status.ok()) return At("output", status);
+  status = CheckSteps(scales, op.scale_offset(), scale);
+  if (!status.ok()) return At("scales", status);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+DType ScaleDType(fb::ScaleFormat format) {
+  switch (format) {
+    case fb::ScaleFormat::kFp32:
+    case fb::ScaleFormat::kUe8m0:
+      return DType::kFp32;
+    case fb::ScaleFormat::kE8m0:
+      return DType::kUint8;
+    case fb::ScaleFormat::kUnspecified:
+      break;
+  }
+  return DType::kUnspecified;
+}
+
+bool HasQuantisation(const fb::Body& body) {
+  if (SizeOf(body.quantisations()) > 0) return true;
+  for (const fb::RankProgram* program : *body.programs()) {
+    if (program->scratch_buffers() > 0 || SizeOf(program->quantises()) > 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+absl::Status CheckQuantisations(const fb::Body& body) {
+  for (uint32_t i = 0; i < SizeOf(body.quantisations()); ++i) {
+    absl::Status status =
+        CheckQuantisation(body, *body.quantisations()->Get(i));
+    if (!status.ok()) return At(absl::StrCat("quantisation ", i), status);
+  }
+  if (!IsAligned(body.quantise_loops())) {
+    return Bad("quantise_loops are not aligned to 8 bytes");
+  }
+  for (uint32_t i = 0; i < SizeOf(body.quantise_loops()); ++i) {
+    const uint64_t extent = body.quantise_loops()->Get(i)->extent();
+    if (extent >= 2) continue;
+    return Bad(
+        absl::StrFormat("quantise loop %u: extent %u is below 2", i, extent));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckQuantises(const fb::Body& body,
+                            const fb::RankProgram& program,
+                            const std::vector<BufferSize>& buffers) {
+  const uint32_t slots = program.buffers()->size();
+  if (program.scratch_buffers() > slots) {
+    return Bad(
+        absl::StrFormat("%u scratch buffers are more than the %u buffers",
+                        program.scratch_buffers(), slots));
+  }
+  uint64_t scratch_bytes = 0;
+  for (uint32_t slot = slots - program.scratch_buffers(); slot < slots;
+       ++slot) {
+    const BufferSize& buffer = buffers[program.buffers()->Get(slot)];
+    const uint64_t bytes = buffer.elements() * DTypeBytes(buffer.dtype);
+    if (__builtin_add_overflow(scratch_bytes, bytes, &scratch_bytes) ||
+        scratch_bytes > kLargestSize) {
+      return Bad("more than 2^63 bytes of scratch");
+    }
+  }
+  if (!IsAligned(program.quantises())) {
+    return Bad("quantises are not aligned to 8 bytes");
+  }
+  for (uint32_t i = 0; i < SizeOf(program.quantises()); ++i) {
+    absl::Status status =
+        CheckQuantise(body, program, *program.quantises()->Get(i), buffers);
+    if (!status.ok()) return At(absl::StrCat("quantise ", i), status);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace refit

@@ -1,0 +1,85 @@
+#include "runner/quantised_values.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "executor/device/cast.h"
+#include "executor/device/quantise.h"
+#include "plan/quantise_check.h"
+
+namespace refit {
+
+QuantisedValues::QuantisedValues(const fb::Body& body,
+                                 const fb::Quantisation& quantisation,
+                                 DType dtype)
+    : quantisation_(quantisation), dtype_(dtype) {
+  const fb::Param& of = *body.params()->Get(quantisation.of());
+  rows_ = of.shape()->Get(0);
+  columns_ = of.shape()->Get(1);
+  grid_columns_ = BlockCount(columns_, quantisation.block_columns());
+}
+
+void QuantisedValues::GenerateFp32(uint64_t seed, const IndexRange& range,
+                                   uint32_t* out) const {
+  if (dtype_ == DType::kFp32) return GenerateValues(seed, dtype_, range, out);
+  std::vector<uint16_t> bits(range.count);
+  GenerateValues(seed, dtype_, range, bits.data());
+  for (size_t i = 0; i < range.count; ++i) {
+    out[i] =
+        dtype_ == DType::kBf16 ? Fp32FromBf16(bits[i]) : Fp32FromFp16(bits[i]);
+  }
+}
+
+const QuantisedValues::Scale& QuantisedValues::ScaleOfBlock(uint64_t seed,
+                                                            uint64_t block) {
+  if (seed != seed_) scales_.clear();
+  seed_ = seed;
+  const auto [it, is_new] = scales_.try_emplace(block);
+  if (!is_new) return it->second;
+  const uint64_t row = block / grid_columns_ * quantisation_.block_rows();
+  const uint64_t column = block % grid_columns_ * quantisation_.block_columns();
+  const uint64_t rows_end =
+      std::min<uint64_t>(rows_, row + quantisation_.block_rows());
+  const uint64_t count =
+      std::min<uint64_t>(columns_ - column, quantisation_.block_columns());
+  std::vector<uint32_t> values(count);
+  uint32_t amax = 0;
+  for (uint64_t r = row; r < rows_end; ++r) {
+    GenerateFp32(seed, {.first = r * columns_ + column, .count = count},
+                 values.data());
+    for (const uint32_t value : values) {
+      amax = std::max(amax, MagnitudeBits(value));
+    }
+  }
+  const BlockScale scale = ScaleOf(amax, quantisation_.scale_format());
+  it->second = {.stored = scale.stored, .inverse = scale.inverse};
+  return it->second;
+}
+
+void QuantisedValues::GenerateData(uint64_t seed, const IndexRange& range,
+                                   std::byte* out) {
+  std::vector<uint32_t> values(range.count);
+  GenerateFp32(seed, range, values.data());
+  for (size_t i = 0; i < range.count; ++i) {
+    const uint64_t element = range.first + i * range.step;
+    const uint64_t block =
+        element / columns_ / quantisation_.block_rows() * grid_columns_ +
+        element % columns_ / quantisation_.block_columns();
+    out[i] =
+        std::byte{QuantisedValue(values[i], ScaleOfBlock(seed, block).inverse)};
+  }
+}
+
+void QuantisedValues::GenerateScales(uint64_t seed, const IndexRange& range,
+                                     std::byte* out) {
+  const auto bytes =
+      static_cast<size_t>(DTypeBytes(ScaleDType(quantisation_.scale_format())));
+  for (size_t i = 0; i < range.count; ++i) {
+    const uint32_t stored =
+        ScaleOfBlock(seed, range.first + i * range.step).stored;
+    std::memcpy(out + i * bytes, &stored, bytes);
+  }
+}
+
+}  // namespace refit

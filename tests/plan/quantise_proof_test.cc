@@ -1,0 +1,142 @@
+// What the door and the proof say of block quantisation.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "plan/plan_file.h"
+#include "plan/proof/proof.h"
+#include "tests/plan/plan_spec.h"
+
+namespace refit {
+namespace {
+
+// "" for a valid plan.
+std::string ViolationOf(const PlanSpec& spec) {
+  return Prove(OpenSpec(spec)).violation;
+}
+
+std::string DoorSays(const PlanSpec& spec) {
+  return std::string(PlanFile::FromBytes(BuildPlan(spec)).status().message());
+}
+
+// The one operation, with another number in one place.
+struct Operation {
+  uint32_t input_slot = 0, output_slot = 1, scale_slot = 2;
+  uint32_t loops_count = 1;
+  uint64_t input_offset = 0, output_offset = 0, scale_offset = 0;
+  uint64_t rows = 3, columns = 6;
+  uint64_t input_row = 6, output_row = 6, scale_row = 2;
+};
+
+PlanSpec With(const Operation& op) {
+  PlanSpec spec = QuantisedSpec();
+  spec.programs[0].quantises = {fb::Quantise(
+      0, op.input_slot, op.output_slot, op.scale_slot, 0, op.loops_count,
+      op.input_offset, op.output_offset, op.scale_offset, op.rows, op.columns,
+      op.input_row, op.output_row, op.scale_row)};
+  return spec;
+}
+
+TEST(QuantiseProofTest, TheSamplePlanIsValid) {
+  const PlanFile plan = OpenSpec(QuantisedSpec());
+  const ProofResult proof = Prove(plan);
+  EXPECT_EQ(proof.violation, "");
+  EXPECT_EQ(proof.moved_bytes, 36 + 32);
+  EXPECT_EQ(proof.destination_elements, 36 + 8);
+}
+
+TEST(QuantiseProofTest, ScratchThatNobodyWritesIsNamed) {
+  PlanSpec spec = QuantisedSpec();
+  spec.programs[0].quantises.clear();
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, buffer scratch.fp8_e4m3, index [0]: "
+            "is never written (invariant 1: written once)");
+}
+
+TEST(QuantiseProofTest, ALayerThatIsNotQuantisedIsNamed) {
+  EXPECT_EQ(ViolationOf(With({.loops_count = 0})),
+            "rank 0, buffer scratch.fp8_e4m3, index "
+            "[18]: is never written (invariant 1: written once)");
+}
+
+TEST(QuantiseProofTest, ABlockThatIsNotWholeIsNamed) {
+  EXPECT_EQ(ViolationOf(With({.columns = 5})),
+            "rank 0, buffer decoder.layers.0.mlp.linear_fc1.weight, index [0, "
+            "0]: what is quantised from "
+            "model.layers.0.mlp.up_proj.weight[0, 0] on is not whole blocks of "
+            "2 x 4 (invariant 2: right element)");
+}
+
+TEST(QuantiseProofTest, ABlockThatBeginsElsewhereIsNamed) {
+  EXPECT_EQ(
+      ViolationOf(With({.input_offset = 6, .output_offset = 6, .rows = 2})),
+      "rank 0, buffer decoder.layers.0.mlp.linear_fc1.weight, index [1, "
+      "0]: what is quantised from "
+      "model.layers.0.mlp.up_proj.weight[1, 0] on is not whole blocks of "
+      "2 x 4 (invariant 2: right element)");
+}
+
+TEST(QuantiseProofTest, ValuesAtAnotherPlaceAreNamed) {
+  EXPECT_EQ(
+      ViolationOf(With({.loops_count = 0, .output_offset = 18})),
+      "rank 0, buffer scratch.fp8_e4m3, index [18]: holds values from "
+      "model.layers.0.mlp.up_proj.weight[0, 0] on, quantised, when they should "
+      "be from model.layers.1.mlp.up_proj.weight:fp8_e4m3[0, 0] on (invariant "
+      "2: right element)");
+}
+
+TEST(QuantiseProofTest, ScalesAtAnotherPlaceAreNamed) {
+  EXPECT_EQ(
+      ViolationOf(With({.loops_count = 0, .scale_offset = 4})),
+      "rank 0, buffer scratch.fp32, index [4]: holds scales from "
+      "model.layers.0.mlp.up_proj.weight_scale_inv[0, 0] on when they should "
+      "be from model.layers.1.mlp.up_proj.weight_scale_inv[0, 0] on (invariant "
+      "2: right element)");
+}
+
+TEST(QuantiseProofTest, ScratchThatIsNotDeclaredIsTheSourcesOwn) {
+  PlanSpec spec = QuantisedSpec();
+  spec.programs[0].scratch_buffers = 1;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, buffer scratch.fp8_e4m3, index [0]: the output of a "
+            "quantisation begins here, in a tensor of the source (invariant 2: "
+            "right element)");
+}
+
+TEST(QuantiseProofTest, ValuesThatAreWrittenTwiceAreNamed) {
+  PlanSpec spec = QuantisedSpec();
+  spec.programs[0].quantises.push_back(spec.programs[0].quantises[0]);
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, buffer scratch.fp8_e4m3, index [0]: is written a second "
+            "time, by a quantisation (invariant 1: written once)");
+}
+
+TEST(QuantiseDoorTest, MatricesStayInsideTheirTensors) {
+  EXPECT_EQ(DoorSays(With({.input_row = 7})),
+            "program of rank 0: quantise 0: input: 6 steps of 1 leave the "
+            "tensor");
+  EXPECT_EQ(DoorSays(With({.scale_offset = 16})),
+            "program of rank 0: quantise 0: scales: offset 16 is not below the "
+            "buffer's 16 elements");
+  EXPECT_EQ(DoorSays(With({.output_slot = 0})),
+            "program of rank 0: quantise 0: bf16 to bf16 with scales of fp32 "
+            "does not exist");
+}
+
+TEST(QuantiseDoorTest, TheGridOfScalesFitsTheBlocks) {
+  PlanSpec spec = QuantisedSpec();
+  spec.quantisations[0].block_columns = 3;
+  spec.quantisations[0].block_rows = 1;
+  EXPECT_EQ(DoorSays(spec),
+            "quantisation 0: the three params are no matrices of matching "
+            "shapes");
+}
+
+TEST(QuantiseDoorTest, UnknownScaleFormatsAreRefused) {
+  PlanSpec spec = QuantisedSpec();
+  spec.quantisations[0].format = static_cast<fb::ScaleFormat>(9);
+  EXPECT_EQ(DoorSays(spec), "quantisation 0: unknown scale format 9");
+}
+
+}  // namespace
+}  // namespace refit
