@@ -60,7 +60,7 @@ class Stage(vllm.Stage):
         """The experts of the rank, and which part of how many it has of each."""
         rank, ranks = dp * self.tp_size + tp, self.dp_size * self.tp_size
         if self.side.get("expert_parallel"):
-            return list(vllm.local_experts(self.model.experts, rank, ranks)), 0, 1
+            return list(vllm.local_experts(self.model, self.side, 0, rank, ranks)), 0, 1
         return list(range(self.model.experts)), rank, ranks
 
     def shared_part(self, tp):
