@@ -24,6 +24,7 @@
 #include "refit/host_device.h"
 #include "refit/local_transport.h"
 #include "refit/refit.h"
+#include "refit/unique_id.h"
 
 struct refit_status {
   refit_code code;
@@ -67,6 +68,7 @@ static_assert(REFIT_UNAVAILABLE ==
               static_cast<int>(absl::StatusCode::kUnavailable));
 static_assert(REFIT_DTYPE_BF16 == static_cast<int>(DType::kBf16));
 static_assert(REFIT_DTYPE_FP8_E5M2 == static_cast<int>(DType::MAX));
+static_assert(REFIT_UNIQUE_ID_BYTES == sizeof(UniqueId));
 static_assert(REFIT_STATE_LOADED == static_cast<int>(ExecutorState::kLoaded));
 static_assert(REFIT_STATE_CLOSED == static_cast<int>(ExecutorState::kClosed));
 
@@ -467,6 +469,34 @@ refit_status* refit_rendezvous_create_tcp(const char* host, uint16_t port,
     *rendezvous = new refit_rendezvous{
         {.host = host, .port = port, .rank = rank, .world_size = world_size}};
     return status;
+  });
+}
+
+refit_status* refit_unique_id_create(char id[REFIT_UNIQUE_ID_BYTES]) {
+  return Guarded([&] {
+    const absl::Status status = CheckNotNull({{"id", id}});
+    if (!status.ok()) return status;
+    const absl::StatusOr<refit::UniqueId> made = refit::CreateUniqueId();
+    if (made.ok()) std::memcpy(id, made->bytes.data(), made->bytes.size());
+    return made.status();
+  });
+}
+
+refit_status* refit_rendezvous_create_unique_id(
+    const char id[REFIT_UNIQUE_ID_BYTES], int32_t rank, int32_t world_size,
+    refit_rendezvous** rendezvous) {
+  return Guarded([&] {
+    absl::Status status = CheckNotNull({{"rendezvous", rendezvous}});
+    if (!status.ok()) return status;
+    *rendezvous = nullptr;
+    status = CheckNotNull({{"id", id}});
+    if (!status.ok()) return status;
+    refit::UniqueId given;
+    std::memcpy(given.bytes.data(), id, given.bytes.size());
+    absl::StatusOr<refit::TcpRendezvous> place =
+        refit::RendezvousFromUniqueId(given, rank, world_size);
+    if (place.ok()) *rendezvous = new refit_rendezvous{*std::move(place)};
+    return place.status();
   });
 }
 

@@ -165,6 +165,7 @@ std::string HelloPayload(const Hello& hello) {
       .U32(hello.version)
       .U32(static_cast<uint32_t>(hello.world_size))
       .U64(hello.remaining_ms)
+      .U64(hello.nonce)
       .String(hello.process)
       .Take();
 }
@@ -177,6 +178,7 @@ std::optional<Hello> ParseHello(std::string_view payload) {
   if (reader.ok() && hello.version != kProtocolVersion) return hello;
   hello.world_size = static_cast<int32_t>(reader.U32());
   hello.remaining_ms = std::min(reader.U64(), kRemainingMsMax);
+  hello.nonce = reader.U64();
   hello.process = reader.String();
   if (!reader.Complete()) return std::nullopt;
   return hello;

@@ -19,7 +19,7 @@
 namespace refit::control {
 
 // Ranks that meet must speak the same; any change to what follows raises it.
-inline constexpr uint32_t kProtocolVersion = 1;
+inline constexpr uint32_t kProtocolVersion = 2;
 
 // Larger payloads are refused on both sides, so that no size field can make a
 // process run out of memory.
@@ -115,6 +115,7 @@ struct Hello {
   uint32_t version = kProtocolVersion;
   int32_t world_size = 0;
   uint64_t remaining_ms = 0;  // until the rank's deadline; clocks differ
+  uint64_t nonce = 0;         // of the unique id; 0: of none
   std::string process;        // names it to people
 };
 std::string HelloPayload(const Hello& hello);

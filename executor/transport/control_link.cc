@@ -82,6 +82,7 @@ absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
       .rank = rendezvous.rank,
       .payload = HelloPayload({.world_size = rendezvous.world_size,
                                .remaining_ms = RemainingMs(deadline),
+                               .nonce = rendezvous.nonce,
                                .process = ProcessText()})};
   const Clock::time_point limit = AnswerLimit(deadline);
   const absl::Status sent = SendAll(link.socket, Encode(hello), limit);
@@ -101,7 +102,9 @@ absl::Status Verdict(const Frame& answer) {
 
 absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
                                     ControlPlane::Deadline deadline) {
-  const std::string address = AddressText(rendezvous.host, rendezvous.port);
+  const std::string address = absl::StrCat(
+      AddressText(rendezvous.host, rendezvous.port),
+      rendezvous.nonce != 0 ? ", where its unique id is from," : "");
   milliseconds pause = kRetryTimeMin;
   while (true) {
     absl::Status status;

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "executor/transport/unique_id_listener.h"
 
 namespace refit::control {
 namespace {
@@ -57,9 +58,12 @@ absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
   if (!status.ok()) return status;
   Socket listener;
   if (rendezvous.world_size > 1) {
-    absl::StatusOr<Socket> listening = Listen(rendezvous.host, rendezvous.port);
+    absl::StatusOr<Socket> listening =
+        rendezvous.nonce != 0 ? UniqueIdListener(rendezvous)
+                              : Listen(rendezvous.host, rendezvous.port);
     if (!listening.ok()) {
-      return absl::UnavailableError(
+      return absl::Status(
+          listening.status().code(),
           absl::StrCat("connect: rank 0 cannot listen at port ",
                        rendezvous.port, ": ", listening.status().message()));
     }
@@ -80,6 +84,7 @@ absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
 
 ControlServer::ControlServer(const TcpRendezvous& rendezvous, Socket listener)
     : world_size_(rendezvous.world_size),
+      nonce_(rendezvous.nonce),
       listener_(std::move(listener)),
       by_rank_(world_size_),
       processes_(world_size_),
@@ -241,6 +246,10 @@ absl::Status ControlServer::CheckHello(const Connection& connection,
     return absl::FailedPreconditionError(
         absl::StrCat("version of the control plane differs: ", kProtocolVersion,
                      " on rank 0, ", hello.version, " on rank ", rank));
+  }
+  if (hello.nonce != nonce_) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "unique id differs: rank ", rank, " has another than rank 0, or none"));
   }
   if (hello.world_size != world_size_) {
     return absl::InvalidArgumentError(

@@ -84,6 +84,7 @@ class ControlServer {
   void Close();
 
   const int32_t world_size_;
+  const uint64_t nonce_;
   Socket listener_;
   Clock::time_point accept_again_;  // after descriptors had run out
   Phase phase_ = Phase::kMeeting;

@@ -260,16 +260,20 @@ static void* RefitOverTcp(void* argument) {
   return Refit(argument);
 }
 
-static void TestRefitOverTcp(void) {
-  Rank ranks[kRanks];
-  const uint16_t port = FreePort();
+/* Makes the executors of all ranks, at a TCP port or by a unique id. */
+static void CreateRanksThatMeet(Rank* ranks, uint16_t port, const char* id) {
   for (int r = 0; r < kRanks; ++r) {
     refit_plan* plan = NULL;
     refit_device* device = NULL;
     refit_rendezvous* rendezvous = NULL;
     OK(refit_plan_open(staged_path, &plan));
     OK(refit_device_create_host(&device));
-    OK(refit_rendezvous_create_tcp("127.0.0.1", port, r, kRanks, &rendezvous));
+    if (id != NULL) {
+      OK(refit_rendezvous_create_unique_id(id, r, kRanks, &rendezvous));
+    } else {
+      OK(refit_rendezvous_create_tcp("127.0.0.1", port, r, kRanks,
+                                     &rendezvous));
+    }
     EXPECT(refit_rendezvous_rank(rendezvous) == r);
     EXPECT(refit_rendezvous_world_size(rendezvous) == kRanks);
     refit_executor_options options = {
@@ -286,11 +290,45 @@ static void TestRefitOverTcp(void) {
     refit_device_free(device);
     refit_plan_free(plan);
   }
+}
+
+static void TestRefitOverTcp(void) {
+  Rank ranks[kRanks];
+  CreateRanksThatMeet(ranks, FreePort(), NULL);
   FillWeights(ranks);
   OnAllRanks(ranks, RefitOverTcp);
   ExpectWeights(ranks);
   for (int r = 0; r < kRanks; ++r) ExpectCounters(&ranks[r], /*direct=*/0);
   CloseAll(ranks);
+}
+
+static void TestRefitByUniqueId(void) {
+  Rank ranks[kRanks];
+  char id[REFIT_UNIQUE_ID_BYTES];
+  OK(refit_unique_id_create(id));
+  CreateRanksThatMeet(ranks, 0, id);
+  FillWeights(ranks);
+  OnAllRanks(ranks, RefitOverTcp);
+  ExpectWeights(ranks);
+  CloseAll(ranks);
+}
+
+static void TestUniqueId(void) {
+  refit_rendezvous* rendezvous = NULL;
+  char id[REFIT_UNIQUE_ID_BYTES];
+  ERROR(refit_unique_id_create(NULL), REFIT_INVALID_ARGUMENT, "id is NULL");
+  OK(refit_unique_id_create(id));
+  ERROR(refit_rendezvous_create_unique_id(NULL, 0, 1, &rendezvous),
+        REFIT_INVALID_ARGUMENT, "id is NULL");
+  ERROR(refit_rendezvous_create_unique_id(id, 0, 1, NULL),
+        REFIT_INVALID_ARGUMENT, "rendezvous is NULL");
+  id[100] ^= 1;
+  ERROR(refit_rendezvous_create_unique_id(id, 0, 1, &rendezvous),
+        REFIT_INVALID_ARGUMENT, "a unique id of Refit that was damaged");
+  memset(id, 7, sizeof(id));
+  ERROR(refit_rendezvous_create_unique_id(id, 0, 1, &rendezvous),
+        REFIT_INVALID_ARGUMENT, "not a unique id of Refit");
+  EXPECT(rendezvous == NULL);
 }
 
 static void TestMeetingThatNobodyComesTo(void) {
@@ -690,6 +728,8 @@ int main(int argc, char** argv) {
   TestRefitInAFabric(staged_path, /*direct=*/0);
   TestRefitInAFabric(direct_path, /*direct=*/1);
   TestRefitOverTcp();
+  TestRefitByUniqueId();
+  TestUniqueId();
   TestMeetingThatNobodyComesTo();
   if (failures > 0) fprintf(stderr, "%d failed\n", failures);
   return failures > 0 ? 1 : 0;

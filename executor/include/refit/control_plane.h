@@ -72,6 +72,8 @@ struct TcpRendezvous {
   uint16_t port = 0;
   int32_t rank = 0;
   int32_t world_size = 1;
+  // Of the unique id that this is from (unique_id.h); 0: of none.
+  uint64_t nonce = 0;
 };
 
 // Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them;
@@ -96,8 +98,9 @@ absl::StatusOr<int32_t> LocalRankFromEnvironment();
 // the end for all of them. Errors: kDeadlineExceeded (rank 0 names the first
 // missing rank), kUnavailable (nobody listens at the address by then; rank 0:
 // the port is taken), kAlreadyExists (two processes are the same rank, named),
-// kInvalidArgument (another world size, both named; or an address that is
-// none), kFailedPrecondition (another version of this protocol),
+// kInvalidArgument (another world size, both named; another unique id; or an
+// address that is none), kFailedPrecondition (another version of this protocol;
+// rank 0: a unique id of another process),
 // kResourceExhausted (rank 0: too few file descriptors). A process that is
 // refused does not end the meeting of the others.
 absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(

@@ -173,6 +173,22 @@ refit_status* refit_rendezvous_create_tcp(const char* host, uint16_t port,
                                           int32_t rank, int32_t world_size,
                                           refit_rendezvous** rendezvous);
 
+/* A meeting for whoever starts the ranks to hand out, as NCCL's unique ids are:
+ * the process that is to be rank 0 makes the id, every rank makes a rendezvous
+ * of it. Rank 0's process listens from then on, at any free port. Others reach
+ * it at the name or address in REFIT_HOST, or else at the first address of a
+ * network interface that is up. An id serves one meeting at a time. Errors:
+ * REFIT_UNAVAILABLE, no port; REFIT_INVALID_ARGUMENT, REFIT_HOST is too long.
+ */
+enum { REFIT_UNIQUE_ID_BYTES = 128 };
+refit_status* refit_unique_id_create(char id[REFIT_UNIQUE_ID_BYTES]);
+
+/* Error: REFIT_INVALID_ARGUMENT, bytes that are no id of Refit. What else is
+ * wrong, refit_executor_create or refit_executor_connect tells. */
+refit_status* refit_rendezvous_create_unique_id(
+    const char id[REFIT_UNIQUE_ID_BYTES], int32_t rank, int32_t world_size,
+    refit_rendezvous** rendezvous);
+
 /* From the variables of torchrun, Open MPI or SLURM, as docs/operations.md has
  * them. Error: REFIT_INVALID_ARGUMENT, naming the variable, what it is and what
  * it should be. */

@@ -1,0 +1,36 @@
+// UniqueId: a meeting of ranks that whoever starts them hands out, where no
+// launcher's environment says where rank 0 is.
+#ifndef REFIT_EXECUTOR_INCLUDE_REFIT_UNIQUE_ID_H_
+#define REFIT_EXECUTOR_INCLUDE_REFIT_UNIQUE_ID_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "refit/control_plane.h"
+
+namespace refit {
+
+// As many bytes as NCCL's, so that it goes where such an id goes. It says where
+// its creator listens, so it serves one meeting at a time.
+struct UniqueId {
+  std::array<char, 128> bytes = {};
+};
+
+// Made in the process that is to be rank 0, which listens from then on, at any
+// free port. Others reach it at the name or address in REFIT_HOST, or else at
+// the first address of a network interface that is up. Errors: kUnavailable, no
+// port; kInvalidArgument, REFIT_HOST is too long.
+absl::StatusOr<UniqueId> CreateUniqueId();
+
+// The meeting of `id`, for ConnectTcp: rank 0's creates it, any number of
+// times if meetings fail. Error: kInvalidArgument, bytes that are no id of
+// Refit.
+absl::StatusOr<TcpRendezvous> RendezvousFromUniqueId(const UniqueId& id,
+                                                     int32_t rank,
+                                                     int32_t world_size);
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_INCLUDE_REFIT_UNIQUE_ID_H_

@@ -1,0 +1,201 @@
+#include "refit/unique_id.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "executor/transport/control_frame.h"
+#include "executor/transport/control_server.h"
+#include "executor/transport/tcp_socket.h"
+#include "executor/transport/unique_id_listener.h"
+#include "plan/plan_file.h"
+
+namespace refit {
+namespace {
+
+using control::PayloadReader;
+using control::PayloadWriter;
+using control::Socket;
+
+// An id is this, a checksum of what follows, {nonce, port, host}, and zeros.
+constexpr std::string_view kMagic = "REFITID1";
+constexpr size_t kChecksumBytes = sizeof(uint64_t);
+constexpr size_t kPlaceBytes =
+    sizeof(UniqueId::bytes) - kMagic.size() - kChecksumBytes;
+// Less its length and the numbers before it.
+constexpr size_t kHostBytesMax =
+    kPlaceBytes - 2 * sizeof(uint64_t) - sizeof(uint32_t);
+
+// Interfaces whose addresses serve containers of the host itself.
+constexpr std::string_view kInnerInterfaces[] = {"docker", "veth", "virbr",
+                                                 "br-", "cni"};
+
+uint64_t Checksum(std::string_view bytes) {
+  return DigestOf(
+             {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()})
+      .low();
+}
+
+// The ids that this process created; a socket is without a descriptor when a
+// meeting has taken it.
+struct Created {
+  std::mutex mutex;
+  std::map<uint64_t, Socket> listeners;  // by nonce
+};
+Created& TheCreated() {
+  static Created created;
+  return created;
+}
+
+std::string TextOf(const sockaddr* address) {
+  char text[INET6_ADDRSTRLEN] = "";
+  const void* bytes =
+      address->sa_family == AF_INET
+          ? static_cast<const void*>(
+                &reinterpret_cast<const sockaddr_in*>(address)->sin_addr)
+          : &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr;
+  inet_ntop(address->sa_family, bytes, text, sizeof(text));
+  return text;
+}
+
+// How well others reach this host there; 0: not at all.
+int Reach(const ifaddrs& interface) {
+  if (interface.ifa_addr == nullptr || (interface.ifa_flags & IFF_UP) == 0 ||
+      (interface.ifa_flags & IFF_RUNNING) == 0 ||
+      (interface.ifa_flags & IFF_LOOPBACK) != 0) {
+    return 0;
+  }
+  const int family = interface.ifa_addr->sa_family;
+  if (family != AF_INET && family != AF_INET6) return 0;
+  if (family == AF_INET6 &&
+      IN6_IS_ADDR_LINKLOCAL(
+          &reinterpret_cast<const sockaddr_in6*>(interface.ifa_addr)
+               ->sin6_addr)) {
+    return 0;
+  }
+  const std::string_view name = interface.ifa_name;
+  const bool inner = std::any_of(
+      std::begin(kInnerInterfaces), std::end(kInnerInterfaces),
+      [&](std::string_view prefix) { return name.starts_with(prefix); });
+  return (inner ? 1 : 3) + (family == AF_INET ? 1 : 0);
+}
+
+std::string AddressOfThisHost() {
+  std::string best = "127.0.0.1";
+  ifaddrs* first = nullptr;
+  if (getifaddrs(&first) != 0) return best;
+  int reach = 0;
+  for (const ifaddrs* i = first; i != nullptr; i = i->ifa_next) {
+    if (Reach(*i) <= reach) continue;
+    reach = Reach(*i);
+    best = TextOf(i->ifa_addr);
+  }
+  freeifaddrs(first);
+  return best;
+}
+
+absl::StatusOr<uint16_t> PortOf(const Socket& listener) {
+  sockaddr_storage address = {};
+  socklen_t size = sizeof(address);
+  if (getsockname(listener.fd(), reinterpret_cast<sockaddr*>(&address),
+                  &size) != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("getsockname: ", std::strerror(errno)));
+  }
+  // At the same place in both families' addresses.
+  return ntohs(reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
+}
+
+}  // namespace
+
+absl::StatusOr<UniqueId> CreateUniqueId() {
+  const char* const given = std::getenv("REFIT_HOST");
+  const std::string host =
+      given != nullptr && *given != '\0' ? given : AddressOfThisHost();
+  if (host.size() > kHostBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("REFIT_HOST has ", host.size(), " characters, it should ",
+                     "have ", kHostBytesMax, " at most"));
+  }
+  absl::StatusOr<Socket> listener = control::Listen(host, 0);
+  if (!listener.ok()) return listener.status();
+  const absl::StatusOr<uint16_t> port = PortOf(*listener);
+  if (!port.ok()) return port.status();
+  uint64_t nonce = 0;
+  if (getrandom(&nonce, sizeof(nonce), 0) != sizeof(nonce) || nonce == 0) {
+    return absl::UnavailableError("the system gives no random number");
+  }
+  std::string place = PayloadWriter().U64(nonce).U32(*port).String(host).Take();
+  place.resize(kPlaceBytes);
+  const std::string bytes = absl::StrCat(
+      std::string(kMagic), PayloadWriter().U64(Checksum(place)).Take(), place);
+  UniqueId id;
+  std::copy(bytes.begin(), bytes.end(), id.bytes.begin());
+  Created& created = TheCreated();
+  std::lock_guard lock(created.mutex);
+  created.listeners[nonce] = *std::move(listener);
+  return id;
+}
+
+absl::StatusOr<TcpRendezvous> RendezvousFromUniqueId(const UniqueId& id,
+                                                     int32_t rank,
+                                                     int32_t world_size) {
+  std::string_view bytes(id.bytes.data(), id.bytes.size());
+  if (!bytes.starts_with(kMagic)) {
+    return absl::InvalidArgumentError(
+        "not a unique id of Refit, which CreateUniqueId or "
+        "refit_unique_id_create makes; one of NCCL does not serve");
+  }
+  bytes.remove_prefix(kMagic.size());
+  const uint64_t checksum =
+      PayloadReader(bytes.substr(0, kChecksumBytes)).U64();
+  bytes.remove_prefix(kChecksumBytes);
+  PayloadReader place(bytes);
+  TcpRendezvous rendezvous;
+  rendezvous.rank = rank;
+  rendezvous.world_size = world_size;
+  rendezvous.nonce = place.U64();
+  rendezvous.port = static_cast<uint16_t>(place.U32());
+  rendezvous.host = place.String();
+  if (!place.ok() || Checksum(bytes) != checksum) {
+    return absl::InvalidArgumentError(
+        "a unique id of Refit that was damaged: all 128 bytes must reach "
+        "every rank");
+  }
+  return rendezvous;
+}
+
+namespace control {
+
+absl::StatusOr<Socket> UniqueIdListener(const TcpRendezvous& rendezvous) {
+  Created& created = TheCreated();
+  std::lock_guard lock(created.mutex);
+  const auto found = created.listeners.find(rendezvous.nonce);
+  if (found == created.listeners.end()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the unique id of ", AddressText(rendezvous.host, rendezvous.port),
+        " was not created in this process (", ProcessText(),
+        "): rank 0 must be where it was"));
+  }
+  if (found->second.fd() >= 0) return std::move(found->second);
+  return Listen(rendezvous.host, rendezvous.port);
+}
+
+}  // namespace control
+}  // namespace refit

@@ -1,0 +1,18 @@
+// Where rank 0 listens for those who have its unique id.
+#ifndef REFIT_EXECUTOR_TRANSPORT_UNIQUE_ID_LISTENER_H_
+#define REFIT_EXECUTOR_TRANSPORT_UNIQUE_ID_LISTENER_H_
+
+#include "absl/status/statusor.h"
+#include "executor/transport/tcp_socket.h"
+#include "refit/control_plane.h"
+
+namespace refit::control {
+
+// The socket that the id's creation opened; when a meeting took it before, a
+// new one at the same port. Errors: kFailedPrecondition, the id is of another
+// process; kUnavailable, the port is taken.
+absl::StatusOr<Socket> UniqueIdListener(const TcpRendezvous& rendezvous);
+
+}  // namespace refit::control
+
+#endif  // REFIT_EXECUTOR_TRANSPORT_UNIQUE_ID_LISTENER_H_

@@ -1,0 +1,159 @@
+// Ranks that meet by a unique id, and by one that does not serve.
+#include "refit/unique_id.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "tests/executor/control_plane_fixture.h"
+
+namespace refit {
+namespace {
+
+class UniqueIdTest : public ControlPlaneTest {
+ protected:
+  void SetUp() override { unsetenv("REFIT_HOST"); }
+
+  static absl::StatusOr<std::unique_ptr<ControlPlane>> Meet(
+      const UniqueId& id, int32_t rank, int32_t world_size,
+      Deadline deadline = Ample()) {
+    const auto place = RendezvousFromUniqueId(id, rank, world_size);
+    if (!place.ok()) return place.status();
+    return ConnectTcp(*place, deadline);
+  }
+
+  void MeetAll(const UniqueId& id, int32_t world_size) {
+    planes_.resize(static_cast<size_t>(world_size));
+    std::vector<int32_t> ranks;
+    for (int32_t rank = 0; rank < world_size; ++rank) ranks.push_back(rank);
+    OnRanks(ranks, [&](int32_t rank) {
+      auto plane = Meet(id, rank, world_size);
+      ASSERT_TRUE(plane.ok()) << plane.status();
+      planes_[static_cast<size_t>(rank)] = *std::move(plane);
+    });
+    for (const Gathered& gathered :
+         GatherOn({0, 1}, [&](int32_t rank) { return Gather(rank); })) {
+      EXPECT_EQ(Joined(gathered), "[of 0][of 1]");
+    }
+  }
+};
+
+// What a process has created that is gone.
+UniqueId IdOfDeadProcess() {
+  int ends[2];
+  EXPECT_EQ(pipe(ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto id = CreateUniqueId();
+    const bool sent =
+        id.ok() && write(ends[1], &*id, sizeof(*id)) == sizeof(*id);
+    _exit(sent ? 0 : 1);
+  }
+  UniqueId id;
+  EXPECT_EQ(read(ends[0], &id, sizeof(id)), static_cast<ssize_t>(sizeof(id)));
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  close(ends[0]);
+  close(ends[1]);
+  return id;
+}
+
+TEST_F(UniqueIdTest, DeadCreatorIsNamedByItsAddress) {
+  setenv("REFIT_HOST", "127.0.0.1", 1);
+  const UniqueId id = IdOfDeadProcess();
+  const auto place = RendezvousFromUniqueId(id, 1, 2);
+  ASSERT_TRUE(place.ok()) << place.status();
+  ExpectStatus(
+      Meet(id, 1, 2, In(std::chrono::milliseconds(100))).status(),
+      absl::StatusCode::kUnavailable,
+      "connect: rank 0 was not reached at 127.0.0.1:" +
+          std::to_string(place->port) +
+          ", where its unique id is from, before the deadline: connect: "
+          "Connection refused");
+}
+
+TEST_F(UniqueIdTest, RankZeroMustBeItsCreator) {
+  const absl::Status status = Meet(IdOfDeadProcess(), 0, 2).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(status.message().find("was not created in this process (process " +
+                                  std::to_string(getpid())),
+            std::string::npos)
+      << status;
+}
+
+TEST_F(UniqueIdTest, RanksMeetByItAgainAndAgain) {
+  const UniqueId id = *CreateUniqueId();
+  MeetAll(id, 2);
+  planes_.clear();
+  MeetAll(id, 2);
+}
+
+TEST_F(UniqueIdTest, RanksThatComeBeforeRankZeroWait) {
+  const UniqueId id = *CreateUniqueId();
+  std::thread rank1([&] { EXPECT_TRUE(Meet(id, 1, 2).ok()); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_TRUE(Meet(id, 0, 2).ok());
+  rank1.join();
+}
+
+TEST_F(UniqueIdTest, IdsAreDistinct) {
+  const UniqueId a = *CreateUniqueId();
+  const UniqueId b = *CreateUniqueId();
+  EXPECT_NE(a.bytes, b.bytes);
+  EXPECT_NE(RendezvousFromUniqueId(a, 0, 1)->port,
+            RendezvousFromUniqueId(b, 0, 1)->port);
+}
+
+// As when a port is another id's by now.
+TEST_F(UniqueIdTest, RankWithAnotherIdIsRefused) {
+  const UniqueId id = *CreateUniqueId();
+  std::thread rank0([&] { EXPECT_TRUE(Meet(id, 0, 2).ok()); });
+  TcpRendezvous stale = *RendezvousFromUniqueId(id, 1, 2);
+  for (const uint64_t nonce : {stale.nonce + 1, uint64_t{0}}) {
+    stale.nonce = nonce;
+    ExpectStatus(ConnectTcp(stale, Ample()).status(),
+                 absl::StatusCode::kInvalidArgument,
+                 "unique id differs: rank 1 has another than rank 0, or none");
+  }
+  EXPECT_TRUE(Meet(id, 1, 2).ok());
+  rank0.join();
+}
+
+TEST_F(UniqueIdTest, BytesThatAreNoneAreRefused) {
+  UniqueId foreign;
+  foreign.bytes.fill('n');
+  ExpectStatus(RendezvousFromUniqueId(foreign, 0, 2).status(),
+               absl::StatusCode::kInvalidArgument,
+               "not a unique id of Refit, which CreateUniqueId or "
+               "refit_unique_id_create makes; one of NCCL does not serve");
+  const UniqueId whole = *CreateUniqueId();
+  for (size_t byte = 8; byte < whole.bytes.size(); ++byte) {
+    UniqueId damaged = whole;
+    damaged.bytes[byte] ^= 0x20;
+    EXPECT_EQ(RendezvousFromUniqueId(damaged, 0, 2).status().message(),
+              "a unique id of Refit that was damaged: all 128 bytes must reach "
+              "every rank")
+        << "byte " << byte;
+  }
+}
+
+TEST_F(UniqueIdTest, HostIsTheUsersIfGiven) {
+  setenv("REFIT_HOST", "localhost", 1);
+  EXPECT_EQ(RendezvousFromUniqueId(*CreateUniqueId(), 0, 2)->host, "localhost");
+  setenv("REFIT_HOST", std::string(92, 'h').c_str(), 1);
+  EXPECT_EQ(RendezvousFromUniqueId(*CreateUniqueId(), 0, 2)->host,
+            std::string(92, 'h'));
+  setenv("REFIT_HOST", std::string(93, 'h').c_str(), 1);
+  ExpectStatus(CreateUniqueId().status(), absl::StatusCode::kInvalidArgument,
+               "REFIT_HOST has 93 characters, it should have 92 at most");
+}
+
+}  // namespace
+}  // namespace refit
