@@ -8,7 +8,7 @@
 
 docs/python.md is the guide.
 """
-from refit import rendezvous
+from refit import rendezvous, tensors
 from refit._core import LocalFabric, cuda_built, cuda_device_count
 from refit._core import version as __version__
 from refit.description import describe, describe_state_dict, transformers_placements
@@ -22,5 +22,6 @@ __all__ = [
     "Aborted", "BindError", "DeadlineExceeded", "Difference", "Error", "Executor", "FailedPrecondition",
     "InvalidArgument", "JobError", "LocalFabric", "MergeError", "NotFound", "Plan", "Proof", "ProofError", "Stats",
     "TensorInfo", "Unavailable", "Unimplemented", "__version__", "compile", "cuda_built", "cuda_device_count",
-    "describe", "describe_state_dict", "merge", "nccl_library", "rendezvous", "run_local", "transformers_placements",
+    "describe", "describe_state_dict", "merge", "nccl_library", "rendezvous", "run_local", "tensors",
+    "transformers_placements",
 ]
