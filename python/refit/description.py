@@ -166,7 +166,7 @@ def _placement(name: str, placement: Any) -> Placement:
         return Placement(int(placement.dim))
     if kind == "_StridedShard":
         return Placement(int(placement.dim), int(placement.split_factor))
-    raise InvalidArgument(f'"{name}" is placed {placement}; wanted Replicate, Shard or _StridedShard')
+    raise InvalidArgument(f'"{name}" is placed {kind}; wanted Replicate, Shard or _StridedShard')
 
 
 def _torch_rank() -> int:

@@ -8,7 +8,7 @@ from typing import Any, Mapping, Optional, Sequence, Union
 from refit import _core
 from refit.errors import Aborted, BindError, InvalidArgument, Unavailable
 from refit.plan import Plan
-from refit.rendezvous import Rendezvous
+from refit.rendezvous import Rendezvous, from_unique_id
 from refit.tensors import View, local_part, view
 
 TIMEOUT_SECONDS = 600.0
@@ -47,8 +47,8 @@ class Executor:
 
     def bind(self, tensors: Mapping[str, Any], buffers: Optional[Mapping[str, Any]] = None, *,
              timeout: float = TIMEOUT_SECONDS) -> "Executor":
-        """Takes this rank's tensors, `dict(model.named_parameters())`, and `buffers` that the plan moves too; connects
-        first if need be. Of a DTensor the local part is bound.
+        """Takes this rank's tensors, `dict(model.named_parameters())`, and of `buffers` those that the plan names;
+        connects first if need be. Of a DTensor the local part is bound.
 
         The first bind is collective, and so is every one of a plan with direct rounds. Bind again when tensors move.
         Raises BindError with every problem: missing, unexpected or duplicate names, wrong dtype, shape, device or size,
@@ -57,7 +57,9 @@ class Executor:
         if self.state == "loaded":
             self.connect(timeout)
         names, views, bound = [], [], []
-        for name, tensor in [*tensors.items(), *(buffers or {}).items()]:
+        wanted = self.plan.tensors(self.rank) if buffers else {}
+        named = [(name, buffer) for name, buffer in (buffers or {}).items() if name in wanted]
+        for name, tensor in [*tensors.items(), *named]:
             tensor = local_part(tensor)
             seen = view(tensor)
             # An array interface does not say which GPU: the device finds out.
@@ -125,6 +127,13 @@ class Executor:
             torch = sys.modules.get("torch")
             return torch.cuda.current_stream(self.device).cuda_stream if torch is not None else 0
         return int(getattr(stream, "cuda_stream", stream))
+
+
+def join(plan: Plan, rank: int, tensors: Mapping[str, Any], *, unique_id: bytes, device: Any,
+         buffers: Optional[Mapping[str, Any]] = None, timeout: float = TIMEOUT_SECONDS) -> Executor:
+    """An executor that is ready to run, of a rank that meets the others by a unique id (`rendezvous.unique_id`)."""
+    met = from_unique_id(unique_id, rank, plan.world_size)
+    return Executor(plan, rank, device=device, rendezvous=met).bind(tensors, buffers, timeout=timeout)
 
 
 def run_local(plan: Plan, tensors: Sequence[Mapping[str, Any]], *,
