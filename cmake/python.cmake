@@ -1,11 +1,11 @@
-# REFIT_PYTHON: AUTO builds the Python package where the headers of Python and
-# nanobind are found.
-set(REFIT_PYTHON AUTO CACHE STRING "Build the Python package: AUTO, ON or OFF")
-if(REFIT_PYTHON STREQUAL "AUTO" OR REFIT_PYTHON)
+# REFIT_PYTHON_PACKAGE: AUTO builds the Python package where the headers of
+# Python and nanobind are found.
+set(REFIT_PYTHON_PACKAGE AUTO CACHE STRING "Build the Python package: AUTO, ON or OFF")
+if(REFIT_PYTHON_PACKAGE STREQUAL "AUTO" OR REFIT_PYTHON_PACKAGE)
   # tests/python_venv.sh makes one beside the builds.
-  set(venv ${PROJECT_SOURCE_DIR}/build/venv/bin/python)
-  if(NOT SKBUILD AND NOT DEFINED Python_EXECUTABLE AND EXISTS ${venv})
-    set(Python_EXECUTABLE ${venv})
+  set(refit_venv_python ${PROJECT_SOURCE_DIR}/build/venv/bin/python)
+  if(NOT SKBUILD AND NOT DEFINED Python_EXECUTABLE AND EXISTS ${refit_venv_python})
+    set(Python_EXECUTABLE ${refit_venv_python})
   endif()
   find_package(Python 3.9 COMPONENTS Interpreter Development.Module
                OPTIONAL_COMPONENTS Development.SABIModule QUIET)
@@ -15,12 +15,13 @@ if(REFIT_PYTHON STREQUAL "AUTO" OR REFIT_PYTHON)
     find_package(nanobind CONFIG QUIET)
   endif()
   if(nanobind_FOUND)
-    set(REFIT_PYTHON ON)
+    set(REFIT_PYTHON_PACKAGE ON)
     message(STATUS "Python ${Python_VERSION}: building the package")
-  elseif(REFIT_PYTHON STREQUAL "AUTO")
-    set(REFIT_PYTHON OFF)
+  elseif(REFIT_PYTHON_PACKAGE STREQUAL "AUTO")
+    set(REFIT_PYTHON_PACKAGE OFF)
     message(STATUS "no nanobind: the Python package is left out")
   else()
-    message(FATAL_ERROR "REFIT_PYTHON is ON, but Python's headers or nanobind are not found")
+    message(FATAL_ERROR
+      "REFIT_PYTHON_PACKAGE is ON, but the headers of Python or nanobind are not found")
   endif()
 endif()

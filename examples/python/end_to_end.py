@@ -187,6 +187,7 @@ def main():
     parser.add_argument("--source-ranks", type=int, help="default: 2 on the CPU, half of the GPUs")
     parser.add_argument("--destination-ranks", type=int, default=2, help="of the CPU's run")
     parser.add_argument("--config", help="nccl: a Qwen3 config.json; default: Qwen3-0.6B's numbers")
+    parser.add_argument("--peer", choices=("direct", "staged"), default="direct", help="nccl: the job's options.peer")
     parser.add_argument("--iterations", type=int, default=5, help="nccl: the best of so many is shown")
     parser.add_argument("--json", help="nccl: where rank 0 writes what it measured")
     arguments = parser.parse_args()
@@ -198,7 +199,7 @@ def main():
 
         end_to_end_gpu.on_gpus(
             json.loads(pathlib.Path(arguments.config).read_text()) if arguments.config else None,
-            arguments.source_ranks, arguments.iterations, arguments.json)
+            arguments.source_ranks, arguments.peer, arguments.iterations, arguments.json)
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def broadcast_packed(parameters, shapes, is_source, group, device):
                 keep_part(parameters[name], full.view(shapes[name]))
 
 
-def on_gpus(config, source_ranks, iterations, json_path):
+def on_gpus(config, source_ranks, peer, iterations, json_path):
     config = config or QWEN3_0_6B
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
@@ -154,7 +154,7 @@ def on_gpus(config, source_ranks, iterations, json_path):
                                  first_rank=0 if is_source else source_ranks)
     descriptions = [None] * world_size
     dist.all_gather_object(descriptions, description)
-    box = [refit.compile(refit.merge(descriptions)).to_bytes() if rank == 0 else None]
+    box = [refit.compile(refit.merge(descriptions, options={"peer": peer})).to_bytes() if rank == 0 else None]
     dist.broadcast_object_list(box, src=0)
     plan = refit.Plan.from_bytes(box[0])
     executor = refit.Executor(plan, rank, device=device, rendezvous=refit.rendezvous.from_process_group())
@@ -189,13 +189,13 @@ def on_gpus(config, source_ranks, iterations, json_path):
         measured[name] = best
     if rank == 0:
         size = sum(shape.numel() for shape in shapes.values()) * 2
-        file, version = refit.nccl_library() if not plan.stats.staging_bytes_max == 0 else ("not used", "")
         print(f"{size / 1e9:.2f} GB of weights, {source_ranks} FSDP2 ranks -> {world_size - source_ranks} "
-              f"tensor-parallel ranks, every element checked after each; NCCL {version} {file}")
+              f"tensor-parallel ranks, every element checked after each; the refit is {peer}, NCCL is "
+              f"{' of '.join(reversed(refit.nccl_library()))}")
         for name, seconds in measured.items():
             print(f"  {name:24s} {seconds * 1e3:9.2f} ms")
         if json_path:
             with open(json_path, "w") as out:
-                json.dump({"weight_bytes": size, "seconds": measured, "plan": plan.digest}, out, indent=1)
+                json.dump({"weight_bytes": size, "peer": peer, "seconds": measured, "plan": plan.digest}, out, indent=1)
     executor.close()
     dist.destroy_process_group()
