@@ -127,12 +127,14 @@ class _Writer:
             "tensors": []}
 
     def mesh(self, axes: Mapping[str, int], ranks: Sequence[int]) -> int:
+        lowest = min(ranks, default=0)
+        if lowest < 0:
+            raise InvalidArgument(f"a mesh holds rank {lowest} of the side; is first_rank right?")
         mesh = {"axes": {str(axis): int(size) for axis, size in axes.items()}, "ranks": [int(r) for r in ranks]}
-        if min(mesh["ranks"], default=0) < 0:
-            raise InvalidArgument(f"a mesh holds rank {min(mesh['ranks'])} of the side; is first_rank right?")
-        if mesh not in self.description["meshes"]:
-            self.description["meshes"].append(mesh)
-        return self.description["meshes"].index(mesh)
+        meshes: list[Any] = self.description["meshes"]
+        if mesh not in meshes:
+            meshes.append(mesh)
+        return meshes.index(mesh)
 
     def add(self, name: str, tensor: Any, mesh: Optional[int], placements: Sequence[Placement],
             shape: Optional[list[int]]) -> None:
@@ -171,4 +173,4 @@ def _placement(name: str, placement: Any) -> Placement:
 
 def _torch_rank() -> int:
     dist = sys.modules.get("torch.distributed")
-    return dist.get_rank() if dist is not None and dist.is_available() and dist.is_initialized() else 0
+    return int(dist.get_rank()) if dist is not None and dist.is_available() and dist.is_initialized() else 0

@@ -73,6 +73,10 @@ class _Held(NamedTuple):
     placements: tuple[str, ...]
 
 
+class _Misfit(Exception):
+    """Why the ranks' words on a parameter do not fit together."""
+
+
 class _Side:
     """One side's descriptions, checked against each other."""
 
@@ -96,24 +100,25 @@ class _Side:
                 mesh = None if tensor["mesh"] is None else meshes[tensor["mesh"]]
                 holders.setdefault(tensor["parameter"], []).append((description["rank"], tensor, mesh))
         for param, held in holders.items():
-            merged = self._merge(param, held)
-            if merged is not None:
-                self.params[param] = merged
+            try:
+                self.params[param] = self._merge(param, held)
+            except _Misfit as misfit:
+                self._problems.append(f"{side}: {misfit}")
         _raise(self._problems)
 
-    def _merge(self, param: str, holders: list[tuple[int, Mapping[str, Any], Optional[_Mesh]]]) -> Optional[_Held]:
+    def _merge(self, param: str, holders: list[tuple[int, Mapping[str, Any], Optional[_Mesh]]]) -> _Held:
         first_rank, first, first_mesh = holders[0]
         for rank, tensor, mesh in holders[1:]:
             for key in ("name", "dtype", "placements", "shape"):
                 if tensor[key] != first[key]:
-                    return self._problem(f'"{param}" has {key} {first[key]} on rank {first_rank}, {tensor[key]} on '
-                                         f"rank {rank}")
+                    raise _Misfit(f'"{param}" has {key} {first[key]} on rank {first_rank}, {tensor[key]} on '
+                                  f"rank {rank}")
             if (mesh and mesh.axes) != (first_mesh and first_mesh.axes):
-                return self._problem(f'"{param}" is on mesh {mesh and dict(mesh.axes)} on rank {rank}, '
-                                     f"{first_mesh and dict(first_mesh.axes)} on rank {first_rank}")
+                raise _Misfit(f'"{param}" is on mesh {mesh and dict(mesh.axes)} on rank {rank}, '
+                              f"{first_mesh and dict(first_mesh.axes)} on rank {first_rank}")
         by_rank = {rank: tensor["local_shape"] for rank, tensor, _ in holders}
         if len(by_rank) != len(holders):
-            return self._problem(f'"{param}" is described twice by one rank')
+            raise _Misfit(f'"{param}" is described twice by one rank')
         placements = tuple(first["placements"])
         if first_mesh is None:
             mesh = _Mesh((("replicate", len(by_rank)),), tuple(by_rank))
@@ -127,19 +132,16 @@ class _Side:
                 placements = ("Replicate", *placements)
         if sorted(mesh.ranks) != sorted(by_rank):
             lacking = sorted(set(mesh.ranks) - set(by_rank)) or sorted(set(by_rank) - set(mesh.ranks))
-            return self._problem(f'"{param}" is on a mesh of ranks {list(mesh.ranks)}, but ranks {sorted(by_rank)} '
-                                 f"describe it (rank {lacking[0]} does not fit)")
+            raise _Misfit(f'"{param}" is on a mesh of ranks {list(mesh.ranks)}, but ranks {sorted(by_rank)} '
+                              f"describe it (rank {lacking[0]} does not fit)")
         parsed = [parse(text) for text in placements]
         shape = first["shape"] or _whole_shape(parsed, mesh, by_rank)
         for index, rank in enumerate(mesh.ranks):
             wanted = local_shape(shape, parsed, mesh.sizes, index)
             if wanted != by_rank[rank]:
-                return self._problem(f'"{param}" is {by_rank[rank]} on rank {rank}; wanted {wanted}, the part of {shape} '
-                                     f"by {', '.join(placements)} on mesh {dict(mesh.axes)}")
+                raise _Misfit(f'"{param}" is {by_rank[rank]} on rank {rank}; wanted {wanted}, the part of {shape} '
+                              f"by {', '.join(placements)} on mesh {dict(mesh.axes)}")
         return _Held(first["name"], first["dtype"], shape, mesh, placements)
-
-    def _problem(self, text: str) -> None:
-        self._problems.append(f"{self.side}: {text}")
 
     def generic(self, params: Mapping[str, _Held]) -> dict[str, Any]:
         """This side as a job writes it. `params` are the job's, whose dtype is written only where it differs."""

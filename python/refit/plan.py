@@ -48,7 +48,7 @@ def _read(job: Job, scratch: pathlib.Path, directory: str) -> tuple[str, str, st
 def _plain(job: Mapping[str, Any], scratch: pathlib.Path) -> dict[str, Any]:
     """`job` as a job file would say it."""
     plain = dict(job)
-    model = plain.get("model")
+    model: Any = plain.get("model")
     if hasattr(model, "to_dict"):
         model = model.to_dict()
     if isinstance(model, Mapping) and "model_type" in model:
@@ -213,7 +213,8 @@ class Plan:
 
     def json(self, rank: Optional[int] = None, tensor: str = "") -> dict[str, Any]:
         """The same facts as JSON."""
-        return json.loads(self._file.text(rank, tensor, True))
+        found: dict[str, Any] = json.loads(self._file.text(rank, tensor, True))
+        return found
 
     def verify(self, job: Optional[Job] = None, *, progress: Optional[Progress] = None) -> Proof:
         """Proves the plan from its file alone; with `job` also that it is this job's plan. Raises ProofError."""
