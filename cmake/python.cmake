@@ -7,7 +7,7 @@ if(REFIT_PYTHON_PACKAGE STREQUAL "AUTO" OR REFIT_PYTHON_PACKAGE)
   if(NOT SKBUILD AND NOT DEFINED Python_EXECUTABLE AND EXISTS ${refit_venv_python})
     set(Python_EXECUTABLE ${refit_venv_python})
   endif()
-  find_package(Python 3.9 COMPONENTS Interpreter Development.Module
+  find_package(Python 3.10 COMPONENTS Interpreter Development.Module
                OPTIONAL_COMPONENTS Development.SABIModule QUIET)
   if(Python_FOUND)
     execute_process(COMMAND ${Python_EXECUTABLE} -m nanobind --cmake_dir

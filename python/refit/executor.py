@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 from refit import _core
 from refit.errors import Aborted, BindError, InvalidArgument, Unavailable
 from refit.plan import Plan
 from refit.rendezvous import Rendezvous, from_unique_id
-from refit.tensors import View, local_part, view
+from refit.tensors import View, locator, view
 
 TIMEOUT_SECONDS = 600.0
 
@@ -36,8 +36,7 @@ class Executor:
         self.rank = rank
         self.device = "cpu" if ordinal is None else f"cuda:{ordinal}"
         self._core = _core.Executor(plan._file, rank, ordinal, fabric, rendezvous)
-        self._bound: list[Any] = []  # kept alive, and asked where they are before each run
-        self._addresses: list[int] = []
+        self._locators: list[Callable[[], int]] = []  # of what is bound, which they keep alive
 
     def connect(self, timeout: float = TIMEOUT_SECONDS) -> "Executor":
         """Meets the other ranks and agrees on the plan; collective. After a failed run it makes the transport whole
@@ -56,18 +55,17 @@ class Executor:
         """
         if self.state == "loaded":
             self.connect(timeout)
-        names, views, bound = [], [], []
+        names, views, locators = [], [], []
         wanted = self.plan.tensors(self.rank) if buffers else {}
         named = [(name, buffer) for name, buffer in (buffers or {}).items() if name in wanted]
         for name, tensor in [*tensors.items(), *named]:
-            tensor = local_part(tensor)
             seen = view(tensor)
             # An array interface does not say which GPU: the device finds out.
             if not seen.problem and seen.device not in (self.device, self.device.split(":")[0]):
                 seen = seen._replace(address=0, problem=f"is on {seen.device}; wanted {self.device}")
             names.append(name)
             views.append(seen)
-            bound.append(tensor)
+            locators.append(locator(tensor))
         problems = [f'"{name}" {seen.problem}' for name, seen in zip(names, views) if seen.problem]
         try:
             # Also with a problem: the others would wait for this rank. A tensor without an address is refused there.
@@ -76,8 +74,7 @@ class Executor:
             raise BindError(_with(problems, error, self.rank)) from None
         if problems:  # of a tensor without elements, whose address nobody asks for
             raise BindError(f"rank {self.rank} cannot bind, {len(problems)} problems\n  " + "\n  ".join(problems))
-        self._bound = bound
-        self._addresses = [seen.address for seen in views]
+        self._locators = locators
         return self
 
     def run(self, stream: Any = None, *, wait: bool = True, timeout: float = TIMEOUT_SECONDS) -> "Executor":
@@ -88,7 +85,7 @@ class Executor:
         lock is free meanwhile. A tensor that moved since `bind` is an error before any byte moves. After an error the
         destination is torn: do not serve until a later run succeeds; `connect()`, then `run()`.
         """
-        self._core.run(self._stream(stream), [view(tensor).address for tensor in self._bound], timeout)
+        self._core.run(self._stream(stream), [locate() for locate in self._locators], timeout)
         if wait:
             self.wait()
         return self
@@ -109,7 +106,7 @@ class Executor:
     def close(self) -> None:
         """Frees memory, communicators and connections. Close on all ranks alike."""
         self._core.close()
-        self._bound = []
+        self._locators = []
 
     def __enter__(self) -> "Executor":
         return self

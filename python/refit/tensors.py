@@ -5,7 +5,7 @@ No array library is imported here: what a tensor is, its own attributes say.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 # As torch and numpy name them -> as a plan does.
 DTYPES = {
@@ -29,6 +29,15 @@ class View(NamedTuple):
 def local_part(tensor: Any) -> Any:
     """Of a DTensor what this rank holds; anything else as it is."""
     return tensor.to_local() if hasattr(tensor, "placements") and hasattr(tensor, "to_local") else tensor
+
+
+def locator(tensor: Any) -> Callable[[], int]:
+    """Tells where a tensor is now: asked of every tensor before every refit, so it must be quick."""
+    if hasattr(tensor, "_local_tensor"):  # a DTensor
+        return lambda: int(tensor._local_tensor.data_ptr())
+    if hasattr(tensor, "data_ptr"):
+        return tensor.data_ptr  # type: ignore[no-any-return]
+    return lambda: view(tensor).address
 
 
 def dtype_name(dtype: Any) -> Optional[str]:
