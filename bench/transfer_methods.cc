@@ -208,6 +208,98 @@ class CopyEngineBytesAlone : public TransferMethod {
   std::unique_ptr<DeviceEvent> start_;
 };
 
+// What `sender` sends `receiver`, tensor by tensor: the parts of the sender's
+// tensors that the plan moves between these two.
+std::vector<uint64_t> TensorParts(const PlanFile& plan, int32_t sender,
+                                  int32_t receiver) {
+  const fb::Body& body = plan.body();
+  const fb::RankProgram& program =
+      *body.programs()->Get(static_cast<uint32_t>(sender));
+  std::vector<uint64_t> parts;
+  for (const fb::Message* message : *program.messages()) {
+    if (message->kind() != fb::MessageKind::kSend ||
+        static_cast<int32_t>(message->peer()) != receiver) {
+      continue;
+    }
+    const fb::CopyList& list = *body.copy_lists()->Get(message->copies());
+    for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
+      const fb::Copy& copy = *body.copies()->Get(c);
+      const fb::Buffer& buffer =
+          *body.buffers()->Get(program.buffers()->Get(copy.buffer_slot()));
+      uint64_t tensor_elements = 1;
+      if (buffer.shape() != nullptr) {
+        for (uint64_t extent : *buffer.shape()) tensor_elements *= extent;
+      }
+      uint64_t tensors = 1;
+      uint64_t elements = 1;  // of one tensor's part
+      for (uint32_t l = 0; l < copy.loops_count(); ++l) {
+        const fb::Loop& loop = *body.loops()->Get(copy.loops_begin() + l);
+        // Loops that step over whole tensors are those of layers and experts.
+        (loop.stride() >= tensor_elements ? tensors : elements) *=
+            loop.extent();
+      }
+      // Whole tensors may follow each other in one loop.
+      if (elements > tensor_elements) {
+        tensors *= elements / tensor_elements;
+        elements = tensor_elements;
+      }
+      const uint64_t bytes =
+          elements * static_cast<uint64_t>(DTypeBytes(copy.wire_dtype()));
+      parts.insert(parts.end(), tensors, bytes);
+    }
+  }
+  return parts;
+}
+
+// Every part of a tensor that a pair of ranks exchanges is an operation of its
+// own, one group for the n-th tensor of all pairs (as resharding by batches of
+// point-to-point operations does, with groups that cannot hang). The parts are
+// contiguous here, which favours this method.
+class PerTensorSendRecv : public TransferMethod {
+ public:
+  PerTensorSendRecv(const PlanFile& plan, GpuRank& rank,
+                    std::shared_ptr<NcclCommunicator> communicator)
+      : communicator_(std::move(communicator)) {
+    const int32_t me = rank.transport().rank();
+    const MemoryRange range = RangeOf(rank);
+    for (const Segment& segment : SegmentsOf(plan, me, range.size_bytes)) {
+      const PairBytes& pair = segment.pair;
+      const bool sends = pair.kind == fb::MessageKind::kSend;
+      const std::vector<uint64_t> parts =
+          sends ? TensorParts(plan, me, pair.peer)
+                : TensorParts(plan, pair.peer, me);
+      groups_.resize(std::max(groups_.size(), parts.size()));
+      uint64_t offset = 0;
+      for (size_t i = 0; i < parts.size(); ++i) {
+        if (offset + parts[i] > pair.size_bytes) offset = 0;
+        groups_[i].push_back({.kind = pair.kind,
+                              .peer = pair.peer,
+                              .data = range.data + segment.offset + offset,
+                              .size_bytes = parts[i]});
+        offset += parts[i];
+        if (sends) sent_bytes_ += parts[i];
+      }
+    }
+  }
+  std::string name() const override { return "per-tensor send/recv"; }
+  uint64_t sent_bytes() const override { return sent_bytes_; }
+  int64_t iterations_max() const override { return 2; }
+  absl::Status Enqueue(Stream stream) override {
+    for (const std::vector<Operation>& group : groups_) {
+      if (group.empty()) continue;
+      absl::Status status =
+          communicator_->Exchange(group, stream, Soon(), Never);
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::shared_ptr<NcclCommunicator> communicator_;
+  std::vector<std::vector<Operation>> groups_;
+  uint64_t sent_bytes_ = 0;
+};
+
 // Every logical tensor is gathered on source rank 0 and broadcast to all
 // destination ranks, which keep their shard (OpenRLHF's and verl's first way);
 // or tensors are packed into buckets of 1 GiB first (vLLM's packed broadcast,
@@ -377,6 +469,7 @@ absl::StatusOr<std::vector<std::unique_ptr<TransferMethod>>> MakeMethods(
   add(false, Packs(tensors), "packed 1 GiB broadcast");
   add(true, Packs(tensors), "packed 1 GiB gather + broadcast");
   add(true, tensors, "per-tensor gather + broadcast");
+  methods.push_back(std::make_unique<PerTensorSendRecv>(plan, rank, all));
   return methods;
 }
 

@@ -36,9 +36,10 @@ struct PairBytes {
 
 // Collective over all ranks, in this order: the bytes alone by NCCL send and
 // receive; by copy engines into mapped memory; and with `peers` packed
-// broadcast of 1 GiB without and with the gather before it, and gather and
-// broadcast tensor by tensor. Methods that the layout of GPUs does not allow
-// (two ranks of a communicator on one GPU) are left out.
+// broadcast of 1 GiB without and with the gather before it, gather and
+// broadcast tensor by tensor, and send and receive tensor by tensor. Methods
+// that the layout of GPUs does not allow (two ranks of a communicator on one
+// GPU) are left out.
 absl::StatusOr<std::vector<std::unique_ptr<TransferMethod>>> MakeMethods(
     const PlanFile& plan, GpuRank& rank, bool peers);
 

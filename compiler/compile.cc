@@ -25,7 +25,8 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
                          .slots = static_cast<int32_t>(options.slots.value),
                          .operations_per_round = static_cast<int32_t>(
                              options.operations_per_round.value),
-                         .mapped = options.peer.value};
+                         .mapped = options.peer.value,
+                         .relays = options.fan_out.value == FanOutKind::kRelay};
   if (AlignStaging(limits.bucket_bytes) * limits.slots > limits.staging_bytes) {
     const bool staging = options.staging_bytes.given;
     diagnostics.Error(

@@ -9,6 +9,14 @@
 namespace refit {
 namespace {
 
+void AppendPlacements(const std::vector<Placement>& placements,
+                      std::string& text) {
+  for (const Placement& placement : placements) {
+    absl::StrAppend(&text, " ", static_cast<int>(placement.kind), "/",
+                    placement.dim, "/", placement.split_factor);
+  }
+}
+
 void AppendGeneric(const GenericSpec& generic, std::string& text) {
   for (const MeshSpec& mesh : generic.meshes) {
     absl::StrAppend(&text, "mesh ", mesh.name, " axes ",
@@ -18,13 +26,54 @@ void AppendGeneric(const GenericSpec& generic, std::string& text) {
   }
   for (const TensorRule& rule : generic.tensors) {
     absl::StrAppend(&text, "tensors ", rule.match, " mesh ", rule.mesh);
-    for (const Placement& placement : rule.placements) {
-      absl::StrAppend(&text, " ", static_cast<int>(placement.kind), "/",
-                      placement.dim, "/", placement.split_factor);
-    }
+    AppendPlacements(rule.placements, text);
     absl::StrAppend(
         &text, " rename ", rule.rename.value_or("{name}"), " dtype ",
         std::string(DTypeName(rule.dtype.value_or(DType::kUnspecified))), "\n");
+  }
+  for (const FlatBufferSpec& flat : generic.flat_buffers) {
+    absl::StrAppend(
+        &text, "flat ", flat.name, " mesh ", flat.mesh, " length ", flat.length,
+        " dtype ",
+        std::string(DTypeName(flat.dtype.value_or(DType::kUnspecified))));
+    AppendPlacements(flat.placements, text);
+    for (const RangeSpec& range : flat.ranges) {
+      absl::StrAppend(&text, " [", range.begin, ",", range.end, "]");
+    }
+    if (flat.layers.has_value()) {
+      absl::StrAppend(&text, " layers ", flat.layers->begin, "-",
+                      flat.layers->end);
+    }
+    for (const FlatEntry& entry : flat.entries) {
+      absl::StrAppend(&text, "\n", entry.param, " at ", entry.offset);
+      if (!entry.rows.has_value()) continue;
+      absl::StrAppend(&text, " rows ", entry.rows->begin, "-", entry.rows->end);
+    }
+    absl::StrAppend(&text, "\n");
+  }
+}
+
+// What only some sides say; nothing where they do not, so that the digests of
+// other jobs stay as they are.
+void AppendServing(const SideSpec& side, std::string& text) {
+  if (side.experts.given) {
+    const ExpertPlacement& experts = side.experts.value;
+    absl::StrAppendFormat(&text, "experts %d redundant %d\n",
+                          static_cast<int>(experts.kind),
+                          experts.redundant_experts);
+    for (const std::vector<int64_t>& list : experts.physical_to_logical) {
+      absl::StrAppend(&text, "slots ", absl::StrJoin(list, ","), "\n");
+    }
+  }
+  if (side.moe_backend.given) {
+    absl::StrAppend(&text, "moe_backend ", side.moe_backend.value, "\n");
+  }
+  if (side.layout.value == LayoutKind::kSglang) {
+    absl::StrAppendFormat(
+        &text, "dp_attention %d dp_lm_head %d embedding %d shared_experts %d\n",
+        side.dp_attention.value, side.dp_lm_head.value,
+        static_cast<int>(side.embedding.value),
+        static_cast<int>(side.shared_experts.value));
   }
 }
 
@@ -33,7 +82,7 @@ void AppendSide(const SideSpec& side, std::string& text) {
       &text,
       "%s layout %s tp %d pp %d vpp %d ep %d ep_flag %d etp %d dp %d cp %d "
       "replicas %d stages %s first %d last %d vocab %d dtype %s version %s "
-      "fused %d mtp %d\n",
+      "fused %d interleave %d grouped %d\n",
       side.key, LayoutName(side.layout.value), side.tensor_parallel.value,
       side.pipeline_parallel.value, side.virtual_pipeline_parallel.value,
       side.expert_parallel.value, side.expert_parallel_enabled.value,
@@ -44,7 +93,10 @@ void AppendSide(const SideSpec& side, std::string& text) {
       side.num_layers_in_last_pipeline_stage.value,
       side.make_vocab_size_divisible_by.value,
       side.dtype.given ? DTypeName(side.dtype.value) : "model",
-      side.version.value, side.fused_experts.value, side.mtp.value);
+      side.version.value, side.fused_experts.value,
+      side.moe_mlp_glu_interleave_size.value,
+      side.moe_single_grouped_weight.value);
+  AppendServing(side, text);
   AppendGeneric(side.generic, text);
 }
 
@@ -92,6 +144,10 @@ std::string CanonicalInputs(const Job& job, const Model& model) {
       job.options.staging_bytes.value, job.options.slots.value,
       job.options.operations_per_round.value,
       absl::StrJoin(job.options.exclude.value, ","));
+  // The default is left out: jobs from before there was a choice keep theirs.
+  if (job.options.fan_out.value == FanOutKind::kNone) {
+    absl::StrAppend(&text, "fan_out none\n");
+  }
   absl::StrAppendFormat(&text, "colocated %d\n", job.colocated.value);
   return text;
 }

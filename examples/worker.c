@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
   refit_rendezvous* rendezvous;
   refit_device* device;
   refit_executor* executor;
-  refit_executor_options options = {sizeof(options), 0, 0, 0, 0, 0, 0};
+  refit_executor_options options = {.struct_size = sizeof(options)};
   refit_run_options run = {sizeof(run), 30000, NULL, 0};
   int32_t gpu;
   cudaStream_t stream;

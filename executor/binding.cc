@@ -45,9 +45,11 @@ struct Expected {
 
 class Binding {
  public:
-  Binding(const TensorTable& table, absl::Span<const BoundTensor> tensors)
+  Binding(const TensorTable& table, absl::Span<const BoundTensor> tensors,
+          bool allows_unaligned)
       : table_(table),
         tensors_(tensors),
+        allows_unaligned_(allows_unaligned),
         addresses_(table.size(), nullptr),
         tensor_of_entry_(table.size(), kNone) {}
 
@@ -113,6 +115,11 @@ class Binding {
     } else if (tensor.data == nullptr && size_bytes > 0) {
       Problem("null pointer: \"", tensor.name, "\" has ", size_bytes,
               " bytes and no address");
+    } else if (const auto address = reinterpret_cast<uintptr_t>(tensor.data);
+               !allows_unaligned_ && address % DTypeBytes(tensor.dtype) != 0) {
+      Problem("not aligned: \"", tensor.name, "\" is at 0x", absl::Hex(address),
+              ", the device wants a multiple of the ", DTypeBytes(tensor.dtype),
+              " bytes of ", NameOf(tensor.dtype));
     } else {
       addresses_[entry] = static_cast<std::byte*>(tensor.data);
     }
@@ -159,6 +166,7 @@ class Binding {
 
   const TensorTable& table_;
   const absl::Span<const BoundTensor> tensors_;
+  const bool allows_unaligned_;
   std::vector<std::byte*> addresses_;    // by entry
   std::vector<size_t> tensor_of_entry_;  // by entry
   absl::flat_hash_map<std::string, Expected> expected_;
@@ -217,10 +225,29 @@ std::vector<bool> TensorTable::Skipped() const {
   return skipped;
 }
 
+std::vector<TensorPostHook> TensorTable::PostHooks() const {
+  std::vector<TensorPostHook> hooks;
+  const std::vector<bool> skipped = Skipped();
+  for (size_t slot = 0; slot < stacks(); ++slot) {
+    const fb::Buffer& stack = buffer(slot);
+    if (stack.post_hooks() == nullptr) continue;
+    for (uint64_t entry = begin(slot); entry < begin(slot + 1); ++entry) {
+      // What no refit writes is as the worker made it.
+      if (skipped[entry]) continue;
+      for (const fb::PostHook* hook : *stack.post_hooks()) {
+        hooks.push_back({.tensor = Name(slot, entry - begin(slot)),
+                         .name = hook->name()->str(),
+                         .detail = hook->detail()->str()});
+      }
+    }
+  }
+  return hooks;
+}
+
 absl::StatusOr<std::vector<std::byte*>> BindTensors(
     const TensorTable& table, int32_t rank,
-    absl::Span<const BoundTensor> tensors) {
-  Binding binding(table, tensors);
+    absl::Span<const BoundTensor> tensors, bool allows_unaligned) {
+  Binding binding(table, tensors, allows_unaligned);
   binding.Check();
   if (binding.problem_count() == 0) return binding.TakeAddresses();
   std::string message =

@@ -31,16 +31,21 @@ class TensorTable {
   // plan declares so. Such a tensor may be left out.
   std::vector<bool> Skipped() const;
 
+  // What the plan asks for after it wrote the tensors.
+  std::vector<TensorPostHook> PostHooks() const;
+
  private:
   const fb::Body& body_;
   const fb::RankProgram& program_;
   std::vector<uint64_t> begin_;  // one more than stacks
 };
 
-// The address of each tensor table entry; null for those left out.
+// The address of each tensor table entry; null for those left out. Unless
+// `allows_unaligned`, an address that is no multiple of the element's size is a
+// problem too.
 absl::StatusOr<std::vector<std::byte*>> BindTensors(
     const TensorTable& table, int32_t rank,
-    absl::Span<const BoundTensor> tensors);
+    absl::Span<const BoundTensor> tensors, bool allows_unaligned);
 
 }  // namespace refit
 

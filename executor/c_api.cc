@@ -68,6 +68,10 @@ static_assert(REFIT_UNAVAILABLE ==
               static_cast<int>(absl::StatusCode::kUnavailable));
 static_assert(REFIT_DTYPE_BF16 == static_cast<int>(DType::kBf16));
 static_assert(REFIT_DTYPE_FP8_E5M2 == static_cast<int>(DType::MAX));
+static_assert(REFIT_ROUTE_LOCAL == static_cast<int>(fb::Route::kLocal));
+static_assert(REFIT_ROUTE_NETWORK == static_cast<int>(fb::Route::kNetwork));
+static_assert(REFIT_MECHANISM_DIRECT ==
+              static_cast<int>(fb::Mechanism::kDirect));
 static_assert(REFIT_UNIQUE_ID_BYTES == sizeof(UniqueId));
 static_assert(REFIT_STATE_LOADED == static_cast<int>(ExecutorState::kLoaded));
 static_assert(REFIT_STATE_CLOSED == static_cast<int>(ExecutorState::kClosed));
@@ -84,6 +88,9 @@ constexpr auto kTimeoutMax =
 // what it is now.
 template <typename Struct>
 constexpr size_t kFirstSizeBytes = sizeof(Struct);
+template <>
+constexpr size_t kFirstSizeBytes<refit_executor_options> =
+    offsetof(refit_executor_options, without_graph);
 // No caller's struct is larger: it is no size then, but memory that nobody set.
 constexpr size_t kStructSizeBytesMax = 4096;
 
@@ -245,8 +252,16 @@ absl::Status CreateExecutor(const refit_executor_options& options,
   absl::Status status =
       CheckNotNull({{"plan", options.plan}, {"device", options.device}});
   if (!status.ok()) return status;
-  if (options.reserved != 0) {
+  if (options.reserved != 0 || options.reserved2 != 0) {
     return absl::InvalidArgumentError("reserved is not 0");
+  }
+  for (const auto& [name, value] :
+       {std::pair("without_graph", options.without_graph),
+        std::pair("time_rounds", options.time_rounds),
+        std::pair("without_memory_watch", options.without_memory_watch)}) {
+    if (value == 0 || value == 1) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", value, ", it should be 0 or 1"));
   }
   status = CheckRank(*options.plan, options.rank);
   if (!status.ok()) return status;
@@ -258,10 +273,13 @@ absl::Status CreateExecutor(const refit_executor_options& options,
       CreateTransport(options);
   if (!transport.ok()) return transport.status();
   made->transport = *std::move(transport);
-  absl::StatusOr<std::unique_ptr<Executor>> loaded =
-      Executor::Load(*made->plan, {.rank = options.rank,
-                                   .device = made->device.get(),
-                                   .transport = made->transport.get()});
+  absl::StatusOr<std::unique_ptr<Executor>> loaded = Executor::Load(
+      *made->plan, {.rank = options.rank,
+                    .device = made->device.get(),
+                    .transport = made->transport.get(),
+                    .graph = options.without_graph == 0,
+                    .time_rounds = options.time_rounds != 0,
+                    .watch_memory = options.without_memory_watch == 0});
   if (!loaded.ok()) return loaded.status();
   made->executor = *std::move(loaded);
   executor = made.release();
@@ -594,6 +612,25 @@ refit_status* refit_executor_bind(refit_executor* executor,
   });
 }
 
+refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
+                                              refit_post_hook_visitor visit,
+                                              void* context) {
+  return Guarded([&] {
+    const absl::Status status =
+        CheckNotNull({{"executor", executor},
+                      {"visit", reinterpret_cast<const void*>(visit)}});
+    if (!status.ok()) return status;
+    for (const refit::TensorPostHook& hook : executor->executor->post_hooks()) {
+      const refit_post_hook shown = {.struct_size = sizeof(shown),
+                                     .tensor = hook.tensor.c_str(),
+                                     .name = hook.name.c_str(),
+                                     .detail = hook.detail.c_str()};
+      visit(&shown, context);
+    }
+    return status;
+  });
+}
+
 refit_status* refit_executor_run(refit_executor* executor, void* stream,
                                  const refit_run_options* options) {
   return Guarded([&] {
@@ -636,6 +673,30 @@ refit_status* refit_executor_counters(const refit_executor* executor,
     // What this library does not count stays 0.
     std::memset(counters, 0, size_bytes);
     std::memcpy(counters, &now, std::min(size_bytes, sizeof(now)));
+    return status;
+  });
+}
+
+refit_status* refit_executor_visit_rounds(const refit_executor* executor,
+                                          refit_round_visitor visit,
+                                          void* context) {
+  return Guarded([&] {
+    const absl::Status status =
+        CheckNotNull({{"executor", executor},
+                      {"visit", reinterpret_cast<const void*>(visit)}});
+    if (!status.ok()) return status;
+    for (const refit::RoundMeasurement& round : executor->executor->rounds()) {
+      const refit_round given = {
+          .struct_size = sizeof(given),
+          .round = round.round,
+          .route = static_cast<refit_route>(round.route),
+          .mechanism = static_cast<refit_mechanism>(round.mechanism),
+          .reserved = 0,
+          .bytes_sent = round.bytes_sent,
+          .bytes_received = round.bytes_received,
+          .seconds = round.seconds};
+      visit(&given, context);
+    }
     return status;
   });
 }

@@ -9,6 +9,7 @@
 #include "executor/binding.h"
 #include "executor/nvtx.h"
 #include "executor/rank_schedule.h"
+#include "executor/refit_graph.h"
 #include "executor/round_copies.h"
 
 namespace refit {
@@ -59,6 +60,7 @@ RunCounters& RunCounters::operator+=(const RunCounters& other) {
   messages_received += other.messages_received;
   bytes_sent += other.bytes_sent;
   bytes_received += other.bytes_received;
+  graph_launches += other.graph_launches;
   pack_seconds += other.pack_seconds;
   wire_seconds += other.wire_seconds;
   unpack_seconds += other.unpack_seconds;
@@ -72,16 +74,21 @@ RunCounters& RunCounters::operator+=(const RunCounters& other) {
   return *this;
 }
 
-// When a staged round's parts are done. Only those that it has are made.
+// When a staged round's parts are done, and how long a round took. Only those
+// that are needed are made.
 struct Executor::RoundEvents {
   RoundRangeText range_text;
   std::unique_ptr<DeviceEvent> packed;
   std::unique_ptr<DeviceEvent> exchanged;
   std::unique_ptr<DeviceEvent> unpacked;
+  std::unique_ptr<DeviceTimer> timer;
 };
 
 struct Executor::Bound {
-  std::vector<const void*> addresses;  // in the order of Bind
+  std::vector<std::string> names;      // in the order of Bind
+  std::vector<const void*> addresses;  // likewise
+  std::unique_ptr<MemoryWatch> memory;
+  bool is_recorded = false;  // as a graph, or cannot be
   std::map<int32_t, std::unique_ptr<MappedMemory>> peers;
   std::vector<Operation> operations;
   std::unique_ptr<PreparedCopies> copies;
@@ -90,7 +97,11 @@ struct Executor::Bound {
 Executor::Executor(const PlanFile& plan, const ExecutorOptions& options)
     : plan_(plan),
       options_(options),
-      schedule_(std::make_unique<RankSchedule>(plan, options.rank)) {}
+      schedule_(std::make_unique<RankSchedule>(plan, options.rank)),
+      post_hooks_(TensorTable(plan, options.rank).PostHooks()),
+      graph_(std::make_shared<RefitGraph>()) {
+  options_.transport->OnBreak([graph = graph_] { graph->Drop(); });
+}
 
 Executor::~Executor() { Close(); }
 
@@ -140,6 +151,8 @@ absl::Status Executor::CreateStreams() {
   for (const RoundWork& work : schedule_->rounds()) {
     RoundEvents& events = events_.emplace_back();
     events.range_text = RoundRangeText(work.index, work.route, work.mechanism);
+    if (options_.time_rounds)
+      status.Update(make(events.timer, device.CreateTimer()));
     if (work.mechanism == fb::Mechanism::kDirect) continue;
     status.Update(make(events.exchanged, device.CreateEvent()));
     if (work.pack_batch.has_value()) {
@@ -163,6 +176,9 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
                      std::string(ExecutorStateName(state_))));
   }
   const Deadline deadline = DeadlineAfter(timeout);
+  graph_->Drop();
+  has_run_ = false;
+  if (bound_ != nullptr) bound_->is_recorded = false;
   absl::Status made;
   if (!again) {
     made = CreateStreams();
@@ -240,6 +256,21 @@ absl::Status Executor::PrepareCopies(absl::Span<std::byte* const> addresses) {
   return absl::OkStatus();
 }
 
+absl::Status Executor::WatchTensors(absl::Span<const BoundTensor> tensors) {
+  std::vector<MemoryRange> ranges;
+  for (const BoundTensor& tensor : tensors) {
+    bound_->names.push_back(tensor.name);
+    bound_->addresses.push_back(tensor.data);
+    ranges.push_back({.data = static_cast<std::byte*>(tensor.data),
+                      .size_bytes = tensor.size_bytes});
+  }
+  if (!options_.watch_memory) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<MemoryWatch>> memory =
+      options_.device->Watch(ranges);
+  if (memory.ok()) bound_->memory = *std::move(memory);
+  return memory.status();
+}
+
 absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
                             std::chrono::nanoseconds timeout) {
   const ProfilerRange range("refit bind");
@@ -254,7 +285,8 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   std::unique_ptr<Bound> earlier = std::exchange(bound_, nullptr);
   bound_ = std::make_unique<Bound>();
   absl::StatusOr<std::vector<std::byte*>> addresses =
-      BindTensors(TensorTable(plan_, options_.rank), options_.rank, tensors);
+      BindTensors(TensorTable(plan_, options_.rank), options_.rank, tensors,
+                  options_.device->CopiesUnaligned());
   absl::Status status = addresses.status();
   // The records hold no fingerprint of the tensors: that they were checked
   // against the plan of this digest says all that names and sizes could.
@@ -272,14 +304,16 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   if (status.ok()) {
     status = WithRank(PrepareCopies(*addresses), options_.rank);
   }
+  if (status.ok()) {
+    status = WithRank(WatchTensors(tensors), options_.rank);
+  }
   if (first || mapped) agree();
   if (!status.ok()) {
     bound_ = std::move(earlier);
     return status;
   }
-  for (const BoundTensor& tensor : tensors) {
-    bound_->addresses.push_back(tensor.data);
-  }
+  // It uses what is freed with `earlier`.
+  graph_->Drop();
   if (first) state_ = ExecutorState::kBound;
   return absl::OkStatus();
 }
@@ -292,10 +326,12 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
         absl::StrCat("rank ", options_.rank, ": Run while ",
                      std::string(ExecutorStateName(state_))));
   }
+  const Deadline deadline = DeadlineAfter(options.timeout);
+  RecordGraph(stream, deadline);
   state_ = ExecutorState::kTorn;
   counters_ = {};
-  absl::Status status =
-      RunRounds(stream, options, DeadlineAfter(options.timeout));
+  rounds_.clear();
+  absl::Status status = RunRounds(stream, options, deadline);
   if (!status.ok()) {
     options_.transport->Abort(status);
     // What was enqueued before ends first, so that the caller may free memory.
@@ -314,18 +350,84 @@ absl::Status Executor::Wait() {
   }
   const absl::Status status = options_.transport->Wait();
   state_ = status.ok() ? ExecutorState::kBound : ExecutorState::kTorn;
-  return WithRank(status, options_.rank);
+  if (!status.ok()) return WithRank(status, options_.rank);
+  has_run_ = true;
+  return WithRank(MeasureRounds(), options_.rank);
+}
+
+absl::Status Executor::MeasureRounds() {
+  if (!is_timed_) return absl::OkStatus();
+  for (size_t i = 0; i < schedule_->rounds().size(); ++i) {
+    const RoundWork& work = schedule_->rounds()[i];
+    const absl::StatusOr<double> seconds = events_[i].timer->Seconds();
+    if (!seconds.ok()) return seconds.status();
+    const Traffic traffic = TrafficOf(work);
+    rounds_.push_back({.round = work.index,
+                       .route = work.route,
+                       .mechanism = work.mechanism,
+                       .bytes_sent = traffic.bytes_sent,
+                       .bytes_received = traffic.bytes_received,
+                       .seconds = *seconds});
+  }
+  return absl::OkStatus();
+}
+
+// Between refits, when nobody can break off what is recorded; after one, which
+// made what NCCL makes at first use. What cannot be recorded goes on as before.
+void Executor::RecordGraph(Stream stream, Deadline deadline) {
+  if (!options_.graph || options_.time_rounds || bound_->is_recorded ||
+      !has_run_ || state_ != ExecutorState::kBound ||
+      !schedule_->GainsFromGraph()) {
+    return;
+  }
+  // One that the caller records is none to measure by.
+  const absl::StatusOr<bool> capturing = options_.device->IsCapturing(stream);
+  if (!capturing.ok() || *capturing) return;
+  bound_->is_recorded = true;
+  options_.transport->BeginRecording(deadline);
+  absl::StatusOr<std::unique_ptr<DeviceGraph>> graph = options_.device->Record(
+      [&](Stream recorded) { return EnqueueRounds(recorded); });
+  if (graph.ok()) graph_->Set(*std::move(graph));
+}
+
+// That the tensors are where they were, in the memory they were.
+absl::Status Executor::CheckTensors(const RunOptions& options) const {
+  if (!options.addresses.empty() &&
+      !std::equal(options.addresses.begin(), options.addresses.end(),
+                  bound_->addresses.begin(), bound_->addresses.end())) {
+    return absl::FailedPreconditionError("a tensor moved since Bind");
+  }
+  if (bound_->memory == nullptr) return absl::OkStatus();
+  const std::optional<size_t> gone = bound_->memory->FirstGone();
+  if (!gone.has_value()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the memory of \"", bound_->names[*gone], "\" was freed since Bind"));
 }
 
 absl::Status Executor::RunRounds(Stream stream, const RunOptions& options,
                                  Deadline deadline) {
   Transport& transport = *options_.transport;
   if (absl::Status s = transport.BeginRefit(deadline); !s.ok()) return s;
-  if (!options.addresses.empty() &&
-      !std::equal(options.addresses.begin(), options.addresses.end(),
-                  bound_->addresses.begin(), bound_->addresses.end())) {
-    return absl::FailedPreconditionError("a tensor moved since Bind");
+  if (absl::Status s = CheckTensors(options); !s.ok()) return s;
+  const absl::StatusOr<bool> capturing = options_.device->IsCapturing(stream);
+  if (!capturing.ok()) return capturing.status();
+  is_timed_ = options_.time_rounds && !*capturing;
+  absl::Status status;
+  if (*capturing || !graph_->IsSet()) {
+    status = EnqueueRounds(stream);
+  } else {
+    transport.Replay();
+    const Clock::time_point start = Clock::now();
+    status = graph_->Launch(stream);
+    counters_.wire_seconds += SecondsSince(start);
+    counters_.graph_launches = 1;
   }
+  if (!status.ok()) return status;
+  for (const RoundWork& work : schedule_->rounds()) CountMessages(work);
+  return transport.EndRefit(stream);
+}
+
+absl::Status Executor::EnqueueRounds(Stream stream) {
   absl::Status status =
       bound_->copies->Enqueue(RankSchedule::kFillBatch, stream);
   status.Update(started_->Record(stream));
@@ -338,33 +440,45 @@ absl::Status Executor::RunRounds(Stream stream, const RunOptions& options,
   for (size_t i = 0; i < schedule_->rounds().size() && status.ok(); ++i) {
     const RoundWork& work = schedule_->rounds()[i];
     const ProfilerRange range(events_[i].range_text);
-    status = work.mechanism == fb::Mechanism::kDirect ? RunDirect(work, stream)
+    // What a relay sends is in place: unpacked, not only received.
+    if (work.relays.has_value()) {
+      status = events_[*work.relays].unpacked->Await(stream);
+    }
+    if (!status.ok()) break;
+    status = work.mechanism == fb::Mechanism::kDirect ? RunDirect(i, stream)
                                                       : RunStaged(i, stream);
-    CountMessages(work);
   }
   for (const RoundEvents& events : events_) {
     if (!status.ok()) return status;
     if (events.unpacked != nullptr) status = events.unpacked->Await(stream);
   }
-  if (!status.ok()) return status;
-  return transport.EndRefit(stream);
+  return status;
+}
+
+Traffic Executor::TrafficOf(const RoundWork& work) const {
+  Traffic traffic;
+  for (uint32_t m = 0; m < work.messages_count; ++m) {
+    const Operation& operation = bound_->operations[work.messages_begin + m];
+    const bool send = operation.kind == fb::MessageKind::kSend;
+    (send ? traffic.bytes_sent : traffic.bytes_received) +=
+        operation.size_bytes;
+  }
+  return traffic;
 }
 
 void Executor::CountMessages(const RoundWork& work) {
   ++counters_.rounds;
-  Traffic& traffic = counters_.by(work.route, work.mechanism);
   for (uint32_t m = 0; m < work.messages_count; ++m) {
     const Operation& operation = bound_->operations[work.messages_begin + m];
-    if (operation.kind == fb::MessageKind::kSend) {
-      ++counters_.messages_sent;
-      counters_.bytes_sent += operation.size_bytes;
-      traffic.bytes_sent += operation.size_bytes;
-    } else {
-      ++counters_.messages_received;
-      counters_.bytes_received += operation.size_bytes;
-      traffic.bytes_received += operation.size_bytes;
-    }
+    ++(operation.kind == fb::MessageKind::kSend ? counters_.messages_sent
+                                                : counters_.messages_received);
   }
+  const Traffic traffic = TrafficOf(work);
+  counters_.bytes_sent += traffic.bytes_sent;
+  counters_.bytes_received += traffic.bytes_received;
+  counters_.by(work.route, work.mechanism).bytes_sent += traffic.bytes_sent;
+  counters_.by(work.route, work.mechanism).bytes_received +=
+      traffic.bytes_received;
 }
 
 // Pack, exchange and unpack each go on as soon as what they read is there and
@@ -382,6 +496,7 @@ absl::Status Executor::RunStaged(size_t round, Stream stream) {
     if (reused != nullptr && reused->exchanged != nullptr) {
       status.Update(reused->exchanged->Await(pack));
     }
+    if (events.timer != nullptr) status.Update(events.timer->Start(pack));
     status.Update(bound_->copies->Enqueue(*work.pack_batch, pack));
     status.Update(events.packed->Record(pack));
     status.Update(events.packed->Await(stream));
@@ -389,6 +504,9 @@ absl::Status Executor::RunStaged(size_t round, Stream stream) {
   }
   if (reused != nullptr && reused->unpacked != nullptr) {
     status.Update(reused->unpacked->Await(stream));
+  }
+  if (events.timer != nullptr && !work.pack_batch.has_value()) {
+    status.Update(events.timer->Start(stream));
   }
   if (!status.ok()) return status;
   status = options_.transport->Exchange(
@@ -407,15 +525,22 @@ absl::Status Executor::RunStaged(size_t round, Stream stream) {
     status.Update(events.unpacked->Record(unpack));
     counters_.unpack_seconds += SecondsSince(start);
   }
+  if (events.timer != nullptr) {
+    status.Update(events.timer->Stop(
+        work.unpack_batch.has_value() ? unpack_stream_->get() : stream));
+  }
   return status;
 }
 
 // Receivers say that their tensors may be overwritten, senders store, then say
 // that they are done.
-absl::Status Executor::RunDirect(const RoundWork& work, Stream stream) {
+absl::Status Executor::RunDirect(size_t round, Stream stream) {
+  const RoundWork& work = schedule_->rounds()[round];
+  DeviceTimer* const timer = events_[round].timer.get();
   Fence& fence = *options_.transport->fence();
   const Clock::time_point start = Clock::now();
   absl::Status status;
+  if (timer != nullptr) status.Update(timer->Start(stream));
   if (!work.senders.empty()) {
     status.Update(fence.Grant(work.senders, stream));
   }
@@ -430,6 +555,7 @@ absl::Status Executor::RunDirect(const RoundWork& work, Stream stream) {
   if (!work.senders.empty() && status.ok()) {
     status.Update(fence.AwaitFinishes(work.senders, stream));
   }
+  if (timer != nullptr) status.Update(timer->Stop(stream));
   counters_.wire_seconds += SecondsSince(start);
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat("round ", work.index, ": ",
@@ -441,6 +567,7 @@ void Executor::Close() {
     options_.transport->Abort(absl::CancelledError(
         absl::StrCat("rank ", options_.rank, " was closed before Wait")));
   }
+  graph_->Drop();
   bound_.reset();
   events_.clear();
   started_.reset();

@@ -37,12 +37,19 @@ class MeetingTransport : public Transport {
     return met_->Share(mine, to, from, deadline);
   }
   Fence* fence() override { return met_->fence(); }
+  void BeginRecording(Deadline deadline) override {
+    met_->BeginRecording(deadline);
+  }
+  void OnBreak(std::function<void()> callback) override {
+    on_break_ = std::move(callback);
+  }
   absl::Status BeginRefit(Deadline deadline) override {
     return met_->BeginRefit(deadline);
   }
   absl::Status Exchange(const ExchangeRound& round, Stream stream) override {
     return met_->Exchange(round, stream);
   }
+  void Replay() override { met_->Replay(); }
   absl::Status EndRefit(Stream stream) override {
     return met_->EndRefit(stream);
   }
@@ -57,13 +64,16 @@ class MeetingTransport : public Transport {
     if (!control.ok()) return control.status();
     absl::StatusOr<std::unique_ptr<Transport>> met = CreateNcclTransport(
         {.device = device_, .control = *std::move(control), .hosts = hosts_});
-    if (met.ok()) met_ = *std::move(met);
-    return met.status();
+    if (!met.ok()) return met.status();
+    met_ = *std::move(met);
+    met_->OnBreak(on_break_);
+    return absl::OkStatus();
   }
 
   const TcpRendezvous rendezvous_;
   Device* const device_;
   const std::vector<uint32_t> hosts_;
+  std::function<void()> on_break_;
   std::unique_ptr<Transport> met_;
 };
 

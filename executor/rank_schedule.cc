@@ -29,6 +29,7 @@ RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank) {
   const uint32_t slots = std::max<uint32_t>(1, body.limits()->slots());
   size_t reusable = 0;  // works before it are at least `slots` rounds older
   std::optional<size_t> last_staged;  // of those
+  std::optional<size_t> last_unpacked;
   for (size_t i = 0; i < rounds_.size(); ++i) {
     SortDistinct(rounds_[i].receivers);
     SortDistinct(rounds_[i].senders);
@@ -39,6 +40,9 @@ RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank) {
     }
     if (rounds_[i].mechanism == fb::Mechanism::kStaged) {
       rounds_[i].reuses = last_staged;
+      if (rounds_[i].unpack_batch.has_value()) last_unpacked = i;
+    } else if (rounds_[i].pack_batch.has_value()) {
+      rounds_[i].relays = last_unpacked;
     }
   }
 }
@@ -86,6 +90,16 @@ std::vector<Edge> RankSchedule::Edges() const {
            std::tie(b.peer, b.kind, b.route, b.mechanism);
   });
   return edges;
+}
+
+bool RankSchedule::GainsFromGraph() const {
+  bool stages = false;
+  for (const RoundWork& work : rounds_) {
+    const bool direct = work.mechanism == fb::Mechanism::kDirect;
+    if (direct && work.route == fb::Route::kLocal) return false;
+    stages |= !direct;
+  }
+  return stages;
 }
 
 std::vector<int32_t> RankSchedule::DirectReceivers() const {

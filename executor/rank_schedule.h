@@ -27,6 +27,9 @@ struct RoundWork {
   // Direct: the peers of each kind, ascending and distinct.
   std::vector<int32_t> receivers;
   std::vector<int32_t> senders;
+  // Direct, of a rank that both sends here and unpacks: the last earlier work
+  // that unpacks, on a stream of its own, what this one may read.
+  std::optional<size_t> relays;
   // Staged: the last earlier staged work whose staging this one may overwrite.
   std::optional<size_t> reuses;
 };
@@ -47,6 +50,10 @@ class RankSchedule {
   // Whether the rank has anything to pack, and to unpack, in staged rounds.
   bool Packs() const { return packs_; }
   bool Unpacks() const { return unpacks_; }
+  // Whether its rounds are better launched as one graph: staged ones are, which
+  // cost many calls each. Ranks that share a GPU wait for each other in other
+  // ways than a graph can.
+  bool GainsFromGraph() const;
   // The peers of all direct rounds, ascending and distinct.
   std::vector<int32_t> DirectReceivers() const;
   std::vector<int32_t> DirectSenders() const;

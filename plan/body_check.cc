@@ -201,6 +201,12 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
                 absl::StrFormat("buffer %u is not below %u", buffer,
                                 buffers_.size()));
     }
+    const auto* hooks = body_.buffers()->Get(buffer)->post_hooks();
+    if (rank < body_.source_ranks() && hooks != nullptr && hooks->size() > 0) {
+      return at(absl::StrCat(", buffer slot ", slot),
+                absl::StrFormat("buffer %u has post-hooks, a source's has none",
+                                buffer));
+    }
   }
   if (program.fills() >= body_.copy_lists()->size()) {
     return at("", absl::StrFormat("fills %u is not below %u", program.fills(),

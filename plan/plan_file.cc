@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <string_view>
@@ -123,6 +125,43 @@ std::string StackName(const Stack& stack, uint64_t ordinal) {
   }
   return name;
 }
+
+bool HasDirectRounds(const fb::Body& body) {
+  return std::any_of(body.rounds()->begin(), body.rounds()->end(),
+                     [](const fb::Round* round) {
+                       return round->mechanism() == fb::Mechanism::kDirect;
+                     });
+}
+
+bool HasPostHooks(const fb::Body& body) {
+  return std::any_of(body.buffers()->begin(), body.buffers()->end(),
+                     [](const fb::Buffer* buffer) {
+                       return buffer->post_hooks() != nullptr &&
+                              buffer->post_hooks()->size() > 0;
+                     });
+}
+
+bool HasRelays(const fb::Body& body) {
+  for (uint32_t rank = body.source_ranks(); rank < body.programs()->size();
+       ++rank) {
+    for (const fb::Message* message : *body.programs()->Get(rank)->messages()) {
+      if (message->kind() == fb::MessageKind::kSend) return true;
+    }
+  }
+  return false;
+}
+
+// What an executor must know of to run a plan, and how a body shows it.
+struct Feature {
+  uint64_t bit;
+  std::string_view name;
+  bool (*is_used)(const fb::Body& body);
+};
+constexpr std::array kFeatures = {
+    Feature{kFeatureDirectRounds, "direct rounds", HasDirectRounds},
+    Feature{kFeaturePostHooks, "post-hooks", HasPostHooks},
+    Feature{kFeatureRelays, "relays", HasRelays},
+};
 
 }  // namespace
 
@@ -282,17 +321,29 @@ absl::Status PlanFile::Check() {
   }
   body_ = flatbuffers::GetRoot<fb::Body>(body.data());
   if (absl::Status s = CheckBody(*body_, body.size()); !s.ok()) return s;
-  const auto& rounds = *body_->rounds();
-  const bool direct =
-      std::any_of(rounds.begin(), rounds.end(), [](const fb::Round* round) {
-        return round->mechanism() == fb::Mechanism::kDirect;
-      });
-  if (direct && (plan_->required_features() & kFeatureDirectRounds) == 0) {
-    return absl::InvalidArgumentError(
-        "the plan has direct rounds but does not require that executors know "
-        "them (bit 0 of required_features)");
+  return CheckFeatures();
+}
+
+absl::Status PlanFile::CheckFeatures() const {
+  for (const Feature& feature : kFeatures) {
+    if ((plan_->required_features() & feature.bit) != 0 ||
+        !feature.is_used(*body_)) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "the plan has %s but does not require that executors know them (bit "
+        "%d of required_features)",
+        feature.name, std::countr_zero(feature.bit)));
   }
   return absl::OkStatus();
+}
+
+uint64_t RequiredFeatures(const fb::Body& body) {
+  uint64_t features = 0;
+  for (const Feature& feature : kFeatures) {
+    if (feature.is_used(body)) features |= feature.bit;
+  }
+  return features;
 }
 
 absl::Span<const uint8_t> PlanFile::bytes() const {

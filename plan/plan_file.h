@@ -15,11 +15,20 @@
 namespace refit {
 
 inline constexpr uint32_t kFormatMajor = 1;
-inline constexpr uint32_t kFormatMinor = 1;
+inline constexpr uint32_t kFormatMinor = 2;
 // Bits of `required_features`.
 inline constexpr uint64_t kFeatureDirectRounds = 1;
+inline constexpr uint64_t kFeaturePostHooks = 2;
+inline constexpr uint64_t kFeatureRelays = 8;  // destination ranks that send
 // Those this build knows.
-inline constexpr uint64_t kKnownFeatures = kFeatureDirectRounds;
+inline constexpr uint64_t kKnownFeatures =
+    kFeatureDirectRounds | kFeaturePostHooks | kFeatureRelays;
+// The format_version of a plan that requires `features`: the oldest that has
+// them, 1.1 at least.
+constexpr uint32_t FormatVersionFor(uint64_t features) {
+  const uint32_t minor = (features & ~kFeatureDirectRounds) == 0 ? 1 : 2;
+  return kFormatMajor << 16 | minor;
+}
 // Alignment of staging ranges and of each copy inside a message, so that the
 // widest vector access of a GPU (16 bytes) never straddles two copies.
 inline constexpr int64_t kStagingAlignmentBytes = 16;
@@ -51,6 +60,7 @@ std::string DigestText(const fb::Digest& digest);
 //   existing peer other than themselves
 //   * fragments and regions have one entry per dimension and stay inside param
 //   and buffer
+//   * post-hooks have names, and only a destination's buffers have them
 // It promises "nothing needs a bounds check", not "is right": that is
 // plan/proof.h. Errors: kNotFound, kPermissionDenied or kUnavailable (the file
 // cannot be read), kFailedPrecondition (newer major or unknown feature),
@@ -80,11 +90,16 @@ class PlanFile {
   class Bytes;
   explicit PlanFile(std::unique_ptr<Bytes> bytes);
   absl::Status Check();
+  absl::Status CheckFeatures() const;
 
   std::unique_ptr<Bytes> bytes_;
   const fb::Plan* plan_ = nullptr;
   const fb::Body* body_ = nullptr;
 };
+
+// Bits of the features that the body uses: what a file that holds it must
+// require of executors.
+uint64_t RequiredFeatures(const fb::Body& body);
 
 // The number of elements of one tensor of the stack (1 for a scalar), and of
 // the whole stack.

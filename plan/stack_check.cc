@@ -1,5 +1,6 @@
 #include "plan/stack_check.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <string>
@@ -17,6 +18,7 @@ using IndexDims = flatbuffers::Vector<flatbuffers::Offset<fb::IndexDim>>;
 // More than any tensor has; keeps hostile files from costing time.
 constexpr size_t kMostDims = 16;
 constexpr uint64_t kMostTensors = 1 << 20;  // of one stack
+constexpr size_t kMostPostHooks = 16;       // of one stack
 // Null vectors count as empty: FlatBuffers writers may leave empty ones out.
 template <typename T>
 size_t SizeOf(const flatbuffers::Vector<T>* vector) {
@@ -183,6 +185,20 @@ absl::Status CheckRegion(const BufferSize& buffer, const fb::Region& region) {
                       region.stride());
 }
 
+// A word for programs and a line for people: no quoting is needed anywhere.
+absl::Status CheckPostHook(const fb::PostHook& hook) {
+  const std::string name = hook.name()->str();
+  const bool is_word =
+      !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-';
+      });
+  if (!is_word) {
+    return Bad("its name is not made of lower-case letters, digits and '-'");
+  }
+  if (hook.detail()->size() == 0) return Bad("it has no detail");
+  return absl::OkStatus();
+}
+
 absl::Status CheckBuffer(const std::vector<std::vector<uint64_t>>& params_dims,
                          const fb::Buffer& buffer, BufferSize& size) {
   size.dtype = buffer.dtype();
@@ -213,6 +229,16 @@ absl::Status CheckBuffer(const std::vector<std::vector<uint64_t>>& params_dims,
     if (absl::Status status = CheckRegion(size, *buffer.regions()->Get(i));
         !status.ok()) {
       return At(absl::StrCat("region ", i), status);
+    }
+  }
+  if (SizeOf(buffer.post_hooks()) > kMostPostHooks) {
+    return Bad(absl::StrFormat("%u post-hooks are more than %u",
+                               SizeOf(buffer.post_hooks()), kMostPostHooks));
+  }
+  for (uint32_t i = 0; i < SizeOf(buffer.post_hooks()); ++i) {
+    if (absl::Status status = CheckPostHook(*buffer.post_hooks()->Get(i));
+        !status.ok()) {
+      return At(absl::StrCat("post-hook ", i), status);
     }
   }
   return absl::OkStatus();

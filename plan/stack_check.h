@@ -1,4 +1,5 @@
-// The door's check of params and buffers: names, shapes, fragments, regions.
+// The door's check of params and buffers: names, shapes, fragments, regions,
+// post-hooks.
 #ifndef REFIT_PLAN_STACK_CHECK_H_
 #define REFIT_PLAN_STACK_CHECK_H_
 

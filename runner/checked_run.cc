@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "executor/binding.h"
 #include "refit/host_device.h"
 #include "runner/available_memory.h"
 
@@ -84,6 +85,9 @@ void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result) {
         tensor_bytes;
     const uint64_t staging_bytes =
         plan.body().programs()->Get(rank)->staging_bytes();
+    for (const TensorPostHook& hook : TensorTable(plan, rank).PostHooks()) {
+      ++result.post_hooks[hook.name];
+    }
     result.staging_bytes += staging_bytes;
     result.peak_staging_bytes =
         std::max(result.peak_staging_bytes, staging_bytes);
@@ -108,7 +112,7 @@ absl::StatusOr<RunOfRanksResult> RunChecked(const PlanFile& plan,
   const ValueCheck check(plan);
   check.FillSources(tensors);
   absl::StatusOr<std::unique_ptr<LocalRanks>> ranks =
-      LocalRanks::Create(plan, tensors, options.timeout);
+      LocalRanks::Create(plan, tensors, options.timeout, options.time_rounds);
   if (!ranks.ok()) return ranks.status();
   for (int64_t i = 0; i < options.iterations; ++i) {
     check.PoisonDestinations(tensors);

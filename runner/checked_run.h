@@ -4,7 +4,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -17,12 +19,16 @@ namespace refit {
 struct RunOfRanksOptions {
   int64_t iterations = 1;
   std::chrono::nanoseconds timeout = std::chrono::minutes(10);  // of each step
+  bool time_rounds = false;
 };
 
 struct RunOfRanksResult {
   std::vector<RefitMeasurement> refits;  // one per iteration
   CheckResult check;  // of a checked run: the first iteration with a mismatch
                       // or the last
+  // By name: tensors of destination ranks that a worker would have to change
+  // before it serves. They are left as they were moved.
+  std::map<std::string, uint64_t> post_hooks;
   uint64_t source_bytes = 0;
   uint64_t destination_bytes = 0;
   uint64_t staging_bytes = 0;       // sum over ranks
@@ -41,7 +47,7 @@ std::vector<BoundTensor> TensorsOfRank(const PlanFile& plan, int32_t rank);
 absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateTensors(
     Device& device, std::vector<BoundTensor>& tensors);
 
-// Fills the sizes of `result` from the plan.
+// Fills the sizes and post-hooks of `result` from the plan.
 void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result);
 
 }  // namespace refit

@@ -64,7 +64,7 @@ GpuRank::~GpuRank() {
 
 absl::StatusOr<std::unique_ptr<GpuRank>> GpuRank::Create(
     const PlanFile& plan, std::unique_ptr<ControlPlane> control, int ordinal,
-    std::chrono::nanoseconds timeout) {
+    std::chrono::nanoseconds timeout, const ExecutorOptions& options) {
   const int32_t rank = control->rank();
   if (control->world_size() != plan.world_size()) {
     return absl::InvalidArgumentError(
@@ -99,10 +99,12 @@ absl::StatusOr<std::unique_ptr<GpuRank>> GpuRank::Create(
                            .hosts = HostsOf(plan)});
   if (!transport.ok()) return transport.status();
   made->transport_ = *std::move(transport);
+  ExecutorOptions of_rank = options;
+  of_rank.rank = rank;
+  of_rank.device = made->device_.get();
+  of_rank.transport = made->transport_.get();
   absl::StatusOr<std::unique_ptr<Executor>> executor =
-      Executor::Load(plan, {.rank = rank,
-                            .device = made->device_.get(),
-                            .transport = made->transport_.get()});
+      Executor::Load(plan, of_rank);
   if (!executor.ok()) return executor.status();
   made->executor_ = *std::move(executor);
   absl::Status status = made->executor_->Connect(timeout);
@@ -168,6 +170,7 @@ absl::StatusOr<RefitMeasurement> GpuRank::Refit() {
   measurement.seconds =
       std::chrono::duration<double>(Clock::now() - start).count();
   measurement.counters = executor_->counters();
+  measurement.rounds = executor_->rounds();
   return measurement;
 }
 
@@ -175,18 +178,29 @@ namespace {
 
 // Tells all ranks what this one measured and sums what all did.
 absl::Status ShareReports(GpuRank& rank, const PlanFile& plan,
-                          const RankReport& mine, Deadline deadline,
-                          RefitMeasurement& refit, CheckResult& check) {
+                          const RankReport& mine,
+                          absl::Span<const RoundMeasurement> my_rounds,
+                          Deadline deadline, RefitMeasurement& refit,
+                          CheckResult& check) {
   const std::vector<int32_t> everyone = AllRanks(plan);
-  const std::string bytes(reinterpret_cast<const char*>(&mine), sizeof(mine));
+  std::string bytes(reinterpret_cast<const char*>(&mine), sizeof(mine));
+  bytes.append(reinterpret_cast<const char*>(my_rounds.data()),
+               my_rounds.size() * sizeof(RoundMeasurement));
   const absl::StatusOr<std::vector<std::string>> reports =
       rank.transport().Share(bytes, everyone, everyone, deadline);
   if (!reports.ok()) return reports.status();
   for (const std::string& report_bytes : *reports) {
     RankReport report;
-    std::memcpy(&report, report_bytes.data(),
-                std::min(sizeof(report), report_bytes.size()));
+    if (report_bytes.size() < sizeof(report)) {
+      return absl::InternalError("a rank sent a report that cannot be read");
+    }
+    std::memcpy(&report, report_bytes.data(), sizeof(report));
     Add(report, refit, check);
+    std::vector<RoundMeasurement> rounds(
+        (report_bytes.size() - sizeof(report)) / sizeof(RoundMeasurement));
+    std::memcpy(rounds.data(), report_bytes.data() + sizeof(report),
+                rounds.size() * sizeof(RoundMeasurement));
+    AddRounds(rounds, refit.rounds);
   }
   return absl::OkStatus();
 }
@@ -197,7 +211,8 @@ absl::StatusOr<RunOfRanksResult> RunCheckedOnGpu(
     const PlanFile& plan, std::unique_ptr<ControlPlane> control, int ordinal,
     const RunOfRanksOptions& options) {
   absl::StatusOr<std::unique_ptr<GpuRank>> rank =
-      GpuRank::Create(plan, std::move(control), ordinal, options.timeout);
+      GpuRank::Create(plan, std::move(control), ordinal, options.timeout,
+                      {.time_rounds = options.time_rounds});
   if (!rank.ok()) return rank.status();
   if (absl::Status s = (*rank)->FillSources(); !s.ok()) return s;
   RunOfRanksResult result;
@@ -211,14 +226,14 @@ absl::StatusOr<RunOfRanksResult> RunCheckedOnGpu(
     RefitMeasurement all;
     CheckResult checked;
     checked.mismatches = check->mismatches;
-    absl::Status shared =
-        ShareReports(**rank, plan,
-                     {.seconds = refit->seconds,
-                      .counters = refit->counters,
-                      .checked_bytes = check->checked_bytes,
-                      .skipped_bytes = check->skipped_bytes,
-                      .wrong_elements = check->wrong_elements},
-                     Clock::now() + options.timeout, all, checked);
+    absl::Status shared = ShareReports(
+        **rank, plan,
+        {.seconds = refit->seconds,
+         .counters = refit->counters,
+         .checked_bytes = check->checked_bytes,
+         .skipped_bytes = check->skipped_bytes,
+         .wrong_elements = check->wrong_elements},
+        refit->rounds, Clock::now() + options.timeout, all, checked);
     if (!shared.ok()) return shared;
     result.refits.push_back(all);
     result.check = std::move(checked);

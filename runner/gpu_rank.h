@@ -22,10 +22,11 @@ namespace refit {
 class GpuRank {
  public:
   // Allocates the rank's tensors on CUDA device `ordinal`, connects and binds:
-  // collective over all ranks. `plan` must outlive the result.
+  // collective over all ranks. `plan` must outlive the result. Of `options` the
+  // rank, device and transport are ignored.
   static absl::StatusOr<std::unique_ptr<GpuRank>> Create(
       const PlanFile& plan, std::unique_ptr<ControlPlane> control, int ordinal,
-      std::chrono::nanoseconds timeout);
+      std::chrono::nanoseconds timeout, const ExecutorOptions& options = {});
   ~GpuRank();
 
   // What ValueCheck does, of this rank's tensors on the GPU.

@@ -7,6 +7,24 @@
 
 namespace refit {
 
+void AddRounds(absl::Span<const RoundMeasurement> of_rank,
+               std::vector<RoundMeasurement>& all) {
+  for (const RoundMeasurement& round : of_rank) {
+    const auto found = std::lower_bound(
+        all.begin(), all.end(), round,
+        [](const RoundMeasurement& a, const RoundMeasurement& b) {
+          return a.round < b.round;
+        });
+    if (found == all.end() || found->round != round.round) {
+      all.insert(found, round);
+      continue;
+    }
+    found->bytes_sent += round.bytes_sent;
+    found->bytes_received += round.bytes_received;
+    found->seconds = std::max(found->seconds, round.seconds);
+  }
+}
+
 LocalRanks::LocalRanks(const PlanFile& plan, std::chrono::nanoseconds timeout)
     : plan_(plan), timeout_(timeout), fabric_(plan.world_size()) {}
 
@@ -21,7 +39,7 @@ absl::Status LocalRanks::OnAllRanks(
 
 absl::StatusOr<std::unique_ptr<LocalRanks>> LocalRanks::Create(
     const PlanFile& plan, const std::vector<std::vector<BoundTensor>>& tensors,
-    std::chrono::nanoseconds timeout) {
+    std::chrono::nanoseconds timeout, bool time_rounds) {
   std::unique_ptr<LocalRanks> ranks(new LocalRanks(plan, timeout));
   for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
     absl::StatusOr<std::unique_ptr<Transport>> transport =
@@ -31,7 +49,8 @@ absl::StatusOr<std::unique_ptr<LocalRanks>> LocalRanks::Create(
     absl::StatusOr<std::unique_ptr<Executor>> executor =
         Executor::Load(plan, {.rank = rank,
                               .device = &ranks->device_,
-                              .transport = ranks->transports_.back().get()});
+                              .transport = ranks->transports_.back().get(),
+                              .time_rounds = time_rounds});
     if (!executor.ok()) return executor.status();
     ranks->executors_.push_back(*std::move(executor));
   }
@@ -64,6 +83,7 @@ absl::StatusOr<RefitMeasurement> LocalRanks::Refit() {
                             .count();
   for (const std::unique_ptr<Executor>& executor : executors_) {
     measurement.counters += executor->counters();
+    AddRounds(executor->rounds(), measurement.rounds);
   }
   return measurement;
 }

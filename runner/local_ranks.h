@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "plan/plan_file.h"
 #include "refit/executor.h"
 #include "refit/host_device.h"
@@ -21,7 +22,13 @@ namespace refit {
 struct RefitMeasurement {
   double seconds = 0;    // from the first rank's start to the last one's end
   RunCounters counters;  // sums
+  // Bytes are sums, seconds those of the slowest rank; empty unless timed.
+  std::vector<RoundMeasurement> rounds;
 };
+
+// Takes in what another rank measured.
+void AddRounds(absl::Span<const RoundMeasurement> of_rank,
+               std::vector<RoundMeasurement>& all);
 
 class LocalRanks {
  public:
@@ -30,7 +37,7 @@ class LocalRanks {
   static absl::StatusOr<std::unique_ptr<LocalRanks>> Create(
       const PlanFile& plan,
       const std::vector<std::vector<BoundTensor>>& tensors,
-      std::chrono::nanoseconds timeout);
+      std::chrono::nanoseconds timeout, bool time_rounds = false);
 
   absl::StatusOr<RefitMeasurement> Refit();
 

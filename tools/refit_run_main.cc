@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "plan/enum_text.h"
 #include "refit/control_plane.h"
 #include "runner/checked_run.h"
 #include "runner/gpu_rank.h"
@@ -40,6 +41,16 @@ double GigabytesPerSecond(const RefitMeasurement& refit) {
              : 0;
 }
 
+// A line for each kind of post-hook.
+std::string PostHooksText(const RunOfRanksResult& result) {
+  std::string text;
+  for (const auto& [name, tensors] : result.post_hooks) {
+    text += absl::StrFormat(
+        "post-hook: %s of %d tensors is left to the workers\n", name, tensors);
+  }
+  return text;
+}
+
 std::string SummaryText(const refit::PlanFile& plan,
                         const RunOfRanksResult& result, bool check) {
   const RefitMeasurement& refit = Fastest(result);
@@ -59,6 +70,7 @@ std::string SummaryText(const refit::PlanFile& plan,
       refit.seconds, refit.counters.bytes_received,
       refit.counters.messages_received, GigabytesPerSecond(refit),
       result.refits.size());
+  text += PostHooksText(result);
   text += absl::StrFormat("staging: at most %d bytes on a rank, %d in all\n",
                           result.peak_staging_bytes, result.staging_bytes);
   const uint64_t tensors = result.source_bytes + result.destination_bytes;
@@ -67,6 +79,20 @@ std::string SummaryText(const refit::PlanFile& plan,
       PeakResidentBytes(), result.source_bytes, result.destination_bytes,
       result.staging_bytes, tensors + result.staging_bytes);
   return text;
+}
+
+std::string RoundsJson(const RefitMeasurement& refit) {
+  if (refit.rounds.empty()) return "";
+  std::string text = ",\n     \"rounds\": [";
+  for (const refit::RoundMeasurement& round : refit.rounds) {
+    text += absl::StrFormat(
+        "%s\n      {\"round\": %d, \"route\": \"%s\", \"mechanism\": \"%s\", "
+        "\"bytes_sent\": %d, \"bytes_received\": %d, \"seconds\": %.9f}",
+        &round == &refit.rounds.front() ? "" : ",", round.round,
+        refit::EnumText(round.route), refit::EnumText(round.mechanism),
+        round.bytes_sent, round.bytes_received, round.seconds);
+  }
+  return text + "]";
 }
 
 std::string SummaryJson(const refit::PlanFile& plan,
@@ -82,6 +108,12 @@ std::string SummaryJson(const refit::PlanFile& plan,
         result.check.checked_bytes, result.check.skipped_bytes,
         result.check.wrong_elements);
   }
+  text += "  \"post_hooks\": {";
+  for (const auto& [name, tensors] : result.post_hooks) {
+    text += absl::StrFormat("%s\"%s\": %d", text.back() == '{' ? "" : ", ",
+                            name, tensors);
+  }
+  text += "},\n";
   text += absl::StrFormat(
       "  \"source_bytes\": %d,\n  \"destination_bytes\": %d,\n"
       "  \"staging_bytes\": %d,\n  \"peak_staging_bytes\": %d,\n"
@@ -93,10 +125,11 @@ std::string SummaryJson(const refit::PlanFile& plan,
     text += absl::StrFormat(
         "%s\n    {\"seconds\": %.9f, \"bytes\": %d, \"messages\": %d, "
         "\"pack_seconds\": %.9f, \"wire_seconds\": %.9f, "
-        "\"unpack_seconds\": %.9f}",
+        "\"unpack_seconds\": %.9f%s}",
         i == 0 ? "" : ",", refit.seconds, refit.counters.bytes_received,
         refit.counters.messages_received, refit.counters.pack_seconds,
-        refit.counters.wire_seconds, refit.counters.unpack_seconds);
+        refit.counters.wire_seconds, refit.counters.unpack_seconds,
+        RoundsJson(refit));
   }
   return text + "\n  ]\n}\n";
 }
@@ -144,6 +177,7 @@ int main(int argc, char** argv) {
   std::string destination_dir;
   bool check = false;
   bool json = false;
+  bool time_rounds = false;
   bool ranks_in_process = false;
   int64_t iterations = 1;
   int64_t timeout_seconds = 600;
@@ -180,7 +214,10 @@ int main(int argc, char** argv) {
            {"--iterations", "", "N", "refits to run (default 1)", &iterations},
            {"--timeout", "", "SECONDS", "of each refit (default 600)",
             &timeout_seconds},
-           {"--json", "", "", "the summary as JSON", &json}},
+           {"--json", "", "", "the summary as JSON", &json},
+           {"--time-rounds", "", "",
+            "with --check --json: time every round; on GPUs without a graph",
+            &time_rounds}},
       .positional_min = 1,
       .positional_max = 1,
   };
@@ -202,6 +239,9 @@ int main(int argc, char** argv) {
     return refit::Fail(
         tool, "give either --check or both --source-dir and --destination-dir");
   }
+  if (time_rounds && !(check && json)) {
+    return refit::Fail(tool, "--time-rounds needs --check and --json");
+  }
   if (iterations < 1 || timeout_seconds < 1 || timeout_seconds > 1'000'000) {
     return refit::Fail(
         tool,
@@ -214,7 +254,8 @@ int main(int argc, char** argv) {
   }
   const refit::RunOfRanksOptions options = {
       .iterations = iterations,
-      .timeout = std::chrono::seconds(timeout_seconds)};
+      .timeout = std::chrono::seconds(timeout_seconds),
+      .time_rounds = time_rounds};
   int32_t rank = 0;
   absl::StatusOr<RunOfRanksResult> result =
       ranks_in_process ? refit::RunCheckedOnGpus(*plan, options)
@@ -228,9 +269,11 @@ int main(int argc, char** argv) {
   for (const std::string& mismatch : result->check.mismatches) {
     absl::FPrintF(stderr, "refit-run: %s\n", mismatch);
   }
-  // Without a check there is nothing to report unless asked; of many processes
-  // one reports.
-  if ((check || json) && rank == 0) {
+  // Without a check there is nothing to report unless asked, but that files
+  // hold values which no worker may serve; of many processes one reports.
+  const bool summarise = check || json;
+  if (!summarise) absl::FPrintF(stderr, "%s", PostHooksText(*result));
+  if (summarise && rank == 0) {
     const std::string summary = json ? SummaryJson(*plan, *result, check)
                                      : SummaryText(*plan, *result, check);
     if (absl::Status written = refit::WriteStdout(summary); !written.ok()) {

@@ -51,7 +51,9 @@ refit::ToolInfo Tool(Arguments& arguments) {
             "plan (default), or text or json: the plan as refit-dump shows it",
             &arguments.emit},
            {"--stats", "", "",
-            "print bytes, balance, lower bound, predicted time, binding link",
+            "print bytes (by route, and what replicas relay to each other: the "
+            "job's options.fan_out), balance, lower bound, predicted time, "
+            "binding link",
             &arguments.stats},
            {"--print-after", "", "PASS",
             "print what a pass produced; 'all' for every pass",

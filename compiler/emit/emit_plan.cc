@@ -64,6 +64,18 @@ Offset<fb::Region> EmitRegion(Builder& builder, const Region& region) {
                           detail);
 }
 
+OffsetVector<Offset<fb::PostHook>> EmitPostHooks(
+    Builder& builder, const std::vector<PostHook>& hooks) {
+  if (hooks.empty()) return 0;
+  std::vector<Offset<fb::PostHook>> offsets;
+  for (const PostHook& hook : hooks) {
+    const auto name = builder.CreateString(hook.name);
+    const auto detail = builder.CreateString(hook.detail);
+    offsets.push_back(fb::CreatePostHook(builder, name, detail));
+  }
+  return builder.CreateVector(offsets);
+}
+
 Offset<fb::Buffer> EmitBuffer(Builder& builder, const Buffer& buffer) {
   std::vector<Offset<fb::Fragment>> fragments;
   for (const Fragment& fragment : buffer.fragments) {
@@ -78,8 +90,9 @@ Offset<fb::Buffer> EmitBuffer(Builder& builder, const Buffer& buffer) {
   const auto shape = DimsVector(builder, buffer.shape);
   const auto fragment_vector = builder.CreateVector(fragments);
   const auto region_vector = builder.CreateVector(regions);
+  const auto post_hooks = EmitPostHooks(builder, buffer.post_hooks);
   return fb::CreateBuffer(builder, name, index, shape, buffer.dtype,
-                          fragment_vector, region_vector);
+                          fragment_vector, region_vector, post_hooks);
 }
 
 // One rank's messages before they are sorted into program order.
@@ -115,7 +128,9 @@ absl::StatusOr<std::vector<RankMessages>> LowerMessages(
                    AlignStaging(staging_offset + message->size_bytes));
     };
     const absl::StatusOr<uint32_t> pack =
-        lowering.Pack(message->source, message->contents);
+        module.IsRelay(message->source)
+            ? lowering.Relay(message->source, message->contents)
+            : lowering.Pack(message->source, message->contents);
     if (!pack.ok()) return pack.status();
     const absl::StatusOr<uint32_t> unpack =
         lowering.Unpack(message->destination, message->contents);
@@ -124,6 +139,17 @@ absl::StatusOr<std::vector<RankMessages>> LowerMessages(
         message->source_staging_offset);
     add(message->destination, message->source, fb::MessageKind::kRecv, *unpack,
         message->destination_staging_offset);
+  }
+  // Receives before sends.
+  for (RankMessages& rank : ranks) {
+    const auto order = [](const fb::Message& m) {
+      return std::tuple(m.round(), m.kind() == fb::MessageKind::kSend,
+                        m.peer());
+    };
+    std::stable_sort(rank.messages.begin(), rank.messages.end(),
+                     [&](const fb::Message& a, const fb::Message& b) {
+                       return order(a) < order(b);
+                     });
   }
   return ranks;
 }
@@ -179,7 +205,7 @@ Offset<fb::Stats> EmitStats(Builder& builder, const Stats& stats) {
                          static_cast<uint64_t>(stats.peer_bytes),
                          static_cast<uint64_t>(stats.network_bytes),
                          stats.lower_bound_seconds, stats.predicted_seconds,
-                         link);
+                         link, static_cast<uint64_t>(stats.relayed_bytes));
 }
 
 absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
@@ -223,14 +249,6 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
                         module.topology.colocated);
 }
 
-// Only what the plan uses, so that older executors run what they can.
-uint64_t RequiredFeatures(const Module& module) {
-  const bool direct = std::any_of(
-      module.rounds.begin(), module.rounds.end(),
-      [](const Round& round) { return round.mechanism == Mechanism::kDirect; });
-  return direct ? kFeatureDirectRounds : 0;
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<uint8_t>> EmitPlan(const Module& module) {
@@ -249,9 +267,12 @@ absl::StatusOr<std::vector<uint8_t>> EmitPlan(const Module& module) {
   const auto body_vector = builder.CreateVector(body.data(), body.size());
   const auto producer = builder.CreateString("refitc " REFIT_VERSION);
   const auto provenance = fb::CreateProvenance(builder, producer);
-  builder.Finish(fb::CreatePlan(builder, kFormatMajor << 16 | kFormatMinor,
-                                RequiredFeatures(module), &module.inputs_digest,
-                                &body_digest, body_vector, provenance),
+  // Only what the plan uses, so that older executors run what they can.
+  const uint64_t features =
+      RequiredFeatures(*flatbuffers::GetRoot<fb::Body>(body.data()));
+  builder.Finish(fb::CreatePlan(builder, FormatVersionFor(features), features,
+                                &module.inputs_digest, &body_digest,
+                                body_vector, provenance),
                  fb::PlanIdentifier());
   return std::vector<uint8_t>(builder.GetBufferPointer(),
                               builder.GetBufferPointer() + builder.GetSize());

@@ -134,6 +134,35 @@ absl::StatusOr<uint32_t> CopyLowering::Pack(Rank source, int32_t contents) {
   return pack_lists_[{holder, contents}] = InternList(copies);
 }
 
+const std::vector<CopyLowering::Site>* CopyLowering::FindWritten(
+    const Holder& holder, const Piece& piece) const {
+  const auto sites =
+      holder.sites_by_box.find({piece.param, piece.destination_box});
+  return sites == holder.sites_by_box.end() ? nullptr : &sites->second;
+}
+
+absl::StatusOr<uint32_t> CopyLowering::Relay(Rank relay, int32_t contents) {
+  const size_t holder = holder_of_rank_[IndexOf(relay)];
+  const auto known = relay_lists_.find({holder, contents});
+  if (known != relay_lists_.end()) return known->second;
+  std::vector<fb::Copy> copies;
+  for (const Packed& packed : module_.contents[static_cast<size_t>(contents)]) {
+    const Piece& piece = module_.piece(packed.piece);
+    const std::vector<Site>* sites = FindWritten(holders_[holder], piece);
+    const Site* uncast = nullptr;
+    for (size_t i = 0; sites != nullptr && i < sites->size(); ++i) {
+      if ((*sites)[i].buffer->dtype == piece.wire_dtype) uncast = &(*sites)[i];
+    }
+    if (uncast == nullptr) {
+      return absl::InternalError(absl::StrCat(
+          "rank ", IndexOf(relay), " does not receive the part of ",
+          module_.param(piece.param).name, " that it is to relay"));
+    }
+    copies.push_back(LowerPacked(*uncast, packed));
+  }
+  return relay_lists_[{holder, contents}] = InternList(copies);
+}
+
 absl::StatusOr<uint32_t> CopyLowering::Unpack(Rank destination,
                                               int32_t contents) {
   const size_t holder = holder_of_rank_[IndexOf(destination)];
@@ -142,14 +171,13 @@ absl::StatusOr<uint32_t> CopyLowering::Unpack(Rank destination,
   std::vector<fb::Copy> copies;
   for (const Packed& packed : module_.contents[static_cast<size_t>(contents)]) {
     const Piece& piece = module_.piece(packed.piece);
-    const auto sites = holders_[holder].sites_by_box.find(
-        {piece.param, piece.destination_box});
-    if (sites == holders_[holder].sites_by_box.end()) {
+    const std::vector<Site>* sites = FindWritten(holders_[holder], piece);
+    if (sites == nullptr) {
       return absl::InternalError(absl::StrCat(
           "rank ", IndexOf(destination), " does not hold the part of ",
           module_.param(piece.param).name, " that it is to receive"));
     }
-    for (const Site& site : sites->second) {
+    for (const Site& site : *sites) {
       copies.push_back(LowerPacked(site, packed));
     }
   }

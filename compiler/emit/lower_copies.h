@@ -19,9 +19,11 @@ class CopyLowering {
   explicit CopyLowering(const Module& module);
 
   // Copy list ids, into lists(). Packing reads any fragment that contains the
-  // box; unpacking writes every fragment the piece is meant for. kInternal: the
-  // rank has none, a mistake of an earlier pass.
+  // box; unpacking writes every fragment the piece is meant for; a relay reads
+  // one of those that it wrote. kInternal: the rank has none, a mistake of an
+  // earlier pass.
   absl::StatusOr<uint32_t> Pack(Rank source, int32_t contents);
+  absl::StatusOr<uint32_t> Relay(Rank relay, int32_t contents);
   absl::StatusOr<uint32_t> Unpack(Rank destination, int32_t contents);
   // Zeroes the fill regions of the rank's buffers.
   uint32_t Fill(Rank rank);
@@ -56,6 +58,9 @@ class CopyLowering {
                  int64_t staging_offset);
   // The site of `param` whose fragment contains `box`; null if there is none.
   const Site* FindContaining(Holder& holder, ParamId param, const Box& box);
+  // The sites that the piece is meant for; null if there are none.
+  const std::vector<Site>* FindWritten(const Holder& holder,
+                                       const Piece& piece) const;
   fb::Copy LowerPacked(const Site& site, const Packed& packed);
 
   const Module& module_;
@@ -63,6 +68,7 @@ class CopyLowering {
   absl::flat_hash_map<std::vector<BufferId>, size_t> holder_ids_;
   std::vector<size_t> holder_of_rank_;
   absl::flat_hash_map<std::pair<size_t, int32_t>, uint32_t> pack_lists_;
+  absl::flat_hash_map<std::pair<size_t, int32_t>, uint32_t> relay_lists_;
   absl::flat_hash_map<std::pair<size_t, int32_t>, uint32_t> unpack_lists_;
 
   std::vector<fb::Loop> loops_;

@@ -1,5 +1,6 @@
 #include "compiler/ir/module.h"
 
+#include <iterator>
 #include <numeric>
 
 #include "absl/hash/hash.h"
@@ -43,7 +44,21 @@ std::string ExpandName(std::string_view name,
   return expanded;
 }
 
+std::string Param::FirstName() const {
+  std::vector<int32_t> first;
+  for (const IndexDim& dim : index) first.push_back(dim.numbers[0]);
+  return ExpandName(name, first);
+}
+
 Dims Param::VirtualShape() const { return VirtualShapeOf(index, shape); }
+Dims Param::StoredShape(Dims cut) const {
+  if (!pairs) return cut;
+  const int64_t of_pair = cut.back();
+  cut.pop_back();
+  cut.back() *= of_pair;
+  return cut;
+}
+
 Dims Buffer::VirtualShape() const { return VirtualShapeOf(index, shape); }
 
 BufferId BufferTable::Intern(Buffer buffer) {
@@ -59,6 +74,12 @@ BufferId BufferTable::Intern(Buffer buffer) {
   return id;
 }
 
+void BufferTable::AddPostHooks(BufferId id, std::vector<PostHook> hooks) {
+  std::vector<PostHook>& own = buffers_[IndexOf(id)].post_hooks;
+  own.insert(own.end(), std::make_move_iterator(hooks.begin()),
+             std::make_move_iterator(hooks.end()));
+}
+
 const std::vector<BufferId>& Module::buffers_of(Rank rank) const {
   const int32_t number = static_cast<int32_t>(rank);
   return number < source_ranks()
@@ -71,7 +92,7 @@ Mechanism Module::MechanismOf(Route route) const {
 }
 
 Route Module::RouteBetween(Rank source_rank, Rank destination_rank) const {
-  if (topology.colocated &&
+  if (topology.colocated && !IsRelay(source_rank) &&
       IndexOf(destination_rank) == IndexOf(source_rank) + source.ranks.size()) {
     return Route::kLocal;
   }

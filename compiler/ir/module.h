@@ -14,6 +14,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "compiler/ir/box.h"
 #include "compiler/ir/param_role.h"
+#include "compiler/ir/value_form.h"
 #include "plan/dtype.h"
 #include "plan_generated.h"
 
@@ -67,8 +68,16 @@ struct Param {
   // first_layer + n. Not 0 where extra layers count anew ("mtp.layers.{0}").
   int32_t first_layer = 0;
   SkipReason skip = SkipReason::kUnspecified;  // set: no element is moved
+  // The elements of the tensor's last dimension alternate between two things.
+  // `shape` has [n / 2, 2] in its place, so that a box can hold one of them.
+  bool pairs = false;
 
   Dims VirtualShape() const;
+  // The full name of the stack's first member.
+  std::string FirstName() const;
+  // `shape`, or a cut of it, as the tensor has it.
+  Dims StoredShape(Dims cut) const;
+  Dims StoredShape() const { return StoredShape(shape); }
 };
 
 // A box of one param = a strided box of one buffer. `box` has the dimensions
@@ -105,6 +114,19 @@ struct Region {
   }
 };
 
+// What a worker must do with a destination's tensor after a refit wrote it,
+// before it serves.
+struct PostHook {
+  std::string name;    // "negative-exp"
+  std::string detail;  // one sentence
+
+  friend bool operator==(const PostHook&, const PostHook&) = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const PostHook& hook) {
+    return H::combine(std::move(h), hook.name, hook.detail);
+  }
+};
+
 // A stack of physical tensors of one rank (DESIGN: buffer). Its virtual tensor
 // has the dimensions [index…, shape…]. Ranks that hold equal stacks share one.
 struct Buffer {
@@ -114,13 +136,22 @@ struct Buffer {
   DType dtype = DType::kUnspecified;
   std::vector<Fragment> fragments;
   std::vector<Region> regions;
+  // How its values follow from those of the params that it holds.
+  ValueForm form = ValueForm::kPlain;
+  // The framework keeps the tensor in this dtype whatever the side's is, so
+  // that a cast from or to it needs no word of the job.
+  bool own_dtype = false;
+  // Of a destination. A layout gives those that each write of the tensor asks
+  // for; name-post-hooks adds those by which the two sides' forms differ.
+  std::vector<PostHook> post_hooks;
 
   Dims VirtualShape() const;
   friend bool operator==(const Buffer&, const Buffer&) = default;
   template <typename H>
   friend H AbslHashValue(H h, const Buffer& b) {
     return H::combine(std::move(h), b.name, b.index, b.shape, b.dtype,
-                      b.fragments, b.regions);
+                      b.fragments, b.regions, b.form, b.own_dtype,
+                      b.post_hooks);
   }
 };
 
@@ -130,6 +161,9 @@ class BufferTable {
   BufferId Intern(Buffer buffer);
   const Buffer& operator[](BufferId id) const { return buffers_[IndexOf(id)]; }
   const std::vector<Buffer>& all() const { return buffers_; }
+
+  // Appends to a buffer's own. Ends Intern: a changed buffer is not found.
+  void AddPostHooks(BufferId id, std::vector<PostHook> hooks);
 
  private:
   std::vector<Buffer> buffers_;
@@ -157,12 +191,15 @@ struct Piece {
   Box box;
   Box destination_box;        // the receivers' fragments that it is a part of
   std::vector<Rank> sources;  // ascending
-  std::vector<Rank> destinations;  // ascending
+  std::vector<Rank> destinations;  // ascending; each is fed by a source
+  // fan-out: ascending; each is fed by the one rank in `destinations`.
+  std::vector<Rank> relay_destinations;
   // The smaller of both sides' dtypes: members of a stack may differ in theirs.
   DType wire_dtype = DType::kUnspecified;
+  DType destination_dtype = DType::kUnspecified;
 };
 
-// One thing to move.
+// One thing to move. The source of a relayed one is a destination rank.
 struct Transfer {
   PieceId piece{};
   Rank source{};
@@ -185,6 +222,11 @@ struct Message {
   Mechanism mechanism = Mechanism::kStaged;
   int32_t contents = 0;
   int64_t size_bytes = 0;
+  // Direct: which of the successive rounds of its route, and of a relay: how
+  // its sender got the contents. Relays of what the network brought come after
+  // the network's rounds.
+  int32_t step = 0;
+  Route relayed_from = Route::kUnspecified;
   int32_t round = -1;  // schedule-rounds
   // schedule-rounds; 0 if direct
   int64_t source_staging_offset = 0;
@@ -204,7 +246,13 @@ struct Limits {
   int32_t operations_per_round = 0;
   // How bytes travel between ranks that can map each other's memory.
   Mechanism mapped = Mechanism::kStaged;
+  bool relays = false;  // destination ranks may pass on what they received
 };
+
+// What a round costs before its bytes. NCCL's own model starts from 8.4 us for
+// a SIMPLE operation, with launch and rendezvous about twice that; the fences
+// of a direct round take as long.
+inline constexpr double kRoundSeconds = 20e-6;
 
 // Where ranks are and how fast their links are. Index: global rank.
 struct Topology {
@@ -220,6 +268,7 @@ struct Stats {
   int64_t local_bytes = 0;
   int64_t peer_bytes = 0;
   int64_t network_bytes = 0;
+  int64_t relayed_bytes = 0;  // of these, by destination ranks
   double lower_bound_seconds = 0;
   double predicted_seconds = 0;
   std::string binding_link;
@@ -248,7 +297,7 @@ struct Module {
   std::vector<Message> messages;
   std::vector<Round> rounds;
 
-  // estimate-cost
+  // bound-time, estimate-cost
   Stats stats;
 
   int32_t source_ranks() const {
@@ -258,6 +307,9 @@ struct Module {
     return static_cast<int32_t>(source.ranks.size() + destination.ranks.size());
   }
   const std::vector<BufferId>& buffers_of(Rank rank) const;
+  bool IsRelay(Rank sender) const {
+    return IndexOf(sender) >= source.ranks.size();
+  }
   // How bytes between these two ranks travel.
   Route RouteBetween(Rank source_rank, Rank destination_rank) const;
   Mechanism MechanismOf(Route route) const;

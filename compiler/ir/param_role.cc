@@ -9,6 +9,7 @@ RoleForm FormOf(ParamRole role) {
   constexpr RoleForm kLayerVector = {RoleScope::kLayer, 1};
   constexpr RoleForm kLayerMatrix = {RoleScope::kLayer, 2};
   constexpr RoleForm kLayerCube = {RoleScope::kLayer, 3};
+  constexpr RoleForm kLayerCubeOfPairs = {RoleScope::kLayer, 4};
   constexpr RoleForm kExpertMatrix = {RoleScope::kExpert, 2};
   switch (role) {
     case kOther:
@@ -66,7 +67,6 @@ RoleForm FormOf(ParamRole role) {
     case kSharedExpertRouter:
     case kLatentDown:
     case kLatentUp:
-    case kFusedExpertGateUpBias:
     case kFusedExpertDownBias:
     case kMambaIn:
     case kMambaOut:
@@ -75,11 +75,13 @@ RoleForm FormOf(ParamRole role) {
     case kDeltaOut:
     case kMtpProjection:
       return kLayerMatrix;
-    case kFusedExpertGateUp:
+    case kFusedExpertGateUpBias:  // pairs
     case kFusedExpertDown:
     case kMambaConv:
     case kDeltaConv:
       return kLayerCube;
+    case kFusedExpertGateUp:
+      return kLayerCubeOfPairs;
     case kExpertGate:
     case kExpertUp:
     case kExpertDown:

@@ -99,6 +99,18 @@ std::string DestinationText(const Module& module) {
   return SideText(module, module.destination, module.source_ranks());
 }
 
+std::string PostHooksText(const Module& module) {
+  std::string text;
+  for (const Buffer& buffer : module.buffers.all()) {
+    for (const PostHook& hook : buffer.post_hooks) {
+      absl::StrAppend(&text, "buffer \"", buffer.name, "\"",
+                      IndexText(buffer.index), " ", hook.name, ": ",
+                      hook.detail, "\n");
+    }
+  }
+  return text;
+}
+
 std::string TopologyText(const Module& module) {
   const Topology& topology = module.topology;
   std::string text = absl::StrFormat(
@@ -123,7 +135,9 @@ std::string PiecesText(const Module& module) {
     const Piece& piece = module.pieces[i];
     absl::StrAppend(&text, PieceText(module, PieceId{static_cast<int>(i)}),
                     " from ", RanksText(piece.sources), " to ",
-                    RanksText(piece.destinations), "\n");
+                    RanksText(piece.destinations),
+                    piece.relay_destinations.empty() ? "" : ", relayed to ",
+                    RanksText(piece.relay_destinations), "\n");
   }
   return text;
 }
@@ -179,14 +193,19 @@ std::string RoundsText(const Module& module) {
   return text;
 }
 
+std::string BoundText(const Module& module) {
+  return absl::StrFormat("lower bound %.6f s\n",
+                         module.stats.lower_bound_seconds);
+}
+
 std::string CostText(const Module& module) {
   const Stats& stats = module.stats;
   return absl::StrFormat(
-      "moved %d bytes: local %d, peer %d, network %d\n"
+      "moved %d bytes: local %d, peer %d, network %d; relayed %d\n"
       "lower bound %.6f s, predicted %.6f s, binding link %s\n",
       stats.moved_bytes, stats.local_bytes, stats.peer_bytes,
-      stats.network_bytes, stats.lower_bound_seconds, stats.predicted_seconds,
-      stats.binding_link);
+      stats.network_bytes, stats.relayed_bytes, stats.lower_bound_seconds,
+      stats.predicted_seconds, stats.binding_link);
 }
 
 }  // namespace refit

@@ -11,11 +11,13 @@ namespace refit {
 
 std::string SourceText(const Module& module);
 std::string DestinationText(const Module& module);
+std::string PostHooksText(const Module& module);
 std::string TopologyText(const Module& module);
 std::string PiecesText(const Module& module);
 std::string TransfersText(const Module& module);
 std::string MessagesText(const Module& module);
 std::string RoundsText(const Module& module);
+std::string BoundText(const Module& module);
 std::string CostText(const Module& module);
 
 }  // namespace refit

@@ -8,112 +8,17 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "compiler/job/placement.h"
 #include "compiler/job/side.h"
 #include "plan/nearest_word.h"
 
 namespace refit {
 namespace {
 
-constexpr std::string_view kPlacementsWanted =
-    "Replicate, Shard(d) or StridedShard(d, split_factor=k)";
-
-// "Name(a, key=b)" taken apart.
-struct Call {
-  struct Argument {
-    std::string key;  // "" without one
-    int64_t value = 0;
-  };
-  std::string name;
-  std::vector<Argument> arguments;
-};
-
-std::optional<Call> ParseCall(std::string text) {
-  std::erase(text, ' ');
-  Call call;
-  const size_t open = text.find('(');
-  call.name = text.substr(0, open);
-  if (open == std::string::npos) return call;
-  if (!text.ends_with(')')) return std::nullopt;
-  std::string_view rest = std::string_view(text).substr(open + 1);
-  rest.remove_suffix(1);
-  while (!rest.empty()) {
-    const size_t comma = rest.find(',');
-    std::string argument(rest.substr(0, comma));
-    const bool is_last = comma == std::string_view::npos;
-    rest.remove_prefix(is_last ? rest.size() : comma + 1);
-    if (!is_last && rest.empty()) return std::nullopt;
-    Call::Argument parsed;
-    if (const size_t equals = argument.find('='); equals != std::string::npos) {
-      parsed.key = argument.substr(0, equals);
-      argument.erase(0, equals + 1);
-    }
-    if (!absl::SimpleAtoi(argument, &parsed.value)) return std::nullopt;
-    call.arguments.push_back(std::move(parsed));
-  }
-  return call;
-}
-
-bool IsKey(const Call::Argument& argument, std::string_view key,
-           std::string_view short_key) {
-  return argument.key.empty() || argument.key == key ||
-         argument.key == short_key;
-}
-
-std::optional<Placement> PlacementOf(const Call& call) {
-  const auto named = [&](std::initializer_list<std::string_view> names) {
-    return std::find(names.begin(), names.end(), call.name) != names.end();
-  };
-  const std::vector<Call::Argument>& arguments = call.arguments;
-  if (named({"Replicate", "R"}) && arguments.empty()) return Placement{};
-  const bool has_dim = !arguments.empty() && IsKey(arguments[0], "dim", "d");
-  if (named({"Shard", "S"}) && has_dim && arguments.size() == 1) {
-    return Placement{.kind = Placement::Kind::kShard,
-                     .dim = arguments[0].value,
-                     .place = {}};
-  }
-  if (named({"StridedShard", "_StridedShard"}) && has_dim &&
-      arguments.size() == 2 && IsKey(arguments[1], "split_factor", "sf")) {
-    return Placement{.kind = Placement::Kind::kStridedShard,
-                     .dim = arguments[0].value,
-                     .split_factor = arguments[1].value,
-                     .place = {}};
-  }
-  return std::nullopt;
-}
-
-std::optional<Placement> ReadPlacement(const ValueReader& values,
-                                       const JsonValue& value,
-                                       std::string_view what) {
-  const std::string* text = values.String(value, what, kPlacementsWanted);
-  if (text == nullptr) return std::nullopt;
-  const std::optional<Call> call = ParseCall(*text);
-  std::optional<Placement> placement;
-  if (call.has_value()) placement = PlacementOf(*call);
-  if (!placement.has_value()) {
-    values.Error(value, absl::StrFormat("unknown placement %s; wanted %s",
-                                        Quoted(*text), kPlacementsWanted));
-    return std::nullopt;
-  }
-  if (placement->dim < 0) {
-    values.Error(value,
-                 absl::StrFormat("dimension of placement %s is %d; wanted 0 or "
-                                 "more, counted from the first",
-                                 Quoted(*text), placement->dim));
-    return std::nullopt;
-  }
-  if (placement->split_factor < 1) {
-    values.Error(value,
-                 absl::StrFormat("split_factor of placement %s is %d; "
-                                 "wanted 1 or more",
-                                 Quoted(*text), placement->split_factor));
-    return std::nullopt;
-  }
-  placement->place = values.PlaceOf(value);
-  return placement;
-}
+constexpr IntegerRange kElementRange = {.min = 0, .max = int64_t{1} << 50};
+constexpr int64_t kLayersMax = 1'000'000;
 
 class GenericReader {
  public:
@@ -122,9 +27,13 @@ class GenericReader {
 
   GenericSpec Read() {
     const JsonValue* meshes = side_.Require("meshes", "an object of meshes");
-    const JsonValue* tensors = side_.Require("tensors", "an array of rules");
+    const JsonValue* flat_buffers = side_.Find("flat_buffers");
+    const JsonValue* tensors =
+        flat_buffers == nullptr ? side_.Require("tensors", "an array of rules")
+                                : side_.Find("tensors");
     if (meshes != nullptr) ReadMeshes(*meshes);
     if (tensors != nullptr) ReadTensors(*tensors);
+    if (flat_buffers != nullptr) ReadFlatBuffers(*flat_buffers);
     return std::move(spec_);
   }
 
@@ -278,9 +187,10 @@ class GenericReader {
       const std::string* glob = values_.String(*match, reader.PathOf("match"));
       if (glob != nullptr) rule.match = *glob;
     }
-    if (mesh != nullptr) ReadMeshName(*mesh, reader.PathOf("mesh"), rule);
+    if (mesh != nullptr) ReadMeshName(*mesh, reader.PathOf("mesh"), rule.mesh);
     if (placements != nullptr) {
-      ReadPlacements(*placements, reader.PathOf("placements"), rule);
+      ReadPlacements(*placements, reader.PathOf("placements"), rule.mesh,
+                     rule.placements);
     }
     if (rename != nullptr) {
       const std::string* name =
@@ -309,10 +219,10 @@ class GenericReader {
   }
 
   void ReadMeshName(const JsonValue& value, const std::string& path,
-                    TensorRule& rule) {
+                    std::string& mesh) {
     const std::string* name = values_.String(value, path, "the name of a mesh");
     if (name == nullptr) return;
-    rule.mesh = *name;
+    mesh = *name;
     // Without any mesh that has been reported already.
     if (mesh_names_.empty() || std::find(mesh_names_.begin(), mesh_names_.end(),
                                          *name) != mesh_names_.end()) {
@@ -328,7 +238,8 @@ class GenericReader {
   }
 
   void ReadPlacements(const JsonValue& value, const std::string& path,
-                      TensorRule& rule) {
+                      std::string_view mesh_name,
+                      std::vector<Placement>& placements) {
     const JsonValue::Array* array =
         values_.Array(value, path, "an array of placements");
     if (array == nullptr) return;
@@ -336,12 +247,12 @@ class GenericReader {
       std::optional<Placement> placement = ReadPlacement(
           values_, (*array)[i], absl::StrFormat("%s[%d]", path, i));
       if (placement.has_value()) {
-        rule.placements.push_back(*std::move(placement));
+        placements.push_back(*std::move(placement));
       }
     }
     const auto mesh =
         std::find_if(spec_.meshes.begin(), spec_.meshes.end(),
-                     [&](const MeshSpec& m) { return m.name == rule.mesh; });
+                     [&](const MeshSpec& m) { return m.name == mesh_name; });
     if (mesh != spec_.meshes.end() && array->size() != mesh->axes.size()) {
       values_.Error(value, absl::StrFormat(
                                "%s has %d placements; wanted %d, one per axis "
@@ -349,6 +260,169 @@ class GenericReader {
                                path, array->size(), mesh->axes.size(),
                                Quoted(mesh->name)));
     }
+  }
+
+  void ReadFlatBuffers(const JsonValue& value) {
+    const std::string path = side_.PathOf("flat_buffers");
+    const JsonValue::Array* array =
+        values_.Array(value, path, "an array of flat buffers");
+    if (array == nullptr) return;
+    for (size_t i = 0; i < array->size(); ++i) {
+      ReadFlatBuffer((*array)[i], absl::StrFormat("%s[%d]", path, i));
+    }
+  }
+
+  void ReadFlatBuffer(const JsonValue& value, const std::string& path) {
+    if (!values_.IsObject(value, path)) return;
+    ObjectReader reader(values_, value, path);
+    FlatBufferSpec flat;
+    flat.place = values_.PlaceOf(value);
+    Located<std::string> name;
+    Located<int64_t> length;
+    reader.Require("name", "the buffer's name");
+    reader.String("name", name);
+    reader.Require("length", "a number of elements");
+    reader.Integer("length", kElementRange, length);
+    flat.name = name.value;
+    flat.length = length.value;
+    const JsonValue* mesh = reader.Require("mesh", "the name of a mesh");
+    const JsonValue* placements = reader.Find("placements");
+    const JsonValue* ranges = reader.Find("ranges");
+    const JsonValue* dtype = reader.Find("dtype");
+    const JsonValue* layers = reader.Find("layers");
+    const JsonValue* entries = reader.Require("entries", "an array of entries");
+    reader.RejectOtherKeys();
+
+    if (mesh != nullptr) ReadMeshName(*mesh, reader.PathOf("mesh"), flat.mesh);
+    if ((placements == nullptr) == (ranges == nullptr)) {
+      values_.Error(
+          value, absl::StrFormat("%s has %s \"placements\" %s "
+                                 "\"ranges\"; wanted one of them",
+                                 path, ranges == nullptr ? "neither" : "both",
+                                 ranges == nullptr ? "nor" : "and"));
+    } else if (placements != nullptr) {
+      ReadPlacements(*placements, reader.PathOf("placements"), flat.mesh,
+                     flat.placements);
+    } else {
+      ReadRanges(*ranges, reader.PathOf("ranges"), flat);
+    }
+    if (dtype != nullptr) {
+      flat.dtype = ReadDType(values_, *dtype, reader.PathOf("dtype"));
+    }
+    if (layers != nullptr) {
+      flat.layers = ReadRange(*layers, reader.PathOf("layers"), kLayersMax);
+      if (flat.layers.has_value() && flat.layers->begin == flat.layers->end) {
+        values_.Error(*layers, absl::StrFormat("%s holds no layer; wanted at "
+                                               "least one",
+                                               reader.PathOf("layers")));
+      }
+    }
+    if (name.given) {
+      CheckLayerName(name.place, reader.PathOf("name"), flat.name,
+                     layers != nullptr);
+    }
+    if (entries != nullptr) {
+      ReadEntries(*entries, reader.PathOf("entries"), layers != nullptr, flat);
+    }
+    spec_.flat_buffers.push_back(std::move(flat));
+  }
+
+  // "[begin, end]", half-open, within [0, max].
+  std::optional<RangeSpec> ReadRange(const JsonValue& value,
+                                     const std::string& path, int64_t max) {
+    const std::optional<std::vector<int64_t>> ends =
+        values_.Integers(value, path, {.min = 0, .max = max});
+    if (!ends.has_value()) return std::nullopt;
+    if (ends->size() != 2 || (*ends)[0] > (*ends)[1]) {
+      values_.Error(value,
+                    absl::StrFormat("%s is no range; wanted [begin, end] "
+                                    "with begin not after end",
+                                    path));
+      return std::nullopt;
+    }
+    return RangeSpec{.begin = (*ends)[0],
+                     .end = (*ends)[1],
+                     .place = values_.PlaceOf(value)};
+  }
+
+  void ReadRanges(const JsonValue& value, const std::string& path,
+                  FlatBufferSpec& flat) {
+    const JsonValue::Array* array =
+        values_.Array(value, path, "an array of ranges, one per rank");
+    if (array == nullptr) return;
+    for (size_t i = 0; i < array->size(); ++i) {
+      std::optional<RangeSpec> range = ReadRange(
+          (*array)[i], absl::StrFormat("%s[%d]", path, i), kElementRange.max);
+      if (!range.has_value()) continue;
+      if (range->end > flat.length) {
+        values_.Error((*array)[i],
+                      absl::StrFormat("%s[%d] ends at element %d; wanted at "
+                                      "most %d, the buffer's length",
+                                      path, i, range->end, flat.length));
+      }
+      flat.ranges.push_back(*std::move(range));
+    }
+    const auto mesh =
+        std::find_if(spec_.meshes.begin(), spec_.meshes.end(),
+                     [&](const MeshSpec& m) { return m.name == flat.mesh; });
+    if (mesh != spec_.meshes.end() && array->size() != mesh->ranks.size()) {
+      values_.Error(value,
+                    absl::StrFormat("%s has %d ranges; wanted %d, one "
+                                    "per rank of mesh %s",
+                                    path, array->size(), mesh->ranks.size(),
+                                    Quoted(mesh->name)));
+    }
+  }
+
+  void ReadEntries(const JsonValue& value, const std::string& path,
+                   bool has_layers, FlatBufferSpec& flat) {
+    const JsonValue::Array* array =
+        values_.Array(value, path, "an array of entries");
+    if (array == nullptr) return;
+    for (size_t i = 0; i < array->size(); ++i) {
+      const JsonValue& item = (*array)[i];
+      const std::string item_path = absl::StrFormat("%s[%d]", path, i);
+      if (!values_.IsObject(item, item_path)) continue;
+      ObjectReader reader(values_, item, item_path);
+      Located<std::string> param;
+      Located<int64_t> offset;
+      reader.Require("param", "the name of a parameter");
+      reader.String("param", param);
+      reader.Require("offset", "the element at which it begins");
+      reader.Integer("offset", kElementRange, offset);
+      const JsonValue* rows = reader.Find("rows");
+      reader.RejectOtherKeys();
+      FlatEntry entry = {.param = param.value,
+                         .offset = offset.value,
+                         .rows = {},
+                         .place = values_.PlaceOf(item)};
+      if (rows != nullptr) {
+        entry.rows = ReadRange(*rows, reader.PathOf("rows"), kElementRange.max);
+      }
+      if (param.given) {
+        CheckLayerName(param.place, reader.PathOf("param"), entry.param,
+                       has_layers);
+      }
+      flat.entries.push_back(std::move(entry));
+    }
+  }
+
+  // A buffer with layers, and what it holds, have one in the name.
+  void CheckLayerName(const Place& place, const std::string& path,
+                      const std::string& name, bool has_layers) {
+    const std::string others =
+        absl::StrReplaceAll(name, {{std::string(kLayerMark), ""}});
+    const bool has_mark = others.size() != name.size();
+    if (has_mark == has_layers &&
+        others.find_first_of("{}") == std::string::npos) {
+      return;
+    }
+    values_.diagnostics().Error(
+        place,
+        absl::StrFormat("%s is %s; wanted %s", path, Quoted(name),
+                        has_layers ? "{layer} where the number of the layer "
+                                     "stands, and no other brace"
+                                   : "no brace, or \"layers\" beside it"));
   }
 
   ObjectReader& side_;

@@ -1,5 +1,6 @@
 #include "compiler/job/job.h"
 
+#include <array>
 #include <cstddef>
 #include <filesystem>
 #include <memory>
@@ -12,7 +13,6 @@
 #include "compiler/job/object_reader.h"
 #include "compiler/job/side.h"
 #include "compiler/job/text_file.h"
-#include "plan/enum_text.h"
 
 namespace refit {
 namespace {
@@ -130,21 +130,27 @@ TopologySpec ReadTopology(const ValueReader& values, const JsonValue& value) {
   return topology;
 }
 
-void ReadPeer(const ValueReader& values, ObjectReader& reader,
-              Located<fb::Mechanism>& peer) {
-  peer.place = reader.PlaceOfKey("peer");
-  const JsonValue* value = reader.Find("peer");
+// A value that is one of two words.
+template <typename Kind>
+void ReadWord(const ValueReader& values, ObjectReader& reader,
+              std::string_view key,
+              const std::array<std::pair<std::string_view, Kind>, 2>& words,
+              Located<Kind>& target) {
+  target.place = reader.PlaceOfKey(key);
+  const JsonValue* value = reader.Find(key);
   if (value == nullptr) return;
-  constexpr std::string_view kWanted = "\"direct\" or \"staged\"";
-  const std::string* name = values.String(*value, "options.peer", kWanted);
+  const std::string what = absl::StrFormat("options.%s", key);
+  const std::string wanted =
+      absl::StrFormat("\"%s\" or \"%s\"", words[0].first, words[1].first);
+  const std::string* name = values.String(*value, what, wanted);
   if (name == nullptr) return;
-  for (fb::Mechanism known : fb::EnumValuesMechanism()) {
-    if (*name != EnumText(known)) continue;
-    peer.value = known;
-    peer.given = true;
+  for (const auto& [word, kind] : words) {
+    if (*name != word) continue;
+    target.value = kind;
+    target.given = true;
     return;
   }
-  values.Wrong(*value, "options.peer", kWanted);
+  values.Wrong(*value, what, wanted);
 }
 
 OptionsSpec ReadOptions(const ValueReader& values, const JsonValue& value) {
@@ -156,7 +162,14 @@ OptionsSpec ReadOptions(const ValueReader& values, const JsonValue& value) {
   reader.Integer("slots", {.min = 1, .max = 8}, options.slots);
   reader.Integer("operations_per_round", {.min = 1, .max = 256},
                  options.operations_per_round);
-  ReadPeer(values, reader, options.peer);
+  ReadWord<fb::Mechanism>(values, reader, "peer",
+                          {{{"direct", fb::Mechanism::kDirect},
+                            {"staged", fb::Mechanism::kStaged}}},
+                          options.peer);
+  ReadWord<FanOutKind>(
+      values, reader, "fan_out",
+      {{{"relay", FanOutKind::kRelay}, {"none", FanOutKind::kNone}}},
+      options.fan_out);
   reader.Strings("exclude", options.exclude);
   reader.RejectOtherKeys();
   return options;
@@ -235,6 +248,14 @@ Job ReadRoot(const ValueReader& values, const JsonValue& root,
 }
 
 }  // namespace
+
+bool MovesMtpLayers(const Job& job) {
+  const Located<bool>& source = job.source.mtp;
+  const Located<bool>& destination = job.destination.mtp;
+  const bool left_out = (source.given && !source.value) ||
+                        (destination.given && !destination.value);
+  return (source.value || destination.value) && !left_out;
+}
 
 std::optional<Job> ReadJob(const std::string& path, Diagnostics& diagnostics) {
   absl::StatusOr<std::shared_ptr<const SourceFile>> file =

@@ -68,10 +68,64 @@ struct TensorRule {
   Place place;
 };
 
+// Half-open range of elements, rows or layers.
+struct RangeSpec {
+  int64_t begin = 0;
+  int64_t end = 0;
+  Place place;
+};
+
+// Stands in a flat buffer's names for the number of a layer.
+inline constexpr std::string_view kLayerMark = "{layer}";
+
+// A param, or some of its rows, row-major from element `offset` on of a flat
+// buffer.
+struct FlatEntry {
+  std::string param;  // "{layer}" stands for the buffer's layer
+  int64_t offset = 0;
+  std::optional<RangeSpec> rows;
+  Place place;
+};
+
+// One-dimensional tensors of `generic` that hold params one after the other, as
+// systems that shard flat buffers do: each rank of the mesh holds a range of
+// it. With `layers` a stack of them, one per layer.
+struct FlatBufferSpec {
+  std::string name;
+  std::string mesh;
+  // One of the two is set.
+  std::vector<Placement> placements;  // one per mesh axis
+  std::vector<RangeSpec> ranges;      // one per rank of the mesh
+  int64_t length = 0;
+  std::optional<DType> dtype;
+  std::optional<RangeSpec> layers;
+  std::vector<FlatEntry> entries;
+  Place place;
+};
+
 struct GenericSpec {
   std::vector<MeshSpec> meshes;
   std::vector<TensorRule> tensors;
+  std::vector<FlatBufferSpec> flat_buffers;
 };
+
+// Which logical expert stands in which physical slot of a serving engine. The
+// slots are numbered over the ranks that share a layer's experts, those of rank
+// 0 first. An expert may stand in several slots.
+struct ExpertPlacement {
+  enum class Kind : uint8_t { kLinear, kRoundRobin, kTable };
+  Kind kind = Kind::kLinear;
+  int64_t redundant_experts = 0;  // of kLinear: slots beyond one per expert
+  // Of kTable: one list for all layers, or one per layer.
+  std::vector<std::vector<int64_t>> physical_to_logical;
+};
+
+// How SGLang cuts the embedding.
+enum class EmbeddingCut : uint8_t { kTensor, kAttention, kReplicated };
+
+// How SGLang holds shared experts: as a module of their own, cut or whole, or
+// fused into the others as the last slot of each rank.
+enum class SharedExperts : uint8_t { kTensor, kReplicated, kFused };
 
 struct SideSpec {
   std::string key;  // "source" or "destination", for messages
@@ -93,7 +147,19 @@ struct SideSpec {
   Located<DType> dtype;  // not given: the model's own
   Located<std::string> version;
   Located<bool> fused_experts{.value = false};
-  Located<bool> mtp{.value = true};  // false on either side: left out on both
+  Located<ExpertPlacement> experts;           // vLLM, SGLang
+  Located<std::string> moe_backend;           // vLLM, SGLang
+  Located<int64_t> dp_attention{.value = 1};  // SGLang: within tensor_parallel
+  Located<bool> dp_lm_head{.value = false};   // SGLang
+  Located<EmbeddingCut> embedding{.value = EmbeddingCut::kTensor};  // SGLang
+  Located<SharedExperts> shared_experts{.value =
+                                            SharedExperts::kTensor};  // SGLang
+  // Rows of a gate and of an up block that alternate in an expert's fused
+  // tensor; not given: all gate rows, then all up rows.
+  Located<int64_t> moe_mlp_glu_interleave_size;
+  // The experts of a rank are one tensor, not one each.
+  Located<bool> moe_single_grouped_weight{.value = false};
+  Located<bool> mtp{.value = false};  // see MovesMtpLayers
   GenericSpec generic;
 };
 
@@ -105,9 +171,16 @@ struct TopologySpec {
   Located<double> network_gigabytes_per_second{.value = 50};
 };
 
+// How receivers of one host that want the same are fed.
+enum class FanOutKind : uint8_t {
+  kNone,   // each by a source
+  kRelay,  // where it is faster, each with a part, which it passes on
+};
+
 struct OptionsSpec {
   // How bytes travel between ranks that can map each other's memory.
   Located<fb::Mechanism> peer{.value = fb::Mechanism::kDirect};
+  Located<FanOutKind> fan_out{.value = FanOutKind::kRelay};
   Located<int64_t> bucket_bytes{.value = int64_t{256} << 20};
   Located<int64_t> staging_bytes{.value = int64_t{1} << 30};
   Located<int64_t> slots{.value = 2};
@@ -124,6 +197,10 @@ struct Job {
   OptionsSpec options;
   Located<bool> colocated{.value = false};
 };
+
+// Whether multi-token-prediction layers are part of the job: a side says true
+// and none says false.
+bool MovesMtpLayers(const Job& job);
 
 // A job file larger than this is refused unread: no real job comes near it.
 inline constexpr int64_t kJobBytesMax = int64_t{64} << 20;

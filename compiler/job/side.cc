@@ -29,14 +29,13 @@ constexpr LayoutSet kEvery = kFrameworks | kGeneric;
 struct LayoutInfo {
   LayoutKind kind;
   std::string_view name;
-  bool supported;
 };
 constexpr std::array kLayouts = {
-    LayoutInfo{LayoutKind::kMegatron, "megatron", true},
-    LayoutInfo{LayoutKind::kFsdp, "fsdp", false},
-    LayoutInfo{LayoutKind::kVllm, "vllm", true},
-    LayoutInfo{LayoutKind::kSglang, "sglang", false},
-    LayoutInfo{LayoutKind::kGeneric, "generic", true},
+    LayoutInfo{LayoutKind::kMegatron, "megatron"},
+    LayoutInfo{LayoutKind::kFsdp, "fsdp"},
+    LayoutInfo{LayoutKind::kVllm, "vllm"},
+    LayoutInfo{LayoutKind::kSglang, "sglang"},
+    LayoutInfo{LayoutKind::kGeneric, "generic"},
 };
 
 struct IntegerKey {
@@ -47,8 +46,8 @@ struct IntegerKey {
   bool is_axis;
 };
 constexpr std::array kIntegerKeys = {
-    IntegerKey{"tensor_parallel", &SideSpec::tensor_parallel,
-               kMegatron | kVllm | kSglang, true},
+    IntegerKey{"tensor_parallel", &SideSpec::tensor_parallel, kFrameworks,
+               true},
     IntegerKey{"pipeline_parallel", &SideSpec::pipeline_parallel,
                kMegatron | kVllm | kSglang, true},
     IntegerKey{"virtual_pipeline_parallel",
@@ -65,12 +64,31 @@ constexpr std::array kIntegerKeys = {
                &SideSpec::num_layers_in_last_pipeline_stage, kMegatron, false},
     IntegerKey{"make_vocab_size_divisible_by",
                &SideSpec::make_vocab_size_divisible_by, kMegatron, false},
+    IntegerKey{"moe_mlp_glu_interleave_size",
+               &SideSpec::moe_mlp_glu_interleave_size, kMegatron, false},
+    IntegerKey{"dp_attention", &SideSpec::dp_attention, kSglang, true},
 };
 
-std::vector<std::string_view> SupportedLayouts() {
+template <typename T>
+struct Choice {
+  std::string_view name;
+  T value;
+};
+constexpr std::array kEmbeddingCuts = {
+    Choice<EmbeddingCut>{"tensor", EmbeddingCut::kTensor},
+    Choice<EmbeddingCut>{"attention", EmbeddingCut::kAttention},
+    Choice<EmbeddingCut>{"replicated", EmbeddingCut::kReplicated},
+};
+constexpr std::array kSharedExperts = {
+    Choice<SharedExperts>{"tensor", SharedExperts::kTensor},
+    Choice<SharedExperts>{"replicated", SharedExperts::kReplicated},
+    Choice<SharedExperts>{"fused", SharedExperts::kFused},
+};
+
+std::vector<std::string_view> LayoutNames() {
   std::vector<std::string_view> names;
   for (const LayoutInfo& info : kLayouts) {
-    if (info.supported) names.push_back(info.name);
+    names.push_back(info.name);
   }
   return names;
 }
@@ -99,17 +117,37 @@ class SideReader {
     if (Has("fused_experts", kFsdp)) {
       reader_.Bool("fused_experts", side_.fused_experts);
     }
+    if (Has("moe_single_grouped_weight", kMegatron)) {
+      reader_.Bool("moe_single_grouped_weight",
+                   side_.moe_single_grouped_weight);
+    }
     if (Has("mtp", kEvery)) reader_.Bool("mtp", side_.mtp);
-    if (Has("experts", kMegatron | kVllm | kSglang) &&
-        reader_.Find("experts") != nullptr) {
-      Report(reader_.PlaceOfKey("experts"),
-             "an expert table is not supported yet; wanted no key \"experts\"");
+    if (Has("experts", kVllm | kSglang)) {
+      ReadExpertPlacement(reader_, side_.layout.value, side_.experts);
+    }
+    if (Has("moe_backend", kVllm | kSglang)) {
+      reader_.String("moe_backend", side_.moe_backend);
+    }
+    if (Has("dp_lm_head", kSglang)) {
+      reader_.Bool("dp_lm_head", side_.dp_lm_head);
+    }
+    if (Has("embedding", kSglang)) {
+      // With attention data parallelism each part of the ranks embeds the
+      // tokens of its own requests.
+      if (side_.dp_attention.value > 1) {
+        side_.embedding.value = EmbeddingCut::kAttention;
+      }
+      ReadChoice("embedding", kEmbeddingCuts, side_.embedding);
+    }
+    if (Has("shared_experts", kSglang)) {
+      ReadChoice("shared_experts", kSharedExperts, side_.shared_experts);
     }
     // Without a known layout only a side that looks generic is read as such.
     const bool is_generic = layouts_ == kGeneric;
     const bool has_meshes = Has("meshes", kGeneric);
     const bool has_tensors = Has("tensors", kGeneric);
-    if (is_generic && has_meshes && has_tensors) {
+    const bool has_flat_buffers = Has("flat_buffers", kGeneric);
+    if (is_generic && has_meshes && has_tensors && has_flat_buffers) {
       side_.generic = ReadGeneric(reader_);
     }
     reader_.RejectOtherKeys();
@@ -122,7 +160,7 @@ class SideReader {
   }
 
   void ReadLayout() {
-    const std::string wanted = Alternatives(SupportedLayouts());
+    const std::string wanted = Alternatives(LayoutNames());
     const JsonValue* value = reader_.Require("layout", wanted);
     if (value == nullptr) return;
     const std::string* name =
@@ -133,7 +171,7 @@ class SideReader {
                      [&](const LayoutInfo& i) { return i.name == *name; });
     const Place place = reader_.values().PlaceOf(*value);
     if (info == kLayouts.end()) {
-      const std::string nearest = NearestWord(*name, SupportedLayouts());
+      const std::string nearest = NearestWord(*name, LayoutNames());
       Report(place,
              nearest.empty()
                  ? absl::StrFormat("unknown layout %s; wanted %s",
@@ -141,11 +179,6 @@ class SideReader {
                  : absl::StrFormat("unknown layout %s; did you mean \"%s\"?",
                                    Quoted(*name), nearest));
       return;
-    }
-    if (!info->supported) {
-      Report(place,
-             absl::StrFormat("layout \"%s\" is not supported yet; wanted %s",
-                             *name, wanted));
     }
     side_.layout = {.value = info->kind, .place = place, .given = true};
     layouts_ = SetOf(info->kind);
@@ -185,6 +218,30 @@ class SideReader {
       ReadInteger({"expert_parallel", &SideSpec::expert_parallel,
                    kMegatron | kSglang, true});
     }
+  }
+
+  // Without the key `target` keeps its value.
+  template <typename T, size_t kCount>
+  void ReadChoice(std::string_view key,
+                  const std::array<Choice<T>, kCount>& choices,
+                  Located<T>& target) {
+    const JsonValue* value = reader_.Find(key);
+    target.place = reader_.place();
+    if (value == nullptr) return;
+    std::vector<std::string_view> names;
+    for (const Choice<T>& choice : choices) names.push_back(choice.name);
+    const std::string path = reader_.PathOf(key);
+    const std::string wanted = Alternatives(names);
+    const std::string* name = reader_.values().String(*value, path, wanted);
+    if (name == nullptr) return;
+    const Place place = reader_.values().PlaceOf(*value);
+    for (const Choice<T>& choice : choices) {
+      if (choice.name != *name) continue;
+      target = {.value = choice.value, .place = place, .given = true};
+      return;
+    }
+    Report(place,
+           absl::StrFormat("%s is %s; wanted %s", path, Quoted(*name), wanted));
   }
 
   void ReadSideDType() {

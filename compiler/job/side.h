@@ -18,7 +18,11 @@ inline constexpr int64_t kRanksMax = 65536;  // of both sides together
 SideSpec ReadSide(const ValueReader& values, const JsonValue& value,
                   std::string key);
 
-// Reads "meshes" and "tensors" of a generic side.
+// Reads "experts" of a serving engine's side.
+void ReadExpertPlacement(ObjectReader& side, LayoutKind layout,
+                         Located<ExpertPlacement>& target);
+
+// Reads "meshes", "tensors" and "flat_buffers" of a generic side.
 GenericSpec ReadGeneric(ObjectReader& side);
 
 // Reads the value of a dtype key that may name any dtype.

@@ -8,11 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/macros.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "compiler/layout/flat_buffers.h"
 #include "compiler/layout/layout.h"
+#include "compiler/layout/placements.h"
 #include "compiler/layout/rule_partition.h"
 #include "compiler/layout/shard.h"
 #include "compiler/layout/tensor_stack.h"
@@ -21,16 +22,6 @@
 
 namespace refit {
 namespace {
-
-// Axis 0 slowest.
-std::vector<int64_t> Coordinates(const MeshSpec& mesh, int64_t index) {
-  std::vector<int64_t> coordinates(mesh.shape.size());
-  for (size_t axis = mesh.shape.size(); axis-- > 0;) {
-    coordinates[axis] = index % mesh.shape[axis];
-    index /= mesh.shape[axis];
-  }
-  return coordinates;
-}
 
 // Runs of consecutive positions of a stack, which the buffer's stack holds
 // without gaps.
@@ -112,10 +103,11 @@ class GenericLayout {
   const Param& ParamOf(const Placed& placed) const {
     return context_.model.params[IndexOf(placed.param)];
   }
+  // Reports flat buffers that are named as other tensors of a rank.
+  void CheckFlatNames();
   // Reports rules that place nothing: a mistyped one would leave its params to
   // a later rule without a word.
   void CheckUse(const std::vector<bool>& used);
-  const MeshSpec& MeshOf(const TensorRule& rule) const;
 
   void Place(const Placed& placed, SideLayout& layout);
   Buffer Shard(const Placed& placed,
@@ -127,20 +119,11 @@ class GenericLayout {
     const MeshSpec* mesh;
     std::string param;
   };
-  // By tensor name, on disjoint meshes. Only kept when a rule renames: the
-  // names of params differ.
+  // By tensor name, on disjoint meshes. Only kept when a rule renames or flat
+  // buffers have names: the names of params differ.
   absl::flat_hash_map<std::string, std::vector<Holder>> holders_;
-  bool renames_ = false;
+  bool names_matter_ = false;
 };
-
-const MeshSpec& GenericLayout::MeshOf(const TensorRule& rule) const {
-  const auto mesh = std::find_if(
-      spec_.meshes.begin(), spec_.meshes.end(),
-      [&](const MeshSpec& candidate) { return candidate.name == rule.mesh; });
-  // ReadJob refuses rules with an unknown mesh.
-  ABSL_HARDENING_ASSERT(mesh != spec_.meshes.end());
-  return *mesh;
-}
 
 bool GenericLayout::CheckPlacements(const Placed& placed) {
   const Param& param = ParamOf(placed);
@@ -180,19 +163,17 @@ void GenericLayout::CheckUse(const std::vector<bool>& used) {
         });
     if (matches) {
       context_.diagnostics.Error(
-          rule.place,
-          absl::StrFormat("earlier rules place every parameter that \"%s\" "
-                          "matches; rules count in order",
-                          rule.match));
+          rule.place, absl::StrFormat("%s place every parameter that \"%s\" "
+                                      "matches; rules count in order",
+                                      spec_.flat_buffers.empty()
+                                          ? "earlier rules"
+                                          : "flat buffers and earlier rules",
+                                      rule.match));
       continue;
     }
     // Of each stack the first member.
     std::vector<std::string> names;
-    for (const Param& param : model.params) {
-      std::vector<int32_t> first;
-      for (const IndexDim& dim : param.index) first.push_back(dim.numbers[0]);
-      names.push_back(ExpandName(param.name, first));
-    }
+    for (const Param& param : model.params) names.push_back(param.FirstName());
     const std::string nearest =
         NearestMatch(rule.match, {names.begin(), names.end()});
     context_.diagnostics.Error(
@@ -206,7 +187,7 @@ void GenericLayout::CheckUse(const std::vector<bool>& used) {
 }
 
 bool GenericLayout::CheckNames(const Placed& placed) {
-  if (!renames_) return true;
+  if (!names_matter_) return true;
   const std::string pattern = BufferName(*placed.rule, ParamOf(placed));
   // Every member, row-major over the index dims.
   std::vector<size_t> member(placed.positions.size());
@@ -241,6 +222,26 @@ bool GenericLayout::CheckNames(const Placed& placed) {
   }
 }
 
+void GenericLayout::CheckFlatNames() {
+  for (const FlatBufferSpec& flat : spec_.flat_buffers) {
+    for (std::string& name : FlatBufferNames(flat)) {
+      const MeshSpec& mesh = MeshNamed(spec_, flat.mesh);
+      std::vector<Holder>& holders = holders_[name];
+      for (const Holder& holder : holders) {
+        const std::optional<int64_t> rank = SharedRank(*holder.mesh, mesh);
+        if (!rank.has_value()) continue;
+        context_.diagnostics.Error(
+            flat.place,
+            absl::StrFormat("flat buffer \"%s\" is also the tensor of \"%s\" "
+                            "on rank %d",
+                            name, holder.param, *rank));
+        return;
+      }
+      holders.push_back({&mesh, std::move(name)});
+    }
+  }
+}
+
 Buffer GenericLayout::Shard(const Placed& placed,
                             const std::vector<int64_t>& coordinates) const {
   const TensorRule& rule = *placed.rule;
@@ -260,32 +261,15 @@ Buffer GenericLayout::Shard(const Placed& placed,
     }
   }
 
-  std::vector<Runs> local;
-  for (const int64_t size : param.shape) {
-    local.push_back(size > 0 ? Runs{{0, size}} : Runs{});
-  }
-  for (size_t axis = 0; axis < mesh.shape.size(); ++axis) {
-    const Placement& placement = rule.placements[axis];
-    switch (placement.kind) {
-      case Placement::Kind::kReplicate:
-        break;
-      case Placement::Kind::kShard:
-        local[placement.dim] = ShardRuns(local[placement.dim], mesh.shape[axis],
-                                         coordinates[axis]);
-        break;
-      case Placement::Kind::kStridedShard:
-        local[placement.dim] =
-            StridedShardRuns(local[placement.dim], placement.split_factor,
-                             mesh.shape[axis], coordinates[axis]);
-        break;
-    }
-  }
+  std::vector<Runs> local =
+      LocalRuns(param.shape, mesh, rule.placements, coordinates);
   for (Runs& runs : local) {
     buffer.shape.push_back(RunsSize(runs));
     dims.push_back(std::move(runs));
   }
-  buffer.fragments =
-      FragmentsOf(placed.param, dims, RowMajorStrides(buffer.VirtualShape()));
+  const Dims strides = RowMajorStrides(buffer.VirtualShape());
+  buffer.shape = param.StoredShape(std::move(buffer.shape));
+  buffer.fragments = FragmentsOf(placed.param, dims, strides);
   return buffer;
 }
 
@@ -321,19 +305,25 @@ SideLayout GenericLayout::LayOut() {
   std::vector<std::string_view> globs;
   for (const TensorRule& rule : spec_.tensors) {
     globs.push_back(rule.match);
-    renames_ |= rule.rename.has_value();
+    names_matter_ |= rule.rename.has_value();
   }
+  names_matter_ |= !spec_.flat_buffers.empty();
 
+  const int64_t errors_before = context_.diagnostics.error_count();
+  const HeldMembers held = PlaceFlatBuffers(context_, layout);
+  // What follows would only miss the params of a flat buffer in error.
+  if (context_.diagnostics.error_count() != errors_before) return layout;
   std::vector<bool> used(globs.size());
   for (size_t i = 0; i < context_.model.params.size(); ++i) {
     const Param& param = context_.model.params[i];
-    for (RulePart& part : PartitionByRule(param, globs)) {
+    for (RulePart& part : held.WithoutHeld(static_cast<ParamId>(i), param,
+                                           PartitionByRule(param, globs))) {
       if (part.rule >= 0) {
         used[part.rule] = true;
         const TensorRule& rule = spec_.tensors[part.rule];
         const Placed placed = {.param = static_cast<ParamId>(i),
                                .rule = &rule,
-                               .mesh = &MeshOf(rule),
+                               .mesh = &MeshNamed(spec_, rule.mesh),
                                .positions = std::move(part.positions)};
         if (CheckPlacements(placed) && CheckNames(placed)) {
           Place(placed, layout);
@@ -352,6 +342,7 @@ SideLayout GenericLayout::LayOut() {
     }
   }
   CheckUse(used);
+  CheckFlatNames();
   return layout;
 }
 

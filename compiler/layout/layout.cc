@@ -1,28 +1,77 @@
 // Rank order within a side, fastest axis first:
 //   megatron  tensor, context, data, pipeline, replica; experts over the same
 //             ranks: expert tensor, expert, expert data, pipeline, replica
+//   fsdp      tensor, data, replica
 //   vllm      tensor, pipeline, data, replica; experts span data x tensor
+//   sglang    tensor (attention data parallelism and experts within), pipeline,
+//             replica
 //   generic   as the meshes list their ranks
 #include "compiler/layout/layout.h"
 
 #include "absl/base/macros.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_format.h"
 
 namespace refit {
+namespace {
 
-SideLayout LayOut(const LayoutContext& context) {
+SideLayout Dispatch(const LayoutContext& context) {
   switch (context.side.layout.value) {
     case LayoutKind::kMegatron:
       return LayOutMegatron(context);
+    case LayoutKind::kFsdp:
+      return LayOutFsdp(context);
     case LayoutKind::kVllm:
       return LayOutVllm(context);
     case LayoutKind::kGeneric:
       return LayOutGeneric(context);
-    case LayoutKind::kFsdp:
     case LayoutKind::kSglang:
-      break;
+      return LayOutSglang(context);
   }
-  ABSL_HARDENING_ASSERT(false && "ReadJob refuses layouts without a frontend");
+  ABSL_HARDENING_ASSERT(false && "every layout has a frontend");
   return {};
+}
+
+// Reports params that no buffer of the side holds: those of a kind of module
+// that the layout does not know must not be left out without a word.
+void CheckAllPlaced(const LayoutContext& context, const SideLayout& layout) {
+  absl::flat_hash_set<BufferId> seen;
+  std::vector<bool> placed(context.model.params.size());
+  for (const std::vector<BufferId>& rank : layout.ranks) {
+    for (const BufferId id : rank) {
+      if (!seen.insert(id).second) continue;
+      for (const Fragment& fragment : context.buffers[id].fragments) {
+        placed[IndexOf(fragment.param)] = true;
+      }
+    }
+  }
+  const Param* first = nullptr;
+  int64_t count = 0;
+  for (size_t i = 0; i < placed.size(); ++i) {
+    const Param& param = context.model.params[i];
+    if (placed[i] || param.skip != SkipReason::kUnspecified) continue;
+    if (Product(param.VirtualShape()) == 0) continue;
+    if (count++ == 0) first = &param;
+  }
+  if (first == nullptr) return;
+  context.diagnostics.Error(
+      context.side.layout.place,
+      absl::StrFormat(
+          "%s has no place for parameter \"%s\"%s; wanted a layout that knows "
+          "such modules (generic places any), or the parameters excluded",
+          LayoutName(context.side.layout.value), first->name,
+          count > 1 ? absl::StrFormat(" and %d more", count - 1) : ""));
+}
+
+}  // namespace
+
+SideLayout LayOut(const LayoutContext& context) {
+  const int64_t errors_before = context.diagnostics.error_count();
+  SideLayout layout = Dispatch(context);
+  if (context.diagnostics.error_count() == errors_before) {
+    CheckAllPlaced(context, layout);
+  }
+  return layout;
 }
 
 }  // namespace refit

@@ -26,7 +26,9 @@ SideLayout LayOut(const LayoutContext& context);
 
 // One per framework; LayOut dispatches.
 SideLayout LayOutMegatron(const LayoutContext& context);
+SideLayout LayOutFsdp(const LayoutContext& context);
 SideLayout LayOutVllm(const LayoutContext& context);
+SideLayout LayOutSglang(const LayoutContext& context);
 SideLayout LayOutGeneric(const LayoutContext& context);
 
 }  // namespace refit

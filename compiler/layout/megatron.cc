@@ -9,7 +9,11 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
+#include "compiler/layout/fused_experts.h"
 #include "compiler/layout/layout.h"
+#include "compiler/layout/megatron_mixers.h"
+#include "compiler/layout/megatron_specs.h"
+#include "compiler/layout/mixers.h"
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/shard.h"
 #include "compiler/layout/sizes.h"
@@ -20,6 +24,14 @@ namespace refit {
 namespace {
 
 using enum ParamRole;
+using megatron::ColumnShard;
+using megatron::FusedQkv;
+using megatron::FusedQkvRows;
+using megatron::GateAndUp;
+using megatron::InterleavedGateAndUp;
+using megatron::Replicated;
+using megatron::ReplicatedSecond;
+using megatron::RowShard;
 
 struct MegatronSizes {
   int64_t tensor;
@@ -41,74 +53,22 @@ MegatronSizes SizesOf(const SideSpec& side) {
                          side.data_parallel.value};
 }
 
+// Layers that one module lists, numbered from 0 there.
+struct LayerBlock {
+  Range layers;
+  std::string layer;  // "decoder.layers.{0}."
+  std::string inner;  // of the transformer layer's own names, in that module
+};
+
 // What one rank holds of one chunk: the same for all ranks with its tensor
 // (experts: expert and expert tensor) coordinate.
 struct Chunk {
-  Range layers;
+  std::vector<LayerBlock> blocks;
   std::string prefix;  // of every name
   bool first = false;  // of the model
   bool last = false;
+  bool predicts = false;  // has the multi-token-prediction layers
 };
-
-// The fused QKV rows of query group g are [its query heads; its key head; its
-// value head]. Tensor parallelism cuts the rows evenly, if need be through a
-// group.
-TensorSpec FusedQkv(const LayerGroup& group, const Architecture& architecture,
-                    Range rows) {
-  const int64_t head = architecture.head_dim;
-  const int64_t query_rows = architecture.heads / architecture.kv_heads * head;
-  const int64_t group_rows = query_rows + 2 * head;
-
-  TensorSpec spec;
-  spec.shape = group.params[0]->shape;
-  spec.shape[0] = rows.size();
-  for (int64_t g = rows.begin / group_rows; g * group_rows < rows.end; ++g) {
-    struct Block {
-      const Param* param;
-      int64_t size;
-    };
-    int64_t fused_row = g * group_rows;
-    for (const Block& block :
-         {Block{group.params[0], query_rows}, Block{group.params[1], head},
-          Block{group.params[2], head}}) {
-      const int64_t begin = std::max(rows.begin, fused_row);
-      const int64_t end = std::min(rows.end, fused_row + block.size);
-      if (begin < end) {
-        const int64_t param_row = g * block.size + begin - fused_row;
-        spec.parts.push_back(RowsPart(*block.param,
-                                      {param_row, param_row + end - begin},
-                                      begin - rows.begin));
-      }
-      fused_row += block.size;
-    }
-  }
-  return spec;
-}
-
-// Each rank's gate rows, then its up rows.
-TensorSpec GateAndUp(const LayerGroup& group, int64_t count, int64_t index) {
-  const Range gate = EvenShare(group.params[0]->shape[0], count, index);
-  const Range up = EvenShare(group.params[1]->shape[0], count, index);
-  TensorSpec spec;
-  spec.shape = {gate.size() + up.size(), group.params[0]->shape[1]};
-  spec.parts = {RowsPart(*group.params[0], gate, 0),
-                RowsPart(*group.params[1], up, gate.size())};
-  return spec;
-}
-
-TensorSpec ColumnShard(const LayerGroup& group, int64_t count, int64_t index) {
-  const Param& param = *group.params[0];
-  const Range columns = EvenShare(param.shape[1], count, index);
-  return {.name = {},
-          .shape = {param.shape[0], columns.size()},
-          .parts = {ColumnsPart(param, columns)}};
-}
-
-TensorSpec Replicated(const LayerGroup& group) {
-  return {.name = {},
-          .shape = group.params[0]->shape,
-          .parts = {WholePart(*group.params[0])}};
-}
 
 class MegatronLayout {
  public:
@@ -130,16 +90,31 @@ class MegatronLayout {
   std::vector<BufferId> EmbeddingAndLayers(const Chunk& chunk, int64_t tensor);
   std::vector<BufferId> Experts(const Chunk& chunk, int64_t expert,
                                 int64_t expert_tensor);
+  // Of experts that a checkpoint holds in one tensor a layer.
+  void AddFusedExperts(const Chunk& chunk, const LayerBlock& block,
+                       Range experts, EvenPart part,
+                       std::vector<BufferId>& out);
   std::vector<BufferId> NormAndHead(const Chunk& chunk, int64_t tensor);
 
-  // One stack per group of layers that have `roles`.
-  void AddLayers(const Chunk& chunk, std::string_view name,
+  // The buffers of a chunk's layers that are not experts'.
+  void AddLayers(const Chunk& chunk, const LayerBlock& block, int64_t tensor,
+                 std::vector<BufferId>& out);
+
+  // One stack per group of layers of `block` that have `roles`. `name` is the
+  // whole one, with "{0}" for the layer.
+  void AddStacks(const LayerBlock& block, std::string_view name,
                  std::initializer_list<ParamRole> roles,
                  const std::optional<ExpertSlice>& experts, MakeSpec make,
                  std::vector<BufferId>& out);
 
+  Chunk ChunkOf(int64_t stage, int64_t number, Range layers) const;
   Buffer Vocabulary(const Chunk& chunk, std::string_view name, ParamId id,
                     int64_t tensor) const;
+  // `buffer` is one more copy of the embedding, on the last stage: of a
+  // source, one that need not be read; of a destination, one more place to
+  // write to.
+  Buffer EmbeddingCopy(Buffer buffer, ParamId id, SkipReason reason,
+                       std::string_view what) const;
 
   const LayoutContext& context_;
   const MegatronSizes sizes_;
@@ -165,17 +140,22 @@ bool MegatronLayout::CheckSizes() {
             "num_key_value_heads %d does not divide %d attention heads",
             architecture.kv_heads, architecture.heads));
   }
-  checks.Heads();
+  checks.Heads(tensor);
   if (!table_.Params(kQuery).empty() && checks.ok()) {
-    checks.Divides(tensor,
-                   (architecture.heads + 2 * architecture.kv_heads) *
-                       architecture.head_dim,
+    checks.Divides(tensor, FusedQkvRows(architecture),
                    "rows of the fused query, key and value");
   }
   for (const ParamRole role : {kMlpGate, kMlpUp}) {
     checks.Rows(tensor, role, "intermediate features of the MLP");
   }
   checks.Columns(tensor, kMlpDown, "intermediate features of the MLP");
+  for (const ParamRole role : {kSharedExpertGate, kSharedExpertUp}) {
+    checks.Rows(tensor, role, "intermediate features of the shared experts");
+  }
+  checks.Columns(tensor, kSharedExpertDown,
+                 "intermediate features of the shared experts");
+  checks.Rows(tensor, kMtpProjection, "rows of eh_proj");
+  CheckMixerSizes(checks, architecture, tensor, MambaGroups::kCut);
 
   checks.HasExperts(sizes_.expert > 1, expert.place, "expert_parallel");
   checks.Divides(expert, architecture.experts, "experts");
@@ -183,6 +163,8 @@ bool MegatronLayout::CheckSizes() {
     checks.Rows(expert_tensor, role, "intermediate features of an expert");
   }
   checks.Columns(expert_tensor, kExpertDown,
+                 "intermediate features of an expert");
+  checks.Columns(expert_tensor, kFusedExpertDown,
                  "intermediate features of an expert");
   SizeChecks::Divisor expert_ranks = expert;
   if (sizes_.expert_tensor > 1) {
@@ -193,21 +175,29 @@ bool MegatronLayout::CheckSizes() {
   }
   checks.Divides(expert_ranks, sizes_.stage_ranks,
                  "ranks of a pipeline stage (tensor x context x data)");
+  if (side.moe_mlp_glu_interleave_size.given && checks.ok()) {
+    const SizeChecks::Divisor interleave = checks.Named(
+        "moe_mlp_glu_interleave_size", side.moe_mlp_glu_interleave_size);
+    for (const ParamId id : table_.Params(kExpertGate)) {
+      checks.Divides(interleave,
+                     table_.param(id).shape[0] / sizes_.expert_tensor,
+                     "intermediate features that a rank holds of an expert");
+    }
+  }
   return checks.ok();
 }
 
-void MegatronLayout::AddLayers(const Chunk& chunk, std::string_view name,
+void MegatronLayout::AddStacks(const LayerBlock& block, std::string_view name,
                                std::initializer_list<ParamRole> roles,
                                const std::optional<ExpertSlice>& experts,
                                MakeSpec make, std::vector<BufferId>& out) {
-  for (const LayerGroup& group : table_.Group(roles, chunk.layers)) {
+  for (const LayerGroup& group : table_.Group(roles, block.layers)) {
     TensorSpec spec = make(group);
-    spec.name = absl::StrFormat("%sdecoder.layers.{0}.%s", chunk.prefix, name);
-    // Modules number their layers from 0 in each chunk.
+    spec.name = std::string(name);
     out.push_back(context_.buffers.Intern(
         LayerStack(table_, std::move(spec), group.layers,
                    {.dtype = BufferDType(context_.side, *group.params[0]),
-                    .first_layer = chunk.layers.begin,
+                    .first_layer = block.layers.begin,
                     .experts = experts})));
   }
 }
@@ -224,18 +214,52 @@ Buffer MegatronLayout::Vocabulary(const Chunk& chunk, std::string_view name,
        .index = tensor});
 }
 
+Buffer MegatronLayout::EmbeddingCopy(Buffer buffer, ParamId id,
+                                     SkipReason reason,
+                                     std::string_view what) const {
+  if (context_.which == fb::Side::kDestination) return buffer;
+  return SkippedCopy(std::move(buffer), reason,
+                     absl::StrFormat("a copy of %s %s, which the first stage "
+                                     "sends",
+                                     what, table_.param(id).name));
+}
+
 std::vector<BufferId> MegatronLayout::EmbeddingAndLayers(const Chunk& chunk,
                                                          int64_t tensor) {
   std::vector<BufferId> out;
-  if (chunk.first) {
+  if (chunk.first || chunk.predicts) {
     for (const ParamId id : table_.Params(kEmbedding)) {
-      out.push_back(context_.buffers.Intern(
-          Vocabulary(chunk, "embedding.word_embeddings.weight", id, tensor)));
+      Buffer embedding =
+          Vocabulary(chunk, "embedding.word_embeddings.weight", id, tensor);
+      if (!chunk.first) {
+        embedding = EmbeddingCopy(std::move(embedding), id, SkipReason::kUnread,
+                                  "the embedding");
+      }
+      out.push_back(context_.buffers.Intern(std::move(embedding)));
     }
   }
+  for (const LayerBlock& block : chunk.blocks) {
+    AddLayers(chunk, block, tensor, out);
+  }
+  return out;
+}
+
+void MegatronLayout::AddLayers(const Chunk& chunk, const LayerBlock& block,
+                               int64_t tensor, std::vector<BufferId>& out) {
+  const auto add_in = [&](std::string_view module, std::string_view name,
+                          std::initializer_list<ParamRole> roles,
+                          MakeSpec make) {
+    AddStacks(
+        block,
+        absl::StrFormat("%s%s%s%s", chunk.prefix, block.layer, module, name),
+        roles, std::nullopt, make, out);
+  };
   const auto add = [&](std::string_view name,
                        std::initializer_list<ParamRole> roles, MakeSpec make) {
-    AddLayers(chunk, name, roles, std::nullopt, make, out);
+    add_in(block.inner, name, roles, make);
+  };
+  const auto row_shard = [&](const LayerGroup& group) {
+    return RowShard(group, sizes_.tensor, tensor);
   };
   const auto column_shard = [&](const LayerGroup& group) {
     return ColumnShard(group, sizes_.tensor, tensor);
@@ -244,63 +268,162 @@ std::vector<BufferId> MegatronLayout::EmbeddingAndLayers(const Chunk& chunk,
     return GateAndUp(group, sizes_.tensor, tensor);
   };
   const Architecture& architecture = context_.model.architecture;
-  const Range qkv_rows = EvenShare(
-      (architecture.heads + 2 * architecture.kv_heads) * architecture.head_dim,
-      sizes_.tensor, tensor);
+  const Range qkv_rows =
+      EvenShare(FusedQkvRows(architecture), sizes_.tensor, tensor);
   const auto fused_qkv = [&](const LayerGroup& group) {
     return FusedQkv(group, architecture, qkv_rows);
   };
 
+  // Without gates, fc1 is up alone.
+  const auto add_fc1 = [&](std::string_view name, ParamRole gate,
+                           ParamRole up) {
+    if (table_.Params(gate).empty()) {
+      add(name, {up}, row_shard);
+    } else {
+      add(name, {gate, up}, gate_and_up);
+    }
+  };
+  const EvenPart part = {sizes_.tensor, tensor};
+
+  // Of a multi-token-prediction layer, beside its transformer layer.
+  add_in("", "enorm.weight", {kMtpEmbeddingNorm}, Replicated);
+  add_in("", "hnorm.weight", {kMtpHiddenNorm}, Replicated);
+  add_in("", "eh_proj.weight", {kMtpProjection}, row_shard);
+
+  // Latent attention has its norm in front of it, else the fused projection.
+  if (architecture.latent.has_value()) {
+    add("input_layernorm.weight", {kAttentionNorm}, Replicated);
+  } else {
+    add("self_attention.linear_qkv.layer_norm_weight", {kQuery, kAttentionNorm},
+        ReplicatedSecond);
+  }
   add("self_attention.linear_proj.weight", {kAttentionOutput}, column_shard);
   add("self_attention.linear_proj.bias", {kAttentionOutputBias}, Replicated);
-  add("self_attention.linear_qkv.layer_norm_weight", {kAttentionNorm},
-      Replicated);
   add("self_attention.linear_qkv.weight", {kQuery, kKey, kValue}, fused_qkv);
   add("self_attention.linear_qkv.bias", {kQueryBias, kKeyBias, kValueBias},
       fused_qkv);
   add("self_attention.q_layernorm.weight", {kQueryNorm}, Replicated);
   add("self_attention.k_layernorm.weight", {kKeyNorm}, Replicated);
+  add("self_attention.core_attention.softmax_offset", {kAttentionSinks},
+      [&](const LayerGroup& group) { return RowPart(*group.params[0], part); });
+  add("self_attention.linear_q_proj.weight", {kLatentQuery}, row_shard);
+  add("self_attention.linear_q_down_proj.weight", {kQueryDown}, Replicated);
+  add("self_attention.linear_q_up_proj.layer_norm_weight", {kQueryDownNorm},
+      Replicated);
+  add("self_attention.linear_q_up_proj.weight", {kQueryUp}, row_shard);
+  add("self_attention.linear_kv_down_proj.weight", {kKeyValueDown}, Replicated);
+  add("self_attention.linear_kv_up_proj.layer_norm_weight", {kKeyValueDownNorm},
+      Replicated);
+  add("self_attention.linear_kv_up_proj.weight", {kKeyValueUp}, row_shard);
+  megatron::AddMixers(architecture, part, add);
   add("mlp.linear_fc1.layer_norm_weight", {kMlpNorm}, Replicated);
-  add("mlp.linear_fc1.weight", {kMlpGate, kMlpUp}, gate_and_up);
+  add_fc1("mlp.linear_fc1.weight", kMlpGate, kMlpUp);
   add("mlp.linear_fc2.weight", {kMlpDown}, column_shard);
   add("pre_mlp_layernorm.weight", {kMoeNorm}, Replicated);
   add("mlp.router.weight", {kRouter}, Replicated);
-  return out;
+  add("mlp.router.bias", {kRouterBias}, Replicated);
+  add("mlp.router.expert_bias", {kRouterCorrection}, Replicated);
+  add("mlp.fc1_latent_proj.weight", {kLatentDown}, Replicated);
+  add("mlp.fc2_latent_proj.weight", {kLatentUp}, Replicated);
+  add("mlp.shared_experts.gate_weight", {kSharedExpertRouter}, Replicated);
+  add_fc1("mlp.shared_experts.linear_fc1.weight", kSharedExpertGate,
+          kSharedExpertUp);
+  add("mlp.shared_experts.linear_fc2.weight", {kSharedExpertDown},
+      column_shard);
+  add_in("", "final_layernorm.weight", {kMtpFinalNorm}, Replicated);
 }
 
 std::vector<BufferId> MegatronLayout::Experts(const Chunk& chunk,
                                               int64_t expert,
                                               int64_t expert_tensor) {
   std::vector<BufferId> out;
+  const Range experts =
+      EvenShare(context_.model.architecture.experts, sizes_.expert, expert);
   const ExpertSlice slice = {
-      .experts =
-          EvenShare(context_.model.architecture.experts, sizes_.expert, expert),
-      .in_name = true};
-  AddLayers(
-      chunk, "mlp.experts.linear_fc1.weight{1}", {kExpertGate, kExpertUp},
-      slice,
-      [&](const LayerGroup& group) {
-        return GateAndUp(group, sizes_.expert_tensor, expert_tensor);
-      },
-      out);
-  AddLayers(
-      chunk, "mlp.experts.linear_fc2.weight{1}", {kExpertDown}, slice,
-      [&](const LayerGroup& group) {
-        return ColumnShard(group, sizes_.expert_tensor, expert_tensor);
-      },
-      out);
+      .slots = {Consecutive(static_cast<int32_t>(experts.begin), experts.size())
+                    .numbers},
+      .in_name = !context_.side.moe_single_grouped_weight.value};
+  const Located<int64_t>& interleave =
+      context_.side.moe_mlp_glu_interleave_size;
+  for (const LayerBlock& block : chunk.blocks) {
+    const auto name = [&](std::string_view linear) {
+      return absl::StrFormat("%s%s%smlp.experts.%s.weight%s", chunk.prefix,
+                             block.layer, block.inner, linear,
+                             slice.in_name ? "{1}" : "");
+    };
+    if (table_.Params(kExpertGate).empty()) {
+      AddStacks(
+          block, name("linear_fc1"), {kExpertUp}, slice,
+          [&](const LayerGroup& group) {
+            return RowShard(group, sizes_.expert_tensor, expert_tensor);
+          },
+          out);
+    } else {
+      AddStacks(
+          block, name("linear_fc1"), {kExpertGate, kExpertUp}, slice,
+          [&](const LayerGroup& group) {
+            return interleave.given
+                       ? InterleavedGateAndUp(group, sizes_.expert_tensor,
+                                              expert_tensor, interleave.value)
+                       : GateAndUp(group, sizes_.expert_tensor, expert_tensor);
+          },
+          out);
+    }
+    AddStacks(
+        block, name("linear_fc2"), {kExpertDown}, slice,
+        [&](const LayerGroup& group) {
+          return ColumnShard(group, sizes_.expert_tensor, expert_tensor);
+        },
+        out);
+    AddFusedExperts(chunk, block, slice.experts,
+                    {sizes_.expert_tensor, expert_tensor}, out);
+  }
   return out;
+}
+
+void MegatronLayout::AddFusedExperts(const Chunk& chunk,
+                                     const LayerBlock& block, Range experts,
+                                     EvenPart part,
+                                     std::vector<BufferId>& out) {
+  const auto add = [&](std::string_view name, ParamRole role,
+                       absl::FunctionRef<TensorSpec(const Param&)> make) {
+    for (const LayerGroup& group : table_.Group({&role, 1}, block.layers)) {
+      const Param& param = *group.params[0];
+      TensorSpec spec = make(param);
+      spec.name = absl::StrFormat("%s%s%smlp.experts.%s{1}", chunk.prefix,
+                                  block.layer, block.inner, name);
+      out.push_back(context_.buffers.Intern(
+          LayerStack(table_, std::move(spec), group.layers,
+                     {.dtype = BufferDType(context_.side, param),
+                      .first_layer = block.layers.begin,
+                      .experts = std::nullopt,
+                      .fused_experts = experts.size()})));
+    }
+  };
+  add("linear_fc1.weight", kFusedExpertGateUp, [&](const Param& param) {
+    return GateUpOfExperts(param, experts, part);
+  });
+  add("linear_fc1.bias", kFusedExpertGateUpBias, [&](const Param& param) {
+    return GateUpBiasOfExperts(param, experts, part);
+  });
+  add("linear_fc2.weight", kFusedExpertDown,
+      [&](const Param& param) { return DownOfExperts(param, experts, part); });
+  add("linear_fc2.bias", kFusedExpertDownBias,
+      [&](const Param& param) { return DownBiasOfExperts(param, experts); });
 }
 
 std::vector<BufferId> MegatronLayout::NormAndHead(const Chunk& chunk,
                                                   int64_t tensor) {
   std::vector<BufferId> out;
   if (!chunk.last) return out;
+  // The block of a model with Mamba mixers is another class.
+  const std::string_view final_norm =
+      context_.model.architecture.mamba.has_value() ? "final_norm"
+                                                    : "final_layernorm";
   for (const ParamId id : table_.Params(kFinalNorm)) {
     out.push_back(context_.buffers.Intern(WholeTensor(
         context_,
-        absl::StrFormat("%sdecoder.final_layernorm.weight", chunk.prefix),
-        id)));
+        absl::StrFormat("%sdecoder.%s.weight", chunk.prefix, final_norm), id)));
   }
   const std::string_view head = "output_layer.weight";
   if (!context_.model.architecture.tied) {
@@ -309,21 +432,35 @@ std::vector<BufferId> MegatronLayout::NormAndHead(const Chunk& chunk,
           context_.buffers.Intern(Vocabulary(chunk, head, id, tensor)));
     }
   } else if (!chunk.first) {
-    // The output layer is a copy of the embedding: of a source, one that need
-    // not be read; of a destination, one more place to write it to.
     for (const ParamId id : table_.Params(kEmbedding)) {
-      Buffer copy = Vocabulary(chunk, head, id, tensor);
-      if (context_.which == fb::Side::kSource) {
-        copy = SkippedCopy(
-            std::move(copy), SkipReason::kTied,
-            absl::StrFormat(
-                "a copy of the tied %s, which the first stage sends",
-                table_.param(id).name));
-      }
-      out.push_back(context_.buffers.Intern(std::move(copy)));
+      out.push_back(context_.buffers.Intern(
+          EmbeddingCopy(Vocabulary(chunk, head, id, tensor), id,
+                        SkipReason::kTied, "the tied")));
     }
   }
   return out;
+}
+
+Chunk MegatronLayout::ChunkOf(int64_t stage, int64_t number,
+                              Range layers) const {
+  const Architecture& architecture = context_.model.architecture;
+  const bool last = stage == sizes_.pipeline - 1 && number == sizes_.chunks - 1;
+  Chunk chunk = {.blocks = {{.layers = layers,
+                             .layer = "decoder.layers.{0}.",
+                             .inner = ""}},
+                 .prefix = sizes_.chunks > 1
+                               ? absl::StrFormat("vp_stage.%d.", number)
+                               : "",
+                 .first = stage == 0 && number == 0,
+                 .last = last,
+                 .predicts = last && architecture.mtp_layers > 0};
+  if (chunk.predicts) {
+    chunk.blocks.push_back(
+        {.layers = {architecture.layers, architecture.all_layers()},
+         .layer = "mtp.layers.{0}.",
+         .inner = "mtp_model_layer."});
+  }
+  return chunk;
 }
 
 SideLayout MegatronLayout::LayOut() {
@@ -338,13 +475,7 @@ SideLayout MegatronLayout::LayOut() {
   for (int64_t stage = 0; stage < sizes_.pipeline; ++stage) {
     std::vector<std::vector<BufferId>> ranks(sizes_.stage_ranks);
     for (int64_t number = 0; number < sizes_.chunks; ++number) {
-      const bool last_chunk = number == sizes_.chunks - 1;
-      const Chunk chunk = {
-          .layers = (*split)[stage][number],
-          .prefix =
-              sizes_.chunks > 1 ? absl::StrFormat("vp_stage.%d.", number) : "",
-          .first = stage == 0 && number == 0,
-          .last = stage == sizes_.pipeline - 1 && last_chunk};
+      const Chunk chunk = ChunkOf(stage, number, (*split)[stage][number]);
       std::vector<std::vector<BufferId>> before, experts, after;
       for (int64_t tensor = 0; tensor < sizes_.tensor; ++tensor) {
         before.push_back(EmbeddingAndLayers(chunk, tensor));

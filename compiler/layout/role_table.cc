@@ -23,12 +23,19 @@ std::optional<int64_t> RowsWanted(ParamRole role, const Architecture& a) {
   switch (role) {
     case ParamRole::kQuery:
     case ParamRole::kQueryBias:
-      return a.heads * a.head_dim;
+      return a.heads * a.query_head_rows();
     case ParamRole::kKey:
     case ParamRole::kValue:
     case ParamRole::kKeyBias:
     case ParamRole::kValueBias:
       return a.kv_heads * a.head_dim;
+    case ParamRole::kLatentQuery:
+    case ParamRole::kQueryUp:
+      if (!a.latent.has_value()) return std::nullopt;
+      return a.heads * (a.latent->nope_dim + a.latent->rope_dim);
+    case ParamRole::kKeyValueUp:
+      if (!a.latent.has_value()) return std::nullopt;
+      return a.heads * (a.latent->nope_dim + a.latent->value_dim);
     case ParamRole::kEmbedding:
     case ParamRole::kOutputHead:
       return a.vocab;
@@ -64,8 +71,11 @@ bool CheckForm(const Param& param, const Model& model,
     return error(
         absl::StrFormat("has %d rows; wanted %d", param.shape[0], *rows));
   }
+  const Architecture& architecture = model.architecture;
   const int64_t output_columns =
-      model.architecture.heads * model.architecture.head_dim;
+      architecture.heads * (architecture.latent.has_value()
+                                ? architecture.latent->value_dim
+                                : architecture.head_dim);
   if (param.role == ParamRole::kAttentionOutput &&
       param.shape[1] != output_columns) {
     return error(absl::StrFormat("has %d columns; wanted %d", param.shape[1],
@@ -74,16 +84,17 @@ bool CheckForm(const Param& param, const Model& model,
   if (index_dims > 0) {
     for (const int32_t number : param.index[0].numbers) {
       const int32_t layer = param.first_layer + number;
-      if (layer < 0 || layer >= model.architecture.layers) {
+      if (layer < 0 || layer >= architecture.all_layers()) {
         return error(absl::StrFormat("has a layer %d; the model has %d layers",
-                                     layer, model.architecture.layers));
+                                     layer, architecture.all_layers()));
       }
     }
   }
   return true;
 }
 
-// Roles whose params stand in one buffer: a layer has all or none of them.
+// Roles whose params stand in one buffer: a layer has all or none of them. A
+// model may have no gates at all.
 constexpr ParamRole kTogether[][3] = {
     {ParamRole::kQuery, ParamRole::kKey, ParamRole::kValue},
     {ParamRole::kQueryBias, ParamRole::kKeyBias, ParamRole::kValueBias},
@@ -91,12 +102,16 @@ constexpr ParamRole kTogether[][3] = {
     {ParamRole::kExpertGate, ParamRole::kExpertUp, ParamRole::kExpertDown},
 };
 
+bool IsGate(ParamRole role) {
+  return role == ParamRole::kMlpGate || role == ParamRole::kExpertGate;
+}
+
 // Reports the first layer that lacks a part of what one buffer holds.
 bool CheckCompleteness(const Model& model, const RoleTable& table,
                        Diagnostics& diagnostics) {
   bool complete = true;
   for (const auto& roles : kTogether) {
-    for (int64_t layer = 0; layer < model.architecture.layers; ++layer) {
+    for (int64_t layer = 0; layer < model.architecture.all_layers(); ++layer) {
       int64_t count[3] = {0, 0, 0};
       std::string_view present;
       for (int i = 0; i < 3; ++i) {
@@ -112,6 +127,9 @@ bool CheckCompleteness(const Model& model, const RoleTable& table,
                              : FormOf(roles[0]).scope == RoleScope::kExpert
                                  ? model.architecture.experts
                                  : 1;
+      if (IsGate(roles[0]) && table.Params(roles[0]).empty()) {
+        count[0] = wanted;
+      }
       if (count[0] == wanted && count[1] == wanted && count[2] == wanted) {
         continue;
       }
@@ -138,12 +156,12 @@ RoleTable::RoleTable(const Model& model) : model_(model) {
       continue;
     }
     std::vector<std::vector<LayerEntry>>& layers = layers_[Slot(param.role)];
-    layers.resize(std::max<int64_t>(model.architecture.layers, 0));
+    layers.resize(std::max<int64_t>(model.architecture.all_layers(), 0));
     const std::vector<int32_t>& numbers = param.index[0].numbers;
     for (size_t position = 0; position < numbers.size(); ++position) {
       const int32_t layer = param.first_layer + numbers[position];
       // Numbers outside are CheckRoles' to report.
-      if (layer < 0 || layer >= model.architecture.layers) continue;
+      if (layer < 0 || layer >= model.architecture.all_layers()) continue;
       layers[layer].push_back({id, static_cast<int32_t>(position)});
     }
   }

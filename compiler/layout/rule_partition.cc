@@ -64,19 +64,15 @@ struct Candidate {
   int32_t rule;
 };
 
-// The parts of the members whose first index numbers are `numbers`, over the
-// dims that follow.
-std::vector<RulePart> Partition(const Param& param,
-                                const std::vector<Candidate>& candidates,
-                                std::vector<int32_t>& numbers) {
-  const size_t dim = numbers.size();
+using RuleOf = absl::FunctionRef<int32_t(absl::Span<const int32_t>)>;
+
+// The parts of the members whose first positions are `member`, over the dims
+// that follow.
+std::vector<RulePart> Partition(const Param& param, RuleOf rule_of,
+                                std::vector<int32_t>& member) {
+  const size_t dim = member.size();
   if (dim == param.index.size()) {
-    const std::string name = ExpandName(param.name, numbers);
-    const auto first = std::find_if(
-        candidates.begin(), candidates.end(),
-        [&](const Candidate& c) { return GlobMatches(c.glob, name); });
-    return {{.rule = first == candidates.end() ? -1 : first->rule,
-             .positions = {}}};
+    return {{.rule = rule_of(member), .positions = {}}};
   }
   // Positions with equal parts stay together.
   struct Equal {
@@ -85,9 +81,9 @@ std::vector<RulePart> Partition(const Param& param,
   };
   std::vector<Equal> groups;
   for (size_t i = 0; i < param.index[dim].numbers.size(); ++i) {
-    numbers.push_back(param.index[dim].numbers[i]);
-    std::vector<RulePart> parts = Partition(param, candidates, numbers);
-    numbers.pop_back();
+    member.push_back(static_cast<int32_t>(i));
+    std::vector<RulePart> parts = Partition(param, rule_of, member);
+    member.pop_back();
     auto group = std::find_if(groups.begin(), groups.end(),
                               [&](const Equal& e) { return e.parts == parts; });
     if (group == groups.end()) {
@@ -133,8 +129,24 @@ std::vector<RulePart> PartitionByRule(
     if (match == Match::kAll) break;
   }
   if (candidates.empty()) return {WholeStack(param, -1)};
-  std::vector<int32_t> numbers;
-  return Partition(param, candidates, numbers);
+  return PartitionMembers(param, [&](absl::Span<const int32_t> member) {
+    std::vector<int32_t> numbers;
+    for (size_t dim = 0; dim < member.size(); ++dim) {
+      numbers.push_back(param.index[dim].numbers[member[dim]]);
+    }
+    const std::string name = ExpandName(param.name, numbers);
+    const auto first = std::find_if(
+        candidates.begin(), candidates.end(),
+        [&](const Candidate& c) { return GlobMatches(c.glob, name); });
+    return first == candidates.end() ? -1 : first->rule;
+  });
+}
+
+std::vector<RulePart> PartitionMembers(
+    const Param& param,
+    absl::FunctionRef<int32_t(absl::Span<const int32_t>)> rule_of) {
+  std::vector<int32_t> member;
+  return Partition(param, rule_of, member);
 }
 
 }  // namespace refit

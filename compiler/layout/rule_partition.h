@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "compiler/ir/module.h"
 
@@ -23,6 +24,12 @@ struct RulePart {
 // member. Looks at single members only where a glob tells them apart.
 std::vector<RulePart> PartitionByRule(const Param& param,
                                       absl::Span<const std::string_view> globs);
+
+// The same for any rule of members: `rule_of` is given a member's position in
+// each index dim.
+std::vector<RulePart> PartitionMembers(
+    const Param& param,
+    absl::FunctionRef<int32_t(absl::Span<const int32_t>)> rule_of);
 
 }  // namespace refit
 

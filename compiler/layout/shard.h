@@ -19,6 +19,12 @@ struct Range {
 // Share `index` of `count` equal shares. Requires that `count` divides `size`.
 Range EvenShare(int64_t size, int64_t count, int64_t index);
 
+// Part `index` of `count` equal parts.
+struct EvenPart {
+  int64_t count = 1;
+  int64_t index = 0;
+};
+
 // As torch.chunk cuts: shares of ceil(size / count), the last ones shorter or
 // empty (10 over 4: 3, 3, 3, 1; 5 over 4: 2, 2, 1, 0).
 Range ChunkShare(int64_t size, int64_t count, int64_t index);

@@ -25,12 +25,13 @@ void SizeChecks::Divides(const Divisor& divisor, int64_t count,
                                         divisor.text, count, what));
 }
 
-void SizeChecks::Heads() {
+void SizeChecks::Heads(const Divisor& tensor) {
   const Architecture& architecture = context_.model.architecture;
-  const Divisor tensor =
-      Named("tensor_parallel", context_.side.tensor_parallel);
-  if (table_.Params(ParamRole::kQuery).empty()) return;
-  Divides(tensor, architecture.heads, "attention heads");
+  const bool grouped = !table_.Params(ParamRole::kQuery).empty();
+  if (grouped || architecture.latent.has_value()) {
+    Divides(tensor, architecture.heads, "attention heads");
+  }
+  if (!grouped) return;
   if (tensor.value <= architecture.kv_heads) {
     Divides(tensor, architecture.kv_heads, "key-value heads");
   } else if (tensor.value % architecture.kv_heads != 0) {

@@ -30,9 +30,10 @@ class SizeChecks {
   // Reports "<divisor> does not divide <count> <what>", each sentence once.
   void Divides(const Divisor& divisor, int64_t count, std::string_view what);
 
-  // Tensor parallelism cuts whole attention heads. Key-value heads are cut
-  // too, or (more ranks than heads) each is shared by a whole number of ranks.
-  void Heads();
+  // Tensor parallelism (`tensor`) cuts whole attention heads. Key-value heads
+  // are cut too, or (more ranks than heads) each is shared by a whole number of
+  // ranks.
+  void Heads(const Divisor& tensor);
 
   // `divisor` divides the rows of every param of `role`.
   void Rows(const Divisor& divisor, ParamRole role, std::string_view what);

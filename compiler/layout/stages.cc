@@ -103,6 +103,30 @@ std::vector<int64_t> UnevenStages(const SideSpec& side, int64_t layers,
   return counts;
 }
 
+// As `layers_per_stage` says, or evenly; of the remainder one more to each
+// stage leftwards from the one that `remainder_ends_before` others follow.
+std::optional<PipelineSplit> SplitServingLayers(const SideSpec& side,
+                                                int64_t layers,
+                                                int64_t remainder_ends_before,
+                                                Diagnostics& diagnostics) {
+  if (side.layers_per_stage.given) {
+    return FromOwnerTable(side, layers, diagnostics);
+  }
+  const int64_t stages = side.pipeline_parallel.value;
+  if (stages > layers) {
+    diagnostics.Error(side.pipeline_parallel.place,
+                      absl::StrFormat("%s.pipeline_parallel %d leaves stages "
+                                      "without a layer; the model has %d",
+                                      side.key, stages, layers));
+    return std::nullopt;
+  }
+  std::vector<int64_t> counts(stages, layers / stages);
+  for (int64_t extra = 0; extra < layers % stages; ++extra) {
+    ++counts[stages - 1 - remainder_ends_before - extra];
+  }
+  return FromCounts(counts, stages);
+}
+
 }  // namespace
 
 std::optional<PipelineSplit> SplitMegatronLayers(const SideSpec& side,
@@ -157,22 +181,16 @@ std::optional<PipelineSplit> SplitMegatronLayers(const SideSpec& side,
 std::optional<PipelineSplit> SplitVllmLayers(const SideSpec& side,
                                              int64_t layers,
                                              Diagnostics& diagnostics) {
-  if (side.layers_per_stage.given) {
-    return FromOwnerTable(side, layers, diagnostics);
-  }
-  const int64_t stages = side.pipeline_parallel.value;
-  if (stages > layers) {
-    diagnostics.Error(side.pipeline_parallel.place,
-                      absl::StrFormat("%s.pipeline_parallel %d leaves stages "
-                                      "without a layer; the model has %d",
-                                      side.key, stages, layers));
-    return std::nullopt;
-  }
-  std::vector<int64_t> counts(stages, layers / stages);
-  for (int64_t extra = 0; extra < layers % stages; ++extra) {
-    ++counts[stages - 2 - extra];
-  }
-  return FromCounts(counts, stages);
+  // The last stage, which has the head, gets none of the remainder.
+  return SplitServingLayers(side, layers, /*remainder_ends_before=*/1,
+                            diagnostics);
+}
+
+std::optional<PipelineSplit> SplitSglangLayers(const SideSpec& side,
+                                               int64_t layers,
+                                               Diagnostics& diagnostics) {
+  return SplitServingLayers(side, layers, /*remainder_ends_before=*/0,
+                            diagnostics);
 }
 
 }  // namespace refit

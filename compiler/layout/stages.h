@@ -28,6 +28,11 @@ std::optional<PipelineSplit> SplitVllmLayers(const SideSpec& side,
                                              int64_t layers,
                                              Diagnostics& diagnostics);
 
+// SGLang: the same, but the remainder to the last stages.
+std::optional<PipelineSplit> SplitSglangLayers(const SideSpec& side,
+                                               int64_t layers,
+                                               Diagnostics& diagnostics);
+
 }  // namespace refit
 
 #endif  // REFIT_COMPILER_LAYOUT_STAGES_H_

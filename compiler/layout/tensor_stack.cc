@@ -4,27 +4,37 @@
 #include <cassert>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
+
 namespace refit {
 namespace {
 
-// `count` consecutive entries of a param's index that stand in as many
-// consecutive slots of a buffer's.
+// `count` consecutive entries of a param's index that stand in as many slots of
+// a buffer's, `slot_step` apart.
 struct IndexRun {
   ParamId param{};
   int64_t position = 0;
   int64_t slot = 0;
   int64_t count = 0;
+  int64_t slot_step = 1;
 };
 
+// Layers whose experts stand in other slots (`experts`, if any) are other runs.
 std::vector<IndexRun> LayerRuns(const RoleTable& table, ParamRole role,
-                                absl::Span<const int32_t> layers) {
+                                absl::Span<const int32_t> layers,
+                                const std::optional<ExpertSlice>& experts) {
+  const auto same_slots = [&](int64_t a, int64_t b) {
+    return !experts.has_value() ||
+           experts->OfLayer(layers[a]) == experts->OfLayer(layers[b]);
+  };
   std::vector<IndexRun> runs;
   for (size_t slot = 0; slot < layers.size(); ++slot) {
     for (const LayerEntry& entry : table.At(role, layers[slot])) {
       const auto continues = [&](const IndexRun& run) {
         return run.param == entry.param &&
                run.position + run.count == entry.position &&
-               run.slot + run.count == static_cast<int64_t>(slot);
+               run.slot + run.count == static_cast<int64_t>(slot) &&
+               same_slots(run.slot, slot);
       };
       const auto run = std::find_if(runs.rbegin(), runs.rend(), continues);
       if (run != runs.rend()) {
@@ -38,23 +48,39 @@ std::vector<IndexRun> LayerRuns(const RoleTable& table, ParamRole role,
   return runs;
 }
 
-// The runs of a param's experts among those a rank holds.
+// The runs of a param's experts among those in a rank's slots.
 std::vector<IndexRun> ExpertRuns(ParamId id, const Param& param,
-                                 Range experts) {
+                                 const std::vector<int32_t>& experts) {
+  absl::flat_hash_map<int32_t, int64_t> positions;
+  for (const int32_t expert : param.index[1].numbers) {
+    positions.emplace(expert, static_cast<int64_t>(positions.size()));
+  }
   std::vector<IndexRun> runs;
-  const std::vector<int32_t>& numbers = param.index[1].numbers;
-  for (size_t position = 0; position < numbers.size(); ++position) {
-    const int64_t expert = numbers[position];
-    if (expert < experts.begin || expert >= experts.end) continue;
-    const int64_t slot = expert - experts.begin;
-    if (!runs.empty() &&
-        runs.back().position + runs.back().count ==
-            static_cast<int64_t>(position) &&
-        runs.back().slot + runs.back().count == slot) {
-      ++runs.back().count;
+  // The runs that an expert at this position may continue, oldest first.
+  absl::flat_hash_map<int64_t, std::vector<size_t>> runs_before;
+  for (size_t i = 0; i < experts.size(); ++i) {
+    const auto found = positions.find(experts[i]);
+    if (found == positions.end()) continue;  // another stack's
+    const int64_t position = found->second;
+    const auto slot = static_cast<int64_t>(i);
+    // The second expert of a run sets its step.
+    const auto continues = [&](size_t number) {
+      const IndexRun& run = runs[number];
+      return run.count == 1 || run.slot + run.count * run.slot_step == slot;
+    };
+    std::vector<size_t>& before = runs_before[position];
+    const auto it = std::find_if(before.begin(), before.end(), continues);
+    size_t number = runs.size();
+    if (it == before.end()) {
+      runs.push_back({id, position, slot, 1});
     } else {
-      runs.push_back({id, static_cast<int64_t>(position), slot, 1});
+      number = *it;
+      before.erase(it);
+      IndexRun& run = runs[number];
+      if (run.count == 1) run.slot_step = slot - run.slot;
+      ++run.count;
     }
+    runs_before[position + 1].push_back(number);
   }
   return runs;
 }
@@ -76,7 +102,7 @@ Fragment MakeFragment(const Part& part, const IndexRun& layers,
     fragment.offset += experts->slot * strides.expert;
     fragment.box.lo.push_back(experts->position);
     fragment.box.hi.push_back(experts->position + experts->count);
-    fragment.stride.push_back(strides.expert);
+    fragment.stride.push_back(strides.expert * experts->slot_step);
   }
   for (size_t dim = 0; dim < part.stride.size(); ++dim) {
     fragment.box.lo.push_back(part.box.lo[dim]);
@@ -84,6 +110,13 @@ Fragment MakeFragment(const Part& part, const IndexRun& layers,
     fragment.stride.push_back(part.stride[dim]);
   }
   return fragment;
+}
+
+// The dtype that frameworks keep params of this role in whatever the side's is.
+std::optional<DType> OwnDType(ParamRole role) {
+  // Routing compares scores that are close to each other.
+  if (role == ParamRole::kRouterCorrection) return DType::kFp32;
+  return std::nullopt;
 }
 
 Buffer MakeBuffer(std::string name, Dims shape, DType dtype) {
@@ -134,7 +167,9 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
   strides.expert = Product(spec.shape);
   strides.layer = strides.expert;
   if (options.experts.has_value()) {
-    const int64_t experts = options.experts->experts.size();
+    const auto experts =
+        static_cast<int64_t>(options.experts->slots[0].size()) +
+        options.experts->layer_slots;
     strides.layer *= experts;
     if (options.experts->in_name) {
       buffer.index.push_back(Consecutive(0, experts));
@@ -142,17 +177,38 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
       buffer.shape.push_back(experts);
     }
   }
+  if (options.fused_experts.has_value()) {
+    strides.layer *= *options.fused_experts;
+    buffer.index.push_back(Consecutive(0, *options.fused_experts));
+  }
   buffer.shape.insert(buffer.shape.end(), spec.shape.begin(), spec.shape.end());
+  buffer.form = spec.form;
+  buffer.post_hooks = std::move(spec.post_hooks);
+  buffer.own_dtype =
+      spec.own_dtype.has_value() ||
+      (!spec.parts.empty() && OwnDType(spec.parts[0].role).has_value());
+  if (spec.own_dtype.has_value()) buffer.dtype = *spec.own_dtype;
 
+  if (spec.zeros) {
+    const Dims shape = buffer.VirtualShape();
+    buffer.regions.push_back({.kind = fb::RegionKind::kFill,
+                              .offset = 0,
+                              .extent = shape,
+                              .stride = RowMajorStrides(shape),
+                              .detail = {}});
+  }
   for (const Part& part : spec.parts) {
     if (part.box.Empty()) continue;
-    for (const IndexRun& run : LayerRuns(table, part.role, layers)) {
-      if (!options.experts.has_value()) {
+    for (const IndexRun& run :
+         LayerRuns(table, part.role, layers, options.experts)) {
+      if (!options.experts.has_value() ||
+          FormOf(part.role).scope == RoleScope::kLayer) {
         buffer.fragments.push_back(MakeFragment(part, run, nullptr, strides));
         continue;
       }
-      for (const IndexRun& experts : ExpertRuns(
-               run.param, table.param(run.param), options.experts->experts)) {
+      for (const IndexRun& experts :
+           ExpertRuns(run.param, table.param(run.param),
+                      options.experts->OfLayer(layers[run.slot]))) {
         buffer.fragments.push_back(MakeFragment(part, run, &experts, strides));
       }
     }
@@ -161,6 +217,8 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
 }
 
 DType BufferDType(const SideSpec& side, const Param& param) {
+  const std::optional<DType> own = OwnDType(param.role);
+  if (own.has_value()) return *own;
   return side.dtype.given ? side.dtype.value : param.dtype;
 }
 

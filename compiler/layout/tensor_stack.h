@@ -39,12 +39,25 @@ struct TensorSpec {
       name;    // with "{0}" for the layer, "{1}" for an expert in the name
   Dims shape;  // of one layer, or one expert of a layer
   std::vector<Part> parts;
+  bool zeros = false;  // holds no param, but zeros
+  ValueForm form = ValueForm::kPlain;
+  // The dtype in which the framework keeps the tensor whatever the side's is.
+  std::optional<DType> own_dtype = std::nullopt;
+  std::vector<PostHook> post_hooks = {};  // that each write of it asks for
 };
 
 // The experts of each layer that a rank holds.
 struct ExpertSlice {
-  Range experts;        // global numbers; local ones count from 0
+  // The expert (global number) in each local slot; one expert may stand in
+  // several slots. One list for all layers, or one per layer of the model.
+  std::vector<std::vector<int32_t>> slots;
+  // More slots, for params of the layer: parts say their offset.
+  int64_t layer_slots = 0;
   bool in_name = true;  // one tensor per expert; else one tensor, experts first
+
+  const std::vector<int32_t>& OfLayer(int32_t layer) const {
+    return slots[slots.size() == 1 ? 0 : layer];
+  }
 };
 
 struct LayerStackOptions {
@@ -52,6 +65,9 @@ struct LayerStackOptions {
   // The number in the name of global layer n is n - first_layer.
   int64_t first_layer = 0;
   std::optional<ExpertSlice> experts;
+  // Of params that hold all experts of a layer: the stack has so many tensors
+  // a layer, one per expert. An expert more is one tensor on.
+  std::optional<int64_t> fused_experts = std::nullopt;
 };
 
 // The stack that holds `spec` for each layer of `layers` (ascending).
@@ -59,7 +75,8 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
                   absl::Span<const int32_t> layers,
                   const LayerStackOptions& options);
 
-// The dtype of a buffer that holds `param`.
+// The dtype of a buffer that holds `param`: the side's, if the job gives one.
+// A router's correction is fp32 everywhere.
 DType BufferDType(const SideSpec& side, const Param& param);
 
 // A tensor that is `id` whole.

@@ -11,20 +11,23 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
+#include "compiler/layout/expert_slots.h"
+#include "compiler/layout/fused_experts.h"
 #include "compiler/layout/layout.h"
+#include "compiler/layout/mixers.h"
+#include "compiler/layout/moe_backend.h"
 #include "compiler/layout/role_table.h"
+#include "compiler/layout/serving.h"
 #include "compiler/layout/shard.h"
 #include "compiler/layout/sizes.h"
 #include "compiler/layout/stages.h"
 #include "compiler/layout/tensor_stack.h"
+#include "compiler/layout/vllm_mixers.h"
 
 namespace refit {
 namespace {
 
 using enum ParamRole;
-
-// Vocabulary rows are padded to a multiple of this.
-constexpr int64_t kVocabularyPadding = 64;
 
 struct VllmSizes {
   int64_t tensor;
@@ -35,25 +38,35 @@ struct VllmSizes {
 
   // Ranks that share the experts of a layer.
   int64_t expert_ranks() const { return data * tensor; }
+  // Each rank runs a part of the tokens through all of the shared experts.
+  bool sequence_parallel_experts() const {
+    return expert_parallel && tensor > 1 && data > 1;
+  }
 };
 
-// "a.b.q_proj.weight" with the module's own name replaced.
-std::string RenameModule(std::string_view name, std::string_view module) {
-  const size_t leaf = name.rfind('.');
-  const size_t begin = name.rfind('.', leaf - 1) + 1;
-  return absl::StrFormat("%s%s%s", name.substr(0, begin), module,
-                         name.substr(leaf));
-}
-
-// "a.experts.{1}.w1.weight": "a.experts.".
-std::string_view ExpertsPrefix(std::string_view name) {
-  return name.substr(0, name.find("{1}"));
+// The tensor's name in vLLM's modules: the checkpoint's, but for families whose
+// modules are named otherwise.
+std::string VllmName(std::string_view family, std::string name) {
+  const auto replace = [&](std::string_view from, std::string_view to) {
+    const size_t at = name.find(from);
+    if (at != std::string::npos) name.replace(at, from.size(), to);
+  };
+  if (family == "nemotron_h") {
+    replace("backbone.", "model.");
+    replace(".embeddings.", ".embed_tokens.");
+    replace(".A_log", ".A");
+  } else if (family == "gpt_oss") {
+    replace(".self_attn.", ".attn.");
+    replace(".embed_tokens.", ".embedding.");
+  }
+  return name;
 }
 
 // The models of which vLLM builds embedding, final norm and head on every
 // pipeline stage, whether the stage reads them or not.
 bool BuildsEndsOnEveryStage(std::string_view family) {
-  return family == "qwen3_moe" || family == "mixtral" || family == "nemotron_h";
+  return family == "qwen3_moe" || family == "mixtral" ||
+         family == "nemotron_h" || family == "gpt_oss";
 }
 
 // Whether experts are named "experts.routed_experts.", as from 0.25 on.
@@ -89,52 +102,55 @@ class VllmLayout {
  private:
   using MakeSpec = absl::FunctionRef<TensorSpec(const LayerGroup&)>;
 
-  // Reports sizes that do not fit; true when all do.
-  bool CheckSizes();
+  // Reports sizes that do not fit.
+  void CheckSizes(SizeChecks& checks);
 
   // The buffers of a stage in three runs, in module order: what comes before
   // the experts, the experts, what comes after.
   std::vector<BufferId> EmbeddingAndLayers(int64_t stage, Range layers,
                                            int64_t tensor);
-  std::vector<BufferId> Experts(Range layers, int64_t expert_rank);
+  std::vector<BufferId> Experts(const ExpertSlice& slice, int64_t stage,
+                                Range layers, int64_t expert_rank);
   std::vector<BufferId> NormAndHead(int64_t stage, int64_t tensor);
 
-  // One stack per group of layers that have `roles`.
-  void AddLayers(Range layers, std::initializer_list<ParamRole> roles,
+  // One stack per group of the layers that have `roles`: of the stage's own
+  // layers, and on the last stage of the draft model's.
+  void AddLayers(int64_t stage, Range layers,
+                 std::initializer_list<ParamRole> roles,
                  const std::optional<ExpertSlice>& experts, MakeSpec make,
                  std::vector<BufferId>& out);
+
+  // Of experts that a checkpoint holds in one tensor a layer.
+  void AddFusedExperts(int64_t stage, Range layers, Range experts,
+                       EvenPart part, std::vector<BufferId>& out);
+  // Such experts stand in the checkpoint's order alone.
+  void CheckFusedExperts(SizeChecks& checks);
+
+  // The name of such experts' stacked tensor `weight`.
+  std::string ExpertsName(const Param& param, std::string_view weight) const;
 
   // Adds a tensor outside the layers: whole where a stage reads it, a declared
   // skip where it holds a copy it never reads, else nothing.
   void AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out);
 
-  int64_t PaddedVocabulary(ParamId id) const;
-  Buffer Vocabulary(ParamId id, int64_t tensor) const;
-  TensorSpec Qkv(const LayerGroup& group, int64_t tensor) const;
-  TensorSpec GateAndUp(const LayerGroup& group, std::string name, int64_t count,
-                       int64_t index) const;
-
   const LayoutContext& context_;
   const VllmSizes sizes_;
   const RoleTable table_;
   bool routed_experts_ = true;
+  GateUpOrder gate_up_order_ = GateUpOrder::kGateFirst;
 };
 
-bool VllmLayout::CheckSizes() {
+void VllmLayout::CheckSizes(SizeChecks& checks) {
   const SideSpec& side = context_.side;
-  SizeChecks checks(context_, table_);
   const SizeChecks::Divisor tensor =
       checks.Named("tensor_parallel", side.tensor_parallel);
-  checks.Heads();
-  for (const ParamRole role : {kMlpGate, kMlpUp}) {
-    checks.Rows(tensor, role, "intermediate features of the MLP");
-  }
-  checks.Columns(tensor, kMlpDown, "intermediate features of the MLP");
+  checks.Heads(tensor);
+  CheckMlp(checks, tensor);
+  if (!sizes_.sequence_parallel_experts()) CheckSharedExperts(checks, tensor);
+  CheckMixerSizes(checks, context_.model.architecture, tensor,
+                  MambaGroups::kCutOrWhole);
   for (const ParamRole role : {kEmbedding, kOutputHead}) {
-    for (const ParamId id : table_.Params(role)) {
-      checks.Divides(tensor, PaddedVocabulary(id),
-                     "vocabulary rows (padded to a multiple of 64)");
-    }
+    CheckVocabulary(checks, table_, role, tensor);
   }
 
   checks.HasExperts(sizes_.expert_parallel, side.expert_parallel_enabled.place,
@@ -146,12 +162,10 @@ bool VllmLayout::CheckSizes() {
           absl::StrFormat("%s x data_parallel %d", tensor.text, sizes_.data);
       expert_tensor.value = sizes_.expert_ranks();
     }
-    for (const ParamRole role : {kExpertGate, kExpertUp}) {
-      checks.Rows(expert_tensor, role, "intermediate features of an expert");
-    }
-    checks.Columns(expert_tensor, kExpertDown,
-                   "intermediate features of an expert");
+    CheckExpertTensors(checks, expert_tensor);
   }
+  gate_up_order_ = CheckMoeBackend(side, checks);
+  CheckFusedExperts(checks);
 
   if (side.version.given) {
     const std::optional<bool> routed = HasRoutedExperts(side.version.value);
@@ -164,160 +178,245 @@ bool VllmLayout::CheckSizes() {
     }
     routed_experts_ = routed.value_or(true);
   }
-  return checks.ok();
 }
 
-int64_t VllmLayout::PaddedVocabulary(ParamId id) const {
-  const int64_t vocab = table_.param(id).shape[0];
-  return (vocab + kVocabularyPadding - 1) / kVocabularyPadding *
-         kVocabularyPadding;
-}
-
-Buffer VllmLayout::Vocabulary(ParamId id, int64_t tensor) const {
-  return VocabularyTensor(context_, table_.param(id).name, id,
-                          {.padded_rows = PaddedVocabulary(id),
-                           .count = sizes_.tensor,
-                           .index = tensor});
-}
-
-// [query heads; key heads; value heads]. With more ranks than key-value heads,
-// consecutive ranks hold the same one.
-TensorSpec VllmLayout::Qkv(const LayerGroup& group, int64_t tensor) const {
-  const Architecture& architecture = context_.model.architecture;
-  const int64_t head = architecture.head_dim;
-  const Range query = EvenShare(architecture.heads, sizes_.tensor, tensor);
-  Range kv;
-  if (sizes_.tensor >= architecture.kv_heads) {
-    const int64_t ranks_per_head = sizes_.tensor / architecture.kv_heads;
-    kv = {tensor / ranks_per_head, tensor / ranks_per_head + 1};
-  } else {
-    kv = EvenShare(architecture.kv_heads, sizes_.tensor, tensor);
+void VllmLayout::CheckFusedExperts(SizeChecks& checks) {
+  if (table_.Params(kFusedExpertDown).empty()) return;
+  const SideSpec& side = context_.side;
+  const std::string_view family = context_.model.architecture.family;
+  if (side.experts.given) {
+    checks.Report(side.experts.place,
+                  absl::StrFormat("%s.experts: the experts of %s are placed "
+                                  "linearly; wanted no such key",
+                                  side.key, family));
   }
-
-  TensorSpec spec;
-  spec.name = RenameModule(group.params[0]->name, "qkv_proj");
-  spec.shape = group.params[0]->shape;
-  spec.shape[0] = 0;
-  for (const auto& [param, heads] :
-       {std::pair(group.params[0], query), std::pair(group.params[1], kv),
-        std::pair(group.params[2], kv)}) {
-    const Range rows = {heads.begin * head, heads.end * head};
-    spec.parts.push_back(RowsPart(*param, rows, spec.shape[0]));
-    spec.shape[0] += rows.size();
+  if (gate_up_order_ != GateUpOrder::kGateFirst) {
+    checks.Report(
+        side.moe_backend.place,
+        absl::StrFormat("%s.moe_backend \"%s\" has no known order of %s's "
+                        "alternating gate and up rows; wanted triton",
+                        side.key, side.moe_backend.value, family));
   }
-  return spec;
 }
 
-TensorSpec VllmLayout::GateAndUp(const LayerGroup& group, std::string name,
-                                 int64_t count, int64_t index) const {
-  const Range gate = EvenShare(group.params[0]->shape[0], count, index);
-  const Range up = EvenShare(group.params[1]->shape[0], count, index);
-  return {.name = std::move(name),
-          .shape = {gate.size() + up.size(), group.params[0]->shape[1]},
-          .parts = {RowsPart(*group.params[0], gate, 0),
-                    RowsPart(*group.params[1], up, gate.size())}};
-}
-
-void VllmLayout::AddLayers(Range layers, std::initializer_list<ParamRole> roles,
+void VllmLayout::AddLayers(int64_t stage, Range layers,
+                           std::initializer_list<ParamRole> roles,
                            const std::optional<ExpertSlice>& experts,
                            MakeSpec make, std::vector<BufferId>& out) {
-  for (const LayerGroup& group : table_.Group(roles, layers)) {
-    out.push_back(context_.buffers.Intern(
-        LayerStack(table_, make(group), group.layers,
-                   {.dtype = BufferDType(context_.side, *group.params[0]),
-                    .experts = experts})));
-  }
+  const Architecture& architecture = context_.model.architecture;
+  AddLayerStacks(
+      context_, table_, layers, roles, experts,
+      [&](const LayerGroup& group) {
+        TensorSpec spec = make(group);
+        spec.name = VllmName(architecture.family, std::move(spec.name));
+        return spec;
+      },
+      out);
+  if (stage != sizes_.pipeline - 1) return;
+  AddLayerStacks(
+      context_, table_, {architecture.layers, architecture.all_layers()}, roles,
+      experts,
+      [&](const LayerGroup& group) {
+        TensorSpec spec = make(group);
+        spec.name = DraftLayerName(std::move(spec.name));
+        return spec;
+      },
+      out);
 }
 
 void VllmLayout::AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out) {
-  if (!read) {
-    if (!BuildsEndsOnEveryStage(context_.model.architecture.family)) return;
-    buffer = SkippedCopy(std::move(buffer), SkipReason::kUnread,
-                         "this pipeline stage holds a copy but never reads it");
-  }
-  out.push_back(context_.buffers.Intern(std::move(buffer)));
+  const std::string_view family = context_.model.architecture.family;
+  buffer.name = VllmName(family, std::move(buffer.name));
+  const EndUse unread =
+      BuildsEndsOnEveryStage(family) ? EndUse::kUnread : EndUse::kAbsent;
+  refit::AddEnd(context_, read ? EndUse::kRead : unread, std::move(buffer),
+                out);
 }
 
 std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
                                                      Range layers,
                                                      int64_t tensor) {
   std::vector<BufferId> out;
+  const Architecture& architecture = context_.model.architecture;
+  const bool last = stage == sizes_.pipeline - 1;
+  // The draft model, on the last stage, has an embedding of its own unless it
+  // shares that of the first. Its head is the model's.
+  const bool drafts = last && architecture.mtp_layers > 0;
   const bool reads_embedding =
-      stage == 0 ||
-      (context_.model.architecture.tied && stage == sizes_.pipeline - 1);
+      stage == 0 || drafts || (architecture.tied && last);
   for (const ParamId id : table_.Params(kEmbedding)) {
-    AddEnd(reads_embedding, Vocabulary(id, tensor), out);
+    AddEnd(reads_embedding,
+           ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
   }
 
-  const auto add = [&](std::initializer_list<ParamRole> roles, MakeSpec make) {
-    AddLayers(layers, roles, std::nullopt, make, out);
+  const EvenPart part = {sizes_.tensor, tensor};
+  const auto& replicated = Replicated;
+  const auto column_shard = [&](const LayerGroup& group) {
+    return ColumnShard(group, group.params[0]->name, part);
   };
-  const auto replicated = [](const LayerGroup& group) -> TensorSpec {
-    return {.name = group.params[0]->name,
-            .shape = group.params[0]->shape,
-            .parts = {WholePart(*group.params[0])}};
+  const auto qkv = [&](const LayerGroup& group) {
+    return FusedHeads(group, architecture, part);
   };
-  const auto column_shard = [&](const LayerGroup& group) -> TensorSpec {
-    const Param& param = *group.params[0];
-    const Range columns = EvenShare(param.shape[1], sizes_.tensor, tensor);
-    return {.name = param.name,
-            .shape = {param.shape[0], columns.size()},
-            .parts = {ColumnsPart(param, columns)}};
-  };
-  const auto qkv = [&](const LayerGroup& group) { return Qkv(group, tensor); };
   const auto gate_and_up = [&](const LayerGroup& group) {
     return GateAndUp(group, RenameModule(group.params[0]->name, "gate_up_proj"),
-                     sizes_.tensor, tensor);
+                     part);
+  };
+  const auto row_shard = [&](const LayerGroup& group) {
+    return RowShard(group, part);
+  };
+  const auto fused_down = [&](const LayerGroup& group) {
+    return ConcatRows(group,
+                      RenameModule(group.params[0]->name, "fused_qkv_a_proj"));
+  };
+  const EvenPart shared_part =
+      sizes_.sequence_parallel_experts() ? EvenPart{} : part;
+  const auto shared_gate_and_up = [&](const LayerGroup& group) {
+    return GateAndUp(group, RenameModule(group.params[0]->name, "gate_up_proj"),
+                     shared_part);
+  };
+  const auto shared_down = [&](const LayerGroup& group) {
+    return ColumnShard(group, group.params[0]->name, shared_part);
+  };
+  const auto add = [&](std::initializer_list<ParamRole> roles, auto make) {
+    AddLayers(stage, layers, roles, std::nullopt, make, out);
   };
 
+  if (drafts) {
+    // Beside the block that is built like a decoder layer.
+    for (const ParamRole role :
+         {kMtpEmbeddingNorm, kMtpHiddenNorm, kMtpProjection, kMtpFinalNorm}) {
+      AddLayerStacks(context_, table_,
+                     {architecture.layers, architecture.all_layers()}, {role},
+                     std::nullopt, Replicated, out);
+    }
+  }
   add({kQuery, kKey, kValue}, qkv);
   add({kQueryBias, kKeyBias, kValueBias}, qkv);
+  if (architecture.latent.has_value() && architecture.latent->query_rank > 0) {
+    add({kQueryDown, kKeyValueDown}, fused_down);
+  } else {
+    add({kKeyValueDown}, replicated);
+    add({kLatentQuery}, row_shard);
+  }
+  add({kQueryDownNorm}, replicated);
+  add({kQueryUp}, row_shard);
+  add({kKeyValueDownNorm}, replicated);
+  add({kKeyValueUp}, [&](const LayerGroup& group) {
+    TensorSpec spec = RowShard(group, part);
+    if (context_.which == fb::Side::kDestination) {
+      spec.post_hooks.push_back(
+          {.name = "derive-latent-projections",
+           .detail =
+               "make W_UV and W_UK_T of the layer's attention from it again"});
+    }
+    return spec;
+  });
   add({kAttentionOutput}, column_shard);
   add({kAttentionOutputBias}, replicated);
   add({kQueryNorm}, replicated);
   add({kKeyNorm}, replicated);
-  add({kMlpGate, kMlpUp}, gate_and_up);
+  add({kAttentionSinks},
+      [&](const LayerGroup& group) { return RowPart(*group.params[0], part); });
+  vllm::AddMixers(architecture, part, add);
+  if (table_.Params(kMlpGate).empty()) {
+    add({kMlpUp}, row_shard);
+  } else {
+    add({kMlpGate, kMlpUp}, gate_and_up);
+  }
   add({kMlpDown}, column_shard);
   add({kAttentionNorm}, replicated);
   add({kMlpNorm}, replicated);
   add({kMoeNorm}, replicated);
   add({kRouter}, replicated);
+  add({kRouterBias}, replicated);
+  add({kRouterCorrection}, replicated);
+  add({kLatentDown}, replicated);
+  add({kLatentUp}, replicated);
+  add({kSharedExpertRouter}, replicated);
+  if (table_.Params(kSharedExpertGate).empty()) {
+    add({kSharedExpertUp},
+        [&](const LayerGroup& group) { return RowShard(group, shared_part); });
+  } else {
+    add({kSharedExpertGate, kSharedExpertUp}, shared_gate_and_up);
+  }
+  add({kSharedExpertDown}, shared_down);
   return out;
 }
 
-std::vector<BufferId> VllmLayout::Experts(Range layers, int64_t expert_rank) {
-  const int64_t experts = context_.model.architecture.experts;
-  const int64_t ranks = sizes_.expert_ranks();
-  const ExpertSlice slice = {
-      .experts = sizes_.expert_parallel
-                     ? LinearShare(experts, ranks, expert_rank)
-                     : Range{0, experts},
-      .in_name = false};
-  const int64_t count = sizes_.expert_parallel ? 1 : ranks;
-  const int64_t index = sizes_.expert_parallel ? 0 : expert_rank;
-  const auto name = [&](const LayerGroup& group, std::string_view weight) {
-    return absl::StrFormat("%s%s%s", ExpertsPrefix(group.params[0]->name),
-                           routed_experts_ ? "routed_experts." : "", weight);
-  };
-
+std::vector<BufferId> VllmLayout::Experts(const ExpertSlice& slice,
+                                          int64_t stage, Range layers,
+                                          int64_t expert_rank) {
+  const EvenPart part = sizes_.expert_parallel
+                            ? EvenPart{}
+                            : EvenPart{sizes_.expert_ranks(), expert_rank};
+  const std::string_view module = routed_experts_ ? "routed_experts." : "";
   std::vector<BufferId> out;
+  if (table_.Params(kExpertGate).empty()) {
+    AddLayers(
+        stage, layers, {kExpertUp}, slice,
+        [&](const LayerGroup& group) { return ExpertUp(group, module, part); },
+        out);
+  } else {
+    AddLayers(
+        stage, layers, {kExpertGate, kExpertUp}, slice,
+        [&](const LayerGroup& group) {
+          return ExpertGateAndUp(group, module, part, gate_up_order_);
+        },
+        out);
+  }
   AddLayers(
-      layers, {kExpertGate, kExpertUp}, slice,
-      [&](const LayerGroup& group) {
-        return GateAndUp(group, name(group, "w13_weight"), count, index);
-      },
+      stage, layers, {kExpertDown}, slice,
+      [&](const LayerGroup& group) { return ExpertDown(group, module, part); },
       out);
-  AddLayers(
-      layers, {kExpertDown}, slice,
-      [&](const LayerGroup& group) -> TensorSpec {
-        const Param& down = *group.params[0];
-        const Range columns = EvenShare(down.shape[1], count, index);
-        return {.name = name(group, "w2_weight"),
-                .shape = {down.shape[0], columns.size()},
-                .parts = {ColumnsPart(down, columns)}};
-      },
-      out);
+  if (!table_.Params(kFusedExpertDown).empty()) {
+    const std::vector<int32_t>& experts = slice.slots.front();
+    AddFusedExperts(stage, layers, {experts.front(), experts.back() + 1}, part,
+                    out);
+  }
   return out;
+}
+
+std::string VllmLayout::ExpertsName(const Param& param,
+                                    std::string_view weight) const {
+  constexpr std::string_view kExperts = ".experts.";
+  const std::string_view name = param.name;
+  return absl::StrFormat("%s%s%s",
+                         name.substr(0, name.find(kExperts) + kExperts.size()),
+                         routed_experts_ ? "routed_experts." : "", weight);
+}
+
+void VllmLayout::AddFusedExperts(int64_t stage, Range layers, Range experts,
+                                 EvenPart part, std::vector<BufferId>& out) {
+  const auto add = [&](ParamRole role, std::string_view weight, auto make) {
+    AddLayers(
+        stage, layers, {role}, std::nullopt,
+        [&](const LayerGroup& group) {
+          const Param& param = *group.params[0];
+          return make(param, ExpertsName(param, weight));
+        },
+        out);
+  };
+  add(kFusedExpertGateUp, "w13_weight",
+      [&](const Param& param, std::string name) {
+        return StackedGateUp(param, std::move(name), experts, part);
+      });
+  add(kFusedExpertGateUpBias, "w13_bias",
+      [&](const Param& param, std::string name) {
+        return StackedGateUpBias(param, std::move(name), experts, part);
+      });
+  add(kFusedExpertDown, "w2_weight", [&](const Param& param, std::string name) {
+    return StackedDown(param, std::move(name), experts, part);
+  });
+  // Of ranks that share an expert, one adds the bias to its output.
+  add(kFusedExpertDownBias, "w2_bias",
+      [&](const Param& param, std::string name) {
+        TensorSpec spec = StackedDownBias(param, std::move(name), experts);
+        if (part.index > 0) {
+          spec.parts.clear();
+          spec.zeros = context_.which == fb::Side::kDestination;
+        }
+        return spec;
+      });
 }
 
 std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {
@@ -329,17 +428,21 @@ std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {
   // Tied: the head is the embedding's own tensor and has no name.
   if (context_.model.architecture.tied) return out;
   for (const ParamId id : table_.Params(kOutputHead)) {
-    AddEnd(last, Vocabulary(id, tensor), out);
+    AddEnd(last, ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
   }
   return out;
 }
 
 SideLayout VllmLayout::LayOut() {
   if (!CheckRoles(context_, "vllm", table_)) return {};
-  const bool sizes_fit = CheckSizes();
+  SizeChecks checks(context_, table_);
+  CheckSizes(checks);
+  const std::vector<ExpertSlice> slices =
+      PlaceExperts(context_, table_,
+                   sizes_.expert_parallel ? sizes_.expert_ranks() : 0, checks);
   const std::optional<PipelineSplit> split = SplitVllmLayers(
       context_.side, context_.model.architecture.layers, context_.diagnostics);
-  if (!sizes_fit || !split.has_value()) return {};
+  if (!checks.ok() || !split.has_value()) return {};
 
   const int64_t tensor = sizes_.tensor;
   const int64_t pipeline = sizes_.pipeline;
@@ -354,7 +457,8 @@ SideLayout VllmLayout::LayOut() {
       after.push_back(NormAndHead(stage, t));
     }
     for (int64_t i = 0; i < sizes_.expert_ranks(); ++i) {
-      experts.push_back(Experts(layers, i));
+      experts.push_back(
+          Experts(slices[sizes_.expert_parallel ? i : 0], stage, layers, i));
     }
     for (int64_t i = 0; i < sizes_.expert_ranks(); ++i) {
       const int64_t d = i / tensor;

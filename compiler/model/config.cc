@@ -47,6 +47,14 @@ int64_t ConfigReader::Count(std::string_view key) {
   return IntegerIn(key, kCountRange);
 }
 
+int64_t ConfigReader::CountOr(std::string_view key, int64_t otherwise) {
+  const JsonValue* value = FindSet(key);
+  if (value == nullptr) return otherwise;
+  return object_.values()
+      .Integer(*value, key, {.min = 0, .max = kCountRange.max})
+      .value_or(otherwise);
+}
+
 bool ConfigReader::FlagOr(std::string_view key, bool otherwise) {
   const JsonValue* value = FindSet(key);
   if (value == nullptr) return otherwise;
@@ -67,6 +75,13 @@ std::string ConfigReader::String(std::string_view key) {
   if (value == nullptr) return "";
   const std::string* string = object_.values().String(*value, key);
   return string == nullptr ? "" : *string;
+}
+
+std::vector<std::string> ConfigReader::StringsOr(
+    std::string_view key, std::vector<std::string> otherwise) {
+  const JsonValue* value = FindSet(key);
+  if (value == nullptr) return otherwise;
+  return object_.values().Strings(*value, key).value_or(std::move(otherwise));
 }
 
 DType ConfigReader::WeightDType() {

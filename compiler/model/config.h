@@ -28,11 +28,14 @@ class ConfigReader {
   int64_t SizeOr(std::string_view key, int64_t otherwise);
   // A number of layers or experts.
   int64_t Count(std::string_view key);
+  int64_t CountOr(std::string_view key, int64_t otherwise);  // may be 0
   bool FlagOr(std::string_view key, bool otherwise);
   std::vector<int64_t> IntegersOr(std::string_view key,
                                   std::vector<int64_t> otherwise);
   // "" when missing.
   std::string String(std::string_view key);
+  std::vector<std::string> StringsOr(std::string_view key,
+                                     std::vector<std::string> otherwise);
   // The dtype of the weights: "dtype", in older files "torch_dtype"; bf16 when
   // neither is there.
   DType WeightDType();

@@ -22,38 +22,87 @@ int64_t ReadHeadDim(ConfigReader& config, const Architecture& architecture) {
 
 }  // namespace
 
-DecoderBuilder::DecoderBuilder(ConfigReader& config, Model& model)
+DecoderBuilder::DecoderBuilder(ConfigReader& config, Model& model,
+                               HeadForm heads)
     : config_(config), model_(model), dtype_(config.WeightDType()) {
   Architecture& architecture = model_.architecture;
   architecture.layers = config.Count("num_hidden_layers");
   architecture.hidden = config.Size("hidden_size");
   architecture.heads = config.Size("num_attention_heads");
-  architecture.kv_heads = config.Size("num_key_value_heads");
-  architecture.head_dim = ReadHeadDim(config, architecture);
   architecture.vocab = config.Size("vocab_size");
   architecture.tied = config.FlagOr("tie_word_embeddings", false);
+  switch (heads) {
+    case HeadForm::kGrouped:
+      ReadGroupedHeads();
+      break;
+    case HeadForm::kLatent:
+      ReadLatentHeads();
+      break;
+  }
+}
+
+void DecoderBuilder::ReadGroupedHeads() {
+  Architecture& architecture = model_.architecture;
+  architecture.kv_heads = config_.Size("num_key_value_heads");
+  architecture.head_dim = ReadHeadDim(config_, architecture);
   if (architecture.heads % architecture.kv_heads != 0) {
-    config.Error("num_key_value_heads",
-                 absl::StrFormat("num_key_value_heads %d does not divide "
-                                 "num_attention_heads %d",
-                                 architecture.kv_heads, architecture.heads));
+    config_.Error("num_key_value_heads",
+                  absl::StrFormat("num_key_value_heads %d does not divide "
+                                  "num_attention_heads %d",
+                                  architecture.kv_heads, architecture.heads));
+  }
+}
+
+void DecoderBuilder::ReadLatentHeads() {
+  model_.architecture.latent =
+      LatentAttention{.query_rank = config_.SizeOr("q_lora_rank", 0),
+                      .key_value_rank = config_.Size("kv_lora_rank"),
+                      .nope_dim = config_.Size("qk_nope_head_dim"),
+                      .rope_dim = config_.Size("qk_rope_head_dim"),
+                      .value_dim = config_.Size("v_head_dim")};
+}
+
+void DecoderBuilder::ReadMtpLayers() {
+  Architecture& architecture = model_.architecture;
+  const int64_t layers = config_.CountOr("num_nextn_predict_layers", 0);
+  if (model_.mtp) architecture.mtp_layers = layers;
+  for (int64_t i = 0; i < layers; ++i) {
+    const int64_t layer = architecture.layers + i;
+    if (!model_.mtp) {
+      model_.stored_beside.push_back(
+          absl::StrFormat("model.layers.%d.*", layer));
+      continue;
+    }
+    // Copies of the embedding and the head.
+    for (const std::string_view copy :
+         {"embed_tokens.weight", "shared_head.head.weight"}) {
+      model_.stored_beside.push_back(
+          absl::StrFormat("model.layers.%d.%s", layer, copy));
+    }
   }
 }
 
 IndexDim DecoderBuilder::AllLayers() const {
-  return Consecutive(0, model_.architecture.layers);
+  return Consecutive(0, model_.architecture.all_layers());
 }
 
 void DecoderBuilder::Add(std::string name, ParamRole role, Dims shape,
                          std::vector<IndexDim> index) {
   if (!index.empty()) name = "model.layers.{0}." + name;
+  AddParam(std::move(name), role, std::move(shape), std::move(index));
+}
+
+Param& DecoderBuilder::AddParam(std::string name, ParamRole role, Dims shape,
+                                std::vector<IndexDim> index,
+                                int32_t first_layer) {
   Param param = {.name = std::move(name),
                  .index = std::move(index),
                  .shape = std::move(shape),
                  .dtype = dtype_,
-                 .role = role};
+                 .role = role,
+                 .first_layer = first_layer};
   CheckStackSize(param, config_.place(), config_.diagnostics());
-  model_.params.push_back(std::move(param));
+  return model_.params.emplace_back(std::move(param));
 }
 
 void DecoderBuilder::Begin() {
@@ -89,6 +138,34 @@ void DecoderBuilder::AddAttention(const AttentionOptions& options) {
   }
 }
 
+void DecoderBuilder::AddLatentAttention() {
+  const Architecture& a = model_.architecture;
+  const LatentAttention& latent = *a.latent;
+  const int64_t query = a.heads * (latent.nope_dim + latent.rope_dim);
+  const auto add = [&](std::string_view name, ParamRole role, Dims shape) {
+    Add(std::string(name), role, std::move(shape), {AllLayers()});
+  };
+  add("input_layernorm.weight", ParamRole::kAttentionNorm, {a.hidden});
+  if (latent.query_rank > 0) {
+    add("self_attn.q_a_proj.weight", ParamRole::kQueryDown,
+        {latent.query_rank, a.hidden});
+    add("self_attn.q_a_layernorm.weight", ParamRole::kQueryDownNorm,
+        {latent.query_rank});
+    add("self_attn.q_b_proj.weight", ParamRole::kQueryUp,
+        {query, latent.query_rank});
+  } else {
+    add("self_attn.q_proj.weight", ParamRole::kLatentQuery, {query, a.hidden});
+  }
+  add("self_attn.kv_a_proj_with_mqa.weight", ParamRole::kKeyValueDown,
+      {latent.key_value_rank + latent.rope_dim, a.hidden});
+  add("self_attn.kv_a_layernorm.weight", ParamRole::kKeyValueDownNorm,
+      {latent.key_value_rank});
+  add("self_attn.kv_b_proj.weight", ParamRole::kKeyValueUp,
+      {a.heads * (latent.nope_dim + latent.value_dim), latent.key_value_rank});
+  add("self_attn.o_proj.weight", ParamRole::kAttentionOutput,
+      {a.hidden, a.heads * latent.value_dim});
+}
+
 void DecoderBuilder::AddMlpNorm(ParamRole role, const IndexDim& layers) {
   Add("post_attention_layernorm.weight", role, {model_.architecture.hidden},
       {layers});
@@ -122,15 +199,63 @@ void DecoderBuilder::AddExperts(const IndexDim& layers, std::string_view module,
   add(names.down, ParamRole::kExpertDown, {hidden, intermediate});
 }
 
+void DecoderBuilder::AddRouterCorrection(const IndexDim& layers,
+                                         std::string_view module) {
+  Add(absl::StrFormat("%s.gate.e_score_correction_bias", module),
+      ParamRole::kRouterCorrection, {model_.architecture.experts}, {layers});
+  model_.params.back().dtype = DType::kFp32;
+}
+
+void DecoderBuilder::AddSharedExperts(const IndexDim& layers,
+                                      std::string_view module,
+                                      int64_t intermediate) {
+  const int64_t hidden = model_.architecture.hidden;
+  const auto add = [&](std::string_view name, ParamRole role, Dims shape) {
+    Add(absl::StrFormat("%s.%s.weight", module, name), role, std::move(shape),
+        {layers});
+  };
+  add("gate_proj", ParamRole::kSharedExpertGate, {intermediate, hidden});
+  add("up_proj", ParamRole::kSharedExpertUp, {intermediate, hidden});
+  add("down_proj", ParamRole::kSharedExpertDown, {hidden, intermediate});
+}
+
+void DecoderBuilder::AddMtpProjections() {
+  const Architecture& a = model_.architecture;
+  if (a.mtp_layers == 0) return;
+  const IndexDim layers =
+      Consecutive(static_cast<int32_t>(a.layers), a.mtp_layers);
+  Add("enorm.weight", ParamRole::kMtpEmbeddingNorm, {a.hidden}, {layers});
+  Add("hnorm.weight", ParamRole::kMtpHiddenNorm, {a.hidden}, {layers});
+  Add("eh_proj.weight", ParamRole::kMtpProjection, {a.hidden, 2 * a.hidden},
+      {layers});
+  Add("shared_head.norm.weight", ParamRole::kMtpFinalNorm, {a.hidden},
+      {layers});
+}
+
+void DecoderBuilder::RefuseMtpLayers() {
+  if (model_.mtp) {
+    config_.Error("model_type",
+                  absl::StrFormat("multi-token-prediction layers of %s cannot "
+                                  "be placed yet; wanted mtp: false",
+                                  model_.architecture.family));
+  }
+  model_.stored_beside.push_back("mtp.*");
+}
+
 void DecoderBuilder::End() {
   const Architecture& a = model_.architecture;
   Add("model.norm.weight", ParamRole::kFinalNorm, {a.hidden}, {});
+  AddHead("model.embed_tokens.weight");
+}
+
+void DecoderBuilder::AddHead(std::string_view embedding) {
+  const Architecture& a = model_.architecture;
   if (a.tied) {
     model_.skips.push_back(
         {.name = "lm_head.weight",
          .reason = SkipReason::kTied,
-         .detail =
-             "tie_word_embeddings: the head is model.embed_tokens.weight"});
+         .detail = absl::StrFormat("tie_word_embeddings: the head is %s",
+                                   embedding)});
   } else {
     Add("lm_head.weight", ParamRole::kOutputHead, {a.vocab, a.hidden}, {});
   }

@@ -1,5 +1,5 @@
 // What the decoders of most families have in common: the names, shapes and
-// roles of embedding, grouped-query attention, gated MLP and head.
+// roles of embedding, attention, gated MLP, experts and head.
 #ifndef REFIT_COMPILER_MODEL_DECODER_H_
 #define REFIT_COMPILER_MODEL_DECODER_H_
 
@@ -26,29 +26,61 @@ struct ExpertNames {
   std::string_view down = "down_proj";
 };
 
+// What the attention's heads are made of.
+enum class HeadForm : uint8_t {
+  kGrouped,  // query heads that share key-value heads
+  kLatent,   // LatentAttention
+};
+
 // Adds the stacks of a decoder in the order of the calls. Names are relative to
 // "model.layers.{0}.".
 class DecoderBuilder {
  public:
   // Reads the sizes that every decoder has.
-  DecoderBuilder(ConfigReader& config, Model& model);
+  DecoderBuilder(ConfigReader& config, Model& model,
+                 HeadForm heads = HeadForm::kGrouped);
+
+  // If the job wants them, `num_nextn_predict_layers` more layers are built
+  // like the decoder's last one, and numbered on. Comes before the stacks.
+  void ReadMtpLayers();
 
   // Adds the embedding.
   void Begin();
   // Norm and attention of all layers.
   void AddAttention(const AttentionOptions& options);
+  void AddLatentAttention();
   // Norm and dense MLP of `layers`.
   void AddMlp(const IndexDim& layers, int64_t intermediate);
   // Norm, router and experts of `layers`; `module` holds the latter two.
   void AddExperts(const IndexDim& layers, std::string_view module,
                   const ExpertNames& names, int64_t experts,
                   int64_t intermediate);
+  // What a router adds to its scores to choose experts, fp32.
+  void AddRouterCorrection(const IndexDim& layers, std::string_view module);
+  // Experts that every token visits, as one MLP.
+  void AddSharedExperts(const IndexDim& layers, std::string_view module,
+                        int64_t intermediate);
+  // What multi-token-prediction layers have beside a decoder layer.
+  void AddMtpProjections();
+  // Of a family whose multi-token-prediction layers no layout places yet: a
+  // job that wants them is wrong, a checkpoint that has them is not.
+  void RefuseMtpLayers();
   // Adds final norm and head.
   void End();
+  // Adds the head, or says that it is the embedding of this name.
+  void AddHead(std::string_view embedding);
 
+  // A param under its full name. `index`: layers, then experts; empty: of no
+  // layer. Layer n of the index is the model's layer first_layer + n.
+  Param& AddParam(std::string name, ParamRole role, Dims shape,
+                  std::vector<IndexDim> index, int32_t first_layer = 0);
+
+  // Also the multi-token-prediction layers.
   IndexDim AllLayers() const;
 
  private:
+  void ReadGroupedHeads();
+  void ReadLatentHeads();
   void AddMlpNorm(ParamRole role, const IndexDim& layers);
   // A param of the layers `index[0]`, or of no layer.
   void Add(std::string name, ParamRole role, Dims shape,

@@ -11,9 +11,18 @@ struct Family {
 };
 
 constexpr std::array kFamilies = {
-    Family{"llama", BuildLlama},        Family{"mixtral", BuildMixtral},
-    Family{"qwen2", BuildQwen2},        Family{"qwen3", BuildQwen3},
+    Family{"deepseek_v3", BuildDeepseekV3},
+    Family{"glm4_moe", BuildGlm4Moe},
+    Family{"glm4_moe_lite", BuildDeepseekV3},
+    Family{"gpt_oss", BuildGptOss},
+    Family{"kimi_k2", BuildDeepseekV3},
+    Family{"llama", BuildLlama},
+    Family{"mixtral", BuildMixtral},
+    Family{"nemotron_h", BuildNemotronH},
+    Family{"qwen2", BuildQwen2},
+    Family{"qwen3", BuildQwen3},
     Family{"qwen3_moe", BuildQwen3Moe},
+    Family{"qwen3_next", BuildQwen3Next},
 };
 
 }  // namespace

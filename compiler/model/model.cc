@@ -33,7 +33,7 @@ std::string ShapeText(const Dims& shape) { return absl::StrJoin(shape, "x"); }
 // model_type is unknown and `need_family` is false.
 std::optional<Model> ReadConfigModel(const std::string& path,
                                      const Place& asked, bool need_family,
-                                     Diagnostics& diagnostics) {
+                                     bool mtp, Diagnostics& diagnostics) {
   const absl::StatusOr<std::shared_ptr<const SourceFile>> file =
       ReadTextFile(path, kConfigBytesMax);
   if (!file.ok()) {
@@ -63,6 +63,7 @@ std::optional<Model> ReadConfigModel(const std::string& path,
   }
   Model model;
   model.place = config.place();
+  model.mtp = mtp;
   model.architecture.family = model_type;
   build(config, model);
   if (diagnostics.error_count() != errors_before) return std::nullopt;
@@ -86,6 +87,7 @@ class CheckpointMatcher {
     if (model_.architecture.tied) MatchTiedHead();
     for (const NamedTensor& tensor : checkpoint_.tensors) {
       if (!unused_.contains(tensor.name)) continue;
+      if (IsStoredBeside(tensor.name)) continue;
       diagnostics_.Error(
           tensor.place,
           absl::StrFormat("tensor %s is not a parameter of a %s model with "
@@ -101,6 +103,12 @@ class CheckpointMatcher {
     const NamedTensor* tensor = found->second;
     unused_.erase(found);
     return tensor;
+  }
+
+  bool IsStoredBeside(std::string_view name) const {
+    return std::any_of(
+        model_.stored_beside.begin(), model_.stored_beside.end(),
+        [&](const std::string& glob) { return GlobMatches(glob, name); });
   }
 
   void CheckShape(const NamedTensor& tensor, const Dims& wanted) {
@@ -123,7 +131,7 @@ class CheckpointMatcher {
                             Quoted(name)));
         continue;
       }
-      CheckShape(*tensor, param.shape);
+      CheckShape(*tensor, param.StoredShape());
       if (first == nullptr) first = tensor;
       if (tensor->dtype != first->dtype) {
         diagnostics_.Error(
@@ -133,7 +141,11 @@ class CheckpointMatcher {
                             Quoted(first->name)));
       }
     }
-    if (first != nullptr) param.dtype = first->dtype;
+    // A quantised checkpoint is only a way to store: the param's dtype is that
+    // of the weights behind it.
+    if (first != nullptr && first->dtype != DType::kFp8E4m3) {
+      param.dtype = first->dtype;
+    }
   }
 
   // A checkpoint may store the head again that the config declares tied.
@@ -164,7 +176,7 @@ Model FoldModel(const std::vector<NamedTensor>& tensors, const Place& place,
 }
 
 std::optional<Model> ReadSafetensorsModel(const std::string& path,
-                                          const Place& asked,
+                                          const Place& asked, bool mtp,
                                           Diagnostics& diagnostics) {
   const std::optional<Checkpoint> checkpoint =
       ReadCheckpoint(path, asked, diagnostics);
@@ -174,7 +186,7 @@ std::optional<Model> ReadSafetensorsModel(const std::string& path,
   if (std::filesystem::exists(config, error)) {
     const int64_t errors_before = diagnostics.error_count();
     std::optional<Model> model =
-        ReadConfigModel(config, asked, /*need_family=*/false, diagnostics);
+        ReadConfigModel(config, asked, /*need_family=*/false, mtp, diagnostics);
     if (model.has_value()) {
       CheckpointMatcher(*checkpoint, *model, diagnostics).Match();
       return model;
@@ -260,13 +272,14 @@ void AppendMarked(const Param& param, const std::vector<bool>& excluded,
 std::optional<Model> ReadModel(const Job& job, Diagnostics& diagnostics) {
   const int64_t errors_before = diagnostics.error_count();
   const ModelSpec& spec = job.model;
+  const bool mtp = MovesMtpLayers(job);
   std::optional<Model> model;
   if (spec.config_path.has_value()) {
     model = ReadConfigModel(*spec.config_path, spec.place,
-                            /*need_family=*/true, diagnostics);
+                            /*need_family=*/true, mtp, diagnostics);
   } else if (spec.safetensors_path.has_value()) {
-    model =
-        ReadSafetensorsModel(*spec.safetensors_path, spec.place, diagnostics);
+    model = ReadSafetensorsModel(*spec.safetensors_path, spec.place, mtp,
+                                 diagnostics);
   } else if (spec.parameters.has_value()) {
     model = ReadListedModel(spec, diagnostics);
   }
@@ -299,7 +312,7 @@ std::string ModelListing(const Model& model) {
   for (const Param& param : model.params) {
     const std::string rest =
         absl::StrFormat("\t%s\t%s\n", SafetensorsDTypeName(param.dtype),
-                        ShapeText(param.shape));
+                        ShapeText(param.StoredShape()));
     for (const std::string& name : MemberNames(param)) {
       absl::StrAppend(&listing, name, rest);
     }

@@ -13,26 +13,77 @@
 
 namespace refit {
 
+// Mamba-2 mixers: the rows of the input projection are [z; x; B; C; dt], those
+// of the convolution [x; B; C].
+struct MambaSizes {
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  int64_t groups = 0;  // that share B and C
+  int64_t state = 0;
+
+  int64_t inner() const { return heads * head_dim; }  // rows of z and of x
+  int64_t shared() const { return groups * state; }   // rows of B and of C
+};
+
+// Gated delta nets: the rows of in_proj_qkvz are, per key head, [query; key;
+// its value heads; their gates z], those of in_proj_ba, per key head, [b; a] of
+// its value heads, those of the convolution [queries; keys; values].
+struct DeltaNetSizes {
+  int64_t key_heads = 0;
+  int64_t value_heads = 0;  // a multiple of key_heads
+  int64_t key_dim = 0;
+  int64_t value_dim = 0;
+
+  int64_t keys() const { return key_heads * key_dim; }
+  int64_t values() const { return value_heads * value_dim; }
+};
+
+// Multi-head latent attention: queries, keys and values are made of narrow
+// projections. Per head, a query is [nope; rope] and the key-value projection
+// is [nope of the key; value].
+struct LatentAttention {
+  int64_t query_rank = 0;  // 0: queries are projected in one step
+  int64_t key_value_rank = 0;
+  int64_t nope_dim = 0;
+  int64_t rope_dim = 0;
+  int64_t value_dim = 0;
+};
+
 // What layouts need to know of a network beyond its parameters' shapes.
 struct Architecture {
   std::string family;  // config.json's model_type; "" when roles are unknown
   int64_t layers = 0;
+  // Multi-token-prediction layers that the model has beside `layers`, which
+  // they follow in number.
+  int64_t mtp_layers = 0;
   int64_t hidden = 0;
   int64_t heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   int64_t vocab = 0;
-  int64_t experts = 0;  // 0: dense
-  bool tied = false;    // lm_head is the embedding
+  int64_t experts = 0;                    // 0: dense
+  bool tied = false;                      // lm_head is the embedding
+  std::optional<LatentAttention> latent;  // then kv_heads, head_dim: unused
+  // Attention has an output gate: a query head's rows are [query; gate].
+  bool output_gate = false;
+  std::optional<MambaSizes> mamba;
+  std::optional<DeltaNetSizes> delta;
+
+  int64_t all_layers() const { return layers + mtp_layers; }
+  int64_t query_head_rows() const { return (output_gate ? 2 : 1) * head_dim; }
 };
 
 // Stacks are disjoint, and a stack's index[0] is the layer for every param of
 // a layer. Tied: `params` has no output head, `skips` says so.
 struct Model {
-  Place place;  // config.json, the safetensors index, or the job
+  Place place;       // config.json, the safetensors index, or the job
+  bool mtp = false;  // the job wants multi-token-prediction layers
   Architecture architecture;
   std::vector<Param> params;
   std::vector<Skip> skips;
+  // Globs over names of a checkpoint that are no params: scales, stale buffers,
+  // copies of other tensors, layers that the job leaves out.
+  std::vector<std::string> stored_beside;
 };
 
 // Reads the model a job names. Errors: missing or malformed file, unknown

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <numeric>
 #include <tuple>
 
 #include "absl/container/flat_hash_map.h"
@@ -13,6 +14,12 @@ namespace {
 // the time of staying inside.
 constexpr std::array kNearestFirst = {Route::kLocal, Route::kPeer,
                                       Route::kNetwork};
+bool IsNearer(Route a, Route b) {
+  const auto rank = [](Route route) {
+    return std::find(kNearestFirst.begin(), kNearestFirst.end(), route);
+  };
+  return rank(a) < rank(b);
+}
 
 // Pieces are cut finer while the busiest sender that has a choice is further
 // than this from the best that can be reached, and while cutting helps.
@@ -28,8 +35,29 @@ struct Choice {
   Rank destination{};
   int64_t bytes = 0;
   Route route = Route::kUnspecified;
-  std::vector<Rank>
-      candidates;  // at least two, ascending, of the nearest route
+  // Which of the chooser's sets; choices one after the other often share one.
+  // At least two senders, ascending, of the nearest route.
+  size_t candidates = 0;
+};
+
+// Senders that can take load from each other, directly or through others.
+class Neighbourhoods {
+ public:
+  explicit Neighbourhoods(size_t ranks) : parent_(ranks) {
+    std::iota(parent_.begin(), parent_.end(), 0);
+  }
+
+  size_t Of(Rank rank) {
+    size_t at = IndexOf(rank);
+    while (parent_[at] != at) at = parent_[at] = parent_[parent_[at]];
+    return at;
+  }
+  void Join(absl::Span<const Rank> ranks) {
+    for (Rank rank : ranks) parent_[Of(rank)] = Of(ranks.front());
+  }
+
+ private:
+  std::vector<size_t> parent_;
 };
 
 class Chooser {
@@ -43,16 +71,17 @@ class Chooser {
   // Assigns a sender to every piece for every receiver; transfers in no order.
   std::vector<Transfer> Assign();
 
-  // Over all senders that had a choice: the worst of load / max(mean load,
-  // load without a choice). 1 is perfect.
+  // Over all senders that had a choice: the worst of load / max(mean load of
+  // those that can take load from each other, load without a choice). 1 is
+  // perfect.
   double Imbalance() const { return imbalance_; }
 
  private:
   // Transfers that leave no choice go to `transfers` at once.
   std::vector<Choice> ListChoices(std::vector<Transfer>& transfers);
   Rank Pick(const Choice& choice) const;
-  void MeasureImbalance(Route route, const std::vector<int64_t>& fixed_loads,
-                        const std::vector<bool>& has_choice);
+  void MeasureImbalance(Route route, absl::Span<const Choice> choices,
+                        const std::vector<int64_t>& fixed_loads);
   // Links of different routes work side by side, so each route has its loads.
   std::vector<int64_t>& LoadsOf(Route route) {
     return loads_[static_cast<size_t>(route)];
@@ -66,6 +95,7 @@ class Chooser {
   std::array<std::vector<int64_t>, static_cast<size_t>(Route::MAX) + 1> loads_;
   // Of pairs that had a choice.
   absl::flat_hash_map<std::pair<Rank, Rank>, int64_t> pair_loads_;
+  std::vector<std::vector<Rank>> candidates_;
   double imbalance_ = 1;
 };
 
@@ -78,15 +108,14 @@ std::vector<Choice> Chooser::ListChoices(std::vector<Transfer>& transfers) {
     const int64_t bytes = module_.WireBytes(piece);
     for (Rank destination : piece.destinations) {
       candidates.clear();
-      Route nearest = Route::kUnspecified;
-      for (Route route : kNearestFirst) {
-        for (Rank source : piece.sources) {
-          if (module_.RouteBetween(source, destination) == route) {
-            candidates.push_back(source);
-          }
+      Route nearest = kNearestFirst.back();
+      for (Rank source : piece.sources) {
+        const Route route = module_.RouteBetween(source, destination);
+        if (IsNearer(route, nearest)) {
+          candidates.clear();
+          nearest = route;
         }
-        nearest = route;
-        if (!candidates.empty()) break;
+        if (route == nearest) candidates.push_back(source);
       }
       if (candidates.size() == 1) {
         LoadsOf(nearest)[IndexOf(candidates.front())] += bytes;
@@ -95,11 +124,14 @@ std::vector<Choice> Chooser::ListChoices(std::vector<Transfer>& transfers) {
                              .destination = destination});
         continue;
       }
+      if (candidates_.empty() || candidates_.back() != candidates) {
+        candidates_.push_back(candidates);
+      }
       choices.push_back({.piece = id,
                          .destination = destination,
                          .bytes = bytes,
                          .route = nearest,
-                         .candidates = candidates});
+                         .candidates = candidates_.size() - 1});
     }
   }
   return choices;
@@ -107,17 +139,18 @@ std::vector<Choice> Chooser::ListChoices(std::vector<Transfer>& transfers) {
 
 Rank Chooser::Pick(const Choice& choice) const {
   const std::vector<int64_t>& loads = LoadsOf(choice.route);
+  const std::vector<Rank>& candidates = candidates_[choice.candidates];
   int64_t least = std::numeric_limits<int64_t>::max();
-  for (Rank source : choice.candidates) {
+  for (Rank source : candidates) {
     least = std::min(least, loads[IndexOf(source)]);
   }
   // Among senders that are about as free as the freest. Inside a host a pair
   // of GPUs alone does not fill a link, so spread a receiver over senders;
   // across hosts every pair costs connections and small messages, so stick to
   // those in use. Equal ones are told apart by load, then by distance.
-  Rank best = choice.candidates.front();
+  Rank best = candidates.front();
   std::array<int64_t, 3> best_key = {std::numeric_limits<int64_t>::max(), 0, 0};
-  for (Rank source : choice.candidates) {
+  for (Rank source : candidates) {
     const int64_t load = loads[IndexOf(source)];
     if (load > least + choice.bytes) continue;
     const auto pair = pair_loads_.find({source, choice.destination});
@@ -126,7 +159,7 @@ Rank Chooser::Pick(const Choice& choice) const {
         choice.route == Route::kNetwork ? -pair_load : pair_load;
     const int64_t distance = (static_cast<int64_t>(choice.destination) -
                               static_cast<int64_t>(source)) %
-                             static_cast<int64_t>(choice.candidates.size());
+                             static_cast<int64_t>(candidates.size());
     const std::array<int64_t, 3> key = {preference, load, distance};
     if (key < best_key) {
       best_key = key;
@@ -136,21 +169,36 @@ Rank Chooser::Pick(const Choice& choice) const {
   return best;
 }
 
-void Chooser::MeasureImbalance(Route route,
-                               const std::vector<int64_t>& fixed_loads,
-                               const std::vector<bool>& has_choice) {
+void Chooser::MeasureImbalance(Route route, absl::Span<const Choice> choices,
+                               const std::vector<int64_t>& fixed_loads) {
   const std::vector<int64_t>& loads = LoadsOf(route);
-  int64_t total = 0;
-  int64_t count = 0;
-  for (size_t rank = 0; rank < loads.size(); ++rank) {
-    if (!has_choice[rank]) continue;
-    total += loads[rank];
-    ++count;
+  Neighbourhoods neighbourhoods(loads.size());
+  std::vector<bool> has_choice(loads.size(), false);
+  std::vector<bool> seen(candidates_.size(), false);
+  for (const Choice& choice : choices) {
+    if (choice.route != route || seen[choice.candidates]) continue;
+    seen[choice.candidates] = true;
+    const std::vector<Rank>& candidates = candidates_[choice.candidates];
+    neighbourhoods.Join(candidates);
+    for (Rank candidate : candidates) has_choice[IndexOf(candidate)] = true;
   }
-  if (total == 0) return;
-  const double mean = static_cast<double>(total) / static_cast<double>(count);
+
+  struct Sum {
+    int64_t load = 0;
+    int64_t count = 0;
+  };
+  std::vector<Sum> sums(loads.size());
   for (size_t rank = 0; rank < loads.size(); ++rank) {
     if (!has_choice[rank]) continue;
+    Sum& sum = sums[neighbourhoods.Of(Rank{static_cast<int32_t>(rank)})];
+    sum.load += loads[rank];
+    ++sum.count;
+  }
+  for (size_t rank = 0; rank < loads.size(); ++rank) {
+    if (!has_choice[rank] || loads[rank] == 0) continue;
+    const Sum& sum = sums[neighbourhoods.Of(Rank{static_cast<int32_t>(rank)})];
+    const double mean =
+        static_cast<double>(sum.load) / static_cast<double>(sum.count);
     const double reachable =
         std::max(mean, static_cast<double>(fixed_loads[rank]));
     imbalance_ =
@@ -166,14 +214,8 @@ std::vector<Transfer> Chooser::Assign() {
   std::stable_sort(
       choices.begin(), choices.end(),
       [](const Choice& a, const Choice& b) { return a.bytes > b.bytes; });
-  std::array<std::vector<bool>, static_cast<size_t>(Route::MAX) + 1> has_choice;
-  has_choice.fill(
-      std::vector<bool>(static_cast<size_t>(module_.world_size()), false));
   for (const Choice& choice : choices) {
     const Rank source = Pick(choice);
-    for (Rank candidate : choice.candidates) {
-      has_choice[static_cast<size_t>(choice.route)][IndexOf(candidate)] = true;
-    }
     LoadsOf(choice.route)[IndexOf(source)] += choice.bytes;
     pair_loads_[{source, choice.destination}] += choice.bytes;
     transfers.push_back({.piece = choice.piece,
@@ -181,8 +223,7 @@ std::vector<Transfer> Chooser::Assign() {
                          .destination = choice.destination});
   }
   for (Route route : kNearestFirst) {
-    const size_t index = static_cast<size_t>(route);
-    MeasureImbalance(route, fixed_loads[index], has_choice[index]);
+    MeasureImbalance(route, choices, fixed_loads[static_cast<size_t>(route)]);
   }
   return transfers;
 }
@@ -223,6 +264,18 @@ std::vector<Piece> CutPieces(const Module& module, int64_t part_bytes) {
   return cut;
 }
 
+// What relays pass on; who does was decided by fan-out.
+void AddRelays(Module& module) {
+  for (size_t i = 0; i < module.pieces.size(); ++i) {
+    const Piece& piece = module.pieces[i];
+    for (Rank destination : piece.relay_destinations) {
+      module.transfers.push_back({.piece = PieceId{static_cast<int32_t>(i)},
+                                  .source = piece.destinations.front(),
+                                  .destination = destination});
+    }
+  }
+}
+
 int64_t MeanBytesPerSource(const Module& module) {
   int64_t total = 0;
   for (const Piece& piece : module.pieces) {
@@ -254,6 +307,7 @@ absl::Status ChooseSources(const PassOptions&, Module& module) {
     if (best_imbalance <= kImbalanceTarget) break;
   }
   module.pieces = std::move(best_pieces);
+  AddRelays(module);
   std::sort(module.transfers.begin(), module.transfers.end(),
             [](const Transfer& a, const Transfer& b) {
               return std::tie(a.source, a.destination, a.piece) <

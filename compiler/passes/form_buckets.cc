@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include "compiler/passes/passes.h"
@@ -85,75 +88,206 @@ struct PackedPieces {
   std::vector<int64_t> size_bytes;
 };
 
+// What is stored directly fills no bucket.
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 2;
+
 // The size to fill buckets to: messages of one size keep the ranks of a round
 // equally busy, so that a pair's bytes are cut evenly rather than into full
 // buckets and a remainder. The slack is what closing buckets early may waste.
-int64_t EvenBucketBytes(const std::vector<PieceId>& pieces,
-                        const Module& module) {
-  const int64_t limit = module.limits.bucket_bytes;
-  int64_t total = 0;
-  for (PieceId id : pieces) {
-    total += AlignStaging(module.WireBytes(module.piece(id)));
-  }
-  const int64_t count = (total + limit - 1) / limit;
+int64_t EvenBytes(int64_t total, int64_t count) {
   const int64_t even = total / count;
-  return std::min(limit, AlignStaging(even + even / kWasteDivisor * 2));
+  return AlignStaging(even + even / kWasteDivisor * 2);
 }
 
-PackedPieces PackPieces(const std::vector<PieceId>& pieces, Mechanism mechanism,
-                        Module& module) {
-  // What is stored directly fills no bucket: it is one message.
-  Packer packer(mechanism == Mechanism::kDirect
-                    ? std::numeric_limits<int64_t>::max() / 2
-                    : EvenBucketBytes(pieces, module));
+// More steps than these save less than their fences cost.
+constexpr int64_t kStepsMax = 32;
+// A stream of less than this part of what the busiest rank moves is not cut.
+constexpr int64_t kUncutPart = 256;
+
+// Pieces that a source gives one receiver, which relays them all to `relays`.
+struct Stream {
+  Rank source{};
+  Rank receiver{};
+  Route route = Route::kUnspecified;
+  std::vector<Rank> relays;
+  std::vector<PieceId> pieces;
+};
+
+class Former {
+ public:
+  explicit Former(Module& module) : module_(module) {}
+
+  void Form();
+
+ private:
+  int64_t BytesOf(const std::vector<PieceId>& pieces) const;
+  // How many steps the streams inside hosts are cut into, if any is relayed:
+  // with n steps the first round, in which nothing is relayed yet, takes 1/n of
+  // the time of all bytes, and each round costs its fences. `busiest_bytes`: of
+  // the rank that sends or receives most of them.
+  int64_t CountSteps(const std::vector<Stream>& streams,
+                     int64_t& busiest_bytes) const;
+  const PackedPieces& Pack(const std::vector<PieceId>& pieces,
+                           int64_t bucket_bytes);
+  void Send(Rank source, Rank destination, const PackedPieces& packed,
+            const Message& like);
+  void FormDirect(const std::vector<Stream>& streams);
+  void FormStaged(const std::vector<Stream>& streams);
+
+  Module& module_;
+  absl::flat_hash_map<std::pair<int64_t, std::vector<PieceId>>, PackedPieces>
+      packed_;  // by size and pieces
+};
+
+int64_t Former::BytesOf(const std::vector<PieceId>& pieces) const {
+  int64_t total = 0;
   for (PieceId id : pieces) {
-    const Piece& piece = module.piece(id);
+    total += AlignStaging(module_.WireBytes(module_.piece(id)));
+  }
+  return total;
+}
+
+const PackedPieces& Former::Pack(const std::vector<PieceId>& pieces,
+                                 int64_t bucket_bytes) {
+  const auto [it, is_new] =
+      packed_.try_emplace({bucket_bytes, pieces}, PackedPieces());
+  PackedPieces& packed = it->second;
+  if (!is_new) return packed;
+  Packer packer(bucket_bytes);
+  for (PieceId id : pieces) {
+    const Piece& piece = module_.piece(id);
     packer.Add(id, piece.box, DTypeBytes(piece.wire_dtype));
   }
-  PackedPieces packed;
   for (Bucket& bucket : packer.Take()) {
-    packed.contents.push_back(static_cast<int32_t>(module.contents.size()));
+    packed.contents.push_back(static_cast<int32_t>(module_.contents.size()));
     packed.size_bytes.push_back(bucket.size_bytes);
-    module.contents.push_back(std::move(bucket.contents));
+    module_.contents.push_back(std::move(bucket.contents));
   }
   return packed;
+}
+
+// One message per bucket, in successive steps from that of `like` on.
+void Former::Send(Rank source, Rank destination, const PackedPieces& packed,
+                  const Message& like) {
+  for (size_t i = 0; i < packed.contents.size(); ++i) {
+    Message& message = module_.messages.emplace_back(like);
+    message.source = source;
+    message.destination = destination;
+    message.route = module_.RouteBetween(source, destination);
+    message.mechanism = module_.MechanismOf(message.route);
+    message.contents = packed.contents[i];
+    message.size_bytes = packed.size_bytes[i];
+    if (message.mechanism == Mechanism::kDirect) {
+      message.step += static_cast<int32_t>(i);
+    }
+  }
+}
+
+int64_t Former::CountSteps(const std::vector<Stream>& streams,
+                           int64_t& busiest_bytes) const {
+  const size_t world = static_cast<size_t>(module_.world_size());
+  std::vector<int64_t> sent(world, 0);
+  std::vector<int64_t> received(world, 0);
+  bool relays = false;
+  for (const Stream& stream : streams) {
+    if (stream.route != Route::kPeer) continue;
+    const int64_t bytes = BytesOf(stream.pieces);
+    relays |= !stream.relays.empty();
+    sent[IndexOf(stream.source)] += bytes;
+    received[IndexOf(stream.receiver)] += bytes;
+    for (Rank relay : stream.relays) {
+      sent[IndexOf(stream.receiver)] += bytes;
+      received[IndexOf(relay)] += bytes;
+    }
+  }
+  busiest_bytes = std::max(*std::max_element(sent.begin(), sent.end()),
+                           *std::max_element(received.begin(), received.end()));
+  if (!relays) return 1;
+  const double seconds = static_cast<double>(busiest_bytes) /
+                         module_.topology.peer_bytes_per_second;
+  return std::clamp<int64_t>(std::llround(std::sqrt(seconds / kRoundSeconds)),
+                             1, kStepsMax);
+}
+
+void Former::FormDirect(const std::vector<Stream>& streams) {
+  int64_t busiest_bytes = 0;
+  const int64_t steps = CountSteps(streams, busiest_bytes);
+  for (const Stream& stream : streams) {
+    const int64_t bytes = BytesOf(stream.pieces);
+    const bool cut = steps > 1 && stream.route == Route::kPeer &&
+                     bytes >= busiest_bytes / kUncutPart;
+    const PackedPieces& packed =
+        Pack(stream.pieces, cut ? EvenBytes(bytes, steps) : kNoLimit);
+    Send(stream.source, stream.receiver, packed, {});
+    for (Rank relay : stream.relays) {
+      Send(stream.receiver, relay, packed,
+           {.step = 1, .relayed_from = Route::kPeer});
+    }
+  }
+}
+
+void Former::FormStaged(const std::vector<Stream>& streams) {
+  const int64_t limit = module_.limits.bucket_bytes;
+  // All of a pair's streams share its buckets.
+  for (size_t begin = 0; begin < streams.size();) {
+    std::vector<PieceId> pieces;
+    size_t end = begin;
+    for (;
+         end < streams.size() && streams[end].source == streams[begin].source &&
+         streams[end].receiver == streams[begin].receiver;
+         ++end) {
+      const Stream& stream = streams[end];
+      pieces.insert(pieces.end(), stream.pieces.begin(), stream.pieces.end());
+      if (stream.relays.empty()) continue;
+      const PackedPieces& relayed = Pack(stream.pieces, kNoLimit);
+      for (Rank relay : stream.relays) {
+        Send(stream.receiver, relay, relayed,
+             {.relayed_from = Route::kNetwork});
+      }
+    }
+    std::sort(pieces.begin(), pieces.end());
+    const int64_t bytes = BytesOf(pieces);
+    const PackedPieces& packed = Pack(
+        pieces, std::min(limit, EvenBytes(bytes, (bytes + limit - 1) / limit)));
+    Send(streams[begin].source, streams[begin].receiver, packed, {});
+    begin = end;
+  }
+}
+
+void Former::Form() {
+  // By mechanism; in order of source, receiver, relays.
+  std::array<std::vector<Stream>, 2> streams;
+  const std::vector<Transfer>& transfers = module_.transfers;
+  for (size_t begin = 0; begin < transfers.size();) {
+    const Rank source = transfers[begin].source;
+    const Rank receiver = transfers[begin].destination;
+    std::map<std::vector<Rank>, std::vector<PieceId>> by_relays;
+    for (; begin < transfers.size() && transfers[begin].source == source &&
+           transfers[begin].destination == receiver;
+         ++begin) {
+      const PieceId piece = transfers[begin].piece;
+      by_relays[module_.piece(piece).relay_destinations].push_back(piece);
+    }
+    if (module_.IsRelay(source)) continue;  // with what feeds them
+    const Route route = module_.RouteBetween(source, receiver);
+    const Mechanism mechanism = module_.MechanismOf(route);
+    for (auto& [relays, pieces] : by_relays) {
+      streams[static_cast<size_t>(mechanism)].push_back(
+          {.source = source,
+           .receiver = receiver,
+           .route = route,
+           .relays = relays,
+           .pieces = std::move(pieces)});
+    }
+  }
+  FormDirect(streams[static_cast<size_t>(Mechanism::kDirect)]);
+  FormStaged(streams[static_cast<size_t>(Mechanism::kStaged)]);
 }
 
 }  // namespace
 
 absl::Status FormBuckets(const PassOptions&, Module& module) {
-  absl::flat_hash_map<std::pair<Mechanism, std::vector<PieceId>>, PackedPieces>
-      packed_by_pieces;
-  const std::vector<Transfer>& transfers = module.transfers;
-  for (size_t begin = 0; begin < transfers.size();) {
-    const Rank source = transfers[begin].source;
-    const Rank destination = transfers[begin].destination;
-    const Route route = module.RouteBetween(source, destination);
-    std::pair<Mechanism, std::vector<PieceId>> key = {module.MechanismOf(route),
-                                                      {}};
-    const Mechanism mechanism = key.first;
-    std::vector<PieceId>& pieces = key.second;
-    size_t end = begin;
-    for (; end < transfers.size() && transfers[end].source == source &&
-           transfers[end].destination == destination;
-         ++end) {
-      pieces.push_back(transfers[end].piece);
-    }
-    begin = end;
-    auto it = packed_by_pieces.find(key);
-    if (it == packed_by_pieces.end()) {
-      PackedPieces packed = PackPieces(pieces, mechanism, module);
-      it = packed_by_pieces.emplace(std::move(key), std::move(packed)).first;
-    }
-    for (size_t i = 0; i < it->second.contents.size(); ++i) {
-      module.messages.push_back({.source = source,
-                                 .destination = destination,
-                                 .route = route,
-                                 .mechanism = mechanism,
-                                 .contents = it->second.contents[i],
-                                 .size_bytes = it->second.size_bytes[i]});
-    }
-  }
+  Former(module).Form();
   return absl::OkStatus();
 }
 

@@ -11,6 +11,7 @@ namespace {
 struct Holding {
   Box box;
   DType dtype = DType::kUnspecified;  // of all ranks: a side has one per member
+  bool own_dtype = false;             // the framework's, not the side's
   std::vector<Rank> ranks;            // ascending, without repeats
 };
 
@@ -34,8 +35,10 @@ SideHoldings Collect(const Module& module, const SideLayout& side,
         const auto [it, is_new] =
             index[param].try_emplace(fragment.box, of_param.size());
         if (is_new) {
-          of_param.push_back(
-              {.box = fragment.box, .dtype = buffer.dtype, .ranks = {}});
+          of_param.push_back({.box = fragment.box,
+                              .dtype = buffer.dtype,
+                              .own_dtype = buffer.own_dtype,
+                              .ranks = {}});
         }
         std::vector<Rank>& ranks = of_param[it->second].ranks;
         if (ranks.empty() || ranks.back() != rank) ranks.push_back(rank);
@@ -147,18 +150,26 @@ bool DeclaresDType(const SideSpec& side) {
 struct DTypeChange {
   DType from;
   DType to;
+  bool own;  // by a framework that keeps the params in a dtype of its own
   std::string first_param;
   int64_t other_params = 0;
 };
 
-void NoteChange(const Param& param, DType from, DType to,
+void NoteChange(const Param& param, const Holding& held, const Holding& want,
                 std::vector<DTypeChange>& changes) {
+  const bool own = held.own_dtype || want.own_dtype;
   for (DTypeChange& change : changes) {
-    if (change.from != from || change.to != to) continue;
+    if (change.from != held.dtype || change.to != want.dtype ||
+        change.own != own) {
+      continue;
+    }
     ++change.other_params;
     return;
   }
-  changes.push_back({.from = from, .to = to, .first_param = param.name});
+  changes.push_back({.from = held.dtype,
+                     .to = want.dtype,
+                     .own = own,
+                     .first_param = param.name});
 }
 
 // Reports changes that the job does not declare or that do not exist.
@@ -166,7 +177,9 @@ void CheckChanges(const PassOptions& options,
                   const std::vector<DTypeChange>& changes) {
   for (const DTypeChange& change : changes) {
     const bool supported = IsSupportedCast(change.from, change.to);
-    if (supported && DeclaresDType(options.job.destination)) continue;
+    if (supported && (change.own || DeclaresDType(options.job.destination))) {
+      continue;
+    }
     const std::string others =
         change.other_params == 0
             ? ""
@@ -220,7 +233,7 @@ absl::Status IntersectLayouts(const PassOptions& options, Module& module) {
         }
         const DType from = held[part.holdings[0]].dtype;
         if (from != want.dtype && casts.emplace(from, want.dtype).second) {
-          NoteChange(param, from, want.dtype, changes);
+          NoteChange(param, held[part.holdings[0]], want, changes);
         }
         module.pieces.push_back(
             {.param = ParamId{static_cast<int32_t>(p)},
@@ -228,9 +241,10 @@ absl::Status IntersectLayouts(const PassOptions& options, Module& module) {
              .destination_box = want.box,
              .sources = RanksOf(part, held),
              .destinations = want.ranks,
-             .wire_dtype = DTypeBytes(from) < DTypeBytes(want.dtype)
-                               ? from
-                               : want.dtype});
+             .relay_destinations = {},
+             .wire_dtype =
+                 DTypeBytes(from) < DTypeBytes(want.dtype) ? from : want.dtype,
+             .destination_dtype = want.dtype});
       }
     }
   }
@@ -239,6 +253,8 @@ absl::Status IntersectLayouts(const PassOptions& options, Module& module) {
     module.casts.emplace_back(change.from, change.to);
   }
   std::sort(module.casts.begin(), module.casts.end());
+  module.casts.erase(std::unique(module.casts.begin(), module.casts.end()),
+                     module.casts.end());
   return absl::OkStatus();
 }
 

@@ -31,6 +31,13 @@ struct PassOptions {
 absl::Status LayOutSource(const PassOptions& options, Module& module);
 absl::Status LayOutDestination(const PassOptions& options, Module& module);
 
+// Names what workers must do after a refit with tensors whose values the two
+// sides keep in different forms.
+//
+// Requires: both sides are laid out.
+// Ensures:  `post_hooks` of every destination buffer.
+absl::Status NamePostHooks(const PassOptions& options, Module& module);
+
 // Gives every rank its host, and links their speeds, from the job's topology.
 //
 // Requires: both sides are laid out.
@@ -46,32 +53,53 @@ absl::Status PlaceRanks(const PassOptions& options, Module& module);
 //           side has and dtype changes that the job does not declare.
 absl::Status IntersectLayouts(const PassOptions& options, Module& module);
 
+// Finds the time that no plan for this job on this topology beats, while pieces
+// are what sources and destinations make them.
+//
+// Requires: intersect-layouts.
+// Ensures:  `stats.lower_bound_seconds`.
+absl::Status BoundTime(const PassOptions& options, Module& module);
+
+// Lets the receivers of one host that want the same piece pass it on: each is
+// sent a stripe of it, which it relays to the others. Where that is faster, and
+// nothing casts on the way.
+//
+// Requires: intersect-layouts.
+// Ensures:  a piece with `relay_destinations` has one destination, of their
+//           host; receivers and what they receive stay the same.
+absl::Status FanOut(const PassOptions& options, Module& module);
+
 // Picks the sender of every piece for every receiver: the nearest replica
 // first (same GPU, same host, any), then the least loaded; cuts pieces while
 // that balances the senders better.
 //
-// Requires: intersect-layouts.
-// Ensures:  `transfers` feed every (piece, destination) exactly once, and
-//           are sorted by source, destination, piece.
+// Requires: fan-out.
+// Ensures:  `transfers` feed every (piece, destination) and every relayed one
+//           exactly once, and are sorted by source, destination, piece.
 absl::Status ChooseSources(const PassOptions& options, Module& module);
 
 // Packs the transfers of a pair of ranks into messages of at most
 // `limits.bucket_bytes`, cutting boxes where they cross the limit.
 //
+// What is relayed is cut into the steps of a pipeline: a relay passes on one
+// while it receives the next.
+//
 // Requires: choose-sources.
 // Ensures:  `messages` and their `contents`; every copy starts on a staging
-//           alignment boundary.
+//           alignment boundary; a relay's message has the contents of messages
+//           that its sender receives in an earlier step.
 absl::Status FormBuckets(const PassOptions& options, Module& module);
 
 // Puts messages into rounds of one route each, such that every rank stays
 // below the limits of operations and staging in every round.
 //
 // Requires: form-buckets.
-// Ensures:  `rounds`; each message has its round and staging offsets, and
-//           rounds less than `limits.slots` apart share no staging of a rank.
+// Ensures:  `rounds`; each message has its round and staging offsets, relays
+//           after what they pass on; rounds less than `limits.slots` apart
+//           share no staging of a rank.
 absl::Status ScheduleRounds(const PassOptions& options, Module& module);
 
-// Fills `stats`: bytes by route, lower bound, predicted time, binding link.
+// Fills the rest of `stats`: bytes by route, predicted time, binding link.
 //
 // Requires: schedule-rounds.
 absl::Status EstimateCost(const PassOptions& options, Module& module);

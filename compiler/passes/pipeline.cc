@@ -15,11 +15,19 @@ constexpr PassInfo kPipeline[] = {
      "lists the destination ranks' buffers and what they hold",
      LayOutDestination, DestinationText},
     // From here on nothing knows a framework's name.
+    {"name-post-hooks",
+     "names what workers do after a refit where the sides' values differ",
+     NamePostHooks, PostHooksText},
     {"place-ranks", "gives every rank its host and its links", PlaceRanks,
      TopologyText},
     {"intersect-layouts",
      "cuts destination fragments where the set of holders changes",
      IntersectLayouts, PiecesText},
+    {"bound-time", "finds the time that no plan beats", BoundTime, BoundText},
+    // Before sources are chosen: who of several receivers a source feeds
+    // decides how much each source sends.
+    {"fan-out", "lets receivers of one host relay to each other", FanOut,
+     PiecesText},
     // Before buckets: which pair a piece belongs to decides what is packed
     // together.
     {"choose-sources", "picks the sender of every piece for every receiver",
@@ -28,8 +36,8 @@ constexpr PassInfo kPipeline[] = {
      FormBuckets, MessagesText},
     {"schedule-rounds", "puts messages into rounds within every rank's limits",
      ScheduleRounds, RoundsText},
-    {"estimate-cost", "computes bytes, lower bound and predicted time",
-     EstimateCost, CostText},
+    {"estimate-cost", "computes bytes and predicted time", EstimateCost,
+     CostText},
 };
 
 }  // namespace

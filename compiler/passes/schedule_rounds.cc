@@ -37,7 +37,8 @@ class Scheduler {
   // `messages` will be placed next, in rounds after all rounds so far.
   void StartRoute(const std::vector<Message*>& messages);
   void Place(Message& message);
-  // `messages` are the next round: they need neither staging nor operations.
+  // `messages` are the next rounds, one for each step: they need neither
+  // staging nor operations.
   void PlaceDirect(const std::vector<Message*>& messages);
   int32_t round_count() const { return round_count_; }
 
@@ -124,8 +125,11 @@ void Scheduler::Place(Message& message) {
 }
 
 void Scheduler::PlaceDirect(const std::vector<Message*>& messages) {
-  for (Message* message : messages) message->round = round_count_;
-  ++round_count_;
+  const int32_t first = round_count_;
+  for (Message* message : messages) {
+    message->round = first + message->step;
+    round_count_ = std::max(round_count_, message->round + 1);
+  }
 }
 
 void Scheduler::AssignSlots(std::vector<Message>& messages) const {
@@ -182,11 +186,20 @@ void SortByShift(const Module& module, std::vector<Message*>& messages) {
 absl::Status ScheduleRounds(const PassOptions&, Module& module) {
   Scheduler scheduler(module.limits, module.world_size());
   // One route after the other: a round is one group on one communicator, and
-  // only one communicator is in use at a time.
-  for (Route route : {Route::kLocal, Route::kPeer, Route::kNetwork}) {
+  // only one communicator is in use at a time. What the network brought is
+  // relayed when all of it is there.
+  const std::array<std::pair<Route, bool>, 4> order = {
+      {{Route::kLocal, false},
+       {Route::kPeer, false},
+       {Route::kNetwork, false},
+       {Route::kPeer, true}}};
+  for (const auto& [route, after_network] : order) {
     std::vector<Message*> messages;
     for (Message& message : module.messages) {
-      if (message.route == route) messages.push_back(&message);
+      const bool last = message.relayed_from == Route::kNetwork;
+      if (message.route == route && last == after_network) {
+        messages.push_back(&message);
+      }
     }
     if (messages.empty()) continue;
     const Mechanism mechanism = module.MechanismOf(route);

@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -66,6 +68,39 @@ class HostEvent : public DeviceEvent {
   absl::StatusOr<bool> Reached() override { return true; }
 };
 
+class HostTimer : public DeviceTimer {
+ public:
+  absl::Status Start(Stream) override {
+    start_ = Clock::now();
+    return absl::OkStatus();
+  }
+  absl::Status Stop(Stream) override {
+    stop_ = Clock::now();
+    return absl::OkStatus();
+  }
+  absl::StatusOr<double> Seconds() override {
+    return std::chrono::duration<double>(stop_ - start_).count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_;
+  Clock::time_point stop_;
+};
+
+class HostProgress : public DeviceProgress {
+ public:
+  absl::Status Mark(uint32_t value, Stream) override {
+    reached_ = value;
+    return absl::OkStatus();
+  }
+  void Reset() override { reached_ = 0; }
+  uint32_t reached() const override { return reached_; }
+
+ private:
+  std::atomic<uint32_t> reached_ = 0;
+};
+
 // What Export writes: the process, then a pointer per range.
 
 class HostMappedMemory : public MappedMemory {
@@ -114,6 +149,14 @@ absl::StatusOr<std::unique_ptr<DeviceStream>> HostDevice::CreateStream() {
 
 absl::StatusOr<std::unique_ptr<DeviceEvent>> HostDevice::CreateEvent() {
   return std::make_unique<HostEvent>();
+}
+
+absl::StatusOr<std::unique_ptr<DeviceTimer>> HostDevice::CreateTimer() {
+  return std::make_unique<HostTimer>();
+}
+
+absl::StatusOr<std::unique_ptr<DeviceProgress>> HostDevice::CreateProgress() {
+  return std::make_unique<HostProgress>();
 }
 
 absl::StatusOr<std::string> HostDevice::Export(

@@ -90,6 +90,7 @@ bool CollectiveSteps::Begin(int32_t rank, uint64_t step) {
   steps_[rank] = step;
   const auto failure = failures_.find(step);
   if (failure != failures_.end()) SendFailure(rank, step, failure->second);
+  FailIfLeftOut(step);
   ForgetPastFailures();
   return true;
 }
@@ -146,6 +147,8 @@ void CollectiveSteps::Leave(int32_t rank) {
     const auto found = collectives_.find(key);
     if (found != collectives_.end()) FailIfLeft(key, found->second);
   }
+  const std::vector<uint64_t> steps = steps_;
+  for (uint64_t step : steps) FailIfLeftOut(step);
 }
 
 void CollectiveSteps::Expire(TimePoint now) {
@@ -266,12 +269,24 @@ void CollectiveSteps::FailStep(uint64_t step, Failure failure) {
   ForgetPastFailures();
 }
 
+CollectiveSteps::Failure CollectiveSteps::Left(int32_t rank) {
+  const absl::Status status = absl::UnavailableError(
+      absl::StrCat("rank ", rank, " has closed its control plane"));
+  return {rank, status, status};
+}
+
 void CollectiveSteps::FailIfLeft(const Key& key, const Collective& collective) {
   for (int32_t rank = 0; rank < world_size(); ++rank) {
     if (!left_[rank] || collective.contributions[rank].has_value()) continue;
-    const absl::Status status = absl::UnavailableError(
-        absl::StrCat("rank ", rank, " has closed its control plane"));
-    return FailStep(key.first, {rank, status, status});
+    return FailStep(key.first, Left(rank));
+  }
+}
+
+// Its collectives would only say so in the end: work of the others that waits
+// for the rank on a device should not wait until then.
+void CollectiveSteps::FailIfLeftOut(uint64_t step) {
+  for (int32_t rank = 0; rank < world_size(); ++rank) {
+    if (left_[rank] && steps_[rank] < step) return FailStep(step, Left(rank));
   }
 }
 

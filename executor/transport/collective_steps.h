@@ -35,8 +35,10 @@ class CollectiveSteps {
                   Contribution contribution, TimePoint now);
   bool Abort(int32_t rank, uint64_t step, const absl::Status& status);
 
-  // The rank will not come to anything more, and has said so.
+  // The rank will not come to anything more, and has said so: steps that others
+  // have begun and it has not fail.
   void Leave(int32_t rank);
+  uint64_t StepOf(int32_t rank) const { return steps_[rank]; }
   // Fails the steps in which someone's deadline has passed.
   void Expire(TimePoint now);
   // When to call Expire next; the end of time if there is nothing to wait for.
@@ -70,6 +72,8 @@ class CollectiveSteps {
   void FinishExchange(const Key& key, const Collective& collective);
   void FailStep(uint64_t step, Failure failure);
   void FailIfLeft(const Key& key, const Collective& collective);
+  void FailIfLeftOut(uint64_t step);
+  static Failure Left(int32_t rank);
   void SendFailure(int32_t rank, uint64_t step, const Failure& failure);
   void ForgetPastFailures();
 

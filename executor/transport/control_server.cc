@@ -384,7 +384,8 @@ void ControlServer::Lose(Connection& connection, const std::string& reason) {
 // Rank 0 has no more use for the server, so nobody has.
 void ControlServer::Close() {
   if (phase_ == Phase::kMet) {
-    SendToAll({.type = FrameType::kGoodbye, .rank = 0});
+    SendToAll(
+        {.type = FrameType::kGoodbye, .step = steps_.StepOf(0), .rank = 0});
   }
   phase_ = Phase::kClosing;
   listener_.Close();

@@ -103,8 +103,6 @@ const char* FindFunctions(void* handle, Api& api) {
   symbols.Find("ncclGetUniqueId", api.GetUniqueId);
   symbols.Find("ncclCommInitRankConfig", api.CommInitRankConfig);
   symbols.Find("ncclCommGetAsyncError", api.CommGetAsyncError);
-  symbols.Find("ncclCommFinalize", api.CommFinalize);
-  symbols.Find("ncclCommDestroy", api.CommDestroy);
   symbols.Find("ncclCommAbort", api.CommAbort);
   symbols.Find("ncclGroupStart", api.GroupStart);
   symbols.Find("ncclGroupEnd", api.GroupEnd);
@@ -114,6 +112,8 @@ const char* FindFunctions(void* handle, Api& api) {
   symbols.Find("ncclGetLastError", api.GetLastError);
   SymbolTable optional{handle};
   optional.Find("ncclBroadcast", api.Broadcast);
+  optional.Find("ncclCommDestroy", api.CommDestroy);
+  optional.Find("ncclCommFinalize", api.CommFinalize);
   return symbols.missing;
 }
 

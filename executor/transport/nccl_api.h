@@ -55,8 +55,6 @@ struct Api {
   Result (*CommInitRankConfig)(Comm* comm, int ranks, UniqueId id, int rank,
                                Config* config) = nullptr;
   Result (*CommGetAsyncError)(Comm comm, Result* error) = nullptr;
-  Result (*CommFinalize)(Comm comm) = nullptr;
-  Result (*CommDestroy)(Comm comm) = nullptr;
   Result (*CommAbort)(Comm comm) = nullptr;
   Result (*GroupStart)() = nullptr;
   Result (*GroupEnd)() = nullptr;
@@ -67,7 +65,9 @@ struct Api {
   const char* (*GetErrorString)(Result result) = nullptr;
   const char* (*GetLastError)(Comm comm) = nullptr;
 
-  // For measurements; may be null.
+  // Not of a refit's needs; each may be null.
+  Result (*CommFinalize)(Comm comm) = nullptr;
+  Result (*CommDestroy)(Comm comm) = nullptr;
   Result (*Broadcast)(const void* from, void* to, size_t count, DataType type,
                       int root, Comm comm, CudaStream stream) = nullptr;
 

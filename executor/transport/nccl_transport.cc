@@ -5,6 +5,7 @@
 #include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -30,6 +31,10 @@ constexpr std::chrono::milliseconds kWaitWithoutPause(2);
 // A rank that is done waits for the others for so long after the deadline: the
 // word of one that hangs, which says where, is on its way then.
 constexpr std::chrono::milliseconds kLastWords(250);
+
+// How long kernels have to end after an abort, before graphs that hold them are
+// dropped all the same.
+constexpr std::chrono::seconds kStopTime(2);
 
 Deadline Now() { return std::chrono::steady_clock::now(); }
 
@@ -70,8 +75,13 @@ class NcclTransport : public Transport {
                                                  absl::Span<const int32_t> from,
                                                  Deadline deadline) override;
   Fence* fence() override { return links_.fence.get(); }
+  void BeginRecording(Deadline deadline) override;
+  void OnBreak(std::function<void()> callback) override {
+    on_break_ = std::move(callback);
+  }
   absl::Status BeginRefit(Deadline deadline) override;
   absl::Status Exchange(const ExchangeRound& round, Stream stream) override;
+  void Replay() override;
   absl::Status EndRefit(Stream stream) override;
   absl::Status Wait() override;
   void Abort(const absl::Status& status) override;
@@ -84,8 +94,6 @@ class NcclTransport : public Transport {
     uint32_t round = 0;
     Operation first;
     size_t operations = 0;
-    bool is_taken = false;  // by NCCL; `event` is recorded then
-    std::unique_ptr<DeviceEvent> event;
 
     std::string Text() const;
   };
@@ -120,6 +128,9 @@ class NcclTransport : public Transport {
   // while a refit is running, by the watchdog.
   NcclLinks links_;
   std::unique_ptr<DeviceEvent> ended_;
+  // How many of the refit's staged rounds are over.
+  std::unique_ptr<DeviceProgress> progress_;
+  std::function<void()> on_break_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -233,10 +244,30 @@ void NcclTransport::Abort(const absl::Status& status) {
 
 // Ends kernels that wait for peers. On the watchdog, or when it is gone.
 void NcclTransport::StopWork(Lock& lock) {
+  const bool is_enqueued = all_enqueued_;
   lock.unlock();
   if (links_.fence != nullptr) links_.fence->Abort();
-  if (links_.domain != nullptr) links_.domain->Abort();
-  if (links_.world != nullptr) links_.world->Abort();
+  // Both at once: an abort waits for the kernels of its communicator, which may
+  // stand behind the other's, on one stream or in one graph.
+  std::vector<std::thread> aborts;
+  for (NcclCommunicator* communicator :
+       {links_.domain.get(), links_.world.get()}) {
+    if (communicator == nullptr) continue;
+    aborts.emplace_back([this, communicator] {
+      (void)device().MakeCurrent();
+      communicator->Abort();
+    });
+  }
+  // An abort waits for graphs too: they are dropped once their kernels have
+  // ended, or seem never to.
+  const Deadline limit = Now() + kStopTime;
+  while (is_enqueued && !aborts.empty() && Now() < limit) {
+    const absl::StatusOr<bool> reached = ended_->Reached();
+    if (!reached.ok() || *reached) break;
+    std::this_thread::sleep_for(kWatchPause);
+  }
+  if (on_break_) on_break_();
+  for (std::thread& abort : aborts) abort.join();
   lock.lock();
   running_ = false;
   broken_ = true;
@@ -300,11 +331,8 @@ std::string NcclTransport::Enqueued::Text() const {
 
 // What the refit waits for.
 std::string NcclTransport::Unfinished() {
-  for (size_t i = 0; i < enqueued_count_; ++i) {
-    if (!enqueued_[i].is_taken) return enqueued_[i].Text();
-    const absl::StatusOr<bool> reached = enqueued_[i].event->Reached();
-    if (!reached.ok() || !*reached) return enqueued_[i].Text();
-  }
+  // Rounds are in order on one stream: where it waits in a direct one, no
+  // earlier round waits.
   if (links_.fence != nullptr) {
     const std::vector<int32_t> peers = links_.fence->Waiting();
     if (!peers.empty()) {
@@ -313,6 +341,8 @@ std::string NcclTransport::Unfinished() {
                           absl::StrJoin(peers, ", "));
     }
   }
+  const size_t over = progress_->reached();
+  if (over < enqueued_count_) return enqueued_[over].Text();
   return "the refit";
 }
 
@@ -323,6 +353,10 @@ absl::Status NcclTransport::MakeLinks(absl::Span<const Edge> edges,
     absl::StatusOr<std::unique_ptr<DeviceEvent>> event = device().CreateEvent();
     status = event.status();
     if (event.ok()) ended_ = *std::move(event);
+    absl::StatusOr<std::unique_ptr<DeviceProgress>> progress =
+        device().CreateProgress();
+    status.Update(progress.status());
+    if (progress.ok()) progress_ = *std::move(progress);
   }
   if (!status.ok()) {
     control().Abort(status);
@@ -347,9 +381,13 @@ absl::Status NcclTransport::Connect(const HandshakeRecord& record,
     }
     broken_ = true;
   }
-  links_ = {};
+  links_.domain.reset();
+  links_.world.reset();
   absl::Status status = Handshake(record, deadline);
-  if (status.ok()) status = MakeLinks(edges, deadline);
+  if (!status.ok()) return status;
+  // Not earlier: until all are here, a peer may still signal to this fence.
+  links_.fence.reset();
+  status = MakeLinks(edges, deadline);
   if (!status.ok()) return status;
   std::lock_guard lock(mutex_);
   broken_ = false;
@@ -372,6 +410,12 @@ absl::StatusOr<std::vector<std::string>> NcclTransport::Share(
   return control().Exchange(mine, to, from, "sharing", deadline);
 }
 
+void NcclTransport::BeginRecording(Deadline deadline) {
+  std::lock_guard lock(mutex_);
+  deadline_ = deadline;
+  enqueued_count_ = 0;
+}
+
 absl::Status NcclTransport::BeginRefit(Deadline deadline) {
   BeginStep();
   std::lock_guard lock(mutex_);
@@ -385,8 +429,14 @@ absl::Status NcclTransport::BeginRefit(Deadline deadline) {
   over_ = false;
   deadline_ = deadline;
   enqueued_count_ = 0;
+  progress_->Reset();
   changed_.notify_all();
   return absl::OkStatus();
+}
+
+void NcclTransport::Replay() {
+  std::lock_guard lock(mutex_);
+  enqueued_count_ = enqueued_.size();
 }
 
 absl::Status NcclTransport::Exchange(const ExchangeRound& round,
@@ -395,6 +445,8 @@ absl::Status NcclTransport::Exchange(const ExchangeRound& round,
   const absl::Status status = Issue(round, stream);
   if (status.ok()) return status;
   Lock lock(mutex_);
+  // A recording concerns nobody else.
+  if (!running_ && failure_.ok()) return status;
   SetFailure(status);
   AwaitStopped(lock);
   Enqueued failed;
@@ -418,26 +470,18 @@ absl::Status NcclTransport::Issue(const ExchangeRound& round, Stream stream) {
   status = communicator->Exchange(round.operations, stream, deadline_,
                                   [this] { return failure(); });
   if (!status.ok()) return InPlace(status, enqueued_[*entry].Text());
-  std::lock_guard lock(mutex_);
-  status = enqueued_[*entry].event->Record(stream);
-  enqueued_[*entry].is_taken = status.ok();
-  return status;
+  return progress_->Mark(static_cast<uint32_t>(*entry) + 1, stream);
 }
 
 // Before NCCL is called, so that the watchdog knows what may hang there.
 absl::StatusOr<size_t> NcclTransport::AddEnqueued(const ExchangeRound& round) {
   std::lock_guard lock(mutex_);
   if (!failure_.ok()) return failure_;
-  if (enqueued_count_ == enqueued_.size()) {
-    absl::StatusOr<std::unique_ptr<DeviceEvent>> event = device().CreateEvent();
-    if (!event.ok()) return event.status();
-    enqueued_.emplace_back().event = *std::move(event);
-  }
+  if (enqueued_count_ == enqueued_.size()) enqueued_.emplace_back();
   Enqueued& entry = enqueued_[enqueued_count_];
   entry.round = round.index;
   entry.first = round.operations.front();
   entry.operations = round.operations.size();
-  entry.is_taken = false;
   return enqueued_count_++;
 }
 

@@ -80,7 +80,9 @@ class TcpControlPlane : public ControlPlane {
                           std::string_view what) const;
   absl::Status FailOnAll(const absl::Status& status);
   void Send(const Frame& frame, Clock::time_point limit);
-  void SetLost(const absl::Status& status, bool tell);
+  // No step after `last_step` can succeed any more; without it, nor this one.
+  void SetLost(const absl::Status& status,
+               std::optional<uint64_t> last_step = std::nullopt);
 
   // On the reading thread.
   void ReadLoop();
@@ -104,10 +106,9 @@ class TcpControlPlane : public ControlPlane {
   uint64_t sequence_ = 0;              // of the step's newest collective
   std::optional<std::string> answer_;  // to it
   absl::Status step_failure_;
-  absl::Status lost_;       // why no step can succeed any more
-  bool tell_lost_ = false;  // also in the steps to come
-  bool untold_ = false;     // the callback has yet to hear of step_failure_
-  bool telling_ = false;    // the callback is running
+  absl::Status lost_;     // why no step can succeed any more
+  bool untold_ = false;   // the callback has yet to hear of step_failure_
+  bool telling_ = false;  // the callback is running
   bool closing_ = false;
   bool read_all_ = false;  // nothing more will be read
   std::function<void(uint64_t, const absl::Status&)> callback_;
@@ -159,7 +160,7 @@ uint64_t TcpControlPlane::BeginStep() {
     frame.step = ++step_;
     sequence_ = 0;
     step_failure_ = lost_;
-    untold_ = tell_lost_;
+    untold_ = !lost_.ok();
   }
   changed_.notify_all();
   Send(frame, Clock::now() + control::kAnswerTime);
@@ -265,19 +266,19 @@ void TcpControlPlane::Send(const Frame& frame, Clock::time_point limit) {
       control::SendAll(link_.socket, control::Encode(frame), limit);
   if (!absl::IsDeadlineExceeded(status)) return;
   // Half a frame may be sent: nothing can follow it.
-  SetLost(GoneStatus(status), /*tell=*/true);
+  SetLost(GoneStatus(status));
   shutdown(link_.socket.fd(), SHUT_RDWR);
 }
 
-void TcpControlPlane::SetLost(const absl::Status& status, bool tell) {
+void TcpControlPlane::SetLost(const absl::Status& status,
+                              std::optional<uint64_t> last_step) {
   {
     std::lock_guard lock(mutex_);
     if (!lost_.ok() || closing_) return;
     lost_ = status;
-    tell_lost_ = tell;
     if (step_failure_.ok()) {
       step_failure_ = status;
-      untold_ = tell;
+      untold_ = !last_step.has_value() || *last_step < step_;
     }
   }
   changed_.notify_all();
@@ -287,7 +288,7 @@ void TcpControlPlane::ReadLoop() {
   while (true) {
     absl::StatusOr<Frame> frame =
         control::ReceiveFrame(link_, Clock::time_point::max());
-    if (!frame.ok()) SetLost(GoneStatus(frame.status()), true);
+    if (!frame.ok()) SetLost(GoneStatus(frame.status()));
     if (!frame.ok() || !Dispatch(*frame)) break;
     std::unique_lock lock(mutex_);
     TellFailure(lock);
@@ -314,12 +315,13 @@ bool TcpControlPlane::Dispatch(Frame& frame) {
       SetAborted(frame);
       return true;
     case FrameType::kGone:
-      SetLost(control::PayloadStatus(frame.payload), /*tell=*/true);
+      SetLost(control::PayloadStatus(frame.payload));
       return false;
     case FrameType::kGoodbye:
-      // Nobody failed: a step that needs no more collectives may go on.
+      // Nobody failed: a step that rank 0 was in, and which needs no more
+      // collectives, may go on.
       SetLost(absl::UnavailableError("rank 0 has closed its control plane"),
-              /*tell=*/false);
+              frame.step);
       return false;
     case FrameType::kHello:
     case FrameType::kBegin:
@@ -330,8 +332,7 @@ bool TcpControlPlane::Dispatch(Frame& frame) {
       break;
   }
   SetLost(
-      GoneStatus(absl::UnavailableError("it does not keep to the protocol")),
-      /*tell=*/true);
+      GoneStatus(absl::UnavailableError("it does not keep to the protocol")));
   return false;
 }
 

@@ -53,6 +53,25 @@ std::string TypeText(const Stack& stack) {
   return absl::StrCat(EnumText(stack.dtype()), " ", DimsText(stack.shape()));
 }
 
+std::string PostHooksText(const fb::Buffer& buffer) {
+  std::vector<std::string> hooks;
+  for (uint32_t i = 0; i < Length(buffer.post_hooks()); ++i) {
+    hooks.push_back(PostHookText(*buffer.post_hooks()->Get(i)));
+  }
+  return hooks.empty() ? "none" : absl::StrJoin(hooks, ", ");
+}
+
+ChangeList BufferChanges(const fb::Buffer& a, const fb::Buffer& b) {
+  ChangeList changes = TypeChanges(a, b);
+  const std::string hooks_a = PostHooksText(a);
+  const std::string hooks_b = PostHooksText(b);
+  if (hooks_a != hooks_b) {
+    changes.emplace_back("POST_HOOKS_CHANGED",
+                         absl::StrCat(hooks_a, " -> ", hooks_b));
+  }
+  return changes;
+}
+
 ChangeList ParamChanges(const fb::Param* a, const fb::Param* b) {
   if (a == nullptr) return {{"PARAM_ADDED", TypeText(*b)}};
   if (b == nullptr) return {{"PARAM_REMOVED", TypeText(*a)}};
@@ -278,8 +297,8 @@ class BufferComparison {
 const ChangeList& BufferComparison::Changes(uint32_t a, uint32_t b) {
   const auto [entry, is_new] = changes_.try_emplace({a, b});
   if (is_new) {
-    entry->second =
-        TypeChanges(*a_.body().buffers()->Get(a), *b_.body().buffers()->Get(b));
+    entry->second = BufferChanges(*a_.body().buffers()->Get(a),
+                                  *b_.body().buffers()->Get(b));
   }
   return entry->second;
 }

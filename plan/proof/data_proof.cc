@@ -83,6 +83,7 @@ void DataProof::FollowInto(uint32_t rank) {
   const fb::RankProgram& program = *body_.programs()->Get(rank);
   for (uint32_t i = 0; i < program.messages()->size(); ++i) {
     const fb::Message& message = *program.messages()->Get(i);
+    if (message.kind() != fb::MessageKind::kRecv) continue;
     const int32_t partner = partners_[rank][i];
     if (partner < 0) continue;  // reported by MatchMessages
     const auto* sends = body_.programs()->Get(message.peer())->messages();
@@ -91,6 +92,8 @@ void DataProof::FollowInto(uint32_t rank) {
   }
   Fill(rank);
   CheckWrites(rank);
+  ListReads(rank);
+  if (!reads_.empty()) CheckRelays(rank);
 }
 
 void DataProof::Pack(const End& send) {
@@ -150,12 +153,21 @@ void DataProof::PackOne(const End& send, const fb::Copy& copy) {
     });
     return;
   }
+  const DType dtype = BufferAt(send.rank, copy.buffer_slot()).dtype();
+  // What a relay holds was perhaps cast when it arrived; it is not cast again.
+  if (send.rank >= body_.source_ranks() && copy.wire_dtype() != dtype) {
+    violations_.Report(send.At(copy, offset), Invariant::kRightElement, [&] {
+      return absl::StrFormat("relays as %s what it received as %s",
+                             DTypeName(copy.wire_dtype()), DTypeName(dtype));
+    });
+    return;
+  }
   Packed& packed = packed_.emplace_back();
   packed.begin = static_cast<int64_t>(copy.staging_offset());
   packed.end = packed.begin + CountOf(loops) * DTypeBytes(copy.wire_dtype());
   packed.param = param;
   packed.wire = copy.wire_dtype();
-  packed.buffer = BufferAt(send.rank, copy.buffer_slot()).dtype();
+  packed.buffer = dtype;
   packed.elements = facts.ParamSequence(part, placement_);
   packed.loops = loops;
 }
@@ -343,6 +355,13 @@ bool DataProof::CompareDTypes(const End& recv, const fb::Copy& copy,
     return false;
   }
   const DType to = BufferAt(recv.rank, copy.buffer_slot()).dtype();
+  if (recv.message->peer() >= body_.source_ranks() && packed.wire != to) {
+    violations_.Report(site, Invariant::kRightElement, [&] {
+      return absl::StrFormat("is cast from %s to %s after it was relayed",
+                             DTypeName(packed.wire), DTypeName(to));
+    });
+    return false;
+  }
   if (packed.buffer != packed.wire && packed.wire != to) {
     violations_.Report(site, Invariant::kRightElement, [&] {
       return absl::StrFormat("is cast twice, %s to %s to %s",
@@ -460,6 +479,78 @@ void DataProof::CheckTiling(uint32_t rank, uint32_t slot, const Part& part,
                                               ? "is never written"
                                               : "is never zeroed");
                      });
+}
+
+// What `rank` sends, once per copy list: the earliest round counts.
+void DataProof::ListReads(uint32_t rank) {
+  reads_.clear();
+  absl::flat_hash_set<uint32_t> listed;
+  for (const fb::Message* message : *body_.programs()->Get(rank)->messages()) {
+    if (message->kind() != fb::MessageKind::kSend) continue;
+    if (!listed.insert(message->copies()).second) continue;
+    for (const fb::Copy* copy : CopiesOf(message->copies())) {
+      const auto offset = static_cast<int64_t>(copy->offset());
+      const BufferFacts& facts = FactsAt(rank, copy->buffer_slot());
+      if (facts.flaw().has_value()) continue;  // reported for its rank
+      const int32_t index = facts.Find(offset, LoopsOf(*copy), placement_);
+      if (index < 0) continue;  // reported where it is received
+      reads_.push_back({.slot = copy->buffer_slot(),
+                        .part = index,
+                        .round = message->round(),
+                        .offset = offset,
+                        .box = placement_.Hull()});
+    }
+  }
+}
+
+// CheckWrites has shown that writes tile each part, and left them sorted by it.
+// So what is read was written before, if no later write meets it.
+void DataProof::CheckRelays(uint32_t rank) {
+  std::stable_sort(reads_.begin(), reads_.end(),
+                   [](const Read& a, const Read& b) {
+                     return std::tie(a.slot, a.part) < std::tie(b.slot, b.part);
+                   });
+  size_t w = 0;
+  for (size_t begin = 0; begin < reads_.size();) {
+    const Read& first = reads_[begin];
+    const auto of_part = [&](const auto& access) {
+      return access.slot == first.slot && access.part == first.part;
+    };
+    while (w < writes_.size() && std::tie(writes_[w].slot, writes_[w].part) <
+                                     std::tie(first.slot, first.part)) {
+      ++w;
+    }
+    // The writes of the part, then the reads.
+    std::vector<Box> boxes;
+    for (; w < writes_.size() && of_part(writes_[w]); ++w) {
+      boxes.push_back(writes_[w].box);
+    }
+    const size_t writes = boxes.size();
+    size_t end = begin;
+    for (; end < reads_.size() && of_part(reads_[end]); ++end) {
+      boxes.push_back(reads_[end].box);
+    }
+    const auto overlap = FindOverlap(boxes, [&](size_t a, size_t b) {
+      return a < writes && b >= writes &&
+             writes_[w - writes + a].round >= reads_[begin + b - writes].round;
+    });
+    if (overlap.has_value()) {
+      const Write& write = writes_[w - writes + overlap->first];
+      const Read& read = reads_[begin + overlap->second - writes];
+      violations_.Report(
+          {.rank = rank,
+           .round = read.round,
+           .buffer_slot = read.slot,
+           .offset = read.offset},
+          Invariant::kRightElement, [&] {
+            return absl::StrFormat(
+                "the copy that begins here relays elements that arrive only "
+                "in round %d",
+                write.round);
+          });
+    }
+    begin = end;
+  }
 }
 
 }  // namespace refit::proof

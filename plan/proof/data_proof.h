@@ -32,7 +32,8 @@ class DataProof {
   //   * in a direct round each copy of the receiver is one of the sender's, so
   //     that one loop nest can visit both (2).
   // Then, of all that was unpacked and zeroed: every fragment of a moved param
-  // and every fill region is tiled exactly, nothing else is written (1).
+  // and every fill region is tiled exactly, nothing else is written (1). And of
+  // all that `rank` itself sends: it was written in an earlier round (2).
   void FollowInto(uint32_t rank);
 
   int64_t moved_bytes() const { return moved_bytes_; }
@@ -53,6 +54,14 @@ class DataProof {
     uint32_t slot = 0;
     int32_t part = 0;
     int64_t round = Site::kBeforeRounds;  // a fill
+    Box box;
+  };
+  // Coordinates of a part of a buffer that are relayed.
+  struct Read {
+    uint32_t slot = 0;
+    int32_t part = 0;
+    int64_t round = 0;
+    int64_t offset = 0;  // of the copy
     Box box;
   };
   // One end of a message.
@@ -88,6 +97,8 @@ class DataProof {
   void CheckWrites(uint32_t rank);
   void CheckTiling(uint32_t rank, uint32_t slot, const Part& part,
                    absl::Span<const Write> writes);
+  void ListReads(uint32_t rank);
+  void CheckRelays(uint32_t rank);
 
   const fb::Body& body_;
   const std::vector<BufferFacts>& facts_;
@@ -100,6 +111,7 @@ class DataProof {
   std::vector<const fb::Copy*> copies_;
   std::vector<Packed> packed_;
   std::vector<Write> writes_;
+  std::vector<Read> reads_;
   Placement placement_;
 };
 

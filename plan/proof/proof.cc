@@ -4,13 +4,16 @@
 //                      DataProof::CheckWrites (each part tiled exactly),
 //                      CheckDeclarations (nothing is filled on sources)
 //   2 right element    DataProof::Pack, ::Compare, ::CompareDTypes,
-//                      ::CheckDirect (a receiver's copy is one of the sender's)
+//                      ::CheckDirect (a receiver's copy is one of the
+//                      sender's), ::CheckRelays (what a destination rank sends
+//                      was written in earlier rounds; so, by induction over
+//                      them, it is what the file says that the rank holds)
 //   3 in bounds        the door (every range), CheckStaging (no staging byte
 //                      with two owners), DataProof::Pack (none packed twice)
 //   4 matched messages MatchMessages, CheckLimits (order). Rounds are issued
-//                      in order, one group or one set of direct stores each,
-//                      and only sources send: there is no relay that could
-//                      close a cycle.
+//                      in order, one group or one set of direct stores each;
+//                      a relay sends in direct rounds alone, and what it sends
+//                      is there before the round: nothing closes a cycle.
 //   5 round limits     CheckLimits
 //   6 well formed      the door (digests, dtypes), CheckDeclarations,
 //                      CheckNames, CheckSourceDTypes, BufferFacts::flaw

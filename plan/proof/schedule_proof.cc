@@ -26,7 +26,8 @@ bool operator<(const End& a, const End& b) {
 }
 
 fb::Route RouteOf(const fb::Body& body, uint32_t source, uint32_t destination) {
-  if (body.colocated() && destination == body.source_ranks() + source) {
+  if (body.colocated() && source < body.source_ranks() &&
+      destination == body.source_ranks() + source) {
     return fb::Route::kLocal;
   }
   return body.programs()->Get(source)->host() ==
@@ -87,9 +88,16 @@ void CheckPair(const fb::Body& body, const End& send, const End& recv,
           "rank %d stores directly into memory of another host", recv.source);
     });
   }
+  if (recv.source >= body.source_ranks() && !IsDirect(body, recv.round)) {
+    violations.Report(site, Invariant::kMatchedMessages, [&] {
+      return absl::StrFormat(
+          "rank %d, a destination rank, sends in a staged round", recv.source);
+    });
+  }
 }
 
-// Lists the ends of all messages; reports those on the wrong side.
+// Lists the ends of all messages; reports those on the wrong side: source ranks
+// receive nothing.
 void ListEnds(const fb::Body& body, std::vector<End>& sends,
               std::vector<End>& recvs, Violations& violations) {
   for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
@@ -99,7 +107,7 @@ void ListEnds(const fb::Body& body, std::vector<End>& sends,
       const fb::Message& message = *messages.Get(i);
       const bool is_send = message.kind() == fb::MessageKind::kSend;
       const bool peer_is_source = message.peer() < body.source_ranks();
-      if (is_send != is_source || peer_is_source == is_source) {
+      if (is_send ? peer_is_source : is_source) {
         violations.Report({.rank = rank, .round = message.round()},
                           Invariant::kMatchedMessages, [&] {
                             return absl::StrFormat(

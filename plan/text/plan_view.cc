@@ -62,6 +62,10 @@ std::string DimsText(const flatbuffers::Vector<uint64_t>* dims) {
   return text;
 }
 
+std::string PostHookText(const fb::PostHook& hook) {
+  return absl::StrCat(hook.name()->str(), " ", QuotedText(hook.detail()));
+}
+
 std::string BoxText(const fb::Fragment& fragment) {
   std::string text = "[";
   for (uint32_t dim = 0; dim < Length(fragment.lo()); ++dim) {

@@ -41,6 +41,9 @@ std::string QuotedText(const flatbuffers::String* name);
 // "[4096, 2048]"
 std::string DimsText(const flatbuffers::Vector<uint64_t>* dims);
 
+// `negative-exp "what to do"`
+std::string PostHookText(const fb::PostHook& hook);
+
 // "[0:24, 512:1024]"
 std::string BoxText(const fb::Fragment& fragment);
 

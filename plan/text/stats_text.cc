@@ -34,6 +34,7 @@ std::string HumanSeconds(double seconds) {
 struct Totals {
   uint64_t route_bytes[4] = {};      // by fb::Route
   uint64_t direct_bytes = 0;         // of all routes
+  uint64_t relayed_bytes = 0;        // sent by destination ranks
   std::vector<uint64_t> sent_bytes;  // by rank
   std::vector<uint64_t> received_bytes;
   uint64_t messages = 0;
@@ -69,6 +70,7 @@ Totals TotalsOf(const fb::Body& body) {
       totals.sent_bytes[rank] += bytes;
       totals.received_bytes[message->peer()] += bytes;
       totals.messages += 1;
+      if (rank >= body.source_ranks()) totals.relayed_bytes += bytes;
       if (direct) {
         totals.direct_bytes += bytes;
         continue;
@@ -166,6 +168,10 @@ void AddTraffic(const PlanFile& plan, const Totals& totals, StatsTable& table) {
                  "between hosts");
   table.AddBytes("  direct", totals.direct_bytes,
                  "stored into mapped tensors, without staging");
+  if (totals.relayed_bytes > 0) {
+    table.AddBytes("  relayed", totals.relayed_bytes,
+                   "passed on between destination ranks");
+  }
   const auto source_ranks = static_cast<uint32_t>(plan.source_ranks());
   const auto world_size = static_cast<uint32_t>(plan.world_size());
   AddBalance("sent per source rank", totals.sent_bytes, 0, source_ranks, table);
@@ -212,6 +218,23 @@ void AddSchedule(const fb::Body& body, const Totals& totals,
   }
 }
 
+// A line for each kind; most plans have none.
+void AddPostHooks(const fb::Body& body, StatsTable& table) {
+  std::map<std::string, uint64_t> tensors;
+  const std::vector<std::vector<int32_t>> holders = HoldersByBuffer(body);
+  for (uint32_t id = 0; id < body.buffers()->size(); ++id) {
+    const fb::Buffer& buffer = *body.buffers()->Get(id);
+    for (uint32_t i = 0; i < Length(buffer.post_hooks()); ++i) {
+      tensors[buffer.post_hooks()->Get(i)->name()->str()] +=
+          TensorCount(buffer.index()) * holders[id].size();
+    }
+  }
+  for (const auto& [name, count] : tensors) {
+    table.AddCount(absl::StrCat("post-hook ", name), count,
+                   "tensors of all ranks");
+  }
+}
+
 void AddTables(const PlanFile& plan, StatsTable& table) {
   const fb::Body& body = plan.body();
   uint64_t params = 0;
@@ -235,6 +258,7 @@ void AddTables(const PlanFile& plan, StatsTable& table) {
   table.AddCount("copies", body.copies()->size(),
                  absl::StrCat("in ", body.copy_lists()->size(), " lists"));
   table.AddCount("skips", Length(body.skips()));
+  AddPostHooks(body, table);
   table.AddBytes("plan file", plan.bytes().size());
 }
 

@@ -37,6 +37,7 @@ class TextPrinter {
   void PrintParams();
   void PrintBuffers();
   void PrintFragments(uint32_t id, const fb::Buffer& buffer);
+  void PrintRegions(const fb::Buffer& buffer);
   void PrintRounds();
   void PrintProgram(const PlanView::Program& shown);
   void PrintCopyLists();
@@ -97,7 +98,11 @@ void TextPrinter::PrintStats() {
   const fb::Stats& stats = *body_.stats();
   absl::StrAppend(&text_, "stats moved ", stats.moved_bytes(), " bytes local ",
                   stats.local_bytes(), " peer ", stats.peer_bytes(),
-                  " network ", stats.network_bytes(), "\n");
+                  " network ", stats.network_bytes());
+  if (stats.relayed_bytes() > 0) {
+    absl::StrAppend(&text_, " relayed ", stats.relayed_bytes());
+  }
+  text_ += '\n';
   absl::StrAppendFormat(
       &text_, "stats lower_bound %.6g s predicted %.6g s binding_link %s\n",
       stats.lower_bound_seconds(), stats.predicted_seconds(),
@@ -140,6 +145,11 @@ void TextPrinter::PrintBuffers() {
                     " ", DimsText(buffer.shape()), " ranks ",
                     NumberSetText(holders[id]), "\n");
     PrintFragments(id, buffer);
+    if (!view_.partial_buffers[id]) PrintRegions(buffer);
+    for (uint32_t i = 0; i < Length(buffer.post_hooks()); ++i) {
+      absl::StrAppend(&text_, "  post-hook ",
+                      PostHookText(*buffer.post_hooks()->Get(i)), "\n");
+    }
   }
 }
 
@@ -151,7 +161,9 @@ void TextPrinter::PrintFragments(uint32_t id, const fb::Buffer& buffer) {
                     BoxText(fragment), " at ", fragment.offset(), " strides ",
                     DimsText(fragment.stride()), "\n");
   }
-  if (view_.partial_buffers[id]) return;
+}
+
+void TextPrinter::PrintRegions(const fb::Buffer& buffer) {
   for (uint32_t i = 0; i < Length(buffer.regions()); ++i) {
     const fb::Region& region = *buffer.regions()->Get(i);
     absl::StrAppend(&text_, "  ", EnumText(region.kind()));
@@ -201,10 +213,12 @@ void TextPrinter::PrintProgram(const PlanView::Program& shown) {
   if (shown.fills) absl::StrAppend(&text_, "  fills c", program.fills(), "\n");
   for (const uint32_t position : shown.messages) {
     const fb::Message& message = *program.messages()->Get(position);
-    absl::StrAppend(
-        &text_, "  round ", message.round(),
-        message.kind() == fb::MessageKind::kSend ? " send -> " : " recv <- ",
-        message.peer(), " ");
+    const bool relays = plan_.side(shown.rank) == fb::Side::kDestination;
+    absl::StrAppend(&text_, "  round ", message.round(),
+                    message.kind() == fb::MessageKind::kRecv ? " recv <- "
+                    : relays                                 ? " relay -> "
+                                                             : " send -> ",
+                    message.peer(), " ");
     absl::StrAppend(&text_, message.size_bytes(), " bytes at ",
                     message.staging_offset(), " copies c", message.copies(),
                     "\n");

@@ -31,6 +31,7 @@ class JsonPrinter {
   void PrintBuffers();
   void PrintFragments(uint32_t id, const fb::Buffer& buffer);
   void PrintRegions(const fb::Buffer& buffer);
+  void PrintPostHooks(const fb::Buffer& buffer);
   void PrintRounds();
   void PrintPrograms();
   void PrintCopyLists();
@@ -153,6 +154,9 @@ void JsonPrinter::PrintStats() {
   Number("local_bytes", stats.local_bytes());
   Number("peer_bytes", stats.peer_bytes());
   Number("network_bytes", stats.network_bytes());
+  if (stats.relayed_bytes() > 0) {
+    Number("relayed_bytes", stats.relayed_bytes());
+  }
   Seconds("lower_bound_seconds", stats.lower_bound_seconds());
   Seconds("predicted_seconds", stats.predicted_seconds());
   Text("binding_link", stats.binding_link());
@@ -220,6 +224,7 @@ void JsonPrinter::PrintBuffers() {
     EndLine();
     PrintFragments(id, buffer);
     if (!view_.partial_buffers[id]) PrintRegions(buffer);
+    PrintPostHooks(buffer);
     writer_.EndObject();
   }
   writer_.EndArray();
@@ -256,6 +261,20 @@ void JsonPrinter::PrintRegions(const fb::Buffer& buffer) {
     Dims("extent", region.extent());
     Dims("stride", region.stride());
     Text("detail", region.detail());
+    writer_.EndObject();
+  }
+  writer_.EndArray();
+}
+
+void JsonPrinter::PrintPostHooks(const fb::Buffer& buffer) {
+  if (Length(buffer.post_hooks()) == 0) return;
+  writer_.Key("post_hooks");
+  writer_.StartArray();
+  for (uint32_t i = 0; i < buffer.post_hooks()->size(); ++i) {
+    const fb::PostHook& hook = *buffer.post_hooks()->Get(i);
+    writer_.StartObject();
+    Text("name", hook.name());
+    Text("detail", hook.detail());
     writer_.EndObject();
   }
   writer_.EndArray();

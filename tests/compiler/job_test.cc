@@ -91,6 +91,76 @@ TEST(JobTest, ExpertParallelIsAFlagForVllm) {
   EXPECT_EQ(result.job->source.expert_parallel.value, 1);
 }
 
+TEST(JobTest, ReadsThePlacementOfExperts) {
+  const auto read = [](const std::string& experts) {
+    const ReadResult result = Read(
+        WithSource("{\"layout\": \"vllm\", \"experts\": " + experts + "}"));
+    EXPECT_EQ(result.errors, "");
+    return result.job->source.experts.value;
+  };
+  using Kind = ExpertPlacement::Kind;
+  EXPECT_EQ(read(R"({})").kind, Kind::kLinear);
+  EXPECT_EQ(read(R"({"placement": "round_robin"})").kind, Kind::kRoundRobin);
+  EXPECT_EQ(read(R"({"num_redundant_experts": 4})").redundant_experts, 4);
+  const ExpertPlacement table = read(R"({"physical_to_logical": [1, 0, 1]})");
+  EXPECT_EQ(table.kind, Kind::kTable);
+  EXPECT_EQ(table.physical_to_logical,
+            (std::vector<std::vector<int64_t>>{{1, 0, 1}}));
+  EXPECT_EQ(
+      read(R"({"physical_to_logical": [[1, 0], [0, 1]]})").physical_to_logical,
+      (std::vector<std::vector<int64_t>>{{1, 0}, {0, 1}}));
+}
+
+TEST(JobTest, PlacementOfExpertsIsSaidOnce) {
+  EXPECT_EQ(
+      Read(WithSource(R"({"layout": "vllm", "experts":
+  {"placement": "linear", "physical_to_logical": [0]}})"))
+          .errors,
+      "job.json:3:50: error: source.experts.physical_to_logical says where "
+      "every expert stands; wanted no key \"placement\" beside it\n"
+      "    3 |   {\"placement\": \"linear\", \"physical_to_logical\": "
+      "[0]}},\n"
+      "      |                                                  ^\n");
+  EXPECT_EQ(
+      Read(WithSource(R"({"layout": "vllm", "experts":
+  {"placement": "round_robin", "num_redundant_experts": 2}})"))
+          .errors,
+      "job.json:3:57: error: source.experts.num_redundant_experts is 2; "
+      "placement \"round_robin\" has no redundant experts\n"
+      "    3 |   {\"placement\": \"round_robin\", "
+      "\"num_redundant_experts\": 2}},\n"
+      "      |                                                         ^\n");
+  EXPECT_EQ(
+      Read(WithSource(R"({"layout": "vllm", "experts":
+  {"placement": "round-robin"}})"))
+          .errors,
+      "job.json:3:17: error: unknown placement \"round-robin\"; did you mean "
+      "\"round_robin\"?\n"
+      "    3 |   {\"placement\": \"round-robin\"}},\n"
+      "      |                 ^\n");
+}
+
+TEST(JobTest, EmbeddingOfSglangFollowsItsAttention) {
+  const auto read = [](const std::string& keys) {
+    const ReadResult result =
+        Read(WithSource("{\"layout\": \"sglang\"" + keys + "}"));
+    EXPECT_EQ(result.errors, "");
+    return result.job->source.embedding.value;
+  };
+  EXPECT_EQ(read(""), EmbeddingCut::kTensor);
+  EXPECT_EQ(read(R"(, "tensor_parallel": 4, "dp_attention": 2)"),
+            EmbeddingCut::kAttention);
+  EXPECT_EQ(read(R"(, "dp_attention": 2, "embedding": "replicated")"),
+            EmbeddingCut::kReplicated);
+  EXPECT_EQ(
+      Read(WithSource(R"({"layout": "sglang", "embedding": "rows"})")).errors,
+      "job.json:2:46: error: source.embedding is \"rows\"; wanted tensor, "
+      "attention or replicated\n"
+      "    2 |  \"source\": {\"layout\": \"sglang\", \"embedding\": "
+      "\"rows\"},\n"
+      "      |                                              ^\n");
+}
+
 TEST(JobTest, DefaultsHaveThePlaceOfTheirSide) {
   const ReadResult result = Read(WithSource(R"({"layout": "megatron"})"));
   ASSERT_EQ(result.errors, "");
@@ -177,16 +247,6 @@ TEST(JobTest, UnknownLayoutNamesTheNearest) {
             "      |                       ^\n");
 }
 
-TEST(JobTest, LayoutWithoutFrontendIsNotSupported) {
-  EXPECT_EQ(
-      Read(WithSource(R"({"layout": "fsdp", "fused_experts": true})")).errors,
-      "job.json:2:23: error: layout \"fsdp\" is not supported yet; "
-      "wanted megatron, vllm or generic\n"
-      "    2 |  \"source\": {\"layout\": \"fsdp\", \"fused_experts\": "
-      "true},\n"
-      "      |                       ^\n");
-}
-
 TEST(JobTest, Fp8IsNotSupportedYet) {
   EXPECT_EQ(
       Read(WithSource(R"({"layout": "vllm", "dtype": "fp8_e4m3_block128"})"))
@@ -215,7 +275,7 @@ TEST(JobTest, ReportsAllMissingKeysInOneRun) {
             "    1 | {\"source\": {}}\n"
             "      | ^\n"
             "job.json:1:12: error: missing key \"layout\" in source; wanted "
-            "megatron, vllm or generic\n"
+            "megatron, fsdp, vllm, sglang or generic\n"
             "    1 | {\"source\": {}}\n"
             "      |            ^\n"
             "job.json:1:1: error: missing key \"destination\"; wanted an "

@@ -18,6 +18,7 @@ void ExpectOnly(const Model& model, const SideSpec& side,
 
 SideSpec Megatron() { return MakeSide(LayoutKind::kMegatron); }
 SideSpec Vllm() { return MakeSide(LayoutKind::kVllm); }
+SideSpec Sglang() { return MakeSide(LayoutKind::kSglang); }
 
 TEST(LayoutErrorTest, TensorParallelDividesAttentionHeads) {
   SideSpec side = Vllm();
@@ -154,6 +155,127 @@ TEST(LayoutErrorTest, VersionIsRead) {
   ExpectOnly(MakeModel({}), side,
              "destination.version \"latest\" is not a version; wanted one like "
              "0.25");
+}
+
+TEST(LayoutErrorTest, ExpertPlacementNeedsExpertParallel) {
+  for (SideSpec side : {Vllm(), Sglang()}) {
+    side.experts = Given(ExpertPlacement{});
+    ExpectOnly(MakeModel({.experts = 4}), side,
+               "destination.experts places experts on ranks; wanted "
+               "expert_parallel beside it");
+  }
+}
+
+TEST(LayoutErrorTest, ExpertTablesHaveASlotForEachExpertAndTheSameOnEachRank) {
+  const Model model =
+      MakeModel({.layers = 3, .experts = 3, .dense_layers = {1}});
+  SideSpec side = Vllm();
+  side.tensor_parallel.value = 2;
+  side.expert_parallel_enabled.value = true;
+  const auto expect = [&](std::vector<std::vector<int64_t>> table,
+                          const std::string& message) {
+    side.experts =
+        Given(ExpertPlacement{.kind = ExpertPlacement::Kind::kTable,
+                              .physical_to_logical = std::move(table)});
+    ExpectOnly(model, side,
+               "destination.experts.physical_to_logical" + message);
+  };
+  expect({{0, 1, 2}},
+         " has 3 slots; wanted a multiple of the 2 ranks that "
+         "share the experts of a layer");
+  expect({{0, 1, 2, 3}}, " names expert 3; the model has 3");
+  expect({{0, 1, 1, 0}}, " has no slot for expert 2");
+  expect({{0, 1, 2, 0}, {0, 2, 2, 0}}, "[1] has no slot for expert 1");
+  expect({{0, 1, 2, 0}, {0, 1, 2, 0, 1, 2}},
+         "[1] has 6 slots and destination.experts.physical_to_logical[0] 4; "
+         "wanted as many in each layer");
+  expect({{0, 1, 2, 0}, {0, 1, 2, 0}, {0, 1, 2, 0}, {0, 1, 2, 0}},
+         " has 4 lists; wanted 1, or one for each of 2 layers with experts, or "
+         "of all 3");
+}
+
+TEST(LayoutErrorTest, RedundantExpertsFillTheRanksEvenly) {
+  SideSpec side = Sglang();
+  side.tensor_parallel.value = 4;
+  side.expert_parallel.value = 4;
+  side.experts =
+      Given(ExpertPlacement{.redundant_experts = 3, .physical_to_logical = {}});
+  ExpectOnly(MakeModel({.experts = 6}), side,
+             "destination.experts.num_redundant_experts 3 makes 9 slots; "
+             "wanted a multiple of the 4 ranks that share the experts of a "
+             "layer");
+}
+
+TEST(LayoutErrorTest, MoeBackendThatReordersWeightsIsRefused) {
+  for (SideSpec side : {Vllm(), Sglang()}) {
+    side.moe_backend = Given<std::string>("marlin");
+    ExpectOnly(MakeModel({.experts = 4}), side,
+               "destination.moe_backend \"marlin\" transposes and repacks "
+               "weights, which a refit cannot write; run the engine with "
+               "\"triton\" or \"flashinfer_cutlass\", or leave the key out, "
+               "refit tensors in the checkpoint's order and let the engine "
+               "process its weights again (process_weights_after_loading)");
+    side.moe_backend = Given<std::string>("flash_infer_cutlass");
+    ExpectOnly(MakeModel({.experts = 4}), side,
+               "destination.moe_backend \"flash_infer_cutlass\" is unknown; "
+               "did you mean \"flashinfer_cutlass\"?");
+    side.moe_backend = Given<std::string>("magic");
+    ExpectOnly(MakeModel({.experts = 4}), side,
+               "destination.moe_backend \"magic\" is unknown; wanted "
+               "\"triton\" or \"flashinfer_cutlass\"");
+    side.moe_backend = Given<std::string>("triton");
+    ExpectOnly(MakeModel({}), side,
+               "destination.moe_backend needs a model with experts");
+  }
+}
+
+TEST(LayoutErrorTest, AxesOfSglangLieWithinTensorParallelism) {
+  SideSpec side = Sglang();
+  side.tensor_parallel.value = 4;
+  side.dp_attention.value = 3;
+  side.expert_parallel.value = 8;
+  ExpectOnly(MakeModel({.experts = 8}), side,
+             "destination.dp_attention 3 does not divide tensor_parallel 4\n"
+             "destination.expert_parallel 8 does not divide tensor_parallel 4");
+}
+
+TEST(LayoutErrorTest, SglangHasNoDataParallelEngines) {
+  SideSpec side = Sglang();
+  side.data_parallel.value = 2;
+  ExpectOnly(MakeModel({}), side,
+             "destination.data_parallel 2 is not an axis of an SGLang engine; "
+             "wanted \"replicas\": 2 for as many engines, or "
+             "\"dp_attention\": 2 for data parallelism of the attention within "
+             "tensor_parallel");
+}
+
+TEST(LayoutErrorTest, SizesOfSglangNameWhatTheyAreMadeOf) {
+  SideSpec side = Sglang();
+  side.tensor_parallel.value = 6;
+  side.dp_attention.value = 2;
+  side.expert_parallel.value = 2;
+  side.embedding.value = EmbeddingCut::kReplicated;
+  ExpectOnly(
+      MakeModel(
+          {.heads = 8, .vocab = 190, .experts = 3, .expert_intermediate = 8}),
+      side,
+      "destination.tensor_parallel 6 / dp_attention 2 does not divide 8 "
+      "attention heads\n"
+      "destination.tensor_parallel 6 / dp_attention 2 does not divide 4 "
+      "key-value heads\n"
+      "destination.expert_parallel 2 does not divide 3 experts\n"
+      "destination.tensor_parallel 6 / expert_parallel 2 does not divide "
+      "8 intermediate features of an expert");
+}
+
+TEST(LayoutErrorTest, CutsByAttentionNeedAttentionDataParallelism) {
+  SideSpec side = Sglang();
+  side.dp_lm_head.value = true;
+  side.embedding.value = EmbeddingCut::kAttention;
+  ExpectOnly(MakeModel({}), side,
+             "destination.dp_lm_head needs dp_attention of 2 or more\n"
+             "destination.embedding \"attention\" needs dp_attention of 2 or "
+             "more");
 }
 
 TEST(LayoutErrorTest, ParamWithoutARoleIsNamed) {

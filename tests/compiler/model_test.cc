@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "compiler/model/stacks.h"
 #include "tests/compiler/temporary_directory.h"
 
 namespace refit {
@@ -21,9 +22,10 @@ struct ReadResult {
   std::string errors;
 };
 
-ReadResult ReadModelOf(const ModelSpec& spec) {
+ReadResult ReadModelOf(const ModelSpec& spec, bool mtp = false) {
   Job job;
   job.model = spec;
+  job.source.mtp = {.value = mtp, .place = {}, .given = true};
   Diagnostics diagnostics;
   ReadResult result;
   result.model = ReadModel(job, diagnostics);
@@ -31,10 +33,10 @@ ReadResult ReadModelOf(const ModelSpec& spec) {
   return result;
 }
 
-ReadResult ReadConfig(const std::string& path) {
+ReadResult ReadConfig(const std::string& path, bool mtp = false) {
   ModelSpec spec;
   spec.config_path = path;
-  return ReadModelOf(spec);
+  return ReadModelOf(spec, mtp);
 }
 
 ReadResult ReadConfigText(const std::string& text) {
@@ -59,10 +61,11 @@ std::vector<std::string> SortedLines(const std::string& text) {
 }
 
 // What tests/models/params.py, which knows nothing of Refit, says of a config.
-std::string OracleListing(const std::string& config_path) {
+std::string OracleListing(const std::string& config_path,
+                          const std::string& view) {
   const std::string command = "python3 -B '" + kSource +
                               "/tests/models/list_config.py' '" + config_path +
-                              "'";
+                              "' " + view;
   std::string listing;
   FILE* pipe = popen(command.c_str(), "r");
   char buffer[1 << 14];
@@ -73,13 +76,20 @@ std::string OracleListing(const std::string& config_path) {
   return listing;
 }
 
-void ExpectEqualsOracle(const std::string& config_path) {
-  const ReadResult result = ReadConfig(config_path);
+// `mtp`: with the model's multi-token-prediction layers.
+void ExpectEqualsOracle(const std::string& config_path, bool mtp) {
+  const ReadResult result = ReadConfig(config_path, mtp);
   ASSERT_EQ(result.errors, "");
   const std::vector<std::string> expected =
-      SortedLines(OracleListing(config_path));
+      SortedLines(OracleListing(config_path, mtp ? "weights" : "refit"));
   ASSERT_FALSE(expected.empty());
-  EXPECT_EQ(SortedLines(ModelListing(*result.model)), expected);
+  const std::vector<std::string> found =
+      SortedLines(ModelListing(*result.model));
+  // Not EXPECT_EQ, which takes minutes to print 90,000 names.
+  ASSERT_EQ(found.size(), expected.size());
+  const auto [line, wanted] =
+      std::mismatch(found.begin(), found.end(), expected.begin());
+  if (line != found.end()) EXPECT_EQ(*line, *wanted);
 }
 
 // One param a line, without its dtype: "name layers/experts shape role".
@@ -103,21 +113,25 @@ std::string Stacks(const Model& model) {
 class PublishedConfigTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(PublishedConfigTest, ListsWhatTheCheckpointHolds) {
-  ExpectEqualsOracle(kSource + "/examples/models/" + GetParam() + ".json");
+  ExpectEqualsOracle(kSource + "/examples/models/" + GetParam() + ".json",
+                     /*mtp=*/false);
 }
 
-INSTANTIATE_TEST_SUITE_P(Examples, PublishedConfigTest,
-                         ::testing::Values("llama-3.1-8b", "llama-3.1-70b",
-                                           "qwen2.5-7b", "qwen3-0.6b",
-                                           "qwen3-1.7b", "qwen3-4b", "qwen3-8b",
-                                           "qwen3-30b-a3b", "qwen3-235b-a22b"),
-                         [](const auto& param_info) {
-                           std::string name = param_info.param;
-                           std::replace_if(
-                               name.begin(), name.end(),
-                               [](char c) { return !isalnum(c); }, '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Examples, PublishedConfigTest,
+    ::testing::Values("llama-3.1-8b", "llama-3.1-70b", "qwen2.5-7b",
+                      "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b",
+                      "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3",
+                      "kimi-k2", "moonlight-16b-a3b", "glm-4.7-flash",
+                      "glm-4.5-air", "glm-4.6", "nemotron-3-nano-30b-a3b",
+                      "nemotron-3-super-120b-a12b", "qwen3-next-80b-a3b",
+                      "gpt-oss-120b"),
+    [](const auto& param_info) {
+      std::string name = param_info.param;
+      std::replace_if(
+          name.begin(), name.end(), [](char c) { return !isalnum(c); }, '_');
+      return name;
+    });
 
 constexpr char kMixtral[] = R"({"model_type": "mixtral", "hidden_size": 64,
     "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -139,16 +153,54 @@ constexpr char kBiasedQwen3[] = R"({"model_type": "qwen3", "hidden_size": 64,
     "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 100, "attention_bias": true})";
 
+constexpr char kLatentOfOneStep[] = R"({"model_type": "deepseek_v3",
+    "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 24,
+    "num_hidden_layers": 3, "num_nextn_predict_layers": 2,
+    "num_attention_heads": 3, "q_lora_rank": null, "kv_lora_rank": 8,
+    "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 5,
+    "first_k_dense_replace": 0, "n_routed_experts": 3, "n_shared_experts": null,
+    "vocab_size": 100})";
+constexpr char kBiasedGlm[] = R"({"model_type": "glm4_moe", "hidden_size": 64,
+    "intermediate_size": 96, "moe_intermediate_size": 24, "num_hidden_layers": 4,
+    "num_nextn_predict_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "first_k_dense_replace": 2,
+    "n_routed_experts": 3, "n_shared_experts": 2, "vocab_size": 100,
+    "attention_bias": true, "use_qk_norm": true})";
+
+constexpr char kListedNemotron[] = R"({"model_type": "nemotron_h",
+    "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 6, "vocab_size": 100, "num_hidden_layers": 4,
+    "layers_block_type": ["mamba", "mlp", "attention", "moe"],
+    "intermediate_size": 16, "mamba_num_heads": 4, "mamba_head_dim": 6,
+    "n_groups": 2, "ssm_state_size": 3, "conv_kernel": 4,
+    "use_conv_bias": false, "mamba_proj_bias": true, "attention_bias": true,
+    "n_routed_experts": 4, "moe_intermediate_size": 8,
+    "moe_shared_expert_intermediate_size": 16, "tie_word_embeddings": true})";
+
 class UnpublishedConfigTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(UnpublishedConfigTest, ListsWhatTheOracleLists) {
   const TemporaryDirectory directory;
-  ExpectEqualsOracle(directory.Write("config.json", GetParam()));
+  ExpectEqualsOracle(directory.Write("config.json", GetParam()),
+                     /*mtp=*/false);
 }
 
 INSTANTIATE_TEST_SUITE_P(Variants, UnpublishedConfigTest,
                          ::testing::Values(kMixtral, kMixedMoe, kTiedQwen2,
-                                           kBiasedLlama, kBiasedQwen3));
+                                           kBiasedLlama, kBiasedQwen3,
+                                           kLatentOfOneStep, kBiasedGlm,
+                                           kListedNemotron));
+
+TEST(ModelTest, PredictionLayersAreListedIfTheJobMovesThem) {
+  const TemporaryDirectory directory;
+  for (const char* small : {kLatentOfOneStep, kBiasedGlm}) {
+    ExpectEqualsOracle(directory.Write("config.json", small), /*mtp=*/true);
+  }
+  for (const char* name : {"deepseek-v3", "glm-4.7-flash", "glm-4.6"}) {
+    ExpectEqualsOracle(kSource + "/examples/models/" + name + ".json",
+                       /*mtp=*/true);
+  }
+}
 
 TEST(ModelTest, StacksAreInTheOrderOfComputation) {
   const ReadResult result = ReadConfigText(kMixedMoe);
@@ -215,11 +267,26 @@ TEST(ModelTest, DTypeComesFromTheConfig) {
 }
 
 TEST(ModelTest, UnknownFamilyNamesTheKnownOnes) {
-  EXPECT_EQ(ReadConfigText("{\"model_type\": \"gpt_oss\"}").errors,
-            "config.json:1:16: error: unknown model_type \"gpt_oss\"; wanted "
-            "llama, mixtral, qwen2, qwen3 or qwen3_moe\n"
-            "    1 | {\"model_type\": \"gpt_oss\"}\n"
+  EXPECT_EQ(ReadConfigText("{\"model_type\": \"gpt5\"}").errors,
+            "config.json:1:16: error: unknown model_type \"gpt5\"; wanted "
+            "deepseek_v3, glm4_moe, glm4_moe_lite, gpt_oss, kimi_k2, llama, "
+            "mixtral, nemotron_h, qwen2, qwen3, qwen3_moe or qwen3_next\n"
+            "    1 | {\"model_type\": \"gpt5\"}\n"
             "      |                ^\n");
+}
+
+TEST(ModelTest, ReportsAPatternThatNamesNoLayers) {
+  const std::string sizes = R"("hidden_size": 4, "num_attention_heads": 2,
+ "num_key_value_heads": 2, "vocab_size": 8, "num_hidden_layers": 2})";
+  EXPECT_EQ(ReadConfigText(R"({"model_type": "nemotron_h",
+ "hybrid_override_pattern": "xx", )" +
+                           sizes)
+                .errors,
+            "config.json:2:29: error: hybrid_override_pattern has a layer 'x'; "
+            "wanted M, E, * or -\n"
+            "    2 |  \"hybrid_override_pattern\": \"xx\", "
+            "\"hidden_size\": 4, \"num_attention_heads\": 2,\n"
+            "      |                             ^\n");
 }
 
 TEST(ModelTest, ReportsAllMissingAndWrongConfigKeys) {
@@ -397,7 +464,9 @@ std::string SafetensorsOf(const std::vector<Stored>& tensors) {
   std::string header = R"({"__metadata__":{"format":"pt"})";
   int64_t offset = 0;
   for (const Stored& tensor : tensors) {
-    int64_t bytes = tensor.dtype == "F32" ? 4 : 2;
+    int64_t bytes = tensor.dtype == "F32"       ? 4
+                    : tensor.dtype == "F8_E4M3" ? 1
+                                                : 2;
     std::string shape;
     for (const int64_t extent : tensor.shape) {
       shape += (shape.empty() ? "" : ",") + std::to_string(extent);
@@ -602,9 +671,33 @@ TEST(SafetensorsTest, DisagreementWithTheConfigIsReported) {
             "a parameter of a qwen2 model with this config.json\n");
 }
 
+// As DeepSeek's and Moonshot's checkpoints store them: weights in FP8 with
+// scales, buffers that no code reads, the layers that predict.
+TEST(SafetensorsTest, WhatIsStoredBesideTheParamsIsLeftAlone) {
+  const ReadResult config = ReadConfigText(kLatentOfOneStep);
+  ASSERT_EQ(config.errors, "");
+  std::vector<Stored> tensors;
+  for (const Param& param : config.model->params) {
+    for (const std::string& name : MemberNames(param)) {
+      tensors.push_back({name, {param.shape.begin(), param.shape.end()}});
+      if (!name.ends_with("kv_b_proj.weight")) continue;
+      tensors.back().dtype = "F8_E4M3";
+      tensors.push_back({name + "_scale_inv", {1, 1}, "F32"});
+    }
+  }
+  tensors.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", {1}});
+  tensors.push_back({"model.layers.3.enorm.weight", {64}});
+  tensors.push_back({"model.layers.4.embed_tokens.weight", {100, 64}});
+  const ReadResult result = ReadWithConfig(tensors, kLatentOfOneStep);
+  ASSERT_EQ(result.errors, "");
+  for (const Param& param : result.model->params) {
+    EXPECT_EQ(param.dtype, DType::kBf16) << param.name;
+  }
+}
+
 TEST(SafetensorsTest, OfAnUnknownFamilyParametersHaveNoRoles) {
   const ReadResult result =
-      ReadWithConfig({{"w", {2}}}, R"({"model_type": "gpt_oss"})");
+      ReadWithConfig({{"w", {2}}}, R"({"model_type": "gpt5"})");
   ASSERT_EQ(result.errors, "");
   EXPECT_EQ(ModelListing(*result.model), "w\tBF16\t2\n");
 }

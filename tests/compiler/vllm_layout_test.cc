@@ -17,6 +17,8 @@ struct Mesh {
   bool ep = false;
   std::vector<int64_t> layers_per_stage = {};
   std::string version = {};
+  ExpertPlacement experts = {};
+  std::string moe_backend = {};
 };
 
 SideSpec SideOf(const Mesh& mesh) {
@@ -30,16 +32,9 @@ SideSpec SideOf(const Mesh& mesh) {
     side.layers_per_stage = Given(mesh.layers_per_stage);
   }
   if (!mesh.version.empty()) side.version = Given(mesh.version);
+  if (mesh.ep) side.experts = Given(mesh.experts);
+  if (!mesh.moe_backend.empty()) side.moe_backend = Given(mesh.moe_backend);
   return side;
-}
-
-Tensor Share(const Tensor& t, int64_t count, int64_t index) {
-  const int64_t n = t.shape[0] / count;
-  return Rows(t, index * n, (index + 1) * n);
-}
-Tensor ShareColumns(const Tensor& t, int64_t count, int64_t index) {
-  const int64_t n = t.shape[1] / count;
-  return Columns(t, index * n, (index + 1) * n);
 }
 
 class Oracle {
@@ -123,21 +118,22 @@ class Oracle {
     const std::string block = mixtral ? "block_sparse_moe." : "mlp.";
     const int64_t ranks = mesh_.dp * mesh_.tp;
     std::vector<Tensor> w13, w2;
-    const int64_t experts = model_.architecture.experts;
-    for (int64_t e = 0; e < experts; ++e) {
-      if (mesh_.ep && OwnerOf(e, experts, ranks) != expert_rank_) continue;
+    for (const int64_t e : LocalExperts()) {
       const std::string name = p + block + "experts." + std::to_string(e) + ".";
-      const Tensor& gate =
-          hf_.at(name + (mixtral ? "w1.weight" : "gate_proj.weight"));
-      const Tensor& up =
-          hf_.at(name + (mixtral ? "w3.weight" : "up_proj.weight"));
-      const Tensor& down =
-          hf_.at(name + (mixtral ? "w2.weight" : "down_proj.weight"));
       const int64_t count = mesh_.ep ? 1 : ranks;
       const int64_t index = mesh_.ep ? 0 : expert_rank_;
-      w13.push_back(
-          Concat({Share(gate, count, index), Share(up, count, index)}));
-      w2.push_back(ShareColumns(down, count, index));
+      const Tensor gate =
+          Share(hf_.at(name + (mixtral ? "w1.weight" : "gate_proj.weight")),
+                count, index);
+      const Tensor up =
+          Share(hf_.at(name + (mixtral ? "w3.weight" : "up_proj.weight")),
+                count, index);
+      w13.push_back(mesh_.moe_backend == "flashinfer_cutlass"
+                        ? Concat({up, gate})
+                        : Concat({gate, up}));
+      w2.push_back(ShareColumns(
+          hf_.at(name + (mixtral ? "w2.weight" : "down_proj.weight")), count,
+          index));
     }
     const std::string to = p + block + "experts." +
                            (mesh_.version == "0.24.1" ? "" : "routed_experts.");
@@ -145,11 +141,28 @@ class Oracle {
     out[to + "w2_weight"] = Stack(w2);
   }
 
-  // The rank that holds expert e when the first ranks take one more each.
-  static int64_t OwnerOf(int64_t e, int64_t experts, int64_t ranks) {
+  // Slot by slot.
+  std::vector<int64_t> LocalExperts() const {
+    const int64_t experts = model_.architecture.experts;
+    const int64_t ranks = mesh_.ep ? mesh_.dp * mesh_.tp : 1;
+    const int64_t rank = mesh_.ep ? expert_rank_ : 0;
+    const int64_t slots = experts + mesh_.experts.redundant_experts;
+    std::vector<int64_t> local;
+    for (int64_t slot = 0; slot < slots; ++slot) {
+      const bool in_turn =
+          mesh_.experts.kind == ExpertPlacement::Kind::kRoundRobin;
+      const int64_t owner =
+          in_turn ? slot % ranks : OwnerOf(slot, slots, ranks);
+      if (owner == rank) local.push_back(slot % experts);
+    }
+    return local;
+  }
+
+  // The rank that holds slot e when the first ranks take one more each.
+  static int64_t OwnerOf(int64_t e, int64_t slots, int64_t ranks) {
     int64_t next = 0;
     for (int64_t rank = 0; rank < ranks; ++rank) {
-      next += experts / ranks + (rank < experts % ranks ? 1 : 0);
+      next += slots / ranks + (rank < slots % ranks ? 1 : 0);
       if (e < next) return rank;
     }
     return -1;
@@ -248,6 +261,75 @@ TEST(VllmLayoutTest, ExpertsAreSpreadLinearlyWithExpertParallel) {
   ExpectMatchesOracle({.experts = 7}, {.tp = 2, .pp = 2, .dp = 2, .ep = true});
 }
 
+TEST(VllmLayoutTest, ExpertsAreDealtInTurnRoundRobin) {
+  const ExpertPlacement in_turn = {.kind = ExpertPlacement::Kind::kRoundRobin,
+                                   .physical_to_logical = {}};
+  ExpectMatchesOracle({.experts = 8},
+                      {.tp = 2, .dp = 2, .ep = true, .experts = in_turn});
+  ExpectMatchesOracle({.experts = 7},
+                      {.dp = 3, .ep = true, .experts = in_turn});
+}
+
+TEST(VllmLayoutTest, RedundantExpertsStandBehindAllOthers) {
+  ExpectMatchesOracle({.experts = 6}, {.tp = 2,
+                                       .dp = 2,
+                                       .ep = true,
+                                       .experts = {.redundant_experts = 2,
+                                                   .physical_to_logical = {}}});
+  // More than one extra slot for an expert, and two of one expert on a rank.
+  ExpectMatchesOracle({.experts = 3}, {.tp = 2,
+                                       .ep = true,
+                                       .experts = {.redundant_experts = 5,
+                                                   .physical_to_logical = {}}});
+}
+
+TEST(VllmLayoutTest, ATableSaysTheExpertOfEachSlot) {
+  const Model model =
+      MakeModel({.layers = 3, .experts = 3, .dense_layers = {1}});
+  const Tensors hf = Checkpoint(model);
+  // One list for all layers; one per layer with experts; one per layer.
+  const std::vector<int64_t> a = {2, 0, 1, 0}, b = {1, 1, 2, 0},
+                             unused = {0, 1, 2, 2};
+  struct Case {
+    std::vector<std::vector<int64_t>> table;
+    std::vector<int64_t> layer_0, layer_2;
+  };
+  for (const Case& c :
+       {Case{{a}, a, a}, Case{{a, b}, a, b}, Case{{b, unused, a}, b, a}}) {
+    const std::vector<Tensors> ranks = LayOutAndExpand(
+        model,
+        SideOf({.tp = 2,
+                .ep = true,
+                .experts = {.kind = ExpertPlacement::Kind::kTable,
+                            .physical_to_logical = c.table}}),
+        fb::Side::kDestination);
+    ASSERT_EQ(ranks.size(), 2);
+    for (int64_t rank = 0; rank < 2; ++rank) {
+      for (const auto& [layer, slots] :
+           {std::pair("0", &c.layer_0), std::pair("2", &c.layer_2)}) {
+        const std::string mlp = std::string("model.layers.") + layer + ".mlp.";
+        std::vector<Tensor> w2;
+        for (int64_t slot = 2 * rank; slot < 2 * rank + 2; ++slot) {
+          w2.push_back(hf.at(mlp + "experts." + std::to_string((*slots)[slot]) +
+                             ".down_proj.weight"));
+        }
+        EXPECT_EQ(ranks[rank].at(mlp + "experts.routed_experts.w2_weight"),
+                  Stack(w2))
+            << "rank " << rank << " layer " << layer;
+      }
+    }
+  }
+}
+
+TEST(VllmLayoutTest, FlashInferCutlassHasUpBeforeGate) {
+  ExpectMatchesOracle({.experts = 4},
+                      {.tp = 2, .dp = 2, .moe_backend = "flashinfer_cutlass"});
+  ExpectMatchesOracle(
+      {.experts = 4},
+      {.tp = 2, .ep = true, .moe_backend = "flashinfer_cutlass"});
+  ExpectMatchesOracle({.experts = 4}, {.tp = 2, .moe_backend = "triton"});
+}
+
 TEST(VllmLayoutTest, DenseLayersBetweenExpertLayersKeepTheirNumbers) {
   ExpectMatchesOracle({.layers = 6, .experts = 4, .dense_layers = {0, 3}},
                       {.tp = 2, .pp = 2, .dp = 2, .ep = true});
@@ -288,6 +370,32 @@ TEST(VllmLayoutTest, FragmentsFollowDistinctShapesNotLayersTimesExperts) {
   ASSERT_TRUE(diagnostics.ok());
   for (const Buffer& buffer : buffers.all()) {
     if (buffer.name.ends_with("w13_weight")) {
+      EXPECT_EQ(buffer.fragments.size(), 2);
+    }
+  }
+}
+
+// Experts a fixed number of slots apart are one fragment: here the first copies
+// of all experts of a rank, and the second.
+TEST(VllmLayoutTest, ExpertsAtEvenStepsAreOneFragment) {
+  const Model model = MakeModel({.experts = 8});
+  BufferTable buffers;
+  Diagnostics diagnostics;
+  std::vector<int64_t> table;
+  for (int64_t slot = 0; slot < 16; ++slot) table.push_back(slot / 2);
+  const SideSpec side =
+      SideOf({.tp = 2,
+              .ep = true,
+              .experts = {.kind = ExpertPlacement::Kind::kTable,
+                          .physical_to_logical = {table}}});
+  LayOut({.model = model,
+          .side = side,
+          .which = fb::Side::kDestination,
+          .buffers = buffers,
+          .diagnostics = diagnostics});
+  ASSERT_TRUE(diagnostics.ok());
+  for (const Buffer& buffer : buffers.all()) {
+    if (buffer.name.ends_with("w2_weight")) {
       EXPECT_EQ(buffer.fragments.size(), 2);
     }
   }

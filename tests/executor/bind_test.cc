@@ -55,7 +55,8 @@ class BindTest : public testing::Test {
   }
 
   std::string Refusal(int32_t rank, const std::vector<BoundTensor>& tensors) {
-    const auto bound = BindTensors(TensorTable(plan_, rank), rank, tensors);
+    const auto bound =
+        BindTensors(TensorTable(plan_, rank), rank, tensors, true);
     EXPECT_FALSE(bound.ok());
     return std::string(bound.status().message());
   }
@@ -64,20 +65,60 @@ class BindTest : public testing::Test {
   std::vector<std::byte> memory_ = std::vector<std::byte>(4096);
 };
 
+TEST(PostHookTest, AreThoseOfTheTensorsThatTheRefitWrites) {
+  PlanBuilder plan = ReshardPlan({.layers = 2});
+  PlanBuilder::Buffer skipped = {
+      .name = "rotary",
+      .shape = {4},
+      .fragments = {},
+      .regions = {{fb::RegionKind::kSkip, 0, {4}, {1}}},
+      .post_hooks = {"add-one"}};
+  plan.buffers[2].post_hooks = {"add-one", "negative-exp"};
+  plan.ranks[2].buffers.push_back(4);
+  plan.buffers.push_back(skipped);
+  const PlanFile file = plan.Open();
+  const auto hook = [](std::string tensor, std::string name) {
+    return TensorPostHook{.tensor = std::move(tensor),
+                          .name = std::move(name),
+                          .detail = "for the test"};
+  };
+  EXPECT_EQ(TensorTable(file, 2).PostHooks(),
+            (std::vector<TensorPostHook>{
+                hook("model.layers.0.weight", "add-one"),
+                hook("model.layers.0.weight", "negative-exp"),
+                hook("model.layers.1.weight", "add-one"),
+                hook("model.layers.1.weight", "negative-exp")}));
+  EXPECT_TRUE(TensorTable(file, 3).PostHooks().empty());
+}
+
 TEST_F(BindTest, TensorsOfThePlanAreTakenInAnyOrder) {
   std::vector<BoundTensor> tensors = Good(0);
   std::swap(tensors[0], tensors[1]);
-  const auto bound = BindTensors(TensorTable(plan_, 0), 0, tensors);
+  const auto bound = BindTensors(TensorTable(plan_, 0), 0, tensors, true);
   ASSERT_TRUE(bound.ok()) << bound.status();
   EXPECT_EQ((*bound)[0], tensors[1].data);
   EXPECT_EQ((*bound)[1], tensors[0].data);
 }
 
+TEST_F(BindTest, UnalignedTensorIsRefusedWhereTheDeviceCannot) {
+  std::vector<BoundTensor> tensors = Good(0);
+  ASSERT_GT(DTypeBytes(tensors[0].dtype), 1);
+  tensors[0].data = memory_.data() + 2049;
+  const TensorTable table(plan_, 0);
+  EXPECT_TRUE(BindTensors(table, 0, tensors, true).ok());
+  const absl::Status refused = BindTensors(table, 0, tensors, false).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(refused.message().find("not aligned: \"" + tensors[0].name +
+                                   "\" is at 0x"),
+            std::string::npos)
+      << refused;
+}
+
 TEST_F(BindTest, WhollySkippedTensorMayBeLeftOut) {
   std::vector<BoundTensor> tensors = Good(1);
-  EXPECT_TRUE(BindTensors(TensorTable(plan_, 1), 1, tensors).ok());
+  EXPECT_TRUE(BindTensors(TensorTable(plan_, 1), 1, tensors, true).ok());
   tensors.erase(tensors.begin());
-  EXPECT_TRUE(BindTensors(TensorTable(plan_, 1), 1, tensors).ok());
+  EXPECT_TRUE(BindTensors(TensorTable(plan_, 1), 1, tensors, true).ok());
 }
 
 TEST_F(BindTest, EmptyTensorIsWantedByName) {

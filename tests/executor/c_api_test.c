@@ -8,6 +8,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include <arpa/inet.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -226,10 +227,39 @@ static void ExpectCounters(const Rank* rank, int direct) {
   EXPECT(counters.network_direct.bytes_sent == 0);
 }
 
+static void NotePostHook(const refit_post_hook* hook, void* context) {
+  char* note = context;
+  EXPECT(hook->struct_size == sizeof(*hook));
+  strcat(note, hook->tensor);
+  strcat(note, " ");
+  strcat(note, hook->name);
+  strcat(note, " ");
+  strcat(note, hook->detail);
+  strcat(note, "\n");
+}
+
+/* The last rank's tensors have one. */
+static void ExpectPostHooks(const Rank* ranks) {
+  char notes[kRanks][256] = {"", "", "", ""};
+  for (int r = 0; r < kRanks; ++r) {
+    OK(refit_executor_visit_post_hooks(ranks[r].executor, NotePostHook,
+                                       notes[r]));
+    if (r < kRanks - 1) EXPECT(strcmp(notes[r], "") == 0);
+  }
+  EXPECT(strcmp(notes[kRanks - 1],
+                "model.layers.0.weight add-one for the test\n"
+                "model.layers.1.weight add-one for the test\n") == 0);
+  ERROR(refit_executor_visit_post_hooks(NULL, NotePostHook, NULL),
+        REFIT_INVALID_ARGUMENT, "executor is NULL");
+  ERROR(refit_executor_visit_post_hooks(ranks[0].executor, NULL, NULL),
+        REFIT_INVALID_ARGUMENT, "visit is NULL");
+}
+
 static void TestRefitInAFabric(const char* path, int direct) {
   Rank ranks[kRanks];
   CreateLocal(ranks, path);
   OnAllRanks(ranks, ConnectAndBind);
+  ExpectPostHooks(ranks);
   for (int refit = 0; refit < 2; ++refit) {
     FillWeights(ranks);
     OnAllRanks(ranks, Refit);
@@ -313,6 +343,63 @@ static void TestRefitByUniqueId(void) {
   CloseAll(ranks);
 }
 
+static void CountRound(const refit_round* round, void* context) {
+  refit_counters* counted = context;
+  EXPECT(round->struct_size == sizeof(*round));
+  EXPECT(round->route == REFIT_ROUTE_PEER ||
+         round->route == REFIT_ROUTE_LOCAL ||
+         round->route == REFIT_ROUTE_NETWORK);
+  EXPECT(round->mechanism == REFIT_MECHANISM_STAGED);
+  EXPECT(round->seconds > 0);
+  ++counted->rounds;
+  counted->bytes_sent += round->bytes_sent;
+  counted->bytes_received += round->bytes_received;
+}
+
+static void TestRounds(void) {
+  Rank ranks[kRanks];
+  refit_local_fabric* fabric = NULL;
+  OK(refit_local_fabric_create(kRanks, &fabric));
+  for (int r = 0; r < kRanks; ++r) {
+    refit_plan* plan = NULL;
+    refit_device* device = NULL;
+    OK(refit_plan_open(staged_path, &plan));
+    OK(refit_device_create_host(&device));
+    refit_executor_options options = {sizeof(options), plan, device, NULL,
+                                      fabric,          r,    0};
+    /* Rank 0's caller is older than the options of its end. */
+    options.time_rounds = r == 0 ? 2 : 1;
+    if (r == 0)
+      options.struct_size = offsetof(refit_executor_options, without_graph);
+    ranks[r].rank = r;
+    SetTensors(&ranks[r]);
+    OK(refit_executor_create(&options, &ranks[r].executor));
+    options.time_rounds = 2;
+    options.struct_size = sizeof(options);
+    refit_executor* wrong = NULL;
+    ERROR(refit_executor_create(&options, &wrong), REFIT_INVALID_ARGUMENT,
+          "time_rounds is 2, it should be 0 or 1");
+    refit_device_free(device);
+    refit_plan_free(plan);
+  }
+  refit_local_fabric_free(fabric);
+  FillWeights(ranks);
+  OnAllRanks(ranks, RefitOverTcp);
+  ExpectWeights(ranks);
+  for (int r = 0; r < kRanks; ++r) {
+    refit_counters counters = {sizeof(counters)};
+    refit_counters counted = {sizeof(counted)};
+    OK(refit_executor_counters(ranks[r].executor, &counters));
+    OK(refit_executor_visit_rounds(ranks[r].executor, CountRound, &counted));
+    EXPECT(counted.rounds == (r == 0 ? 0 : counters.rounds));
+    EXPECT(counted.bytes_sent == (r == 0 ? 0 : counters.bytes_sent));
+    EXPECT(counted.bytes_received == (r == 0 ? 0 : counters.bytes_received));
+  }
+  ERROR(refit_executor_visit_rounds(ranks[0].executor, NULL, NULL),
+        REFIT_INVALID_ARGUMENT, "visit is NULL");
+  CloseAll(ranks);
+}
+
 static void TestUniqueId(void) {
   refit_rendezvous* rendezvous = NULL;
   char id[REFIT_UNIQUE_ID_BYTES];
@@ -373,8 +460,11 @@ static void TestLibrary(void) {
 static void TestLayoutOfStructs(void) {
   EXPECT(sizeof(refit_tensor) == 56);
   EXPECT(offsetof(refit_tensor, dtype) == 48);
-  EXPECT(sizeof(refit_executor_options) == 48);
   EXPECT(offsetof(refit_executor_options, rank) == 40);
+  EXPECT(offsetof(refit_executor_options, without_graph) == 48);
+  EXPECT(sizeof(refit_executor_options) == 64);
+  EXPECT(sizeof(refit_round) == 48);
+  EXPECT(offsetof(refit_round, bytes_sent) == 24);
   EXPECT(sizeof(refit_run_options) == 32);
   EXPECT(offsetof(refit_run_options, addresses) == 16);
   EXPECT(sizeof(refit_traffic) == 16);
@@ -512,7 +602,7 @@ static void TestCreateErrors(void) {
   bad.struct_size = 12;
   ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
         "struct_size of refit_executor_options is 12, it should be "
-        "sizeof(refit_executor_options), which is 48 in Refit ");
+        "sizeof(refit_executor_options), which is 64 in Refit ");
   bad = good;
   bad.plan = NULL;
   ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
@@ -730,6 +820,7 @@ int main(int argc, char** argv) {
   TestRefitOverTcp();
   TestRefitByUniqueId();
   TestUniqueId();
+  TestRounds();
   TestMeetingThatNobodyComesTo();
   if (failures > 0) fprintf(stderr, "%d failed\n", failures);
   return failures > 0 ? 1 : 0;

@@ -302,6 +302,44 @@ TEST_F(ControlPlaneTest, RankZeroThatHasClosedIsNamed) {
   }
 }
 
+// A refit waits on devices, in no collective: the callback ends it.
+TEST_F(ControlPlaneTest, CallbackHearsOfARankThatClosedWithoutTheStep) {
+  for (const int32_t closes : {0, 2}) {
+    for (const bool before : {true, false}) {
+      MakeWorld(3);
+      Heard heard;
+      heard.Hear(*planes_[1]);
+      if (before) planes_[closes].reset();
+      const uint64_t step = planes_[1]->BeginStep();
+      planes_[closes].reset();
+      ExpectStatus(
+          heard.Await(), absl::StatusCode::kUnavailable,
+          "rank " + std::to_string(closes) + " has closed its control plane");
+      EXPECT_EQ(heard.step, step);
+      planes_.clear();
+    }
+  }
+}
+
+TEST_F(ControlPlaneTest, RankThatClosesAfterTheStepDisturbsNobody) {
+  for (const int32_t closes : {0, 2}) {
+    MakeWorld(3);
+    Heard heard;
+    heard.Hear(*planes_[1]);
+    const auto all = GatherOn({0, 1, 2}, [&](int32_t rank) {
+      planes_[rank]->BeginStep();
+      return Gather(rank);
+    });
+    for (const Gathered& gathered : all) {
+      EXPECT_TRUE(gathered.ok()) << gathered.status();
+    }
+    planes_[closes].reset();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_EQ(heard.calls, 0);
+    planes_.clear();
+  }
+}
+
 TEST_F(ControlPlaneTest, ResultsReachRanksOfWhichOthersCloseAtOnce) {
   for (int i = 0; i < 30; ++i) {
     const auto results = GatherOn({0, 1, 2}, [&](int32_t rank) -> Gathered {

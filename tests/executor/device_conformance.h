@@ -376,6 +376,35 @@ TEST_P(DeviceConformance, EventsAreReachedInTheOrderOfStreams) {
   EXPECT_EQ(bytes, Bytes(64, std::byte{3}));
 }
 
+TEST_P(DeviceConformance, TimerMeasuresWhatLiesBetweenItsPoints) {
+  auto timer = device_->CreateTimer();
+  ASSERT_TRUE(timer.ok()) << timer.status();
+  auto from = Upload(RandomBytes(64 << 20));
+  auto to = Upload(RandomBytes(64 << 20));
+  ASSERT_TRUE((*timer)->Start(kStream).ok());
+  ASSERT_TRUE(
+      device_->Copy(to->data(), from->data(), to->size_bytes(), kStream).ok());
+  ASSERT_TRUE((*timer)->Stop(kStream).ok());
+  ASSERT_TRUE(device_->Synchronize(kStream).ok());
+  const auto seconds = (*timer)->Seconds();
+  ASSERT_TRUE(seconds.ok()) << seconds.status();
+  EXPECT_GT(*seconds, 1e-6);  // 64 TB/s
+  EXPECT_LT(*seconds, 60);
+}
+
+TEST_P(DeviceConformance, ProgressIsTheLastMarkReached) {
+  auto progress = device_->CreateProgress();
+  ASSERT_TRUE(progress.ok()) << progress.status();
+  EXPECT_EQ((*progress)->reached(), 0);
+  for (const uint32_t value : {1u, 2u, 7u}) {
+    ASSERT_TRUE((*progress)->Mark(value, kStream).ok());
+    ASSERT_TRUE(device_->Synchronize(kStream).ok());
+    EXPECT_EQ((*progress)->reached(), value);
+  }
+  (*progress)->Reset();
+  EXPECT_EQ((*progress)->reached(), 0);
+}
+
 TEST_P(DeviceConformance, MemoryIsAlignedAndMayBeEmpty) {
   auto memory = device_->Allocate(1);
   ASSERT_TRUE(memory.ok());

@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,6 +57,19 @@ TEST(ExecutorTest, OneRankFeedsOneRank) {
                            .layers = 1,
                            .rows = 1,
                            .columns = 1});
+}
+
+TEST(ExecutorTest, ReplicasRelayToEachOther) {
+  for (const uint32_t replicas : {2, 3, 7}) {
+    const PlanFile plan = RelayPlan({.replicas = replicas, .layers = 9}).Open();
+    const auto result =
+        RunChecked(plan, {.iterations = 20, .timeout = kTimeout});
+    ASSERT_TRUE(result.ok()) << result.status();
+    for (const std::string& mismatch : result->check.mismatches) {
+      ADD_FAILURE() << mismatch;
+    }
+    EXPECT_EQ(result->check.checked_bytes, result->destination_bytes);
+  }
 }
 
 TEST(ExecutorTest, PaddingIsZero) {
@@ -225,6 +241,231 @@ TEST(ExecutorTest, FailedRefitLeavesAllRanksTornUntilOneSucceeds) {
   }
   EXPECT_EQ(world.executor(0).state(), ExecutorState::kBound);
   EXPECT_EQ(check.Check(world.tensors).wrong_elements, 0);
+}
+
+// "Records" by keeping what enqueues, and launches by calling it.
+class RecordingDevice : public HostDevice {
+ public:
+  absl::StatusOr<std::unique_ptr<DeviceGraph>> Record(
+      const std::function<absl::Status(Stream)>& enqueue) override {
+    ++recordings;
+    if (refuses) return absl::InternalError("cannot be recorded");
+    class Graph : public DeviceGraph {
+     public:
+      explicit Graph(std::function<absl::Status(Stream)> enqueue)
+          : enqueue_(std::move(enqueue)) {}
+      absl::Status Launch(Stream stream) override { return enqueue_(stream); }
+
+     private:
+      const std::function<absl::Status(Stream)> enqueue_;
+    };
+    return std::make_unique<Graph>(enqueue);
+  }
+
+  std::atomic<int> recordings = 0;
+  std::atomic<bool> refuses = false;
+};
+
+// Of four ranks, as ReshardPlan has them.
+class RecordingWorld : public ExecutorWorld {
+ public:
+  explicit RecordingWorld(const PlanFile& plan, ExecutorOptions options = {})
+      : RecordingWorld(plan, options,
+                       std::make_shared<LocalFabric>(plan.world_size())) {}
+
+  // How many ranks launched a graph, in each of so many refits.
+  std::vector<uint64_t> LaunchesOf(const PlanFile& plan, int refits) {
+    std::vector<uint64_t> launches;
+    for (int i = 0; i < refits; ++i) {
+      ExpectEveryElementRight(plan);
+      RunCounters all;
+      for (int32_t rank = 0; rank < world_size(); ++rank) {
+        all += executor(rank).counters();
+      }
+      launches.push_back(all.graph_launches);
+    }
+    return launches;
+  }
+
+  RecordingDevice recording;
+
+ private:
+  RecordingWorld(const PlanFile& plan, ExecutorOptions options,
+                 const std::shared_ptr<LocalFabric>& fabric)
+      : ExecutorWorld(plan.world_size(), fabric) {
+    options.device = &recording;
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      AddRank(plan, *fabric->CreateTransport(rank), options);
+    }
+  }
+};
+
+using Launches = std::vector<uint64_t>;
+
+TEST(ExecutorTest, StagedRefitsAreAGraphFromTheSecondOn) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  RecordingWorld world(plan);
+  world.Bind();
+  const auto ranks = static_cast<uint64_t>(plan.world_size());
+  EXPECT_EQ(world.LaunchesOf(plan, 4), (Launches{0, ranks, ranks, ranks}));
+  EXPECT_EQ(world.recording.recordings, plan.world_size());
+  // What was counted is as without.
+  World direct(plan);
+  direct.Bind();
+  direct.ExpectEveryElementRight(plan);
+  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+    const RunCounters& graph = world.executor(rank).counters();
+    const RunCounters& one_by_one = direct.executor(rank).counters();
+    EXPECT_EQ(graph.rounds, one_by_one.rounds);
+    EXPECT_EQ(graph.messages_sent, one_by_one.messages_sent);
+    EXPECT_EQ(graph.bytes_received, one_by_one.bytes_received);
+  }
+}
+
+TEST(ExecutorTest, BindMakesAnotherGraph) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  RecordingWorld world(plan);
+  world.Bind();
+  const auto ranks = static_cast<uint64_t>(plan.world_size());
+  EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{0, ranks}));
+  // Rank 1's tensors go where they were; its graph is of the earlier Bind.
+  EXPECT_TRUE(world.executor(1).Bind(world.tensors[1]).ok());
+  EXPECT_EQ(world.LaunchesOf(plan, 1), Launches{ranks});
+  EXPECT_EQ(world.recording.recordings, plan.world_size() + 1);
+}
+
+TEST(ExecutorTest, ConnectDropsTheGraph) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  RecordingWorld world(plan);
+  world.Bind();
+  const auto ranks = static_cast<uint64_t>(plan.world_size());
+  EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{0, ranks}));
+  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
+         return world.executor(rank).Connect(kTimeout);
+       })) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{0, ranks}));
+}
+
+TEST(ExecutorTest, RefitsThatCannotBeRecordedGoOnWithout) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  RecordingWorld world(plan);
+  world.recording.refuses = true;
+  world.Bind();
+  EXPECT_EQ(world.LaunchesOf(plan, 3), (Launches{0, 0, 0}));
+  EXPECT_EQ(world.recording.recordings, plan.world_size());
+}
+
+TEST(ExecutorTest, NothingIsRecordedUnasked) {
+  const PlanFile staged = ReshardPlan({}).Open();
+  const PlanFile direct =
+      ReshardPlan({.mechanism = fb::Mechanism::kDirect}).Open();
+  RecordingWorld refused(staged, {.graph = false});
+  RecordingWorld timed(staged, {.time_rounds = true});
+  RecordingWorld stored(direct);
+  for (auto& [world, plan] :
+       {std::pair(&refused, &staged), std::pair(&timed, &staged),
+        std::pair(&stored, &direct)}) {
+    world->Bind();
+    world->LaunchesOf(*plan, 3);
+    EXPECT_EQ(world->recording.recordings, 0);
+  }
+}
+
+TEST(ExecutorTest, RoundsAreMeasuredIfAsked) {
+  for (const fb::Mechanism mechanism : fb::EnumValuesMechanism()) {
+    const PlanFile plan =
+        ReshardPlan({.layers = 3, .mechanism = mechanism}).Open();
+    RecordingWorld world(plan, {.time_rounds = true});
+    world.Bind();
+    EXPECT_TRUE(world.executor(0).rounds().empty());
+    world.ExpectEveryElementRight(plan);
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      const RunCounters& counters = world.executor(rank).counters();
+      const std::vector<RoundMeasurement>& rounds =
+          world.executor(rank).rounds();
+      ASSERT_EQ(rounds.size(), counters.rounds);
+      uint64_t sent = 0, received = 0;
+      for (size_t i = 0; i < rounds.size(); ++i) {
+        EXPECT_EQ(rounds[i].mechanism, mechanism);
+        EXPECT_TRUE(i == 0 || rounds[i].round > rounds[i - 1].round);
+        EXPECT_GT(rounds[i].seconds, 0);
+        EXPECT_LT(rounds[i].seconds, 60);
+        sent += rounds[i].bytes_sent;
+        received += rounds[i].bytes_received;
+      }
+      EXPECT_EQ(sent, counters.bytes_sent);
+      EXPECT_EQ(received, counters.bytes_received);
+    }
+  }
+}
+
+// Knows which range is gone because it is told.
+class WatchingDevice : public HostDevice {
+ public:
+  absl::StatusOr<std::unique_ptr<MemoryWatch>> Watch(
+      absl::Span<const MemoryRange>) override {
+    class Told : public MemoryWatch {
+     public:
+      explicit Told(const std::optional<size_t>& gone) : gone_(gone) {}
+      std::optional<size_t> FirstGone() override { return gone_; }
+
+     private:
+      const std::optional<size_t>& gone_;
+    };
+    return std::make_unique<Told>(gone);
+  }
+
+  std::optional<size_t> gone;
+};
+
+class WatchedWorld : public ExecutorWorld {
+ public:
+  explicit WatchedWorld(const PlanFile& plan, bool watch = true)
+      : WatchedWorld(plan, watch,
+                     std::make_shared<LocalFabric>(plan.world_size())) {}
+
+  WatchingDevice watching;  // rank 1's
+
+ private:
+  WatchedWorld(const PlanFile& plan, bool watch,
+               const std::shared_ptr<LocalFabric>& fabric)
+      : ExecutorWorld(plan.world_size(), fabric) {
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      ExecutorOptions options;
+      options.watch_memory = watch;
+      if (rank == 1) options.device = &watching;
+      AddRank(plan, *fabric->CreateTransport(rank), options);
+    }
+  }
+};
+
+TEST(ExecutorTest, FreedMemoryFailsTheRefitUntilItIsBound) {
+  const PlanFile plan = ReshardPlan({.layers = 3}).Open();
+  WatchedWorld world(plan);
+  world.Bind();
+  world.ExpectEveryElementRight(plan);
+  world.watching.gone = 2;
+  const auto failed =
+      world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); });
+  EXPECT_EQ(failed[1].code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(failed[1].message(), "rank 1: the memory of \"" +
+                                     world.tensors[1][2].name +
+                                     "\" was freed since Bind");
+  EXPECT_FALSE(failed[0].ok());
+  EXPECT_EQ(world.executor(1).state(), ExecutorState::kTorn);
+  world.watching.gone = std::nullopt;
+  EXPECT_TRUE(world.executor(1).Bind(world.tensors[1]).ok());
+  world.ExpectEveryElementRight(plan);
+}
+
+TEST(ExecutorTest, MemoryIsNotWatchedIfRefused) {
+  const PlanFile plan = ReshardPlan({.layers = 3}).Open();
+  WatchedWorld world(plan, /*watch=*/false);
+  world.watching.gone = 2;
+  world.Bind();
+  world.ExpectEveryElementRight(plan);
 }
 
 TEST(ExecutorTest, RankThatDoesNotComeFailsTheOthersAtTheDeadline) {

@@ -66,6 +66,12 @@ class ExecutorWorld {
     }
   }
 
+  // Its executor and transport end.
+  void CloseRank(int32_t rank) {
+    executors_[rank].reset();
+    transports_[rank].reset();
+  }
+
   int32_t world_size() const { return world_size_; }
   Executor& executor(int32_t rank) { return *executors_[rank]; }
   Transport& transport(int32_t rank) { return *transports_[rank]; }
@@ -79,13 +85,16 @@ class ExecutorWorld {
       : world_size_(world_size), shared_(std::move(shared)) {}
 
   // The next rank.
-  void AddRank(const PlanFile& plan, std::unique_ptr<Transport> transport) {
+  // With `options`, but its own rank and transport; a null device is the
+  // world's.
+  void AddRank(const PlanFile& plan, std::unique_ptr<Transport> transport,
+               ExecutorOptions options = {}) {
     const int32_t rank = transport->rank();
     transports_.push_back(std::move(transport));
-    executors_.push_back(
-        *Executor::Load(plan, {.rank = rank,
-                               .device = &device_,
-                               .transport = transports_.back().get()}));
+    options.rank = rank;
+    options.transport = transports_.back().get();
+    if (options.device == nullptr) options.device = &device_;
+    executors_.push_back(*Executor::Load(plan, options));
     tensors.push_back(TensorsOfRank(plan, rank));
     for (BoundTensor& tensor : tensors.back()) {
       memory_.push_back(*device_.Allocate(tensor.size_bytes));

@@ -182,6 +182,21 @@ TEST_F(NcclFailureTest, RankThatDoesNotComeToRunEndsAtTheDeadline) {
   ExpectWholeAfterConnect();
 }
 
+TEST_F(NcclFailureTest, RankThatClosesDuringARefitEndsItAtOnce) {
+  const auto statuses = world_->OnAllRanks([&](int32_t rank) {
+    if (rank != 4) return Refit(rank, kAmple);
+    world_->CloseRank(rank);
+    return absl::OkStatus();
+  });
+  for (int32_t rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kUnavailable);
+    EXPECT_NE(
+        statuses[rank].message().find("rank 4 has closed its control plane"),
+        std::string::npos)
+        << statuses[rank];
+  }
+}
+
 TEST_F(NcclFailureTest, RankThatLeftARefitOutMayConnectToo) {
   world_->OnAllRanks([&](int32_t rank) {
     return rank == 3 ? absl::OkStatus() : Refit(rank, kShort);

@@ -63,8 +63,14 @@ Offset<fb::Buffer> CreateBuffer(FlatBufferBuilder& builder,
   const auto shape = builder.CreateVector(buffer.shape);
   const auto fragments_vector = builder.CreateVector(fragments);
   const auto regions_vector = builder.CreateVector(regions);
+  std::vector<Offset<fb::PostHook>> hooks;
+  for (const std::string& hook : buffer.post_hooks) {
+    hooks.push_back(
+        fb::CreatePostHookDirect(builder, hook.c_str(), "for the test"));
+  }
   return fb::CreateBuffer(builder, name, index, shape, buffer.dtype,
-                          fragments_vector, regions_vector);
+                          fragments_vector, regions_vector,
+                          builder.CreateVector(hooks));
 }
 
 Offset<fb::RankProgram> CreateProgram(FlatBufferBuilder& builder,
@@ -142,12 +148,10 @@ std::vector<uint8_t> PlanBuilder::Bytes() const {
   const auto body =
       outer.CreateVector(inner.GetBufferPointer(), inner.GetSize());
   const auto provenance = fb::CreateProvenanceDirect(outer, "a test");
+  const uint64_t features = RequiredFeatures(
+      *flatbuffers::GetRoot<fb::Body>(inner.GetBufferPointer()));
   fb::FinishPlanBuffer(
-      outer, fb::CreatePlan(outer, kFormatMajor << 16 | kFormatMinor,
-                            std::count(mechanisms.begin(), mechanisms.end(),
-                                       fb::Mechanism::kDirect) > 0
-                                ? kFeatureDirectRounds
-                                : 0,
+      outer, fb::CreatePlan(outer, FormatVersionFor(features), features,
                             &inputs_digest, &body_digest, body, provenance));
   return {outer.GetBufferPointer(), outer.GetBufferPointer() + outer.GetSize()};
 }
@@ -269,6 +273,62 @@ PlanBuilder ReshardPlan(const ReshardOptions& options) {
   for (uint32_t rank = 0; rank < plan.ranks.size(); ++rank) {
     plan.ranks[rank].staging_bytes =
         (rank < sources ? destinations : sources) * Aligned(size_bytes);
+  }
+  return plan;
+}
+
+PlanBuilder RelayPlan(const RelayOptions& options) {
+  const uint32_t replicas = options.replicas;
+  const uint64_t rows = options.rows_per_stripe * replicas;
+  const uint64_t stripe = options.rows_per_stripe * options.columns;
+  const uint64_t layer_elements = rows * options.columns;
+  PlanBuilder plan;
+  plan.source_ranks = 1;
+  plan.rounds = options.layers + 1;
+  plan.mechanisms.assign(plan.rounds, fb::Mechanism::kDirect);
+  plan.params.push_back({.name = "layers.{0}.weight",
+                         .index = {options.layers},
+                         .shape = {rows, options.columns}});
+  plan.buffers.push_back(
+      {.name = "layers.{0}.weight",
+       .index = {options.layers},
+       .shape = {rows, options.columns},
+       .fragments = {{.param = 0,
+                      .lo = {0, 0, 0},
+                      .extent = {options.layers, rows, options.columns},
+                      .offset = 0,
+                      .stride = {layer_elements, options.columns, 1}}},
+       .regions = {}});
+  plan.ranks.assign(1 + replicas,
+                    {.buffers = {0}, .messages = {}, .fills = {}});
+  const auto add = [&](uint32_t rank, uint32_t round, fb::MessageKind kind,
+                       uint32_t peer, uint32_t layer, uint32_t member) {
+    plan.ranks[rank].messages.push_back(
+        {.round = round,
+         .kind = kind,
+         .peer = peer,
+         .staging_offset = 0,
+         .size_bytes = stripe * 2,
+         .copies = {{.slot = 0,
+                     .offset = layer * layer_elements + (member - 1) * stripe,
+                     .loops = {{stripe, 1}}}}});
+  };
+  for (uint32_t round = 0; round < plan.rounds; ++round) {
+    for (uint32_t member = 1; member <= replicas; ++member) {
+      if (round < options.layers) {
+        add(member, round, fb::MessageKind::kRecv, 0, round, member);
+        add(0, round, fb::MessageKind::kSend, member, round, member);
+      }
+      if (round == 0) continue;
+      for (uint32_t other = 1; other <= replicas; ++other) {
+        if (other == member) continue;
+        add(member, round, fb::MessageKind::kRecv, other, round - 1, other);
+      }
+      for (uint32_t other = 1; other <= replicas; ++other) {
+        if (other == member) continue;
+        add(member, round, fb::MessageKind::kSend, other, round - 1, member);
+      }
+    }
   }
   return plan;
 }

@@ -40,6 +40,7 @@ struct PlanBuilder {
     DType dtype = DType::kBf16;
     std::vector<Fragment> fragments = {};
     std::vector<Region> regions = {};
+    std::vector<std::string> post_hooks = {};  // by name
   };
   struct Copy {
     uint32_t slot = 0;
@@ -94,6 +95,18 @@ struct ReshardOptions {
 };
 
 PlanBuilder ReshardPlan(const ReshardOptions& options);
+
+// One source rank feeds `replicas` that hold all it holds, a stack of `layers`
+// matrices. In the direct round of a layer each replica is given a stripe of
+// rows; in the next, it relays that to the others.
+struct RelayOptions {
+  uint32_t replicas = 3;
+  uint32_t layers = 4;
+  uint64_t rows_per_stripe = 2;
+  uint64_t columns = 8;
+};
+
+PlanBuilder RelayPlan(const RelayOptions& options);
 
 }  // namespace refit
 

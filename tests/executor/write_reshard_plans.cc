@@ -9,8 +9,9 @@ int main(int argc, char** argv) {
   if (argc != 3) return 2;
   for (const refit::fb::Mechanism mechanism :
        refit::fb::EnumValuesMechanism()) {
-    const std::vector<uint8_t> bytes =
-        refit::ReshardPlan({.mechanism = mechanism}).Bytes();
+    refit::PlanBuilder plan = refit::ReshardPlan({.mechanism = mechanism});
+    plan.buffers.back().post_hooks = {"add-one"};
+    const std::vector<uint8_t> bytes = plan.Bytes();
     std::ofstream file(argv[1 + static_cast<int>(mechanism)], std::ios::binary);
     file.write(reinterpret_cast<const char*>(bytes.data()),
                static_cast<std::streamsize>(bytes.size()));

@@ -177,6 +177,60 @@ TEST_P(CudaFenceTest, FencesReplayInAGraph) {
   }
 }
 
+TEST(CudaMemoryWatchTest, FreedMemoryIsNoticedThoughItsAddressIsInUseAgain) {
+  auto device = *CreateCudaDevice(0);
+  constexpr size_t kBytes = 32 << 20;
+  void* kept = nullptr;
+  void* freed = nullptr;
+  ASSERT_EQ(cudaMalloc(&kept, kBytes), cudaSuccess);
+  ASSERT_EQ(cudaMalloc(&freed, kBytes), cudaSuccess);
+  const auto range = [](void* data, size_t offset) {
+    return MemoryRange{static_cast<std::byte*>(data) + offset, 256};
+  };
+  const std::vector<MemoryRange> ranges = {
+      {nullptr, 0}, range(kept, 0), range(kept, 512), range(freed, 1024)};
+  auto watch = device->Watch(ranges);
+  ASSERT_TRUE(watch.ok()) << watch.status();
+  EXPECT_EQ((*watch)->FirstGone(), std::nullopt);
+  ASSERT_EQ(cudaFree(freed), cudaSuccess);
+  EXPECT_EQ((*watch)->FirstGone(), 3);
+  void* again = nullptr;
+  ASSERT_EQ(cudaMalloc(&again, kBytes), cudaSuccess);
+  printf("the address is %s again\n", again == freed ? "in use" : "not in use");
+  EXPECT_EQ((*watch)->FirstGone(), 3);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  cudaFree(again);
+  cudaFree(kept);
+}
+
+TEST(CudaGraphTest, RecordedWorkRunsAtEachLaunchOnly) {
+  auto device = *CreateCudaDevice(0);
+  auto progress = *device->CreateProgress();
+  auto graph =
+      device->Record([&](Stream stream) { return progress->Mark(5, stream); });
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  ASSERT_NE(*graph, nullptr);
+  ASSERT_TRUE(device->Synchronize(nullptr).ok());
+  EXPECT_EQ(progress->reached(), 0);
+  for (int launch = 0; launch < 3; ++launch) {
+    progress->Reset();
+    ASSERT_TRUE((*graph)->Launch(nullptr).ok());
+    ASSERT_TRUE(device->Synchronize(nullptr).ok());
+    EXPECT_EQ(progress->reached(), 5);
+  }
+}
+
+TEST(CudaGraphTest, WorkThatFailsToRecordLeavesTheDeviceAsItWas) {
+  auto device = *CreateCudaDevice(0);
+  EXPECT_EQ(device->Record([](Stream) { return absl::InternalError("no"); })
+                .status()
+                .message(),
+            "no");
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  auto memory = device->Allocate(16);
+  EXPECT_TRUE(memory.ok());
+}
+
 TEST(CudaDeviceTest, MissingDeviceIsNamed) {
   EXPECT_EQ(CreateCudaDevice(1000).status().code(),
             absl::StatusCode::kNotFound);

@@ -20,7 +20,8 @@ constexpr std::chrono::seconds kTimeout(15);
 
 class GpuWorld {
  public:
-  explicit GpuWorld(const PlanFile& plan) : plan_(plan) {
+  explicit GpuWorld(const PlanFile& plan, ExecutorOptions options = {})
+      : plan_(plan) {
     const TcpRendezvous meeting = *LoopbackRendezvous(plan.world_size());
     ranks_.resize(static_cast<size_t>(plan.world_size()));
     OnAllRanks([&](int32_t rank) -> absl::Status {
@@ -29,7 +30,8 @@ class GpuWorld {
       auto control =
           ConnectTcp(mine, std::chrono::steady_clock::now() + kTimeout);
       if (!control.ok()) return control.status();
-      auto made = GpuRank::Create(plan_, *std::move(control), rank, kTimeout);
+      auto made =
+          GpuRank::Create(plan_, *std::move(control), rank, kTimeout, options);
       if (!made.ok()) return made.status();
       ranks_[static_cast<size_t>(rank)] = *std::move(made);
       return absl::OkStatus();
@@ -102,6 +104,17 @@ TEST_P(RefitGpuTest, EveryByteIsRight) {
   world.ExpectRefitIsRight();
 }
 
+TEST(RelayGpuTest, OneRankFeedsThreeThatRelay) {
+  if (CudaDeviceCount() < 4) GTEST_SKIP() << "needs four GPUs";
+  const PlanFile plan = RelayPlan({.replicas = 3,
+                                   .layers = 12,
+                                   .rows_per_stripe = 256,
+                                   .columns = 1024})
+                            .Open();
+  GpuWorld world(plan);
+  for (int refit = 0; refit < 20; ++refit) world.ExpectRefitIsRight();
+}
+
 // Every byte of the rank's tensors is `value`.
 bool AllBytesAre(GpuRank& rank, int value) {
   for (const BoundTensor& tensor : rank.tensors()) {
@@ -114,6 +127,87 @@ bool AllBytesAre(GpuRank& rank, int value) {
     }
   }
   return true;
+}
+
+// Fills the sources with `value`, refits, and looks at the destinations.
+void ExpectRefitOf(GpuWorld& world, int value) {
+  world.OnAllRanks([&](int32_t r) -> absl::Status {
+    GpuRank& rank = world.rank(r);
+    EXPECT_EQ(rank.device().MakeCurrent(), absl::OkStatus());
+    for (const BoundTensor& tensor : rank.tensors()) {
+      EXPECT_EQ(cudaMemsetAsync(tensor.data, world.IsSource(r) ? value : 0xff,
+                                tensor.size_bytes,
+                                static_cast<cudaStream_t>(rank.stream())),
+                cudaSuccess);
+    }
+    if (auto refit = rank.Refit(); !refit.ok()) return refit.status();
+    EXPECT_EQ(rank.device().MakeCurrent(), absl::OkStatus());
+    EXPECT_TRUE(AllBytesAre(rank, value)) << "rank " << r;
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(RefitGpuTest, LaterRefitsAreLaunchedAsAGraphIfStaged) {
+  const bool staged = GetParam() == fb::Mechanism::kStaged;
+  const PlanFile plan = Plan();
+  GpuWorld world(plan);
+  for (int value = 1; value <= 5; ++value) {
+    ExpectRefitOf(world, value);
+    for (int32_t r = 0; r < plan.world_size(); ++r) {
+      EXPECT_EQ(world.rank(r).executor().counters().graph_launches,
+                staged && value > 1 ? 1 : 0);
+    }
+  }
+  // Another Bind, another graph, of the same memory.
+  world.OnAllRanks([&](int32_t r) {
+    return world.rank(r).executor().Bind(world.rank(r).tensors(), kTimeout);
+  });
+  ExpectRefitOf(world, 6);
+  ExpectRefitOf(world, 7);
+}
+
+TEST_P(RefitGpuTest, NoGraphIsLaunchedIfRefused) {
+  const PlanFile plan = Plan();
+  GpuWorld world(plan, {.graph = false});
+  for (int value = 1; value <= 3; ++value) {
+    ExpectRefitOf(world, value);
+    EXPECT_EQ(world.rank(0).executor().counters().graph_launches, 0);
+  }
+}
+
+TEST_P(RefitGpuTest, RefitsThatAreNotWaitedForInBetweenAreGraphsToo) {
+  const PlanFile plan = Plan();
+  GpuWorld world(plan);
+  ExpectRefitOf(world, 1);
+  ExpectRefitOf(world, 2);
+  world.OnAllRanks([&](int32_t r) -> absl::Status {
+    Executor& executor = world.rank(r).executor();
+    for (int i = 0; i < 10; ++i) {
+      absl::Status status = executor.Run(
+          world.rank(r).stream(), {.timeout = kTimeout, .addresses = {}});
+      if (!status.ok()) return status;
+    }
+    return executor.Wait();
+  });
+  ExpectRefitOf(world, 3);
+}
+
+TEST_P(RefitGpuTest, RoundsAreTimedIfAsked) {
+  const PlanFile plan = Plan();
+  GpuWorld world(plan, {.time_rounds = true});
+  world.ExpectRefitIsRight();
+  world.ExpectRefitIsRight();
+  for (int32_t r = 0; r < plan.world_size(); ++r) {
+    const Executor& executor = world.rank(r).executor();
+    ASSERT_EQ(executor.rounds().size(), executor.counters().rounds);
+    uint64_t received = 0;
+    for (const RoundMeasurement& round : executor.rounds()) {
+      EXPECT_GT(round.seconds, 0);
+      EXPECT_LT(round.seconds, 1);
+      received += round.bytes_received;
+    }
+    EXPECT_EQ(received, executor.counters().bytes_received);
+  }
 }
 
 TEST_P(RefitGpuTest, CapturedRefitReplaysWithChangedWeights) {
@@ -163,10 +257,10 @@ TEST_P(RefitGpuTest, CapturedRefitReplaysWithChangedWeights) {
   }
 }
 
-TEST_P(RefitGpuTest, RankThatDoesNotComeEndsTheRefitUntilConnect) {
-  const PlanFile plan = Plan();
+// After so many refits that went well: later ones are graphs.
+void ExpectLateRankEndsTheRefitUntilConnect(const PlanFile& plan, int before) {
   GpuWorld world(plan);
-  world.ExpectRefitIsRight();
+  for (int i = 0; i < before; ++i) world.ExpectRefitIsRight();
   const std::vector<absl::Status> statuses =
       world.Statuses([&](int32_t r) -> absl::Status {
         if (r == 3) return absl::OkStatus();
@@ -190,7 +284,19 @@ TEST_P(RefitGpuTest, RankThatDoesNotComeEndsTheRefitUntilConnect) {
   printf("rank 3: %s\n", std::string(late.message()).c_str());
   world.OnAllRanks(
       [&](int32_t r) { return world.rank(r).executor().Connect(kTimeout); });
-  world.ExpectRefitIsRight();
+  for (int i = 0; i < 3; ++i) world.ExpectRefitIsRight();
+}
+
+TEST_P(RefitGpuTest, RankThatDoesNotComeEndsTheRefitUntilConnect) {
+  ExpectLateRankEndsTheRefitUntilConnect(Plan(), 1);
+}
+
+TEST_P(RefitGpuTest, RankThatDoesNotComeEndsTheFirstGraphUntilConnect) {
+  ExpectLateRankEndsTheRefitUntilConnect(Plan(), 2);
+}
+
+TEST_P(RefitGpuTest, RankThatDoesNotComeEndsALaterGraphUntilConnect) {
+  ExpectLateRankEndsTheRefitUntilConnect(Plan(), 4);
 }
 
 TEST_P(RefitGpuTest, MovedTensorEndsTheRefitUntilItIsBound) {

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""The `refit` view of any config.json: one tensor a line, as params.py --list writes it."""
+"""The `refit` view of any config.json, or another one, as params.py --list writes it: one tensor a line.
+
+usage: list_config.py CONFIG.json [VIEW]
+"""
 import json
 import sys
 
@@ -7,5 +10,5 @@ import params
 
 with open(sys.argv[1]) as f:
     config = json.load(f)
-for t in params.view(params.expand(config), "refit"):
+for t in params.view(params.expand(config), sys.argv[2] if len(sys.argv) > 2 else "refit"):
     print(t.name, t.dtype, "x".join(map(str, t.shape)), sep="\t")

@@ -233,6 +233,20 @@ TEST(DiffTest, ReasonOfASkippedRegionIsLayout) {
             "[40, 1]\n");
 }
 
+TEST(DiffTest, PostHooksAreContract) {
+  PlanSpec hooked = SampleSpec();
+  hooked.buffers[4].post_hooks = {{"add-one", "add 1 to it"}};
+  EXPECT_EQ(TextOf(SampleSpec(), hooked),
+            R"(contract
+  POST_HOOKS_CHANGED buffer "model.norm.weight" of ranks 2..3: none -> add-one "add 1 to it"
+)");
+  EXPECT_EQ(TextOf(hooked, SampleSpec()),
+            R"(contract
+  POST_HOOKS_CHANGED buffer "model.norm.weight" of ranks 2..3: add-one "add 1 to it" -> none
+)");
+  EXPECT_TRUE(Compare(hooked, hooked).same());
+}
+
 TEST(DiffTest, BuffersThatComeAndGoNameTheirRanks) {
   PlanSpec other = SampleSpec();
   other.buffers.push_back({.name = "rotary.{0}.inv_freq",

@@ -158,7 +158,7 @@ TEST(PlanDoorTest, ANewerMajorIsRefused) {
       Door(Wrap(SampleBody(), {.format_version = 2 << 16 | 3}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "format version 2.3 is newer than this build's 1.1");
+            "format version 2.3 is newer than this build's 1.2");
 }
 
 TEST(PlanDoorTest, ANewerMinorIsRead) {
@@ -178,9 +178,68 @@ TEST(PlanDoorTest, DirectRoundsWithoutTheirFeatureBitAreRefused) {
             "know them (bit 0 of required_features)");
 }
 
+PlanSpec HookedSpec(const PlanSpec::PostHook& hook) {
+  PlanSpec spec = SampleSpec();
+  spec.buffers[4].post_hooks = {hook};
+  return spec;
+}
+
+TEST(PlanDoorTest, PostHooksRequireTheirFeatureAndItsVersion) {
+  const PlanFile plan = OpenSpec(HookedSpec({"add-one", "add 1 to it"}));
+  EXPECT_EQ(plan.plan().required_features(), kFeaturePostHooks);
+  EXPECT_EQ(plan.plan().format_version(), 1 << 16 | 2);
+  const auto* body = plan.plan().body();
+  const std::vector<uint8_t> bytes(body->begin(), body->end());
+  EXPECT_EQ(Door(Wrap(bytes, {})).message(),
+            "the plan has post-hooks but does not require that executors know "
+            "them (bit 1 of required_features)");
+}
+
+TEST(PlanDoorTest, PlansThatNeedNothingNewAreWrittenAsBefore) {
+  EXPECT_EQ(OpenSpec(SampleSpec()).plan().format_version(), 1 << 16 | 1);
+}
+
+TEST(PlanDoorTest, PostHooksWithoutAWordOrASentenceAreRefused) {
+  for (const std::string name : {"", "Add one", "add\n"}) {
+    EXPECT_EQ(Door(BuildPlan(HookedSpec({name, "add 1 to it"}))).message(),
+              "buffer 4: post-hook 0: its name is not made of lower-case "
+              "letters, digits and '-'");
+  }
+  EXPECT_EQ(Door(BuildPlan(HookedSpec({"add-one", ""}))).message(),
+            "buffer 4: post-hook 0: it has no detail");
+  PlanSpec many = SampleSpec();
+  many.buffers[4].post_hooks.assign(17, {"add-one", "add 1 to it"});
+  EXPECT_EQ(Door(BuildPlan(many)).message(),
+            "buffer 4: 17 post-hooks are more than 16");
+}
+
+TEST(PlanDoorTest, PostHooksOfASourceAreRefused) {
+  PlanSpec spec = SampleSpec();
+  spec.buffers[2].post_hooks = {{"add-one", "add 1 to it"}};
+  EXPECT_EQ(Door(BuildPlan(spec)).message(),
+            "program of rank 0, buffer slot 1: buffer 2 has post-hooks, a "
+            "source's has none");
+}
+
+TEST(PlanDoorTest, RelaysWithoutTheirFeatureBitAreRefused) {
+  PlanSpec spec = SampleSpec();
+  spec.rounds.push_back(fb::Route::kPeer);
+  spec.mechanisms = {fb::Mechanism::kStaged, fb::Mechanism::kStaged,
+                     fb::Mechanism::kDirect};
+  spec.programs[2].messages.push_back(SendTo(3, 2, 5, 0, 64));
+  const PlanFile plan = OpenSpec(spec);
+  EXPECT_EQ(plan.plan().required_features(), 1 << 0 | 1 << 3);
+  EXPECT_EQ(plan.plan().format_version(), 1 << 16 | 2);
+  const auto* body = plan.plan().body();
+  const std::vector<uint8_t> bytes(body->begin(), body->end());
+  EXPECT_EQ(Door(Wrap(bytes, {.required_features = 1 << 0})).message(),
+            "the plan has relays but does not require that executors know "
+            "them (bit 3 of required_features)");
+}
+
 TEST(PlanDoorTest, AMajorThatNeverWasIsRefused) {
   EXPECT_EQ(Door(Wrap(SampleBody(), {.format_version = 7})).message(),
-            "format version 0.7 does not exist; this build reads 1.1");
+            "format version 0.7 does not exist; this build reads 1.2");
 }
 
 TEST(PlanDoorTest, AnUnknownFeatureIsRefused) {

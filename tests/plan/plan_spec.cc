@@ -56,8 +56,14 @@ Offset<fb::Buffer> BuildBuffer(const PlanSpec::Buffer& buffer,
   const auto shape = builder.CreateVector(buffer.shape);
   const auto fragments_vector = builder.CreateVector(fragments);
   const auto regions_vector = builder.CreateVector(regions);
+  std::vector<Offset<fb::PostHook>> hooks;
+  for (const PlanSpec::PostHook& hook : buffer.post_hooks) {
+    hooks.push_back(fb::CreatePostHookDirect(builder, hook.name.c_str(),
+                                             hook.detail.c_str()));
+  }
+  const auto hooks_vector = hooks.empty() ? 0 : builder.CreateVector(hooks);
   return fb::CreateBuffer(builder, name, index, shape, buffer.dtype,
-                          fragments_vector, regions_vector);
+                          fragments_vector, regions_vector, hooks_vector);
 }
 
 Offset<fb::RankProgram> BuildProgram(const PlanSpec::Program& program,
@@ -168,12 +174,10 @@ std::vector<uint8_t> BuildPlan(const PlanSpec& spec) {
   const auto provenance = fb::CreateProvenance(builder, producer);
   const fb::Digest inputs_digest(0x89abcdef, 0x01234567);
   const fb::Digest body_digest = DigestOf(body);
+  const uint64_t features =
+      RequiredFeatures(*flatbuffers::GetRoot<fb::Body>(body.data()));
   builder.Finish(
-      fb::CreatePlan(builder, kFormatMajor << 16 | kFormatMinor,
-                     std::count(spec.mechanisms.begin(), spec.mechanisms.end(),
-                                fb::Mechanism::kDirect) > 0
-                         ? kFeatureDirectRounds
-                         : 0,
+      fb::CreatePlan(builder, FormatVersionFor(features), features,
                      &inputs_digest, &body_digest, body_vector, provenance),
       fb::PlanIdentifier());
   return {builder.GetBufferPointer(),
@@ -218,6 +222,9 @@ PlanSpec SpecOf(const fb::Body& packed) {
     for (const auto& region : buffer->regions) {
       to.regions.push_back({region->kind, region->reason, region->offset,
                             region->extent, region->stride, region->detail});
+    }
+    for (const auto& hook : buffer->post_hooks) {
+      to.post_hooks.push_back({hook->name, hook->detail});
     }
   }
   for (const auto& program : body.programs) {

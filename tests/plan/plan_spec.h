@@ -37,6 +37,9 @@ struct PlanSpec {
     std::vector<uint64_t> extent, stride;
     std::string detail;
   };
+  struct PostHook {
+    std::string name, detail;
+  };
   struct Buffer {
     std::string name;
     std::vector<IndexDim> index;
@@ -44,6 +47,7 @@ struct PlanSpec {
     fb::DType dtype = fb::DType::kBf16;
     std::vector<Fragment> fragments;
     std::vector<Region> regions;
+    std::vector<PostHook> post_hooks = {};
   };
   struct Copy {
     uint32_t slot = 0;

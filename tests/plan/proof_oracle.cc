@@ -136,8 +136,9 @@ class Oracle {
   void Staging();
   void Data();
   void Outcome();
-  void Carry(size_t source, const fb::Message& send, size_t destination,
-             const fb::Message& recv);
+  std::vector<StagedByte> Pack(size_t source, const fb::Message& send);
+  void Unpack(const std::vector<StagedByte>& staged, const fb::Message& send,
+              size_t source, size_t destination, const fb::Message& recv);
 
   const PlanSpec& spec_;
   std::string fault_;
@@ -263,14 +264,18 @@ void Oracle::Schedule() {
       if (i > 0 && order(message) < order(program.messages[i - 1])) {
         Fault("order");
       }
-      if ((message.kind() == fb::MessageKind::kSend) != IsSource(rank) ||
-          IsSource(message.peer()) == IsSource(rank)) {
-        Fault("wrong side");
+      const bool is_send = message.kind() == fb::MessageKind::kSend;
+      if (IsSource(is_send ? message.peer() : rank)) Fault("wrong side");
+      if (!IsSource(is_send ? rank : message.peer()) &&
+          !IsDirect(message.round())) {
+        Fault("a staged relay");
       }
       const size_t apart = std::max<size_t>(rank, message.peer()) -
                            std::min<size_t>(rank, message.peer());
       const fb::Route route =
-          spec_.colocated && apart == spec_.source_ranks ? fb::Route::kLocal
+          spec_.colocated && apart == spec_.source_ranks &&
+                  IsSource(std::min<size_t>(rank, message.peer()))
+              ? fb::Route::kLocal
           : program.host == spec_.programs[message.peer()].host
               ? fb::Route::kPeer
               : fb::Route::kNetwork;
@@ -321,24 +326,34 @@ void Oracle::Staging() {
   }
 }
 
-void Oracle::Carry(size_t source, const fb::Message& send, size_t destination,
-                   const fb::Message& recv) {
+std::vector<StagedByte> Oracle::Pack(size_t source, const fb::Message& send) {
   std::vector<StagedByte> staged(send.size_bytes());
   for (const PlanSpec::Copy& copy : spec_.copy_lists[send.copies()]) {
     if (copy.staging_offset % 16 != 0) Fault("alignment");
     const PlanSpec::Buffer& buffer = BufferAt(source, copy.slot);
+    if (!IsSource(source) && copy.dtype != buffer.dtype) Fault("relay casts");
     int64_t byte = static_cast<int64_t>(copy.staging_offset);
     for (uint64_t element : OffsetsOf(copy)) {
-      const Value value = held_[source][copy.slot][element];
-      if (value.element < 0) return Fault("packs what holds no param");
-      if (value.stored != buffer.dtype) return Fault("impossible");
+      Value value = held_[source][copy.slot][element];
+      if (value.element < 0) {
+        Fault("packs what holds no param");
+        return staged;
+      }
+      if (!IsSource(source)) value.stored = buffer.dtype;
+      if (value.stored != buffer.dtype) Fault("impossible");
       for (int64_t k = 0; k < DTypeBytes(copy.dtype); ++k, ++byte) {
         StagedByte& staged_byte = staged[static_cast<size_t>(byte)];
-        if (++staged_byte.writes > 1) return Fault("packs a byte twice");
+        if (++staged_byte.writes > 1) Fault("packs a byte twice");
         staged_byte = {value, copy.dtype, k, 1};
       }
     }
   }
+  return staged;
+}
+
+void Oracle::Unpack(const std::vector<StagedByte>& staged,
+                    const fb::Message& send, size_t source, size_t destination,
+                    const fb::Message& recv) {
   for (const PlanSpec::Copy& copy : spec_.copy_lists[recv.copies()]) {
     if (copy.staging_offset % 16 != 0) Fault("alignment");
     const std::vector<PlanSpec::Copy>& sent = spec_.copy_lists[send.copies()];
@@ -362,6 +377,7 @@ void Oracle::Carry(size_t source, const fb::Message& send, size_t destination,
         }
       }
       const DType from = first.value.stored;
+      if (!IsSource(source) && from != to) return Fault("cast after a relay");
       if (from != first.wire && first.wire != to) return Fault("cast twice");
       if (from != to && std::none_of(spec_.casts.begin(), spec_.casts.end(),
                                      [&](const PlanSpec::Cast& cast) {
@@ -377,8 +393,18 @@ void Oracle::Carry(size_t source, const fb::Message& send, size_t destination,
 }
 
 void Oracle::Data() {
-  for (const auto& [source, send, destination, recv] : pairs_) {
-    Carry(source, send, destination, recv);
+  // Round by round: nothing that a round writes is there when it reads.
+  for (uint32_t round = 0; round < spec_.rounds.size(); ++round) {
+    std::vector<std::vector<StagedByte>> staged;
+    for (const auto& [source, send, destination, recv] : pairs_) {
+      if (send.round() == round) staged.push_back(Pack(source, send));
+    }
+    if (!fault_.empty()) return;
+    size_t next = 0;
+    for (const auto& [source, send, destination, recv] : pairs_) {
+      if (send.round() != round) continue;
+      Unpack(staged[next++], send, source, destination, recv);
+    }
   }
   for (size_t rank = spec_.source_ranks; rank < spec_.programs.size(); ++rank) {
     for (const PlanSpec::Copy& copy :

@@ -472,6 +472,120 @@ TEST(ProofTest, ADirectElementFromTheWrongPlaceIsNamed) {
       << ViolationOf(spec);
 }
 
+// A source rank gives each of two replicas a half of w in round 0; in round 1
+// they relay these to each other.
+PlanSpec RelaySpec() {
+  PlanSpec spec;
+  spec.source_ranks = 1;
+  spec.params = {{.name = "w", .index = {}, .shape = {16}}};
+  spec.buffers = {{.name = "w",
+                   .index = {},
+                   .shape = {16},
+                   .fragments = {{.param = 0,
+                                  .lo = {0},
+                                  .extent = {16},
+                                  .offset = 0,
+                                  .stride = {1}}},
+                   .regions = {}}};
+  spec.copy_lists = {{},
+                     {{.slot = 0, .offset = 0, .loops = {{8, 1}}}},
+                     {{.slot = 0, .offset = 8, .loops = {{8, 1}}}}};
+  spec.rounds = {fb::Route::kPeer, fb::Route::kPeer, fb::Route::kPeer};
+  spec.mechanisms.assign(3, fb::Mechanism::kDirect);
+  spec.programs = {
+      {{0}, {SendTo(1, 0, 1, 0, 16), SendTo(2, 0, 2, 0, 16)}, 0, 0, 0},
+      {{0},
+       {RecvFrom(0, 0, 1, 0, 16), RecvFrom(2, 1, 2, 0, 16),
+        SendTo(2, 1, 1, 0, 16)},
+       0,
+       0,
+       0},
+      {{0},
+       {RecvFrom(0, 0, 2, 0, 16), RecvFrom(1, 1, 1, 0, 16),
+        SendTo(1, 1, 2, 0, 16)},
+       0,
+       0,
+       0},
+  };
+  spec.slots = 1;
+  return spec;
+}
+
+TEST(ProofTest, ReplicasMayRelayWhatTheyHold) {
+  const ProofResult proof = Prove(OpenSpec(RelaySpec()));
+  EXPECT_EQ(proof.violation, "");
+  EXPECT_EQ(proof.moved_bytes, 2 * 32);
+}
+
+TEST(ProofTest, ARelayInTheRoundOfTheArrivalIsNamed) {
+  PlanSpec spec = RelaySpec();
+  SetRound(spec.programs[1].messages[2], 0);
+  std::swap(spec.programs[1].messages[1], spec.programs[1].messages[2]);
+  SetRound(spec.programs[2].messages[1], 0);
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 1, round 0, buffer w, index [0]: the copy that begins here "
+            "relays elements that arrive only in round 0 (invariant 2: right "
+            "element)");
+}
+
+TEST(ProofTest, ARelayOfHalfOfWhatArrivedLaterIsNamed) {
+  PlanSpec spec = RelaySpec();
+  // Rank 1 relays two elements of the other half, which it has yet to get.
+  spec.copy_lists.push_back({{.slot = 0, .offset = 2, .loops = {{8, 1}}}});
+  spec.programs[1].messages[2] = SendTo(2, 1, 3, 0, 16);
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 1, round 1, buffer w, index [2]: the copy that begins here "
+            "relays elements that arrive only in round 1 (invariant 2: right "
+            "element)");
+}
+
+TEST(ProofTest, ARelayOfTheWrongElementIsNamed) {
+  PlanSpec spec = RelaySpec();
+  SetRound(spec.programs[2].messages[1], 2);
+  std::swap(spec.programs[2].messages[1], spec.programs[2].messages[2]);
+  spec.programs[1].messages[2] = SendTo(2, 2, 2, 0, 16);
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 2, buffer w, index [0]: holds w[8] when it should "
+            "be w[0] (invariant 2: right element)");
+}
+
+TEST(ProofTest, ARelayThatCastsBackIsNamed) {
+  PlanSpec spec = RelaySpec();
+  spec.buffers.push_back(spec.buffers[0]);
+  spec.buffers[1].dtype = fb::DType::kFp32;
+  spec.programs[1].buffers = spec.programs[2].buffers = {1};
+  spec.casts = {{fb::DType::kBf16, fb::DType::kFp32}};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 1, round 1, buffer w, index [0]: relays as bf16 what it "
+            "received as fp32 (invariant 2: right element)");
+}
+
+TEST(ProofTest, ACastAfterARelayIsNamed) {
+  PlanSpec spec = RelaySpec();
+  spec.buffers.push_back(spec.buffers[0]);
+  spec.buffers[1].dtype = fb::DType::kFp32;
+  spec.programs[2].buffers = {1};
+  spec.programs[2].messages.pop_back();
+  spec.programs[1].messages[1] = RecvFrom(0, 1, 2, 0, 16);
+  spec.programs[0].messages.push_back(SendTo(1, 1, 2, 0, 16));
+  spec.casts = {{fb::DType::kBf16, fb::DType::kFp32}};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 1, buffer w, index [0]: is cast from bf16 to fp32 "
+            "after it was relayed (invariant 2: right element)");
+}
+
+TEST(ProofTest, ARelayInAStagedRoundIsNamed) {
+  PlanSpec spec = RelaySpec();
+  spec.mechanisms[1] = fb::Mechanism::kStaged;
+  spec.bucket_bytes = spec.staging_bytes = 64;
+  spec.operations_per_round = 8;
+  for (PlanSpec::Program& program : spec.programs) program.staging_bytes = 64;
+  for (size_t rank : {1, 2}) SetStaging(spec.programs[rank].messages[2], 16);
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 1, round 1: rank 2, a destination rank, sends in a staged "
+            "round (invariant 4: matched messages)");
+}
+
 TEST(ProofTest, ColocatedRanksOnTwoHostsAreNamed) {
   PlanSpec spec = ColocatedSpec();
   spec.programs[2].host = 1;

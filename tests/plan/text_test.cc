@@ -91,6 +91,26 @@ TEST(PlanTextTest, HeaderNamesFormatAndDigests) {
                 " inputs 00000000012345670000000089abcdef");
 }
 
+TEST(PlanTextTest, PostHooksFollowWhatTheirBufferHolds) {
+  PlanSpec spec = SampleSpec();
+  spec.buffers[4].post_hooks = {{"add-one", "add 1 to it"},
+                                {"negative-exp", "make it -exp"}};
+  const std::string shown =
+      "buffer b4 \"model.norm.weight\" bf16 [8] ranks 2..3\n"
+      "  holds p1 [0:8] at 0 strides [1]\n"
+      "  post-hook add-one \"add 1 to it\"\n"
+      "  post-hook negative-exp \"make it -exp\"\n";
+  EXPECT_NE(TextOf(spec, {}).find(shown), std::string::npos);
+  rapidjson::Document json;
+  json.Parse(PlanJson(OpenSpec(spec), {}).c_str());
+  ASSERT_FALSE(json.HasParseError());
+  const rapidjson::Value& hooks = json["buffers"][4]["post_hooks"];
+  ASSERT_EQ(hooks.Size(), 2u);
+  EXPECT_STREQ(hooks[0]["name"].GetString(), "add-one");
+  EXPECT_STREQ(hooks[1]["detail"].GetString(), "make it -exp");
+  EXPECT_FALSE(json["buffers"][3].HasMember("post_hooks"));
+}
+
 TEST(PlanTextTest, ProvenanceIsNotPrinted) {
   PlanSpec spec = SampleSpec();
   const std::string text = PlanText(OpenSpec(spec), {});
@@ -277,6 +297,14 @@ fragments                                 5
 copies                                   10        in 8 lists
 skips                                     1
 )");
+}
+
+TEST(StatsTextTest, CountsTheTensorsOfAPostHook) {
+  PlanSpec spec = SampleSpec();
+  spec.buffers[3].post_hooks = {{"negative-exp", "make it -exp"}};
+  EXPECT_EQ(Lines(StatsText(OpenSpec(spec)), "post-hook"),
+            "post-hook negative-exp                    4        tensors of all "
+            "ranks\n");
 }
 
 TEST(StatsTextTest, NamesTheBusiestSender) {

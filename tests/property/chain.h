@@ -39,8 +39,9 @@ struct ChainCase {
 
 // Reads, compiles (twice: the bytes must be equal), proves and opens the job's
 // plan, runs all its ranks and compares every destination byte. Returns "" or
-// what went wrong.
+// what went wrong; `relays`: whether destination ranks send.
 std::string RunChain(const ChainCase& chain);
+std::string RunChain(const ChainCase& chain, bool& relays);
 
 // Reads, compiles and proves the job alone.
 std::string CompileChain(const std::string& job);

@@ -115,6 +115,22 @@ const SampleJob kJobs[] = {
  "options": {"exclude": ["rotary"], "bucket_bytes": 4096,
              "staging_bytes": 16384, "operations_per_round": 3}})json",
      ""},
+    // Replicas that relay: two on the source's host in several steps, three on
+    // another after the network.
+    {R"json({"model": {"parameters": [
+  {"name": "layers.0.w", "shape": [48, 6], "dtype": "bf16"},
+  {"name": "layers.1.w", "shape": [48, 6], "dtype": "bf16"},
+  {"name": "wide", "shape": [3, 40], "dtype": "fp32"},
+  {"name": "norm", "shape": [3], "dtype": "bf16"}]},
+ "source": {"layout": "generic", "meshes": {"m": {"axes": {"tp": 1}}},
+  "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+ "destination": {"layout": "generic", "meshes": {"m": {"axes": {"dp": 5}}},
+  "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+ "topology": {"hosts": [0, 0, 0, 1, 1, 1],
+              "peer_gigabytes_per_second": 0.005,
+              "network_gigabytes_per_second": 0.0005},
+ "options": {"bucket_bytes": 4096, "staging_bytes": 16384}})json",
+     ""},
 };
 
 PlanFile CompileJob(const SampleJob& sample) {

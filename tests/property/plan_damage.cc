@@ -303,7 +303,7 @@ std::vector<uint8_t> PackPlan(const fb::BodyT& body,
   const fb::Digest digest = DigestOf(bytes);
   builder.ForceVectorAlignment(bytes.size(), sizeof(uint8_t), 16);
   const auto vector = builder.CreateVector(bytes.data(), bytes.size());
-  builder.Finish(fb::CreatePlan(builder, kFormatMajor << 16 | kFormatMinor,
+  builder.Finish(fb::CreatePlan(builder, FormatVersionFor(required_features),
                                 required_features, &digest, &digest, vector),
                  fb::PlanIdentifier());
   return {builder.GetBufferPointer(),

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
+#include <iostream>
 #include <map>
 #include <string>
 #include <utility>
@@ -29,6 +30,7 @@ namespace {
 
 // Together some fifteen seconds of one core, with or without a sanitizer.
 constexpr int64_t kGenericCases = kSanitized ? 150 : 1000;
+constexpr int64_t kReplicaCases = kSanitized ? 75 : 400;
 constexpr int64_t kFrameworkCases = kSanitized ? 50 : 300;
 
 const std::vector<std::string> kCastable = {"bf16", "fp16", "fp32"};
@@ -69,20 +71,33 @@ std::string DrawSchedule(Draw& draw, const DrawnJob& job) {
     options.push_back(absl::StrFormat("\"operations_per_round\": %d",
                                       draw.Pick<int64_t>({1, 2, 3, 5, 32})));
   }
+  if (draw.Chance(15)) options.push_back("\"fan_out\": \"none\"");
   std::string text =
       absl::StrFormat("\"options\": {%s", absl::StrJoin(options, ", "));
   // The caller closes the options.
   std::string before;
   const bool colocated = destinations <= sources && draw.Chance(30);
   if (colocated) before = "\"colocated\": true, ";
+  std::vector<std::string> topology;
   if (draw.Chance(30)) {
-    absl::StrAppendFormat(&before, "\"topology\": {\"gpus_per_host\": %d}, ",
-                          draw.Between(1, 4));
+    topology.push_back(
+        absl::StrFormat("\"gpus_per_host\": %d", draw.Between(1, 4)));
   } else if (!colocated && draw.Chance(40)) {
     std::vector<int64_t> hosts(sources + destinations);
     for (int64_t& host : hosts) host = draw.Between(0, 3);
-    absl::StrAppendFormat(&before, "\"topology\": {\"hosts\": [%s]}, ",
-                          absl::StrJoin(hosts, ", "));
+    topology.push_back(
+        absl::StrFormat("\"hosts\": [%s]", absl::StrJoin(hosts, ", ")));
+  }
+  // Links so slow that what is relayed is worth many steps.
+  if (draw.Chance(60)) {
+    topology.push_back(
+        absl::StrFormat("\"peer_gigabytes_per_second\": %g, "
+                        "\"network_gigabytes_per_second\": 1e-6",
+                        draw.Pick<double>({1e-4, 1e-3, 1e-2})));
+  }
+  if (!topology.empty()) {
+    absl::StrAppendFormat(&before, "\"topology\": {%s}, ",
+                          absl::StrJoin(topology, ", "));
   }
   return before + text + (options.empty() ? "" : ", ");
 }
@@ -111,8 +126,8 @@ std::string Quoted(const std::vector<std::string>& words) {
   return absl::StrJoin(quoted, ", ");
 }
 
-// Finishes, runs and checks a job.
-void RunJob(Draw& draw, uint64_t seed, const DrawnJob& job) {
+// Finishes, runs and checks a job. Whether its plan relays.
+bool RunJob(Draw& draw, uint64_t seed, const DrawnJob& job) {
   std::vector<bool> excluded(job.tensors.size(), false);
   const std::vector<std::string> globs =
       DrawExcludes(draw, job.tensors, excluded);
@@ -124,8 +139,9 @@ void RunJob(Draw& draw, uint64_t seed, const DrawnJob& job) {
       job.model, job.source, job.destination, DrawSchedule(draw, job),
       Quoted(globs));
   FillTensors(seed, job.source_side, job.destination_side, excluded, chain);
-  const std::string error = RunChain(chain);
-  if (error.empty()) return;
+  bool relays = false;
+  const std::string error = RunChain(chain, relays);
+  if (error.empty()) return relays;
   std::string files;
   for (const auto& [name, text] : job.files) {
     absl::StrAppend(&files, name, ": ", text, "\n");
@@ -134,6 +150,7 @@ void RunJob(Draw& draw, uint64_t seed, const DrawnJob& job) {
                 << ")\n"
                 << error << "\n"
                 << chain.job << files;
+  return relays;
 }
 
 void ForEachSeed(int64_t default_cases,
@@ -246,6 +263,34 @@ TEST(PropertyTest, GenericSidesReceiveEveryByte) {
     job.destination_side = LayOutSide(destination, job.tensors);
     RunJob(draw, seed, job);
   });
+}
+
+// A few ranks feed many, which want the same, whole or in shards.
+TEST(PropertyTest, ReplicasThatRelayReceiveEveryByte) {
+  int64_t cases = 0;
+  int64_t relaying = 0;
+  ForEachSeed(kReplicaCases, [&](uint64_t seed) {
+    Draw draw(seed);
+    DrawnJob job;
+    job.tensors = DrawTensors(draw, false);
+    job.model = ParametersText(job.tensors);
+    const GenericSide source =
+        DrawGenericSide(draw, job.tensors, draw.Between(1, 3));
+    GenericSide destination = DrawGenericSide(draw, job.tensors, 8);
+    for (GenericRule& rule : destination.rules) {
+      for (GenericPlacement& placement : rule.placements) {
+        if (draw.Chance(70)) placement = {};
+      }
+    }
+    job.source = SideText(source);
+    job.destination = SideText(destination);
+    job.source_side = LayOutSide(source, job.tensors);
+    job.destination_side = LayOutSide(destination, job.tensors);
+    ++cases;
+    relaying += RunJob(draw, seed, job) ? 1 : 0;
+  });
+  std::cout << relaying << " of " << cases << " plans relay\n";
+  if (cases > 1) EXPECT_GT(relaying, cases / 20);
 }
 
 // --- frameworks ------------------------------------------------------------

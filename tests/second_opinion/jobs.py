@@ -1,7 +1,12 @@
 """The jobs: models x pairs of layouts."""
 
 import dataclasses
+import fnmatch
+import math
+import re
 
+from deepseek_models import DeepseekModel
+from hybrid_models import HybridModel
 from models import ListedModel, Model
 
 
@@ -28,6 +33,8 @@ KEYS = {
     "last": "num_layers_in_last_pipeline_stage",
     "vocab_unit": "make_vocab_size_divisible_by",
     "layers": "layers_per_stage",
+    "glu_block": "moe_mlp_glu_interleave_size",
+    "grouped": "moe_single_grouped_weight",
 }
 
 
@@ -35,8 +42,16 @@ def megatron(**keys):
     return {"layout": "megatron", **{KEYS.get(key, key): value for key, value in keys.items()}}
 
 
+def fsdp(**keys):
+    return {"layout": "fsdp", **{KEYS.get(key, key): value for key, value in keys.items()}}
+
+
 def vllm(**keys):
     return {"layout": "vllm", **{KEYS.get(key, key): value for key, value in keys.items()}}
+
+
+def sglang(**keys):
+    return {"layout": "sglang", **{KEYS.get(key, key): value for key, value in keys.items()}}
 
 
 def generic(meshes, *rules):
@@ -84,11 +99,51 @@ QWEN3_MOE_TIED = qwen3_moe(tie_word_embeddings=True)
 QWEN3_MOE_MLP_ONLY = qwen3_moe(layers=6, mlp_only_layers=[0, 3], experts=6)
 QWEN3_MOE_STEP_2 = qwen3_moe(layers=6, decoder_sparse_step=2)
 QWEN3_MOE_MIXED = qwen3_moe(layers=7, decoder_sparse_step=3, mlp_only_layers=[2], experts=4)
+QWEN3_MOE_4_HEADS = qwen3_moe(kv_heads=4)
+QWEN3_MOE_MLP_ONLY_4_HEADS = qwen3_moe(layers=6, kv_heads=4, mlp_only_layers=[0, 3], experts=6)
 QWEN3_MOE_DENSE = qwen3_moe(layers=3, mlp_only_layers=[0, 1, 2])
 QWEN3_MOE_10 = qwen3_moe(layers=2, heads=10, kv_heads=5, experts=10, moe_intermediate_size=40)
 QWEN3_MOE_BIAS = qwen3_moe(layers=2, attention_bias=True)
 MIXTRAL = dense("mixtral", 4, 32, 8, 4, 24, 200, num_local_experts=4)
 MIXTRAL_TIED = dense("mixtral", 3, 24, 12, 6, 36, 900, num_local_experts=6, head_dim=4, tie_word_embeddings=True)
+
+
+
+def deepseek(family="deepseek_v3", layers=5, heads=8, experts=8, predicts=False, **more):
+    sizes = {
+        "num_hidden_layers": layers,
+        "hidden_size": 24,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+        "vocab_size": 300,
+        "n_routed_experts": experts,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 1,
+    }
+    latent = {
+        "q_lora_rank": 12,
+        "kv_lora_rank": 10,
+        "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 2,
+        "v_head_dim": 5,
+    }
+    if family == "glm4_moe":
+        latent = {"head_dim": 4, "num_key_value_heads": 4, "attention_bias": True}
+    return DeepseekModel(predicts, model_type=family, **{**sizes, **latent, **more})
+
+
+DEEPSEEK = deepseek()
+DEEPSEEK_FP8 = deepseek(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+DEEPSEEK_MTP = deepseek(predicts=True)
+DEEPSEEK_MTP_2 = deepseek(predicts=True, layers=4, first_k_dense_replace=3, num_nextn_predict_layers=2)
+KIMI = deepseek("kimi_k2", experts=12, num_nextn_predict_layers=0)
+MOONLIGHT = deepseek(layers=6, q_lora_rank=None, n_shared_experts=2, num_nextn_predict_layers=0)
+GLM_LITE = deepseek("glm4_moe_lite", heads=10, predicts=True)
+GLM = deepseek("glm4_moe", n_shared_experts=None)
+GLM_NORM = deepseek("glm4_moe", predicts=True, use_qk_norm=True, first_k_dense_replace=2)
 
 SMALL_BUCKETS = {"options": {"peer": "staged", "bucket_bytes": 4096, "staging_bytes": 16384}}
 FOUR_PER_HOST = {"topology": {"gpus_per_host": 4}}
@@ -260,6 +315,284 @@ EXPERTS = [
     ),
 ]
 
+FSDP = [
+    ("fsdp: three ranks to vllm", LLAMA, fsdp(dp=3), vllm(tp=4)),
+    ("fsdp: uneven and empty shards", QWEN3_TIED, fsdp(dp=7), vllm(tp=8)),
+    ("fsdp: more ranks than rows", LLAMA, fsdp(dp=50), vllm(tp=2), {"topology": {"gpus_per_host": 8}}),
+    ("fsdp: hsdp to two engines", QWEN2, fsdp(dp=3, replicas=2), vllm(tp=2, replicas=2), FOUR_PER_HOST),
+    ("fsdp: to fsdp of another size", LLAMA_BIAS, fsdp(dp=5), fsdp(dp=3, replicas=2)),
+    ("fsdp: megatron to fsdp", LLAMA, megatron(tp=2, pp=2), fsdp(dp=6)),
+    ("fsdp: fp32 shards to bf16 engines", QWEN3_TIED, fsdp(dp=3, replicas=2, dtype="fp32"), vllm(tp=4, dtype="bf16")),
+    ("fsdp: experts one by one", QWEN3_MOE, fsdp(dp=5), vllm(tp=3, dp=2)),
+    ("fsdp: experts one by one, expert_parallel", MIXTRAL, fsdp(dp=4), vllm(tp=2, dp=2, expert_parallel=True)),
+    ("fsdp: fused experts", QWEN3_MOE, fsdp(dp=3, fused_experts=True), vllm(tp=3, dp=2)),
+    ("fsdp: fused experts, empty shards", MIXTRAL, fsdp(dp=6, fused_experts=True), vllm(tp=8)),
+    ("fsdp: fused experts of some layers, fp32", QWEN3_MOE_MIXED, fsdp(dp=3, fused_experts=True, dtype="fp32"),
+     vllm(tp=2, dtype="bf16"), SMALL_BUCKETS),
+    ("fsdp: fused experts to experts one by one", QWEN3_MOE, fsdp(dp=3, fused_experts=True), fsdp(dp=2, replicas=2)),
+    ("fsdp: megatron to fused experts", MIXTRAL, megatron(tp=2, ep=2, pp=2), fsdp(dp=3, fused_experts=True)),
+    ("fsdp: vllm to fused experts", QWEN3_MOE_MLP_ONLY, vllm(tp=3, expert_parallel=True), fsdp(dp=4, fused_experts=True)),
+    ("fsdp: excluded experts of a stack", QWEN3_MOE, fsdp(dp=3, fused_experts=True), vllm(tp=2),
+     {"options": {"exclude": ["*.experts.3.*", "model.layers.2.mlp.experts.*"]}}),
+    ("fsdp: listed parameters", ListedModel(a=[10, 6], b=[3], c=[4, 3, 2]), fsdp(dp=4), fsdp(dp=3)),
+    ("fsdp: inside tensor parallelism", QWEN3_TIED, fsdp(dp=3, tp=4), vllm(tp=2)),
+    ("fsdp: inside tensor parallelism, biases", LLAMA_BIAS, fsdp(dp=2, tp=2, replicas=2), vllm(tp=4, pp=3)),
+    ("fsdp: into fsdp inside tensor parallelism", LLAMA, megatron(tp=8), fsdp(dp=5, tp=4)),
+]  # fmt: skip
+
+DP_3 = {"dp": {"axes": {"dp": 3}}}
+
+
+def flat_side(meshes, *flat_buffers, tensors=()):
+    rules = generic(meshes, *tensors)
+    if not tensors:
+        del rules["tensors"]
+    return {**rules, "flat_buffers": list(flat_buffers)}
+
+
+def flat(name, mesh, length, entries, placements=("Shard(0)",), **keys):
+    """Entries are (param, offset[, rows])."""
+    words = ("param", "offset", "rows")
+    where = {} if "ranges" in keys else {"placements": list(placements)}
+    entries = [dict(zip(words, entry)) for entry in entries]
+    return {"name": name, "mesh": mesh, "length": length, "entries": entries, **where, **keys}
+
+
+def one_after_the_other(model, match, gap=0, unit=1):
+    """Entries and length of a flat buffer with all that matches, from back to front."""
+    entries, offset = [], gap
+    for name, shape in reversed(model.parameters().items()):
+        if not fnmatch.fnmatchcase(name, match):
+            continue
+        layer_name = re.sub(r"^model\.layers\.0\.", "model.layers.{layer}.", name)
+        entries.append((layer_name, offset))
+        offset = -(-(offset + math.prod(shape) + gap) // unit) * unit
+    return entries, offset
+
+
+def flat_by_layer(model, mesh, shards, gap=0, rest=("Shard(0)",), **keys):
+    """As Megatron FSDP groups parameters: a buffer per layer, another one for what is outside of the layers."""
+    entries, length = one_after_the_other(model, "model.layers.0.*", gap, shards)
+    ends, ends_length = one_after_the_other(model, "[!m]*", 0, shards)
+    return [
+        flat("decoder.layers.{layer}.flat", mesh, length, entries, layers=[0, model.layers], **keys),
+        *([flat("ends.flat", mesh, ends_length, ends, **keys)] if ends else []),
+    ], ("model.*", mesh, list(rest))
+
+
+LLAMA_BY_LAYER, LLAMA_REST = flat_by_layer(LLAMA, "dp", 3, gap=5)
+MOE_BY_LAYER, MOE_REST = flat_by_layer(QWEN3_MOE, "dp", 3)
+LLAMA_TO_2, LLAMA_TO_2_REST = flat_by_layer(LLAMA, "dp", 7, gap=1)
+HSDP_BY_LAYER, HSDP_REST = flat_by_layer(
+    LLAMA, "fsdp", 3, gap=2, rest=["Replicate", "Shard(0)"], placements=["Replicate", "Shard(0)"], dtype="fp32"
+)
+PARTS = ListedModel(qkv=[12, 6], cube=[3, 4, 5], norm=[7], scalar=[])
+
+FLAT = [
+    ("flat: layers to vllm", LLAMA, flat_side(DP_3, *LLAMA_BY_LAYER, tensors=[LLAMA_REST]), vllm(tp=4)),
+    ("flat: layers of experts to vllm", QWEN3_MOE, flat_side(DP_3, *MOE_BY_LAYER, tensors=[MOE_REST]),
+     vllm(tp=3, dp=2)),
+    ("flat: megatron to layers of experts", QWEN3_MOE, megatron(tp=2, ep=2),
+     flat_side(DP_3, *MOE_BY_LAYER, tensors=[MOE_REST])),
+    ("flat: to flat buffers of another size", LLAMA, flat_side(DP_3, *LLAMA_BY_LAYER, tensors=[LLAMA_REST]),
+     flat_side({"dp": {"axes": {"dp": 7}}}, *LLAMA_TO_2, tensors=[LLAMA_TO_2_REST]), SMALL_BUCKETS),
+    ("flat: fp32 hsdp to bf16 engines", LLAMA,
+     {**flat_side({"fsdp": {"axes": {"replica": 2, "shard": 3}}}, *HSDP_BY_LAYER, tensors=[HSDP_REST]), "dtype": "fp32"},
+     vllm(tp=2, replicas=2, dtype="bf16")),
+    ("flat: uneven ranges, one empty, rows apart", PARTS,
+     flat_side(
+         DP_3,
+         flat("f", "dp", 160, [("qkv", 3, [4, 12]), ("cube", 60), ("qkv", 51, [3, 4]), ("norm", 120), ("scalar", 130),
+                               ("qkv", 140, [0, 3])],
+              ranges=[[0, 71], [71, 71], [71, 160]]),
+     ),
+     generic({"row": {"axes": {"dp": 2}}}, ("scalar", "row", ["Replicate"]), ("*", "row", ["Shard(0)"]))),
+    ("flat: rows into two buffers, the rest by a rule", PARTS,
+     generic({"one": {"axes": {"x": 1}}}, ("*", "one", ["Replicate"])),
+     flat_side(
+         DP_3,
+         flat("head", "dp", 40, [("qkv", 1, [0, 5])]),
+         flat("tail", "dp", 50, [("qkv", 0, [5, 12])], ranges=[[0, 20], [10, 50], [49, 50]]),
+         tensors=[("scalar", "dp", ["Replicate"]), ("*", "dp", ["Shard(0)"])],
+     )),
+]  # fmt: skip
+
+
+ROUND_ROBIN = {"placement": "round_robin"}
+# Slots of eight experts; 1 and 5 have several, two of them neighbours.
+TABLE_OF_12 = [3, 1, 1, 0, 7, 5, 2, 1, 6, 4, 5, 0]
+# Of six experts; another list for each layer with experts.
+TABLES_OF_8 = [[0, 1, 2, 3, 4, 5, 0, 1], [5, 4, 3, 2, 1, 0, 0, 1], [2, 2, 2, 0, 1, 3, 4, 5], [0, 1, 2, 3, 4, 5, 0, 1]]
+
+PLACEMENT = [
+    ("vllm: round-robin over six", QWEN3_MOE, megatron(dp=4, ep=4), vllm(tp=6, expert_parallel=True, experts=ROUND_ROBIN)),
+    (
+        "vllm: round-robin over dp x tp, pp2",
+        QWEN3_MOE,
+        megatron(tp=2, ep=2),
+        vllm(tp=2, dp=2, pp=2, expert_parallel=True, experts=ROUND_ROBIN),
+        SMALL_BUCKETS,
+    ),
+    (
+        "vllm: from round-robin to linear",
+        QWEN3_MOE_10,
+        vllm(dp=3, expert_parallel=True, experts=ROUND_ROBIN),
+        vllm(dp=4, expert_parallel=True, experts={"placement": "linear"}),
+    ),
+    (
+        "vllm: redundant experts",
+        QWEN3_MOE,
+        megatron(dp=2, ep=2),
+        vllm(tp=2, dp=2, expert_parallel=True, experts={"num_redundant_experts": 4}),
+    ),
+    (
+        "vllm: more redundant experts than experts",
+        MIXTRAL,
+        megatron(tp=2, ep=2),
+        vllm(tp=2, expert_parallel=True, replicas=2, experts={"num_redundant_experts": 6}),
+        SMALL_BUCKETS,
+    ),
+    (
+        "vllm: a table",
+        QWEN3_MOE,
+        megatron(dp=4, ep=4),
+        vllm(tp=2, dp=2, expert_parallel=True, experts={"physical_to_logical": TABLE_OF_12}),
+    ),
+    (
+        "vllm: a table per layer with experts",
+        QWEN3_MOE_MLP_ONLY,
+        megatron(pp=2, dp=2, ep=2),
+        vllm(tp=2, pp=2, expert_parallel=True, experts={"physical_to_logical": TABLES_OF_8}),
+        FOUR_PER_HOST,
+    ),
+    (
+        "vllm: a table per layer",
+        QWEN3_MOE_MLP_ONLY,
+        megatron(tp=2),
+        vllm(dp=4, expert_parallel=True, experts={"physical_to_logical": TABLES_OF_8[:2] + TABLES_OF_8}),
+    ),
+    (
+        "vllm: from a table to megatron",
+        QWEN3_MOE,
+        vllm(tp=2, dp=2, expert_parallel=True, experts={"physical_to_logical": TABLE_OF_12}),
+        megatron(tp=2, dp=2, ep=4),
+    ),
+    (
+        "vllm: up before gate",
+        QWEN3_MOE,
+        megatron(tp=2, dp=2, ep=2),
+        vllm(tp=3, dp=2, moe_backend="flashinfer_cutlass"),
+    ),
+    (
+        "vllm: up before gate, round-robin",
+        MIXTRAL,
+        megatron(tp=2, ep=2),
+        vllm(tp=2, dp=2, expert_parallel=True, experts=ROUND_ROBIN, moe_backend="flashinfer_cutlass"),
+    ),
+    (
+        "vllm: from up before gate to triton",
+        MIXTRAL,
+        vllm(tp=4, moe_backend="flashinfer_cutlass"),
+        vllm(tp=2, moe_backend="triton"),
+    ),
+]
+
+SGLANG = [
+    ("sglang: one rank", LLAMA, megatron(tp=2), sglang()),
+    ("sglang: tp4 and two engines", LLAMA, megatron(tp=2, pp=2, dp=2), sglang(tp=4, replicas=2), FOUR_PER_HOST),
+    ("sglang: tp above the kv heads", LLAMA_BIAS, megatron(tp=2), sglang(tp=8)),
+    ("sglang: tp12 of three", LLAMA_BY_3, megatron(tp=3, dp=2), sglang(tp=12)),
+    ("sglang: pp remainder", LLAMA_DEEP, megatron(tp=2), sglang(pp=5), SMALL_BUCKETS),
+    ("sglang: layers_per_stage", LLAMA_DEEP, megatron(pp=3), sglang(pp=3, layers=[6, 1, 5])),
+    ("sglang: tied, pp1", QWEN3_TIED, megatron(tp=2, pp=2), sglang(tp=4)),
+    ("sglang: tied, pp3", QWEN3_TIED, megatron(tp=4), sglang(tp=2, pp=3)),
+    ("sglang: tied, pp2 to megatron", QWEN2_TIED, sglang(tp=2, pp=2), megatron(tp=2, pp=2)),
+    ("sglang: attention over half of tp8", QWEN3, megatron(tp=2, pp=2), sglang(tp=8, dp_attention=2)),
+    ("sglang: attention on each rank", QWEN3, megatron(tp=4), sglang(tp=4, dp_attention=4, dp_lm_head=True)),
+    (
+        "sglang: replicated embedding",
+        QWEN2,
+        megatron(tp=2),
+        sglang(tp=6, dp_attention=3, embedding="replicated", dp_lm_head=True),
+    ),
+    ("sglang: embedding over tp", QWEN3_TIED, megatron(tp=2), sglang(tp=4, dp_attention=2, embedding="tensor")),
+    ("sglang: to megatron", QWEN3_BIAS, sglang(tp=4, dp_attention=2), megatron(tp=2, pp=2)),
+    ("sglang: cast", LLAMA, megatron(tp=2, dtype="fp32"), sglang(tp=4, dtype="bf16")),
+    ("sglang: experts cut by tp", QWEN3_MOE, megatron(tp=2, dp=2, ep=4), sglang(tp=6)),
+    ("sglang: ep2 and tp2 of each expert", QWEN3_MOE_4_HEADS, megatron(tp=2, dp=2, ep=4), sglang(tp=4, ep=2)),
+    ("sglang: ep4, pp2", QWEN3_MOE_4_HEADS, megatron(dp=8, ep=8), sglang(tp=4, pp=2, ep=4), FOUR_PER_HOST),
+    (
+        "sglang: ep2 under attention over half of the ranks",
+        QWEN3_MOE_MLP_ONLY_4_HEADS,
+        megatron(tp=2, ep=3, etp=2, dp=3),
+        sglang(tp=4, ep=2, dp_attention=2, pp=2, replicas=2),
+        SMALL_BUCKETS,
+    ),
+    ("sglang: tied experts model", QWEN3_MOE_TIED, megatron(tp=2, pp=2, ep=2), sglang(tp=2, pp=2)),
+    ("sglang: mixtral", MIXTRAL, megatron(tp=2, pp=2, dp=2, ep=4), sglang(tp=8, ep=2, pp=2)),
+    (
+        "sglang: redundant experts",
+        QWEN3_MOE_4_HEADS,
+        megatron(dp=2, ep=2),
+        sglang(tp=4, ep=2, experts={"num_redundant_experts": 2}),
+    ),
+    (
+        "sglang: a table per layer",
+        QWEN3_MOE_MLP_ONLY_4_HEADS,
+        megatron(pp=2, dp=2, ep=2),
+        sglang(tp=4, ep=4, experts={"physical_to_logical": TABLES_OF_8[:2] + TABLES_OF_8}),
+    ),
+    (
+        "sglang: up before gate",
+        QWEN3_MOE_4_HEADS,
+        megatron(tp=2, dp=2, ep=2),
+        sglang(tp=4, ep=2, moe_backend="flashinfer_cutlass"),
+    ),
+    ("sglang: deepseek", DEEPSEEK, megatron(tp=2, dp=2, ep=4), sglang(tp=4, ep=2, pp=2)),
+    (
+        "sglang: deepseek with attention on each rank",
+        DEEPSEEK,
+        megatron(tp=2, pp=5, dtype="fp32"),
+        sglang(tp=8, ep=8, dp_attention=8, dp_lm_head=True, dtype="bf16"),
+        SMALL_BUCKETS,
+    ),
+    ("sglang: moonlight to megatron", MOONLIGHT, sglang(tp=4, ep=2, dp_attention=2), megatron(tp=2, pp=2, ep=2)),
+    ("sglang: glm", GLM, megatron(tp=2, pp=5), sglang(tp=4, experts={"num_redundant_experts": 4}, ep=4)),
+    (
+        "sglang: deepseek with fused shared experts",
+        DEEPSEEK,
+        megatron(tp=2, dp=2, ep=4),
+        sglang(tp=4, ep=2, shared_experts="fused"),
+        SMALL_BUCKETS,
+    ),
+    (
+        "sglang: fused and redundant experts, up before gate, to megatron",
+        DEEPSEEK,
+        sglang(
+            tp=4,
+            ep=2,
+            shared_experts="fused",
+            experts={"num_redundant_experts": 4},
+            moe_backend="flashinfer_cutlass",
+        ),
+        megatron(tp=2, pp=5),
+    ),
+    (
+        "sglang: moonlight with whole shared experts",
+        MOONLIGHT,
+        megatron(tp=2, pp=2, ep=2),
+        sglang(tp=4, ep=4, pp=2, shared_experts="replicated"),
+    ),
+    ("sglang: deepseek from vllm", DEEPSEEK, vllm(tp=2, dp=2, expert_parallel=True), sglang(tp=4)),
+    ("sglang: to vllm", QWEN3_MOE_4_HEADS, sglang(tp=4, ep=2, dp_attention=2), vllm(tp=2, dp=2, expert_parallel=True)),
+    (
+        "sglang: from vllm",
+        MIXTRAL,
+        vllm(tp=2, dp=2, expert_parallel=True, experts={"num_redundant_experts": 4}),
+        sglang(tp=4, ep=4),
+    ),
+]
+
 FSDP_2D = {"fsdp": {"axes": {"replica": 2, "shard": 3}}}
 ROWS_OF_THREE = [("*", "fsdp", ["Replicate", "Shard(0)"])]
 TWO_BY_TWO = {"grid": {"axes": {"dp": 2, "tp": 2}}}
@@ -267,6 +600,92 @@ LISTED = ListedModel(
     layers__0__up=[10, 6], layers__1__up=[10, 6], layers__0__down=[6, 10], layers__1__down=[6, 10],
     table=[7, 5, 3], cube=[4, 6, 5, 2], norm=[5], scalar=[],
 )  # fmt: skip
+
+SHARED_EXPERTS = [
+    ("deepseek: one rank to one rank", DEEPSEEK, megatron(), vllm()),
+    ("deepseek: tp2 ep4 pp2 to tp4", DEEPSEEK, megatron(tp=2, dp=2, ep=4, pp=2, layers=[2, 3]), vllm(tp=4)),
+    ("deepseek: fp8 is only how it is stored", DEEPSEEK_FP8, megatron(tp=2, pp=5), vllm(tp=2)),
+    (
+        "deepseek: etp2 to an expert-parallel engine",
+        DEEPSEEK,
+        megatron(tp=2, dp=4, ep=4, etp=2),
+        vllm(tp=4, expert_parallel=True, replicas=2),
+        FOUR_PER_HOST,
+    ),
+    (
+        "deepseek: to shared experts that are whole on each rank",
+        DEEPSEEK,
+        megatron(tp=4, ep=2, pp=5),
+        vllm(tp=2, dp=3, expert_parallel=True),
+    ),
+    ("deepseek: to data parallelism that cuts experts", DEEPSEEK, megatron(dp=2, ep=2), vllm(tp=2, dp=4, pp=2)),
+    ("deepseek: from one engine to another", DEEPSEEK, vllm(tp=2, dp=2, expert_parallel=True), vllm(tp=4, pp=3)),
+    ("deepseek: back to megatron", DEEPSEEK, vllm(tp=8), megatron(tp=2, pp=2, ep=2, dp=1, first=2)),
+    ("deepseek: prediction layers are left out", DEEPSEEK, megatron(tp=2, mtp=False), vllm(tp=2, mtp=True)),
+    ("deepseek: prediction layer", DEEPSEEK_MTP, megatron(tp=2, ep=2, mtp=True), vllm(tp=4, mtp=True)),
+    (
+        "deepseek: prediction layer on the last stage",
+        DEEPSEEK_MTP,
+        megatron(tp=2, pp=3, ep=2, layers=[2, 2, 1], mtp=True),
+        vllm(tp=2, pp=2, mtp=True),
+        SMALL_BUCKETS,
+    ),
+    (
+        "deepseek: two prediction layers in the last chunk",
+        DEEPSEEK_MTP_2,
+        megatron(pp=2, vpp=2, dp=2, ep=2, mtp=True),
+        vllm(tp=2, dp=2, expert_parallel=True, mtp=True),
+    ),
+    (
+        "deepseek: prediction layers to megatron",
+        DEEPSEEK_MTP_2,
+        vllm(tp=2, pp=2, mtp=True),
+        megatron(tp=4, pp=2, mtp=True),
+    ),
+    (
+        "kimi: interleaved gates and ups",
+        KIMI,
+        megatron(tp=2, dp=2, ep=2, etp=2, glu_block=4),
+        vllm(tp=4, expert_parallel=True),
+    ),
+    ("kimi: one tensor for all experts", KIMI, megatron(dp=4, ep=4, grouped=True), vllm(tp=8)),
+    (
+        "kimi: one interleaved tensor for all experts, both ways",
+        KIMI,
+        megatron(dp=2, ep=2, grouped=True, glu_block=8),
+        megatron(tp=2, dp=3, ep=3, etp=2, glu_block=2),
+    ),
+    ("moonlight: pp2 to tp4", MOONLIGHT, megatron(tp=2, pp=2), vllm(tp=4)),
+    ("moonlight: virtual stages to stages", MOONLIGHT, megatron(tp=2, pp=2, vpp=3, ep=2), vllm(tp=2, pp=2)),
+    (
+        "moonlight: colocated",
+        MOONLIGHT,
+        megatron(tp=2, dp=2, ep=4),
+        vllm(tp=4, expert_parallel=True),
+        {"colocated": True},
+    ),
+    ("glm lite: pp2 to tp2", GLM_LITE, megatron(tp=2, pp=2, last=2, mtp=True), vllm(tp=2, mtp=True)),
+    ("glm: bias, no shared experts", GLM, megatron(tp=2, pp=5), vllm(tp=4)),
+    (
+        "glm: norms of query and key, prediction layer",
+        GLM_NORM,
+        megatron(tp=4, ep=2, dp=1, mtp=True),
+        vllm(tp=8, mtp=True),
+    ),
+    (
+        "glm: layers left out and renamed away",
+        GLM_NORM,
+        megatron(tp=2, mtp=True),
+        vllm(tp=2, mtp=True),
+        {"options": {"exclude": ["model.layers.5.*", "*.e_score_correction_bias"]}},
+    ),
+    (
+        "deepseek: casts spare the router's correction",
+        DEEPSEEK_MTP,
+        megatron(tp=2, dtype="fp32", mtp=True),
+        vllm(tp=2, dtype="bf16", mtp=True),
+    ),
+]
 
 GENERIC = [
     (
@@ -413,12 +832,106 @@ CASTS = [
 # The model as a checkpoint of which the headers are read.
 CHECKPOINTS = [
     ("checkpoint: llama, tied", LLAMA_TIED, megatron(tp=2, pp=2), vllm(tp=2)),
+    ("checkpoint: deepseek", DEEPSEEK, megatron(tp=2, dp=2, ep=2), vllm(tp=4)),
     ("checkpoint: qwen3_moe with dense layers", QWEN3_MOE_MLP_ONLY, megatron(dp=2, ep=2), vllm(tp=2)),
 ]
 
 
+def nemotron_h(pattern, **more):
+    sizes = {
+        "hidden_size": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 900,
+        "intermediate_size": 40, "mamba_num_heads": 8, "mamba_head_dim": 6, "n_groups": 4, "ssm_state_size": 5,
+        "conv_kernel": 4, "use_conv_bias": True, "n_routed_experts": 8, "moe_intermediate_size": 16,
+        "moe_shared_expert_intermediate_size": 32,
+    }  # fmt: skip
+    config = {**sizes, "num_hidden_layers": len(pattern), "hybrid_override_pattern": pattern, **more}
+    return HybridModel(model_type="nemotron_h", **config)
+
+
+NEMOTRON = nemotron_h("ME*EM-EM*E")
+NEMOTRON_LATENT = nemotron_h("M*EMEM*E", moe_latent_size=8, attention_bias=True)
+NEMOTRON_ONE_GROUP = nemotron_h("MME*", n_groups=1)
+QWEN3_NEXT = HybridModel(
+    model_type="qwen3_next", num_hidden_layers=8, hidden_size=24, num_attention_heads=8, num_key_value_heads=4,
+    head_dim=6, vocab_size=900, full_attention_interval=4, linear_num_key_heads=4, linear_num_value_heads=8,
+    linear_key_head_dim=3, linear_value_head_dim=5, linear_conv_kernel_dim=4, num_experts=8, moe_intermediate_size=16,
+    shared_expert_intermediate_size=32, num_experts_per_tok=2,
+)  # fmt: skip
+GPT_OSS = HybridModel(
+    model_type="gpt_oss", num_hidden_layers=4, hidden_size=24, num_attention_heads=8, num_key_value_heads=4, head_dim=6,
+    vocab_size=900, intermediate_size=16, num_local_experts=8, attention_bias=True,
+)  # fmt: skip
+
+MAMBA = [
+    ("mamba: one rank to one rank", NEMOTRON, megatron(), vllm()),
+    ("mamba: ep4 tp2 to tp4, two engines", NEMOTRON, megatron(tp=2, dp=4, ep=4), vllm(tp=4, replicas=2)),
+    ("mamba: tp4 pp2 ep8 to tp2 pp2", NEMOTRON, megatron(tp=4, pp=2, dp=2, ep=8), vllm(tp=2, pp=2)),
+    ("mamba: etp2 to expert_parallel", NEMOTRON, megatron(tp=2, dp=2, ep=2, etp=2), vllm(tp=4, expert_parallel=True)),
+    ("mamba: vpp to dp2", NEMOTRON_LATENT, megatron(tp=2, pp=2, vpp=2, dp=2, ep=2), vllm(tp=2, dp=2)),
+    (
+        "mamba: latent experts to dp2 with expert_parallel",
+        NEMOTRON_LATENT,
+        megatron(tp=4, pp=2, dp=2, ep=4, etp=2),
+        vllm(tp=2, dp=2, expert_parallel=True),
+        SMALL_BUCKETS,
+    ),
+    ("mamba: one group, whole on each of four", NEMOTRON_ONE_GROUP, megatron(dp=4, ep=4), vllm(tp=4)),
+    ("mamba: one group, pp2 to tp2 pp2", NEMOTRON_ONE_GROUP, megatron(pp=2), vllm(tp=2, pp=2), FOUR_PER_HOST),
+    ("mamba: megatron to megatron", NEMOTRON, megatron(tp=2, dp=2, ep=4), megatron(tp=4, pp=2)),
+    ("mamba: vllm to megatron", NEMOTRON, vllm(tp=4), megatron(tp=2, ep=2)),
+]
+
+DELTA_NETS = [
+    ("delta net: one rank to one rank", QWEN3_NEXT, megatron(), vllm()),
+    ("delta net: ep4 tp2 to tp4", QWEN3_NEXT, megatron(tp=2, dp=4, ep=4), vllm(tp=4)),
+    ("delta net: tp4 pp2 to two engines", QWEN3_NEXT, megatron(tp=4, pp=2, ep=4), vllm(tp=2, replicas=2)),
+    (
+        "delta net: etp2 to expert_parallel",
+        QWEN3_NEXT,
+        megatron(tp=2, dp=2, ep=2, etp=2),
+        vllm(tp=4, expert_parallel=True),
+    ),
+    (
+        "delta net: pp4 to dp2 with expert_parallel",
+        QWEN3_NEXT,
+        megatron(tp=2, pp=4, dp=2, ep=2),
+        vllm(tp=2, dp=2, pp=2, expert_parallel=True),
+        SMALL_BUCKETS,
+    ),
+    ("delta net: vllm to megatron", QWEN3_NEXT, vllm(tp=2, dp=2), megatron(tp=4, ep=2)),
+]
+
+FUSED_EXPERTS = [
+    ("fused experts: one rank to one rank", GPT_OSS, megatron(), vllm()),
+    ("fused experts: ep4 tp2 to tp4", GPT_OSS, megatron(tp=2, dp=2, ep=4), vllm(tp=4)),
+    (
+        "fused experts: etp2 to expert_parallel",
+        GPT_OSS,
+        megatron(tp=4, dp=2, ep=4, etp=2),
+        vllm(tp=2, expert_parallel=True),
+    ),
+    ("fused experts: pp2 to dp2", GPT_OSS, megatron(pp=2, dp=2, ep=2), vllm(tp=2, dp=2), SMALL_BUCKETS),
+    ("fused experts: tp8 to pp2, two engines", GPT_OSS, megatron(tp=8, ep=8), vllm(pp=2, replicas=2), FOUR_PER_HOST),
+    ("fused experts: vllm to megatron", GPT_OSS, vllm(tp=4), megatron(tp=2, ep=2)),
+]
+
+
 def all_jobs():
-    tables = {"dense": DENSE, "experts": EXPERTS, "generic": GENERIC, "casts": CASTS, "checkpoints": CHECKPOINTS}
+    tables = {
+        "dense": DENSE,
+        "experts": EXPERTS,
+        "shared_experts": SHARED_EXPERTS,
+        "mamba": MAMBA,
+        "delta_nets": DELTA_NETS,
+        "fused_experts": FUSED_EXPERTS,
+        "fsdp": FSDP,
+        "flat": FLAT,
+        "placement": PLACEMENT,
+        "sglang": SGLANG,
+        "generic": GENERIC,
+        "casts": CASTS,
+        "checkpoints": CHECKPOINTS,
+    }
     return [
         Job(group, *row, from_checkpoint=group == "checkpoints") for group, table in tables.items() for row in table
     ]

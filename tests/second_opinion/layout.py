@@ -26,6 +26,14 @@ def even_part(tensor, index, count, dim):
     return numpy.take(tensor, range(index * (extent // count), (index + 1) * (extent // count)), axis=dim)
 
 
+def heads_part(tensor, heads, index, count):
+    """The rows of part `index` of `count` of the heads; each has as many."""
+    by_head = tensor.reshape(heads, -1, tensor.shape[1])
+    assert heads % count == 0
+    mine = [by_head[head] for head in range(heads) if head // (heads // count) == index]
+    return numpy.concatenate(mine)
+
+
 def round_up(number, unit):
     return -(-number // unit) * unit
 

@@ -2,7 +2,8 @@
 
 import numpy
 
-from layout import Buffer, even_part, round_up, rows_with_padding
+from deepseek_models import DeepseekModel
+from layout import Buffer, even_part, heads_part, round_up, rows_with_padding
 
 
 def layers_of_chunks(model, side):
@@ -53,6 +54,8 @@ class Stage:
         self.tp_size = side.get("tensor_parallel", 1)
         self.ep_size = side.get("expert_parallel", 1)
         self.etp_size = side.get("expert_tensor_parallel", 1)
+        self.glu_block = side.get("moe_mlp_glu_interleave_size")
+        self.is_grouped = side.get("moe_single_grouped_weight", False)
         unit = side.get("make_vocab_size_divisible_by", 128) * self.tp_size
         self.padded_vocab = round_up(model.vocab, unit)
 
@@ -63,7 +66,40 @@ class Stage:
     def gated(self, gate, up, index, count):
         return numpy.concatenate([even_part(self.tensors[name], index, count, 0) for name in (gate, up)])
 
+    def expert_gated(self, gate, up, index, count):
+        if self.glu_block is None:
+            return self.gated(gate, up, index, count)
+        # Blocks of gate rows and of up rows by turns.
+        gate, up = (even_part(self.tensors[name], index, count, 0) for name in (gate, up))
+        blocks = [part.reshape(-1, self.glu_block, part.shape[1]) for part in (gate, up)]
+        return numpy.stack(blocks, axis=1).reshape(-1, gate.shape[1])
+
+    def latent_attention(self, source, tp):
+        attention = source + "self_attn."
+
+        def whole(name):
+            return self.tensors[attention + name + ".weight"]
+
+        def by_heads(name):
+            return heads_part(whole(name), self.model.heads, tp, self.tp_size)
+
+        yield "input_layernorm.weight", self.tensors[source + "input_layernorm.weight"]
+        if self.model.query_rank is None:
+            yield "self_attention.linear_q_proj.weight", by_heads("q_proj")
+        else:
+            yield "self_attention.linear_q_down_proj.weight", whole("q_a_proj")
+            yield "self_attention.linear_q_up_proj.layer_norm_weight", whole("q_a_layernorm")
+            yield "self_attention.linear_q_up_proj.weight", by_heads("q_b_proj")
+        yield "self_attention.linear_kv_down_proj.weight", whole("kv_a_proj_with_mqa")
+        yield "self_attention.linear_kv_up_proj.layer_norm_weight", whole("kv_a_layernorm")
+        yield "self_attention.linear_kv_up_proj.weight", by_heads("kv_b_proj")
+        yield "self_attention.linear_proj.weight", even_part(whole("o_proj"), tp, self.tp_size, 1)
+
     def attention(self, source, tp):
+        if self.model.is_latent:
+            yield from self.latent_attention(source, tp)
+            return
+
         def fused(kind):
             parts = [self.tensors[f"{source}self_attn.{word}_proj.{kind}"] for word in "qkv"]
             return even_part(interleave_query_groups(self.model, *parts), tp, self.tp_size, 0)
@@ -86,36 +122,67 @@ class Stage:
         yield "mlp.linear_fc1.weight", self.gated(mlp + "gate_proj.weight", mlp + "up_proj.weight", tp, self.tp_size)
         yield "mlp.linear_fc2.weight", even_part(self.tensors[mlp + "down_proj.weight"], tp, self.tp_size, 1)
 
-    def sparse(self, layer, ep, etp):
+    def shared(self, layer, tp):
+        module = f"model.layers.{layer}.mlp."
+        yield "mlp.router.expert_bias", self.tensors[module + "gate.e_score_correction_bias"]
+        if self.model.shared_intermediate == 0:
+            return
+        gate, up, down = (f"{module}shared_experts.{word}_proj.weight" for word in ("gate", "up", "down"))
+        yield "mlp.shared_experts.linear_fc1.weight", self.gated(gate, up, tp, self.tp_size)
+        yield "mlp.shared_experts.linear_fc2.weight", even_part(self.tensors[down], tp, self.tp_size, 1)
+
+    def sparse(self, layer, tp, ep, etp):
         model = self.model
+        if isinstance(model, DeepseekModel):
+            yield from self.shared(layer, tp)
         yield "pre_mlp_layernorm.weight", self.tensors[f"model.layers.{layer}.post_attention_layernorm.weight"]
         yield "mlp.router.weight", self.tensors[model.router(layer)]
         assert model.experts % self.ep_size == 0
         local_experts = model.experts // self.ep_size
-        for k in range(local_experts):
-            expert = ep * local_experts + k
-            yield f"mlp.experts.linear_fc1.weight{k}", self.gated(
-                model.expert(layer, expert, "gate"), model.expert(layer, expert, "up"), etp, self.etp_size
-            )
-            down = self.tensors[model.expert(layer, expert, "down")]
-            yield f"mlp.experts.linear_fc2.weight{k}", even_part(down, etp, self.etp_size, 1)
+        first, second = [], []
+        for expert in range(ep * local_experts, (ep + 1) * local_experts):
+            gate, up, down = (model.expert(layer, expert, word) for word in ("gate", "up", "down"))
+            first.append(self.expert_gated(gate, up, etp, self.etp_size))
+            second.append(even_part(self.tensors[down], etp, self.etp_size, 1))
+        for name, matrices in (("linear_fc1", first), ("linear_fc2", second)):
+            if self.is_grouped:
+                yield f"mlp.experts.{name}.weight", numpy.stack(matrices)
+                continue
+            for k, matrix in enumerate(matrices):
+                yield f"mlp.experts.{name}.weight{k}", matrix
+
+    def layer(self, layer, tp, ep, etp):
+        source = f"model.layers.{layer}."
+        yield from self.attention(source, tp)
+        yield from self.sparse(layer, tp, ep, etp) if self.model.is_sparse(layer) else self.dense(source, tp)
+
+    def prediction_layer(self, layer, tp, ep, etp):
+        source = f"model.layers.{layer}."
+        yield "enorm.weight", self.tensors[source + "enorm.weight"]
+        yield "hnorm.weight", self.tensors[source + "hnorm.weight"]
+        yield "eh_proj.weight", even_part(self.tensors[source + "eh_proj.weight"], tp, self.tp_size, 0)
+        for name, bits in self.layer(layer, tp, ep, etp):
+            yield "mtp_model_layer." + name, bits
+        yield "final_layernorm.weight", self.tensors[source + "shared_head.norm.weight"]
 
     def chunk(self, layers, is_first, is_last, has_tied_copy, tp, ep, etp):
         """name -> Buffer of a model chunk; layers are numbered from 0 inside it."""
         buffers = {}
 
         def add(name, bits, **marks):
-            buffers[name] = Buffer(self.dtype, bits, **marks)
+            dtype = "fp32" if name.endswith("router.expert_bias") else self.dtype
+            buffers[name] = Buffer(dtype, bits, **marks)
 
-        if is_first:
-            add("embedding.word_embeddings.weight", self.vocabulary("model.embed_tokens.weight", tp))
+        predicts = is_last and self.model.prediction_layers > 0
+        if is_first or predicts:
+            embedding = self.vocabulary("model.embed_tokens.weight", tp)
+            add("embedding.word_embeddings.weight", embedding, unread=not is_first)
         for local, layer in enumerate(layers):
-            source = f"model.layers.{layer}."
-            for name, bits in self.attention(source, tp):
+            for name, bits in self.layer(layer, tp, ep, etp):
                 add(f"decoder.layers.{local}.{name}", bits)
-            is_sparse = self.model.is_sparse(layer)
-            for name, bits in self.sparse(layer, ep, etp) if is_sparse else self.dense(source, tp):
-                add(f"decoder.layers.{local}.{name}", bits)
+        for k in range(self.model.prediction_layers if predicts else 0):
+            for name, bits in self.prediction_layer(self.model.layers + k, tp, ep, etp):
+                add(f"mtp.layers.{k}.{name}", bits)
         if is_last:
             add("decoder.final_layernorm.weight", self.tensors["model.norm.weight"])
             if not self.model.tied:
@@ -125,11 +192,11 @@ class Stage:
         return buffers
 
 
-def ranks(model, side, tensors, padding, dtype):
+def ranks(model, side, tensors, padding, dtype, make_stage=Stage):
     """name -> Buffer of every rank."""
     tp_size, cp_size = side.get("tensor_parallel", 1), side.get("context_parallel", 1)
     dp_size, pp_size = side.get("data_parallel", 1), side.get("pipeline_parallel", 1)
-    stage = Stage(model, side, tensors, padding, dtype)
+    stage = make_stage(model, side, tensors, padding, dtype)
     assert tp_size * cp_size * dp_size % (stage.ep_size * stage.etp_size) == 0
     chunks = layers_of_chunks(model, side)
     built = {}

@@ -15,6 +15,9 @@ class Model:
         self.vocab = config["vocab_size"]
         self.tied = self.config["tie_word_embeddings"]
         self.dtype = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}[self.config["torch_dtype"]]
+        self.is_latent = False  # the attention
+        self.shared_intermediate = 0
+        self.prediction_layers = 0
         self.experts = config.get("num_experts") or config.get("num_local_experts") or 0
 
         attention_bias = bool(config.get("attention_bias"))
@@ -36,6 +39,10 @@ class Model:
             return False
         is_dense = layer in (self.config.get("mlp_only_layers") or [])
         return not is_dense and (layer + 1) % (self.config.get("decoder_sparse_step") or 1) == 0
+
+    def dtype_of(self, name, dtype):
+        """What a side of `dtype` holds the parameter in."""
+        return dtype
 
     def router(self, layer):
         return f"model.layers.{layer}.{self.moe_module}.gate.weight"
@@ -97,3 +104,6 @@ class ListedModel:
 
     def parameters(self):
         return self.shapes
+
+    def dtype_of(self, name, dtype):
+        return dtype

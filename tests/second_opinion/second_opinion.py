@@ -20,11 +20,16 @@ import traceback
 
 import numpy
 
+import fsdp
 import generic
+import hybrid_megatron
+import hybrid_vllm
 import megatron
 import safetensors
+import sglang
 import values
 import vllm
+from hybrid_models import HybridModel
 from jobs import all_jobs
 
 
@@ -34,14 +39,23 @@ class Mismatch(Exception):
 
 def ranks_of_side(job, side, tensors, padding, parameter_dtype, dtype):
     if side["layout"] == "generic":
-        return list(generic.ranks(side, tensors, parameter_dtype, dtype))
-    layout = {"megatron": megatron, "vllm": vllm}[side["layout"]]
-    cast = {name: values.cast(bits, parameter_dtype, dtype) for name, bits in tensors.items()}
+        return list(generic.ranks(side, tensors, parameter_dtype, dtype, padding))
+    is_hybrid = isinstance(job.model, HybridModel)
+    layout = {
+        "fsdp": fsdp,
+        "sglang": sglang,
+        "megatron": hybrid_megatron if is_hybrid else megatron,
+        "vllm": hybrid_vllm if is_hybrid else vllm,
+    }[side["layout"]]
+    at = job.model.dtype_of
+    cast = {
+        name: values.cast(bits, at(name, parameter_dtype), at(name, dtype)) for name, bits in tensors.items()
+    }
     return list(layout.ranks(job.model, side, cast, padding, dtype))
 
 
 def has_casts(job, source_dtype, destination_dtype):
-    rules = job.source.get("tensors", []) + job.destination.get("tensors", [])
+    rules = [rule for side in (job.source, job.destination) for key in ("tensors", "flat_buffers") for rule in side.get(key, [])]
     return source_dtype != destination_dtype or any("dtype" in rule for rule in rules)
 
 
@@ -50,10 +64,11 @@ def write_job(job, directory):
     if job.from_checkpoint:
         model = {"safetensors": "checkpoint"}
         (directory / "checkpoint").mkdir()
-        bits = {name: values.parameter(name, shape, "bf16", False) for name, shape in job.model.parameters().items()}
-        safetensors.write(
-            directory / "checkpoint" / "model.safetensors", {name: ("BF16", tensor) for name, tensor in bits.items()}
-        )
+        tensors = {}
+        for name, shape in job.model.parameters().items():
+            dtype = job.model.dtype_of(name, "bf16")
+            tensors[name] = values.SAFETENSORS_NAME[dtype], values.parameter(name, shape, dtype, False)
+        safetensors.write(directory / "checkpoint" / "model.safetensors", tensors)
         (directory / "checkpoint" / "config.json").write_text(json.dumps(job.model.config))
     elif hasattr(job.model, "config"):
         model = "config.json"
@@ -119,9 +134,13 @@ def run_job(job, programs, directory):
     """Returns the number of ranks and of destination bytes."""
     source_dtype = job.source.get("dtype", job.model.dtype)
     destination_dtype = job.destination.get("dtype", job.model.dtype)
-    is_cast = has_casts(job, source_dtype, destination_dtype)
+    # Of hybrid models some tensors are fp32 on one side and bf16 on the other.
+    is_cast = has_casts(job, source_dtype, destination_dtype) or isinstance(job.model, HybridModel)
     shapes = job.model.parameters()
-    tensors = {name: values.parameter(name, shape, source_dtype, is_cast) for name, shape in shapes.items()}
+    tensors = {
+        name: values.parameter(name, shape, job.model.dtype_of(name, source_dtype), is_cast)
+        for name, shape in shapes.items()
+    }
     garbage = values.Padding(source_dtype, values.GARBAGE[source_dtype])
     source = ranks_of_side(job, job.source, tensors, garbage, source_dtype, source_dtype)
     zero = values.Padding(destination_dtype, 0)

@@ -2,7 +2,8 @@
 
 import numpy
 
-from layout import Buffer, even_part, round_up, rows_with_padding
+from deepseek_models import DeepseekModel
+from layout import Buffer, even_part, heads_part, round_up, rows_with_padding
 
 VOCABULARY_UNIT = 64
 # Families whose model classes make embedding, norm and head on every pipeline stage.
@@ -20,11 +21,20 @@ def layers_of_stages(model, side):
     return [range(end - count, end) for end, count in zip(ends, counts)]
 
 
-def local_experts(experts, rank, ranks):
-    """Linear placement: the first `experts % ranks` ranks hold one more."""
-    share, rest = divmod(experts, ranks)
+def local_experts(model, side, layer, rank, ranks):
+    """The expert in each slot of a rank."""
+    placement = side.get("experts", {})
+    if placement.get("placement") == "round_robin":
+        return range(rank, model.experts, ranks)
+    slots = [*range(model.experts), *(i % model.experts for i in range(placement.get("num_redundant_experts", 0)))]
+    table = placement.get("physical_to_logical", slots)
+    if isinstance(table[0], list):  # one list per layer, or per layer with experts
+        sparse = [other for other in range(model.layers) if model.is_sparse(other)]
+        table = table[layer] if len(table) == model.layers else dict(zip(sparse, table))[layer]
+    # Linear: the first `slots % ranks` ranks hold one more.
+    share, rest = divmod(len(table), ranks)
     begin = rank * share + min(rank, rest)
-    return range(begin, begin + share + (rank < rest))
+    return table[begin : begin + share + (rank < rest)]
 
 
 class Stage:
@@ -48,7 +58,30 @@ class Stage:
         ranks_per_head = self.tp_size // self.model.kv_heads
         return even_part(tensor, tp // ranks_per_head, self.model.kv_heads, 0)
 
+    def latent_attention(self, source, tp):
+        prefix = source + "self_attn."
+
+        def whole(module):
+            return self.tensors[f"{prefix}{module}.weight"]
+
+        if self.model.query_rank is None:
+            replicated, cut = ["kv_a_proj_with_mqa"], ["q_proj"]
+        else:
+            down = numpy.concatenate([whole("q_a_proj"), whole("kv_a_proj_with_mqa")])
+            yield prefix + "fused_qkv_a_proj.weight", down
+            replicated, cut = ["q_a_layernorm"], ["q_b_proj"]
+        for module in replicated + ["kv_a_layernorm"]:
+            yield f"{prefix}{module}.weight", whole(module)
+        for module in cut + ["kv_b_proj"]:
+            yield f"{prefix}{module}.weight", heads_part(whole(module), self.model.heads, tp, self.tp_size)
+        yield prefix + "o_proj.weight", even_part(whole("o_proj"), tp, self.tp_size, 1)
+        for name in (source + "input_layernorm.weight", source + "post_attention_layernorm.weight"):
+            yield name, self.tensors[name]
+
     def attention(self, source, tp):
+        if self.model.is_latent:
+            yield from self.latent_attention(source, tp)
+            return
         prefix = source + "self_attn."
         for kind in ["weight"] + ["bias"] * self.model.has_qkv_bias:
             query, key, value = (self.tensors[f"{prefix}{word}_proj.{kind}"] for word in "qkv")
@@ -69,12 +102,28 @@ class Stage:
         )
         yield source + "mlp.down_proj.weight", even_part(down, tp, self.tp_size, 1)
 
+    def shared(self, layer, tp):
+        module = f"model.layers.{layer}.mlp."
+        yield module + "gate.e_score_correction_bias", self.tensors[module + "gate.e_score_correction_bias"]
+        if self.model.shared_intermediate == 0:
+            return
+        # Whole on each rank where the ranks of an engine share the tokens out.
+        shares_tokens = self.side.get("expert_parallel") and self.tp_size > 1 and self.dp_size > 1
+        part, parts = (0, 1) if shares_tokens else (tp, self.tp_size)
+        gate, up, down = (self.tensors[f"{module}shared_experts.{word}_proj.weight"] for word in ("gate", "up", "down"))
+        yield module + "shared_experts.gate_up_proj.weight", numpy.concatenate(
+            [even_part(gate, part, parts, 0), even_part(up, part, parts, 0)]
+        )
+        yield module + "shared_experts.down_proj.weight", even_part(down, part, parts, 1)
+
     def sparse(self, layer, tp, dp):
         model = self.model
+        if isinstance(model, DeepseekModel):
+            yield from self.shared(layer, tp)
         yield model.router(layer), self.tensors[model.router(layer)]
         rank, ranks = dp * self.tp_size + tp, self.dp_size * self.tp_size
         if self.side.get("expert_parallel"):
-            experts, part, parts = local_experts(model.experts, rank, ranks), 0, 1
+            experts, part, parts = local_experts(model, self.side, layer, rank, ranks), 0, 1
         else:
             experts, part, parts = range(model.experts), rank, ranks
 
@@ -82,33 +131,50 @@ class Stage:
             whole = [self.tensors[model.expert(layer, expert, word)] for expert in experts]
             return numpy.stack([even_part(matrix, part, parts, dim) for matrix in whole])
 
+        words = ("up", "gate") if self.side.get("moe_backend") == "flashinfer_cutlass" else ("gate", "up")
         prefix = f"model.layers.{layer}.{model.moe_module}.{self.experts_module}."
-        yield prefix + "w13_weight", numpy.concatenate([matrices("gate", 0), matrices("up", 0)], axis=1)
+        yield prefix + "w13_weight", numpy.concatenate([matrices(word, 0) for word in words], axis=1)
         yield prefix + "w2_weight", matrices("down", 1)
+
+    def layer(self, layer, tp, dp):
+        source = f"model.layers.{layer}."
+        yield from self.attention(source, tp)
+        yield from self.sparse(layer, tp, dp) if self.model.is_sparse(layer) else self.dense(source, tp)
 
     def rank(self, layers, is_first, is_last, tp, dp):
         model, buffers = self.model, {}
+
+        def add(name, bits):
+            dtype = "fp32" if name.endswith("e_score_correction_bias") else self.dtype
+            buffers[name] = Buffer(dtype, bits)
+
         for layer in layers:
+            for name, bits in self.layer(layer, tp, dp):
+                add(name, bits)
+        # The draft model, which is on the last stage alone.
+        drafts = is_last and model.prediction_layers > 0
+        for layer in range(model.layers, model.layers + model.prediction_layers) if drafts else []:
             source = f"model.layers.{layer}."
-            parts = list(self.attention(source, tp))
-            parts += self.sparse(layer, tp, dp) if model.is_sparse(layer) else self.dense(source, tp)
-            buffers.update({name: Buffer(self.dtype, bits) for name, bits in parts})
+            for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm"):
+                add(f"{source}{name}.weight", self.tensors[f"{source}{name}.weight"])
+            for name, bits in self.layer(layer, tp, dp):
+                add(name.replace(source, source + "mtp_block."), bits)
 
         def add_end(name, bits, is_read):
             if is_read or model.family in WHOLE_ENDS:
                 buffers[name] = Buffer(self.dtype, bits, unread=not is_read, optional=not is_read)
 
         embedding = self.vocabulary("model.embed_tokens.weight", tp)
-        add_end("model.embed_tokens.weight", embedding, is_first or (model.tied and is_last))
+        add_end("model.embed_tokens.weight", embedding, is_first or drafts or (model.tied and is_last))
         add_end("model.norm.weight", self.tensors["model.norm.weight"], is_last)
         if not model.tied:
             add_end("lm_head.weight", self.vocabulary("lm_head.weight", tp), is_last)
         return buffers
 
 
-def ranks(model, side, tensors, padding, dtype):
+def ranks(model, side, tensors, padding, dtype, make_stage=Stage):
     """name -> Buffer of every rank."""
-    stage = Stage(model, side, tensors, padding, dtype)
+    stage = make_stage(model, side, tensors, padding, dtype)
     stages = layers_of_stages(model, side)
     engine = [
         stage.rank(layers, pp == 0, pp == len(stages) - 1, tp, dp)

@@ -7,6 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "executor/device/cuda/cuda_copies.h"
 #include "executor/device/cuda/cuda_fence.h"
+#include "executor/device/cuda/cuda_graph.h"
+#include "executor/device/cuda/cuda_marks.h"
+#include "executor/device/cuda/cuda_memory_watch.h"
 #include "executor/device/cuda/cuda_sharing.h"
 #include "executor/device/cuda/cuda_status.h"
 
@@ -145,6 +148,32 @@ class CudaDevice : public Device {
     if (!status.ok()) return status;
     return std::make_unique<CudaEvent>(ordinal_, event);
   }
+
+  absl::StatusOr<std::unique_ptr<DeviceTimer>> CreateTimer() override {
+    const ScopedDevice current(ordinal_);
+    return CreateCudaTimer(ordinal_);
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceProgress>> CreateProgress() override {
+    const ScopedDevice current(ordinal_);
+    return CreateCudaProgress(ordinal_);
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceGraph>> Record(
+      const std::function<absl::Status(Stream)>& enqueue) override {
+    absl::StatusOr<std::unique_ptr<DeviceStream>> stream = CreateStream();
+    if (!stream.ok()) return stream.status();
+    const ScopedDevice current(ordinal_);
+    return RecordCudaGraph(ordinal_, (*stream)->get(), enqueue);
+  }
+
+  absl::StatusOr<std::unique_ptr<MemoryWatch>> Watch(
+      absl::Span<const MemoryRange> ranges) override {
+    const ScopedDevice current(ordinal_);
+    return WatchCudaMemory(ranges);
+  }
+
+  bool CopiesUnaligned() const override { return false; }
 
   absl::Status Copy(std::byte* to, const std::byte* from, uint64_t size_bytes,
                     Stream stream) override {

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "executor/device/cuda/cuda_status.h"
+#include "executor/device/cuda/driver_function.h"
 
 namespace refit {
 
@@ -50,17 +51,10 @@ absl::Status CudaFence::Allocate(int32_t rank) {
 
 absl::Status CudaFence::PrepareQuietWaits() {
   const ScopedDevice current(device_);
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  absl::Status status = CudaStatus(
-      cudaGetDriverEntryPointByVersion("cuStreamWaitValue64", &found, 12000,
-                                       cudaEnableDefault, &result),
-      "cudaGetDriverEntryPointByVersion");
-  if (!status.ok()) return status;
-  wait_value_ = reinterpret_cast<WaitValue>(found);
-  if (found == nullptr) {
-    return absl::InternalError("the driver has no cuStreamWaitValue64");
-  }
+  const absl::StatusOr<WaitValue> found =
+      FindDriverFunction<WaitValue>("cuStreamWaitValue64");
+  if (!found.ok()) return found.status();
+  wait_value_ = *found;
   awaits_.assign(static_cast<size_t>(world_size_), 0);
   return absl::OkStatus();
 }

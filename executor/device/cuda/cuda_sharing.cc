@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "executor/device/cuda/cuda_status.h"
+#include "executor/device/cuda/driver_function.h"
 #include "executor/device/process_identity.h"
 
 namespace refit {
@@ -40,21 +41,6 @@ constexpr uint64_t kNoAllocation = ~uint64_t{0};
 
 using AddressRangeFunction = CUresult (*)(CUdeviceptr* base, size_t* size,
                                           CUdeviceptr address);
-
-// The driver's function, without linking the driver.
-absl::StatusOr<AddressRangeFunction> FindAddressRange() {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  absl::Status status = CudaStatus(
-      cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &found, 12000,
-                                       cudaEnableDefault, &result),
-      "cudaGetDriverEntryPointByVersion");
-  if (!status.ok()) return status;
-  if (found == nullptr) {
-    return absl::InternalError("the driver has no cuMemGetAddressRange");
-  }
-  return reinterpret_cast<AddressRangeFunction>(found);
-}
 
 ExportedAllocation ExportAllocation(uint64_t base, uint64_t size_bytes) {
   ExportedAllocation allocation = {};
@@ -180,7 +166,8 @@ absl::Status EnablePeerAccess(int from, int to) {
 absl::StatusOr<std::string> ExportCudaMemory(
     int device, absl::Span<const MemoryRange> ranges) {
   const ScopedDevice current(device);
-  absl::StatusOr<AddressRangeFunction> address_range = FindAddressRange();
+  absl::StatusOr<AddressRangeFunction> address_range =
+      FindDriverFunction<AddressRangeFunction>("cuMemGetAddressRange");
   if (!address_range.ok()) return address_range.status();
   std::map<uint64_t, uint64_t> index_of_base;
   std::vector<ExportedAllocation> allocations;

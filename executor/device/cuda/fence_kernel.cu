@@ -53,13 +53,24 @@ __global__ void AwaitKernel(const FenceWords words, const FencePeers peers) {
   __threadfence_system();
 }
 
+__global__ void MarkKernel(volatile uint32_t* word, uint32_t value) {
+  *word = value;
+}
+
 }  // namespace
 
 cudaError_t LoadFenceKernels() {
   cudaFuncAttributes attributes;
-  const cudaError_t error = cudaFuncGetAttributes(&attributes, SignalKernel);
+  cudaError_t error = cudaFuncGetAttributes(&attributes, SignalKernel);
   if (error != cudaSuccess) return error;
-  return cudaFuncGetAttributes(&attributes, AwaitKernel);
+  error = cudaFuncGetAttributes(&attributes, AwaitKernel);
+  if (error != cudaSuccess) return error;
+  return cudaFuncGetAttributes(&attributes, MarkKernel);
+}
+
+cudaError_t LaunchMark(uint32_t* word, uint32_t value, cudaStream_t stream) {
+  MarkKernel<<<1, 1, 0, stream>>>(word, value);
+  return cudaGetLastError();
 }
 
 cudaError_t LaunchSignal(const FenceWords& words, const FencePeers& peers,

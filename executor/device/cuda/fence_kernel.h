@@ -1,4 +1,4 @@
-// The kernels of the fence between ranks.
+// The kernels of the fence between ranks, and of progress that the host sees.
 #ifndef REFIT_EXECUTOR_DEVICE_CUDA_FENCE_KERNEL_H_
 #define REFIT_EXECUTOR_DEVICE_CUDA_FENCE_KERNEL_H_
 
@@ -35,6 +35,9 @@ struct FenceWords {
 
 // As LoadCopyKernel.
 cudaError_t LoadFenceKernels();
+
+// Writes `value` to a word of host memory, as the device reaches it.
+cudaError_t LaunchMark(uint32_t* word, uint32_t value, cudaStream_t stream);
 
 cudaError_t LaunchSignal(const FenceWords& words, const FencePeers& peers,
                          cudaStream_t stream);

@@ -57,9 +57,10 @@ class ControlPlane {
 
   // `callback(step, status)` is called, at most once per step and on a thread
   // of the control plane, when the step this rank is in was aborted by another
-  // rank or a rank is gone, also if that was before this rank entered the step;
-  // so it may come before BeginStep has returned. Set before the first step;
-  // must not call back in here.
+  // rank, or a rank is gone or has closed its end without entering the step,
+  // also if that was before this rank entered the step; so it may come before
+  // BeginStep has returned. Set before the first step; must not call back in
+  // here.
   virtual void OnAbort(
       std::function<void(uint64_t step, const absl::Status&)> callback) = 0;
 };

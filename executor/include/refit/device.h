@@ -4,7 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -111,6 +113,42 @@ class DeviceEvent {
   virtual absl::StatusOr<bool> Reached() = 0;
 };
 
+// The time between two points of streams.
+class DeviceTimer {
+ public:
+  virtual ~DeviceTimer() = default;
+  virtual absl::Status Start(Stream stream) = 0;
+  virtual absl::Status Stop(Stream stream) = 0;
+  // Requires: both points were reached.
+  virtual absl::StatusOr<double> Seconds() = 0;
+};
+
+// How far enqueued work has come, for any thread to see.
+class DeviceProgress {
+ public:
+  virtual ~DeviceProgress() = default;
+  // `reached` is `value` once `stream` comes to this point.
+  virtual absl::Status Mark(uint32_t value, Stream stream) = 0;
+  virtual void Reset() = 0;  // to 0
+  virtual uint32_t reached() const = 0;
+};
+
+// Enqueued work that can be launched again. At its end, what was launched still
+// goes on.
+class DeviceGraph {
+ public:
+  virtual ~DeviceGraph() = default;
+  virtual absl::Status Launch(Stream stream) = 0;
+};
+
+// Notices that memory was freed, also if the same addresses are in use again.
+class MemoryWatch {
+ public:
+  virtual ~MemoryWatch() = default;
+  // The first of the ranges that is not the memory it was.
+  virtual std::optional<size_t> FirstGone() = 0;
+};
+
 // Contiguous memory to share with other ranks.
 struct MemoryRange {
   std::byte* data = nullptr;
@@ -165,6 +203,21 @@ class Device {
   // Whether work enqueued on `stream` goes into a graph instead of running.
   virtual absl::StatusOr<bool> IsCapturing(Stream stream) = 0;
   virtual absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() = 0;
+  virtual absl::StatusOr<std::unique_ptr<DeviceTimer>> CreateTimer() = 0;
+  virtual absl::StatusOr<std::unique_ptr<DeviceProgress>> CreateProgress() = 0;
+
+  // What `enqueue` enqueues on the stream that it is given, and on streams that
+  // it makes wait for that one, which it must make wait for them in turn. None
+  // of it runs. Null: a device that cannot record; `enqueue` is not called.
+  virtual absl::StatusOr<std::unique_ptr<DeviceGraph>> Record(
+      const std::function<absl::Status(Stream)>& enqueue) = 0;
+
+  // Null: a device that cannot tell.
+  virtual absl::StatusOr<std::unique_ptr<MemoryWatch>> Watch(
+      absl::Span<const MemoryRange> ranges) = 0;
+
+  // Whether copies take elements that are not aligned to their size.
+  virtual bool CopiesUnaligned() const = 0;
 
   // Enqueues a contiguous copy between ranges that do not overlap; each may be
   // of this device or of the host.

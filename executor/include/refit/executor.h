@@ -36,6 +36,18 @@ struct BoundTensor {
   std::vector<uint64_t> shape;
 };
 
+// What this worker must do after each refit, before it serves, to a tensor that
+// the refit wrote in the source's form: `name` says what, docs/plan-format.md
+// lists them. A worker that does not know a name must not serve.
+struct TensorPostHook {
+  std::string tensor;
+  std::string name;    // "negative-exp"
+  std::string detail;  // one sentence
+
+  friend bool operator==(const TensorPostHook&,
+                         const TensorPostHook&) = default;
+};
+
 enum class ExecutorState : uint8_t {
   kLoaded,
   kConnected,
@@ -51,6 +63,16 @@ struct ExecutorOptions {
   int32_t rank = 0;                // global
   Device* device = nullptr;        // must outlive the executor
   Transport* transport = nullptr;  // of `rank`; must outlive the executor
+
+  // On a GPU, staged rounds are recorded at the second refit after a Connect or
+  // Bind, and launched as one CUDA graph from then on; false: enqueued one by
+  // one each time. Not while the rounds are timed.
+  bool graph = true;
+  // Measures every round: Executor::rounds.
+  bool time_rounds = false;
+  // On a GPU, Run asks the driver whether the tensors' memory was freed since
+  // Bind: one question for each allocation.
+  bool watch_memory = true;
 };
 
 struct RunOptions {
@@ -74,6 +96,7 @@ struct RunCounters {
   uint64_t messages_received = 0;
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
+  uint64_t graph_launches = 0;  // 1 if the rounds were launched as a graph
   // Time of the calling thread; on a device with streams, of the enqueuing.
   double pack_seconds = 0;
   double wire_seconds = 0;
@@ -93,7 +116,20 @@ struct RunCounters {
   RunCounters& operator+=(const RunCounters& other);
 };
 
+// What a rank did in one round of the last Run.
+struct RoundMeasurement {
+  uint32_t round = 0;
+  fb::Route route = fb::Route::kUnspecified;
+  fb::Mechanism mechanism = fb::Mechanism::kStaged;
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+  // From the start of packing to the end of unpacking, waits for others
+  // included; rounds overlap.
+  double seconds = 0;
+};
+
 class RankSchedule;
+class RefitGraph;
 struct RoundWork;
 
 // Thread-compatible.
@@ -124,6 +160,11 @@ class Executor {
       absl::Span<const BoundTensor> tensors,
       std::chrono::nanoseconds timeout = std::chrono::minutes(10));
 
+  // What is to be done with the tensors that Bind takes, in the plan's order;
+  // to one tensor in this order. Empty where the sides' values do not differ.
+  // Ask at Bind: no later call speaks of it.
+  const std::vector<TensorPostHook>& post_hooks() const { return post_hooks_; }
+
   // While `stream` is captured the refit becomes part of the graph: whoever
   // replays the graph, on all ranks alike, waits for it, and no deadline holds.
   // The graph must be destroyed before the transport.
@@ -148,6 +189,9 @@ class Executor {
 
   ExecutorState state() const { return state_; }
   const RunCounters& counters() const { return counters_; }
+  // The rounds in which this rank took part, of the last refit that was waited
+  // for and succeeded; empty without ExecutorOptions::time_rounds.
+  const std::vector<RoundMeasurement>& rounds() const { return rounds_; }
 
  private:
   Executor(const PlanFile& plan, const ExecutorOptions& options);
@@ -156,18 +200,30 @@ class Executor {
   absl::Status MapPeers(absl::Span<std::byte* const> addresses,
                         Deadline deadline);
   absl::Status PrepareCopies(absl::Span<std::byte* const> addresses);
+  absl::Status WatchTensors(absl::Span<const BoundTensor> tensors);
   absl::Status CreateStreams();
+  void RecordGraph(Stream stream, Deadline deadline);
+  absl::Status CheckTensors(const RunOptions& options) const;
   absl::Status RunRounds(Stream stream, const RunOptions& options,
                          Deadline deadline);
+  absl::Status EnqueueRounds(Stream stream);
+  absl::Status MeasureRounds();
+  Traffic TrafficOf(const RoundWork& work) const;
   void CountMessages(const RoundWork& work);
   absl::Status RunStaged(size_t round, Stream stream);
-  absl::Status RunDirect(const RoundWork& work, Stream stream);
+  absl::Status RunDirect(size_t round, Stream stream);
 
   const PlanFile& plan_;
   const ExecutorOptions options_;
   const std::unique_ptr<const RankSchedule> schedule_;
+  const std::vector<TensorPostHook> post_hooks_;
   ExecutorState state_ = ExecutorState::kLoaded;
   RunCounters counters_;
+  std::vector<RoundMeasurement> rounds_;
+  bool has_run_ = false;   // since Connect, and was waited for
+  bool is_timed_ = false;  // the last Run
+  // The transport drops it, possibly after this executor's end.
+  const std::shared_ptr<RefitGraph> graph_;
 
   // Since Connect. Packing and unpacking have streams of their own, so that
   // they overlap with the wire.

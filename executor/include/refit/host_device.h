@@ -3,6 +3,7 @@
 #ifndef REFIT_EXECUTOR_INCLUDE_REFIT_HOST_DEVICE_H_
 #define REFIT_EXECUTOR_INCLUDE_REFIT_HOST_DEVICE_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -22,6 +23,17 @@ class HostDevice : public Device {
   absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() override;
   absl::StatusOr<bool> IsCapturing(Stream) override { return false; }
   absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() override;
+  absl::StatusOr<std::unique_ptr<DeviceTimer>> CreateTimer() override;
+  absl::StatusOr<std::unique_ptr<DeviceProgress>> CreateProgress() override;
+  absl::StatusOr<std::unique_ptr<DeviceGraph>> Record(
+      const std::function<absl::Status(Stream)>&) override {
+    return nullptr;
+  }
+  absl::StatusOr<std::unique_ptr<MemoryWatch>> Watch(
+      absl::Span<const MemoryRange>) override {
+    return nullptr;
+  }
+  bool CopiesUnaligned() const override { return true; }
   absl::Status Copy(std::byte* to, const std::byte* from, uint64_t size_bytes,
                     Stream stream) override;
   absl::Status Synchronize(Stream stream) override;

@@ -228,6 +228,18 @@ typedef struct refit_executor_options {
   refit_local_fabric* fabric;
   int32_t rank;     /* global; the rendezvous' where there is one */
   int32_t reserved; /* must be 0 */
+  /* 0 or 1 each. */
+  /* 1: a GPU's staged rounds are enqueued one by one at each run. 0: they are
+   * recorded at the second one after a connect or bind, and launched as one
+   * CUDA graph from then on. */
+  int32_t without_graph;
+  /* 1: measures every round, for refit_executor_visit_rounds; this leaves the
+   * graph out. */
+  int32_t time_rounds;
+  /* 1: a GPU's driver is not asked at each run whether the tensors' memory was
+   * freed since the bind, one question for each allocation. */
+  int32_t without_memory_watch;
+  int32_t reserved2; /* must be 0 */
 } refit_executor_options;
 
 typedef int32_t refit_state;
@@ -278,6 +290,33 @@ typedef struct refit_counters {
   refit_traffic network_direct;
 } refit_counters;
 
+typedef int32_t refit_route;
+enum {
+  REFIT_ROUTE_LOCAL = 1,  /* between ranks that share a GPU */
+  REFIT_ROUTE_PEER = 2,   /* or a host */
+  REFIT_ROUTE_NETWORK = 3 /* or neither */
+};
+
+typedef int32_t refit_mechanism;
+enum {
+  REFIT_MECHANISM_STAGED = 0,
+  REFIT_MECHANISM_DIRECT = 1 /* stored into the receiver's tensors */
+};
+
+/* What one rank did in one round of the last run. */
+typedef struct refit_round {
+  size_t struct_size;
+  uint32_t round;
+  refit_route route;
+  refit_mechanism mechanism;
+  int32_t reserved; /* 0 */
+  uint64_t bytes_sent;
+  uint64_t bytes_received;
+  /* From the start of packing to the end of unpacking, waits for others
+   * included; rounds overlap. */
+  double seconds;
+} refit_round;
+
 /* Makes the executor of one rank. Nothing is sent or allocated on the device
  * yet. Errors: REFIT_INVALID_ARGUMENT (no such rank, another number of ranks
  * than the plan has, a fabric with a CUDA device, both places to meet or none),
@@ -319,6 +358,27 @@ refit_status* refit_executor_bind(refit_executor* executor,
                                   const refit_tensor* tensors, size_t count,
                                   int64_t timeout_ms);
 
+/* What the worker must do after each refit, before it serves, to a tensor that
+ * the refit wrote with the source's values: `name` says what ("negative-exp"),
+ * docs/plan-format.md lists the names. A worker that does not know a name must
+ * not serve. */
+typedef struct refit_post_hook {
+  size_t struct_size;
+  const char* tensor;
+  const char* name;
+  const char* detail; /* one sentence */
+} refit_post_hook;
+
+/* Calls `visit` with each, in plan order: those of one tensor in the order in
+ * which they are to be done. There are none where the two sides keep the same
+ * values. To be asked at bind: no later call speaks of it. A hook is valid
+ * during its call only; `visit` must not throw. */
+typedef void (*refit_post_hook_visitor)(const refit_post_hook* hook,
+                                        void* context);
+refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
+                                              refit_post_hook_visitor visit,
+                                              void* context);
+
 /* Enqueues one refit on `stream` of the device and returns; on a GPU nothing is
  * waited for but that NCCL takes the work. Collective. `options` may be NULL.
  * An error fails the refit on all ranks and leaves REFIT_STATE_TORN; run may be
@@ -348,6 +408,14 @@ const char* refit_state_name(refit_state state);
  * REFIT_INVALID_ARGUMENT, a struct_size that is none. */
 refit_status* refit_executor_counters(const refit_executor* executor,
                                       refit_counters* counters);
+
+/* Calls `visit` with each round in which this rank took part, of the last refit
+ * that was waited for and succeeded; with none without the option time_rounds.
+ * A round is valid during its call only; `visit` must not throw. */
+typedef void (*refit_round_visitor)(const refit_round* round, void* context);
+refit_status* refit_executor_visit_rounds(const refit_executor* executor,
+                                          refit_round_visitor visit,
+                                          void* context);
 
 /* Frees memory on the device, communicators and connections; state and counters
  * stay. No refit may be under way. Idempotent. */

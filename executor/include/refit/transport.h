@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -90,6 +91,15 @@ class Transport {
   // to the transport.
   virtual Fence* fence() = 0;
 
+  // Exchanges that follow are recorded on a stream that captures, outside of a
+  // refit, and this rank's alone.
+  virtual void BeginRecording(Deadline) {}
+
+  // `callback` is called, on any thread, before work of this rank is broken
+  // off: graphs that hold its exchanges must have ended by its return, since
+  // NCCL waits for them. Set before the first Connect.
+  virtual void OnBreak(std::function<void()>) {}
+
   // Starts a refit. `deadline` holds until Wait.
   virtual absl::Status BeginRefit(Deadline deadline) = 0;
 
@@ -97,6 +107,10 @@ class Transport {
   // bytes in place, when `stream` reaches this point. Errors name the round,
   // the operation and the peer, and leave nothing under way.
   virtual absl::Status Exchange(const ExchangeRound& round, Stream stream) = 0;
+
+  // In place of the refit's Exchanges: those of the last one, or of the
+  // recording since, are launched as a graph.
+  virtual void Replay() {}
 
   // Enqueues the end of this rank's part of the refit.
   virtual absl::Status EndRefit(Stream stream) = 0;

@@ -1,0 +1,210 @@
+#include "compiler/layout/serving.h"
+
+#include <utility>
+
+#include "absl/strings/str_format.h"
+
+namespace refit {
+namespace {
+
+using enum ParamRole;
+
+constexpr int64_t kVocabularyPadding = 64;
+
+std::string ExpertsName(const LayerGroup& group, std::string_view module,
+                        std::string_view weight) {
+  return absl::StrFormat("%s%s%s", ExpertsPrefix(group.params[0]->name), module,
+                         weight);
+}
+
+void CheckGatedMlp(SizeChecks& checks, const SizeChecks::Divisor& divisor,
+                   ParamRole gate, ParamRole up, ParamRole down,
+                   std::string_view what) {
+  checks.Rows(divisor, gate, what);
+  checks.Rows(divisor, up, what);
+  checks.Columns(divisor, down, what);
+}
+
+}  // namespace
+
+std::string RenameModule(std::string_view name, std::string_view module) {
+  const size_t leaf = name.rfind('.');
+  const size_t begin = name.rfind('.', leaf - 1) + 1;
+  return absl::StrFormat("%s%s%s", name.substr(0, begin), module,
+                         name.substr(leaf));
+}
+
+std::string_view ExpertsPrefix(std::string_view name) {
+  return name.substr(0, name.find("{1}"));
+}
+
+int64_t ServingVocabularyRows(const Param& param) {
+  const int64_t vocab = param.shape[0];
+  return (vocab + kVocabularyPadding - 1) / kVocabularyPadding *
+         kVocabularyPadding;
+}
+
+Buffer ServingVocabulary(const LayoutContext& context, ParamId id,
+                         EvenPart part) {
+  const Param& param = context.model.params[IndexOf(id)];
+  return VocabularyTensor(context, param.name, id,
+                          {.padded_rows = ServingVocabularyRows(param),
+                           .count = part.count,
+                           .index = part.index});
+}
+
+TensorSpec FusedHeads(const LayerGroup& group, const Architecture& architecture,
+                      EvenPart part) {
+  const int64_t head = architecture.head_dim;
+  const Range query = EvenShare(architecture.heads, part.count, part.index);
+  Range kv;
+  if (part.count >= architecture.kv_heads) {
+    const int64_t ranks_per_head = part.count / architecture.kv_heads;
+    kv = {part.index / ranks_per_head, part.index / ranks_per_head + 1};
+  } else {
+    kv = EvenShare(architecture.kv_heads, part.count, part.index);
+  }
+
+  TensorSpec spec;
+  spec.name = RenameModule(group.params[0]->name, "qkv_proj");
+  spec.shape = group.params[0]->shape;
+  spec.shape[0] = 0;
+  struct Block {
+    const Param* param;
+    Range heads;
+    int64_t head_rows;
+  };
+  for (const auto& [param, heads, head_rows] :
+       {Block{group.params[0], query, architecture.query_head_rows()},
+        Block{group.params[1], kv, head}, Block{group.params[2], kv, head}}) {
+    const Range rows = {heads.begin * head_rows, heads.end * head_rows};
+    spec.parts.push_back(RowsPart(*param, rows, spec.shape[0]));
+    spec.shape[0] += rows.size();
+  }
+  return spec;
+}
+
+TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part,
+                     GateUpOrder order) {
+  const Param& gate = *group.params[0];
+  const Param& up = *group.params[1];
+  const Range gate_rows = EvenShare(gate.shape[0], part.count, part.index);
+  const Range up_rows = EvenShare(up.shape[0], part.count, part.index);
+  const bool gate_first = order == GateUpOrder::kGateFirst;
+  return {.name = std::move(name),
+          .shape = {gate_rows.size() + up_rows.size(), gate.shape[1]},
+          .parts = {RowsPart(gate, gate_rows, gate_first ? 0 : up_rows.size()),
+                    RowsPart(up, up_rows, gate_first ? gate_rows.size() : 0)}};
+}
+
+TensorSpec ExpertGateAndUp(const LayerGroup& group, std::string_view module,
+                           EvenPart part, GateUpOrder order) {
+  return GateAndUp(group, ExpertsName(group, module, "w13_weight"), part,
+                   order);
+}
+
+TensorSpec ExpertUp(const LayerGroup& group, std::string_view module,
+                    EvenPart part) {
+  TensorSpec spec = RowShard(group, part);
+  spec.name = ExpertsName(group, module, "w13_weight");
+  return spec;
+}
+
+TensorSpec ExpertDown(const LayerGroup& group, std::string_view module,
+                      EvenPart part) {
+  return ColumnShard(group, ExpertsName(group, module, "w2_weight"), part);
+}
+
+TensorSpec ConcatRows(const LayerGroup& group, std::string name) {
+  TensorSpec spec = {.name = std::move(name),
+                     .shape = {0, group.params[0]->shape[1]},
+                     .parts = {}};
+  for (const Param* param : group.params) {
+    const int64_t rows = param->shape[0];
+    spec.parts.push_back(RowsPart(*param, {0, rows}, spec.shape[0]));
+    spec.shape[0] += rows;
+  }
+  return spec;
+}
+
+TensorSpec RowShard(const LayerGroup& group, EvenPart part) {
+  const Param& param = *group.params[0];
+  const Range rows = EvenShare(param.shape[0], part.count, part.index);
+  return {.name = param.name,
+          .shape = {rows.size(), param.shape[1]},
+          .parts = {RowsPart(param, rows, 0)}};
+}
+
+TensorSpec ColumnShard(const LayerGroup& group, std::string name,
+                       EvenPart part) {
+  const Param& param = *group.params[0];
+  const Range columns = EvenShare(param.shape[1], part.count, part.index);
+  return {.name = std::move(name),
+          .shape = {param.shape[0], columns.size()},
+          .parts = {ColumnsPart(param, columns)}};
+}
+
+TensorSpec Replicated(const LayerGroup& group) {
+  return {.name = group.params[0]->name,
+          .shape = group.params[0]->shape,
+          .parts = {WholePart(*group.params[0])}};
+}
+
+std::string DraftLayerName(std::string name) {
+  constexpr std::string_view kLayer = "model.layers.{0}.";
+  if (name.starts_with(kLayer)) name.insert(kLayer.size(), "mtp_block.");
+  return name;
+}
+
+void AddLayerStacks(const LayoutContext& context, const RoleTable& table,
+                    Range layers, absl::Span<const ParamRole> roles,
+                    const std::optional<ExpertSlice>& experts,
+                    absl::FunctionRef<TensorSpec(const LayerGroup&)> make_spec,
+                    std::vector<BufferId>& out) {
+  for (const LayerGroup& group : table.Group(roles, layers)) {
+    out.push_back(context.buffers.Intern(
+        LayerStack(table, make_spec(group), group.layers,
+                   {.dtype = BufferDType(context.side, *group.params[0]),
+                    .experts = experts})));
+  }
+}
+
+void AddEnd(const LayoutContext& context, EndUse use, Buffer buffer,
+            std::vector<BufferId>& out) {
+  if (use == EndUse::kAbsent) return;
+  if (use == EndUse::kUnread) {
+    buffer = SkippedCopy(std::move(buffer), SkipReason::kUnread,
+                         "this pipeline stage holds a copy but never reads it");
+  }
+  out.push_back(context.buffers.Intern(std::move(buffer)));
+}
+
+void CheckExpertTensors(SizeChecks& checks,
+                        const SizeChecks::Divisor& divisor) {
+  constexpr std::string_view kFeatures = "intermediate features of an expert";
+  CheckGatedMlp(checks, divisor, kExpertGate, kExpertUp, kExpertDown,
+                kFeatures);
+  checks.Columns(divisor, kFusedExpertDown, kFeatures);
+}
+
+void CheckMlp(SizeChecks& checks, const SizeChecks::Divisor& divisor) {
+  CheckGatedMlp(checks, divisor, kMlpGate, kMlpUp, kMlpDown,
+                "intermediate features of the MLP");
+}
+
+void CheckSharedExperts(SizeChecks& checks,
+                        const SizeChecks::Divisor& divisor) {
+  CheckGatedMlp(checks, divisor, kSharedExpertGate, kSharedExpertUp,
+                kSharedExpertDown,
+                "intermediate features of the shared experts");
+}
+
+void CheckVocabulary(SizeChecks& checks, const RoleTable& table, ParamRole role,
+                     const SizeChecks::Divisor& divisor) {
+  for (const ParamId id : table.Params(role)) {
+    checks.Divides(divisor, ServingVocabularyRows(table.param(id)),
+                   "vocabulary rows (padded to a multiple of 64)");
+  }
+}
+
+}  // namespace refit

@@ -1,0 +1,72 @@
+#include <algorithm>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "compiler/passes/passes.h"
+
+namespace refit {
+namespace {
+
+// What one rank or host must take in or give out, however a plan relays.
+struct MustMove {
+  double received_bytes = 0;  // by a rank, over all its links
+  double sent_bytes = 0;      // of boxes that no other rank holds, once each
+};
+
+// The time that no plan can beat: a receiver's bytes over all its links at
+// once; what one rank alone holds leaves it at least once; what a host's ranks
+// want and none of them holds crosses the network to it at least once. Boxes
+// that overlap without being equal count as different.
+double LowerBoundSeconds(const Module& module) {
+  const Topology& topology = module.topology;
+  std::vector<MustMove> ranks(static_cast<size_t>(module.world_size()));
+  std::map<int32_t, double> host_bytes;
+  std::map<int32_t, int64_t> host_ranks;
+  for (int32_t host : topology.host) ++host_ranks[host];
+  for (const Piece& piece : module.pieces) {
+    const double bytes = static_cast<double>(module.WireBytes(piece));
+    std::set<int32_t> hosts_without;
+    bool leaves = false;
+    for (Rank destination : piece.destinations) {
+      Route nearest = Route::kNetwork;
+      for (Rank source : piece.sources) {
+        nearest = std::min(nearest, module.RouteBetween(source, destination));
+      }
+      if (nearest == Route::kLocal) continue;
+      leaves = true;
+      ranks[IndexOf(destination)].received_bytes += bytes;
+      if (nearest == Route::kNetwork) {
+        hosts_without.insert(topology.host[IndexOf(destination)]);
+      }
+    }
+    for (int32_t host : hosts_without) host_bytes[host] += bytes;
+    if (leaves && piece.sources.size() == 1) {
+      ranks[IndexOf(piece.sources.front())].sent_bytes += bytes;
+    }
+  }
+  const double links =
+      topology.peer_bytes_per_second +
+      (host_ranks.size() > 1 ? topology.network_bytes_per_second : 0);
+  double seconds = 0;
+  for (const MustMove& rank : ranks) {
+    seconds = std::max(seconds,
+                       std::max(rank.received_bytes, rank.sent_bytes) / links);
+  }
+  for (const auto& [host, bytes] : host_bytes) {
+    seconds =
+        std::max(seconds, bytes / (topology.network_bytes_per_second *
+                                   static_cast<double>(host_ranks[host])));
+  }
+  return seconds;
+}
+
+}  // namespace
+
+absl::Status BoundTime(const PassOptions&, Module& module) {
+  module.stats.lower_bound_seconds = LowerBoundSeconds(module);
+  return absl::OkStatus();
+}
+
+}  // namespace refit

@@ -1,0 +1,107 @@
+#include "executor/device/cuda/cuda_marks.h"
+
+#include <cuda_runtime_api.h>
+
+#include "executor/device/cuda/cuda_status.h"
+#include "executor/device/cuda/fence_kernel.h"
+
+namespace refit {
+namespace {
+
+class CudaTimer : public DeviceTimer {
+ public:
+  explicit CudaTimer(int device) : device_(device) {}
+  ~CudaTimer() override {
+    const ScopedDevice current(device_);
+    if (start_ != nullptr) cudaEventDestroy(start_);
+    if (stop_ != nullptr) cudaEventDestroy(stop_);
+  }
+  absl::Status Create() {
+    absl::Status status =
+        CudaStatus(cudaEventCreate(&start_), "cudaEventCreate");
+    status.Update(CudaStatus(cudaEventCreate(&stop_), "cudaEventCreate"));
+    return status;
+  }
+  absl::Status Start(Stream stream) override { return Record(start_, stream); }
+  absl::Status Stop(Stream stream) override { return Record(stop_, stream); }
+  absl::StatusOr<double> Seconds() override {
+    const ScopedDevice current(device_);
+    float milliseconds = 0;
+    absl::Status status =
+        CudaStatus(cudaEventElapsedTime(&milliseconds, start_, stop_),
+                   "cudaEventElapsedTime");
+    if (!status.ok()) return status;
+    return static_cast<double>(milliseconds) / 1000;
+  }
+
+ private:
+  absl::Status Record(cudaEvent_t event, Stream stream) {
+    const ScopedDevice current(device_);
+    return CudaStatus(cudaEventRecord(event, static_cast<cudaStream_t>(stream)),
+                      "cudaEventRecord");
+  }
+
+  const int device_;
+  cudaEvent_t start_ = nullptr;
+  cudaEvent_t stop_ = nullptr;
+};
+
+// A word of host memory that the device writes: unlike an event it also tells
+// how far a graph has come that is launched again.
+class CudaProgress : public DeviceProgress {
+ public:
+  explicit CudaProgress(int device) : device_(device) {}
+  ~CudaProgress() override {
+    const ScopedDevice current(device_);
+    cudaFreeHost(word_);
+  }
+  absl::Status Create() {
+    void* host = nullptr;
+    absl::Status status =
+        CudaStatus(cudaHostAlloc(&host, sizeof(*word_),
+                                 cudaHostAllocMapped | cudaHostAllocPortable),
+                   "cudaHostAlloc");
+    if (!status.ok()) return status;
+    word_ = static_cast<uint32_t*>(host);
+    Reset();
+    void* mapped = nullptr;
+    status = CudaStatus(cudaHostGetDevicePointer(&mapped, host, 0),
+                        "cudaHostGetDevicePointer");
+    mapped_ = static_cast<uint32_t*>(mapped);
+    return status;
+  }
+  absl::Status Mark(uint32_t value, Stream stream) override {
+    const ScopedDevice current(device_);
+    return CudaStatus(
+        cuda::LaunchMark(mapped_, value, static_cast<cudaStream_t>(stream)),
+        "launch of the mark kernel");
+  }
+  void Reset() override { __atomic_store_n(word_, 0, __ATOMIC_SEQ_CST); }
+  uint32_t reached() const override {
+    return __atomic_load_n(word_, __ATOMIC_SEQ_CST);
+  }
+
+ private:
+  const int device_;
+  uint32_t* word_ = nullptr;
+  uint32_t* mapped_ = nullptr;  // as the device reaches it
+};
+
+template <typename Made>
+absl::StatusOr<std::unique_ptr<Made>> Make(int device) {
+  auto made = std::make_unique<Made>(device);
+  if (absl::Status s = made->Create(); !s.ok()) return s;
+  return made;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DeviceTimer>> CreateCudaTimer(int device) {
+  return Make<CudaTimer>(device);
+}
+
+absl::StatusOr<std::unique_ptr<DeviceProgress>> CreateCudaProgress(int device) {
+  return Make<CudaProgress>(device);
+}
+
+}  // namespace refit

@@ -1,0 +1,69 @@
+"""Models whose layers are of several kinds, or whose experts are one tensor: nemotron_h, qwen3_next, gpt_oss."""
+
+import pathlib
+import sys
+
+import numpy
+
+import values
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "models"))
+import params  # noqa: E402
+
+
+class HybridModel:
+    """What a config.json says."""
+
+    tied = False
+    dtype = "bf16"
+    prediction_layers = 0
+
+    def __init__(self, **config):
+        self.config = {"torch_dtype": "bfloat16", "tie_word_embeddings": False, **config}
+        self.family = config["model_type"]
+        self.layers = config["num_hidden_layers"]
+        self.heads = config["num_attention_heads"]
+        self.kv_heads = config["num_key_value_heads"]
+        self.head_dim = config["head_dim"]
+        self.vocab = config["vocab_size"]
+        self.experts = config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts")
+
+    def parameters(self):
+        return {t.name: list(t.shape) for t in params.view(params.expand(self.config), "refit")}
+
+    def dtype_of(self, name, dtype):
+        return "fp32" if name.endswith("e_score_correction_bias") else dtype
+
+    def kind(self, layer):
+        """What the layer's mixer is: mamba, attention, delta, mlp, moe."""
+        if self.family == "nemotron_h":
+            return {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}[self.config["hybrid_override_pattern"][layer]]
+        if self.family == "qwen3_next" and (layer + 1) % self.config["full_attention_interval"]:
+            return "delta"
+        return "attention"
+
+
+def widen(bits, dtype):
+    return values.cast(bits, dtype, "fp32")
+
+
+def segments(tensor, sizes):
+    """The runs of rows of these sizes."""
+    assert sum(sizes) == tensor.shape[0], (sizes, tensor.shape)
+    return numpy.split(tensor, numpy.cumsum(sizes)[:-1])
+
+
+def mamba_sizes(config):
+    """Rows of x (and z), of B (and C), of dt."""
+    inner = config["mamba_num_heads"] * config["mamba_head_dim"]
+    return inner, config["n_groups"] * config["ssm_state_size"], config["mamba_num_heads"]
+
+
+def delta_parts(config, qkvz, ba):
+    """query, key, value, z, b, a, each [key head, rows of it, hidden]."""
+    key_heads, ratio = config["linear_num_key_heads"], config["linear_num_value_heads"] // config["linear_num_key_heads"]
+    key, value = config["linear_key_head_dim"], ratio * config["linear_value_head_dim"]
+    by_head = qkvz.reshape(key_heads, 2 * key + 2 * value, -1)
+    cuts = [key, 2 * key, 2 * key + value]
+    gates = ba.reshape(key_heads, 2 * ratio, -1)
+    return [*numpy.split(by_head, cuts, axis=1), gates[:, :ratio], gates[:, ratio:]]

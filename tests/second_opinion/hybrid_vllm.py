@@ -1,0 +1,176 @@
+"""vLLM's tensors of the models of hybrid_models.py."""
+
+import numpy
+
+import vllm
+from hybrid_models import mamba_sizes, segments, widen
+from layout import Buffer, even_part
+
+
+class Stage(vllm.Stage):
+    def cut(self, name, tp, dim=0):
+        return even_part(self.tensors[name], tp, self.tp_size, dim)
+
+    def mamba(self, mixer, tp):
+        inner, shared, heads = mamba_sizes(self.model.config)
+        # One group that several ranks need is on each of them.
+        group_parts = self.tp_size if self.model.config["n_groups"] % self.tp_size == 0 else 1
+
+        def rows(name, sizes):
+            parts = segments(self.tensors[mixer + name], sizes)
+            counts = [group_parts if size == shared else self.tp_size for size in sizes]
+            return numpy.concatenate(
+                [even_part(part, tp if count > 1 else 0, count, 0) for part, count in zip(parts, counts)]
+            )
+
+        assert shared not in (inner, heads)
+        yield mixer + "in_proj.weight", rows("in_proj.weight", [inner, inner, shared, shared, heads])
+        yield mixer + "conv1d.weight", rows("conv1d.weight", [inner, shared, shared])
+        yield mixer + "conv1d.bias", rows("conv1d.bias", [inner, shared, shared])
+        for name in ("A_log", "D", "dt_bias", "norm.weight"):
+            yield mixer + name, self.cut(mixer + name, tp)
+        yield mixer + "out_proj.weight", self.cut(mixer + "out_proj.weight", tp, 1)
+
+    def delta(self, module, tp):
+        config = self.model.config
+        keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+        values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        conv = segments(self.tensors[module + "conv1d.weight"], [keys, keys, values])
+        yield module + "conv1d.weight", numpy.concatenate([even_part(part, tp, self.tp_size, 0) for part in conv])
+        for name in ("in_proj_qkvz.weight", "in_proj_ba.weight", "A_log", "dt_bias"):
+            yield module + name, self.cut(module + name, tp)
+        yield module + "norm.weight", self.tensors[module + "norm.weight"]
+        yield module + "out_proj.weight", self.cut(module + "out_proj.weight", tp, 1)
+
+    def grouped_attention(self, attention, tp):
+        for kind in ("weight", "bias"):
+            if f"{attention}q_proj.{kind}" not in self.tensors:
+                continue
+            query = self.cut(f"{attention}q_proj.{kind}", tp)
+            key, value = (self.kv_part(self.tensors[f"{attention}{word}_proj.{kind}"], tp) for word in "kv")
+            yield f"{attention}qkv_proj.{kind}", numpy.concatenate([query, key, value])
+        yield attention + "o_proj.weight", self.cut(attention + "o_proj.weight", tp, 1)
+        for name in ("o_proj.bias", "q_norm.weight", "k_norm.weight"):
+            if attention + name in self.tensors:
+                yield attention + name, self.tensors[attention + name]
+        if attention + "sinks" in self.tensors:
+            yield attention + "sinks", self.cut(attention + "sinks", tp)
+
+    def placement(self, tp, dp):
+        """The experts of the rank, and which part of how many it has of each."""
+        rank, ranks = dp * self.tp_size + tp, self.dp_size * self.tp_size
+        if self.side.get("expert_parallel"):
+            return list(vllm.local_experts(self.model.experts, rank, ranks)), 0, 1
+        return list(range(self.model.experts)), rank, ranks
+
+    def shared_part(self, tp):
+        shares_tokens = self.side.get("expert_parallel") and self.tp_size > 1 and self.dp_size > 1
+        return (0, 1) if shares_tokens else (tp, self.tp_size)
+
+    def ungated_moe(self, mixer, tp, dp):
+        experts, part, parts = self.placement(tp, dp)
+
+        def stack(word, dim):
+            whole = [self.tensors[f"{mixer}experts.{expert}.{word}_proj.weight"] for expert in experts]
+            return numpy.stack([even_part(matrix, part, parts, dim) for matrix in whole])
+
+        for name in ("gate.weight", "gate.e_score_correction_bias", "fc1_latent_proj.weight", "fc2_latent_proj.weight"):
+            if mixer + name in self.tensors:
+                yield mixer + name, self.tensors[mixer + name]
+        for word, dim in (("up", 0), ("down", 1)):
+            name = f"{mixer}shared_experts.{word}_proj.weight"
+            yield name, even_part(self.tensors[name], *self.shared_part(tp), dim)
+        yield f"{mixer}{self.experts_module}.w13_weight", stack("up", 0)
+        yield f"{mixer}{self.experts_module}.w2_weight", stack("down", 1)
+
+    def gated_moe(self, mlp, tp, dp):
+        experts, part, parts = self.placement(tp, dp)
+
+        def stack(word, dim):
+            whole = [self.tensors[f"{mlp}experts.{expert}.{word}_proj.weight"] for expert in experts]
+            return numpy.stack([even_part(matrix, part, parts, dim) for matrix in whole])
+
+        for name in ("gate.weight", "shared_expert_gate.weight"):
+            yield mlp + name, self.tensors[mlp + name]
+        shared = mlp + "shared_expert."
+        gate, up = (
+            even_part(self.tensors[f"{shared}{word}_proj.weight"], *self.shared_part(tp), 0) for word in ("gate", "up")
+        )
+        yield shared + "gate_up_proj.weight", numpy.concatenate([gate, up])
+        down = self.tensors[shared + "down_proj.weight"]
+        yield shared + "down_proj.weight", even_part(down, *self.shared_part(tp), 1)
+        yield f"{mlp}{self.experts_module}.w13_weight", numpy.concatenate([stack("gate", 0), stack("up", 0)], axis=1)
+        yield f"{mlp}{self.experts_module}.w2_weight", stack("down", 1)
+
+    def fused_moe(self, mlp, tp, dp):
+        experts, part, parts = self.placement(tp, dp)
+        mine = {
+            name: self.tensors[f"{mlp}experts.{name}"][experts]
+            for name in ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+        }
+        module = f"{mlp}{self.experts_module}."
+        yield mlp + "router.weight", self.tensors[mlp + "router.weight"]
+        yield mlp + "router.bias", self.tensors[mlp + "router.bias"]
+        yield module + "w13_weight", even_part(mine["gate_up_proj"], part, parts, 2).transpose(0, 2, 1)
+        yield module + "w13_bias", even_part(mine["gate_up_proj_bias"], part, parts, 1)
+        yield module + "w2_weight", even_part(mine["down_proj"], part, parts, 1).transpose(0, 2, 1)
+        # Added once where ranks share an expert.
+        bias = mine["down_proj_bias"]
+        yield module + "w2_bias", bias if part == 0 else self.padding(*bias.shape)
+
+    def layer(self, layer, tp, dp):
+        family, kind = self.model.family, self.model.kind(layer)
+        source = f"{'backbone' if family == 'nemotron_h' else 'model'}.layers.{layer}."
+        norms = ["norm"] if family == "nemotron_h" else ["input_layernorm", "post_attention_layernorm"]
+        for norm in norms:
+            yield f"{source}{norm}.weight", self.tensors[f"{source}{norm}.weight"]
+        if kind == "mamba":
+            yield from self.mamba(source + "mixer.", tp)
+        elif kind == "moe":
+            yield from self.ungated_moe(source + "mixer.", tp, dp)
+        elif kind == "mlp":
+            yield source + "mixer.up_proj.weight", self.cut(source + "mixer.up_proj.weight", tp)
+            yield source + "mixer.down_proj.weight", self.cut(source + "mixer.down_proj.weight", tp, 1)
+        elif kind == "delta":
+            yield from self.delta(source + "linear_attn.", tp)
+        else:
+            yield from self.grouped_attention(source + ("mixer." if family == "nemotron_h" else "self_attn."), tp)
+        if family == "qwen3_next":
+            yield from self.gated_moe(source + "mlp.", tp, dp)
+        elif family == "gpt_oss":
+            yield from self.fused_moe(source + "mlp.", tp, dp)
+
+    def rank(self, layers, is_first, is_last, tp, dp):
+        family, buffers = self.model.family, {}
+
+        def add(name, bits, **marks):
+            dtype = self.dtype
+            if name.endswith("e_score_correction_bias"):
+                dtype = "fp32"
+            elif name.endswith("A_log"):  # -exp() of it is the worker's to do
+                dtype, bits = "fp32", widen(bits, self.dtype)
+            if family == "nemotron_h":
+                for old, new in (("backbone.", "model."), ("A_log", "A"), ("embeddings", "embed_tokens")):
+                    name = name.replace(old, new)
+            if family == "gpt_oss":
+                name = name.replace(".self_attn.", ".attn.").replace("embed_tokens", "embedding")
+            buffers[name] = Buffer(dtype, bits, **marks)
+
+        for layer in layers:
+            for name, bits in self.layer(layer, tp, dp):
+                add(name, bits)
+        is_mamba = family == "nemotron_h"
+        embedding = "backbone.embeddings.weight" if is_mamba else "model.embed_tokens.weight"
+        norm = "backbone.norm_f.weight" if is_mamba else "model.norm.weight"
+        for name, bits, is_read in (
+            (embedding, self.vocabulary(embedding, tp), is_first),
+            (norm, self.tensors[norm], is_last),
+            ("lm_head.weight", self.vocabulary("lm_head.weight", tp), is_last),
+        ):
+            if is_read or family != "qwen3_next":
+                add(name, bits, unread=not is_read, optional=not is_read)
+        return buffers
+
+
+def ranks(model, side, tensors, padding, dtype):
+    return vllm.ranks(model, side, tensors, padding, dtype, make_stage=Stage)
