@@ -187,9 +187,8 @@ Buffer FsdpLayout::Shard(ParamId id, const Coordinate& rank) const {
 std::vector<Buffer> FsdpLayout::FusedExperts(const Coordinate& rank) const {
   const Architecture& architecture = context_.model.architecture;
   const Range layers = {0, architecture.all_layers()};
-  const ExpertSlice slice = {
-      .experts = ChunkShare(architecture.experts, data_, rank.data),
-      .in_name = false};
+  const ExpertSlice slice = ConsecutiveExperts(
+      ChunkShare(architecture.experts, data_, rank.data), false);
   std::vector<Buffer> buffers;
   const auto add = [&](const LayerGroup& group, std::string_view leaf) {
     const Param& first = *group.params[0];

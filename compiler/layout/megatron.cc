@@ -339,10 +339,8 @@ std::vector<BufferId> MegatronLayout::Experts(const Chunk& chunk,
   std::vector<BufferId> out;
   const Range experts =
       EvenShare(context_.model.architecture.experts, sizes_.expert, expert);
-  const ExpertSlice slice = {
-      .slots = {Consecutive(static_cast<int32_t>(experts.begin), experts.size())
-                    .numbers},
-      .in_name = !context_.side.moe_single_grouped_weight.value};
+  const ExpertSlice slice = ConsecutiveExperts(
+      experts, !context_.side.moe_single_grouped_weight.value);
   const Located<int64_t>& interleave =
       context_.side.moe_mlp_glu_interleave_size;
   for (const LayerBlock& block : chunk.blocks) {
@@ -375,7 +373,7 @@ std::vector<BufferId> MegatronLayout::Experts(const Chunk& chunk,
           return ColumnShard(group, sizes_.expert_tensor, expert_tensor);
         },
         out);
-    AddFusedExperts(chunk, block, slice.experts,
+    AddFusedExperts(chunk, block, experts,
                     {sizes_.expert_tensor, expert_tensor}, out);
   }
   return out;

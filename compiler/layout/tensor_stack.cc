@@ -129,6 +129,12 @@ Buffer MakeBuffer(std::string name, Dims shape, DType dtype) {
 
 }  // namespace
 
+ExpertSlice ConsecutiveExperts(Range experts, bool in_name) {
+  const auto first = static_cast<int32_t>(experts.begin);
+  return {.slots = {Consecutive(first, experts.size()).numbers},
+          .in_name = in_name};
+}
+
 Part RowsPart(const Param& param, Range rows, int64_t buffer_row) {
   Part part = {.role = param.role,
                .box = WholeBox(param.shape),

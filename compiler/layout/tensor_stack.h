@@ -60,6 +60,9 @@ struct ExpertSlice {
   }
 };
 
+// The same experts of all layers, in their order.
+ExpertSlice ConsecutiveExperts(Range experts, bool in_name);
+
 struct LayerStackOptions {
   DType dtype = DType::kUnspecified;
   // The number in the name of global layer n is n - first_layer.

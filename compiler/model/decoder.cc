@@ -232,16 +232,6 @@ void DecoderBuilder::AddMtpProjections() {
       {layers});
 }
 
-void DecoderBuilder::RefuseMtpLayers() {
-  if (model_.mtp) {
-    config_.Error("model_type",
-                  absl::StrFormat("multi-token-prediction layers of %s cannot "
-                                  "be placed yet; wanted mtp: false",
-                                  model_.architecture.family));
-  }
-  model_.stored_beside.push_back("mtp.*");
-}
-
 void DecoderBuilder::End() {
   const Architecture& a = model_.architecture;
   Add("model.norm.weight", ParamRole::kFinalNorm, {a.hidden}, {});

@@ -62,9 +62,6 @@ class DecoderBuilder {
                         int64_t intermediate);
   // What multi-token-prediction layers have beside a decoder layer.
   void AddMtpProjections();
-  // Of a family whose multi-token-prediction layers no layout places yet: a
-  // job that wants them is wrong, a checkpoint that has them is not.
-  void RefuseMtpLayers();
   // Adds final norm and head.
   void End();
   // Adds the head, or says that it is the embedding of this name.

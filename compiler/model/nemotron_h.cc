@@ -75,6 +75,8 @@ class NemotronBuilder {
   // Layers named PREFIX.{0}, of which `pattern` gives the kinds.
   void AddLayers(std::string_view prefix, std::string_view pattern,
                  int32_t first_layer);
+  // Blocks of several layers each, numbered through.
+  void AddMtpLayers();
   void AddMamba(const IndexDim& layers);
   void AddAttention(const IndexDim& layers);
   void AddMlp(const IndexDim& layers);
@@ -82,8 +84,9 @@ class NemotronBuilder {
 
   void Add(std::string_view name, ParamRole role, Dims shape,
            std::vector<IndexDim> index) {
-    decoder_.AddParam(absl::StrFormat("%s.{0}.%s", prefix_, name), role,
-                      std::move(shape), std::move(index), first_layer_);
+    decoder_.AddParam(absl::StrFormat("%s.{0}.%s", prefix_, name),
+                      placed_ ? role : kOther, std::move(shape),
+                      std::move(index), first_layer_);
   }
 
   ConfigReader& config_;
@@ -91,10 +94,12 @@ class NemotronBuilder {
   DecoderBuilder decoder_;
   std::string prefix_;
   int32_t first_layer_ = 0;
+  // No framework's layout of multi-token-prediction blocks is described: then
+  // their params have no roles, and layouts that place by role refuse them.
+  bool placed_ = true;
 };
 
 void NemotronBuilder::Build() {
-  decoder_.RefuseMtpLayers();
   Architecture& a = model_.architecture;
   const std::string pattern =
       ReadPattern(config_, "hybrid_override_pattern", "layers_block_type");
@@ -110,6 +115,35 @@ void NemotronBuilder::Build() {
   AddLayers("backbone.layers", pattern, 0);
   decoder_.AddParam("backbone.norm_f.weight", kFinalNorm, {a.hidden}, {});
   decoder_.AddHead("backbone.embeddings.weight");
+  if (model_.mtp) {
+    AddMtpLayers();
+  } else {
+    model_.stored_beside.push_back("mtp.*");
+  }
+}
+
+void NemotronBuilder::AddMtpLayers() {
+  const int64_t blocks = config_.CountOr("num_nextn_predict_layers", 0);
+  if (blocks == 0) return;
+  const int64_t hidden = model_.architecture.hidden;
+  const std::string pattern = ReadPattern(
+      config_, "mtp_hybrid_override_pattern", "mtp_layers_block_type");
+  const auto size = static_cast<int32_t>(pattern.size());
+  if (size == 0) return;
+  std::string all;
+  IndexDim first;  // of each block
+  IndexDim last;
+  for (int32_t block = 0; block < blocks; ++block) {
+    all += pattern;
+    first.numbers.push_back(block * size);
+    last.numbers.push_back((block + 1) * size - 1);
+  }
+  placed_ = false;
+  AddLayers("mtp.layers", all, 0);
+  Add("enorm.weight", kMtpEmbeddingNorm, {hidden}, {first});
+  Add("hnorm.weight", kMtpHiddenNorm, {hidden}, {first});
+  Add("eh_proj.weight", kMtpProjection, {hidden, 2 * hidden}, {first});
+  Add("final_layernorm.weight", kMtpFinalNorm, {hidden}, {last});
 }
 
 void NemotronBuilder::AddLayers(std::string_view prefix,

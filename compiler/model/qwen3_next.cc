@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,6 +25,10 @@ class Qwen3NextBuilder {
   void AddAttention(const IndexDim& layers);
   void AddDeltaNet(const IndexDim& layers);
   void AddExperts(const IndexDim& layers);
+  // One more layer of attention, like layer `like`; no key of the config
+  // announces it. No framework's layout of it is described: its params have no
+  // roles, and layouts that place by role refuse them.
+  void AddMtpLayer(int64_t like);
 
   void Add(std::string_view name, ParamRole role, Dims shape,
            std::vector<IndexDim> index) {
@@ -37,7 +42,6 @@ class Qwen3NextBuilder {
 };
 
 void Qwen3NextBuilder::Build() {
-  decoder_.RefuseMtpLayers();
   model_.architecture.output_gate = true;
   ReadDeltaNet();
   const int64_t interval = config_.Size("full_attention_interval");
@@ -51,6 +55,32 @@ void Qwen3NextBuilder::Build() {
   if (!attention.numbers.empty()) AddAttention(attention);
   AddExperts(decoder_.AllLayers());
   decoder_.End();
+  if (model_.mtp) {
+    AddMtpLayer(interval - 1);
+  } else {
+    model_.stored_beside.push_back("mtp.*");
+  }
+}
+
+void Qwen3NextBuilder::AddMtpLayer(int64_t like) {
+  constexpr std::string_view kPrefix = "model.layers.{0}.";
+  const size_t count = model_.params.size();
+  for (size_t i = 0; i < count; ++i) {
+    Param param = model_.params[i];
+    if (param.index.empty()) continue;
+    const std::vector<int32_t>& layers = param.index[0].numbers;
+    if (std::find(layers.begin(), layers.end(), like) == layers.end()) continue;
+    param.name =
+        absl::StrFormat("mtp.layers.{0}.%s", param.name.substr(kPrefix.size()));
+    param.index[0] = Consecutive(0, 1);
+    param.role = kOther;
+    model_.params.push_back(std::move(param));
+  }
+  const int64_t hidden = model_.architecture.hidden;
+  decoder_.AddParam("mtp.fc.weight", kOther, {hidden, 2 * hidden}, {});
+  decoder_.AddParam("mtp.pre_fc_norm_embedding.weight", kOther, {hidden}, {});
+  decoder_.AddParam("mtp.pre_fc_norm_hidden.weight", kOther, {hidden}, {});
+  decoder_.AddParam("mtp.norm.weight", kOther, {hidden}, {});
 }
 
 void Qwen3NextBuilder::ReadDeltaNet() {

@@ -95,7 +95,7 @@ constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 2;
 // equally busy, so that a pair's bytes are cut evenly rather than into full
 // buckets and a remainder. The slack is what closing buckets early may waste.
 int64_t EvenBytes(int64_t total, int64_t count) {
-  const int64_t even = total / count;
+  const int64_t even = std::max<int64_t>(total / count, 1);
   return AlignStaging(even + even / kWasteDivisor * 2);
 }
 

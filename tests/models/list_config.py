@@ -10,5 +10,7 @@ import params
 
 with open(sys.argv[1]) as f:
     config = json.load(f)
-for t in params.view(params.expand(config), sys.argv[2] if len(sys.argv) > 2 else "refit"):
+# The one family whose config.json says nothing of them.
+quirks = {"mtp_layers": 1} if config["model_type"] == "qwen3_next" else {}
+for t in params.view(params.expand(config, quirks), sys.argv[2] if len(sys.argv) > 2 else "refit"):
     print(t.name, t.dtype, "x".join(map(str, t.shape)), sep="\t")
