@@ -132,6 +132,18 @@ def test_parameters_are_bound_in_place_and_a_moved_one_is_noticed():
     assert {executor.state for executor in executors} == {"torn"}
 
 
+def test_a_dtensor_parameter_is_bound_by_its_local_part():
+    with as_rank(0, 1):
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+        source = {"a": torch.nn.Parameter(distribute_tensor(torch.randn(4, 3), mesh, [Shard(0)], src_data_rank=None))}
+        destination = {"a": torch.nn.Parameter(distribute_tensor(torch.zeros(4, 3), mesh, [Shard(1)],
+                                                                 src_data_rank=None))}
+        plan = refit.compile(refit.merge(refit.describe(source, "source"), refit.describe(destination, "destination")))
+        refit.run_local(plan, [source, destination])
+        assert torch.equal(source["a"].detach().to_local(), destination["a"].detach().to_local())
+        assert refit.tensors.locator(source["a"])() == source["a"].to_local().data_ptr()
+
+
 def test_a_view_that_is_not_contiguous_is_refused():
     plan = refit.compile(refit.merge(refit.describe({"a": torch.zeros(4, 3)}, "source", rank=0),
                                      refit.describe({"a": torch.zeros(4, 3)}, "destination", rank=0)))
