@@ -42,19 +42,41 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
   return limits;
 }
 
-// Runs one step that is not a pass, timed like one.
-template <typename Step>
-auto Timed(const CompileOptions& options, const char* name, const Step& step) {
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point start = Clock::now();
-  auto result = step();
-  if (options.time_passes) {
-    const std::chrono::duration<double, std::milli> elapsed =
-        Clock::now() - start;
-    *options.log << absl::StrFormat("%-20s %9.3f ms\n", name, elapsed.count());
+// What a compilation does, one after the other: the passes, and what is before
+// and after them.
+class Steps {
+ public:
+  explicit Steps(const CompileOptions& options) : options_(options) {}
+
+  // Runs one step that is not a pass, timed like one.
+  template <typename Step>
+  auto Timed(const char* name, const Step& step) {
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point start = Clock::now();
+    auto result = step();
+    if (options_.time_passes) {
+      const std::chrono::duration<double, std::milli> elapsed =
+          Clock::now() - start;
+      *options_.log << absl::StrFormat("%-20s %9.3f ms\n", name,
+                                       elapsed.count());
+    }
+    Done(name);
+    return result;
   }
-  return result;
-}
+
+  void Done(std::string_view name) {
+    ++done_;
+    if (!options_.progress) return;
+    constexpr int kOthers = 2;  // read-model and emit-plan
+    const int total = static_cast<int>(Pipeline().size()) + kOthers +
+                      (options_.prove ? 1 : 0);
+    options_.progress(name, done_, total);
+  }
+
+ private:
+  const CompileOptions& options_;
+  int done_ = 0;
+};
 
 // The proof of what is about to be written, from its bytes.
 absl::StatusOr<std::vector<uint8_t>> Proved(std::vector<uint8_t> bytes) {
@@ -76,10 +98,11 @@ absl::StatusOr<std::vector<uint8_t>> Proved(std::vector<uint8_t> bytes) {
 absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
                                              const CompileOptions& options,
                                              Diagnostics& diagnostics) {
+  Steps steps(options);
   Module module;
   module.limits = LimitsOf(job.options, diagnostics);
   std::optional<Model> model =
-      Timed(options, "read-model", [&] { return ReadModel(job, diagnostics); });
+      steps.Timed("read-model", [&] { return ReadModel(job, diagnostics); });
   if (!model.has_value()) return JobHasErrors();
   ApplyExcludes(job.options, *model);
   module.params = model->params;
@@ -92,14 +115,14 @@ absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
                   {.print_after = options.print_after,
                    .time_passes = options.time_passes,
                    .shown = options.shown,
-                   .log = options.log},
+                   .log = options.log,
+                   .passed = [&](std::string_view pass) { steps.Done(pass); }},
                   module);
   if (!status.ok()) return status;
   absl::StatusOr<std::vector<uint8_t>> bytes =
-      Timed(options, "emit-plan", [&] { return EmitPlan(module); });
+      steps.Timed("emit-plan", [&] { return EmitPlan(module); });
   if (!bytes.ok() || !options.prove) return bytes;
-  return Timed(options, "prove-plan",
-               [&] { return Proved(*std::move(bytes)); });
+  return steps.Timed("prove-plan", [&] { return Proved(*std::move(bytes)); });
 }
 
 absl::StatusOr<std::vector<uint8_t>> CompileFile(const std::string& path,

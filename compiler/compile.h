@@ -11,15 +11,17 @@
 #include "compiler/diagnostics.h"
 #include "compiler/ir/module.h"
 #include "compiler/job/job.h"
+#include "plan/progress.h"
 
 namespace refit {
 
 struct CompileOptions {
   std::string print_after = "";  // a pass's name, "all", or ""
   bool time_passes = false;
-  bool prove = true;                  // false only to time the two apart
+  bool prove = true;              // false only to time the two apart
   std::ostream* shown = nullptr;  // where print_after goes; not owned
   std::ostream* log = nullptr;    // where time_passes goes; not owned
+  Progress progress = {};         // a step is a line of time_passes
 };
 
 // Compiles and proves `job`. The same job gives the same bytes.

@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 tests/install.sh
+tests/python_venv.sh
 presets=("$@")
 if [ ${#presets[@]} -eq 0 ]; then presets=(release); fi
 

@@ -260,20 +260,26 @@ bool MovesMtpLayers(const Job& job) {
 }
 
 std::optional<Job> ReadJob(const std::string& path, Diagnostics& diagnostics) {
-  const int64_t errors_before = diagnostics.error_count();
   absl::StatusOr<std::shared_ptr<const SourceFile>> file =
       ReadTextFile(path, kJobBytesMax);
   if (!file.ok()) {
     diagnostics.Error(WholeFile(path), std::string(file.status().message()));
     return std::nullopt;
   }
+  return ReadJobText(*std::move(file), path == "-" ? "" : DirectoryOf(path),
+                     diagnostics);
+}
+
+std::optional<Job> ReadJobText(std::shared_ptr<const SourceFile> file,
+                               const std::string& directory,
+                               Diagnostics& diagnostics) {
+  const int64_t errors_before = diagnostics.error_count();
   const std::optional<JsonDocument> document =
-      ParseJson(*file, (*file)->text, diagnostics);
+      ParseJson(file, file->text, diagnostics);
   if (!document.has_value()) return std::nullopt;
   const ValueReader values(*document, diagnostics);
   if (!values.IsObject(document->root, "job")) return std::nullopt;
-  Job job =
-      ReadRoot(values, document->root, path == "-" ? "" : DirectoryOf(path));
+  Job job = ReadRoot(values, document->root, directory);
   if (diagnostics.error_count() != errors_before) return std::nullopt;
   return job;
 }

@@ -4,6 +4,7 @@
 #define REFIT_COMPILER_JOB_JOB_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -213,6 +214,13 @@ inline constexpr int64_t kJobBytesMax = int64_t{64} << 20;
 // the layouts. `path` may be "-" for standard input (model paths are then
 // relative to the working directory). Returns nullopt after an error.
 std::optional<Job> ReadJob(const std::string& path, Diagnostics& diagnostics);
+
+// The same for a job that is no file: `file` has its text and the name to show
+// in diagnostics, and paths in it are relative to `directory` ("": the working
+// directory).
+std::optional<Job> ReadJobText(std::shared_ptr<const SourceFile> file,
+                               const std::string& directory,
+                               Diagnostics& diagnostics);
 
 }  // namespace refit
 

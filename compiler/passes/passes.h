@@ -3,6 +3,7 @@
 #ifndef REFIT_COMPILER_PASSES_PASSES_H_
 #define REFIT_COMPILER_PASSES_PASSES_H_
 
+#include <functional>
 #include <ostream>
 #include <string>
 #include <string_view>
@@ -129,6 +130,8 @@ struct PipelineOptions {
   bool time_passes = false;
   std::ostream* shown = nullptr;  // where print_after goes; not owned
   std::ostream* log = nullptr;    // where time_passes goes; not owned
+  // Called after each pass; may be empty.
+  std::function<void(std::string_view pass)> passed = {};
 };
 
 // Runs every pass until one fails or reports a user's mistake.

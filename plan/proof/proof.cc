@@ -27,6 +27,7 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -108,7 +109,7 @@ std::vector<BufferFacts> CheckBuffers(const fb::Body& body,
 
 }  // namespace
 
-ProofResult Prove(const PlanFile& plan) {
+ProofResult Prove(const PlanFile& plan, const Progress& progress) {
   const fb::Body& body = plan.body();
   Violations violations(body);
   CheckDeclarations(body, violations);
@@ -118,6 +119,15 @@ ProofResult Prove(const PlanFile& plan) {
   proof::CheckStaging(body, violations);
   const proof::Partners partners = proof::MatchMessages(body, violations);
   const std::vector<BufferFacts> facts = CheckBuffers(body, violations);
+
+  const int ranks =
+      static_cast<int>(body.programs()->size() - body.source_ranks());
+  int done = 0;
+  const auto passed = [&](std::string_view step) {
+    ++done;
+    if (progress) progress(step, done, ranks + 1);
+  };
+  passed("schedule");
 
   ProofResult result;
   proof::DataProof data(body, facts, partners, violations);
@@ -134,6 +144,7 @@ ProofResult Prove(const PlanFile& plan) {
       result.destination_elements +=
           facts[program.buffers()->Get(slot)].elements();
     }
+    passed("data");
   }
   result.moved_bytes = data.moved_bytes();
   result.valid = violations.empty();

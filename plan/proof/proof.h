@@ -10,6 +10,7 @@
 #include <string>
 
 #include "plan/plan_file.h"
+#include "plan/progress.h"
 
 namespace refit {
 
@@ -23,10 +24,9 @@ enum class Invariant : uint8_t {
       3,  // reads and writes in range; no staging byte overwritten while owed
   kMatchedMessages =
       4,  // both ends of a channel see the same operations in the same order
-  kRoundLimits = 5,  // operations per round and staging within the limits
-  kWellFormedInputs =
-      6,  // digests, declared casts, disjoint fragments, one dtype of each
-          // source tensor: what the rest rests on
+  kRoundLimits = 5,       // operations per round and staging within the limits
+  kWellFormedInputs = 6,  // digests, declared casts, disjoint fragments, one
+                          // dtype of each source tensor: what the rest rests on
 };
 
 struct ProofResult {
@@ -42,8 +42,9 @@ struct ProofResult {
   int64_t moved_bytes = 0;
 };
 
-// Thread-compatible. Cost: O(copies log copies), never elements.
-ProofResult Prove(const PlanFile& plan);
+// Thread-compatible. Cost: O(copies log copies), never elements. `progress`
+// hears of each rank whose program was followed, after one step for all else.
+ProofResult Prove(const PlanFile& plan, const Progress& progress = {});
 
 }  // namespace refit
 

@@ -1,0 +1,17 @@
+// How far a long computation is, for whoever waits for it.
+#ifndef REFIT_PLAN_PROGRESS_H_
+#define REFIT_PLAN_PROGRESS_H_
+
+#include <functional>
+#include <string_view>
+
+namespace refit {
+
+// Called when `done` of `total` steps are over, `step` being the last of them.
+// May be empty.
+using Progress =
+    std::function<void(std::string_view step, int done, int total)>;
+
+}  // namespace refit
+
+#endif  // REFIT_PLAN_PROGRESS_H_

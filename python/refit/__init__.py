@@ -1,0 +1,27 @@
+"""Refit: compile how a model's weights move from trainer to inference workers, and replay it.
+
+    plan = refit.compile("job.json")            # a path, a dict, or JSON text
+    plan.verify()                               # the proof, from the plan alone
+    executor = refit.Executor(plan, rank, device="cuda:0", rendezvous=refit.rendezvous.from_environment())
+    executor.bind(dict(model.named_parameters()))
+    executor.run()                              # after every training step
+
+docs/python.md is the guide.
+"""
+from refit import rendezvous, tensors
+from refit._core import LocalFabric, cuda_built, cuda_device_count
+from refit._core import version as __version__
+from refit.description import describe, describe_state_dict, transformers_placements
+from refit.errors import (Aborted, BindError, DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, JobError,
+                          MergeError, NotFound, ProofError, Unavailable, Unimplemented)
+from refit.executor import Executor, join, nccl_library, run_local
+from refit.merging import merge
+from refit.plan import Difference, Plan, Proof, Stats, TensorInfo, compile
+
+__all__ = [
+    "Aborted", "BindError", "DeadlineExceeded", "Difference", "Error", "Executor", "FailedPrecondition",
+    "InvalidArgument", "JobError", "LocalFabric", "MergeError", "NotFound", "Plan", "Proof", "ProofError", "Stats",
+    "TensorInfo", "Unavailable", "Unimplemented", "__version__", "compile", "cuda_built", "cuda_device_count",
+    "describe", "describe_state_dict", "join", "merge", "nccl_library", "rendezvous", "run_local", "tensors",
+    "transformers_placements",
+]

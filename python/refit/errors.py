@@ -1,0 +1,102 @@
+"""What can go wrong, as exceptions: the message is the C++ library's, word for word."""
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Error(RuntimeError):
+    """Any error of Refit. `code` is the canonical name of its kind, as gRPC and Abseil name them."""
+
+    code = "UNKNOWN"
+
+    def __init__(self, message: str, code: str | None = None):
+        super().__init__(message)
+        self.message = message
+        if code is not None:
+            self.code = code
+
+
+class InvalidArgument(Error, ValueError):
+    code = "INVALID_ARGUMENT"
+
+
+class DeadlineExceeded(Error, TimeoutError):
+    code = "DEADLINE_EXCEEDED"
+
+
+class NotFound(Error, LookupError):
+    code = "NOT_FOUND"
+
+
+class FailedPrecondition(Error):
+    code = "FAILED_PRECONDITION"
+
+
+class Aborted(Error):
+    """Another rank failed; its own error says why."""
+
+    code = "ABORTED"
+
+
+class Unimplemented(Error, NotImplementedError):
+    code = "UNIMPLEMENTED"
+
+
+class Unavailable(Error, ConnectionError):
+    code = "UNAVAILABLE"
+
+
+class Place(NamedTuple):
+    """One mistake of a job and where it is. `line` and `column` count from 1, 0 for a file as a whole."""
+
+    file: str
+    line: int
+    column: int
+    message: str
+
+
+class JobError(InvalidArgument):
+    """A job has mistakes: `places` lists them all."""
+
+    def __init__(self, message: str):
+        super().__init__(message)
+        self.places = [Place(file, int(line or 0), int(column or 0), text)
+                       for file, line, column, text in _DIAGNOSTIC.findall(message)]
+
+
+class BindError(InvalidArgument):
+    """Tensors that are not the plan's: `problems` has a line for each."""
+
+    def __init__(self, message: str):
+        super().__init__(message)
+        self.problems = [line.strip() for line in message.splitlines()[1:]]
+
+
+class MergeError(InvalidArgument):
+    """Descriptions that do not fit together."""
+
+
+class ProofError(Error):
+    """A plan that is not proved; the message names the first violation."""
+
+    code = "FAILED_PRECONDITION"
+
+
+_DIAGNOSTIC = re.compile(r"^(.+?):(?:(\d+):(\d+):)? error: (.*)$", re.MULTILINE)
+_CANNOT_BIND = re.compile(r"^rank \d+ cannot bind, ")
+_CLASSES = {3: InvalidArgument, 4: DeadlineExceeded, 5: NotFound, 9: FailedPrecondition, 10: Aborted,
+            12: Unimplemented, 14: Unavailable}
+_OTHER_CODES = {1: "CANCELLED", 2: "UNKNOWN", 6: "ALREADY_EXISTS", 7: "PERMISSION_DENIED", 8: "RESOURCE_EXHAUSTED",
+                11: "OUT_OF_RANGE", 13: "INTERNAL", 15: "DATA_LOSS", 16: "UNAUTHENTICATED"}
+
+
+def from_status(code: int, message: str) -> Error:
+    """The exception for a status of the C++ library."""
+    if code == 3 and _CANNOT_BIND.match(message):
+        return BindError(message)
+    if code == 3 and _DIAGNOSTIC.match(message):
+        return JobError(message)
+    if code in _CLASSES:
+        return _CLASSES[code](message)
+    return Error(message, _OTHER_CODES.get(code, "UNKNOWN"))

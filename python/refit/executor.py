@@ -1,0 +1,200 @@
+"""One rank's replay of a plan."""
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
+
+from refit import _core
+from refit.errors import Aborted, BindError, InvalidArgument, Unavailable
+from refit.plan import Plan
+from refit.rendezvous import Rendezvous, from_unique_id
+from refit.tensors import View, locator, view
+
+TIMEOUT_SECONDS = 600.0
+
+
+class Executor:
+    """connect -> bind -> run, as often as wanted -> close. For one thread at a time.
+
+    `device` is where this rank's tensors are: "cpu", "cuda", "cuda:1", an ordinal, or a torch.device. Ranks that are
+    threads of one process on the CPU share a `fabric` (LocalFabric); ranks that are processes with a GPU each meet at a
+    `rendezvous`. NCCL is taken from the process: PyTorch's copy, never a second one.
+    """
+
+    def __init__(self, plan: Plan, rank: int, *, device: Any = "cpu", fabric: Optional[_core.LocalFabric] = None,
+                 rendezvous: Optional[Rendezvous] = None):
+        if (fabric is None) == (rendezvous is None):
+            raise InvalidArgument("ranks meet at a rendezvous or in a fabric, "
+                                  f"{'none is' if fabric is None else 'both are'} given")
+        ordinal = _cuda_ordinal(device)
+        if fabric is not None and ordinal is not None:
+            raise InvalidArgument("a local fabric carries host memory only, the device is a GPU")
+        if rendezvous is not None and rendezvous.rank != rank:
+            raise InvalidArgument(f"the rendezvous is of rank {rendezvous.rank}, the executor of rank {rank}")
+        self.plan = plan
+        self.rank = rank
+        self.device = "cpu" if ordinal is None else f"cuda:{ordinal}"
+        self._core = _core.Executor(plan._file, rank, ordinal, fabric, rendezvous)
+        self._locators: list[Callable[[], int]] = []  # of what is bound, which they keep alive
+
+    def connect(self, timeout: float = TIMEOUT_SECONDS) -> "Executor":
+        """Meets the other ranks and agrees on the plan; collective. After a failed run it makes the transport whole
+        again."""
+        self._core.connect(timeout)
+        return self
+
+    def bind(self, tensors: Mapping[str, Any], buffers: Optional[Mapping[str, Any]] = None, *,
+             timeout: float = TIMEOUT_SECONDS) -> "Executor":
+        """Takes this rank's tensors, `dict(model.named_parameters())`, and of `buffers` those that the plan names;
+        connects first if need be. Of a DTensor the local part is bound.
+
+        The first bind is collective, and so is every one of a plan with direct rounds. Bind again when tensors move.
+        Raises BindError with every problem: missing, unexpected or duplicate names, wrong dtype, shape, device or size,
+        not contiguous, overlapping.
+        """
+        if self.state == "loaded":
+            self.connect(timeout)
+        names, views, locators = [], [], []
+        wanted = self.plan.tensors(self.rank) if buffers else {}
+        named = [(name, buffer) for name, buffer in (buffers or {}).items() if name in wanted]
+        for name, tensor in [*tensors.items(), *named]:
+            seen = view(tensor)
+            # An array interface does not say which GPU: the device finds out.
+            if not seen.problem and seen.device not in (self.device, self.device.split(":")[0]):
+                seen = seen._replace(address=0, problem=f"is on {seen.device}; wanted {self.device}")
+            names.append(name)
+            views.append(seen)
+            locators.append(locator(tensor))
+        problems = [f'"{name}" {seen.problem}' for name, seen in zip(names, views) if seen.problem]
+        try:
+            # Also with a problem: the others would wait for this rank. A tensor without an address is refused there.
+            self._core.bind([_argument(name, seen) for name, seen in zip(names, views)], timeout)
+        except BindError as error:
+            raise BindError(_with(problems, error, self.rank)) from None
+        if problems:  # of a tensor without elements, whose address nobody asks for
+            raise BindError(f"rank {self.rank} cannot bind, {len(problems)} problems\n  " + "\n  ".join(problems))
+        self._locators = locators
+        return self
+
+    def run(self, stream: Any = None, *, wait: bool = True, timeout: float = TIMEOUT_SECONDS) -> "Executor":
+        """One refit; collective. Returns when the new weights are in place on all ranks, or, with `wait=False`, when
+        all is enqueued: call `wait()` then.
+
+        `stream` is a torch.cuda.Stream or a cudaStream_t as an int; default: torch's current stream. The interpreter's
+        lock is free meanwhile. A tensor that moved since `bind` is an error before any byte moves. After an error the
+        destination is torn: do not serve until a later run succeeds; `connect()`, then `run()`.
+        """
+        self._core.run(self._stream(stream), [locate() for locate in self._locators], timeout)
+        if wait:
+            self.wait()
+        return self
+
+    def wait(self) -> None:
+        """Returns when the refits enqueued so far are over on all ranks."""
+        self._core.wait()
+
+    def stats(self) -> dict[str, Any]:
+        """What the last run did: rounds, messages, bytes by route and mechanism, seconds of this thread."""
+        return self._core.counters()
+
+    @property
+    def state(self) -> str:
+        """"loaded", "connected", "bound", "running", "torn" or "closed"."""
+        return self._core.state
+
+    def close(self) -> None:
+        """Frees memory, communicators and connections. Close on all ranks alike."""
+        self._core.close()
+        self._locators = []
+
+    def __enter__(self) -> "Executor":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<refit.Executor rank {self.rank} of {self.plan.world_size} on {self.device}, {self.state}>"
+
+    def _stream(self, stream: Any) -> int:
+        if self.device == "cpu":
+            return 0
+        if stream is None:
+            torch = sys.modules.get("torch")
+            return torch.cuda.current_stream(self.device).cuda_stream if torch is not None else 0
+        return int(getattr(stream, "cuda_stream", stream))
+
+
+def join(plan: Plan, rank: int, tensors: Mapping[str, Any], *, unique_id: bytes, device: Any,
+         buffers: Optional[Mapping[str, Any]] = None, timeout: float = TIMEOUT_SECONDS) -> Executor:
+    """An executor that is ready to run, of a rank that meets the others by a unique id (`rendezvous.unique_id`)."""
+    met = from_unique_id(unique_id, rank, plan.world_size)
+    return Executor(plan, rank, device=device, rendezvous=met).bind(tensors, buffers, timeout=timeout)
+
+
+def run_local(plan: Plan, tensors: Sequence[Mapping[str, Any]], *,
+              timeout: float = TIMEOUT_SECONDS) -> list[dict[str, Any]]:
+    """Runs a plan once with all ranks as threads of this process, on the CPU; `tensors` by rank. Returns each rank's
+    stats."""
+    if len(tensors) != plan.world_size:
+        raise InvalidArgument(f"tensors of {len(tensors)} ranks are given; the plan has {plan.world_size}")
+    fabric = _core.LocalFabric(plan.world_size)
+    executors = [Executor(plan, rank, fabric=fabric) for rank in range(plan.world_size)]
+    errors: list[Optional[BaseException]] = [None] * plan.world_size
+
+    def refit(rank: int) -> None:
+        try:
+            executors[rank].bind(tensors[rank], timeout=timeout).run(timeout=timeout)
+        except BaseException as error:
+            errors[rank] = error
+
+    threads = [threading.Thread(target=refit, args=(rank,)) for rank in range(plan.world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # The rank that failed, rather than those who were told.
+    found = [error for error in errors if error is not None]
+    found.sort(key=lambda error: isinstance(error, (Aborted, Unavailable)))
+    if found:
+        raise found[0]
+    stats = [executor.stats() for executor in executors]
+    for executor in executors:
+        executor.close()
+    return stats
+
+
+def nccl_library() -> tuple[str, str]:
+    """File and version of the libnccl that executors of this process use: a copy that is loaded already (PyTorch's),
+    else the file that REFIT_NCCL_LIBRARY names, else what the loader finds."""
+    return _core.nccl()
+
+
+def _cuda_ordinal(device: Any) -> Optional[int]:
+    if isinstance(device, int):
+        return device
+    kind, _, number = str(device).partition(":")
+    if kind == "cpu":
+        return None
+    if kind != "cuda" or (number and not number.isdigit()):
+        raise InvalidArgument(f'device is "{device}"; wanted "cpu", "cuda" or "cuda:N"')
+    if number:
+        return int(number)
+    torch = sys.modules.get("torch")
+    return torch.cuda.current_device() if torch is not None else 0
+
+
+def _argument(name: str, seen: View) -> tuple[str, int, int, str, list[int]]:
+    return name, seen.address, seen.size_bytes, seen.dtype, list(seen.shape)
+
+
+def _with(problems: list[str], error: BindError, rank: int) -> str:
+    """The library's message, with what only Python could see instead of what the library made of it."""
+    named = [problem.split('"')[1] for problem in problems]
+    others = [line for line in error.problems
+              if not any(f'"{name}"' in line and not line.startswith("missing") for name in named)]
+    lines = problems + others
+    if not problems:
+        return error.message
+    return f"rank {rank} cannot bind, {len(lines)} problem{'' if len(lines) == 1 else 's'}\n  " + "\n  ".join(lines)

@@ -1,0 +1,56 @@
+"""Where the ranks of a plan meet when they are processes: rank 0 listens, the others connect.
+
+Only ids, digests and errors go this way, never weights. Ranks are the plan's: source first, then destination.
+"""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from refit import _core
+from refit._core import Rendezvous
+
+__all__ = ["Rendezvous", "from_environment", "from_process_group", "from_store", "from_unique_id", "tcp", "unique_id"]
+
+
+def from_environment() -> Rendezvous:
+    """From RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them, or Open MPI's or SLURM's variables."""
+    return Rendezvous.from_environment()
+
+
+def tcp(host: str, port: int, rank: int, world_size: int) -> Rendezvous:
+    """At a port of rank 0's host that nobody listens at."""
+    return Rendezvous.tcp(host, port, rank, world_size)
+
+
+def unique_id() -> bytes:
+    """128 bytes to hand to all ranks, as NCCL's unique ids are. Call it in the process that is to be rank 0."""
+    return _core.unique_id()
+
+
+def from_unique_id(id: bytes, rank: int, world_size: int) -> Rendezvous:
+    """By an id of `unique_id()`, however it came here: Ray, HTTP, a file."""
+    return Rendezvous.from_unique_id(bytes(id), rank, world_size)
+
+
+def from_store(store: Any, rank: int, world_size: int, key: str = "refit/unique_id") -> Rendezvous:
+    """By a `torch.distributed` store that all ranks reach. A key serves one meeting: name it anew for the next."""
+    if rank == 0:
+        store.set(key, unique_id().hex())
+    return from_unique_id(bytes.fromhex(store.get(key).decode()), rank, world_size)
+
+
+def from_process_group(group: Any = None, rank: Optional[int] = None, world_size: Optional[int] = None) -> Rendezvous:
+    """By a `torch.distributed` process group that holds all ranks of the plan (default: the default group).
+
+    `rank` is this process's rank in the plan, by default its rank in the group. Collective over the group.
+    """
+    import torch.distributed as dist
+
+    rank = dist.get_rank(group) if rank is None else rank
+    world_size = dist.get_world_size(group) if world_size is None else world_size
+    ids: list[Optional[bytes]] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(ids, unique_id() if rank == 0 else None, group=group)
+    id = next((id for id in ids if id is not None), None)
+    if id is None:
+        raise ValueError("no process of the group is rank 0 of the plan")
+    return from_unique_id(id, rank, world_size)

@@ -1,0 +1,235 @@
+// The executor and where its ranks meet. Whatever waits for other ranks or
+// moves weights does so without the interpreter's lock.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "executor/meeting_transport.h"
+#include "executor/transport/nccl_api.h"
+#include "plan/dtype.h"
+#include "plan/enum_text.h"
+#include "plan/plan_file.h"
+#include "python/src/bindings.h"
+#include "python/src/status.h"
+#include "refit/control_plane.h"
+#include "refit/cuda_device.h"
+#include "refit/executor.h"
+#include "refit/host_device.h"
+#include "refit/local_transport.h"
+#include "refit/unique_id.h"
+
+namespace refit::python {
+namespace {
+
+namespace nb = nanobind;
+using std::chrono::nanoseconds;
+
+nanoseconds Timeout(double seconds) {
+  if (!(seconds > 0)) {
+    Check(absl::InvalidArgumentError(
+        absl::StrCat("timeout is ", seconds, " s; wanted more than 0")));
+  }
+  const std::chrono::duration<double> wanted(seconds);
+  return wanted < std::chrono::duration<double>(nanoseconds::max())
+             ? std::chrono::duration_cast<nanoseconds>(wanted)
+             : nanoseconds::max();
+}
+
+// Name, address, bytes, dtype, shape.
+using TensorTuple = std::tuple<std::string, uintptr_t, uint64_t, std::string,
+                               std::vector<uint64_t>>;
+
+// What it was made of outlives what uses it, in this order.
+class RankExecutor {
+ public:
+  RankExecutor(nb::object plan, int32_t rank, std::optional<int> cuda_ordinal,
+               std::shared_ptr<LocalFabric> fabric,
+               const std::optional<TcpRendezvous>& rendezvous)
+      : plan_object_(std::move(plan)),
+        plan_(nb::cast<const PlanFile&>(plan_object_)),
+        fabric_(std::move(fabric)) {
+    if (cuda_ordinal.has_value()) {
+      device_ = Check(CreateCudaDevice(*cuda_ordinal));
+    } else {
+      device_ = std::make_unique<HostDevice>();
+    }
+    if (fabric_ != nullptr) {
+      transport_ = Check(fabric_->CreateTransport(rank));
+    } else {
+      transport_ =
+          CreateMeetingTransport(rendezvous.value(), device_.get(), Hosts());
+    }
+    executor_ = Check(Executor::Load(plan_, {.rank = rank,
+                                             .device = device_.get(),
+                                             .transport = transport_.get()}));
+  }
+
+  void Connect(double timeout) {
+    const nb::gil_scoped_release unlocked;
+    Check(executor_->Connect(Timeout(timeout)));
+  }
+
+  void Bind(const std::vector<TensorTuple>& tensors, double timeout) {
+    const nb::gil_scoped_release unlocked;
+    std::vector<BoundTensor> bound;
+    bound.reserve(tensors.size());
+    for (const auto& [name, address, size_bytes, dtype, shape] : tensors) {
+      bound.push_back({.name = name,
+                       .data = reinterpret_cast<void*>(address),
+                       .size_bytes = size_bytes,
+                       .dtype = ParseDType(dtype).value_or(DType::kUnspecified),
+                       .shape = shape});
+    }
+    Check(executor_->Bind(bound, Timeout(timeout)));
+  }
+
+  void Run(uintptr_t stream,
+           const std::optional<std::vector<uintptr_t>>& addresses,
+           double timeout) {
+    const nb::gil_scoped_release unlocked;
+    std::vector<const void*> now;
+    if (addresses.has_value()) {
+      for (const uintptr_t address : *addresses) {
+        now.push_back(reinterpret_cast<const void*>(address));
+      }
+    }
+    Check(executor_->Run(reinterpret_cast<Stream>(stream),
+                         {.timeout = Timeout(timeout), .addresses = now}));
+  }
+
+  void Wait() {
+    const nb::gil_scoped_release unlocked;
+    Check(executor_->Wait());
+  }
+
+  void Close() {
+    const nb::gil_scoped_release unlocked;
+    executor_->Close();
+  }
+
+  std::string State() const {
+    return std::string(ExecutorStateName(executor_->state()));
+  }
+
+  nb::dict Counters() const {
+    const RunCounters& counters = executor_->counters();
+    nb::dict result;
+    result["rounds"] = counters.rounds;
+    result["messages_sent"] = counters.messages_sent;
+    result["messages_received"] = counters.messages_received;
+    result["bytes_sent"] = counters.bytes_sent;
+    result["bytes_received"] = counters.bytes_received;
+    result["pack_seconds"] = counters.pack_seconds;
+    result["wire_seconds"] = counters.wire_seconds;
+    result["unpack_seconds"] = counters.unpack_seconds;
+    for (const fb::Route route :
+         {fb::Route::kLocal, fb::Route::kPeer, fb::Route::kNetwork}) {
+      for (const fb::Mechanism mechanism : fb::EnumValuesMechanism()) {
+        const Traffic& traffic = counters.by(route, mechanism);
+        const std::string key =
+            absl::StrCat(std::string(EnumText(route)), "_",
+                         std::string(EnumText(mechanism)), "_bytes_");
+        result[nb::str((key + "sent").c_str())] = traffic.bytes_sent;
+        result[nb::str((key + "received").c_str())] = traffic.bytes_received;
+      }
+    }
+    return result;
+  }
+
+ private:
+  std::vector<uint32_t> Hosts() const {
+    std::vector<uint32_t> hosts;
+    for (const fb::RankProgram* program : *plan_.body().programs()) {
+      hosts.push_back(program->host());
+    }
+    return hosts;
+  }
+
+  const nb::object plan_object_;
+  const PlanFile& plan_;
+  std::shared_ptr<LocalFabric> fabric_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Executor> executor_;
+};
+
+nb::bytes NewUniqueId() {
+  const UniqueId id = Check(CreateUniqueId());
+  return nb::bytes(id.bytes.data(), id.bytes.size());
+}
+
+TcpRendezvous FromUniqueId(const nb::bytes& bytes, int32_t rank,
+                           int32_t world_size) {
+  UniqueId id;
+  if (bytes.size() != id.bytes.size()) {
+    Check(absl::InvalidArgumentError(absl::StrCat(
+        "the id has ", bytes.size(), " bytes; wanted ", id.bytes.size())));
+  }
+  std::copy_n(bytes.c_str(), id.bytes.size(), id.bytes.begin());
+  return Check(RendezvousFromUniqueId(id, rank, world_size));
+}
+
+}  // namespace
+
+void BindExecutor(nb::module_& module) {
+  nb::class_<LocalFabric>(module, "LocalFabric")
+      .def(nb::init<int32_t>(), nb::arg("world_size"));
+  nb::class_<TcpRendezvous>(module, "Rendezvous")
+      .def_static("from_environment",
+                  [] { return Check(RendezvousFromEnvironment()); })
+      .def_static(
+          "tcp",
+          [](const std::string& host, uint16_t port, int32_t rank,
+             int32_t world_size) {
+            return TcpRendezvous{.host = host,
+                                 .port = port,
+                                 .rank = rank,
+                                 .world_size = world_size};
+          },
+          nb::arg("host"), nb::arg("port"), nb::arg("rank"),
+          nb::arg("world_size"))
+      .def_static("from_unique_id", &FromUniqueId, nb::arg("id"),
+                  nb::arg("rank"), nb::arg("world_size"))
+      .def_ro("host", &TcpRendezvous::host)
+      .def_ro("port", &TcpRendezvous::port)
+      .def_ro("rank", &TcpRendezvous::rank)
+      .def_ro("world_size", &TcpRendezvous::world_size);
+  nb::class_<RankExecutor>(module, "Executor")
+      .def(nb::init<nb::object, int32_t, std::optional<int>,
+                    std::shared_ptr<LocalFabric>,
+                    const std::optional<TcpRendezvous>&>(),
+           nb::arg("plan"), nb::arg("rank"), nb::arg("cuda_ordinal").none(),
+           nb::arg("fabric").none(), nb::arg("rendezvous").none())
+      .def("connect", &RankExecutor::Connect, nb::arg("timeout"))
+      .def("bind", &RankExecutor::Bind, nb::arg("tensors"), nb::arg("timeout"))
+      .def("run", &RankExecutor::Run, nb::arg("stream"),
+           nb::arg("addresses").none(), nb::arg("timeout"))
+      .def("wait", &RankExecutor::Wait)
+      .def("close", &RankExecutor::Close)
+      .def_prop_ro("state", &RankExecutor::State)
+      .def("counters", &RankExecutor::Counters);
+  module.def("unique_id", &NewUniqueId);
+  module.def("cuda_device_count", &CudaDeviceCount);
+  module.def("local_rank", [] { return Check(LocalRankFromEnvironment()); });
+  module.def("nccl", [] {
+    const nccl::Api api = Check(nccl::Load());
+    return std::pair(api.library, nccl::VersionText(api.version));
+  });
+}
+
+}  // namespace refit::python

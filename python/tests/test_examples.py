@@ -1,0 +1,258 @@
+"""The integrations of examples/python, each against the interface that its framework documents. The frameworks
+themselves are not needed: stand-ins with their names call the examples as they would."""
+import abc
+import asyncio
+import pathlib
+import sys
+import threading
+import types
+
+import numpy as np
+import pytest
+
+import refit
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
+
+
+class Model:
+    """As much of a torch module as the examples use."""
+
+    def __init__(self, parameters, buffers=None):
+        self.held = parameters
+        self.buffers_held = buffers or {}
+
+    def named_parameters(self):
+        return iter(self.held.items())
+
+    def named_buffers(self):
+        return iter(self.buffers_held.items())
+
+    def parameters(self):
+        return iter(self.held.values())
+
+
+@pytest.fixture
+def world(tiny_job, tmp_path, monkeypatch):
+    """The tiny job with random weights; ranks of this process meet in a fabric instead of by the id."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    plan = refit.compile(tiny_job)
+    plan.save(tmp_path / "plan.refit")
+    fabric = refit.LocalFabric(plan.world_size)
+    joined = []
+
+    def join(plan, rank, tensors, *, unique_id, device, buffers=None, timeout=30):
+        assert len(unique_id) == 128
+        joined.append((rank, str(device)))
+        return refit.Executor(plan, rank, fabric=fabric).bind(tensors, buffers, timeout=timeout)
+
+    monkeypatch.setattr(refit, "join", join)
+    random = np.random.default_rng(3)
+    whole = {"layers.0.weight": random.standard_normal((8, 6), np.float32),
+             "layers.1.weight": random.standard_normal((8, 6), np.float32),
+             "norm.weight": random.standard_normal(6, np.float32)}
+    sources = [{name: (weight[4 * rank:4 * rank + 4] if weight.ndim == 2 else weight).copy()
+                for name, weight in whole.items()} for rank in range(2)]
+    models = [Model({name: np.zeros(info.shape, np.float32) for name, info in plan.tensors(rank).items()},
+                    {"rotary.inv_freq": np.zeros(3, np.float32)}) for rank in (2, 3)]
+    return types.SimpleNamespace(plan=plan, path=str(tmp_path / "plan.refit"), id=refit.rendezvous.unique_id(),
+                                 whole=whole, sources=sources, models=models, joined=joined)
+
+
+def check(world):
+    for rank, model in enumerate(world.models):
+        for name, weight in world.whole.items():
+            wanted = weight[:, 3 * rank:3 * rank + 3] if weight.ndim == 2 else weight
+            np.testing.assert_array_equal(model.held[name], wanted)
+
+
+def together(*calls):
+    """All at once, as processes would; the first error is raised."""
+    results, errors = [None] * len(calls), []
+
+    def run(i):
+        try:
+            results[i] = calls[i]()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(calls))]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    if errors:
+        raise errors[0]
+    return results
+
+
+def trainers(world):
+    """The source ranks, for integrations that only say what the worker does."""
+    executors = together(*[lambda rank=rank: refit.join(world.plan, rank, world.sources[rank], unique_id=world.id,
+                                                        device="cpu") for rank in range(2)])
+    return executors
+
+
+def test_a_vllm_worker_extension_refits_its_worker(world):
+    from vllm_worker_extension import RefitWorkerExtension
+
+    class Worker(RefitWorkerExtension):  # vLLM mixes the extension into its worker
+        def __init__(self, rank, model):
+            self.rank, self.device = rank, "cpu"
+            self.model_runner = types.SimpleNamespace(model=model)
+            self.vllm_config = types.SimpleNamespace(parallel_config=types.SimpleNamespace(
+                world_size=2, data_parallel_size=1, data_parallel_index=0))
+
+    workers = [Worker(rank, model) for rank, model in enumerate(world.models)]
+    *digests, executors = together(*[lambda w=w: w.refit_init(world.path, world.id.hex()) for w in workers],
+                                   lambda: trainers(world))
+    assert digests == [world.plan.digest] * 2
+    together(*[worker.refit_update for worker in workers], *[executor.run for executor in executors])
+    check(world)
+    assert sorted(rank for rank, _ in world.joined) == [0, 1, 2, 3]
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    """vllm.distributed.weight_transfer as its base.py and factory.py document it."""
+    base = types.ModuleType("vllm.distributed.weight_transfer.base")
+
+    class InitInfo(abc.ABC):
+        pass
+
+    import dataclasses
+
+    @dataclasses.dataclass
+    class TrainerInitInfo(InitInfo):
+        rank: int = dataclasses.field(kw_only=True)
+
+        @property
+        def is_sender(self):
+            return self.rank == 0
+
+    class Generic(abc.ABC):
+        def __class_getitem__(cls, _):
+            return cls
+
+    class Engine(Generic):
+        def __init__(self, config, vllm_config, device, model):
+            self.config, self.vllm_config, self.device, self.model = config, vllm_config, device, model
+            self.parallel_config = vllm_config.parallel_config
+
+        def update_weights(self, update_info):
+            self.receive_weights(self.update_info_cls(**update_info))
+
+        for name in ("init_transfer_engine", "start_weight_update", "finish_weight_update", "receive_weights",
+                     "shutdown", "trainer_send_weights"):
+            locals()[name] = abc.abstractmethod(lambda self, *_: None)
+
+    class TrainerEngine(Generic):
+        def __init__(self, config, *, client, source, is_sender=True):
+            self.config, self.client, self.source, self.is_sender = config, client, source, is_sender
+
+        trainer_init = classmethod(abc.abstractmethod(lambda cls, *_: None))
+        send_weights = abc.abstractmethod(lambda self: None)
+
+    base.WeightTransferInitInfo = base.WeightTransferUpdateInfo = InitInfo
+    base.TrainerInitInfo, base.WeightTransferEngine, base.TrainerWeightTransferEngine = (
+        TrainerInitInfo, Engine, TrainerEngine)
+    factory = types.ModuleType("vllm.distributed.weight_transfer.factory")
+    registered = {}
+    for name in ("WeightTransferEngineFactory", "WeightTransferTrainerFactory"):
+        setattr(factory, name, types.SimpleNamespace(
+            register_engine=lambda key, cls, name=name: registered.update({(name, key): cls})))
+    for name in ("vllm", "vllm.distributed", "vllm.distributed.weight_transfer"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, base.__name__, base)
+    monkeypatch.setitem(sys.modules, factory.__name__, factory)
+    monkeypatch.delitem(sys.modules, "vllm_weight_transfer", raising=False)
+    return registered
+
+
+def test_a_vllm_weight_transfer_engine_goes_through_its_life(world, vllm):
+    import vllm_weight_transfer as example
+
+    example.register()
+    assert vllm["WeightTransferEngineFactory", "refit"] is example.RefitEngine
+    engines = [example.RefitEngine(None, types.SimpleNamespace(parallel_config=types.SimpleNamespace(
+        world_size=2, rank=rank, data_parallel_size=1, data_parallel_index=0)), "cpu", model)
+        for rank, model in enumerate(world.models)]
+
+    class Client:  # reaches all workers, as vLLM's clients do
+        calls = []
+
+        def _all(self, method, *arguments):
+            self.calls.append(method)
+            together(*[lambda e=e: getattr(e, method)(*arguments) for e in engines])
+
+        def init_weight_transfer_engine(self, init_info):
+            self._all("init_transfer_engine", example.RefitInitInfo(**init_info))
+
+        def start_weight_update(self):
+            self._all("start_weight_update")
+
+        def update_weights(self, update_info):
+            self._all("update_weights", update_info)
+
+        def finish_weight_update(self):
+            self._all("finish_weight_update")
+
+    client = Client()
+
+    def train(rank):
+        source = types.SimpleNamespace(named_tensors=lambda: world.sources[rank])
+        return vllm["WeightTransferTrainerFactory", "refit"].trainer_init(
+            None, example.RefitTrainerInitInfo(world.path, world.id.hex(), "cpu", rank=rank), client=client,
+            source=source)
+
+    senders = together(lambda: train(0), lambda: train(1))
+    together(*[sender.send_weights for sender in senders])
+    check(world)
+    assert client.calls == ["init_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
+    together(*[lambda e=e: e.shutdown() for e in engines + senders])
+
+
+def test_an_sglang_custom_loader_hears_messages(world, monkeypatch):
+    torch = pytest.importorskip("torch")
+    import sglang_loader
+
+    models = [Model({name: torch.from_numpy(array) for name, array in model.held.items()}) for model in world.models]
+    ranks = {id(model): rank for rank, model in enumerate(models)}
+    here = threading.local()
+    monkeypatch.setattr(sglang_loader, "tensor_parallel_rank_and_size", lambda: (here.rank, 2))
+
+    def load(model, **fields):
+        here.rank = ranks[id(model)]
+        sglang_loader.load(model, sglang_loader.message(**fields))
+
+    init = dict(op="init", plan=world.path, unique_id=world.id.hex())
+    *_, executors = together(*[lambda m=m: load(m, **init) for m in models], lambda: trainers(world))
+    together(*[lambda m=m: load(m, op="update") for m in models], *[executor.run for executor in executors])
+    check(world)  # torch.from_numpy shares the arrays
+    with pytest.raises(ValueError, match="wanted init, update or close"):
+        load(models[0], op="upgrade")
+    together(*[lambda m=m: load(m, op="close") for m in models], *[executor.close for executor in executors])
+
+
+def test_a_sender_and_receiver_pair_moves_a_step(world):
+    from sender_receiver import RefitTransferStrategy
+
+    init_info = RefitTransferStrategy.create_init_info(world.path, world.id)
+    assert init_info.strategy_type() is RefitTransferStrategy
+
+    class Client:
+        async def update_named_weights(self, request):
+            received = await asyncio.gather(*[asyncio.to_thread(lambda r=r: list(r.receive_weights(request)))
+                                              for r in receivers])
+            assert received == [[], []]  # nothing is left for a loader
+
+    client = Client()
+    *receivers, first, second = together(
+        *[lambda r=r: RefitTransferStrategy.create_receiver(init_info, r, world.models[r], "cpu") for r in range(2)],
+        *[lambda r=r: RefitTransferStrategy.create_sender(init_info, client, r, world.sources[r], "cpu")
+          for r in range(2)])
+
+    async def step():
+        await asyncio.gather(first.send_chunks(()), second.send_chunks(()))
+
+    asyncio.run(step())
+    check(world)
+    together(*[lambda e=e: e.teardown() for e in (*receivers, first, second)])

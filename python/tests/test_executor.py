@@ -1,0 +1,182 @@
+import threading
+
+import numpy as np
+import pytest
+
+import refit
+
+
+def worker_tensors(weights, plan):
+    """By rank: parts of `weights` on the source, cut as the tiny job says; nothing yet on the destination."""
+    tensors = []
+    for rank in range(2):
+        rows = slice(4 * rank, 4 * rank + 4)
+        tensors.append({name: (weight[rows] if weight.ndim == 2 else weight).copy()
+                        for name, weight in weights.items()})
+    for rank in (2, 3):
+        tensors.append({name: np.full(info.shape, np.nan, np.float32) for name, info in plan.tensors(rank).items()})
+    return tensors
+
+
+@pytest.fixture
+def weights():
+    random = np.random.default_rng(7)
+    return {"layers.0.weight": random.standard_normal((8, 6), np.float32),
+            "layers.1.weight": random.standard_normal((8, 6), np.float32),
+            "norm.weight": random.standard_normal(6, np.float32)}
+
+
+def check(weights, tensors):
+    for rank in (2, 3):
+        columns = slice(3 * (rank - 2), 3 * (rank - 2) + 3)
+        for name, weight in weights.items():
+            wanted = weight[:, columns] if weight.ndim == 2 else weight
+            np.testing.assert_array_equal(tensors[rank][name], wanted)
+
+
+@pytest.mark.parametrize("peer", ["direct", "staged"])
+def test_numpy_arrays_arrive_resharded(tiny_job, weights, peer):
+    plan = refit.compile({**tiny_job, "options": {"peer": peer}})
+    tensors = worker_tensors(weights, plan)
+    stats = refit.run_local(plan, tensors)
+    check(weights, tensors)
+    assert sum(s["bytes_received"] for s in stats) >= plan.stats.moved_bytes
+    assert sum(s[f"peer_{peer}_bytes_sent"] for s in stats[:2]) >= plan.stats.moved_bytes
+
+
+def on_threads(count, work):
+    errors = [None] * count
+
+    def guarded(rank):
+        try:
+            work(rank)
+        except Exception as error:
+            errors[rank] = error
+
+    threads = [threading.Thread(target=guarded, args=(rank,)) for rank in range(count)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    return errors
+
+
+def test_an_executor_runs_again_with_new_weights(tiny_job, weights):
+    plan = refit.compile(tiny_job)
+    tensors = worker_tensors(weights, plan)
+    fabric = refit.LocalFabric(4)
+    executors = [refit.Executor(plan, rank, fabric=fabric) for rank in range(4)]
+    assert on_threads(4, lambda rank: executors[rank].bind(tensors[rank])) == [None] * 4
+    for step in range(3):
+        assert on_threads(4, lambda rank: executors[rank].run()) == [None] * 4
+        check({name: weight * 2**step for name, weight in weights.items()}, tensors)
+        for source in tensors[:2]:
+            for array in source.values():
+                array *= 2
+    assert [executor.state for executor in executors] == ["bound"] * 4
+    assert repr(executors[2]) == "<refit.Executor rank 2 of 4 on cpu, bound>"
+
+
+def problems_of(tiny_job, weights, spoil):
+    """What rank 2's bind says of its spoilt tensors, and what the others raise."""
+    plan = refit.compile(tiny_job)
+    tensors = worker_tensors(weights, plan)
+    spoil(tensors[2])
+    fabric = refit.LocalFabric(4)
+    executors = [refit.Executor(plan, rank, fabric=fabric) for rank in range(4)]
+    errors = on_threads(4, lambda rank: executors[rank].bind(tensors[rank], timeout=30))
+    assert isinstance(errors[2], refit.BindError)
+    assert all(isinstance(error, refit.Error) for error in errors)  # nobody is left waiting
+    return errors[2].problems
+
+
+@pytest.mark.parametrize("replace, problem", [
+    (lambda array: array.astype(np.float16), 'wrong dtype: "layers.0.weight" is fp16, the plan wants fp32'),
+    (lambda array: array.T.copy(), 'wrong shape: "layers.0.weight" is [3, 8], the plan wants [8, 3]'),
+    (lambda array: np.zeros((8, 6), np.float32)[:, ::2],
+     '"layers.0.weight" is not contiguous: shape [8, 3], strides [24, 8] bytes'),
+    (lambda array: np.zeros((8, 3), np.complex64), '"layers.0.weight" has dtype complex64, which no plan has'),
+    (lambda array: array.tolist(), '"layers.0.weight" list is no tensor; wanted torch, numpy or an array interface'),
+])
+def test_bind_refuses_a_tensor_that_is_not_the_plans(tiny_job, weights, replace, problem):
+    def spoil(tensors):
+        tensors["layers.0.weight"] = replace(tensors["layers.0.weight"])
+
+    assert problems_of(tiny_job, weights, spoil) == [problem]
+
+
+def test_bind_names_what_is_missing_and_what_is_unexpected(tiny_job, weights):
+    def spoil(tensors):
+        tensors["norm.wieght"] = tensors.pop("norm.weight")
+
+    assert problems_of(tiny_job, weights, spoil) == [
+        'unexpected: "norm.wieght" fp32 [6] is not in the plan', 'missing: "norm.weight" fp32 [6]']
+
+
+def test_bind_refuses_memory_that_it_must_not_write(tiny_job, weights):
+    def spoil(tensors):
+        tensors["norm.weight"].flags.writeable = False
+
+    assert problems_of(tiny_job, weights, spoil) == ['"norm.weight" is read-only']
+
+
+def test_the_rank_that_failed_is_the_one_that_run_local_raises(tiny_job, weights):
+    plan = refit.compile(tiny_job)
+    tensors = worker_tensors(weights, plan)
+    del tensors[3]["norm.weight"]
+    with pytest.raises(refit.BindError, match="rank 3 cannot bind, 1 problem"):
+        refit.run_local(plan, tensors)
+
+
+def test_ranks_wait_no_longer_than_their_deadline(tiny_job, weights):
+    plan = refit.compile(tiny_job)
+    executor = refit.Executor(plan, 0, fabric=refit.LocalFabric(4))
+    with pytest.raises(refit.DeadlineExceeded) as raised:
+        executor.connect(timeout=0.05)
+    assert isinstance(raised.value, TimeoutError) and raised.value.code == "DEADLINE_EXCEEDED"
+
+
+def test_the_interpreter_goes_on_while_a_rank_waits(tiny_job):
+    plan = refit.compile(tiny_job)
+    executor = refit.Executor(plan, 0, fabric=refit.LocalFabric(4))
+    thread = threading.Thread(target=lambda: on_threads(1, lambda _: executor.connect(timeout=1.0)))
+    thread.start()
+    steps = 0
+    while thread.is_alive() and steps < 1000:
+        steps += 1
+    thread.join()
+    assert steps == 1000  # with the lock held, none
+
+
+def test_wrong_arguments_of_an_executor_are_named(tiny_job):
+    plan = refit.compile(tiny_job)
+    with pytest.raises(refit.InvalidArgument, match="none is given"):
+        refit.Executor(plan, 0)
+    with pytest.raises(refit.InvalidArgument, match='device is "tpu"; wanted "cpu", "cuda" or "cuda:N"'):
+        refit.Executor(plan, 0, device="tpu", fabric=refit.LocalFabric(4))
+    with pytest.raises(refit.InvalidArgument, match="host memory only"):
+        refit.Executor(plan, 0, device="cuda:0", fabric=refit.LocalFabric(4))
+    with pytest.raises(refit.InvalidArgument, match="the rendezvous is of rank 1, the executor of rank 0"):
+        refit.Executor(plan, 0, rendezvous=refit.rendezvous.tcp("localhost", 1, 1, 4))
+
+
+def test_a_unique_id_is_128_bytes_that_say_where_to_meet():
+    id = refit.rendezvous.unique_id()
+    assert len(id) == 128
+    met = refit.rendezvous.from_unique_id(id, rank=1, world_size=4)
+    assert (met.rank, met.world_size) == (1, 4) and met.port > 0
+    with pytest.raises(refit.InvalidArgument):
+        refit.rendezvous.from_unique_id(bytes(128), rank=0, world_size=1)
+
+
+def test_a_store_hands_the_id_of_rank_0_to_the_others():
+    class Store(dict):  # as torch.distributed.Store
+        def set(self, key, value):
+            self[key] = value.encode()
+
+        def get(self, key):
+            return self[key]
+
+    store = Store()
+    first = refit.rendezvous.from_store(store, 0, 2)
+    second = refit.rendezvous.from_store(store, 1, 2)
+    assert (first.host, first.port, first.rank) == (second.host, second.port, 0)
+    assert second.rank == 1

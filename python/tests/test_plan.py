@@ -1,0 +1,150 @@
+import json
+import pickle
+
+import pytest
+
+import refit
+
+
+def test_a_job_compiles_to_the_same_plan_from_file_dict_and_text(tiny_job, job_file):
+    of_file = refit.compile(job_file)
+    of_path_text = refit.compile(str(job_file))
+    of_dict = refit.compile(tiny_job)
+    of_text = refit.compile("// a comment\n" + job_file.read_text())
+    assert {of_path_text.digest, of_dict.digest, of_text.digest} == {of_file.digest}
+    assert of_dict.inputs_digest == of_file.inputs_digest
+
+
+def test_a_model_may_be_the_dict_of_a_config(models):
+    config = json.loads((models / "qwen3-0.6b.json").read_text())
+    job = {"source": {"layout": "megatron", "tensor_parallel": 2}, "destination": {"layout": "vllm"}}
+    of_dict = refit.compile({**job, "model": config})
+    of_path = refit.compile({**job, "model": models / "qwen3-0.6b.json"})
+    assert of_dict == of_path
+    assert of_dict.inputs_digest == of_path.inputs_digest
+
+
+def test_paths_of_a_dict_are_relative_to_the_given_directory(models):
+    job = {"model": "qwen3-0.6b.json", "source": {"layout": "megatron"}, "destination": {"layout": "vllm"}}
+    assert refit.compile(job, directory=models).stats.params == 310
+    with pytest.raises(refit.JobError, match="qwen3-0.6b.json"):
+        refit.compile(job, directory=models.parent)
+
+
+def test_mistakes_of_a_job_are_raised_with_their_places(tiny_job):
+    text = json.dumps({**tiny_job, "model": {"parameters": tiny_job["model"]}}, indent=1)
+    with pytest.raises(refit.JobError) as raised:
+        refit.compile(text.replace('"placements"', '"placement"', 1))
+    assert raised.value.code == "INVALID_ARGUMENT"
+    line = 1 + next(i for i, line in enumerate(text.splitlines()) if '"placements"' in line)
+    assert ("<job>", line) in [(place.file, place.line) for place in raised.value.places]
+    assert 'unknown key "placement"; did you mean "placements"?' in str(raised.value)
+
+
+def test_a_missing_job_file_is_not_found(tmp_path):
+    with pytest.raises(refit.NotFound, match="missing.json"):
+        refit.compile(tmp_path / "missing.json")
+
+
+def test_a_plan_is_saved_and_loaded_whole(tiny_job, tmp_path):
+    plan = refit.compile(tiny_job)
+    plan.save(tmp_path / "plan.refit")
+    loaded = refit.Plan.load(tmp_path / "plan.refit")
+    assert loaded == plan and loaded.to_bytes() == plan.to_bytes()
+    assert pickle.loads(pickle.dumps(plan)) == plan
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.refit"]
+
+
+def test_a_damaged_plan_is_refused(tiny_job):
+    data = bytearray(refit.compile(tiny_job).to_bytes())
+    data[len(data) // 2] ^= 1
+    with pytest.raises(refit.InvalidArgument, match="digest"):
+        refit.Plan.from_bytes(bytes(data))
+
+
+def test_a_plan_says_what_each_rank_binds(tiny_job):
+    plan = refit.compile(tiny_job)
+    assert (plan.world_size, plan.source_ranks, plan.destination_ranks) == (4, 2, 2)
+    assert plan.tensors(1) == {"layers.0.weight": ("fp32", (4, 6)), "layers.1.weight": ("fp32", (4, 6)),
+                               "norm.weight": ("fp32", (6,))}
+    assert plan.tensors(3)["layers.1.weight"].shape == (8, 3)
+    assert [plan.side(rank) for rank in range(4)] == ["source", "source", "destination", "destination"]
+    with pytest.raises(refit.InvalidArgument, match="rank 4 is not one of the plan's 4 ranks"):
+        plan.tensors(4)
+
+
+def test_stats_and_traffic_agree(tiny_job):
+    plan = refit.compile(tiny_job)
+    # Both layers whole, and the norm once for each destination rank, 4 bytes an element.
+    assert plan.stats.moved_bytes == 4 * (2 * 8 * 6 + 2 * 6)
+    assert sum(plan.traffic().values()) == plan.stats.moved_bytes
+    # Each source rank has half of the rows of each half of the columns.
+    assert all(plan.traffic()[source, destination] >= 2 * 4 * (4 * 3) for source in (0, 1) for destination in (2, 3))
+    assert str(plan.stats).startswith("moved")
+
+
+def test_verify_proves_and_tells_another_job(tiny_job):
+    plan = refit.compile(tiny_job)
+    assert plan.verify(job=tiny_job).destination_elements == 2 * 8 * 6 + 2 * 6
+    tiny_job["options"] = {"bucket_bytes": 4096}
+    with pytest.raises(refit.ProofError, match="not the plan of this job"):
+        plan.verify(job=tiny_job)
+
+
+def test_diff_tells_contract_from_schedule(tiny_job):
+    plan = refit.compile(tiny_job)
+    assert plan.diff(refit.compile(tiny_job)).same
+    tiny_job["destination"]["tensors"][0]["placements"] = ["Shard(0)"]
+    difference = plan.diff(refit.compile(tiny_job))
+    assert not difference.same
+    assert {entry["class"] for entry in difference.differences} >= {"contract"}
+    assert "wrong" not in str(difference) and difference.summary in str(difference)
+
+
+def test_progress_moves_a_bar_to_its_end(tiny_job):
+    bars = []
+
+    class Bar:  # as tqdm.tqdm
+        def __init__(self, total, desc):
+            self.total, self.desc, self.n, self.closed = total, desc, 0, False
+            bars.append(self)
+
+        def update(self, n):
+            self.n += n
+
+        def close(self):
+            self.closed = True
+
+    plan = refit.compile(tiny_job, progress=Bar)
+    plan.verify(progress=Bar)
+    assert [(bar.desc, bar.n == bar.total > 2, bar.closed) for bar in bars] == [
+        ("compile", True, True), ("verify", True, True)]
+
+
+def test_what_a_progress_bar_raises_ends_the_compilation(tiny_job):
+    class Bar:
+        def __init__(self, total, desc):
+            pass
+
+        def update(self, n):
+            raise KeyboardInterrupt
+
+        def close(self):
+            pass
+
+    with pytest.raises(KeyboardInterrupt):
+        refit.compile(tiny_job, progress=Bar)
+
+
+def test_a_plan_shows_itself_in_a_line_and_in_a_notebook(tiny_job):
+    plan = refit.compile(tiny_job)
+    assert repr(plan) == f"<refit.Plan {plan.digest[:8]}: 2 -> 2 ranks, 3 params, 432 bytes moved>"
+    assert plan._repr_html_().startswith("<table>") and plan.digest in plan._repr_html_()
+
+
+def test_plot_draws_the_traffic_matrix(tiny_job):
+    pytest.importorskip("matplotlib")
+    plan = refit.compile(tiny_job)
+    matrix = plan.plot().axes[0].images[0].get_array()
+    assert matrix.shape == (2, 2)
+    assert matrix.sum() * 2**20 == pytest.approx(plan.stats.moved_bytes)

@@ -1,0 +1,181 @@
+"""Live torch models: what they say of themselves, and how they are bound. One process; torch's fake process group
+stands for the others, who only matter as numbers of a mesh."""
+import contextlib
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import refit
+
+
+@contextlib.contextmanager
+def as_rank(rank, world_size):
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+WHOLE = {"a.weight": torch.arange(35, dtype=torch.bfloat16).view(7, 5), "b.weight": torch.randn(6, 4),
+         "norm": torch.randn(3)}
+
+
+def held_by(rank, shape, names, placements):
+    """Description and local tensors of a rank of a mesh, whole tensors replicated by being plain."""
+    with as_rank(rank, torch.Size(shape).numel()):
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        tensors = {name: distribute_tensor(tensor.clone(), mesh, placements, src_data_rank=None)
+                   if tensor.ndim == 2 else tensor.clone() for name, tensor in WHOLE.items()}
+        return tensors, {name: refit.tensors.local_part(tensor).contiguous() for name, tensor in tensors.items()}
+
+
+def described(side, rank, shape, names, placements):
+    tensors, local = held_by(rank, shape, names, placements)
+    return refit.describe(tensors, side, rank=rank), local
+
+
+@pytest.mark.parametrize("source, destination", [
+    (((4,), ("dp",), [Shard(0)]), ((2,), ("tp",), [Shard(1)])),
+    (((2, 2), ("replicate", "shard"), [Replicate(), Shard(0)]), ((3,), ("tp",), [Shard(0)])),
+    (((2, 2), ("a", "b"), [Shard(0), Shard(0)]), ((2, 2), ("a", "b"), [Shard(1), Shard(-2)])),
+])
+def test_dtensors_describe_themselves_and_arrive(source, destination):
+    sources = [described("source", rank, *source) for rank in range(torch.Size(source[0]).numel())]
+    destinations = [described("destination", rank, *destination)
+                    for rank in range(torch.Size(destination[0]).numel())]
+    wanted = [{name: tensor.clone() for name, tensor in local.items()} for _, local in destinations]
+    for _, local in destinations:
+        for tensor in local.values():
+            tensor.zero_()
+    plan = refit.compile(refit.merge([description for description, _ in sources + destinations]))
+    refit.run_local(plan, [local for _, local in sources + destinations])
+    for (_, local), right in zip(destinations, wanted):
+        for name, tensor in local.items():
+            assert torch.equal(tensor, right[name]), name
+
+
+def test_a_strided_shard_is_described_as_dtensor_means_it():
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    with as_rank(1, 2):
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        fused = torch.arange(16.0).view(8, 2)
+        tensor = distribute_tensor(fused, mesh, [_StridedShard(dim=-2, split_factor=2)], src_data_rank=None)
+        description = refit.describe({"gate_up": tensor}, "destination")
+        assert description["rank"] == 1
+        assert description["tensors"][0]["placements"] == ["StridedShard(0, split_factor=2)"]
+        local = tensor.to_local().clone()
+    other = refit.describe({"gate_up": fused}, "source", rank=0)
+    with as_rank(0, 2):
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        first = refit.describe({"gate_up": distribute_tensor(
+            fused, mesh, [_StridedShard(dim=-2, split_factor=2)], src_data_rank=None)}, "destination")
+    plan = refit.compile(refit.merge(other, first, description))
+    moved = [{"gate_up": fused}, {"gate_up": torch.zeros(4, 2)}, {"gate_up": torch.zeros(4, 2)}]
+    refit.run_local(plan, moved)
+    assert torch.equal(moved[2]["gate_up"], local)
+    assert torch.equal(moved[2]["gate_up"], torch.cat([fused[2:4], fused[6:8]]))  # each half cut in two
+
+
+def test_a_rank_of_one_world_is_a_rank_of_its_side():
+    with as_rank(3, 4):
+        mesh = dist.device_mesh.DeviceMesh("cpu", [2, 3], mesh_dim_names=("tp",))
+        tensor = distribute_tensor(torch.zeros(4), mesh, [Shard(0)], src_data_rank=None)
+        description = refit.describe({"a": tensor}, "destination", first_rank=2)
+    assert description["rank"] == 1 and description["meshes"] == [{"axes": {"tp": 2}, "ranks": [0, 1]}]
+
+
+def test_partial_sums_cannot_be_described():
+    from torch.distributed.tensor import DTensor, Partial
+
+    with as_rank(0, 2):
+        mesh = init_device_mesh("cpu", (2,))
+        partial = DTensor.from_local(torch.zeros(2), mesh, [Partial()], run_check=False)
+        with pytest.raises(refit.InvalidArgument, match='"a" is placed Partial'):
+            refit.describe({"a": partial}, "source")
+
+
+def test_buffers_of_a_module_are_described_when_persistent():
+    module = torch.nn.BatchNorm1d(2)
+    module.register_buffer("scratch", torch.zeros(1), persistent=False)
+    names = [t["name"] for t in refit.describe(module, "source", rank=0, buffers=True)["tensors"]]
+    assert names == ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
+    assert [t["name"] for t in refit.describe(module, "source", rank=0)["tensors"]] == ["weight", "bias"]
+
+
+def test_parameters_are_bound_in_place_and_a_moved_one_is_noticed():
+    source = torch.nn.Linear(4, 3)
+    destination = torch.nn.Linear(4, 3)
+    plan = refit.compile(refit.merge(refit.describe(source, "source", rank=0),
+                                     refit.describe(destination, "destination", rank=0)))
+    models = [source, destination]
+    refit.run_local(plan, [dict(model.named_parameters()) for model in models])
+    assert all(torch.equal(a, b) for a, b in zip(source.parameters(), destination.parameters()))
+
+    from concurrent.futures import ThreadPoolExecutor
+    fabric = refit.LocalFabric(2)
+    with ThreadPoolExecutor(2) as pool:
+        executors = [refit.Executor(plan, rank, fabric=fabric) for rank in range(2)]
+        list(pool.map(lambda rank: executors[rank].bind(dict(models[rank].named_parameters())), range(2)))
+        destination.weight.data = destination.weight.data.clone()  # as an offload and reload does
+        errors = list(pool.map(lambda executor: pytest.raises(refit.Error, executor.run, timeout=30), executors))
+    assert any("moved" in str(error.value) for error in errors)
+    assert {executor.state for executor in executors} == {"torn"}
+
+
+def test_a_dtensor_parameter_is_bound_by_its_local_part():
+    with as_rank(0, 1):
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+        source = {"a": torch.nn.Parameter(distribute_tensor(torch.randn(4, 3), mesh, [Shard(0)], src_data_rank=None))}
+        destination = {"a": torch.nn.Parameter(distribute_tensor(torch.zeros(4, 3), mesh, [Shard(1)],
+                                                                 src_data_rank=None))}
+        plan = refit.compile(refit.merge(refit.describe(source, "source"), refit.describe(destination, "destination")))
+        refit.run_local(plan, [source, destination])
+        assert torch.equal(source["a"].detach().to_local(), destination["a"].detach().to_local())
+        assert refit.tensors.locator(source["a"])() == source["a"].to_local().data_ptr()
+
+
+def test_a_view_that_is_not_contiguous_is_refused():
+    plan = refit.compile(refit.merge(refit.describe({"a": torch.zeros(4, 3)}, "source", rank=0),
+                                     refit.describe({"a": torch.zeros(4, 3)}, "destination", rank=0)))
+    with pytest.raises(refit.BindError) as raised:
+        refit.run_local(plan, [{"a": torch.zeros(4, 3)}, {"a": torch.zeros(3, 4).t()}])
+    assert raised.value.problems == ['"a" is not contiguous: shape [4, 3], strides [1, 4]']
+
+
+def test_local_shards_of_a_tp_plan_are_described_by_its_styles():
+    placements = refit.transformers_placements({
+        "model.layers.*.q_proj": "colwise", "model.layers.*.o_proj": "rowwise",
+        "model.layers.*.mlp.experts.gate_up_proj": "packed_colwise", "model.layers.*.q_norm": "replicated_with_grad_allreduce"})
+    shards = {"model.layers.0.q_proj.weight": (4, 6), "model.layers.0.q_proj.bias": (4,),
+              "model.layers.0.o_proj.weight": (6, 4), "model.layers.0.o_proj.bias": (6,),
+              "model.layers.0.mlp.experts.gate_up_proj": (2, 10, 6), "model.layers.0.q_norm.weight": (2,)}
+    tensors = {name: torch.zeros(shape) for name, shape in shards.items()}
+    sides = [refit.describe_state_dict(tensors, side, rank=rank, mesh={"tp": 2}, placements=placements)
+             for side in ("source", "destination") for rank in range(2)]
+    whole = {p["name"].split("layers.0.")[1]: p["shape"] for p in refit.merge(sides)["model"]["parameters"]}
+    assert whole == {"q_proj.weight": [8, 6], "q_proj.bias": [8], "o_proj.weight": [6, 8], "o_proj.bias": [6],
+                     "mlp.experts.gate_up_proj": [2, 20, 6], "q_norm.weight": [2]}
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch without CUDA brings no libnccl")
+def test_the_libnccl_that_torch_loaded_is_used_and_no_other():
+    def loaded():
+        with open("/proc/self/maps") as maps:
+            return {os.path.realpath(line.split()[-1]) for line in maps if "libnccl.so" in line}
+
+    of_torch = loaded()
+    if not of_torch:
+        pytest.skip("torch has loaded no libnccl")
+    file, version = refit.nccl_library()
+    assert {os.path.realpath(file)} == of_torch == loaded()
+    assert version == ".".join(str(part) for part in torch.cuda.nccl.version())

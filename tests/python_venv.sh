@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Makes build/venv, with what the Python package's build and its tests without
+# torch need. Where no package index can be reached the package is left out.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=build/venv
+packages=(nanobind numpy pytest)
+if [ -x "$venv/bin/python" ] && "$venv/bin/python" -c 'import nanobind, numpy, pytest' 2>/dev/null; then exit 0; fi
+python=/usr/bin/python3
+if [ ! -x "$python" ]; then python=python3; fi
+mkdir -p build
+if ! { "$python" -m venv "$venv" && "$venv/bin/pip" install --quiet --disable-pip-version-check "${packages[@]}"; } >&2; then
+  rm -rf "$venv"
+  echo "Python: ${packages[*]} cannot be installed; the package is left out" >&2
+fi
