@@ -30,11 +30,9 @@ SMALL = {
     "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 4,
     "mamba_head_dim": 4, "ssm_state_size": 4, "linear_key_head_dim": 4, "linear_value_head_dim": 4,
 }
-# Of jobs that quantise, sizes that are cut stay multiples of a 128 x 128 block for every rank.
+# Of jobs that quantise, sizes that are cut stay multiples of a 128 x 128 block for every rank; fewer experts make up for it.
 SMALL_IN_BLOCKS = SMALL | {
-    "hidden_size": 256, "intermediate_size": 4096, "moe_intermediate_size": 1024,
-    "shared_expert_intermediate_size": 1024, "head_dim": 128, "kv_lora_rank": 128, "q_lora_rank": 256,
-    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "hidden_size": 128, "intermediate_size": 512, "moe_intermediate_size": 256, "num_experts": 32, "head_dim": 128,
 }
 
 

@@ -164,11 +164,14 @@ absl::StatusOr<RefitMeasurement> GpuRank::Refit() {
   const Clock::time_point start = Clock::now();
   absl::Status status =
       executor_->Run(stream(), {.timeout = timeout_, .addresses = {}});
+  const Clock::time_point enqueued = Clock::now();
   if (status.ok()) status = executor_->Wait();
   if (!status.ok()) return status;
   RefitMeasurement measurement;
   measurement.seconds =
       std::chrono::duration<double>(Clock::now() - start).count();
+  measurement.host_seconds =
+      std::chrono::duration<double>(enqueued - start).count();
   measurement.counters = executor_->counters();
   measurement.rounds = executor_->rounds();
   return measurement;
