@@ -200,6 +200,9 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
 }
 
 absl::Status Executor::AllocateScratch() {
+  // A Connect that failed may have allocated some of it.
+  scratch_.clear();
+  scratch_bytes_ = 0;
   const TensorTable table(plan_, options_.rank);
   for (size_t slot = table.workers_stacks(); slot < table.stacks(); ++slot) {
     const fb::Buffer& buffer = table.buffer(slot);

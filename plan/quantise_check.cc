@@ -83,7 +83,8 @@ struct Steps {
   uint64_t stride = 0;
 };
 
-// That a box of a buffer stays inside its tensors, as a copy has to.
+// That a box of a buffer stays inside its tensors, as a copy has to, and that
+// its rows and columns, the last two steps, stay inside one of them.
 absl::Status CheckSteps(const BufferSize& buffer, uint64_t offset,
                         absl::Span<const Steps> box) {
   if (offset >= buffer.elements()) {
@@ -94,9 +95,18 @@ absl::Status CheckSteps(const BufferSize& buffer, uint64_t offset,
   const uint64_t numel = buffer.tensor_elements;
   uint64_t tensor = offset / numel;
   uint64_t element = offset % numel;
-  for (const Steps& steps : box) {
+  for (size_t i = 0; i < box.size(); ++i) {
+    const Steps& steps = box[i];
     if (steps.extent == 1) continue;
     const bool inside = steps.stride < numel;
+    if (steps.stride == 0) {
+      return Bad(absl::StrFormat("%u steps of 0", steps.extent));
+    }
+    if (!inside && i + 2 >= box.size()) {
+      return Bad(absl::StrFormat(
+          "a matrix's stride %u leaves its tensor of %u elements", steps.stride,
+          numel));
+    }
     if (!inside && steps.stride % numel != 0) {
       return Bad(absl::StrFormat(
           "stride %u is neither inside a tensor of %u elements nor whole "
@@ -170,6 +180,11 @@ absl::Status CheckQuantise(const fb::Body& body, const fb::RankProgram& program,
   if (!Multiply(op.rows(), elements) || !Multiply(op.columns(), elements)) {
     return Bad("too many elements");
   }
+  // Each is written once; a file that says more would cost time without end.
+  if (elements > output.elements()) {
+    return Bad(absl::StrFormat("%u elements are more than the output's %u",
+                               elements, output.elements()));
+  }
   in.push_back({op.rows(), op.input_row_stride()});
   in.push_back({op.columns(), 1});
   out.push_back({op.rows(), op.output_row_stride()});
@@ -216,6 +231,20 @@ absl::Status CheckQuantisations(const fb::Body& body) {
     absl::Status status =
         CheckQuantisation(body, *body.quantisations()->Get(i));
     if (!status.ok()) return At(absl::StrCat("quantisation ", i), status);
+  }
+  // One param is one thing: made from another once, or what is made from.
+  std::vector<bool> named(body.params()->size(), false);
+  for (uint32_t i = 0; i < SizeOf(body.quantisations()); ++i) {
+    const fb::Quantisation& quantisation = *body.quantisations()->Get(i);
+    for (const uint32_t param :
+         {quantisation.of(), quantisation.data(), quantisation.scales()}) {
+      if (named[param]) {
+        return Bad(absl::StrFormat(
+            "quantisation %u: param %u stands in a quantisation already", i,
+            param));
+      }
+      named[param] = true;
+    }
   }
   if (!IsAligned(body.quantise_loops())) {
     return Bad("quantise_loops are not aligned to 8 bytes");

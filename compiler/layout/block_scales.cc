@@ -1,5 +1,6 @@
 #include "compiler/layout/block_scales.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -174,6 +175,23 @@ void DeclareQuantisations(const Job& job, Module& module,
         absl::StrFormat("source.dtype is %s and the destination is %s; wanted "
                         "both alike, as nothing is dequantised",
                         SchemeText(source), SchemeText(destination)));
+    return;
+  }
+  // Engines differ in what they quantise of these, and none of the published
+  // fp8 checkpoints has them.
+  const auto unknown = std::find_if(
+      module.params.begin(), module.params.end(), [](const Param& param) {
+        return param.role == ParamRole::kMambaIn ||
+               param.role == ParamRole::kDeltaQkvz ||
+               param.role == ParamRole::kFusedExpertGateUp;
+      });
+  if (unknown != module.params.end()) {
+    diagnostics.Error(
+        destination.quantised.place,
+        absl::StrFormat("destination.dtype %s: which matrices of a model with "
+                        "\"%s\" are quantised is not known; wanted bf16, fp16 "
+                        "or fp32",
+                        SchemeText(destination), unknown->name));
     return;
   }
   const BlockScheme& scheme = destination.quantised.value;

@@ -184,6 +184,22 @@ bool MegatronLayout::CheckSizes() {
                      "intermediate features that a rank holds of an expert");
     }
   }
+  if (!table_.Params(kFusedExpertDown).empty()) {
+    // Such experts are written one by one, gate rows before up rows.
+    const auto refuse = [&](std::string_view key, const Place& place) {
+      checks.Report(place,
+                    absl::StrFormat("%s.%s is not known of %s's experts; "
+                                    "wanted no such key",
+                                    side.key, key, architecture.family));
+    };
+    if (side.moe_mlp_glu_interleave_size.given) {
+      refuse("moe_mlp_glu_interleave_size",
+             side.moe_mlp_glu_interleave_size.place);
+    }
+    if (side.moe_single_grouped_weight.value) {
+      refuse("moe_single_grouped_weight", side.moe_single_grouped_weight.place);
+    }
+  }
   return checks.ok();
 }
 

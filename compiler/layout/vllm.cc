@@ -370,8 +370,9 @@ std::vector<BufferId> VllmLayout::Experts(const ExpertSlice& slice,
       out);
   if (!table_.Params(kFusedExpertDown).empty()) {
     const std::vector<int32_t>& experts = slice.slots.front();
-    AddFusedExperts(stage, layers, {experts.front(), experts.back() + 1}, part,
-                    out);
+    const Range held =
+        experts.empty() ? Range{} : Range{experts.front(), experts.back() + 1};
+    AddFusedExperts(stage, layers, held, part, out);
   }
   return out;
 }

@@ -16,13 +16,16 @@ std::map<std::string, std::string> QuantisationsOf(const fb::Body& body) {
   std::map<std::string, std::string> quantisations;
   for (uint32_t i = 0; i < Length(body.quantisations()); ++i) {
     const fb::Quantisation& quantisation = *body.quantisations()->Get(i);
-    const fb::Param& of = *body.params()->Get(quantisation.of());
+    const auto name = [&](uint32_t param) {
+      const fb::Param& named = *body.params()->Get(param);
+      return absl::StrCat(QuotedText(named.name()), IndexText(named.index()));
+    };
     quantisations.emplace(
-        absl::StrCat("quantisation of ", QuotedText(of.name()),
-                     IndexText(of.index())),
-        absl::StrCat(quantisation.block_rows(), " x ",
-                     quantisation.block_columns(), " ",
-                     EnumText(quantisation.scale_format())));
+        absl::StrCat("quantisation of ", name(quantisation.of())),
+        absl::StrCat(
+            quantisation.block_rows(), " x ", quantisation.block_columns(), " ",
+            EnumText(quantisation.scale_format()), " as ",
+            name(quantisation.data()), " and ", name(quantisation.scales())));
   }
   return quantisations;
 }
