@@ -47,6 +47,11 @@ int64_t ConfigReader::Count(std::string_view key) {
   return IntegerIn(key, kCountRange);
 }
 
+int64_t ConfigReader::ExpertCount() {
+  const bool renamed = !Has("num_experts") && Has("num_local_experts");
+  return Count(renamed ? "num_local_experts" : "num_experts");
+}
+
 int64_t ConfigReader::CountOr(std::string_view key, int64_t otherwise) {
   const JsonValue* value = FindSet(key);
   if (value == nullptr) return otherwise;

@@ -28,6 +28,8 @@ class ConfigReader {
   int64_t SizeOr(std::string_view key, int64_t otherwise);
   // A number of layers or experts.
   int64_t Count(std::string_view key);
+  // "num_experts", which transformers 5 saves as "num_local_experts".
+  int64_t ExpertCount();
   int64_t CountOr(std::string_view key, int64_t otherwise);  // may be 0
   bool FlagOr(std::string_view key, bool otherwise);
   std::vector<int64_t> IntegersOr(std::string_view key,

@@ -30,7 +30,7 @@ void BuildQwen3Moe(ConfigReader& config, Model& model) {
     decoder.AddMlp(dense, config.Size("intermediate_size"));
   }
   if (!sparse.numbers.empty()) {
-    decoder.AddExperts(sparse, "mlp", {}, config.Count("num_experts"),
+    decoder.AddExperts(sparse, "mlp", {}, config.ExpertCount(),
                        config.Size("moe_intermediate_size"));
   }
   decoder.End();

@@ -132,7 +132,7 @@ void Qwen3NextBuilder::AddAttention(const IndexDim& layers) {
 }
 
 void Qwen3NextBuilder::AddExperts(const IndexDim& layers) {
-  decoder_.AddExperts(layers, "mlp", {}, config_.Count("num_experts"),
+  decoder_.AddExperts(layers, "mlp", {}, config_.ExpertCount(),
                       config_.Size("moe_intermediate_size"));
   const int64_t hidden = model_.architecture.hidden;
   const int64_t shared = config_.Size("shared_expert_intermediate_size");
