@@ -88,19 +88,11 @@ TensorSpec GateAndUp(const LayerGroup& group, int64_t count, int64_t index) {
 }
 
 TensorSpec RowShard(const LayerGroup& group, int64_t count, int64_t index) {
-  const Param& param = *group.params[0];
-  const Range rows = EvenShare(param.shape[0], count, index);
-  return {.name = {},
-          .shape = {rows.size(), param.shape[1]},
-          .parts = {RowsPart(param, rows, 0)}};
+  return RowsOf(*group.params[0], {count, index});
 }
 
 TensorSpec ColumnShard(const LayerGroup& group, int64_t count, int64_t index) {
-  const Param& param = *group.params[0];
-  const Range columns = EvenShare(param.shape[1], count, index);
-  return {.name = {},
-          .shape = {param.shape[0], columns.size()},
-          .parts = {ColumnsPart(param, columns)}};
+  return ColumnsOf(*group.params[0], {count, index});
 }
 
 TensorSpec Replicated(const LayerGroup& group) {

@@ -128,20 +128,16 @@ TensorSpec ConcatRows(const LayerGroup& group, std::string name) {
 }
 
 TensorSpec RowShard(const LayerGroup& group, EvenPart part) {
-  const Param& param = *group.params[0];
-  const Range rows = EvenShare(param.shape[0], part.count, part.index);
-  return {.name = param.name,
-          .shape = {rows.size(), param.shape[1]},
-          .parts = {RowsPart(param, rows, 0)}};
+  TensorSpec spec = RowsOf(*group.params[0], part);
+  spec.name = group.params[0]->name;
+  return spec;
 }
 
 TensorSpec ColumnShard(const LayerGroup& group, std::string name,
                        EvenPart part) {
-  const Param& param = *group.params[0];
-  const Range columns = EvenShare(param.shape[1], part.count, part.index);
-  return {.name = std::move(name),
-          .shape = {param.shape[0], columns.size()},
-          .parts = {ColumnsPart(param, columns)}};
+  TensorSpec spec = ColumnsOf(*group.params[0], part);
+  spec.name = std::move(name);
+  return spec;
 }
 
 TensorSpec Replicated(const LayerGroup& group) {

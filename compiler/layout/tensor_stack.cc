@@ -129,6 +129,20 @@ Buffer MakeBuffer(std::string name, Dims shape, DType dtype) {
 
 }  // namespace
 
+TensorSpec RowsOf(const Param& param, EvenPart part) {
+  const Range rows = EvenShare(param.shape[0], part.count, part.index);
+  return {.name = {},
+          .shape = {rows.size(), param.shape[1]},
+          .parts = {RowsPart(param, rows, 0)}};
+}
+
+TensorSpec ColumnsOf(const Param& param, EvenPart part) {
+  const Range columns = EvenShare(param.shape[1], part.count, part.index);
+  return {.name = {},
+          .shape = {param.shape[0], columns.size()},
+          .parts = {ColumnsPart(param, columns)}};
+}
+
 ExpertSlice ConsecutiveExperts(Range experts, bool in_name) {
   const auto first = static_cast<int32_t>(experts.begin);
   return {.slots = {Consecutive(first, experts.size()).numbers},

@@ -46,6 +46,11 @@ struct TensorSpec {
   std::vector<PostHook> post_hooks = {};  // that each write of it asks for
 };
 
+// A part of a matrix's rows, or of its columns, alone in a tensor without a
+// name yet.
+TensorSpec RowsOf(const Param& param, EvenPart part);
+TensorSpec ColumnsOf(const Param& param, EvenPart part);
+
 // The experts of each layer that a rank holds.
 struct ExpertSlice {
   // The expert (global number) in each local slot; one expert may stand in
