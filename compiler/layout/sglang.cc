@@ -6,12 +6,16 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "compiler/layout/expert_slots.h"
 #include "compiler/layout/layout.h"
+#include "compiler/layout/mixers.h"
 #include "compiler/layout/moe_backend.h"
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/serving.h"
+#include "compiler/layout/serving_mixers.h"
 #include "compiler/layout/shard.h"
 #include "compiler/layout/sizes.h"
 #include "compiler/layout/stages.h"
@@ -44,7 +48,23 @@ SglangSizes SizesOf(const SideSpec& side) {
 // The models of which SGLang makes the head a tensor of its own also when it is
 // tied, and on every pipeline stage, whether the stage reads it or not.
 bool HasHeadOfItsOwn(std::string_view family) {
-  return family == "qwen3_moe" || family == "mixtral";
+  return family == "qwen3_moe" || family == "mixtral" ||
+         family == "qwen3_next" || family == "gpt_oss";
+}
+
+// The models whose router computes with an fp32 copy that it makes once.
+bool CachesRouter(std::string_view family) {
+  return family == "glm4_moe" || family == "glm4_moe_lite";
+}
+
+// The tensor's name in SGLang's modules: the checkpoint's, but for families
+// whose modules are named otherwise.
+std::string SglangName(std::string_view family, std::string name) {
+  if (family == "nemotron_h") return NemotronName(std::move(name));
+  if (family == "qwen3_next") {
+    name = absl::StrReplaceAll(name, {{".self_attn.", "."}});
+  }
+  return name;
 }
 
 class SglangLayout {
@@ -61,7 +81,14 @@ class SglangLayout {
   void CheckSizes(SizeChecks& checks);
 
   void CheckShared(SizeChecks& checks, const SizeChecks::Divisor& tensor);
+  // What SGLang's classes do not have of models that others know.
+  void CheckFamily(SizeChecks& checks);
 
+  // One stack per group of the layers that have `roles`.
+  void AddStacks(Range layers, absl::Span<const ParamRole> roles,
+                 const std::optional<ExpertSlice>& experts,
+                 absl::FunctionRef<TensorSpec(const LayerGroup&)> make,
+                 std::vector<BufferId>& out);
   std::vector<BufferId> Rank(const ExpertSlice& experts, int64_t stage,
                              Range layers, int64_t tensor);
   void AddLayers(Range layers, int64_t tensor, std::vector<BufferId>& out);
@@ -69,6 +96,7 @@ class SglangLayout {
                   std::vector<BufferId>& out);
   void AddHead(int64_t stage, int64_t tensor, std::vector<BufferId>& out);
 
+  EmbeddingCut CutOfEmbedding() const;
   EvenPart Embedding(int64_t tensor) const;
   EvenPart Head(int64_t tensor) const;
   EvenPart Attention(int64_t tensor) const {
@@ -138,10 +166,13 @@ void SglangLayout::CheckSizes(SizeChecks& checks) {
   checks.Heads(attention);
   CheckMlp(checks, tensor);
   CheckShared(checks, tensor);
-  if (side.embedding.value != EmbeddingCut::kReplicated) {
+  CheckMixerSizes(checks, context_.model.architecture, attention,
+                  MambaGroups::kCutOrWhole);
+  CheckFamily(checks);
+  if (CutOfEmbedding() != EmbeddingCut::kReplicated) {
     CheckVocabulary(
         checks, table_, kEmbedding,
-        side.embedding.value == EmbeddingCut::kTensor ? tensor : attention);
+        CutOfEmbedding() == EmbeddingCut::kTensor ? tensor : attention);
   }
   CheckVocabulary(checks, table_, kOutputHead,
                   side.dp_lm_head.value ? attention : tensor);
@@ -160,9 +191,10 @@ void SglangLayout::CheckSizes(SizeChecks& checks) {
   }
   CheckExpertTensors(checks, expert_tensor);
   gate_up_order_ = CheckMoeBackend(side, checks);
+  CheckFusedExperts(context_, table_, gate_up_order_, checks);
   if (context_.model.architecture.mtp_layers > 0) {
     checks.Report(
-        side.mtp.place,
+        side.mtp.given ? side.mtp.place : side.layout.place,
         absl::StrFormat("%s cannot hold the model's %d multi-token-"
                         "prediction layers: SGLang's draft model is a "
                         "worker of its own; wanted \"mtp\": false",
@@ -184,6 +216,16 @@ void SglangLayout::CheckShared(SizeChecks& checks,
     CheckSharedExperts(checks, tensor);
   }
   if (shared.value != SharedExperts::kFused) return;
+  if (table_.Params(kSharedExpertGate).empty() ||
+      !table_.Params(kSharedExpertRouter).empty()) {
+    checks.Report(
+        shared.place,
+        absl::StrFormat("%s.shared_experts \"fused\" is not what SGLang does "
+                        "with those of %s; wanted \"tensor\" or "
+                        "\"replicated\"",
+                        context_.side.key, context_.model.architecture.family));
+    return;
+  }
   const int64_t expert = table_.param(table_.Params(kExpertUp)[0]).shape[0];
   for (const ParamId id : table_.Params(kSharedExpertUp)) {
     const int64_t rows = table_.param(id).shape[0];
@@ -197,8 +239,53 @@ void SglangLayout::CheckShared(SizeChecks& checks,
   }
 }
 
+void SglangLayout::CheckFamily(SizeChecks& checks) {
+  if (context_.model.architecture.family != "qwen3_next") return;
+  const SideSpec& side = context_.side;
+  if (sizes_.pipeline > 1) {
+    checks.Report(side.pipeline_parallel.place,
+                  absl::StrFormat("%s.pipeline_parallel %d: SGLang's "
+                                  "qwen3_next has one stage; wanted 1",
+                                  side.key, sizes_.pipeline));
+  }
+  if (!table_.Params(kMlpUp).empty()) {
+    checks.Report(
+        side.layout.place,
+        absl::StrFormat("%s: SGLang's qwen3_next has experts in every layer, "
+                        "and the model has a dense MLP \"%s\"; wanted another "
+                        "layout (generic places any tensors)",
+                        side.key,
+                        table_.param(table_.Params(kMlpUp)[0]).FirstName()));
+  }
+}
+
+void SglangLayout::AddStacks(
+    Range layers, absl::Span<const ParamRole> roles,
+    const std::optional<ExpertSlice>& experts,
+    absl::FunctionRef<TensorSpec(const LayerGroup&)> make,
+    std::vector<BufferId>& out) {
+  AddLayerStacks(
+      context_, table_, layers, roles, experts,
+      [&](const LayerGroup& group) {
+        TensorSpec spec = make(group);
+        spec.name = SglangName(context_.model.architecture.family,
+                               std::move(spec.name));
+        return spec;
+      },
+      out);
+}
+
+EmbeddingCut SglangLayout::CutOfEmbedding() const {
+  // Under attention data parallelism gpt_oss does not cut it.
+  const bool whole = context_.model.architecture.family == "gpt_oss" &&
+                     context_.side.dp_attention.value > 1;
+  return whole && !context_.side.embedding.given
+             ? EmbeddingCut::kReplicated
+             : context_.side.embedding.value;
+}
+
 EvenPart SglangLayout::Embedding(int64_t tensor) const {
-  switch (context_.side.embedding.value) {
+  switch (CutOfEmbedding()) {
     case EmbeddingCut::kTensor:
       return {sizes_.tensor, tensor};
     case EmbeddingCut::kAttention:
@@ -242,15 +329,8 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
   const auto output = [&](const LayerGroup& group) {
     return ColumnShard(group, group.params[0]->name, attention);
   };
-  const auto gate_and_up = [&](const LayerGroup& group) {
-    return GateAndUp(group, RenameModule(group.params[0]->name, "gate_up_proj"),
-                     mlp);
-  };
-  const auto down = [&](const LayerGroup& group) {
-    return ColumnShard(group, group.params[0]->name, mlp);
-  };
   const auto add = [&](std::initializer_list<ParamRole> roles, auto make) {
-    AddLayerStacks(context_, table_, layers, roles, std::nullopt, make, out);
+    AddStacks(layers, roles, std::nullopt, make, out);
   };
 
   add({kQuery, kKey, kValue}, qkv);
@@ -264,23 +344,30 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
   add({kQueryUp}, latent_up);
   add({kKeyValueUp}, key_value_up);
   add({kAttentionOutput}, output);
-  add({kMlpGate, kMlpUp}, gate_and_up);
-  add({kMlpDown}, down);
+  add({kAttentionSinks}, [&](const LayerGroup& group) {
+    return RowPart(*group.params[0], attention);
+  });
+  AddServingMixers(architecture, attention, add);
+  AddMlp(table_, {kMlpGate, kMlpUp, kMlpDown}, mlp, add);
   const SharedExperts shared = context_.side.shared_experts.value;
-  if (shared == SharedExperts::kTensor) {
-    add({kSharedExpertGate, kSharedExpertUp}, gate_and_up);
-    add({kSharedExpertDown}, down);
-  } else if (shared == SharedExperts::kReplicated) {
-    add({kSharedExpertGate, kSharedExpertUp}, [&](const LayerGroup& group) {
-      return GateAndUp(group,
-                       RenameModule(group.params[0]->name, "gate_up_proj"), {});
-    });
-    add({kSharedExpertDown}, Replicated);
+  if (shared != SharedExperts::kFused) {
+    AddMlp(table_, {kSharedExpertGate, kSharedExpertUp, kSharedExpertDown},
+           shared == SharedExperts::kTensor ? mlp : EvenPart{}, add);
   }
+  add({kRouter}, [&](const LayerGroup& group) {
+    TensorSpec spec = Replicated(group);
+    if (CachesRouter(architecture.family) &&
+        context_.which == fb::Side::kDestination) {
+      spec.post_hooks.push_back(
+          {.name = "drop-router-copy",
+           .detail = "set the gate's cached fp32 copy, _weight_fp32, to None"});
+    }
+    return spec;
+  });
   for (const ParamRole role :
        {kQueryDownNorm, kKeyValueDownNorm, kAttentionOutputBias, kQueryNorm,
-        kKeyNorm, kAttentionNorm, kMlpNorm, kMoeNorm, kRouter,
-        kRouterCorrection}) {
+        kKeyNorm, kAttentionNorm, kMlpNorm, kMoeNorm, kRouterBias,
+        kRouterCorrection, kLatentDown, kLatentUp, kSharedExpertRouter}) {
     add({role}, Replicated);
   }
 }
@@ -297,8 +384,8 @@ void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
                        const std::vector<ParamRole>& shared, auto make) {
     const size_t own = roles.size();
     if (fused) roles.insert(roles.end(), shared.begin(), shared.end());
-    AddLayerStacks(
-        context_, table_, layers, roles, slice,
+    AddStacks(
+        layers, roles, slice,
         [&](const LayerGroup& group) {
           const auto first = group.params.begin();
           TensorSpec spec =
@@ -316,13 +403,31 @@ void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
         },
         out);
   };
-  add({kExpertGate, kExpertUp}, {kSharedExpertGate, kSharedExpertUp},
-      [&](const LayerGroup& group) {
-        return ExpertGateAndUp(group, /*module=*/"", part, gate_up_order_);
-      });
+  if (table_.Params(kExpertGate).empty()) {
+    add({kExpertUp}, {kSharedExpertUp}, [&](const LayerGroup& group) {
+      return ExpertUp(group, /*module=*/"", part);
+    });
+  } else {
+    add({kExpertGate, kExpertUp}, {kSharedExpertGate, kSharedExpertUp},
+        [&](const LayerGroup& group) {
+          return ExpertGateAndUp(group, /*module=*/"", part, gate_up_order_);
+        });
+  }
   add({kExpertDown}, {kSharedExpertDown}, [&](const LayerGroup& group) {
     return ExpertDown(group, /*module=*/"", part);
   });
+  if (table_.Params(kFusedExpertDown).empty()) return;
+  const std::vector<int32_t>& held = slice.slots.front();
+  AddFusedExperts(context_,
+                  {.module = "",
+                   .gate_up_bias = "w13_weight_bias",
+                   .down_bias = "w2_weight_bias",
+                   .bias_dtype = DType::kFp32},
+                  {held.front(), held.back() + 1}, part,
+                  [&](std::initializer_list<ParamRole> roles,
+                      absl::FunctionRef<TensorSpec(const LayerGroup&)> make) {
+                    AddStacks(layers, roles, std::nullopt, make, out);
+                  });
 }
 
 void SglangLayout::AddHead(int64_t stage, int64_t tensor,
@@ -357,17 +462,21 @@ void SglangLayout::AddHead(int64_t stage, int64_t tensor,
 std::vector<BufferId> SglangLayout::Rank(const ExpertSlice& experts,
                                          int64_t stage, Range layers,
                                          int64_t tensor) {
+  const std::string_view family = context_.model.architecture.family;
   std::vector<BufferId> out;
   for (const ParamId id : table_.Params(kEmbedding)) {
+    Buffer embedding = ServingVocabulary(context_, id, Embedding(tensor));
+    embedding.name = SglangName(family, std::move(embedding.name));
     AddEnd(context_, stage == 0 ? EndUse::kRead : EndUse::kAbsent,
-           ServingVocabulary(context_, id, Embedding(tensor)), out);
+           std::move(embedding), out);
   }
   AddLayers(layers, tensor, out);
   AddExperts(experts, layers, tensor, out);
   for (const ParamId id : table_.Params(kFinalNorm)) {
     AddEnd(context_,
            stage == sizes_.pipeline - 1 ? EndUse::kRead : EndUse::kAbsent,
-           WholeTensor(context_, table_.param(id).name, id), out);
+           WholeTensor(context_, SglangName(family, table_.param(id).name), id),
+           out);
   }
   AddHead(stage, tensor, out);
   return out;

@@ -115,6 +115,11 @@ std::vector<std::string> DrawExcludes(Draw& draw,
       if (StarMatches(globs.back(), tensors[t].name)) excluded[t] = true;
     }
   }
+  // A job that moves nothing is an error.
+  if (std::find(excluded.begin(), excluded.end(), false) == excluded.end()) {
+    excluded.assign(excluded.size(), false);
+    globs.clear();
+  }
   return globs;
 }
 

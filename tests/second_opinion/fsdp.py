@@ -41,9 +41,13 @@ def ranks(model, side, tensors, padding, dtype):
     data, tensor = side.get("data_parallel", 1), side.get("tensor_parallel", 1)
     if side.get("fused_experts"):
         tensors = fuse_experts(model, tensors)
+
+    def shard(name, bits, d, t):
+        if name.endswith("e_score_correction_bias"):  # a buffer of the module
+            return Buffer("fp32", bits)
+        return Buffer(dtype, chunks(tensor_part(name, bits, t, tensor), data)[d])
+
     copy = [
-        {name: Buffer(dtype, chunks(tensor_part(name, bits, t, tensor), data)[d]) for name, bits in tensors.items()}
-        for d in range(data)
-        for t in range(tensor)
+        {name: shard(name, bits, d, t) for name, bits in tensors.items()} for d in range(data) for t in range(tensor)
     ]
     return copy * side.get("replicas", 1)

@@ -162,9 +162,9 @@ class Engine:
         return buffers
 
 
-def ranks(model, side, tensors, padding, dtype):
+def ranks(model, side, tensors, padding, dtype, make_engine=Engine):
     """name -> Buffer of every rank."""
-    engine = Engine(model, side, tensors, padding, dtype)
+    engine = make_engine(model, side, tensors, padding, dtype)
     stages = layers_of_stages(model, side)
     one = [
         engine.rank(layers, pp == 0, pp == len(stages) - 1, tp)
