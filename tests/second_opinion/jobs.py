@@ -8,6 +8,7 @@ import re
 from deepseek_models import DeepseekModel
 from hybrid_models import HybridModel
 from models import ListedModel, Model
+from random_jobs import draw_jobs
 
 
 @dataclasses.dataclass
@@ -1024,6 +1025,7 @@ def all_jobs():
         "casts": CASTS,
         "checkpoints": CHECKPOINTS,
         "quantised": QUANTISED,
+        "random": draw_jobs(),
     }
     return [
         Job(group, *row, from_checkpoint=group == "checkpoints") for group, table in tables.items() for row in table
