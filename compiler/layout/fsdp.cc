@@ -136,10 +136,13 @@ bool FsdpLayout::CheckSizes() {
   return checks.ok();
 }
 
-// Modules that hold fused experts are those of transformers 5, where
-// mixtral's block is named as the other families'.
+// Modules that hold fused experts are those of transformers 5, where mixtral's
+// block is named as the other families', and nemotron_h's model too.
 std::string FsdpLayout::ModuleName(std::string_view name) const {
   if (!fused_) return std::string(name);
+  if (context_.model.architecture.family == "nemotron_h") {
+    return absl::StrReplaceAll(std::string(name), {{"backbone.", "model."}});
+  }
   return absl::StrReplaceAll(std::string(name),
                              {{".block_sparse_moe.", ".mlp."}});
 }

@@ -16,6 +16,7 @@
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/serving.h"
 #include "compiler/layout/serving_mixers.h"
+#include "compiler/layout/sglang_models.h"
 #include "compiler/layout/shard.h"
 #include "compiler/layout/sizes.h"
 #include "compiler/layout/stages.h"
@@ -45,18 +46,6 @@ SglangSizes SizesOf(const SideSpec& side) {
           .expert_tensor = tensor / side.expert_parallel.value};
 }
 
-// The models of which SGLang makes the head a tensor of its own also when it is
-// tied, and on every pipeline stage, whether the stage reads it or not.
-bool HasHeadOfItsOwn(std::string_view family) {
-  return family == "qwen3_moe" || family == "mixtral" ||
-         family == "qwen3_next" || family == "gpt_oss";
-}
-
-// The models whose router computes with an fp32 copy that it makes once.
-bool CachesRouter(std::string_view family) {
-  return family == "glm4_moe" || family == "glm4_moe_lite";
-}
-
 // The tensor's name in SGLang's modules: the checkpoint's, but for families
 // whose modules are named otherwise.
 std::string SglangName(std::string_view family, std::string name) {
@@ -72,7 +61,8 @@ class SglangLayout {
   explicit SglangLayout(const LayoutContext& context)
       : context_(context),
         sizes_(SizesOf(context.side)),
-        table_(context.model) {}
+        table_(context.model),
+        shared_(SharedExpertsOf(context, table_)) {}
 
   SideLayout LayOut();
 
@@ -81,8 +71,6 @@ class SglangLayout {
   void CheckSizes(SizeChecks& checks);
 
   void CheckShared(SizeChecks& checks, const SizeChecks::Divisor& tensor);
-  // What SGLang's classes do not have of models that others know.
-  void CheckFamily(SizeChecks& checks);
 
   // One stack per group of the layers that have `roles`.
   void AddStacks(Range layers, absl::Span<const ParamRole> roles,
@@ -99,6 +87,8 @@ class SglangLayout {
   EmbeddingCut CutOfEmbedding() const;
   EvenPart Embedding(int64_t tensor) const;
   EvenPart Head(int64_t tensor) const;
+  // A vocabulary matrix; padded for ranks that do not divide its usual rows.
+  Buffer Vocabulary(ParamId id, EvenPart part) const;
   EvenPart Attention(int64_t tensor) const {
     return {sizes_.attention, tensor % sizes_.attention};
   }
@@ -106,6 +96,7 @@ class SglangLayout {
   const LayoutContext& context_;
   const SglangSizes sizes_;
   const RoleTable table_;
+  const SharedExperts shared_;
   GateUpOrder gate_up_order_ = GateUpOrder::kGateFirst;
 };
 
@@ -168,14 +159,7 @@ void SglangLayout::CheckSizes(SizeChecks& checks) {
   CheckShared(checks, tensor);
   CheckMixerSizes(checks, context_.model.architecture, attention,
                   MambaGroups::kCutOrWhole);
-  CheckFamily(checks);
-  if (CutOfEmbedding() != EmbeddingCut::kReplicated) {
-    CheckVocabulary(
-        checks, table_, kEmbedding,
-        CutOfEmbedding() == EmbeddingCut::kTensor ? tensor : attention);
-  }
-  CheckVocabulary(checks, table_, kOutputHead,
-                  side.dp_lm_head.value ? attention : tensor);
+  CheckSglangModel(context_, table_, checks);
 
   const SizeChecks::Divisor expert =
       checks.Named("expert_parallel", side.expert_parallel);
@@ -212,10 +196,8 @@ void SglangLayout::CheckShared(SizeChecks& checks,
                                   context_.side.key));
     return;
   }
-  if (shared.value == SharedExperts::kTensor) {
-    CheckSharedExperts(checks, tensor);
-  }
-  if (shared.value != SharedExperts::kFused) return;
+  if (shared_ == SharedExperts::kTensor) CheckSharedExperts(checks, tensor);
+  if (shared_ != SharedExperts::kFused) return;
   if (table_.Params(kSharedExpertGate).empty() ||
       !table_.Params(kSharedExpertRouter).empty()) {
     checks.Report(
@@ -231,31 +213,13 @@ void SglangLayout::CheckShared(SizeChecks& checks,
     const int64_t rows = table_.param(id).shape[0];
     if (rows == expert) continue;
     checks.Report(
-        shared.place,
-        absl::StrFormat("%s.shared_experts \"fused\" needs shared experts of "
+        shared.given ? shared.place : context_.side.layout.place,
+        absl::StrFormat("%s.shared_experts \"fused\"%s needs shared experts of "
                         "the size of one; they have %d intermediate features, "
                         "an expert has %d",
-                        context_.side.key, rows, expert));
-  }
-}
-
-void SglangLayout::CheckFamily(SizeChecks& checks) {
-  if (context_.model.architecture.family != "qwen3_next") return;
-  const SideSpec& side = context_.side;
-  if (sizes_.pipeline > 1) {
-    checks.Report(side.pipeline_parallel.place,
-                  absl::StrFormat("%s.pipeline_parallel %d: SGLang's "
-                                  "qwen3_next has one stage; wanted 1",
-                                  side.key, sizes_.pipeline));
-  }
-  if (!table_.Params(kMlpUp).empty()) {
-    checks.Report(
-        side.layout.place,
-        absl::StrFormat("%s: SGLang's qwen3_next has experts in every layer, "
-                        "and the model has a dense MLP \"%s\"; wanted another "
-                        "layout (generic places any tensors)",
-                        side.key,
-                        table_.param(table_.Params(kMlpUp)[0]).FirstName()));
+                        context_.side.key,
+                        shared.given ? "" : ", SGLang's default here,", rows,
+                        expert));
   }
 }
 
@@ -299,6 +263,12 @@ EvenPart SglangLayout::Embedding(int64_t tensor) const {
 EvenPart SglangLayout::Head(int64_t tensor) const {
   return context_.side.dp_lm_head.value ? Attention(tensor)
                                         : EvenPart{sizes_.tensor, tensor};
+}
+
+Buffer SglangLayout::Vocabulary(ParamId id, EvenPart part) const {
+  const int64_t rows = ServingVocabularyRows(table_.param(id));
+  const bool divides = rows % part.count == 0;
+  return ServingVocabulary(context_, id, part, divides ? 1 : part.count);
 }
 
 void SglangLayout::AddLayers(Range layers, int64_t tensor,
@@ -349,10 +319,9 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
   });
   AddServingMixers(architecture, attention, add);
   AddMlp(table_, {kMlpGate, kMlpUp, kMlpDown}, mlp, add);
-  const SharedExperts shared = context_.side.shared_experts.value;
-  if (shared != SharedExperts::kFused) {
+  if (shared_ != SharedExperts::kFused) {
     AddMlp(table_, {kSharedExpertGate, kSharedExpertUp, kSharedExpertDown},
-           shared == SharedExperts::kTensor ? mlp : EvenPart{}, add);
+           shared_ == SharedExperts::kTensor ? mlp : EvenPart{}, add);
   }
   add({kRouter}, [&](const LayerGroup& group) {
     TensorSpec spec = Replicated(group);
@@ -377,8 +346,7 @@ void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
   const EvenPart part = {sizes_.expert_tensor, tensor % sizes_.expert_tensor};
   // Fused shared experts stand in the last slot, and are cut as the others.
   ExpertSlice slice = experts;
-  const bool fused =
-      context_.side.shared_experts.value == SharedExperts::kFused;
+  const bool fused = shared_ == SharedExperts::kFused;
   slice.layer_slots = fused ? 1 : 0;
   const auto add = [&](std::vector<ParamRole> roles,
                        const std::vector<ParamRole>& shared, auto make) {
@@ -433,21 +401,22 @@ void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
 void SglangLayout::AddHead(int64_t stage, int64_t tensor,
                            std::vector<BufferId>& out) {
   const Architecture& architecture = context_.model.architecture;
-  const bool own_head = HasHeadOfItsOwn(architecture.family);
   const bool last = stage == sizes_.pipeline - 1;
-  EndUse use =
-      last ? EndUse::kRead : (own_head ? EndUse::kUnread : EndUse::kAbsent);
+  const EndUse elsewhere = BuildsHeadOnEveryStage(architecture.family)
+                               ? EndUse::kUnread
+                               : EndUse::kAbsent;
+  const EndUse use = last ? EndUse::kRead : elsewhere;
   if (!architecture.tied) {
     for (const ParamId id : table_.Params(kOutputHead)) {
-      AddEnd(context_, use, ServingVocabulary(context_, id, Head(tensor)), out);
+      AddEnd(context_, use, Vocabulary(id, Head(tensor)), out);
     }
     return;
   }
   // On one stage the head is the embedding's own tensor and has no name; else
   // it is a copy, which of a source need not be read.
-  if (sizes_.pipeline == 1 && !own_head) return;
+  if (sizes_.pipeline == 1 && !HasHeadOfItsOwn(architecture.family)) return;
   for (const ParamId id : table_.Params(kEmbedding)) {
-    Buffer head = ServingVocabulary(context_, id, Head(tensor));
+    Buffer head = Vocabulary(id, Head(tensor));
     head.name = "lm_head.weight";
     if (use == EndUse::kRead && context_.which == fb::Side::kSource) {
       head = SkippedCopy(
@@ -465,7 +434,7 @@ std::vector<BufferId> SglangLayout::Rank(const ExpertSlice& experts,
   const std::string_view family = context_.model.architecture.family;
   std::vector<BufferId> out;
   for (const ParamId id : table_.Params(kEmbedding)) {
-    Buffer embedding = ServingVocabulary(context_, id, Embedding(tensor));
+    Buffer embedding = Vocabulary(id, Embedding(tensor));
     embedding.name = SglangName(family, std::move(embedding.name));
     AddEnd(context_, stage == 0 ? EndUse::kRead : EndUse::kAbsent,
            std::move(embedding), out);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "compiler/layout/expert_slots.h"
@@ -74,6 +75,31 @@ bool BuildsEndsOnEveryStage(std::string_view family) {
          family == "nemotron_h" || family == "gpt_oss";
 }
 
+// The same of embedding and head alone.
+bool BuildsVocabularyOnEveryStage(std::string_view family) {
+  return family == "qwen3_next" || BuildsEndsOnEveryStage(family);
+}
+
+// The models whose attention_bias gives vLLM's output projection no bias.
+bool LacksOutputBias(std::string_view family) {
+  return family == "qwen3" || family == "qwen3_moe";
+}
+
+// A tensor of this shape that the worker makes of kv_b_proj.
+TensorSpec LatentProjection(const LayerGroup& group, std::string_view name,
+                            Dims shape) {
+  constexpr std::string_view kSource = "kv_b_proj.weight";
+  const std::string_view source = group.params[0]->name;
+  return {.name = absl::StrCat(
+              std::string(source.substr(0, source.size() - kSource.size())),
+              "mla_attn.mla_attn.", std::string(name)),
+          .shape = std::move(shape),
+          .parts = {},
+          .skip = DeclaredSkip{.reason = SkipReason::kDerived,
+                               .detail = "made of kv_b_proj after each refit "
+                                         "(derive-latent-projections)"}};
+}
+
 // Whether experts are named "experts.routed_experts.", as from 0.25 on.
 // nullopt: not a version.
 std::optional<bool> HasRoutedExperts(std::string_view version) {
@@ -129,8 +155,9 @@ class VllmLayout {
   void CheckDraft(SizeChecks& checks, const SizeChecks::Divisor& tensor);
 
   // Adds a tensor outside the layers: whole where a stage reads it, a declared
-  // skip where it holds a copy it never reads, else nothing.
-  void AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out);
+  // skip where it is built and never read, else nothing.
+  void AddEnd(bool is_read, bool is_built, Buffer buffer,
+              std::vector<BufferId>& out);
 
   const LayoutContext& context_;
   const VllmSizes sizes_;
@@ -229,12 +256,12 @@ void VllmLayout::AddLayers(int64_t stage, Range layers,
       out);
 }
 
-void VllmLayout::AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out) {
-  const std::string_view family = context_.model.architecture.family;
-  buffer.name = VllmName(family, std::move(buffer.name));
-  const EndUse unread =
-      BuildsEndsOnEveryStage(family) ? EndUse::kUnread : EndUse::kAbsent;
-  refit::AddEnd(context_, read ? EndUse::kRead : unread, std::move(buffer),
+void VllmLayout::AddEnd(bool is_read, bool is_built, Buffer buffer,
+                        std::vector<BufferId>& out) {
+  buffer.name =
+      VllmName(context_.model.architecture.family, std::move(buffer.name));
+  const EndUse unread = is_built ? EndUse::kUnread : EndUse::kAbsent;
+  refit::AddEnd(context_, is_read ? EndUse::kRead : unread, std::move(buffer),
                 out);
 }
 
@@ -255,9 +282,10 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
     if (drafts && draft_has_prefix && stage > 0) {
       Buffer copy = embedding;
       copy.name = "mtp.embed_tokens.weight";
-      AddEnd(true, std::move(copy), out);
+      AddEnd(/*is_read=*/true, /*is_built=*/true, std::move(copy), out);
     }
-    AddEnd(reads_embedding, std::move(embedding), out);
+    AddEnd(reads_embedding, BuildsVocabularyOnEveryStage(architecture.family),
+           std::move(embedding), out);
   }
 
   const EvenPart part = {sizes_.tensor, tensor};
@@ -316,12 +344,35 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
     }
     return spec;
   });
+  if (architecture.latent.has_value()) {
+    const LatentAttention& latent = *architecture.latent;
+    const int64_t heads = architecture.heads / part.count;
+    add({kKeyValueUp}, [&](const LayerGroup& group) {
+      return LatentProjection(group, "W_UV",
+                              {heads, latent.key_value_rank, latent.value_dim});
+    });
+    add({kKeyValueUp}, [&](const LayerGroup& group) {
+      return LatentProjection(group, "W_UK_T",
+                              {heads, latent.nope_dim, latent.key_value_rank});
+    });
+  }
   add({kAttentionOutput}, column_shard);
-  add({kAttentionOutputBias}, replicated);
+  if (!LacksOutputBias(architecture.family)) {
+    add({kAttentionOutputBias}, replicated);
+  }
   add({kQueryNorm}, replicated);
   add({kKeyNorm}, replicated);
-  add({kAttentionSinks},
-      [&](const LayerGroup& group) { return RowPart(*group.params[0], part); });
+  add({kAttentionSinks}, [&](const LayerGroup& group) {
+    TensorSpec spec = RowPart(*group.params[0], part);
+    if (context_.which == fb::Side::kDestination) {
+      spec.post_hooks.push_back(
+          {.name = "derive-attention-sinks",
+           .detail = "with the attention backend FLASHINFER make the layer's "
+                     "fp32 copy of them again "
+                     "(process_weights_after_loading); others read them"});
+    }
+    return spec;
+  });
   AddServingMixers(architecture, part, add);
   AddMlp(table_, {kMlpGate, kMlpUp, kMlpDown}, part, add);
   add({kAttentionNorm}, replicated);
@@ -383,14 +434,17 @@ std::vector<BufferId> VllmLayout::Experts(const ExpertSlice& slice,
 
 std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {
   std::vector<BufferId> out;
+  const std::string_view family = context_.model.architecture.family;
   const bool last = stage == sizes_.pipeline - 1;
   for (const ParamId id : table_.Params(kFinalNorm)) {
-    AddEnd(last, WholeTensor(context_, table_.param(id).name, id), out);
+    AddEnd(last, BuildsEndsOnEveryStage(family),
+           WholeTensor(context_, table_.param(id).name, id), out);
   }
   // Tied: the head is the embedding's own tensor and has no name.
   if (context_.model.architecture.tied) return out;
   for (const ParamId id : table_.Params(kOutputHead)) {
-    AddEnd(last, ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
+    AddEnd(last, BuildsVocabularyOnEveryStage(family),
+           ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
   }
   return out;
 }

@@ -324,6 +324,40 @@ Buffer BufferOf(const Model& model, const SideSpec& side,
   return {};
 }
 
+TEST(HybridVllmLayoutTest, AttentionSinksMayHaveACopy) {
+  const Buffer sinks =
+      BufferOf(ReadTinyModel(kGptOss), Side(LayoutKind::kVllm, 1),
+               "model.layers.{0}.attn.sinks");
+  ASSERT_EQ(sinks.post_hooks.size(), 1);
+  EXPECT_EQ(sinks.post_hooks[0].name, "derive-attention-sinks");
+}
+
+TEST(HybridVllmLayoutTest, EveryStageOfQwen3NextHasAVocabularyAndOneTheNorm) {
+  const Model model = ReadTinyModel(Qwen3Next());
+  const Tensors hf = Checkpoint(model);
+  const std::vector<Tensors> ranks = LayOutAndExpand(
+      model, Side(LayoutKind::kVllm, 1, 2), fb::Side::kDestination);
+  const Tensor unread = Filled({64, 4}, Tensor::kSkip);
+  EXPECT_EQ(ranks[0].at("lm_head.weight"), unread);
+  EXPECT_EQ(ranks[1].at("lm_head.weight"), hf.at("lm_head.weight"));
+  EXPECT_EQ(ranks[1].at("model.embed_tokens.weight"), unread);
+  EXPECT_FALSE(ranks[0].contains("model.norm.weight"));
+}
+
+TEST(HybridFsdpLayoutTest, FusedExpertsOfNemotronAreInAModelOfTransformers5) {
+  const Model model = ReadTinyModel(Nemotron(kOnePrediction));
+  SideSpec side = MakeSide(LayoutKind::kFsdp);
+  EXPECT_TRUE(
+      LayOutAndExpand(model, side, fb::Side::kSource)
+          .at(0)
+          .contains("backbone.layers.1.mixer.experts.0.up_proj.weight"));
+  side.fused_experts = Given(true);
+  const Tensors rank = LayOutAndExpand(model, side, fb::Side::kSource).at(0);
+  EXPECT_TRUE(rank.contains("model.embeddings.weight"));
+  EXPECT_EQ(rank.at("model.layers.1.mixer.experts.up_proj").shape,
+            (std::vector<int64_t>{4, 4, 4}));
+}
+
 TEST(OwnDTypeTest, FrameworksKeepSomeTensorsInFp32) {
   const Model oss = ReadTinyModel(kGptOss);
   const SideSpec sglang = MakeSide(LayoutKind::kSglang);

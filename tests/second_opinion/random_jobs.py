@@ -59,7 +59,6 @@ def nemotron(draw):
         "mamba_num_heads": 8, "mamba_head_dim": draw.choice([3, 6]), "n_groups": 4, "ssm_state_size": 5,
         "conv_kernel": draw.choice([2, 4]), "use_conv_bias": True, "n_routed_experts": draw.choice([4, 8]),
         "moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 32,
-        "attention_bias": draw.random() < 0.3,
     }  # fmt: skip
     if draw.random() < 0.5:
         config["moe_latent_size"] = 6
@@ -131,6 +130,8 @@ def sglang(draw, model):
         side["pipeline_parallel"] = draw.choice([count for count in (1, 2) if count <= model.layers])
     if any("shared_expert" in name for name in model.parameters()) and draw.random() < 0.3:
         side["shared_experts"] = "replicated"
+    elif model.family == "glm4_moe" and side["expert_parallel"] == 1 and model.config["n_shared_experts"] == 2:
+        side["shared_experts"] = "tensor"  # SGLang would fuse them, and cannot fuse two
     return side
 
 
