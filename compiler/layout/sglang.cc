@@ -107,6 +107,8 @@ class SglangLayout {
   const SglangSizes sizes_;
   const RoleTable table_;
   GateUpOrder gate_up_order_ = GateUpOrder::kGateFirst;
+  // Of each expert's matrices: rows are inputs.
+  bool transposed_ = false;
 };
 
 // Whether the axes within tensor parallelism divide it; reports what does not.
@@ -190,7 +192,14 @@ void SglangLayout::CheckSizes(SizeChecks& checks) {
     expert_tensor.value = sizes_.expert_tensor;
   }
   CheckExpertTensors(checks, expert_tensor);
-  gate_up_order_ = CheckMoeBackend(side, checks);
+  // Triton's kernels for unquantised experts want them so.
+  transposed_ =
+      side.moe_backend.value == "triton_kernel" && !side.quantised.given;
+  if (transposed_) {
+    checks.HasExperts(true, side.moe_backend.place, "moe_backend");
+  } else {
+    gate_up_order_ = CheckMoeBackend(side, checks);
+  }
   CheckFusedExperts(context_, table_, gate_up_order_, checks);
   if (context_.model.architecture.mtp_layers > 0) {
     checks.Report(
@@ -381,7 +390,11 @@ void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
       context_.side.shared_experts.value == SharedExperts::kFused;
   slice.layer_slots = fused ? 1 : 0;
   const auto add = [&](std::vector<ParamRole> roles,
-                       const std::vector<ParamRole>& shared, auto make) {
+                       const std::vector<ParamRole>& shared, auto make_rows) {
+    const auto make = [&](const LayerGroup& group) {
+      TensorSpec spec = make_rows(group);
+      return transposed_ ? Transposed(std::move(spec)) : spec;
+    };
     const size_t own = roles.size();
     if (fused) roles.insert(roles.end(), shared.begin(), shared.end());
     AddStacks(
@@ -426,7 +439,16 @@ void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
                   {held.front(), held.back() + 1}, part,
                   [&](std::initializer_list<ParamRole> roles,
                       absl::FunctionRef<TensorSpec(const LayerGroup&)> make) {
-                    AddStacks(layers, roles, std::nullopt, make, out);
+                    AddStacks(
+                        layers, roles, std::nullopt,
+                        [&](const LayerGroup& group) {
+                          TensorSpec spec = make(group);
+                          const bool is_weight = spec.shape.size() == 3;
+                          return transposed_ && is_weight
+                                     ? Transposed(std::move(spec))
+                                     : spec;
+                        },
+                        out);
                   });
 }
 

@@ -129,6 +129,8 @@ def sglang(draw, model):
         side["dp_lm_head"] = draw.random() < 0.5
     if model.family != "qwen3_next":
         side["pipeline_parallel"] = draw.choice([count for count in (1, 2) if count <= model.layers])
+    if draw.random() < 0.2:
+        side["moe_backend"] = "triton_kernel"
     if any("shared_expert" in name for name in model.parameters()) and draw.random() < 0.3:
         side["shared_experts"] = "replicated"
     return side
