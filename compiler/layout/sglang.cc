@@ -12,10 +12,10 @@
 #include "compiler/layout/expert_slots.h"
 #include "compiler/layout/layout.h"
 #include "compiler/layout/mixers.h"
-#include "compiler/layout/moe_backend.h"
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/serving.h"
 #include "compiler/layout/serving_mixers.h"
+#include "compiler/layout/sglang_sizes.h"
 #include "compiler/layout/shard.h"
 #include "compiler/layout/sizes.h"
 #include "compiler/layout/stages.h"
@@ -25,25 +25,6 @@ namespace refit {
 namespace {
 
 using enum ParamRole;
-
-// All axes but the pipeline lie within tensor parallelism.
-struct SglangSizes {
-  int64_t tensor;
-  int64_t pipeline;
-  int64_t attention;      // ranks that share the heads
-  int64_t expert;         // groups of ranks that hold different experts
-  int64_t expert_tensor;  // ranks that share each expert; neighbours
-};
-
-// Requires sizes that divide.
-SglangSizes SizesOf(const SideSpec& side) {
-  const int64_t tensor = side.tensor_parallel.value;
-  return {.tensor = tensor,
-          .pipeline = side.pipeline_parallel.value,
-          .attention = tensor / side.dp_attention.value,
-          .expert = side.expert_parallel.value,
-          .expert_tensor = tensor / side.expert_parallel.value};
-}
 
 // The models of which SGLang makes the head a tensor of its own also when it is
 // tied, and on every pipeline stage, whether the stage reads it or not.
@@ -71,19 +52,12 @@ class SglangLayout {
  public:
   explicit SglangLayout(const LayoutContext& context)
       : context_(context),
-        sizes_(SizesOf(context.side)),
+        sizes_(sglang::SizesOf(context.side)),
         table_(context.model) {}
 
   SideLayout LayOut();
 
  private:
-  // Reports sizes that do not fit.
-  void CheckSizes(SizeChecks& checks);
-
-  void CheckShared(SizeChecks& checks, const SizeChecks::Divisor& tensor);
-  // What SGLang's classes do not have of models that others know.
-  void CheckFamily(SizeChecks& checks);
-
   // One stack per group of the layers that have `roles`.
   void AddStacks(Range layers, absl::Span<const ParamRole> roles,
                  const std::optional<ExpertSlice>& experts,
@@ -96,7 +70,6 @@ class SglangLayout {
                   std::vector<BufferId>& out);
   void AddHead(int64_t stage, int64_t tensor, std::vector<BufferId>& out);
 
-  EmbeddingCut CutOfEmbedding() const;
   EvenPart Embedding(int64_t tensor) const;
   EvenPart Head(int64_t tensor) const;
   EvenPart Attention(int64_t tensor) const {
@@ -104,169 +77,10 @@ class SglangLayout {
   }
 
   const LayoutContext& context_;
-  const SglangSizes sizes_;
+  const sglang::Sizes sizes_;
   const RoleTable table_;
-  GateUpOrder gate_up_order_ = GateUpOrder::kGateFirst;
-  // Of each expert's matrices: rows are inputs.
-  bool transposed_ = false;
+  sglang::ExpertForm expert_form_;
 };
-
-// Whether the axes within tensor parallelism divide it; reports what does not.
-bool CheckAxes(const LayoutContext& context) {
-  const SideSpec& side = context.side;
-  const int64_t tensor = side.tensor_parallel.value;
-  const auto report = [&](const Place& place, std::string message) {
-    context.diagnostics.Error(place, std::move(message));
-    return false;
-  };
-  bool fits = true;
-  if (side.data_parallel.value > 1) {
-    fits = report(
-        side.data_parallel.place,
-        absl::StrFormat(
-            "%s.data_parallel %d is not an axis of an SGLang engine; wanted "
-            "\"replicas\": %d for as many engines, or \"dp_attention\": %d for "
-            "data parallelism of the attention within tensor_parallel",
-            side.key, side.data_parallel.value, side.data_parallel.value,
-            side.data_parallel.value));
-  }
-  for (const auto& [key, size] :
-       {std::pair("dp_attention", &side.dp_attention),
-        std::pair("expert_parallel", &side.expert_parallel)}) {
-    if (tensor % size->value == 0) continue;
-    fits = report(size->place,
-                  absl::StrFormat("%s.%s %d does not divide tensor_parallel %d",
-                                  side.key, key, size->value, tensor));
-  }
-  if (side.dp_attention.value == 1) {
-    if (side.dp_lm_head.value) {
-      fits = report(side.dp_lm_head.place,
-                    absl::StrFormat("%s.dp_lm_head needs dp_attention of 2 or "
-                                    "more",
-                                    side.key));
-    }
-    if (side.embedding.value == EmbeddingCut::kAttention) {
-      fits = report(side.embedding.place,
-                    absl::StrFormat("%s.embedding \"attention\" needs "
-                                    "dp_attention of 2 or more",
-                                    side.key));
-    }
-  }
-  return fits;
-}
-
-void SglangLayout::CheckSizes(SizeChecks& checks) {
-  const SideSpec& side = context_.side;
-  const SizeChecks::Divisor tensor =
-      checks.Named("tensor_parallel", side.tensor_parallel);
-  SizeChecks::Divisor attention = tensor;
-  if (side.dp_attention.value > 1) {
-    attention.text = absl::StrFormat("%s / dp_attention %d", tensor.text,
-                                     side.dp_attention.value);
-    attention.value = sizes_.attention;
-  }
-  checks.Heads(attention);
-  CheckMlp(checks, tensor);
-  CheckShared(checks, tensor);
-  CheckMixerSizes(checks, context_.model.architecture, attention,
-                  MambaGroups::kCutOrWhole);
-  CheckFamily(checks);
-  if (CutOfEmbedding() != EmbeddingCut::kReplicated) {
-    CheckVocabulary(
-        checks, table_, kEmbedding,
-        CutOfEmbedding() == EmbeddingCut::kTensor ? tensor : attention);
-  }
-  CheckVocabulary(checks, table_, kOutputHead,
-                  side.dp_lm_head.value ? attention : tensor);
-
-  const SizeChecks::Divisor expert =
-      checks.Named("expert_parallel", side.expert_parallel);
-  checks.HasExperts(sizes_.expert > 1, expert.place, "expert_parallel");
-  if (!side.experts.given) {
-    checks.Divides(expert, context_.model.architecture.experts, "experts");
-  }
-  SizeChecks::Divisor expert_tensor = tensor;
-  if (sizes_.expert > 1) {
-    expert_tensor.text =
-        absl::StrFormat("%s / expert_parallel %d", tensor.text, sizes_.expert);
-    expert_tensor.value = sizes_.expert_tensor;
-  }
-  CheckExpertTensors(checks, expert_tensor);
-  // Triton's kernels for unquantised experts want them so.
-  transposed_ =
-      side.moe_backend.value == "triton_kernel" && !side.quantised.given;
-  if (transposed_) {
-    checks.HasExperts(true, side.moe_backend.place, "moe_backend");
-  } else {
-    gate_up_order_ = CheckMoeBackend(side, checks);
-  }
-  CheckFusedExperts(context_, table_, gate_up_order_, checks);
-  if (context_.model.architecture.mtp_layers > 0) {
-    checks.Report(
-        side.mtp.given ? side.mtp.place : side.layout.place,
-        absl::StrFormat("%s cannot hold the model's %d multi-token-"
-                        "prediction layers: SGLang's draft model is a "
-                        "worker of its own; wanted \"mtp\": false",
-                        side.key, context_.model.architecture.mtp_layers));
-  }
-}
-
-void SglangLayout::CheckShared(SizeChecks& checks,
-                               const SizeChecks::Divisor& tensor) {
-  const Located<SharedExperts>& shared = context_.side.shared_experts;
-  if (shared.given && table_.Params(kSharedExpertUp).empty()) {
-    checks.Report(shared.place,
-                  absl::StrFormat("%s.shared_experts needs a model with shared "
-                                  "experts",
-                                  context_.side.key));
-    return;
-  }
-  if (shared.value == SharedExperts::kTensor) {
-    CheckSharedExperts(checks, tensor);
-  }
-  if (shared.value != SharedExperts::kFused) return;
-  if (table_.Params(kSharedExpertGate).empty() ||
-      !table_.Params(kSharedExpertRouter).empty()) {
-    checks.Report(
-        shared.place,
-        absl::StrFormat("%s.shared_experts \"fused\" is not what SGLang does "
-                        "with those of %s; wanted \"tensor\" or "
-                        "\"replicated\"",
-                        context_.side.key, context_.model.architecture.family));
-    return;
-  }
-  const int64_t expert = table_.param(table_.Params(kExpertUp)[0]).shape[0];
-  for (const ParamId id : table_.Params(kSharedExpertUp)) {
-    const int64_t rows = table_.param(id).shape[0];
-    if (rows == expert) continue;
-    checks.Report(
-        shared.place,
-        absl::StrFormat("%s.shared_experts \"fused\" needs shared experts of "
-                        "the size of one; they have %d intermediate features, "
-                        "an expert has %d",
-                        context_.side.key, rows, expert));
-  }
-}
-
-void SglangLayout::CheckFamily(SizeChecks& checks) {
-  if (context_.model.architecture.family != "qwen3_next") return;
-  const SideSpec& side = context_.side;
-  if (sizes_.pipeline > 1) {
-    checks.Report(side.pipeline_parallel.place,
-                  absl::StrFormat("%s.pipeline_parallel %d: SGLang's "
-                                  "qwen3_next has one stage; wanted 1",
-                                  side.key, sizes_.pipeline));
-  }
-  if (!table_.Params(kMlpUp).empty()) {
-    checks.Report(
-        side.layout.place,
-        absl::StrFormat("%s: SGLang's qwen3_next has experts in every layer, "
-                        "and the model has a dense MLP \"%s\"; wanted another "
-                        "layout (generic places any tensors)",
-                        side.key,
-                        table_.param(table_.Params(kMlpUp)[0]).FirstName()));
-  }
-}
 
 void SglangLayout::AddStacks(
     Range layers, absl::Span<const ParamRole> roles,
@@ -284,17 +98,8 @@ void SglangLayout::AddStacks(
       out);
 }
 
-EmbeddingCut SglangLayout::CutOfEmbedding() const {
-  // Under attention data parallelism gpt_oss does not cut it.
-  const bool whole = context_.model.architecture.family == "gpt_oss" &&
-                     context_.side.dp_attention.value > 1;
-  return whole && !context_.side.embedding.given
-             ? EmbeddingCut::kReplicated
-             : context_.side.embedding.value;
-}
-
 EvenPart SglangLayout::Embedding(int64_t tensor) const {
-  switch (CutOfEmbedding()) {
+  switch (sglang::CutOfEmbedding(context_)) {
     case EmbeddingCut::kTensor:
       return {sizes_.tensor, tensor};
     case EmbeddingCut::kAttention:
@@ -393,7 +198,7 @@ void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
                        const std::vector<ParamRole>& shared, auto make_rows) {
     const auto make = [&](const LayerGroup& group) {
       TensorSpec spec = make_rows(group);
-      return transposed_ ? Transposed(std::move(spec)) : spec;
+      return expert_form_.transposed ? Transposed(std::move(spec)) : spec;
     };
     const size_t own = roles.size();
     if (fused) roles.insert(roles.end(), shared.begin(), shared.end());
@@ -423,7 +228,8 @@ void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
   } else {
     add({kExpertGate, kExpertUp}, {kSharedExpertGate, kSharedExpertUp},
         [&](const LayerGroup& group) {
-          return ExpertGateAndUp(group, /*module=*/"", part, gate_up_order_);
+          return ExpertGateAndUp(group, /*module=*/"", part,
+                                 expert_form_.order);
         });
   }
   add({kExpertDown}, {kSharedExpertDown}, [&](const LayerGroup& group) {
@@ -444,7 +250,7 @@ void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
                         [&](const LayerGroup& group) {
                           TensorSpec spec = make(group);
                           const bool is_weight = spec.shape.size() == 3;
-                          return transposed_ && is_weight
+                          return expert_form_.transposed && is_weight
                                      ? Transposed(std::move(spec))
                                      : spec;
                         },
@@ -507,7 +313,7 @@ std::vector<BufferId> SglangLayout::Rank(const ExpertSlice& experts,
 SideLayout SglangLayout::LayOut() {
   if (!CheckRoles(context_, "sglang", table_)) return {};
   SizeChecks checks(context_, table_);
-  CheckSizes(checks);
+  expert_form_ = sglang::CheckSizes(context_, table_, sizes_, checks);
   const std::vector<ExpertSlice> experts = PlaceExperts(
       context_, table_, sizes_.expert > 1 ? sizes_.expert : 0, checks);
   const std::optional<PipelineSplit> split = SplitSglangLayers(
@@ -529,7 +335,7 @@ SideLayout SglangLayout::LayOut() {
 }  // namespace
 
 SideLayout LayOutSglang(const LayoutContext& context) {
-  if (!CheckAxes(context)) return {};
+  if (!sglang::CheckAxes(context)) return {};
   return SglangLayout(context).LayOut();
 }
 
