@@ -183,6 +183,14 @@ TEST(MtpLayoutTest, AModelWithoutPredictionLayersIsReported) {
             "prediction layers; wanted \"mtp\": false\n");
 }
 
+TEST(MtpLayoutTest, PredictionsAreNotMoreThanLayersMayBe) {
+  EXPECT_EQ(ReadErrors(Nemotron(R"("num_nextn_predict_layers": 50001,
+                                   "mtp_hybrid_override_pattern": "*E")"),
+                       /*mtp=*/true),
+            "num_nextn_predict_layers 50001, each of 2 layers, makes 100002; "
+            "wanted at most 100000\n");
+}
+
 TEST(Qwen3NextTest, LayerTypesComeBeforeTheInterval) {
   const Model model = ReadTinyModel(
       Qwen3Next(R"(, "layer_types": ["full_attention", "linear_attention"])"));
