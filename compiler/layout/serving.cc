@@ -145,6 +145,22 @@ TensorSpec ExpertDown(const LayerGroup& group, std::string_view module,
   return ColumnShard(group, ExpertsName(group, module, "w2_weight"), part);
 }
 
+TensorSpec Transposed(TensorSpec spec) {
+  int64_t& rows = spec.shape[spec.shape.size() - 2];
+  int64_t& columns = spec.shape.back();
+  const int64_t matrix = rows * columns;
+  // Of an element that is `at` elements from the first; also of a step.
+  const auto moved = [&](int64_t at) {
+    return at / matrix * matrix + at % columns * rows + at % matrix / columns;
+  };
+  for (Part& part : spec.parts) {
+    part.offset = moved(part.offset);
+    for (int64_t& stride : part.stride) stride = moved(stride);
+  }
+  std::swap(rows, columns);
+  return spec;
+}
+
 void AddFusedExperts(const LayoutContext& context,
                      const FusedExpertTensors& tensors, Range experts,
                      EvenPart part, AddStack add) {

@@ -75,6 +75,9 @@ TensorSpec ExpertUp(const LayerGroup& group, std::string_view module,
 TensorSpec ExpertDown(const LayerGroup& group, std::string_view module,
                       EvenPart part);
 
+// With the tensor's last two dimensions exchanged.
+TensorSpec Transposed(TensorSpec spec);
+
 // Experts that the checkpoint holds in one tensor a layer (gpt_oss).
 struct FusedExpertTensors {
   std::string_view module;  // after "experts.": "" or "routed_experts."

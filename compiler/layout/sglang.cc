@@ -12,11 +12,11 @@
 #include "compiler/layout/expert_slots.h"
 #include "compiler/layout/layout.h"
 #include "compiler/layout/mixers.h"
-#include "compiler/layout/moe_backend.h"
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/serving.h"
 #include "compiler/layout/serving_mixers.h"
 #include "compiler/layout/sglang_models.h"
+#include "compiler/layout/sglang_sizes.h"
 #include "compiler/layout/shard.h"
 #include "compiler/layout/sizes.h"
 #include "compiler/layout/stages.h"
@@ -26,25 +26,6 @@ namespace refit {
 namespace {
 
 using enum ParamRole;
-
-// All axes but the pipeline lie within tensor parallelism.
-struct SglangSizes {
-  int64_t tensor;
-  int64_t pipeline;
-  int64_t attention;      // ranks that share the heads
-  int64_t expert;         // groups of ranks that hold different experts
-  int64_t expert_tensor;  // ranks that share each expert; neighbours
-};
-
-// Requires sizes that divide.
-SglangSizes SizesOf(const SideSpec& side) {
-  const int64_t tensor = side.tensor_parallel.value;
-  return {.tensor = tensor,
-          .pipeline = side.pipeline_parallel.value,
-          .attention = tensor / side.dp_attention.value,
-          .expert = side.expert_parallel.value,
-          .expert_tensor = tensor / side.expert_parallel.value};
-}
 
 // The tensor's name in SGLang's modules: the checkpoint's, but for families
 // whose modules are named otherwise.
@@ -60,18 +41,13 @@ class SglangLayout {
  public:
   explicit SglangLayout(const LayoutContext& context)
       : context_(context),
-        sizes_(SizesOf(context.side)),
+        sizes_(sglang::SizesOf(context.side)),
         table_(context.model),
-        shared_(SharedExpertsOf(context, table_)) {}
+        shared_(sglang::SharedExpertsOf(context, table_)) {}
 
   SideLayout LayOut();
 
  private:
-  // Reports sizes that do not fit.
-  void CheckSizes(SizeChecks& checks);
-
-  void CheckShared(SizeChecks& checks, const SizeChecks::Divisor& tensor);
-
   // One stack per group of the layers that have `roles`.
   void AddStacks(Range layers, absl::Span<const ParamRole> roles,
                  const std::optional<ExpertSlice>& experts,
@@ -84,7 +60,6 @@ class SglangLayout {
                   std::vector<BufferId>& out);
   void AddHead(int64_t stage, int64_t tensor, std::vector<BufferId>& out);
 
-  EmbeddingCut CutOfEmbedding() const;
   EvenPart Embedding(int64_t tensor) const;
   EvenPart Head(int64_t tensor) const;
   // A vocabulary matrix; padded for ranks that do not divide its usual rows.
@@ -94,134 +69,11 @@ class SglangLayout {
   }
 
   const LayoutContext& context_;
-  const SglangSizes sizes_;
+  const sglang::Sizes sizes_;
   const RoleTable table_;
   const SharedExperts shared_;
-  GateUpOrder gate_up_order_ = GateUpOrder::kGateFirst;
+  sglang::ExpertForm expert_form_;
 };
-
-// Whether the axes within tensor parallelism divide it; reports what does not.
-bool CheckAxes(const LayoutContext& context) {
-  const SideSpec& side = context.side;
-  const int64_t tensor = side.tensor_parallel.value;
-  const auto report = [&](const Place& place, std::string message) {
-    context.diagnostics.Error(place, std::move(message));
-    return false;
-  };
-  bool fits = true;
-  if (side.data_parallel.value > 1) {
-    fits = report(
-        side.data_parallel.place,
-        absl::StrFormat(
-            "%s.data_parallel %d is not an axis of an SGLang engine; wanted "
-            "\"replicas\": %d for as many engines, or \"dp_attention\": %d for "
-            "data parallelism of the attention within tensor_parallel",
-            side.key, side.data_parallel.value, side.data_parallel.value,
-            side.data_parallel.value));
-  }
-  for (const auto& [key, size] :
-       {std::pair("dp_attention", &side.dp_attention),
-        std::pair("expert_parallel", &side.expert_parallel)}) {
-    if (tensor % size->value == 0) continue;
-    fits = report(size->place,
-                  absl::StrFormat("%s.%s %d does not divide tensor_parallel %d",
-                                  side.key, key, size->value, tensor));
-  }
-  if (side.dp_attention.value == 1) {
-    if (side.dp_lm_head.value) {
-      fits = report(side.dp_lm_head.place,
-                    absl::StrFormat("%s.dp_lm_head needs dp_attention of 2 or "
-                                    "more",
-                                    side.key));
-    }
-    if (side.embedding.value == EmbeddingCut::kAttention) {
-      fits = report(side.embedding.place,
-                    absl::StrFormat("%s.embedding \"attention\" needs "
-                                    "dp_attention of 2 or more",
-                                    side.key));
-    }
-  }
-  return fits;
-}
-
-void SglangLayout::CheckSizes(SizeChecks& checks) {
-  const SideSpec& side = context_.side;
-  const SizeChecks::Divisor tensor =
-      checks.Named("tensor_parallel", side.tensor_parallel);
-  SizeChecks::Divisor attention = tensor;
-  if (side.dp_attention.value > 1) {
-    attention.text = absl::StrFormat("%s / dp_attention %d", tensor.text,
-                                     side.dp_attention.value);
-    attention.value = sizes_.attention;
-  }
-  checks.Heads(attention);
-  CheckMlp(checks, tensor);
-  CheckShared(checks, tensor);
-  CheckMixerSizes(checks, context_.model.architecture, attention,
-                  MambaGroups::kCutOrWhole);
-  CheckSglangModel(context_, table_, checks);
-
-  const SizeChecks::Divisor expert =
-      checks.Named("expert_parallel", side.expert_parallel);
-  checks.HasExperts(sizes_.expert > 1, expert.place, "expert_parallel");
-  if (!side.experts.given) {
-    checks.Divides(expert, context_.model.architecture.experts, "experts");
-  }
-  SizeChecks::Divisor expert_tensor = tensor;
-  if (sizes_.expert > 1) {
-    expert_tensor.text =
-        absl::StrFormat("%s / expert_parallel %d", tensor.text, sizes_.expert);
-    expert_tensor.value = sizes_.expert_tensor;
-  }
-  CheckExpertTensors(checks, expert_tensor);
-  gate_up_order_ = CheckMoeBackend(side, checks);
-  CheckFusedExperts(context_, table_, gate_up_order_, checks);
-  if (context_.model.architecture.mtp_layers > 0) {
-    checks.Report(
-        side.mtp.given ? side.mtp.place : side.layout.place,
-        absl::StrFormat("%s cannot hold the model's %d multi-token-"
-                        "prediction layers: SGLang's draft model is a "
-                        "worker of its own; wanted \"mtp\": false",
-                        side.key, context_.model.architecture.mtp_layers));
-  }
-}
-
-void SglangLayout::CheckShared(SizeChecks& checks,
-                               const SizeChecks::Divisor& tensor) {
-  const Located<SharedExperts>& shared = context_.side.shared_experts;
-  if (shared.given && table_.Params(kSharedExpertUp).empty()) {
-    checks.Report(shared.place,
-                  absl::StrFormat("%s.shared_experts needs a model with shared "
-                                  "experts",
-                                  context_.side.key));
-    return;
-  }
-  if (shared_ == SharedExperts::kTensor) CheckSharedExperts(checks, tensor);
-  if (shared_ != SharedExperts::kFused) return;
-  if (table_.Params(kSharedExpertGate).empty() ||
-      !table_.Params(kSharedExpertRouter).empty()) {
-    checks.Report(
-        shared.place,
-        absl::StrFormat("%s.shared_experts \"fused\" is not what SGLang does "
-                        "with those of %s; wanted \"tensor\" or "
-                        "\"replicated\"",
-                        context_.side.key, context_.model.architecture.family));
-    return;
-  }
-  const int64_t expert = table_.param(table_.Params(kExpertUp)[0]).shape[0];
-  for (const ParamId id : table_.Params(kSharedExpertUp)) {
-    const int64_t rows = table_.param(id).shape[0];
-    if (rows == expert) continue;
-    checks.Report(
-        shared.given ? shared.place : context_.side.layout.place,
-        absl::StrFormat("%s.shared_experts \"fused\"%s needs shared experts of "
-                        "the size of one; they have %d intermediate features, "
-                        "an expert has %d",
-                        context_.side.key,
-                        shared.given ? "" : ", SGLang's default here,", rows,
-                        expert));
-  }
-}
 
 void SglangLayout::AddStacks(
     Range layers, absl::Span<const ParamRole> roles,
@@ -239,17 +91,8 @@ void SglangLayout::AddStacks(
       out);
 }
 
-EmbeddingCut SglangLayout::CutOfEmbedding() const {
-  // Under attention data parallelism gpt_oss does not cut it.
-  const bool whole = context_.model.architecture.family == "gpt_oss" &&
-                     context_.side.dp_attention.value > 1;
-  return whole && !context_.side.embedding.given
-             ? EmbeddingCut::kReplicated
-             : context_.side.embedding.value;
-}
-
 EvenPart SglangLayout::Embedding(int64_t tensor) const {
-  switch (CutOfEmbedding()) {
+  switch (sglang::CutOfEmbedding(context_)) {
     case EmbeddingCut::kTensor:
       return {sizes_.tensor, tensor};
     case EmbeddingCut::kAttention:
@@ -325,7 +168,7 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
   }
   add({kRouter}, [&](const LayerGroup& group) {
     TensorSpec spec = Replicated(group);
-    if (CachesRouter(architecture.family) &&
+    if (sglang::CachesRouter(architecture.family) &&
         context_.which == fb::Side::kDestination) {
       spec.post_hooks.push_back(
           {.name = "drop-router-copy",
@@ -349,7 +192,11 @@ void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
   const bool fused = shared_ == SharedExperts::kFused;
   slice.layer_slots = fused ? 1 : 0;
   const auto add = [&](std::vector<ParamRole> roles,
-                       const std::vector<ParamRole>& shared, auto make) {
+                       const std::vector<ParamRole>& shared, auto make_rows) {
+    const auto make = [&](const LayerGroup& group) {
+      TensorSpec spec = make_rows(group);
+      return expert_form_.transposed ? Transposed(std::move(spec)) : spec;
+    };
     const size_t own = roles.size();
     if (fused) roles.insert(roles.end(), shared.begin(), shared.end());
     AddStacks(
@@ -378,7 +225,8 @@ void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
   } else {
     add({kExpertGate, kExpertUp}, {kSharedExpertGate, kSharedExpertUp},
         [&](const LayerGroup& group) {
-          return ExpertGateAndUp(group, /*module=*/"", part, gate_up_order_);
+          return ExpertGateAndUp(group, /*module=*/"", part,
+                                 expert_form_.order);
         });
   }
   add({kExpertDown}, {kSharedExpertDown}, [&](const LayerGroup& group) {
@@ -394,7 +242,16 @@ void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
                   {held.front(), held.back() + 1}, part,
                   [&](std::initializer_list<ParamRole> roles,
                       absl::FunctionRef<TensorSpec(const LayerGroup&)> make) {
-                    AddStacks(layers, roles, std::nullopt, make, out);
+                    AddStacks(
+                        layers, roles, std::nullopt,
+                        [&](const LayerGroup& group) {
+                          TensorSpec spec = make(group);
+                          const bool is_weight = spec.shape.size() == 3;
+                          return expert_form_.transposed && is_weight
+                                     ? Transposed(std::move(spec))
+                                     : spec;
+                        },
+                        out);
                   });
 }
 
@@ -402,7 +259,7 @@ void SglangLayout::AddHead(int64_t stage, int64_t tensor,
                            std::vector<BufferId>& out) {
   const Architecture& architecture = context_.model.architecture;
   const bool last = stage == sizes_.pipeline - 1;
-  const EndUse elsewhere = BuildsHeadOnEveryStage(architecture.family)
+  const EndUse elsewhere = sglang::BuildsHeadOnEveryStage(architecture.family)
                                ? EndUse::kUnread
                                : EndUse::kAbsent;
   const EndUse use = last ? EndUse::kRead : elsewhere;
@@ -414,7 +271,8 @@ void SglangLayout::AddHead(int64_t stage, int64_t tensor,
   }
   // On one stage the head is the embedding's own tensor and has no name; else
   // it is a copy, which of a source need not be read.
-  if (sizes_.pipeline == 1 && !HasHeadOfItsOwn(architecture.family)) return;
+  if (sizes_.pipeline == 1 && !sglang::HasHeadOfItsOwn(architecture.family))
+    return;
   for (const ParamId id : table_.Params(kEmbedding)) {
     Buffer head = Vocabulary(id, Head(tensor));
     head.name = "lm_head.weight";
@@ -454,7 +312,7 @@ std::vector<BufferId> SglangLayout::Rank(const ExpertSlice& experts,
 SideLayout SglangLayout::LayOut() {
   if (!CheckRoles(context_, "sglang", table_)) return {};
   SizeChecks checks(context_, table_);
-  CheckSizes(checks);
+  expert_form_ = sglang::CheckSizes(context_, table_, sizes_, checks);
   const std::vector<ExpertSlice> experts = PlaceExperts(
       context_, table_, sizes_.expert > 1 ? sizes_.expert : 0, checks);
   const std::optional<PipelineSplit> split = SplitSglangLayers(
@@ -476,7 +334,7 @@ SideLayout SglangLayout::LayOut() {
 }  // namespace
 
 SideLayout LayOutSglang(const LayoutContext& context) {
-  if (!CheckAxes(context)) return {};
+  if (!sglang::CheckAxes(context)) return {};
   return SglangLayout(context).LayOut();
 }
 

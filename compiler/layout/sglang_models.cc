@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_format.h"
 
-namespace refit {
+namespace refit::sglang {
 namespace {
 
 using enum ParamRole;
@@ -89,8 +89,8 @@ SharedExperts SharedExpertsOf(const LayoutContext& context,
   return fuses ? SharedExperts::kFused : SharedExperts::kTensor;
 }
 
-void CheckSglangModel(const LayoutContext& context, const RoleTable& table,
-                      SizeChecks& checks) {
+void CheckModel(const LayoutContext& context, const RoleTable& table,
+                SizeChecks& checks) {
   const SideSpec& side = context.side;
   const Architecture& architecture = context.model.architecture;
   const std::string_view family = architecture.family;
@@ -128,4 +128,4 @@ void CheckSglangModel(const LayoutContext& context, const RoleTable& table,
   CheckDenseLayers(context, table, checks);
 }
 
-}  // namespace refit
+}  // namespace refit::sglang

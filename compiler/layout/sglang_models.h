@@ -10,7 +10,7 @@
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/sizes.h"
 
-namespace refit {
+namespace refit::sglang {
 
 // Whether the head is a tensor of its own also when it is tied.
 bool HasHeadOfItsOwn(std::string_view family);
@@ -27,9 +27,9 @@ SharedExperts SharedExpertsOf(const LayoutContext& context,
                               const RoleTable& table);
 
 // Reports models and meshes that its classes cannot hold.
-void CheckSglangModel(const LayoutContext& context, const RoleTable& table,
-                      SizeChecks& checks);
+void CheckModel(const LayoutContext& context, const RoleTable& table,
+                SizeChecks& checks);
 
-}  // namespace refit
+}  // namespace refit::sglang
 
 #endif  // REFIT_COMPILER_LAYOUT_SGLANG_MODELS_H_

@@ -134,6 +134,15 @@ void NemotronBuilder::AddMtpLayers() {
       config_, "mtp_hybrid_override_pattern", "mtp_layers_block_type");
   const auto size = static_cast<int32_t>(pattern.size());
   if (size == 0) return;
+  // Each layer is a number in memory.
+  constexpr int64_t kLayersMax = 100'000;
+  if (blocks > kLayersMax / size) {
+    config_.Error("num_nextn_predict_layers",
+                  absl::StrFormat("num_nextn_predict_layers %d, each of %d "
+                                  "layers, makes %d; wanted at most %d",
+                                  blocks, size, blocks * size, kLayersMax));
+    return;
+  }
   std::string all;
   IndexDim first;  // of each block
   IndexDim last;

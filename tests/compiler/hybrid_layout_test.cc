@@ -89,6 +89,15 @@ SideSpec Side(LayoutKind layout, int64_t tensor, int64_t pipeline = 1) {
   return side;
 }
 
+// The tensors of `all` whose names begin with `prefix`, without it.
+Tensors Under(const Tensors& all, const std::string& prefix) {
+  Tensors under;
+  for (const auto& [name, tensor] : all) {
+    if (name.starts_with(prefix)) under[name.substr(prefix.size())] = tensor;
+  }
+  return under;
+}
+
 TEST(MtpLayoutTest, MegatronsBlockOfANemotronNumbersItsLayersFromZero) {
   const Model model = ReadTinyModel(Nemotron(R"("num_nextn_predict_layers": 2,
                   "mtp_hybrid_override_pattern": "*E")"),
@@ -172,6 +181,14 @@ TEST(MtpLayoutTest, AModelWithoutPredictionLayersIsReported) {
   EXPECT_EQ(ReadErrors(Nemotron(R"("num_nextn_predict_layers": 0)"), true),
             "source.mtp is true, and this nemotron_h has no multi-token-"
             "prediction layers; wanted \"mtp\": false\n");
+}
+
+TEST(MtpLayoutTest, PredictionsAreNotMoreThanLayersMayBe) {
+  EXPECT_EQ(ReadErrors(Nemotron(R"("num_nextn_predict_layers": 50001,
+                                   "mtp_hybrid_override_pattern": "*E")"),
+                       /*mtp=*/true),
+            "num_nextn_predict_layers 50001, each of 2 layers, makes 100002; "
+            "wanted at most 100000\n");
 }
 
 TEST(Qwen3NextTest, LayerTypesComeBeforeTheInterval) {
@@ -304,6 +321,21 @@ TEST(HybridSglangLayoutTest, GptOssKeepsItsEmbeddingWholeUnderDpAttention) {
   rank = LayOutAndExpand(model, side, fb::Side::kDestination).at(3);
   EXPECT_EQ(rank.at("model.embed_tokens.weight"),
             Rows(hf.at("model.embed_tokens.weight"), 48, 64));
+}
+
+TEST(HybridSglangLayoutTest, TritonKernelsWantExpertsTransposed) {
+  const Model model = ReadTinyModel(kGptOss);
+  const Tensors hf = Under(Checkpoint(model), "model.layers.0.mlp.experts.");
+  SideSpec side = Side(LayoutKind::kSglang, 1);
+  side.moe_backend = Given(std::string("triton_kernel"));
+  const Tensors found =
+      Under(LayOutAndExpand(model, side, fb::Side::kDestination).at(0),
+            "model.layers.0.mlp.experts.");
+  // As the checkpoint has them: [expert, in, out].
+  EXPECT_EQ(found.at("w13_weight"),
+            (Tensor{.shape = {4, 3, 8}, .cells = hf.at("gate_up_proj").cells}));
+  EXPECT_EQ(found.at("w2_weight"), hf.at("down_proj"));
+  EXPECT_EQ(found.at("w13_weight_bias").shape, (std::vector<int64_t>{4, 8}));
 }
 
 // The tensor of rank 0 of this name.

@@ -35,8 +35,8 @@ class Engine(sglang.Engine):
         for word, dim in (("up", 0), ("down", 1)):
             name = f"{mixer}shared_experts.{word}_proj.weight"
             yield name, even_part(self.tensors[name], *self.shared_part(tp), dim)
-        yield mixer + "experts.w13_weight", self.stack(mixer, "up", tp, 0)
-        yield mixer + "experts.w2_weight", self.stack(mixer, "down", tp, 1)
+        yield mixer + "experts.w13_weight", self.matrices(self.stack(mixer, "up", tp, 0))
+        yield mixer + "experts.w2_weight", self.matrices(self.stack(mixer, "down", tp, 1))
 
     def gated_moe(self, mlp, tp):
         for name in ("gate.weight", "shared_expert_gate.weight"):
@@ -46,8 +46,8 @@ class Engine(sglang.Engine):
         yield mlp + "shared_expert.down_proj.weight", even_part(down, *self.shared_part(tp), 1)
         words = ("up", "gate") if self.side.get("moe_backend") == "flashinfer_cutlass" else ("gate", "up")
         w13 = numpy.concatenate([self.stack(mlp, word, tp, 0) for word in words], axis=1)
-        yield mlp + "experts.w13_weight", w13
-        yield mlp + "experts.w2_weight", self.stack(mlp, "down", tp, 1)
+        yield mlp + "experts.w13_weight", self.matrices(w13)
+        yield mlp + "experts.w2_weight", self.matrices(self.stack(mlp, "down", tp, 1))
 
     def fused_moe(self, mlp, tp):
         experts, part = self.my_experts(tp)
@@ -56,9 +56,10 @@ class Engine(sglang.Engine):
         yield mlp + "router.weight", self.tensors[mlp + "router.weight"]
         yield mlp + "router.bias", self.tensors[mlp + "router.bias"]
         rows = mine["gate_up_proj"].swapaxes(1, 2)
-        yield mlp + "experts.w13_weight", even_part(rows, part, self.expert_size, 1)
+        yield mlp + "experts.w13_weight", self.matrices(even_part(rows, part, self.expert_size, 1))
         yield mlp + "experts.w13_weight_bias", even_part(mine["gate_up_proj_bias"], part, self.expert_size, 1)
-        yield mlp + "experts.w2_weight", even_part(mine["down_proj"].swapaxes(1, 2), part, self.expert_size, 2)
+        down = even_part(mine["down_proj"].swapaxes(1, 2), part, self.expert_size, 2)
+        yield mlp + "experts.w2_weight", self.matrices(down)
         bias = mine["down_proj_bias"]
         yield mlp + "experts.w2_weight_bias", bias if part == 0 else self.padding(*bias.shape)
 

@@ -994,6 +994,8 @@ FUSED_EXPERTS = [
     ("fused experts: ep4 tp2 to sglang", GPT_OSS, megatron(tp=2, dp=2, ep=4), sglang(tp=4)),
     ("fused experts: to sglang's dp attention", GPT_OSS, megatron(tp=4, etp=2), sglang(tp=4, dp_attention=2, ep=2)),
     ("fused experts: to sglang pp2", GPT_OSS, megatron(dp=2, ep=2), sglang(tp=2, pp=2, ep=2), SMALL_BUCKETS),
+    ("fused experts: to sglang, transposed", GPT_OSS, megatron(tp=2, ep=2), sglang(tp=4, moe_backend="triton_kernel")),
+    ("fused experts: from sglang, transposed", GPT_OSS, sglang(tp=2, ep=2, moe_backend="triton_kernel"), vllm(tp=2)),
     ("fused experts: sglang to vllm", GPT_OSS, sglang(tp=2, pp=2), vllm(tp=4)),
     ("fused experts: fsdp to sglang", GPT_OSS, fsdp(dp=3), sglang(tp=2, ep=2)),
     ("fused experts: megatron to fsdp", GPT_OSS, megatron(tp=2, ep=2), fsdp(dp=5)),

@@ -4,8 +4,10 @@ REFIT_SEED=N draws other jobs, REFIT_RANDOM_JOBS=N so many. A job's name has its
 and the same REFIT_SEED it is drawn alone.
 """
 
+import math
 import os
 import random
+import re
 
 from deepseek_models import DeepseekModel
 from hybrid_models import HybridModel
@@ -128,6 +130,8 @@ def sglang(draw, model):
         side["dp_lm_head"] = draw.random() < 0.5
     if model.family != "qwen3_next":
         side["pipeline_parallel"] = draw.choice([count for count in (1, 2) if count <= model.layers])
+    if draw.random() < 0.2:
+        side["moe_backend"] = "triton_kernel"
     if any("shared_expert" in name for name in model.parameters()) and draw.random() < 0.3:
         side["shared_experts"] = "replicated"
     elif model.family == "glm4_moe" and side["expert_parallel"] == 1 and model.config["n_shared_experts"] == 2:
@@ -139,12 +143,36 @@ def fsdp(draw, model):
     return {"layout": "fsdp", "data_parallel": draw.randint(1, 6), "replicas": draw.choice([1, 1, 2])}
 
 
-def rest_of_job(draw):
-    options = {}
+def ranks(side):
+    """As the layouts count them; SGLang's and Megatron's other axes lie within these."""
+    axes = ("tensor_parallel", "pipeline_parallel", "data_parallel", "replicas")
+    return math.prod(side.get(axis, 1) for axis in axes)
+
+
+def rest_of_job(draw, model, source, destination):
+    """What changes the plan, but for excludes not what it does."""
+    rest, options = {}, {}
+    if draw.random() < 0.6:
+        bucket, slots = draw.choice([4096, 5000, 20000]), draw.randint(1, 4)
+        arena = (bucket + 15) // 16 * 16 * slots
+        options |= {"bucket_bytes": bucket, "slots": slots, "staging_bytes": arena + draw.randint(0, 2) * bucket}
     if draw.random() < 0.5:
-        options |= {"bucket_bytes": draw.choice([4096, 10000]), "peer": draw.choice(["direct", "staged"])}
-    topology = {"gpus_per_host": draw.choice([1, 2, 4])} if draw.random() < 0.5 else {}
-    return {"options": options, "topology": topology} if topology else {"options": options}
+        options["peer"] = "staged"
+    if draw.random() < 0.5:
+        options["operations_per_round"] = draw.choice([1, 2, 3, 5, 32])
+    if draw.random() < 0.15:
+        options["fan_out"] = "none"
+    if draw.random() < 0.3:
+        name = draw.choice(list(model.parameters()))
+        options["exclude"] = [draw.choice([name, re.sub(r"\d+", "*", name, count=1)])]
+    if ranks(destination) <= ranks(source) and draw.random() < 0.2:
+        rest["colocated"] = True
+    elif draw.random() < 0.5:
+        rest["topology"] = {"gpus_per_host": draw.choice([1, 2, 4])}
+        # Links so slow that what is relayed is worth many steps.
+        if draw.random() < 0.5:
+            rest["topology"] |= {"peer_gigabytes_per_second": 1e-3, "network_gigabytes_per_second": 1e-6}
+    return {"options": options, **rest}
 
 
 def draw_job(seed):
@@ -156,8 +184,12 @@ def draw_job(seed):
     source, destination = (draw.choice(layouts)(draw, model) for _ in range(2))
     if predicts:
         draw.choice([source, destination])["mtp"] = True
+    # Where a framework keeps tensors in fp32, only casts to fp32 are the same in one step and in two.
+    casts = {"deepseek_v3": ("bf16", "fp16", "fp32"), "kimi_k2": ("bf16", "fp16", "fp32")}.get(model.family, ("fp32",))
+    if draw.random() < 0.3:
+        destination["dtype"] = draw.choice(casts)
     name = f"random: {seed} {model.family} {source['layout']} to {destination['layout']}"
-    return name, model, source, destination, rest_of_job(draw)
+    return name, model, source, destination, rest_of_job(draw, model, source, destination)
 
 
 def draw_jobs():
