@@ -2,7 +2,6 @@
 // and fused-MoE layers. docs/layouts.md holds the formulas and where they come
 // from.
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,9 +9,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_replace.h"
 #include "compiler/layout/expert_slots.h"
 #include "compiler/layout/layout.h"
 #include "compiler/layout/mixers.h"
@@ -24,6 +21,7 @@
 #include "compiler/layout/sizes.h"
 #include "compiler/layout/stages.h"
 #include "compiler/layout/tensor_stack.h"
+#include "compiler/layout/vllm_models.h"
 
 namespace refit {
 namespace {
@@ -44,79 +42,6 @@ struct VllmSizes {
     return expert_parallel && tensor > 1 && data > 1;
   }
 };
-
-// The tensor's name in vLLM's modules: the checkpoint's, but for families whose
-// modules are named otherwise.
-std::string VllmName(std::string_view family, std::string name) {
-  if (family == "nemotron_h") return NemotronName(std::move(name));
-  if (family == "gpt_oss") {
-    name = absl::StrReplaceAll(
-        name, {{".self_attn.", ".attn."}, {".embed_tokens.", ".embedding."}});
-  }
-  return name;
-}
-
-// The models whose checkpoint keeps the draft model under "mtp.": vLLM gives
-// the draft's modules this prefix too, where others have the model's layer
-// numbers. What joins the inputs of such a draft is cut by rows.
-bool DraftHasPrefix(std::string_view family) {
-  return family == "qwen3_next" || family == "nemotron_h";
-}
-
-// The models whose router vLLM keeps in fp32.
-bool HasFp32Router(std::string_view family) {
-  return family == "glm4_moe" || family == "glm4_moe_lite";
-}
-
-// The models of which vLLM builds embedding, final norm and head on every
-// pipeline stage, whether the stage reads them or not.
-bool BuildsEndsOnEveryStage(std::string_view family) {
-  return family == "qwen3_moe" || family == "mixtral" ||
-         family == "nemotron_h" || family == "gpt_oss";
-}
-
-// The same of embedding and head alone.
-bool BuildsVocabularyOnEveryStage(std::string_view family) {
-  return family == "qwen3_next" || BuildsEndsOnEveryStage(family);
-}
-
-// The models whose attention_bias gives vLLM's output projection no bias.
-bool LacksOutputBias(std::string_view family) {
-  return family == "qwen3" || family == "qwen3_moe";
-}
-
-// A tensor of this shape that the worker makes of kv_b_proj.
-TensorSpec LatentProjection(const LayerGroup& group, std::string_view name,
-                            Dims shape) {
-  constexpr std::string_view kSource = "kv_b_proj.weight";
-  const std::string_view source = group.params[0]->name;
-  return {.name = absl::StrCat(
-              std::string(source.substr(0, source.size() - kSource.size())),
-              "mla_attn.mla_attn.", std::string(name)),
-          .shape = std::move(shape),
-          .parts = {},
-          .skip = DeclaredSkip{.reason = SkipReason::kDerived,
-                               .detail = "made of kv_b_proj after each refit "
-                                         "(derive-latent-projections)"}};
-}
-
-// Whether experts are named "experts.routed_experts.", as from 0.25 on.
-// nullopt: not a version.
-std::optional<bool> HasRoutedExperts(std::string_view version) {
-  const char* const end = version.data() + version.size();
-  int32_t major = 0;
-  int32_t minor = 0;
-  const auto [dot, major_error] = std::from_chars(version.data(), end, major);
-  if (major_error != std::errc() || dot == end || *dot != '.') {
-    return std::nullopt;
-  }
-  const auto [rest, minor_error] = std::from_chars(dot + 1, end, minor);
-  if (minor_error != std::errc() || major < 0 || minor < 0) {
-    return std::nullopt;
-  }
-  // What follows is a patch level or a pre-release tag: "0.25.1", "0.25rc1".
-  return std::pair(major, minor) >= std::pair(0, 25);
-}
 
 class VllmLayout {
  public:
@@ -195,7 +120,8 @@ void VllmLayout::CheckSizes(SizeChecks& checks) {
   CheckDraft(checks, tensor);
 
   if (side.version.given) {
-    const std::optional<bool> routed = HasRoutedExperts(side.version.value);
+    const std::optional<bool> routed =
+        vllm::HasRoutedExperts(side.version.value);
     if (!routed.has_value()) {
       checks.Report(
           side.version.place,
@@ -210,7 +136,7 @@ void VllmLayout::CheckSizes(SizeChecks& checks) {
 void VllmLayout::CheckDraft(SizeChecks& checks,
                             const SizeChecks::Divisor& tensor) {
   const Architecture& architecture = context_.model.architecture;
-  if (!DraftHasPrefix(architecture.family)) return;
+  if (!vllm::DraftHasPrefix(architecture.family)) return;
   checks.Rows(tensor, kMtpProjection, "rows that join the draft's inputs");
   const SideSpec& side = context_.side;
   const auto refuse = [&](std::string_view found) {
@@ -240,7 +166,7 @@ void VllmLayout::AddLayers(int64_t stage, Range layers,
       context_, table_, layers, roles, experts,
       [&](const LayerGroup& group) {
         TensorSpec spec = make(group);
-        spec.name = VllmName(architecture.family, std::move(spec.name));
+        spec.name = vllm::ModuleName(architecture.family, std::move(spec.name));
         return spec;
       },
       out);
@@ -258,8 +184,8 @@ void VllmLayout::AddLayers(int64_t stage, Range layers,
 
 void VllmLayout::AddEnd(bool is_read, bool is_built, Buffer buffer,
                         std::vector<BufferId>& out) {
-  buffer.name =
-      VllmName(context_.model.architecture.family, std::move(buffer.name));
+  buffer.name = vllm::ModuleName(context_.model.architecture.family,
+                                 std::move(buffer.name));
   const EndUse unread = is_built ? EndUse::kUnread : EndUse::kAbsent;
   refit::AddEnd(context_, is_read ? EndUse::kRead : unread, std::move(buffer),
                 out);
@@ -274,7 +200,7 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   // The draft model, on the last stage, has an embedding of its own unless it
   // shares that of the first. Its head is the model's.
   const bool drafts = last && architecture.mtp_layers > 0;
-  const bool draft_has_prefix = DraftHasPrefix(architecture.family);
+  const bool draft_has_prefix = vllm::DraftHasPrefix(architecture.family);
   const bool reads_embedding = stage == 0 || (drafts && !draft_has_prefix) ||
                                (architecture.tied && last);
   for (const ParamId id : table_.Params(kEmbedding)) {
@@ -284,7 +210,8 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
       copy.name = "mtp.embed_tokens.weight";
       AddEnd(/*is_read=*/true, /*is_built=*/true, std::move(copy), out);
     }
-    AddEnd(reads_embedding, BuildsVocabularyOnEveryStage(architecture.family),
+    AddEnd(reads_embedding,
+           vllm::BuildsVocabularyOnEveryStage(architecture.family),
            std::move(embedding), out);
   }
 
@@ -348,16 +275,16 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
     const LatentAttention& latent = *architecture.latent;
     const int64_t heads = architecture.heads / part.count;
     add({kKeyValueUp}, [&](const LayerGroup& group) {
-      return LatentProjection(group, "W_UV",
-                              {heads, latent.key_value_rank, latent.value_dim});
+      return vllm::LatentProjection(
+          group, "W_UV", {heads, latent.key_value_rank, latent.value_dim});
     });
     add({kKeyValueUp}, [&](const LayerGroup& group) {
-      return LatentProjection(group, "W_UK_T",
-                              {heads, latent.nope_dim, latent.key_value_rank});
+      return vllm::LatentProjection(
+          group, "W_UK_T", {heads, latent.nope_dim, latent.key_value_rank});
     });
   }
   add({kAttentionOutput}, column_shard);
-  if (!LacksOutputBias(architecture.family)) {
+  if (!vllm::LacksOutputBias(architecture.family)) {
     add({kAttentionOutputBias}, replicated);
   }
   add({kQueryNorm}, replicated);
@@ -380,7 +307,7 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   add({kMoeNorm}, replicated);
   add({kRouter}, [&](const LayerGroup& group) {
     TensorSpec spec = Replicated(group);
-    if (HasFp32Router(architecture.family)) spec.own_dtype = DType::kFp32;
+    if (vllm::HasFp32Router(architecture.family)) spec.own_dtype = DType::kFp32;
     return spec;
   });
   add({kRouterBias}, replicated);
@@ -437,13 +364,13 @@ std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {
   const std::string_view family = context_.model.architecture.family;
   const bool last = stage == sizes_.pipeline - 1;
   for (const ParamId id : table_.Params(kFinalNorm)) {
-    AddEnd(last, BuildsEndsOnEveryStage(family),
+    AddEnd(last, vllm::BuildsEndsOnEveryStage(family),
            WholeTensor(context_, table_.param(id).name, id), out);
   }
   // Tied: the head is the embedding's own tensor and has no name.
   if (context_.model.architecture.tied) return out;
   for (const ParamId id : table_.Params(kOutputHead)) {
-    AddEnd(last, BuildsVocabularyOnEveryStage(family),
+    AddEnd(last, vllm::BuildsVocabularyOnEveryStage(family),
            ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
   }
   return out;
