@@ -74,6 +74,11 @@ void AppendServing(const SideSpec& side, std::string& text) {
         side.dp_attention.value, side.dp_lm_head.value,
         static_cast<int>(side.embedding.value),
         static_cast<int>(side.shared_experts.value));
+    // What a job leaves out may not be what it could say.
+    if (side.embedding.given || side.shared_experts.given) {
+      absl::StrAppendFormat(&text, "given embedding %d shared_experts %d\n",
+                            side.embedding.given, side.shared_experts.given);
+    }
   }
 }
 

@@ -113,6 +113,29 @@ TEST(CompileTest, EnginesNameMicroscalingScalesDifferently) {
   EXPECT_EQ(scales_of("sglang"), "weight_scale_inv derive-scale-copies");
 }
 
+TEST(CompileTest, AnEnginesDefaultIsAnotherInputThanTheSameWord) {
+  const TemporaryDirectory directory;
+  const std::string config = directory.Write("config.json", R"({
+      "model_type": "glm4_moe_lite", "hidden_size": 4, "vocab_size": 64,
+      "num_hidden_layers": 1, "num_attention_heads": 2, "kv_lora_rank": 2,
+      "qk_nope_head_dim": 2, "qk_rope_head_dim": 1, "v_head_dim": 1,
+      "moe_intermediate_size": 4, "n_routed_experts": 2,
+      "n_shared_experts": 1})");
+  const auto digest_with = [&](const std::string& key) {
+    std::vector<uint8_t> bytes;
+    EXPECT_EQ(ErrorsOf(R"({"model": ")" + config +
+                           R"(", "source": {"layout": "megatron"},
+                               "destination": {"layout": "sglang")" +
+                           key + "}}",
+                       &bytes),
+              "");
+    const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(std::move(bytes));
+    EXPECT_TRUE(plan.ok());
+    return DigestText(*plan->plan().inputs_digest());
+  };
+  EXPECT_NE(digest_with(""), digest_with(R"(, "shared_experts": "tensor")"));
+}
+
 TEST(CompileTest, ReplicasShareTheSending) {
   const std::string parameters =
       R"({"name": "w", "shape": [1024, 64], "dtype": "bf16"},
