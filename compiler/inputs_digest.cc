@@ -75,9 +75,8 @@ void AppendServing(const SideSpec& side, std::string& text) {
         static_cast<int>(side.embedding.value),
         static_cast<int>(side.shared_experts.value));
     // What a job leaves out may not be what it could say.
-    if (side.embedding.given || side.shared_experts.given) {
-      absl::StrAppendFormat(&text, "given embedding %d shared_experts %d\n",
-                            side.embedding.given, side.shared_experts.given);
+    if (side.shared_experts.given) {
+      absl::StrAppend(&text, "given shared_experts\n");
     }
   }
 }

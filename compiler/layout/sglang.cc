@@ -92,7 +92,7 @@ void SglangLayout::AddStacks(
 }
 
 EvenPart SglangLayout::Embedding(int64_t tensor) const {
-  switch (sglang::CutOfEmbedding(context_)) {
+  switch (context_.side.embedding.value) {
     case EmbeddingCut::kTensor:
       return {sizes_.tensor, tensor};
     case EmbeddingCut::kAttention:

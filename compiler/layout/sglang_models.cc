@@ -75,11 +75,15 @@ SharedExperts SharedExpertsOf(const LayoutContext& context,
   const Architecture& architecture = context.model.architecture;
   const std::string_view family = architecture.family;
   if (side.shared_experts.given) return side.shared_experts.value;
-  // Under expert parallelism it fuses on AMD GPUs alone.
-  if (side.expert_parallel.value > 1 || table.Params(kExpertUp).empty() ||
+  if (table.Params(kExpertUp).empty() ||
       table.Params(kSharedExpertUp).empty()) {
     return SharedExperts::kTensor;
   }
+  if (family == "qwen3_next" && HasOneSharedExpert(table)) {
+    return SharedExperts::kFused;
+  }
+  // The others are fused under expert parallelism on AMD GPUs alone.
+  if (side.expert_parallel.value > 1) return SharedExperts::kTensor;
   // The numbers of experts for which its authors checked it.
   const bool is_deepseek = family == "deepseek_v3" || family == "kimi_k2";
   const bool fuses =

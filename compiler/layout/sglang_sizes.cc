@@ -27,8 +27,7 @@ void CheckShared(const LayoutContext& context, const RoleTable& table,
   const SharedExperts kind = SharedExpertsOf(context, table);
   if (kind == SharedExperts::kTensor) CheckSharedExperts(checks, tensor);
   if (kind != SharedExperts::kFused) return;
-  if (table.Params(kSharedExpertGate).empty() ||
-      !table.Params(kSharedExpertRouter).empty()) {
+  if (table.Params(kSharedExpertGate).empty()) {
     checks.Report(
         shared.place,
         absl::StrFormat("%s.shared_experts \"fused\" is not what SGLang does "
@@ -104,14 +103,6 @@ bool CheckAxes(const LayoutContext& context) {
     }
   }
   return fits;
-}
-
-EmbeddingCut CutOfEmbedding(const LayoutContext& context) {
-  // Under attention data parallelism gpt_oss does not cut it.
-  const bool whole = context.model.architecture.family == "gpt_oss" &&
-                     context.side.dp_attention.value > 1;
-  return whole && !context.side.embedding.given ? EmbeddingCut::kReplicated
-                                                : context.side.embedding.value;
 }
 
 ExpertForm CheckSizes(const LayoutContext& context, const RoleTable& table,

@@ -911,6 +911,7 @@ QWEN3_NEXT_CONFIG = dict(
     shared_expert_intermediate_size=32, num_experts_per_tok=2,
 )  # fmt: skip
 QWEN3_NEXT = HybridModel(**QWEN3_NEXT_CONFIG)
+QWEN3_NEXT_FUSED = HybridModel(**{**QWEN3_NEXT_CONFIG, "shared_expert_intermediate_size": 16})
 QWEN3_NEXT_MTP = HybridModel(predicts=True, **QWEN3_NEXT_CONFIG)
 GPT_OSS = HybridModel(
     model_type="gpt_oss", num_hidden_layers=4, hidden_size=24, num_attention_heads=8, num_key_value_heads=4, head_dim=6,
@@ -970,6 +971,8 @@ DELTA_NETS = [
     ("delta net: ep4 tp2 to sglang", QWEN3_NEXT, megatron(tp=2, dp=2, ep=4), sglang(tp=4)),
     ("delta net: to sglang's dp attention", QWEN3_NEXT, megatron(tp=4, pp=2, ep=4), sglang(tp=4, dp_attention=2, ep=4, dp_lm_head=True)),
     ("delta net: to sglang, swapped", QWEN3_NEXT, megatron(tp=2), sglang(tp=2, moe_backend="flashinfer_cutlass", shared_experts="replicated")),
+    ("delta net: a shared expert as the others, to sglang", QWEN3_NEXT_FUSED, megatron(tp=2, ep=2), sglang(tp=4, ep=2)),
+    ("delta net: a shared expert as the others, apart", QWEN3_NEXT_FUSED, megatron(), sglang(tp=2, shared_experts="tensor")),
     ("delta net: sglang to megatron", QWEN3_NEXT, sglang(tp=2, ep=2), megatron(tp=2, pp=2), SMALL_BUCKETS),
     ("delta net: fsdp to sglang", QWEN3_NEXT, fsdp(dp=3), sglang(tp=2, replicas=2)),
     ("delta net: vllm to fsdp", QWEN3_NEXT, vllm(tp=2), fsdp(dp=7)),

@@ -77,7 +77,7 @@ def qwen3_next(draw):
         "vocab_size": draw.choice(VOCABULARIES), "full_attention_interval": draw.choice([2, 3]),
         "linear_num_key_heads": 4, "linear_num_value_heads": draw.choice([4, 8]), "linear_key_head_dim": 3,
         "linear_value_head_dim": draw.choice([2, 5]), "linear_conv_kernel_dim": 4, "num_experts": draw.choice([4, 8]),
-        "moe_intermediate_size": 16, "shared_expert_intermediate_size": 32, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "shared_expert_intermediate_size": draw.choice([16, 32]), "num_experts_per_tok": 2,
     }  # fmt: skip
     return HybridModel(predicts=draw.random() < 0.4, **config)
 

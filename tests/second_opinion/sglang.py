@@ -21,6 +21,9 @@ def shared_experts(model, side):
         "glm4_moe": True,
         "glm4_moe_lite": True,
     }.get(model.family, False)
+    if model.family == "qwen3_next":
+        is_one = model.config["shared_expert_intermediate_size"] == model.config["moe_intermediate_size"]
+        return "fused" if is_one else "tensor"
     is_one = is_known and model.shared_intermediate == model.expert_intermediate
     return "fused" if is_one and side.get("expert_parallel", 1) == 1 else "tensor"
 
