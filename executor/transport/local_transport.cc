@@ -5,13 +5,14 @@
 #include <cassert>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "executor/device/host_copy.h"
+#include "executor/device/thread_fence.h"
 #include "executor/transport/handshake.h"
 
 namespace refit {
@@ -43,16 +44,7 @@ struct Endpoint {
   // woken once, by the last of them.
   size_t awaited_posts = 0;
   uint32_t awaited_round = 0;
-  // Of direct rounds, by peer: what it granted and finished in the newest step
-  // it did so in, not yet awaited here.
-  struct Counts {
-    uint64_t step = 0;
-    uint64_t grants = 0;
-    uint64_t finishes = 0;
-  };
-  absl::flat_hash_map<int32_t, Counts> counts;
-  // Ranks that store into this one's memory now.
-  size_t writers = 0;
+  FenceEnd fence;
 };
 
 }  // namespace
@@ -120,6 +112,7 @@ void LocalFabric::State::MarkAborted(uint64_t step, int32_t rank,
 void LocalFabric::State::WakeAll() {
   changed.notify_all();
   for (Endpoint& endpoint : endpoints) {
+    endpoint.fence.Abort(aborted_step);
     // Taken so that no rank is between its check and its wait.
     { std::lock_guard lock(endpoint.mutex); }
     endpoint.changed.notify_all();
@@ -170,7 +163,11 @@ absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
 class LocalTransport : public Transport, private Fence {
  public:
   LocalTransport(LocalFabric::State& fabric, int32_t rank)
-      : fabric_(fabric), rank_(rank) {}
+      : fabric_(fabric),
+        rank_(rank),
+        fence_(rank, [this](int32_t of) -> FenceEnd& {
+          return fabric_.endpoints[of].fence;
+        }) {}
 
   int32_t rank() const override { return rank_; }
   int32_t world_size() const override {
@@ -201,12 +198,7 @@ class LocalTransport : public Transport, private Fence {
   absl::Status Finish(absl::Span<const int32_t> receivers, void*) override;
   absl::Status AwaitFinishes(absl::Span<const int32_t> senders, void*) override;
   const uint32_t* aborted() const override { return nullptr; }
-  using Counter = uint64_t Endpoint::Counts::*;
-  void Raise(int32_t peer, Counter counter);
-  absl::Status Await(int32_t peer, Counter counter);
-  absl::Status BeginStoring(int32_t receiver);
-  void EndStoring(int32_t receiver);
-  void AwaitWriters();
+  absl::Status LeaveDirect(std::optional<int32_t> absent);
 
   Endpoint& endpoint() { return fabric_.endpoints[rank_]; }
   bool StepAborted() const { return step_ <= fabric_.aborted_step; }
@@ -222,6 +214,7 @@ class LocalTransport : public Transport, private Fence {
 
   LocalFabric::State& fabric_;
   const int32_t rank_;
+  ThreadFence fence_;
   std::atomic<uint64_t> step_ = 0;
   Deadline deadline_;
   // Of the group in progress. They keep their storage between groups.
@@ -268,105 +261,39 @@ absl::StatusOr<std::vector<std::string>> LocalTransport::Share(
   return given;
 }
 
-void LocalTransport::Raise(int32_t peer, Counter counter) {
-  Endpoint& there = fabric_.endpoints[peer];
-  {
-    std::lock_guard lock(there.mutex);
-    Endpoint::Counts& counts = there.counts[rank_];
-    if (counts.step != step_) counts = {.step = step_};
-    ++(counts.*counter);
-  }
-  there.changed.notify_one();
-}
-
-absl::Status LocalTransport::Await(int32_t peer, Counter counter) {
-  bool taken = false;
-  {
-    std::unique_lock lock(endpoint().mutex);
-    endpoint().changed.wait_until(lock, deadline_, [&] {
-      Endpoint::Counts& counts = endpoint().counts[peer];
-      taken = counts.step == step_ && counts.*counter > 0;
-      if (taken) --(counts.*counter);
-      return taken || StepAborted();
-    });
-  }
-  if (taken) return absl::OkStatus();
-  absl::Status status =
-      StepAborted() ? fabric_.AbortStatus()
-                    : absl::DeadlineExceededError(absl::StrCat(
-                          "rank ", peer, " did not come before the deadline"));
-  fabric_.Abort(step_, rank_, status);
-  return status;
-}
-
-// Between these two `receiver` does not leave a step that fails. A step that
-// has failed already is not stored in: its receivers may be gone.
-absl::Status LocalTransport::BeginStoring(int32_t receiver) {
-  Endpoint& there = fabric_.endpoints[receiver];
-  {
-    std::lock_guard lock(there.mutex);
-    if (!StepAborted()) {
-      ++there.writers;
-      return absl::OkStatus();
-    }
-  }
-  return fabric_.AbortStatus();
-}
-
-void LocalTransport::EndStoring(int32_t receiver) {
-  Endpoint& there = fabric_.endpoints[receiver];
-  {
-    std::lock_guard lock(there.mutex);
-    --there.writers;
-  }
-  there.changed.notify_one();
-}
-
-// The step has failed, so that no writer is added.
-void LocalTransport::AwaitWriters() {
-  std::unique_lock lock(endpoint().mutex);
-  endpoint().changed.wait(lock, [&] { return endpoint().writers == 0; });
-}
-
 absl::Status LocalTransport::Grant(absl::Span<const int32_t> senders, void*) {
-  for (int32_t sender : senders) Raise(sender, &Endpoint::Counts::grants);
+  fence_.Grant(senders, step_);
   return absl::OkStatus();
 }
 
 absl::Status LocalTransport::AwaitGrants(absl::Span<const int32_t> receivers,
                                          void*) {
-  absl::Status status;
-  size_t stored = 0;
-  for (int32_t receiver : receivers) {
-    status = Await(receiver, &Endpoint::Counts::grants);
-    if (status.ok()) status = BeginStoring(receiver);
-    if (!status.ok()) break;
-    ++stored;
-  }
-  if (status.ok()) return status;
-  for (int32_t receiver : receivers.subspan(0, stored)) EndStoring(receiver);
-  AwaitWriters();
-  return status;
+  return LeaveDirect(fence_.AwaitGrants(receivers, step_, deadline_));
 }
 
 absl::Status LocalTransport::Finish(absl::Span<const int32_t> receivers,
                                     void*) {
-  for (int32_t receiver : receivers) {
-    EndStoring(receiver);
-    Raise(receiver, &Endpoint::Counts::finishes);
-  }
+  fence_.Finish(receivers, step_);
   return absl::OkStatus();
 }
 
 absl::Status LocalTransport::AwaitFinishes(absl::Span<const int32_t> senders,
                                            void*) {
-  for (int32_t sender : senders) {
-    absl::Status status = Await(sender, &Endpoint::Counts::finishes);
-    if (status.ok()) continue;
-    AwaitWriters();
-    return status;
-  }
-  return absl::OkStatus();
+  return LeaveDirect(fence_.AwaitFinishes(senders, step_, deadline_));
+}
+
+// Fails the step if `absent` did not come to it; nobody stores into this rank's
+// memory after that.
+absl::Status LocalTransport::LeaveDirect(std::optional<int32_t> absent) {
+  if (!absent.has_value()) return absl::OkStatus();
+  absl::Status status =
+      StepAborted()
+          ? fabric_.AbortStatus()
+          : absl::DeadlineExceededError(absl::StrCat(
+                "rank ", *absent, " did not come before the deadline"));
+  fabric_.Abort(step_, rank_, status);
+  fence_.Leave(step_);
+  return status;
 }
 
 absl::Status LocalTransport::BeginRefit(Deadline deadline) {
