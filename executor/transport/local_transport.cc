@@ -1,9 +1,7 @@
 #include "refit/local_transport.h"
 
-#include <array>
 #include <atomic>
 #include <cassert>
-#include <condition_variable>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -14,151 +12,12 @@
 #include "executor/device/host_copy.h"
 #include "executor/device/thread_fence.h"
 #include "executor/transport/handshake.h"
+#include "executor/transport/local_fabric.h"
 
 namespace refit {
-namespace {
 
-struct Endpoint;
-
-// A send that waits for its receiver. Lives in the sender's transport, linked
-// into the receiver's inbox until the receiver takes it out.
-struct Post {
-  Post* next = nullptr;
-  Endpoint* sender = nullptr;
-  int32_t source = 0;
-  uint64_t step = 0;
-  uint32_t round = 0;
-  const std::byte* data = nullptr;
-  uint64_t size_bytes = 0;
-  bool taken = false;  // guarded by the receiver's mutex
-};
-
-// One rank, as the other ranks see it.
-struct Endpoint {
-  std::mutex mutex;
-  std::condition_variable changed;
-  Post* inbox = nullptr;  // oldest first
-  Post* inbox_last = nullptr;
-  size_t unfinished_sends = 0;  // of the group this rank is in
-  // While the rank sleeps for receives: how many, and of which round. It is
-  // woken once, by the last of them.
-  size_t awaited_posts = 0;
-  uint32_t awaited_round = 0;
-  FenceEnd fence;
-};
-
-}  // namespace
-
-// Collective steps (handshakes and refits) are numbered alike on all ranks. An
-// abort belongs to a step, so that the next step is not touched by it.
-struct LocalFabric::State {
-  explicit State(int32_t world_size)
-      : endpoints(world_size),
-        records(world_size),
-        shared{std::vector<std::string>(world_size),
-               std::vector<std::string>(world_size)},
-        arrived(world_size),
-        created(world_size) {}
-
-  std::vector<Endpoint> endpoints;
-  // The newest step that was aborted. Written under `mutex`.
-  std::atomic<uint64_t> aborted_step = 0;
-
-  std::mutex mutex;  // never held together with an endpoint's
-  std::condition_variable changed;
-  absl::Status abort_status;
-  // The gathering in progress and the outcome of the last one.
-  std::vector<HandshakeRecord> records;
-  // What ranks share, by parity of the step: one may be at the next step while
-  // others still read.
-  std::array<std::vector<std::string>, 2> shared;
-  std::vector<bool> arrived;
-  int32_t arrivals = 0;
-  uint64_t gatherings = 0;
-  absl::Status outcome;
-  std::vector<bool> created;
-
-  void Abort(uint64_t step, int32_t rank, const absl::Status& status);
-  void MarkAborted(uint64_t step, int32_t rank, const absl::Status& status);
-  void WakeAll();
-  absl::Status AbortStatus();
-  absl::Status Gather(uint64_t step, int32_t rank,
-                      const HandshakeRecord& record, Deadline deadline,
-                      const char* what);
-};
-
-void LocalFabric::State::Abort(uint64_t step, int32_t rank,
-                               const absl::Status& status) {
-  {
-    std::lock_guard lock(mutex);
-    if (step <= aborted_step) return;
-    MarkAborted(step, rank, status);
-  }
-  WakeAll();
-}
-
-// The caller holds `mutex`.
-void LocalFabric::State::MarkAborted(uint64_t step, int32_t rank,
-                                     const absl::Status& status) {
-  const bool late = status.code() == absl::StatusCode::kDeadlineExceeded;
-  abort_status = absl::Status(
-      late ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kAborted,
-      absl::StrCat("aborted by rank ", rank, ": ", status.message()));
-  arrived.assign(arrived.size(), false);
-  arrivals = 0;
-  aborted_step = step;
-}
-
-void LocalFabric::State::WakeAll() {
-  changed.notify_all();
-  for (Endpoint& endpoint : endpoints) {
-    endpoint.fence.Abort(aborted_step);
-    // Taken so that no rank is between its check and its wait.
-    { std::lock_guard lock(endpoint.mutex); }
-    endpoint.changed.notify_all();
-  }
-}
-
-absl::Status LocalFabric::State::AbortStatus() {
-  std::lock_guard lock(mutex);
-  return abort_status;
-}
-
-// Returns on all ranks when all have come, with the comparison of their
-// records.
-absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
-                                        const HandshakeRecord& record,
-                                        Deadline deadline, const char* what) {
-  std::unique_lock lock(mutex);
-  if (step <= aborted_step) return abort_status;
-  records[rank] = record;
-  arrived[rank] = true;
-  if (++arrivals == static_cast<int32_t>(arrived.size())) {
-    outcome = CompareRecords(records);
-    arrived.assign(arrived.size(), false);
-    arrivals = 0;
-    ++gatherings;
-    changed.notify_all();
-    return outcome;
-  }
-  const uint64_t gathering = gatherings;
-  const bool in_time = changed.wait_until(lock, deadline, [&] {
-    return gatherings != gathering || step <= aborted_step;
-  });
-  if (gatherings != gathering) return outcome;
-  if (in_time) return abort_status;
-  size_t missing = 0;
-  while (arrived[missing]) ++missing;
-  absl::Status status = absl::DeadlineExceededError(absl::StrCat(
-      what, ": ", arrived.size() - arrivals, " of ", arrived.size(),
-      " ranks did not come before the deadline, "
-      "the first is rank ",
-      missing));
-  MarkAborted(step, rank, status);
-  lock.unlock();
-  WakeAll();
-  return status;
-}
+using local::Endpoint;
+using local::Post;
 
 class LocalTransport : public Transport, private Fence {
  public:
@@ -512,11 +371,6 @@ absl::Status LocalTransport::WaitFailure(const ExchangeRound& round,
   return absl::DeadlineExceededError(
       absl::StrCat(place, ": the peer did not come before the deadline"));
 }
-
-LocalFabric::LocalFabric(int32_t world_size)
-    : state_(std::make_unique<State>(world_size)) {}
-
-LocalFabric::~LocalFabric() = default;
 
 absl::StatusOr<std::unique_ptr<Transport>> LocalFabric::CreateTransport(
     int32_t rank) {
