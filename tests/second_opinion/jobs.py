@@ -965,6 +965,8 @@ FUSED_EXPERTS = [
     ("fused experts: pp2 to dp2", GPT_OSS, megatron(pp=2, dp=2, ep=2), vllm(tp=2, dp=2), SMALL_BUCKETS),
     ("fused experts: tp8 to pp2, two engines", GPT_OSS, megatron(tp=8, ep=8), vllm(pp=2, replicas=2), FOUR_PER_HOST),
     ("fused experts: vllm to megatron", GPT_OSS, vllm(tp=4), megatron(tp=2, ep=2)),
+    ("fused experts: expert mesh of fsdp", GPT_OSS, fsdp(dp=4, ep=2), vllm(tp=2)),
+    ("fused experts: expert mesh of fsdp, by the second dim", GPT_OSS, fsdp(dp=4, ep=2, expert_shard_dim=1), vllm(tp=2)),
 ]
 
 
