@@ -213,16 +213,22 @@ struct HeldTensor {
   NameId name = 0;
   uint32_t buffer = 0;
   uint32_t ordinal = 0;
+  bool is_scratch = false;  // the executor's own: no worker binds it
 };
 
 std::vector<HeldTensor> TensorsOf(const PlanFacts& facts, int32_t rank) {
+  const fb::RankProgram& program =
+      *facts.body().programs()->Get(static_cast<uint32_t>(rank));
+  const uint32_t bound = Length(program.buffers()) - program.scratch_buffers();
   std::vector<HeldTensor> tensors;
-  for (const uint32_t buffer :
-       *facts.body().programs()->Get(static_cast<uint32_t>(rank))->buffers()) {
+  for (uint32_t slot = 0; slot < Length(program.buffers()); ++slot) {
+    const uint32_t buffer = program.buffers()->Get(slot);
     const std::vector<NameId>& names = facts.buffers()[buffer];
     for (uint32_t ordinal = 0; ordinal < names.size(); ++ordinal) {
-      tensors.push_back(
-          {.name = names[ordinal], .buffer = buffer, .ordinal = ordinal});
+      tensors.push_back({.name = names[ordinal],
+                         .buffer = buffer,
+                         .ordinal = ordinal,
+                         .is_scratch = slot >= bound});
     }
   }
   std::sort(tensors.begin(), tensors.end(),
@@ -346,6 +352,13 @@ std::vector<NameId> BufferComparison::Compare(int32_t rank) {
       if (same_shape && a_.layouts()[a->buffer][a->ordinal] !=
                             b_.layouts()[b->buffer][b->ordinal]) {
         add("LAYOUT_CHANGED", a->name, LayoutChange(a->buffer, b->buffer));
+      }
+      if (a->is_scratch != b->is_scratch) {
+        const auto text = [](bool is_scratch) {
+          return is_scratch ? "scratch" : "bound by the worker";
+        };
+        add("SCRATCH_CHANGED", a->name,
+            absl::StrCat(text(a->is_scratch), " -> ", text(b->is_scratch)));
       }
       ++a;
       ++b;

@@ -473,5 +473,16 @@ TEST(DiffTest, JsonListsThePairs) {
   EXPECT_EQ(pairs[1][1].GetInt(), 2);
 }
 
+// Whoever binds a tensor must know of it.
+TEST(DiffTest, ScratchThatAWorkerBindsIsContract) {
+  const PlanSpec spec = QuantisedSpec();
+  PlanSpec bound = spec;
+  bound.programs[0].scratch_buffers = 1;
+  EXPECT_EQ(TextOf(spec, bound),
+            "contract\n"
+            "  SCRATCH_CHANGED buffer \"scratch.fp8_e4m3\" of rank 0: scratch "
+            "-> bound by the worker\n");
+}
+
 }  // namespace
 }  // namespace refit
