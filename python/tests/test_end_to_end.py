@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-for needed in ("torch", "transformers"):
+for needed in ("torch", "transformers", "accelerate"):
     pytest.importorskip(needed)
 
 import refit
