@@ -25,6 +25,7 @@ for preset in "${presets[@]}"; do
   package=build/$preset/python
   if [ -d "$package" ] && tests/torch_venv.sh; then
     echo "== $preset: test Python with torch"
-    PYTHONPATH=$package build/venv-torch/bin/python -B -m pytest -p no:cacheprovider --durations=5
+    PYTHONPATH=$PWD/$package PYTHONPYCACHEPREFIX=$PWD/build/pycache \
+      build/venv-torch/bin/python -m pytest -p no:cacheprovider --durations=5
   fi
 done

@@ -148,6 +148,7 @@ def measure(span, source_ranks, device, job, parameters, reference, executor, ar
             if not is_source:
                 check_weights(name, span, parameters, reference)
         measured[name] = best
+    carrier.close()
     return measured
 
 

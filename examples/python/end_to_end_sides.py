@@ -95,6 +95,10 @@ class Broadcast:
     def received(self):
         pass
 
+    def close(self):
+        if self._group is not None and self._device.type == "cuda":
+            self._group.shutdown()
+
 
 class HandOver:
     """Source rank i hands whole tensors to destination rank i, which shares its GPU, by handles of the memory."""
@@ -117,6 +121,9 @@ class HandOver:
     def received(self):
         synchronize(self._device)
         self._store.set(f"received/{self._number}", "")
+
+    def close(self):
+        pass
 
 
 def synchronize(device):
