@@ -104,7 +104,7 @@ absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
   std::optional<Model> model =
       steps.Timed("read-model", [&] { return ReadModel(job, diagnostics); });
   if (!model.has_value()) return JobHasErrors();
-  ApplyExcludes(job.options, *model);
+  ApplyExcludes(job.options, *model, diagnostics);
   module.params = model->params;
   module.skips = model->skips;
   DeclareQuantisations(job, module, diagnostics);

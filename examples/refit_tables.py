@@ -33,6 +33,7 @@ SMALL = {
 # Of jobs that quantise, sizes that are cut stay multiples of a 128 x 128 block for every rank; fewer experts make up for it.
 SMALL_IN_BLOCKS = SMALL | {
     "hidden_size": 128, "intermediate_size": 512, "moe_intermediate_size": 256, "num_experts": 32, "head_dim": 128,
+    "shared_expert_intermediate_size": 512, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
 }
 
 

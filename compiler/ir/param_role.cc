@@ -111,6 +111,8 @@ bool IsBlockQuantised(ParamRole role) {
     case kSharedExpertGate:
     case kSharedExpertUp:
     case kSharedExpertDown:
+    case kDeltaQkvz:
+    case kDeltaOut:
       return true;
     default:
       return false;

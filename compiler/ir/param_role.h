@@ -111,8 +111,8 @@ struct RoleForm {
 RoleForm FormOf(ParamRole role);
 
 // Whether checkpoints with block scales hold params of this role in fp8: the
-// linear layers of attention, MLPs and experts. Never embeddings, heads, norms,
-// routers, biases, state-space layers and what joins an extra layer's inputs.
+// linear layers of attention, delta nets, MLPs and experts. Never embeddings,
+// heads, norms, routers, biases, b and a of a delta net, Mamba mixers, eh_proj.
 bool IsBlockQuantised(ParamRole role);
 
 }  // namespace refit

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -18,6 +19,22 @@ std::string SchemeText(const SideSpec& side) {
   return scheme.scale_format == ScaleFormat::kUe8m0
              ? absl::StrCat(std::string(scheme.name), " with scale_fmt ue8m0")
              : std::string(scheme.name);
+}
+
+// Why no engine holds params of this role in block-scaled fp8, though they are
+// large matrices; "": not so.
+std::string_view WhyNoBlocks(ParamRole role) {
+  switch (role) {
+    case ParamRole::kMambaIn:
+      return "checkpoints with Mamba mixers have one scale a tensor, not "
+             "blocks";
+    case ParamRole::kFusedExpertGateUp:
+      return "experts in one tensor are quantised to MXFP4 alone, which a "
+             "refit "
+             "does not write";
+    default:
+      return "";
+  }
 }
 
 // The buffers of one side, with scales.
@@ -177,21 +194,14 @@ void DeclareQuantisations(const Job& job, Module& module,
                         SchemeText(source), SchemeText(destination)));
     return;
   }
-  // Engines differ in what they quantise of these, and none of the published
-  // fp8 checkpoints has them.
-  const auto unknown = std::find_if(
-      module.params.begin(), module.params.end(), [](const Param& param) {
-        return param.role == ParamRole::kMambaIn ||
-               param.role == ParamRole::kDeltaQkvz ||
-               param.role == ParamRole::kFusedExpertGateUp;
-      });
-  if (unknown != module.params.end()) {
+  for (const Param& param : module.params) {
+    const std::string_view why = WhyNoBlocks(param.role);
+    if (why.empty() || param.skip != SkipReason::kUnspecified) continue;
     diagnostics.Error(
         destination.quantised.place,
-        absl::StrFormat("destination.dtype %s: which matrices of a model with "
-                        "\"%s\" are quantised is not known; wanted bf16, fp16 "
-                        "or fp32",
-                        SchemeText(destination), unknown->name));
+        absl::StrFormat("destination.dtype %s: %s, as \"%s\"; "
+                        "wanted bf16, fp16 or fp32",
+                        SchemeText(destination), why, param.FirstName()));
     return;
   }
   const BlockScheme& scheme = destination.quantised.value;

@@ -78,6 +78,34 @@ std::optional<int64_t> SharedRank(const MeshSpec& a, const MeshSpec& b) {
   return lowest;
 }
 
+// The same of a param whose last dimension [n] is known as [n / 2, 2]: half a
+// pair, whole pairs, half a pair of each fragment.
+std::vector<Fragment> InPairs(const std::vector<Fragment>& fragments) {
+  std::vector<Fragment> in_pairs;
+  for (const Fragment& fragment : fragments) {
+    const int64_t lo = fragment.box.lo.back();
+    const int64_t hi = fragment.box.hi.back();
+    const int64_t step = fragment.stride.back();
+    const auto add = [&](Range pairs, Range half) {
+      if (pairs.begin >= pairs.end) return;
+      Fragment part = fragment;
+      part.offset += (2 * pairs.begin + half.begin - lo) * step;
+      part.box.lo.back() = pairs.begin;
+      part.box.hi.back() = pairs.end;
+      part.stride.back() = 2 * step;
+      part.box.lo.push_back(half.begin);
+      part.box.hi.push_back(half.end);
+      part.stride.push_back(step);
+      in_pairs.push_back(std::move(part));
+    };
+    const Range whole = {(lo + 1) / 2, hi / 2};
+    if (lo % 2 != 0) add({lo / 2, whole.begin}, {1, 2});
+    add(whole, {0, 2});
+    if (hi % 2 != 0) add({hi / 2, hi / 2 + 1}, {0, 1});
+  }
+  return in_pairs;
+}
+
 class GenericLayout {
  public:
   explicit GenericLayout(const LayoutContext& context)
@@ -127,15 +155,16 @@ class GenericLayout {
 
 bool GenericLayout::CheckPlacements(const Placed& placed) {
   const Param& param = ParamOf(placed);
+  const size_t dims = param.StoredShape().size();
   for (const Placement& placement : placed.rule->placements) {
     if (placement.kind == Placement::Kind::kReplicate ||
-        placement.dim < static_cast<int64_t>(param.shape.size())) {
+        placement.dim < static_cast<int64_t>(dims)) {
       continue;
     }
     context_.diagnostics.Error(
         placement.place,
         absl::StrFormat("shard dim is %d but \"%s\" has %d dims", placement.dim,
-                        param.name, param.shape.size()));
+                        param.name, dims));
     return false;
   }
   return true;
@@ -262,14 +291,14 @@ Buffer GenericLayout::Shard(const Placed& placed,
   }
 
   std::vector<Runs> local =
-      LocalRuns(param.shape, mesh, rule.placements, coordinates);
+      LocalRuns(param.StoredShape(), mesh, rule.placements, coordinates);
   for (Runs& runs : local) {
     buffer.shape.push_back(RunsSize(runs));
     dims.push_back(std::move(runs));
   }
   const Dims strides = RowMajorStrides(buffer.VirtualShape());
-  buffer.shape = param.StoredShape(std::move(buffer.shape));
   buffer.fragments = FragmentsOf(placed.param, dims, strides);
+  if (param.pairs) buffer.fragments = InPairs(buffer.fragments);
   return buffer;
 }
 

@@ -57,9 +57,10 @@ void CheckAllPlaced(const LayoutContext& context, const SideLayout& layout) {
   context.diagnostics.Error(
       context.side.layout.place,
       absl::StrFormat(
-          "%s has no place for parameter \"%s\"%s; wanted a layout that knows "
-          "such modules (generic places any), or the parameters excluded",
-          LayoutName(context.side.layout.value), first->name,
+          "%s has no modules of a %s for parameter \"%s\"%s; wanted another "
+          "layout (generic places any tensors)",
+          LayoutName(context.side.layout.value),
+          context.model.architecture.family, first->name,
           count > 1 ? absl::StrFormat(" and %d more", count - 1) : ""));
 }
 

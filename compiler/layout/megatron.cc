@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "compiler/layout/fused_experts.h"
 #include "compiler/layout/layout.h"
@@ -57,7 +58,9 @@ MegatronSizes SizesOf(const SideSpec& side) {
 struct LayerBlock {
   Range layers;
   std::string layer;  // "decoder.layers.{0}."
-  std::string inner;  // of the transformer layer's own names, in that module
+  // Of multi-token prediction: what stands before the names of the tensors that
+  // it has beside its layers.
+  std::string prediction = {};
 };
 
 // What one rank holds of one chunk: the same for all ranks with its tensor
@@ -265,14 +268,16 @@ void MegatronLayout::AddLayers(const Chunk& chunk, const LayerBlock& block,
   const auto add_in = [&](std::string_view module, std::string_view name,
                           std::initializer_list<ParamRole> roles,
                           MakeSpec make) {
-    AddStacks(
-        block,
-        absl::StrFormat("%s%s%s%s", chunk.prefix, block.layer, module, name),
-        roles, std::nullopt, make, out);
+    AddStacks(block, absl::StrFormat("%s%s%s", chunk.prefix, module, name),
+              roles, std::nullopt, make, out);
   };
   const auto add = [&](std::string_view name,
                        std::initializer_list<ParamRole> roles, MakeSpec make) {
-    add_in(block.inner, name, roles, make);
+    add_in(block.layer, name, roles, make);
+  };
+  const auto add_prediction = [&](std::string_view name, ParamRole role,
+                                  MakeSpec make) {
+    add_in(block.prediction, name, {role}, make);
   };
   const auto row_shard = [&](const LayerGroup& group) {
     return RowShard(group, sizes_.tensor, tensor);
@@ -301,10 +306,9 @@ void MegatronLayout::AddLayers(const Chunk& chunk, const LayerBlock& block,
   };
   const EvenPart part = {sizes_.tensor, tensor};
 
-  // Of a multi-token-prediction layer, beside its transformer layer.
-  add_in("", "enorm.weight", {kMtpEmbeddingNorm}, Replicated);
-  add_in("", "hnorm.weight", {kMtpHiddenNorm}, Replicated);
-  add_in("", "eh_proj.weight", {kMtpProjection}, row_shard);
+  add_prediction("enorm.weight", kMtpEmbeddingNorm, Replicated);
+  add_prediction("hnorm.weight", kMtpHiddenNorm, Replicated);
+  add_prediction("eh_proj.weight", kMtpProjection, row_shard);
 
   // Latent attention has its norm in front of it, else the fused projection.
   if (architecture.latent.has_value()) {
@@ -346,7 +350,7 @@ void MegatronLayout::AddLayers(const Chunk& chunk, const LayerBlock& block,
           kSharedExpertUp);
   add("mlp.shared_experts.linear_fc2.weight", {kSharedExpertDown},
       column_shard);
-  add_in("", "final_layernorm.weight", {kMtpFinalNorm}, Replicated);
+  add_prediction("final_layernorm.weight", kMtpFinalNorm, Replicated);
 }
 
 std::vector<BufferId> MegatronLayout::Experts(const Chunk& chunk,
@@ -361,9 +365,8 @@ std::vector<BufferId> MegatronLayout::Experts(const Chunk& chunk,
       context_.side.moe_mlp_glu_interleave_size;
   for (const LayerBlock& block : chunk.blocks) {
     const auto name = [&](std::string_view linear) {
-      return absl::StrFormat("%s%s%smlp.experts.%s.weight%s", chunk.prefix,
-                             block.layer, block.inner, linear,
-                             slice.in_name ? "{1}" : "");
+      return absl::StrFormat("%s%smlp.experts.%s.weight%s", chunk.prefix,
+                             block.layer, linear, slice.in_name ? "{1}" : "");
     };
     if (table_.Params(kExpertGate).empty()) {
       AddStacks(
@@ -404,8 +407,8 @@ void MegatronLayout::AddFusedExperts(const Chunk& chunk,
     for (const LayerGroup& group : table_.Group({&role, 1}, block.layers)) {
       const Param& param = *group.params[0];
       TensorSpec spec = make(param);
-      spec.name = absl::StrFormat("%s%s%smlp.experts.%s{1}", chunk.prefix,
-                                  block.layer, block.inner, name);
+      spec.name = absl::StrFormat("%s%smlp.experts.%s{1}", chunk.prefix,
+                                  block.layer, name);
       out.push_back(context_.buffers.Intern(
           LayerStack(table_, std::move(spec), group.layers,
                      {.dtype = BufferDType(context_.side, param),
@@ -459,20 +462,30 @@ Chunk MegatronLayout::ChunkOf(int64_t stage, int64_t number,
                               Range layers) const {
   const Architecture& architecture = context_.model.architecture;
   const bool last = stage == sizes_.pipeline - 1 && number == sizes_.chunks - 1;
-  Chunk chunk = {.blocks = {{.layers = layers,
-                             .layer = "decoder.layers.{0}.",
-                             .inner = ""}},
+  Chunk chunk = {.blocks = {{.layers = layers, .layer = "decoder.layers.{0}."}},
                  .prefix = sizes_.chunks > 1
                                ? absl::StrFormat("vp_stage.%d.", number)
                                : "",
                  .first = stage == 0 && number == 0,
                  .last = last,
                  .predicts = last && architecture.mtp_layers > 0};
-  if (chunk.predicts) {
+  if (!chunk.predicts) return chunk;
+  const Range all = {architecture.layers, architecture.all_layers()};
+  if (!architecture.mamba.has_value()) {
+    chunk.blocks.push_back({.layers = all,
+                            .layer = "mtp.layers.{0}.mtp_model_layer.",
+                            .prediction = "mtp.layers.{0}."});
+    return chunk;
+  }
+  // Of a model with Mamba mixers, each prediction is made by a block of layers.
+  for (int64_t begin = all.begin; begin < all.end;
+       begin += architecture.mtp_block) {
+    const std::string prediction = absl::StrFormat(
+        "mtp.layers.%d.", (begin - all.begin) / architecture.mtp_block);
     chunk.blocks.push_back(
-        {.layers = {architecture.layers, architecture.all_layers()},
-         .layer = "mtp.layers.{0}.",
-         .inner = "mtp_model_layer."});
+        {.layers = {begin, begin + architecture.mtp_block},
+         .layer = absl::StrCat(prediction, "mtp_model_layer.layers.{0}."),
+         .prediction = prediction});
   }
   return chunk;
 }

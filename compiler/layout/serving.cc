@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "compiler/layout/fused_experts.h"
 
 namespace refit {
 namespace {
@@ -25,7 +26,19 @@ void CheckGatedMlp(SizeChecks& checks, const SizeChecks::Divisor& divisor,
   checks.Columns(divisor, down, what);
 }
 
+void Replace(std::string_view from, std::string_view to, std::string& name) {
+  const size_t at = name.find(from);
+  if (at != std::string::npos) name.replace(at, from.size(), to);
+}
+
 }  // namespace
+
+std::string NemotronName(std::string name) {
+  Replace("backbone.", "model.", name);
+  Replace(".embeddings.", ".embed_tokens.", name);
+  Replace(".A_log", ".A", name);
+  return name;
+}
 
 std::string RenameModule(std::string_view name, std::string_view module) {
   const size_t leaf = name.rfind('.');
@@ -97,6 +110,22 @@ TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part,
                     RowsPart(up, up_rows, gate_first ? gate_rows.size() : 0)}};
 }
 
+void AddMlp(const RoleTable& table, const MlpRoles& roles, EvenPart part,
+            AddStack add) {
+  if (table.Params(roles.gate).empty()) {
+    add({roles.up},
+        [&](const LayerGroup& group) { return RowShard(group, part); });
+  } else {
+    add({roles.gate, roles.up}, [&](const LayerGroup& group) {
+      return GateAndUp(
+          group, RenameModule(group.params[0]->name, "gate_up_proj"), part);
+    });
+  }
+  add({roles.down}, [&](const LayerGroup& group) {
+    return ColumnShard(group, group.params[0]->name, part);
+  });
+}
+
 TensorSpec ExpertGateAndUp(const LayerGroup& group, std::string_view module,
                            EvenPart part, GateUpOrder order) {
   return GateAndUp(group, ExpertsName(group, module, "w13_weight"), part,
@@ -113,6 +142,81 @@ TensorSpec ExpertUp(const LayerGroup& group, std::string_view module,
 TensorSpec ExpertDown(const LayerGroup& group, std::string_view module,
                       EvenPart part) {
   return ColumnShard(group, ExpertsName(group, module, "w2_weight"), part);
+}
+
+TensorSpec Transposed(TensorSpec spec) {
+  int64_t& rows = spec.shape[spec.shape.size() - 2];
+  int64_t& columns = spec.shape.back();
+  const int64_t matrix = rows * columns;
+  // Of an element that is `at` elements from the first; also of a step.
+  const auto moved = [&](int64_t at) {
+    return at / matrix * matrix + at % columns * rows + at % matrix / columns;
+  };
+  for (Part& part : spec.parts) {
+    part.offset = moved(part.offset);
+    for (int64_t& stride : part.stride) stride = moved(stride);
+  }
+  std::swap(rows, columns);
+  return spec;
+}
+
+void AddFusedExperts(const LayoutContext& context,
+                     const FusedExpertTensors& tensors, Range experts,
+                     EvenPart part, AddStack add) {
+  const auto name = [&](const Param& param, std::string_view weight) {
+    constexpr std::string_view kExperts = ".experts.";
+    const std::string_view whole = param.name;
+    return absl::StrFormat(
+        "%s%s%s", whole.substr(0, whole.find(kExperts) + kExperts.size()),
+        tensors.module, weight);
+  };
+  add({kFusedExpertGateUp}, [&](const LayerGroup& group) {
+    const Param& param = *group.params[0];
+    return StackedGateUp(param, name(param, "w13_weight"), experts, part);
+  });
+  add({kFusedExpertGateUpBias}, [&](const LayerGroup& group) {
+    const Param& param = *group.params[0];
+    TensorSpec spec = StackedGateUpBias(
+        param, name(param, tensors.gate_up_bias), experts, part);
+    spec.own_dtype = tensors.bias_dtype;
+    return spec;
+  });
+  add({kFusedExpertDown}, [&](const LayerGroup& group) {
+    const Param& param = *group.params[0];
+    return StackedDown(param, name(param, "w2_weight"), experts, part);
+  });
+  // Of ranks that share an expert, one adds the bias to its output.
+  add({kFusedExpertDownBias}, [&](const LayerGroup& group) {
+    const Param& param = *group.params[0];
+    TensorSpec spec =
+        StackedDownBias(param, name(param, tensors.down_bias), experts);
+    spec.own_dtype = tensors.bias_dtype;
+    if (part.index > 0) {
+      spec.parts.clear();
+      spec.zeros = context.which == fb::Side::kDestination;
+    }
+    return spec;
+  });
+}
+
+void CheckFusedExperts(const LayoutContext& context, const RoleTable& table,
+                       GateUpOrder order, SizeChecks& checks) {
+  if (table.Params(kFusedExpertDown).empty()) return;
+  const SideSpec& side = context.side;
+  const std::string_view family = context.model.architecture.family;
+  if (side.experts.given) {
+    checks.Report(side.experts.place,
+                  absl::StrFormat("%s.experts: the experts of %s are placed "
+                                  "linearly; wanted no such key",
+                                  side.key, family));
+  }
+  if (order != GateUpOrder::kGateFirst) {
+    checks.Report(
+        side.moe_backend.place,
+        absl::StrFormat("%s.moe_backend \"%s\" has no known order of %s's "
+                        "alternating gate and up rows; wanted triton",
+                        side.key, side.moe_backend.value, family));
+  }
 }
 
 TensorSpec ConcatRows(const LayerGroup& group, std::string name) {
@@ -161,6 +265,7 @@ void AddLayerStacks(const LayoutContext& context, const RoleTable& table,
     out.push_back(context.buffers.Intern(
         LayerStack(table, make_spec(group), group.layers,
                    {.dtype = BufferDType(context.side, *group.params[0]),
+                    .first_layer = group.params[0]->first_layer,
                     .experts = experts})));
   }
 }

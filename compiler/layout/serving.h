@@ -23,6 +23,14 @@
 
 namespace refit {
 
+// Adds the stacks of the layers that have `roles`.
+using AddStack = absl::FunctionRef<void(
+    std::initializer_list<ParamRole> roles,
+    absl::FunctionRef<TensorSpec(const LayerGroup&)> make)>;
+
+// "backbone.x" as the engines' modules of nemotron_h call it.
+std::string NemotronName(std::string name);
+
 // "a.b.q_proj.weight" with the module's own name replaced.
 std::string RenameModule(std::string_view name, std::string_view module);
 
@@ -45,6 +53,15 @@ TensorSpec FusedHeads(const LayerGroup& group, const Architecture& architecture,
 TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part,
                      GateUpOrder order = GateUpOrder::kGateFirst);
 
+// Adds an MLP: gate and up, or of a model without gates up alone, and down.
+struct MlpRoles {
+  ParamRole gate;
+  ParamRole up;
+  ParamRole down;
+};
+void AddMlp(const RoleTable& table, const MlpRoles& roles, EvenPart part,
+            AddStack add);
+
 // Of a group's gate and up of the experts: "w13_weight", gate and up of each.
 // `module` stands after "experts.": "" or "routed_experts.".
 TensorSpec ExpertGateAndUp(const LayerGroup& group, std::string_view module,
@@ -57,6 +74,24 @@ TensorSpec ExpertUp(const LayerGroup& group, std::string_view module,
 // Of a group's down of the experts: "w2_weight".
 TensorSpec ExpertDown(const LayerGroup& group, std::string_view module,
                       EvenPart part);
+
+// With the tensor's last two dimensions exchanged.
+TensorSpec Transposed(TensorSpec spec);
+
+// Experts that the checkpoint holds in one tensor a layer (gpt_oss).
+struct FusedExpertTensors {
+  std::string_view module;  // after "experts.": "" or "routed_experts."
+  std::string_view gate_up_bias;
+  std::string_view down_bias;
+  std::optional<DType> bias_dtype = std::nullopt;  // the engine's own
+};
+void AddFusedExperts(const LayoutContext& context,
+                     const FusedExpertTensors& tensors, Range experts,
+                     EvenPart part, AddStack add);
+
+// Such experts stand in the checkpoint's order alone: reports other wishes.
+void CheckFusedExperts(const LayoutContext& context, const RoleTable& table,
+                       GateUpOrder order, SizeChecks& checks);
 
 // A group's params, whole, their rows one after the other.
 TensorSpec ConcatRows(const LayerGroup& group, std::string name);

@@ -11,18 +11,18 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "compiler/layout/expert_slots.h"
-#include "compiler/layout/fused_experts.h"
 #include "compiler/layout/layout.h"
 #include "compiler/layout/mixers.h"
 #include "compiler/layout/moe_backend.h"
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/serving.h"
+#include "compiler/layout/serving_mixers.h"
 #include "compiler/layout/shard.h"
 #include "compiler/layout/sizes.h"
 #include "compiler/layout/stages.h"
 #include "compiler/layout/tensor_stack.h"
-#include "compiler/layout/vllm_mixers.h"
 
 namespace refit {
 namespace {
@@ -47,19 +47,24 @@ struct VllmSizes {
 // The tensor's name in vLLM's modules: the checkpoint's, but for families whose
 // modules are named otherwise.
 std::string VllmName(std::string_view family, std::string name) {
-  const auto replace = [&](std::string_view from, std::string_view to) {
-    const size_t at = name.find(from);
-    if (at != std::string::npos) name.replace(at, from.size(), to);
-  };
-  if (family == "nemotron_h") {
-    replace("backbone.", "model.");
-    replace(".embeddings.", ".embed_tokens.");
-    replace(".A_log", ".A");
-  } else if (family == "gpt_oss") {
-    replace(".self_attn.", ".attn.");
-    replace(".embed_tokens.", ".embedding.");
+  if (family == "nemotron_h") return NemotronName(std::move(name));
+  if (family == "gpt_oss") {
+    name = absl::StrReplaceAll(
+        name, {{".self_attn.", ".attn."}, {".embed_tokens.", ".embedding."}});
   }
   return name;
+}
+
+// The models whose checkpoint keeps the draft model under "mtp.": vLLM gives
+// the draft's modules this prefix too, where others have the model's layer
+// numbers. What joins the inputs of such a draft is cut by rows.
+bool DraftHasPrefix(std::string_view family) {
+  return family == "qwen3_next" || family == "nemotron_h";
+}
+
+// The models whose router vLLM keeps in fp32.
+bool HasFp32Router(std::string_view family) {
+  return family == "glm4_moe" || family == "glm4_moe_lite";
 }
 
 // The models of which vLLM builds embedding, final norm and head on every
@@ -120,14 +125,8 @@ class VllmLayout {
                  const std::optional<ExpertSlice>& experts, MakeSpec make,
                  std::vector<BufferId>& out);
 
-  // Of experts that a checkpoint holds in one tensor a layer.
-  void AddFusedExperts(int64_t stage, Range layers, Range experts,
-                       EvenPart part, std::vector<BufferId>& out);
-  // Such experts stand in the checkpoint's order alone.
-  void CheckFusedExperts(SizeChecks& checks);
-
-  // The name of such experts' stacked tensor `weight`.
-  std::string ExpertsName(const Param& param, std::string_view weight) const;
+  // Reports a draft model that vLLM does not have.
+  void CheckDraft(SizeChecks& checks, const SizeChecks::Divisor& tensor);
 
   // Adds a tensor outside the layers: whole where a stage reads it, a declared
   // skip where it holds a copy it never reads, else nothing.
@@ -165,7 +164,8 @@ void VllmLayout::CheckSizes(SizeChecks& checks) {
     CheckExpertTensors(checks, expert_tensor);
   }
   gate_up_order_ = CheckMoeBackend(side, checks);
-  CheckFusedExperts(checks);
+  CheckFusedExperts(context_, table_, gate_up_order_, checks);
+  CheckDraft(checks, tensor);
 
   if (side.version.given) {
     const std::optional<bool> routed = HasRoutedExperts(side.version.value);
@@ -180,22 +180,27 @@ void VllmLayout::CheckSizes(SizeChecks& checks) {
   }
 }
 
-void VllmLayout::CheckFusedExperts(SizeChecks& checks) {
-  if (table_.Params(kFusedExpertDown).empty()) return;
+void VllmLayout::CheckDraft(SizeChecks& checks,
+                            const SizeChecks::Divisor& tensor) {
+  const Architecture& architecture = context_.model.architecture;
+  if (!DraftHasPrefix(architecture.family)) return;
+  checks.Rows(tensor, kMtpProjection, "rows that join the draft's inputs");
   const SideSpec& side = context_.side;
-  const std::string_view family = context_.model.architecture.family;
-  if (side.experts.given) {
-    checks.Report(side.experts.place,
-                  absl::StrFormat("%s.experts: the experts of %s are placed "
-                                  "linearly; wanted no such key",
-                                  side.key, family));
+  const auto refuse = [&](std::string_view found) {
+    checks.Report(side.mtp.given ? side.mtp.place : side.layout.place,
+                  absl::StrFormat("%s: vLLM's draft model of %s has one block "
+                                  "of attention and experts; the model's has "
+                                  "%s; wanted \"mtp\": false",
+                                  side.key, architecture.family, found));
+  };
+  if (architecture.mtp_layers > architecture.mtp_block) {
+    refuse(absl::StrFormat("%d blocks",
+                           architecture.mtp_layers / architecture.mtp_block));
   }
-  if (gate_up_order_ != GateUpOrder::kGateFirst) {
-    checks.Report(
-        side.moe_backend.place,
-        absl::StrFormat("%s.moe_backend \"%s\" has no known order of %s's "
-                        "alternating gate and up rows; wanted triton",
-                        side.key, side.moe_backend.value, family));
+  for (int64_t layer = architecture.layers; layer < architecture.all_layers();
+       ++layer) {
+    if (!table_.At(kMambaIn, layer).empty()) refuse("a Mamba mixer");
+    if (!table_.At(kMlpUp, layer).empty()) refuse("a dense MLP");
   }
 }
 
@@ -242,11 +247,17 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   // The draft model, on the last stage, has an embedding of its own unless it
   // shares that of the first. Its head is the model's.
   const bool drafts = last && architecture.mtp_layers > 0;
-  const bool reads_embedding =
-      stage == 0 || drafts || (architecture.tied && last);
+  const bool draft_has_prefix = DraftHasPrefix(architecture.family);
+  const bool reads_embedding = stage == 0 || (drafts && !draft_has_prefix) ||
+                               (architecture.tied && last);
   for (const ParamId id : table_.Params(kEmbedding)) {
-    AddEnd(reads_embedding,
-           ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
+    Buffer embedding = ServingVocabulary(context_, id, {sizes_.tensor, tensor});
+    if (drafts && draft_has_prefix && stage > 0) {
+      Buffer copy = embedding;
+      copy.name = "mtp.embed_tokens.weight";
+      AddEnd(true, std::move(copy), out);
+    }
+    AddEnd(reads_embedding, std::move(embedding), out);
   }
 
   const EvenPart part = {sizes_.tensor, tensor};
@@ -257,10 +268,6 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   const auto qkv = [&](const LayerGroup& group) {
     return FusedHeads(group, architecture, part);
   };
-  const auto gate_and_up = [&](const LayerGroup& group) {
-    return GateAndUp(group, RenameModule(group.params[0]->name, "gate_up_proj"),
-                     part);
-  };
   const auto row_shard = [&](const LayerGroup& group) {
     return RowShard(group, part);
   };
@@ -270,25 +277,23 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   };
   const EvenPart shared_part =
       sizes_.sequence_parallel_experts() ? EvenPart{} : part;
-  const auto shared_gate_and_up = [&](const LayerGroup& group) {
-    return GateAndUp(group, RenameModule(group.params[0]->name, "gate_up_proj"),
-                     shared_part);
-  };
-  const auto shared_down = [&](const LayerGroup& group) {
-    return ColumnShard(group, group.params[0]->name, shared_part);
-  };
   const auto add = [&](std::initializer_list<ParamRole> roles, auto make) {
     AddLayers(stage, layers, roles, std::nullopt, make, out);
   };
 
   if (drafts) {
     // Beside the block that is built like a decoder layer.
-    for (const ParamRole role :
-         {kMtpEmbeddingNorm, kMtpHiddenNorm, kMtpProjection, kMtpFinalNorm}) {
+    const auto add_draft = [&](ParamRole role, auto make) {
       AddLayerStacks(context_, table_,
                      {architecture.layers, architecture.all_layers()}, {role},
-                     std::nullopt, Replicated, out);
-    }
+                     std::nullopt, make, out);
+    };
+    add_draft(kMtpEmbeddingNorm, replicated);
+    add_draft(kMtpHiddenNorm, replicated);
+    add_draft(kMtpProjection, [&](const LayerGroup& group) {
+      return draft_has_prefix ? RowShard(group, part) : Replicated(group);
+    });
+    add_draft(kMtpFinalNorm, replicated);
   }
   add({kQuery, kKey, kValue}, qkv);
   add({kQueryBias, kKeyBias, kValueBias}, qkv);
@@ -317,29 +322,23 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   add({kKeyNorm}, replicated);
   add({kAttentionSinks},
       [&](const LayerGroup& group) { return RowPart(*group.params[0], part); });
-  vllm::AddMixers(architecture, part, add);
-  if (table_.Params(kMlpGate).empty()) {
-    add({kMlpUp}, row_shard);
-  } else {
-    add({kMlpGate, kMlpUp}, gate_and_up);
-  }
-  add({kMlpDown}, column_shard);
+  AddServingMixers(architecture, part, add);
+  AddMlp(table_, {kMlpGate, kMlpUp, kMlpDown}, part, add);
   add({kAttentionNorm}, replicated);
   add({kMlpNorm}, replicated);
   add({kMoeNorm}, replicated);
-  add({kRouter}, replicated);
+  add({kRouter}, [&](const LayerGroup& group) {
+    TensorSpec spec = Replicated(group);
+    if (HasFp32Router(architecture.family)) spec.own_dtype = DType::kFp32;
+    return spec;
+  });
   add({kRouterBias}, replicated);
   add({kRouterCorrection}, replicated);
   add({kLatentDown}, replicated);
   add({kLatentUp}, replicated);
   add({kSharedExpertRouter}, replicated);
-  if (table_.Params(kSharedExpertGate).empty()) {
-    add({kSharedExpertUp},
-        [&](const LayerGroup& group) { return RowShard(group, shared_part); });
-  } else {
-    add({kSharedExpertGate, kSharedExpertUp}, shared_gate_and_up);
-  }
-  add({kSharedExpertDown}, shared_down);
+  AddMlp(table_, {kSharedExpertGate, kSharedExpertUp, kSharedExpertDown},
+         shared_part, add);
   return out;
 }
 
@@ -372,52 +371,14 @@ std::vector<BufferId> VllmLayout::Experts(const ExpertSlice& slice,
     const std::vector<int32_t>& experts = slice.slots.front();
     const Range held =
         experts.empty() ? Range{} : Range{experts.front(), experts.back() + 1};
-    AddFusedExperts(stage, layers, held, part, out);
+    AddFusedExperts(
+        context_,
+        {.module = module, .gate_up_bias = "w13_bias", .down_bias = "w2_bias"},
+        held, part, [&](std::initializer_list<ParamRole> roles, MakeSpec make) {
+          AddLayers(stage, layers, roles, std::nullopt, make, out);
+        });
   }
   return out;
-}
-
-std::string VllmLayout::ExpertsName(const Param& param,
-                                    std::string_view weight) const {
-  constexpr std::string_view kExperts = ".experts.";
-  const std::string_view name = param.name;
-  return absl::StrFormat("%s%s%s",
-                         name.substr(0, name.find(kExperts) + kExperts.size()),
-                         routed_experts_ ? "routed_experts." : "", weight);
-}
-
-void VllmLayout::AddFusedExperts(int64_t stage, Range layers, Range experts,
-                                 EvenPart part, std::vector<BufferId>& out) {
-  const auto add = [&](ParamRole role, std::string_view weight, auto make) {
-    AddLayers(
-        stage, layers, {role}, std::nullopt,
-        [&](const LayerGroup& group) {
-          const Param& param = *group.params[0];
-          return make(param, ExpertsName(param, weight));
-        },
-        out);
-  };
-  add(kFusedExpertGateUp, "w13_weight",
-      [&](const Param& param, std::string name) {
-        return StackedGateUp(param, std::move(name), experts, part);
-      });
-  add(kFusedExpertGateUpBias, "w13_bias",
-      [&](const Param& param, std::string name) {
-        return StackedGateUpBias(param, std::move(name), experts, part);
-      });
-  add(kFusedExpertDown, "w2_weight", [&](const Param& param, std::string name) {
-    return StackedDown(param, std::move(name), experts, part);
-  });
-  // Of ranks that share an expert, one adds the bias to its output.
-  add(kFusedExpertDownBias, "w2_bias",
-      [&](const Param& param, std::string name) {
-        TensorSpec spec = StackedDownBias(param, std::move(name), experts);
-        if (part.index > 0) {
-          spec.parts.clear();
-          spec.zeros = context_.which == fb::Side::kDestination;
-        }
-        return spec;
-      });
 }
 
 std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {

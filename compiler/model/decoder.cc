@@ -88,8 +88,15 @@ IndexDim DecoderBuilder::AllLayers() const {
 
 void DecoderBuilder::Add(std::string name, ParamRole role, Dims shape,
                          std::vector<IndexDim> index) {
-  if (!index.empty()) name = "model.layers.{0}." + name;
-  AddParam(std::move(name), role, std::move(shape), std::move(index));
+  const bool of_layers = !index.empty();
+  if (of_layers) name = layer_prefix_ + name;
+  AddParam(std::move(name), role, std::move(shape), std::move(index),
+           of_layers ? first_layer_ : 0);
+}
+
+void DecoderBuilder::NameLayers(std::string prefix, int32_t first_layer) {
+  layer_prefix_ = std::move(prefix);
+  first_layer_ = first_layer;
 }
 
 Param& DecoderBuilder::AddParam(std::string name, ParamRole role, Dims shape,

@@ -33,7 +33,7 @@ enum class HeadForm : uint8_t {
 };
 
 // Adds the stacks of a decoder in the order of the calls. Names are relative to
-// "model.layers.{0}.".
+// "model.layers.{0}.", or to what NameLayers says.
 class DecoderBuilder {
  public:
   // Reads the sizes that every decoder has.
@@ -43,6 +43,10 @@ class DecoderBuilder {
   // If the job wants them, `num_nextn_predict_layers` more layers are built
   // like the decoder's last one, and numbered on. Comes before the stacks.
   void ReadMtpLayers();
+
+  // From here on the layers are called `prefix`; the model's layer
+  // `first_layer` is number 0.
+  void NameLayers(std::string prefix, int32_t first_layer);
 
   // Adds the embedding.
   void Begin();
@@ -86,6 +90,8 @@ class DecoderBuilder {
   ConfigReader& config_;
   Model& model_;
   DType dtype_ = DType::kUnspecified;
+  std::string layer_prefix_ = "model.layers.{0}.";
+  int32_t first_layer_ = 0;
 };
 
 }  // namespace refit

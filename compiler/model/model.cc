@@ -212,6 +212,22 @@ std::optional<Model> ReadListedModel(const ModelSpec& spec,
   return FoldModel(tensors, spec.place, diagnostics);
 }
 
+// Reports prediction layers that the job asks of a model without any. What a
+// list of parameters without roles has is its own affair.
+void CheckMtp(const Job& job, const Model& model, Diagnostics& diagnostics) {
+  const Architecture& architecture = model.architecture;
+  if (!model.mtp || architecture.family.empty() ||
+      architecture.mtp_layers > 0) {
+    return;
+  }
+  const SideSpec& side = job.source.mtp.value ? job.source : job.destination;
+  diagnostics.Error(
+      side.mtp.place,
+      absl::StrFormat("%s.mtp is true, and this %s has no multi-token-"
+                      "prediction layers; wanted \"mtp\": false",
+                      side.key, architecture.family));
+}
+
 // Cuts an index dimension wherever `same(i)`, whether entry i belongs with
 // entry i - 1, is false. Returns the first entry of every run, and the end.
 template <typename Same>
@@ -283,11 +299,13 @@ std::optional<Model> ReadModel(const Job& job, Diagnostics& diagnostics) {
   } else if (spec.parameters.has_value()) {
     model = ReadListedModel(spec, diagnostics);
   }
+  if (model.has_value()) CheckMtp(job, *model, diagnostics);
   if (diagnostics.error_count() != errors_before) return std::nullopt;
   return model;
 }
 
-void ApplyExcludes(const OptionsSpec& options, Model& model) {
+void ApplyExcludes(const OptionsSpec& options, Model& model,
+                   Diagnostics& diagnostics) {
   const std::vector<std::string>& globs = options.exclude.value;
   if (globs.empty()) return;
   const auto matches = [&](std::string_view name) {
@@ -305,6 +323,16 @@ void ApplyExcludes(const OptionsSpec& options, Model& model) {
     AppendMarked(param, excluded, params);
   }
   model.params = std::move(params);
+  const bool moves = std::any_of(
+      model.params.begin(), model.params.end(), [](const Param& param) {
+        return param.skip == SkipReason::kUnspecified;
+      });
+  if (!moves) {
+    diagnostics.Error(
+        options.exclude.place,
+        "options.exclude matches every parameter, so that nothing is left to "
+        "move; wanted globs that leave some");
+  }
 }
 
 std::string ModelListing(const Model& model) {

@@ -54,8 +54,9 @@ struct Architecture {
   std::string family;  // config.json's model_type; "" when roles are unknown
   int64_t layers = 0;
   // Multi-token-prediction layers that the model has beside `layers`, which
-  // they follow in number.
+  // they follow in number. Each prediction is made by `mtp_block` of them.
   int64_t mtp_layers = 0;
+  int64_t mtp_block = 1;
   int64_t hidden = 0;
   int64_t heads = 0;
   int64_t kv_heads = 0;
@@ -86,7 +87,8 @@ struct Model {
   std::vector<std::string> stored_beside;
 };
 
-// Reads the model a job names. Errors: missing or malformed file, unknown
+// Reads the model a job names. Errors: multi-token-prediction layers asked of a
+// model that has none, missing or malformed file, unknown
 // model_type (with the known ones), missing or wrong config keys, a
 // safetensors header that disagrees with the config.json beside it, a name
 // twice. Returns nullopt after an error.
@@ -94,8 +96,10 @@ std::optional<Model> ReadModel(const Job& job, Diagnostics& diagnostics);
 
 // Marks what `options.exclude` matches as skipped, splitting stacks where a
 // glob matches only some members. A glob may match nothing: one list of globs
-// serves models with and without, say, multi-token-prediction layers.
-void ApplyExcludes(const OptionsSpec& options, Model& model);
+// serves models with and without, say, multi-token-prediction layers. Globs
+// that leave nothing to move are an error.
+void ApplyExcludes(const OptionsSpec& options, Model& model,
+                   Diagnostics& diagnostics);
 
 // One parameter a line, "name<TAB>DTYPE<TAB>2x3" (safetensors dtype names), in
 // no particular order: what shared model lists are compared with.

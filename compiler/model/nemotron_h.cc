@@ -84,9 +84,8 @@ class NemotronBuilder {
 
   void Add(std::string_view name, ParamRole role, Dims shape,
            std::vector<IndexDim> index) {
-    decoder_.AddParam(absl::StrFormat("%s.{0}.%s", prefix_, name),
-                      placed_ ? role : kOther, std::move(shape),
-                      std::move(index), first_layer_);
+    decoder_.AddParam(absl::StrFormat("%s.{0}.%s", prefix_, name), role,
+                      std::move(shape), std::move(index), first_layer_);
   }
 
   ConfigReader& config_;
@@ -94,9 +93,6 @@ class NemotronBuilder {
   DecoderBuilder decoder_;
   std::string prefix_;
   int32_t first_layer_ = 0;
-  // No framework's layout of multi-token-prediction blocks is described: then
-  // their params have no roles, and layouts that place by role refuse them.
-  bool placed_ = true;
 };
 
 void NemotronBuilder::Build() {
@@ -125,11 +121,20 @@ void NemotronBuilder::Build() {
 void NemotronBuilder::AddMtpLayers() {
   const int64_t blocks = config_.CountOr("num_nextn_predict_layers", 0);
   if (blocks == 0) return;
-  const int64_t hidden = model_.architecture.hidden;
+  Architecture& a = model_.architecture;
   const std::string pattern = ReadPattern(
       config_, "mtp_hybrid_override_pattern", "mtp_layers_block_type");
   const auto size = static_cast<int32_t>(pattern.size());
   if (size == 0) return;
+  // Each layer is a number in memory.
+  constexpr int64_t kLayersMax = 100'000;
+  if (blocks > kLayersMax / size) {
+    config_.Error("num_nextn_predict_layers",
+                  absl::StrFormat("num_nextn_predict_layers %d, each of %d "
+                                  "layers, makes %d; wanted at most %d",
+                                  blocks, size, blocks * size, kLayersMax));
+    return;
+  }
   std::string all;
   IndexDim first;  // of each block
   IndexDim last;
@@ -138,12 +143,13 @@ void NemotronBuilder::AddMtpLayers() {
     first.numbers.push_back(block * size);
     last.numbers.push_back((block + 1) * size - 1);
   }
-  placed_ = false;
-  AddLayers("mtp.layers", all, 0);
-  Add("enorm.weight", kMtpEmbeddingNorm, {hidden}, {first});
-  Add("hnorm.weight", kMtpHiddenNorm, {hidden}, {first});
-  Add("eh_proj.weight", kMtpProjection, {hidden, 2 * hidden}, {first});
-  Add("final_layernorm.weight", kMtpFinalNorm, {hidden}, {last});
+  a.mtp_layers = static_cast<int64_t>(all.size());
+  a.mtp_block = size;
+  AddLayers("mtp.layers", all, static_cast<int32_t>(a.layers));
+  Add("enorm.weight", kMtpEmbeddingNorm, {a.hidden}, {first});
+  Add("hnorm.weight", kMtpHiddenNorm, {a.hidden}, {first});
+  Add("eh_proj.weight", kMtpProjection, {a.hidden, 2 * a.hidden}, {first});
+  Add("final_layernorm.weight", kMtpFinalNorm, {a.hidden}, {last});
 }
 
 void NemotronBuilder::AddLayers(std::string_view prefix,

@@ -1,12 +1,13 @@
-#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "compiler/job/json.h"
 #include "compiler/model/decoder.h"
 #include "compiler/model/families.h"
+#include "compiler/model/sparse_layers.h"
 
 namespace refit {
 namespace {
@@ -22,65 +23,108 @@ class Qwen3NextBuilder {
 
  private:
   void ReadDeltaNet();
+  // Whether each layer has attention.
+  std::vector<bool> ReadAttentionLayers();
   void AddAttention(const IndexDim& layers);
   void AddDeltaNet(const IndexDim& layers);
   void AddExperts(const IndexDim& layers);
-  // One more layer of attention, like layer `like`; no key of the config
-  // announces it. No framework's layout of it is described: its params have no
-  // roles, and layouts that place by role refuse them.
-  void AddMtpLayer(int64_t like);
+  // One more layer of attention and experts; no key of the config announces it.
+  void AddMtpLayer();
 
   void Add(std::string_view name, ParamRole role, Dims shape,
            std::vector<IndexDim> index) {
-    decoder_.AddParam(absl::StrFormat("model.layers.{0}.%s", name), role,
-                      std::move(shape), std::move(index));
+    decoder_.AddParam(absl::StrFormat("%s.layers.{0}.%s", prefix_, name), role,
+                      std::move(shape), std::move(index), first_layer_);
   }
 
   ConfigReader& config_;
   Model& model_;
   DecoderBuilder decoder_;
+  std::string_view prefix_ = "model";
+  int32_t first_layer_ = 0;
 };
 
 void Qwen3NextBuilder::Build() {
   model_.architecture.output_gate = true;
+  // A checkpoint in block-scaled FP8.
+  model_.stored_beside.push_back("*.weight_scale_inv");
   ReadDeltaNet();
-  const int64_t interval = config_.Size("full_attention_interval");
+  const std::vector<bool> has_attention = ReadAttentionLayers();
   IndexDim attention;
   IndexDim delta;
   for (const int32_t layer : decoder_.AllLayers().numbers) {
-    ((layer + 1) % interval == 0 ? attention : delta).numbers.push_back(layer);
+    (has_attention[layer] ? attention : delta).numbers.push_back(layer);
   }
+  const SparseLayers layers = ReadSparseLayers(config_, decoder_.AllLayers());
   decoder_.Begin();
   if (!delta.numbers.empty()) AddDeltaNet(delta);
   if (!attention.numbers.empty()) AddAttention(attention);
-  AddExperts(decoder_.AllLayers());
+  if (!layers.dense.numbers.empty()) {
+    decoder_.AddMlp(layers.dense, config_.Size("intermediate_size"));
+  }
+  if (!layers.sparse.numbers.empty()) AddExperts(layers.sparse);
   decoder_.End();
-  if (model_.mtp) {
-    AddMtpLayer(interval - 1);
-  } else {
+  if (!model_.mtp) {
     model_.stored_beside.push_back("mtp.*");
+  } else if (!layers.dense.numbers.empty()) {
+    // vLLM and Megatron differ in what the extra layer is then.
+    config_.Error(layers.key,
+                  absl::StrFormat("%s makes some layers dense, and the "
+                                  "multi-token-prediction layer of such a "
+                                  "model is not known; wanted \"mtp\": false",
+                                  layers.key));
+  } else {
+    AddMtpLayer();
   }
 }
 
-void Qwen3NextBuilder::AddMtpLayer(int64_t like) {
-  constexpr std::string_view kPrefix = "model.layers.{0}.";
-  const size_t count = model_.params.size();
-  for (size_t i = 0; i < count; ++i) {
-    Param param = model_.params[i];
-    if (param.index.empty()) continue;
-    const std::vector<int32_t>& layers = param.index[0].numbers;
-    if (std::find(layers.begin(), layers.end(), like) == layers.end()) continue;
-    param.name =
-        absl::StrFormat("mtp.layers.{0}.%s", param.name.substr(kPrefix.size()));
-    param.index[0] = Consecutive(0, 1);
-    param.role = kOther;
-    model_.params.push_back(std::move(param));
+std::vector<bool> Qwen3NextBuilder::ReadAttentionLayers() {
+  const int64_t count = model_.architecture.layers;
+  std::vector<bool> has_attention(count);
+  if (!config_.Has("layer_types")) {
+    const int64_t interval = config_.SizeOr("full_attention_interval", 4);
+    for (int64_t layer = 0; layer < count; ++layer) {
+      has_attention[layer] = (layer + 1) % interval == 0;
+    }
+    return has_attention;
   }
-  const int64_t hidden = model_.architecture.hidden;
-  decoder_.AddParam("mtp.fc.weight", kOther, {hidden, 2 * hidden}, {});
-  decoder_.AddParam("mtp.pre_fc_norm_embedding.weight", kOther, {hidden}, {});
-  decoder_.AddParam("mtp.pre_fc_norm_hidden.weight", kOther, {hidden}, {});
-  decoder_.AddParam("mtp.norm.weight", kOther, {hidden}, {});
+  const std::vector<std::string> types = config_.StringsOr("layer_types", {});
+  if (static_cast<int64_t>(types.size()) != count) {
+    config_.Error("layer_types",
+                  absl::StrFormat("layer_types has %d entries; wanted one for "
+                                  "each of %d layers",
+                                  types.size(), count));
+    return has_attention;
+  }
+  for (int64_t layer = 0; layer < count; ++layer) {
+    has_attention[layer] = types[layer] == "full_attention";
+    if (has_attention[layer] || types[layer] == "linear_attention") continue;
+    config_.Error("layer_types",
+                  absl::StrFormat("layer_types has a layer %s; wanted "
+                                  "full_attention or linear_attention",
+                                  Quoted(types[layer])));
+    break;
+  }
+  return has_attention;
+}
+
+void Qwen3NextBuilder::AddMtpLayer() {
+  const Architecture& a = model_.architecture;
+  prefix_ = "mtp";
+  first_layer_ = static_cast<int32_t>(a.layers);
+  decoder_.NameLayers("mtp.layers.{0}.", first_layer_);
+  model_.architecture.mtp_layers = 1;
+  const IndexDim layer = Consecutive(0, 1);
+  AddAttention(layer);
+  AddExperts(layer);
+  const auto add = [&](std::string_view name, ParamRole role, Dims shape) {
+    decoder_.AddParam(absl::StrFormat("mtp.%s.weight", name), role,
+                      std::move(shape), {layer}, first_layer_);
+  };
+  add("fc", kMtpProjection, {a.hidden, 2 * a.hidden});
+  add("pre_fc_norm_embedding", kMtpEmbeddingNorm, {a.hidden});
+  add("pre_fc_norm_hidden", kMtpHiddenNorm, {a.hidden});
+  add("norm", kMtpFinalNorm, {a.hidden});
 }
 
 void Qwen3NextBuilder::ReadDeltaNet() {
@@ -148,8 +192,9 @@ void Qwen3NextBuilder::AddExperts(const IndexDim& layers) {
 
 }  // namespace
 
-// Every `full_attention_interval`-th layer has attention, with an output gate;
-// the others are gated delta nets. All have experts and a shared one.
+// `layer_types` says which layers have attention, with an output gate; without
+// it every `full_attention_interval`-th. The others are gated delta nets. All
+// have experts and a shared one, but those that are dense as in qwen3_moe.
 void BuildQwen3Next(ConfigReader& config, Model& model) {
   Qwen3NextBuilder(config, model).Build();
 }

@@ -413,7 +413,9 @@ std::string Excluded(std::vector<std::string> globs,
   ReadResult result = ReadParameters(std::move(parameters));
   OptionsSpec options;
   options.exclude.value = std::move(globs);
-  ApplyExcludes(options, *result.model);
+  Diagnostics diagnostics;
+  ApplyExcludes(options, *result.model, diagnostics);
+  EXPECT_EQ(diagnostics.Render(), "");
   return Stacks(*result.model);
 }
 

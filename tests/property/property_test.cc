@@ -21,6 +21,7 @@
 #include "absl/strings/str_join.h"
 #include "tests/property/chain.h"
 #include "tests/property/draw.h"
+#include "tests/property/family_model.h"
 #include "tests/property/generic_side.h"
 #include "tests/property/oracle.h"
 #include "tests/property/tiny_model.h"
@@ -28,10 +29,11 @@
 namespace refit {
 namespace {
 
-// Together some fifteen seconds of one core, with or without a sanitizer.
+// Together some twenty seconds of one core, with or without a sanitizer.
 constexpr int64_t kGenericCases = kSanitized ? 150 : 1000;
 constexpr int64_t kReplicaCases = kSanitized ? 75 : 400;
 constexpr int64_t kFrameworkCases = kSanitized ? 50 : 300;
+constexpr int64_t kFamilyCases = kSanitized ? 30 : 150;
 
 const std::vector<std::string> kCastable = {"bf16", "fp16", "fp32"};
 
@@ -114,6 +116,11 @@ std::vector<std::string> DrawExcludes(Draw& draw,
     for (size_t t = 0; t < tensors.size(); ++t) {
       if (StarMatches(globs.back(), tensors[t].name)) excluded[t] = true;
     }
+  }
+  // A job that moves nothing is an error.
+  if (std::find(excluded.begin(), excluded.end(), false) == excluded.end()) {
+    excluded.assign(excluded.size(), false);
+    globs.clear();
   }
   return globs;
 }
@@ -330,6 +337,52 @@ TEST(PropertyTest, MegatronVllmAndGenericSidesReceiveEveryByte) {
                       job.source_side);
     DrawFrameworkSide(draw, model, job.tensors, pair % 3, false,
                       job.destination, job.destination_side);
+    RunJob(draw, seed, job);
+  });
+}
+
+// Each tensor's rows over `ranks`, as torch.chunk cuts them; buffers of modules
+// are whole.
+GenericSide RowsOverRanks(int64_t ranks) {
+  GenericMesh mesh = {.name = "data", .sizes = {ranks}, .ranks = {}};
+  for (int64_t rank = 0; rank < ranks; ++rank) mesh.ranks.push_back(rank);
+  GenericPlacement rows;
+  rows.kind = GenericPlacement::Kind::kShard;
+  return {.meshes = {mesh},
+          .rules = {{.match = "*.e_score_correction_bias",
+                     .mesh = 0,
+                     .placements = {{}},
+                     .rename = "",
+                     .dtype = ""},
+                    {.match = "*",
+                     .mesh = 0,
+                     .placements = {rows},
+                     .rename = "",
+                     .dtype = ""}},
+          .dtype = ""};
+}
+
+// The parameters of every family, cut by FSDP and in any other way. (What
+// engines make of them: the second opinion's random jobs.)
+TEST(PropertyTest, EveryFamilysParametersReachEveryRank) {
+  ForEachSeed(kFamilyCases, [](uint64_t seed) {
+    Draw draw(seed);
+    const FamilyModel model = DrawFamilyModel(draw);
+    DrawnJob job;
+    job.tensors = model.tensors;
+    job.model = "\"config.json\"";
+    job.files["config.json"] = model.config;
+    const int64_t fsdp_ranks = draw.Between(1, 6);
+    const GenericSide rows = RowsOverRanks(fsdp_ranks);
+    const std::string fsdp =
+        absl::StrFormat("{\"layout\": \"fsdp\", \"data_parallel\": %d%s}",
+                        fsdp_ranks, model.mtp ? ", \"mtp\": true" : "");
+    const GenericSide other = DrawGenericSide(draw, job.tensors, 8);
+    const bool from_fsdp = draw.Chance(50);
+    job.source = from_fsdp ? fsdp : SideText(other);
+    job.destination = from_fsdp ? SideText(other) : fsdp;
+    job.source_side = LayOutSide(from_fsdp ? rows : other, job.tensors);
+    job.destination_side = LayOutSide(from_fsdp ? other : rows, job.tensors);
     RunJob(draw, seed, job);
   });
 }

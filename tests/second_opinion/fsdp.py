@@ -63,6 +63,8 @@ def ranks(model, side, tensors, padding, dtype):
     has_mesh = "expert_parallel" in side or "expert_shard_dim" in side
 
     def part(name, bits, d, t):
+        if name.endswith("e_score_correction_bias"):  # a buffer of the module
+            return bits
         if has_mesh and ".experts." in name:
             return expert_mesh_part(model, side, name, bits, d)
         return chunks(tensor_part(name, bits, t, tensor), data)[d]
@@ -71,5 +73,9 @@ def ranks(model, side, tensors, padding, dtype):
     for d in range(data):
         for t in range(tensor):
             parts = {name: part(name, bits, d, t) for name, bits in tensors.items()}
-            copy.append({name: Buffer(dtype, bits) for name, bits in parts.items() if bits is not None})
+            copy.append({
+                name: Buffer("fp32" if name.endswith("e_score_correction_bias") else dtype, bits)
+                for name, bits in parts.items()
+                if bits is not None
+            })  # fmt: skip
     return copy * side.get("replicas", 1)

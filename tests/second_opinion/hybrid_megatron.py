@@ -121,8 +121,29 @@ class Stage(megatron.Stage):
             yield f"mlp.experts.linear_fc2.bias{k}", self.tensors[mlp + "experts.down_proj_bias"][expert]
 
     def layer(self, layer, tp, ep, etp):
-        family, kind = self.model.family, self.model.kind(layer)
-        source = f"{'backbone' if family == 'nemotron_h' else 'model'}.layers.{layer}."
+        source = f"{'backbone' if self.model.family == 'nemotron_h' else 'model'}.layers.{layer}."
+        yield from self.layer_of(source, self.model.kind(layer), tp, ep, etp)
+
+    def prediction(self, number, kinds, tp, ep, etp):
+        """Prediction `number`, which is made by layers of these kinds."""
+        first = number * len(kinds)
+        sources = [f"mtp.layers.{first + i}." for i in range(len(kinds))]
+        if self.model.family == "nemotron_h":
+            around = [sources[0] + "enorm", sources[0] + "hnorm", sources[0] + "eh_proj", sources[-1] + "final_layernorm"]
+        else:
+            around = ["mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"]
+        embedding_norm, hidden_norm, join, final_norm = (self.tensors[name + ".weight"] for name in around)
+        yield "enorm.weight", embedding_norm
+        yield "hnorm.weight", hidden_norm
+        yield "eh_proj.weight", even_part(join, tp, self.tp_size, 0)
+        for inner, (source, kind) in enumerate(zip(sources, kinds)):
+            module = f"mtp_model_layer.layers.{inner}." if self.model.family == "nemotron_h" else "mtp_model_layer."
+            for name, bits in self.layer_of(source, kind, tp, ep, etp):
+                yield module + name, bits
+        yield "final_layernorm.weight", final_norm
+
+    def layer_of(self, source, kind, tp, ep, etp):
+        family = self.model.family
         if kind == "mamba":
             yield from self.mamba(source, tp)
         elif kind == "moe":
@@ -146,20 +167,24 @@ class Stage(megatron.Stage):
         buffers = {}
         is_mamba = self.model.family == "nemotron_h"
 
-        def add(name, bits):
+        def add(name, bits, **marks):
             if name.endswith("router.expert_bias"):
                 buffers[name] = Buffer("fp32", bits)
             elif is_mamba and name.endswith((".A_log", ".D")):
                 buffers[name] = Buffer("fp32", widen(bits, self.dtype))
             else:
-                buffers[name] = Buffer(self.dtype, bits)
+                buffers[name] = Buffer(self.dtype, bits, **marks)
 
-        if is_first:
+        predictions = self.model.predictions() if is_last else []
+        if is_first or predictions:
             embedding = "backbone.embeddings.weight" if is_mamba else "model.embed_tokens.weight"
-            add("embedding.word_embeddings.weight", self.vocabulary(embedding, tp))
+            add("embedding.word_embeddings.weight", self.vocabulary(embedding, tp), unread=not is_first)
         for local, layer in enumerate(layers):
             for name, bits in self.layer(layer, tp, ep, etp):
                 add(f"decoder.layers.{local}.{name}", bits)
+        for number, kinds in enumerate(predictions):
+            for name, bits in self.prediction(number, kinds, tp, ep, etp):
+                add(f"mtp.layers.{number}.{name}", bits)
         if is_last:
             norm = ("final_norm", "backbone.norm_f") if is_mamba else ("final_layernorm", "model.norm")
             add(f"decoder.{norm[0]}.weight", self.tensors[norm[1] + ".weight"])

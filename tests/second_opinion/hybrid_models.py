@@ -11,14 +11,16 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "models"))
 import params  # noqa: E402
 
 
+KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+
+
 class HybridModel:
-    """What a config.json says."""
+    """What a config.json says. `predicts`: the layers of multi-token prediction are parameters too."""
 
     tied = False
     dtype = "bf16"
-    prediction_layers = 0
 
-    def __init__(self, **config):
+    def __init__(self, predicts=False, **config):
         self.config = {"torch_dtype": "bfloat16", "tie_word_embeddings": False, **config}
         self.family = config["model_type"]
         self.layers = config["num_hidden_layers"]
@@ -26,10 +28,12 @@ class HybridModel:
         self.kv_heads = config["num_key_value_heads"]
         self.head_dim = config["head_dim"]
         self.vocab = config["vocab_size"]
+        self.predicts = predicts
         self.experts = config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts")
 
     def parameters(self):
-        return {t.name: list(t.shape) for t in params.view(params.expand(self.config), "refit")}
+        listed = params.expand(self.config, {"mtp_layers": 1})
+        return {t.name: list(t.shape) for t in params.view(listed, "weights" if self.predicts else "refit")}
 
     def dtype_of(self, name, dtype):
         return "fp32" if name.endswith("e_score_correction_bias") else dtype
@@ -37,10 +41,19 @@ class HybridModel:
     def kind(self, layer):
         """What the layer's mixer is: mamba, attention, delta, mlp, moe."""
         if self.family == "nemotron_h":
-            return {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}[self.config["hybrid_override_pattern"][layer]]
+            return KINDS[self.config["hybrid_override_pattern"][layer]]
         if self.family == "qwen3_next" and (layer + 1) % self.config["full_attention_interval"]:
             return "delta"
         return "attention"
+
+    def predictions(self):
+        """The kinds of the layers that make each prediction; those of all are numbered through."""
+        if not self.predicts:
+            return []
+        if self.family == "qwen3_next":
+            return [["attention"]]
+        block = [KINDS[letter] for letter in self.config["mtp_hybrid_override_pattern"]]
+        return [block] * self.config["num_nextn_predict_layers"]
 
 
 def widen(bits, dtype):

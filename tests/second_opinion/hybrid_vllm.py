@@ -119,8 +119,25 @@ class Stage(vllm.Stage):
         yield module + "w2_bias", bias if part == 0 else self.padding(*bias.shape)
 
     def layer(self, layer, tp, dp):
-        family, kind = self.model.family, self.model.kind(layer)
-        source = f"{'backbone' if family == 'nemotron_h' else 'model'}.layers.{layer}."
+        source = f"{'backbone' if self.model.family == 'nemotron_h' else 'model'}.layers.{layer}."
+        yield from self.layer_of(source, self.model.kind(layer), tp, dp)
+
+    def draft(self, tp, dp):
+        """The draft model, under the prefix that its modules have in vLLM."""
+        for name, bits in self.tensors.items():
+            if name.startswith("mtp.") and name.endswith("norm.weight") and ".layers." not in name:
+                yield name, bits
+            elif name.startswith("mtp.") and name.split(".")[-2].startswith("pre_fc_norm_"):
+                yield name, bits
+            elif name.startswith("mtp.") and name.split(".")[-2] in ("enorm", "hnorm", "final_layernorm"):
+                yield name, bits
+            elif name.startswith("mtp.") and name.split(".")[-2] in ("fc", "eh_proj"):
+                yield name, self.cut(name, tp)
+        for number, kind in enumerate(self.model.predictions()[0]):
+            yield from self.layer_of(f"mtp.layers.{number}.", kind, tp, dp)
+
+    def layer_of(self, source, kind, tp, dp):
+        family = self.model.family
         norms = ["norm"] if family == "nemotron_h" else ["input_layernorm", "post_attention_layernorm"]
         for norm in norms:
             yield f"{source}{norm}.weight", self.tensors[f"{source}{norm}.weight"]
@@ -160,6 +177,9 @@ class Stage(vllm.Stage):
             for name, bits in self.layer(layer, tp, dp):
                 add(name, bits)
         is_mamba = family == "nemotron_h"
+        drafts = is_last and self.model.predicts
+        for name, bits in self.draft(tp, dp) if drafts else []:
+            add(name, bits)
         embedding = "backbone.embeddings.weight" if is_mamba else "model.embed_tokens.weight"
         norm = "backbone.norm_f.weight" if is_mamba else "model.norm.weight"
         for name, bits, is_read in (
@@ -169,6 +189,8 @@ class Stage(vllm.Stage):
         ):
             if is_read or family != "qwen3_next":
                 add(name, bits, unread=not is_read, optional=not is_read)
+        if drafts and not is_first:
+            add("mtp.embed_tokens.weight", self.vocabulary(embedding, tp))
         return buffers
 
 

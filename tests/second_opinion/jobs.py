@@ -8,6 +8,7 @@ import re
 from deepseek_models import DeepseekModel
 from hybrid_models import HybridModel
 from models import ListedModel, Model
+from random_jobs import draw_jobs
 
 
 @dataclasses.dataclass
@@ -903,12 +904,16 @@ def nemotron_h(pattern, **more):
 NEMOTRON = nemotron_h("ME*EM-EM*E")
 NEMOTRON_LATENT = nemotron_h("M*EMEM*E", moe_latent_size=8, attention_bias=True)
 NEMOTRON_ONE_GROUP = nemotron_h("MME*", n_groups=1)
-QWEN3_NEXT = HybridModel(
+NEMOTRON_MTP = nemotron_h("M*EM", predicts=True, num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*E")
+NEMOTRON_MTPS = nemotron_h("M*EM", predicts=True, num_nextn_predict_layers=2, mtp_hybrid_override_pattern="*ME-")
+QWEN3_NEXT_CONFIG = dict(
     model_type="qwen3_next", num_hidden_layers=8, hidden_size=24, num_attention_heads=8, num_key_value_heads=4,
     head_dim=6, vocab_size=900, full_attention_interval=4, linear_num_key_heads=4, linear_num_value_heads=8,
     linear_key_head_dim=3, linear_value_head_dim=5, linear_conv_kernel_dim=4, num_experts=8, moe_intermediate_size=16,
     shared_expert_intermediate_size=32, num_experts_per_tok=2,
 )  # fmt: skip
+QWEN3_NEXT = HybridModel(**QWEN3_NEXT_CONFIG)
+QWEN3_NEXT_MTP = HybridModel(predicts=True, **QWEN3_NEXT_CONFIG)
 GPT_OSS = HybridModel(
     model_type="gpt_oss", num_hidden_layers=4, hidden_size=24, num_attention_heads=8, num_key_value_heads=4, head_dim=6,
     vocab_size=900, intermediate_size=16, num_local_experts=8, attention_bias=True,
@@ -931,6 +936,17 @@ MAMBA = [
     ("mamba: one group, pp2 to tp2 pp2", NEMOTRON_ONE_GROUP, megatron(pp=2), vllm(tp=2, pp=2), FOUR_PER_HOST),
     ("mamba: megatron to megatron", NEMOTRON, megatron(tp=2, dp=2, ep=4), megatron(tp=4, pp=2)),
     ("mamba: vllm to megatron", NEMOTRON, vllm(tp=4), megatron(tp=2, ep=2)),
+    ("mamba: ep4 tp2 to sglang", NEMOTRON, megatron(tp=2, dp=2, ep=4), sglang(tp=4)),
+    ("mamba: to sglang's dp attention", NEMOTRON, megatron(tp=4, pp=2), sglang(tp=4, dp_attention=2, ep=2, dp_lm_head=True)),
+    ("mamba: latent experts to sglang pp2", NEMOTRON_LATENT, megatron(dp=2, ep=2), sglang(tp=2, pp=2, shared_experts="replicated")),
+    ("mamba: one group to sglang", NEMOTRON_ONE_GROUP, megatron(pp=2), sglang(tp=4, dp_attention=2), SMALL_BUCKETS),
+    ("mamba: sglang to vllm", NEMOTRON, sglang(tp=4, ep=2), vllm(tp=2, expert_parallel=True)),
+    ("mamba: fsdp to vllm", NEMOTRON_LATENT, fsdp(dp=3), vllm(tp=2, pp=2)),
+    ("mamba: megatron to fsdp", NEMOTRON, megatron(tp=2, ep=2), fsdp(dp=5)),
+    ("mamba: predictions to vllm", NEMOTRON_MTP, megatron(tp=2, pp=2, ep=2, mtp=True), vllm(tp=4)),
+    ("mamba: predictions to vllm pp2", NEMOTRON_MTP, megatron(tp=4, ep=4, mtp=True), vllm(tp=2, pp=2, expert_parallel=True)),
+    ("mamba: two predictions, megatron to megatron", NEMOTRON_MTPS, megatron(tp=2, pp=2, ep=2), megatron(tp=4, mtp=True)),
+    ("mamba: predictions from fsdp", NEMOTRON_MTP, fsdp(dp=2, mtp=True), vllm(tp=2)),
 ]
 
 DELTA_NETS = [
@@ -951,6 +967,16 @@ DELTA_NETS = [
         SMALL_BUCKETS,
     ),
     ("delta net: vllm to megatron", QWEN3_NEXT, vllm(tp=2, dp=2), megatron(tp=4, ep=2)),
+    ("delta net: ep4 tp2 to sglang", QWEN3_NEXT, megatron(tp=2, dp=2, ep=4), sglang(tp=4)),
+    ("delta net: to sglang's dp attention", QWEN3_NEXT, megatron(tp=4, pp=2, ep=4), sglang(tp=4, dp_attention=2, ep=4, dp_lm_head=True)),
+    ("delta net: to sglang, swapped", QWEN3_NEXT, megatron(tp=2), sglang(tp=2, moe_backend="flashinfer_cutlass", shared_experts="replicated")),
+    ("delta net: sglang to megatron", QWEN3_NEXT, sglang(tp=2, ep=2), megatron(tp=2, pp=2), SMALL_BUCKETS),
+    ("delta net: fsdp to sglang", QWEN3_NEXT, fsdp(dp=3), sglang(tp=2, replicas=2)),
+    ("delta net: vllm to fsdp", QWEN3_NEXT, vllm(tp=2), fsdp(dp=7)),
+    ("delta net: a prediction to vllm", QWEN3_NEXT_MTP, megatron(tp=2, pp=2, ep=2, mtp=True), vllm(tp=4)),
+    ("delta net: a prediction to vllm pp2", QWEN3_NEXT_MTP, megatron(tp=4, ep=2, mtp=True), vllm(tp=2, dp=2, pp=2, expert_parallel=True)),
+    ("delta net: a prediction to megatron", QWEN3_NEXT_MTP, megatron(tp=4, mtp=True), megatron(tp=2, pp=4, ep=2)),
+    ("delta net: a prediction from fsdp", QWEN3_NEXT_MTP, fsdp(dp=3), vllm(tp=2, mtp=True)),
 ]
 
 FUSED_EXPERTS = [
@@ -965,8 +991,36 @@ FUSED_EXPERTS = [
     ("fused experts: pp2 to dp2", GPT_OSS, megatron(pp=2, dp=2, ep=2), vllm(tp=2, dp=2), SMALL_BUCKETS),
     ("fused experts: tp8 to pp2, two engines", GPT_OSS, megatron(tp=8, ep=8), vllm(pp=2, replicas=2), FOUR_PER_HOST),
     ("fused experts: vllm to megatron", GPT_OSS, vllm(tp=4), megatron(tp=2, ep=2)),
+    ("fused experts: ep4 tp2 to sglang", GPT_OSS, megatron(tp=2, dp=2, ep=4), sglang(tp=4)),
+    ("fused experts: to sglang's dp attention", GPT_OSS, megatron(tp=4, etp=2), sglang(tp=4, dp_attention=2, ep=2)),
+    ("fused experts: to sglang pp2", GPT_OSS, megatron(dp=2, ep=2), sglang(tp=2, pp=2, ep=2), SMALL_BUCKETS),
+    ("fused experts: to sglang, transposed", GPT_OSS, megatron(tp=2, ep=2), sglang(tp=4, moe_backend="triton_kernel")),
+    ("fused experts: from sglang, transposed", GPT_OSS, sglang(tp=2, ep=2, moe_backend="triton_kernel"), vllm(tp=2)),
+    ("fused experts: sglang to vllm", GPT_OSS, sglang(tp=2, pp=2), vllm(tp=4)),
+    ("fused experts: fsdp to sglang", GPT_OSS, fsdp(dp=3), sglang(tp=2, ep=2)),
+    ("fused experts: megatron to fsdp", GPT_OSS, megatron(tp=2, ep=2), fsdp(dp=5)),
     ("fused experts: expert mesh of fsdp", GPT_OSS, fsdp(dp=4, ep=2), vllm(tp=2)),
     ("fused experts: expert mesh of fsdp, by the second dim", GPT_OSS, fsdp(dp=4, ep=2, expert_shard_dim=1), vllm(tp=2)),
+]
+
+# Key heads of one block, value heads of one; hidden size and experts of two.
+FP8_QWEN3_NEXT_CONFIG = dict(
+    model_type="qwen3_next", num_hidden_layers=4, hidden_size=256, num_attention_heads=4, num_key_value_heads=2,
+    head_dim=128, vocab_size=200, full_attention_interval=2, linear_num_key_heads=2, linear_num_value_heads=4,
+    linear_key_head_dim=128, linear_value_head_dim=128, linear_conv_kernel_dim=4, num_experts=4,
+    moe_intermediate_size=256, shared_expert_intermediate_size=256, num_experts_per_tok=2,
+)  # fmt: skip
+FP8_QWEN3_NEXT = HybridModel(**FP8_QWEN3_NEXT_CONFIG)
+FP8_QWEN3_NEXT_MTP = HybridModel(predicts=True, **FP8_QWEN3_NEXT_CONFIG)
+QUANTISED += [
+    ("fp8: delta nets to vllm", FP8_QWEN3_NEXT, megatron(tp=2, ep=2), vllm(tp=2, **FP8)),
+    ("fp8: delta nets to whole experts", FP8_QWEN3_NEXT, megatron(tp=2, pp=2, ep=2), vllm(tp=2, expert_parallel=True, **UE8M0)),
+    ("fp8: delta nets to sglang", FP8_QWEN3_NEXT, megatron(tp=2, ep=2), sglang(tp=2, ep=2, **FP8)),
+    ("fp8: delta nets to sglang's dp attention", FP8_QWEN3_NEXT, megatron(), sglang(tp=2, dp_attention=2, **FP8), SMALL_BUCKETS),
+    ("fp8: delta nets and a prediction", FP8_QWEN3_NEXT_MTP, megatron(tp=2, mtp=True), vllm(**FP8)),
+    ("fp8: delta nets of fsdp, at the destination", FP8_QWEN3_NEXT, fsdp(dp=3), vllm(tp=2, **FP8)),
+    ("fp8: experts to sglang", FP8_MOE, megatron(tp=2, dp=2, ep=2), sglang(tp=2, **FP8)),
+    ("mxfp8: delta nets", FP8_QWEN3_NEXT, megatron(tp=2, ep=2), sglang(tp=2, **MXFP8)),
 ]
 
 
@@ -986,6 +1040,7 @@ def all_jobs():
         "casts": CASTS,
         "checkpoints": CHECKPOINTS,
         "quantised": QUANTISED,
+        "random": draw_jobs(),
     }
     return [
         Job(group, *row, from_checkpoint=group == "checkpoints") for group, table in tables.items() for row in table

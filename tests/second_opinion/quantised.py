@@ -13,8 +13,11 @@ import numpy
 import values
 from layout import Buffer
 
-# Linear layers of attention, MLP and experts.
-LINEAR = re.compile(r".*\.(self_attn\.[qkvo]_proj|mlp\.(experts\.\d+\.)?(gate|up|down)_proj)\.weight")
+# Linear layers of attention, delta nets, MLP and experts.
+LINEAR = re.compile(
+    r".*\.(self_attn\.[qkvo]_proj|linear_attn\.(in_proj_qkvz|out_proj)"
+    r"|mlp\.(experts\.\d+\.|shared_expert\.)?(gate|up|down)_proj)\.weight"
+)
 
 # The magnitudes of e4m3 by their code; 0x7f is NaN.
 MAGNITUDES = numpy.array(

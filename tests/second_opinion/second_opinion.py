@@ -23,6 +23,7 @@ import numpy
 import fsdp
 import generic
 import hybrid_megatron
+import hybrid_sglang
 import hybrid_vllm
 import megatron
 import quantised
@@ -39,24 +40,23 @@ class Mismatch(Exception):
     """A destination file that is not what it has to be, or a program that failed."""
 
 
-LAYOUTS = {"megatron": megatron, "vllm": vllm}
+def layout_of(job, side):
+    """The module that knows the side's tensors; None: generic."""
+    if isinstance(job.model, HybridModel):
+        layouts = {"fsdp": fsdp, "megatron": hybrid_megatron, "sglang": hybrid_sglang, "vllm": hybrid_vllm}
+    else:
+        layouts = {"fsdp": fsdp, "megatron": megatron, "sglang": sglang, "vllm": vllm}
+    return layouts.get(side["layout"])
 
 
 def ranks_of_side(job, side, tensors, padding, parameter_dtype, dtype):
     if side["layout"] == "generic":
         return list(generic.ranks(side, tensors, parameter_dtype, dtype, padding))
-    is_hybrid = isinstance(job.model, HybridModel)
-    layout = {
-        "fsdp": fsdp,
-        "sglang": sglang,
-        "megatron": hybrid_megatron if is_hybrid else megatron,
-        "vllm": hybrid_vllm if is_hybrid else vllm,
-    }[side["layout"]]
     at = job.model.dtype_of
     cast = {
         name: values.cast(bits, at(name, parameter_dtype), at(name, dtype)) for name, bits in tensors.items()
     }
-    return list(layout.ranks(job.model, side, cast, padding, dtype))
+    return list(layout_of(job, side).ranks(job.model, side, cast, padding, dtype))
 
 
 def has_casts(job, source_dtype, destination_dtype):
@@ -139,8 +139,9 @@ def plain_sides(job):
     """The source's ranks, the destination's, and the destination's with 1 where a parameter is left out."""
     source_dtype = job.source.get("dtype", job.model.dtype)
     destination_dtype = job.destination.get("dtype", job.model.dtype)
-    # Of hybrid models some tensors are fp32 on one side and bf16 on the other.
-    is_cast = has_casts(job, source_dtype, destination_dtype) or isinstance(job.model, HybridModel)
+    # Of these models some tensors are fp32 on one side and bf16 on the other.
+    has_fp32 = isinstance(job.model, HybridModel) or getattr(job.model, "family", None) in vllm.FP32_ROUTER
+    is_cast = has_casts(job, source_dtype, destination_dtype) or has_fp32
     shapes = job.model.parameters()
     tensors = {
         name: values.parameter(name, shape, job.model.dtype_of(name, source_dtype), is_cast)
@@ -164,8 +165,8 @@ def quantised_sides(job):
     assert "exclude" not in job.rest.get("options", {})
     source, wanted = quantised.both_sides(
         job,
-        LAYOUTS[job.destination["layout"]],
-        LAYOUTS.get(job.source["layout"]),
+        layout_of(job, job.destination),
+        layout_of(job, job.source),
         lambda side, tensors, padding, dtype: ranks_of_side(job, side, tensors, padding, dtype, dtype),
     )
     nothing = [

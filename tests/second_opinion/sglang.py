@@ -100,6 +100,10 @@ class Engine:
         yield prefix + "gate_up_proj.weight", self.gate_and_up(gate, up, part, parts)
         yield prefix + "down_proj.weight", even_part(down, part, parts, 1)
 
+    def matrices(self, stack):
+        """[expert, out, in] as the backend wants it."""
+        return stack.swapaxes(1, 2) if self.side.get("moe_backend") == "triton_kernel" else stack
+
     def sparse(self, layer, tp):
         group, part = divmod(tp, self.expert_size)
         swapped = self.side.get("moe_backend") == "flashinfer_cutlass"
@@ -117,8 +121,8 @@ class Engine:
             w13.append(self.gate_and_up(whole[first], whole[second], part, self.expert_size))
             w2.append(even_part(whole["down"], part, self.expert_size, 1))
         prefix = f"model.layers.{layer}.{self.model.moe_module}.experts."
-        yield prefix + "w13_weight", numpy.stack(w13)
-        yield prefix + "w2_weight", numpy.stack(w2)
+        yield prefix + "w13_weight", self.matrices(numpy.stack(w13))
+        yield prefix + "w2_weight", self.matrices(numpy.stack(w2))
 
     def layer(self, layer, tp):
         prefix, model = f"model.layers.{layer}.", self.model
@@ -162,9 +166,9 @@ class Engine:
         return buffers
 
 
-def ranks(model, side, tensors, padding, dtype):
+def ranks(model, side, tensors, padding, dtype, make_engine=Engine):
     """name -> Buffer of every rank."""
-    engine = Engine(model, side, tensors, padding, dtype)
+    engine = make_engine(model, side, tensors, padding, dtype)
     stages = layers_of_stages(model, side)
     one = [
         engine.rank(layers, pp == 0, pp == len(stages) - 1, tp)

@@ -2,12 +2,15 @@
 
 import numpy
 
+import values
 from deepseek_models import DeepseekModel
 from layout import Buffer, even_part, heads_part, round_up, rows_with_padding
 
 VOCABULARY_UNIT = 64
 # Families whose model classes make embedding, norm and head on every pipeline stage.
 WHOLE_ENDS = ("qwen3_moe", "mixtral")
+# Families whose router is kept in fp32.
+FP32_ROUTER = ("glm4_moe", "glm4_moe_lite")
 
 
 def layers_of_stages(model, side):
@@ -145,8 +148,12 @@ class Stage:
         model, buffers = self.model, {}
 
         def add(name, bits):
-            dtype = "fp32" if name.endswith("e_score_correction_bias") else self.dtype
-            buffers[name] = Buffer(dtype, bits)
+            if name.endswith("e_score_correction_bias"):
+                buffers[name] = Buffer("fp32", bits)
+            elif name.endswith("mlp.gate.weight") and model.family in FP32_ROUTER:
+                buffers[name] = Buffer("fp32", values.cast(bits, self.dtype, "fp32"))
+            else:
+                buffers[name] = Buffer(self.dtype, bits)
 
         for layer in layers:
             for name, bits in self.layer(layer, tp, dp):

@@ -1,9 +1,8 @@
-#include "compiler/layout/vllm_mixers.h"
+#include "compiler/layout/serving_mixers.h"
 
 #include "compiler/layout/mixers.h"
-#include "compiler/layout/serving.h"
 
-namespace refit::vllm {
+namespace refit {
 namespace {
 
 using enum ParamRole;
@@ -62,7 +61,8 @@ void AddDeltaNets(const DeltaNetSizes& delta, EvenPart part, AddStack add) {
 
 }  // namespace
 
-void AddMixers(const Architecture& architecture, EvenPart part, AddStack add) {
+void AddServingMixers(const Architecture& architecture, EvenPart part,
+                      AddStack add) {
   if (architecture.mamba.has_value()) {
     AddMambaMixers(*architecture.mamba, part, add);
   }
@@ -71,4 +71,4 @@ void AddMixers(const Architecture& architecture, EvenPart part, AddStack add) {
   }
 }
 
-}  // namespace refit::vllm
+}  // namespace refit

@@ -1,0 +1,196 @@
+#include "compiler/layout/sglang_sizes.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "compiler/layout/mixers.h"
+#include "compiler/layout/serving.h"
+
+namespace refit::sglang {
+namespace {
+
+using enum ParamRole;
+
+// Reports shared experts that the side cannot hold.
+void CheckShared(const LayoutContext& context, const RoleTable& table,
+                 const SizeChecks::Divisor& tensor, SizeChecks& checks) {
+  const Located<SharedExperts>& shared = context.side.shared_experts;
+  if (shared.given && table.Params(kSharedExpertUp).empty()) {
+    checks.Report(shared.place,
+                  absl::StrFormat("%s.shared_experts needs a model with shared "
+                                  "experts",
+                                  context.side.key));
+    return;
+  }
+  if (shared.value == SharedExperts::kTensor) {
+    CheckSharedExperts(checks, tensor);
+  }
+  if (shared.value != SharedExperts::kFused) return;
+  if (table.Params(kSharedExpertGate).empty() ||
+      !table.Params(kSharedExpertRouter).empty()) {
+    checks.Report(
+        shared.place,
+        absl::StrFormat("%s.shared_experts \"fused\" is not what SGLang does "
+                        "with those of %s; wanted \"tensor\" or "
+                        "\"replicated\"",
+                        context.side.key, context.model.architecture.family));
+    return;
+  }
+  const int64_t expert = table.param(table.Params(kExpertUp)[0]).shape[0];
+  for (const ParamId id : table.Params(kSharedExpertUp)) {
+    const int64_t rows = table.param(id).shape[0];
+    if (rows == expert) continue;
+    checks.Report(
+        shared.place,
+        absl::StrFormat("%s.shared_experts \"fused\" needs shared experts of "
+                        "the size of one; they have %d intermediate features, "
+                        "an expert has %d",
+                        context.side.key, rows, expert));
+  }
+}
+
+// Reports what SGLang's classes do not have of models that others know.
+void CheckFamily(const LayoutContext& context, const RoleTable& table,
+                 SizeChecks& checks) {
+  if (context.model.architecture.family != "qwen3_next") return;
+  const SideSpec& side = context.side;
+  if (side.pipeline_parallel.value > 1) {
+    checks.Report(side.pipeline_parallel.place,
+                  absl::StrFormat("%s.pipeline_parallel %d: SGLang's "
+                                  "qwen3_next has one stage; wanted 1",
+                                  side.key, side.pipeline_parallel.value));
+  }
+  if (!table.Params(kMlpUp).empty()) {
+    checks.Report(
+        side.layout.place,
+        absl::StrFormat("%s: SGLang's qwen3_next has experts in every layer, "
+                        "and the model has a dense MLP \"%s\"; wanted another "
+                        "layout (generic places any tensors)",
+                        side.key,
+                        table.param(table.Params(kMlpUp)[0]).FirstName()));
+  }
+}
+
+}  // namespace
+
+Sizes SizesOf(const SideSpec& side) {
+  const int64_t tensor = side.tensor_parallel.value;
+  return {.tensor = tensor,
+          .pipeline = side.pipeline_parallel.value,
+          .attention = tensor / side.dp_attention.value,
+          .expert = side.expert_parallel.value,
+          .expert_tensor = tensor / side.expert_parallel.value};
+}
+
+bool CheckAxes(const LayoutContext& context) {
+  const SideSpec& side = context.side;
+  const int64_t tensor = side.tensor_parallel.value;
+  const auto report = [&](const Place& place, std::string message) {
+    context.diagnostics.Error(place, std::move(message));
+    return false;
+  };
+  bool fits = true;
+  if (side.data_parallel.value > 1) {
+    fits = report(
+        side.data_parallel.place,
+        absl::StrFormat(
+            "%s.data_parallel %d is not an axis of an SGLang engine; wanted "
+            "\"replicas\": %d for as many engines, or \"dp_attention\": %d for "
+            "data parallelism of the attention within tensor_parallel",
+            side.key, side.data_parallel.value, side.data_parallel.value,
+            side.data_parallel.value));
+  }
+  for (const auto& [key, size] :
+       {std::pair("dp_attention", &side.dp_attention),
+        std::pair("expert_parallel", &side.expert_parallel)}) {
+    if (tensor % size->value == 0) continue;
+    fits = report(size->place,
+                  absl::StrFormat("%s.%s %d does not divide tensor_parallel %d",
+                                  side.key, key, size->value, tensor));
+  }
+  if (side.dp_attention.value == 1) {
+    if (side.dp_lm_head.value) {
+      fits = report(side.dp_lm_head.place,
+                    absl::StrFormat("%s.dp_lm_head needs dp_attention of 2 or "
+                                    "more",
+                                    side.key));
+    }
+    if (side.embedding.value == EmbeddingCut::kAttention) {
+      fits = report(side.embedding.place,
+                    absl::StrFormat("%s.embedding \"attention\" needs "
+                                    "dp_attention of 2 or more",
+                                    side.key));
+    }
+  }
+  return fits;
+}
+
+EmbeddingCut CutOfEmbedding(const LayoutContext& context) {
+  // Under attention data parallelism gpt_oss does not cut it.
+  const bool whole = context.model.architecture.family == "gpt_oss" &&
+                     context.side.dp_attention.value > 1;
+  return whole && !context.side.embedding.given ? EmbeddingCut::kReplicated
+                                                : context.side.embedding.value;
+}
+
+ExpertForm CheckSizes(const LayoutContext& context, const RoleTable& table,
+                      const Sizes& sizes, SizeChecks& checks) {
+  const SideSpec& side = context.side;
+  const SizeChecks::Divisor tensor =
+      checks.Named("tensor_parallel", side.tensor_parallel);
+  SizeChecks::Divisor attention = tensor;
+  if (side.dp_attention.value > 1) {
+    attention.text = absl::StrFormat("%s / dp_attention %d", tensor.text,
+                                     side.dp_attention.value);
+    attention.value = sizes.attention;
+  }
+  checks.Heads(attention);
+  CheckMlp(checks, tensor);
+  CheckShared(context, table, tensor, checks);
+  CheckMixerSizes(checks, context.model.architecture, attention,
+                  MambaGroups::kCutOrWhole);
+  CheckFamily(context, table, checks);
+  if (CutOfEmbedding(context) != EmbeddingCut::kReplicated) {
+    CheckVocabulary(
+        checks, table, kEmbedding,
+        CutOfEmbedding(context) == EmbeddingCut::kTensor ? tensor : attention);
+  }
+  CheckVocabulary(checks, table, kOutputHead,
+                  side.dp_lm_head.value ? attention : tensor);
+
+  const SizeChecks::Divisor expert =
+      checks.Named("expert_parallel", side.expert_parallel);
+  checks.HasExperts(sizes.expert > 1, expert.place, "expert_parallel");
+  if (!side.experts.given) {
+    checks.Divides(expert, context.model.architecture.experts, "experts");
+  }
+  SizeChecks::Divisor expert_tensor = tensor;
+  if (sizes.expert > 1) {
+    expert_tensor.text =
+        absl::StrFormat("%s / expert_parallel %d", tensor.text, sizes.expert);
+    expert_tensor.value = sizes.expert_tensor;
+  }
+  CheckExpertTensors(checks, expert_tensor);
+  // Triton's kernels for unquantised experts want them so.
+  ExpertForm form;
+  form.transposed =
+      side.moe_backend.value == "triton_kernel" && !side.quantised.given;
+  if (form.transposed) {
+    checks.HasExperts(true, side.moe_backend.place, "moe_backend");
+  } else {
+    form.order = CheckMoeBackend(side, checks);
+  }
+  CheckFusedExperts(context, table, form.order, checks);
+  if (context.model.architecture.mtp_layers > 0) {
+    checks.Report(
+        side.mtp.given ? side.mtp.place : side.layout.place,
+        absl::StrFormat("%s cannot hold the model's %d multi-token-"
+                        "prediction layers: SGLang's draft model is a "
+                        "worker of its own; wanted \"mtp\": false",
+                        side.key, context.model.architecture.mtp_layers));
+  }
+  return form;
+}
+
+}  // namespace refit::sglang
