@@ -111,6 +111,86 @@ TEST(QuantiseProofTest, ValuesThatAreWrittenTwiceAreNamed) {
             "time, by a quantisation (invariant 1: written once)");
 }
 
+// The windows are those of values and scales of layer 0, then of layer 1.
+PlanSpec WithWindow(size_t i, const fb::ScratchWindow& window) {
+  PlanSpec spec = WindowedSpec();
+  spec.programs[0].scratch_windows[i] = window;
+  spec.programs[0].scratch_arena_bytes = 512;
+  return spec;
+}
+
+TEST(WindowProofTest, TheSamplePlanIsValid) {
+  const PlanFile plan = OpenSpec(WindowedSpec());
+  const ProofResult proof = Prove(plan);
+  EXPECT_EQ(proof.violation, "");
+  EXPECT_EQ(proof.moved_bytes, 36 + 32);
+  EXPECT_EQ(ScratchBytes(plan, 0), 144);
+}
+
+TEST(WindowProofTest, AWindowThatLastsIntoTheNextOfItsBytesIsNamed) {
+  PlanSpec spec = WithWindow(0, {0, 0, 2});
+  spec.programs[0].scratch_windows[1] = {128, 0, 2};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, round 1, buffer scratch.1.fp8_e4m3: its window of rounds "
+            "1 to 1 shares bytes with that of slot 1, of rounds 0 to 1 "
+            "(invariant 3: in bounds)");
+}
+
+TEST(WindowProofTest, AWindowThatBeginsBeforeTheLastOfItsBytesIsOverIsNamed) {
+  PlanSpec spec = WithWindow(2, {0, 0, 2});
+  spec.programs[0].scratch_windows[3] = {128, 0, 2};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, round 0, buffer scratch.1.fp8_e4m3: its window of rounds "
+            "0 to 1 shares bytes with that of slot 1, of rounds 0 to 0 "
+            "(invariant 3: in bounds)");
+}
+
+TEST(WindowProofTest, AWindowOverPartOfAnothersBytesIsNamed) {
+  PlanSpec spec = WithWindow(1, {0, 0, 1});
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, round 0, buffer scratch.0.fp32: its window of rounds 0 to "
+            "0 shares bytes with that of slot 1, of rounds 0 to 0 (invariant "
+            "3: in bounds)");
+}
+
+TEST(WindowProofTest, AMessageOutsideItsWindowIsNamed) {
+  PlanSpec spec = WithWindow(2, {256, 0, 1});
+  spec.programs[0].scratch_windows[3] = {384, 0, 1};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, round 1, buffer scratch.1.fp8_e4m3, index [0]: the copy "
+            "that begins here is not in the rounds of its scratch, 0 to 0 "
+            "(invariant 3: in bounds)");
+}
+
+TEST(WindowProofTest, AnOperationInTwoWindowsIsNamed) {
+  EXPECT_EQ(ViolationOf(WithWindow(3, {256, 0, 2})),
+            "rank 0, round 0, buffer scratch.1.fp32: a quantisation works in "
+            "scratch of rounds 1 to 1 and of rounds 0 to 1 (invariant 3: in "
+            "bounds)");
+}
+
+TEST(WindowDoorTest, WindowsStayInsideTheArenaAndTheRounds) {
+  const auto says = [](const fb::ScratchWindow& window) {
+    return DoorSays(WithWindow(3, window));
+  };
+  const std::string place = "program of rank 0: scratch window 3: ";
+  EXPECT_EQ(says({64, 1, 2}), place + "offset 64 is not a multiple of 128");
+  EXPECT_EQ(says({512, 1, 2}),
+            place + "16 bytes from 512 leave the arena of 512 bytes");
+  EXPECT_EQ(says({128, 1, 3}), place + "rounds 1 to 3 of 2");
+  EXPECT_EQ(says({128, 1, 1}), place + "rounds 1 to 1 of 2");
+}
+
+TEST(WindowDoorTest, EveryScratchBufferHasOne) {
+  PlanSpec spec = WindowedSpec();
+  spec.programs[0].scratch_windows.pop_back();
+  EXPECT_EQ(DoorSays(spec),
+            "program of rank 0: 3 scratch windows of 4 scratch buffers");
+  spec.programs[0].scratch_windows.clear();
+  EXPECT_EQ(DoorSays(spec),
+            "program of rank 0: a scratch arena of 144 bytes for 0 windows");
+}
+
 TEST(QuantiseDoorTest, MatricesStayInsideTheirTensors) {
   EXPECT_EQ(DoorSays(With({.input_row = 7})),
             "program of rank 0: quantise 0: input: 6 steps of 1 leave the "
