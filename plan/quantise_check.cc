@@ -1,5 +1,6 @@
 #include "plan/quantise_check.h"
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -297,11 +298,20 @@ absl::Status CheckWindows(const fb::Body& body, const fb::RankProgram& program,
                                windows, program.scratch_buffers()));
   }
   const uint32_t first = program.buffers()->size() - windows;
+  uint64_t end = 0;
   for (uint32_t i = 0; i < windows; ++i) {
-    absl::Status status =
-        CheckWindow(body, program, *program.scratch_windows()->Get(i),
-                    buffers[program.buffers()->Get(first + i)]);
+    const fb::ScratchWindow& window = *program.scratch_windows()->Get(i);
+    const BufferSize& buffer = buffers[program.buffers()->Get(first + i)];
+    absl::Status status = CheckWindow(body, program, window, buffer);
     if (!status.ok()) return At(absl::StrCat("scratch window ", i), status);
+    end = std::max(
+        end, window.offset() + buffer.elements() * DTypeBytes(buffer.dtype));
+  }
+  // More would only cost workers memory.
+  if (program.scratch_arena_bytes() != end) {
+    return Bad(absl::StrFormat(
+        "a scratch arena of %u bytes when its windows end at %u",
+        program.scratch_arena_bytes(), end));
   }
   return absl::OkStatus();
 }

@@ -1,7 +1,10 @@
 // What the door and the proof say of block quantisation.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "plan/plan_file.h"
 #include "plan/proof/proof.h"
@@ -112,10 +115,16 @@ TEST(QuantiseProofTest, ValuesThatAreWrittenTwiceAreNamed) {
 }
 
 // The windows are those of values and scales of layer 0, then of layer 1.
-PlanSpec WithWindow(size_t i, const fb::ScratchWindow& window) {
+PlanSpec WithWindows(
+    const std::vector<std::pair<size_t, fb::ScratchWindow>>& changed) {
   PlanSpec spec = WindowedSpec();
-  spec.programs[0].scratch_windows[i] = window;
-  spec.programs[0].scratch_arena_bytes = 512;
+  PlanSpec::Program& program = spec.programs[0];
+  for (const auto& [i, window] : changed) {
+    program.scratch_windows[i] = window;
+    const uint64_t size_bytes = i % 2 == 0 ? 18 : 16;
+    program.scratch_arena_bytes =
+        std::max(program.scratch_arena_bytes, window.offset() + size_bytes);
+  }
   return spec;
 }
 
@@ -128,42 +137,35 @@ TEST(WindowProofTest, TheSamplePlanIsValid) {
 }
 
 TEST(WindowProofTest, AWindowThatLastsIntoTheNextOfItsBytesIsNamed) {
-  PlanSpec spec = WithWindow(0, {0, 0, 2});
-  spec.programs[0].scratch_windows[1] = {128, 0, 2};
-  EXPECT_EQ(ViolationOf(spec),
+  EXPECT_EQ(ViolationOf(WithWindows({{0, {0, 0, 2}}, {1, {128, 0, 2}}})),
             "rank 0, round 1, buffer scratch.1.fp8_e4m3: its window of rounds "
             "1 to 1 shares bytes with that of slot 1, of rounds 0 to 1 "
             "(invariant 3: in bounds)");
 }
 
 TEST(WindowProofTest, AWindowThatBeginsBeforeTheLastOfItsBytesIsOverIsNamed) {
-  PlanSpec spec = WithWindow(2, {0, 0, 2});
-  spec.programs[0].scratch_windows[3] = {128, 0, 2};
-  EXPECT_EQ(ViolationOf(spec),
+  EXPECT_EQ(ViolationOf(WithWindows({{2, {0, 0, 2}}, {3, {128, 0, 2}}})),
             "rank 0, round 0, buffer scratch.1.fp8_e4m3: its window of rounds "
             "0 to 1 shares bytes with that of slot 1, of rounds 0 to 0 "
             "(invariant 3: in bounds)");
 }
 
 TEST(WindowProofTest, AWindowOverPartOfAnothersBytesIsNamed) {
-  PlanSpec spec = WithWindow(1, {0, 0, 1});
-  EXPECT_EQ(ViolationOf(spec),
+  EXPECT_EQ(ViolationOf(WithWindows({{1, {0, 0, 1}}})),
             "rank 0, round 0, buffer scratch.0.fp32: its window of rounds 0 to "
             "0 shares bytes with that of slot 1, of rounds 0 to 0 (invariant "
             "3: in bounds)");
 }
 
 TEST(WindowProofTest, AMessageOutsideItsWindowIsNamed) {
-  PlanSpec spec = WithWindow(2, {256, 0, 1});
-  spec.programs[0].scratch_windows[3] = {384, 0, 1};
-  EXPECT_EQ(ViolationOf(spec),
+  EXPECT_EQ(ViolationOf(WithWindows({{2, {256, 0, 1}}, {3, {384, 0, 1}}})),
             "rank 0, round 1, buffer scratch.1.fp8_e4m3, index [0]: the copy "
             "that begins here is not in the rounds of its scratch, 0 to 0 "
             "(invariant 3: in bounds)");
 }
 
 TEST(WindowProofTest, AnOperationInTwoWindowsIsNamed) {
-  EXPECT_EQ(ViolationOf(WithWindow(3, {256, 0, 2})),
+  EXPECT_EQ(ViolationOf(WithWindows({{3, {256, 0, 2}}})),
             "rank 0, round 0, buffer scratch.1.fp32: a quantisation works in "
             "scratch of rounds 1 to 1 and of rounds 0 to 1 (invariant 3: in "
             "bounds)");
@@ -171,14 +173,24 @@ TEST(WindowProofTest, AnOperationInTwoWindowsIsNamed) {
 
 TEST(WindowDoorTest, WindowsStayInsideTheArenaAndTheRounds) {
   const auto says = [](const fb::ScratchWindow& window) {
-    return DoorSays(WithWindow(3, window));
+    PlanSpec spec = WindowedSpec();
+    spec.programs[0].scratch_windows[3] = window;
+    return DoorSays(spec);
   };
   const std::string place = "program of rank 0: scratch window 3: ";
   EXPECT_EQ(says({64, 1, 2}), place + "offset 64 is not a multiple of 128");
-  EXPECT_EQ(says({512, 1, 2}),
-            place + "16 bytes from 512 leave the arena of 512 bytes");
+  EXPECT_EQ(says({256, 1, 2}),
+            place + "16 bytes from 256 leave the arena of 144 bytes");
   EXPECT_EQ(says({128, 1, 3}), place + "rounds 1 to 3 of 2");
   EXPECT_EQ(says({128, 1, 1}), place + "rounds 1 to 1 of 2");
+}
+
+TEST(WindowDoorTest, TheArenaIsNoLargerThanItsWindows) {
+  PlanSpec spec = WindowedSpec();
+  spec.programs[0].scratch_arena_bytes = 256;
+  EXPECT_EQ(DoorSays(spec),
+            "program of rank 0: a scratch arena of 256 bytes when its windows "
+            "end at 144");
 }
 
 TEST(WindowDoorTest, EveryScratchBufferHasOne) {

@@ -265,7 +265,8 @@ class Whole {
     const bool is_contract = ContractsDiffer(plan_, *plan);
     RunOfRanksResult sizes;
     MeasureSizes(*plan, sizes);
-    if (sizes.source_bytes + sizes.destination_bytes <= kRunnableBytes) {
+    if (sizes.source_bytes + sizes.destination_bytes + sizes.scratch_bytes <=
+        kRunnableBytes) {
       text = FaultOfRun(*plan);
       // What a run on one machine does not show: staging that is still owed,
       // the order of operations, limits.
