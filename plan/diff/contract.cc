@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "plan/diff/stages.h"
+#include "plan/scratch_windows.h"
 #include "plan/text/plan_view.h"
 
 namespace refit {
@@ -215,10 +216,14 @@ struct HeldTensor {
   uint32_t ordinal = 0;
 };
 
+// Those of the rank's worker, which holds no scratch.
 std::vector<HeldTensor> TensorsOf(const PlanFacts& facts, int32_t rank) {
   std::vector<HeldTensor> tensors;
-  for (const uint32_t buffer :
-       *facts.body().programs()->Get(static_cast<uint32_t>(rank))->buffers()) {
+  const fb::RankProgram& program =
+      *facts.body().programs()->Get(static_cast<uint32_t>(rank));
+  for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
+    if (IsScratch(program, slot)) break;  // the last ones
+    const uint32_t buffer = program.buffers()->Get(slot);
     const std::vector<NameId>& names = facts.buffers()[buffer];
     for (uint32_t ordinal = 0; ordinal < names.size(); ++ordinal) {
       tensors.push_back(
