@@ -19,12 +19,6 @@ Deadline Soon() { return std::chrono::steady_clock::now() + kPatience; }
 
 absl::Status Never() { return absl::OkStatus(); }
 
-std::vector<int32_t> AllRanks(const PlanFile& plan) {
-  std::vector<int32_t> ranks(static_cast<size_t>(plan.world_size()));
-  for (size_t r = 0; r < ranks.size(); ++r) ranks[r] = static_cast<int32_t>(r);
-  return ranks;
-}
-
 // The root of broadcasts and all receivers.
 std::vector<int32_t> RootAndDestinations(const PlanFile& plan) {
   std::vector<int32_t> ranks = {0};

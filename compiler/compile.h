@@ -18,7 +18,7 @@ namespace refit {
 struct CompileOptions {
   std::string print_after = "";  // a pass's name, "all", or ""
   bool time_passes = false;
-  bool prove = true;              // false only to time the two apart
+  bool prove = true;  // false only to time the two apart, and to compare
   std::ostream* shown = nullptr;  // where print_after goes; not owned
   std::ostream* log = nullptr;    // where time_passes goes; not owned
   Progress progress = {};         // a step is a line of time_passes

@@ -101,6 +101,10 @@ void AppendSide(const SideSpec& side, std::string& text) {
                           side.quantised.value.name,
                           EnumText(side.quantised.value.scale_format));
   }
+  if (side.expert_shard_dim.given) {
+    absl::StrAppendFormat(&text, "expert_shard_dim %d\n",
+                          side.expert_shard_dim.value);
+  }
   AppendServing(side, text);
   AppendGeneric(side.generic, text);
 }

@@ -2,7 +2,7 @@
 # Measures the plans of examples/jobs/gpu on this host's GPUs, each beside its
 # bytes alone and beside broadcasts of the whole model. Builds nothing.
 #
-# usage: examples/gpu-benchmark.sh [4|8] [BIN_DIR]
+# usage: examples/gpu-benchmark.sh [2|4|8] [BIN_DIR]
 #
 # libnccl is looked for as workers do; REFIT_NCCL_LIBRARY names another file.
 set -euo pipefail
@@ -28,7 +28,7 @@ for job in examples/jobs/gpu/"$gpus"-*.json; do
   "$bin/refitc" "$job" -o "$work/$name.refit"
   case $name in
     *-colocated) ranks $((2 * gpus)) "$bin/refit-bench" transfer "$work/$name.refit" --one-rank --iterations 10 ;;
-    *-staged | *-two-engines | *-0.6b-*) "$bin/refit-bench" transfer "$work/$name.refit" --iterations 10 ;;
+    *-staged | *-two-engines | *-0.6b* | *-fp8*) "$bin/refit-bench" transfer "$work/$name.refit" --iterations 10 ;;
     *) "$bin/refit-bench" transfer "$work/$name.refit" --peers --iterations 10 ;;
   esac
 done

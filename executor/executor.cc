@@ -155,6 +155,7 @@ absl::Status Executor::CreateStreams() {
   absl::Status status = make(pack_stream_, device.CreateStream());
   status.Update(make(unpack_stream_, device.CreateStream()));
   status.Update(make(started_, device.CreateEvent()));
+  status.Update(make(ended_, device.CreateEvent()));
   quantise_events_.clear();
   if (!schedule_->quantises().empty()) {
     status.Update(make(quantise_stream_, device.CreateStream()));
@@ -367,11 +368,12 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   }
   const Deadline deadline = DeadlineAfter(options.timeout);
   RecordGraph(stream, deadline);
+  const bool in_flight = state_ == ExecutorState::kRunning;
   state_ = ExecutorState::kTorn;
   counters_ = {};
   counters_.scratch_bytes = scratch_->size_bytes();
   rounds_.clear();
-  absl::Status status = RunRounds(stream, options, deadline);
+  absl::Status status = RunRounds(stream, options, deadline, in_flight);
   if (!status.ok()) {
     options_.transport->Abort(status);
     // What was enqueued before ends first, so that the caller may free memory.
@@ -445,7 +447,7 @@ absl::Status Executor::CheckTensors(const RunOptions& options) const {
 }
 
 absl::Status Executor::RunRounds(Stream stream, const RunOptions& options,
-                                 Deadline deadline) {
+                                 Deadline deadline, bool in_flight) {
   Transport& transport = *options_.transport;
   if (absl::Status s = transport.BeginRefit(deadline); !s.ok()) return s;
   if (absl::Status s = CheckTensors(options); !s.ok()) return s;
@@ -453,6 +455,9 @@ absl::Status Executor::RunRounds(Stream stream, const RunOptions& options,
   if (!capturing.ok()) return capturing.status();
   is_timed_ = options_.time_rounds && !*capturing;
   absl::Status status;
+  // They use the same staging. A graph may not wait for what is outside of it.
+  if (in_flight && !*capturing) status = ended_->Await(stream);
+  if (!status.ok()) return status;
   if (*capturing || !graph_->IsSet()) {
     status = EnqueueRounds(stream);
   } else {
@@ -464,7 +469,8 @@ absl::Status Executor::RunRounds(Stream stream, const RunOptions& options,
   }
   if (!status.ok()) return status;
   for (const RoundWork& work : schedule_->rounds()) CountMessages(work);
-  return transport.EndRefit(stream);
+  if (!*capturing) status = ended_->Record(stream);
+  return status.ok() ? transport.EndRefit(stream) : status;
 }
 
 absl::Status Executor::EnqueueRounds(Stream stream) {
@@ -658,6 +664,7 @@ void Executor::Close() {
   bound_.reset();
   events_.clear();
   quantise_events_.clear();
+  ended_.reset();
   started_.reset();
   quantise_stream_.reset();
   unpack_stream_.reset();

@@ -104,9 +104,11 @@ void RankSchedule::AddQuantises(const PlanFile& plan, int32_t rank) {
     size_t after = WorksBefore(is_source ? earlier_end : end);
     if (!quantises_.empty()) after = std::max(after, quantises_.back().after);
     done_by.push_back(WorksBefore(is_source ? begin : later_begin));
-    quantises_.push_back({.batch = batches_++,
-                          .operations = std::move(operations),
-                          .after = after});
+    quantises_.push_back(
+        {.batch = batches_++,
+         .operations = std::move(operations),
+         .after = after,
+         .beside_rounds = is_source ? after > 0 : after < rounds_.size()});
   }
   for (size_t q = 0; q < quantises_.size(); ++q) {
     for (size_t i = done_by[q]; i < rounds_.size(); ++i) {

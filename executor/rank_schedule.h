@@ -40,7 +40,8 @@ struct RoundWork {
 struct QuantiseWork {
   size_t batch = 0;
   std::vector<uint32_t> operations;  // positions in RankProgram.quantises
-  size_t after = 0;  // how many of the rank's rounds come before it
+  size_t after = 0;            // how many of the rank's rounds come before it
+  bool beside_rounds = false;  // others go on meanwhile
 };
 
 class RankSchedule {

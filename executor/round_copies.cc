@@ -82,6 +82,7 @@ class RoundCopiesBuilder {
     for (const QuantiseWork& work : schedule_.quantises()) {
       CopyBatch& batch = result_.batches[work.batch];
       batch.kind = CopyKind::kQuantise;
+      batch.leaves_room = work.beside_rounds;
       for (const uint32_t operation : work.operations) {
         AppendQuantise(body_, tensors_, *program_.quantises()->Get(operation),
                        batch);

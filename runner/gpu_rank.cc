@@ -34,14 +34,6 @@ void Add(const RankReport& report, RefitMeasurement& refit,
   check.wrong_elements += report.wrong_elements;
 }
 
-std::vector<int32_t> AllRanks(const PlanFile& plan) {
-  std::vector<int32_t> ranks(static_cast<size_t>(plan.world_size()));
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    ranks[rank] = static_cast<int32_t>(rank);
-  }
-  return ranks;
-}
-
 std::vector<uint32_t> HostsOf(const PlanFile& plan) {
   std::vector<uint32_t> hosts;
   for (const fb::RankProgram* program : *plan.body().programs()) {
@@ -51,6 +43,14 @@ std::vector<uint32_t> HostsOf(const PlanFile& plan) {
 }
 
 }  // namespace
+
+std::vector<int32_t> AllRanks(const PlanFile& plan) {
+  std::vector<int32_t> ranks(static_cast<size_t>(plan.world_size()));
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    ranks[rank] = static_cast<int32_t>(rank);
+  }
+  return ranks;
+}
 
 GpuRank::GpuRank(const PlanFile& plan, int32_t rank)
     : plan_(plan), rank_(rank), check_(plan, rank) {}

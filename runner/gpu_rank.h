@@ -19,6 +19,9 @@
 
 namespace refit {
 
+// 0, 1, … of the plan's ranks.
+std::vector<int32_t> AllRanks(const PlanFile& plan);
+
 class GpuRank {
  public:
   // Allocates the rank's tensors on CUDA device `ordinal`, connects and binds:

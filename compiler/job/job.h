@@ -135,7 +135,7 @@ struct SideSpec {
   Located<int64_t> tensor_parallel{.value = 1};
   Located<int64_t> pipeline_parallel{.value = 1};
   Located<int64_t> virtual_pipeline_parallel{.value = 1};
-  Located<int64_t> expert_parallel{.value = 1};           // Megatron, SGLang
+  Located<int64_t> expert_parallel{.value = 1};           // not vLLM
   Located<bool> expert_parallel_enabled{.value = false};  // vLLM's flag
   Located<int64_t> expert_tensor_parallel{.value = 1};
   Located<int64_t> data_parallel{.value = 1};
@@ -149,6 +149,8 @@ struct SideSpec {
   Located<BlockScheme> quantised;  // not given: nothing is
   Located<std::string> version;
   Located<bool> fused_experts{.value = false};
+  // The dim of stacked experts that FSDP cuts; not given: see FsdpLayout.
+  Located<int64_t> expert_shard_dim;
   Located<ExpertPlacement> experts;           // vLLM, SGLang
   Located<std::string> moe_backend;           // vLLM, SGLang
   Located<int64_t> dp_attention{.value = 1};  // SGLang: within tensor_parallel

@@ -117,6 +117,10 @@ class SideReader {
     if (Has("fused_experts", kFsdp)) {
       reader_.Bool("fused_experts", side_.fused_experts);
     }
+    if (Has("expert_shard_dim", kFsdp)) {
+      reader_.Integer("expert_shard_dim", {.min = 0, .max = 1},
+                      side_.expert_shard_dim);
+    }
     if (Has("moe_single_grouped_weight", kMegatron)) {
       reader_.Bool("moe_single_grouped_weight",
                    side_.moe_single_grouped_weight);
@@ -216,7 +220,7 @@ class SideReader {
       reader_.Bool("expert_parallel", side_.expert_parallel_enabled);
     } else {
       ReadInteger({"expert_parallel", &SideSpec::expert_parallel,
-                   kMegatron | kSglang, true});
+                   kMegatron | kFsdp | kSglang, true});
     }
   }
 

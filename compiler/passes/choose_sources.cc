@@ -2,6 +2,7 @@
 #include <array>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <tuple>
 
 #include "absl/container/flat_hash_map.h"
@@ -292,25 +293,26 @@ int64_t MeanBytesPerSource(const Module& module) {
 }  // namespace
 
 absl::Status ChooseSources(const PassOptions&, Module& module) {
-  const std::vector<Piece> whole = module.pieces;
   const int64_t mean_bytes = MeanBytesPerSource(module);
-  std::vector<Piece> best_pieces;
+  // Pieces are many: the module's are not copied, only those that are cut.
+  std::optional<std::vector<Piece>> best_cut;  // none: the pieces are whole
   double best_imbalance = std::numeric_limits<double>::infinity();
   for (int parts : kPartsPerSender) {
-    module.pieces = whole;
+    std::optional<std::vector<Piece>> cut;
     if (parts > 0) {
-      module.pieces =
-          CutPieces(module, std::max<int64_t>(mean_bytes / parts, 1));
+      cut = CutPieces(module, std::max<int64_t>(mean_bytes / parts, 1));
+      std::swap(module.pieces, *cut);
     }
     Chooser chooser(module);
     std::vector<Transfer> transfers = chooser.Assign();
+    if (cut.has_value()) std::swap(module.pieces, *cut);
     if (chooser.Imbalance() * kImbalanceGain >= best_imbalance) continue;
     best_imbalance = chooser.Imbalance();
-    best_pieces = module.pieces;
+    best_cut = std::move(cut);
     module.transfers = std::move(transfers);
     if (best_imbalance <= kImbalanceTarget) break;
   }
-  module.pieces = std::move(best_pieces);
+  if (best_cut.has_value()) module.pieces = *std::move(best_cut);
   AddRelays(module);
   std::sort(module.transfers.begin(), module.transfers.end(),
             [](const Transfer& a, const Transfer& b) {

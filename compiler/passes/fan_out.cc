@@ -64,12 +64,19 @@ using Groups = std::map<std::pair<int32_t, Route>, std::vector<Group>>;
 
 Groups ListGroups(const Module& module) {
   Groups groups;
+  // Pieces in a row are often held by the same sources.
+  const std::vector<Rank>* sources = nullptr;
+  std::map<int32_t, std::vector<Rank>> sources_by_host;
   for (size_t i = 0; i < module.pieces.size(); ++i) {
     const Piece& piece = module.pieces[i];
-    std::map<int32_t, std::vector<Rank>> sources_by_host;
-    for (Rank source : piece.sources) {
-      sources_by_host[module.topology.host[IndexOf(source)]].push_back(source);
+    if (sources == nullptr || *sources != piece.sources) {
+      sources_by_host.clear();
+      for (Rank source : piece.sources) {
+        sources_by_host[module.topology.host[IndexOf(source)]].push_back(
+            source);
+      }
     }
+    sources = &piece.sources;
     std::map<int32_t, Group> of_piece;  // by host
     for (Rank destination : piece.destinations) {
       if (HasLocalSource(module, piece, destination)) continue;

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "executor/device/host_copy.h"
+#include "executor/device/host_fence.h"
 #include "executor/device/host_quantise.h"
 #include "executor/device/process_identity.h"
 
@@ -209,12 +210,9 @@ absl::StatusOr<std::unique_ptr<MappedMemory>> HostDevice::Import(
   return std::make_unique<HostMappedMemory>(std::move(addresses));
 }
 
-absl::StatusOr<std::unique_ptr<DeviceFence>> HostDevice::CreateFence(int32_t,
-                                                                     int32_t,
-                                                                     bool) {
-  return absl::UnimplementedError(
-      "the host device has no fence: a plan with direct rounds needs the local "
-      "transport, or GPUs");
+absl::StatusOr<std::unique_ptr<DeviceFence>> HostDevice::CreateFence(
+    int32_t rank, int32_t, bool) {
+  return std::make_unique<HostFence>(rank);
 }
 
 }  // namespace refit

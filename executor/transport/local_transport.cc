@@ -1,176 +1,32 @@
 #include "refit/local_transport.h"
 
-#include <array>
 #include <atomic>
 #include <cassert>
-#include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "executor/device/host_copy.h"
+#include "executor/device/thread_fence.h"
 #include "executor/transport/handshake.h"
+#include "executor/transport/local_fabric.h"
 
 namespace refit {
-namespace {
 
-struct Endpoint;
-
-// A send that waits for its receiver. Lives in the sender's transport, linked
-// into the receiver's inbox until the receiver takes it out.
-struct Post {
-  Post* next = nullptr;
-  Endpoint* sender = nullptr;
-  int32_t source = 0;
-  uint64_t step = 0;
-  uint32_t round = 0;
-  const std::byte* data = nullptr;
-  uint64_t size_bytes = 0;
-  bool taken = false;  // guarded by the receiver's mutex
-};
-
-// One rank, as the other ranks see it.
-struct Endpoint {
-  std::mutex mutex;
-  std::condition_variable changed;
-  Post* inbox = nullptr;  // oldest first
-  Post* inbox_last = nullptr;
-  size_t unfinished_sends = 0;  // of the group this rank is in
-  // While the rank sleeps for receives: how many, and of which round. It is
-  // woken once, by the last of them.
-  size_t awaited_posts = 0;
-  uint32_t awaited_round = 0;
-  // Of direct rounds, by peer: what it granted and finished in the newest step
-  // it did so in, not yet awaited here.
-  struct Counts {
-    uint64_t step = 0;
-    uint64_t grants = 0;
-    uint64_t finishes = 0;
-  };
-  absl::flat_hash_map<int32_t, Counts> counts;
-  // Ranks that store into this one's memory now.
-  size_t writers = 0;
-};
-
-}  // namespace
-
-// Collective steps (handshakes and refits) are numbered alike on all ranks. An
-// abort belongs to a step, so that the next step is not touched by it.
-struct LocalFabric::State {
-  explicit State(int32_t world_size)
-      : endpoints(world_size),
-        records(world_size),
-        shared{std::vector<std::string>(world_size),
-               std::vector<std::string>(world_size)},
-        arrived(world_size),
-        created(world_size) {}
-
-  std::vector<Endpoint> endpoints;
-  // The newest step that was aborted. Written under `mutex`.
-  std::atomic<uint64_t> aborted_step = 0;
-
-  std::mutex mutex;  // never held together with an endpoint's
-  std::condition_variable changed;
-  absl::Status abort_status;
-  // The gathering in progress and the outcome of the last one.
-  std::vector<HandshakeRecord> records;
-  // What ranks share, by parity of the step: one may be at the next step while
-  // others still read.
-  std::array<std::vector<std::string>, 2> shared;
-  std::vector<bool> arrived;
-  int32_t arrivals = 0;
-  uint64_t gatherings = 0;
-  absl::Status outcome;
-  std::vector<bool> created;
-
-  void Abort(uint64_t step, int32_t rank, const absl::Status& status);
-  void MarkAborted(uint64_t step, int32_t rank, const absl::Status& status);
-  void WakeAll();
-  absl::Status AbortStatus();
-  absl::Status Gather(uint64_t step, int32_t rank,
-                      const HandshakeRecord& record, Deadline deadline,
-                      const char* what);
-};
-
-void LocalFabric::State::Abort(uint64_t step, int32_t rank,
-                               const absl::Status& status) {
-  {
-    std::lock_guard lock(mutex);
-    if (step <= aborted_step) return;
-    MarkAborted(step, rank, status);
-  }
-  WakeAll();
-}
-
-// The caller holds `mutex`.
-void LocalFabric::State::MarkAborted(uint64_t step, int32_t rank,
-                                     const absl::Status& status) {
-  const bool late = status.code() == absl::StatusCode::kDeadlineExceeded;
-  abort_status = absl::Status(
-      late ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kAborted,
-      absl::StrCat("aborted by rank ", rank, ": ", status.message()));
-  arrived.assign(arrived.size(), false);
-  arrivals = 0;
-  aborted_step = step;
-}
-
-void LocalFabric::State::WakeAll() {
-  changed.notify_all();
-  for (Endpoint& endpoint : endpoints) {
-    // Taken so that no rank is between its check and its wait.
-    { std::lock_guard lock(endpoint.mutex); }
-    endpoint.changed.notify_all();
-  }
-}
-
-absl::Status LocalFabric::State::AbortStatus() {
-  std::lock_guard lock(mutex);
-  return abort_status;
-}
-
-// Returns on all ranks when all have come, with the comparison of their
-// records.
-absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
-                                        const HandshakeRecord& record,
-                                        Deadline deadline, const char* what) {
-  std::unique_lock lock(mutex);
-  if (step <= aborted_step) return abort_status;
-  records[rank] = record;
-  arrived[rank] = true;
-  if (++arrivals == static_cast<int32_t>(arrived.size())) {
-    outcome = CompareRecords(records);
-    arrived.assign(arrived.size(), false);
-    arrivals = 0;
-    ++gatherings;
-    changed.notify_all();
-    return outcome;
-  }
-  const uint64_t gathering = gatherings;
-  const bool in_time = changed.wait_until(lock, deadline, [&] {
-    return gatherings != gathering || step <= aborted_step;
-  });
-  if (gatherings != gathering) return outcome;
-  if (in_time) return abort_status;
-  size_t missing = 0;
-  while (arrived[missing]) ++missing;
-  absl::Status status = absl::DeadlineExceededError(absl::StrCat(
-      what, ": ", arrived.size() - arrivals, " of ", arrived.size(),
-      " ranks did not come before the deadline, "
-      "the first is rank ",
-      missing));
-  MarkAborted(step, rank, status);
-  lock.unlock();
-  WakeAll();
-  return status;
-}
+using local::Endpoint;
+using local::Post;
 
 class LocalTransport : public Transport, private Fence {
  public:
   LocalTransport(LocalFabric::State& fabric, int32_t rank)
-      : fabric_(fabric), rank_(rank) {}
+      : fabric_(fabric),
+        rank_(rank),
+        fence_(rank, [this](int32_t of) -> FenceEnd& {
+          return fabric_.endpoints[of].fence;
+        }) {}
 
   int32_t rank() const override { return rank_; }
   int32_t world_size() const override {
@@ -201,12 +57,7 @@ class LocalTransport : public Transport, private Fence {
   absl::Status Finish(absl::Span<const int32_t> receivers, void*) override;
   absl::Status AwaitFinishes(absl::Span<const int32_t> senders, void*) override;
   const uint32_t* aborted() const override { return nullptr; }
-  using Counter = uint64_t Endpoint::Counts::*;
-  void Raise(int32_t peer, Counter counter);
-  absl::Status Await(int32_t peer, Counter counter);
-  absl::Status BeginStoring(int32_t receiver);
-  void EndStoring(int32_t receiver);
-  void AwaitWriters();
+  absl::Status LeaveDirect(std::optional<int32_t> absent);
 
   Endpoint& endpoint() { return fabric_.endpoints[rank_]; }
   bool StepAborted() const { return step_ <= fabric_.aborted_step; }
@@ -222,6 +73,7 @@ class LocalTransport : public Transport, private Fence {
 
   LocalFabric::State& fabric_;
   const int32_t rank_;
+  ThreadFence fence_;
   std::atomic<uint64_t> step_ = 0;
   Deadline deadline_;
   // Of the group in progress. They keep their storage between groups.
@@ -268,105 +120,39 @@ absl::StatusOr<std::vector<std::string>> LocalTransport::Share(
   return given;
 }
 
-void LocalTransport::Raise(int32_t peer, Counter counter) {
-  Endpoint& there = fabric_.endpoints[peer];
-  {
-    std::lock_guard lock(there.mutex);
-    Endpoint::Counts& counts = there.counts[rank_];
-    if (counts.step != step_) counts = {.step = step_};
-    ++(counts.*counter);
-  }
-  there.changed.notify_one();
-}
-
-absl::Status LocalTransport::Await(int32_t peer, Counter counter) {
-  bool taken = false;
-  {
-    std::unique_lock lock(endpoint().mutex);
-    endpoint().changed.wait_until(lock, deadline_, [&] {
-      Endpoint::Counts& counts = endpoint().counts[peer];
-      taken = counts.step == step_ && counts.*counter > 0;
-      if (taken) --(counts.*counter);
-      return taken || StepAborted();
-    });
-  }
-  if (taken) return absl::OkStatus();
-  absl::Status status =
-      StepAborted() ? fabric_.AbortStatus()
-                    : absl::DeadlineExceededError(absl::StrCat(
-                          "rank ", peer, " did not come before the deadline"));
-  fabric_.Abort(step_, rank_, status);
-  return status;
-}
-
-// Between these two `receiver` does not leave a step that fails. A step that
-// has failed already is not stored in: its receivers may be gone.
-absl::Status LocalTransport::BeginStoring(int32_t receiver) {
-  Endpoint& there = fabric_.endpoints[receiver];
-  {
-    std::lock_guard lock(there.mutex);
-    if (!StepAborted()) {
-      ++there.writers;
-      return absl::OkStatus();
-    }
-  }
-  return fabric_.AbortStatus();
-}
-
-void LocalTransport::EndStoring(int32_t receiver) {
-  Endpoint& there = fabric_.endpoints[receiver];
-  {
-    std::lock_guard lock(there.mutex);
-    --there.writers;
-  }
-  there.changed.notify_one();
-}
-
-// The step has failed, so that no writer is added.
-void LocalTransport::AwaitWriters() {
-  std::unique_lock lock(endpoint().mutex);
-  endpoint().changed.wait(lock, [&] { return endpoint().writers == 0; });
-}
-
 absl::Status LocalTransport::Grant(absl::Span<const int32_t> senders, void*) {
-  for (int32_t sender : senders) Raise(sender, &Endpoint::Counts::grants);
+  fence_.Grant(senders, step_);
   return absl::OkStatus();
 }
 
 absl::Status LocalTransport::AwaitGrants(absl::Span<const int32_t> receivers,
                                          void*) {
-  absl::Status status;
-  size_t stored = 0;
-  for (int32_t receiver : receivers) {
-    status = Await(receiver, &Endpoint::Counts::grants);
-    if (status.ok()) status = BeginStoring(receiver);
-    if (!status.ok()) break;
-    ++stored;
-  }
-  if (status.ok()) return status;
-  for (int32_t receiver : receivers.subspan(0, stored)) EndStoring(receiver);
-  AwaitWriters();
-  return status;
+  return LeaveDirect(fence_.AwaitGrants(receivers, step_, deadline_));
 }
 
 absl::Status LocalTransport::Finish(absl::Span<const int32_t> receivers,
                                     void*) {
-  for (int32_t receiver : receivers) {
-    EndStoring(receiver);
-    Raise(receiver, &Endpoint::Counts::finishes);
-  }
+  fence_.Finish(receivers, step_);
   return absl::OkStatus();
 }
 
 absl::Status LocalTransport::AwaitFinishes(absl::Span<const int32_t> senders,
                                            void*) {
-  for (int32_t sender : senders) {
-    absl::Status status = Await(sender, &Endpoint::Counts::finishes);
-    if (status.ok()) continue;
-    AwaitWriters();
-    return status;
-  }
-  return absl::OkStatus();
+  return LeaveDirect(fence_.AwaitFinishes(senders, step_, deadline_));
+}
+
+// Fails the step if `absent` did not come to it; nobody stores into this rank's
+// memory after that.
+absl::Status LocalTransport::LeaveDirect(std::optional<int32_t> absent) {
+  if (!absent.has_value()) return absl::OkStatus();
+  absl::Status status =
+      StepAborted()
+          ? fabric_.AbortStatus()
+          : absl::DeadlineExceededError(absl::StrCat(
+                "rank ", *absent, " did not come before the deadline"));
+  fabric_.Abort(step_, rank_, status);
+  fence_.Leave(step_);
+  return status;
 }
 
 absl::Status LocalTransport::BeginRefit(Deadline deadline) {
@@ -585,11 +371,6 @@ absl::Status LocalTransport::WaitFailure(const ExchangeRound& round,
   return absl::DeadlineExceededError(
       absl::StrCat(place, ": the peer did not come before the deadline"));
 }
-
-LocalFabric::LocalFabric(int32_t world_size)
-    : state_(std::make_unique<State>(world_size)) {}
-
-LocalFabric::~LocalFabric() = default;
 
 absl::StatusOr<std::unique_ptr<Transport>> LocalFabric::CreateTransport(
     int32_t rank) {

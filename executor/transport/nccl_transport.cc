@@ -55,7 +55,7 @@ absl::Status InPlace(const absl::Status& status, const std::string& place) {
 // on this rank or, as the control plane's thread hears, on another one, the
 // watchdog stops it: only then do the calls of this rank return, and the next
 // step begins.
-class NcclTransport : public Transport {
+class NcclTransport : public Transport, private Fence {
  public:
   explicit NcclTransport(NcclOptions options) : options_(std::move(options)) {
     control().OnAbort(
@@ -74,7 +74,7 @@ class NcclTransport : public Transport {
                                                  absl::Span<const int32_t> to,
                                                  absl::Span<const int32_t> from,
                                                  Deadline deadline) override;
-  Fence* fence() override { return links_.fence.get(); }
+  Fence* fence() override { return links_.fence == nullptr ? nullptr : this; }
   void BeginRecording(Deadline deadline) override;
   void OnBreak(std::function<void()> callback) override {
     on_break_ = std::move(callback);
@@ -98,12 +98,30 @@ class NcclTransport : public Transport {
     std::string Text() const;
   };
 
+  // Of the fence of its links, with what failed the refit if that ended it.
+  absl::Status Grant(absl::Span<const int32_t> senders, Stream s) override {
+    return Outcome(links_.fence->Grant(senders, s));
+  }
+  absl::Status AwaitGrants(absl::Span<const int32_t> receivers,
+                           Stream s) override {
+    return Outcome(links_.fence->AwaitGrants(receivers, s));
+  }
+  absl::Status Finish(absl::Span<const int32_t> receivers, Stream s) override {
+    return Outcome(links_.fence->Finish(receivers, s));
+  }
+  absl::Status AwaitFinishes(absl::Span<const int32_t> senders,
+                             Stream s) override {
+    return Outcome(links_.fence->AwaitFinishes(senders, s));
+  }
+  const uint32_t* aborted() const override { return links_.fence->aborted(); }
+
   ControlPlane& control() { return *options_.control; }
   Device& device() { return *options_.device; }
   void BeginStep();
   absl::Status MakeLinks(absl::Span<const Edge> edges, Deadline deadline);
   absl::StatusOr<size_t> AddEnqueued(const ExchangeRound& round);
   absl::Status Issue(const ExchangeRound& round, Stream stream);
+  absl::Status Outcome(const absl::Status& status);
 
   // The failure of the step this rank is in, or OK.
   absl::Status failure();
@@ -442,18 +460,25 @@ void NcclTransport::Replay() {
 absl::Status NcclTransport::Exchange(const ExchangeRound& round,
                                      Stream stream) {
   if (round.operations.empty()) return absl::OkStatus();
-  const absl::Status status = Issue(round, stream);
+  const absl::Status status = Outcome(Issue(round, stream));
+  if (status.ok()) return status;
+  Enqueued failed;
+  failed.round = round.index;
+  failed.first = round.operations.front();
+  failed.operations = round.operations.size();
+  return InPlace(status, failed.Text());
+}
+
+// Of a step of the refit: if it failed, so has the refit, which has stopped
+// when this returns. What was the first to fail is what counts.
+absl::Status NcclTransport::Outcome(const absl::Status& status) {
   if (status.ok()) return status;
   Lock lock(mutex_);
   // A recording concerns nobody else.
   if (!running_ && failure_.ok()) return status;
   SetFailure(status);
   AwaitStopped(lock);
-  Enqueued failed;
-  failed.round = round.index;
-  failed.first = round.operations.front();
-  failed.operations = round.operations.size();
-  return InPlace(failure_, failed.Text());
+  return failure_;
 }
 
 absl::Status NcclTransport::Issue(const ExchangeRound& round, Stream stream) {

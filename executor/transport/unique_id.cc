@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -52,11 +53,25 @@ uint64_t Checksum(std::string_view bytes) {
       .low();
 }
 
+// How many ids of this process listen before rank 0 has come. An older one's
+// port is free again until then.
+constexpr size_t kListenersMax = 64;
+
 // The ids that this process created; a socket is without a descriptor when a
-// meeting has taken it.
+// meeting has taken it, or too many others came after it.
 struct Created {
   std::mutex mutex;
   std::map<uint64_t, Socket> listeners;  // by nonce
+  std::deque<uint64_t> listening;        // nonces, oldest first
+
+  void Add(uint64_t nonce, Socket listener) {
+    std::lock_guard lock(mutex);
+    listeners[nonce] = std::move(listener);
+    listening.push_back(nonce);
+    if (listening.size() <= kListenersMax) return;
+    listeners[listening.front()].Close();
+    listening.pop_front();
+  }
 };
 Created& TheCreated() {
   static Created created;
@@ -147,9 +162,7 @@ absl::StatusOr<UniqueId> CreateUniqueId() {
       std::string(kMagic), PayloadWriter().U64(Checksum(place)).Take(), place);
   UniqueId id;
   std::copy(bytes.begin(), bytes.end(), id.bytes.begin());
-  Created& created = TheCreated();
-  std::lock_guard lock(created.mutex);
-  created.listeners[nonce] = *std::move(listener);
+  TheCreated().Add(nonce, *std::move(listener));
   return id;
 }
 
@@ -193,6 +206,7 @@ absl::StatusOr<Socket> UniqueIdListener(const TcpRendezvous& rendezvous) {
         " was not created in this process (", ProcessText(),
         "): rank 0 must be where it was"));
   }
+  std::erase(created.listening, rendezvous.nonce);
   if (found->second.fd() >= 0) return std::move(found->second);
   return Listen(rendezvous.host, rendezvous.port);
 }

@@ -214,20 +214,23 @@ struct HeldTensor {
   NameId name = 0;
   uint32_t buffer = 0;
   uint32_t ordinal = 0;
+  bool is_scratch = false;  // the executor's own: no worker binds it
 };
 
 // Those of the rank's worker, which holds no scratch.
 std::vector<HeldTensor> TensorsOf(const PlanFacts& facts, int32_t rank) {
-  std::vector<HeldTensor> tensors;
   const fb::RankProgram& program =
       *facts.body().programs()->Get(static_cast<uint32_t>(rank));
-  for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
-    if (IsScratch(program, slot)) break;  // the last ones
+  const uint32_t bound = Length(program.buffers()) - program.scratch_buffers();
+  std::vector<HeldTensor> tensors;
+  for (uint32_t slot = 0; slot < Length(program.buffers()); ++slot) {
     const uint32_t buffer = program.buffers()->Get(slot);
     const std::vector<NameId>& names = facts.buffers()[buffer];
     for (uint32_t ordinal = 0; ordinal < names.size(); ++ordinal) {
-      tensors.push_back(
-          {.name = names[ordinal], .buffer = buffer, .ordinal = ordinal});
+      tensors.push_back({.name = names[ordinal],
+                         .buffer = buffer,
+                         .ordinal = ordinal,
+                         .is_scratch = slot >= bound});
     }
   }
   std::sort(tensors.begin(), tensors.end(),
@@ -334,12 +337,19 @@ std::vector<NameId> BufferComparison::Compare(int32_t rank) {
   auto b = tensors_b.begin();
   while (a != tensors_a.end() || b != tensors_b.end()) {
     if (b == tensors_b.end() || (a != tensors_a.end() && a->name < b->name)) {
-      add("BUFFER_REMOVED", a->name,
-          TypeText(*a_.body().buffers()->Get(a->buffer)));
+      if (!a->is_scratch) {
+        add("BUFFER_REMOVED", a->name,
+            TypeText(*a_.body().buffers()->Get(a->buffer)));
+      }
       ++a;
     } else if (a == tensors_a.end() || b->name < a->name) {
-      add("BUFFER_ADDED", b->name,
-          TypeText(*b_.body().buffers()->Get(b->buffer)));
+      if (!b->is_scratch) {
+        add("BUFFER_ADDED", b->name,
+            TypeText(*b_.body().buffers()->Get(b->buffer)));
+      }
+      ++b;
+    } else if (a->is_scratch && b->is_scratch) {
+      ++a;
       ++b;
     } else {
       bool same_shape = true;
@@ -351,6 +361,13 @@ std::vector<NameId> BufferComparison::Compare(int32_t rank) {
       if (same_shape && a_.layouts()[a->buffer][a->ordinal] !=
                             b_.layouts()[b->buffer][b->ordinal]) {
         add("LAYOUT_CHANGED", a->name, LayoutChange(a->buffer, b->buffer));
+      }
+      if (a->is_scratch != b->is_scratch) {
+        const auto text = [](bool is_scratch) {
+          return is_scratch ? "scratch" : "bound by the worker";
+        };
+        add("SCRATCH_CHANGED", a->name,
+            absl::StrCat(text(a->is_scratch), " -> ", text(b->is_scratch)));
       }
       ++a;
       ++b;

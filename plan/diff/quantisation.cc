@@ -106,7 +106,7 @@ void CompareScratch(const fb::Body& a, const fb::Body& b, int32_t common_ranks,
     if (ScratchOf(a, rank) == ScratchOf(b, rank)) continue;
     const std::string text_a = ScratchText(a, rank);
     const std::string text_b = ScratchText(b, rank);
-    report.AddRank(DifferenceClass::kSchedule, "SCRATCH_CHANGED", r,
+    report.AddRank(DifferenceClass::kSchedule, "WINDOWS_CHANGED", r,
                    text_a == text_b
                        ? absl::StrCat(text_a, ", elsewhere or at other times")
                        : absl::StrCat(text_a, " -> ", text_b));

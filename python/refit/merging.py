@@ -16,17 +16,21 @@ Description = Mapping[str, Any]
 
 def merge(*descriptions: Any, topology: Optional[Mapping[str, Any]] = None,
           options: Optional[Mapping[str, Any]] = None, exclude: Sequence[str] = (),
-          colocated: bool = False) -> dict[str, Any]:
+          colocated: bool = False, replicas: Optional[Mapping[str, int]] = None) -> dict[str, Any]:
     """The job of the given descriptions, one of every rank of both sides, in any order and nested in lists as
     all_gather_object returns them.
 
     `topology`, `options` and `colocated` are the job's; without a topology the ranks' host names are it. Parameters
     that only one side holds are an error unless a glob of `exclude` matches them: the refit then leaves them alone.
 
+    `replicas` gives the copies of a side whose ranks describe meshes of their own, like {"destination": 4} of four
+    engines. Without it a parameter on several meshes is an error: they might as well hold different parts.
+
     Raises MergeError: ranks are missing, disagree, or do not hold what their placements say.
     """
     given = list(_flat(descriptions))
-    sides = {side: _Side(side, [d for d in given if d["side"] == side]) for side in SIDES}
+    copies = _checked_replicas(replicas or {})
+    sides = {side: _Side(side, [d for d in given if d["side"] == side], copies[side]) for side in SIDES}
     source, destination = sides["source"], sides["destination"]
     excluded = [matcher(glob) for glob in exclude]
     _check_same_parameters(source, destination, lambda name: any(matches(name) for matches in excluded))
@@ -80,8 +84,9 @@ class _Misfit(Exception):
 class _Side:
     """One side's descriptions, checked against each other."""
 
-    def __init__(self, side: str, descriptions: list[Description]):
+    def __init__(self, side: str, descriptions: list[Description], replicas: int):
         self.side = side
+        self.replicas = replicas
         self._problems: list[str] = []
         by_rank = sorted(descriptions, key=lambda d: d["rank"])
         found = [d["rank"] for d in by_rank]
@@ -124,10 +129,11 @@ class _Side:
             mesh = _Mesh((("replicate", len(by_rank)),), tuple(by_rank))
             placements = ("Replicate",)
         else:
-            # Several meshes of one form are replicas of each other: engines, HSDP written as separate groups.
+            # Engines, HSDP written as separate groups; or experts that each group numbers for itself.
             meshes = sorted({mesh for _, _, mesh in holders if mesh is not None}, key=lambda mesh: mesh.ranks)
             mesh = meshes[0]
             if len(meshes) > 1:
+                self._check_copies(param, meshes)
                 mesh = _Mesh((("replica", len(meshes)), *mesh.axes), tuple(r for m in meshes for r in m.ranks))
                 placements = ("Replicate", *placements)
         if sorted(mesh.ranks) != sorted(by_rank):
@@ -142,6 +148,16 @@ class _Side:
                 raise _Misfit(f'"{param}" is {by_rank[rank]} on rank {rank}; wanted {wanted}, the part of {shape} '
                               f"by {', '.join(placements)} on mesh {dict(mesh.axes)}")
         return _Held(first["name"], first["dtype"], shape, mesh, placements)
+
+    def _check_copies(self, param: str, meshes: list[_Mesh]) -> None:
+        if len(meshes) == self.replicas:
+            return
+        where = f'"{param}" is on {len(meshes)} meshes {dict(meshes[0].axes)}, of ranks {list(meshes[0].ranks)} and ' \
+                f"{list(meshes[1].ranks)}" + (" and others" if len(meshes) > 2 else "")
+        if self.replicas > 1:
+            raise _Misfit(f'{where}; wanted {self.replicas}, as replicas["{self.side}"] says')
+        raise _Misfit(f'{where}; if they are copies, pass replicas={{"{self.side}": {len(meshes)}}}, if they are parts, '
+                      "give them names of their own or one mesh")
 
     def generic(self, params: Mapping[str, _Held]) -> dict[str, Any]:
         """This side as a job writes it. `params` are the job's, whose dtype is written only where it differs."""
@@ -161,6 +177,13 @@ class _Side:
             "meshes": {name: {"axes": dict(mesh.axes), "ranks": list(mesh.ranks)} for mesh, name in names.items()},
             "tensors": _rules(bodies),
         }
+
+
+def _checked_replicas(replicas: Mapping[str, int]) -> dict[str, int]:
+    for side, copies in replicas.items():
+        if side not in SIDES or not isinstance(copies, int) or copies < 1:
+            raise MergeError(f"replicas has {side!r}: {copies!r}; wanted a number from 1 on for {' and '.join(SIDES)}")
+    return {side: replicas.get(side, 1) for side in SIDES}
 
 
 def _rules(bodies: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

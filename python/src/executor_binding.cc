@@ -79,6 +79,16 @@ class RankExecutor {
                                              .transport = transport_.get()}));
   }
 
+  // An end under way waits for peers, whose threads may need the interpreter.
+  ~RankExecutor() {
+    const nb::gil_scoped_release unlocked;
+    executor_.reset();
+    transport_.reset();
+    device_.reset();
+  }
+  RankExecutor(const RankExecutor&) = delete;
+  RankExecutor& operator=(const RankExecutor&) = delete;
+
   void Connect(double timeout) {
     const nb::gil_scoped_release unlocked;
     Check(executor_->Connect(Timeout(timeout)));

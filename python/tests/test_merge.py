@@ -91,14 +91,39 @@ def test_a_glob_that_would_take_other_parameters_gives_way():
     assert {name: info.shape for name, info in plan.tensors(1).items()} == halves
 
 
-def test_engines_with_meshes_of_their_own_are_replicas():
-    engines = [refit.describe_state_dict({"a": Part(2)}, "destination", rank=rank, mesh={"tp": 2},
-                                         ranks=[rank // 2 * 2, rank // 2 * 2 + 1], placements={"a": "Shard(0)"})
-               for rank in range(4)]
-    whole = refit.describe_state_dict({"a": Part(4)}, "source", rank=0)
-    job = refit.merge(whole, engines)
+def engines(count):
+    return [refit.describe_state_dict({"a": Part(2)}, "destination", rank=rank, mesh={"tp": 2},
+                                      ranks=[rank // 2 * 2, rank // 2 * 2 + 1], placements={"a": "Shard(0)"})
+            for rank in range(2 * count)]
+
+
+def whole_source():
+    return refit.describe_state_dict({"a": Part(4)}, "source", rank=0)
+
+
+def test_engines_with_meshes_of_their_own_are_replicas_if_one_says_so():
+    job = refit.merge(whole_source(), engines(2), replicas={"destination": 2})
     assert job["destination"]["meshes"]["mesh0"] == {"axes": {"replica": 2, "tp": 2}, "ranks": [0, 1, 2, 3]}
     assert refit.compile(job).stats.moved_bytes == 2 * 4 * 4
+
+
+# Two groups that number their experts alike look just like two engines.
+def test_meshes_that_nobody_calls_replicas_are_refused():
+    with pytest.raises(refit.MergeError, match=r"""destination: "a" is on 2 meshes {'tp': 2}, of ranks \[0, 1\] and """
+                                               r"""\[2, 3\]; if they are copies, pass replicas={"destination": 2}, if """
+                                               "they are parts, give them names of their own or one mesh"):
+        refit.merge(whole_source(), engines(2))
+
+
+def test_another_number_of_replicas_than_was_said_is_refused():
+    with pytest.raises(refit.MergeError, match=r"""on 3 meshes .* and others; wanted 2, as replicas\["destination"\] says"""):
+        refit.merge(whole_source(), engines(3), replicas={"destination": 2})
+
+
+@pytest.mark.parametrize("replicas", [{"destinations": 2}, {"source": 0}, {"source": "two"}])
+def test_replicas_of_no_side_are_refused(replicas):
+    with pytest.raises(refit.MergeError, match="replicas has .*; wanted a number from 1 on for source and destination"):
+        refit.merge(whole_source(), engines(1), replicas=replicas)
 
 
 def test_hosts_come_from_the_descriptions():

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "plan/plan_file.h"
 #include "plan/proof/proof.h"
@@ -28,7 +29,42 @@ struct OldPlan {
   int64_t messages;
   int64_t destination_elements;
   uint64_t skipped_bytes;
+  uint64_t post_hooks = 0;  // tensors of destination ranks that ask for one
 };
+
+std::string PathOf(std::string_view name) {
+  return absl::StrCat(REFIT_COMPAT_DIR "/", std::string(name), ".refit");
+}
+
+// A plan's text up to the bytes by route.
+std::string HeadOf(const PlanFile& plan) {
+  const std::string text = PlanText(plan, {});
+  const size_t stats = text.find("\nstats ");
+  return text.substr(0, text.find('\n', stats + 1) + 1);
+}
+
+uint64_t CountHooks(const RunOfRanksResult& run) {
+  uint64_t tensors = 0;
+  for (const auto& [hook, count] : run.post_hooks) tensors += count;
+  return tensors;
+}
+
+// What `name`'s entry of the table below has to be, for a plan that is new.
+std::string EntryFor(std::string_view name) {
+  const absl::StatusOr<PlanFile> plan = PlanFile::Open(PathOf(name));
+  if (!plan.ok()) return std::string(plan.status().message());
+  const ProofResult proof = Prove(*plan);
+  const absl::StatusOr<RunOfRanksResult> run = RunChecked(*plan, {});
+  if (!run.ok()) return std::string(run.status().message());
+  return absl::StrCat("{.name = \"", std::string(name), "\", .head = \"",
+                      absl::CEscape(HeadOf(*plan)),
+                      "\", .params = ", plan->body().params()->size(),
+                      ", .buffers = ", plan->body().buffers()->size(),
+                      ", .messages = ", proof.messages,
+                      ", .destination_elements = ", proof.destination_elements,
+                      ", .skipped_bytes = ", run->check.skipped_bytes,
+                      ", .post_hooks = ", CountHooks(*run), "},\n");
+}
 
 // Names tests and failures.
 void PrintTo(const OldPlan& plan, std::ostream* out) { *out << plan.name; }
@@ -101,13 +137,40 @@ const OldPlan kOldPlans[] = {
      .messages = 4,
      .destination_elements = 2064,
      .skipped_bytes = 0},
+    {.name = "1.2/post-hooks",
+     .head = "plan 1.2 features 0x3 body 27c93db6ab9efdde1bc3b0fd5d9fad46 "
+             "inputs ba22fbd63b98a7e28be9f4d378521cac\n"
+             "ranks source 0..1 destination 2\n"
+             "host 0 ranks 0..2\n"
+             "limits bucket 268435456 bytes staging 1073741824 bytes "
+             "slots 2 operations_per_round 32\n"
+             "stats moved 1608 bytes local 0 peer 1608 network 0\n",
+     .params = 24,
+     .buffers = 60,
+     .messages = 2,
+     .destination_elements = 800,
+     .skipped_bytes = 0,
+     .post_hooks = 1},
+    {.name = "1.2/relays",
+     .head = "plan 1.2 features 0x9 body d44f2b7e84f7800866983cd1e58c2ed5 "
+             "inputs 222f5399d40ae9628b872f8a6f3261a5\n"
+             "ranks source 0 destination 1..5\n"
+             "host 0 ranks 0..2\n"
+             "host 1 ranks 3..5\n"
+             "limits bucket 268435456 bytes staging 1073741824 bytes "
+             "slots 2 operations_per_round 32\n"
+             "stats moved 30800 bytes local 0 peer 24640 network 6160 "
+             "relayed 18480\n",
+     .params = 2,
+     .buffers = 2,
+     .messages = 27,
+     .destination_elements = 15400,
+     .skipped_bytes = 0},
 };
 
 class CompatTest : public testing::TestWithParam<OldPlan> {
  protected:
-  CompatTest()
-      : plan_(PlanFile::Open(absl::StrCat(
-            REFIT_COMPAT_DIR "/", std::string(GetParam().name), ".refit"))) {}
+  CompatTest() : plan_(PlanFile::Open(PathOf(GetParam().name))) {}
 
   void SetUp() override { ASSERT_TRUE(plan_.ok()) << plan_.status().message(); }
 
@@ -115,8 +178,7 @@ class CompatTest : public testing::TestWithParam<OldPlan> {
 };
 
 TEST_P(CompatTest, SaysWhatItSaid) {
-  const std::string text = PlanText(*plan_, {});
-  EXPECT_EQ(text.substr(0, GetParam().head.size()), GetParam().head);
+  EXPECT_EQ(HeadOf(*plan_), GetParam().head);
   EXPECT_EQ(plan_->body().params()->size(), GetParam().params);
   EXPECT_EQ(plan_->body().buffers()->size(), GetParam().buffers);
 }
@@ -137,6 +199,7 @@ TEST_P(CompatTest, RunsByteExact) {
       << testing::PrintToString(run->check.mismatches);
   EXPECT_EQ(run->check.checked_bytes, run->destination_bytes);
   EXPECT_EQ(run->check.skipped_bytes, GetParam().skipped_bytes);
+  EXPECT_EQ(CountHooks(*run), GetParam().post_hooks);
 }
 
 INSTANTIATE_TEST_SUITE_P(Plans, CompatTest, testing::ValuesIn(kOldPlans),
@@ -160,7 +223,13 @@ TEST(CompatFilesTest, EveryPlanIsTested) {
   }
   std::set<std::string> tested;
   for (const OldPlan& plan : kOldPlans) tested.emplace(plan.name);
-  EXPECT_EQ(files, tested);
+  for (const std::string& file : files) {
+    EXPECT_TRUE(tested.contains(file)) << "wanted in kOldPlans:\n"
+                                       << EntryFor(file);
+  }
+  for (const std::string& name : tested) {
+    EXPECT_TRUE(files.contains(name)) << name << " has no file";
+  }
 }
 
 }  // namespace

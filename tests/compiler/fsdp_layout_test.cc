@@ -172,6 +172,148 @@ TEST(FsdpLayoutTest, FusedExpertsAreStacksCutByExperts) {
   }
 }
 
+bool IsExpert(const std::string& name) {
+  return name.find(".experts.") != std::string::npos;
+}
+
+// Rank f * EP + e holds chunk f of what EP rank e has of a stack's experts; of
+// what is no expert, its chunk of all ranks.
+TEST(FsdpLayoutTest, ExpertMeshCutsStacksByExpertsThenByShards) {
+  const Model model = MakeModel({.layers = 3, .experts = 12});
+  const Tensors fused = Fuse(Checkpoint(model), 12, false);
+  for (const int64_t expert_ranks : {2, 3, 4}) {
+    for (const int64_t shards : {1, 2, 3}) {
+      SideSpec side = MakeFsdp(expert_ranks * shards, 1, 2);
+      side.fused_experts = Given(true);
+      side.expert_parallel = Given(expert_ranks);
+      const std::vector<Tensors> found =
+          LayOutAndExpand(model, side, fb::Side::kDestination);
+      ASSERT_EQ(found.size(), expert_ranks * shards * 2);
+      for (size_t rank = 0; rank < found.size(); ++rank) {
+        SCOPED_TRACE(rank);
+        const int64_t d = static_cast<int64_t>(rank) % (expert_ranks * shards);
+        Tensors wanted;
+        for (const auto& [name, tensor] : fused) {
+          wanted[name] =
+              IsExpert(name)
+                  ? Chunk(Chunk(tensor, expert_ranks, d % expert_ranks), shards,
+                          d / expert_ranks)
+                  : Chunk(tensor, expert_ranks * shards, d);
+        }
+        ExpectSameTensors(found[rank], wanted);
+      }
+    }
+  }
+}
+
+// Part `index` of `count` of each expert's rows: Shard(1) of a stack.
+Tensor ShareOfEachExpert(const Tensor& stack, int64_t count, int64_t index) {
+  const int64_t experts = stack.shape[0];
+  const int64_t rows = stack.shape[1];
+  std::vector<Tensor> parts;
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    Tensor one = Rows(stack, expert, expert + 1);
+    one.shape.erase(one.shape.begin());
+    parts.push_back(
+        Rows(one, index * rows / count, (index + 1) * rows / count));
+  }
+  return Stack(parts);
+}
+
+// More ranks than experts, or the job says so: whole experts, cut by rows; a
+// part of gate_up_proj may hold rows of both.
+TEST(FsdpLayoutTest, ExpertMeshOfMoreRanksThanExpertsCutsRows) {
+  struct Case {
+    int64_t experts, expert_ranks, shards;
+    bool asked;
+  };
+  for (const Case& c : {Case{4, 2, 4, false}, Case{4, 2, 2, true},
+                        Case{6, 1, 2, true}, Case{3, 3, 4, false}}) {
+    const Model model =
+        MakeModel({.layers = 2, .hidden = 4, .experts = c.experts});
+    const Tensors fused = Fuse(Checkpoint(model), c.experts, false);
+    const int64_t data = c.expert_ranks * c.shards;
+    SideSpec side = MakeFsdp(data);
+    side.fused_experts = Given(true);
+    side.expert_parallel = Given(c.expert_ranks);
+    if (c.asked) side.expert_shard_dim = Given(int64_t{1});
+    const std::vector<Tensors> found =
+        LayOutAndExpand(model, side, fb::Side::kDestination);
+    ASSERT_EQ(found.size(), data);
+    for (int64_t rank = 0; rank < data; ++rank) {
+      SCOPED_TRACE(rank);
+      Tensors wanted;
+      for (const auto& [name, tensor] : fused) {
+        wanted[name] = IsExpert(name)
+                           ? ShareOfEachExpert(Chunk(tensor, c.expert_ranks,
+                                                     rank % c.expert_ranks),
+                                               c.shards, rank / c.expert_ranks)
+                           : Chunk(tensor, data, rank);
+      }
+      ExpectSameTensors(found[rank], wanted);
+    }
+  }
+}
+
+// Experts one by one keep the checkpoint's numbers; each is cut by rows over
+// the ranks that hold it.
+TEST(FsdpLayoutTest, ExpertMeshHoldsItsOwnExpertsOneByOne) {
+  const Model model = MakeModel({.layers = 2, .experts = 6});
+  SideSpec side = MakeFsdp(6);
+  side.expert_parallel = Given(int64_t{2});
+  const std::vector<Tensors> found =
+      LayOutAndExpand(model, side, fb::Side::kSource);
+  ASSERT_EQ(found.size(), 6);
+  for (int64_t rank = 0; rank < 6; ++rank) {
+    SCOPED_TRACE(rank);
+    Tensors wanted;
+    for (const auto& [name, tensor] : Checkpoint(model)) {
+      if (!IsExpert(name)) {
+        wanted[name] = Chunk(tensor, 6, rank);
+        continue;
+      }
+      const int64_t expert =
+          std::stoll(name.substr(name.find(".experts.") + 9));
+      if (expert / 3 == rank % 2) wanted[name] = Chunk(tensor, 3, rank / 2);
+    }
+    ExpectSameTensors(found[rank], wanted);
+  }
+}
+
+TEST(FsdpLayoutTest, ExpertMeshThatDoesNotFitIsRefused) {
+  const Model model = MakeModel({.experts = 6});
+  const auto errors = [&](int64_t data, int64_t expert, int64_t dim,
+                          bool fused) {
+    SideSpec side = MakeFsdp(data);
+    side.expert_parallel = Given(expert);
+    side.fused_experts = Given(fused);
+    if (dim >= 0) side.expert_shard_dim = Given(dim);
+    return LayOutErrors(model, side);
+  };
+  EXPECT_NE(
+      errors(8, 4, -1, true)
+          .find("destination.expert_parallel 4 does not divide 6 experts"),
+      std::string::npos);
+  EXPECT_NE(errors(8, 3, -1, true)
+                .find("destination.expert_parallel 3 does not divide 8 "
+                      "data-parallel ranks"),
+            std::string::npos);
+  EXPECT_NE(errors(14, 2, 1, true)
+                .find("destination.data_parallel 14 over expert_parallel 2 "
+                      "leaves 7 shards of dim 1 of gate_up_proj, which do not "
+                      "divide its "),
+            std::string::npos);
+  EXPECT_NE(errors(4, 2, 1, false)
+                .find("destination.expert_shard_dim 1 is of stacked experts; "
+                      "wanted fused_experts beside it"),
+            std::string::npos);
+  SideSpec dense = MakeFsdp(2);
+  dense.expert_parallel = Given(int64_t{2});
+  EXPECT_NE(LayOutErrors(MakeModel({}), dense)
+                .find("destination.expert_parallel needs a model with experts"),
+            std::string::npos);
+}
+
 // Tensor parallelism first, FSDP cuts what it leaves: rank d * T + t.
 TEST(FsdpLayoutTest, FsdpCutsWhatTensorParallelismLeaves) {
   const Model model =

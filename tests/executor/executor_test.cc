@@ -357,6 +357,86 @@ TEST(ExecutorTest, RefitsThatCannotBeRecordedGoOnWithout) {
   EXPECT_EQ(world.recording.recordings, plan.world_size());
 }
 
+// Remembers which event was recorded or awaited on which stream.
+class LoggingDevice : public HostDevice {
+ public:
+  struct Entry {
+    const void* event = nullptr;
+    bool awaits = false;
+    Stream stream = nullptr;
+  };
+
+  absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() override {
+    class Event : public DeviceEvent {
+     public:
+      explicit Event(std::vector<Entry>& log) : log_(log) {}
+      absl::Status Record(Stream stream) override {
+        log_.push_back({this, false, stream});
+        return absl::OkStatus();
+      }
+      absl::Status Await(Stream stream) override {
+        log_.push_back({this, true, stream});
+        return absl::OkStatus();
+      }
+      absl::StatusOr<bool> Reached() override { return true; }
+
+     private:
+      std::vector<Entry>& log_;
+    };
+    return std::make_unique<Event>(log);
+  }
+
+  std::vector<Entry> log;  // of the one rank that uses the device
+};
+
+class LoggingWorld : public ExecutorWorld {
+ public:
+  explicit LoggingWorld(const PlanFile& plan)
+      : LoggingWorld(plan, std::make_shared<LocalFabric>(plan.world_size())) {}
+
+  LoggingDevice logging;  // of rank 0
+
+ private:
+  LoggingWorld(const PlanFile& plan, const std::shared_ptr<LocalFabric>& fabric)
+      : ExecutorWorld(plan.world_size(), fabric) {
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      ExecutorOptions options;
+      options.graph = false;
+      if (rank == 0) options.device = &logging;
+      AddRank(plan, *fabric->CreateTransport(rank), options);
+    }
+  }
+};
+
+TEST(ExecutorTest, RefitOnAnotherStreamStartsAfterTheOneBefore) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  LoggingWorld world(plan);
+  world.Bind();
+  const auto first = reinterpret_cast<Stream>(8);
+  const auto second = reinterpret_cast<Stream>(16);
+  const auto run = [&](Stream stream) {
+    world.logging.log.clear();
+    for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
+           return world.executor(rank).Run(stream, {});
+         })) {
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  };
+  run(first);
+  const LoggingDevice::Entry end = world.logging.log.back();
+  EXPECT_FALSE(end.awaits);
+  EXPECT_EQ(end.stream, first);
+  run(second);
+  const LoggingDevice::Entry begin = world.logging.log.front();
+  EXPECT_EQ(begin.event, end.event);
+  EXPECT_TRUE(begin.awaits);
+  EXPECT_EQ(begin.stream, second);
+  EXPECT_TRUE(world.executor(0).Wait().ok());
+  // Nothing to wait for any more.
+  run(first);
+  EXPECT_FALSE(world.logging.log.front().awaits);
+}
+
 TEST(ExecutorTest, NothingIsRecordedUnasked) {
   const PlanFile staged = ReshardPlan({}).Open();
   const PlanFile direct =

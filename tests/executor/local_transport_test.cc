@@ -40,46 +40,6 @@ TEST_P(LocalTransportTest, RefitAfterAnAbortNeedsNoConnect) {
   }
 }
 
-// Rank 0 writes into rank 1's memory when rank 1 has said that it may; rank 1
-// reads it when rank 0 has said that it did.
-TEST_P(LocalTransportTest, FenceOrdersWritesIntoThePeersMemory) {
-  MakeWorld(2);
-  ConnectAll();
-  int memory = 0;
-  const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
-    if (absl::Status s = end(rank).BeginRefit(Ample()); !s.ok()) return s;
-    Fence& fence = *end(rank).fence();
-    const int32_t peer = 1 - rank;
-    for (int round = 1; round <= 1000; ++round) {
-      absl::Status s = rank == 1 ? fence.Grant({&peer, 1}, nullptr)
-                                 : fence.AwaitGrants({&peer, 1}, nullptr);
-      if (!s.ok()) return s;
-      if (rank == 0) memory = round;
-      s = rank == 0 ? fence.Finish({&peer, 1}, nullptr)
-                    : fence.AwaitFinishes({&peer, 1}, nullptr);
-      if (!s.ok()) return s;
-      if (rank == 1 && memory != round) return absl::DataLossError("too early");
-    }
-    return Finish(rank);
-  });
-  for (const absl::Status& s : statuses) EXPECT_TRUE(s.ok()) << s;
-}
-
-TEST_P(LocalTransportTest, AwaitNamesThePeerThatDoesNotGrant) {
-  MakeWorld(3);
-  ConnectAll();
-  const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
-    absl::Status s = end(rank).BeginRefit(
-        rank == 0 ? In(std::chrono::milliseconds(100)) : Ample());
-    const std::vector<int32_t> peers = {1, 2}, zero = {0};
-    if (s.ok() && rank == 1) s = end(rank).fence()->Grant(zero, nullptr);
-    if (s.ok() && rank == 0) s = end(rank).fence()->AwaitGrants(peers, nullptr);
-    return s.ok() ? Finish(rank) : s;
-  });
-  EXPECT_EQ(statuses[0].code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_EQ(statuses[0].message(), "rank 2 did not come before the deadline");
-}
-
 // What NCCL leaves undefined is an error here.
 class LocalTransportMismatch : public testing::Test {
  protected:

@@ -31,12 +31,13 @@ class NcclFailureTest : public testing::Test {
  protected:
   // Sources 0, 1; destinations 2, 3, 4; three rounds. A source sends three
   // messages in a round, in the order of the ranks.
-  NcclFailureTest()
+  explicit NcclFailureTest(fb::Mechanism mechanism = fb::Mechanism::kStaged)
       : plan_(ReshardPlan({.source_ranks = 2,
                            .destination_ranks = 3,
                            .layers = 3,
                            .rows = 12,
-                           .columns = 30})
+                           .columns = 30,
+                           .mechanism = mechanism})
                   .Open()) {
     fake_nccl_reset();
     world_ = std::make_unique<NcclWorld>(plan_);
@@ -378,6 +379,52 @@ TEST_F(NcclFailureTest, CorruptedByteIsSeenByTheCheck) {
     EXPECT_TRUE(status.ok()) << status;
   }
   EXPECT_EQ(check.Check(world_->tensors).wrong_elements, 1);
+}
+
+// The same rounds, stored directly.
+class NcclDirectFailureTest : public NcclFailureTest {
+ protected:
+  NcclDirectFailureTest() : NcclFailureTest(fb::Mechanism::kDirect) {}
+};
+
+TEST_F(NcclDirectFailureTest, SenderThatDoesNotComeIsNamedAtTheDeadline) {
+  const auto statuses = world_->OnAllRanks([&](int32_t rank) {
+    return rank == 0 ? absl::OkStatus() : Refit(rank, kShort);
+  });
+  for (int32_t rank = 1; rank < 5; ++rank) {
+    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kDeadlineExceeded);
+  }
+  ExpectContains(statuses[2],
+                 "direct round with rank 0 did not end before the "
+                 "deadline");
+  fake_nccl_set_rank(0);
+  ExpectContains(Refit(0, kAmple), "aborted by rank ");
+  ExpectWholeAfterConnect();
+}
+
+TEST_F(NcclDirectFailureTest, ReceiverThatDoesNotComeEndsTheOthers) {
+  const auto statuses = world_->OnAllRanks([&](int32_t rank) {
+    return rank == 4 ? absl::OkStatus() : Refit(rank, kShort);
+  });
+  for (int32_t rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kDeadlineExceeded)
+        << statuses[rank];
+  }
+  // Whoever was first to notice says it for all.
+  for (int32_t rank = 0; rank < 4; ++rank) {
+    ExpectContains(statuses[rank], "direct round with rank");
+  }
+}
+
+TEST_F(NcclDirectFailureTest, RankThatClosesDuringARefitEndsItAtOnce) {
+  const auto statuses = world_->OnAllRanks([&](int32_t rank) {
+    if (rank != 1) return Refit(rank, kAmple);
+    world_->CloseRank(rank);
+    return absl::OkStatus();
+  });
+  for (const int32_t rank : {0, 2, 3, 4}) {
+    ExpectContains(statuses[rank], "rank 1 has closed its control plane");
+  }
 }
 
 }  // namespace

@@ -29,7 +29,14 @@ class NcclRefitTest : public testing::Test {
     EXPECT_EQ(fake_nccl_cut_groups(), 0);
     EXPECT_EQ(fake_nccl_lazy_connects(), connected)
         << "edges that Connect did not touch";
-    EXPECT_GT(fake_nccl_messages(), 0);
+    EXPECT_EQ(fake_nccl_messages() > 0, Stages(plan));
+  }
+
+  static bool Stages(const PlanFile& plan) {
+    for (const fb::Round* round : *plan.body().rounds()) {
+      if (round->mechanism() == fb::Mechanism::kStaged) return true;
+    }
+    return false;
   }
 
   static std::set<fb::Route> RoutesOf(const PlanFile& plan) {
@@ -142,18 +149,43 @@ TEST_F(NcclRefitTest, SlowRanksAreWaitedFor) {
   ExpectRefits(plan);
 }
 
-TEST_F(NcclRefitTest, PlanWithDirectRoundsIsRefusedOnAllRanks) {
-  const PlanFile plan =
-      ReshardPlan({.mechanism = fb::Mechanism::kDirect}).Open();
-  NcclWorld world(plan);
-  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
-         return world.executor(rank).Connect(ExecutorWorld::kTimeout);
-       })) {
-    EXPECT_FALSE(status.ok());
-    EXPECT_NE(status.message().find("the host device has no fence"),
-              std::string::npos)
-        << status;
+TEST_F(NcclRefitTest, RanksOfOneHostStoreIntoEachOther) {
+  const PlanFile plan = ReshardPlan({.source_ranks = 3,
+                                     .destination_ranks = 4,
+                                     .layers = 3,
+                                     .rows = 24,
+                                     .columns = 40,
+                                     .mechanism = fb::Mechanism::kDirect})
+                            .Open();
+  EXPECT_FALSE(Stages(plan));
+  ExpectRefits(plan);
+}
+
+TEST_F(NcclRefitTest, ReplicasRelayToEachOther) {
+  for (const uint32_t replicas : {2, 3, 7}) {
+    SCOPED_TRACE(replicas);
+    fake_nccl_reset();
+    ExpectRefits(RelayPlan({.replicas = replicas, .layers = 9}).Open());
   }
+}
+
+// Slow links, so that relays are worth their rounds.
+TEST_F(NcclRefitTest, HostsRelayWhatTheNetworkBrought) {
+  const PlanFile plan = CompiledPlan(R"({
+    "model": {"parameters": [
+      {"name": "w", "shape": [960, 16], "dtype": "bf16"},
+      {"name": "norm", "shape": [8], "dtype": "bf16"}]},
+    "source": {"layout": "generic", "meshes": {"m": {"axes": {"x": 1}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "destination": {"layout": "generic", "meshes": {"m": {"axes": {"x": 5}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "topology": {"hosts": [0, 0, 0, 1, 1, 1],
+      "peer_gigabytes_per_second": 0.1,
+      "network_gigabytes_per_second": 0.01}})");
+  EXPECT_TRUE(Stages(plan));
+  EXPECT_TRUE(plan.plan().required_features() & kFeatureRelays);
+  fake_nccl_delay(2, 500);
+  ExpectRefits(plan);
 }
 
 }  // namespace

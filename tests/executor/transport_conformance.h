@@ -5,11 +5,13 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <latch>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "refit/transport.h"
@@ -46,14 +48,19 @@ class TransportConformance : public testing::TestWithParam<TransportFactory> {
     return statuses;
   }
 
-  // Both ways between all ranks, staged.
+  // Both ways between all ranks, staged and direct.
   std::vector<Edge> EdgesOf(int32_t rank) const {
     std::vector<Edge> edges;
     for (int32_t peer = 0; peer < std::ssize(world_.ends); ++peer) {
       if (peer == rank) continue;
       for (const auto kind : {fb::MessageKind::kSend, fb::MessageKind::kRecv}) {
-        edges.push_back(
-            {.peer = peer, .kind = kind, .route = fb::Route::kPeer});
+        for (const auto mechanism :
+             {fb::Mechanism::kStaged, fb::Mechanism::kDirect}) {
+          edges.push_back({.peer = peer,
+                           .kind = kind,
+                           .route = fb::Route::kPeer,
+                           .mechanism = mechanism});
+        }
       }
     }
     return edges;
@@ -375,6 +382,109 @@ TEST_P(TransportConformance, ShareEndsAtTheDeadlineWithoutARank) {
                   "first is rank 1"),
               std::string::npos)
         << statuses[rank];
+  }
+}
+
+// Rank 0 writes into rank 1's memory when rank 1 has said that it may; rank 1
+// reads it when rank 0 has said that it did.
+TEST_P(TransportConformance, FenceOrdersWritesIntoThePeersMemory) {
+  MakeWorld(2);
+  ConnectAll();
+  int memory = 0;
+  const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
+    if (absl::Status s = end(rank).BeginRefit(Ample()); !s.ok()) return s;
+    Fence& fence = *end(rank).fence();
+    const int32_t peer = 1 - rank;
+    for (int round = 1; round <= 1000; ++round) {
+      absl::Status s = rank == 1 ? fence.Grant({&peer, 1}, nullptr)
+                                 : fence.AwaitGrants({&peer, 1}, nullptr);
+      if (!s.ok()) return s;
+      if (rank == 0) memory = round;
+      s = rank == 0 ? fence.Finish({&peer, 1}, nullptr)
+                    : fence.AwaitFinishes({&peer, 1}, nullptr);
+      if (!s.ok()) return s;
+      if (rank == 1 && memory != round) return absl::DataLossError("too early");
+    }
+    return Finish(rank);
+  });
+  for (const absl::Status& s : statuses) EXPECT_TRUE(s.ok()) << s;
+}
+
+TEST_P(TransportConformance, AwaitNamesThePeerThatDoesNotGrant) {
+  MakeWorld(3);
+  ConnectAll();
+  const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
+    absl::Status s = end(rank).BeginRefit(
+        rank == 0 ? In(std::chrono::milliseconds(100)) : Ample());
+    const std::vector<int32_t> peers = {1, 2}, zero = {0};
+    if (s.ok() && rank == 1) s = end(rank).fence()->Grant(zero, nullptr);
+    if (s.ok() && rank == 0) s = end(rank).fence()->AwaitGrants(peers, nullptr);
+    return s.ok() ? Finish(rank) : s;
+  });
+  EXPECT_EQ(statuses[0].code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_NE(statuses[0].message().find("rank 2 did not"), std::string::npos)
+      << statuses[0];
+}
+
+TEST_P(TransportConformance, AbortEndsTheAwaitsOfTheFence) {
+  MakeWorld(3);
+  ConnectAll();
+  std::latch begun(2);
+  const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
+    if (absl::Status s = end(rank).BeginRefit(Ample()); !s.ok()) return s;
+    const int32_t two = 2;
+    if (rank == 2) {
+      begun.wait();
+      end(rank).Abort(absl::InternalError("out of luck"));
+      return absl::InternalError("out of luck");
+    }
+    begun.count_down();
+    Fence& fence = *end(rank).fence();
+    return rank == 0 ? fence.AwaitGrants({&two, 1}, nullptr)
+                     : fence.AwaitFinishes({&two, 1}, nullptr);
+  });
+  for (const int32_t rank : {0, 1}) {
+    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kAborted);
+    EXPECT_NE(statuses[rank].message().find("aborted by rank 2: out of luck"),
+              std::string::npos)
+        << statuses[rank];
+  }
+  ConnectAll();
+  for (const absl::Status& status : RingRefit(1, 2)) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// Rank 0 stores into rank 1's memory while rank 2 fails.
+TEST_P(TransportConformance, NobodyStoresAfterAnAwaitHasFailed) {
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    MakeWorld(3);
+    ConnectAll();
+    std::latch granted(2);
+    std::atomic<bool> storing = false, stored_late = false;
+    OnAllRanks([&](int32_t rank) -> absl::Status {
+      if (absl::Status s = end(rank).BeginRefit(Ample()); !s.ok()) return s;
+      Fence& fence = *end(rank).fence();
+      const std::vector<int32_t> zero = {0}, one = {1};
+      if (rank == 2) {
+        granted.arrive_and_wait();
+        end(rank).Abort(absl::InternalError("on purpose"));
+        return absl::InternalError("on purpose");
+      }
+      if (rank == 1) {
+        if (absl::Status s = fence.Grant(zero, nullptr); !s.ok()) return s;
+        const absl::Status status = fence.AwaitFinishes(zero, nullptr);
+        if (storing) stored_late = true;
+        return status;
+      }
+      if (absl::Status s = fence.AwaitGrants(one, nullptr); !s.ok()) return s;
+      storing = true;
+      granted.count_down();
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      storing = false;
+      return fence.Finish(one, nullptr);
+    });
+    EXPECT_FALSE(stored_late);
   }
 }
 

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <string>
 #include <thread>
 
@@ -109,6 +111,19 @@ TEST_F(UniqueIdTest, IdsAreDistinct) {
   EXPECT_NE(a.bytes, b.bytes);
   EXPECT_NE(RendezvousFromUniqueId(a, 0, 1)->port,
             RendezvousFromUniqueId(b, 0, 1)->port);
+}
+
+TEST_F(UniqueIdTest, IdsThatNobodyUsesDoNotHoldPortsForEver) {
+  const auto open_descriptors = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                         std::filesystem::directory_iterator());
+  };
+  const UniqueId oldest = *CreateUniqueId();
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(CreateUniqueId().ok());
+  const auto before = open_descriptors();
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(CreateUniqueId().ok());
+  EXPECT_EQ(open_descriptors(), before);
+  MeetAll(oldest, 2);
 }
 
 // As when a port is another id's by now.

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 DENSE = dict(hidden_size=20, intermediate_size=36, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -36,6 +36,9 @@ MODELS = {
     ),
     "mixtral": transformers.MixtralConfig(**DENSE, num_local_experts=5, tie_word_embeddings=False),
 }
+MODELS["qwen3_moe, six experts"] = transformers.Qwen3MoeConfig(
+    **DENSE, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, mlp_only_layers=[1], tie_word_embeddings=False
+)
 FUSED = {"fused_experts": True}
 # Model, source, destination; further keys are those of a side.
 CASES = [
@@ -45,7 +48,11 @@ CASES = [
     ("qwen3", {"data_parallel": 2}, {"data_parallel": 2, "tensor_parallel": 2, "replicas": 2}),
     ("qwen3_moe", {"data_parallel": 3, **FUSED}, {"data_parallel": 2, **FUSED}),
     ("mixtral", {"data_parallel": 7, **FUSED}, {"data_parallel": 2, "replicas": 2, **FUSED}),
-]
+    ("qwen3_moe, six experts", {"data_parallel": 4, "expert_parallel": 2, **FUSED}, {"data_parallel": 3, **FUSED}),
+    ("qwen3_moe, six experts", {"data_parallel": 2, **FUSED}, {"data_parallel": 8, "expert_parallel": 2, **FUSED}),
+    ("qwen3_moe, six experts", {"data_parallel": 4, "expert_parallel": 2, "expert_shard_dim": 1, **FUSED},
+     {"data_parallel": 3, "expert_parallel": 3, "replicas": 2, **FUSED}),
+]  # fmt: skip
 
 
 def tensor_parallel_plan():
@@ -58,17 +65,35 @@ def tensor_parallel_plan():
     return plan
 
 
+def shard_experts(model, side, expert_mesh, shard_mesh):
+    """As torchtitan and NeMo Automodel do: whole experts over `expert_mesh`, FSDP over `shard_mesh`."""
+    ranks = expert_mesh.size() * shard_mesh.size()
+    for layer in model.model.layers:
+        experts = getattr(layer.mlp, "experts", None)
+        if experts is None:
+            continue
+        dim = side.get("expert_shard_dim", 1 if ranks > experts.num_experts else 0)
+        for name, parameter in list(experts.named_parameters(recurse=False)):
+            experts.register_parameter(name, torch.nn.Parameter(distribute_tensor(parameter.detach(), expert_mesh, [Shard(0)])))
+        fully_shard(experts, mesh=shard_mesh, shard_placement_fn=lambda parameter, dim=dim: Shard(dim))
+
+
 def shard_on_rank(rank, model_name, side, directory):
     sizes = {"replicas": 1, "data_parallel": 1, "tensor_parallel": 1}
     sizes |= {key: size for key, size in side.items() if key in sizes}
     world = sizes["replicas"] * sizes["data_parallel"] * sizes["tensor_parallel"]
     distributed.init_process_group("gloo", f"file://{directory}/rendezvous", rank=rank, world_size=world)
-    mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=("replicas", "data", "tensor"))
+    expert_ranks = side.get("expert_parallel", 1)
+    sizes = [sizes["replicas"], sizes["data_parallel"] // expert_ranks, expert_ranks, sizes["tensor_parallel"]]
+    mesh = init_device_mesh("cpu", tuple(sizes), mesh_dim_names=("replicas", "shards", "experts", "tensor"))
+    data = mesh["shards", "experts"]._flatten("data")
     torch.manual_seed(0)  # the same weights on every rank and in every run
     model = transformers.AutoModelForCausalLM.from_config(MODELS[model_name], dtype=torch.bfloat16)
-    if sizes["tensor_parallel"] > 1:
+    if sizes[-1] > 1:
         parallelize_module(model, mesh["tensor"], tensor_parallel_plan())
-    shards = mesh["replicas", "data"] if sizes["replicas"] > 1 else mesh["data"]
+    if expert_ranks > 1:
+        shard_experts(model, side, mesh["experts"], mesh["replicas", "shards"] if sizes[0] > 1 else mesh["shards"])
+    shards = mesh["replicas", "data"] if sizes[0] > 1 else data
     for layer in model.model.layers:
         fully_shard(layer, mesh=shards)
     fully_shard(model, mesh=shards)

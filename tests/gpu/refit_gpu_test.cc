@@ -1,5 +1,6 @@
 // Whole refits on GPUs, ranks as threads of this process: what only real
-// streams, graphs and NCCL can show. Needs four GPUs.
+// streams, graphs and NCCL can show. Of two ranks on two or three GPUs, of four
+// on more; relays, which need no NCCL, share GPUs if they must.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -8,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "refit/control_plane.h"
 #include "runner/gpu_rank.h"
 #include "runner/rank_threads.h"
@@ -30,8 +32,8 @@ class GpuWorld {
       auto control =
           ConnectTcp(mine, std::chrono::steady_clock::now() + kTimeout);
       if (!control.ok()) return control.status();
-      auto made =
-          GpuRank::Create(plan_, *std::move(control), rank, kTimeout, options);
+      auto made = GpuRank::Create(plan_, *std::move(control),
+                                  rank % CudaDeviceCount(), kTimeout, options);
       if (!made.ok()) return made.status();
       ranks_[static_cast<size_t>(rank)] = *std::move(made);
       return absl::OkStatus();
@@ -83,10 +85,13 @@ class GpuWorld {
 class RefitGpuTest : public testing::TestWithParam<fb::Mechanism> {
  protected:
   void SetUp() override {
-    if (CudaDeviceCount() < 4) GTEST_SKIP() << "needs four GPUs";
+    if (CudaDeviceCount() < 2) GTEST_SKIP() << "needs two GPUs";
   }
   PlanFile Plan() const {
-    return ReshardPlan({.layers = 6,
+    const uint32_t ranks_of_side = CudaDeviceCount() < 4 ? 1 : 2;
+    return ReshardPlan({.source_ranks = ranks_of_side,
+                        .destination_ranks = ranks_of_side,
+                        .layers = 6,
                         .rows = 512,
                         .columns = 1024,
                         .mechanism = GetParam()})
@@ -105,7 +110,7 @@ TEST_P(RefitGpuTest, EveryByteIsRight) {
 }
 
 TEST(RelayGpuTest, OneRankFeedsThreeThatRelay) {
-  if (CudaDeviceCount() < 4) GTEST_SKIP() << "needs four GPUs";
+  if (CudaDeviceCount() < 2) GTEST_SKIP() << "needs two GPUs";
   const PlanFile plan = RelayPlan({.replicas = 3,
                                    .layers = 12,
                                    .rows_per_stripe = 256,
@@ -260,28 +265,29 @@ TEST_P(RefitGpuTest, CapturedRefitReplaysWithChangedWeights) {
 // After so many refits that went well: later ones are graphs.
 void ExpectLateRankEndsTheRefitUntilConnect(const PlanFile& plan, int before) {
   GpuWorld world(plan);
+  const int32_t last = plan.world_size() - 1;
   for (int i = 0; i < before; ++i) world.ExpectRefitIsRight();
   const std::vector<absl::Status> statuses =
       world.Statuses([&](int32_t r) -> absl::Status {
-        if (r == 3) return absl::OkStatus();
+        if (r == last) return absl::OkStatus();
         absl::Status status = world.rank(r).executor().Run(
             world.rank(r).stream(),
             {.timeout = std::chrono::seconds(2), .addresses = {}});
         return status.ok() ? world.rank(r).executor().Wait() : status;
       });
-  for (int32_t r = 0; r < 3; ++r) {
+  for (int32_t r = 0; r < last; ++r) {
     EXPECT_FALSE(statuses[static_cast<size_t>(r)].ok());
     EXPECT_EQ(world.rank(r).executor().state(), ExecutorState::kTorn);
     printf("rank %d: %s\n", r,
            std::string(statuses[static_cast<size_t>(r)].message()).c_str());
   }
-  // Rank 3 learns of it when it comes.
-  absl::Status late = world.rank(3).executor().Run(
-      world.rank(3).stream(),
+  // The late rank learns of it when it comes.
+  absl::Status late = world.rank(last).executor().Run(
+      world.rank(last).stream(),
       {.timeout = std::chrono::seconds(2), .addresses = {}});
-  if (late.ok()) late = world.rank(3).executor().Wait();
+  if (late.ok()) late = world.rank(last).executor().Wait();
   EXPECT_FALSE(late.ok());
-  printf("rank 3: %s\n", std::string(late.message()).c_str());
+  printf("rank %d: %s\n", last, std::string(late.message()).c_str());
   world.OnAllRanks(
       [&](int32_t r) { return world.rank(r).executor().Connect(kTimeout); });
   for (int i = 0; i < 3; ++i) world.ExpectRefitIsRight();
@@ -302,19 +308,21 @@ TEST_P(RefitGpuTest, RankThatDoesNotComeEndsALaterGraphUntilConnect) {
 TEST_P(RefitGpuTest, MovedTensorEndsTheRefitUntilItIsBound) {
   const PlanFile plan = Plan();
   GpuWorld world(plan);
+  const int32_t moved = plan.source_ranks();
   const std::vector<absl::Status> statuses =
       world.Statuses([&](int32_t r) -> absl::Status {
         std::vector<const void*> addresses;
         for (const BoundTensor& tensor : world.rank(r).tensors()) {
           addresses.push_back(tensor.data);
         }
-        if (r == 2) addresses[0] = nullptr;
+        if (r == moved) addresses[0] = nullptr;
         absl::Status status = world.rank(r).executor().Run(
             world.rank(r).stream(),
             {.timeout = kTimeout, .addresses = addresses});
         return status.ok() ? world.rank(r).executor().Wait() : status;
       });
-  EXPECT_EQ(statuses[2].message(), "rank 2: a tensor moved since Bind");
+  EXPECT_EQ(statuses[static_cast<size_t>(moved)].message(),
+            absl::StrCat("rank ", moved, ": a tensor moved since Bind"));
   for (const absl::Status& status : statuses) EXPECT_FALSE(status.ok());
   world.OnAllRanks([&](int32_t r) {
     absl::Status status = world.rank(r).executor().Connect(kTimeout);

@@ -13,6 +13,6 @@ fi
 for test in cuda_device_test refit_gpu_test; do
   "$bin/$test" --gtest_brief=1
 done
-if [ "$(nvidia-smi -L | wc -l)" -ge 4 ]; then
+if [ "$(nvidia-smi -L | wc -l)" -ge 2 ]; then
   "$(dirname "$0")/two_hosts.sh" "$bin"
 fi

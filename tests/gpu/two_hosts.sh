@@ -1,26 +1,29 @@
 #!/usr/bin/env bash
-# A refit between two hosts that are one: NCCL is told that ranks 0, 1 and ranks
-# 2, 3 are on different hosts, so that their messages go over its network
+# A refit between two hosts that are one: NCCL is told that the sources and the
+# destinations are on different hosts, so that their messages go over its network
 # transport (sockets of the loopback interface, if there is nothing better).
-# Every byte is checked. Needs four GPUs; builds nothing.
+# Every byte is checked. Of two ranks on two or three GPUs, of four on more;
+# builds nothing.
 #
 # usage: tests/gpu/two_hosts.sh [BIN_DIR]     default: build/release/bin
 set -euo pipefail
 bin=${1:-$(dirname "$0")/../../build/release/bin}
+if [ "$(nvidia-smi -L | wc -l)" -ge 4 ]; then side=2; else side=1; fi
+hosts=$(if [ "$side" = 2 ]; then echo "0, 0, 1, 1"; else echo "0, 1"; fi)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-cat >"$work/job.json" <<'JOB'
+cat >"$work/job.json" <<JOB
 {
   "model": {"parameters": [
     {"name": "a", "shape": [4096, 2048], "dtype": "bf16"},
     {"name": "b", "shape": [2400, 7], "dtype": "fp32"}]},
-  "source": {"layout": "generic", "meshes": {"m": {"axes": {"x": 2}}}, "tensors": [
+  "source": {"layout": "generic", "meshes": {"m": {"axes": {"x": $side}}}, "tensors": [
     {"match": "*", "mesh": "m", "placements": ["Shard(0)"]}]},
-  "destination": {"layout": "generic", "meshes": {"m": {"axes": {"x": 2}}}, "tensors": [
+  "destination": {"layout": "generic", "meshes": {"m": {"axes": {"x": $side}}}, "tensors": [
     {"match": "a", "mesh": "m", "placements": ["Shard(1)"]},
     {"match": "*", "mesh": "m", "placements": ["Shard(0)"]}]},
-  "topology": {"hosts": [0, 0, 1, 1]},
+  "topology": {"hosts": [$hosts]},
   "options": {"bucket_bytes": 1048576, "staging_bytes": 4194304}
 }
 JOB
@@ -31,10 +34,10 @@ JOB
   exit 1
 }
 
-export WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=${MASTER_PORT:-29611}
+export WORLD_SIZE=$((2 * side)) MASTER_ADDR=127.0.0.1 MASTER_PORT=${MASTER_PORT:-29611}
 pids=()
-for rank in 0 1 2 3; do
-  RANK=$rank LOCAL_RANK=$rank NCCL_HOSTID=refit-host-$((rank / 2)) \
+for ((rank = 0; rank < 2 * side; ++rank)); do
+  RANK=$rank LOCAL_RANK=$rank NCCL_HOSTID=refit-host-$((rank / side)) \
     "$bin/refit-run" "$work/plan.refit" --transport nccl --check \
     --iterations 4 --timeout 60 --json >"$work/$rank.json" &
   pids+=($!)

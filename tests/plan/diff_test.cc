@@ -451,14 +451,14 @@ TEST(DiffTest, WindowsOfScratchAreSchedule) {
             "  BUCKETS_CHANGED 0 -> 1: 1 message of at most 80 bytes -> 2 "
             "messages of at most 48 bytes\n"
             "  ROUNDS_CHANGED rounds 1 -> 2\n"
-            "  SCRATCH_CHANGED rank 0: 192 bytes -> 144 bytes in 4 windows\n"
-            "  STAGING_CHANGED ranks 0..1: 80 -> 96 bytes\n");
+            "  STAGING_CHANGED ranks 0..1: 80 -> 96 bytes\n"
+            "  WINDOWS_CHANGED rank 0: 192 bytes -> 144 bytes in 4 windows\n");
   PlanSpec other = WindowedSpec();
   std::swap(other.programs[0].scratch_windows[0],
             other.programs[0].scratch_windows[1]);
   other.programs[0].scratch_arena_bytes = 146;
   EXPECT_EQ(TextOf(WindowedSpec(), other),
-            "schedule\n  SCRATCH_CHANGED rank 0: 144 bytes in 4 windows -> 146 "
+            "schedule\n  WINDOWS_CHANGED rank 0: 144 bytes in 4 windows -> 146 "
             "bytes in 4 windows\n");
 }
 
@@ -497,6 +497,17 @@ TEST(DiffTest, JsonListsThePairs) {
   ASSERT_EQ(pairs.Size(), 2u);
   EXPECT_EQ(pairs[1][0].GetInt(), 1);
   EXPECT_EQ(pairs[1][1].GetInt(), 2);
+}
+
+// Whoever binds a tensor must know of it.
+TEST(DiffTest, ScratchThatAWorkerBindsIsContract) {
+  const PlanSpec spec = QuantisedSpec();
+  PlanSpec bound = spec;
+  bound.programs[0].scratch_buffers = 1;
+  EXPECT_EQ(TextOf(spec, bound),
+            "contract\n"
+            "  SCRATCH_CHANGED buffer \"scratch.fp8_e4m3\" of rank 0: scratch "
+            "-> bound by the worker\n");
 }
 
 }  // namespace

@@ -37,13 +37,39 @@ def tensor_part(name, bits, index, count):
     return chunks(bits, count)[index]
 
 
+def expert_number(name):
+    """The expert in a name; None: it is a stack."""
+    number = name.split(".experts.")[1].split(".")[0]
+    return int(number) if number.isdigit() else None
+
+
+def expert_mesh_part(model, side, name, bits, rank):
+    """What rank [f, e] of the mesh (efsdp, ep) holds of an expert or a stack of them; None if nothing."""
+    expert_ranks, data = side.get("expert_parallel", 1), side["data_parallel"]
+    f, e = divmod(rank, expert_ranks)
+    shards, each = data // expert_ranks, model.experts // expert_ranks
+    number = expert_number(name)
+    if number is not None:
+        return chunks(bits, shards)[f] if number // each == e else None
+    own = bits[e * each : (e + 1) * each]
+    by_rows = side.get("expert_shard_dim", 1 if expert_ranks > 1 and data > model.experts else 0)
+    return numpy.split(own, shards, axis=1)[f] if by_rows else chunks(own, shards)[f]
+
+
 def ranks(model, side, tensors, padding, dtype):
     data, tensor = side.get("data_parallel", 1), side.get("tensor_parallel", 1)
     if side.get("fused_experts"):
         tensors = fuse_experts(model, tensors)
-    copy = [
-        {name: Buffer(dtype, chunks(tensor_part(name, bits, t, tensor), data)[d]) for name, bits in tensors.items()}
-        for d in range(data)
-        for t in range(tensor)
-    ]
+    has_mesh = "expert_parallel" in side or "expert_shard_dim" in side
+
+    def part(name, bits, d, t):
+        if has_mesh and ".experts." in name:
+            return expert_mesh_part(model, side, name, bits, d)
+        return chunks(tensor_part(name, bits, t, tensor), data)[d]
+
+    copy = []
+    for d in range(data):
+        for t in range(tensor):
+            parts = {name: part(name, bits, d, t) for name, bits in tensors.items()}
+            copy.append({name: Buffer(dtype, bits) for name, bits in parts.items() if bits is not None})
     return copy * side.get("replicas", 1)

@@ -334,6 +334,17 @@ FSDP = [
     ("fsdp: vllm to fused experts", QWEN3_MOE_MLP_ONLY, vllm(tp=3, expert_parallel=True), fsdp(dp=4, fused_experts=True)),
     ("fsdp: excluded experts of a stack", QWEN3_MOE, fsdp(dp=3, fused_experts=True), vllm(tp=2),
      {"options": {"exclude": ["*.experts.3.*", "model.layers.2.mlp.experts.*"]}}),
+    ("fsdp: expert mesh, stacks cut by experts", QWEN3_MOE, fsdp(dp=4, ep=2, fused_experts=True), vllm(tp=3, dp=2)),
+    ("fsdp: expert mesh, empty shards", QWEN3_MOE, fsdp(dp=6, ep=2, expert_shard_dim=0, fused_experts=True, replicas=2),
+     vllm(tp=2, expert_parallel=True), FOUR_PER_HOST),
+    ("fsdp: expert mesh of more ranks than experts", MIXTRAL, fsdp(dp=8, ep=2, fused_experts=True), vllm(tp=4)),
+    ("fsdp: expert mesh, stacks cut by rows", QWEN3_MOE_MLP_ONLY, fsdp(dp=6, ep=3, expert_shard_dim=1, fused_experts=True),
+     fsdp(dp=4, fused_experts=True)),
+    ("fsdp: rows of stacks without an expert mesh", QWEN3_MOE, fsdp(dp=3, expert_shard_dim=1, fused_experts=True), vllm(tp=2)),
+    ("fsdp: expert mesh, experts one by one", QWEN3_MOE, fsdp(dp=8, ep=4), vllm(tp=3, dp=2)),
+    ("fsdp: into an expert mesh", QWEN3_MOE, megatron(tp=2, ep=4, dp=2), fsdp(dp=4, ep=4, fused_experts=True, replicas=2)),
+    ("fsdp: expert mesh, excluded experts", QWEN3_MOE, fsdp(dp=4, ep=4), vllm(tp=2),
+     {"options": {"exclude": ["*.experts.2.*", "*.experts.3.*", "model.layers.1.mlp.experts.*"]}}),
     ("fsdp: listed parameters", ListedModel(a=[10, 6], b=[3], c=[4, 3, 2]), fsdp(dp=4), fsdp(dp=3)),
     ("fsdp: inside tensor parallelism", QWEN3_TIED, fsdp(dp=3, tp=4), vllm(tp=2)),
     ("fsdp: inside tensor parallelism, biases", LLAMA_BIAS, fsdp(dp=2, tp=2, replicas=2), vllm(tp=4, pp=3)),
@@ -991,6 +1002,8 @@ FUSED_EXPERTS = [
     ("fused experts: pp2 to dp2", GPT_OSS, megatron(pp=2, dp=2, ep=2), vllm(tp=2, dp=2), SMALL_BUCKETS),
     ("fused experts: tp8 to pp2, two engines", GPT_OSS, megatron(tp=8, ep=8), vllm(pp=2, replicas=2), FOUR_PER_HOST),
     ("fused experts: vllm to megatron", GPT_OSS, vllm(tp=4), megatron(tp=2, ep=2)),
+    ("fused experts: expert mesh of fsdp", GPT_OSS, fsdp(dp=4, ep=2), vllm(tp=2)),
+    ("fused experts: expert mesh of fsdp, by the second dim", GPT_OSS, fsdp(dp=4, ep=2, expert_shard_dim=1), vllm(tp=2)),
 ]
 
 

@@ -1,5 +1,3 @@
-#include <cuda_fp8.h>
-
 #include "executor/device/cast.h"
 #include "executor/device/cuda/quantise_kernel.h"
 #include "executor/device/quantise.h"
@@ -10,24 +8,26 @@ namespace {
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kWarpThreads = 32;
 constexpr uint32_t kWarps = kThreads / kWarpThreads;
-// Of the blocks that a device is given at most: one a multiprocessor. A
-// multiprocessor's registers then hold one block of the copy kernel as well, so
-// that a wave travels while the next is quantised.
-constexpr uint32_t kShareOfBlocks = 4;
 
 // The one shape of blocks that is held in registers between the search for its
-// largest magnitude and its rounding: a warp's row is 4 elements a thread.
+// largest magnitude and its rounding: 16 threads have a row of 16 bytes each.
 constexpr uint32_t kHeldColumns = 128;
 constexpr uint32_t kHeldRows = 128;
-constexpr uint32_t kHeldRowsOfWarp = kHeldRows / kWarps;
+constexpr uint32_t kHeldRowThreads = 16;
+constexpr uint32_t kHeldRowsAtOnce = kThreads / kHeldRowThreads;
+constexpr uint32_t kHeldRowsOfThread = kHeldRows / kHeldRowsAtOnce;
 
 // One block of a matrix.
 struct Block {
   const std::byte* input;
   std::byte* output;
   std::byte* scale;
+  uint64_t input_row_bytes;
+  uint64_t output_row_bytes;
   uint32_t rows;
   uint32_t columns;
+  DType dtype;  // of the input
+  fb::ScaleFormat format;
 };
 
 __device__ Block BlockAt(const KernelQuantise& op, std::byte* const* table,
@@ -62,12 +62,16 @@ __device__ Block BlockAt(const KernelQuantise& op, std::byte* const* table,
                  row * op.row_bytes[kOutput] + column;
   block.scale = table[entry[kScales]] + offset[kScales] +
                 down * op.row_bytes[kScales] + across * scale_bytes;
+  block.input_row_bytes = op.row_bytes[kInput];
+  block.output_row_bytes = op.row_bytes[kOutput];
   const uint64_t rows_left = op.rows - row;
   const uint64_t columns_left = op.columns - column;
   block.rows = static_cast<uint32_t>(rows_left < op.block_rows ? rows_left
                                                                : op.block_rows);
   block.columns = static_cast<uint32_t>(
       columns_left < op.block_columns ? columns_left : op.block_columns);
+  block.dtype = op.dtype;
+  block.format = op.format;
   return block;
 }
 
@@ -83,13 +87,31 @@ __device__ __forceinline__ uint32_t LoadFp32(const std::byte* row, DType dtype,
   return Fp32From16(reinterpret_cast<const uint16_t*>(row)[column], dtype);
 }
 
+// Two values as E4m3FromFp32 rounds them, `low` in the low byte.
+__device__ __forceinline__ uint16_t TwoE4m3FromFp32(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+  uint16_t both = 0;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
+      : "=h"(both)
+      : "f"(high), "f"(low));
+  return both;
+#else
+  return static_cast<uint16_t>(E4m3FromFp32(__float_as_uint(low)) |
+                               E4m3FromFp32(__float_as_uint(high)) << 8);
+#endif
+}
+
+// The 16-bit numbers of two lanes of a word, as fp32.
+__device__ __forceinline__ float LowFp32(uint32_t two, DType dtype) {
+  return __uint_as_float(
+      Fp32From16(static_cast<uint16_t>(two & 0xffffu), dtype));
+}
+__device__ __forceinline__ float HighFp32(uint32_t two, DType dtype) {
+  return __uint_as_float(Fp32From16(static_cast<uint16_t>(two >> 16), dtype));
+}
+
 __device__ __forceinline__ uint32_t WarpMax(uint32_t value) {
-#pragma unroll
-  for (uint32_t distance = kWarpThreads / 2; distance > 0; distance /= 2) {
-    const uint32_t other = __shfl_xor_sync(0xffffffffu, value, distance);
-    value = other > value ? other : value;
-  }
-  return value;
+  return __reduce_max_sync(0xffffffffu, value);
 }
 
 // The same for all threads of the thread block.
@@ -108,9 +130,8 @@ __device__ uint32_t ThreadBlockMax(uint32_t value) {
   return value;
 }
 
-__device__ void StoreScale(const Block& block, fb::ScaleFormat format,
-                           const BlockScale& scale) {
-  if (format == fb::ScaleFormat::kE8m0) {
+__device__ void StoreScale(const Block& block, const BlockScale& scale) {
+  if (block.format == fb::ScaleFormat::kE8m0) {
     *reinterpret_cast<uint8_t*>(block.scale) =
         static_cast<uint8_t>(scale.stored);
   } else {
@@ -118,94 +139,133 @@ __device__ void StoreScale(const Block& block, fb::ScaleFormat format,
   }
 }
 
-__device__ bool IsHeld(const KernelQuantise& op, const Block& block) {
+__device__ bool IsHeld(const Block& block) {
   const uint64_t input = reinterpret_cast<uint64_t>(block.input);
   const uint64_t output = reinterpret_cast<uint64_t>(block.output);
-  return op.dtype != DType::kFp32 && block.columns == kHeldColumns &&
-         block.rows <= kHeldRows && ((input | op.row_bytes[kInput]) & 7) == 0 &&
-         ((output | op.row_bytes[kOutput]) & 3) == 0;
+  return block.dtype != DType::kFp32 && block.columns == kHeldColumns &&
+         block.rows <= kHeldRows &&
+         ((input | block.input_row_bytes) & 15) == 0 &&
+         ((output | block.output_row_bytes) & 7) == 0;
 }
 
-// What QuantisedValue makes of two elements, the first in the low byte.
-__device__ __forceinline__ uint16_t QuantisedPair(uint32_t first,
-                                                  uint32_t second,
-                                                  float inverse) {
-#if __CUDA_ARCH__ >= 890
-  // The hardware's conversion rounds and saturates in the same way; only which
-  // NaN it makes is not said.
-  const float2 scaled = make_float2(__uint_as_float(first) * inverse,
-                                    __uint_as_float(second) * inverse);
-  uint32_t pair = __nv_cvt_float2_to_fp8x2(scaled, __NV_SATFINITE, __NV_E4M3);
-  if (isnan(scaled.x)) pair = (pair & 0xff00u) | 0x7fu;
-  if (isnan(scaled.y)) pair = (pair & 0x00ffu) | 0x7f00u;
-  return static_cast<uint16_t>(pair);
-#else
-  return static_cast<uint16_t>(QuantisedValue(first, inverse) |
-                               QuantisedValue(second, inverse) << 8);
-#endif
-}
-
-__device__ void QuantiseHeld(const KernelQuantise& op, const Block& block) {
-  const uint32_t warp = threadIdx.x / kWarpThreads;
-  const uint32_t lane = threadIdx.x % kWarpThreads;
-  ushort4 held[kHeldRowsOfWarp];
-  uint32_t amax = 0;
+// By all threads of the thread block. 16-bit magnitudes are in the order of
+// their values, as those of fp32 are.
+template <DType dtype>
+__device__ __forceinline__ void QuantiseHeld(const Block& block) {
+  const uint32_t first_row = threadIdx.x / kHeldRowThreads;
+  const uint32_t unit = threadIdx.x % kHeldRowThreads;
+  uint4 held[kHeldRowsOfThread];
+  uint32_t magnitudes = 0;  // two largest, of 16 bits each
 #pragma unroll
-  for (uint32_t i = 0; i < kHeldRowsOfWarp; ++i) {
-    const uint32_t row = warp + i * kWarps;
-    held[i] = make_ushort4(0, 0, 0, 0);
+  for (uint32_t i = 0; i < kHeldRowsOfThread; ++i) {
+    const uint32_t row = first_row + i * kHeldRowsAtOnce;
+    held[i] = make_uint4(0, 0, 0, 0);
     if (row >= block.rows) continue;
-    held[i] = __ldcs(reinterpret_cast<const ushort4*>(
-                         block.input + row * op.row_bytes[kInput]) +
-                     lane);
-    for (const uint16_t bits : {held[i].x, held[i].y, held[i].z, held[i].w}) {
-      const uint32_t magnitude = MagnitudeBits(Fp32From16(bits, op.dtype));
-      amax = magnitude > amax ? magnitude : amax;
+    held[i] = __ldcs(reinterpret_cast<const uint4*>(
+                         block.input + row * block.input_row_bytes) +
+                     unit);
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kHeldRowsOfThread; ++i) {
+    for (const uint32_t two : {held[i].x, held[i].y, held[i].z, held[i].w}) {
+      magnitudes = __vmaxu2(magnitudes, two & 0x7fff7fffu);
     }
   }
-  const BlockScale scale = ScaleOf(ThreadBlockMax(amax), op.format);
-  if (threadIdx.x == 0) StoreScale(block, op.format, scale);
+  const uint32_t low = magnitudes & 0xffffu;
+  const uint32_t high = magnitudes >> 16;
+  const uint32_t largest = ThreadBlockMax(low > high ? low : high);
+  const BlockScale scale =
+      ScaleOf(Fp32From16(static_cast<uint16_t>(largest), dtype), block.format);
+  if (threadIdx.x == 0) StoreScale(block, scale);
 #pragma unroll
-  for (uint32_t i = 0; i < kHeldRowsOfWarp; ++i) {
-    const uint32_t row = warp + i * kWarps;
+  for (uint32_t i = 0; i < kHeldRowsOfThread; ++i) {
+    const uint32_t row = first_row + i * kHeldRowsAtOnce;
     if (row >= block.rows) continue;
-    const auto pair = [&](uint16_t first, uint16_t second) {
-      return QuantisedPair(Fp32From16(first, op.dtype),
-                           Fp32From16(second, op.dtype), scale.inverse);
+    const auto quantised = [&](uint32_t two) -> uint32_t {
+      return TwoE4m3FromFp32(LowFp32(two, dtype) * scale.inverse,
+                             HighFp32(two, dtype) * scale.inverse);
     };
-    reinterpret_cast<ushort2*>(block.output +
-                               row * op.row_bytes[kOutput])[lane] =
-        make_ushort2(pair(held[i].x, held[i].y), pair(held[i].z, held[i].w));
+    reinterpret_cast<uint2*>(block.output +
+                             row * block.output_row_bytes)[unit] =
+        make_uint2(quantised(held[i].x) | quantised(held[i].y) << 16,
+                   quantised(held[i].z) | quantised(held[i].w) << 16);
   }
 }
 
-// Any block, read twice, by `warps` warps of which this is `warp`.
+// Any block, read twice, by `threads` threads of which this is `thread`; each
+// row is for up to a warp of them.
 template <typename Max>
-__device__ void QuantiseAny(const KernelQuantise& op, const Block& block,
-                            uint32_t warp, uint32_t warps, const Max& max) {
-  const uint32_t lane = threadIdx.x % kWarpThreads;
+__device__ void QuantiseAny(const Block& block, uint32_t thread,
+                            uint32_t threads, const Max& max) {
+  const uint32_t across = threads < kWarpThreads ? threads : kWarpThreads;
+  const uint32_t first_row = thread / across;
+  const uint32_t first_column = thread % across;
   uint32_t amax = 0;
-  for (uint32_t row = warp; row < block.rows; row += warps) {
-    const std::byte* from = block.input + row * op.row_bytes[kInput];
-    for (uint32_t at = lane; at < block.columns; at += kWarpThreads) {
-      const uint32_t magnitude = MagnitudeBits(LoadFp32(from, op.dtype, at));
+  for (uint32_t row = first_row; row < block.rows; row += threads / across) {
+    const std::byte* from = block.input + row * block.input_row_bytes;
+    for (uint32_t at = first_column; at < block.columns; at += across) {
+      const uint32_t magnitude = MagnitudeBits(LoadFp32(from, block.dtype, at));
       amax = magnitude > amax ? magnitude : amax;
     }
   }
-  const BlockScale scale = ScaleOf(max(amax), op.format);
-  if (warp == 0 && lane == 0) StoreScale(block, op.format, scale);
-  for (uint32_t row = warp; row < block.rows; row += warps) {
-    const std::byte* from = block.input + row * op.row_bytes[kInput];
-    std::byte* to = block.output + row * op.row_bytes[kOutput];
-    for (uint32_t at = lane; at < block.columns; at += kWarpThreads) {
+  const BlockScale scale = ScaleOf(max(amax), block.format);
+  if (thread == 0) StoreScale(block, scale);
+  for (uint32_t row = first_row; row < block.rows; row += threads / across) {
+    const std::byte* from = block.input + row * block.input_row_bytes;
+    std::byte* to = block.output + row * block.output_row_bytes;
+    for (uint32_t at = first_column; at < block.columns; at += across) {
       reinterpret_cast<uint8_t*>(to)[at] =
-          QuantisedValue(LoadFp32(from, op.dtype, at), scale.inverse);
+          QuantisedValue(LoadFp32(from, block.dtype, at), scale.inverse);
     }
+  }
+}
+
+// A row of 32 numbers of 16 bits, by one thread.
+constexpr uint32_t kRowColumns = 32;
+
+__device__ bool IsRow(const Block& block) {
+  const uint64_t input = reinterpret_cast<uint64_t>(block.input);
+  const uint64_t output = reinterpret_cast<uint64_t>(block.output);
+  return block.dtype != DType::kFp32 && block.rows == 1 &&
+         block.columns == kRowColumns && ((input | output) & 15) == 0;
+}
+
+__device__ void QuantiseRow(const Block& block) {
+  uint32_t held[kRowColumns / 2];
+#pragma unroll
+  for (uint32_t i = 0; i < kRowColumns / 8; ++i) {
+    reinterpret_cast<uint4*>(held)[i] =
+        reinterpret_cast<const uint4*>(block.input)[i];
+  }
+  uint32_t magnitudes = 0;
+#pragma unroll
+  for (const uint32_t two : held) {
+    magnitudes = __vmaxu2(magnitudes, two & 0x7fff7fffu);
+  }
+  const uint32_t low = magnitudes & 0xffffu;
+  const uint32_t high = magnitudes >> 16;
+  const BlockScale scale = ScaleOf(
+      Fp32From16(static_cast<uint16_t>(low > high ? low : high), block.dtype),
+      block.format);
+  StoreScale(block, scale);
+  uint32_t values[kRowColumns / 4];
+#pragma unroll
+  for (uint32_t i = 0; i < kRowColumns / 2; ++i) {
+    const uint32_t two =
+        TwoE4m3FromFp32(LowFp32(held[i], block.dtype) * scale.inverse,
+                        HighFp32(held[i], block.dtype) * scale.inverse);
+    values[i / 2] = i % 2 == 0 ? two : values[i / 2] | two << 16;
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kRowColumns / 16; ++i) {
+    reinterpret_cast<uint4*>(block.output)[i] =
+        reinterpret_cast<const uint4*>(values)[i];
   }
 }
 
 // The operation that tile `tile` belongs to.
-__device__ uint32_t OperationOf(const QuantiseBatch& batch, uint64_t tile) {
+__device__ const KernelQuantise& OperationOf(const QuantiseBatch& batch,
+                                             uint64_t tile) {
   uint32_t begin = 0;
   uint32_t end = batch.quantises_count;
   while (end - begin > 1) {
@@ -216,12 +276,17 @@ __device__ uint32_t OperationOf(const QuantiseBatch& batch, uint64_t tile) {
       end = middle;
     }
   }
-  return begin;
+  return batch.quantises[begin];
 }
+
+// Tiles whose blocks are located at once, each by a thread: a search and many
+// divisions, which would be most of a tile's time.
+constexpr uint32_t kTilesAtOnce = 32;
+static_assert(kSmallBlocksPerTile == kThreads);
 
 __global__ void __launch_bounds__(kThreads)
     QuantiseKernel(const QuantiseBatch batch, const uint32_t* unless) {
-  __shared__ KernelQuantise op;
+  __shared__ Block blocks[kTilesAtOnce];
   __shared__ uint32_t stop;
   // Read once a block: its threads must agree.
   if (threadIdx.x == 0) {
@@ -230,26 +295,44 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   if (stop != 0) return;
-  const uint32_t warp = threadIdx.x / kWarpThreads;
-  for (uint64_t tile = blockIdx.x; tile < batch.tiles_count;
-       tile += gridDim.x) {
+  const auto tile_of = [&](uint64_t turn) {
+    return turn * gridDim.x + blockIdx.x;
+  };
+  for (uint64_t turn = 0; tile_of(turn) < batch.tiles_count;
+       turn += kTilesAtOnce) {
     __syncthreads();
-    if (threadIdx.x == 0) op = batch.quantises[OperationOf(batch, tile)];
-    __syncthreads();
-    const uint64_t in_op = tile - op.first_tile;
-    if (!IsSmallBlock(op.block_rows, op.block_columns)) {
-      const Block block = BlockAt(op, batch.table, in_op);
-      if (IsHeld(op, block)) {
-        QuantiseHeld(op, block);
-      } else {
-        QuantiseAny(op, block, warp, kWarps, ThreadBlockMax);
+    if (threadIdx.x < kTilesAtOnce &&
+        tile_of(turn + threadIdx.x) < batch.tiles_count) {
+      const uint64_t tile = tile_of(turn + threadIdx.x);
+      const KernelQuantise& op = OperationOf(batch, tile);
+      blocks[threadIdx.x].rows = 0;
+      if (!IsSmallBlock(op.block_rows, op.block_columns)) {
+        blocks[threadIdx.x] = BlockAt(op, batch.table, tile - op.first_tile);
       }
-      continue;
     }
-    for (uint32_t i = warp; i < kSmallBlocksPerTile; i += kWarps) {
-      const uint64_t number = in_op * kSmallBlocksPerTile + i;
-      if (number >= op.blocks) break;
-      QuantiseAny(op, BlockAt(op, batch.table, number), 0, 1, WarpMax);
+    __syncthreads();
+    for (uint32_t i = 0;
+         i < kTilesAtOnce && tile_of(turn + i) < batch.tiles_count; ++i) {
+      const Block& block = blocks[i];
+      if (block.rows == 0) {
+        const uint64_t tile = tile_of(turn + i);
+        const KernelQuantise& op = OperationOf(batch, tile);
+        const uint64_t number =
+            (tile - op.first_tile) * kSmallBlocksPerTile + threadIdx.x;
+        if (number >= op.blocks) continue;
+        const Block small = BlockAt(op, batch.table, number);
+        if (IsRow(small)) {
+          QuantiseRow(small);
+        } else {
+          QuantiseAny(small, 0, 1, [](uint32_t amax) { return amax; });
+        }
+      } else if (!IsHeld(block)) {
+        QuantiseAny(block, threadIdx.x, kThreads, ThreadBlockMax);
+      } else if (block.dtype == DType::kBf16) {
+        QuantiseHeld<DType::kBf16>(block);
+      } else {
+        QuantiseHeld<DType::kFp16>(block);
+      }
     }
   }
 }
@@ -264,9 +347,8 @@ cudaError_t LoadQuantiseKernel() {
 cudaError_t LaunchQuantises(const QuantiseBatch& batch, uint32_t blocks_max,
                             const uint32_t* unless, cudaStream_t stream) {
   if (batch.tiles_count == 0) return cudaSuccess;
-  const uint32_t most = (blocks_max + kShareOfBlocks - 1) / kShareOfBlocks;
   const auto blocks = static_cast<uint32_t>(
-      batch.tiles_count < most ? batch.tiles_count : most);
+      batch.tiles_count < blocks_max ? batch.tiles_count : blocks_max);
   QuantiseKernel<<<blocks, kThreads, 0, stream>>>(batch, unless);
   return cudaGetLastError();
 }

@@ -91,6 +91,9 @@ enum class CopyKind : uint8_t {
 // that one writes is read by another.
 struct CopyBatch {
   CopyKind kind = CopyKind::kCopy;
+  // Of kQuantise: batches of other streams are to go on at the same time, so it
+  // leaves them room on the device.
+  bool leaves_room = false;
   std::vector<StridedCopy> copies;
   std::vector<CopyLoop> loops;
   std::vector<BlockQuantise> quantises;
@@ -193,7 +196,8 @@ class MappedMemory {
   virtual absl::Span<std::byte* const> addresses() const = 0;
 };
 
-// A fence made of words in device memory.
+// A fence that ranks make with each other: of words in device memory, or of
+// threads that wait.
 class DeviceFence : public Fence {
  public:
   // What peers need to signal here.
@@ -202,10 +206,11 @@ class DeviceFence : public Fence {
   // rank may signal before all have connected.
   virtual absl::Status Connect(absl::Span<const int32_t> peers,
                                absl::Span<const std::string> exported) = 0;
-  // Sets `aborted`. Thread-safe.
+  // Sets `aborted`; where the calling thread waits, its Awaits fail.
+  // Thread-safe.
   virtual void Abort() = 0;
-  // The peers that the stream waits for now, for a message; none if it does not
-  // wait. Thread-safe.
+  // The peers that the stream (or the calling thread) waits for now, for a
+  // message; none if it does not wait. Thread-safe.
   virtual std::vector<int32_t> Waiting() const = 0;
 };
 
@@ -265,7 +270,7 @@ class Device {
       std::string_view exported) = 0;
 
   // `shares_device`: other ranks use the same device, so that a wait must leave
-  // it to them. Error: kUnimplemented, a device on which nothing waits.
+  // it to them.
   virtual absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(
       int32_t rank, int32_t world_size, bool shares_device) = 0;
 };

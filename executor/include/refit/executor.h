@@ -171,9 +171,11 @@ class Executor {
   // replays the graph, on all ranks alike, waits for it, and no deadline holds.
   // The graph must be destroyed before the transport.
   //
-  // Refits that are not waited for in between must be on one stream. After one
-  // that failed on a GPU the tensors must stay allocated until all ranks have
-  // called Connect or Close: a peer's stores may still be under way.
+  // A refit starts after the one before it, also one that nobody has waited for
+  // and that is on another stream; a captured one knows only what its graph
+  // holds. After one that failed on a GPU the tensors must stay allocated until
+  // all ranks have called Connect or Close: a peer's stores may still be under
+  // way.
   //
   // Enqueues one refit on `stream` and returns; nothing is allocated and no
   // device is waited for. Its timeout runs from here. An error fails the refit
@@ -208,8 +210,9 @@ class Executor {
   void PlaceScratch(std::vector<std::byte*>& addresses) const;
   void RecordGraph(Stream stream, Deadline deadline);
   absl::Status CheckTensors(const RunOptions& options) const;
+  // `in_flight`: nobody has waited for the Run before.
   absl::Status RunRounds(Stream stream, const RunOptions& options,
-                         Deadline deadline);
+                         Deadline deadline, bool in_flight);
   absl::Status EnqueueRounds(Stream stream);
   // Those that come after `rounds_before` of the rank's rounds.
   absl::Status EnqueueQuantises(size_t rounds_before, Stream stream);
@@ -242,7 +245,8 @@ class Executor {
   std::unique_ptr<DeviceStream> unpack_stream_;
   std::unique_ptr<DeviceStream> quantise_stream_;
   std::unique_ptr<DeviceEvent> started_;
-  std::vector<RoundEvents> events_;              // by round of the schedule
+  std::unique_ptr<DeviceEvent> ended_;  // the last Run that was not captured
+  std::vector<RoundEvents> events_;     // by round of the schedule
   std::vector<QuantiseEvents> quantise_events_;  // by work of the schedule
 
   // Since Bind.

@@ -19,9 +19,10 @@ struct UniqueId {
 };
 
 // Made in the process that is to be rank 0, which listens from then on, at any
-// free port. Others reach it at the name or address in REFIT_HOST, or else at
-// the first address of a network interface that is up. Errors: kUnavailable, no
-// port; kInvalidArgument, REFIT_HOST is too long.
+// free port; of ids that rank 0 has not come for, the 64 newest listen. Others
+// reach it at the name or address in REFIT_HOST, or else at the first address
+// of a network interface that is up. Errors: kUnavailable, no port;
+// kInvalidArgument, REFIT_HOST is too long.
 absl::StatusOr<UniqueId> CreateUniqueId();
 
 // The meeting of `id`, for ConnectTcp: rank 0's creates it, any number of

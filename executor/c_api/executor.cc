@@ -1,0 +1,333 @@
+// The executor in C.
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "executor/c_api/objects.h"
+#include "executor/c_api/status.h"
+#include "executor/meeting_transport.h"
+
+namespace refit {
+namespace {
+
+static_assert(REFIT_ROUTE_LOCAL == static_cast<int>(fb::Route::kLocal));
+static_assert(REFIT_ROUTE_NETWORK == static_cast<int>(fb::Route::kNetwork));
+static_assert(REFIT_MECHANISM_DIRECT ==
+              static_cast<int>(fb::Mechanism::kDirect));
+static_assert(REFIT_STATE_LOADED == static_cast<int>(ExecutorState::kLoaded));
+static_assert(REFIT_STATE_CLOSED == static_cast<int>(ExecutorState::kClosed));
+
+absl::StatusOr<std::unique_ptr<Transport>> CreateTransport(
+    const refit_executor_options& options) {
+  if ((options.rendezvous == nullptr) == (options.fabric == nullptr)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ranks meet at a rendezvous or in a fabric, ",
+        options.fabric == nullptr ? "none is given" : "both are given"));
+  }
+  if (options.fabric != nullptr) {
+    if (!options.device->is_host) {
+      return absl::InvalidArgumentError(
+          "a local fabric carries host memory only, the device is a GPU");
+    }
+    return options.fabric->fabric->CreateTransport(options.rank);
+  }
+  if (options.rendezvous->place.rank != options.rank) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the rendezvous is of rank ", options.rendezvous->place.rank,
+        ", the executor of rank ", options.rank));
+  }
+  std::vector<uint32_t> hosts;
+  for (const fb::RankProgram* program :
+       *options.plan->file->body().programs()) {
+    hosts.push_back(program->host());
+  }
+  return CreateMeetingTransport(options.rendezvous->place,
+                                options.device->device.get(), std::move(hosts));
+}
+
+absl::Status CreateExecutor(const refit_executor_options& options,
+                            refit_executor*& executor) {
+  absl::Status status =
+      CheckNotNull({{"plan", options.plan}, {"device", options.device}});
+  if (!status.ok()) return status;
+  if (options.reserved != 0 || options.reserved2 != 0) {
+    return absl::InvalidArgumentError("reserved is not 0");
+  }
+  for (const auto& [name, value] :
+       {std::pair("without_graph", options.without_graph),
+        std::pair("time_rounds", options.time_rounds),
+        std::pair("without_memory_watch", options.without_memory_watch)}) {
+    if (value == 0 || value == 1) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", value, ", it should be 0 or 1"));
+  }
+  status = CheckRank(*options.plan, options.rank);
+  if (!status.ok()) return status;
+  auto made = std::make_unique<refit_executor>();
+  made->plan = options.plan->file;
+  made->device = options.device->device;
+  if (options.fabric != nullptr) made->fabric = options.fabric->fabric;
+  absl::StatusOr<std::unique_ptr<Transport>> transport =
+      CreateTransport(options);
+  if (!transport.ok()) return transport.status();
+  made->transport = *std::move(transport);
+  absl::StatusOr<std::unique_ptr<Executor>> loaded = Executor::Load(
+      *made->plan, {.rank = options.rank,
+                    .device = made->device.get(),
+                    .transport = made->transport.get(),
+                    .graph = options.without_graph == 0,
+                    .time_rounds = options.time_rounds != 0,
+                    .watch_memory = options.without_memory_watch == 0});
+  if (!loaded.ok()) return loaded.status();
+  made->executor = *std::move(loaded);
+  executor = made.release();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<BoundTensor> ToBound(const refit_tensor& given) {
+  const absl::StatusOr<refit_tensor> tensor = Read(given, "refit_tensor");
+  if (!tensor.ok()) return tensor.status();
+  absl::Status status = CheckNotNull({{"name", tensor->name}});
+  if (tensor->dimensions > 0) {
+    status.Update(CheckNotNull({{"shape", tensor->shape}}));
+  }
+  if (tensor->reserved != 0) {
+    status.Update(absl::InvalidArgumentError("reserved is not 0"));
+  }
+  if (!status.ok()) return status;
+  BoundTensor bound = {.name = tensor->name,
+                       .data = tensor->data,
+                       .size_bytes = tensor->size_bytes,
+                       .dtype = DType::kUnspecified,
+                       .shape = {}};
+  // One that this library does not know is one that the plan does not want.
+  if (tensor->dtype > 0 && tensor->dtype <= static_cast<int>(DType::MAX)) {
+    bound.dtype = static_cast<DType>(tensor->dtype);
+  }
+  bound.shape.assign(tensor->shape, tensor->shape + tensor->dimensions);
+  return bound;
+}
+
+absl::StatusOr<std::vector<BoundTensor>> ToBound(const refit_tensor* tensors,
+                                                 size_t count) {
+  std::vector<BoundTensor> bound;
+  for (size_t i = 0; i < count; ++i) {
+    // The caller's elements may be larger or smaller than ours.
+    const auto* bytes = reinterpret_cast<const unsigned char*>(tensors) +
+                        i * tensors->struct_size;
+    const auto& element = *reinterpret_cast<const refit_tensor*>(bytes);
+    absl::StatusOr<BoundTensor> one =
+        element.struct_size == tensors->struct_size
+            ? ToBound(element)
+            : absl::InvalidArgumentError(absl::StrCat("struct_size is ",
+                                                      element.struct_size,
+                                                      ", that of tensors[0] "
+                                                      "is ",
+                                                      tensors->struct_size));
+    if (!one.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensors[", i, "]: ", one.status().message()));
+    }
+    bound.push_back(*std::move(one));
+  }
+  return bound;
+}
+
+absl::StatusOr<RunOptions> ToRunOptions(const refit_run_options* given) {
+  RunOptions options;
+  if (given == nullptr) return options;
+  const absl::StatusOr<refit_run_options> known =
+      Read(*given, "refit_run_options");
+  if (!known.ok()) return known.status();
+  const absl::StatusOr<std::chrono::nanoseconds> timeout =
+      Timeout(known->timeout_ms);
+  if (!timeout.ok()) return timeout.status();
+  options.timeout = *timeout;
+  if (known->addresses != nullptr) {
+    options.addresses = {known->addresses, known->address_count};
+  }
+  return options;
+}
+
+refit_traffic ToC(const Traffic& traffic) {
+  return {traffic.bytes_sent, traffic.bytes_received};
+}
+
+refit_counters ToC(const RunCounters& counters) {
+  const auto by = [&](fb::Route route, fb::Mechanism mechanism) {
+    return ToC(counters.by(route, mechanism));
+  };
+  using fb::Mechanism;
+  using fb::Route;
+  return {
+      .struct_size = sizeof(refit_counters),
+      .rounds = counters.rounds,
+      .messages_sent = counters.messages_sent,
+      .messages_received = counters.messages_received,
+      .bytes_sent = counters.bytes_sent,
+      .bytes_received = counters.bytes_received,
+      .pack_seconds = counters.pack_seconds,
+      .wire_seconds = counters.wire_seconds,
+      .unpack_seconds = counters.unpack_seconds,
+      .local_staged = by(Route::kLocal, Mechanism::kStaged),
+      .local_direct = by(Route::kLocal, Mechanism::kDirect),
+      .peer_staged = by(Route::kPeer, Mechanism::kStaged),
+      .peer_direct = by(Route::kPeer, Mechanism::kDirect),
+      .network_staged = by(Route::kNetwork, Mechanism::kStaged),
+      .network_direct = by(Route::kNetwork, Mechanism::kDirect),
+  };
+}
+
+refit_post_hook ToC(const TensorPostHook& hook) {
+  return {.struct_size = sizeof(refit_post_hook),
+          .tensor = hook.tensor.c_str(),
+          .name = hook.name.c_str(),
+          .detail = hook.detail.c_str()};
+}
+
+refit_round ToC(const RoundMeasurement& round) {
+  return {.struct_size = sizeof(refit_round),
+          .round = round.round,
+          .route = static_cast<refit_route>(round.route),
+          .mechanism = static_cast<refit_mechanism>(round.mechanism),
+          .reserved = 0,
+          .bytes_sent = round.bytes_sent,
+          .bytes_received = round.bytes_received,
+          .seconds = round.seconds};
+}
+
+// Shows each of what the executor's `list` holds.
+template <typename Element, typename Visitor>
+refit_status* VisitEach(const refit_executor* executor,
+                        const std::vector<Element>& (Executor::*list)() const,
+                        Visitor visit, void* context) {
+  return Guarded([&] {
+    const absl::Status status =
+        CheckNotNull({{"executor", executor},
+                      {"visit", reinterpret_cast<const void*>(visit)}});
+    if (!status.ok()) return status;
+    for (const Element& element : (*executor->executor.*list)()) {
+      const auto shown = ToC(element);
+      visit(&shown, context);
+    }
+    return status;
+  });
+}
+
+}  // namespace
+}  // namespace refit
+
+using refit::CheckNotNull;
+using refit::Guarded;
+
+refit_status* refit_executor_create(const refit_executor_options* options,
+                                    refit_executor** executor) {
+  return Guarded([&] {
+    absl::Status status = CheckNotNull({{"executor", executor}});
+    if (!status.ok()) return status;
+    *executor = nullptr;
+    status = CheckNotNull({{"options", options}});
+    if (!status.ok()) return status;
+    const absl::StatusOr<refit_executor_options> known =
+        refit::Read(*options, "refit_executor_options");
+    return known.ok() ? refit::CreateExecutor(*known, *executor)
+                      : known.status();
+  });
+}
+
+void refit_executor_free(refit_executor* executor) { delete executor; }
+
+refit_status* refit_executor_connect(refit_executor* executor,
+                                     int64_t timeout_ms) {
+  return Guarded([&] {
+    absl::Status status = CheckNotNull({{"executor", executor}});
+    if (!status.ok()) return status;
+    const auto timeout = refit::Timeout(timeout_ms);
+    return timeout.ok() ? executor->executor->Connect(*timeout)
+                        : timeout.status();
+  });
+}
+
+refit_status* refit_executor_bind(refit_executor* executor,
+                                  const refit_tensor* tensors, size_t count,
+                                  int64_t timeout_ms) {
+  return Guarded([&] {
+    absl::Status status = CheckNotNull({{"executor", executor}});
+    if (count > 0) status.Update(CheckNotNull({{"tensors", tensors}}));
+    if (!status.ok()) return status;
+    const auto timeout = refit::Timeout(timeout_ms);
+    if (!timeout.ok()) return timeout.status();
+    const auto bound = refit::ToBound(tensors, count);
+    return bound.ok() ? executor->executor->Bind(*bound, *timeout)
+                      : bound.status();
+  });
+}
+
+refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
+                                              refit_post_hook_visitor visit,
+                                              void* context) {
+  return refit::VisitEach(executor, &refit::Executor::post_hooks, visit,
+                          context);
+}
+
+refit_status* refit_executor_run(refit_executor* executor, void* stream,
+                                 const refit_run_options* options) {
+  return Guarded([&] {
+    absl::Status status = CheckNotNull({{"executor", executor}});
+    if (!status.ok()) return status;
+    const auto known = refit::ToRunOptions(options);
+    return known.ok() ? executor->executor->Run(stream, *known)
+                      : known.status();
+  });
+}
+
+refit_status* refit_executor_wait(refit_executor* executor) {
+  return Guarded([&] {
+    const absl::Status status = CheckNotNull({{"executor", executor}});
+    return status.ok() ? executor->executor->Wait() : status;
+  });
+}
+
+refit_state refit_executor_state(const refit_executor* executor) {
+  return static_cast<refit_state>(executor->executor->state());
+}
+
+const char* refit_state_name(refit_state state) {
+  // They are literals, which end with a null.
+  return refit::ExecutorStateName(static_cast<refit::ExecutorState>(state))
+      .data();
+}
+
+refit_status* refit_executor_counters(const refit_executor* executor,
+                                      refit_counters* counters) {
+  return Guarded([&] {
+    absl::Status status =
+        CheckNotNull({{"executor", executor}, {"counters", counters}});
+    if (!status.ok()) return status;
+    const size_t size_bytes = counters->struct_size;
+    status = refit::CheckSize<refit_counters>(size_bytes, "refit_counters");
+    if (!status.ok()) return status;
+    refit_counters now = refit::ToC(executor->executor->counters());
+    now.struct_size = size_bytes;
+    // What this library does not count stays 0.
+    std::memset(counters, 0, size_bytes);
+    std::memcpy(counters, &now, std::min(size_bytes, sizeof(now)));
+    return status;
+  });
+}
+
+refit_status* refit_executor_visit_rounds(const refit_executor* executor,
+                                          refit_round_visitor visit,
+                                          void* context) {
+  return refit::VisitEach(executor, &refit::Executor::rounds, visit, context);
+}
+
+void refit_executor_close(refit_executor* executor) {
+  if (executor == nullptr) return;
+  executor->executor->Close();
+  // Nothing gets past the state of a closed executor to its transport.
+  executor->transport.reset();
+}

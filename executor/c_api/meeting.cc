@@ -1,0 +1,135 @@
+// Devices, and where ranks meet.
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "executor/c_api/objects.h"
+#include "executor/c_api/status.h"
+#include "refit/cuda_device.h"
+#include "refit/host_device.h"
+#include "refit/unique_id.h"
+
+static_assert(REFIT_UNIQUE_ID_BYTES == sizeof(refit::UniqueId));
+
+using refit::CheckNotNull;
+using refit::Guarded;
+
+refit_status* refit_device_create_host(refit_device** device) {
+  return Guarded([&] {
+    absl::Status status = CheckNotNull({{"device", device}});
+    if (!status.ok()) return status;
+    *device = nullptr;
+    *device = new refit_device{std::make_shared<refit::HostDevice>(), true};
+    return status;
+  });
+}
+
+refit_status* refit_device_create_cuda(int32_t ordinal, refit_device** device) {
+  return Guarded([&] {
+    absl::Status status = CheckNotNull({{"device", device}});
+    if (!status.ok()) return status;
+    *device = nullptr;
+    absl::StatusOr<std::unique_ptr<refit::Device>> made =
+        refit::CreateCudaDevice(ordinal);
+    if (made.ok()) *device = new refit_device{*std::move(made), false};
+    return made.status();
+  });
+}
+
+int32_t refit_cuda_device_count(void) { return refit::CudaDeviceCount(); }
+
+void refit_device_free(refit_device* device) { delete device; }
+
+refit_status* refit_rendezvous_create_tcp(const char* host, uint16_t port,
+                                          int32_t rank, int32_t world_size,
+                                          refit_rendezvous** rendezvous) {
+  return Guarded([&] {
+    absl::Status status = CheckNotNull({{"rendezvous", rendezvous}});
+    if (!status.ok()) return status;
+    *rendezvous = nullptr;
+    status = CheckNotNull({{"host", host}});
+    if (!status.ok()) return status;
+    *rendezvous = new refit_rendezvous{
+        {.host = host, .port = port, .rank = rank, .world_size = world_size}};
+    return status;
+  });
+}
+
+refit_status* refit_unique_id_create(char id[REFIT_UNIQUE_ID_BYTES]) {
+  return Guarded([&] {
+    const absl::Status status = CheckNotNull({{"id", id}});
+    if (!status.ok()) return status;
+    const absl::StatusOr<refit::UniqueId> made = refit::CreateUniqueId();
+    if (made.ok()) std::memcpy(id, made->bytes.data(), made->bytes.size());
+    return made.status();
+  });
+}
+
+refit_status* refit_rendezvous_create_unique_id(
+    const char id[REFIT_UNIQUE_ID_BYTES], int32_t rank, int32_t world_size,
+    refit_rendezvous** rendezvous) {
+  return Guarded([&] {
+    absl::Status status = CheckNotNull({{"rendezvous", rendezvous}});
+    if (!status.ok()) return status;
+    *rendezvous = nullptr;
+    status = CheckNotNull({{"id", id}});
+    if (!status.ok()) return status;
+    refit::UniqueId given;
+    std::memcpy(given.bytes.data(), id, given.bytes.size());
+    absl::StatusOr<refit::TcpRendezvous> place =
+        refit::RendezvousFromUniqueId(given, rank, world_size);
+    if (place.ok()) *rendezvous = new refit_rendezvous{*std::move(place)};
+    return place.status();
+  });
+}
+
+refit_status* refit_rendezvous_from_environment(refit_rendezvous** rendezvous) {
+  return Guarded([&] {
+    absl::Status status = CheckNotNull({{"rendezvous", rendezvous}});
+    if (!status.ok()) return status;
+    *rendezvous = nullptr;
+    absl::StatusOr<refit::TcpRendezvous> place =
+        refit::RendezvousFromEnvironment();
+    if (place.ok()) *rendezvous = new refit_rendezvous{*std::move(place)};
+    return place.status();
+  });
+}
+
+refit_status* refit_local_rank_from_environment(int32_t* local_rank) {
+  return Guarded([&] {
+    absl::Status status = CheckNotNull({{"local_rank", local_rank}});
+    if (!status.ok()) return status;
+    const absl::StatusOr<int32_t> found = refit::LocalRankFromEnvironment();
+    if (found.ok()) *local_rank = *found;
+    return found.status();
+  });
+}
+
+int32_t refit_rendezvous_rank(const refit_rendezvous* rendezvous) {
+  return rendezvous->place.rank;
+}
+
+int32_t refit_rendezvous_world_size(const refit_rendezvous* rendezvous) {
+  return rendezvous->place.world_size;
+}
+
+void refit_rendezvous_free(refit_rendezvous* rendezvous) { delete rendezvous; }
+
+refit_status* refit_local_fabric_create(int32_t world_size,
+                                        refit_local_fabric** fabric) {
+  return Guarded([&] {
+    absl::Status status = CheckNotNull({{"fabric", fabric}});
+    if (!status.ok()) return status;
+    *fabric = nullptr;
+    constexpr int32_t kMax = refit::TcpRendezvous::kWorldSizeMax;
+    if (world_size < 1 || world_size > kMax) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "world size ", world_size, " is not between 1 and ", kMax));
+    }
+    *fabric = new refit_local_fabric{
+        std::make_shared<refit::LocalFabric>(world_size)};
+    return status;
+  });
+}
+
+void refit_local_fabric_free(refit_local_fabric* fabric) { delete fabric; }

@@ -1,0 +1,68 @@
+#include "executor/c_api/status.h"
+
+namespace refit {
+namespace {
+
+static_assert(REFIT_UNKNOWN == static_cast<int>(absl::StatusCode::kUnknown));
+static_assert(REFIT_DEADLINE_EXCEEDED ==
+              static_cast<int>(absl::StatusCode::kDeadlineExceeded));
+static_assert(REFIT_UNAVAILABLE ==
+              static_cast<int>(absl::StatusCode::kUnavailable));
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+constexpr milliseconds kDefaultTimeout = std::chrono::minutes(10);
+// Longer ones are no timeout to the executor either.
+constexpr auto kTimeoutMax =
+    std::chrono::floor<milliseconds>(nanoseconds::max());
+
+}  // namespace
+
+refit_status& NoMemory() {
+  static refit_status status = {REFIT_RESOURCE_EXHAUSTED, "out of memory"};
+  return status;
+}
+
+refit_status* NewStatus(refit_code code, std::string_view message) noexcept {
+  try {
+    return new refit_status{code, std::string(message)};
+  } catch (const std::bad_alloc&) {
+    return &NoMemory();
+  }
+}
+
+absl::Status CheckNotNull(std::initializer_list<Argument> arguments) {
+  for (const Argument& argument : arguments) {
+    if (argument.value != nullptr) continue;
+    return absl::InvalidArgumentError(absl::StrCat(argument.name, " is NULL"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<nanoseconds> Timeout(int64_t timeout_ms) {
+  if (timeout_ms < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("timeout_ms is ", timeout_ms,
+                                                   ", it should not be below "
+                                                   "0"));
+  }
+  if (timeout_ms == 0) return kDefaultTimeout;
+  if (timeout_ms > kTimeoutMax.count()) return nanoseconds::max();
+  return milliseconds(timeout_ms);
+}
+
+}  // namespace refit
+
+const char* refit_version(void) { return REFIT_VERSION; }
+
+refit_code refit_status_code(const refit_status* status) {
+  return status == nullptr ? REFIT_OK : status->code;
+}
+
+const char* refit_status_message(const refit_status* status) {
+  return status == nullptr ? "" : status->message.c_str();
+}
+
+void refit_status_free(refit_status* status) {
+  if (status != &refit::NoMemory()) delete status;
+}

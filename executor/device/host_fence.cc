@@ -1,0 +1,95 @@
+#include "executor/device/host_fence.h"
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "executor/device/process_identity.h"
+
+namespace refit {
+namespace {
+
+// A fence is aborted once, and another one made then.
+constexpr uint64_t kOnlyStep = 1;
+
+// What Export writes. The end is held by its fence until all have connected.
+struct Exported {
+  ProcessIdentity process;
+  const std::shared_ptr<FenceEnd>* end = nullptr;
+};
+
+}  // namespace
+
+HostFence::HostFence(int32_t rank)
+    : rank_(rank),
+      own_(std::make_shared<FenceEnd>()),
+      fence_(rank, [this](int32_t of) -> FenceEnd& {
+        return of == rank_ ? *own_ : *peers_.at(of);
+      }) {}
+
+absl::StatusOr<std::string> HostFence::Export() {
+  const Exported exported = {.process = ThisProcess(), .end = &own_};
+  std::string bytes(sizeof(exported), '\0');
+  std::memcpy(bytes.data(), &exported, sizeof(exported));
+  return bytes;
+}
+
+absl::Status HostFence::Connect(absl::Span<const int32_t> peers,
+                                absl::Span<const std::string> exported) {
+  peers_.clear();
+  for (size_t i = 0; i < peers.size(); ++i) {
+    Exported theirs;
+    if (exported[i].size() != sizeof(theirs)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "fence of rank ", peers[i], ": not exported by a host device"));
+    }
+    std::memcpy(&theirs, exported[i].data(), sizeof(theirs));
+    if (theirs.process != ThisProcess()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("fence of rank ", peers[i],
+                       ": host memory cannot be shared between processes"));
+    }
+    peers_.emplace(peers[i], *theirs.end);
+  }
+  return absl::OkStatus();
+}
+
+void HostFence::Abort() { own_->Abort(kOnlyStep); }
+
+std::vector<int32_t> HostFence::Waiting() const {
+  const std::optional<int32_t> peer = fence_.waiting();
+  return peer.has_value() ? std::vector<int32_t>{*peer}
+                          : std::vector<int32_t>{};
+}
+
+absl::Status HostFence::Outcome(std::optional<int32_t> absent) {
+  if (!absent.has_value()) return absl::OkStatus();
+  // A peer that has left knows why; here the word of it is on its way.
+  own_->AwaitAbort(kOnlyStep);
+  fence_.Leave(kOnlyStep);
+  return absl::AbortedError(absl::StrCat("the fence was aborted before rank ",
+                                         *absent, " came to it"));
+}
+
+absl::Status HostFence::Grant(absl::Span<const int32_t> senders, void*) {
+  fence_.Grant(senders, kOnlyStep);
+  return absl::OkStatus();
+}
+
+absl::Status HostFence::AwaitGrants(absl::Span<const int32_t> receivers,
+                                    void*) {
+  return Outcome(
+      fence_.AwaitGrants(receivers, kOnlyStep, FenceEnd::Deadline::max()));
+}
+
+absl::Status HostFence::Finish(absl::Span<const int32_t> receivers, void*) {
+  fence_.Finish(receivers, kOnlyStep);
+  return absl::OkStatus();
+}
+
+absl::Status HostFence::AwaitFinishes(absl::Span<const int32_t> senders,
+                                      void*) {
+  return Outcome(
+      fence_.AwaitFinishes(senders, kOnlyStep, FenceEnd::Deadline::max()));
+}
+
+}  // namespace refit
