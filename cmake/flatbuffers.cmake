@@ -1,7 +1,5 @@
 # FlatBuffers as the distributions package it: headers and flatc. The runtime we
 # use is header-only, and the CMake package's name differs between releases.
-find_path(FLATBUFFERS_INCLUDE_DIR flatbuffers/flatbuffers.h REQUIRED)
-find_program(FLATC flatc REQUIRED)
 
 # refit_flatbuffers_library(NAME SCHEMA): an INTERFACE target whose users can
 # include "<schema>_generated.h". Generated code asserts the exact FlatBuffers

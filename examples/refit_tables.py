@@ -35,6 +35,7 @@ SMALL_IN_BLOCKS = SMALL | {
     "hidden_size": 128, "intermediate_size": 512, "moe_intermediate_size": 256, "num_experts": 32, "head_dim": 128,
     "shared_expert_intermediate_size": 512, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
 }
+SMALL_SCRATCH = 1 << 23
 
 
 def without_comments(text):
@@ -52,6 +53,8 @@ def scaled_down(job, directory):
     quantised = any("fp8" in wanted[side].get("dtype", "") for side in ("source", "destination"))
     small = SMALL_IN_BLOCKS if quantised else SMALL
     config.update({key: value for key, value in small.items() if config.get(key) is not None})
+    if quantised:  # the small model too in several windows
+        wanted["options"] = wanted.get("options", {}) | {"scratch_bytes": SMALL_SCRATCH}
     wanted["model"] = "config.json"
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "job.json").write_text(json.dumps(wanted))

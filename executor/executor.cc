@@ -11,6 +11,7 @@
 #include "executor/rank_schedule.h"
 #include "executor/refit_graph.h"
 #include "executor/round_copies.h"
+#include "plan/scratch_windows.h"
 
 namespace refit {
 namespace {
@@ -85,6 +86,12 @@ struct Executor::RoundEvents {
   std::unique_ptr<DeviceTimer> timer;
 };
 
+// When the rounds that a quantise work comes after are done, and when it is.
+struct Executor::QuantiseEvents {
+  std::unique_ptr<DeviceEvent> may_begin;
+  std::unique_ptr<DeviceEvent> done;
+};
+
 struct Executor::Bound {
   std::vector<std::string> names;      // in the order of Bind
   std::vector<const void*> addresses;  // likewise
@@ -149,6 +156,15 @@ absl::Status Executor::CreateStreams() {
   status.Update(make(unpack_stream_, device.CreateStream()));
   status.Update(make(started_, device.CreateEvent()));
   status.Update(make(ended_, device.CreateEvent()));
+  quantise_events_.clear();
+  if (!schedule_->quantises().empty()) {
+    status.Update(make(quantise_stream_, device.CreateStream()));
+  }
+  for (size_t i = 0; i < schedule_->quantises().size(); ++i) {
+    QuantiseEvents& events = quantise_events_.emplace_back();
+    status.Update(make(events.may_begin, device.CreateEvent()));
+    status.Update(make(events.done, device.CreateEvent()));
+  }
   events_.clear();
   for (const RoundWork& work : schedule_->rounds()) {
     RoundEvents& events = events_.emplace_back();
@@ -184,11 +200,14 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
   absl::Status made;
   if (!again) {
     made = CreateStreams();
-    absl::StatusOr<std::unique_ptr<DeviceMemory>> staging =
-        options_.device->Allocate(program().staging_bytes());
-    made.Update(staging.status());
-    if (staging.ok()) staging_ = *std::move(staging);
-    made.Update(AllocateScratch());
+    const auto allocate = [&](std::unique_ptr<DeviceMemory>& memory,
+                              uint64_t size_bytes) {
+      auto allocated = options_.device->Allocate(size_bytes);
+      if (allocated.ok()) memory = *std::move(allocated);
+      made.Update(allocated.status());
+    };
+    allocate(staging_, program().staging_bytes());
+    allocate(scratch_, ScratchBytes(plan_, options_.rank));
   }
   HandshakeRecord record = Record(HandshakeStage::kConnect);
   record.ready = made.ok();
@@ -200,35 +219,19 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
   return absl::OkStatus();
 }
 
-absl::Status Executor::AllocateScratch() {
-  // A Connect that failed may have allocated some of it.
-  scratch_.clear();
-  scratch_bytes_ = 0;
-  const TensorTable table(plan_, options_.rank);
-  for (size_t slot = table.workers_stacks(); slot < table.stacks(); ++slot) {
-    const fb::Buffer& buffer = table.buffer(slot);
-    const uint64_t size_bytes = TensorElements(buffer) * StackTensors(buffer) *
-                                DTypeBytes(buffer.dtype());
-    absl::StatusOr<std::unique_ptr<DeviceMemory>> memory =
-        options_.device->Allocate(size_bytes);
-    if (!memory.ok()) return memory.status();
-    scratch_bytes_ += size_bytes;
-    scratch_.push_back(*std::move(memory));
-  }
-  return absl::OkStatus();
-}
-
 void Executor::PlaceScratch(std::vector<std::byte*>& addresses) const {
   const TensorTable table(plan_, options_.rank);
-  for (size_t i = 0; i < scratch_.size(); ++i) {
+  const std::vector<ScratchPlace> places =
+      ScratchPlaces(plan_.body(), program());
+  for (size_t i = 0; i < places.size(); ++i) {
     const size_t slot = table.workers_stacks() + i;
     const fb::Buffer& buffer = table.buffer(slot);
     const uint64_t tensor_bytes =
         TensorElements(buffer) * DTypeBytes(buffer.dtype());
     for (uint64_t entry = table.begin(slot); entry < table.begin(slot + 1);
          ++entry) {
-      addresses[entry] =
-          scratch_[i]->data() + (entry - table.begin(slot)) * tensor_bytes;
+      addresses[entry] = scratch_->data() + places[i].begin_byte +
+                         (entry - table.begin(slot)) * tensor_bytes;
     }
   }
 }
@@ -368,7 +371,7 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   const bool in_flight = state_ == ExecutorState::kRunning;
   state_ = ExecutorState::kTorn;
   counters_ = {};
-  counters_.scratch_bytes = scratch_bytes_;
+  counters_.scratch_bytes = scratch_->size_bytes();
   rounds_.clear();
   absl::Status status = RunRounds(stream, options, deadline, in_flight);
   if (!status.ok()) {
@@ -473,11 +476,6 @@ absl::Status Executor::RunRounds(Stream stream, const RunOptions& options,
 absl::Status Executor::EnqueueRounds(Stream stream) {
   absl::Status status =
       bound_->copies->Enqueue(RankSchedule::kFillBatch, stream);
-  const bool is_source = plan_.side(options_.rank) == fb::Side::kSource;
-  if (is_source) {
-    status.Update(
-        bound_->copies->Enqueue(RankSchedule::kQuantiseBatch, stream));
-  }
   status.Update(started_->Record(stream));
   // Only streams that will be waited for: one that is not would be left open
   // when the caller's stream is captured.
@@ -485,26 +483,66 @@ absl::Status Executor::EnqueueRounds(Stream stream) {
   if (schedule_->Unpacks()) {
     status.Update(started_->Await(unpack_stream_->get()));
   }
-  for (size_t i = 0; i < schedule_->rounds().size() && status.ok(); ++i) {
+  if (quantise_stream_ != nullptr) {
+    status.Update(started_->Await(quantise_stream_->get()));
+  }
+  for (size_t i = 0; i < schedule_->rounds().size(); ++i) {
+    status.Update(EnqueueQuantises(i, stream));
+    if (!status.ok()) return status;
     const RoundWork& work = schedule_->rounds()[i];
     const ProfilerRange range(events_[i].range_text);
+    status = AwaitQuantised(i, stream);
     // What a relay sends is in place: unpacked, not only received.
     if (work.relays.has_value()) {
-      status = events_[*work.relays].unpacked->Await(stream);
+      status.Update(events_[*work.relays].unpacked->Await(stream));
     }
-    if (!status.ok()) break;
+    if (!status.ok()) return status;
     status = work.mechanism == fb::Mechanism::kDirect ? RunDirect(i, stream)
                                                       : RunStaged(i, stream);
-  }
-  for (const RoundEvents& events : events_) {
     if (!status.ok()) return status;
-    if (events.unpacked != nullptr) status = events.unpacked->Await(stream);
   }
-  if (!is_source) {
-    status.Update(
-        bound_->copies->Enqueue(RankSchedule::kQuantiseBatch, stream));
+  status.Update(EnqueueQuantises(schedule_->rounds().size(), stream));
+  for (const RoundEvents& events : events_) {
+    if (events.unpacked != nullptr) {
+      status.Update(events.unpacked->Await(stream));
+    }
+  }
+  if (!quantise_events_.empty()) {
+    status.Update(quantise_events_.back().done->Await(stream));
   }
   return status;
+}
+
+// What read or wrote the memory before is over: packing, sends and stores from
+// scratch come before a point of the caller's stream, like what comes into
+// scratch; unpacking has a stream of its own.
+absl::Status Executor::EnqueueQuantises(size_t rounds_before, Stream stream) {
+  absl::Status status;
+  for (size_t i = 0; i < quantise_events_.size(); ++i) {
+    const QuantiseWork& work = schedule_->quantises()[i];
+    if (work.after != rounds_before) continue;
+    const Stream quantise = quantise_stream_->get();
+    status.Update(quantise_events_[i].may_begin->Record(stream));
+    status.Update(quantise_events_[i].may_begin->Await(quantise));
+    for (size_t round = rounds_before; round-- > 0;) {
+      if (events_[round].unpacked == nullptr) continue;
+      status.Update(events_[round].unpacked->Await(quantise));
+      break;
+    }
+    status.Update(bound_->copies->Enqueue(work.batch, quantise));
+    status.Update(quantise_events_[i].done->Record(quantise));
+  }
+  return status;
+}
+
+absl::Status Executor::AwaitQuantised(size_t round, Stream stream) {
+  const std::vector<RoundWork>& works = schedule_->rounds();
+  const std::optional<size_t> quantised = works[round].quantised;
+  if (!quantised.has_value() ||
+      (round > 0 && works[round - 1].quantised == quantised)) {
+    return absl::OkStatus();
+  }
+  return quantise_events_[*quantised].done->Await(stream);
 }
 
 Traffic Executor::TrafficOf(const RoundWork& work) const {
@@ -547,6 +585,9 @@ absl::Status Executor::RunStaged(size_t round, Stream stream) {
     const Stream pack = pack_stream_->get();
     if (reused != nullptr && reused->exchanged != nullptr) {
       status.Update(reused->exchanged->Await(pack));
+    }
+    if (work.quantised.has_value()) {
+      status.Update(quantise_events_[*work.quantised].done->Await(pack));
     }
     if (events.timer != nullptr) status.Update(events.timer->Start(pack));
     status.Update(bound_->copies->Enqueue(*work.pack_batch, pack));
@@ -622,12 +663,14 @@ void Executor::Close() {
   graph_->Drop();
   bound_.reset();
   events_.clear();
+  quantise_events_.clear();
   ended_.reset();
   started_.reset();
+  quantise_stream_.reset();
   unpack_stream_.reset();
   pack_stream_.reset();
   staging_.reset();
-  scratch_.clear();
+  scratch_.reset();
   state_ = ExecutorState::kClosed;
 }
 

@@ -1,7 +1,11 @@
 #include "executor/rank_schedule.h"
 
 #include <algorithm>
+#include <map>
 #include <tuple>
+#include <utility>
+
+#include "plan/scratch_windows.h"
 
 namespace refit {
 namespace {
@@ -26,6 +30,7 @@ RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank) {
   const fb::Body& body = plan.body();
   const auto* messages = body.programs()->Get(rank)->messages();
   for (const fb::Message* message : *messages) AddMessage(body, *message);
+  AddQuantises(plan, rank);
   const uint32_t slots = std::max<uint32_t>(1, body.limits()->slots());
   size_t reusable = 0;  // works before it are at least `slots` rounds older
   std::optional<size_t> last_staged;  // of those
@@ -43,6 +48,71 @@ RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank) {
       if (rounds_[i].unpack_batch.has_value()) last_unpacked = i;
     } else if (rounds_[i].pack_batch.has_value()) {
       rounds_[i].relays = last_unpacked;
+    }
+  }
+}
+
+size_t RankSchedule::WorksBefore(uint32_t index) const {
+  return static_cast<size_t>(
+      std::partition_point(
+          rounds_.begin(), rounds_.end(),
+          [&](const RoundWork& work) { return work.index < index; }) -
+      rounds_.begin());
+}
+
+// Operations of one window are one work. A source's comes after the windows
+// before it in the same bytes and is done before its own begins; a
+// destination's comes after its own and is done before the next in the same
+// bytes. The proof has shown that these windows come one after the other.
+void RankSchedule::AddQuantises(const PlanFile& plan, int32_t rank) {
+  const fb::Body& body = plan.body();
+  const fb::RankProgram& program = *body.programs()->Get(rank);
+  const uint32_t count =
+      program.quantises() == nullptr ? 0 : program.quantises()->size();
+  const bool is_source = plan.side(rank) == fb::Side::kSource;
+  const std::vector<ScratchPlace> places = ScratchPlaces(body, program);
+  // By the window's rounds, in the order in which the works are done: that in
+  // which windows begin at a source, and end at a destination.
+  std::map<std::pair<uint32_t, uint32_t>, std::vector<uint32_t>> windows;
+  for (uint32_t i = 0; i < count; ++i) {
+    const fb::Quantise& op = *program.quantises()->Get(i);
+    const fb::ScratchWindow* window =
+        WindowOf(program, is_source ? op.output_slot() : op.input_slot());
+    const uint32_t begin = window == nullptr ? 0 : window->begin();
+    const uint32_t end =
+        window == nullptr ? body.rounds()->size() : window->end();
+    windows[is_source ? std::pair(begin, end) : std::pair(end, begin)]
+        .push_back(i);
+  }
+  std::vector<size_t> done_by;  // works: the round before which each is done
+  for (auto& [rounds, operations] : windows) {
+    const auto [begin, end] =
+        is_source ? rounds : std::pair(rounds.second, rounds.first);
+    // The window's neighbours in time among those that share its bytes.
+    uint32_t earlier_end = 0;
+    uint32_t later_begin = body.rounds()->size();
+    for (const ScratchPlace& place : places) {
+      if (place.begin != begin || place.end != end) continue;
+      for (const ScratchPlace& other : places) {
+        if (!place.SharesBytes(other)) continue;
+        if (other.end <= begin) earlier_end = std::max(earlier_end, other.end);
+        if (other.begin >= end) {
+          later_begin = std::min(later_begin, other.begin);
+        }
+      }
+    }
+    size_t after = WorksBefore(is_source ? earlier_end : end);
+    if (!quantises_.empty()) after = std::max(after, quantises_.back().after);
+    done_by.push_back(WorksBefore(is_source ? begin : later_begin));
+    quantises_.push_back(
+        {.batch = batches_++,
+         .operations = std::move(operations),
+         .after = after,
+         .beside_rounds = is_source ? after > 0 : after < rounds_.size()});
+  }
+  for (size_t q = 0; q < quantises_.size(); ++q) {
+    for (size_t i = done_by[q]; i < rounds_.size(); ++i) {
+      rounds_[i].quantised = std::max(rounds_[i].quantised.value_or(0), q);
     }
   }
 }

@@ -32,6 +32,16 @@ struct RoundWork {
   std::optional<size_t> relays;
   // Staged: the last earlier staged work whose staging this one may overwrite.
   std::optional<size_t> reuses;
+  // The last of the quantise works that must be done before this one.
+  std::optional<size_t> quantised;
+};
+
+// What a rank quantises in one window of its scratch. Works are done in order.
+struct QuantiseWork {
+  size_t batch = 0;
+  std::vector<uint32_t> operations;  // positions in RankProgram.quantises
+  size_t after = 0;            // how many of the rank's rounds come before it
+  bool beside_rounds = false;  // others go on meanwhile
 };
 
 class RankSchedule {
@@ -42,9 +52,8 @@ class RankSchedule {
   // One per message of the rank; `data` is not set. Direct messages have one
   // too, which is never issued.
   const std::vector<Operation>& operations() const { return operations_; }
-  // Batch 0 zeroes the padding, batch 1 quantises.
-  static constexpr size_t kFillBatch = 0;
-  static constexpr size_t kQuantiseBatch = 1;
+  const std::vector<QuantiseWork>& quantises() const { return quantises_; }
+  static constexpr size_t kFillBatch = 0;  // zeroes the padding
   size_t batches() const { return batches_; }
   // Sorted and distinct.
   std::vector<Edge> Edges() const;
@@ -61,12 +70,16 @@ class RankSchedule {
 
  private:
   void AddMessage(const fb::Body& body, const fb::Message& message);
+  void AddQuantises(const PlanFile& plan, int32_t rank);
+  // How many rounds of the rank come before round `index` of the plan.
+  size_t WorksBefore(uint32_t index) const;
 
   std::vector<RoundWork> rounds_;
+  std::vector<QuantiseWork> quantises_;
   std::vector<Operation> operations_;
   bool packs_ = false;
   bool unpacks_ = false;
-  size_t batches_ = kQuantiseBatch + 1;
+  size_t batches_ = kFillBatch + 1;
 };
 
 // Whether any rank of the plan stores directly.

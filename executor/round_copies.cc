@@ -79,11 +79,14 @@ class RoundCopiesBuilder {
   }
 
   void AddQuantises() {
-    CopyBatch& batch = result_.batches[RankSchedule::kQuantiseBatch];
-    batch.kind = CopyKind::kQuantise;
-    if (program_.quantises() == nullptr) return;
-    for (const fb::Quantise* op : *program_.quantises()) {
-      AppendQuantise(body_, tensors_, *op, batch);
+    for (const QuantiseWork& work : schedule_.quantises()) {
+      CopyBatch& batch = result_.batches[work.batch];
+      batch.kind = CopyKind::kQuantise;
+      batch.leaves_room = work.beside_rounds;
+      for (const uint32_t operation : work.operations) {
+        AppendQuantise(body_, tensors_, *program_.quantises()->Get(operation),
+                       batch);
+      }
     }
   }
 

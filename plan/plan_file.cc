@@ -21,6 +21,7 @@
 #include "plan/body_check.h"
 #include "plan/dtype.h"
 #include "plan/quantise_check.h"
+#include "plan/scratch_windows.h"
 
 namespace refit {
 namespace {
@@ -383,21 +384,8 @@ uint64_t StackTensors(const fb::Buffer& buffer) {
   return tensors;
 }
 
-bool IsScratch(const fb::RankProgram& program, uint32_t slot) {
-  return slot >= program.buffers()->size() - program.scratch_buffers();
-}
-
 uint64_t ScratchBytes(const PlanFile& plan, int32_t rank) {
-  const fb::RankProgram& program = *plan.body().programs()->Get(rank);
-  uint64_t bytes = 0;
-  for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
-    if (!IsScratch(program, slot)) continue;
-    const fb::Buffer& buffer =
-        *plan.body().buffers()->Get(program.buffers()->Get(slot));
-    bytes += TensorElements(buffer) * StackTensors(buffer) *
-             static_cast<uint64_t>(DTypeBytes(buffer.dtype()));
-  }
-  return bytes;
+  return ScratchBytes(plan.body(), *plan.body().programs()->Get(rank));
 }
 
 std::string TensorName(const fb::Buffer& buffer, uint64_t ordinal) {

@@ -65,6 +65,7 @@ std::string DigestText(const fb::Digest& digest);
 //   * post-hooks have names, and only a destination's buffers have them
 //   * quantisations relate params of the right shapes and dtypes; what is
 //   quantised, and what is written, stays inside its tensors
+//   * windows of scratch stay inside the rank's arena and have known rounds
 // It promises "nothing needs a bounds check", not "is right": that is
 // plan/proof.h. Errors: kNotFound, kPermissionDenied or kUnavailable (the file
 // cannot be read), kFailedPrecondition (newer major or unknown feature),
@@ -110,10 +111,7 @@ uint64_t RequiredFeatures(const fb::Body& body);
 uint64_t TensorElements(const fb::Buffer& buffer);
 uint64_t StackTensors(const fb::Buffer& buffer);
 
-// Whether slot `slot` of the rank's buffers is scratch.
-bool IsScratch(const fb::RankProgram& program, uint32_t slot);
-
-// Bytes of a rank's scratch.
+// Bytes of a rank's scratch arena.
 uint64_t ScratchBytes(const PlanFile& plan, int32_t rank);
 
 // The name of tensor `ordinal` (row-major over the index dimensions) of a

@@ -1,5 +1,6 @@
 #include "plan/quantise_check.h"
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -7,6 +8,7 @@
 #include "absl/types/span.h"
 #include "plan/check.h"
 #include "plan/plan_file.h"
+#include "plan/scratch_windows.h"
 
 namespace refit {
 namespace {
@@ -258,6 +260,64 @@ absl::Status CheckQuantisations(const fb::Body& body) {
   return absl::OkStatus();
 }
 
+namespace {
+
+absl::Status CheckWindow(const fb::Body& body, const fb::RankProgram& program,
+                         const fb::ScratchWindow& window,
+                         const BufferSize& buffer) {
+  if (window.offset() % kScratchAlignmentBytes != 0) {
+    return Bad(absl::StrFormat("offset %u is not a multiple of %u",
+                               window.offset(), kScratchAlignmentBytes));
+  }
+  const uint64_t arena = program.scratch_arena_bytes();
+  const uint64_t bytes = buffer.elements() * DTypeBytes(buffer.dtype);
+  if (window.offset() > arena || bytes > arena - window.offset()) {
+    return Bad(absl::StrFormat("%u bytes from %u leave the arena of %u bytes",
+                               bytes, window.offset(), arena));
+  }
+  if (window.begin() >= window.end() || window.end() > body.rounds()->size()) {
+    return Bad(absl::StrFormat("rounds %u to %u of %u", window.begin(),
+                               window.end(), body.rounds()->size()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckWindows(const fb::Body& body, const fb::RankProgram& program,
+                          const std::vector<BufferSize>& buffers) {
+  const uint32_t windows = SizeOf(program.scratch_windows());
+  if (!IsAligned(program.scratch_windows())) {
+    return Bad("scratch_windows are not aligned to 8 bytes");
+  }
+  if (program.scratch_arena_bytes() > (windows == 0 ? 0 : kLargestSize)) {
+    return Bad(absl::StrFormat("a scratch arena of %u bytes for %u windows",
+                               program.scratch_arena_bytes(), windows));
+  }
+  if (windows == 0) return absl::OkStatus();
+  if (windows != program.scratch_buffers()) {
+    return Bad(absl::StrFormat("%u scratch windows of %u scratch buffers",
+                               windows, program.scratch_buffers()));
+  }
+  const uint32_t first = program.buffers()->size() - windows;
+  uint64_t end = 0;
+  for (uint32_t i = 0; i < windows; ++i) {
+    const fb::ScratchWindow& window = *program.scratch_windows()->Get(i);
+    const BufferSize& buffer = buffers[program.buffers()->Get(first + i)];
+    absl::Status status = CheckWindow(body, program, window, buffer);
+    if (!status.ok()) return At(absl::StrCat("scratch window ", i), status);
+    end = std::max(
+        end, window.offset() + buffer.elements() * DTypeBytes(buffer.dtype));
+  }
+  // More would only cost workers memory.
+  if (program.scratch_arena_bytes() != end) {
+    return Bad(absl::StrFormat(
+        "a scratch arena of %u bytes when its windows end at %u",
+        program.scratch_arena_bytes(), end));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status CheckQuantises(const fb::Body& body,
                             const fb::RankProgram& program,
                             const std::vector<BufferSize>& buffers) {
@@ -276,6 +336,10 @@ absl::Status CheckQuantises(const fb::Body& body,
         scratch_bytes > kLargestSize) {
       return Bad("more than 2^63 bytes of scratch");
     }
+  }
+  if (absl::Status status = CheckWindows(body, program, buffers);
+      !status.ok()) {
+    return status;
   }
   if (!IsAligned(program.quantises())) {
     return Bad("quantises are not aligned to 8 bytes");

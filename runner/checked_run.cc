@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "executor/binding.h"
+#include "plan/scratch_windows.h"
 #include "refit/host_device.h"
 #include "runner/available_memory.h"
 

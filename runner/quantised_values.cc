@@ -61,13 +61,19 @@ void QuantisedValues::GenerateData(uint64_t seed, const IndexRange& range,
                                    std::byte* out) {
   std::vector<uint32_t> values(range.count);
   GenerateFp32(seed, range, values.data());
-  for (size_t i = 0; i < range.count; ++i) {
+  // Run by run inside one block: its scale is looked up once.
+  for (size_t i = 0; i < range.count;) {
     const uint64_t element = range.first + i * range.step;
-    const uint64_t block =
-        element / columns_ / quantisation_.block_rows() * grid_columns_ +
-        element % columns_ / quantisation_.block_columns();
-    out[i] =
-        std::byte{QuantisedValue(values[i], ScaleOfBlock(seed, block).inverse)};
+    const uint64_t row = element / columns_ / quantisation_.block_rows();
+    uint64_t column = element % columns_;
+    const uint64_t block_column = column / quantisation_.block_columns();
+    const uint64_t end = std::min<uint64_t>(
+        columns_, (block_column + 1) * quantisation_.block_columns());
+    const float inverse =
+        ScaleOfBlock(seed, row * grid_columns_ + block_column).inverse;
+    for (; i < range.count && column < end; ++i, column += range.step) {
+      out[i] = std::byte{QuantisedValue(values[i], inverse)};
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "executor/device/cast.h"
+#include "plan/scratch_windows.h"
 #include "runner/fragment_walk.h"
 #include "runner/generated_values.h"
 #include "runner/quantised_values.h"

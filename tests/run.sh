@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs, builds and runs every test.
+# Installs, builds and runs every test, those of the Python package with torch and transformers too.
+# Where these cannot be installed it says so and goes on.
 #
 # usage: tests/run.sh [PRESET…]     default: release; also asan (with ubsan), tsan, dev
 set -euo pipefail
@@ -21,4 +22,10 @@ for preset in "${presets[@]}"; do
   cmake --build --preset "$preset"
   echo "== $preset: test"
   ctest --preset "$preset" -j"$(nproc)"
+  package=build/$preset/python
+  if [ -d "$package" ] && tests/torch_venv.sh; then
+    echo "== $preset: test Python with torch"
+    PYTHONPATH=$PWD/$package PYTHONPYCACHEPREFIX=$PWD/build/pycache \
+      build/venv-torch/bin/python -m pytest -p no:cacheprovider --durations=5
+  fi
 done

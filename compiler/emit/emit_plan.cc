@@ -169,6 +169,18 @@ OffsetVector<Offset<fb::Quantisation>> EmitQuantisations(Builder& builder,
   return quantisations.empty() ? 0 : builder.CreateVector(quantisations);
 }
 
+flatbuffers::Offset<flatbuffers::Vector<const fb::ScratchWindow*>> EmitWindows(
+    Builder& builder, const RankQuantises& quantises) {
+  if (quantises.windows.empty()) return 0;
+  std::vector<fb::ScratchWindow> windows;
+  for (const ScratchWindow& window : quantises.windows) {
+    windows.emplace_back(static_cast<uint64_t>(window.offset),
+                         static_cast<uint32_t>(window.begin),
+                         static_cast<uint32_t>(window.end));
+  }
+  return builder.CreateVectorOfStructs(windows);
+}
+
 // One rank's messages before they are sorted into program order.
 struct RankMessages {
   std::vector<fb::Message> messages;
@@ -256,6 +268,9 @@ absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
     const auto messages = builder.CreateVectorOfStructs(ranks[rank].messages);
     uint32_t scratch_buffers = 0;
     flatbuffers::Offset<flatbuffers::Vector<const fb::Quantise*>> quantises = 0;
+    flatbuffers::Offset<flatbuffers::Vector<const fb::ScratchWindow*>> windows =
+        0;
+    uint64_t arena_bytes = 0;
     if (!module.quantises.empty()) {
       const RankQuantises& of_rank = module.quantises[rank];
       scratch_buffers = static_cast<uint32_t>(of_rank.scratch_buffers);
@@ -266,12 +281,16 @@ absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
       if (!lowered_quantises.empty()) {
         quantises = builder.CreateVectorOfStructs(lowered_quantises);
       }
+      windows = EmitWindows(builder, of_rank);
+      if (!of_rank.windows.empty()) {
+        arena_bytes = static_cast<uint64_t>(of_rank.arena_bytes);
+      }
     }
-    programs.push_back(
-        fb::CreateRankProgram(builder, it->second, messages, fills[rank],
-                              static_cast<uint64_t>(ranks[rank].staging_bytes),
-                              static_cast<uint32_t>(module.topology.host[rank]),
-                              scratch_buffers, quantises));
+    programs.push_back(fb::CreateRankProgram(
+        builder, it->second, messages, fills[rank],
+        static_cast<uint64_t>(ranks[rank].staging_bytes),
+        static_cast<uint32_t>(module.topology.host[rank]), scratch_buffers,
+        quantises, windows, arena_bytes));
   }
   return builder.CreateVector(programs);
 }

@@ -105,12 +105,17 @@ fb::Copy CopyLowering::LowerPacked(const Site& site, const Packed& packed) {
 }
 
 const CopyLowering::Site* CopyLowering::FindContaining(Holder& holder,
-                                                       ParamId param,
+                                                       const Piece& piece,
                                                        const Box& box) {
-  const std::vector<Site>& sites = holder.sites_by_param[IndexOf(param)];
-  size_t& last = holder.last_packed_site[IndexOf(param)];
+  const size_t param = IndexOf(piece.param);
+  const std::vector<Site>& sites = holder.sites_by_param[param];
+  size_t& last = holder.last_packed_site[param];
   for (size_t tried = 0; tried < sites.size(); ++tried) {
-    if (Contains(sites[last].fragment->box, box)) return &sites[last];
+    const int32_t wave = sites[last].buffer->wave;
+    if ((wave == kNoWave || wave == piece.wave) &&
+        Contains(sites[last].fragment->box, box)) {
+      return &sites[last];
+    }
     last = (last + 1) % sites.size();
   }
   return nullptr;
@@ -122,12 +127,12 @@ absl::StatusOr<uint32_t> CopyLowering::Pack(Rank source, int32_t contents) {
   if (known != pack_lists_.end()) return known->second;
   std::vector<fb::Copy> copies;
   for (const Packed& packed : module_.contents[static_cast<size_t>(contents)]) {
-    const ParamId param = module_.piece(packed.piece).param;
-    const Site* site = FindContaining(holders_[holder], param, packed.box);
+    const Piece& piece = module_.piece(packed.piece);
+    const Site* site = FindContaining(holders_[holder], piece, packed.box);
     if (site == nullptr) {
       return absl::InternalError(
           absl::StrCat("rank ", IndexOf(source), " does not hold the part of ",
-                       module_.param(param).name, " that it is to send"));
+                       module_.param(piece.param).name, " that it is to send"));
     }
     copies.push_back(LowerPacked(*site, packed));
   }

@@ -57,7 +57,8 @@ class CopyLowering {
                  const Dims& extent, const Dims& stride, DType wire_dtype,
                  int64_t staging_offset);
   // The site of `param` whose fragment contains `box`; null if there is none.
-  const Site* FindContaining(Holder& holder, ParamId param, const Box& box);
+  const Site* FindContaining(Holder& holder, const Piece& piece,
+                             const Box& box);
   // The sites that the piece is meant for; null if there are none.
   const std::vector<Site>* FindWritten(const Holder& holder,
                                        const Piece& piece) const;

@@ -146,6 +146,10 @@ struct PostHook {
   }
 };
 
+// What is quantised travels in waves: all rounds of one come before all rounds
+// of the next.
+inline constexpr int32_t kNoWave = -1;
+
 // A stack of physical tensors of one rank (DESIGN: buffer). Its virtual tensor
 // has the dimensions [index…, shape…]. Ranks that hold equal stacks share one.
 struct Buffer {
@@ -163,14 +167,15 @@ struct Buffer {
   // Of a destination. A layout gives those that each write of the tensor asks
   // for; name-post-hooks adds those by which the two sides' forms differ.
   std::vector<PostHook> post_hooks;
+  int32_t wave = kNoWave;  // of scratch: in which it is sent or received
 
   Dims VirtualShape() const;
   friend bool operator==(const Buffer&, const Buffer&) = default;
   template <typename H>
   friend H AbslHashValue(H h, const Buffer& b) {
     return H::combine(std::move(h), b.name, b.index, b.shape, b.dtype,
-                      b.fragments, b.regions, b.form, b.own_dtype,
-                      b.post_hooks);
+                      b.fragments, b.regions, b.form, b.own_dtype, b.post_hooks,
+                      b.wave);
   }
 };
 
@@ -190,10 +195,21 @@ struct Quantise {
   QuantiseSide scales;  // strides are those of ScaleBox(box)
 };
 
-// What a rank quantises: a source before its rounds, a destination after them.
+// Where and in which rounds [begin, end) a rank's scratch buffer lies.
+struct ScratchWindow {
+  int64_t offset = 0;  // bytes from the start of the rank's scratch arena
+  int32_t begin = 0;   // schedule-rounds
+  int32_t end = 0;     // schedule-rounds
+};
+
+// What a rank quantises: a source before it sends the wave, a destination after
+// it received it.
 struct RankQuantises {
   int32_t scratch_buffers = 0;  // of the last of its buffers
   std::vector<Quantise> quantises;
+  // One for each scratch buffer; empty in a plan of one wave.
+  std::vector<ScratchWindow> windows;
+  int64_t arena_bytes = 0;  // of all windows
 };
 
 // All buffers of all ranks, equal ones stored once.
@@ -232,12 +248,15 @@ struct Piece {
   Box box;
   Box destination_box;        // the receivers' fragments that it is a part of
   std::vector<Rank> sources;  // ascending
+  // Hold it too, but in scratch of other waves: they do not send it.
+  std::vector<Rank> sources_of_other_waves;
   std::vector<Rank> destinations;  // ascending; each is fed by a source
   // fan-out: ascending; each is fed by the one rank in `destinations`.
   std::vector<Rank> relay_destinations;
   // The smaller of both sides' dtypes: members of a stack may differ in theirs.
   DType wire_dtype = DType::kUnspecified;
   DType destination_dtype = DType::kUnspecified;
+  int32_t wave = 0;
 };
 
 // One thing to move. The source of a relayed one is a destination rank.
@@ -261,6 +280,7 @@ struct Message {
   Rank destination{};
   Route route = Route::kUnspecified;
   Mechanism mechanism = Mechanism::kStaged;
+  int32_t wave = 0;
   int32_t contents = 0;
   int64_t size_bytes = 0;
   // Direct: which of the successive rounds of its route, and of a relay: how
@@ -332,6 +352,8 @@ struct Module {
 
   // place-quantisation; it adds scratch to both sides' buffers
   std::vector<RankQuantises> quantises;  // by rank; empty if there are none
+  int32_t waves = 1;
+  int32_t unquantised_wave = 0;  // of what needs no scratch
 
   // intersect-layouts, choose-sources
   std::vector<std::pair<DType, DType>> casts;  // declared, sorted
@@ -353,6 +375,7 @@ struct Module {
     return static_cast<int32_t>(source.ranks.size() + destination.ranks.size());
   }
   const std::vector<BufferId>& buffers_of(Rank rank) const;
+  bool HasWindows() const { return waves > 1; }
   bool IsRelay(Rank sender) const {
     return IndexOf(sender) >= source.ranks.size();
   }

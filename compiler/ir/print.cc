@@ -125,12 +125,14 @@ std::string QuantisationText(const Module& module) {
         module.buffers_of(Rank{static_cast<int32_t>(rank)});
     absl::StrAppend(&text, "rank ", rank, " quantises ",
                     of_rank.quantises.size(), " boxes");
-    for (size_t i = buffers.size() - of_rank.scratch_buffers;
-         i < buffers.size(); ++i) {
+    const size_t first = buffers.size() - of_rank.scratch_buffers;
+    for (size_t i = first; i < buffers.size(); ++i) {
       const Buffer& buffer = module.buffers[buffers[i]];
       absl::StrAppend(&text, ", \"", buffer.name, "\" ",
                       std::string(DTypeName(buffer.dtype)), " ",
                       DimsText(buffer.shape));
+      if (of_rank.windows.empty()) continue;
+      absl::StrAppend(&text, " at ", of_rank.windows[i - first].offset);
     }
     text += '\n';
   }

@@ -187,7 +187,7 @@ struct OptionsSpec {
   Located<FanOutKind> fan_out{.value = FanOutKind::kRelay};
   Located<int64_t> bucket_bytes{.value = int64_t{256} << 20};
   Located<int64_t> staging_bytes{.value = int64_t{1} << 30};
-  Located<int64_t> scratch_bytes{.value = int64_t{4} << 30};  // of a rank
+  Located<int64_t> scratch_bytes{.value = int64_t{1} << 30};  // of a rank
   Located<int64_t> slots{.value = 2};
   Located<int64_t> operations_per_round{.value = 32};
   Located<std::vector<std::string>> exclude;  // globs over param names

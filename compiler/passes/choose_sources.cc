@@ -35,6 +35,7 @@ struct Choice {
   PieceId piece{};
   Rank destination{};
   int64_t bytes = 0;
+  int32_t wave = 0;
   Route route = Route::kUnspecified;
   // Which of the chooser's sets; choices one after the other often share one.
   // At least two senders, ascending, of the nearest route.
@@ -131,6 +132,7 @@ std::vector<Choice> Chooser::ListChoices(std::vector<Transfer>& transfers) {
       choices.push_back({.piece = id,
                          .destination = destination,
                          .bytes = bytes,
+                         .wave = piece.wave,
                          .route = nearest,
                          .candidates = candidates_.size() - 1});
     }
@@ -211,10 +213,12 @@ std::vector<Transfer> Chooser::Assign() {
   std::vector<Transfer> transfers;
   std::vector<Choice> choices = ListChoices(transfers);
   const auto fixed_loads = loads_;
-  // The largest first, so that the small ones level what is left.
+  // Wave by wave, so that each is level; in it the largest first, so that the
+  // small ones level what is left.
   std::stable_sort(
-      choices.begin(), choices.end(),
-      [](const Choice& a, const Choice& b) { return a.bytes > b.bytes; });
+      choices.begin(), choices.end(), [&](const Choice& a, const Choice& b) {
+        return std::tuple(a.wave, -a.bytes) < std::tuple(b.wave, -b.bytes);
+      });
   for (const Choice& choice : choices) {
     const Rank source = Pick(choice);
     LoadsOf(choice.route)[IndexOf(source)] += choice.bytes;

@@ -131,8 +131,8 @@ class Former {
                            int64_t bucket_bytes);
   void Send(Rank source, Rank destination, const PackedPieces& packed,
             const Message& like);
-  void FormDirect(const std::vector<Stream>& streams);
-  void FormStaged(const std::vector<Stream>& streams);
+  void FormDirect(int32_t wave, const std::vector<Stream>& streams);
+  void FormStaged(int32_t wave, const std::vector<Stream>& streams);
 
   Module& module_;
   absl::flat_hash_map<std::pair<int64_t, std::vector<PieceId>>, PackedPieces>
@@ -209,7 +209,7 @@ int64_t Former::CountSteps(const std::vector<Stream>& streams,
                              1, kStepsMax);
 }
 
-void Former::FormDirect(const std::vector<Stream>& streams) {
+void Former::FormDirect(int32_t wave, const std::vector<Stream>& streams) {
   int64_t busiest_bytes = 0;
   const int64_t steps = CountSteps(streams, busiest_bytes);
   for (const Stream& stream : streams) {
@@ -218,15 +218,15 @@ void Former::FormDirect(const std::vector<Stream>& streams) {
                      bytes >= busiest_bytes / kUncutPart;
     const PackedPieces& packed =
         Pack(stream.pieces, cut ? EvenBytes(bytes, steps) : kNoLimit);
-    Send(stream.source, stream.receiver, packed, {});
+    Send(stream.source, stream.receiver, packed, {.wave = wave});
     for (Rank relay : stream.relays) {
       Send(stream.receiver, relay, packed,
-           {.step = 1, .relayed_from = Route::kPeer});
+           {.wave = wave, .step = 1, .relayed_from = Route::kPeer});
     }
   }
 }
 
-void Former::FormStaged(const std::vector<Stream>& streams) {
+void Former::FormStaged(int32_t wave, const std::vector<Stream>& streams) {
   const int64_t limit = module_.limits.bucket_bytes;
   // All of a pair's streams share its buckets.
   for (size_t begin = 0; begin < streams.size();) {
@@ -242,46 +242,54 @@ void Former::FormStaged(const std::vector<Stream>& streams) {
       const PackedPieces& relayed = Pack(stream.pieces, kNoLimit);
       for (Rank relay : stream.relays) {
         Send(stream.receiver, relay, relayed,
-             {.relayed_from = Route::kNetwork});
+             {.wave = wave, .relayed_from = Route::kNetwork});
       }
     }
     std::sort(pieces.begin(), pieces.end());
     const int64_t bytes = BytesOf(pieces);
     const PackedPieces& packed = Pack(
         pieces, std::min(limit, EvenBytes(bytes, (bytes + limit - 1) / limit)));
-    Send(streams[begin].source, streams[begin].receiver, packed, {});
+    Send(streams[begin].source, streams[begin].receiver, packed,
+         {.wave = wave});
     begin = end;
   }
 }
 
 void Former::Form() {
-  // By mechanism; in order of source, receiver, relays.
-  std::array<std::vector<Stream>, 2> streams;
+  // By wave and mechanism; in order of source, receiver, relays.
+  std::vector<std::array<std::vector<Stream>, 2>> streams(
+      static_cast<size_t>(module_.waves));
   const std::vector<Transfer>& transfers = module_.transfers;
   for (size_t begin = 0; begin < transfers.size();) {
     const Rank source = transfers[begin].source;
     const Rank receiver = transfers[begin].destination;
-    std::map<std::vector<Rank>, std::vector<PieceId>> by_relays;
+    std::map<std::pair<int32_t, std::vector<Rank>>, std::vector<PieceId>>
+        by_relays;  // and by wave
     for (; begin < transfers.size() && transfers[begin].source == source &&
            transfers[begin].destination == receiver;
          ++begin) {
-      const PieceId piece = transfers[begin].piece;
-      by_relays[module_.piece(piece).relay_destinations].push_back(piece);
+      const PieceId id = transfers[begin].piece;
+      const Piece& piece = module_.piece(id);
+      by_relays[{piece.wave, piece.relay_destinations}].push_back(id);
     }
     if (module_.IsRelay(source)) continue;  // with what feeds them
     const Route route = module_.RouteBetween(source, receiver);
     const Mechanism mechanism = module_.MechanismOf(route);
-    for (auto& [relays, pieces] : by_relays) {
-      streams[static_cast<size_t>(mechanism)].push_back(
-          {.source = source,
-           .receiver = receiver,
-           .route = route,
-           .relays = relays,
-           .pieces = std::move(pieces)});
+    for (auto& [key, pieces] : by_relays) {
+      const auto& [wave, relays] = key;
+      streams[static_cast<size_t>(wave)][static_cast<size_t>(mechanism)]
+          .push_back({.source = source,
+                      .receiver = receiver,
+                      .route = route,
+                      .relays = relays,
+                      .pieces = std::move(pieces)});
     }
   }
-  FormDirect(streams[static_cast<size_t>(Mechanism::kDirect)]);
-  FormStaged(streams[static_cast<size_t>(Mechanism::kStaged)]);
+  for (int32_t wave = 0; wave < module_.waves; ++wave) {
+    const auto& of_wave = streams[static_cast<size_t>(wave)];
+    FormDirect(wave, of_wave[static_cast<size_t>(Mechanism::kDirect)]);
+    FormStaged(wave, of_wave[static_cast<size_t>(Mechanism::kStaged)]);
+  }
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "absl/strings/str_format.h"
@@ -7,9 +8,11 @@
 namespace refit {
 namespace {
 
-// All ranks of a side that hold exactly this box of a param.
+// All ranks of a side that hold exactly this box of a param, in one wave if it
+// is in their scratch.
 struct Holding {
   Box box;
+  int32_t wave = kNoWave;
   DType dtype = DType::kUnspecified;  // of all ranks: a side has one per member
   bool own_dtype = false;             // the framework's, not the side's
   std::vector<Rank> ranks;            // ascending, without repeats
@@ -24,7 +27,8 @@ SideHoldings Collect(const Module& module, const SideLayout& side,
                      int32_t first_rank) {
   SideHoldings holdings;
   holdings.by_param.resize(module.params.size());
-  std::vector<absl::flat_hash_map<Box, size_t>> index(module.params.size());
+  std::vector<absl::flat_hash_map<std::pair<Box, int32_t>, size_t>> index(
+      module.params.size());
   for (size_t i = 0; i < side.ranks.size(); ++i) {
     const Rank rank{first_rank + static_cast<int32_t>(i)};
     for (BufferId id : side.ranks[i]) {
@@ -32,10 +36,11 @@ SideHoldings Collect(const Module& module, const SideLayout& side,
       for (const Fragment& fragment : buffer.fragments) {
         const size_t param = IndexOf(fragment.param);
         std::vector<Holding>& of_param = holdings.by_param[param];
-        const auto [it, is_new] =
-            index[param].try_emplace(fragment.box, of_param.size());
+        const auto [it, is_new] = index[param].try_emplace(
+            {fragment.box, buffer.wave}, of_param.size());
         if (is_new) {
           of_param.push_back({.box = fragment.box,
+                              .wave = buffer.wave,
                               .dtype = buffer.dtype,
                               .own_dtype = buffer.own_dtype,
                               .ranks = {}});
@@ -126,16 +131,41 @@ std::vector<Atom> Parts(const Box& box, const std::vector<Holding>& holdings,
   return parts;
 }
 
-std::vector<Rank> RanksOf(const Atom& atom,
-                          const std::vector<Holding>& holdings) {
-  std::vector<Rank> ranks;
+// The sources of a piece, by the wave in which they hold it. Replicas are cut
+// alike, so more than one wave is rare: boxes that overlap without being equal.
+using SourcesByWave = std::map<int32_t, std::vector<Rank>>;
+
+SourcesByWave SourcesOf(const Atom& atom,
+                        const std::vector<Holding>& holdings) {
+  SourcesByWave by_wave;
   for (size_t i : atom.holdings) {
+    std::vector<Rank>& ranks = by_wave[holdings[i].wave];
     ranks.insert(ranks.end(), holdings[i].ranks.begin(),
                  holdings[i].ranks.end());
   }
-  std::sort(ranks.begin(), ranks.end());
-  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-  return ranks;
+  for (auto& [wave, ranks] : by_wave) {
+    std::sort(ranks.begin(), ranks.end());
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  }
+  return by_wave;
+}
+
+// Fills sources and wave of a piece, which is sent in one wave: that in which
+// most sources hold it.
+void SetSources(const Module& module, int32_t destination_wave,
+                const SourcesByWave& by_wave, Piece& piece) {
+  const auto most = std::max_element(by_wave.begin(), by_wave.end(),
+                                     [](const auto& a, const auto& b) {
+                                       return a.second.size() < b.second.size();
+                                     });
+  piece.sources = most->second;
+  for (const auto& [wave, ranks] : by_wave) {
+    if (wave == most->first) continue;
+    piece.sources_of_other_waves.insert(piece.sources_of_other_waves.end(),
+                                        ranks.begin(), ranks.end());
+  }
+  const int32_t wave = std::max(most->first, destination_wave);
+  piece.wave = wave == kNoWave ? module.unquantised_wave : wave;
 }
 
 bool DeclaresDType(const SideSpec& side) {
@@ -251,16 +281,15 @@ absl::Status IntersectLayouts(const PassOptions& options, Module& module) {
         if (from != want.dtype && casts.emplace(from, want.dtype).second) {
           NoteChange(param, held[part.holdings[0]], want, changes);
         }
-        module.pieces.push_back(
-            {.param = ParamId{static_cast<int32_t>(p)},
-             .box = part.box,
-             .destination_box = want.box,
-             .sources = RanksOf(part, held),
-             .destinations = want.ranks,
-             .relay_destinations = {},
-             .wire_dtype =
-                 DTypeBytes(from) < DTypeBytes(want.dtype) ? from : want.dtype,
-             .destination_dtype = want.dtype});
+        Piece& piece = module.pieces.emplace_back();
+        piece.param = ParamId{static_cast<int32_t>(p)};
+        piece.box = part.box;
+        piece.destination_box = want.box;
+        piece.destinations = want.ranks;
+        piece.wire_dtype =
+            DTypeBytes(from) < DTypeBytes(want.dtype) ? from : want.dtype;
+        piece.destination_dtype = want.dtype;
+        SetSources(module, want.wave, SourcesOf(part, held), piece);
       }
     }
   }

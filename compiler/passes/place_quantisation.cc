@@ -1,18 +1,23 @@
 #include <algorithm>
+#include <array>
 #include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "compiler/passes/passes.h"
-#include "plan/quantise_check.h"
+#include "compiler/passes/quantise_work.h"
 
 namespace refit {
 namespace {
 
-// Of scratch tensors, so that each box in them begins where a GPU's widest
-// access does.
-constexpr int64_t kScratchAlignmentElements = 128;
+// A wave of this many bytes costs far more time than its rounds do, and many of
+// them make little of the work wait: only the first is quantised, or the last,
+// while nothing travels. More waves than that save less than their rounds cost,
+// and are made for memory alone.
+constexpr int64_t kWaveBytes = int64_t{256} << 20;
+constexpr int64_t kWavesToOverlap = 16;
+constexpr int64_t kMostWaves = 1024;
 
 // Why the blocks of a fragment cannot be quantised where it is; "" if they can.
 std::string Obstacle(const Fragment& fragment, const Param& param,
@@ -57,157 +62,6 @@ void DecidePlaces(Module& module) {
   }
 }
 
-Dims Extents(const Box& box) {
-  Dims extents;
-  for (size_t dim = 0; dim < box.lo.size(); ++dim) {
-    extents.push_back(box.extent(dim));
-  }
-  return extents;
-}
-
-// A scratch tensor under construction: boxes of params one after the other.
-class ScratchTensor {
- public:
-  ScratchTensor(int32_t slot, DType dtype) : slot_(slot) {
-    buffer_.name = absl::StrCat("scratch.", std::string(DTypeName(dtype)));
-    buffer_.dtype = dtype;
-  }
-
-  QuantiseSide Add(ParamId param, const Box& box) {
-    const QuantiseSide side = {.slot = slot_,
-                               .offset = size_,
-                               .stride = RowMajorStrides(Extents(box))};
-    buffer_.fragments.push_back({.param = param,
-                                 .box = box,
-                                 .offset = side.offset,
-                                 .stride = side.stride});
-    size_ += (box.Volume() + kScratchAlignmentElements - 1) /
-             kScratchAlignmentElements * kScratchAlignmentElements;
-    return side;
-  }
-
-  Buffer Take() {
-    buffer_.shape = {size_};
-    return std::move(buffer_);
-  }
-
- private:
-  int32_t slot_;
-  int64_t size_ = 0;
-  Buffer buffer_;
-};
-
-// What all ranks with one list of buffers quantise.
-struct Work {
-  RankQuantises quantises;
-  std::vector<BufferId> scratch;
-  int64_t scratch_bytes = 0;
-};
-
-class WorkBuilder {
- public:
-  WorkBuilder(Module& module, const std::vector<BufferId>& buffers)
-      : module_(module),
-        buffers_(buffers),
-        by_of_(module.params.size(), -1),
-        by_data_(module.params.size(), -1) {
-    for (size_t i = 0; i < module.quantisations.size(); ++i) {
-      const Quantisation& quantisation = module.quantisations[i];
-      if (quantisation.at == QuantisedAt::kNowhere) continue;
-      by_of_[IndexOf(quantisation.of)] = static_cast<int32_t>(i);
-      by_data_[IndexOf(quantisation.data)] = static_cast<int32_t>(i);
-    }
-  }
-
-  // A source's tensors are quantised into scratch.
-  Work OfSource() {
-    ForEachFragment([&](int32_t slot, const Buffer&, const Fragment& fragment) {
-      const int32_t i = by_of_[IndexOf(fragment.param)];
-      if (i < 0 || At(i).at != QuantisedAt::kSource) return;
-      const Quantisation& quantisation = At(i);
-      ops_.push_back(
-          {.quantisation = i,
-           .box = fragment.box,
-           .input = SideOf(slot, fragment),
-           .output =
-               Scratch(DType::kFp8E4m3).Add(quantisation.data, fragment.box),
-           .scales = Scratch(ScaleDType(quantisation.scheme.scale_format))
-                         .Add(quantisation.scales,
-                              ScaleBox(fragment.box, quantisation.scheme))});
-    });
-    return Finish();
-  }
-
-  // What comes into a destination's scratch is quantised into its tensors.
-  Work OfDestination(const std::vector<DType>& source_dtypes) {
-    std::map<std::pair<ParamId, Dims>, QuantiseSide> scales;
-    ForEachFragment([&](int32_t slot, const Buffer&, const Fragment& fragment) {
-      scales[{fragment.param, fragment.box.lo}] = SideOf(slot, fragment);
-    });
-    ForEachFragment([&](int32_t slot, const Buffer&, const Fragment& fragment) {
-      const int32_t i = by_data_[IndexOf(fragment.param)];
-      if (i < 0 || At(i).at != QuantisedAt::kDestination) return;
-      const Quantisation& quantisation = At(i);
-      const Box grid = ScaleBox(fragment.box, quantisation.scheme);
-      ops_.push_back({.quantisation = i,
-                      .box = fragment.box,
-                      .input = Scratch(source_dtypes[IndexOf(quantisation.of)])
-                                   .Add(quantisation.of, fragment.box),
-                      .output = SideOf(slot, fragment),
-                      .scales = scales.at({quantisation.scales, grid.lo})});
-    });
-    return Finish();
-  }
-
- private:
-  const Quantisation& At(int32_t i) const {
-    return module_.quantisations[static_cast<size_t>(i)];
-  }
-
-  static QuantiseSide SideOf(int32_t slot, const Fragment& fragment) {
-    return {.slot = slot, .offset = fragment.offset, .stride = fragment.stride};
-  }
-
-  template <typename Visit>
-  void ForEachFragment(const Visit& visit) const {
-    for (size_t slot = 0; slot < buffers_.size(); ++slot) {
-      const Buffer& buffer = module_.buffers[buffers_[slot]];
-      for (const Fragment& fragment : buffer.fragments) {
-        visit(static_cast<int32_t>(slot), buffer, fragment);
-      }
-    }
-  }
-
-  ScratchTensor& Scratch(DType dtype) {
-    const auto found = by_dtype_.find(dtype);
-    if (found != by_dtype_.end()) return tensors_[found->second];
-    by_dtype_[dtype] = tensors_.size();
-    return tensors_.emplace_back(
-        static_cast<int32_t>(buffers_.size() + tensors_.size()), dtype);
-  }
-
-  Work Finish() {
-    Work work;
-    work.quantises = {.scratch_buffers = static_cast<int32_t>(tensors_.size()),
-                      .quantises = std::move(ops_)};
-    for (ScratchTensor& tensor : tensors_) {
-      Buffer buffer = tensor.Take();
-      work.scratch_bytes += buffer.shape[0] * DTypeBytes(buffer.dtype);
-      work.scratch.push_back(module_.buffers.Intern(std::move(buffer)));
-    }
-    return work;
-  }
-
-  Module& module_;
-  const std::vector<BufferId>& buffers_;
-  // Numbers of quantisations by their params; -1: none.
-  std::vector<int32_t> by_of_;
-  std::vector<int32_t> by_data_;
-  std::vector<Quantise> ops_;
-  std::vector<ScratchTensor> tensors_;
-  std::map<DType, size_t> by_dtype_;  // into tensors_
-};
-
 // The dtype in which sources hold each param.
 std::vector<DType> SourceDTypes(const Module& module) {
   std::vector<DType> dtypes;
@@ -223,40 +77,139 @@ std::vector<DType> SourceDTypes(const Module& module) {
   return dtypes;
 }
 
+// One side's part: by the buffers of a rank, what it quantises.
+struct SideWork {
+  SideLayout& side;
+  std::map<std::vector<BufferId>, std::vector<QuantiseItem>> items;
+  std::map<std::vector<BufferId>, QuantiseWork> works;
+};
+
+// A rank whose scratch is larger than any other's.
+struct LargestArena {
+  int64_t bytes = 0;
+  size_t rank = 0;
+};
+
+class Placer {
+ public:
+  explicit Placer(Module& module)
+      : module_(module),
+        source_dtypes_(SourceDTypes(module)),
+        sides_{SideWork{module.source, {}, {}},
+               SideWork{module.destination, {}, {}}} {
+    for (const bool is_source : {true, false}) {
+      SideWork& work = sides_[is_source ? 0 : 1];
+      const QuantiseLister lister(
+          module, is_source ? QuantisedAt::kSource : QuantisedAt::kDestination);
+      for (const std::vector<BufferId>& buffers : work.side.ranks) {
+        const auto [it, is_new] = work.items.try_emplace(buffers);
+        if (!is_new) continue;
+        it->second = lister.List(buffers);
+        largest_bytes_ =
+            std::max(largest_bytes_, BuilderFor(buffers).Bytes(it->second));
+        quantises_at_source_ |= is_source && !it->second.empty();
+      }
+    }
+  }
+
+  // Cuts into the fewest waves that are no larger than wanted and of which two
+  // fit into `limits.scratch_bytes`. Returns the largest arena of a rank when
+  // none fit: the least that was found.
+  LargestArena Cut() {
+    const int64_t limit = module_.limits.scratch_bytes;
+    const auto count = [&](int64_t wave_bytes) {
+      return (largest_bytes_ + wave_bytes - 1) /
+             std::max<int64_t>(wave_bytes, 1);
+    };
+    int64_t waves = std::clamp<int64_t>(count(kWaveBytes), 1, kWavesToOverlap);
+    if (largest_bytes_ > limit) {
+      waves = std::clamp<int64_t>(count(limit / 2), waves, kMostWaves);
+    }
+    LargestArena least;
+    while (true) {
+      const LargestArena largest = BuildAll(static_cast<int32_t>(waves));
+      if (largest.bytes <= limit) return largest;
+      if (least.bytes == 0 || largest.bytes < least.bytes) least = largest;
+      if (waves == kMostWaves) return least;
+      waves = std::min(kMostWaves, waves + std::max<int64_t>(1, waves / 8));
+    }
+  }
+
+  bool IsSource(size_t rank) const {
+    return rank < module_.source.ranks.size();
+  }
+
+  void AddToModule() {
+    for (SideWork& work : sides_) {
+      std::map<std::vector<BufferId>, std::vector<BufferId>> scratch;
+      for (std::vector<BufferId>& buffers : work.side.ranks) {
+        QuantiseWork& of_rank = work.works.at(buffers);
+        const auto [it, is_new] = scratch.try_emplace(buffers);
+        for (size_t i = 0; is_new && i < of_rank.scratch.size(); ++i) {
+          it->second.push_back(
+              module_.buffers.Intern(std::move(of_rank.scratch[i])));
+        }
+        module_.quantises.push_back(of_rank.quantises);
+        buffers.insert(buffers.end(), it->second.begin(), it->second.end());
+      }
+    }
+  }
+
+ private:
+  QuantiseWorkBuilder BuilderFor(const std::vector<BufferId>& buffers) const {
+    return QuantiseWorkBuilder(module_, source_dtypes_, buffers.size());
+  }
+
+  // What needs no scratch travels while the first window of a source is
+  // filled, or while a destination empties its last.
+  LargestArena BuildAll(int32_t waves) {
+    const bool first = waves > 1 && quantises_at_source_;
+    module_.waves = waves == 1 ? 1 : waves + 1;
+    module_.unquantised_wave = first || waves == 1 ? 0 : waves;
+    LargestArena largest;
+    size_t rank = 0;
+    for (SideWork& work : sides_) {
+      work.works.clear();
+      for (const std::vector<BufferId>& buffers : work.side.ranks) {
+        const auto [it, is_new] = work.works.try_emplace(buffers);
+        if (is_new) {
+          it->second = BuilderFor(buffers).Build(work.items.at(buffers),
+                                                 first ? 1 : 0, waves);
+        }
+        const int64_t bytes = it->second.quantises.arena_bytes;
+        if (bytes > largest.bytes) largest = {bytes, rank};
+        ++rank;
+      }
+    }
+    return largest;
+  }
+
+  Module& module_;
+  const std::vector<DType> source_dtypes_;
+  std::array<SideWork, 2> sides_;
+  int64_t largest_bytes_ = 0;  // of what a rank quantises
+  bool quantises_at_source_ = false;
+};
+
 }  // namespace
 
 absl::Status PlaceQuantisation(const PassOptions& options, Module& module) {
   if (module.quantisations.empty()) return absl::OkStatus();
   DecidePlaces(module);
-  const std::vector<DType> source_dtypes = SourceDTypes(module);
-  std::map<std::vector<BufferId>, Work> works[2];
-  bool reported = false;
-  const auto add_side = [&](SideLayout& side, bool is_source) {
-    for (std::vector<BufferId>& buffers : side.ranks) {
-      const auto [it, is_new] = works[is_source].try_emplace(buffers);
-      Work& work = it->second;
-      if (is_new) {
-        WorkBuilder builder(module, it->first);
-        work = is_source ? builder.OfSource()
-                         : builder.OfDestination(source_dtypes);
-      }
-      if (work.scratch_bytes > module.limits.scratch_bytes && !reported) {
-        reported = true;
-        options.diagnostics.Error(
-            options.job.options.scratch_bytes.place,
-            absl::StrFormat(
-                "rank %d needs %d bytes of scratch to quantise at the %s; "
-                "wanted at most options.scratch_bytes %d",
-                module.quantises.size(), work.scratch_bytes,
-                is_source ? "source" : "destination",
-                module.limits.scratch_bytes));
-      }
-      module.quantises.push_back(work.quantises);
-      buffers.insert(buffers.end(), work.scratch.begin(), work.scratch.end());
-    }
-  };
-  add_side(module.source, true);
-  add_side(module.destination, false);
+  Placer placer(module);
+  const LargestArena largest = placer.Cut();
+  if (largest.bytes > module.limits.scratch_bytes) {
+    options.diagnostics.Error(
+        options.job.options.scratch_bytes.place,
+        absl::StrFormat(
+            "rank %d needs %d bytes of scratch to quantise at the %s, in the "
+            "smallest windows that there can be; options.scratch_bytes is %d, "
+            "wanted at least %d",
+            largest.rank, largest.bytes,
+            placer.IsSource(largest.rank) ? "source" : "destination",
+            module.limits.scratch_bytes, largest.bytes));
+  }
+  placer.AddToModule();
   return absl::OkStatus();
 }
 

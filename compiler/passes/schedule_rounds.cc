@@ -181,10 +181,9 @@ void SortByShift(const Module& module, std::vector<Message*>& messages) {
   for (size_t i = 0; i < keyed.size(); ++i) messages[i] = keyed[i].message;
 }
 
-}  // namespace
-
-absl::Status ScheduleRounds(const PassOptions&, Module& module) {
-  Scheduler scheduler(module.limits, module.world_size());
+// Places the messages of one wave, in rounds after all so far.
+void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
+               Scheduler& scheduler) {
   // One route after the other: a round is one group on one communicator, and
   // only one communicator is in use at a time. What the network brought is
   // relayed when all of it is there.
@@ -195,10 +194,10 @@ absl::Status ScheduleRounds(const PassOptions&, Module& module) {
        {Route::kPeer, true}}};
   for (const auto& [route, after_network] : order) {
     std::vector<Message*> messages;
-    for (Message& message : module.messages) {
-      const bool last = message.relayed_from == Route::kNetwork;
-      if (message.route == route && last == after_network) {
-        messages.push_back(&message);
+    for (Message* message : of_wave) {
+      const bool last = message->relayed_from == Route::kNetwork;
+      if (message->route == route && last == after_network) {
+        messages.push_back(message);
       }
     }
     if (messages.empty()) continue;
@@ -213,7 +212,62 @@ absl::Status ScheduleRounds(const PassOptions&, Module& module) {
     module.rounds.resize(static_cast<size_t>(scheduler.round_count()),
                          {.route = route, .mechanism = mechanism});
   }
+}
+
+// A wave's rounds, as one rank or all of them have them.
+struct RoundRange {
+  int32_t begin = std::numeric_limits<int32_t>::max();
+  int32_t end = 0;
+
+  void Add(int32_t round) {
+    begin = std::min(begin, round);
+    end = std::max(end, round + 1);
+  }
+};
+
+// A window lasts as long as the rank has messages of its wave. One that others
+// send for the rank is quantised all the same, while the wave goes on.
+void SetWindows(Module& module) {
+  if (!module.HasWindows()) return;
+  const size_t waves = static_cast<size_t>(module.waves);
+  std::vector<RoundRange> of_wave(waves);
+  std::vector<std::vector<RoundRange>> of_rank(
+      static_cast<size_t>(module.world_size()), of_wave);
+  for (const Message& message : module.messages) {
+    const size_t wave = static_cast<size_t>(message.wave);
+    of_wave[wave].Add(message.round);
+    of_rank[IndexOf(message.source)][wave].Add(message.round);
+    of_rank[IndexOf(message.destination)][wave].Add(message.round);
+  }
+  for (size_t rank = 0; rank < module.quantises.size(); ++rank) {
+    RankQuantises& quantises = module.quantises[rank];
+    const std::vector<BufferId>& buffers =
+        module.buffers_of(Rank{static_cast<int32_t>(rank)});
+    const size_t first = buffers.size() - quantises.windows.size();
+    for (size_t i = 0; i < quantises.windows.size(); ++i) {
+      const size_t wave =
+          static_cast<size_t>(module.buffers[buffers[first + i]].wave);
+      const RoundRange& mine = of_rank[rank][wave];
+      const RoundRange& rounds = mine.end > 0 ? mine : of_wave[wave];
+      quantises.windows[i].begin = rounds.begin;
+      quantises.windows[i].end = rounds.end;
+    }
+  }
+}
+
+}  // namespace
+
+absl::Status ScheduleRounds(const PassOptions&, Module& module) {
+  Scheduler scheduler(module.limits, module.world_size());
+  std::vector<std::vector<Message*>> waves(static_cast<size_t>(module.waves));
+  for (Message& message : module.messages) {
+    waves[static_cast<size_t>(message.wave)].push_back(&message);
+  }
+  for (const std::vector<Message*>& of_wave : waves) {
+    PlaceWave(module, of_wave, scheduler);
+  }
   scheduler.AssignSlots(module.messages);
+  SetWindows(module);
   return absl::OkStatus();
 }
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "plan/diff/stages.h"
+#include "plan/scratch_windows.h"
 #include "plan/text/plan_view.h"
 
 namespace refit {
@@ -216,6 +217,7 @@ struct HeldTensor {
   bool is_scratch = false;  // the executor's own: no worker binds it
 };
 
+// Those of the rank's worker, which holds no scratch.
 std::vector<HeldTensor> TensorsOf(const PlanFacts& facts, int32_t rank) {
   const fb::RankProgram& program =
       *facts.body().programs()->Get(static_cast<uint32_t>(rank));
@@ -335,12 +337,19 @@ std::vector<NameId> BufferComparison::Compare(int32_t rank) {
   auto b = tensors_b.begin();
   while (a != tensors_a.end() || b != tensors_b.end()) {
     if (b == tensors_b.end() || (a != tensors_a.end() && a->name < b->name)) {
-      add("BUFFER_REMOVED", a->name,
-          TypeText(*a_.body().buffers()->Get(a->buffer)));
+      if (!a->is_scratch) {
+        add("BUFFER_REMOVED", a->name,
+            TypeText(*a_.body().buffers()->Get(a->buffer)));
+      }
       ++a;
     } else if (a == tensors_a.end() || b->name < a->name) {
-      add("BUFFER_ADDED", b->name,
-          TypeText(*b_.body().buffers()->Get(b->buffer)));
+      if (!b->is_scratch) {
+        add("BUFFER_ADDED", b->name,
+            TypeText(*b_.body().buffers()->Get(b->buffer)));
+      }
+      ++b;
+    } else if (a->is_scratch && b->is_scratch) {
+      ++a;
       ++b;
     } else {
       bool same_shape = true;

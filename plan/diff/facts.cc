@@ -6,6 +6,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "plan/scratch_windows.h"
 #include "plan/text/plan_view.h"
 
 namespace refit {
@@ -161,6 +162,7 @@ std::vector<Delivery> PlanFacts::Deliveries(uint32_t rank) {
   for (const fb::Message* message : *program.messages()) {
     if (message->kind() != fb::MessageKind::kRecv) continue;
     for (const CopyPart& part : Parts(program, message->copies())) {
+      if (IsScratch(program, part.slot)) continue;
       parts.push_back(
           {.tensor = buffers_[program.buffers()->Get(part.slot)][part.tensor],
            .src = message->peer(),

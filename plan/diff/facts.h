@@ -93,7 +93,7 @@ class PlanFacts {
 
   // All messages, by src, dst, kind, round.
   std::vector<MessageFacts> Messages();
-  // What `rank` receives, by tensor and sender.
+  // What `rank` receives for its worker, by tensor and sender.
   std::vector<Delivery> Deliveries(uint32_t rank);
   // Which elements `rank` zeroes.
   Residue Fills(uint32_t rank);

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "plan/diff/stages.h"
+#include "plan/scratch_windows.h"
 #include "plan/text/plan_view.h"
 
 namespace refit {
@@ -30,35 +31,86 @@ std::map<std::string, std::string> QuantisationsOf(const fb::Body& body) {
   return quantisations;
 }
 
-// The operations of a rank, in an order of their own.
-std::vector<std::string> OperationsOf(const fb::Body& body, uint32_t rank) {
+// How many elements of each param a rank quantises, and in which of its
+// worker's tensors they are: however it is cut.
+std::map<std::string, uint64_t> ElementsOf(const fb::Body& body,
+                                           uint32_t rank) {
   const fb::RankProgram& program = *body.programs()->Get(rank);
-  const auto name = [&](uint32_t slot) {
-    const fb::Buffer& buffer =
-        *body.buffers()->Get(program.buffers()->Get(slot));
-    return absl::StrCat(buffer.name()->str(), IndexText(buffer.index()));
-  };
-  std::vector<std::string> operations;
+  std::map<std::string, uint64_t> elements;
   for (uint32_t i = 0; i < Length(program.quantises()); ++i) {
     const fb::Quantise& op = *program.quantises()->Get(i);
     const uint32_t of = body.quantisations()->Get(op.quantisation())->of();
-    std::string text =
-        absl::StrCat(body.params()->Get(of)->name()->str(), " ", op.rows(), " ",
-                     op.columns(), " ", name(op.input_slot()), " ",
-                     op.input_offset(), " ", op.input_row_stride(), " ");
-    absl::StrAppend(&text, name(op.output_slot()), " ", op.output_offset(), " ",
-                    op.output_row_stride(), " ", name(op.scale_slot()), " ",
-                    op.scale_offset(), " ", op.scale_row_stride());
-    for (uint32_t l = 0; l < op.loops_count(); ++l) {
-      const fb::QuantiseLoop& loop =
-          *body.quantise_loops()->Get(op.loops_begin() + l);
-      absl::StrAppend(&text, " ", loop.extent(), " ", loop.input_stride(), " ",
-                      loop.output_stride(), " ", loop.scale_stride());
+    std::string what = body.params()->Get(of)->name()->str();
+    for (const uint32_t slot :
+         {op.input_slot(), op.output_slot(), op.scale_slot()}) {
+      if (IsScratch(program, slot)) continue;
+      absl::StrAppend(
+          &what, " ",
+          body.buffers()->Get(program.buffers()->Get(slot))->name()->str());
     }
-    operations.push_back(std::move(text));
+    uint64_t count = op.rows() * op.columns();
+    for (uint32_t l = 0; l < op.loops_count(); ++l) {
+      count *= body.quantise_loops()->Get(op.loops_begin() + l)->extent();
+    }
+    elements[what] += count;
   }
-  std::sort(operations.begin(), operations.end());
-  return operations;
+  return elements;
+}
+
+uint64_t SumOf(const std::map<std::string, uint64_t>& elements) {
+  uint64_t sum = 0;
+  for (const auto& [what, count] : elements) sum += count;
+  return sum;
+}
+
+// What a rank's scratch holds, where and when.
+std::vector<std::string> ScratchOf(const fb::Body& body, uint32_t rank) {
+  const fb::RankProgram& program = *body.programs()->Get(rank);
+  std::vector<std::string> scratch;
+  const std::vector<ScratchPlace> places = ScratchPlaces(body, program);
+  for (uint32_t i = 0; i < places.size(); ++i) {
+    const uint32_t slot =
+        program.buffers()->size() - program.scratch_buffers() + i;
+    const fb::Buffer& buffer =
+        *body.buffers()->Get(program.buffers()->Get(slot));
+    const ScratchPlace& place = places[i];
+    std::string text = absl::StrCat(EnumText(buffer.dtype()), " ",
+                                    place.begin_byte, " ", place.end_byte);
+    if (WindowOf(program, slot) != nullptr) {
+      absl::StrAppend(&text, " ", place.begin, " ", place.end);
+    }
+    for (uint32_t f = 0; f < Length(buffer.fragments()); ++f) {
+      const fb::Fragment& fragment = *buffer.fragments()->Get(f);
+      absl::StrAppend(
+          &text, " ", body.params()->Get(fragment.param())->name()->str(),
+          BoxText(fragment), fragment.offset(), DimsText(fragment.stride()));
+    }
+    scratch.push_back(std::move(text));
+  }
+  std::sort(scratch.begin(), scratch.end());
+  return scratch;
+}
+
+std::string ScratchText(const fb::Body& body, uint32_t rank) {
+  const fb::RankProgram& program = *body.programs()->Get(rank);
+  const uint32_t windows = Length(program.scratch_windows());
+  return absl::StrCat(
+      ScratchBytes(body, program), " bytes",
+      windows == 0 ? "" : absl::StrCat(" in ", windows, " windows"));
+}
+
+void CompareScratch(const fb::Body& a, const fb::Body& b, int32_t common_ranks,
+                    DiffReport& report) {
+  for (int32_t r = 0; r < common_ranks; ++r) {
+    const auto rank = static_cast<uint32_t>(r);
+    if (ScratchOf(a, rank) == ScratchOf(b, rank)) continue;
+    const std::string text_a = ScratchText(a, rank);
+    const std::string text_b = ScratchText(b, rank);
+    report.AddRank(DifferenceClass::kSchedule, "WINDOWS_CHANGED", r,
+                   text_a == text_b
+                       ? absl::StrCat(text_a, ", elsewhere or at other times")
+                       : absl::StrCat(text_a, " -> ", text_b));
+  }
 }
 
 }  // namespace
@@ -86,15 +138,17 @@ void CompareQuantisation(const fb::Body& a, const fb::Body& b,
   }
   if (of_a != of_b) return;  // what follows is told
   for (int32_t rank = 0; rank < common_ranks; ++rank) {
-    const std::vector<std::string> ops_a =
-        OperationsOf(a, static_cast<uint32_t>(rank));
-    const std::vector<std::string> ops_b =
-        OperationsOf(b, static_cast<uint32_t>(rank));
-    if (ops_a == ops_b) continue;
-    report.AddRank(DifferenceClass::kTraffic, "QUANTISES_CHANGED", rank,
-                   absl::StrCat("quantises ", ops_a.size(), " boxes -> ",
-                                ops_b.size(), ", or others"));
+    const std::map<std::string, uint64_t> elements_a =
+        ElementsOf(a, static_cast<uint32_t>(rank));
+    const std::map<std::string, uint64_t> elements_b =
+        ElementsOf(b, static_cast<uint32_t>(rank));
+    if (elements_a == elements_b) continue;
+    report.AddRank(
+        DifferenceClass::kTraffic, "QUANTISES_CHANGED", rank,
+        absl::StrCat("quantises ", SumOf(elements_a), " elements -> ",
+                     SumOf(elements_b), " elements"));
   }
+  CompareScratch(a, b, common_ranks, report);
 }
 
 }  // namespace refit

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/proof/tiling.h"
+#include "plan/scratch_windows.h"
 
 namespace refit::proof {
 namespace {
@@ -78,6 +79,23 @@ bool DataProof::CheckAlignment(const End& end, const fb::Copy& copy) {
   return false;
 }
 
+void DataProof::CheckWindow(const End& end, const fb::Copy& copy) {
+  const fb::ScratchWindow* window =
+      WindowOf(*body_.programs()->Get(end.rank), copy.buffer_slot());
+  const uint32_t round = end.message->round();
+  if (window == nullptr ||
+      (window->begin() <= round && round < window->end())) {
+    return;
+  }
+  violations_.Report(end.At(copy, static_cast<int64_t>(copy.offset())),
+                     Invariant::kInBounds, [&] {
+                       return absl::StrFormat(
+                           "the copy that begins here is not in the rounds of "
+                           "its scratch, %d to %d",
+                           window->begin(), window->end() - 1);
+                     });
+}
+
 void DataProof::FollowInto(uint32_t rank) {
   writes_.clear();
   const fb::RankProgram& program = *body_.programs()->Get(rank);
@@ -122,6 +140,7 @@ void DataProof::Pack(const End& send) {
 
 void DataProof::PackOne(const End& send, const fb::Copy& copy) {
   CheckAlignment(send, copy);
+  CheckWindow(send, copy);
   const auto offset = static_cast<int64_t>(copy.offset());
   const BufferFacts& facts = FactsAt(send.rank, copy.buffer_slot());
   if (facts.flaw().has_value()) return;  // reported for its rank
@@ -181,6 +200,7 @@ void DataProof::Unpack(const End& recv) {
 
 void DataProof::UnpackOne(const End& recv, const fb::Copy& copy) {
   CheckAlignment(recv, copy);
+  CheckWindow(recv, copy);
   const auto offset = static_cast<int64_t>(copy.offset());
   const BufferFacts& facts = FactsAt(recv.rank, copy.buffer_slot());
   if (facts.flaw().has_value()) return;  // reported for its rank

@@ -90,6 +90,11 @@ class DataProof {
   absl::Span<const fb::Copy* const> CopiesOf(uint32_t list);
   bool CheckAlignment(const End& end, const fb::Copy& copy);
 
+  // Of what `copy` addresses, if it is scratch (3).
+  void CheckWindow(const End& end, const fb::Copy& copy);
+  // That what an operation addresses of scratch has one window (3).
+  void CheckOneWindow(uint32_t rank, const fb::Quantise& op);
+
   void Pack(const End& send);
   void PackOne(const End& send, const fb::Copy& copy);
   void Unpack(const End& recv);

@@ -11,7 +11,10 @@
 //                      ::Quantise (whole blocks of the right param, and their
 //                      values and scales at the right places)
 //   3 in bounds        the door (every range), CheckStaging (no staging byte
-//                      with two owners), DataProof::Pack (none packed twice)
+//                      with two owners), DataProof::Pack (none packed twice),
+//                      CheckWindows (no byte of scratch with two owners),
+//                      DataProof::CheckWindow and ::CheckOneWindow (scratch is
+//                      addressed in its rounds only)
 //   4 matched messages MatchMessages, CheckLimits (order). Rounds are issued
 //                      in order, one group or one set of direct stores each;
 //                      a relay sends in direct rounds alone, and what it sends
@@ -38,6 +41,7 @@
 #include "plan/proof/name_proof.h"
 #include "plan/proof/schedule_proof.h"
 #include "plan/proof/violations.h"
+#include "plan/scratch_windows.h"
 
 namespace refit {
 namespace {
@@ -117,6 +121,7 @@ ProofResult Prove(const PlanFile& plan, const Progress& progress) {
   proof::CheckSourceDTypes(body, violations);
   proof::CheckLimits(body, violations);
   proof::CheckStaging(body, violations);
+  proof::CheckWindows(body, violations);
   const proof::Partners partners = proof::MatchMessages(body, violations);
   const std::vector<BufferFacts> facts = CheckBuffers(body, violations);
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "plan/proof/data_proof.h"
 #include "plan/quantise_check.h"
+#include "plan/scratch_windows.h"
 
 namespace refit::proof {
 namespace {
@@ -112,13 +113,15 @@ std::optional<Sequence> DataProof::Operand(const char* what, uint32_t rank,
         Invariant::kRightElement, text);
     return std::nullopt;
   };
-  // A source's tensors are its own: only scratch may be written.
-  if (rank < body_.source_ranks() &&
-      is_written != IsScratch(*body_.programs()->Get(rank), slot)) {
+  // A source's tensors are its own: only scratch may be written. What a
+  // destination quantises is for its worker.
+  const bool is_source = rank < body_.source_ranks();
+  const bool is_scratch = IsScratch(*body_.programs()->Get(rank), slot);
+  if (is_source ? is_written != is_scratch : is_written && is_scratch) {
     return report([&] {
       return absl::StrFormat("the %s of a quantisation begins here, in %s",
                              what,
-                             is_written ? "a tensor of the source" : "scratch");
+                             is_scratch ? "scratch" : "a tensor of the source");
     });
   }
   const int32_t index = facts.Find(offset, digits, placement_);
@@ -145,7 +148,31 @@ std::optional<Sequence> DataProof::Operand(const char* what, uint32_t rank,
   return facts.ParamSequence(*part, placement_);
 }
 
+void DataProof::CheckOneWindow(uint32_t rank, const fb::Quantise& op) {
+  const fb::RankProgram& program = *body_.programs()->Get(rank);
+  const fb::ScratchWindow* first = nullptr;
+  for (const uint32_t slot :
+       {op.input_slot(), op.output_slot(), op.scale_slot()}) {
+    const fb::ScratchWindow* window = WindowOf(program, slot);
+    if (first == nullptr) first = window;
+    if (window == nullptr ||
+        (window->begin() == first->begin() && window->end() == first->end())) {
+      continue;
+    }
+    violations_.Report(
+        {.rank = rank, .round = window->begin(), .buffer_slot = slot},
+        Invariant::kInBounds, [&] {
+          return absl::StrFormat(
+              "a quantisation works in scratch of rounds %d to %d and of "
+              "rounds %d to %d",
+              first->begin(), first->end() - 1, window->begin(),
+              window->end() - 1);
+        });
+  }
+}
+
 void DataProof::QuantiseOne(uint32_t rank, const fb::Quantise& op) {
+  CheckOneWindow(rank, op);
   const fb::Quantisation& quantisation =
       *body_.quantisations()->Get(op.quantisation());
   const auto rows = static_cast<int64_t>(op.rows());

@@ -25,6 +25,9 @@ void CheckLimits(const fb::Body& body, Violations& violations);
 // may be under way at the same time; ranges are aligned.
 void CheckStaging(const fb::Body& body, Violations& violations);
 
+// Invariant 3: scratch buffers that share bytes have no round in common.
+void CheckWindows(const fb::Body& body, Violations& violations);
+
 }  // namespace refit::proof
 
 #endif  // REFIT_PLAN_PROOF_SCHEDULE_PROOF_H_

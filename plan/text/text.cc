@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "plan/scratch_windows.h"
 #include "plan/text/plan_view.h"
 
 namespace refit {
@@ -228,7 +229,13 @@ void TextPrinter::PrintProgram(const PlanView::Program& shown) {
     const uint32_t buffer = program.buffers()->Get(slot);
     if (!view_.buffers[buffer]) continue;
     absl::StrAppend(&text_, "  slot ", slot, " b", buffer,
-                    IsScratch(program, slot) ? " scratch" : "", "\n");
+                    IsScratch(program, slot) ? " scratch" : "");
+    if (const fb::ScratchWindow* window = WindowOf(program, slot)) {
+      absl::StrAppend(&text_, " at ", window->offset(), " rounds ",
+                      RangeText(static_cast<int32_t>(window->begin()),
+                                static_cast<int32_t>(window->end())));
+    }
+    text_ += '\n';
   }
   if (shown.fills) absl::StrAppend(&text_, "  fills c", program.fills(), "\n");
   if (plan_.side(shown.rank) == fb::Side::kSource) PrintQuantises(shown);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "plan/scratch_windows.h"
 #include "plan/text/plan_view.h"
 #include "plan/text/text.h"
 
@@ -316,11 +317,17 @@ void JsonPrinter::PrintPrograms() {
       writer_.StartObject();
       Number("slot", slot);
       Number("buffer", program.buffers()->Get(slot));
+      if (const fb::ScratchWindow* window = WindowOf(program, slot)) {
+        Number("arena_offset", window->offset());
+        Number("begin_round", window->begin());
+        Number("end_round", window->end());
+      }
       writer_.EndObject();
     }
     writer_.EndArray();
     if (program.scratch_buffers() > 0) {
       Number("scratch_buffers", program.scratch_buffers());
+      Number("scratch_bytes", ScratchBytes(plan_, shown.rank));
     }
     if (shown.fills) Number("fills", program.fills());
     PrintQuantises(program, shown);

@@ -24,6 +24,8 @@ class Executor:
 
     def __init__(self, plan: Plan, rank: int, *, device: Any = "cpu", fabric: Optional[_core.LocalFabric] = None,
                  rendezvous: Optional[Rendezvous] = None):
+        if not isinstance(plan, Plan):
+            raise InvalidArgument(f"the plan is a {type(plan).__name__}; wanted a refit.Plan: refit.Plan.load(path)")
         if (fabric is None) == (rendezvous is None):
             raise InvalidArgument("ranks meet at a rendezvous or in a fabric, "
                                   f"{'none is' if fabric is None else 'both are'} given")
@@ -56,6 +58,9 @@ class Executor:
         """
         if self.state == "loaded":
             self.connect(timeout)
+        unusable = _unusable("tensors", tensors) + _unusable("buffers", {} if buffers is None else buffers)
+        if unusable:
+            tensors, buffers = {}, None  # also refused, so that the others hear of it
         names, views, locators = [], [], []
         wanted = self.plan.tensors(self.rank) if buffers else {}
         named = [(name, buffer) for name, buffer in (buffers or {}).items() if name in wanted]
@@ -75,9 +80,9 @@ class Executor:
             # Also with a problem: the others would wait for this rank. A tensor without an address is refused there.
             self._core.bind([_argument(name, seen) for name, seen in zip(names, views)], timeout)
         except BindError as error:
-            raise BindError(_with(problems, error, self.rank)) from None
-        if problems:  # of a tensor without elements, whose address nobody asks for
-            raise BindError(f"rank {self.rank} cannot bind, {len(problems)} problems\n  " + "\n  ".join(problems))
+            raise BindError(_refusal(self.rank, unusable) if unusable else _with(problems, error, self.rank)) from None
+        if unusable or problems:  # of a rank without tensors; of a tensor without elements, whose address nobody asks for
+            raise BindError(_refusal(self.rank, unusable or problems))
         self._locators = locators
         return self
 
@@ -193,12 +198,20 @@ def _argument(name: str, seen: View) -> tuple[str, int, int, str, list[int]]:
     return name, seen.address, seen.size_bytes, seen.dtype, list(seen.shape)
 
 
+def _unusable(what: str, mapping: Any) -> list[str]:
+    """Why names and tensors cannot even be read from what was given."""
+    if not isinstance(mapping, Mapping):
+        return [f"{what}: a {type(mapping).__name__}; wanted names and tensors, such as dict(model.named_parameters())"]
+    return [f"{what}: the name {name!r} is no string" for name in mapping if not isinstance(name, str)]
+
+
+def _refusal(rank: int, lines: list[str]) -> str:
+    return f"rank {rank} cannot bind, {len(lines)} problem{'' if len(lines) == 1 else 's'}\n  " + "\n  ".join(lines)
+
+
 def _with(problems: list[str], error: BindError, rank: int) -> str:
     """The library's message, with what only Python could see instead of what the library made of it."""
     named = [problem.split('"')[1] for problem in problems]
     others = [line for line in error.problems
               if not any(f'"{name}"' in line and not line.startswith("missing") for name in named)]
-    lines = problems + others
-    if not problems:
-        return error.message
-    return f"rank {rank} cannot bind, {len(lines)} problem{'' if len(lines) == 1 else 's'}\n  " + "\n  ".join(lines)
+    return _refusal(rank, problems + others) if problems else error.message

@@ -79,7 +79,7 @@ def problems_of(tiny_job, weights, spoil):
     """What rank 2's bind says of its spoilt tensors, and what the others raise."""
     plan = refit.compile(tiny_job)
     tensors = worker_tensors(weights, plan)
-    spoil(tensors[2])
+    tensors[2] = spoil(tensors[2]) or tensors[2]
     fabric = refit.LocalFabric(4)
     executors = [refit.Executor(plan, rank, fabric=fabric) for rank in range(4)]
     errors = on_threads(4, lambda rank: executors[rank].bind(tensors[rank], timeout=30))
@@ -101,6 +101,18 @@ def test_bind_refuses_a_tensor_that_is_not_the_plans(tiny_job, weights, replace,
         tensors["layers.0.weight"] = replace(tensors["layers.0.weight"])
 
     assert problems_of(tiny_job, weights, spoil) == [problem]
+
+
+def test_bind_refuses_what_holds_no_names_and_tensors(tiny_job, weights):
+    assert problems_of(tiny_job, weights, lambda tensors: iter(tensors.items())) == [
+        "tensors: a dict_itemiterator; wanted names and tensors, such as dict(model.named_parameters())"]
+    assert problems_of(tiny_job, weights, lambda tensors: {**tensors, 3: tensors["norm.weight"]}) == [
+        "tensors: the name 3 is no string"]
+
+
+def test_an_executor_takes_a_plan_and_not_its_path(tiny_job):
+    with pytest.raises(refit.InvalidArgument, match="the plan is a str; wanted a refit.Plan"):
+        refit.Executor("plan.refit", 0, fabric=refit.LocalFabric(4))
 
 
 def test_bind_names_what_is_missing_and_what_is_unexpected(tiny_job, weights):

@@ -2,6 +2,7 @@
 // it wants to be used.
 #include <set>
 
+#include "absl/strings/str_cat.h"
 #include "tests/executor/fake_nccl/fake_nccl.h"
 #include "tests/executor/nccl_world.h"
 #include "tests/executor/plan_builder.h"
@@ -111,6 +112,32 @@ TEST_F(NcclRefitTest, ColocatedRanksStageToo) {
                  R"(, "colocated": true)"));
   EXPECT_TRUE(RoutesOf(plan).contains(fb::Route::kLocal));
   ExpectRefits(plan);
+}
+
+// Attention is quantised at the source, the MLP, whose blocks it cuts, at the
+// destination; both in more windows than fit side by side.
+TEST_F(NcclRefitTest, WhatIsQuantisedTravelsInWindows) {
+  for (const char* slots : {"1", "2", "3"}) {
+    SCOPED_TRACE(slots);
+    fake_nccl_reset();
+    const PlanFile plan = CompiledPlan(
+        absl::StrCat(R"({"model": "config.json",
+ "source": {"layout": "megatron", "tensor_parallel": 4},
+ "destination": {"layout": "vllm", "tensor_parallel": 2,
+                 "dtype": "fp8_e4m3_block128"},
+ "options": {"peer": "staged", "bucket_bytes": 32768, "staging_bytes": 131072,
+             "scratch_bytes": 150000, "slots": )",
+                     slots, "}}"),
+        R"({"model_type": "qwen3", "hidden_size": 256, "num_hidden_layers": 2,
+ "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 128,
+ "intermediate_size": 256, "vocab_size": 40, "tie_word_embeddings": true,
+ "torch_dtype": "bfloat16"})");
+    for (const fb::RankProgram* program : *plan.body().programs()) {
+      ASSERT_NE(program->scratch_windows(), nullptr);
+      EXPECT_GE(program->scratch_windows()->size(), 3);
+    }
+    ExpectRefits(plan);
+  }
 }
 
 // Messages take their time, so that ranks are in different rounds.

@@ -45,8 +45,9 @@ std::vector<std::unique_ptr<Transport>> MakeNcclTransports(
   return ends;
 }
 
-PlanFile CompiledPlan(const std::string& job) {
+PlanFile CompiledPlan(const std::string& job, const std::string& config) {
   const TemporaryDirectory directory;
+  if (!config.empty()) directory.Write("config.json", config);
   Diagnostics diagnostics;
   absl::StatusOr<std::vector<uint8_t>> bytes =
       CompileFile(directory.Write("job.json", job), {}, diagnostics);

@@ -21,7 +21,8 @@ std::vector<std::unique_ptr<Transport>> MakeNcclTransports(
     uint16_t* port = nullptr);
 
 // Compiles `job`, which needs no files.
-PlanFile CompiledPlan(const std::string& job);
+// `config`: beside it, as config.json.
+PlanFile CompiledPlan(const std::string& job, const std::string& config = "");
 
 // A job that cuts two parameters by rows over `sources` ranks, and by columns
 // and rows over `destinations` ranks. `more` are further keys of the job.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/plan/plan_spec.h"
@@ -442,6 +443,31 @@ TEST(DiffTest, EveryChangeOfACopyOrAMessageIsSeen) {
     ++seen;
   }
   EXPECT_GE(seen, 40);
+}
+
+TEST(DiffTest, WindowsOfScratchAreSchedule) {
+  EXPECT_EQ(TextOf(QuantisedSpec(), WindowedSpec()),
+            "schedule\n"
+            "  BUCKETS_CHANGED 0 -> 1: 1 message of at most 80 bytes -> 2 "
+            "messages of at most 48 bytes\n"
+            "  ROUNDS_CHANGED rounds 1 -> 2\n"
+            "  STAGING_CHANGED ranks 0..1: 80 -> 96 bytes\n"
+            "  WINDOWS_CHANGED rank 0: 192 bytes -> 144 bytes in 4 windows\n");
+  PlanSpec other = WindowedSpec();
+  std::swap(other.programs[0].scratch_windows[0],
+            other.programs[0].scratch_windows[1]);
+  other.programs[0].scratch_arena_bytes = 146;
+  EXPECT_EQ(TextOf(WindowedSpec(), other),
+            "schedule\n  WINDOWS_CHANGED rank 0: 144 bytes in 4 windows -> 146 "
+            "bytes in 4 windows\n");
+}
+
+TEST(DiffTest, WhatIsQuantisedIsTraffic) {
+  PlanSpec other = WindowedSpec();
+  other.programs[0].quantises.pop_back();
+  EXPECT_EQ(TextOf(WindowedSpec(), other),
+            "traffic\n  QUANTISES_CHANGED rank 0: quantises 36 elements -> 18 "
+            "elements\n");
 }
 
 TEST(DiffTest, TextShowsTwentyLinesOfARuleAndJsonAll) {

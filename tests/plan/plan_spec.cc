@@ -74,9 +74,15 @@ Offset<fb::RankProgram> BuildProgram(const PlanSpec::Program& program,
   if (!program.quantises.empty()) {
     quantises = builder.CreateVectorOfStructs(program.quantises);
   }
+  flatbuffers::Offset<flatbuffers::Vector<const fb::ScratchWindow*>> windows =
+      0;
+  if (!program.scratch_windows.empty()) {
+    windows = builder.CreateVectorOfStructs(program.scratch_windows);
+  }
   return fb::CreateRankProgram(builder, buffers, messages, program.fills,
                                program.staging_bytes, program.host,
-                               program.scratch_buffers, quantises);
+                               program.scratch_buffers, quantises, windows,
+                               program.scratch_arena_bytes);
 }
 
 struct CopyTables {
@@ -247,7 +253,8 @@ PlanSpec SpecOf(const fb::Body& packed) {
     spec.programs.push_back({program->buffers, program->messages,
                              program->fills, program->staging_bytes,
                              program->host, program->scratch_buffers,
-                             program->quantises});
+                             program->quantises, program->scratch_windows,
+                             program->scratch_arena_bytes});
   }
   for (const fb::Round& round : body.rounds) {
     spec.rounds.push_back(round.route());
@@ -475,6 +482,68 @@ PlanSpec QuantisedSpec() {
   spec.operations_per_round = 8;
   spec.moved_bytes = 68;
   spec.producer = "refitc 0.1.0";
+  return spec;
+}
+
+PlanSpec WindowedSpec() {
+  PlanSpec spec = QuantisedSpec();
+  const auto scratch = [&](std::string name, fb::DType dtype, uint32_t param,
+                           uint64_t layer, uint64_t rows, uint64_t columns) {
+    return PlanSpec::Buffer{
+        .name = std::move(name),
+        .index = {},
+        .shape = {rows * columns},
+        .dtype = dtype,
+        .fragments = {{.param = param,
+                       .lo = {layer, 0, 0},
+                       .extent = {1, rows, columns},
+                       .offset = 0,
+                       .stride = {rows * columns, columns, 1}}},
+        .regions = {}};
+  };
+  // b1 b2: layer 0. b5 b6: layer 1.
+  spec.buffers[1] =
+      scratch("scratch.0.fp8_e4m3", fb::DType::kFp8E4m3, 1, 0, 3, 6);
+  spec.buffers[2] = scratch("scratch.0.fp32", fb::DType::kFp32, 2, 0, 2, 2);
+  spec.buffers.push_back(
+      scratch("scratch.1.fp8_e4m3", fb::DType::kFp8E4m3, 1, 1, 3, 6));
+  spec.buffers.push_back(
+      scratch("scratch.1.fp32", fb::DType::kFp32, 2, 1, 2, 2));
+  spec.quantise_loops.clear();
+  const auto copies = [](uint32_t values_slot, uint64_t values_offset,
+                         uint64_t scales_offset) {
+    return std::vector<PlanSpec::Copy>{{.slot = values_slot,
+                                        .offset = values_offset,
+                                        .loops = {{18, 1}},
+                                        .staging_offset = 0,
+                                        .dtype = fb::DType::kFp8E4m3},
+                                       {.slot = values_slot + 1,
+                                        .offset = scales_offset,
+                                        .loops = {{4, 1}},
+                                        .staging_offset = 32,
+                                        .dtype = fb::DType::kFp32}};
+  };
+  spec.copy_lists = {
+      {}, copies(1, 0, 0), copies(3, 0, 0), copies(0, 0, 0), copies(0, 18, 4)};
+  spec.rounds = {fb::Route::kPeer, fb::Route::kPeer};
+  PlanSpec::Program& source = spec.programs[0];
+  source.buffers = {0, 1, 2, 5, 6};
+  source.messages = {SendTo(1, 0, 1, 0, 48), SendTo(1, 1, 2, 48, 48)};
+  source.staging_bytes = 96;
+  source.scratch_buffers = 4;
+  source.quantises.clear();
+  for (const uint32_t layer : {0, 1}) {
+    source.quantises.push_back(fb::Quantise(
+        /*quantisation=*/0, /*input_slot=*/0, /*output_slot=*/1 + 2 * layer,
+        /*scale_slot=*/2 + 2 * layer, /*loops_begin=*/0, /*loops_count=*/0,
+        /*offsets=*/18 * layer, 0, 0, /*rows=*/3, /*columns=*/6,
+        /*row strides=*/6, 6, 2));
+  }
+  source.scratch_windows = {{0, 0, 1}, {128, 0, 1}, {0, 1, 2}, {128, 1, 2}};
+  source.scratch_arena_bytes = 144;
+  PlanSpec::Program& destination = spec.programs[1];
+  destination.messages = {RecvFrom(0, 0, 3, 0, 48), RecvFrom(0, 1, 4, 48, 48)};
+  destination.staging_bytes = 96;
   return spec;
 }
 

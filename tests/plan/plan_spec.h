@@ -64,6 +64,8 @@ struct PlanSpec {
     uint32_t host = 0;
     uint32_t scratch_buffers = 0;
     std::vector<fb::Quantise> quantises = {};
+    std::vector<fb::ScratchWindow> scratch_windows = {};
+    uint64_t scratch_arena_bytes = 0;
   };
   struct Quantisation {
     uint32_t of = 0, data = 0, scales = 0;
@@ -121,6 +123,10 @@ PlanSpec SampleSpec();
 // Rank 0 holds two layers of a bf16 matrix of [3, 6], quantises them into
 // scratch in blocks of 2 x 4, and sends values and scales to rank 1.
 PlanSpec QuantisedSpec();
+
+// The same, a layer after the other: each is quantised into windows of the same
+// bytes and sent in a round of its own.
+PlanSpec WindowedSpec();
 
 }  // namespace refit
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "plan/dtype.h"
@@ -136,6 +137,27 @@ class Oracle {
   void Staging();
   void Data();
   void Outcome();
+  // When a scratch buffer may be quantised into or from: before this round.
+  enum class When { kEarly, kLate };
+  bool IsScratch(size_t rank, size_t slot) const {
+    const PlanSpec::Program& program = spec_.programs[rank];
+    return slot >= program.buffers.size() - program.scratch_buffers;
+  }
+  const fb::ScratchWindow* WindowOf(size_t rank, size_t slot) const;
+  bool ShareBytes(size_t rank, size_t slot, size_t other) const;
+  void Refit(When when);
+  void QuantiseBefore(uint32_t round, When when);
+  uint32_t RoundOf(size_t rank, const fb::Quantise& op, When when);
+  void Quantise(size_t rank, const fb::Quantise& op);
+  void QuantiseBlock(size_t rank, const fb::Quantise& op,
+                     const std::vector<std::pair<uint64_t, uint64_t>>& block,
+                     uint64_t scale);
+  // Memory of scratch: each byte remembers which element was written last.
+  const Value& Read(size_t rank, size_t slot, uint64_t element);
+  void Write(size_t rank, size_t slot, uint64_t element, const Value& value);
+  template <typename Visit>
+  void ForBytes(size_t rank, size_t slot, uint64_t element, const Visit& visit);
+
   std::vector<StagedByte> Pack(size_t source, const fb::Message& send);
   void Unpack(const std::vector<StagedByte>& staged, const fb::Message& send,
               size_t source, size_t destination, const fb::Message& recv);
@@ -146,6 +168,9 @@ class Oracle {
   std::vector<std::vector<std::vector<int64_t>>> wanted_;
   std::vector<std::vector<std::vector<Value>>> held_;
   std::vector<std::vector<std::vector<int>>> writes_;
+  std::vector<int64_t> first_element_;  // by param
+  // By rank and byte of the scratch arena: slot and element.
+  std::vector<std::vector<std::pair<size_t, uint64_t>>> arenas_;
   std::vector<std::tuple<size_t, fb::Message, size_t, fb::Message>> pairs_;
 };
 
@@ -176,10 +201,9 @@ void Oracle::Declarations() {
 // Gives each element of each buffer its meaning.
 void Oracle::Layout() {
   std::map<std::pair<uint32_t, uint64_t>, DType> source_dtypes;
-  std::vector<int64_t> first_element;
   int64_t next = 0;
   for (const PlanSpec::Param& param : spec_.params) {
-    first_element.push_back(next);
+    first_element_.push_back(next);
     next += static_cast<int64_t>(Product(VirtualShape(param)));
   }
   for (size_t rank = 0; rank < spec_.programs.size(); ++rank) {
@@ -210,7 +234,7 @@ void Oracle::Layout() {
           }
           const uint64_t element = offsets[i++];
           claim(element,
-                first_element[fragment.param] + static_cast<int64_t>(flat));
+                first_element_[fragment.param] + static_cast<int64_t>(flat));
           tensor_of[element] = {fragment.param, flat / tensor_elements};
           skipped[element] = param.skip != fb::SkipReason::kUnspecified;
         });
@@ -230,11 +254,12 @@ void Oracle::Layout() {
                     .first->second != buffer.dtype) {
           Fault("a tensor in two dtypes");
         }
-        if (!IsSource(rank) && wanted[element] == kUnset) {
+        if (!IsSource(rank) && wanted[element] == kUnset &&
+            !IsScratch(rank, slot)) {
           Fault("an element has no part");
         }
         if (skipped[element]) wanted[element] = kSkipped;
-        if (IsSource(rank) && wanted[element] >= 0) {
+        if (IsSource(rank) && wanted[element] >= 0 && !IsScratch(rank, slot)) {
           values[element] = {wanted[element], buffer.dtype};
         }
       }
@@ -334,7 +359,7 @@ std::vector<StagedByte> Oracle::Pack(size_t source, const fb::Message& send) {
     if (!IsSource(source) && copy.dtype != buffer.dtype) Fault("relay casts");
     int64_t byte = static_cast<int64_t>(copy.staging_offset);
     for (uint64_t element : OffsetsOf(copy)) {
-      Value value = held_[source][copy.slot][element];
+      Value value = Read(source, copy.slot, element);
       if (value.element < 0) {
         Fault("packs what holds no param");
         return staged;
@@ -386,15 +411,198 @@ void Oracle::Unpack(const std::vector<StagedByte>& staged,
                                      })) {
         return Fault("cast without declaration");
       }
-      held_[destination][copy.slot][element] = first.value;
-      ++writes_[destination][copy.slot][element];
+      Write(destination, copy.slot, element, first.value);
     }
   }
 }
 
+const fb::ScratchWindow* Oracle::WindowOf(size_t rank, size_t slot) const {
+  const PlanSpec::Program& program = spec_.programs[rank];
+  if (program.scratch_windows.empty() || !IsScratch(rank, slot)) return nullptr;
+  return &program.scratch_windows[slot + program.scratch_buffers -
+                                  program.buffers.size()];
+}
+
+bool Oracle::ShareBytes(size_t rank, size_t slot, size_t other) const {
+  const auto end = [&](size_t s) {
+    const PlanSpec::Buffer& buffer = BufferAt(rank, s);
+    return WindowOf(rank, s)->offset() +
+           Product(VirtualShape(buffer)) *
+               static_cast<uint64_t>(DTypeBytes(buffer.dtype));
+  };
+  return WindowOf(rank, slot)->offset() < end(other) &&
+         WindowOf(rank, other)->offset() < end(slot);
+}
+
+template <typename Visit>
+void Oracle::ForBytes(size_t rank, size_t slot, uint64_t element,
+                      const Visit& visit) {
+  const fb::ScratchWindow* window = WindowOf(rank, slot);
+  if (window == nullptr) return;
+  const auto width =
+      static_cast<uint64_t>(DTypeBytes(BufferAt(rank, slot).dtype));
+  for (uint64_t byte = 0; byte < width; ++byte) {
+    visit(arenas_[rank][window->offset() + element * width + byte]);
+  }
+}
+
+const Value& Oracle::Read(size_t rank, size_t slot, uint64_t element) {
+  ForBytes(rank, slot, element, [&](const auto& owner) {
+    if (owner != std::pair(slot, element)) Fault("scratch is overwritten");
+  });
+  return held_[rank][slot][element];
+}
+
+void Oracle::Write(size_t rank, size_t slot, uint64_t element,
+                   const Value& value) {
+  ForBytes(rank, slot, element,
+           [&](auto& owner) { owner = std::pair(slot, element); });
+  held_[rank][slot][element] = value;
+  ++writes_[rank][slot][element];
+}
+
+// The earliest or the latest round before which the windows let it be done.
+uint32_t Oracle::RoundOf(size_t rank, const fb::Quantise& op, When when) {
+  const auto rounds = static_cast<uint32_t>(spec_.rounds.size());
+  uint32_t earliest = IsSource(rank) ? 0 : rounds;
+  uint32_t latest = earliest;
+  const fb::ScratchWindow* first = nullptr;
+  for (const uint32_t slot :
+       {op.input_slot(), op.output_slot(), op.scale_slot()}) {
+    const fb::ScratchWindow* window = WindowOf(rank, slot);
+    if (window == nullptr) continue;
+    if (first == nullptr) {
+      first = window;
+      earliest = IsSource(rank) ? 0 : window->end();
+      latest = IsSource(rank) ? window->begin() : rounds;
+    } else if (window->begin() != first->begin() ||
+               window->end() != first->end()) {
+      Fault("two windows");
+    }
+    for (size_t other = 0; other < spec_.programs[rank].buffers.size();
+         ++other) {
+      const fb::ScratchWindow* neighbour = WindowOf(rank, other);
+      if (neighbour == nullptr || !ShareBytes(rank, slot, other)) continue;
+      if (IsSource(rank) && neighbour->end() <= window->begin()) {
+        earliest = std::max(earliest, neighbour->end());
+      } else if (!IsSource(rank) && neighbour->begin() >= window->end()) {
+        latest = std::min(latest, neighbour->begin());
+      }
+    }
+  }
+  return when == When::kEarly ? earliest : latest;
+}
+
+void Oracle::QuantiseBefore(uint32_t round, When when) {
+  for (size_t rank = 0; rank < spec_.programs.size(); ++rank) {
+    for (const fb::Quantise& op : spec_.programs[rank].quantises) {
+      if (RoundOf(rank, op, when) == round) Quantise(rank, op);
+    }
+  }
+}
+
+// A block's values and its scale are right when it reads all of one block of
+// the param and nothing else.
+void Oracle::QuantiseBlock(
+    size_t rank, const fb::Quantise& op,
+    const std::vector<std::pair<uint64_t, uint64_t>>& block, uint64_t scale) {
+  const PlanSpec::Quantisation& quantisation =
+      spec_.quantisations[op.quantisation()];
+  const std::vector<uint64_t>& shape = spec_.params[quantisation.of].shape;
+  const uint64_t grid_columns = spec_.params[quantisation.scales].shape[1];
+  const auto elements = static_cast<int64_t>(
+      Product(VirtualShape(spec_.params[quantisation.of])));
+  std::set<uint64_t> read;
+  uint64_t row = 0, column = 0, matrix = 0;
+  for (const auto& [input, output] : block) {
+    const Value& value = Read(rank, op.input_slot(), input);
+    const int64_t flat = value.element - first_element_[quantisation.of];
+    if (value.element < 0 || flat < 0 || flat >= elements) {
+      return Fault("quantises what is not of the param");
+    }
+    const auto at = static_cast<uint64_t>(flat);
+    matrix = at / (shape[0] * shape[1]);
+    row = at % (shape[0] * shape[1]) / shape[1] / quantisation.block_rows;
+    column = at % shape[1] / quantisation.block_columns;
+    read.insert(at);
+    Write(rank, op.output_slot(), output,
+          {first_element_[quantisation.data] + flat, DType::kFp8E4m3});
+  }
+  std::set<uint64_t> wanted;
+  for (uint64_t r = row * quantisation.block_rows;
+       r < std::min<uint64_t>(shape[0], (row + 1) * quantisation.block_rows);
+       ++r) {
+    for (uint64_t c = column * quantisation.block_columns;
+         c < std::min<uint64_t>(shape[1],
+                                (column + 1) * quantisation.block_columns);
+         ++c) {
+      wanted.insert((matrix * shape[0] + r) * shape[1] + c);
+    }
+  }
+  if (read != wanted) return Fault("quantises what is no block");
+  const std::vector<uint64_t>& grid = spec_.params[quantisation.scales].shape;
+  Write(rank, op.scale_slot(), scale,
+        {first_element_[quantisation.scales] +
+             static_cast<int64_t>((matrix * grid[0] + row) * grid_columns +
+                                  column),
+         BufferAt(rank, op.scale_slot()).dtype});
+}
+
+void Oracle::Quantise(size_t rank, const fb::Quantise& op) {
+  const PlanSpec::Quantisation& quantisation =
+      spec_.quantisations[op.quantisation()];
+  std::vector<uint64_t> extent;
+  const auto loops = spec_.quantise_loops.begin() + op.loops_begin();
+  for (uint32_t i = 0; i < op.loops_count(); ++i) {
+    extent.push_back(loops[i].extent());
+  }
+  ForEach(extent, [&](const std::vector<uint64_t>& at) {
+    uint64_t input = op.input_offset();
+    uint64_t output = op.output_offset();
+    uint64_t scale = op.scale_offset();
+    for (size_t d = 0; d < at.size(); ++d) {
+      input += at[d] * loops[d].input_stride();
+      output += at[d] * loops[d].output_stride();
+      scale += at[d] * loops[d].scale_stride();
+    }
+    // Input and output elements by block.
+    std::map<std::pair<uint64_t, uint64_t>,
+             std::vector<std::pair<uint64_t, uint64_t>>>
+        blocks;
+    for (uint64_t r = 0; r < op.rows(); ++r) {
+      for (uint64_t c = 0; c < op.columns(); ++c) {
+        blocks[{r / quantisation.block_rows, c / quantisation.block_columns}]
+            .emplace_back(input + r * op.input_row_stride() + c,
+                          output + r * op.output_row_stride() + c);
+      }
+    }
+    for (const auto& [block, elements] : blocks) {
+      QuantiseBlock(rank, op, elements,
+                    scale + block.first * op.scale_row_stride() + block.second);
+      if (!fault_.empty()) return;
+    }
+  });
+}
+
+// Whenever the windows let the blocks be quantised, the outcome is the same.
 void Oracle::Data() {
+  const auto held = held_;
+  const auto writes = writes_;
+  Refit(When::kEarly);
+  held_ = held;
+  writes_ = writes;
+  if (fault_.empty()) Refit(When::kLate);
+}
+
+void Oracle::Refit(When when) {
+  arenas_.clear();
+  for (const PlanSpec::Program& program : spec_.programs) {
+    arenas_.emplace_back(program.scratch_arena_bytes,
+                         std::pair(size_t{0}, ~uint64_t{0}));
+  }
   // Round by round: nothing that a round writes is there when it reads.
   for (uint32_t round = 0; round < spec_.rounds.size(); ++round) {
+    QuantiseBefore(round, when);
     std::vector<std::vector<StagedByte>> staged;
     for (const auto& [source, send, destination, recv] : pairs_) {
       if (send.round() == round) staged.push_back(Pack(source, send));
@@ -406,6 +614,7 @@ void Oracle::Data() {
       Unpack(staged[next++], send, source, destination, recv);
     }
   }
+  QuantiseBefore(static_cast<uint32_t>(spec_.rounds.size()), when);
   for (size_t rank = spec_.source_ranks; rank < spec_.programs.size(); ++rank) {
     for (const PlanSpec::Copy& copy :
          spec_.copy_lists[spec_.programs[rank].fills]) {
@@ -422,11 +631,12 @@ void Oracle::Outcome() {
     for (size_t slot = 0; slot < wanted_[rank].size(); ++slot) {
       for (size_t i = 0; i < wanted_[rank][slot].size(); ++i) {
         const int64_t wanted = wanted_[rank][slot][i];
-        if (writes_[rank][slot][i] != (wanted == kSkipped ? 0 : 1)) {
+        const bool is_written = wanted != kSkipped && wanted != kUnset;
+        if (writes_[rank][slot][i] != (is_written ? 1 : 0)) {
           return Fault(
               absl::StrCat("written ", writes_[rank][slot][i], " times"));
         }
-        if (wanted != kSkipped && held_[rank][slot][i].element != wanted) {
+        if (is_written && held_[rank][slot][i].element != wanted) {
           return Fault("wrong element");
         }
       }

@@ -1,7 +1,10 @@
 // What the door and the proof say of block quantisation.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "plan/plan_file.h"
 #include "plan/proof/proof.h"
@@ -109,6 +112,95 @@ TEST(QuantiseProofTest, ValuesThatAreWrittenTwiceAreNamed) {
   EXPECT_EQ(ViolationOf(spec),
             "rank 0, buffer scratch.fp8_e4m3, index [0]: is written a second "
             "time, by a quantisation (invariant 1: written once)");
+}
+
+// The windows are those of values and scales of layer 0, then of layer 1.
+PlanSpec WithWindows(
+    const std::vector<std::pair<size_t, fb::ScratchWindow>>& changed) {
+  PlanSpec spec = WindowedSpec();
+  PlanSpec::Program& program = spec.programs[0];
+  for (const auto& [i, window] : changed) {
+    program.scratch_windows[i] = window;
+    const uint64_t size_bytes = i % 2 == 0 ? 18 : 16;
+    program.scratch_arena_bytes =
+        std::max(program.scratch_arena_bytes, window.offset() + size_bytes);
+  }
+  return spec;
+}
+
+TEST(WindowProofTest, TheSamplePlanIsValid) {
+  const PlanFile plan = OpenSpec(WindowedSpec());
+  const ProofResult proof = Prove(plan);
+  EXPECT_EQ(proof.violation, "");
+  EXPECT_EQ(proof.moved_bytes, 36 + 32);
+  EXPECT_EQ(ScratchBytes(plan, 0), 144);
+}
+
+TEST(WindowProofTest, AWindowThatLastsIntoTheNextOfItsBytesIsNamed) {
+  EXPECT_EQ(ViolationOf(WithWindows({{0, {0, 0, 2}}, {1, {128, 0, 2}}})),
+            "rank 0, round 1, buffer scratch.1.fp8_e4m3: its window of rounds "
+            "1 to 1 shares bytes with that of slot 1, of rounds 0 to 1 "
+            "(invariant 3: in bounds)");
+}
+
+TEST(WindowProofTest, AWindowThatBeginsBeforeTheLastOfItsBytesIsOverIsNamed) {
+  EXPECT_EQ(ViolationOf(WithWindows({{2, {0, 0, 2}}, {3, {128, 0, 2}}})),
+            "rank 0, round 0, buffer scratch.1.fp8_e4m3: its window of rounds "
+            "0 to 1 shares bytes with that of slot 1, of rounds 0 to 0 "
+            "(invariant 3: in bounds)");
+}
+
+TEST(WindowProofTest, AWindowOverPartOfAnothersBytesIsNamed) {
+  EXPECT_EQ(ViolationOf(WithWindows({{1, {0, 0, 1}}})),
+            "rank 0, round 0, buffer scratch.0.fp32: its window of rounds 0 to "
+            "0 shares bytes with that of slot 1, of rounds 0 to 0 (invariant "
+            "3: in bounds)");
+}
+
+TEST(WindowProofTest, AMessageOutsideItsWindowIsNamed) {
+  EXPECT_EQ(ViolationOf(WithWindows({{2, {256, 0, 1}}, {3, {384, 0, 1}}})),
+            "rank 0, round 1, buffer scratch.1.fp8_e4m3, index [0]: the copy "
+            "that begins here is not in the rounds of its scratch, 0 to 0 "
+            "(invariant 3: in bounds)");
+}
+
+TEST(WindowProofTest, AnOperationInTwoWindowsIsNamed) {
+  EXPECT_EQ(ViolationOf(WithWindows({{3, {256, 0, 2}}})),
+            "rank 0, round 0, buffer scratch.1.fp32: a quantisation works in "
+            "scratch of rounds 1 to 1 and of rounds 0 to 1 (invariant 3: in "
+            "bounds)");
+}
+
+TEST(WindowDoorTest, WindowsStayInsideTheArenaAndTheRounds) {
+  const auto says = [](const fb::ScratchWindow& window) {
+    PlanSpec spec = WindowedSpec();
+    spec.programs[0].scratch_windows[3] = window;
+    return DoorSays(spec);
+  };
+  const std::string place = "program of rank 0: scratch window 3: ";
+  EXPECT_EQ(says({64, 1, 2}), place + "offset 64 is not a multiple of 128");
+  EXPECT_EQ(says({256, 1, 2}),
+            place + "16 bytes from 256 leave the arena of 144 bytes");
+  EXPECT_EQ(says({128, 1, 3}), place + "rounds 1 to 3 of 2");
+  EXPECT_EQ(says({128, 1, 1}), place + "rounds 1 to 1 of 2");
+}
+
+TEST(WindowDoorTest, TheArenaIsNoLargerThanItsWindows) {
+  PlanSpec spec = WindowedSpec();
+  spec.programs[0].scratch_arena_bytes = 256;
+  EXPECT_EQ(DoorSays(spec),
+            "program of rank 0: a scratch arena of 256 bytes when its windows "
+            "end at 144");
+}
+
+TEST(WindowDoorTest, EveryScratchBufferHasOne) {
+  PlanSpec spec = WindowedSpec();
+  spec.programs[0].scratch_windows.pop_back();
+  EXPECT_EQ(DoorSays(spec),
+            "program of rank 0: 3 scratch windows of 4 scratch buffers");
+  spec.programs[0].scratch_windows.clear();
+  EXPECT_EQ(DoorSays(spec),
+            "program of rank 0: a scratch arena of 144 bytes for 0 windows");
 }
 
 TEST(QuantiseDoorTest, MatricesStayInsideTheirTensors) {

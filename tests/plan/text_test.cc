@@ -111,6 +111,26 @@ TEST(PlanTextTest, PostHooksFollowWhatTheirBufferHolds) {
   EXPECT_FALSE(json["buffers"][3].HasMember("post_hooks"));
 }
 
+TEST(PlanTextTest, ScratchHasItsWindow) {
+  const PlanFile plan = OpenSpec(WindowedSpec());
+  const std::string text = PlanText(plan, {.rank = 0});
+  EXPECT_NE(text.find("staging 96 bytes scratch 144 bytes\n"
+                      "  slot 0 b0\n"
+                      "  slot 1 b1 scratch at 0 rounds 0\n"
+                      "  slot 2 b2 scratch at 128 rounds 0\n"
+                      "  slot 3 b5 scratch at 0 rounds 1\n"),
+            std::string::npos)
+      << text;
+  rapidjson::Document json;
+  json.Parse(PlanJson(plan, {}).c_str());
+  const rapidjson::Value& rank = json["ranks"][0];
+  EXPECT_EQ(rank["scratch_bytes"].GetUint64(), 144u);
+  const rapidjson::Value& slot = rank["slots"][4];
+  EXPECT_EQ(slot["arena_offset"].GetUint64(), 128u);
+  EXPECT_EQ(slot["begin_round"].GetUint(), 1u);
+  EXPECT_EQ(slot["end_round"].GetUint(), 2u);
+}
+
 TEST(PlanTextTest, ProvenanceIsNotPrinted) {
   PlanSpec spec = SampleSpec();
   const std::string text = PlanText(OpenSpec(spec), {});

@@ -55,7 +55,8 @@ struct SampleJob {
 // Each holds what the others do not: pipeline stages, replicated heads, fills;
 // a tied head and routes local and peer, direct; experts over hosts and stacks
 // of two dimensions; direct rounds beside staged ones, casts from several
-// dtypes, excludes, empty shards, numbers with a gap, several buckets a pair.
+// dtypes, excludes, empty shards, numbers with a gap, several buckets a pair;
+// relays; quantisation in windows.
 const SampleJob kJobs[] = {
     {R"({"model": "config.json",
  "source": {"layout": "megatron", "tensor_parallel": 2, "pipeline_parallel": 2,
@@ -131,6 +132,18 @@ const SampleJob kJobs[] = {
               "network_gigabytes_per_second": 0.0005},
  "options": {"bucket_bytes": 4096, "staging_bytes": 16384}})json",
      ""},
+    // Attention is quantised at the source, the MLP at the destination, in
+    // several windows of both slots.
+    {R"({"model": "config.json",
+ "source": {"layout": "megatron", "tensor_parallel": 2,
+            "make_vocab_size_divisible_by": 4},
+ "destination": {"layout": "vllm", "dtype": "mxfp8_e4m3"},
+ "options": {"peer": "staged", "bucket_bytes": 4096, "staging_bytes": 16384,
+             "scratch_bytes": 4096}})",
+     R"({"model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 2,
+ "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32,
+ "intermediate_size": 48, "vocab_size": 20, "tie_word_embeddings": true,
+ "torch_dtype": "bfloat16"})"},
 };
 
 PlanFile CompileJob(const SampleJob& sample) {
@@ -252,7 +265,8 @@ class Whole {
     const bool is_contract = ContractsDiffer(plan_, *plan);
     RunOfRanksResult sizes;
     MeasureSizes(*plan, sizes);
-    if (sizes.source_bytes + sizes.destination_bytes <= kRunnableBytes) {
+    if (sizes.source_bytes + sizes.destination_bytes + sizes.scratch_bytes <=
+        kRunnableBytes) {
       text = FaultOfRun(*plan);
       // What a run on one machine does not show: staging that is still owed,
       // the order of operations, limits.

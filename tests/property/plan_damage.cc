@@ -55,6 +55,31 @@ const std::vector<Member> kMessageMembers = {
     {"message.staging_offset", 16, 8}, {"message.size_bytes", 24, 8}};
 const std::vector<Member> kRoundMembers = {
     {"round.route", 0, 1}, {"round.mechanism", 1, 1}, {"round.bytes_2", 2, 2}};
+const std::vector<Member> kQuantiseLoopMembers = {
+    {"quantise_loop.extent", 0, 8},
+    {"quantise_loop.input_stride", 8, 8},
+    {"quantise_loop.output_stride", 16, 8},
+    {"quantise_loop.scale_stride", 24, 8}};
+const std::vector<Member> kQuantiseMembers = {
+    {"quantise.quantisation", 0, 4},
+    {"quantise.input_slot", 4, 4},
+    {"quantise.output_slot", 8, 4},
+    {"quantise.scale_slot", 12, 4},
+    {"quantise.loops_begin", 16, 4},
+    {"quantise.loops_count", 20, 4},
+    {"quantise.input_offset", 24, 8},
+    {"quantise.output_offset", 32, 8},
+    {"quantise.scale_offset", 40, 8},
+    {"quantise.rows", 48, 8},
+    {"quantise.columns", 56, 8},
+    {"quantise.input_row_stride", 64, 8},
+    {"quantise.output_row_stride", 72, 8},
+    {"quantise.scale_row_stride", 80, 8}};
+const std::vector<Member> kWindowMembers = {{"scratch_window.offset", 0, 8},
+                                            {"scratch_window.begin", 8, 4},
+                                            {"scratch_window.end", 12, 4}};
+static_assert(sizeof(fb::QuantiseLoop) == 32 && sizeof(fb::Quantise) == 88 &&
+              sizeof(fb::ScratchWindow) == 16);
 static_assert(sizeof(fb::Loop) == 16 && sizeof(fb::Copy) == 32 &&
               sizeof(fb::CopyList) == 8 && sizeof(fb::Message) == 32 &&
               sizeof(fb::Round) == 4);
@@ -245,6 +270,12 @@ class Fields {
     Add("program.fills", program.fills);
     Add("program.staging_bytes", program.staging_bytes);
     Add("program.host", program.host);
+    AddStructs("program.quantises", kQuantiseMembers, program.quantises);
+    AddStructs("program.scratch_windows", kWindowMembers,
+               program.scratch_windows);
+    if (program.scratch_buffers == 0) return;
+    Add("program.scratch_buffers", program.scratch_buffers);
+    Add("program.scratch_arena_bytes", program.scratch_arena_bytes);
   }
 
   void AddStats(fb::StatsT& stats) {
@@ -280,6 +311,16 @@ class Fields {
       Add("cast.to", cast->to);
     }
     AddList("casts", body.casts);
+    for (const auto& quantisation : body.quantisations) {
+      Add("quantisation.of", quantisation->of);
+      Add("quantisation.data", quantisation->data);
+      Add("quantisation.scales", quantisation->scales);
+      Add("quantisation.block_rows", quantisation->block_rows);
+      Add("quantisation.block_columns", quantisation->block_columns);
+      Add("quantisation.scale_format", quantisation->scale_format);
+    }
+    AddList("quantisations", body.quantisations);
+    AddStructs("quantise_loops", kQuantiseLoopMembers, body.quantise_loops);
     Add("limits.bucket_bytes", body.limits->bucket_bytes);
     Add("limits.staging_bytes", body.limits->staging_bytes);
     Add("limits.slots", body.limits->slots);

@@ -866,6 +866,17 @@ FP8_MOE = dense(
 FP8 = {"dtype": "fp8_e4m3_block128"}
 MXFP8 = {"dtype": "mxfp8_e4m3"}
 UE8M0 = {**FP8, "scale_fmt": "ue8m0"}
+
+
+def scratch(size):
+    """So little of it that ranks quantise in several windows, of both slots of their arenas."""
+    return {"options": {"scratch_bytes": size}}
+
+
+def staged_scratch(size):
+    return {"options": {**SMALL_BUCKETS["options"], "scratch_bytes": size}}
+
+
 EVERY_ROW = generic(FSDP_2D, *ROWS_OF_THREE)
 EVERY_COLUMN = generic(FSDP_2D, ("*proj.weight", "fsdp", ["Replicate", "Shard(1)"]), *ROWS_OF_THREE)
 
@@ -895,6 +906,32 @@ QUANTISED = [
     ("mxfp8: experts", FP8_MOE, megatron(tp=2, ep=2), vllm(tp=4, **MXFP8), SMALL_BUCKETS),
     ("mxfp8: rows of fsdp, at the source", FP8_QWEN3, EVERY_ROW, vllm(tp=2, **MXFP8)),
     ("mxfp8: columns of fsdp, at the destination", FP8_QWEN3, EVERY_COLUMN, vllm(tp=2, **MXFP8)),
+    ("fp8: in windows, at the source", FP8_QWEN3, megatron(tp=2), vllm(tp=2, **FP8), scratch(400_000)),
+    ("fp8: in the smallest windows, at the source", FP8_QWEN3, megatron(tp=2), vllm(tp=2, **FP8), scratch(98_816)),
+    (
+        "fp8: in windows, stages to engines, staged",
+        FP8_QWEN3,
+        megatron(pp=2, dp=2),
+        vllm(tp=2, replicas=2, **FP8),
+        staged_scratch(500_000),
+    ),
+    ("fp8: in windows, at the destination", FP8_QWEN3, megatron(tp=4, pp=2), vllm(tp=2, **FP8), scratch(1_000_000)),
+    ("fp8: in windows, on both sides", FP8_MOE, megatron(tp=4, etp=4), vllm(tp=2, **UE8M0), staged_scratch(500_000)),
+    ("fp8: experts in windows", FP8_MOE, megatron(tp=2, dp=2, ep=2), vllm(tp=2, replicas=2, **FP8), scratch(300_000)),
+    (
+        "fp8: an expert twice on a rank, at the destination",
+        FP8_MOE,
+        megatron(tp=4, etp=4),
+        vllm(tp=2, expert_parallel=True, experts={"physical_to_logical": [0, 0, 1, 2, 3, 3]}, **FP8),
+    ),
+    (
+        "fp8: an expert twice on a rank, in windows",
+        FP8_MOE,
+        megatron(tp=4, etp=4),
+        vllm(tp=2, expert_parallel=True, experts={"physical_to_logical": [3, 1, 3, 2, 0, 3]}, **FP8),
+        scratch(500_000),
+    ),
+    ("mxfp8: in windows", FP8_QWEN3, EVERY_ROW, vllm(tp=2, **MXFP8), staged_scratch(50_000)),
     ("mxfp8: to mxfp8", FP8_MOE, megatron(tp=2, ep=2, **MXFP8), vllm(tp=2, **MXFP8)),
 ]
 

@@ -13,6 +13,13 @@
 namespace refit {
 namespace {
 
+// A quantisation that leaves room for what goes on beside it has one thread
+// block on three quarters of the multiprocessors: one of the copy kernel's fits
+// beside each, NCCL's larger ones on the rest. There are four blocks a
+// multiprocessor otherwise.
+constexpr uint32_t kRoomDividend = 3;
+constexpr uint32_t kRoomDivisor = 16;
+
 using cuda::KernelCopy;
 using cuda::KernelKind;
 using cuda::KernelLoop;
@@ -321,6 +328,10 @@ class CudaPreparedCopies : public PreparedCopies {
            .quantises_count =
                static_cast<uint32_t>(programs[i].quantises.size()),
            .tiles_count = programs[i].quantise_tiles});
+      quantise_blocks_max_.push_back(
+          programs[i].leaves_room
+              ? std::max(1u, blocks_max_ * kRoomDividend / kRoomDivisor)
+              : blocks_max_);
     }
     return status;
   }
@@ -332,10 +343,10 @@ class CudaPreparedCopies : public PreparedCopies {
     absl::Status status = CudaStatus(
         cuda::LaunchCopies(batches_[batch], blocks_max_, unless, cuda_stream),
         "launch of the copy kernel");
-    status.Update(
-        CudaStatus(cuda::LaunchQuantises(quantises_[batch], blocks_max_, unless,
-                                         cuda_stream),
-                   "launch of the quantisation kernel"));
+    status.Update(CudaStatus(
+        cuda::LaunchQuantises(quantises_[batch], quantise_blocks_max_[batch],
+                              unless, cuda_stream),
+        "launch of the quantisation kernel"));
     return status;
   }
 
@@ -345,6 +356,7 @@ class CudaPreparedCopies : public PreparedCopies {
   void* memory_ = nullptr;
   std::vector<cuda::KernelBatch> batches_;
   std::vector<cuda::QuantiseBatch> quantises_;
+  std::vector<uint32_t> quantise_blocks_max_;  // by batch
 };
 
 }  // namespace
@@ -360,6 +372,7 @@ absl::StatusOr<std::unique_ptr<PreparedCopies>> PrepareCudaCopies(
   std::vector<KernelProgram> programs;
   for (const CopyBatch& batch : batches) {
     programs.push_back(LowerForKernel(batch, table));
+    programs.back().leaves_room = batch.leaves_room;
     if (programs.back().tiles.size() > std::numeric_limits<int32_t>::max()) {
       return absl::ResourceExhaustedError(
           absl::StrCat("a batch of ", programs.back().tiles.size(),

@@ -20,6 +20,7 @@ struct KernelProgram {
   std::vector<cuda::KernelTile> tiles;  // those of different lanes interleaved
   std::vector<cuda::KernelQuantise> quantises;
   uint64_t quantise_tiles = 0;
+  bool leaves_room = false;
 };
 
 // `table` holds the addresses that the copies will meet: units are as wide as

@@ -206,7 +206,6 @@ class Executor {
   absl::Status PrepareCopies(absl::Span<std::byte* const> addresses);
   absl::Status WatchTensors(absl::Span<const BoundTensor> tensors);
   absl::Status CreateStreams();
-  absl::Status AllocateScratch();
   // Fills the entries of the rank's scratch.
   void PlaceScratch(std::vector<std::byte*>& addresses) const;
   void RecordGraph(Stream stream, Deadline deadline);
@@ -215,6 +214,9 @@ class Executor {
   absl::Status RunRounds(Stream stream, const RunOptions& options,
                          Deadline deadline, bool in_flight);
   absl::Status EnqueueRounds(Stream stream);
+  // Those that come after `rounds_before` of the rank's rounds.
+  absl::Status EnqueueQuantises(size_t rounds_before, Stream stream);
+  absl::Status AwaitQuantised(size_t round, Stream stream);
   absl::Status MeasureRounds();
   Traffic TrafficOf(const RoundWork& work) const;
   void CountMessages(const RoundWork& work);
@@ -233,17 +235,19 @@ class Executor {
   // The transport drops it, possibly after this executor's end.
   const std::shared_ptr<RefitGraph> graph_;
 
-  // Since Connect. Packing and unpacking have streams of their own, so that
-  // they overlap with the wire.
+  // Since Connect. Packing, unpacking and quantising have streams of their own,
+  // so that they overlap with the wire.
   struct RoundEvents;
+  struct QuantiseEvents;
   std::unique_ptr<DeviceMemory> staging_;
-  std::vector<std::unique_ptr<DeviceMemory>> scratch_;  // by scratch buffer
-  uint64_t scratch_bytes_ = 0;
+  std::unique_ptr<DeviceMemory> scratch_;
   std::unique_ptr<DeviceStream> pack_stream_;
   std::unique_ptr<DeviceStream> unpack_stream_;
+  std::unique_ptr<DeviceStream> quantise_stream_;
   std::unique_ptr<DeviceEvent> started_;
   std::unique_ptr<DeviceEvent> ended_;  // the last Run that was not captured
   std::vector<RoundEvents> events_;     // by round of the schedule
+  std::vector<QuantiseEvents> quantise_events_;  // by work of the schedule
 
   // Since Bind.
   struct Bound;

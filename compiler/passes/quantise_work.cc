@@ -1,0 +1,271 @@
+#include "compiler/passes/quantise_work.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "compiler/passes/quantise_waves.h"
+#include "plan/quantise_check.h"
+
+namespace refit {
+namespace {
+
+// Of scratch tensors, so that each box in them begins where a GPU's widest
+// access does.
+constexpr int64_t kScratchAlignmentElements = 128;
+
+const Quantisation& QuantisationOf(const Module& module,
+                                   const QuantiseItem& item) {
+  return module.quantisations[static_cast<size_t>(item.quantisation)];
+}
+
+Dims Extents(const Box& box) {
+  Dims extents;
+  for (size_t dim = 0; dim < box.lo.size(); ++dim) {
+    extents.push_back(box.extent(dim));
+  }
+  return extents;
+}
+
+// A scratch tensor under construction: boxes of params one after the other.
+class ScratchTensor {
+ public:
+  ScratchTensor(int32_t slot, int32_t wave, DType dtype) : slot_(slot) {
+    const std::string number = wave == kNoWave ? "" : absl::StrCat(".", wave);
+    buffer_.name =
+        absl::StrCat("scratch", number, ".", std::string(DTypeName(dtype)));
+    buffer_.dtype = dtype;
+    buffer_.wave = wave;
+  }
+
+  QuantiseSide Add(ParamId param, const Box& box) {
+    const QuantiseSide side = {.slot = slot_,
+                               .offset = size_,
+                               .stride = RowMajorStrides(Extents(box))};
+    buffer_.fragments.push_back({.param = param,
+                                 .box = box,
+                                 .offset = side.offset,
+                                 .stride = side.stride});
+    size_ += (box.Volume() + kScratchAlignmentElements - 1) /
+             kScratchAlignmentElements * kScratchAlignmentElements;
+    return side;
+  }
+
+  Buffer Take() {
+    buffer_.shape = {size_};
+    return std::move(buffer_);
+  }
+
+ private:
+  int32_t slot_;
+  int64_t size_ = 0;
+  Buffer buffer_;
+};
+
+// The operations of one list of items, and their scratch.
+class Builder {
+ public:
+  Builder(const Module& module, const std::vector<DType>& source_dtypes,
+          size_t first_slot)
+      : module_(module),
+        source_dtypes_(source_dtypes),
+        first_slot_(first_slot) {}
+
+  void StartWave(int32_t wave) {
+    if (wave != wave_) slots_.clear();
+    wave_ = wave;
+  }
+
+  // Of the present wave: `box` is a part of the item's.
+  void Add(const QuantiseItem& item, const Box& box) {
+    const Quantisation& quantisation = QuantisationOf(module_, item);
+    const Box grid = ScaleBox(box, quantisation.scheme);
+    if (quantisation.at == QuantisedAt::kSource) {
+      const DType scale_dtype = ScaleDType(quantisation.scheme.scale_format);
+      const QuantiseSide output =
+          Scratch(DType::kFp8E4m3).Add(quantisation.data, box);
+      ops_.push_back(
+          {.quantisation = item.quantisation,
+           .box = box,
+           .input = item.values.front().Of(box),
+           .output = output,
+           .scales = Scratch(scale_dtype).Add(quantisation.scales, grid)});
+      return;
+    }
+    const QuantiseSide input = Scratch(source_dtypes_[IndexOf(quantisation.of)])
+                                   .Add(quantisation.of, box);
+    for (size_t i = 0; i < item.values.size(); ++i) {
+      ops_.push_back({.quantisation = item.quantisation,
+                      .box = box,
+                      .input = input,
+                      .output = item.values[i].Of(box),
+                      .scales = item.scales[i].Of(grid)});
+    }
+  }
+
+  QuantiseWork Finish() {
+    QuantiseWork work;
+    work.quantises.scratch_buffers = static_cast<int32_t>(tensors_.size());
+    work.quantises.quantises = std::move(ops_);
+    for (ScratchTensor& tensor : tensors_) {
+      work.scratch.push_back(tensor.Take());
+    }
+    return work;
+  }
+
+ private:
+  ScratchTensor& Scratch(DType dtype) {
+    const auto [it, is_new] = slots_.try_emplace(dtype, tensors_.size());
+    if (!is_new) return tensors_[it->second];
+    return tensors_.emplace_back(
+        static_cast<int32_t>(first_slot_ + tensors_.size()), wave_, dtype);
+  }
+
+  const Module& module_;
+  const std::vector<DType>& source_dtypes_;
+  const size_t first_slot_;
+  int32_t wave_ = kNoWave;
+  std::vector<Quantise> ops_;
+  std::vector<ScratchTensor> tensors_;
+  std::map<DType, size_t> slots_;  // of the present wave, into tensors_
+};
+
+int64_t BytesOf(const Buffer& buffer) {
+  return buffer.shape[0] * DTypeBytes(buffer.dtype);
+}
+
+void PlaceInOwnMemory(QuantiseWork& work) {
+  for (const Buffer& buffer : work.scratch) {
+    work.quantises.arena_bytes += BytesOf(buffer);
+  }
+}
+
+void PlaceInTurns(QuantiseWork& work) {
+  std::array<int64_t, 2> slot_bytes = {0, 0};
+  std::vector<ScratchWindow>& windows = work.quantises.windows;
+  for (size_t i = 0; i < work.scratch.size(); ++i) {
+    const Buffer& buffer = work.scratch[i];
+    const bool starts = i == 0 || work.scratch[i - 1].wave != buffer.wave;
+    windows.push_back({.offset = starts ? 0
+                                        : windows.back().offset +
+                                              BytesOf(work.scratch[i - 1])});
+    int64_t& slot = slot_bytes[static_cast<size_t>(buffer.wave % 2)];
+    slot = std::max(slot, windows.back().offset + BytesOf(buffer));
+  }
+  for (size_t i = 0; i < windows.size(); ++i) {
+    if (work.scratch[i].wave % 2 == 1) windows[i].offset += slot_bytes[0];
+  }
+  work.quantises.arena_bytes = slot_bytes[0] + slot_bytes[1];
+}
+
+}  // namespace
+
+QuantiseSide HeldBox::Of(const Box& part) const {
+  QuantiseSide side = {
+      .slot = slot, .offset = fragment.offset, .stride = fragment.stride};
+  for (size_t dim = 0; dim < part.lo.size(); ++dim) {
+    side.offset += (part.lo[dim] - fragment.box.lo[dim]) * side.stride[dim];
+  }
+  return side;
+}
+
+QuantiseLister::QuantiseLister(const Module& module, QuantisedAt at)
+    : module_(module), at_(at), by_param_(module.params.size(), -1) {
+  for (size_t i = 0; i < module.quantisations.size(); ++i) {
+    const Quantisation& quantisation = module.quantisations[i];
+    if (quantisation.at != at) continue;
+    const ParamId held =
+        at == QuantisedAt::kSource ? quantisation.of : quantisation.data;
+    by_param_[IndexOf(held)] = static_cast<int32_t>(i);
+  }
+}
+
+template <typename Visit>
+void QuantiseLister::ForEachFragment(const std::vector<BufferId>& buffers,
+                                     const Visit& visit) const {
+  for (size_t slot = 0; slot < buffers.size(); ++slot) {
+    for (const Fragment& fragment : module_.buffers[buffers[slot]].fragments) {
+      visit(static_cast<int32_t>(slot), fragment);
+    }
+  }
+}
+
+std::vector<QuantiseItem> QuantiseLister::List(
+    const std::vector<BufferId>& buffers) const {
+  std::vector<QuantiseItem> items;
+  absl::flat_hash_map<std::pair<int32_t, Box>, size_t> known;
+  ForEachFragment(buffers, [&](int32_t slot, const Fragment& fragment) {
+    const int32_t quantisation = by_param_[IndexOf(fragment.param)];
+    if (quantisation < 0) return;
+    const auto [it, is_new] =
+        known.try_emplace({quantisation, fragment.box}, items.size());
+    if (is_new) {
+      items.push_back({.quantisation = quantisation,
+                       .box = fragment.box,
+                       .values = {},
+                       .scales = {}});
+    }
+    items[it->second].values.push_back({slot, fragment});
+  });
+  if (at_ == QuantisedAt::kDestination) AddScales(buffers, items);
+  return items;
+}
+
+// Scales stand in the order of their values, so that the n-th of equal boxes of
+// values has the n-th of equal boxes of scales.
+void QuantiseLister::AddScales(const std::vector<BufferId>& buffers,
+                               std::vector<QuantiseItem>& items) const {
+  absl::flat_hash_map<std::pair<ParamId, Box>, std::vector<HeldBox>> scales;
+  ForEachFragment(buffers, [&](int32_t slot, const Fragment& fragment) {
+    scales[{fragment.param, fragment.box}].push_back({slot, fragment});
+  });
+  for (QuantiseItem& item : items) {
+    const Quantisation& quantisation = QuantisationOf(module_, item);
+    item.scales = scales.at(
+        {quantisation.scales, ScaleBox(item.box, quantisation.scheme)});
+  }
+}
+
+int64_t QuantiseWorkBuilder::ElementBytes(const QuantiseItem& item) const {
+  const Quantisation& quantisation = QuantisationOf(module_, item);
+  return DTypeBytes(quantisation.at == QuantisedAt::kSource
+                        ? DType::kFp8E4m3
+                        : source_dtypes_[IndexOf(quantisation.of)]);
+}
+
+int64_t QuantiseWorkBuilder::Bytes(
+    const std::vector<QuantiseItem>& items) const {
+  int64_t bytes = 0;
+  for (const QuantiseItem& item : items) {
+    bytes += item.box.Volume() * ElementBytes(item);
+  }
+  return bytes;
+}
+
+QuantiseWork QuantiseWorkBuilder::Build(const std::vector<QuantiseItem>& items,
+                                        int32_t first_wave,
+                                        int32_t waves) const {
+  std::vector<QuantisedBox> boxes;
+  for (const QuantiseItem& item : items) {
+    boxes.push_back({.box = item.box,
+                     .scheme = QuantisationOf(module_, item).scheme,
+                     .element_bytes = ElementBytes(item)});
+  }
+  Builder builder(module_, source_dtypes_, first_slot_);
+  for (const WavePart& part : CutIntoWaves(boxes, waves)) {
+    if (waves > 1) builder.StartWave(first_wave + part.wave);
+    builder.Add(items[part.of], part.box);
+  }
+  QuantiseWork work = builder.Finish();
+  if (waves > 1) {
+    PlaceInTurns(work);
+  } else {
+    PlaceInOwnMemory(work);
+  }
+  return work;
+}
+
+}  // namespace refit

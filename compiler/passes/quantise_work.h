@@ -1,0 +1,83 @@
+// What ranks quantise, and the scratch that they do it in.
+#ifndef REFIT_COMPILER_PASSES_QUANTISE_WORK_H_
+#define REFIT_COMPILER_PASSES_QUANTISE_WORK_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "compiler/ir/module.h"
+
+namespace refit {
+
+// A box of one of a rank's own tensors.
+struct HeldBox {
+  int32_t slot = 0;
+  Fragment fragment;
+
+  // Of a part of the fragment's box.
+  QuantiseSide Of(const Box& part) const;
+};
+
+// A box that a rank quantises, and where it is in the rank's tensors: what a
+// source reads, or what a destination writes, more than one place where it
+// holds the box more than once.
+struct QuantiseItem {
+  int32_t quantisation = 0;  // of Module::quantisations
+  Box box;
+  std::vector<HeldBox> values;
+  std::vector<HeldBox> scales;  // of a destination: those of `values`
+};
+
+// What all ranks with these buffers quantise at `at`, each box once.
+class QuantiseLister {
+ public:
+  QuantiseLister(const Module& module, QuantisedAt at);
+  std::vector<QuantiseItem> List(const std::vector<BufferId>& buffers) const;
+
+ private:
+  template <typename Visit>
+  void ForEachFragment(const std::vector<BufferId>& buffers,
+                       const Visit& visit) const;
+  void AddScales(const std::vector<BufferId>& buffers,
+                 std::vector<QuantiseItem>& items) const;
+
+  const Module& module_;
+  const QuantisedAt at_;
+  std::vector<int32_t> by_param_;  // numbers of quantisations; -1: none
+};
+
+// What items become.
+struct QuantiseWork {
+  RankQuantises quantises;
+  std::vector<Buffer> scratch;
+};
+
+class QuantiseWorkBuilder {
+ public:
+  // `source_dtypes`: by param. `first_slot`: that of scratch among the buffers.
+  QuantiseWorkBuilder(const Module& module,
+                      const std::vector<DType>& source_dtypes,
+                      size_t first_slot)
+      : module_(module),
+        source_dtypes_(source_dtypes),
+        first_slot_(first_slot) {}
+
+  // What the items take in scratch, scales not counted.
+  int64_t Bytes(const std::vector<QuantiseItem>& items) const;
+
+  // `waves` is their number, the first of them `first_wave`. Neighbouring waves
+  // take turns in two slots of the arena; one wave lies in no window.
+  QuantiseWork Build(const std::vector<QuantiseItem>& items, int32_t first_wave,
+                     int32_t waves) const;
+
+ private:
+  int64_t ElementBytes(const QuantiseItem& item) const;
+
+  const Module& module_;
+  const std::vector<DType>& source_dtypes_;
+  const size_t first_slot_;
+};
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_PASSES_QUANTISE_WORK_H_

@@ -1,0 +1,61 @@
+#include "plan/scratch_windows.h"
+
+#include "plan/dtype.h"
+#include "plan/plan_file.h"
+
+namespace refit {
+namespace {
+
+uint32_t FirstScratch(const fb::RankProgram& program) {
+  return program.buffers()->size() - program.scratch_buffers();
+}
+
+bool HasWindows(const fb::RankProgram& program) {
+  return program.scratch_windows() != nullptr &&
+         program.scratch_windows()->size() > 0;
+}
+
+}  // namespace
+
+bool IsScratch(const fb::RankProgram& program, uint32_t slot) {
+  return slot >= FirstScratch(program);
+}
+
+const fb::ScratchWindow* WindowOf(const fb::RankProgram& program,
+                                  uint32_t slot) {
+  if (!HasWindows(program) || !IsScratch(program, slot)) return nullptr;
+  return program.scratch_windows()->Get(slot - FirstScratch(program));
+}
+
+std::vector<ScratchPlace> ScratchPlaces(const fb::Body& body,
+                                        const fb::RankProgram& program) {
+  std::vector<ScratchPlace> places;
+  uint64_t next_byte = 0;
+  for (uint32_t slot = FirstScratch(program); slot < program.buffers()->size();
+       ++slot) {
+    const fb::Buffer& buffer =
+        *body.buffers()->Get(program.buffers()->Get(slot));
+    const uint64_t bytes = TensorElements(buffer) * StackTensors(buffer) *
+                           static_cast<uint64_t>(DTypeBytes(buffer.dtype()));
+    ScratchPlace place = {
+        .begin_byte = next_byte, .begin = 0, .end = body.rounds()->size()};
+    if (const fb::ScratchWindow* window = WindowOf(program, slot)) {
+      place.begin_byte = window->offset();
+      place.begin = window->begin();
+      place.end = window->end();
+    }
+    place.end_byte = place.begin_byte + bytes;
+    next_byte = (place.end_byte + kScratchAlignmentBytes - 1) /
+                kScratchAlignmentBytes * kScratchAlignmentBytes;
+    places.push_back(place);
+  }
+  return places;
+}
+
+uint64_t ScratchBytes(const fb::Body& body, const fb::RankProgram& program) {
+  if (HasWindows(program)) return program.scratch_arena_bytes();
+  const std::vector<ScratchPlace> places = ScratchPlaces(body, program);
+  return places.empty() ? 0 : places.back().end_byte;
+}
+
+}  // namespace refit

@@ -1,0 +1,238 @@
+// Quantisation in waves: how it is cut, and the windows that plans get.
+#include "compiler/passes/quantise_waves.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "compiler/compile.h"
+#include "gtest/gtest.h"
+#include "plan/plan_file.h"
+#include "plan/proof/proof.h"
+#include "tests/compiler/temporary_directory.h"
+
+namespace refit {
+namespace {
+
+// Two layers' attention, three experts of four layers each, a last odd matrix.
+std::vector<QuantisedBox> SomeBoxes() {
+  const auto box = [](Dims lo, Dims hi, int64_t element_bytes) {
+    return QuantisedBox{.box = {.lo = lo, .hi = hi},
+                        .scheme = kFp8Block128,
+                        .element_bytes = element_bytes};
+  };
+  return {box({0, 0, 0}, {2, 512, 256}, 1),
+          box({4, 3, 0, 0}, {8, 6, 384, 256}, 1),
+          box({0, 0, 0}, {1, 300, 256}, 2)};
+}
+
+std::vector<int64_t> WaveBytes(const std::vector<QuantisedBox>& boxes,
+                               int32_t waves) {
+  std::vector<int64_t> bytes(static_cast<size_t>(waves), 0);
+  for (const WavePart& part : CutIntoWaves(boxes, waves)) {
+    bytes[static_cast<size_t>(part.wave)] +=
+        part.box.Volume() * boxes[part.of].element_bytes;
+  }
+  return bytes;
+}
+
+TEST(CutIntoWavesTest, PartsTileTheBoxesInWholeBlocks) {
+  const std::vector<QuantisedBox> boxes = SomeBoxes();
+  const Dims rows = {512, 384, 300};
+  for (const int32_t waves : {1, 2, 3, 7, 20, 200}) {
+    SCOPED_TRACE(waves);
+    std::vector<int64_t> volume(boxes.size(), 0);
+    const std::vector<WavePart> parts = CutIntoWaves(boxes, waves);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const WavePart& part = parts[i];
+      EXPECT_TRUE(Contains(boxes[part.of].box, part.box));
+      EXPECT_TRUE(HoldsWholeBlocks(part.box, {rows[part.of], 256},
+                                   boxes[part.of].scheme))
+          << BoxText(part.box);
+      EXPECT_TRUE(i == 0 || parts[i - 1].wave <= part.wave);
+      EXPECT_LT(part.wave, waves);
+      for (size_t k = 0; k < i; ++k) {
+        EXPECT_FALSE(parts[k].of == part.of &&
+                     Intersect(parts[k].box, part.box).has_value());
+      }
+      volume[part.of] += part.box.Volume();
+    }
+    for (size_t i = 0; i < boxes.size(); ++i) {
+      EXPECT_EQ(volume[i], boxes[i].box.Volume());
+    }
+  }
+}
+
+TEST(CutIntoWavesTest, WavesAreNearlyEqual) {
+  for (const int32_t waves : {2, 3, 5}) {
+    const std::vector<int64_t> bytes = WaveBytes(SomeBoxes(), waves);
+    const auto [least, most] = std::minmax_element(bytes.begin(), bytes.end());
+    // A row of blocks is 64 KiB of the last matrix, in bf16.
+    EXPECT_LE(*most - *least, 2 * 65536 + *most / 8) << waves << " waves";
+  }
+}
+
+TEST(CutIntoWavesTest, MoreWavesThanBlocksLeaveSomeEmpty) {
+  const std::vector<int64_t> bytes = WaveBytes(SomeBoxes(), 1000);
+  EXPECT_EQ(*std::max_element(bytes.begin(), bytes.end()), 65536);
+}
+
+TEST(CutIntoWavesTest, AFewWavesEndBetweenLayers) {
+  const std::vector<QuantisedBox> boxes = {
+      {.box = {.lo = {0, 0, 0}, .hi = {36, 256, 256}}, .scheme = kFp8Block128}};
+  std::vector<std::string> cuts;
+  for (const WavePart& part : CutIntoWaves(boxes, 3)) {
+    cuts.push_back(absl::StrCat(part.wave, " ", BoxText(part.box)));
+  }
+  EXPECT_EQ(cuts, (std::vector<std::string>{"0 [0:12, 0:256, 0:256]",
+                                            "1 [12:24, 0:256, 0:256]",
+                                            "2 [24:36, 0:256, 0:256]"}));
+}
+
+TEST(CutIntoWavesTest, AnotherStageOfAPipelineIsCutAtTheSamePlaces) {
+  std::vector<QuantisedBox> boxes = SomeBoxes();
+  const std::vector<WavePart> first = CutIntoWaves(boxes, 5);
+  for (QuantisedBox& box : boxes) {
+    box.box.lo[0] += 8;
+    box.box.hi[0] += 8;
+  }
+  const std::vector<WavePart> second = CutIntoWaves(boxes, 5);
+  ASSERT_EQ(first.size(), second.size());
+  for (size_t i = 0; i < first.size(); ++i) {
+    EXPECT_EQ(second[i].box.lo[0], first[i].box.lo[0] + 8);
+    EXPECT_EQ(second[i].wave, first[i].wave);
+  }
+}
+
+constexpr char kConfig[] = R"({"model_type": "qwen3_moe", "hidden_size": 256,
+ "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+ "head_dim": 128, "intermediate_size": 512, "moe_intermediate_size": 256,
+ "num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 1,
+ "mlp_only_layers": [], "vocab_size": 64, "tie_word_embeddings": false,
+ "torch_dtype": "bfloat16"})";
+
+// The plan of a job with this model; its errors go to `errors`.
+absl::StatusOr<PlanFile> CompileMoe(const std::string& source,
+                                    const std::string& destination,
+                                    const std::string& options,
+                                    std::string* errors = nullptr) {
+  const TemporaryDirectory directory;
+  directory.Write("config.json", kConfig);
+  const std::string path =
+      directory.Write("job.json", absl::StrCat(R"({"model": "config.json",
+ "source": {"layout": "megatron", )",
+                                               source, R"(},
+ "destination": {"layout": "vllm", "dtype": "fp8_e4m3_block128", )",
+                                               destination, R"(},
+ "options": {)",
+                                               options, "}}"));
+  Diagnostics diagnostics;
+  absl::StatusOr<std::vector<uint8_t>> bytes =
+      CompileFile(path, CompileOptions(), diagnostics);
+  if (errors != nullptr) *errors = diagnostics.Render();
+  if (!bytes.ok()) return bytes.status();
+  return PlanFile::FromBytes(*std::move(bytes));
+}
+
+// Bytes of each scratch buffer of the rank, in order.
+std::vector<uint64_t> ScratchSizes(const PlanFile& plan, int32_t rank) {
+  const fb::RankProgram& program = *plan.body().programs()->Get(rank);
+  std::vector<uint64_t> sizes;
+  const uint32_t slots = program.buffers()->size();
+  for (uint32_t slot = slots - program.scratch_buffers(); slot < slots;
+       ++slot) {
+    const fb::Buffer& buffer =
+        *plan.body().buffers()->Get(program.buffers()->Get(slot));
+    sizes.push_back(buffer.shape()->Get(0) * DTypeBytes(buffer.dtype()));
+  }
+  return sizes;
+}
+
+void ExpectWindowsInTurns(const PlanFile& plan, int32_t rank,
+                          uint64_t scratch_bytes) {
+  SCOPED_TRACE(absl::StrCat("rank ", rank));
+  const fb::RankProgram& program = *plan.body().programs()->Get(rank);
+  if (program.scratch_buffers() == 0) return;
+  ASSERT_NE(program.scratch_windows(), nullptr);
+  const auto& windows = *program.scratch_windows();
+  const std::vector<uint64_t> sizes = ScratchSizes(plan, rank);
+  ASSERT_EQ(windows.size(), sizes.size());
+  EXPECT_LE(program.scratch_arena_bytes(), scratch_bytes);
+  bool shared = false;
+  for (uint32_t i = 0; i < windows.size(); ++i) {
+    const fb::ScratchWindow& a = *windows.Get(i);
+    EXPECT_LE(a.offset() + sizes[i], program.scratch_arena_bytes());
+    for (uint32_t k = 0; k < i; ++k) {
+      const fb::ScratchWindow& b = *windows.Get(k);
+      if (a.offset() >= b.offset() + sizes[k] ||
+          b.offset() >= a.offset() + sizes[i]) {
+        continue;
+      }
+      shared = true;
+      EXPECT_TRUE(a.end() <= b.begin() || b.end() <= a.begin());
+    }
+  }
+  EXPECT_TRUE(shared) << "no bytes are used twice";
+}
+
+TEST(QuantiseWavesTest, SourcesTakeTurnsInTheirScratch) {
+  const absl::StatusOr<PlanFile> plan = CompileMoe(
+      R"("tensor_parallel": 2, "data_parallel": 2, "expert_parallel": 2,
+ "pipeline_parallel": 3)",
+      R"("tensor_parallel": 2)", R"("scratch_bytes": 300000)");
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  for (int32_t rank = 0; rank < plan->source_ranks(); ++rank) {
+    ExpectWindowsInTurns(*plan, rank, 300000);
+  }
+}
+
+TEST(QuantiseWavesTest, DestinationsTakeTurnsInTheirScratch) {
+  const absl::StatusOr<PlanFile> plan =
+      CompileMoe(R"("tensor_parallel": 4, "expert_tensor_parallel": 4)",
+                 R"("tensor_parallel": 2)", R"("scratch_bytes": 600000)");
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  for (int32_t rank = plan->source_ranks(); rank < plan->world_size(); ++rank) {
+    ExpectWindowsInTurns(*plan, rank, 600000);
+  }
+}
+
+TEST(QuantiseWavesTest, WhatFitsNeedsNoWindows) {
+  const absl::StatusOr<PlanFile> plan =
+      CompileMoe(R"("tensor_parallel": 2)", R"("tensor_parallel": 2)", "");
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  for (const fb::RankProgram* program : *plan->body().programs()) {
+    EXPECT_EQ(program->scratch_windows(), nullptr);
+  }
+}
+
+TEST(QuantiseWavesTest, SmallWindowsThatDoNotFitSayWhatToDo) {
+  std::string errors;
+  const absl::StatusOr<PlanFile> plan =
+      CompileMoe(R"("tensor_parallel": 2)", R"("tensor_parallel": 2)",
+                 R"("scratch_bytes": 4096)", &errors);
+  EXPECT_FALSE(plan.ok());
+  EXPECT_NE(errors.find("rank 0 needs 66560 bytes of scratch to quantise at "
+                        "the source, in the smallest windows that there can "
+                        "be; options.scratch_bytes is 4096, wanted at least "
+                        "66560"),
+            std::string::npos)
+      << errors;
+}
+
+// The rank's scratch holds it once; both slots are quantised from there.
+TEST(QuantiseWavesTest, AnExpertTwiceOnARankIsQuantisedIntoBothSlots) {
+  for (const char* options : {"", R"("scratch_bytes": 600000)"}) {
+    std::string errors;
+    const absl::StatusOr<PlanFile> plan =
+        CompileMoe(R"("tensor_parallel": 4, "expert_tensor_parallel": 4)",
+                   R"("tensor_parallel": 2, "expert_parallel": true,
+ "experts": {"physical_to_logical": [0, 0, 1, 2, 3, 3]})",
+                   options, &errors);
+    ASSERT_TRUE(plan.ok()) << plan.status() << errors;
+    EXPECT_TRUE(Prove(*plan).valid);
+  }
+}
+
+}  // namespace
+}  // namespace refit
