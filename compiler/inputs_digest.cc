@@ -74,6 +74,10 @@ void AppendServing(const SideSpec& side, std::string& text) {
         side.dp_attention.value, side.dp_lm_head.value,
         static_cast<int>(side.embedding.value),
         static_cast<int>(side.shared_experts.value));
+    // What a job leaves out may not be what it could say.
+    if (side.shared_experts.given) {
+      absl::StrAppend(&text, "given shared_experts\n");
+    }
   }
 }
 

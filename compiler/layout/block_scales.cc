@@ -37,11 +37,20 @@ std::string_view WhyNoBlocks(ParamRole role) {
   }
 }
 
+// What a buffer of scales has after the name of that of the values.
+std::string_view SuffixOf(const SideSpec& side) {
+  // SGLang calls the scales of all blocks so.
+  if (side.layout.value == LayoutKind::kSglang) return kFp8Block128.suffix;
+  return side.quantised.value.suffix;
+}
+
 // The buffers of one side, with scales.
 class ScaledSide {
  public:
-  ScaledSide(const SideSpec& side, Module& module, Diagnostics& diagnostics)
+  ScaledSide(const SideSpec& side, fb::Side which, Module& module,
+             Diagnostics& diagnostics)
       : side_(side),
+        which_(which),
         scheme_(side.quantised.value),
         module_(module),
         diagnostics_(diagnostics),
@@ -88,12 +97,13 @@ class ScaledSide {
     const Dims matrix(values.shape.end() - 2, values.shape.end());
     const Dims grid = ScaleShape(matrix, scheme_);
     Buffer scales;
-    scales.name = absl::StrCat(values.name, std::string(scheme_.suffix));
+    scales.name = absl::StrCat(values.name, std::string(SuffixOf(side_)));
     scales.index = values.index;
     scales.shape = values.shape;
     scales.shape[dims - 2] = grid[0];
     scales.shape[dims - 1] = grid[1];
     scales.dtype = ScaleDType(scheme_.scale_format);
+    AddScaleHook(scales);
     for (const Fragment& fragment : values.fragments) {
       std::optional<Fragment> part = Scales(values, fragment, matrix, grid);
       if (!part.has_value()) return std::nullopt;
@@ -159,6 +169,21 @@ class ScaledSide {
     return scales;
   }
 
+  // SGLang's backends compute with copies of E8M0 scales in orders of their
+  // own, which it makes when it loads weights.
+  void AddScaleHook(Buffer& scales) const {
+    if (which_ != fb::Side::kDestination ||
+        side_.layout.value != LayoutKind::kSglang ||
+        scheme_.scale_format != ScaleFormat::kE8m0) {
+      return;
+    }
+    scales.post_hooks.push_back(
+        {.name = "derive-scale-copies",
+         .detail = "make the copies of it that the layer's backend computes "
+                   "with (_swizzled, _shuffled, _deepgemm) again, if it has "
+                   "any"});
+  }
+
   // Ranks that cut a matrix alike are told of once.
   void Report(const Buffer& buffer, const std::string& what) {
     if (!reported_.insert(buffer.name).second) return;
@@ -169,6 +194,7 @@ class ScaledSide {
   }
 
   const SideSpec& side_;
+  const fb::Side which_;
   const BlockScheme& scheme_;
   Module& module_;
   Diagnostics& diagnostics_;
@@ -243,10 +269,10 @@ void DeclareQuantisations(const Job& job, Module& module,
   }
 }
 
-void AddBlockScales(const SideSpec& side, Module& module, SideLayout& layout,
-                    Diagnostics& diagnostics) {
+void AddBlockScales(const SideSpec& side, fb::Side which, Module& module,
+                    SideLayout& layout, Diagnostics& diagnostics) {
   if (!side.quantised.given) return;
-  ScaledSide scaled(side, module, diagnostics);
+  ScaledSide scaled(side, which, module, diagnostics);
   for (std::vector<BufferId>& rank : layout.ranks) {
     std::vector<BufferId> buffers;
     for (const BufferId id : rank) {

@@ -21,8 +21,8 @@ void DeclareQuantisations(const Job& job, Module& module,
 
 // Turns the buffers of a quantised side into those of values and scales.
 // Reports parts of buffers that are not whole blocks.
-void AddBlockScales(const SideSpec& side, Module& module, SideLayout& layout,
-                    Diagnostics& diagnostics);
+void AddBlockScales(const SideSpec& side, fb::Side which, Module& module,
+                    SideLayout& layout, Diagnostics& diagnostics);
 
 }  // namespace refit
 

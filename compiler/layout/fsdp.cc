@@ -243,10 +243,13 @@ ExpertShard FsdpLayout::StackShard(const Coordinate& rank) const {
           .second = {}};
 }
 
-// Modules that hold fused experts are those of transformers 5, where
-// mixtral's block is named as the other families'.
+// Modules that hold fused experts are those of transformers 5, where mixtral's
+// block is named as the other families', and nemotron_h's model too.
 std::string FsdpLayout::ModuleName(std::string_view name) const {
   if (!fused_) return std::string(name);
+  if (context_.model.architecture.family == "nemotron_h") {
+    return absl::StrReplaceAll(std::string(name), {{"backbone.", "model."}});
+  }
   return absl::StrReplaceAll(std::string(name),
                              {{".block_sparse_moe.", ".mlp."}});
 }

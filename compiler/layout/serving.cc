@@ -51,19 +51,20 @@ std::string_view ExpertsPrefix(std::string_view name) {
   return name.substr(0, name.find("{1}"));
 }
 
-int64_t ServingVocabularyRows(const Param& param) {
+int64_t ServingVocabularyRows(const Param& param, int64_t multiple) {
   const int64_t vocab = param.shape[0];
-  return (vocab + kVocabularyPadding - 1) / kVocabularyPadding *
-         kVocabularyPadding;
+  const int64_t unit = kVocabularyPadding * multiple;
+  return (vocab + unit - 1) / unit * unit;
 }
 
 Buffer ServingVocabulary(const LayoutContext& context, ParamId id,
-                         EvenPart part) {
+                         EvenPart part, int64_t multiple) {
   const Param& param = context.model.params[IndexOf(id)];
-  return VocabularyTensor(context, param.name, id,
-                          {.padded_rows = ServingVocabularyRows(param),
-                           .count = part.count,
-                           .index = part.index});
+  return VocabularyTensor(
+      context, param.name, id,
+      {.padded_rows = ServingVocabularyRows(param, multiple),
+       .count = part.count,
+       .index = part.index});
 }
 
 TensorSpec FusedHeads(const LayerGroup& group, const Architecture& architecture,

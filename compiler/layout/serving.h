@@ -37,12 +37,12 @@ std::string RenameModule(std::string_view name, std::string_view module);
 // "a.experts.{1}.w1.weight": "a.experts.".
 std::string_view ExpertsPrefix(std::string_view name);
 
-// Vocabulary rows are padded to a multiple of 64.
-int64_t ServingVocabularyRows(const Param& param);
+// Vocabulary rows are padded to a multiple of 64, or of 64 times `multiple`.
+int64_t ServingVocabularyRows(const Param& param, int64_t multiple = 1);
 
 // A vocabulary matrix under the param's own name.
 Buffer ServingVocabulary(const LayoutContext& context, ParamId id,
-                         EvenPart part);
+                         EvenPart part, int64_t multiple = 1);
 
 // Of a group's query, key and value: [query heads; key heads; value heads].
 // With more ranks than key-value heads, consecutive ranks hold the same one.

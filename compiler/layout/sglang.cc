@@ -15,6 +15,7 @@
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/serving.h"
 #include "compiler/layout/serving_mixers.h"
+#include "compiler/layout/sglang_models.h"
 #include "compiler/layout/sglang_sizes.h"
 #include "compiler/layout/shard.h"
 #include "compiler/layout/sizes.h"
@@ -25,18 +26,6 @@ namespace refit {
 namespace {
 
 using enum ParamRole;
-
-// The models of which SGLang makes the head a tensor of its own also when it is
-// tied, and on every pipeline stage, whether the stage reads it or not.
-bool HasHeadOfItsOwn(std::string_view family) {
-  return family == "qwen3_moe" || family == "mixtral" ||
-         family == "qwen3_next" || family == "gpt_oss";
-}
-
-// The models whose router computes with an fp32 copy that it makes once.
-bool CachesRouter(std::string_view family) {
-  return family == "glm4_moe" || family == "glm4_moe_lite";
-}
 
 // The tensor's name in SGLang's modules: the checkpoint's, but for families
 // whose modules are named otherwise.
@@ -53,7 +42,8 @@ class SglangLayout {
   explicit SglangLayout(const LayoutContext& context)
       : context_(context),
         sizes_(sglang::SizesOf(context.side)),
-        table_(context.model) {}
+        table_(context.model),
+        shared_(sglang::SharedExpertsOf(context, table_)) {}
 
   SideLayout LayOut();
 
@@ -72,6 +62,8 @@ class SglangLayout {
 
   EvenPart Embedding(int64_t tensor) const;
   EvenPart Head(int64_t tensor) const;
+  // A vocabulary matrix; padded for ranks that do not divide its usual rows.
+  Buffer Vocabulary(ParamId id, EvenPart part) const;
   EvenPart Attention(int64_t tensor) const {
     return {sizes_.attention, tensor % sizes_.attention};
   }
@@ -79,6 +71,7 @@ class SglangLayout {
   const LayoutContext& context_;
   const sglang::Sizes sizes_;
   const RoleTable table_;
+  const SharedExperts shared_;
   sglang::ExpertForm expert_form_;
 };
 
@@ -99,7 +92,7 @@ void SglangLayout::AddStacks(
 }
 
 EvenPart SglangLayout::Embedding(int64_t tensor) const {
-  switch (sglang::CutOfEmbedding(context_)) {
+  switch (context_.side.embedding.value) {
     case EmbeddingCut::kTensor:
       return {sizes_.tensor, tensor};
     case EmbeddingCut::kAttention:
@@ -113,6 +106,12 @@ EvenPart SglangLayout::Embedding(int64_t tensor) const {
 EvenPart SglangLayout::Head(int64_t tensor) const {
   return context_.side.dp_lm_head.value ? Attention(tensor)
                                         : EvenPart{sizes_.tensor, tensor};
+}
+
+Buffer SglangLayout::Vocabulary(ParamId id, EvenPart part) const {
+  const int64_t rows = ServingVocabularyRows(table_.param(id));
+  const bool divides = rows % part.count == 0;
+  return ServingVocabulary(context_, id, part, divides ? 1 : part.count);
 }
 
 void SglangLayout::AddLayers(Range layers, int64_t tensor,
@@ -163,14 +162,13 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
   });
   AddServingMixers(architecture, attention, add);
   AddMlp(table_, {kMlpGate, kMlpUp, kMlpDown}, mlp, add);
-  const SharedExperts shared = context_.side.shared_experts.value;
-  if (shared != SharedExperts::kFused) {
+  if (shared_ != SharedExperts::kFused) {
     AddMlp(table_, {kSharedExpertGate, kSharedExpertUp, kSharedExpertDown},
-           shared == SharedExperts::kTensor ? mlp : EvenPart{}, add);
+           shared_ == SharedExperts::kTensor ? mlp : EvenPart{}, add);
   }
   add({kRouter}, [&](const LayerGroup& group) {
     TensorSpec spec = Replicated(group);
-    if (CachesRouter(architecture.family) &&
+    if (sglang::CachesRouter(architecture.family) &&
         context_.which == fb::Side::kDestination) {
       spec.post_hooks.push_back(
           {.name = "drop-router-copy",
@@ -191,8 +189,7 @@ void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
   const EvenPart part = {sizes_.expert_tensor, tensor % sizes_.expert_tensor};
   // Fused shared experts stand in the last slot, and are cut as the others.
   ExpertSlice slice = experts;
-  const bool fused =
-      context_.side.shared_experts.value == SharedExperts::kFused;
+  const bool fused = shared_ == SharedExperts::kFused;
   slice.layer_slots = fused ? 1 : 0;
   const auto add = [&](std::vector<ParamRole> roles,
                        const std::vector<ParamRole>& shared, auto make_rows) {
@@ -261,21 +258,23 @@ void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
 void SglangLayout::AddHead(int64_t stage, int64_t tensor,
                            std::vector<BufferId>& out) {
   const Architecture& architecture = context_.model.architecture;
-  const bool own_head = HasHeadOfItsOwn(architecture.family);
   const bool last = stage == sizes_.pipeline - 1;
-  EndUse use =
-      last ? EndUse::kRead : (own_head ? EndUse::kUnread : EndUse::kAbsent);
+  const EndUse elsewhere = sglang::BuildsHeadOnEveryStage(architecture.family)
+                               ? EndUse::kUnread
+                               : EndUse::kAbsent;
+  const EndUse use = last ? EndUse::kRead : elsewhere;
   if (!architecture.tied) {
     for (const ParamId id : table_.Params(kOutputHead)) {
-      AddEnd(context_, use, ServingVocabulary(context_, id, Head(tensor)), out);
+      AddEnd(context_, use, Vocabulary(id, Head(tensor)), out);
     }
     return;
   }
   // On one stage the head is the embedding's own tensor and has no name; else
   // it is a copy, which of a source need not be read.
-  if (sizes_.pipeline == 1 && !own_head) return;
+  if (sizes_.pipeline == 1 && !sglang::HasHeadOfItsOwn(architecture.family))
+    return;
   for (const ParamId id : table_.Params(kEmbedding)) {
-    Buffer head = ServingVocabulary(context_, id, Head(tensor));
+    Buffer head = Vocabulary(id, Head(tensor));
     head.name = "lm_head.weight";
     if (use == EndUse::kRead && context_.which == fb::Side::kSource) {
       head = SkippedCopy(
@@ -293,7 +292,7 @@ std::vector<BufferId> SglangLayout::Rank(const ExpertSlice& experts,
   const std::string_view family = context_.model.architecture.family;
   std::vector<BufferId> out;
   for (const ParamId id : table_.Params(kEmbedding)) {
-    Buffer embedding = ServingVocabulary(context_, id, Embedding(tensor));
+    Buffer embedding = Vocabulary(id, Embedding(tensor));
     embedding.name = SglangName(family, std::move(embedding.name));
     AddEnd(context_, stage == 0 ? EndUse::kRead : EndUse::kAbsent,
            std::move(embedding), out);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "compiler/layout/mixers.h"
 #include "compiler/layout/serving.h"
+#include "compiler/layout/sglang_models.h"
 
 namespace refit::sglang {
 namespace {
@@ -23,12 +24,10 @@ void CheckShared(const LayoutContext& context, const RoleTable& table,
                                   context.side.key));
     return;
   }
-  if (shared.value == SharedExperts::kTensor) {
-    CheckSharedExperts(checks, tensor);
-  }
-  if (shared.value != SharedExperts::kFused) return;
-  if (table.Params(kSharedExpertGate).empty() ||
-      !table.Params(kSharedExpertRouter).empty()) {
+  const SharedExperts kind = SharedExpertsOf(context, table);
+  if (kind == SharedExperts::kTensor) CheckSharedExperts(checks, tensor);
+  if (kind != SharedExperts::kFused) return;
+  if (table.Params(kSharedExpertGate).empty()) {
     checks.Report(
         shared.place,
         absl::StrFormat("%s.shared_experts \"fused\" is not what SGLang does "
@@ -42,33 +41,13 @@ void CheckShared(const LayoutContext& context, const RoleTable& table,
     const int64_t rows = table.param(id).shape[0];
     if (rows == expert) continue;
     checks.Report(
-        shared.place,
-        absl::StrFormat("%s.shared_experts \"fused\" needs shared experts of "
+        shared.given ? shared.place : context.side.layout.place,
+        absl::StrFormat("%s.shared_experts \"fused\"%s needs shared experts of "
                         "the size of one; they have %d intermediate features, "
                         "an expert has %d",
-                        context.side.key, rows, expert));
-  }
-}
-
-// Reports what SGLang's classes do not have of models that others know.
-void CheckFamily(const LayoutContext& context, const RoleTable& table,
-                 SizeChecks& checks) {
-  if (context.model.architecture.family != "qwen3_next") return;
-  const SideSpec& side = context.side;
-  if (side.pipeline_parallel.value > 1) {
-    checks.Report(side.pipeline_parallel.place,
-                  absl::StrFormat("%s.pipeline_parallel %d: SGLang's "
-                                  "qwen3_next has one stage; wanted 1",
-                                  side.key, side.pipeline_parallel.value));
-  }
-  if (!table.Params(kMlpUp).empty()) {
-    checks.Report(
-        side.layout.place,
-        absl::StrFormat("%s: SGLang's qwen3_next has experts in every layer, "
-                        "and the model has a dense MLP \"%s\"; wanted another "
-                        "layout (generic places any tensors)",
-                        side.key,
-                        table.param(table.Params(kMlpUp)[0]).FirstName()));
+                        context.side.key,
+                        shared.given ? "" : ", SGLang's default here,", rows,
+                        expert));
   }
 }
 
@@ -126,14 +105,6 @@ bool CheckAxes(const LayoutContext& context) {
   return fits;
 }
 
-EmbeddingCut CutOfEmbedding(const LayoutContext& context) {
-  // Under attention data parallelism gpt_oss does not cut it.
-  const bool whole = context.model.architecture.family == "gpt_oss" &&
-                     context.side.dp_attention.value > 1;
-  return whole && !context.side.embedding.given ? EmbeddingCut::kReplicated
-                                                : context.side.embedding.value;
-}
-
 ExpertForm CheckSizes(const LayoutContext& context, const RoleTable& table,
                       const Sizes& sizes, SizeChecks& checks) {
   const SideSpec& side = context.side;
@@ -150,14 +121,7 @@ ExpertForm CheckSizes(const LayoutContext& context, const RoleTable& table,
   CheckShared(context, table, tensor, checks);
   CheckMixerSizes(checks, context.model.architecture, attention,
                   MambaGroups::kCutOrWhole);
-  CheckFamily(context, table, checks);
-  if (CutOfEmbedding(context) != EmbeddingCut::kReplicated) {
-    CheckVocabulary(
-        checks, table, kEmbedding,
-        CutOfEmbedding(context) == EmbeddingCut::kTensor ? tensor : attention);
-  }
-  CheckVocabulary(checks, table, kOutputHead,
-                  side.dp_lm_head.value ? attention : tensor);
+  CheckModel(context, table, checks);
 
   const SizeChecks::Divisor expert =
       checks.Named("expert_parallel", side.expert_parallel);

@@ -27,9 +27,6 @@ bool CheckAxes(const LayoutContext& context);
 // Requires CheckAxes.
 Sizes SizesOf(const SideSpec& side);
 
-// How the ranks share the embedding.
-EmbeddingCut CutOfEmbedding(const LayoutContext& context);
-
 // What the MoE backend makes of each expert's matrices.
 struct ExpertForm {
   GateUpOrder order = GateUpOrder::kGateFirst;

@@ -233,7 +233,9 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
       }
     }
   }
-  return buffer;
+  if (!spec.skip.has_value()) return buffer;
+  return SkippedCopy(std::move(buffer), spec.skip->reason,
+                     std::move(spec.skip->detail));
 }
 
 DType BufferDType(const SideSpec& side, const Param& param) {

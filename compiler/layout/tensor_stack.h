@@ -33,6 +33,12 @@ Part ColumnsPart(const Param& param, Range columns);
 // The whole param, alone in its buffer.
 Part WholePart(const Param& param);
 
+// Why a tensor is neither read nor written.
+struct DeclaredSkip {
+  SkipReason reason = SkipReason::kUnspecified;
+  std::string detail;
+};
+
 // One tensor of a stack of buffers.
 struct TensorSpec {
   std::string
@@ -44,6 +50,7 @@ struct TensorSpec {
   // The dtype in which the framework keeps the tensor whatever the side's is.
   std::optional<DType> own_dtype = std::nullopt;
   std::vector<PostHook> post_hooks = {};  // that each write of it asks for
+  std::optional<DeclaredSkip> skip = std::nullopt;  // of all of it
 };
 
 // A part of a matrix's rows, or of its columns, alone in a tensor without a

@@ -2,7 +2,6 @@
 // and fused-MoE layers. docs/layouts.md holds the formulas and where they come
 // from.
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,7 +10,6 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_replace.h"
 #include "compiler/layout/expert_slots.h"
 #include "compiler/layout/layout.h"
 #include "compiler/layout/mixers.h"
@@ -23,6 +21,7 @@
 #include "compiler/layout/sizes.h"
 #include "compiler/layout/stages.h"
 #include "compiler/layout/tensor_stack.h"
+#include "compiler/layout/vllm_models.h"
 
 namespace refit {
 namespace {
@@ -43,54 +42,6 @@ struct VllmSizes {
     return expert_parallel && tensor > 1 && data > 1;
   }
 };
-
-// The tensor's name in vLLM's modules: the checkpoint's, but for families whose
-// modules are named otherwise.
-std::string VllmName(std::string_view family, std::string name) {
-  if (family == "nemotron_h") return NemotronName(std::move(name));
-  if (family == "gpt_oss") {
-    name = absl::StrReplaceAll(
-        name, {{".self_attn.", ".attn."}, {".embed_tokens.", ".embedding."}});
-  }
-  return name;
-}
-
-// The models whose checkpoint keeps the draft model under "mtp.": vLLM gives
-// the draft's modules this prefix too, where others have the model's layer
-// numbers. What joins the inputs of such a draft is cut by rows.
-bool DraftHasPrefix(std::string_view family) {
-  return family == "qwen3_next" || family == "nemotron_h";
-}
-
-// The models whose router vLLM keeps in fp32.
-bool HasFp32Router(std::string_view family) {
-  return family == "glm4_moe" || family == "glm4_moe_lite";
-}
-
-// The models of which vLLM builds embedding, final norm and head on every
-// pipeline stage, whether the stage reads them or not.
-bool BuildsEndsOnEveryStage(std::string_view family) {
-  return family == "qwen3_moe" || family == "mixtral" ||
-         family == "nemotron_h" || family == "gpt_oss";
-}
-
-// Whether experts are named "experts.routed_experts.", as from 0.25 on.
-// nullopt: not a version.
-std::optional<bool> HasRoutedExperts(std::string_view version) {
-  const char* const end = version.data() + version.size();
-  int32_t major = 0;
-  int32_t minor = 0;
-  const auto [dot, major_error] = std::from_chars(version.data(), end, major);
-  if (major_error != std::errc() || dot == end || *dot != '.') {
-    return std::nullopt;
-  }
-  const auto [rest, minor_error] = std::from_chars(dot + 1, end, minor);
-  if (minor_error != std::errc() || major < 0 || minor < 0) {
-    return std::nullopt;
-  }
-  // What follows is a patch level or a pre-release tag: "0.25.1", "0.25rc1".
-  return std::pair(major, minor) >= std::pair(0, 25);
-}
 
 class VllmLayout {
  public:
@@ -129,8 +80,9 @@ class VllmLayout {
   void CheckDraft(SizeChecks& checks, const SizeChecks::Divisor& tensor);
 
   // Adds a tensor outside the layers: whole where a stage reads it, a declared
-  // skip where it holds a copy it never reads, else nothing.
-  void AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out);
+  // skip where it is built and never read, else nothing.
+  void AddEnd(bool is_read, bool is_built, Buffer buffer,
+              std::vector<BufferId>& out);
 
   const LayoutContext& context_;
   const VllmSizes sizes_;
@@ -168,7 +120,8 @@ void VllmLayout::CheckSizes(SizeChecks& checks) {
   CheckDraft(checks, tensor);
 
   if (side.version.given) {
-    const std::optional<bool> routed = HasRoutedExperts(side.version.value);
+    const std::optional<bool> routed =
+        vllm::HasRoutedExperts(side.version.value);
     if (!routed.has_value()) {
       checks.Report(
           side.version.place,
@@ -183,7 +136,7 @@ void VllmLayout::CheckSizes(SizeChecks& checks) {
 void VllmLayout::CheckDraft(SizeChecks& checks,
                             const SizeChecks::Divisor& tensor) {
   const Architecture& architecture = context_.model.architecture;
-  if (!DraftHasPrefix(architecture.family)) return;
+  if (!vllm::DraftHasPrefix(architecture.family)) return;
   checks.Rows(tensor, kMtpProjection, "rows that join the draft's inputs");
   const SideSpec& side = context_.side;
   const auto refuse = [&](std::string_view found) {
@@ -213,7 +166,7 @@ void VllmLayout::AddLayers(int64_t stage, Range layers,
       context_, table_, layers, roles, experts,
       [&](const LayerGroup& group) {
         TensorSpec spec = make(group);
-        spec.name = VllmName(architecture.family, std::move(spec.name));
+        spec.name = vllm::ModuleName(architecture.family, std::move(spec.name));
         return spec;
       },
       out);
@@ -229,12 +182,12 @@ void VllmLayout::AddLayers(int64_t stage, Range layers,
       out);
 }
 
-void VllmLayout::AddEnd(bool read, Buffer buffer, std::vector<BufferId>& out) {
-  const std::string_view family = context_.model.architecture.family;
-  buffer.name = VllmName(family, std::move(buffer.name));
-  const EndUse unread =
-      BuildsEndsOnEveryStage(family) ? EndUse::kUnread : EndUse::kAbsent;
-  refit::AddEnd(context_, read ? EndUse::kRead : unread, std::move(buffer),
+void VllmLayout::AddEnd(bool is_read, bool is_built, Buffer buffer,
+                        std::vector<BufferId>& out) {
+  buffer.name = vllm::ModuleName(context_.model.architecture.family,
+                                 std::move(buffer.name));
+  const EndUse unread = is_built ? EndUse::kUnread : EndUse::kAbsent;
+  refit::AddEnd(context_, is_read ? EndUse::kRead : unread, std::move(buffer),
                 out);
 }
 
@@ -247,7 +200,7 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   // The draft model, on the last stage, has an embedding of its own unless it
   // shares that of the first. Its head is the model's.
   const bool drafts = last && architecture.mtp_layers > 0;
-  const bool draft_has_prefix = DraftHasPrefix(architecture.family);
+  const bool draft_has_prefix = vllm::DraftHasPrefix(architecture.family);
   const bool reads_embedding = stage == 0 || (drafts && !draft_has_prefix) ||
                                (architecture.tied && last);
   for (const ParamId id : table_.Params(kEmbedding)) {
@@ -255,9 +208,11 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
     if (drafts && draft_has_prefix && stage > 0) {
       Buffer copy = embedding;
       copy.name = "mtp.embed_tokens.weight";
-      AddEnd(true, std::move(copy), out);
+      AddEnd(/*is_read=*/true, /*is_built=*/true, std::move(copy), out);
     }
-    AddEnd(reads_embedding, std::move(embedding), out);
+    AddEnd(reads_embedding,
+           vllm::BuildsVocabularyOnEveryStage(architecture.family),
+           std::move(embedding), out);
   }
 
   const EvenPart part = {sizes_.tensor, tensor};
@@ -316,12 +271,35 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
     }
     return spec;
   });
+  if (architecture.latent.has_value()) {
+    const LatentAttention& latent = *architecture.latent;
+    const int64_t heads = architecture.heads / part.count;
+    add({kKeyValueUp}, [&](const LayerGroup& group) {
+      return vllm::LatentProjection(
+          group, "W_UV", {heads, latent.key_value_rank, latent.value_dim});
+    });
+    add({kKeyValueUp}, [&](const LayerGroup& group) {
+      return vllm::LatentProjection(
+          group, "W_UK_T", {heads, latent.nope_dim, latent.key_value_rank});
+    });
+  }
   add({kAttentionOutput}, column_shard);
-  add({kAttentionOutputBias}, replicated);
+  if (!vllm::LacksOutputBias(architecture.family)) {
+    add({kAttentionOutputBias}, replicated);
+  }
   add({kQueryNorm}, replicated);
   add({kKeyNorm}, replicated);
-  add({kAttentionSinks},
-      [&](const LayerGroup& group) { return RowPart(*group.params[0], part); });
+  add({kAttentionSinks}, [&](const LayerGroup& group) {
+    TensorSpec spec = RowPart(*group.params[0], part);
+    if (context_.which == fb::Side::kDestination) {
+      spec.post_hooks.push_back(
+          {.name = "derive-attention-sinks",
+           .detail = "with the attention backend FLASHINFER make the layer's "
+                     "fp32 copy of them again "
+                     "(process_weights_after_loading); others read them"});
+    }
+    return spec;
+  });
   AddServingMixers(architecture, part, add);
   AddMlp(table_, {kMlpGate, kMlpUp, kMlpDown}, part, add);
   add({kAttentionNorm}, replicated);
@@ -329,7 +307,7 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   add({kMoeNorm}, replicated);
   add({kRouter}, [&](const LayerGroup& group) {
     TensorSpec spec = Replicated(group);
-    if (HasFp32Router(architecture.family)) spec.own_dtype = DType::kFp32;
+    if (vllm::HasFp32Router(architecture.family)) spec.own_dtype = DType::kFp32;
     return spec;
   });
   add({kRouterBias}, replicated);
@@ -383,14 +361,17 @@ std::vector<BufferId> VllmLayout::Experts(const ExpertSlice& slice,
 
 std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {
   std::vector<BufferId> out;
+  const std::string_view family = context_.model.architecture.family;
   const bool last = stage == sizes_.pipeline - 1;
   for (const ParamId id : table_.Params(kFinalNorm)) {
-    AddEnd(last, WholeTensor(context_, table_.param(id).name, id), out);
+    AddEnd(last, vllm::BuildsEndsOnEveryStage(family),
+           WholeTensor(context_, table_.param(id).name, id), out);
   }
   // Tied: the head is the embedding's own tensor and has no name.
   if (context_.model.architecture.tied) return out;
   for (const ParamId id : table_.Params(kOutputHead)) {
-    AddEnd(last, ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
+    AddEnd(last, vllm::BuildsVocabularyOnEveryStage(family),
+           ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
   }
   return out;
 }

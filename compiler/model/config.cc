@@ -66,6 +66,11 @@ bool ConfigReader::FlagOr(std::string_view key, bool otherwise) {
   return object_.values().Bool(*value, key).value_or(otherwise);
 }
 
+void ConfigReader::ExpectFalse(std::string_view key) {
+  if (!FlagOr(key, false)) return;
+  Error(key, absl::StrFormat("%s true is not supported; wanted false", key));
+}
+
 std::vector<int64_t> ConfigReader::IntegersOr(std::string_view key,
                                               std::vector<int64_t> otherwise) {
   const JsonValue* value = FindSet(key);

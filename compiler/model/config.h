@@ -32,6 +32,8 @@ class ConfigReader {
   int64_t ExpertCount();
   int64_t CountOr(std::string_view key, int64_t otherwise);  // may be 0
   bool FlagOr(std::string_view key, bool otherwise);
+  // Reports a flag that is set, and would give the model other parameters.
+  void ExpectFalse(std::string_view key);
   std::vector<int64_t> IntegersOr(std::string_view key,
                                   std::vector<int64_t> otherwise);
   // "" when missing.

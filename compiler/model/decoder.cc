@@ -20,13 +20,22 @@ int64_t ReadHeadDim(ConfigReader& config, const Architecture& architecture) {
   return architecture.hidden / architecture.heads;
 }
 
+// nemotron_h of transformers 5 lists its layers and need not count them.
+int64_t ReadLayers(ConfigReader& config) {
+  constexpr std::string_view kList = "layers_block_type";
+  if (config.Has("num_hidden_layers") || !config.Has(kList)) {
+    return config.Count("num_hidden_layers");
+  }
+  return static_cast<int64_t>(config.StringsOr(kList, {}).size());
+}
+
 }  // namespace
 
 DecoderBuilder::DecoderBuilder(ConfigReader& config, Model& model,
                                HeadForm heads)
     : config_(config), model_(model), dtype_(config.WeightDType()) {
   Architecture& architecture = model_.architecture;
-  architecture.layers = config.Count("num_hidden_layers");
+  architecture.layers = ReadLayers(config);
   architecture.hidden = config.Size("hidden_size");
   architecture.heads = config.Size("num_attention_heads");
   architecture.vocab = config.Size("vocab_size");

@@ -19,9 +19,14 @@ struct LayerKind {
   char letter;
   std::string_view word;
 };
-constexpr std::array kLayerKinds = {
-    LayerKind{'M', "mamba"}, LayerKind{'E', "moe"}, LayerKind{'*', "attention"},
-    LayerKind{'-', "mlp"}};
+// transformers 5 saves mamba and attention as linear_attention and
+// full_attention.
+constexpr std::array kLayerKinds = {LayerKind{'M', "mamba"},
+                                    LayerKind{'E', "moe"},
+                                    LayerKind{'*', "attention"},
+                                    LayerKind{'-', "mlp"},
+                                    LayerKind{'M', "linear_attention"},
+                                    LayerKind{'*', "full_attention"}};
 
 // One letter a layer, from a string of them or from a list of words.
 std::string ReadPattern(ConfigReader& config, std::string_view letters_key,
@@ -34,8 +39,9 @@ std::string ReadPattern(ConfigReader& config, std::string_view letters_key,
                        [&](const LayerKind& k) { return k.word == word; });
       if (kind == kLayerKinds.end()) {
         config.Error(words_key,
-                     absl::StrFormat("%s has a layer %s; wanted mamba, moe, "
-                                     "attention or mlp",
+                     absl::StrFormat("%s has a layer %s; wanted mamba "
+                                     "(linear_attention), moe, attention "
+                                     "(full_attention) or mlp",
                                      words_key, Quoted(word)));
         return pattern;
       }
@@ -97,6 +103,8 @@ class NemotronBuilder {
 
 void NemotronBuilder::Build() {
   Architecture& a = model_.architecture;
+  config_.ExpectFalse("mlp_bias");
+  config_.ExpectFalse("attention_bias");  // which no framework's modules read
   const std::string pattern =
       ReadPattern(config_, "hybrid_override_pattern", "layers_block_type");
   if (static_cast<int64_t>(pattern.size()) != a.layers) {
@@ -177,7 +185,8 @@ void NemotronBuilder::AddMamba(const IndexDim& layers) {
   const MambaSizes& mamba = *model_.architecture.mamba;
   const int64_t conv = mamba.inner() + 2 * mamba.shared();
   const int64_t in = mamba.inner() + conv + mamba.heads;
-  const bool bias = config_.FlagOr("mamba_proj_bias", false);
+  const bool bias = config_.FlagOr("use_bias", false) ||
+                    config_.FlagOr("mamba_proj_bias", false);
   Add("norm.weight", kMambaNorm, {hidden}, {layers});
   Add("mixer.in_proj.weight", kMambaIn, {in, hidden}, {layers});
   if (bias) Add("mixer.in_proj.bias", kMambaInBias, {in}, {layers});
@@ -203,11 +212,6 @@ void NemotronBuilder::AddAttention(const IndexDim& layers) {
   Add("mixer.k_proj.weight", kKey, {key_value, a.hidden}, {layers});
   Add("mixer.v_proj.weight", kValue, {key_value, a.hidden}, {layers});
   Add("mixer.o_proj.weight", kAttentionOutput, {a.hidden, query}, {layers});
-  if (!config_.FlagOr("attention_bias", false)) return;
-  Add("mixer.q_proj.bias", kQueryBias, {query}, {layers});
-  Add("mixer.k_proj.bias", kKeyBias, {key_value}, {layers});
-  Add("mixer.v_proj.bias", kValueBias, {key_value}, {layers});
-  Add("mixer.o_proj.bias", kAttentionOutputBias, {a.hidden}, {layers});
 }
 
 void NemotronBuilder::AddMlp(const IndexDim& layers) {
@@ -224,6 +228,13 @@ void NemotronBuilder::AddExperts(const IndexDim& layers) {
   model_.architecture.experts = experts;
   const int64_t intermediate = config_.Size("moe_intermediate_size");
   const int64_t shared = config_.Size("moe_shared_expert_intermediate_size");
+  if (const int64_t count = config_.CountOr("n_shared_experts", 1);
+      count != 1) {
+    config_.Error("n_shared_experts",
+                  absl::StrFormat("n_shared_experts is %d, which frameworks "
+                                  "read differently; wanted 1",
+                                  count));
+  }
   // Experts may work in a narrower space than the model's.
   const int64_t width = config_.SizeOr("moe_latent_size", hidden);
   const std::vector<IndexDim> every = {layers, Consecutive(0, experts)};

@@ -46,6 +46,7 @@ class Qwen3NextBuilder {
 
 void Qwen3NextBuilder::Build() {
   model_.architecture.output_gate = true;
+  config_.ExpectFalse("attention_bias");
   // A checkpoint in block-scaled FP8.
   model_.stored_beside.push_back("*.weight_scale_inv");
   ReadDeltaNet();

@@ -10,7 +10,7 @@ absl::Status LayOutSource(const PassOptions& options, Module& module) {
                           .which = fb::Side::kSource,
                           .buffers = module.buffers,
                           .diagnostics = options.diagnostics});
-  AddBlockScales(options.job.source, module, module.source,
+  AddBlockScales(options.job.source, fb::Side::kSource, module, module.source,
                  options.diagnostics);
   return absl::OkStatus();
 }
@@ -21,8 +21,8 @@ absl::Status LayOutDestination(const PassOptions& options, Module& module) {
                                .which = fb::Side::kDestination,
                                .buffers = module.buffers,
                                .diagnostics = options.diagnostics});
-  AddBlockScales(options.job.destination, module, module.destination,
-                 options.diagnostics);
+  AddBlockScales(options.job.destination, fb::Side::kDestination, module,
+                 module.destination, options.diagnostics);
   return absl::OkStatus();
 }
 

@@ -53,7 +53,8 @@ class Executor:
 
         The first bind is collective, and so is every one of a plan with direct rounds. Bind again when tensors move.
         Raises BindError with every problem: missing, unexpected or duplicate names, wrong dtype, shape, device or size,
-        not contiguous, overlapping.
+        not contiguous, overlapping. Tensors that the plan skips as a whole are left alone, whatever they are: a worker
+        may have made them anew, or not at all.
         """
         if self.state == "loaded":
             self.connect(timeout)
@@ -63,7 +64,10 @@ class Executor:
         names, views, locators = [], [], []
         wanted = self.plan.tensors(self.rank) if buffers else {}
         named = [(name, buffer) for name, buffer in (buffers or {}).items() if name in wanted]
+        skipped = self.plan.skipped(self.rank)
         for name, tensor in [*tensors.items(), *named]:
+            if name in skipped:
+                continue
             seen = view(tensor)
             # An array interface does not say which GPU: the device finds out.
             if not seen.problem and seen.device not in (self.device, self.device.split(":")[0]):

@@ -203,6 +203,10 @@ class Plan:
         """What `rank` binds, by name, in plan order."""
         return {name: TensorInfo(dtype, tuple(shape)) for name, dtype, shape in self._file.tensors(rank)}
 
+    def skipped(self, rank: int) -> set[str]:
+        """Names among `tensors(rank)` that the plan declares as skips: no refit reads or writes them."""
+        return set(self._file.skipped(rank))
+
     def traffic(self) -> dict[tuple[int, int], int]:
         """Bytes moved, by sender and receiver; pairs that move nothing are left out."""
         return {(sender, receiver): size for sender, receiver, size in self._file.traffic()}

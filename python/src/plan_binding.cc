@@ -20,6 +20,7 @@
 #include "compiler/diagnostics.h"
 #include "compiler/job/job.h"
 #include "compiler/job/text_file.h"
+#include "executor/binding.h"
 #include "plan/diff/diff.h"
 #include "plan/dtype.h"
 #include "plan/plan_file.h"
@@ -108,6 +109,22 @@ std::vector<TensorInfo> Tensors(const PlanFile& plan, int32_t rank) {
     }
   }
   return tensors;
+}
+
+// The names of a rank's tensors that no refit reads or writes.
+std::vector<std::string> Skipped(const PlanFile& plan, int32_t rank) {
+  CheckRank(plan, rank);
+  const TensorTable table(plan, rank);
+  const std::vector<bool> skipped = table.Skipped();
+  std::vector<std::string> names;
+  for (size_t slot = 0; slot < table.workers_stacks(); ++slot) {
+    for (uint64_t entry = table.begin(slot); entry < table.begin(slot + 1);
+         ++entry) {
+      if (!skipped[entry]) continue;
+      names.push_back(table.Name(slot, entry - table.begin(slot)));
+    }
+  }
+  return names;
 }
 
 // Payload bytes by sender and receiver.
@@ -239,6 +256,7 @@ void BindPlan(nb::module_& module) {
       .def("stats_text", [](const PlanFile& p) { return StatsText(p); })
       .def("stats", &Stats)
       .def("tensors", &Tensors, nb::arg("rank"))
+      .def("skipped", &Skipped, nb::arg("rank"))
       .def("traffic", &Traffic)
       .def("verify", &Verify, nb::arg("progress").none())
       .def("diff", &Diff, nb::arg("other"));

@@ -123,6 +123,16 @@ def test_bind_names_what_is_missing_and_what_is_unexpected(tiny_job, weights):
         'unexpected: "norm.wieght" fp32 [6] is not in the plan', 'missing: "norm.weight" fp32 [6]']
 
 
+def test_bind_leaves_alone_what_the_plan_skips(tiny_job, weights):
+    plan = refit.compile({**tiny_job, "options": {"exclude": ["norm.weight"]}})
+    assert plan.skipped(2) == {"norm.weight"}
+    tensors = worker_tensors(weights, plan)
+    tensors[2]["norm.weight"] = np.zeros((9, 9), np.float64)[:, ::2]
+    del tensors[3]["norm.weight"]
+    refit.run_local(plan, tensors)
+    np.testing.assert_array_equal(tensors[3]["layers.0.weight"], weights["layers.0.weight"][:, 3:])
+
+
 def test_bind_refuses_memory_that_it_must_not_write(tiny_job, weights):
     def spoil(tensors):
         tensors["norm.weight"].flags.writeable = False

@@ -76,6 +76,66 @@ TEST(CompileTest, ManyRanksMayHoldTheSameNames) {
             "");
 }
 
+TEST(CompileTest, EnginesNameMicroscalingScalesDifferently) {
+  const TemporaryDirectory directory;
+  const std::string config = directory.Write("config.json", R"({
+      "model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 1,
+      "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32,
+      "intermediate_size": 64, "vocab_size": 64})");
+  const auto scales_of = [&](const std::string& layout) {
+    std::vector<uint8_t> bytes;
+    EXPECT_EQ(ErrorsOf(R"({"model": ")" + config +
+                           R"(", "source": {"layout": "megatron"},
+                               "destination": {"dtype": "mxfp8_e4m3",
+                                               "layout": ")" +
+                           layout + R"("}})",
+                       &bytes),
+              "");
+    const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(std::move(bytes));
+    EXPECT_TRUE(plan.ok());
+    std::string found;
+    const fb::RankProgram& rank = *plan->body().programs()->Get(1);
+    for (uint32_t i = 0; i < rank.buffers()->size() - rank.scratch_buffers();
+         ++i) {
+      const fb::Buffer* buffer =
+          plan->body().buffers()->Get(rank.buffers()->Get(i));
+      const std::string name = buffer->name()->str();
+      if (!name.starts_with("model.layers.{0}.mlp.down_proj.weight_")) continue;
+      found = name.substr(name.rfind('.') + 1);
+      if (buffer->post_hooks() == nullptr) continue;
+      for (const fb::PostHook* hook : *buffer->post_hooks()) {
+        found += " " + hook->name()->str();
+      }
+    }
+    return found;
+  };
+  EXPECT_EQ(scales_of("vllm"), "weight_scale");
+  EXPECT_EQ(scales_of("sglang"), "weight_scale_inv derive-scale-copies");
+}
+
+TEST(CompileTest, AnEnginesDefaultIsAnotherInputThanTheSameWord) {
+  const TemporaryDirectory directory;
+  const std::string config = directory.Write("config.json", R"({
+      "model_type": "glm4_moe_lite", "hidden_size": 4, "vocab_size": 64,
+      "num_hidden_layers": 1, "num_attention_heads": 2, "kv_lora_rank": 2,
+      "qk_nope_head_dim": 2, "qk_rope_head_dim": 1, "v_head_dim": 1,
+      "moe_intermediate_size": 4, "n_routed_experts": 2,
+      "n_shared_experts": 1})");
+  const auto digest_with = [&](const std::string& key) {
+    std::vector<uint8_t> bytes;
+    EXPECT_EQ(ErrorsOf(R"({"model": ")" + config +
+                           R"(", "source": {"layout": "megatron"},
+                               "destination": {"layout": "sglang")" +
+                           key + "}}",
+                       &bytes),
+              "");
+    const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(std::move(bytes));
+    EXPECT_TRUE(plan.ok());
+    return DigestText(*plan->plan().inputs_digest());
+  };
+  EXPECT_NE(digest_with(""), digest_with(R"(, "shared_experts": "tensor")"));
+}
+
 TEST(CompileTest, ReplicasShareTheSending) {
   const std::string parameters =
       R"({"name": "w", "shape": [1024, 64], "dtype": "bf16"},

@@ -231,6 +231,7 @@ TEST(HybridSglangLayoutTest, AttentionHasNoModuleOfItsOwnInQwen3Next) {
   side.dp_attention.value = 2;
   side.expert_parallel.value = 2;
   side.embedding.value = EmbeddingCut::kAttention;
+  side.shared_experts = Given(SharedExperts::kTensor);
   const Tensors rank =
       LayOutAndExpand(model, side, fb::Side::kDestination).at(3);
   // Rank 3 is the second of two attention ranks, and has half of experts 2, 3.
@@ -269,9 +270,30 @@ TEST(HybridSglangLayoutTest, WhatItsQwen3NextLacksIsReported) {
       "wanted another layout (generic places any tensors)\n");
   SideSpec side = Side(LayoutKind::kSglang, 1);
   side.shared_experts = Given(SharedExperts::kFused);
-  EXPECT_EQ(LayOutErrors(ReadTinyModel(Qwen3Next()), side),
+  EXPECT_EQ(LayOutErrors(ReadTinyModel(Nemotron(kOnePrediction)), side),
             "destination.shared_experts \"fused\" is not what SGLang does with "
-            "those of qwen3_next; wanted \"tensor\" or \"replicated\"\n");
+            "those of nemotron_h; wanted \"tensor\" or \"replicated\"\n");
+}
+
+TEST(HybridSglangLayoutTest, ASharedExpertOfQwen3NextIsFusedIfItIsOfTheirSize) {
+  const std::string mlp = "model.layers.1.mlp.";
+  const Model model = ReadTinyModel(Qwen3Next());  // all of 4 features
+  const Tensors hf = Checkpoint(model);
+  SideSpec side = Side(LayoutKind::kSglang, 2);
+  side.expert_parallel.value = 2;
+  Tensors rank = LayOutAndExpand(model, side, fb::Side::kDestination).at(1);
+  std::vector<Tensor> down;
+  for (const char* expert : {"experts.2", "experts.3", "shared_expert"}) {
+    down.push_back(hf.at(mlp + expert + ".down_proj.weight"));
+  }
+  EXPECT_EQ(rank.at(mlp + "experts.w2_weight"), Stack(down));
+  EXPECT_FALSE(rank.contains(mlp + "shared_expert.down_proj.weight"));
+  EXPECT_EQ(rank.at(mlp + "shared_expert_gate.weight"),
+            hf.at(mlp + "shared_expert_gate.weight"));
+
+  side.shared_experts = Given(SharedExperts::kTensor);
+  rank = LayOutAndExpand(model, side, fb::Side::kDestination).at(1);
+  EXPECT_TRUE(rank.contains(mlp + "shared_expert.down_proj.weight"));
 }
 
 TEST(HybridSglangLayoutTest, NemotronIsNamedAsInVllmAndCutByAttentionRanks) {
@@ -296,7 +318,7 @@ TEST(HybridSglangLayoutTest, NemotronIsNamedAsInVllmAndCutByAttentionRanks) {
             Rows(hf.at("backbone.embeddings.weight"), 32, 64));
 }
 
-TEST(HybridSglangLayoutTest, GptOssKeepsItsEmbeddingWholeUnderDpAttention) {
+TEST(HybridSglangLayoutTest, GptOssCutsHeadsByItsAttentionRanks) {
   const Model model = ReadTinyModel(kGptOss);
   const Tensors hf = Checkpoint(model);
   SideSpec side = Side(LayoutKind::kSglang, 4);
@@ -305,7 +327,7 @@ TEST(HybridSglangLayoutTest, GptOssKeepsItsEmbeddingWholeUnderDpAttention) {
   side.embedding.value = EmbeddingCut::kAttention;
   Tensors rank = LayOutAndExpand(model, side, fb::Side::kDestination).at(3);
   EXPECT_EQ(rank.at("model.embed_tokens.weight"),
-            hf.at("model.embed_tokens.weight"));
+            Rows(hf.at("model.embed_tokens.weight"), 32, 64));
   EXPECT_EQ(rank.at("model.layers.0.self_attn.sinks"),
             Rows(hf.at("model.layers.0.self_attn.sinks"), 2, 4));
   const std::string experts = "model.layers.0.mlp.experts.";
@@ -354,6 +376,40 @@ Buffer BufferOf(const Model& model, const SideSpec& side,
   }
   ADD_FAILURE() << "no " << name;
   return {};
+}
+
+TEST(HybridVllmLayoutTest, AttentionSinksMayHaveACopy) {
+  const Buffer sinks =
+      BufferOf(ReadTinyModel(kGptOss), Side(LayoutKind::kVllm, 1),
+               "model.layers.{0}.attn.sinks");
+  ASSERT_EQ(sinks.post_hooks.size(), 1);
+  EXPECT_EQ(sinks.post_hooks[0].name, "derive-attention-sinks");
+}
+
+TEST(HybridVllmLayoutTest, EveryStageOfQwen3NextHasAVocabularyAndOneTheNorm) {
+  const Model model = ReadTinyModel(Qwen3Next());
+  const Tensors hf = Checkpoint(model);
+  const std::vector<Tensors> ranks = LayOutAndExpand(
+      model, Side(LayoutKind::kVllm, 1, 2), fb::Side::kDestination);
+  const Tensor unread = Filled({64, 4}, Tensor::kSkip);
+  EXPECT_EQ(ranks[0].at("lm_head.weight"), unread);
+  EXPECT_EQ(ranks[1].at("lm_head.weight"), hf.at("lm_head.weight"));
+  EXPECT_EQ(ranks[1].at("model.embed_tokens.weight"), unread);
+  EXPECT_FALSE(ranks[0].contains("model.norm.weight"));
+}
+
+TEST(HybridFsdpLayoutTest, FusedExpertsOfNemotronAreInAModelOfTransformers5) {
+  const Model model = ReadTinyModel(Nemotron(kOnePrediction));
+  SideSpec side = MakeSide(LayoutKind::kFsdp);
+  EXPECT_TRUE(
+      LayOutAndExpand(model, side, fb::Side::kSource)
+          .at(0)
+          .contains("backbone.layers.1.mixer.experts.0.up_proj.weight"));
+  side.fused_experts = Given(true);
+  const Tensors rank = LayOutAndExpand(model, side, fb::Side::kSource).at(0);
+  EXPECT_TRUE(rank.contains("model.embeddings.weight"));
+  EXPECT_EQ(rank.at("model.layers.1.mixer.experts.up_proj").shape,
+            (std::vector<int64_t>{4, 4, 4}));
 }
 
 TEST(OwnDTypeTest, FrameworksKeepSomeTensorsInFp32) {

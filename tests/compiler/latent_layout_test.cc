@@ -187,6 +187,10 @@ TEST_F(LatentLayoutTest, VllmsDraftModelIsOnTheLastStage) {
                 Hf(layer, "self_attn.kv_a_proj_with_mqa.weight")});
     wanted[prefix + "self_attn.o_proj.weight"] =
         Columns(Hf(layer, "self_attn.o_proj.weight"), 2, 4);
+    // Two heads: latent rank 3 to a value of 1, a key of 2 to latent rank 3.
+    const std::string derived = prefix + "self_attn.mla_attn.mla_attn.";
+    wanted[derived + "W_UV"] = Filled({2, 3, 1}, Tensor::kSkip);
+    wanted[derived + "W_UK_T"] = Filled({2, 2, 3}, Tensor::kSkip);
     wanted[prefix + "mlp.shared_experts.gate_up_proj.weight"] =
         GateAndUp(layer, "mlp.shared_experts", 0, 8);
     const std::string experts = prefix + "mlp.experts.routed_experts.";
@@ -288,6 +292,63 @@ TEST_F(LatentLayoutWithoutPredictionTest, SglangMayFuseTheSharedExperts) {
   EXPECT_EQ(rank.at(mlp + "experts.w13_weight"), Stack(w13));
   EXPECT_EQ(rank.at(mlp + "experts.w2_weight"), Stack(w2));
   EXPECT_FALSE(rank.contains(mlp + "shared_experts.down_proj.weight"));
+}
+
+// A model of one layer; `experts` of 2 features, the shared ones of `shared`.
+Model ModelWithSharedExperts(const std::string& family, int64_t experts,
+                             int64_t shared) {
+  const TemporaryDirectory directory;
+  Job job;
+  job.model.config_path = directory.Write(
+      "config.json",
+      absl::StrFormat(
+          R"({"model_type": "%s", "hidden_size": 2, "vocab_size": 64,
+              "num_hidden_layers": 1, "num_attention_heads": 2,
+              "num_key_value_heads": 2, "head_dim": 1, "kv_lora_rank": 3,
+              "qk_nope_head_dim": 2, "qk_rope_head_dim": 1, "v_head_dim": 1,
+              "moe_intermediate_size": 2, "first_k_dense_replace": 0,
+              "n_routed_experts": %d, "n_shared_experts": %d})",
+          family, experts, shared));
+  Diagnostics diagnostics;
+  const std::optional<Model> model = ReadModel(job, diagnostics);
+  EXPECT_EQ(diagnostics.Render(), "");
+  return model.value_or(Model());
+}
+
+TEST(SglangSharedExpertsTest, AreFusedWhereTheEngineFusesThem) {
+  struct Case {
+    std::string family;
+    int64_t experts, shared, expert_parallel;
+    bool fused;
+  };
+  for (const Case& c :
+       {Case{"deepseek_v3", 256, 1, 1, true},
+        Case{"deepseek_v3", 256, 1, 2, false},
+        Case{"deepseek_v3", 256, 2, 1, false},
+        Case{"deepseek_v3", 8, 1, 1, false}, Case{"kimi_k2", 384, 1, 1, false},
+        Case{"glm4_moe", 8, 1, 1, true}, Case{"glm4_moe", 8, 1, 2, false},
+        Case{"glm4_moe_lite", 8, 1, 1, true},
+        Case{"glm4_moe_lite", 8, 2, 1, false}}) {
+    SCOPED_TRACE(c.family);
+    const Model model = ModelWithSharedExperts(c.family, c.experts, c.shared);
+    SideSpec side = MakeSide(LayoutKind::kSglang);
+    side.tensor_parallel.value = 2;
+    side.expert_parallel.value = c.expert_parallel;
+    const std::string mlp = "model.layers.0.mlp.";
+    Tensors rank = LayOutAndExpand(model, side, fb::Side::kDestination).at(0);
+    EXPECT_EQ(rank.contains(mlp + "shared_experts.down_proj.weight"), !c.fused);
+    EXPECT_EQ(rank.at(mlp + "experts.w2_weight").shape[0],
+              c.experts / c.expert_parallel + (c.fused ? 1 : 0));
+    // The job's word counts.
+    side.shared_experts = Given(SharedExperts::kTensor);
+    rank = LayOutAndExpand(model, side, fb::Side::kDestination).at(0);
+    EXPECT_TRUE(rank.contains(mlp + "shared_experts.down_proj.weight"));
+  }
+  EXPECT_EQ(LayOutErrors(ModelWithSharedExperts("glm4_moe", 8, 2),
+                         MakeSide(LayoutKind::kSglang)),
+            "destination.shared_experts \"fused\", SGLang's default here, "
+            "needs shared experts of the size of one; they have 4 intermediate "
+            "features, an expert has 2\n");
 }
 
 TEST_F(LatentLayoutTest, SglangsDraftModelIsAnotherWorker) {

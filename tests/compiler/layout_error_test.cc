@@ -278,6 +278,57 @@ TEST(LayoutErrorTest, CutsByAttentionNeedAttentionDataParallelism) {
              "more");
 }
 
+TEST(LayoutErrorTest, WhatSglangsModelsLackIsReported) {
+  SideSpec side = Sglang();
+  side.pipeline_parallel.value = 2;
+  ExpectOnly(
+      MakeModel({.tied = true, .family = "llama"}), side,
+      "destination.pipeline_parallel 2: SGLang's llama takes a tied head "
+      "from the embedding, which the last of several stages does not "
+      "have; wanted 1");
+
+  side = Sglang();
+  side.tensor_parallel.value = 4;
+  side.dp_attention.value = 2;
+  for (const std::string family : {"llama", "qwen2", "mixtral"}) {
+    const int64_t experts = family == "mixtral" ? 4 : 0;
+    ExpectOnly(MakeModel({.experts = experts, .family = family}), side,
+               "destination.dp_attention 2: SGLang's " + family +
+                   " cuts its attention by all of tensor_parallel; wanted 1, "
+                   "with \"replicas\" for more engines");
+  }
+
+  ExpectOnly(MakeModel({.experts = 4, .dense_layers = {1}}), Sglang(),
+             "destination: SGLang's qwen3_moe has experts in every layer, and "
+             "the model has a dense MLP \"model.layers.1.mlp.up_proj.weight\"; "
+             "wanted another layout (generic places any tensors)");
+}
+
+TEST(LayoutErrorTest, SglangsMixtralAndGlmHaveNoRedundantExperts) {
+  SideSpec side = Sglang();
+  side.tensor_parallel.value = 2;
+  side.expert_parallel.value = 2;
+  side.experts =
+      Given(ExpertPlacement{.redundant_experts = 2, .physical_to_logical = {}});
+  for (const std::string family : {"mixtral", "glm4_moe"}) {
+    ExpectOnly(MakeModel({.experts = 4, .family = family}), side,
+               "destination.experts: SGLang's " + family +
+                   " has 4 slots, one for each expert; wanted no redundant "
+                   "ones");
+  }
+  side.experts = Given(ExpertPlacement{.kind = ExpertPlacement::Kind::kTable,
+                                       .physical_to_logical = {{3, 1, 0, 2}}});
+  EXPECT_EQ(LayOutErrors(MakeModel({.experts = 4, .family = "mixtral"}), side),
+            "");
+}
+
+TEST(LayoutErrorTest, VllmsQwen3HasNoBiasBehindItsAttention) {
+  ExpectOnly(MakeModel({.qkv_bias = true}), Vllm(),
+             "vllm has no modules of a qwen3 for parameter "
+             "\"model.layers.{0}.self_attn.o_proj.bias\"; wanted another "
+             "layout (generic places any tensors)");
+}
+
 TEST(LayoutErrorTest, ParamWithoutARoleIsNamed) {
   Model model = MakeModel({});
   model.params[3].role = ParamRole::kOther;

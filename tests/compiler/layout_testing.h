@@ -27,7 +27,8 @@ struct ModelSizes {
   bool tied = false;
   bool qkv_bias = false;
   bool qk_norm = false;
-  std::string family = "qwen3_moe";  // "mixtral": its names
+  // "mixtral": its names. Without experts qwen3_moe is qwen3.
+  std::string family = "qwen3_moe";
 };
 
 Model MakeModel(const ModelSizes& sizes);

@@ -173,7 +173,7 @@ constexpr char kListedNemotron[] = R"({"model_type": "nemotron_h",
     "layers_block_type": ["mamba", "mlp", "attention", "moe"],
     "intermediate_size": 16, "mamba_num_heads": 4, "mamba_head_dim": 6,
     "n_groups": 2, "ssm_state_size": 3, "conv_kernel": 4,
-    "use_conv_bias": false, "mamba_proj_bias": true, "attention_bias": true,
+    "use_conv_bias": false, "mamba_proj_bias": true, "attention_bias": false,
     "n_routed_experts": 4, "moe_intermediate_size": 8,
     "moe_shared_expert_intermediate_size": 16, "tie_word_embeddings": true})";
 
@@ -273,6 +273,48 @@ TEST(ModelTest, UnknownFamilyNamesTheKnownOnes) {
             "mixtral, nemotron_h, qwen2, qwen3, qwen3_moe or qwen3_next\n"
             "    1 | {\"model_type\": \"gpt5\"}\n"
             "      |                ^\n");
+}
+
+// A small nemotron_h; `more`: keys, on line 6.
+std::string Nemotron(const std::string& more) {
+  return R"({"model_type": "nemotron_h", "hidden_size": 24, "head_dim": 6,
+ "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
+ "intermediate_size": 16, "mamba_num_heads": 4, "mamba_head_dim": 6,
+ "n_groups": 2, "ssm_state_size": 3, "conv_kernel": 4, "n_routed_experts": 4,
+ "moe_intermediate_size": 8, "moe_shared_expert_intermediate_size": 16,
+)" + more +
+         "}";
+}
+
+TEST(ModelTest, ReadsTheLayersOfNemotronAsTransformers5SavesThem) {
+  const ReadResult old = ReadConfigText(Nemotron(R"("num_hidden_layers": 4,
+                                 "hybrid_override_pattern": "M*E-")"));
+  const ReadResult saved = ReadConfigText(Nemotron(R"("layers_block_type":
+          ["linear_attention", "full_attention", "moe", "mlp"])"));
+  ASSERT_EQ(old.errors + saved.errors, "");
+  EXPECT_EQ(Stacks(*saved.model), Stacks(*old.model));
+}
+
+TEST(ModelTest, ReportsKeysThatGiveNemotronOtherParameters) {
+  const std::string pattern =
+      R"("num_hidden_layers": 4, "hybrid_override_pattern": "M*E-", )";
+  for (const auto& [key, error] :
+       {std::pair(R"("mlp_bias": true)",
+                  "mlp_bias true is not supported; wanted false"),
+        std::pair(R"("attention_bias": true)",
+                  "attention_bias true is not supported; wanted false"),
+        std::pair(R"("n_shared_experts": 2)",
+                  "n_shared_experts is 2, which frameworks read differently; "
+                  "wanted 1")}) {
+    const std::string errors = ReadConfigText(Nemotron(pattern + key)).errors;
+    EXPECT_TRUE(errors.starts_with("config.json:6:")) << errors;
+    EXPECT_TRUE(errors.find(error) != std::string::npos) << errors;
+  }
+  const ReadResult biased =
+      ReadConfigText(Nemotron(pattern + R"("use_bias": true)"));
+  ASSERT_EQ(biased.errors, "");
+  EXPECT_TRUE(Stacks(*biased.model).find("mixer.in_proj.bias") !=
+              std::string::npos);
 }
 
 TEST(ModelTest, ReportsAPatternThatNamesNoLayers) {

@@ -52,6 +52,7 @@ class Oracle {
   Tensors Rank(int64_t rank) {
     const Architecture& a = model_.architecture;
     const bool own_head = a.family == "qwen3_moe" || a.family == "mixtral";
+    const bool head_everywhere = own_head || a.family == "llama";
     Tensors out;
     tp_ = rank % mesh_.tp;
     const int64_t pp = rank / mesh_.tp % mesh_.pp;
@@ -60,18 +61,19 @@ class Oracle {
     const Tensor& embedding = hf_.at("model.embed_tokens.weight");
     if (pp == 0) {
       out["model.embed_tokens.weight"] =
-          mesh_.embedding == EmbeddingCut::kReplicated ? Padded(embedding)
+          mesh_.embedding == EmbeddingCut::kReplicated ? Padded(embedding, 1)
           : mesh_.embedding == EmbeddingCut::kAttention
-              ? OfAttention(Padded(embedding))
-              : Share(Padded(embedding), mesh_.tp, tp_);
+              ? OfAttention(Padded(embedding, attention_ranks()))
+              : Share(Padded(embedding, mesh_.tp), mesh_.tp, tp_);
     }
     if (last) out["model.norm.weight"] = hf_.at("model.norm.weight");
-    const Tensor whole = Padded(a.tied ? embedding : hf_.at("lm_head.weight"));
-    const Tensor head =
-        mesh_.dp_lm_head ? OfAttention(whole) : Share(whole, mesh_.tp, tp_);
+    const Tensor& matrix = a.tied ? embedding : hf_.at("lm_head.weight");
+    const Tensor head = mesh_.dp_lm_head
+                            ? OfAttention(Padded(matrix, attention_ranks()))
+                            : Share(Padded(matrix, mesh_.tp), mesh_.tp, tp_);
     const bool is_alias = a.tied && mesh_.pp == 1 && !own_head;
     if (last && !is_alias) out["lm_head.weight"] = head;
-    if (!last && own_head) {
+    if (!last && head_everywhere) {
       out["lm_head.weight"] = Filled(head.shape, Tensor::kSkip);
     }
 
@@ -99,8 +101,14 @@ class Oracle {
     return Share(t, attention_ranks(), tp_ % attention_ranks());
   }
 
-  static Tensor Padded(const Tensor& t) {
-    const int64_t missing = (64 - t.shape[0] % 64) % 64;
+  // To a multiple of 64; of 64 for each rank if they do not divide that.
+  static Tensor Padded(const Tensor& t, int64_t ranks) {
+    int64_t rows = t.shape[0];
+    while (rows % 64 != 0) ++rows;
+    if (rows % ranks != 0) {
+      while (rows % (64 * ranks) != 0) rows += 64;
+    }
+    const int64_t missing = rows - t.shape[0];
     if (missing == 0) return t;
     return Concat({t, Filled({missing, t.shape[1]}, Tensor::kFill)});
   }
@@ -253,6 +261,20 @@ TEST(SglangLayoutTest, UnreadHeadsOfMoeModelsAreDeclaredSkips) {
   ExpectMatchesOracle({.experts = 4, .tied = true}, {.tp = 2, .pp = 2});
 }
 
+TEST(SglangLayoutTest, EveryStageOfALlamaHasAHead) {
+  ExpectMatchesOracle({.family = "llama"}, {.tp = 2, .pp = 3});
+}
+
+TEST(SglangLayoutTest, VocabularyIsPaddedForRanksThatDoNotDivideIt) {
+  const ModelSizes sizes = {.kv_heads = 3, .vocab = 70, .family = "qwen3"};
+  ExpectMatchesOracle(sizes, {.tp = 3});
+  ExpectMatchesOracle(sizes, {.tp = 6, .pp = 2, .dp_attention = 2});
+  ExpectMatchesOracle(sizes, {.tp = 6,
+                              .dp_attention = 2,
+                              .dp_lm_head = true,
+                              .embedding = EmbeddingCut::kAttention});
+}
+
 TEST(SglangLayoutTest, ExpertsAreSpreadAndCut) {
   for (const int64_t ep : {1, 2, 4}) {
     ExpectMatchesOracle({.experts = 8}, {.tp = 4, .pp = 2, .ep = ep});
@@ -261,7 +283,7 @@ TEST(SglangLayoutTest, ExpertsAreSpreadAndCut) {
 }
 
 TEST(SglangLayoutTest, ExpertsSpanAllPartsOfAttention) {
-  ExpectMatchesOracle({.layers = 6, .experts = 4, .dense_layers = {0, 3}},
+  ExpectMatchesOracle({.layers = 6, .experts = 4},
                       {.tp = 4, .pp = 2, .ep = 2, .dp_attention = 2});
 }
 

@@ -219,7 +219,8 @@ TEST(VllmLayoutTest, OddTensorParallelSizesCutEvenly) {
 }
 
 TEST(VllmLayoutTest, ConsecutiveRanksShareAKvHeadWhenThereAreMoreRanks) {
-  ExpectMatchesOracle({.kv_heads = 2, .qkv_bias = true}, {.tp = 4});
+  ExpectMatchesOracle({.kv_heads = 2, .qkv_bias = true, .family = "llama"},
+                      {.tp = 4});
   ExpectMatchesOracle({.kv_heads = 1, .vocab = 180}, {.tp = 3});
   ExpectMatchesOracle({.kv_heads = 3, .vocab = 180}, {.tp = 6});
   ExpectMatchesOracle({.kv_heads = 2, .vocab = 180}, {.tp = 12});

@@ -13,6 +13,8 @@ def chunks(tensor, count):
 
 def fuse_experts(model, tensors):
     """The parameters of transformers 5: a layer's experts in two stacks, every MoE block named mlp."""
+    if model.family == "nemotron_h":
+        return fuse_ungated_experts(model, tensors)
     fused = {name.replace(".block_sparse_moe.", ".mlp."): bits for name, bits in tensors.items() if ".experts." not in name}
     for layer in filter(model.is_sparse, range(model.layers)):
         stack = {
@@ -22,6 +24,16 @@ def fuse_experts(model, tensors):
         prefix = f"model.layers.{layer}.mlp.experts."
         fused[prefix + "gate_up_proj"] = numpy.concatenate([stack["gate"], stack["up"]], axis=1)
         fused[prefix + "down_proj"] = stack["down"]
+    return fused
+
+
+def fuse_ungated_experts(model, tensors):
+    """The same of nemotron_h, whose model transformers 5 calls `model`."""
+    fused = {name.replace("backbone.", "model."): bits for name, bits in tensors.items() if ".experts." not in name}
+    for layer in (number for number in range(model.layers) if model.kind(number) == "moe"):
+        for word in ("up", "down"):
+            whole = [tensors[f"backbone.layers.{layer}.mixer.experts.{expert}.{word}_proj.weight"] for expert in range(model.experts)]
+            fused[f"model.layers.{layer}.mixer.experts.{word}_proj"] = numpy.stack(whole)
     return fused
 
 

@@ -25,7 +25,10 @@ class Engine(sglang.Engine):
 
     def stack(self, module, word, tp, dim):
         experts, part = self.my_experts(tp)
-        whole = [self.tensors[f"{module}experts.{expert}.{word}_proj.weight"] for expert in experts]
+        modules = [f"{module}experts.{expert}." for expert in experts]
+        if sglang.shared_experts(self.model, self.side) == "fused":
+            modules.append(f"{module}shared_expert.")
+        whole = [self.tensors[f"{name}{word}_proj.weight"] for name in modules]
         return numpy.stack([even_part(matrix, part, self.expert_size, dim) for matrix in whole])
 
     def ungated_moe(self, mixer, tp):
@@ -42,8 +45,9 @@ class Engine(sglang.Engine):
         for name in ("gate.weight", "shared_expert_gate.weight"):
             yield mlp + name, self.tensors[mlp + name]
         gate, up, down = (self.tensors[f"{mlp}shared_expert.{word}_proj.weight"] for word in ("gate", "up", "down"))
-        yield mlp + "shared_expert.gate_up_proj.weight", self.gate_and_up(gate, up, *self.shared_part(tp))
-        yield mlp + "shared_expert.down_proj.weight", even_part(down, *self.shared_part(tp), 1)
+        if sglang.shared_experts(self.model, self.side) != "fused":
+            yield mlp + "shared_expert.gate_up_proj.weight", self.gate_and_up(gate, up, *self.shared_part(tp))
+            yield mlp + "shared_expert.down_proj.weight", even_part(down, *self.shared_part(tp), 1)
         words = ("up", "gate") if self.side.get("moe_backend") == "flashinfer_cutlass" else ("gate", "up")
         w13 = numpy.concatenate([self.stack(mlp, word, tp, 0) for word in words], axis=1)
         yield mlp + "experts.w13_weight", self.matrices(w13)
@@ -109,9 +113,7 @@ class Engine(sglang.Engine):
                 add(name, bits)
         is_mamba = family == "nemotron_h"
         if is_first:
-            cut = "tensor"
-            if side.get("dp_attention", 1) > 1:
-                cut = "replicated" if family == "gpt_oss" else "attention"
+            cut = "attention" if side.get("dp_attention", 1) > 1 else "tensor"
             embedding = "backbone.embeddings.weight" if is_mamba else "model.embed_tokens.weight"
             add(embedding, self.vocabulary(embedding, tp, side.get("embedding", cut)))
         if is_last:

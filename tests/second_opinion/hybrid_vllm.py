@@ -187,7 +187,7 @@ class Stage(vllm.Stage):
             (norm, self.tensors[norm], is_last),
             ("lm_head.weight", self.vocabulary("lm_head.weight", tp), is_last),
         ):
-            if is_read or family != "qwen3_next":
+            if is_read or family != "qwen3_next" or name != norm:
                 add(name, bits, unread=not is_read, optional=not is_read)
         if drafts and not is_first:
             add("mtp.embed_tokens.weight", self.vocabulary(embedding, tp))

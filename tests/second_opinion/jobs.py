@@ -87,6 +87,7 @@ QWEN2 = dense("qwen2", 3, 36, 6, 2, 36, 900)
 QWEN2_TIED = dense("qwen2", 4, 32, 8, 2, 48, 333, tie_word_embeddings=True)
 QWEN3 = dense("qwen3", 4, 24, 8, 2, 40, 300, head_dim=6)
 QWEN3_TIED = dense("qwen3", 4, 24, 8, 4, 40, 300, head_dim=6, tie_word_embeddings=True)
+QWEN3_BY_3 = dense("qwen3", 3, 36, 6, 2, 36, 200, head_dim=6)
 QWEN3_BIAS = dense("qwen3", 2, 24, 8, 4, 40, 300, head_dim=6, attention_bias=True)
 
 
@@ -102,6 +103,7 @@ QWEN3_MOE_STEP_2 = qwen3_moe(layers=6, decoder_sparse_step=2)
 QWEN3_MOE_MIXED = qwen3_moe(layers=7, decoder_sparse_step=3, mlp_only_layers=[2], experts=4)
 QWEN3_MOE_4_HEADS = qwen3_moe(kv_heads=4)
 QWEN3_MOE_MLP_ONLY_4_HEADS = qwen3_moe(layers=6, kv_heads=4, mlp_only_layers=[0, 3], experts=6)
+QWEN3_MOE_6_4_HEADS = qwen3_moe(layers=6, kv_heads=4, experts=6)
 QWEN3_MOE_DENSE = qwen3_moe(layers=3, mlp_only_layers=[0, 1, 2])
 QWEN3_MOE_10 = qwen3_moe(layers=2, heads=10, kv_heads=5, experts=10, moe_intermediate_size=40)
 QWEN3_MOE_BIAS = qwen3_moe(layers=2, attention_bias=True)
@@ -144,6 +146,8 @@ KIMI = deepseek("kimi_k2", experts=12, num_nextn_predict_layers=0)
 MOONLIGHT = deepseek(layers=6, q_lora_rank=None, n_shared_experts=2, num_nextn_predict_layers=0)
 GLM_LITE = deepseek("glm4_moe_lite", heads=10, predicts=True)
 GLM = deepseek("glm4_moe", n_shared_experts=None)
+GLM_SHARED = deepseek("glm4_moe")
+DEEPSEEK_256 = deepseek(layers=2, experts=256, moe_intermediate_size=2)
 GLM_NORM = deepseek("glm4_moe", predicts=True, use_qk_norm=True, first_k_dense_replace=2)
 
 SMALL_BUCKETS = {"options": {"peer": "staged", "bucket_bytes": 4096, "staging_bytes": 16384}}
@@ -192,7 +196,7 @@ DENSE = [
     ("qwen3: untied, tp8 to tp2 pp2", QWEN3, megatron(tp=8), vllm(tp=2, pp=2), SMALL_BUCKETS),
     ("qwen3: tied, tp2 pp2 to tp4", QWEN3_TIED, megatron(tp=2, pp=2), vllm(tp=4)),
     ("qwen3: tied, pp4 to pp3", QWEN3_TIED, megatron(pp=4), vllm(pp=3, dp=2)),
-    ("qwen3: attention bias", QWEN3_BIAS, megatron(tp=4), vllm(tp=2)),
+    ("qwen3: attention bias", QWEN3_BIAS, megatron(tp=4), vllm(tp=2), {"options": {"exclude": ["*.o_proj.bias"]}}),
     ("llama: vllm to megatron", LLAMA, vllm(tp=8), megatron(tp=4, pp=2)),
     ("llama: vllm to megatron with vpp", LLAMA_DEEP, vllm(tp=2, pp=5), megatron(tp=2, pp=2, vpp=3)),
     ("llama: vllm pads to 64, megatron to 128 x 3", LLAMA_BY_3, vllm(tp=6, replicas=2), megatron(tp=3, cp=2)),
@@ -523,10 +527,11 @@ SGLANG = [
     ("sglang: attention on each rank", QWEN3, megatron(tp=4), sglang(tp=4, dp_attention=4, dp_lm_head=True)),
     (
         "sglang: replicated embedding",
-        QWEN2,
+        QWEN3_BY_3,
         megatron(tp=2),
         sglang(tp=6, dp_attention=3, embedding="replicated", dp_lm_head=True),
     ),
+    ("sglang: a vocabulary that is padded to 64 x 6", QWEN3_BY_3, megatron(tp=2), sglang(tp=6, dp_attention=3)),
     ("sglang: embedding over tp", QWEN3_TIED, megatron(tp=2), sglang(tp=4, dp_attention=2, embedding="tensor")),
     ("sglang: to megatron", QWEN3_BIAS, sglang(tp=4, dp_attention=2), megatron(tp=2, pp=2)),
     ("sglang: cast", LLAMA, megatron(tp=2, dtype="fp32"), sglang(tp=4, dtype="bf16")),
@@ -535,7 +540,7 @@ SGLANG = [
     ("sglang: ep4, pp2", QWEN3_MOE_4_HEADS, megatron(dp=8, ep=8), sglang(tp=4, pp=2, ep=4), FOUR_PER_HOST),
     (
         "sglang: ep2 under attention over half of the ranks",
-        QWEN3_MOE_MLP_ONLY_4_HEADS,
+        QWEN3_MOE_6_4_HEADS,
         megatron(tp=2, ep=3, etp=2, dp=3),
         sglang(tp=4, ep=2, dp_attention=2, pp=2, replicas=2),
         SMALL_BUCKETS,
@@ -550,7 +555,7 @@ SGLANG = [
     ),
     (
         "sglang: a table per layer",
-        QWEN3_MOE_MLP_ONLY_4_HEADS,
+        QWEN3_MOE_6_4_HEADS,
         megatron(pp=2, dp=2, ep=2),
         sglang(tp=4, ep=4, experts={"physical_to_logical": TABLES_OF_8[:2] + TABLES_OF_8}),
     ),
@@ -569,7 +574,11 @@ SGLANG = [
         SMALL_BUCKETS,
     ),
     ("sglang: moonlight to megatron", MOONLIGHT, sglang(tp=4, ep=2, dp_attention=2), megatron(tp=2, pp=2, ep=2)),
-    ("sglang: glm", GLM, megatron(tp=2, pp=5), sglang(tp=4, experts={"num_redundant_experts": 4}, ep=4)),
+    ("sglang: glm", GLM, megatron(tp=2, pp=5), sglang(tp=4, ep=4, pp=2)),
+    ("sglang: glm fuses its shared expert", GLM_SHARED, megatron(tp=2, pp=5), sglang(tp=4, pp=2)),
+    ("sglang: glm fuses none over ep", GLM_SHARED, megatron(tp=2), sglang(tp=4, ep=2)),
+    ("sglang: glm lite fuses its shared expert", deepseek("glm4_moe_lite"), megatron(tp=2), sglang(tp=2, dp_attention=2)),
+    ("sglang: 256 experts and a shared one, fused", DEEPSEEK_256, megatron(dp=2, ep=2), sglang(tp=2)),
     (
         "sglang: deepseek with fused shared experts",
         DEEPSEEK,
@@ -939,7 +948,7 @@ def nemotron_h(pattern, **more):
 
 
 NEMOTRON = nemotron_h("ME*EM-EM*E")
-NEMOTRON_LATENT = nemotron_h("M*EMEM*E", moe_latent_size=8, attention_bias=True)
+NEMOTRON_LATENT = nemotron_h("M*EMEM*E", moe_latent_size=8)
 NEMOTRON_ONE_GROUP = nemotron_h("MME*", n_groups=1)
 NEMOTRON_MTP = nemotron_h("M*EM", predicts=True, num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*E")
 NEMOTRON_MTPS = nemotron_h("M*EM", predicts=True, num_nextn_predict_layers=2, mtp_hybrid_override_pattern="*ME-")
@@ -950,6 +959,7 @@ QWEN3_NEXT_CONFIG = dict(
     shared_expert_intermediate_size=32, num_experts_per_tok=2,
 )  # fmt: skip
 QWEN3_NEXT = HybridModel(**QWEN3_NEXT_CONFIG)
+QWEN3_NEXT_FUSED = HybridModel(**{**QWEN3_NEXT_CONFIG, "shared_expert_intermediate_size": 16})
 QWEN3_NEXT_MTP = HybridModel(predicts=True, **QWEN3_NEXT_CONFIG)
 GPT_OSS = HybridModel(
     model_type="gpt_oss", num_hidden_layers=4, hidden_size=24, num_attention_heads=8, num_key_value_heads=4, head_dim=6,
@@ -979,6 +989,7 @@ MAMBA = [
     ("mamba: one group to sglang", NEMOTRON_ONE_GROUP, megatron(pp=2), sglang(tp=4, dp_attention=2), SMALL_BUCKETS),
     ("mamba: sglang to vllm", NEMOTRON, sglang(tp=4, ep=2), vllm(tp=2, expert_parallel=True)),
     ("mamba: fsdp to vllm", NEMOTRON_LATENT, fsdp(dp=3), vllm(tp=2, pp=2)),
+    ("mamba: to fsdp with fused experts", NEMOTRON, megatron(tp=2, ep=2), fsdp(dp=3, fused_experts=True)),
     ("mamba: megatron to fsdp", NEMOTRON, megatron(tp=2, ep=2), fsdp(dp=5)),
     ("mamba: predictions to vllm", NEMOTRON_MTP, megatron(tp=2, pp=2, ep=2, mtp=True), vllm(tp=4)),
     ("mamba: predictions to vllm pp2", NEMOTRON_MTP, megatron(tp=4, ep=4, mtp=True), vllm(tp=2, pp=2, expert_parallel=True)),
@@ -1004,9 +1015,12 @@ DELTA_NETS = [
         SMALL_BUCKETS,
     ),
     ("delta net: vllm to megatron", QWEN3_NEXT, vllm(tp=2, dp=2), megatron(tp=4, ep=2)),
+    ("delta net: vllm pp2 to vllm pp2", QWEN3_NEXT, vllm(tp=2, pp=2), vllm(pp=4)),
     ("delta net: ep4 tp2 to sglang", QWEN3_NEXT, megatron(tp=2, dp=2, ep=4), sglang(tp=4)),
     ("delta net: to sglang's dp attention", QWEN3_NEXT, megatron(tp=4, pp=2, ep=4), sglang(tp=4, dp_attention=2, ep=4, dp_lm_head=True)),
     ("delta net: to sglang, swapped", QWEN3_NEXT, megatron(tp=2), sglang(tp=2, moe_backend="flashinfer_cutlass", shared_experts="replicated")),
+    ("delta net: a shared expert as the others, to sglang", QWEN3_NEXT_FUSED, megatron(tp=2, ep=2), sglang(tp=4, ep=2)),
+    ("delta net: a shared expert as the others, apart", QWEN3_NEXT_FUSED, megatron(), sglang(tp=2, shared_experts="tensor")),
     ("delta net: sglang to megatron", QWEN3_NEXT, sglang(tp=2, ep=2), megatron(tp=2, pp=2), SMALL_BUCKETS),
     ("delta net: fsdp to sglang", QWEN3_NEXT, fsdp(dp=3), sglang(tp=2, replicas=2)),
     ("delta net: vllm to fsdp", QWEN3_NEXT, vllm(tp=2), fsdp(dp=7)),

@@ -137,7 +137,9 @@ def ranks(layout, model, side, scheme, plain, codes, scales, fill):
             buffers[name] = Buffer("fp8_e4m3", buffer.bits.astype(numpy.uint8))
             kept = of_rank[1][name].bits[..., :: scheme.rows, :: scheme.columns]
             kept = kept.astype(values.bits_type(scheme.scale_dtype))
-            buffers[name + scheme.suffix] = Buffer(scheme.scale_dtype, kept)
+            # SGLang has one name for the scales of all blocks.
+            suffix = "_scale_inv" if side["layout"] == "sglang" else scheme.suffix
+            buffers[name + suffix] = Buffer(scheme.scale_dtype, kept)
         yield buffers
 
 

@@ -61,7 +61,6 @@ def nemotron(draw):
         "mamba_num_heads": 8, "mamba_head_dim": draw.choice([3, 6]), "n_groups": 4, "ssm_state_size": 5,
         "conv_kernel": draw.choice([2, 4]), "use_conv_bias": True, "n_routed_experts": draw.choice([4, 8]),
         "moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 32,
-        "attention_bias": draw.random() < 0.3,
     }  # fmt: skip
     if draw.random() < 0.5:
         config["moe_latent_size"] = 6
@@ -78,7 +77,7 @@ def qwen3_next(draw):
         "vocab_size": draw.choice(VOCABULARIES), "full_attention_interval": draw.choice([2, 3]),
         "linear_num_key_heads": 4, "linear_num_value_heads": draw.choice([4, 8]), "linear_key_head_dim": 3,
         "linear_value_head_dim": draw.choice([2, 5]), "linear_conv_kernel_dim": 4, "num_experts": draw.choice([4, 8]),
-        "moe_intermediate_size": 16, "shared_expert_intermediate_size": 32, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "shared_expert_intermediate_size": draw.choice([16, 32]), "num_experts_per_tok": 2,
     }  # fmt: skip
     return HybridModel(predicts=draw.random() < 0.4, **config)
 
@@ -135,6 +134,8 @@ def sglang(draw, model):
         side["moe_backend"] = "triton_kernel"
     if any("shared_expert" in name for name in model.parameters()) and draw.random() < 0.3:
         side["shared_experts"] = "replicated"
+    elif model.family == "glm4_moe" and side["expert_parallel"] == 1 and model.config["n_shared_experts"] == 2:
+        side["shared_experts"] = "tensor"  # SGLang would fuse them, and cannot fuse two
     return side
 
 

@@ -6,7 +6,26 @@ from layout import Buffer, even_part, heads_part, round_up, rows_with_padding
 
 VOCABULARY_UNIT = 64
 # Families whose model classes make a head of its own on every pipeline stage, tied or not.
-OWN_HEAD = ("qwen3_moe", "mixtral")
+OWN_HEAD = ("qwen3_moe", "mixtral", "glm4_moe", "glm4_moe_lite")
+# Those that make one on every stage if it is not tied.
+HEAD_ON_EVERY_STAGE = OWN_HEAD + ("llama",)
+
+
+def shared_experts(model, side):
+    """How the engine holds them: without a word of the job, on NVIDIA GPUs it fuses those that it knows."""
+    if "shared_experts" in side:
+        return side["shared_experts"]
+    is_known = {
+        "deepseek_v3": model.experts == 256,
+        "kimi_k2": model.experts == 256,
+        "glm4_moe": True,
+        "glm4_moe_lite": True,
+    }.get(model.family, False)
+    if model.family == "qwen3_next":
+        is_one = model.config["shared_expert_intermediate_size"] == model.config["moe_intermediate_size"]
+        return "fused" if is_one else "tensor"
+    is_one = is_known and model.shared_intermediate == model.expert_intermediate
+    return "fused" if is_one and side.get("expert_parallel", 1) == 1 else "tensor"
 
 
 def layers_of_stages(model, side):
@@ -49,7 +68,10 @@ class Engine:
         return even_part(tensor, tp % self.attention_size, self.attention_size, dim)
 
     def vocabulary(self, name, tp, cut):
+        ranks = {"replicated": 1, "attention": self.attention_size, "tensor": self.tp_size}[cut]
         rows = round_up(self.model.vocab, VOCABULARY_UNIT)
+        if rows % ranks:
+            rows = round_up(self.model.vocab, VOCABULARY_UNIT * ranks)
         padded = rows_with_padding(self.tensors[name], rows, self.padding)
         if cut == "replicated":
             return padded
@@ -113,7 +135,8 @@ class Engine:
             {word: self.model.expert(layer, expert, word) for word in ("gate", "up", "down")}
             for expert in slots_of_group(self.model, self.side, layer, group)
         ]
-        if self.side.get("shared_experts") == "fused":
+        shared_of_checkpoint = f"model.layers.{layer}.mlp.shared_experts.up_proj.weight"
+        if shared_experts(self.model, self.side) == "fused" and shared_of_checkpoint in self.tensors:
             shared = f"model.layers.{layer}.mlp.shared_experts."
             names.append({word: f"{shared}{word}_proj.weight" for word in ("gate", "up", "down")})
         for words in names:
@@ -137,7 +160,7 @@ class Engine:
             correction = prefix + "mlp.gate.e_score_correction_bias"
             if correction in self.tensors:
                 yield correction, self.tensors[correction]
-            shared = self.side.get("shared_experts", "tensor")
+            shared = shared_experts(model, self.side)
             if prefix + "mlp.shared_experts.up_proj.weight" in self.tensors and shared != "fused":
                 yield from self.dense(prefix + "mlp.shared_experts.", tp, is_whole=shared == "replicated")
             yield from self.sparse(layer, tp)
@@ -157,7 +180,7 @@ class Engine:
             buffers["model.norm.weight"] = Buffer(self.dtype, self.tensors["model.norm.weight"])
         own_head = model.family in OWN_HEAD
         is_alias = model.tied and side.get("pipeline_parallel", 1) == 1 and not own_head
-        if (is_last or own_head) and not is_alias:
+        if (is_last or model.family in HEAD_ON_EVERY_STAGE) and not is_alias:
             name = "model.embed_tokens.weight" if model.tied else "lm_head.weight"
             bits = self.vocabulary(name, tp, "attention" if side.get("dp_lm_head") else "tensor")
             buffers["lm_head.weight"] = Buffer(

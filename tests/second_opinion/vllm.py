@@ -92,7 +92,9 @@ class Stage:
                 [even_part(query, tp, self.tp_size, 0), self.kv_part(key, tp), self.kv_part(value, tp)]
             )
         yield prefix + "o_proj.weight", even_part(self.tensors[prefix + "o_proj.weight"], tp, self.tp_size, 1)
-        whole = [prefix + "o_proj.bias"] * self.model.has_output_bias
+        # vLLM's qwen3 and qwen3_moe have no such bias, whatever the checkpoint has.
+        has_bias = self.model.has_output_bias and self.model.family not in ("qwen3", "qwen3_moe")
+        whole = [prefix + "o_proj.bias"] * has_bias
         if self.model.has_query_key_norm:
             whole += [prefix + "q_norm.weight", prefix + "k_norm.weight"]
         for name in whole + [source + "input_layernorm.weight", source + "post_attention_layernorm.weight"]:
