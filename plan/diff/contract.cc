@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "plan/diff/stages.h"
-#include "plan/scratch_windows.h"
 #include "plan/text/plan_view.h"
 
 namespace refit {

@@ -95,7 +95,7 @@ PlanDifference ComparePlans(const PlanFile& a, const PlanFile& b) {
                                      : 0;
     const ChangedTensors changed =
         CompareContracts(facts_a, facts_b, common_ranks, report);
-    CompareQuantisation(a.body(), b.body(), common_ranks, report);
+    CompareQuantisation(a.body(), b.body(), common_ranks, changed, report);
     CompareTraffic(facts_a, facts_b, names, common_ranks, changed, report);
     difference.differences = report.Finish();
   }

@@ -100,10 +100,11 @@ std::string ScratchText(const fb::Body& body, uint32_t rank) {
 }
 
 void CompareScratch(const fb::Body& a, const fb::Body& b, int32_t common_ranks,
-                    DiffReport& report) {
+                    const ChangedTensors& changed, DiffReport& report) {
   for (int32_t r = 0; r < common_ranks; ++r) {
     const auto rank = static_cast<uint32_t>(r);
-    if (ScratchOf(a, rank) == ScratchOf(b, rank)) continue;
+    if (!changed[rank].empty() || ScratchOf(a, rank) == ScratchOf(b, rank))
+      continue;
     const std::string text_a = ScratchText(a, rank);
     const std::string text_b = ScratchText(b, rank);
     report.AddRank(DifferenceClass::kSchedule, "WINDOWS_CHANGED", r,
@@ -116,7 +117,8 @@ void CompareScratch(const fb::Body& a, const fb::Body& b, int32_t common_ranks,
 }  // namespace
 
 void CompareQuantisation(const fb::Body& a, const fb::Body& b,
-                         int32_t common_ranks, DiffReport& report) {
+                         int32_t common_ranks, const ChangedTensors& changed,
+                         DiffReport& report) {
   constexpr DifferenceClass kContract = DifferenceClass::kContract;
   const std::map<std::string, std::string> of_a = QuantisationsOf(a);
   const std::map<std::string, std::string> of_b = QuantisationsOf(b);
@@ -142,13 +144,16 @@ void CompareQuantisation(const fb::Body& a, const fb::Body& b,
         ElementsOf(a, static_cast<uint32_t>(rank));
     const std::map<std::string, uint64_t> elements_b =
         ElementsOf(b, static_cast<uint32_t>(rank));
-    if (elements_a == elements_b) continue;
+    if (!changed[static_cast<size_t>(rank)].empty() ||
+        elements_a == elements_b) {
+      continue;
+    }
     report.AddRank(
         DifferenceClass::kTraffic, "QUANTISES_CHANGED", rank,
         absl::StrCat("quantises ", SumOf(elements_a), " elements -> ",
                      SumOf(elements_b), " elements"));
   }
-  CompareScratch(a, b, common_ranks, report);
+  CompareScratch(a, b, common_ranks, changed, report);
 }
 
 }  // namespace refit

@@ -26,9 +26,11 @@ void CompareTraffic(PlanFacts& a, PlanFacts& b, const NameTable& names,
                     int32_t common_ranks, const ChangedTensors& changed,
                     DiffReport& report);
 
-// What is quantised, and what of it on which rank.
+// What is quantised, what of it on which rank, and in which scratch. Leaves out
+// ranks with `changed` tensors, but for the first.
 void CompareQuantisation(const fb::Body& a, const fb::Body& b,
-                         int32_t common_ranks, DiffReport& report);
+                         int32_t common_ranks, const ChangedTensors& changed,
+                         DiffReport& report);
 
 // The arenas of staging; `moved_staging` are ranks whose messages stand
 // elsewhere in them and differ in nothing else.
