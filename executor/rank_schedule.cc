@@ -162,6 +162,12 @@ std::vector<Edge> RankSchedule::Edges() const {
   return edges;
 }
 
+bool RankSchedule::QuantisesBesideRounds() const {
+  return std::any_of(
+      quantises_.begin(), quantises_.end(),
+      [](const QuantiseWork& work) { return work.beside_rounds; });
+}
+
 bool RankSchedule::GainsFromGraph() const {
   bool stages = false;
   for (const RoundWork& work : rounds_) {

@@ -52,6 +52,7 @@ class RankSchedule {
   // One per message of the rank; `data` is not set. Direct messages have one
   // too, which is never issued.
   const std::vector<Operation>& operations() const { return operations_; }
+  bool QuantisesBesideRounds() const;
   const std::vector<QuantiseWork>& quantises() const { return quantises_; }
   static constexpr size_t kFillBatch = 0;  // zeroes the padding
   size_t batches() const { return batches_; }

@@ -162,6 +162,10 @@ class RoundCopiesBuilder {
   }
 
   absl::Status AddDirectRound(const RoundWork& work) {
+    if (work.pack_batch.has_value()) {
+      result_.batches[*work.pack_batch].leaves_room =
+          schedule_.QuantisesBesideRounds();
+    }
     for (uint32_t i = 0; i < work.messages_count; ++i) {
       const fb::Message& message = MessageAt(work.messages_begin + i);
       if (message.kind() != fb::MessageKind::kSend) continue;

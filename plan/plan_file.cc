@@ -80,6 +80,10 @@ size_t BytesAfterPlan(const uint8_t* data, size_t size) {
   return size > plan_end ? size - plan_end : 0;
 }
 
+bool IsSame(const fb::Digest& a, const fb::Digest& b) {
+  return a.low() == b.low() && a.high() == b.high();
+}
+
 std::string VersionText(uint32_t version) {
   return absl::StrCat(version >> 16, ".", version & 0xffff);
 }
@@ -199,6 +203,21 @@ fb::Digest DigestOf(absl::Span<const uint8_t> bytes) {
   return fb::Digest(hash.low64, hash.high64);
 }
 
+fb::Digest FileDigestOf(absl::Span<const uint8_t> bytes, const fb::Plan& plan) {
+  const auto* const field =
+      reinterpret_cast<const uint8_t*>(plan.file_digest());
+  const auto begin = static_cast<size_t>(field - bytes.data());
+  const std::array<uint8_t, sizeof(fb::Digest)> zeros = {};
+  XXH3_state_t state;
+  XXH3_128bits_reset(&state);
+  XXH3_128bits_update(&state, bytes.data(), begin);
+  XXH3_128bits_update(&state, zeros.data(), zeros.size());
+  XXH3_128bits_update(&state, field + zeros.size(),
+                      bytes.size() - begin - zeros.size());
+  const XXH128_hash_t hash = XXH3_128bits_digest(&state);
+  return fb::Digest(hash.low64, hash.high64);
+}
+
 std::string DigestText(const fb::Digest& digest) {
   return absl::StrFormat("%016x%016x", digest.high(), digest.low());
 }
@@ -276,6 +295,7 @@ absl::Status PlanFile::Check() {
         size));
   }
   plan_ = fb::GetPlan(data);
+  if (absl::Status s = CheckFileDigest(); !s.ok()) return s;
   const uint32_t version = plan_->format_version();
   const std::string known = absl::StrCat(kFormatMajor, ".", kFormatMinor);
   if (version >> 16 > kFormatMajor) {
@@ -299,8 +319,7 @@ absl::Status PlanFile::Check() {
   }
   const flatbuffers::Vector<uint8_t>& body = *plan_->body();
   const fb::Digest digest = DigestOf({body.data(), body.size()});
-  if (digest.low() != plan_->body_digest()->low() ||
-      digest.high() != plan_->body_digest()->high()) {
+  if (!IsSame(digest, *plan_->body_digest())) {
     return absl::InvalidArgumentError(
         absl::StrFormat("damaged: the body's digest is %s when it should be %s",
                         DigestText(digest), DigestText(*plan_->body_digest())));
@@ -326,6 +345,27 @@ absl::Status PlanFile::Check() {
   body_ = flatbuffers::GetRoot<fb::Body>(body.data());
   if (absl::Status s = CheckBody(*body_, body.size()); !s.ok()) return s;
   return CheckFeatures();
+}
+
+absl::Status PlanFile::CheckFileDigest() const {
+  // A builder leaves out the fields that no later one follows: a last field
+  // that is there but empty is damage, not an older plan.
+  constexpr flatbuffers::voffset_t kField = fb::Plan::VT_FILE_DIGEST;
+  const auto* const vtable =
+      reinterpret_cast<const flatbuffers::Table*>(plan_)->GetVTable();
+  if (flatbuffers::ReadScalar<flatbuffers::voffset_t>(vtable) <= kField) {
+    return absl::OkStatus();
+  }
+  const fb::Digest* const wanted = plan_->file_digest();
+  if (wanted == nullptr) {
+    return absl::InvalidArgumentError("damaged: the file's digest is missing");
+  }
+  const fb::Digest digest =
+      FileDigestOf({bytes_->data(), bytes_->size()}, *plan_);
+  if (IsSame(digest, *wanted)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("damaged: the file's digest is %s when it should be %s",
+                      DigestText(digest), DigestText(*wanted)));
 }
 
 absl::Status PlanFile::CheckFeatures() const {

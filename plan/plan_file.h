@@ -43,6 +43,10 @@ constexpr int64_t AlignStaging(int64_t bytes) {
 
 // XXH3-128 of `bytes`.
 fb::Digest DigestOf(absl::Span<const uint8_t> bytes);
+
+// Plan.file_digest of a file with these bytes. Requires that `plan` is in them
+// and has the field, whatever it says.
+fb::Digest FileDigestOf(absl::Span<const uint8_t> bytes, const fb::Plan& plan);
 // 32 hex digits, high half first.
 std::string DigestText(const fb::Digest& digest);
 
@@ -95,6 +99,7 @@ class PlanFile {
   class Bytes;
   explicit PlanFile(std::unique_ptr<Bytes> bytes);
   absl::Status Check();
+  absl::Status CheckFileDigest() const;
   absl::Status CheckFeatures() const;
 
   std::unique_ptr<Bytes> bytes_;

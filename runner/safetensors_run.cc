@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "executor/binding.h"
@@ -31,6 +32,26 @@ std::vector<BoundTensor> WrittenTensors(const PlanFile& plan, int32_t rank) {
   return written;
 }
 
+// What the plan wants of a source rank's file, which may hold more. An error
+// names the file.
+absl::StatusOr<std::vector<BoundTensor>> ReadTensors(
+    const PlanFile& plan, int32_t rank, const SafetensorsReader& reader,
+    const std::string& path) {
+  absl::flat_hash_set<std::string> wanted;
+  for (const BoundTensor& tensor : TensorsOfRank(plan, rank)) {
+    wanted.insert(tensor.name);
+  }
+  std::vector<BoundTensor> tensors;
+  for (const BoundTensor& tensor : reader.tensors()) {
+    if (wanted.contains(tensor.name)) tensors.push_back(tensor);
+  }
+  const absl::Status bound = BindTensors(TensorTable(plan, rank), rank, tensors,
+                                         /*allows_unaligned=*/true)
+                                 .status();
+  if (bound.ok()) return tensors;
+  return absl::Status(bound.code(), absl::StrCat(path, ": ", bound.message()));
+}
+
 }  // namespace
 
 std::string RankFileName(int32_t rank) {
@@ -44,10 +65,13 @@ absl::StatusOr<RunOfRanksResult> RunSafetensors(
   std::vector<SafetensorsWriter> writers;
   TensorsByRank tensors;
   for (int32_t rank = 0; rank < plan.source_ranks(); ++rank) {
-    absl::StatusOr<SafetensorsReader> reader =
-        SafetensorsReader::Open(PathIn(source_dir, rank));
+    const std::string path = PathIn(source_dir, rank);
+    absl::StatusOr<SafetensorsReader> reader = SafetensorsReader::Open(path);
     if (!reader.ok()) return reader.status();
-    tensors.push_back(reader->tensors());
+    absl::StatusOr<std::vector<BoundTensor>> read =
+        ReadTensors(plan, rank, *reader, path);
+    if (!read.ok()) return read.status();
+    tensors.push_back(*std::move(read));
     readers.push_back(*std::move(reader));
   }
   std::error_code error;

@@ -62,7 +62,7 @@ void PrintHelp(const ToolInfo& tool) {
     }
     text += '\n';
   }
-  std::cout << text << std::flush;
+  std::cout << text;
 }
 
 ParsedArgs UsageError(const ToolInfo& tool, std::string_view message) {
@@ -126,9 +126,12 @@ ParsedArgs ParseArgs(const ToolInfo& tool, int argc, char** argv) {
       if (arg == kHelpFlag) {
         PrintHelp(tool);
       } else {
-        std::cout << tool.name << " " << REFIT_VERSION << std::endl;
+        std::cout << tool.name << " " << REFIT_VERSION << "\n";
       }
       parsed.done = true;
+      if (!std::cout.flush()) {
+        parsed.exit_status = Fail(tool, "standard output: cannot write");
+      }
       return parsed;
     }
     const size_t equals = arg.find('=');

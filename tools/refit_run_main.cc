@@ -272,11 +272,9 @@ int main(int argc, char** argv) {
   for (const std::string& mismatch : result->check.mismatches) {
     absl::FPrintF(stderr, "refit-run: %s\n", mismatch);
   }
-  // Without a check there is nothing to report unless asked, but that files
-  // hold values which no worker may serve; of many processes one reports.
-  const bool summarise = check || json;
-  if (!summarise) absl::FPrintF(stderr, "%s", PostHooksText(*result));
-  if (summarise && rank == 0) {
+  // Without a check there is nothing to report unless asked; of many processes
+  // one reports.
+  if ((check || json) && rank == 0) {
     const std::string summary = json ? SummaryJson(*plan, *result, check)
                                      : SummaryText(*plan, *result, check);
     if (absl::Status written = refit::WriteStdout(summary); !written.ok()) {

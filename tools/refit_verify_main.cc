@@ -27,8 +27,8 @@ int Invalid(const std::string& message) {
   return refit::kExitNo;
 }
 
-// Whether `plan` is what the job at `job_path` compiles to, as far as workers
-// can tell: the same inputs and no difference of contract.
+// Whether `plan` is what the job at `job_path` compiles to: the same body,
+// however the job says it, or the same inputs and no difference of contract.
 int CompareWithJob(const refit::ToolInfo& tool, const std::string& plan_path,
                    const refit::PlanFile& plan, const std::string& job_path) {
   refit::Diagnostics diagnostics;
@@ -47,15 +47,15 @@ int CompareWithJob(const refit::ToolInfo& tool, const std::string& plan_path,
   if (!wanted.ok()) {
     return refit::Fail(tool, std::string(wanted.status().message()));
   }
-  // The same job gives the same body, whoever compiles it and when.
-  if (refit::DigestText(*plan.plan().body_digest()) !=
+  if (refit::DigestText(*plan.plan().body_digest()) ==
       refit::DigestText(*wanted->plan().body_digest())) {
-    const refit::PlanDifference difference = refit::ComparePlans(*wanted, plan);
-    for (const refit::Difference& one : difference.differences) {
-      if (one.kind != refit::DifferenceClass::kContract) continue;
-      return Invalid(absl::StrFormat("%s: error: not the plan of %s: %s %s",
-                                     plan_path, job_path, one.rule, one.text));
-    }
+    return refit::kExitSuccess;
+  }
+  const refit::PlanDifference difference = refit::ComparePlans(*wanted, plan);
+  for (const refit::Difference& one : difference.differences) {
+    if (one.kind != refit::DifferenceClass::kContract) continue;
+    return Invalid(absl::StrFormat("%s: error: not the plan of %s: %s %s",
+                                   plan_path, job_path, one.rule, one.text));
   }
   const std::string found = refit::DigestText(*plan.plan().inputs_digest());
   const std::string digest = refit::DigestText(*wanted->plan().inputs_digest());

@@ -386,12 +386,20 @@ absl::StatusOr<std::vector<uint8_t>> EmitPlan(const Module& module) {
   // Only what the plan uses, so that older executors run what they can.
   const uint64_t features =
       RequiredFeatures(*flatbuffers::GetRoot<fb::Body>(body.data()));
+  const fb::Digest no_digest;  // until the bytes are there
   builder.Finish(fb::CreatePlan(builder, FormatVersionFor(features), features,
                                 &module.inputs_digest, &body_digest,
-                                body_vector, provenance),
+                                body_vector, provenance, &no_digest),
                  fb::PlanIdentifier());
-  return std::vector<uint8_t>(builder.GetBufferPointer(),
-                              builder.GetBufferPointer() + builder.GetSize());
+  std::vector<uint8_t> bytes(builder.GetBufferPointer(),
+                             builder.GetBufferPointer() + builder.GetSize());
+  const fb::Plan& plan = *fb::GetPlan(bytes.data());
+  const fb::Digest file_digest = FileDigestOf(bytes, plan);
+  std::memcpy(
+      bytes.data() +
+          (reinterpret_cast<const uint8_t*>(plan.file_digest()) - bytes.data()),
+      &file_digest, sizeof(file_digest));
+  return bytes;
 }
 
 }  // namespace refit

@@ -130,7 +130,9 @@ ObjectReader::ObjectReader(const ValueReader& values, const JsonValue& value,
     : values_(values), value_(value), path_(std::move(path)) {}
 
 const JsonValue* ObjectReader::Find(std::string_view key) {
-  known_.push_back(key);
+  if (std::find(known_.begin(), known_.end(), key) == known_.end()) {
+    known_.push_back(key);
+  }
   for (const JsonMember& member : members()) {
     if (member.key == key) return &member.value;
   }

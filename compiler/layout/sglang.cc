@@ -327,7 +327,9 @@ SideLayout SglangLayout::LayOut() {
           Rank(experts[expert_rank], stage, (*split)[stage][0], tensor));
     }
   }
-  AppendReplicas(context_.side.replicas.value, layout);
+  // Without attention of its own a data-parallel rank is a whole engine.
+  AppendReplicas(
+      context_.side.data_parallel.value * context_.side.replicas.value, layout);
   return layout;
 }
 

@@ -70,14 +70,13 @@ bool CheckAxes(const LayoutContext& context) {
     return false;
   };
   bool fits = true;
-  if (side.data_parallel.value > 1) {
+  if (side.data_parallel.value > 1 && side.dp_attention.value > 1) {
     fits = report(
         side.data_parallel.place,
         absl::StrFormat(
-            "%s.data_parallel %d is not an axis of an SGLang engine; wanted "
-            "\"replicas\": %d for as many engines, or \"dp_attention\": %d for "
-            "data parallelism of the attention within tensor_parallel",
-            side.key, side.data_parallel.value, side.data_parallel.value,
+            "%s.data_parallel %d beside dp_attention %d: SGLang's dp_size is "
+            "one or the other; wanted \"replicas\": %d for as many engines",
+            side.key, side.data_parallel.value, side.dp_attention.value,
             side.data_parallel.value));
   }
   for (const auto& [key, size] :

@@ -37,7 +37,7 @@ bool BuildsVocabularyOnEveryStage(std::string_view family) {
 }
 
 bool LacksOutputBias(std::string_view family) {
-  return family == "qwen3" || family == "qwen3_moe";
+  return family == "qwen3_moe";
 }
 
 TensorSpec LatentProjection(const LayerGroup& group, std::string_view name,

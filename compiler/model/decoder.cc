@@ -16,6 +16,7 @@ int64_t ReadHeadDim(ConfigReader& config, const Architecture& architecture) {
                  absl::StrFormat("num_attention_heads %d does not divide "
                                  "hidden_size %d, and there is no head_dim",
                                  architecture.heads, architecture.hidden));
+    return 1;  // sizes that others divide by are never 0
   }
   return architecture.hidden / architecture.heads;
 }

@@ -209,6 +209,11 @@ std::optional<Model> ReadListedModel(const ModelSpec& spec,
          .place = parameter.place});
   }
   if (!CheckNames(tensors, diagnostics)) return std::nullopt;
+  // The plan does not depend on the order in which the job lists them.
+  std::sort(tensors.begin(), tensors.end(),
+            [](const NamedTensor& a, const NamedTensor& b) {
+              return a.name < b.name;
+            });
   return FoldModel(tensors, spec.place, diagnostics);
 }
 

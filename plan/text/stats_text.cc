@@ -258,8 +258,12 @@ void AddPostHooks(const fb::Body& body, StatsTable& table) {
 void AddTables(const PlanFile& plan, StatsTable& table) {
   const fb::Body& body = plan.body();
   uint64_t params = 0;
-  for (const fb::Param* param : *body.params())
-    params += TensorCount(param->index());
+  uint64_t skips = Length(body.skips());
+  for (const fb::Param* param : *body.params()) {
+    const uint64_t count = TensorCount(param->index());
+    params += count;
+    if (param->skip() != fb::SkipReason::kUnspecified) skips += count;
+  }
   uint64_t fragments = 0;
   for (const fb::Buffer* buffer : *body.buffers())
     fragments += Length(buffer->fragments());
@@ -277,7 +281,7 @@ void AddTables(const PlanFile& plan, StatsTable& table) {
   table.AddCount("fragments", fragments);
   table.AddCount("copies", body.copies()->size(),
                  absl::StrCat("in ", body.copy_lists()->size(), " lists"));
-  table.AddCount("skips", Length(body.skips()));
+  table.AddCount("skips", skips);
   AddPostHooks(body, table);
   table.AddBytes("plan file", plan.bytes().size());
 }

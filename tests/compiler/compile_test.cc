@@ -63,6 +63,60 @@ TEST(CompileTest, ColocatedRanksTakeAHostList) {
             std::string::npos);
 }
 
+TEST(CompileTest, OrderOfTheListedParametersDoesNotMatter) {
+  const std::string a =
+      R"({"name": "a.10.w", "shape": [8, 4], "dtype": "bf16"})";
+  const std::string b =
+      R"({"name": "a.9.w", "shape": [8, 4], "dtype": "bf16"})";
+  const std::string c = R"({"name": "c", "shape": [6], "dtype": "fp32"})";
+  const auto plan_of = [](const std::string& parameters) {
+    std::vector<uint8_t> plan;
+    EXPECT_EQ(ErrorsOf(GenericJob(parameters, GenericSide(2, "Shard(0)"),
+                                  GenericSide(3, "Shard(0)")),
+                       &plan),
+              "");
+    return plan;
+  };
+  const std::vector<uint8_t> plan = plan_of(a + "," + b + "," + c);
+  EXPECT_EQ(plan_of(c + "," + b + "," + a), plan);
+  EXPECT_EQ(plan_of(b + "," + c + "," + a), plan);
+}
+
+TEST(CompileTest, NoByteOfAPlanCanChangeUnseen) {
+  std::vector<uint8_t> plan;
+  ASSERT_EQ(
+      ErrorsOf(
+          GenericJob(R"({"name": "w", "shape": [8, 8], "dtype": "bf16"})",
+                     GenericSide(2, "Shard(0)"), GenericSide(2, "Shard(1)")),
+          &plan),
+      "");
+  ASSERT_TRUE(PlanFile::FromBytes(plan).ok());
+  for (size_t at = 0; at < plan.size(); ++at) {
+    for (const uint8_t flip : {0x01, 0x80, 0xff}) {
+      plan[at] ^= flip;
+      EXPECT_FALSE(PlanFile::FromBytes(plan).ok()) << "byte " << at;
+      plan[at] ^= flip;
+    }
+  }
+}
+
+TEST(CompileTest, ConfigWithoutItsSizesIsReported) {
+  const TemporaryDirectory directory;
+  directory.Write("config.json",
+                  R"({"model_type": "llama", "num_attention_heads": 4,
+                      "num_key_value_heads": 2, "intermediate_size": 8,
+                      "num_hidden_layers": 1, "vocab_size": 8})");
+  const std::string job =
+      directory.Write("job.json",
+                      R"({"model": "config.json", "source": {"layout": "fsdp"},
+          "destination": {"layout": "vllm"}})");
+  Diagnostics diagnostics;
+  EXPECT_FALSE(CompileFile(job, CompileOptions(), diagnostics).ok());
+  EXPECT_NE(diagnostics.Render().find("missing key \"hidden_size\""),
+            std::string::npos)
+      << diagnostics.Render();
+}
+
 // 256 FSDP ranks name the same tensors: names are checked once, not by rank.
 TEST(CompileTest, ManyRanksMayHoldTheSameNames) {
   std::string parameters;

@@ -239,14 +239,15 @@ TEST(LayoutErrorTest, AxesOfSglangLieWithinTensorParallelism) {
              "destination.expert_parallel 8 does not divide tensor_parallel 4");
 }
 
-TEST(LayoutErrorTest, SglangHasNoDataParallelEngines) {
+TEST(LayoutErrorTest, SglangsDataParallelismIsOfEnginesOrOfAttention) {
   SideSpec side = Sglang();
-  side.data_parallel.value = 2;
+  side.tensor_parallel.value = 4;
+  side.data_parallel.value = 3;
+  side.dp_attention.value = 2;
   ExpectOnly(MakeModel({}), side,
-             "destination.data_parallel 2 is not an axis of an SGLang engine; "
-             "wanted \"replicas\": 2 for as many engines, or "
-             "\"dp_attention\": 2 for data parallelism of the attention within "
-             "tensor_parallel");
+             "destination.data_parallel 3 beside dp_attention 2: SGLang's "
+             "dp_size is one or the other; wanted \"replicas\": 3 for as many "
+             "engines");
 }
 
 TEST(LayoutErrorTest, SizesOfSglangNameWhatTheyAreMadeOf) {
@@ -322,9 +323,9 @@ TEST(LayoutErrorTest, SglangsMixtralAndGlmHaveNoRedundantExperts) {
             "");
 }
 
-TEST(LayoutErrorTest, VllmsQwen3HasNoBiasBehindItsAttention) {
-  ExpectOnly(MakeModel({.qkv_bias = true}), Vllm(),
-             "vllm has no modules of a qwen3 for parameter "
+TEST(LayoutErrorTest, VllmsQwen3MoeHasNoBiasBehindItsAttention) {
+  ExpectOnly(MakeModel({.experts = 4, .qkv_bias = true}), Vllm(),
+             "vllm has no modules of a qwen3_moe for parameter "
              "\"model.layers.{0}.self_attn.o_proj.bias\"; wanted another "
              "layout (generic places any tensors)");
 }

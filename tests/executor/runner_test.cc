@@ -207,13 +207,24 @@ TEST_F(SafetensorsRunTest, MissingSourceFileLeavesNothingBehind) {
 TEST_F(SafetensorsRunTest, SourceFileOfAnotherPlanLeavesNothingBehind) {
   WriteSources(ReshardPlan({.rows = 16}).Open());
   const PlanFile plan = ReshardPlan({}).Open();
-  EXPECT_EQ(RunSafetensors(plan, source_, destination_, {}).status().message(),
-            "rank 0 cannot bind, 2 problems\n"
-            "  wrong shape: \"decoder.layers.0.weight\" is [8, 8], the plan "
-            "wants [4, 8]\n"
-            "  wrong shape: \"decoder.layers.1.weight\" is [8, 8], the plan "
-            "wants [4, 8]");
+  EXPECT_EQ(
+      RunSafetensors(plan, source_, destination_, {}).status().message(),
+      (std::filesystem::path(source_) / RankFileName(0)).string() +
+          ": rank 0 cannot bind, 2 problems\n"
+          "  wrong shape: \"decoder.layers.0.weight\" is [8, 8], the plan "
+          "wants [4, 8]\n"
+          "  wrong shape: \"decoder.layers.1.weight\" is [8, 8], the plan "
+          "wants [4, 8]");
   EXPECT_EQ(DestinationFiles(), 0);
+}
+
+TEST_F(SafetensorsRunTest, WhatThePlanDoesNotNameIsLeftAlone) {
+  // The sources' files hold three layers, the plan moves two.
+  WriteSources(ReshardPlan({.layers = 3}).Open());
+  const auto result = RunSafetensors(ReshardPlan({.layers = 2}).Open(), source_,
+                                     destination_, {});
+  EXPECT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(DestinationFiles(), 2);
 }
 
 TEST_F(SafetensorsRunTest, TargetThatIsADirectoryChangesNothing) {

@@ -315,7 +315,7 @@ params                                    4        in 3 stacks
 tensors of all ranks                     12        in 5 buffer entries
 fragments                                 5
 copies                                   10        in 8 lists
-skips                                     1
+skips                                     2
 )");
 }
 

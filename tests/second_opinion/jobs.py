@@ -196,7 +196,7 @@ DENSE = [
     ("qwen3: untied, tp8 to tp2 pp2", QWEN3, megatron(tp=8), vllm(tp=2, pp=2), SMALL_BUCKETS),
     ("qwen3: tied, tp2 pp2 to tp4", QWEN3_TIED, megatron(tp=2, pp=2), vllm(tp=4)),
     ("qwen3: tied, pp4 to pp3", QWEN3_TIED, megatron(pp=4), vllm(pp=3, dp=2)),
-    ("qwen3: attention bias", QWEN3_BIAS, megatron(tp=4), vllm(tp=2), {"options": {"exclude": ["*.o_proj.bias"]}}),
+    ("qwen3: attention bias", QWEN3_BIAS, megatron(tp=4), vllm(tp=2)),
     ("llama: vllm to megatron", LLAMA, vllm(tp=8), megatron(tp=4, pp=2)),
     ("llama: vllm to megatron with vpp", LLAMA_DEEP, vllm(tp=2, pp=5), megatron(tp=2, pp=2, vpp=3)),
     ("llama: vllm pads to 64, megatron to 128 x 3", LLAMA_BY_3, vllm(tp=6, replicas=2), megatron(tp=3, cp=2)),
@@ -516,6 +516,7 @@ PLACEMENT = [
 SGLANG = [
     ("sglang: one rank", LLAMA, megatron(tp=2), sglang()),
     ("sglang: tp4 and two engines", LLAMA, megatron(tp=2, pp=2, dp=2), sglang(tp=4, replicas=2), FOUR_PER_HOST),
+    ("sglang: two engines of two copies", LLAMA, megatron(tp=2), sglang(tp=2, dp=2, replicas=2), FOUR_PER_HOST),
     ("sglang: tp above the kv heads", LLAMA_BIAS, megatron(tp=2), sglang(tp=8)),
     ("sglang: tp12 of three", LLAMA_BY_3, megatron(tp=3, dp=2), sglang(tp=12)),
     ("sglang: pp remainder", LLAMA_DEEP, megatron(tp=2), sglang(pp=5), SMALL_BUCKETS),

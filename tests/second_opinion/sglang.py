@@ -198,4 +198,4 @@ def ranks(model, side, tensors, padding, dtype, make_engine=Engine):
         for pp, layers in enumerate(stages)
         for tp in range(engine.tp_size)
     ]
-    return one * side.get("replicas", 1)
+    return one * side.get("data_parallel", 1) * side.get("replicas", 1)

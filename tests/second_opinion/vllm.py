@@ -93,7 +93,7 @@ class Stage:
             )
         yield prefix + "o_proj.weight", even_part(self.tensors[prefix + "o_proj.weight"], tp, self.tp_size, 1)
         # vLLM's qwen3 and qwen3_moe have no such bias, whatever the checkpoint has.
-        has_bias = self.model.has_output_bias and self.model.family not in ("qwen3", "qwen3_moe")
+        has_bias = self.model.has_output_bias and self.model.family != "qwen3_moe"
         whole = [prefix + "o_proj.bias"] * has_bias
         if self.model.has_query_key_norm:
             whole += [prefix + "q_norm.weight", prefix + "k_norm.weight"]

@@ -13,12 +13,10 @@
 namespace refit {
 namespace {
 
-// A quantisation that leaves room for what goes on beside it has one thread
-// block on three quarters of the multiprocessors: one of the copy kernel's fits
-// beside each, NCCL's larger ones on the rest. There are four blocks a
-// multiprocessor otherwise.
-constexpr uint32_t kRoomDividend = 3;
-constexpr uint32_t kRoomDivisor = 16;
+// A batch that leaves room has one thread block on half of the multiprocessors,
+// four on each otherwise: so a quantisation and what it goes on beside have
+// multiprocessors of their own. Half of them saturate NVLink.
+constexpr uint32_t kRoomDivisor = 8;
 
 using cuda::KernelCopy;
 using cuda::KernelKind;
@@ -328,10 +326,9 @@ class CudaPreparedCopies : public PreparedCopies {
            .quantises_count =
                static_cast<uint32_t>(programs[i].quantises.size()),
            .tiles_count = programs[i].quantise_tiles});
-      quantise_blocks_max_.push_back(
-          programs[i].leaves_room
-              ? std::max(1u, blocks_max_ * kRoomDividend / kRoomDivisor)
-              : blocks_max_);
+      blocks_of_batch_.push_back(programs[i].leaves_room
+                                     ? std::max(1u, blocks_max_ / kRoomDivisor)
+                                     : blocks_max_);
     }
     return status;
   }
@@ -340,11 +337,12 @@ class CudaPreparedCopies : public PreparedCopies {
                        const uint32_t* unless) override {
     const ScopedDevice current(device_);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    absl::Status status = CudaStatus(
-        cuda::LaunchCopies(batches_[batch], blocks_max_, unless, cuda_stream),
-        "launch of the copy kernel");
+    absl::Status status =
+        CudaStatus(cuda::LaunchCopies(batches_[batch], blocks_of_batch_[batch],
+                                      unless, cuda_stream),
+                   "launch of the copy kernel");
     status.Update(CudaStatus(
-        cuda::LaunchQuantises(quantises_[batch], quantise_blocks_max_[batch],
+        cuda::LaunchQuantises(quantises_[batch], blocks_of_batch_[batch],
                               unless, cuda_stream),
         "launch of the quantisation kernel"));
     return status;
@@ -356,7 +354,7 @@ class CudaPreparedCopies : public PreparedCopies {
   void* memory_ = nullptr;
   std::vector<cuda::KernelBatch> batches_;
   std::vector<cuda::QuantiseBatch> quantises_;
-  std::vector<uint32_t> quantise_blocks_max_;  // by batch
+  std::vector<uint32_t> blocks_of_batch_;
 };
 
 }  // namespace

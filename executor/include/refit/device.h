@@ -91,8 +91,8 @@ enum class CopyKind : uint8_t {
 // that one writes is read by another.
 struct CopyBatch {
   CopyKind kind = CopyKind::kCopy;
-  // Of kQuantise: batches of other streams are to go on at the same time, so it
-  // leaves them room on the device.
+  // Batches of other streams are to go on at the same time, so it leaves them
+  // room on the device. Not for kZero.
   bool leaves_room = false;
   std::vector<StridedCopy> copies;
   std::vector<CopyLoop> loops;
