@@ -376,6 +376,10 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   absl::Status status = RunRounds(stream, options, deadline, in_flight);
   if (!status.ok()) {
     options_.transport->Abort(status);
+    // Quantisation that began has a stream of its own.
+    for (const QuantiseEvents& events : quantise_events_) {
+      (void)events.done->Await(stream);
+    }
     // What was enqueued before ends first, so that the caller may free memory.
     (void)options_.transport->Wait();
     return WithRank(status, options_.rank);
@@ -519,7 +523,7 @@ absl::Status Executor::EnqueueRounds(Stream stream) {
 absl::Status Executor::EnqueueQuantises(size_t rounds_before, Stream stream) {
   absl::Status status;
   for (size_t i = 0; i < quantise_events_.size(); ++i) {
-    const QuantiseWork& work = schedule_->quantises()[i];
+    const QuantiseStep& work = schedule_->quantises()[i];
     if (work.after != rounds_before) continue;
     const Stream quantise = quantise_stream_->get();
     status.Update(quantise_events_[i].may_begin->Record(stream));

@@ -165,7 +165,7 @@ std::vector<Edge> RankSchedule::Edges() const {
 bool RankSchedule::QuantisesBesideRounds() const {
   return std::any_of(
       quantises_.begin(), quantises_.end(),
-      [](const QuantiseWork& work) { return work.beside_rounds; });
+      [](const QuantiseStep& work) { return work.beside_rounds; });
 }
 
 bool RankSchedule::GainsFromGraph() const {

@@ -37,7 +37,7 @@ struct RoundWork {
 };
 
 // What a rank quantises in one window of its scratch. Works are done in order.
-struct QuantiseWork {
+struct QuantiseStep {
   size_t batch = 0;
   std::vector<uint32_t> operations;  // positions in RankProgram.quantises
   size_t after = 0;            // how many of the rank's rounds come before it
@@ -53,7 +53,7 @@ class RankSchedule {
   // too, which is never issued.
   const std::vector<Operation>& operations() const { return operations_; }
   bool QuantisesBesideRounds() const;
-  const std::vector<QuantiseWork>& quantises() const { return quantises_; }
+  const std::vector<QuantiseStep>& quantises() const { return quantises_; }
   static constexpr size_t kFillBatch = 0;  // zeroes the padding
   size_t batches() const { return batches_; }
   // Sorted and distinct.
@@ -76,7 +76,7 @@ class RankSchedule {
   size_t WorksBefore(uint32_t index) const;
 
   std::vector<RoundWork> rounds_;
-  std::vector<QuantiseWork> quantises_;
+  std::vector<QuantiseStep> quantises_;
   std::vector<Operation> operations_;
   bool packs_ = false;
   bool unpacks_ = false;

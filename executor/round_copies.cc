@@ -79,7 +79,7 @@ class RoundCopiesBuilder {
   }
 
   void AddQuantises() {
-    for (const QuantiseWork& work : schedule_.quantises()) {
+    for (const QuantiseStep& work : schedule_.quantises()) {
       CopyBatch& batch = result_.batches[work.batch];
       batch.kind = CopyKind::kQuantise;
       batch.leaves_room = work.beside_rounds;
@@ -164,7 +164,7 @@ class RoundCopiesBuilder {
   absl::Status AddDirectRound(const RoundWork& work) {
     if (work.pack_batch.has_value()) {
       result_.batches[*work.pack_batch].leaves_room =
-          schedule_.QuantisesBesideRounds();
+          work.route == fb::Route::kPeer && schedule_.QuantisesBesideRounds();
     }
     for (uint32_t i = 0; i < work.messages_count; ++i) {
       const fb::Message& message = MessageAt(work.messages_begin + i);

@@ -348,12 +348,16 @@ absl::Status PlanFile::Check() {
 }
 
 absl::Status PlanFile::CheckFileDigest() const {
-  // A builder leaves out the fields that no later one follows: a last field
-  // that is there but empty is damage, not an older plan.
-  constexpr flatbuffers::voffset_t kField = fb::Plan::VT_FILE_DIGEST;
-  const auto* const vtable =
+  // Plans of earlier builds have no such field: neither the vtable nor the
+  // table has room for it. Where either has, its absence is damage.
+  constexpr flatbuffers::voffset_t kTableBytes = 24 + 3 * sizeof(fb::Digest);
+  const uint8_t* const vtable =
       reinterpret_cast<const flatbuffers::Table*>(plan_)->GetVTable();
-  if (flatbuffers::ReadScalar<flatbuffers::voffset_t>(vtable) <= kField) {
+  const auto word = [&](size_t i) {
+    return flatbuffers::ReadScalar<flatbuffers::voffset_t>(
+        vtable + i * sizeof(flatbuffers::voffset_t));
+  };
+  if (word(0) <= fb::Plan::VT_FILE_DIGEST && word(1) < kTableBytes) {
     return absl::OkStatus();
   }
   const fb::Digest* const wanted = plan_->file_digest();

@@ -12,15 +12,15 @@
 namespace refit {
 
 // An element of a stack: tensor number and place in that tensor.
-struct Place {
+struct StackPlace {
   uint64_t tensor = 0;
   uint64_t element = 0;
 };
 
 // Elements that lie one step apart inside one tensor on each side.
 struct WalkRow {
-  Place param;
-  Place buffer;
+  StackPlace param;
+  StackPlace buffer;
   uint64_t count = 1;
   uint64_t param_step = 0;  // elements
   uint64_t buffer_step = 0;

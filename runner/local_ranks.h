@@ -20,9 +20,9 @@ namespace refit {
 
 // What one refit took, over all ranks.
 struct RefitMeasurement {
-  double seconds = 0;    // from the first rank's start to the last one's end
+  double seconds = 0;       // from the first rank's start to the last one's end
   double host_seconds = 0;  // in Run alone
-  RunCounters counters;  // sums
+  RunCounters counters;     // sums
   // Bytes are sums, seconds those of the slowest rank; empty unless timed.
   std::vector<RoundMeasurement> rounds;
 };

@@ -8,6 +8,8 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "compiler/model/stacks.h"
+#include "plan/glob.h"
 #include "plan/quantise_check.h"
 
 namespace refit {
@@ -203,6 +205,25 @@ class ScaledSide {
   absl::flat_hash_set<std::string> reported_;  // names of buffers
 };
 
+// Whether the rules of a generic side give the stack a dtype of its own;
+// nullopt: some of its members.
+std::optional<bool> RulesGiveDType(const GenericSpec& generic,
+                                   const Param& param) {
+  if (generic.tensors.empty()) return false;
+  size_t own = 0;
+  const std::vector<std::string> names = MemberNames(param);
+  for (const std::string& name : names) {
+    const auto rule =
+        std::find_if(generic.tensors.begin(), generic.tensors.end(),
+                     [&](const TensorRule& candidate) {
+                       return GlobMatches(candidate.match, name);
+                     });
+    own += rule != generic.tensors.end() && rule->dtype.has_value() ? 1 : 0;
+  }
+  if (own != 0 && own != names.size()) return std::nullopt;
+  return own != 0;
+}
+
 }  // namespace
 
 void DeclareQuantisations(const Job& job, Module& module,
@@ -234,6 +255,18 @@ void DeclareQuantisations(const Job& job, Module& module,
   const size_t model_params = module.params.size();
   for (size_t i = 0; i < model_params; ++i) {
     if (!IsBlockQuantised(module.params[i].role)) continue;
+    const std::optional<bool> own_dtype =
+        RulesGiveDType(destination.generic, module.params[i]);
+    if (!own_dtype.has_value()) {
+      diagnostics.Error(
+          destination.quantised.place,
+          absl::StrFormat("destination.dtype %s: rules of destination.tensors "
+                          "give some of the stack \"%s\" a dtype; wanted all "
+                          "of it or none",
+                          scheme.name, module.params[i].name));
+      return;
+    }
+    if (*own_dtype) continue;
     const auto add = [&](std::string name, Dims shape, DType dtype) {
       Param param = module.params[i];
       param.name = std::move(name);

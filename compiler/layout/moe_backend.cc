@@ -30,7 +30,9 @@ constexpr std::array kBackends = {
     Backend{"flashinfer_trtllm", std::nullopt,
             "permutes rows into tiles and pads them"},
     Backend{"marlin", std::nullopt, "transposes and repacks weights"},
-    Backend{"triton_kernel", std::nullopt, "transposes weights"},
+    Backend{
+        "triton_kernel", std::nullopt,
+        "transposes weights (written for SGLang's unquantised experts alone)"},
 };
 
 }  // namespace

@@ -203,10 +203,10 @@ absl::Status PlaceQuantisation(const PassOptions& options, Module& module) {
         options.job.options.scratch_bytes.place,
         absl::StrFormat(
             "rank %d needs %d bytes of scratch to quantise at the %s, in the "
-            "smallest windows that there can be; options.scratch_bytes is %d, "
-            "wanted at least %d",
+            "smallest windows; options.scratch_bytes%s is %d, wanted %d",
             largest.rank, largest.bytes,
             placer.IsSource(largest.rank) ? "source" : "destination",
+            options.job.options.scratch_bytes.given ? "" : " (the default)",
             module.limits.scratch_bytes, largest.bytes));
   }
   placer.AddToModule();

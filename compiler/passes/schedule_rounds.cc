@@ -214,7 +214,7 @@ void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
   }
 }
 
-// A wave's rounds, as one rank or all of them have them.
+// A wave's rounds, as one rank has them.
 struct RoundRange {
   int32_t begin = std::numeric_limits<int32_t>::max();
   int32_t end = 0;
@@ -225,32 +225,61 @@ struct RoundRange {
   }
 };
 
-// A window lasts as long as the rank has messages of its wave. One that others
-// send for the rank is quantised all the same, while the wave goes on.
+// A window lasts as long as the rank has messages of its wave. What replicas
+// send in its stead a source need not quantise: without messages there is no
+// window.
+void KeepWindowsWithRounds(const std::vector<RoundRange>& rounds_of_wave,
+                           Module& module, std::vector<BufferId>& buffers,
+                           RankQuantises& quantises) {
+  const size_t first = buffers.size() - quantises.windows.size();
+  constexpr int32_t kDropped = -1;
+  std::vector<int32_t> slots(buffers.size());
+  std::iota(slots.begin(), slots.end(), 0);
+  size_t kept = 0;
+  quantises.arena_bytes = 0;
+  for (size_t i = 0; i < quantises.windows.size(); ++i) {
+    const BufferId id = buffers[first + i];
+    const Buffer& buffer = module.buffers[id];
+    const RoundRange& rounds = rounds_of_wave[static_cast<size_t>(buffer.wave)];
+    slots[first + i] = kDropped;
+    if (rounds.end == 0) continue;
+    const ScratchWindow window = {.offset = quantises.windows[i].offset,
+                                  .begin = rounds.begin,
+                                  .end = rounds.end};
+    quantises.arena_bytes =
+        std::max(quantises.arena_bytes,
+                 window.offset + buffer.shape[0] * DTypeBytes(buffer.dtype));
+    slots[first + i] = static_cast<int32_t>(first + kept);
+    buffers[first + kept] = id;
+    quantises.windows[kept++] = window;
+  }
+  buffers.resize(first + kept);
+  quantises.windows.resize(kept);
+  quantises.scratch_buffers = static_cast<int32_t>(kept);
+  std::erase_if(quantises.quantises, [&](Quantise& op) {
+    for (QuantiseSide* side : {&op.input, &op.output, &op.scales}) {
+      side->slot = slots[static_cast<size_t>(side->slot)];
+    }
+    return op.input.slot == kDropped || op.output.slot == kDropped;
+  });
+}
+
 void SetWindows(Module& module) {
   if (!module.HasWindows()) return;
-  const size_t waves = static_cast<size_t>(module.waves);
-  std::vector<RoundRange> of_wave(waves);
   std::vector<std::vector<RoundRange>> of_rank(
-      static_cast<size_t>(module.world_size()), of_wave);
+      static_cast<size_t>(module.world_size()),
+      std::vector<RoundRange>(static_cast<size_t>(module.waves)));
   for (const Message& message : module.messages) {
     const size_t wave = static_cast<size_t>(message.wave);
-    of_wave[wave].Add(message.round);
     of_rank[IndexOf(message.source)][wave].Add(message.round);
     of_rank[IndexOf(message.destination)][wave].Add(message.round);
   }
-  for (size_t rank = 0; rank < module.quantises.size(); ++rank) {
-    RankQuantises& quantises = module.quantises[rank];
-    const std::vector<BufferId>& buffers =
-        module.buffers_of(Rank{static_cast<int32_t>(rank)});
-    const size_t first = buffers.size() - quantises.windows.size();
-    for (size_t i = 0; i < quantises.windows.size(); ++i) {
-      const size_t wave =
-          static_cast<size_t>(module.buffers[buffers[first + i]].wave);
-      const RoundRange& mine = of_rank[rank][wave];
-      const RoundRange& rounds = mine.end > 0 ? mine : of_wave[wave];
-      quantises.windows[i].begin = rounds.begin;
-      quantises.windows[i].end = rounds.end;
+  size_t rank = 0;
+  for (SideLayout* side : {&module.source, &module.destination}) {
+    for (std::vector<BufferId>& buffers : side->ranks) {
+      KeepWindowsWithRounds(of_rank[rank], module, buffers,
+                            module.quantises[rank]);
+      ++rank;
     }
   }
 }

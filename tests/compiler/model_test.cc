@@ -89,7 +89,9 @@ void ExpectEqualsOracle(const std::string& config_path, bool mtp) {
   ASSERT_EQ(found.size(), expected.size());
   const auto [line, wanted] =
       std::mismatch(found.begin(), found.end(), expected.begin());
-  if (line != found.end()) EXPECT_EQ(*line, *wanted);
+  if (line != found.end()) {
+    EXPECT_EQ(*line, *wanted);
+  }
 }
 
 // One param a line, without its dtype: "name layers/experts shape role".

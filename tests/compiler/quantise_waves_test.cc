@@ -213,11 +213,94 @@ TEST(QuantiseWavesTest, SmallWindowsThatDoNotFitSayWhatToDo) {
                  R"("scratch_bytes": 4096)", &errors);
   EXPECT_FALSE(plan.ok());
   EXPECT_NE(errors.find("rank 0 needs 66560 bytes of scratch to quantise at "
-                        "the source, in the smallest windows that there can "
-                        "be; options.scratch_bytes is 4096, wanted at least "
-                        "66560"),
+                        "the source, in the smallest windows; "
+                        "options.scratch_bytes is 4096, wanted 66560"),
             std::string::npos)
       << errors;
+}
+
+std::string CompileSmallQwen3(const std::string& source,
+                              const std::string& destination,
+                              const std::string& options,
+                              std::vector<uint8_t>* plan) {
+  const TemporaryDirectory directory;
+  directory.Write("config.json",
+                  R"({"model_type": "qwen3", "hidden_size": 128,
+                      "num_hidden_layers": 2, "num_attention_heads": 1,
+                      "num_key_value_heads": 1, "head_dim": 128,
+                      "intermediate_size": 384, "vocab_size": 8,
+                      "tie_word_embeddings": true, "torch_dtype": "bfloat16"})");
+  const std::string job = directory.Write(
+      "job.json", absl::StrCat(R"({"model": "config.json", "source": {)",
+                               source, R"(}, "destination": {)", destination,
+                               R"(}, "options": {)", options, "}}"));
+  Diagnostics diagnostics;
+  absl::StatusOr<std::vector<uint8_t>> bytes =
+      CompileFile(job, CompileOptions(), diagnostics);
+  if (!diagnostics.ok()) return diagnostics.Render();
+  if (!bytes.ok()) return std::string(bytes.status().message());
+  *plan = *std::move(bytes);
+  return "";
+}
+
+// Rank 0 alone holds a layer's MLP, so that its waves are cut elsewhere than
+// rank 1's: nobody sends some of them.
+TEST(QuantiseWavesTest, WhatNoRankSendsIsNotQuantised) {
+  std::vector<uint8_t> bytes;
+  ASSERT_EQ(CompileSmallQwen3(
+                R"("layout": "generic", "meshes": {
+                     "both": {"axes": {"a": 2}},
+                     "one": {"axes": {"a": 1}, "ranks": [0]}},
+                   "tensors": [
+                     {"match": "*layers.1.mlp.*", "mesh": "one",
+                      "placements": ["Replicate"]},
+                     {"match": "*", "mesh": "both",
+                      "placements": ["Replicate"]}])",
+                R"("layout": "vllm", "dtype": "fp8_e4m3_block128")",
+                R"("scratch_bytes": 80000)", &bytes),
+            "");
+  const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(std::move(bytes));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  for (const fb::RankProgram* program : *plan->body().programs()) {
+    if (program->scratch_windows() == nullptr) continue;
+    EXPECT_EQ(program->scratch_windows()->size(), program->scratch_buffers());
+    for (const fb::ScratchWindow* window : *program->scratch_windows()) {
+      EXPECT_LT(window->begin(), window->end());
+    }
+  }
+}
+
+TEST(QuantiseWavesTest, TensorsOfARuleWithADTypeAreNotQuantised) {
+  constexpr char kSource[] = R"("layout": "megatron")";
+  const auto destination = [](const std::string& match) {
+    return absl::StrCat(
+        R"("layout": "generic", "dtype": "fp8_e4m3_block128",
+           "meshes": {"m": {"axes": {"a": 1}}}, "tensors": [
+             {"match": ")",
+        match,
+        R"(", "mesh": "m", "placements": ["Replicate"], "dtype": "bf16"},
+             {"match": "*", "mesh": "m", "placements": ["Replicate"]}])");
+  };
+  std::vector<uint8_t> bytes;
+  ASSERT_EQ(
+      CompileSmallQwen3(kSource, destination("*.o_proj.weight"), "", &bytes),
+      "");
+  const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(std::move(bytes));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  for (const uint32_t id : *plan->body().programs()->Get(1)->buffers()) {
+    const fb::Buffer* const buffer = plan->body().buffers()->Get(id);
+    const std::string name = buffer->name()->str();
+    if (name == "model.layers.{0}.self_attn.o_proj.weight") {
+      EXPECT_EQ(buffer->dtype(), DType::kBf16);
+    } else if (name == "model.layers.{0}.mlp.down_proj.weight") {
+      EXPECT_EQ(buffer->dtype(), DType::kFp8E4m3);
+    }
+  }
+  EXPECT_NE(CompileSmallQwen3(kSource, destination("*.0.mlp.up_proj.weight"),
+                              "", &bytes)
+                .find("give some of the stack \"model.layers.{0}.mlp.up_proj."
+                      "weight\" a dtype; wanted all of it or none"),
+            std::string::npos);
 }
 
 // The rank's scratch holds it once; both slots are quantised from there.
