@@ -21,8 +21,8 @@ namespace refit {
 
 // The ends of one world.
 struct TransportWorld {
+  std::shared_ptr<void> shared;                  // destroyed after the ends
   std::vector<std::unique_ptr<Transport>> ends;  // by rank
-  std::shared_ptr<void> shared;                  // outlives the ends
 };
 using TransportFactory = std::function<TransportWorld(int32_t world_size)>;
 
