@@ -1,0 +1,292 @@
+// Memory shared between processes: the death tests' children are processes of
+// their own that run the test anew up to the statement, where they map what the
+// parent exported. One GPU is enough.
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "refit/cuda_device.h"
+
+namespace refit {
+namespace {
+
+template <typename Function>
+Function Driver(const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  EXPECT_EQ(cudaGetDriverEntryPointByVersion(name, &found, 12000,
+                                             cudaEnableDefault, &result),
+            cudaSuccess);
+  return reinterpret_cast<Function>(found);
+}
+
+// Addresses with room for pages, of which some are mapped: a small expandable
+// segment.
+class Segment {
+ public:
+  explicit Segment(size_t pages, unsigned handle_types =
+                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+      : pages_(pages) {
+    properties_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties_.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    properties_.location.id = 0;
+    properties_.requestedHandleTypes =
+        static_cast<CUmemAllocationHandleType>(handle_types);
+    EXPECT_EQ(Driver<PFN_cuMemGetAllocationGranularity_v10020>(
+                  "cuMemGetAllocationGranularity")(
+                  &page_bytes_, &properties_, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+              CUDA_SUCCESS);
+    EXPECT_EQ(Driver<PFN_cuMemAddressReserve_v10020>("cuMemAddressReserve")(
+                  &address_, pages_.size() * page_bytes_, 0, 0, 0),
+              CUDA_SUCCESS);
+  }
+  ~Segment() {
+    for (size_t i = 0; i < pages_.size(); ++i) {
+      if (pages_[i]) Unmap(i);
+    }
+    Driver<PFN_cuMemAddressFree_v10020>("cuMemAddressFree")(
+        address_, pages_.size() * page_bytes_);
+  }
+
+  // Physical memory that is new, at page `i`.
+  void Map(size_t i) {
+    CUmemGenericAllocationHandle handle = 0;
+    ASSERT_EQ(Driver<PFN_cuMemCreate_v10020>("cuMemCreate")(
+                  &handle, page_bytes_, &properties_, 0),
+              CUDA_SUCCESS);
+    ASSERT_EQ(Driver<PFN_cuMemMap_v10020>("cuMemMap")(At(i), page_bytes_, 0,
+                                                      handle, 0),
+              CUDA_SUCCESS);
+    ASSERT_EQ(Driver<PFN_cuMemRelease_v10020>("cuMemRelease")(handle),
+              CUDA_SUCCESS);
+    CUmemAccessDesc access = {};
+    access.location = properties_.location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    ASSERT_EQ(Driver<PFN_cuMemSetAccess_v10020>("cuMemSetAccess")(
+                  At(i), page_bytes_, &access, 1),
+              CUDA_SUCCESS);
+    pages_[i] = true;
+  }
+  void Unmap(size_t i) {
+    EXPECT_EQ(Driver<PFN_cuMemUnmap_v10020>("cuMemUnmap")(At(i), page_bytes_),
+              CUDA_SUCCESS);
+    pages_[i] = false;
+  }
+
+  size_t page_bytes() const { return page_bytes_; }
+  MemoryRange Range(size_t offset, size_t size_bytes) const {
+    return {reinterpret_cast<std::byte*>(address_ + offset), size_bytes};
+  }
+
+ private:
+  CUdeviceptr At(size_t i) const { return address_ + i * page_bytes_; }
+
+  CUmemAllocationProp properties_ = {};
+  size_t page_bytes_ = 0;
+  CUdeviceptr address_ = 0;
+  std::vector<bool> pages_;
+};
+
+bool AllBytesAre(const MemoryRange& range, int value) {
+  std::vector<std::byte> bytes(range.size_bytes);
+  EXPECT_EQ(cudaMemcpy(bytes.data(), range.data, bytes.size(),
+                       cudaMemcpyDeviceToHost),
+            cudaSuccess);
+  for (const std::byte byte : bytes) {
+    if (byte != std::byte(value)) return false;
+  }
+  return true;
+}
+
+void Fill(const MemoryRange& range, int value) {
+  EXPECT_EQ(cudaMemset(range.data, value, range.size_bytes), cudaSuccess);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+// In the child: maps what the environment holds and sets every byte of its
+// ranges to `value`. Ends the process.
+[[noreturn]] void FillAsAnotherProcess(const char* variable,
+                                       const std::vector<size_t>& sizes,
+                                       int value) {
+  auto device = *CreateCudaDevice(0);
+  auto mapped = device->Import(absl::HexStringToBytes(std::getenv(variable)));
+  if (!mapped.ok()) {
+    fprintf(stderr, "%s\n", mapped.status().ToString().c_str());
+    exit(1);
+  }
+  bool filled = (*mapped)->addresses().size() == sizes.size();
+  for (size_t i = 0; filled && i < sizes.size(); ++i) {
+    filled =
+        cudaMemset((*mapped)->addresses()[i], value, sizes[i]) == cudaSuccess;
+  }
+  filled &= cudaDeviceSynchronize() == cudaSuccess;
+  mapped->reset();
+  exit(filled ? 0 : 2);
+}
+
+class CudaSharingTest : public testing::Test {
+ protected:
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+
+  // What the parent exported, in the child too.
+  void Show(const char* variable, const std::vector<MemoryRange>& ranges) {
+    auto exported = device_->Export(ranges);
+    ASSERT_TRUE(exported.ok()) << exported.status();
+    setenv(variable, absl::BytesToHexString(*exported).c_str(),
+           /*overwrite=*/0);
+  }
+
+  std::unique_ptr<Device> device_ = *CreateCudaDevice(0);
+};
+
+TEST_F(CudaSharingTest, AnotherProcessWritesATensorInsideAnAllocation) {
+  auto memory = *device_->Allocate(1 << 20);
+  Fill({memory->data(), 1 << 20}, 1);
+  Show("REFIT_TEST_INSIDE", {{memory->data() + 512, 1024}});
+  EXPECT_EXIT(FillAsAnotherProcess("REFIT_TEST_INSIDE", {1024}, 7),
+              testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(AllBytesAre({memory->data() + 512, 1024}, 7));
+  EXPECT_TRUE(AllBytesAre({memory->data(), 512}, 1));
+  EXPECT_TRUE(AllBytesAre({memory->data() + 1536, 512}, 1));
+}
+
+TEST_F(CudaSharingTest, AnotherProcessWritesATensorAcrossPages) {
+  Segment segment(3);
+  for (size_t page = 0; page < 3; ++page) segment.Map(page);
+  const size_t page_bytes = segment.page_bytes();
+  Fill(segment.Range(0, 3 * page_bytes), 1);
+  // From the last bytes of the first page to the first of the third.
+  const size_t size_bytes = page_bytes + 2 * 256;
+  const MemoryRange tensor = segment.Range(page_bytes - 256, size_bytes);
+  Show("REFIT_TEST_ACROSS", {tensor});
+  EXPECT_EXIT(FillAsAnotherProcess("REFIT_TEST_ACROSS", {size_bytes}, 7),
+              testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(AllBytesAre(tensor, 7));
+  EXPECT_TRUE(AllBytesAre(segment.Range(0, page_bytes - 256), 1));
+  EXPECT_TRUE(
+      AllBytesAre(segment.Range(2 * page_bytes + 256, page_bytes - 256), 1));
+}
+
+TEST_F(CudaSharingTest, PagesWithAGapAndAnAllocationAreSharedAtOnce) {
+  Segment segment(3);
+  segment.Map(0);
+  segment.Map(2);
+  const size_t page_bytes = segment.page_bytes();
+  auto memory = *device_->Allocate(4096);
+  const std::vector<MemoryRange> ranges = {segment.Range(2 * page_bytes, 512),
+                                           {memory->data(), 4096},
+                                           segment.Range(page_bytes - 512, 512),
+                                           segment.Range(0, 512)};
+  for (const MemoryRange& range : ranges) Fill(range, 1);
+  Show("REFIT_TEST_GAP", ranges);
+  EXPECT_EXIT(FillAsAnotherProcess("REFIT_TEST_GAP", {512, 4096, 512, 512}, 7),
+              testing::ExitedWithCode(0), "");
+  for (const MemoryRange& range : ranges) EXPECT_TRUE(AllBytesAre(range, 7));
+}
+
+TEST_F(CudaSharingTest, PagesThatWereMappedAnewAreExportedAnew) {
+  Segment segment(2);
+  segment.Map(0);
+  segment.Map(1);
+  const size_t size_bytes = 2 * segment.page_bytes();
+  Fill(segment.Range(0, size_bytes), 1);
+  Show("REFIT_TEST_OLD", {segment.Range(0, size_bytes)});
+  EXPECT_EXIT(FillAsAnotherProcess("REFIT_TEST_OLD", {size_bytes}, 7),
+              testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(AllBytesAre(segment.Range(0, size_bytes), 7));
+  segment.Unmap(1);
+  segment.Map(1);
+  Fill(segment.Range(0, size_bytes), 1);
+  Show("REFIT_TEST_NEW", {segment.Range(0, size_bytes)});
+  EXPECT_EXIT(FillAsAnotherProcess("REFIT_TEST_NEW", {size_bytes}, 9),
+              testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(AllBytesAre(segment.Range(0, size_bytes), 9));
+}
+
+TEST_F(CudaSharingTest, PagesWithoutAHandleAreRefused) {
+  Segment segment(1, CU_MEM_HANDLE_TYPE_NONE);
+  segment.Map(0);
+  Show("REFIT_TEST_NONE", {segment.Range(0, 512)});
+  EXPECT_EXIT(FillAsAnotherProcess("REFIT_TEST_NONE", {512}, 7),
+              testing::ExitedWithCode(1),
+              "FAILED_PRECONDITION: memory of cuMemCreate without a handle for "
+              "other processes .*options.peer .staged.");
+}
+
+TEST_F(CudaSharingTest, PagesThatAreGoneAreRefused) {
+  Segment segment(1);
+  segment.Map(0);
+  Show("REFIT_TEST_GONE", {segment.Range(0, 512)});
+  segment.Unmap(0);
+  EXPECT_EXIT(FillAsAnotherProcess("REFIT_TEST_GONE", {512}, 7),
+              testing::ExitedWithCode(1),
+              "FAILED_PRECONDITION: memory of cuMemMap that process [0-9]+ "
+              "shares: no memory of cuMemMap at address 0x");
+}
+
+TEST_F(CudaSharingTest, ExportsLeaveNoDescriptorOpenAndKeepNoMemory) {
+  const auto descriptors = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                         std::filesystem::directory_iterator());
+  };
+  const auto free_bytes = [] {
+    size_t free = 0;
+    size_t total = 0;
+    EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+    return free;
+  };
+  constexpr size_t kPages = 16;
+  Segment segment(kPages);
+  for (size_t page = 0; page < kPages; ++page) segment.Map(page);
+  const size_t size_bytes = kPages * segment.page_bytes();
+  Show("REFIT_TEST_MANY", {segment.Range(0, size_bytes)});
+  const auto before = descriptors();
+  const size_t free_before = free_bytes();
+  EXPECT_EXIT(FillAsAnotherProcess("REFIT_TEST_MANY", {size_bytes}, 7),
+              testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(AllBytesAre(segment.Range(0, size_bytes), 7));
+  EXPECT_EQ(descriptors(), before);
+  for (size_t page = 0; page < kPages; ++page) segment.Unmap(page);
+  EXPECT_GT(free_bytes(), free_before + size_bytes / 2);
+}
+
+// Ranks that are threads: peer access alone does not reach pages.
+TEST_F(CudaSharingTest, AnotherDeviceOfThisProcessReachesPages) {
+  if (CudaDeviceCount() < 2) GTEST_SKIP() << "needs two GPUs";
+  Segment segment(2);
+  segment.Map(0);
+  segment.Map(1);
+  const MemoryRange tensor = segment.Range(0, 2 * segment.page_bytes());
+  Fill(tensor, 1);
+  auto other = *CreateCudaDevice(1);
+  auto mapped = other->Import(*device_->Export({&tensor, 1}));
+  ASSERT_TRUE(mapped.ok()) << mapped.status();
+  // A copy kernel of the other device stores there.
+  auto source = *other->Allocate(tensor.size_bytes);
+  ASSERT_EQ(cudaMemset(source->data(), 7, tensor.size_bytes), cudaSuccess);
+  CopyBatch batch;
+  batch.loops.push_back({.extent = tensor.size_bytes / 4,
+                         .from = {.bytes = 4},
+                         .to = {.bytes = 4}});
+  batch.copies.push_back({.from = {0, 0, DType::kFp32},
+                          .to = {1, 0, DType::kFp32},
+                          .loops_count = 1});
+  std::byte* const table[] = {source->data(), (*mapped)->addresses()[0]};
+  auto prepared = *other->Prepare(table, {&batch, 1});
+  auto stream = *other->CreateStream();
+  ASSERT_TRUE(prepared->Enqueue(0, stream->get()).ok());
+  ASSERT_TRUE(other->Synchronize(stream->get()).ok());
+  EXPECT_TRUE(AllBytesAre(tensor, 7));
+}
+
+}  // namespace
+}  // namespace refit
