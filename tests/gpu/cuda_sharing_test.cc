@@ -1,8 +1,6 @@
 // Memory shared between processes: the death tests' children are processes of
 // their own that run the test anew up to the statement, where they map what the
 // parent exported. One GPU is enough.
-#include <cuda.h>
-#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -15,86 +13,10 @@
 
 #include "absl/strings/escaping.h"
 #include "refit/cuda_device.h"
+#include "tests/gpu/mapped_segment.h"
 
 namespace refit {
 namespace {
-
-template <typename Function>
-Function Driver(const char* name) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  EXPECT_EQ(cudaGetDriverEntryPointByVersion(name, &found, 12000,
-                                             cudaEnableDefault, &result),
-            cudaSuccess);
-  return reinterpret_cast<Function>(found);
-}
-
-// Addresses with room for pages, of which some are mapped: a small expandable
-// segment.
-class Segment {
- public:
-  explicit Segment(size_t pages, unsigned handle_types =
-                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-      : pages_(pages) {
-    properties_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties_.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    properties_.location.id = 0;
-    properties_.requestedHandleTypes =
-        static_cast<CUmemAllocationHandleType>(handle_types);
-    EXPECT_EQ(Driver<PFN_cuMemGetAllocationGranularity_v10020>(
-                  "cuMemGetAllocationGranularity")(
-                  &page_bytes_, &properties_, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
-              CUDA_SUCCESS);
-    EXPECT_EQ(Driver<PFN_cuMemAddressReserve_v10020>("cuMemAddressReserve")(
-                  &address_, pages_.size() * page_bytes_, 0, 0, 0),
-              CUDA_SUCCESS);
-  }
-  ~Segment() {
-    for (size_t i = 0; i < pages_.size(); ++i) {
-      if (pages_[i]) Unmap(i);
-    }
-    Driver<PFN_cuMemAddressFree_v10020>("cuMemAddressFree")(
-        address_, pages_.size() * page_bytes_);
-  }
-
-  // Physical memory that is new, at page `i`.
-  void Map(size_t i) {
-    CUmemGenericAllocationHandle handle = 0;
-    ASSERT_EQ(Driver<PFN_cuMemCreate_v10020>("cuMemCreate")(
-                  &handle, page_bytes_, &properties_, 0),
-              CUDA_SUCCESS);
-    ASSERT_EQ(Driver<PFN_cuMemMap_v10020>("cuMemMap")(At(i), page_bytes_, 0,
-                                                      handle, 0),
-              CUDA_SUCCESS);
-    ASSERT_EQ(Driver<PFN_cuMemRelease_v10020>("cuMemRelease")(handle),
-              CUDA_SUCCESS);
-    CUmemAccessDesc access = {};
-    access.location = properties_.location;
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    ASSERT_EQ(Driver<PFN_cuMemSetAccess_v10020>("cuMemSetAccess")(
-                  At(i), page_bytes_, &access, 1),
-              CUDA_SUCCESS);
-    pages_[i] = true;
-  }
-  void Unmap(size_t i) {
-    EXPECT_EQ(Driver<PFN_cuMemUnmap_v10020>("cuMemUnmap")(At(i), page_bytes_),
-              CUDA_SUCCESS);
-    pages_[i] = false;
-  }
-
-  size_t page_bytes() const { return page_bytes_; }
-  MemoryRange Range(size_t offset, size_t size_bytes) const {
-    return {reinterpret_cast<std::byte*>(address_ + offset), size_bytes};
-  }
-
- private:
-  CUdeviceptr At(size_t i) const { return address_ + i * page_bytes_; }
-
-  CUmemAllocationProp properties_ = {};
-  size_t page_bytes_ = 0;
-  CUdeviceptr address_ = 0;
-  std::vector<bool> pages_;
-};
 
 bool AllBytesAre(const MemoryRange& range, int value) {
   std::vector<std::byte> bytes(range.size_bytes);
@@ -160,7 +82,7 @@ TEST_F(CudaSharingTest, AnotherProcessWritesATensorInsideAnAllocation) {
 }
 
 TEST_F(CudaSharingTest, AnotherProcessWritesATensorAcrossPages) {
-  Segment segment(3);
+  MappedSegment segment(3);
   for (size_t page = 0; page < 3; ++page) segment.Map(page);
   const size_t page_bytes = segment.page_bytes();
   Fill(segment.Range(0, 3 * page_bytes), 1);
@@ -177,7 +99,7 @@ TEST_F(CudaSharingTest, AnotherProcessWritesATensorAcrossPages) {
 }
 
 TEST_F(CudaSharingTest, PagesWithAGapAndAnAllocationAreSharedAtOnce) {
-  Segment segment(3);
+  MappedSegment segment(3);
   segment.Map(0);
   segment.Map(2);
   const size_t page_bytes = segment.page_bytes();
@@ -194,7 +116,7 @@ TEST_F(CudaSharingTest, PagesWithAGapAndAnAllocationAreSharedAtOnce) {
 }
 
 TEST_F(CudaSharingTest, PagesThatWereMappedAnewAreExportedAnew) {
-  Segment segment(2);
+  MappedSegment segment(2);
   segment.Map(0);
   segment.Map(1);
   const size_t size_bytes = 2 * segment.page_bytes();
@@ -213,7 +135,7 @@ TEST_F(CudaSharingTest, PagesThatWereMappedAnewAreExportedAnew) {
 }
 
 TEST_F(CudaSharingTest, PagesWithoutAHandleAreRefused) {
-  Segment segment(1, CU_MEM_HANDLE_TYPE_NONE);
+  MappedSegment segment(1, CU_MEM_HANDLE_TYPE_NONE);
   segment.Map(0);
   Show("REFIT_TEST_NONE", {segment.Range(0, 512)});
   EXPECT_EXIT(FillAsAnotherProcess("REFIT_TEST_NONE", {512}, 7),
@@ -223,7 +145,7 @@ TEST_F(CudaSharingTest, PagesWithoutAHandleAreRefused) {
 }
 
 TEST_F(CudaSharingTest, PagesThatAreGoneAreRefused) {
-  Segment segment(1);
+  MappedSegment segment(1);
   segment.Map(0);
   Show("REFIT_TEST_GONE", {segment.Range(0, 512)});
   segment.Unmap(0);
@@ -245,7 +167,7 @@ TEST_F(CudaSharingTest, ExportsLeaveNoDescriptorOpenAndKeepNoMemory) {
     return free;
   };
   constexpr size_t kPages = 16;
-  Segment segment(kPages);
+  MappedSegment segment(kPages);
   for (size_t page = 0; page < kPages; ++page) segment.Map(page);
   const size_t size_bytes = kPages * segment.page_bytes();
   Show("REFIT_TEST_MANY", {segment.Range(0, size_bytes)});
@@ -262,7 +184,7 @@ TEST_F(CudaSharingTest, ExportsLeaveNoDescriptorOpenAndKeepNoMemory) {
 // Ranks that are threads: peer access alone does not reach pages.
 TEST_F(CudaSharingTest, AnotherDeviceOfThisProcessReachesPages) {
   if (CudaDeviceCount() < 2) GTEST_SKIP() << "needs two GPUs";
-  Segment segment(2);
+  MappedSegment segment(2);
   segment.Map(0);
   segment.Map(1);
   const MemoryRange tensor = segment.Range(0, 2 * segment.page_bytes());

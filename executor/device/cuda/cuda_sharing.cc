@@ -1,80 +1,40 @@
 #include "executor/device/cuda/cuda_sharing.h"
 
-#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "executor/device/cuda/cuda_allocations.h"
 #include "executor/device/cuda/cuda_export.h"
 #include "executor/device/cuda/cuda_pages.h"
 #include "executor/device/cuda/cuda_status.h"
-#include "executor/device/cuda/driver_function.h"
 
 namespace refit {
 namespace {
 
-using AddressRangeFunction = CUresult (*)(CUdeviceptr* base, size_t* size,
-                                          CUdeviceptr address);
-
 // Of cudaMalloc, or a page; else memory that cannot be shared, which is not an
 // error yet: a rank of the same process needs no handle.
-ExportedAllocation Describe(uint64_t base, uint64_t size_bytes) {
-  ExportedAllocation allocation = {};
-  allocation.base = base;
-  if (cudaIpcGetMemHandle(&allocation.ipc, reinterpret_cast<void*>(base)) ==
+ExportedAllocation Describe(const CudaAllocation& allocation) {
+  ExportedAllocation described = {};
+  described.base = allocation.base;
+  if (cudaIpcGetMemHandle(&described.ipc,
+                          reinterpret_cast<void*>(allocation.base)) ==
       cudaSuccess) {
-    allocation.by = SharedBy::kIpc;
+    described.by = SharedBy::kIpc;
   } else {
     cudaGetLastError();
-    const absl::StatusOr<SharedPage> page = FindPage(base);
+    const absl::StatusOr<SharedPage> page = FindPage(allocation.base);
     if (page.ok()) {
-      allocation.by = SharedBy::kPage;
-      allocation.page = *page;
+      described.by = SharedBy::kPage;
+      described.page = *page;
     }
   }
-  allocation.page.size_bytes = size_bytes;
-  return allocation;
-}
-
-// All that hold a byte of the ranges.
-absl::StatusOr<std::vector<ExportedAllocation>> AllocationsOf(
-    absl::Span<const MemoryRange> ranges) {
-  const absl::StatusOr<AddressRangeFunction> address_range =
-      FindDriverFunction<AddressRangeFunction>("cuMemGetAddressRange");
-  if (!address_range.ok()) return address_range.status();
-  std::map<uint64_t, ExportedAllocation> by_base;
-  for (const MemoryRange& range : ranges) {
-    if (range.data == nullptr || range.size_bytes == 0) continue;
-    auto address = reinterpret_cast<uint64_t>(range.data);
-    const uint64_t end = address + range.size_bytes;
-    while (address < end) {
-      auto after = by_base.upper_bound(address);
-      if (after != by_base.begin() &&
-          std::prev(after)->second.end() > address) {
-        address = std::prev(after)->second.end();
-        continue;
-      }
-      CUdeviceptr base = 0;
-      size_t size_bytes = 0;
-      if ((*address_range)(&base, &size_bytes, address) != CUDA_SUCCESS ||
-          base + size_bytes <= address) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            "address 0x", absl::Hex(address), " is not device memory"));
-      }
-      by_base[base] = Describe(base, size_bytes);
-      address = base + size_bytes;
-    }
-  }
-  std::vector<ExportedAllocation> allocations;
-  for (const auto& [base, allocation] : by_base) {
-    allocations.push_back(allocation);
-  }
-  return allocations;
+  described.page.size_bytes = allocation.size_bytes;
+  return described;
 }
 
 // The one that holds `address`. Requires: there is one.
@@ -303,13 +263,18 @@ absl::StatusOr<std::string> CudaSharing::ServerName() {
 absl::StatusOr<std::string> CudaSharing::Export(
     absl::Span<const MemoryRange> ranges) {
   const ScopedDevice current(device_);
-  absl::StatusOr<std::vector<ExportedAllocation>> allocations =
-      AllocationsOf(ranges);
-  if (!allocations.ok()) return allocations.status();
   CudaExport exported;
   exported.header.process = ThisProcess();
   exported.header.device = device_;
-  exported.allocations = *std::move(allocations);
+  const absl::Status status =
+      VisitCudaAllocations(ranges, [&](const CudaAllocation& allocation) {
+        exported.allocations.push_back(Describe(allocation));
+      });
+  if (!status.ok()) return status;
+  std::sort(exported.allocations.begin(), exported.allocations.end(),
+            [](const ExportedAllocation& a, const ExportedAllocation& b) {
+              return a.base < b.base;
+            });
   for (const MemoryRange& range : ranges) {
     if (range.data == nullptr || range.size_bytes == 0) {
       exported.ranges.push_back({kNoAllocation, 0, 0});
