@@ -181,6 +181,19 @@ TEST_F(CudaSharingTest, ExportsLeaveNoDescriptorOpenAndKeepNoMemory) {
   EXPECT_GT(free_bytes(), free_before + size_bytes / 2);
 }
 
+TEST_F(CudaSharingTest, ExportThatWasCutIsRefused) {
+  MappedSegment segment(1);
+  segment.Map(0);
+  const MemoryRange range = segment.Range(0, 512);
+  const std::string exported = *device_->Export({&range, 1});
+  EXPECT_TRUE(device_->Import(exported).ok());
+  for (size_t size = 0; size < exported.size(); ++size) {
+    EXPECT_EQ(
+        device_->Import(exported.substr(0, size)).status(),
+        absl::InvalidArgumentError("not memory exported by a CUDA device"));
+  }
+}
+
 // Ranks that are threads: peer access alone does not reach pages.
 TEST_F(CudaSharingTest, AnotherDeviceOfThisProcessReachesPages) {
   if (CudaDeviceCount() < 2) GTEST_SKIP() << "needs two GPUs";
