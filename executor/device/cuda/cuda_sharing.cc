@@ -186,9 +186,9 @@ class CudaMappedMemory : public MappedMemory {
       if (allocations[i].page.handle == PageHandle::kNone) {
         return absl::FailedPreconditionError(
             "memory of cuMemCreate without a handle for other processes (file "
-            "descriptor or fabric), such as that of vLLM's sleep mode; "
-            "allocate it with cudaMalloc or in PyTorch's expandable segments, "
-            "or compile the plan with options.peer \"staged\"");
+            "descriptor or fabric), such as that of vLLM's sleep mode or "
+            "torch_memory_saver; allocate it otherwise, or compile the plan "
+            "with options.peer \"staged\"");
       }
       pages.push_back(allocations[i].page);
     }
