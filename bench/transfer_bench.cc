@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "bench/transfer_methods.h"
 #include "executor/device/cuda/cuda_status.h"
+#include "plan/scratch_windows.h"
 #include "runner/gpu_rank.h"
 #include "runner/rank_threads.h"
 
@@ -231,6 +232,27 @@ absl::StatusOr<TransferMeasurement> MeasureTransferInProcess(
   return results.front();
 }
 
+// The most that a rank's arenas take.
+std::string MemoryText(const PlanFile& plan,
+                       const TransferMeasurement& measured) {
+  constexpr double kMiB = 1 << 20;
+  uint64_t staging = 0;
+  uint64_t scratch = 0;
+  for (const fb::RankProgram* program : *plan.body().programs()) {
+    staging = std::max(staging, program->staging_bytes());
+    scratch = std::max(scratch, ScratchBytes(plan.body(), *program));
+  }
+  // What the driver says of a GPU includes the other process's tensors.
+  const std::string extra =
+      plan.body().colocated()
+          ? "is not told apart where processes share GPUs"
+          : absl::StrFormat("%.1f MiB",
+                            static_cast<double>(measured.extra_bytes) / kMiB);
+  return absl::StrFormat(
+      "extra GPU memory %s; staging %.1f MiB, scratch %.1f MiB\n", extra,
+      static_cast<double>(staging) / kMiB, static_cast<double>(scratch) / kMiB);
+}
+
 std::string TransferText(const PlanFile& plan,
                          const TransferMeasurement& measured) {
   std::string text = absl::StrFormat("%-34s %10s %10s %8s  %s\n", "method",
@@ -249,19 +271,12 @@ std::string TransferText(const PlanFile& plan,
       "predicted %.3f ms, lower bound %.3f ms\n"
       "host time in Run %.3f ms; one Run and Wait %.3f ms (best of lone "
       "refits)\n"
-      "extra GPU memory %.1f MiB, of it staging %.1f MiB\n"
+      "%s"
       "after all that, one more refit: %s\n",
       plan.body().stats()->predicted_seconds() * 1e3,
       plan.body().stats()->lower_bound_seconds() * 1e3,
       measured.run_host_seconds * 1e3, measured.latency_seconds * 1e3,
-      static_cast<double>(measured.extra_bytes) / (1 << 20),
-      [&] {
-        uint64_t most = 0;
-        for (const fb::RankProgram* program : *plan.body().programs()) {
-          most = std::max(most, program->staging_bytes());
-        }
-        return static_cast<double>(most) / (1 << 20);
-      }(),
+      MemoryText(plan, measured),
       measured.wrong_elements == 0
           ? "every byte right"
           : absl::StrCat(measured.wrong_elements, " elements WRONG"));

@@ -107,7 +107,8 @@ class Placer {
         it->second = lister.List(buffers);
         largest_bytes_ =
             std::max(largest_bytes_, BuilderFor(buffers).Bytes(it->second));
-        quantises_at_source_ |= is_source && !it->second.empty();
+        (is_source ? quantises_at_source_ : quantises_at_destination_) |=
+            !it->second.empty();
       }
     }
   }
@@ -115,13 +116,19 @@ class Placer {
   // Cuts into the fewest waves that are no larger than wanted and of which two
   // fit into `limits.scratch_bytes`. Returns the largest arena of a rank when
   // none fit: the least that was found.
-  LargestArena Cut() {
+  //
+  // `shares_gpus`: processes take turns on a GPU, milliseconds each, and those
+  // of a receiver that quantises and of its sender must after every wave.
+  LargestArena Cut(bool shares_gpus) {
     const int64_t limit = module_.limits.scratch_bytes;
     const auto count = [&](int64_t wave_bytes) {
       return (largest_bytes_ + wave_bytes - 1) /
              std::max<int64_t>(wave_bytes, 1);
     };
-    int64_t waves = std::clamp<int64_t>(count(kWaveBytes), 1, kWavesToOverlap);
+    int64_t waves =
+        shares_gpus && quantises_at_destination_
+            ? 1
+            : std::clamp<int64_t>(count(kWaveBytes), 1, kWavesToOverlap);
     if (largest_bytes_ > limit) {
       waves = std::clamp<int64_t>(count(limit / 2), waves, kMostWaves);
     }
@@ -189,6 +196,7 @@ class Placer {
   std::array<SideWork, 2> sides_;
   int64_t largest_bytes_ = 0;  // of what a rank quantises
   bool quantises_at_source_ = false;
+  bool quantises_at_destination_ = false;
 };
 
 }  // namespace
@@ -197,7 +205,7 @@ absl::Status PlaceQuantisation(const PassOptions& options, Module& module) {
   if (module.quantisations.empty()) return absl::OkStatus();
   DecidePlaces(module);
   Placer placer(module);
-  const LargestArena largest = placer.Cut();
+  const LargestArena largest = placer.Cut(options.job.colocated.value);
   if (largest.bytes > module.limits.scratch_bytes) {
     options.diagnostics.Error(
         options.job.options.scratch_bytes.place,

@@ -207,7 +207,10 @@ TEST_F(CudaSharingTest, AnotherDeviceOfThisProcessReachesPages) {
   ASSERT_TRUE(mapped.ok()) << mapped.status();
   // A copy kernel of the other device stores there.
   auto source = *other->Allocate(tensor.size_bytes);
-  ASSERT_EQ(cudaMemset(source->data(), 7, tensor.size_bytes), cudaSuccess);
+  const std::vector<std::byte> sevens(tensor.size_bytes, std::byte{7});
+  ASSERT_EQ(cudaMemcpy(source->data(), sevens.data(), sevens.size(),
+                       cudaMemcpyHostToDevice),
+            cudaSuccess);
   CopyBatch batch;
   batch.loops.push_back({.extent = tensor.size_bytes / 4,
                          .from = {.bytes = 4},
