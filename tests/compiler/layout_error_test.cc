@@ -284,6 +284,14 @@ TEST(LayoutErrorTest, CutsByAttentionNeedAttentionDataParallelism) {
              "more; destination.dp_attention is 1 (the default)");
 }
 
+TEST(LayoutErrorTest, SharedExpertsOfAModelWithoutAreReported) {
+  SideSpec side = Sglang();
+  side.shared_experts = Given(SharedExperts::kFused);
+  ExpectOnly(MakeModel({.experts = 4}), side,
+             "destination.shared_experts needs a model with shared experts; "
+             "this qwen3_moe has none");
+}
+
 TEST(LayoutErrorTest, WhatSglangsModelsLackIsReported) {
   SideSpec side = Sglang();
   side.pipeline_parallel.value = 2;
