@@ -9,7 +9,7 @@
 #include "executor/binding.h"
 #include "executor/nvtx.h"
 #include "executor/rank_schedule.h"
-#include "executor/refit_graph.h"
+#include "executor/refit_enqueuer.h"
 #include "executor/round_copies.h"
 #include "plan/scratch_windows.h"
 
@@ -17,10 +17,6 @@ namespace refit {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // A timeout too long for the clock means no deadline.
 Deadline DeadlineAfter(std::chrono::nanoseconds timeout) {
@@ -76,30 +72,11 @@ RunCounters& RunCounters::operator+=(const RunCounters& other) {
   return *this;
 }
 
-// When a staged round's parts are done, and how long a round took. Only those
-// that are needed are made.
-struct Executor::RoundEvents {
-  RoundRangeText range_text;
-  std::unique_ptr<DeviceEvent> packed;
-  std::unique_ptr<DeviceEvent> exchanged;
-  std::unique_ptr<DeviceEvent> unpacked;
-  std::unique_ptr<DeviceTimer> timer;
-};
-
-// When the rounds that a quantise work comes after are done, and when it is.
-struct Executor::QuantiseEvents {
-  std::unique_ptr<DeviceEvent> may_begin;
-  std::unique_ptr<DeviceEvent> done;
-};
-
 struct Executor::Bound {
   std::vector<std::string> names;      // in the order of Bind
   std::vector<const void*> addresses;  // likewise
   std::unique_ptr<MemoryWatch> memory;
-  bool is_recorded = false;  // as a graph, or cannot be
   std::map<int32_t, std::unique_ptr<MappedMemory>> peers;
-  std::vector<Operation> operations;
-  std::unique_ptr<PreparedCopies> copies;
 };
 
 Executor::Executor(const PlanFile& plan, const ExecutorOptions& options)
@@ -107,9 +84,7 @@ Executor::Executor(const PlanFile& plan, const ExecutorOptions& options)
       options_(options),
       schedule_(std::make_unique<RankSchedule>(plan, options.rank)),
       post_hooks_(TensorTable(plan, options.rank).PostHooks()),
-      graph_(std::make_shared<RefitGraph>()) {
-  options_.transport->OnBreak([graph = graph_] { graph->Drop(); });
-}
+      enqueuer_(std::make_unique<RefitEnqueuer>(*schedule_, options_)) {}
 
 Executor::~Executor() { Close(); }
 
@@ -146,43 +121,6 @@ HandshakeRecord Executor::Record(HandshakeStage stage) const {
   return record;
 }
 
-absl::Status Executor::CreateStreams() {
-  Device& device = *options_.device;
-  const auto make = [&](auto& target, auto made) {
-    if (made.ok()) target = *std::move(made);
-    return made.status();
-  };
-  absl::Status status = make(pack_stream_, device.CreateStream());
-  status.Update(make(unpack_stream_, device.CreateStream()));
-  status.Update(make(started_, device.CreateEvent()));
-  status.Update(make(ended_, device.CreateEvent()));
-  quantise_events_.clear();
-  if (!schedule_->quantises().empty()) {
-    status.Update(make(quantise_stream_, device.CreateStream()));
-  }
-  for (size_t i = 0; i < schedule_->quantises().size(); ++i) {
-    QuantiseEvents& events = quantise_events_.emplace_back();
-    status.Update(make(events.may_begin, device.CreateEvent()));
-    status.Update(make(events.done, device.CreateEvent()));
-  }
-  events_.clear();
-  for (const RoundWork& work : schedule_->rounds()) {
-    RoundEvents& events = events_.emplace_back();
-    events.range_text = RoundRangeText(work.index, work.route, work.mechanism);
-    if (options_.time_rounds)
-      status.Update(make(events.timer, device.CreateTimer()));
-    if (work.mechanism == fb::Mechanism::kDirect) continue;
-    status.Update(make(events.exchanged, device.CreateEvent()));
-    if (work.pack_batch.has_value()) {
-      status.Update(make(events.packed, device.CreateEvent()));
-    }
-    if (work.unpack_batch.has_value()) {
-      status.Update(make(events.unpacked, device.CreateEvent()));
-    }
-  }
-  return status;
-}
-
 absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
   const ProfilerRange range("refit connect");
   const bool again = state_ == ExecutorState::kConnected ||
@@ -194,12 +132,11 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
                      std::string(ExecutorStateName(state_))));
   }
   const Deadline deadline = DeadlineAfter(timeout);
-  graph_->Drop();
+  enqueuer_->DropGraph();
   has_run_ = false;
-  if (bound_ != nullptr) bound_->is_recorded = false;
   absl::Status made;
   if (!again) {
-    made = CreateStreams();
+    made = enqueuer_->CreateStreams();
     const auto allocate = [&](std::unique_ptr<DeviceMemory>& memory,
                               uint64_t size_bytes) {
       auto allocated = options_.device->Allocate(size_bytes);
@@ -282,7 +219,8 @@ absl::Status Executor::MapPeers(absl::Span<std::byte* const> addresses,
   return absl::OkStatus();
 }
 
-absl::Status Executor::PrepareCopies(absl::Span<std::byte* const> addresses) {
+absl::StatusOr<BoundRounds> Executor::PrepareRounds(
+    absl::Span<std::byte* const> addresses) const {
   absl::StatusOr<RoundCopies> copies =
       BuildRoundCopies(plan_, options_.rank, *schedule_, addresses,
                        staging_->data(), bound_->peers);
@@ -290,9 +228,8 @@ absl::Status Executor::PrepareCopies(absl::Span<std::byte* const> addresses) {
   absl::StatusOr<std::unique_ptr<PreparedCopies>> prepared =
       options_.device->Prepare(copies->table, copies->batches);
   if (!prepared.ok()) return prepared.status();
-  bound_->copies = *std::move(prepared);
-  bound_->operations = std::move(copies->operations);
-  return absl::OkStatus();
+  return BoundRounds{.operations = std::move(copies->operations),
+                     .copies = *std::move(prepared)};
 }
 
 absl::Status Executor::WatchTensors(absl::Span<const BoundTensor> tensors) {
@@ -341,8 +278,11 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   if (mapped && status.ok()) {
     status = WithRank(MapPeers(*addresses, deadline), options_.rank);
   }
+  BoundRounds rounds;
   if (status.ok()) {
-    status = WithRank(PrepareCopies(*addresses), options_.rank);
+    absl::StatusOr<BoundRounds> prepared = PrepareRounds(*addresses);
+    status = WithRank(prepared.status(), options_.rank);
+    if (prepared.ok()) rounds = *std::move(prepared);
   }
   if (status.ok()) {
     status = WithRank(WatchTensors(tensors), options_.rank);
@@ -352,8 +292,8 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
     bound_ = std::move(earlier);
     return status;
   }
-  // It uses what is freed with `earlier`.
-  graph_->Drop();
+  // What it enqueued before uses what is freed with `earlier`.
+  enqueuer_->Bind(std::move(rounds));
   if (first) state_ = ExecutorState::kBound;
   return absl::OkStatus();
 }
@@ -367,19 +307,24 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
                      std::string(ExecutorStateName(state_))));
   }
   const Deadline deadline = DeadlineAfter(options.timeout);
-  RecordGraph(stream, deadline);
+  if (has_run_ && state_ == ExecutorState::kBound) {
+    enqueuer_->Record(stream, deadline);
+  }
   const bool in_flight = state_ == ExecutorState::kRunning;
   state_ = ExecutorState::kTorn;
-  counters_ = {};
-  counters_.scratch_bytes = scratch_->size_bytes();
   rounds_.clear();
-  absl::Status status = RunRounds(stream, options, deadline, in_flight);
+  counters_ = {};
+  absl::Status status = options_.transport->BeginRefit(deadline);
+  if (status.ok()) status = CheckTensors(options);
+  if (status.ok()) {
+    status = enqueuer_->Enqueue(stream, in_flight);
+    counters_ = enqueuer_->counters();
+  }
+  counters_.scratch_bytes = scratch_->size_bytes();
+  if (status.ok()) status = options_.transport->EndRefit(stream);
   if (!status.ok()) {
     options_.transport->Abort(status);
-    // Quantisation that began has a stream of its own.
-    for (const QuantiseEvents& events : quantise_events_) {
-      (void)events.done->Await(stream);
-    }
+    enqueuer_->AwaitQuantising(stream);
     // What was enqueued before ends first, so that the caller may free memory.
     (void)options_.transport->Wait();
     return WithRank(status, options_.rank);
@@ -398,42 +343,10 @@ absl::Status Executor::Wait() {
   state_ = status.ok() ? ExecutorState::kBound : ExecutorState::kTorn;
   if (!status.ok()) return WithRank(status, options_.rank);
   has_run_ = true;
-  return WithRank(MeasureRounds(), options_.rank);
-}
-
-absl::Status Executor::MeasureRounds() {
-  if (!is_timed_) return absl::OkStatus();
-  for (size_t i = 0; i < schedule_->rounds().size(); ++i) {
-    const RoundWork& work = schedule_->rounds()[i];
-    const absl::StatusOr<double> seconds = events_[i].timer->Seconds();
-    if (!seconds.ok()) return seconds.status();
-    const Traffic traffic = TrafficOf(work);
-    rounds_.push_back({.round = work.index,
-                       .route = work.route,
-                       .mechanism = work.mechanism,
-                       .bytes_sent = traffic.bytes_sent,
-                       .bytes_received = traffic.bytes_received,
-                       .seconds = *seconds});
-  }
+  absl::StatusOr<std::vector<RoundMeasurement>> measured = enqueuer_->Measure();
+  if (!measured.ok()) return WithRank(measured.status(), options_.rank);
+  rounds_ = *std::move(measured);
   return absl::OkStatus();
-}
-
-// Between refits, when nobody can break off what is recorded; after one, which
-// made what NCCL makes at first use. What cannot be recorded goes on as before.
-void Executor::RecordGraph(Stream stream, Deadline deadline) {
-  if (!options_.graph || options_.time_rounds || bound_->is_recorded ||
-      !has_run_ || state_ != ExecutorState::kBound ||
-      !schedule_->GainsFromGraph()) {
-    return;
-  }
-  // One that the caller records is none to measure by.
-  const absl::StatusOr<bool> capturing = options_.device->IsCapturing(stream);
-  if (!capturing.ok() || *capturing) return;
-  bound_->is_recorded = true;
-  options_.transport->BeginRecording(deadline);
-  absl::StatusOr<std::unique_ptr<DeviceGraph>> graph = options_.device->Record(
-      [&](Stream recorded) { return EnqueueRounds(recorded); });
-  if (graph.ok()) graph_->Set(*std::move(graph));
 }
 
 // That the tensors are where they were, in the memory they were.
@@ -450,229 +363,13 @@ absl::Status Executor::CheckTensors(const RunOptions& options) const {
       "the memory of \"", bound_->names[*gone], "\" was freed since Bind"));
 }
 
-absl::Status Executor::RunRounds(Stream stream, const RunOptions& options,
-                                 Deadline deadline, bool in_flight) {
-  Transport& transport = *options_.transport;
-  if (absl::Status s = transport.BeginRefit(deadline); !s.ok()) return s;
-  if (absl::Status s = CheckTensors(options); !s.ok()) return s;
-  const absl::StatusOr<bool> capturing = options_.device->IsCapturing(stream);
-  if (!capturing.ok()) return capturing.status();
-  is_timed_ = options_.time_rounds && !*capturing;
-  absl::Status status;
-  // They use the same staging. A graph may not wait for what is outside of it.
-  if (in_flight && !*capturing) status = ended_->Await(stream);
-  if (!status.ok()) return status;
-  if (*capturing || !graph_->IsSet()) {
-    status = EnqueueRounds(stream);
-  } else {
-    transport.Replay();
-    const Clock::time_point start = Clock::now();
-    status = graph_->Launch(stream);
-    counters_.wire_seconds += SecondsSince(start);
-    counters_.graph_launches = 1;
-  }
-  if (!status.ok()) return status;
-  for (const RoundWork& work : schedule_->rounds()) CountMessages(work);
-  if (!*capturing) status = ended_->Record(stream);
-  return status.ok() ? transport.EndRefit(stream) : status;
-}
-
-absl::Status Executor::EnqueueRounds(Stream stream) {
-  absl::Status status =
-      bound_->copies->Enqueue(RankSchedule::kFillBatch, stream);
-  status.Update(started_->Record(stream));
-  // Only streams that will be waited for: one that is not would be left open
-  // when the caller's stream is captured.
-  if (schedule_->Packs()) status.Update(started_->Await(pack_stream_->get()));
-  if (schedule_->Unpacks()) {
-    status.Update(started_->Await(unpack_stream_->get()));
-  }
-  if (quantise_stream_ != nullptr) {
-    status.Update(started_->Await(quantise_stream_->get()));
-  }
-  for (size_t i = 0; i < schedule_->rounds().size(); ++i) {
-    status.Update(EnqueueQuantises(i, stream));
-    if (!status.ok()) return status;
-    const RoundWork& work = schedule_->rounds()[i];
-    const ProfilerRange range(events_[i].range_text);
-    status = AwaitQuantised(i, stream);
-    // What a relay sends is in place: unpacked, not only received.
-    if (work.relays.has_value()) {
-      status.Update(events_[*work.relays].unpacked->Await(stream));
-    }
-    if (!status.ok()) return status;
-    status = work.mechanism == fb::Mechanism::kDirect ? RunDirect(i, stream)
-                                                      : RunStaged(i, stream);
-    if (!status.ok()) return status;
-  }
-  status.Update(EnqueueQuantises(schedule_->rounds().size(), stream));
-  for (const RoundEvents& events : events_) {
-    if (events.unpacked != nullptr) {
-      status.Update(events.unpacked->Await(stream));
-    }
-  }
-  if (!quantise_events_.empty()) {
-    status.Update(quantise_events_.back().done->Await(stream));
-  }
-  return status;
-}
-
-// What read or wrote the memory before is over: packing, sends and stores from
-// scratch come before a point of the caller's stream, like what comes into
-// scratch; unpacking has a stream of its own.
-absl::Status Executor::EnqueueQuantises(size_t rounds_before, Stream stream) {
-  absl::Status status;
-  for (size_t i = 0; i < quantise_events_.size(); ++i) {
-    const QuantiseStep& work = schedule_->quantises()[i];
-    if (work.after != rounds_before) continue;
-    const Stream quantise = quantise_stream_->get();
-    status.Update(quantise_events_[i].may_begin->Record(stream));
-    status.Update(quantise_events_[i].may_begin->Await(quantise));
-    for (size_t round = rounds_before; round-- > 0;) {
-      if (events_[round].unpacked == nullptr) continue;
-      status.Update(events_[round].unpacked->Await(quantise));
-      break;
-    }
-    status.Update(bound_->copies->Enqueue(work.batch, quantise));
-    status.Update(quantise_events_[i].done->Record(quantise));
-  }
-  return status;
-}
-
-absl::Status Executor::AwaitQuantised(size_t round, Stream stream) {
-  const std::vector<RoundWork>& works = schedule_->rounds();
-  const std::optional<size_t> quantised = works[round].quantised;
-  if (!quantised.has_value() ||
-      (round > 0 && works[round - 1].quantised == quantised)) {
-    return absl::OkStatus();
-  }
-  return quantise_events_[*quantised].done->Await(stream);
-}
-
-Traffic Executor::TrafficOf(const RoundWork& work) const {
-  Traffic traffic;
-  for (uint32_t m = 0; m < work.messages_count; ++m) {
-    const Operation& operation = bound_->operations[work.messages_begin + m];
-    const bool send = operation.kind == fb::MessageKind::kSend;
-    (send ? traffic.bytes_sent : traffic.bytes_received) +=
-        operation.size_bytes;
-  }
-  return traffic;
-}
-
-void Executor::CountMessages(const RoundWork& work) {
-  ++counters_.rounds;
-  for (uint32_t m = 0; m < work.messages_count; ++m) {
-    const Operation& operation = bound_->operations[work.messages_begin + m];
-    ++(operation.kind == fb::MessageKind::kSend ? counters_.messages_sent
-                                                : counters_.messages_received);
-  }
-  const Traffic traffic = TrafficOf(work);
-  counters_.bytes_sent += traffic.bytes_sent;
-  counters_.bytes_received += traffic.bytes_received;
-  counters_.by(work.route, work.mechanism).bytes_sent += traffic.bytes_sent;
-  counters_.by(work.route, work.mechanism).bytes_received +=
-      traffic.bytes_received;
-}
-
-// Pack, exchange and unpack each go on as soon as what they read is there and
-// what they overwrite is no longer needed; rounds within the plan's slots
-// overlap.
-absl::Status Executor::RunStaged(size_t round, Stream stream) {
-  const RoundWork& work = schedule_->rounds()[round];
-  const RoundEvents& events = events_[round];
-  const RoundEvents* reused =
-      work.reuses.has_value() ? &events_[*work.reuses] : nullptr;
-  absl::Status status;
-  Clock::time_point start = Clock::now();
-  if (work.pack_batch.has_value()) {
-    const Stream pack = pack_stream_->get();
-    if (reused != nullptr && reused->exchanged != nullptr) {
-      status.Update(reused->exchanged->Await(pack));
-    }
-    if (work.quantised.has_value()) {
-      status.Update(quantise_events_[*work.quantised].done->Await(pack));
-    }
-    if (events.timer != nullptr) status.Update(events.timer->Start(pack));
-    status.Update(bound_->copies->Enqueue(*work.pack_batch, pack));
-    status.Update(events.packed->Record(pack));
-    status.Update(events.packed->Await(stream));
-    counters_.pack_seconds += SecondsSince(std::exchange(start, Clock::now()));
-  }
-  if (reused != nullptr && reused->unpacked != nullptr) {
-    status.Update(reused->unpacked->Await(stream));
-  }
-  if (events.timer != nullptr && !work.pack_batch.has_value()) {
-    status.Update(events.timer->Start(stream));
-  }
-  if (!status.ok()) return status;
-  status = options_.transport->Exchange(
-      {.index = work.index,
-       .route = work.route,
-       .operations = absl::MakeConstSpan(bound_->operations)
-                         .subspan(work.messages_begin, work.messages_count)},
-      stream);
-  if (!status.ok()) return status;
-  status = events.exchanged->Record(stream);
-  counters_.wire_seconds += SecondsSince(std::exchange(start, Clock::now()));
-  if (work.unpack_batch.has_value()) {
-    const Stream unpack = unpack_stream_->get();
-    status.Update(events.exchanged->Await(unpack));
-    status.Update(bound_->copies->Enqueue(*work.unpack_batch, unpack));
-    status.Update(events.unpacked->Record(unpack));
-    counters_.unpack_seconds += SecondsSince(start);
-  }
-  if (events.timer != nullptr) {
-    status.Update(events.timer->Stop(
-        work.unpack_batch.has_value() ? unpack_stream_->get() : stream));
-  }
-  return status;
-}
-
-// Receivers say that their tensors may be overwritten, senders store, then say
-// that they are done.
-absl::Status Executor::RunDirect(size_t round, Stream stream) {
-  const RoundWork& work = schedule_->rounds()[round];
-  DeviceTimer* const timer = events_[round].timer.get();
-  Fence& fence = *options_.transport->fence();
-  const Clock::time_point start = Clock::now();
-  absl::Status status;
-  if (timer != nullptr) status.Update(timer->Start(stream));
-  if (!work.senders.empty()) {
-    status.Update(fence.Grant(work.senders, stream));
-  }
-  if (work.pack_batch.has_value()) {
-    status.Update(fence.AwaitGrants(work.receivers, stream));
-    if (status.ok()) {
-      status.Update(
-          bound_->copies->Enqueue(*work.pack_batch, stream, fence.aborted()));
-      status.Update(fence.Finish(work.receivers, stream));
-    }
-  }
-  if (!work.senders.empty() && status.ok()) {
-    status.Update(fence.AwaitFinishes(work.senders, stream));
-  }
-  if (timer != nullptr) status.Update(timer->Stop(stream));
-  counters_.wire_seconds += SecondsSince(start);
-  if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat("round ", work.index, ": ",
-                                                  status.message()));
-}
-
 void Executor::Close() {
   if (state_ == ExecutorState::kRunning) {
     options_.transport->Abort(absl::CancelledError(
         absl::StrCat("rank ", options_.rank, " was closed before Wait")));
   }
-  graph_->Drop();
+  enqueuer_.reset();
   bound_.reset();
-  events_.clear();
-  quantise_events_.clear();
-  ended_.reset();
-  started_.reset();
-  quantise_stream_.reset();
-  unpack_stream_.reset();
-  pack_stream_.reset();
   staging_.reset();
   scratch_.reset();
   state_ = ExecutorState::kClosed;

@@ -40,7 +40,7 @@ struct RoundWork {
 struct QuantiseStep {
   size_t batch = 0;
   std::vector<uint32_t> operations;  // positions in RankProgram.quantises
-  size_t after = 0;            // how many of the rank's rounds come before it
+  size_t after = 0;  // how many of the rank's rounds come before it; ascending
   bool beside_rounds = false;  // others go on meanwhile
 };
 

@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "executor/transport/enqueued_rounds.h"
 #include "executor/transport/gathered_structs.h"
 #include "executor/transport/handshake.h"
 #include "executor/transport/nccl_api.h"
@@ -89,15 +90,6 @@ class NcclTransport : public Transport, private Fence {
  private:
   using Lock = std::unique_lock<std::mutex>;
 
-  // A staged round, for whoever asks what did not end.
-  struct Enqueued {
-    uint32_t round = 0;
-    Operation first;
-    size_t operations = 0;
-
-    std::string Text() const;
-  };
-
   // Of the fence of its links, with what failed the refit if that ended it.
   absl::Status Grant(absl::Span<const int32_t> senders, Stream s) override {
     return Outcome(links_.fence->Grant(senders, s));
@@ -146,8 +138,6 @@ class NcclTransport : public Transport, private Fence {
   // while a refit is running, by the watchdog.
   NcclLinks links_;
   std::unique_ptr<DeviceEvent> ended_;
-  // How many of the refit's staged rounds are over.
-  std::unique_ptr<DeviceProgress> progress_;
   std::function<void()> on_break_;
 
   std::mutex mutex_;
@@ -160,10 +150,7 @@ class NcclTransport : public Transport, private Fence {
   bool over_ = false;          // on this rank
   bool broken_ = true;         // until Connect, and after work was stopped
   Deadline deadline_;          // of the refit
-  // Of the refit under way, in the order of enqueuing. Grows in the first refit
-  // only.
-  std::vector<Enqueued> enqueued_;
-  size_t enqueued_count_ = 0;
+  EnqueuedRounds enqueued_;    // but for MarkEnd
 
   uint64_t step_ = 0;           // this rank is in
   bool between_steps_ = false;  // nobody may fail then
@@ -339,14 +326,6 @@ void NcclTransport::Watch() {
   }
 }
 
-std::string NcclTransport::Enqueued::Text() const {
-  std::string text = OperationText(round, first);
-  if (operations > 1) {
-    absl::StrAppend(&text, " and ", operations - 1, " more operations");
-  }
-  return text;
-}
-
 // What the refit waits for.
 std::string NcclTransport::Unfinished() {
   // Rounds are in order on one stream: where it waits in a direct one, no
@@ -359,9 +338,7 @@ std::string NcclTransport::Unfinished() {
                           absl::StrJoin(peers, ", "));
     }
   }
-  const size_t over = progress_->reached();
-  if (over < enqueued_count_) return enqueued_[over].Text();
-  return "the refit";
+  return enqueued_.Unfinished().value_or("the refit");
 }
 
 absl::Status NcclTransport::MakeLinks(absl::Span<const Edge> edges,
@@ -371,10 +348,7 @@ absl::Status NcclTransport::MakeLinks(absl::Span<const Edge> edges,
     absl::StatusOr<std::unique_ptr<DeviceEvent>> event = device().CreateEvent();
     status = event.status();
     if (event.ok()) ended_ = *std::move(event);
-    absl::StatusOr<std::unique_ptr<DeviceProgress>> progress =
-        device().CreateProgress();
-    status.Update(progress.status());
-    if (progress.ok()) progress_ = *std::move(progress);
+    status.Update(enqueued_.CreateProgress(device()));
   }
   if (!status.ok()) {
     control().Abort(status);
@@ -431,7 +405,7 @@ absl::StatusOr<std::vector<std::string>> NcclTransport::Share(
 void NcclTransport::BeginRecording(Deadline deadline) {
   std::lock_guard lock(mutex_);
   deadline_ = deadline;
-  enqueued_count_ = 0;
+  enqueued_.Forget();
 }
 
 absl::Status NcclTransport::BeginRefit(Deadline deadline) {
@@ -446,15 +420,14 @@ absl::Status NcclTransport::BeginRefit(Deadline deadline) {
   all_enqueued_ = false;
   over_ = false;
   deadline_ = deadline;
-  enqueued_count_ = 0;
-  progress_->Reset();
+  enqueued_.Restart();
   changed_.notify_all();
   return absl::OkStatus();
 }
 
 void NcclTransport::Replay() {
   std::lock_guard lock(mutex_);
-  enqueued_count_ = enqueued_.size();
+  enqueued_.Repeat();
 }
 
 absl::Status NcclTransport::Exchange(const ExchangeRound& round,
@@ -462,11 +435,7 @@ absl::Status NcclTransport::Exchange(const ExchangeRound& round,
   if (round.operations.empty()) return absl::OkStatus();
   const absl::Status status = Outcome(Issue(round, stream));
   if (status.ok()) return status;
-  Enqueued failed;
-  failed.round = round.index;
-  failed.first = round.operations.front();
-  failed.operations = round.operations.size();
-  return InPlace(status, failed.Text());
+  return InPlace(status, EnqueuedRounds::Text(round));
 }
 
 // Of a step of the refit: if it failed, so has the refit, which has stopped
@@ -494,20 +463,15 @@ absl::Status NcclTransport::Issue(const ExchangeRound& round, Stream stream) {
   if (!entry.ok()) return entry.status();
   status = communicator->Exchange(round.operations, stream, deadline_,
                                   [this] { return failure(); });
-  if (!status.ok()) return InPlace(status, enqueued_[*entry].Text());
-  return progress_->Mark(static_cast<uint32_t>(*entry) + 1, stream);
+  if (!status.ok()) return InPlace(status, EnqueuedRounds::Text(round));
+  return enqueued_.MarkEnd(*entry, stream);
 }
 
 // Before NCCL is called, so that the watchdog knows what may hang there.
 absl::StatusOr<size_t> NcclTransport::AddEnqueued(const ExchangeRound& round) {
   std::lock_guard lock(mutex_);
   if (!failure_.ok()) return failure_;
-  if (enqueued_count_ == enqueued_.size()) enqueued_.emplace_back();
-  Enqueued& entry = enqueued_[enqueued_count_];
-  entry.round = round.index;
-  entry.first = round.operations.front();
-  entry.operations = round.operations.size();
-  return enqueued_count_++;
+  return enqueued_.Add(round);
 }
 
 absl::Status NcclTransport::EndRefit(Stream stream) {

@@ -147,10 +147,6 @@ absl::StatusOr<Socket> ConnectTo(const addrinfo& address,
 
 }  // namespace
 
-Socket::~Socket() {
-  if (fd_ >= 0) close(fd_);
-}
-
 std::string AddressText(const std::string& host, uint16_t port) {
   const bool ipv6 = absl::StrContains(host, ':');
   return absl::StrCat(ipv6 ? "[" : "", host, ipv6 ? "]:" : ":", port);

@@ -11,29 +11,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "executor/file_descriptor.h"
 
 namespace refit::control {
 
 using Clock = std::chrono::steady_clock;
 
-// Owns a file descriptor.
-class Socket {
- public:
-  Socket() = default;
-  explicit Socket(int fd) : fd_(fd) {}
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Socket();
-
-  int fd() const { return fd_; }
-  void Close() { Socket closed(std::move(*this)); }
-
- private:
-  int fd_ = -1;
-};
+using Socket = FileDescriptor;
 
 // "host:port", as one would write it in a URL.
 std::string AddressText(const std::string& host, uint16_t port);

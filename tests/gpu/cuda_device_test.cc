@@ -9,6 +9,7 @@
 #include "executor/device/cast.h"
 #include "tests/executor/device_conformance.h"
 #include "tests/executor/quantise_conformance.h"
+#include "tests/gpu/mapped_segment.h"
 
 namespace refit {
 namespace {
@@ -206,6 +207,23 @@ TEST(CudaMemoryWatchTest, FreedMemoryIsNoticedThoughItsAddressIsInUseAgain) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   cudaFree(again);
   cudaFree(kept);
+}
+
+TEST(CudaMemoryWatchTest, PagesThatWereMappedAnewAreNoticed) {
+  auto device = *CreateCudaDevice(0);
+  MappedSegment segment(3);
+  for (size_t page = 0; page < 3; ++page) segment.Map(page);
+  const size_t page_bytes = segment.page_bytes();
+  const std::vector<MemoryRange> ranges = {
+      segment.Range(0, 256), segment.Range(page_bytes - 256, 2 * page_bytes)};
+  auto watch = device->Watch(ranges);
+  ASSERT_TRUE(watch.ok()) << watch.status();
+  EXPECT_EQ((*watch)->FirstGone(), std::nullopt);
+  segment.Unmap(2);
+  EXPECT_EQ((*watch)->FirstGone(), 1);
+  segment.Map(2);
+  EXPECT_EQ((*watch)->FirstGone(), 1);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
 TEST(CudaGraphTest, RecordedWorkRunsAtEachLaunchOnly) {

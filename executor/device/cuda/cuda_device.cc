@@ -89,8 +89,8 @@ class CudaDevice : public Device {
   CudaDevice(int ordinal, int multiprocessors)
       : ordinal_(ordinal),
         blocks_max_(
-            static_cast<uint32_t>(multiprocessors * kBlocksPerMultiprocessor)) {
-  }
+            static_cast<uint32_t>(multiprocessors * kBlocksPerMultiprocessor)),
+        sharing_(ordinal) {}
 
   absl::Status MakeCurrent() override {
     return CudaStatus(cudaSetDevice(ordinal_), "cudaSetDevice");
@@ -192,12 +192,12 @@ class CudaDevice : public Device {
 
   absl::StatusOr<std::string> Export(
       absl::Span<const MemoryRange> ranges) override {
-    return ExportCudaMemory(ordinal_, ranges);
+    return sharing_.Export(ranges);
   }
 
   absl::StatusOr<std::unique_ptr<MappedMemory>> Import(
       std::string_view exported) override {
-    return ImportCudaMemory(ordinal_, exported);
+    return sharing_.Import(exported);
   }
 
   absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(
@@ -208,6 +208,7 @@ class CudaDevice : public Device {
  private:
   const int ordinal_;
   const uint32_t blocks_max_;
+  CudaSharing sharing_;
 };
 
 }  // namespace

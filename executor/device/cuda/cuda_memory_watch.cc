@@ -2,10 +2,10 @@
 
 #include <cuda.h>
 
-#include <set>
 #include <utility>
 #include <vector>
 
+#include "executor/device/cuda/cuda_allocations.h"
 #include "executor/device/cuda/driver_function.h"
 
 namespace refit {
@@ -14,19 +14,25 @@ namespace {
 using GetAttribute = CUresult (*)(void* value, CUpointer_attribute attribute,
                                   CUdeviceptr address);
 
-// 0: memory without a number, or none at all.
-uint64_t BufferId(GetAttribute get, CUdeviceptr address) {
-  unsigned long long id = 0;
-  const CUresult result = get(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, address);
-  return result == CUDA_SUCCESS ? id : 0;
+// 0: memory without a number, or none at all. Allocations of cudaMalloc have
+// one kind of number, pages of cuMemMap another.
+uint64_t MemoryNumber(GetAttribute get, CUdeviceptr address) {
+  for (const CUpointer_attribute kind :
+       {CU_POINTER_ATTRIBUTE_BUFFER_ID, CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID}) {
+    unsigned long long number = 0;
+    if (get(&number, kind, address) == CUDA_SUCCESS && number != 0) {
+      return number;
+    }
+  }
+  return 0;
 }
 
 class CudaMemoryWatch : public MemoryWatch {
  public:
   struct Watched {
-    size_t range;  // the first in its allocation
+    size_t range;  // the first in it
     CUdeviceptr address;
-    uint64_t id;
+    uint64_t number;
   };
 
   CudaMemoryWatch(GetAttribute get, std::vector<Watched> watched)
@@ -34,7 +40,7 @@ class CudaMemoryWatch : public MemoryWatch {
 
   std::optional<size_t> FirstGone() override {
     for (const Watched& one : watched_) {
-      if (BufferId(get_, one.address) != one.id) return one.range;
+      if (MemoryNumber(get_, one.address) != one.number) return one.range;
     }
     return std::nullopt;
   }
@@ -52,13 +58,15 @@ absl::StatusOr<std::unique_ptr<MemoryWatch>> WatchCudaMemory(
       FindDriverFunction<GetAttribute>("cuPointerGetAttribute");
   if (!get.ok()) return get.status();
   std::vector<CudaMemoryWatch::Watched> watched;
-  std::set<uint64_t> known;
-  for (size_t i = 0; i < ranges.size(); ++i) {
-    if (ranges[i].data == nullptr || ranges[i].size_bytes == 0) continue;
-    const auto address = reinterpret_cast<CUdeviceptr>(ranges[i].data);
-    const uint64_t id = BufferId(*get, address);
-    if (id != 0 && known.insert(id).second) watched.push_back({i, address, id});
-  }
+  const absl::Status status =
+      VisitCudaAllocations(ranges, [&](const CudaAllocation& allocation) {
+        const uint64_t number = MemoryNumber(*get, allocation.base);
+        if (number != 0) {
+          watched.push_back({allocation.range, allocation.base, number});
+        }
+      });
+  // What is not device memory is not watched.
+  if (!status.ok() && !absl::IsFailedPrecondition(status)) return status;
   return std::make_unique<CudaMemoryWatch>(*get, std::move(watched));
 }
 

@@ -10,9 +10,10 @@
 
 namespace refit {
 
-// Device::Watch. The driver numbers allocations and never uses a number again;
-// one is asked for each allocation, of which a caching allocator has few.
-// Ranges in memory without a number (cuMemMap's) are not watched.
+// Device::Watch. The driver numbers allocations and the physical memory behind
+// cuMemMap, and never uses a number again; one is asked for each allocation, of
+// which a caching allocator has few, and for each page of its expandable
+// segments.
 absl::StatusOr<std::unique_ptr<MemoryWatch>> WatchCudaMemory(
     absl::Span<const MemoryRange> ranges);
 

@@ -1,100 +1,51 @@
 #include "executor/device/cuda/cuda_sharing.h"
 
-#include <cuda.h>
+#include <cuda_runtime_api.h>
 
-#include <cstring>
+#include <algorithm>
 #include <map>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "executor/device/cuda/cuda_allocations.h"
+#include "executor/device/cuda/cuda_export.h"
+#include "executor/device/cuda/cuda_pages.h"
 #include "executor/device/cuda/cuda_status.h"
-#include "executor/device/cuda/driver_function.h"
-#include "executor/device/process_identity.h"
 
 namespace refit {
 namespace {
 
-// The form of an export: a header, then allocations, then ranges. Both ends run
-// the same build on one host, so structs are copied as they are.
-struct ExportHeader {
-  uint64_t magic;
-  ProcessIdentity process;
-  int32_t device;
-  int32_t reserved;
-  uint64_t allocations;
-  uint64_t ranges;
-};
-struct ExportedAllocation {
-  uint64_t base;
-  uint64_t size_bytes;
-  cudaIpcMemHandle_t handle;
-  int64_t has_handle;  // 0: memory that IPC cannot share
-};
-struct ExportedRange {
-  uint64_t allocation;  // kNoAllocation: an empty range
-  uint64_t offset;
-};
-constexpr uint64_t kExportMagic = 0x5445465f41445543;  // "CUDA_FET"
-constexpr uint64_t kNoAllocation = ~uint64_t{0};
-
-using AddressRangeFunction = CUresult (*)(CUdeviceptr* base, size_t* size,
-                                          CUdeviceptr address);
-
-ExportedAllocation ExportAllocation(uint64_t base, uint64_t size_bytes) {
-  ExportedAllocation allocation = {};
-  allocation.base = base;
-  allocation.size_bytes = size_bytes;
-  allocation.has_handle =
-      cudaIpcGetMemHandle(&allocation.handle, reinterpret_cast<void*>(base)) ==
-      cudaSuccess;
-  // Not an error yet: a rank of the same process needs no handle.
-  if (allocation.has_handle == 0) cudaGetLastError();
-  return allocation;
-}
-
-template <typename T>
-void AppendTo(const T* values, size_t count, std::string& bytes) {
-  bytes.append(reinterpret_cast<const char*>(values), count * sizeof(T));
-}
-
-// A view of an export, checked.
-struct ExportView {
-  ExportHeader header;
-  std::vector<ExportedAllocation> allocations;
-  std::vector<ExportedRange> ranges;
-};
-
-absl::StatusOr<ExportView> ParseExport(std::string_view bytes) {
-  const absl::Status bad =
-      absl::InvalidArgumentError("not memory exported by a CUDA device");
-  ExportView view;
-  if (bytes.size() < sizeof(view.header)) return bad;
-  std::memcpy(&view.header, bytes.data(), sizeof(view.header));
-  bytes.remove_prefix(sizeof(view.header));
-  const uint64_t most = bytes.size() / sizeof(ExportedRange);
-  if (view.header.magic != kExportMagic || view.header.allocations > most ||
-      view.header.ranges > most ||
-      bytes.size() != view.header.allocations * sizeof(ExportedAllocation) +
-                          view.header.ranges * sizeof(ExportedRange)) {
-    return bad;
-  }
-  view.allocations.resize(view.header.allocations);
-  view.ranges.resize(view.header.ranges);
-  const size_t allocation_bytes =
-      view.allocations.size() * sizeof(ExportedAllocation);
-  std::memcpy(view.allocations.data(), bytes.data(), allocation_bytes);
-  std::memcpy(view.ranges.data(), bytes.data() + allocation_bytes,
-              view.ranges.size() * sizeof(ExportedRange));
-  for (const ExportedRange& range : view.ranges) {
-    if (range.allocation != kNoAllocation &&
-        (range.allocation >= view.allocations.size() ||
-         range.offset >= view.allocations[range.allocation].size_bytes)) {
-      return bad;
+// Of cudaMalloc, or a page; else memory that cannot be shared, which is not an
+// error yet: a rank of the same process needs no handle.
+ExportedAllocation Describe(const CudaAllocation& allocation) {
+  ExportedAllocation described = {};
+  described.base = allocation.base;
+  if (cudaIpcGetMemHandle(&described.ipc,
+                          reinterpret_cast<void*>(allocation.base)) ==
+      cudaSuccess) {
+    described.by = SharedBy::kIpc;
+  } else {
+    cudaGetLastError();
+    const absl::StatusOr<SharedPage> page = FindPage(allocation.base);
+    if (page.ok()) {
+      described.by = SharedBy::kPage;
+      described.page = *page;
     }
   }
-  return view;
+  described.page.size_bytes = allocation.size_bytes;
+  return described;
+}
+
+// The one that holds `address`. Requires: there is one.
+uint64_t IndexOf(uint64_t address,
+                 const std::vector<ExportedAllocation>& allocations) {
+  const auto after =
+      std::upper_bound(allocations.begin(), allocations.end(), address,
+                       [](uint64_t a, const ExportedAllocation& allocation) {
+                         return a < allocation.base;
+                       });
+  return static_cast<uint64_t>(after - allocations.begin()) - 1;
 }
 
 // An allocation of another process, mapped once per device however many users
@@ -135,17 +86,11 @@ class IpcMapping {
   std::byte* const address_;
 };
 
-class CudaMappedMemory : public MappedMemory {
- public:
-  CudaMappedMemory(std::vector<std::byte*> addresses,
-                   std::vector<std::shared_ptr<IpcMapping>> mappings)
-      : addresses_(std::move(addresses)), mappings_(std::move(mappings)) {}
-  absl::Span<std::byte* const> addresses() const override { return addresses_; }
-
- private:
-  std::vector<std::byte*> addresses_;
-  std::vector<std::shared_ptr<IpcMapping>> mappings_;
-};
+absl::Status CannotReach(int from, int to, const absl::Status& why) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "device ", from, " cannot reach memory of device ", to, " (",
+      why.message(), "); compile the plan with options.peer \"staged\""));
+}
 
 absl::Status EnablePeerAccess(int from, int to) {
   if (from == to) return absl::OkStatus();
@@ -154,99 +99,215 @@ absl::Status EnablePeerAccess(int from, int to) {
     cudaGetLastError();
     return absl::OkStatus();
   }
-  absl::Status status = CudaStatus(error, "cudaDeviceEnablePeerAccess");
-  if (status.ok()) return status;
-  return absl::FailedPreconditionError(absl::StrCat(
-      "device ", from, " cannot reach memory of device ", to, " (",
-      status.message(), "); compile the plan with options.peer \"staged\""));
+  const absl::Status status = CudaStatus(error, "cudaDeviceEnablePeerAccess");
+  return status.ok() ? status : CannotReach(from, to, status);
 }
+
+class CudaMappedMemory : public MappedMemory {
+ public:
+  explicit CudaMappedMemory(int device) : device_(device) {}
+
+  absl::Status Map(const CudaExport& exported) {
+    absl::Status status = exported.header.process == ThisProcess()
+                              ? Reach(exported)
+                              : MapAllocations(exported);
+    if (status.ok()) status = Resolve(exported);
+    return status;
+  }
+
+  absl::Span<std::byte* const> addresses() const override { return addresses_; }
+
+ private:
+  // An allocation as this device reaches it, and how much follows in one piece.
+  struct Place {
+    std::byte* address = nullptr;
+    uint64_t size_bytes = 0;
+  };
+
+  // Of this process.
+  absl::Status Reach(const CudaExport& exported) {
+    const int owner = exported.header.device;
+    absl::Status status = EnablePeerAccess(device_, owner);
+    for (const ExportedAllocation& allocation : exported.allocations) {
+      if (!status.ok()) return status;
+      if (owner != device_ && allocation.by == SharedBy::kPage) {
+        const absl::Status allowed =
+            AllowAccess(device_, allocation.base, allocation.size_bytes());
+        if (!allowed.ok()) {
+          status = CannotReach(device_, owner, allowed);
+        }
+      }
+      places_.push_back({reinterpret_cast<std::byte*>(allocation.base),
+                         exported.allocations.back().end() - allocation.base});
+    }
+    return status;
+  }
+
+  absl::Status MapAllocations(const CudaExport& exported) {
+    const std::vector<ExportedAllocation>& allocations = exported.allocations;
+    absl::Status status;
+    while (places_.size() < allocations.size() && status.ok()) {
+      const ExportedAllocation& next = allocations[places_.size()];
+      switch (next.by) {
+        case SharedBy::kIpc:
+          status = MapIpc(next);
+          break;
+        case SharedBy::kPage:
+          status = MapPagesFrom(places_.size(), exported);
+          break;
+        case SharedBy::kNothing:
+          status = absl::FailedPreconditionError(
+              "memory that processes cannot share: neither of cudaMalloc nor "
+              "of cuMemMap; compile the plan with options.peer \"staged\"");
+          break;
+      }
+    }
+    return status;
+  }
+
+  absl::Status MapIpc(const ExportedAllocation& allocation) {
+    absl::StatusOr<std::shared_ptr<IpcMapping>> mapping =
+        IpcMapping::Open(device_, allocation.ipc);
+    if (!mapping.ok()) return mapping.status();
+    places_.push_back({(*mapping)->address(), allocation.size_bytes()});
+    ipc_.push_back(*std::move(mapping));
+    return absl::OkStatus();
+  }
+
+  // All pages that follow each other without a gap.
+  absl::Status MapPagesFrom(size_t first, const CudaExport& exported) {
+    const std::vector<ExportedAllocation>& allocations = exported.allocations;
+    std::vector<SharedPage> pages;
+    for (size_t i = first; i < allocations.size(); ++i) {
+      if (allocations[i].by != SharedBy::kPage ||
+          (i > first && allocations[i].base != allocations[i - 1].end())) {
+        break;
+      }
+      if (allocations[i].page.handle == PageHandle::kNone) {
+        return absl::FailedPreconditionError(
+            "memory of cuMemCreate without a handle for other processes (file "
+            "descriptor or fabric), such as that of vLLM's sleep mode or "
+            "torch_memory_saver; allocate it otherwise, or compile the plan "
+            "with options.peer \"staged\"");
+      }
+      pages.push_back(allocations[i].page);
+    }
+    absl::StatusOr<std::unique_ptr<MappedPages>> mapped =
+        MappedPages::Map(device_, pages, [&](size_t i) {
+          return FetchDescriptor(exported.header.server,
+                                 allocations[first + i].base);
+        });
+    if (!mapped.ok()) {
+      return absl::Status(
+          mapped.status().code(),
+          absl::StrCat("memory of cuMemMap that process ",
+                       exported.header.process.process,
+                       " shares: ", mapped.status().message(),
+                       "; options.peer \"staged\" does without"));
+    }
+    std::byte* address = (*mapped)->address();
+    std::byte* const end = address +
+                           allocations[first + pages.size() - 1].end() -
+                           allocations[first].base;
+    for (const SharedPage& page : pages) {
+      places_.push_back({address, static_cast<uint64_t>(end - address)});
+      address += page.size_bytes;
+    }
+    pages_.push_back(*std::move(mapped));
+    return absl::OkStatus();
+  }
+
+  absl::Status Resolve(const CudaExport& exported) {
+    for (const ExportedRange& range : exported.ranges) {
+      if (range.allocation == kNoAllocation) {
+        addresses_.push_back(nullptr);
+        continue;
+      }
+      const Place& place = places_[range.allocation];
+      if (range.size_bytes > place.size_bytes - range.offset) {
+        return absl::FailedPreconditionError(
+            "a tensor that lies across allocations that are shared apart");
+      }
+      addresses_.push_back(place.address + range.offset);
+    }
+    return absl::OkStatus();
+  }
+
+  const int device_;
+  std::vector<Place> places_;  // by allocation
+  std::vector<std::byte*> addresses_;
+  std::vector<std::shared_ptr<IpcMapping>> ipc_;
+  std::vector<std::unique_ptr<MappedPages>> pages_;
+};
 
 }  // namespace
 
-absl::StatusOr<std::string> ExportCudaMemory(
-    int device, absl::Span<const MemoryRange> ranges) {
-  const ScopedDevice current(device);
-  absl::StatusOr<AddressRangeFunction> address_range =
-      FindDriverFunction<AddressRangeFunction>("cuMemGetAddressRange");
-  if (!address_range.ok()) return address_range.status();
-  std::map<uint64_t, uint64_t> index_of_base;
-  std::vector<ExportedAllocation> allocations;
-  std::vector<ExportedRange> exported;
+absl::StatusOr<std::string> CudaSharing::ServerName() {
+  std::lock_guard lock(mutex_);
+  if (server_ == nullptr) {
+    absl::StatusOr<std::unique_ptr<DescriptorServer>> server =
+        DescriptorServer::Start(
+            [device =
+                 device_](uint64_t address) -> absl::StatusOr<FileDescriptor> {
+              const absl::Status current =
+                  CudaStatus(cudaSetDevice(device), "cudaSetDevice");
+              if (!current.ok()) return current;
+              return OpenPage(address);
+            });
+    if (!server.ok()) return server.status();
+    server_ = *std::move(server);
+  }
+  return server_->name();
+}
+
+absl::StatusOr<std::string> CudaSharing::Export(
+    absl::Span<const MemoryRange> ranges) {
+  const ScopedDevice current(device_);
+  CudaExport exported;
+  exported.header.process = ThisProcess();
+  exported.header.device = device_;
+  const absl::Status status =
+      VisitCudaAllocations(ranges, [&](const CudaAllocation& allocation) {
+        exported.allocations.push_back(Describe(allocation));
+      });
+  if (!status.ok()) return status;
+  std::sort(exported.allocations.begin(), exported.allocations.end(),
+            [](const ExportedAllocation& a, const ExportedAllocation& b) {
+              return a.base < b.base;
+            });
   for (const MemoryRange& range : ranges) {
     if (range.data == nullptr || range.size_bytes == 0) {
-      exported.push_back({.allocation = kNoAllocation, .offset = 0});
+      exported.ranges.push_back({kNoAllocation, 0, 0});
       continue;
     }
     const auto address = reinterpret_cast<uint64_t>(range.data);
-    auto found = index_of_base.upper_bound(address);
-    const bool known = found != index_of_base.begin() &&
-                       address - std::prev(found)->first <
-                           allocations[std::prev(found)->second].size_bytes;
-    if (!known) {
-      CUdeviceptr base = 0;
-      size_t size_bytes = 0;
-      if ((*address_range)(&base, &size_bytes, address) != CUDA_SUCCESS) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            "address 0x", absl::Hex(address), " is not device memory"));
-      }
-      index_of_base[base] = allocations.size();
-      allocations.push_back(ExportAllocation(base, size_bytes));
-    }
-    const uint64_t allocation =
-        std::prev(index_of_base.upper_bound(address))->second;
-    exported.push_back({.allocation = allocation,
-                        .offset = address - allocations[allocation].base});
+    const uint64_t allocation = IndexOf(address, exported.allocations);
+    exported.ranges.push_back({allocation,
+                               address - exported.allocations[allocation].base,
+                               range.size_bytes});
   }
-  const ExportHeader header = {.magic = kExportMagic,
-                               .process = ThisProcess(),
-                               .device = device,
-                               .reserved = 0,
-                               .allocations = allocations.size(),
-                               .ranges = exported.size()};
-  std::string bytes;
-  AppendTo(&header, 1, bytes);
-  AppendTo(allocations.data(), allocations.size(), bytes);
-  AppendTo(exported.data(), exported.size(), bytes);
-  return bytes;
+  const bool by_descriptor =
+      std::any_of(exported.allocations.begin(), exported.allocations.end(),
+                  [](const ExportedAllocation& allocation) {
+                    return allocation.page.handle == PageHandle::kDescriptor;
+                  });
+  if (by_descriptor) {
+    const absl::StatusOr<std::string> server = ServerName();
+    if (!server.ok()) return server.status();
+    server->copy(exported.header.server, DescriptorServer::kNameBytesMax);
+  }
+  return WriteCudaExport(exported);
 }
 
-absl::StatusOr<std::unique_ptr<MappedMemory>> ImportCudaMemory(
-    int device, std::string_view exported) {
-  const ScopedDevice current(device);
-  absl::StatusOr<ExportView> view = ParseExport(exported);
-  if (!view.ok()) return view.status();
-  std::vector<std::byte*> bases;
-  std::vector<std::shared_ptr<IpcMapping>> mappings;
-  const bool same_process = view->header.process == ThisProcess();
-  if (same_process) {
-    absl::Status status = EnablePeerAccess(device, view->header.device);
-    if (!status.ok()) return status;
-  }
-  for (const ExportedAllocation& allocation : view->allocations) {
-    if (same_process) {
-      bases.push_back(reinterpret_cast<std::byte*>(allocation.base));
-      continue;
-    }
-    if (allocation.has_handle == 0) {
-      return absl::FailedPreconditionError(
-          "memory that CUDA IPC cannot share, such as PyTorch's expandable "
-          "segments; allocate it with cudaMalloc, or compile the plan with "
-          "options.peer \"staged\"");
-    }
-    absl::StatusOr<std::shared_ptr<IpcMapping>> mapping =
-        IpcMapping::Open(device, allocation.handle);
-    if (!mapping.ok()) return mapping.status();
-    bases.push_back((*mapping)->address());
-    mappings.push_back(*std::move(mapping));
-  }
-  std::vector<std::byte*> addresses;
-  for (const ExportedRange& range : view->ranges) {
-    addresses.push_back(range.allocation == kNoAllocation
-                            ? nullptr
-                            : bases[range.allocation] + range.offset);
-  }
-  return std::make_unique<CudaMappedMemory>(std::move(addresses),
-                                            std::move(mappings));
+absl::StatusOr<std::unique_ptr<MappedMemory>> CudaSharing::Import(
+    std::string_view exported) {
+  const ScopedDevice current(device_);
+  const absl::StatusOr<CudaExport> read = ReadCudaExport(exported);
+  if (!read.ok()) return read.status();
+  auto mapped = std::make_unique<CudaMappedMemory>(device_);
+  const absl::Status status = mapped->Map(*read);
+  if (!status.ok()) return status;
+  return mapped;
 }
 
 }  // namespace refit

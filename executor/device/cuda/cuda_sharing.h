@@ -3,24 +3,48 @@
 #define REFIT_EXECUTOR_DEVICE_CUDA_CUDA_SHARING_H_
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "executor/device/descriptor_server.h"
 #include "refit/device.h"
 
 namespace refit {
 
-// Device::Export and Device::Import for `device`. A rank of the same process
-// gets the exporter's own addresses, with peer access between their devices;
-// one of another process maps whole allocations through CUDA IPC. Ranges may
-// lie anywhere inside allocations of cudaMalloc, as those of PyTorch's caching
-// allocator do; its expandable segments cannot be shared so.
-absl::StatusOr<std::string> ExportCudaMemory(
-    int device, absl::Span<const MemoryRange> ranges);
-absl::StatusOr<std::unique_ptr<MappedMemory>> ImportCudaMemory(
-    int device, std::string_view exported);
+// Device::Export and Device::Import. A rank of the same process gets the
+// exporter's own addresses, with access for its device; one of another process
+// maps what holds the ranges:
+//
+// - Allocations of cudaMalloc as wholes, through CUDA IPC. Ranges may lie
+//   anywhere inside, as PyTorch's caching allocator places tensors.
+// - Pages of cuMemMap (PyTorch's expandable segments) that the ranges touch,
+//   each once, neighbours side by side: a range may go on from page to page.
+//   Those that are shared as file descriptors come through a socket of the
+//   exporter while it and its device live, so an Import must not outlast what
+//   was exported. A mapping keeps the physical memory, also if the exporter
+//   unmaps it.
+//
+// Memory that nobody can share (pages whose maker asked for no handle, as those
+// of vLLM's sleep mode) is an error of the Import. Thread-safe.
+class CudaSharing {
+ public:
+  explicit CudaSharing(int device) : device_(device) {}
+
+  absl::StatusOr<std::string> Export(absl::Span<const MemoryRange> ranges);
+  absl::StatusOr<std::unique_ptr<MappedMemory>> Import(
+      std::string_view exported);
+
+ private:
+  // Where other processes get the pages' descriptors.
+  absl::StatusOr<std::string> ServerName();
+
+  const int device_;
+  std::mutex mutex_;
+  std::unique_ptr<DescriptorServer> server_;  // from its first use
+};
 
 }  // namespace refit
 

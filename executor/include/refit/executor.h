@@ -131,8 +131,8 @@ struct RoundMeasurement {
 };
 
 class RankSchedule;
-class RefitGraph;
-struct RoundWork;
+class RefitEnqueuer;
+struct BoundRounds;
 
 // Thread-compatible.
 class Executor {
@@ -203,25 +203,12 @@ class Executor {
   HandshakeRecord Record(HandshakeStage stage) const;
   absl::Status MapPeers(absl::Span<std::byte* const> addresses,
                         Deadline deadline);
-  absl::Status PrepareCopies(absl::Span<std::byte* const> addresses);
+  absl::StatusOr<BoundRounds> PrepareRounds(
+      absl::Span<std::byte* const> addresses) const;
   absl::Status WatchTensors(absl::Span<const BoundTensor> tensors);
-  absl::Status CreateStreams();
   // Fills the entries of the rank's scratch.
   void PlaceScratch(std::vector<std::byte*>& addresses) const;
-  void RecordGraph(Stream stream, Deadline deadline);
   absl::Status CheckTensors(const RunOptions& options) const;
-  // `in_flight`: nobody has waited for the Run before.
-  absl::Status RunRounds(Stream stream, const RunOptions& options,
-                         Deadline deadline, bool in_flight);
-  absl::Status EnqueueRounds(Stream stream);
-  // Those that come after `rounds_before` of the rank's rounds.
-  absl::Status EnqueueQuantises(size_t rounds_before, Stream stream);
-  absl::Status AwaitQuantised(size_t round, Stream stream);
-  absl::Status MeasureRounds();
-  Traffic TrafficOf(const RoundWork& work) const;
-  void CountMessages(const RoundWork& work);
-  absl::Status RunStaged(size_t round, Stream stream);
-  absl::Status RunDirect(size_t round, Stream stream);
 
   const PlanFile& plan_;
   const ExecutorOptions options_;
@@ -230,24 +217,12 @@ class Executor {
   ExecutorState state_ = ExecutorState::kLoaded;
   RunCounters counters_;
   std::vector<RoundMeasurement> rounds_;
-  bool has_run_ = false;   // since Connect, and was waited for
-  bool is_timed_ = false;  // the last Run
-  // The transport drops it, possibly after this executor's end.
-  const std::shared_ptr<RefitGraph> graph_;
+  bool has_run_ = false;  // since Connect, and was waited for
+  std::unique_ptr<RefitEnqueuer> enqueuer_;  // until Close
 
-  // Since Connect. Packing, unpacking and quantising have streams of their own,
-  // so that they overlap with the wire.
-  struct RoundEvents;
-  struct QuantiseEvents;
+  // Since Connect.
   std::unique_ptr<DeviceMemory> staging_;
   std::unique_ptr<DeviceMemory> scratch_;
-  std::unique_ptr<DeviceStream> pack_stream_;
-  std::unique_ptr<DeviceStream> unpack_stream_;
-  std::unique_ptr<DeviceStream> quantise_stream_;
-  std::unique_ptr<DeviceEvent> started_;
-  std::unique_ptr<DeviceEvent> ended_;  // the last Run that was not captured
-  std::vector<RoundEvents> events_;     // by round of the schedule
-  std::vector<QuantiseEvents> quantise_events_;  // by work of the schedule
 
   // Since Bind.
   struct Bound;

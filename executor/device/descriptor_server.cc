@@ -1,0 +1,207 @@
+#include "executor/device/descriptor_server.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace refit {
+namespace {
+
+// A client that stops in the middle holds up the others for so long.
+constexpr timeval kServerPatience = {.tv_sec = 2, .tv_usec = 0};
+// Many clients may wait for their turn.
+constexpr timeval kClientPatience = {.tv_sec = 60, .tv_usec = 0};
+
+// An answer: a descriptor with this one byte, or the text of an error.
+constexpr char kGranted = '\0';
+constexpr size_t kAnswerBytesMax = 512;
+
+struct AbstractAddress {
+  sockaddr_un address;
+  socklen_t size_bytes;
+};
+
+AbstractAddress AddressOf(const std::string& name) {
+  AbstractAddress result = {};
+  result.address.sun_family = AF_UNIX;
+  // The name comes after a zero byte: it is none of a file.
+  const size_t length =
+      std::min(name.size(), sizeof(result.address.sun_path) - 1);
+  std::memcpy(result.address.sun_path + 1, name.data(), length);
+  result.size_bytes =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
+  return result;
+}
+
+absl::Status ErrnoStatus(const char* call) {
+  return absl::InternalError(absl::StrCat(call, ": ", std::strerror(errno)));
+}
+
+// Messages keep their bounds.
+FileDescriptor OpenSocket() {
+  return FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+}
+
+void SetPatience(const FileDescriptor& socket, const timeval& patience) {
+  setsockopt(socket.fd(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  setsockopt(socket.fd(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+}
+
+bool IsOfThisUser(const FileDescriptor& client) {
+  ucred peer = {};
+  socklen_t size = sizeof(peer);
+  return getsockopt(client.fd(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
+         peer.uid == geteuid();
+}
+
+// One message, with room for one descriptor beside it.
+struct Message {
+  Message(char* data, size_t size_bytes) : bytes{data, size_bytes} {
+    header.msg_iov = &bytes;
+    header.msg_iovlen = 1;
+  }
+  void AttachRoom() {
+    header.msg_control = control;
+    header.msg_controllen = sizeof(control);
+  }
+  void Attach(int fd) {
+    AttachRoom();
+    cmsghdr* const part = CMSG_FIRSTHDR(&header);
+    part->cmsg_level = SOL_SOCKET;
+    part->cmsg_type = SCM_RIGHTS;
+    part->cmsg_len = CMSG_LEN(sizeof(fd));
+    std::memcpy(CMSG_DATA(part), &fd, sizeof(fd));
+  }
+  FileDescriptor Attached() {
+    const cmsghdr* const part = CMSG_FIRSTHDR(&header);
+    int fd = -1;
+    if (part != nullptr && part->cmsg_type == SCM_RIGHTS) {
+      std::memcpy(&fd, CMSG_DATA(part), sizeof(fd));
+    }
+    return FileDescriptor(fd);
+  }
+
+  iovec bytes;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr header = {};
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Start(
+    Open open) {
+  std::random_device random;
+  std::string name = "refit-";
+  for (int word = 0; word < 4; ++word) {
+    absl::StrAppend(&name, absl::Hex(random(), absl::kZeroPad8));
+  }
+  const AbstractAddress at = AddressOf(name);
+  FileDescriptor listener = OpenSocket();
+  if (listener.fd() < 0) return ErrnoStatus("socket");
+  if (bind(listener.fd(), reinterpret_cast<const sockaddr*>(&at.address),
+           at.size_bytes) != 0) {
+    return ErrnoStatus("bind");
+  }
+  if (listen(listener.fd(), SOMAXCONN) != 0) return ErrnoStatus("listen");
+  FileDescriptor stop(eventfd(0, EFD_CLOEXEC));
+  if (stop.fd() < 0) return ErrnoStatus("eventfd");
+  return std::unique_ptr<DescriptorServer>(new DescriptorServer(
+      std::move(open), std::move(name), std::move(listener), std::move(stop)));
+}
+
+DescriptorServer::DescriptorServer(Open open, std::string name,
+                                   FileDescriptor listener, FileDescriptor stop)
+    : open_(std::move(open)),
+      name_(std::move(name)),
+      listener_(std::move(listener)),
+      stop_(std::move(stop)),
+      thread_([this] { Serve(); }) {}
+
+DescriptorServer::~DescriptorServer() {
+  const uint64_t one = 1;
+  (void)!write(stop_.fd(), &one, sizeof(one));
+  thread_.join();
+}
+
+void DescriptorServer::Serve() {
+  while (true) {
+    pollfd waits[] = {{.fd = stop_.fd(), .events = POLLIN, .revents = 0},
+                      {.fd = listener_.fd(), .events = POLLIN, .revents = 0}};
+    if (poll(waits, 2, -1) < 0 && errno != EINTR) return;
+    if (waits[0].revents != 0) return;
+    if (waits[1].revents == 0) continue;
+    const FileDescriptor client(
+        accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (client.fd() >= 0) {
+      Answer(client);
+    } else if (errno == EMFILE || errno == ENFILE) {
+      // The client stays in the queue until descriptors are free again.
+      poll(waits, 1, 10);
+    }
+  }
+}
+
+void DescriptorServer::Answer(const FileDescriptor& client) {
+  SetPatience(client, kServerPatience);
+  uint64_t request = 0;
+  if (!IsOfThisUser(client) ||
+      recv(client.fd(), &request, sizeof(request), 0) != sizeof(request)) {
+    return;
+  }
+  const absl::StatusOr<FileDescriptor> opened = open_(request);
+  std::string text(1, kGranted);
+  if (!opened.ok()) {
+    text = std::string(opened.status().message()).substr(0, kAnswerBytesMax);
+  }
+  Message answer(text.data(), text.size());
+  if (opened.ok()) answer.Attach(opened->fd());
+  (void)sendmsg(client.fd(), &answer.header, MSG_NOSIGNAL);
+}
+
+absl::StatusOr<FileDescriptor> FetchDescriptor(const std::string& name,
+                                               uint64_t request) {
+  const AbstractAddress at = AddressOf(name);
+  const FileDescriptor server = OpenSocket();
+  if (server.fd() < 0) return ErrnoStatus("socket");
+  SetPatience(server, kClientPatience);
+  if (connect(server.fd(), reinterpret_cast<const sockaddr*>(&at.address),
+              at.size_bytes) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the Unix socket @", name, " was not reached (",
+                     std::strerror(errno), ")"));
+  }
+  char text[kAnswerBytesMax];
+  Message answer(text, sizeof(text));
+  answer.AttachRoom();
+  if (send(server.fd(), &request, sizeof(request), MSG_NOSIGNAL) < 0) {
+    return ErrnoStatus("send");
+  }
+  const ssize_t size = recvmsg(server.fd(), &answer.header, MSG_CMSG_CLOEXEC);
+  if (size <= 0) {
+    return absl::UnavailableError(
+        absl::StrCat("the Unix socket @", name, " gave no answer",
+                     size < 0 ? absl::StrCat(" (", std::strerror(errno), ")")
+                              : std::string("; is it of another user?")));
+  }
+  FileDescriptor descriptor = answer.Attached();
+  if (descriptor.fd() >= 0) return descriptor;
+  if (size == 1 && text[0] == kGranted) {
+    return absl::ResourceExhaustedError(
+        "this process can have no more file descriptors");
+  }
+  return absl::FailedPreconditionError(
+      std::string(text, static_cast<size_t>(size)));
+}
+
+}  // namespace refit

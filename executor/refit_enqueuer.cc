@@ -1,0 +1,353 @@
+#include "executor/refit_enqueuer.h"
+
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "executor/nvtx.h"
+
+namespace refit {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace
+
+struct RefitEnqueuer::RoundEvents {
+  RoundRangeText range_text;
+  std::unique_ptr<DeviceEvent> packed;
+  std::unique_ptr<DeviceEvent> exchanged;
+  std::unique_ptr<DeviceEvent> unpacked;
+  std::unique_ptr<DeviceTimer> timer;
+};
+
+struct RefitEnqueuer::QuantiseEvents {
+  std::unique_ptr<DeviceEvent> may_begin;
+  std::unique_ptr<DeviceEvent> done;
+};
+
+RefitEnqueuer::RefitEnqueuer(const RankSchedule& schedule,
+                             const ExecutorOptions& options)
+    : schedule_(schedule),
+      device_(*options.device),
+      transport_(*options.transport),
+      records_(options.graph && !options.time_rounds &&
+               schedule.GainsFromGraph()),
+      times_rounds_(options.time_rounds),
+      graph_(std::make_shared<RefitGraph>()) {
+  transport_.OnBreak([graph = graph_] { graph->Drop(); });
+}
+
+RefitEnqueuer::~RefitEnqueuer() { graph_->Drop(); }
+
+absl::Status RefitEnqueuer::CreateStreams() {
+  const auto make = [&](auto& target, auto made) {
+    if (made.ok()) target = *std::move(made);
+    return made.status();
+  };
+  absl::Status status = make(pack_stream_, device_.CreateStream());
+  status.Update(make(unpack_stream_, device_.CreateStream()));
+  status.Update(make(started_, device_.CreateEvent()));
+  status.Update(make(ended_, device_.CreateEvent()));
+  quantise_events_.clear();
+  if (!schedule_.quantises().empty()) {
+    status.Update(make(quantise_stream_, device_.CreateStream()));
+  }
+  for (size_t i = 0; i < schedule_.quantises().size(); ++i) {
+    QuantiseEvents& events = quantise_events_.emplace_back();
+    status.Update(make(events.may_begin, device_.CreateEvent()));
+    status.Update(make(events.done, device_.CreateEvent()));
+  }
+  events_.clear();
+  for (const RoundWork& work : schedule_.rounds()) {
+    RoundEvents& events = events_.emplace_back();
+    events.range_text = RoundRangeText(work.index, work.route, work.mechanism);
+    if (times_rounds_) {
+      status.Update(make(events.timer, device_.CreateTimer()));
+    }
+    if (work.mechanism == fb::Mechanism::kDirect) continue;
+    status.Update(make(events.exchanged, device_.CreateEvent()));
+    if (work.pack_batch.has_value()) {
+      status.Update(make(events.packed, device_.CreateEvent()));
+    }
+    if (work.unpack_batch.has_value()) {
+      status.Update(make(events.unpacked, device_.CreateEvent()));
+    }
+  }
+  return status;
+}
+
+void RefitEnqueuer::Bind(BoundRounds rounds) {
+  DropGraph();
+  rounds_ = std::move(rounds);
+}
+
+void RefitEnqueuer::DropGraph() {
+  graph_->Drop();
+  is_recorded_ = false;
+}
+
+void RefitEnqueuer::Record(Stream stream, Deadline deadline) {
+  if (!records_ || is_recorded_) return;
+  // One that the caller records is none to measure by.
+  const absl::StatusOr<bool> capturing = device_.IsCapturing(stream);
+  if (!capturing.ok() || *capturing) return;
+  is_recorded_ = true;
+  transport_.BeginRecording(deadline);
+  absl::StatusOr<std::unique_ptr<DeviceGraph>> graph =
+      device_.Record([&](Stream recorded) { return EnqueueRounds(recorded); });
+  if (graph.ok()) graph_->Set(*std::move(graph));
+}
+
+absl::Status RefitEnqueuer::Enqueue(Stream stream, bool in_flight) {
+  counters_ = {};
+  const absl::StatusOr<bool> capturing = device_.IsCapturing(stream);
+  if (!capturing.ok()) return capturing.status();
+  is_timed_ = times_rounds_ && !*capturing;
+  absl::Status status;
+  // They use the same staging. A graph may not wait for what is outside of it.
+  if (in_flight && !*capturing) status = ended_->Await(stream);
+  if (!status.ok()) return status;
+  if (*capturing || !graph_->IsSet()) {
+    status = EnqueueRounds(stream);
+  } else {
+    transport_.Replay();
+    const Clock::time_point start = Clock::now();
+    status = graph_->Launch(stream);
+    counters_.wire_seconds += SecondsSince(start);
+    counters_.graph_launches = 1;
+  }
+  if (!status.ok()) return status;
+  for (const RoundWork& work : schedule_.rounds()) CountMessages(work);
+  return *capturing ? absl::OkStatus() : ended_->Record(stream);
+}
+
+void RefitEnqueuer::AwaitQuantising(Stream stream) {
+  for (const QuantiseEvents& events : quantise_events_) {
+    (void)events.done->Await(stream);
+  }
+}
+
+absl::Status RefitEnqueuer::EnqueueRounds(Stream stream) {
+  quantises_enqueued_ = 0;
+  absl::Status status =
+      rounds_.copies->Enqueue(RankSchedule::kFillBatch, stream);
+  status.Update(ForkStreams(stream));
+  for (size_t i = 0; i < schedule_.rounds().size(); ++i) {
+    status.Update(EnqueueQuantises(i, stream));
+    if (!status.ok()) return status;
+    const RoundWork& work = schedule_.rounds()[i];
+    const ProfilerRange range(events_[i].range_text);
+    status = AwaitQuantised(i, stream);
+    // What a relay sends is in place: unpacked, not only received.
+    if (work.relays.has_value()) {
+      status.Update(events_[*work.relays].unpacked->Await(stream));
+    }
+    if (!status.ok()) return status;
+    status = work.mechanism == fb::Mechanism::kDirect
+                 ? EnqueueDirect(i, stream)
+                 : EnqueueStaged(i, stream);
+    if (!status.ok()) return status;
+  }
+  status.Update(EnqueueQuantises(schedule_.rounds().size(), stream));
+  status.Update(JoinStreams(stream));
+  return status;
+}
+
+// Only streams that will be waited for: one that is not would be left open when
+// the caller's stream is captured.
+absl::Status RefitEnqueuer::ForkStreams(Stream stream) {
+  absl::Status status = started_->Record(stream);
+  if (schedule_.Packs()) status.Update(started_->Await(pack_stream_->get()));
+  if (schedule_.Unpacks()) {
+    status.Update(started_->Await(unpack_stream_->get()));
+  }
+  if (quantise_stream_ != nullptr) {
+    status.Update(started_->Await(quantise_stream_->get()));
+  }
+  return status;
+}
+
+absl::Status RefitEnqueuer::JoinStreams(Stream stream) {
+  absl::Status status;
+  for (const RoundEvents& events : events_) {
+    if (events.unpacked != nullptr) {
+      status.Update(events.unpacked->Await(stream));
+    }
+  }
+  if (!quantise_events_.empty()) {
+    status.Update(quantise_events_.back().done->Await(stream));
+  }
+  return status;
+}
+
+// What read or wrote the memory before is over: packing, sends and stores from
+// scratch come before a point of the caller's stream, like what comes into
+// scratch; unpacking has a stream of its own.
+absl::Status RefitEnqueuer::EnqueueQuantises(size_t rounds_before,
+                                             Stream stream) {
+  const std::vector<QuantiseStep>& steps = schedule_.quantises();
+  absl::Status status;
+  while (quantises_enqueued_ < steps.size() &&
+         steps[quantises_enqueued_].after == rounds_before) {
+    const QuantiseEvents& events = quantise_events_[quantises_enqueued_];
+    const Stream quantise = quantise_stream_->get();
+    status.Update(events.may_begin->Record(stream));
+    status.Update(events.may_begin->Await(quantise));
+    for (size_t round = rounds_before; round-- > 0;) {
+      if (events_[round].unpacked == nullptr) continue;
+      status.Update(events_[round].unpacked->Await(quantise));
+      break;
+    }
+    status.Update(
+        rounds_.copies->Enqueue(steps[quantises_enqueued_].batch, quantise));
+    status.Update(events.done->Record(quantise));
+    ++quantises_enqueued_;
+  }
+  return status;
+}
+
+absl::Status RefitEnqueuer::AwaitQuantised(size_t round, Stream stream) {
+  const std::vector<RoundWork>& works = schedule_.rounds();
+  const std::optional<size_t> quantised = works[round].quantised;
+  if (!quantised.has_value() ||
+      (round > 0 && works[round - 1].quantised == quantised)) {
+    return absl::OkStatus();
+  }
+  return quantise_events_[*quantised].done->Await(stream);
+}
+
+Traffic RefitEnqueuer::TrafficOf(const RoundWork& work) const {
+  Traffic traffic;
+  for (uint32_t m = 0; m < work.messages_count; ++m) {
+    const Operation& operation = rounds_.operations[work.messages_begin + m];
+    const bool send = operation.kind == fb::MessageKind::kSend;
+    (send ? traffic.bytes_sent : traffic.bytes_received) +=
+        operation.size_bytes;
+  }
+  return traffic;
+}
+
+void RefitEnqueuer::CountMessages(const RoundWork& work) {
+  ++counters_.rounds;
+  for (uint32_t m = 0; m < work.messages_count; ++m) {
+    const Operation& operation = rounds_.operations[work.messages_begin + m];
+    ++(operation.kind == fb::MessageKind::kSend ? counters_.messages_sent
+                                                : counters_.messages_received);
+  }
+  const Traffic traffic = TrafficOf(work);
+  counters_.bytes_sent += traffic.bytes_sent;
+  counters_.bytes_received += traffic.bytes_received;
+  counters_.by(work.route, work.mechanism).bytes_sent += traffic.bytes_sent;
+  counters_.by(work.route, work.mechanism).bytes_received +=
+      traffic.bytes_received;
+}
+
+// Pack, exchange and unpack each go on as soon as what they read is there and
+// what they overwrite is no longer needed; rounds within the plan's slots
+// overlap.
+absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
+  const RoundWork& work = schedule_.rounds()[round];
+  const RoundEvents& events = events_[round];
+  const RoundEvents* reused =
+      work.reuses.has_value() ? &events_[*work.reuses] : nullptr;
+  absl::Status status;
+  Clock::time_point start = Clock::now();
+  if (work.pack_batch.has_value()) {
+    const Stream pack = pack_stream_->get();
+    if (reused != nullptr && reused->exchanged != nullptr) {
+      status.Update(reused->exchanged->Await(pack));
+    }
+    if (work.quantised.has_value()) {
+      status.Update(quantise_events_[*work.quantised].done->Await(pack));
+    }
+    if (events.timer != nullptr) status.Update(events.timer->Start(pack));
+    status.Update(rounds_.copies->Enqueue(*work.pack_batch, pack));
+    status.Update(events.packed->Record(pack));
+    status.Update(events.packed->Await(stream));
+    counters_.pack_seconds += SecondsSince(std::exchange(start, Clock::now()));
+  }
+  if (reused != nullptr && reused->unpacked != nullptr) {
+    status.Update(reused->unpacked->Await(stream));
+  }
+  if (events.timer != nullptr && !work.pack_batch.has_value()) {
+    status.Update(events.timer->Start(stream));
+  }
+  if (!status.ok()) return status;
+  status = transport_.Exchange(
+      {.index = work.index,
+       .route = work.route,
+       .operations = absl::MakeConstSpan(rounds_.operations)
+                         .subspan(work.messages_begin, work.messages_count)},
+      stream);
+  if (!status.ok()) return status;
+  status = events.exchanged->Record(stream);
+  counters_.wire_seconds += SecondsSince(std::exchange(start, Clock::now()));
+  if (work.unpack_batch.has_value()) {
+    const Stream unpack = unpack_stream_->get();
+    status.Update(events.exchanged->Await(unpack));
+    status.Update(rounds_.copies->Enqueue(*work.unpack_batch, unpack));
+    status.Update(events.unpacked->Record(unpack));
+    counters_.unpack_seconds += SecondsSince(start);
+  }
+  if (events.timer != nullptr) {
+    status.Update(events.timer->Stop(
+        work.unpack_batch.has_value() ? unpack_stream_->get() : stream));
+  }
+  return status;
+}
+
+// Receivers say that their tensors may be overwritten, senders store, then say
+// that they are done.
+absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
+  const RoundWork& work = schedule_.rounds()[round];
+  DeviceTimer* const timer = events_[round].timer.get();
+  Fence& fence = *transport_.fence();
+  const Clock::time_point start = Clock::now();
+  absl::Status status;
+  if (timer != nullptr) status.Update(timer->Start(stream));
+  if (!work.senders.empty()) {
+    status.Update(fence.Grant(work.senders, stream));
+  }
+  if (work.pack_batch.has_value()) {
+    status.Update(fence.AwaitGrants(work.receivers, stream));
+    if (status.ok()) {
+      status.Update(
+          rounds_.copies->Enqueue(*work.pack_batch, stream, fence.aborted()));
+      status.Update(fence.Finish(work.receivers, stream));
+    }
+  }
+  if (!work.senders.empty() && status.ok()) {
+    status.Update(fence.AwaitFinishes(work.senders, stream));
+  }
+  if (timer != nullptr) status.Update(timer->Stop(stream));
+  counters_.wire_seconds += SecondsSince(start);
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat("round ", work.index, ": ",
+                                                  status.message()));
+}
+
+absl::StatusOr<std::vector<RoundMeasurement>> RefitEnqueuer::Measure() const {
+  std::vector<RoundMeasurement> measured;
+  if (!is_timed_) return measured;
+  for (size_t i = 0; i < schedule_.rounds().size(); ++i) {
+    const RoundWork& work = schedule_.rounds()[i];
+    const absl::StatusOr<double> seconds = events_[i].timer->Seconds();
+    if (!seconds.ok()) return seconds.status();
+    const Traffic traffic = TrafficOf(work);
+    measured.push_back({.round = work.index,
+                        .route = work.route,
+                        .mechanism = work.mechanism,
+                        .bytes_sent = traffic.bytes_sent,
+                        .bytes_received = traffic.bytes_received,
+                        .seconds = *seconds});
+  }
+  return measured;
+}
+
+}  // namespace refit

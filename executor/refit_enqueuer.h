@@ -1,0 +1,107 @@
+// RefitEnqueuer: puts one rank's refits on streams.
+#ifndef REFIT_EXECUTOR_REFIT_ENQUEUER_H_
+#define REFIT_EXECUTOR_REFIT_ENQUEUER_H_
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "executor/rank_schedule.h"
+#include "executor/refit_graph.h"
+#include "refit/device.h"
+#include "refit/executor.h"
+#include "refit/transport.h"
+
+namespace refit {
+
+// What a schedule's rounds move, once the rank's tensors are known.
+struct BoundRounds {
+  std::vector<Operation> operations;       // RankSchedule's, with their data
+  std::unique_ptr<PreparedCopies> copies;  // batches as RankSchedule's
+};
+
+// Owns the streams and events of the rounds, the graph that they are recorded
+// as, and what is counted and timed of the last refit. Packing, unpacking and
+// quantising have streams of their own, so that they overlap with the wire.
+//
+// Nothing is allocated or waited for from CreateStreams on, but by Record.
+class RefitEnqueuer {
+ public:
+  // `schedule`, `device` and `transport` must outlive it. Of `options`: what
+  // says how rounds are issued.
+  RefitEnqueuer(const RankSchedule& schedule, const ExecutorOptions& options);
+  ~RefitEnqueuer();
+
+  absl::Status CreateStreams();
+
+  // From now on refits move `rounds`.
+  void Bind(BoundRounds rounds);
+
+  // Records the rounds as a graph, which Enqueue launches from then on: once
+  // after each Bind or DropGraph, and where a graph is worth it. What cannot be
+  // recorded is enqueued as before. Only while no refit is under way, since
+  // nobody could break off what is recorded; and after one, which made what
+  // NCCL makes at first use.
+  void Record(Stream stream, Deadline deadline);
+  // The transport is connected anew.
+  void DropGraph();
+
+  // Enqueues one refit, between the transport's BeginRefit and EndRefit.
+  // `in_flight`: nobody has waited for the one before.
+  absl::Status Enqueue(Stream stream, bool in_flight);
+  // Makes `stream` wait for the quantising that an Enqueue which failed began:
+  // it has a stream of its own.
+  void AwaitQuantising(Stream stream);
+
+  // Of the last Enqueue.
+  const RunCounters& counters() const { return counters_; }
+  // Requires: it was waited for. Empty if it was not timed.
+  absl::StatusOr<std::vector<RoundMeasurement>> Measure() const;
+
+ private:
+  // When a staged round's parts are done, and how long a round took. Only those
+  // that are needed are made.
+  struct RoundEvents;
+  // When the rounds that a quantise step comes after are done, and when it is.
+  struct QuantiseEvents;
+
+  absl::Status EnqueueRounds(Stream stream);
+  absl::Status ForkStreams(Stream stream);
+  absl::Status JoinStreams(Stream stream);
+  // Those that come after `rounds_before` of the rank's rounds.
+  absl::Status EnqueueQuantises(size_t rounds_before, Stream stream);
+  absl::Status AwaitQuantised(size_t round, Stream stream);
+  absl::Status EnqueueStaged(size_t round, Stream stream);
+  absl::Status EnqueueDirect(size_t round, Stream stream);
+  Traffic TrafficOf(const RoundWork& work) const;
+  void CountMessages(const RoundWork& work);
+
+  const RankSchedule& schedule_;
+  Device& device_;
+  Transport& transport_;
+  const bool records_;  // may record a graph
+  const bool times_rounds_;
+
+  std::unique_ptr<DeviceStream> pack_stream_;
+  std::unique_ptr<DeviceStream> unpack_stream_;
+  std::unique_ptr<DeviceStream> quantise_stream_;
+  std::unique_ptr<DeviceEvent> started_;
+  std::unique_ptr<DeviceEvent> ended_;  // the last refit that was not captured
+  std::vector<RoundEvents> events_;     // by round of the schedule
+  std::vector<QuantiseEvents> quantise_events_;  // by step of the schedule
+
+  BoundRounds rounds_;
+  // The transport drops it, possibly after this enqueuer's end.
+  const std::shared_ptr<RefitGraph> graph_;
+  bool is_recorded_ = false;  // or cannot be
+
+  size_t quantises_enqueued_ = 0;  // of the refit that is being enqueued
+  bool is_timed_ = false;          // the last refit
+  RunCounters counters_;
+};
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_REFIT_ENQUEUER_H_
