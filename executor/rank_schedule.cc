@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "plan/scratch_windows.h"
 
 namespace refit {
@@ -30,25 +31,55 @@ RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank) {
   const fb::Body& body = plan.body();
   const auto* messages = body.programs()->Get(rank)->messages();
   for (const fb::Message* message : *messages) AddMessage(body, *message);
+  if (plan.side(rank) == fb::Side::kDestination) AddRelays(plan, rank);
   AddQuantises(plan, rank);
   const uint32_t slots = std::max<uint32_t>(1, body.limits()->slots());
   size_t reusable = 0;  // works before it are at least `slots` rounds older
-  std::optional<size_t> last_staged;  // of those
+  std::optional<size_t> staged, unpacked;  // the last of those
+  for (RoundWork& work : rounds_) {
+    SortDistinct(work.receivers);
+    SortDistinct(work.senders);
+    for (; work.index - rounds_[reusable].index >= slots; ++reusable) {
+      if (rounds_[reusable].mechanism != fb::Mechanism::kStaged) continue;
+      staged = reusable;
+      if (rounds_[reusable].unpack_batch.has_value()) unpacked = reusable;
+    }
+    if (work.mechanism != fb::Mechanism::kStaged) continue;
+    work.reuses = staged;
+    work.reuses_unpacked = unpacked;
+  }
+}
+
+// A message that is relayed in stages has the copies of the one that brought
+// its contents, in a plan that refitc makes; then the relay waits for that one
+// alone. Otherwise it waits for all that arrived.
+void RankSchedule::AddRelays(const PlanFile& plan, int32_t rank) {
+  const auto& messages = *plan.body().programs()->Get(rank)->messages();
+  absl::flat_hash_map<uint32_t, size_t> unpacked_in;  // works, by copy list
   std::optional<size_t> last_unpacked;
+  bool stored = false;
   for (size_t i = 0; i < rounds_.size(); ++i) {
-    SortDistinct(rounds_[i].receivers);
-    SortDistinct(rounds_[i].senders);
-    for (; rounds_[i].index - rounds_[reusable].index >= slots; ++reusable) {
-      if (rounds_[reusable].mechanism == fb::Mechanism::kStaged) {
-        last_staged = reusable;
+    RoundWork& work = rounds_[i];
+    const bool staged = work.mechanism == fb::Mechanism::kStaged;
+    const uint32_t end = work.messages_begin + work.messages_count;
+    for (uint32_t m = work.messages_begin; m < end; ++m) {
+      const fb::Message& message = *messages.Get(m);
+      if (message.kind() != fb::MessageKind::kSend) continue;
+      const auto feed = unpacked_in.find(message.copies());
+      if (staged && feed != unpacked_in.end()) {
+        work.relays = std::max(work.relays.value_or(0), feed->second);
+      } else {
+        work.relays = last_unpacked;
+        work.relays_stored = staged && stored;
       }
     }
-    if (rounds_[i].mechanism == fb::Mechanism::kStaged) {
-      rounds_[i].reuses = last_staged;
-      if (rounds_[i].unpack_batch.has_value()) last_unpacked = i;
-    } else if (rounds_[i].pack_batch.has_value()) {
-      rounds_[i].relays = last_unpacked;
+    for (uint32_t m = work.messages_begin; m < end; ++m) {
+      const fb::Message& message = *messages.Get(m);
+      if (message.kind() != fb::MessageKind::kRecv) continue;
+      if (staged) unpacked_in.emplace(message.copies(), i);
+      stored |= !staged;
     }
+    if (staged && work.unpack_batch.has_value()) last_unpacked = i;
   }
 }
 

@@ -27,11 +27,15 @@ struct RoundWork {
   // Direct: the peers of each kind, ascending and distinct.
   std::vector<int32_t> receivers;
   std::vector<int32_t> senders;
-  // Direct, of a rank that both sends here and unpacks: the last earlier work
-  // that unpacks, on a stream of its own, what this one may read.
+  // Of a destination rank that sends here: the last earlier work that unpacks,
+  // on a stream of its own, what this one may read.
   std::optional<size_t> relays;
-  // Staged: the last earlier staged work whose staging this one may overwrite.
+  // Staged: it may read what peers stored in earlier rounds.
+  bool relays_stored = false;
+  // Staged: the last earlier staged work whose staging this one may overwrite,
+  // and the last one up to it that unpacks.
   std::optional<size_t> reuses;
+  std::optional<size_t> reuses_unpacked;
   // The last of the quantise works that must be done before this one.
   std::optional<size_t> quantised;
 };
@@ -71,6 +75,7 @@ class RankSchedule {
 
  private:
   void AddMessage(const fb::Body& body, const fb::Message& message);
+  void AddRelays(const PlanFile& plan, int32_t rank);
   void AddQuantises(const PlanFile& plan, int32_t rank);
   // How many rounds of the rank come before round `index` of the plan.
   size_t WorksBefore(uint32_t index) const;

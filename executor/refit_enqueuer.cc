@@ -20,6 +20,7 @@ double SecondsSince(Clock::time_point start) {
 
 struct RefitEnqueuer::RoundEvents {
   RoundRangeText range_text;
+  std::unique_ptr<DeviceEvent> stored;  // by peers, in rounds before it
   std::unique_ptr<DeviceEvent> packed;
   std::unique_ptr<DeviceEvent> exchanged;
   std::unique_ptr<DeviceEvent> unpacked;
@@ -72,6 +73,9 @@ absl::Status RefitEnqueuer::CreateStreams() {
     }
     if (work.mechanism == fb::Mechanism::kDirect) continue;
     status.Update(make(events.exchanged, device_.CreateEvent()));
+    if (work.relays_stored) {
+      status.Update(make(events.stored, device_.CreateEvent()));
+    }
     if (work.pack_batch.has_value()) {
       status.Update(make(events.packed, device_.CreateEvent()));
     }
@@ -144,10 +148,6 @@ absl::Status RefitEnqueuer::EnqueueRounds(Stream stream) {
     const RoundWork& work = schedule_.rounds()[i];
     const ProfilerRange range(events_[i].range_text);
     status = AwaitQuantised(i, stream);
-    // What a relay sends is in place: unpacked, not only received.
-    if (work.relays.has_value()) {
-      status.Update(events_[*work.relays].unpacked->Await(stream));
-    }
     if (!status.ok()) return status;
     status = work.mechanism == fb::Mechanism::kDirect
                  ? EnqueueDirect(i, stream)
@@ -248,20 +248,31 @@ void RefitEnqueuer::CountMessages(const RoundWork& work) {
       traffic.bytes_received;
 }
 
+absl::Status RefitEnqueuer::AwaitUnpacked(std::optional<size_t> round,
+                                          Stream stream) {
+  return round.has_value() ? events_[*round].unpacked->Await(stream)
+                           : absl::OkStatus();
+}
+
 // Pack, exchange and unpack each go on as soon as what they read is there and
 // what they overwrite is no longer needed; rounds within the plan's slots
 // overlap.
 absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
   const RoundWork& work = schedule_.rounds()[round];
   const RoundEvents& events = events_[round];
-  const RoundEvents* reused =
-      work.reuses.has_value() ? &events_[*work.reuses] : nullptr;
   absl::Status status;
   Clock::time_point start = Clock::now();
   if (work.pack_batch.has_value()) {
     const Stream pack = pack_stream_->get();
-    if (reused != nullptr && reused->exchanged != nullptr) {
-      status.Update(reused->exchanged->Await(pack));
+    if (work.reuses.has_value()) {
+      status.Update(events_[*work.reuses].exchanged->Await(pack));
+    }
+    // A relay packs where it received before, and what it unpacked.
+    status.Update(AwaitUnpacked(work.reuses_unpacked, pack));
+    status.Update(AwaitUnpacked(work.relays, pack));
+    if (events.stored != nullptr) {
+      status.Update(events.stored->Record(stream));
+      status.Update(events.stored->Await(pack));
     }
     if (work.quantised.has_value()) {
       status.Update(quantise_events_[*work.quantised].done->Await(pack));
@@ -272,9 +283,7 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
     status.Update(events.packed->Await(stream));
     counters_.pack_seconds += SecondsSince(std::exchange(start, Clock::now()));
   }
-  if (reused != nullptr && reused->unpacked != nullptr) {
-    status.Update(reused->unpacked->Await(stream));
-  }
+  status.Update(AwaitUnpacked(work.reuses_unpacked, stream));
   if (events.timer != nullptr && !work.pack_batch.has_value()) {
     status.Update(events.timer->Start(stream));
   }
@@ -310,6 +319,7 @@ absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
   Fence& fence = *transport_.fence();
   const Clock::time_point start = Clock::now();
   absl::Status status;
+  status.Update(AwaitUnpacked(work.relays, stream));
   if (timer != nullptr) status.Update(timer->Start(stream));
   if (!work.senders.empty()) {
     status.Update(fence.Grant(work.senders, stream));

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -73,6 +74,7 @@ class RefitEnqueuer {
   // Those that come after `rounds_before` of the rank's rounds.
   absl::Status EnqueueQuantises(size_t rounds_before, Stream stream);
   absl::Status AwaitQuantised(size_t round, Stream stream);
+  absl::Status AwaitUnpacked(std::optional<size_t> round, Stream stream);
   absl::Status EnqueueStaged(size_t round, Stream stream);
   absl::Status EnqueueDirect(size_t round, Stream stream);
   Traffic TrafficOf(const RoundWork& work) const;

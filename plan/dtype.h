@@ -22,10 +22,12 @@ std::optional<DType> ParseDType(std::string_view name);
 std::string_view SafetensorsDTypeName(DType dtype);
 std::optional<DType> ParseSafetensorsDType(std::string_view name);
 
-// Bytes of one element; 0 for kUnspecified and for values a newer format may add.
+// Bytes of one element; 0 for kUnspecified and for values a newer format may
+// add.
 int64_t DTypeBytes(DType dtype);
 
-// Whether the executor converts `from` to `to`: any pair of distinct bf16, fp16 and fp32.
+// Whether the executor converts `from` to `to`: any pair of distinct bf16, fp16
+// and fp32.
 bool IsSupportedCast(DType from, DType to);
 
 }  // namespace refit

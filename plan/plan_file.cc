@@ -149,14 +149,29 @@ bool HasPostHooks(const fb::Body& body) {
                      });
 }
 
-bool HasRelays(const fb::Body& body) {
+// Whether destination ranks send in rounds of which `is_meant` holds.
+template <typename IsMeant>
+bool DestinationsSend(const fb::Body& body, const IsMeant& is_meant) {
   for (uint32_t rank = body.source_ranks(); rank < body.programs()->size();
        ++rank) {
     for (const fb::Message* message : *body.programs()->Get(rank)->messages()) {
-      if (message->kind() == fb::MessageKind::kSend) return true;
+      if (message->kind() == fb::MessageKind::kSend &&
+          is_meant(*body.rounds()->Get(message->round()))) {
+        return true;
+      }
     }
   }
   return false;
+}
+
+bool HasRelays(const fb::Body& body) {
+  return DestinationsSend(body, [](const fb::Round&) { return true; });
+}
+
+bool HasStagedRelays(const fb::Body& body) {
+  return DestinationsSend(body, [](const fb::Round& round) {
+    return round.mechanism() == fb::Mechanism::kStaged;
+  });
 }
 
 // What an executor must know of to run a plan, and how a body shows it.
@@ -170,6 +185,7 @@ constexpr std::array kFeatures = {
     Feature{kFeaturePostHooks, "post-hooks", HasPostHooks},
     Feature{kFeatureQuantisation, "quantisations", HasQuantisation},
     Feature{kFeatureRelays, "relays", HasRelays},
+    Feature{kFeatureStagedRelays, "staged relays", HasStagedRelays},
 };
 
 }  // namespace

@@ -15,20 +15,23 @@
 namespace refit {
 
 inline constexpr uint32_t kFormatMajor = 1;
-inline constexpr uint32_t kFormatMinor = 2;
+inline constexpr uint32_t kFormatMinor = 3;
 // Bits of `required_features`.
 inline constexpr uint64_t kFeatureDirectRounds = 1;
 inline constexpr uint64_t kFeaturePostHooks = 2;
 inline constexpr uint64_t kFeatureQuantisation = 4;
 inline constexpr uint64_t kFeatureRelays = 8;  // destination ranks that send
+inline constexpr uint64_t kFeatureStagedRelays = 16;  // and in staged rounds
 // Those this build knows.
 inline constexpr uint64_t kKnownFeatures =
     kFeatureDirectRounds | kFeaturePostHooks | kFeatureQuantisation |
-    kFeatureRelays;
+    kFeatureRelays | kFeatureStagedRelays;
 // The format_version of a plan that requires `features`: the oldest that has
 // them, 1.1 at least.
 constexpr uint32_t FormatVersionFor(uint64_t features) {
-  const uint32_t minor = (features & ~kFeatureDirectRounds) == 0 ? 1 : 2;
+  const uint32_t minor = features >= kFeatureStagedRelays  ? 3
+                         : features > kFeatureDirectRounds ? 2
+                                                           : 1;
   return kFormatMajor << 16 | minor;
 }
 // Alignment of staging ranges and of each copy inside a message, so that the

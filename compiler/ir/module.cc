@@ -87,6 +87,24 @@ const std::vector<BufferId>& Module::buffers_of(Rank rank) const {
              : destination.ranks[static_cast<size_t>(number - source_ranks())];
 }
 
+double Topology::BytesPerSecond(Route route) const {
+  switch (route) {
+    case Route::kLocal:
+      return local_bytes_per_second;
+    case Route::kPeer:
+      return peer_bytes_per_second;
+    case Route::kNetwork:
+    case Route::kUnspecified:
+      return network_bytes_per_second;
+  }
+  return network_bytes_per_second;
+}
+
+double Module::RoundSeconds(Route route) const {
+  return MechanismOf(route) == Mechanism::kStaged ? kStagedRoundSeconds
+                                                  : kDirectRoundSeconds;
+}
+
 Mechanism Module::MechanismOf(Route route) const {
   return route == Route::kNetwork ? Mechanism::kStaged : limits.mapped;
 }

@@ -240,6 +240,14 @@ struct Skip {
   std::string detail;
 };
 
+// One destination rank that passes on to another what it was given.
+struct Relay {
+  Rank sender{};
+  Rank receiver{};
+
+  friend auto operator<=>(const Relay&, const Relay&) = default;
+};
+
 // A box of a param that has one set of possible senders and is wanted by one
 // set of receivers (intersect-layouts), or a part of such a box
 // (choose-sources).
@@ -251,8 +259,9 @@ struct Piece {
   // Hold it too, but in scratch of other waves: they do not send it.
   std::vector<Rank> sources_of_other_waves;
   std::vector<Rank> destinations;  // ascending; each is fed by a source
-  // fan-out: ascending; each is fed by the one rank in `destinations`.
-  std::vector<Rank> relay_destinations;
+  // fan-out: each starts at the one rank in `destinations`, or at a receiver of
+  // one before it.
+  std::vector<Relay> relays;
   // The smaller of both sides' dtypes: members of a stack may differ in theirs.
   DType wire_dtype = DType::kUnspecified;
   DType destination_dtype = DType::kUnspecified;
@@ -283,10 +292,10 @@ struct Message {
   int32_t wave = 0;
   int32_t contents = 0;
   int64_t size_bytes = 0;
-  // Direct: which of the successive rounds of its route, and of a relay: how
-  // its sender got the contents. Relays of what the network brought come after
-  // the network's rounds.
+  // Direct: which of the successive rounds of its route.
   int32_t step = 0;
+  // Of a relay: how the source's message came. Relays inside a host of what the
+  // network brought come after the network's rounds.
   Route relayed_from = Route::kUnspecified;
   int32_t round = -1;  // schedule-rounds
   // schedule-rounds; 0 if direct
@@ -311,10 +320,13 @@ struct Limits {
   bool relays = false;  // destination ranks may pass on what they received
 };
 
-// What a round costs before its bytes. NCCL's own model starts from 8.4 us for
-// a SIMPLE operation, with launch and rendezvous about twice that; the fences
-// of a direct round take as long.
-inline constexpr double kRoundSeconds = 20e-6;
+// What a round costs before its bytes. Two fences, and the launch of a kernel.
+inline constexpr double kDirectRoundSeconds = 20e-6;
+// A staged round's packing, launch and rendezvous, and the channels that NCCL
+// does not give to smaller operations: on H200 and NVLink, staged rounds of 16,
+// 64 and 256 MiB took 0.14, 0.11 and 0.13 ms more than their bytes
+// (docs/benchmarks.md).
+inline constexpr double kStagedRoundSeconds = 120e-6;
 
 // Where ranks are and how fast their links are. Index: global rank.
 struct Topology {
@@ -323,6 +335,8 @@ struct Topology {
   double peer_bytes_per_second = 0;     // per rank and direction, inside a host
   double network_bytes_per_second = 0;  // per rank and direction, across hosts
   double local_bytes_per_second = 0;    // copy inside one GPU
+
+  double BytesPerSecond(Route route) const;
 };
 
 struct Stats {
@@ -382,6 +396,12 @@ struct Module {
   // How bytes between these two ranks travel.
   Route RouteBetween(Rank source_rank, Rank destination_rank) const;
   Mechanism MechanismOf(Route route) const;
+  double RoundSeconds(
+      Route route) const;  // what a round costs before its bytes
+  bool IsStaged(const Relay& relay) const {
+    return MechanismOf(RouteBetween(relay.sender, relay.receiver)) ==
+           Mechanism::kStaged;
+  }
   // Bytes of one copy of the piece on the wire.
   int64_t WireBytes(const Piece& piece) const;
   const Param& param(ParamId id) const { return params[IndexOf(id)]; }

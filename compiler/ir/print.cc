@@ -48,6 +48,20 @@ std::string RanksText(const std::vector<Rank>& ranks) {
   return text;
 }
 
+std::string RelaysText(absl::Span<const Relay> relays) {
+  std::string text;
+  for (size_t begin = 0; begin < relays.size();) {
+    const Rank sender = relays[begin].sender;
+    std::vector<Rank> receivers;
+    for (; begin < relays.size() && relays[begin].sender == sender; ++begin) {
+      receivers.push_back(relays[begin].receiver);
+    }
+    absl::StrAppend(&text, ", relayed by ", IndexOf(sender), " to ",
+                    RanksText(receivers));
+  }
+  return text;
+}
+
 void AppendBuffer(const Module& module, const Buffer& buffer,
                   const std::vector<Rank>& ranks, std::string& text) {
   absl::StrAppend(&text, "buffer \"", buffer.name, "\"",
@@ -175,9 +189,8 @@ std::string PiecesText(const Module& module) {
     const Piece& piece = module.pieces[i];
     absl::StrAppend(&text, PieceText(module, PieceId{static_cast<int>(i)}),
                     " from ", RanksText(piece.sources), " to ",
-                    RanksText(piece.destinations),
-                    piece.relay_destinations.empty() ? "" : ", relayed to ",
-                    RanksText(piece.relay_destinations), "\n");
+                    RanksText(piece.destinations), RelaysText(piece.relays),
+                    "\n");
   }
   return text;
 }

@@ -272,11 +272,10 @@ std::vector<Piece> CutPieces(const Module& module, int64_t part_bytes) {
 // What relays pass on; who does was decided by fan-out.
 void AddRelays(Module& module) {
   for (size_t i = 0; i < module.pieces.size(); ++i) {
-    const Piece& piece = module.pieces[i];
-    for (Rank destination : piece.relay_destinations) {
+    for (const Relay& relay : module.pieces[i].relays) {
       module.transfers.push_back({.piece = PieceId{static_cast<int32_t>(i)},
-                                  .source = piece.destinations.front(),
-                                  .destination = destination});
+                                  .source = relay.sender,
+                                  .destination = relay.receiver});
     }
   }
 }

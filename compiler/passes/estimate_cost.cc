@@ -11,19 +11,6 @@ namespace {
 
 constexpr std::array kRoutes = {Route::kLocal, Route::kPeer, Route::kNetwork};
 
-double BytesPerSecond(const Topology& topology, Route route) {
-  switch (route) {
-    case Route::kLocal:
-      return topology.local_bytes_per_second;
-    case Route::kPeer:
-      return topology.peer_bytes_per_second;
-    case Route::kNetwork:
-    case Route::kUnspecified:
-      return topology.network_bytes_per_second;
-  }
-  return topology.network_bytes_per_second;
-}
-
 // A rank's links carry both directions at once.
 struct RankLoad {
   int64_t sent_bytes = 0;
@@ -67,11 +54,10 @@ std::vector<double> TransferSeconds(const Module& module) {
       loads[IndexOf(messages[i]->source)] = {};
       loads[IndexOf(messages[i]->destination)] = {};
     }
+    const Route route = module.rounds[static_cast<size_t>(round)].route;
     seconds[static_cast<size_t>(messages[begin]->wave)] +=
-        kRoundSeconds +
-        static_cast<double>(busiest) /
-            BytesPerSecond(module.topology,
-                           module.rounds[static_cast<size_t>(round)].route);
+        module.RoundSeconds(route) +
+        static_cast<double>(busiest) / module.topology.BytesPerSecond(route);
     begin = end;
   }
   return seconds;
@@ -137,7 +123,7 @@ std::string BindingLink(const Module& module, const Load& load) {
     for (size_t rank = 0; rank < by_rank.size(); ++rank) {
       const int64_t bytes = by_rank[rank].Busiest();
       const double seconds =
-          static_cast<double>(bytes) / BytesPerSecond(module.topology, route);
+          static_cast<double>(bytes) / module.topology.BytesPerSecond(route);
       if (seconds <= longest) continue;
       longest = seconds;
       const bool sends = bytes == by_rank[rank].sent_bytes;

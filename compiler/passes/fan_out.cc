@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <map>
-#include <tuple>
+#include <set>
+#include <utility>
 
 #include "compiler/passes/passes.h"
 
@@ -9,9 +10,13 @@ namespace {
 
 // Relays must save at least this part of the time, and a round, to be worth it.
 constexpr double kGain = 1.1;
-// A piece is cut into stripes when it is more than this part of what a host's
-// receivers are given; smaller ones are handed out whole.
+// A piece is cut into stripes when it is more than this part of what is handed
+// out with it; smaller ones are handed out whole.
 constexpr int64_t kWholePieces = 256;
+// What is wanted by the same receivers of several hosts is passed on between
+// them when it is more than this part of all that could be: the messages of a
+// smaller part would cost more than their bytes.
+constexpr int64_t kSmallPart = 256;
 // Stripes are cut along the outermost dimension with this many rows for each.
 constexpr int64_t kRowsPerStripe = 16;
 // Where single elements are cut: a multiple of the widest access of a GPU.
@@ -21,33 +26,42 @@ constexpr int64_t kElementsTogether = 64;
 struct Group {
   size_t piece = 0;
   int64_t bytes = 0;
+  int32_t host = 0;
   Route route = Route::kUnspecified;
   std::vector<Rank> senders;  // that may feed it: the host's own, or all
   std::vector<Rank> members;  // ascending
   bool casts = false;         // on arrival: what arrived is not what was sent
+  bool relays = false;        // decided: each is given a part and passes it on
 
   bool CanRelay() const {
     return !casts && members.size() > 1 &&
            (route == Route::kNetwork || senders.size() < members.size());
   }
+  // How often its bytes are sent to it.
+  double Copies() const {
+    return relays ? 1 : static_cast<double>(members.size());
+  }
 };
 
-// What the ranks of one host send and receive by one route, if every receiver
-// is fed by sources, and if groups relay.
-struct HostLoad {
-  std::map<Rank, double> sent;
-  std::map<Rank, double> sent_once;
-  std::map<Rank, double> received;
-  std::map<Rank, double> received_once;  // without what is relayed
-  bool can_relay = false;
-};
+// The groups that want one piece over the network and can pass it on to each
+// other, one a host.
+using Spread = std::vector<const Group*>;
 
-double Largest(const std::map<Rank, double>& bytes) {
+using BytesByRank = std::map<Rank, double>;
+
+double Largest(const BytesByRank& bytes) {
   double largest = 0;
   for (const auto& [rank, of_rank] : bytes) {
     largest = std::max(largest, of_rank);
   }
   return largest;
+}
+
+// `copies` of a group's bytes, sent by those that may.
+void AddSent(const Group& group, double copies, BytesByRank& sent) {
+  const double share = static_cast<double>(group.bytes) /
+                       static_cast<double>(group.senders.size());
+  for (Rank sender : group.senders) sent[sender] += share * copies;
 }
 
 bool HasLocalSource(const Module& module, const Piece& piece,
@@ -59,11 +73,9 @@ bool HasLocalSource(const Module& module, const Piece& piece,
       });
 }
 
-// Groups by (host, route).
-using Groups = std::map<std::pair<int32_t, Route>, std::vector<Group>>;
-
-Groups ListGroups(const Module& module) {
-  Groups groups;
+// By piece, then host.
+std::vector<Group> ListGroups(const Module& module) {
+  std::vector<Group> groups;
   // Pieces in a row are often held by the same sources.
   const std::vector<Rank>* sources = nullptr;
   std::map<int32_t, std::vector<Rank>> sources_by_host;
@@ -88,53 +100,154 @@ Groups ListGroups(const Module& module) {
       const bool peer = neighbours != sources_by_host.end();
       group.piece = i;
       group.bytes = module.WireBytes(piece);
+      group.host = host;
       group.route = peer ? Route::kPeer : Route::kNetwork;
       group.senders = peer ? neighbours->second : piece.sources;
       group.casts = piece.wire_dtype != piece.destination_dtype;
-      groups[{host, group.route}].push_back(std::move(group));
+      groups.push_back(std::move(group));
     }
   }
   return groups;
 }
 
-HostLoad LoadOf(const std::vector<Group>& groups) {
-  HostLoad load;
-  for (const Group& group : groups) {
-    const double bytes = static_cast<double>(group.bytes);
-    const double members = static_cast<double>(group.members.size());
-    const bool relays = group.CanRelay();
-    load.can_relay |= relays;
-    for (Rank sender : group.senders) {
-      const double share = bytes / static_cast<double>(group.senders.size());
-      load.sent[sender] += share * members;
-      load.sent_once[sender] += relays ? share : share * members;
-    }
-    for (Rank member : group.members) {
-      load.received[member] += bytes;
-      load.received_once[member] += relays ? bytes / members : bytes;
-    }
-  }
-  return load;
-}
-
 // Whether the groups of a host that can relay should. Inside a host what counts
 // is the busiest sender: a receiver must be given everything in any case. Over
 // the network it is the receivers, whose relays follow on a link of their own.
-bool IsFaster(const Topology& topology, Route route, const HostLoad& load) {
-  if (!load.can_relay) return false;
-  const double received = Largest(load.received);
-  const double peer = topology.peer_bytes_per_second;
-  if (route == Route::kNetwork) {
-    const double once = Largest(load.received_once);
-    const double network = topology.network_bytes_per_second;
-    const double relayed = once / network + (received - once) / peer;
-    return (relayed + kRoundSeconds) * kGain <= received / network;
+bool IsFasterInside(const Module& module, Route route,
+                    absl::Span<Group* const> groups) {
+  BytesByRank sent, sent_once;
+  BytesByRank received, received_once;  // without what is relayed
+  bool can_relay = false;
+  for (const Group* group : groups) {
+    const double bytes = static_cast<double>(group->bytes);
+    const double members = static_cast<double>(group->members.size());
+    const bool relays = group->CanRelay();
+    can_relay |= relays;
+    AddSent(*group, members, sent);
+    AddSent(*group, relays ? 1 : members, sent_once);
+    for (Rank member : group->members) {
+      received[member] += bytes;
+      received_once[member] += relays ? bytes / members : bytes;
+    }
   }
-  const double sent_once = Largest(load.sent_once);
+  if (!can_relay) return false;
+  const double all = Largest(received);
+  const double peer = module.topology.peer_bytes_per_second;
+  const double round = module.RoundSeconds(Route::kPeer);
+  if (route == Route::kNetwork) {
+    const double once = Largest(received_once);
+    const double network = module.topology.network_bytes_per_second;
+    const double relayed = once / network + (all - once) / peer;
+    return (relayed + round) * kGain <= all / network;
+  }
   // A relay that shares its GPU with a source shares its link as well.
-  const double busiest =
-      topology.colocated ? sent_once + received : std::max(sent_once, received);
-  return (busiest / peer + kRoundSeconds) * kGain <= Largest(load.sent) / peer;
+  const double busiest = module.topology.colocated
+                             ? Largest(sent_once) + all
+                             : std::max(Largest(sent_once), all);
+  return (busiest / peer + round) * kGain <= Largest(sent) / peer;
+}
+
+void ChooseInsideHosts(const Module& module, std::vector<Group>& groups) {
+  std::map<std::pair<int32_t, Route>, std::vector<Group*>> together;
+  for (Group& group : groups) {
+    together[{group.host, group.route}].push_back(&group);
+  }
+  for (const auto& [key, of_host] : together) {
+    if (!IsFasterInside(module, key.second, of_host)) continue;
+    for (Group* group : of_host) group->relays = group->CanRelay();
+  }
+}
+
+// By whom wants them. Without those that are too small.
+using SpreadsByReceivers =
+    std::map<std::vector<std::vector<Rank>>, std::vector<Spread>>;
+
+SpreadsByReceivers ListSpreads(absl::Span<const Group> groups) {
+  SpreadsByReceivers spreads;
+  int64_t total = 0;
+  for (size_t begin = 0; begin < groups.size();) {
+    Spread spread;
+    std::vector<std::vector<Rank>> receivers;
+    const size_t piece = groups[begin].piece;
+    for (; begin < groups.size() && groups[begin].piece == piece; ++begin) {
+      const Group& group = groups[begin];
+      if (group.route != Route::kNetwork || group.casts) continue;
+      if (!group.relays && group.members.size() > 1) continue;
+      spread.push_back(&group);
+      receivers.push_back(group.members);
+    }
+    if (spread.size() < 2) continue;
+    total += spread.front()->bytes;
+    spreads[receivers].push_back(std::move(spread));
+  }
+  std::erase_if(spreads, [&](const auto& of_receivers) {
+    int64_t bytes = 0;
+    for (const Spread& spread : of_receivers.second) {
+      bytes += spread.front()->bytes;
+    }
+    return bytes < total / kSmallPart;
+  });
+  return spreads;
+}
+
+// Whether hosts should pass on to each other what they are sent over the
+// network: when the busiest sender has more to do than the busiest receiver,
+// which relays while it receives.
+bool IsFasterBetween(const Module& module, absl::Span<const Group> groups,
+                     const SpreadsByReceivers& spreads) {
+  std::set<const Group*> is_spread;
+  BytesByRank sent, sent_once, received;
+  for (const auto& [receivers, of_receivers] : spreads) {
+    for (const Spread& spread : of_receivers) {
+      AddSent(*spread.front(), 1, sent_once);
+      is_spread.insert(spread.begin(), spread.end());
+    }
+  }
+  for (const Group& group : groups) {
+    if (group.route != Route::kNetwork) continue;
+    AddSent(group, group.Copies(), sent);
+    if (!is_spread.contains(&group)) {
+      AddSent(group, group.Copies(), sent_once);
+    }
+    for (Rank member : group.members) {
+      received[member] += static_cast<double>(group.bytes) * group.Copies() /
+                          static_cast<double>(group.members.size());
+    }
+  }
+  const double network = module.topology.network_bytes_per_second;
+  const double busiest = std::max(Largest(sent_once), Largest(received));
+  return (busiest / network + module.RoundSeconds(Route::kNetwork)) * kGain <=
+         Largest(sent) / network;
+}
+
+// A way from a source to all receivers of a piece.
+struct Lane {
+  Rank receiver{};  // the one that a source feeds
+  std::vector<Relay> relays;
+};
+
+// One lane begins at each receiver of each host. It leads to one receiver of
+// every other host, and from there to the others of that host.
+std::vector<Lane> LanesOf(absl::Span<const std::vector<Rank>> hosts) {
+  std::vector<Lane> lanes;
+  for (size_t host = 0; host < hosts.size(); ++host) {
+    for (size_t i = 0; i < hosts[host].size(); ++i) {
+      Lane& lane = lanes.emplace_back();
+      lane.receiver = hosts[host][i];
+      std::vector<Relay> inside;
+      for (size_t next = 0; next < hosts.size(); ++next) {
+        // Lanes go round the hosts from different ones on.
+        const std::vector<Rank>& members = hosts[(host + next) % hosts.size()];
+        const Rank first = members[i % members.size()];
+        if (next > 0) lane.relays.push_back({lane.receiver, first});
+        for (Rank member : members) {
+          if (member != first) inside.push_back({first, member});
+        }
+      }
+      lane.relays.insert(lane.relays.end(), inside.begin(), inside.end());
+    }
+  }
+  return lanes;
 }
 
 // Cuts `box` into at most `count` stripes of nearly equal size.
@@ -167,87 +280,119 @@ std::vector<Box> Stripes(const Box& box, int64_t count) {
   return stripes;
 }
 
-// Hands the pieces of a host's groups out to their members.
-class Distributor {
- public:
-  explicit Distributor(Module& module) : module_(module) {}
-
-  // Appends to `pieces_of[group.piece]` what the members are given. The members
-  // leave the piece's destinations.
-  void Distribute(const std::vector<Group>& groups,
-                  std::vector<std::vector<Piece>>& pieces_of);
-
- private:
-  void Give(const Group& group, const Box& box, std::vector<Piece>& pieces);
-
-  Module& module_;
-  std::map<Rank, int64_t> load_;  // bytes that a member is to relay
+// A piece to hand out, and its receivers, by host.
+struct Share {
+  size_t piece = 0;
+  int64_t bytes = 0;
+  std::vector<std::vector<Rank>> hosts;
 };
 
-// To the member that has least to relay.
-void Distributor::Give(const Group& group, const Box& box,
-                       std::vector<Piece>& pieces) {
-  const Rank member =
-      *std::min_element(group.members.begin(), group.members.end(),
-                        [&](Rank a, Rank b) { return load_[a] < load_[b]; });
-  Piece piece = module_.pieces[group.piece];
-  piece.box = box;
-  piece.destinations = {member};
-  piece.relay_destinations.clear();
-  for (Rank other : group.members) {
-    if (other != member) piece.relay_destinations.push_back(other);
-  }
-  load_[member] += module_.WireBytes(piece) *
-                   static_cast<int64_t>(piece.relay_destinations.size());
-  pieces.push_back(std::move(piece));
-}
+// Hands pieces out to the lanes of their receivers.
+class Distributor {
+ public:
+  explicit Distributor(Module& module)
+      : module_(module), pieces_of_(module.pieces.size()) {}
 
-void Distributor::Distribute(const std::vector<Group>& groups,
-                             std::vector<std::vector<Piece>>& pieces_of) {
-  int64_t total = 0;
-  for (const Group& group : groups) {
-    if (group.CanRelay()) total += group.bytes;
-  }
-  // The small ones level what the large ones leave uneven.
-  for (const bool whole : {false, true}) {
-    for (const Group& group : groups) {
-      if (!group.CanRelay()) continue;
-      if ((group.bytes < total / kWholePieces) != whole) continue;
-      Piece& piece = module_.pieces[group.piece];
-      const auto count = static_cast<int64_t>(group.members.size());
-      for (const Box& box : Stripes(piece.box, whole ? 1 : count)) {
-        Give(group, box, pieces_of[group.piece]);
-      }
-      std::vector<Rank> rest;
-      std::set_difference(piece.destinations.begin(), piece.destinations.end(),
-                          group.members.begin(), group.members.end(),
-                          std::back_inserter(rest));
-      piece.destinations = std::move(rest);
+  // The receivers leave the destinations of the pieces.
+  void HandOut(absl::Span<const Share> together);
+  // Puts what was handed out into the module.
+  void Finish();
+
+ private:
+  void Give(size_t piece, const Box& box, const std::vector<Lane>& lanes);
+  void RemoveReceivers(const Share& share);
+
+  Module& module_;
+  std::vector<std::vector<Piece>> pieces_of_;  // by the piece that was cut
+  std::map<Rank, int64_t> load_;  // bytes that a lane's first receiver relays
+};
+
+// To the lane whose first receiver has least to relay.
+void Distributor::Give(size_t piece, const Box& box,
+                       const std::vector<Lane>& lanes) {
+  const Lane& lane = *std::min_element(
+      lanes.begin(), lanes.end(), [&](const Lane& a, const Lane& b) {
+        return load_[a.receiver] < load_[b.receiver];
+      });
+  Piece& given = pieces_of_[piece].emplace_back(module_.pieces[piece]);
+  given.box = box;
+  given.destinations = {lane.receiver};
+  given.relays = lane.relays;
+  for (const Relay& relay : lane.relays) {
+    if (relay.sender == lane.receiver) {
+      load_[lane.receiver] += module_.WireBytes(given);
     }
   }
+}
+
+void Distributor::RemoveReceivers(const Share& share) {
+  std::vector<Rank>& destinations = module_.pieces[share.piece].destinations;
+  for (const std::vector<Rank>& members : share.hosts) {
+    std::vector<Rank> rest;
+    std::set_difference(destinations.begin(), destinations.end(),
+                        members.begin(), members.end(),
+                        std::back_inserter(rest));
+    destinations = std::move(rest);
+  }
+}
+
+void Distributor::HandOut(absl::Span<const Share> together) {
+  int64_t total = 0;
+  for (const Share& share : together) total += share.bytes;
+  // The small ones level what the large ones leave uneven.
+  for (const bool whole : {false, true}) {
+    for (const Share& share : together) {
+      if ((share.bytes < total / kWholePieces) != whole) continue;
+      const std::vector<Lane> lanes = LanesOf(share.hosts);
+      const int64_t count = whole ? 1 : static_cast<int64_t>(lanes.size());
+      for (const Box& box : Stripes(module_.pieces[share.piece].box, count)) {
+        Give(share.piece, box, lanes);
+      }
+      RemoveReceivers(share);
+    }
+  }
+}
+
+void Distributor::Finish() {
+  std::vector<Piece> pieces;
+  for (size_t i = 0; i < pieces_of_.size(); ++i) {
+    if (!module_.pieces[i].destinations.empty()) {
+      pieces.push_back(std::move(module_.pieces[i]));
+    }
+    for (Piece& piece : pieces_of_[i]) pieces.push_back(std::move(piece));
+  }
+  module_.pieces = std::move(pieces);
 }
 
 }  // namespace
 
 absl::Status FanOut(const PassOptions&, Module& module) {
-  if (!module.limits.relays ||
-      module.MechanismOf(Route::kPeer) != Mechanism::kDirect) {
-    return absl::OkStatus();
-  }
-  std::vector<std::vector<Piece>> pieces_of(module.pieces.size());
+  if (!module.limits.relays) return absl::OkStatus();
+  std::vector<Group> groups = ListGroups(module);
+  ChooseInsideHosts(module, groups);
+  SpreadsByReceivers spreads = ListSpreads(groups);
+  if (!IsFasterBetween(module, groups, spreads)) spreads.clear();
+
   Distributor distributor(module);
-  for (auto& [key, groups] : ListGroups(module)) {
-    if (!IsFaster(module.topology, key.second, LoadOf(groups))) continue;
-    distributor.Distribute(groups, pieces_of);
-  }
-  std::vector<Piece> pieces;
-  for (size_t i = 0; i < pieces_of.size(); ++i) {
-    if (!module.pieces[i].destinations.empty()) {
-      pieces.push_back(std::move(module.pieces[i]));
+  std::set<const Group*> is_spread;
+  for (const auto& [receivers, of_receivers] : spreads) {
+    std::vector<Share> shares;
+    for (const Spread& spread : of_receivers) {
+      is_spread.insert(spread.begin(), spread.end());
+      shares.push_back({.piece = spread.front()->piece,
+                        .bytes = spread.front()->bytes,
+                        .hosts = receivers});
     }
-    for (Piece& piece : pieces_of[i]) pieces.push_back(std::move(piece));
+    distributor.HandOut(shares);
   }
-  module.pieces = std::move(pieces);
+  std::map<std::pair<int32_t, Route>, std::vector<Share>> inside;
+  for (const Group& group : groups) {
+    if (!group.relays || is_spread.contains(&group)) continue;
+    inside[{group.host, group.route}].push_back(
+        {.piece = group.piece, .bytes = group.bytes, .hosts = {group.members}});
+  }
+  for (const auto& [key, shares] : inside) distributor.HandOut(shares);
+  distributor.Finish();
   return absl::OkStatus();
 }
 

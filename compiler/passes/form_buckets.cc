@@ -104,12 +104,15 @@ constexpr int64_t kStepsMax = 32;
 // A stream of less than this part of what the busiest rank moves is not cut.
 constexpr int64_t kUncutPart = 256;
 
-// Pieces that a source gives one receiver, which relays them all to `relays`.
+// As small as a job may ask for buckets to be.
+constexpr int64_t kRelayedBytesMin = 4096;
+
+// Pieces that a source gives one receiver, and that `relays` pass on.
 struct Stream {
   Rank source{};
   Rank receiver{};
   Route route = Route::kUnspecified;
-  std::vector<Rank> relays;
+  std::vector<Relay> relays;
   std::vector<PieceId> pieces;
 };
 
@@ -131,6 +134,14 @@ class Former {
                            int64_t bucket_bytes);
   void Send(Rank source, Rank destination, const PackedPieces& packed,
             const Message& like);
+  // Whether staged rounds pass on what the stream brings: their messages have
+  // the contents of its own.
+  bool IsRelayedInStages(const Stream& stream) const;
+  // The bytes of a bucket of streams by `route` that are relayed in stages. A
+  // stream that a receiver passes on to n others ends n messages after it
+  // began, so that short messages make short ends, and cost rounds.
+  int64_t RelayedBucketBytes(const std::vector<Stream>& streams,
+                             Route route) const;
   void FormDirect(int32_t wave, const std::vector<Stream>& streams);
   void FormStaged(int32_t wave, const std::vector<Stream>& streams);
 
@@ -195,9 +206,9 @@ int64_t Former::CountSteps(const std::vector<Stream>& streams,
     relays |= !stream.relays.empty();
     sent[IndexOf(stream.source)] += bytes;
     received[IndexOf(stream.receiver)] += bytes;
-    for (Rank relay : stream.relays) {
-      sent[IndexOf(stream.receiver)] += bytes;
-      received[IndexOf(relay)] += bytes;
+    for (const Relay& relay : stream.relays) {
+      sent[IndexOf(relay.sender)] += bytes;
+      received[IndexOf(relay.receiver)] += bytes;
     }
   }
   busiest_bytes = std::max(*std::max_element(sent.begin(), sent.end()),
@@ -205,8 +216,40 @@ int64_t Former::CountSteps(const std::vector<Stream>& streams,
   if (!relays) return 1;
   const double seconds = static_cast<double>(busiest_bytes) /
                          module_.topology.peer_bytes_per_second;
-  return std::clamp<int64_t>(std::llround(std::sqrt(seconds / kRoundSeconds)),
-                             1, kStepsMax);
+  return std::clamp<int64_t>(
+      std::llround(std::sqrt(seconds / kDirectRoundSeconds)), 1, kStepsMax);
+}
+
+bool Former::IsRelayedInStages(const Stream& stream) const {
+  return std::any_of(
+      stream.relays.begin(), stream.relays.end(),
+      [&](const Relay& relay) { return module_.IsStaged(relay); });
+}
+
+int64_t Former::RelayedBucketBytes(const std::vector<Stream>& streams,
+                                   Route route) const {
+  const size_t world = static_cast<size_t>(module_.world_size());
+  std::vector<int64_t> received(world, 0);
+  int64_t turns = 1;
+  for (const Stream& stream : streams) {
+    if (stream.route != route || !IsRelayedInStages(stream)) continue;
+    const int64_t bytes = BytesOf(stream.pieces);
+    received[IndexOf(stream.receiver)] += bytes;
+    int64_t of_receiver = 1;
+    for (const Relay& relay : stream.relays) {
+      if (module_.RouteBetween(relay.sender, relay.receiver) != route) continue;
+      received[IndexOf(relay.receiver)] += bytes;
+      if (relay.sender == stream.receiver) ++of_receiver;
+    }
+    turns = std::max(turns, of_receiver);
+  }
+  const int64_t busiest = *std::max_element(received.begin(), received.end());
+  const double seconds =
+      static_cast<double>(busiest) / module_.topology.BytesPerSecond(route);
+  const int64_t messages = std::llround(
+      std::sqrt(static_cast<double>(turns) * seconds / kStagedRoundSeconds));
+  return std::clamp(busiest / std::max<int64_t>(messages, 1),
+                    kRelayedBytesMin, module_.limits.bucket_bytes);
 }
 
 void Former::FormDirect(int32_t wave, const std::vector<Stream>& streams) {
@@ -219,39 +262,52 @@ void Former::FormDirect(int32_t wave, const std::vector<Stream>& streams) {
     const PackedPieces& packed =
         Pack(stream.pieces, cut ? EvenBytes(bytes, steps) : kNoLimit);
     Send(stream.source, stream.receiver, packed, {.wave = wave});
-    for (Rank relay : stream.relays) {
-      Send(stream.receiver, relay, packed,
+    for (const Relay& relay : stream.relays) {
+      Send(relay.sender, relay.receiver, packed,
            {.wave = wave, .step = 1, .relayed_from = Route::kPeer});
     }
   }
 }
 
 void Former::FormStaged(int32_t wave, const std::vector<Stream>& streams) {
-  const int64_t limit = module_.limits.bucket_bytes;
-  // All of a pair's streams share its buckets.
+  const int64_t peer_bytes = RelayedBucketBytes(streams, Route::kPeer);
+  const int64_t network_bytes = RelayedBucketBytes(streams, Route::kNetwork);
+  const auto pack = [&](const std::vector<PieceId>& pieces, int64_t most) {
+    const int64_t bytes = BytesOf(pieces);
+    return Pack(pieces,
+                std::min(most, EvenBytes(bytes, (bytes + most - 1) / most)));
+  };
   for (size_t begin = 0; begin < streams.size();) {
-    std::vector<PieceId> pieces;
-    size_t end = begin;
-    for (;
-         end < streams.size() && streams[end].source == streams[begin].source &&
-         streams[end].receiver == streams[begin].receiver;
-         ++end) {
-      const Stream& stream = streams[end];
-      pieces.insert(pieces.end(), stream.pieces.begin(), stream.pieces.end());
-      if (stream.relays.empty()) continue;
-      const PackedPieces& relayed = Pack(stream.pieces, kNoLimit);
-      for (Rank relay : stream.relays) {
-        Send(stream.receiver, relay, relayed,
-             {.wave = wave, .relayed_from = Route::kNetwork});
+    const Rank source = streams[begin].source;
+    const Rank receiver = streams[begin].receiver;
+    std::vector<PieceId> pieces;  // share the pair's buckets
+    for (; begin < streams.size() && streams[begin].source == source &&
+           streams[begin].receiver == receiver;
+         ++begin) {
+      const Stream& stream = streams[begin];
+      const Message relayed = {.wave = wave, .relayed_from = stream.route};
+      if (!IsRelayedInStages(stream)) {
+        pieces.insert(pieces.end(), stream.pieces.begin(), stream.pieces.end());
+      } else {
+        const PackedPieces packed =
+            pack(stream.pieces,
+                 stream.route == Route::kPeer ? peer_bytes : network_bytes);
+        Send(source, receiver, packed, {.wave = wave});
+        for (const Relay& relay : stream.relays) {
+          if (!module_.IsStaged(relay)) continue;
+          Send(relay.sender, relay.receiver, packed, relayed);
+        }
+      }
+      for (const Relay& relay : stream.relays) {
+        if (module_.IsStaged(relay)) continue;
+        Send(relay.sender, relay.receiver, Pack(stream.pieces, kNoLimit),
+             relayed);
       }
     }
+    if (pieces.empty()) continue;
     std::sort(pieces.begin(), pieces.end());
-    const int64_t bytes = BytesOf(pieces);
-    const PackedPieces& packed = Pack(
-        pieces, std::min(limit, EvenBytes(bytes, (bytes + limit - 1) / limit)));
-    Send(streams[begin].source, streams[begin].receiver, packed,
+    Send(source, receiver, pack(pieces, module_.limits.bucket_bytes),
          {.wave = wave});
-    begin = end;
   }
 }
 
@@ -263,16 +319,19 @@ void Former::Form() {
   for (size_t begin = 0; begin < transfers.size();) {
     const Rank source = transfers[begin].source;
     const Rank receiver = transfers[begin].destination;
-    std::map<std::pair<int32_t, std::vector<Rank>>, std::vector<PieceId>>
+    if (module_.IsRelay(source)) {  // formed with what feeds it
+      ++begin;
+      continue;
+    }
+    std::map<std::pair<int32_t, std::vector<Relay>>, std::vector<PieceId>>
         by_relays;  // and by wave
     for (; begin < transfers.size() && transfers[begin].source == source &&
            transfers[begin].destination == receiver;
          ++begin) {
       const PieceId id = transfers[begin].piece;
       const Piece& piece = module_.piece(id);
-      by_relays[{piece.wave, piece.relay_destinations}].push_back(id);
+      by_relays[{piece.wave, piece.relays}].push_back(id);
     }
-    if (module_.IsRelay(source)) continue;  // with what feeds them
     const Route route = module_.RouteBetween(source, receiver);
     const Mechanism mechanism = module_.MechanismOf(route);
     for (auto& [key, pieces] : by_relays) {

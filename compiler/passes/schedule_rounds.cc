@@ -4,17 +4,25 @@
 #include <limits>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
-#include "absl/strings/str_format.h"
+#include "absl/container/flat_hash_map.h"
 #include "compiler/passes/passes.h"
 #include "plan/plan_file.h"
 
 namespace refit {
 namespace {
 
+// What is relayed is packed this many rounds after the one that brings it, so
+// that it can be unpacked and packed again while another round is on the wire.
+constexpr int32_t kRelayRounds = 2;
+
+enum Direction : uint8_t { kSends = 0, kReceives = 1 };
+
 // What one rank has in one round so far.
 struct RankRound {
   int64_t staging_bytes = 0;
+  std::array<int64_t, 2> bytes = {};  // by direction
   int32_t operations = 0;
 };
 
@@ -35,8 +43,12 @@ class Scheduler {
         ranks_(static_cast<size_t>(world_size)) {}
 
   // `messages` will be placed next, in rounds after all rounds so far.
-  void StartRoute(const std::vector<Message*>& messages);
-  void Place(Message& message);
+  // `both_ways`: sends and receives of a rank have half of its staging each.
+  // Where ranks relay they are to do both in every round; senders that feed
+  // them two messages a round would only make its receivers wait.
+  void StartRoute(const std::vector<Message*>& messages, bool both_ways);
+  // In round `not_before` or a later one.
+  void Place(Message& message, int32_t not_before = 0);
   // `messages` are the next rounds, one for each step: they need neither
   // staging nor operations.
   void PlaceDirect(const std::vector<Message*>& messages);
@@ -53,74 +65,92 @@ class Scheduler {
   };
   struct RankState {
     std::vector<RankRound> rounds;
-    std::array<OpenRounds, kSizeClasses> open;
+    std::array<std::array<OpenRounds, kSizeClasses>, 2> open;  // by direction
     int64_t slot_bytes = 0;  // the most staging of one round
   };
 
-  RankRound& At(RankState& rank, int32_t round) {
-    const size_t index = static_cast<size_t>(round);
-    if (rank.rounds.size() <= index) rank.rounds.resize(index + 1);
-    return rank.rounds[index];
+  OpenRounds& OpenOf(Rank rank, Direction direction, int64_t size_bytes) {
+    return ranks_[IndexOf(rank)].open[direction][SizeClass(size_bytes)];
   }
-  bool Fits(const RankRound& at, int64_t size_bytes) const {
+  RankRound& At(Rank rank, int32_t round) {
+    std::vector<RankRound>& rounds = ranks_[IndexOf(rank)].rounds;
+    const size_t index = static_cast<size_t>(round);
+    if (rounds.size() <= index) rounds.resize(index + 1);
+    return rounds[index];
+  }
+  bool Fits(const RankRound& at, Direction direction,
+            int64_t size_bytes) const {
     return at.operations < limits_.operations_per_round &&
-           at.staging_bytes + size_bytes <= slot_bytes_max_;
+           at.staging_bytes + size_bytes <= slot_bytes_max_ &&
+           at.bytes[direction] + size_bytes <= direction_bytes_max_;
   }
   // The first round in which the rank may have room. Rounds only fill up, so
   // what was found full is never looked at again.
-  int32_t FirstOpen(RankState& rank, int64_t size_bytes);
-  int64_t Take(RankState& rank, int32_t round, int64_t size_bytes);
+  int32_t FirstOpen(Rank rank, Direction direction, int64_t size_bytes);
+  // The offset of the message in the rank's slot.
+  int64_t Take(Rank rank, Direction direction, const Message& message);
 
   const Limits& limits_;
   int64_t slot_bytes_max_;
+  int64_t direction_bytes_max_ = 0;
   std::vector<RankState> ranks_;
   int32_t round_count_ = 0;
 };
 
-void Scheduler::StartRoute(const std::vector<Message*>& messages) {
-  for (RankState& rank : ranks_) rank.open.fill({.first = round_count_});
+void Scheduler::StartRoute(const std::vector<Message*>& messages,
+                           bool both_ways) {
+  direction_bytes_max_ =
+      both_ways ? std::max(limits_.bucket_bytes, slot_bytes_max_ / 2)
+                : slot_bytes_max_;
+  for (RankState& rank : ranks_) {
+    for (auto& open : rank.open) open.fill({.first = round_count_});
+  }
   for (const Message* message : messages) {
-    for (Rank rank : {message->source, message->destination}) {
-      int64_t& smallest = ranks_[IndexOf(rank)]
-                              .open[SizeClass(message->size_bytes)]
-                              .smallest_bytes;
-      smallest = std::min(smallest, message->size_bytes);
+    const int64_t bytes = message->size_bytes;
+    for (OpenRounds* open : {&OpenOf(message->source, kSends, bytes),
+                             &OpenOf(message->destination, kReceives, bytes)}) {
+      open->smallest_bytes = std::min(open->smallest_bytes, bytes);
     }
   }
 }
 
-int32_t Scheduler::FirstOpen(RankState& rank, int64_t size_bytes) {
-  OpenRounds& open = rank.open[SizeClass(size_bytes)];
-  while (open.first < static_cast<int32_t>(rank.rounds.size()) &&
-         !Fits(rank.rounds[static_cast<size_t>(open.first)],
+int32_t Scheduler::FirstOpen(Rank rank, Direction direction,
+                             int64_t size_bytes) {
+  const std::vector<RankRound>& rounds = ranks_[IndexOf(rank)].rounds;
+  OpenRounds& open = OpenOf(rank, direction, size_bytes);
+  while (open.first < static_cast<int32_t>(rounds.size()) &&
+         !Fits(rounds[static_cast<size_t>(open.first)], direction,
                open.smallest_bytes)) {
     ++open.first;
   }
   return open.first;
 }
 
-int64_t Scheduler::Take(RankState& rank, int32_t round, int64_t size_bytes) {
-  RankRound& at = At(rank, round);
+int64_t Scheduler::Take(Rank rank, Direction direction,
+                        const Message& message) {
+  RankState& state = ranks_[IndexOf(rank)];
+  RankRound& at = At(rank, message.round);
   const int64_t offset = at.staging_bytes;
-  at.staging_bytes += AlignStaging(size_bytes);
+  at.staging_bytes += AlignStaging(message.size_bytes);
+  at.bytes[direction] += AlignStaging(message.size_bytes);
   at.operations += 1;
-  rank.slot_bytes = std::max(rank.slot_bytes, at.staging_bytes);
+  state.slot_bytes = std::max(state.slot_bytes, at.staging_bytes);
   return offset;
 }
 
-void Scheduler::Place(Message& message) {
-  RankState& source = ranks_[IndexOf(message.source)];
-  RankState& destination = ranks_[IndexOf(message.destination)];
-  int32_t round = std::max(FirstOpen(source, message.size_bytes),
-                           FirstOpen(destination, message.size_bytes));
-  while (!Fits(At(source, round), message.size_bytes) ||
-         !Fits(At(destination, round), message.size_bytes)) {
+void Scheduler::Place(Message& message, int32_t not_before) {
+  const int64_t bytes = message.size_bytes;
+  int32_t round =
+      std::max({not_before, FirstOpen(message.source, kSends, bytes),
+                FirstOpen(message.destination, kReceives, bytes)});
+  while (!Fits(At(message.source, round), kSends, bytes) ||
+         !Fits(At(message.destination, round), kReceives, bytes)) {
     ++round;
   }
   message.round = round;
-  message.source_staging_offset = Take(source, round, message.size_bytes);
+  message.source_staging_offset = Take(message.source, kSends, message);
   message.destination_staging_offset =
-      Take(destination, round, message.size_bytes);
+      Take(message.destination, kReceives, message);
   round_count_ = std::max(round_count_, round + 1);
 }
 
@@ -181,12 +211,99 @@ void SortByShift(const Module& module, std::vector<Message*>& messages) {
   for (size_t i = 0; i < keyed.size(); ++i) messages[i] = keyed[i].message;
 }
 
+// The staged messages of a wave that are passed on in stages: what a rank
+// receives with some contents, it sends with the same.
+class Relayed {
+ public:
+  explicit Relayed(const std::vector<Message*>& of_wave);
+
+  // Of a relay: the message that brings its sender the contents. Otherwise
+  // null.
+  const Message* FedBy(const Message& message) const {
+    return IsRelay(message) ? feeds_.at({message.contents, message.source})
+                            : nullptr;
+  }
+  bool Feeds(const Message& message) const {
+    return feeds_.contains({message.contents, message.destination});
+  }
+
+ private:
+  static bool IsRelay(const Message& message) {
+    return message.mechanism == Mechanism::kStaged &&
+           message.relayed_from != Route::kUnspecified;
+  }
+
+  absl::flat_hash_map<std::pair<int32_t, Rank>, const Message*> feeds_;
+};
+
+Relayed::Relayed(const std::vector<Message*>& of_wave) {
+  for (const Message* message : of_wave) {
+    if (IsRelay(*message)) {
+      feeds_[{message->contents, message->source}] = nullptr;
+    }
+  }
+  if (feeds_.empty()) return;
+  for (const Message* message : of_wave) {
+    if (message->mechanism != Mechanism::kStaged) continue;
+    const auto feed = feeds_.find({message->contents, message->destination});
+    if (feed != feeds_.end()) feed->second = message;
+  }
+}
+
+// By their place among the messages of their pair: all receivers get their
+// first message before any gets its second.
+void SortByTurn(std::vector<Message*>& messages) {
+  absl::flat_hash_map<std::pair<Rank, Rank>, int32_t> count;
+  std::vector<std::pair<int32_t, Message*>> turns;
+  turns.reserve(messages.size());
+  for (Message* message : messages) {
+    turns.push_back(
+        {count[{message->source, message->destination}]++, message});
+  }
+  std::stable_sort(
+      turns.begin(), turns.end(),
+      [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (size_t i = 0; i < turns.size(); ++i) messages[i] = turns[i].second;
+}
+
+// Those that are passed on come first, so that relays have their part early;
+// then the relays, in the order in which their contents arrive; what nobody
+// passes on fills the room that is left.
+void PlaceStaged(const Module& module, std::vector<Message*> messages,
+                 const Relayed& relayed, Scheduler& scheduler) {
+  SortByShift(module, messages);
+  const auto feeds_end = std::stable_partition(
+      messages.begin(), messages.end(), [&](const Message* message) {
+        return relayed.Feeds(*message) && relayed.FedBy(*message) == nullptr;
+      });
+  const auto relays_end = std::stable_partition(
+      feeds_end, messages.end(), [&](const Message* message) {
+        return relayed.FedBy(*message) != nullptr;
+      });
+  std::vector<Message*> feeds(messages.begin(), feeds_end);
+  std::vector<Message*> relays(feeds_end, relays_end);
+  scheduler.StartRoute(messages, !relays.empty());
+  SortByTurn(feeds);
+  for (Message* message : feeds) scheduler.Place(*message);
+  std::stable_sort(relays.begin(), relays.end(),
+                   [&](const Message* a, const Message* b) {
+                     return relayed.FedBy(*a)->round < relayed.FedBy(*b)->round;
+                   });
+  for (Message* message : relays) {
+    scheduler.Place(*message, relayed.FedBy(*message)->round + kRelayRounds);
+  }
+  for (auto other = relays_end; other != messages.end(); ++other) {
+    scheduler.Place(**other);
+  }
+}
+
 // Places the messages of one wave, in rounds after all so far.
 void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
                Scheduler& scheduler) {
+  const Relayed relayed(of_wave);
   // One route after the other: a round is one group on one communicator, and
   // only one communicator is in use at a time. What the network brought is
-  // relayed when all of it is there.
+  // relayed inside hosts when all of it is there.
   const std::array<std::pair<Route, bool>, 4> order = {
       {{Route::kLocal, false},
        {Route::kPeer, false},
@@ -195,7 +312,8 @@ void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
   for (const auto& [route, after_network] : order) {
     std::vector<Message*> messages;
     for (Message* message : of_wave) {
-      const bool last = message->relayed_from == Route::kNetwork;
+      const bool last = message->route == Route::kPeer &&
+                        message->relayed_from == Route::kNetwork;
       if (message->route == route && last == after_network) {
         messages.push_back(message);
       }
@@ -205,9 +323,7 @@ void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
     if (mechanism == Mechanism::kDirect) {
       scheduler.PlaceDirect(messages);
     } else {
-      SortByShift(module, messages);
-      scheduler.StartRoute(messages);
-      for (Message* message : messages) scheduler.Place(*message);
+      PlaceStaged(module, std::move(messages), relayed, scheduler);
     }
     module.rounds.resize(static_cast<size_t>(scheduler.round_count()),
                          {.route = route, .mechanism = mechanism});

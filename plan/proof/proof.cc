@@ -17,8 +17,9 @@
 //                      addressed in its rounds only)
 //   4 matched messages MatchMessages, CheckLimits (order). Rounds are issued
 //                      in order, one group or one set of direct stores each;
-//                      a relay sends in direct rounds alone, and what it sends
-//                      is there before the round: nothing closes a cycle.
+//                      what a relay sends is there before the round, so that
+//                      it waits for earlier rounds alone: nothing closes a
+//                      cycle.
 //   5 round limits     CheckLimits
 //   6 well formed      the door (digests, dtypes), CheckDeclarations,
 //                      CheckNames, CheckSourceDTypes, BufferFacts::flaw

@@ -88,12 +88,6 @@ void CheckPair(const fb::Body& body, const End& send, const End& recv,
           "rank %d stores directly into memory of another host", recv.source);
     });
   }
-  if (recv.source >= body.source_ranks() && !IsDirect(body, recv.round)) {
-    violations.Report(site, Invariant::kMatchedMessages, [&] {
-      return absl::StrFormat(
-          "rank %d, a destination rank, sends in a staged round", recv.source);
-    });
-  }
 }
 
 // Lists the ends of all messages; reports those on the wrong side: source ranks

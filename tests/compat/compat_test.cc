@@ -166,6 +166,23 @@ const OldPlan kOldPlans[] = {
      .messages = 27,
      .destination_elements = 15400,
      .skipped_bytes = 0},
+    {.name = "1.3/staged-relays",
+     .head = "plan 1.3 features 0x19 body 35c27e2ef8df36bd9630444b3e4ad817 "
+             "inputs e093bfaabb35ceb9be93b4159a160315\n"
+             "ranks source 0 destination 1..5\n"
+             "host 0 ranks 0\n"
+             "host 1 ranks 1..2\n"
+             "host 2 ranks 3..4\n"
+             "host 3 ranks 5\n"
+             "limits bucket 4096 bytes staging 16384 bytes "
+             "slots 2 operations_per_round 32\n"
+             "stats moved 30800 bytes local 0 peer 12320 network 18480 "
+             "relayed 24640\n",
+     .params = 2,
+     .buffers = 2,
+     .messages = 45,
+     .destination_elements = 15400,
+     .skipped_bytes = 0},
 };
 
 class CompatTest : public testing::TestWithParam<OldPlan> {

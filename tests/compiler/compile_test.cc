@@ -276,6 +276,60 @@ TEST(CompileTest, AHostIsSentOnceWhatItsReplicasRelay) {
   EXPECT_EQ(relayed, kFanOutBytes * 3);
 }
 
+// What ranks 1 and up send, by route.
+std::map<fb::Route, uint64_t> RelayedBytes(const PlanFile& plan) {
+  std::map<fb::Route, uint64_t> relayed;
+  for (uint32_t rank = 1; rank < plan.body().programs()->size(); ++rank) {
+    for (const auto& [route, bytes] : SentBytes(plan, rank)) {
+      relayed[route] += bytes;
+    }
+  }
+  return relayed;
+}
+
+TEST(CompileTest, ASourceSendsOnceWhatReplicasRelayInStages) {
+  const PlanFile plan =
+      OpenJob(FanOutJob(3, SlowLinks() + R"(, "options": {"peer": "staged"})"));
+  EXPECT_EQ(SentBytes(plan, 0)[fb::Route::kPeer], kFanOutBytes);
+  EXPECT_EQ(RelayedBytes(plan)[fb::Route::kPeer], kFanOutBytes * 2);
+}
+
+TEST(CompileTest, HostsPassOnToEachOtherWhatASourceSendsOnce) {
+  const PlanFile plan =
+      OpenJob(FanOutJob(3, SlowLinks(R"(, "hosts": [0, 1, 2, 3])")));
+  EXPECT_EQ(SentBytes(plan, 0)[fb::Route::kNetwork], kFanOutBytes);
+  for (uint32_t rank = 1; rank <= 3; ++rank) {
+    EXPECT_NEAR(static_cast<double>(SentBytes(plan, rank)[fb::Route::kNetwork]),
+                kFanOutBytes * 2 / 3, kFanOutBytes / 20)
+        << "rank " << rank;
+  }
+}
+
+TEST(CompileTest, WhatComesFromAnotherHostIsRelayedInTheHost) {
+  const PlanFile plan =
+      OpenJob(FanOutJob(6, SlowLinks(R"(, "hosts": [0, 1, 1, 1, 2, 2, 2])")));
+  EXPECT_EQ(SentBytes(plan, 0)[fb::Route::kNetwork], kFanOutBytes);
+  std::map<fb::Route, uint64_t> relayed = RelayedBytes(plan);
+  EXPECT_EQ(relayed[fb::Route::kNetwork], kFanOutBytes);
+  EXPECT_EQ(relayed[fb::Route::kPeer], 2 * 2 * kFanOutBytes);
+}
+
+// Every rank of the pipeline sends one message and receives one in a round, so
+// that the rounds are hardly more than those that one receiver's bytes need.
+TEST(CompileTest, HostsPassOnWhileTheyReceive) {
+  const PlanFile plan = OpenJob(FanOutJob(
+      4, SlowLinks(R"(, "hosts": [0, 1, 2, 3, 4])") +
+             R"(, "options": {"bucket_bytes": 4096, "staging_bytes": 16384})"));
+  std::map<uint32_t, uint64_t> received_in;  // rounds of rank 1
+  for (const fb::Message* message :
+       *plan.body().programs()->Get(1)->messages()) {
+    if (message->kind() == fb::MessageKind::kRecv) {
+      received_in[message->round()] += message->size_bytes();
+    }
+  }
+  EXPECT_LE(plan.body().rounds()->size(), received_in.size() + 5);
+}
+
 bool UsesRelays(const PlanFile& plan) {
   return (RequiredFeatures(plan.body()) & kFeatureRelays) != 0;
 }
@@ -287,9 +341,6 @@ TEST(CompileTest, NothingIsRelayedThatNeedNotBe) {
   EXPECT_TRUE(relays(FanOutJob(3, SlowLinks())));
   EXPECT_FALSE(relays(
       FanOutJob(3, SlowLinks() + R"(, "options": {"fan_out": "none"})")));
-  EXPECT_FALSE(
-      relays(FanOutJob(3, SlowLinks() + R"(, "options": {"peer": "staged"})")));
-  EXPECT_FALSE(relays(FanOutJob(3, SlowLinks(R"(, "hosts": [0, 1, 2, 3])"))));
   // A round takes longer than such links need for all.
   EXPECT_FALSE(relays(FanOutJob(3, "")));
   // Each receiver has a source of its own.

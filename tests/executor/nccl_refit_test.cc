@@ -3,6 +3,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "tests/executor/fake_nccl/fake_nccl.h"
 #include "tests/executor/nccl_world.h"
 #include "tests/executor/plan_builder.h"
@@ -169,23 +170,47 @@ TEST_F(NcclRefitTest, ReplicasRelayToEachOther) {
   }
 }
 
-// Slow links, so that relays are worth their rounds.
-TEST_F(NcclRefitTest, HostsRelayWhatTheNetworkBrought) {
-  const PlanFile plan = CompiledPlan(R"({
+// One rank's tensors for `replicas`. Slow links, so that relays are worth their
+// rounds.
+PlanFile ReplicasPlan(int replicas, std::string_view topology,
+                      std::string_view options = "{}") {
+  return CompiledPlan(absl::StrFormat(
+      R"({
     "model": {"parameters": [
       {"name": "w", "shape": [960, 16], "dtype": "bf16"},
       {"name": "norm", "shape": [8], "dtype": "bf16"}]},
     "source": {"layout": "generic", "meshes": {"m": {"axes": {"x": 1}}},
       "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
-    "destination": {"layout": "generic", "meshes": {"m": {"axes": {"x": 5}}},
+    "destination": {"layout": "generic", "meshes": {"m": {"axes": {"x": %d}}},
       "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
-    "topology": {"hosts": [0, 0, 0, 1, 1, 1],
+    "topology": {%s
       "peer_gigabytes_per_second": 0.1,
-      "network_gigabytes_per_second": 0.01}})");
+      "network_gigabytes_per_second": 0.01},
+    "options": %s})",
+      replicas, topology, options));
+}
+
+TEST_F(NcclRefitTest, HostsRelayWhatTheNetworkBrought) {
+  const PlanFile plan = ReplicasPlan(5, R"("hosts": [0, 0, 0, 1, 1, 1],)");
   EXPECT_TRUE(Stages(plan));
   EXPECT_TRUE(plan.plan().required_features() & kFeatureRelays);
   fake_nccl_delay(2, 500);
   ExpectRefits(plan);
+}
+
+// A relay packs what it has unpacked, in staging that it has used before.
+TEST_F(NcclRefitTest, ReplicasRelayInStages) {
+  for (const std::string_view topology : {"", R"("hosts": [0, 1, 2, 3, 4, 5],)",
+                                          R"("hosts": [0, 1, 1, 2, 2, 2],)"}) {
+    SCOPED_TRACE(topology);
+    fake_nccl_reset();
+    const PlanFile plan = ReplicasPlan(
+        5, topology,
+        R"({"peer": "staged", "bucket_bytes": 4096, "staging_bytes": 16384})");
+    EXPECT_TRUE(plan.plan().required_features() & kFeatureStagedRelays);
+    fake_nccl_delay(2, 500);
+    ExpectRefits(plan);
+  }
 }
 
 }  // namespace

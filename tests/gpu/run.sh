@@ -14,5 +14,5 @@ for test in cuda_device_test refit_gpu_test; do
   "$bin/$test" --gtest_brief=1
 done
 if [ "$(nvidia-smi -L | wc -l)" -ge 2 ]; then
-  "$(dirname "$0")/two_hosts.sh" "$bin"
+  "$(dirname "$0")/hosts.sh" "$bin"
 fi

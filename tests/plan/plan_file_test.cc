@@ -158,7 +158,7 @@ TEST(PlanDoorTest, ANewerMajorIsRefused) {
       Door(Wrap(SampleBody(), {.format_version = 2 << 16 | 3}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "format version 2.3 is newer than this build's 1.2");
+            "format version 2.3 is newer than this build's 1.3");
 }
 
 TEST(PlanDoorTest, ANewerMinorIsRead) {
@@ -237,9 +237,22 @@ TEST(PlanDoorTest, RelaysWithoutTheirFeatureBitAreRefused) {
             "them (bit 3 of required_features)");
 }
 
+TEST(PlanDoorTest, StagedRelaysOfWhichTheHeaderDoesNotTellAreRefused) {
+  PlanSpec spec = SampleSpec();
+  spec.programs[2].messages.push_back(SendTo(3, 1, 5, 0, 64));
+  const PlanFile plan = OpenSpec(spec);
+  EXPECT_EQ(plan.plan().required_features(), 1 << 3 | 1 << 4);
+  EXPECT_EQ(plan.plan().format_version(), 1 << 16 | 3);
+  const auto* body = plan.plan().body();
+  const std::vector<uint8_t> bytes(body->begin(), body->end());
+  EXPECT_EQ(Door(Wrap(bytes, {.required_features = 1 << 3})).message(),
+            "the plan has staged relays but does not require that executors "
+            "know them (bit 4 of required_features)");
+}
+
 TEST(PlanDoorTest, AMajorThatNeverWasIsRefused) {
   EXPECT_EQ(Door(Wrap(SampleBody(), {.format_version = 7})).message(),
-            "format version 0.7 does not exist; this build reads 1.2");
+            "format version 0.7 does not exist; this build reads 1.3");
 }
 
 TEST(PlanDoorTest, AnUnknownFeatureIsRefused) {

@@ -291,10 +291,6 @@ void Oracle::Schedule() {
       }
       const bool is_send = message.kind() == fb::MessageKind::kSend;
       if (IsSource(is_send ? message.peer() : rank)) Fault("wrong side");
-      if (!IsSource(is_send ? rank : message.peer()) &&
-          !IsDirect(message.round())) {
-        Fault("a staged relay");
-      }
       const size_t apart = std::max<size_t>(rank, message.peer()) -
                            std::min<size_t>(rank, message.peer());
       const fb::Route route =

@@ -574,16 +574,21 @@ TEST(ProofTest, ACastAfterARelayIsNamed) {
             "after it was relayed (invariant 2: right element)");
 }
 
-TEST(ProofTest, ARelayInAStagedRoundIsNamed) {
+TEST(ProofTest, ReplicasMayRelayInStagedRounds) {
   PlanSpec spec = RelaySpec();
   spec.mechanisms[1] = fb::Mechanism::kStaged;
   spec.bucket_bytes = spec.staging_bytes = 64;
   spec.operations_per_round = 8;
   for (PlanSpec::Program& program : spec.programs) program.staging_bytes = 64;
   for (size_t rank : {1, 2}) SetStaging(spec.programs[rank].messages[2], 16);
-  EXPECT_EQ(ViolationOf(spec),
-            "rank 1, round 1: rank 2, a destination rank, sends in a staged "
-            "round (invariant 4: matched messages)");
+  const PlanFile plan = OpenSpec(spec);
+  EXPECT_EQ(plan.plan().required_features(),
+            kFeatureDirectRounds | kFeatureRelays | kFeatureStagedRelays);
+  EXPECT_EQ(plan.plan().format_version(), 1 << 16 | 3);
+  EXPECT_EQ(Prove(plan).violation, "");
+  SetStaging(spec.programs[1].messages[2], 0);
+  EXPECT_NE(ViolationOf(spec).find("invariant 3"), std::string::npos)
+      << ViolationOf(spec);
 }
 
 TEST(ProofTest, ColocatedRanksOnTwoHostsAreNamed) {

@@ -119,11 +119,11 @@ std::string CompileChain(const std::string& job) {
 }
 
 std::string RunChain(const ChainCase& chain) {
-  bool relays = false;
-  return RunChain(chain, relays);
+  uint64_t features = 0;
+  return RunChain(chain, features);
 }
 
-std::string RunChain(const ChainCase& chain, bool& relays) {
+std::string RunChain(const ChainCase& chain, uint64_t& features) {
   Compiled compiled = CompileText(chain.job, chain.files);
   if (!compiled.error.empty()) return compiled.error;
   if (CompileText(chain.job, chain.files).bytes != compiled.bytes) {
@@ -132,7 +132,7 @@ std::string RunChain(const ChainCase& chain, bool& relays) {
   const absl::StatusOr<PlanFile> plan =
       PlanFile::FromBytes(std::move(compiled.bytes));
   if (!plan.ok()) return absl::StrCat("PlanFile: ", plan.status().ToString());
-  relays = (RequiredFeatures(plan->body()) & kFeatureRelays) != 0;
+  features = RequiredFeatures(plan->body());
   const size_t ranks = chain.sources.size() + chain.destinations.size();
   if (plan->source_ranks() != static_cast<int32_t>(chain.sources.size()) ||
       plan->world_size() != static_cast<int32_t>(ranks)) {

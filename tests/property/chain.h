@@ -39,9 +39,9 @@ struct ChainCase {
 
 // Reads, compiles (twice: the bytes must be equal), proves and opens the job's
 // plan, runs all its ranks and compares every destination byte. Returns "" or
-// what went wrong; `relays`: whether destination ranks send.
+// what went wrong; `features`: what the plan requires.
 std::string RunChain(const ChainCase& chain);
-std::string RunChain(const ChainCase& chain, bool& relays);
+std::string RunChain(const ChainCase& chain, uint64_t& features);
 
 // Reads, compiles and proves the job alone.
 std::string CompileChain(const std::string& job);

@@ -133,6 +133,21 @@ const SampleJob kJobs[] = {
               "network_gigabytes_per_second": 0.0005},
  "options": {"bucket_bytes": 4096, "staging_bytes": 16384}})json",
      ""},
+    // Replicas of three hosts that relay in stages, then in the host.
+    {R"json({"model": {"parameters": [
+  {"name": "layers.0.w", "shape": [48, 6], "dtype": "bf16"},
+  {"name": "layers.1.w", "shape": [48, 6], "dtype": "bf16"},
+  {"name": "wide", "shape": [3, 40], "dtype": "fp32"},
+  {"name": "norm", "shape": [3], "dtype": "bf16"}]},
+ "source": {"layout": "generic", "meshes": {"m": {"axes": {"tp": 1}}},
+  "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+ "destination": {"layout": "generic", "meshes": {"m": {"axes": {"dp": 5}}},
+  "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+ "topology": {"hosts": [0, 1, 1, 2, 2, 3],
+              "peer_gigabytes_per_second": 0.005,
+              "network_gigabytes_per_second": 0.0005},
+ "options": {"bucket_bytes": 4096, "staging_bytes": 16384}})json",
+     ""},
     // Attention is quantised at the source, the MLP at the destination, in
     // several windows of both slots.
     {R"({"model": "config.json",

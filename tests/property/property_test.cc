@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "plan/plan_file.h"
 #include "tests/property/chain.h"
 #include "tests/property/draw.h"
 #include "tests/property/family_model.h"
@@ -133,8 +134,8 @@ std::string Quoted(const std::vector<std::string>& words) {
   return absl::StrJoin(quoted, ", ");
 }
 
-// Finishes, runs and checks a job. Whether its plan relays.
-bool RunJob(Draw& draw, uint64_t seed, const DrawnJob& job) {
+// Finishes, runs and checks a job. What features its plan requires.
+uint64_t RunJob(Draw& draw, uint64_t seed, const DrawnJob& job) {
   std::vector<bool> excluded(job.tensors.size(), false);
   const std::vector<std::string> globs =
       DrawExcludes(draw, job.tensors, excluded);
@@ -146,9 +147,9 @@ bool RunJob(Draw& draw, uint64_t seed, const DrawnJob& job) {
       job.model, job.source, job.destination, DrawSchedule(draw, job),
       Quoted(globs));
   FillTensors(seed, job.source_side, job.destination_side, excluded, chain);
-  bool relays = false;
-  const std::string error = RunChain(chain, relays);
-  if (error.empty()) return relays;
+  uint64_t features = 0;
+  const std::string error = RunChain(chain, features);
+  if (error.empty()) return features;
   std::string files;
   for (const auto& [name, text] : job.files) {
     absl::StrAppend(&files, name, ": ", text, "\n");
@@ -157,7 +158,7 @@ bool RunJob(Draw& draw, uint64_t seed, const DrawnJob& job) {
                 << ")\n"
                 << error << "\n"
                 << chain.job << files;
-  return relays;
+  return features;
 }
 
 void ForEachSeed(int64_t default_cases,
@@ -276,6 +277,7 @@ TEST(PropertyTest, GenericSidesReceiveEveryByte) {
 TEST(PropertyTest, ReplicasThatRelayReceiveEveryByte) {
   int64_t cases = 0;
   int64_t relaying = 0;
+  int64_t in_stages = 0;
   ForEachSeed(kReplicaCases, [&](uint64_t seed) {
     Draw draw(seed);
     DrawnJob job;
@@ -294,10 +296,16 @@ TEST(PropertyTest, ReplicasThatRelayReceiveEveryByte) {
     job.source_side = LayOutSide(source, job.tensors);
     job.destination_side = LayOutSide(destination, job.tensors);
     ++cases;
-    relaying += RunJob(draw, seed, job) ? 1 : 0;
+    const uint64_t features = RunJob(draw, seed, job);
+    relaying += (features & kFeatureRelays) != 0 ? 1 : 0;
+    in_stages += (features & kFeatureStagedRelays) != 0 ? 1 : 0;
   });
-  std::cout << relaying << " of " << cases << " plans relay\n";
-  if (cases > 1) EXPECT_GT(relaying, cases / 20);
+  std::cout << relaying << " of " << cases << " plans relay, " << in_stages
+            << " in stages\n";
+  if (cases > 1) {
+    EXPECT_GT(relaying, cases / 20);
+    EXPECT_GT(in_stages, cases / 20);
+  }
 }
 
 // --- frameworks ------------------------------------------------------------
