@@ -150,16 +150,20 @@ absl::Status BodyChecker::CheckPools() {
   return absl::OkStatus();
 }
 
-// Skips, casts and limits.
+// Skips, casts, limits and what the compiler expects.
 absl::Status BodyChecker::CheckDeclarations() {
   const uint32_t skips = body_.skips() == nullptr ? 0 : body_.skips()->size();
   for (uint32_t i = 0; i < skips; ++i) {
-    const fb::SkipReason reason = body_.skips()->Get(i)->reason();
+    const fb::Skip& skip = *body_.skips()->Get(i);
+    const fb::SkipReason reason = skip.reason();
     if (reason == fb::SkipReason::kUnspecified ||
         reason > fb::SkipReason::kUnread) {
       return Bad(absl::StrFormat("skip %u: unknown reason %u", i,
                                  static_cast<uint32_t>(reason)));
     }
+    absl::Status status = CheckUtf8("name", skip.name());
+    status.Update(CheckUtf8("detail", skip.detail()));
+    if (!status.ok()) return At(absl::StrCat("skip ", i), status);
   }
   const uint32_t casts = body_.casts() == nullptr ? 0 : body_.casts()->size();
   for (uint32_t i = 0; i < casts; ++i) {
@@ -176,7 +180,7 @@ absl::Status BodyChecker::CheckDeclarations() {
       limits.staging_bytes() > kLargestSize) {
     return Bad("limits: more than 2^63 bytes");
   }
-  return absl::OkStatus();
+  return CheckUtf8("the binding link", body_.stats()->binding_link());
 }
 
 absl::Status BodyChecker::CheckProgram(uint32_t rank,

@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "plan/dtype.h"
+#include "plan/utf8.h"
 #include "plan_generated.h"
 
 namespace refit {
@@ -23,6 +26,17 @@ inline absl::Status Bad(std::string message) {
 // `status` with its place in front. Places are put together on failure only.
 inline absl::Status At(const std::string& place, const absl::Status& status) {
   return Bad(absl::StrCat(place, ": ", status.message()));
+}
+
+// What is no UTF-8 cannot be shown, nor be a name in a worker's program. `what`
+// is the field; `text` may be absent.
+inline absl::Status CheckUtf8(std::string_view what,
+                              const flatbuffers::String* text) {
+  if (text == nullptr) return absl::OkStatus();
+  const size_t bad = FirstNotUtf8(text->string_view());
+  if (bad == std::string_view::npos) return absl::OkStatus();
+  return Bad(absl::StrFormat("%s is not UTF-8: byte 0x%02x at offset %u", what,
+                             text->Data()[bad], bad));
 }
 
 // The FlatBuffers verifier checks the alignment of a vector's length, not of

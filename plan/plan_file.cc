@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/body_check.h"
+#include "plan/check.h"
 #include "plan/dtype.h"
 #include "plan/quantise_check.h"
 #include "plan/scratch_windows.h"
@@ -332,6 +333,11 @@ absl::Status PlanFile::Check() {
   }
   if (plan_->inputs_digest() == nullptr || plan_->body_digest() == nullptr) {
     return absl::InvalidArgumentError("the plan has no digests");
+  }
+  if (plan_->provenance() != nullptr) {
+    absl::Status s =
+        CheckUtf8("the producer", plan_->provenance()->producer());
+    if (!s.ok()) return s;
   }
   const flatbuffers::Vector<uint8_t>& body = *plan_->body();
   const fb::Digest digest = DigestOf({body.data(), body.size()});

@@ -79,6 +79,9 @@ absl::Status CheckShape(const flatbuffers::Vector<uint64_t>* shape,
 absl::Status CheckParam(const fb::Param& param, std::vector<uint64_t>& dims) {
   uint64_t tensors = 0;
   uint64_t elements = 0;
+  if (absl::Status status = CheckUtf8("name", param.name()); !status.ok()) {
+    return status;
+  }
   if (absl::Status status = CheckIndex(param.index(), tensors); !status.ok()) {
     return status;
   }
@@ -181,6 +184,10 @@ absl::Status CheckRegion(const BufferSize& buffer, const fb::Region& region) {
     return Bad(absl::StrFormat("%u dimensions are more than %u",
                                SizeOf(region.extent()), kMostDims));
   }
+  if (absl::Status status = CheckUtf8("detail", region.detail());
+      !status.ok()) {
+    return status;
+  }
   return CheckStrides(buffer, region.offset(), region.extent(),
                       region.stride());
 }
@@ -196,12 +203,15 @@ absl::Status CheckPostHook(const fb::PostHook& hook) {
     return Bad("its name is not made of lower-case letters, digits and '-'");
   }
   if (hook.detail()->size() == 0) return Bad("it has no detail");
-  return absl::OkStatus();
+  return CheckUtf8("detail", hook.detail());
 }
 
 absl::Status CheckBuffer(const std::vector<std::vector<uint64_t>>& params_dims,
                          const fb::Buffer& buffer, BufferSize& size) {
   size.dtype = buffer.dtype();
+  if (absl::Status status = CheckUtf8("name", buffer.name()); !status.ok()) {
+    return status;
+  }
   if (absl::Status status = CheckIndex(buffer.index(), size.tensors);
       !status.ok()) {
     return status;

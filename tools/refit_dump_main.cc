@@ -18,7 +18,8 @@ int main(int argc, char** argv) {
   const refit::ToolInfo tool = {
       .name = "refit-dump",
       .usage =
-          "refit-dump PLAN.refit [--rank N] [--tensor GLOB] [--json] [--stats]",
+          "refit-dump PLAN.refit [--rank N] [--tensor GLOB] [--json]\n"
+          "       refit-dump PLAN.refit --stats",
       .summary =
           "Shows a plan as stable text: the same plan always prints the same "
           "bytes.\n"
@@ -34,7 +35,9 @@ int main(int argc, char** argv) {
                  &tensor_glob},
                 {"--json", "", "", "the same facts as JSON", &json},
                 {"--stats", "", "",
-                 "only the summary of bytes, times and sizes", &stats}},
+                 "only the summary of bytes, times and sizes that refitc\n"
+                 "--stats prints; goes with no other option",
+                 &stats}},
       .positional_min = 1,
       .positional_max = 1,
   };

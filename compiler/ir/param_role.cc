@@ -8,9 +8,10 @@ RoleForm FormOf(ParamRole role) {
   constexpr RoleForm kModelMatrix = {RoleScope::kModel, 2};
   constexpr RoleForm kLayerVector = {RoleScope::kLayer, 1};
   constexpr RoleForm kLayerMatrix = {RoleScope::kLayer, 2};
+  constexpr RoleForm kLinear = {RoleScope::kLayer, 2, true};
   constexpr RoleForm kLayerCube = {RoleScope::kLayer, 3};
   constexpr RoleForm kLayerCubeOfPairs = {RoleScope::kLayer, 4};
-  constexpr RoleForm kExpertMatrix = {RoleScope::kExpert, 2};
+  constexpr RoleForm kExpertLinear = {RoleScope::kExpert, 2, true};
   switch (role) {
     case kOther:
     case kCount:
@@ -60,19 +61,20 @@ RoleForm FormOf(ParamRole role) {
     case kMlpGate:
     case kMlpUp:
     case kMlpDown:
-    case kRouter:
     case kSharedExpertGate:
     case kSharedExpertUp:
     case kSharedExpertDown:
+    case kDeltaQkvz:
+    case kDeltaOut:
+      return kLinear;
+    case kRouter:
     case kSharedExpertRouter:
     case kLatentDown:
     case kLatentUp:
     case kFusedExpertDownBias:
     case kMambaIn:
     case kMambaOut:
-    case kDeltaQkvz:
     case kDeltaBa:
-    case kDeltaOut:
     case kMtpProjection:
       return kLayerMatrix;
     case kFusedExpertGateUpBias:  // pairs
@@ -85,38 +87,9 @@ RoleForm FormOf(ParamRole role) {
     case kExpertGate:
     case kExpertUp:
     case kExpertDown:
-      return kExpertMatrix;
+      return kExpertLinear;
   }
   return kModelVector;
-}
-
-bool IsBlockQuantised(ParamRole role) {
-  using enum ParamRole;
-  switch (role) {
-    case kQuery:
-    case kKey:
-    case kValue:
-    case kAttentionOutput:
-    case kLatentQuery:
-    case kQueryDown:
-    case kQueryUp:
-    case kKeyValueDown:
-    case kKeyValueUp:
-    case kMlpGate:
-    case kMlpUp:
-    case kMlpDown:
-    case kExpertGate:
-    case kExpertUp:
-    case kExpertDown:
-    case kSharedExpertGate:
-    case kSharedExpertUp:
-    case kSharedExpertDown:
-    case kDeltaQkvz:
-    case kDeltaOut:
-      return true;
-    default:
-      return false;
-  }
 }
 
 }  // namespace refit

@@ -106,14 +106,18 @@ enum class RoleScope : uint8_t { kModel, kLayer, kExpert };
 struct RoleForm {
   RoleScope scope = RoleScope::kModel;
   int dims = 1;  // of one tensor
+  // Whether checkpoints with block scales hold it in fp8.
+  bool block_quantised = false;
 };
 
 RoleForm FormOf(ParamRole role);
 
-// Whether checkpoints with block scales hold params of this role in fp8: the
-// linear layers of attention, delta nets, MLPs and experts. Never embeddings,
-// heads, norms, routers, biases, b and a of a delta net, Mamba mixers, eh_proj.
-bool IsBlockQuantised(ParamRole role);
+// The linear layers of attention, delta nets, MLPs and experts. Never
+// embeddings, heads, norms, routers, biases, b and a of a delta net, Mamba
+// mixers, eh_proj.
+inline bool IsBlockQuantised(ParamRole role) {
+  return FormOf(role).block_quantised;
+}
 
 }  // namespace refit
 

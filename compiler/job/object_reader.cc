@@ -27,6 +27,27 @@ std::string ElementName(std::string_view what, size_t index) {
   return absl::StrFormat("%s[%d]", what, index);
 }
 
+bool IsOneOf(std::string_view word, const std::vector<std::string_view>& all) {
+  return std::find(all.begin(), all.end(), word) != all.end();
+}
+
+// The key that frameworks' flags shorten: "tp" and "tp_size" are
+// tensor_parallel. "" if there is none.
+std::string_view KeyOfInitials(std::string_view word,
+                               const std::vector<std::string_view>& keys) {
+  constexpr std::string_view kSize = "_size";
+  if (word.ends_with(kSize)) word.remove_suffix(kSize.size());
+  if (word.size() < 2) return "";
+  for (const std::string_view key : keys) {
+    std::string initials;
+    for (size_t i = 0; i < key.size(); ++i) {
+      if (i == 0 || key[i - 1] == '_') initials += key[i];
+    }
+    if (initials == word) return key;
+  }
+  return "";
+}
+
 }  // namespace
 
 void ValueReader::Error(const JsonValue& value, std::string message) const {
@@ -130,9 +151,11 @@ ObjectReader::ObjectReader(const ValueReader& values, const JsonValue& value,
     : values_(values), value_(value), path_(std::move(path)) {}
 
 const JsonValue* ObjectReader::Find(std::string_view key) {
-  if (std::find(known_.begin(), known_.end(), key) == known_.end()) {
-    known_.push_back(key);
-  }
+  if (!IsOneOf(key, known_)) known_.push_back(key);
+  return Peek(key);
+}
+
+const JsonValue* ObjectReader::Peek(std::string_view key) const {
   for (const JsonMember& member : members()) {
     if (member.key == key) return &member.value;
   }
@@ -218,21 +241,27 @@ void ObjectReader::Strings(std::string_view key,
   Set(*value, values_.Strings(*value, PathOf(key)), target);
 }
 
+void ObjectReader::Refuse(std::string_view key, std::string message) {
+  if (Peek(key) == nullptr) return;
+  values_.diagnostics().Error(PlaceOfKey(key), std::move(message));
+  refused_.push_back(key);
+}
+
 void ObjectReader::RejectOtherKeys() const {
   int64_t unknown = 0;
   for (const JsonMember& member : members()) {
-    if (std::find(known_.begin(), known_.end(), member.key) != known_.end()) {
-      continue;
-    }
+    if (IsOneOf(member.key, known_) || IsOneOf(member.key, refused_)) continue;
     // An object of nothing but unknown keys is no job: do not go on for long.
     if (++unknown > kUnknownKeysMax) return;
-    const std::string nearest = NearestWord(member.key, known_);
+    std::string nearest(KeyOfInitials(member.key, known_));
+    if (nearest.empty()) nearest = NearestWord(member.key, known_);
     const std::string hint =
         nearest.empty() ? absl::StrFormat("; wanted %s", Alternatives(known_))
                         : absl::StrFormat("; did you mean \"%s\"?", nearest);
     values_.diagnostics().Error(
         values_.document().PlaceAt(member.key_offset),
-        absl::StrFormat("unknown key %s%s", Quoted(member.key), hint));
+        absl::StrFormat("unknown key %s%s%s%s", Quoted(member.key),
+                        path_.empty() ? "" : " in ", path_, hint));
   }
 }
 

@@ -67,6 +67,8 @@ class ObjectReader {
 
   // The value of `key`, nullptr without one. The key becomes a known one.
   const JsonValue* Find(std::string_view key);
+  // The same, and the key stays as unknown as it was.
+  const JsonValue* Peek(std::string_view key) const;
   // The same, and reports that the key is missing.
   const JsonValue* Require(std::string_view key, std::string_view wanted);
 
@@ -81,6 +83,8 @@ class ObjectReader {
                 Located<std::vector<int64_t>>& target);
   void Strings(std::string_view key, Located<std::vector<std::string>>& target);
 
+  // Reports `key` if it is there: other objects of this kind may have it.
+  void Refuse(std::string_view key, std::string message);
   // Reports every key that is not known by now, with the nearest known one.
   void RejectOtherKeys() const;
 
@@ -99,6 +103,7 @@ class ObjectReader {
   const JsonValue& value_;
   const std::string path_;
   std::vector<std::string_view> known_;
+  std::vector<std::string_view> refused_;
 };
 
 // "a, b or c", for messages.

@@ -85,10 +85,10 @@ constexpr std::array kSharedExperts = {
     Choice<SharedExperts>{"fused", SharedExperts::kFused},
 };
 
-std::vector<std::string_view> LayoutNames() {
+std::vector<std::string_view> LayoutNames(LayoutSet layouts = kEvery) {
   std::vector<std::string_view> names;
   for (const LayoutInfo& info : kLayouts) {
-    names.push_back(info.name);
+    if ((SetOf(info.kind) & layouts) != 0) names.push_back(info.name);
   }
   return names;
 }
@@ -191,18 +191,20 @@ class SideReader {
   // Whether a key that `layouts` have is to be read; reports it in a side that
   // does not have it.
   bool Has(std::string_view key, LayoutSet layouts) {
-    const JsonValue* value = reader_.Find(key);
-    if ((layouts & layouts_) != 0) return true;
-    if (value != nullptr) {
-      Report(reader_.PlaceOfKey(key),
-             absl::StrFormat("layout \"%s\" has no key \"%s\"",
-                             LayoutName(side_.layout.value), key));
+    if ((layouts & layouts_) != 0) {
+      reader_.Find(key);
+      return true;
     }
+    reader_.Refuse(key, absl::StrFormat("%s is a key of layout %s; %s is %s",
+                                        reader_.PathOf(key),
+                                        Alternatives(LayoutNames(layouts)),
+                                        reader_.PathOf("layout"),
+                                        LayoutName(side_.layout.value)));
     return false;
   }
 
   void ReadInteger(const IntegerKey& key) {
-    const JsonValue* value = reader_.Find(key.name);
+    const JsonValue* value = reader_.Peek(key.name);
     Located<int64_t>& target = side_.*key.target;
     const bool is_one = value != nullptr && value->AsInteger() != nullptr &&
                         *value->AsInteger() == 1;
@@ -212,11 +214,11 @@ class SideReader {
   }
 
   void ReadExpertParallel() {
-    const JsonValue* value = reader_.Find("expert_parallel");
     side_.expert_parallel.place = side_.place;
     side_.expert_parallel_enabled.place = side_.place;
-    if (value == nullptr || layouts_ == kEvery) return;
-    if (layouts_ == kVllm) {
+    if (layouts_ == kEvery) {
+      reader_.Find("expert_parallel");  // of which type the layout would say
+    } else if (layouts_ == kVllm) {
       reader_.Bool("expert_parallel", side_.expert_parallel_enabled);
     } else {
       ReadInteger({"expert_parallel", &SideSpec::expert_parallel,
@@ -270,29 +272,31 @@ class SideReader {
                          .place = place,
                          .given = true};
     } else if (dtype.has_value()) {
-      Report(place, absl::StrFormat("dtype %s is not supported yet; wanted %s",
-                                    *name, kWanted));
+      Report(place, absl::StrFormat("%s %s is not supported yet; wanted %s",
+                                    reader_.PathOf("dtype"), *name, kWanted));
     } else {
-      Report(place, absl::StrFormat("unknown dtype %s; wanted %s",
-                                    Quoted(*name), kWanted));
+      reader_.values().Wrong(*value, reader_.PathOf("dtype"), kWanted);
     }
     ReadScaleFormat();
   }
 
   // As a Hugging Face quantization_config names it.
   void ReadScaleFormat() {
+    constexpr std::string_view kWanted = "\"ue8m0\"";
     const JsonValue* value = reader_.Find("scale_fmt");
     if (value == nullptr) return;
-    const std::string* name = reader_.values().String(
-        *value, reader_.PathOf("scale_fmt"), "\"ue8m0\"");
+    const std::string path = reader_.PathOf("scale_fmt");
+    const std::string* name = reader_.values().String(*value, path, kWanted);
     if (name == nullptr) return;
-    const Place place = reader_.values().PlaceOf(*value);
+    const JsonValue* dtype = reader_.Find("dtype");
     if (*name != "ue8m0") {
-      Report(place, absl::StrFormat("unknown scale_fmt %s; wanted \"ue8m0\"",
-                                    Quoted(*name)));
+      reader_.values().Wrong(*value, path, kWanted);
     } else if (side_.quantised.value.name != kFp8Block128.name) {
-      Report(place, absl::StrFormat("scale_fmt is a key beside dtype %s alone",
-                                    kFp8Block128.name));
+      reader_.values().Error(
+          *value,
+          absl::StrFormat("%s goes with dtype %s alone; %s is %s", path,
+                          kFp8Block128.name, reader_.PathOf("dtype"),
+                          dtype == nullptr ? "not given" : dtype->Text()));
     } else {
       side_.quantised.value.scale_format = ScaleFormat::kUe8m0;
     }
@@ -325,8 +329,7 @@ std::optional<DType> ReadDType(const ValueReader& values,
   if (name == nullptr) return std::nullopt;
   const std::optional<DType> dtype = ParseDType(*name);
   if (!dtype.has_value()) {
-    values.Error(value, absl::StrFormat("unknown dtype %s; wanted %s",
-                                        Quoted(*name), kWanted));
+    values.Wrong(value, what, kWanted);
   }
   return dtype;
 }

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -11,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "plan/utf8.h"
 
 namespace refit {
 namespace {
@@ -65,44 +67,14 @@ absl::StatusOr<std::string> ReadAll(int descriptor, int64_t size_bytes_max) {
   }
 }
 
-// The length of the UTF-8 sequence at the front of `text`, 0 for none: no
-// overlong forms, no surrogates, nothing beyond U+10FFFF.
-size_t Utf8SequenceSize(std::string_view text) {
-  const auto byte = [text](size_t i) -> unsigned {
-    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0;
-  };
-  const auto continues = [&](size_t i) { return (byte(i) & 0xC0) == 0x80; };
-  const unsigned lead = byte(0);
-  if (lead < 0x80) return 1;
-  if (lead >= 0xC2 && lead <= 0xDF) return continues(1) ? 2 : 0;
-  if ((lead & 0xF0) == 0xE0) {
-    const bool overlong = lead == 0xE0 && byte(1) < 0xA0;
-    const bool surrogate = lead == 0xED && byte(1) >= 0xA0;
-    if (overlong || surrogate) return 0;
-    return continues(1) && continues(2) ? 3 : 0;
-  }
-  if (lead >= 0xF0 && lead <= 0xF4) {
-    const bool overlong = lead == 0xF0 && byte(1) < 0x90;
-    const bool too_far = lead == 0xF4 && byte(1) >= 0x90;
-    if (overlong || too_far) return 0;
-    return continues(1) && continues(2) && continues(3) ? 4 : 0;
-  }
-  return 0;
-}
-
 }  // namespace
 
 absl::Status CheckText(std::string_view text) {
-  for (size_t i = 0; i < text.size();) {
-    const size_t size = Utf8SequenceSize(text.substr(i));
-    if (size == 0 || text[i] == '\0') {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("not UTF-8 text: byte 0x%02x at offset %d",
-                          static_cast<unsigned char>(text[i]), i));
-    }
-    i += size;
-  }
-  return absl::OkStatus();
+  const size_t bad = std::min(FirstNotUtf8(text), text.find('\0'));
+  if (bad >= text.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("not UTF-8 text: byte 0x%02x at offset %d",
+                      static_cast<unsigned char>(text[bad]), bad));
 }
 
 absl::StatusOr<std::shared_ptr<const SourceFile>> ReadTextFile(

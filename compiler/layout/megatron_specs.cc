@@ -96,15 +96,11 @@ TensorSpec ColumnShard(const LayerGroup& group, int64_t count, int64_t index) {
 }
 
 TensorSpec Replicated(const LayerGroup& group) {
-  return {.name = {},
-          .shape = group.params[0]->shape,
-          .parts = {WholePart(*group.params[0])}};
+  return WholeOf(*group.params[0]);
 }
 
 TensorSpec ReplicatedSecond(const LayerGroup& group) {
-  return {.name = {},
-          .shape = group.params[1]->shape,
-          .parts = {WholePart(*group.params[1])}};
+  return WholeOf(*group.params[1]);
 }
 
 }  // namespace refit::megatron

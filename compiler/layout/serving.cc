@@ -246,9 +246,9 @@ TensorSpec ColumnShard(const LayerGroup& group, std::string name,
 }
 
 TensorSpec Replicated(const LayerGroup& group) {
-  return {.name = group.params[0]->name,
-          .shape = group.params[0]->shape,
-          .parts = {WholePart(*group.params[0])}};
+  TensorSpec spec = WholeOf(*group.params[0]);
+  spec.name = group.params[0]->name;
+  return spec;
 }
 
 std::string DraftLayerName(std::string name) {

@@ -2,8 +2,11 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "compiler/job/object_reader.h"
 #include "compiler/layout/mixers.h"
 #include "compiler/layout/serving.h"
 #include "compiler/layout/sglang_models.h"
@@ -18,10 +21,11 @@ void CheckShared(const LayoutContext& context, const RoleTable& table,
                  const SizeChecks::Divisor& tensor, SizeChecks& checks) {
   const Located<SharedExperts>& shared = context.side.shared_experts;
   if (shared.given && table.Params(kSharedExpertUp).empty()) {
-    checks.Report(shared.place,
-                  absl::StrFormat("%s.shared_experts needs a model with shared "
-                                  "experts",
-                                  context.side.key));
+    checks.Report(
+        shared.place,
+        absl::StrFormat("%s.shared_experts needs a model with shared "
+                        "experts; this %s has none",
+                        context.side.key, context.model.architecture.family));
     return;
   }
   const SharedExperts kind = SharedExpertsOf(context, table);
@@ -49,6 +53,15 @@ void CheckShared(const LayoutContext& context, const RoleTable& table,
                         shared.given ? "" : ", SGLang's default here,", rows,
                         expert));
   }
+}
+
+// "1, 2 or 4"
+std::string DivisorsText(int64_t number) {
+  std::vector<std::string> divisors;
+  for (int64_t i = 1; i <= number; ++i) {
+    if (number % i == 0) divisors.push_back(absl::StrCat(i));
+  }
+  return Alternatives({divisors.begin(), divisors.end()});
 }
 
 }  // namespace
@@ -84,21 +97,22 @@ bool CheckAxes(const LayoutContext& context) {
         std::pair("expert_parallel", &side.expert_parallel)}) {
     if (tensor % size->value == 0) continue;
     fits = report(size->place,
-                  absl::StrFormat("%s.%s %d does not divide tensor_parallel %d",
-                                  side.key, key, size->value, tensor));
+                  absl::StrFormat("%s.%s %d does not divide "
+                                  "%s.tensor_parallel %d; wanted %s",
+                                  side.key, key, size->value, side.key, tensor,
+                                  DivisorsText(tensor)));
   }
+  const auto needs_parts = [&](const Place& place, std::string_view setting) {
+    fits = report(place, absl::StrFormat(
+                             "%s.%s needs dp_attention of 2 or more; "
+                             "%s.dp_attention is 1%s",
+                             side.key, setting, side.key,
+                             side.dp_attention.given ? "" : " (the default)"));
+  };
   if (side.dp_attention.value == 1) {
-    if (side.dp_lm_head.value) {
-      fits = report(side.dp_lm_head.place,
-                    absl::StrFormat("%s.dp_lm_head needs dp_attention of 2 or "
-                                    "more",
-                                    side.key));
-    }
+    if (side.dp_lm_head.value) needs_parts(side.dp_lm_head.place, "dp_lm_head");
     if (side.embedding.value == EmbeddingCut::kAttention) {
-      fits = report(side.embedding.place,
-                    absl::StrFormat("%s.embedding \"attention\" needs "
-                                    "dp_attention of 2 or more",
-                                    side.key));
+      needs_parts(side.embedding.place, "embedding \"attention\"");
     }
   }
   return fits;

@@ -58,8 +58,10 @@ void SizeChecks::Columns(const Divisor& divisor, ParamRole role,
 void SizeChecks::HasExperts(bool asked, const Place& place,
                             std::string_view key) {
   if (!asked || context_.model.architecture.experts > 0) return;
-  Report(place, absl::StrFormat("%s.%s needs a model with experts",
-                                context_.side.key, key));
+  Report(place,
+         absl::StrFormat("%s.%s needs a model with experts; this %s has none",
+                         context_.side.key, key,
+                         context_.model.architecture.family));
 }
 
 void SizeChecks::Report(const Place& place, std::string message) {

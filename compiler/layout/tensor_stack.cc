@@ -129,6 +129,10 @@ Buffer MakeBuffer(std::string name, Dims shape, DType dtype) {
 
 }  // namespace
 
+TensorSpec WholeOf(const Param& param) {
+  return {.name = {}, .shape = param.shape, .parts = {WholePart(param)}};
+}
+
 TensorSpec RowsOf(const Param& param, EvenPart part) {
   const Range rows = EvenShare(param.shape[0], part.count, part.index);
   return {.name = {},

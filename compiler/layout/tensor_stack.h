@@ -53,8 +53,9 @@ struct TensorSpec {
   std::optional<DeclaredSkip> skip = std::nullopt;  // of all of it
 };
 
-// A part of a matrix's rows, or of its columns, alone in a tensor without a
-// name yet.
+// A param, a part of a matrix's rows or of its columns, alone in a tensor
+// without a name yet.
+TensorSpec WholeOf(const Param& param);
 TensorSpec RowsOf(const Param& param, EvenPart part);
 TensorSpec ColumnsOf(const Param& param, EvenPart part);
 

@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <filesystem>
-#include <memory>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -17,6 +15,7 @@
 #include "compiler/job/text_file.h"
 #include "compiler/model/config.h"
 #include "compiler/model/families.h"
+#include "compiler/model/json_file.h"
 #include "compiler/model/safetensors.h"
 #include "compiler/model/stacks.h"
 #include "plan/dtype.h"
@@ -34,18 +33,10 @@ std::string ShapeText(const Dims& shape) { return absl::StrJoin(shape, "x"); }
 std::optional<Model> ReadConfigModel(const std::string& path,
                                      const Place& asked, bool need_family,
                                      bool mtp, Diagnostics& diagnostics) {
-  const absl::StatusOr<std::shared_ptr<const SourceFile>> file =
-      ReadTextFile(path, kConfigBytesMax);
-  if (!file.ok()) {
-    diagnostics.Error(asked, absl::StrFormat("%s: %s", Quoted(path),
-                                             file.status().message()));
-    return std::nullopt;
-  }
   const std::optional<JsonDocument> document =
-      ParseJson(*file, (*file)->text, diagnostics);
+      ReadJsonFile(path, asked, kConfigBytesMax, "config", diagnostics);
   if (!document.has_value()) return std::nullopt;
   const ValueReader values(*document, diagnostics);
-  if (!values.IsObject(document->root, "config")) return std::nullopt;
 
   const int64_t errors_before = diagnostics.error_count();
   ConfigReader config(values, document->root);

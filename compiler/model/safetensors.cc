@@ -6,16 +6,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 #include <set>
 #include <system_error>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
 #include "compiler/job/object_reader.h"
 #include "compiler/job/text_file.h"
+#include "compiler/model/json_file.h"
 #include "plan/dtype.h"
 
 namespace refit {
@@ -215,18 +214,10 @@ struct Index {
 
 std::optional<Index> ReadIndex(const std::string& path, const Place& asked,
                                Diagnostics& diagnostics) {
-  const absl::StatusOr<std::shared_ptr<const SourceFile>> file =
-      ReadTextFile(path, kIndexBytesMax);
-  if (!file.ok()) {
-    diagnostics.Error(asked, absl::StrFormat("%s: %s", Quoted(path),
-                                             file.status().message()));
-    return std::nullopt;
-  }
   const std::optional<JsonDocument> document =
-      ParseJson(*file, (*file)->text, diagnostics);
+      ReadJsonFile(path, asked, kIndexBytesMax, "index", diagnostics);
   if (!document.has_value()) return std::nullopt;
   const ValueReader values(*document, diagnostics);
-  if (!values.IsObject(document->root, "index")) return std::nullopt;
   ObjectReader reader(values, document->root, "");
   const JsonValue* map = reader.Require("weight_map", "an object");
   if (map == nullptr || !values.IsObject(*map, "weight_map")) {

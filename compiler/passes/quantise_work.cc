@@ -1,7 +1,6 @@
 #include "compiler/passes/quantise_work.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <utility>
 
@@ -143,22 +142,27 @@ void PlaceInOwnMemory(QuantiseWork& work) {
   }
 }
 
+// Waves lie at the two ends of the arena in turns, so that it is no larger than
+// two neighbours need. Where a rank has no part in a wave, those around it may
+// share bytes: that wave's rounds are the time to fill or to empty them.
 void PlaceInTurns(QuantiseWork& work) {
-  std::array<int64_t, 2> slot_bytes = {0, 0};
   std::vector<ScratchWindow>& windows = work.quantises.windows;
-  for (size_t i = 0; i < work.scratch.size(); ++i) {
-    const Buffer& buffer = work.scratch[i];
-    const bool starts = i == 0 || work.scratch[i - 1].wave != buffer.wave;
-    windows.push_back({.offset = starts ? 0
-                                        : windows.back().offset +
-                                              BytesOf(work.scratch[i - 1])});
-    int64_t& slot = slot_bytes[static_cast<size_t>(buffer.wave % 2)];
-    slot = std::max(slot, windows.back().offset + BytesOf(buffer));
+  std::map<int32_t, int64_t> wave_bytes;
+  for (const Buffer& buffer : work.scratch) {
+    int64_t& bytes = wave_bytes[buffer.wave];
+    windows.push_back({.offset = bytes});
+    bytes += BytesOf(buffer);
+  }
+  int64_t& arena_bytes = work.quantises.arena_bytes;
+  for (const auto& [wave, bytes] : wave_bytes) {
+    const auto before = wave_bytes.find(wave - 1);
+    arena_bytes = std::max(
+        arena_bytes, bytes + (before == wave_bytes.end() ? 0 : before->second));
   }
   for (size_t i = 0; i < windows.size(); ++i) {
-    if (work.scratch[i].wave % 2 == 1) windows[i].offset += slot_bytes[0];
+    const int32_t wave = work.scratch[i].wave;
+    if (wave % 2 == 1) windows[i].offset += arena_bytes - wave_bytes.at(wave);
   }
-  work.quantises.arena_bytes = slot_bytes[0] + slot_bytes[1];
 }
 
 }  // namespace

@@ -65,8 +65,8 @@ class QuantiseWorkBuilder {
   // What the items take in scratch, scales not counted.
   int64_t Bytes(const std::vector<QuantiseItem>& items) const;
 
-  // `waves` is their number, the first of them `first_wave`. Neighbouring waves
-  // take turns in two slots of the arena; one wave lies in no window.
+  // `waves` is their number, the first of them `first_wave`. Waves lie at the
+  // two ends of the arena in turns; one wave lies in no window.
   QuantiseWork Build(const std::vector<QuantiseItem>& items, int32_t first_wave,
                      int32_t waves) const;
 

@@ -1,6 +1,8 @@
 #include "executor/device/host_fence.h"
 
 #include <cstring>
+#include <mutex>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "executor/device/process_identity.h"
@@ -11,10 +13,42 @@ namespace {
 // A fence is aborted once, and another one made then.
 constexpr uint64_t kOnlyStep = 1;
 
-// What Export writes. The end is held by its fence until all have connected.
+// What Export writes: a number and no pointer, as the fence may be gone before
+// its peers connect.
 struct Exported {
   ProcessIdentity process;
-  const std::shared_ptr<FenceEnd>* end = nullptr;
+  uint64_t number = 0;
+};
+
+// The ends of the process's fences, by number. Thread-safe.
+class FenceEnds {
+ public:
+  // Never destroyed: a fence may outlive what is static.
+  static FenceEnds& OfThisProcess() {
+    static FenceEnds* const ends = new FenceEnds;
+    return *ends;
+  }
+
+  uint64_t Add(std::shared_ptr<FenceEnd> end) {
+    std::lock_guard lock(mutex_);
+    ends_.emplace(++last_number_, std::move(end));
+    return last_number_;
+  }
+  void Remove(uint64_t number) {
+    std::lock_guard lock(mutex_);
+    ends_.erase(number);
+  }
+  // Null once removed.
+  std::shared_ptr<FenceEnd> Find(uint64_t number) {
+    std::lock_guard lock(mutex_);
+    const auto it = ends_.find(number);
+    return it == ends_.end() ? nullptr : it->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  uint64_t last_number_ = 0;
+  absl::flat_hash_map<uint64_t, std::shared_ptr<FenceEnd>> ends_;
 };
 
 }  // namespace
@@ -22,12 +56,15 @@ struct Exported {
 HostFence::HostFence(int32_t rank)
     : rank_(rank),
       own_(std::make_shared<FenceEnd>()),
+      own_number_(FenceEnds::OfThisProcess().Add(own_)),
       fence_(rank, [this](int32_t of) -> FenceEnd& {
         return of == rank_ ? *own_ : *peers_.at(of);
       }) {}
 
+HostFence::~HostFence() { FenceEnds::OfThisProcess().Remove(own_number_); }
+
 absl::StatusOr<std::string> HostFence::Export() {
-  const Exported exported = {.process = ThisProcess(), .end = &own_};
+  const Exported exported = {.process = ThisProcess(), .number = own_number_};
   std::string bytes(sizeof(exported), '\0');
   std::memcpy(bytes.data(), &exported, sizeof(exported));
   return bytes;
@@ -48,7 +85,13 @@ absl::Status HostFence::Connect(absl::Span<const int32_t> peers,
           absl::StrCat("fence of rank ", peers[i],
                        ": host memory cannot be shared between processes"));
     }
-    peers_.emplace(peers[i], *theirs.end);
+    std::shared_ptr<FenceEnd> end =
+        FenceEnds::OfThisProcess().Find(theirs.number);
+    if (end == nullptr) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "fence of rank ", peers[i], ": the rank has given it up"));
+    }
+    peers_.emplace(peers[i], std::move(end));
   }
   return absl::OkStatus();
 }

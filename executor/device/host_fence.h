@@ -17,6 +17,7 @@ namespace refit {
 class HostFence : public DeviceFence {
  public:
   explicit HostFence(int32_t rank);
+  ~HostFence() override;
 
   absl::StatusOr<std::string> Export() override;
   absl::Status Connect(absl::Span<const int32_t> peers,
@@ -36,6 +37,7 @@ class HostFence : public DeviceFence {
   const int32_t rank_;
   // A peer may hold this rank's end longer than the rank its fence.
   const std::shared_ptr<FenceEnd> own_;
+  const uint64_t own_number_;  // what Export says of own_
   absl::flat_hash_map<int32_t, std::shared_ptr<FenceEnd>> peers_;
   ThreadFence fence_;
 };

@@ -162,7 +162,6 @@ std::vector<Delivery> PlanFacts::Deliveries(uint32_t rank) {
   for (const fb::Message* message : *program.messages()) {
     if (message->kind() != fb::MessageKind::kRecv) continue;
     for (const CopyPart& part : Parts(program, message->copies())) {
-      if (IsScratch(program, part.slot)) continue;
       parts.push_back(
           {.tensor = buffers_[program.buffers()->Get(part.slot)][part.tensor],
            .src = message->peer(),
@@ -185,6 +184,19 @@ std::vector<Delivery> PlanFacts::Deliveries(uint32_t rank) {
     }
   }
   return deliveries;
+}
+
+std::map<NameId, Residue> PlanFacts::Scratch(uint32_t rank) const {
+  const fb::RankProgram& program = *body().programs()->Get(rank);
+  std::map<NameId, Residue> scratch;
+  for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
+    if (!IsScratch(program, slot)) continue;
+    const uint32_t buffer = program.buffers()->Get(slot);
+    for (size_t i = 0; i < buffers_[buffer].size(); ++i) {
+      scratch[buffers_[buffer][i]] += layouts_[buffer][i];
+    }
+  }
+  return scratch;
 }
 
 Residue PlanFacts::Fills(uint32_t rank) {

@@ -93,8 +93,10 @@ class PlanFacts {
 
   // All messages, by src, dst, kind, round.
   std::vector<MessageFacts> Messages();
-  // What `rank` receives for its worker, by tensor and sender.
+  // What `rank` receives, by tensor and sender.
   std::vector<Delivery> Deliveries(uint32_t rank);
+  // What each tensor of its scratch holds.
+  std::map<NameId, Residue> Scratch(uint32_t rank) const;
   // Which elements `rank` zeroes.
   Residue Fills(uint32_t rank);
 

@@ -50,14 +50,30 @@ absl::Span<const Delivery> TakeTensor(absl::Span<const Delivery>& all) {
   return taken;
 }
 
+// The tensors of scratch that hold something else in each plan, of which the
+// difference of the windows tells, and `contract_changed`; ascending.
+std::vector<NameId> ChangedTensorsOf(
+    const PlanFacts& a, const PlanFacts& b, uint32_t rank,
+    const std::vector<NameId>& contract_changed) {
+  const std::map<NameId, Residue> of_a = a.Scratch(rank);
+  const std::map<NameId, Residue> of_b = b.Scratch(rank);
+  std::vector<std::pair<NameId, Residue>> differing;
+  std::set_symmetric_difference(of_a.begin(), of_a.end(), of_b.begin(),
+                                of_b.end(), std::back_inserter(differing));
+  std::vector<NameId> changed = contract_changed;
+  for (const auto& [tensor, held] : differing) changed.push_back(tensor);
+  std::sort(changed.begin(), changed.end());
+  return changed;
+}
+
 // Who feeds each tensor of each rank.
 class SenderComparison {
  public:
   SenderComparison(PlanFacts& a, PlanFacts& b, const NameTable& names)
       : a_(a), b_(b), names_(names) {}
 
-  // Leaves out the tensors in `contract_changed`, which ascend.
-  void Compare(int32_t rank, const std::vector<NameId>& contract_changed);
+  // Leaves out the tensors in `changed`, which ascend.
+  void Compare(int32_t rank, const std::vector<NameId>& changed);
   // Reports what was found. Call once, after all ranks.
   void Finish(DiffReport& report) const;
 
@@ -77,7 +93,7 @@ class SenderComparison {
 };
 
 void SenderComparison::Compare(int32_t rank,
-                               const std::vector<NameId>& contract_changed) {
+                               const std::vector<NameId>& changed) {
   const std::vector<Delivery> all_a =
       a_.Deliveries(static_cast<uint32_t>(rank));
   const std::vector<Delivery> all_b =
@@ -95,8 +111,7 @@ void SenderComparison::Compare(int32_t rank,
     if (!rest_b.empty() && rest_b[0].tensor == tensor)
       from_b = TakeTensor(rest_b);
     if (from_a == from_b ||
-        std::binary_search(contract_changed.begin(), contract_changed.end(),
-                           tensor)) {
+        std::binary_search(changed.begin(), changed.end(), tensor)) {
       continue;
     }
     changes_.push_back({rank, tensor, SenderChange(from_a, from_b)});
@@ -309,7 +324,8 @@ void CompareTraffic(PlanFacts& a, PlanFacts& b, const NameTable& names,
   for (int32_t rank = 0; rank < common_ranks; ++rank) {
     const std::vector<NameId>& contract_changed =
         changed[static_cast<size_t>(rank)];
-    senders.Compare(rank, contract_changed);
+    senders.Compare(rank, ChangedTensorsOf(a, b, static_cast<uint32_t>(rank),
+                                           contract_changed));
     if (contract_changed.empty() && a.Fills(static_cast<uint32_t>(rank)) !=
                                         b.Fills(static_cast<uint32_t>(rank))) {
       report.AddRank(kTraffic, "FILLS_CHANGED", rank,

@@ -1,10 +1,13 @@
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "plan/scratch_windows.h"
 #include "plan/text/plan_view.h"
 #include "plan/text/text.h"
 
@@ -218,6 +221,26 @@ void AddSchedule(const fb::Body& body, const Totals& totals,
   }
 }
 
+// What a rank quantises at once, in windows of its scratch that last as long.
+struct Waves {
+  uint64_t count = 0;
+  uint64_t largest_bytes = 0;
+};
+
+// None in a program without windows.
+Waves WavesOf(const fb::Body& body, const fb::RankProgram& program) {
+  if (Length(program.scratch_windows()) == 0) return {};
+  std::map<std::pair<uint32_t, uint32_t>, uint64_t> bytes;  // by rounds
+  for (const ScratchPlace& place : ScratchPlaces(body, program)) {
+    bytes[{place.begin, place.end}] += place.end_byte - place.begin_byte;
+  }
+  Waves waves = {.count = bytes.size()};
+  for (const auto& [rounds, of_wave] : bytes) {
+    waves.largest_bytes = std::max(waves.largest_bytes, of_wave);
+  }
+  return waves;
+}
+
 // What is quantised costs its ranks memory, at the source or the destination.
 void AddScratch(const PlanFile& plan, StatsTable& table) {
   uint64_t largest_bytes[2] = {0, 0};
@@ -235,6 +258,13 @@ void AddScratch(const PlanFile& plan, StatsTable& table) {
     table.AddBytes(absl::StrCat("scratch of a ", EnumText(side), " rank, max"),
                    largest_bytes[i],
                    absl::StrCat("rank ", largest_rank[i], ", to quantise"));
+    const auto rank = static_cast<uint32_t>(largest_rank[i]);
+    const Waves waves =
+        WavesOf(plan.body(), *plan.body().programs()->Get(rank));
+    if (waves.count == 0) continue;
+    table.AddCount("  in waves", waves.count,
+                   absl::StrCat("each in windows of at most ",
+                                waves.largest_bytes, " bytes"));
   }
 }
 

@@ -181,7 +181,7 @@ def nccl_library() -> tuple[str, str]:
 
 
 def _cuda_ordinal(device: Any) -> Optional[int]:
-    if isinstance(device, int):
+    if isinstance(device, int) and not isinstance(device, bool):
         return device
     kind, _, number = str(device).partition(":")
     if kind == "cpu":

@@ -181,7 +181,8 @@ class _Side:
 
 def _checked_replicas(replicas: Mapping[str, int]) -> dict[str, int]:
     for side, copies in replicas.items():
-        if side not in SIDES or not isinstance(copies, int) or copies < 1:
+        # A bool is an int to Python, and no number of copies.
+        if side not in SIDES or not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
             raise MergeError(f"replicas has {side!r}: {copies!r}; wanted a number from 1 on for {' and '.join(SIDES)}")
     return {side: replicas.get(side, 1) for side in SIDES}
 

@@ -34,7 +34,7 @@ def compile(job: Job, *, directory: Optional[Union[str, "os.PathLike[str]"]] = N
 def _read(job: Job, scratch: pathlib.Path, directory: str) -> tuple[str, str, str]:
     """The text of a job, the name it has in messages, and the directory that its paths are relative to."""
     if isinstance(job, Mapping):
-        return json.dumps(_plain(job, scratch), indent=1), "<job>", directory
+        return json.dumps(_plain(job, scratch), indent=1, default=_as_dict), "<job>", directory
     if isinstance(job, str) and "{" in job:
         return job, "<job>", directory
     path = os.fspath(job)
@@ -45,6 +45,18 @@ def _read(job: Job, scratch: pathlib.Path, directory: str) -> tuple[str, str, st
     return text, path, os.path.dirname(path)
 
 
+def _as_dict(value: Any) -> dict[str, Any]:
+    """For json.dumps, which knows of all mappings dict alone."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"the job holds a {type(value).__name__}, which JSON has not")
+
+
+def _config_value(value: Any) -> Union[dict[str, Any], str]:
+    """The same of a config, which may also hold dtypes and the like."""
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
 def _plain(job: Mapping[str, Any], scratch: pathlib.Path) -> dict[str, Any]:
     """`job` as a job file would say it."""
     plain = dict(job)
@@ -53,7 +65,7 @@ def _plain(job: Mapping[str, Any], scratch: pathlib.Path) -> dict[str, Any]:
         model = model.to_dict()
     if isinstance(model, Mapping) and "model_type" in model:
         config = scratch / "config.json"
-        config.write_text(json.dumps(model, indent=1, default=str))
+        config.write_text(json.dumps(model, indent=1, default=_config_value))
         plain["model"] = str(config)
     elif isinstance(model, (list, tuple)):
         plain["model"] = {"parameters": [dict(parameter) for parameter in model]}

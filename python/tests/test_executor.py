@@ -1,4 +1,6 @@
+import collections
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -101,6 +103,20 @@ def test_bind_refuses_a_tensor_that_is_not_the_plans(tiny_job, weights, replace,
         tensors["layers.0.weight"] = replace(tensors["layers.0.weight"])
 
     assert problems_of(tiny_job, weights, spoil) == [problem]
+
+
+@pytest.mark.parametrize("kind", [types.MappingProxyType, collections.UserDict, collections.OrderedDict])
+def test_bind_takes_any_mapping(tiny_job, weights, kind):
+    plan = refit.compile(tiny_job)
+    tensors = [kind(of_rank) for of_rank in worker_tensors(weights, plan)]
+    refit.run_local(plan, tensors)
+    np.testing.assert_array_equal(tensors[2]["norm.weight"], weights["norm.weight"])
+
+
+@pytest.mark.parametrize("device", [True, "gpu"])
+def test_a_device_is_named_or_numbered(tiny_job, device):
+    with pytest.raises(refit.InvalidArgument, match=f'device is "{device}"; wanted "cpu", "cuda" or "cuda:N"'):
+        refit.Executor(refit.compile(tiny_job), 0, device=device, fabric=refit.LocalFabric(4))
 
 
 def test_bind_refuses_what_holds_no_names_and_tensors(tiny_job, weights):

@@ -120,7 +120,7 @@ def test_another_number_of_replicas_than_was_said_is_refused():
         refit.merge(whole_source(), engines(3), replicas={"destination": 2})
 
 
-@pytest.mark.parametrize("replicas", [{"destinations": 2}, {"source": 0}, {"source": "two"}])
+@pytest.mark.parametrize("replicas", [{"destinations": 2}, {"source": 0}, {"source": "two"}, {"source": True}])
 def test_replicas_of_no_side_are_refused(replicas):
     with pytest.raises(refit.MergeError, match="replicas has .*; wanted a number from 1 on for source and destination"):
         refit.merge(whole_source(), engines(1), replicas=replicas)

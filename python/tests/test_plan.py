@@ -1,5 +1,7 @@
+import collections
 import json
 import pickle
+import types
 
 import pytest
 
@@ -31,6 +33,22 @@ def test_paths_of_a_dict_are_relative_to_the_given_directory(models):
         refit.compile(job, directory=models.parent)
 
 
+def test_a_job_may_be_made_of_any_mappings(tiny_job):
+    def as_proxies(value):
+        if isinstance(value, dict):
+            return types.MappingProxyType({key: as_proxies(inner) for key, inner in value.items()})
+        return [as_proxies(inner) for inner in value] if isinstance(value, list) else value
+
+    assert refit.compile(as_proxies(tiny_job)) == refit.compile(tiny_job)
+
+
+def test_a_config_may_be_any_mapping(models):
+    config = json.loads((models / "qwen3-0.6b.json").read_text())
+    sides = {"source": {"layout": "megatron"}, "destination": {"layout": "vllm"}}
+    wanted = refit.compile({"model": config, **sides})
+    assert refit.compile({"model": collections.UserDict(config), **sides}) == wanted
+
+
 def test_mistakes_of_a_job_are_raised_with_their_places(tiny_job):
     text = json.dumps({**tiny_job, "model": {"parameters": tiny_job["model"]}}, indent=1)
     with pytest.raises(refit.JobError) as raised:
@@ -38,7 +56,7 @@ def test_mistakes_of_a_job_are_raised_with_their_places(tiny_job):
     assert raised.value.code == "INVALID_ARGUMENT"
     line = 1 + next(i for i, line in enumerate(text.splitlines()) if '"placements"' in line)
     assert ("<job>", line) in [(place.file, place.line) for place in raised.value.places]
-    assert 'unknown key "placement"; did you mean "placements"?' in str(raised.value)
+    assert 'unknown key "placement" in source.tensors[0]; did you mean "placements"?' in str(raised.value)
 
 
 def test_a_missing_job_file_is_not_found(tmp_path):

@@ -2,7 +2,6 @@
 // each framework written out from whole tensors.
 #include <gtest/gtest.h>
 
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,7 +10,6 @@
 #include "absl/strings/str_split.h"
 #include "compiler/model/model.h"
 #include "tests/compiler/layout_testing.h"
-#include "tests/compiler/temporary_directory.h"
 
 namespace refit {
 namespace {
@@ -49,26 +47,9 @@ constexpr char kGptOss[] = R"({"model_type": "gpt_oss", "hidden_size": 3,
     "vocab_size": 64, "num_hidden_layers": 1, "num_local_experts": 4,
     "intermediate_size": 4})";
 
-std::optional<Model> Read(const std::string& config, bool mtp,
-                          Diagnostics& diagnostics) {
-  const TemporaryDirectory directory;
-  Job job;
-  job.model.config_path = directory.Write("config.json", config);
-  job.source.mtp = Given(mtp);
-  job.source.key = "source";
-  return ReadModel(job, diagnostics);
-}
-
-Model ReadTinyModel(const std::string& config, bool mtp = false) {
-  Diagnostics diagnostics;
-  const std::optional<Model> model = Read(config, mtp, diagnostics);
-  EXPECT_EQ(diagnostics.Render(), "");
-  return model.value_or(Model());
-}
-
 std::string ReadErrors(const std::string& config, bool mtp) {
   Diagnostics diagnostics;
-  Read(config, mtp, diagnostics);
+  ReadTinyModel(config, mtp, diagnostics);
   // Messages alone, without places and source lines.
   const std::string word = "error: ";
   std::string messages;
@@ -82,29 +63,13 @@ std::string ReadErrors(const std::string& config, bool mtp) {
   return messages;
 }
 
-SideSpec Side(LayoutKind layout, int64_t tensor, int64_t pipeline = 1) {
-  SideSpec side = MakeSide(layout);
-  side.tensor_parallel.value = tensor;
-  side.pipeline_parallel.value = pipeline;
-  return side;
-}
-
-// The tensors of `all` whose names begin with `prefix`, without it.
-Tensors Under(const Tensors& all, const std::string& prefix) {
-  Tensors under;
-  for (const auto& [name, tensor] : all) {
-    if (name.starts_with(prefix)) under[name.substr(prefix.size())] = tensor;
-  }
-  return under;
-}
-
 TEST(MtpLayoutTest, MegatronsBlockOfANemotronNumbersItsLayersFromZero) {
   const Model model = ReadTinyModel(Nemotron(R"("num_nextn_predict_layers": 2,
                   "mtp_hybrid_override_pattern": "*E")"),
                                     /*mtp=*/true);
   const Tensors hf = Checkpoint(model);
   const std::vector<Tensors> ranks = LayOutAndExpand(
-      model, Side(LayoutKind::kMegatron, 2, 2), fb::Side::kDestination);
+      model, MakeSide(LayoutKind::kMegatron, 2, 2), fb::Side::kDestination);
   const Tensors& last = ranks[3];
   // The second prediction's layers are 2 and 3 of the checkpoint.
   EXPECT_EQ(last.at("mtp.layers.1.enorm.weight"),
@@ -127,8 +92,8 @@ TEST(MtpLayoutTest, MegatronsBlockOfANemotronNumbersItsLayersFromZero) {
 TEST(MtpLayoutTest, MegatronsPredictionOfQwen3NextIsOneLayer) {
   const Model model = ReadTinyModel(Qwen3Next(), /*mtp=*/true);
   const Tensors hf = Checkpoint(model);
-  const std::vector<Tensors> ranks =
-      LayOutAndExpand(model, Side(LayoutKind::kMegatron, 2), fb::Side::kSource);
+  const std::vector<Tensors> ranks = LayOutAndExpand(
+      model, MakeSide(LayoutKind::kMegatron, 2), fb::Side::kSource);
   EXPECT_EQ(ranks[1].at("mtp.layers.0.eh_proj.weight"),
             Rows(hf.at("mtp.fc.weight"), 2, 4));
   EXPECT_EQ(ranks[1].at("mtp.layers.0.hnorm.weight"),
@@ -148,7 +113,7 @@ TEST(MtpLayoutTest, VllmsDraftIsUnderItsOwnPrefixOnTheLastStage) {
     const Model model = ReadTinyModel(config, /*mtp=*/true);
     const Tensors hf = Checkpoint(model);
     const std::vector<Tensors> ranks = LayOutAndExpand(
-        model, Side(LayoutKind::kVllm, 2, 2), fb::Side::kDestination);
+        model, MakeSide(LayoutKind::kVllm, 2, 2), fb::Side::kDestination);
     const Tensors& last = ranks[3];
     EXPECT_EQ(last.at(join), Rows(hf.at(join), 2, 4));
     const Tensor& embedding = hf.at(model.params[0].name);
@@ -227,7 +192,7 @@ TEST(Qwen3NextTest, SomeLayersMayBeDense) {
 TEST(HybridSglangLayoutTest, AttentionHasNoModuleOfItsOwnInQwen3Next) {
   const Model model = ReadTinyModel(Qwen3Next());
   const Tensors hf = Checkpoint(model);
-  SideSpec side = Side(LayoutKind::kSglang, 4);
+  SideSpec side = MakeSide(LayoutKind::kSglang, 4);
   side.dp_attention.value = 2;
   side.expert_parallel.value = 2;
   side.embedding.value = EmbeddingCut::kAttention;
@@ -258,17 +223,17 @@ TEST(HybridSglangLayoutTest, AttentionHasNoModuleOfItsOwnInQwen3Next) {
 }
 
 TEST(HybridSglangLayoutTest, WhatItsQwen3NextLacksIsReported) {
-  EXPECT_EQ(
-      LayOutErrors(ReadTinyModel(Qwen3Next()), Side(LayoutKind::kSglang, 1, 2)),
-      "destination.pipeline_parallel 2: SGLang's qwen3_next has one "
-      "stage; wanted 1\n");
+  EXPECT_EQ(LayOutErrors(ReadTinyModel(Qwen3Next()),
+                         MakeSide(LayoutKind::kSglang, 1, 2)),
+            "destination.pipeline_parallel 2: SGLang's qwen3_next has one "
+            "stage; wanted 1\n");
   EXPECT_EQ(
       LayOutErrors(ReadTinyModel(Qwen3Next(R"(, "mlp_only_layers": [0])")),
-                   Side(LayoutKind::kSglang, 1)),
+                   MakeSide(LayoutKind::kSglang, 1)),
       "destination: SGLang's qwen3_next has experts in every layer, and "
       "the model has a dense MLP \"model.layers.0.mlp.up_proj.weight\"; "
       "wanted another layout (generic places any tensors)\n");
-  SideSpec side = Side(LayoutKind::kSglang, 1);
+  SideSpec side = MakeSide(LayoutKind::kSglang, 1);
   side.shared_experts = Given(SharedExperts::kFused);
   EXPECT_EQ(LayOutErrors(ReadTinyModel(Nemotron(kOnePrediction)), side),
             "destination.shared_experts \"fused\" is not what SGLang does with "
@@ -279,7 +244,7 @@ TEST(HybridSglangLayoutTest, ASharedExpertOfQwen3NextIsFusedIfItIsOfTheirSize) {
   const std::string mlp = "model.layers.1.mlp.";
   const Model model = ReadTinyModel(Qwen3Next());  // all of 4 features
   const Tensors hf = Checkpoint(model);
-  SideSpec side = Side(LayoutKind::kSglang, 2);
+  SideSpec side = MakeSide(LayoutKind::kSglang, 2);
   side.expert_parallel.value = 2;
   Tensors rank = LayOutAndExpand(model, side, fb::Side::kDestination).at(1);
   std::vector<Tensor> down;
@@ -299,7 +264,7 @@ TEST(HybridSglangLayoutTest, ASharedExpertOfQwen3NextIsFusedIfItIsOfTheirSize) {
 TEST(HybridSglangLayoutTest, NemotronIsNamedAsInVllmAndCutByAttentionRanks) {
   const Model model = ReadTinyModel(Nemotron(kOnePrediction));
   const Tensors hf = Checkpoint(model);
-  SideSpec side = Side(LayoutKind::kSglang, 4);
+  SideSpec side = MakeSide(LayoutKind::kSglang, 4);
   side.dp_attention.value = 2;
   side.embedding.value = EmbeddingCut::kAttention;
   const Tensors rank =
@@ -321,7 +286,7 @@ TEST(HybridSglangLayoutTest, NemotronIsNamedAsInVllmAndCutByAttentionRanks) {
 TEST(HybridSglangLayoutTest, GptOssCutsHeadsByItsAttentionRanks) {
   const Model model = ReadTinyModel(kGptOss);
   const Tensors hf = Checkpoint(model);
-  SideSpec side = Side(LayoutKind::kSglang, 4);
+  SideSpec side = MakeSide(LayoutKind::kSglang, 4);
   side.dp_attention.value = 2;
   side.expert_parallel.value = 2;
   side.embedding.value = EmbeddingCut::kAttention;
@@ -348,7 +313,7 @@ TEST(HybridSglangLayoutTest, GptOssCutsHeadsByItsAttentionRanks) {
 TEST(HybridSglangLayoutTest, TritonKernelsWantExpertsTransposed) {
   const Model model = ReadTinyModel(kGptOss);
   const Tensors hf = Under(Checkpoint(model), "model.layers.0.mlp.experts.");
-  SideSpec side = Side(LayoutKind::kSglang, 1);
+  SideSpec side = MakeSide(LayoutKind::kSglang, 1);
   side.moe_backend = Given(std::string("triton_kernel"));
   const Tensors found =
       Under(LayOutAndExpand(model, side, fb::Side::kDestination).at(0),
@@ -380,7 +345,7 @@ Buffer BufferOf(const Model& model, const SideSpec& side,
 
 TEST(HybridVllmLayoutTest, AttentionSinksMayHaveACopy) {
   const Buffer sinks =
-      BufferOf(ReadTinyModel(kGptOss), Side(LayoutKind::kVllm, 1),
+      BufferOf(ReadTinyModel(kGptOss), MakeSide(LayoutKind::kVllm, 1),
                "model.layers.{0}.attn.sinks");
   ASSERT_EQ(sinks.post_hooks.size(), 1);
   EXPECT_EQ(sinks.post_hooks[0].name, "derive-attention-sinks");
@@ -390,7 +355,7 @@ TEST(HybridVllmLayoutTest, EveryStageOfQwen3NextHasAVocabularyAndOneTheNorm) {
   const Model model = ReadTinyModel(Qwen3Next());
   const Tensors hf = Checkpoint(model);
   const std::vector<Tensors> ranks = LayOutAndExpand(
-      model, Side(LayoutKind::kVllm, 1, 2), fb::Side::kDestination);
+      model, MakeSide(LayoutKind::kVllm, 1, 2), fb::Side::kDestination);
   const Tensor unread = Filled({64, 4}, Tensor::kSkip);
   EXPECT_EQ(ranks[0].at("lm_head.weight"), unread);
   EXPECT_EQ(ranks[1].at("lm_head.weight"), hf.at("lm_head.weight"));

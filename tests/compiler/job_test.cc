@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tests/compiler/temporary_directory.h"
 
@@ -180,8 +182,8 @@ TEST(JobTest, AnAxisOfOneIsRightForEveryLayout) {
 TEST(JobTest, UnknownKeyNamesTheNearestKnownKey) {
   EXPECT_EQ(
       Read(WithSource(R"({"layout": "megatron", "tensor_paralel": 2})")).errors,
-      "job.json:2:35: error: unknown key \"tensor_paralel\"; did you mean "
-      "\"tensor_parallel\"?\n"
+      "job.json:2:35: error: unknown key \"tensor_paralel\" in source; did you "
+      "mean \"tensor_parallel\"?\n"
       "    2 |  \"source\": {\"layout\": \"megatron\", \"tensor_paralel\": "
       "2},\n"
       "      |                                   ^\n");
@@ -192,19 +194,45 @@ TEST(JobTest, UnknownKeyUnlikeAnyNamesAllKnownKeys) {
  "destination": {"layout": "vllm"},
  "topology": {"racks": 2}})")
                 .errors,
-            "job.json:3:15: error: unknown key \"racks\"; wanted "
+            "job.json:3:15: error: unknown key \"racks\" in topology; wanted "
             "gpus_per_host, hosts, peer_gigabytes_per_second or "
             "network_gigabytes_per_second\n"
             "    3 |  \"topology\": {\"racks\": 2}}\n"
             "      |               ^\n");
 }
 
+TEST(JobTest, UnknownKeyUnlikeAnyNamesTheKeysOfItsLayoutAlone) {
+  const std::string errors =
+      Read(WithSource(R"({"layout": "fsdp", "shards": 2})")).errors;
+  EXPECT_EQ(errors.substr(0, errors.find('\n')),
+            "job.json:2:31: error: unknown key \"shards\" in source; wanted "
+            "layout, tensor_parallel, data_parallel, replicas, "
+            "expert_parallel, dtype, scale_fmt, fused_experts, "
+            "expert_shard_dim or mtp");
+}
+
+TEST(JobTest, AKeyShortenedAsFlagsAreNamesTheKey) {
+  for (const auto& [layout, flag, key] :
+       std::vector<std::array<std::string, 3>>{
+           {"vllm", "tp", "tensor_parallel"},
+           {"sglang", "dp_size", "data_parallel"},
+           {"megatron", "etp_size", "expert_tensor_parallel"}}) {
+    const std::string errors = Read(WithSource("{\"layout\": \"" + layout +
+                                               "\", \"" + flag + "\": 2}"))
+                                   .errors;
+    EXPECT_NE(errors.find("unknown key \"" + flag +
+                          "\" in source; did you mean \"" + key + "\"?\n"),
+              std::string::npos)
+        << errors;
+  }
+}
+
 TEST(JobTest, KeyOfAnotherLayoutIsAnError) {
   EXPECT_EQ(Read(WithSource(R"({"layout": "vllm",
    "virtual_pipeline_parallel": 2})"))
                 .errors,
-            "job.json:3:4: error: layout \"vllm\" has no key "
-            "\"virtual_pipeline_parallel\"\n"
+            "job.json:3:4: error: source.virtual_pipeline_parallel is a key of "
+            "layout megatron; source.layout is vllm\n"
             "    3 |    \"virtual_pipeline_parallel\": 2},\n"
             "      |    ^\n");
 }
@@ -248,12 +276,13 @@ TEST(JobTest, UnknownLayoutNamesTheNearest) {
 }
 
 TEST(JobTest, OtherDTypesAreNotSupportedYet) {
-  EXPECT_EQ(Read(WithSource(R"({"layout": "vllm", "dtype": "int8"})")).errors,
-            "job.json:2:40: error: dtype int8 is not supported yet; wanted "
-            "bf16, fp16, fp32, fp8_e4m3_block128 or mxfp8_e4m3\n"
-            "    2 |  \"source\": {\"layout\": \"vllm\", \"dtype\": "
-            "\"int8\"},\n"
-            "      |                                        ^\n");
+  EXPECT_EQ(
+      Read(WithSource(R"({"layout": "vllm", "dtype": "int8"})")).errors,
+      "job.json:2:40: error: source.dtype int8 is not supported yet; wanted "
+      "bf16, fp16, fp32, fp8_e4m3_block128 or mxfp8_e4m3\n"
+      "    2 |  \"source\": {\"layout\": \"vllm\", \"dtype\": "
+      "\"int8\"},\n"
+      "      |                                        ^\n");
 }
 
 TEST(JobTest, ASideMayBeQuantised) {
@@ -270,20 +299,31 @@ TEST(JobTest, ASideMayBeQuantised) {
 TEST(JobTest, ScaleFormatsAreThoseOfBlocks) {
   EXPECT_EQ(
       Read(WithSource(R"({"layout": "vllm", "scale_fmt": "ue8m0"})")).errors,
-      "job.json:2:44: error: scale_fmt is a key beside dtype "
-      "fp8_e4m3_block128 alone\n"
+      "job.json:2:44: error: source.scale_fmt goes with dtype "
+      "fp8_e4m3_block128 alone; source.dtype is not given\n"
       "    2 |  \"source\": {\"layout\": \"vllm\", \"scale_fmt\": "
       "\"ue8m0\"},\n"
       "      |                                            ^\n");
 }
 
+TEST(JobTest, ScaleFormatsHaveNames) {
+  const std::string errors =
+      Read(WithSource(R"({"layout": "vllm", "dtype": "fp8_e4m3_block128",
+ "scale_fmt": "fp32"})"))
+          .errors;
+  EXPECT_EQ(errors.substr(0, errors.find('\n')),
+            "job.json:3:15: error: source.scale_fmt is \"fp32\"; wanted "
+            "\"ue8m0\"");
+}
+
 TEST(JobTest, UnknownDTypeIsAnError) {
-  EXPECT_EQ(Read(WithSource(R"({"layout": "vllm", "dtype": "bf61"})")).errors,
-            "job.json:2:40: error: unknown dtype \"bf61\"; wanted bf16, fp16, "
-            "fp32, fp8_e4m3_block128 or mxfp8_e4m3\n"
-            "    2 |  \"source\": {\"layout\": \"vllm\", \"dtype\": "
-            "\"bf61\"},\n"
-            "      |                                        ^\n");
+  EXPECT_EQ(
+      Read(WithSource(R"({"layout": "vllm", "dtype": "bf61"})")).errors,
+      "job.json:2:40: error: source.dtype is \"bf61\"; wanted bf16, fp16, "
+      "fp32, fp8_e4m3_block128 or mxfp8_e4m3\n"
+      "    2 |  \"source\": {\"layout\": \"vllm\", \"dtype\": "
+      "\"bf61\"},\n"
+      "      |                                        ^\n");
 }
 
 TEST(JobTest, ReportsAllMissingKeysInOneRun) {
@@ -646,7 +686,8 @@ TEST(GenericSideTest, MeshesBelongToGenericAlone) {
   const std::string errors =
       Read(WithSource(R"({"layout": "vllm", "meshes": {}})")).errors;
   EXPECT_EQ(errors.substr(0, errors.find('\n')),
-            "job.json:2:31: error: layout \"vllm\" has no key \"meshes\"");
+            "job.json:2:31: error: source.meshes is a key of layout generic; "
+            "source.layout is vllm");
 }
 
 }  // namespace

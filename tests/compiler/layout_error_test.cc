@@ -87,7 +87,8 @@ TEST(LayoutErrorTest, ExpertParallelNeedsExperts) {
   SideSpec side = Vllm();
   side.expert_parallel_enabled.value = true;
   ExpectOnly(MakeModel({}), side,
-             "destination.expert_parallel needs a model with experts");
+             "destination.expert_parallel needs a model with experts; this "
+             "qwen3 has none");
 }
 
 TEST(LayoutErrorTest, ExpertsOfVllmAreCutByDataTimesTensor) {
@@ -225,7 +226,8 @@ TEST(LayoutErrorTest, MoeBackendThatReordersWeightsIsRefused) {
                "\"triton\" or \"flashinfer_cutlass\"");
     side.moe_backend = Given<std::string>("triton");
     ExpectOnly(MakeModel({}), side,
-               "destination.moe_backend needs a model with experts");
+               "destination.moe_backend needs a model with experts; this "
+               "qwen3 has none");
   }
 }
 
@@ -235,8 +237,10 @@ TEST(LayoutErrorTest, AxesOfSglangLieWithinTensorParallelism) {
   side.dp_attention.value = 3;
   side.expert_parallel.value = 8;
   ExpectOnly(MakeModel({.experts = 8}), side,
-             "destination.dp_attention 3 does not divide tensor_parallel 4\n"
-             "destination.expert_parallel 8 does not divide tensor_parallel 4");
+             "destination.dp_attention 3 does not divide "
+             "destination.tensor_parallel 4; wanted 1, 2 or 4\n"
+             "destination.expert_parallel 8 does not divide "
+             "destination.tensor_parallel 4; wanted 1, 2 or 4");
 }
 
 TEST(LayoutErrorTest, SglangsDataParallelismIsOfEnginesOrOfAttention) {
@@ -274,9 +278,18 @@ TEST(LayoutErrorTest, CutsByAttentionNeedAttentionDataParallelism) {
   side.dp_lm_head.value = true;
   side.embedding.value = EmbeddingCut::kAttention;
   ExpectOnly(MakeModel({}), side,
-             "destination.dp_lm_head needs dp_attention of 2 or more\n"
+             "destination.dp_lm_head needs dp_attention of 2 or more; "
+             "destination.dp_attention is 1 (the default)\n"
              "destination.embedding \"attention\" needs dp_attention of 2 or "
-             "more");
+             "more; destination.dp_attention is 1 (the default)");
+}
+
+TEST(LayoutErrorTest, SharedExpertsOfAModelWithoutAreReported) {
+  SideSpec side = Sglang();
+  side.shared_experts = Given(SharedExperts::kFused);
+  ExpectOnly(MakeModel({.experts = 4}), side,
+             "destination.shared_experts needs a model with shared experts; "
+             "this qwen3_moe has none");
 }
 
 TEST(LayoutErrorTest, WhatSglangsModelsLackIsReported) {

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "absl/strings/str_replace.h"
+#include "compiler/model/model.h"
+#include "tests/compiler/temporary_directory.h"
 
 namespace refit::layout_testing {
 namespace {
@@ -314,11 +316,39 @@ std::string LayOutErrors(const Model& model, const SideSpec& side) {
   return absl::StrReplaceAll(diagnostics.Render(), {{"error: ", ""}});
 }
 
-SideSpec MakeSide(LayoutKind layout) {
+std::optional<Model> ReadTinyModel(const std::string& config, bool mtp,
+                                   Diagnostics& diagnostics) {
+  const TemporaryDirectory directory;
+  Job job;
+  job.model.config_path = directory.Write("config.json", config);
+  job.source.mtp = Given(mtp);
+  job.source.key = "source";
+  return ReadModel(job, diagnostics);
+}
+
+Model ReadTinyModel(const std::string& config, bool mtp) {
+  Diagnostics diagnostics;
+  const std::optional<Model> model = ReadTinyModel(config, mtp, diagnostics);
+  EXPECT_EQ(diagnostics.Render(), "");
+  return model.value_or(Model());
+}
+
+SideSpec MakeSide(LayoutKind layout, int64_t tensor_parallel,
+                  int64_t pipeline_parallel) {
   SideSpec side;
   side.key = "destination";
   side.layout = Given(layout);
+  side.tensor_parallel.value = tensor_parallel;
+  side.pipeline_parallel.value = pipeline_parallel;
   return side;
+}
+
+Tensors Under(const Tensors& all, const std::string& prefix) {
+  Tensors under;
+  for (const auto& [name, tensor] : all) {
+    if (name.starts_with(prefix)) under[name.substr(prefix.size())] = tensor;
+  }
+  return under;
 }
 
 void ExpectSameTensors(const Tensors& found, const Tensors& wanted) {
@@ -333,6 +363,22 @@ void ExpectSameTensors(const Tensors& found, const Tensors& wanted) {
   }
   for (const auto& [name, tensor] : found) {
     EXPECT_TRUE(wanted.contains(name)) << "unexpected " << name;
+  }
+}
+
+void ExpectSameRanks(const std::vector<Tensors>& found, int64_t wanted_ranks,
+                     absl::FunctionRef<Tensors(int64_t rank)> wanted) {
+  ASSERT_EQ(found.size(), wanted_ranks);
+  for (int64_t rank = 0; rank < wanted_ranks; ++rank) {
+    SCOPED_TRACE(rank);
+    const Tensors& tensors = found[static_cast<size_t>(rank)];
+    ExpectSameTensors(tensors, wanted(rank));
+    for (const auto& [name, tensor] : tensors) {
+      EXPECT_EQ(std::count(tensor.cells.begin(), tensor.cells.end(),
+                           Tensor::kNothing),
+                0)
+          << name;
+    }
   }
 }
 

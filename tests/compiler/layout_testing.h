@@ -6,9 +6,11 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "compiler/layout/layout.h"
 
 namespace refit::layout_testing {
@@ -32,6 +34,12 @@ struct ModelSizes {
 };
 
 Model MakeModel(const ModelSizes& sizes);
+
+// The model of a config.json, and with `mtp` its layers of multi-token
+// prediction. Without diagnostics one fails the test.
+std::optional<Model> ReadTinyModel(const std::string& config, bool mtp,
+                                   Diagnostics& diagnostics);
+Model ReadTinyModel(const std::string& config, bool mtp = false);
 
 // A tensor whose cells name elements: every element of a model's params has
 // its own number. Negative cells are none.
@@ -73,10 +81,18 @@ std::vector<Tensors> LayOutAndExpand(const Model& model, const SideSpec& side,
 std::string LayOutErrors(const Model& model, const SideSpec& side);
 
 // A side named "destination" with this layout.
-SideSpec MakeSide(LayoutKind layout);
+SideSpec MakeSide(LayoutKind layout, int64_t tensor_parallel = 1,
+                  int64_t pipeline_parallel = 1);
+
+// The tensors of `all` whose names begin with `prefix`, without it.
+Tensors Under(const Tensors& all, const std::string& prefix);
 
 // Fails the test naming the tensors that differ.
 void ExpectSameTensors(const Tensors& found, const Tensors& wanted);
+
+// The same for each of `wanted_ranks` ranks, of which no cell is left over.
+void ExpectSameRanks(const std::vector<Tensors>& found, int64_t wanted_ranks,
+                     absl::FunctionRef<Tensors(int64_t rank)> wanted);
 
 // A given value.
 template <typename T>

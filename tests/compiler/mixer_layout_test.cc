@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <map>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -45,36 +44,6 @@ constexpr char kGptOss[] = R"({"model_type": "gpt_oss", "hidden_size": 3,
     "vocab_size": 64, "num_hidden_layers": 1, "num_local_experts": 4,
     "intermediate_size": 4})";
 
-Job JobOf(const TemporaryDirectory& directory, const std::string& config) {
-  Job job;
-  job.model.config_path = directory.Write("config.json", config);
-  return job;
-}
-
-Model ReadTinyModel(const std::string& config) {
-  const TemporaryDirectory directory;
-  Diagnostics diagnostics;
-  const std::optional<Model> model =
-      ReadModel(JobOf(directory, config), diagnostics);
-  EXPECT_EQ(diagnostics.Render(), "");
-  return model.value_or(Model());
-}
-
-SideSpec Side(LayoutKind layout, int64_t tensor_parallel) {
-  SideSpec side = MakeSide(layout);
-  side.tensor_parallel.value = tensor_parallel;
-  return side;
-}
-
-// The tensors of `all` whose names begin with `prefix`, without it.
-Tensors Under(const Tensors& all, const std::string& prefix) {
-  Tensors under;
-  for (const auto& [name, tensor] : all) {
-    if (name.starts_with(prefix)) under[name.substr(prefix.size())] = tensor;
-  }
-  return under;
-}
-
 // Rows of one tensor in the order of `ranges`.
 Tensor Take(const Tensor& tensor,
             const std::vector<std::pair<int64_t, int64_t>>& ranges) {
@@ -88,8 +57,8 @@ Tensor Take(const Tensor& tensor,
 TEST(MixerLayoutTest, MegatronCutsEachPartOfAMambaMixer) {
   const Model model = ReadTinyModel(absl::StrFormat(kNemotron, 2));
   const Tensors hf = Under(Checkpoint(model), "backbone.layers.0.");
-  const std::vector<Tensors> ranks =
-      LayOutAndExpand(model, Side(LayoutKind::kMegatron, 2), fb::Side::kSource);
+  const std::vector<Tensors> ranks = LayOutAndExpand(
+      model, MakeSide(LayoutKind::kMegatron, 2), fb::Side::kSource);
   Tensors wanted = {
       {"in_proj.layer_norm_weight", hf.at("norm.weight")},
       {"in_proj.weight",
@@ -110,7 +79,7 @@ TEST(MixerLayoutTest, MegatronCutsEachPartOfAMambaMixer) {
 TEST(MixerLayoutTest, MegatronsHybridLayersHaveTheirOwnNormsAndNoGates) {
   const Model model = ReadTinyModel(absl::StrFormat(kNemotron, 2));
   const Tensors hf = Checkpoint(model);
-  SideSpec side = Side(LayoutKind::kMegatron, 2);
+  SideSpec side = MakeSide(LayoutKind::kMegatron, 2);
   side.expert_tensor_parallel.value = 2;
   const std::vector<Tensors> ranks =
       LayOutAndExpand(model, side, fb::Side::kSource);
@@ -149,7 +118,7 @@ TEST(MixerLayoutTest, VllmKeepsASingleMambaGroupWholeOnEachRank) {
   const Model model = ReadTinyModel(absl::StrFormat(kNemotron, 1));
   const Tensors hf = Under(Checkpoint(model), "backbone.layers.0.mixer.");
   const std::vector<Tensors> ranks = LayOutAndExpand(
-      model, Side(LayoutKind::kVllm, 2), fb::Side::kDestination);
+      model, MakeSide(LayoutKind::kVllm, 2), fb::Side::kDestination);
   // z 0, x 8, B 16, C 19, dt 22.
   ExpectSameTensors(
       Under(ranks[1], "model.layers.0.mixer."),
@@ -168,18 +137,18 @@ TEST(MixerLayoutTest, VllmKeepsASingleMambaGroupWholeOnEachRank) {
 
 TEST(MixerLayoutTest, MambaGroupsThatCannotBeCutAreReported) {
   const Model one = ReadTinyModel(absl::StrFormat(kNemotron, 1));
-  EXPECT_EQ(LayOutErrors(one, Side(LayoutKind::kMegatron, 2)),
+  EXPECT_EQ(LayOutErrors(one, MakeSide(LayoutKind::kMegatron, 2)),
             "destination.tensor_parallel 2 does not divide 1 Mamba groups\n");
   const Model two = ReadTinyModel(absl::StrFormat(kNemotron, 2));
-  EXPECT_EQ(LayOutErrors(two, Side(LayoutKind::kVllm, 4)),
+  EXPECT_EQ(LayOutErrors(two, MakeSide(LayoutKind::kVllm, 4)),
             "destination.tensor_parallel 4 does not divide 2 Mamba groups\n");
 }
 
 TEST(MixerLayoutTest, MegatronGathersThePartsOfADeltaNetsHeads) {
   const Model model = ReadTinyModel(kQwen3Next);
   const Tensors hf = Under(Checkpoint(model), "model.layers.0.linear_attn.");
-  const std::vector<Tensors> whole =
-      LayOutAndExpand(model, Side(LayoutKind::kMegatron, 1), fb::Side::kSource);
+  const std::vector<Tensors> whole = LayOutAndExpand(
+      model, MakeSide(LayoutKind::kMegatron, 1), fb::Side::kSource);
   const Tensor& qkvz = hf.at("in_proj_qkvz.weight");
   const Tensor& ba = hf.at("in_proj_ba.weight");
   EXPECT_EQ(whole[0].at("decoder.layers.0.self_attention.in_proj.weight"),
@@ -192,8 +161,8 @@ TEST(MixerLayoutTest, MegatronGathersThePartsOfADeltaNetsHeads) {
                                 {6, 10},
                                 {16, 20}}),
                     Take(ba, {{0, 2}, {4, 6}, {2, 4}, {6, 8}})}));
-  const std::vector<Tensors> ranks =
-      LayOutAndExpand(model, Side(LayoutKind::kMegatron, 2), fb::Side::kSource);
+  const std::vector<Tensors> ranks = LayOutAndExpand(
+      model, MakeSide(LayoutKind::kMegatron, 2), fb::Side::kSource);
   const Tensors found = Under(ranks[1], "decoder.layers.0.self_attention.");
   // Key head 1.
   EXPECT_EQ(found.at("in_proj.weight"),
@@ -206,8 +175,8 @@ TEST(MixerLayoutTest, MegatronGathersThePartsOfADeltaNetsHeads) {
 TEST(MixerLayoutTest, MegatronsQueryGroupsHoldTheirOutputGates) {
   const Model model = ReadTinyModel(kQwen3Next);
   const Tensors hf = Under(Checkpoint(model), "model.layers.1.self_attn.");
-  const std::vector<Tensors> ranks =
-      LayOutAndExpand(model, Side(LayoutKind::kMegatron, 2), fb::Side::kSource);
+  const std::vector<Tensors> ranks = LayOutAndExpand(
+      model, MakeSide(LayoutKind::kMegatron, 2), fb::Side::kSource);
   // Rows of q_proj: q0, gate0, q1, gate1 … The second group has heads 2 and 3.
   EXPECT_EQ(
       ranks[1].at("decoder.layers.1.self_attention.linear_qkv.weight"),
@@ -220,7 +189,7 @@ TEST(MixerLayoutTest, VllmKeepsTheCheckpointsOrderOfHeads) {
   const Model model = ReadTinyModel(kQwen3Next);
   const Tensors hf = Checkpoint(model);
   const std::vector<Tensors> ranks = LayOutAndExpand(
-      model, Side(LayoutKind::kVllm, 2), fb::Side::kDestination);
+      model, MakeSide(LayoutKind::kVllm, 2), fb::Side::kDestination);
   const Tensors delta = Under(hf, "model.layers.0.linear_attn.");
   const Tensors found = Under(ranks[1], "model.layers.0.linear_attn.");
   EXPECT_EQ(found.at("in_proj_qkvz.weight"),
@@ -244,7 +213,7 @@ int64_t GateUp(const Tensor& tensor, int64_t expert, int64_t in, int64_t out,
 TEST(MixerLayoutTest, MegatronPartsTheColumnsOfFusedExperts) {
   const Model model = ReadTinyModel(kGptOss);
   const Tensors hf = Under(Checkpoint(model), "model.layers.0.mlp.experts.");
-  SideSpec side = Side(LayoutKind::kMegatron, 2);
+  SideSpec side = MakeSide(LayoutKind::kMegatron, 2);
   side.data_parallel.value = 2;
   side.expert_parallel.value = 2;
   side.expert_tensor_parallel.value = 2;
@@ -282,7 +251,7 @@ TEST(MixerLayoutTest, VllmAlternatesGateAndUpRowsOfFusedExperts) {
   const Model model = ReadTinyModel(kGptOss);
   const Tensors hf = Under(Checkpoint(model), "model.layers.0.");
   const std::vector<Tensors> ranks = LayOutAndExpand(
-      model, Side(LayoutKind::kVllm, 2), fb::Side::kDestination);
+      model, MakeSide(LayoutKind::kVllm, 2), fb::Side::kDestination);
   const std::string module = "model.layers.0.mlp.experts.routed_experts.";
   Tensor w13 = {.shape = {4, 4, 3}, .cells = {}};
   for (int64_t expert = 0; expert < 4; ++expert) {
@@ -308,7 +277,8 @@ TEST(MixerLayoutTest, VllmAlternatesGateAndUpRowsOfFusedExperts) {
 std::set<std::string> PostHooksOf(const std::string& config, LayoutKind source,
                                   LayoutKind destination) {
   const TemporaryDirectory directory;
-  Job job = JobOf(directory, config);
+  Job job;
+  job.model.config_path = directory.Write("config.json", config);
   job.source = MakeSide(source);
   job.destination = MakeSide(destination);
   Diagnostics diagnostics;

@@ -2,6 +2,7 @@
 #include "compiler/passes/quantise_waves.h"
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -176,6 +177,19 @@ void ExpectWindowsInTurns(const PlanFile& plan, int32_t rank,
   EXPECT_TRUE(shared) << "no bytes are used twice";
 }
 
+// What the rank's scratch takes in each wave, in order.
+std::vector<uint64_t> WaveSizes(const PlanFile& plan, int32_t rank) {
+  const fb::RankProgram& program = *plan.body().programs()->Get(rank);
+  const std::vector<uint64_t> sizes = ScratchSizes(plan, rank);
+  std::map<uint32_t, uint64_t> by_begin;
+  for (uint32_t i = 0; i < sizes.size(); ++i) {
+    by_begin[program.scratch_windows()->Get(i)->begin()] += sizes[i];
+  }
+  std::vector<uint64_t> waves;
+  for (const auto& [begin, bytes] : by_begin) waves.push_back(bytes);
+  return waves;
+}
+
 TEST(QuantiseWavesTest, SourcesTakeTurnsInTheirScratch) {
   const absl::StatusOr<PlanFile> plan = CompileMoe(
       R"("tensor_parallel": 2, "data_parallel": 2, "expert_parallel": 2,
@@ -197,6 +211,23 @@ TEST(QuantiseWavesTest, DestinationsTakeTurnsInTheirScratch) {
   }
 }
 
+TEST(QuantiseWavesTest, ScratchIsNoLargerThanTwoNeighbouringWaves) {
+  const absl::StatusOr<PlanFile> plan =
+      CompileMoe(R"("tensor_parallel": 2)", R"("tensor_parallel": 2)",
+                 R"("scratch_bytes": 500000)");
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  for (int32_t rank = 0; rank < plan->source_ranks(); ++rank) {
+    const std::vector<uint64_t> waves = WaveSizes(*plan, rank);
+    ASSERT_GT(waves.size(), 2u);
+    uint64_t neighbours = 0;
+    for (size_t i = 1; i < waves.size(); ++i) {
+      neighbours = std::max(neighbours, waves[i - 1] + waves[i]);
+    }
+    EXPECT_EQ(plan->body().programs()->Get(rank)->scratch_arena_bytes(),
+              neighbours);
+  }
+}
+
 TEST(QuantiseWavesTest, WhatFitsNeedsNoWindows) {
   const absl::StatusOr<PlanFile> plan =
       CompileMoe(R"("tensor_parallel": 2)", R"("tensor_parallel": 2)", "");
@@ -212,9 +243,9 @@ TEST(QuantiseWavesTest, SmallWindowsThatDoNotFitSayWhatToDo) {
       CompileMoe(R"("tensor_parallel": 2)", R"("tensor_parallel": 2)",
                  R"("scratch_bytes": 4096)", &errors);
   EXPECT_FALSE(plan.ok());
-  EXPECT_NE(errors.find("rank 0 needs 66560 bytes of scratch to quantise at "
+  EXPECT_NE(errors.find("rank 0 needs 33280 bytes of scratch to quantise at "
                         "the source, in the smallest windows; "
-                        "options.scratch_bytes is 4096, wanted 66560"),
+                        "options.scratch_bytes is 4096, wanted 33280"),
             std::string::npos)
       << errors;
 }

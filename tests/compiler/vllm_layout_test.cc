@@ -1,7 +1,6 @@
 // vLLM's layout against whole tensors cut and joined as its weight loaders do.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -189,19 +188,10 @@ class Oracle {
 
 void ExpectMatchesOracle(const ModelSizes& sizes, const Mesh& mesh) {
   Oracle oracle(sizes, mesh);
-  const std::vector<Tensors> ranks =
-      LayOutAndExpand(oracle.model(), SideOf(mesh), fb::Side::kDestination);
-  ASSERT_EQ(ranks.size(), mesh.tp * mesh.pp * mesh.dp * mesh.replicas);
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    SCOPED_TRACE(rank);
-    ExpectSameTensors(ranks[rank], oracle.Rank(static_cast<int64_t>(rank)));
-    for (const auto& [name, tensor] : ranks[rank]) {
-      EXPECT_EQ(std::count(tensor.cells.begin(), tensor.cells.end(),
-                           Tensor::kNothing),
-                0)
-          << name;
-    }
-  }
+  ExpectSameRanks(
+      LayOutAndExpand(oracle.model(), SideOf(mesh), fb::Side::kDestination),
+      mesh.tp * mesh.pp * mesh.dp * mesh.replicas,
+      [&](int64_t rank) { return oracle.Rank(rank); });
 }
 
 TEST(VllmLayoutTest, DenseModelIsCutByTensorParallelism) {

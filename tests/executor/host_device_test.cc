@@ -15,5 +15,37 @@ INSTANTIATE_TEST_SUITE_P(Host, DeviceConformance,
                            return std::make_unique<HostDevice>();
                          })));
 
+std::unique_ptr<DeviceFence> MakeFence(int32_t rank) {
+  absl::StatusOr<std::unique_ptr<DeviceFence>> fence =
+      HostDevice().CreateFence(rank, /*world_size=*/2, /*shares_device=*/false);
+  return fence.ok() ? *std::move(fence) : nullptr;
+}
+
+// As when the exchange fails on the peer alone.
+TEST(HostFenceTest, AFenceThatIsGoneBeforeItsPeerConnectsIsRefused) {
+  const std::unique_ptr<DeviceFence> fence = MakeFence(0);
+  std::string exported;
+  {
+    const std::unique_ptr<DeviceFence> gone = MakeFence(1);
+    const absl::StatusOr<std::string> theirs = gone->Export();
+    ASSERT_TRUE(theirs.ok()) << theirs.status();
+    exported = *theirs;
+    EXPECT_TRUE(fence->Connect({1}, {exported}).ok());
+  }
+  const absl::Status status = fence->Connect({1}, {exported});
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.message(), "fence of rank 1: the rank has given it up");
+}
+
+TEST(HostFenceTest, APeerHoldsAnEndLongerThanItsFence) {
+  const std::unique_ptr<DeviceFence> fence = MakeFence(0);
+  std::unique_ptr<DeviceFence> gone = MakeFence(1);
+  const absl::StatusOr<std::string> theirs = gone->Export();
+  ASSERT_TRUE(theirs.ok()) << theirs.status();
+  ASSERT_TRUE(fence->Connect({1}, {*theirs}).ok());
+  gone.reset();
+  EXPECT_TRUE(fence->Grant({1}, nullptr).ok());
+}
+
 }  // namespace
 }  // namespace refit

@@ -470,6 +470,74 @@ TEST(DiffTest, WhatIsQuantisedIsTraffic) {
             "elements\n");
 }
 
+// Ranks 0 and 1 both hold what QuantisedSpec's source does; rank 2 is sent a
+// layer by each, and quantises them itself.
+PlanSpec QuantisedAtTheDestinationSpec() {
+  PlanSpec spec = QuantisedSpec();
+  spec.source_ranks = 2;
+  PlanSpec::Buffer& scratch = spec.buffers[1];
+  scratch.name = "scratch.bf16";
+  scratch.dtype = fb::DType::kBf16;
+  scratch.fragments[0].param = 0;
+  const auto layer = [](uint32_t slot, uint64_t number) {
+    return std::vector<PlanSpec::Copy>{{.slot = slot,
+                                        .offset = 18 * number,
+                                        .loops = {{18, 1}},
+                                        .staging_offset = 0,
+                                        .dtype = fb::DType::kBf16}};
+  };
+  spec.copy_lists = {{}, layer(0, 0), layer(0, 1), layer(2, 0), layer(2, 1)};
+  spec.programs = {
+      {.buffers = {0},
+       .messages = {SendTo(2, 0, 1, 0, 48)},
+       .staging_bytes = 48},
+      {.buffers = {0},
+       .messages = {SendTo(2, 0, 2, 0, 48)},
+       .staging_bytes = 48},
+      {.buffers = {3, 4, 1},
+       .messages = {RecvFrom(0, 0, 3, 0, 48), RecvFrom(1, 0, 4, 48, 48)},
+       .staging_bytes = 96,
+       .scratch_buffers = 1,
+       .quantises = {fb::Quantise(
+           /*quantisation=*/0, /*input_slot=*/2,
+           /*output_slot=*/0, /*scale_slot=*/1, /*loops_begin=*/0,
+           /*loops_count=*/1, /*offsets=*/0, 0, 0, /*rows=*/3,
+           /*columns=*/6, /*row strides=*/6, 6, 2)}}};
+  return spec;
+}
+
+TEST(DiffTest, SendersIntoScratchThatSwapPartsAreTraffic) {
+  const PlanSpec spec = QuantisedAtTheDestinationSpec();
+  PlanSpec other = spec;
+  other.programs[0].messages = {SendTo(2, 0, 2, 0, 48)};
+  other.programs[1].messages = {SendTo(2, 0, 1, 0, 48)};
+  other.programs[2].messages = {RecvFrom(0, 0, 4, 0, 48),
+                                RecvFrom(1, 0, 3, 48, 48)};
+  EXPECT_EQ(TextOf(spec, other),
+            "traffic\n"
+            "  SENDER_CHANGED buffer \"scratch.bf16\" of rank 2: from 0..1, "
+            "each another part\n");
+  EXPECT_EQ(TextOf(spec, spec), "");
+}
+
+TEST(DiffTest, SendersIntoScratchThatHoldsSomethingElseGoWithoutSaying) {
+  const PlanSpec spec = QuantisedAtTheDestinationSpec();
+  PlanSpec other = spec;
+  // The layers change places in scratch, of unequal halves.
+  PlanSpec::Buffer& scratch = other.buffers[1];
+  scratch.shape = {40};
+  scratch.fragments = {scratch.fragments[0], scratch.fragments[0]};
+  for (const size_t layer : {0, 1}) {
+    scratch.fragments[layer].lo[0] = layer;
+    scratch.fragments[layer].extent[0] = 1;
+    scratch.fragments[layer].offset = layer == 0 ? 20 : 0;
+  }
+  other.copy_lists[3][0].offset = 20;
+  other.copy_lists[4][0].offset = 0;
+  EXPECT_EQ(TextOf(spec, other),
+            "schedule\n  WINDOWS_CHANGED rank 2: 72 bytes -> 80 bytes\n");
+}
+
 TEST(DiffTest, TextShowsTwentyLinesOfARuleAndJsonAll) {
   PlanSpec other = SampleSpec();
   for (int i = 0; i < 25; ++i) {

@@ -455,6 +455,35 @@ TEST(PlanDoorTest, UnknownEnumsAreRefused) {
       "round 1: unknown route 0");
 }
 
+// Their digests are right: whoever wrote them redid all three.
+TEST(PlanDoorTest, TextThatIsNotUtf8IsRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.params[1].name = "norm\xff"; }),
+            "param 1: name is not UTF-8: byte 0xff at offset 4");
+  EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.buffers[4].name = "\xc0\xaf"; }),
+            "buffer 4: name is not UTF-8: byte 0xc0 at offset 0");
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.buffers[3].regions[0].detail = "\xed\xa0\x80";
+            }),
+            "buffer 3: region 0: detail is not UTF-8: byte 0xed at offset 0");
+  EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.skips[0].name = "w\x80"; }),
+            "skip 0: name is not UTF-8: byte 0x80 at offset 1");
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.skips[0].detail = "\xf4\x90\x80\x80";
+            }),
+            "skip 0: detail is not UTF-8: byte 0xf4 at offset 0");
+  EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.producer = "refitc\xe2\x82"; }),
+            "the producer is not UTF-8: byte 0xe2 at offset 6");
+  EXPECT_EQ(Door(BuildPlan(HookedSpec({"add-one", "add \xfe"}))).message(),
+            "buffer 4: post-hook 0: detail is not UTF-8: byte 0xfe at offset "
+            "4");
+}
+
+TEST(PlanDoorTest, TextInAnyScriptIsTaken) {
+  PlanSpec spec = SampleSpec();
+  spec.params[1].name = "norm.\u03b3.\u5f15.\U0001f600";
+  EXPECT_TRUE(Door(BuildPlan(spec)).ok());
+}
+
 TEST(PlanDoorTest, ReservedFieldsMustBeZero) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) {
               spec.programs[0].messages[0] =

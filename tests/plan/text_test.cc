@@ -327,6 +327,14 @@ TEST(StatsTextTest, CountsTheTensorsOfAPostHook) {
             "ranks\n");
 }
 
+TEST(StatsTextTest, SaysInHowManyWavesScratchIsUsed) {
+  // 18 bytes of values and 4 scales are a wave, of which two take turns.
+  EXPECT_EQ(Lines(StatsText(OpenSpec(WindowedSpec())), "  in waves"),
+            "  in waves                                2        each in "
+            "windows of at most 34 bytes\n");
+  EXPECT_EQ(Lines(StatsText(OpenSpec(QuantisedSpec())), "  in waves"), "");
+}
+
 TEST(StatsTextTest, NamesTheBusiestSender) {
   PlanSpec spec = SampleSpec();
   // Rank 0 brings both norms.

@@ -4,6 +4,7 @@
 //   REFIT_SEED=N      replays one damage; a failure names its seed
 //   REFIT_DAMAGES=N   damages instead of the default
 #include <gtest/gtest.h>
+#include <rapidjson/document.h>
 
 #include <algorithm>
 #include <chrono>
@@ -250,6 +251,13 @@ std::string FaultOfRun(const PlanFile& plan) {
                       run->check.mismatches.front());
 }
 
+// Text of any reader of JSON, who wants UTF-8.
+bool IsJson(const std::string& text) {
+  rapidjson::Document json;
+  return !json.Parse<rapidjson::kParseValidateEncodingFlag>(text.c_str())
+              .HasParseError();
+}
+
 // A whole plan, its ranks' tensors, and what a damaged one is compared with.
 class Whole {
  public:
@@ -274,6 +282,10 @@ class Whole {
     if (!plan.ok()) {
       text = plan.status().ToString();
       return Fate::kDoor;
+    }
+    if (!IsJson(PlanJson(*plan, {}))) {
+      text = "what refit-dump --json says of it is no JSON";
+      return Fate::kWrong;
     }
     text = Prove(*plan).violation;
     if (!text.empty()) return Fate::kProof;

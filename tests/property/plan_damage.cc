@@ -135,7 +135,10 @@ class Fields {
                            const std::vector<Field>& alike) {
     const uint64_t value = Get(field);
     if (field.is_flag) return 1 - value;
-    if (field.is_text) return static_cast<uint64_t>(draw.Between(' ', '~'));
+    if (field.is_text) {
+      return static_cast<uint64_t>(draw.Chance(10) ? draw.Between(0x80, 0xff)
+                                                   : draw.Between(' ', '~'));
+    }
     const auto near = static_cast<uint64_t>(draw.Between(1, 3));
     switch (draw.Between(0, 8)) {
       case 0:
