@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cassert>
-#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "executor/binding.h"
 #include "executor/nvtx.h"
+#include "executor/peer_tensors.h"
 #include "executor/rank_schedule.h"
 #include "executor/refit_enqueuer.h"
 #include "executor/round_copies.h"
@@ -76,7 +76,7 @@ struct Executor::Bound {
   std::vector<std::string> names;      // in the order of Bind
   std::vector<const void*> addresses;  // likewise
   std::unique_ptr<MemoryWatch> memory;
-  std::map<int32_t, std::unique_ptr<MappedMemory>> peers;
+  PeerTensors peers;
 };
 
 Executor::Executor(const PlanFile& plan, const ExecutorOptions& options)
@@ -173,52 +173,6 @@ void Executor::PlaceScratch(std::vector<std::byte*>& addresses) const {
   }
 }
 
-// Makes the receivers' tensors reachable: each shows its own to its senders.
-absl::Status Executor::MapPeers(absl::Span<std::byte* const> addresses,
-                                Deadline deadline) {
-  const TensorTable table(plan_, options_.rank);
-  const std::vector<int32_t> senders = schedule_->DirectSenders();
-  const std::vector<int32_t> receivers = schedule_->DirectReceivers();
-  std::vector<MemoryRange> ranges;
-  if (!senders.empty()) {
-    for (size_t slot = 0; slot < table.stacks(); ++slot) {
-      const fb::Buffer& buffer = table.buffer(slot);
-      const uint64_t size_bytes =
-          TensorElements(buffer) * DTypeBytes(buffer.dtype());
-      for (uint64_t entry = table.begin(slot); entry < table.begin(slot + 1);
-           ++entry) {
-        ranges.push_back({.data = addresses[entry], .size_bytes = size_bytes});
-      }
-    }
-  }
-  const absl::StatusOr<std::string> mine = options_.device->Export(ranges);
-  HandshakeRecord record = Record(HandshakeStage::kBind);
-  record.ready = mine.ok();
-  const absl::Status agreed = options_.transport->Handshake(record, deadline);
-  if (!mine.ok()) return mine.status();
-  if (!agreed.ok()) return agreed;
-  absl::StatusOr<std::vector<std::string>> shown =
-      options_.transport->Share(*mine, senders, receivers, deadline);
-  if (!shown.ok()) return shown.status();
-  for (size_t i = 0; i < receivers.size(); ++i) {
-    absl::StatusOr<std::unique_ptr<MappedMemory>> mapped =
-        options_.device->Import((*shown)[i]);
-    const uint64_t wanted = TensorTable(plan_, receivers[i]).size();
-    if (mapped.ok() && (*mapped)->addresses().size() != wanted) {
-      mapped = absl::InternalError(
-          absl::StrCat("shows ", (*mapped)->addresses().size(),
-                       " tensors when it should be ", wanted));
-    }
-    if (!mapped.ok()) {
-      return absl::Status(mapped.status().code(),
-                          absl::StrCat("tensors of rank ", receivers[i], ": ",
-                                       mapped.status().message()));
-    }
-    bound_->peers[receivers[i]] = *std::move(mapped);
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<BoundRounds> Executor::PrepareRounds(
     absl::Span<std::byte* const> addresses) const {
   absl::StatusOr<RoundCopies> copies =
@@ -228,8 +182,12 @@ absl::StatusOr<BoundRounds> Executor::PrepareRounds(
   absl::StatusOr<std::unique_ptr<PreparedCopies>> prepared =
       options_.device->Prepare(copies->table, copies->batches);
   if (!prepared.ok()) return prepared.status();
-  return BoundRounds{.operations = std::move(copies->operations),
-                     .copies = *std::move(prepared)};
+  BoundRounds rounds = {.operations = std::move(copies->operations),
+                        .copies = *std::move(prepared)};
+  for (const RoundWork& work : schedule_->rounds()) {
+    rounds.direct_ends.push_back(bound_->peers.EndsIn(work));
+  }
+  return rounds;
 }
 
 absl::Status Executor::WatchTensors(absl::Span<const BoundTensor> tensors) {
@@ -245,6 +203,24 @@ absl::Status Executor::WatchTensors(absl::Span<const BoundTensor> tensors) {
       options_.device->Watch(ranges);
   if (memory.ok()) bound_->memory = *std::move(memory);
   return memory.status();
+}
+
+// `status`, which ranks agreed on, may be a receiver's failure to pull: its
+// sender knows why it was to.
+absl::Status Executor::WithPulls(const absl::Status& status) const {
+  if (!absl::IsAborted(status) || bound_->peers.pulled_by.empty()) {
+    return status;
+  }
+  const auto& [receiver, why] = *bound_->peers.pulled_by.begin();
+  return absl::AbortedError(absl::StrCat(
+      status.message(), " (rank ", receiver, " was to read tensors of rank ",
+      options_.rank, ", which cannot map its: ", why, ")"));
+}
+
+std::vector<int32_t> Executor::pulls_from() const {
+  if (bound_ == nullptr) return {};
+  const std::set<int32_t>& senders = bound_->peers.pulled_from;
+  return {senders.begin(), senders.end()};
 }
 
 absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
@@ -276,7 +252,11 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   const bool mapped = HasDirectRounds(plan_);
   if (mapped) agree();
   if (mapped && status.ok()) {
-    status = WithRank(MapPeers(*addresses, deadline), options_.rank);
+    status =
+        WithRank(MapPeerTensors(plan_, options_.rank, *schedule_, *addresses,
+                                *options_.device, *options_.transport, deadline,
+                                bound_->peers),
+                 options_.rank);
   }
   BoundRounds rounds;
   if (status.ok()) {
@@ -287,7 +267,9 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   if (status.ok()) {
     status = WithRank(WatchTensors(tensors), options_.rank);
   }
+  const bool ready = status.ok();
   if (first || mapped) agree();
+  if (ready) status = WithPulls(status);
   if (!status.ok()) {
     bound_ = std::move(earlier);
     return status;

@@ -165,10 +165,10 @@ void RankSchedule::AddMessage(const fb::Body& body,
   if (direct) (send ? work.receivers : work.senders).push_back(peer);
   packs_ |= send && !direct;
   unpacks_ |= !send && !direct;
-  if (send || !direct) {
-    std::optional<size_t>& batch = send ? work.pack_batch : work.unpack_batch;
-    if (!batch.has_value()) batch = batches_++;
-  }
+  std::optional<size_t>& batch = direct ? work.move_batch
+                                 : send ? work.pack_batch
+                                        : work.unpack_batch;
+  if (!batch.has_value()) batch = batches_++;
   ++work.messages_count;
   operations_.push_back({.kind = message.kind(),
                          .peer = peer,

@@ -20,10 +20,11 @@ struct RoundWork {
   // Its messages: the same range of the rank's messages and of operations().
   uint32_t messages_begin = 0;
   uint32_t messages_count = 0;
-  // Staged: before and after the exchange. Direct: `pack_batch` stores into the
-  // receivers' tensors.
+  // Staged: before and after the exchange.
   std::optional<size_t> pack_batch;
   std::optional<size_t> unpack_batch;
+  // Direct: all that this rank moves, should it be the one to move anything.
+  std::optional<size_t> move_batch;
   // Direct: the peers of each kind, ascending and distinct.
   std::vector<int32_t> receivers;
   std::vector<int32_t> senders;
@@ -88,7 +89,7 @@ class RankSchedule {
   size_t batches_ = kFillBatch + 1;
 };
 
-// Whether any rank of the plan stores directly.
+// Whether any rank of the plan moves bytes directly.
 bool HasDirectRounds(const PlanFile& plan);
 
 }  // namespace refit

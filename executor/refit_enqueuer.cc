@@ -186,9 +186,9 @@ absl::Status RefitEnqueuer::JoinStreams(Stream stream) {
   return status;
 }
 
-// What read or wrote the memory before is over: packing, sends and stores from
-// scratch come before a point of the caller's stream, like what comes into
-// scratch; unpacking has a stream of its own.
+// What read or wrote the memory before is over: packing, sends, stores from
+// scratch and peers' reads of it come before a point of the caller's stream,
+// like what comes into scratch; unpacking has a stream of its own.
 absl::Status RefitEnqueuer::EnqueueQuantises(size_t rounds_before,
                                              Stream stream) {
   const std::vector<QuantiseStep>& steps = schedule_.quantises();
@@ -311,29 +311,28 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
   return status;
 }
 
-// Receivers say that their tensors may be overwritten, senders store, then say
-// that they are done.
+// Ranks whose tensors others store into or read say that these may, the others
+// do so, then say that they are done.
 absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
   const RoundWork& work = schedule_.rounds()[round];
+  const auto& [holders, movers] = rounds_.direct_ends[round];
   DeviceTimer* const timer = events_[round].timer.get();
   Fence& fence = *transport_.fence();
   const Clock::time_point start = Clock::now();
   absl::Status status;
   status.Update(AwaitUnpacked(work.relays, stream));
   if (timer != nullptr) status.Update(timer->Start(stream));
-  if (!work.senders.empty()) {
-    status.Update(fence.Grant(work.senders, stream));
-  }
-  if (work.pack_batch.has_value()) {
-    status.Update(fence.AwaitGrants(work.receivers, stream));
+  if (!movers.empty()) status.Update(fence.Grant(movers, stream));
+  if (!holders.empty()) {
+    status.Update(fence.AwaitGrants(holders, stream));
     if (status.ok()) {
       status.Update(
-          rounds_.copies->Enqueue(*work.pack_batch, stream, fence.aborted()));
-      status.Update(fence.Finish(work.receivers, stream));
+          rounds_.copies->Enqueue(*work.move_batch, stream, fence.aborted()));
+      status.Update(fence.Finish(holders, stream));
     }
   }
-  if (!work.senders.empty() && status.ok()) {
-    status.Update(fence.AwaitFinishes(work.senders, stream));
+  if (!movers.empty() && status.ok()) {
+    status.Update(fence.AwaitFinishes(movers, stream));
   }
   if (timer != nullptr) status.Update(timer->Stop(stream));
   counters_.wire_seconds += SecondsSince(start);

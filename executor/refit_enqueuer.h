@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "executor/peer_tensors.h"
 #include "executor/rank_schedule.h"
 #include "executor/refit_graph.h"
 #include "refit/device.h"
@@ -21,6 +22,7 @@ namespace refit {
 struct BoundRounds {
   std::vector<Operation> operations;       // RankSchedule's, with their data
   std::unique_ptr<PreparedCopies> copies;  // batches as RankSchedule's
+  std::vector<DirectEnds> direct_ends;     // by round of the schedule
 };
 
 // Owns the streams and events of the rounds, the graph that they are recorded

@@ -10,10 +10,10 @@ namespace {
 
 class RoundCopiesBuilder {
  public:
-  RoundCopiesBuilder(
-      const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
-      absl::Span<std::byte* const> tensors, std::byte* staging,
-      const std::map<int32_t, std::unique_ptr<MappedMemory>>& peers)
+  RoundCopiesBuilder(const PlanFile& plan, int32_t rank,
+                     const RankSchedule& schedule,
+                     absl::Span<std::byte* const> tensors, std::byte* staging,
+                     const PeerTensors& peers)
       : plan_(plan),
         body_(plan.body()),
         rank_(rank),
@@ -21,10 +21,11 @@ class RoundCopiesBuilder {
         schedule_(schedule),
         tensors_(plan, rank),
         staging_entry_(tensors.size()),
-        staging_(staging) {
+        staging_(staging),
+        peers_(peers) {
     result_.table.assign(tensors.begin(), tensors.end());
     result_.table.push_back(staging);
-    for (const auto& [peer, memory] : peers) {
+    for (const auto& [peer, memory] : peers.mapped) {
       peer_begin_[peer] = result_.table.size();
       result_.table.insert(result_.table.end(), memory->addresses().begin(),
                            memory->addresses().end());
@@ -162,51 +163,63 @@ class RoundCopiesBuilder {
   }
 
   absl::Status AddDirectRound(const RoundWork& work) {
-    if (work.pack_batch.has_value()) {
-      result_.batches[*work.pack_batch].leaves_room =
-          work.route == fb::Route::kPeer && schedule_.QuantisesBesideRounds();
-    }
+    result_.batches[*work.move_batch].leaves_room =
+        work.route == fb::Route::kPeer && schedule_.QuantisesBesideRounds();
     for (uint32_t i = 0; i < work.messages_count; ++i) {
-      const fb::Message& message = MessageAt(work.messages_begin + i);
-      if (message.kind() != fb::MessageKind::kSend) continue;
-      const uint32_t peer = message.peer();
-      const fb::RankProgram& there = *body_.programs()->Get(peer);
-      const fb::Message* received = Partner(work, i, there);
-      if (received == nullptr) {
-        return absl::UnimplementedError(absl::StrCat(
-            "round ", work.index, ": rank ", peer, " does not receive what ",
-            "rank ", rank_, " stores; refit-verify tells more"));
-      }
-      const TensorTable their_tensors(plan_, static_cast<int32_t>(peer));
-      // Ranks start with different receivers, so that none is everyone's first.
-      const int32_t world_size = plan_.world_size();
-      const auto lane = static_cast<uint32_t>(
-          (static_cast<int32_t>(peer) - rank_ + world_size) % world_size);
-      absl::Status status = AppendDirectCopies(
-          body_, {.program = program_, .tensors = tensors_, .message = message},
-          {.program = there,
-           .tensors = their_tensors,
-           .table_begin = peer_begin_.at(static_cast<int32_t>(peer)),
-           .message = *received},
-          lane, result_.batches[*work.pack_batch]);
-      if (!status.ok()) return status;
+      if (!Moves(MessageAt(work.messages_begin + i))) continue;
+      if (absl::Status s = AddDirectMessage(work, i); !s.ok()) return s;
     }
     return absl::OkStatus();
   }
 
-  // The receive of `there` that meets message `i` of `work`: both ends count
-  // their messages of a round and a pair in order.
+  // Whether this end of the message is the one that moves it.
+  bool Moves(const fb::Message& message) const {
+    const auto peer = static_cast<int32_t>(message.peer());
+    return message.kind() == fb::MessageKind::kSend
+               ? !peers_.pulled_by.contains(peer)
+               : peers_.pulled_from.contains(peer);
+  }
+
+  absl::Status AddDirectMessage(const RoundWork& work, uint32_t i) {
+    const fb::Message& message = MessageAt(work.messages_begin + i);
+    const bool push = message.kind() == fb::MessageKind::kSend;
+    const auto peer = static_cast<int32_t>(message.peer());
+    const fb::RankProgram& there = *body_.programs()->Get(message.peer());
+    const fb::Message* partner = Partner(work, i, there);
+    if (partner == nullptr) {
+      const int32_t sender = push ? rank_ : peer;
+      const int32_t receiver = push ? peer : rank_;
+      return absl::UnimplementedError(absl::StrCat(
+          "round ", work.index, ": what rank ", sender, " sends rank ",
+          receiver, " is not what that receives; refit-verify tells more"));
+    }
+    const TensorTable their_tensors(plan_, peer);
+    const MessageEnd here = {
+        .program = program_, .tensors = tensors_, .message = message};
+    const MessageEnd other = {.program = there,
+                              .tensors = their_tensors,
+                              .table_begin = peer_begin_.at(peer),
+                              .message = *partner};
+    // Ranks start with different peers, so that none is everyone's first.
+    const int32_t world_size = plan_.world_size();
+    const auto lane =
+        static_cast<uint32_t>((peer - rank_ + world_size) % world_size);
+    return AppendDirectCopies(body_, push ? here : other, push ? other : here,
+                              lane, result_.batches[*work.move_batch]);
+  }
+
+  // The message of `there` that meets message `i` of `work`: both ends count
+  // their messages of a round, a pair and a direction in order.
   const fb::Message* Partner(const RoundWork& work, uint32_t i,
                              const fb::RankProgram& there) const {
-    const uint32_t peer = MessageAt(work.messages_begin + i).peer();
+    const fb::Message& mine = MessageAt(work.messages_begin + i);
     uint32_t before = 0;
     for (uint32_t k = 0; k < i; ++k) {
       const fb::Message& other = MessageAt(work.messages_begin + k);
-      before += other.kind() == fb::MessageKind::kSend && other.peer() == peer;
+      before += other.kind() == mine.kind() && other.peer() == mine.peer();
     }
     for (const fb::Message* message : *there.messages()) {
-      if (message->round() == work.index &&
-          message->kind() == fb::MessageKind::kRecv &&
+      if (message->round() == work.index && message->kind() != mine.kind() &&
           message->peer() == static_cast<uint32_t>(rank_) && before-- == 0) {
         return message;
       }
@@ -222,6 +235,7 @@ class RoundCopiesBuilder {
   const TensorTable tensors_;
   const uint64_t staging_entry_;
   std::byte* const staging_;
+  const PeerTensors& peers_;
   std::map<int32_t, uint64_t> peer_begin_;  // in the table
   RoundCopies result_;
 };
@@ -231,7 +245,7 @@ class RoundCopiesBuilder {
 absl::StatusOr<RoundCopies> BuildRoundCopies(
     const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
     absl::Span<std::byte* const> tensors, std::byte* staging,
-    const std::map<int32_t, std::unique_ptr<MappedMemory>>& peers) {
+    const PeerTensors& peers) {
   return RoundCopiesBuilder(plan, rank, schedule, tensors, staging, peers)
       .Build();
 }

@@ -4,12 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "executor/binding.h"
+#include "executor/peer_tensors.h"
 #include "executor/rank_schedule.h"
 #include "plan/plan_file.h"
 #include "refit/device.h"
@@ -23,15 +22,14 @@ struct RoundCopies {
   std::vector<Operation> operations;  // RankSchedule's, with their data
 };
 
-// `tensors`: the rank's own, by entry of its TensorTable. `peers`: the tensors
-// of each rank that this one stores into, as this rank reaches them.
+// `tensors`: the rank's own, by entry of its TensorTable.
 //
 // A staged message that is one run of a tensor, byte for byte, is sent from or
 // received into the tensor itself, without staging.
 absl::StatusOr<RoundCopies> BuildRoundCopies(
     const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
     absl::Span<std::byte* const> tensors, std::byte* staging,
-    const std::map<int32_t, std::unique_ptr<MappedMemory>>& peers);
+    const PeerTensors& peers);
 
 }  // namespace refit
 

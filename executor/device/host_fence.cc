@@ -113,26 +113,24 @@ absl::Status HostFence::Outcome(std::optional<int32_t> absent) {
                                          *absent, " came to it"));
 }
 
-absl::Status HostFence::Grant(absl::Span<const int32_t> senders, void*) {
-  fence_.Grant(senders, kOnlyStep);
+absl::Status HostFence::Grant(absl::Span<const int32_t> movers, void*) {
+  fence_.Grant(movers, kOnlyStep);
   return absl::OkStatus();
 }
 
-absl::Status HostFence::AwaitGrants(absl::Span<const int32_t> receivers,
-                                    void*) {
+absl::Status HostFence::AwaitGrants(absl::Span<const int32_t> holders, void*) {
   return Outcome(
-      fence_.AwaitGrants(receivers, kOnlyStep, FenceEnd::Deadline::max()));
+      fence_.AwaitGrants(holders, kOnlyStep, FenceEnd::Deadline::max()));
 }
 
-absl::Status HostFence::Finish(absl::Span<const int32_t> receivers, void*) {
-  fence_.Finish(receivers, kOnlyStep);
+absl::Status HostFence::Finish(absl::Span<const int32_t> holders, void*) {
+  fence_.Finish(holders, kOnlyStep);
   return absl::OkStatus();
 }
 
-absl::Status HostFence::AwaitFinishes(absl::Span<const int32_t> senders,
-                                      void*) {
+absl::Status HostFence::AwaitFinishes(absl::Span<const int32_t> movers, void*) {
   return Outcome(
-      fence_.AwaitFinishes(senders, kOnlyStep, FenceEnd::Deadline::max()));
+      fence_.AwaitFinishes(movers, kOnlyStep, FenceEnd::Deadline::max()));
 }
 
 }  // namespace refit

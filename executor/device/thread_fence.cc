@@ -26,17 +26,17 @@ bool FenceEnd::Await(int32_t peer, uint64_t step, Deadline deadline) {
   return taken;
 }
 
-bool FenceEnd::BeginStoring(uint64_t step) {
+bool FenceEnd::BeginMoving(uint64_t step) {
   std::lock_guard lock(mutex_);
   if (step <= aborted_step_) return false;
-  ++writers_;
+  ++movers_;
   return true;
 }
 
-void FenceEnd::EndStoring() {
+void FenceEnd::EndMoving() {
   {
     std::lock_guard lock(mutex_);
-    --writers_;
+    --movers_;
   }
   changed_.notify_one();
 }
@@ -57,7 +57,7 @@ void FenceEnd::AwaitAbort(uint64_t step) {
 void FenceEnd::Leave(uint64_t step) {
   Abort(step);
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return writers_ == 0; });
+  changed_.wait(lock, [&] { return movers_ == 0; });
 }
 
 void ThreadFence::Signal(Peers peers, uint64_t step) {
@@ -77,28 +77,28 @@ std::optional<int32_t> ThreadFence::waiting() const {
   return peer < 0 ? std::nullopt : std::optional(peer);
 }
 
-std::optional<int32_t> ThreadFence::AwaitGrants(Peers receivers, uint64_t step,
+std::optional<int32_t> ThreadFence::AwaitGrants(Peers holders, uint64_t step,
                                                 FenceEnd::Deadline deadline) {
-  for (size_t i = 0; i < receivers.size(); ++i) {
-    if (Await(receivers[i], step, deadline) &&
-        end_of_(receivers[i]).BeginStoring(step)) {
+  for (size_t i = 0; i < holders.size(); ++i) {
+    if (Await(holders[i], step, deadline) &&
+        end_of_(holders[i]).BeginMoving(step)) {
       continue;
     }
-    for (int32_t begun : receivers.subspan(0, i)) end_of_(begun).EndStoring();
-    return receivers[i];
+    for (int32_t begun : holders.subspan(0, i)) end_of_(begun).EndMoving();
+    return holders[i];
   }
   return std::nullopt;
 }
 
-void ThreadFence::Finish(Peers receivers, uint64_t step) {
-  for (int32_t receiver : receivers) end_of_(receiver).EndStoring();
-  Signal(receivers, step);
+void ThreadFence::Finish(Peers holders, uint64_t step) {
+  for (int32_t holder : holders) end_of_(holder).EndMoving();
+  Signal(holders, step);
 }
 
-std::optional<int32_t> ThreadFence::AwaitFinishes(Peers senders, uint64_t step,
+std::optional<int32_t> ThreadFence::AwaitFinishes(Peers movers, uint64_t step,
                                                   FenceEnd::Deadline deadline) {
-  for (int32_t sender : senders) {
-    if (!Await(sender, step, deadline)) return sender;
+  for (int32_t mover : movers) {
+    if (!Await(mover, step, deadline)) return mover;
   }
   return std::nullopt;
 }

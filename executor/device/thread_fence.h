@@ -1,5 +1,6 @@
-// The order between ranks that are threads of one process and store into each
-// other's memory (refit/fence.h): what fences of the host are made of.
+// The order between ranks that are threads of one process and store into, or
+// read, each other's memory (refit/fence.h): what fences of the host are made
+// of.
 #ifndef REFIT_EXECUTOR_DEVICE_THREAD_FENCE_H_
 #define REFIT_EXECUTOR_DEVICE_THREAD_FENCE_H_
 
@@ -16,7 +17,7 @@
 
 namespace refit {
 
-// One rank as its peers see it. Signals and stores are of a step; a step that
+// One rank as its peers see it. Signals and moves are of a step; a step that
 // was aborted takes no more of either. Thread-safe.
 class FenceEnd {
  public:
@@ -28,12 +29,12 @@ class FenceEnd {
   // abort of the step.
   bool Await(int32_t peer, uint64_t step, Deadline deadline);
   // Between these two the rank does not leave the step. False: it may have.
-  bool BeginStoring(uint64_t step);
-  void EndStoring();
+  bool BeginMoving(uint64_t step);
+  void EndMoving();
   // Ends the waits of `step`, and of all before it.
   void Abort(uint64_t step);
   void AwaitAbort(uint64_t step);
-  // Aborts; returns when nobody stores into this rank's memory any more.
+  // Aborts; returns when nobody uses this rank's memory any more.
   void Leave(uint64_t step);
 
  private:
@@ -46,7 +47,7 @@ class FenceEnd {
   std::condition_variable changed_;
   // All guarded by mutex_.
   absl::flat_hash_map<int32_t, Signals> signals_;  // by peer
-  size_t writers_ = 0;
+  size_t movers_ = 0;
   uint64_t aborted_step_ = 0;
 };
 
@@ -58,14 +59,14 @@ class ThreadFence {
   ThreadFence(int32_t rank, std::function<FenceEnd&(int32_t)> end_of)
       : rank_(rank), end_of_(std::move(end_of)) {}
 
-  void Grant(Peers senders, uint64_t step) { Signal(senders, step); }
-  // The receiver that did not come, or has left the step: nothing may be
-  // stored, and this rank has to Leave.
-  std::optional<int32_t> AwaitGrants(Peers receivers, uint64_t step,
+  void Grant(Peers movers, uint64_t step) { Signal(movers, step); }
+  // The holder that did not come, or has left the step: nothing may be moved,
+  // and this rank has to Leave.
+  std::optional<int32_t> AwaitGrants(Peers holders, uint64_t step,
                                      FenceEnd::Deadline deadline);
-  void Finish(Peers receivers, uint64_t step);
-  // The sender that did not come: this rank has to Leave.
-  std::optional<int32_t> AwaitFinishes(Peers senders, uint64_t step,
+  void Finish(Peers holders, uint64_t step);
+  // The mover that did not come: this rank has to Leave.
+  std::optional<int32_t> AwaitFinishes(Peers movers, uint64_t step,
                                        FenceEnd::Deadline deadline);
   void Leave(uint64_t step) { end_of_(rank_).Leave(step); }
 

@@ -52,10 +52,10 @@ class LocalTransport : public Transport, private Fence {
   }
 
  private:
-  absl::Status Grant(absl::Span<const int32_t> senders, void*) override;
-  absl::Status AwaitGrants(absl::Span<const int32_t> receivers, void*) override;
-  absl::Status Finish(absl::Span<const int32_t> receivers, void*) override;
-  absl::Status AwaitFinishes(absl::Span<const int32_t> senders, void*) override;
+  absl::Status Grant(absl::Span<const int32_t> movers, void*) override;
+  absl::Status AwaitGrants(absl::Span<const int32_t> holders, void*) override;
+  absl::Status Finish(absl::Span<const int32_t> holders, void*) override;
+  absl::Status AwaitFinishes(absl::Span<const int32_t> movers, void*) override;
   const uint32_t* aborted() const override { return nullptr; }
   absl::Status LeaveDirect(std::optional<int32_t> absent);
 
@@ -120,29 +120,28 @@ absl::StatusOr<std::vector<std::string>> LocalTransport::Share(
   return given;
 }
 
-absl::Status LocalTransport::Grant(absl::Span<const int32_t> senders, void*) {
-  fence_.Grant(senders, step_);
+absl::Status LocalTransport::Grant(absl::Span<const int32_t> movers, void*) {
+  fence_.Grant(movers, step_);
   return absl::OkStatus();
 }
 
-absl::Status LocalTransport::AwaitGrants(absl::Span<const int32_t> receivers,
+absl::Status LocalTransport::AwaitGrants(absl::Span<const int32_t> holders,
                                          void*) {
-  return LeaveDirect(fence_.AwaitGrants(receivers, step_, deadline_));
+  return LeaveDirect(fence_.AwaitGrants(holders, step_, deadline_));
 }
 
-absl::Status LocalTransport::Finish(absl::Span<const int32_t> receivers,
-                                    void*) {
-  fence_.Finish(receivers, step_);
+absl::Status LocalTransport::Finish(absl::Span<const int32_t> holders, void*) {
+  fence_.Finish(holders, step_);
   return absl::OkStatus();
 }
 
-absl::Status LocalTransport::AwaitFinishes(absl::Span<const int32_t> senders,
+absl::Status LocalTransport::AwaitFinishes(absl::Span<const int32_t> movers,
                                            void*) {
-  return LeaveDirect(fence_.AwaitFinishes(senders, step_, deadline_));
+  return LeaveDirect(fence_.AwaitFinishes(movers, step_, deadline_));
 }
 
-// Fails the step if `absent` did not come to it; nobody stores into this rank's
-// memory after that.
+// Fails the step if `absent` did not come to it; nobody uses this rank's memory
+// after that.
 absl::Status LocalTransport::LeaveDirect(std::optional<int32_t> absent) {
   if (!absent.has_value()) return absl::OkStatus();
   absl::Status status =

@@ -91,19 +91,19 @@ class NcclTransport : public Transport, private Fence {
   using Lock = std::unique_lock<std::mutex>;
 
   // Of the fence of its links, with what failed the refit if that ended it.
-  absl::Status Grant(absl::Span<const int32_t> senders, Stream s) override {
-    return Outcome(links_.fence->Grant(senders, s));
+  absl::Status Grant(absl::Span<const int32_t> movers, Stream s) override {
+    return Outcome(links_.fence->Grant(movers, s));
   }
-  absl::Status AwaitGrants(absl::Span<const int32_t> receivers,
+  absl::Status AwaitGrants(absl::Span<const int32_t> holders,
                            Stream s) override {
-    return Outcome(links_.fence->AwaitGrants(receivers, s));
+    return Outcome(links_.fence->AwaitGrants(holders, s));
   }
-  absl::Status Finish(absl::Span<const int32_t> receivers, Stream s) override {
-    return Outcome(links_.fence->Finish(receivers, s));
+  absl::Status Finish(absl::Span<const int32_t> holders, Stream s) override {
+    return Outcome(links_.fence->Finish(holders, s));
   }
-  absl::Status AwaitFinishes(absl::Span<const int32_t> senders,
+  absl::Status AwaitFinishes(absl::Span<const int32_t> movers,
                              Stream s) override {
-    return Outcome(links_.fence->AwaitFinishes(senders, s));
+    return Outcome(links_.fence->AwaitFinishes(movers, s));
   }
   const uint32_t* aborted() const override { return links_.fence->aborted(); }
 

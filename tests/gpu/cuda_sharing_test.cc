@@ -141,7 +141,7 @@ TEST_F(CudaSharingTest, PagesWithoutAHandleAreRefused) {
   EXPECT_EXIT(FillAsAnotherProcess("REFIT_TEST_NONE", {512}, 7),
               testing::ExitedWithCode(1),
               "FAILED_PRECONDITION: memory of cuMemCreate without a handle for "
-              "other processes .*options.peer .staged.");
+              "other processes");
 }
 
 TEST_F(CudaSharingTest, PagesThatAreGoneAreRefused) {

@@ -26,20 +26,20 @@ class CudaFence : public DeviceFence {
                        absl::Span<const std::string> exported) override;
   // Two ranks take turns: a grant one way, then a finish the other way. One
   // counter for each direction tells both.
-  absl::Status Grant(absl::Span<const int32_t> senders, void* stream) override {
-    return Signal(senders, stream);
+  absl::Status Grant(absl::Span<const int32_t> movers, void* stream) override {
+    return Signal(movers, stream);
   }
-  absl::Status AwaitGrants(absl::Span<const int32_t> receivers,
+  absl::Status AwaitGrants(absl::Span<const int32_t> holders,
                            void* stream) override {
-    return Await(receivers, stream);
+    return Await(holders, stream);
   }
-  absl::Status Finish(absl::Span<const int32_t> receivers,
+  absl::Status Finish(absl::Span<const int32_t> holders,
                       void* stream) override {
-    return Signal(receivers, stream);
+    return Signal(holders, stream);
   }
-  absl::Status AwaitFinishes(absl::Span<const int32_t> senders,
+  absl::Status AwaitFinishes(absl::Span<const int32_t> movers,
                              void* stream) override {
-    return Await(senders, stream);
+    return Await(movers, stream);
   }
   const uint32_t* aborted() const override { return words_.aborted; }
   void Abort() override;

@@ -158,7 +158,7 @@ class CudaMappedMemory : public MappedMemory {
         case SharedBy::kNothing:
           status = absl::FailedPreconditionError(
               "memory that processes cannot share: neither of cudaMalloc nor "
-              "of cuMemMap; compile the plan with options.peer \"staged\"");
+              "of cuMemMap");
           break;
       }
     }
@@ -187,8 +187,7 @@ class CudaMappedMemory : public MappedMemory {
         return absl::FailedPreconditionError(
             "memory of cuMemCreate without a handle for other processes (file "
             "descriptor or fabric), such as that of vLLM's sleep mode or "
-            "torch_memory_saver; allocate it otherwise, or compile the plan "
-            "with options.peer \"staged\"");
+            "torch_memory_saver");
       }
       pages.push_back(allocations[i].page);
     }

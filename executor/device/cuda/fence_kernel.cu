@@ -11,8 +11,8 @@ using SystemWord = ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_system>;
 constexpr int kSpinsBeforeTelling = 4096;
 
 __global__ void SignalKernel(const FenceWords words, const FencePeers peers) {
-  // Orders what earlier kernels of the stream stored into peers' memory before
-  // the release below.
+  // Orders what earlier kernels of the stream stored, for peers to read or into
+  // their memory, before the release below.
   __threadfence_system();
   if (threadIdx.x >= peers.count) return;
   const int32_t peer = peers.peers[threadIdx.x];

@@ -263,9 +263,12 @@ class Device {
   virtual absl::Status Synchronize(Stream stream) = 0;
 
   // What ranks of the same host need to reach `ranges`, as bytes to send to
-  // them. Error: kFailedPrecondition, memory that cannot be shared.
+  // them. Memory that cannot be shared is no error yet: some ranks may need
+  // nothing to reach it. Error: kFailedPrecondition, no memory of the device.
   virtual absl::StatusOr<std::string> Export(
       absl::Span<const MemoryRange> ranges) = 0;
+  // Error: kFailedPrecondition, kept for memory that this rank cannot reach,
+  // though its owner may be able to reach this rank's.
   virtual absl::StatusOr<std::unique_ptr<MappedMemory>> Import(
       std::string_view exported) = 0;
 

@@ -4,8 +4,8 @@
 //
 // Connect and the first Bind are collective: all ranks of the plan call them,
 // and none returns success before all have passed. Run and Wait are collective
-// too, and so is every Bind of a plan with direct rounds, whose senders need to
-// know where the receivers' tensors are.
+// too, and so is every Bind of a plan with direct rounds, whose ranks need to
+// know where each other's tensors are.
 #ifndef REFIT_EXECUTOR_INCLUDE_REFIT_EXECUTOR_H_
 #define REFIT_EXECUTOR_INCLUDE_REFIT_EXECUTOR_H_
 
@@ -158,9 +158,17 @@ class Executor {
   // Once bound, a rank may bind again whenever its tensors move. If the plan
   // has direct rounds all ranks do so together; else it is local to the rank. A
   // refused Bind leaves the earlier one in place.
+  //
+  // In direct rounds senders store into their receivers' tensors. A receiver
+  // whose memory a sender cannot map reads that sender's instead; refused if
+  // that cannot be mapped either.
   absl::Status Bind(
       absl::Span<const BoundTensor> tensors,
       std::chrono::nanoseconds timeout = std::chrono::minutes(10));
+
+  // The ranks whose tensors this one reads in direct rounds, ascending: they
+  // cannot map its own, to store there. Since Bind.
+  std::vector<int32_t> pulls_from() const;
 
   // What is to be done with the tensors that Bind takes, in the plan's order;
   // to one tensor in this order. Empty where the sides' values do not differ.
@@ -174,8 +182,8 @@ class Executor {
   // A refit starts after the one before it, also one that nobody has waited for
   // and that is on another stream; a captured one knows only what its graph
   // holds. After one that failed on a GPU the tensors must stay allocated until
-  // all ranks have called Connect or Close: a peer's stores may still be under
-  // way.
+  // all ranks have called Connect or Close: a peer's stores and reads may still
+  // be under way.
   //
   // Enqueues one refit on `stream` and returns; nothing is allocated and no
   // device is waited for. Its timeout runs from here. An error fails the refit
@@ -201,11 +209,10 @@ class Executor {
   Executor(const PlanFile& plan, const ExecutorOptions& options);
   const fb::RankProgram& program() const;
   HandshakeRecord Record(HandshakeStage stage) const;
-  absl::Status MapPeers(absl::Span<std::byte* const> addresses,
-                        Deadline deadline);
   absl::StatusOr<BoundRounds> PrepareRounds(
       absl::Span<std::byte* const> addresses) const;
   absl::Status WatchTensors(absl::Span<const BoundTensor> tensors);
+  absl::Status WithPulls(const absl::Status& status) const;
   // Fills the entries of the rank's scratch.
   void PlaceScratch(std::vector<std::byte*>& addresses) const;
   absl::Status CheckTensors(const RunOptions& options) const;

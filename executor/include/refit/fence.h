@@ -1,4 +1,4 @@
-// Fence: the order between ranks that store into each other's memory.
+// Fence: the order between ranks that use each other's memory.
 #ifndef REFIT_EXECUTOR_INCLUDE_REFIT_FENCE_H_
 #define REFIT_EXECUTOR_INCLUDE_REFIT_FENCE_H_
 
@@ -9,27 +9,32 @@
 
 namespace refit {
 
-// In each direct round a receiver grants its senders that they may store, and a
-// sender, once granted, stores and finishes. All four happen on the streams of
-// their ranks and may be captured in a CUDA graph. Between two ranks the k-th
-// AwaitGrants meets the k-th Grant, and the k-th AwaitFinishes the k-th Finish.
+// In a direct round one end of each pair of ranks moves the bytes, whichever
+// way they go: the *mover* stores into the memory of the other, the *holder*,
+// or reads it. A holder grants its movers that they may, and a mover, once
+// granted, moves and finishes. A rank may be a mover to one peer and a holder
+// to another; two ranks may each be both to the other, in one round. All four
+// happen on the streams of their ranks and may be captured in a CUDA graph.
+// Between two ranks the k-th AwaitGrants meets the k-th Grant, and the k-th
+// AwaitFinishes the k-th Finish.
 class Fence {
  public:
   virtual ~Fence() = default;
-  // Each of `senders` may store into this rank's memory once.
-  virtual absl::Status Grant(absl::Span<const int32_t> senders,
+  // Each of `movers` may use this rank's memory once. What `stream` stored
+  // there before is visible to them when they have awaited this.
+  virtual absl::Status Grant(absl::Span<const int32_t> movers,
                              void* stream) = 0;
   // Errors, where the calling thread itself waits, name the peer. After one
-  // nothing may be stored, and Finish must not be called.
-  virtual absl::Status AwaitGrants(absl::Span<const int32_t> receivers,
+  // nothing may be moved, and Finish must not be called.
+  virtual absl::Status AwaitGrants(absl::Span<const int32_t> holders,
                                    void* stream) = 0;
-  // What `stream` stored before is visible to `receivers` when they have
-  // awaited this.
-  virtual absl::Status Finish(absl::Span<const int32_t> receivers,
+  // What `stream` moved before is done: stores are visible to `holders` when
+  // they have awaited this.
+  virtual absl::Status Finish(absl::Span<const int32_t> holders,
                               void* stream) = 0;
-  // Errors as above; after one nobody stores into this rank's memory any more,
-  // where the calling thread itself waits.
-  virtual absl::Status AwaitFinishes(absl::Span<const int32_t> senders,
+  // Errors as above; after one nobody uses this rank's memory any more, where
+  // the calling thread itself waits.
+  virtual absl::Status AwaitFinishes(absl::Span<const int32_t> movers,
                                      void* stream) = 0;
   // A word that is not 0 once the fence was aborted: what follows an Await must
   // not be done then. Null where the Awaits themselves fail.

@@ -1,0 +1,215 @@
+#include "executor/peer_tensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "executor/binding.h"
+
+namespace refit {
+namespace {
+
+// What a sender tells its receivers in the second Share: those that are to
+// pull, and where its tensors are. As bytes: how many they are, their ranks,
+// then the Export.
+struct PullOffer {
+  std::vector<int32_t> receivers;
+  std::string exported;
+};
+
+std::string WriteOffer(const PullOffer& offer) {
+  const uint64_t count = offer.receivers.size();
+  std::string bytes(sizeof(count) + count * sizeof(int32_t), '\0');
+  std::memcpy(bytes.data(), &count, sizeof(count));
+  std::copy_n(reinterpret_cast<const char*>(offer.receivers.data()),
+              count * sizeof(int32_t), bytes.data() + sizeof(count));
+  return bytes + offer.exported;
+}
+
+absl::StatusOr<PullOffer> ReadOffer(std::string_view bytes) {
+  PullOffer offer;
+  uint64_t count = 0;
+  if (bytes.empty()) return offer;
+  if (bytes.size() >= sizeof(count)) {
+    std::memcpy(&count, bytes.data(), sizeof(count));
+    bytes.remove_prefix(sizeof(count));
+    if (count <= bytes.size() / sizeof(int32_t)) {
+      offer.receivers.resize(count);
+      std::memcpy(offer.receivers.data(), bytes.data(),
+                  count * sizeof(int32_t));
+      bytes.remove_prefix(count * sizeof(int32_t));
+      offer.exported = std::string(bytes);
+      return offer;
+    }
+  }
+  return absl::InternalError("tensors offered in a form that is not known");
+}
+
+class PeerMapping {
+ public:
+  PeerMapping(const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
+              absl::Span<std::byte* const> addresses, Device& device,
+              Transport& transport, Deadline deadline, PeerTensors& peers)
+      : plan_(plan),
+        rank_(rank),
+        senders_(schedule.DirectSenders()),
+        receivers_(schedule.DirectReceivers()),
+        addresses_(addresses),
+        device_(device),
+        transport_(transport),
+        deadline_(deadline),
+        peers_(peers) {}
+
+  // After an error of its own the rank still takes its part in the Shares.
+  absl::Status Map() {
+    std::string mine;
+    if (!senders_.empty()) mine = Export();
+    const absl::StatusOr<std::vector<std::string>> shown =
+        transport_.Share(mine, senders_, receivers_, deadline_);
+    if (!shown.ok()) return shown.status();
+    for (size_t i = 0; i < receivers_.size() && status_.ok(); ++i) {
+      MapReceiver(receivers_[i], (*shown)[i]);
+    }
+    const absl::StatusOr<std::vector<std::string>> offers =
+        transport_.Share(Offer(), receivers_, senders_, deadline_);
+    if (!offers.ok()) return offers.status();
+    for (size_t i = 0; i < senders_.size() && status_.ok(); ++i) {
+      MapSender(senders_[i], (*offers)[i]);
+    }
+    return status_;
+  }
+
+ private:
+  std::string Export() {
+    const TensorTable table(plan_, rank_);
+    std::vector<MemoryRange> ranges;
+    for (size_t slot = 0; slot < table.stacks(); ++slot) {
+      const fb::Buffer& buffer = table.buffer(slot);
+      const uint64_t size_bytes =
+          TensorElements(buffer) * DTypeBytes(buffer.dtype());
+      for (uint64_t entry = table.begin(slot); entry < table.begin(slot + 1);
+           ++entry) {
+        ranges.push_back({.data = addresses_[entry], .size_bytes = size_bytes});
+      }
+    }
+    absl::StatusOr<std::string> exported = device_.Export(ranges);
+    status_.Update(exported.status());
+    return exported.ok() ? *std::move(exported) : std::string();
+  }
+
+  absl::Status Import(int32_t peer, std::string_view exported) {
+    absl::StatusOr<std::unique_ptr<MappedMemory>> mapped =
+        device_.Import(exported);
+    if (!mapped.ok()) return mapped.status();
+    const uint64_t wanted = TensorTable(plan_, peer).size();
+    if ((*mapped)->addresses().size() != wanted) {
+      return absl::InternalError(
+          absl::StrCat("shows ", (*mapped)->addresses().size(),
+                       " tensors when it should be ", wanted));
+    }
+    peers_.mapped[peer] = *std::move(mapped);
+    return absl::OkStatus();
+  }
+
+  void MapReceiver(int32_t receiver, std::string_view exported) {
+    if (exported.empty()) {
+      return Fail(absl::StatusCode::kAborted, "rank ", receiver,
+                  " cannot go on; its own error says why");
+    }
+    const absl::Status mapped = Import(receiver, exported);
+    if (absl::IsFailedPrecondition(mapped)) {
+      peers_.pulled_by.emplace(receiver, std::string(mapped.message()));
+    } else if (!mapped.ok()) {
+      Fail(mapped.code(), "tensors of rank ", receiver, ": ", mapped.message());
+    }
+  }
+
+  std::string Offer() {
+    if (peers_.pulled_by.empty() || !status_.ok()) return "";
+    PullOffer offer;
+    for (const auto& [receiver, why] : peers_.pulled_by) {
+      offer.receivers.push_back(receiver);
+    }
+    offer.exported = Export();
+    return status_.ok() ? WriteOffer(offer) : "";
+  }
+
+  void MapSender(int32_t sender, std::string_view text) {
+    const absl::StatusOr<PullOffer> offer = ReadOffer(text);
+    if (!offer.ok()) {
+      return Fail(offer.status().code(), "tensors of rank ", sender, ": ",
+                  offer.status().message());
+    }
+    if (!std::binary_search(offer->receivers.begin(), offer->receivers.end(),
+                            rank_)) {
+      return;
+    }
+    peers_.pulled_from.insert(sender);
+    // It may be a receiver too, whose tensors are mapped already.
+    if (peers_.mapped.contains(sender)) return;
+    const absl::Status mapped = Import(sender, offer->exported);
+    if (mapped.ok()) return;
+    const bool relays = plan_.side(sender) == fb::Side::kDestination;
+    Fail(mapped.code(), "tensors of rank ", sender,
+         ", which cannot map those of rank ", rank_, ": ", mapped.message(),
+         ". One of the two has to hold its tensors in memory that can be "
+         "shared; else compile the plan with options.peer \"staged\", if they "
+         "do not share a GPU",
+         relays ? ", or with options.fan_out \"none\", so that neither relays "
+                  "to the other"
+                : "");
+  }
+
+  template <typename... Parts>
+  void Fail(absl::StatusCode code, const Parts&... parts) {
+    status_.Update(absl::Status(code, absl::StrCat(parts...)));
+  }
+
+  const PlanFile& plan_;
+  const int32_t rank_;
+  const std::vector<int32_t> senders_;
+  const std::vector<int32_t> receivers_;
+  const absl::Span<std::byte* const> addresses_;
+  Device& device_;
+  Transport& transport_;
+  const Deadline deadline_;
+  PeerTensors& peers_;
+  absl::Status status_;  // of this rank
+};
+
+void SortDistinct(std::vector<int32_t>& ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+}
+
+}  // namespace
+
+DirectEnds PeerTensors::EndsIn(const RoundWork& round) const {
+  DirectEnds ends;
+  for (const int32_t receiver : round.receivers) {
+    (pulled_by.contains(receiver) ? ends.movers : ends.holders)
+        .push_back(receiver);
+  }
+  for (const int32_t sender : round.senders) {
+    (pulled_from.contains(sender) ? ends.holders : ends.movers)
+        .push_back(sender);
+  }
+  SortDistinct(ends.holders);
+  SortDistinct(ends.movers);
+  return ends;
+}
+
+absl::Status MapPeerTensors(const PlanFile& plan, int32_t rank,
+                            const RankSchedule& schedule,
+                            absl::Span<std::byte* const> addresses,
+                            Device& device, Transport& transport,
+                            Deadline deadline, PeerTensors& peers) {
+  return PeerMapping(plan, rank, schedule, addresses, device, transport,
+                     deadline, peers)
+      .Map();
+}
+
+}  // namespace refit
