@@ -113,6 +113,11 @@ absl::StatusOr<std::unique_ptr<GpuRank>> GpuRank::Create(
   return made;
 }
 
+absl::Status GpuRank::BindAt(absl::Span<void* const> addresses) {
+  for (size_t i = 0; i < tensors_.size(); ++i) tensors_[i].data = addresses[i];
+  return executor_->Bind(tensors_, timeout_);
+}
+
 absl::Status GpuRank::ForEachTensor(
     const std::function<absl::Status(const BoundTensor& on_device,
                                      const BoundTensor& on_host)>& visit) {

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "plan/plan_file.h"
 #include "refit/control_plane.h"
 #include "refit/cuda_device.h"
@@ -31,6 +32,9 @@ class GpuRank {
       const PlanFile& plan, std::unique_ptr<ControlPlane> control, int ordinal,
       std::chrono::nanoseconds timeout, const ExecutorOptions& options = {});
   ~GpuRank();
+
+  // Binds again, with its tensors at `addresses`, in the order of tensors().
+  absl::Status BindAt(absl::Span<void* const> addresses);
 
   // What ValueCheck does, of this rank's tensors on the GPU.
   absl::Status FillSources();

@@ -109,6 +109,14 @@ def test_a_vllm_worker_extension_refits_its_worker(world):
     check(world)
     assert sorted(rank for rank, _ in world.joined) == [0, 1, 2, 3]
 
+    for model in world.models:  # awake again: the weights are in other memory, and hold nothing
+        model.held = {name: np.zeros_like(array) for name, array in model.held.items()}
+    together(*[worker.refit_bind for worker in workers],
+             *[lambda rank=rank, executor=executor: executor.bind(world.sources[rank])
+               for rank, executor in enumerate(executors)])
+    together(*[worker.refit_update for worker in workers], *[executor.run for executor in executors])
+    check(world)
+
 
 @pytest.fixture
 def vllm(monkeypatch):

@@ -116,7 +116,7 @@ Offset<fb::Body> CreateBody(FlatBufferBuilder& builder,
   }
   std::vector<fb::Round> rounds;
   for (uint32_t i = 0; i < plan.rounds; ++i) {
-    rounds.emplace_back(fb::Route::kPeer,
+    rounds.emplace_back(plan.route,
                         i < plan.mechanisms.size() ? plan.mechanisms[i]
                                                    : fb::Mechanism::kStaged,
                         0);
@@ -176,6 +176,7 @@ PlanBuilder ReshardPlan(const ReshardOptions& options) {
   plan.source_ranks = options.source_ranks;
   plan.rounds = options.layers;
   plan.mechanisms.assign(options.layers, options.mechanism);
+  plan.route = options.route;
   plan.params.push_back({.name = "model.layers.{0}.weight",
                          .index = {options.layers},
                          .shape = {options.rows, options.columns},

@@ -68,6 +68,7 @@ struct PlanBuilder {
   uint32_t rounds = 1;
   // By round; staged where absent.
   std::vector<fb::Mechanism> mechanisms;
+  fb::Route route = fb::Route::kPeer;
   std::vector<Param> params;
   std::vector<Buffer> buffers;
   std::vector<Rank> ranks;
@@ -92,6 +93,7 @@ struct ReshardOptions {
   DType destination_dtype = DType::kBf16;
   fb::RegionKind padding_kind = fb::RegionKind::kFill;
   fb::Mechanism mechanism = fb::Mechanism::kStaged;
+  fb::Route route = fb::Route::kPeer;
 };
 
 PlanBuilder ReshardPlan(const ReshardOptions& options);

@@ -30,11 +30,12 @@ class MappedSegment {
  public:
   explicit MappedSegment(
       size_t pages,
-      unsigned handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+      unsigned handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+      int device = 0)
       : pages_(pages) {
     properties_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties_.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    properties_.location.id = 0;
+    properties_.location.id = device;
     properties_.requestedHandleTypes =
         static_cast<CUmemAllocationHandleType>(handle_types);
     EXPECT_EQ(DriverFunction<PFN_cuMemGetAllocationGranularity_v10020>(
