@@ -182,12 +182,13 @@ absl::StatusOr<BoundRounds> Executor::PrepareRounds(
   absl::StatusOr<std::unique_ptr<PreparedCopies>> prepared =
       options_.device->Prepare(copies->table, copies->batches);
   if (!prepared.ok()) return prepared.status();
-  BoundRounds rounds = {.operations = std::move(copies->operations),
-                        .copies = *std::move(prepared)};
+  std::vector<DirectEnds> ends;
   for (const RoundWork& work : schedule_->rounds()) {
-    rounds.direct_ends.push_back(bound_->peers.EndsIn(work));
+    ends.push_back(bound_->peers.EndsIn(work));
   }
-  return rounds;
+  return BoundRounds{.operations = std::move(copies->operations),
+                     .copies = *std::move(prepared),
+                     .direct_ends = std::move(ends)};
 }
 
 absl::Status Executor::WatchTensors(absl::Span<const BoundTensor> tensors) {
