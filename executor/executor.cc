@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "executor/binding.h"
+#include "executor/direct_ends.h"
 #include "executor/nvtx.h"
 #include "executor/peer_tensors.h"
 #include "executor/rank_schedule.h"
@@ -182,13 +183,10 @@ absl::StatusOr<BoundRounds> Executor::PrepareRounds(
   absl::StatusOr<std::unique_ptr<PreparedCopies>> prepared =
       options_.device->Prepare(copies->table, copies->batches);
   if (!prepared.ok()) return prepared.status();
-  std::vector<DirectEnds> ends;
-  for (const RoundWork& work : schedule_->rounds()) {
-    ends.push_back(bound_->peers.EndsIn(work));
-  }
   return BoundRounds{.operations = std::move(copies->operations),
                      .copies = *std::move(prepared),
-                     .direct_ends = std::move(ends)};
+                     .direct_ends = ListDirectEnds(plan_, options_.rank,
+                                                   *schedule_, bound_->peers)};
 }
 
 absl::Status Executor::WatchTensors(absl::Span<const BoundTensor> tensors) {

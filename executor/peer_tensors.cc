@@ -180,27 +180,7 @@ class PeerMapping {
   absl::Status status_;  // of this rank
 };
 
-void SortDistinct(std::vector<int32_t>& ranks) {
-  std::sort(ranks.begin(), ranks.end());
-  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-}
-
 }  // namespace
-
-DirectEnds PeerTensors::EndsIn(const RoundWork& round) const {
-  DirectEnds ends;
-  for (const int32_t receiver : round.receivers) {
-    (pulled_by.contains(receiver) ? ends.movers : ends.holders)
-        .push_back(receiver);
-  }
-  for (const int32_t sender : round.senders) {
-    (pulled_from.contains(sender) ? ends.holders : ends.movers)
-        .push_back(sender);
-  }
-  SortDistinct(ends.holders);
-  SortDistinct(ends.movers);
-  return ends;
-}
 
 absl::Status MapPeerTensors(const PlanFile& plan, int32_t rank,
                             const RankSchedule& schedule,

@@ -1,5 +1,4 @@
-// Peers' tensors that a rank reaches in direct rounds, and which end of each
-// pair moves the bytes.
+// Peers' tensors that a rank reaches in direct rounds.
 #ifndef REFIT_EXECUTOR_PEER_TENSORS_H_
 #define REFIT_EXECUTOR_PEER_TENSORS_H_
 
@@ -20,13 +19,6 @@
 
 namespace refit {
 
-// A rank's peers in one direct round, by who moves the bytes; ascending and
-// distinct. A peer may be both.
-struct DirectEnds {
-  std::vector<int32_t> holders;  // this rank stores there, or reads there
-  std::vector<int32_t> movers;   // they store or read here
-};
-
 // A sender stores into its receiver's tensors (it *pushes*), if it can map
 // them. Where it cannot, the receiver maps the sender's and reads (it *pulls*).
 struct PeerTensors {
@@ -36,8 +28,6 @@ struct PeerTensors {
   std::set<int32_t> pulled_from;  // senders
   // Receivers, with why this rank cannot map their tensors.
   std::map<int32_t, std::string> pulled_by;
-
-  DirectEnds EndsIn(const RoundWork& round) const;
 };
 
 // Maps what the rank needs of its peers. `addresses`: its own tensors, by entry

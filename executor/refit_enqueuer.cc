@@ -126,7 +126,10 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream, bool in_flight) {
     counters_.wire_seconds += SecondsSince(start);
     counters_.graph_launches = 1;
   }
-  if (!status.ok()) return status;
+  if (!status.ok()) {
+    if (Fence* const fence = transport_.fence()) fence->Withdraw();
+    return status;
+  }
   for (const RoundWork& work : schedule_.rounds()) CountMessages(work);
   return *capturing ? absl::OkStatus() : ended_->Record(stream);
 }
@@ -315,24 +318,26 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
 // do so, then say that they are done.
 absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
   const RoundWork& work = schedule_.rounds()[round];
-  const auto& [holders, movers] = rounds_.direct_ends[round];
+  const DirectEnds& ends = rounds_.direct_ends[round];
   DeviceTimer* const timer = events_[round].timer.get();
   Fence& fence = *transport_.fence();
   const Clock::time_point start = Clock::now();
   absl::Status status;
   status.Update(AwaitUnpacked(work.relays, stream));
   if (timer != nullptr) status.Update(timer->Start(stream));
-  if (!movers.empty()) status.Update(fence.Grant(movers, stream));
-  if (!holders.empty()) {
-    status.Update(fence.AwaitGrants(holders, stream));
-    if (status.ok()) {
-      status.Update(
-          rounds_.copies->Enqueue(*work.move_batch, stream, fence.aborted()));
-      status.Update(fence.Finish(holders, stream));
-    }
+  if (!ends.grant.empty()) status.Update(fence.Grant(ends.grant, stream));
+  if (!ends.await_grants.empty()) {
+    status.Update(fence.AwaitGrants(ends.await_grants, stream));
   }
-  if (!movers.empty() && status.ok()) {
-    status.Update(fence.AwaitFinishes(movers, stream));
+  if (ends.moves && status.ok()) {
+    status.Update(
+        rounds_.copies->Enqueue(*work.move_batch, stream, fence.aborted()));
+  }
+  if (!ends.finish.empty() && status.ok()) {
+    status.Update(fence.Finish(ends.finish, stream));
+  }
+  if (!ends.await_finishes.empty() && status.ok()) {
+    status.Update(fence.AwaitFinishes(ends.await_finishes, stream));
   }
   if (timer != nullptr) status.Update(timer->Stop(stream));
   counters_.wire_seconds += SecondsSince(start);

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "executor/peer_tensors.h"
+#include "executor/direct_ends.h"
 #include "executor/rank_schedule.h"
 #include "executor/refit_graph.h"
 #include "refit/device.h"

@@ -79,20 +79,32 @@ std::optional<int32_t> ThreadFence::waiting() const {
 
 std::optional<int32_t> ThreadFence::AwaitGrants(Peers holders, uint64_t step,
                                                 FenceEnd::Deadline deadline) {
-  for (size_t i = 0; i < holders.size(); ++i) {
-    if (Await(holders[i], step, deadline) &&
-        end_of_(holders[i]).BeginMoving(step)) {
-      continue;
+  for (const int32_t holder : holders) {
+    if (!Await(holder, step, deadline) || !end_of_(holder).BeginMoving(step)) {
+      return holder;
     }
-    for (int32_t begun : holders.subspan(0, i)) end_of_(begun).EndMoving();
-    return holders[i];
+    granting_.push_back(holder);
   }
   return std::nullopt;
 }
 
 void ThreadFence::Finish(Peers holders, uint64_t step) {
-  for (int32_t holder : holders) end_of_(holder).EndMoving();
+  for (const int32_t holder : holders) {
+    granting_.erase(std::find(granting_.begin(), granting_.end(), holder));
+    end_of_(holder).EndMoving();
+  }
   Signal(holders, step);
+}
+
+void ThreadFence::Withdraw() {
+  for (const int32_t holder : granting_) end_of_(holder).EndMoving();
+  granting_.clear();
+}
+
+// Withdraws first: two ranks that leave may each be the other's mover.
+void ThreadFence::Leave(uint64_t step) {
+  Withdraw();
+  end_of_(rank_).Leave(step);
 }
 
 std::optional<int32_t> ThreadFence::AwaitFinishes(Peers movers, uint64_t step,

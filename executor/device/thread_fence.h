@@ -11,6 +11,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/types/span.h"
@@ -68,7 +69,9 @@ class ThreadFence {
   // The mover that did not come: this rank has to Leave.
   std::optional<int32_t> AwaitFinishes(Peers movers, uint64_t step,
                                        FenceEnd::Deadline deadline);
-  void Leave(uint64_t step) { end_of_(rank_).Leave(step); }
+  // Ends what was granted and not finished: this rank moves nothing more.
+  void Withdraw();
+  void Leave(uint64_t step);
 
   // The peer that the rank's thread waits for now. Thread-safe.
   std::optional<int32_t> waiting() const;
@@ -79,6 +82,7 @@ class ThreadFence {
 
   const int32_t rank_;
   const std::function<FenceEnd&(int32_t)> end_of_;
+  std::vector<int32_t> granting_;  // holders, between grant and finish
   std::atomic<int32_t> waiting_ = -1;
 };
 

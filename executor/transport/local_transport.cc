@@ -56,6 +56,7 @@ class LocalTransport : public Transport, private Fence {
   absl::Status AwaitGrants(absl::Span<const int32_t> holders, void*) override;
   absl::Status Finish(absl::Span<const int32_t> holders, void*) override;
   absl::Status AwaitFinishes(absl::Span<const int32_t> movers, void*) override;
+  void Withdraw() override { fence_.Withdraw(); }
   const uint32_t* aborted() const override { return nullptr; }
   absl::Status LeaveDirect(std::optional<int32_t> absent);
 

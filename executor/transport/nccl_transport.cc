@@ -105,6 +105,7 @@ class NcclTransport : public Transport, private Fence {
                              Stream s) override {
     return Outcome(links_.fence->AwaitFinishes(movers, s));
   }
+  void Withdraw() override { links_.fence->Withdraw(); }
   const uint32_t* aborted() const override { return links_.fence->aborted(); }
 
   ControlPlane& control() { return *options_.control; }

@@ -47,5 +47,18 @@ TEST(HostFenceTest, APeerHoldsAnEndLongerThanItsFence) {
   EXPECT_TRUE(fence->Grant({1}, nullptr).ok());
 }
 
+TEST(HostFenceTest, AMoverThatWithdrewIsNotWaitedFor) {
+  const std::unique_ptr<DeviceFence> mover = MakeFence(0);
+  const std::unique_ptr<DeviceFence> holder = MakeFence(1);
+  ASSERT_TRUE(mover->Connect({1}, {*holder->Export()}).ok());
+  ASSERT_TRUE(holder->Connect({0}, {*mover->Export()}).ok());
+  ASSERT_TRUE(holder->Grant({0}, nullptr).ok());
+  ASSERT_TRUE(mover->AwaitGrants({1}, nullptr).ok());
+  mover->Withdraw();
+  holder->Abort();
+  EXPECT_EQ(holder->AwaitFinishes({0}, nullptr).code(),
+            absl::StatusCode::kAborted);
+}
+
 }  // namespace
 }  // namespace refit

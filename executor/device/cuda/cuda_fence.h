@@ -41,6 +41,8 @@ class CudaFence : public DeviceFence {
                              void* stream) override {
     return Await(movers, stream);
   }
+  // Holders wait for words, not for this rank.
+  void Withdraw() override {}
   const uint32_t* aborted() const override { return words_.aborted; }
   void Abort() override;
   std::vector<int32_t> Waiting() const override;

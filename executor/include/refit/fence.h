@@ -36,6 +36,9 @@ class Fence {
   // the calling thread itself waits.
   virtual absl::Status AwaitFinishes(absl::Span<const int32_t> movers,
                                      void* stream) = 0;
+  // After an error: this rank, whose thread calls it, moves nothing more of what
+  // it was granted and has not finished.
+  virtual void Withdraw() = 0;
   // A word that is not 0 once the fence was aborted: what follows an Await must
   // not be done then. Null where the Awaits themselves fail.
   virtual const uint32_t* aborted() const = 0;

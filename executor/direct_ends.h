@@ -1,0 +1,39 @@
+// Which end of each pair of ranks moves the bytes of a direct round, and where
+// in a refit the two must wait for each other.
+#ifndef REFIT_EXECUTOR_DIRECT_ENDS_H_
+#define REFIT_EXECUTOR_DIRECT_ENDS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "executor/peer_tensors.h"
+#include "executor/rank_schedule.h"
+#include "plan/plan_file.h"
+
+namespace refit {
+
+// A rank's calls of the fence in one direct round (refit/fence.h). Each list is
+// ascending and distinct; a rank may be a holder and a mover at once.
+struct DirectEnds {
+  bool moves = false;                   // this rank is the mover of some pair
+  std::vector<int32_t> grant;           // movers
+  std::vector<int32_t> await_grants;    // holders
+  std::vector<int32_t> finish;          // holders
+  std::vector<int32_t> await_finishes;  // movers
+};
+
+// By round of the schedule; of a staged one there is nothing.
+//
+// A holder whose tensors nobody writes twice or reads before the end of the
+// refit grants a mover once, before its first round, and hears from it once,
+// after its last. That is any rank but one that quantises, whose scratch is
+// used again and again, and a destination rank that relays. Fences are what
+// rounds cost, above all where ranks share a GPU: processes take turns on it,
+// milliseconds each.
+std::vector<DirectEnds> ListDirectEnds(const PlanFile& plan, int32_t rank,
+                                       const RankSchedule& schedule,
+                                       const PeerTensors& peers);
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_DIRECT_ENDS_H_

@@ -1,0 +1,76 @@
+#include "executor/direct_ends.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/executor/plan_builder.h"
+
+namespace refit {
+namespace {
+
+using Ranks = std::vector<int32_t>;
+
+std::vector<DirectEnds> EndsOf(const PlanFile& plan, int32_t rank,
+                               const PeerTensors& peers = {}) {
+  return ListDirectEnds(plan, rank, RankSchedule(plan, rank), peers);
+}
+
+PlanFile ThreeDirectRounds() {
+  return ReshardPlan({.layers = 3, .mechanism = fb::Mechanism::kDirect}).Open();
+}
+
+TEST(DirectEndsTest, ReceiversAtRestGrantAndAreToldOnce) {
+  const PlanFile plan = ThreeDirectRounds();
+  const std::vector<DirectEnds> sender = EndsOf(plan, 0);
+  ASSERT_EQ(sender.size(), 3);
+  for (size_t round = 0; round < 3; ++round) {
+    SCOPED_TRACE(round);
+    EXPECT_TRUE(sender[round].moves);
+    EXPECT_EQ(sender[round].await_grants, round == 0 ? Ranks({2, 3}) : Ranks());
+    EXPECT_EQ(sender[round].finish, round == 2 ? Ranks({2, 3}) : Ranks());
+    EXPECT_EQ(sender[round].grant, Ranks());
+  }
+  const std::vector<DirectEnds> receiver = EndsOf(plan, 2);
+  ASSERT_EQ(receiver.size(), 3);
+  for (size_t round = 0; round < 3; ++round) {
+    SCOPED_TRACE(round);
+    EXPECT_FALSE(receiver[round].moves);
+    EXPECT_EQ(receiver[round].grant, round == 0 ? Ranks({0, 1}) : Ranks());
+    EXPECT_EQ(receiver[round].await_finishes,
+              round == 2 ? Ranks({0, 1}) : Ranks());
+  }
+}
+
+TEST(DirectEndsTest, SendersThatArePulledFromGrantOnce) {
+  const PlanFile plan = ThreeDirectRounds();
+  PeerTensors sender_peers;
+  sender_peers.pulled_by[3] = "private memory";
+  const std::vector<DirectEnds> sender = EndsOf(plan, 0, sender_peers);
+  EXPECT_EQ(sender[0].await_grants, Ranks({2}));
+  EXPECT_EQ(sender[0].grant, Ranks({3}));
+  EXPECT_EQ(sender[1].grant, Ranks());
+  EXPECT_EQ(sender[2].await_finishes, Ranks({3}));
+  PeerTensors receiver_peers;
+  receiver_peers.pulled_from = {0, 1};
+  const std::vector<DirectEnds> receiver = EndsOf(plan, 3, receiver_peers);
+  EXPECT_TRUE(receiver[1].moves);
+  EXPECT_EQ(receiver[0].await_grants, Ranks({0, 1}));
+  EXPECT_EQ(receiver[2].finish, Ranks({0, 1}));
+  EXPECT_EQ(receiver[2].grant, Ranks());
+}
+
+TEST(DirectEndsTest, RelaysGrantAndAreToldInEveryRound) {
+  const PlanFile plan = RelayPlan({.replicas = 2, .layers = 3}).Open();
+  const RankSchedule schedule(plan, 1);
+  const std::vector<DirectEnds> relay = EndsOf(plan, 1);
+  ASSERT_EQ(relay.size(), schedule.rounds().size());
+  for (size_t round = 0; round < relay.size(); ++round) {
+    SCOPED_TRACE(round);
+    EXPECT_EQ(relay[round].grant, schedule.rounds()[round].senders);
+    EXPECT_EQ(relay[round].await_finishes, schedule.rounds()[round].senders);
+    EXPECT_EQ(relay[round].await_grants, schedule.rounds()[round].receivers);
+    EXPECT_EQ(relay[round].finish, schedule.rounds()[round].receivers);
+  }
+}
+
+}  // namespace
+}  // namespace refit
