@@ -315,7 +315,8 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
 }
 
 // Ranks whose tensors others store into or read say that these may, the others
-// do so, then say that they are done.
+// do so, then say that they are done. A grant stands for what is read too, so
+// it waits for what other streams put in place.
 absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
   const RoundWork& work = schedule_.rounds()[round];
   const DirectEnds& ends = rounds_.direct_ends[round];

@@ -1,5 +1,5 @@
 // NcclTransport: ranks are processes (or threads) with a GPU each, NCCL carries
-// staged rounds, stores into mapped memory the direct ones.
+// staged rounds, stores into mapped memory and reads of it the direct ones.
 #ifndef REFIT_EXECUTOR_INCLUDE_REFIT_NCCL_TRANSPORT_H_
 #define REFIT_EXECUTOR_INCLUDE_REFIT_NCCL_TRANSPORT_H_
 
