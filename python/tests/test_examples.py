@@ -235,7 +235,15 @@ def test_an_sglang_custom_loader_hears_messages(world, monkeypatch):
     *_, executors = together(*[lambda m=m: load(m, **init) for m in models], lambda: trainers(world))
     together(*[lambda m=m: load(m, op="update") for m in models], *[executor.run for executor in executors])
     check(world)  # torch.from_numpy shares the arrays
-    with pytest.raises(ValueError, match="wanted init, update or close"):
+    for model in models:  # as a worker that slept: in other memory
+        model.held = {name: torch.zeros_like(weight) for name, weight in model.held.items()}
+    together(*[lambda m=m: load(m, op="bind") for m in models],
+             *[lambda e=e, rank=rank: e.bind(world.sources[rank]) for rank, e in enumerate(executors)])
+    together(*[lambda m=m: load(m, op="update") for m in models], *[executor.run for executor in executors])
+    for model, held in zip(world.models, models):
+        model.held = {name: weight.numpy() for name, weight in held.held.items()}
+    check(world)
+    with pytest.raises(ValueError, match="wanted init, bind, update or close"):
         load(models[0], op="upgrade")
     together(*[lambda m=m: load(m, op="close") for m in models], *[executor.close for executor in executors])
 
