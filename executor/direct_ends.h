@@ -20,6 +20,12 @@ struct DirectEnds {
   std::vector<int32_t> await_grants;    // holders
   std::vector<int32_t> finish;          // holders
   std::vector<int32_t> await_finishes;  // movers
+
+  // Whether the rank sees when the round's bytes are moved: not one whose
+  // movers use its memory in other rounds too, without telling.
+  bool IsTimed() const {
+    return moves || (!grant.empty() && grant == await_finishes);
+  }
 };
 
 // By round of the schedule; of a staged one there is nothing.

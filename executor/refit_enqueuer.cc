@@ -320,7 +320,8 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
 absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
   const RoundWork& work = schedule_.rounds()[round];
   const DirectEnds& ends = rounds_.direct_ends[round];
-  DeviceTimer* const timer = events_[round].timer.get();
+  DeviceTimer* const timer =
+      ends.IsTimed() ? events_[round].timer.get() : nullptr;
   Fence& fence = *transport_.fence();
   const Clock::time_point start = Clock::now();
   absl::Status status;
@@ -352,6 +353,10 @@ absl::StatusOr<std::vector<RoundMeasurement>> RefitEnqueuer::Measure() const {
   if (!is_timed_) return measured;
   for (size_t i = 0; i < schedule_.rounds().size(); ++i) {
     const RoundWork& work = schedule_.rounds()[i];
+    if (work.mechanism == fb::Mechanism::kDirect &&
+        !rounds_.direct_ends[i].IsTimed()) {
+      continue;
+    }
     const absl::StatusOr<double> seconds = events_[i].timer->Seconds();
     if (!seconds.ok()) return seconds.status();
     const Traffic traffic = TrafficOf(work);

@@ -327,6 +327,9 @@ inline constexpr double kDirectRoundSeconds = 20e-6;
 // 64 and 256 MiB took 0.14, 0.11 and 0.13 ms more than their bytes
 // (docs/benchmarks.md).
 inline constexpr double kStagedRoundSeconds = 120e-6;
+// Messages that a rank sends, and receives, in a staged round that relays: as
+// the sizes of messages differ, two fill rounds better than one.
+inline constexpr int64_t kRelayedPerRound = 2;
 
 // Where ranks are and how fast their links are. Index: global rank.
 struct Topology {
@@ -396,8 +399,8 @@ struct Module {
   // How bytes between these two ranks travel.
   Route RouteBetween(Rank source_rank, Rank destination_rank) const;
   Mechanism MechanismOf(Route route) const;
-  double RoundSeconds(
-      Route route) const;  // what a round costs before its bytes
+  // What a round of the route costs before its bytes.
+  double RoundSeconds(Route route) const;
   bool IsStaged(const Relay& relay) const {
     return MechanismOf(RouteBetween(relay.sender, relay.receiver)) ==
            Mechanism::kStaged;

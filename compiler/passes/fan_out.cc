@@ -10,6 +10,9 @@ namespace {
 
 // Relays must save at least this part of the time, and a round, to be worth it.
 constexpr double kGain = 1.1;
+// Relays between hosts more: they multiply messages, and the end of their
+// pipeline is not in the estimate.
+constexpr double kGainBetweenHosts = 1.25;
 // A piece is cut into stripes when it is more than this part of what is handed
 // out with it; smaller ones are handed out whole.
 constexpr int64_t kWholePieces = 256;
@@ -47,21 +50,17 @@ struct Group {
 // other, one a host.
 using Spread = std::vector<const Group*>;
 
-using BytesByRank = std::map<Rank, double>;
+using BytesByRank = std::vector<double>;
 
 double Largest(const BytesByRank& bytes) {
-  double largest = 0;
-  for (const auto& [rank, of_rank] : bytes) {
-    largest = std::max(largest, of_rank);
-  }
-  return largest;
+  return *std::max_element(bytes.begin(), bytes.end());
 }
 
 // `copies` of a group's bytes, sent by those that may.
 void AddSent(const Group& group, double copies, BytesByRank& sent) {
   const double share = static_cast<double>(group.bytes) /
                        static_cast<double>(group.senders.size());
-  for (Rank sender : group.senders) sent[sender] += share * copies;
+  for (Rank sender : group.senders) sent[IndexOf(sender)] += share * copies;
 }
 
 bool HasLocalSource(const Module& module, const Piece& piece,
@@ -110,50 +109,39 @@ std::vector<Group> ListGroups(const Module& module) {
   return groups;
 }
 
-// Whether the groups of a host that can relay should. Inside a host what counts
-// is the busiest sender: a receiver must be given everything in any case. Over
-// the network it is the receivers, whose relays follow on a link of their own.
-bool IsFasterInside(const Module& module, Route route,
-                    absl::Span<Group* const> groups) {
-  BytesByRank sent, sent_once;
-  BytesByRank received, received_once;  // without what is relayed
+// Whether the groups of a host that can relay should, to be fed by sources of
+// the host. What counts is the busiest sender: a receiver must be given
+// everything in any case.
+bool IsFasterOnPeers(const Module& module, absl::Span<Group* const> groups) {
+  const size_t world = static_cast<size_t>(module.world_size());
+  BytesByRank sent(world), sent_once(world), received(world);
   bool can_relay = false;
   for (const Group* group : groups) {
-    const double bytes = static_cast<double>(group->bytes);
     const double members = static_cast<double>(group->members.size());
-    const bool relays = group->CanRelay();
-    can_relay |= relays;
+    can_relay |= group->CanRelay();
     AddSent(*group, members, sent);
-    AddSent(*group, relays ? 1 : members, sent_once);
+    AddSent(*group, group->CanRelay() ? 1 : members, sent_once);
     for (Rank member : group->members) {
-      received[member] += bytes;
-      received_once[member] += relays ? bytes / members : bytes;
+      received[IndexOf(member)] += static_cast<double>(group->bytes);
     }
   }
   if (!can_relay) return false;
-  const double all = Largest(received);
-  const double peer = module.topology.peer_bytes_per_second;
-  const double round = module.RoundSeconds(Route::kPeer);
-  if (route == Route::kNetwork) {
-    const double once = Largest(received_once);
-    const double network = module.topology.network_bytes_per_second;
-    const double relayed = once / network + (all - once) / peer;
-    return (relayed + round) * kGain <= all / network;
-  }
   // A relay that shares its GPU with a source shares its link as well.
   const double busiest = module.topology.colocated
-                             ? Largest(sent_once) + all
-                             : std::max(Largest(sent_once), all);
-  return (busiest / peer + round) * kGain <= Largest(sent) / peer;
+                             ? Largest(sent_once) + Largest(received)
+                             : std::max(Largest(sent_once), Largest(received));
+  const double peer = module.topology.peer_bytes_per_second;
+  return (busiest / peer + module.RoundSeconds(Route::kPeer)) * kGain <=
+         Largest(sent) / peer;
 }
 
-void ChooseInsideHosts(const Module& module, std::vector<Group>& groups) {
-  std::map<std::pair<int32_t, Route>, std::vector<Group*>> together;
+void ChooseOnPeers(const Module& module, std::vector<Group>& groups) {
+  std::map<int32_t, std::vector<Group*>> by_host;
   for (Group& group : groups) {
-    together[{group.host, group.route}].push_back(&group);
+    if (group.route == Route::kPeer) by_host[group.host].push_back(&group);
   }
-  for (const auto& [key, of_host] : together) {
-    if (!IsFasterInside(module, key.second, of_host)) continue;
+  for (const auto& [host, of_host] : by_host) {
+    if (!IsFasterOnPeers(module, of_host)) continue;
     for (Group* group : of_host) group->relays = group->CanRelay();
   }
 }
@@ -190,34 +178,80 @@ SpreadsByReceivers ListSpreads(absl::Span<const Group> groups) {
   return spreads;
 }
 
-// Whether hosts should pass on to each other what they are sent over the
-// network: when the busiest sender has more to do than the busiest receiver,
-// which relays while it receives.
-bool IsFasterBetween(const Module& module, absl::Span<const Group> groups,
-                     const SpreadsByReceivers& spreads) {
+// What the busiest ranks do to feed what is fed over the network.
+struct NetworkLoad {
+  double sent = 0;  // by a source
+  double received = 0;
+  double relayed = 0;  // to a receiver inside its host
+};
+
+// If groups relay as they say, and `spreads` pass on to each other.
+NetworkLoad LoadOf(const Module& module, absl::Span<const Group> groups,
+                   const SpreadsByReceivers& spreads) {
   std::set<const Group*> is_spread;
-  BytesByRank sent, sent_once, received;
+  const size_t world = static_cast<size_t>(module.world_size());
+  BytesByRank sent(world), received(world), relayed(world);
   for (const auto& [receivers, of_receivers] : spreads) {
     for (const Spread& spread : of_receivers) {
-      AddSent(*spread.front(), 1, sent_once);
+      AddSent(*spread.front(), 1, sent);
       is_spread.insert(spread.begin(), spread.end());
     }
   }
   for (const Group& group : groups) {
     if (group.route != Route::kNetwork) continue;
-    AddSent(group, group.Copies(), sent);
-    if (!is_spread.contains(&group)) {
-      AddSent(group, group.Copies(), sent_once);
-    }
+    if (!is_spread.contains(&group)) AddSent(group, group.Copies(), sent);
+    const double bytes = static_cast<double>(group.bytes);
+    const double once =
+        bytes * group.Copies() / static_cast<double>(group.members.size());
     for (Rank member : group.members) {
-      received[member] += static_cast<double>(group.bytes) * group.Copies() /
-                          static_cast<double>(group.members.size());
+      received[IndexOf(member)] += once;
+      relayed[IndexOf(member)] += bytes - once;
     }
   }
-  const double network = module.topology.network_bytes_per_second;
-  const double busiest = std::max(Largest(sent_once), Largest(received));
-  return (busiest / network + module.RoundSeconds(Route::kNetwork)) * kGain <=
-         Largest(sent) / network;
+  return {Largest(sent), Largest(received), Largest(relayed)};
+}
+
+// The network's bytes, then what is relayed inside hosts.
+double SecondsFor(const Module& module, const NetworkLoad& load) {
+  return std::max(load.sent, load.received) /
+             module.topology.network_bytes_per_second +
+         load.relayed / module.topology.peer_bytes_per_second +
+         (load.relayed > 0 ? module.RoundSeconds(Route::kPeer) : 0);
+}
+
+// Whether groups that are fed over the network relay inside their hosts, and
+// whether hosts pass on to each other: the least that is worth it.
+SpreadsByReceivers ChooseBetweenHosts(const Module& module,
+                                      std::vector<Group>& groups) {
+  const auto relay = [&](bool inside) {
+    for (Group& group : groups) {
+      if (group.route == Route::kNetwork) {
+        group.relays = inside && group.CanRelay();
+      }
+    }
+  };
+  relay(false);
+  const NetworkLoad none = LoadOf(module, groups, {});
+  relay(true);
+  const NetworkLoad inside = LoadOf(module, groups, {});
+  bool relays = true;
+  double seconds = SecondsFor(module, inside);
+  if (seconds * kGain > SecondsFor(module, none)) {
+    relays = false;
+    seconds = SecondsFor(module, none);
+  }
+  // Relays inside hosts may pay only with those between them.
+  for (const bool with_inside : {relays, true}) {
+    const NetworkLoad& load = with_inside ? inside : none;
+    if (load.sent < load.received * kGainBetweenHosts) continue;
+    relay(with_inside);
+    SpreadsByReceivers spreads = ListSpreads(groups);
+    const double between = SecondsFor(module, LoadOf(module, groups, spreads)) +
+                           module.RoundSeconds(Route::kNetwork);
+    if (between * kGainBetweenHosts <= seconds) return spreads;
+  }
+  relay(relays);
+  return {};
 }
 
 // A way from a source to all receivers of a piece.
@@ -369,9 +403,8 @@ void Distributor::Finish() {
 absl::Status FanOut(const PassOptions&, Module& module) {
   if (!module.limits.relays) return absl::OkStatus();
   std::vector<Group> groups = ListGroups(module);
-  ChooseInsideHosts(module, groups);
-  SpreadsByReceivers spreads = ListSpreads(groups);
-  if (!IsFasterBetween(module, groups, spreads)) spreads.clear();
+  ChooseOnPeers(module, groups);
+  const SpreadsByReceivers spreads = ChooseBetweenHosts(module, groups);
 
   Distributor distributor(module);
   std::set<const Group*> is_spread;

@@ -138,8 +138,8 @@ class Former {
   // the contents of its own.
   bool IsRelayedInStages(const Stream& stream) const;
   // The bytes of a bucket of streams by `route` that are relayed in stages. A
-  // stream that a receiver passes on to n others ends n messages after it
-  // began, so that short messages make short ends, and cost rounds.
+  // stream that a receiver passes on to n others ends n rounds after it began,
+  // so that short rounds make short ends, and many of them cost time.
   int64_t RelayedBucketBytes(const std::vector<Stream>& streams,
                              Route route) const;
   void FormDirect(int32_t wave, const std::vector<Stream>& streams);
@@ -246,10 +246,17 @@ int64_t Former::RelayedBucketBytes(const std::vector<Stream>& streams,
   const int64_t busiest = *std::max_element(received.begin(), received.end());
   const double seconds =
       static_cast<double>(busiest) / module_.topology.BytesPerSecond(route);
-  const int64_t messages = std::llround(
+  const int64_t rounds = std::llround(
       std::sqrt(static_cast<double>(turns) * seconds / kStagedRoundSeconds));
-  return std::clamp(busiest / std::max<int64_t>(messages, 1),
-                    kRelayedBytesMin, module_.limits.bucket_bytes);
+  // A rank's staging of a round holds what it sends and what it receives.
+  const Limits& limits = module_.limits;
+  const int64_t each_way = limits.staging_bytes / limits.slots / 2;
+  const int64_t most = std::min(
+      limits.bucket_bytes, each_way / kRelayedPerRound /
+                               kStagingAlignmentBytes * kStagingAlignmentBytes);
+  return std::clamp(busiest / std::max<int64_t>(rounds, 1) / kRelayedPerRound,
+                    std::min(kRelayedBytesMin, limits.bucket_bytes),
+                    std::max(kRelayedBytesMin, most));
 }
 
 void Former::FormDirect(int32_t wave, const std::vector<Stream>& streams) {

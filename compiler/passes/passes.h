@@ -70,13 +70,14 @@ absl::Status IntersectLayouts(const PassOptions& options, Module& module);
 // Ensures:  `stats.lower_bound_seconds`.
 absl::Status BoundTime(const PassOptions& options, Module& module);
 
-// Lets the receivers of one host that want the same piece pass it on: each is
-// sent a stripe of it, which it relays to the others. Where that is faster, and
-// nothing casts on the way.
+// Lets the receivers that want the same piece pass it on: each is sent a stripe
+// of it, which it relays to the others of its host, and to one of each other
+// host, which relays it to those of its own. Where that is faster, and nothing
+// casts on the way.
 //
 // Requires: intersect-layouts.
-// Ensures:  a piece with `relay_destinations` has one destination, of their
-//           host; receivers and what they receive stay the same.
+// Ensures:  a piece with `relays` has one destination; receivers and what they
+//           receive stay the same.
 absl::Status FanOut(const PassOptions& options, Module& module);
 
 // Picks the sender of every piece for every receiver: the nearest replica

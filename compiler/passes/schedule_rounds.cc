@@ -17,6 +17,11 @@ namespace {
 // that it can be unpacked and packed again while another round is on the wire.
 constexpr int32_t kRelayRounds = 2;
 
+// A relay looks for room in so many of the last rounds. Earlier ones are full
+// at one of its ends or the other, and to look at all of them for each message
+// takes long in plans of many small ones.
+constexpr int32_t kRelaysLookBack = 1024;
+
 enum Direction : uint8_t { kSends = 0, kReceives = 1 };
 
 // What one rank has in one round so far.
@@ -42,11 +47,12 @@ class Scheduler {
                         kStagingAlignmentBytes * kStagingAlignmentBytes),
         ranks_(static_cast<size_t>(world_size)) {}
 
-  // `messages` will be placed next, in rounds after all rounds so far.
-  // `both_ways`: sends and receives of a rank have half of its staging each.
-  // Where ranks relay they are to do both in every round; senders that feed
-  // them two messages a round would only make its receivers wait.
-  void StartRoute(const std::vector<Message*>& messages, bool both_ways);
+  // What is placed next goes into rounds after all rounds so far.
+  void StartRoute() { first_round_ = round_count_; }
+  // `messages` will be placed next. In no round a rank sends more than
+  // `direction_bytes` of them, or receives more.
+  void StartMessages(const std::vector<Message*>& messages,
+                     int64_t direction_bytes);
   // In round `not_before` or a later one.
   void Place(Message& message, int32_t not_before = 0);
   // `messages` are the next rounds, one for each step: they need neither
@@ -93,17 +99,16 @@ class Scheduler {
   const Limits& limits_;
   int64_t slot_bytes_max_;
   int64_t direction_bytes_max_ = 0;
+  int32_t first_round_ = 0;
   std::vector<RankState> ranks_;
   int32_t round_count_ = 0;
 };
 
-void Scheduler::StartRoute(const std::vector<Message*>& messages,
-                           bool both_ways) {
-  direction_bytes_max_ =
-      both_ways ? std::max(limits_.bucket_bytes, slot_bytes_max_ / 2)
-                : slot_bytes_max_;
+void Scheduler::StartMessages(const std::vector<Message*>& messages,
+                              int64_t direction_bytes) {
+  direction_bytes_max_ = direction_bytes;
   for (RankState& rank : ranks_) {
-    for (auto& open : rank.open) open.fill({.first = round_count_});
+    for (auto& open : rank.open) open.fill({.first = first_round_});
   }
   for (const Message* message : messages) {
     const int64_t bytes = message->size_bytes;
@@ -269,32 +274,40 @@ void SortByTurn(std::vector<Message*>& messages) {
 // Those that are passed on come first, so that relays have their part early;
 // then the relays, in the order in which their contents arrive; what nobody
 // passes on fills the room that is left.
+//
+// Where ranks relay, a round has few messages each way for a rank: senders of
+// many would only make receivers wait, and the pipeline longer.
 void PlaceStaged(const Module& module, std::vector<Message*> messages,
                  const Relayed& relayed, Scheduler& scheduler) {
   SortByShift(module, messages);
-  const auto feeds_end = std::stable_partition(
-      messages.begin(), messages.end(), [&](const Message* message) {
-        return relayed.Feeds(*message) && relayed.FedBy(*message) == nullptr;
-      });
-  const auto relays_end = std::stable_partition(
-      feeds_end, messages.end(), [&](const Message* message) {
-        return relayed.FedBy(*message) != nullptr;
-      });
-  std::vector<Message*> feeds(messages.begin(), feeds_end);
-  std::vector<Message*> relays(feeds_end, relays_end);
-  scheduler.StartRoute(messages, !relays.empty());
+  std::vector<Message*> feeds, relays, others;
+  int64_t largest = 0;  // of feeds and relays
+  for (Message* message : messages) {
+    const bool relays_it = relayed.FedBy(*message) != nullptr;
+    if (relays_it || relayed.Feeds(*message)) {
+      largest = std::max(largest, AlignStaging(message->size_bytes));
+      (relays_it ? relays : feeds).push_back(message);
+    } else {
+      others.push_back(message);
+    }
+  }
+  const int64_t each_way = largest * kRelayedPerRound;
+  scheduler.StartRoute();
+  scheduler.StartMessages(feeds, each_way);
   SortByTurn(feeds);
   for (Message* message : feeds) scheduler.Place(*message);
+  scheduler.StartMessages(relays, each_way);
   std::stable_sort(relays.begin(), relays.end(),
                    [&](const Message* a, const Message* b) {
                      return relayed.FedBy(*a)->round < relayed.FedBy(*b)->round;
                    });
   for (Message* message : relays) {
-    scheduler.Place(*message, relayed.FedBy(*message)->round + kRelayRounds);
+    scheduler.Place(*message,
+                    std::max(relayed.FedBy(*message)->round + kRelayRounds,
+                             scheduler.round_count() - kRelaysLookBack));
   }
-  for (auto other = relays_end; other != messages.end(); ++other) {
-    scheduler.Place(**other);
-  }
+  scheduler.StartMessages(others, std::numeric_limits<int64_t>::max());
+  for (Message* message : others) scheduler.Place(*message);
 }
 
 // Places the messages of one wave, in rounds after all so far.

@@ -144,7 +144,11 @@ ProofResult Prove(const PlanFile& plan, const Progress& progress) {
        ++rank) {
     data.FollowInto(rank);
     const fb::RankProgram& program = *body.programs()->Get(rank);
-    result.messages += program.messages()->size();
+    result.messages +=
+        std::count_if(program.messages()->begin(), program.messages()->end(),
+                      [](const fb::Message* message) {
+                        return message->kind() == fb::MessageKind::kRecv;
+                      });
     for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
       if (IsScratch(program, slot)) continue;
       result.destination_elements +=

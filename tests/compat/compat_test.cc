@@ -163,7 +163,7 @@ const OldPlan kOldPlans[] = {
              "relayed 18480\n",
      .params = 2,
      .buffers = 2,
-     .messages = 27,
+     .messages = 17,
      .destination_elements = 15400,
      .skipped_bytes = 0},
     {.name = "1.3/staged-relays",
@@ -180,7 +180,7 @@ const OldPlan kOldPlans[] = {
              "relayed 24640\n",
      .params = 2,
      .buffers = 2,
-     .messages = 45,
+     .messages = 25,
      .destination_elements = 15400,
      .skipped_bytes = 0},
 };

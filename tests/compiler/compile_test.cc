@@ -327,7 +327,7 @@ TEST(CompileTest, HostsPassOnWhileTheyReceive) {
       received_in[message->round()] += message->size_bytes();
     }
   }
-  EXPECT_LE(plan.body().rounds()->size(), received_in.size() + 5);
+  EXPECT_LE(plan.body().rounds()->size(), received_in.size() + 6);
 }
 
 bool UsesRelays(const PlanFile& plan) {

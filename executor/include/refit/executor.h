@@ -118,7 +118,8 @@ struct RunCounters {
   RunCounters& operator+=(const RunCounters& other);
 };
 
-// What a rank did in one round of the last Run.
+// What a rank did in one round of the last Run. None of a direct round in which
+// others move the rank's bytes and it is not told when.
 struct RoundMeasurement {
   uint32_t round = 0;
   fb::Route route = fb::Route::kUnspecified;

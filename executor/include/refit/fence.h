@@ -20,7 +20,8 @@ namespace refit {
 class Fence {
  public:
   virtual ~Fence() = default;
-  // Each of `movers` may use this rank's memory once. What `stream` stored
+  // Each of `movers` may use this rank's memory until it has finished, be it in
+  // this round or a later one. What `stream` stored
   // there before is visible to them when they have awaited this.
   virtual absl::Status Grant(absl::Span<const int32_t> movers,
                              void* stream) = 0;

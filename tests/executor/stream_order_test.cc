@@ -1,0 +1,92 @@
+// That each part of a refit waits for what it needs: on devices whose streams
+// put work off as long as they may.
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "refit/local_transport.h"
+#include "tests/executor/lazy_device.h"
+#include "tests/executor/nccl_world.h"
+#include "tests/executor/plan_builder.h"
+
+namespace refit {
+namespace {
+
+class LazyWorld : public ExecutorWorld {
+ public:
+  explicit LazyWorld(const PlanFile& plan)
+      : LazyWorld(plan, std::make_shared<LocalFabric>(plan.world_size())) {}
+  ~LazyWorld() override {
+    for (int32_t rank = 0; rank < world_size(); ++rank) CloseRank(rank);
+  }
+
+ private:
+  LazyWorld(const PlanFile& plan, const std::shared_ptr<LocalFabric>& fabric)
+      : ExecutorWorld(plan.world_size(), fabric) {
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      devices_.push_back(std::make_unique<LazyDevice>());
+      ExecutorOptions options;
+      options.device = devices_.back().get();
+      AddRank(plan, *fabric->CreateTransport(rank), options);
+    }
+  }
+
+  std::vector<std::unique_ptr<LazyDevice>> devices_;
+};
+
+void ExpectRefits(const PlanFile& plan) {
+  LazyWorld world(plan);
+  world.Bind();
+  for (int refit = 0; refit < 3; ++refit) world.ExpectEveryElementRight(plan);
+}
+
+// One rank feeds five replicas, by slow links, in small buckets.
+PlanFile ReplicasPlan(std::string_view hosts, std::string_view options) {
+  return CompiledPlan(absl::StrFormat(
+      R"({
+    "model": {"parameters": [
+      {"name": "w", "shape": [480, 36], "dtype": "bf16"},
+      {"name": "v", "shape": [36, 480], "dtype": "bf16"}]},
+    "source": {"layout": "generic", "meshes": {"m": {"axes": {"x": 1}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "destination": {"layout": "generic", "meshes": {"m": {"axes": {"x": 5}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "topology": {"hosts": [%s],
+      "peer_gigabytes_per_second": 0.1,
+      "network_gigabytes_per_second": 0.01},
+    "options": {%s}})",
+      hosts, options));
+}
+
+TEST(StreamOrderTest, StagedRoundsReuseTheirStagingInOrder) {
+  ExpectRefits(ReshardPlan({.layers = 9, .rows = 12, .columns = 30}).Open());
+}
+
+TEST(StreamOrderTest, StagedRelaysPackWhatWasUnpacked) {
+  for (const std::string_view hosts :
+       {"0, 0, 0, 0, 0, 0", "0, 1, 2, 3, 4, 5", "0, 1, 1, 2, 2, 3"}) {
+    for (const int slots : {1, 2, 3}) {
+      SCOPED_TRACE(absl::StrFormat("hosts %s, %d slots", hosts, slots));
+      const PlanFile plan = ReplicasPlan(
+          hosts, absl::StrFormat(R"("peer": "staged", "bucket_bytes": 4096,
+                                    "slots": %d, "staging_bytes": %d)",
+                                 slots, 8192 * slots));
+      ASSERT_TRUE(plan.plan().required_features() & kFeatureStagedRelays);
+      ExpectRefits(plan);
+    }
+  }
+}
+
+TEST(StreamOrderTest, DirectRelaysOfTheNetworkReadWhatWasUnpacked) {
+  for (const std::string_view hosts :
+       {"0, 0, 0, 1, 1, 1", "0, 1, 1, 2, 2, 2"}) {
+    SCOPED_TRACE(hosts);
+    ExpectRefits(
+        ReplicasPlan(hosts, R"("bucket_bytes": 4096, "staging_bytes": 16384)"));
+  }
+}
+
+}  // namespace
+}  // namespace refit
