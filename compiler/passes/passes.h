@@ -70,9 +70,9 @@ absl::Status IntersectLayouts(const PassOptions& options, Module& module);
 // Ensures:  `stats.lower_bound_seconds`.
 absl::Status BoundTime(const PassOptions& options, Module& module);
 
-// Lets the receivers of one host that want the same piece pass it on: each is
-// sent a stripe of it, which it relays to the others. Where that is faster, and
-// nothing casts on the way.
+// Lets receivers that want the same piece pass it on, inside a host and between
+// hosts: each is sent a stripe of it, which it relays to the others. Where that
+// is faster, and nothing casts on the way.
 //
 // Requires: intersect-layouts.
 // Ensures:  a piece with `relay_destinations` has one destination, of their

@@ -29,7 +29,7 @@ constexpr PassInfo kPipeline[] = {
     {"bound-time", "finds the time that no plan beats", BoundTime, BoundText},
     // Before sources are chosen: who of several receivers a source feeds
     // decides how much each source sends.
-    {"fan-out", "lets receivers of one host relay to each other", FanOut,
+    {"fan-out", "lets receivers that want the same relay to each other", FanOut,
      PiecesText},
     // Before buckets: which pair a piece belongs to decides what is packed
     // together.
