@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+
 namespace refit {
 namespace {
 
@@ -11,8 +13,10 @@ constexpr size_t kNearestWordSizeMax = 64;
 constexpr size_t kNearestMatchSizeMax = 256;
 
 // The number of letters to insert, remove, replace or swap with their
-// neighbour to come from `a` to `b`.
-size_t EditDistance(std::string_view a, std::string_view b) {
+// neighbour to come from `given` to `wanted`, whatever their case.
+size_t EditDistance(std::string_view given, std::string_view wanted) {
+  const std::string a = absl::AsciiStrToLower({given.data(), given.size()});
+  const std::string b = absl::AsciiStrToLower({wanted.data(), wanted.size()});
   std::vector<size_t> before_last(b.size() + 1);
   std::vector<size_t> last(b.size() + 1);
   std::vector<size_t> row(b.size() + 1);

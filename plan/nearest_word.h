@@ -8,8 +8,8 @@
 
 namespace refit {
 
-// The candidate closest to `word` by edit distance, or "" when none is near
-// enough to be a plausible slip.
+// The candidate closest to `word` by edit distance, upper and lower case being
+// the same, or "" when none is near enough to be a plausible slip.
 std::string NearestWord(std::string_view word,
                         const std::vector<std::string_view>& candidates);
 

@@ -1,9 +1,12 @@
 #include "tools/args.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <initializer_list>
 #include <iostream>
+#include <limits>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -66,13 +69,40 @@ void PrintHelp(const ToolInfo& tool) {
 }
 
 ParsedArgs UsageError(const ToolInfo& tool, std::string_view message) {
-  return {.done = true, .exit_status = Fail(tool, message), .positional = {}};
+  return {.done = true,
+          .exit_status = Fail(tool, message),
+          .positional = {},
+          .flags = {}};
 }
 
-bool ParseInteger(std::string_view text, int64_t& value) {
+std::string RangeText(const Flag& flag) {
+  using Any = std::numeric_limits<int64_t>;
+  std::string text = "an integer";
+  if (flag.max != Any::max()) {
+    text += Concat(
+        {" from ", std::to_string(flag.min), " to ", std::to_string(flag.max)});
+  } else if (flag.min != Any::min()) {
+    text += Concat({" of at least ", std::to_string(flag.min)});
+  } else {
+    text += " of 64 bits";
+  }
+  return text;
+}
+
+// As Store.
+std::string StoreInteger(const Flag& flag, std::string_view text,
+                         int64_t& target) {
+  int64_t value = 0;
   const char* end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, value);
-  return error == std::errc() && rest == end;
+  if (rest != end || error == std::errc::invalid_argument) {
+    return Concat({flag.name, " wants an integer, not '", text, "'"});
+  }
+  if (error != std::errc() || value < flag.min || value > flag.max) {
+    return Concat({flag.name, " is ", text, "; wanted ", RangeText(flag)});
+  }
+  target = value;
+  return "";
 }
 
 // Stores `value` (nullopt: none was given); returns what is wrong with it, or
@@ -87,10 +117,7 @@ std::string Store(const Flag& flag, std::optional<std::string_view> value) {
     return Concat({flag.name, " needs a value: ", flag.value_name});
   }
   if (int64_t* const* target = std::get_if<int64_t*>(&flag.target)) {
-    if (!ParseInteger(*value, **target)) {
-      return Concat({flag.name, " wants an integer, not '", *value, "'"});
-    }
-    return "";
+    return StoreInteger(flag, *value, **target);
   }
   *std::get<std::string*>(flag.target) = std::string(*value);
   return "";
@@ -130,7 +157,8 @@ ParsedArgs ParseArgs(const ToolInfo& tool, int argc, char** argv) {
       }
       parsed.done = true;
       if (!std::cout.flush()) {
-        parsed.exit_status = Fail(tool, "standard output: cannot write");
+        parsed.exit_status =
+            Fail(tool, Concat({"standard output: ", std::strerror(errno)}));
       }
       return parsed;
     }
@@ -138,6 +166,11 @@ ParsedArgs ParseArgs(const ToolInfo& tool, int argc, char** argv) {
     const std::string_view name = arg.substr(0, equals);
     const Flag* flag = FindFlag(tool, name);
     if (flag == nullptr) return UsageError(tool, UnknownFlag(tool, name));
+    if (std::find(parsed.flags.begin(), parsed.flags.end(), flag->name) !=
+        parsed.flags.end()) {
+      return UsageError(tool, Concat({flag->name, " is given twice"}));
+    }
+    parsed.flags.push_back(flag->name);
     std::optional<std::string_view> value;
     if (equals != std::string_view::npos) {
       value = arg.substr(equals + 1);

@@ -6,6 +6,7 @@
 #define REFIT_TOOLS_ARGS_H_
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -29,6 +30,9 @@ struct Flag {
   std::string_view value_name;  // "FILE"; "" for a bool flag
   std::string_view help;
   FlagTarget target;
+  // Of an integer.
+  int64_t min = std::numeric_limits<int64_t>::min();
+  int64_t max = std::numeric_limits<int64_t>::max();
 };
 
 struct ToolInfo {
@@ -44,11 +48,13 @@ struct ParsedArgs {
   bool done = false;  // --help or --version was answered, or an error reported
   int exit_status = kExitSuccess;
   std::vector<std::string> positional;
+  std::vector<std::string_view> flags;  // full names of those given
 };
 
 // Parses argv into the flags' targets: "--flag=value", "--flag value",
-// "-o value"; "--" ends flags. Answers --help and --version on stdout (status 0).
-// A mistake is one line on stderr (with the nearest known flag) and status 2.
+// "-o value"; "--" ends flags. A flag is given at most once. Answers --help and
+// --version on stdout (status 0). A mistake is one line on stderr (with the
+// nearest known flag) and status 2.
 ParsedArgs ParseArgs(const ToolInfo& tool, int argc, char** argv);
 
 // Reports "TOOL: error: message" on stderr; returns kExitError.

@@ -1,10 +1,12 @@
 // refit-bench: times the compiler and the execution of plans.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -123,6 +125,28 @@ int BenchTransfer(const refit::ToolInfo& tool, const std::string& path,
   return measured->wrong_elements == 0 ? refit::kExitSuccess : refit::kExitNo;
 }
 
+// Reports an option of another benchmark than `subject`; "" if there is none.
+std::string OptionOfAnother(const std::string& subject,
+                            const refit::ParsedArgs& parsed) {
+  struct Option {
+    std::string_view name;
+    std::string_view subject;
+  };
+  constexpr std::array kOptions = {Option{"--growth", "compile"},
+                                   Option{"--peers", "transfer"},
+                                   Option{"--one-rank", "transfer"}};
+  for (const Option& option : kOptions) {
+    if (option.subject == subject) continue;
+    if (std::find(parsed.flags.begin(), parsed.flags.end(), option.name) ==
+        parsed.flags.end()) {
+      continue;
+    }
+    return absl::StrCat(std::string(option.name), " is an option of ",
+                        std::string(option.subject), ", not of ", subject);
+  }
+  return "";
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -146,8 +170,9 @@ int main(int argc, char** argv) {
           "a plan.",
       .flags =
           {{"--growth", "", "N",
-            "also 2, 4 … N times source.data_parallel and destination.replicas",
-            &growth},
+            "compile: also 2, 4 … N times source.data_parallel and "
+            "destination.replicas",
+            &growth, 1, 1024},
            {"--peers", "", "",
             "transfer: also broadcasts of whole models, packed and by tensor",
             &peers},
@@ -155,26 +180,32 @@ int main(int argc, char** argv) {
             "transfer: this process is one rank, as its launcher's variables "
             "say",
             &one_rank},
-           {"--iterations", "", "N", "repetitions (default 5)", &iterations}},
-      .positional_min = 2,
+           {"--iterations", "", "N", "repetitions (default 5)", &iterations,
+            1}},
+      .positional_min = 1,
       .positional_max = 2,
   };
   const refit::ParsedArgs parsed = refit::ParseArgs(tool, argc, argv);
   if (parsed.done) return parsed.exit_status;
-  if (growth < 1 || growth > 1024 || iterations < 1) {
-    return refit::Fail(tool,
-                       "--growth and --iterations are at least 1, "
-                       "--growth at most 1024");
-  }
   const std::string& subject = parsed.positional[0];
+  if (subject != "compile" && subject != "run" && subject != "transfer") {
+    return refit::Fail(tool,
+                       absl::StrCat("no benchmark \"", subject,
+                                    "\"; wanted compile, run or transfer"));
+  }
+  if (const std::string mistake = OptionOfAnother(subject, parsed);
+      !mistake.empty()) {
+    return refit::Fail(tool, mistake);
+  }
+  if (parsed.positional.size() < 2) {
+    return refit::Fail(
+        tool, absl::StrCat(subject, " needs a file: ",
+                           subject == "compile" ? "JOB.json" : "PLAN.refit"));
+  }
   if (subject == "compile") {
     return BenchCompile(tool, parsed.positional[1], growth, iterations);
   }
   if (subject == "run") return BenchRun(tool, parsed.positional[1], iterations);
-  if (subject == "transfer") {
-    return BenchTransfer(tool, parsed.positional[1], one_rank,
-                         {.iterations = iterations, .peers = peers});
-  }
-  return refit::Fail(tool, absl::StrCat("no benchmark \"", subject,
-                                        "\"; wanted compile, run or transfer"));
+  return BenchTransfer(tool, parsed.positional[1], one_rank,
+                       {.iterations = iterations, .peers = peers});
 }

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <iostream>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -51,9 +52,9 @@ refit::ToolInfo Tool(Arguments& arguments) {
             "plan (default), or text or json: the plan as refit-dump shows it",
             &arguments.emit},
            {"--stats", "", "",
-            "print bytes (by route, and what replicas relay to each other: the "
-            "job's options.fan_out), balance, lower bound, predicted time, "
-            "binding link",
+            "print bytes (by route, and what destination ranks that want the\n"
+            "same relay to each other: the job's options.fan_out), balance,\n"
+            "lower bound, predicted time, binding link",
             &arguments.stats},
            {"--print-after", "", "PASS",
             "print what a pass produced; 'all' for every pass",
@@ -67,12 +68,15 @@ refit::ToolInfo Tool(Arguments& arguments) {
   };
 }
 
-int ListPasses() {
+int ListPasses(const refit::ToolInfo& tool) {
+  std::ostringstream text;
   for (const refit::PassInfo& pass : refit::Pipeline()) {
-    std::cout << pass.name << std::string(22 - pass.name.size(), ' ')
-              << pass.summary << "\n";
+    text << pass.name << std::string(22 - pass.name.size(), ' ') << pass.summary
+         << "\n";
   }
-  return refit::kExitSuccess;
+  const absl::Status written = refit::WriteStdout(text.str());
+  return written.ok() ? refit::kExitSuccess
+                      : refit::Fail(tool, std::string(written.message()));
 }
 
 // Reports what is wrong with the arguments; "" when nothing is.
@@ -161,6 +165,14 @@ std::string ReplacedInput(const std::string& output,
   return "";
 }
 
+// What the user asked to see goes to stdout, or to stderr where the plan has
+// taken that.
+absl::Status Show(const std::string& text, bool stdout_taken) {
+  if (!stdout_taken) return refit::WriteStdout(text);
+  std::cerr << text;
+  return absl::OkStatus();
+}
+
 absl::Status WriteOutput(const Arguments& arguments,
                          const std::vector<uint8_t>& bytes,
                          const refit::PlanFile& plan) {
@@ -186,7 +198,7 @@ int main(int argc, char** argv) {
   const refit::ToolInfo tool = Tool(arguments);
   const refit::ParsedArgs parsed = refit::ParseArgs(tool, argc, argv);
   if (parsed.done) return parsed.exit_status;
-  if (arguments.list_passes) return ListPasses();
+  if (arguments.list_passes) return ListPasses(tool);
   if (const std::string mistake = Mistake(arguments, parsed);
       !mistake.empty()) {
     return refit::Fail(tool, mistake);
@@ -194,7 +206,6 @@ int main(int argc, char** argv) {
   const bool stdout_taken =
       arguments.output == "-" ||
       (arguments.output.empty() && arguments.emit != "plan");
-  std::ostream& shown = stdout_taken ? std::cerr : std::cout;
   refit::Diagnostics diagnostics;
   const std::optional<refit::Job> job =
       refit::ReadJob(parsed.positional[0], diagnostics);
@@ -207,13 +218,19 @@ int main(int argc, char** argv) {
       !replaced.empty()) {
     return refit::Fail(tool, replaced);
   }
+  std::ostringstream passes;
   const absl::StatusOr<std::vector<uint8_t>> bytes =
       refit::Compile(*job,
                      {.print_after = arguments.print_after,
                       .time_passes = arguments.time_passes,
-                      .shown = &shown,
+                      .shown = &passes,
                       .log = &std::cerr},
                      diagnostics);
+  // Also of a job that turned out to be wrong.
+  if (const absl::Status shown = Show(passes.str(), stdout_taken);
+      !shown.ok()) {
+    return refit::Fail(tool, std::string(shown.message()));
+  }
   if (!diagnostics.ok()) {
     std::cerr << diagnostics.Render();
     return refit::kExitError;
@@ -226,10 +243,9 @@ int main(int argc, char** argv) {
   if (!plan.ok()) {
     return refit::Fail(tool, std::string(plan.status().message()));
   }
-  if (arguments.stats) shown << refit::StatsText(*plan);
-  const absl::Status status = WriteOutput(arguments, *bytes, *plan);
-  if (!status.ok()) return refit::Fail(tool, std::string(status.message()));
-  return shown.flush().good()
-             ? refit::kExitSuccess
-             : refit::Fail(tool, "cannot write to standard output");
+  absl::Status status;
+  if (arguments.stats) status = Show(refit::StatsText(*plan), stdout_taken);
+  if (status.ok()) status = WriteOutput(arguments, *bytes, *plan);
+  return status.ok() ? refit::kExitSuccess
+                     : refit::Fail(tool, std::string(status.message()));
 }

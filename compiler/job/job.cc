@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
 #include "compiler/job/json.h"
+#include "compiler/job/key_homes.h"
 #include "compiler/job/object_reader.h"
 #include "compiler/job/side.h"
 #include "compiler/job/text_file.h"
@@ -120,6 +121,7 @@ TopologySpec ReadTopology(const ValueReader& values, const JsonValue& value) {
                         topology.peer_gigabytes_per_second);
   reader.PositiveNumber("network_gigabytes_per_second",
                         topology.network_gigabytes_per_second);
+  RefuseKeysOfOthers(reader, JobObject::kTopology);
   reader.RejectOtherKeys();
   if (topology.gpus_per_host.given && topology.hosts.given) {
     values.diagnostics().Error(
@@ -172,6 +174,7 @@ OptionsSpec ReadOptions(const ValueReader& values, const JsonValue& value) {
       {{{"relay", FanOutKind::kRelay}, {"none", FanOutKind::kNone}}},
       options.fan_out);
   reader.Strings("exclude", options.exclude);
+  RefuseKeysOfOthers(reader, JobObject::kOptions);
   reader.RejectOtherKeys();
   return options;
 }
@@ -244,6 +247,7 @@ Job ReadRoot(const ValueReader& values, const JsonValue& root,
     job.options = ReadOptions(values, *options);
   }
   reader.Bool("colocated", job.colocated);
+  RefuseKeysOfOthers(reader, JobObject::kRoot);
   reader.RejectOtherKeys();
   if (values.diagnostics().ok()) CheckRanks(job, values.diagnostics());
   return job;

@@ -175,7 +175,7 @@ struct TopologySpec {
   Located<double> network_gigabytes_per_second{.value = 50};
 };
 
-// How receivers of one host that want the same are fed.
+// How receivers that want the same are fed, of one host or of several.
 enum class FanOutKind : uint8_t {
   kNone,   // each by a source
   kRelay,  // where it is faster, each with a part, which it passes on

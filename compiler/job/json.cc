@@ -199,6 +199,7 @@ class TreeBuilder {
 // "found X" for what stands at `offset`.
 std::string FoundText(std::string_view text, size_t offset) {
   if (offset >= text.size()) return "found the end of the file";
+  if (text[offset] == '\'') return "found a single quotation mark";
   // A word, or one character with its continuation bytes.
   size_t size = 1;
   const auto is_word = [](char c) {

@@ -23,8 +23,19 @@ std::string RangeText(IntegerRange range) {
   return absl::StrCat("an integer from ", range.min, " to ", range.max);
 }
 
-std::string ElementName(std::string_view what, size_t index) {
-  return absl::StrFormat("%s[%d]", what, index);
+// nullptr without one in the range.
+const int64_t* IntegerIn(const JsonValue& value, IntegerRange range) {
+  const int64_t* integer = value.AsInteger();
+  if (integer == nullptr || *integer < range.min || *integer > range.max) {
+    return nullptr;
+  }
+  return integer;
+}
+
+// nullptr without one that is not empty.
+const std::string* StringIn(const JsonValue& value) {
+  const std::string* string = value.AsString();
+  return string == nullptr || string->empty() ? nullptr : string;
 }
 
 bool IsOneOf(std::string_view word, const std::vector<std::string_view>& all) {
@@ -60,11 +71,26 @@ void ValueReader::Wrong(const JsonValue& value, std::string_view what,
         absl::StrFormat("%s is %s; wanted %s", what, value.Text(), wanted));
 }
 
+void ValueReader::WrongElements(const JsonValue::Array& array,
+                                std::string_view what,
+                                const std::vector<size_t>& wrong,
+                                std::string_view wanted) const {
+  if (wrong.empty()) return;
+  const size_t first = wrong.front();
+  Error(
+      array[first],
+      absl::StrFormat(
+          "%s[%d] is %s; wanted %s%s", what, first, array[first].Text(), wanted,
+          wrong.size() == 1
+              ? ""
+              : absl::StrFormat(" (%d more of this list)", wrong.size() - 1)));
+}
+
 std::optional<int64_t> ValueReader::Integer(const JsonValue& value,
                                             std::string_view what,
                                             IntegerRange range) const {
-  const int64_t* integer = value.AsInteger();
-  if (integer == nullptr || *integer < range.min || *integer > range.max) {
+  const int64_t* integer = IntegerIn(value, range);
+  if (integer == nullptr) {
     Wrong(value, what, RangeText(range));
     return std::nullopt;
   }
@@ -96,10 +122,9 @@ std::optional<double> ValueReader::PositiveNumber(const JsonValue& value,
 const std::string* ValueReader::String(const JsonValue& value,
                                        std::string_view what,
                                        std::string_view wanted) const {
-  const std::string* string = value.AsString();
-  if (string != nullptr && !string->empty()) return string;
-  Wrong(value, what, wanted);
-  return nullptr;
+  const std::string* string = StringIn(value);
+  if (string == nullptr) Wrong(value, what, wanted);
+  return string;
 }
 
 const JsonValue::Array* ValueReader::Array(const JsonValue& value,
@@ -123,12 +148,17 @@ std::optional<std::vector<int64_t>> ValueReader::Integers(
   if (array == nullptr) return std::nullopt;
   std::vector<int64_t> integers;
   integers.reserve(array->size());
+  std::vector<size_t> wrong;
   for (size_t i = 0; i < array->size(); ++i) {
-    const std::optional<int64_t> integer =
-        Integer((*array)[i], ElementName(what, i), range);
-    if (integer.has_value()) integers.push_back(*integer);
+    const int64_t* integer = IntegerIn((*array)[i], range);
+    if (integer == nullptr) {
+      wrong.push_back(i);
+    } else {
+      integers.push_back(*integer);
+    }
   }
-  if (integers.size() != array->size()) return std::nullopt;
+  WrongElements(*array, what, wrong, RangeText(range));
+  if (!wrong.empty()) return std::nullopt;
   return integers;
 }
 
@@ -138,11 +168,17 @@ std::optional<std::vector<std::string>> ValueReader::Strings(
   if (array == nullptr) return std::nullopt;
   std::vector<std::string> strings;
   strings.reserve(array->size());
+  std::vector<size_t> wrong;
   for (size_t i = 0; i < array->size(); ++i) {
-    const std::string* string = String((*array)[i], ElementName(what, i));
-    if (string != nullptr) strings.push_back(*string);
+    const std::string* string = StringIn((*array)[i]);
+    if (string == nullptr) {
+      wrong.push_back(i);
+    } else {
+      strings.push_back(*string);
+    }
   }
-  if (strings.size() != array->size()) return std::nullopt;
+  WrongElements(*array, what, wrong, "a string");
+  if (!wrong.empty()) return std::nullopt;
   return strings;
 }
 

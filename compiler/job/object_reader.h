@@ -3,6 +3,7 @@
 #ifndef REFIT_COMPILER_JOB_OBJECT_READER_H_
 #define REFIT_COMPILER_JOB_OBJECT_READER_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -47,6 +48,10 @@ class ValueReader {
 
   void Wrong(const JsonValue& value, std::string_view what,
              std::string_view wanted) const;
+  // One report of the elements of an array that are wrong, at the first.
+  void WrongElements(const JsonValue::Array& array, std::string_view what,
+                     const std::vector<size_t>& wrong,
+                     std::string_view wanted) const;
   void Error(const JsonValue& value, std::string message) const;
   Place PlaceOf(const JsonValue& value) const {
     return document_.PlaceOf(value);

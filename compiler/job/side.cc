@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "compiler/job/key_homes.h"
 #include "plan/nearest_word.h"
 
 namespace refit {
@@ -154,6 +155,7 @@ class SideReader {
     if (is_generic && has_meshes && has_tensors && has_flat_buffers) {
       side_.generic = ReadGeneric(reader_);
     }
+    RefuseKeysOfOthers(reader_, JobObject::kSide);
     reader_.RejectOtherKeys();
     return std::move(side_);
   }

@@ -123,8 +123,9 @@ class GenericLayout {
     std::vector<std::vector<int32_t>> positions;  // per index dim
   };
 
-  // Reports placements that do not fit the param's shape.
+  // Whether placements fit the param's shape; notes those that do not.
   bool CheckPlacements(const Placed& placed);
+  void ReportMisfits();
   // Reports a tensor name that a rank would have twice.
   bool CheckNames(const Placed& placed);
 
@@ -143,6 +144,13 @@ class GenericLayout {
 
   const LayoutContext& context_;
   const GenericSpec& spec_;
+  // Params that lack the dimension of a placement.
+  struct Misfit {
+    const Placement* placement;
+    const Param* first;
+    int64_t others;
+  };
+  std::vector<Misfit> misfits_;
   struct Holder {
     const MeshSpec* mesh;
     std::string param;
@@ -161,13 +169,33 @@ bool GenericLayout::CheckPlacements(const Placed& placed) {
         placement.dim < static_cast<int64_t>(dims)) {
       continue;
     }
-    context_.diagnostics.Error(
-        placement.place,
-        absl::StrFormat("shard dim is %d but \"%s\" has %d dims", placement.dim,
-                        param.name, dims));
+    const auto known = std::find_if(
+        misfits_.begin(), misfits_.end(),
+        [&](const Misfit& m) { return m.placement == &placement; });
+    if (known == misfits_.end()) {
+      misfits_.push_back({&placement, &param, 0});
+    } else {
+      ++known->others;
+    }
     return false;
   }
   return true;
+}
+
+// A rule for many params is one mistake.
+void GenericLayout::ReportMisfits() {
+  for (const Misfit& misfit : misfits_) {
+    const std::string others =
+        misfit.others == 0
+            ? ""
+            : absl::StrFormat(" (%d other name%s of the rule: too few as well)",
+                              misfit.others, misfit.others == 1 ? "" : "s");
+    context_.diagnostics.Error(
+        misfit.placement->place,
+        absl::StrFormat("shard dim is %d but \"%s\" has %d dims%s",
+                        misfit.placement->dim, misfit.first->name,
+                        misfit.first->StoredShape().size(), others));
+  }
 }
 
 void GenericLayout::CheckUse(const std::vector<bool>& used) {
@@ -370,6 +398,7 @@ SideLayout GenericLayout::LayOut() {
                           context_.side.key, ExpandName(param.name, first)));
     }
   }
+  ReportMisfits();
   CheckUse(used);
   CheckFlatNames();
   return layout;

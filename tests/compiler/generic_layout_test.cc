@@ -343,6 +343,20 @@ TEST(GenericLayoutTest, ShardDimBeyondTheTensorIsRefused) {
             std::string::npos);
 }
 
+TEST(GenericLayoutTest, ARuleBeyondManyTensorsIsOneError) {
+  Model model = OneParam({2, 2});
+  model.params.push_back(model.params[0]);
+  model.params[1].name = "v";
+  const std::string errors = LayOutErrors(
+      model,
+      MakeGeneric({MakeMesh("m", {1})}, {MakeRule("*", "m", {Shard(2)})}));
+  EXPECT_NE(errors.find("shard dim is 2 but \"w\" has 2 dims (1 other name of "
+                        "the rule: too few as well)"),
+            std::string::npos)
+      << errors;
+  EXPECT_EQ(errors.find("error: "), errors.rfind("error: ")) << errors;
+}
+
 TEST(GenericLayoutTest, RuleThatPlacesNothingIsRefused) {
   const Model model = MakeModel({.layers = 2});
   const auto errors = [&](const std::string& first, const std::string& second) {

@@ -237,6 +237,30 @@ TEST(JobTest, KeyOfAnotherLayoutIsAnError) {
             "      |    ^\n");
 }
 
+TEST(JobTest, KeyOfAnotherObjectSaysWhereItBelongs) {
+  const std::string sides = R"("model": "c", "source": {"layout": "vllm"}, )";
+  const std::string vllm = R"("destination": {"layout": "vllm"})";
+  for (const auto& [job, error] : std::vector<std::array<std::string, 2>>{
+           {vllm + R"(, "topology": {"peer": "staged"})",
+            "topology.peer is a key of options"},
+           {vllm + R"(, "topology": {"replicas": 2})",
+            "topology.replicas is a key of source or destination"},
+           {vllm + R"(, "fan_out": "none")", "\"fan_out\" is a key of options"},
+           {vllm + R"(, "hosts": [0, 0])", "\"hosts\" is a key of topology"},
+           {vllm + R"(, "options": {"gpus_per_host": 8})",
+            "options.gpus_per_host is a key of topology"},
+           {R"("destination": {"layout": "vllm", "bucket_bytes": 4096})",
+            "destination.bucket_bytes is a key of options"},
+           {R"("destination": {"layout": "vllm", "colocated": true})",
+            "destination.colocated is a key of the job itself, beside "
+            "\"source\""}}) {
+    const std::string errors = Read("{" + sides + job + "}").errors;
+    EXPECT_NE(errors.find("error: " + error + "\n"), std::string::npos)
+        << errors;
+    EXPECT_EQ(errors.find("error: "), errors.rfind("error: ")) << errors;
+  }
+}
+
 TEST(JobTest, ExpertParallelOfVllmIsNoNumber) {
   EXPECT_EQ(
       Read(WithSource(R"({"layout": "vllm", "expert_parallel": 4})")).errors,
@@ -273,6 +297,18 @@ TEST(JobTest, UnknownLayoutNamesTheNearest) {
             "\"megatron\"?\n"
             "    2 |  \"source\": {\"layout\": \"megatorn\"},\n"
             "      |                       ^\n");
+}
+
+TEST(JobTest, ALayoutInOtherLettersNamesTheLayout) {
+  for (const auto& [found, layout] : std::vector<std::array<std::string, 2>>{
+           {"vLLM", "vllm"}, {"SGLang", "sglang"}, {"FSDP", "fsdp"}}) {
+    const std::string errors =
+        Read(WithSource("{\"layout\": \"" + found + "\"}")).errors;
+    EXPECT_NE(errors.find("unknown layout \"" + found + "\"; did you mean \"" +
+                          layout + "\"?\n"),
+              std::string::npos)
+        << errors;
+  }
 }
 
 TEST(JobTest, OtherDTypesAreNotSupportedYet) {
@@ -371,6 +407,17 @@ TEST(JobTest, HostsAreGivenForEveryRank) {
             "of the source and the 2 of the destination\n"
             "    3 |  \"topology\": {\"hosts\": [0, 1]}}\n"
             "      |                        ^\n");
+}
+
+TEST(JobTest, HostsByNameAreOneError) {
+  EXPECT_EQ(Read(R"({"model": "c", "source": {"layout": "vllm"},
+ "destination": {"layout": "vllm", "replicas": 2},
+ "topology": {"hosts": [0, "a", "b"]}})")
+                .errors,
+            "job.json:3:28: error: topology.hosts[1] is \"a\"; wanted an "
+            "integer from 0 to 65535 (1 more of this list)\n"
+            "    3 |  \"topology\": {\"hosts\": [0, \"a\", \"b\"]}}\n"
+            "      |                            ^\n");
 }
 
 // RapidJSON made tiny numbers out of these zeros, and NaN of 1.8e308.
@@ -516,6 +563,11 @@ INSTANTIATE_TEST_SUITE_P(
                    "job.json:2:2: error: found '\"'; wanted ',' or '}' after a "
                    "value\n"
                    "    2 |  \"source\": 1}\n"
+                   "      |  ^\n"},
+        SyntaxCase{"{'a': 1}",
+                   "job.json:1:2: error: found a single quotation mark; wanted "
+                   "a key in double quotes\n"
+                   "    1 | {'a': 1}\n"
                    "      |  ^\n"},
         SyntaxCase{"{\"a\": yes}",
                    "job.json:1:7: error: found 'yes'; wanted a value\n"

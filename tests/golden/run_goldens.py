@@ -6,6 +6,7 @@ usage: run_goldens.py BIN_DIR      REFIT_UPDATE_GOLDENS=1 writes the files inste
 jobs/*.json       every pass's text (refitc --print-after) and the plan's (refit-dump)
 errors/*.json     what refitc says of a wrong job; nothing may be written
 MISUSES           what the programs say when they cannot do what they are asked, under NAME=VALUE
+FULL              what they say when standard output takes no byte
 examples/jobs/    refitc --stats of the real jobs, and refit-verify's verdict
 """
 import difflib
@@ -24,7 +25,20 @@ MISUSES = {
     "nccl-from-a-plain-shell": ["refit-run", "PLAN", "--transport", "nccl", "--check"],
     "nccl-with-too-few-processes": ["WORLD_SIZE=3", "RANK=0", "LOCAL_RANK=0", "MASTER_ADDR=localhost",
                                     "refit-run", "PLAN", "--transport", "nccl", "--check"],
+    "growth-of-a-plan": ["refit-bench", "run", "PLAN", "--growth", "3"],
+    "growth-of-nothing": ["refit-bench", "compile", "tiny-dense.json", "--growth", "0"],
+    "a-benchmark-that-is-none": ["refit-bench", "fly"],
+    "a-benchmark-of-no-plan": ["refit-bench", "transfer"],
+    "no-time-at-all": ["refit-run", "PLAN", "--check", "--timeout", "0"],
+    "two-outputs": ["refitc", "tiny-dense.json", "-o", "PLAN", "--output", "PLAN"],
     "growth-of-a-generic-job": ["refit-bench", "compile", "tiny-generic.json", "--growth", "2"],
+}
+FULL = {
+    "stats": ["refitc", "tiny-dense.json", "--stats"],
+    "a-pass": ["refitc", "tiny-dense.json", "--print-after=place-ranks"],
+    "the-passes": ["refitc", "--list-passes"],
+    "help": ["refitc", "--help"],
+    "dump": ["refit-dump", "PLAN"],
 }
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "OMPI_", "SLURM_")
 UPDATE = os.environ.get("REFIT_UPDATE_GOLDENS") == "1"
@@ -38,10 +52,10 @@ class Goldens:
         self.failed = []
         self.seen = set()
 
-    def run(self, tool, *arguments, cwd=None, status=0, variables=None):
+    def run(self, tool, *arguments, cwd=None, status=0, variables=None, stdout=subprocess.PIPE):
         environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-        done = subprocess.run([self.bin / tool, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120,
-                              env=environment | (variables or {}))
+        done = subprocess.run([self.bin / tool, *arguments], cwd=cwd, stdout=stdout, stderr=subprocess.PIPE, text=True,
+                              timeout=120, env=environment | (variables or {}))
         if done.returncode != status:
             self.failed.append(f"{tool} {' '.join(map(str, arguments))}: exit status {done.returncode}, "
                                f"wanted {status}\n{done.stderr}")
@@ -86,6 +100,12 @@ class Goldens:
         if done.stdout:
             self.failed.append(f"misuses/{name}: printed {done.stdout!r}")
 
+    def full(self, name, tool, *arguments):
+        arguments = [self.plan if word == "PLAN" else word for word in arguments]
+        with open("/dev/full", "w") as full:
+            done = self.run(tool, *arguments, cwd=HERE / "jobs", status=2, stdout=full)
+        self.expect(f"full/{name}.txt", done.stderr)
+
     def example(self, job):
         done = self.run("refitc", job.name, "-o", self.plan, "--stats", cwd=EXAMPLES)
         self.expect(f"examples/{job.stem}.txt", done.stdout)
@@ -102,6 +122,8 @@ def main():
                 goldens.job(job)
         for name, command in MISUSES.items():  # of the last job's plan
             goldens.misuse(name, *command)
+        for name, command in FULL.items():
+            goldens.full(name, *command)
         for job in sorted(EXAMPLES.glob("*.json")):
             goldens.example(job)
     stale = sorted(set((HERE / "expected").rglob("*.txt")) - goldens.seen)

@@ -12,6 +12,8 @@ namespace {
 struct Invocation {
   std::string output = "none";
   int64_t rank = -1;
+  int64_t seconds = 1;
+  int64_t count = 1;
   bool json = false;
   ParsedArgs args;
   std::string out;
@@ -26,6 +28,8 @@ Invocation Invoke(std::vector<std::string> arguments) {
       .summary = "Tests.",
       .flags = {{"--output", "-o", "FILE", "where to write", &run.output},
                 {"--rank", "", "N", "a rank", &run.rank},
+                {"--seconds", "", "N", "a time", &run.seconds, 1, 60},
+                {"--count", "", "N", "a number", &run.count, 1},
                 {"--json", "", "", "as JSON", &run.json}},
       .positional_min = 1,
       .positional_max = 2};
@@ -70,6 +74,8 @@ TEST(ArgsTest, HelpGoesToStdoutWithStatusZero) {
             "Options:\n"
             "  -o, --output FILE  where to write\n"
             "      --rank N       a rank\n"
+            "      --seconds N    a time\n"
+            "      --count N      a number\n"
             "      --json         as JSON\n"
             "      --help         show this help\n"
             "      --version      show the version\n");
@@ -99,6 +105,32 @@ TEST(ArgsTest, MistakesInValuesAreOneLine) {
             "refit-test: error: --rank needs a value: N\n");
   EXPECT_EQ(Invoke({"a", "--json=1"}).err,
             "refit-test: error: --json takes no value\n");
+}
+
+TEST(ArgsTest, IntegersHaveRanges) {
+  EXPECT_EQ(Invoke({"a", "--seconds", "60"}).seconds, 60);
+  EXPECT_EQ(Invoke({"a", "--seconds", "0"}).err,
+            "refit-test: error: --seconds is 0; wanted an integer from 1 to "
+            "60\n");
+  EXPECT_EQ(Invoke({"a", "--count", "-1"}).err,
+            "refit-test: error: --count is -1; wanted an integer of at least "
+            "1\n");
+  EXPECT_EQ(Invoke({"a", "--rank", "99999999999999999999"}).err,
+            "refit-test: error: --rank is 99999999999999999999; wanted an "
+            "integer of 64 bits\n");
+}
+
+TEST(ArgsTest, AFlagIsGivenOnce) {
+  const Invocation run = Invoke({"a", "-o", "x", "--output=y"});
+  EXPECT_EQ(run.args.exit_status, kExitError);
+  EXPECT_EQ(run.err, "refit-test: error: --output is given twice\n");
+  EXPECT_EQ(Invoke({"a", "--json", "--json"}).err,
+            "refit-test: error: --json is given twice\n");
+}
+
+TEST(ArgsTest, TellsWhichFlagsWereGiven) {
+  EXPECT_EQ(Invoke({"a", "-o", "none", "--json"}).args.flags,
+            (std::vector<std::string_view>{"--output", "--json"}));
 }
 
 TEST(ArgsTest, ArgumentsAreCounted) {
