@@ -353,11 +353,11 @@ absl::StatusOr<std::vector<RoundMeasurement>> RefitEnqueuer::Measure() const {
   if (!is_timed_) return measured;
   for (size_t i = 0; i < schedule_.rounds().size(); ++i) {
     const RoundWork& work = schedule_.rounds()[i];
-    if (work.mechanism == fb::Mechanism::kDirect &&
-        !rounds_.direct_ends[i].IsTimed()) {
-      continue;
+    absl::StatusOr<double> seconds = 0.0;
+    if (work.mechanism == fb::Mechanism::kStaged ||
+        rounds_.direct_ends[i].IsTimed()) {
+      seconds = events_[i].timer->Seconds();
     }
-    const absl::StatusOr<double> seconds = events_[i].timer->Seconds();
     if (!seconds.ok()) return seconds.status();
     const Traffic traffic = TrafficOf(work);
     measured.push_back({.round = work.index,

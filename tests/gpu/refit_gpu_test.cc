@@ -207,7 +207,10 @@ TEST_P(RefitGpuTest, RoundsAreTimedIfAsked) {
     ASSERT_EQ(executor.rounds().size(), executor.counters().rounds);
     uint64_t received = 0;
     for (const RoundMeasurement& round : executor.rounds()) {
-      EXPECT_GT(round.seconds, 0);
+      // A receiver of stores may not be told when they were made.
+      if (round.mechanism == fb::Mechanism::kStaged || round.bytes_sent > 0) {
+        EXPECT_GT(round.seconds, 0);
+      }
       EXPECT_LT(round.seconds, 1);
       received += round.bytes_received;
     }

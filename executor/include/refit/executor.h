@@ -118,8 +118,7 @@ struct RunCounters {
   RunCounters& operator+=(const RunCounters& other);
 };
 
-// What a rank did in one round of the last Run. None of a direct round in which
-// others move the rank's bytes and it is not told when.
+// What a rank did in one round of the last Run.
 struct RoundMeasurement {
   uint32_t round = 0;
   fb::Route route = fb::Route::kUnspecified;
@@ -127,7 +126,8 @@ struct RoundMeasurement {
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
   // From the start of packing to the end of unpacking, waits for others
-  // included; rounds overlap.
+  // included; rounds overlap. 0 of a direct round in which others move the
+  // rank's bytes and do not tell it when.
   double seconds = 0;
 };
 

@@ -313,7 +313,8 @@ typedef struct refit_round {
   uint64_t bytes_sent;
   uint64_t bytes_received;
   /* From the start of packing to the end of unpacking, waits for others
-   * included; rounds overlap. */
+   * included; rounds overlap. 0 of a direct round in which others move the
+   * rank's bytes and do not tell it when. */
   double seconds;
 } refit_round;
 
