@@ -58,10 +58,11 @@ void SetPatience(const FileDescriptor& socket, const timeval& patience) {
   setsockopt(socket.fd(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
 }
 
-bool IsOfThisUser(const FileDescriptor& client) {
+// The other end of a connected socket.
+bool IsOfThisUser(const FileDescriptor& socket) {
   ucred peer = {};
   socklen_t size = sizeof(peer);
-  return getsockopt(client.fd(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
+  return getsockopt(socket.fd(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
          peer.uid == geteuid();
 }
 
@@ -180,6 +181,11 @@ absl::StatusOr<FileDescriptor> FetchDescriptor(const std::string& name,
     return absl::FailedPreconditionError(
         absl::StrCat("the Unix socket @", name, " was not reached (",
                      std::strerror(errno), ")"));
+  }
+  // The name may be another's by now, whose memory is not to be written to.
+  if (!IsOfThisUser(server)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the Unix socket @", name, " is another user's"));
   }
   char text[kAnswerBytesMax];
   Message answer(text, sizeof(text));
