@@ -197,9 +197,18 @@ NetworkLoad LoadOf(const Module& module, absl::Span<const Group> groups,
       is_spread.insert(spread.begin(), spread.end());
     }
   }
+  // The groups of a piece, one after the other, have the same senders.
+  const Group* of_piece = nullptr;
+  double copies = 0;
+  const auto add_sent = [&] {
+    if (of_piece != nullptr) AddSent(*of_piece, copies, sent);
+    copies = 0;
+  };
   for (const Group& group : groups) {
     if (group.route != Route::kNetwork) continue;
-    if (!is_spread.contains(&group)) AddSent(group, group.Copies(), sent);
+    if (of_piece != nullptr && of_piece->piece != group.piece) add_sent();
+    of_piece = &group;
+    if (!is_spread.contains(&group)) copies += group.Copies();
     const double bytes = static_cast<double>(group.bytes);
     const double once =
         bytes * group.Copies() / static_cast<double>(group.members.size());
@@ -208,6 +217,7 @@ NetworkLoad LoadOf(const Module& module, absl::Span<const Group> groups,
       relayed[IndexOf(member)] += bytes - once;
     }
   }
+  add_sent();
   return {Largest(sent), Largest(received), Largest(relayed)};
 }
 
