@@ -25,13 +25,17 @@ bool IsAtRest(const PlanFile& plan, int32_t rank) {
 
 // The rounds in which a pair of ranks has the same mover.
 struct Span {
+  bool holder_at_rest = false;
   size_t first = 0;
   size_t last = 0;
 };
 using Spans = std::map<int32_t, Span>;  // by peer
 
-void Extend(Spans& spans, int32_t peer, size_t round) {
-  spans.try_emplace(peer, Span{.first = round}).first->second.last = round;
+// The span of `peer` that has `round` as well.
+Span& Extend(Spans& spans, int32_t peer, size_t round) {
+  Span& span = spans.try_emplace(peer, Span{.first = round}).first->second;
+  span.last = round;
+  return span;
 }
 
 }  // namespace
@@ -44,6 +48,7 @@ std::vector<DirectEnds> ListDirectEnds(const PlanFile& plan, int32_t rank,
   std::vector<std::set<int32_t>> holders(rounds.size());
   std::vector<std::set<int32_t>> movers(rounds.size());
   Spans held, moved;  // by holders, by movers
+  const bool at_rest = IsAtRest(plan, rank);
   for (size_t i = 0; i < rounds.size(); ++i) {
     for (const int32_t receiver : rounds[i].receivers) {
       (peers.pulled_by.contains(receiver) ? movers : holders)[i].insert(
@@ -53,22 +58,26 @@ std::vector<DirectEnds> ListDirectEnds(const PlanFile& plan, int32_t rank,
       (peers.pulled_from.contains(sender) ? holders : movers)[i].insert(sender);
     }
     for (const int32_t holder : holders[i]) Extend(held, holder, i);
-    for (const int32_t mover : movers[i]) Extend(moved, mover, i);
+    for (const int32_t mover : movers[i]) {
+      Extend(moved, mover, i).holder_at_rest = at_rest;
+    }
   }
-  const bool at_rest = IsAtRest(plan, rank);
+  for (auto& [holder, span] : held)
+    span.holder_at_rest = IsAtRest(plan, holder);
   std::vector<DirectEnds> ends(rounds.size());
   for (size_t i = 0; i < rounds.size(); ++i) {
     ends[i].moves = !holders[i].empty();
     for (const int32_t holder : holders[i]) {
-      const bool once = IsAtRest(plan, holder);
       const Span& span = held.at(holder);
+      const bool once = span.holder_at_rest;
       if (!once || i == span.first) ends[i].await_grants.push_back(holder);
       if (!once || i == span.last) ends[i].finish.push_back(holder);
     }
     for (const int32_t mover : movers[i]) {
       const Span& span = moved.at(mover);
-      if (!at_rest || i == span.first) ends[i].grant.push_back(mover);
-      if (!at_rest || i == span.last) ends[i].await_finishes.push_back(mover);
+      const bool once = span.holder_at_rest;
+      if (!once || i == span.first) ends[i].grant.push_back(mover);
+      if (!once || i == span.last) ends[i].await_finishes.push_back(mover);
     }
   }
   return ends;

@@ -251,7 +251,8 @@ SpreadsByReceivers ChooseBetweenHosts(const Module& module,
     seconds = SecondsFor(module, none);
   }
   // Relays inside hosts may pay only with those between them.
-  for (const bool with_inside : {relays, true}) {
+  for (const bool with_inside : {false, true}) {
+    if (relays && !with_inside) continue;
     const NetworkLoad& load = with_inside ? inside : none;
     if (load.sent < load.received * kGainBetweenHosts) continue;
     relay(with_inside);
