@@ -58,6 +58,26 @@ PlanFile CompiledPlan(const std::string& job, const std::string& config) {
   return *PlanFile::FromBytes(*std::move(bytes));
 }
 
+PlanFile WindowsPlan(const std::string& options) {
+  PlanFile plan = CompiledPlan(
+      absl::StrCat(R"({"model": "config.json",
+ "source": {"layout": "megatron", "tensor_parallel": 4},
+ "destination": {"layout": "vllm", "tensor_parallel": 2,
+                 "dtype": "fp8_e4m3_block128"},
+ "options": {)",
+                   options, "}}"),
+      R"({"model_type": "qwen3", "hidden_size": 256, "num_hidden_layers": 2,
+ "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 128,
+ "intermediate_size": 256, "vocab_size": 40, "tie_word_embeddings": true,
+ "torch_dtype": "bfloat16"})");
+  for (const fb::RankProgram* program : *plan.body().programs()) {
+    EXPECT_NE(program->scratch_windows(), nullptr);
+    if (program->scratch_windows() == nullptr) continue;
+    EXPECT_GE(program->scratch_windows()->size(), 3);
+  }
+  return plan;
+}
+
 std::string ReshardJob(int sources, int destinations,
                        const std::string& options, const std::string& more) {
   const auto rule = [](const char* match, int dim) {

@@ -24,6 +24,10 @@ std::vector<std::unique_ptr<Transport>> MakeNcclTransports(
 // `config`: beside it, as config.json.
 PlanFile CompiledPlan(const std::string& job, const std::string& config = "");
 
+// Sources and destinations quantise to fp8, in three windows or more each.
+// `options`: those of the job.
+PlanFile WindowsPlan(const std::string& options);
+
 // A job that cuts two parameters by rows over `sources` ranks, and by columns
 // and rows over `destinations` ranks. `more` are further keys of the job.
 std::string ReshardJob(int sources, int destinations,
