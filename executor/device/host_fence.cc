@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "executor/device/process_identity.h"
+#include "executor/waiting.h"
 
 namespace refit {
 namespace {
@@ -106,6 +107,8 @@ std::vector<int32_t> HostFence::Waiting() const {
 
 absl::Status HostFence::Outcome(std::optional<int32_t> absent) {
   if (!absent.has_value()) return absl::OkStatus();
+  // Whoever owns the fence tells the others and aborts it.
+  if (absl::Status s = InterruptionStatus(); !s.ok()) return s;
   // A peer that has left knows why; here the word of it is on its way.
   own_->AwaitAbort(kOnlyStep);
   fence_.Leave(kOnlyStep);

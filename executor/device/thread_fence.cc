@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+#include "executor/waiting.h"
+
 namespace refit {
 
 void FenceEnd::Signal(int32_t peer, uint64_t step) {
@@ -14,15 +17,19 @@ void FenceEnd::Signal(int32_t peer, uint64_t step) {
   changed_.notify_one();
 }
 
-bool FenceEnd::Await(int32_t peer, uint64_t step, Deadline deadline) {
+bool FenceEnd::Await(int32_t peer, uint64_t step, Deadline deadline,
+                     const std::function<void(int64_t)>& report) {
   bool taken = false;
   std::unique_lock lock(mutex_);
-  changed_.wait_until(lock, deadline, [&] {
-    Signals& signals = signals_[peer];
-    taken = signals.step == step && signals.count > 0;
-    if (taken) --signals.count;
-    return taken || step <= aborted_step_;
-  });
+  WaitUntil(
+      changed_, lock, deadline,
+      [&] {
+        Signals& signals = signals_[peer];
+        taken = signals.step == step && signals.count > 0;
+        if (taken) --signals.count;
+        return taken || step <= aborted_step_;
+      },
+      report);
   return taken;
 }
 
@@ -67,7 +74,11 @@ void ThreadFence::Signal(Peers peers, uint64_t step) {
 bool ThreadFence::Await(int32_t peer, uint64_t step,
                         FenceEnd::Deadline deadline) {
   waiting_ = peer;
-  const bool came = end_of_(rank_).Await(peer, step, deadline);
+  const auto report = [this, peer](int64_t seconds) {
+    ReportWait(absl::StrCat("rank ", rank_), absl::StrCat("rank ", peer),
+               seconds);
+  };
+  const bool came = end_of_(rank_).Await(peer, step, deadline, report);
   waiting_ = -1;
   return came;
 }

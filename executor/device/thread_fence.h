@@ -26,9 +26,11 @@ class FenceEnd {
 
   // `peer` is here once more. What is left of its older steps is forgotten.
   void Signal(int32_t peer, uint64_t step);
-  // Takes one signal of `peer`; false if none came before the deadline or the
-  // abort of the step.
-  bool Await(int32_t peer, uint64_t step, Deadline deadline);
+  // Takes one signal of `peer`; false if none came before the deadline, the
+  // abort of the step or an interruption of this thread. `report(seconds)` is
+  // called when the wait is to be reported.
+  bool Await(int32_t peer, uint64_t step, Deadline deadline,
+             const std::function<void(int64_t)>& report);
   // Between these two the rank does not leave the step. False: it may have.
   bool BeginMoving(uint64_t step);
   void EndMoving();

@@ -76,6 +76,8 @@ absl::Status TooLarge(const std::string& what, uint64_t size) {
                    kPayloadBytesMax));
 }
 
+}  // namespace
+
 absl::Status AbortedBy(int32_t rank, const absl::Status& status) {
   const bool late = status.code() == absl::StatusCode::kDeadlineExceeded;
   return absl::Status(
@@ -83,11 +85,10 @@ absl::Status AbortedBy(int32_t rank, const absl::Status& status) {
       absl::StrCat("aborted by rank ", rank, ": ", status.message()));
 }
 
-}  // namespace
-
 bool CollectiveSteps::Begin(int32_t rank, uint64_t step) {
   if (step <= steps_[rank]) return false;
   steps_[rank] = step;
+  newest_step_ = std::max(newest_step_, step);
   const auto failure = failures_.find(step);
   if (failure != failures_.end()) SendFailure(rank, step, failure->second);
   FailIfLeftOut(step);
@@ -166,6 +167,42 @@ void CollectiveSteps::Expire(TimePoint now) {
         MissingFrom(collective)));
     FailStep(key.first, {rank, status, AbortedBy(rank, status)});
   }
+}
+
+std::optional<CollectiveSteps::Key> CollectiveSteps::Waited() const {
+  if (failures_.count(newest_step_) != 0) return std::nullopt;
+  if (!collectives_.empty()) return collectives_.rbegin()->first;
+  const bool all_here =
+      std::all_of(steps_.begin(), steps_.end(),
+                  [&](uint64_t step) { return step == newest_step_; });
+  if (all_here) return std::nullopt;
+  return Key(newest_step_, 0);
+}
+
+void CollectiveSteps::ReportMissing(TimePoint now) {
+  const std::optional<Key> waited = Waited();
+  if (waited != reminder_of_) {
+    reminder_of_ = waited;
+    reminder_ = WaitReminder(now);
+  }
+  if (!waited.has_value() || !reminder_.IsDue(now)) return;
+  const auto open = collectives_.find(*waited);
+  std::vector<int32_t> missing;
+  for (int32_t rank = 0; rank < world_size(); ++rank) {
+    const bool came = open != collectives_.end()
+                          ? open->second.contributions[rank].has_value()
+                          : steps_[rank] == newest_step_;
+    if (!came) missing.push_back(rank);
+  }
+  const std::string what =
+      open == collectives_.end()
+          ? "run"
+          : open->second.contributions[open->second.first_rank]->what;
+  ReportWait(what, RanksText(missing), reminder_.Seconds(now));
+}
+
+CollectiveSteps::TimePoint CollectiveSteps::NextReport() const {
+  return reminder_of_.has_value() ? reminder_.next() : TimePoint::max();
 }
 
 CollectiveSteps::TimePoint CollectiveSteps::NextDeadline() const {

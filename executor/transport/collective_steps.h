@@ -15,11 +15,15 @@
 
 #include "absl/status/status.h"
 #include "executor/transport/control_frame.h"
+#include "executor/waiting.h"
 
 namespace refit::control {
 
 // An encoded frame; one that goes to all ranks exists once.
 using SharedBytes = std::shared_ptr<const std::string>;
+
+// `status` of `rank`, as the others are told of it.
+absl::Status AbortedBy(int32_t rank, const absl::Status& status);
 
 class CollectiveSteps {
  public:
@@ -41,8 +45,12 @@ class CollectiveSteps {
   uint64_t StepOf(int32_t rank) const { return steps_[rank]; }
   // Fails the steps in which someone's deadline has passed.
   void Expire(TimePoint now);
-  // When to call Expire next; the end of time if there is nothing to wait for.
+  // Reports the ranks that others have been waiting for, when it is time to.
+  void ReportMissing(TimePoint now);
+  // When to call Expire, and ReportMissing, next; the end of time if there is
+  // nothing to wait for.
   TimePoint NextDeadline() const;
+  TimePoint NextReport() const;
 
  private:
   struct Collective {
@@ -64,6 +72,10 @@ class CollectiveSteps {
     absl::Status for_others;
   };
 
+  // What some ranks wait in while others have not come to it: the newest step,
+  // and its collective once there is one. nullopt: nobody waits.
+  std::optional<Key> Waited() const;
+
   int32_t world_size() const { return static_cast<int32_t>(steps_.size()); }
   bool RanksExist(const std::vector<int32_t>& ranks) const;
   int32_t MissingFrom(const Collective& collective) const;
@@ -82,6 +94,9 @@ class CollectiveSteps {
   std::vector<bool> left_;       // by rank
   std::map<Key, Collective> collectives_;
   std::map<uint64_t, Failure> failures_;  // of steps some rank may yet enter
+  uint64_t newest_step_ = 0;              // that a rank has begun
+  std::optional<Key> reminder_of_;        // what reminder_ is of
+  WaitReminder reminder_;
 };
 
 }  // namespace refit::control

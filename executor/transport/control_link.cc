@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "executor/transport/control_server.h"
+#include "executor/waiting.h"
 
 namespace refit::control {
 namespace {
@@ -66,7 +67,8 @@ absl::StatusOr<Frame> ReceiveFrame(Link& link, Clock::time_point limit) {
     } else if (received == 0) {
       return absl::UnavailableError("the connection was closed");
     } else if (errno == EAGAIN) {
-      if (!Await(link.socket, POLLIN, limit)) {
+      if (!AwaitUnlessInterrupted(link.socket, POLLIN, limit)) {
+        if (absl::Status s = InterruptionStatus(); !s.ok()) return s;
         return absl::DeadlineExceededError("it does not answer");
       }
     } else if (errno != EINTR) {
@@ -88,6 +90,13 @@ absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
   const absl::Status sent = SendAll(link.socket, Encode(hello), limit);
   if (!sent.ok()) return sent;
   absl::StatusOr<Frame> answer = ReceiveFrame(link, limit);
+  // One that gives up would be missing: it is over for all.
+  if (const absl::Status s = InterruptionStatus(); !answer.ok() && !s.ok()) {
+    const Frame abort{.type = FrameType::kAbort,
+                      .rank = rendezvous.rank,
+                      .payload = StatusPayload(s)};
+    (void)SendAll(link.socket, Encode(abort), Clock::now() + kAnswerTime);
+  }
   if (answer.ok() && answer->type != FrameType::kWelcome &&
       answer->type != FrameType::kRefused) {
     return absl::UnavailableError("it does not keep to the protocol");
@@ -106,6 +115,7 @@ absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
       AddressText(rendezvous.host, rendezvous.port),
       rendezvous.nonce != 0 ? ", where its unique id is from," : "");
   milliseconds pause = kRetryTimeMin;
+  WaitReminder reminder;
   while (true) {
     absl::Status status;
     absl::StatusOr<Socket> socket =
@@ -123,6 +133,12 @@ absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
       status = socket.status();
     }
     const Clock::time_point now = Clock::now();
+    if (absl::Status s = PollInterruption(); !s.ok()) return s;
+    if (reminder.IsDue(now)) {
+      ReportWait("connect",
+                 absl::StrCat("rank 0 at ", address, ", ", status.message()),
+                 reminder.Seconds(now));
+    }
     if (now >= deadline) {
       return absl::Status(
           status.code(),

@@ -186,6 +186,10 @@ bool ControlServer::Handle(Connection& connection, Frame& frame) {
     HandleGoodbye(connection);
     return true;
   }
+  if (phase_ == Phase::kMeeting && frame.type == FrameType::kAbort) {
+    EndMeeting(AbortedBy(connection.rank, PayloadStatus(frame.payload)));
+    return true;
+  }
   if (phase_ != Phase::kMet) return false;
   // Nothing can be done together any more, and all have been told.
   if (rank_gone_) return true;
@@ -285,14 +289,30 @@ void ControlServer::Expire(Clock::time_point now) {
       connection->over = true;
     } else if (phase_ == Phase::kMeeting) {
       // One that gives up would be missing: it is over for all.
-      const absl::Status status = MissingStatus();
-      for (Connection* rank : by_rank_) {
-        if (rank != nullptr) Refuse(*rank, status);
-      }
-      return Close();
+      return EndMeeting(MissingStatus());
     }
   }
-  if (phase_ == Phase::kMet) steps_.Expire(now);
+  if (phase_ == Phase::kMeeting) ReportMissing(now);
+  if (phase_ == Phase::kMet) {
+    steps_.Expire(now);
+    if (!rank_gone_) steps_.ReportMissing(now);
+  }
+}
+
+void ControlServer::EndMeeting(const absl::Status& status) {
+  for (Connection* rank : by_rank_) {
+    if (rank != nullptr) Refuse(*rank, status);
+  }
+  Close();
+}
+
+void ControlServer::ReportMissing(Clock::time_point now) {
+  if (!meeting_reminder_.IsDue(now)) return;
+  std::vector<int32_t> missing;
+  for (int32_t rank = 0; rank < world_size_; ++rank) {
+    if (by_rank_[rank] == nullptr) missing.push_back(rank);
+  }
+  ReportWait("connect", RanksText(missing), meeting_reminder_.Seconds(now));
 }
 
 absl::Status ControlServer::MissingStatus() const {
@@ -312,7 +332,13 @@ Clock::time_point ControlServer::NextEvent() const {
       next = std::min(next, connection->deadline);
     }
   }
-  if (phase_ == Phase::kMet) next = std::min(next, steps_.NextDeadline());
+  if (phase_ == Phase::kMeeting) {
+    next = std::min(next, meeting_reminder_.next());
+  }
+  if (phase_ == Phase::kMet) {
+    next = std::min(next, steps_.NextDeadline());
+    if (!rank_gone_) next = std::min(next, steps_.NextReport());
+  }
   if (listener_.fd() >= 0 && accept_again_ > Clock::now()) {
     next = std::min(next, accept_again_);
   }

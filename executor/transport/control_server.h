@@ -15,6 +15,7 @@
 #include "executor/transport/collective_steps.h"
 #include "executor/transport/control_frame.h"
 #include "executor/transport/tcp_socket.h"
+#include "executor/waiting.h"
 #include "refit/control_plane.h"
 
 namespace refit::control {
@@ -71,6 +72,9 @@ class ControlServer {
   void HandleGoodbye(Connection& connection);
   void Expire(Clock::time_point now);
   absl::Status MissingStatus() const;
+  // Refuses all that have come, with `status`.
+  void EndMeeting(const absl::Status& status);
+  void ReportMissing(Clock::time_point now);
   Clock::time_point NextEvent() const;
 
   void Send(Connection& connection, SharedBytes bytes);
@@ -93,6 +97,7 @@ class ControlServer {
   std::vector<Connection*> by_rank_;    // null: not there
   std::vector<std::string> processes_;  // by rank; "" if it never came
   std::string trouble_;                 // of the meeting, the last
+  WaitReminder meeting_reminder_;
   bool rank_gone_ = false;
   CollectiveSteps steps_;
   std::vector<char> receive_buffer_;

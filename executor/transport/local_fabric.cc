@@ -1,9 +1,11 @@
 #include "executor/transport/local_fabric.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "executor/transport/handshake.h"
+#include "executor/waiting.h"
 
 namespace refit {
 
@@ -49,6 +51,20 @@ absl::Status LocalFabric::State::AbortStatus() {
   return abort_status;
 }
 
+int32_t LocalFabric::State::FirstArrived() const {
+  const auto first = std::find(arrived.begin(), arrived.end(), true);
+  return static_cast<int32_t>(first - arrived.begin());
+}
+
+// Who has yet to come to the gathering in progress.
+std::vector<int32_t> LocalFabric::State::Missing() const {
+  std::vector<int32_t> missing;
+  for (size_t rank = 0; rank < arrived.size(); ++rank) {
+    if (!arrived[rank]) missing.push_back(static_cast<int32_t>(rank));
+  }
+  return missing;
+}
+
 // Returns on all ranks when all have come, with the comparison of their
 // records.
 absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
@@ -67,18 +83,29 @@ absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
     return outcome;
   }
   const uint64_t gathering = gatherings;
-  const bool in_time = changed.wait_until(lock, deadline, [&] {
-    return gatherings != gathering || step <= aborted_step;
-  });
+  const bool in_time = WaitUntil(
+      changed, lock, deadline,
+      [&] { return gatherings != gathering || step <= aborted_step; },
+      [&](int64_t seconds) {
+        // One of those that wait speaks for all.
+        if (FirstArrived() == rank) {
+          ReportWait(what, RanksText(Missing()), seconds);
+        }
+      });
   if (gatherings != gathering) return outcome;
   if (in_time) return abort_status;
-  size_t missing = 0;
-  while (arrived[missing]) ++missing;
-  absl::Status status = absl::DeadlineExceededError(absl::StrCat(
-      what, ": ", arrived.size() - arrivals, " of ", arrived.size(),
-      " ranks did not come before the deadline, "
-      "the first is rank ",
-      missing));
+  if (const absl::Status status = InterruptionStatus(); !status.ok()) {
+    MarkAborted(step, rank, status);
+    lock.unlock();
+    WakeAll();
+    return status;
+  }
+  const std::vector<int32_t> missing = Missing();
+  absl::Status status = absl::DeadlineExceededError(
+      absl::StrCat(what, ": ", missing.size(), " of ", arrived.size(),
+                   " ranks did not come before the deadline, "
+                   "the first is rank ",
+                   missing.front()));
   MarkAborted(step, rank, status);
   lock.unlock();
   WakeAll();

@@ -83,6 +83,9 @@ struct LocalFabric::State {
   void MarkAborted(uint64_t step, int32_t rank, const absl::Status& status);
   void WakeAll();
   absl::Status AbortStatus();
+  // The caller of these two holds `mutex`.
+  int32_t FirstArrived() const;
+  std::vector<int32_t> Missing() const;
   absl::Status Gather(uint64_t step, int32_t rank,
                       const HandshakeRecord& record, Deadline deadline,
                       const char* what);

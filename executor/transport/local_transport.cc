@@ -13,6 +13,7 @@
 #include "executor/device/thread_fence.h"
 #include "executor/transport/handshake.h"
 #include "executor/transport/local_fabric.h"
+#include "executor/waiting.h"
 
 namespace refit {
 
@@ -64,6 +65,8 @@ class LocalTransport : public Transport, private Fence {
   bool StepAborted() const { return step_ <= fabric_.aborted_step; }
   void PostSends(const ExchangeRound& round);
   absl::Status Receive(const ExchangeRound& round);
+  const Operation& FirstOpen(const ExchangeRound& round) const;
+  void ReportWaitFor(const Operation& operation, int64_t seconds) const;
   absl::Status AwaitSends(const ExchangeRound& round);
   void WithdrawSends(const ExchangeRound& round);
   absl::Status TakePosts(const ExchangeRound& round);
@@ -146,10 +149,11 @@ absl::Status LocalTransport::AwaitFinishes(absl::Span<const int32_t> movers,
 absl::Status LocalTransport::LeaveDirect(std::optional<int32_t> absent) {
   if (!absent.has_value()) return absl::OkStatus();
   absl::Status status =
-      StepAborted()
-          ? fabric_.AbortStatus()
-          : absl::DeadlineExceededError(absl::StrCat(
-                "rank ", *absent, " did not come before the deadline"));
+      StepAborted() ? fabric_.AbortStatus() : InterruptionStatus();
+  if (status.ok()) {
+    status = absl::DeadlineExceededError(
+        absl::StrCat("rank ", *absent, " did not come before the deadline"));
+  }
   fabric_.Abort(step_, rank_, status);
   fence_.Leave(step_);
   return status;
@@ -266,6 +270,22 @@ absl::Status LocalTransport::TakePosts(const ExchangeRound& round) {
   return absl::OkStatus();
 }
 
+// The first receive without its bytes; there is one.
+const Operation& LocalTransport::FirstOpen(const ExchangeRound& round) const {
+  size_t first = 0;
+  while (round.operations[first].kind != fb::MessageKind::kRecv ||
+         received_[first]) {
+    ++first;
+  }
+  return round.operations[first];
+}
+
+void LocalTransport::ReportWaitFor(const Operation& operation,
+                                   int64_t seconds) const {
+  ReportWait(absl::StrCat("rank ", rank_),
+             absl::StrCat("rank ", operation.peer), seconds);
+}
+
 absl::Status LocalTransport::Receive(const ExchangeRound& round) {
   received_.assign(round.operations.size(), false);
   size_t open = 0;
@@ -277,13 +297,16 @@ absl::Status LocalTransport::Receive(const ExchangeRound& round) {
     absl::Status status;
     {
       std::unique_lock lock(endpoint().mutex);
-      endpoint().changed.wait_until(lock, deadline_, [&] {
-        if (StepAborted()) return true;
-        status = TakePosts(round);
-        endpoint().awaited_posts = open;
-        endpoint().awaited_round = round.index;
-        return !status.ok() || !matches_.empty();
-      });
+      WaitUntil(
+          endpoint().changed, lock, deadline_,
+          [&] {
+            if (StepAborted()) return true;
+            status = TakePosts(round);
+            endpoint().awaited_posts = open;
+            endpoint().awaited_round = round.index;
+            return !status.ok() || !matches_.empty();
+          },
+          [&](int64_t seconds) { ReportWaitFor(FirstOpen(round), seconds); });
       endpoint().awaited_posts = 0;
     }
     for (auto& [post, receive] : matches_) {
@@ -299,14 +322,7 @@ absl::Status LocalTransport::Receive(const ExchangeRound& round) {
     }
     open -= matches_.size();
     if (!status.ok()) return status;
-    if (matches_.empty()) {
-      size_t first = 0;
-      while (round.operations[first].kind != fb::MessageKind::kRecv ||
-             received_[first]) {
-        ++first;
-      }
-      return WaitFailure(round, round.operations[first]);
-    }
+    if (matches_.empty()) return WaitFailure(round, FirstOpen(round));
   }
   return absl::OkStatus();
 }
@@ -314,9 +330,10 @@ absl::Status LocalTransport::Receive(const ExchangeRound& round) {
 absl::Status LocalTransport::AwaitSends(const ExchangeRound& round) {
   {
     std::unique_lock lock(endpoint().mutex);
-    endpoint().changed.wait_until(lock, deadline_, [&] {
-      return endpoint().unfinished_sends == 0 || StepAborted();
-    });
+    WaitUntil(
+        endpoint().changed, lock, deadline_,
+        [&] { return endpoint().unfinished_sends == 0 || StepAborted(); },
+        [&](int64_t) {});  // its receiver's own wait is what there is to tell
     if (endpoint().unfinished_sends == 0) return absl::OkStatus();
   }
   for (size_t i = 0; i < round.operations.size(); ++i) {
@@ -368,6 +385,7 @@ absl::Status LocalTransport::WaitFailure(const ExchangeRound& round,
     return absl::Status(status.code(),
                         absl::StrCat(place, ": ", status.message()));
   }
+  if (absl::Status s = InterruptionStatus(); !s.ok()) return s;
   return absl::DeadlineExceededError(
       absl::StrCat(place, ": the peer did not come before the deadline"));
 }

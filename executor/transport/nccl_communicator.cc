@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "executor/waiting.h"
 
 namespace refit {
 namespace {
@@ -68,6 +69,7 @@ absl::Status NcclCommunicator::AwaitIdle(nccl::Result result, const char* call,
                                          const Interruption& interruption) {
   for (int polls = 0; result == nccl::kInProgress; ++polls) {
     if (absl::Status s = interruption(); !s.ok()) return s;
+    if (absl::Status s = PollInterruption(); !s.ok()) return s;
     if (std::chrono::steady_clock::now() > deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat(call, " did not end before the deadline"));

@@ -12,12 +12,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "executor/transport/nccl_api.h"
+#include "refit/interruption.h"
 #include "refit/transport.h"
 
 namespace refit {
-
-// Why a wait must end before its deadline; OK as long as it need not.
-using Interruption = std::function<absl::Status()>;
 
 // The methods are called by the rank's own thread, but for Abort and
 // AsyncError.

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "executor/transport/gathered_structs.h"
+#include "executor/waiting.h"
 
 namespace refit {
 namespace {
@@ -253,6 +254,7 @@ absl::Status NcclConnector::Await(DeviceEvent& event) {
     if (!reached.ok()) return reached.status();
     if (*reached) return absl::OkStatus();
     if (absl::Status s = interruption_(); !s.ok()) return s;
+    if (absl::Status s = PollInterruption(); !s.ok()) return s;
     if (std::chrono::steady_clock::now() > deadline_) {
       return absl::DeadlineExceededError(
           "touching the edges did not end before the deadline");

@@ -16,6 +16,7 @@
 #include "executor/transport/nccl_api.h"
 #include "executor/transport/nccl_communicator.h"
 #include "executor/transport/nccl_connector.h"
+#include "executor/waiting.h"
 
 namespace refit {
 namespace {
@@ -501,7 +502,9 @@ absl::Status NcclTransport::Wait() {
     if (std::chrono::steady_clock::now() > pause_from) {
       std::this_thread::sleep_for(kWaitPause);
     }
+    const absl::Status interrupted = PollInterruption();
     lock.lock();
+    if (!interrupted.ok()) SetFailure(interrupted);
   }
   if (failure_.ok()) {
     deciding_ = true;

@@ -13,6 +13,7 @@
 #include "executor/transport/control_link.h"
 #include "executor/transport/control_server.h"
 #include "executor/transport/tcp_socket.h"
+#include "executor/waiting.h"
 #include "refit/control_plane.h"
 
 namespace refit {
@@ -212,13 +213,19 @@ absl::StatusOr<std::string> TcpControlPlane::Collect(
     Send(frame, limit);
   }
   std::unique_lock lock(mutex_);
-  changed_.wait_until(
-      lock, limit, [&] { return answer_.has_value() || !step_failure_.ok(); });
+  // Rank 0 reports who is waited for.
+  WaitUntil(
+      changed_, lock, limit,
+      [&] { return answer_.has_value() || !step_failure_.ok(); },
+      [](int64_t) {});
   // In this order: what the server has answered, it has answered to all.
   if (answer_.has_value()) return *std::move(answer_);
   if (!step_failure_.ok()) return step_failure_;
-  step_failure_ = absl::DeadlineExceededError(absl::StrCat(
-      std::string(what), ": rank 0 did not answer before the deadline"));
+  step_failure_ = InterruptionStatus();
+  if (step_failure_.ok()) {
+    step_failure_ = absl::DeadlineExceededError(absl::StrCat(
+        std::string(what), ": rank 0 did not answer before the deadline"));
+  }
   const absl::Status status = step_failure_;
   lock.unlock();
   return FailOnAll(status);

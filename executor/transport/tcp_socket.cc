@@ -16,6 +16,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "executor/waiting.h"
 
 namespace refit::control {
 namespace {
@@ -125,8 +126,8 @@ absl::StatusOr<Socket> ConnectTo(const addrinfo& address,
   if (socket.fd() < 0) return ErrnoStatus("socket");
   if (connect(socket.fd(), address.ai_addr, address.ai_addrlen) != 0) {
     if (errno != EINPROGRESS && errno != EINTR) return ErrnoStatus("connect");
-    if (!Await(socket, POLLOUT,
-               std::min(deadline, Clock::now() + kConnectTime))) {
+    if (!AwaitUnlessInterrupted(
+            socket, POLLOUT, std::min(deadline, Clock::now() + kConnectTime))) {
       return absl::UnavailableError("connect: no answer");
     }
     int error = 0;
@@ -232,6 +233,14 @@ bool Await(const Socket& socket, short events, Clock::time_point deadline) {
     if (ready > 0 || (ready < 0 && errno != EINTR)) return true;
     if (Clock::now() >= deadline) return false;
   }
+}
+
+bool AwaitUnlessInterrupted(const Socket& socket, short events,
+                            Clock::time_point deadline) {
+  while (!Await(socket, events, NextPoll(deadline))) {
+    if (!PollInterruption().ok() || Clock::now() >= deadline) return false;
+  }
+  return true;
 }
 
 }  // namespace refit::control

@@ -51,6 +51,10 @@ int MillisecondsUntil(Clock::time_point deadline);
 // Waits until `events` (of poll) or an error. Returns false at the deadline.
 bool Await(const Socket& socket, short events, Clock::time_point deadline);
 
+// The same of a wait that this thread's interruption ends: false then too.
+bool AwaitUnlessInterrupted(const Socket& socket, short events,
+                            Clock::time_point deadline);
+
 }  // namespace refit::control
 
 #endif  // REFIT_EXECUTOR_TRANSPORT_TCP_SOCKET_H_

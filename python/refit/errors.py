@@ -17,6 +17,12 @@ class Error(RuntimeError):
             self.code = code
 
 
+class Cancelled(Error):
+    """`Executor.interrupt` ended the wait."""
+
+    code = "CANCELLED"
+
+
 class InvalidArgument(Error, ValueError):
     code = "INVALID_ARGUMENT"
 
@@ -85,9 +91,9 @@ class ProofError(Error):
 
 _DIAGNOSTIC = re.compile(r"^(.+?):(?:(\d+):(\d+):)? error: (.*)$", re.MULTILINE)
 _CANNOT_BIND = re.compile(r"^rank \d+ cannot bind, ")
-_CLASSES = {3: InvalidArgument, 4: DeadlineExceeded, 5: NotFound, 9: FailedPrecondition, 10: Aborted,
+_CLASSES = {1: Cancelled, 3: InvalidArgument, 4: DeadlineExceeded, 5: NotFound, 9: FailedPrecondition, 10: Aborted,
             12: Unimplemented, 14: Unavailable}
-_OTHER_CODES = {1: "CANCELLED", 2: "UNKNOWN", 6: "ALREADY_EXISTS", 7: "PERMISSION_DENIED", 8: "RESOURCE_EXHAUSTED",
+_OTHER_CODES = {2: "UNKNOWN", 6: "ALREADY_EXISTS", 7: "PERMISSION_DENIED", 8: "RESOURCE_EXHAUSTED",
                 11: "OUT_OF_RANGE", 13: "INTERNAL", 15: "DATA_LOSS", 16: "UNAUTHENTICATED"}
 
 

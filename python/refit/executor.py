@@ -103,6 +103,11 @@ class Executor:
         """Returns when the refits enqueued so far are over on all ranks."""
         self._core.wait()
 
+    def interrupt(self) -> None:
+        """Ends what this rank waits in; call it from another thread. `connect`, `bind`, `run` and `wait` then fail, on
+        the other ranks too. Without a call that waits it does nothing."""
+        self._core.interrupt()
+
     def stats(self) -> dict[str, Any]:
         """What the last run did: rounds, messages, bytes by route and mechanism, seconds of this thread."""
         return self._core.counters()
@@ -161,8 +166,15 @@ def run_local(plan: Plan, tensors: Sequence[Mapping[str, Any]], *,
     threads = [threading.Thread(target=refit, args=(rank,)) for rank in range(plan.world_size)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:  # a signal, which only this thread sees
+        while any(thread.is_alive() for thread in threads):
+            for executor in executors:
+                executor.interrupt()
+            threads[0].join(0.05)
+        raise
     # The rank that failed, rather than those who were told.
     found = [error for error in errors if error is not None]
     found.sort(key=lambda error: isinstance(error, (Aborted, Unavailable)))

@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -30,6 +31,7 @@
 #include "refit/cuda_device.h"
 #include "refit/executor.h"
 #include "refit/host_device.h"
+#include "refit/interruption.h"
 #include "refit/local_transport.h"
 #include "refit/unique_id.h"
 
@@ -90,12 +92,10 @@ class RankExecutor {
   RankExecutor& operator=(const RankExecutor&) = delete;
 
   void Connect(double timeout) {
-    const nb::gil_scoped_release unlocked;
-    Check(executor_->Connect(Timeout(timeout)));
+    CallInterruptibly([&] { return executor_->Connect(Timeout(timeout)); });
   }
 
   void Bind(const std::vector<TensorTuple>& tensors, double timeout) {
-    const nb::gil_scoped_release unlocked;
     std::vector<BoundTensor> bound;
     bound.reserve(tensors.size());
     for (const auto& [name, address, size_bytes, dtype, shape] : tensors) {
@@ -105,27 +105,30 @@ class RankExecutor {
                        .dtype = ParseDType(dtype).value_or(DType::kUnspecified),
                        .shape = shape});
     }
-    Check(executor_->Bind(bound, Timeout(timeout)));
+    CallInterruptibly([&] { return executor_->Bind(bound, Timeout(timeout)); });
   }
 
   void Run(uintptr_t stream,
            const std::optional<std::vector<uintptr_t>>& addresses,
            double timeout) {
-    const nb::gil_scoped_release unlocked;
     std::vector<const void*> now;
     if (addresses.has_value()) {
       for (const uintptr_t address : *addresses) {
         now.push_back(reinterpret_cast<const void*>(address));
       }
     }
-    Check(executor_->Run(reinterpret_cast<Stream>(stream),
-                         {.timeout = Timeout(timeout), .addresses = now}));
+    CallInterruptibly([&] {
+      return executor_->Run(reinterpret_cast<Stream>(stream),
+                            {.timeout = Timeout(timeout), .addresses = now});
+    });
   }
 
   void Wait() {
-    const nb::gil_scoped_release unlocked;
-    Check(executor_->Wait());
+    CallInterruptibly([&] { return executor_->Wait(); });
   }
+
+  // From another thread.
+  void Interrupt() { interrupted_ = true; }
 
   void Close() {
     const nb::gil_scoped_release unlocked;
@@ -162,6 +165,30 @@ class RankExecutor {
   }
 
  private:
+  // `call` without the interpreter's lock. A signal whose handler raises, and
+  // Interrupt, end what it waits in.
+  template <typename Call>
+  void CallInterruptibly(const Call& call) {
+    interrupted_ = false;
+    std::optional<nb::python_error> raised;
+    absl::Status status;
+    {
+      const nb::gil_scoped_release unlocked;
+      const ScopedInterruption interruption([&]() -> absl::Status {
+        if (interrupted_) return absl::CancelledError("interrupted");
+        const nb::gil_scoped_acquire lock;
+        // On a thread that is not Python's main one nothing is ever pending.
+        if (PyErr_CheckSignals() == 0) return absl::OkStatus();
+        raised.emplace();
+        return absl::CancelledError(absl::StrCat(
+            "interrupted by ", nb::type_name(raised->type()).c_str()));
+      });
+      status = call();
+    }
+    if (raised.has_value()) throw std::move(*raised);
+    Check(status);
+  }
+
   std::vector<uint32_t> Hosts() const {
     std::vector<uint32_t> hosts;
     for (const fb::RankProgram* program : *plan_.body().programs()) {
@@ -173,6 +200,7 @@ class RankExecutor {
   const nb::object plan_object_;
   const PlanFile& plan_;
   std::shared_ptr<LocalFabric> fabric_;
+  std::atomic<bool> interrupted_ = false;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<Executor> executor_;
@@ -230,6 +258,7 @@ void BindExecutor(nb::module_& module) {
       .def("run", &RankExecutor::Run, nb::arg("stream"),
            nb::arg("addresses").none(), nb::arg("timeout"))
       .def("wait", &RankExecutor::Wait)
+      .def("interrupt", &RankExecutor::Interrupt)
       .def("close", &RankExecutor::Close)
       .def_prop_ro("state", &RankExecutor::State)
       .def("counters", &RankExecutor::Counters);

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "executor/transport/control_frame.h"
 #include "executor/transport/control_server.h"
 #include "executor/transport/tcp_socket.h"
@@ -239,6 +240,33 @@ TEST_F(ControlMeetingTest, SecondProcessOfARankIsRefused) {
     }
   });
   EXPECT_EQ(refused, 1);
+}
+
+TEST_F(ControlMeetingTest, InterruptionEndsTheMeetingOnAllRanks) {
+  for (const int32_t interrupted : {0, 1}) {
+    const Deadline begun = std::chrono::steady_clock::now();
+    OnRanks({0, 1}, [&](int32_t rank) {
+      const auto connect = [&] { return Connect(rank, 3).status(); };
+      if (rank != interrupted) {
+        ExpectStatus(connect(), absl::StatusCode::kAborted,
+                     absl::StrCat("aborted by rank ", interrupted,
+                                  ": the worker stops"));
+        return;
+      }
+      const ScopedInterruption scope =
+          InterruptedAfter(std::chrono::milliseconds(300));
+      ExpectStatus(connect(), absl::StatusCode::kCancelled, "the worker stops");
+    });
+    EXPECT_LT(std::chrono::steady_clock::now() - begun,
+              std::chrono::seconds(5));
+  }
+}
+
+TEST_F(ControlMeetingTest, InterruptionEndsTheSearchForRank0) {
+  const ScopedInterruption scope =
+      InterruptedAfter(std::chrono::milliseconds(200));
+  ExpectStatus(Connect(1, 2).status(), absl::StatusCode::kCancelled,
+               "the worker stops");
 }
 
 }  // namespace

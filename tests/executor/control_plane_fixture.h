@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "refit/control_plane.h"
+#include "refit/interruption.h"
 #include "runner/rank_threads.h"
 
 namespace refit {
@@ -26,6 +27,15 @@ inline Deadline Ample() { return In(std::chrono::minutes(1)); }
 
 // One that nobody listens at now.
 inline uint16_t FreePort() { return LoopbackRendezvous(1)->port; }
+
+// Interrupts its thread once `time` has passed.
+inline ScopedInterruption InterruptedAfter(std::chrono::milliseconds time) {
+  return ScopedInterruption([end = In(time)] {
+    return std::chrono::steady_clock::now() < end
+               ? absl::OkStatus()
+               : absl::CancelledError("the worker stops");
+  });
+}
 
 inline std::string Joined(const Gathered& gathered) {
   if (!gathered.ok()) return gathered.status().ToString();

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "executor/transport/collective_steps.h"
 #include "tests/executor/control_plane_fixture.h"
 
 namespace refit {
@@ -466,6 +467,71 @@ TEST_F(ControlPlaneTest, ManyRanksMeetInOneProcessWithFewDescriptors) {
               }).ok());
   EXPECT_EQ(complete, kRanks * kRanks);
   setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+TEST_F(ControlPlaneTest, InterruptionEndsTheStepOnAllRanks) {
+  MakeWorld(3);
+  const Deadline begun = std::chrono::steady_clock::now();
+  const auto statuses = GatherOn({0, 1}, [&](int32_t rank) -> Gathered {
+    planes_[rank]->BeginStep();
+    if (rank == 0) return Gather(rank);
+    const ScopedInterruption scope =
+        InterruptedAfter(std::chrono::milliseconds(300));
+    return Gather(rank);
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(5));
+  ExpectStatus(statuses[0].status(), absl::StatusCode::kAborted,
+               "aborted by rank 1: the worker stops");
+  ExpectStatus(statuses[1].status(), absl::StatusCode::kCancelled,
+               "the worker stops");
+  // The one that was not waiting hears of it in that step; the next is whole.
+  planes_[2]->BeginStep();
+  ExpectStatus(Gather(2).status(), absl::StatusCode::kAborted,
+               "aborted by rank 1: the worker stops");
+  for (const Gathered& gathered : GatherOn({0, 1, 2}, [&](int32_t rank) {
+         planes_[rank]->BeginStep();
+         return Gather(rank);
+       })) {
+    EXPECT_EQ(Joined(gathered), "[of 0][of 1][of 2]");
+  }
+}
+
+// What is written to stderr at `now`.
+std::string ReportOf(control::CollectiveSteps& steps,
+                     control::CollectiveSteps::TimePoint now) {
+  testing::internal::CaptureStderr();
+  steps.ReportMissing(now);
+  return testing::internal::GetCapturedStderr();
+}
+
+TEST(CollectiveStepsTest, RanksThatOthersWaitForAreReportedSparsely) {
+  using std::chrono::seconds;
+  control::CollectiveSteps steps(12, [](int32_t, control::SharedBytes) {});
+  const Deadline start = std::chrono::steady_clock::now();
+  EXPECT_EQ(ReportOf(steps, start), "");
+  EXPECT_EQ(ReportOf(steps, start + seconds(1000)), "");
+  const Deadline begun = start + seconds(1000);
+  for (int32_t rank = 0; rank < 9; ++rank) steps.Begin(rank, 1);
+  EXPECT_EQ(ReportOf(steps, begun), "");
+  EXPECT_EQ(steps.NextReport(), begun + seconds(10));
+  EXPECT_EQ(ReportOf(steps, begun + seconds(9)), "");
+  EXPECT_EQ(ReportOf(steps, begun + seconds(11)),
+            "refit: run: waiting for ranks 9, 10, 11 (11 s)\n");
+  EXPECT_EQ(ReportOf(steps, begun + seconds(19)), "");
+  EXPECT_EQ(ReportOf(steps, begun + seconds(20)),
+            "refit: run: waiting for ranks 9, 10, 11 (20 s)\n");
+  EXPECT_EQ(steps.NextReport(), begun + seconds(40));
+  // A collective of the step is another wait.
+  const Deadline asked = begun + seconds(30);
+  steps.Contribute(0, 1, 1, {.remaining_ms = 600'000, .what = "sharing"},
+                   asked);
+  EXPECT_EQ(ReportOf(steps, asked), "");
+  EXPECT_EQ(ReportOf(steps, asked + seconds(10)),
+            "refit: sharing: waiting for ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 "
+            "more (10 s)\n");
+  steps.Abort(3, 1, absl::CancelledError("the worker stops"));
+  EXPECT_EQ(ReportOf(steps, asked + seconds(600)), "");
+  EXPECT_EQ(steps.NextReport(), Deadline::max());
 }
 
 }  // namespace

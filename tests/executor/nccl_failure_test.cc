@@ -8,6 +8,7 @@
 #include <cstring>
 #include <thread>
 
+#include "refit/interruption.h"
 #include "tests/executor/fake_nccl/fake_nccl.h"
 #include "tests/executor/nccl_world.h"
 #include "tests/executor/plan_builder.h"
@@ -180,6 +181,28 @@ TEST_F(NcclFailureTest, RankThatDoesNotComeToRunEndsAtTheDeadline) {
   EXPECT_EQ(world_->executor(0).state(), ExecutorState::kBound);
   fake_nccl_set_rank(0);
   ExpectContains(Refit(0, kAmple), "aborted by rank ");
+  ExpectWholeAfterConnect();
+}
+
+TEST_F(NcclFailureTest, InterruptedRankEndsTheRefitOnAllRanks) {
+  const auto statuses = world_->OnAllRanks([&](int32_t rank) {
+    if (rank == 0) return absl::OkStatus();  // does not come
+    if (rank != 2) return Refit(rank, kAmple);
+    const ScopedInterruption interruption([end = Clock::now() + kShort] {
+      return Clock::now() < end ? absl::OkStatus()
+                                : absl::CancelledError("the worker stops");
+    });
+    return Refit(rank, kAmple);
+  });
+  EXPECT_EQ(statuses[2].code(), absl::StatusCode::kCancelled) << statuses[2];
+  ExpectContains(statuses[2], "the worker stops");
+  for (const int32_t rank : {1, 3, 4}) {
+    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kAborted);
+    ExpectContains(statuses[rank], "aborted by rank 2: ");
+    ExpectContains(statuses[rank], "the worker stops");
+  }
+  fake_nccl_set_rank(0);
+  ExpectContains(Refit(0, kAmple), "aborted by rank 2: ");
   ExpectWholeAfterConnect();
 }
 
