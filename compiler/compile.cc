@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "compiler/emit/emit_plan.h"
 #include "compiler/inputs_digest.h"
+#include "compiler/job_warnings.h"
 #include "compiler/layout/block_scales.h"
 #include "compiler/model/model.h"
 #include "compiler/passes/passes.h"
@@ -119,6 +120,10 @@ absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
                    .passed = [&](std::string_view pass) { steps.Done(pass); }},
                   module);
   if (!status.ok()) return status;
+  // Not of a job with errors: mending those may settle it.
+  WarnOfJob(job, *model, diagnostics);
+  WarnOfBuckets(job, module, diagnostics);
+  if (!diagnostics.ok()) return JobHasErrors();
   absl::StatusOr<std::vector<uint8_t>> bytes =
       steps.Timed("emit-plan", [&] { return EmitPlan(module); });
   if (!bytes.ok() || !options.prove) return bytes;

@@ -26,9 +26,10 @@ struct CompileOptions {
 
 // Compiles and proves `job`. The same job gives the same bytes.
 //
-// The user's mistakes go to `diagnostics` and give kInvalidArgument. kInternal:
-// the plan failed its own proof, which is a bug of the compiler; no bytes are
-// returned.
+// The user's mistakes go to `diagnostics` and give kInvalidArgument. So do
+// warnings, which give nothing unless `diagnostics` counts them as errors.
+// kInternal: the plan failed its own proof, which is a bug of the compiler; no
+// bytes are returned.
 absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
                                              const CompileOptions& options,
                                              Diagnostics& diagnostics);

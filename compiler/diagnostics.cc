@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,7 +11,7 @@
 namespace refit {
 namespace {
 
-constexpr int64_t kReportedErrorsMax = 20;
+constexpr int64_t kReportedMax = 20;  // of each severity
 // Characters of a source line that are shown. Longer lines are cut to a window
 // around the column.
 constexpr int64_t kShownColumns = 96;
@@ -90,36 +91,79 @@ std::string RenderExcerpt(const Position& position) {
                          cut_right, std::string(number.size(), ' '), padding);
 }
 
-std::string RenderEntry(const Place& place, std::string_view message) {
-  const std::string text = WithoutControls(message);
-  if (place.file == nullptr) return absl::StrCat("error: ", text, "\n");
-  if (place.file->text.empty() || place.offset < 0) {
-    return absl::StrCat(place.file->path, ": error: ", text, "\n");
+const char* SeverityName(Severity severity) {
+  return severity == Severity::kError ? "error" : "warning";
+}
+
+// "file:line:column: error: message"; `position` only of a place in a text.
+std::string RenderLine(const Place& place,
+                       const std::optional<Position>& position,
+                       Severity severity, std::string_view message) {
+  std::string line;
+  if (place.file != nullptr) absl::StrAppend(&line, place.file->path, ":");
+  if (position.has_value()) {
+    absl::StrAppend(&line, position->line, ":", position->column, ":");
   }
-  const Position position = Locate(place.file->text, place.offset);
-  return absl::StrCat(place.file->path, ":", position.line, ":",
-                      position.column, ": error: ", text, "\n",
-                      RenderExcerpt(position));
+  if (!line.empty()) line += ' ';
+  absl::StrAppend(&line, SeverityName(severity), ": ", WithoutControls(message),
+                  "\n");
+  return line;
+}
+
+// Nothing if `place` is a file as a whole, or no place.
+std::optional<Position> PositionOf(const Place& place) {
+  if (place.file == nullptr || place.file->text.empty() || place.offset < 0) {
+    return std::nullopt;
+  }
+  return Locate(place.file->text, place.offset);
+}
+
+std::string MoreText(int64_t more, Severity severity) {
+  if (more <= 0) return "";
+  return absl::StrCat("… and ", more, " more ", SeverityName(severity),
+                      more == 1 ? "" : "s", "\n");
 }
 
 }  // namespace
 
+void Diagnostics::Add(Severity severity, Tally& tally, const Place& place,
+                      std::string message) {
+  if (++tally.count > kReportedMax) return;
+  ++tally.kept;
+  entries_.push_back(
+      {.severity = severity, .place = place, .message = std::move(message)});
+}
+
 void Diagnostics::Error(const Place& place, std::string message) {
-  if (++error_count_ > kReportedErrorsMax) return;
-  entries_.push_back({.place = place, .message = std::move(message)});
+  Add(Severity::kError, errors_, place, std::move(message));
+}
+
+void Diagnostics::Warning(const Place& place, std::string message) {
+  if (warnings_are_errors_) return Error(place, std::move(message));
+  Add(Severity::kWarning, warnings_, place, std::move(message));
 }
 
 std::string Diagnostics::Render() const {
   std::string text;
   for (const Entry& entry : entries_) {
-    text += RenderEntry(entry.place, entry.message);
+    const std::optional<Position> position = PositionOf(entry.place);
+    text += RenderLine(entry.place, position, entry.severity, entry.message);
+    if (position.has_value()) text += RenderExcerpt(*position);
   }
-  const int64_t more = error_count_ - static_cast<int64_t>(entries_.size());
-  if (more > 0) {
-    absl::StrAppend(&text, "… and ", more, " more error", more == 1 ? "" : "s",
-                    "\n");
-  }
+  text += MoreText(errors_.count - errors_.kept, Severity::kError);
+  text += MoreText(warnings_.count - warnings_.kept, Severity::kWarning);
   return text;
+}
+
+std::vector<std::string> Diagnostics::WarningLines() const {
+  std::vector<std::string> lines;
+  for (const Entry& entry : entries_) {
+    if (entry.severity != Severity::kWarning) continue;
+    lines.push_back(RenderLine(entry.place, PositionOf(entry.place),
+                               entry.severity, entry.message));
+    lines.back().pop_back();  // the line's end
+  }
+  return lines;
 }
 
 }  // namespace refit

@@ -1,5 +1,6 @@
-// What the user got wrong, and where. Checking goes on after an error, so that
-// one run reports all independent mistakes (at most 20).
+// What the user got wrong or may not have meant, and where. Checking goes on
+// after an error, so that one run reports all independent mistakes (at most
+// 20).
 #ifndef REFIT_COMPILER_DIAGNOSTICS_H_
 #define REFIT_COMPILER_DIAGNOSTICS_H_
 
@@ -32,27 +33,54 @@ struct Located {
   bool given = false;  // written in the job, not a default
 };
 
+enum class Severity : uint8_t {
+  kError,    // nothing is compiled
+  kWarning,  // the plan is right for the job, but the job may not be what the
+             // user means
+};
+
 // Collects diagnostics and renders them. Not thread-safe.
 class Diagnostics {
  public:
+  // With `warnings_are_errors` every warning is reported and counted as an
+  // error.
+  explicit Diagnostics(bool warnings_are_errors = false)
+      : warnings_are_errors_(warnings_are_errors) {}
+
   // `message` starts in lower case, has no final full stop, and gives the
   // value found and the value wanted.
   void Error(const Place& place, std::string message);
+  // The same style. The message also says which key settles the doubt, so that
+  // a job without doubts compiles without a word.
+  void Warning(const Place& place, std::string message);
 
-  bool ok() const { return error_count_ == 0; }
-  int64_t error_count() const { return error_count_; }
+  bool ok() const { return errors_.count == 0; }
+  int64_t error_count() const { return errors_.count; }
 
-  // "file:line:column: error: message", then the source line and a caret; one
-  // block per error in the order reported, the first 20 of them.
+  // "file:line:column: error: message" or "…: warning: …", then the source line
+  // and a caret; one block per diagnostic in the order reported, the first 20
+  // errors and the first 20 warnings.
   std::string Render() const;
+  // The first line of each of these blocks, of warnings alone.
+  std::vector<std::string> WarningLines() const;
 
  private:
   struct Entry {
+    Severity severity = Severity::kError;
     Place place;
     std::string message;
   };
+  struct Tally {
+    int64_t count = 0;
+    int64_t kept = 0;
+  };
+  void Add(Severity severity, Tally& tally, const Place& place,
+           std::string message);
+
+  bool warnings_are_errors_;
   std::vector<Entry> entries_;
-  int64_t error_count_ = 0;
+  Tally errors_;
+  Tally warnings_;
 };
 
 }  // namespace refit

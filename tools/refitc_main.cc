@@ -32,6 +32,7 @@ struct Arguments {
   bool stats = false;
   bool time_passes = false;
   bool list_passes = false;
+  bool warnings_are_errors = false;
 };
 
 refit::ToolInfo Tool(Arguments& arguments) {
@@ -43,7 +44,11 @@ refit::ToolInfo Tool(Arguments& arguments) {
           "a plan,\n"
           "proves it, and writes it. '-' stands for standard input or output. "
           "What you\n"
-          "ask to see goes to standard output, unless the plan goes there.\n"
+          "ask to see goes to standard output, unless the plan goes there. "
+          "Warnings\n"
+          "name what a job may not mean, and the key that settles it; they go "
+          "to\n"
+          "standard error.\n"
           "Exit status: 0 written, 2 the job has errors or a file could not be "
           "read or written.",
       .flags =
@@ -61,6 +66,9 @@ refit::ToolInfo Tool(Arguments& arguments) {
             &arguments.print_after},
            {"--time-passes", "", "", "print on stderr what each pass cost",
             &arguments.time_passes},
+           {"--werror", "", "",
+            "treat warnings as errors: nothing is written, exit status 2",
+            &arguments.warnings_are_errors},
            {"--list-passes", "", "", "list the passes in order and exit",
             &arguments.list_passes}},
       .positional_min = 0,
@@ -206,7 +214,7 @@ int main(int argc, char** argv) {
   const bool stdout_taken =
       arguments.output == "-" ||
       (arguments.output.empty() && arguments.emit != "plan");
-  refit::Diagnostics diagnostics;
+  refit::Diagnostics diagnostics(arguments.warnings_are_errors);
   const std::optional<refit::Job> job =
       refit::ReadJob(parsed.positional[0], diagnostics);
   if (!job.has_value()) {
@@ -231,10 +239,8 @@ int main(int argc, char** argv) {
       !shown.ok()) {
     return refit::Fail(tool, std::string(shown.message()));
   }
-  if (!diagnostics.ok()) {
-    std::cerr << diagnostics.Render();
-    return refit::kExitError;
-  }
+  std::cerr << diagnostics.Render();
+  if (!diagnostics.ok()) return refit::kExitError;
   if (!bytes.ok()) {
     return refit::Fail(tool, std::string(bytes.status().message()));
   }

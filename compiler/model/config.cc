@@ -116,6 +116,21 @@ DType ConfigReader::WeightDType() {
   return DType::kBf16;
 }
 
+Located<std::string> ConfigReader::QuantMethod() {
+  const JsonValue* value = FindSet("quantization_config");
+  if (value == nullptr || value->AsObject() == nullptr) return {};
+  Located<std::string> method = {.value = "unknown",
+                                 .place = object_.values().PlaceOf(*value),
+                                 .given = true};
+  for (const JsonMember& member : *value->AsObject()) {
+    const std::string* text = member.value.AsString();
+    if (member.key != "quant_method" || text == nullptr) continue;
+    method.value = *text;
+    method.place = object_.values().PlaceOf(member.value);
+  }
+  return method;
+}
+
 void ConfigReader::Error(std::string_view key, std::string message) {
   const JsonValue* value = object_.Find(key);
   diagnostics().Error(

@@ -43,6 +43,9 @@ class ConfigReader {
   // The dtype of the weights: "dtype", in older files "torch_dtype"; bf16 when
   // neither is there.
   DType WeightDType();
+  // quantization_config.quant_method; "unknown" if that is no string. Not given
+  // without a quantization_config.
+  Located<std::string> QuantMethod();
 
   bool Has(std::string_view key) { return FindSet(key) != nullptr; }
   // Reports that the value of `key` does not fit.

@@ -56,6 +56,7 @@ std::optional<Model> ReadConfigModel(const std::string& path,
   model.place = config.place();
   model.mtp = mtp;
   model.architecture.family = model_type;
+  model.quant_method = config.QuantMethod();
   build(config, model);
   if (diagnostics.error_count() != errors_before) return std::nullopt;
   return model;

@@ -85,6 +85,9 @@ struct Model {
   // Globs over names of a checkpoint that are no params: scales, stale buffers,
   // copies of other tensors, layers that the job leaves out.
   std::vector<std::string> stored_beside;
+  // How the checkpoint is quantized ("fp8", "awq" …), by config.json's
+  // quantization_config. The params are those behind it.
+  Located<std::string> quant_method;
 };
 
 // Reads the model a job names. Errors: multi-token-prediction layers asked of a

@@ -71,6 +71,10 @@ class JobError(InvalidArgument):
                        for file, line, column, text in _DIAGNOSTIC.findall(message)]
 
 
+class JobWarning(UserWarning):
+    """A job compiles, and may not be what its writer means: the message has the place, and the key that settles it."""
+
+
 class BindError(InvalidArgument):
     """Tensors that are not the plan's: `problems` has a line for each."""
 

@@ -6,10 +6,11 @@ import json
 import os
 import pathlib
 import tempfile
+import warnings
 from typing import Any, Mapping, NamedTuple, Optional, Union
 
 from refit import _core, view
-from refit.errors import NotFound, ProofError
+from refit.errors import JobWarning, NotFound, ProofError
 from refit.progress import Progress, hearing
 
 Job = Union[str, "os.PathLike[str]", Mapping[str, Any]]
@@ -23,12 +24,23 @@ def compile(job: Job, *, directory: Optional[Union[str, "os.PathLike[str]"]] = N
     (a `transformers` config), or a list of {"name", "shape", "dtype"}. Paths are relative to the job file; of a dict
     or a text to `directory` (default: the working directory). `progress` is `tqdm.tqdm` or the like.
 
-    Raises JobError, with the place of every mistake.
+    Raises JobError, with the place of every mistake. Issues a JobWarning, by Python's `warnings`, for each doubt
+    about the job.
     """
+    plan, doubts = _compile(job, directory, progress)
+    for doubt in doubts:
+        warnings.warn(doubt, JobWarning, stacklevel=2)
+    return plan
+
+
+def _compile(job: Job, directory: Optional[Union[str, "os.PathLike[str]"]] = None,
+             progress: Optional[Progress] = None) -> tuple["Plan", list[str]]:
+    """The same without a warning: the plan, and what would be warned of."""
     with tempfile.TemporaryDirectory(prefix="refit-") as scratch:
         text, name, base = _read(job, pathlib.Path(scratch), "" if directory is None else os.fspath(directory))
         with hearing(progress, "compile") as hear:
-            return Plan(_core.compile(text, name, base, hear))
+            file, doubts = _core.compile(text, name, base, hear)
+            return Plan(file), doubts
 
 
 def _read(job: Job, scratch: pathlib.Path, directory: str) -> tuple[str, str, str]:
@@ -240,7 +252,7 @@ class Plan:
             raise ProofError(found["violation"])
         del found["violation"]
         if job is not None:
-            wanted = compile(job).inputs_digest
+            wanted = _compile(job)[0].inputs_digest
             if wanted != self.inputs_digest:
                 raise ProofError(f"not the plan of this job: the digest of its inputs is {self.inputs_digest} "
                                  f"when it should be {wanted}")

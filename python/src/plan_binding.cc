@@ -46,7 +46,9 @@ Progress ToProgress(const nb::object& function) {
   };
 }
 
-PlanFile CompileText(const std::string& text, const std::string& name,
+// The plan, and a line for each warning.
+using Compiled = std::pair<PlanFile, std::vector<std::string>>;
+Compiled CompileText(const std::string& text, const std::string& name,
                      const std::string& directory, const nb::object& progress) {
   const CompileOptions options = {.progress = ToProgress(progress)};
   const nb::gil_scoped_release unlocked;
@@ -62,7 +64,8 @@ PlanFile CompileText(const std::string& text, const std::string& name,
   if (!diagnostics.ok()) {
     Check(absl::InvalidArgumentError(diagnostics.Render()));
   }
-  return Check(PlanFile::FromBytes(Check(std::move(bytes))));
+  return {Check(PlanFile::FromBytes(Check(std::move(bytes)))),
+          diagnostics.WarningLines()};
 }
 
 PlanFile Open(const std::string& path) { return Check(PlanFile::Open(path)); }

@@ -2,6 +2,7 @@ import collections
 import json
 import pickle
 import types
+import warnings
 
 import pytest
 
@@ -57,6 +58,21 @@ def test_mistakes_of_a_job_are_raised_with_their_places(tiny_job):
     line = 1 + next(i for i, line in enumerate(text.splitlines()) if '"placements"' in line)
     assert ("<job>", line) in [(place.file, place.line) for place in raised.value.places]
     assert 'unknown key "placement" in source.tensors[0]; did you mean "placements"?' in str(raised.value)
+
+
+def test_doubts_about_a_job_are_python_warnings(models):
+    job = {"model": models / "qwen3-0.6b.json", "source": {"layout": "megatron", "data_parallel": 8},
+           "destination": {"layout": "vllm"}}
+    with pytest.warns(refit.JobWarning, match=r'"gpus_per_host": 8') as heard:
+        plan = refit.compile(job)
+    assert len(heard) == 1 and heard[0].filename == __file__
+    assert str(heard[0].message).startswith("<job>:1:1: warning: topology.gpus_per_host is not given")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan.verify(job)  # compiles it again, and has no doubts of its own
+        refit.compile({**job, "topology": {"gpus_per_host": 8}})
+        with pytest.raises(refit.JobWarning):
+            refit.compile(job)
 
 
 def test_a_missing_job_file_is_not_found(tmp_path):

@@ -1,10 +1,12 @@
 #include "compiler/diagnostics.h"
-#include "plan/nearest_word.h"
 
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <string>
+#include <vector>
+
+#include "plan/nearest_word.h"
 
 namespace refit {
 namespace {
@@ -103,6 +105,40 @@ TEST(NearestWordTest, DoesNotGuessAtAnotherWord) {
   EXPECT_EQ(NearestWord("banana", {"vllm", "megatron"}), "");
   EXPECT_EQ(NearestWord("", {"a"}), "");
   EXPECT_EQ(NearestWord("x", {"a"}), "");
+}
+
+TEST(DiagnosticsTest, WarningsStandBesideErrorsAndAreNone) {
+  Diagnostics diagnostics;
+  diagnostics.Warning(At("{\n  \"tp\": 3\n}\n", 10), "tp is odd");
+  EXPECT_TRUE(diagnostics.ok());
+  EXPECT_EQ(diagnostics.Render(),
+            "job.json:2:9: warning: tp is odd\n"
+            "    2 |   \"tp\": 3\n"
+            "      |         ^\n");
+  diagnostics.Error({}, "x");
+  diagnostics.Warning({}, "y");
+  EXPECT_EQ(diagnostics.error_count(), 1);
+  EXPECT_EQ(diagnostics.WarningLines(),
+            std::vector<std::string>(
+                {"job.json:2:9: warning: tp is odd", "warning: y"}));
+}
+
+TEST(DiagnosticsTest, WarningsCountAsErrorsWhereThatIsAsked) {
+  Diagnostics diagnostics(/*warnings_are_errors=*/true);
+  diagnostics.Warning({}, "tp is odd");
+  EXPECT_FALSE(diagnostics.ok());
+  EXPECT_EQ(diagnostics.Render(), "error: tp is odd\n");
+  EXPECT_TRUE(diagnostics.WarningLines().empty());
+}
+
+TEST(DiagnosticsTest, ManyWarningsHideNoError) {
+  Diagnostics diagnostics;
+  for (int i = 0; i < 22; ++i) diagnostics.Warning({}, "w");
+  diagnostics.Error({}, "e");
+  std::string expected;
+  for (int i = 0; i < 20; ++i) expected += "warning: w\n";
+  EXPECT_EQ(diagnostics.Render(),
+            expected + "error: e\n… and 2 more warnings\n");
 }
 
 }  // namespace

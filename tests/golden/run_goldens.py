@@ -5,9 +5,10 @@ usage: run_goldens.py BIN_DIR      REFIT_UPDATE_GOLDENS=1 writes the files inste
 
 jobs/*.json       every pass's text (refitc --print-after) and the plan's (refit-dump)
 errors/*.json     what refitc says of a wrong job; nothing may be written
+warnings/*.json   what it says of a job that may not be meant so; with --werror nothing may be written
 MISUSES           what the programs say when they cannot do what they are asked, under NAME=VALUE
 FULL              what they say when standard output takes no byte
-examples/jobs/    refitc --stats of the real jobs, and refit-verify's verdict
+examples/jobs/    refitc --stats of the real jobs, which get no warning, and refit-verify's verdict
 """
 import difflib
 import os
@@ -79,7 +80,7 @@ class Goldens:
             name = line.split()[0]
             printed = self.run("refitc", job.name, f"--print-after={name}", cwd=HERE / "jobs").stdout
             self.expect(f"{job.stem}/{name}.txt", printed)
-        self.run("refitc", job.name, "-o", self.plan, cwd=HERE / "jobs")
+        self.silent(self.run("refitc", job.name, "-o", self.plan, cwd=HERE / "jobs"))
         self.run("refit-verify", self.plan, "--job", job)
         self.expect(f"{job.stem}/dump.txt", self.run("refit-dump", self.plan).stdout)
         self.run("refit-run", self.plan, "--transport", "local", "--check")
@@ -91,6 +92,22 @@ class Goldens:
         left = list(self.plan.parent.iterdir())
         if done.stdout or left:
             self.failed.append(f"errors/{job.name}: printed or left something: {done.stdout!r} {left}")
+
+    def warning(self, job):
+        self.plan.unlink(missing_ok=True)
+        done = self.run("refitc", job.name, "-o", self.plan, "--werror", cwd=HERE / "warnings", status=2)
+        left = list(self.plan.parent.iterdir())
+        if done.stdout or left:
+            self.failed.append(f"warnings/{job.name}: --werror printed or left something: {done.stdout!r} {left}")
+        said = self.run("refitc", job.name, "-o", self.plan, cwd=HERE / "warnings")
+        self.expect(f"warnings/{job.stem}.txt", said.stdout + said.stderr)
+        if done.stderr != said.stderr.replace(": warning: ", ": error: "):
+            self.failed.append(f"warnings/{job.name}: --werror says {done.stderr!r}")
+        self.run("refit-verify", self.plan, "--job", job)
+
+    def silent(self, done):
+        if done.stderr:
+            self.failed.append(f"{' '.join(map(str, done.args))} prints on stderr:\n{done.stderr}")
 
     def misuse(self, name, *command):
         variables = dict(word.split("=") for word in command if "=" in word)
@@ -108,6 +125,7 @@ class Goldens:
 
     def example(self, job):
         done = self.run("refitc", job.name, "-o", self.plan, "--stats", cwd=EXAMPLES)
+        self.silent(done)
         self.expect(f"examples/{job.stem}.txt", done.stdout)
         self.run("refit-verify", self.plan, "--job", job)
 
@@ -117,6 +135,8 @@ def main():
         goldens = Goldens(sys.argv[1], scratch)
         for job in sorted((HERE / "errors").glob("*.json")):
             goldens.error(job)
+        for job in sorted((HERE / "warnings").glob("*.json")):
+            goldens.warning(job)
         for job in sorted((HERE / "jobs").glob("tiny-*.json")):
             if not job.name.endswith(".config.json"):
                 goldens.job(job)

@@ -1,0 +1,229 @@
+#include "compiler/job_warnings.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "compiler/job/side.h"
+
+namespace refit {
+namespace {
+
+// GPUs of one host, as nearly all hosts with NVLink have them.
+constexpr int64_t kUsualGpusPerHost = 8;
+// NVLink of Hopper, per GPU and direction; faster links are a newer GPU's.
+constexpr double kHopperGigabytesPerSecond = 450;
+// A staged message below this size leaves most of a link idle, and one above
+// that size leaves nothing to pack while it travels (docs/benchmarks.md).
+constexpr int64_t kFastBucketBytesMin = int64_t{4} << 20;
+constexpr int64_t kFastBucketBytesMax = int64_t{1} << 30;
+// Fewer messages of a pair than these cost too little to be worth a word.
+constexpr int64_t kManyMessages = 64;
+
+// The newest release of which the names and shapes are known. docs/layouts.md
+// says what was read.
+struct NewestRelease {
+  LayoutKind layout;
+  std::string_view name;
+  std::string_view version;
+};
+constexpr std::array kNewest = {
+    NewestRelease{LayoutKind::kVllm, "vLLM", "0.33"},
+    NewestRelease{LayoutKind::kSglang, "SGLang", "0.5.23"},
+};
+
+// The leading numbers of a version: {0, 25} of "0.25rc1" and "v0.25". Empty if
+// there are none.
+std::vector<int64_t> VersionNumbers(std::string_view version) {
+  if (version.starts_with("v")) version.remove_prefix(1);
+  std::vector<int64_t> numbers;
+  const char* at = version.data();
+  const char* const end = at + version.size();
+  for (int64_t number = 0; at < end; ++at) {
+    const auto [rest, error] = std::from_chars(at, end, number);
+    if (error != std::errc() || number < 0) break;
+    numbers.push_back(number);
+    if (rest == end || *rest != '.') break;
+    at = rest;
+  }
+  return numbers;
+}
+
+// Only the numbers that both have are compared: 0.33.1 is a 0.33.
+bool IsNewer(const std::vector<int64_t>& version,
+             const std::vector<int64_t>& known) {
+  const size_t count = std::min(version.size(), known.size());
+  return std::lexicographical_compare(known.begin(), known.begin() + count,
+                                      version.begin(), version.begin() + count);
+}
+
+void WarnOfVersion(const SideSpec& side, Diagnostics& diagnostics) {
+  if (!side.version.given) return;
+  for (const NewestRelease& newest : kNewest) {
+    if (newest.layout != side.layout.value) continue;
+    const std::vector<int64_t> version = VersionNumbers(side.version.value);
+    if (version.empty()) {
+      diagnostics.Warning(
+          side.version.place,
+          absl::StrFormat("%s.version \"%s\" is no release of %s; the names of "
+                          "%s are used; wanted one like %s",
+                          side.key, side.version.value, newest.name,
+                          newest.version, newest.version));
+    } else if (IsNewer(version, VersionNumbers(newest.version))) {
+      diagnostics.Warning(
+          side.version.place,
+          absl::StrFormat("%s.version \"%s\" is newer than %s %s, the newest "
+                          "release this build knows; the names of %s are used",
+                          side.key, side.version.value, newest.name,
+                          newest.version, newest.version));
+    }
+  }
+}
+
+int64_t CountGpus(const Job& job) {
+  const int64_t source = CountRanks(job.source);
+  const int64_t destination = CountRanks(job.destination);
+  return job.colocated.value ? std::max(source, destination)
+                             : source + destination;
+}
+
+void WarnOfOneHost(const Job& job, Diagnostics& diagnostics) {
+  const TopologySpec& topology = job.topology;
+  if (topology.gpus_per_host.given || topology.hosts.given) return;
+  const int64_t gpus = CountGpus(job);
+  if (gpus <= kUsualGpusPerHost) return;
+  diagnostics.Warning(
+      topology.place,
+      absl::StrFormat("topology.gpus_per_host is not given, so that all %d "
+                      "GPUs are on one host; wanted \"gpus_per_host\": %d, or "
+                      "as many as your hosts have",
+                      gpus, kUsualGpusPerHost));
+}
+
+// Tensor-parallel groups that are cut by the end of a host, though they would
+// fit into fewer hosts.
+void WarnOfCutGroups(const Job& job, const SideSpec& side, int64_t first_gpu,
+                     Diagnostics& diagnostics) {
+  const int64_t host = job.topology.gpus_per_host.value;
+  const int64_t size = side.tensor_parallel.value;
+  if (side.layout.value == LayoutKind::kGeneric || size == 1) return;
+  if (host % size != 0 && size % host != 0) {
+    diagnostics.Warning(
+        job.topology.gpus_per_host.place,
+        absl::StrFormat("topology.gpus_per_host %d does not fit "
+                        "%s.tensor_parallel %d: groups of %d ranks are cut by "
+                        "the ends of hosts; wanted a divisor or a multiple",
+                        host, side.key, size, size));
+    return;
+  }
+  if (first_gpu % std::min(host, size) == 0) return;
+  diagnostics.Warning(
+      job.topology.gpus_per_host.place,
+      absl::StrFormat("%s rank 0 is GPU %d of its host, so that the ends of "
+                      "hosts cut its groups of tensor_parallel %d; wanted "
+                      "topology.hosts with the host of each rank",
+                      side.key, first_gpu % host, size));
+}
+
+void WarnOfHosts(const Job& job, Diagnostics& diagnostics) {
+  WarnOfOneHost(job, diagnostics);
+  if (!job.topology.gpus_per_host.given) return;
+  WarnOfCutGroups(job, job.source, 0, diagnostics);
+  WarnOfCutGroups(job, job.destination,
+                  job.colocated.value ? 0 : CountRanks(job.source),
+                  diagnostics);
+}
+
+bool IsServing(const SideSpec& side) {
+  return side.layout.value == LayoutKind::kVllm ||
+         side.layout.value == LayoutKind::kSglang;
+}
+
+void WarnOfQuantizedCheckpoint(const Job& job, const Model& model,
+                               Diagnostics& diagnostics) {
+  const SideSpec& side = job.destination;
+  if (!model.quant_method.given || !IsServing(side)) return;
+  if (side.dtype.given || side.quantised.given) return;
+  diagnostics.Warning(
+      model.quant_method.place,
+      absl::StrFormat(
+          "the checkpoint is quantized (quantization_config %s), and an engine "
+          "that loads it holds quantized tensors; this job writes unquantized "
+          "ones; wanted destination.dtype: bf16 if the engine runs "
+          "unquantized, else fp8_e4m3_block128 or mxfp8_e4m3",
+          model.quant_method.value));
+}
+
+void WarnOfMoeBackend(const Job& job, const Model& model,
+                      Diagnostics& diagnostics) {
+  const SideSpec& side = job.destination;
+  if (!IsServing(side) || side.moe_backend.given) return;
+  if (model.architecture.experts == 0) return;
+  const TopologySpec& topology = job.topology;
+  const auto warn = [&](const Place& place, const std::string& found) {
+    diagnostics.Warning(
+        place,
+        absl::StrFormat("%s is beyond Hopper; on newer GPUs %s chooses another "
+                        "MoE backend by itself, which reorders the experts; "
+                        "wanted destination.moe_backend, as the engine is "
+                        "started with",
+                        found, LayoutName(side.layout.value)));
+  };
+  if (topology.peer_gigabytes_per_second.value > kHopperGigabytesPerSecond) {
+    warn(topology.peer_gigabytes_per_second.place,
+         absl::StrFormat("topology.peer_gigabytes_per_second %g",
+                         topology.peer_gigabytes_per_second.value));
+  } else if (topology.gpus_per_host.given &&
+             topology.gpus_per_host.value > kUsualGpusPerHost) {
+    warn(topology.gpus_per_host.place,
+         absl::StrFormat("topology.gpus_per_host %d",
+                         topology.gpus_per_host.value));
+  }
+}
+
+}  // namespace
+
+void WarnOfJob(const Job& job, const Model& model, Diagnostics& diagnostics) {
+  WarnOfVersion(job.source, diagnostics);
+  WarnOfVersion(job.destination, diagnostics);
+  WarnOfHosts(job, diagnostics);
+  WarnOfQuantizedCheckpoint(job, model, diagnostics);
+  WarnOfMoeBackend(job, model, diagnostics);
+}
+
+void WarnOfBuckets(const Job& job, const Module& module,
+                   Diagnostics& diagnostics) {
+  const Located<int64_t>& bucket = job.options.bucket_bytes;
+  if (!bucket.given) return;
+  int64_t staged_bytes = 0;
+  int64_t staged_messages = 0;
+  int64_t largest = 0;
+  for (const Message& message : module.messages) {
+    if (message.mechanism != Mechanism::kStaged) continue;
+    staged_bytes += message.size_bytes;
+    ++staged_messages;
+    largest = std::max(largest, message.size_bytes);
+  }
+  const bool is_small = bucket.value < kFastBucketBytesMin &&
+                        staged_bytes > kManyMessages * kFastBucketBytesMin;
+  const bool is_large = largest > kFastBucketBytesMax;
+  if (!is_small && !is_large) return;
+  diagnostics.Warning(
+      bucket.place,
+      absl::StrFormat(
+          "options.bucket_bytes %d is far from what is fast: %d staged "
+          "messages of at most %d bytes, %s; wanted %d to %d",
+          bucket.value, staged_messages, largest,
+          is_small ? "which leave most of each link idle"
+                   : "of which none is packed while another travels",
+          kFastBucketBytesMin, kFastBucketBytesMax));
+}
+
+}  // namespace refit

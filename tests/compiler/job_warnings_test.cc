@@ -1,0 +1,192 @@
+// Which jobs are warned of, and which neighbours of theirs are not.
+#include "compiler/job_warnings.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "compiler/compile.h"
+#include "tests/compiler/temporary_directory.h"
+
+namespace refit {
+namespace {
+
+constexpr std::string_view kDense =
+    R"("model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2,
+       "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 8,
+       "intermediate_size": 96, "vocab_size": 256,
+       "tie_word_embeddings": false)";
+constexpr std::string_view kMoe =
+    R"("model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 2,
+       "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 8,
+       "intermediate_size": 96, "moe_intermediate_size": 32, "num_experts": 8,
+       "vocab_size": 256, "tie_word_embeddings": false)";
+
+// What the compiler warns of, a line each, without the directory.
+std::string WarningsOf(std::string_view config, const std::string& job) {
+  const TemporaryDirectory directory;
+  directory.Write("config.json", absl::StrCat("{", std::string(config), "}"));
+  const std::string path = directory.Write(
+      "job.json", absl::StrCat("{\"model\": \"config.json\", ", job, "}"));
+  Diagnostics diagnostics;
+  const absl::StatusOr<std::vector<uint8_t>> bytes =
+      CompileFile(path, {.prove = false}, diagnostics);
+  EXPECT_TRUE(bytes.ok()) << bytes.status().message() << diagnostics.Render();
+  return directory.Relative(absl::StrJoin(diagnostics.WarningLines(), "\n"));
+}
+
+std::string Sides(const std::string& source, const std::string& destination,
+                  const std::string& more = "") {
+  return absl::StrCat("\n\"source\": {\"layout\": \"megatron\"", source,
+                      "},\n\"destination\": {\"layout\": \"vllm\"", destination,
+                      "}", more);
+}
+
+std::string OnHosts(int gpus) {
+  return absl::StrCat(",\n\"topology\": {\"gpus_per_host\": ", gpus, "}");
+}
+
+TEST(JobWarningsTest, AJobWithoutDoubtsCompilesWithoutAWord) {
+  EXPECT_EQ(WarningsOf(kMoe, Sides(R"(, "tensor_parallel": 2)",
+                                   R"(, "tensor_parallel": 4)")),
+            "");
+}
+
+TEST(JobWarningsTest, MoreGpusThanAHostHasWantATopology) {
+  const std::string five = R"(, "data_parallel": 5)";
+  EXPECT_EQ(
+      WarningsOf(kDense, Sides(five, R"(, "tensor_parallel": 4)")),
+      "job.json:1:1: warning: topology.gpus_per_host is not given, so that all "
+      "9 GPUs are on one host; wanted \"gpus_per_host\": 8, or as many as your "
+      "hosts have");
+  EXPECT_EQ(WarningsOf(kDense, Sides(five, R"(, "replicas": 3)")), "");
+  // Colocated ranks share GPUs.
+  EXPECT_EQ(WarningsOf(kDense, Sides(five, R"(, "tensor_parallel": 4)",
+                                     R"(, "colocated": true)")),
+            "");
+  EXPECT_EQ(WarningsOf(kDense, Sides(five, R"(, "replicas": 5)", OnHosts(10))),
+            "");
+}
+
+TEST(JobWarningsTest, HostsThatDoNotFitTensorParallelism) {
+  const std::string four = R"(, "tensor_parallel": 4)";
+  EXPECT_EQ(
+      WarningsOf(kDense, Sides("", four, OnHosts(6))),
+      "job.json:4:31: warning: topology.gpus_per_host 6 does not fit "
+      "destination.tensor_parallel 4: groups of 4 ranks are cut by the ends of "
+      "hosts; wanted a divisor or a multiple");
+  EXPECT_EQ(WarningsOf(kDense, Sides(four, four, OnHosts(2))), "");
+  EXPECT_EQ(WarningsOf(kDense, Sides(four, four, OnHosts(8))), "");
+}
+
+TEST(JobWarningsTest, AnEngineThatStartsInTheMiddleOfAHost) {
+  const std::string two = R"(, "tensor_parallel": 2)";
+  const std::string four = R"(, "tensor_parallel": 4)";
+  EXPECT_EQ(
+      WarningsOf(kDense, Sides(two, four, OnHosts(4))),
+      "job.json:4:31: warning: destination rank 0 is GPU 2 of its host, so "
+      "that the ends of hosts cut its groups of tensor_parallel 4; wanted "
+      "topology.hosts with the host of each rank");
+  EXPECT_EQ(WarningsOf(kDense, Sides(two, four,
+                                     R"(, "topology": {"hosts":
+                                        [0, 0, 1, 1, 1, 1]})")),
+            "");
+  EXPECT_EQ(WarningsOf(kDense, Sides(four, two, OnHosts(4))), "");
+}
+
+TEST(JobWarningsTest, VersionsThatNobodyHasRead) {
+  const auto warnings = [](const std::string& version) {
+    return WarningsOf(
+        kMoe, Sides("", absl::StrCat(R"(, "version": ")", version, "\"")));
+  };
+  EXPECT_EQ(
+      warnings("0.99"),
+      "job.json:3:46: warning: destination.version \"0.99\" is newer than "
+      "vLLM 0.33, the newest release this build knows; the names of 0.33 "
+      "are used");
+  EXPECT_EQ(warnings("1.0").find("destination.version"), 24u);
+  EXPECT_EQ(warnings("0.33.2"), "");
+  EXPECT_EQ(warnings("0.10"), "");
+}
+
+TEST(JobWarningsTest, QuantizedCheckpointsWantADestinationDtype) {
+  const std::string awq =
+      absl::StrCat(std::string(kDense),
+                   ",\n\"quantization_config\": {\"bits\": 4, "
+                   "\"quant_method\": \"awq\"}");
+  EXPECT_EQ(
+      WarningsOf(awq, Sides("", "")),
+      "config.json:5:52: warning: the checkpoint is quantized "
+      "(quantization_config awq), and an engine that loads it holds quantized "
+      "tensors; this job writes unquantized ones; wanted destination.dtype: "
+      "bf16 if the engine runs unquantized, else fp8_e4m3_block128 or "
+      "mxfp8_e4m3");
+  EXPECT_EQ(WarningsOf(awq, Sides("", R"(, "dtype": "bf16")")), "");
+  // A trainer's copy of the model is not quantized by its config.
+  EXPECT_EQ(WarningsOf(awq, R"("source": {"layout": "megatron"},
+                         "destination": {"layout": "fsdp"})"),
+            "");
+}
+
+TEST(JobWarningsTest, GpusBeyondHopperWantAMoeBackend) {
+  const auto links = [](double gigabytes) {
+    return absl::StrCat(
+        ",\n\"topology\": {\"peer_gigabytes_per_second\": ", gigabytes, "}");
+  };
+  EXPECT_EQ(
+      WarningsOf(kMoe, Sides("", "", links(800))),
+      "job.json:4:43: warning: topology.peer_gigabytes_per_second 800 is "
+      "beyond "
+      "Hopper; on newer GPUs vllm chooses another MoE backend by itself, which "
+      "reorders the experts; wanted destination.moe_backend, as the engine is "
+      "started with");
+  EXPECT_EQ(WarningsOf(kMoe, Sides("", "", OnHosts(72))).find("job.json:4:31"),
+            0u);
+  EXPECT_EQ(
+      WarningsOf(kMoe, Sides("", R"(, "moe_backend": "triton")", links(800))),
+      "");
+  EXPECT_EQ(WarningsOf(kMoe, Sides("", "", links(370))), "");
+  EXPECT_EQ(WarningsOf(kDense, Sides("", "", links(800))), "");
+}
+
+TEST(JobWarningsTest, BucketsFarFromWhatIsFast) {
+  // 2 x 384 MiB of embedding and head.
+  constexpr std::string_view kLarge =
+      R"("model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 1,
+         "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 64,
+         "intermediate_size": 1024, "vocab_size": 196608,
+         "tie_word_embeddings": false)";
+  const auto options = [](const std::string& text) {
+    return Sides("", "", absl::StrCat(",\n\"options\": {", text, "}"));
+  };
+  EXPECT_EQ(WarningsOf(kLarge,
+                       options(R"("peer": "staged", "bucket_bytes": 1048576)"))
+                .find("job.json:4:47: warning: options.bucket_bytes 1048576 is "
+                      "far from what is fast: 7"),
+            0u);
+  // Nothing is staged.
+  EXPECT_EQ(WarningsOf(kLarge, options(R"("bucket_bytes": 1048576)")), "");
+  // Small, and so is all there is to move.
+  EXPECT_EQ(
+      WarningsOf(kDense, options(R"("peer": "staged", "bucket_bytes": 4096)")),
+      "");
+  EXPECT_EQ(WarningsOf(kLarge, options(R"("peer": "staged")")), "");
+}
+
+TEST(JobWarningsTest, WarningsThatAreErrorsLeaveNoPlan) {
+  const TemporaryDirectory directory;
+  directory.Write("config.json", absl::StrCat("{", std::string(kDense), "}"));
+  const std::string path = directory.Write(
+      "job.json", absl::StrCat("{\"model\": \"config.json\", ",
+                               Sides(R"(, "data_parallel": 8)", ""), "}"));
+  Diagnostics diagnostics(/*warnings_are_errors=*/true);
+  EXPECT_FALSE(CompileFile(path, {}, diagnostics).ok());
+  EXPECT_EQ(diagnostics.error_count(), 1);
+}
+
+}  // namespace
+}  // namespace refit
