@@ -1,4 +1,4 @@
-// Fence: the order between ranks that use each other's memory.
+// Fence: orders two ranks of which one uses the other's memory.
 #ifndef REFIT_EXECUTOR_INCLUDE_REFIT_FENCE_H_
 #define REFIT_EXECUTOR_INCLUDE_REFIT_FENCE_H_
 
@@ -9,39 +9,39 @@
 
 namespace refit {
 
-// In a direct round one end of each pair of ranks moves the bytes, whichever
-// way they go: the *mover* stores into the memory of the other, the *holder*,
-// or reads it. A holder grants its movers that they may, and a mover, once
-// granted, moves and finishes. A rank may be a mover to one peer and a holder
-// to another; two ranks may each be both to the other, in one round. All four
-// happen on the streams of their ranks and may be captured in a CUDA graph.
-// Between two ranks the k-th AwaitGrants meets the k-th Grant, and the k-th
-// AwaitFinishes the k-th Finish.
+// In a direct round one rank of each pair moves the bytes. This *mover*
+// stores into the memory of the other rank, the *holder*, or reads it. The
+// holder calls Grant; the mover calls AwaitGrants, moves, and calls Finish;
+// the holder calls AwaitFinishes. A rank may be a mover to one peer and a
+// holder to another, and both to one peer. All four calls work on the ranks'
+// streams; a CUDA graph may capture them. Between two ranks the k-th
+// AwaitGrants meets the k-th Grant, and the k-th AwaitFinishes the k-th
+// Finish.
 class Fence {
  public:
   virtual ~Fence() = default;
-  // Each of `movers` may use this rank's memory until it has finished, be it in
-  // this round or a later one. What `stream` stored
-  // there before is visible to them when they have awaited this.
+  // Lets each of `movers` use this rank's memory until it finishes, in this
+  // round or a later one. After AwaitGrants the movers see what `stream` stored
+  // there before.
   virtual absl::Status Grant(absl::Span<const int32_t> movers,
                              void* stream) = 0;
-  // Errors, where the calling thread itself waits, name the peer. After one
-  // nothing may be moved, and Finish must not be called.
+  // Where the calling thread itself waits, an error names the peer. After an
+  // error move nothing, and do not call Finish.
   virtual absl::Status AwaitGrants(absl::Span<const int32_t> holders,
                                    void* stream) = 0;
-  // What `stream` moved before is done: stores are visible to `holders` when
-  // they have awaited this.
+  // Reports that `stream` has moved the bytes. After AwaitFinishes the holders
+  // see the stores.
   virtual absl::Status Finish(absl::Span<const int32_t> holders,
                               void* stream) = 0;
-  // Errors as above; after one nobody uses this rank's memory any more, where
-  // the calling thread itself waits.
+  // Errors as above. Where the calling thread itself waits, nobody uses this
+  // rank's memory after an error.
   virtual absl::Status AwaitFinishes(absl::Span<const int32_t> movers,
                                      void* stream) = 0;
-  // After an error: this rank, whose thread calls it, moves nothing more of what
-  // it was granted and has not finished.
+  // Call it after an error, on the rank's own thread: it promises that this
+  // rank moves nothing more of what it was granted and has not finished.
   virtual void Withdraw() = 0;
-  // A word that is not 0 once the fence was aborted: what follows an Await must
-  // not be done then. Null where the Awaits themselves fail.
+  // Points to a word that is not 0 after an abort; work that follows an Await
+  // must not start then. Null where the Awaits themselves fail.
   virtual const uint32_t* aborted() const = 0;
 };
 

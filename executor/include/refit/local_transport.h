@@ -10,11 +10,11 @@
 
 namespace refit {
 
-// What the ranks of one process share. Thread-safe.
+// The ranks of one process share it. Thread-safe.
 //
-// A send offers its bytes to the receiver and lasts until the receiver has
-// copied them. The fabric is stricter than NCCL: a send that meets a receive of
-// another round or size is an error on all ranks, not undefined behaviour.
+// A send offers its bytes and returns when the receiver has copied them. The
+// fabric is stricter than NCCL: a send that meets a receive of another round or
+// size is an error on all ranks, not undefined behavior.
 class LocalFabric {
  public:
   explicit LocalFabric(int32_t world_size);
@@ -22,8 +22,8 @@ class LocalFabric {
   LocalFabric(const LocalFabric&) = delete;
   LocalFabric& operator=(const LocalFabric&) = delete;
 
-  // The end of `rank`. The fabric must outlive it. Errors: kInvalidArgument (no
-  // such rank), kAlreadyExists (that end was given away before).
+  // Returns the transport of `rank`. The fabric must outlive it. Errors:
+  // kInvalidArgument (no such rank), kAlreadyExists (called before for it).
   absl::StatusOr<std::unique_ptr<Transport>> CreateTransport(int32_t rank);
 
  private:

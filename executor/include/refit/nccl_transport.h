@@ -1,5 +1,5 @@
-// NcclTransport: ranks are processes (or threads) with a GPU each, NCCL carries
-// staged rounds, stores into mapped memory and reads of it the direct ones.
+// NcclTransport: ranks are processes (or threads) with a GPU each. NCCL carries
+// staged rounds; direct rounds store into mapped memory or read it.
 #ifndef REFIT_EXECUTOR_INCLUDE_REFIT_NCCL_TRANSPORT_H_
 #define REFIT_EXECUTOR_INCLUDE_REFIT_NCCL_TRANSPORT_H_
 
@@ -17,21 +17,21 @@ namespace refit {
 struct NcclOptions {
   Device* device = nullptr;  // must outlive the transport
   std::unique_ptr<ControlPlane> control;
-  // By global rank: ranks with equal numbers share an NVLink domain. As the
-  // plan's programs have it.
+  // Indexed by global rank. Ranks with equal numbers share an NVLink domain, as
+  // the plan's programs say.
   std::vector<uint32_t> hosts;
 };
 
-// libnccl is taken from the process, if it is loaded there, else from the file
-// that REFIT_NCCL_LIBRARY names, else as the loader finds it; it is asked for
-// only when a plan has staged rounds. Communicators are non-blocking: one per
-// domain for the routes inside it, one over all ranks for the network, made at
-// Connect one after the other, if some rank stages there.
+// The transport uses the libnccl that the process has loaded, else the file
+// that REFIT_NCCL_LIBRARY names, else what the loader finds. Plans without
+// staged rounds need none. Communicators are non-blocking. Connect makes them
+// one after the other: one per domain whose ranks stage inside it, and one over
+// all ranks if any stages between domains.
 //
 // Connect and Run leave the device the calling thread's current one.
 //
-// A refit that fails, or is not over at its deadline, is aborted on all ranks
-// by a thread of the transport; Connect then makes everything anew.
+// A thread of the transport aborts a refit that fails or misses its deadline,
+// on all ranks. Connect then makes everything anew.
 absl::StatusOr<std::unique_ptr<Transport>> CreateNcclTransport(
     NcclOptions options);
 
