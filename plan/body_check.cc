@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/check.h"
+#include "plan/group_limit.h"
 #include "plan/quantise_check.h"
 #include "plan/stack_check.h"
 
@@ -34,6 +35,8 @@ class BodyChecker {
   absl::Status CheckProgram(uint32_t rank, const fb::RankProgram& program);
   absl::Status CheckMessage(uint32_t rank, const fb::RankProgram& program,
                             const fb::Message& message);
+  // Counts the message among its round's operations. CheckMessage has passed.
+  absl::Status CountOperation(uint32_t rank, const fb::Message& message);
   absl::Status CheckCopies(const fb::RankProgram& program, uint32_t list,
                            uint64_t size_bytes, bool fills);
   absl::Status CheckCopy(const fb::RankProgram& program, const fb::Copy& copy,
@@ -46,9 +49,17 @@ class BodyChecker {
     uint64_t size_bytes = 0;
   };
 
+  // The operations of one rank in a round.
+  struct Operations {
+    uint32_t rank = 0;
+    uint32_t count = 0;
+  };
+
   const fb::Body& body_;
   uint64_t entries_left_;
   uint64_t copies_left_;
+  std::vector<Operations>
+      operations_;  // by round; of the last rank that has it
   std::vector<BufferSize> buffers_;
   std::vector<CheckedList> checked_;  // by copy list; the last check of each
 };
@@ -64,6 +75,7 @@ absl::Status BodyChecker::Check() {
     return status;
   }
   checked_.resize(body_.copy_lists()->size());
+  operations_.resize(body_.rounds()->size());
   for (uint32_t rank = 0; rank < body_.programs()->size(); ++rank) {
     if (absl::Status status = CheckProgram(rank, *body_.programs()->Get(rank));
         !status.ok()) {
@@ -232,6 +244,7 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
   for (uint32_t i = 0; i < program.messages()->size(); ++i) {
     const fb::Message& message = *program.messages()->Get(i);
     absl::Status status = CheckMessage(rank, program, message);
+    if (status.ok()) status = CountOperation(rank, message);
     if (status.ok()) {
       status =
           CheckCopies(program, message.copies(), message.size_bytes(), false);
@@ -280,6 +293,21 @@ absl::Status BodyChecker::CheckMessage(uint32_t rank,
         message.size_bytes(), message.staging_offset(), staging));
   }
   return absl::OkStatus();
+}
+
+absl::Status BodyChecker::CountOperation(uint32_t rank,
+                                         const fb::Message& message) {
+  if (body_.rounds()->Get(message.round())->mechanism() ==
+      fb::Mechanism::kDirect) {
+    return absl::OkStatus();
+  }
+  Operations& operations = operations_[message.round()];
+  if (operations.rank != rank) operations = {.rank = rank, .count = 0};
+  if (++operations.count <= kGroupOperationsMax) return absl::OkStatus();
+  return Bad(absl::StrFormat(
+      "round %u has more than %u operations of the rank; NCCL can hang in "
+      "larger groups",
+      message.round(), kGroupOperationsMax));
 }
 
 absl::Status BodyChecker::CheckCopies(const fb::RankProgram& program,

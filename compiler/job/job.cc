@@ -14,6 +14,7 @@
 #include "compiler/job/object_reader.h"
 #include "compiler/job/side.h"
 #include "compiler/job/text_file.h"
+#include "plan/group_limit.h"
 
 namespace refit {
 namespace {
@@ -163,7 +164,7 @@ OptionsSpec ReadOptions(const ValueReader& values, const JsonValue& value) {
   reader.Integer("staging_bytes", kBytesRange, options.staging_bytes);
   reader.Integer("scratch_bytes", kBytesRange, options.scratch_bytes);
   reader.Integer("slots", {.min = 1, .max = 8}, options.slots);
-  reader.Integer("operations_per_round", {.min = 1, .max = 256},
+  reader.Integer("operations_per_round", {.min = 1, .max = kGroupOperationsMax},
                  options.operations_per_round);
   ReadWord<fb::Mechanism>(values, reader, "peer",
                           {{{"direct", fb::Mechanism::kDirect},

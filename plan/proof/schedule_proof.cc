@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_format.h"
 #include "plan/enum_text.h"
+#include "plan/group_limit.h"
 
 namespace refit::proof {
 namespace {
@@ -159,6 +160,9 @@ Partners MatchMessages(const fb::Body& body, Violations& violations) {
 
 void CheckLimits(const fb::Body& body, Violations& violations) {
   const fb::Limits& limits = *body.limits();
+  // A plan may hold itself to less than NCCL bears, not to more.
+  const uint64_t operations_max =
+      std::min(limits.operations_per_round(), kGroupOperationsMax);
   if (limits.slots() == 0) {
     violations.Report({}, Invariant::kRoundLimits,
                       [] { return "slots is 0 when it should be at least 1"; });
@@ -192,10 +196,10 @@ void CheckLimits(const fb::Body& body, Violations& violations) {
                        ? operations + 1
                        : 1;
       const bool direct = IsDirect(body, message->round());
-      if (!direct && operations > limits.operations_per_round()) {
+      if (!direct && operations > operations_max) {
         violations.Report(site, Invariant::kRoundLimits, [&] {
           return absl::StrFormat("more than %d messages in one round",
-                                 limits.operations_per_round());
+                                 operations_max);
         });
       }
       if (!direct && message->size_bytes() > limits.bucket_bytes()) {

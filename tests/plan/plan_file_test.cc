@@ -326,6 +326,50 @@ TEST(PlanDoorTest, ARoundOutsideThePlanIsRefused) {
             "program of rank 3, message 1: round 2 is not below 2");
 }
 
+// The sample plan, whose rank 0 has `count` operations in round 0 under limits
+// that allow any number.
+PlanSpec CrowdedSpec(uint32_t count) {
+  PlanSpec spec = SampleSpec();
+  spec.operations_per_round = 1 << 20;
+  std::vector<fb::Message>& messages = spec.programs[0].messages;
+  while (messages.size() < count + 1) {  // one is of round 1
+    messages.insert(messages.begin(), SendTo(2, 0, 0, 0, 0));
+  }
+  return spec;
+}
+
+// The limit of a plan is its compiler's word; NCCL has one of its own.
+TEST(PlanDoorTest, AGroupInWhichNcclCanHangIsRefusedWhateverThePlanAllows) {
+  EXPECT_TRUE(Door(BuildPlan(CrowdedSpec(32))).ok());
+  const absl::Status status = Door(BuildPlan(CrowdedSpec(33)));
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(),
+            "program of rank 0, message 32: round 0 has more than 32 "
+            "operations of the rank; NCCL can hang in larger groups");
+}
+
+TEST(PlanDoorTest, AGroupIsCountedInAnyOrderOfMessages) {
+  PlanSpec spec = CrowdedSpec(33);
+  std::swap(spec.programs[0].messages[3], spec.programs[0].messages.back());
+  EXPECT_EQ(Door(BuildPlan(spec)).message(),
+            "program of rank 0, message 33: round 0 has more than 32 "
+            "operations of the rank; NCCL can hang in larger groups");
+}
+
+TEST(PlanDoorTest, DirectRoundsAreNoGroups) {
+  PlanSpec spec = CrowdedSpec(200);
+  spec.mechanisms = {fb::Mechanism::kDirect};
+  for (PlanSpec::Program& program : spec.programs) {
+    for (fb::Message& message : program.messages) {
+      if (message.round() != 0) continue;
+      message =
+          fb::Message(0, message.peer(), message.copies(), message.kind(), 0, 0,
+                      /*staging_offset=*/0, message.size_bytes());
+    }
+  }
+  EXPECT_EQ(Door(BuildPlan(spec)).message(), "");
+}
+
 TEST(PlanDoorTest, ACopyListOutsideThePlanIsRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) {
               spec.programs[3].messages[1] = RecvFrom(0, 1, 912, 80, 64);

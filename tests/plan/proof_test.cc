@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "plan/dtype.h"
+#include "plan/proof/schedule_proof.h"
 #include "tests/plan/plan_spec.h"
 
 namespace refit {
@@ -643,6 +644,27 @@ TEST(ProofTest, TooManyOperationsInARoundAreNamed) {
   spec.operations_per_round = 0;
   EXPECT_EQ(ViolationOf(spec),
             "rank 0, round 0: more than 0 messages in one round (invariant 5: "
+            "round limits)");
+}
+
+// The door refuses such a plan before; the proof does not rest on it.
+TEST(ProofTest, AGroupInWhichNcclCanHangIsNamedWhateverThePlanAllows) {
+  const auto violation = [](size_t count) {
+    PlanSpec spec = SampleSpec();
+    spec.operations_per_round = 1 << 20;
+    std::vector<fb::Message>& messages = spec.programs[0].messages;
+    while (messages.size() < count + 1) {  // one is of round 1
+      messages.insert(messages.begin(), SendTo(2, 0, 0, 0, 0));
+    }
+    const std::vector<uint8_t> bytes = BuildPlan(spec);
+    const fb::Body& body = *fb::GetPlan(bytes.data())->body_nested_root();
+    proof::Violations violations(body);
+    proof::CheckLimits(body, violations);
+    return violations.empty() ? "" : violations.text();
+  };
+  EXPECT_EQ(violation(32), "");
+  EXPECT_EQ(violation(33),
+            "rank 0, round 0: more than 32 messages in one round (invariant 5: "
             "round limits)");
 }
 

@@ -1,0 +1,22 @@
+// How many NCCL operations one group of one rank may hold, whatever a plan says
+// of itself.
+#ifndef REFIT_PLAN_GROUP_LIMIT_H_
+#define REFIT_PLAN_GROUP_LIMIT_H_
+
+#include <cstdint>
+
+namespace refit {
+
+// NCCL launches a group as one kernel only while its batches fit into 4 KiB of
+// kernel arguments, about 254 of them; each channel of an operation takes one,
+// and a send of 1 MiB or more has eight channels among four ranks. Larger
+// groups are cut into several kernels, on each rank for itself. Where the two
+// ends of a message fall into kernels of different turns, ranks wait for each
+// other for ever. That was seen up to NCCL 2.30.7 in groups of 24,000
+// operations, and no release is known to have mended it. 32 operations stay one
+// kernel.
+inline constexpr uint32_t kGroupOperationsMax = 32;
+
+}  // namespace refit
+
+#endif  // REFIT_PLAN_GROUP_LIMIT_H_
