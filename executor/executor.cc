@@ -1,7 +1,6 @@
 #include "refit/executor.h"
 
 #include <algorithm>
-#include <cassert>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -91,7 +90,11 @@ Executor::~Executor() { Close(); }
 
 absl::StatusOr<std::unique_ptr<Executor>> Executor::Load(
     const PlanFile& plan, const ExecutorOptions& options) {
-  assert(options.device != nullptr && options.transport != nullptr);
+  if (options.device == nullptr || options.transport == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.device == nullptr ? "device" : "transport",
+                     " is null, an executor needs one"));
+  }
   if (options.rank < 0 || options.rank >= plan.world_size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", options.rank, " is not one of the plan's ",
@@ -287,6 +290,12 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
         absl::StrCat("rank ", options_.rank, ": Run while ",
                      std::string(ExecutorStateName(state_))));
   }
+  if (options.addresses.has_value() &&
+      options.addresses->size() != bound_->addresses.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", options_.rank, ": Run was given ", options.addresses->size(),
+        " addresses, Bind ", bound_->addresses.size(), " tensors"));
+  }
   const Deadline deadline = DeadlineAfter(options.timeout);
   if (has_run_ && state_ == ExecutorState::kBound) {
     enqueuer_->Record(stream, deadline);
@@ -320,21 +329,24 @@ absl::Status Executor::Wait() {
         absl::StrCat("rank ", options_.rank, ": Wait while ",
                      std::string(ExecutorStateName(state_))));
   }
-  const absl::Status status = options_.transport->Wait();
+  absl::Status status = options_.transport->Wait();
+  has_run_ |= status.ok();
+  if (status.ok()) {
+    // A device whose timers fail may have failed in other ways.
+    absl::StatusOr<std::vector<RoundMeasurement>> measured =
+        enqueuer_->Measure();
+    status = measured.status();
+    if (measured.ok()) rounds_ = *std::move(measured);
+  }
   state_ = status.ok() ? ExecutorState::kBound : ExecutorState::kTorn;
-  if (!status.ok()) return WithRank(status, options_.rank);
-  has_run_ = true;
-  absl::StatusOr<std::vector<RoundMeasurement>> measured = enqueuer_->Measure();
-  if (!measured.ok()) return WithRank(measured.status(), options_.rank);
-  rounds_ = *std::move(measured);
-  return absl::OkStatus();
+  return WithRank(status, options_.rank);
 }
 
 // That the tensors are where they were, in the memory they were.
 absl::Status Executor::CheckTensors(const RunOptions& options) const {
-  if (!options.addresses.empty() &&
-      !std::equal(options.addresses.begin(), options.addresses.end(),
-                  bound_->addresses.begin(), bound_->addresses.end())) {
+  if (options.addresses.has_value() &&
+      !std::equal(options.addresses->begin(), options.addresses->end(),
+                  bound_->addresses.begin())) {
     return absl::FailedPreconditionError("a tensor moved since Bind");
   }
   if (bound_->memory == nullptr) return absl::OkStatus();

@@ -147,7 +147,10 @@ absl::StatusOr<RunOptions> ToRunOptions(const refit_run_options* given) {
   if (!timeout.ok()) return timeout.status();
   options.timeout = *timeout;
   if (known->addresses != nullptr) {
-    options.addresses = {known->addresses, known->address_count};
+    options.addresses.emplace(known->addresses, known->address_count);
+  } else if (known->address_count != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "addresses is NULL, address_count is ", known->address_count));
   }
   return options;
 }

@@ -111,15 +111,16 @@ class RankExecutor {
   void Run(uintptr_t stream,
            const std::optional<std::vector<uintptr_t>>& addresses,
            double timeout) {
+    RunOptions options = {.timeout = Timeout(timeout)};
     std::vector<const void*> now;
     if (addresses.has_value()) {
       for (const uintptr_t address : *addresses) {
         now.push_back(reinterpret_cast<const void*>(address));
       }
+      options.addresses = now;
     }
     CallInterruptibly([&] {
-      return executor_->Run(reinterpret_cast<Stream>(stream),
-                            {.timeout = Timeout(timeout), .addresses = now});
+      return executor_->Run(reinterpret_cast<Stream>(stream), options);
     });
   }
 

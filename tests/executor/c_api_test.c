@@ -775,6 +775,17 @@ static void* RefitWithMovedTensor(void* argument) {
   return NULL;
 }
 
+/* Nobody else hears of it. */
+static void TestRunArguments(const Rank* rank) {
+  refit_run_options none = {sizeof(none), kTimeoutMs, rank->addresses, 0};
+  ERROR(refit_executor_run(rank->executor, NULL, &none), REFIT_INVALID_ARGUMENT,
+        "rank 0: Run was given 0 addresses, Bind 2 tensors");
+  refit_run_options null = {sizeof(null), kTimeoutMs, NULL, kLayers};
+  ERROR(refit_executor_run(rank->executor, NULL, &null), REFIT_INVALID_ARGUMENT,
+        "addresses is NULL, address_count is 2");
+  EXPECT(refit_executor_state(rank->executor) == REFIT_STATE_BOUND);
+}
+
 static void* RefitWithoutRankZero(void* argument) {
   Rank* rank = argument;
   refit_run_options options = {sizeof(options), 100, NULL, 0};
@@ -796,6 +807,7 @@ static void TestFailures(void) {
   OnAllRanks(ranks, Connect);
   OnAllRanks(ranks, BindWithWrongTensors);
   OnAllRanks(ranks, BindAsLaterCaller);
+  TestRunArguments(&ranks[0]);
   OnAllRanks(ranks, RefitWithMovedTensor);
   FillWeights(ranks);
   OnAllRanks(ranks, Refit);

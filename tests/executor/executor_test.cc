@@ -243,6 +243,41 @@ TEST(ExecutorTest, FailedRefitLeavesAllRanksTornUntilOneSucceeds) {
   EXPECT_EQ(check.Check(world.tensors).wrong_elements, 0);
 }
 
+TEST(ExecutorTest, AddressesOfAnotherNumberAreRefusedOnThatRankAlone) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  World world(plan);
+  world.Bind();
+  const std::vector<const void*> more(world.tensors[0].size() + 1);
+  for (const size_t count : {size_t{0}, more.size()}) {
+    RunOptions options;
+    options.addresses.emplace(more.data(), count);
+    const absl::Status status = world.executor(0).Run(nullptr, options);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(status.message(),
+              "rank 0: Run was given " + std::to_string(count) +
+                  " addresses, Bind " +
+                  std::to_string(world.tensors[0].size()) + " tensors");
+    EXPECT_EQ(world.executor(0).state(), ExecutorState::kBound);
+  }
+  // The others know nothing of it.
+  world.ExpectEveryElementRight(plan);
+}
+
+TEST(ExecutorTest, NullDeviceOrTransportIsRefused) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  LocalFabric fabric(plan.world_size());
+  const auto transport = *fabric.CreateTransport(0);
+  HostDevice device;
+  const auto no_device = Executor::Load(plan, {.transport = transport.get()});
+  EXPECT_EQ(no_device.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(no_device.status().message(),
+            "device is null, an executor needs one");
+  const auto no_transport = Executor::Load(plan, {.device = &device});
+  EXPECT_EQ(no_transport.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(no_transport.status().message(),
+            "transport is null, an executor needs one");
+}
+
 // "Records" by keeping what enqueues, and launches by calling it.
 class RecordingDevice : public HostDevice {
  public:
@@ -293,7 +328,7 @@ class RecordingWorld : public ExecutorWorld {
   RecordingWorld(const PlanFile& plan, ExecutorOptions options,
                  const std::shared_ptr<LocalFabric>& fabric)
       : ExecutorWorld(plan.world_size(), fabric) {
-    options.device = &recording;
+    if (options.device == nullptr) options.device = &recording;
     for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
       AddRank(plan, *fabric->CreateTransport(rank), options);
     }
@@ -482,6 +517,47 @@ TEST(ExecutorTest, RoundsAreMeasuredIfAsked) {
       EXPECT_EQ(received, counters.bytes_received);
     }
   }
+}
+
+// Its timers fail if they are told to.
+class BrokenTimerDevice : public RecordingDevice {
+ public:
+  absl::StatusOr<std::unique_ptr<DeviceTimer>> CreateTimer() override {
+    class Timer : public DeviceTimer {
+     public:
+      explicit Timer(const std::atomic<bool>& fails) : fails_(fails) {}
+      absl::Status Start(Stream) override { return absl::OkStatus(); }
+      absl::Status Stop(Stream) override { return absl::OkStatus(); }
+      absl::StatusOr<double> Seconds() override {
+        if (fails_) return absl::InternalError("the timer is broken");
+        return 1.0;
+      }
+
+     private:
+      const std::atomic<bool>& fails_;
+    };
+    return std::make_unique<Timer>(fails);
+  }
+
+  std::atomic<bool> fails = true;
+};
+
+TEST(ExecutorTest, MeasurementThatFailsLeavesTheRefitTorn) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  BrokenTimerDevice broken;
+  RecordingWorld world(plan, {.device = &broken, .time_rounds = true});
+  world.Bind();
+  for (const absl::Status& status :
+       world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); })) {
+    EXPECT_NE(status.message().find("the timer is broken"), std::string::npos)
+        << status;
+  }
+  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+    EXPECT_EQ(world.executor(rank).state(), ExecutorState::kTorn);
+  }
+  broken.fails = false;
+  world.ExpectEveryElementRight(plan);
+  EXPECT_EQ(world.executor(0).state(), ExecutorState::kBound);
 }
 
 // Knows which range is gone because it is told.

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -78,9 +79,11 @@ struct ExecutorOptions {
 struct RunOptions {
   // For the whole refit.
   std::chrono::nanoseconds timeout = std::chrono::minutes(10);
-  // Where the tensors are now, in the order of Bind; empty: not checked. A
-  // tensor that moved since Bind fails the refit before any byte moves.
-  absl::Span<const void* const> addresses;
+  // Where the tensors are now, one for each tensor of Bind, in its order; none:
+  // not checked. A tensor that moved since Bind fails the refit before any byte
+  // moves. Another number of addresses is kInvalidArgument, which leaves the
+  // state as it was and which the other ranks do not hear of.
+  std::optional<absl::Span<const void* const>> addresses = std::nullopt;
 };
 
 // Bytes of messages, with the alignment gaps of staged ones.
@@ -138,8 +141,8 @@ struct BoundRounds;
 // Thread-compatible.
 class Executor {
  public:
-  // Checks that `options.rank` is a rank of `plan` and of the transport. `plan`
-  // must outlive the executor.
+  // `plan` must outlive the executor. Errors: kInvalidArgument, a null device
+  // or transport, or `options.rank` is not a rank of `plan` and the transport.
   static absl::StatusOr<std::unique_ptr<Executor>> Load(
       const PlanFile& plan, const ExecutorOptions& options);
   ~Executor();

@@ -259,7 +259,7 @@ typedef struct refit_run_options {
   /* Where the tensors are now, in the order of the bind; NULL: not checked. A
    * tensor that moved since fails the refit before any byte moves. */
   const void* const* addresses;
-  size_t address_count;
+  size_t address_count; /* as many as the bind took; 0 where there are none */
 } refit_run_options;
 
 /* Bytes of messages, with the alignment gaps of staged ones. */
@@ -386,7 +386,9 @@ refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
  * called again, after connect if the message asks for it. Errors:
  * REFIT_FAILED_PRECONDITION (a tensor moved, a transport that needs connect, or
  * wrong state, which changes nothing), REFIT_DEADLINE_EXCEEDED, REFIT_ABORTED,
- * REFIT_UNAVAILABLE, REFIT_INTERNAL: with round, operation and peer.
+ * REFIT_UNAVAILABLE, REFIT_INTERNAL: with round, operation and peer;
+ * REFIT_INVALID_ARGUMENT (another number of addresses than the bind took
+ * tensors), which changes nothing.
  *
  * While `stream` is captured the refit becomes part of the graph: whoever
  * replays the graph, on all ranks alike, waits for it, and no timeout holds.
