@@ -1,6 +1,7 @@
 // Devices, and where ranks meet.
 #include <cstring>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "executor/c_api/objects.h"
@@ -49,8 +50,13 @@ refit_status* refit_rendezvous_create_tcp(const char* host, uint16_t port,
     *rendezvous = nullptr;
     status = CheckNotNull({{"host", host}});
     if (!status.ok()) return status;
-    *rendezvous = new refit_rendezvous{
-        {.host = host, .port = port, .rank = rank, .world_size = world_size}};
+    absl::StatusOr<std::string> secret = refit::SecretFromEnvironment();
+    if (!secret.ok()) return secret.status();
+    *rendezvous = new refit_rendezvous{{.host = host,
+                                        .port = port,
+                                        .rank = rank,
+                                        .world_size = world_size,
+                                        .secret = *std::move(secret)}};
     return status;
   });
 }

@@ -4,33 +4,39 @@
 #ifndef REFIT_EXECUTOR_TRANSPORT_CONTROL_FRAME_H_
 #define REFIT_EXECUTOR_TRANSPORT_CONTROL_FRAME_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "executor/payload.h"
 
 namespace refit::control {
 
 // Ranks that meet must speak the same; any change to what follows raises it.
-inline constexpr uint32_t kProtocolVersion = 2;
+inline constexpr uint32_t kProtocolVersion = 3;
 
 // Larger payloads are refused on both sides, so that no size field can make a
 // process run out of memory.
 inline constexpr uint64_t kPayloadBytesMax = uint64_t{256} << 20;
 
+// The same for an end that has not proved to be a member yet.
+inline constexpr uint64_t kStrangerBytesMax = 4096;
+
 // Longer times are cut to this on both sides: sums with it do not overflow.
 inline constexpr uint64_t kRemainingMsMax = uint64_t{1000} * 3600 * 24 * 365;
 
+// Hellos and refusals keep their number and what their payloads begin with in
+// every version, so that ranks of two versions can tell each other.
 enum class FrameType : uint32_t {
   // From a rank.
-  kHello = 1,
+  kHello = 1,         // who it says it is
   kBegin = 2,         // of a step
   kContribution = 3,  // to a collective
   kAbort = 4,
@@ -41,6 +47,10 @@ enum class FrameType : uint32_t {
   kResult = 8,   // of a collective; a list
   kAborted = 9,  // the step, by `rank`; with a status
   kGone = 10,    // a rank; with a status. Nothing follows.
+  // Of the proof of membership (membership.h).
+  kChallenge = 11,  // from the server
+  kProof = 12,      // from a rank
+  kAccepted = 13,   // from the server, with its own proof
 };
 
 struct Frame {
@@ -73,53 +83,40 @@ class FrameReader {
   size_t begin_ = 0;  // of what has not been returned
 };
 
-// Payload fields, in order.
-class PayloadWriter {
- public:
-  PayloadWriter& U32(uint32_t value);
-  PayloadWriter& U64(uint64_t value);
-  PayloadWriter& String(std::string_view value);
-  PayloadWriter& Ranks(absl::Span<const int32_t> ranks);
-  std::string Take() { return std::move(bytes_); }
-
- private:
-  std::string bytes_;
-};
-
-// Reads what a PayloadWriter wrote. Past the end everything is zero or empty
-// and `ok` is false.
-class PayloadReader {
- public:
-  explicit PayloadReader(std::string_view bytes) : bytes_(bytes) {}
-
-  uint32_t U32();
-  uint64_t U64();
-  std::string String();
-  std::vector<int32_t> Ranks();
-  // Everything was there, and nothing is left.
-  bool Complete() const { return ok_ && bytes_.empty(); }
-  bool ok() const { return ok_; }
-
- private:
-  std::string_view Take(uint64_t size);
-
-  std::string_view bytes_;
-  bool ok_ = true;
-};
-
 std::string StatusPayload(const absl::Status& status);
 // The status of a payload; kInternal if it holds none.
 absl::Status PayloadStatus(std::string_view payload);
 
+using Nonce = std::array<char, 32>;
+using Mac = std::array<char, 32>;
+
+// Anybody can say this.
 struct Hello {
   uint32_t version = kProtocolVersion;
   int32_t world_size = 0;
-  uint64_t remaining_ms = 0;  // until the rank's deadline; clocks differ
-  uint64_t nonce = 0;         // of the unique id; 0: of none
-  std::string process;        // names it to people
+  uint64_t id_name = 0;  // of the unique id; 0: of none
+  Nonce nonce = {};      // of this connection
 };
 std::string HelloPayload(const Hello& hello);
 std::optional<Hello> ParseHello(std::string_view payload);
+
+// What counts only once it is proved.
+struct ProofClaims {
+  uint64_t remaining_ms = 0;  // until the rank's deadline; clocks differ
+  std::string process;        // names it to people
+};
+std::string ClaimsPayload(const ProofClaims& claims);
+
+struct Proof {
+  ProofClaims claims;
+  Mac mac = {};
+};
+std::string ProofPayload(const Proof& proof);
+std::optional<Proof> ParseProof(std::string_view payload);
+
+// Of a challenge and of an acceptance: a nonce or a MAC alone.
+std::string BytesPayload(const std::array<char, 32>& bytes);
+std::optional<std::array<char, 32>> ParseBytes(std::string_view payload);
 
 enum class CollectiveKind : uint32_t { kAllGather = 0, kExchange = 1 };
 

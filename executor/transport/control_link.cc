@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "executor/transport/control_server.h"
+#include "executor/transport/membership.h"
 #include "executor/waiting.h"
 
 namespace refit::control {
@@ -79,17 +80,51 @@ absl::StatusOr<Frame> ReceiveFrame(Link& link, Clock::time_point limit) {
 
 absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
                            ControlPlane::Deadline deadline, Link& link) {
-  const Frame hello{
-      .type = FrameType::kHello,
-      .rank = rendezvous.rank,
-      .payload = HelloPayload({.world_size = rendezvous.world_size,
-                               .remaining_ms = RemainingMs(deadline),
-                               .nonce = rendezvous.nonce,
-                               .process = ProcessText()})};
   const Clock::time_point limit = AnswerLimit(deadline);
-  const absl::Status sent = SendAll(link.socket, Encode(hello), limit);
-  if (!sent.ok()) return sent;
-  absl::StatusOr<Frame> answer = ReceiveFrame(link, limit);
+  const auto ask = [&](FrameType type, std::string payload) {
+    const absl::Status sent = SendAll(link.socket,
+                                      Encode({.type = type,
+                                              .rank = rendezvous.rank,
+                                              .payload = std::move(payload)}),
+                                      limit);
+    return sent.ok() ? ReceiveFrame(link, limit) : sent;
+  };
+  const absl::Status off_protocol =
+      absl::UnavailableError("it does not keep to the protocol");
+
+  Transcript transcript = {.rank = rendezvous.rank,
+                           .hello = {.world_size = rendezvous.world_size,
+                                     .id_name = rendezvous.id_name,
+                                     .nonce = NewNonce()},
+                           .claims = {.remaining_ms = RemainingMs(deadline),
+                                      .process = ProcessText()}};
+  absl::StatusOr<Frame> answer =
+      ask(FrameType::kHello, HelloPayload(transcript.hello));
+  if (!answer.ok() || answer->type == FrameType::kRefused) return answer;
+  const std::optional<Nonce> challenge = ParseBytes(answer->payload);
+  if (answer->type != FrameType::kChallenge || !challenge.has_value()) {
+    return off_protocol;
+  }
+  transcript.challenge = *challenge;
+
+  const Membership membership(rendezvous.secret);
+  answer = ask(FrameType::kProof,
+               ProofPayload({transcript.claims,
+                             membership.Prove(End::kRank, transcript)}));
+  if (!answer.ok() || answer->type == FrameType::kRefused) return answer;
+  const std::optional<Mac> mac = ParseBytes(answer->payload);
+  if (answer->type != FrameType::kAccepted || !mac.has_value()) {
+    return off_protocol;
+  }
+  if (!membership.Verify(*mac, End::kRankZero, transcript)) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "connect: who listens at ",
+        AddressText(rendezvous.host, rendezvous.port),
+        " is not rank 0: it does not prove to have the secret of rank ",
+        rendezvous.rank));
+  }
+  link.reader.set_payload_bytes_max(kPayloadBytesMax);
+  answer = ReceiveFrame(link, limit);
   // One that gives up would be missing: it is over for all.
   if (const absl::Status s = InterruptionStatus(); !answer.ok() && !s.ok()) {
     const Frame abort{.type = FrameType::kAbort,
@@ -99,7 +134,7 @@ absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
   }
   if (answer.ok() && answer->type != FrameType::kWelcome &&
       answer->type != FrameType::kRefused) {
-    return absl::UnavailableError("it does not keep to the protocol");
+    return off_protocol;
   }
   return answer;
 }
@@ -113,7 +148,7 @@ absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
                                     ControlPlane::Deadline deadline) {
   const std::string address = absl::StrCat(
       AddressText(rendezvous.host, rendezvous.port),
-      rendezvous.nonce != 0 ? ", where its unique id is from," : "");
+      rendezvous.id_name != 0 ? ", where its unique id is from," : "");
   milliseconds pause = kRetryTimeMin;
   WaitReminder reminder;
   while (true) {
@@ -129,6 +164,7 @@ absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
         return link;
       }
       status = answer.status();
+      if (absl::IsPermissionDenied(status)) return status;
     } else {
       status = socket.status();
     }

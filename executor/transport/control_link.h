@@ -19,10 +19,10 @@ namespace refit::control {
 // either by then does a rank decide alone.
 inline constexpr std::chrono::seconds kAnswerTime{5};
 
-// A connection with the server.
+// A connection with the server, who may be a stranger until they have met.
 struct Link {
   Socket socket;
-  FrameReader reader{kPayloadBytesMax};
+  FrameReader reader{kStrangerBytesMax};
 };
 
 // For the server, whose clock is another. At most kRemainingMsMax.
@@ -38,13 +38,14 @@ absl::Status SendAll(const Socket& socket, std::string_view bytes,
 // Errors: kDeadlineExceeded; kUnavailable, the connection is of no more use.
 absl::StatusOr<Frame> ReceiveFrame(Link& link, Clock::time_point limit);
 
-// Says hello to the server, and returns its answer when all ranks have come, or
-// it is clear that they cannot. Errors: kDeadlineExceeded, kUnavailable;
-// whoever is there is not, or no longer, the server.
+// Proves to the server to be a member, has it prove the same, and returns its
+// last word, when all ranks have come or it is clear that they cannot. Errors:
+// kDeadlineExceeded, kUnavailable; whoever is there is not, or no longer, the
+// server. kPermissionDenied: it does not have the secret.
 absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
                            ControlPlane::Deadline deadline, Link& link);
 
-// OK if the answer to a hello is a welcome, else why the server refuses.
+// OK if the last word is a welcome, else why the server refuses.
 absl::Status Verdict(const Frame& answer);
 
 // Connects with the server and meets the other ranks: tries until it is

@@ -5,12 +5,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "executor/transport/unique_id_listener.h"
 
@@ -20,15 +23,55 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr uint64_t kHelloBytesMax = 4096;
 // A port scanner may connect and say nothing.
-constexpr seconds kHelloTime{10};
+constexpr seconds kProofTime{5};
+// Strangers at a time, beside as many as there are ranks, which may all come at
+// once. One more takes the place of the oldest.
+constexpr uint64_t kStrangersMax = 256;
+// Before those that have come are heard.
+constexpr int kAcceptsPerTurn = 64;
 // For a rank to read its last frames: only one that is stopped needs longer.
 constexpr seconds kCloseTime{5};
 constexpr milliseconds kAcceptPause{100};
 constexpr size_t kReceiveBytes = size_t{64} << 10;
 // From one connection before the others have their turn.
 constexpr int kReceivesPerTurn = 16;
+
+// Rank 0 without a secret lets everybody in, so it says that, but once.
+void SayThatAnybodyMayJoin(const std::string& address) {
+  static std::atomic<bool> said = false;
+  if (said.exchange(true)) return;
+  std::fprintf(stderr,
+               "refit: rank 0 listens at %s and lets in whoever reaches it, "
+               "since neither REFIT_SECRET nor REFIT_SECRET_FILE is set\n",
+               address.c_str());
+}
+
+absl::StatusOr<Socket> ListenForRanks(const TcpRendezvous& rendezvous) {
+  const bool open = rendezvous.secret.empty();
+  absl::StatusOr<Socket> listener =
+      rendezvous.id_name != 0
+          ? UniqueIdListener(rendezvous)
+          : Listen(rendezvous.host, rendezvous.port,
+                   open ? Interfaces::kOfHost : Interfaces::kAll);
+  if (!listener.ok()) {
+    const bool elsewhere =
+        open && absl::StrContains(listener.status().message(),
+                                  std::strerror(EADDRNOTAVAIL));
+    return absl::Status(
+        listener.status().code(),
+        absl::StrCat(
+            "connect: rank 0 cannot listen at port ", rendezvous.port, ": ",
+            listener.status().message(),
+            elsewhere ? absl::StrCat("; \"", rendezvous.host,
+                                     "\" is no address of this host, and only "
+                                     "with a secret (REFIT_SECRET) does rank 0 "
+                                     "listen at others")
+                      : ""));
+  }
+  if (open) SayThatAnybodyMayJoin(BoundText(*listener));
+  return listener;
+}
 
 constexpr char kOffProtocol[] = "it does not keep to the protocol";
 
@@ -46,33 +89,29 @@ std::string ProcessText() {
 
 ControlServer::Connection::Connection(Socket s)
     : socket(std::move(s)),
-      reader(kHelloBytesMax),
-      deadline(Clock::now() + kHelloTime) {}
+      reader(kStrangerBytesMax),
+      deadline(Clock::now() + kProofTime) {}
 
 absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
     const TcpRendezvous& rendezvous, Socket own) {
   // The ranks may be threads of this process, with a descriptor each; others
-  // are for what else the process has open.
+  // are for strangers and for what else the process has open.
   const uint64_t ranks = rendezvous.world_size;
-  absl::Status status = AllowDescriptors(2 * ranks + 256, ranks + 16);
+  absl::Status status =
+      AllowDescriptors(3 * ranks + kStrangersMax + 256, ranks + 16);
   if (!status.ok()) return status;
   Socket listener;
   if (rendezvous.world_size > 1) {
-    absl::StatusOr<Socket> listening =
-        rendezvous.nonce != 0 ? UniqueIdListener(rendezvous)
-                              : Listen(rendezvous.host, rendezvous.port);
-    if (!listening.ok()) {
-      return absl::Status(
-          listening.status().code(),
-          absl::StrCat("connect: rank 0 cannot listen at port ",
-                       rendezvous.port, ": ", listening.status().message()));
-    }
+    absl::StatusOr<Socket> listening = ListenForRanks(rendezvous);
+    if (!listening.ok()) return listening.status();
     listener = *std::move(listening);
   }
   std::unique_ptr<ControlServer> server(
       new ControlServer(rendezvous, std::move(listener)));
   server->connections_.push_back(std::make_unique<Connection>(std::move(own)));
   server->own_ = server->connections_.front().get();
+  // No stranger, though it proves itself as one does; its time is rank 0's.
+  server->connections_.front()->deadline = Clock::time_point::max();
   try {
     server->thread_ = std::thread(&ControlServer::Run, server.get());
   } catch (const std::system_error& error) {
@@ -84,7 +123,8 @@ absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
 
 ControlServer::ControlServer(const TcpRendezvous& rendezvous, Socket listener)
     : world_size_(rendezvous.world_size),
-      nonce_(rendezvous.nonce),
+      id_name_(rendezvous.id_name),
+      membership_(rendezvous.secret),
       listener_(std::move(listener)),
       by_rank_(world_size_),
       processes_(world_size_),
@@ -96,6 +136,12 @@ ControlServer::ControlServer(const TcpRendezvous& rendezvous, Socket listener)
              }),
       receive_buffer_(kReceiveBytes) {
   processes_[0] = ProcessText();
+  // A host may know its own name by another address than the others do.
+  if (listener_.fd() >= 0 && rendezvous.secret.empty() &&
+      !NamesLoopback(rendezvous.host)) {
+    trouble_ = absl::StrCat("rank 0 listens at ", BoundText(listener_),
+                            " alone, having no secret");
+  }
 }
 
 ControlServer::~ControlServer() {
@@ -134,22 +180,49 @@ void ControlServer::Poll() {
   for (size_t i = 0; i < count; ++i) {
     if ((polled[i].revents & ~POLLOUT) != 0) Receive(*connections_[i]);
   }
-  if (polled.size() > count && polled.back().revents != 0) AcceptAll();
+  if (polled.size() > count && polled.back().revents != 0) AcceptSome();
 }
 
-void ControlServer::AcceptAll() {
-  while (listener_.fd() >= 0) {
+void ControlServer::AcceptSome() {
+  for (int i = 0; i < kAcceptsPerTurn && listener_.fd() >= 0; ++i) {
     absl::StatusOr<Socket> socket = Accept(listener_);
     if (socket.ok()) {
+      const auto strangers =
+          std::count_if(connections_.begin(), connections_.end(),
+                        [](const auto& c) { return c->rank < 0 && !c->over; });
+      if (static_cast<uint64_t>(strangers) >= kStrangersMax + world_size_) {
+        EvictStranger();
+      }
       connections_.push_back(std::make_unique<Connection>(*std::move(socket)));
       continue;
     }
-    if (absl::IsResourceExhausted(socket.status())) {
-      trouble_ = std::string(socket.status().message());
-      accept_again_ = Clock::now() + kAcceptPause;
-    }
+    if (!absl::IsResourceExhausted(socket.status())) return;
+    // A stranger's descriptor serves whoever comes next.
+    if (EvictStranger()) continue;
+    trouble_ = std::string(socket.status().message());
+    accept_again_ = Clock::now() + kAcceptPause;
     return;
   }
+}
+
+// Closes the oldest of those that have not said hello, else of all strangers: a
+// rank says hello at once, and comes again if it is the one. False: there is
+// none.
+bool ControlServer::EvictStranger() {
+  Connection* oldest = nullptr;
+  for (const auto& connection : connections_) {
+    if (connection->rank >= 0 || connection->over || connection.get() == own_) {
+      continue;
+    }
+    if (oldest == nullptr) oldest = connection.get();
+    if (connection->transcript.has_value()) continue;
+    oldest = connection.get();
+    break;
+  }
+  if (oldest == nullptr) return false;
+  oldest->over = true;
+  oldest->socket.Close();
+  return true;
 }
 
 void ControlServer::Receive(Connection& connection) {
@@ -181,7 +254,10 @@ void ControlServer::HandleAll(Connection& connection) {
 
 // Returns false if the sender does not keep to the protocol.
 bool ControlServer::Handle(Connection& connection, Frame& frame) {
-  if (connection.rank < 0) return HandleHello(connection, frame);
+  if (connection.rank < 0) {
+    return connection.transcript.has_value() ? HandleProof(connection, frame)
+                                             : HandleHello(connection, frame);
+  }
   if (frame.type == FrameType::kGoodbye) {
     HandleGoodbye(connection);
     return true;
@@ -217,26 +293,56 @@ bool ControlServer::HandleInStep(Connection& connection, Frame& frame) {
     case FrameType::kResult:
     case FrameType::kAborted:
     case FrameType::kGone:
+    case FrameType::kChallenge:
+    case FrameType::kProof:
+    case FrameType::kAccepted:
       return false;
   }
   return false;
 }
 
+// Nothing that a stranger says here counts before it is proved.
 bool ControlServer::HandleHello(Connection& connection, const Frame& frame) {
   if (frame.type != FrameType::kHello) return false;
   const std::optional<Hello> hello = ParseHello(frame.payload);
   if (!hello.has_value()) return false;
-  const absl::Status status = CheckHello(connection, frame.rank, *hello);
+  const absl::Status status = CheckHello(frame.rank, *hello);
   if (!status.ok()) {
-    trouble_ = std::string(status.message());
     Refuse(connection, status);
     return true;
   }
-  connection.rank = frame.rank;
-  connection.deadline = Clock::now() + milliseconds(hello->remaining_ms);
+  connection.transcript = Transcript{.rank = frame.rank,
+                                     .hello = *hello,
+                                     .challenge = NewNonce(),
+                                     .claims = {}};
+  Send(connection,
+       Shared({.type = FrameType::kChallenge,
+               .payload = BytesPayload(connection.transcript->challenge)}));
+  return true;
+}
+
+bool ControlServer::HandleProof(Connection& connection, const Frame& frame) {
+  if (frame.type != FrameType::kProof) return false;
+  const std::optional<Proof> proof = ParseProof(frame.payload);
+  if (!proof.has_value()) return false;
+  connection.transcript->claims = proof->claims;
+  const absl::Status status = CheckProof(connection, *proof);
+  if (!status.ok()) {
+    Refuse(connection, status);
+    return true;
+  }
+  const Transcript transcript = *std::exchange(connection.transcript, {});
+  const int32_t rank = transcript.rank;
+  connection.rank = rank;
+  connection.deadline =
+      Clock::now() +
+      milliseconds(std::min(proof->claims.remaining_ms, kRemainingMsMax));
   connection.reader.set_payload_bytes_max(kPayloadBytesMax);
-  by_rank_[frame.rank] = &connection;
-  processes_[frame.rank] = hello->process;
+  by_rank_[rank] = &connection;
+  processes_[rank] = proof->claims.process;
+  Send(connection, Shared({.type = FrameType::kAccepted,
+                           .payload = BytesPayload(membership_.Prove(
+                               End::kRankZero, transcript))}));
   if (std::count(by_rank_.begin(), by_rank_.end(), nullptr) == 0) {
     phase_ = Phase::kMet;
     SendToAll({.type = FrameType::kWelcome});
@@ -244,14 +350,13 @@ bool ControlServer::HandleHello(Connection& connection, const Frame& frame) {
   return true;
 }
 
-absl::Status ControlServer::CheckHello(const Connection& connection,
-                                       int32_t rank, const Hello& hello) const {
+absl::Status ControlServer::CheckHello(int32_t rank, const Hello& hello) const {
   if (hello.version != kProtocolVersion) {
     return absl::FailedPreconditionError(
         absl::StrCat("version of the control plane differs: ", kProtocolVersion,
                      " on rank 0, ", hello.version, " on rank ", rank));
   }
-  if (hello.nonce != nonce_) {
+  if (hello.id_name != id_name_) {
     return absl::InvalidArgumentError(absl::StrCat(
         "unique id differs: rank ", rank, " has another than rank 0, or none"));
   }
@@ -264,13 +369,25 @@ absl::Status ControlServer::CheckHello(const Connection& connection,
     return absl::InvalidArgumentError(absl::StrCat(
         "rank ", rank, " is not one of the ", world_size_, " ranks"));
   }
+  return absl::OkStatus();
+}
+
+absl::Status ControlServer::CheckProof(const Connection& connection,
+                                       const Proof& proof) const {
+  const int32_t rank = connection.transcript->rank;
+  if (!membership_.Verify(proof.mac, End::kRank, *connection.transcript)) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "secret differs: rank ", rank,
+        " has another than rank 0, or one of them has none (REFIT_SECRET, "
+        "REFIT_SECRET_FILE)"));
+  }
   const bool taken =
       rank == 0 ? &connection != own_
                 : phase_ != Phase::kMeeting || by_rank_[rank] != nullptr;
   if (taken) {
-    return absl::AlreadyExistsError(absl::StrCat("two processes are rank ",
-                                                 rank, ": ", processes_[rank],
-                                                 " and ", hello.process));
+    return absl::AlreadyExistsError(
+        absl::StrCat("two processes are rank ", rank, ": ", processes_[rank],
+                     " and ", proof.claims.process));
   }
   return absl::OkStatus();
 }
@@ -381,6 +498,7 @@ void ControlServer::Flush(Connection& connection) {
 }
 
 void ControlServer::Refuse(Connection& connection, const absl::Status& status) {
+  if (phase_ == Phase::kMeeting) trouble_ = std::string(status.message());
   Send(connection,
        Shared({.type = FrameType::kRefused, .payload = StatusPayload(status)}));
   CloseWhenSent(connection);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "executor/transport/collective_steps.h"
 #include "executor/transport/control_frame.h"
+#include "executor/transport/membership.h"
 #include "executor/transport/tcp_socket.h"
 #include "executor/waiting.h"
 #include "refit/control_plane.h"
@@ -41,6 +43,7 @@ class ControlServer {
     kClosing,  // sends what it has, and reads only to see the ends close
   };
 
+  // A stranger until it has proved to be a rank.
   struct Connection {
     explicit Connection(Socket s);
 
@@ -48,9 +51,11 @@ class ControlServer {
     FrameReader reader;
     std::deque<SharedBytes> out;
     size_t out_offset = 0;  // of the first
-    int32_t rank = -1;      // -1: it has not said
-    // For the stranger to say who it is, for the meeting to be complete, or for
-    // a connection that closes to be closed.
+    int32_t rank = -1;      // -1: it has not proved which
+    // From its hello on, until it is accepted or refused.
+    std::optional<Transcript> transcript;
+    // For the stranger to prove who it is, for the meeting to be complete, or
+    // for a connection that closes to be closed.
     Clock::time_point deadline;
     bool closing = false;    // after `out` is sent
     bool shut_down = false;  // ours is closed, theirs not yet
@@ -61,14 +66,17 @@ class ControlServer {
 
   void Run();
   void Poll();
-  void AcceptAll();
+  void AcceptSome();
+  bool EvictStranger();
   void Receive(Connection& connection);
   void HandleAll(Connection& connection);
   bool Handle(Connection& connection, Frame& frame);
   bool HandleInStep(Connection& connection, Frame& frame);
   bool HandleHello(Connection& connection, const Frame& frame);
-  absl::Status CheckHello(const Connection& connection, int32_t rank,
-                          const Hello& hello) const;
+  bool HandleProof(Connection& connection, const Frame& frame);
+  absl::Status CheckHello(int32_t rank, const Hello& hello) const;
+  absl::Status CheckProof(const Connection& connection,
+                          const Proof& proof) const;
   void HandleGoodbye(Connection& connection);
   void Expire(Clock::time_point now);
   absl::Status MissingStatus() const;
@@ -88,7 +96,8 @@ class ControlServer {
   void Close();
 
   const int32_t world_size_;
-  const uint64_t nonce_;
+  const uint64_t id_name_;
+  const Membership membership_;
   Socket listener_;
   Clock::time_point accept_again_;  // after descriptors had run out
   Phase phase_ = Phase::kMeeting;

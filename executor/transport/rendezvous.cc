@@ -1,13 +1,22 @@
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <optional>
 #include <string_view>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "executor/file_descriptor.h"
+#include "executor/token.h"
 #include "executor/transport/tcp_socket.h"
 #include "refit/control_plane.h"
 
@@ -27,6 +36,11 @@ constexpr const char* kLocalRank[] = {
     "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"};
 // A step may run on a part of its job's hosts, so its list comes first.
 constexpr const char* kHostList[] = {"SLURM_STEP_NODELIST", "SLURM_NODELIST"};
+
+constexpr char kSecret[] = "REFIT_SECRET";
+constexpr char kSecretFile[] = "REFIT_SECRET_FILE";
+constexpr size_t kSecretBytesMin = 16;
+constexpr size_t kSecretFileBytesMax = 4096;
 
 struct Variable {
   const char* name;
@@ -119,6 +133,30 @@ absl::StatusOr<uint16_t> Port() {
   return taken ? *port + 1 : *port;
 }
 
+absl::StatusOr<std::string> ReadSecret(const Variable& file) {
+  const auto unusable = [&](const std::string& why) {
+    return absl::StrCat(file.name, " is \"", file.value, "\", ", why);
+  };
+  const FileDescriptor open_file(
+      open(file.value.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  std::string secret(kSecretFileBytesMax + 1, '\0');
+  const ssize_t size = open_file.fd() < 0
+                           ? -1
+                           : read(open_file.fd(), secret.data(), secret.size());
+  if (size < 0) {
+    return absl::InvalidArgumentError(
+        unusable(absl::StrCat("which cannot be read: ", std::strerror(errno))));
+  }
+  if (static_cast<size_t>(size) > kSecretFileBytesMax) {
+    return absl::InvalidArgumentError(
+        unusable(absl::StrCat("which has more than the ", kSecretFileBytesMax,
+                              " bytes of a secret")));
+  }
+  secret.resize(static_cast<size_t>(size));
+  absl::StripTrailingAsciiWhitespace(&secret);
+  return secret;
+}
+
 }  // namespace
 
 absl::StatusOr<TcpRendezvous> RendezvousFromEnvironment() {
@@ -132,7 +170,49 @@ absl::StatusOr<TcpRendezvous> RendezvousFromEnvironment() {
   if (!host.ok()) return host.status();
   const absl::StatusOr<uint16_t> port = Port();
   if (!port.ok()) return port.status();
-  return TcpRendezvous{*host, *port, *rank, *world_size};
+  absl::StatusOr<std::string> secret = SecretFromEnvironment();
+  if (!secret.ok()) return secret.status();
+  return TcpRendezvous{.host = *host,
+                       .port = *port,
+                       .rank = *rank,
+                       .world_size = *world_size,
+                       .secret = *std::move(secret)};
+}
+
+absl::StatusOr<std::string> SecretFromEnvironment() {
+  const auto given = Find({kSecret});
+  const auto file = Find({kSecretFile});
+  if (given.has_value() && file.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        kSecret, " and ", kSecretFile, " are both set, one of them suffices"));
+  }
+  std::string secret;
+  if (given.has_value()) secret = given->value;
+  if (file.has_value()) {
+    absl::StatusOr<std::string> read = ReadSecret(*file);
+    if (!read.ok()) return read.status();
+    secret = *std::move(read);
+  }
+  if ((given.has_value() || file.has_value()) && secret.empty()) {
+    return absl::InvalidArgumentError(
+        given.has_value()
+            ? absl::StrCat(kSecret,
+                           " is empty, it should be a secret of 16 "
+                           "bytes or more")
+            : absl::StrCat(kSecretFile, " is \"", file->value,
+                           "\", which is empty; it should hold a secret of 16 "
+                           "bytes or more"));
+  }
+  static std::atomic<bool> said = false;
+  if (!secret.empty() && secret.size() < kSecretBytesMin &&
+      !said.exchange(true)) {
+    std::fprintf(stderr,
+                 "refit: %s has %zu bytes; a secret of fewer than %zu random "
+                 "bytes can be guessed\n",
+                 given.has_value() ? kSecret : kSecretFile, secret.size(),
+                 kSecretBytesMin);
+  }
+  return secret;
 }
 
 absl::StatusOr<int32_t> LocalRankFromEnvironment() {
@@ -153,7 +233,8 @@ absl::StatusOr<TcpRendezvous> LoopbackRendezvous(int32_t world_size) {
   return TcpRendezvous{.host = "127.0.0.1",
                        .port = ntohs(address.sin_port),
                        .rank = 0,
-                       .world_size = world_size};
+                       .world_size = world_size,
+                       .secret = std::string(TokenBytes(NewToken()))};
 }
 
 }  // namespace refit

@@ -12,6 +12,7 @@
 #include "executor/transport/control_frame.h"
 #include "executor/transport/control_link.h"
 #include "executor/transport/control_server.h"
+#include "executor/transport/membership.h"
 #include "executor/transport/tcp_socket.h"
 #include "executor/waiting.h"
 #include "refit/control_plane.h"
@@ -31,7 +32,7 @@ constexpr seconds kGoodbyeTime{2};
 
 absl::StatusOr<std::vector<std::string>> ParseResult(std::string_view payload,
                                                      size_t count) {
-  control::PayloadReader reader(payload);
+  PayloadReader reader(payload);
   std::vector<std::string> result;
   if (reader.U64() == count) {
     result.reserve(count);
@@ -52,6 +53,7 @@ class TcpControlPlane : public ControlPlane {
                   std::unique_ptr<control::ControlServer> server, Link link)
       : rank_(rendezvous.rank),
         world_size_(rendezvous.world_size),
+        secret_(rendezvous.secret),
         server_(std::move(server)),
         link_(std::move(link)) {}
   ~TcpControlPlane() override;
@@ -70,6 +72,10 @@ class TcpControlPlane : public ControlPlane {
   void Abort(const absl::Status& status) override;
   void OnAbort(
       std::function<void(uint64_t, const absl::Status&)> callback) override;
+  std::string SharedKey(std::string_view purpose) const override {
+    if (secret_.empty()) return "";
+    return control::Membership(secret_).KeyFor(purpose);
+  }
 
  private:
   absl::StatusOr<std::string> Collect(CollectiveKind kind,
@@ -94,6 +100,7 @@ class TcpControlPlane : public ControlPlane {
 
   const int32_t rank_;
   const int32_t world_size_;
+  const std::string secret_;
   const std::unique_ptr<control::ControlServer> server_;  // on rank 0
   Link link_;  // its reader is the reading thread's
 
@@ -336,6 +343,9 @@ bool TcpControlPlane::Dispatch(Frame& frame) {
     case FrameType::kAbort:
     case FrameType::kWelcome:
     case FrameType::kRefused:
+    case FrameType::kChallenge:
+    case FrameType::kProof:
+    case FrameType::kAccepted:
       break;
   }
   SetLost(

@@ -76,12 +76,6 @@ Socket NewSocket(int family) {
       ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
-bool NamesLoopback(const std::string& host) {
-  return host == "localhost" || host == "::1" ||
-         (absl::StartsWith(host, "127.") &&
-          inet_addr(host.c_str()) != INADDR_NONE);
-}
-
 absl::StatusOr<Socket> ListenAt(const sockaddr* address, socklen_t size) {
   Socket socket = NewSocket(address->sa_family);
   if (socket.fd() < 0) return ErrnoStatus("socket");
@@ -153,8 +147,31 @@ std::string AddressText(const std::string& host, uint16_t port) {
   return absl::StrCat(ipv6 ? "[" : "", host, ipv6 ? "]:" : ":", port);
 }
 
-absl::StatusOr<Socket> Listen(const std::string& host, uint16_t port) {
-  if (!NamesLoopback(host)) return ListenOnAllInterfaces(port);
+bool NamesLoopback(const std::string& host) {
+  return host == "localhost" || host == "::1" ||
+         (absl::StartsWith(host, "127.") &&
+          inet_addr(host.c_str()) != INADDR_NONE);
+}
+
+std::string BoundText(const Socket& socket) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  char host[INET6_ADDRSTRLEN] = "", port[8] = "";
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  if (getsockname(socket.fd(), any, &size) != 0 ||
+      getnameinfo(any, size, host, sizeof(host), port, sizeof(port),
+                  NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return "an unknown address";
+  }
+  const bool ipv6 = absl::StrContains(host, ':');
+  return absl::StrCat(ipv6 ? "[" : "", host, ipv6 ? "]:" : ":", port);
+}
+
+absl::StatusOr<Socket> Listen(const std::string& host, uint16_t port,
+                              Interfaces interfaces) {
+  if (interfaces == Interfaces::kAll && !NamesLoopback(host)) {
+    return ListenOnAllInterfaces(port);
+  }
   const absl::StatusOr<Addresses> addresses = Resolve(host, port);
   if (!addresses.ok()) return addresses.status();
   absl::StatusOr<Socket> socket;

@@ -22,11 +22,24 @@ using Socket = FileDescriptor;
 // "host:port", as one would write it in a URL.
 std::string AddressText(const std::string& host, uint16_t port);
 
-// Listens at `port`: of the loopback interface if `host` names it, so that no
-// one else can reach it, otherwise of all interfaces, since a host's name need
-// not resolve on the host itself to what it does elsewhere. Error:
-// kUnavailable.
-absl::StatusOr<Socket> Listen(const std::string& host, uint16_t port);
+// Whether `host` is this one's name for itself, which no other host reaches.
+bool NamesLoopback(const std::string& host);
+
+enum class Interfaces : uint8_t {
+  // All of them, since a host's name need not resolve on the host itself to
+  // what it does elsewhere; but the loopback interface alone if that is named.
+  kAll,
+  // Those that have the host's address.
+  kOfHost,
+};
+
+// Listens at `port`, where `host` is this one. Errors: kUnavailable;
+// kInvalidArgument, `host` has no address.
+absl::StatusOr<Socket> Listen(const std::string& host, uint16_t port,
+                              Interfaces interfaces);
+
+// Where a socket is bound: "10.0.0.7:29500".
+std::string BoundText(const Socket& socket);
 
 // The next connection. Errors: kUnavailable, there is none; kResourceExhausted,
 // this process can have no more for now.

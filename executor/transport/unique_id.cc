@@ -4,7 +4,6 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -21,8 +20,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "executor/transport/control_frame.h"
+#include "executor/payload.h"
+#include "executor/token.h"
 #include "executor/transport/control_server.h"
+#include "executor/transport/membership.h"
 #include "executor/transport/tcp_socket.h"
 #include "executor/transport/unique_id_listener.h"
 #include "plan/plan_file.h"
@@ -30,18 +31,17 @@
 namespace refit {
 namespace {
 
-using control::PayloadReader;
-using control::PayloadWriter;
 using control::Socket;
 
-// An id is this, a checksum of what follows, {nonce, port, host}, and zeros.
-constexpr std::string_view kMagic = "REFITID1";
+// An id is this, a checksum of what follows, {secret, port, length of the
+// host's name, host}, and zeros.
+constexpr std::string_view kMagic = "REFITID2";
 constexpr size_t kChecksumBytes = sizeof(uint64_t);
 constexpr size_t kPlaceBytes =
     sizeof(UniqueId::bytes) - kMagic.size() - kChecksumBytes;
-// Less its length and the numbers before it.
+// What is left for it.
 constexpr size_t kHostBytesMax =
-    kPlaceBytes - 2 * sizeof(uint64_t) - sizeof(uint32_t);
+    kPlaceBytes - sizeof(Token) - sizeof(uint16_t) - sizeof(uint8_t);
 
 // Interfaces whose addresses serve containers of the host itself.
 constexpr std::string_view kInnerInterfaces[] = {"docker", "veth", "virbr",
@@ -61,13 +61,13 @@ constexpr size_t kListenersMax = 64;
 // meeting has taken it, or too many others came after it.
 struct Created {
   std::mutex mutex;
-  std::map<uint64_t, Socket> listeners;  // by nonce
-  std::deque<uint64_t> listening;        // nonces, oldest first
+  std::map<uint64_t, Socket> listeners;  // by the id's name
+  std::deque<uint64_t> listening;        // names, oldest first
 
-  void Add(uint64_t nonce, Socket listener) {
+  void Add(uint64_t name, Socket listener) {
     std::lock_guard lock(mutex);
-    listeners[nonce] = std::move(listener);
-    listening.push_back(nonce);
+    listeners[name] = std::move(listener);
+    listening.push_back(name);
     if (listening.size() <= kListenersMax) return;
     listeners[listening.front()].Close();
     listening.pop_front();
@@ -148,21 +148,25 @@ absl::StatusOr<UniqueId> CreateUniqueId() {
         absl::StrCat("REFIT_HOST has ", host.size(), " characters, it should ",
                      "have ", kHostBytesMax, " at most"));
   }
-  absl::StatusOr<Socket> listener = control::Listen(host, 0);
+  absl::StatusOr<Socket> listener =
+      control::Listen(host, 0, control::Interfaces::kAll);
   if (!listener.ok()) return listener.status();
   const absl::StatusOr<uint16_t> port = PortOf(*listener);
   if (!port.ok()) return port.status();
-  uint64_t nonce = 0;
-  if (getrandom(&nonce, sizeof(nonce), 0) != sizeof(nonce) || nonce == 0) {
-    return absl::UnavailableError("the system gives no random number");
-  }
-  std::string place = PayloadWriter().U64(nonce).U32(*port).String(host).Take();
+  const Token secret = NewToken();
+  std::string place = PayloadWriter()
+                          .Bytes(TokenBytes(secret))
+                          .U16(*port)
+                          .U8(static_cast<uint8_t>(host.size()))
+                          .Bytes(host)
+                          .Take();
   place.resize(kPlaceBytes);
   const std::string bytes = absl::StrCat(
       std::string(kMagic), PayloadWriter().U64(Checksum(place)).Take(), place);
   UniqueId id;
   std::copy(bytes.begin(), bytes.end(), id.bytes.begin());
-  TheCreated().Add(nonce, *std::move(listener));
+  TheCreated().Add(control::PublicName(TokenBytes(secret)),
+                   *std::move(listener));
   return id;
 }
 
@@ -183,9 +187,10 @@ absl::StatusOr<TcpRendezvous> RendezvousFromUniqueId(const UniqueId& id,
   TcpRendezvous rendezvous;
   rendezvous.rank = rank;
   rendezvous.world_size = world_size;
-  rendezvous.nonce = place.U64();
-  rendezvous.port = static_cast<uint16_t>(place.U32());
-  rendezvous.host = place.String();
+  rendezvous.secret = std::string(place.Bytes(sizeof(Token)));
+  rendezvous.port = place.U16();
+  rendezvous.host = std::string(place.Bytes(place.U8()));
+  rendezvous.id_name = control::PublicName(rendezvous.secret);
   if (!place.ok() || Checksum(bytes) != checksum) {
     return absl::InvalidArgumentError(
         "a unique id of Refit that was damaged: all 128 bytes must reach "
@@ -199,16 +204,16 @@ namespace control {
 absl::StatusOr<Socket> UniqueIdListener(const TcpRendezvous& rendezvous) {
   Created& created = TheCreated();
   std::lock_guard lock(created.mutex);
-  const auto found = created.listeners.find(rendezvous.nonce);
+  const auto found = created.listeners.find(rendezvous.id_name);
   if (found == created.listeners.end()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "the unique id of ", AddressText(rendezvous.host, rendezvous.port),
         " was not created in this process (", ProcessText(),
         "): rank 0 must be where it was"));
   }
-  std::erase(created.listening, rendezvous.nonce);
+  std::erase(created.listening, rendezvous.id_name);
   if (found->second.fd() >= 0) return std::move(found->second);
-  return Listen(rendezvous.host, rendezvous.port);
+  return Listen(rendezvous.host, rendezvous.port, Interfaces::kAll);
 }
 
 }  // namespace control

@@ -13,17 +13,23 @@ __all__ = ["Rendezvous", "from_environment", "from_process_group", "from_store",
 
 
 def from_environment() -> Rendezvous:
-    """From RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them, or Open MPI's or SLURM's variables."""
+    """From RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them, or Open MPI's or SLURM's variables.
+
+    Ranks are let in by the secret of REFIT_SECRET or REFIT_SECRET_FILE; without one, whoever reaches rank 0 is.
+    """
     return Rendezvous.from_environment()
 
 
 def tcp(host: str, port: int, rank: int, world_size: int) -> Rendezvous:
-    """At a port of rank 0's host that nobody listens at."""
+    """At a port of rank 0's host that nobody listens at. The secret is `from_environment`'s."""
     return Rendezvous.tcp(host, port, rank, world_size)
 
 
 def unique_id() -> bytes:
-    """128 bytes to hand to all ranks, as NCCL's unique ids are. Call it in the process that is to be rank 0."""
+    """128 bytes to hand to all ranks, as NCCL's unique ids are. Call it in the process that is to be rank 0.
+
+    It holds the secret that lets ranks in: only they should be able to read it.
+    """
     return _core.unique_id()
 
 

@@ -238,7 +238,8 @@ void BindExecutor(nb::module_& module) {
             return TcpRendezvous{.host = host,
                                  .port = port,
                                  .rank = rank,
-                                 .world_size = world_size};
+                                 .world_size = world_size,
+                                 .secret = Check(SecretFromEnvironment())};
           },
           nb::arg("host"), nb::arg("port"), nb::arg("rank"),
           nb::arg("world_size"))

@@ -55,6 +55,26 @@ TEST(FrameReaderTest, RefusesWhatExceedsItsLimit) {
             "a payload of 4 bytes exceeds the limit of 3");
 }
 
+TEST(PayloadStatusTest, CodeOfAnotherVersionIsUnknown) {
+  EXPECT_EQ(PayloadStatus(PayloadWriter().U32(17).String("?").Take()),
+            absl::UnknownError("?"));
+  EXPECT_EQ(PayloadStatus(StatusPayload(absl::UnauthenticatedError("!"))),
+            absl::UnauthenticatedError("!"));
+}
+
+TEST(PayloadReaderTest, BoolIsZeroOrOne) {
+  PayloadReader reader(std::string_view("\x01\x02", 2));
+  EXPECT_TRUE(reader.Bool());
+  EXPECT_FALSE(reader.Bool());
+  EXPECT_FALSE(reader.ok());
+}
+
+TEST(PayloadReaderTest, CountIsAtMostWhatFollows) {
+  const std::string bytes = PayloadWriter().U64(2).U32(7).U32(8).Take();
+  EXPECT_EQ(PayloadReader(bytes).Ranks(), std::vector<int32_t>({7, 8}));
+  EXPECT_EQ(PayloadReader(bytes).Count(5), 0u);
+}
+
 TEST(PayloadReaderTest, EndsAtTheEnd) {
   PayloadReader reader(std::string_view("\x05\0\0\0\0\0\0\0abc", 11));
   EXPECT_EQ(reader.String(), "");

@@ -1,7 +1,5 @@
 // How ranks meet, and whom else they may meet.
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/socket.h>
 
 #include <atomic>
 #include <chrono>
@@ -17,6 +15,7 @@
 #include "executor/transport/tcp_socket.h"
 #include "refit/control_plane.h"
 #include "tests/executor/control_plane_fixture.h"
+#include "tests/executor/stranger.h"
 
 namespace refit {
 namespace {
@@ -25,31 +24,6 @@ using control::Encode;
 using control::FrameType;
 
 using ControlMeetingTest = ControlPlaneTest;
-
-// Whether the other end has closed or reset the connection.
-bool IsDropped(const control::Socket& socket) {
-  char byte;
-  while (control::Await(socket, POLLIN, Ample())) {
-    const ssize_t received = recv(socket.fd(), &byte, 1, 0);
-    if (received == 0 || (received < 0 && errno != EAGAIN)) return true;
-  }
-  return false;
-}
-
-// Connects when someone listens.
-control::Socket ConnectAsStranger(uint16_t port) {
-  const Deadline deadline = Ample();
-  absl::StatusOr<control::Socket> socket;
-  do {
-    socket = control::Connect("127.0.0.1", port, deadline);
-  } while (!socket.ok() && std::chrono::steady_clock::now() < deadline);
-  return *std::move(socket);
-}
-
-void SendText(const control::Socket& socket, const std::string& text) {
-  EXPECT_EQ(send(socket.fd(), text.data(), text.size(), MSG_NOSIGNAL),
-            static_cast<ssize_t>(text.size()));
-}
 
 TEST_F(ControlMeetingTest, GarbageDoesNotDisturb) {
   const std::string oversized =
@@ -78,16 +52,12 @@ TEST_F(ControlMeetingTest, GarbageDoesNotDisturb) {
   }
 }
 
-// Speaks the protocol by hand.
+// Joins by hand, as far as it goes without the other ranks.
 control::Socket MeetByHand(uint16_t port, int32_t rank, int32_t world_size) {
-  control::Socket socket = ConnectAsStranger(port);
-  SendText(socket,
-           Encode({.type = FrameType::kHello,
-                   .rank = rank,
-                   .payload = control::HelloPayload({.world_size = world_size,
-                                                     .remaining_ms = 60'000,
-                                                     .process = "by hand"})}));
-  return socket;
+  TalkingStranger stranger(port);
+  EXPECT_EQ(stranger.Prove({"127.0.0.1", port, rank, world_size}),
+            FrameType::kAccepted);
+  return stranger.TakeSocket();
 }
 
 TEST_F(ControlMeetingTest, RankThatDoesNotReadBlocksNobody) {
@@ -176,7 +146,8 @@ TEST_F(ControlMeetingTest, SaysWhereNobodyListens) {
 }
 
 TEST_F(ControlMeetingTest, SaysThatThePortIsTaken) {
-  const auto listener = control::Listen("127.0.0.1", port_);
+  const auto listener =
+      control::Listen("127.0.0.1", port_, control::Interfaces::kAll);
   ASSERT_TRUE(listener.ok());
   ExpectStatus(Connect(0, 2).status(), absl::StatusCode::kUnavailable,
                "connect: rank 0 cannot listen at port " +

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <map>
 #include <string>
 
@@ -17,9 +18,10 @@ class RendezvousTest : public testing::Test {
   void SetUp() override {
     for (const char* name :
          {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
-          "REFIT_PORT", "TORCHELASTIC_USE_AGENT_STORE", "SLURM_PROCID",
-          "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_NODELIST",
-          "SLURM_NODELIST", "SLURM_LAUNCH_NODE_IPADDR", "OMPI_COMM_WORLD_RANK",
+          "REFIT_PORT", "REFIT_SECRET", "REFIT_SECRET_FILE",
+          "TORCHELASTIC_USE_AGENT_STORE", "SLURM_PROCID", "SLURM_NTASKS",
+          "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_NODELIST",
+          "SLURM_LAUNCH_NODE_IPADDR", "OMPI_COMM_WORLD_RANK",
           "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"}) {
       unsetenv(name);
     }
@@ -148,6 +150,49 @@ TEST_F(RendezvousTest, NamesTheLaunchersOwnVariable) {
             "\"gpu[07-09,12]\"");
   EXPECT_EQ(Found({{"SLURM_PROCID", "2"}}),
             "SLURM_PROCID is \"2\", it should be a number from 0 to 1");
+}
+
+// The secret, or the error's text.
+std::string FoundSecret(const char* name, const std::string& value) {
+  unsetenv("REFIT_SECRET");
+  unsetenv("REFIT_SECRET_FILE");
+  setenv(name, value.c_str(), /*overwrite=*/1);
+  const auto found = SecretFromEnvironment();
+  if (found.ok()) return *found;
+  EXPECT_EQ(found.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(found.status().message());
+}
+
+TEST_F(RendezvousTest, SecretIsOfTheEnvironment) {
+  EXPECT_EQ(*SecretFromEnvironment(), "");
+  Set(torch_);
+  Set({{"REFIT_SECRET", " a secret of my own "}});
+  EXPECT_EQ(RendezvousFromEnvironment()->secret, " a secret of my own ");
+  EXPECT_EQ(FoundSecret("REFIT_SECRET", ""),
+            "REFIT_SECRET is empty, it should be a secret of 16 bytes or more");
+}
+
+TEST_F(RendezvousTest, SecretMayBeInAFile) {
+  const std::string path = testing::TempDir() + "/refit_secret";
+  const auto in_file = [&](const std::string& text) {
+    std::ofstream(path) << text;
+    return FoundSecret("REFIT_SECRET_FILE", path);
+  };
+  EXPECT_EQ(in_file("a secret of my own\n"), "a secret of my own");
+  EXPECT_EQ(in_file(std::string(4096, 's')), std::string(4096, 's'));
+  EXPECT_EQ(in_file(std::string(4097, 's')),
+            "REFIT_SECRET_FILE is \"" + path +
+                "\", which has more than the 4096 bytes of a secret");
+  EXPECT_EQ(in_file(" \n"), "REFIT_SECRET_FILE is \"" + path +
+                                "\", which is empty; it should hold a secret "
+                                "of 16 bytes or more");
+  EXPECT_EQ(FoundSecret("REFIT_SECRET_FILE", "/nowhere/secret"),
+            "REFIT_SECRET_FILE is \"/nowhere/secret\", which cannot be read: "
+            "No such file or directory");
+  setenv("REFIT_SECRET", "another secret to know", 1);
+  EXPECT_EQ(SecretFromEnvironment().status().message(),
+            "REFIT_SECRET and REFIT_SECRET_FILE are both set, one of them "
+            "suffices");
 }
 
 TEST_F(RendezvousTest, ReadsTheLocalRank) {

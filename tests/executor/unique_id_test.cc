@@ -131,11 +131,26 @@ TEST_F(UniqueIdTest, RankWithAnotherIdIsRefused) {
   const UniqueId id = *CreateUniqueId();
   std::thread rank0([&] { EXPECT_TRUE(Meet(id, 0, 2).ok()); });
   TcpRendezvous stale = *RendezvousFromUniqueId(id, 1, 2);
-  for (const uint64_t nonce : {stale.nonce + 1, uint64_t{0}}) {
-    stale.nonce = nonce;
+  for (const uint64_t name : {stale.id_name + 1, uint64_t{0}}) {
+    stale.id_name = name;
     ExpectStatus(ConnectTcp(stale, Ample()).status(),
                  absl::StatusCode::kInvalidArgument,
                  "unique id differs: rank 1 has another than rank 0, or none");
+  }
+  EXPECT_TRUE(Meet(id, 1, 2).ok());
+  rank0.join();
+}
+
+// Who saw an id's name on the wire still has no secret.
+TEST_F(UniqueIdTest, NameOfAnIdIsNotEnough) {
+  const UniqueId id = *CreateUniqueId();
+  std::thread rank0([&] { EXPECT_TRUE(Meet(id, 0, 2).ok()); });
+  TcpRendezvous overheard = *RendezvousFromUniqueId(id, 1, 2);
+  EXPECT_EQ(overheard.secret.size(), 16u);
+  for (const std::string& secret : {std::string(), std::string(16, '\0')}) {
+    overheard.secret = secret;
+    EXPECT_EQ(ConnectTcp(overheard, Ample()).status().code(),
+              absl::StatusCode::kPermissionDenied);
   }
   EXPECT_TRUE(Meet(id, 1, 2).ok());
   rank0.join();
@@ -162,12 +177,12 @@ TEST_F(UniqueIdTest, BytesThatAreNoneAreRefused) {
 TEST_F(UniqueIdTest, HostIsTheUsersIfGiven) {
   setenv("REFIT_HOST", "localhost", 1);
   EXPECT_EQ(RendezvousFromUniqueId(*CreateUniqueId(), 0, 2)->host, "localhost");
-  setenv("REFIT_HOST", std::string(92, 'h').c_str(), 1);
-  EXPECT_EQ(RendezvousFromUniqueId(*CreateUniqueId(), 0, 2)->host,
-            std::string(92, 'h'));
   setenv("REFIT_HOST", std::string(93, 'h').c_str(), 1);
+  EXPECT_EQ(RendezvousFromUniqueId(*CreateUniqueId(), 0, 2)->host,
+            std::string(93, 'h'));
+  setenv("REFIT_HOST", std::string(94, 'h').c_str(), 1);
   ExpectStatus(CreateUniqueId().status(), absl::StatusCode::kInvalidArgument,
-               "REFIT_HOST has 93 characters, it should have 92 at most");
+               "REFIT_HOST has 94 characters, it should have 93 at most");
 }
 
 }  // namespace

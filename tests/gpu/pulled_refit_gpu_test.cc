@@ -177,6 +177,7 @@ void ExpectPulledRefits(const char* variable, fb::Route route,
                                      .route = route})
                             .Open();
   TcpRendezvous meeting = *LoopbackRendezvous(2);
+  meeting.secret = "known to both processes";
   std::thread source;
   absl::Status status;
   if (const char* port = std::getenv(variable)) {

@@ -63,6 +63,14 @@ class ControlPlane {
   // here.
   virtual void OnAbort(
       std::function<void(uint64_t step, const absl::Status&)> callback) = 0;
+
+  // A key that all ranks have and nobody else, of 64 hexadecimal digits, for
+  // `purpose` alone. It follows from the meeting's secret and crosses no wire.
+  // "": the meeting has no secret.
+  virtual std::string SharedKey(std::string_view purpose) const {
+    (void)purpose;
+    return "";
+  }
 };
 
 // Where ranks meet: rank 0 listens, the others connect.
@@ -73,8 +81,13 @@ struct TcpRendezvous {
   uint16_t port = 0;
   int32_t rank = 0;
   int32_t world_size = 1;
-  // Of the unique id that this is from (unique_id.h); 0: of none.
-  uint64_t nonce = 0;
+  // What all ranks have and nobody else: they prove it to each other, and it
+  // never crosses the wire. Any bytes; 16 random ones cannot be guessed. Empty:
+  // whoever reaches rank 0 is let in, so rank 0 listens at the addresses of
+  // `host` alone and says so once on stderr.
+  std::string secret = {};
+  // Names the unique id that this is from (unique_id.h); 0: of none.
+  uint64_t id_name = 0;
 };
 
 // Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them;
@@ -82,28 +95,36 @@ struct TcpRendezvous {
 // or SLURM's (SLURM_PROCID, SLURM_NTASKS, the first host of SLURM_STEP_NODELIST
 // or SLURM_NODELIST, SLURM_LAUNCH_NODE_IPADDR); the port is 29500 then. Where
 // TORCHELASTIC_USE_AGENT_STORE says that torchrun itself listens at
-// MASTER_PORT, the port is the next one. REFIT_PORT goes before all that.
-// Error: kInvalidArgument, naming the variable, what it is and what it should
-// be.
+// MASTER_PORT, the port is the next one. REFIT_PORT goes before all that. The
+// secret is SecretFromEnvironment's. Error: kInvalidArgument, naming the
+// variable, what it is and what it should be.
 absl::StatusOr<TcpRendezvous> RendezvousFromEnvironment();
 
+// REFIT_SECRET, or what is in the file that REFIT_SECRET_FILE names, less white
+// space at its end; "" if neither is set. One of fewer than 16 bytes is warned
+// of once on stderr. Error: kInvalidArgument; both are set, one is empty, or the
+// file cannot be read or is larger than 4096 bytes.
+absl::StatusOr<std::string> SecretFromEnvironment();
+
 // A meeting of ranks of this process, of which rank 0 is given: at a port of
-// the loopback interface that nobody listens at now.
+// the loopback interface that nobody listens at now, with a secret of its own.
 absl::StatusOr<TcpRendezvous> LoopbackRendezvous(int32_t world_size);
 
 // This rank's number among those of its host, from LOCAL_RANK, SLURM_LOCALID or
 // OMPI_COMM_WORLD_LOCAL_RANK. Errors as above.
 absl::StatusOr<int32_t> LocalRankFromEnvironment();
 
-// Returns when all ranks have come. The first of their deadlines that passes is
-// the end for all of them. Errors: kDeadlineExceeded (rank 0 names the first
-// missing rank), kUnavailable (nobody listens at the address by then; rank 0:
-// the port is taken), kAlreadyExists (two processes are the same rank, named),
-// kInvalidArgument (another world size, both named; another unique id; or an
-// address that is none), kFailedPrecondition (another version of this protocol;
-// rank 0: a unique id of another process),
-// kResourceExhausted (rank 0: too few file descriptors). A process that is
-// refused does not end the meeting of the others.
+// Returns when all ranks have come, and have proved to each other that they
+// have one secret. The first of their deadlines that passes is the end for all
+// of them; nothing that others send is. Errors: kDeadlineExceeded (rank 0 names
+// the first missing rank), kUnavailable (nobody listens at the address by then;
+// rank 0: the port is taken), kAlreadyExists (two processes are the same rank,
+// named), kInvalidArgument (another world size, both named; another unique id;
+// or an address that is none), kPermissionDenied (another secret, on either
+// side), kFailedPrecondition (another version of this protocol; rank 0: a
+// unique id of another process), kResourceExhausted (rank 0: too few file
+// descriptors). A process that is refused does not end the meeting of the
+// others.
 absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
     const TcpRendezvous& rendezvous, ControlPlane::Deadline deadline);
 

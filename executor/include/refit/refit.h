@@ -167,8 +167,11 @@ void refit_device_free(refit_device* device);
 /* A place on the network: rank 0 listens there, the others connect. */
 typedef struct refit_rendezvous refit_rendezvous;
 
-/* `host` is rank 0's name or address. What is wrong with the arguments,
- * refit_executor_create or refit_executor_connect tells. */
+/* `host` is rank 0's name or address. The secret that lets ranks in is
+ * REFIT_SECRET, or in the file that REFIT_SECRET_FILE names; without one
+ * whoever reaches `host` is let in (docs/operations.md, "Who may join"). Error:
+ * REFIT_INVALID_ARGUMENT, one of these variables. What is wrong with the
+ * arguments, refit_executor_create or refit_executor_connect tells. */
 refit_status* refit_rendezvous_create_tcp(const char* host, uint16_t port,
                                           int32_t rank, int32_t world_size,
                                           refit_rendezvous** rendezvous);
@@ -177,7 +180,8 @@ refit_status* refit_rendezvous_create_tcp(const char* host, uint16_t port,
  * the process that is to be rank 0 makes the id, every rank makes a rendezvous
  * of it. Rank 0's process listens from then on, at any free port. Others reach
  * it at the name or address in REFIT_HOST, or else at the first address of a
- * network interface that is up. An id serves one meeting at a time. Errors:
+ * network interface that is up. An id serves one meeting at a time, and is the
+ * secret that lets ranks in: hand it out on a way that only they read. Errors:
  * REFIT_UNAVAILABLE, no port; REFIT_INVALID_ARGUMENT, REFIT_HOST is too long.
  */
 enum { REFIT_UNIQUE_ID_BYTES = 128 };

@@ -13,7 +13,9 @@
 namespace refit {
 
 // As many bytes as NCCL's, so that it goes where such an id goes. It says where
-// its creator listens, so it serves one meeting at a time.
+// its creator listens, so it serves one meeting at a time. It holds the secret
+// of the meeting, 128 bits: who has the id may join, so hand it out on a way
+// that only the ranks can read.
 struct UniqueId {
   std::array<char, 128> bytes = {};
 };

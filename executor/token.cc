@@ -1,0 +1,25 @@
+#include "executor/token.h"
+
+#include <sodium.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace refit {
+
+Token NewToken() {
+  Token token;
+  randombytes_buf(token.data(), token.size());
+  return token;
+}
+
+std::optional<Token> TokenOf(std::string_view bytes) {
+  Token token;
+  if (bytes.size() != token.size()) return std::nullopt;
+  std::copy(bytes.begin(), bytes.end(), token.begin());
+  return token;
+}
+
+int ThisProcessId() { return getpid(); }
+
+}  // namespace refit
