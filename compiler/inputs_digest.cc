@@ -1,171 +1,200 @@
 #include "compiler/inputs_digest.h"
 
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
-#include "plan/enum_text.h"
 #include "plan/plan_file.h"
+
+// Appends all members of `value`. A member more or less in the struct does not
+// compile, so that none is forgotten here.
+#define REFIT_APPEND_MEMBERS(...)    \
+  const auto& [__VA_ARGS__] = value; \
+  AppendAll(text, __VA_ARGS__)
 
 namespace refit {
 namespace {
 
-void AppendPlacements(const std::vector<Placement>& placements,
-                      std::string& text) {
-  for (const Placement& placement : placements) {
-    absl::StrAppend(&text, " ", static_cast<int>(placement.kind), "/",
-                    placement.dim, "/", placement.split_factor);
-  }
+// Every value is written so that no other value of its type is written alike,
+// and ends with a space.
+
+template <typename... Values>
+void AppendAll(std::string& text, const Values&... values);
+
+template <typename T>
+requires std::is_integral_v<T> || std::is_enum_v<T>
+void Append(std::string& text, T value) {
+  absl::StrAppend(&text, static_cast<int64_t>(value), " ");
 }
 
-void AppendGeneric(const GenericSpec& generic, std::string& text) {
-  for (const MeshSpec& mesh : generic.meshes) {
-    absl::StrAppend(&text, "mesh ", mesh.name, " axes ",
-                    absl::StrJoin(mesh.axes, ","), " shape ",
-                    absl::StrJoin(mesh.shape, ","), " ranks ",
-                    absl::StrJoin(mesh.ranks, ","), "\n");
-  }
-  for (const TensorRule& rule : generic.tensors) {
-    absl::StrAppend(&text, "tensors ", rule.match, " mesh ", rule.mesh);
-    AppendPlacements(rule.placements, text);
-    absl::StrAppend(
-        &text, " rename ", rule.rename.value_or("{name}"), " dtype ",
-        std::string(DTypeName(rule.dtype.value_or(DType::kUnspecified))), "\n");
-  }
-  for (const FlatBufferSpec& flat : generic.flat_buffers) {
-    absl::StrAppend(
-        &text, "flat ", flat.name, " mesh ", flat.mesh, " length ", flat.length,
-        " dtype ",
-        std::string(DTypeName(flat.dtype.value_or(DType::kUnspecified))));
-    AppendPlacements(flat.placements, text);
-    for (const RangeSpec& range : flat.ranges) {
-      absl::StrAppend(&text, " [", range.begin, ",", range.end, "]");
-    }
-    if (flat.layers.has_value()) {
-      absl::StrAppend(&text, " layers ", flat.layers->begin, "-",
-                      flat.layers->end);
-    }
-    for (const FlatEntry& entry : flat.entries) {
-      absl::StrAppend(&text, "\n", entry.param, " at ", entry.offset);
-      if (!entry.rows.has_value()) continue;
-      absl::StrAppend(&text, " rows ", entry.rows->begin, "-", entry.rows->end);
-    }
-    absl::StrAppend(&text, "\n");
-  }
+// With all its digits.
+void Append(std::string& text, double value) {
+  absl::StrAppendFormat(&text, "%.17g ", value);
 }
 
-// What only some sides say; nothing where they do not, so that the digests of
-// other jobs stay as they are.
-void AppendServing(const SideSpec& side, std::string& text) {
-  if (side.experts.given) {
-    const ExpertPlacement& experts = side.experts.value;
-    absl::StrAppendFormat(&text, "experts %d redundant %d\n",
-                          static_cast<int>(experts.kind),
-                          experts.redundant_experts);
-    for (const std::vector<int64_t>& list : experts.physical_to_logical) {
-      absl::StrAppend(&text, "slots ", absl::StrJoin(list, ","), "\n");
-    }
-  }
-  if (side.moe_backend.given) {
-    absl::StrAppend(&text, "moe_backend ", side.moe_backend.value, "\n");
-  }
-  if (side.layout.value == LayoutKind::kSglang) {
-    absl::StrAppendFormat(
-        &text, "dp_attention %d dp_lm_head %d embedding %d shared_experts %d\n",
-        side.dp_attention.value, side.dp_lm_head.value,
-        static_cast<int>(side.embedding.value),
-        static_cast<int>(side.shared_experts.value));
-    // What a job leaves out may not be what it could say.
-    if (side.shared_experts.given) {
-      absl::StrAppend(&text, "given shared_experts\n");
-    }
-  }
+// With its length, since it may hold anything.
+void Append(std::string& text, std::string_view value) {
+  absl::StrAppend(&text, value.size(), ":");
+  text.append(value);
+  text += ' ';
+}
+void Append(std::string& text, const std::string& value) {
+  Append(text, std::string_view(value));
 }
 
-void AppendSide(const SideSpec& side, std::string& text) {
-  absl::StrAppendFormat(
-      &text,
-      "%s layout %s tp %d pp %d vpp %d ep %d ep_flag %d etp %d dp %d cp %d "
-      "replicas %d stages %s first %d last %d vocab %d dtype %s version %s "
-      "fused %d interleave %d grouped %d\n",
-      side.key, LayoutName(side.layout.value), side.tensor_parallel.value,
-      side.pipeline_parallel.value, side.virtual_pipeline_parallel.value,
-      side.expert_parallel.value, side.expert_parallel_enabled.value,
-      side.expert_tensor_parallel.value, side.data_parallel.value,
-      side.context_parallel.value, side.replicas.value,
-      absl::StrJoin(side.layers_per_stage.value, ","),
-      side.num_layers_in_first_pipeline_stage.value,
-      side.num_layers_in_last_pipeline_stage.value,
-      side.make_vocab_size_divisible_by.value,
-      side.dtype.given ? DTypeName(side.dtype.value) : "model",
-      side.version.value, side.fused_experts.value,
-      side.moe_mlp_glu_interleave_size.value,
-      side.moe_single_grouped_weight.value);
-  if (side.quantised.given) {
-    absl::StrAppendFormat(&text, "quantised %s scales %s\n",
-                          side.quantised.value.name,
-                          EnumText(side.quantised.value.scale_format));
-  }
-  if (side.expert_shard_dim.given) {
-    absl::StrAppendFormat(&text, "expert_shard_dim %d\n",
-                          side.expert_shard_dim.value);
-  }
-  AppendServing(side, text);
-  AppendGeneric(side.generic, text);
+// Where the user wrote something changes nothing.
+void Append(std::string&, const Place&) {}
+
+template <typename T>
+void Append(std::string& text, const std::vector<T>& values) {
+  absl::StrAppend(&text, values.size(), "[");
+  for (const T& value : values) AppendAll(text, value);
+  text += "] ";
 }
 
-void AppendModel(const Model& model, std::string& text) {
-  const Architecture& a = model.architecture;
-  absl::StrAppendFormat(
-      &text,
-      "model %s layers %d hidden %d heads %d kv_heads %d head_dim %d vocab %d "
-      "experts %d tied %d\n",
-      a.family, a.layers, a.hidden, a.heads, a.kv_heads, a.head_dim, a.vocab,
-      a.experts, a.tied);
-  for (const Param& param : model.params) {
-    absl::StrAppend(&text, "param ", param.name);
-    for (const IndexDim& dim : param.index) {
-      absl::StrAppend(&text, " {", absl::StrJoin(dim.numbers, ","), "}");
-    }
-    absl::StrAppend(&text, " [", absl::StrJoin(param.shape, ","), "] ",
-                    std::string(DTypeName(param.dtype)), " skip ",
-                    static_cast<int>(param.skip), "\n");
-  }
-  for (const Skip& skip : model.skips) {
-    absl::StrAppend(&text, "skip ", skip.name, " ",
-                    static_cast<int>(skip.reason), "\n");
-  }
+void Append(std::string& text, const Dims& values) {
+  absl::StrAppend(&text, values.size(), "[");
+  for (const int64_t value : values) Append(text, value);
+  text += "] ";
+}
+
+template <typename T>
+void Append(std::string& text, const std::optional<T>& value) {
+  text += value.has_value() ? "some " : "none ";
+  if (value.has_value()) AppendAll(text, *value);
+}
+
+// A default may be another thing than the same word, written.
+template <typename T>
+void Append(std::string& text, const Located<T>& value) {
+  text += value.given ? "given " : "default ";
+  AppendAll(text, value.value);
+}
+
+// The job.
+
+void Append(std::string& text, const Placement& value) {
+  REFIT_APPEND_MEMBERS(kind, dim, split_factor, place);
+}
+
+void Append(std::string& text, const MeshSpec& value) {
+  REFIT_APPEND_MEMBERS(name, axes, shape, ranks, place);
+}
+
+void Append(std::string& text, const TensorRule& value) {
+  REFIT_APPEND_MEMBERS(match, mesh, placements, rename, dtype, place);
+}
+
+void Append(std::string& text, const RangeSpec& value) {
+  REFIT_APPEND_MEMBERS(begin, end, place);
+}
+
+void Append(std::string& text, const FlatEntry& value) {
+  REFIT_APPEND_MEMBERS(param, offset, rows, place);
+}
+
+void Append(std::string& text, const FlatBufferSpec& value) {
+  REFIT_APPEND_MEMBERS(name, mesh, placements, ranges, length, dtype, layers,
+                       entries, place);
+}
+
+void Append(std::string& text, const GenericSpec& value) {
+  REFIT_APPEND_MEMBERS(meshes, tensors, flat_buffers);
+}
+
+void Append(std::string& text, const ExpertPlacement& value) {
+  REFIT_APPEND_MEMBERS(kind, redundant_experts, physical_to_logical);
+}
+
+void Append(std::string& text, const BlockScheme& value) {
+  REFIT_APPEND_MEMBERS(name, block_rows, block_columns, scale_format, suffix);
+}
+
+void Append(std::string& text, const SideSpec& value) {
+  REFIT_APPEND_MEMBERS(
+      key, place, layout, tensor_parallel, pipeline_parallel,
+      virtual_pipeline_parallel, expert_parallel, expert_parallel_enabled,
+      expert_tensor_parallel, data_parallel, context_parallel, replicas,
+      layers_per_stage, num_layers_in_first_pipeline_stage,
+      num_layers_in_last_pipeline_stage, make_vocab_size_divisible_by, dtype,
+      quantised, version, fused_experts, expert_shard_dim, experts, moe_backend,
+      dp_attention, dp_lm_head, embedding, shared_experts,
+      moe_mlp_glu_interleave_size, moe_single_grouped_weight, mtp, generic);
+}
+
+void Append(std::string& text, const TopologySpec& value) {
+  REFIT_APPEND_MEMBERS(place, gpus_per_host, hosts, peer_gigabytes_per_second,
+                       network_gigabytes_per_second);
+}
+
+void Append(std::string& text, const OptionsSpec& value) {
+  REFIT_APPEND_MEMBERS(peer, fan_out, bucket_bytes, staging_bytes,
+                       scratch_bytes, slots, operations_per_round, exclude);
+}
+
+void Append(std::string& text, const Job& value) {
+  // The model it names is read by now, and follows whole.
+  const auto& [place, model, source, destination, topology, options,
+               colocated] = value;
+  AppendAll(text, source, destination, topology, options, colocated);
+}
+
+// The model.
+
+void Append(std::string& text, const LatentAttention& value) {
+  REFIT_APPEND_MEMBERS(query_rank, key_value_rank, nope_dim, rope_dim,
+                       value_dim);
+}
+
+void Append(std::string& text, const MambaSizes& value) {
+  REFIT_APPEND_MEMBERS(heads, head_dim, groups, state);
+}
+
+void Append(std::string& text, const DeltaNetSizes& value) {
+  REFIT_APPEND_MEMBERS(key_heads, value_heads, key_dim, value_dim);
+}
+
+void Append(std::string& text, const Architecture& value) {
+  REFIT_APPEND_MEMBERS(family, layers, mtp_layers, mtp_block, hidden, heads,
+                       kv_heads, head_dim, vocab, experts, tied, latent,
+                       output_gate, mamba, delta);
+}
+
+void Append(std::string& text, const IndexDim& value) {
+  REFIT_APPEND_MEMBERS(numbers);
+}
+
+void Append(std::string& text, const Param& value) {
+  REFIT_APPEND_MEMBERS(name, index, shape, dtype, role, first_layer, skip,
+                       pairs);
+}
+
+void Append(std::string& text, const Skip& value) {
+  REFIT_APPEND_MEMBERS(name, reason, detail);
+}
+
+void Append(std::string& text, const Model& value) {
+  // What a checkpoint holds beside the params, and how, moves nothing.
+  const auto& [place, mtp, architecture, params, skips, stored_beside,
+               quant_method] = value;
+  AppendAll(text, mtp, architecture, params, skips);
+}
+
+template <typename... Values>
+void AppendAll(std::string& text, const Values&... values) {
+  (Append(text, values), ...);
 }
 
 }  // namespace
 
 std::string CanonicalInputs(const Job& job, const Model& model) {
   std::string text;
-  AppendModel(model, text);
-  AppendSide(job.source, text);
-  AppendSide(job.destination, text);
-  absl::StrAppendFormat(
-      &text, "topology gpus_per_host %d hosts %s peer %.17g network %.17g\n",
-      job.topology.gpus_per_host.given ? job.topology.gpus_per_host.value : 0,
-      absl::StrJoin(job.topology.hosts.value, ","),
-      job.topology.peer_gigabytes_per_second.value,
-      job.topology.network_gigabytes_per_second.value);
-  absl::StrAppendFormat(
-      &text,
-      "options peer %s bucket %d staging %d slots %d operations %d exclude "
-      "%s\n",
-      EnumText(job.options.peer.value), job.options.bucket_bytes.value,
-      job.options.staging_bytes.value, job.options.slots.value,
-      job.options.operations_per_round.value,
-      absl::StrJoin(job.options.exclude.value, ","));
-  if (job.source.quantised.given || job.destination.quantised.given) {
-    absl::StrAppendFormat(&text, "scratch %d\n",
-                          job.options.scratch_bytes.value);
-  }
-  // The default is left out: jobs from before there was a choice keep theirs.
-  if (job.options.fan_out.value == FanOutKind::kNone) {
-    absl::StrAppend(&text, "fan_out none\n");
-  }
-  absl::StrAppendFormat(&text, "colocated %d\n", job.colocated.value);
+  AppendAll(text, model, job);
   return text;
 }
 

@@ -9,8 +9,9 @@
 
 namespace refit {
 
-// Everything of a job and its model that a plan depends on, one fact a line:
-// no paths, places or comments. Equal texts compile to equal plans.
+// Every member of a job and its model that a plan may depend on: no paths,
+// places or comments. Equal texts compile to equal plans. Different texts may do
+// so too: a default that the job writes out is another text.
 std::string CanonicalInputs(const Job& job, const Model& model);
 
 fb::Digest InputsDigest(const Job& job, const Model& model);

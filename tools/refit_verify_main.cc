@@ -1,15 +1,15 @@
 // refit-verify: proves a plan from its file.
 #include <iostream>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
-#include "compiler/compile.h"
 #include "compiler/diagnostics.h"
-#include "plan/diff/diff.h"
+#include "compiler/job/job.h"
+#include "compiler/plan_of_job.h"
 #include "plan/plan_file.h"
 #include "plan/proof/proof.h"
 #include "tools/args.h"
@@ -27,45 +27,25 @@ int Invalid(const std::string& message) {
   return refit::kExitNo;
 }
 
-// Whether `plan` is what the job at `job_path` compiles to: the same body,
-// however the job says it, or the same inputs and no difference of contract.
 int CompareWithJob(const refit::ToolInfo& tool, const std::string& plan_path,
                    const refit::PlanFile& plan, const std::string& job_path) {
   refit::Diagnostics diagnostics;
-  // What is compared needs no proof: it is the plan itself that was proved.
-  absl::StatusOr<std::vector<uint8_t>> bytes =
-      refit::CompileFile(job_path, {.prove = false}, diagnostics);
+  const std::optional<refit::Job> job = refit::ReadJob(job_path, diagnostics);
+  absl::StatusOr<std::string> difference =
+      absl::InvalidArgumentError("the job has errors");
+  if (job.has_value()) {
+    difference = refit::DifferenceFromJob(*job, plan, diagnostics);
+  }
   if (!diagnostics.ok()) {
     std::cerr << diagnostics.Render();
     return refit::kExitError;
   }
-  if (!bytes.ok()) {
-    return refit::Fail(tool, std::string(bytes.status().message()));
+  if (!difference.ok()) {
+    return refit::Fail(tool, std::string(difference.status().message()));
   }
-  absl::StatusOr<refit::PlanFile> wanted =
-      refit::PlanFile::FromBytes(*std::move(bytes));
-  if (!wanted.ok()) {
-    return refit::Fail(tool, std::string(wanted.status().message()));
-  }
-  if (refit::DigestText(*plan.plan().body_digest()) ==
-      refit::DigestText(*wanted->plan().body_digest())) {
-    return refit::kExitSuccess;
-  }
-  const refit::PlanDifference difference = refit::ComparePlans(*wanted, plan);
-  for (const refit::Difference& one : difference.differences) {
-    if (one.kind != refit::DifferenceClass::kContract) continue;
-    return Invalid(absl::StrFormat("%s: error: not the plan of %s: %s %s",
-                                   plan_path, job_path, one.rule, one.text));
-  }
-  const std::string found = refit::DigestText(*plan.plan().inputs_digest());
-  const std::string digest = refit::DigestText(*wanted->plan().inputs_digest());
-  if (found != digest) {
-    return Invalid(absl::StrFormat(
-        "%s: error: not the plan of %s: the digest of its inputs is %s when "
-        "it should be %s",
-        plan_path, job_path, found, digest));
-  }
-  return refit::kExitSuccess;
+  if (difference->empty()) return refit::kExitSuccess;
+  return Invalid(absl::StrFormat("%s: error: not the plan of %s; %s", plan_path,
+                                 job_path, *difference));
 }
 
 }  // namespace

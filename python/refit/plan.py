@@ -27,20 +27,13 @@ def compile(job: Job, *, directory: Optional[Union[str, "os.PathLike[str]"]] = N
     Raises JobError, with the place of every mistake. Issues a JobWarning, by Python's `warnings`, for each doubt
     about the job.
     """
-    plan, doubts = _compile(job, directory, progress)
-    for doubt in doubts:
-        warnings.warn(doubt, JobWarning, stacklevel=2)
-    return plan
-
-
-def _compile(job: Job, directory: Optional[Union[str, "os.PathLike[str]"]] = None,
-             progress: Optional[Progress] = None) -> tuple["Plan", list[str]]:
-    """The same without a warning: the plan, and what would be warned of."""
     with tempfile.TemporaryDirectory(prefix="refit-") as scratch:
         text, name, base = _read(job, pathlib.Path(scratch), "" if directory is None else os.fspath(directory))
         with hearing(progress, "compile") as hear:
             file, doubts = _core.compile(text, name, base, hear)
-            return Plan(file), doubts
+    for doubt in doubts:
+        warnings.warn(doubt, JobWarning, stacklevel=2)
+    return Plan(file)
 
 
 def _read(job: Job, scratch: pathlib.Path, directory: str) -> tuple[str, str, str]:
@@ -195,7 +188,7 @@ class Plan:
 
     @property
     def inputs_digest(self) -> str:
-        """Equal for plans of the same job and model."""
+        """Equal for plans of the same job and model, written alike. `verify` says whether a plan is a job's."""
         return self._file.inputs_digest
 
     @property
@@ -252,10 +245,10 @@ class Plan:
             raise ProofError(found["violation"])
         del found["violation"]
         if job is not None:
-            wanted = _compile(job)[0].inputs_digest
-            if wanted != self.inputs_digest:
-                raise ProofError(f"not the plan of this job: the digest of its inputs is {self.inputs_digest} "
-                                 f"when it should be {wanted}")
+            with tempfile.TemporaryDirectory(prefix="refit-") as scratch:
+                difference = self._file.difference_from_job(*_read(job, pathlib.Path(scratch), ""))
+            if difference:
+                raise ProofError(f"not the plan of this job; {difference}")
         return Proof(**found)
 
     def diff(self, other: "Plan") -> Difference:

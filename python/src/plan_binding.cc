@@ -20,6 +20,7 @@
 #include "compiler/diagnostics.h"
 #include "compiler/job/job.h"
 #include "compiler/job/text_file.h"
+#include "compiler/plan_of_job.h"
 #include "executor/binding.h"
 #include "plan/diff/diff.h"
 #include "plan/dtype.h"
@@ -46,26 +47,49 @@ Progress ToProgress(const nb::object& function) {
   };
 }
 
+// Reads the job `text`, which messages call `name`.
+std::optional<Job> ReadText(const std::string& text, const std::string& name,
+                            const std::string& directory,
+                            Diagnostics& diagnostics) {
+  Check(CheckText(text));
+  return ReadJobText(std::make_shared<const SourceFile>(
+                         SourceFile{.path = name, .text = text}),
+                     directory, diagnostics);
+}
+
+absl::Status JobErrors(const Diagnostics& diagnostics) {
+  return diagnostics.ok() ? absl::OkStatus()
+                          : absl::InvalidArgumentError(diagnostics.Render());
+}
+
 // The plan, and a line for each warning.
 using Compiled = std::pair<PlanFile, std::vector<std::string>>;
 Compiled CompileText(const std::string& text, const std::string& name,
                      const std::string& directory, const nb::object& progress) {
   const CompileOptions options = {.progress = ToProgress(progress)};
   const nb::gil_scoped_release unlocked;
-  Check(CheckText(text));
   Diagnostics diagnostics;
-  const std::optional<Job> job =
-      ReadJobText(std::make_shared<const SourceFile>(
-                      SourceFile{.path = name, .text = text}),
-                  directory, diagnostics);
+  const std::optional<Job> job = ReadText(text, name, directory, diagnostics);
+  Check(JobErrors(diagnostics));
   absl::StatusOr<std::vector<uint8_t>> bytes =
-      absl::InvalidArgumentError("the job has errors");
-  if (job.has_value()) bytes = Compile(*job, options, diagnostics);
-  if (!diagnostics.ok()) {
-    Check(absl::InvalidArgumentError(diagnostics.Render()));
-  }
+      Compile(*job, options, diagnostics);
+  Check(JobErrors(diagnostics));
   return {Check(PlanFile::FromBytes(Check(std::move(bytes)))),
           diagnostics.WarningLines()};
+}
+
+// "" if the plan is that of the job.
+std::string DifferenceFrom(const PlanFile& plan, const std::string& text,
+                           const std::string& name,
+                           const std::string& directory) {
+  const nb::gil_scoped_release unlocked;
+  Diagnostics diagnostics;
+  const std::optional<Job> job = ReadText(text, name, directory, diagnostics);
+  Check(JobErrors(diagnostics));
+  absl::StatusOr<std::string> difference =
+      DifferenceFromJob(*job, plan, diagnostics);
+  Check(JobErrors(diagnostics));
+  return Check(std::move(difference));
 }
 
 PlanFile Open(const std::string& path) { return Check(PlanFile::Open(path)); }
@@ -262,6 +286,8 @@ void BindPlan(nb::module_& module) {
       .def("skipped", &Skipped, nb::arg("rank"))
       .def("traffic", &Traffic)
       .def("verify", &Verify, nb::arg("progress").none())
+      .def("difference_from_job", &DifferenceFrom, nb::arg("text"),
+           nb::arg("name"), nb::arg("directory"))
       .def("diff", &Diff, nb::arg("other"));
   module.def("compile", &CompileText, nb::arg("text"), nb::arg("name"),
              nb::arg("directory"), nb::arg("progress").none());

@@ -121,8 +121,28 @@ def test_verify_proves_and_tells_another_job(tiny_job):
     plan = refit.compile(tiny_job)
     assert plan.verify(job=tiny_job).destination_elements == 2 * 8 * 6 + 2 * 6
     tiny_job["options"] = {"bucket_bytes": 4096}
-    with pytest.raises(refit.ProofError, match="not the plan of this job"):
+    with pytest.raises(refit.ProofError, match="not the plan of this job; job -> plan: LIMITS_CHANGED bucket_bytes"):
         plan.verify(job=tiny_job)
+
+
+def test_verify_tells_models_of_equal_shapes_apart(models):
+    config = json.loads((models / "qwen3-next-80b-a3b.json").read_text())
+    config.update(num_hidden_layers=4, num_experts=2)
+    assert (config["linear_num_key_heads"], config["linear_key_head_dim"]) == (16, 128)
+    job = {"model": config, "source": {"layout": "megatron", "tensor_parallel": 2}, "destination": {"layout": "vllm"}}
+    other = {**job, "model": {**config, "linear_num_key_heads": 32, "linear_key_head_dim": 64}}
+    plan = refit.compile(job)
+    assert plan.inputs_digest != refit.compile(other).inputs_digest
+    plan.verify(job=job)
+    with pytest.raises(refit.ProofError, match=r"not the plan of this job; job -> plan: LAYOUT_CHANGED"):
+        plan.verify(job=other)
+
+
+def test_verify_takes_a_job_that_writes_a_default_out(tiny_job):
+    plan = refit.compile(tiny_job)
+    plan.verify(job={**tiny_job, "options": {"fan_out": "relay", "slots": 2}})
+    # Another link speed changes what is expected of the plan, and nothing that it does.
+    plan.verify(job={**tiny_job, "topology": {"peer_gigabytes_per_second": 300}})
 
 
 def test_diff_tells_contract_from_schedule(tiny_job):

@@ -20,7 +20,7 @@ MAY_INCLUDE = {
     "compiler/passes": {"plan", "compiler", "compiler/ir", "compiler/job", "compiler/layout", "compiler/model"},
     "compiler/emit": {"plan", "compiler/ir"},
     "compiler": {
-        "plan", "plan/proof", "compiler/ir", "compiler/job", "compiler/model", "compiler/layout", "compiler/passes",
+        "plan", "plan/proof", "plan/diff", "compiler/ir", "compiler/job", "compiler/model", "compiler/layout", "compiler/passes",
         "compiler/emit",
     },
     "executor": {"plan", "refit"},

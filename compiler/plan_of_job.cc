@@ -1,0 +1,55 @@
+#include "compiler/plan_of_job.h"
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "compiler/compile.h"
+#include "plan/diff/diff.h"
+
+namespace refit {
+namespace {
+
+bool SameDigest(const fb::Digest* a, const fb::Digest* b) {
+  return a != nullptr && b != nullptr && a->low() == b->low() &&
+         a->high() == b->high();
+}
+
+std::string FirstOf(const std::vector<Difference>& differences) {
+  std::string text = absl::StrCat("job -> plan: ", differences[0].rule, " ",
+                                  differences[0].text);
+  const size_t more = differences.size() - 1;
+  if (more > 0) {
+    absl::StrAppend(&text, "; and ", more, " more difference",
+                    more == 1 ? "" : "s");
+  }
+  return text;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> DifferenceFromJob(const Job& job,
+                                              const PlanFile& plan,
+                                              Diagnostics& diagnostics) {
+  absl::StatusOr<std::vector<uint8_t>> bytes =
+      Compile(job, {.prove = false}, diagnostics);
+  if (!bytes.ok()) return bytes.status();
+  const absl::StatusOr<PlanFile> wanted =
+      PlanFile::FromBytes(*std::move(bytes));
+  if (!wanted.ok()) return wanted.status();
+  if (SameDigest(wanted->plan().body_digest(), plan.plan().body_digest())) {
+    return "";
+  }
+  // Contract first.
+  const std::vector<Difference> differences =
+      ComparePlans(*wanted, plan).differences;
+  if (differences.empty()) return "";
+  if (differences[0].kind != DifferenceClass::kContract &&
+      SameDigest(wanted->plan().inputs_digest(), plan.plan().inputs_digest())) {
+    return "";
+  }
+  return FirstOf(differences);
+}
+
+}  // namespace refit

@@ -1,0 +1,30 @@
+// Whether a plan is the plan of a job: one answer for all who ask.
+#ifndef REFIT_COMPILER_PLAN_OF_JOB_H_
+#define REFIT_COMPILER_PLAN_OF_JOB_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "compiler/diagnostics.h"
+#include "compiler/job/job.h"
+#include "plan/plan_file.h"
+
+namespace refit {
+
+// Compiles `job` and compares. Returns "" if `plan` is its plan:
+// - the bodies are equal, however the job is written; or
+// - they have the same inputs and no difference in the contract with the
+//   workers: another version of the compiler schedules otherwise; or
+// - they do the same.
+// Otherwise returns the first difference, as refit-diff words it, from the job
+// to the plan: "job -> plan: LIMITS_CHANGED bucket_bytes 4096 -> 8192".
+//
+// Errors are those of Compile; `diagnostics` gets the job's mistakes. Proves
+// neither plan.
+absl::StatusOr<std::string> DifferenceFromJob(const Job& job,
+                                              const PlanFile& plan,
+                                              Diagnostics& diagnostics);
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_PLAN_OF_JOB_H_
