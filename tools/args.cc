@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <initializer_list>
 #include <iostream>
 #include <limits>
+#include <new>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -18,6 +22,35 @@ namespace {
 
 constexpr std::string_view kHelpFlag = "--help";
 constexpr std::string_view kVersionFlag = "--version";
+
+// Of the process, for what a thread throws.
+std::string_view tool_name;
+
+// Reports the exception that is being handled. Takes no memory, of which there
+// may be none.
+void ReportException() {
+  const char* what = "unknown exception";
+  try {
+    throw;
+  } catch (const std::bad_alloc&) {
+    what = "out of memory";
+  } catch (const std::exception& exception) {
+    what = exception.what();
+  } catch (...) {
+  }
+  std::fprintf(stderr, "%.*s: error: %s\n", static_cast<int>(tool_name.size()),
+               tool_name.data(), what);
+}
+
+[[noreturn]] void EndProcess() {
+  if (std::current_exception() == nullptr) std::abort();
+  try {
+    std::rethrow_exception(std::current_exception());
+  } catch (...) {
+    ReportException();
+  }
+  std::_Exit(kExitError);
+}
 
 std::string Concat(std::initializer_list<std::string_view> parts) {
   std::string text;
@@ -195,6 +228,18 @@ ParsedArgs ParseArgs(const ToolInfo& tool, int argc, char** argv) {
 int Fail(const ToolInfo& tool, std::string_view message) {
   std::cerr << tool.name << ": error: " << message << std::endl;
   return kExitError;
+}
+
+int RunTool(std::string_view name, int (*body)(int argc, char** argv), int argc,
+            char** argv) {
+  tool_name = name;
+  std::set_terminate(EndProcess);
+  try {
+    return body(argc, argv);
+  } catch (...) {
+    ReportException();
+    return kExitError;
+  }
 }
 
 }  // namespace refit

@@ -60,6 +60,12 @@ ParsedArgs ParseArgs(const ToolInfo& tool, int argc, char** argv);
 // Reports "TOOL: error: message" on stderr; returns kExitError.
 int Fail(const ToolInfo& tool, std::string_view message);
 
+// Runs `body`, a tool's main function. What it or one of its threads throws is
+// reported as Fail does, also when there is no memory left: the result, or the
+// process's exit status, is kExitError then.
+int RunTool(std::string_view name, int (*body)(int argc, char** argv), int argc,
+            char** argv);
+
 }  // namespace refit
 
 #endif  // REFIT_TOOLS_ARGS_H_

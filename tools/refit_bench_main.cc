@@ -149,7 +149,7 @@ std::string OptionOfAnother(const std::string& subject,
 
 }  // namespace
 
-int main(int argc, char** argv) {
+static int Main(int argc, char** argv) {
   int64_t growth = 1;
   int64_t iterations = 5;
   bool peers = false;
@@ -208,4 +208,8 @@ int main(int argc, char** argv) {
   if (subject == "run") return BenchRun(tool, parsed.positional[1], iterations);
   return BenchTransfer(tool, parsed.positional[1], one_rank,
                        {.iterations = iterations, .peers = peers});
+}
+
+int main(int argc, char** argv) {
+  return refit::RunTool("refit-bench", Main, argc, argv);
 }

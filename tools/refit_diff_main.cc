@@ -6,7 +6,7 @@
 #include "tools/args.h"
 #include "tools/plan_input.h"
 
-int main(int argc, char** argv) {
+static int Main(int argc, char** argv) {
   bool json = false;
   const refit::ToolInfo tool = {
       .name = "refit-diff",
@@ -46,4 +46,8 @@ int main(int argc, char** argv) {
     return refit::Fail(tool, std::string(status.message()));
   }
   return difference.same() ? refit::kExitSuccess : refit::kExitNo;
+}
+
+int main(int argc, char** argv) {
+  return refit::RunTool("refit-diff", Main, argc, argv);
 }

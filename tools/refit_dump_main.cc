@@ -9,7 +9,7 @@
 #include "tools/args.h"
 #include "tools/plan_input.h"
 
-int main(int argc, char** argv) {
+static int Main(int argc, char** argv) {
   constexpr int64_t kAllRanks = std::numeric_limits<int64_t>::min();
   int64_t rank = kAllRanks;
   std::string tensor_glob;
@@ -73,4 +73,8 @@ int main(int argc, char** argv) {
     return refit::Fail(tool, std::string(status.message()));
   }
   return refit::kExitSuccess;
+}
+
+int main(int argc, char** argv) {
+  return refit::RunTool("refit-dump", Main, argc, argv);
 }

@@ -174,7 +174,7 @@ absl::StatusOr<RunOfRanksResult> RunThisRank(
 
 }  // namespace
 
-int main(int argc, char** argv) {
+static int Main(int argc, char** argv) {
   std::string transport = "local";
   std::string source_dir;
   std::string destination_dir;
@@ -281,4 +281,8 @@ int main(int argc, char** argv) {
   }
   return result->check.wrong_elements == 0 ? refit::kExitSuccess
                                            : refit::kExitNo;
+}
+
+int main(int argc, char** argv) {
+  return refit::RunTool("refit-run", Main, argc, argv);
 }

@@ -50,7 +50,7 @@ int CompareWithJob(const refit::ToolInfo& tool, const std::string& plan_path,
 
 }  // namespace
 
-int main(int argc, char** argv) {
+static int Main(int argc, char** argv) {
   std::string job_path;
   bool verbose = false;
   const refit::ToolInfo tool = {
@@ -100,4 +100,8 @@ int main(int argc, char** argv) {
       shown, proof.messages, proof.moved_bytes, proof.destination_elements));
   return written.ok() ? refit::kExitSuccess
                       : refit::Fail(tool, std::string(written.message()));
+}
+
+int main(int argc, char** argv) {
+  return refit::RunTool("refit-verify", Main, argc, argv);
 }

@@ -201,7 +201,7 @@ absl::Status WriteOutput(const Arguments& arguments,
 
 }  // namespace
 
-int main(int argc, char** argv) {
+static int Main(int argc, char** argv) {
   Arguments arguments;
   const refit::ToolInfo tool = Tool(arguments);
   const refit::ParsedArgs parsed = refit::ParseArgs(tool, argc, argv);
@@ -254,4 +254,8 @@ int main(int argc, char** argv) {
   if (status.ok()) status = WriteOutput(arguments, *bytes, *plan);
   return status.ok() ? refit::kExitSuccess
                      : refit::Fail(tool, std::string(status.message()));
+}
+
+int main(int argc, char** argv) {
+  return refit::RunTool("refitc", Main, argc, argv);
 }

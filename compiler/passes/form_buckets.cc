@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "compiler/passes/passes.h"
 #include "plan/plan_file.h"
 
@@ -107,6 +109,14 @@ constexpr int64_t kUncutPart = 256;
 // As small as a job may ask for buckets to be.
 constexpr int64_t kRelayedBytesMin = 4096;
 
+// Buckets that would cut a job into more messages than these are refused. A
+// message takes about 500 bytes here and 80 in the plan: a gigabyte, and a plan
+// of 200 MB that takes a minute to compile, for what larger buckets move
+// faster.
+constexpr int64_t kMessagesMax = int64_t{1} << 21;
+// A job of many pairs of ranks may have so many messages for each all the same.
+constexpr int64_t kMessagesOfPairMax = 4;
+
 // Pieces that a source gives one receiver, and that `relays` pass on.
 struct Stream {
   Rank source{};
@@ -116,10 +126,15 @@ struct Stream {
   std::vector<PieceId> pieces;
 };
 
+// The streams of a wave by mechanism; in order of source, receiver, relays.
+using WaveStreams = std::array<std::vector<Stream>, 2>;
+
 class Former {
  public:
-  explicit Former(Module& module) : module_(module) {}
+  Former(const PassOptions& options, Module& module)
+      : options_(options), module_(module) {}
 
+  // Forms nothing after an error.
   void Form();
 
  private:
@@ -140,11 +155,18 @@ class Former {
   // The bytes of a bucket of streams by `route` that are relayed in stages. A
   // stream that a receiver passes on to n others ends n rounds after it began,
   // so that short rounds make short ends, and many of them cost time.
-  int64_t RelayedBucketBytes(const std::vector<Stream>& streams,
-                             Route route) const;
+  int64_t RelayedBucketBytes(const std::vector<Stream>& streams, Route route,
+                             const Limits& limits) const;
+  // How many messages FormStaged makes of `streams` under `limits`.
+  int64_t CountStaged(const std::vector<Stream>& streams,
+                      const Limits& limits) const;
+  // Reports buckets so small that there are too many messages, before they are
+  // made.
+  void CheckCount(const std::vector<WaveStreams>& waves) const;
   void FormDirect(int32_t wave, const std::vector<Stream>& streams);
   void FormStaged(int32_t wave, const std::vector<Stream>& streams);
 
+  const PassOptions& options_;
   Module& module_;
   absl::flat_hash_map<std::pair<int64_t, std::vector<PieceId>>, PackedPieces>
       packed_;  // by size and pieces
@@ -227,7 +249,7 @@ bool Former::IsRelayedInStages(const Stream& stream) const {
 }
 
 int64_t Former::RelayedBucketBytes(const std::vector<Stream>& streams,
-                                   Route route) const {
+                                   Route route, const Limits& limits) const {
   const size_t world = static_cast<size_t>(module_.world_size());
   std::vector<int64_t> received(world, 0);
   int64_t turns = 1;
@@ -249,7 +271,6 @@ int64_t Former::RelayedBucketBytes(const std::vector<Stream>& streams,
   const int64_t rounds = std::llround(
       std::sqrt(static_cast<double>(turns) * seconds / kStagedRoundSeconds));
   // A rank's staging of a round holds what it sends and what it receives.
-  const Limits& limits = module_.limits;
   const int64_t each_way = limits.staging_bytes / limits.slots / 2;
   const int64_t most = std::min(
       limits.bucket_bytes, each_way / kRelayedPerRound /
@@ -277,8 +298,10 @@ void Former::FormDirect(int32_t wave, const std::vector<Stream>& streams) {
 }
 
 void Former::FormStaged(int32_t wave, const std::vector<Stream>& streams) {
-  const int64_t peer_bytes = RelayedBucketBytes(streams, Route::kPeer);
-  const int64_t network_bytes = RelayedBucketBytes(streams, Route::kNetwork);
+  const int64_t peer_bytes =
+      RelayedBucketBytes(streams, Route::kPeer, module_.limits);
+  const int64_t network_bytes =
+      RelayedBucketBytes(streams, Route::kNetwork, module_.limits);
   const auto pack = [&](const std::vector<PieceId>& pieces, int64_t most) {
     const int64_t bytes = BytesOf(pieces);
     return Pack(pieces,
@@ -318,10 +341,73 @@ void Former::FormStaged(int32_t wave, const std::vector<Stream>& streams) {
   }
 }
 
+int64_t Former::CountStaged(const std::vector<Stream>& streams,
+                            const Limits& limits) const {
+  const int64_t peer_bytes = RelayedBucketBytes(streams, Route::kPeer, limits);
+  const int64_t network_bytes =
+      RelayedBucketBytes(streams, Route::kNetwork, limits);
+  int64_t messages = 0;
+  int64_t pair_bytes = 0;  // of what is not relayed in stages
+  for (size_t i = 0; i < streams.size(); ++i) {
+    const Stream& stream = streams[i];
+    const int64_t bytes = BytesOf(stream.pieces);
+    if (IsRelayedInStages(stream)) {
+      const int64_t bucket =
+          stream.route == Route::kPeer ? peer_bytes : network_bytes;
+      const int64_t staged = std::count_if(
+          stream.relays.begin(), stream.relays.end(),
+          [&](const Relay& relay) { return module_.IsStaged(relay); });
+      messages += (bytes + bucket - 1) / bucket * (1 + staged);
+    } else {
+      pair_bytes += bytes;
+    }
+    const bool ends_pair = i + 1 == streams.size() ||
+                           streams[i + 1].source != stream.source ||
+                           streams[i + 1].receiver != stream.receiver;
+    if (!ends_pair) continue;
+    messages += (pair_bytes + limits.bucket_bytes - 1) / limits.bucket_bytes;
+    pair_bytes = 0;
+  }
+  return messages;
+}
+
+void Former::CheckCount(const std::vector<WaveStreams>& waves) const {
+  const auto count_with = [&](int64_t bucket_bytes) {
+    Limits limits = module_.limits;
+    limits.bucket_bytes = bucket_bytes;
+    limits.staging_bytes =
+        std::max(limits.staging_bytes, bucket_bytes * limits.slots);
+    int64_t messages = 0;
+    for (const WaveStreams& streams : waves) {
+      messages +=
+          CountStaged(streams[static_cast<size_t>(Mechanism::kStaged)], limits);
+    }
+    return messages;
+  };
+  const int64_t found = module_.limits.bucket_bytes;
+  const int64_t messages = count_with(found);
+  if (messages <= kMessagesMax) return;
+  constexpr int64_t kLargest = int64_t{1} << 40;  // of a job's buckets
+  const int64_t most =
+      std::max(kMessagesMax, kMessagesOfPairMax * count_with(kLargest));
+  if (messages <= most) return;
+  int64_t wanted = std::bit_ceil(static_cast<uint64_t>(found));
+  while (count_with(wanted) > most) wanted *= 2;
+  const int64_t staging = wanted * module_.limits.slots;
+  options_.diagnostics.Error(
+      options_.job.options.bucket_bytes.place,
+      absl::StrFormat(
+          "options.bucket_bytes %d cuts this job into %d messages; wanted at "
+          "least %d%s, which makes %d",
+          found, messages, wanted,
+          staging > module_.limits.staging_bytes
+              ? absl::StrFormat(" (and staging_bytes %d)", staging)
+              : "",
+          count_with(wanted)));
+}
+
 void Former::Form() {
-  // By wave and mechanism; in order of source, receiver, relays.
-  std::vector<std::array<std::vector<Stream>, 2>> streams(
-      static_cast<size_t>(module_.waves));
+  std::vector<WaveStreams> streams(static_cast<size_t>(module_.waves));
   const std::vector<Transfer>& transfers = module_.transfers;
   for (size_t begin = 0; begin < transfers.size();) {
     const Rank source = transfers[begin].source;
@@ -351,6 +437,8 @@ void Former::Form() {
                       .pieces = std::move(pieces)});
     }
   }
+  CheckCount(streams);
+  if (!options_.diagnostics.ok()) return;
   for (int32_t wave = 0; wave < module_.waves; ++wave) {
     const auto& of_wave = streams[static_cast<size_t>(wave)];
     FormDirect(wave, of_wave[static_cast<size_t>(Mechanism::kDirect)]);
@@ -360,8 +448,8 @@ void Former::Form() {
 
 }  // namespace
 
-absl::Status FormBuckets(const PassOptions&, Module& module) {
-  Former(module).Form();
+absl::Status FormBuckets(const PassOptions& options, Module& module) {
+  Former(options, module).Form();
   return absl::OkStatus();
 }
 

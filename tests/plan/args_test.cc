@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <new>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace refit {
@@ -140,6 +143,33 @@ TEST(ArgsTest, ArgumentsAreCounted) {
   EXPECT_EQ(Invoke({"a", "b", "c"}).err,
             "refit-test: error: unexpected argument 'c'; usage: refit-test "
             "PLAN [-o FILE]\n");
+}
+
+int ThrowNothing(int, char**) { return 1; }
+int ThrowBadAlloc(int, char**) { throw std::bad_alloc(); }
+int ThrowError(int, char**) { throw std::runtime_error("no such thing"); }
+int ThrowInt(int, char**) { throw 7; }
+int ThrowInThread(int, char**) {
+  std::thread([] { throw std::bad_alloc(); }).join();
+  return 0;
+}
+
+TEST(RunToolTest, WhatAMainThrowsIsAnErrorLikeOthers) {
+  const auto run = [](int (*body)(int, char**)) {
+    testing::internal::CaptureStderr();
+    const int status = RunTool("refit-test", body, 0, nullptr);
+    return std::to_string(status) + testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(run(ThrowNothing), "1");
+  EXPECT_EQ(run(ThrowBadAlloc), "2refit-test: error: out of memory\n");
+  EXPECT_EQ(run(ThrowError), "2refit-test: error: no such thing\n");
+  EXPECT_EQ(run(ThrowInt), "2refit-test: error: unknown exception\n");
+}
+
+TEST(RunToolDeathTest, WhatAThreadThrowsEndsTheProcessLikewise) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(RunTool("refit-test", ThrowInThread, 0, nullptr),
+              testing::ExitedWithCode(2), "refit-test: error: out of memory");
 }
 
 }  // namespace
