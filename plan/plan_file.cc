@@ -43,6 +43,11 @@ absl::Status ReadError(const std::string& path, int error) {
   return absl::UnavailableError(message);
 }
 
+absl::Status InFile(const std::string& path, const absl::Status& status) {
+  return absl::Status(status.code(),
+                      absl::StrCat(path, ": ", status.message()));
+}
+
 // Everything that `file` (a pipe, say) has to give.
 absl::StatusOr<std::vector<uint8_t>> ReadAll(const std::string& path,
                                              int file) {
@@ -257,19 +262,23 @@ absl::StatusOr<PlanFile> PlanFile::Open(const std::string& path) {
     absl::StatusOr<std::vector<uint8_t>> bytes = ReadAll(path, file);
     close(file);
     if (!bytes.ok()) return bytes.status();
-    return FromBytes(*std::move(bytes));
+    absl::StatusOr<PlanFile> plan = FromBytes(*std::move(bytes));
+    if (!plan.ok()) return InFile(path, plan.status());
+    return plan;
   }
   const auto size = static_cast<size_t>(info.st_size);
   if (size == 0) {
     close(file);
-    return FromBytes({});
+    return InFile(path, FromBytes({}).status());
   }
   void* mapping = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
   const int error = errno;
   close(file);
   if (mapping == MAP_FAILED) return ReadError(path, error);
   PlanFile plan(std::make_unique<Bytes>(mapping, size));
-  if (absl::Status status = plan.Check(); !status.ok()) return status;
+  if (absl::Status status = plan.Check(); !status.ok()) {
+    return InFile(path, status);
+  }
   return plan;
 }
 
@@ -335,8 +344,7 @@ absl::Status PlanFile::Check() {
     return absl::InvalidArgumentError("the plan has no digests");
   }
   if (plan_->provenance() != nullptr) {
-    absl::Status s =
-        CheckUtf8("the producer", plan_->provenance()->producer());
+    absl::Status s = CheckUtf8("the producer", plan_->provenance()->producer());
     if (!s.ok()) return s;
   }
   const flatbuffers::Vector<uint8_t>& body = *plan_->body();

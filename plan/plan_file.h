@@ -77,7 +77,7 @@ std::string DigestText(const fb::Digest& digest);
 // plan/proof.h. Errors: kNotFound, kPermissionDenied or kUnavailable (the file
 // cannot be read), kFailedPrecondition (newer major or unknown feature),
 // kInvalidArgument (any other fault of the content), one sentence with the
-// place.
+// place. Open's begin with the path.
 //
 // Thread-safe once open. Movable. Accessors are valid for the object's life.
 class PlanFile {

@@ -21,6 +21,7 @@
 #include "rapidjson/error/en.h"
 #include "rapidjson/stringbuffer.h"
 #include "rapidjson/writer.h"
+#include "runner/partial_files.h"
 
 namespace refit {
 namespace {
@@ -293,10 +294,12 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(
   for (const BoundTensor& tensor : tensors) size_bytes += tensor.size_bytes;
 
   std::string temporary_path = absl::StrCat(path, ".", getpid(), ".partial");
+  PartialFiles::OfThisProcess().Add(temporary_path);
   absl::StatusOr<MappedFile> file =
       MappedFile::Create(temporary_path, size_bytes);
   if (!file.ok()) {
     unlink(temporary_path.c_str());
+    PartialFiles::OfThisProcess().Remove(temporary_path);
     return file.status();
   }
   std::memcpy(file->data(), &header_bytes, kLengthBytes);
@@ -319,7 +322,10 @@ SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&& other) noexcept
       tensors_(std::move(other.tensors_)) {}
 
 SafetensorsWriter::~SafetensorsWriter() {
-  if (!temporary_path_.empty()) unlink(temporary_path_.c_str());
+  if (!temporary_path_.empty()) {
+    unlink(temporary_path_.c_str());
+    PartialFiles::OfThisProcess().Remove(temporary_path_);
+  }
   if (!older_path_.empty()) unlink(older_path_.c_str());
 }
 
@@ -346,6 +352,7 @@ absl::Status SafetensorsWriter::Commit() {
     PutBackOlder();
     return SystemError(path_, error);
   }
+  PartialFiles::OfThisProcess().Remove(temporary_path_);
   temporary_path_.clear();
   committed_ = true;
   return absl::OkStatus();

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "executor/binding.h"
+#include "runner/partial_files.h"
 #include "runner/safetensors.h"
 
 namespace refit {
@@ -62,6 +64,7 @@ absl::StatusOr<RunOfRanksResult> RunSafetensors(
     const PlanFile& plan, const std::string& source_dir,
     const std::string& destination_dir, const RunOfRanksOptions& options) {
   std::vector<SafetensorsReader> readers;
+  std::unique_lock<std::recursive_mutex> held;  // longer than the writers live
   std::vector<SafetensorsWriter> writers;
   TensorsByRank tensors;
   for (int32_t rank = 0; rank < plan.source_ranks(); ++rank) {
@@ -100,6 +103,8 @@ absl::StatusOr<RunOfRanksResult> RunSafetensors(
   for (SafetensorsWriter& writer : writers) {
     if (absl::Status s = writer.Finish(); !s.ok()) return s;
   }
+  // All of them or none, also when a signal comes.
+  held = PartialFiles::OfThisProcess().Hold();
   for (SafetensorsWriter& writer : writers) {
     absl::Status committed = writer.Commit();
     if (committed.ok()) continue;

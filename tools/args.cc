@@ -21,6 +21,7 @@ namespace refit {
 namespace {
 
 constexpr std::string_view kHelpFlag = "--help";
+constexpr std::string_view kShortHelpFlag = "-h";
 constexpr std::string_view kVersionFlag = "--version";
 
 // Of the process, for what a thread throws.
@@ -81,7 +82,7 @@ void PrintHelp(const ToolInfo& tool) {
     lines.emplace_back(HelpLine(flag.short_name, flag.name, flag.value_name),
                        flag.help);
   }
-  lines.emplace_back(HelpLine("", kHelpFlag, ""), "show this help");
+  lines.emplace_back(HelpLine(kShortHelpFlag, kHelpFlag, ""), "show this help");
   lines.emplace_back(HelpLine("", kVersionFlag, ""), "show the version");
   size_t width = 0;
   for (const auto& line : lines) width = std::max(width, line.first.size());
@@ -182,8 +183,9 @@ ParsedArgs ParseArgs(const ToolInfo& tool, int argc, char** argv) {
       flags_ended = true;
       continue;
     }
-    if (arg == kHelpFlag || arg == kVersionFlag) {
-      if (arg == kHelpFlag) {
+    const bool wants_help = arg == kHelpFlag || arg == kShortHelpFlag;
+    if (wants_help || arg == kVersionFlag) {
+      if (wants_help) {
         PrintHelp(tool);
       } else {
         std::cout << tool.name << " " << REFIT_VERSION << "\n";

@@ -52,8 +52,8 @@ struct ParsedArgs {
 };
 
 // Parses argv into the flags' targets: "--flag=value", "--flag value",
-// "-o value"; "--" ends flags. A flag is given at most once. Answers --help and
-// --version on stdout (status 0). A mistake is one line on stderr (with the
+// "-o value"; "--" ends flags. A flag is given at most once. Answers --help, -h
+// and --version on stdout (status 0). A mistake is one line on stderr (with the
 // nearest known flag) and status 2.
 ParsedArgs ParseArgs(const ToolInfo& tool, int argc, char** argv);
 

@@ -8,75 +8,114 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <optional>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 
 namespace refit {
 namespace {
 
-absl::Status WriteAll(int file, absl::Span<const uint8_t> bytes) {
+using Interrupted = std::function<absl::Status()>;
+
+constexpr int kLinksMax = 40;  // as the kernel's own limit
+
+absl::Status CannotWrite(const std::string& path, int error) {
+  const std::string message =
+      absl::StrCat(path, ": cannot write: ", std::strerror(error));
+  if (error == ENOENT) return absl::NotFoundError(message);
+  if (error == EACCES || error == EPERM || error == EROFS) {
+    return absl::PermissionDeniedError(message);
+  }
+  return absl::UnavailableError(message);
+}
+
+absl::Status WriteAll(const std::string& path, int file,
+                      absl::Span<const uint8_t> bytes,
+                      const Interrupted& interrupted) {
   while (!bytes.empty()) {
     const ssize_t written = write(file, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return absl::UnavailableError(std::strerror(errno));
-    bytes.remove_prefix(static_cast<size_t>(written));
+    if (written >= 0) {
+      bytes.remove_prefix(static_cast<size_t>(written));
+      continue;
+    }
+    if (errno != EINTR) return CannotWrite(path, errno);
+    if (interrupted == nullptr) continue;
+    if (absl::Status s = interrupted(); !s.ok()) return s;
   }
   return absl::OkStatus();
 }
 
-absl::Status CannotWrite(const std::string& path, absl::string_view reason) {
-  return absl::UnavailableError(absl::StrCat(path, ": cannot write: ", reason));
-}
-
-// Devices and pipes are written to, not replaced.
 absl::Status WriteInPlace(const std::string& path,
-                          absl::Span<const uint8_t> bytes) {
-  const int file = open(path.c_str(), O_WRONLY | O_CLOEXEC);
-  if (file < 0) return CannotWrite(path, std::strerror(errno));
-  const absl::Status status = WriteAll(file, bytes);
-  close(file);
-  return status.ok() ? status : CannotWrite(path, status.message());
+                          absl::Span<const uint8_t> bytes,
+                          const Interrupted& interrupted) {
+  int file = -1;
+  // A pipe's opening waits for its reader.
+  while ((file = open(path.c_str(), O_WRONLY | O_CLOEXEC)) < 0) {
+    if (errno != EINTR) return CannotWrite(path, errno);
+    if (interrupted == nullptr) continue;
+    if (absl::Status s = interrupted(); !s.ok()) return s;
+  }
+  const absl::Status status = WriteAll(path, file, bytes, interrupted);
+  if (close(file) != 0 && status.ok()) return CannotWrite(path, errno);
+  return status;
 }
 
-// What `path` names once its symbolic links are followed.
+// What `path` names once its symbolic links are followed, be it there or not.
 std::string Resolved(const std::string& path) {
-  char* real = realpath(path.c_str(), nullptr);
-  if (real == nullptr) return path;
-  std::string resolved = real;
-  std::free(real);
-  return resolved;
+  std::filesystem::path resolved = path;
+  for (int links = 0; links < kLinksMax; ++links) {
+    std::error_code error;
+    const std::filesystem::path target =
+        std::filesystem::read_symlink(resolved, error);
+    if (error) break;
+    resolved = resolved.parent_path() / target;
+  }
+  return resolved.string();
+}
+
+// mkstemp makes files for the owner alone; a plan is read by other users'
+// workers.
+int SetMode(int file, const std::optional<struct stat>& older) {
+  if (!older.has_value()) {
+    const mode_t mask = umask(0);
+    umask(mask);
+    return fchmod(file, 0666 & ~mask);
+  }
+  // Only root may give a file away: for others a new file is the writer's.
+  (void)!fchown(file, older->st_uid, older->st_gid);
+  return fchmod(file, older->st_mode & 0777);
 }
 
 }  // namespace
 
 absl::Status WriteFileAtomically(const std::string& path,
-                                 absl::Span<const uint8_t> bytes) {
-  struct stat existing;
-  const bool exists = stat(path.c_str(), &existing) == 0;
-  if (exists && !S_ISREG(existing.st_mode) && !S_ISDIR(existing.st_mode)) {
-    return WriteInPlace(path, bytes);
+                                 absl::Span<const uint8_t> bytes,
+                                 const Interrupted& interrupted) {
+  std::optional<struct stat> older(std::in_place);
+  if (stat(path.c_str(), &*older) != 0) {
+    if (errno != ENOENT) return CannotWrite(path, errno);
+    older.reset();
+  } else if (S_ISDIR(older->st_mode)) {
+    return CannotWrite(path, EISDIR);
+  } else if (!S_ISREG(older->st_mode)) {
+    return WriteInPlace(path, bytes, interrupted);
   }
-  const std::string target = exists ? Resolved(path) : path;
+  const std::string target = Resolved(path);
   std::string temporary = target + ".XXXXXX";
   const int file = mkstemp(temporary.data());
-  if (file < 0) return CannotWrite(path, std::strerror(errno));
-  // mkstemp makes files for the owner alone; a plan is read by other users'
-  // workers.
-  const mode_t mask = umask(0);
-  umask(mask);
-  absl::Status status = WriteAll(file, bytes);
-  if (status.ok() && fchmod(file, 0666 & ~mask) != 0) {
-    status = absl::UnavailableError(std::strerror(errno));
+  if (file < 0) return CannotWrite(path, errno);
+  absl::Status status = WriteAll(path, file, bytes, interrupted);
+  if (status.ok() && SetMode(file, older) != 0) {
+    status = CannotWrite(path, errno);
   }
-  if (close(file) != 0 && status.ok()) {
-    status = absl::UnavailableError(std::strerror(errno));
-  }
+  if (close(file) != 0 && status.ok()) status = CannotWrite(path, errno);
   if (status.ok() && std::rename(temporary.c_str(), target.c_str()) != 0) {
-    status = absl::UnavailableError(std::strerror(errno));
+    status = CannotWrite(path, errno);
   }
-  if (status.ok()) return status;
-  unlink(temporary.c_str());
-  return CannotWrite(path, status.message());
+  if (!status.ok()) unlink(temporary.c_str());
+  return status;
 }
 
 }  // namespace refit

@@ -3,6 +3,7 @@
 #define REFIT_TOOLS_ATOMIC_FILE_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -10,12 +11,19 @@
 
 namespace refit {
 
-// Writes `bytes` to a temporary file beside `path` and renames it into place;
-// a symbolic link is followed, a device or pipe is written to as it is.
-// On an error nothing is left behind and an older file stays. The message
-// names the file and the system's reason.
-absl::Status WriteFileAtomically(const std::string& path,
-                                 absl::Span<const uint8_t> bytes);
+// Writes `bytes` to a temporary file beside `path` and renames it into place.
+// An older file's mode and, where the system allows it, its owner are kept; a
+// new file is as the umask says. A symbolic link stays, and what it names is
+// replaced or made. A device, a pipe or a socket is written to and never
+// replaced.
+//
+// On an error nothing is left behind and an older file stays. The message names
+// the file and the system's reason; the code is kNotFound (no such directory),
+// kPermissionDenied or kUnavailable. A signal that interrupts a write to a pipe
+// asks `interrupted`, whose error ends the write.
+absl::Status WriteFileAtomically(
+    const std::string& path, absl::Span<const uint8_t> bytes,
+    const std::function<absl::Status()>& interrupted = nullptr);
 
 }  // namespace refit
 

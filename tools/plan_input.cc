@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace refit {
@@ -52,13 +51,11 @@ absl::StatusOr<PlanFile> ReadPlan() {
 }  // namespace
 
 absl::StatusOr<PlanFile> OpenPlan(const std::string& path) {
-  const std::string name = path == "-" ? "<stdin>" : path;
-  absl::StatusOr<PlanFile> plan =
-      path == "-" ? ReadPlan() : PlanFile::Open(path);
-  if (plan.ok() || absl::StrContains(plan.status().message(), name))
-    return plan;
+  if (path != "-") return PlanFile::Open(path);
+  absl::StatusOr<PlanFile> plan = ReadPlan();
+  if (plan.ok()) return plan;
   return absl::Status(plan.status().code(),
-                      absl::StrCat(name, ": ", plan.status().message()));
+                      absl::StrCat("<stdin>: ", plan.status().message()));
 }
 
 absl::Status WriteStdout(std::string_view text) {

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "bench/compile_bench.h"
 #include "bench/run_bench.h"
 #include "bench/transfer_bench.h"
@@ -23,19 +24,27 @@
 
 namespace {
 
-void PrintCompileHeader() {
-  std::printf("%6s %12s %12s %10s %10s %9s %9s %9s\n", "ranks", "compile ms",
-              "prove ms", "open ms", "file KiB", "messages", "copies",
-              "peak MiB");
+std::string CompileHeader() {
+  return absl::StrFormat("%6s %12s %12s %10s %10s %9s %9s %9s\n", "ranks",
+                         "compile ms", "prove ms", "open ms", "file KiB",
+                         "messages", "copies", "peak MiB");
 }
 
-void PrintCompileRow(const refit::CompileMeasurement& row) {
-  std::printf("%6ld %12.1f %12.1f %10.2f %10.1f %9ld %9ld %9.1f\n", row.ranks,
-              row.compile_seconds * 1e3, row.prove_seconds * 1e3,
-              row.open_seconds * 1e3,
-              static_cast<double>(row.plan_bytes) / 1024, row.messages,
-              row.copies, static_cast<double>(row.peak_bytes) / (1 << 20));
-  std::fflush(stdout);
+std::string CompileRow(const refit::CompileMeasurement& row) {
+  return absl::StrFormat("%6d %12.1f %12.1f %10.2f %10.1f %9d %9d %9.1f\n",
+                         row.ranks, row.compile_seconds * 1e3,
+                         row.prove_seconds * 1e3, row.open_seconds * 1e3,
+                         static_cast<double>(row.plan_bytes) / 1024,
+                         row.messages, row.copies,
+                         static_cast<double>(row.peak_bytes) / (1 << 20));
+}
+
+// Shows what was measured: `status`, unless standard output does not take it.
+int Show(const refit::ToolInfo& tool, const std::string& text,
+         int status = refit::kExitSuccess) {
+  const absl::Status written = refit::WriteStdout(text);
+  return written.ok() ? status
+                      : refit::Fail(tool, std::string(written.message()));
 }
 
 int BenchCompile(const refit::ToolInfo& tool, const std::string& path,
@@ -52,23 +61,24 @@ int BenchCompile(const refit::ToolInfo& tool, const std::string& path,
     std::fputs(diagnostics.Render().c_str(), stderr);
     return refit::kExitError;
   }
-  PrintCompileHeader();
+  // A table that nobody can see is not measured to its end.
+  int shown = Show(tool, CompileHeader());
   std::vector<refit::CompileMeasurement> rows;
   for (const refit::Job& grown : jobs) {
+    if (shown != refit::kExitSuccess) return shown;
     const absl::StatusOr<refit::CompileMeasurement> row =
         refit::MeasureCompile(grown, static_cast<int>(iterations));
     if (!row.ok())
       return refit::Fail(tool, std::string(row.status().message()));
-    PrintCompileRow(*row);
+    shown = Show(tool, CompileRow(*row));
     rows.push_back(*row);
   }
-  if (rows.size() > 1) {
-    using Row = refit::CompileMeasurement;
-    std::printf("time ~ ranks^e: compile %.2f, prove %.2f\n",
-                refit::GrowthExponent(rows, &Row::compile_seconds),
-                refit::GrowthExponent(rows, &Row::prove_seconds));
-  }
-  return refit::kExitSuccess;
+  if (shown != refit::kExitSuccess || rows.size() < 2) return shown;
+  using Row = refit::CompileMeasurement;
+  return Show(
+      tool, absl::StrFormat("time ~ ranks^e: compile %.2f, prove %.2f\n",
+                            refit::GrowthExponent(rows, &Row::compile_seconds),
+                            refit::GrowthExponent(rows, &Row::prove_seconds)));
 }
 
 int BenchRun(const refit::ToolInfo& tool, const std::string& path,
@@ -82,14 +92,15 @@ int BenchRun(const refit::ToolInfo& tool, const std::string& path,
   const double refit_seconds = refit::Median(run->refit_seconds);
   const double memcpy_seconds = refit::Median(run->memcpy_seconds);
   const double bytes = static_cast<double>(run->moved_bytes);
-  std::printf("moved bytes    %lu\n", run->moved_bytes);
-  std::printf("refit          %8.3f s  %6.2f GB/s  (median of %ld)\n",
-              refit_seconds, bytes / refit_seconds / 1e9, iterations);
-  std::printf("memcpy         %8.3f s  %6.2f GB/s  (same bytes, same cores)\n",
-              memcpy_seconds, bytes / memcpy_seconds / 1e9);
-  std::printf("refit / memcpy %8.3f of its throughput\n",
-              memcpy_seconds / refit_seconds);
-  return refit::kExitSuccess;
+  return Show(
+      tool, absl::StrFormat(
+                "moved bytes    %d\n"
+                "refit          %8.3f s  %6.2f GB/s  (median of %d)\n"
+                "memcpy         %8.3f s  %6.2f GB/s  (same bytes, same cores)\n"
+                "refit / memcpy %8.3f of its throughput\n",
+                run->moved_bytes, refit_seconds, bytes / refit_seconds / 1e9,
+                iterations, memcpy_seconds, bytes / memcpy_seconds / 1e9,
+                memcpy_seconds / refit_seconds));
 }
 
 // All ranks as threads, or, when a launcher's variables say which rank this
@@ -119,10 +130,10 @@ int BenchTransfer(const refit::ToolInfo& tool, const std::string& path,
   const absl::StatusOr<refit::TransferMeasurement> measured = measure();
   if (!measured.ok())
     return refit::Fail(tool, std::string(measured.status().message()));
-  if (rank == 0) {
-    std::fputs(refit::TransferText(*plan, *measured).c_str(), stdout);
-  }
-  return measured->wrong_elements == 0 ? refit::kExitSuccess : refit::kExitNo;
+  const int status =
+      measured->wrong_elements == 0 ? refit::kExitSuccess : refit::kExitNo;
+  if (rank != 0) return status;
+  return Show(tool, refit::TransferText(*plan, *measured), status);
 }
 
 // Reports an option of another benchmark than `subject`; "" if there is none.

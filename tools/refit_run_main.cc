@@ -13,6 +13,7 @@
 #include "refit/control_plane.h"
 #include "runner/checked_run.h"
 #include "runner/gpu_rank.h"
+#include "runner/partial_files.h"
 #include "runner/safetensors_run.h"
 #include "tools/args.h"
 #include "tools/plan_input.h"
@@ -230,6 +231,7 @@ static int Main(int argc, char** argv) {
   };
   const refit::ParsedArgs args = refit::ParseArgs(tool, argc, argv);
   if (args.done) return args.exit_status;
+  const refit::SignalCleanup cleanup;
   const bool nccl = transport == "nccl";
   if (!nccl && transport != "local") {
     return refit::Fail(

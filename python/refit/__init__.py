@@ -12,17 +12,18 @@ from refit import rendezvous, tensors
 from refit._core import LocalFabric, cuda_built, cuda_device_count
 from refit._core import version as __version__
 from refit.description import describe, describe_state_dict, transformers_placements
-from refit.errors import (Aborted, BindError, Cancelled, DeadlineExceeded, Error, FailedPrecondition, InvalidArgument,
-                          JobError, JobWarning, MergeError, NotFound, ProofError, Unavailable, Unimplemented)
+from refit.errors import (Aborted, BindError, Cancelled, DeadlineExceeded, Error, FailedPrecondition, FileDenied,
+                          FileError, FileNotFound, InvalidArgument, JobError, JobWarning, MergeError, NotFound,
+                          PermissionDenied, ProofError, Unavailable, Unimplemented)
 from refit.executor import Executor, join, nccl_library, run_local
 from refit.merging import merge
 from refit.plan import Difference, Plan, Proof, Stats, TensorInfo, compile
 
 __all__ = [
     "Aborted", "BindError", "Cancelled", "DeadlineExceeded", "Difference", "Error", "Executor", "FailedPrecondition",
-    "InvalidArgument", "JobError", "JobWarning", "LocalFabric", "MergeError", "NotFound", "Plan", "Proof", "ProofError",
-    "Stats",
-    "TensorInfo", "Unavailable", "Unimplemented", "__version__", "compile", "cuda_built", "cuda_device_count",
+    "FileDenied", "FileError", "FileNotFound", "InvalidArgument", "JobError", "JobWarning", "LocalFabric", "MergeError",
+    "NotFound", "PermissionDenied", "Plan", "Proof", "ProofError", "Stats", "TensorInfo", "Unavailable",
+    "Unimplemented", "__version__", "compile", "cuda_built", "cuda_device_count",
     "describe", "describe_state_dict", "join", "merge", "nccl_library", "rendezvous", "run_local", "tensors",
     "transformers_placements",
 ]

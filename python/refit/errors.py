@@ -1,8 +1,9 @@
 """What can go wrong, as exceptions: the message is the C++ library's, word for word."""
 from __future__ import annotations
 
+import contextlib
 import re
-from typing import NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 
 class Error(RuntimeError):
@@ -15,6 +16,9 @@ class Error(RuntimeError):
         self.message = message
         if code is not None:
             self.code = code
+
+    def __str__(self) -> str:  # of an OSError too
+        return self.message
 
 
 class Cancelled(Error):
@@ -33,6 +37,31 @@ class DeadlineExceeded(Error, TimeoutError):
 
 class NotFound(Error, LookupError):
     code = "NOT_FOUND"
+
+
+class PermissionDenied(Error, PermissionError):
+    code = "PERMISSION_DENIED"
+
+
+class FileError(Error, OSError):
+    """A file cannot be read or written. `filename` is its path."""
+
+    code = "UNAVAILABLE"
+
+    def __init__(self, message: str, filename: str | None = None):
+        super().__init__(message)
+        self.filename = filename
+
+    def __reduce__(self) -> tuple[Any, ...]:  # OSError's own keeps no name
+        return type(self), (self.message, self.filename)
+
+
+class FileNotFound(FileError, NotFound, FileNotFoundError):
+    code = "NOT_FOUND"
+
+
+class FileDenied(FileError, PermissionDenied):
+    code = "PERMISSION_DENIED"
 
 
 class FailedPrecondition(Error):
@@ -95,10 +124,23 @@ class ProofError(Error):
 
 _DIAGNOSTIC = re.compile(r"^(.+?):(?:(\d+):(\d+):)? error: (.*)$", re.MULTILINE)
 _CANNOT_BIND = re.compile(r"^rank \d+ cannot bind, ")
-_CLASSES = {1: Cancelled, 3: InvalidArgument, 4: DeadlineExceeded, 5: NotFound, 9: FailedPrecondition, 10: Aborted,
-            12: Unimplemented, 14: Unavailable}
-_OTHER_CODES = {2: "UNKNOWN", 6: "ALREADY_EXISTS", 7: "PERMISSION_DENIED", 8: "RESOURCE_EXHAUSTED",
+_CLASSES = {1: Cancelled, 3: InvalidArgument, 4: DeadlineExceeded, 5: NotFound, 7: PermissionDenied,
+            9: FailedPrecondition, 10: Aborted, 12: Unimplemented, 14: Unavailable}
+_OTHER_CODES = {2: "UNKNOWN", 6: "ALREADY_EXISTS", 8: "RESOURCE_EXHAUSTED",
                 11: "OUT_OF_RANGE", 13: "INTERNAL", 15: "DATA_LOSS", 16: "UNAUTHENTICATED"}
+
+
+@contextlib.contextmanager
+def of_file(path: str) -> Iterator[None]:
+    """Within it, what the system says of `path` is raised as an error of a file. That its content is wrong is not."""
+    try:
+        yield
+    except (InvalidArgument, FailedPrecondition):  # of a newer format
+        raise
+    except (Error, OSError) as error:
+        kind = (FileNotFound if isinstance(error, (NotFound, FileNotFoundError)) else
+                FileDenied if isinstance(error, PermissionError) else FileError)
+        raise kind(error.message if isinstance(error, Error) else f"{path}: {error.strerror}", path) from None
 
 
 def from_status(code: int, message: str) -> Error:

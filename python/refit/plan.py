@@ -10,7 +10,7 @@ import warnings
 from typing import Any, Mapping, NamedTuple, Optional, Union
 
 from refit import _core, view
-from refit.errors import JobWarning, NotFound, ProofError
+from refit.errors import JobWarning, ProofError, of_file
 from refit.progress import Progress, hearing
 
 Job = Union[str, "os.PathLike[str]", Mapping[str, Any]]
@@ -43,10 +43,8 @@ def _read(job: Job, scratch: pathlib.Path, directory: str) -> tuple[str, str, st
     if isinstance(job, str) and "{" in job:
         return job, "<job>", directory
     path = os.fspath(job)
-    try:
+    with of_file(path):
         text = pathlib.Path(path).read_bytes().decode("utf-8", "surrogateescape")
-    except FileNotFoundError as error:
-        raise NotFound(f"{path}: {error.strerror}") from None
     return text, path, os.path.dirname(path)
 
 
@@ -142,7 +140,9 @@ class Plan:
     @classmethod
     def load(cls, path: Union[str, "os.PathLike[str]"]) -> "Plan":
         """Opens a plan file and checks it; `verify` proves it. The file is mapped: replace it, do not rewrite it."""
-        return cls(_core.PlanFile.open(os.fspath(path)))
+        path = os.fspath(path)
+        with of_file(path):
+            return cls(_core.PlanFile.open(path))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Plan":
@@ -153,17 +153,11 @@ class Plan:
         return self._file.to_bytes()
 
     def save(self, path: Union[str, "os.PathLike[str]"]) -> None:
-        """Writes the plan file, whole or not at all."""
-        path = pathlib.Path(path)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(self.to_bytes())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        """Writes the plan file, whole or not at all. An older file keeps its mode, a symbolic link stays one, and a
+        device or a pipe is written to."""
+        path = os.fspath(path)
+        with of_file(path):
+            self._file.save(path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Plan.from_bytes, (self.to_bytes(),)

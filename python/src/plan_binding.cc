@@ -30,7 +30,9 @@
 #include "plan/text/plan_view.h"
 #include "plan/text/text.h"
 #include "python/src/bindings.h"
+#include "python/src/signals.h"
 #include "python/src/status.h"
+#include "tools/atomic_file.h"
 
 namespace refit::python {
 namespace {
@@ -98,6 +100,18 @@ PlanFile FromBytes(const nb::bytes& bytes) {
   const auto* data = static_cast<const uint8_t*>(bytes.data());
   return Check(
       PlanFile::FromBytes(std::vector<uint8_t>(data, data + bytes.size())));
+}
+
+void Save(const PlanFile& plan, const std::string& path) {
+  Signals signals;
+  absl::Status status;
+  {
+    const nb::gil_scoped_release unlocked;
+    status =
+        WriteFileAtomically(path, plan.bytes(), [&] { return signals.Poll(); });
+  }
+  signals.Rethrow();
+  Check(status);
 }
 
 nb::bytes ToBytes(const PlanFile& plan) {
@@ -249,6 +263,7 @@ void BindPlan(nb::module_& module) {
       .def_static("open", &Open, nb::arg("path"))
       .def_static("from_bytes", &FromBytes, nb::arg("data"))
       .def("to_bytes", &ToBytes)
+      .def("save", &Save, nb::arg("path"))
       .def_prop_ro("world_size", &PlanFile::world_size)
       .def_prop_ro("source_ranks", &PlanFile::source_ranks)
       .def_prop_ro("colocated",

@@ -1,6 +1,9 @@
 import collections
 import json
+import os
 import pickle
+import stat
+import threading
 import types
 import warnings
 
@@ -80,6 +83,31 @@ def test_a_missing_job_file_is_not_found(tmp_path):
         refit.compile(tmp_path / "missing.json")
 
 
+@pytest.mark.parametrize("use", [refit.compile, refit.Plan.load])
+def test_a_missing_file_is_an_error_of_the_standard_kind_too(tmp_path, use):
+    path = str(tmp_path / "missing")
+    with pytest.raises(FileNotFoundError) as raised:
+        use(path)
+    assert isinstance(raised.value, (refit.FileNotFound, refit.NotFound, OSError))
+    assert str(raised.value) == f"{path}: No such file or directory"
+    assert (raised.value.filename, raised.value.code) == (path, "NOT_FOUND")
+    copy = pickle.loads(pickle.dumps(raised.value))
+    assert (type(copy), str(copy), copy.filename) == (refit.FileNotFound, str(raised.value), path)
+
+
+@pytest.mark.parametrize("use", [refit.compile, refit.Plan.load])
+def test_a_directory_is_no_job_and_no_plan(tmp_path, use):
+    with pytest.raises(refit.FileError, match=f"{tmp_path}: Is a directory"):
+        use(tmp_path)
+
+
+def test_a_plan_that_cannot_be_read_is_named(tiny_job, tmp_path):
+    path = tmp_path / "job.json"
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=f"^{path}: not a plan"):
+        refit.Plan.load(path)
+
+
 def test_a_plan_is_saved_and_loaded_whole(tiny_job, tmp_path):
     plan = refit.compile(tiny_job)
     plan.save(tmp_path / "plan.refit")
@@ -87,6 +115,53 @@ def test_a_plan_is_saved_and_loaded_whole(tiny_job, tmp_path):
     assert loaded == plan and loaded.to_bytes() == plan.to_bytes()
     assert pickle.loads(pickle.dumps(plan)) == plan
     assert [file.name for file in tmp_path.iterdir()] == ["plan.refit"]
+
+
+def test_save_replaces_what_a_link_names_and_keeps_its_mode(tiny_job, tmp_path):
+    plan = refit.compile(tiny_job)
+    target, link, dangling = tmp_path / "target", tmp_path / "link", tmp_path / "dangling"
+    target.write_text("older")
+    target.chmod(0o660)
+    link.symlink_to("target")
+    dangling.symlink_to("made")
+    plan.save(link)
+    plan.save(dangling)
+    assert link.is_symlink() and dangling.is_symlink()
+    assert target.read_bytes() == (tmp_path / "made").read_bytes() == plan.to_bytes()
+    assert stat.S_IMODE(target.stat().st_mode) == 0o660
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "link", "made", "target"]
+
+
+def test_save_writes_to_a_pipe(tiny_job, tmp_path):
+    plan = refit.compile(tiny_job)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    plan.save(pipe)
+    reader.join()
+    assert read == [plan.to_bytes()] and stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_save_writes_to_a_device(tiny_job, tmp_path):
+    device = tmp_path / "null"  # of its own: another's must not be at stake
+    try:
+        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        device.open("wb").close()
+    except PermissionError:
+        pytest.skip("needs the right to make devices")
+    refit.compile(tiny_job).save(device)
+    assert stat.S_ISCHR(device.stat().st_mode)
+
+
+def test_save_says_why_it_cannot(tiny_job, tmp_path):
+    plan = refit.compile(tiny_job)
+    with pytest.raises(FileNotFoundError, match="absent/plan.refit: cannot write: No such file or directory"):
+        plan.save(tmp_path / "absent" / "plan.refit")
+    with pytest.raises(refit.FileError, match="cannot write: Is a directory"):
+        plan.save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_plan_is_refused(tiny_job):

@@ -40,6 +40,11 @@ FULL = {
     "the-passes": ["refitc", "--list-passes"],
     "help": ["refitc", "--help"],
     "dump": ["refit-dump", "PLAN"],
+    "diff": ["refit-diff", "PLAN", "PLAN", "--json"],
+    "verify": ["refit-verify", "PLAN", "--verbose"],
+    "run": ["refit-run", "PLAN", "--check"],
+    "bench-compile": ["refit-bench", "compile", "tiny-dense.json", "--growth", "2", "--iterations", "1"],
+    "bench-run": ["refit-bench", "run", "PLAN", "--iterations", "1"],
 }
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "OMPI_", "SLURM_")
 UPDATE = os.environ.get("REFIT_UPDATE_GOLDENS") == "1"

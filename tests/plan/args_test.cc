@@ -80,8 +80,14 @@ TEST(ArgsTest, HelpGoesToStdoutWithStatusZero) {
             "      --seconds N    a time\n"
             "      --count N      a number\n"
             "      --json         as JSON\n"
-            "      --help         show this help\n"
+            "  -h, --help         show this help\n"
             "      --version      show the version\n");
+}
+
+TEST(ArgsTest, ShortFormOfHelp) {
+  const Invocation run = Invoke({"-h"});
+  EXPECT_EQ(run.args.exit_status, kExitSuccess);
+  EXPECT_EQ(run.out, Invoke({"--help"}).out);
 }
 
 TEST(ArgsTest, VersionNamesTheTool) {

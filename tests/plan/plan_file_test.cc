@@ -116,8 +116,9 @@ TEST_F(PlanFileTest, ADirectoryCannotBeRead) {
 }
 
 TEST_F(PlanFileTest, AnEmptyFileIsNoPlan) {
-  EXPECT_EQ(PlanFile::Open(Write({})).status().message(),
-            "not a plan: 0 bytes are too few");
+  const std::string path = Write({});
+  EXPECT_EQ(PlanFile::Open(path).status().message(),
+            path + ": not a plan: 0 bytes are too few");
 }
 
 TEST(PlanDoorTest, AnotherIdentifierIsNoPlan) {
