@@ -2,7 +2,8 @@
 again without any model."""
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Union
 
 from refit.description import SIDES, VERSION
 from refit.errors import MergeError
@@ -15,13 +16,16 @@ Description = Mapping[str, Any]
 
 
 def merge(*descriptions: Any, topology: Optional[Mapping[str, Any]] = None,
-          options: Optional[Mapping[str, Any]] = None, exclude: Sequence[str] = (),
-          colocated: bool = False, replicas: Optional[Mapping[str, int]] = None) -> dict[str, Any]:
+          options: Optional[Mapping[str, Any]] = None, exclude: Union[str, Sequence[str]] = (),
+          casts: Union[str, Sequence[str]] = (), colocated: bool = False,
+          replicas: Optional[Mapping[str, int]] = None) -> dict[str, Any]:
     """The job of the given descriptions, one of every rank of both sides, in any order and nested in lists as
     all_gather_object returns them.
 
     `topology`, `options` and `colocated` are the job's; without a topology the ranks' host names are it. Parameters
     that only one side holds are an error unless a glob of `exclude` matches them: the refit then leaves them alone.
+    Parameters whose dtype differs between the sides are an error unless a glob of `casts` matches them: the refit then
+    casts them to the destination's. Both are a glob or a list of globs.
 
     `replicas` gives the copies of a side whose ranks describe meshes of their own, like {"destination": 4} of four
     engines. Without it a parameter on several meshes is an error: they might as well hold different parts.
@@ -32,8 +36,11 @@ def merge(*descriptions: Any, topology: Optional[Mapping[str, Any]] = None,
     copies = _checked_replicas(replicas or {})
     sides = {side: _Side(side, [d for d in given if d["side"] == side], copies[side]) for side in SIDES}
     source, destination = sides["source"], sides["destination"]
-    excluded = [matcher(glob) for glob in exclude]
-    _check_same_parameters(source, destination, lambda name: any(matches(name) for matches in excluded))
+    exclude = _globs("exclude", exclude)
+    is_excluded = _any_of(exclude)
+    _check_same_parameters(source, destination, is_excluded)
+    is_cast = _any_of(_globs("casts", casts))
+    _check_same_dtypes(source, destination, lambda name: is_excluded(name) or is_cast(name))
 
     params = {**destination.params, **source.params}
     job: dict[str, Any] = {
@@ -179,6 +186,20 @@ class _Side:
         }
 
 
+def _globs(argument: str, given: Any) -> list[str]:
+    """One glob or several."""
+    globs = [given] if isinstance(given, str) else list(given)
+    for glob in globs:
+        if not isinstance(glob, str):
+            raise MergeError(f"{argument} has {glob!r}; wanted a glob or a list of globs over parameter names")
+    return globs
+
+
+def _any_of(globs: Sequence[str]) -> Callable[[str], bool]:
+    matchers = [matcher(glob) for glob in globs]
+    return lambda name: any(matches(name) for matches in matchers)
+
+
 def _checked_replicas(replicas: Mapping[str, int]) -> dict[str, int]:
     for side, copies in replicas.items():
         # A bool is an int to Python, and no number of copies.
@@ -229,7 +250,7 @@ def _whole_shape(placements: list[Placement], mesh: _Mesh, by_rank: Mapping[int,
     return whole
 
 
-def _check_same_parameters(source: _Side, destination: _Side, is_excluded: Any) -> None:
+def _check_same_parameters(source: _Side, destination: _Side, is_excluded: Callable[[str], bool]) -> None:
     problems = []
     for here, there in ((source, destination), (destination, source)):
         for param in here.params:
@@ -240,6 +261,22 @@ def _check_same_parameters(source: _Side, destination: _Side, is_excluded: Any) 
         if shapes[0] != shapes[1]:
             problems.append(f'"{param}" is {shapes[0]} on the source, {shapes[1]} on the destination')
     _raise(sorted(problems))
+
+
+def _check_same_dtypes(source: _Side, destination: _Side, is_allowed: Callable[[str], bool]) -> None:
+    """A cast that nobody asked for is an error, as in a job file."""
+    params: dict[tuple[str, str], list[str]] = {}
+    for param, held in source.params.items():
+        wanted = destination.params.get(param)
+        if wanted is not None and wanted.dtype != held.dtype and not is_allowed(param):
+            params.setdefault((held.dtype, wanted.dtype), []).append(param)
+    problems = []
+    for (here, there), names in params.items():
+        others = len(names) - 1
+        which = f'"{names[0]}"' + (f" and {others} other{'s' if others > 1 else ''}" if others else "")
+        problems.append(f"{which} {'are' if others else 'is'} {here} on the source, {there} on the destination; if the "
+                        'refit is to cast, pass casts="*" or globs of the parameters to cast')
+    _raise(problems)
 
 
 def _raise(problems: list[str]) -> None:
@@ -253,6 +290,8 @@ def _raise(problems: list[str]) -> None:
 
 def _flat(values: Iterable[Any]) -> Iterable[Description]:
     for value in values:
+        if isinstance(value, (str, bytes)) or not isinstance(value, (Mapping, Iterable)):
+            raise MergeError(f"not a description: {str(value)[:80]!r}; wanted what describe returns, or lists of it")
         if not isinstance(value, Mapping):
             yield from _flat(value)
         elif value.get("refit_description") != VERSION:

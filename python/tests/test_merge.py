@@ -162,6 +162,55 @@ def test_an_excluded_parameter_is_left_alone():
     assert plan.stats.moved_bytes == 4 * 2 * 5 * 4
 
 
+def in_bf16(descriptions):
+    for description in descriptions:
+        for tensor in description["tensors"]:
+            tensor["dtype"] = "bf16"
+    return descriptions
+
+
+def test_a_cast_that_nobody_declared_is_an_error():
+    with pytest.raises(refit.MergeError) as raised:
+        refit.merge(source(), in_bf16(destination()))
+    assert str(raised.value) == (
+        'descriptions do not fit:\n  "layers.0.weight" and 2 others are fp32 on the source, bf16 on the destination; if '
+        'the refit is to cast, pass casts="*" or globs of the parameters to cast')
+    with pytest.raises(refit.MergeError, match='\n  "scale" is fp32 on the source, bf16 on the destination'):
+        refit.merge(source(), in_bf16(destination()), casts="layers.*")
+
+
+@pytest.mark.parametrize("casts", ["*", ["layers.*", "scale"]])
+def test_a_declared_cast_is_part_of_the_job(casts):
+    job = refit.merge(source(), in_bf16(destination()), casts=casts)
+    assert {rule["dtype"] for rule in job["destination"]["tensors"]} == {"bf16"}
+    plan = refit.compile(job)
+    assert {info.dtype for info in plan.tensors(0).values()} == {"fp32"}
+    assert {info.dtype for info in plan.tensors(2).values()} == {"bf16"}
+
+
+def test_an_excluded_parameter_may_have_another_dtype():
+    destinations = destination()
+    for description in destinations:
+        description["tensors"][2]["dtype"] = "bf16"
+    assert refit.compile(refit.merge(source(), destinations, exclude="scale")).skipped(2) == {"scale"}
+
+
+def test_one_glob_need_not_be_a_list():
+    destinations = destination()
+    for description in destinations:
+        description["tensors"].pop()
+    job = refit.merge(source(), destinations, exclude="scale")
+    assert job["options"] == {"exclude": ["scale"]}
+    with pytest.raises(refit.MergeError, match="exclude has 3; wanted a glob or a list of globs"):
+        refit.merge(source(), destinations, exclude=[3])
+
+
+@pytest.mark.parametrize("stranger", ["x", b"x", None, 3])
+def test_what_is_no_description_is_refused(stranger):
+    with pytest.raises(refit.MergeError, match="not a description: .*; wanted what describe returns"):
+        refit.merge([stranger, *source()], destination())
+
+
 def test_a_placement_that_does_not_exist_is_named():
     with pytest.raises(refit.InvalidArgument, match=r'"\*": unknown placement "Partial"'):
         refit.describe_state_dict({}, "source", rank=0, mesh={"dp": 1}, placements={"*": "Partial"})
