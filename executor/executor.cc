@@ -31,6 +31,30 @@ absl::Status WithRank(const absl::Status& status, int32_t rank) {
                       absl::StrCat("rank ", rank, ": ", status.message()));
 }
 
+// What to call before `call`, which the rank called while in `state`.
+absl::Status OutOfOrder(int32_t rank, const std::string& call,
+                        ExecutorState state) {
+  const auto first = [&]() -> std::string {
+    switch (state) {
+      case ExecutorState::kLoaded:
+        return call == "Bind" ? "connect first" : "connect and bind first";
+      case ExecutorState::kConnected:
+        return "bind first";
+      case ExecutorState::kBound:
+      case ExecutorState::kTorn:
+        return "run first";
+      case ExecutorState::kRunning:
+        return "wait first";
+      case ExecutorState::kClosed:
+        return "make a new executor";
+    }
+    return "";
+  };
+  return absl::FailedPreconditionError(
+      absl::StrCat("rank ", rank, ": ", call, " while ",
+                   std::string(ExecutorStateName(state)), ": ", first()));
+}
+
 }  // namespace
 
 std::string_view ExecutorStateName(ExecutorState state) {
@@ -131,9 +155,7 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
                      state_ == ExecutorState::kBound ||
                      state_ == ExecutorState::kTorn;
   if (!again && state_ != ExecutorState::kLoaded) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("rank ", options_.rank, ": Connect while ",
-                     std::string(ExecutorStateName(state_))));
+    return OutOfOrder(options_.rank, "Connect", state_);
   }
   const Deadline deadline = DeadlineAfter(timeout);
   enqueuer_->DropGraph();
@@ -231,9 +253,7 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   const bool first = state_ == ExecutorState::kConnected;
   if (!first && state_ != ExecutorState::kBound &&
       state_ != ExecutorState::kTorn) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("rank ", options_.rank, ": Bind while ",
-                     std::string(ExecutorStateName(state_))));
+    return OutOfOrder(options_.rank, "Bind", state_);
   }
   const Deadline deadline = DeadlineAfter(timeout);
   std::unique_ptr<Bound> earlier = std::exchange(bound_, nullptr);
@@ -286,9 +306,7 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   const ProfilerRange range("refit run");
   if (state_ != ExecutorState::kBound && state_ != ExecutorState::kRunning &&
       state_ != ExecutorState::kTorn) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("rank ", options_.rank, ": Run while ",
-                     std::string(ExecutorStateName(state_))));
+    return OutOfOrder(options_.rank, "Run", state_);
   }
   if (options.addresses.has_value() &&
       options.addresses->size() != bound_->addresses.size()) {
@@ -325,9 +343,7 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
 
 absl::Status Executor::Wait() {
   if (state_ != ExecutorState::kRunning) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("rank ", options_.rank, ": Wait while ",
-                     std::string(ExecutorStateName(state_))));
+    return OutOfOrder(options_.rank, "Wait", state_);
   }
   absl::Status status = options_.transport->Wait();
   has_run_ |= status.ok();

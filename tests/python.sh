@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 tests/install.sh
 venv=build/venv-wheel
-packages=(pytest numpy)
+packages=(pytest numpy ml_dtypes)
 case "${1-}" in
   "") ;;
   --with-torch) packages+=(torch transformers accelerate matplotlib tqdm) ;;

@@ -13,6 +13,10 @@ from refit.tensors import View, locator, view
 
 TIMEOUT_SECONDS = 600.0
 
+CPU_RANKS_ARE_THREADS = (
+    'device "cpu" has no transport between processes: ranks at a rendezvous need a GPU each, device="cuda:N"; on the CPU '
+    "all ranks are threads of one process that share a fabric, refit.LocalFabric(plan.world_size), as refit.run_local does")
+
 
 class Executor:
     """connect -> bind -> run, as often as wanted -> close. For one thread at a time.
@@ -34,6 +38,8 @@ class Executor:
             raise InvalidArgument("a local fabric carries host memory only, the device is a GPU")
         if rendezvous is not None and rendezvous.rank != rank:
             raise InvalidArgument(f"the rendezvous is of rank {rendezvous.rank}, the executor of rank {rank}")
+        if rendezvous is not None and ordinal is None:
+            raise InvalidArgument(CPU_RANKS_ARE_THREADS)
         self.plan = plan
         self.rank = rank
         self.device = "cpu" if ordinal is None else f"cuda:{ordinal}"
@@ -203,7 +209,7 @@ def _cuda_ordinal(device: Any) -> Optional[int]:
     if number:
         return int(number)
     torch = sys.modules.get("torch")
-    return torch.cuda.current_device() if torch is not None else 0
+    return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0
 
 
 def _argument(name: str, seen: View) -> tuple[str, int, int, str, list[int]]:

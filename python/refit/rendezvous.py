@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 from refit import _core
 from refit._core import Rendezvous
+from refit.errors import InvalidArgument
 
 __all__ = ["Rendezvous", "from_environment", "from_process_group", "from_store", "from_unique_id", "tcp", "unique_id"]
 
@@ -58,5 +59,5 @@ def from_process_group(group: Any = None, rank: Optional[int] = None, world_size
     dist.all_gather_object(ids, unique_id() if rank == 0 else None, group=group)
     id = next((id for id in ids if id is not None), None)
     if id is None:
-        raise ValueError("no process of the group is rank 0 of the plan")
+        raise InvalidArgument("no process of the group is rank 0 of the plan")
     return from_unique_id(id, rank, world_size)

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, NamedTuple, Optional
 
+from refit.errors import InvalidArgument
+
 # As torch and numpy name them -> as a plan does.
 DTYPES = {
     "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "int8": "int8", "int16": "int16",
@@ -43,6 +45,22 @@ def locator(tensor: Any) -> Callable[[], int]:
 def dtype_name(dtype: Any) -> Optional[str]:
     """The plan's name of a torch or numpy dtype; None if it has none."""
     return DTYPES.get(str(getattr(dtype, "name", dtype)).removeprefix("torch."))
+
+
+def numpy_dtype(name: str) -> Any:
+    """The numpy dtype of a plan's dtype; bf16 and fp8 are those of ml_dtypes, which must be installed then."""
+    import numpy as np
+
+    by_plan = {plan: array for array, plan in DTYPES.items()}
+    if name not in by_plan:
+        raise InvalidArgument(f'dtype is "{name}"; wanted one of {", ".join(by_plan)}')
+    if name != "bf16" and not name.startswith("fp8"):
+        return np.dtype(by_plan[name])
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise ImportError(f"{name} in numpy needs ml_dtypes: pip install ml_dtypes") from None
+    return np.dtype(getattr(ml_dtypes, by_plan[name]))
 
 
 def view(tensor: Any) -> View:

@@ -26,6 +26,7 @@
 #include "plan/enum_text.h"
 #include "plan/plan_file.h"
 #include "python/src/bindings.h"
+#include "python/src/signals.h"
 #include "python/src/status.h"
 #include "refit/control_plane.h"
 #include "refit/cuda_device.h"
@@ -171,22 +172,17 @@ class RankExecutor {
   template <typename Call>
   void CallInterruptibly(const Call& call) {
     interrupted_ = false;
-    std::optional<nb::python_error> raised;
+    Signals signals;
     absl::Status status;
     {
       const nb::gil_scoped_release unlocked;
-      const ScopedInterruption interruption([&]() -> absl::Status {
-        if (interrupted_) return absl::CancelledError("interrupted");
-        const nb::gil_scoped_acquire lock;
-        // On a thread that is not Python's main one nothing is ever pending.
-        if (PyErr_CheckSignals() == 0) return absl::OkStatus();
-        raised.emplace();
-        return absl::CancelledError(absl::StrCat(
-            "interrupted by ", nb::type_name(raised->type()).c_str()));
+      const ScopedInterruption interruption([&] {
+        return interrupted_ ? absl::CancelledError("interrupted")
+                            : signals.Poll();
       });
       status = call();
     }
-    if (raised.has_value()) throw std::move(*raised);
+    signals.Rethrow();
     Check(status);
   }
 
@@ -227,7 +223,17 @@ TcpRendezvous FromUniqueId(const nb::bytes& bytes, int32_t rank,
 
 void BindExecutor(nb::module_& module) {
   nb::class_<LocalFabric>(module, "LocalFabric")
-      .def(nb::init<int32_t>(), nb::arg("world_size"));
+      .def(
+          "__init__",
+          [](LocalFabric* self, int32_t world_size) {
+            constexpr int32_t kMax = TcpRendezvous::kWorldSizeMax;
+            if (world_size < 1 || world_size > kMax) {
+              Check(absl::InvalidArgumentError(absl::StrCat(
+                  "world size ", world_size, " is not between 1 and ", kMax)));
+            }
+            new (self) LocalFabric(world_size);
+          },
+          nb::arg("world_size"));
   nb::class_<TcpRendezvous>(module, "Rendezvous")
       .def_static("from_environment",
                   [] { return Check(RendezvousFromEnvironment()); })

@@ -1,4 +1,5 @@
 import collections
+import sys
 import threading
 import types
 
@@ -194,6 +195,64 @@ def test_wrong_arguments_of_an_executor_are_named(tiny_job):
         refit.Executor(plan, 0, device="cuda:0", fabric=refit.LocalFabric(4))
     with pytest.raises(refit.InvalidArgument, match="the rendezvous is of rank 1, the executor of rank 0"):
         refit.Executor(plan, 0, rendezvous=refit.rendezvous.tcp("localhost", 1, 1, 4))
+
+
+@pytest.mark.parametrize("world_size", [0, -1, 2**31 - 1])
+def test_a_fabric_is_of_at_least_one_rank(world_size):
+    with pytest.raises(ValueError, match=f"world size {world_size} is not between 1 and "):
+        refit.LocalFabric(world_size)
+
+
+def test_processes_on_the_cpu_are_refused_before_they_meet(tiny_job):
+    plan = refit.compile(tiny_job)
+    id = refit.rendezvous.unique_id()
+    with pytest.raises(refit.InvalidArgument, match='device "cpu" has no transport between processes: .*LocalFabric'):
+        refit.join(plan, 0, {}, unique_id=id, device="cpu")
+
+
+@pytest.mark.skipif(refit.cuda_device_count() > 0, reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused_before_ranks_meet(tiny_job):
+    plan = refit.compile(tiny_job)
+    wanted = "no CUDA device here" if refit.cuda_built else "this build has no CUDA"
+    with pytest.raises(refit.Error, match=f"^{wanted}$"):
+        refit.join(plan, 0, {}, unique_id=refit.rendezvous.unique_id(), device="cuda")
+
+
+def test_a_call_out_of_order_says_what_comes_first(tiny_job, weights):
+    plan = refit.compile(tiny_job)
+    fabric = refit.LocalFabric(4)
+    executors = [refit.Executor(plan, rank, fabric=fabric) for rank in range(4)]
+    with pytest.raises(refit.FailedPrecondition, match="^rank 0: Run while loaded: connect and bind first$"):
+        executors[0].run()
+    assert on_threads(4, lambda rank: executors[rank].connect()) == [None] * 4
+    with pytest.raises(refit.FailedPrecondition, match="^rank 0: Run while connected: bind first$"):
+        executors[0].run()
+    with pytest.raises(refit.FailedPrecondition, match="^rank 0: Wait while connected: bind first$"):
+        executors[0].wait()
+    executors[0].close()
+    with pytest.raises(refit.FailedPrecondition, match="^rank 0: Connect while closed: make a new executor$"):
+        executors[0].connect()
+
+
+def test_bf16_arrays_of_ml_dtypes_arrive(tiny_job, weights):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    plan = refit.compile({**tiny_job, "destination": {**tiny_job["destination"], "dtype": "bf16"}})
+    bf16 = refit.tensors.numpy_dtype(plan.tensors(2)["norm.weight"].dtype)
+    assert bf16 == ml_dtypes.bfloat16
+    tensors = worker_tensors(weights, plan)
+    for rank in (2, 3):
+        tensors[rank] = {name: array.astype(bf16) for name, array in tensors[rank].items()}
+    refit.run_local(plan, tensors)
+    check({name: weight.astype(bf16) for name, weight in weights.items()}, tensors)
+
+
+def test_numpy_dtypes_of_a_plans(monkeypatch):
+    assert refit.tensors.numpy_dtype("fp32") == np.float32
+    with pytest.raises(refit.InvalidArgument, match='dtype is "float"; wanted one of bf16, fp16'):
+        refit.tensors.numpy_dtype("float")
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)  # as if it were not installed
+    with pytest.raises(ImportError, match="fp8_e5m2 in numpy needs ml_dtypes: pip install ml_dtypes"):
+        refit.tensors.numpy_dtype("fp8_e5m2")
 
 
 def test_a_unique_id_is_128_bytes_that_say_where_to_meet():

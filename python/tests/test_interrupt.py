@@ -18,9 +18,10 @@ from refit import _core
 
 # What every child does first. `plan` is of four ranks, two of each side.
 PRELUDE = """
-import json, os, sys, threading, time
+import json, os, signal, sys, threading, time
 import numpy as np
 import refit
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
 plan = refit.compile(json.loads(os.environ["JOB"]))
 
 def tensors(rank):
@@ -159,7 +160,6 @@ def test_ctrl_c_ends_run_local(tiny_job):
 
 def test_a_handler_that_does_not_raise_lets_the_wait_go_on(tiny_job):
     child = start(tiny_job, """
-        import signal
         signal.signal(signal.SIGINT, lambda *_: print("heard", flush=True))
         waiting()
         try:

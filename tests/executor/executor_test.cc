@@ -204,11 +204,12 @@ TEST(ExecutorTest, StepsOutOfOrderAreRefused) {
   const PlanFile plan = ReshardPlan({}).Open();
   World world(plan);
   EXPECT_EQ(world.executor(0).Run(nullptr, {}).message(),
-            "rank 0: Run while loaded");
-  EXPECT_EQ(world.executor(0).Bind({}).message(), "rank 0: Bind while loaded");
+            "rank 0: Run while loaded: connect and bind first");
+  EXPECT_EQ(world.executor(0).Bind({}).message(),
+            "rank 0: Bind while loaded: connect first");
   world.executor(0).Close();
   EXPECT_EQ(world.executor(0).Connect(kTimeout).message(),
-            "rank 0: Connect while closed");
+            "rank 0: Connect while closed: make a new executor");
 }
 
 TEST(ExecutorTest, FailedRefitLeavesAllRanksTornUntilOneSucceeds) {

@@ -226,7 +226,9 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
   int count = 0;
   absl::Status status =
       CudaStatus(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
-  if (!status.ok()) return absl::NotFoundError(status.message());
+  if (!status.ok() || count == 0) {
+    return absl::NotFoundError("no CUDA device here");
+  }
   if (ordinal < 0 || ordinal >= count) {
     return absl::NotFoundError(absl::StrCat(
         "CUDA device ", ordinal, " is not one of the ", count, " here"));
