@@ -106,7 +106,10 @@ struct Executor::Bound {
 Executor::Executor(const PlanFile& plan, const ExecutorOptions& options)
     : plan_(plan),
       options_(options),
-      schedule_(std::make_unique<RankSchedule>(plan, options.rank)),
+      schedule_(std::make_unique<RankSchedule>(
+          plan, options.rank,
+          options.transport->ReachesPeerMemory() ? DirectRounds::kStored
+                                                 : DirectRounds::kSent)),
       post_hooks_(TensorTable(plan, options.rank).PostHooks()),
       enqueuer_(std::make_unique<RefitEnqueuer>(*schedule_, options_)) {}
 
@@ -169,7 +172,7 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
       if (allocated.ok()) memory = *std::move(allocated);
       made.Update(allocated.status());
     };
-    allocate(staging_, program().staging_bytes());
+    allocate(staging_, schedule_->staging_bytes());
     allocate(scratch_, ScratchBytes(plan_, options_.rank));
   }
   HandshakeRecord record = Record(HandshakeStage::kConnect);
@@ -271,7 +274,8 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
     const absl::Status agreed = options_.transport->Handshake(record, deadline);
     if (status.ok()) status = WithRank(agreed, options_.rank);
   };
-  const bool mapped = HasDirectRounds(plan_);
+  const bool mapped =
+      HasDirectRounds(plan_) && options_.transport->ReachesPeerMemory();
   if (mapped) agree();
   if (mapped && status.ok()) {
     status =

@@ -27,16 +27,37 @@ void SortDistinct(std::vector<int32_t>& values) {
 
 }  // namespace
 
-RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank) {
+RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank,
+                           DirectRounds direct, uint64_t part_bytes) {
   const fb::Body& body = plan.body();
-  const auto* messages = body.programs()->Get(rank)->messages();
-  for (const fb::Message* message : *messages) AddMessage(body, *message);
+  const Messages& messages = *body.programs()->Get(rank)->messages();
+  staging_bytes_ = body.programs()->Get(rank)->staging_bytes();
+  const uint64_t parts_begin = AlignStaging(staging_bytes_);
+  for (uint32_t m = 0; m < messages.size();) {
+    const uint32_t begin = m, index = messages.Get(m)->round();
+    while (m < messages.size() && messages.Get(m)->round() == index) ++m;
+    const fb::Round& round = *body.rounds()->Get(index);
+    if (direct == DirectRounds::kSent &&
+        round.mechanism() == fb::Mechanism::kDirect) {
+      AddParts(messages, begin, m, round, parts_begin, part_bytes);
+      continue;
+    }
+    AddWork(round, index);
+    for (uint32_t i = begin; i < m; ++i) {
+      const fb::Message& message = *messages.Get(i);
+      AddOperation(message,
+                   {.message = i, .staging_offset = message.staging_offset()},
+                   message.size_bytes());
+    }
+  }
   if (plan.side(rank) == fb::Side::kDestination) AddRelays(plan, rank);
   AddQuantises(plan, rank);
   const uint32_t slots = std::max<uint32_t>(1, body.limits()->slots());
   size_t reusable = 0;  // works before it are at least `slots` rounds older
-  std::optional<size_t> staged, unpacked;  // the last of those
-  for (RoundWork& work : rounds_) {
+  std::optional<size_t> staged, unpacked;     // the last of those
+  std::optional<size_t> part, unpacked_part;  // the last before this
+  for (size_t i = 0; i < rounds_.size(); ++i) {
+    RoundWork& work = rounds_[i];
     SortDistinct(work.receivers);
     SortDistinct(work.senders);
     for (; work.index - rounds_[reusable].index >= slots; ++reusable) {
@@ -47,6 +68,11 @@ RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank) {
     if (work.mechanism != fb::Mechanism::kStaged) continue;
     work.reuses = staged;
     work.reuses_unpacked = unpacked;
+    if (!work.is_part) continue;
+    if (part.has_value()) work.reuses = part;
+    if (unpacked_part.has_value()) work.reuses_unpacked = unpacked_part;
+    part = i;
+    if (work.unpack_batch.has_value()) unpacked_part = i;
   }
 }
 
@@ -61,22 +87,24 @@ void RankSchedule::AddRelays(const PlanFile& plan, int32_t rank) {
   for (size_t i = 0; i < rounds_.size(); ++i) {
     RoundWork& work = rounds_[i];
     const bool staged = work.mechanism == fb::Mechanism::kStaged;
-    const uint32_t end = work.messages_begin + work.messages_count;
-    for (uint32_t m = work.messages_begin; m < end; ++m) {
-      const fb::Message& message = *messages.Get(m);
+    // A part brings some of a message's contents.
+    const bool whole = staged && !work.is_part;
+    const uint32_t end = work.operations_begin + work.operations_count;
+    for (uint32_t m = work.operations_begin; m < end; ++m) {
+      const fb::Message& message = *messages.Get(parts_[m].message);
       if (message.kind() != fb::MessageKind::kSend) continue;
       const auto feed = unpacked_in.find(message.copies());
-      if (staged && feed != unpacked_in.end()) {
+      if (whole && feed != unpacked_in.end()) {
         work.relays = std::max(work.relays.value_or(0), feed->second);
       } else {
         work.relays = last_unpacked;
         work.relays_stored = staged && stored;
       }
     }
-    for (uint32_t m = work.messages_begin; m < end; ++m) {
-      const fb::Message& message = *messages.Get(m);
+    for (uint32_t m = work.operations_begin; m < end; ++m) {
+      const fb::Message& message = *messages.Get(parts_[m].message);
       if (message.kind() != fb::MessageKind::kRecv) continue;
-      if (staged) unpacked_in.emplace(message.copies(), i);
+      if (whole) unpacked_in.emplace(message.copies(), i);
       stored |= !staged;
     }
     if (staged && work.unpack_batch.has_value()) last_unpacked = i;
@@ -148,16 +176,18 @@ void RankSchedule::AddQuantises(const PlanFile& plan, int32_t rank) {
   }
 }
 
-void RankSchedule::AddMessage(const fb::Body& body,
-                              const fb::Message& message) {
-  if (rounds_.empty() || rounds_.back().index != message.round()) {
-    const fb::Round& round = *body.rounds()->Get(message.round());
-    RoundWork& work = rounds_.emplace_back();
-    work.index = message.round();
-    work.route = round.route();
-    work.mechanism = round.mechanism();
-    work.messages_begin = static_cast<uint32_t>(operations_.size());
-  }
+RoundWork& RankSchedule::AddWork(const fb::Round& round, uint32_t index) {
+  RoundWork& work = rounds_.emplace_back();
+  work.index = index;
+  work.route = round.route();
+  work.mechanism = round.mechanism();
+  work.operations_begin = static_cast<uint32_t>(operations_.size());
+  return work;
+}
+
+// To the last work.
+void RankSchedule::AddOperation(const fb::Message& message,
+                                const MessagePart& part, uint64_t size_bytes) {
   RoundWork& work = rounds_.back();
   const bool send = message.kind() == fb::MessageKind::kSend;
   const bool direct = work.mechanism == fb::Mechanism::kDirect;
@@ -169,17 +199,50 @@ void RankSchedule::AddMessage(const fb::Body& body,
                                  : send ? work.pack_batch
                                         : work.unpack_batch;
   if (!batch.has_value()) batch = batches_++;
-  ++work.messages_count;
-  operations_.push_back({.kind = message.kind(),
-                         .peer = peer,
-                         .size_bytes = message.size_bytes()});
+  ++work.operations_count;
+  operations_.push_back(
+      {.kind = message.kind(), .peer = peer, .size_bytes = size_bytes});
+  parts_.push_back(part);
+}
+
+// The k-th part of each message, at both ends, belongs to the k-th part of the
+// round. All parts of rounds use the same staging, behind the plan's own.
+void RankSchedule::AddParts(const Messages& messages, uint32_t begin,
+                            uint32_t end, const fb::Round& round,
+                            uint64_t staging_begin, uint64_t part_bytes) {
+  const uint32_t index = messages.Get(begin)->round();
+  uint64_t staging_end = staging_begin;
+  bool left = true;
+  for (uint64_t begin_byte = 0; left; begin_byte += part_bytes) {
+    RoundWork& work = AddWork(round, index);
+    work.mechanism = fb::Mechanism::kStaged;
+    work.is_part = true;
+    left = false;
+    uint64_t staging_offset = staging_begin;
+    for (uint32_t i = begin; i < end; ++i) {
+      const fb::Message& message = *messages.Get(i);
+      const uint64_t size_bytes = message.size_bytes();
+      // An empty message has one part.
+      if (begin_byte > 0 && begin_byte >= size_bytes) continue;
+      const uint64_t part = std::min(part_bytes, size_bytes - begin_byte);
+      AddOperation(message,
+                   {.message = i,
+                    .begin_byte = begin_byte,
+                    .staging_offset = staging_offset},
+                   part);
+      staging_offset = AlignStaging(staging_offset + part);
+      left |= size_bytes - begin_byte > part_bytes;
+    }
+    staging_end = std::max(staging_end, staging_offset);
+  }
+  staging_bytes_ = std::max(staging_bytes_, staging_end);
 }
 
 std::vector<Edge> RankSchedule::Edges() const {
   std::vector<Edge> edges;
   for (const RoundWork& work : rounds_) {
-    for (uint32_t i = 0; i < work.messages_count; ++i) {
-      const Operation& operation = operations_[work.messages_begin + i];
+    for (uint32_t i = 0; i < work.operations_count; ++i) {
+      const Operation& operation = operations_[work.operations_begin + i];
       edges.push_back({.peer = operation.peer,
                        .kind = operation.kind,
                        .route = work.route,

@@ -12,14 +12,30 @@
 
 namespace refit {
 
-// A round in which the rank takes part. Batches are numbers of copy batches.
+// How the messages of direct rounds travel.
+enum class DirectRounds {
+  kStored,  // one end of each pair of ranks uses the other's tensors
+  kSent,    // in parts, like those of staged rounds
+};
+
+// What an operation sends or receives: bytes of a message of the rank.
+struct MessagePart {
+  uint32_t message = 0;     // position in the rank's messages
+  uint64_t begin_byte = 0;  // of the message
+  uint64_t staging_offset = 0;
+};
+
+// A round in which the rank takes part, or a part of one whose messages are
+// sent in parts. Batches are numbers of copy batches.
 struct RoundWork {
   uint32_t index = 0;
   fb::Route route = fb::Route::kUnspecified;
+  // As the rank does it: staged also for a part of a direct round.
   fb::Mechanism mechanism = fb::Mechanism::kStaged;
-  // Its messages: the same range of the rank's messages and of operations().
-  uint32_t messages_begin = 0;
-  uint32_t messages_count = 0;
+  bool is_part = false;
+  // Its range of operations() and of parts().
+  uint32_t operations_begin = 0;
+  uint32_t operations_count = 0;
   // Staged: before and after the exchange.
   std::optional<size_t> pack_batch;
   std::optional<size_t> unpack_batch;
@@ -51,12 +67,21 @@ struct QuantiseStep {
 
 class RankSchedule {
  public:
-  RankSchedule(const PlanFile& plan, int32_t rank);
+  // Messages that are sent in parts are cut after every `part_bytes`, a
+  // multiple of every element's size. The default still lies in a core's cache
+  // when it is unpacked.
+  static constexpr uint64_t kPartBytes = 1 << 20;
+  RankSchedule(const PlanFile& plan, int32_t rank,
+               DirectRounds direct = DirectRounds::kStored,
+               uint64_t part_bytes = kPartBytes);
 
   const std::vector<RoundWork>& rounds() const { return rounds_; }
-  // One per message of the rank; `data` is not set. Direct messages have one
-  // too, which is never issued.
+  // One for each part of a message of the rank; `data` is not set. Messages
+  // that are stored have one too, which is never issued.
   const std::vector<Operation>& operations() const { return operations_; }
+  const std::vector<MessagePart>& parts() const { return parts_; }
+  // What the parts above need.
+  uint64_t staging_bytes() const { return staging_bytes_; }
   bool QuantisesBesideRounds() const;
   const std::vector<QuantiseStep>& quantises() const { return quantises_; }
   static constexpr size_t kFillBatch = 0;  // zeroes the padding
@@ -75,7 +100,13 @@ class RankSchedule {
   std::vector<int32_t> DirectSenders() const;
 
  private:
-  void AddMessage(const fb::Body& body, const fb::Message& message);
+  using Messages = flatbuffers::Vector<const fb::Message*>;
+  RoundWork& AddWork(const fb::Round& round, uint32_t index);
+  void AddOperation(const fb::Message& message, const MessagePart& part,
+                    uint64_t size_bytes);
+  void AddParts(const Messages& messages, uint32_t begin, uint32_t end,
+                const fb::Round& round, uint64_t staging_begin,
+                uint64_t part_bytes);
   void AddRelays(const PlanFile& plan, int32_t rank);
   void AddQuantises(const PlanFile& plan, int32_t rank);
   // How many rounds of the rank come before round `index` of the plan.
@@ -84,6 +115,8 @@ class RankSchedule {
   std::vector<RoundWork> rounds_;
   std::vector<QuantiseStep> quantises_;
   std::vector<Operation> operations_;
+  std::vector<MessagePart> parts_;
+  uint64_t staging_bytes_ = 0;
   bool packs_ = false;
   bool unpacks_ = false;
   size_t batches_ = kFillBatch + 1;

@@ -227,8 +227,8 @@ absl::Status RefitEnqueuer::AwaitQuantised(size_t round, Stream stream) {
 
 Traffic RefitEnqueuer::TrafficOf(const RoundWork& work) const {
   Traffic traffic;
-  for (uint32_t m = 0; m < work.messages_count; ++m) {
-    const Operation& operation = rounds_.operations[work.messages_begin + m];
+  for (uint32_t m = 0; m < work.operations_count; ++m) {
+    const Operation& operation = rounds_.operations[work.operations_begin + m];
     const bool send = operation.kind == fb::MessageKind::kSend;
     (send ? traffic.bytes_sent : traffic.bytes_received) +=
         operation.size_bytes;
@@ -238,8 +238,8 @@ Traffic RefitEnqueuer::TrafficOf(const RoundWork& work) const {
 
 void RefitEnqueuer::CountMessages(const RoundWork& work) {
   ++counters_.rounds;
-  for (uint32_t m = 0; m < work.messages_count; ++m) {
-    const Operation& operation = rounds_.operations[work.messages_begin + m];
+  for (uint32_t m = 0; m < work.operations_count; ++m) {
+    const Operation& operation = rounds_.operations[work.operations_begin + m];
     ++(operation.kind == fb::MessageKind::kSend ? counters_.messages_sent
                                                 : counters_.messages_received);
   }
@@ -291,12 +291,13 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
     status.Update(events.timer->Start(stream));
   }
   if (!status.ok()) return status;
-  status = transport_.Exchange(
-      {.index = work.index,
-       .route = work.route,
-       .operations = absl::MakeConstSpan(rounds_.operations)
-                         .subspan(work.messages_begin, work.messages_count)},
-      stream);
+  status =
+      transport_.Exchange({.index = work.index,
+                           .route = work.route,
+                           .operations = absl::MakeConstSpan(rounds_.operations)
+                                             .subspan(work.operations_begin,
+                                                      work.operations_count)},
+                          stream);
   if (!status.ok()) return status;
   status = events.exchanged->Record(stream);
   counters_.wire_seconds += SecondsSince(std::exchange(start, Clock::now()));

@@ -1,5 +1,7 @@
 #include "executor/round_copies.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "executor/copy_boxes.h"
 #include "executor/direct_copies.h"
@@ -38,11 +40,10 @@ class RoundCopiesBuilder {
     AddFills();
     AddQuantises();
     for (const RoundWork& work : schedule_.rounds()) {
-      if (work.mechanism == fb::Mechanism::kDirect) {
-        if (absl::Status s = AddDirectRound(work); !s.ok()) return s;
-      } else {
-        AddStagedRound(work);
-      }
+      absl::Status status = work.mechanism == fb::Mechanism::kDirect
+                                ? AddDirectRound(work)
+                                : AddStagedRound(work);
+      if (!status.ok()) return status;
     }
     return std::move(result_);
   }
@@ -50,6 +51,10 @@ class RoundCopiesBuilder {
  private:
   const fb::Message& MessageAt(uint32_t position) const {
     return *program_.messages()->Get(position);
+  }
+
+  const fb::Message& DirectMessageAt(const RoundWork& work, uint32_t i) const {
+    return MessageAt(schedule_.parts()[work.operations_begin + i].message);
   }
 
   CopyPlace PlaceOf(const fb::Copy& copy, const TensorBox& box) const {
@@ -91,32 +96,84 @@ class RoundCopiesBuilder {
     }
   }
 
-  void AddStagedRound(const RoundWork& work) {
-    for (uint32_t i = 0; i < work.messages_count; ++i) {
-      const uint32_t position = work.messages_begin + i;
-      const fb::Message& message = MessageAt(position);
-      Operation& operation = result_.operations[position];
-      operation.data = PlaceInTensor(message);
+  // A box of a tensor that lies in one piece in a message.
+  struct StagedBox {
+    TensorBox box;
+    CopyPlace tensor;
+    uint64_t begin_byte = 0;  // from the start of the part
+    DType wire_dtype = DType::kUnspecified;
+  };
+
+  absl::Status AddStagedRound(const RoundWork& work) {
+    for (uint32_t i = 0; i < work.operations_count; ++i) {
+      const uint32_t number = work.operations_begin + i;
+      const MessagePart& part = schedule_.parts()[number];
+      Operation& operation = result_.operations[number];
+      const absl::StatusOr<std::vector<StagedBox>> boxes = BoxesOf(
+          MessageAt(part.message), part.begin_byte, operation.size_bytes);
+      if (!boxes.ok()) return boxes.status();
+      operation.data = PlaceInTensor(*boxes, operation.size_bytes);
       if (operation.data != nullptr) continue;
-      operation.data = staging_ + message.staging_offset();
-      const bool send = message.kind() == fb::MessageKind::kSend;
+      operation.data = staging_ + part.staging_offset;
+      const bool send = operation.kind == fb::MessageKind::kSend;
       AddStagedCopies(
-          message, send,
+          *boxes, part.staging_offset, send,
           result_.batches[send ? *work.pack_batch : *work.unpack_batch]);
     }
+    return absl::OkStatus();
   }
 
-  // Where a message lies in a tensor itself, byte for byte; null when it is
-  // more than one run, or casts.
-  std::byte* PlaceInTensor(const fb::Message& message) const {
+  // What `size_bytes` of the message hold. Error: kUnimplemented, an element
+  // lies across an end of them; refit-verify refuses such a plan.
+  absl::StatusOr<std::vector<StagedBox>> BoxesOf(const fb::Message& message,
+                                                 uint64_t begin_byte,
+                                                 uint64_t size_bytes) const {
+    std::vector<StagedBox> boxes;
+    const uint64_t end_byte = begin_byte + size_bytes;
     const fb::CopyList& list = *body_.copy_lists()->Get(message.copies());
-    if (list.count() != 1) return nullptr;
-    const fb::Copy& copy = *body_.copies()->Get(list.begin());
-    const TensorBox box = BoxOf(body_, program_, copy);
-    const CopyPlace place = PlaceOf(copy, box);
-    if (copy.wire_dtype() != place.dtype || copy.staging_offset() != 0) {
-      return nullptr;
+    for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
+      const fb::Copy& copy = *body_.copies()->Get(c);
+      const TensorBox box = BoxOf(body_, program_, copy);
+      const uint64_t element_bytes = DTypeBytes(copy.wire_dtype());
+      uint64_t elements = 1;
+      for (const BoxLoop& loop : box.loops) elements *= loop.extent;
+      const uint64_t copy_begin = copy.staging_offset();
+      const uint64_t begin = std::max(begin_byte, copy_begin);
+      const uint64_t end =
+          std::min(end_byte, copy_begin + elements * element_bytes);
+      if (begin >= end) continue;
+      if ((begin - copy_begin) % element_bytes != 0 ||
+          (end - copy_begin) % element_bytes != 0) {
+        return absl::UnimplementedError(absl::StrCat(
+            "round ", message.round(),
+            ": a message cannot be cut between two elements; refit-verify "
+            "tells more"));
+      }
+      uint64_t at_byte = begin - begin_byte;
+      ForEachPart(box, (begin - copy_begin) / element_bytes,
+                  (end - copy_begin) / element_bytes,
+                  [&](const TensorBox& part) {
+                    boxes.push_back({.box = part,
+                                     .tensor = PlaceOf(copy, part),
+                                     .begin_byte = at_byte,
+                                     .wire_dtype = copy.wire_dtype()});
+                    uint64_t bytes = element_bytes;
+                    for (const BoxLoop& loop : part.loops) {
+                      bytes *= loop.extent;
+                    }
+                    at_byte += bytes;
+                  });
     }
+    return boxes;
+  }
+
+  // Where the bytes lie in a tensor itself; null when they are more than one
+  // run, or are cast.
+  std::byte* PlaceInTensor(absl::Span<const StagedBox> boxes,
+                           uint64_t size_bytes) const {
+    if (boxes.size() != 1) return nullptr;
+    const auto& [box, place, begin_byte, wire_dtype] = boxes.front();
+    if (wire_dtype != place.dtype || begin_byte != 0) return nullptr;
     uint64_t elements = 1;
     for (size_t l = box.loops.size(); l-- > 0;) {
       const BoxLoop& loop = box.loops[l];
@@ -125,23 +182,17 @@ class RoundCopiesBuilder {
       }
       elements *= loop.extent;
     }
-    if (elements * DTypeBytes(place.dtype) != message.size_bytes()) {
-      return nullptr;
-    }
+    if (elements * DTypeBytes(place.dtype) != size_bytes) return nullptr;
     return result_.table[place.entry] + place.byte_offset;
   }
 
-  void AddStagedCopies(const fb::Message& message, bool send,
+  void AddStagedCopies(absl::Span<const StagedBox> boxes,
+                       uint64_t staging_offset, bool send,
                        CopyBatch& batch) const {
-    const fb::CopyList& list = *body_.copy_lists()->Get(message.copies());
-    for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
-      const fb::Copy& copy = *body_.copies()->Get(c);
-      const TensorBox box = BoxOf(body_, program_, copy);
-      const CopyPlace tensor = PlaceOf(copy, box);
-      const CopyPlace staging = {
-          .entry = staging_entry_,
-          .byte_offset = message.staging_offset() + copy.staging_offset(),
-          .dtype = copy.wire_dtype()};
+    for (const auto& [box, tensor, begin_byte, wire_dtype] : boxes) {
+      const CopyPlace staging = {.entry = staging_entry_,
+                                 .byte_offset = staging_offset + begin_byte,
+                                 .dtype = wire_dtype};
       const auto loops_begin = static_cast<uint32_t>(batch.loops.size());
       batch.copies.push_back(
           {.from = send ? tensor : staging,
@@ -149,7 +200,7 @@ class RoundCopiesBuilder {
            .loops_begin = loops_begin,
            .loops_count = static_cast<uint32_t>(box.loops.size())});
       batch.loops.resize(batch.loops.size() + box.loops.size());
-      uint64_t staged_bytes = DTypeBytes(copy.wire_dtype());
+      uint64_t staged_bytes = DTypeBytes(wire_dtype);
       for (size_t l = box.loops.size(); l-- > 0;) {
         const BoxLoop& loop = box.loops[l];
         const CopyStep in_tensor = StepOf(loop, DTypeBytes(tensor.dtype));
@@ -165,8 +216,8 @@ class RoundCopiesBuilder {
   absl::Status AddDirectRound(const RoundWork& work) {
     result_.batches[*work.move_batch].leaves_room =
         work.route == fb::Route::kPeer && schedule_.QuantisesBesideRounds();
-    for (uint32_t i = 0; i < work.messages_count; ++i) {
-      if (!Moves(MessageAt(work.messages_begin + i))) continue;
+    for (uint32_t i = 0; i < work.operations_count; ++i) {
+      if (!Moves(DirectMessageAt(work, i))) continue;
       if (absl::Status s = AddDirectMessage(work, i); !s.ok()) return s;
     }
     return absl::OkStatus();
@@ -181,7 +232,7 @@ class RoundCopiesBuilder {
   }
 
   absl::Status AddDirectMessage(const RoundWork& work, uint32_t i) {
-    const fb::Message& message = MessageAt(work.messages_begin + i);
+    const fb::Message& message = DirectMessageAt(work, i);
     const bool push = message.kind() == fb::MessageKind::kSend;
     const auto peer = static_cast<int32_t>(message.peer());
     const fb::RankProgram& there = *body_.programs()->Get(message.peer());
@@ -212,10 +263,10 @@ class RoundCopiesBuilder {
   // their messages of a round, a pair and a direction in order.
   const fb::Message* Partner(const RoundWork& work, uint32_t i,
                              const fb::RankProgram& there) const {
-    const fb::Message& mine = MessageAt(work.messages_begin + i);
+    const fb::Message& mine = DirectMessageAt(work, i);
     uint32_t before = 0;
     for (uint32_t k = 0; k < i; ++k) {
-      const fb::Message& other = MessageAt(work.messages_begin + k);
+      const fb::Message& other = DirectMessageAt(work, k);
       before += other.kind() == mine.kind() && other.peer() == mine.peer();
     }
     for (const fb::Message* message : *there.messages()) {

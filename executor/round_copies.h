@@ -24,8 +24,8 @@ struct RoundCopies {
 
 // `tensors`: the rank's own, by entry of its TensorTable.
 //
-// A staged message that is one run of a tensor, byte for byte, is sent from or
-// received into the tensor itself, without staging.
+// What is one run of a tensor, byte for byte, is sent from or received into the
+// tensor itself, without staging.
 absl::StatusOr<RoundCopies> BuildRoundCopies(
     const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
     absl::Span<std::byte* const> tensors, std::byte* staging,

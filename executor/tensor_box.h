@@ -33,6 +33,11 @@ TensorBox TensorBoxAt(uint64_t offset, uint64_t tensor_elements);
 void AddLoop(uint64_t extent, uint64_t stride, uint64_t tensor_elements,
              TensorBox& box);
 
+// Calls `visit` with boxes that hold the elements [begin, end) of `box`, as its
+// loops visit them, in that order.
+void ForEachPart(const TensorBox& box, uint64_t begin, uint64_t end,
+                 const std::function<void(const TensorBox& part)>& visit);
+
 // A loop of a fragment or region, in virtual elements. Unlike a copy's it may
 // run on from one tensor of the stack into the next.
 struct VirtualLoop {

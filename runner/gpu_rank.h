@@ -17,13 +17,11 @@
 #include "refit/executor.h"
 #include "runner/checked_run.h"
 #include "runner/value_check.h"
+#include "runner/world_rank.h"
 
 namespace refit {
 
-// 0, 1, … of the plan's ranks.
-std::vector<int32_t> AllRanks(const PlanFile& plan);
-
-class GpuRank {
+class GpuRank : public WorldRank {
  public:
   // Allocates the rank's tensors on CUDA device `ordinal`, connects and binds:
   // collective over all ranks. `plan` must outlive the result. Of `options` the
@@ -31,36 +29,29 @@ class GpuRank {
   static absl::StatusOr<std::unique_ptr<GpuRank>> Create(
       const PlanFile& plan, std::unique_ptr<ControlPlane> control, int ordinal,
       std::chrono::nanoseconds timeout, const ExecutorOptions& options = {});
-  ~GpuRank();
+  ~GpuRank() override;
 
   // Binds again, with its tensors at `addresses`, in the order of tensors().
   absl::Status BindAt(absl::Span<void* const> addresses);
 
-  // What ValueCheck does, of this rank's tensors on the GPU.
-  absl::Status FillSources();
-  absl::Status PoisonDestinations();
-  absl::StatusOr<CheckResult> Check();
-
-  // One refit, waited for. `seconds` runs from all ranks' start to this one's
-  // end.
-  absl::StatusOr<RefitMeasurement> Refit();
+  absl::Status FillSources() override;
+  absl::Status PoisonDestinations() override;
+  absl::StatusOr<CheckResult> Check() override;
 
   Device& device() { return *device_; }
-  Executor& executor() { return *executor_; }
-  Transport& transport() { return *transport_; }
-  Stream stream() const { return stream_->get(); }
+  Executor& executor() override { return *executor_; }
+  Transport& transport() override { return *transport_; }
+  Stream stream() const override { return stream_->get(); }
   const std::vector<BoundTensor>& tensors() const { return tensors_; }
 
  private:
-  GpuRank(const PlanFile& plan, int32_t rank);
+  GpuRank(const PlanFile& plan, int32_t rank, std::chrono::nanoseconds timeout);
   absl::Status ForEachTensor(
       const std::function<absl::Status(const BoundTensor& on_device,
                                        const BoundTensor& on_host)>& visit);
 
-  const PlanFile& plan_;
   const int32_t rank_;
   const ValueCheck check_;
-  std::chrono::nanoseconds timeout_{};
   std::unique_ptr<Device> device_;
   std::unique_ptr<DeviceMemory> memory_;
   std::unique_ptr<DeviceStream> stream_;

@@ -13,6 +13,7 @@
 #include "refit/control_plane.h"
 #include "runner/checked_run.h"
 #include "runner/gpu_rank.h"
+#include "runner/host_rank.h"
 #include "runner/partial_files.h"
 #include "runner/safetensors_run.h"
 #include "tools/args.h"
@@ -150,7 +151,7 @@ absl::Status WithLaunchers(const absl::Status& status) {
 // One process per rank, told by its launcher's variables which one it is.
 absl::StatusOr<RunOfRanksResult> RunThisRank(
     const refit::PlanFile& plan, const refit::RunOfRanksOptions& options,
-    int32_t& rank) {
+    bool on_gpu, int32_t& rank) {
   const absl::StatusOr<refit::TcpRendezvous> meeting =
       refit::RendezvousFromEnvironment();
   if (!meeting.ok()) return WithLaunchers(meeting.status());
@@ -161,16 +162,22 @@ absl::StatusOr<RunOfRanksResult> RunThisRank(
         "process per rank",
         meeting->world_size, plan.world_size()));
   }
-  const absl::StatusOr<int32_t> local_rank = refit::LocalRankFromEnvironment();
-  if (!local_rank.ok()) return WithLaunchers(local_rank.status());
-  const absl::StatusOr<int> devices = refit::DevicesHere();
-  if (!devices.ok()) return devices.status();
+  int ordinal = 0;
+  if (on_gpu) {
+    const absl::StatusOr<int32_t> local_rank =
+        refit::LocalRankFromEnvironment();
+    if (!local_rank.ok()) return WithLaunchers(local_rank.status());
+    const absl::StatusOr<int> devices = refit::DevicesHere();
+    if (!devices.ok()) return devices.status();
+    ordinal = *local_rank % *devices;
+  }
   absl::StatusOr<std::unique_ptr<refit::ControlPlane>> control =
       refit::ConnectTcp(*meeting,
                         std::chrono::steady_clock::now() + options.timeout);
   if (!control.ok()) return control.status();
-  return refit::RunCheckedOnGpu(plan, *std::move(control),
-                                *local_rank % *devices, options);
+  return on_gpu ? refit::RunCheckedOnGpu(plan, *std::move(control), ordinal,
+                                         options)
+                : refit::RunCheckedOnHost(plan, *std::move(control), options);
 }
 
 }  // namespace
@@ -192,21 +199,24 @@ static int Main(int argc, char** argv) {
           "[--json]\n"
           "       refit-run PLAN.refit [--transport local] --source-dir S "
           "--destination-dir D\n"
-          "       refit-run PLAN.refit --transport nccl [--ranks-in-process] "
-          "--check [--iterations N] [--json]",
+          "       refit-run PLAN.refit --transport nccl|ucx "
+          "[--ranks-in-process] --check [--iterations N] [--json]",
       .summary =
           "Executes a plan on generated data (--check) or on one safetensors "
           "file per rank:\n"
           "all ranks on the CPU of this machine (local), or each on a GPU "
-          "(nccl), one process\n"
-          "per rank as torchrun, SLURM or Open MPI start them, or all as "
-          "threads of this\n"
-          "process. Exit status: 0 done, 1 a destination element is wrong, 2 "
+          "(nccl) or in host\n"
+          "memory (ucx), one process per rank as torchrun, SLURM or Open MPI "
+          "start them, or all\n"
+          "as threads of this process. Exit status: 0 done, 1 a destination "
+          "element is wrong, 2 "
           "trouble.",
       .flags =
-          {{"--transport", "", "NAME", "local (default) or nccl", &transport},
+          {{"--transport", "", "NAME", "local (default), nccl or ucx",
+            &transport},
            {"--ranks-in-process", "", "",
-            "with nccl: all ranks as threads, on all GPUs of this host",
+            "with nccl or ucx: all ranks as threads; with nccl on all GPUs of\n"
+            "this host",
             &ranks_in_process},
            {"--check", "", "",
             "generate the sources, check every destination element", &check},
@@ -233,15 +243,17 @@ static int Main(int argc, char** argv) {
   if (args.done) return args.exit_status;
   const refit::SignalCleanup cleanup;
   const bool nccl = transport == "nccl";
-  if (!nccl && transport != "local") {
+  const bool local = transport == "local";
+  if (!nccl && !local && transport != "ucx") {
     return refit::Fail(
-        tool, "--transport is " + transport + "; wanted local or nccl");
+        tool, "--transport is " + transport + "; wanted local, nccl or ucx");
   }
-  if (ranks_in_process && !nccl) {
-    return refit::Fail(tool, "--ranks-in-process needs --transport nccl");
+  if (ranks_in_process && local) {
+    return refit::Fail(tool,
+                       "--ranks-in-process needs --transport nccl or ucx");
   }
-  if (nccl && !check) {
-    return refit::Fail(tool, "--transport nccl needs --check");
+  if (!local && !check) {
+    return refit::Fail(tool, "--transport " + transport + " needs --check");
   }
   if (check == !source_dir.empty() ||
       source_dir.empty() != destination_dir.empty()) {
@@ -261,8 +273,9 @@ static int Main(int argc, char** argv) {
       .time_rounds = time_rounds};
   int32_t rank = 0;
   absl::StatusOr<RunOfRanksResult> result =
-      ranks_in_process ? refit::RunCheckedOnGpus(*plan, options)
-      : nccl           ? RunThisRank(*plan, options, rank)
+      ranks_in_process ? nccl ? refit::RunCheckedOnGpus(*plan, options)
+                              : refit::RunCheckedOnHostThreads(*plan, options)
+      : !local ? RunThisRank(*plan, options, nccl, rank)
       : check
           ? refit::RunChecked(*plan, options)
           : refit::RunSafetensors(*plan, source_dir, destination_dir, options);

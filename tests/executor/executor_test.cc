@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "executor/rank_schedule.h"
+#include "executor/tensor_box.h"
 #include "plan/enum_text.h"
 #include "refit/host_device.h"
 #include "refit/local_transport.h"
@@ -760,6 +761,82 @@ TEST(RankScheduleTest, StagedRoundReusesTheLastStagedOne) {
   EXPECT_EQ(schedule.rounds()[0].reuses, std::nullopt);
   EXPECT_EQ(schedule.rounds()[1].reuses, std::nullopt);
   EXPECT_EQ(schedule.rounds()[2].reuses, 0);
+}
+
+// Every cut of a box into two or three: the parts hold its elements in order.
+TEST(TensorBoxTest, PartsHoldTheElementsInOrder) {
+  const TensorBox box = {.first_tensor = 1,
+                         .first_element = 5,
+                         .loops = {{.extent = 2, .tensor_step = 3},
+                                   {.extent = 3, .element_step = 20},
+                                   {.extent = 4, .element_step = 2}}};
+  const auto elements_of = [](const TensorBox& of) {
+    std::vector<std::pair<uint64_t, uint64_t>> elements = {
+        {of.first_tensor, of.first_element}};
+    for (const BoxLoop& loop : of.loops) {
+      std::vector<std::pair<uint64_t, uint64_t>> all;
+      for (const auto& [tensor, element] : elements) {
+        for (uint64_t i = 0; i < loop.extent; ++i) {
+          all.emplace_back(tensor + i * loop.tensor_step,
+                           element + i * loop.element_step);
+        }
+      }
+      elements = all;
+    }
+    return elements;
+  };
+  const auto whole = elements_of(box);
+  ASSERT_EQ(whole.size(), 24);
+  for (uint64_t first = 0; first <= 24; ++first) {
+    for (uint64_t second = first; second <= 24; ++second) {
+      std::vector<std::pair<uint64_t, uint64_t>> seen;
+      for (const auto& [begin, end] :
+           {std::pair<uint64_t, uint64_t>(0, first), std::pair(first, second),
+            std::pair<uint64_t, uint64_t>(second, 24)}) {
+        size_t parts = 0;
+        ForEachPart(box, begin, end, [&](const TensorBox& part) {
+          const auto elements = elements_of(part);
+          seen.insert(seen.end(), elements.begin(), elements.end());
+          ++parts;
+        });
+        EXPECT_LE(parts, 5);
+      }
+      ASSERT_EQ(seen, whole) << first << " " << second;
+    }
+  }
+}
+
+TEST(RankScheduleTest, DirectMessagesThatAreSentAreCutAlikeAtBothEnds) {
+  // A message is 4 rows of 4 bf16 elements.
+  const PlanFile plan =
+      ReshardPlan({.layers = 2, .mechanism = fb::Mechanism::kDirect}).Open();
+  const RankSchedule sender(plan, 0, DirectRounds::kSent, 12);
+  const RankSchedule receiver(plan, 2, DirectRounds::kSent, 12);
+  for (const RankSchedule* schedule : {&sender, &receiver}) {
+    ASSERT_EQ(schedule->rounds().size(), 6);
+    std::vector<uint64_t> sizes;
+    for (size_t i = 0; i < 6; ++i) {
+      const RoundWork& work = schedule->rounds()[i];
+      EXPECT_EQ(work.index, i / 3);
+      EXPECT_EQ(work.mechanism, fb::Mechanism::kStaged);
+      EXPECT_TRUE(work.receivers.empty() && work.senders.empty());
+      ASSERT_EQ(work.operations_count, 2);
+      for (uint32_t o = 0; o < 2; ++o) {
+        const uint32_t number = work.operations_begin + o;
+        EXPECT_EQ(schedule->parts()[number].begin_byte, i % 3 * 12);
+        EXPECT_EQ(schedule->parts()[number].staging_offset, o * 16);
+        EXPECT_EQ(schedule->operations()[number].size_bytes,
+                  i % 3 == 2 ? 8 : 12);
+      }
+    }
+    EXPECT_EQ(schedule->staging_bytes(), 32);
+    for (const Edge& edge : schedule->Edges()) {
+      EXPECT_EQ(edge.mechanism, fb::Mechanism::kStaged);
+    }
+  }
+  // One part's staging is used again by the next.
+  EXPECT_EQ(receiver.rounds()[1].reuses, 0);
+  EXPECT_EQ(receiver.rounds()[1].reuses_unpacked, 0);
 }
 
 TEST(ExecutorTest, RefusedRebindKeepsTheEarlierOne) {

@@ -17,6 +17,8 @@ TransportWorld MakeLocalWorld(int32_t world_size) {
 
 INSTANTIATE_TEST_SUITE_P(Local, TransportConformance,
                          testing::Values(TransportFactory(MakeLocalWorld)));
+INSTANTIATE_TEST_SUITE_P(Local, FenceConformance,
+                         testing::Values(TransportFactory(MakeLocalWorld)));
 
 // Here nothing is broken by an abort but the refit itself.
 class LocalTransportTest : public TransportConformance {};

@@ -27,6 +27,8 @@ TransportWorld MakeNcclWorld(int32_t world_size) {
 
 INSTANTIATE_TEST_SUITE_P(Nccl, TransportConformance,
                          testing::Values(TransportFactory(MakeNcclWorld)));
+INSTANTIATE_TEST_SUITE_P(Nccl, FenceConformance,
+                         testing::Values(TransportFactory(MakeNcclWorld)));
 
 // Ends of a world on `hosts`, connected with edges of the test's choice.
 class NcclTransportTest : public testing::Test {

@@ -389,9 +389,12 @@ TEST_P(TransportConformance, ShareEndsAtTheDeadlineWithoutARank) {
   }
 }
 
+// Of transports that reach peers' memory.
+class FenceConformance : public TransportConformance {};
+
 // Rank 0 writes into rank 1's memory when rank 1 has said that it may; rank 1
 // reads it when rank 0 has said that it did.
-TEST_P(TransportConformance, FenceOrdersWritesIntoThePeersMemory) {
+TEST_P(FenceConformance, FenceOrdersWritesIntoThePeersMemory) {
   MakeWorld(2);
   ConnectAll();
   int memory = 0;
@@ -416,7 +419,7 @@ TEST_P(TransportConformance, FenceOrdersWritesIntoThePeersMemory) {
 
 // In each round every rank moves bytes at some peers, reading there and
 // storing, while others do so here; 0 and 1 at each other.
-TEST_P(TransportConformance, RankMayBeMoverToOnePeerAndHolderToAnother) {
+TEST_P(FenceConformance, RankMayBeMoverToOnePeerAndHolderToAnother) {
   MakeWorld(3);
   ConnectAll();
   const std::vector<std::vector<int32_t>> holders = {{1}, {0, 2}, {0}};
@@ -448,7 +451,7 @@ TEST_P(TransportConformance, RankMayBeMoverToOnePeerAndHolderToAnother) {
   for (const absl::Status& s : statuses) EXPECT_TRUE(s.ok()) << s;
 }
 
-TEST_P(TransportConformance, AwaitNamesThePeerThatDoesNotGrant) {
+TEST_P(FenceConformance, AwaitNamesThePeerThatDoesNotGrant) {
   MakeWorld(3);
   ConnectAll();
   const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
@@ -464,7 +467,7 @@ TEST_P(TransportConformance, AwaitNamesThePeerThatDoesNotGrant) {
       << statuses[0];
 }
 
-TEST_P(TransportConformance, AbortEndsTheAwaitsOfTheFence) {
+TEST_P(FenceConformance, AbortEndsTheAwaitsOfTheFence) {
   MakeWorld(3);
   ConnectAll();
   std::latch begun(2);
@@ -494,7 +497,7 @@ TEST_P(TransportConformance, AbortEndsTheAwaitsOfTheFence) {
 }
 
 // Rank 0 stores into rank 1's memory while rank 2 fails.
-TEST_P(TransportConformance, NobodyStoresAfterAnAwaitHasFailed) {
+TEST_P(FenceConformance, NobodyStoresAfterAnAwaitHasFailed) {
   for (int attempt = 0; attempt < 20; ++attempt) {
     MakeWorld(3);
     ConnectAll();

@@ -87,6 +87,11 @@ class Transport {
       std::string_view mine, absl::Span<const int32_t> to,
       absl::Span<const int32_t> from, Deadline deadline) = 0;
 
+  // True: ranks use each other's tensors in direct rounds, as the device maps
+  // them and fence() orders it. False: the executor sends the messages of
+  // direct rounds like those of staged rounds, and gives Connect no direct edge.
+  virtual bool ReachesPeerMemory() const { return true; }
+
   // Orders direct rounds. Null if Connect was given no direct edge. The
   // transport owns it.
   virtual Fence* fence() = 0;

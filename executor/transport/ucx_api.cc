@@ -1,0 +1,146 @@
+#include "executor/transport/ucx_api.h"
+
+#include <dlfcn.h>
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+
+#include "absl/strings/str_cat.h"
+
+namespace refit::ucx {
+namespace {
+
+constexpr unsigned kApiMajor = 1;
+constexpr unsigned kApiMinor = 10;
+constexpr char kLibraryVariable[] = "REFIT_UCX_LIBRARY";
+constexpr char kLibraryName[] = "libucp.so.0";
+
+// What the functions are looked up in, and the first one that is not there.
+struct SymbolTable {
+  template <typename Function>
+  void Find(const char* name, Function*& function) {
+    function = reinterpret_cast<Function*>(dlsym(handle, name));
+    if (function == nullptr && missing == nullptr) missing = name;
+  }
+
+  void* handle = nullptr;
+  const char* missing = nullptr;
+};
+
+thread_local int quiet_logs = 0;
+
+// ucs_log_func_t: 0 says that the message needs no other handler. Programs of
+// ours write data to the standard output, where UCX's own handler would put it.
+int LogToStandardError(const char*, unsigned, const char*, int, const void*,
+                       const char* message, va_list arguments) {
+  if (quiet_logs > 0) return 0;
+  char text[512];
+  std::vsnprintf(text, sizeof(text), message, arguments);
+  std::fprintf(stderr, "UCX: %s\n", text);
+  return 0;
+}
+
+void RedirectLog(void* handle) {
+  using Handler = int(const char*, unsigned, const char*, int, const void*,
+                      const char*, va_list);
+  void (*push)(Handler*) = nullptr;
+  // In libucs, which libucp needs: a lookup takes in what a library needs.
+  push =
+      reinterpret_cast<decltype(push)>(dlsym(handle, "ucs_log_push_handler"));
+  if (push != nullptr) push(LogToStandardError);
+}
+
+absl::StatusOr<void*> Open() {
+  if (void* handle =
+          dlopen(kLibraryName, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE)) {
+    return handle;
+  }
+  const char* chosen = std::getenv(kLibraryVariable);
+  const bool is_chosen = chosen != nullptr && *chosen != '\0';
+  const char* file = is_chosen ? chosen : kLibraryName;
+  // Local: its symbols must not stand in for those of a copy loaded later.
+  if (void* handle = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)) {
+    RedirectLog(handle);
+    return handle;
+  }
+  const std::string why = dlerror();
+  return absl::NotFoundError(
+      is_chosen
+          ? absl::StrCat("no UCX: none is loaded in this process, and the "
+                         "file that ",
+                         kLibraryVariable, " names cannot be: ", why)
+          : absl::StrCat("no UCX: none is loaded in this process, ",
+                         kLibraryVariable, " is not set, and the loader says: ",
+                         why, " (Debian and Ubuntu: apt-get install libucx0)"));
+}
+
+// The name of the first function that is missing, else null.
+const char* FindFunctions(void* handle, Api& api) {
+  SymbolTable symbols{handle};
+  symbols.Find("ucp_init_version", api.InitVersion);
+  symbols.Find("ucp_cleanup", api.Cleanup);
+  symbols.Find("ucp_worker_create", api.WorkerCreate);
+  symbols.Find("ucp_worker_destroy", api.WorkerDestroy);
+  symbols.Find("ucp_worker_get_address", api.WorkerGetAddress);
+  symbols.Find("ucp_worker_release_address", api.WorkerReleaseAddress);
+  symbols.Find("ucp_worker_progress", api.WorkerProgress);
+  symbols.Find("ucp_worker_get_efd", api.WorkerGetEfd);
+  symbols.Find("ucp_worker_arm", api.WorkerArm);
+  symbols.Find("ucp_worker_flush_nbx", api.WorkerFlush);
+  symbols.Find("ucp_ep_create", api.EndpointCreate);
+  symbols.Find("ucp_tag_send_sync_nbx", api.TagSendSync);
+  symbols.Find("ucp_tag_recv_nbx", api.TagReceive);
+  symbols.Find("ucp_request_cancel", api.RequestCancel);
+  symbols.Find("ucp_request_free", api.RequestFree);
+  symbols.Find("ucs_status_string", api.StatusString);
+  return symbols.missing;
+}
+
+}  // namespace
+
+absl::StatusOr<Api> Load() {
+  const absl::StatusOr<void*> handle = Open();
+  if (!handle.ok()) return handle.status();
+  Api api;
+  SymbolTable symbols{*handle};
+  symbols.Find("ucp_get_version", api.GetVersion);
+  if (symbols.missing != nullptr) {
+    return absl::UnimplementedError(absl::StrCat(
+        "the UCX library that was loaded has no ", symbols.missing));
+  }
+  Dl_info info;
+  if (dladdr(reinterpret_cast<const void*>(api.GetVersion), &info) != 0) {
+    api.library = info.dli_fname;
+  }
+  unsigned major = 0, minor = 0, release = 0;
+  api.GetVersion(&major, &minor, &release);
+  api.version = major * 1000000 + minor * 1000 + release;
+  if (major != kApiMajor || minor < kApiMinor) {
+    return absl::UnimplementedError(absl::StrCat(
+        api.library, ": UCX ", VersionText(api.version), ", but ", kApiMajor,
+        ".", kApiMinor, " or a later ", kApiMajor, ".x is needed"));
+  }
+  if (const char* missing = FindFunctions(*handle, api)) {
+    return absl::UnimplementedError(absl::StrCat(
+        api.library, ": UCX ", VersionText(api.version), " has no ", missing));
+  }
+  return api;
+}
+
+QuietLog::QuietLog() { ++quiet_logs; }
+QuietLog::~QuietLog() { --quiet_logs; }
+
+std::string VersionText(uint32_t version) {
+  return absl::StrCat(version / 1000000, ".", version / 1000 % 1000, ".",
+                      version % 1000);
+}
+
+absl::Status StatusOf(const Api& api, Status status, const char* call) {
+  if (status >= kOk) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(call, ": UCX error ",
+                                             static_cast<int>(status), ", ",
+                                             api.StatusString(status)));
+}
+
+}  // namespace refit::ucx

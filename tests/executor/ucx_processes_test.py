@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""Refits between real processes over UCX, on this host and between network namespaces that stand for hosts.
+
+usage: ucx_processes_test.py BIN CASE
+
+BIN holds refitc and refit-run. Exit status 77: the case needs something that is not here; it says what.
+"""
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+SKIPPED = 77
+SECONDS = 240  # of any wait: the machine may be busy
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# Two hosts, a trainer on one and two engines on the other; a second engine gives the plan relays.
+JOB = {
+    "model": {"parameters": [{"name": f"layers.{layer}.{kind}", "shape": shape, "dtype": "bf16"}
+                             for layer in range(4)
+                             for kind, shape in (("up", [1024, 512]), ("down", [512, 1024]), ("norm", [512]))]},
+    "source": {"layout": "fsdp", "data_parallel": 2},
+    "destination": {"layout": "fsdp", "data_parallel": 3},
+    "topology": {"gpus_per_host": 8},
+}
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Test:
+    def __init__(self, bin_dir, work):
+        self.bin, self.work = pathlib.Path(bin_dir), pathlib.Path(work)
+
+    def compile(self, name, job):
+        path, plan = self.work / f"{name}.json", self.work / f"{name}.refit"
+        path.write_text(json.dumps(job))
+        subprocess.run([self.bin / "refitc", path, "-o", plan], check=True)
+        return plan
+
+    def start(self, plan, ranks, arguments=(), env=None, address="127.0.0.1", prefix=lambda rank: []):
+        """A process for each rank, as torchrun would start it."""
+        port = str(free_port())
+        processes = []
+        for rank in range(ranks):
+            of_rank = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank),
+                           MASTER_ADDR=address, MASTER_PORT=port, REFIT_SECRET="of the test, which is alone",
+                           **(env or {}))
+            processes.append(subprocess.Popen(
+                [*prefix(rank), self.bin / "refit-run", plan, "--transport", "ucx", "--check", *arguments], env=of_rank,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return processes
+
+    @staticmethod
+    def finish(processes):
+        """The exit status, the output and the errors of each."""
+        ends = []
+        for process in processes:
+            try:
+                out, error = process.communicate(timeout=SECONDS)
+            except subprocess.TimeoutExpired:
+                for left in processes:
+                    left.kill()
+                raise
+            ends.append((process.returncode, out, error))
+        return ends
+
+    def expect_right(self, plan, ranks, **how):
+        ends = self.finish(self.start(plan, ranks, ("--iterations", "2", "--json"), **how))
+        for rank, (status, out, error) in enumerate(ends):
+            assert status == 0 and not error, f"rank {rank}: status {status}: {error}"
+            assert (out != "") == (rank == 0), f"rank {rank} wrote {out!r}"
+        result = json.loads(ends[0][1])
+        assert result["passed"] and result["wrong_elements"] == 0, result
+        assert result["checked_bytes"] == result["destination_bytes"] > 0, result
+        return result
+
+
+def ranks_of(job):
+    """Of jobs whose sides have data and tensor parallelism and replicas alone."""
+    def of(side):
+        return (side.get("data_parallel", 1) * side.get("tensor_parallel", 1) * side.get("pipeline_parallel", 1) *
+                side.get("replicas", 1))
+    return of(job["source"]) + of(job["destination"])
+
+
+def changed(job, **parts):
+    return {**job, **parts}
+
+
+def plans(test):
+    """Every way through a plan: direct, staged, relays, several hosts, casts."""
+    jobs = {
+        "direct": JOB,
+        "staged": changed(JOB, options={"peer": "staged", "bucket_bytes": 65536}),
+        "hosts": changed(JOB, topology={"gpus_per_host": 2}),
+        "relays": changed(JOB, destination={"layout": "fsdp", "data_parallel": 2, "replicas": 3}),
+        "relays-between-hosts": changed(JOB, destination={"layout": "fsdp", "data_parallel": 2, "replicas": 3},
+                                        topology={"gpus_per_host": 2}),
+        "cast": changed(JOB, destination={"layout": "fsdp", "data_parallel": 3, "dtype": "fp32"}),
+    }
+    for name, job in jobs.items():
+        test.expect_right(test.compile(name, job), ranks_of(job))
+        print(f"{name}: right", flush=True)
+
+
+def tcp(test):
+    """The same wire that hosts use."""
+    test.expect_right(test.compile("direct", JOB), ranks_of(JOB), env={"UCX_TLS": "tcp,self"})
+
+
+def killed(test):
+    """kill -9 of a rank in the middle of refits ends the others soon, and they name it."""
+    plan, ranks = test.compile("direct", JOB), ranks_of(JOB)
+    for tls in ("", "tcp,self"):
+        for victim in (ranks - 1, 1):
+            env = {"UCX_TLS": tls} if tls else {}
+            processes = test.start(plan, ranks, ("--iterations", "1000000"), env=env)
+            time.sleep(2)
+            begin = time.monotonic()
+            processes[victim].send_signal(signal.SIGKILL)
+            ends = test.finish(processes)
+            seconds = time.monotonic() - begin
+            for rank, (status, _, error) in enumerate(ends):
+                if rank == victim:
+                    assert status == -signal.SIGKILL, status
+                    continue
+                assert status == 2, f"rank {rank}: status {status}: {error}"
+                # UCX may have a line of its own to say before.
+                assert f"rank {victim}" in error.splitlines()[-1], f"rank {rank} does not name rank {victim}: {error}"
+            assert seconds < 60, seconds
+            print(f"UCX_TLS={tls}: rank {victim} was killed, the others ended after {seconds:.1f} s:\n"
+                  f"  {ends[0][2].splitlines()[-1]}", flush=True)
+
+
+def stopped(test):
+    """A rank that hangs (SIGSTOP) is waited for until the deadline, and named."""
+    plan, ranks = test.compile("direct", JOB), ranks_of(JOB)
+    processes = test.start(plan, ranks, ("--iterations", "1000000", "--timeout", "8"))
+    time.sleep(2)
+    processes[1].send_signal(signal.SIGSTOP)
+    try:
+        ends = test.finish(processes[:1] + processes[2:])
+    finally:
+        processes[1].kill()
+        processes[1].communicate()
+    for status, _, error in ends:
+        assert status == 2 and "deadline" in error, error
+    assert any(re.search(r"rank 1\b", error) for _, _, error in ends), ends
+    print(ends[0][2].strip())
+
+
+def missing(test):
+    """Without a UCX every rank says so, and what to do."""
+    plan, ranks = test.compile("direct", JOB), ranks_of(JOB)
+    for status, _, error in test.finish(test.start(plan, ranks, env={"REFIT_UCX_LIBRARY": "/nowhere/libucp.so.0"})):
+        assert status == 2, error
+        assert "no UCX: none is loaded in this process, and the file that REFIT_UCX_LIBRARY names cannot be: " in error
+        assert "/nowhere/libucp.so.0" in error, error
+
+
+def main():
+    cases = {case.__name__: case for case in (plans, tcp, killed, stopped, missing)}
+    with tempfile.TemporaryDirectory() as work:
+        return cases[sys.argv[2]](Test(sys.argv[1], work)) or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,298 @@
+#include "refit/ucx_transport.h"
+
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "tests/executor/plan_builder.h"
+#include "tests/executor/transport_conformance.h"
+#include "tests/executor/ucx_world.h"
+
+namespace refit {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Clock = std::chrono::steady_clock;
+
+TransportWorld MakeUcxWorld(int32_t world_size) {
+  return {.shared = nullptr, .ends = UcxTransports(world_size)};
+}
+
+// UCX orders no direct rounds: their messages are sent.
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(FenceConformance);
+
+INSTANTIATE_TEST_SUITE_P(Ucx, TransportConformance,
+                         testing::Values(TransportFactory(MakeUcxWorld)));
+
+// Messages of 8 MiB both ways between all ranks at once: UCX fetches them from
+// the sender's memory instead of buffering them.
+TEST(UcxTransportTest, LargeMessagesArriveWhole) {
+  constexpr int32_t kRanks = 3;
+  constexpr size_t kBytes = 8 << 20;
+  auto ends = UcxTransports(kRanks);
+  std::vector<absl::Status> statuses(kRanks);
+  ASSERT_TRUE(RunRankThreads(kRanks, [&](int32_t rank) {
+                Transport& end = *ends[rank];
+                std::vector<Edge> edges;
+                std::vector<std::vector<std::byte>> out(kRanks), in(kRanks);
+                std::vector<Operation> operations;
+                for (int32_t peer = 0; peer < kRanks; ++peer) {
+                  if (peer == rank) continue;
+                  out[peer].resize(kBytes);
+                  in[peer].resize(kBytes);
+                  for (size_t i = 0; i < kBytes; ++i) {
+                    out[peer][i] = std::byte((i * 7 + rank * 31 + peer) % 251);
+                  }
+                  for (const auto kind :
+                       {fb::MessageKind::kSend, fb::MessageKind::kRecv}) {
+                    edges.push_back({.peer = peer, .kind = kind});
+                  }
+                  operations.push_back({.kind = fb::MessageKind::kSend,
+                                        .peer = peer,
+                                        .data = out[peer].data(),
+                                        .size_bytes = kBytes});
+                  operations.push_back({.kind = fb::MessageKind::kRecv,
+                                        .peer = peer,
+                                        .data = in[peer].data(),
+                                        .size_bytes = kBytes});
+                }
+                const Deadline deadline = Clock::now() + seconds(60);
+                absl::Status& status = statuses[rank];
+                status = end.Connect({}, edges, deadline);
+                for (uint32_t round = 0; status.ok() && round < 3; ++round) {
+                  status = end.BeginRefit(deadline);
+                  if (!status.ok()) return;
+                  status = end.Exchange(
+                      {.index = round, .operations = operations}, nullptr);
+                  if (status.ok()) status = end.EndRefit(nullptr);
+                }
+                for (int32_t peer = 0; peer < kRanks; ++peer) {
+                  size_t wrong = 0;
+                  for (size_t i = 0; peer != rank && i < kBytes; ++i) {
+                    wrong += in[peer][i] !=
+                             std::byte((i * 7 + peer * 31 + rank) % 251);
+                  }
+                  EXPECT_EQ(wrong, 0);
+                }
+              }).ok());
+  for (const absl::Status& status : statuses)
+    EXPECT_TRUE(status.ok()) << status;
+}
+
+// What NCCL leaves undefined is an error here.
+TEST(UcxTransportTest, DifferentSizesAreNamed) {
+  for (const size_t sent : {60, 68}) {
+    auto ends = UcxTransports(2);
+    std::vector<absl::Status> statuses(2);
+    ASSERT_TRUE(RunRankThreads(2, [&](int32_t rank) {
+                  std::vector<std::byte> bytes(rank == 0 ? sent : 64);
+                  const auto kind = rank == 0 ? fb::MessageKind::kSend
+                                              : fb::MessageKind::kRecv;
+                  const Edge edge = {.peer = 1 - rank, .kind = kind};
+                  const Operation operation = {.kind = kind,
+                                               .peer = 1 - rank,
+                                               .data = bytes.data(),
+                                               .size_bytes = bytes.size()};
+                  const Deadline deadline = Clock::now() + seconds(60);
+                  absl::Status& status = statuses[rank];
+                  status = ends[rank]->Connect({}, {&edge, 1}, deadline);
+                  if (status.ok()) status = ends[rank]->BeginRefit(deadline);
+                  if (!status.ok()) return;
+                  status = ends[rank]->Exchange(
+                      {.index = 5, .operations = {&operation, 1}}, nullptr);
+                  if (status.ok()) status = ends[rank]->EndRefit(nullptr);
+                }).ok());
+    EXPECT_EQ(statuses[1].message(),
+              std::string("round 5: recv of 64 bytes from rank 0: it meets a "
+                          "send of ") +
+                  (sent < 64 ? "60 bytes" : "more bytes"));
+    EXPECT_FALSE(statuses[0].ok());
+  }
+}
+
+// Plans of every kind, on ranks that can reach nothing of each other's memory.
+TEST(UcxRefitTest, EveryElementOfEveryKindOfPlanIsRight) {
+  RelayOptions relays;
+  // A message of 3 MiB is sent in parts.
+  const ReshardOptions large = {.layers = 2,
+                                .rows = 2048,
+                                .columns = 3072,
+                                .padding = 7,
+                                .mechanism = fb::Mechanism::kDirect};
+  for (const PlanBuilder& builder : {ReshardPlan({.source_ranks = 2,
+                                    .destination_ranks = 3,
+                                    .layers = 3,
+                                    .rows = 12,
+                                    .columns = 30}),
+                                     ReshardPlan({.source_ranks = 2,
+                                     .destination_ranks = 3,
+                                     .layers = 3,
+                                     .rows = 12,
+                                     .columns = 30,
+                                     .mechanism = fb::Mechanism::kDirect}),
+                                     ReshardPlan({.source_dtype = DType::kFp32,
+                                     .mechanism = fb::Mechanism::kDirect}),
+                                     RelayPlan(relays), ReshardPlan(large)}) {
+    const PlanFile plan = builder.Open();
+    UcxWorld world(plan);
+    world.Bind();
+    for (int refit = 0; refit < 2; ++refit) {
+      world.ExpectEveryElementRight(plan);
+    }
+    // A rank may bind again alone, since nobody has mapped its tensors.
+    ASSERT_TRUE(world.executor(0).Bind(world.tensors[0]).ok());
+    world.ExpectEveryElementRight(plan);
+  }
+}
+
+TEST(UcxRefitTest, CountersTellThatDirectMessagesWereSent) {
+  const PlanFile plan =
+      ReshardPlan({.layers = 3, .mechanism = fb::Mechanism::kDirect}).Open();
+  UcxWorld world(plan);
+  world.Bind();
+  world.ExpectEveryElementRight(plan);
+  const RunCounters& counters = world.executor(0).counters();
+  EXPECT_EQ(counters.by(fb::Route::kPeer, fb::Mechanism::kDirect).bytes_sent,
+            0);
+  EXPECT_EQ(counters.by(fb::Route::kPeer, fb::Mechanism::kStaged).bytes_sent,
+            6 * 32);
+}
+
+// Refits that fail: all ranks hear of it in time, nothing is left behind, and
+// the ranks can start again.
+class UcxFailureTest : public testing::TestWithParam<fb::Mechanism> {
+ protected:
+  static constexpr milliseconds kShort{500};
+  static constexpr seconds kAmple{120};
+  static constexpr seconds kSoon{60};
+
+  UcxFailureTest()
+      : plan_(ReshardPlan({.source_ranks = 2,
+                           .destination_ranks = 3,
+                           .layers = 3,
+                           .rows = 12,
+                           .columns = 30,
+                           .mechanism = GetParam()})
+                  .Open()),
+        world_(plan_) {
+    world_.Bind();
+  }
+
+  absl::Status Refit(int32_t rank, std::chrono::nanoseconds timeout) {
+    RunOptions options;
+    options.timeout = timeout;
+    const Clock::time_point begin = Clock::now();
+    const absl::Status status = world_.Refit(rank, options);
+    EXPECT_LT(Clock::now() - begin, kSoon);
+    EXPECT_FALSE(status.ok());
+    EXPECT_EQ(world_.executor(rank).state(), ExecutorState::kTorn);
+    return status;
+  }
+
+  // Refits again are refused, until all ranks have connected.
+  void ExpectWholeAfterConnect() {
+    for (const absl::Status& status :
+         world_.OnAllRanks([&](int32_t rank) { return Refit(rank, kAmple); })) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    }
+    for (const absl::Status& status : world_.OnAllRanks([&](int32_t rank) {
+           return world_.executor(rank).Connect(ExecutorWorld::kTimeout);
+         })) {
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    world_.ExpectEveryElementRight(plan_);
+  }
+
+  static void ExpectContains(const absl::Status& status,
+                             const std::string& text) {
+    EXPECT_NE(status.message().find(text), std::string::npos)
+        << status << "\nlacks: " << text;
+  }
+
+  const PlanFile plan_;
+  UcxWorld world_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Ucx, UcxFailureTest,
+                         testing::Values(fb::Mechanism::kStaged,
+                                         fb::Mechanism::kDirect));
+
+TEST_P(UcxFailureTest, RankThatDoesNotComeToRunEndsAtTheDeadline) {
+  const auto statuses = world_.OnAllRanks([&](int32_t rank) {
+    return rank == 0 ? absl::OkStatus() : Refit(rank, kShort);
+  });
+  for (int32_t rank = 1; rank < 5; ++rank) {
+    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kDeadlineExceeded);
+    ExpectContains(statuses[rank], "round ");
+  }
+  ExpectContains(statuses[2], "rank 2: round 0: recv of 120 bytes from rank 0");
+  // It is told when it comes, at once.
+  EXPECT_EQ(world_.executor(0).state(), ExecutorState::kBound);
+  ExpectContains(Refit(0, kAmple), "aborted by rank ");
+  ExpectWholeAfterConnect();
+}
+
+TEST_P(UcxFailureTest, RankThatClosesDuringARefitEndsItAtOnce) {
+  const auto statuses = world_.OnAllRanks([&](int32_t rank) {
+    if (rank != 4) return Refit(rank, kAmple);
+    world_.CloseRank(rank);
+    return absl::OkStatus();
+  });
+  for (int32_t rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kUnavailable)
+        << statuses[rank];
+    ExpectContains(statuses[rank], "rank 4 has closed its control plane");
+  }
+}
+
+TEST_P(UcxFailureTest, RankThatRefusesToRunEndsTheOthersAtOnce) {
+  std::vector<const void*> moved(world_.tensors[4].size());
+  const auto statuses = world_.OnAllRanks([&](int32_t rank) {
+    if (rank != 4) return Refit(rank, kAmple);
+    RunOptions options;
+    options.addresses = moved;
+    return world_.Refit(rank, options);
+  });
+  EXPECT_EQ(statuses[4].message(), "rank 4: a tensor moved since Bind");
+  for (int32_t rank = 0; rank < 4; ++rank) {
+    ExpectContains(statuses[rank],
+                   "aborted by rank 4: a tensor moved since Bind");
+  }
+  ExpectWholeAfterConnect();
+}
+
+TEST_P(UcxFailureTest, AbortByAnyThreadEndsTheRefit) {
+  const auto statuses = world_.OnAllRanks([&](int32_t rank) {
+    if (rank != 0) return Refit(rank, kAmple);
+    // The others wait for this rank, rank 2 among them.
+    std::this_thread::sleep_for(milliseconds(50));
+    world_.transport(2).Abort(absl::CancelledError("the user's wish"));
+    return Refit(rank, kAmple);
+  });
+  EXPECT_EQ(statuses[2].code(), absl::StatusCode::kCancelled) << statuses[2];
+  for (const absl::Status& status : statuses) {
+    ExpectContains(status, "the user's wish");
+  }
+  ExpectWholeAfterConnect();
+}
+
+TEST_P(UcxFailureTest, RankThatLeftARefitOutMayConnectToo) {
+  world_.OnAllRanks([&](int32_t rank) {
+    return rank == 3 ? absl::OkStatus() : Refit(rank, kShort);
+  });
+  // The call after the refit that it left out tells of it.
+  const absl::Status told = world_.executor(3).Connect(kAmple);
+  EXPECT_EQ(told.code(), absl::StatusCode::kDeadlineExceeded);
+  ExpectContains(told, "rank 3: aborted by rank ");
+  EXPECT_EQ(world_.executor(3).state(), ExecutorState::kBound);
+  for (const absl::Status& status : world_.OnAllRanks([&](int32_t rank) {
+         return world_.executor(rank).Connect(ExecutorWorld::kTimeout);
+       })) {
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  world_.ExpectEveryElementRight(plan_);
+}
+
+}  // namespace
+}  // namespace refit
