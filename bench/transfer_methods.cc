@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "executor/payload.h"
 #include "executor/transport/nccl_api.h"
 #include "executor/transport/nccl_communicator.h"
 
@@ -132,17 +133,27 @@ class CopyEngineBytesAlone : public TransferMethod {
       const PlanFile& plan, GpuRank& rank) {
     auto made = std::make_unique<CopyEngineBytesAlone>(rank.device());
     const MemoryRange range = RangeOf(rank);
-    const absl::StatusOr<std::string> mine = rank.device().Export({&range, 1});
+    absl::StatusOr<std::unique_ptr<ExportedMemory>> mine =
+        rank.device().Export({&range, 1});
     if (!mine.ok()) return mine.status();
+    made->exported_ = *std::move(mine);
+    const std::string message = PayloadWriter()
+                                    .U64(range.size_bytes)
+                                    .Bytes(made->exported_->bytes())
+                                    .Take();
     const absl::StatusOr<std::vector<std::string>> shown =
-        rank.transport().Share(*mine, AllRanks(plan), AllRanks(plan), Soon());
+        rank.transport().Share(message, AllRanks(plan), AllRanks(plan), Soon());
     if (!shown.ok()) return shown.status();
     for (const Segment& segment :
          SegmentsOf(plan, rank.transport().rank(), range.size_bytes)) {
       if (segment.pair.kind != fb::MessageKind::kSend) continue;
+      PayloadReader reader((*shown)[static_cast<size_t>(segment.pair.peer)]);
+      const uint64_t size_bytes = reader.U64();
+      if (size_bytes < segment.pair.size_bytes) {
+        return absl::InternalError("a receiver has less than it is sent");
+      }
       absl::StatusOr<std::unique_ptr<MappedMemory>> mapped =
-          rank.device().Import(
-              (*shown)[static_cast<size_t>(segment.pair.peer)]);
+          rank.device().Import(reader.rest(), {size_bytes});
       if (!mapped.ok()) return mapped.status();
       // Where the receiver's segment of this sender lies does not matter for
       // the time; its tensors are larger than what one sender sends.
@@ -197,6 +208,7 @@ class CopyEngineBytesAlone : public TransferMethod {
     std::unique_ptr<DeviceEvent> done;
   };
   Device& device_;
+  std::unique_ptr<ExportedMemory> exported_;
   std::vector<std::unique_ptr<MappedMemory>> mapped_;
   std::vector<Copy> copies_;
   std::unique_ptr<DeviceEvent> start_;

@@ -1,50 +1,35 @@
 #include "executor/peer_tensors.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string_view>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "executor/binding.h"
+#include "executor/payload.h"
 
 namespace refit {
 namespace {
 
 // What a sender tells its receivers in the second Share: those that are to
-// pull, and where its tensors are. As bytes: how many they are, their ranks,
-// then the Export.
+// pull, and its Export.
 struct PullOffer {
   std::vector<int32_t> receivers;
   std::string exported;
 };
 
 std::string WriteOffer(const PullOffer& offer) {
-  const uint64_t count = offer.receivers.size();
-  std::string bytes(sizeof(count) + count * sizeof(int32_t), '\0');
-  std::memcpy(bytes.data(), &count, sizeof(count));
-  std::copy_n(reinterpret_cast<const char*>(offer.receivers.data()),
-              count * sizeof(int32_t), bytes.data() + sizeof(count));
-  return bytes + offer.exported;
+  return PayloadWriter().Ranks(offer.receivers).String(offer.exported).Take();
 }
 
 absl::StatusOr<PullOffer> ReadOffer(std::string_view bytes) {
   PullOffer offer;
-  uint64_t count = 0;
   if (bytes.empty()) return offer;
-  if (bytes.size() >= sizeof(count)) {
-    std::memcpy(&count, bytes.data(), sizeof(count));
-    bytes.remove_prefix(sizeof(count));
-    if (count <= bytes.size() / sizeof(int32_t)) {
-      offer.receivers.resize(count);
-      std::memcpy(offer.receivers.data(), bytes.data(),
-                  count * sizeof(int32_t));
-      bytes.remove_prefix(count * sizeof(int32_t));
-      offer.exported = std::string(bytes);
-      return offer;
-    }
-  }
+  PayloadReader reader(bytes);
+  offer.receivers = reader.Ranks();
+  offer.exported = reader.String();
+  if (reader.Complete()) return offer;
   return absl::InternalError("tensors offered in a form that is not known");
 }
 
@@ -83,33 +68,37 @@ class PeerMapping {
   }
 
  private:
+  // "" after an error.
   std::string Export() {
-    const TensorTable table(plan_, rank_);
     std::vector<MemoryRange> ranges;
+    const std::vector<uint64_t> sizes = SizesOf(rank_);
+    for (size_t entry = 0; entry < sizes.size(); ++entry) {
+      ranges.push_back({.data = addresses_[entry], .size_bytes = sizes[entry]});
+    }
+    absl::StatusOr<std::unique_ptr<ExportedMemory>> exported =
+        device_.Export(ranges);
+    status_.Update(exported.status());
+    if (!exported.ok()) return "";
+    peers_.exported.push_back(*std::move(exported));
+    return peers_.exported.back()->bytes();
+  }
+
+  // Of a rank's tensors in bytes, by entry of its TensorTable.
+  std::vector<uint64_t> SizesOf(int32_t rank) const {
+    const TensorTable table(plan_, rank);
+    std::vector<uint64_t> sizes;
     for (size_t slot = 0; slot < table.stacks(); ++slot) {
       const fb::Buffer& buffer = table.buffer(slot);
-      const uint64_t size_bytes =
-          TensorElements(buffer) * DTypeBytes(buffer.dtype());
-      for (uint64_t entry = table.begin(slot); entry < table.begin(slot + 1);
-           ++entry) {
-        ranges.push_back({.data = addresses_[entry], .size_bytes = size_bytes});
-      }
+      sizes.insert(sizes.end(), table.begin(slot + 1) - table.begin(slot),
+                   TensorElements(buffer) * DTypeBytes(buffer.dtype()));
     }
-    absl::StatusOr<std::string> exported = device_.Export(ranges);
-    status_.Update(exported.status());
-    return exported.ok() ? *std::move(exported) : std::string();
+    return sizes;
   }
 
   absl::Status Import(int32_t peer, std::string_view exported) {
     absl::StatusOr<std::unique_ptr<MappedMemory>> mapped =
-        device_.Import(exported);
+        device_.Import(exported, SizesOf(peer));
     if (!mapped.ok()) return mapped.status();
-    const uint64_t wanted = TensorTable(plan_, peer).size();
-    if ((*mapped)->addresses().size() != wanted) {
-      return absl::InternalError(
-          absl::StrCat("shows ", (*mapped)->addresses().size(),
-                       " tensors when it should be ", wanted));
-    }
     peers_.mapped[peer] = *std::move(mapped);
     return absl::OkStatus();
   }

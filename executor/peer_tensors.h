@@ -25,6 +25,8 @@ struct PeerTensors {
   // Those of receivers that are pushed to and of senders that are pulled from,
   // by entry of their TensorTables.
   std::map<int32_t, std::unique_ptr<MappedMemory>> mapped;
+  // This rank's own tensors, which peers map while this lives.
+  std::vector<std::unique_ptr<ExportedMemory>> exported;
   std::set<int32_t> pulled_from;  // senders
   // Receivers, with why this rank cannot map their tensors.
   std::map<int32_t, std::string> pulled_by;

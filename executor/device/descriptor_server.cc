@@ -10,10 +10,11 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <random>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "executor/token.h"
 
 namespace refit {
 namespace {
@@ -102,11 +103,9 @@ struct Message {
 
 absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Start(
     Open open) {
-  std::random_device random;
-  std::string name = "refit-";
-  for (int word = 0; word < 4; ++word) {
-    absl::StrAppend(&name, absl::Hex(random(), absl::kZeroPad8));
-  }
+  const Token token = NewToken();
+  const std::string name =
+      "refit-" + absl::BytesToHexString({token.data(), token.size()});
   const AbstractAddress at = AddressOf(name);
   FileDescriptor listener = OpenSocket();
   if (listener.fd() < 0) return ErrnoStatus("socket");
@@ -118,7 +117,7 @@ absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Start(
   FileDescriptor stop(eventfd(0, EFD_CLOEXEC));
   if (stop.fd() < 0) return ErrnoStatus("eventfd");
   return std::unique_ptr<DescriptorServer>(new DescriptorServer(
-      std::move(open), std::move(name), std::move(listener), std::move(stop)));
+      std::move(open), name, std::move(listener), std::move(stop)));
 }
 
 DescriptorServer::DescriptorServer(Open open, std::string name,
@@ -155,12 +154,12 @@ void DescriptorServer::Serve() {
 
 void DescriptorServer::Answer(const FileDescriptor& client) {
   SetPatience(client, kServerPatience);
-  uint64_t request = 0;
-  if (!IsOfThisUser(client) ||
-      recv(client.fd(), &request, sizeof(request), 0) != sizeof(request)) {
-    return;
-  }
-  const absl::StatusOr<FileDescriptor> opened = open_(request);
+  char request[kRequestBytesMax];
+  if (!IsOfThisUser(client)) return;
+  const ssize_t size = recv(client.fd(), request, sizeof(request), 0);
+  if (size <= 0) return;
+  const absl::StatusOr<FileDescriptor> opened =
+      open_({request, static_cast<size_t>(size)});
   std::string text(1, kGranted);
   if (!opened.ok()) {
     text = std::string(opened.status().message()).substr(0, kAnswerBytesMax);
@@ -171,7 +170,7 @@ void DescriptorServer::Answer(const FileDescriptor& client) {
 }
 
 absl::StatusOr<FileDescriptor> FetchDescriptor(const std::string& name,
-                                               uint64_t request) {
+                                               std::string_view request) {
   const AbstractAddress at = AddressOf(name);
   const FileDescriptor server = OpenSocket();
   if (server.fd() < 0) return ErrnoStatus("socket");
@@ -190,7 +189,7 @@ absl::StatusOr<FileDescriptor> FetchDescriptor(const std::string& name,
   char text[kAnswerBytesMax];
   Message answer(text, sizeof(text));
   answer.AttachRoom();
-  if (send(server.fd(), &request, sizeof(request), MSG_NOSIGNAL) < 0) {
+  if (send(server.fd(), request.data(), request.size(), MSG_NOSIGNAL) < 0) {
     return ErrnoStatus("send");
   }
   const ssize_t size = recvmsg(server.fd(), &answer.header, MSG_CMSG_CLOEXEC);

@@ -2,10 +2,11 @@
 #ifndef REFIT_EXECUTOR_DEVICE_DESCRIPTOR_SERVER_H_
 #define REFIT_EXECUTOR_DEVICE_DESCRIPTOR_SERVER_H_
 
-#include <cstdint>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "absl/status/status.h"
@@ -22,8 +23,11 @@ namespace refit {
 // which duplicating another process's descriptor (pidfd_getfd) would take.
 class DescriptorServer {
  public:
-  // Called on the server's thread with what a client asked for.
-  using Open = std::function<absl::StatusOr<FileDescriptor>(uint64_t request)>;
+  // Called on the server's thread with what a client asked for: any bytes, at
+  // most kRequestBytesMax.
+  using Open =
+      std::function<absl::StatusOr<FileDescriptor>(std::string_view request)>;
+  static constexpr size_t kRequestBytesMax = 64;
 
   static absl::StatusOr<std::unique_ptr<DescriptorServer>> Start(Open open);
   // Returns when no request is under way.
@@ -49,7 +53,7 @@ class DescriptorServer {
 // What the server `name` opens for `request`. Errors: the server's own;
 // kFailedPrecondition, it cannot be reached; kUnavailable, it fell silent.
 absl::StatusOr<FileDescriptor> FetchDescriptor(const std::string& name,
-                                               uint64_t request);
+                                               std::string_view request);
 
 }  // namespace refit
 

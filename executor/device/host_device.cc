@@ -5,14 +5,13 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "executor/device/host_copy.h"
 #include "executor/device/host_fence.h"
 #include "executor/device/host_quantise.h"
-#include "executor/device/process_identity.h"
+#include "executor/device/memory_export.h"
 
 namespace refit {
 namespace {
@@ -119,8 +118,6 @@ class HostProgress : public DeviceProgress {
   std::atomic<uint32_t> reached_ = 0;
 };
 
-// What Export writes: the process, then a pointer per range.
-
 class HostMappedMemory : public MappedMemory {
  public:
   explicit HostMappedMemory(std::vector<std::byte*> addresses)
@@ -177,36 +174,33 @@ absl::StatusOr<std::unique_ptr<DeviceProgress>> HostDevice::CreateProgress() {
   return std::make_unique<HostProgress>();
 }
 
-absl::StatusOr<std::string> HostDevice::Export(
+absl::StatusOr<std::unique_ptr<ExportedMemory>> HostDevice::Export(
     absl::Span<const MemoryRange> ranges) {
-  std::string exported(
-      sizeof(ProcessIdentity) + ranges.size() * sizeof(std::byte*), '\0');
-  const ProcessIdentity process = ThisProcess();
-  std::memcpy(exported.data(), &process, sizeof(process));
-  char* next = exported.data() + sizeof(process);
+  MemoryExport exported;
   for (const MemoryRange& range : ranges) {
-    std::memcpy(next, &range.data, sizeof(range.data));
-    next += sizeof(range.data);
+    exported.ranges.push_back({.size_bytes = range.size_bytes});
   }
-  return exported;
+  return Lend({.ranges = {ranges.begin(), ranges.end()}, .pages = {}},
+              std::move(exported));
 }
 
 absl::StatusOr<std::unique_ptr<MappedMemory>> HostDevice::Import(
-    std::string_view exported) {
-  ProcessIdentity process;
-  if (exported.size() < sizeof(process) ||
-      (exported.size() - sizeof(process)) % sizeof(std::byte*) != 0) {
-    return absl::InvalidArgumentError("not memory exported by a host device");
-  }
-  std::memcpy(&process, exported.data(), sizeof(process));
-  if (process != ThisProcess()) {
+    std::string_view exported, absl::Span<const uint64_t> sizes_bytes) {
+  const absl::StatusOr<MemoryExport> read =
+      ReadMemoryExport(exported, MemoryKind::kHost, sizes_bytes);
+  if (!read.ok()) return read.status();
+  const absl::StatusOr<std::shared_ptr<const LentMemory>> lent =
+      FindLent(*read);
+  if (!lent.ok()) return lent.status();
+  if (*lent == nullptr) {
     return absl::FailedPreconditionError(
-        absl::StrCat("host memory of process ", process.process,
+        absl::StrCat("host memory of process ", read->process.process,
                      " cannot be mapped into process ", getpid()));
   }
-  exported.remove_prefix(sizeof(process));
-  std::vector<std::byte*> addresses(exported.size() / sizeof(std::byte*));
-  std::memcpy(addresses.data(), exported.data(), exported.size());
+  std::vector<std::byte*> addresses;
+  for (const MemoryRange& range : (*lent)->ranges) {
+    addresses.push_back(range.data);
+  }
   return std::make_unique<HostMappedMemory>(std::move(addresses));
 }
 

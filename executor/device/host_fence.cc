@@ -1,11 +1,11 @@
 #include "executor/device/host_fence.h"
 
-#include <cstring>
-#include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "executor/device/process_identity.h"
+#include "executor/payload.h"
 #include "executor/waiting.h"
 
 namespace refit {
@@ -14,80 +14,66 @@ namespace {
 // A fence is aborted once, and another one made then.
 constexpr uint64_t kOnlyStep = 1;
 
-// What Export writes: a number and no pointer, as the fence may be gone before
-// its peers connect.
+// What Export writes: no pointer, as the fence may be gone before its peers
+// connect.
 struct Exported {
   ProcessIdentity process;
-  uint64_t number = 0;
+  Token token = {};
 };
 
-// The ends of the process's fences, by number. Thread-safe.
-class FenceEnds {
- public:
-  // Never destroyed: a fence may outlive what is static.
-  static FenceEnds& OfThisProcess() {
-    static FenceEnds* const ends = new FenceEnds;
-    return *ends;
-  }
+std::optional<Exported> ReadExported(std::string_view bytes) {
+  PayloadReader reader(bytes);
+  Exported exported;
+  exported.process.process = reader.U64();
+  exported.process.random = reader.U64();
+  exported.token = TokenOf(reader.Bytes(sizeof(Token))).value_or(Token{});
+  if (!reader.Complete()) return std::nullopt;
+  return exported;
+}
 
-  uint64_t Add(std::shared_ptr<FenceEnd> end) {
-    std::lock_guard lock(mutex_);
-    ends_.emplace(++last_number_, std::move(end));
-    return last_number_;
-  }
-  void Remove(uint64_t number) {
-    std::lock_guard lock(mutex_);
-    ends_.erase(number);
-  }
-  // Null once removed.
-  std::shared_ptr<FenceEnd> Find(uint64_t number) {
-    std::lock_guard lock(mutex_);
-    const auto it = ends_.find(number);
-    return it == ends_.end() ? nullptr : it->second;
-  }
-
- private:
-  std::mutex mutex_;
-  uint64_t last_number_ = 0;
-  absl::flat_hash_map<uint64_t, std::shared_ptr<FenceEnd>> ends_;
-};
+// The ends of the process's fences. Never destroyed: a fence may outlive what
+// is static.
+TokenTable<FenceEnd>& FenceEnds() {
+  static auto* const ends = new TokenTable<FenceEnd>;
+  return *ends;
+}
 
 }  // namespace
 
 HostFence::HostFence(int32_t rank)
     : rank_(rank),
       own_(std::make_shared<FenceEnd>()),
-      own_number_(FenceEnds::OfThisProcess().Add(own_)),
+      own_token_(FenceEnds().Add(own_)),
       fence_(rank, [this](int32_t of) -> FenceEnd& {
         return of == rank_ ? *own_ : *peers_.at(of);
       }) {}
 
-HostFence::~HostFence() { FenceEnds::OfThisProcess().Remove(own_number_); }
+HostFence::~HostFence() { FenceEnds().Remove(own_token_); }
 
 absl::StatusOr<std::string> HostFence::Export() {
-  const Exported exported = {.process = ThisProcess(), .number = own_number_};
-  std::string bytes(sizeof(exported), '\0');
-  std::memcpy(bytes.data(), &exported, sizeof(exported));
-  return bytes;
+  const ProcessIdentity process = ThisProcess();
+  return PayloadWriter()
+      .U64(process.process)
+      .U64(process.random)
+      .Bytes(TokenBytes(own_token_))
+      .Take();
 }
 
 absl::Status HostFence::Connect(absl::Span<const int32_t> peers,
                                 absl::Span<const std::string> exported) {
   peers_.clear();
   for (size_t i = 0; i < peers.size(); ++i) {
-    Exported theirs;
-    if (exported[i].size() != sizeof(theirs)) {
+    const std::optional<Exported> theirs = ReadExported(exported[i]);
+    if (!theirs.has_value()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "fence of rank ", peers[i], ": not exported by a host device"));
     }
-    std::memcpy(&theirs, exported[i].data(), sizeof(theirs));
-    if (theirs.process != ThisProcess()) {
+    if (theirs->process != ThisProcess()) {
       return absl::FailedPreconditionError(
           absl::StrCat("fence of rank ", peers[i],
                        ": host memory cannot be shared between processes"));
     }
-    std::shared_ptr<FenceEnd> end =
-        FenceEnds::OfThisProcess().Find(theirs.number);
+    std::shared_ptr<FenceEnd> end = FenceEnds().Find(theirs->token);
     if (end == nullptr) {
       return absl::FailedPreconditionError(absl::StrCat(
           "fence of rank ", peers[i], ": the rank has given it up"));

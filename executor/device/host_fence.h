@@ -8,6 +8,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "executor/device/thread_fence.h"
+#include "executor/token.h"
 #include "refit/device.h"
 
 namespace refit {
@@ -38,7 +39,7 @@ class HostFence : public DeviceFence {
   const int32_t rank_;
   // A peer may hold this rank's end longer than the rank its fence.
   const std::shared_ptr<FenceEnd> own_;
-  const uint64_t own_number_;  // what Export says of own_
+  const Token own_token_;  // what Export says of own_
   absl::flat_hash_map<int32_t, std::shared_ptr<FenceEnd>> peers_;
   ThreadFence fence_;
 };

@@ -2,14 +2,15 @@
 
 #include <unistd.h>
 
-#include <random>
+#include "executor/payload.h"
+#include "executor/token.h"
 
 namespace refit {
 
 ProcessIdentity ThisProcess() {
   static const uint64_t random = [] {
-    std::random_device device;
-    return uint64_t{device()} << 32 | device();
+    const Token token = NewToken();
+    return PayloadReader(TokenBytes(token)).U64();
   }();
   return {.process = static_cast<uint64_t>(getpid()), .random = random};
 }

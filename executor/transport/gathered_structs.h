@@ -1,37 +1,45 @@
-// Structs that all ranks tell each other, byte by byte.
+// Structs that all ranks tell each other, field by field.
 #ifndef REFIT_EXECUTOR_TRANSPORT_GATHERED_STRUCTS_H_
 #define REFIT_EXECUTOR_TRANSPORT_GATHERED_STRUCTS_H_
 
-#include <cstring>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "executor/payload.h"
 #include "refit/control_plane.h"
 
 namespace refit {
 
-// Every rank's `mine`, by rank. Errors: the control plane's, and
-// kFailedPrecondition, naming a rank whose struct has another size.
+inline void WriteFields(int value, PayloadWriter& writer) {
+  writer.U32(static_cast<uint32_t>(value));
+}
+inline void ReadFields(PayloadReader& reader, int& value) {
+  value = static_cast<int>(reader.U32());
+}
+
+// Every rank's `mine`, by rank. `WriteFields(const Struct&, PayloadWriter&)`
+// and `ReadFields(PayloadReader&, Struct&)` are beside the struct; the latter
+// fails the reader where a value is none of the struct's. Errors: the control
+// plane's, and kFailedPrecondition, naming a rank whose bytes are no Struct.
 template <typename Struct>
 absl::StatusOr<std::vector<Struct>> GatherStructs(
     ControlPlane& control, const Struct& mine, const char* what,
     ControlPlane::Deadline deadline) {
-  static_assert(std::is_trivially_copyable_v<Struct>);
-  const absl::StatusOr<std::vector<std::string>> gathered = control.AllGather(
-      {reinterpret_cast<const char*>(&mine), sizeof(mine)}, what, deadline);
+  PayloadWriter writer;
+  WriteFields(mine, writer);
+  const absl::StatusOr<std::vector<std::string>> gathered =
+      control.AllGather(writer.Take(), what, deadline);
   if (!gathered.ok()) return gathered.status();
   std::vector<Struct> values(gathered->size());
   for (size_t rank = 0; rank < values.size(); ++rank) {
-    if ((*gathered)[rank].size() != sizeof(Struct)) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "rank ", rank, " runs another version of Refit: it says ",
-          (*gathered)[rank].size(), " bytes when it should say ",
-          sizeof(Struct)));
-    }
-    std::memcpy(&values[rank], (*gathered)[rank].data(), sizeof(Struct));
+    PayloadReader reader((*gathered)[rank]);
+    ReadFields(reader, values[rank]);
+    if (reader.Complete()) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", rank, " runs another version of Refit: what it ",
+                     "says for \"", what, "\" cannot be read"));
   }
   return values;
 }

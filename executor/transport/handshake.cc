@@ -49,6 +49,26 @@ std::string RecordDifference(const HandshakeRecord& a, const HandshakeRecord& b,
 
 }  // namespace
 
+void WriteFields(const HandshakeRecord& record, PayloadWriter& writer) {
+  writer.U32(static_cast<uint32_t>(record.stage))
+      .Bool(record.ready)
+      .U32(record.format_version)
+      .U32(record.world_size)
+      .U64(record.body_digest.low())
+      .U64(record.body_digest.high());
+}
+
+void ReadFields(PayloadReader& reader, HandshakeRecord& record) {
+  const uint32_t stage = reader.U32();
+  if (stage > static_cast<uint32_t>(HandshakeStage::kBind)) reader.Fail();
+  record.stage = static_cast<HandshakeStage>(stage);
+  record.ready = reader.Bool();
+  record.format_version = reader.U32();
+  record.world_size = reader.U32();
+  const uint64_t low = reader.U64();
+  record.body_digest = fb::Digest(low, reader.U64());
+}
+
 absl::Status CompareRecords(absl::Span<const HandshakeRecord> records) {
   for (size_t rank = 0; rank < records.size(); ++rank) {
     if (!records[rank].ready) {

@@ -9,9 +9,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "executor/payload.h"
 #include "refit/transport.h"
 
 namespace refit {
+
+// As bytes for the other ranks (gathered_structs.h).
+void WriteFields(const HandshakeRecord& record, PayloadWriter& writer);
+void ReadFields(PayloadReader& reader, HandshakeRecord& record);
 
 // OK when all `records` (by rank) are ready and equal. Errors: kAborted, the
 // rank that is not ready; kFailedPrecondition, the first field that differs,

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string_view>
 #include <vector>
@@ -150,6 +151,15 @@ absl::StatusOr<Api> Load() {
         api.library, ": NCCL ", VersionText(api.version), " has no ", missing));
   }
   return api;
+}
+
+void WriteFields(const UniqueId& id, PayloadWriter& writer) {
+  writer.Bytes({id.internal, sizeof(id.internal)});
+}
+
+void ReadFields(PayloadReader& reader, UniqueId& id) {
+  const std::string_view bytes = reader.Bytes(sizeof(id.internal));
+  std::copy(bytes.begin(), bytes.end(), id.internal);
 }
 
 std::string VersionText(int version) {

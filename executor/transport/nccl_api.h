@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "executor/payload.h"
 
 namespace refit::nccl {
 
@@ -21,6 +22,8 @@ using CudaStream = void*;
 struct UniqueId {
   char internal[128];
 };
+void WriteFields(const UniqueId& id, PayloadWriter& writer);
+void ReadFields(PayloadReader& reader, UniqueId& id);
 
 // ncclResult_t. Versions add codes: treat one not named here as an error.
 enum Result : int {

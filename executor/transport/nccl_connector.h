@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "executor/payload.h"
 #include "executor/transport/nccl_api.h"
 #include "executor/transport/nccl_communicator.h"
 #include "refit/control_plane.h"
@@ -48,6 +49,15 @@ class NcclConnector {
     int32_t domain = 0;  // stages inside its host
     int32_t world = 0;   // stages across hosts
     int32_t fence = 0;
+
+    friend void WriteFields(const Uses& uses, PayloadWriter& writer) {
+      writer.Bool(uses.domain != 0).Bool(uses.world != 0).Bool(uses.fence != 0);
+    }
+    friend void ReadFields(PayloadReader& reader, Uses& uses) {
+      uses.domain = reader.Bool();
+      uses.world = reader.Bool();
+      uses.fence = reader.Bool();
+    }
   };
 
   template <typename Struct>

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "executor/transport/handshake.h"
+
 namespace refit::control {
 namespace {
 
@@ -60,6 +62,40 @@ TEST(PayloadStatusTest, CodeOfAnotherVersionIsUnknown) {
             absl::UnknownError("?"));
   EXPECT_EQ(PayloadStatus(StatusPayload(absl::UnauthenticatedError("!"))),
             absl::UnauthenticatedError("!"));
+}
+
+TEST(HandshakeRecordTest, FieldsTravelOneByOne) {
+  const HandshakeRecord record = {.stage = HandshakeStage::kBind,
+                                  .ready = false,
+                                  .format_version = 0x10002,
+                                  .world_size = 3,
+                                  .body_digest = fb::Digest(5, 6)};
+  PayloadWriter writer;
+  WriteFields(record, writer);
+  const std::string bytes = writer.Take();
+  EXPECT_EQ(bytes, std::string("\x01\0\0\0"
+                               "\0"
+                               "\x02\0\x01\0"
+                               "\x03\0\0\0"
+                               "\x05\0\0\0\0\0\0\0"
+                               "\x06\0\0\0\0\0\0\0",
+                               29));
+  // Neither of these is a value of its field.
+  for (const size_t at : {size_t{0}, size_t{4}}) {
+    std::string forged = bytes;
+    forged[at] = 2;
+    PayloadReader reader(forged);
+    HandshakeRecord read;
+    ReadFields(reader, read);
+    EXPECT_FALSE(reader.Complete()) << "byte " << at;
+  }
+  PayloadReader reader(bytes);
+  HandshakeRecord read;
+  ReadFields(reader, read);
+  EXPECT_TRUE(reader.Complete());
+  EXPECT_EQ(read.stage, record.stage);
+  EXPECT_EQ(read.ready, record.ready);
+  EXPECT_EQ(read.body_digest.high(), 6u);
 }
 
 TEST(PayloadReaderTest, BoolIsZeroOrOne) {

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <iterator>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -17,18 +18,19 @@ namespace refit {
 namespace {
 
 // A file that holds `request`.
-absl::StatusOr<FileDescriptor> OpenNumber(uint64_t request) {
-  FileDescriptor file(memfd_create("number", MFD_CLOEXEC));
-  if (pwrite(file.fd(), &request, sizeof(request), 0) != sizeof(request)) {
+absl::StatusOr<FileDescriptor> OpenText(std::string_view request) {
+  FileDescriptor file(memfd_create("text", MFD_CLOEXEC));
+  if (pwrite(file.fd(), request.data(), request.size(), 0) !=
+      static_cast<ssize_t>(request.size())) {
     return absl::InternalError("pwrite");
   }
   return file;
 }
 
-uint64_t NumberIn(const FileDescriptor& file) {
-  uint64_t number = 0;
-  EXPECT_EQ(pread(file.fd(), &number, sizeof(number), 0), sizeof(number));
-  return number;
+std::string TextIn(const FileDescriptor& file) {
+  char text[2 * DescriptorServer::kRequestBytesMax];
+  const ssize_t size = pread(file.fd(), text, sizeof(text), 0);
+  return std::string(text, size > 0 ? static_cast<size_t>(size) : 0);
 }
 
 int64_t OpenDescriptors() {
@@ -37,14 +39,15 @@ int64_t OpenDescriptors() {
 }
 
 TEST(DescriptorServerTest, EachClientGetsTheFileThatItAskedFor) {
-  auto server = *DescriptorServer::Start(OpenNumber);
+  auto server = *DescriptorServer::Start(OpenText);
   std::vector<std::thread> clients;
   for (uint64_t client = 0; client < 8; ++client) {
     clients.emplace_back([&, client] {
       for (uint64_t i = 0; i < 100; ++i) {
-        auto file = FetchDescriptor(server->name(), client << 32 | i);
+        const std::string wanted = absl::StrCat(client, " ", i);
+        auto file = FetchDescriptor(server->name(), wanted);
         ASSERT_TRUE(file.ok()) << file.status();
-        EXPECT_EQ(NumberIn(*file), client << 32 | i);
+        EXPECT_EQ(TextIn(*file), wanted);
       }
     });
   }
@@ -54,27 +57,35 @@ TEST(DescriptorServerTest, EachClientGetsTheFileThatItAskedFor) {
 TEST(DescriptorServerTest, NoDescriptorIsLeftOpen) {
   const int64_t before = OpenDescriptors();
   {
-    auto server = *DescriptorServer::Start(OpenNumber);
+    auto server = *DescriptorServer::Start(OpenText);
     for (uint64_t i = 0; i < 10; ++i) {
-      ASSERT_TRUE(FetchDescriptor(server->name(), i).ok());
+      ASSERT_TRUE(FetchDescriptor(server->name(), absl::StrCat(i)).ok());
     }
   }
   EXPECT_EQ(OpenDescriptors(), before);
 }
 
 TEST(DescriptorServerTest, WhatCannotBeOpenedIsTheClientsError) {
-  auto server = *DescriptorServer::Start([](uint64_t request) {
-    return absl::NotFoundError(absl::StrCat("nothing at ", request));
+  auto server = *DescriptorServer::Start([](std::string_view request) {
+    return absl::NotFoundError("nothing at " + std::string(request));
   });
-  EXPECT_EQ(FetchDescriptor(server->name(), 7).status(),
+  EXPECT_EQ(FetchDescriptor(server->name(), "7").status(),
             absl::FailedPreconditionError("nothing at 7"));
 }
 
+TEST(DescriptorServerTest, RequestIsCutToItsLimit) {
+  auto server = *DescriptorServer::Start(OpenText);
+  constexpr size_t kMax = DescriptorServer::kRequestBytesMax;
+  auto file = FetchDescriptor(server->name(), std::string(kMax + 1, 'x'));
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(TextIn(*file), std::string(kMax, 'x'));
+}
+
 TEST(DescriptorServerTest, ServerThatIsGoneIsNamed) {
-  const std::string name = (*DescriptorServer::Start(OpenNumber))->name();
+  const std::string name = (*DescriptorServer::Start(OpenText))->name();
   EXPECT_LE(name.size(), DescriptorServer::kNameBytesMax);
   EXPECT_EQ(
-      FetchDescriptor(name, 7).status(),
+      FetchDescriptor(name, "7").status(),
       absl::FailedPreconditionError(absl::StrCat(
           "the Unix socket @", name, " was not reached (Connection refused)")));
 }
@@ -82,14 +93,14 @@ TEST(DescriptorServerTest, ServerThatIsGoneIsNamed) {
 TEST(DescriptorServerTest, ProcessWithoutRoomForTheDescriptorIsToldSo) {
   rlimit limit = {};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
-  auto server = *DescriptorServer::Start([&](uint64_t request) {
-    auto file = OpenNumber(request);
+  auto server = *DescriptorServer::Start([&](std::string_view request) {
+    auto file = OpenText(request);
     rlimit none = limit;
     none.rlim_cur = 3;  // standard input, output and error
     EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
     return file;
   });
-  const absl::Status status = FetchDescriptor(server->name(), 7).status();
+  const absl::Status status = FetchDescriptor(server->name(), "7").status();
   setrlimit(RLIMIT_NOFILE, &limit);
   EXPECT_EQ(status, absl::ResourceExhaustedError(
                         "this process can have no more file descriptors"));

@@ -342,7 +342,7 @@ TEST_P(DeviceConformance, MappedMemoryIsWhatWasExported) {
       {first->data(), 512}, {nullptr, 0}, {second->data() + 100, 50}};
   const auto exported = device_->Export(ranges);
   ASSERT_TRUE(exported.ok()) << exported.status();
-  const auto mapped = device_->Import(*exported);
+  const auto mapped = device_->Import((*exported)->bytes(), {512, 0, 50});
   ASSERT_TRUE(mapped.ok()) << mapped.status();
   ASSERT_EQ((*mapped)->addresses().size(), 3);
   EXPECT_EQ((*mapped)->addresses()[1], nullptr);
@@ -353,6 +353,47 @@ TEST_P(DeviceConformance, MappedMemoryIsWhatWasExported) {
   Bytes expected(512, std::byte{2});
   std::fill_n(expected.begin() + 100, 50, std::byte{1});
   EXPECT_EQ(Download(*second), expected);
+}
+
+// Whatever a peer sends, an address comes out only for memory that is exported
+// at that moment, with the sizes that this rank expects.
+TEST_P(DeviceConformance, ImportBelievesNoAddressAndNoSize) {
+  auto memory = Upload(Bytes(512, std::byte{1}));
+  const std::vector<MemoryRange> ranges = {{memory->data(), 512},
+                                           {memory->data() + 16, 32}};
+  auto exported = *device_->Export(ranges);
+  const std::string bytes = exported->bytes();
+  const auto address = reinterpret_cast<uintptr_t>(memory->data());
+  EXPECT_EQ(bytes.find(std::string(reinterpret_cast<const char*>(&address),
+                                   sizeof(address))),
+            std::string::npos);
+  const auto code = [&](const std::string& text,
+                        const std::vector<uint64_t>& sizes) {
+    return device_->Import(text, sizes).status().code();
+  };
+  EXPECT_EQ(code(bytes, {512, 32}), absl::StatusCode::kOk);
+  EXPECT_EQ(device_->Import(bytes, {512, 33}).status().message(),
+            "shows tensor 1 with 32 bytes when it should have 33");
+  EXPECT_EQ(device_->Import(bytes, {512}).status().message(),
+            "shows 2 tensors when it should be 1");
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_EQ(code(bytes.substr(0, size), {512, 32}),
+              absl::StatusCode::kInvalidArgument);
+  }
+  // A bit of it changed: what comes out, if anything, is this memory.
+  for (size_t i = 0; i < 8 * bytes.size(); ++i) {
+    std::string forged = bytes;
+    forged[i / 8] = static_cast<char>(forged[i / 8] ^ 1 << i % 8);
+    for (const std::vector<uint64_t>& sizes :
+         {std::vector<uint64_t>{512, 32}, {512, 33}, {513, 32}}) {
+      const auto mapped = device_->Import(forged, sizes);
+      if (!mapped.ok()) continue;
+      EXPECT_EQ(sizes, std::vector<uint64_t>({512, 32})) << "bit " << i;
+      EXPECT_EQ((*mapped)->addresses()[1], memory->data() + 16) << "bit " << i;
+    }
+  }
+  exported.reset();
+  EXPECT_EQ(code(bytes, {512, 32}), absl::StatusCode::kNotFound);
 }
 
 TEST_P(DeviceConformance, EventsAreReachedInTheOrderOfStreams) {

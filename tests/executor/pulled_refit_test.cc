@@ -20,25 +20,39 @@ using Ranks = std::vector<int32_t>;
 // Memory that only some can map.
 class PrivateDevice : public HostDevice {
  public:
-  absl::StatusOr<std::string> Export(
+  absl::StatusOr<std::unique_ptr<ExportedMemory>> Export(
       absl::Span<const MemoryRange> ranges) override {
     if (fails_to_export) return absl::InternalError("no export today");
-    absl::StatusOr<std::string> exported = HostDevice::Export(ranges);
+    absl::StatusOr<std::unique_ptr<ExportedMemory>> exported =
+        HostDevice::Export(ranges);
     if (!exported.ok()) return exported.status();
-    return absl::StrCat(is_private ? "private" : "shared ", *exported);
+    return std::make_unique<Marked>(is_private ? "private" : "shared ",
+                                    *std::move(exported));
   }
   absl::StatusOr<std::unique_ptr<MappedMemory>> Import(
-      std::string_view exported) override {
+      std::string_view exported,
+      absl::Span<const uint64_t> sizes_bytes) override {
     if (exported.substr(0, 7) == "private" && !reaches_private) {
       return absl::FailedPreconditionError("private memory");
     }
-    return HostDevice::Import(exported.substr(7));
+    return HostDevice::Import(exported.substr(7), sizes_bytes);
   }
 
   // Set while no rank is in a call.
   bool is_private = false;
   bool reaches_private = false;
   bool fails_to_export = false;
+
+ private:
+  class Marked : public ExportedMemory {
+   public:
+    Marked(const char* mark, std::unique_ptr<ExportedMemory> memory)
+        : ExportedMemory(absl::StrCat(mark, memory->bytes())),
+          memory_(std::move(memory)) {}
+
+   private:
+    const std::unique_ptr<ExportedMemory> memory_;
+  };
 };
 
 enum class Over { kLocal, kNccl };

@@ -40,7 +40,9 @@ void Fill(const MemoryRange& range, int value) {
                                        const std::vector<size_t>& sizes,
                                        int value) {
   auto device = *CreateCudaDevice(0);
-  auto mapped = device->Import(absl::HexStringToBytes(std::getenv(variable)));
+  auto mapped =
+      device->Import(absl::HexStringToBytes(std::getenv(variable)),
+                     std::vector<uint64_t>(sizes.begin(), sizes.end()));
   if (!mapped.ok()) {
     fprintf(stderr, "%s\n", mapped.status().ToString().c_str());
     exit(1);
@@ -63,11 +65,13 @@ class CudaSharingTest : public testing::Test {
   void Show(const char* variable, const std::vector<MemoryRange>& ranges) {
     auto exported = device_->Export(ranges);
     ASSERT_TRUE(exported.ok()) << exported.status();
-    setenv(variable, absl::BytesToHexString(*exported).c_str(),
+    setenv(variable, absl::BytesToHexString((*exported)->bytes()).c_str(),
            /*overwrite=*/0);
+    shown_.push_back(*std::move(exported));
   }
 
   std::unique_ptr<Device> device_ = *CreateCudaDevice(0);
+  std::vector<std::unique_ptr<ExportedMemory>> shown_;
 };
 
 TEST_F(CudaSharingTest, AnotherProcessWritesATensorInsideAnAllocation) {
@@ -155,6 +159,25 @@ TEST_F(CudaSharingTest, PagesThatAreGoneAreRefused) {
               "shares: no memory of cuMemMap at address 0x");
 }
 
+// The owner's server opens what is exported, not what it is asked for.
+TEST_F(CudaSharingTest, PagesThatAreShownNoLongerAreRefused) {
+  MappedSegment segment(1);
+  segment.Map(0);
+  Show("REFIT_TEST_UNSHOWN", {segment.Range(0, 512)});
+  shown_.clear();
+  EXPECT_EXIT(FillAsAnotherProcess("REFIT_TEST_UNSHOWN", {512}, 7),
+              testing::ExitedWithCode(1),
+              "its owner shows no such memory any more");
+}
+
+TEST_F(CudaSharingTest, AnotherProcessChecksSizes) {
+  auto memory = *device_->Allocate(4096);
+  Show("REFIT_TEST_SIZE", {{memory->data(), 512}});
+  EXPECT_EXIT(FillAsAnotherProcess("REFIT_TEST_SIZE", {1024}, 7),
+              testing::ExitedWithCode(1),
+              "shows tensor 0 with 512 bytes when it should have 1024");
+}
+
 TEST_F(CudaSharingTest, ExportsLeaveNoDescriptorOpenAndKeepNoMemory) {
   const auto descriptors = [] {
     return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
@@ -185,11 +208,12 @@ TEST_F(CudaSharingTest, ExportThatWasCutIsRefused) {
   MappedSegment segment(1);
   segment.Map(0);
   const MemoryRange range = segment.Range(0, 512);
-  const std::string exported = *device_->Export({&range, 1});
-  EXPECT_TRUE(device_->Import(exported).ok());
+  const auto shown = *device_->Export({&range, 1});
+  const std::string& exported = shown->bytes();
+  EXPECT_TRUE(device_->Import(exported, {512}).ok());
   for (size_t size = 0; size < exported.size(); ++size) {
     EXPECT_EQ(
-        device_->Import(exported.substr(0, size)).status(),
+        device_->Import(exported.substr(0, size), {512}).status(),
         absl::InvalidArgumentError("not memory exported by a CUDA device"));
   }
 }
@@ -203,7 +227,8 @@ TEST_F(CudaSharingTest, AnotherDeviceOfThisProcessReachesPages) {
   const MemoryRange tensor = segment.Range(0, 2 * segment.page_bytes());
   Fill(tensor, 1);
   auto other = *CreateCudaDevice(1);
-  auto mapped = other->Import(*device_->Export({&tensor, 1}));
+  auto shown = *device_->Export({&tensor, 1});
+  auto mapped = other->Import(shown->bytes(), {tensor.size_bytes});
   ASSERT_TRUE(mapped.ok()) << mapped.status();
   // A copy kernel of the other device stores there.
   auto source = *other->Allocate(tensor.size_bytes);

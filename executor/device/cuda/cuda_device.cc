@@ -190,14 +190,15 @@ class CudaDevice : public Device {
                       "cudaStreamSynchronize");
   }
 
-  absl::StatusOr<std::string> Export(
+  absl::StatusOr<std::unique_ptr<ExportedMemory>> Export(
       absl::Span<const MemoryRange> ranges) override {
     return sharing_.Export(ranges);
   }
 
   absl::StatusOr<std::unique_ptr<MappedMemory>> Import(
-      std::string_view exported) override {
-    return sharing_.Import(exported);
+      std::string_view exported,
+      absl::Span<const uint64_t> sizes_bytes) override {
+    return sharing_.Import(exported, sizes_bytes);
   }
 
   absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(

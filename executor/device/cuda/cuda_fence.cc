@@ -86,7 +86,11 @@ absl::StatusOr<std::string> CudaFence::Export() {
   const MemoryRange arrived = {
       .data = memory_->data(),
       .size_bytes = static_cast<uint64_t>(world_size_) * sizeof(uint64_t)};
-  return owner_.Export({&arrived, 1});
+  absl::StatusOr<std::unique_ptr<ExportedMemory>> exported =
+      owner_.Export({&arrived, 1});
+  if (!exported.ok()) return exported.status();
+  exported_ = *std::move(exported);
+  return exported_->bytes();
 }
 
 absl::Status CudaFence::Connect(absl::Span<const int32_t> peers,
@@ -97,7 +101,7 @@ absl::Status CudaFence::Connect(absl::Span<const int32_t> peers,
   mapped_.clear();
   for (size_t i = 0; i < peers.size(); ++i) {
     absl::StatusOr<std::unique_ptr<MappedMemory>> mapped =
-        owner_.Import(exported[i]);
+        owner_.Import(exported[i], {world * sizeof(uint64_t)});
     if (!mapped.ok()) {
       return absl::Status(mapped.status().code(),
                           absl::StrCat("fence of rank ", peers[i], ": ",

@@ -69,7 +69,8 @@ class CudaFence : public DeviceFence {
   // Counters (arrived, sent, taken), the word `aborted` and the peers'
   // addresses.
   std::unique_ptr<DeviceMemory> memory_;
-  uint32_t* host_words_ = nullptr;  // waiting by rank, then abort
+  uint32_t* host_words_ = nullptr;            // waiting by rank, then abort
+  std::unique_ptr<ExportedMemory> exported_;  // of `memory_`
   std::vector<std::unique_ptr<MappedMemory>> mapped_;
 
   // Where ranks share the device: a kernel that spins would take turns with

@@ -3,46 +3,103 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "executor/device/cuda/cuda_allocations.h"
-#include "executor/device/cuda/cuda_export.h"
 #include "executor/device/cuda/cuda_pages.h"
 #include "executor/device/cuda/cuda_status.h"
+#include "executor/device/memory_export.h"
+#include "executor/payload.h"
 
 namespace refit {
 namespace {
 
+// Handles of both kinds travel in the same bytes.
+static_assert(sizeof(cudaIpcMemHandle_t) == ExportedAllocation::kHandleBytes);
+static_assert(sizeof(CUmemFabricHandle) == ExportedAllocation::kHandleBytes);
+
+template <typename Handle>
+Handle HandleIn(const ExportedAllocation& allocation) {
+  Handle handle;
+  std::memcpy(&handle, allocation.handle.data(), sizeof(handle));
+  return handle;
+}
+
 // Of cudaMalloc, or a page; else memory that cannot be shared, which is not an
 // error yet: a rank of the same process needs no handle.
 ExportedAllocation Describe(const CudaAllocation& allocation) {
-  ExportedAllocation described = {};
-  described.base = allocation.base;
-  if (cudaIpcGetMemHandle(&described.ipc,
-                          reinterpret_cast<void*>(allocation.base)) ==
+  ExportedAllocation described;
+  described.size_bytes = allocation.size_bytes;
+  cudaIpcMemHandle_t ipc;
+  if (cudaIpcGetMemHandle(&ipc, reinterpret_cast<void*>(allocation.base)) ==
       cudaSuccess) {
     described.by = SharedBy::kIpc;
-  } else {
-    cudaGetLastError();
-    const absl::StatusOr<SharedPage> page = FindPage(allocation.base);
-    if (page.ok()) {
-      described.by = SharedBy::kPage;
-      described.page = *page;
-    }
+    std::memcpy(described.handle.data(), &ipc, sizeof(ipc));
+    return described;
   }
-  described.page.size_bytes = allocation.size_bytes;
+  cudaGetLastError();
+  const absl::StatusOr<SharedPage> page = FindPage(allocation.base);
+  if (!page.ok()) return described;
+  switch (page->handle) {
+    case PageHandle::kNone:
+      described.by = SharedBy::kPage;
+      break;
+    case PageHandle::kDescriptor:
+      described.by = SharedBy::kDescriptorPage;
+      break;
+    case PageHandle::kFabric:
+      described.by = SharedBy::kFabricPage;
+      std::memcpy(described.handle.data(), &page->fabric, sizeof(page->fabric));
+      break;
+  }
   return described;
+}
+
+bool IsPage(const ExportedAllocation& allocation) {
+  return allocation.by == SharedBy::kPage ||
+         allocation.by == SharedBy::kDescriptorPage ||
+         allocation.by == SharedBy::kFabricPage;
+}
+
+// What a rank of another process asks the owner's server for.
+struct PageRequest {
+  Token token = {};     // of the export
+  uint32_t number = 0;  // of the allocation
+};
+
+std::string WriteRequest(const PageRequest& request) {
+  return PayloadWriter()
+      .Bytes(TokenBytes(request.token))
+      .U32(request.number)
+      .Take();
+}
+
+// Opens a page that is lent at this moment, and no other.
+absl::StatusOr<FileDescriptor> OpenLentPage(std::string_view bytes) {
+  PayloadReader reader(bytes);
+  const std::optional<Token> token = TokenOf(reader.Bytes(sizeof(Token)));
+  const uint32_t number = reader.U32();
+  if (!reader.Complete() || !token.has_value()) {
+    return absl::InvalidArgumentError("no request for a page");
+  }
+  const std::shared_ptr<const LentMemory> lent = LentMemories().Find(*token);
+  if (lent == nullptr || number >= lent->pages.size() ||
+      lent->pages[number].data == nullptr) {
+    return absl::NotFoundError("its owner shows no such memory any more");
+  }
+  return OpenPage(reinterpret_cast<uint64_t>(lent->pages[number].data));
 }
 
 // The one that holds `address`. Requires: there is one.
 uint64_t IndexOf(uint64_t address,
-                 const std::vector<ExportedAllocation>& allocations) {
+                 const std::vector<CudaAllocation>& allocations) {
   const auto after =
       std::upper_bound(allocations.begin(), allocations.end(), address,
-                       [](uint64_t a, const ExportedAllocation& allocation) {
+                       [](uint64_t a, const CudaAllocation& allocation) {
                          return a < allocation.base;
                        });
   return static_cast<uint64_t>(after - allocations.begin()) - 1;
@@ -69,6 +126,13 @@ class IpcMapping {
     if (!status.ok()) return status;
     std::shared_ptr<IpcMapping> mapping(
         new IpcMapping(device, static_cast<std::byte*>(address)));
+    const MemoryRange first = {.data = mapping->address_, .size_bytes = 1};
+    status = VisitCudaAllocations(
+        {&first, 1}, [&](const CudaAllocation& allocation) {
+          mapping->size_bytes_ = allocation.base + allocation.size_bytes -
+                                 reinterpret_cast<uint64_t>(address);
+        });
+    if (!status.ok()) return status;
     open[key] = mapping;
     return mapping;
   }
@@ -77,6 +141,8 @@ class IpcMapping {
     cudaIpcCloseMemHandle(address_);
   }
   std::byte* address() const { return address_; }
+  // As the driver says, whatever the owner does.
+  uint64_t size_bytes() const { return size_bytes_; }
 
  private:
   IpcMapping(int device, std::byte* address)
@@ -84,6 +150,7 @@ class IpcMapping {
 
   const int device_;
   std::byte* const address_;
+  uint64_t size_bytes_ = 0;
 };
 
 absl::Status CannotReach(int from, int to, const absl::Status& why) {
@@ -107,10 +174,26 @@ class CudaMappedMemory : public MappedMemory {
  public:
   explicit CudaMappedMemory(int device) : device_(device) {}
 
-  absl::Status Map(const CudaExport& exported) {
-    absl::Status status = exported.header.process == ThisProcess()
-                              ? Reach(exported)
-                              : MapAllocations(exported);
+  // Of this process: where the ranges are is in `lent`.
+  absl::Status Reach(const LentMemory& lent) {
+    const int owner = lent.device;
+    absl::Status status = EnablePeerAccess(device_, owner);
+    for (const MemoryRange& page : lent.pages) {
+      if (!status.ok()) return status;
+      if (owner == device_ || page.data == nullptr) continue;
+      const absl::Status allowed = AllowAccess(
+          device_, reinterpret_cast<uint64_t>(page.data), page.size_bytes);
+      if (!allowed.ok()) status = CannotReach(device_, owner, allowed);
+    }
+    for (const MemoryRange& range : lent.ranges) {
+      addresses_.push_back(range.size_bytes != 0 ? range.data : nullptr);
+    }
+    return status;
+  }
+
+  // Of another process.
+  absl::Status Map(const MemoryExport& exported) {
+    absl::Status status = MapAllocations(exported);
     if (status.ok()) status = Resolve(exported);
     return status;
   }
@@ -124,26 +207,7 @@ class CudaMappedMemory : public MappedMemory {
     uint64_t size_bytes = 0;
   };
 
-  // Of this process.
-  absl::Status Reach(const CudaExport& exported) {
-    const int owner = exported.header.device;
-    absl::Status status = EnablePeerAccess(device_, owner);
-    for (const ExportedAllocation& allocation : exported.allocations) {
-      if (!status.ok()) return status;
-      if (owner != device_ && allocation.by == SharedBy::kPage) {
-        const absl::Status allowed =
-            AllowAccess(device_, allocation.base, allocation.size_bytes());
-        if (!allowed.ok()) {
-          status = CannotReach(device_, owner, allowed);
-        }
-      }
-      places_.push_back({reinterpret_cast<std::byte*>(allocation.base),
-                         exported.allocations.back().end() - allocation.base});
-    }
-    return status;
-  }
-
-  absl::Status MapAllocations(const CudaExport& exported) {
+  absl::Status MapAllocations(const MemoryExport& exported) {
     const std::vector<ExportedAllocation>& allocations = exported.allocations;
     absl::Status status;
     while (places_.size() < allocations.size() && status.ok()) {
@@ -153,6 +217,8 @@ class CudaMappedMemory : public MappedMemory {
           status = MapIpc(next);
           break;
         case SharedBy::kPage:
+        case SharedBy::kDescriptorPage:
+        case SharedBy::kFabricPage:
           status = MapPagesFrom(places_.size(), exported);
           break;
         case SharedBy::kNothing:
@@ -167,63 +233,71 @@ class CudaMappedMemory : public MappedMemory {
 
   absl::Status MapIpc(const ExportedAllocation& allocation) {
     absl::StatusOr<std::shared_ptr<IpcMapping>> mapping =
-        IpcMapping::Open(device_, allocation.ipc);
+        IpcMapping::Open(device_, HandleIn<cudaIpcMemHandle_t>(allocation));
     if (!mapping.ok()) return mapping.status();
-    places_.push_back({(*mapping)->address(), allocation.size_bytes()});
+    places_.push_back({(*mapping)->address(), (*mapping)->size_bytes()});
     ipc_.push_back(*std::move(mapping));
     return absl::OkStatus();
   }
 
   // All pages that follow each other without a gap.
-  absl::Status MapPagesFrom(size_t first, const CudaExport& exported) {
+  absl::Status MapPagesFrom(size_t first, const MemoryExport& exported) {
     const std::vector<ExportedAllocation>& allocations = exported.allocations;
     std::vector<SharedPage> pages;
+    uint64_t total_bytes = 0;
     for (size_t i = first; i < allocations.size(); ++i) {
-      if (allocations[i].by != SharedBy::kPage ||
-          (i > first && allocations[i].base != allocations[i - 1].end())) {
+      if (!IsPage(allocations[i]) || (i > first && !allocations[i].continues)) {
         break;
       }
-      if (allocations[i].page.handle == PageHandle::kNone) {
+      if (allocations[i].by == SharedBy::kPage) {
         return absl::FailedPreconditionError(
             "memory of cuMemCreate without a handle for other processes (file "
             "descriptor or fabric), such as that of vLLM's sleep mode or "
             "torch_memory_saver");
       }
-      pages.push_back(allocations[i].page);
+      SharedPage page = {.size_bytes = allocations[i].size_bytes,
+                         .handle = PageHandle::kDescriptor,
+                         .fabric = {}};
+      if (allocations[i].by == SharedBy::kFabricPage) {
+        page.handle = PageHandle::kFabric;
+        page.fabric = HandleIn<CUmemFabricHandle>(allocations[i]);
+      }
+      total_bytes += page.size_bytes;
+      pages.push_back(page);
     }
     absl::StatusOr<std::unique_ptr<MappedPages>> mapped =
         MappedPages::Map(device_, pages, [&](size_t i) {
-          return FetchDescriptor(exported.header.server,
-                                 allocations[first + i].base);
+          return FetchDescriptor(
+              exported.server,
+              WriteRequest({exported.token, static_cast<uint32_t>(first + i)}));
         });
     if (!mapped.ok()) {
       return absl::Status(
           mapped.status().code(),
           absl::StrCat("memory of cuMemMap that process ",
-                       exported.header.process.process,
+                       exported.process.process,
                        " shares: ", mapped.status().message(),
                        "; options.peer \"staged\" does without"));
     }
     std::byte* address = (*mapped)->address();
-    std::byte* const end = address +
-                           allocations[first + pages.size() - 1].end() -
-                           allocations[first].base;
     for (const SharedPage& page : pages) {
-      places_.push_back({address, static_cast<uint64_t>(end - address)});
+      places_.push_back({address, total_bytes});
       address += page.size_bytes;
+      total_bytes -= page.size_bytes;
     }
     pages_.push_back(*std::move(mapped));
     return absl::OkStatus();
   }
 
-  absl::Status Resolve(const CudaExport& exported) {
+  absl::Status Resolve(const MemoryExport& exported) {
     for (const ExportedRange& range : exported.ranges) {
-      if (range.allocation == kNoAllocation) {
+      if (range.allocation == ExportedRange::kNoAllocation) {
         addresses_.push_back(nullptr);
         continue;
       }
       const Place& place = places_[range.allocation];
-      if (range.size_bytes > place.size_bytes - range.offset) {
+      if (range.offset > place.size_bytes ||
+          range.size_bytes > place.size_bytes - range.offset) {
         return absl::FailedPreconditionError(
             "a tensor that lies across allocations that are shared apart");
       }
@@ -245,66 +319,83 @@ absl::StatusOr<std::string> CudaSharing::ServerName() {
   std::lock_guard lock(mutex_);
   if (server_ == nullptr) {
     absl::StatusOr<std::unique_ptr<DescriptorServer>> server =
-        DescriptorServer::Start(
-            [device =
-                 device_](uint64_t address) -> absl::StatusOr<FileDescriptor> {
-              const absl::Status current =
-                  CudaStatus(cudaSetDevice(device), "cudaSetDevice");
-              if (!current.ok()) return current;
-              return OpenPage(address);
-            });
+        DescriptorServer::Start([device = device_](std::string_view request)
+                                    -> absl::StatusOr<FileDescriptor> {
+          const absl::Status current =
+              CudaStatus(cudaSetDevice(device), "cudaSetDevice");
+          if (!current.ok()) return current;
+          return OpenLentPage(request);
+        });
     if (!server.ok()) return server.status();
     server_ = *std::move(server);
   }
   return server_->name();
 }
 
-absl::StatusOr<std::string> CudaSharing::Export(
+absl::StatusOr<std::unique_ptr<ExportedMemory>> CudaSharing::Export(
     absl::Span<const MemoryRange> ranges) {
   const ScopedDevice current(device_);
-  CudaExport exported;
-  exported.header.process = ThisProcess();
-  exported.header.device = device_;
-  const absl::Status status =
-      VisitCudaAllocations(ranges, [&](const CudaAllocation& allocation) {
-        exported.allocations.push_back(Describe(allocation));
-      });
+  std::vector<CudaAllocation> allocations;
+  const absl::Status status = VisitCudaAllocations(
+      ranges,
+      [&](const CudaAllocation& found) { allocations.push_back(found); });
   if (!status.ok()) return status;
-  std::sort(exported.allocations.begin(), exported.allocations.end(),
-            [](const ExportedAllocation& a, const ExportedAllocation& b) {
+  std::sort(allocations.begin(), allocations.end(),
+            [](const CudaAllocation& a, const CudaAllocation& b) {
               return a.base < b.base;
             });
-  for (const MemoryRange& range : ranges) {
+  MemoryExport exported;
+  LentMemory lent = {.kind = MemoryKind::kCuda,
+                     .device = device_,
+                     .ranges = {ranges.begin(), ranges.end()},
+                     .pages = {}};
+  bool by_descriptor = false;
+  uint64_t end = 0;
+  for (const CudaAllocation& allocation : allocations) {
+    ExportedAllocation described = Describe(allocation);
+    described.continues = allocation.base == end;
+    end = allocation.base + allocation.size_bytes;
+    by_descriptor |= described.by == SharedBy::kDescriptorPage;
+    lent.pages.push_back(
+        IsPage(described)
+            ? MemoryRange{reinterpret_cast<std::byte*>(allocation.base),
+                          allocation.size_bytes}
+            : MemoryRange{});
+    exported.allocations.push_back(described);
+  }
+  for (MemoryRange& range : lent.ranges) {
     if (range.data == nullptr || range.size_bytes == 0) {
-      exported.ranges.push_back({kNoAllocation, 0, 0});
+      range = {};
+      exported.ranges.push_back({});
       continue;
     }
     const auto address = reinterpret_cast<uint64_t>(range.data);
-    const uint64_t allocation = IndexOf(address, exported.allocations);
-    exported.ranges.push_back({allocation,
-                               address - exported.allocations[allocation].base,
-                               range.size_bytes});
+    const uint64_t allocation = IndexOf(address, allocations);
+    exported.ranges.push_back(
+        {.size_bytes = range.size_bytes,
+         .allocation = allocation,
+         .offset = address - allocations[allocation].base});
   }
-  const bool by_descriptor =
-      std::any_of(exported.allocations.begin(), exported.allocations.end(),
-                  [](const ExportedAllocation& allocation) {
-                    return allocation.page.handle == PageHandle::kDescriptor;
-                  });
   if (by_descriptor) {
-    const absl::StatusOr<std::string> server = ServerName();
+    absl::StatusOr<std::string> server = ServerName();
     if (!server.ok()) return server.status();
-    server->copy(exported.header.server, DescriptorServer::kNameBytesMax);
+    exported.server = *std::move(server);
   }
-  return WriteCudaExport(exported);
+  return Lend(std::move(lent), std::move(exported));
 }
 
 absl::StatusOr<std::unique_ptr<MappedMemory>> CudaSharing::Import(
-    std::string_view exported) {
+    std::string_view exported, absl::Span<const uint64_t> sizes_bytes) {
   const ScopedDevice current(device_);
-  const absl::StatusOr<CudaExport> read = ReadCudaExport(exported);
+  const absl::StatusOr<MemoryExport> read =
+      ReadMemoryExport(exported, MemoryKind::kCuda, sizes_bytes);
   if (!read.ok()) return read.status();
+  const absl::StatusOr<std::shared_ptr<const LentMemory>> lent =
+      FindLent(*read);
+  if (!lent.ok()) return lent.status();
   auto mapped = std::make_unique<CudaMappedMemory>(device_);
-  const absl::Status status = mapped->Map(*read);
+  const absl::Status status =
+      *lent != nullptr ? mapped->Reach(**lent) : mapped->Map(*read);
   if (!status.ok()) return status;
   return mapped;
 }

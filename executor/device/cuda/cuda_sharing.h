@@ -23,9 +23,8 @@ namespace refit {
 // - Pages of cuMemMap (PyTorch's expandable segments) that the ranges touch,
 //   each once, neighbours side by side: a range may go on from page to page.
 //   Those that are shared as file descriptors come through a socket of the
-//   exporter while it and its device live, so an Import must not outlast what
-//   was exported. A mapping keeps the physical memory, also if the exporter
-//   unmaps it.
+//   exporter while its export and its device live. A mapping keeps the physical
+//   memory, also if the exporter unmaps it.
 //
 // Memory that nobody can share (pages whose maker asked for no handle, as those
 // of vLLM's sleep mode) is an error of the Import. Thread-safe.
@@ -33,9 +32,10 @@ class CudaSharing {
  public:
   explicit CudaSharing(int device) : device_(device) {}
 
-  absl::StatusOr<std::string> Export(absl::Span<const MemoryRange> ranges);
+  absl::StatusOr<std::unique_ptr<ExportedMemory>> Export(
+      absl::Span<const MemoryRange> ranges);
   absl::StatusOr<std::unique_ptr<MappedMemory>> Import(
-      std::string_view exported);
+      std::string_view exported, absl::Span<const uint64_t> sizes_bytes);
 
  private:
   // Where other processes get the pages' descriptors.

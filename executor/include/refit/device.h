@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -188,6 +189,21 @@ struct MemoryRange {
   uint64_t size_bytes = 0;
 };
 
+// Ranges that other ranks may map, until the end of scope.
+class ExportedMemory {
+ public:
+  virtual ~ExportedMemory() = default;
+  // What they need for it, to send to them: a token that nobody can guess, and
+  // handles for other processes. No address.
+  const std::string& bytes() const { return bytes_; }
+
+ protected:
+  explicit ExportedMemory(std::string bytes) : bytes_(std::move(bytes)) {}
+
+ private:
+  const std::string bytes_;
+};
+
 // Another rank's ranges as this device reaches them, until the end of scope.
 class MappedMemory {
  public:
@@ -262,15 +278,19 @@ class Device {
   // Returns when all work enqueued on `stream` is done, with its first error.
   virtual absl::Status Synchronize(Stream stream) = 0;
 
-  // What ranks of the same host need to reach `ranges`, as bytes to send to
-  // them. Memory that cannot be shared is no error yet: some ranks may need
-  // nothing to reach it. Error: kFailedPrecondition, no memory of the device.
-  virtual absl::StatusOr<std::string> Export(
+  // Lets ranks of the same host reach `ranges`. Memory that cannot be shared is
+  // no error yet: some ranks may need nothing to reach it. Error:
+  // kFailedPrecondition, no memory of the device.
+  virtual absl::StatusOr<std::unique_ptr<ExportedMemory>> Export(
       absl::Span<const MemoryRange> ranges) = 0;
-  // Error: kFailedPrecondition, kept for memory that this rank cannot reach,
-  // though its owner may be able to reach this rank's.
+  // Maps a peer's ranges, whose sizes have to be `sizes_bytes`. Whatever
+  // `exported` holds, the addresses that are returned are of exported memory
+  // of those sizes. Errors: kFailedPrecondition, kept for memory that this rank
+  // cannot reach, though its owner may be able to reach this rank's;
+  // kInvalidArgument, no export, or one of other sizes; kNotFound, the owner is
+  // in this process and shows it no longer.
   virtual absl::StatusOr<std::unique_ptr<MappedMemory>> Import(
-      std::string_view exported) = 0;
+      std::string_view exported, absl::Span<const uint64_t> sizes_bytes) = 0;
 
   // `shares_device`: other ranks use the same device, so that a wait must leave
   // it to them.

@@ -38,10 +38,11 @@ class HostDevice : public Device {
                     Stream stream) override;
   absl::Status Synchronize(Stream stream) override;
   // Only ranks of the same process reach host memory.
-  absl::StatusOr<std::string> Export(
+  absl::StatusOr<std::unique_ptr<ExportedMemory>> Export(
       absl::Span<const MemoryRange> ranges) override;
   absl::StatusOr<std::unique_ptr<MappedMemory>> Import(
-      std::string_view exported) override;
+      std::string_view exported,
+      absl::Span<const uint64_t> sizes_bytes) override;
   // kUnimplemented.
   absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(
       int32_t rank, int32_t world_size, bool shares_device) override;
