@@ -2,6 +2,7 @@
 #ifndef REFIT_EXECUTOR_TRANSPORT_GATHERED_STRUCTS_H_
 #define REFIT_EXECUTOR_TRANSPORT_GATHERED_STRUCTS_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -12,11 +13,17 @@
 
 namespace refit {
 
-inline void WriteFields(int value, PayloadWriter& writer) {
+inline void WriteFields(uint32_t value, PayloadWriter& writer) {
+  writer.U32(value);
+}
+inline void ReadFields(PayloadReader& reader, uint32_t& value) {
+  value = reader.U32();
+}
+inline void WriteFields(int32_t value, PayloadWriter& writer) {
   writer.U32(static_cast<uint32_t>(value));
 }
-inline void ReadFields(PayloadReader& reader, int& value) {
-  value = static_cast<int>(reader.U32());
+inline void ReadFields(PayloadReader& reader, int32_t& value) {
+  value = static_cast<int32_t>(reader.U32());
 }
 
 // Every rank's `mine`, by rank. `WriteFields(const Struct&, PayloadWriter&)`
