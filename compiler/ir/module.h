@@ -56,7 +56,7 @@ IndexDim Consecutive(int32_t first, int64_t count);
 std::string ExpandName(std::string_view name,
                        absl::Span<const int32_t> numbers);
 
-// A stack of logical parameters (DESIGN: param, stack). Its virtual tensor has
+// A stack of logical parameters (docs/architecture.md). Its virtual tensor has
 // the dimensions [index…, shape…].
 struct Param {
   std::string name;  // "model.layers.{0}.mlp.experts.{1}.up_proj.weight"
@@ -150,7 +150,7 @@ struct PostHook {
 // of the next.
 inline constexpr int32_t kNoWave = -1;
 
-// A stack of physical tensors of one rank (DESIGN: buffer). Its virtual tensor
+// A stack of physical tensors of one rank. Its virtual tensor
 // has the dimensions [index…, shape…]. Ranks that hold equal stacks share one.
 struct Buffer {
   std::string name;  // as the framework's named_parameters() names it

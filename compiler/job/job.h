@@ -1,4 +1,4 @@
-// Job: what the user asks for, as INTERFACE.md's JSON describes it, with the
+// Job: what the user asks for, as docs/jobs.md describes the JSON, with the
 // place of every value.
 #ifndef REFIT_COMPILER_JOB_JOB_H_
 #define REFIT_COMPILER_JOB_JOB_H_

@@ -14,7 +14,7 @@
 
 namespace refit {
 
-// DESIGN.md, "What must hold for every plan".
+// What must hold for every plan.
 enum class Invariant : uint8_t {
   kWrittenOnce = 1,  // every destination element: data, fill or declared skip,
                      // exactly once

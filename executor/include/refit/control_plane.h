@@ -1,5 +1,5 @@
-// ControlPlane: small messages on the host among all ranks of a plan. Plans,
-// ids and errors travel here, weights never do.
+// ControlPlane: small messages between the hosts of a plan's ranks. It carries
+// ids, digests, memory handles and errors, never weights.
 #ifndef REFIT_EXECUTOR_INCLUDE_REFIT_CONTROL_PLANE_H_
 #define REFIT_EXECUTOR_INCLUDE_REFIT_CONTROL_PLANE_H_
 
@@ -28,9 +28,9 @@ class ControlPlane {
   virtual int32_t rank() const = 0;
   virtual int32_t world_size() const = 0;
 
-  // Starts a step, and returns its number, which is the same on all ranks: the
-  // calls up to the next BeginStep belong to it. Does not wait for the others,
-  // but for a callback of the step before that is running.
+  // Starts a step and returns its number, the same on all ranks. The calls up
+  // to the next BeginStep belong to it. It does not wait for other ranks, only
+  // for a running callback of the step before.
   virtual uint64_t BeginStep() = 0;
 
   // Every rank's `mine`, by rank. Errors: kDeadlineExceeded, naming `what`, how
@@ -50,9 +50,9 @@ class ControlPlane {
       absl::Span<const int32_t> from, std::string_view what,
       Deadline deadline) = 0;
 
-  // Fails the step this rank is in, on all ranks, with `status`. Thread-safe;
-  // the first abort of a step counts. This rank's later calls in the step fail
-  // in the same words as the others'.
+  // Fails this rank's present step on all ranks with `status`. Thread-safe; the
+  // first abort of a step counts. This rank's later calls in the step fail with
+  // the same message as the others'.
   virtual void Abort(const absl::Status& status) = 0;
 
   // `callback(step, status)` is called, at most once per step and on a thread
@@ -73,7 +73,7 @@ class ControlPlane {
   }
 };
 
-// Where ranks meet: rank 0 listens, the others connect.
+// Where ranks meet. Rank 0 listens; the others connect.
 struct TcpRendezvous {
   static constexpr int32_t kWorldSizeMax = 1 << 20;
 

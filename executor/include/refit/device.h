@@ -24,14 +24,14 @@ namespace refit {
 // that works on the calling thread.
 using Stream = void*;
 
-// A place in the table of addresses that a batch of copies is prepared over.
+// A position in the table of addresses over which a batch is prepared.
 struct CopyPlace {
   uint64_t entry = 0;        // of the table
   uint64_t byte_offset = 0;  // from the entry's address
   DType dtype = DType::kUnspecified;
 };
 
-// How far one iteration of a loop moves a place.
+// How far one iteration of a loop moves a position.
 struct CopyStep {
   uint64_t entries = 0;
   uint64_t bytes = 0;
@@ -44,14 +44,14 @@ struct CopyLoop {
   CopyStep to;
 };
 
-// Elements visited row-major over the loops, the last loop fastest, on both
-// sides at once. The dtypes differ when the copy casts.
+// Visits elements row-major over the loops, the last loop fastest, on both
+// sides at once. The dtypes differ if the copy casts.
 struct StridedCopy {
   CopyPlace from;  // unused by kZero
   CopyPlace to;
   uint32_t loops_begin = 0;  // into CopyBatch::loops
   uint32_t loops_count = 0;
-  // Copies of different lanes go on side by side: they use different links.
+  // Copies of different lanes run side by side, on different links.
   uint32_t lane = 0;
 };
 
@@ -88,12 +88,12 @@ enum class CopyKind : uint8_t {
   kQuantise,  // `quantises` instead of copies
 };
 
-// Copies that are issued together. No byte is written by two of them, and none
-// that one writes is read by another.
+// Copies that are issued together. No two of them write the same byte, and none
+// reads what another writes.
 struct CopyBatch {
   CopyKind kind = CopyKind::kCopy;
-  // Batches of other streams are to go on at the same time, so it leaves them
-  // room on the device. Not for kZero.
+  // True: leaves room on the device for batches of other streams, which run at
+  // the same time. Not for kZero.
   bool leaves_room = false;
   std::vector<StridedCopy> copies;
   std::vector<CopyLoop> loops;
@@ -101,13 +101,13 @@ struct CopyBatch {
   std::vector<QuantiseLoop> quantise_loops;
 };
 
-// Batches made ready for a device. Nothing is allocated or checked after this.
+// Batches prepared for a device. Enqueue allocates and checks nothing.
 class PreparedCopies {
  public:
   virtual ~PreparedCopies() = default;
-  // Enqueues batch number `batch`. Its bytes are in place when `stream`
-  // reaches this point. It does nothing if the word at `unless`, when there is
-  // one, is not 0 by then.
+  // Enqueues batch number `batch`. Its bytes are in place when `stream` reaches
+  // this point. If `unless` is given and its word is not 0 by then, the batch
+  // does nothing.
   virtual absl::Status Enqueue(size_t batch, Stream stream,
                                const uint32_t* unless = nullptr) = 0;
 };
@@ -135,8 +135,8 @@ class DeviceStream {
   virtual Stream get() const = 0;
 };
 
-// A point of a stream that others wait for. Recorded again, it is the new
-// point.
+// A point of a stream for which others wait. Record again to move
+// it.
 class DeviceEvent {
  public:
   virtual ~DeviceEvent() = default;
@@ -157,7 +157,7 @@ class DeviceTimer {
   virtual absl::StatusOr<double> Seconds() = 0;
 };
 
-// How far enqueued work has come, for any thread to see.
+// Shows any thread how far enqueued work has come.
 class DeviceProgress {
  public:
   virtual ~DeviceProgress() = default;
@@ -167,19 +167,19 @@ class DeviceProgress {
   virtual uint32_t reached() const = 0;
 };
 
-// Enqueued work that can be launched again. At its end, what was launched still
-// goes on.
+// Recorded work that can be launched again. Destroying it does not stop what
+// was launched.
 class DeviceGraph {
  public:
   virtual ~DeviceGraph() = default;
   virtual absl::Status Launch(Stream stream) = 0;
 };
 
-// Notices that memory was freed, also if the same addresses are in use again.
+// Notices freed memory, even if its addresses are in use again.
 class MemoryWatch {
  public:
   virtual ~MemoryWatch() = default;
-  // The first of the ranges that is not the memory it was.
+  // The first range whose memory was freed.
   virtual std::optional<size_t> FirstGone() = 0;
 };
 
@@ -212,11 +212,11 @@ class MappedMemory {
   virtual absl::Span<std::byte* const> addresses() const = 0;
 };
 
-// A fence that ranks make with each other: of words in device memory, or of
-// threads that wait.
+// A fence between ranks, made of words in device memory or of waiting
+// threads.
 class DeviceFence : public Fence {
  public:
-  // What peers need to signal here.
+  // The bytes that peers need to signal here.
   virtual absl::StatusOr<std::string> Export() = 0;
   // `exported[i]` is the Export of `peers[i]`. Sets the counters to zero: no
   // rank may signal before all have connected.
@@ -251,7 +251,7 @@ class Device {
       absl::Span<const CopyBatch> batches) = 0;
 
   virtual absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() = 0;
-  // Whether work enqueued on `stream` goes into a graph instead of running.
+  // Whether `stream` is capturing, so that work goes into a graph.
   virtual absl::StatusOr<bool> IsCapturing(Stream stream) = 0;
   virtual absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() = 0;
   virtual absl::StatusOr<std::unique_ptr<DeviceTimer>> CreateTimer() = 0;
@@ -267,7 +267,7 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<MemoryWatch>> Watch(
       absl::Span<const MemoryRange> ranges) = 0;
 
-  // Whether copies take elements that are not aligned to their size.
+  // Whether copies accept elements that are not aligned to their size.
   virtual bool CopiesUnaligned() const = 0;
 
   // Enqueues a contiguous copy between ranges that do not overlap; each may be

@@ -4,7 +4,7 @@
 //
 // Connect and the first Bind are collective: all ranks of the plan call them,
 // and none returns success before all have passed. Run and Wait are collective
-// too, and so is every Bind of a plan with direct rounds, whose ranks need to
+// too. So is every Bind of a plan with direct rounds, because its ranks need to
 // know where each other's tensors are.
 #ifndef REFIT_EXECUTOR_INCLUDE_REFIT_EXECUTOR_H_
 #define REFIT_EXECUTOR_INCLUDE_REFIT_EXECUTOR_H_
@@ -72,7 +72,7 @@ struct ExecutorOptions {
   // Measures every round: Executor::rounds.
   bool time_rounds = false;
   // On a GPU, Run asks the driver whether the tensors' memory was freed since
-  // Bind: one question for each allocation.
+  // Bind, with one question per allocation.
   bool watch_memory = true;
 };
 
@@ -86,13 +86,13 @@ struct RunOptions {
   std::optional<absl::Span<const void* const>> addresses = std::nullopt;
 };
 
-// Bytes of messages, with the alignment gaps of staged ones.
+// Bytes of messages, including the alignment gaps of staged ones.
 struct Traffic {
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
 };
 
-// Of the last Run.
+// What this rank did in the last Run.
 struct RunCounters {
   uint64_t rounds = 0;
   uint64_t messages_sent = 0;
@@ -100,7 +100,7 @@ struct RunCounters {
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
   uint64_t graph_launches = 0;  // 1 if the rounds were launched as a graph
-  // Time of the calling thread; on a device with streams, of the enqueuing.
+  // Times of the calling thread. On a GPU it only enqueues.
   double pack_seconds = 0;
   double wire_seconds = 0;
   double unpack_seconds = 0;
@@ -128,9 +128,9 @@ struct RoundMeasurement {
   fb::Mechanism mechanism = fb::Mechanism::kStaged;
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
-  // From the start of packing to the end of unpacking, waits for others
-  // included; rounds overlap. 0 of a direct round in which others move the
-  // rank's bytes and do not tell it when.
+  // From the start of packing to the end of unpacking, with waits for others.
+  // Rounds overlap. 0 for a direct round in which peers move this rank's bytes
+  // without signalling completion.
   double seconds = 0;
 };
 
@@ -148,20 +148,20 @@ class Executor {
   ~Executor();
 
   // Allocates the staging arena and scratch, and shakes hands with all ranks on
-  // the plan. Called again, at any time but while running, it makes a transport
-  // whole that a failed refit broke, and keeps what is bound. A rank that left
-  // a refit out is told how that ended by its next collective call, this one
-  // too, and calls again.
+  // the plan. Call it again after a failed refit, but not while running: it
+  // repairs the transport and keeps what is bound. A rank that skipped a refit
+  // learns its result from its next collective call, Connect included. That
+  // call fails; call it again.
   absl::Status Connect(std::chrono::nanoseconds timeout);
 
-  // Takes this rank's tensors, checks every one against the plan and makes all
-  // copies ready. Refuses missing, unexpected and duplicate names, a wrong
-  // dtype, shape or size, null pointers and memory that overlaps: all problems
-  // in one message. A tensor that the plan skips as a whole may be left out.
+  // Takes this rank's tensors, checks each against the plan and prepares all
+  // copies. It refuses missing, unexpected and duplicate names, a wrong dtype,
+  // shape or size, null pointers and overlapping memory: all problems in one
+  // message. A tensor that the plan skips as a whole may be left out.
   //
-  // Once bound, a rank may bind again whenever its tensors move. If the plan
-  // has direct rounds all ranks do so together; else it is local to the rank. A
-  // refused Bind leaves the earlier one in place.
+  // Bind again whenever tensors move. If the plan has direct rounds, all ranks
+  // must do so together; else it is local to the rank. A refused Bind leaves
+  // the earlier one in place.
   //
   // In direct rounds senders store into their receivers' tensors. A receiver
   // whose memory a sender cannot map reads that sender's instead; refused if
@@ -170,8 +170,8 @@ class Executor {
       absl::Span<const BoundTensor> tensors,
       std::chrono::nanoseconds timeout = std::chrono::minutes(10));
 
-  // The ranks whose tensors this one reads in direct rounds, ascending: they
-  // cannot map its own, to store there. Since Bind.
+  // The ranks whose tensors this one reads in direct rounds, ascending, because
+  // they cannot map its tensors. Valid after Bind.
   std::vector<int32_t> pulls_from() const;
 
   // What is to be done with the tensors that Bind takes, in the plan's order;
@@ -179,34 +179,34 @@ class Executor {
   // Ask at Bind: no later call speaks of it.
   const std::vector<TensorPostHook>& post_hooks() const { return post_hooks_; }
 
-  // While `stream` is captured the refit becomes part of the graph: whoever
-  // replays the graph, on all ranks alike, waits for it, and no deadline holds.
-  // The graph must be destroyed before the transport.
+  // While `stream` is captured, the refit becomes part of the graph. Replay the
+  // graph on all ranks alike and wait for it yourself: no deadline holds.
+  // Destroy the graph before the transport.
   //
-  // A refit starts after the one before it, also one that nobody has waited for
-  // and that is on another stream; a captured one knows only what its graph
-  // holds. After one that failed on a GPU the tensors must stay allocated until
-  // all ranks have called Connect or Close: a peer's stores and reads may still
-  // be under way.
+  // A refit starts after the one before it, even if that is on another stream
+  // and nobody waited for it. A captured refit knows only what its graph
+  // holds. After a failure on a GPU keep the tensors allocated until all ranks
+  // have called Connect or Close: a peer's stores and reads may still be under
+  // way.
   //
-  // Enqueues one refit on `stream` and returns; nothing is allocated and no
-  // device is waited for. Its timeout runs from here. An error fails the refit
-  // on all ranks, and leaves kTorn; Run may be called again, after Connect if
-  // the transport asks for it. What was enqueued has ended then.
+  // Enqueues one refit on `stream` and returns, without allocating or waiting
+  // for a device. The timeout starts here. An error fails the refit on all
+  // ranks and leaves kTorn; what was enqueued has ended then. Run may be called
+  // again, after Connect if the transport asks for it.
   absl::Status Run(Stream stream, const RunOptions& options);
 
   // Returns when the refits enqueued so far are over on all ranks: the weights
   // are in place. An error leaves kTorn.
   absl::Status Wait();
 
-  // Frees everything but the plan. Idempotent. A refit that nobody has waited
-  // for is aborted.
+  // Frees everything but the plan. Idempotent. It aborts a refit that nobody
+  // waited for.
   void Close();
 
   ExecutorState state() const { return state_; }
   const RunCounters& counters() const { return counters_; }
-  // The rounds in which this rank took part, of the last refit that was waited
-  // for and succeeded; empty without ExecutorOptions::time_rounds.
+  // This rank's rounds of the last refit that was waited for and succeeded.
+  // Empty without ExecutorOptions::time_rounds.
   const std::vector<RoundMeasurement>& rounds() const { return rounds_; }
 
  private:

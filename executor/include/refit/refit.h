@@ -6,27 +6,27 @@
  * It is C99 and C++. examples/worker.c is a whole worker; docs/operations.md
  * says how to deploy one and what to do about each error.
  *
- * Errors. A function that can fail returns a status: NULL is success, anything
+ * Errors. A function that can fail returns a status. NULL is success; anything
  * else is an error that the caller owns and frees with refit_status_free. On an
- * error, what the function would have made is set to NULL. A pointer that must
- * not be NULL but is, is REFIT_INVALID_ARGUMENT; the functions that return no
- * status require theirs. A call that is refused for its arguments or for the
- * executor's state changes nothing and is not told to the other ranks, who
- * wait for theirs until the deadline. No C++ exception leaves the library.
+ * error the function sets its result to NULL. A null pointer where none is
+ * allowed is REFIT_INVALID_ARGUMENT; functions that return no status require
+ * theirs. A call that is refused for its arguments or for the executor's state
+ * changes nothing. The other ranks do not learn of it: they wait for this rank
+ * until the deadline. No C++ exception leaves the library.
  *
- * Ownership. Every object that a function makes is the caller's, who frees it
+ * Ownership. The caller owns every object that a function makes, and frees it
  * with the function of its name; NULL may be freed. An executor keeps alive
- * what it was made of, so that objects may be freed in any order. Strings and
- * arrays that are passed in are read during the call and not kept.
+ * what it was made of, so objects may be freed in any order. The library reads
+ * strings and arrays during the call and does not keep them.
  *
- * Structs. The first field of each is its size as the caller was compiled;
- * fields that the caller does not know are as if they were zero, and zero means
- * the default:
+ * Structs. The first field is the struct's size as the caller was compiled.
+ * Fields that the caller does not know count as zero, and zero means the
+ * default:
  *
  *   refit_run_options options = {sizeof(options)};
  *
- * A field that this library does not know must be zero, else the call is
- * refused with REFIT_INVALID_ARGUMENT. Fields are only ever added, at the end.
+ * A field that this library does not know must be zero, or the call fails with
+ * REFIT_INVALID_ARGUMENT. New fields are added at the end.
  *
  * Threads. Plans, devices, rendezvous, fabrics and statuses may be used by many
  * threads at once, an executor by one at a time. To free an object is a use.
@@ -193,13 +193,13 @@ refit_status* refit_rendezvous_create_unique_id(
     const char id[REFIT_UNIQUE_ID_BYTES], int32_t rank, int32_t world_size,
     refit_rendezvous** rendezvous);
 
-/* From the variables of torchrun, Open MPI or SLURM, as docs/operations.md has
+/* Reads the variables of torchrun, Open MPI or SLURM; docs/operations.md lists
  * them. Error: REFIT_INVALID_ARGUMENT, naming the variable, what it is and what
  * it should be. */
 refit_status* refit_rendezvous_from_environment(refit_rendezvous** rendezvous);
 
-/* This process's number among those of its host, from the same launchers.
- * Errors as above. */
+/* This process's number on its host, from the same launchers. Errors as
+ * above. */
 refit_status* refit_local_rank_from_environment(int32_t* local_rank);
 
 int32_t refit_rendezvous_rank(const refit_rendezvous* rendezvous);
@@ -207,8 +207,8 @@ int32_t refit_rendezvous_world_size(const refit_rendezvous* rendezvous);
 
 void refit_rendezvous_free(refit_rendezvous* rendezvous);
 
-/* What ranks that are threads of this process share instead. It carries host
- * memory only. */
+/* Ranks that are threads of this process share a fabric instead. It carries
+ * host memory only. */
 typedef struct refit_local_fabric refit_local_fabric;
 
 /* Error: REFIT_INVALID_ARGUMENT, not a number of ranks. */
@@ -232,7 +232,7 @@ typedef struct refit_executor_options {
   refit_local_fabric* fabric;
   int32_t rank;     /* global; the rendezvous' where there is one */
   int32_t reserved; /* must be 0 */
-  /* 0 or 1 each. */
+  /* Each is 0 or 1. */
   /* 1: a GPU's staged rounds are enqueued one by one at each run. 0: they are
    * recorded at the second one after a connect or bind, and launched as one
    * CUDA graph from then on. */
@@ -240,8 +240,8 @@ typedef struct refit_executor_options {
   /* 1: measures every round, for refit_executor_visit_rounds; this leaves the
    * graph out. */
   int32_t time_rounds;
-  /* 1: a GPU's driver is not asked at each run whether the tensors' memory was
-   * freed since the bind, one question for each allocation. */
+  /* 1: run does not ask a GPU's driver whether the tensors' memory was freed
+   * since the bind. 0: it does, with one question per allocation. */
   int32_t without_memory_watch;
   int32_t reserved2; /* must be 0 */
 } refit_executor_options;
@@ -260,19 +260,19 @@ enum {
 typedef struct refit_run_options {
   size_t struct_size;
   int64_t timeout_ms; /* of the whole refit, until the end of its wait */
-  /* Where the tensors are now, in the order of the bind; NULL: not checked. A
-   * tensor that moved since fails the refit before any byte moves. */
+  /* The tensors' present addresses, in the order of the bind; NULL: unchecked.
+   * A tensor that moved fails the refit before any byte moves. */
   const void* const* addresses;
   size_t address_count; /* as many as the bind took; 0 where there are none */
 } refit_run_options;
 
-/* Bytes of messages, with the alignment gaps of staged ones. */
+/* Bytes of messages, including the alignment gaps of staged ones. */
 typedef struct refit_traffic {
   uint64_t bytes_sent;
   uint64_t bytes_received;
 } refit_traffic;
 
-/* Of the last run of one rank. */
+/* What one rank did in its last run. */
 typedef struct refit_counters {
   size_t struct_size;
   uint64_t rounds;
@@ -280,12 +280,12 @@ typedef struct refit_counters {
   uint64_t messages_received;
   uint64_t bytes_sent;
   uint64_t bytes_received;
-  /* Of the calling thread; on a GPU, of the enqueuing alone. */
+  /* Times of the calling thread. On a GPU it only enqueues. */
   double pack_seconds;
   double wire_seconds;
   double unpack_seconds;
-  /* The bytes by how they travelled: between ranks that share a GPU, or a host,
-   * or neither; through staging, or stored into the receiver's tensors. */
+  /* Bytes by route (ranks that share a GPU, a host, or neither) and by
+   * mechanism (through staging, or stored into the receiver's tensors). */
   refit_traffic local_staged;
   refit_traffic local_direct;
   refit_traffic peer_staged;
@@ -316,9 +316,9 @@ typedef struct refit_round {
   int32_t reserved; /* 0 */
   uint64_t bytes_sent;
   uint64_t bytes_received;
-  /* From the start of packing to the end of unpacking, waits for others
-   * included; rounds overlap. 0 of a direct round in which others move the
-   * rank's bytes and do not tell it when. */
+  /* From the start of packing to the end of unpacking, with waits for others.
+   * Rounds overlap. 0 for a direct round in which peers move this rank's bytes
+   * without signalling completion. */
   double seconds;
 } refit_round;
 
@@ -335,22 +335,22 @@ void refit_executor_free(refit_executor* executor);
 
 /* Meets the other ranks, allocates the staging arena, makes communicators, and
  * shakes hands on the plan. Collective: all ranks call it, and none succeeds
- * unless all do. While torn it makes whole again what a failed refit broke, and
- * keeps what is bound; the state stays torn. Errors: REFIT_DEADLINE_EXCEEDED
- * (naming a rank that did not come), REFIT_UNAVAILABLE (nobody listens there;
- * or a rank is gone for good, and all ranks need new executors),
- * REFIT_ALREADY_EXISTS (two processes are one rank, both named),
- * REFIT_FAILED_PRECONDITION (another plan, version or NCCL on some rank, both
- * values named; or wrong state), REFIT_NOT_FOUND or REFIT_UNIMPLEMENTED (no
- * libnccl that serves), REFIT_RESOURCE_EXHAUSTED, REFIT_ABORTED. After a first
- * connect that failed it may be called again, on all ranks. */
+ * unless all do. While torn it repairs what a failed refit broke and keeps what
+ * is bound; the state stays torn. Errors: REFIT_DEADLINE_EXCEEDED (naming a
+ * rank that did not come), REFIT_UNAVAILABLE (nobody listens there; or a rank
+ * is gone for good, and all ranks need new executors), REFIT_ALREADY_EXISTS
+ * (two processes are one rank, both named), REFIT_FAILED_PRECONDITION (another
+ * plan, version or NCCL on some rank, both values named; or wrong state),
+ * REFIT_NOT_FOUND or REFIT_UNIMPLEMENTED (no libnccl that serves),
+ * REFIT_RESOURCE_EXHAUSTED, REFIT_ABORTED. After a first connect that failed it
+ * may be called again, on all ranks. */
 refit_status* refit_executor_connect(refit_executor* executor,
                                      int64_t timeout_ms);
 
-/* Takes the rank's tensors, checks each against the plan and makes all copies
- * ready. `tensors` is an array whose elements have one struct_size. Their
- * memory must stay where it is until the next bind or the end of the executor;
- * the array need not. A tensor that the plan skips as a whole may be left out.
+/* Takes the rank's tensors, checks each against the plan and prepares all
+ * copies. All elements of `tensors` have one struct_size. Their memory must
+ * stay in place until the next bind or the end of the executor; the array need
+ * not. A tensor that the plan skips as a whole may be left out.
  *
  * Once bound, a rank binds again when tensors move. The first bind is
  * collective; later ones are if the plan has direct rounds, and are local to
@@ -394,9 +394,9 @@ refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
  * REFIT_INVALID_ARGUMENT (another number of addresses than the bind took
  * tensors), which changes nothing.
  *
- * While `stream` is captured the refit becomes part of the graph: whoever
- * replays the graph, on all ranks alike, waits for it, and no timeout holds.
- * The graph must be destroyed before the executor is closed. */
+ * While `stream` is captured, the refit becomes part of the graph. Replay the
+ * graph on all ranks alike and wait for it yourself: no timeout holds. Destroy
+ * the graph before you close the executor. */
 refit_status* refit_executor_run(refit_executor* executor, void* stream,
                                  const refit_run_options* options);
 
@@ -416,9 +416,9 @@ const char* refit_state_name(refit_state state);
 refit_status* refit_executor_counters(const refit_executor* executor,
                                       refit_counters* counters);
 
-/* Calls `visit` with each round in which this rank took part, of the last refit
- * that was waited for and succeeded; with none without the option time_rounds.
- * A round is valid during its call only; `visit` must not throw. */
+/* Calls `visit` with each of this rank's rounds in the last refit that was
+ * waited for and succeeded; with none unless time_rounds is set. A round is
+ * valid during its call only; `visit` must not throw. */
 typedef void (*refit_round_visitor)(const refit_round* round, void* context);
 refit_status* refit_executor_visit_rounds(const refit_executor* executor,
                                           refit_round_visitor visit,

@@ -1,5 +1,5 @@
-// UniqueId: a meeting of ranks that whoever starts them hands out, where no
-// launcher's environment says where rank 0 is.
+// UniqueId: names a meeting. Whoever starts the ranks hands it out, if no
+// launcher's variables say where rank 0 is.
 #ifndef REFIT_EXECUTOR_INCLUDE_REFIT_UNIQUE_ID_H_
 #define REFIT_EXECUTOR_INCLUDE_REFIT_UNIQUE_ID_H_
 
