@@ -100,14 +100,14 @@ struct TcpRendezvous {
 // variable, what it is and what it should be.
 absl::StatusOr<TcpRendezvous> RendezvousFromEnvironment();
 
-// REFIT_SECRET, or what is in the file that REFIT_SECRET_FILE names, less white
-// space at its end; "" if neither is set. One of fewer than 16 bytes is warned
-// of once on stderr. Error: kInvalidArgument; both are set, one is empty, or the
-// file cannot be read or is larger than 4096 bytes.
+// REFIT_SECRET, or the content of the file that REFIT_SECRET_FILE names,
+// without white space at its end; "" if neither is set. A secret below 16 bytes
+// gives one warning on stderr. Error: kInvalidArgument; both are set, one is
+// empty, or the file cannot be read or exceeds 4096 bytes.
 absl::StatusOr<std::string> SecretFromEnvironment();
 
-// A meeting of ranks of this process, of which rank 0 is given: at a port of
-// the loopback interface that nobody listens at now, with a secret of its own.
+// A meeting of ranks of this process, at a free port of the loopback interface,
+// with a secret of its own. The result is rank 0's.
 absl::StatusOr<TcpRendezvous> LoopbackRendezvous(int32_t world_size);
 
 // This rank's number among those of its host, from LOCAL_RANK, SLURM_LOCALID or

@@ -89,7 +89,7 @@ class Transport {
 
   // True: ranks use each other's tensors in direct rounds, as the device maps
   // them and fence() orders it. False: the executor sends the messages of
-  // direct rounds like those of staged rounds, and gives Connect no direct edge.
+  // direct rounds like those of staged ones, and gives Connect no direct edge.
   virtual bool ReachesPeerMemory() const { return true; }
 
   // Orders direct rounds. Null if Connect was given no direct edge. The
