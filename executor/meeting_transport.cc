@@ -3,15 +3,17 @@
 #include <utility>
 
 #include "refit/nccl_transport.h"
+#include "refit/ucx_transport.h"
 
 namespace refit {
 namespace {
 
 class MeetingTransport : public Transport {
  public:
-  MeetingTransport(TcpRendezvous rendezvous, Device* device,
+  MeetingTransport(TcpRendezvous rendezvous, Wire wire, Device* device,
                    std::vector<uint32_t> hosts)
       : rendezvous_(std::move(rendezvous)),
+        wire_(wire),
         device_(device),
         hosts_(std::move(hosts)) {}
 
@@ -36,6 +38,8 @@ class MeetingTransport : public Transport {
                                                  Deadline deadline) override {
     return met_->Share(mine, to, from, deadline);
   }
+  // Asked before the ranks meet.
+  bool ReachesPeerMemory() const override { return wire_ == Wire::kNccl; }
   Fence* fence() override { return met_->fence(); }
   void BeginRecording(Deadline deadline) override {
     met_->BeginRecording(deadline);
@@ -62,8 +66,12 @@ class MeetingTransport : public Transport {
     absl::StatusOr<std::unique_ptr<ControlPlane>> control =
         ConnectTcp(rendezvous_, deadline);
     if (!control.ok()) return control.status();
-    absl::StatusOr<std::unique_ptr<Transport>> met = CreateNcclTransport(
-        {.device = device_, .control = *std::move(control), .hosts = hosts_});
+    absl::StatusOr<std::unique_ptr<Transport>> met =
+        wire_ == Wire::kUcx
+            ? CreateUcxTransport(*std::move(control))
+            : CreateNcclTransport({.device = device_,
+                                   .control = *std::move(control),
+                                   .hosts = hosts_});
     if (!met.ok()) return met.status();
     met_ = *std::move(met);
     met_->OnBreak(on_break_);
@@ -71,6 +79,7 @@ class MeetingTransport : public Transport {
   }
 
   const TcpRendezvous rendezvous_;
+  const Wire wire_;
   Device* const device_;
   const std::vector<uint32_t> hosts_;
   std::function<void()> on_break_;
@@ -80,9 +89,9 @@ class MeetingTransport : public Transport {
 }  // namespace
 
 std::unique_ptr<Transport> CreateMeetingTransport(TcpRendezvous rendezvous,
-                                                  Device* device,
+                                                  Wire wire, Device* device,
                                                   std::vector<uint32_t> hosts) {
-  return std::make_unique<MeetingTransport>(std::move(rendezvous), device,
+  return std::make_unique<MeetingTransport>(std::move(rendezvous), wire, device,
                                             std::move(hosts));
 }
 

@@ -1,4 +1,4 @@
-// MeetingTransport: an NcclTransport of ranks that have not met yet.
+// MeetingTransport: a transport of ranks that have not met yet.
 #ifndef REFIT_EXECUTOR_MEETING_TRANSPORT_H_
 #define REFIT_EXECUTOR_MEETING_TRANSPORT_H_
 
@@ -11,11 +11,14 @@
 
 namespace refit {
 
+// What carries the messages of ranks that meet.
+enum class Wire { kNccl, kUcx };
+
 // Connect first meets the other ranks at `rendezvous`, within its deadline; the
 // errors of ConnectTcp are then Connect's. All else is NcclTransport's, for
-// whose `device` and `hosts` see NcclOptions.
+// whose `device` and `hosts` see NcclOptions, or UcxTransport's.
 std::unique_ptr<Transport> CreateMeetingTransport(TcpRendezvous rendezvous,
-                                                  Device* device,
+                                                  Wire wire, Device* device,
                                                   std::vector<uint32_t> hosts);
 
 }  // namespace refit

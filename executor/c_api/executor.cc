@@ -20,6 +20,23 @@ static_assert(REFIT_MECHANISM_DIRECT ==
 static_assert(REFIT_STATE_LOADED == static_cast<int>(ExecutorState::kLoaded));
 static_assert(REFIT_STATE_CLOSED == static_cast<int>(ExecutorState::kClosed));
 
+absl::StatusOr<Wire> WireOf(const refit_executor_options& options) {
+  const bool is_host = options.device->is_host;
+  switch (options.transport) {
+    case REFIT_TRANSPORT_DEFAULT:
+      return is_host ? Wire::kUcx : Wire::kNccl;
+    case REFIT_TRANSPORT_NCCL:
+      return Wire::kNccl;
+    case REFIT_TRANSPORT_UCX:
+      if (is_host) return Wire::kUcx;
+      return absl::InvalidArgumentError(
+          "UCX carries host memory only, the device is a GPU");
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          "transport is ", options.transport, ", it should be 0, 1 or 2"));
+  }
+}
+
 absl::StatusOr<std::unique_ptr<Transport>> CreateTransport(
     const refit_executor_options& options) {
   if ((options.rendezvous == nullptr) == (options.fabric == nullptr)) {
@@ -27,7 +44,14 @@ absl::StatusOr<std::unique_ptr<Transport>> CreateTransport(
         "ranks meet at a rendezvous or in a fabric, ",
         options.fabric == nullptr ? "none is given" : "both are given"));
   }
+  const absl::StatusOr<Wire> wire = WireOf(options);
+  if (!wire.ok()) return wire.status();
   if (options.fabric != nullptr) {
+    if (options.transport != REFIT_TRANSPORT_DEFAULT) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("transport is ", options.transport,
+                       ", it should be 0: a local fabric is one itself"));
+    }
     if (!options.device->is_host) {
       return absl::InvalidArgumentError(
           "a local fabric carries host memory only, the device is a GPU");
@@ -44,7 +68,7 @@ absl::StatusOr<std::unique_ptr<Transport>> CreateTransport(
        *options.plan->file->body().programs()) {
     hosts.push_back(program->host());
   }
-  return CreateMeetingTransport(options.rendezvous->place,
+  return CreateMeetingTransport(options.rendezvous->place, *wire,
                                 options.device->device.get(), std::move(hosts));
 }
 
@@ -53,7 +77,8 @@ absl::Status CreateExecutor(const refit_executor_options& options,
   absl::Status status =
       CheckNotNull({{"plan", options.plan}, {"device", options.device}});
   if (!status.ok()) return status;
-  if (options.reserved != 0 || options.reserved2 != 0) {
+  if (options.reserved != 0 || options.reserved2 != 0 ||
+      options.reserved3 != 0) {
     return absl::InvalidArgumentError("reserved is not 0");
   }
   for (const auto& [name, value] :

@@ -15,7 +15,7 @@ from refit.description import describe, describe_state_dict, transformers_placem
 from refit.errors import (Aborted, BindError, Cancelled, DeadlineExceeded, Error, FailedPrecondition, FileDenied,
                           FileError, FileNotFound, InvalidArgument, JobError, JobWarning, MergeError, NotFound,
                           PermissionDenied, ProofError, Unavailable, Unimplemented)
-from refit.executor import Executor, join, nccl_library, run_local
+from refit.executor import Executor, join, nccl_library, run_local, ucx_library
 from refit.merging import merge
 from refit.plan import Difference, Plan, Proof, Stats, TensorInfo, compile
 
@@ -25,5 +25,5 @@ __all__ = [
     "NotFound", "PermissionDenied", "Plan", "Proof", "ProofError", "Stats", "TensorInfo", "Unavailable",
     "Unimplemented", "__version__", "compile", "cuda_built", "cuda_device_count",
     "describe", "describe_state_dict", "join", "merge", "nccl_library", "rendezvous", "run_local", "tensors",
-    "transformers_placements",
+    "transformers_placements", "ucx_library",
 ]

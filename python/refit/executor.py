@@ -13,17 +13,13 @@ from refit.tensors import View, locator, view
 
 TIMEOUT_SECONDS = 600.0
 
-CPU_RANKS_ARE_THREADS = (
-    'device "cpu" has no transport between processes: ranks at a rendezvous need a GPU each, device="cuda:N"; on the CPU '
-    "all ranks are threads of one process that share a fabric, refit.LocalFabric(plan.world_size), as refit.run_local does")
-
-
 class Executor:
     """connect -> bind -> run, as often as wanted -> close. For one thread at a time.
 
     `device` is where this rank's tensors are: "cpu", "cuda", "cuda:1", an ordinal, or a torch.device. Ranks that are
-    threads of one process on the CPU share a `fabric` (LocalFabric); ranks that are processes with a GPU each meet at a
-    `rendezvous`. NCCL is taken from the process: PyTorch's copy, never a second one.
+    threads of one process on the CPU share a `fabric` (LocalFabric); ranks that are processes meet at a `rendezvous`.
+    UCX carries what is on the CPU, NCCL what is on GPUs. NCCL is taken from the process: PyTorch's copy, never a second
+    one.
     """
 
     def __init__(self, plan: Plan, rank: int, *, device: Any = "cpu", fabric: Optional[_core.LocalFabric] = None,
@@ -38,8 +34,6 @@ class Executor:
             raise InvalidArgument("a local fabric carries host memory only, the device is a GPU")
         if rendezvous is not None and rendezvous.rank != rank:
             raise InvalidArgument(f"the rendezvous is of rank {rendezvous.rank}, the executor of rank {rank}")
-        if rendezvous is not None and ordinal is None:
-            raise InvalidArgument(CPU_RANKS_ARE_THREADS)
         self.plan = plan
         self.rank = rank
         self.device = "cpu" if ordinal is None else f"cuda:{ordinal}"
@@ -196,6 +190,12 @@ def nccl_library() -> tuple[str, str]:
     """File and version of the libnccl that executors of this process use: a copy that is loaded already (PyTorch's),
     else the file that REFIT_NCCL_LIBRARY names, else what the loader finds."""
     return _core.nccl()
+
+
+def ucx_library() -> tuple[str, str]:
+    """File and version of the libucp that executors of this process use: a copy that is loaded already, else the file
+    that REFIT_UCX_LIBRARY names, else what the loader finds."""
+    return _core.ucx()
 
 
 def _cuda_ordinal(device: Any) -> Optional[int]:

@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "executor/meeting_transport.h"
 #include "executor/transport/nccl_api.h"
+#include "executor/transport/ucx_api.h"
 #include "plan/dtype.h"
 #include "plan/enum_text.h"
 #include "plan/plan_file.h"
@@ -74,8 +75,10 @@ class RankExecutor {
     if (fabric_ != nullptr) {
       transport_ = Check(fabric_->CreateTransport(rank));
     } else {
-      transport_ =
-          CreateMeetingTransport(rendezvous.value(), device_.get(), Hosts());
+      transport_ = CreateMeetingTransport(
+          rendezvous.value(),
+          cuda_ordinal.has_value() ? Wire::kNccl : Wire::kUcx, device_.get(),
+          Hosts());
     }
     executor_ = Check(Executor::Load(plan_, {.rank = rank,
                                              .device = device_.get(),
@@ -273,6 +276,10 @@ void BindExecutor(nb::module_& module) {
   module.def("unique_id", &NewUniqueId);
   module.def("cuda_device_count", &CudaDeviceCount);
   module.def("local_rank", [] { return Check(LocalRankFromEnvironment()); });
+  module.def("ucx", [] {
+    const ucx::Api api = Check(ucx::Load());
+    return std::pair(api.library, ucx::VersionText(api.version));
+  });
   module.def("nccl", [] {
     const nccl::Api api = Check(nccl::Load());
     return std::pair(api.library, nccl::VersionText(api.version));

@@ -203,13 +203,6 @@ def test_a_fabric_is_of_at_least_one_rank(world_size):
         refit.LocalFabric(world_size)
 
 
-def test_processes_on_the_cpu_are_refused_before_they_meet(tiny_job):
-    plan = refit.compile(tiny_job)
-    id = refit.rendezvous.unique_id()
-    with pytest.raises(refit.InvalidArgument, match='device "cpu" has no transport between processes: .*LocalFabric'):
-        refit.join(plan, 0, {}, unique_id=id, device="cpu")
-
-
 @pytest.mark.skipif(refit.cuda_device_count() > 0, reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_refused_before_ranks_meet(tiny_job):
     plan = refit.compile(tiny_job)

@@ -291,12 +291,13 @@ static void* RefitOverTcp(void* argument) {
 }
 
 /* Makes the executors of all ranks, at a TCP port or by a unique id. */
-static void CreateRanksThatMeet(Rank* ranks, uint16_t port, const char* id) {
+static void CreateRanksThatMeet(Rank* ranks, uint16_t port, const char* id,
+                                const char* path, refit_transport transport) {
   for (int r = 0; r < kRanks; ++r) {
     refit_plan* plan = NULL;
     refit_device* device = NULL;
     refit_rendezvous* rendezvous = NULL;
-    OK(refit_plan_open(staged_path, &plan));
+    OK(refit_plan_open(path, &plan));
     OK(refit_device_create_host(&device));
     if (id != NULL) {
       OK(refit_rendezvous_create_unique_id(id, r, kRanks, &rendezvous));
@@ -308,6 +309,7 @@ static void CreateRanksThatMeet(Rank* ranks, uint16_t port, const char* id) {
     EXPECT(refit_rendezvous_world_size(rendezvous) == kRanks);
     refit_executor_options options = {
         sizeof(options), plan, device, rendezvous, NULL, r, 0};
+    options.transport = transport;
     ranks[r].rank = r;
     SetTensors(&ranks[r]);
     OK(refit_executor_create(&options, &ranks[r].executor));
@@ -324,7 +326,8 @@ static void CreateRanksThatMeet(Rank* ranks, uint16_t port, const char* id) {
 
 static void TestRefitOverTcp(void) {
   Rank ranks[kRanks];
-  CreateRanksThatMeet(ranks, FreePort(), NULL);
+  CreateRanksThatMeet(ranks, FreePort(), NULL, staged_path,
+                      REFIT_TRANSPORT_NCCL);
   FillWeights(ranks);
   OnAllRanks(ranks, RefitOverTcp);
   ExpectWeights(ranks);
@@ -336,10 +339,21 @@ static void TestRefitByUniqueId(void) {
   Rank ranks[kRanks];
   char id[REFIT_UNIQUE_ID_BYTES];
   OK(refit_unique_id_create(id));
-  CreateRanksThatMeet(ranks, 0, id);
+  CreateRanksThatMeet(ranks, 0, id, staged_path, REFIT_TRANSPORT_NCCL);
   FillWeights(ranks);
   OnAllRanks(ranks, RefitOverTcp);
   ExpectWeights(ranks);
+  CloseAll(ranks);
+}
+
+/* What the host's memory has by default. Direct messages are sent. */
+static void TestRefitOverUcx(const char* path, refit_transport transport) {
+  Rank ranks[kRanks];
+  CreateRanksThatMeet(ranks, FreePort(), NULL, path, transport);
+  FillWeights(ranks);
+  OnAllRanks(ranks, RefitOverTcp);
+  ExpectWeights(ranks);
+  for (int r = 0; r < kRanks; ++r) ExpectCounters(&ranks[r], /*direct=*/0);
   CloseAll(ranks);
 }
 
@@ -462,7 +476,8 @@ static void TestLayoutOfStructs(void) {
   EXPECT(offsetof(refit_tensor, dtype) == 48);
   EXPECT(offsetof(refit_executor_options, rank) == 40);
   EXPECT(offsetof(refit_executor_options, without_graph) == 48);
-  EXPECT(sizeof(refit_executor_options) == 64);
+  EXPECT(offsetof(refit_executor_options, transport) == 64);
+  EXPECT(sizeof(refit_executor_options) == 72);
   EXPECT(sizeof(refit_round) == 48);
   EXPECT(offsetof(refit_round, bytes_sent) == 24);
   EXPECT(sizeof(refit_run_options) == 32);
@@ -602,7 +617,7 @@ static void TestCreateErrors(void) {
   bad.struct_size = 12;
   ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
         "struct_size of refit_executor_options is 12, it should be "
-        "sizeof(refit_executor_options), which is 64 in Refit ");
+        "sizeof(refit_executor_options), which is 72 in Refit ");
   bad = good;
   bad.plan = NULL;
   ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
@@ -625,6 +640,17 @@ static void TestCreateErrors(void) {
   bad.fabric = fabric;
   ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
         "both are given");
+  bad = good;
+  bad.transport = 3;
+  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
+        "transport is 3, it should be 0, 1 or 2");
+  bad.transport = REFIT_TRANSPORT_UCX;
+  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
+        "transport is 2, it should be 0: a local fabric is one itself");
+  bad = good;
+  bad.reserved3 = 1;
+  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
+        "reserved is not 0");
   bad = good;
   bad.rank = kRanks;
   ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
@@ -831,6 +857,8 @@ int main(int argc, char** argv) {
   TestRefitInAFabric(direct_path, /*direct=*/1);
   TestRefitOverTcp();
   TestRefitByUniqueId();
+  TestRefitOverUcx(staged_path, REFIT_TRANSPORT_DEFAULT);
+  TestRefitOverUcx(direct_path, REFIT_TRANSPORT_UCX);
   TestUniqueId();
   TestRounds();
   TestMeetingThatNobodyComesTo();

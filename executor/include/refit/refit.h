@@ -132,6 +132,7 @@ int32_t refit_plan_source_ranks(const refit_plan* plan);
 const char* refit_plan_digest(const refit_plan* plan);
 
 /* Device memory that an executor of `rank` allocates for staging, in bytes.
+ * With UCX, direct rounds need at most 1 MiB more for each of their messages.
  * Error: REFIT_INVALID_ARGUMENT, no such rank. */
 refit_status* refit_plan_staging_bytes(const refit_plan* plan, int32_t rank,
                                        uint64_t* staging_bytes);
@@ -222,12 +223,21 @@ void refit_local_fabric_free(refit_local_fabric* fabric);
 /* One rank's replay of a plan. */
 typedef struct refit_executor refit_executor;
 
+/* What carries messages between ranks that meet at a rendezvous. */
+typedef int32_t refit_transport;
+enum {
+  REFIT_TRANSPORT_DEFAULT = 0, /* NCCL for a CUDA device, UCX for the host */
+  REFIT_TRANSPORT_NCCL = 1,    /* memory of CUDA devices only */
+  REFIT_TRANSPORT_UCX = 2      /* host memory only, which may be in other
+                                * processes and on other hosts; the messages of
+                                * direct rounds are sent like staged ones */
+};
+
 typedef struct refit_executor_options {
   size_t struct_size;
   const refit_plan* plan;
   refit_device* device;
-  /* One of the two. Over the network NCCL carries staged rounds, and takes the
-   * memory of CUDA devices only. */
+  /* One of the two. */
   const refit_rendezvous* rendezvous;
   refit_local_fabric* fabric;
   int32_t rank;     /* global; the rendezvous' where there is one */
@@ -244,6 +254,9 @@ typedef struct refit_executor_options {
    * since the bind. 0: it does, with one question per allocation. */
   int32_t without_memory_watch;
   int32_t reserved2; /* must be 0 */
+  /* The same on all ranks; REFIT_TRANSPORT_DEFAULT in a fabric. */
+  refit_transport transport;
+  int32_t reserved3; /* must be 0 */
 } refit_executor_options;
 
 typedef int32_t refit_state;

@@ -1,0 +1,103 @@
+"""Ranks on the CPU that are processes of their own, as a trainer and an engine are."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import refit
+
+# A rank: told its number, its id in the second line of the standard input if it is not rank 0, which makes it.
+RANK = textwrap.dedent("""
+    import json, sys
+    import numpy as np
+    import refit
+
+    rank, refits = int(sys.argv[1]), int(sys.argv[2])
+    plan = refit.compile(json.loads(sys.stdin.readline()))
+    if rank == 0:
+        id = refit.rendezvous.unique_id()
+        print(id.hex(), flush=True)
+    else:
+        id = bytes.fromhex(sys.stdin.readline())
+
+    def weight(name, version):
+        shape = (8, 6) if name.startswith("layers") else (6,)
+        start = 1000 * version + 100 * len(name) + sum(name.encode())
+        return np.arange(start, start + np.prod(shape), dtype=np.float32).reshape(shape)
+
+    tensors = {name: np.full(info.shape, np.nan, np.float32) for name, info in plan.tensors(rank).items()}
+    executor = refit.join(plan, rank, tensors, unique_id=id, device="cpu", timeout=120)
+    print("joined", flush=True)
+    for version in range(refits):
+        if rank < 2:
+            for name, tensor in tensors.items():
+                whole = weight(name, version)
+                tensor[...] = whole[4 * rank:4 * rank + 4] if whole.ndim == 2 else whole
+        executor.run(timeout=120)
+        if rank >= 2:
+            for name, tensor in tensors.items():
+                whole = weight(name, version)
+                wanted = whole[:, 3 * (rank - 2):3 * (rank - 2) + 3] if whole.ndim == 2 else whole
+                np.testing.assert_array_equal(tensor, wanted)
+    print(json.dumps(executor.stats()), flush=True)
+    executor.close()
+""")
+
+
+class Ranks:
+    """The four processes of the tiny job."""
+
+    def __init__(self, job, refits):
+        self.processes = [subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(refits)],
+                                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                           text=True) for rank in range(4)]
+        for process in self.processes:
+            self.say(process, json.dumps(job))
+        id = self.processes[0].stdout.readline().strip()
+        for process in self.processes[1:]:
+            self.say(process, id)
+        for process in self.processes:
+            assert process.stdout.readline() == "joined\n", process.stderr.read()
+
+    @staticmethod
+    def say(process, line):
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("peer", ["direct", "staged"])
+def test_ranks_of_four_processes_refit_again_and_again(tiny_job, peer):
+    with Ranks({**tiny_job, "options": {"peer": peer}}, 3) as ranks:
+        for process in ranks.processes:
+            out, error = process.communicate(timeout=120)
+            assert process.returncode == 0, error
+            stats = json.loads(out)
+            # Told, not hidden: UCX sends what a plan has as direct.
+            assert stats["peer_staged_bytes_sent"] == stats["bytes_sent"]
+            assert stats["peer_direct_bytes_sent"] == 0
+
+
+def test_ranks_name_the_process_that_was_killed(tiny_job):
+    with Ranks(tiny_job, 10**9) as ranks:
+        os.kill(ranks.processes[3].pid, signal.SIGKILL)
+        for process in ranks.processes[:3]:
+            _, error = process.communicate(timeout=120)
+            assert process.returncode == 1
+            assert "rank 3 is gone" in error, error
+
+
+def test_the_library_of_ucx_is_told():
+    file, version = refit.ucx_library()
+    assert "libucp" in file and version.startswith("1.")
