@@ -72,7 +72,9 @@ std::string HelpLine(std::string_view short_name, std::string_view name,
   std::string line =
       short_name.empty() ? "      " : Concat({"  ", short_name, ", "});
   line += name;
-  if (!value_name.empty()) line += Concat({" ", value_name});
+  if (!value_name.empty()) {
+    line += Concat({value_name[0] == '[' ? "" : " ", value_name});
+  }
   return line;
 }
 
@@ -147,6 +149,11 @@ std::string Store(const Flag& flag, std::optional<std::string_view> value) {
     **target = true;
     return "";
   }
+  if (std::optional<std::string>* const* target =
+          std::get_if<std::optional<std::string>*>(&flag.target)) {
+    **target = std::string(value.value_or(""));
+    return "";
+  }
   if (!value.has_value()) {
     return Concat({flag.name, " needs a value: ", flag.value_name});
   }
@@ -155,6 +162,11 @@ std::string Store(const Flag& flag, std::optional<std::string_view> value) {
   }
   *std::get<std::string*>(flag.target) = std::string(*value);
   return "";
+}
+
+bool TakesNextWord(const Flag& flag) {
+  return std::holds_alternative<int64_t*>(flag.target) ||
+         std::holds_alternative<std::string*>(flag.target);
 }
 
 std::string UnknownFlag(const ToolInfo& tool, std::string_view name) {
@@ -209,7 +221,7 @@ ParsedArgs ParseArgs(const ToolInfo& tool, int argc, char** argv) {
     std::optional<std::string_view> value;
     if (equals != std::string_view::npos) {
       value = arg.substr(equals + 1);
-    } else if (!std::holds_alternative<bool*>(flag->target) && i + 1 < argc) {
+    } else if (TakesNextWord(*flag) && i + 1 < argc) {
       value = argv[++i];
     }
     if (const std::string mistake = Store(*flag, value); !mistake.empty()) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -21,13 +22,15 @@ enum ExitStatus {
   kExitError = 2,  // usage, I/O, bad input
 };
 
-// Where a flag's value goes. A bool flag takes no value.
-using FlagTarget = std::variant<bool*, int64_t*, std::string*>;
+// Where a flag's value goes. A bool flag takes no value. One that may have a
+// value has it after "=", and is "" without.
+using FlagTarget =
+    std::variant<bool*, int64_t*, std::string*, std::optional<std::string>*>;
 
 struct Flag {
   std::string_view name;        // "--output"
   std::string_view short_name;  // "-o", or ""
-  std::string_view value_name;  // "FILE"; "" for a bool flag
+  std::string_view value_name;  // "FILE"; "" for a bool flag; "[=FORM]"
   std::string_view help;
   FlagTarget target;
   // Of an integer.
@@ -51,10 +54,10 @@ struct ParsedArgs {
   std::vector<std::string_view> flags;  // full names of those given
 };
 
-// Parses argv into the flags' targets: "--flag=value", "--flag value",
-// "-o value"; "--" ends flags. A flag is given at most once. Answers --help, -h
-// and --version on stdout (status 0). A mistake is one line on stderr (with the
-// nearest known flag) and status 2.
+// Parses argv into the flags' targets: "--flag=value", "--flag value" (not of an
+// optional value), "-o value"; "--" ends flags. A flag is given at most once.
+// Answers --help, -h and --version on stdout (status 0). A mistake is one line
+// on stderr (with the nearest known flag) and status 2.
 ParsedArgs ParseArgs(const ToolInfo& tool, int argc, char** argv);
 
 // Reports "TOOL: error: message" on stderr; returns kExitError.

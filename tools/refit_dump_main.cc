@@ -19,7 +19,7 @@ static int Main(int argc, char** argv) {
       .name = "refit-dump",
       .usage =
           "refit-dump PLAN.refit [--rank N] [--tensor GLOB] [--json]\n"
-          "       refit-dump PLAN.refit --stats",
+          "       refit-dump PLAN.refit --stats [--json]",
       .summary =
           "Shows a plan as stable text: the same plan always prints the same "
           "bytes.\n"
@@ -36,15 +36,15 @@ static int Main(int argc, char** argv) {
                 {"--json", "", "", "the same facts as JSON", &json},
                 {"--stats", "", "",
                  "only the summary of bytes, times and sizes that refitc\n"
-                 "--stats prints; goes with no other option",
+                 "--stats prints; goes with --json alone",
                  &stats}},
       .positional_min = 1,
       .positional_max = 1,
   };
   const refit::ParsedArgs args = refit::ParseArgs(tool, argc, argv);
   if (args.done) return args.exit_status;
-  if (stats && (json || rank != kAllRanks || !tensor_glob.empty())) {
-    return refit::Fail(tool, "--stats goes with no other option");
+  if (stats && (rank != kAllRanks || !tensor_glob.empty())) {
+    return refit::Fail(tool, "--stats goes with --json alone");
   }
   absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(args.positional[0]);
   if (!plan.ok())
@@ -66,9 +66,13 @@ static int Main(int argc, char** argv) {
                            "\": no param, buffer or skip of this plan has such "
                            "a name"));
   }
-  const std::string text = stats  ? refit::StatsText(*plan)
-                           : json ? refit::PlanJson(*plan, options)
-                                  : refit::PlanText(*plan, options);
+  std::string text;
+  if (stats) {
+    text = json ? refit::StatsJson(*plan) : refit::StatsText(*plan);
+  } else {
+    text = json ? refit::PlanJson(*plan, options)
+                : refit::PlanText(*plan, options);
+  }
   if (absl::Status status = refit::WriteStdout(text); !status.ok()) {
     return refit::Fail(tool, std::string(status.message()));
   }

@@ -29,7 +29,7 @@ struct Arguments {
   std::string output;
   std::string emit = "plan";
   std::string print_after;
-  bool stats = false;
+  std::optional<std::string> stats;  // "" for text, or "json"
   bool time_passes = false;
   bool list_passes = false;
   bool warnings_are_errors = false;
@@ -56,10 +56,10 @@ refit::ToolInfo Tool(Arguments& arguments) {
            {"--emit", "", "FORM",
             "plan (default), or text or json: the plan as refit-dump shows it",
             &arguments.emit},
-           {"--stats", "", "",
+           {"--stats", "", "[=json]",
             "print bytes (by route, and what destination ranks that want the\n"
             "same relay to each other: the job's options.fan_out), balance,\n"
-            "lower bound, predicted time, binding link",
+            "lower bound, predicted time, binding link; as text or JSON",
             &arguments.stats},
            {"--print-after", "", "PASS",
             "print what a pass produced; 'all' for every pass",
@@ -96,6 +96,11 @@ std::string Mistake(const Arguments& arguments,
     return absl::StrCat("--emit is \"", arguments.emit,
                         "\"; wanted plan, text or json");
   }
+  if (!arguments.stats.value_or("").empty() && *arguments.stats != "text" &&
+      *arguments.stats != "json") {
+    return absl::StrCat("--stats is \"", *arguments.stats,
+                        "\"; wanted text or json");
+  }
   std::vector<std::string_view> names = {"all"};
   bool known = arguments.print_after.empty() || arguments.print_after == "all";
   for (const refit::PassInfo& pass : refit::Pipeline()) {
@@ -110,7 +115,8 @@ std::string Mistake(const Arguments& arguments,
         nearest.empty() ? "; see --list-passes"
                         : absl::StrCat("; did you mean \"", nearest, "\"?"));
   }
-  const bool shows_something = arguments.stats || arguments.time_passes ||
+  const bool shows_something = arguments.stats.has_value() ||
+                               arguments.time_passes ||
                                !arguments.print_after.empty();
   if (arguments.output.empty() && arguments.emit == "plan" &&
       !shows_something) {
@@ -250,7 +256,11 @@ static int Main(int argc, char** argv) {
     return refit::Fail(tool, std::string(plan.status().message()));
   }
   absl::Status status;
-  if (arguments.stats) status = Show(refit::StatsText(*plan), stdout_taken);
+  if (arguments.stats.has_value()) {
+    status = Show(*arguments.stats == "json" ? refit::StatsJson(*plan)
+                                             : refit::StatsText(*plan),
+                  stdout_taken);
+  }
   if (status.ok()) status = WriteOutput(arguments, *bytes, *plan);
   return status.ok() ? refit::kExitSuccess
                      : refit::Fail(tool, std::string(status.message()));

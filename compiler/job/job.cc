@@ -71,12 +71,43 @@ std::optional<std::vector<ParameterSpec>> ReadParameters(
   return parameters;
 }
 
+// Whether a path looks like a model's name on the Hugging Face hub,
+// "Qwen/Qwen3-0.6B", and nothing is there.
+bool LooksLikeHubId(const std::string& path, const std::string& resolved) {
+  const size_t slash = path.find('/');
+  if (slash == 0 || slash == std::string::npos || slash + 1 == path.size() ||
+      path.find('/', slash + 1) != std::string::npos) {
+    return false;
+  }
+  if (path[0] == '.' || path[0] == '~' || path.ends_with(".json") ||
+      path.ends_with(".safetensors")) {
+    return false;
+  }
+  std::error_code error;
+  return !std::filesystem::exists(resolved, error) &&
+         !std::filesystem::exists(DirectoryOf(resolved), error);
+}
+
+void RefuseHubId(const ValueReader& values, const JsonValue& value,
+                 const std::string& path, std::string_view wanted) {
+  values.Error(value,
+               absl::StrFormat("%s is no path here; if it is a model of the "
+                               "Hugging Face hub, refitc does not fetch it; "
+                               "wanted %s",
+                               Quoted(path), wanted));
+}
+
 ModelSpec ReadModelSpec(const ValueReader& values, const JsonValue& value,
                         const std::string& directory) {
   ModelSpec model;
   model.place = values.PlaceOf(value);
   if (const std::string* path = value.AsString(); path && !path->empty()) {
     model.config_path = ResolvePath(directory, *path);
+    if (LooksLikeHubId(*path, *model.config_path)) {
+      RefuseHubId(values, value, *path,
+                  "the path of its config.json, downloaded");
+      return model;
+    }
     std::error_code error;
     if (std::filesystem::is_directory(*model.config_path, error)) {
       model.config_path = ResolvePath(*model.config_path, "config.json");
@@ -103,6 +134,10 @@ ModelSpec ReadModelSpec(const ValueReader& values, const JsonValue& value,
     if (path != nullptr) {
       model.place = values.PlaceOf(*safetensors);
       model.safetensors_path = ResolvePath(directory, *path);
+      if (LooksLikeHubId(*path, *model.safetensors_path)) {
+        RefuseHubId(values, *safetensors, *path,
+                    "the directory of its files, downloaded");
+      }
     }
   } else {
     model.parameters = ReadParameters(values, *parameters);

@@ -20,6 +20,7 @@
 #include "compiler/model/stacks.h"
 #include "plan/dtype.h"
 #include "plan/glob.h"
+#include "plan/nearest_word.h"
 
 namespace refit {
 namespace {
@@ -27,6 +28,19 @@ namespace {
 constexpr int64_t kConfigBytesMax = int64_t{16} << 20;
 
 std::string ShapeText(const Dims& shape) { return absl::StrJoin(shape, "x"); }
+
+// Says what else a model of an unknown family can be moved by.
+std::string UnknownFamily(const std::string& model_type) {
+  const std::string nearest = NearestWord(model_type, FamilyNames());
+  return absl::StrFormat(
+      "unknown model_type %s; %swanted %s; other families move without roles: "
+      "\"model\": {\"safetensors\": DIRECTORY} with layout generic or fsdp, or "
+      "the job that Python's refit.describe and refit.merge make of live "
+      "models",
+      Quoted(model_type),
+      nearest.empty() ? "" : absl::StrFormat("did you mean \"%s\"? ", nearest),
+      Alternatives(FamilyNames()));
+}
 
 // The model of a config.json. Without an error there is none either if its
 // model_type is unknown and `need_family` is false.
@@ -45,10 +59,7 @@ std::optional<Model> ReadConfigModel(const std::string& path,
   const FamilyFunction build = FindFamily(model_type);
   if (build == nullptr) {
     if (need_family) {
-      config.Error(
-          "model_type",
-          absl::StrFormat("unknown model_type %s; wanted %s",
-                          Quoted(model_type), Alternatives(FamilyNames())));
+      config.Error("model_type", UnknownFamily(model_type));
     }
     return std::nullopt;
   }

@@ -375,6 +375,80 @@ std::vector<NameId> BufferComparison::Compare(int32_t rank) {
   return changed;
 }
 
+// What the ranks of a side hold under one name, each once.
+struct SideTensor {
+  std::set<std::string> dtypes;
+  std::set<std::string> shapes;
+  std::set<Residue> layouts;
+};
+
+std::map<NameId, SideTensor> SideTensors(const PlanFacts& facts,
+                                         fb::Side side) {
+  std::set<uint32_t> held;  // entries of Body.buffers
+  const PlanFile& plan = facts.plan();
+  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+    if (plan.side(rank) != side) continue;
+    const fb::RankProgram& program =
+        *plan.body().programs()->Get(static_cast<uint32_t>(rank));
+    const uint32_t bound =
+        Length(program.buffers()) - program.scratch_buffers();
+    for (uint32_t slot = 0; slot < bound; ++slot) {
+      held.insert(program.buffers()->Get(slot));
+    }
+  }
+  std::map<NameId, SideTensor> tensors;
+  for (const uint32_t id : held) {
+    const fb::Buffer& buffer = *plan.body().buffers()->Get(id);
+    for (size_t ordinal = 0; ordinal < facts.buffers()[id].size(); ++ordinal) {
+      SideTensor& tensor = tensors[facts.buffers()[id][ordinal]];
+      tensor.dtypes.insert(EnumText(buffer.dtype()));
+      tensor.shapes.insert(DimsText(buffer.shape()));
+      tensor.layouts.insert(facts.layouts()[id][ordinal]);
+    }
+  }
+  return tensors;
+}
+
+// For plans whose rank numbers name different ranks: what each side holds as a
+// whole.
+void CompareSide(const PlanFacts& a, const PlanFacts& b, fb::Side side,
+                 DiffReport& report) {
+  const std::map<NameId, SideTensor> tensors_a = SideTensors(a, side);
+  const std::map<NameId, SideTensor> tensors_b = SideTensors(b, side);
+  const auto text = [](const std::set<std::string>& words) {
+    return absl::StrJoin(words, " | ");
+  };
+  for (const auto& [name, of_a] : tensors_a) {
+    const auto found = tensors_b.find(name);
+    if (found == tensors_b.end()) {
+      report.AddSideBuffer(
+          "BUFFER_REMOVED", side, name,
+          absl::StrCat(text(of_a.dtypes), " ", text(of_a.shapes)));
+      continue;
+    }
+    const SideTensor& of_b = found->second;
+    if (of_a.dtypes != of_b.dtypes) {
+      report.AddSideBuffer(
+          "DTYPE_CHANGED", side, name,
+          absl::StrCat(text(of_a.dtypes), " -> ", text(of_b.dtypes)));
+    }
+    if (of_a.shapes != of_b.shapes) {
+      report.AddSideBuffer(
+          "SHAPE_CHANGED", side, name,
+          absl::StrCat(text(of_a.shapes), " -> ", text(of_b.shapes)));
+    } else if (of_a.layouts != of_b.layouts) {
+      report.AddSideBuffer("LAYOUT_CHANGED", side, name,
+                           "some rank holds other elements");
+    }
+  }
+  for (const auto& [name, of_b] : tensors_b) {
+    if (tensors_a.count(name) != 0) continue;
+    report.AddSideBuffer(
+        "BUFFER_ADDED", side, name,
+        absl::StrCat(text(of_b.dtypes), " ", text(of_b.shapes)));
+  }
+}
+
 }  // namespace
 
 ChangedTensors CompareContracts(const PlanFacts& a, const PlanFacts& b,
@@ -383,6 +457,10 @@ ChangedTensors CompareContracts(const PlanFacts& a, const PlanFacts& b,
   CompareSkips(a.body(), b.body(), report);
   CompareCasts(a.body(), b.body(), report);
   CompareRanks(a.plan(), b.plan(), report);
+  if (a.plan().source_ranks() != b.plan().source_ranks()) {
+    CompareSide(a, b, fb::Side::kSource, report);
+    CompareSide(a, b, fb::Side::kDestination, report);
+  }
   BufferComparison buffers(a, b, report);
   ChangedTensors changed;
   for (int32_t rank = 0; rank < common_ranks; ++rank)

@@ -50,25 +50,29 @@ uint64_t PeakStagingBytes(const fb::Body& body) {
   return peak;
 }
 
-std::string SummaryText(const fb::Body& a, const fb::Body& b,
-                        const std::vector<Difference>& differences) {
+PlanTotals TotalsOf(const fb::Body& body) {
+  return {.moved_bytes = MovedBytes(body),
+          .rounds = body.rounds()->size(),
+          .peak_staging_bytes = PeakStagingBytes(body)};
+}
+
+constexpr DifferenceClass kClasses[] = {DifferenceClass::kContract,
+                                        DifferenceClass::kTraffic,
+                                        DifferenceClass::kSchedule};
+
+std::string SummaryText(const PlanDifference& difference) {
   std::string text = "summary:";
-  for (const DifferenceClass kind :
-       {DifferenceClass::kContract, DifferenceClass::kTraffic,
-        DifferenceClass::kSchedule}) {
+  for (const DifferenceClass kind : kClasses) {
     absl::StrAppend(&text, kind == DifferenceClass::kContract ? " " : ", ",
-                    std::count_if(differences.begin(), differences.end(),
-                                  [kind](const Difference& difference) {
-                                    return difference.kind == kind;
-                                  }),
-                    " ", ClassText(kind));
+                    difference.Count(kind), " ", ClassText(kind));
   }
-  absl::StrAppend(&text, "; moved bytes ", MovedBytes(a), " -> ",
-                  MovedBytes(b));
-  absl::StrAppend(&text, "; rounds ", a.rounds()->size(), " -> ",
-                  b.rounds()->size());
-  absl::StrAppend(&text, "; peak staging bytes ", PeakStagingBytes(a), " -> ",
-                  PeakStagingBytes(b));
+  const PlanTotals& a = difference.totals_a;
+  const PlanTotals& b = difference.totals_b;
+  absl::StrAppend(&text, "; moved bytes ", a.moved_bytes, " -> ",
+                  b.moved_bytes);
+  absl::StrAppend(&text, "; rounds ", a.rounds, " -> ", b.rounds);
+  absl::StrAppend(&text, "; peak staging bytes ", a.peak_staging_bytes, " -> ",
+                  b.peak_staging_bytes);
   return text;
 }
 
@@ -81,6 +85,12 @@ bool SameDigest(const PlanFile& a, const PlanFile& b) {
 }
 
 }  // namespace
+
+int64_t PlanDifference::Count(DifferenceClass kind) const {
+  return std::count_if(
+      differences.begin(), differences.end(),
+      [kind](const Difference& entry) { return entry.kind == kind; });
+}
 
 PlanDifference ComparePlans(const PlanFile& a, const PlanFile& b) {
   PlanDifference difference;
@@ -97,9 +107,18 @@ PlanDifference ComparePlans(const PlanFile& a, const PlanFile& b) {
         CompareContracts(facts_a, facts_b, common_ranks, report);
     CompareQuantisation(a.body(), b.body(), common_ranks, changed, report);
     CompareTraffic(facts_a, facts_b, names, common_ranks, changed, report);
+    if (a.source_ranks() != b.source_ranks()) {
+      report.Add(DifferenceClass::kTraffic, "RANKS_NOT_COMPARED",
+                 absl::StrCat("messages, rounds and staging of single ranks: "
+                              "with ",
+                              a.source_ranks(), " -> ", b.source_ranks(),
+                              " source ranks, a number names another rank"));
+    }
     difference.differences = report.Finish();
   }
-  difference.summary = SummaryText(a.body(), b.body(), difference.differences);
+  difference.totals_a = TotalsOf(a.body());
+  difference.totals_b = TotalsOf(b.body());
+  difference.summary = SummaryText(difference);
   return difference;
 }
 
@@ -140,6 +159,26 @@ std::string DifferenceJson(const PlanDifference& difference) {
   writer.StartObject();
   writer.Key("same");
   writer.Bool(difference.same());
+  writer.Key("counts");
+  writer.StartObject();
+  for (const DifferenceClass kind : kClasses) {
+    writer.Key(ClassText(kind));
+    writer.Int64(difference.Count(kind));
+  }
+  writer.EndObject();
+  // Of the first plan, then of the second.
+  const auto add_totals = [&](const char* key, uint64_t PlanTotals::*total) {
+    writer.Key(key);
+    writer.SetFormatOptions(rapidjson::kFormatSingleLineArray);
+    writer.StartArray();
+    writer.Uint64(difference.totals_a.*total);
+    writer.Uint64(difference.totals_b.*total);
+    writer.EndArray();
+    writer.SetFormatOptions(rapidjson::kFormatDefault);
+  };
+  add_totals("moved_bytes", &PlanTotals::moved_bytes);
+  add_totals("rounds", &PlanTotals::rounds);
+  add_totals("peak_staging_bytes", &PlanTotals::peak_staging_bytes);
   writer.Key("differences");
   writer.StartArray();
   for (const Difference& entry : difference.differences) {

@@ -32,12 +32,22 @@ struct Difference {
   std::vector<RankPair> pairs;
 };
 
+// What a plan adds up to.
+struct PlanTotals {
+  uint64_t moved_bytes = 0;
+  uint64_t rounds = 0;
+  uint64_t peak_staging_bytes = 0;  // of one rank
+};
+
 struct PlanDifference {
   std::vector<Difference> differences;  // sorted by class, rule, text
+  PlanTotals totals_a;
+  PlanTotals totals_b;
   // "summary: 1 contract, 0 traffic, 2 schedule; moved bytes A -> B; …"
   std::string summary;
 
   bool same() const { return differences.empty(); }
+  int64_t Count(DifferenceClass kind) const;
 };
 
 PlanDifference ComparePlans(const PlanFile& a, const PlanFile& b);

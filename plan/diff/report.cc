@@ -70,6 +70,12 @@ void DiffReport::AddBuffer(DifferenceClass kind, const std::string& rule,
   buffers_[{kind, rule, change}][rank].push_back(tensor);
 }
 
+void DiffReport::AddSideBuffer(const std::string& rule, fb::Side side,
+                               NameId tensor, const std::string& change) {
+  side_buffers_[{{DifferenceClass::kContract, rule, change}, side}].push_back(
+      tensor);
+}
+
 void DiffReport::AddRank(DifferenceClass kind, const std::string& rule,
                          int32_t rank, const std::string& change) {
   ranks_[{kind, rule, change}].push_back(rank);
@@ -108,6 +114,14 @@ std::vector<Difference> DiffReport::Finish() {
   }
   for (const auto& [change, tensors_by_rank] : buffers_)
     FinishBuffers(change, tensors_by_rank);
+  for (const auto& [key, tensors] : side_buffers_) {
+    const auto& [change, side] = key;
+    for (const auto& [pattern, ids] : names_.ByPattern(tensors)) {
+      Add(change.kind, change.rule,
+          absl::StrCat("buffer ", names_.Text(ids), " of the ", EnumText(side),
+                       ": ", change.change));
+    }
+  }
   for (const auto& [change, ranks] : ranks_) {
     Add(change.kind, change.rule,
         absl::StrCat(RanksText(ranks), ": ", change.change));

@@ -26,6 +26,9 @@ class DiffReport {
                 const std::string& change);
   void AddBuffer(DifferenceClass kind, const std::string& rule, int32_t rank,
                  NameId tensor, const std::string& change);
+  // "buffer "…" of the source: change", where ranks cannot be told apart.
+  void AddSideBuffer(const std::string& rule, fb::Side side, NameId tensor,
+                     const std::string& change);
   // "rank 3: change".
   void AddRank(DifferenceClass kind, const std::string& rule, int32_t rank,
                const std::string& change);
@@ -52,6 +55,7 @@ class DiffReport {
   std::vector<Difference> differences_;
   std::map<Change, std::vector<NameId>> params_;
   std::map<Change, std::map<int32_t, std::vector<NameId>>> buffers_;
+  std::map<std::pair<Change, fb::Side>, std::vector<NameId>> side_buffers_;
   std::map<Change, std::vector<int32_t>> ranks_;
   std::map<Change, std::vector<RankPair>> pairs_;
 };

@@ -1,14 +1,13 @@
 #include <algorithm>
 #include <iterator>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "plan/scratch_windows.h"
 #include "plan/text/plan_view.h"
+#include "plan/text/stats.h"
 #include "plan/text/text.h"
 
 namespace refit {
@@ -31,58 +30,6 @@ std::string HumanSeconds(double seconds) {
   if (seconds >= 1) return absl::StrFormat("%.3f s", seconds);
   if (seconds >= 1e-3) return absl::StrFormat("%.3f ms", seconds * 1e3);
   return absl::StrFormat("%.3f us", seconds * 1e6);
-}
-
-// What the messages of a plan add up to.
-struct Totals {
-  uint64_t route_bytes[4] = {};      // by fb::Route
-  uint64_t direct_bytes = 0;         // of all routes
-  uint64_t relayed_bytes = 0;        // sent by destination ranks
-  std::vector<uint64_t> sent_bytes;  // by rank
-  std::vector<uint64_t> received_bytes;
-  uint64_t messages = 0;
-  uint64_t largest_message_bytes = 0;
-  uint64_t most_operations = 0;  // of one rank in one round
-  uint32_t most_operations_rank = 0;
-  uint32_t most_operations_round = 0;
-};
-
-Totals TotalsOf(const fb::Body& body) {
-  const std::vector<uint64_t> payload_bytes = PayloadBytesByList(body);
-  Totals totals;
-  totals.sent_bytes.resize(body.programs()->size());
-  totals.received_bytes.resize(body.programs()->size());
-  for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
-    uint64_t operations = 0;
-    uint32_t round = 0;
-    for (const fb::Message* message : *body.programs()->Get(rank)->messages()) {
-      operations = message->round() == round ? operations + 1 : 1;
-      round = message->round();
-      const bool direct =
-          body.rounds()->Get(round)->mechanism() == fb::Mechanism::kDirect;
-      if (!direct && operations > totals.most_operations) {
-        totals.most_operations = operations;
-        totals.most_operations_rank = rank;
-        totals.most_operations_round = round;
-      }
-      // Each message stands in two programs; it counts at its sender.
-      if (message->kind() != fb::MessageKind::kSend) continue;
-      const uint64_t bytes = payload_bytes[message->copies()];
-      totals.route_bytes[static_cast<size_t>(
-          body.rounds()->Get(round)->route())] += bytes;
-      totals.sent_bytes[rank] += bytes;
-      totals.received_bytes[message->peer()] += bytes;
-      totals.messages += 1;
-      if (rank >= body.source_ranks()) totals.relayed_bytes += bytes;
-      if (direct) {
-        totals.direct_bytes += bytes;
-        continue;
-      }
-      totals.largest_message_bytes =
-          std::max(totals.largest_message_bytes, message->size_bytes());
-    }
-  }
-  return totals;
 }
 
 // Rows of label, exact value, unit, and a remark, in columns.
@@ -138,33 +85,24 @@ std::string StatsTable::Text() const {
   return text;
 }
 
-// The busiest of the ranks [begin, end), and how far it is above their mean.
-void AddBalance(const std::string& label, absl::Span<const uint64_t> bytes,
-                uint32_t begin, uint32_t end, StatsTable& table) {
-  if (begin == end) return;
-  uint32_t busiest = begin;
-  uint64_t sum = 0;
-  for (uint32_t rank = begin; rank < end; ++rank) {
-    sum += bytes[rank];
-    if (bytes[rank] > bytes[busiest]) busiest = rank;
-  }
-  const double mean = static_cast<double>(sum) / (end - begin);
-  table.AddBytes(absl::StrCat(label, ", max"), bytes[busiest],
-                 absl::StrCat("rank ", busiest));
-  table.Add(absl::StrCat(label, ", mean"), absl::StrFormat("%.0f", mean),
-            "bytes", HumanBytes(mean));
-  table.Add("  imbalance",
-            sum == 0 ? "1.000" : absl::StrFormat("%.3f", bytes[busiest] / mean),
-            "", "max / mean");
+void AddBalance(const std::string& label, const Balance& balance,
+                StatsTable& table) {
+  table.AddBytes(absl::StrCat(label, ", max"), balance.max_bytes,
+                 absl::StrCat("rank ", balance.busiest));
+  table.Add(absl::StrCat(label, ", mean"),
+            absl::StrFormat("%.0f", balance.mean_bytes), "bytes",
+            HumanBytes(balance.mean_bytes));
+  table.Add("  imbalance", absl::StrFormat("%.3f", balance.imbalance()), "",
+            "max / mean");
 }
 
-void AddTraffic(const PlanFile& plan, const Totals& totals, StatsTable& table) {
+void AddTraffic(const PlanFile& plan, const PlanStats& stats,
+                StatsTable& table) {
+  const Totals& totals = stats.totals;
   const auto route_bytes = [&](fb::Route route) {
     return totals.route_bytes[static_cast<size_t>(route)];
   };
-  uint64_t moved_bytes = 0;
-  for (const uint64_t bytes : totals.route_bytes) moved_bytes += bytes;
-  table.AddBytes("moved", moved_bytes);
+  table.AddBytes("moved", totals.moved_bytes());
   table.AddBytes("  local", route_bytes(fb::Route::kLocal), "on one GPU");
   table.AddBytes("  peer", route_bytes(fb::Route::kPeer), "inside a host");
   table.AddBytes("  network", route_bytes(fb::Route::kNetwork),
@@ -175,11 +113,12 @@ void AddTraffic(const PlanFile& plan, const Totals& totals, StatsTable& table) {
     table.AddBytes("  relayed", totals.relayed_bytes,
                    "passed on between destination ranks");
   }
-  const auto source_ranks = static_cast<uint32_t>(plan.source_ranks());
-  const auto world_size = static_cast<uint32_t>(plan.world_size());
-  AddBalance("sent per source rank", totals.sent_bytes, 0, source_ranks, table);
-  AddBalance("received per destination rank", totals.received_bytes,
-             source_ranks, world_size, table);
+  if (plan.source_ranks() > 0) {
+    AddBalance("sent per source rank", stats.sent, table);
+  }
+  if (plan.world_size() > plan.source_ranks()) {
+    AddBalance("received per destination rank", stats.received, table);
+  }
 }
 
 void AddTime(const fb::Stats& stats, StatsTable& table) {
@@ -195,8 +134,9 @@ void AddTime(const fb::Stats& stats, StatsTable& table) {
   }
 }
 
-void AddSchedule(const fb::Body& body, const Totals& totals,
+void AddSchedule(const fb::Body& body, const PlanStats& stats,
                  StatsTable& table) {
+  const Totals& totals = stats.totals;
   table.AddCount("messages", totals.messages);
   table.AddBytes("  largest staged", totals.largest_message_bytes,
                  absl::StrCat("limit ", body.limits()->bucket_bytes()));
@@ -206,126 +146,58 @@ void AddSchedule(const fb::Body& body, const Totals& totals,
       absl::StrCat("rank ", totals.most_operations_rank, " in round ",
                    totals.most_operations_round, ", limit ",
                    body.limits()->operations_per_round()));
-  uint32_t largest_staging = 0;
-  for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
-    if (body.programs()->Get(rank)->staging_bytes() >
-        body.programs()->Get(largest_staging)->staging_bytes()) {
-      largest_staging = rank;
-    }
-  }
   if (body.programs()->size() > 0) {
-    table.AddBytes("staging of a rank, max",
-                   body.programs()->Get(largest_staging)->staging_bytes(),
-                   absl::StrCat("rank ", largest_staging, ", limit ",
+    table.AddBytes("staging of a rank, max", stats.largest_staging_bytes,
+                   absl::StrCat("rank ", stats.largest_staging_rank, ", limit ",
                                 body.limits()->staging_bytes()));
   }
 }
 
-// What a rank quantises at once, in windows of its scratch that last as long.
-struct Waves {
-  uint64_t count = 0;
-  uint64_t largest_bytes = 0;
-};
-
-// None in a program without windows.
-Waves WavesOf(const fb::Body& body, const fb::RankProgram& program) {
-  if (Length(program.scratch_windows()) == 0) return {};
-  std::map<std::pair<uint32_t, uint32_t>, uint64_t> bytes;  // by rounds
-  for (const ScratchPlace& place : ScratchPlaces(body, program)) {
-    bytes[{place.begin, place.end}] += place.end_byte - place.begin_byte;
-  }
-  Waves waves = {.count = bytes.size()};
-  for (const auto& [rounds, of_wave] : bytes) {
-    waves.largest_bytes = std::max(waves.largest_bytes, of_wave);
-  }
-  return waves;
-}
-
 // What is quantised costs its ranks memory, at the source or the destination.
-void AddScratch(const PlanFile& plan, StatsTable& table) {
-  uint64_t largest_bytes[2] = {0, 0};
-  int32_t largest_rank[2] = {0, 0};
-  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-    const auto side = static_cast<size_t>(plan.side(rank));
-    const uint64_t bytes = ScratchBytes(plan, rank);
-    if (bytes <= largest_bytes[side]) continue;
-    largest_bytes[side] = bytes;
-    largest_rank[side] = rank;
-  }
+void AddScratch(const PlanStats& stats, StatsTable& table) {
   for (const fb::Side side : {fb::Side::kSource, fb::Side::kDestination}) {
-    const auto i = static_cast<size_t>(side);
-    if (largest_bytes[i] == 0) continue;
+    const ScratchUse& scratch = stats.scratch[static_cast<size_t>(side)];
+    if (scratch.bytes == 0) continue;
     table.AddBytes(absl::StrCat("scratch of a ", EnumText(side), " rank, max"),
-                   largest_bytes[i],
-                   absl::StrCat("rank ", largest_rank[i], ", to quantise"));
-    const auto rank = static_cast<uint32_t>(largest_rank[i]);
-    const Waves waves =
-        WavesOf(plan.body(), *plan.body().programs()->Get(rank));
-    if (waves.count == 0) continue;
-    table.AddCount("  in waves", waves.count,
+                   scratch.bytes,
+                   absl::StrCat("rank ", scratch.rank, ", to quantise"));
+    if (scratch.waves.count == 0) continue;
+    table.AddCount("  in waves", scratch.waves.count,
                    absl::StrCat("each in windows of at most ",
-                                waves.largest_bytes, " bytes"));
+                                scratch.waves.largest_bytes, " bytes"));
   }
 }
 
-// A line for each kind; most plans have none.
-void AddPostHooks(const fb::Body& body, StatsTable& table) {
-  std::map<std::string, uint64_t> tensors;
-  const std::vector<std::vector<int32_t>> holders = HoldersByBuffer(body);
-  for (uint32_t id = 0; id < body.buffers()->size(); ++id) {
-    const fb::Buffer& buffer = *body.buffers()->Get(id);
-    for (uint32_t i = 0; i < Length(buffer.post_hooks()); ++i) {
-      tensors[buffer.post_hooks()->Get(i)->name()->str()] +=
-          TensorCount(buffer.index()) * holders[id].size();
-    }
-  }
-  for (const auto& [name, count] : tensors) {
+void AddTables(const PlanFile& plan, const PlanStats& stats,
+               StatsTable& table) {
+  const fb::Body& body = plan.body();
+  table.AddCount("params", stats.params,
+                 absl::StrCat("in ", body.params()->size(), " stacks"));
+  table.AddCount(
+      "tensors of all ranks", stats.tensors,
+      absl::StrCat("in ", body.buffers()->size(), " buffer entries"));
+  table.AddCount("fragments", stats.fragments);
+  table.AddCount("copies", body.copies()->size(),
+                 absl::StrCat("in ", body.copy_lists()->size(), " lists"));
+  table.AddCount("skips", stats.skips);
+  // A line for each kind; most plans have none.
+  for (const auto& [name, count] : stats.post_hooks) {
     table.AddCount(absl::StrCat("post-hook ", name), count,
                    "tensors of all ranks");
   }
-}
-
-void AddTables(const PlanFile& plan, StatsTable& table) {
-  const fb::Body& body = plan.body();
-  uint64_t params = 0;
-  uint64_t skips = Length(body.skips());
-  for (const fb::Param* param : *body.params()) {
-    const uint64_t count = TensorCount(param->index());
-    params += count;
-    if (param->skip() != fb::SkipReason::kUnspecified) skips += count;
-  }
-  uint64_t fragments = 0;
-  for (const fb::Buffer* buffer : *body.buffers())
-    fragments += Length(buffer->fragments());
-  uint64_t tensors = 0;
-  for (const fb::RankProgram* program : *body.programs()) {
-    for (const uint32_t buffer : *program->buffers()) {
-      tensors += TensorCount(body.buffers()->Get(buffer)->index());
-    }
-  }
-  table.AddCount("params", params,
-                 absl::StrCat("in ", body.params()->size(), " stacks"));
-  table.AddCount(
-      "tensors of all ranks", tensors,
-      absl::StrCat("in ", body.buffers()->size(), " buffer entries"));
-  table.AddCount("fragments", fragments);
-  table.AddCount("copies", body.copies()->size(),
-                 absl::StrCat("in ", body.copy_lists()->size(), " lists"));
-  table.AddCount("skips", skips);
-  AddPostHooks(body, table);
   table.AddBytes("plan file", plan.bytes().size());
 }
 
 }  // namespace
 
 std::string StatsText(const PlanFile& plan) {
-  const Totals totals = TotalsOf(plan.body());
+  const PlanStats stats = StatsOf(plan);
   StatsTable table;
-  AddTraffic(plan, totals, table);
+  AddTraffic(plan, stats, table);
   AddTime(*plan.body().stats(), table);
-  AddSchedule(plan.body(), totals, table);
-  AddScratch(plan, table);
-  AddTables(plan, table);
+  AddSchedule(plan.body(), stats, table);
+  AddScratch(stats, table);
+  AddTables(plan, stats, table);
   return table.Text();
 }
 

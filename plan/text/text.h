@@ -34,6 +34,10 @@ std::string PlanJson(const PlanFile& plan, const TextOptions& options);
 // rounds, staging.
 std::string StatsText(const PlanFile& plan);
 
+// The same facts as one JSON object: bytes and counts as numbers, seconds as
+// doubles (null if not finite).
+std::string StatsJson(const PlanFile& plan);
+
 }  // namespace refit
 
 #endif  // REFIT_PLAN_TEXT_TEXT_H_

@@ -742,5 +742,27 @@ TEST(GenericSideTest, MeshesBelongToGenericAlone) {
             "source.layout is vllm");
 }
 
+TEST(JobTest, AHubIdIsToldFromAPath) {
+  const auto errors = [](const std::string& model) {
+    return Read("{\"model\": " + model +
+                ", \"source\": {\"layout\": \"fsdp\"}, \"destination\": "
+                "{\"layout\": \"fsdp\"}}")
+        .errors;
+  };
+  EXPECT_NE(errors("\"Qwen/Qwen3-0.6B\"")
+                .find("job.json:1:11: error: \"Qwen/Qwen3-0.6B\" is no path "
+                      "here; if it is a model of the Hugging Face hub, refitc "
+                      "does not fetch it; wanted the path of its config.json"),
+            std::string::npos);
+  EXPECT_NE(errors(R"({"safetensors": "Qwen/Qwen3-0.6B"})")
+                .find("wanted the directory of its files, downloaded"),
+            std::string::npos);
+  // Paths, which whoever opens them finds missing.
+  for (const char* path : {"models/config.json", "./Qwen", "../Qwen", "Qwen",
+                           "/Qwen", "a/b/c", "Qwen/"}) {
+    EXPECT_EQ(errors("\"" + std::string(path) + "\""), "") << path;
+  }
+}
+
 }  // namespace
 }  // namespace refit

@@ -268,13 +268,20 @@ TEST(ModelTest, DTypeComesFromTheConfig) {
   EXPECT_EQ(ReadConfigText(text).model->params[0].dtype, DType::kFp16);
 }
 
-TEST(ModelTest, UnknownFamilyNamesTheKnownOnes) {
+TEST(ModelTest, UnknownFamilyNamesTheKnownOnesAndTheWaysOut) {
   EXPECT_EQ(ReadConfigText("{\"model_type\": \"gpt5\"}").errors,
             "config.json:1:16: error: unknown model_type \"gpt5\"; wanted "
             "deepseek_v3, glm4_moe, glm4_moe_lite, gpt_oss, kimi_k2, llama, "
-            "mixtral, nemotron_h, qwen2, qwen3, qwen3_moe or qwen3_next\n"
+            "mixtral, nemotron_h, qwen2, qwen3, qwen3_moe or qwen3_next; other "
+            "families move without roles: \"model\": {\"safetensors\": "
+            "DIRECTORY} with layout generic or fsdp, or the job that Python's "
+            "refit.describe and refit.merge make of live models\n"
             "    1 | {\"model_type\": \"gpt5\"}\n"
             "      |                ^\n");
+  EXPECT_NE(ReadConfigText("{\"model_type\": \"qwen3moe\"}")
+                .errors.find("unknown model_type \"qwen3moe\"; did you mean "
+                             "\"qwen3_moe\"? wanted deepseek_v3,"),
+            std::string::npos);
 }
 
 // A small nemotron_h; `more`: keys, on line 6.

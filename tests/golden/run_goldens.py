@@ -3,7 +3,7 @@
 
 usage: run_goldens.py BIN_DIR      REFIT_UPDATE_GOLDENS=1 writes the files instead
 
-jobs/*.json       every pass's text (refitc --print-after) and the plan's (refit-dump)
+jobs/*.json       every pass's text (refitc --print-after), the plan's (refit-dump) and its numbers (--stats=json)
 errors/*.json     what refitc says of a wrong job; nothing may be written
 warnings/*.json   what it says of a job that may not be meant so; with --werror nothing may be written
 MISUSES           what the programs say when they cannot do what they are asked, under NAME=VALUE
@@ -26,6 +26,7 @@ MISUSES = {
     "nccl-from-a-plain-shell": ["refit-run", "PLAN", "--transport", "nccl", "--check"],
     "nccl-with-too-few-processes": ["WORLD_SIZE=3", "RANK=0", "LOCAL_RANK=0", "MASTER_ADDR=localhost",
                                     "refit-run", "PLAN", "--transport", "nccl", "--check"],
+    "stats-of-no-form": ["refitc", "tiny-dense.json", "--stats=xml"],
     "growth-of-a-plan": ["refit-bench", "run", "PLAN", "--growth", "3"],
     "growth-of-nothing": ["refit-bench", "compile", "tiny-dense.json", "--growth", "0"],
     "a-benchmark-that-is-none": ["refit-bench", "fly"],
@@ -88,6 +89,7 @@ class Goldens:
         self.silent(self.run("refitc", job.name, "-o", self.plan, cwd=HERE / "jobs"))
         self.run("refit-verify", self.plan, "--job", job)
         self.expect(f"{job.stem}/dump.txt", self.run("refit-dump", self.plan).stdout)
+        self.expect(f"{job.stem}/stats.json", self.run("refitc", job.name, "--stats=json", cwd=HERE / "jobs").stdout)
         self.run("refit-run", self.plan, "--transport", "local", "--check")
 
     def error(self, job):
@@ -115,8 +117,9 @@ class Goldens:
             self.failed.append(f"{' '.join(map(str, done.args))} prints on stderr:\n{done.stderr}")
 
     def misuse(self, name, *command):
-        variables = dict(word.split("=") for word in command if "=" in word)
-        tool, *arguments = [self.plan if word == "PLAN" else word for word in command if "=" not in word]
+        variables = dict(word.split("=") for word in command if "=" in word and word[0] != "-")
+        words = [word for word in command if word.split("=")[0] not in variables]
+        tool, *arguments = [self.plan if word == "PLAN" else word for word in words]
         done = self.run(tool, *arguments, cwd=HERE / "jobs", status=2, variables=variables)
         self.expect(f"misuses/{name}.txt", done.stderr)
         if done.stdout:
@@ -151,7 +154,7 @@ def main():
             goldens.full(name, *command)
         for job in sorted(EXAMPLES.glob("*.json")):
             goldens.example(job)
-    stale = sorted(set((HERE / "expected").rglob("*.txt")) - goldens.seen)
+    stale = sorted(set((HERE / "expected").rglob("*.*")) - goldens.seen)
     goldens.failed += [f"{path.relative_to(HERE)}: nothing prints this any more" for path in stale]
     for failure in goldens.failed:
         print(failure)

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -18,6 +19,7 @@ struct Invocation {
   int64_t seconds = 1;
   int64_t count = 1;
   bool json = false;
+  std::optional<std::string> stats;
   ParsedArgs args;
   std::string out;
   std::string err;
@@ -33,7 +35,8 @@ Invocation Invoke(std::vector<std::string> arguments) {
                 {"--rank", "", "N", "a rank", &run.rank},
                 {"--seconds", "", "N", "a time", &run.seconds, 1, 60},
                 {"--count", "", "N", "a number", &run.count, 1},
-                {"--json", "", "", "as JSON", &run.json}},
+                {"--json", "", "", "as JSON", &run.json},
+                {"--stats", "", "[=FORM]", "numbers", &run.stats}},
       .positional_min = 1,
       .positional_max = 2};
   arguments.insert(arguments.begin(), "refit-test");
@@ -58,6 +61,14 @@ TEST(ArgsTest, FlagsTakeValuesInAllForms) {
   EXPECT_EQ(Invoke({"a", "--rank", "-3"}).rank, -3);
 }
 
+TEST(ArgsTest, AnOptionalValueStandsAfterAnEqualsSignAlone) {
+  EXPECT_FALSE(Invoke({"a"}).stats.has_value());
+  const Invocation alone = Invoke({"--stats", "a"});
+  EXPECT_EQ(alone.stats, "");
+  EXPECT_EQ(alone.args.positional, std::vector<std::string>{"a"});
+  EXPECT_EQ(Invoke({"--stats=json", "a"}).stats, "json");
+}
+
 TEST(ArgsTest, DashIsAFileAndTwoDashesEndFlags) {
   const Invocation run = Invoke({"-", "--", "--json"});
   EXPECT_FALSE(run.json);
@@ -75,13 +86,14 @@ TEST(ArgsTest, HelpGoesToStdoutWithStatusZero) {
             "Tests.\n"
             "\n"
             "Options:\n"
-            "  -o, --output FILE  where to write\n"
-            "      --rank N       a rank\n"
-            "      --seconds N    a time\n"
-            "      --count N      a number\n"
-            "      --json         as JSON\n"
-            "  -h, --help         show this help\n"
-            "      --version      show the version\n");
+            "  -o, --output FILE   where to write\n"
+            "      --rank N        a rank\n"
+            "      --seconds N     a time\n"
+            "      --count N       a number\n"
+            "      --json          as JSON\n"
+            "      --stats[=FORM]  numbers\n"
+            "  -h, --help          show this help\n"
+            "      --version       show the version\n");
 }
 
 TEST(ArgsTest, ShortFormOfHelp) {

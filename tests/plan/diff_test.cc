@@ -277,6 +277,70 @@ TEST(DiffTest, MoreRanksAreOneDifference) {
             "  RANKS_CHANGED destination ranks: 2 -> 3\n");
 }
 
+// `w` cut over the source ranks, whole on one destination rank; nothing moves.
+PlanSpec SplitSource(uint64_t ranks) {
+  constexpr uint64_t kRows = 8;
+  PlanSpec spec;
+  spec.source_ranks = static_cast<uint32_t>(ranks);
+  spec.params = {{.name = "w", .index = {}, .shape = {kRows}},
+                 {.name = "norm", .index = {}, .shape = {2}}};
+  const auto hold = [&](std::string name, uint32_t param, uint64_t lo,
+                        uint64_t rows) {
+    spec.buffers.push_back({.name = std::move(name),
+                            .index = {},
+                            .shape = {rows},
+                            .fragments = {{.param = param,
+                                           .lo = {lo},
+                                           .extent = {rows},
+                                           .offset = 0,
+                                           .stride = {1}}},
+                            .regions = {}});
+    return static_cast<uint32_t>(spec.buffers.size() - 1);
+  };
+  spec.copy_lists = {{}};
+  const uint32_t norm = hold("local.norm", 1, 0, 2);
+  for (uint64_t rank = 0; rank < ranks; ++rank) {
+    spec.programs.emplace_back().buffers = {
+        hold("local.w", 0, rank * kRows / ranks, kRows / ranks), norm};
+  }
+  spec.programs.emplace_back().buffers = {hold("w", 0, 0, kRows)};
+  spec.slots = 1;
+  return spec;
+}
+
+TEST(DiffTest, OfAnotherSourceMeshWhatEachSideHoldsIsCompared) {
+  EXPECT_EQ(
+      TextOf(SplitSource(4), SplitSource(2)),
+      "contract\n"
+      "  RANKS_CHANGED source ranks: 4 -> 2\n"
+      "  SHAPE_CHANGED buffer \"local.w\" of the source: [2] -> [4]\n"
+      "traffic\n"
+      "  RANKS_NOT_COMPARED messages, rounds and staging of single ranks: with "
+      "4 -> 2 source ranks, a number names another rank\n");
+}
+
+TEST(DiffTest, OfAnotherSourceMeshLayoutsAndNamesAreCompared) {
+  PlanSpec other = SplitSource(2);
+  other.programs.insert(other.programs.begin(), other.programs[0]);
+  other.source_ranks = 3;  // a replica of the first
+  other.buffers.back().name = "engine.w";
+  other.buffers[1].dtype = fb::DType::kFp32;
+  other.buffers[2].dtype = fb::DType::kFp32;
+  const std::string text = TextOf(SplitSource(2), other);
+  EXPECT_NE(text.find("  BUFFER_ADDED buffer \"engine.w\" of the destination: "
+                      "bf16 [8]\n  BUFFER_REMOVED buffer \"w\" of the "
+                      "destination: bf16 [8]\n  DTYPE_CHANGED buffer "
+                      "\"local.w\" of the source: bf16 -> fp32\n"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(text.find("LAYOUT_CHANGED"), std::string::npos) << text;
+  other.buffers[1].fragments[0].lo = {2};
+  EXPECT_NE(TextOf(SplitSource(2), other)
+                .find("LAYOUT_CHANGED buffer \"local.w\" of the source: some "
+                      "rank holds other elements"),
+            std::string::npos);
+}
+
 TEST(DiffTest, HostsCountButNotTheirNumbers) {
   PlanSpec other = SampleSpec();
   for (PlanSpec::Program& program : other.programs) program.host = 7;
@@ -565,6 +629,28 @@ TEST(DiffTest, JsonListsThePairs) {
   ASSERT_EQ(pairs.Size(), 2u);
   EXPECT_EQ(pairs[1][0].GetInt(), 1);
   EXPECT_EQ(pairs[1][1].GetInt(), 2);
+}
+
+TEST(DiffTest, JsonCountsWhatTheSummarySays) {
+  PlanSpec other = SampleSpec();
+  other.skips.clear();
+  other.bucket_bytes = 64;
+  const PlanDifference difference = Compare(SampleSpec(), other);
+  EXPECT_EQ(difference.summary.find("summary: 1 contract, 0 traffic, 1 "
+                                    "schedule; moved bytes 288 -> 288; rounds "
+                                    "2 -> 2; peak staging bytes 144 -> 144"),
+            0u)
+      << difference.summary;
+  rapidjson::Document json;
+  json.Parse(DifferenceJson(difference).c_str());
+  ASSERT_FALSE(json.HasParseError());
+  EXPECT_EQ(json["counts"]["contract"].GetInt(), 1);
+  EXPECT_EQ(json["counts"]["traffic"].GetInt(), 0);
+  EXPECT_EQ(json["counts"]["schedule"].GetInt(), 1);
+  EXPECT_EQ(json["moved_bytes"][0].GetInt(), 288);
+  EXPECT_EQ(json["moved_bytes"][1].GetInt(), 288);
+  EXPECT_EQ(json["rounds"][1].GetInt(), 2);
+  EXPECT_EQ(json["peak_staging_bytes"][0].GetInt(), 144);
 }
 
 // Whoever binds a tensor must know of it.

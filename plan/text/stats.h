@@ -1,0 +1,77 @@
+// The numbers of `refitc --stats`.
+#ifndef REFIT_PLAN_TEXT_STATS_H_
+#define REFIT_PLAN_TEXT_STATS_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "plan/plan_file.h"
+
+namespace refit {
+
+// What the messages of a plan add up to.
+struct Totals {
+  uint64_t route_bytes[4] = {};      // by fb::Route
+  uint64_t direct_bytes = 0;         // of all routes
+  uint64_t relayed_bytes = 0;        // sent by destination ranks
+  std::vector<uint64_t> sent_bytes;  // by rank
+  std::vector<uint64_t> received_bytes;
+  uint64_t messages = 0;
+  uint64_t largest_message_bytes = 0;
+  uint64_t most_operations = 0;  // of one rank in one round
+  uint32_t most_operations_rank = 0;
+  uint32_t most_operations_round = 0;
+
+  uint64_t moved_bytes() const {
+    uint64_t bytes = 0;
+    for (const uint64_t of_route : route_bytes) bytes += of_route;
+    return bytes;
+  }
+};
+
+// The busiest of some ranks, and how much each has on average.
+struct Balance {
+  uint32_t busiest = 0;  // global rank
+  uint64_t max_bytes = 0;
+  double mean_bytes = 0;
+
+  // 1 if nothing moves.
+  double imbalance() const {
+    return max_bytes == 0 ? 1 : static_cast<double>(max_bytes) / mean_bytes;
+  }
+};
+
+// What a rank quantises at once, in windows of its scratch that last as long.
+struct Waves {
+  uint64_t count = 0;
+  uint64_t largest_bytes = 0;
+};
+
+// The rank of a side that quantises in the most scratch.
+struct ScratchUse {
+  uint32_t rank = 0;
+  uint64_t bytes = 0;  // 0: the side has none
+  Waves waves;
+};
+
+struct PlanStats {
+  Totals totals;
+  Balance sent;      // by source ranks
+  Balance received;  // by destination ranks
+  uint32_t largest_staging_rank = 0;
+  uint64_t largest_staging_bytes = 0;
+  ScratchUse scratch[2];                       // by fb::Side
+  std::map<std::string, uint64_t> post_hooks;  // tensors of all ranks
+  uint64_t params = 0;
+  uint64_t tensors = 0;  // of all ranks
+  uint64_t fragments = 0;
+  uint64_t skips = 0;
+};
+
+PlanStats StatsOf(const PlanFile& plan);
+
+}  // namespace refit
+
+#endif  // REFIT_PLAN_TEXT_STATS_H_
