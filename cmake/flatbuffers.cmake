@@ -18,5 +18,5 @@ function(refit_flatbuffers_library name schema)
   add_library(${name} INTERFACE)
   add_dependencies(${name} ${name}_generate)
   target_include_directories(${name} SYSTEM INTERFACE
-    ${CMAKE_CURRENT_BINARY_DIR}/generated ${FLATBUFFERS_INCLUDE_DIR})
+    $<BUILD_INTERFACE:${CMAKE_CURRENT_BINARY_DIR}/generated> $<BUILD_INTERFACE:${FLATBUFFERS_INCLUDE_DIR}>)
 endfunction()
