@@ -9,6 +9,7 @@
 #include "executor/c_api/objects.h"
 #include "executor/c_api/status.h"
 #include "executor/meeting_transport.h"
+#include "refit/interruption.h"
 
 namespace refit {
 namespace {
@@ -227,6 +228,17 @@ refit_round ToC(const RoundMeasurement& round) {
           .seconds = round.seconds};
 }
 
+// `call`, whose waits refit_executor_interrupt ends.
+template <typename Call>
+absl::Status Interruptibly(refit_executor& executor, const Call& call) {
+  executor.interrupted = false;
+  const ScopedInterruption interruption([&] {
+    return executor.interrupted ? absl::CancelledError("interrupted")
+                                : absl::OkStatus();
+  });
+  return call(*executor.executor);
+}
+
 // Shows each of what the executor's `list` holds.
 template <typename Element, typename Visitor>
 refit_status* VisitEach(const refit_executor* executor,
@@ -274,8 +286,10 @@ refit_status* refit_executor_connect(refit_executor* executor,
     absl::Status status = CheckNotNull({{"executor", executor}});
     if (!status.ok()) return status;
     const auto timeout = refit::Timeout(timeout_ms);
-    return timeout.ok() ? executor->executor->Connect(*timeout)
-                        : timeout.status();
+    if (!timeout.ok()) return timeout.status();
+    return refit::Interruptibly(*executor, [&](refit::Executor& rank) {
+      return rank.Connect(*timeout);
+    });
   });
 }
 
@@ -289,8 +303,10 @@ refit_status* refit_executor_bind(refit_executor* executor,
     const auto timeout = refit::Timeout(timeout_ms);
     if (!timeout.ok()) return timeout.status();
     const auto bound = refit::ToBound(tensors, count);
-    return bound.ok() ? executor->executor->Bind(*bound, *timeout)
-                      : bound.status();
+    if (!bound.ok()) return bound.status();
+    return refit::Interruptibly(*executor, [&](refit::Executor& rank) {
+      return rank.Bind(*bound, *timeout);
+    });
   });
 }
 
@@ -307,16 +323,24 @@ refit_status* refit_executor_run(refit_executor* executor, void* stream,
     absl::Status status = CheckNotNull({{"executor", executor}});
     if (!status.ok()) return status;
     const auto known = refit::ToRunOptions(options);
-    return known.ok() ? executor->executor->Run(stream, *known)
-                      : known.status();
+    if (!known.ok()) return known.status();
+    return refit::Interruptibly(*executor, [&](refit::Executor& rank) {
+      return rank.Run(stream, *known);
+    });
   });
 }
 
 refit_status* refit_executor_wait(refit_executor* executor) {
   return Guarded([&] {
     const absl::Status status = CheckNotNull({{"executor", executor}});
-    return status.ok() ? executor->executor->Wait() : status;
+    if (!status.ok()) return status;
+    return refit::Interruptibly(
+        *executor, [](refit::Executor& rank) { return rank.Wait(); });
   });
+}
+
+void refit_executor_interrupt(refit_executor* executor) {
+  executor->interrupted = true;
 }
 
 refit_state refit_executor_state(const refit_executor* executor) {

@@ -2,6 +2,7 @@
 #ifndef REFIT_EXECUTOR_C_API_OBJECTS_H_
 #define REFIT_EXECUTOR_C_API_OBJECTS_H_
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -39,6 +40,7 @@ struct refit_executor {
   std::shared_ptr<refit::LocalFabric> fabric;
   std::unique_ptr<refit::Transport> transport;
   std::unique_ptr<refit::Executor> executor;
+  std::atomic<bool> interrupted = false;
 };
 
 namespace refit {

@@ -432,6 +432,24 @@ static void TestUniqueId(void) {
   EXPECT(rendezvous == NULL);
 }
 
+/* A thread that interrupts until it is over. */
+typedef struct Interrupter {
+  refit_executor* executor;
+  pthread_mutex_t mutex;
+  int over;
+} Interrupter;
+
+static void* Interrupt(void* argument) {
+  Interrupter* interrupter = argument;
+  for (int over = 0; !over;) {
+    refit_executor_interrupt(interrupter->executor);
+    pthread_mutex_lock(&interrupter->mutex);
+    over = interrupter->over;
+    pthread_mutex_unlock(&interrupter->mutex);
+  }
+  return NULL;
+}
+
 static void TestMeetingThatNobodyComesTo(void) {
   refit_plan* plan = NULL;
   refit_device* device = NULL;
@@ -449,6 +467,19 @@ static void TestMeetingThatNobodyComesTo(void) {
           "3 of 4 ranks did not come before the deadline, the first is rank 1");
     EXPECT(refit_executor_state(executor) == REFIT_STATE_LOADED);
   }
+  refit_executor_interrupt(executor); /* nothing waits */
+  Interrupter interrupter = {.executor = executor};
+  pthread_mutex_init(&interrupter.mutex, NULL);
+  pthread_t thread;
+  if (pthread_create(&thread, NULL, Interrupt, &interrupter) != 0) abort();
+  ERROR(refit_executor_connect(executor, kTimeoutMs), REFIT_CANCELLED,
+        "rank 0: interrupted");
+  EXPECT(refit_executor_state(executor) == REFIT_STATE_LOADED);
+  pthread_mutex_lock(&interrupter.mutex);
+  interrupter.over = 1;
+  pthread_mutex_unlock(&interrupter.mutex);
+  pthread_join(thread, NULL);
+  pthread_mutex_destroy(&interrupter.mutex);
   refit_executor_free(executor);
   refit_rendezvous_free(rendezvous);
   refit_device_free(device);

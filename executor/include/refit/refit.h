@@ -29,7 +29,8 @@
  * REFIT_INVALID_ARGUMENT. New fields are added at the end.
  *
  * Threads. Plans, devices, rendezvous, fabrics and statuses may be used by many
- * threads at once, an executor by one at a time. To free an object is a use.
+ * threads at once, an executor by one at a time (but see
+ * refit_executor_interrupt). To free an object is a use.
  *
  * Times are milliseconds. A timeout of 0 means ten minutes; INT64_MAX means
  * none; a negative one is REFIT_INVALID_ARGUMENT.
@@ -53,6 +54,7 @@ const char* refit_version(void);
 typedef int32_t refit_code;
 enum {
   REFIT_OK = 0,
+  REFIT_CANCELLED = 1, /* by refit_executor_interrupt */
   REFIT_UNKNOWN = 2,
   REFIT_INVALID_ARGUMENT = 3,
   REFIT_DEADLINE_EXCEEDED = 4,
@@ -417,6 +419,12 @@ refit_status* refit_executor_run(refit_executor* executor, void* stream,
  * weights are in place. Collective. An error leaves REFIT_STATE_TORN. Errors as
  * of run. */
 refit_status* refit_executor_wait(refit_executor* executor);
+
+/* Ends what the executor's rank waits in: its connect, bind, run or wait that
+ * is under way on another thread returns REFIT_CANCELLED within about 100 ms,
+ * and fails on the other ranks too. Does nothing where none is under way. May
+ * be called while another thread uses the executor, and in a signal handler. */
+void refit_executor_interrupt(refit_executor* executor);
 
 refit_state refit_executor_state(const refit_executor* executor);
 
