@@ -6,7 +6,7 @@ import threading
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 from refit import _core
-from refit.errors import Aborted, BindError, InvalidArgument, Unavailable
+from refit.errors import Aborted, BindError, InvalidArgument, NotFound, Unavailable, Unimplemented
 from refit.plan import Plan
 from refit.rendezvous import Rendezvous, from_unique_id
 from refit.tensors import View, locator, view
@@ -34,6 +34,8 @@ class Executor:
             raise InvalidArgument("a local fabric carries host memory only, the device is a GPU")
         if rendezvous is not None and rendezvous.rank != rank:
             raise InvalidArgument(f"the rendezvous is of rank {rendezvous.rank}, the executor of rank {rank}")
+        if rendezvous is not None and ordinal is None:
+            _check_ucx()
         self.plan = plan
         self.rank = rank
         self.device = "cpu" if ordinal is None else f"cuda:{ordinal}"
@@ -196,6 +198,15 @@ def ucx_library() -> tuple[str, str]:
     """File and version of the libucp that executors of this process use: a copy that is loaded already, else the file
     that REFIT_UCX_LIBRARY names, else what the loader finds."""
     return _core.ucx()
+
+
+def _check_ucx() -> None:
+    """Before ranks wait for one that cannot send."""
+    try:
+        ucx_library()
+    except (NotFound, Unimplemented) as error:
+        raise type(error)(f'device="cpu" with a rendezvous needs UCX: {error.message}; install libucx0, or run all ranks '
+                          "as threads of one process that share a refit.LocalFabric") from None
 
 
 def _cuda_ordinal(device: Any) -> Optional[int]:

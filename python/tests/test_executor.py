@@ -1,4 +1,7 @@
 import collections
+import json
+import os
+import subprocess
 import sys
 import threading
 import types
@@ -201,6 +204,20 @@ def test_wrong_arguments_of_an_executor_are_named(tiny_job):
 def test_a_fabric_is_of_at_least_one_rank(world_size):
     with pytest.raises(ValueError, match=f"world size {world_size} is not between 1 and "):
         refit.LocalFabric(world_size)
+
+
+def test_ranks_on_the_cpu_are_refused_before_they_meet_if_there_is_no_ucx(tiny_job):
+    code = """
+import json, sys
+import refit
+plan = refit.compile(json.loads(sys.argv[1]))
+refit.join(plan, 0, {}, unique_id=refit.rendezvous.unique_id(), device="cpu")
+"""
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(tiny_job)], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "REFIT_UCX_LIBRARY": "/nonexistent/libucp.so"})
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith('refit.errors.NotFound: device="cpu" with a rendezvous needs UCX: ')
+    assert last.endswith("; install libucx0, or run all ranks as threads of one process that share a refit.LocalFabric")
 
 
 @pytest.mark.skipif(refit.cuda_device_count() > 0, reason="there is a GPU")
