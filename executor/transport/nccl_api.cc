@@ -26,6 +26,12 @@ static_assert(offsetof(Config, net_name) == 32);
 static_assert(offsetof(Config, split_share) == 40);
 static_assert(sizeof(Config) == 48);
 static_assert(sizeof(UniqueId) == 128);
+// And as ncclEncryptionConfig_t of 2.32.
+static_assert(offsetof(EncryptionConfig, magic) == 8);
+static_assert(offsetof(EncryptionConfig, version) == 12);
+static_assert(offsetof(EncryptionConfig, mode) == 16);
+static_assert(offsetof(EncryptionConfig, key) == 24);
+static_assert(sizeof(EncryptionConfig) == 32);
 
 constexpr int kOldestVersion = 21800;
 constexpr char kLibraryVariable[] = "REFIT_NCCL_LIBRARY";
@@ -115,6 +121,7 @@ const char* FindFunctions(void* handle, Api& api) {
   optional.Find("ncclBroadcast", api.Broadcast);
   optional.Find("ncclCommDestroy", api.CommDestroy);
   optional.Find("ncclCommFinalize", api.CommFinalize);
+  optional.Find("ncclSetEncryption", api.SetEncryption);
   return symbols.missing;
 }
 

@@ -51,6 +51,19 @@ struct Config {
   int split_share = INT_MIN;
 };
 
+// ncclEncryptionConfig_t of 2.32.
+struct EncryptionConfig {
+  size_t size = sizeof(EncryptionConfig);
+  unsigned int magic = 0xcafebeef;
+  unsigned int version = kEncryptionVersion;
+  int mode = kPreSharedKey;
+  // Ends with a zero, after 32 bytes or more. NCCL copies it.
+  const char* key = nullptr;
+
+  static constexpr int kEncryptionVersion = 23200;
+  static constexpr int kPreSharedKey = 1;
+};
+
 struct Api {
   // All of these are there after Load.
   Result (*GetVersion)(int* version) = nullptr;
@@ -73,6 +86,7 @@ struct Api {
   Result (*CommDestroy)(Comm comm) = nullptr;
   Result (*Broadcast)(const void* from, void* to, size_t count, DataType type,
                       int root, Comm comm, CudaStream stream) = nullptr;
+  Result (*SetEncryption)(const EncryptionConfig* config) = nullptr;
 
   int version = 0;      // as GetVersion says: 22809 is 2.28.9
   std::string library;  // the file that holds the functions

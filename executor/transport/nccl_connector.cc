@@ -1,6 +1,7 @@
 #include "executor/transport/nccl_connector.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <set>
 #include <thread>
 #include <utility>
@@ -23,6 +24,32 @@ bool IsStaged(const Edge& edge) {
 
 // Between ranks of one domain.
 bool IsInside(const Edge& edge) { return edge.route != fb::Route::kNetwork; }
+
+constexpr char kEncryptionVariable[] = "REFIT_NCCL_ENCRYPTION";
+
+absl::StatusOr<bool> IsEncryptionWanted() {
+  const char* const value = std::getenv(kEncryptionVariable);
+  const std::string text = value != nullptr ? value : "0";
+  if (text == "0" || text == "1") return text == "1";
+  return absl::InvalidArgumentError(absl::StrCat(
+      kEncryptionVariable, " is \"", text, "\", it should be 0 or 1"));
+}
+
+// What the ranks that load NCCL must have in common.
+struct NcclSettings {
+  int32_t version = 0;  // 0: this rank does not load it
+  bool encrypts = false;
+};
+
+void WriteFields(const NcclSettings& settings, PayloadWriter& writer) {
+  WriteFields(settings.version, writer);
+  writer.Bool(settings.encrypts);
+}
+
+void ReadFields(PayloadReader& reader, NcclSettings& settings) {
+  ReadFields(reader, settings.version);
+  settings.encrypts = reader.Bool();
+}
 
 std::string TouchText(absl::Span<const Operation> operations) {
   std::string text =
@@ -141,20 +168,59 @@ absl::Status NcclConnector::AgreeOnVersion(bool takes_part) {
     status = api.status();
     if (api.ok()) api_ = *std::move(api);
   }
-  const int32_t mine = status.ok() && takes_part ? api_->version : 0;
-  const absl::StatusOr<std::vector<int32_t>> versions =
+  absl::StatusOr<bool> encrypts = IsEncryptionWanted();
+  status.Update(encrypts.status());
+  NcclSettings mine;
+  if (status.ok() && takes_part) mine = {api_->version, *encrypts};
+  const absl::StatusOr<std::vector<NcclSettings>> settings =
       Gather(status, mine, "loading NCCL");
-  if (!versions.ok()) return versions.status();
-  const auto first = std::find_if(versions->begin(), versions->end(),
-                                  [](int32_t version) { return version != 0; });
-  const auto other = std::find_if(first, versions->end(), [&](int32_t version) {
-    return version != 0 && version != *first;
-  });
-  if (other == versions->end()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "NCCL version differs: ", nccl::VersionText(*first), " on rank ",
-      first - versions->begin(), ", ", nccl::VersionText(*other), " on rank ",
-      other - versions->begin()));
+  if (!settings.ok()) return settings.status();
+  const auto first =
+      std::find_if(settings->begin(), settings->end(),
+                   [](const NcclSettings& s) { return s.version != 0; });
+  const auto differs = [&](const char* what, auto text, auto member) {
+    const auto other =
+        std::find_if(first, settings->end(), [&](const NcclSettings& s) {
+          return s.version != 0 && s.*member != (*first).*member;
+        });
+    if (other == settings->end()) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, " differs: ", text((*first).*member), " on rank ",
+                     first - settings->begin(), ", ", text((*other).*member),
+                     " on rank ", other - settings->begin()));
+  };
+  if (first == settings->end()) return absl::OkStatus();
+  status = differs("NCCL version", nccl::VersionText, &NcclSettings::version);
+  if (!status.ok()) return status;
+  status = differs(
+      kEncryptionVariable, [](bool on) { return on ? "1" : "0"; },
+      &NcclSettings::encrypts);
+  if (!status.ok() || !first->encrypts) return status;
+  return Agree(mine.encrypts ? Encrypt() : absl::OkStatus(),
+               "giving NCCL its key");
+}
+
+// Before the first unique id is made. The key is the process's, and stays: NCCL
+// takes the same one again from another rank or a later Connect.
+absl::Status NcclConnector::Encrypt() {
+  if (api_->version < nccl::EncryptionConfig::kEncryptionVersion ||
+      api_->SetEncryption == nullptr) {
+    return absl::UnimplementedError(
+        absl::StrCat(kEncryptionVariable, " is 1, but NCCL ",
+                     nccl::VersionText(api_->version), " (", api_->library,
+                     ") cannot encrypt, 2.32 or later can"));
+  }
+  const std::string key = control_.SharedKey("NCCL");
+  if (key.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        kEncryptionVariable,
+        " is 1, but the ranks have met without a secret, from which NCCL's "
+        "key follows: set REFIT_SECRET, or use a unique id"));
+  }
+  nccl::EncryptionConfig config;
+  config.key = key.c_str();
+  return nccl::StatusOf(*api_, api_->SetEncryption(&config),
+                        "ncclSetEncryption", nullptr);
 }
 
 std::vector<int32_t> NcclConnector::RanksOfThisHost() const {

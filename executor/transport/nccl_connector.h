@@ -67,6 +67,7 @@ class NcclConnector {
   absl::Status Agree(const absl::Status& mine, const char* what);
   absl::Status CheckEdges(absl::Span<const Edge> edges) const;
   absl::Status AgreeOnVersion(bool takes_part);
+  absl::Status Encrypt();
   absl::StatusOr<std::unique_ptr<NcclCommunicator>> CreateCommunicator(
       const std::vector<int32_t>& ranks, bool takes_part);
   absl::Status TouchEdges(NcclCommunicator& communicator,

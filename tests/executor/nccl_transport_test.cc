@@ -133,6 +133,63 @@ TEST_F(NcclTransportTest, VersionsOfNcclThatDifferAreNamedWithTheirRanks) {
   }
 }
 
+// REFIT_NCCL_ENCRYPTION as `value`, for a scope.
+class EncryptionVariable {
+ public:
+  explicit EncryptionVariable(const char* value) {
+    setenv("REFIT_NCCL_ENCRYPTION", value, /*overwrite=*/1);
+  }
+  ~EncryptionVariable() { unsetenv("REFIT_NCCL_ENCRYPTION"); }
+};
+
+TEST_F(NcclTransportTest, KeyForEncryptionIsGivenOnlyWhereItIsWanted) {
+  fake_nccl_set_version(23203);
+  for (const char* value : {"0", "1"}) {
+    const EncryptionVariable variable(value);
+    MakeWorld({0, 0, 1});
+    AddEdge(0, 1, fb::Route::kPeer);
+    AddEdge(1, 2, fb::Route::kNetwork);
+    for (int times = 0; times < 2; ++times) {
+      for (const absl::Status& s : Connect()) EXPECT_TRUE(s.ok()) << s;
+    }
+    EXPECT_EQ(std::string(fake_nccl_key()).size(), *value == '1' ? 64u : 0u);
+    ends_.clear();
+    edges_.clear();
+    fake_nccl_reset();
+    fake_nccl_set_version(23203);
+  }
+}
+
+TEST_F(NcclTransportTest, EncryptionThatCannotBeHadIsAnError) {
+  const auto expect = [&](absl::StatusCode code, const std::string& part) {
+    AddEdge(0, 1, fb::Route::kNetwork);
+    const std::vector<absl::Status> statuses = Connect();
+    EXPECT_EQ(statuses.front().code(), code) << statuses.front();
+    for (const absl::Status& status : statuses) {
+      EXPECT_FALSE(status.ok());
+      EXPECT_NE(status.message().find(part), std::string::npos) << status;
+    }
+    EXPECT_EQ(fake_nccl_live_communicators(), 0);
+    ends_.clear();
+    edges_.clear();
+  };
+  {
+    const EncryptionVariable variable("yes");
+    MakeWorld({0, 1});
+    expect(absl::StatusCode::kInvalidArgument,
+           "REFIT_NCCL_ENCRYPTION is \"yes\", it should be 0 or 1");
+  }
+  const EncryptionVariable variable("1");
+  MakeWorld({0, 1});
+  expect(absl::StatusCode::kUnimplemented,
+         "REFIT_NCCL_ENCRYPTION is 1, but NCCL 2.28.9 (");
+  fake_nccl_set_version(23203);
+  ends_ = MakeNcclTransports(device_, {0, 1}, nullptr, /*has_secret=*/false);
+  expect(absl::StatusCode::kFailedPrecondition,
+         "REFIT_NCCL_ENCRYPTION is 1, but the ranks have met without a "
+         "secret");
+}
+
 // It is in the world's communicator.
 TEST_F(NcclTransportTest, VersionOfARankWithoutEdgesCountsToo) {
   MakeWorld({0, 1, 2});

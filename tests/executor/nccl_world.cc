@@ -24,9 +24,11 @@ std::vector<uint32_t> HostsOf(const PlanFile& plan) {
 }  // namespace
 
 std::vector<std::unique_ptr<Transport>> MakeNcclTransports(
-    Device& device, const std::vector<uint32_t>& hosts, uint16_t* port) {
+    Device& device, const std::vector<uint32_t>& hosts, uint16_t* port,
+    bool has_secret) {
   const auto ranks = static_cast<int32_t>(hosts.size());
-  const TcpRendezvous rendezvous = *LoopbackRendezvous(ranks);
+  TcpRendezvous rendezvous = *LoopbackRendezvous(ranks);
+  if (!has_secret) rendezvous.secret.clear();
   if (port != nullptr) *port = rendezvous.port;
   std::vector<std::unique_ptr<Transport>> ends(hosts.size());
   EXPECT_TRUE(RunRankThreads(ranks, [&](int32_t rank) {

@@ -18,7 +18,7 @@ namespace refit {
 // `port`, if it is not null, becomes that of the control planes' meeting.
 std::vector<std::unique_ptr<Transport>> MakeNcclTransports(
     Device& device, const std::vector<uint32_t>& hosts,
-    uint16_t* port = nullptr);
+    uint16_t* port = nullptr, bool has_secret = true);
 
 // Compiles `job`, which needs no files.
 // `config`: beside it, as config.json.

@@ -126,6 +126,11 @@ const char* fake_nccl_first_violation() {
   return thread.violation.c_str();
 }
 
+const char* fake_nccl_key() {
+  thread.violation = Ask([](Engine& engine) { return engine.counts.key; });
+  return thread.violation.c_str();
+}
+
 }  // extern "C"
 #pragma GCC visibility pop
 

@@ -159,6 +159,8 @@ struct Settings {
 };
 
 struct Counts {
+  std::string key;  // of ncclSetEncryption
+  uint64_t ids = 0;
   uint64_t lazy_connects = 0;
   uint64_t cut_groups = 0;
   uint64_t messages = 0;

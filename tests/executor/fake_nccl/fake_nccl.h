@@ -23,6 +23,8 @@
 // - Failure. A rank whose operation fails loses its group and can only abort
 //   the communicator. Its peers wait for ever, or get ncclRemoteError when
 //   their work needs a rank that failed, aborted or was killed.
+// - Encryption. The key is one for the process, and must be there before the
+//   first unique id. Another one after that is refused.
 // - Finalize is done when every rank has finalized or left.
 //
 // `rank` below is the rank of a worker: what fake_nccl_set_rank said on the
@@ -92,6 +94,9 @@ uint64_t fake_nccl_violations();
 // The first violation or group mismatch in words, "" if there is none. Valid
 // until the thread's next call of this function.
 const char* fake_nccl_first_violation();
+// The key that ncclSetEncryption was given, "" if none. Valid until the
+// thread's next call of this function or the one before.
+const char* fake_nccl_key();
 
 }  // extern "C"
 

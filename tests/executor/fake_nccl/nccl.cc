@@ -205,9 +205,33 @@ Result ncclGetUniqueId(UniqueId* id) {
     return Refuse(kInvalidArgument, "ncclGetUniqueId: null pointer", nullptr);
   }
   const uint64_t number = Engine::Get().AddClique();
+  ++Engine::Get().counts.ids;
   *id = {};
   std::memcpy(id->internal, kIdPrefix, sizeof(kIdPrefix));
   std::memcpy(id->internal + sizeof(kIdPrefix), &number, sizeof(number));
+  return kSuccess;
+}
+
+Result ncclSetEncryption(const EncryptionConfig* config) {
+  constexpr size_t kKeyBytesMin = 32;
+  Lock lock(Engine::Get().mutex);
+  Counts& counts = Engine::Get().counts;
+  std::string wrong;
+  if (config == nullptr || config->magic != EncryptionConfig{}.magic ||
+      config->size != sizeof(EncryptionConfig)) {
+    wrong = "ncclEncryptionConfig_t is not initialized";
+  } else if (config->mode != EncryptionConfig::kPreSharedKey) {
+    wrong = absl::StrCat("mode is ", config->mode);
+  } else if (config->key == nullptr || strlen(config->key) < kKeyBytesMin) {
+    wrong = "the key is too short";
+  } else if (counts.ids > 0 && counts.key != config->key) {
+    wrong = "another key, or the first, after ncclGetUniqueId";
+  }
+  if (!wrong.empty()) {
+    return Refuse(kInvalidArgument, absl::StrCat("ncclSetEncryption: ", wrong),
+                  nullptr);
+  }
+  counts.key = config->key;
   return kSuccess;
 }
 
