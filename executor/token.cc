@@ -1,13 +1,15 @@
 #include "executor/token.h"
 
-#include <sodium.h>
 #include <unistd.h>
 
 #include <algorithm>
 
+#include "executor/sodium.h"
+
 namespace refit {
 
 Token NewToken() {
+  InitSodium();
   Token token;
   randombytes_buf(token.data(), token.size());
   return token;

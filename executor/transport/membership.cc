@@ -1,11 +1,10 @@
 #include "executor/transport/membership.h"
 
-#include <sodium.h>
-
 #include <tuple>
 
 #include "absl/strings/escaping.h"
 #include "executor/payload.h"
+#include "executor/sodium.h"
 
 namespace refit::control {
 namespace {
@@ -33,6 +32,7 @@ std::string Signed(End end, const Transcript& transcript) {
 }  // namespace
 
 Membership::Membership(std::string_view secret) {
+  InitSodium();
   static_assert(sizeof(key_) == crypto_auth_KEYBYTES);
   // Secrets have any length; the context is a hash key, which is never too long
   // nor too short.
@@ -67,6 +67,7 @@ std::string Membership::KeyFor(std::string_view purpose) const {
 }
 
 Nonce NewNonce() {
+  InitSodium();
   Nonce nonce;
   randombytes_buf(nonce.data(), nonce.size());
   return nonce;

@@ -172,6 +172,15 @@ TEST_F(RendezvousTest, SecretIsOfTheEnvironment) {
             "REFIT_SECRET is empty, it should be a secret of 16 bytes or more");
 }
 
+TEST_F(RendezvousTest, SecretThatCanBeGuessedIsWarnedOfOnce) {
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(FoundSecret("REFIT_SECRET", "fifteen letters"), "fifteen letters");
+  EXPECT_EQ(FoundSecret("REFIT_SECRET", "swordfish"), "swordfish");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "refit: REFIT_SECRET has 15 bytes; a secret of fewer than 16 "
+            "random bytes can be guessed\n");
+}
+
 TEST_F(RendezvousTest, SecretMayBeInAFile) {
   const std::string path = testing::TempDir() + "/refit_secret";
   const auto in_file = [&](const std::string& text) {
