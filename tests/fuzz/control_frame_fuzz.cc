@@ -1,0 +1,135 @@
+// libFuzzer target: bytes that come over a connection of the control plane are
+// cut into frames, read, and done as the server does for a rank.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "executor/transport/collective_steps.h"
+#include "executor/transport/control_frame.h"
+#include "executor/transport/handshake.h"
+#include "executor/transport/nccl_api.h"
+
+namespace {
+
+using refit::PayloadReader;
+using refit::PayloadWriter;
+namespace control = refit::control;
+
+constexpr int32_t kRanks = 3;
+
+void Require(bool holds) {
+  if (!holds) std::abort();
+}
+
+// What all ranks tell each other.
+void ReadGathered(const std::string& payload) {
+  PayloadReader reader(payload);
+  refit::HandshakeRecord record;
+  ReadFields(reader, record);
+  if (reader.Complete()) {
+    PayloadWriter writer;
+    WriteFields(record, writer);
+    Require(writer.Take() == payload);
+    (void)refit::CompareRecords({record, record});
+  }
+  PayloadReader of_id(payload);
+  refit::nccl::UniqueId id = {};
+  ReadFields(of_id, id);
+}
+
+void Do(const control::Frame& frame, control::CollectiveSteps& steps) {
+  const auto rank =
+      static_cast<int32_t>(static_cast<uint32_t>(frame.rank) % kRanks);
+  switch (frame.type) {
+    case control::FrameType::kHello: {
+      const auto hello = control::ParseHello(frame.payload);
+      if (hello.has_value() && hello->version == control::kProtocolVersion) {
+        Require(control::HelloPayload(*hello) == frame.payload);
+      }
+      break;
+    }
+    case control::FrameType::kProof: {
+      const auto proof = control::ParseProof(frame.payload);
+      if (proof.has_value()) {
+        Require(control::ProofPayload(*proof) == frame.payload);
+      }
+      break;
+    }
+    case control::FrameType::kChallenge:
+    case control::FrameType::kAccepted:
+      Require(control::ParseBytes(frame.payload).has_value() ==
+              (frame.payload.size() == 32));
+      break;
+    case control::FrameType::kBegin:
+      (void)steps.Begin(rank, frame.step);
+      break;
+    case control::FrameType::kContribution: {
+      auto contribution = control::ParseContribution(frame.payload);
+      if (contribution.has_value()) {
+        (void)steps.Contribute(rank, frame.step, frame.sequence,
+                               *std::move(contribution),
+                               control::CollectiveSteps::TimePoint());
+      }
+      break;
+    }
+    case control::FrameType::kAbort:
+      (void)steps.Abort(rank, frame.step,
+                        control::PayloadStatus(frame.payload));
+      break;
+    case control::FrameType::kGoodbye:
+      steps.Leave(rank);
+      break;
+    case control::FrameType::kWelcome:
+    case control::FrameType::kResult:
+      ReadGathered(frame.payload);
+      break;
+    case control::FrameType::kRefused:
+    case control::FrameType::kAborted:
+    case control::FrameType::kGone:
+      Require(!control::PayloadStatus(frame.payload).ok());
+      break;
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  control::CollectiveSteps steps(kRanks, [](int32_t rank, auto bytes) {
+    Require(rank >= 0 && rank < kRanks);
+    control::FrameReader reader(control::kPayloadBytesMax);
+    reader.Append(*bytes);
+    const auto frame = reader.Next();
+    Require(frame.ok() && frame->has_value());
+  });
+  control::FrameReader reader(control::kStrangerBytesMax);
+  // Whole frames, as they would be rare in random bytes: a type, a rank, step
+  // and sequence, the payload's size, the payload.
+  PayloadReader input({reinterpret_cast<const char*>(data), size});
+  if (size > 0 && data[0] % 2 == 0) {
+    reader.Append(input.rest());
+  } else {
+    (void)input.U8();
+    while (!input.rest().empty()) {
+      control::Frame frame;
+      frame.type = static_cast<control::FrameType>(input.U8() % 14);
+      frame.rank = input.U8();
+      frame.step = input.U8();
+      frame.sequence = input.U8();
+      const size_t payload = input.U8();
+      frame.payload =
+          std::string(input.Bytes(std::min(payload, input.rest().size())));
+      reader.Append(control::Encode(frame));
+    }
+  }
+  while (true) {
+    const auto frame = reader.Next();
+    if (!frame.ok() || !frame->has_value()) break;
+    Do(**frame, steps);
+  }
+  steps.Expire(control::CollectiveSteps::TimePoint::max());
+  return 0;
+}
