@@ -4,7 +4,8 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build pkg-config python3 python3-numpy python3-dev python3-venv libabsl-dev libflatbuffers-dev
-  flatbuffers-compiler rapidjson-dev libxxhash-dev libsodium-dev libgtest-dev libucx-dev)
+  flatbuffers-compiler rapidjson-dev libxxhash-dev libsodium-dev libgtest-dev libucx-dev
+  iproute2)
 missing=()
 for package in "${packages[@]}"; do
   if ! dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed'; then

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -39,7 +40,7 @@ def free_port():
 
 class Test:
     def __init__(self, bin_dir, work):
-        self.bin, self.work = pathlib.Path(bin_dir), pathlib.Path(work)
+        self.bin, self.work = pathlib.Path(bin_dir).resolve(), pathlib.Path(work)
 
     def compile(self, name, job):
         path, plan = self.work / f"{name}.json", self.work / f"{name}.refit"
@@ -113,6 +114,20 @@ def plans(test):
         print(f"{name}: right", flush=True)
 
 
+def goldens(test):
+    """Real layouts: experts, hybrids, fp8 that is quantised in windows, relays between hosts."""
+    for name in ("tiny-moe", "tiny-hybrid", "tiny-fp8-windows", "tiny-fan-out-hosts"):
+        plan = test.work / f"{name}.refit"
+        subprocess.run([test.bin / "refitc", ROOT / "tests" / "golden" / "jobs" / f"{name}.json", "-o", plan],
+                       check=True)
+        threads = json.loads(subprocess.run([test.bin / "refit-run", plan, "--check", "--json"], check=True,
+                                            capture_output=True, text=True).stdout)
+        processes = test.expect_right(plan, threads["source_ranks"] + threads["destination_ranks"])
+        assert processes["checked_bytes"] == threads["checked_bytes"], (processes, threads)
+        assert processes["scratch_bytes"] == threads["scratch_bytes"], (processes, threads)
+        print(f"{name}: right", flush=True)
+
+
 def tcp(test):
     """The same wire that hosts use."""
     test.expect_right(test.compile("direct", JOB), ranks_of(JOB), env={"UCX_TLS": "tcp,self"})
@@ -168,8 +183,105 @@ def missing(test):
         assert "/nowhere/libucp.so.0" in error, error
 
 
+class Hosts:
+    """Two hosts: each has a network, process numbers and shared memory of its own, and a cable is between them."""
+
+    ADDRESSES = ("10.97.31.1", "10.97.31.2")
+
+    def __enter__(self):
+        # UCX looks for network interfaces in /sys.
+        hold = "mount -t sysfs sysfs /sys && mount -t proc proc /proc && echo && exec sleep infinity"
+        self.holders = [subprocess.Popen(["unshare", "--net", "--ipc", "--pid", "--mount", "--fork", "--kill-child",
+                                          "sh", "-c", hold], stdout=subprocess.PIPE) for _ in range(2)]
+        try:
+            self.pids = []
+            for holder in self.holders:
+                if not holder.stdout.readline():
+                    raise OSError("unshare fails")
+                children = pathlib.Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
+                self.pids.append(children[0])
+            self.run("ip", "link", "add", "wire0", "netns", self.pids[0], "type", "veth", "peer", "name", "wire0",
+                     "netns", self.pids[1])
+            for host, address in enumerate(self.ADDRESSES):
+                self.at(host, "ip", "link", "set", "lo", "up")
+                self.at(host, "ip", "address", "add", f"{address}/24", "dev", "wire0")
+                self.at(host, "ip", "link", "set", "wire0", "up")
+            for host in range(2):
+                while self.link(host)["operstate"] != "UP":
+                    time.sleep(0.01)
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.__exit__()
+            print(f"skipped: hosts cannot be made of namespaces here: {error}")
+            sys.exit(SKIPPED)
+        return self
+
+    def __exit__(self, *_):
+        for holder in self.holders:
+            holder.kill()
+            holder.communicate()
+
+    @staticmethod
+    def run(*command):
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def prefix(self, host):
+        return ["nsenter", "--target", self.pids[host], "--net", "--ipc", "--pid", "--mount"]
+
+    def at(self, host, *command):
+        return self.run(*self.prefix(host), *command)
+
+    def link(self, host):
+        return json.loads(self.at(host, "ip", "-s", "-j", "link", "show", "dev", "wire0"))[0]
+
+    def sent_bytes(self, host):
+        return self.link(host)["stats64"]["tx"]["bytes"]
+
+
+def skip_unless_root(tools):
+    missing_tools = [tool for tool in tools if not shutil.which(tool)]
+    if os.geteuid() != 0 or missing_tools:
+        print("skipped: hosts are made of namespaces, which takes " +
+              (", ".join(missing_tools) if missing_tools else "root"))
+        sys.exit(SKIPPED)
+
+
+def hosts(test):
+    """A trainer on one host, two engines on another: shared memory inside a host, TCP between them, at 1 Gbit/s."""
+    skip_unless_root(("unshare", "nsenter", "ip", "tc"))
+    job = changed(JOB, destination={"layout": "fsdp", "data_parallel": 1, "replicas": 2},
+                  topology={"gpus_per_host": 2})
+    ranks = ranks_of(job)
+    plan = test.compile("hosts", job)
+    with Hosts() as both:
+        where = {"address": both.ADDRESSES[0], "prefix": lambda rank: both.prefix(rank // 2)}
+        before = both.sent_bytes(0)
+        result = test.expect_right(plan, ranks, **where)
+        sent = both.sent_bytes(0) - before
+        refits = len(result["refits"])
+        weights = result["destination_bytes"] / 2
+        # The engines pass on to each other what the trainer sends once.
+        assert refits * weights < sent < refits * weights * 1.2 + 1e6, (sent, weights)
+        print(f"{sent} bytes crossed the wire in {refits} refits of two engines that hold {weights:.0f} bytes each")
+
+        for host in range(2):
+            both.at(host, "tc", "qdisc", "add", "dev", "wire0", "root", "tbf", "rate", "1gbit", "burst", "256kb",
+                    "latency", "50ms")
+        result = test.expect_right(plan, ranks, **where)
+        fastest = min(refit["seconds"] for refit in result["refits"])
+        speed = weights / fastest
+        print(f"a wire of 0.125 GB/s carries {speed / 1e9:.3f} GB/s of weights")
+        assert speed < 1.1 * 0.125e9 + 0.5e9 * 0.256e6 / weights, speed
+
+        processes = test.start(plan, ranks, ("--iterations", "1000000", "--timeout", "8"), **where)
+        time.sleep(3)
+        both.at(1, "ip", "link", "set", "wire0", "down")
+        for status, _, error in test.finish(processes):
+            assert status == 2 and "rank" in error, error
+            print(f"without the wire: {error.splitlines()[-1]}")
+
+
 def main():
-    cases = {case.__name__: case for case in (plans, tcp, killed, stopped, missing)}
+    cases = {case.__name__: case for case in (plans, goldens, tcp, killed, stopped, missing, hosts)}
     with tempfile.TemporaryDirectory() as work:
         return cases[sys.argv[2]](Test(sys.argv[1], work)) or 0
 
