@@ -13,23 +13,36 @@
 #include "runner/rank_threads.h"
 
 namespace refit {
-namespace {
+absl::StatusOr<std::unique_ptr<MemcpyBench>> MemcpyBench::Create(
+    uint64_t size_bytes) {
+  HostDevice device;
+  std::unique_ptr<MemcpyBench> made(new MemcpyBench);
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> from =
+      device.Allocate(size_bytes);
+  if (!from.ok()) return from.status();
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> to =
+      device.Allocate(size_bytes);
+  if (!to.ok()) return to.status();
+  std::memset((*from)->data(), 1, size_bytes);
+  std::memset((*to)->data(), 2, size_bytes);
+  made->from_ = *std::move(from);
+  made->to_ = *std::move(to);
+  return made;
+}
 
-// Copies `size_bytes` as fast as these cores can: each copies one range.
-double MemcpySeconds(std::byte* to, const std::byte* from,
-                     uint64_t size_bytes) {
+// Each core copies one range.
+double MemcpyBench::Seconds() {
   using Clock = std::chrono::steady_clock;
   const uint64_t threads = std::max(1u, std::thread::hardware_concurrency());
+  const uint64_t size_bytes = from_->size_bytes();
   const Clock::time_point start = Clock::now();
   ParallelFor(threads, [&](size_t i) {
     const uint64_t begin = size_bytes * i / threads;
     const uint64_t end = size_bytes * (i + 1) / threads;
-    std::memcpy(to + begin, from + begin, end - begin);
+    std::memcpy(to_->data() + begin, from_->data() + begin, end - begin);
   });
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
-
-}  // namespace
 
 absl::StatusOr<RunMeasurement> MeasureRun(const PlanFile& plan,
                                           int64_t iterations) {
@@ -51,20 +64,14 @@ absl::StatusOr<RunMeasurement> MeasureRun(const PlanFile& plan,
 
   RunMeasurement measurement;
   measurement.moved_bytes = plan.body().stats()->moved_bytes();
-  absl::StatusOr<std::unique_ptr<DeviceMemory>> from =
-      device.Allocate(measurement.moved_bytes);
-  if (!from.ok()) return from.status();
-  absl::StatusOr<std::unique_ptr<DeviceMemory>> to =
-      device.Allocate(measurement.moved_bytes);
-  if (!to.ok()) return to.status();
-  std::memset((*from)->data(), 1, measurement.moved_bytes);
-  std::memset((*to)->data(), 2, measurement.moved_bytes);
+  const absl::StatusOr<std::unique_ptr<MemcpyBench>> memcpy_bench =
+      MemcpyBench::Create(measurement.moved_bytes);
+  if (!memcpy_bench.ok()) return memcpy_bench.status();
   for (int64_t i = 0; i < iterations; ++i) {
     absl::StatusOr<RefitMeasurement> refit = (*ranks)->Refit();
     if (!refit.ok()) return refit.status();
     measurement.refit_seconds.push_back(refit->seconds);
-    measurement.memcpy_seconds.push_back(
-        MemcpySeconds((*to)->data(), (*from)->data(), measurement.moved_bytes));
+    measurement.memcpy_seconds.push_back((*memcpy_bench)->Seconds());
   }
   return measurement;
 }

@@ -3,10 +3,12 @@
 #define REFIT_BENCH_RUN_BENCH_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "plan/plan_file.h"
+#include "refit/host_device.h"
 
 namespace refit {
 
@@ -16,6 +18,20 @@ struct RunMeasurement {
   // between memory of the same size on a thread per core.
   std::vector<double> refit_seconds;
   std::vector<double> memcpy_seconds;
+};
+
+// Copies memory as fast as these cores can.
+class MemcpyBench {
+ public:
+  static absl::StatusOr<std::unique_ptr<MemcpyBench>> Create(
+      uint64_t size_bytes);
+  // Of one copy, on a thread per core.
+  double Seconds();
+
+ private:
+  MemcpyBench() = default;
+  std::unique_ptr<DeviceMemory> from_;
+  std::unique_ptr<DeviceMemory> to_;
 };
 
 // Memory: sources, destinations and staging of all ranks.

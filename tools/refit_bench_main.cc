@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "bench/compile_bench.h"
+#include "bench/process_bench.h"
 #include "bench/run_bench.h"
 #include "bench/transfer_bench.h"
 #include "compiler/diagnostics.h"
@@ -82,25 +83,35 @@ int BenchCompile(const refit::ToolInfo& tool, const std::string& path,
 }
 
 int BenchRun(const refit::ToolInfo& tool, const std::string& path,
-             int64_t iterations) {
+             bool processes, int64_t iterations) {
   const absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(path);
   if (!plan.ok())
     return refit::Fail(tool, std::string(plan.status().message()));
   const absl::StatusOr<refit::RunMeasurement> run =
-      refit::MeasureRun(*plan, iterations);
+      processes ? refit::MeasureProcesses(*plan, iterations)
+                : refit::MeasureRun(*plan, iterations);
   if (!run.ok()) return refit::Fail(tool, std::string(run.status().message()));
   const double refit_seconds = refit::Median(run->refit_seconds);
   const double memcpy_seconds = refit::Median(run->memcpy_seconds);
   const double bytes = static_cast<double>(run->moved_bytes);
-  return Show(
-      tool, absl::StrFormat(
-                "moved bytes    %d\n"
-                "refit          %8.3f s  %6.2f GB/s  (median of %d)\n"
-                "memcpy         %8.3f s  %6.2f GB/s  (same bytes, same cores)\n"
-                "refit / memcpy %8.3f of its throughput\n",
-                run->moved_bytes, refit_seconds, bytes / refit_seconds / 1e9,
-                iterations, memcpy_seconds, bytes / memcpy_seconds / 1e9,
-                memcpy_seconds / refit_seconds));
+  std::string text = absl::StrFormat(
+      "moved bytes    %d\n"
+      "refit          %8.3f s  %6.2f GB/s  (median of %d)\n"
+      "memcpy         %8.3f s  %6.2f GB/s  (same bytes, same cores)\n"
+      "refit / memcpy %8.3f of its throughput\n",
+      run->moved_bytes, refit_seconds, bytes / refit_seconds / 1e9, iterations,
+      memcpy_seconds, bytes / memcpy_seconds / 1e9,
+      memcpy_seconds / refit_seconds);
+  if (processes) {
+    const absl::StatusOr<double> iperf = refit::MeasureIperf();
+    text += iperf.ok() ? absl::StrFormat(
+                             "iperf3                     %6.2f GB/s  (TCP on "
+                             "the loopback interface, one stream)\n",
+                             *iperf / 1e9)
+                       : absl::StrFormat("iperf3         not measured: %s\n",
+                                         iperf.status().message());
+  }
+  return Show(tool, text);
 }
 
 // All ranks as threads, or, when a launcher's variables say which rank this
@@ -143,9 +154,9 @@ std::string OptionOfAnother(const std::string& subject,
     std::string_view name;
     std::string_view subject;
   };
-  constexpr std::array kOptions = {Option{"--growth", "compile"},
-                                   Option{"--peers", "transfer"},
-                                   Option{"--one-rank", "transfer"}};
+  constexpr std::array kOptions = {
+      Option{"--growth", "compile"}, Option{"--processes", "run"},
+      Option{"--peers", "transfer"}, Option{"--one-rank", "transfer"}};
   for (const Option& option : kOptions) {
     if (option.subject == subject) continue;
     if (std::find(parsed.flags.begin(), parsed.flags.end(), option.name) ==
@@ -164,12 +175,13 @@ static int Main(int argc, char** argv) {
   int64_t growth = 1;
   int64_t iterations = 5;
   bool peers = false;
+  bool processes = false;
   bool one_rank = false;
   const refit::ToolInfo tool = {
       .name = "refit-bench",
       .usage =
           "refit-bench compile JOB.json [--growth N] | refit-bench run "
-          "PLAN.refit |\n"
+          "PLAN.refit [--processes] |\n"
           "       refit-bench transfer PLAN.refit [--peers] [--one-rank]",
       .summary =
           "compile: times compiling, proving and opening, each job in a "
@@ -184,6 +196,10 @@ static int Main(int argc, char** argv) {
             "compile: also 2, 4 … N times source.data_parallel and "
             "destination.replicas",
             &growth, 1, 1024},
+           {"--processes", "", "",
+            "run: each rank is a process, with UCX between them; also times "
+            "iperf3, if it\nis installed",
+            &processes},
            {"--peers", "", "",
             "transfer: also broadcasts of whole models, packed and by tensor",
             &peers},
@@ -216,7 +232,8 @@ static int Main(int argc, char** argv) {
   if (subject == "compile") {
     return BenchCompile(tool, parsed.positional[1], growth, iterations);
   }
-  if (subject == "run") return BenchRun(tool, parsed.positional[1], iterations);
+  if (subject == "run")
+    return BenchRun(tool, parsed.positional[1], processes, iterations);
   return BenchTransfer(tool, parsed.positional[1], one_rank,
                        {.iterations = iterations, .peers = peers});
 }
