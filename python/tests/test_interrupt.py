@@ -33,7 +33,9 @@ def on_thread(work):
         try:
             work()
         except refit.Error as error:
-            print(f"{type(error).__name__}: {error}", flush=True)
+            # At once: print writes the end of the line after the line.
+            sys.stdout.write(f"{type(error).__name__}: {error}\\n")
+            sys.stdout.flush()
     thread = threading.Thread(target=guarded)
     thread.start()
     return thread
