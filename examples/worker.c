@@ -43,6 +43,10 @@ int main(int argc, char** argv) {
   refit_device* device;
   refit_executor* executor;
   refit_executor_options options = {.struct_size = sizeof(options)};
+  /* Post-hooks that this worker does, by name and function: none, since it
+   * derives nothing from its weights. Refit does the arithmetic ones; a plan
+   * that asks for others is refused at bind. */
+  refit_bind_options bind = {sizeof(bind), 0, NULL, 0};
   refit_run_options run = {sizeof(run), 30000, NULL, 0};
   int32_t gpu;
   cudaStream_t stream;
@@ -62,7 +66,7 @@ int main(int argc, char** argv) {
   if (cudaStreamCreate(&stream) != cudaSuccess) return 1;
   Check(refit_plan_visit_tensors(plan, options.rank, AddTensor, &model));
   Check(refit_executor_connect(executor, 0));
-  Check(refit_executor_bind(executor, model.tensors, model.count, 0));
+  Check(refit_executor_bind_with(executor, model.tensors, model.count, &bind));
 
   for (int refit = 0; refit < kRefits; ++refit) {
     /* A trainer makes its step here, and an engine generates. Then: */

@@ -1,6 +1,7 @@
 #include "executor/binding.h"
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -58,6 +59,10 @@ class Binding {
     for (size_t i = 0; i < tensors_.size(); ++i) CheckTensor(i);
     CheckMissing();
     CheckOverlaps();
+  }
+
+  void Add(absl::Span<const std::string> problems) {
+    for (const std::string& problem : problems) Problem(problem);
   }
 
   const std::vector<std::string>& problems() const { return problems_; }
@@ -195,61 +200,75 @@ std::string TensorTable::Name(size_t slot, uint64_t ordinal) const {
   return TensorName(buffer(slot), ordinal);
 }
 
-std::vector<bool> TensorTable::Skipped() const {
-  std::vector<bool> skipped(size(), false);
+std::vector<bool> TensorTable::WithPart(bool skipped) const {
+  std::vector<bool> with(size(), false);
   for (size_t slot = 0; slot < stacks(); ++slot) {
     const fb::Buffer& stack = buffer(slot);
     const uint64_t elements = TensorElements(stack);
     if (elements == 0) continue;
-    // First what is skipped, then what is not: one element that the refit
-    // moves or fills makes its tensor needed.
-    for (const bool skip : {true, false}) {
-      const auto mark = [&](const auto& piece) {
-        ForEachTensor(
-            piece.offset(), LoopsOf(piece), elements,
-            [&](uint64_t tensor) { skipped[begin(slot) + tensor] = skip; });
-      };
-      if (stack.regions() != nullptr) {
-        for (const fb::Region* region : *stack.regions()) {
-          if ((region->kind() == fb::RegionKind::kSkip) == skip) mark(*region);
-        }
-      }
-      if (stack.fragments() == nullptr) continue;
-      for (const fb::Fragment* fragment : *stack.fragments()) {
-        const fb::Param& param = *body_.params()->Get(fragment->param());
-        if ((param.skip() != fb::SkipReason::kUnspecified) == skip) {
-          mark(*fragment);
-        }
+    const auto mark = [&](const auto& piece) {
+      ForEachTensor(
+          piece.offset(), LoopsOf(piece), elements,
+          [&](uint64_t tensor) { with[begin(slot) + tensor] = true; });
+    };
+    if (stack.regions() != nullptr) {
+      for (const fb::Region* region : *stack.regions()) {
+        if ((region->kind() == fb::RegionKind::kSkip) == skipped) mark(*region);
       }
     }
+    if (stack.fragments() == nullptr) continue;
+    for (const fb::Fragment* fragment : *stack.fragments()) {
+      const fb::Param& param = *body_.params()->Get(fragment->param());
+      if ((param.skip() != fb::SkipReason::kUnspecified) == skipped) {
+        mark(*fragment);
+      }
+    }
+  }
+  return with;
+}
+
+std::vector<bool> TensorTable::Skipped() const {
+  std::vector<bool> skipped = WithPart(/*skipped=*/true);
+  // One element that the refit moves or fills makes its tensor needed.
+  const std::vector<bool> needed = WithPart(/*skipped=*/false);
+  for (size_t i = 0; i < skipped.size(); ++i) {
+    skipped[i] = skipped[i] && !needed[i];
   }
   return skipped;
 }
 
-std::vector<TensorPostHook> TensorTable::PostHooks() const {
-  std::vector<TensorPostHook> hooks;
-  const std::vector<bool> skipped = Skipped();
+std::vector<bool> TensorTable::PartlySkipped() const {
+  std::vector<bool> partly = WithPart(/*skipped=*/true);
+  const std::vector<bool> needed = WithPart(/*skipped=*/false);
+  for (size_t i = 0; i < partly.size(); ++i) partly[i] = partly[i] && needed[i];
+  return partly;
+}
+
+void TensorTable::ForEachPostHook(
+    absl::FunctionRef<void(size_t slot, uint64_t entry, const fb::PostHook&)>
+        visit) const {
+  std::optional<std::vector<bool>> skipped;
   for (size_t slot = 0; slot < stacks(); ++slot) {
     const fb::Buffer& stack = buffer(slot);
     if (stack.post_hooks() == nullptr) continue;
+    if (!skipped.has_value()) skipped = Skipped();
     for (uint64_t entry = begin(slot); entry < begin(slot + 1); ++entry) {
       // What no refit writes is as the worker made it.
-      if (skipped[entry]) continue;
+      if ((*skipped)[entry]) continue;
       for (const fb::PostHook* hook : *stack.post_hooks()) {
-        hooks.push_back({.tensor = Name(slot, entry - begin(slot)),
-                         .name = hook->name()->str(),
-                         .detail = hook->detail()->str()});
+        visit(slot, entry, *hook);
       }
     }
   }
-  return hooks;
 }
 
 absl::StatusOr<std::vector<std::byte*>> BindTensors(
     const TensorTable& table, int32_t rank,
-    absl::Span<const BoundTensor> tensors, bool allows_unaligned) {
+    absl::Span<const BoundTensor> tensors, bool allows_unaligned,
+    absl::Span<const std::string> other_problems) {
   Binding binding(table, tensors, allows_unaligned);
   binding.Check();
+  binding.Add(other_problems);
   if (binding.problem_count() == 0) return binding.TakeAddresses();
   std::string message =
       absl::StrCat("rank ", rank, " cannot bind, ", binding.problem_count(),

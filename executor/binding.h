@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "plan/plan_file.h"
@@ -32,11 +33,19 @@ class TensorTable {
   // By entry: whether the refit neither reads nor writes the tensor and the
   // plan declares so. Such a tensor may be left out.
   std::vector<bool> Skipped() const;
+  // By entry: whether the refit writes a part of the tensor, but not all of it.
+  std::vector<bool> PartlySkipped() const;
 
-  // What the plan asks for after it wrote the tensors.
-  std::vector<TensorPostHook> PostHooks() const;
+  // What the plan asks for after it wrote the tensors, tensor by tensor; of one
+  // tensor in the order in which it is to be done. Not of skipped tensors.
+  void ForEachPostHook(
+      absl::FunctionRef<void(size_t slot, uint64_t entry, const fb::PostHook&)>
+          visit) const;
 
  private:
+  // By entry: whether some part of the tensor is skipped, or is not.
+  std::vector<bool> WithPart(bool skipped) const;
+
   const fb::Body& body_;
   const fb::RankProgram& program_;
   std::vector<uint64_t> begin_;  // one more than stacks
@@ -46,10 +55,11 @@ class TensorTable {
 // The address of each tensor table entry; null for those left out and for
 // scratch. Unless
 // `allows_unaligned`, an address that is no multiple of the element's size is a
-// problem too.
+// problem too. `other_problems` are told beside those of the tensors.
 absl::StatusOr<std::vector<std::byte*>> BindTensors(
     const TensorTable& table, int32_t rank,
-    absl::Span<const BoundTensor> tensors, bool allows_unaligned);
+    absl::Span<const BoundTensor> tensors, bool allows_unaligned,
+    absl::Span<const std::string> other_problems = {});
 
 }  // namespace refit
 

@@ -8,6 +8,7 @@
 #include "executor/direct_ends.h"
 #include "executor/nvtx.h"
 #include "executor/peer_tensors.h"
+#include "executor/post_hooks.h"
 #include "executor/rank_schedule.h"
 #include "executor/refit_enqueuer.h"
 #include "executor/round_copies.h"
@@ -97,8 +98,9 @@ RunCounters& RunCounters::operator+=(const RunCounters& other) {
 }
 
 struct Executor::Bound {
-  std::vector<std::string> names;      // in the order of Bind
+  std::vector<BoundTensor> tensors;    // in the order of Bind
   std::vector<const void*> addresses;  // likewise
+  std::vector<PostHookPerformer> hooks;
   std::unique_ptr<MemoryWatch> memory;
   PeerTensors peers;
 };
@@ -110,7 +112,7 @@ Executor::Executor(const PlanFile& plan, const ExecutorOptions& options)
           plan, options.rank,
           options.transport->ReachesPeerMemory() ? DirectRounds::kStored
                                                  : DirectRounds::kSent)),
-      post_hooks_(TensorTable(plan, options.rank).PostHooks()),
+      post_hooks_(AssignPostHooks(TensorTable(plan, options.rank), {}).hooks),
       enqueuer_(std::make_unique<RefitEnqueuer>(*schedule_, options_)) {}
 
 Executor::~Executor() { Close(); }
@@ -203,10 +205,11 @@ void Executor::PlaceScratch(std::vector<std::byte*>& addresses) const {
 }
 
 absl::StatusOr<BoundRounds> Executor::PrepareRounds(
-    absl::Span<std::byte* const> addresses) const {
+    absl::Span<std::byte* const> addresses, const CopyBatch& hooks) const {
   absl::StatusOr<RoundCopies> copies =
       BuildRoundCopies(plan_, options_.rank, *schedule_, addresses,
                        staging_->data(), bound_->peers);
+  if (copies.ok()) copies->batches[RankSchedule::kHookBatch] = hooks;
   if (!copies.ok()) return copies.status();
   absl::StatusOr<std::unique_ptr<PreparedCopies>> prepared =
       options_.device->Prepare(copies->table, copies->batches);
@@ -220,7 +223,7 @@ absl::StatusOr<BoundRounds> Executor::PrepareRounds(
 absl::Status Executor::WatchTensors(absl::Span<const BoundTensor> tensors) {
   std::vector<MemoryRange> ranges;
   for (const BoundTensor& tensor : tensors) {
-    bound_->names.push_back(tensor.name);
+    bound_->tensors.push_back(tensor);
     bound_->addresses.push_back(tensor.data);
     ranges.push_back({.data = static_cast<std::byte*>(tensor.data),
                       .size_bytes = tensor.size_bytes});
@@ -251,7 +254,8 @@ std::vector<int32_t> Executor::pulls_from() const {
 }
 
 absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
-                            std::chrono::nanoseconds timeout) {
+                            std::chrono::nanoseconds timeout,
+                            std::vector<PostHookPerformer> hooks) {
   const ProfilerRange range("refit bind");
   const bool first = state_ == ExecutorState::kConnected;
   if (!first && state_ != ExecutorState::kBound &&
@@ -261,9 +265,11 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   const Deadline deadline = DeadlineAfter(timeout);
   std::unique_ptr<Bound> earlier = std::exchange(bound_, nullptr);
   bound_ = std::make_unique<Bound>();
+  const TensorTable table(plan_, options_.rank);
+  AssignedHooks assigned = AssignPostHooks(table, hooks);
   absl::StatusOr<std::vector<std::byte*>> addresses =
-      BindTensors(TensorTable(plan_, options_.rank), options_.rank, tensors,
-                  options_.device->CopiesUnaligned());
+      BindTensors(table, options_.rank, tensors,
+                  options_.device->CopiesUnaligned(), assigned.problems);
   absl::Status status = addresses.status();
   if (addresses.ok()) PlaceScratch(*addresses);
   // The records hold no fingerprint of the tensors: that they were checked
@@ -286,7 +292,8 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   }
   BoundRounds rounds;
   if (status.ok()) {
-    absl::StatusOr<BoundRounds> prepared = PrepareRounds(*addresses);
+    absl::StatusOr<BoundRounds> prepared =
+        PrepareRounds(*addresses, assigned.batch);
     status = WithRank(prepared.status(), options_.rank);
     if (prepared.ok()) rounds = *std::move(prepared);
   }
@@ -302,6 +309,11 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   }
   // What it enqueued before uses what is freed with `earlier`.
   enqueuer_->Bind(std::move(rounds));
+  bound_->hooks = std::move(hooks);
+  for (size_t i = 0; i < post_hooks_.size(); ++i) {
+    assigned.hooks[i].refit = post_hooks_[i].refit;
+  }
+  post_hooks_ = std::move(assigned.hooks);
   if (first) state_ = ExecutorState::kBound;
   return absl::OkStatus();
 }
@@ -328,12 +340,14 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   counters_ = {};
   absl::Status status = options_.transport->BeginRefit(deadline);
   if (status.ok()) status = CheckTensors(options);
+  if (status.ok()) status = CheckCapture(stream);
   if (status.ok()) {
     status = enqueuer_->Enqueue(stream, in_flight);
     counters_ = enqueuer_->counters();
   }
   counters_.scratch_bytes = scratch_->size_bytes();
   if (status.ok()) status = options_.transport->EndRefit(stream);
+  in_flight_ = (in_flight ? in_flight_ : 0) + 1;
   if (!status.ok()) {
     options_.transport->Abort(status);
     enqueuer_->AwaitQuantising(stream);
@@ -358,6 +372,8 @@ absl::Status Executor::Wait() {
     status = measured.status();
     if (measured.ok()) rounds_ = *std::move(measured);
   }
+  if (status.ok()) status = PerformHooks();
+  if (status.ok()) refits_ += in_flight_;
   state_ = status.ok() ? ExecutorState::kBound : ExecutorState::kTorn;
   return WithRank(status, options_.rank);
 }
@@ -372,8 +388,52 @@ absl::Status Executor::CheckTensors(const RunOptions& options) const {
   if (bound_->memory == nullptr) return absl::OkStatus();
   const std::optional<size_t> gone = bound_->memory->FirstGone();
   if (!gone.has_value()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "the memory of \"", bound_->names[*gone], "\" was freed since Bind"));
+  return absl::FailedPreconditionError(absl::StrCat("the memory of \"",
+                                                    bound_->tensors[*gone].name,
+                                                    "\" was freed since Bind"));
+}
+
+// A replay of the graph does not come by Wait, which calls the functions.
+absl::Status Executor::CheckCapture(Stream stream) const {
+  const absl::StatusOr<bool> capturing = options_.device->IsCapturing(stream);
+  if (!capturing.ok() || !*capturing) return capturing.status();
+  for (const PostHookPerformer& performer : bound_->hooks) {
+    if (performer.perform == nullptr) continue;
+    for (const TensorPostHook& hook : post_hooks_) {
+      if (hook.name != performer.name) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "a replayed graph does not call the function of post-hook \"",
+          hook.name, "\" of \"", hook.tensor,
+          "\": bind without the function and perform it after each replay"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Executor::PerformHooks() {
+  const uint64_t refit = refits_ + in_flight_;
+  for (TensorPostHook& hook : post_hooks_) {
+    const auto performer =
+        std::find_if(bound_->hooks.begin(), bound_->hooks.end(),
+                     [&](const PostHookPerformer& candidate) {
+                       return candidate.name == hook.name;
+                     });
+    if (performer != bound_->hooks.end()) {
+      if (performer->perform == nullptr) continue;
+      const auto tensor = std::find_if(
+          bound_->tensors.begin(), bound_->tensors.end(),
+          [&](const BoundTensor& bound) { return bound.name == hook.tensor; });
+      const absl::Status status = performer->perform(hook, *tensor);
+      if (!status.ok()) {
+        return absl::Status(
+            status.code(),
+            absl::StrCat("post-hook \"", hook.name, "\" of \"", hook.tensor,
+                         "\" failed: ", status.message()));
+      }
+    }
+    hook.refit = refit;
+  }
+  return absl::OkStatus();
 }
 
 void Executor::Close() {

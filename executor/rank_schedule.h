@@ -85,6 +85,7 @@ class RankSchedule {
   bool QuantisesBesideRounds() const;
   const std::vector<QuantiseStep>& quantises() const { return quantises_; }
   static constexpr size_t kFillBatch = 0;  // zeroes the padding
+  static constexpr size_t kHookBatch = 1;  // the executor's own post-hooks
   size_t batches() const { return batches_; }
   // Sorted and distinct.
   std::vector<Edge> Edges() const;
@@ -119,7 +120,7 @@ class RankSchedule {
   uint64_t staging_bytes_ = 0;
   bool packs_ = false;
   bool unpacks_ = false;
-  size_t batches_ = kFillBatch + 1;
+  size_t batches_ = kHookBatch + 1;
 };
 
 // Whether any rank of the plan moves bytes directly.

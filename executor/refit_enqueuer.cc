@@ -159,7 +159,10 @@ absl::Status RefitEnqueuer::EnqueueRounds(Stream stream) {
   }
   status.Update(EnqueueQuantises(schedule_.rounds().size(), stream));
   status.Update(JoinStreams(stream));
-  return status;
+  if (!status.ok()) return status;
+  // Nobody writes or reads the rank's tensors any more: the last direct round
+  // awaited the peers that did.
+  return rounds_.copies->Enqueue(RankSchedule::kHookBatch, stream);
 }
 
 // Only streams that will be waited for: one that is not would be left open when

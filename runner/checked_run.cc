@@ -78,6 +78,14 @@ std::vector<BoundTensor> TensorsOfRank(const PlanFile& plan, int32_t rank) {
   return tensors;
 }
 
+std::vector<PostHookPerformer> LeavePostHooks(const Executor& executor) {
+  std::vector<PostHookPerformer> performers;
+  for (const TensorPostHook& hook : executor.post_hooks()) {
+    performers.push_back({.name = hook.name, .perform = nullptr});
+  }
+  return performers;
+}
+
 void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result) {
   for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
     uint64_t tensor_bytes = 0;
@@ -90,9 +98,10 @@ void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result) {
     result.scratch_bytes += ScratchBytes(plan, rank);
     const uint64_t staging_bytes =
         plan.body().programs()->Get(rank)->staging_bytes();
-    for (const TensorPostHook& hook : TensorTable(plan, rank).PostHooks()) {
-      ++result.post_hooks[hook.name];
-    }
+    TensorTable(plan, rank)
+        .ForEachPostHook([&](size_t, uint64_t, const fb::PostHook& hook) {
+          ++result.post_hooks[hook.name()->str()];
+        });
     result.staging_bytes += staging_bytes;
     result.peak_staging_bytes =
         std::max(result.peak_staging_bytes, staging_bytes);

@@ -44,6 +44,10 @@ absl::StatusOr<RunOfRanksResult> RunChecked(const PlanFile& plan,
 // The tensors a rank holds by the plan, in plan order, without addresses.
 std::vector<BoundTensor> TensorsOfRank(const PlanFile& plan, int32_t rank);
 
+// For ranks whose tensors are to stay as they were moved: all post-hooks count
+// as the caller's, and nobody performs them.
+std::vector<PostHookPerformer> LeavePostHooks(const Executor& executor);
+
 // Gives `tensors` addresses in one new piece of memory.
 absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateTensors(
     Device& device, std::vector<BoundTensor>& tensors);

@@ -72,14 +72,17 @@ absl::StatusOr<std::unique_ptr<GpuRank>> GpuRank::Create(
   if (!executor.ok()) return executor.status();
   made->executor_ = *std::move(executor);
   absl::Status status = made->executor_->Connect(timeout);
-  if (status.ok()) status = made->executor_->Bind(made->tensors_, timeout);
+  if (status.ok()) {
+    status = made->executor_->Bind(made->tensors_, timeout,
+                                   LeavePostHooks(*made->executor_));
+  }
   if (!status.ok()) return status;
   return made;
 }
 
 absl::Status GpuRank::BindAt(absl::Span<void* const> addresses) {
   for (size_t i = 0; i < tensors_.size(); ++i) tensors_[i].data = addresses[i];
-  return executor_->Bind(tensors_, timeout_);
+  return executor_->Bind(tensors_, timeout_, LeavePostHooks(*executor_));
 }
 
 absl::Status GpuRank::ForEachTensor(

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runner/checked_run.h"
 #include "runner/rank_threads.h"
 
 namespace refit {
@@ -57,7 +58,9 @@ absl::StatusOr<std::unique_ptr<LocalRanks>> LocalRanks::Create(
   absl::Status status = ranks->OnAllRanks([&](int32_t rank) {
     Executor& executor = *ranks->executors_[rank];
     absl::Status connected = executor.Connect(timeout);
-    return connected.ok() ? executor.Bind(tensors[rank], timeout) : connected;
+    return connected.ok()
+               ? executor.Bind(tensors[rank], timeout, LeavePostHooks(executor))
+               : connected;
   });
   if (!status.ok()) return status;
   return ranks;

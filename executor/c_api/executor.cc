@@ -162,6 +162,66 @@ absl::StatusOr<std::vector<BoundTensor>> ToBound(const refit_tensor* tensors,
   return bound;
 }
 
+refit_post_hook ToC(const TensorPostHook& hook) {
+  return {.struct_size = sizeof(refit_post_hook),
+          .tensor = hook.tensor.c_str(),
+          .name = hook.name.c_str(),
+          .detail = hook.detail.c_str(),
+          .by_executor = hook.by_executor ? 1 : 0,
+          .reserved = 0,
+          .refit = hook.refit};
+}
+
+absl::StatusOr<PostHookPerformer> ToPerformer(
+    const refit_post_hook_performer& given) {
+  const absl::StatusOr<refit_post_hook_performer> known =
+      Read(given, "refit_post_hook_performer");
+  if (!known.ok()) return known.status();
+  const absl::Status status = CheckNotNull({{"name", known->name}});
+  if (!status.ok()) return status;
+  PostHookPerformer performer = {.name = known->name, .perform = nullptr};
+  if (known->perform == nullptr) return performer;
+  performer.perform = [perform = known->perform, context = known->context](
+                          const TensorPostHook& hook,
+                          const BoundTensor& tensor) {
+    const refit_post_hook shown = ToC(hook);
+    const refit_tensor bound = {.struct_size = sizeof(refit_tensor),
+                                .name = tensor.name.c_str(),
+                                .data = tensor.data,
+                                .size_bytes = tensor.size_bytes,
+                                .shape = tensor.shape.data(),
+                                .dimensions = tensor.shape.size(),
+                                .dtype = static_cast<refit_dtype>(tensor.dtype),
+                                .reserved = 0};
+    const int32_t failed = perform(&shown, &bound, context);
+    return failed == 0 ? absl::OkStatus()
+                       : absl::InternalError(
+                             absl::StrCat("its function returned ", failed));
+  };
+  return performer;
+}
+
+absl::StatusOr<std::vector<PostHookPerformer>> ToPerformers(
+    const refit_post_hook_performer* hooks, size_t count) {
+  std::vector<PostHookPerformer> performers;
+  if (count > 0) {
+    const absl::Status status = CheckNotNull({{"hooks", hooks}});
+    if (!status.ok()) return status;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const auto* bytes =
+        reinterpret_cast<const unsigned char*>(hooks) + i * hooks->struct_size;
+    absl::StatusOr<PostHookPerformer> one =
+        ToPerformer(*reinterpret_cast<const refit_post_hook_performer*>(bytes));
+    if (!one.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("hooks[", i, "]: ", one.status().message()));
+    }
+    performers.push_back(*std::move(one));
+  }
+  return performers;
+}
+
 absl::StatusOr<RunOptions> ToRunOptions(const refit_run_options* given) {
   RunOptions options;
   if (given == nullptr) return options;
@@ -210,13 +270,6 @@ refit_counters ToC(const RunCounters& counters) {
   };
 }
 
-refit_post_hook ToC(const TensorPostHook& hook) {
-  return {.struct_size = sizeof(refit_post_hook),
-          .tensor = hook.tensor.c_str(),
-          .name = hook.name.c_str(),
-          .detail = hook.detail.c_str()};
-}
-
 refit_round ToC(const RoundMeasurement& round) {
   return {.struct_size = sizeof(refit_round),
           .round = round.round,
@@ -254,6 +307,22 @@ refit_status* VisitEach(const refit_executor* executor,
       visit(&shown, context);
     }
     return status;
+  });
+}
+
+absl::Status Bind(refit_executor* executor, const refit_tensor* tensors,
+                  size_t count, const refit_bind_options& options) {
+  absl::Status status = CheckNotNull({{"executor", executor}});
+  if (count > 0) status.Update(CheckNotNull({{"tensors", tensors}}));
+  if (!status.ok()) return status;
+  const auto timeout = Timeout(options.timeout_ms);
+  if (!timeout.ok()) return timeout.status();
+  const auto bound = ToBound(tensors, count);
+  if (!bound.ok()) return bound.status();
+  auto performers = ToPerformers(options.hooks, options.hook_count);
+  if (!performers.ok()) return performers.status();
+  return Interruptibly(*executor, [&](Executor& rank) {
+    return rank.Bind(*bound, *timeout, *std::move(performers));
   });
 }
 
@@ -297,17 +366,32 @@ refit_status* refit_executor_bind(refit_executor* executor,
                                   const refit_tensor* tensors, size_t count,
                                   int64_t timeout_ms) {
   return Guarded([&] {
-    absl::Status status = CheckNotNull({{"executor", executor}});
-    if (count > 0) status.Update(CheckNotNull({{"tensors", tensors}}));
-    if (!status.ok()) return status;
-    const auto timeout = refit::Timeout(timeout_ms);
-    if (!timeout.ok()) return timeout.status();
-    const auto bound = refit::ToBound(tensors, count);
-    if (!bound.ok()) return bound.status();
-    return refit::Interruptibly(*executor, [&](refit::Executor& rank) {
-      return rank.Bind(*bound, *timeout);
-    });
+    return refit::Bind(executor, tensors, count,
+                       {.struct_size = sizeof(refit_bind_options),
+                        .timeout_ms = timeout_ms,
+                        .hooks = nullptr,
+                        .hook_count = 0});
   });
+}
+
+refit_status* refit_executor_bind_with(refit_executor* executor,
+                                       const refit_tensor* tensors,
+                                       size_t count,
+                                       const refit_bind_options* options) {
+  return Guarded([&]() -> absl::Status {
+    refit_bind_options known = {};
+    if (options != nullptr) {
+      const absl::StatusOr<refit_bind_options> given =
+          refit::Read(*options, "refit_bind_options");
+      if (!given.ok()) return given.status();
+      known = *given;
+    }
+    return refit::Bind(executor, tensors, count, known);
+  });
+}
+
+uint64_t refit_executor_refits(const refit_executor* executor) {
+  return executor->executor->refits();
 }
 
 refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,

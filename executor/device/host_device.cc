@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "executor/device/host_apply.h"
 #include "executor/device/host_copy.h"
 #include "executor/device/host_fence.h"
 #include "executor/device/host_quantise.h"
@@ -34,6 +35,13 @@ class HostPreparedCopies : public PreparedCopies {
     for (const CopyBatch& batch : batches) {
       batch_begin_.push_back(copies_.size());
       quantise_begin_.push_back(quantises_.size());
+      apply_begin_.push_back(applies_.size());
+      for (const ElementApply& apply : batch.applies) {
+        const auto functions = batch.functions.begin() + apply.functions_begin;
+        applies_.push_back(
+            {.apply = apply,
+             .functions = {functions, functions + apply.functions_count}});
+      }
       for (const BlockQuantise& quantise : batch.quantises) {
         quantises_.push_back(
             {.quantise = quantise,
@@ -50,6 +58,7 @@ class HostPreparedCopies : public PreparedCopies {
     }
     batch_begin_.push_back(copies_.size());
     quantise_begin_.push_back(quantises_.size());
+    apply_begin_.push_back(applies_.size());
   }
 
   absl::Status Enqueue(size_t batch, Stream, const uint32_t* unless) override {
@@ -61,6 +70,9 @@ class HostPreparedCopies : public PreparedCopies {
          ++i) {
       RunHostQuantise(quantises_[i], table_.data());
     }
+    for (size_t i = apply_begin_[batch]; i < apply_begin_[batch + 1]; ++i) {
+      RunHostApply(applies_[i], table_.data());
+    }
     return absl::OkStatus();
   }
 
@@ -68,9 +80,11 @@ class HostPreparedCopies : public PreparedCopies {
   std::vector<std::byte*> table_;
   std::vector<HostCopy> copies_;
   std::vector<HostQuantise> quantises_;
-  // Into copies_ and quantises_; one more than batches.
+  std::vector<HostApply> applies_;
+  // Into copies_, quantises_ and applies_; one more than batches.
   std::vector<size_t> batch_begin_;
   std::vector<size_t> quantise_begin_;
+  std::vector<size_t> apply_begin_;
 };
 
 class HostStream : public DeviceStream {

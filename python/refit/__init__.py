@@ -17,12 +17,12 @@ from refit.errors import (Aborted, BindError, Cancelled, DeadlineExceeded, Error
                           PermissionDenied, ProofError, Unavailable, Unimplemented)
 from refit.executor import Executor, join, nccl_library, run_local, ucx_library
 from refit.merging import merge
-from refit.plan import Difference, Plan, Proof, Stats, TensorInfo, compile
+from refit.plan import Difference, Plan, PostHook, Proof, Stats, TensorInfo, compile
 
 __all__ = [
     "Aborted", "BindError", "Cancelled", "DeadlineExceeded", "Difference", "Error", "Executor", "FailedPrecondition",
     "FileDenied", "FileError", "FileNotFound", "InvalidArgument", "JobError", "JobWarning", "LocalFabric", "MergeError",
-    "NotFound", "PermissionDenied", "Plan", "Proof", "ProofError", "Stats", "TensorInfo", "Unavailable",
+    "NotFound", "PermissionDenied", "Plan", "PostHook", "Proof", "ProofError", "Stats", "TensorInfo", "Unavailable",
     "Unimplemented", "__version__", "compile", "cuda_built", "cuda_device_count",
     "describe", "describe_state_dict", "join", "merge", "nccl_library", "rendezvous", "run_local", "tensors",
     "transformers_placements", "ucx_library",

@@ -3,15 +3,20 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any, Callable, Mapping, Optional, Sequence, Union
+import weakref
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 from refit import _core
-from refit.errors import Aborted, BindError, InvalidArgument, NotFound, Unavailable, Unimplemented
-from refit.plan import Plan
+from refit.errors import Aborted, BindError, Error, InvalidArgument, NotFound, Unavailable, Unimplemented
+from refit.plan import Plan, PostHook
 from refit.rendezvous import Rendezvous, from_unique_id
 from refit.tensors import View, locator, view
 
 TIMEOUT_SECONDS = 600.0
+
+# The post-hooks that a worker performs: names, or functions of a tensor's name and the tensor.
+Hooks = Union[Iterable[str], Mapping[str, Optional[Callable[[str, Any], None]]]]
+
 
 class Executor:
     """connect -> bind -> run, as often as wanted -> close. For one thread at a time.
@@ -41,6 +46,9 @@ class Executor:
         self.device = "cpu" if ordinal is None else f"cuda:{ordinal}"
         self._core = _core.Executor(plan._file, rank, ordinal, fabric, rendezvous)
         self._locators: list[Callable[[], int]] = []  # of what is bound, which they keep alive
+        self._functions: dict[str, Optional[Callable[[str, Any], None]]] = {}  # of the post-hooks, since bind
+        self._hooked: dict[str, Any] = {}  # tensors that these may take
+        self._hook_error: Optional[BaseException] = None
 
     def connect(self, timeout: float = TIMEOUT_SECONDS) -> "Executor":
         """Meets the other ranks and agrees on the plan; collective. After a failed run it makes the transport whole
@@ -48,7 +56,7 @@ class Executor:
         self._core.connect(timeout)
         return self
 
-    def bind(self, tensors: Mapping[str, Any], buffers: Optional[Mapping[str, Any]] = None, *,
+    def bind(self, tensors: Mapping[str, Any], buffers: Optional[Mapping[str, Any]] = None, *, hooks: Hooks = (),
              timeout: float = TIMEOUT_SECONDS) -> "Executor":
         """Takes this rank's tensors, `dict(model.named_parameters())`, and of `buffers` those that the plan names;
         connects first if need be. Of a DTensor the local part is bound.
@@ -57,7 +65,14 @@ class Executor:
         Raises BindError with every problem: missing, unexpected or duplicate names, wrong dtype, shape, device or size,
         not contiguous, overlapping. Tensors that the plan skips as a whole are left alone, whatever they are: a worker
         may have made them anew, or not at all.
+
+        `hooks` says which of the plan's post-hooks (`Plan.post_hooks`) this worker performs. Functions,
+        `{name: function(tensor_name, tensor)}`, are called by `wait` for each tensor once the refit has written all; an
+        exception leaves the executor torn. A name without a function, `[name]` or `{name: None}`, is the caller's promise
+        to do it after `wait`, before it serves. The executor performs arithmetic hooks that are not named. Any other
+        that is not named is a BindError. Names that the plan does not have are ignored.
         """
+        functions = _functions(hooks)
         if self.state == "loaded":
             self.connect(timeout)
         unusable = _unusable("tensors", tensors) + _unusable("buffers", {} if buffers is None else buffers)
@@ -80,12 +95,15 @@ class Executor:
         problems = [f'"{name}" {seen.problem}' for name, seen in zip(names, views) if seen.problem]
         try:
             # Also with a problem: the others would wait for this rank. A tensor without an address is refused there.
-            self._core.bind([_argument(name, seen) for name, seen in zip(names, views)], timeout)
+            self._core.bind([_argument(name, seen) for name, seen in zip(names, views)], timeout,
+                            self._performers(functions))
         except BindError as error:
             raise BindError(_refusal(self.rank, unusable) if unusable else _with(problems, error, self.rank)) from None
         if unusable or problems:  # of a rank without tensors; of a tensor without elements, whose address nobody asks for
             raise BindError(_refusal(self.rank, unusable or problems))
         self._locators = locators
+        self._functions = functions
+        self._hooked = {**dict(named), **tensors}
         return self
 
     def run(self, stream: Any = None, *, wait: bool = True, timeout: float = TIMEOUT_SECONDS) -> "Executor":
@@ -102,8 +120,26 @@ class Executor:
         return self
 
     def wait(self) -> None:
-        """Returns when the refits enqueued so far are over on all ranks."""
-        self._core.wait()
+        """Returns when the refits enqueued so far are over on all ranks, and this rank's post-hooks are done."""
+        self._hook_error = None
+        try:
+            self._core.wait()
+        except Error as error:
+            if self._hook_error is None:
+                raise
+            if not isinstance(self._hook_error, Exception):  # KeyboardInterrupt and the like
+                raise self._hook_error
+            raise error from self._hook_error
+
+    @property
+    def refits(self) -> int:
+        """How many refits succeeded, post-hooks included."""
+        return self._core.refits
+
+    @property
+    def post_hooks(self) -> list[PostHook]:
+        """What is done to this rank's tensors after each refit, in order, by whom, and when it last was."""
+        return [PostHook(*hook) for hook in self._core.post_hooks()]
 
     def interrupt(self) -> None:
         """Ends what this rank waits in; call it from another thread. `connect`, `bind`, `run` and `wait` then fail, on
@@ -122,7 +158,7 @@ class Executor:
     def close(self) -> None:
         """Frees memory, communicators and connections. Close on all ranks alike."""
         self._core.close()
-        self._locators = []
+        self._locators, self._functions, self._hooked = [], {}, {}
 
     def __enter__(self) -> "Executor":
         return self
@@ -132,6 +168,28 @@ class Executor:
 
     def __repr__(self) -> str:
         return f"<refit.Executor rank {self.rank} of {self.plan.world_size} on {self.device}, {self.state}>"
+
+    def _performers(self, functions: Mapping[str, Optional[Callable[[str, Any], None]]],
+                    ) -> list[tuple[str, Optional[Callable[[str, str], str]]]]:
+        """What the library keeps. The collector does not see through it, so it does not keep this executor."""
+        executor = weakref.ref(self)
+
+        def perform(hook: str, tensor: str) -> str:
+            alive = executor()
+            return "the executor is gone" if alive is None else alive._perform(hook, tensor)
+
+        return [(name, None if function is None else perform) for name, function in functions.items()]
+
+    def _perform(self, hook: str, tensor: str) -> str:
+        """Calls the function of a hook; what went wrong, "" if nothing."""
+        function = self._functions[hook]
+        assert function is not None
+        try:
+            function(tensor, self._hooked[tensor])
+        except BaseException as error:  # wait raises it
+            self._hook_error = error
+            return f"{type(error).__name__}: {error}"
+        return ""
 
     def _stream(self, stream: Any) -> int:
         if self.device == "cpu":
@@ -143,16 +201,17 @@ class Executor:
 
 
 def join(plan: Plan, rank: int, tensors: Mapping[str, Any], *, unique_id: bytes, device: Any,
-         buffers: Optional[Mapping[str, Any]] = None, timeout: float = TIMEOUT_SECONDS) -> Executor:
+         buffers: Optional[Mapping[str, Any]] = None, hooks: Hooks = (),
+         timeout: float = TIMEOUT_SECONDS) -> Executor:
     """An executor that is ready to run, of a rank that meets the others by a unique id (`rendezvous.unique_id`)."""
     met = from_unique_id(unique_id, rank, plan.world_size)
-    return Executor(plan, rank, device=device, rendezvous=met).bind(tensors, buffers, timeout=timeout)
+    return Executor(plan, rank, device=device, rendezvous=met).bind(tensors, buffers, hooks=hooks, timeout=timeout)
 
 
-def run_local(plan: Plan, tensors: Sequence[Mapping[str, Any]], *,
+def run_local(plan: Plan, tensors: Sequence[Mapping[str, Any]], *, hooks: Hooks = (),
               timeout: float = TIMEOUT_SECONDS) -> list[dict[str, Any]]:
-    """Runs a plan once with all ranks as threads of this process, on the CPU; `tensors` by rank. Returns each rank's
-    stats."""
+    """Runs a plan once with all ranks as threads of this process, on the CPU; `tensors` by rank, `hooks` the post-hooks that
+    the caller performs, for all of them. Returns each rank's stats."""
     if len(tensors) != plan.world_size:
         raise InvalidArgument(f"tensors of {len(tensors)} ranks are given; the plan has {plan.world_size}")
     fabric = _core.LocalFabric(plan.world_size)
@@ -161,7 +220,7 @@ def run_local(plan: Plan, tensors: Sequence[Mapping[str, Any]], *,
 
     def refit(rank: int) -> None:
         try:
-            executors[rank].bind(tensors[rank], timeout=timeout).run(timeout=timeout)
+            executors[rank].bind(tensors[rank], hooks=hooks, timeout=timeout).run(timeout=timeout)
         except BaseException as error:
             errors[rank] = error
 
@@ -232,6 +291,19 @@ def _unusable(what: str, mapping: Any) -> list[str]:
     if not isinstance(mapping, Mapping):
         return [f"{what}: a {type(mapping).__name__}; wanted names and tensors, such as dict(model.named_parameters())"]
     return [f"{what}: the name {name!r} is no string" for name in mapping if not isinstance(name, str)]
+
+
+def _functions(hooks: Hooks) -> dict[str, Optional[Callable[[str, Any], None]]]:
+    if isinstance(hooks, str):
+        raise InvalidArgument(f"hooks is the text {hooks!r}; wanted names, [{hooks!r}], or {{name: function}}")
+    functions = dict(hooks) if isinstance(hooks, Mapping) else dict.fromkeys(hooks)
+    for name, function in functions.items():
+        if not isinstance(name, str):
+            raise InvalidArgument(f"hooks: the name {name!r} is no string")
+        if function is not None and not callable(function):
+            raise InvalidArgument(f"hooks: that of {name!r} is a {type(function).__name__}; wanted a function of a "
+                                  "tensor's name and the tensor, or None")
+    return functions
 
 
 def _refusal(rank: int, lines: list[str]) -> str:

@@ -84,6 +84,20 @@ class TensorInfo(NamedTuple):
     shape: tuple[int, ...]
 
 
+class PostHook(NamedTuple):
+    """What is done to a tensor after each refit, before the worker serves. docs/plan-format.md lists the names.
+
+    `by_executor`: the executor does it behind the last round; otherwise the caller does. `refit` is
+    `Executor.refits` after the refit that it was last done for, 0 if it was not or if only the caller knows.
+    """
+
+    tensor: str
+    name: str
+    detail: str
+    by_executor: bool
+    refit: int = 0
+
+
 @dataclasses.dataclass(frozen=True)
 class Proof:
     """What was proved of a plan."""
@@ -217,6 +231,11 @@ class Plan:
     def skipped(self, rank: int) -> set[str]:
         """Names among `tensors(rank)` that the plan declares as skips: no refit reads or writes them."""
         return set(self._file.skipped(rank))
+
+    def post_hooks(self, rank: int) -> list[PostHook]:
+        """What is done to tensors of `rank` after each refit, in order. `bind(…, hooks=…)` takes those that are not the
+        executor's."""
+        return [PostHook(*hook) for hook in self._file.post_hooks(rank)]
 
     def traffic(self) -> dict[tuple[int, int], int]:
         """Bytes moved, by sender and receiver; pairs that move nothing are left out."""

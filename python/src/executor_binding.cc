@@ -99,7 +99,15 @@ class RankExecutor {
     CallInterruptibly([&] { return executor_->Connect(Timeout(timeout)); });
   }
 
-  void Bind(const std::vector<TensorTuple>& tensors, double timeout) {
+  // `hooks`: names and, where Wait is to perform them, functions of a hook's
+  // name and a tensor's, which return what went wrong, "" if nothing.
+  void Bind(const std::vector<TensorTuple>& tensors, double timeout,
+            const std::vector<std::pair<std::string, nb::object>>& hooks) {
+    std::vector<PostHookPerformer> performers;
+    for (const auto& [name, function] : hooks) {
+      performers.push_back({.name = name, .perform = nullptr});
+      if (!function.is_none()) performers.back().perform = Performing(function);
+    }
     std::vector<BoundTensor> bound;
     bound.reserve(tensors.size());
     for (const auto& [name, address, size_bytes, dtype, shape] : tensors) {
@@ -109,7 +117,9 @@ class RankExecutor {
                        .dtype = ParseDType(dtype).value_or(DType::kUnspecified),
                        .shape = shape});
     }
-    CallInterruptibly([&] { return executor_->Bind(bound, Timeout(timeout)); });
+    CallInterruptibly([&] {
+      return executor_->Bind(bound, Timeout(timeout), std::move(performers));
+    });
   }
 
   void Run(uintptr_t stream,
@@ -139,6 +149,20 @@ class RankExecutor {
     const nb::gil_scoped_release unlocked;
     executor_->Close();
   }
+
+  // Tensor, name, detail, by_executor, refit.
+  using HookTuple =
+      std::tuple<std::string, std::string, std::string, bool, uint64_t>;
+  std::vector<HookTuple> PostHooks() const {
+    std::vector<HookTuple> hooks;
+    for (const TensorPostHook& hook : executor_->post_hooks()) {
+      hooks.emplace_back(hook.tensor, hook.name, hook.detail, hook.by_executor,
+                         hook.refit);
+    }
+    return hooks;
+  }
+
+  uint64_t Refits() const { return executor_->refits(); }
 
   std::string State() const {
     return std::string(ExecutorStateName(executor_->state()));
@@ -187,6 +211,24 @@ class RankExecutor {
     }
     signals.Rethrow();
     Check(status);
+  }
+
+  using Performer = decltype(PostHookPerformer::perform);
+
+  // The function is let go of with the interpreter's lock, wherever the
+  // executor drops it.
+  static Performer Performing(const nb::object& function) {
+    const std::shared_ptr<nb::object> held(
+        new nb::object(function), [](nb::object* object) {
+          const nb::gil_scoped_acquire locked;
+          delete object;
+        });
+    return [held](const TensorPostHook& hook, const BoundTensor&) {
+      const nb::gil_scoped_acquire locked;
+      const auto problem =
+          nb::cast<std::string>((*held)(hook.name, hook.tensor));
+      return problem.empty() ? absl::OkStatus() : absl::InternalError(problem);
+    };
   }
 
   std::vector<uint32_t> Hosts() const {
@@ -265,7 +307,10 @@ void BindExecutor(nb::module_& module) {
            nb::arg("plan"), nb::arg("rank"), nb::arg("cuda_ordinal").none(),
            nb::arg("fabric").none(), nb::arg("rendezvous").none())
       .def("connect", &RankExecutor::Connect, nb::arg("timeout"))
-      .def("bind", &RankExecutor::Bind, nb::arg("tensors"), nb::arg("timeout"))
+      .def("bind", &RankExecutor::Bind, nb::arg("tensors"), nb::arg("timeout"),
+           nb::arg("hooks"))
+      .def("post_hooks", &RankExecutor::PostHooks)
+      .def_prop_ro("refits", &RankExecutor::Refits)
       .def("run", &RankExecutor::Run, nb::arg("stream"),
            nb::arg("addresses").none(), nb::arg("timeout"))
       .def("wait", &RankExecutor::Wait)

@@ -22,6 +22,7 @@
 #include "compiler/job/text_file.h"
 #include "compiler/plan_of_job.h"
 #include "executor/binding.h"
+#include "executor/post_hooks.h"
 #include "plan/diff/diff.h"
 #include "plan/dtype.h"
 #include "plan/plan_file.h"
@@ -168,6 +169,19 @@ std::vector<std::string> Skipped(const PlanFile& plan, int32_t rank) {
   return names;
 }
 
+// Tensor, name, detail, and whether an executor does it where the caller does
+// not.
+using HookTuple = std::tuple<std::string, std::string, std::string, bool>;
+std::vector<HookTuple> PostHooks(const PlanFile& plan, int32_t rank) {
+  CheckRank(plan, rank);
+  std::vector<HookTuple> hooks;
+  for (const TensorPostHook& hook :
+       AssignPostHooks(TensorTable(plan, rank), {}).hooks) {
+    hooks.emplace_back(hook.tensor, hook.name, hook.detail, hook.by_executor);
+  }
+  return hooks;
+}
+
 // Payload bytes by sender and receiver.
 using PairBytes = std::tuple<int32_t, int32_t, uint64_t>;
 std::vector<PairBytes> Traffic(const PlanFile& plan) {
@@ -299,6 +313,7 @@ void BindPlan(nb::module_& module) {
       .def("stats", &Stats)
       .def("tensors", &Tensors, nb::arg("rank"))
       .def("skipped", &Skipped, nb::arg("rank"))
+      .def("post_hooks", &PostHooks, nb::arg("rank"))
       .def("traffic", &Traffic)
       .def("verify", &Verify, nb::arg("progress").none())
       .def("difference_from_job", &DifferenceFrom, nb::arg("text"),

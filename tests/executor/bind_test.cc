@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "executor/binding.h"
+#include "executor/post_hooks.h"
 #include "runner/checked_run.h"
 #include "tests/executor/plan_builder.h"
 
@@ -80,15 +81,16 @@ TEST(PostHookTest, AreThoseOfTheTensorsThatTheRefitWrites) {
   const auto hook = [](std::string tensor, std::string name) {
     return TensorPostHook{.tensor = std::move(tensor),
                           .name = std::move(name),
-                          .detail = "for the test"};
+                          .detail = "for the test",
+                          .by_executor = true};
   };
-  EXPECT_EQ(TensorTable(file, 2).PostHooks(),
+  EXPECT_EQ(AssignPostHooks(TensorTable(file, 2), {}).hooks,
             (std::vector<TensorPostHook>{
                 hook("model.layers.0.weight", "add-one"),
                 hook("model.layers.0.weight", "negative-exp"),
                 hook("model.layers.1.weight", "add-one"),
                 hook("model.layers.1.weight", "negative-exp")}));
-  EXPECT_TRUE(TensorTable(file, 3).PostHooks().empty());
+  EXPECT_TRUE(AssignPostHooks(TensorTable(file, 3), {}).hooks.empty());
 }
 
 TEST_F(BindTest, TensorsOfThePlanAreTakenInAnyOrder) {

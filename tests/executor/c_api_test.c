@@ -78,6 +78,8 @@ typedef struct Rank {
   uint64_t shape[2];
   refit_tensor tensors[kLayers];
   const void* addresses[kLayers];
+  int32_t publish_returns; /* of the last rank's post-hook */
+  int published;
 } Rank;
 
 static int IsSource(const Rank* rank) { return rank->rank < kSources; }
@@ -147,12 +149,32 @@ static void OnAllRanks(Rank* ranks, void* (*body)(void*)) {
   for (int r = 0; r < kRanks; ++r) pthread_join(threads[r], NULL);
 }
 
+static int32_t Publish(const refit_post_hook* hook, const refit_tensor* tensor,
+                       void* context) {
+  Rank* rank = context;
+  EXPECT(strcmp(hook->name, "publish") == 0);
+  EXPECT(strcmp(hook->tensor, tensor->name) == 0);
+  EXPECT(tensor->data == rank->weights[rank->published % kLayers]);
+  EXPECT(tensor->size_bytes == kTensorBytes && tensor->dimensions == 2);
+  if (rank->publish_returns == 0) ++rank->published;
+  return rank->publish_returns;
+}
+
+/* add-one is left undone, for the weights to be what was sent. */
+static refit_status* BindWithHooks(Rank* rank, const refit_tensor* tensors) {
+  const refit_post_hook_performer hooks[] = {
+      {sizeof(hooks[0]), "publish", Publish, rank},
+      {sizeof(hooks[0]), "add-one", NULL, NULL}};
+  const refit_bind_options options = {sizeof(options), kTimeoutMs, hooks, 2};
+  return refit_executor_bind_with(rank->executor, tensors, kLayers, &options);
+}
+
 static void* ConnectAndBind(void* argument) {
   Rank* rank = argument;
   EXPECT(refit_executor_state(rank->executor) == REFIT_STATE_LOADED);
   OK(refit_executor_connect(rank->executor, kTimeoutMs));
   EXPECT(refit_executor_state(rank->executor) == REFIT_STATE_CONNECTED);
-  OK(refit_executor_bind(rank->executor, rank->tensors, kLayers, kTimeoutMs));
+  OK(BindWithHooks(rank, rank->tensors));
   EXPECT(refit_executor_state(rank->executor) == REFIT_STATE_BOUND);
   return NULL;
 }
@@ -179,6 +201,8 @@ static void CreateLocal(Rank* ranks, const char* path) {
   OK(refit_local_fabric_create(kRanks, &fabric));
   for (int r = 0; r < kRanks; ++r) {
     ranks[r].rank = r;
+    ranks[r].publish_returns = 0;
+    ranks[r].published = 0;
     SetTensors(&ranks[r]);
     refit_executor_options options = {sizeof(options), plan, device, NULL,
                                       fabric,          r,    0};
@@ -235,7 +259,8 @@ static void NotePostHook(const refit_post_hook* hook, void* context) {
   strcat(note, hook->name);
   strcat(note, " ");
   strcat(note, hook->detail);
-  strcat(note, "\n");
+  sprintf(note + strlen(note), " %d %d\n", (int)hook->by_executor,
+          (int)hook->refit);
 }
 
 /* The last rank's tensors have one. */
@@ -247,8 +272,10 @@ static void ExpectPostHooks(const Rank* ranks) {
     if (r < kRanks - 1) EXPECT(strcmp(notes[r], "") == 0);
   }
   EXPECT(strcmp(notes[kRanks - 1],
-                "model.layers.0.weight add-one for the test\n"
-                "model.layers.1.weight add-one for the test\n") == 0);
+                "model.layers.0.weight add-one for the test 0 0\n"
+                "model.layers.0.weight publish for the test 0 0\n"
+                "model.layers.1.weight add-one for the test 0 0\n"
+                "model.layers.1.weight publish for the test 0 0\n") == 0);
   ERROR(refit_executor_visit_post_hooks(NULL, NotePostHook, NULL),
         REFIT_INVALID_ARGUMENT, "executor is NULL");
   ERROR(refit_executor_visit_post_hooks(ranks[0].executor, NULL, NULL),
@@ -266,6 +293,74 @@ static void TestRefitInAFabric(const char* path, int direct) {
     ExpectWeights(ranks);
   }
   for (int r = 0; r < kRanks; ++r) ExpectCounters(&ranks[r], direct);
+  EXPECT(ranks[kRanks - 1].published == 2 * kLayers);
+  EXPECT(ranks[0].published == 0);
+  EXPECT(refit_executor_refits(ranks[kRanks - 1].executor) == 2);
+  CloseAll(ranks);
+}
+
+static void* ConnectAndBindWithoutHooks(void* argument) {
+  Rank* rank = argument;
+  OK(refit_executor_connect(rank->executor, kTimeoutMs));
+  if (rank->rank == kRanks - 1) {
+    ERROR(
+        refit_executor_bind(rank->executor, rank->tensors, kLayers, kTimeoutMs),
+        REFIT_INVALID_ARGUMENT,
+        "not performed: post-hook \"publish\" of \"model.layers.0.weight\"");
+  } else {
+    ERROR(
+        refit_executor_bind_with(rank->executor, rank->tensors, kLayers, NULL),
+        REFIT_ABORTED, "rank 3");
+  }
+  return NULL;
+}
+
+static void TestBindRefusesHooksThatNobodyDoes(void) {
+  Rank ranks[kRanks];
+  CreateLocal(ranks, staged_path);
+  OnAllRanks(ranks, ConnectAndBindWithoutHooks);
+  const refit_post_hook_performer nameless = {sizeof(nameless), NULL, NULL,
+                                              NULL};
+  const refit_bind_options options = {sizeof(options), 0, &nameless, 1};
+  const refit_bind_options missing = {sizeof(missing), 0, NULL, 1};
+  ERROR(refit_executor_bind_with(ranks[0].executor, ranks[0].tensors, kLayers,
+                                 &options),
+        REFIT_INVALID_ARGUMENT, "hooks[0]: name is NULL");
+  ERROR(refit_executor_bind_with(ranks[0].executor, ranks[0].tensors, kLayers,
+                                 &missing),
+        REFIT_INVALID_ARGUMENT, "hooks is NULL");
+  CloseAll(ranks);
+}
+
+static void* RefitThatFailsToPublish(void* argument) {
+  Rank* rank = argument;
+  const int fails = rank->publish_returns != 0;
+  OK(refit_executor_run(rank->executor, NULL, NULL));
+  refit_status* status = refit_executor_wait(rank->executor);
+  if (fails) {
+    ERROR(status, REFIT_INTERNAL,
+          "rank 3: post-hook \"publish\" of \"model.layers.0.weight\" failed: "
+          "its function returned 7");
+  } else {
+    OK(status);
+  }
+  EXPECT(refit_executor_state(rank->executor) ==
+         (fails ? REFIT_STATE_TORN : REFIT_STATE_BOUND));
+  return NULL;
+}
+
+/* A function that fails, fails the wait of its rank alone. */
+static void TestFailingHook(void) {
+  Rank ranks[kRanks];
+  CreateLocal(ranks, staged_path);
+  OnAllRanks(ranks, ConnectAndBind);
+  ranks[kRanks - 1].publish_returns = 7;
+  FillWeights(ranks);
+  OnAllRanks(ranks, RefitThatFailsToPublish);
+  ranks[kRanks - 1].publish_returns = 0;
+  OnAllRanks(ranks, Refit);
+  EXPECT(refit_executor_refits(ranks[kRanks - 1].executor) == 1);
+  EXPECT(refit_executor_refits(ranks[0].executor) == 2);
   CloseAll(ranks);
 }
 
@@ -311,6 +406,8 @@ static void CreateRanksThatMeet(Rank* ranks, uint16_t port, const char* id,
         sizeof(options), plan, device, rendezvous, NULL, r, 0};
     options.transport = transport;
     ranks[r].rank = r;
+    ranks[r].publish_returns = 0;
+    ranks[r].published = 0;
     SetTensors(&ranks[r]);
     OK(refit_executor_create(&options, &ranks[r].executor));
     options.rank = (r + 1) % kRanks;
@@ -386,6 +483,8 @@ static void TestRounds(void) {
     if (r == 0)
       options.struct_size = offsetof(refit_executor_options, without_graph);
     ranks[r].rank = r;
+    ranks[r].publish_returns = 0;
+    ranks[r].published = 0;
     SetTensors(&ranks[r]);
     OK(refit_executor_create(&options, &ranks[r].executor));
     options.time_rounds = 2;
@@ -516,6 +615,10 @@ static void TestLayoutOfStructs(void) {
   EXPECT(sizeof(refit_traffic) == 16);
   EXPECT(sizeof(refit_counters) == 168);
   EXPECT(offsetof(refit_counters, local_staged) == 72);
+  EXPECT(sizeof(refit_post_hook) == 48);
+  EXPECT(offsetof(refit_post_hook, refit) == 40);
+  EXPECT(sizeof(refit_post_hook_performer) == 32);
+  EXPECT(sizeof(refit_bind_options) == 32);
 }
 
 static void CountTensor(const refit_tensor* tensor, void* context) {
@@ -777,8 +880,8 @@ static void* Connect(void* argument) {
 static void* BindWithWrongTensors(void* argument) {
   Rank* rank = argument;
   if (rank->rank != 1) {
-    ERROR(refit_executor_bind(rank->executor, rank->tensors, kLayers, 0),
-          REFIT_ABORTED, "rank 1 cannot go on; its own error says why");
+    ERROR(BindWithHooks(rank, rank->tensors), REFIT_ABORTED,
+          "rank 1 cannot go on; its own error says why");
     return NULL;
   }
   refit_tensor tensors[kLayers];
@@ -810,7 +913,7 @@ static void* BindAsLaterCaller(void* argument) {
     tensors[layer].now = rank->tensors[layer];
     tensors[layer].now.struct_size = sizeof(tensors[layer]);
   }
-  OK(refit_executor_bind(rank->executor, &tensors[0].now, kLayers, 0));
+  OK(BindWithHooks(rank, &tensors[0].now));
   return NULL;
 }
 
@@ -886,6 +989,8 @@ int main(int argc, char** argv) {
   TestFailures();
   TestRefitInAFabric(staged_path, /*direct=*/0);
   TestRefitInAFabric(direct_path, /*direct=*/1);
+  TestBindRefusesHooksThatNobodyDoes();
+  TestFailingHook();
   TestRefitOverTcp();
   TestRefitByUniqueId();
   TestRefitOverUcx(staged_path, REFIT_TRANSPORT_DEFAULT);

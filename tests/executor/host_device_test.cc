@@ -1,11 +1,16 @@
 #include "refit/host_device.h"
 
+#include "tests/executor/apply_conformance.h"
 #include "tests/executor/device_conformance.h"
 #include "tests/executor/quantise_conformance.h"
 
 namespace refit {
 namespace {
 
+INSTANTIATE_TEST_SUITE_P(Host, ApplyConformance,
+                         testing::Values(DeviceFactory([] {
+                           return std::make_unique<HostDevice>();
+                         })));
 INSTANTIATE_TEST_SUITE_P(Host, QuantiseConformance,
                          testing::Values(DeviceFactory([] {
                            return std::make_unique<HostDevice>();

@@ -10,7 +10,7 @@ int main(int argc, char** argv) {
   for (const refit::fb::Mechanism mechanism :
        refit::fb::EnumValuesMechanism()) {
     refit::PlanBuilder plan = refit::ReshardPlan({.mechanism = mechanism});
-    plan.buffers.back().post_hooks = {"add-one"};
+    plan.buffers.back().post_hooks = {"add-one", "publish"};
     const std::vector<uint8_t> bytes = plan.Bytes();
     std::ofstream file(argv[1 + static_cast<int>(mechanism)], std::ios::binary);
     file.write(reinterpret_cast<const char*>(bytes.data()),

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "executor/device/cast.h"
+#include "tests/executor/apply_conformance.h"
 #include "tests/executor/device_conformance.h"
 #include "tests/executor/quantise_conformance.h"
 #include "tests/gpu/mapped_segment.h"
@@ -14,6 +15,10 @@
 namespace refit {
 namespace {
 
+INSTANTIATE_TEST_SUITE_P(Cuda, ApplyConformance,
+                         testing::Values(DeviceFactory([] {
+                           return *CreateCudaDevice(0);
+                         })));
 INSTANTIATE_TEST_SUITE_P(Cuda, QuantiseConformance,
                          testing::Values(DeviceFactory([] {
                            return *CreateCudaDevice(0);

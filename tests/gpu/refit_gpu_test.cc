@@ -4,6 +4,9 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -92,15 +95,18 @@ class RefitGpuTest : public testing::TestWithParam<fb::Mechanism> {
   void SetUp() override {
     if (CudaDeviceCount() < 2) GTEST_SKIP() << "needs two GPUs";
   }
-  PlanFile Plan() const {
+  PlanFile Plan(const std::vector<std::string>& post_hooks = {}) const {
     const uint32_t ranks_of_side = CudaDeviceCount() < 4 ? 1 : 2;
-    return ReshardPlan({.source_ranks = ranks_of_side,
-                        .destination_ranks = ranks_of_side,
-                        .layers = 6,
-                        .rows = 512,
-                        .columns = 1024,
-                        .mechanism = GetParam()})
-        .Open();
+    PlanBuilder plan = ReshardPlan({.source_ranks = ranks_of_side,
+                                    .destination_ranks = ranks_of_side,
+                                    .layers = 6,
+                                    .rows = 512,
+                                    .columns = 1024,
+                                    .mechanism = GetParam()});
+    for (size_t rank = ranks_of_side; rank < plan.ranks.size(); ++rank) {
+      plan.buffers[plan.ranks[rank].buffers[0]].post_hooks = post_hooks;
+    }
+    return plan.Open();
   }
 };
 
@@ -268,6 +274,111 @@ TEST_P(RefitGpuTest, CapturedRefitReplaysWithChangedWeights) {
   for (cudaGraphExec_t replay : replays) {
     EXPECT_EQ(cudaGraphExecDestroy(replay), cudaSuccess);
   }
+}
+
+TEST_P(RefitGpuTest, PostHooksAreDoneOnceInEachRefitGraphsAndCapturesToo) {
+  const PlanFile plan = Plan({"add-one"});
+  GpuWorld world(plan);
+  world.OnAllRanks([&](int32_t r) {  // the executor does them
+    return world.rank(r).executor().Bind(world.rank(r).tensors(), kTimeout);
+  });
+  const auto fill = [&](int32_t r) {
+    EXPECT_EQ(world.rank(r).device().MakeCurrent(), absl::OkStatus());
+    for (const BoundTensor& tensor : world.rank(r).tensors()) {
+      if (!world.IsSource(r)) continue;
+      EXPECT_EQ(
+          cudaMemsetAsync(tensor.data, 0x40, tensor.size_bytes,  // 3 in bf16
+                          static_cast<cudaStream_t>(world.rank(r).stream())),
+          cudaSuccess);
+    }
+  };
+  const auto expect_four = [&](int32_t r) {
+    if (world.IsSource(r)) return;
+    for (const BoundTensor& tensor : world.rank(r).tensors()) {
+      std::vector<uint16_t> elements(tensor.size_bytes / 2);
+      EXPECT_EQ(cudaMemcpy(elements.data(), tensor.data, tensor.size_bytes,
+                           cudaMemcpyDeviceToHost),
+                cudaSuccess);
+      EXPECT_EQ(std::count(elements.begin(), elements.end(), 0x4080),
+                static_cast<ptrdiff_t>(elements.size()))
+          << "rank " << r;
+    }
+  };
+  for (int refit = 0; refit < 4; ++refit) {
+    world.OnAllRanks([&](int32_t r) -> absl::Status {
+      fill(r);
+      auto done = world.rank(r).Refit();
+      expect_four(r);
+      return done.status();
+    });
+  }
+  std::vector<cudaGraphExec_t> replays(static_cast<size_t>(plan.world_size()));
+  world.OnAllRanks([&](int32_t r) -> absl::Status {
+    auto stream = static_cast<cudaStream_t>(world.rank(r).stream());
+    cudaGraph_t graph = nullptr;
+    EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+              cudaSuccess);
+    absl::Status status = world.rank(r).executor().Run(
+        stream, {.timeout = kTimeout, .addresses = {}});
+    EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    if (!status.ok()) return status;
+    EXPECT_EQ(cudaGraphInstantiate(&replays[static_cast<size_t>(r)], graph, 0),
+              cudaSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    return world.rank(r).executor().Wait();
+  });
+  for (int replay = 0; replay < 3; ++replay) {
+    world.OnAllRanks([&](int32_t r) -> absl::Status {
+      fill(r);
+      EXPECT_EQ(
+          cudaGraphLaunch(replays[static_cast<size_t>(r)],
+                          static_cast<cudaStream_t>(world.rank(r).stream())),
+          cudaSuccess);
+      absl::Status status =
+          world.rank(r).device().Synchronize(world.rank(r).stream());
+      expect_four(r);
+      return status;
+    });
+  }
+  for (cudaGraphExec_t replay : replays) {
+    EXPECT_EQ(cudaGraphExecDestroy(replay), cudaSuccess);
+  }
+}
+
+// A graph that is replayed does not come by Wait.
+TEST_P(RefitGpuTest, ACallersFunctionForbidsCaptures) {
+  const PlanFile plan = Plan({"publish"});
+  GpuWorld world(plan);
+  int calls = 0;
+  const int32_t last = plan.world_size() - 1;
+  world.OnAllRanks([&](int32_t r) {
+    return world.rank(r).executor().Bind(
+        world.rank(r).tensors(), kTimeout,
+        {{.name = "publish",
+          .perform = [&, r](const TensorPostHook&, const BoundTensor&) {
+            calls += r == last;
+            return absl::OkStatus();
+          }}});
+  });
+  world.OnAllRanks([&](int32_t r) { return world.rank(r).Refit().status(); });
+  EXPECT_EQ(calls, 6);
+  const std::vector<absl::Status> statuses = world.Statuses([&](int32_t r) {
+    auto stream = static_cast<cudaStream_t>(world.rank(r).stream());
+    cudaGraph_t graph = nullptr;
+    EXPECT_EQ(world.rank(r).device().MakeCurrent(), absl::OkStatus());
+    EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+              cudaSuccess);
+    absl::Status status = world.rank(r).executor().Run(
+        stream, {.timeout = std::chrono::seconds(2), .addresses = {}});
+    cudaStreamEndCapture(stream, &graph);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    return status;
+  });
+  EXPECT_NE(statuses[static_cast<size_t>(last)].message().find(
+                "a replayed graph does not call the function of post-hook "
+                "\"publish\" of \"model.layers.0.weight\""),
+            std::string::npos)
+      << statuses[static_cast<size_t>(last)];
 }
 
 // After so many refits that went well: later ones are graphs.

@@ -49,6 +49,7 @@ class Lowering {
       EmitQuantise(op, absl::MakeConstSpan(batch_.quantise_loops)
                            .subspan(op.loops_begin, op.loops_count));
     }
+    for (const ElementApply& op : batch_.applies) EmitApply(op);
     return std::move(program_);
   }
 
@@ -231,6 +232,21 @@ class Lowering {
     program_.quantises.push_back(kernel);
   }
 
+  void EmitApply(const ElementApply& op) {
+    cuda::KernelApply kernel = {};
+    kernel.first_tile = program_.apply_tiles;
+    kernel.elements = op.elements;
+    kernel.offset = op.tensor.byte_offset;
+    kernel.entry = static_cast<uint32_t>(op.tensor.entry);
+    kernel.functions_count = op.functions_count;
+    std::copy_n(batch_.functions.begin() + op.functions_begin,
+                op.functions_count, kernel.functions);
+    kernel.dtype = op.tensor.dtype;
+    program_.apply_tiles +=
+        (op.elements + cuda::kApplyTileElements - 1) / cuda::kApplyTileElements;
+    program_.applies.push_back(kernel);
+  }
+
   static void Advance(CopyPlace& place, const CopyStep& step) {
     place.entry += step.entries;
     place.byte_offset += step.bytes;
@@ -295,13 +311,15 @@ class CudaPreparedCopies : public PreparedCopies {
       size_t copies;
       size_t tiles;
       size_t quantises;
+      size_t applies;
     };
     const size_t table_at = add(table);
     std::vector<Offsets> offsets;
     for (const KernelProgram& program : programs) {
       const size_t copies = add(program.copies);
       const size_t tiles = add(program.tiles);
-      offsets.push_back({copies, tiles, add(program.quantises)});
+      const size_t quantises = add(program.quantises);
+      offsets.push_back({copies, tiles, quantises, add(program.applies)});
     }
     if (image.empty()) image.resize(16);
     absl::Status status =
@@ -326,6 +344,12 @@ class CudaPreparedCopies : public PreparedCopies {
            .quantises_count =
                static_cast<uint32_t>(programs[i].quantises.size()),
            .tiles_count = programs[i].quantise_tiles});
+      applies_.push_back(
+          {.table = reinterpret_cast<std::byte* const*>(base + table_at),
+           .applies = reinterpret_cast<const cuda::KernelApply*>(
+               base + offsets[i].applies),
+           .applies_count = static_cast<uint32_t>(programs[i].applies.size()),
+           .tiles_count = programs[i].apply_tiles});
       blocks_of_batch_.push_back(programs[i].leaves_room
                                      ? std::max(1u, blocks_max_ / kRoomDivisor)
                                      : blocks_max_);
@@ -345,6 +369,10 @@ class CudaPreparedCopies : public PreparedCopies {
         cuda::LaunchQuantises(quantises_[batch], blocks_of_batch_[batch],
                               unless, cuda_stream),
         "launch of the quantisation kernel"));
+    status.Update(
+        CudaStatus(cuda::LaunchApplies(applies_[batch], blocks_of_batch_[batch],
+                                       unless, cuda_stream),
+                   "launch of the post-hook kernel"));
     return status;
   }
 
@@ -354,6 +382,7 @@ class CudaPreparedCopies : public PreparedCopies {
   void* memory_ = nullptr;
   std::vector<cuda::KernelBatch> batches_;
   std::vector<cuda::QuantiseBatch> quantises_;
+  std::vector<cuda::ApplyBatch> applies_;
   std::vector<uint32_t> blocks_of_batch_;
 };
 

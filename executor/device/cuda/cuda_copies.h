@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "executor/device/cuda/apply_kernel.h"
 #include "executor/device/cuda/copy_kernel.h"
 #include "executor/device/cuda/quantise_kernel.h"
 #include "refit/device.h"
@@ -20,6 +21,8 @@ struct KernelProgram {
   std::vector<cuda::KernelTile> tiles;  // those of different lanes interleaved
   std::vector<cuda::KernelQuantise> quantises;
   uint64_t quantise_tiles = 0;
+  std::vector<cuda::KernelApply> applies;
+  uint64_t apply_tiles = 0;
   bool leaves_room = false;
 };
 

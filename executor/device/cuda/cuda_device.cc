@@ -244,6 +244,8 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
   status.Update(CudaStatus(cuda::LoadQuantiseKernel(),
                            "loading the quantisation kernel"));
   status.Update(
+      CudaStatus(cuda::LoadApplyKernel(), "loading the post-hook kernel"));
+  status.Update(
       CudaStatus(cuda::LoadFenceKernels(), "loading the fence kernels"));
   if (!status.ok()) return status;
   return std::make_unique<CudaDevice>(ordinal, multiprocessors);

@@ -82,10 +82,27 @@ struct BlockQuantise {
   uint32_t loops_count = 0;
 };
 
+// What becomes of an element x (executor/device/element_function.h).
+enum class ElementFunction : uint8_t {
+  kAddOne,         // x + 1
+  kSubtractOne,    // x - 1
+  kNegativeExp,    // -exp(x)
+  kLogOfNegative,  // log(-x)
+};
+
+// Applies functions, one after the other, to contiguous elements in place.
+struct ElementApply {
+  CopyPlace tensor;  // bf16, fp16 or fp32
+  uint64_t elements = 0;
+  uint32_t functions_begin = 0;  // into CopyBatch::functions
+  uint32_t functions_count = 0;  // 16 at most
+};
+
 enum class CopyKind : uint8_t {
   kCopy,
   kZero,      // writes zero bytes
   kQuantise,  // `quantises` instead of copies
+  kApply,     // `applies` instead of copies
 };
 
 // Copies that are issued together. No two of them write the same byte, and none
@@ -99,6 +116,8 @@ struct CopyBatch {
   std::vector<CopyLoop> loops;
   std::vector<BlockQuantise> quantises;
   std::vector<QuantiseLoop> quantise_loops;
+  std::vector<ElementApply> applies;
+  std::vector<ElementFunction> functions;
 };
 
 // Batches prepared for a device. Enqueue allocates and checks nothing.

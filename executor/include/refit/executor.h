@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,16 +38,32 @@ struct BoundTensor {
   std::vector<uint64_t> shape;
 };
 
-// What this worker must do after each refit, before it serves, to a tensor that
-// the refit wrote in the source's form: `name` says what, docs/plan-format.md
-// lists them. A worker that does not know a name must not serve.
+// What is done after each refit, before the worker serves, to a tensor that the
+// refit wrote in the source's form: `name` says what, docs/plan-format.md lists
+// them.
 struct TensorPostHook {
   std::string tensor;
   std::string name;    // "negative-exp"
   std::string detail;  // one sentence
+  // Whether Run enqueues it behind the last round; else the caller performs it.
+  bool by_executor = false;
+  // Executor::refits after the refit that it was last performed for; 0: it was
+  // not, or the caller performs it after Wait.
+  uint64_t refit = 0;
 
   friend bool operator==(const TensorPostHook&,
                          const TensorPostHook&) = default;
+};
+
+// A post-hook that the caller performs.
+struct PostHookPerformer {
+  std::string name;
+  // Called by Wait, on its thread, for each tensor that has the hook, once the
+  // refit has written all tensors. It must finish or enqueue on a stream that
+  // the worker's own work follows. An error leaves the executor torn. Null: the
+  // caller performs the hook after Wait, before it serves.
+  std::function<absl::Status(const TensorPostHook&, const BoundTensor&)>
+      perform;
 };
 
 enum class ExecutorState : uint8_t {
@@ -166,18 +183,25 @@ class Executor {
   // In direct rounds senders store into their receivers' tensors. A receiver
   // whose memory a sender cannot map reads that sender's instead; refused if
   // that cannot be mapped either.
-  absl::Status Bind(
-      absl::Span<const BoundTensor> tensors,
-      std::chrono::nanoseconds timeout = std::chrono::minutes(10));
+  //
+  // `hooks` names the post-hooks that the caller performs. The executor
+  // performs arithmetic ones that are not named; any other that is not named is
+  // one more problem. Names that this rank's plan does not have are ignored.
+  absl::Status Bind(absl::Span<const BoundTensor> tensors,
+                    std::chrono::nanoseconds timeout = std::chrono::minutes(10),
+                    std::vector<PostHookPerformer> hooks = {});
 
   // The ranks whose tensors this one reads in direct rounds, ascending, because
   // they cannot map its tensors. Valid after Bind.
   std::vector<int32_t> pulls_from() const;
 
-  // What is to be done with the tensors that Bind takes, in the plan's order;
-  // to one tensor in this order. Empty where the sides' values do not differ.
-  // Ask at Bind: no later call speaks of it.
+  // What is done with the tensors that Bind takes, in the plan's order; to one
+  // tensor in this order. Empty where the sides' values do not differ. Before
+  // Bind as if the caller performed none.
   const std::vector<TensorPostHook>& post_hooks() const { return post_hooks_; }
+  // How many refits succeeded, with the post-hooks that Run and Wait perform. A
+  // graph of the caller's counts once, when it is captured.
+  uint64_t refits() const { return refits_; }
 
   // While `stream` is captured, the refit becomes part of the graph. Replay the
   // graph on all ranks alike and wait for it yourself: no deadline holds.
@@ -195,8 +219,10 @@ class Executor {
   // again, after Connect if the transport asks for it.
   absl::Status Run(Stream stream, const RunOptions& options);
 
-  // Returns when the refits enqueued so far are over on all ranks: the weights
-  // are in place. An error leaves kTorn.
+  // Returns when the refits enqueued so far are over on all ranks and the
+  // caller's functions have performed this rank's post-hooks, once for all of
+  // them: the weights are in place. An error leaves kTorn; that of a post-hook
+  // is this rank's alone.
   absl::Status Wait();
 
   // Frees everything but the plan. Idempotent. It aborts a refit that nobody
@@ -214,21 +240,25 @@ class Executor {
   const fb::RankProgram& program() const;
   HandshakeRecord Record(HandshakeStage stage) const;
   absl::StatusOr<BoundRounds> PrepareRounds(
-      absl::Span<std::byte* const> addresses) const;
+      absl::Span<std::byte* const> addresses, const CopyBatch& hooks) const;
   absl::Status WatchTensors(absl::Span<const BoundTensor> tensors);
   absl::Status WithPulls(const absl::Status& status) const;
   // Fills the entries of the rank's scratch.
   void PlaceScratch(std::vector<std::byte*>& addresses) const;
   absl::Status CheckTensors(const RunOptions& options) const;
+  absl::Status CheckCapture(Stream stream) const;
+  absl::Status PerformHooks();
 
   const PlanFile& plan_;
   const ExecutorOptions options_;
   const std::unique_ptr<const RankSchedule> schedule_;
-  const std::vector<TensorPostHook> post_hooks_;
+  std::vector<TensorPostHook> post_hooks_;
   ExecutorState state_ = ExecutorState::kLoaded;
   RunCounters counters_;
   std::vector<RoundMeasurement> rounds_;
-  bool has_run_ = false;  // since Connect, and was waited for
+  bool has_run_ = false;    // since Connect, and was waited for
+  uint64_t refits_ = 0;     // that succeeded
+  uint64_t in_flight_ = 0;  // enqueued and not waited for
   std::unique_ptr<RefitEnqueuer> enqueuer_;  // until Close
 
   // Since Connect.

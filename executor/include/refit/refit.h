@@ -371,28 +371,69 @@ refit_status* refit_executor_connect(refit_executor* executor,
  * collective; later ones are if the plan has direct rounds, and are local to
  * the rank if it has none. A refused bind leaves the earlier one in place.
  * Errors: REFIT_INVALID_ARGUMENT (missing, unexpected or duplicate names, wrong
- * dtype, shape or size, memory that overlaps: all problems in one message),
+ * dtype, shape or size, memory that overlaps, a post-hook that nobody does: all
+ * problems in one message),
  * REFIT_FAILED_PRECONDITION (memory that cannot be shared; wrong state),
  * REFIT_ABORTED (another rank was refused), REFIT_DEADLINE_EXCEEDED. */
 refit_status* refit_executor_bind(refit_executor* executor,
                                   const refit_tensor* tensors, size_t count,
                                   int64_t timeout_ms);
 
-/* What the worker must do after each refit, before it serves, to a tensor that
- * the refit wrote with the source's values: `name` says what ("negative-exp"),
- * docs/plan-format.md lists the names. A worker that does not know a name must
- * not serve. */
+/* What is done after each refit, before the worker serves, to a tensor that the
+ * refit wrote with the source's values: `name` says what ("negative-exp"),
+ * docs/plan-format.md lists the names. */
 typedef struct refit_post_hook {
   size_t struct_size;
   const char* tensor;
   const char* name;
   const char* detail; /* one sentence */
+  /* 1: the executor does it, behind the last round. 0: the caller does. */
+  int32_t by_executor;
+  int32_t reserved; /* 0 */
+  /* refit_executor_refits after the refit that it was last done for; 0: it was
+   * not, or the caller does it after the wait. */
+  uint64_t refit;
 } refit_post_hook;
 
+/* Does a hook to a tensor of the bind, whose address and shape are as they were
+ * given there. 0 is success; any other number fails the wait and is in its
+ * message. Must not throw. */
+typedef int32_t (*refit_post_hook_function)(const refit_post_hook* hook,
+                                            const refit_tensor* tensor,
+                                            void* context);
+
+/* A post-hook that the caller does. */
+typedef struct refit_post_hook_performer {
+  size_t struct_size;
+  const char* name;
+  /* Called by refit_executor_wait, on its thread, for each tensor that has the
+   * hook, once the refit has written all tensors. NULL: the caller does the
+   * hook after the wait, before it serves. */
+  refit_post_hook_function perform;
+  void* context;
+} refit_post_hook_performer;
+
+typedef struct refit_bind_options {
+  size_t struct_size;
+  int64_t timeout_ms; /* 0: ten minutes */
+  /* The post-hooks that the caller does, an array whose elements have one
+   * struct_size. Names that this rank's plan does not have are ignored. */
+  const refit_post_hook_performer* hooks;
+  size_t hook_count;
+} refit_bind_options;
+
+/* refit_executor_bind with options, which may be NULL. The executor does the
+ * arithmetic post-hooks that the caller does not name; any other hook that is
+ * not named refuses the bind. */
+refit_status* refit_executor_bind_with(refit_executor* executor,
+                                       const refit_tensor* tensors,
+                                       size_t count,
+                                       const refit_bind_options* options);
+
 /* Calls `visit` with each, in plan order: those of one tensor in the order in
- * which they are to be done. There are none where the two sides keep the same
- * values. To be asked at bind: no later call speaks of it. A hook is valid
- * during its call only; `visit` must not throw. */
+ * which they are done. There are none where the two sides keep the same values.
+ * Before a bind as if the caller did none. A hook is valid during its call
+ * only; `visit` must not throw. */
 typedef void (*refit_post_hook_visitor)(const refit_post_hook* hook,
                                         void* context);
 refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
@@ -415,9 +456,11 @@ refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
 refit_status* refit_executor_run(refit_executor* executor, void* stream,
                                  const refit_run_options* options);
 
-/* Returns when the refits enqueued so far are over on all ranks: the new
- * weights are in place. Collective. An error leaves REFIT_STATE_TORN. Errors as
- * of run. */
+/* Returns when the refits enqueued so far are over on all ranks and this rank's
+ * post-hook functions have returned, once for all of them: the new weights are
+ * in place. Collective. An error leaves REFIT_STATE_TORN. Errors as of run;
+ * REFIT_INTERNAL, a post-hook function failed, which is this rank's error
+ * alone. */
 refit_status* refit_executor_wait(refit_executor* executor);
 
 /* Ends what the executor's rank waits in: its connect, bind, run or wait that
@@ -425,6 +468,9 @@ refit_status* refit_executor_wait(refit_executor* executor);
  * and fails on the other ranks too. Does nothing where none is under way. May
  * be called while another thread uses the executor, and in a signal handler. */
 void refit_executor_interrupt(refit_executor* executor);
+
+/* How many refits succeeded, with the post-hooks that run and wait do. */
+uint64_t refit_executor_refits(const refit_executor* executor);
 
 refit_state refit_executor_state(const refit_executor* executor);
 

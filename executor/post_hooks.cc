@@ -1,0 +1,159 @@
+#include "executor/post_hooks.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "plan/dtype.h"
+
+namespace refit {
+namespace {
+
+constexpr std::pair<std::string_view, ElementFunction> kFunctions[] = {
+    {"add-one", ElementFunction::kAddOne},
+    {"subtract-one", ElementFunction::kSubtractOne},
+    {"negative-exp", ElementFunction::kNegativeExp},
+    {"log-of-negative", ElementFunction::kLogOfNegative},
+};
+
+// Tensors with the same mistake make one line.
+class Mistakes {
+ public:
+  void Add(std::string mistake, std::string advice, const std::string& tensor) {
+    Line& line = lines_[{std::move(mistake), std::move(advice)}];
+    if (line.tensors++ == 0) line.first = tensor;
+  }
+
+  std::vector<std::string> Lines() const {
+    std::vector<std::string> lines;
+    for (const auto& [key, line] : lines_) {
+      const auto& [mistake, advice] = key;
+      lines.push_back(absl::StrCat(
+          mistake, " of \"", line.first, "\"",
+          line.tensors == 1
+              ? ""
+              : absl::StrCat(" and of ", line.tensors - 1, " more tensor",
+                             line.tensors == 2 ? "" : "s"),
+          ": ", advice));
+    }
+    return lines;
+  }
+
+ private:
+  struct Line {
+    std::string first;
+    size_t tensors = 0;
+  };
+  std::map<std::pair<std::string, std::string>, Line> lines_;
+};
+
+class Assignment {
+ public:
+  Assignment(const TensorTable& table,
+             absl::Span<const PostHookPerformer> performers)
+      : table_(table),
+        performers_(performers),
+        partly_skipped_(table.PartlySkipped()) {
+    assigned_.batch.kind = CopyKind::kApply;
+  }
+
+  AssignedHooks Assign() {
+    table_.ForEachPostHook(
+        [&](size_t slot, uint64_t entry, const fb::PostHook& hook) {
+          Add(slot, entry, hook);
+        });
+    assigned_.problems = mistakes_.Lines();
+    return std::move(assigned_);
+  }
+
+ private:
+  bool CallerPerforms(std::string_view name) const {
+    return std::any_of(performers_.begin(), performers_.end(),
+                       [&](const PostHookPerformer& performer) {
+                         return performer.name == name;
+                       });
+  }
+
+  void Add(size_t slot, uint64_t entry, const fb::PostHook& planned) {
+    const fb::Buffer& stack = table_.buffer(slot);
+    const std::string tensor = table_.Name(slot, entry - table_.begin(slot));
+    const std::string name = planned.name()->str();
+    const std::string quoted = absl::StrCat("post-hook \"", name, "\"");
+    const bool by_caller = CallerPerforms(name);
+    const std::optional<ElementFunction> function =
+        FunctionOfHook(name, stack.dtype());
+    assigned_.hooks.push_back({.tensor = tensor,
+                               .name = name,
+                               .detail = planned.detail()->str(),
+                               .by_executor = !by_caller && function});
+    if (entry_ != entry) callers_.clear();
+    entry_ = entry;
+    if (by_caller) {
+      callers_ = name;
+    } else if (!function.has_value()) {
+      mistakes_.Add(absl::StrCat("not performed: ", quoted),
+                    absl::StrCat(planned.detail()->str(),
+                                 "; a caller that does so after each refit "
+                                 "names it at bind"),
+                    tensor);
+    } else if (!callers_.empty()) {
+      mistakes_.Add(absl::StrCat("out of order: ", quoted),
+                    absl::StrCat("it comes after \"", callers_,
+                                 "\", which the caller performs; name both"),
+                    tensor);
+    } else if (partly_skipped_[entry]) {
+      mistakes_.Add(absl::StrCat("unsafe: ", quoted),
+                    "no refit writes all of the tensor, and what it leaves "
+                    "alone would be changed again each time; name the hook "
+                    "and perform it",
+                    tensor);
+    } else {
+      Apply(entry, TensorElements(stack), stack.dtype(), *function);
+    }
+  }
+
+  void Apply(uint64_t entry, uint64_t elements, DType dtype,
+             ElementFunction function) {
+    if (elements == 0) return;
+    CopyBatch& batch = assigned_.batch;
+    if (batch.applies.empty() || batch.applies.back().tensor.entry != entry) {
+      batch.applies.push_back(
+          {.tensor = {.entry = entry, .byte_offset = 0, .dtype = dtype},
+           .elements = elements,
+           .functions_begin = static_cast<uint32_t>(batch.functions.size())});
+    }
+    batch.functions.push_back(function);
+    ++batch.applies.back().functions_count;
+  }
+
+  const TensorTable& table_;
+  const absl::Span<const PostHookPerformer> performers_;
+  const std::vector<bool> partly_skipped_;
+  uint64_t entry_ = 0;
+  std::string callers_;  // the last hook of `entry_` that the caller performs
+  Mistakes mistakes_;
+  AssignedHooks assigned_;
+};
+
+}  // namespace
+
+std::optional<ElementFunction> FunctionOfHook(std::string_view name,
+                                              DType dtype) {
+  if (dtype != DType::kBf16 && dtype != DType::kFp16 && dtype != DType::kFp32) {
+    return std::nullopt;
+  }
+  for (const auto& [known, function] : kFunctions) {
+    if (known == name) return function;
+  }
+  return std::nullopt;
+}
+
+AssignedHooks AssignPostHooks(const TensorTable& table,
+                              absl::Span<const PostHookPerformer> performers) {
+  return Assignment(table, performers).Assign();
+}
+
+}  // namespace refit

@@ -1,0 +1,303 @@
+#include "executor/post_hooks.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "executor/device/cast.h"
+#include "plan/enum_text.h"
+#include "refit/host_device.h"
+#include "refit/local_transport.h"
+#include "tests/executor/executor_world.h"
+#include "tests/executor/plan_builder.h"
+
+namespace refit {
+namespace {
+
+constexpr std::chrono::seconds kTimeout(60);
+constexpr int32_t kWorker = 2;  // the first destination rank of ReshardPlan
+
+using Performed = std::vector<std::pair<std::string, std::string>>;
+
+class World : public ExecutorWorld {
+ public:
+  explicit World(const PlanFile& plan)
+      : World(plan, std::make_shared<LocalFabric>(plan.world_size())) {}
+
+  // Binds all ranks, `hooks` on every destination's.
+  std::vector<absl::Status> BindWith(
+      const std::vector<PostHookPerformer>& hooks) {
+    return OnAllRanks([&](int32_t rank) {
+      const absl::Status status = executor(rank).Connect(kTimeout);
+      return status.ok() ? executor(rank).Bind(tensors[rank], kTimeout, hooks)
+                         : status;
+    });
+  }
+
+  // One refit, of sources whose elements are all `value`; the statuses.
+  std::vector<absl::Status> RefitOf(float value) {
+    for (int32_t rank = 0; rank < kWorker; ++rank) {
+      for (BoundTensor& tensor : tensors[rank]) {
+        auto* const elements = static_cast<uint16_t*>(tensor.data);
+        std::fill_n(elements, tensor.size_bytes / 2,
+                    Bf16FromFp32(std::bit_cast<uint32_t>(value)));
+      }
+    }
+    RunOptions options;
+    options.timeout = kTimeout;
+    return OnAllRanks([&](int32_t rank) { return Refit(rank, options); });
+  }
+
+  // The elements of the worker's tensors; they must all be one.
+  float Element(int32_t rank = kWorker) const {
+    const auto element = [](const BoundTensor& tensor, uint64_t i) {
+      return std::bit_cast<float>(
+          Fp32FromBf16(static_cast<const uint16_t*>(tensor.data)[i]));
+    };
+    const float first = element(tensors[rank][0], 0);
+    for (const BoundTensor& tensor : tensors[rank]) {
+      for (uint64_t i = 0; i < tensor.size_bytes / 2; ++i) {
+        EXPECT_EQ(element(tensor, i), first) << tensor.name << " " << i;
+      }
+    }
+    return first;
+  }
+
+ private:
+  World(const PlanFile& plan, const std::shared_ptr<LocalFabric>& fabric)
+      : ExecutorWorld(plan.world_size(), fabric) {
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      AddRank(plan, *fabric->CreateTransport(rank));
+    }
+  }
+};
+
+// The destination ranks' buffer has `hooks`.
+PlanFile PlanWith(std::vector<std::string> hooks, ReshardOptions options = {}) {
+  PlanBuilder plan = ReshardPlan(options);
+  for (size_t rank = kWorker; rank < plan.ranks.size(); ++rank) {
+    plan.buffers[plan.ranks[rank].buffers[0]].post_hooks = hooks;
+  }
+  return plan.Open();
+}
+
+void ExpectOk(const std::vector<absl::Status>& statuses) {
+  for (const absl::Status& status : statuses)
+    ASSERT_TRUE(status.ok()) << status;
+}
+
+TEST(PostHooksTest, ArithmeticOnesAreDoneOnceInEveryRefit) {
+  for (const fb::Mechanism mechanism : fb::EnumValuesMechanism()) {
+    SCOPED_TRACE(EnumText(mechanism));
+    const PlanFile plan =
+        PlanWith({"add-one"}, {.layers = 3, .mechanism = mechanism});
+    World world(plan);
+    ExpectOk(world.BindWith({}));
+    EXPECT_EQ(world.executor(kWorker).refits(), 0);
+    for (uint64_t refit = 1; refit <= 3; ++refit) {
+      ExpectOk(world.RefitOf(static_cast<float>(refit)));
+      EXPECT_EQ(world.Element(), static_cast<float>(refit) + 1);
+      EXPECT_EQ(world.executor(kWorker).refits(), refit);
+      for (const TensorPostHook& hook : world.executor(kWorker).post_hooks()) {
+        EXPECT_TRUE(hook.by_executor);
+        EXPECT_EQ(hook.refit, refit);
+      }
+    }
+  }
+}
+
+TEST(PostHooksTest, OnesOfATensorAreDoneInThePlansOrder) {
+  const PlanFile plan = PlanWith({"add-one", "negative-exp"});
+  World world(plan);
+  ExpectOk(world.BindWith({}));
+  ExpectOk(world.RefitOf(1));
+  EXPECT_EQ(world.Element(), -7.375f);  // -exp(2) = -7.389 in bf16
+}
+
+TEST(PostHooksTest, ARelayPassesOnWhatItWasSent) {
+  PlanBuilder builder = RelayPlan({.replicas = 3, .layers = 5});
+  builder.buffers.push_back(builder.buffers[0]);
+  builder.buffers[1].post_hooks = {"add-one"};
+  for (size_t rank = 1; rank < 4; ++rank) builder.ranks[rank].buffers = {1};
+  const PlanFile plan = builder.Open();
+  World world(plan);
+  ExpectOk(world.BindWith({}));
+  for (int refit = 0; refit < 20; ++refit) {
+    for (BoundTensor& tensor : world.tensors[0]) {
+      std::fill_n(static_cast<uint16_t*>(tensor.data), tensor.size_bytes / 2,
+                  Bf16FromFp32(std::bit_cast<uint32_t>(1.0f * refit)));
+    }
+    ExpectOk(world.OnAllRanks([&](int32_t rank) {
+      return world.Refit(rank, {.timeout = kTimeout, .addresses = {}});
+    }));
+    for (int32_t rank = 1; rank < 4; ++rank) {
+      EXPECT_EQ(world.Element(rank), refit + 1.0f) << rank;
+    }
+  }
+}
+
+TEST(PostHooksTest, OneThatNobodyPerformsIsRefused) {
+  const PlanFile plan = PlanWith({"derive-latent-projections"});
+  World world(plan);
+  const std::vector<absl::Status> refused = world.BindWith({});
+  EXPECT_EQ(refused[kWorker].code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(refused[kWorker].message(),
+            "rank 2 cannot bind, 1 problem\n"
+            "  not performed: post-hook \"derive-latent-projections\" of "
+            "\"model.layers.0.weight\" and of 1 more tensor: for the test; a "
+            "caller that does so after each refit names it at bind");
+  EXPECT_FALSE(refused[0].ok());  // no rank is bound
+  EXPECT_EQ(world.executor(kWorker).state(), ExecutorState::kConnected);
+  ExpectOk(
+      world.BindWith({{.name = "derive-latent-projections", .perform = nullptr},
+                      {.name = "of-another-plan", .perform = nullptr}}));
+}
+
+TEST(PostHooksTest, AnArithmeticOneThatTheCallerNamesIsTheCallers) {
+  const PlanFile plan = PlanWith({"add-one"});
+  World world(plan);
+  ExpectOk(world.BindWith({{.name = "add-one", .perform = nullptr}}));
+  ExpectOk(world.RefitOf(4));
+  EXPECT_EQ(world.Element(), 4);
+  EXPECT_FALSE(world.executor(kWorker).post_hooks()[0].by_executor);
+  EXPECT_EQ(world.executor(kWorker).post_hooks()[0].refit, 0);
+}
+
+TEST(PostHooksTest, TheExecutorsMayNotFollowTheCallers) {
+  const PlanFile plan = PlanWith({"add-one", "negative-exp"});
+  World world(plan);
+  EXPECT_EQ(world.BindWith({{.name = "add-one", .perform = nullptr}})[kWorker]
+                .message(),
+            "rank 2 cannot bind, 1 problem\n"
+            "  out of order: post-hook \"negative-exp\" of "
+            "\"model.layers.0.weight\" and of 1 more tensor: it comes after "
+            "\"add-one\", which the caller performs; name both");
+  ExpectOk(world.BindWith({{.name = "negative-exp", .perform = nullptr}}));
+}
+
+TEST(PostHooksTest, ATensorThatIsWrittenInPartIsNotChangedAgainAndAgain) {
+  const PlanFile plan = PlanWith(
+      {"add-one"}, {.padding = 3, .padding_kind = fb::RegionKind::kSkip});
+  World world(plan);
+  EXPECT_EQ(
+      world.BindWith({})[kWorker].message(),
+      "rank 2 cannot bind, 1 problem\n"
+      "  unsafe: post-hook \"add-one\" of \"model.layers.0.weight\" and of 1 "
+      "more tensor: no refit writes all of the tensor, and what it leaves "
+      "alone "
+      "would be changed again each time; name the hook and perform it");
+}
+
+TEST(PostHooksTest, ADtypeThatNoDeviceComputesWithIsTheCallers) {
+  const PlanFile plan = PlanWith(
+      {"add-one"},
+      {.source_dtype = DType::kInt32, .destination_dtype = DType::kInt32});
+  World world(plan);
+  EXPECT_NE(world.BindWith({})[kWorker].message().find("not performed: "),
+            std::string::npos);
+}
+
+TEST(PostHooksTest, TheCallersFunctionsAreCalledInWaitInThePlansOrder) {
+  const PlanFile plan = PlanWith({"add-one", "publish", "count"});
+  World world(plan);
+  Performed performed;
+  float seen = 0;
+  const auto note = [&](const TensorPostHook& hook, const BoundTensor& tensor) {
+    EXPECT_EQ(hook.tensor, tensor.name);
+    performed.emplace_back(hook.name, hook.tensor);
+    seen = world.Element();
+    return absl::OkStatus();
+  };
+  // On one rank; the other's only counts as performed.
+  ExpectOk(world.OnAllRanks([&](int32_t rank) {
+    const absl::Status status = world.executor(rank).Connect(kTimeout);
+    if (!status.ok()) return status;
+    using Function = decltype(PostHookPerformer::perform);
+    const Function perform = rank == kWorker ? Function(note) : nullptr;
+    return world.executor(rank).Bind(world.tensors[rank], kTimeout,
+                                     {{.name = "count", .perform = perform},
+                                      {.name = "publish", .perform = perform}});
+  }));
+  ExpectOk(world.RefitOf(1));
+  EXPECT_EQ(performed, (Performed{{"publish", "model.layers.0.weight"},
+                                  {"count", "model.layers.0.weight"},
+                                  {"publish", "model.layers.1.weight"},
+                                  {"count", "model.layers.1.weight"}}));
+  EXPECT_EQ(seen, 2);  // the arithmetic one was before
+  for (const TensorPostHook& hook : world.executor(kWorker).post_hooks()) {
+    EXPECT_EQ(hook.refit, 1);
+  }
+}
+
+TEST(PostHooksTest, AFunctionThatFailsLeavesTheRankTorn) {
+  const PlanFile plan = PlanWith({"add-one", "publish"});
+  World world(plan);
+  bool fails = true;
+  int calls = 0;
+  ExpectOk(world.BindWith(
+      {{.name = "publish",
+        .perform = [&](const TensorPostHook& hook, const BoundTensor&) {
+          if (hook.tensor != "model.layers.0.weight") return absl::OkStatus();
+          ++calls;
+          return fails ? absl::InternalError("the disk is full")
+                       : absl::OkStatus();
+        }}}));
+  const std::vector<absl::Status> statuses = world.RefitOf(1);
+  EXPECT_EQ(statuses[kWorker].message(),
+            "rank 2: post-hook \"publish\" of \"model.layers.0.weight\" "
+            "failed: the disk is full");
+  EXPECT_TRUE(statuses[0].ok());
+  EXPECT_EQ(world.executor(kWorker).state(), ExecutorState::kTorn);
+  EXPECT_EQ(world.executor(kWorker).refits(), 0);
+  fails = false;
+  ExpectOk(world.RefitOf(5));
+  EXPECT_EQ(world.executor(kWorker).state(), ExecutorState::kBound);
+  EXPECT_EQ(world.executor(kWorker).refits(), 1);
+  EXPECT_EQ(world.Element(), 6);  // once, not twice
+}
+
+// What a refit that broke off left of its hooks is written over by the next.
+TEST(PostHooksTest, ATornRefitDoesNotApplyTwice) {
+  const PlanFile plan = PlanWith({"add-one"});
+  World world(plan);
+  ExpectOk(world.BindWith({}));
+  ExpectOk(world.RefitOf(1));
+  // The other source writes its rows before it hears of it, or does not.
+  const void* const moved[] = {nullptr, nullptr};
+  const std::vector<absl::Status> statuses =
+      world.OnAllRanks([&](int32_t rank) {
+        RunOptions options;
+        options.timeout = kTimeout;
+        if (rank == 0) options.addresses = moved;
+        return world.Refit(rank, options);
+      });
+  EXPECT_FALSE(statuses[kWorker].ok());
+  EXPECT_EQ(world.executor(kWorker).state(), ExecutorState::kTorn);
+  EXPECT_EQ(world.executor(kWorker).refits(), 1);
+  ExpectOk(world.RefitOf(8));
+  EXPECT_EQ(world.Element(), 9);
+  EXPECT_EQ(world.executor(kWorker).refits(), 2);
+}
+
+TEST(PostHooksTest, TwoRefitsInFlightCountAsTwo) {
+  const PlanFile plan = PlanWith({"add-one"});
+  World world(plan);
+  ExpectOk(world.BindWith({}));
+  ExpectOk(world.OnAllRanks([&](int32_t rank) {
+    absl::Status status = world.executor(rank).Run(nullptr, {});
+    if (status.ok()) status = world.executor(rank).Run(nullptr, {});
+    return status.ok() ? world.executor(rank).Wait() : status;
+  }));
+  EXPECT_EQ(world.executor(kWorker).refits(), 2);
+  EXPECT_EQ(world.executor(kWorker).post_hooks()[0].refit, 2);
+}
+
+}  // namespace
+}  // namespace refit
