@@ -34,6 +34,8 @@ struct RunOfRanksResult {
   uint64_t staging_bytes = 0;       // sum over ranks
   uint64_t peak_staging_bytes = 0;  // of one rank
   uint64_t scratch_bytes = 0;       // sum over ranks
+  // The messages of direct rounds were sent like those of staged ones.
+  bool sends_direct_rounds = false;
 };
 
 // Memory: sources, destinations, staging and scratch of all ranks.

@@ -1,7 +1,9 @@
 #include "runner/host_rank.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "executor/rank_schedule.h"
 #include "refit/ucx_transport.h"
 
 namespace refit {
@@ -67,6 +69,24 @@ absl::StatusOr<CheckResult> HostRank::Check() {
   return check_.Check(tensors_);
 }
 
+namespace {
+
+// What the ranks hold and send because UCX reaches no peer's tensors.
+void MeasureSent(const PlanFile& plan, RunOfRanksResult& result) {
+  result.sends_direct_rounds = HasDirectRounds(plan);
+  result.staging_bytes = 0;
+  result.peak_staging_bytes = 0;
+  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+    const uint64_t staging_bytes =
+        RankSchedule(plan, rank, DirectRounds::kSent).staging_bytes();
+    result.staging_bytes += staging_bytes;
+    result.peak_staging_bytes =
+        std::max(result.peak_staging_bytes, staging_bytes);
+  }
+}
+
+}  // namespace
+
 absl::StatusOr<RunOfRanksResult> RunCheckedOnHost(
     const PlanFile& plan, std::unique_ptr<ControlPlane> control,
     const RunOfRanksOptions& options) {
@@ -74,7 +94,10 @@ absl::StatusOr<RunOfRanksResult> RunCheckedOnHost(
       HostRank::Create(plan, std::move(control), options.timeout,
                        {.time_rounds = options.time_rounds});
   if (!rank.ok()) return rank.status();
-  return RunCheckedRank(plan, **rank, options);
+  absl::StatusOr<RunOfRanksResult> result =
+      RunCheckedRank(plan, **rank, options);
+  if (result.ok()) MeasureSent(plan, *result);
+  return result;
 }
 
 absl::StatusOr<RunOfRanksResult> RunCheckedOnHostThreads(

@@ -72,6 +72,11 @@ std::string SummaryText(const refit::PlanFile& plan,
       refit.seconds, refit.counters.bytes_received,
       refit.counters.messages_received, GigabytesPerSecond(refit),
       result.refits.size());
+  if (result.sends_direct_rounds) {
+    text +=
+        "direct rounds: sent as messages, since UCX reaches no peer's "
+        "tensors\n";
+  }
   text += PostHooksText(result);
   text += absl::StrFormat("staging: at most %d bytes on a rank, %d in all\n",
                           result.peak_staging_bytes, result.staging_bytes);
@@ -112,6 +117,7 @@ std::string SummaryJson(const refit::PlanFile& plan,
         result.check.checked_bytes, result.check.skipped_bytes,
         result.check.wrong_elements);
   }
+  if (result.sends_direct_rounds) text += "  \"sends_direct_rounds\": true,\n";
   text += "  \"post_hooks\": {";
   for (const auto& [name, tensors] : result.post_hooks) {
     text += absl::StrFormat("%s\"%s\": %d", text.back() == '{' ? "" : ", ",

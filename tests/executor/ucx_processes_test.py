@@ -110,8 +110,10 @@ def plans(test):
         "cast": changed(JOB, destination={"layout": "fsdp", "data_parallel": 3, "dtype": "fp32"}),
     }
     for name, job in jobs.items():
-        test.expect_right(test.compile(name, job), ranks_of(job))
-        print(f"{name}: right", flush=True)
+        result = test.expect_right(test.compile(name, job), ranks_of(job))
+        # Told, not hidden.
+        assert result.get("sends_direct_rounds", False) == (name in ("direct", "relays", "cast")), result
+        print(f"{name}: right, {result['peak_staging_bytes']} bytes of staging on a rank", flush=True)
 
 
 def goldens(test):
