@@ -180,9 +180,9 @@ class Executor {
   // must do so together; else it is local to the rank. A refused Bind leaves
   // the earlier one in place.
   //
-  // In direct rounds senders store into their receivers' tensors. A receiver
-  // whose memory a sender cannot map reads that sender's instead; refused if
-  // that cannot be mapped either.
+  // In direct rounds senders store into their receivers' tensors. If a sender
+  // cannot map its receiver's memory, the receiver reads the sender's. Bind is
+  // refused if that cannot be mapped either.
   //
   // `hooks` names the post-hooks that the caller performs. The executor
   // performs arithmetic ones that are not named; any other that is not named is

@@ -367,14 +367,14 @@ refit_status* refit_executor_connect(refit_executor* executor,
  * stay in place until the next bind or the end of the executor; the array need
  * not. A tensor that the plan skips as a whole may be left out.
  *
- * Once bound, a rank binds again when tensors move. The first bind is
- * collective; later ones are if the plan has direct rounds, and are local to
- * the rank if it has none. A refused bind leaves the earlier one in place.
- * Errors: REFIT_INVALID_ARGUMENT (missing, unexpected or duplicate names, wrong
- * dtype, shape or size, memory that overlaps, a post-hook that nobody does: all
- * problems in one message),
- * REFIT_FAILED_PRECONDITION (memory that cannot be shared; wrong state),
- * REFIT_ABORTED (another rank was refused), REFIT_DEADLINE_EXCEEDED. */
+ * Bind again when tensors move. The first bind is collective. Later ones are
+ * collective if the plan has direct rounds, and local to the rank if it has
+ * none. A refused bind leaves the earlier one in place. Errors:
+ * REFIT_INVALID_ARGUMENT (missing, unexpected or duplicate names, wrong dtype,
+ * shape or size, memory that overlaps, a post-hook that nobody does: all
+ * problems in one message), REFIT_FAILED_PRECONDITION (memory that cannot be
+ * shared; wrong state), REFIT_ABORTED (another rank was refused),
+ * REFIT_DEADLINE_EXCEEDED. */
 refit_status* refit_executor_bind(refit_executor* executor,
                                   const refit_tensor* tensors, size_t count,
                                   int64_t timeout_ms);
