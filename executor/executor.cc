@@ -1,6 +1,8 @@
 #include "refit/executor.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +14,7 @@
 #include "executor/rank_schedule.h"
 #include "executor/refit_enqueuer.h"
 #include "executor/round_copies.h"
+#include "executor/waiting.h"
 #include "plan/scratch_windows.h"
 
 namespace refit {
@@ -54,6 +57,14 @@ absl::Status OutOfOrder(int32_t rank, const std::string& call,
   return absl::FailedPreconditionError(
       absl::StrCat("rank ", rank, ": ", call, " while ",
                    std::string(ExecutorStateName(state)), ": ", first()));
+}
+
+std::vector<std::string> NotRecorded(const absl::Status& recorded) {
+  if (recorded.ok()) return {};
+  return {absl::StrCat(
+      "the rounds are enqueued one by one, since they could not be recorded as "
+      "a graph: ",
+      recorded.message())};
 }
 
 }  // namespace
@@ -164,7 +175,6 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
   }
   const Deadline deadline = DeadlineAfter(timeout);
   enqueuer_->DropGraph();
-  has_run_ = false;
   absl::Status made;
   if (!again) {
     made = enqueuer_->CreateStreams();
@@ -183,6 +193,7 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
       options_.transport->Connect(record, schedule_->Edges(), deadline);
   if (!made.ok()) return WithRank(made, options_.rank);
   if (!connected.ok()) return WithRank(connected, options_.rank);
+  SetNotices(NoticeKind::kHosts, options_.transport->notices());
   if (!again) state_ = ExecutorState::kConnected;
   return absl::OkStatus();
 }
@@ -245,6 +256,49 @@ absl::Status Executor::WithPulls(const absl::Status& status) const {
   return absl::AbortedError(absl::StrCat(
       status.message(), " (rank ", receiver, " was to read tensors of rank ",
       options_.rank, ", which cannot map its: ", why, ")"));
+}
+
+void Executor::SetNotices(NoticeKind kind,
+                          const std::vector<std::string>& texts) {
+  std::erase_if(notices_, [&](const Notice& n) { return n.kind == kind; });
+  auto place = std::find_if(notices_.begin(), notices_.end(),
+                            [&](const Notice& n) { return n.kind > kind; });
+  for (const std::string& text : texts) {
+    place = std::next(notices_.insert(place, {.kind = kind, .text = text}));
+  }
+}
+
+void Executor::NoticeBound() {
+  std::vector<std::string> pulls;
+  std::map<std::string, std::vector<int32_t>> receivers;  // by reason
+  for (const auto& [receiver, why] : bound_->peers.pulled_by) {
+    receivers[why].push_back(receiver);
+  }
+  for (const auto& [why, ranks] : receivers) {
+    pulls.push_back(
+        absl::StrCat(RanksText(ranks), ranks.size() == 1 ? " reads" : " read",
+                     " the tensors of rank ", options_.rank,
+                     ", which cannot map theirs to store there: ", why));
+  }
+  if (const std::vector<int32_t> senders = pulls_from(); !senders.empty()) {
+    pulls.push_back(absl::StrCat(
+        "rank ", options_.rank, " reads the tensors of ", RanksText(senders),
+        ", which cannot map its own; the senders' notices say why"));
+  }
+  SetNotices(NoticeKind::kPull, pulls);
+  std::vector<std::string> unwatched;
+  if (bound_->memory != nullptr) {
+    const std::vector<size_t> ranges = bound_->memory->Unwatched();
+    if (!ranges.empty()) {
+      unwatched.push_back(absl::StrCat(
+          "the memory of \"", bound_->tensors[ranges.front()].name, "\"",
+          ranges.size() == 1
+              ? std::string()
+              : absl::StrCat(" and ", ranges.size() - 1, " more tensors"),
+          " is of a kind whose free Run does not notice"));
+    }
+  }
+  SetNotices(NoticeKind::kUnwatched, unwatched);
 }
 
 std::vector<int32_t> Executor::pulls_from() const {
@@ -314,6 +368,7 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
     assigned.hooks[i].refit = post_hooks_[i].refit;
   }
   post_hooks_ = std::move(assigned.hooks);
+  NoticeBound();
   if (first) state_ = ExecutorState::kBound;
   return absl::OkStatus();
 }
@@ -331,9 +386,6 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
         " addresses, Bind ", bound_->addresses.size(), " tensors"));
   }
   const Deadline deadline = DeadlineAfter(options.timeout);
-  if (has_run_ && state_ == ExecutorState::kBound) {
-    enqueuer_->Record(stream, deadline);
-  }
   const bool in_flight = state_ == ExecutorState::kRunning;
   state_ = ExecutorState::kTorn;
   rounds_.clear();
@@ -363,8 +415,12 @@ absl::Status Executor::Wait() {
   if (state_ != ExecutorState::kRunning) {
     return OutOfOrder(options_.rank, "Wait", state_);
   }
-  absl::Status status = options_.transport->Wait();
-  has_run_ |= status.ok();
+  absl::Status status = options_.transport->AwaitOwnEnd();
+  if (status.ok()) {
+    enqueuer_->Record();
+    SetNotices(NoticeKind::kNotRecorded, NotRecorded(enqueuer_->recorded()));
+    status = options_.transport->Wait();
+  }
   if (status.ok()) {
     // A device whose timers fail may have failed in other ways.
     absl::StatusOr<std::vector<RoundMeasurement>> measured =

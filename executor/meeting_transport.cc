@@ -41,9 +41,10 @@ class MeetingTransport : public Transport {
   // Asked before the ranks meet.
   bool ReachesPeerMemory() const override { return wire_ == Wire::kNccl; }
   Fence* fence() override { return met_->fence(); }
-  void BeginRecording(Deadline deadline) override {
-    met_->BeginRecording(deadline);
+  std::vector<std::string> notices() const override {
+    return met_ == nullptr ? std::vector<std::string>() : met_->notices();
   }
+  void BeginRecording() override { met_->BeginRecording(); }
   void OnBreak(std::function<void()> callback) override {
     on_break_ = std::move(callback);
   }
@@ -57,6 +58,7 @@ class MeetingTransport : public Transport {
   absl::Status EndRefit(Stream stream) override {
     return met_->EndRefit(stream);
   }
+  absl::Status AwaitOwnEnd() override { return met_->AwaitOwnEnd(); }
   absl::Status Wait() override { return met_->Wait(); }
   void Abort(const absl::Status& status) override { met_->Abort(status); }
 

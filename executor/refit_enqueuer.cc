@@ -96,15 +96,13 @@ void RefitEnqueuer::DropGraph() {
   is_recorded_ = false;
 }
 
-void RefitEnqueuer::Record(Stream stream, Deadline deadline) {
-  if (!records_ || is_recorded_) return;
-  // One that the caller records is none to measure by.
-  const absl::StatusOr<bool> capturing = device_.IsCapturing(stream);
-  if (!capturing.ok() || *capturing) return;
+void RefitEnqueuer::Record() {
+  if (!records_ || is_recorded_ || is_captured_ || !recorded_.ok()) return;
   is_recorded_ = true;
-  transport_.BeginRecording(deadline);
+  transport_.BeginRecording();
   absl::StatusOr<std::unique_ptr<DeviceGraph>> graph =
       device_.Record([&](Stream recorded) { return EnqueueRounds(recorded); });
+  recorded_ = graph.status();
   if (graph.ok()) graph_->Set(*std::move(graph));
 }
 
@@ -112,7 +110,8 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream, bool in_flight) {
   counters_ = {};
   const absl::StatusOr<bool> capturing = device_.IsCapturing(stream);
   if (!capturing.ok()) return capturing.status();
-  is_timed_ = times_rounds_ && !*capturing;
+  is_captured_ = *capturing;
+  is_timed_ = times_rounds_ && !is_captured_;
   absl::Status status;
   // They use the same staging. A graph may not wait for what is outside of it.
   if (in_flight && !*capturing) status = ended_->Await(stream);

@@ -44,10 +44,13 @@ class RefitEnqueuer {
 
   // Records the rounds as a graph, which Enqueue launches from then on: once
   // after each Bind or DropGraph, and where a graph is worth it. What cannot be
-  // recorded is enqueued as before. Only while no refit is under way, since
-  // nobody could break off what is recorded; and after one, which made what
-  // NCCL makes at first use.
-  void Record(Stream stream, Deadline deadline);
+  // recorded is enqueued as before. Between the transport's AwaitOwnEnd and
+  // Wait, of a refit that was not captured: it made what NCCL makes at first
+  // use.
+  void Record();
+  // Why Record recorded nothing, where it should have. It does not try again: a
+  // recording that fails may cost a Connect.
+  const absl::Status& recorded() const { return recorded_; }
   // The transport is connected anew.
   void DropGraph();
 
@@ -100,9 +103,11 @@ class RefitEnqueuer {
   // The transport drops it, possibly after this enqueuer's end.
   const std::shared_ptr<RefitGraph> graph_;
   bool is_recorded_ = false;  // or cannot be
+  absl::Status recorded_;     // how that went
 
   size_t quantises_enqueued_ = 0;  // of the refit that is being enqueued
   bool is_timed_ = false;          // the last refit
+  bool is_captured_ = false;       // likewise
   RunCounters counters_;
 };
 

@@ -18,6 +18,9 @@ static_assert(REFIT_ROUTE_LOCAL == static_cast<int>(fb::Route::kLocal));
 static_assert(REFIT_ROUTE_NETWORK == static_cast<int>(fb::Route::kNetwork));
 static_assert(REFIT_MECHANISM_DIRECT ==
               static_cast<int>(fb::Mechanism::kDirect));
+static_assert(REFIT_NOTICE_HOSTS == static_cast<int>(NoticeKind::kHosts));
+static_assert(REFIT_NOTICE_NOT_RECORDED ==
+              static_cast<int>(NoticeKind::kNotRecorded));
 static_assert(REFIT_STATE_LOADED == static_cast<int>(ExecutorState::kLoaded));
 static_assert(REFIT_STATE_CLOSED == static_cast<int>(ExecutorState::kClosed));
 
@@ -270,6 +273,13 @@ refit_counters ToC(const RunCounters& counters) {
   };
 }
 
+refit_notice ToC(const Notice& notice) {
+  return {.struct_size = sizeof(refit_notice),
+          .kind = static_cast<refit_notice_kind>(notice.kind),
+          .reserved = 0,
+          .text = notice.text.c_str()};
+}
+
 refit_round ToC(const RoundMeasurement& round) {
   return {.struct_size = sizeof(refit_round),
           .round = round.round,
@@ -459,6 +469,12 @@ refit_status* refit_executor_visit_rounds(const refit_executor* executor,
                                           refit_round_visitor visit,
                                           void* context) {
   return refit::VisitEach(executor, &refit::Executor::rounds, visit, context);
+}
+
+refit_status* refit_executor_visit_notices(const refit_executor* executor,
+                                           refit_notice_visitor visit,
+                                           void* context) {
+  return refit::VisitEach(executor, &refit::Executor::notices, visit, context);
 }
 
 void refit_executor_close(refit_executor* executor) {

@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "executor/device/host_identity.h"
 #include "executor/transport/gathered_structs.h"
+#include "executor/transport/host_comparison.h"
 #include "executor/waiting.h"
 
 namespace refit {
@@ -89,6 +91,9 @@ absl::StatusOr<NcclLinks> NcclConnector::Connect(absl::Span<const Edge> edges) {
   const bool has_world = any(everyone, &Uses::world);
 
   NcclLinks links;
+  absl::StatusOr<std::vector<std::string>> notices = CheckHosts(edges);
+  if (!notices.ok()) return notices.status();
+  links.notices = *std::move(notices);
   if (has_domains || has_world) {
     absl::Status status = AgreeOnVersion(has_domain || has_world);
     if (!status.ok()) return status;
@@ -158,6 +163,33 @@ absl::Status NcclConnector::CheckEdges(absl::Span<const Edge> edges) const {
                      "host"));
   }
   return absl::OkStatus();
+}
+
+// The plan's hosts against those that ranks run on. An error where this rank's
+// direct rounds would cross hosts, which nothing can map memory over; else what
+// differs is for the user to know: staged rounds are right wherever ranks are.
+absl::StatusOr<std::vector<std::string>> NcclConnector::CheckHosts(
+    absl::Span<const Edge> edges) {
+  const absl::StatusOr<std::vector<std::string>> real =
+      control_.AllGather(host_, "comparing hosts", deadline_);
+  if (!real.ok()) return real.status();
+  const absl::StatusOr<std::vector<std::string>> names =
+      control_.AllGather(ThisHostName(), "naming hosts", deadline_);
+  if (!names.ok()) return names.status();
+  std::vector<std::string> notices = CompareHosts(hosts_, *real, *names);
+  absl::Status status;
+  for (const Edge& edge : edges) {
+    const std::string& theirs = (*real)[static_cast<size_t>(edge.peer)];
+    if (IsStaged(edge) || theirs == host_) continue;
+    // The plan has both on one host, so there is a line on it.
+    status = absl::FailedPreconditionError(absl::StrCat(
+        "the plan stores directly between rank ", rank(), " and rank ",
+        edge.peer, ", which run on different hosts: ", notices.front()));
+    break;
+  }
+  status = Agree(status, "comparing hosts");
+  if (!status.ok()) return status;
+  return notices;
 }
 
 // Loads NCCL on the ranks that take part, and compares its versions there.

@@ -24,18 +24,22 @@ struct NcclLinks {
   std::unique_ptr<NcclCommunicator> domain;
   std::unique_ptr<NcclCommunicator> world;
   std::unique_ptr<DeviceFence> fence;
+  std::vector<std::string> notices;  // Transport::notices
 };
 
 // For one Connect, in one step of the control plane.
 class NcclConnector {
  public:
-  // `api` is loaded if this rank needs it; it must outlive the links.
+  // `hosts` are the plan's, `host` is what this rank really runs on. `api` is
+  // loaded if this rank needs it; it must outlive the links.
   NcclConnector(ControlPlane& control, Device& device,
-                absl::Span<const uint32_t> hosts, std::optional<nccl::Api>& api,
-                Deadline deadline, Interruption interruption)
+                absl::Span<const uint32_t> hosts, std::string host,
+                std::optional<nccl::Api>& api, Deadline deadline,
+                Interruption interruption)
       : control_(control),
         device_(device),
         hosts_(hosts),
+        host_(std::move(host)),
         api_(api),
         deadline_(deadline),
         interruption_(std::move(interruption)) {}
@@ -66,6 +70,8 @@ class NcclConnector {
                                              const char* what);
   absl::Status Agree(const absl::Status& mine, const char* what);
   absl::Status CheckEdges(absl::Span<const Edge> edges) const;
+  absl::StatusOr<std::vector<std::string>> CheckHosts(
+      absl::Span<const Edge> edges);
   absl::Status AgreeOnVersion(bool takes_part);
   absl::Status Encrypt();
   absl::StatusOr<std::unique_ptr<NcclCommunicator>> CreateCommunicator(
@@ -87,6 +93,7 @@ class NcclConnector {
   ControlPlane& control_;
   Device& device_;
   const absl::Span<const uint32_t> hosts_;  // by rank
+  const std::string host_;                  // this rank's
   std::optional<nccl::Api>& api_;
   const Deadline deadline_;
   const Interruption interruption_;

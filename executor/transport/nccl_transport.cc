@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -10,33 +11,26 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "executor/device/host_identity.h"
 #include "executor/transport/enqueued_rounds.h"
 #include "executor/transport/gathered_structs.h"
 #include "executor/transport/handshake.h"
 #include "executor/transport/nccl_api.h"
 #include "executor/transport/nccl_communicator.h"
 #include "executor/transport/nccl_connector.h"
-#include "executor/waiting.h"
+#include "executor/transport/refit_supervisor.h"
 
 namespace refit {
 namespace {
-
-// How often the watchdog looks at a refit that is under way, and Wait at its
-// end.
-constexpr std::chrono::milliseconds kWatchPause(5);
-constexpr std::chrono::microseconds kWaitPause(20);
-
-// How long Wait polls without a pause: the end of a small refit should not be
-// missed by the tens of microseconds that a pause takes.
-constexpr std::chrono::milliseconds kWaitWithoutPause(2);
 
 // A rank that is done waits for the others for so long after the deadline: the
 // word of one that hangs, which says where, is on its way then.
 constexpr std::chrono::milliseconds kLastWords(250);
 
 // How long kernels have to end after an abort, before graphs that hold them are
-// dropped all the same.
+// dropped all the same; and how often that is looked at.
 constexpr std::chrono::seconds kStopTime(2);
+constexpr std::chrono::milliseconds kStopPause(5);
 
 Deadline Now() { return std::chrono::steady_clock::now(); }
 
@@ -51,17 +45,82 @@ absl::Status InPlace(const absl::Status& status, const std::string& place) {
                       absl::StrCat(place, ": ", status.message()));
 }
 
+// A thread that aborts a communicator when it is told to. Made while nothing
+// has failed: who aborts may be unable to make threads.
+class AbortThread {
+ public:
+  static absl::StatusOr<std::unique_ptr<AbortThread>> Start(Device& device) {
+    auto made = std::make_unique<AbortThread>();
+    try {
+      made->thread_ = std::thread(&AbortThread::Loop, made.get(), &device);
+    } catch (const std::system_error& error) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "cannot start a thread for NCCL's aborts: ", error.what()));
+    }
+    return made;
+  }
+  ~AbortThread() {
+    Set([this] { is_closing_ = true; });
+    if (thread_.joinable()) thread_.join();
+  }
+
+  void Begin(NcclCommunicator* communicator) {
+    Set([&] { communicator_ = communicator; });
+  }
+  // Returns when what was begun is over.
+  void Await() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return communicator_ == nullptr; });
+  }
+
+ private:
+  template <typename Change>
+  void Set(Change change) {
+    {
+      std::lock_guard lock(mutex_);
+      change();
+    }
+    changed_.notify_all();
+  }
+  void Loop(Device* device) {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock,
+                    [&] { return is_closing_ || communicator_ != nullptr; });
+      if (communicator_ == nullptr) return;
+      lock.unlock();
+      (void)device->MakeCurrent();
+      communicator_->Abort();
+      lock.lock();
+      communicator_ = nullptr;
+      changed_.notify_all();
+    }
+  }
+
+  std::thread thread_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_closing_ = false;
+  NcclCommunicator* communicator_ = nullptr;  // to abort
+};
+
 }  // namespace
 
-// A refit is under way (`running_`) until Wait has seen its end. If it fails,
-// on this rank or, as the control plane's thread hears, on another one, the
-// watchdog stops it: only then do the calls of this rank return, and the next
-// step begins.
+// The supervisor knows how far a refit is. If it fails, on this rank or, as the
+// control plane's thread hears, on another one, the supervisor's thread stops
+// it: only then do the calls of this rank return, and the next step begins.
 class NcclTransport : public Transport, private Fence {
  public:
-  explicit NcclTransport(NcclOptions options) : options_(std::move(options)) {
-    control().OnAbort(
-        [this](uint64_t step, const absl::Status& s) { Hear(step, s); });
+  explicit NcclTransport(NcclOptions options)
+      : options_(std::move(options)),
+        supervisor_(
+            {.begin_step = [this] { return control().BeginStep(); },
+             .tell = [this](const absl::Status& s) { control().Abort(s); },
+             .probe = [this](bool is_enqueued) { return Probe(is_enqueued); },
+             .stop = [this](bool is_enqueued) { StopWork(is_enqueued); }}) {
+    control().OnAbort([this](uint64_t step, const absl::Status& s) {
+      supervisor_.Hear(step, s);
+    });
   }
   ~NcclTransport() override;
 
@@ -77,7 +136,8 @@ class NcclTransport : public Transport, private Fence {
                                                  absl::Span<const int32_t> from,
                                                  Deadline deadline) override;
   Fence* fence() override { return links_.fence == nullptr ? nullptr : this; }
-  void BeginRecording(Deadline deadline) override;
+  std::vector<std::string> notices() const override { return links_.notices; }
+  void BeginRecording() override;
   void OnBreak(std::function<void()> callback) override {
     on_break_ = std::move(callback);
   }
@@ -85,12 +145,11 @@ class NcclTransport : public Transport, private Fence {
   absl::Status Exchange(const ExchangeRound& round, Stream stream) override;
   void Replay() override;
   absl::Status EndRefit(Stream stream) override;
+  absl::Status AwaitOwnEnd() override { return supervisor_.AwaitOver(); }
   absl::Status Wait() override;
-  void Abort(const absl::Status& status) override;
+  void Abort(const absl::Status& status) override { supervisor_.Abort(status); }
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
-
   // Of the fence of its links, with what failed the refit if that ended it.
   absl::Status Grant(absl::Span<const int32_t> movers, Stream s) override {
     return Outcome(links_.fence->Grant(movers, s));
@@ -111,174 +170,68 @@ class NcclTransport : public Transport, private Fence {
 
   ControlPlane& control() { return *options_.control; }
   Device& device() { return *options_.device; }
-  void BeginStep();
+  absl::Status MakeTools();
   absl::Status MakeLinks(absl::Span<const Edge> edges, Deadline deadline);
   absl::StatusOr<size_t> AddEnqueued(const ExchangeRound& round);
   absl::Status Issue(const ExchangeRound& round, Stream stream);
-  absl::Status Outcome(const absl::Status& status);
-
-  // The failure of the step this rank is in, or OK.
-  absl::Status failure();
-  void Hear(uint64_t step, const absl::Status& status);
-  // The following are called with mutex_ held; those that take the lock let go
-  // of it meanwhile.
-  void SetFailure(const absl::Status& status);
-  void TellFailure(Lock& lock);
-  void Tell(Lock& lock, absl::Status status);
-  void AwaitStopped(Lock& lock);
-  void StopWork(Lock& lock);
-  void CheckProgress();
+  absl::Status Outcome(const absl::Status& status) {
+    return status.ok() ? status : supervisor_.Fail(status);
+  }
+  absl::StatusOr<bool> Probe(bool is_enqueued);
+  void StopWork(bool is_enqueued);
   absl::Status AsyncError();
   std::string Unfinished();
-
-  void Watch();
 
   NcclOptions options_;
   std::optional<nccl::Api> api_;
 
   // Made by Connect, when nothing is running. Used by the rank's thread and,
-  // while a refit is running, by the watchdog.
+  // while a refit is under way, by the supervisor's.
   NcclLinks links_;
+  bool has_tools_ = false;
+  std::unique_ptr<AbortThread> domain_abort_;
+  std::unique_ptr<AbortThread> world_abort_;
   std::unique_ptr<DeviceEvent> ended_;
   std::function<void()> on_break_;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::thread watchdog_;
-  // All below is guarded by mutex_.
-  bool closing_ = false;
-  bool running_ = false;       // from BeginRefit until Wait, or until stopped
-  bool all_enqueued_ = false;  // of the refit that is running
-  bool over_ = false;          // on this rank
-  bool broken_ = true;         // until Connect, and after work was stopped
-  Deadline deadline_;          // of the refit
-  EnqueuedRounds enqueued_;    // but for MarkEnd
+  // The rank's thread: since BeginRecording, until Wait, and how it goes.
+  bool is_recording_ = false;
+  absl::Status recording_;
 
-  uint64_t step_ = 0;           // this rank is in
-  bool between_steps_ = false;  // nobody may fail then
-  absl::Status failure_;        // of the step
-  // All ranks are asked whether the refit is over: what they answer together is
-  // how it ended, whoever fails meanwhile.
-  bool deciding_ = false;
-  bool untold_ = false;  // the others have yet to hear of failure_
-  int telling_ = 0;      // threads that are telling them
-  // What the control plane said last; it may be ahead of step_.
-  uint64_t heard_step_ = 0;
-  absl::Status heard_;
+  std::mutex mutex_;
+  Deadline deadline_;        // of the refit; guarded by mutex_
+  EnqueuedRounds enqueued_;  // guarded by mutex_, but for MarkEnd
+
+  RefitSupervisor supervisor_;  // ends before what it uses
 };
 
 NcclTransport::~NcclTransport() {
-  {
-    std::lock_guard lock(mutex_);
-    closing_ = true;
-  }
-  changed_.notify_all();
-  if (watchdog_.joinable()) watchdog_.join();
-  {
-    // Freeing what a waiting kernel uses would wait for it.
-    Lock lock(mutex_);
-    if (running_) StopWork(lock);
-  }
+  // Freeing what a waiting kernel uses would wait for it.
+  supervisor_.Close();
   // Before anything that its callback touches is gone.
   options_.control.reset();
 }
 
-absl::Status NcclTransport::failure() {
-  std::lock_guard lock(mutex_);
-  return failure_;
-}
-
-// A failure is told, and what it ends has ended, in the step that it is of.
-void NcclTransport::BeginStep() {
-  {
-    Lock lock(mutex_);
-    changed_.wait(
-        lock, [&] { return telling_ == 0 && (!running_ || failure_.ok()); });
-  }
-  const uint64_t step = control().BeginStep();
-  std::lock_guard lock(mutex_);
-  step_ = step;
-  failure_ = heard_step_ == step ? heard_ : absl::OkStatus();
-  untold_ = false;
-}
-
-void NcclTransport::Hear(uint64_t step, const absl::Status& status) {
-  {
-    std::lock_guard lock(mutex_);
-    heard_step_ = step;
-    heard_ = status;
-    // A later step's is taken up by BeginStep.
-    if (step == step_ && !deciding_ && failure_.ok()) failure_ = status;
-  }
-  changed_.notify_all();
-}
-
-// The first failure of a step counts.
-void NcclTransport::SetFailure(const absl::Status& status) {
-  if (!failure_.ok()) return;
-  failure_ = status;
-  untold_ = true;
-  changed_.notify_all();
-}
-
-void NcclTransport::TellFailure(Lock& lock) {
-  if (std::exchange(untold_, false)) Tell(lock, failure_);
-}
-
-void NcclTransport::Tell(Lock& lock, absl::Status status) {
-  ++telling_;
-  lock.unlock();
-  control().Abort(status);
-  lock.lock();
-  --telling_;
-  changed_.notify_all();
-}
-
-// What is under way ends first, so that the caller may free memory.
-void NcclTransport::AwaitStopped(Lock& lock) {
-  TellFailure(lock);
-  changed_.wait(lock, [&] { return !running_; });
-}
-
-void NcclTransport::Abort(const absl::Status& status) {
-  Lock lock(mutex_);
-  changed_.wait(lock, [&] { return !between_steps_; });
-  // The control plane's word counts for all ranks, here too.
-  if (deciding_) return Tell(lock, status);
-  SetFailure(status);
-  TellFailure(lock);
-}
-
-// Ends kernels that wait for peers. On the watchdog, or when it is gone.
-void NcclTransport::StopWork(Lock& lock) {
-  const bool is_enqueued = all_enqueued_;
-  lock.unlock();
+// Ends kernels that wait for peers. On the supervisor's thread, or when it is
+// gone.
+void NcclTransport::StopWork(bool is_enqueued) {
   if (links_.fence != nullptr) links_.fence->Abort();
   // Both at once: an abort waits for the kernels of its communicator, which may
   // stand behind the other's, on one stream or in one graph.
-  std::vector<std::thread> aborts;
-  for (NcclCommunicator* communicator :
-       {links_.domain.get(), links_.world.get()}) {
-    if (communicator == nullptr) continue;
-    aborts.emplace_back([this, communicator] {
-      (void)device().MakeCurrent();
-      communicator->Abort();
-    });
-  }
+  if (links_.domain != nullptr) domain_abort_->Begin(links_.domain.get());
+  if (links_.world != nullptr) world_abort_->Begin(links_.world.get());
   // An abort waits for graphs too: they are dropped once their kernels have
   // ended, or seem never to.
+  const bool aborts = links_.domain != nullptr || links_.world != nullptr;
   const Deadline limit = Now() + kStopTime;
-  while (is_enqueued && !aborts.empty() && Now() < limit) {
+  while (is_enqueued && aborts && Now() < limit) {
     const absl::StatusOr<bool> reached = ended_->Reached();
     if (!reached.ok() || *reached) break;
-    std::this_thread::sleep_for(kWatchPause);
+    std::this_thread::sleep_for(kStopPause);
   }
   if (on_break_) on_break_();
-  for (std::thread& abort : aborts) abort.join();
-  lock.lock();
-  running_ = false;
-  broken_ = true;
-  changed_.notify_all();
+  domain_abort_->Await();
+  world_abort_->Await();
 }
 
 absl::Status NcclTransport::AsyncError() {
@@ -291,41 +244,19 @@ absl::Status NcclTransport::AsyncError() {
   return absl::OkStatus();
 }
 
-// Sets over_ or failure_, if it has come to that.
-void NcclTransport::CheckProgress() {
+absl::StatusOr<bool> NcclTransport::Probe(bool is_enqueued) {
+  std::lock_guard lock(mutex_);
   if (absl::Status error = AsyncError(); !error.ok()) {
-    return SetFailure(InPlace(error, Unfinished()));
+    return InPlace(error, Unfinished());
   }
-  if (all_enqueued_) {
+  if (is_enqueued) {
     const absl::StatusOr<bool> reached = ended_->Reached();
-    if (!reached.ok()) {
-      return SetFailure(InPlace(reached.status(), Unfinished()));
-    }
-    over_ = *reached;
+    if (!reached.ok()) return InPlace(reached.status(), Unfinished());
+    if (*reached) return true;
   }
-  if (!over_ && Now() > deadline_) {
-    SetFailure(absl::DeadlineExceededError(
-        absl::StrCat(Unfinished(), " did not end before the deadline")));
-  }
-}
-
-void NcclTransport::Watch() {
-  Lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [&] {
-      return closing_ ||
-             (running_ && !between_steps_ && (!over_ || !failure_.ok()));
-    });
-    if (closing_) return;
-    if (failure_.ok()) CheckProgress();
-    if (failure_.ok()) {
-      changed_.wait_for(lock, kWatchPause);
-      continue;
-    }
-    // Told first, since the others wait for what is aborted here.
-    TellFailure(lock);
-    StopWork(lock);
-  }
+  if (Now() <= deadline_) return false;
+  return absl::DeadlineExceededError(
+      absl::StrCat(Unfinished(), " did not end before the deadline"));
 }
 
 // What the refit waits for.
@@ -343,21 +274,33 @@ std::string NcclTransport::Unfinished() {
   return enqueued_.Unfinished().value_or("the refit");
 }
 
+// What this rank alone makes, once.
+absl::Status NcclTransport::MakeTools() {
+  absl::Status status = device().MakeCurrent();
+  if (!status.ok() || has_tools_) return status;
+  const auto make = [&](auto& target, auto made) {
+    if (made.ok()) target = *std::move(made);
+    status.Update(made.status());
+  };
+  status.Update(supervisor_.Start());
+  make(domain_abort_, AbortThread::Start(device()));
+  make(world_abort_, AbortThread::Start(device()));
+  make(ended_, device().CreateEvent());
+  status.Update(enqueued_.CreateProgress(device()));
+  has_tools_ = status.ok();
+  return status;
+}
+
 absl::Status NcclTransport::MakeLinks(absl::Span<const Edge> edges,
                                       Deadline deadline) {
-  absl::Status status = device().MakeCurrent();
-  if (status.ok() && ended_ == nullptr) {
-    absl::StatusOr<std::unique_ptr<DeviceEvent>> event = device().CreateEvent();
-    status = event.status();
-    if (event.ok()) ended_ = *std::move(event);
-    status.Update(enqueued_.CreateProgress(device()));
-  }
-  if (!status.ok()) {
+  if (absl::Status status = MakeTools(); !status.ok()) {
     control().Abort(status);
     return status;
   }
-  NcclConnector connector(control(), device(), options_.hosts, api_, deadline,
-                          [this] { return failure(); });
+  NcclConnector connector(control(), device(), options_.hosts,
+                          options_.host.empty() ? ThisHost() : options_.host,
+                          api_, deadline,
+                          [this] { return supervisor_.failure(); });
   absl::StatusOr<NcclLinks> links = connector.Connect(edges);
   if (!links.ok()) return links.status();
   links_ = *std::move(links);
@@ -367,14 +310,7 @@ absl::Status NcclTransport::MakeLinks(absl::Span<const Edge> edges,
 absl::Status NcclTransport::Connect(const HandshakeRecord& record,
                                     absl::Span<const Edge> edges,
                                     Deadline deadline) {
-  {
-    Lock lock(mutex_);
-    if (running_) {
-      SetFailure(absl::CancelledError("connecting anew"));
-      AwaitStopped(lock);
-    }
-    broken_ = true;
-  }
+  supervisor_.Disconnect();
   links_.domain.reset();
   links_.world.reset();
   absl::Status status = Handshake(record, deadline);
@@ -382,16 +318,13 @@ absl::Status NcclTransport::Connect(const HandshakeRecord& record,
   // Not earlier: until all are here, a peer may still signal to this fence.
   links_.fence.reset();
   status = MakeLinks(edges, deadline);
-  if (!status.ok()) return status;
-  std::lock_guard lock(mutex_);
-  broken_ = false;
-  if (!watchdog_.joinable()) watchdog_ = std::thread([this] { Watch(); });
-  return absl::OkStatus();
+  if (status.ok()) supervisor_.Connected();
+  return status;
 }
 
 absl::Status NcclTransport::Handshake(const HandshakeRecord& record,
                                       Deadline deadline) {
-  BeginStep();
+  supervisor_.Enter();
   const absl::StatusOr<std::vector<HandshakeRecord>> records =
       GatherStructs(control(), record, "handshake", deadline);
   return records.ok() ? CompareRecords(*records) : records.status();
@@ -400,31 +333,22 @@ absl::Status NcclTransport::Handshake(const HandshakeRecord& record,
 absl::StatusOr<std::vector<std::string>> NcclTransport::Share(
     std::string_view mine, absl::Span<const int32_t> to,
     absl::Span<const int32_t> from, Deadline deadline) {
-  BeginStep();
+  supervisor_.Enter();
   return control().Exchange(mine, to, from, "sharing", deadline);
 }
 
-void NcclTransport::BeginRecording(Deadline deadline) {
+void NcclTransport::BeginRecording() {
+  is_recording_ = true;
   std::lock_guard lock(mutex_);
-  deadline_ = deadline;
   enqueued_.Forget();
 }
 
 absl::Status NcclTransport::BeginRefit(Deadline deadline) {
-  BeginStep();
-  std::lock_guard lock(mutex_);
-  if (broken_) {
-    return absl::FailedPreconditionError(
-        "the transport is not connected, or a refit failed since: Connect "
-        "makes it whole");
-  }
-  running_ = true;
-  all_enqueued_ = false;
-  over_ = false;
-  deadline_ = deadline;
-  enqueued_.Restart();
-  changed_.notify_all();
-  return absl::OkStatus();
+  return supervisor_.BeginRefit([&] {
+    std::lock_guard lock(mutex_);
+    deadline_ = deadline;
+    enqueued_.Restart();
+  });
 }
 
 void NcclTransport::Replay() {
@@ -435,21 +359,13 @@ void NcclTransport::Replay() {
 absl::Status NcclTransport::Exchange(const ExchangeRound& round,
                                      Stream stream) {
   if (round.operations.empty()) return absl::OkStatus();
-  const absl::Status status = Outcome(Issue(round, stream));
+  absl::Status status = Issue(round, stream);
+  // Wait fails the refit then. Not here: an abort would wait for the graph that
+  // this thread has yet to end.
+  if (is_recording_) recording_.Update(status);
+  if (!is_recording_) status = Outcome(status);
   if (status.ok()) return status;
   return InPlace(status, EnqueuedRounds::Text(round));
-}
-
-// Of a step of the refit: if it failed, so has the refit, which has stopped
-// when this returns. What was the first to fail is what counts.
-absl::Status NcclTransport::Outcome(const absl::Status& status) {
-  if (status.ok()) return status;
-  Lock lock(mutex_);
-  // A recording concerns nobody else.
-  if (!running_ && failure_.ok()) return status;
-  SetFailure(status);
-  AwaitStopped(lock);
-  return failure_;
 }
 
 absl::Status NcclTransport::Issue(const ExchangeRound& round, Stream stream) {
@@ -464,65 +380,39 @@ absl::Status NcclTransport::Issue(const ExchangeRound& round, Stream stream) {
   const absl::StatusOr<size_t> entry = AddEnqueued(round);
   if (!entry.ok()) return entry.status();
   status = communicator->Exchange(round.operations, stream, deadline_,
-                                  [this] { return failure(); });
+                                  [this] { return supervisor_.failure(); });
   if (!status.ok()) return InPlace(status, EnqueuedRounds::Text(round));
   return enqueued_.MarkEnd(*entry, stream);
 }
 
-// Before NCCL is called, so that the watchdog knows what may hang there.
+// Before NCCL is called, so that the supervisor knows what may hang there.
 absl::StatusOr<size_t> NcclTransport::AddEnqueued(const ExchangeRound& round) {
+  if (absl::Status failure = supervisor_.failure(); !failure.ok()) {
+    return failure;
+  }
   std::lock_guard lock(mutex_);
-  if (!failure_.ok()) return failure_;
   return enqueued_.Add(round);
 }
 
 absl::Status NcclTransport::EndRefit(Stream stream) {
   const absl::StatusOr<bool> capturing = device().IsCapturing(stream);
   if (!capturing.ok()) return capturing.status();
-  std::lock_guard lock(mutex_);
-  if (!failure_.ok()) return failure_;
-  if (*capturing) {
-    // Nothing runs yet: who replays the graph also waits for it.
-    running_ = false;
-    return absl::OkStatus();
-  }
-  absl::Status status = ended_->Record(stream);
-  all_enqueued_ = status.ok();
-  return status;
+  return supervisor_.EndRefit(*capturing,
+                              [&] { return ended_->Record(stream); });
 }
 
 absl::Status NcclTransport::Wait() {
-  const Deadline pause_from =
-      std::chrono::steady_clock::now() + kWaitWithoutPause;
-  Lock lock(mutex_);
-  while (running_ && !over_ && failure_.ok()) {
-    CheckProgress();
-    if (over_ || !failure_.ok()) break;
-    lock.unlock();
-    if (std::chrono::steady_clock::now() > pause_from) {
-      std::this_thread::sleep_for(kWaitPause);
-    }
-    const absl::Status interrupted = PollInterruption();
-    lock.lock();
-    if (!interrupted.ok()) SetFailure(interrupted);
+  is_recording_ = false;
+  if (absl::Status s = std::exchange(recording_, absl::OkStatus()); !s.ok()) {
+    (void)supervisor_.Fail(absl::Status(
+        s.code(),
+        absl::StrCat("recording the rounds as a graph: ", s.message())));
   }
-  if (failure_.ok()) {
-    deciding_ = true;
-    lock.unlock();
-    const absl::Status status =
-        control()
-            .AllGather("", "end of refit", Later(deadline_, kLastWords))
-            .status();
-    lock.lock();
-    deciding_ = false;
-    if (!status.ok()) SetFailure(status);
-  }
-  if (failure_.ok()) {
-    running_ = false;
-    return absl::OkStatus();
-  }
-  AwaitStopped(lock);
-  return failure_;
+  return supervisor_.Wait([this] {
+    return control()
+        .AllGather("", "end of refit", Later(deadline_, kLastWords))
+        .status();
+  });
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> CreateNcclTransport(

@@ -151,6 +151,13 @@ class Executor:
         return self._core.counters()
 
     @property
+    def notices(self) -> list[str]:
+        """What this rank does otherwise than you may expect, though nothing failed, a sentence each: ranks on other
+        hosts than the plan says; tensors that are read instead of stored to, and why; memory whose free would not be
+        noticed; rounds that could not be recorded as a graph, and why."""
+        return self._core.notices()
+
+    @property
     def state(self) -> str:
         """"loaded", "connected", "bound", "running", "torn" or "closed"."""
         return self._core.state

@@ -168,6 +168,14 @@ class RankExecutor {
     return std::string(ExecutorStateName(executor_->state()));
   }
 
+  std::vector<std::string> Notices() const {
+    std::vector<std::string> texts;
+    for (const Notice& notice : executor_->notices()) {
+      texts.push_back(notice.text);
+    }
+    return texts;
+  }
+
   nb::dict Counters() const {
     const RunCounters& counters = executor_->counters();
     nb::dict result;
@@ -317,6 +325,7 @@ void BindExecutor(nb::module_& module) {
       .def("interrupt", &RankExecutor::Interrupt)
       .def("close", &RankExecutor::Close)
       .def_prop_ro("state", &RankExecutor::State)
+      .def("notices", &RankExecutor::Notices)
       .def("counters", &RankExecutor::Counters);
   module.def("unique_id", &NewUniqueId);
   module.def("cuda_device_count", &CudaDeviceCount);

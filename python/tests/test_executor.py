@@ -78,6 +78,7 @@ def test_an_executor_runs_again_with_new_weights(tiny_job, weights):
             for array in source.values():
                 array *= 2
     assert [executor.state for executor in executors] == ["bound"] * 4
+    assert [executor.notices for executor in executors] == [[]] * 4
     assert repr(executors[2]) == "<refit.Executor rank 2 of 4 on cpu, bound>"
 
 

@@ -467,6 +467,12 @@ static void CountRound(const refit_round* round, void* context) {
   counted->bytes_received += round->bytes_received;
 }
 
+static void CountNotice(const refit_notice* notice, void* context) {
+  EXPECT(notice->struct_size == sizeof(*notice));
+  EXPECT(notice->kind >= REFIT_NOTICE_HOSTS && notice->text[0] != '\0');
+  ++*(int*)context;
+}
+
 static void TestRounds(void) {
   Rank ranks[kRanks];
   refit_local_fabric* fabric = NULL;
@@ -509,6 +515,11 @@ static void TestRounds(void) {
     EXPECT(counted.bytes_received == (r == 0 ? 0 : counters.bytes_received));
   }
   ERROR(refit_executor_visit_rounds(ranks[0].executor, NULL, NULL),
+        REFIT_INVALID_ARGUMENT, "visit is NULL");
+  int notices = 0;
+  OK(refit_executor_visit_notices(ranks[0].executor, CountNotice, &notices));
+  EXPECT(notices == 0);
+  ERROR(refit_executor_visit_notices(ranks[0].executor, NULL, NULL),
         REFIT_INVALID_ARGUMENT, "visit is NULL");
   CloseAll(ranks);
 }
@@ -608,6 +619,8 @@ static void TestLayoutOfStructs(void) {
   EXPECT(offsetof(refit_executor_options, without_graph) == 48);
   EXPECT(offsetof(refit_executor_options, transport) == 64);
   EXPECT(sizeof(refit_executor_options) == 72);
+  EXPECT(sizeof(refit_notice) == 24);
+  EXPECT(offsetof(refit_notice, text) == 16);
   EXPECT(sizeof(refit_round) == 48);
   EXPECT(offsetof(refit_round, bytes_sent) == 24);
   EXPECT(sizeof(refit_run_options) == 32);

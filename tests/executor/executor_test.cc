@@ -370,7 +370,7 @@ TEST(ExecutorTest, BindMakesAnotherGraph) {
   EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{0, ranks}));
   // Rank 1's tensors go where they were; its graph is of the earlier Bind.
   EXPECT_TRUE(world.executor(1).Bind(world.tensors[1]).ok());
-  EXPECT_EQ(world.LaunchesOf(plan, 1), Launches{ranks});
+  EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{ranks - 1, ranks}));
   EXPECT_EQ(world.recording.recordings, plan.world_size() + 1);
 }
 
@@ -395,6 +395,11 @@ TEST(ExecutorTest, RefitsThatCannotBeRecordedGoOnWithout) {
   world.Bind();
   EXPECT_EQ(world.LaunchesOf(plan, 3), (Launches{0, 0, 0}));
   EXPECT_EQ(world.recording.recordings, plan.world_size());
+  const std::vector<Notice> noticed = {
+      {.kind = NoticeKind::kNotRecorded,
+       .text = "the rounds are enqueued one by one, since they could not be "
+               "recorded as a graph: cannot be recorded"}};
+  EXPECT_EQ(world.executor(1).notices(), noticed);
 }
 
 // Remembers which event was recorded or awaited on which stream.
@@ -574,6 +579,7 @@ class WatchingDevice : public HostDevice {
      public:
       explicit Told(const std::optional<size_t>& gone) : gone_(gone) {}
       std::optional<size_t> FirstGone() override { return gone_; }
+      std::vector<size_t> Unwatched() const override { return {1, 2}; }
 
      private:
       const std::optional<size_t>& gone_;
@@ -610,6 +616,13 @@ TEST(ExecutorTest, FreedMemoryFailsTheRefitUntilItIsBound) {
   WatchedWorld world(plan);
   world.Bind();
   world.ExpectEveryElementRight(plan);
+  const std::vector<Notice> noticed = {
+      {.kind = NoticeKind::kUnwatched,
+       .text = "the memory of \"" + world.tensors[1][1].name +
+               "\" and 1 more tensors is of a kind whose free Run does not "
+               "notice"}};
+  EXPECT_EQ(world.executor(1).notices(), noticed);
+  EXPECT_TRUE(world.executor(0).notices().empty());
   world.watching.gone = 2;
   const auto failed =
       world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); });

@@ -404,6 +404,65 @@ TEST_F(NcclFailureTest, CorruptedByteIsSeenByTheCheck) {
   EXPECT_EQ(check.Check(world_->tensors).wrong_elements, 1);
 }
 
+// "Records" by enqueuing at once, and keeps no graph of it.
+class CapturingDevice : public HostDevice {
+ public:
+  absl::StatusOr<std::unique_ptr<DeviceGraph>> Record(
+      const std::function<absl::Status(Stream)>& enqueue) override {
+    ++recordings;
+    if (absl::Status s = enqueue(nullptr); !s.ok()) return s;
+    return nullptr;
+  }
+
+  std::atomic<int> recordings = 0;
+};
+
+class NcclRecordingTest : public NcclFailureTest {
+ protected:
+  NcclRecordingTest() {
+    world_ = std::make_unique<NcclWorld>(
+        plan_, ExecutorOptions{.device = &capturing_});
+    world_->Bind();
+  }
+  ~NcclRecordingTest() override { world_.reset(); }
+
+  CapturingDevice capturing_;
+};
+
+// NCCL asks the peers while it records, and a rank that comes late would ask
+// those that have given up: nobody waits for such a recording to end.
+TEST_F(NcclRecordingTest, RankThatComesLateRecordsNothing) {
+  world_->ExpectEveryElementRight(plan_);
+  EXPECT_EQ(capturing_.recordings, plan_.world_size());
+  world_->OnAllRanks([&](int32_t rank) {
+    return rank == 0 ? absl::OkStatus() : Refit(rank, kShort);
+  });
+  const int recordings = capturing_.recordings;
+  fake_nccl_set_rank(0);
+  ExpectContains(Refit(0, kAmple), "aborted by rank ");
+  EXPECT_EQ(capturing_.recordings, recordings);
+  ExpectWholeAfterConnect();
+}
+
+// What NCCL does then nobody knows.
+TEST_F(NcclRecordingTest, RecordingThatFailsOnTheWireFailsTheRefit) {
+  // Rank 0's first operation of the recording, behind a refit's nine.
+  fake_nccl_fail_at(0, 9, kInternalError);
+  for (const absl::Status& status : RefitOnAll(kAmple)) {
+    ExpectContains(status, "recording the rounds as a graph: round 0: ");
+    ExpectContains(status, "NCCL error 3");
+  }
+  ASSERT_EQ(world_->executor(0).notices().size(), 1);
+  const Notice& notice = world_->executor(0).notices().front();
+  EXPECT_EQ(notice.kind, NoticeKind::kNotRecorded);
+  EXPECT_NE(notice.text.find("NCCL error 3"), std::string::npos) << notice.text;
+  const int recordings = capturing_.recordings;
+  ExpectWholeAfterConnect();
+  world_->ExpectEveryElementRight(plan_);
+  // It is not tried again where it failed.
+  EXPECT_LT(capturing_.recordings, recordings + plan_.world_size());
+}
+
 // The same rounds, stored directly.
 class NcclDirectFailureTest : public NcclFailureTest {
  protected:

@@ -1,5 +1,6 @@
 // Whole refits over NcclTransport: every element is right, and NCCL is used as
 // it wants to be used.
+#include <atomic>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -51,6 +52,45 @@ class NcclRefitTest : public testing::Test {
 
 TEST_F(NcclRefitTest, OneRankFeedsOneRank) {
   ExpectRefits(ReshardPlan({.source_ranks = 1, .destination_ranks = 1}).Open());
+}
+
+// An event that is recorded while NCCL has yet to take what was issued before
+// it may be reached too early.
+TEST_F(NcclRefitTest, NoEventIsRecordedBeforeNcclHasTakenTheGroup) {
+  class WatchfulDevice : public HostDevice {
+   public:
+    absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() override {
+      class Event : public DeviceEvent {
+       public:
+        explicit Event(std::atomic<int>& records) : records_(records) {}
+        absl::Status Record(Stream) override {
+          ++records_;
+          EXPECT_EQ(fake_nccl_unawaited(), 0);
+          return absl::OkStatus();
+        }
+        absl::Status Await(Stream) override { return absl::OkStatus(); }
+        absl::StatusOr<bool> Reached() override { return true; }
+
+       private:
+        std::atomic<int>& records_;
+      };
+      return std::make_unique<Event>(records);
+    }
+    std::atomic<int> records = 0;
+  };
+  fake_nccl_set_connect_delay(2000);
+  const PlanFile plan = ReshardPlan({.source_ranks = 2,
+                                     .destination_ranks = 3,
+                                     .layers = 4,
+                                     .rows = 12,
+                                     .columns = 30})
+                            .Open();
+  WatchfulDevice device;
+  NcclWorld world(plan, {.device = &device});
+  for (int32_t rank = 0; rank < 5; ++rank) fake_nccl_delay(rank, 500);
+  world.Bind();
+  world.ExpectEveryElementRight(plan);
+  EXPECT_GE(device.records, 5 * 4);
 }
 
 TEST_F(NcclRefitTest, TwoRanksFeedThree) {

@@ -1,5 +1,7 @@
 #include "refit/nccl_transport.h"
 
+#include <atomic>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -331,6 +333,137 @@ TEST_F(NcclTransportTest, AbortWhileARefitBeginsIsNotHalfHeard) {
     if (!statuses[0].ok()) {
       for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
     }
+  }
+}
+
+// A device whose work never ends, but may fail, and a control plane that can be
+// kept in BeginStep.
+class EndlessDevice : public HostDevice {
+ public:
+  absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() override {
+    class Event : public DeviceEvent {
+     public:
+      explicit Event(const std::atomic<bool>& fails) : fails_(fails) {}
+      absl::Status Record(Stream) override { return absl::OkStatus(); }
+      absl::Status Await(Stream) override { return absl::OkStatus(); }
+      absl::StatusOr<bool> Reached() override {
+        if (fails_) return absl::InternalError("the device is broken");
+        return false;
+      }
+
+     private:
+      const std::atomic<bool>& fails_;
+    };
+    return std::make_unique<Event>(fails);
+  }
+
+  std::atomic<bool> fails = false;
+};
+
+class SlowControl : public ControlPlane {
+ public:
+  SlowControl(std::unique_ptr<ControlPlane> inner, std::atomic<bool>& fails,
+              std::string& log)
+      : inner_(std::move(inner)), fails_(fails), log_(log) {}
+  int32_t rank() const override { return inner_->rank(); }
+  int32_t world_size() const override { return inner_->world_size(); }
+  uint64_t BeginStep() override {
+    const uint64_t step = inner_->BeginStep();
+    if (step == 3) {  // after the steps of Connect and of the first refit
+      fails_ = true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      log_ += "begun;";
+    }
+    return step;
+  }
+  absl::StatusOr<std::vector<std::string>> AllGather(
+      std::string_view mine, std::string_view what,
+      Deadline deadline) override {
+    return inner_->AllGather(mine, what, deadline);
+  }
+  absl::StatusOr<std::vector<std::string>> Exchange(
+      std::string_view mine, absl::Span<const int32_t> to,
+      absl::Span<const int32_t> from, std::string_view what,
+      Deadline deadline) override {
+    return inner_->Exchange(mine, to, from, what, deadline);
+  }
+  void Abort(const absl::Status& status) override {
+    log_ += "told;";
+    inner_->Abort(status);
+  }
+  void OnAbort(
+      std::function<void(uint64_t, const absl::Status&)> callback) override {
+    inner_->OnAbort(std::move(callback));
+  }
+
+ private:
+  const std::unique_ptr<ControlPlane> inner_;
+  std::atomic<bool>& fails_;
+  std::string& log_;
+};
+
+// The first of two refits in flight fails while the second begins: that must
+// not be told before this rank is in the second's step, nor be forgotten there.
+TEST_F(NcclTransportTest, FailureWhileTheNextRefitBeginsEndsBoth) {
+  EndlessDevice device;
+  std::string log;
+  NcclOptions options;
+  options.device = &device;
+  options.control = std::make_unique<SlowControl>(
+      *ConnectTcp(*LoopbackRendezvous(1), Ample()), device.fails, log);
+  options.hosts = {0};
+  auto end = *CreateNcclTransport(std::move(options));
+  ASSERT_TRUE(end->Connect({}, {}, Ample()).ok());
+  ASSERT_TRUE(end->BeginRefit(Ample()).ok());
+  ASSERT_TRUE(end->EndRefit(nullptr).ok());
+  absl::Status status = end->BeginRefit(Ample());
+  if (status.ok()) status = end->EndRefit(nullptr);
+  if (status.ok()) status = end->Wait();
+  EXPECT_EQ(status.message(), "the refit: the device is broken");
+  EXPECT_EQ(log, "begun;told;");
+  end.reset();
+}
+
+TEST_F(NcclTransportTest, RanksThatThePlanHasTogetherAndTheWorldApart) {
+  const std::vector<std::string> real = {"x", "y"};
+  ends_ =
+      MakeNcclTransports(device_, {0, 0}, nullptr, /*has_secret=*/true, real);
+  AddEdge(0, 1, fb::Route::kPeer);
+  for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  for (const auto& end : ends_) {
+    ASSERT_EQ(end->notices().size(), 1);
+    EXPECT_NE(
+        end->notices()[0].find("the plan has these ranks on one host, but "
+                               "they run on 2: rank 0 on "),
+        std::string::npos)
+        << end->notices()[0];
+  }
+  // What is stored directly cannot cross hosts.
+  edges_.clear();
+  AddEdge(0, 1, fb::Route::kPeer, fb::Mechanism::kDirect);
+  const auto statuses = Connect();
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_NE(status.message().find("the plan stores directly between rank "),
+              std::string::npos)
+        << status;
+    EXPECT_NE(status.message().find("Give the job a topology"),
+              std::string::npos)
+        << status;
+  }
+}
+
+TEST_F(NcclTransportTest, RanksThatThePlanHasApartAndTheWorldTogether) {
+  ends_ = MakeNcclTransports(device_, {0, 1, 2}, nullptr, /*has_secret=*/true,
+                             {"x", "x", "y"});
+  AddEdge(0, 1, fb::Route::kNetwork);
+  for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  for (const auto& end : ends_) {
+    ASSERT_EQ(end->notices().size(), 1);
+    EXPECT_NE(end->notices()[0].find(
+                  "but the plan has rank 0 on host 0; rank 1 on host 1"),
+              std::string::npos)
+        << end->notices()[0];
   }
 }
 

@@ -25,25 +25,26 @@ std::vector<uint32_t> HostsOf(const PlanFile& plan) {
 
 std::vector<std::unique_ptr<Transport>> MakeNcclTransports(
     Device& device, const std::vector<uint32_t>& hosts, uint16_t* port,
-    bool has_secret) {
+    bool has_secret, const std::vector<std::string>& real) {
   const auto ranks = static_cast<int32_t>(hosts.size());
   TcpRendezvous rendezvous = *LoopbackRendezvous(ranks);
   if (!has_secret) rendezvous.secret.clear();
   if (port != nullptr) *port = rendezvous.port;
   std::vector<std::unique_ptr<Transport>> ends(hosts.size());
-  EXPECT_TRUE(RunRankThreads(ranks, [&](int32_t rank) {
-                TcpRendezvous mine = rendezvous;
-                mine.rank = rank;
-                auto control =
-                    ConnectTcp(mine, std::chrono::steady_clock::now() +
-                                         ExecutorWorld::kTimeout);
-                ASSERT_TRUE(control.ok()) << control.status();
-                NcclOptions options;
-                options.device = &device;
-                options.control = *std::move(control);
-                options.hosts = hosts;
-                ends[rank] = *CreateNcclTransport(std::move(options));
-              }).ok());
+  EXPECT_TRUE(
+      RunRankThreads(ranks, [&](int32_t rank) {
+        TcpRendezvous mine = rendezvous;
+        mine.rank = rank;
+        auto control = ConnectTcp(
+            mine, std::chrono::steady_clock::now() + ExecutorWorld::kTimeout);
+        ASSERT_TRUE(control.ok()) << control.status();
+        NcclOptions options;
+        options.device = &device;
+        options.control = *std::move(control);
+        options.hosts = hosts;
+        options.host = real.empty() ? absl::StrCat(hosts[rank]) : real[rank];
+        ends[rank] = *CreateNcclTransport(std::move(options));
+      }).ok());
   return ends;
 }
 
@@ -100,9 +101,10 @@ std::string ReshardJob(int sources, int destinations,
       R"(, "options": {)", options, "}", more, "}");
 }
 
-NcclWorld::NcclWorld(const PlanFile& plan) : ExecutorWorld(plan.world_size()) {
+NcclWorld::NcclWorld(const PlanFile& plan, const ExecutorOptions& options)
+    : ExecutorWorld(plan.world_size()) {
   for (auto& transport : MakeNcclTransports(device_, HostsOf(plan), &port_)) {
-    AddRank(plan, std::move(transport));
+    AddRank(plan, std::move(transport), options);
   }
 }
 

@@ -16,9 +16,11 @@ namespace refit {
 
 // The ends of a world whose ranks are on `hosts`. `device` must outlive them.
 // `port`, if it is not null, becomes that of the control planes' meeting.
+// `real`: what each rank takes for its host; empty: those are as planned.
 std::vector<std::unique_ptr<Transport>> MakeNcclTransports(
     Device& device, const std::vector<uint32_t>& hosts,
-    uint16_t* port = nullptr, bool has_secret = true);
+    uint16_t* port = nullptr, bool has_secret = true,
+    const std::vector<std::string>& real = {});
 
 // Compiles `job`, which needs no files.
 // `config`: beside it, as config.json.
@@ -37,7 +39,7 @@ std::string ReshardJob(int sources, int destinations,
 class NcclWorld : public ExecutorWorld {
  public:
   // Ranks are on the hosts that `plan` says.
-  explicit NcclWorld(const PlanFile& plan);
+  explicit NcclWorld(const PlanFile& plan, const ExecutorOptions& options = {});
 
   // The fake knows each thread's rank.
   std::vector<absl::Status> OnAllRanks(

@@ -158,6 +158,11 @@ TEST_P(PulledRefitTest, ReceiversThatCannotShareReadTheirSenders) {
   ExpectRefits(world, plan);
   for (const int32_t rank : {2, 3, 4}) {
     EXPECT_EQ(world.executor(rank).pulls_from(), (Ranks{0, 1}));
+    ASSERT_EQ(world.executor(rank).notices().size(), 1);
+    EXPECT_EQ(world.executor(rank).notices()[0].text,
+              absl::StrCat("rank ", rank,
+                           " reads the tensors of ranks 0, 1, which cannot map "
+                           "its own; the senders' notices say why"));
   }
   for (const int32_t rank : {0, 1}) {
     EXPECT_EQ(world.executor(rank).pulls_from(), Ranks{});

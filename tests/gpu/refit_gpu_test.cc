@@ -413,11 +413,11 @@ void ExpectLateRankEndsTheRefitUntilConnect(const PlanFile& plan, int before) {
 }
 
 TEST_P(RefitGpuTest, RankThatDoesNotComeEndsTheRefitUntilConnect) {
-  ExpectLateRankEndsTheRefitUntilConnect(Plan(), 1);
+  ExpectLateRankEndsTheRefitUntilConnect(Plan(), 0);
 }
 
 TEST_P(RefitGpuTest, RankThatDoesNotComeEndsTheFirstGraphUntilConnect) {
-  ExpectLateRankEndsTheRefitUntilConnect(Plan(), 2);
+  ExpectLateRankEndsTheRefitUntilConnect(Plan(), 1);
 }
 
 TEST_P(RefitGpuTest, RankThatDoesNotComeEndsALaterGraphUntilConnect) {

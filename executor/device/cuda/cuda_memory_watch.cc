@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -35,8 +36,11 @@ class CudaMemoryWatch : public MemoryWatch {
     uint64_t number;
   };
 
-  CudaMemoryWatch(GetAttribute get, std::vector<Watched> watched)
-      : get_(get), watched_(std::move(watched)) {}
+  CudaMemoryWatch(GetAttribute get, std::vector<Watched> watched,
+                  std::set<size_t> unwatched)
+      : get_(get),
+        watched_(std::move(watched)),
+        unwatched_(std::move(unwatched)) {}
 
   std::optional<size_t> FirstGone() override {
     for (const Watched& one : watched_) {
@@ -45,9 +49,14 @@ class CudaMemoryWatch : public MemoryWatch {
     return std::nullopt;
   }
 
+  std::vector<size_t> Unwatched() const override {
+    return {unwatched_.begin(), unwatched_.end()};
+  }
+
  private:
   const GetAttribute get_;
   const std::vector<Watched> watched_;
+  const std::set<size_t> unwatched_;
 };
 
 }  // namespace
@@ -58,16 +67,25 @@ absl::StatusOr<std::unique_ptr<MemoryWatch>> WatchCudaMemory(
       FindDriverFunction<GetAttribute>("cuPointerGetAttribute");
   if (!get.ok()) return get.status();
   std::vector<CudaMemoryWatch::Watched> watched;
+  std::set<size_t> unwatched;
   const absl::Status status =
       VisitCudaAllocations(ranges, [&](const CudaAllocation& allocation) {
         const uint64_t number = MemoryNumber(*get, allocation.base);
         if (number != 0) {
           watched.push_back({allocation.range, allocation.base, number});
+        } else {
+          unwatched.insert(allocation.range);
         }
       });
   // What is not device memory is not watched.
   if (!status.ok() && !absl::IsFailedPrecondition(status)) return status;
-  return std::make_unique<CudaMemoryWatch>(*get, std::move(watched));
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    if (ranges[i].size_bytes == 0) continue;
+    const auto address = reinterpret_cast<CUdeviceptr>(ranges[i].data);
+    if (MemoryNumber(*get, address) == 0) unwatched.insert(i);
+  }
+  return std::make_unique<CudaMemoryWatch>(*get, std::move(watched),
+                                           std::move(unwatched));
 }
 
 }  // namespace refit

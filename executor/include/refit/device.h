@@ -200,6 +200,8 @@ class MemoryWatch {
   virtual ~MemoryWatch() = default;
   // The first range whose memory was freed.
   virtual std::optional<size_t> FirstGone() = 0;
+  // The ranges of which no end would be noticed, ascending.
+  virtual std::vector<size_t> Unwatched() const { return {}; }
 };
 
 // Contiguous memory to share with other ranks.

@@ -82,15 +82,30 @@ struct ExecutorOptions {
   Device* device = nullptr;        // must outlive the executor
   Transport* transport = nullptr;  // of `rank`; must outlive the executor
 
-  // On a GPU, staged rounds are recorded at the second refit after a Connect or
-  // Bind, and launched as one CUDA graph from then on; false: enqueued one by
-  // one each time. Not while the rounds are timed.
+  // On a GPU, staged rounds are recorded when the first refit after a Connect
+  // or Bind has been waited for, and launched as one CUDA graph from then on;
+  // false: enqueued one by one each time. Not while the rounds are timed.
   bool graph = true;
   // Measures every round: Executor::rounds.
   bool time_rounds = false;
   // On a GPU, Run asks the driver whether the tensors' memory was freed since
   // Bind, with one question per allocation.
   bool watch_memory = true;
+};
+
+enum class NoticeKind : uint8_t {
+  kHosts = 1,        // ranks run on other hosts than the plan says; of Connect
+  kPull = 2,         // receivers read, instead of being stored to; of Bind
+  kUnwatched = 3,    // a free of tensors' memory would not be noticed; of Bind
+  kNotRecorded = 4,  // refits are enqueued one by one, not as a graph; of Wait
+};
+
+// What a rank does otherwise than its user may expect. Nothing has failed.
+struct Notice {
+  NoticeKind kind = NoticeKind::kHosts;
+  std::string text;  // a sentence, with the reason
+
+  friend bool operator==(const Notice&, const Notice&) = default;
 };
 
 struct RunOptions {
@@ -229,6 +244,9 @@ class Executor {
   // waited for.
   void Close();
 
+  // Of the last calls of each kind.
+  const std::vector<Notice>& notices() const { return notices_; }
+
   ExecutorState state() const { return state_; }
   const RunCounters& counters() const { return counters_; }
   // This rank's rounds of the last refit that was waited for and succeeded.
@@ -242,6 +260,9 @@ class Executor {
   absl::StatusOr<BoundRounds> PrepareRounds(
       absl::Span<std::byte* const> addresses, const CopyBatch& hooks) const;
   absl::Status WatchTensors(absl::Span<const BoundTensor> tensors);
+  // Replaces those of `kind`.
+  void SetNotices(NoticeKind kind, const std::vector<std::string>& texts);
+  void NoticeBound();
   absl::Status WithPulls(const absl::Status& status) const;
   // Fills the entries of the rank's scratch.
   void PlaceScratch(std::vector<std::byte*>& addresses) const;
@@ -254,9 +275,9 @@ class Executor {
   const std::unique_ptr<const RankSchedule> schedule_;
   std::vector<TensorPostHook> post_hooks_;
   ExecutorState state_ = ExecutorState::kLoaded;
+  std::vector<Notice> notices_;  // by kind
   RunCounters counters_;
   std::vector<RoundMeasurement> rounds_;
-  bool has_run_ = false;    // since Connect, and was waited for
   uint64_t refits_ = 0;     // that succeeded
   uint64_t in_flight_ = 0;  // enqueued and not waited for
   std::unique_ptr<RefitEnqueuer> enqueuer_;  // until Close

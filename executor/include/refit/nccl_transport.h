@@ -20,6 +20,9 @@ struct NcclOptions {
   // Indexed by global rank. Ranks with equal numbers share an NVLink domain, as
   // the plan's programs say.
   std::vector<uint32_t> hosts;
+  // What tells the host of this rank from others; empty: the machine it runs
+  // on, or what NCCL_HOSTID says. Connect compares `hosts` with it.
+  std::string host = "";
 };
 
 // The transport uses the libnccl that the process has loaded, else the file

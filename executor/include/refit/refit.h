@@ -246,8 +246,8 @@ typedef struct refit_executor_options {
   int32_t reserved; /* must be 0 */
   /* Each is 0 or 1. */
   /* 1: a GPU's staged rounds are enqueued one by one at each run. 0: they are
-   * recorded at the second one after a connect or bind, and launched as one
-   * CUDA graph from then on. */
+   * recorded when the first run after a connect or bind has been waited for,
+   * and launched as one CUDA graph from then on. */
   int32_t without_graph;
   /* 1: measures every round, for refit_executor_visit_rounds; this leaves the
    * graph out. */
@@ -490,6 +490,36 @@ typedef void (*refit_round_visitor)(const refit_round* round, void* context);
 refit_status* refit_executor_visit_rounds(const refit_executor* executor,
                                           refit_round_visitor visit,
                                           void* context);
+
+typedef int32_t refit_notice_kind;
+enum {
+  /* Ranks run on other hosts than the plan says. Of connect. */
+  REFIT_NOTICE_HOSTS = 1,
+  /* Receivers read their senders' tensors, which cannot map theirs to store
+   * there. Of bind. */
+  REFIT_NOTICE_PULL = 2,
+  /* A free of tensors' memory would not be noticed by run. Of bind. */
+  REFIT_NOTICE_UNWATCHED = 3,
+  /* A GPU's staged rounds are enqueued one by one, though recording them as a
+   * graph was tried. Of wait. */
+  REFIT_NOTICE_NOT_RECORDED = 4
+};
+
+/* What this rank does otherwise than its user may expect; nothing has failed.
+ */
+typedef struct refit_notice {
+  size_t struct_size;
+  refit_notice_kind kind; /* a later library may have others */
+  int32_t reserved;       /* 0 */
+  const char* text;       /* a sentence, with the reason */
+} refit_notice;
+
+/* Calls `visit` with each notice of the last calls of its kind. A notice is
+ * valid during its call only; `visit` must not throw. */
+typedef void (*refit_notice_visitor)(const refit_notice* notice, void* context);
+refit_status* refit_executor_visit_notices(const refit_executor* executor,
+                                           refit_notice_visitor visit,
+                                           void* context);
 
 /* Frees memory on the device, communicators and connections; state and counters
  * stay. No refit may be under way. Idempotent. */

@@ -96,9 +96,15 @@ class Transport {
   // transport owns it.
   virtual Fence* fence() = 0;
 
-  // The Exchanges that follow are recorded on a capturing stream. This happens
-  // outside of a refit, on this rank alone.
-  virtual void BeginRecording(Deadline) {}
+  // What the last Connect found that is no error, but that a user should know:
+  // a sentence each.
+  virtual std::vector<std::string> notices() const { return {}; }
+
+  // The Exchanges that follow, until Wait, are recorded on a capturing stream.
+  // Between AwaitOwnEnd and Wait: no rank leaves a refit before all are done,
+  // and what is recorded may need the peers. If one of these Exchanges fails,
+  // the refit does.
+  virtual void BeginRecording() {}
 
   // `callback` is called, on any thread, before the transport aborts work of
   // this rank. Graphs that hold its exchanges must have ended when it returns,
@@ -119,6 +125,10 @@ class Transport {
 
   // Enqueues the end of this rank's part of the refit.
   virtual absl::Status EndRefit(Stream stream) = 0;
+
+  // Returns when this rank's part of the refits that were begun is over. Not
+  // collective. After an error nothing is under way, and Wait returns it too.
+  virtual absl::Status AwaitOwnEnd() { return absl::OkStatus(); }
 
   // Returns when all refits that were begun are over; OK if every rank came to
   // their end. After an error of this rank nothing is under way.

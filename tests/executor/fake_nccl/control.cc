@@ -96,6 +96,10 @@ int fake_nccl_live_communicators() {
   return Ask([](Engine& engine) { return engine.LiveCommunicators(); });
 }
 
+int fake_nccl_unawaited() {
+  return Ask([](Engine& engine) { return engine.Unawaited(thread.Owner()); });
+}
+
 uint64_t fake_nccl_lazy_connects() {
   return Ask([](Engine& engine) { return engine.counts.lazy_connects; });
 }

@@ -235,6 +235,14 @@ int Engine::LiveCommunicators() const {
       [](const auto& c) { return c->state <= State::kFailed; });
 }
 
+int Engine::Unawaited(uint64_t owner) const {
+  return std::count_if(communicators_.begin(), communicators_.end(),
+                       [&](const auto& c) {
+                         return c->state <= State::kFailed &&
+                                c->owner == owner && !c->is_observed;
+                       });
+}
+
 void Engine::Progress() {
   now_ = Clock::now();
   if (!has_changed_ && now_ < next_due_) return;

@@ -196,6 +196,7 @@ class Engine {
   void RecordOverlaps(const Communicator& comm);
   bool IsDeadlocked();  // deadlock.cc
   int LiveCommunicators() const;
+  int Unawaited(uint64_t owner) const;
 
   // Does the work that became possible.
   void Progress();

@@ -88,6 +88,9 @@ uint64_t fake_nccl_largest_group();  // most operations in one group
 // Messages of which the two ends stood in different groups. Only the groups of
 // the two ranks with each other count: others may leave them out.
 uint64_t fake_nccl_group_mismatches();
+// Communicators of the calling thread's worker of which it does not know that
+// the last call is done: nothing may be enqueued behind that yet.
+int fake_nccl_unawaited();
 // Two communicators of one rank in use at a time; a thread that ended inside a
 // group.
 uint64_t fake_nccl_violations();

@@ -1,0 +1,291 @@
+#include "executor/transport/refit_supervisor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "executor/waiting.h"
+
+namespace refit {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How often the thread probes a refit that is under way.
+constexpr std::chrono::milliseconds kWatchPause(5);
+
+// How long Wait probes before it sleeps: to be woken takes tens of
+// microseconds, which is much for a small refit.
+constexpr std::chrono::milliseconds kWaitWithoutSleep(2);
+
+// Then it sleeps between probes: a hundredth of the time that it has waited. A
+// device can tell of the end itself, but takes a quarter of a millisecond to.
+constexpr std::chrono::microseconds kShortestSleep(20);
+constexpr std::chrono::milliseconds kLongestSleep(1);
+
+}  // namespace
+
+bool RefitSupervisor::IsUnderWay(RefitPhase phase) {
+  switch (phase) {
+    case RefitPhase::kEnqueuing:
+    case RefitPhase::kEnqueued:
+    case RefitPhase::kOver:
+    case RefitPhase::kStopping:
+      return true;
+    case RefitPhase::kTorn:
+    case RefitPhase::kIdle:
+    case RefitPhase::kEntering:
+    case RefitPhase::kDeciding:
+      break;
+  }
+  return false;
+}
+
+absl::Status RefitSupervisor::Start() {
+  if (thread_.joinable()) return absl::OkStatus();
+  try {
+    thread_ = std::thread(&RefitSupervisor::Watch, this);
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "cannot start the thread that watches refits: ", error.what()));
+  }
+  return absl::OkStatus();
+}
+
+void RefitSupervisor::Close() {
+  {
+    std::lock_guard lock(mutex_);
+    is_closing_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  Lock lock(mutex_);
+  if (IsUnderWay()) Stop(lock);
+}
+
+RefitPhase RefitSupervisor::phase() {
+  std::lock_guard lock(mutex_);
+  return phase_;
+}
+
+absl::Status RefitSupervisor::failure() {
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void RefitSupervisor::Enter() {
+  Lock lock(mutex_);
+  EnterStep(lock);
+}
+
+void RefitSupervisor::EnterStep(Lock& lock) {
+  changed_.wait(
+      lock, [&] { return telling_ == 0 && !(IsUnderWay() && !failure_.ok()); });
+  const RefitPhase before = std::exchange(phase_, RefitPhase::kEntering);
+  lock.unlock();
+  const uint64_t step = actions_.begin_step();
+  lock.lock();
+  // A refit that goes on fails with the step that it began in, also if that is
+  // heard of while this rank leaves it.
+  const bool is_carried = IsUnderWay(before) && !failure_.ok();
+  if (!is_carried) {
+    failure_ = heard_step_ == step ? heard_ : absl::OkStatus();
+  }
+  is_untold_ = is_carried;
+  step_ = step;
+  phase_ = before;
+  changed_.notify_all();
+}
+
+void RefitSupervisor::Disconnect() {
+  Lock lock(mutex_);
+  if (IsUnderWay()) {
+    SetFailure(absl::CancelledError("connecting anew"));
+    AwaitStopped(lock);
+  }
+  phase_ = RefitPhase::kTorn;
+}
+
+void RefitSupervisor::Connected() {
+  std::lock_guard lock(mutex_);
+  phase_ = RefitPhase::kIdle;
+}
+
+absl::Status RefitSupervisor::BeginRefit(const std::function<void()>& prepare) {
+  Lock lock(mutex_);
+  if (!IsUnderWay() || failure_.ok()) {
+    EnterStep(lock);
+    if (phase_ == RefitPhase::kTorn) {
+      return absl::FailedPreconditionError(
+          "the transport is not connected, or a refit failed since: Connect "
+          "makes it whole");
+    }
+    prepare();
+    phase_ = RefitPhase::kEnqueuing;
+    changed_.notify_all();
+    if (failure_.ok()) return absl::OkStatus();
+  }
+  AwaitStopped(lock);
+  return failure_;
+}
+
+absl::Status RefitSupervisor::EndRefit(
+    bool is_captured, const std::function<absl::Status()>& record_end) {
+  std::lock_guard lock(mutex_);
+  if (!failure_.ok()) return failure_;
+  if (is_captured) {
+    phase_ = RefitPhase::kIdle;
+    return absl::OkStatus();
+  }
+  absl::Status status = record_end();
+  if (status.ok()) phase_ = RefitPhase::kEnqueued;
+  return status;
+}
+
+absl::Status RefitSupervisor::Fail(const absl::Status& status) {
+  Lock lock(mutex_);
+  if (!IsUnderWay() && failure_.ok()) return status;
+  SetFailure(status);
+  AwaitStopped(lock);
+  return failure_;
+}
+
+absl::Status RefitSupervisor::AwaitOver() {
+  Lock lock(mutex_);
+  AwaitOver(lock);
+  if (!failure_.ok()) AwaitStopped(lock);
+  return failure_;
+}
+
+void RefitSupervisor::AwaitOver(Lock& lock) {
+  const Clock::time_point begin = Clock::now();
+  const auto is_going_on = [&] {
+    return IsUnderWay() && phase_ != RefitPhase::kOver && failure_.ok();
+  };
+  while (is_going_on()) {
+    Probe();
+    if (!is_going_on()) break;
+    const Clock::duration waited = Clock::now() - begin;
+    if (waited >= kWaitWithoutSleep) {
+      changed_.wait_for(lock,
+                        std::clamp<Clock::duration>(
+                            waited / 100, kShortestSleep, kLongestSleep),
+                        [&] { return !is_going_on(); });
+    }
+    lock.unlock();
+    const absl::Status interrupted = PollInterruption();
+    lock.lock();
+    if (!interrupted.ok()) SetFailure(interrupted);
+  }
+}
+
+absl::Status RefitSupervisor::Wait(
+    const std::function<absl::Status()>& decide) {
+  Lock lock(mutex_);
+  AwaitOver(lock);
+  if (failure_.ok()) {
+    const RefitPhase before = std::exchange(phase_, RefitPhase::kDeciding);
+    lock.unlock();
+    const absl::Status status = decide();
+    lock.lock();
+    phase_ = before;
+    if (!status.ok()) SetFailure(status);
+  }
+  if (failure_.ok()) {
+    if (IsUnderWay()) phase_ = RefitPhase::kIdle;
+    return absl::OkStatus();
+  }
+  AwaitStopped(lock);
+  return failure_;
+}
+
+void RefitSupervisor::Hear(uint64_t step, const absl::Status& status) {
+  {
+    std::lock_guard lock(mutex_);
+    heard_step_ = step;
+    heard_ = status;
+    // EnterStep takes up what is heard of a later step.
+    if (step == step_ && phase_ != RefitPhase::kDeciding && failure_.ok()) {
+      failure_ = status;
+    }
+  }
+  changed_.notify_all();
+}
+
+void RefitSupervisor::Abort(const absl::Status& status) {
+  Lock lock(mutex_);
+  changed_.wait(lock, [&] { return phase_ != RefitPhase::kEntering; });
+  if (phase_ == RefitPhase::kDeciding) return Tell(lock, status);
+  SetFailure(status);
+  TellFailure(lock);
+}
+
+// The first failure of a step counts.
+void RefitSupervisor::SetFailure(const absl::Status& status) {
+  if (!failure_.ok()) return;
+  failure_ = status;
+  is_untold_ = true;
+  changed_.notify_all();
+}
+
+void RefitSupervisor::TellFailure(Lock& lock) {
+  if (std::exchange(is_untold_, false)) Tell(lock, failure_);
+}
+
+void RefitSupervisor::Tell(Lock& lock, absl::Status status) {
+  ++telling_;
+  lock.unlock();
+  actions_.tell(status);
+  lock.lock();
+  --telling_;
+  changed_.notify_all();
+}
+
+// What is under way ends first, so that the caller may free memory.
+void RefitSupervisor::AwaitStopped(Lock& lock) {
+  changed_.notify_all();
+  TellFailure(lock);
+  changed_.wait(lock, [&] { return !IsUnderWay(); });
+}
+
+void RefitSupervisor::Probe() {
+  const absl::StatusOr<bool> is_done =
+      actions_.probe(phase_ != RefitPhase::kEnqueuing);
+  if (!is_done.ok()) return SetFailure(is_done.status());
+  if (*is_done) phase_ = RefitPhase::kOver;
+}
+
+void RefitSupervisor::Stop(Lock& lock) {
+  const bool is_enqueued = phase_ != RefitPhase::kEnqueuing;
+  phase_ = RefitPhase::kStopping;
+  // First: the others wait for what is ended here.
+  TellFailure(lock);
+  lock.unlock();
+  actions_.stop(is_enqueued);
+  lock.lock();
+  phase_ = RefitPhase::kTorn;
+  changed_.notify_all();
+}
+
+void RefitSupervisor::Watch() {
+  Lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] {
+      return is_closing_ ||
+             (IsUnderWay() && (phase_ != RefitPhase::kOver || !failure_.ok()));
+    });
+    if (is_closing_) return;
+    if (failure_.ok()) Probe();
+    if (!failure_.ok()) {
+      Stop(lock);
+    } else if (phase_ == RefitPhase::kOver) {
+      changed_.notify_all();
+    } else {
+      changed_.wait_for(lock, kWatchPause);
+    }
+  }
+}
+
+}  // namespace refit

@@ -1,0 +1,140 @@
+// RefitSupervisor: what one rank's refit is doing, and the thread that ends one
+// that fails. It knows no NCCL and no GPU; the transport gives it functions.
+#ifndef REFIT_EXECUTOR_TRANSPORT_REFIT_SUPERVISOR_H_
+#define REFIT_EXECUTOR_TRANSPORT_REFIT_SUPERVISOR_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace refit {
+
+//            Connected        BeginRefit        EndRefit          its work ends
+//   kTorn ------------> kIdle ---------> kEnqueuing ----> kEnqueued -------->
+//   kOver
+//     ^                  ^ ^                |  |               | | | | +--
+//     captured ----+  |               |                | Wait | +----- success
+//     -------|---------------|------------ kDeciding
+//     +----- kStopping <---- failure
+//     ----------+---------------+----------------+
+//
+// kEntering stands in for kIdle, kEnqueued, kOver or kTorn while the rank goes
+// from one step of the control plane to the next.
+enum class RefitPhase : uint8_t {
+  kTorn,       // not connected, or stopped since then
+  kIdle,       // connected; no refit is under way
+  kEntering,   // between two steps, to neither of which a failure can belong
+  kEnqueuing,  // from BeginRefit to EndRefit
+  kEnqueued,   // this rank's work goes on
+  kOver,       // this rank's work is done
+  kDeciding,  // Wait asks all ranks whether they are done: their answer counts,
+              // and no failure of this rank alone
+  kStopping,  // the supervisor's thread ends the work
+};
+
+// Enter, BeginRefit, EndRefit, Fail, AwaitOver, Wait and Disconnect are calls
+// of the rank's own thread; the others may come from any thread. A failure
+// belongs to the step of the control plane in which it is found. Once there is
+// one, the supervisor's thread tells the other ranks and stops the work; the
+// calls of the rank return after that.
+class RefitSupervisor {
+ public:
+  struct Actions {
+    // Begins a step of the control plane and returns its number.
+    std::function<uint64_t()> begin_step;
+    // Tells all ranks that the step has failed.
+    std::function<void(const absl::Status&)> tell;
+    // Whether this rank's work is done, or the error that ends the refit; its
+    // deadline too. `is_enqueued`: all of the work was enqueued. Called with
+    // the supervisor's lock held, so it must not call the supervisor.
+    std::function<absl::StatusOr<bool>(bool is_enqueued)> probe;
+    // Ends the work. Called on the supervisor's thread, or in Close.
+    std::function<void(bool is_enqueued)> stop;
+  };
+
+  explicit RefitSupervisor(Actions actions) : actions_(std::move(actions)) {}
+  ~RefitSupervisor() { Close(); }
+  RefitSupervisor(const RefitSupervisor&) = delete;
+  RefitSupervisor& operator=(const RefitSupervisor&) = delete;
+
+  // Starts the thread, once. Error: kResourceExhausted.
+  absl::Status Start();
+  // Ends the thread and what is under way. Idempotent.
+  void Close();
+
+  RefitPhase phase();
+  // The failure of the step this rank is in, or OK.
+  absl::Status failure();
+
+  // Enters the next step, after a failure of the one before was told and its
+  // work has ended.
+  void Enter();
+  // Ends what is under way; kTorn from now on.
+  void Disconnect();
+  void Connected();  // kIdle from now on
+
+  // Enters a step for a refit, unless one that nobody has waited for has
+  // failed: that is the error then. kFailedPrecondition: torn. `prepare` is
+  // called before the first probe, with the supervisor's lock held.
+  absl::Status BeginRefit(const std::function<void()>& prepare);
+  // `record_end` marks the end of the work. `is_captured`: nothing runs yet,
+  // and whoever replays the graph waits for it.
+  absl::Status EndRefit(bool is_captured,
+                        const std::function<absl::Status()>& record_end);
+  // The first failure of the step: `status`, unless there was one before.
+  // Returns when the work has ended. Where no refit is under way and none has
+  // failed, `status` is nobody else's.
+  absl::Status Fail(const absl::Status& status);
+  // Returns when this rank's work is done or has been stopped. It sleeps
+  // between probes, ever longer; a failure wakes it.
+  absl::Status AwaitOver();
+  // The same for the work of all ranks, whom `decide` asks.
+  absl::Status Wait(const std::function<absl::Status()>& decide);
+
+  // What the control plane says of `step`, which may be one that this rank has
+  // yet to enter.
+  void Hear(uint64_t step, const absl::Status& status);
+  // Fails the step this rank is in.
+  void Abort(const absl::Status& status);
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  // With the lock held; those that take it let go of it meanwhile.
+  bool IsUnderWay() const { return IsUnderWay(phase_); }
+  static bool IsUnderWay(RefitPhase phase);
+  void SetFailure(const absl::Status& status);
+  void TellFailure(Lock& lock);
+  void Tell(Lock& lock, absl::Status status);
+  void AwaitStopped(Lock& lock);
+  void AwaitOver(Lock& lock);
+  void EnterStep(Lock& lock);
+  void Probe();
+  void Stop(Lock& lock);
+  void Watch();
+
+  const Actions actions_;
+  std::thread thread_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // All below is guarded by mutex_.
+  RefitPhase phase_ = RefitPhase::kTorn;
+  bool is_closing_ = false;
+  uint64_t step_ = 0;       // this rank is in
+  absl::Status failure_;    // of the step
+  bool is_untold_ = false;  // the others have yet to hear of failure_
+  int telling_ = 0;         // threads that are telling them
+  // What the control plane said last; it may be ahead of step_.
+  uint64_t heard_step_ = 0;
+  absl::Status heard_;
+};
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_TRANSPORT_REFIT_SUPERVISOR_H_
