@@ -47,7 +47,10 @@ absl::StatusOr<std::unique_ptr<HostRank>> HostRank::Create(
   if (!executor.ok()) return executor.status();
   made->executor_ = *std::move(executor);
   absl::Status status = made->executor_->Connect(timeout);
-  if (status.ok()) status = made->executor_->Bind(tensors, timeout);
+  if (status.ok()) {
+    status = made->executor_->Bind(tensors, timeout,
+                                   LeavePostHooks(*made->executor_));
+  }
   if (!status.ok()) return status;
   return made;
 }
