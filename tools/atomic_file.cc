@@ -4,7 +4,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,7 +21,8 @@ namespace {
 
 using Interrupted = std::function<absl::Status()>;
 
-constexpr int kLinksMax = 40;  // as the kernel's own limit
+constexpr int kLinksMax = 40;   // as the kernel's own limit
+constexpr int kNamesMax = 100;  // of temporary files that are there already
 
 absl::Status CannotWrite(const std::string& path, int error) {
   const std::string message =
@@ -75,14 +78,25 @@ std::string Resolved(const std::string& path) {
   return resolved.string();
 }
 
-// mkstemp makes files for the owner alone; a plan is read by other users'
-// workers.
-int SetMode(int file, const std::optional<struct stat>& older) {
-  if (!older.has_value()) {
-    const mode_t mask = umask(0);
-    umask(mask);
-    return fchmod(file, 0666 & ~mask);
+// Makes a new file beside `target`. The system applies the umask: asking for it
+// would change it for the process's other threads meanwhile. What replaces an
+// older file is never more open than that file.
+int MakeTemporary(const std::string& target,
+                  const std::optional<struct stat>& older,
+                  std::string& temporary) {
+  static std::atomic<uint64_t> files_made = 0;
+  const mode_t mode = older.has_value() ? older->st_mode & 0777 : 0666;
+  for (int attempt = 0; attempt < kNamesMax; ++attempt) {
+    temporary = absl::StrCat(target, ".", getpid(), "-", files_made++);
+    const int file =
+        open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    if (file >= 0 || errno != EEXIST) return file;
   }
+  return -1;
+}
+
+int KeepMode(int file, const std::optional<struct stat>& older) {
+  if (!older.has_value()) return 0;
   // Only root may give a file away: for others a new file is the writer's.
   (void)!fchown(file, older->st_uid, older->st_gid);
   return fchmod(file, older->st_mode & 0777);
@@ -103,11 +117,11 @@ absl::Status WriteFileAtomically(const std::string& path,
     return WriteInPlace(path, bytes, interrupted);
   }
   const std::string target = Resolved(path);
-  std::string temporary = target + ".XXXXXX";
-  const int file = mkstemp(temporary.data());
+  std::string temporary;
+  const int file = MakeTemporary(target, older, temporary);
   if (file < 0) return CannotWrite(path, errno);
   absl::Status status = WriteAll(path, file, bytes, interrupted);
-  if (status.ok() && SetMode(file, older) != 0) {
+  if (status.ok() && KeepMode(file, older) != 0) {
     status = CannotWrite(path, errno);
   }
   if (close(file) != 0 && status.ok()) status = CannotWrite(path, errno);

@@ -14,8 +14,8 @@ namespace refit {
 // Writes `bytes` to a temporary file beside `path` and renames it into place.
 // An older file's mode and, where the system allows it, its owner are kept; a
 // new file is as the umask says. A symbolic link stays, and what it names is
-// replaced or made. A device, a pipe or a socket is written to and never
-// replaced.
+// replaced or made. A device or a pipe is written to and never replaced; a
+// socket is an error. Thread-safe.
 //
 // On an error nothing is left behind and an older file stays. The message names
 // the file and the system's reason; the code is kNotFound (no such directory),
