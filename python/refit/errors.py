@@ -132,12 +132,15 @@ _OTHER_CODES = {2: "UNKNOWN", 6: "ALREADY_EXISTS", 8: "RESOURCE_EXHAUSTED",
 
 @contextlib.contextmanager
 def of_file(path: str) -> Iterator[None]:
-    """Within it, what the system says of `path` is raised as an error of a file. That its content is wrong is not."""
+    """Within it, what the system says of `path` is raised as an error of a file. That its content is wrong is not, and
+    neither is an error without a number: a signal's handler raised it, like TimeoutError."""
     try:
         yield
     except (InvalidArgument, FailedPrecondition):  # of a newer format
         raise
     except (Error, OSError) as error:
+        if not isinstance(error, Error) and error.errno is None:
+            raise
         kind = (FileNotFound if isinstance(error, (NotFound, FileNotFoundError)) else
                 FileDenied if isinstance(error, PermissionError) else FileError)
         raise kind(error.message if isinstance(error, Error) else f"{path}: {error.strerror}", path) from None

@@ -2,6 +2,7 @@ import collections
 import json
 import os
 import pickle
+import signal
 import stat
 import threading
 import types
@@ -142,6 +143,24 @@ def test_save_writes_to_a_pipe(tiny_job, tmp_path):
     plan.save(pipe)
     reader.join()
     assert read == [plan.to_bytes()] and stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_what_a_signal_raises_ends_a_save_as_it_is(tiny_job, tmp_path):
+    plan = refit.compile(tiny_job)
+    pipe = tmp_path / "pipe"  # nobody reads
+    os.mkfifo(pipe)
+
+    def late(*_):
+        raise TimeoutError("too late")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(TimeoutError, match="^too late$"):
+            plan.save(pipe)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_save_writes_to_a_device(tiny_job, tmp_path):
