@@ -123,8 +123,9 @@ void Append(std::string& text, const SideSpec& value) {
       layers_per_stage, num_layers_in_first_pipeline_stage,
       num_layers_in_last_pipeline_stage, make_vocab_size_divisible_by, dtype,
       quantised, version, fused_experts, expert_shard_dim, experts, moe_backend,
-      dp_attention, dp_lm_head, embedding, shared_experts,
-      moe_mlp_glu_interleave_size, moe_single_grouped_weight, mtp, generic);
+      router_dtype, dp_attention, dp_lm_head, embedding, shared_experts,
+      moe_mlp_glu_interleave_size, mamba_fp32, moe_single_grouped_weight, mtp,
+      generic);
 }
 
 void Append(std::string& text, const TopologySpec& value) {
@@ -152,7 +153,7 @@ void Append(std::string& text, const LatentAttention& value) {
 }
 
 void Append(std::string& text, const MambaSizes& value) {
-  REFIT_APPEND_MEMBERS(heads, head_dim, groups, state);
+  REFIT_APPEND_MEMBERS(heads, head_dim, groups, sglang_groups, state);
 }
 
 void Append(std::string& text, const DeltaNetSizes& value) {

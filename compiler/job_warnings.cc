@@ -2,16 +2,15 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <vector>
 
 #include "absl/strings/str_format.h"
 #include "compiler/job/side.h"
+#include "compiler/job/version.h"
 
 namespace refit {
 namespace {
@@ -35,26 +34,11 @@ struct NewestRelease {
   std::string_view version;
 };
 constexpr std::array kNewest = {
+    NewestRelease{LayoutKind::kMegatron, "Megatron Core", "0.17"},
+    NewestRelease{LayoutKind::kFsdp, "transformers", "5.23"},
     NewestRelease{LayoutKind::kVllm, "vLLM", "0.33"},
     NewestRelease{LayoutKind::kSglang, "SGLang", "0.5.23"},
 };
-
-// The leading numbers of a version: {0, 25} of "0.25rc1" and "v0.25". Empty if
-// there are none.
-std::vector<int64_t> VersionNumbers(std::string_view version) {
-  if (version.starts_with("v")) version.remove_prefix(1);
-  std::vector<int64_t> numbers;
-  const char* at = version.data();
-  const char* const end = at + version.size();
-  for (int64_t number = 0; at < end; ++at) {
-    const auto [rest, error] = std::from_chars(at, end, number);
-    if (error != std::errc() || number < 0) break;
-    numbers.push_back(number);
-    if (rest == end || *rest != '.') break;
-    at = rest;
-  }
-  return numbers;
-}
 
 // Only the numbers that both have are compared: 0.33.1 is a 0.33.
 bool IsNewer(const std::vector<int64_t>& version,
@@ -188,6 +172,31 @@ void WarnOfMoeBackend(const Job& job, const Model& model,
   }
 }
 
+// Of jobs that SGLang's own loader does not take, or reads otherwise.
+void WarnOfSglangsLoader(const SideSpec& side, const Model& model,
+                         Diagnostics& diagnostics) {
+  if (side.layout.value != LayoutKind::kSglang) return;
+  const Architecture& a = model.architecture;
+  const bool is_newer = side.version.given && IsSince(side, {0, 5, 24});
+  if (a.family == "gpt_oss" && side.expert_parallel.value > 1 && !is_newer) {
+    diagnostics.Warning(
+        side.expert_parallel.place,
+        absl::StrFormat("%s.expert_parallel %d: SGLang 0.5.23 cannot load "
+                        "gpt_oss with expert parallelism; wanted 1, or "
+                        "%s.version of a newer release that can",
+                        side.key, side.expert_parallel.value, side.key));
+  }
+  if (a.mamba.has_value() && a.mamba->groups != a.mamba->sglang_groups) {
+    diagnostics.Warning(
+        model.place,
+        absl::StrFormat("n_groups is %d, and %s reads mamba_n_groups, which is "
+                        "%d where config.json does not have it; wanted "
+                        "\"mamba_n_groups\": %d",
+                        a.mamba->groups, LayoutName(side.layout.value),
+                        a.mamba->sglang_groups, a.mamba->groups));
+  }
+}
+
 }  // namespace
 
 void WarnOfJob(const Job& job, const Model& model, Diagnostics& diagnostics) {
@@ -196,6 +205,8 @@ void WarnOfJob(const Job& job, const Model& model, Diagnostics& diagnostics) {
   WarnOfHosts(job, diagnostics);
   WarnOfQuantizedCheckpoint(job, model, diagnostics);
   WarnOfMoeBackend(job, model, diagnostics);
+  WarnOfSglangsLoader(job.source, model, diagnostics);
+  WarnOfSglangsLoader(job.destination, model, diagnostics);
 }
 
 void WarnOfBuckets(const Job& job, const Module& module,

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -32,6 +34,7 @@ class BodyChecker {
   absl::Status CheckPresence();
   absl::Status CheckPools();
   absl::Status CheckDeclarations();
+  absl::Status CheckRequirements();
   absl::Status CheckProgram(uint32_t rank, const fb::RankProgram& program);
   absl::Status CheckMessage(uint32_t rank, const fb::RankProgram& program,
                             const fb::Message& message);
@@ -71,6 +74,7 @@ absl::Status BodyChecker::Check() {
     return status;
   }
   if (absl::Status status = CheckDeclarations(); !status.ok()) return status;
+  if (absl::Status status = CheckRequirements(); !status.ok()) return status;
   if (absl::Status status = CheckQuantisations(body_); !status.ok()) {
     return status;
   }
@@ -157,6 +161,38 @@ absl::Status BodyChecker::CheckPools() {
     if (end > copies.size()) {
       return Bad(absl::StrFormat("copy list %u: copies end at %u of %u", i, end,
                                  copies.size()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Words for programs, in an order that gives each once.
+absl::Status BodyChecker::CheckRequirements() {
+  const auto is_word = [](std::string_view text) {
+    return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
+      return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
+    });
+  };
+  const uint32_t count =
+      body_.requirements() == nullptr ? 0 : body_.requirements()->size();
+  for (uint32_t i = 0; i < count; ++i) {
+    const fb::Requirement& now = *body_.requirements()->Get(i);
+    if (now.side() > fb::Side::kDestination) {
+      return Bad(absl::StrFormat("requirement %u: unknown side %u", i,
+                                 static_cast<uint32_t>(now.side())));
+    }
+    if (!is_word(now.key()->str()) || !is_word(now.value()->str())) {
+      return Bad(absl::StrFormat(
+          "requirement %u: its key or value is not made of lower-case letters, "
+          "digits and '_'",
+          i));
+    }
+    if (i == 0) continue;
+    const fb::Requirement& before = *body_.requirements()->Get(i - 1);
+    if (std::pair(before.side(), before.key()->str()) >=
+        std::pair(now.side(), now.key()->str())) {
+      return Bad(
+          absl::StrFormat("requirement %u: not ascending by side and key", i));
     }
   }
   return absl::OkStatus();

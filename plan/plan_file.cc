@@ -195,6 +195,16 @@ constexpr std::array kFeatures = {
 
 }  // namespace
 
+uint32_t FormatVersionFor(const fb::Body& body, uint64_t features) {
+  const bool has_requirements =
+      body.requirements() != nullptr && body.requirements()->size() > 0;
+  const uint32_t minor = has_requirements                   ? 4
+                         : features >= kFeatureStagedRelays ? 3
+                         : features > kFeatureDirectRounds  ? 2
+                                                            : 1;
+  return kFormatMajor << 16 | minor;
+}
+
 // The file's bytes: mapped, or owned.
 class PlanFile::Bytes {
  public:

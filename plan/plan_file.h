@@ -15,7 +15,7 @@
 namespace refit {
 
 inline constexpr uint32_t kFormatMajor = 1;
-inline constexpr uint32_t kFormatMinor = 3;
+inline constexpr uint32_t kFormatMinor = 4;
 // Bits of `required_features`.
 inline constexpr uint64_t kFeatureDirectRounds = 1;
 inline constexpr uint64_t kFeaturePostHooks = 2;
@@ -26,14 +26,9 @@ inline constexpr uint64_t kFeatureStagedRelays = 16;  // and in staged rounds
 inline constexpr uint64_t kKnownFeatures =
     kFeatureDirectRounds | kFeaturePostHooks | kFeatureQuantisation |
     kFeatureRelays | kFeatureStagedRelays;
-// The format_version of a plan that requires `features`: the oldest that has
-// them, 1.1 at least.
-constexpr uint32_t FormatVersionFor(uint64_t features) {
-  const uint32_t minor = features >= kFeatureStagedRelays  ? 3
-                         : features > kFeatureDirectRounds ? 2
-                                                           : 1;
-  return kFormatMajor << 16 | minor;
-}
+// The format_version of a plan with this body that requires `features`: the
+// oldest that has all of both, 1.1 at least.
+uint32_t FormatVersionFor(const fb::Body& body, uint64_t features);
 // Alignment of staging ranges and of each copy inside a message, so that the
 // widest vector access of a GPU (16 bytes) never straddles two copies.
 inline constexpr int64_t kStagingAlignmentBytes = 16;
@@ -72,6 +67,7 @@ std::string DigestText(const fb::Digest& digest);
 //   * post-hooks have names, and only a destination's buffers have them
 //   * quantisations relate params of the right shapes and dtypes; what is
 //   quantised, and what is written, stays inside its tensors
+//   * requirements are words, each side's key once
 //   * windows of scratch stay inside the rank's arena and have known rounds
 // It promises "nothing needs a bounds check", not "is right": that is
 // plan/proof.h. Errors: kNotFound, kPermissionDenied or kUnavailable (the file

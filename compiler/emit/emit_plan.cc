@@ -306,6 +306,23 @@ OffsetVector<Offset<fb::Skip>> EmitSkips(Builder& builder,
   return builder.CreateVector(skips);
 }
 
+OffsetVector<Offset<fb::Requirement>> EmitRequirements(Builder& builder,
+                                                       const Module& module) {
+  std::vector<Offset<fb::Requirement>> requirements;
+  const auto add = [&](fb::Side side, const SideLayout& layout) {
+    for (const auto& [key, value] : layout.requirements) {
+      const auto key_offset = builder.CreateString(key);
+      const auto value_offset = builder.CreateString(value);
+      requirements.push_back(
+          fb::CreateRequirement(builder, side, key_offset, value_offset));
+    }
+  };
+  add(fb::Side::kSource, module.source);
+  add(fb::Side::kDestination, module.destination);
+  if (requirements.empty()) return 0;
+  return builder.CreateVector(requirements);
+}
+
 Offset<fb::Stats> EmitStats(Builder& builder, const Stats& stats) {
   const auto link = builder.CreateString(stats.binding_link);
   return fb::CreateStats(builder, static_cast<uint64_t>(stats.moved_bytes),
@@ -359,10 +376,11 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
   if (!quantise_lowering.loops().empty()) {
     quantise_loops = builder.CreateVectorOfStructs(quantise_lowering.loops());
   }
+  const auto requirements = EmitRequirements(builder, module);
   return fb::CreateBody(
       builder, static_cast<uint32_t>(module.source_ranks()), params, buffers,
       *programs, rounds, lists, copies, loops, skips, casts, limits, stats,
-      module.topology.colocated, quantisations, quantise_loops);
+      module.topology.colocated, quantisations, quantise_loops, requirements);
 }
 
 }  // namespace
@@ -384,13 +402,14 @@ absl::StatusOr<std::vector<uint8_t>> EmitPlan(const Module& module) {
   const auto producer = builder.CreateString("refitc " REFIT_VERSION);
   const auto provenance = fb::CreateProvenance(builder, producer);
   // Only what the plan uses, so that older executors run what they can.
-  const uint64_t features =
-      RequiredFeatures(*flatbuffers::GetRoot<fb::Body>(body.data()));
+  const fb::Body& emitted_body = *flatbuffers::GetRoot<fb::Body>(body.data());
+  const uint64_t features = RequiredFeatures(emitted_body);
   const fb::Digest no_digest;  // until the bytes are there
-  builder.Finish(fb::CreatePlan(builder, FormatVersionFor(features), features,
-                                &module.inputs_digest, &body_digest,
-                                body_vector, provenance, &no_digest),
-                 fb::PlanIdentifier());
+  builder.Finish(
+      fb::CreatePlan(builder, FormatVersionFor(emitted_body, features),
+                     features, &module.inputs_digest, &body_digest, body_vector,
+                     provenance, &no_digest),
+      fb::PlanIdentifier());
   std::vector<uint8_t> bytes(builder.GetBufferPointer(),
                              builder.GetBufferPointer() + builder.GetSize());
   const fb::Plan& plan = *fb::GetPlan(bytes.data());

@@ -6,6 +6,7 @@
 #define REFIT_COMPILER_IR_MODULE_H_
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -231,6 +232,9 @@ class BufferTable {
 // tree. Index: rank within the side.
 struct SideLayout {
   std::vector<std::vector<BufferId>> ranks;
+  // By key: what the framework must be set to for the buffers to hold this,
+  // where another setting keeps names, dtypes and shapes.
+  std::map<std::string, std::string> requirements;
 };
 
 // A name of the checkpoint that the plan does not move, and why.

@@ -153,6 +153,7 @@ struct SideSpec {
   Located<int64_t> expert_shard_dim;
   Located<ExpertPlacement> experts;           // vLLM, SGLang
   Located<std::string> moe_backend;           // vLLM, SGLang
+  Located<DType> router_dtype;                // vLLM, SGLang
   Located<int64_t> dp_attention{.value = 1};  // SGLang: within tensor_parallel
   Located<bool> dp_lm_head{.value = false};   // SGLang
   Located<EmbeddingCut> embedding{.value = EmbeddingCut::kTensor};  // SGLang
@@ -161,6 +162,8 @@ struct SideSpec {
   // Rows of a gate and of an up block that alternate in an expert's fused
   // tensor; not given: all gate rows, then all up rows.
   Located<int64_t> moe_mlp_glu_interleave_size;
+  // Megatron: A_log and D of Mamba mixers are fp32 whatever the dtype.
+  Located<bool> mamba_fp32{.value = false};
   // The experts of a rank are one tensor, not one each.
   Located<bool> moe_single_grouped_weight{.value = false};
   Located<bool> mtp{.value = false};  // see MovesMtpLayers

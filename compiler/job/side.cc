@@ -80,6 +80,11 @@ constexpr std::array kEmbeddingCuts = {
     Choice<EmbeddingCut>{"attention", EmbeddingCut::kAttention},
     Choice<EmbeddingCut>{"replicated", EmbeddingCut::kReplicated},
 };
+constexpr std::array kRouterDTypes = {
+    Choice<DType>{"bf16", DType::kBf16},
+    Choice<DType>{"fp16", DType::kFp16},
+    Choice<DType>{"fp32", DType::kFp32},
+};
 constexpr std::array kSharedExperts = {
     Choice<SharedExperts>{"tensor", SharedExperts::kTensor},
     Choice<SharedExperts>{"replicated", SharedExperts::kReplicated},
@@ -112,8 +117,11 @@ class SideReader {
                        side_.layers_per_stage);
     }
     ReadSideDType();
-    if (Has("version", kVllm | kSglang)) {
+    if (Has("version", kFrameworks)) {
       reader_.String("version", side_.version);
+    }
+    if (Has("mamba_fp32", kMegatron)) {
+      reader_.Bool("mamba_fp32", side_.mamba_fp32);
     }
     if (Has("fused_experts", kFsdp)) {
       reader_.Bool("fused_experts", side_.fused_experts);
@@ -132,6 +140,9 @@ class SideReader {
     }
     if (Has("moe_backend", kVllm | kSglang)) {
       reader_.String("moe_backend", side_.moe_backend);
+    }
+    if (Has("router_dtype", kVllm | kSglang)) {
+      ReadChoice("router_dtype", kRouterDTypes, side_.router_dtype);
     }
     if (Has("dp_lm_head", kSglang)) {
       reader_.Bool("dp_lm_head", side_.dp_lm_head);

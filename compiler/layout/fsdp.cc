@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "compiler/job/version.h"
 #include "compiler/layout/layout.h"
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/shard.h"
@@ -243,10 +244,12 @@ ExpertShard FsdpLayout::StackShard(const Coordinate& rank) const {
           .second = {}};
 }
 
-// Modules that hold fused experts are those of transformers 5, where mixtral's
-// block is named as the other families', and nemotron_h's model too.
+// In transformers 5 mixtral's block is named as the other families', and
+// nemotron_h's model too. Modules that hold fused experts are always its.
 std::string FsdpLayout::ModuleName(std::string_view name) const {
-  if (!fused_) return std::string(name);
+  const bool is_transformers_5 =
+      context_.side.version.given && IsSince(context_.side, {5});
+  if (!fused_ && !is_transformers_5) return std::string(name);
   if (context_.model.architecture.family == "nemotron_h") {
     return absl::StrReplaceAll(std::string(name), {{"backbone.", "model."}});
   }

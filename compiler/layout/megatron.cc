@@ -335,7 +335,7 @@ void MegatronLayout::AddLayers(const Chunk& chunk, const LayerBlock& block,
   add("self_attention.linear_kv_up_proj.layer_norm_weight", {kKeyValueDownNorm},
       Replicated);
   add("self_attention.linear_kv_up_proj.weight", {kKeyValueUp}, row_shard);
-  megatron::AddMixers(architecture, part, add);
+  megatron::AddMixers(architecture, context_.side, part, add);
   add("mlp.linear_fc1.layer_norm_weight", {kMlpNorm}, Replicated);
   add_fc1("mlp.linear_fc1.weight", kMlpGate, kMlpUp);
   add("mlp.linear_fc2.weight", {kMlpDown}, column_shard);
@@ -525,6 +525,12 @@ SideLayout MegatronLayout::LayOut() {
   }
 
   AppendReplicas(context_.side.replicas.value, layout);
+  if (!table_.Params(kExpertGate).empty()) {
+    const Located<int64_t>& interleave =
+        context_.side.moe_mlp_glu_interleave_size;
+    layout.requirements["moe_mlp_glu_interleave_size"] =
+        interleave.given ? absl::StrCat(interleave.value) : "none";
+  }
   return layout;
 }
 

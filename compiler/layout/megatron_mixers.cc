@@ -1,5 +1,6 @@
 #include "compiler/layout/megatron_mixers.h"
 
+#include "compiler/job/version.h"
 #include "compiler/layout/megatron_specs.h"
 #include "compiler/layout/mixers.h"
 
@@ -8,13 +9,15 @@ namespace {
 
 using enum ParamRole;
 
-void AddMambaMixers(const MambaSizes& mamba, EvenPart part, AddStack add) {
+void AddMambaMixers(const MambaSizes& mamba, const SideSpec& side,
+                    EvenPart part, AddStack add) {
   const auto row_part = [&](const LayerGroup& group) {
     return RowPart(*group.params[0], part);
   };
-  const auto row_part_in_fp32 = [&](const LayerGroup& group) {
+  // The modules declare fp32, and Float16Module casts them with all others.
+  const auto declared_fp32 = [&](const LayerGroup& group) {
     TensorSpec spec = row_part(group);
-    spec.own_dtype = DType::kFp32;
+    if (side.mamba_fp32.value) spec.own_dtype = DType::kFp32;
     return spec;
   };
   const auto in_rows = [&](const LayerGroup& group) {
@@ -27,10 +30,14 @@ void AddMambaMixers(const MambaSizes& mamba, EvenPart part, AddStack add) {
     return ColumnShard(group, part.count, part.index);
   };
   add("mixer.dt_bias", {kMambaDtBias}, row_part);
-  add("mixer.A_log", {kMambaALog}, row_part_in_fp32);
-  add("mixer.D", {kMambaD}, row_part_in_fp32);
-  add("mixer.conv1d_weight", {kMambaConv}, conv_rows);
-  add("mixer.conv1d_bias", {kMambaConvBias}, conv_rows);
+  add("mixer.A_log", {kMambaALog}, declared_fp32);
+  add("mixer.D", {kMambaD}, declared_fp32);
+  // A module of its own up to 0.16, the newest that is released.
+  const bool has_module = !side.version.given || !IsSince(side, {0, 17});
+  add(has_module ? "mixer.conv1d.weight" : "mixer.conv1d_weight", {kMambaConv},
+      conv_rows);
+  add(has_module ? "mixer.conv1d.bias" : "mixer.conv1d_bias", {kMambaConvBias},
+      conv_rows);
   add("mixer.in_proj.layer_norm_weight", {kMambaNorm}, Replicated);
   add("mixer.in_proj.weight", {kMambaIn}, in_rows);
   add("mixer.in_proj.bias", {kMambaInBias}, in_rows);
@@ -70,9 +77,10 @@ void AddDeltaNets(const DeltaNetSizes& delta, EvenPart part, AddStack add) {
 
 }  // namespace
 
-void AddMixers(const Architecture& architecture, EvenPart part, AddStack add) {
+void AddMixers(const Architecture& architecture, const SideSpec& side,
+               EvenPart part, AddStack add) {
   if (architecture.mamba.has_value()) {
-    AddMambaMixers(*architecture.mamba, part, add);
+    AddMambaMixers(*architecture.mamba, side, part, add);
   }
   if (architecture.delta.has_value()) {
     AddDeltaNets(*architecture.delta, part, add);

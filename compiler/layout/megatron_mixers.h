@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "absl/functional/function_ref.h"
+#include "compiler/job/job.h"
 #include "compiler/layout/role_table.h"
 #include "compiler/layout/shard.h"
 #include "compiler/layout/tensor_stack.h"
@@ -19,7 +20,8 @@ using AddStack = absl::FunctionRef<void(
     absl::FunctionRef<TensorSpec(const LayerGroup&)> make)>;
 
 // What the tensor-parallel rank of `part` holds of the model's mixers.
-void AddMixers(const Architecture& architecture, EvenPart part, AddStack add);
+void AddMixers(const Architecture& architecture, const SideSpec& side,
+               EvenPart part, AddStack add);
 
 }  // namespace refit::megatron
 

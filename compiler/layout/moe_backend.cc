@@ -1,6 +1,7 @@
 #include "compiler/layout/moe_backend.h"
 
 #include <array>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -36,6 +37,27 @@ constexpr std::array kBackends = {
 };
 
 }  // namespace
+
+std::map<std::string, std::string> ExpertRequirements(const SideSpec& side,
+                                                      int64_t expert_ranks) {
+  std::map<std::string, std::string> requirements;
+  requirements["moe_backend"] =
+      side.moe_backend.given ? side.moe_backend.value : "triton";
+  if (expert_ranks > 1) {
+    switch (side.experts.value.kind) {
+      case ExpertPlacement::Kind::kLinear:
+        requirements["expert_placement"] = "linear";
+        break;
+      case ExpertPlacement::Kind::kRoundRobin:
+        requirements["expert_placement"] = "round_robin";
+        break;
+      case ExpertPlacement::Kind::kTable:
+        requirements["expert_placement"] = "table";
+        break;
+    }
+  }
+  return requirements;
+}
 
 GateUpOrder CheckMoeBackend(const SideSpec& side, SizeChecks& checks) {
   constexpr GateUpOrder kCheckpoints = GateUpOrder::kGateFirst;

@@ -168,11 +168,16 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
   }
   add({kRouter}, [&](const LayerGroup& group) {
     TensorSpec spec = Replicated(group);
-    if (sglang::CachesRouter(architecture.family) &&
+    const sglang::RouterForm form = sglang::RouterFormOf(context_);
+    if (form == sglang::RouterForm::kFp32) spec.own_dtype = DType::kFp32;
+    if (form == sglang::RouterForm::kCopied &&
         context_.which == fb::Side::kDestination) {
       spec.post_hooks.push_back(
           {.name = "drop-router-copy",
            .detail = "set the gate's cached fp32 copy, _weight_fp32, to None"});
+    }
+    if (context_.side.router_dtype.given) {
+      spec.own_dtype = context_.side.router_dtype.value;
     }
     return spec;
   });
@@ -330,6 +335,9 @@ SideLayout SglangLayout::LayOut() {
   // Without attention of its own a data-parallel rank is a whole engine.
   AppendReplicas(
       context_.side.data_parallel.value * context_.side.replicas.value, layout);
+  if (context_.model.architecture.experts > 0) {
+    layout.requirements = ExpertRequirements(context_.side, sizes_.expert);
+  }
   return layout;
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_format.h"
+#include "compiler/job/version.h"
 
 namespace refit::sglang {
 namespace {
@@ -65,8 +66,13 @@ bool BuildsHeadOnEveryStage(std::string_view family) {
   return family == "llama" || HasHeadOfItsOwn(family);
 }
 
-bool CachesRouter(std::string_view family) {
-  return family == "glm4_moe" || family == "glm4_moe_lite";
+RouterForm RouterFormOf(const LayoutContext& context) {
+  const std::string_view family = context.model.architecture.family;
+  if (family != "glm4_moe" && family != "glm4_moe_lite") {
+    return RouterForm::kPlain;
+  }
+  return IsSince(context.side, {0, 5, 19}) ? RouterForm::kFp32
+                                           : RouterForm::kCopied;
 }
 
 SharedExperts SharedExpertsOf(const LayoutContext& context,

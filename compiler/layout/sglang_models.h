@@ -3,6 +3,7 @@
 #ifndef REFIT_COMPILER_LAYOUT_SGLANG_MODELS_H_
 #define REFIT_COMPILER_LAYOUT_SGLANG_MODELS_H_
 
+#include <cstdint>
 #include <string_view>
 
 #include "compiler/job/job.h"
@@ -18,8 +19,13 @@ bool HasHeadOfItsOwn(std::string_view family);
 // Whether every pipeline stage has a head, be it read there or not.
 bool BuildsHeadOnEveryStage(std::string_view family);
 
-// Whether the router computes with an fp32 copy that it makes once.
-bool CachesRouter(std::string_view family);
+// How the engine keeps the weight of a router.
+enum class RouterForm : uint8_t {
+  kPlain,   // in the dtype of the others
+  kFp32,    // in fp32
+  kCopied,  // as the others, and computes with an fp32 copy that it makes once
+};
+RouterForm RouterFormOf(const LayoutContext& context);
 
 // How a side holds shared experts: as the job says, else as the engine decides
 // on NVIDIA GPUs.

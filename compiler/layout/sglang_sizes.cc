@@ -149,6 +149,8 @@ ExpertForm CheckSizes(const LayoutContext& context, const RoleTable& table,
     expert_tensor.value = sizes.expert_tensor;
   }
   CheckExpertTensors(checks, expert_tensor);
+  checks.HasExperts(side.router_dtype.given, side.router_dtype.place,
+                    "router_dtype");
   // Triton's kernels for unquantised experts want them so.
   ExpertForm form;
   form.transposed =

@@ -10,6 +10,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
+#include "compiler/job/version.h"
 #include "compiler/layout/expert_slots.h"
 #include "compiler/layout/layout.h"
 #include "compiler/layout/mixers.h"
@@ -37,7 +38,7 @@ struct VllmSizes {
 
   // Ranks that share the experts of a layer.
   int64_t expert_ranks() const { return data * tensor; }
-  // Each rank runs a part of the tokens through all of the shared experts.
+  // Each rank runs a part of the tokens through the experts.
   bool sequence_parallel_experts() const {
     return expert_parallel && tensor > 1 && data > 1;
   }
@@ -79,6 +80,13 @@ class VllmLayout {
   // Reports a draft model that vLLM does not have.
   void CheckDraft(SizeChecks& checks, const SizeChecks::Divisor& tensor);
 
+  // Whether each rank holds all of the shared experts.
+  bool HasWholeSharedExperts() const {
+    return sizes_.sequence_parallel_experts() &&
+           !vllm::CutsSharedExpertsOfTokenParts(
+               context_.model.architecture.family);
+  }
+
   // Adds a tensor outside the layers: whole where a stage reads it, a declared
   // skip where it is built and never read, else nothing.
   void AddEnd(bool is_read, bool is_built, Buffer buffer,
@@ -97,7 +105,7 @@ void VllmLayout::CheckSizes(SizeChecks& checks) {
       checks.Named("tensor_parallel", side.tensor_parallel);
   checks.Heads(tensor);
   CheckMlp(checks, tensor);
-  if (!sizes_.sequence_parallel_experts()) CheckSharedExperts(checks, tensor);
+  if (!HasWholeSharedExperts()) CheckSharedExperts(checks, tensor);
   CheckMixerSizes(checks, context_.model.architecture, tensor,
                   MambaGroups::kCutOrWhole);
   for (const ParamRole role : {kEmbedding, kOutputHead}) {
@@ -119,17 +127,14 @@ void VllmLayout::CheckSizes(SizeChecks& checks) {
   CheckFusedExperts(context_, table_, gate_up_order_, checks);
   CheckDraft(checks, tensor);
 
-  if (side.version.given) {
-    const std::optional<bool> routed =
-        vllm::HasRoutedExperts(side.version.value);
-    if (!routed.has_value()) {
-      checks.Report(
-          side.version.place,
-          absl::StrFormat(
-              "%s.version \"%s\" is not a version; wanted one like 0.25",
-              side.key, side.version.value));
-    }
-    routed_experts_ = routed.value_or(true);
+  checks.HasExperts(side.router_dtype.given, side.router_dtype.place,
+                    "router_dtype");
+  routed_experts_ = IsSince(side, {0, 24});
+  if (side.version.given && VersionNumbers(side.version.value).size() < 2) {
+    checks.Report(side.version.place,
+                  absl::StrFormat("%s.version \"%s\" is not a version; wanted "
+                                  "one like 0.25",
+                                  side.key, side.version.value));
   }
 }
 
@@ -230,8 +235,7 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
     return ConcatRows(group,
                       RenameModule(group.params[0]->name, "fused_qkv_a_proj"));
   };
-  const EvenPart shared_part =
-      sizes_.sequence_parallel_experts() ? EvenPart{} : part;
+  const EvenPart shared_part = HasWholeSharedExperts() ? EvenPart{} : part;
   const auto add = [&](std::initializer_list<ParamRole> roles, auto make) {
     AddLayers(stage, layers, roles, std::nullopt, make, out);
   };
@@ -308,6 +312,9 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   add({kRouter}, [&](const LayerGroup& group) {
     TensorSpec spec = Replicated(group);
     if (vllm::HasFp32Router(architecture.family)) spec.own_dtype = DType::kFp32;
+    if (context_.side.router_dtype.given) {
+      spec.own_dtype = context_.side.router_dtype.value;
+    }
     return spec;
   });
   add({kRouterBias}, replicated);
@@ -416,6 +423,10 @@ SideLayout VllmLayout::LayOut() {
   }
 
   AppendReplicas(context_.side.replicas.value, layout);
+  if (context_.model.architecture.experts > 0) {
+    layout.requirements = ExpertRequirements(
+        context_.side, sizes_.expert_parallel ? sizes_.expert_ranks() : 1);
+  }
   return layout;
 }
 

@@ -1,7 +1,5 @@
 #include "compiler/layout/vllm_models.h"
 
-#include <charconv>
-#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -36,8 +34,12 @@ bool BuildsVocabularyOnEveryStage(std::string_view family) {
   return family == "qwen3_next" || BuildsEndsOnEveryStage(family);
 }
 
+bool CutsSharedExpertsOfTokenParts(std::string_view family) {
+  return family == "glm4_moe" || family == "glm4_moe_lite";
+}
+
 bool LacksOutputBias(std::string_view family) {
-  return family == "qwen3_moe";
+  return family == "qwen3" || family == "qwen3_moe";
 }
 
 TensorSpec LatentProjection(const LayerGroup& group, std::string_view name,
@@ -52,22 +54,6 @@ TensorSpec LatentProjection(const LayerGroup& group, std::string_view name,
           .skip = DeclaredSkip{.reason = SkipReason::kDerived,
                                .detail = "made of kv_b_proj after each refit "
                                          "(derive-latent-projections)"}};
-}
-
-std::optional<bool> HasRoutedExperts(std::string_view version) {
-  const char* const end = version.data() + version.size();
-  int32_t major = 0;
-  int32_t minor = 0;
-  const auto [dot, major_error] = std::from_chars(version.data(), end, major);
-  if (major_error != std::errc() || dot == end || *dot != '.') {
-    return std::nullopt;
-  }
-  const auto [rest, minor_error] = std::from_chars(dot + 1, end, minor);
-  if (minor_error != std::errc() || major < 0 || minor < 0) {
-    return std::nullopt;
-  }
-  // What follows is a patch level or a pre-release tag: "0.25.1", "0.25rc1".
-  return std::pair(major, minor) >= std::pair(0, 25);
 }
 
 }  // namespace refit::vllm

@@ -3,7 +3,6 @@
 #ifndef REFIT_COMPILER_LAYOUT_VLLM_MODELS_H_
 #define REFIT_COMPILER_LAYOUT_VLLM_MODELS_H_
 
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -15,10 +14,6 @@ namespace refit::vllm {
 // The tensor's name in vLLM's modules: the checkpoint's, but for families whose
 // modules are named otherwise.
 std::string ModuleName(std::string_view family, std::string name);
-
-// Whether experts are named "experts.routed_experts.", as from 0.25 on.
-// nullopt: not a version.
-std::optional<bool> HasRoutedExperts(std::string_view version);
 
 // The models whose checkpoint keeps the draft model under "mtp.": vLLM gives
 // the draft's modules this prefix too, where others have the model's layer
@@ -34,6 +29,10 @@ bool BuildsEndsOnEveryStage(std::string_view family);
 
 // The same of embedding and head alone.
 bool BuildsVocabularyOnEveryStage(std::string_view family);
+
+// The models whose shared experts tensor parallelism cuts also where each rank
+// runs only a part of the tokens through them.
+bool CutsSharedExpertsOfTokenParts(std::string_view family);
 
 // The models whose attention_bias gives the output projection no bias.
 bool LacksOutputBias(std::string_view family);

@@ -18,7 +18,8 @@ namespace refit {
 struct MambaSizes {
   int64_t heads = 0;
   int64_t head_dim = 0;
-  int64_t groups = 0;  // that share B and C
+  int64_t groups = 0;         // that share B and C
+  int64_t sglang_groups = 0;  // what SGLang takes for them
   int64_t state = 0;
 
   int64_t inner() const { return heads * head_dim; }  // rows of z and of x

@@ -177,10 +177,24 @@ void NemotronBuilder::AddLayers(std::string_view prefix,
 
 void NemotronBuilder::AddMamba(const IndexDim& layers) {
   const int64_t hidden = model_.architecture.hidden;
+  // SGLang's class reads another key, of which 8 is its default.
+  constexpr std::string_view kSglangKey = "mamba_n_groups";
+  const int64_t sglang_groups = config_.SizeOr(kSglangKey, 8);
+  const int64_t groups = config_.Has(kSglangKey)
+                             ? config_.SizeOr("n_groups", sglang_groups)
+                             : config_.Size("n_groups");
+  if (config_.Has(kSglangKey) && groups != sglang_groups) {
+    config_.Error(kSglangKey,
+                  absl::StrFormat("mamba_n_groups is %d and n_groups is %d; "
+                                  "wanted both alike, since SGLang reads the "
+                                  "first and all others the second",
+                                  sglang_groups, groups));
+  }
   model_.architecture.mamba =
       MambaSizes{.heads = config_.Size("mamba_num_heads"),
                  .head_dim = config_.Size("mamba_head_dim"),
-                 .groups = config_.Size("n_groups"),
+                 .groups = groups,
+                 .sglang_groups = sglang_groups,
                  .state = config_.Size("ssm_state_size")};
   const MambaSizes& mamba = *model_.architecture.mamba;
   const int64_t conv = mamba.inner() + 2 * mamba.shared();

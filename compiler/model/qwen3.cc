@@ -6,9 +6,10 @@ namespace refit {
 void BuildQwen3(ConfigReader& config, Model& model) {
   DecoderBuilder decoder(config, model);
   decoder.Begin();
-  decoder.AddAttention(
-      {.query_key_value_bias = config.FlagOr("attention_bias", false),
-       .query_key_norm = true});
+  const bool bias = config.FlagOr("attention_bias", false);
+  decoder.AddAttention({.query_key_value_bias = bias,
+                        .output_bias = bias,
+                        .query_key_norm = true});
   decoder.AddMlp(decoder.AllLayers(), config.Size("intermediate_size"));
   decoder.End();
 }

@@ -166,6 +166,38 @@ void CompareCasts(const fb::Body& a, const fb::Body& b, DiffReport& report) {
   }
 }
 
+void CompareRequirements(const fb::Body& a, const fb::Body& b,
+                         DiffReport& report) {
+  const auto requirements_of = [](const fb::Body& body) {
+    std::map<std::string, std::string> requirements;
+    for (uint32_t i = 0; i < Length(body.requirements()); ++i) {
+      const fb::Requirement& requirement = *body.requirements()->Get(i);
+      requirements.emplace(absl::StrCat(EnumText(requirement.side()), " ",
+                                        requirement.key()->str()),
+                           requirement.value()->str());
+    }
+    return requirements;
+  };
+  const std::map<std::string, std::string> values_a = requirements_of(a);
+  const std::map<std::string, std::string> values_b = requirements_of(b);
+  for (const auto& [key, value] : values_a) {
+    const auto other = values_b.find(key);
+    if (other == values_b.end()) {
+      report.Add(kContract, "REQUIREMENT_REMOVED",
+                 absl::StrCat(key, ": was ", value));
+    } else if (other->second != value) {
+      report.Add(kContract, "REQUIREMENT_CHANGED",
+                 absl::StrCat(key, ": ", value, " -> ", other->second));
+    }
+  }
+  for (const auto& [key, value] : values_b) {
+    if (!values_a.contains(key)) {
+      report.Add(kContract, "REQUIREMENT_ADDED",
+                 absl::StrCat(key, ": ", value));
+    }
+  }
+}
+
 void CompareRanks(const PlanFile& a, const PlanFile& b, DiffReport& report) {
   const auto add = [&](const char* what, const std::string& from,
                        const std::string& to) {
@@ -456,6 +488,7 @@ ChangedTensors CompareContracts(const PlanFacts& a, const PlanFacts& b,
   CompareParams(a, b, report);
   CompareSkips(a.body(), b.body(), report);
   CompareCasts(a.body(), b.body(), report);
+  CompareRequirements(a.body(), b.body(), report);
   CompareRanks(a.plan(), b.plan(), report);
   if (a.plan().source_ranks() != b.plan().source_ranks()) {
     CompareSide(a, b, fb::Side::kSource, report);

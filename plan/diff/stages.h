@@ -16,7 +16,8 @@ namespace refit {
 // ascending.
 using ChangedTensors = std::vector<std::vector<NameId>>;
 
-// What workers must agree with: params, ranks, buffers, layouts, skips, casts.
+// What workers must agree with: params, ranks, buffers, layouts, skips, casts,
+// settings of the frameworks.
 ChangedTensors CompareContracts(const PlanFacts& a, const PlanFacts& b,
                                 int32_t common_ranks, DiffReport& report);
 

@@ -34,6 +34,7 @@ class TextPrinter {
  private:
   void PrintHeader();
   void PrintRanks();
+  void PrintRequirements();
   void PrintStats();
   void PrintParams();
   void PrintBuffers();
@@ -54,6 +55,7 @@ class TextPrinter {
 std::string TextPrinter::Print() {
   PrintHeader();
   PrintRanks();
+  PrintRequirements();
   PrintStats();
   PrintParams();
   PrintBuffers();
@@ -87,6 +89,15 @@ void TextPrinter::PrintRanks() {
                   body_.colocated() ? " colocated" : "", "\n");
   for (const auto& [host, ranks] : RanksByHost(body_)) {
     absl::StrAppend(&text_, "host ", host, " ranks ", NumberSetText(ranks),
+                    "\n");
+  }
+}
+
+void TextPrinter::PrintRequirements() {
+  for (uint32_t i = 0; i < Length(body_.requirements()); ++i) {
+    const fb::Requirement& requirement = *body_.requirements()->Get(i);
+    absl::StrAppend(&text_, "requires ", EnumText(requirement.side()), " ",
+                    requirement.key()->str(), " ", requirement.value()->str(),
                     "\n");
   }
 }

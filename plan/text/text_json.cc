@@ -141,6 +141,17 @@ void JsonPrinter::PrintHeader() {
     writer_.EndObject();
   }
   writer_.EndArray();
+  writer_.Key("requirements");
+  writer_.StartArray();
+  for (uint32_t i = 0; i < Length(body_.requirements()); ++i) {
+    const fb::Requirement& requirement = *body_.requirements()->Get(i);
+    writer_.StartObject();
+    Text("side", EnumText(requirement.side()));
+    Text("key", requirement.key());
+    Text("value", requirement.value());
+    writer_.EndObject();
+  }
+  writer_.EndArray();
 }
 
 void JsonPrinter::PrintStats() {

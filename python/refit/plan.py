@@ -228,6 +228,14 @@ class Plan:
         """What `rank` binds, by name, in plan order."""
         return {name: TensorInfo(dtype, tuple(shape)) for name, dtype, shape in self._file.tensors(rank)}
 
+    def requirements(self, rank: int) -> dict[str, str]:
+        """What the framework of `rank`'s worker must be set to, such as {"moe_backend": "triton"}.
+
+        With another setting the tensors have the same names, dtypes and shapes and hold other elements, so that
+        `bind` cannot see it: compare these with the live framework before. docs/plan-format.md lists the keys.
+        """
+        return self._file.requirements(rank)
+
     def skipped(self, rank: int) -> set[str]:
         """Names among `tensors(rank)` that the plan declares as skips: no refit reads or writes them."""
         return set(self._file.skipped(rank))

@@ -1,5 +1,6 @@
 // Compiling, and all that can be said of a plan from its file.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -151,6 +152,22 @@ std::vector<TensorInfo> Tensors(const PlanFile& plan, int32_t rank) {
     }
   }
   return tensors;
+}
+
+// What the framework of a rank's worker must be set to, by key.
+std::map<std::string, std::string> Requirements(const PlanFile& plan,
+                                                int32_t rank) {
+  CheckRank(plan, rank);
+  const fb::Side side =
+      rank < plan.source_ranks() ? fb::Side::kSource : fb::Side::kDestination;
+  const auto* requirements = plan.body().requirements();
+  std::map<std::string, std::string> values;
+  for (uint32_t i = 0; i < Length(requirements); ++i) {
+    const fb::Requirement& requirement = *requirements->Get(i);
+    if (requirement.side() != side) continue;
+    values.emplace(requirement.key()->str(), requirement.value()->str());
+  }
+  return values;
 }
 
 // The names of a rank's tensors that no refit reads or writes.
@@ -312,6 +329,7 @@ void BindPlan(nb::module_& module) {
       .def("stats_text", [](const PlanFile& p) { return StatsText(p); })
       .def("stats", &Stats)
       .def("tensors", &Tensors, nb::arg("rank"))
+      .def("requirements", &Requirements, nb::arg("rank"))
       .def("skipped", &Skipped, nb::arg("rank"))
       .def("post_hooks", &PostHooks, nb::arg("rank"))
       .def("traffic", &Traffic)

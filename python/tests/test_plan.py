@@ -201,6 +201,21 @@ def test_a_plan_says_what_each_rank_binds(tiny_job):
         plan.tensors(4)
 
 
+def test_a_plan_says_how_each_ranks_framework_must_be_set(models):
+    job = {"model": str(models / "qwen3-30b-a3b.json"),
+           "source": {"layout": "megatron", "expert_parallel": 2, "data_parallel": 2},
+           "destination": {"layout": "vllm", "tensor_parallel": 2, "expert_parallel": True}}
+    plan = refit.compile(job)
+    assert plan.requirements(1) == {"moe_mlp_glu_interleave_size": "none"}
+    assert plan.requirements(2) == {"expert_placement": "linear", "moe_backend": "triton"}
+    job["destination"] = {"layout": "vllm", "moe_backend": "flashinfer_cutlass"}
+    assert refit.compile(job).requirements(2) == {"moe_backend": "flashinfer_cutlass"}
+    job["model"] = str(models / "qwen3-0.6b.json")
+    job["source"] = {"layout": "megatron"}
+    job["destination"] = {"layout": "vllm"}
+    assert refit.compile(job).requirements(1) == {}
+
+
 def test_stats_and_traffic_agree(tiny_job):
     plan = refit.compile(tiny_job)
     # Both layers whole, and the norm once for each destination rank, 4 bytes an element.

@@ -325,24 +325,6 @@ TEST(HybridSglangLayoutTest, TritonKernelsWantExpertsTransposed) {
   EXPECT_EQ(found.at("w13_weight_bias").shape, (std::vector<int64_t>{4, 8}));
 }
 
-// The tensor of rank 0 of this name.
-Buffer BufferOf(const Model& model, const SideSpec& side,
-                const std::string& name) {
-  Diagnostics diagnostics;
-  BufferTable buffers;
-  const SideLayout layout = LayOut({.model = model,
-                                    .side = side,
-                                    .which = fb::Side::kDestination,
-                                    .buffers = buffers,
-                                    .diagnostics = diagnostics});
-  EXPECT_EQ(diagnostics.Render(), "");
-  for (const BufferId id : layout.ranks.at(0)) {
-    if (buffers[id].name == name) return buffers[id];
-  }
-  ADD_FAILURE() << "no " << name;
-  return {};
-}
-
 TEST(HybridVllmLayoutTest, AttentionSinksMayHaveACopy) {
   const Buffer sinks =
       BufferOf(ReadTinyModel(kGptOss), MakeSide(LayoutKind::kVllm, 1),
@@ -370,6 +352,11 @@ TEST(HybridFsdpLayoutTest, FusedExpertsOfNemotronAreInAModelOfTransformers5) {
       LayOutAndExpand(model, side, fb::Side::kSource)
           .at(0)
           .contains("backbone.layers.1.mixer.experts.0.up_proj.weight"));
+  side.version = Given<std::string>("5.19");
+  EXPECT_TRUE(LayOutAndExpand(model, side, fb::Side::kSource)
+                  .at(0)
+                  .contains("model.layers.1.mixer.experts.0.up_proj.weight"));
+  side.version = {};
   side.fused_experts = Given(true);
   const Tensors rank = LayOutAndExpand(model, side, fb::Side::kSource).at(0);
   EXPECT_TRUE(rank.contains("model.embeddings.weight"));
@@ -395,11 +382,32 @@ TEST(OwnDTypeTest, FrameworksKeepSomeTensorsInFp32) {
   const std::string gate = "model.layers.{0}.mlp.gate.weight";
   EXPECT_EQ(BufferOf(glm, MakeSide(LayoutKind::kVllm), gate).dtype,
             DType::kFp32);
-  EXPECT_EQ(BufferOf(glm, sglang, gate).dtype, DType::kBf16);
-  // SGLang's gate computes with a copy of its own.
-  const Buffer router = BufferOf(glm, sglang, gate);
-  ASSERT_EQ(router.post_hooks.size(), 1u);
-  EXPECT_EQ(router.post_hooks[0].name, "drop-router-copy");
+  const Buffer newest = BufferOf(glm, sglang, gate);
+  EXPECT_EQ(newest.dtype, DType::kFp32);
+  EXPECT_TRUE(newest.post_hooks.empty());
+  // Before 0.5.19 SGLang's gate computes with a copy of its own.
+  SideSpec older = sglang;
+  older.version = Given<std::string>("0.5.18");
+  const Buffer copied = BufferOf(glm, older, gate);
+  EXPECT_EQ(copied.dtype, DType::kBf16);
+  ASSERT_EQ(copied.post_hooks.size(), 1u);
+  EXPECT_EQ(copied.post_hooks[0].name, "drop-router-copy");
+}
+
+TEST(OwnDTypeTest, AJobMaySayTheRoutersDType) {
+  const Model model = ReadTinyModel(R"({"model_type": "mixtral",
+      "hidden_size": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+      "vocab_size": 64, "num_hidden_layers": 1, "num_local_experts": 4,
+      "intermediate_size": 8})");
+  const std::string gate = "model.layers.{0}.block_sparse_moe.gate.weight";
+  for (const LayoutKind layout : {LayoutKind::kVllm, LayoutKind::kSglang}) {
+    SideSpec side = MakeSide(layout);
+    EXPECT_EQ(BufferOf(model, side, gate).dtype, DType::kBf16);
+    side.router_dtype = Given(DType::kFp32);
+    const Buffer router = BufferOf(model, side, gate);
+    EXPECT_EQ(router.dtype, DType::kFp32);
+    EXPECT_TRUE(router.own_dtype);
+  }
 }
 
 }  // namespace

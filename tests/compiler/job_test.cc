@@ -207,7 +207,7 @@ TEST(JobTest, UnknownKeyUnlikeAnyNamesTheKeysOfItsLayoutAlone) {
   EXPECT_EQ(errors.substr(0, errors.find('\n')),
             "job.json:2:31: error: unknown key \"shards\" in source; wanted "
             "layout, tensor_parallel, data_parallel, replicas, "
-            "expert_parallel, dtype, scale_fmt, fused_experts, "
+            "expert_parallel, dtype, scale_fmt, version, fused_experts, "
             "expert_shard_dim or mtp");
 }
 

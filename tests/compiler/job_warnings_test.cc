@@ -113,6 +113,39 @@ TEST(JobWarningsTest, VersionsThatNobodyHasRead) {
   EXPECT_EQ(warnings("0.10"), "");
 }
 
+TEST(JobWarningsTest, WhatSglangsLoaderDoesNotTake) {
+  constexpr std::string_view kGptOss =
+      R"("model_type": "gpt_oss", "hidden_size": 8, "num_attention_heads": 4,
+         "num_key_value_heads": 4, "head_dim": 2, "vocab_size": 64,
+         "num_hidden_layers": 1, "num_local_experts": 4,
+         "intermediate_size": 4)";
+  const auto sglang = [](const std::string& more) {
+    return absl::StrCat(
+        "\n\"source\": {\"layout\": \"fsdp\"},\n"
+        "\"destination\": {\"layout\": \"sglang\", \"tensor_parallel\": 2",
+        more, "}");
+  };
+  EXPECT_EQ(WarningsOf(kGptOss, sglang(R"(, "expert_parallel": 2)")),
+            "job.json:3:78: warning: destination.expert_parallel 2: SGLang "
+            "0.5.23 cannot load gpt_oss with expert parallelism; wanted 1, or "
+            "destination.version of a newer release that can");
+  EXPECT_EQ(WarningsOf(kGptOss, sglang("")), "");
+  constexpr std::string_view kNemotron =
+      R"("model_type": "nemotron_h", "hidden_size": 8, "num_hidden_layers": 1,
+         "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 2,
+         "vocab_size": 64, "intermediate_size": 4, "mamba_num_heads": 4,
+         "mamba_head_dim": 2, "n_groups": 2, "ssm_state_size": 3,
+         "conv_kernel": 2, "hybrid_override_pattern": "M")";
+  EXPECT_EQ(WarningsOf(kNemotron, sglang("")),
+            "config.json:1:1: warning: n_groups is 2, and sglang reads "
+            "mamba_n_groups, which is 8 where config.json does not have it; "
+            "wanted \"mamba_n_groups\": 2");
+  EXPECT_EQ(WarningsOf(
+                absl::StrCat(std::string(kNemotron), ", \"mamba_n_groups\": 2"),
+                sglang("")),
+            "");
+}
+
 TEST(JobWarningsTest, QuantizedCheckpointsWantADestinationDtype) {
   const std::string awq =
       absl::StrCat(std::string(kDense),

@@ -351,6 +351,23 @@ TEST(SglangSharedExpertsTest, AreFusedWhereTheEngineFusesThem) {
             "features, an expert has 2\n");
 }
 
+TEST(VllmSharedExpertsTest, AreWholeWhereRanksShareTheTokensButForGlm) {
+  SideSpec side = MakeSide(LayoutKind::kVllm, 2);
+  side.data_parallel.value = 2;
+  side.expert_parallel_enabled.value = true;
+  const std::string name =
+      "model.layers.{0}.mlp.shared_experts.down_proj.weight";
+  const auto columns = [&](const std::string& family) {
+    return BufferOf(ModelWithSharedExperts(family, 8, 1), side, name).shape[1];
+  };
+  EXPECT_EQ(columns("deepseek_v3"), 2);
+  EXPECT_EQ(columns("kimi_k2"), 2);
+  EXPECT_EQ(columns("glm4_moe"), 1);
+  EXPECT_EQ(columns("glm4_moe_lite"), 1);
+  side.data_parallel.value = 1;
+  EXPECT_EQ(columns("deepseek_v3"), 1);
+}
+
 TEST_F(LatentLayoutTest, SglangsDraftModelIsAnotherWorker) {
   EXPECT_EQ(LayOutErrors(model_, MakeSide(LayoutKind::kSglang)),
             "destination cannot hold the model's 1 multi-token-prediction "

@@ -343,6 +343,15 @@ TEST(LayoutErrorTest, VllmsQwen3MoeHasNoBiasBehindItsAttention) {
              "layout (generic places any tensors)");
 }
 
+TEST(LayoutErrorTest, RouterDTypeNeedsExperts) {
+  for (SideSpec side : {Vllm(), Sglang()}) {
+    side.router_dtype = Given(DType::kFp32);
+    ExpectOnly(MakeModel({}), side,
+               "destination.router_dtype needs a model with experts; this "
+               "qwen3 has none");
+  }
+}
+
 TEST(LayoutErrorTest, ParamWithoutARoleIsNamed) {
   Model model = MakeModel({});
   model.params[3].role = ParamRole::kOther;

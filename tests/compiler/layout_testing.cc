@@ -291,6 +291,23 @@ std::vector<Tensors> Expand(const Model& model, const BufferTable& buffers,
   return ranks;
 }
 
+Buffer BufferOf(const Model& model, const SideSpec& side,
+                const std::string& name) {
+  Diagnostics diagnostics;
+  BufferTable buffers;
+  const SideLayout layout = LayOut({.model = model,
+                                    .side = side,
+                                    .which = fb::Side::kDestination,
+                                    .buffers = buffers,
+                                    .diagnostics = diagnostics});
+  EXPECT_EQ(diagnostics.Render(), "");
+  for (const BufferId id : layout.ranks.at(0)) {
+    if (buffers[id].name == name) return buffers[id];
+  }
+  ADD_FAILURE() << "no " << name;
+  return {};
+}
+
 std::vector<Tensors> LayOutAndExpand(const Model& model, const SideSpec& side,
                                      fb::Side which) {
   BufferTable buffers;

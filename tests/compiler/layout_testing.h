@@ -77,6 +77,11 @@ std::vector<Tensors> Expand(const Model& model, const BufferTable& buffers,
 std::vector<Tensors> LayOutAndExpand(const Model& model, const SideSpec& side,
                                      fb::Side which);
 
+// The tensor of this name, "{0}" for a layer's number, on the destination's
+// rank 0.
+Buffer BufferOf(const Model& model, const SideSpec& side,
+                const std::string& name);
+
 // The diagnostics of laying out, messages only, one a line.
 std::string LayOutErrors(const Model& model, const SideSpec& side);
 

@@ -64,9 +64,9 @@ TEST(MixerLayoutTest, MegatronCutsEachPartOfAMambaMixer) {
       {"in_proj.weight",
        Take(hf.at("mixer.in_proj.weight"),
             {{4, 8}, {12, 16}, {19, 22}, {25, 28}, {30, 32}})},
-      {"conv1d_weight",
+      {"conv1d.weight",
        Take(hf.at("mixer.conv1d.weight"), {{4, 8}, {11, 14}, {17, 20}})},
-      {"conv1d_bias",
+      {"conv1d.bias",
        Take(hf.at("mixer.conv1d.bias"), {{4, 8}, {11, 14}, {17, 20}})},
       {"A_log", Rows(hf.at("mixer.A_log"), 2, 4)},
       {"D", Rows(hf.at("mixer.D"), 2, 4)},
@@ -74,6 +74,22 @@ TEST(MixerLayoutTest, MegatronCutsEachPartOfAMambaMixer) {
       {"norm.weight", Rows(hf.at("mixer.norm.weight"), 4, 8)},
       {"out_proj.weight", Columns(hf.at("mixer.out_proj.weight"), 4, 8)}};
   ExpectSameTensors(Under(ranks[1], "decoder.layers.0.mixer."), wanted);
+}
+
+TEST(MixerLayoutTest, MegatronsMambaMixersHaveNamesAndDTypesOfTheRelease) {
+  const Model model = ReadTinyModel(absl::StrFormat(kNemotron, 2));
+  const std::string mixer = "decoder.layers.{0}.mixer.";
+  SideSpec side = MakeSide(LayoutKind::kMegatron);
+  for (const std::string name : {"A_log", "D", "dt_bias"}) {
+    EXPECT_EQ(BufferOf(model, side, mixer + name).dtype, DType::kBf16) << name;
+  }
+  EXPECT_FALSE(BufferOf(model, side, mixer + "conv1d.weight").shape.empty());
+  side.mamba_fp32 = Given(true);
+  EXPECT_EQ(BufferOf(model, side, mixer + "A_log").dtype, DType::kFp32);
+  EXPECT_EQ(BufferOf(model, side, mixer + "D").dtype, DType::kFp32);
+  EXPECT_EQ(BufferOf(model, side, mixer + "dt_bias").dtype, DType::kBf16);
+  side.version = Given<std::string>("0.17");
+  EXPECT_FALSE(BufferOf(model, side, mixer + "conv1d_weight").shape.empty());
 }
 
 TEST(MixerLayoutTest, MegatronsHybridLayersHaveTheirOwnNormsAndNoGates) {

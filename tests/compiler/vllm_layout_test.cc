@@ -135,7 +135,7 @@ class Oracle {
           index));
     }
     const std::string to = p + block + "experts." +
-                           (mesh_.version == "0.24.1" ? "" : "routed_experts.");
+                           (mesh_.version == "0.23.1" ? "" : "routed_experts.");
     out[to + "w13_weight"] = Stack(w13);
     out[to + "w2_weight"] = Stack(w2);
   }
@@ -332,8 +332,8 @@ TEST(VllmLayoutTest, ReplicasAreEnginesAndTheSlowestAxis) {
 }
 
 TEST(VllmLayoutTest, VersionChoosesTheNameOfTheExperts) {
-  ExpectMatchesOracle({.experts = 4}, {.tp = 2, .version = "0.24.1"});
-  ExpectMatchesOracle({.experts = 4}, {.tp = 2, .version = "0.25"});
+  ExpectMatchesOracle({.experts = 4}, {.tp = 2, .version = "0.23.1"});
+  ExpectMatchesOracle({.experts = 4}, {.tp = 2, .version = "0.24"});
   ExpectMatchesOracle({.experts = 4}, {.tp = 2, .version = "1.0.0rc1"});
 }
 

@@ -148,10 +148,11 @@ std::vector<uint8_t> PlanBuilder::Bytes() const {
   const auto body =
       outer.CreateVector(inner.GetBufferPointer(), inner.GetSize());
   const auto provenance = fb::CreateProvenanceDirect(outer, "a test");
-  const uint64_t features = RequiredFeatures(
-      *flatbuffers::GetRoot<fb::Body>(inner.GetBufferPointer()));
+  const fb::Body& root =
+      *flatbuffers::GetRoot<fb::Body>(inner.GetBufferPointer());
+  const uint64_t features = RequiredFeatures(root);
   fb::FinishPlanBuffer(
-      outer, fb::CreatePlan(outer, FormatVersionFor(features), features,
+      outer, fb::CreatePlan(outer, FormatVersionFor(root, features), features,
                             &inputs_digest, &body_digest, body, provenance));
   return {outer.GetBufferPointer(), outer.GetBufferPointer() + outer.GetSize()};
 }

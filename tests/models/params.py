@@ -120,7 +120,7 @@ def dense(c, quirks):                                   # llama, qwen2, qwen3
     ends(o, c, quirks)
     kind = c["model_type"]
     qkv_bias = kind == "qwen2" or bool(c.get("attention_bias"))      # the qwen2 code always has q/k/v bias, o never
-    o_bias = kind == "llama" and bool(c.get("attention_bias"))
+    o_bias = kind in ("llama", "qwen3") and bool(c.get("attention_bias"))
     for i in range(c["num_hidden_layers"]):
         p = f"model.layers.{i}."
         o.add(p + "input_layernorm.weight", h)

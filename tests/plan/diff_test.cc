@@ -248,6 +248,25 @@ TEST(DiffTest, PostHooksAreContract) {
   EXPECT_TRUE(Compare(hooked, hooked).same());
 }
 
+TEST(DiffTest, RequirementsAreContract) {
+  const fb::Side side = fb::Side::kDestination;
+  PlanSpec triton = SampleSpec();
+  triton.requirements = {{side, "moe_backend", "triton"}};
+  PlanSpec cutlass = SampleSpec();
+  cutlass.requirements = {{side, "moe_backend", "flashinfer_cutlass"}};
+  EXPECT_EQ(TextOf(SampleSpec(), triton),
+            "contract\n"
+            "  REQUIREMENT_ADDED destination moe_backend: triton\n");
+  EXPECT_EQ(TextOf(triton, cutlass),
+            "contract\n"
+            "  REQUIREMENT_CHANGED destination moe_backend: triton -> "
+            "flashinfer_cutlass\n");
+  EXPECT_EQ(TextOf(triton, SampleSpec()),
+            "contract\n"
+            "  REQUIREMENT_REMOVED destination moe_backend: was triton\n");
+  EXPECT_TRUE(Compare(triton, triton).same());
+}
+
 TEST(DiffTest, BuffersThatComeAndGoNameTheirRanks) {
   PlanSpec other = SampleSpec();
   other.buffers.push_back({.name = "rotary.{0}.inv_freq",

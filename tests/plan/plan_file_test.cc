@@ -159,7 +159,7 @@ TEST(PlanDoorTest, ANewerMajorIsRefused) {
       Door(Wrap(SampleBody(), {.format_version = 2 << 16 | 3}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "format version 2.3 is newer than this build's 1.3");
+            "format version 2.3 is newer than this build's 1.4");
 }
 
 TEST(PlanDoorTest, ANewerMinorIsRead) {
@@ -194,6 +194,38 @@ TEST(PlanDoorTest, PostHooksRequireTheirFeatureAndItsVersion) {
   EXPECT_EQ(Door(Wrap(bytes, {})).message(),
             "the plan has post-hooks but does not require that executors know "
             "them (bit 1 of required_features)");
+}
+
+TEST(PlanDoorTest, RequirementsNeedNoFeatureButTheirVersion) {
+  PlanSpec spec = SampleSpec();
+  spec.requirements = {{fb::Side::kSource, "moe_backend", "triton"},
+                       {fb::Side::kDestination, "expert_placement", "linear"},
+                       {fb::Side::kDestination, "moe_backend", "triton"}};
+  const PlanFile plan = OpenSpec(spec);
+  EXPECT_EQ(plan.plan().required_features(), 0u);
+  EXPECT_EQ(plan.plan().format_version(), 1 << 16 | 4);
+}
+
+TEST(PlanDoorTest, RequirementsThatAreNoWordsOrStandTwiceAreRefused) {
+  const auto message = [](std::vector<PlanSpec::Requirement> requirements) {
+    PlanSpec spec = SampleSpec();
+    spec.requirements = std::move(requirements);
+    return std::string(Door(BuildPlan(spec)).message());
+  };
+  const fb::Side side = fb::Side::kDestination;
+  for (const std::string word : {"", "MoE", "moe backend", "a\n"}) {
+    const std::string wanted =
+        "requirement 0: its key or value is not made of lower-case letters, "
+        "digits and '_'";
+    EXPECT_EQ(message({{side, word, "triton"}}), wanted);
+    EXPECT_EQ(message({{side, "moe_backend", word}}), wanted);
+  }
+  EXPECT_EQ(message({{static_cast<fb::Side>(2), "a", "b"}}),
+            "requirement 0: unknown side 2");
+  EXPECT_EQ(message({{side, "a", "b"}, {side, "a", "c"}}),
+            "requirement 1: not ascending by side and key");
+  EXPECT_EQ(message({{side, "a", "b"}, {fb::Side::kSource, "b", "c"}}),
+            "requirement 1: not ascending by side and key");
 }
 
 TEST(PlanDoorTest, PlansThatNeedNothingNewAreWrittenAsBefore) {
@@ -253,7 +285,7 @@ TEST(PlanDoorTest, StagedRelaysOfWhichTheHeaderDoesNotTellAreRefused) {
 
 TEST(PlanDoorTest, AMajorThatNeverWasIsRefused) {
   EXPECT_EQ(Door(Wrap(SampleBody(), {.format_version = 7})).message(),
-            "format version 0.7 does not exist; this build reads 1.3");
+            "format version 0.7 does not exist; this build reads 1.4");
 }
 
 TEST(PlanDoorTest, AnUnknownFeatureIsRefused) {

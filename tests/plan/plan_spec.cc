@@ -164,11 +164,18 @@ std::vector<uint8_t> BuildBody(const PlanSpec& spec) {
   const auto quantisations_vector = builder.CreateVector(quantisations);
   const auto quantise_loops_vector =
       builder.CreateVectorOfStructs(spec.quantise_loops);
+  std::vector<Offset<fb::Requirement>> requirements;
+  for (const PlanSpec::Requirement& requirement : spec.requirements) {
+    requirements.push_back(fb::CreateRequirementDirect(
+        builder, requirement.side, requirement.key.c_str(),
+        requirement.value.c_str()));
+  }
+  const auto requirements_vector = builder.CreateVector(requirements);
   builder.Finish(fb::CreateBody(
       builder, spec.source_ranks, params_vector, buffers_vector,
       programs_vector, rounds_vector, lists_vector, copies_vector, loops_vector,
       skips_vector, casts_vector, limits, stats, spec.colocated,
-      quantisations_vector, quantise_loops_vector));
+      quantisations_vector, quantise_loops_vector, requirements_vector));
   return {builder.GetBufferPointer(),
           builder.GetBufferPointer() + builder.GetSize()};
 }
@@ -196,10 +203,10 @@ std::vector<uint8_t> BuildPlan(const PlanSpec& spec) {
   const auto provenance = fb::CreateProvenance(builder, producer);
   const fb::Digest inputs_digest(0x89abcdef, 0x01234567);
   const fb::Digest body_digest = DigestOf(body);
-  const uint64_t features =
-      RequiredFeatures(*flatbuffers::GetRoot<fb::Body>(body.data()));
+  const fb::Body& root = *flatbuffers::GetRoot<fb::Body>(body.data());
+  const uint64_t features = RequiredFeatures(root);
   builder.Finish(
-      fb::CreatePlan(builder, FormatVersionFor(features), features,
+      fb::CreatePlan(builder, FormatVersionFor(root, features), features,
                      &inputs_digest, &body_digest, body_vector, provenance),
       fb::PlanIdentifier());
   return {builder.GetBufferPointer(),
@@ -284,6 +291,10 @@ PlanSpec SpecOf(const fb::Body& packed) {
          quantisation->scale_format});
   }
   spec.quantise_loops = body.quantise_loops;
+  for (const auto& requirement : body.requirements) {
+    spec.requirements.push_back(
+        {requirement->side, requirement->key, requirement->value});
+  }
   spec.bucket_bytes = body.limits->bucket_bytes;
   spec.staging_bytes = body.limits->staging_bytes;
   spec.slots = body.limits->slots;

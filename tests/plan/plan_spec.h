@@ -72,6 +72,10 @@ struct PlanSpec {
     uint32_t block_rows = 0, block_columns = 0;
     fb::ScaleFormat format = fb::ScaleFormat::kFp32;
   };
+  struct Requirement {
+    fb::Side side = fb::Side::kDestination;
+    std::string key, value;
+  };
   struct Skip {
     std::string name;
     fb::SkipReason reason = fb::SkipReason::kUnspecified;
@@ -92,6 +96,7 @@ struct PlanSpec {
   std::vector<Cast> casts;
   std::vector<Quantisation> quantisations = {};
   std::vector<fb::QuantiseLoop> quantise_loops = {};
+  std::vector<Requirement> requirements = {};
   uint64_t bucket_bytes = 0;
   uint64_t staging_bytes = 0;
   uint32_t slots = 0;

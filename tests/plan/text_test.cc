@@ -91,6 +91,24 @@ TEST(PlanTextTest, HeaderNamesFormatAndDigests) {
                 " inputs 00000000012345670000000089abcdef");
 }
 
+TEST(PlanTextTest, RequirementsFollowTheRanks) {
+  PlanSpec spec = SampleSpec();
+  spec.requirements = {{fb::Side::kSource, "moe_backend", "triton"},
+                       {fb::Side::kDestination, "expert_placement", "linear"}};
+  EXPECT_NE(TextOf(spec, {}).find("\nrequires source moe_backend triton\n"
+                                  "requires destination expert_placement "
+                                  "linear\nlimits "),
+            std::string::npos);
+  rapidjson::Document json;
+  json.Parse(PlanJson(OpenSpec(spec), {}).c_str());
+  ASSERT_FALSE(json.HasParseError());
+  const rapidjson::Value& requirements = json["requirements"];
+  ASSERT_EQ(requirements.Size(), 2u);
+  EXPECT_STREQ(requirements[0]["side"].GetString(), "source");
+  EXPECT_STREQ(requirements[1]["key"].GetString(), "expert_placement");
+  EXPECT_STREQ(requirements[1]["value"].GetString(), "linear");
+}
+
 TEST(PlanTextTest, PostHooksFollowWhatTheirBufferHolds) {
   PlanSpec spec = SampleSpec();
   spec.buffers[4].post_hooks = {{"add-one", "add 1 to it"},

@@ -324,6 +324,12 @@ class Fields {
     }
     AddList("quantisations", body.quantisations);
     AddStructs("quantise_loops", kQuantiseLoopMembers, body.quantise_loops);
+    for (const auto& requirement : body.requirements) {
+      Add("requirement.side", requirement->side);
+      Add("requirement.key", requirement->key);
+      Add("requirement.value", requirement->value);
+    }
+    AddList("requirements", body.requirements);
     Add("limits.bucket_bytes", body.limits->bucket_bytes);
     Add("limits.staging_bytes", body.limits->staging_bytes);
     Add("limits.slots", body.limits->slots);
@@ -347,8 +353,10 @@ std::vector<uint8_t> PackPlan(const fb::BodyT& body,
   const fb::Digest digest = DigestOf(bytes);
   builder.ForceVectorAlignment(bytes.size(), sizeof(uint8_t), 16);
   const auto vector = builder.CreateVector(bytes.data(), bytes.size());
-  builder.Finish(fb::CreatePlan(builder, FormatVersionFor(required_features),
-                                required_features, &digest, &digest, vector),
+  const uint32_t version = FormatVersionFor(
+      *flatbuffers::GetRoot<fb::Body>(bytes.data()), required_features);
+  builder.Finish(fb::CreatePlan(builder, version, required_features, &digest,
+                                &digest, vector),
                  fb::PlanIdentifier());
   return {builder.GetBufferPointer(),
           builder.GetBufferPointer() + builder.GetSize()};

@@ -72,6 +72,10 @@ def ranks(model, side, tensors, padding, dtype):
     data, tensor = side.get("data_parallel", 1), side.get("tensor_parallel", 1)
     if side.get("fused_experts"):
         tensors = fuse_experts(model, tensors)
+    elif side.get("version", "4").startswith("5"):
+        tensors = {
+            name.replace("backbone.", "model.").replace(".block_sparse_moe.", ".mlp."): bits for name, bits in tensors.items()
+        }
     has_mesh = "expert_parallel" in side or "expert_shard_dim" in side
 
     def part(name, bits, d, t):

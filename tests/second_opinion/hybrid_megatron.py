@@ -21,8 +21,10 @@ class Stage(megatron.Stage):
 
         yield "mixer.in_proj.layer_norm_weight", self.tensors[source + "norm.weight"]
         yield "mixer.in_proj.weight", rows("in_proj.weight", [inner, inner, shared, shared, heads])
-        yield "mixer.conv1d_weight", rows("conv1d.weight", [inner, shared, shared])
-        yield "mixer.conv1d_bias", rows("conv1d.bias", [inner, shared, shared])
+        # A module until 0.16, two parameters of the mixer after it.
+        conv = "mixer.conv1d_" if self.side.get("version", "0.16") >= "0.17" else "mixer.conv1d."
+        yield conv + "weight", rows("conv1d.weight", [inner, shared, shared])
+        yield conv + "bias", rows("conv1d.bias", [inner, shared, shared])
         for name in ("A_log", "D", "dt_bias", "norm.weight"):
             yield "mixer." + name, self.cut(mixer + name, tp)
         yield "mixer.out_proj.weight", self.cut(mixer + "out_proj.weight", tp, 1)
@@ -170,7 +172,7 @@ class Stage(megatron.Stage):
         def add(name, bits, **marks):
             if name.endswith("router.expert_bias"):
                 buffers[name] = Buffer("fp32", bits)
-            elif is_mamba and name.endswith((".A_log", ".D")):
+            elif self.side.get("mamba_fp32") and name.endswith((".A_log", ".D")):
                 buffers[name] = Buffer("fp32", widen(bits, self.dtype))
             else:
                 buffers[name] = Buffer(self.dtype, bits, **marks)

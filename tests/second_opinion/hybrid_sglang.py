@@ -4,6 +4,7 @@ import numpy
 
 import hybrid_vllm
 import sglang
+import values
 from hybrid_models import widen
 from layout import Buffer, even_part
 
@@ -106,6 +107,9 @@ class Engine(sglang.Engine):
                 dtype = "fp32"
             elif name.endswith(("A_log", "w13_weight_bias", "w2_weight_bias")):
                 dtype, bits = "fp32", widen(bits, self.dtype)
+            elif name.endswith((".gate.weight", ".router.weight")):
+                dtype = sglang.router_dtype(self.model, side, self.dtype)
+                bits = values.cast(bits, self.dtype, dtype)
             buffers[self.module_name(name)] = Buffer(dtype, bits, **marks)
 
         for layer in layers:

@@ -2,6 +2,7 @@
 
 import numpy
 
+import values
 import vllm
 from hybrid_models import mamba_sizes, segments, widen
 from layout import Buffer, even_part
@@ -166,6 +167,9 @@ class Stage(vllm.Stage):
                 dtype = "fp32"
             elif name.endswith("A_log"):  # -exp() of it is the worker's to do
                 dtype, bits = "fp32", widen(bits, self.dtype)
+            elif name.endswith((".gate.weight", ".router.weight")):
+                dtype = vllm.router_dtype(self.side, family, self.dtype)
+                bits = values.cast(bits, self.dtype, dtype)
             if family == "nemotron_h":
                 for old, new in (("backbone.", "model."), ("A_log", "A"), ("embeddings", "embed_tokens")):
                     name = name.replace(old, new)

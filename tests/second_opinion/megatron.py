@@ -50,7 +50,7 @@ class Stage:
     """Builds the tensors of one (tp, ep, etp) coordinate."""
 
     def __init__(self, model, side, tensors, padding, dtype):
-        self.model, self.tensors, self.padding, self.dtype = model, tensors, padding, dtype
+        self.model, self.side, self.tensors, self.padding, self.dtype = model, side, tensors, padding, dtype
         self.tp_size = side.get("tensor_parallel", 1)
         self.ep_size = side.get("expert_parallel", 1)
         self.etp_size = side.get("expert_tensor_parallel", 1)

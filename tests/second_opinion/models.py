@@ -22,7 +22,7 @@ class Model:
 
         attention_bias = bool(config.get("attention_bias"))
         self.has_qkv_bias = self.family == "qwen2" or attention_bias
-        self.has_output_bias = self.family in ("llama", "qwen3_moe") and attention_bias
+        self.has_output_bias = self.family in ("llama", "qwen3", "qwen3_moe") and attention_bias
         self.has_query_key_norm = self.family in ("qwen3", "qwen3_moe")
         self.moe_module = "block_sparse_moe" if self.family == "mixtral" else "mlp"
         if self.family == "mixtral":

@@ -60,6 +60,11 @@ def ranks_of_side(job, side, tensors, padding, parameter_dtype, dtype):
 
 
 def has_casts(job, source_dtype, destination_dtype):
+    # Frameworks keep single tensors of these in dtypes of their own.
+    if getattr(job.model, "family", "").startswith(("nemotron_h", "glm4_moe", "qwen3_next")):
+        return True
+    if "router_dtype" in job.source or "router_dtype" in job.destination:
+        return True
     rules = [rule for side in (job.source, job.destination) for key in ("tensors", "flat_buffers") for rule in side.get(key, [])]
     return source_dtype != destination_dtype or any("dtype" in rule for rule in rules)
 

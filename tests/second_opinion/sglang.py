@@ -2,6 +2,7 @@
 
 import numpy
 
+import values
 from layout import Buffer, even_part, heads_part, round_up, rows_with_padding
 
 VOCABULARY_UNIT = 64
@@ -26,6 +27,13 @@ def shared_experts(model, side):
         return "fused" if is_one else "tensor"
     is_one = is_known and model.shared_intermediate == model.expert_intermediate
     return "fused" if is_one and side.get("expert_parallel", 1) == 1 else "tensor"
+
+
+def router_dtype(model, side, dtype):
+    """What a router's weight is kept in: GLM's in fp32 since 0.5.19."""
+    release = [int(part) for part in side.get("version", "0.5.23").split(".")]
+    is_fp32 = model.family.startswith("glm4_moe") and release >= [0, 5, 19]
+    return side.get("router_dtype", "fp32" if is_fp32 else dtype)
 
 
 def layers_of_stages(model, side):
@@ -171,7 +179,11 @@ class Engine:
         model, side, buffers = self.model, self.side, {}
         for layer in layers:
             for name, bits in self.layer(layer, tp):
-                buffers[name] = Buffer("fp32" if name.endswith("correction_bias") else self.dtype, bits)
+                if name == model.router(layer):
+                    kept = router_dtype(model, side, self.dtype)
+                    buffers[name] = Buffer(kept, values.cast(bits, self.dtype, kept))
+                else:
+                    buffers[name] = Buffer("fp32" if name.endswith("correction_bias") else self.dtype, bits)
         if is_first:
             cut = side.get("embedding", "attention" if self.attention_size < self.tp_size else "tensor")
             bits = self.vocabulary("model.embed_tokens.weight", tp, cut)

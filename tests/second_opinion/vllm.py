@@ -40,6 +40,11 @@ def local_experts(model, side, layer, rank, ranks):
     return table[begin : begin + share + (rank < rest)]
 
 
+def router_dtype(side, family, dtype):
+    """What a router's weight is kept in."""
+    return side.get("router_dtype", "fp32" if family in FP32_ROUTER else dtype)
+
+
 class Stage:
     """Builds the tensors of one (tp, dp) coordinate."""
 
@@ -47,8 +52,8 @@ class Stage:
         self.model, self.side, self.tensors, self.padding, self.dtype = model, side, tensors, padding, dtype
         self.tp_size = side.get("tensor_parallel", 1)
         self.dp_size = side.get("data_parallel", 1)
-        release = [int(part) for part in side.get("version", "0.25").lstrip("v").split(".")[:2]]
-        self.experts_module = "experts.routed_experts" if release >= [0, 25] else "experts"
+        release = [int(part) for part in side.get("version", "0.24").lstrip("v").split(".")[:2]]
+        self.experts_module = "experts.routed_experts" if release >= [0, 24] else "experts"
 
     def vocabulary(self, name, tp):
         rows = round_up(self.model.vocab, VOCABULARY_UNIT)
@@ -93,7 +98,7 @@ class Stage:
             )
         yield prefix + "o_proj.weight", even_part(self.tensors[prefix + "o_proj.weight"], tp, self.tp_size, 1)
         # vLLM's qwen3 and qwen3_moe have no such bias, whatever the checkpoint has.
-        has_bias = self.model.has_output_bias and self.model.family != "qwen3_moe"
+        has_bias = self.model.has_output_bias and self.model.family not in ("qwen3", "qwen3_moe")
         whole = [prefix + "o_proj.bias"] * has_bias
         if self.model.has_query_key_norm:
             whole += [prefix + "q_norm.weight", prefix + "k_norm.weight"]
@@ -112,8 +117,9 @@ class Stage:
         yield module + "gate.e_score_correction_bias", self.tensors[module + "gate.e_score_correction_bias"]
         if self.model.shared_intermediate == 0:
             return
-        # Whole on each rank where the ranks of an engine share the tokens out.
+        # Whole on each rank where the ranks of an engine share the tokens out; GLM's are cut all the same.
         shares_tokens = self.side.get("expert_parallel") and self.tp_size > 1 and self.dp_size > 1
+        shares_tokens = shares_tokens and not self.model.family.startswith("glm4_moe")
         part, parts = (0, 1) if shares_tokens else (tp, self.tp_size)
         gate, up, down = (self.tensors[f"{module}shared_experts.{word}_proj.weight"] for word in ("gate", "up", "down"))
         yield module + "shared_experts.gate_up_proj.weight", numpy.concatenate(
@@ -152,8 +158,9 @@ class Stage:
         def add(name, bits):
             if name.endswith("e_score_correction_bias"):
                 buffers[name] = Buffer("fp32", bits)
-            elif name.endswith("mlp.gate.weight") and model.family in FP32_ROUTER:
-                buffers[name] = Buffer("fp32", values.cast(bits, self.dtype, "fp32"))
+            elif name.endswith((".mlp.gate.weight", ".block_sparse_moe.gate.weight")):
+                kept = router_dtype(self.side, model.family, self.dtype)
+                buffers[name] = Buffer(kept, values.cast(bits, self.dtype, kept))
             else:
                 buffers[name] = Buffer(self.dtype, bits)
 
