@@ -1,0 +1,151 @@
+"""Small config.json files of every family, checkpoints of generated weights, and what a plan makes of them."""
+
+import json
+import pathlib
+import subprocess
+
+import torch
+from safetensors.torch import load_file, save_file
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+# Sizes that eight ranks divide, with heads wide enough for the engines' attention backends.
+DENSE = {
+    "num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32,
+    "intermediate_size": 192, "vocab_size": 500, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+EXPERTS = {
+    "num_experts": 8, "moe_intermediate_size": 64, "num_experts_per_tok": 2, "decoder_sparse_step": 1,
+    "mlp_only_layers": [], "norm_topk_prob": True,
+}  # fmt: skip
+LATENT = {
+    "num_key_value_heads": 8, "moe_intermediate_size": 64, "n_routed_experts": 8, "n_shared_experts": 1,
+    "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+    "norm_topk_prob": True, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+    "q_lora_rank": 48, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
+}  # fmt: skip
+
+
+def _with(family, architecture, *parts, without=(), **more):
+    config = {"model_type": family, "architectures": [architecture]}
+    for part in (*parts, more):
+        config.update(part)
+    return {key: value for key, value in config.items() if key not in without}
+
+
+MODELS = {
+    "llama": _with("llama", "LlamaForCausalLM", DENSE),
+    "llama, bias": _with("llama", "LlamaForCausalLM", DENSE, attention_bias=True),
+    "llama, tied": _with("llama", "LlamaForCausalLM", DENSE, tie_word_embeddings=True),
+    "qwen2": _with("qwen2", "Qwen2ForCausalLM", DENSE, without=["head_dim"]),
+    "qwen3": _with("qwen3", "Qwen3ForCausalLM", DENSE),
+    "qwen3, bias": _with("qwen3", "Qwen3ForCausalLM", DENSE, attention_bias=True),
+    "qwen3, tied": _with("qwen3", "Qwen3ForCausalLM", DENSE, tie_word_embeddings=True),
+    "qwen3_moe": _with("qwen3_moe", "Qwen3MoeForCausalLM", DENSE, EXPERTS),
+    "qwen3_moe, dense layers": _with("qwen3_moe", "Qwen3MoeForCausalLM", DENSE, EXPERTS, mlp_only_layers=[1]),
+    "mixtral": _with("mixtral", "MixtralForCausalLM", DENSE, num_local_experts=8, num_experts_per_tok=2, sliding_window=None),
+    "deepseek_v3": _with("deepseek_v3", "DeepseekV3ForCausalLM", DENSE, LATENT, without=["head_dim"]),
+    "deepseek_v3, no query rank": _with(
+        "deepseek_v3", "DeepseekV3ForCausalLM", DENSE, LATENT, q_lora_rank=None, n_shared_experts=2, without=["head_dim"]
+    ),
+    "kimi_k2": _with("kimi_k2", "DeepseekV3ForCausalLM", DENSE, LATENT, n_group=1, without=["head_dim"]),
+    "glm4_moe": _with(
+        "glm4_moe", "Glm4MoeForCausalLM", DENSE, LATENT, num_key_value_heads=2, head_dim=32, attention_bias=True, use_qk_norm=True,
+        partial_rotary_factor=0.5, without=["q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"]
+    ),  # fmt: skip
+    "glm4_moe_lite": _with("glm4_moe_lite", "Glm4MoeLiteForCausalLM", DENSE, LATENT, n_group=1, without=["head_dim"]),
+    "qwen3_next": _with(
+        "qwen3_next", "Qwen3NextForCausalLM", DENSE, EXPERTS, full_attention_interval=2, shared_expert_intermediate_size=64,
+        linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=16, linear_value_head_dim=16,
+        linear_conv_kernel_dim=4, partial_rotary_factor=0.5
+    ),  # fmt: skip
+    "nemotron_h": _with(
+        "nemotron_h", "NemotronHForCausalLM", DENSE, num_hidden_layers=5, hybrid_override_pattern="ME*-M", mamba_num_heads=8,
+        mamba_head_dim=16, n_groups=4, ssm_state_size=16, conv_kernel=4, chunk_size=16, mamba_hidden_act="silu",
+        mlp_hidden_act="relu2", mlp_bias=False, use_bias=False, use_conv_bias=True, layer_norm_epsilon=1e-5,
+        n_routed_experts=8, moe_intermediate_size=64, n_shared_experts=1, moe_shared_expert_intermediate_size=96,
+        num_experts_per_tok=2, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=2.5, attention_bias=False,
+        moe_latent_size=None, mamba_proj_bias=False
+    ),  # fmt: skip
+    "gpt_oss": _with(
+        "gpt_oss", "GptOssForCausalLM", DENSE, num_local_experts=8, num_experts_per_tok=2, sliding_window=64, attention_bias=True,
+        layer_types=["sliding_attention", "full_attention"] * 2, initial_context_length=64, hidden_size=128, intermediate_size=128,
+        swiglu_limit=7.0, rope_scaling={
+            "rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 64
+        }
+    ),  # fmt: skip
+}
+
+
+def full_names(buffer):
+    """The name of each tensor of a stack in refit-dump's JSON, with its number in the stack."""
+    names = [buffer["name"]]
+    for number, values in enumerate(buffer.get("index", [])):
+        names = [name.replace("{%d}" % number, str(value)) for name in names for value in values]
+    return names
+
+
+class Refit:
+    """One job: the whole checkpoint on one rank as the source, `side` as the destination."""
+
+    def __init__(self, programs, directory, config, side, options=None):
+        """`programs`: a directory with refitc, refit-dump and refit-run. Raises on a job that they refuse."""
+        self.directory = pathlib.Path(directory)
+        self.programs = programs
+        self.checkpoint = self.directory / "checkpoint"
+        self.checkpoint.mkdir()
+        (self.checkpoint / "config.json").write_text(json.dumps(config))
+        job = {"model": "checkpoint/config.json", "source": {"layout": "fsdp"}, "destination": side}
+        (self.directory / "job.json").write_text(json.dumps(job | ({"options": options} if options else {})))
+        self._run("refitc", "job.json", "-o", "plan.refit")
+        self.plan = json.loads(self._run("refit-dump", "--json", "plan.refit"))
+        self.ranks = self.plan["destination_ranks"]
+
+    def _run(self, program, *arguments):
+        done = subprocess.run([self.programs / program, *arguments], cwd=self.directory, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"{program}: {done.stderr.strip()}")
+        return done.stdout
+
+    def _buffers(self, rank):
+        return [buffer for buffer in self.plan["buffers"] if rank in buffer["ranks"]]
+
+    def write_checkpoint(self):
+        """Values of which hardly two are equal, under the checkpoint's names."""
+        generator = torch.Generator().manual_seed(1)
+        tensors = {}
+        for buffer in self._buffers(0):
+            for name in full_names(buffer):
+                values = torch.randn(buffer["shape"], generator=generator)
+                tensors[name] = values.to(DTYPES[buffer["dtype"]])
+        save_file(tensors, self.checkpoint / "model.safetensors", metadata={"format": "pt"})
+        (self.directory / "source").mkdir()
+        (self.directory / "source" / "rank-00000.safetensors").symlink_to("../checkpoint/model.safetensors")
+
+    def execute(self):
+        """By rank of the destination: name -> what the refit leaves there once the worker has run its hooks, or None where
+        the plan declares that it leaves the tensor alone."""
+        self._run("refit-run", "plan.refit", "--transport", "local", "--source-dir", "source", "--destination-dir", "found")
+        ranks = []
+        for rank in range(1, 1 + self.ranks):
+            found = load_file(self.directory / "found" / f"rank-{rank:05d}.safetensors")
+            for buffer in self._buffers(rank):
+                for name in full_names(buffer):
+                    found[name] = self._after_hooks(buffer, found.get(name))
+            ranks.append(found)
+        return ranks
+
+    @staticmethod
+    def _after_hooks(buffer, tensor):
+        if any(region["kind"] == "skip" for region in buffer.get("regions", [])):
+            return None
+        for hook in buffer.get("post_hooks", []):
+            if hook["name"] == "negative-exp":
+                tensor = -torch.exp(tensor.float())
+            elif hook["name"] == "add-one":
+                tensor = tensor + 1
+            elif not hook["name"].startswith(("derive-", "drop-")):
+                raise NotImplementedError(hook["name"])
+        return tensor

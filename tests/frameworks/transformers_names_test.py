@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Compares names and shapes of the fsdp layout with transformers' live models, which stay on the meta device.
+
+usage: transformers_names_test.py --programs DIRECTORY      (tests/frameworks/vllm.sh installs what it needs)
+"""
+
+import argparse
+import pathlib
+import sys
+import tempfile
+import warnings
+
+warnings.filterwarnings("ignore")
+
+import torch
+import transformers
+from tiny_models import MODELS, Refit, full_names
+
+FUSED = {"qwen3_moe", "mixtral", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen3_next", "nemotron_h"}
+ABSENT = {"kimi_k2"}  # transformers runs it by the checkpoint's own code
+
+
+def live(config):
+    """name -> shape of the parameters of the model that transformers makes of a config.json."""
+    read = transformers.AutoConfig.for_model(**config)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(read, dtype=torch.bfloat16)
+    return {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def planned(programs, config):
+    """The same by a plan, of a single rank. Buffers of modules are left out."""
+    side = {"layout": "fsdp", "version": transformers.__version__, "fused_experts": config["model_type"] in FUSED}
+    with tempfile.TemporaryDirectory(prefix="refit-") as directory:
+        refit = Refit(programs, directory, config, side)
+        buffers = [buffer for buffer in refit.plan["buffers"] if 1 in buffer["ranks"]]
+    shapes = {name: buffer["shape"] for buffer in buffers for name in full_names(buffer)}
+    return {name: shape for name, shape in shapes.items() if not name.endswith("e_score_correction_bias")}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--programs", required=True, type=lambda path: pathlib.Path(path).absolute(), help="where refitc is")
+    programs = parser.parse_args().programs
+    failed = 0
+    print(f"| transformers {transformers.__version__} | parameters | |\n|---|---|---|")
+    for family, config in MODELS.items():
+        if config["model_type"] in ABSENT:
+            continue
+        wanted, found = live(config), planned(programs, config)
+        failed += found != wanted
+        print(f"| {family} | {len(wanted)} | {'equal' if found == wanted else 'DIFFERS'} |", flush=True)
+        for name in sorted(found.keys() | wanted.keys()):
+            if found.get(name) != wanted.get(name):
+                print(f"{family}: {name}: {found.get(name)}; transformers has {wanted.get(name)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
