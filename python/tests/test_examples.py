@@ -1,9 +1,7 @@
 """The integrations of examples/python, each against the interface that its framework documents. The frameworks
 themselves are not needed: stand-ins with their names call the examples as they would."""
-import abc
 import asyncio
 import pathlib
-import sys
 import threading
 import types
 
@@ -89,133 +87,6 @@ def trainers(world):
     executors = together(*[lambda rank=rank: refit.join(world.plan, rank, world.sources[rank], unique_id=world.id,
                                                         device="cpu") for rank in range(2)])
     return executors
-
-
-def test_a_vllm_worker_extension_refits_its_worker(world):
-    from vllm_worker_extension import RefitWorkerExtension
-
-    class Worker(RefitWorkerExtension):  # vLLM mixes the extension into its worker
-        def __init__(self, rank, model):
-            self.rank, self.device = rank, "cpu"
-            self.model_runner = types.SimpleNamespace(model=model)
-            self.vllm_config = types.SimpleNamespace(parallel_config=types.SimpleNamespace(
-                world_size=2, data_parallel_size=1, data_parallel_index=0))
-
-    workers = [Worker(rank, model) for rank, model in enumerate(world.models)]
-    *digests, executors = together(*[lambda w=w: w.refit_init(world.path, world.id.hex()) for w in workers],
-                                   lambda: trainers(world))
-    assert digests == [world.plan.digest] * 2
-    together(*[worker.refit_update for worker in workers], *[executor.run for executor in executors])
-    check(world)
-    assert sorted(rank for rank, _ in world.joined) == [0, 1, 2, 3]
-
-    for model in world.models:  # awake again: the weights are in other memory, and hold nothing
-        model.held = {name: np.zeros_like(array) for name, array in model.held.items()}
-    together(*[worker.refit_bind for worker in workers],
-             *[lambda rank=rank, executor=executor: executor.bind(world.sources[rank])
-               for rank, executor in enumerate(executors)])
-    together(*[worker.refit_update for worker in workers], *[executor.run for executor in executors])
-    check(world)
-
-
-@pytest.fixture
-def vllm(monkeypatch):
-    """vllm.distributed.weight_transfer as its base.py and factory.py document it."""
-    base = types.ModuleType("vllm.distributed.weight_transfer.base")
-
-    class InitInfo(abc.ABC):
-        pass
-
-    import dataclasses
-
-    @dataclasses.dataclass
-    class TrainerInitInfo(InitInfo):
-        rank: int = dataclasses.field(kw_only=True)
-
-        @property
-        def is_sender(self):
-            return self.rank == 0
-
-    class Generic(abc.ABC):
-        def __class_getitem__(cls, _):
-            return cls
-
-    class Engine(Generic):
-        def __init__(self, config, vllm_config, device, model):
-            self.config, self.vllm_config, self.device, self.model = config, vllm_config, device, model
-            self.parallel_config = vllm_config.parallel_config
-
-        def update_weights(self, update_info):
-            self.receive_weights(self.update_info_cls(**update_info))
-
-        for name in ("init_transfer_engine", "start_weight_update", "finish_weight_update", "receive_weights",
-                     "shutdown", "trainer_send_weights"):
-            locals()[name] = abc.abstractmethod(lambda self, *_: None)
-
-    class TrainerEngine(Generic):
-        def __init__(self, config, *, client, source, is_sender=True):
-            self.config, self.client, self.source, self.is_sender = config, client, source, is_sender
-
-        trainer_init = classmethod(abc.abstractmethod(lambda cls, *_: None))
-        send_weights = abc.abstractmethod(lambda self: None)
-
-    base.WeightTransferInitInfo = base.WeightTransferUpdateInfo = InitInfo
-    base.TrainerInitInfo, base.WeightTransferEngine, base.TrainerWeightTransferEngine = (
-        TrainerInitInfo, Engine, TrainerEngine)
-    factory = types.ModuleType("vllm.distributed.weight_transfer.factory")
-    registered = {}
-    for name in ("WeightTransferEngineFactory", "WeightTransferTrainerFactory"):
-        setattr(factory, name, types.SimpleNamespace(
-            register_engine=lambda key, cls, name=name: registered.update({(name, key): cls})))
-    for name in ("vllm", "vllm.distributed", "vllm.distributed.weight_transfer"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, base.__name__, base)
-    monkeypatch.setitem(sys.modules, factory.__name__, factory)
-    monkeypatch.delitem(sys.modules, "vllm_weight_transfer", raising=False)
-    return registered
-
-
-def test_a_vllm_weight_transfer_engine_goes_through_its_life(world, vllm):
-    import vllm_weight_transfer as example
-
-    example.register()
-    assert vllm["WeightTransferEngineFactory", "refit"] is example.RefitEngine
-    engines = [example.RefitEngine(None, types.SimpleNamespace(parallel_config=types.SimpleNamespace(
-        world_size=2, rank=rank, data_parallel_size=1, data_parallel_index=0)), "cpu", model)
-        for rank, model in enumerate(world.models)]
-
-    class Client:  # reaches all workers, as vLLM's clients do
-        calls = []
-
-        def _all(self, method, *arguments):
-            self.calls.append(method)
-            together(*[lambda e=e: getattr(e, method)(*arguments) for e in engines])
-
-        def init_weight_transfer_engine(self, init_info):
-            self._all("init_transfer_engine", example.RefitInitInfo(**init_info))
-
-        def start_weight_update(self):
-            self._all("start_weight_update")
-
-        def update_weights(self, update_info):
-            self._all("update_weights", update_info)
-
-        def finish_weight_update(self):
-            self._all("finish_weight_update")
-
-    client = Client()
-
-    def train(rank):
-        source = types.SimpleNamespace(named_tensors=lambda: world.sources[rank])
-        return vllm["WeightTransferTrainerFactory", "refit"].trainer_init(
-            None, example.RefitTrainerInitInfo(world.path, world.id.hex(), "cpu", rank=rank), client=client,
-            source=source)
-
-    senders = together(lambda: train(0), lambda: train(1))
-    together(*[sender.send_weights for sender in senders])
-    check(world)
-    assert client.calls == ["init_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
-    together(*[lambda e=e: e.shutdown() for e in engines + senders])
 
 
 def test_an_sglang_custom_loader_hears_messages(world, monkeypatch):

@@ -1,0 +1,309 @@
+"""Refit inside vLLM: what its workers do, and what drives them.
+
+    llm = LLM(model, worker_extension_cls="refit.vllm.WorkerExtension", load_format="dummy", …)
+    refit.vllm.init(llm, "plan.refit", unique_id)      # while the trainers join
+    refit.vllm.update(llm, version="42")               # while the trainers run theirs
+
+docs/integrations/vllm.md goes from `pip install` to a refit of a live engine.
+"""
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
+
+from refit.errors import BindError, Error, InvalidArgument
+from refit.executor import TIMEOUT_SECONDS, Executor, join
+from refit.plan import Plan
+
+# Where ranks meet: the bytes of a unique id, or these as hex, or what threads of one process share.
+Meeting = Any
+
+# What vLLM derives from loaded weights and keeps as parameters of its own, beside those of the checkpoint: by the last
+# part of the name, the post-hook that makes it again.
+DERIVED = {name: "derive-latent-projections" for name in
+           ("W_UV", "W_UK_T", "W_UK_T_dcp_qrep", "W_K", "W_K_scale", "W_V", "W_V_scale")}
+
+# Backends of unquantized experts that keep w13 and w2 as loaded. Others reorder them behind the same shapes.
+MOE_BACKENDS = {"TRITON", "BATCHED_TRITON"}
+
+
+# The worker's side.
+
+
+def rank_in_plan(plan: Plan, parallel: Any, rank: int, engine: int = 0) -> int:
+    """The plan's rank of a vLLM worker. vLLM's order: tensor-parallel fastest, then pipeline (these two are `rank`),
+    then data-parallel, then engines."""
+    world = parallel.world_size
+    ranks_of_engine = world * parallel.data_parallel_size
+    place = engine * ranks_of_engine + parallel.data_parallel_index * world + rank
+    if place >= plan.destination_ranks or plan.destination_ranks % ranks_of_engine != 0:
+        raise InvalidArgument(
+            f"the plan has {plan.destination_ranks} destination ranks; engine {engine} of tensor_parallel "
+            f"{parallel.tensor_parallel_size}, pipeline_parallel {parallel.pipeline_parallel_size}, data_parallel "
+            f"{parallel.data_parallel_size} is its ranks {engine * ranks_of_engine} to "
+            f"{(engine + 1) * ranks_of_engine - 1}")
+    return plan.source_ranks + place
+
+
+def tensors_of(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters that a refit may write, and the buffers. Not among them: what vLLM derives from others."""
+    parameters = {name: tensor for name, tensor in model.named_parameters()
+                  if name.rpartition(".")[2] not in DERIVED}
+    return parameters, dict(model.named_buffers())
+
+
+def hooks_of(model: Any, act_dtype: Any = None) -> dict[str, Callable[[str, Any], None]]:
+    """The post-hooks that vLLM's own code performs, for `Executor.bind`. What they make stays where it is, so that
+    captured CUDA graphs hold. `act_dtype`: the dtype that the model computes in; default: that of each tensor."""
+    modules = dict(model.named_modules())
+
+    def negative_exp(_: str, tensor: Any) -> None:
+        """As vLLM's loader of Mamba's A computes it: the same bits as a fresh load."""
+        torch = importlib.import_module("torch")
+        with torch.no_grad():
+            tensor.copy_(-torch.exp(tensor.float()))
+
+    def derive(name: str, tensor: Any) -> None:
+        """Calls process_weights_after_loading of the attention that computes with the tensor."""
+        layer = name.rpartition(".self_attn")[0] or name.rpartition(".attn")[0]
+        found = [module for path, module in modules.items()
+                 if (path == layer or path.startswith(layer + "."))
+                 and hasattr(module, "impl") and hasattr(module, "process_weights_after_loading")]
+        if not found:
+            raise LookupError(f"no attention of \"{layer}\" derives anything in this vLLM")
+        for module in found:
+            _derive_in_place(module, tensor.dtype if act_dtype is None else act_dtype)
+
+    return {"negative-exp": negative_exp, "derive-latent-projections": derive, "derive-attention-sinks": derive}
+
+
+def _derive_in_place(module: Any, act_dtype: Any) -> None:
+    """Releases that make new tensors would leave captured graphs with the old ones."""
+    torch = importlib.import_module("torch")
+
+    def derived() -> dict[tuple[Any, str], Any]:
+        return {(owner, name): tensor for owner in (module, module.impl) for name, tensor in
+                [*vars(owner).items(), *getattr(owner, "_parameters", {}).items()]
+                if (name in DERIVED or name == "sinks") and isinstance(tensor, torch.Tensor)}
+
+    before = derived()
+    with torch.no_grad():
+        module.process_weights_after_loading(act_dtype)
+        for (owner, name), new in derived().items():
+            old = before.get((owner, name))
+            if old is None or old is new or old.data_ptr() == new.data_ptr():
+                continue
+            if old.shape == new.shape and old.dtype == new.dtype:
+                old.copy_(new)
+                setattr(owner, name, old)
+
+
+def facts_of(vllm_config: Any, model: Any) -> dict[str, Any]:
+    """What the worker's vLLM chose that a job has to say, or that no job can."""
+    parallel = vllm_config.parallel_config
+    backends = {getattr(getattr(module, "quant_method", None), "unquantized_backend", None)
+                for _, module in model.named_modules()}
+    return {"vllm": importlib.import_module("vllm").__version__,
+            "tensor_parallel": parallel.tensor_parallel_size,
+            "pipeline_parallel": parallel.pipeline_parallel_size,
+            "data_parallel": parallel.data_parallel_size,
+            "expert_parallel": bool(getattr(parallel, "enable_expert_parallel", False)),
+            "dtype": str(vllm_config.model_config.dtype).removeprefix("torch."),
+            "quantization": vllm_config.model_config.quantization,
+            "moe_backends": sorted(backend.name for backend in backends if backend is not None)}
+
+
+def refusal_of(facts: Mapping[str, Any]) -> str:
+    """Why no plan fits this worker although names and shapes may; "" if none is known."""
+    others = [name for name in facts["moe_backends"] if name not in MOE_BACKENDS]
+    if others:
+        return (f"the experts' backend is {', '.join(others)}, which reorders w13_weight and w2_weight after loading; plans "
+                "write them as loaded: start vLLM with moe_backend \"triton\" (kernel_config)")
+    return ""
+
+
+def _job_side(facts: Mapping[str, Any]) -> str:
+    """The destination of a job for this worker."""
+    version = ".".join(str(facts["vllm"]).split(".")[:2])
+    keys = [f'"layout": "vllm", "version": "{version}"']
+    keys += [f'"{key}": {facts[key]}' for key in ("tensor_parallel", "pipeline_parallel", "data_parallel")
+             if facts[key] != 1]
+    keys += ['"expert_parallel": true'] if facts["expert_parallel"] else []
+    quantized = f', quantization {facts["quantization"]}' if facts["quantization"] else ""
+    return f'this worker is "destination": {{{", ".join(keys)}}}, dtype {facts["dtype"]}{quantized}'
+
+
+def load_plan(plan: Union[Plan, str, "os.PathLike[str]"]) -> Plan:
+    return plan if isinstance(plan, Plan) else Plan.load(plan)
+
+
+def join_worker(plan: Union[Plan, str], meeting: Meeting, vllm_config: Any, model: Any, *, rank: int, device: Any,
+                engine: int = 0, check_backends: bool = True, timeout: float = TIMEOUT_SECONDS) -> Executor:
+    """An executor that is bound to a vLLM worker's live model."""
+    plan = load_plan(plan)
+    place = rank_in_plan(plan, vllm_config.parallel_config, rank, engine)
+    facts = facts_of(vllm_config, model)
+    refusal = refusal_of(facts) if check_backends else ""
+    parameters, buffers = tensors_of(model)
+    # Also a worker that is refused binds, nothing: the others would wait for it.
+    tensors = {} if refusal else parameters
+    hooks = hooks_of(model, vllm_config.model_config.dtype)
+    try:
+        if isinstance(meeting, (str, bytes)):
+            unique_id = bytes.fromhex(meeting) if isinstance(meeting, str) else meeting
+            return join(plan, place, tensors, unique_id=unique_id, device=device, buffers=buffers, hooks=hooks,
+                        timeout=timeout)
+        return Executor(plan, place, device=device, fabric=meeting).bind(tensors, buffers, hooks=hooks, timeout=timeout)
+    except BindError as error:
+        raise BindError(f"rank {place}: {refusal}" if refusal else f"{error}\n{_job_side(facts)}") from None
+
+
+class WorkerExtension:
+    """vLLM mixes these methods into its worker (`worker_extension_cls`), for `collective_rpc`.
+
+    Each returns {"rank", "state", "refits", "version", "error"}: vLLM's executor raises at the first reply that failed
+    and leaves the others in their queues, so the next call would be given them. `check` raises what they tell. The
+    functions below call these methods and check.
+    """
+
+    _refit: Optional[Executor] = None
+    _refit_version: Optional[str] = None
+
+    def refit_init(self, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, check_backends: bool = True,
+                   timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
+        """Meets trainers and workers, and binds this worker's tensors. Of several engines `engine` is this one's
+        number."""
+        def init() -> None:
+            worker: Any = self
+            self._refit = join_worker(plan, meeting, worker.vllm_config, worker.model_runner.model, rank=worker.rank,
+                                      device=worker.device, engine=engine, check_backends=check_backends,
+                                      timeout=timeout)
+        return self._refit_reply(init)
+
+    def refit_update(self, version: Optional[str] = None, timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
+        """One refit, post-hooks included."""
+        def update() -> None:
+            self._refit_executor().run(timeout=timeout)
+            self._refit_version = version
+        return self._refit_reply(update)
+
+    def refit_bind(self, timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
+        """Binds anew, on all ranks of the plan at once: whenever the memory of weights changed, as sleep mode does. After
+        a refit that failed it connects first, which all ranks then must do."""
+        def bind() -> None:
+            worker: Any = self
+            executor = self._refit_executor()
+            if executor.state == "torn":
+                executor.connect(timeout)
+            model = worker.model_runner.model
+            parameters, buffers = tensors_of(model)
+            executor.bind(parameters, buffers, hooks=hooks_of(model, worker.vllm_config.model_config.dtype),
+                          timeout=timeout)
+        return self._refit_reply(bind)
+
+    def refit_close(self) -> dict[str, Any]:
+        def close() -> None:
+            if self._refit is not None:
+                self._refit.close()
+        return self._refit_reply(close)
+
+    def refit_facts(self) -> dict[str, Any]:
+        """What the worker's vLLM chose: release, mesh, quantization, backend of the experts."""
+        worker: Any = self
+        return facts_of(worker.vllm_config, worker.model_runner.model)
+
+    def refit_describe(self, placements: Any = None, mesh: Any = None, names: Any = None) -> Any:
+        """What this worker holds, for `refit.merge`, where no layout of the compiler fits."""
+        from refit.description import describe_state_dict
+
+        worker: Any = self
+        return describe_state_dict(tensors_of(worker.model_runner.model)[0], "destination", rank=worker.rank, mesh=mesh,
+                                   placements=placements, names=names)
+
+    def _refit_executor(self) -> Executor:
+        if self._refit is None:
+            raise InvalidArgument("refit_init was not called, or failed")
+        return self._refit
+
+    def _refit_reply(self, action: Callable[[], None]) -> dict[str, Any]:
+        error = ""
+        try:
+            action()
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        executor = self._refit
+        return {"rank": None if executor is None else executor.rank,
+                "state": "none" if executor is None else executor.state,
+                "refits": 0 if executor is None else executor.refits,
+                "version": self._refit_version, "error": error}
+
+
+# The driver's side.
+
+
+class WorkerError(Error):
+    """Workers of an engine failed: `replies` are theirs, in vLLM's order."""
+
+    code = "ABORTED"
+
+    def __init__(self, message: str, replies: Sequence[Mapping[str, Any]]):
+        super().__init__(message)
+        self.replies = list(replies)
+
+
+def check(replies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The replies of a method of WorkerExtension; WorkerError if any of them tells of an error."""
+    lines = [f"worker {i} ({reply['state']}): {reply['error']}" for i, reply in enumerate(replies) if reply["error"]]
+    if lines:
+        raise WorkerError(f"{len(lines)} of {len(replies)} workers failed\n  " + "\n  ".join(lines), replies)
+    return [dict(reply) for reply in replies]
+
+
+def init(llm: Any, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, *, check_backends: bool = True,
+         timeout: float = TIMEOUT_SECONDS) -> list[dict[str, Any]]:
+    """Has the workers of an `LLM` join, while the trainers do. `plan` is a path that the workers can read."""
+    return check(llm.collective_rpc("refit_init", args=(plan, meeting, engine, check_backends, timeout)))
+
+
+def bind(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> list[dict[str, Any]]:
+    """Has them bind anew, while the trainers bind (and connect before, if the last refit failed)."""
+    return check(llm.collective_rpc("refit_bind", args=(timeout,)))
+
+
+def update(llm: Any, *, version: Optional[str] = None, reset_caches: bool = True,
+           timeout: float = TIMEOUT_SECONDS) -> list[dict[str, Any]]:
+    """One refit of the engine behind an `LLM`, while the trainers run theirs. No request may be under way.
+
+    `version` becomes the engine's weight version, in releases that have one. `reset_caches`: the prefix cache and the
+    encoder cache hold what the old weights computed.
+    """
+    replies = check(llm.collective_rpc("refit_update", args=(version, timeout)))
+    engine = llm.llm_engine
+    if reset_caches:
+        llm.reset_prefix_cache()
+        if hasattr(engine, "reset_encoder_cache"):
+            engine.reset_encoder_cache()
+    if version is not None and hasattr(engine, "set_weight_version"):
+        engine.set_weight_version(version)
+    return replies
+
+
+async def update_async(engine: Any, *, version: Optional[str] = None, pause: Optional[str] = "keep",
+                       reset_caches: bool = True, resume: bool = True,
+                       timeout: float = TIMEOUT_SECONDS) -> list[dict[str, Any]]:
+    """The same of an `AsyncLLM`. `pause`: what becomes of requests under way ("abort", "wait", "keep"; vLLM's
+    pause_generation), None if the engine is paused already. After an error the engine stays paused: its weights are
+    torn."""
+    if pause is not None:
+        await engine.pause_generation(mode=pause, clear_cache=False)
+    replies = check(await engine.collective_rpc("refit_update", args=(version, timeout)))
+    if reset_caches:
+        await engine.reset_prefix_cache()
+        if hasattr(engine, "reset_encoder_cache"):
+            await engine.reset_encoder_cache()
+    if version is not None and hasattr(engine, "update_weight_version"):
+        await engine.update_weight_version(version)
+    if resume and pause is not None:
+        await engine.resume_generation()
+    return replies

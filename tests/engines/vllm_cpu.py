@@ -1,0 +1,212 @@
+"""A real vLLM on the CPU takes a refit: every tensor and every generated token must equal a fresh engine's.
+
+    python vllm_cpu.py [--family NAME …]
+
+For each family two processes are started: an engine that loads checkpoint B, and one that loads checkpoint A, generates,
+is refitted to B by a trainer thread of its process, and generates again. Checkpoints are random; their names and shapes are
+those of the plan's source.
+"""
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+HIDDEN = {"vocab_size": 512, "hidden_size": 256, "max_position_embeddings": 128, "rms_norm_eps": 1e-6,
+          "tie_word_embeddings": False, "dtype": "bfloat16", "torch_dtype": "bfloat16", "bos_token_id": 1,
+          "eos_token_id": 2}
+FAMILIES = {
+    "hybrid": {**HIDDEN, "model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"],
+               "hybrid_override_pattern": "M*-M", "num_hidden_layers": 4, "num_attention_heads": 4,
+               "num_key_value_heads": 2, "head_dim": 64, "attention_head_dim": 64, "intermediate_size": 512,
+               "mamba_num_heads": 8, "mamba_head_dim": 64, "ssm_state_size": 64, "n_groups": 2, "conv_kernel": 4,
+               "chunk_size": 64, "expand": 2, "use_conv_bias": True, "use_bias": False, "mlp_bias": False,
+               "attention_bias": False, "mamba_proj_bias": False, "mlp_hidden_act": "relu2",
+               "mamba_hidden_act": "silu", "layer_norm_epsilon": 1e-5, "residual_in_fp32": False,
+               "time_step_limit": [0.0, 100.0], "time_step_floor": 1e-4, "time_step_min": 0.001,
+               "time_step_max": 0.1, "rescale_prenorm_residual": True, "use_mamba_kernels": True},
+}
+PROMPTS = [[5, 17, 101, 44, 9], [300, 2, 77, 480], [11, 12, 13, 14, 15, 16, 17]]
+
+
+def plan_of(family, tensor_parallel=1):
+    import refit
+
+    return refit.compile({"model": FAMILIES[family], "source": {"layout": "fsdp"},
+                          "destination": {"layout": "vllm", "tensor_parallel": tensor_parallel}})
+
+
+def weights_of(plan, seed):
+    """A whole checkpoint, by its names; norms near 1, all else small."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
+    weights = {}
+    for name, info in plan.tensors(0).items():
+        values = torch.randn(info.shape, generator=generator)
+        scaled = 1 + values / 8 if "norm" in name and name.endswith("weight") else values / 8
+        weights[name] = scaled.to(dtypes[info.dtype]).contiguous()
+    return weights
+
+
+def write_checkpoint(directory, family, plan, seed):
+    from safetensors.torch import save_file
+
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(FAMILIES[family]))
+    save_file(weights_of(plan, seed), directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def keep_weights_as_loaded():
+    """vLLM's CPU kernels take weights that are packed after loading, which drops or reorders the parameters. GPUs' take
+    them as loaded, which is what a plan writes."""
+    import torch
+    import vllm.model_executor.layers.utils as layers
+
+    def plain(layer, remove_weight):
+        layer.cpu_linear = torch.nn.functional.linear
+
+    layers.dispatch_cpu_unquantized_gemm = plain
+
+
+def engine_of(checkpoint, **options):
+    keep_weights_as_loaded()
+    from vllm import LLM
+
+    return LLM(model=str(checkpoint), skip_tokenizer_init=True, enforce_eager=True, max_model_len=64,
+               max_num_seqs=4, seed=0, **options)
+
+
+def generated(llm):
+    from vllm import SamplingParams
+
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+    return [llm.generate([{"prompt_token_ids": prompt}], greedy, use_tqdm=False)[0].outputs[0].token_ids
+            for prompt in PROMPTS]
+
+
+def state_of(worker):
+    """Every tensor of the worker's model, and what its attention derived."""
+    import torch
+
+    model = worker.model_runner.model
+    state = {name: tensor.detach().clone() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and name.startswith("W_"):
+                state[f"{path}.{name}"] = value.detach().clone()
+    return state
+
+
+def same_bits(a, b):
+    import torch
+
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.reshape(-1).view(torch.uint8),
+                                                                     b.reshape(-1).view(torch.uint8))
+
+
+def worker_of(llm):
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+
+
+def fresh(arguments):
+    import torch
+
+    llm = engine_of(arguments.work / "b")
+    torch.save({"state": state_of(worker_of(llm)), "tokens": [list(t) for t in generated(llm)]},
+               arguments.work / "fresh.pt")
+
+
+def on_a_thread(call):
+    result = {}
+
+    def guarded():
+        try:
+            result["value"] = call()
+        except BaseException as error:
+            result["error"] = error
+
+    thread = threading.Thread(target=guarded)
+    thread.start()
+
+    def join():
+        thread.join()
+        if "error" in result:
+            raise result["error"]
+        return result["value"]
+    return join
+
+
+def refit_by_extension(llm, plan, sources):
+    import refit
+    import refit.vllm
+
+    fabric = refit.LocalFabric(plan.world_size)
+    trainer = refit.Executor(plan, 0, fabric=fabric)
+    joined = on_a_thread(lambda: trainer.bind(sources[0]))
+    refit.vllm.init(llm, plan, fabric, check_backends=False)
+    joined()
+    for version, source in enumerate(sources):
+        for name, tensor in sources[0].items():
+            tensor.copy_(source[name])
+        ran = on_a_thread(trainer.run)
+        (reply,) = refit.vllm.update(llm, version=f"step-{version}")
+        ran()
+        assert (reply["state"], reply["refits"], reply["version"]) == ("bound", version + 1, f"step-{version}"), reply
+    assert llm.llm_engine.get_weight_version() == f"step-{version}"
+
+
+def refitted(arguments):
+    import torch
+
+    plan = plan_of(arguments.family)
+    llm = engine_of(arguments.work / "a", worker_extension_cls="refit.vllm.WorkerExtension")
+    before = [list(t) for t in generated(llm)]
+    sources = [weights_of(plan, seed) for seed in (3, 2)]  # another model first, then B
+    refit_by_extension(llm, plan, sources)
+    wanted = torch.load(arguments.work / "fresh.pt")
+    state = state_of(worker_of(llm))
+    assert set(state) == set(wanted["state"]), set(state) ^ set(wanted["state"])
+    different = [name for name, tensor in state.items()
+                 if not same_bits(tensor, wanted["state"][name])]
+    assert not different, f"{len(different)} of {len(state)} tensors differ from a fresh load: {different[:5]}"
+    tokens = [list(t) for t in generated(llm)]
+    assert tokens == wanted["tokens"], (tokens, wanted["tokens"])
+    assert tokens != before
+    print(f"{arguments.family}: {len(state)} tensors and {sum(map(len, tokens))} tokens equal a fresh "
+          "engine's")
+
+
+def run(arguments):
+    for family in arguments.family:
+        with tempfile.TemporaryDirectory(prefix="refit-vllm-") as scratch:
+            work = pathlib.Path(scratch)
+            plan = plan_of(family)
+            write_checkpoint(work / "a", family, plan, 1)
+            write_checkpoint(work / "b", family, plan, 2)
+            for role in ("fresh", "refitted"):
+                done = subprocess.run([sys.executable, __file__, "--role", role, "--work", str(work), "--family", family])
+                if done.returncode != 0:
+                    sys.exit(f"{family}, {role}: failed")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--role", choices=("fresh", "refitted"), help=argparse.SUPPRESS)
+    parser.add_argument("--work", type=pathlib.Path, help=argparse.SUPPRESS)
+    parsed = parser.parse_args()
+    if parsed.role is None:
+        run(parsed)
+    else:
+        parsed.family = parsed.family[0]
+        {"fresh": fresh, "refitted": refitted}[parsed.role](parsed)
