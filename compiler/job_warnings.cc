@@ -135,14 +135,19 @@ void WarnOfQuantizedCheckpoint(const Job& job, const Model& model,
   const SideSpec& side = job.destination;
   if (!model.quant_method.given || !IsServing(side)) return;
   if (side.dtype.given || side.quantised.given) return;
+  const std::string& method = model.quant_method.value;
+  const bool is_fp8 = method.find("fp8") != std::string::npos;
   diagnostics.Warning(
       model.quant_method.place,
       absl::StrFormat(
           "the checkpoint is quantized (quantization_config %s), and an engine "
           "that loads it holds quantized tensors; this job writes unquantized "
-          "ones; wanted destination.dtype: bf16 if the engine runs "
-          "unquantized, else fp8_e4m3_block128 or mxfp8_e4m3",
-          model.quant_method.value));
+          "ones; wanted destination.dtype: %s",
+          method,
+          is_fp8 ? "bf16 if the engine runs unquantized, else "
+                   "fp8_e4m3_block128 or mxfp8_e4m3"
+                 : "bf16, and an engine that runs unquantized: no job writes "
+                   "tensors in this format"));
 }
 
 void WarnOfMoeBackend(const Job& job, const Model& model,

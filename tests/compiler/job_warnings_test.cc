@@ -147,17 +147,28 @@ TEST(JobWarningsTest, WhatSglangsLoaderDoesNotTake) {
 }
 
 TEST(JobWarningsTest, QuantizedCheckpointsWantADestinationDtype) {
-  const std::string awq =
-      absl::StrCat(std::string(kDense),
-                   ",\n\"quantization_config\": {\"bits\": 4, "
-                   "\"quant_method\": \"awq\"}");
+  const auto quantized = [](const std::string& method) {
+    return absl::StrCat(std::string(kDense),
+                        ",\n\"quantization_config\": {\"bits\": 4, "
+                        "\"quant_method\": \"",
+                        method, "\"}");
+  };
+  const std::string awq = quantized("awq");
+  EXPECT_EQ(
+      WarningsOf(quantized("fp8"), Sides("", "")),
+      "config.json:5:52: warning: the checkpoint is quantized "
+      "(quantization_config fp8), and an engine that loads it holds quantized "
+      "tensors; this job writes unquantized ones; wanted destination.dtype: "
+      "bf16 if the engine runs unquantized, else fp8_e4m3_block128 or "
+      "mxfp8_e4m3");
+  // fp8 would not be what an engine of AWQ holds.
   EXPECT_EQ(
       WarningsOf(awq, Sides("", "")),
       "config.json:5:52: warning: the checkpoint is quantized "
       "(quantization_config awq), and an engine that loads it holds quantized "
       "tensors; this job writes unquantized ones; wanted destination.dtype: "
-      "bf16 if the engine runs unquantized, else fp8_e4m3_block128 or "
-      "mxfp8_e4m3");
+      "bf16, and an engine that runs unquantized: no job writes tensors in "
+      "this format");
   EXPECT_EQ(WarningsOf(awq, Sides("", R"(, "dtype": "bf16")")), "");
   // A trainer's copy of the model is not quantized by its config.
   EXPECT_EQ(WarningsOf(awq, R"("source": {"layout": "megatron"},
