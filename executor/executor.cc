@@ -428,9 +428,11 @@ absl::Status Executor::Wait() {
     status = measured.status();
     if (measured.ok()) rounds_ = *std::move(measured);
   }
+  // Also if a function of the caller's throws.
+  state_ = ExecutorState::kTorn;
   if (status.ok()) status = PerformHooks();
   if (status.ok()) refits_ += in_flight_;
-  state_ = status.ok() ? ExecutorState::kBound : ExecutorState::kTorn;
+  if (status.ok()) state_ = ExecutorState::kBound;
   return WithRank(status, options_.rank);
 }
 

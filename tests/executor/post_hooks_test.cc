@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -261,6 +262,31 @@ TEST(PostHooksTest, AFunctionThatFailsLeavesTheRankTorn) {
   EXPECT_EQ(world.executor(kWorker).state(), ExecutorState::kBound);
   EXPECT_EQ(world.executor(kWorker).refits(), 1);
   EXPECT_EQ(world.Element(), 6);  // once, not twice
+}
+
+TEST(PostHooksTest, AFunctionThatThrowsLeavesTheRankTorn) {
+  const PlanFile plan = PlanWith({"publish"});
+  World world(plan);
+  bool throws = true;
+  ExpectOk(world.BindWith(
+      {{.name = "publish",
+        .perform = [&](const TensorPostHook&, const BoundTensor&) {
+          if (throws) throw std::runtime_error("the disk is full");
+          return absl::OkStatus();
+        }}}));
+  ExpectOk(world.OnAllRanks([&](int32_t rank) {
+    const absl::Status run = world.executor(rank).Run(nullptr, {});
+    if (!run.ok() || rank < kWorker) {
+      return run.ok() ? world.executor(rank).Wait() : run;
+    }
+    EXPECT_THROW((void)world.executor(rank).Wait(), std::runtime_error);
+    EXPECT_EQ(world.executor(rank).state(), ExecutorState::kTorn);
+    EXPECT_EQ(world.executor(rank).refits(), 0);
+    return absl::OkStatus();
+  }));
+  throws = false;
+  ExpectOk(world.RefitOf(5));
+  EXPECT_EQ(world.executor(kWorker).state(), ExecutorState::kBound);
 }
 
 // What a refit that broke off left of its hooks is written over by the next.
