@@ -116,8 +116,24 @@ absl::Status CreateExecutor(const refit_executor_options& options,
   return absl::OkStatus();
 }
 
-absl::StatusOr<BoundTensor> ToBound(const refit_tensor& given) {
-  const absl::StatusOr<refit_tensor> tensor = Read(given, "refit_tensor");
+// Element `i` of a caller's array, whose elements may be larger or smaller than
+// ours, but have one size.
+template <typename Struct>
+absl::StatusOr<Struct> ReadElement(const Struct* array, size_t i,
+                                   const char* array_name,
+                                   const char* struct_name) {
+  const auto& element = *reinterpret_cast<const Struct*>(
+      reinterpret_cast<const unsigned char*>(array) + i * array->struct_size);
+  if (element.struct_size != array->struct_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("struct_size is ", element.struct_size, ", that of ",
+                     array_name, "[0] is ", array->struct_size));
+  }
+  return Read(element, struct_name);
+}
+
+absl::StatusOr<BoundTensor> ToBound(
+    const absl::StatusOr<refit_tensor>& tensor) {
   if (!tensor.ok()) return tensor.status();
   absl::Status status = CheckNotNull({{"name", tensor->name}});
   if (tensor->dimensions > 0) {
@@ -144,18 +160,8 @@ absl::StatusOr<std::vector<BoundTensor>> ToBound(const refit_tensor* tensors,
                                                  size_t count) {
   std::vector<BoundTensor> bound;
   for (size_t i = 0; i < count; ++i) {
-    // The caller's elements may be larger or smaller than ours.
-    const auto* bytes = reinterpret_cast<const unsigned char*>(tensors) +
-                        i * tensors->struct_size;
-    const auto& element = *reinterpret_cast<const refit_tensor*>(bytes);
     absl::StatusOr<BoundTensor> one =
-        element.struct_size == tensors->struct_size
-            ? ToBound(element)
-            : absl::InvalidArgumentError(absl::StrCat("struct_size is ",
-                                                      element.struct_size,
-                                                      ", that of tensors[0] "
-                                                      "is ",
-                                                      tensors->struct_size));
+        ToBound(ReadElement(tensors, i, "tensors", "refit_tensor"));
     if (!one.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("tensors[", i, "]: ", one.status().message()));
@@ -176,9 +182,7 @@ refit_post_hook ToC(const TensorPostHook& hook) {
 }
 
 absl::StatusOr<PostHookPerformer> ToPerformer(
-    const refit_post_hook_performer& given) {
-  const absl::StatusOr<refit_post_hook_performer> known =
-      Read(given, "refit_post_hook_performer");
+    const absl::StatusOr<refit_post_hook_performer>& known) {
   if (!known.ok()) return known.status();
   const absl::Status status = CheckNotNull({{"name", known->name}});
   if (!status.ok()) return status;
@@ -212,10 +216,8 @@ absl::StatusOr<std::vector<PostHookPerformer>> ToPerformers(
     if (!status.ok()) return status;
   }
   for (size_t i = 0; i < count; ++i) {
-    const auto* bytes =
-        reinterpret_cast<const unsigned char*>(hooks) + i * hooks->struct_size;
-    absl::StatusOr<PostHookPerformer> one =
-        ToPerformer(*reinterpret_cast<const refit_post_hook_performer*>(bytes));
+    absl::StatusOr<PostHookPerformer> one = ToPerformer(
+        ReadElement(hooks, i, "hooks", "refit_post_hook_performer"));
     if (!one.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("hooks[", i, "]: ", one.status().message()));

@@ -329,6 +329,15 @@ static void TestBindRefusesHooksThatNobodyDoes(void) {
   ERROR(refit_executor_bind_with(ranks[0].executor, ranks[0].tensors, kLayers,
                                  &missing),
         REFIT_INVALID_ARGUMENT, "hooks is NULL");
+  const refit_post_hook_performer uneven[] = {
+      {sizeof(uneven[0]), "publish", NULL, NULL},
+      {sizeof(uneven[0]) - 8, "add-one", NULL, NULL}};
+  const refit_bind_options of_two_sizes = {sizeof(of_two_sizes), 1000, uneven,
+                                           2};
+  ERROR(refit_executor_bind_with(ranks[0].executor, ranks[0].tensors, kLayers,
+                                 &of_two_sizes),
+        REFIT_INVALID_ARGUMENT,
+        "hooks[1]: struct_size is 24, that of hooks[0] is 32");
   CloseAll(ranks);
 }
 
