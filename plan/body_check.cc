@@ -259,10 +259,13 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
                                 buffers_.size()));
     }
     const auto* hooks = body_.buffers()->Get(buffer)->post_hooks();
-    if (rank < body_.source_ranks() && hooks != nullptr && hooks->size() > 0) {
+    if (hooks == nullptr || hooks->size() == 0) continue;
+    const bool of_source = rank < body_.source_ranks();
+    if (of_source || uint64_t{slot} + program.scratch_buffers() >=
+                         program.buffers()->size()) {
       return at(absl::StrCat(", buffer slot ", slot),
-                absl::StrFormat("buffer %u has post-hooks, a source's has none",
-                                buffer));
+                absl::StrFormat("buffer %u has post-hooks, %s has none", buffer,
+                                of_source ? "a source's" : "scratch"));
     }
   }
   if (absl::Status status = CheckQuantises(body_, program, buffers_);

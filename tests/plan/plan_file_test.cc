@@ -254,6 +254,15 @@ TEST(PlanDoorTest, PostHooksOfASourceAreRefused) {
             "source's has none");
 }
 
+TEST(PlanDoorTest, PostHooksOfScratchAreRefused) {
+  PlanSpec spec = SampleSpec();
+  spec.buffers[4].post_hooks = {{"add-one", "add 1 to it"}};
+  spec.programs[2].scratch_buffers = 1;
+  EXPECT_EQ(Door(BuildPlan(spec)).message(),
+            "program of rank 2, buffer slot 1: buffer 4 has post-hooks, "
+            "scratch has none");
+}
+
 TEST(PlanDoorTest, RelaysWithoutTheirFeatureBitAreRefused) {
   PlanSpec spec = SampleSpec();
   spec.rounds.push_back(fb::Route::kPeer);
