@@ -1,10 +1,16 @@
 """Refit inside vLLM: what its workers do, and what drives them.
 
+As a worker extension, with any release that has them:
+
     llm = LLM(model, worker_extension_cls="refit.vllm.WorkerExtension", load_format="dummy", …)
     refit.vllm.init(llm, "plan.refit", unique_id)      # while the trainers join
     refit.vllm.update(llm, version="42")               # while the trainers run theirs
 
-docs/integrations/vllm.md goes from `pip install` to a refit of a live engine.
+As a weight-transfer backend, from vLLM 0.27 on (refit.vllm_weight_transfer):
+
+    LLM(model, weight_transfer_config={"backend": "refit"}, …)
+
+vLLM finds `register` by its plugin entry point. docs/integrations/vllm.md goes from `pip install` to a refit of a live engine.
 """
 from __future__ import annotations
 
@@ -19,6 +25,8 @@ from refit.plan import Plan
 # Where ranks meet: the bytes of a unique id, or these as hex, or what threads of one process share.
 Meeting = Any
 
+BACKEND = "refit"
+
 # What vLLM derives from loaded weights and keeps as parameters of its own, beside those of the checkpoint: by the last
 # part of the name, the post-hook that makes it again.
 DERIVED = {name: "derive-latent-projections" for name in
@@ -26,6 +34,20 @@ DERIVED = {name: "derive-latent-projections" for name in
 
 # Backends of unquantized experts that keep w13 and w2 as loaded. Others reorder them behind the same shapes.
 MOE_BACKENDS = {"TRITON", "BATCHED_TRITON"}
+
+
+def register() -> None:
+    """Makes "refit" a weight-transfer backend of this process. vLLM calls it in each of its own; call it in trainers.
+    Safe to call again. Does nothing in a vLLM that has no weight transfer."""
+    try:
+        factory = importlib.import_module("vllm.distributed.weight_transfer.factory")
+    except ImportError:
+        return
+    for registry, name in (("WeightTransferEngineFactory", "RefitWeightTransferEngine"),
+                           ("WeightTransferTrainerFactory", "RefitTrainerWeightTransferEngine")):
+        known = getattr(factory, registry, None)
+        if known is not None and BACKEND not in known._registry:
+            known.register_engine(BACKEND, "refit.vllm_weight_transfer", name)
 
 
 # The worker's side.

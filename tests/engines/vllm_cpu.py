@@ -1,6 +1,6 @@
 """A real vLLM on the CPU takes a refit: every tensor and every generated token must equal a fresh engine's.
 
-    python vllm_cpu.py [--family NAME …]
+    python vllm_cpu.py [--family NAME …] [--path extension|backend …]
 
 For each family two processes are started: an engine that loads checkpoint B, and one that loads checkpoint A, generates,
 is refitted to B by a trainer thread of its process, and generates again. Checkpoints are random; their names and shapes are
@@ -23,7 +23,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 HIDDEN = {"vocab_size": 512, "hidden_size": 256, "max_position_embeddings": 128, "rms_norm_eps": 1e-6,
           "tie_word_embeddings": False, "dtype": "bfloat16", "torch_dtype": "bfloat16", "bos_token_id": 1,
           "eos_token_id": 2}
+ATTENTION = {**HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+             "intermediate_size": 512, "rope_theta": 10000.0, "hidden_act": "silu"}
 FAMILIES = {
+    "dense": {**ATTENTION, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
     "hybrid": {**HIDDEN, "model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"],
                "hybrid_override_pattern": "M*-M", "num_hidden_layers": 4, "num_attention_heads": 4,
                "num_key_value_heads": 2, "head_dim": 64, "attention_head_dim": 64, "intermediate_size": 512,
@@ -165,14 +168,66 @@ def refit_by_extension(llm, plan, sources):
     assert llm.llm_engine.get_weight_version() == f"step-{version}"
 
 
+def refit_by_backend(llm, plan, sources):
+    import refit
+    from refit.vllm_weight_transfer import Clients, RefitTrainerInitInfo
+    from vllm.distributed.weight_transfer.base import ModuleSource
+    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+    import torch
+
+    class Client:
+        """vLLM's control plane, in the process of its engine."""
+        def init_weight_transfer_engine(self, init_info):
+            llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": init_info})
+
+        def start_weight_update(self):
+            llm.collective_rpc("start_weight_update")
+
+        def update_weights(self, update_info):
+            llm.collective_rpc("update_weights", kwargs={"update_info": update_info})
+
+        def finish_weight_update(self, weight_version=None):
+            llm.collective_rpc("finish_weight_update")
+            if weight_version is not None:
+                llm.llm_engine.set_weight_version(weight_version)
+
+    class Trained(torch.nn.Module):
+        """Parameters of any name, which a trainer's own module would have."""
+        def __init__(self, tensors):
+            super().__init__()
+            self.tensors = {name: torch.nn.Parameter(tensor, requires_grad=False) for name, tensor in tensors.items()}
+
+        def named_parameters(self, *_, **__):
+            return iter(self.tensors.items())
+
+    class Source(ModuleSource):
+        """vLLM's own from 0.33 on yields each rank's shards."""
+        if not hasattr(ModuleSource, "iter_local"):
+            def iter_local(self):
+                return self._module.named_parameters()
+
+    info = RefitTrainerInitInfo(plan=plan, meeting=refit.LocalFabric(plan.world_size), device="cpu", rank=0,
+                                check_backends=False)
+    trainer = WeightTransferTrainerFactory.trainer_init(info, client=Clients([Client()]),
+                                                        source=Source(Trained(sources[0])))
+    for version, source in enumerate(sources):
+        for name, tensor in sources[0].items():
+            tensor.copy_(source[name])
+        trainer.send_weights(version=f"step-{version}")
+    assert llm.llm_engine.get_weight_version() == f"step-{version}"
+    llm.reset_prefix_cache()
+
+
 def refitted(arguments):
     import torch
 
     plan = plan_of(arguments.family)
-    llm = engine_of(arguments.work / "a", worker_extension_cls="refit.vllm.WorkerExtension")
+    options = ({"worker_extension_cls": "refit.vllm.WorkerExtension"} if arguments.path == "extension" else
+               {"weight_transfer_config": {"backend": "refit"}})
+    llm = engine_of(arguments.work / "a", **options)
     before = [list(t) for t in generated(llm)]
     sources = [weights_of(plan, seed) for seed in (3, 2)]  # another model first, then B
-    refit_by_extension(llm, plan, sources)
+    (refit_by_extension if arguments.path == "extension" else refit_by_backend)(llm, plan, sources)
     wanted = torch.load(arguments.work / "fresh.pt")
     state = state_of(worker_of(llm))
     assert set(state) == set(wanted["state"]), set(state) ^ set(wanted["state"])
@@ -182,7 +237,7 @@ def refitted(arguments):
     tokens = [list(t) for t in generated(llm)]
     assert tokens == wanted["tokens"], (tokens, wanted["tokens"])
     assert tokens != before
-    print(f"{arguments.family}: {len(state)} tensors and {sum(map(len, tokens))} tokens equal a fresh "
+    print(f"{arguments.family}, {arguments.path}: {len(state)} tensors and {sum(map(len, tokens))} tokens equal a fresh "
           "engine's")
 
 
@@ -193,20 +248,22 @@ def run(arguments):
             plan = plan_of(family)
             write_checkpoint(work / "a", family, plan, 1)
             write_checkpoint(work / "b", family, plan, 2)
-            for role in ("fresh", "refitted"):
-                done = subprocess.run([sys.executable, __file__, "--role", role, "--work", str(work), "--family", family])
+            for role, path in [("fresh", "extension")] + [("refitted", path) for path in arguments.path]:
+                done = subprocess.run([sys.executable, __file__, "--role", role, "--work", str(work), "--family", family,
+                                       "--path", path])
                 if done.returncode != 0:
-                    sys.exit(f"{family}, {role}: failed")
+                    sys.exit(f"{family}, {role}, {path}: failed")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--path", nargs="+", choices=("extension", "backend"), default=["extension", "backend"])
     parser.add_argument("--role", choices=("fresh", "refitted"), help=argparse.SUPPRESS)
     parser.add_argument("--work", type=pathlib.Path, help=argparse.SUPPRESS)
     parsed = parser.parse_args()
     if parsed.role is None:
         run(parsed)
     else:
-        parsed.family = parsed.family[0]
+        parsed.family, parsed.path = parsed.family[0], parsed.path[0]
         {"fresh": fresh, "refitted": refitted}[parsed.role](parsed)

@@ -1,0 +1,256 @@
+"""The weight-transfer backend "refit" of vLLM, worker and trainer (vllm.distributed.weight_transfer, from 0.27 on).
+
+    llm = LLM(model, weight_transfer_config={"backend": "refit"}, …)
+
+    refit.vllm.register()                                       # each trainer
+    info = RefitTrainerInitInfo(plan="plan.refit", meeting=unique_id.hex(), device="cuda:0", rank=rank)
+    trainer = WeightTransferTrainerFactory.trainer_init(info, client=client, source=ModuleSource(model))
+    trainer.send_weights(version="42")                          # after every step
+
+Every trainer rank is a source rank of the plan. Nothing is gathered: `source.iter_local` yields this rank's own shards, which
+stay bound. For several engines the client is `Clients([client of engine 0, …])`.
+"""
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import inspect
+import threading
+from typing import Any, Callable, ClassVar, Optional, Sequence
+
+import torch
+from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeightTransferEngine, WeightTransferEngine,
+                                                   WeightTransferInitInfo, WeightTransferUpdateInfo)
+
+from refit.errors import FailedPrecondition, InvalidArgument
+from refit.executor import TIMEOUT_SECONDS, Executor, join
+from refit.tensors import view
+from refit.vllm import BACKEND, join_worker, load_plan
+
+
+@dataclasses.dataclass
+class RefitInitInfo(WeightTransferInitInfo):
+    """What a worker needs to join. `plan`: a path that it can read. `meeting`: a unique id as hex."""
+
+    plan: Any
+    meeting: Any
+    engine: int = 0
+    check_backends: bool = True
+    timeout: float = TIMEOUT_SECONDS
+
+
+@dataclasses.dataclass
+class RefitUpdateInfo(WeightTransferUpdateInfo):
+    """The plan knows names and shapes."""
+
+    timeout: float = TIMEOUT_SECONDS
+
+
+class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateInfo]):
+    """A worker's part. Weights are written in place, in the layout of the live model."""
+
+    init_info_cls = RefitInitInfo
+    update_info_cls = RefitUpdateInfo
+    supports_draft_weight_update = False
+    executor: Optional[Executor] = None
+
+    def init_transfer_engine(self, init_info: RefitInitInfo) -> None:
+        def init() -> None:
+            self.executor = join_worker(init_info.plan, init_info.meeting, self.vllm_config, self.model,
+                                        rank=self.parallel_config.rank, device=self.device, engine=init_info.engine,
+                                        check_backends=init_info.check_backends, timeout=init_info.timeout)
+        self._told_by_the_last(init)
+
+    def start_weight_update(self) -> None:
+        """Nothing to prepare."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Not the base class's: a refit is over when it returns."""
+        self._told_by_the_last(lambda: self.receive_weights(self.parse_update_info(update_info)))
+
+    def receive_weights(self, update_info: RefitUpdateInfo) -> None:
+        if self.executor is None:
+            raise FailedPrecondition("init_transfer_engine was not called, or failed")
+        self.executor.run(timeout=update_info.timeout)
+
+    def finish_weight_update(self) -> None:
+        """Nothing to finish."""
+
+    def shutdown(self) -> None:
+        if self.executor is not None:
+            self.executor.close()
+            self.executor = None
+
+    def _told_by_the_last(self, action: Callable[[], None]) -> None:
+        """vLLM's executor raises at the first reply that failed and leaves the later ones in their queues, for its next
+        call to be given. So workers agree, and the last of them raises for all."""
+        failed: Optional[Exception] = None
+        try:
+            action()
+        except Exception as error:
+            failed = error
+        world = self.parallel_config.world_size
+        if world == 1:
+            if failed is not None:
+                raise failed
+            return
+        from vllm.distributed.parallel_state import get_world_group
+
+        group = get_world_group()
+        told: list[Any] = [None] * group.world_size
+        torch.distributed.all_gather_object(told, None if failed is None else f"{type(failed).__name__}: {failed}",
+                                            group=group.cpu_group)
+        lines = [f"worker {i}: {text}" for i, text in enumerate(told) if text is not None]
+        if lines and self.parallel_config.rank == world - 1:
+            raise RuntimeError(f"{len(lines)} of {len(told)} workers failed\n  " + "\n  ".join(lines)) from failed
+
+
+@dataclasses.dataclass
+class RefitTrainerInitInfo(TrainerInitInfo):
+    """`rank` is the plan's source rank. `meeting`: a unique id as hex, which rank 0 made (refit.rendezvous.unique_id)
+    and handed to the other trainers. `names`: from the source's names to the plan's; default: they are the same."""
+
+    backend: ClassVar[str] = BACKEND
+    plan: Any
+    meeting: Any
+    device: Any = "cuda"
+    names: Optional[Callable[[str], str]] = None
+    check_backends: bool = True
+    timeout: float = TIMEOUT_SECONDS
+
+
+class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerInitInfo]):
+    """A trainer's part. Rank 0 also tells the workers what to do, in a thread, since they need all trainers meanwhile."""
+
+    init_info_cls = RefitTrainerInitInfo
+
+    @classmethod
+    def trainer_init(cls, init_info: RefitTrainerInitInfo, *, client: Any,
+                     source: Any = None) -> "RefitTrainerWeightTransferEngine":
+        implements = getattr(source, "implements_iter_local", lambda: hasattr(source, "iter_local"))
+        if not implements():
+            raise InvalidArgument(f"the source is a {type(source).__name__}; wanted one that has iter_local: Refit reads "
+                                  "each rank's own shards and gathers nothing")
+        engine = cls(client=client, source=source, is_sender=init_info.is_sender)
+        engine.rank = init_info.rank  # from 0.33 on an argument
+        engine._info = init_info
+        worker = {"plan": init_info.plan, "meeting": init_info.meeting, "check_backends": init_info.check_backends,
+                  "timeout": init_info.timeout}
+        engine._together(lambda: client.init_weight_transfer_engine(worker), engine._join)
+        return engine
+
+    _info: RefitTrainerInitInfo
+    executor: Optional[Executor] = None
+
+    def _tensors(self) -> dict[str, Any]:
+        """This rank's shards, by the plan's names."""
+        tensors = dict(self.source.iter_local())
+        # Sources of vLLM before 0.33 do not say what a rank owns; the plan does.
+        owned = set(self.source.owned_names(self.rank)) if hasattr(self.source, "owned_names") else set(tensors)
+        if set(tensors) != owned:
+            missing, more = sorted(owned - set(tensors)), sorted(set(tensors) - owned)
+            raise InvalidArgument(f"iter_local of rank {self.rank} yields {len(tensors)} tensors, its metadata says "
+                                  f"{len(owned)}: missing {missing[:3]}, unexpected {more[:3]}")
+        rename = self._info.names or (lambda name: name)
+        return {rename(name): tensor for name, tensor in tensors.items()}
+
+    def _join(self) -> None:
+        info = self._info
+        plan = load_plan(info.plan)
+        tensors = self._tensors()
+        self._bound = {name: view(tensor).address for name, tensor in tensors.items()}
+        if isinstance(info.meeting, (str, bytes)):
+            unique_id = bytes.fromhex(info.meeting) if isinstance(info.meeting, str) else info.meeting
+            self.executor = join(plan, info.rank, tensors, unique_id=unique_id, device=info.device,
+                                 timeout=info.timeout)
+        else:
+            self.executor = Executor(plan, info.rank, device=info.device, fabric=info.meeting)
+            self.executor.bind(tensors, timeout=info.timeout)
+
+    def send_weights(self, version: Optional[str] = None) -> None:
+        """One refit; collective over all trainer ranks. `version` becomes the engines' weight version."""
+        if self.executor is None:
+            raise FailedPrecondition("this trainer did not join, or was shut down")
+        executor, timeout = self.executor, self._info.timeout
+        moved = [name for name, tensor in self._tensors().items() if view(tensor).address != self._bound.get(name)]
+        if moved:
+            # No rank is left waiting: they end with this one.
+            executor.close()
+            self.executor = None
+            raise FailedPrecondition(
+                f"iter_local yields \"{moved[0]}\" and {len(moved) - 1} more tensors at other addresses than when the "
+                "trainer joined; Refit reads the trainer's own memory: yield the live shards, not copies")
+
+        def workers() -> None:
+            self.client.start_weight_update()
+            try:
+                self.client.update_weights({"timeout": timeout})
+            except BaseException:
+                # Ends the update on the workers that did not raise; on the one that did there is none to end.
+                try:
+                    self.client.finish_weight_update()
+                except Exception:
+                    pass
+                raise
+            finish: Any = self.client.finish_weight_update
+            if version is not None and "weight_version" in inspect.signature(finish).parameters:
+                finish(weight_version=version)
+            else:
+                finish()
+
+        self._together(workers, lambda: executor.run(timeout=timeout))
+
+    def _together(self, workers: Callable[[], Any], own_part: Callable[[], Any]) -> None:
+        """Raises this rank's own error, else that of the workers."""
+        if not self.is_sender:
+            own_part()
+            return
+        failed: list[BaseException] = []
+
+        def guarded() -> None:
+            try:
+                workers()
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=guarded, name="refit workers")
+        thread.start()
+        try:
+            own_part()
+        finally:
+            thread.join()
+        if failed:
+            raise failed[0]
+
+    def shutdown(self) -> None:
+        if self.executor is not None:
+            self.executor.close()
+            self.executor = None
+
+
+class Clients:
+    """Clients of several engines as one: each is called at the same time, and told which of the plan's engines it is."""
+
+    def __init__(self, clients: Sequence[Any]):
+        self._clients = list(clients)
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._each(lambda i, client: client.init_weight_transfer_engine({**init_info, "engine": i}))
+
+    def start_weight_update(self) -> None:
+        self._each(lambda _, client: client.start_weight_update())
+
+    def update_weights(self, update_info: Any) -> None:
+        self._each(lambda _, client: client.update_weights(update_info))
+
+    def finish_weight_update(self, weight_version: Optional[str] = None) -> None:
+        version = {} if weight_version is None else {"weight_version": weight_version}
+        self._each(lambda _, client: client.finish_weight_update(**version))
+
+    def _each(self, call: Callable[[int, Any], Any]) -> None:
+        with concurrent.futures.ThreadPoolExecutor(max(1, len(self._clients))) as pool:
+            calls = [pool.submit(call, i, client) for i, client in enumerate(self._clients)]
+        failed = [(i, call.exception()) for i, call in enumerate(calls) if call.exception() is not None]
+        if failed:
+            lines = "\n  ".join(f"engine {i}: {type(error).__name__}: {error}" for i, error in failed)
+            raise RuntimeError(f"{len(failed)} of {len(calls)} engines failed\n  {lines}") from failed[0][1]
