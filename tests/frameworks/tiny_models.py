@@ -61,7 +61,7 @@ MODELS = {
         linear_conv_kernel_dim=4, partial_rotary_factor=0.5
     ),  # fmt: skip
     "nemotron_h": _with(
-        "nemotron_h", "NemotronHForCausalLM", DENSE, num_hidden_layers=5, hybrid_override_pattern="ME*-M", mamba_num_heads=8,
+        "nemotron_h", "NemotronHForCausalLM", DENSE, num_hidden_layers=6, hybrid_override_pattern="ME*-ME", mamba_num_heads=8,
         mamba_head_dim=16, n_groups=4, ssm_state_size=16, conv_kernel=4, chunk_size=16, mamba_hidden_act="silu",
         mlp_hidden_act="relu2", mlp_bias=False, use_bias=False, use_conv_bias=True, layer_norm_epsilon=1e-5,
         n_routed_experts=8, moe_intermediate_size=64, n_shared_experts=1, moe_shared_expert_intermediate_size=96,
@@ -69,7 +69,8 @@ MODELS = {
         moe_latent_size=None, mamba_proj_bias=False
     ),  # fmt: skip
     "gpt_oss": _with(
-        "gpt_oss", "GptOssForCausalLM", DENSE, num_local_experts=8, num_experts_per_tok=2, sliding_window=64, attention_bias=True,
+        "gpt_oss", "GptOssForCausalLM", DENSE, num_key_value_heads=4, num_local_experts=8, num_experts_per_tok=2,
+        sliding_window=64, attention_bias=True,
         layer_types=["sliding_attention", "full_attention"] * 2, initial_context_length=64, hidden_size=128, intermediate_size=128,
         swiglu_limit=7.0, rope_scaling={
             "rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
