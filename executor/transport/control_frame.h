@@ -123,10 +123,10 @@ enum class CollectiveKind : uint32_t { kAllGather = 0, kExchange = 1 };
 struct Contribution {
   CollectiveKind kind = CollectiveKind::kAllGather;
   uint64_t remaining_ms = 0;
-  std::string what;
-  std::vector<int32_t> to;    // of an exchange
-  std::vector<int32_t> from;  // of an exchange
-  std::string bytes;
+  std::string what = {};
+  std::vector<int32_t> to = {};    // of an exchange
+  std::vector<int32_t> from = {};  // of an exchange
+  std::string bytes = {};
 };
 std::string ContributionPayload(CollectiveKind kind, uint64_t remaining_ms,
                                 std::string_view what,
