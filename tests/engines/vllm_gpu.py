@@ -1,0 +1,300 @@
+"""A real vLLM on GPUs takes refits from FSDP2 trainers in other processes.
+
+    python vllm_gpu.py [--case NAME …]
+
+Every tensor of the workers and every generated token must equal a fresh engine's that loaded the same checkpoint. CUDA graphs
+are captured before the first refit. Prints the time of a refit as the driver sees it. A case runs where there are enough GPUs.
+"""
+import argparse
+import hashlib
+import json
+import math
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # collective_rpc of `digests`
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+ATTENTION = {"vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+             "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 256,
+             "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": False,
+             "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
+DENSE = {**ATTENTION, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+MODELS = {
+    "dense": DENSE,
+    "moe": {**ATTENTION, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True, "decoder_sparse_step": 1,
+            "mlp_only_layers": []},
+    "4b": {**DENSE, "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
+           "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True},
+}
+# Trainers on GPUs 0, 1, …; the engine on the GPUs after theirs, or on the same ones.
+CASES = {
+    "dense-apart": {"model": "dense", "trainers": 1, "engine": {"tensor_parallel": 1}},
+    "dense-tp2": {"model": "dense", "trainers": 2, "engine": {"tensor_parallel": 2}, "colocated": True},
+    "moe-ep2": {"model": "moe", "trainers": 2, "engine": {"tensor_parallel": 2, "expert_parallel": True},
+                "colocated": True},
+    "dense-sleep": {"model": "dense", "trainers": 1, "engine": {"tensor_parallel": 1}, "colocated": True, "sleep": True},
+    "4b-apart": {"model": "4b", "trainers": 1, "engine": {"tensor_parallel": 1}},
+}
+PROMPTS = [[5, 17, 101, 44, 9], [300, 2, 77, 480], [11, 12, 13, 14, 15, 16, 17]]
+REFITS = 10
+
+
+def version_of_vllm():
+    import vllm
+
+    return ".".join(vllm.__version__.split(".")[:2])
+
+
+def job_of(case):
+    """What `refitc` is given. transformers keeps experts of a layer as one tensor."""
+    spec = CASES[case]
+    source = {"layout": "fsdp", "data_parallel": spec["trainers"]}
+    if spec["model"] == "moe":
+        source["fused_experts"] = True
+    job = {"model": MODELS[spec["model"]], "source": source,
+           "destination": {"layout": "vllm", "version": version_of_vllm(), **spec["engine"]}}
+    return {**job, "colocated": True} if spec.get("colocated") else job
+
+
+def write_checkpoint(directory, model, seed):
+    """Random weights under the checkpoint's names: norms near 1, all else small."""
+    import refit
+    import torch
+    from safetensors.torch import save_file
+
+    plan = refit.compile({"model": MODELS[model], "source": {"layout": "fsdp"}, "destination": {"layout": "fsdp"}})
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    weights = {}
+    for name, info in plan.tensors(0).items():
+        values = torch.randn(info.shape, generator=generator, device="cuda")
+        scaled = 1 + values / 8 if "norm" in name else values * (2.0 / MODELS[model]["hidden_size"] ** 0.5)
+        weights[name] = scaled.to(torch.bfloat16).cpu()
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(MODELS[model]))
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def digests(worker):
+    """A digest of each tensor of a vLLM worker's model."""
+    import torch
+
+    return {name: hashlib.blake2b(tensor.detach().reshape(-1).view(torch.uint8).cpu().numpy()).hexdigest()
+            for name, tensor in [*worker.model_runner.model.named_parameters(),
+                                 *worker.model_runner.model.named_buffers()]}
+
+
+def engine_of(case, checkpoint, **options):
+    from vllm import LLM
+
+    spec = CASES[case]
+    engine = spec["engine"]
+    return LLM(model=str(checkpoint), skip_tokenizer_init=True, max_model_len=128, max_num_seqs=4, seed=0,
+               gpu_memory_utilization=0.4, tensor_parallel_size=engine["tensor_parallel"],
+               enable_expert_parallel=engine.get("expert_parallel", False), disable_custom_all_reduce=True,
+               enable_sleep_mode=spec.get("sleep", False),
+               compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",
+                                   "cudagraph_capture_sizes": [1, 2, 4]}, **options)
+
+
+def generated(llm):
+    """One prompt at a time: vLLM's batches are not repeatable."""
+    from vllm import SamplingParams
+
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+    return [list(llm.generate([{"prompt_token_ids": prompt}], greedy, use_tqdm=False)[0].outputs[0].token_ids)
+            for prompt in PROMPTS]
+
+
+def fresh(case, work):
+    llm = engine_of(case, work / "b")
+    (work / "fresh.json").write_text(json.dumps({"digests": llm.collective_rpc(digests), "tokens": generated(llm)}))
+
+
+def trainer(case, work, rank):
+    """An FSDP2 trainer that does what its standard input says."""
+    import refit
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import distribute_tensor
+    from transformers import AutoModelForCausalLM
+
+    count = CASES[case]["trainers"]
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{work}/trainers", rank=rank, world_size=count,
+                            device_id=torch.device("cuda", rank))
+
+    def loaded(name):
+        return AutoModelForCausalLM.from_pretrained(work / name, dtype=torch.bfloat16).cuda(rank)
+
+    model = loaded("a")
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    parameters = dict(model.named_parameters())
+    if rank == 0:
+        print(refit.rendezvous.unique_id().hex(), flush=True)
+    executor = None
+    for line in sys.stdin:
+        command, *arguments = line.split()
+        if command == "join":
+            executor = refit.join(refit.Plan.load(work / "plan.refit"), rank, parameters,
+                                  unique_id=bytes.fromhex(arguments[0]), device=f"cuda:{rank}")
+        elif command == "load":
+            with torch.no_grad():
+                for name, whole in dict(loaded(arguments[0]).named_parameters()).items():
+                    own = parameters[name]
+                    own.copy_(distribute_tensor(whole, own.device_mesh, own.placements))
+            torch.cuda.synchronize()
+        elif command == "bind":
+            executor.bind(parameters)
+        elif command == "run":
+            executor.run()
+        print(f"did {command}", flush=True)
+        if command == "end":  # the end of the input does not come: the engine's processes inherit the pipe
+            break
+    executor.close()
+    dist.destroy_process_group()
+
+
+class Trainers:
+    """Trainer processes, told together."""
+
+    def __init__(self, case, work):
+        self.processes = [
+            subprocess.Popen([sys.executable, __file__, "--role", "trainer", "--case", case, "--work", str(work), "--rank",
+                              str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                             env={**os.environ, "CUDA_VISIBLE_DEVICES": visible_devices(0)})
+            for rank in range(CASES[case]["trainers"])]
+        self.unique_id = self.processes[0].stdout.readline().strip()
+
+    def tell(self, command):
+        for process in self.processes:
+            process.stdin.write(command + "\n")
+            process.stdin.flush()
+
+    def done(self):
+        for process in self.processes:
+            while not (line := process.stdout.readline()).startswith("did "):
+                if not line:
+                    raise RuntimeError("a trainer ended")
+
+    def close(self):
+        self.tell("end")
+        for process in self.processes:
+            process.wait(60)
+
+
+def visible_devices(first):
+    """All GPUs, `first` first: memory is shared with GPUs that a process sees."""
+    count = gpu_count()
+    return ",".join(str((first + i) % count) for i in range(count))
+
+
+def gpu_count():
+    return len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines())
+
+
+def refitted(case, work):
+    import refit
+    import refit.vllm
+
+    plan = refit.compile(job_of(case))
+    plan.save(work / "plan.refit")
+    trainers = Trainers(case, work)
+    llm = engine_of(case, work / "a", worker_extension_cls="refit.vllm.WorkerExtension")
+    before = generated(llm)
+    trainers.tell(f"join {trainers.unique_id}")
+    refit.vllm.init(llm, str(work / "plan.refit"), trainers.unique_id)
+    trainers.done()
+
+    def update(version):
+        start = time.perf_counter()
+        trainers.tell("run")
+        refit.vllm.update(llm, version=version)
+        seconds = time.perf_counter() - start
+        trainers.done()
+        return seconds
+
+    update("a")
+    assert generated(llm) == before, "the refit of what the engine holds already changed it"
+    trainers.tell("load b")
+    trainers.done()
+    seconds = [update(f"b{i}") for i in range(REFITS)]
+    wanted = json.loads((work / "fresh.json").read_text())
+    compare(case, llm, before, wanted)
+    if CASES[case].get("sleep"):
+        for level in (1, 2):
+            llm.sleep(level=level)
+            llm.wake_up()
+            trainers.tell("bind")
+            refit.vllm.bind(llm)
+            trainers.done()
+            update(f"after sleep {level}")
+            compare(case, llm, before, wanted)
+    trainers.close()
+    megabytes = sum(2 * math.prod(info.shape) for info in plan.tensors(0).values()) / 1e6
+    print(f"{case}: equal to a fresh engine; refit of {megabytes:.0f} MB a trainer: median "
+          f"{statistics.median(seconds) * 1e3:.1f} ms, least {min(seconds) * 1e3:.1f}, most {max(seconds) * 1e3:.1f}",
+          flush=True)
+
+
+def compare(case, llm, before, wanted):
+    for rank, (own, other) in enumerate(zip(llm.collective_rpc(digests), wanted["digests"])):
+        different = [name for name in other if own.get(name) != other[name]]
+        assert own.keys() == other.keys() and not different, (
+            f"{case}: {len(different)} of {len(other)} tensors of worker {rank} differ: {different[:5]}")
+    tokens = generated(llm)
+    assert tokens == wanted["tokens"], (tokens, wanted["tokens"])
+    assert tokens != before
+
+
+def run(case):
+    spec = CASES[case]
+    ranks = spec["engine"]["tensor_parallel"]
+    needed = max(spec["trainers"], ranks) if spec.get("colocated") else spec["trainers"] + ranks
+    if gpu_count() < needed:
+        print(f"{case}: skipped, wants {needed} GPUs, found {gpu_count()}")
+        return True
+    with tempfile.TemporaryDirectory(prefix="refit-vllm-") as scratch:
+        work = pathlib.Path(scratch)
+        first = 0 if spec.get("colocated") else spec["trainers"]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible_devices(first)}
+        for role in ("checkpoints", "fresh", "refitted"):
+            done = subprocess.run([sys.executable, __file__, "--role", role, "--case", case, "--work", scratch],
+                                  env=environment)
+            if done.returncode != 0:
+                print(f"{case}: {role} failed", flush=True)
+                return False
+    return True
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--role", choices=("checkpoints", "fresh", "refitted", "trainer"), help=argparse.SUPPRESS)
+    parser.add_argument("--work", type=pathlib.Path, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.role is None:
+        sys.exit(0 if all([run(case) for case in arguments.case]) else 1)
+    (case,) = arguments.case
+    if arguments.role == "checkpoints":
+        for seed, name in enumerate("ab"):
+            write_checkpoint(arguments.work / name, CASES[case]["model"], seed)
+    elif arguments.role == "trainer":
+        trainer(case, arguments.work, arguments.rank)
+    else:
+        {"fresh": fresh, "refitted": refitted}[arguments.role](case, arguments.work)
+
+
+if __name__ == "__main__":
+    main()
