@@ -183,6 +183,22 @@ const OldPlan kOldPlans[] = {
      .messages = 25,
      .destination_elements = 15400,
      .skipped_bytes = 0},
+    {.name = "1.4/requirements",
+     .head = "plan 1.4 features 0x1 body 1c749317db3cc863b9564bbc8542c465 "
+             "inputs 1633dc3df13d55aad52df2bfa4b3b506\n"
+             "ranks source 0..1 destination 2..3\n"
+             "host 0 ranks 0..3\n"
+             "requires source moe_mlp_glu_interleave_size none\n"
+             "requires destination expert_placement linear\n"
+             "requires destination moe_backend triton\n"
+             "limits bucket 268435456 bytes staging 1073741824 bytes "
+             "slots 2 operations_per_round 32\n"
+             "stats moved 4064 bytes local 0 peer 4064 network 0\n",
+     .params = 15,
+     .buffers = 32,
+     .messages = 4,
+     .destination_elements = 2544,
+     .skipped_bytes = 0},
 };
 
 class CompatTest : public testing::TestWithParam<OldPlan> {
