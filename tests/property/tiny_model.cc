@@ -37,9 +37,9 @@ TinyModel DrawModel(Draw& draw) {
   model.intermediate = 12 * draw.Between(1, 2);
   model.vocab = draw.Pick<int64_t>({7, 64, 65, 100, 129, 192});
   model.tied = draw.Chance(40);
-  // vLLM's qwen3_moe has no bias behind its attention.
-  model.attention_bias = model.family != "mixtral" &&
-                         model.family != "qwen3_moe" && draw.Chance(25);
+  // vLLM's qwen3 and qwen3_moe have no bias behind their attention.
+  model.attention_bias =
+      (model.family == "llama" || model.family == "qwen2") && draw.Chance(25);
   model.dtype = draw.Pick<std::string>({"bf16", "fp16", "fp32"});
   if (model.family == "qwen3_moe" || model.family == "mixtral") {
     model.experts = draw.Pick<int64_t>({2, 4, 5, 6});
@@ -228,7 +228,7 @@ std::string SideText(const FrameworkSide& side) {
   }
   if (side.expert_parallel)
     absl::StrAppend(&text, ", \"expert_parallel\": true");
-  if (side.old_names) absl::StrAppend(&text, ", \"version\": \"0.24\"");
+  if (side.old_names) absl::StrAppend(&text, ", \"version\": \"0.23\"");
   if (!side.dtype.empty()) {
     absl::StrAppendFormat(&text, ", \"dtype\": \"%s\"", side.dtype);
   }

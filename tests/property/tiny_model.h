@@ -31,9 +31,7 @@ struct TinyModel {
   std::string dtype;
 
   bool HasQkvBias() const { return family == "qwen2" || attention_bias; }
-  bool HasOutputBias() const {
-    return attention_bias && (family == "llama" || family == "qwen3_moe");
-  }
+  bool HasOutputBias() const { return attention_bias && family == "llama"; }
   bool HasQueryKeyNorm() const { return family.starts_with("qwen3"); }
   bool IsMoe(int64_t layer) const;
 };
