@@ -133,8 +133,11 @@ absl::Status RefitSupervisor::BeginRefit(const std::function<void()>& prepare) {
 
 absl::Status RefitSupervisor::EndRefit(
     bool is_captured, const std::function<absl::Status()>& record_end) {
-  std::lock_guard lock(mutex_);
-  if (!failure_.ok()) return failure_;
+  Lock lock(mutex_);
+  if (!failure_.ok()) {
+    AwaitStopped(lock);
+    return failure_;
+  }
   if (is_captured) {
     phase_ = RefitPhase::kIdle;
     return absl::OkStatus();

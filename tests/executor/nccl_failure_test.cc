@@ -410,11 +410,16 @@ class CapturingDevice : public HostDevice {
   absl::StatusOr<std::unique_ptr<DeviceGraph>> Record(
       const std::function<absl::Status(Stream)>& enqueue) override {
     ++recordings;
+    if (!enqueues) return nullptr;
     if (absl::Status s = enqueue(nullptr); !s.ok()) return s;
     return nullptr;
   }
 
   std::atomic<int> recordings = 0;
+  // What is enqueued here runs, and so waits for the recordings of the other
+  // ranks, which NCCL's does not: false where some ranks record and others do
+  // not.
+  std::atomic<bool> enqueues = true;
 };
 
 class NcclRecordingTest : public NcclFailureTest {
@@ -457,6 +462,7 @@ TEST_F(NcclRecordingTest, RecordingThatFailsOnTheWireFailsTheRefit) {
   EXPECT_EQ(notice.kind, NoticeKind::kNotRecorded);
   EXPECT_NE(notice.text.find("NCCL error 3"), std::string::npos) << notice.text;
   const int recordings = capturing_.recordings;
+  capturing_.enqueues = false;
   ExpectWholeAfterConnect();
   world_->ExpectEveryElementRight(plan_);
   // It is not tried again where it failed.
