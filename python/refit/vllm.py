@@ -19,8 +19,9 @@ import os
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 from refit.errors import BindError, Error, InvalidArgument
-from refit.executor import TIMEOUT_SECONDS, Executor, join
+from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.plan import Plan
+from refit.rendezvous import from_unique_id
 
 # Where ranks meet: the bytes of a unique id, or these as hex, or what threads of one process share.
 Meeting = Any
@@ -32,8 +33,9 @@ BACKEND = "refit"
 DERIVED = {name: "derive-latent-projections" for name in
            ("W_UV", "W_UK_T", "W_UK_T_dcp_qrep", "W_K", "W_K_scale", "W_V", "W_V_scale")}
 
-# Backends of unquantized experts that keep w13 and w2 as loaded. Others reorder them behind the same shapes.
-MOE_BACKENDS = {"TRITON", "BATCHED_TRITON"}
+# Backends of unquantized experts, and the job's "moe_backend" that has their order of w13 and w2. Others reorder these as no
+# plan does, behind the same shapes.
+MOE_BACKENDS = {"TRITON": "triton", "BATCHED_TRITON": "triton", "FLASHINFER_CUTLASS": "flashinfer_cutlass"}
 
 
 def register() -> None:
@@ -136,12 +138,18 @@ def facts_of(vllm_config: Any, model: Any) -> dict[str, Any]:
             "moe_backends": sorted(backend.name for backend in backends if backend is not None)}
 
 
-def refusal_of(facts: Mapping[str, Any]) -> str:
-    """Why no plan fits this worker although names and shapes may; "" if none is known."""
-    others = [name for name in facts["moe_backends"] if name not in MOE_BACKENDS]
-    if others:
-        return (f"the experts' backend is {', '.join(others)}, which reorders w13_weight and w2_weight after loading; plans "
-                "write them as loaded: start vLLM with moe_backend \"triton\" (kernel_config)")
+def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str]) -> str:
+    """Why a plan of these `requirements` does not fit this worker although names and shapes may; "" if it does."""
+    wanted = requirements.get("moe_backend", "triton")
+    restart = f"start vLLM with moe_backend \"{wanted}\" (kernel_config)"
+    for name in facts["moe_backends"]:
+        order = MOE_BACKENDS.get(name)
+        if order is None:
+            return (f"the experts' backend is {name}, which reorders w13_weight and w2_weight after loading as no plan does: "
+                    + restart)
+        if order != wanted:
+            return (f"the experts' backend is {name}; the plan is for moe_backend \"{wanted}\", which has w13_weight in "
+                    f"another order: put \"moe_backend\": \"{order}\" into the job's destination, or {restart}")
     return ""
 
 
@@ -165,20 +173,27 @@ def join_worker(plan: Union[Plan, str], meeting: Meeting, vllm_config: Any, mode
     """An executor that is bound to a vLLM worker's live model."""
     plan = load_plan(plan)
     place = rank_in_plan(plan, vllm_config.parallel_config, rank, engine)
+    if isinstance(meeting, (str, bytes)):
+        unique_id = bytes.fromhex(meeting) if isinstance(meeting, str) else meeting
+        executor = Executor(plan, place, device=device, rendezvous=from_unique_id(unique_id, place, plan.world_size))
+    else:
+        executor = Executor(plan, place, device=device, fabric=meeting)
+    bind_worker(executor, vllm_config, model, check_backends=check_backends, timeout=timeout)
+    return executor
+
+
+def bind_worker(executor: Executor, vllm_config: Any, model: Any, *, check_backends: bool = True,
+                timeout: float = TIMEOUT_SECONDS) -> None:
+    """Binds a vLLM worker's live model, also anew."""
     facts = facts_of(vllm_config, model)
-    refusal = refusal_of(facts) if check_backends else ""
+    refusal = refusal_of(facts, executor.plan.requirements(executor.rank)) if check_backends else ""
     parameters, buffers = tensors_of(model)
-    # Also a worker that is refused binds, nothing: the others would wait for it.
-    tensors = {} if refusal else parameters
-    hooks = hooks_of(model, vllm_config.model_config.dtype)
     try:
-        if isinstance(meeting, (str, bytes)):
-            unique_id = bytes.fromhex(meeting) if isinstance(meeting, str) else meeting
-            return join(plan, place, tensors, unique_id=unique_id, device=device, buffers=buffers, hooks=hooks,
-                        timeout=timeout)
-        return Executor(plan, place, device=device, fabric=meeting).bind(tensors, buffers, hooks=hooks, timeout=timeout)
+        # Also a worker that is refused binds, nothing: the others would wait for it.
+        executor.bind({} if refusal else parameters, buffers, hooks=hooks_of(model, vllm_config.model_config.dtype),
+                      timeout=timeout)
     except BindError as error:
-        raise BindError(f"rank {place}: {refusal}" if refusal else f"{error}\n{_job_side(facts)}") from None
+        raise BindError(f"rank {executor.rank}: {refusal}" if refusal else f"{error}\n{_job_side(facts)}") from None
 
 
 class WorkerExtension:
@@ -191,6 +206,7 @@ class WorkerExtension:
 
     _refit: Optional[Executor] = None
     _refit_version: Optional[str] = None
+    _refit_check_backends = True
 
     def refit_init(self, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, check_backends: bool = True,
                    timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
@@ -198,6 +214,7 @@ class WorkerExtension:
         number."""
         def init() -> None:
             worker: Any = self
+            self._refit_check_backends = check_backends
             self._refit = join_worker(plan, meeting, worker.vllm_config, worker.model_runner.model, rank=worker.rank,
                                       device=worker.device, engine=engine, check_backends=check_backends,
                                       timeout=timeout)
@@ -218,10 +235,8 @@ class WorkerExtension:
             executor = self._refit_executor()
             if executor.state == "torn":
                 executor.connect(timeout)
-            model = worker.model_runner.model
-            parameters, buffers = tensors_of(model)
-            executor.bind(parameters, buffers, hooks=hooks_of(model, worker.vllm_config.model_config.dtype),
-                          timeout=timeout)
+            bind_worker(executor, worker.vllm_config, worker.model_runner.model,
+                        check_backends=self._refit_check_backends, timeout=timeout)
         return self._refit_reply(bind)
 
     def refit_close(self) -> dict[str, Any]:

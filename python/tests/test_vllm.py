@@ -1,6 +1,11 @@
 """What refit.vllm does by itself. tests/engines/run.sh tests it inside a real vLLM."""
+import concurrent.futures
+import enum
+import json
+import sys
 import types
 
+import numpy as np
 import pytest
 
 import refit
@@ -52,8 +57,91 @@ def test_a_worker_that_did_not_join_says_so_as_a_value(method):
                      "error": "InvalidArgument: refit_init was not called, or failed"}
 
 
-def test_backends_that_reorder_experts_are_refused():
-    assert refit.vllm.refusal_of({"moe_backends": ["TRITON"]}) == ""
-    assert refit.vllm.refusal_of({"moe_backends": []}) == ""
-    assert refit.vllm.refusal_of({"moe_backends": ["FLASHINFER_TRTLLM", "TRITON"]}).startswith(
-        "the experts' backend is FLASHINFER_TRTLLM, which reorders w13_weight")
+def test_a_backend_that_the_plan_is_not_for_is_refused():
+    def refusal(backends, wanted):
+        return refit.vllm.refusal_of({"moe_backends": backends}, {} if wanted is None else {"moe_backend": wanted})
+
+    assert refusal([], "triton") == refusal(["TRITON"], None) == refusal(["BATCHED_TRITON"], "triton") == ""
+    assert refusal(["FLASHINFER_CUTLASS"], "flashinfer_cutlass") == ""
+    assert refusal(["FLASHINFER_TRTLLM", "TRITON"], "flashinfer_cutlass") == (
+        "the experts' backend is FLASHINFER_TRTLLM, which reorders w13_weight and w2_weight after loading as no plan does: "
+        "start vLLM with moe_backend \"flashinfer_cutlass\" (kernel_config)")
+    assert refusal(["FLASHINFER_CUTLASS"], "triton") == (
+        "the experts' backend is FLASHINFER_CUTLASS; the plan is for moe_backend \"triton\", which has w13_weight in another "
+        "order: put \"moe_backend\": \"flashinfer_cutlass\" into the job's destination, or start vLLM with moe_backend "
+        "\"triton\" (kernel_config)")
+    assert "put \"moe_backend\": \"triton\" into" in refusal(["BATCHED_TRITON"], "flashinfer_cutlass")
+
+
+Backend = enum.Enum("Backend", ["TRITON", "FLASHINFER_CUTLASS"])
+
+
+class Worker(refit.vllm.WorkerExtension):
+    """A worker of vLLM as refit.vllm sees it, whose experts run in this backend."""
+
+    def __init__(self, plan, backend):
+        self.rank, self.device = 0, "cpu"
+        self.vllm_config = types.SimpleNamespace(
+            parallel_config=parallel(tensor_parallel_size=1, world_size=1),
+            model_config=types.SimpleNamespace(dtype="torch.float32", quantization=None))
+        self.experts = types.SimpleNamespace()
+        self.use(backend)
+        tensors = arrays_of(plan, 1)
+        self.model_runner = types.SimpleNamespace(model=types.SimpleNamespace(
+            named_parameters=tensors.items, named_buffers=dict().items,
+            named_modules=lambda: [("model.layers.0.mlp.experts", self.experts)]))
+
+    def use(self, backend):
+        self.experts.quant_method = types.SimpleNamespace(unquantized_backend=Backend[backend])
+
+
+def arrays_of(plan, rank):
+    return {name: np.zeros(info.shape, info.dtype.replace("fp", "float")) for name, info in plan.tensors(rank).items()}
+
+
+def together(*calls):
+    """What the calls of all ranks return, or raise, each on a thread."""
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as threads:
+        futures = [threads.submit(call) for call in calls]
+        return [future.exception() or future.result() for future in futures]
+
+
+@pytest.fixture
+def trainer_and_worker(models, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(__version__="0.32.0"))
+
+    def make(job_backend, backend):
+        config = {**json.loads((models / "qwen3-30b-a3b.json").read_text()), "dtype": "float32", "torch_dtype": "float32",
+                  "num_hidden_layers": 1, "hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 4, "vocab_size": 64,
+                  "num_experts_per_tok": 2}
+        plan = refit.compile({"model": config, "source": {"layout": "fsdp"},
+                              "destination": {"layout": "vllm", "moe_backend": job_backend}})
+        fabric = refit.LocalFabric(2)
+        trainer = refit.Executor(plan, 0, fabric=fabric)
+        worker = Worker(plan, backend)
+        bound, reply = together(lambda: trainer.bind(arrays_of(plan, 0), timeout=20),
+                                lambda: worker.refit_init(plan, fabric, timeout=20))
+        return plan, trainer, worker, bound, reply
+    return make
+
+
+def test_a_worker_joins_in_the_backend_that_the_job_names(trainer_and_worker):
+    plan, trainer, worker, bound, reply = trainer_and_worker("flashinfer_cutlass", "FLASHINFER_CUTLASS")
+    assert (reply["state"], reply["error"]) == ("bound", "")
+
+    def bind_anew():
+        return together(lambda: trainer.bind(arrays_of(plan, 0), timeout=20), lambda: worker.refit_bind(timeout=20))[1]
+
+    worker.use("TRITON")
+    assert bind_anew()["error"].startswith("BindError: rank 1: the experts' backend is TRITON; the plan is for moe_backend "
+                                           "\"flashinfer_cutlass\"")
+    worker.use("FLASHINFER_CUTLASS")
+    assert bind_anew()["error"] == ""
+    assert together(lambda: trainer.run(timeout=20), lambda: worker.refit_update(timeout=20))[1]["refits"] == 1
+
+
+def test_a_worker_in_a_backend_of_another_order_is_refused_and_the_trainer_hears_of_it(trainer_and_worker):
+    plan, trainer, worker, bound, reply = trainer_and_worker("flashinfer_cutlass", "TRITON")
+    assert reply["state"] == "none"
+    assert "put \"moe_backend\": \"triton\" into the job's destination" in reply["error"]
+    assert isinstance(bound, refit.Error)
