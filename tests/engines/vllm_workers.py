@@ -1,0 +1,192 @@
+"""Workers of a real vLLM that are processes of their own take a refit over UCX from a trainer in another one.
+
+    python vllm_workers.py [--family NAME …] [--tensor-parallel N …]
+
+As vllm_cpu.py, but engine, workers and trainer are processes of their own, as they are in production. Then a refit fails: one
+error has those of all workers, and no later call is given an old one. All bind anew, and the next refits must be equal again.
+"""
+import argparse
+import multiprocessing
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # two workers on two cores, and a trainer
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+import vllm_cpu  # noqa: E402  its environment comes after this one
+
+TIMEOUT_SECONDS = 60
+
+
+def engine_of(checkpoint, tensor_parallel):
+    return vllm_cpu.engine_of(checkpoint, tensor_parallel_size=tensor_parallel, worker_extension_cls="worker.Extension")
+
+
+def states_of(llm, work):
+    """Of each worker, in vLLM's order, the tensors by their names."""
+    import torch
+
+    return [torch.load(path) for path in llm.collective_rpc("save_state", args=(str(work),))]
+
+
+def tokens_of(llm):
+    return [list(tokens) for tokens in vllm_cpu.generated(llm)]
+
+
+def fresh(arguments):
+    import torch
+
+    llm = engine_of(arguments.work / "b", arguments.tensor_parallel)
+    torch.save({"states": states_of(llm, arguments.work), "tokens": tokens_of(llm)}, arguments.work / "fresh.pt")
+
+
+def serve_trainer(plan, pipe):
+    """The plan's only source: does what it is told, and answers each with its state and what failed."""
+    import refit
+
+    tensors = vllm_cpu.weights_of(plan, 1)
+    unique_id = refit.rendezvous.unique_id()
+    pipe.send(unique_id)
+    with refit.Executor(plan, 0, rendezvous=refit.rendezvous.from_unique_id(unique_id, 0, plan.world_size)) as executor:
+        for command, argument in iter(pipe.recv, None):
+            try:
+                if command == "run":
+                    for name, tensor in vllm_cpu.weights_of(plan, argument).items():
+                        tensors[name].copy_(tensor)
+                    executor.run(timeout=TIMEOUT_SECONDS)
+                elif command == "connect":
+                    executor.connect(TIMEOUT_SECONDS).bind(tensors, timeout=TIMEOUT_SECONDS)
+                else:
+                    executor.bind(tensors, timeout=TIMEOUT_SECONDS)
+                pipe.send((executor.state, ""))
+            except refit.Error as error:
+                pipe.send((executor.state, str(error)))
+
+
+class Trainer:
+    def __init__(self, plan):
+        processes = multiprocessing.get_context("spawn")
+        self._pipe, theirs = processes.Pipe()
+        self._process = processes.Process(target=serve_trainer, args=(plan, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.unique_id = self._pipe.recv()
+
+    def tell(self, command, argument=None):
+        self._pipe.send((command, argument))
+
+    def answer(self):
+        return self._pipe.recv()
+
+    def close(self):
+        self._pipe.send(None)
+        self._process.join()
+        assert self._process.exitcode == 0, self._process.exitcode
+
+
+def refit_to(llm, trainer, seed, refits):
+    import refit.vllm
+
+    version = f"step-{refits}"
+    trainer.tell("run", seed)
+    replies = refit.vllm.update(llm, version=version, timeout=TIMEOUT_SECONDS)
+    assert trainer.answer() == ("bound", "")
+    assert [(reply["state"], reply["refits"], reply["version"]) for reply in replies] == \
+        [("bound", refits, version)] * len(replies), replies
+    assert llm.llm_engine.get_weight_version() == version
+
+
+def fail_and_bind_anew(llm, trainer, workers):
+    """The trainer comes too late. All workers' errors arrive at once, and none in place of a later call's reply."""
+    import refit.vllm
+
+    try:
+        refit.vllm.update(llm, version="never", timeout=2)
+    except refit.vllm.WorkerError as error:
+        replies = error.replies
+    else:
+        raise AssertionError("a refit without its trainer succeeded")
+    assert len(replies) == workers, replies
+    for rank, reply in enumerate(replies):
+        assert (reply["rank"], reply["state"], reply["version"]) == (rank + 1, "torn", "step-2"), replies
+        assert "rank 0" in reply["error"], replies
+    for facts in llm.collective_rpc("refit_facts"):
+        assert facts["tensor_parallel"] == workers, facts
+    trainer.tell("run", 3)
+    state, error = trainer.answer()
+    assert state == "torn" and "the peer did not come before the deadline" in error, (state, error)
+    trainer.tell("connect")
+    replies = refit.vllm.bind(llm, timeout=TIMEOUT_SECONDS)
+    assert trainer.answer() == ("torn", "")
+    assert [(reply["rank"], reply["state"]) for reply in replies] == [(rank + 1, "torn") for rank in range(workers)], replies
+
+
+def refitted(arguments):
+    import torch
+
+    import refit.vllm
+
+    plan = vllm_cpu.plan_of(arguments.family, arguments.tensor_parallel)
+    plan.save(arguments.work / "plan.refit")
+    trainer = Trainer(plan)
+    llm = engine_of(arguments.work / "a", arguments.tensor_parallel)
+    before = tokens_of(llm)
+    wanted = torch.load(arguments.work / "fresh.pt")
+
+    def check():
+        states = states_of(llm, arguments.work)
+        assert len(states) == len(wanted["states"]) == arguments.tensor_parallel
+        for rank, (state, fresh_state) in enumerate(zip(states, wanted["states"])):
+            assert set(state) == set(fresh_state), set(state) ^ set(fresh_state)
+            different = [name for name, tensor in state.items() if not vllm_cpu.same_bits(tensor, fresh_state[name])]
+            assert not different, f"worker {rank}: {len(different)} of {len(state)} tensors differ: {different[:5]}"
+        tokens = tokens_of(llm)
+        assert tokens == wanted["tokens"], (tokens, wanted["tokens"])
+        assert tokens != before
+        return f"{sum(map(len, states))} tensors and {sum(map(len, tokens))} tokens equal a fresh engine's"
+
+    trainer.tell("bind")
+    refit.vllm.init(llm, str(arguments.work / "plan.refit"), trainer.unique_id, timeout=TIMEOUT_SECONDS)
+    assert trainer.answer() == ("bound", "")
+    refit_to(llm, trainer, 3, 1)  # another model first, then B
+    refit_to(llm, trainer, 2, 2)
+    first = check()
+    fail_and_bind_anew(llm, trainer, arguments.tensor_parallel)
+    refit_to(llm, trainer, 3, 3)
+    refit_to(llm, trainer, 2, 4)
+    check()
+    refit.vllm.check(llm.collective_rpc("refit_close"))
+    trainer.close()
+    print(f"{arguments.family}, tensor-parallel {arguments.tensor_parallel}: {first}, again after a refit that failed")
+
+
+def run(arguments):
+    for family in arguments.family:
+        for size in arguments.tensor_parallel:
+            with tempfile.TemporaryDirectory(prefix="refit-vllm-") as scratch:
+                work = pathlib.Path(scratch)
+                plan = vllm_cpu.plan_of(family)
+                vllm_cpu.write_checkpoint(work / "a", family, plan, 1)
+                vllm_cpu.write_checkpoint(work / "b", family, plan, 2)
+                for role in ("fresh", "refitted"):
+                    done = subprocess.run([sys.executable, __file__, "--role", role, "--work", str(work), "--family", family,
+                                           "--tensor-parallel", str(size)])
+                    if done.returncode != 0:
+                        sys.exit(f"{family}, tensor-parallel {size}, {role}: failed")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--family", nargs="+", choices=vllm_cpu.FAMILIES, default=["hybrid"])
+    parser.add_argument("--tensor-parallel", nargs="+", type=int, default=[2])
+    parser.add_argument("--role", choices=("fresh", "refitted"), help=argparse.SUPPRESS)
+    parser.add_argument("--work", type=pathlib.Path, help=argparse.SUPPRESS)
+    parsed = parser.parse_args()
+    if parsed.role is None:
+        run(parsed)
+    else:
+        (parsed.family,), (parsed.tensor_parallel,) = parsed.family, parsed.tensor_parallel
+        {"fresh": fresh, "refitted": refitted}[parsed.role](parsed)
