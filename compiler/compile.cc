@@ -108,7 +108,7 @@ absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
   ApplyExcludes(job.options, *model, diagnostics);
   module.params = model->params;
   module.skips = model->skips;
-  DeclareQuantisations(job, module, diagnostics);
+  DeclareQuantizations(job, module, diagnostics);
   if (!diagnostics.ok()) return JobHasErrors();
   module.inputs_digest = InputsDigest(job, *model);
   const absl::Status status =

@@ -122,7 +122,7 @@ void Append(std::string& text, const SideSpec& value) {
       expert_tensor_parallel, data_parallel, context_parallel, replicas,
       layers_per_stage, num_layers_in_first_pipeline_stage,
       num_layers_in_last_pipeline_stage, make_vocab_size_divisible_by, dtype,
-      quantised, version, fused_experts, expert_shard_dim, experts, moe_backend,
+      quantized, version, fused_experts, expert_shard_dim, experts, moe_backend,
       router_dtype, dp_attention, dp_lm_head, embedding, shared_experts,
       moe_mlp_glu_interleave_size, mamba_fp32, moe_single_grouped_weight, mtp,
       generic);

@@ -134,7 +134,7 @@ void WarnOfQuantizedCheckpoint(const Job& job, const Model& model,
                                Diagnostics& diagnostics) {
   const SideSpec& side = job.destination;
   if (!model.quant_method.given || !IsServing(side)) return;
-  if (side.dtype.given || side.quantised.given) return;
+  if (side.dtype.given || side.quantized.given) return;
   const std::string& method = model.quant_method.value;
   const bool is_fp8 = method.find("fp8") != std::string::npos;
   diagnostics.Warning(

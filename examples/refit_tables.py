@@ -30,7 +30,7 @@ SMALL = {
     "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 4,
     "mamba_head_dim": 4, "ssm_state_size": 4, "linear_key_head_dim": 4, "linear_value_head_dim": 4,
 }
-# Of jobs that quantise, sizes that are cut stay multiples of a 128 x 128 block for every rank; fewer experts make up for it.
+# Of jobs that quantize, sizes that are cut stay multiples of a 128 x 128 block for every rank; fewer experts make up for it.
 SMALL_IN_BLOCKS = SMALL | {
     "hidden_size": 128, "intermediate_size": 512, "moe_intermediate_size": 256, "num_experts": 32, "head_dim": 128,
     "shared_expert_intermediate_size": 512, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
@@ -50,10 +50,10 @@ def scaled_down(job, directory):
     config = json.loads((job.parent / wanted["model"]).read_text())
     if "kv_lora_rank" not in config:
         config.setdefault("head_dim", 0)  # a model may leave it to hidden_size / num_attention_heads
-    quantised = any("fp8" in wanted[side].get("dtype", "") for side in ("source", "destination"))
-    small = SMALL_IN_BLOCKS if quantised else SMALL
+    quantized = any("fp8" in wanted[side].get("dtype", "") for side in ("source", "destination"))
+    small = SMALL_IN_BLOCKS if quantized else SMALL
     config.update({key: value for key, value in small.items() if config.get(key) is not None})
-    if quantised:  # the small model too in several windows
+    if quantized:  # the small model too in several windows
         wanted["options"] = wanted.get("options", {}) | {"scratch_bytes": SMALL_SCRATCH}
     wanted["model"] = "config.json"
     (directory / "config.json").write_text(json.dumps(config))

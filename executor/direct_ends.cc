@@ -12,7 +12,7 @@ namespace {
 // before its end.
 bool IsAtRest(const PlanFile& plan, int32_t rank) {
   const fb::RankProgram& program = *plan.body().programs()->Get(rank);
-  if (program.quantises() != nullptr && program.quantises()->size() > 0) {
+  if (program.quantizes() != nullptr && program.quantizes()->size() > 0) {
     return false;
   }
   if (plan.side(rank) == fb::Side::kSource) return true;

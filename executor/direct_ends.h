@@ -32,7 +32,7 @@ struct DirectEnds {
 //
 // A holder whose tensors nobody writes twice or reads before the end of the
 // refit grants a mover once, before its first round, and hears from it once,
-// after its last. That is any rank but one that quantises, whose scratch is
+// after its last. That is any rank but one that quantizes, whose scratch is
 // used again and again, and a destination rank that relays. Fences are what
 // rounds cost, above all where ranks share a GPU: processes take turns on it,
 // milliseconds each.

@@ -402,7 +402,7 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   in_flight_ = (in_flight ? in_flight_ : 0) + 1;
   if (!status.ok()) {
     options_.transport->Abort(status);
-    enqueuer_->AwaitQuantising(stream);
+    enqueuer_->AwaitQuantizing(stream);
     // What was enqueued before ends first, so that the caller may free memory.
     (void)options_.transport->Wait();
     return WithRank(status, options_.rank);

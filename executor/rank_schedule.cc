@@ -51,7 +51,7 @@ RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank,
     }
   }
   if (plan.side(rank) == fb::Side::kDestination) AddRelays(plan, rank);
-  AddQuantises(plan, rank);
+  AddQuantizes(plan, rank);
   const uint32_t slots = std::max<uint32_t>(1, body.limits()->slots());
   size_t reusable = 0;  // works before it are at least `slots` rounds older
   std::optional<size_t> staged, unpacked;     // the last of those
@@ -123,18 +123,18 @@ size_t RankSchedule::WorksBefore(uint32_t index) const {
 // before it in the same bytes and is done before its own begins; a
 // destination's comes after its own and is done before the next in the same
 // bytes. The proof has shown that these windows come one after the other.
-void RankSchedule::AddQuantises(const PlanFile& plan, int32_t rank) {
+void RankSchedule::AddQuantizes(const PlanFile& plan, int32_t rank) {
   const fb::Body& body = plan.body();
   const fb::RankProgram& program = *body.programs()->Get(rank);
   const uint32_t count =
-      program.quantises() == nullptr ? 0 : program.quantises()->size();
+      program.quantizes() == nullptr ? 0 : program.quantizes()->size();
   const bool is_source = plan.side(rank) == fb::Side::kSource;
   const std::vector<ScratchPlace> places = ScratchPlaces(body, program);
   // By the window's rounds, in the order in which the works are done: that in
   // which windows begin at a source, and end at a destination.
   std::map<std::pair<uint32_t, uint32_t>, std::vector<uint32_t>> windows;
   for (uint32_t i = 0; i < count; ++i) {
-    const fb::Quantise& op = *program.quantises()->Get(i);
+    const fb::Quantize& op = *program.quantizes()->Get(i);
     const fb::ScratchWindow* window =
         WindowOf(program, is_source ? op.output_slot() : op.input_slot());
     const uint32_t begin = window == nullptr ? 0 : window->begin();
@@ -161,17 +161,17 @@ void RankSchedule::AddQuantises(const PlanFile& plan, int32_t rank) {
       }
     }
     size_t after = WorksBefore(is_source ? earlier_end : end);
-    if (!quantises_.empty()) after = std::max(after, quantises_.back().after);
+    if (!quantizes_.empty()) after = std::max(after, quantizes_.back().after);
     done_by.push_back(WorksBefore(is_source ? begin : later_begin));
-    quantises_.push_back(
+    quantizes_.push_back(
         {.batch = batches_++,
          .operations = std::move(operations),
          .after = after,
          .beside_rounds = is_source ? after > 0 : after < rounds_.size()});
   }
-  for (size_t q = 0; q < quantises_.size(); ++q) {
+  for (size_t q = 0; q < quantizes_.size(); ++q) {
     for (size_t i = done_by[q]; i < rounds_.size(); ++i) {
-      rounds_[i].quantised = std::max(rounds_[i].quantised.value_or(0), q);
+      rounds_[i].quantized = std::max(rounds_[i].quantized.value_or(0), q);
     }
   }
 }
@@ -256,10 +256,10 @@ std::vector<Edge> RankSchedule::Edges() const {
   return edges;
 }
 
-bool RankSchedule::QuantisesBesideRounds() const {
+bool RankSchedule::QuantizesBesideRounds() const {
   return std::any_of(
-      quantises_.begin(), quantises_.end(),
-      [](const QuantiseStep& work) { return work.beside_rounds; });
+      quantizes_.begin(), quantizes_.end(),
+      [](const QuantizeStep& work) { return work.beside_rounds; });
 }
 
 bool RankSchedule::GainsFromGraph() const {

@@ -53,14 +53,14 @@ struct RoundWork {
   // and the last one up to it that unpacks.
   std::optional<size_t> reuses;
   std::optional<size_t> reuses_unpacked;
-  // The last of the quantise works that must be done before this one.
-  std::optional<size_t> quantised;
+  // The last of the quantize works that must be done before this one.
+  std::optional<size_t> quantized;
 };
 
-// What a rank quantises in one window of its scratch. Works are done in order.
-struct QuantiseStep {
+// What a rank quantizes in one window of its scratch. Works are done in order.
+struct QuantizeStep {
   size_t batch = 0;
-  std::vector<uint32_t> operations;  // positions in RankProgram.quantises
+  std::vector<uint32_t> operations;  // positions in RankProgram.quantizes
   size_t after = 0;  // how many of the rank's rounds come before it; ascending
   bool beside_rounds = false;  // others go on meanwhile
 };
@@ -82,8 +82,8 @@ class RankSchedule {
   const std::vector<MessagePart>& parts() const { return parts_; }
   // What the parts above need.
   uint64_t staging_bytes() const { return staging_bytes_; }
-  bool QuantisesBesideRounds() const;
-  const std::vector<QuantiseStep>& quantises() const { return quantises_; }
+  bool QuantizesBesideRounds() const;
+  const std::vector<QuantizeStep>& quantizes() const { return quantizes_; }
   static constexpr size_t kFillBatch = 0;  // zeroes the padding
   static constexpr size_t kHookBatch = 1;  // the executor's own post-hooks
   size_t batches() const { return batches_; }
@@ -109,12 +109,12 @@ class RankSchedule {
                 const fb::Round& round, uint64_t staging_begin,
                 uint64_t part_bytes);
   void AddRelays(const PlanFile& plan, int32_t rank);
-  void AddQuantises(const PlanFile& plan, int32_t rank);
+  void AddQuantizes(const PlanFile& plan, int32_t rank);
   // How many rounds of the rank come before round `index` of the plan.
   size_t WorksBefore(uint32_t index) const;
 
   std::vector<RoundWork> rounds_;
-  std::vector<QuantiseStep> quantises_;
+  std::vector<QuantizeStep> quantizes_;
   std::vector<Operation> operations_;
   std::vector<MessagePart> parts_;
   uint64_t staging_bytes_ = 0;

@@ -27,7 +27,7 @@ struct RefitEnqueuer::RoundEvents {
   std::unique_ptr<DeviceTimer> timer;
 };
 
-struct RefitEnqueuer::QuantiseEvents {
+struct RefitEnqueuer::QuantizeEvents {
   std::unique_ptr<DeviceEvent> may_begin;
   std::unique_ptr<DeviceEvent> done;
 };
@@ -55,12 +55,12 @@ absl::Status RefitEnqueuer::CreateStreams() {
   status.Update(make(unpack_stream_, device_.CreateStream()));
   status.Update(make(started_, device_.CreateEvent()));
   status.Update(make(ended_, device_.CreateEvent()));
-  quantise_events_.clear();
-  if (!schedule_.quantises().empty()) {
-    status.Update(make(quantise_stream_, device_.CreateStream()));
+  quantize_events_.clear();
+  if (!schedule_.quantizes().empty()) {
+    status.Update(make(quantize_stream_, device_.CreateStream()));
   }
-  for (size_t i = 0; i < schedule_.quantises().size(); ++i) {
-    QuantiseEvents& events = quantise_events_.emplace_back();
+  for (size_t i = 0; i < schedule_.quantizes().size(); ++i) {
+    QuantizeEvents& events = quantize_events_.emplace_back();
     status.Update(make(events.may_begin, device_.CreateEvent()));
     status.Update(make(events.done, device_.CreateEvent()));
   }
@@ -133,30 +133,30 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream, bool in_flight) {
   return *capturing ? absl::OkStatus() : ended_->Record(stream);
 }
 
-void RefitEnqueuer::AwaitQuantising(Stream stream) {
-  for (const QuantiseEvents& events : quantise_events_) {
+void RefitEnqueuer::AwaitQuantizing(Stream stream) {
+  for (const QuantizeEvents& events : quantize_events_) {
     (void)events.done->Await(stream);
   }
 }
 
 absl::Status RefitEnqueuer::EnqueueRounds(Stream stream) {
-  quantises_enqueued_ = 0;
+  quantizes_enqueued_ = 0;
   absl::Status status =
       rounds_.copies->Enqueue(RankSchedule::kFillBatch, stream);
   status.Update(ForkStreams(stream));
   for (size_t i = 0; i < schedule_.rounds().size(); ++i) {
-    status.Update(EnqueueQuantises(i, stream));
+    status.Update(EnqueueQuantizes(i, stream));
     if (!status.ok()) return status;
     const RoundWork& work = schedule_.rounds()[i];
     const ProfilerRange range(events_[i].range_text);
-    status = AwaitQuantised(i, stream);
+    status = AwaitQuantized(i, stream);
     if (!status.ok()) return status;
     status = work.mechanism == fb::Mechanism::kDirect
                  ? EnqueueDirect(i, stream)
                  : EnqueueStaged(i, stream);
     if (!status.ok()) return status;
   }
-  status.Update(EnqueueQuantises(schedule_.rounds().size(), stream));
+  status.Update(EnqueueQuantizes(schedule_.rounds().size(), stream));
   status.Update(JoinStreams(stream));
   if (!status.ok()) return status;
   // Nobody writes or reads the rank's tensors any more: the last direct round
@@ -172,8 +172,8 @@ absl::Status RefitEnqueuer::ForkStreams(Stream stream) {
   if (schedule_.Unpacks()) {
     status.Update(started_->Await(unpack_stream_->get()));
   }
-  if (quantise_stream_ != nullptr) {
-    status.Update(started_->Await(quantise_stream_->get()));
+  if (quantize_stream_ != nullptr) {
+    status.Update(started_->Await(quantize_stream_->get()));
   }
   return status;
 }
@@ -185,8 +185,8 @@ absl::Status RefitEnqueuer::JoinStreams(Stream stream) {
       status.Update(events.unpacked->Await(stream));
     }
   }
-  if (!quantise_events_.empty()) {
-    status.Update(quantise_events_.back().done->Await(stream));
+  if (!quantize_events_.empty()) {
+    status.Update(quantize_events_.back().done->Await(stream));
   }
   return status;
 }
@@ -194,37 +194,37 @@ absl::Status RefitEnqueuer::JoinStreams(Stream stream) {
 // What read or wrote the memory before is over: packing, sends, stores from
 // scratch and peers' reads of it come before a point of the caller's stream,
 // like what comes into scratch; unpacking has a stream of its own.
-absl::Status RefitEnqueuer::EnqueueQuantises(size_t rounds_before,
+absl::Status RefitEnqueuer::EnqueueQuantizes(size_t rounds_before,
                                              Stream stream) {
-  const std::vector<QuantiseStep>& steps = schedule_.quantises();
+  const std::vector<QuantizeStep>& steps = schedule_.quantizes();
   absl::Status status;
-  while (quantises_enqueued_ < steps.size() &&
-         steps[quantises_enqueued_].after == rounds_before) {
-    const QuantiseEvents& events = quantise_events_[quantises_enqueued_];
-    const Stream quantise = quantise_stream_->get();
+  while (quantizes_enqueued_ < steps.size() &&
+         steps[quantizes_enqueued_].after == rounds_before) {
+    const QuantizeEvents& events = quantize_events_[quantizes_enqueued_];
+    const Stream quantize = quantize_stream_->get();
     status.Update(events.may_begin->Record(stream));
-    status.Update(events.may_begin->Await(quantise));
+    status.Update(events.may_begin->Await(quantize));
     for (size_t round = rounds_before; round-- > 0;) {
       if (events_[round].unpacked == nullptr) continue;
-      status.Update(events_[round].unpacked->Await(quantise));
+      status.Update(events_[round].unpacked->Await(quantize));
       break;
     }
     status.Update(
-        rounds_.copies->Enqueue(steps[quantises_enqueued_].batch, quantise));
-    status.Update(events.done->Record(quantise));
-    ++quantises_enqueued_;
+        rounds_.copies->Enqueue(steps[quantizes_enqueued_].batch, quantize));
+    status.Update(events.done->Record(quantize));
+    ++quantizes_enqueued_;
   }
   return status;
 }
 
-absl::Status RefitEnqueuer::AwaitQuantised(size_t round, Stream stream) {
+absl::Status RefitEnqueuer::AwaitQuantized(size_t round, Stream stream) {
   const std::vector<RoundWork>& works = schedule_.rounds();
-  const std::optional<size_t> quantised = works[round].quantised;
-  if (!quantised.has_value() ||
-      (round > 0 && works[round - 1].quantised == quantised)) {
+  const std::optional<size_t> quantized = works[round].quantized;
+  if (!quantized.has_value() ||
+      (round > 0 && works[round - 1].quantized == quantized)) {
     return absl::OkStatus();
   }
-  return quantise_events_[*quantised].done->Await(stream);
+  return quantize_events_[*quantized].done->Await(stream);
 }
 
 Traffic RefitEnqueuer::TrafficOf(const RoundWork& work) const {
@@ -279,8 +279,8 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
       status.Update(events.stored->Record(stream));
       status.Update(events.stored->Await(pack));
     }
-    if (work.quantised.has_value()) {
-      status.Update(quantise_events_[*work.quantised].done->Await(pack));
+    if (work.quantized.has_value()) {
+      status.Update(quantize_events_[*work.quantized].done->Await(pack));
     }
     if (events.timer != nullptr) status.Update(events.timer->Start(pack));
     status.Update(rounds_.copies->Enqueue(*work.pack_batch, pack));

@@ -27,7 +27,7 @@ struct BoundRounds {
 
 // Owns the streams and events of the rounds, the graph that they are recorded
 // as, and what is counted and timed of the last refit. Packing, unpacking and
-// quantising have streams of their own, so that they overlap with the wire.
+// quantizing have streams of their own, so that they overlap with the wire.
 //
 // Nothing is allocated or waited for from CreateStreams on, but by Record.
 class RefitEnqueuer {
@@ -57,9 +57,9 @@ class RefitEnqueuer {
   // Enqueues one refit, between the transport's BeginRefit and EndRefit.
   // `in_flight`: nobody has waited for the one before.
   absl::Status Enqueue(Stream stream, bool in_flight);
-  // Makes `stream` wait for the quantising that an Enqueue which failed began:
+  // Makes `stream` wait for the quantizing that an Enqueue which failed began:
   // it has a stream of its own.
-  void AwaitQuantising(Stream stream);
+  void AwaitQuantizing(Stream stream);
 
   // Of the last Enqueue.
   const RunCounters& counters() const { return counters_; }
@@ -70,15 +70,15 @@ class RefitEnqueuer {
   // When a staged round's parts are done, and how long a round took. Only those
   // that are needed are made.
   struct RoundEvents;
-  // When the rounds that a quantise step comes after are done, and when it is.
-  struct QuantiseEvents;
+  // When the rounds that a quantize step comes after are done, and when it is.
+  struct QuantizeEvents;
 
   absl::Status EnqueueRounds(Stream stream);
   absl::Status ForkStreams(Stream stream);
   absl::Status JoinStreams(Stream stream);
   // Those that come after `rounds_before` of the rank's rounds.
-  absl::Status EnqueueQuantises(size_t rounds_before, Stream stream);
-  absl::Status AwaitQuantised(size_t round, Stream stream);
+  absl::Status EnqueueQuantizes(size_t rounds_before, Stream stream);
+  absl::Status AwaitQuantized(size_t round, Stream stream);
   absl::Status AwaitUnpacked(std::optional<size_t> round, Stream stream);
   absl::Status EnqueueStaged(size_t round, Stream stream);
   absl::Status EnqueueDirect(size_t round, Stream stream);
@@ -93,11 +93,11 @@ class RefitEnqueuer {
 
   std::unique_ptr<DeviceStream> pack_stream_;
   std::unique_ptr<DeviceStream> unpack_stream_;
-  std::unique_ptr<DeviceStream> quantise_stream_;
+  std::unique_ptr<DeviceStream> quantize_stream_;
   std::unique_ptr<DeviceEvent> started_;
   std::unique_ptr<DeviceEvent> ended_;  // the last refit that was not captured
   std::vector<RoundEvents> events_;     // by round of the schedule
-  std::vector<QuantiseEvents> quantise_events_;  // by step of the schedule
+  std::vector<QuantizeEvents> quantize_events_;  // by step of the schedule
 
   BoundRounds rounds_;
   // The transport drops it, possibly after this enqueuer's end.
@@ -105,7 +105,7 @@ class RefitEnqueuer {
   bool is_recorded_ = false;  // or cannot be
   absl::Status recorded_;     // how that went
 
-  size_t quantises_enqueued_ = 0;  // of the refit that is being enqueued
+  size_t quantizes_enqueued_ = 0;  // of the refit that is being enqueued
   bool is_timed_ = false;          // the last refit
   bool is_captured_ = false;       // likewise
   RunCounters counters_;

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "executor/copy_boxes.h"
 #include "executor/direct_copies.h"
-#include "executor/quantise_boxes.h"
+#include "executor/quantize_boxes.h"
 
 namespace refit {
 namespace {
@@ -38,7 +38,7 @@ class RoundCopiesBuilder {
 
   absl::StatusOr<RoundCopies> Build() {
     AddFills();
-    AddQuantises();
+    AddQuantizes();
     for (const RoundWork& work : schedule_.rounds()) {
       absl::Status status = work.mechanism == fb::Mechanism::kDirect
                                 ? AddDirectRound(work)
@@ -84,13 +84,13 @@ class RoundCopiesBuilder {
     }
   }
 
-  void AddQuantises() {
-    for (const QuantiseStep& work : schedule_.quantises()) {
+  void AddQuantizes() {
+    for (const QuantizeStep& work : schedule_.quantizes()) {
       CopyBatch& batch = result_.batches[work.batch];
-      batch.kind = CopyKind::kQuantise;
+      batch.kind = CopyKind::kQuantize;
       batch.leaves_room = work.beside_rounds;
       for (const uint32_t operation : work.operations) {
-        AppendQuantise(body_, tensors_, *program_.quantises()->Get(operation),
+        AppendQuantize(body_, tensors_, *program_.quantizes()->Get(operation),
                        batch);
       }
     }
@@ -215,7 +215,7 @@ class RoundCopiesBuilder {
 
   absl::Status AddDirectRound(const RoundWork& work) {
     result_.batches[*work.move_batch].leaves_room =
-        work.route == fb::Route::kPeer && schedule_.QuantisesBesideRounds();
+        work.route == fb::Route::kPeer && schedule_.QuantizesBesideRounds();
     for (uint32_t i = 0; i < work.operations_count; ++i) {
       if (!Moves(DirectMessageAt(work, i))) continue;
       if (absl::Status s = AddDirectMessage(work, i); !s.ok()) return s;

@@ -13,7 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "plan/check.h"
 #include "plan/group_limit.h"
-#include "plan/quantise_check.h"
+#include "plan/quantize_check.h"
 #include "plan/stack_check.h"
 
 namespace refit {
@@ -24,7 +24,7 @@ class BodyChecker {
   BodyChecker(const fb::Body& body, size_t body_bytes)
       : body_(body),
         // Honest plans stay far below both; a file that shares a list a
-        // million times cannot make the door slow.
+        // million times cannot make the loader slow.
         entries_left_(std::max<uint64_t>(1 << 20, body_bytes)),
         copies_left_(std::max<uint64_t>(1 << 26, 8 * uint64_t{body_bytes})) {}
 
@@ -75,7 +75,7 @@ absl::Status BodyChecker::Check() {
   }
   if (absl::Status status = CheckDeclarations(); !status.ok()) return status;
   if (absl::Status status = CheckRequirements(); !status.ok()) return status;
-  if (absl::Status status = CheckQuantisations(body_); !status.ok()) {
+  if (absl::Status status = CheckQuantizations(body_); !status.ok()) {
     return status;
   }
   checked_.resize(body_.copy_lists()->size());
@@ -244,7 +244,7 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
   }
   const uint64_t entries =
       uint64_t{program.messages()->size()} + program.buffers()->size() +
-      (program.quantises() == nullptr ? 0 : program.quantises()->size());
+      (program.quantizes() == nullptr ? 0 : program.quantizes()->size());
   if (entries > entries_left_) return at("", "shares its lists too often");
   entries_left_ -= entries;
   if (program.staging_bytes() > kLargestSize) {
@@ -268,7 +268,7 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
                                 of_source ? "a source's" : "scratch"));
     }
   }
-  if (absl::Status status = CheckQuantises(body_, program, buffers_);
+  if (absl::Status status = CheckQuantizes(body_, program, buffers_);
       !status.ok()) {
     return at("", std::string(status.message()));
   }

@@ -1,4 +1,4 @@
-// The semantic half of the door: every index and range of a plan's body.
+// The semantic half of the loader: every index and range of a plan's body.
 #ifndef REFIT_PLAN_BODY_CHECK_H_
 #define REFIT_PLAN_BODY_CHECK_H_
 

@@ -1,4 +1,5 @@
-// What the door's checks are made of (plan/body_check.cc, plan/stack_check.cc).
+// What the loader's checks are made of (plan/body_check.cc,
+// plan/stack_check.cc).
 #ifndef REFIT_PLAN_CHECK_H_
 #define REFIT_PLAN_CHECK_H_
 

@@ -21,7 +21,7 @@
 #include "plan/body_check.h"
 #include "plan/check.h"
 #include "plan/dtype.h"
-#include "plan/quantise_check.h"
+#include "plan/quantize_check.h"
 #include "plan/scratch_windows.h"
 
 namespace refit {
@@ -188,7 +188,7 @@ struct Feature {
 constexpr std::array kFeatures = {
     Feature{kFeatureDirectRounds, "direct rounds", HasDirectRounds},
     Feature{kFeaturePostHooks, "post-hooks", HasPostHooks},
-    Feature{kFeatureQuantisation, "quantisations", HasQuantisation},
+    Feature{kFeatureQuantization, "quantizations", HasQuantization},
     Feature{kFeatureRelays, "relays", HasRelays},
     Feature{kFeatureStagedRelays, "staged relays", HasStagedRelays},
 };

@@ -1,4 +1,5 @@
-// PlanFile: the door. Everything past `Open` may index the plan without checks.
+// PlanFile: the loader. Everything past `Open` may index the plan without
+// checks.
 #ifndef REFIT_PLAN_PLAN_FILE_H_
 #define REFIT_PLAN_PLAN_FILE_H_
 
@@ -19,12 +20,12 @@ inline constexpr uint32_t kFormatMinor = 4;
 // Bits of `required_features`.
 inline constexpr uint64_t kFeatureDirectRounds = 1;
 inline constexpr uint64_t kFeaturePostHooks = 2;
-inline constexpr uint64_t kFeatureQuantisation = 4;
+inline constexpr uint64_t kFeatureQuantization = 4;
 inline constexpr uint64_t kFeatureRelays = 8;  // destination ranks that send
 inline constexpr uint64_t kFeatureStagedRelays = 16;  // and in staged rounds
 // Those this build knows.
 inline constexpr uint64_t kKnownFeatures =
-    kFeatureDirectRounds | kFeaturePostHooks | kFeatureQuantisation |
+    kFeatureDirectRounds | kFeaturePostHooks | kFeatureQuantization |
     kFeatureRelays | kFeatureStagedRelays;
 // The format_version of a plan with this body that requires `features`: the
 // oldest that has all of both, 1.1 at least.
@@ -65,8 +66,8 @@ std::string DigestText(const fb::Digest& digest);
 //   * fragments and regions have one entry per dimension and stay inside param
 //   and buffer
 //   * post-hooks have names, and only a destination's buffers have them
-//   * quantisations relate params of the right shapes and dtypes; what is
-//   quantised, and what is written, stays inside its tensors
+//   * quantizations relate params of the right shapes and dtypes; what is
+//   quantized, and what is written, stays inside its tensors
 //   * requirements are words, each side's key once
 //   * windows of scratch stay inside the rank's arena and have known rounds
 // It promises "nothing needs a bounds check", not "is right": that is

@@ -1,4 +1,4 @@
-// The door's check of params and buffers: names, shapes, fragments, regions,
+// The loader's check of params and buffers: names, shapes, fragments, regions,
 // post-hooks.
 #ifndef REFIT_PLAN_STACK_CHECK_H_
 #define REFIT_PLAN_STACK_CHECK_H_

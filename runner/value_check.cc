@@ -9,7 +9,7 @@
 #include "plan/scratch_windows.h"
 #include "runner/fragment_walk.h"
 #include "runner/generated_values.h"
-#include "runner/quantised_values.h"
+#include "runner/quantized_values.h"
 #include "runner/rank_threads.h"
 
 namespace refit {
@@ -106,13 +106,13 @@ ValueCheck::ValueCheck(const PlanFile& plan, std::optional<int32_t> only_rank)
     }
   }
   // Values and scales have the seeds of what they are made of.
-  quantisations_.resize(params, nullptr);
-  if (body.quantisations() != nullptr) {
-    for (const fb::Quantisation* quantisation : *body.quantisations()) {
+  quantizations_.resize(params, nullptr);
+  if (body.quantizations() != nullptr) {
+    for (const fb::Quantization* quantization : *body.quantizations()) {
       for (const uint32_t made :
-           {quantisation->data(), quantisation->scales()}) {
-        quantisations_[made] = quantisation;
-        seeds_[made] = seeds_[quantisation->of()];
+           {quantization->data(), quantization->scales()}) {
+        quantizations_[made] = quantization;
+        seeds_[made] = seeds_[quantization->of()];
       }
     }
   }
@@ -247,11 +247,11 @@ void ValueCheck::CheckPiece(const Piece& piece, const TensorsByRank& tensors,
       param != nullptr && param->skip() == fb::SkipReason::kUnspecified;
   const bool filled =
       param == nullptr && piece.region->kind() == fb::RegionKind::kFill;
-  std::optional<QuantisedValues> quantised;
-  const fb::Quantisation* quantisation =
-      has_value ? QuantisationOf(piece.fragment->param()) : nullptr;
-  const bool is_data = quantisation != nullptr &&
-                       quantisation->data() == piece.fragment->param();
+  std::optional<QuantizedValues> quantized;
+  const fb::Quantization* quantization =
+      has_value ? QuantizationOf(piece.fragment->param()) : nullptr;
+  const bool is_data = quantization != nullptr &&
+                       quantization->data() == piece.fragment->param();
   Block generated, expected, gathered;
   std::memset(expected, filled ? 0 : std::to_integer<int>(kDestinationPoison),
               sizeof(expected));
@@ -259,12 +259,12 @@ void ValueCheck::CheckPiece(const Piece& piece, const TensorsByRank& tensors,
   const auto check_row = [&](const WalkRow& row) {
     const BoundTensor& tensor =
         tensors[piece.rank][piece.first_tensor + row.buffer.tensor];
-    if (quantisation != nullptr && !quantised.has_value()) {
-      quantised.emplace(body, *quantisation,
-                        source_dtypes_[quantisation->of()][row.param.tensor]);
+    if (quantization != nullptr && !quantized.has_value()) {
+      quantized.emplace(body, *quantization,
+                        source_dtypes_[quantization->of()][row.param.tensor]);
     }
     const DType source_dtype =
-        has_value && quantisation == nullptr
+        has_value && quantization == nullptr
             ? source_dtypes_[piece.fragment->param()][row.param.tensor]
             : dtype;
     const CastFunction cast =
@@ -274,12 +274,12 @@ void ValueCheck::CheckPiece(const Piece& piece, const TensorsByRank& tensors,
           .first = row.param.element + done * row.param_step,
           .step = std::max<uint64_t>(row.param_step, 1),
           .count = std::min<size_t>(kBlockElements, row.count - done)};
-      if (quantisation != nullptr) {
+      if (quantization != nullptr) {
         const uint64_t seed = seeds_[piece.fragment->param()][row.param.tensor];
         if (is_data) {
-          quantised->GenerateData(seed, range, expected);
+          quantized->GenerateData(seed, range, expected);
         } else {
-          quantised->GenerateScales(seed, range, expected);
+          quantized->GenerateScales(seed, range, expected);
         }
       } else if (has_value) {
         GenerateValues(seeds_[piece.fragment->param()][row.param.tensor],

@@ -40,7 +40,7 @@ class ValueCheck {
   void PoisonDestinations(const TensorsByRank& tensors) const;
 
   // Each element of the destination is the value it should have: of its param,
-  // cast to the destination's dtype, or quantised by the reference; zero where
+  // cast to the destination's dtype, or quantized by the reference; zero where
   // the plan fills; poison where it skips. An element of which the plan says
   // nothing is wrong.
   CheckResult Check(const TensorsByRank& tensors) const;
@@ -61,9 +61,9 @@ class ValueCheck {
   bool Covers(int32_t rank) const {
     return !only_rank_.has_value() || *only_rank_ == rank;
   }
-  // What makes the values of a param: a quantisation, or nothing.
-  const fb::Quantisation* QuantisationOf(uint32_t param) const {
-    return quantisations_[param];
+  // What makes the values of a param: a quantization, or nothing.
+  const fb::Quantization* QuantizationOf(uint32_t param) const {
+    return quantizations_[param];
   }
   std::vector<Piece> PiecesOf(int32_t rank_begin, int32_t rank_end) const;
   const fb::Buffer& buffer(const Piece& piece) const;
@@ -78,7 +78,7 @@ class ValueCheck {
   // By param and tensor: the dtype its values are made in, and a seed.
   std::vector<std::vector<DType>> source_dtypes_;
   std::vector<std::vector<uint64_t>> seeds_;
-  std::vector<const fb::Quantisation*> quantisations_;  // by param; may be null
+  std::vector<const fb::Quantization*> quantizations_;  // by param; may be null
 };
 
 }  // namespace refit

@@ -96,25 +96,25 @@ Offset<fb::Buffer> EmitBuffer(Builder& builder, const Buffer& buffer) {
                           fragment_vector, region_vector, post_hooks);
 }
 
-// Quantisations that nobody does are not part of the plan.
-bool IsDone(const Quantisation& quantisation) {
-  return quantisation.at != QuantisedAt::kNowhere;
+// Quantizations that nobody does are not part of the plan.
+bool IsDone(const Quantization& quantization) {
+  return quantization.at != QuantizedAt::kNowhere;
 }
 
-// What ranks quantise, lowered; equal loops are written once.
-class QuantiseLowering {
+// What ranks quantize, lowered; equal loops are written once.
+class QuantizeLowering {
  public:
-  explicit QuantiseLowering(const Module& module) {
+  explicit QuantizeLowering(const Module& module) {
     uint32_t next = 0;
-    for (const Quantisation& quantisation : module.quantisations) {
+    for (const Quantization& quantization : module.quantizations) {
       numbers_.push_back(next);
-      next += IsDone(quantisation) ? 1 : 0;
+      next += IsDone(quantization) ? 1 : 0;
     }
   }
 
-  fb::Quantise Lower(const Quantise& op) {
+  fb::Quantize Lower(const Quantize& op) {
     const size_t row = op.box.lo.size() - 2;
-    std::vector<fb::QuantiseLoop> loops;
+    std::vector<fb::QuantizeLoop> loops;
     for (size_t dim = 0; dim < row; ++dim) {
       if (op.box.extent(dim) == 1) continue;
       loops.emplace_back(static_cast<uint64_t>(op.box.extent(dim)),
@@ -124,14 +124,14 @@ class QuantiseLowering {
     }
     const auto begin =
         std::search(loops_.begin(), loops_.end(), loops.begin(), loops.end(),
-                    [](const fb::QuantiseLoop& a, const fb::QuantiseLoop& b) {
+                    [](const fb::QuantizeLoop& a, const fb::QuantizeLoop& b) {
                       return std::memcmp(&a, &b, sizeof(a)) == 0;
                     });
     const auto loops_begin = static_cast<uint32_t>(begin - loops_.begin());
     if (begin == loops_.end()) {
       loops_.insert(loops_.end(), loops.begin(), loops.end());
     }
-    return fb::Quantise(numbers_[static_cast<size_t>(op.quantisation)],
+    return fb::Quantize(numbers_[static_cast<size_t>(op.quantization)],
                         static_cast<uint32_t>(op.input.slot),
                         static_cast<uint32_t>(op.output.slot),
                         static_cast<uint32_t>(op.scales.slot), loops_begin,
@@ -146,34 +146,34 @@ class QuantiseLowering {
                         static_cast<uint64_t>(op.scales.stride[row]));
   }
 
-  const std::vector<fb::QuantiseLoop>& loops() const { return loops_; }
+  const std::vector<fb::QuantizeLoop>& loops() const { return loops_; }
 
  private:
-  std::vector<uint32_t> numbers_;  // in the plan, by Module::quantisations
-  std::vector<fb::QuantiseLoop> loops_;
+  std::vector<uint32_t> numbers_;  // in the plan, by Module::quantizations
+  std::vector<fb::QuantizeLoop> loops_;
 };
 
-OffsetVector<Offset<fb::Quantisation>> EmitQuantisations(Builder& builder,
+OffsetVector<Offset<fb::Quantization>> EmitQuantizations(Builder& builder,
                                                          const Module& module) {
-  std::vector<Offset<fb::Quantisation>> quantisations;
-  for (const Quantisation& quantisation : module.quantisations) {
-    if (!IsDone(quantisation)) continue;
-    const BlockScheme& scheme = quantisation.scheme;
-    quantisations.push_back(fb::CreateQuantisation(
-        builder, static_cast<uint32_t>(IndexOf(quantisation.of)),
-        static_cast<uint32_t>(IndexOf(quantisation.data)),
-        static_cast<uint32_t>(IndexOf(quantisation.scales)),
+  std::vector<Offset<fb::Quantization>> quantizations;
+  for (const Quantization& quantization : module.quantizations) {
+    if (!IsDone(quantization)) continue;
+    const BlockScheme& scheme = quantization.scheme;
+    quantizations.push_back(fb::CreateQuantization(
+        builder, static_cast<uint32_t>(IndexOf(quantization.of)),
+        static_cast<uint32_t>(IndexOf(quantization.data)),
+        static_cast<uint32_t>(IndexOf(quantization.scales)),
         static_cast<uint32_t>(scheme.block_rows),
         static_cast<uint32_t>(scheme.block_columns), scheme.scale_format));
   }
-  return quantisations.empty() ? 0 : builder.CreateVector(quantisations);
+  return quantizations.empty() ? 0 : builder.CreateVector(quantizations);
 }
 
 flatbuffers::Offset<flatbuffers::Vector<const fb::ScratchWindow*>> EmitWindows(
-    Builder& builder, const RankQuantises& quantises) {
-  if (quantises.windows.empty()) return 0;
+    Builder& builder, const RankQuantizes& quantizes) {
+  if (quantizes.windows.empty()) return 0;
   std::vector<fb::ScratchWindow> windows;
-  for (const ScratchWindow& window : quantises.windows) {
+  for (const ScratchWindow& window : quantizes.windows) {
     windows.emplace_back(static_cast<uint64_t>(window.offset),
                          static_cast<uint32_t>(window.begin),
                          static_cast<uint32_t>(window.end));
@@ -242,7 +242,7 @@ absl::StatusOr<std::vector<RankMessages>> LowerMessages(
 
 absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
     Builder& builder, const Module& module, CopyLowering& lowering,
-    QuantiseLowering& quantise_lowering) {
+    QuantizeLowering& quantize_lowering) {
   // Filling comes first in every program, so its lists get the first numbers.
   std::vector<uint32_t> fills;
   for (int32_t rank = 0; rank < module.world_size(); ++rank) {
@@ -267,19 +267,19 @@ absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
     }
     const auto messages = builder.CreateVectorOfStructs(ranks[rank].messages);
     uint32_t scratch_buffers = 0;
-    flatbuffers::Offset<flatbuffers::Vector<const fb::Quantise*>> quantises = 0;
+    flatbuffers::Offset<flatbuffers::Vector<const fb::Quantize*>> quantizes = 0;
     flatbuffers::Offset<flatbuffers::Vector<const fb::ScratchWindow*>> windows =
         0;
     uint64_t arena_bytes = 0;
-    if (!module.quantises.empty()) {
-      const RankQuantises& of_rank = module.quantises[rank];
+    if (!module.quantizes.empty()) {
+      const RankQuantizes& of_rank = module.quantizes[rank];
       scratch_buffers = static_cast<uint32_t>(of_rank.scratch_buffers);
-      std::vector<fb::Quantise> lowered_quantises;
-      for (const Quantise& op : of_rank.quantises) {
-        lowered_quantises.push_back(quantise_lowering.Lower(op));
+      std::vector<fb::Quantize> lowered_quantizes;
+      for (const Quantize& op : of_rank.quantizes) {
+        lowered_quantizes.push_back(quantize_lowering.Lower(op));
       }
-      if (!lowered_quantises.empty()) {
-        quantises = builder.CreateVectorOfStructs(lowered_quantises);
+      if (!lowered_quantizes.empty()) {
+        quantizes = builder.CreateVectorOfStructs(lowered_quantizes);
       }
       windows = EmitWindows(builder, of_rank);
       if (!of_rank.windows.empty()) {
@@ -290,7 +290,7 @@ absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
         builder, it->second, messages, fills[rank],
         static_cast<uint64_t>(ranks[rank].staging_bytes),
         static_cast<uint32_t>(module.topology.host[rank]), scratch_buffers,
-        quantises, windows, arena_bytes));
+        quantizes, windows, arena_bytes));
   }
   return builder.CreateVector(programs);
 }
@@ -346,9 +346,9 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
   }
   const auto buffers = builder.CreateVector(buffer_offsets);
   CopyLowering lowering(module);
-  QuantiseLowering quantise_lowering(module);
+  QuantizeLowering quantize_lowering(module);
   const auto programs =
-      EmitPrograms(builder, module, lowering, quantise_lowering);
+      EmitPrograms(builder, module, lowering, quantize_lowering);
   if (!programs.ok()) return programs.status();
   std::vector<fb::Round> round_structs;
   for (const Round& round : module.rounds) {
@@ -370,17 +370,17 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
       static_cast<uint32_t>(module.limits.slots),
       static_cast<uint32_t>(module.limits.operations_per_round));
   const auto stats = EmitStats(builder, module.stats);
-  const auto quantisations = EmitQuantisations(builder, module);
-  flatbuffers::Offset<flatbuffers::Vector<const fb::QuantiseLoop*>>
-      quantise_loops = 0;
-  if (!quantise_lowering.loops().empty()) {
-    quantise_loops = builder.CreateVectorOfStructs(quantise_lowering.loops());
+  const auto quantizations = EmitQuantizations(builder, module);
+  flatbuffers::Offset<flatbuffers::Vector<const fb::QuantizeLoop*>>
+      quantize_loops = 0;
+  if (!quantize_lowering.loops().empty()) {
+    quantize_loops = builder.CreateVectorOfStructs(quantize_lowering.loops());
   }
   const auto requirements = EmitRequirements(builder, module);
   return fb::CreateBody(
       builder, static_cast<uint32_t>(module.source_ranks()), params, buffers,
       *programs, rounds, lists, copies, loops, skips, casts, limits, stats,
-      module.topology.colocated, quantisations, quantise_loops, requirements);
+      module.topology.colocated, quantizations, quantize_loops, requirements);
 }
 
 }  // namespace

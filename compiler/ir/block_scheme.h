@@ -1,4 +1,4 @@
-// Block quantisation as a property of dtypes: which blocks share a scale, and
+// Block quantization as a property of dtypes: which blocks share a scale, and
 // how it is stored.
 #ifndef REFIT_COMPILER_IR_BLOCK_SCHEME_H_
 #define REFIT_COMPILER_IR_BLOCK_SCHEME_H_

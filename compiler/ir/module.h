@@ -82,21 +82,21 @@ struct Param {
   Dims StoredShape() const { return StoredShape(shape); }
 };
 
-// Where a param's blocks are quantised.
-enum class QuantisedAt : uint8_t {
-  kNowhere,  // it is moved as it is: quantised on both sides, or excluded
+// Where a param's blocks are quantized.
+enum class QuantizedAt : uint8_t {
+  kNowhere,  // it is moved as it is: quantized on both sides, or excluded
   kSource,
   kDestination,
 };
 
 // A param that a side holds as fp8 values and scales, which are two more
 // params: of its own shape, and of one element for each block.
-struct Quantisation {
-  ParamId of{};  // equal to `data` when both sides hold it quantised
+struct Quantization {
+  ParamId of{};  // equal to `data` when both sides hold it quantized
   ParamId data{};
   ParamId scales{};
   BlockScheme scheme;
-  QuantisedAt at = QuantisedAt::kNowhere;  // place-quantisation
+  QuantizedAt at = QuantizedAt::kNowhere;  // place-quantization
   std::string reason;                      // of kDestination
 };
 
@@ -147,7 +147,7 @@ struct PostHook {
   }
 };
 
-// What is quantised travels in waves: all rounds of one come before all rounds
+// What is quantized travels in waves: all rounds of one come before all rounds
 // of the next.
 inline constexpr int32_t kNoWave = -1;
 
@@ -180,20 +180,20 @@ struct Buffer {
   }
 };
 
-// A box of one buffer that a Quantise reads or writes.
-struct QuantiseSide {
+// A box of one buffer that a Quantize reads or writes.
+struct QuantizeSide {
   int32_t slot = 0;  // of the rank's buffers
   int64_t offset = 0;
   Dims stride;
 };
 
-// One operation of a rank: quantises a box of whole blocks of a param.
-struct Quantise {
-  int32_t quantisation = 0;  // of Module::quantisations
+// One operation of a rank: quantizes a box of whole blocks of a param.
+struct Quantize {
+  int32_t quantization = 0;  // of Module::quantizations
   Box box;                   // of the param
-  QuantiseSide input;
-  QuantiseSide output;
-  QuantiseSide scales;  // strides are those of ScaleBox(box)
+  QuantizeSide input;
+  QuantizeSide output;
+  QuantizeSide scales;  // strides are those of ScaleBox(box)
 };
 
 // Where and in which rounds [begin, end) a rank's scratch buffer lies.
@@ -203,11 +203,11 @@ struct ScratchWindow {
   int32_t end = 0;     // schedule-rounds
 };
 
-// What a rank quantises: a source before it sends the wave, a destination after
+// What a rank quantizes: a source before it sends the wave, a destination after
 // it received it.
-struct RankQuantises {
+struct RankQuantizes {
   int32_t scratch_buffers = 0;  // of the last of its buffers
-  std::vector<Quantise> quantises;
+  std::vector<Quantize> quantizes;
   // One for each scratch buffer; empty in a plan of one wave.
   std::vector<ScratchWindow> windows;
   int64_t arena_bytes = 0;  // of all windows
@@ -320,7 +320,7 @@ struct Limits {
   int32_t operations_per_round = 0;
   // How bytes travel between ranks that can map each other's memory.
   Mechanism mapped = Mechanism::kStaged;
-  int64_t scratch_bytes = 0;  // of a rank, for quantisation
+  int64_t scratch_bytes = 0;  // of a rank, for quantization
   bool relays = false;  // destination ranks may pass on what they received
 };
 
@@ -359,8 +359,8 @@ struct Stats {
 
 struct Module {
   // Before the passes.
-  std::vector<Param> params;  // the model's, then those of quantisation
-  std::vector<Quantisation> quantisations;
+  std::vector<Param> params;  // the model's, then those of quantization
+  std::vector<Quantization> quantizations;
   std::vector<Skip> skips;
   Limits limits;
   Topology topology;
@@ -371,10 +371,10 @@ struct Module {
   SideLayout source;
   SideLayout destination;
 
-  // place-quantisation; it adds scratch to both sides' buffers
-  std::vector<RankQuantises> quantises;  // by rank; empty if there are none
+  // place-quantization; it adds scratch to both sides' buffers
+  std::vector<RankQuantizes> quantizes;  // by rank; empty if there are none
   int32_t waves = 1;
-  int32_t unquantised_wave = 0;  // of what needs no scratch
+  int32_t unquantized_wave = 0;  // of what needs no scratch
 
   // intersect-layouts, choose-sources
   std::vector<std::pair<DType, DType>> casts;  // declared, sorted

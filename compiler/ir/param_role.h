@@ -107,7 +107,7 @@ struct RoleForm {
   RoleScope scope = RoleScope::kModel;
   int dims = 1;  // of one tensor
   // Whether checkpoints with block scales hold it in fp8.
-  bool block_quantised = false;
+  bool block_quantized = false;
 };
 
 RoleForm FormOf(ParamRole role);
@@ -115,8 +115,8 @@ RoleForm FormOf(ParamRole role);
 // The linear layers of attention, delta nets, MLPs and experts. Never
 // embeddings, heads, norms, routers, biases, b and a of a delta net, Mamba
 // mixers, eh_proj.
-inline bool IsBlockQuantised(ParamRole role) {
-  return FormOf(role).block_quantised;
+inline bool IsBlockQuantized(ParamRole role) {
+  return FormOf(role).block_quantized;
 }
 
 }  // namespace refit

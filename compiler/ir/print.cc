@@ -113,32 +113,32 @@ std::string DestinationText(const Module& module) {
   return SideText(module, module.destination, module.source_ranks());
 }
 
-std::string QuantisationText(const Module& module) {
+std::string QuantizationText(const Module& module) {
   std::string text;
-  for (const Quantisation& quantisation : module.quantisations) {
-    absl::StrAppend(&text, "quantise \"", module.param(quantisation.of).name,
-                    "\" ", std::string(quantisation.scheme.name), " ",
-                    EnumText(quantisation.scheme.scale_format), " scales ");
-    switch (quantisation.at) {
-      case QuantisedAt::kNowhere:
+  for (const Quantization& quantization : module.quantizations) {
+    absl::StrAppend(&text, "quantize \"", module.param(quantization.of).name,
+                    "\" ", std::string(quantization.scheme.name), " ",
+                    EnumText(quantization.scheme.scale_format), " scales ");
+    switch (quantization.at) {
+      case QuantizedAt::kNowhere:
         text += "nowhere";
         break;
-      case QuantisedAt::kSource:
+      case QuantizedAt::kSource:
         text += "at the source";
         break;
-      case QuantisedAt::kDestination:
-        absl::StrAppend(&text, "at the destination: ", quantisation.reason);
+      case QuantizedAt::kDestination:
+        absl::StrAppend(&text, "at the destination: ", quantization.reason);
         break;
     }
     text += '\n';
   }
-  for (size_t rank = 0; rank < module.quantises.size(); ++rank) {
-    const RankQuantises& of_rank = module.quantises[rank];
+  for (size_t rank = 0; rank < module.quantizes.size(); ++rank) {
+    const RankQuantizes& of_rank = module.quantizes[rank];
     if (of_rank.scratch_buffers == 0) continue;
     const std::vector<BufferId>& buffers =
         module.buffers_of(Rank{static_cast<int32_t>(rank)});
-    absl::StrAppend(&text, "rank ", rank, " quantises ",
-                    of_rank.quantises.size(), " boxes");
+    absl::StrAppend(&text, "rank ", rank, " quantizes ",
+                    of_rank.quantizes.size(), " boxes");
     const size_t first = buffers.size() - of_rank.scratch_buffers;
     for (size_t i = first; i < buffers.size(); ++i) {
       const Buffer& buffer = module.buffers[buffers[i]];

@@ -11,7 +11,7 @@ namespace refit {
 
 std::string SourceText(const Module& module);
 std::string DestinationText(const Module& module);
-std::string QuantisationText(const Module& module);
+std::string QuantizationText(const Module& module);
 std::string PostHooksText(const Module& module);
 std::string TopologyText(const Module& module);
 std::string PiecesText(const Module& module);

@@ -146,7 +146,7 @@ struct SideSpec {
   Located<int64_t> num_layers_in_last_pipeline_stage;
   Located<int64_t> make_vocab_size_divisible_by{.value = 128};
   Located<DType> dtype;            // not given: the model's own
-  Located<BlockScheme> quantised;  // not given: nothing is
+  Located<BlockScheme> quantized;  // not given: nothing is
   Located<std::string> version;
   Located<bool> fused_experts{.value = false};
   // The dim of stacked experts that FSDP cuts; not given: see FsdpLayout.

@@ -269,7 +269,7 @@ class SideReader {
     constexpr std::string_view kWanted =
         "bf16, fp16, fp32, fp8_e4m3_block128 or mxfp8_e4m3";
     side_.dtype.place = side_.place;
-    side_.quantised.place = side_.place;
+    side_.quantized.place = side_.place;
     const JsonValue* value = reader_.Find("dtype");
     if (value == nullptr) return ReadScaleFormat();
     const std::string* name =
@@ -281,7 +281,7 @@ class SideReader {
         dtype == DType::kFp32) {
       side_.dtype = {.value = *dtype, .place = place, .given = true};
     } else if (*name == kFp8Block128.name || *name == kMxFp8.name) {
-      side_.quantised = {.value = *name == kMxFp8.name ? kMxFp8 : kFp8Block128,
+      side_.quantized = {.value = *name == kMxFp8.name ? kMxFp8 : kFp8Block128,
                          .place = place,
                          .given = true};
     } else if (dtype.has_value()) {
@@ -304,14 +304,14 @@ class SideReader {
     const JsonValue* dtype = reader_.Find("dtype");
     if (*name != "ue8m0") {
       reader_.values().Wrong(*value, path, kWanted);
-    } else if (side_.quantised.value.name != kFp8Block128.name) {
+    } else if (side_.quantized.value.name != kFp8Block128.name) {
       reader_.values().Error(
           *value,
           absl::StrFormat("%s goes with dtype %s alone; %s is %s", path,
                           kFp8Block128.name, reader_.PathOf("dtype"),
                           dtype == nullptr ? "not given" : dtype->Text()));
     } else {
-      side_.quantised.value.scale_format = ScaleFormat::kUe8m0;
+      side_.quantized.value.scale_format = ScaleFormat::kUe8m0;
     }
   }
 

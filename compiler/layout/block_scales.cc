@@ -10,14 +10,14 @@
 #include "absl/strings/str_format.h"
 #include "compiler/model/stacks.h"
 #include "plan/glob.h"
-#include "plan/quantise_check.h"
+#include "plan/quantize_check.h"
 
 namespace refit {
 namespace {
 
 std::string SchemeText(const SideSpec& side) {
-  if (!side.quantised.given) return "unquantised";
-  const BlockScheme& scheme = side.quantised.value;
+  if (!side.quantized.given) return "unquantized";
+  const BlockScheme& scheme = side.quantized.value;
   return scheme.scale_format == ScaleFormat::kUe8m0
              ? absl::StrCat(std::string(scheme.name), " with scale_fmt ue8m0")
              : std::string(scheme.name);
@@ -31,7 +31,7 @@ std::string_view WhyNoBlocks(ParamRole role) {
       return "checkpoints with Mamba mixers have one scale a tensor, not "
              "blocks";
     case ParamRole::kFusedExpertGateUp:
-      return "experts in one tensor are quantised to MXFP4 alone, which a "
+      return "experts in one tensor are quantized to MXFP4 alone, which a "
              "refit "
              "does not write";
     default:
@@ -43,7 +43,7 @@ std::string_view WhyNoBlocks(ParamRole role) {
 std::string_view SuffixOf(const SideSpec& side) {
   // SGLang calls the scales of all blocks so.
   if (side.layout.value == LayoutKind::kSglang) return kFp8Block128.suffix;
-  return side.quantised.value.suffix;
+  return side.quantized.value.suffix;
 }
 
 // The buffers of one side, with scales.
@@ -53,12 +53,12 @@ class ScaledSide {
              Diagnostics& diagnostics)
       : side_(side),
         which_(which),
-        scheme_(side.quantised.value),
+        scheme_(side.quantized.value),
         module_(module),
         diagnostics_(diagnostics),
         of_param_(module.params.size(), nullptr) {
-    for (const Quantisation& quantisation : module.quantisations) {
-      of_param_[IndexOf(quantisation.of)] = &quantisation;
+    for (const Quantization& quantization : module.quantizations) {
+      of_param_[IndexOf(quantization.of)] = &quantization;
     }
   }
 
@@ -71,13 +71,13 @@ class ScaledSide {
 
  private:
   std::vector<BufferId> Replace(BufferId id, Buffer values) {
-    size_t quantised = 0;
+    size_t quantized = 0;
     for (const Fragment& fragment : values.fragments) {
-      quantised += of_param_[IndexOf(fragment.param)] != nullptr ? 1 : 0;
+      quantized += of_param_[IndexOf(fragment.param)] != nullptr ? 1 : 0;
     }
-    if (quantised == 0) return {id};
-    if (quantised != values.fragments.size() || !values.regions.empty()) {
-      Report(values, "holds more than quantised matrices");
+    if (quantized == 0) return {id};
+    if (quantized != values.fragments.size() || !values.regions.empty()) {
+      Report(values, "holds more than quantized matrices");
       return {};
     }
     std::optional<Buffer> scales = Scales(values);
@@ -190,7 +190,7 @@ class ScaledSide {
   void Report(const Buffer& buffer, const std::string& what) {
     if (!reported_.insert(buffer.name).second) return;
     diagnostics_.Error(
-        side_.quantised.place,
+        side_.quantized.place,
         absl::StrFormat("%s.dtype %s: buffer \"%s\" %s", side_.key,
                         scheme_.name, buffer.name, what));
   }
@@ -200,7 +200,7 @@ class ScaledSide {
   const BlockScheme& scheme_;
   Module& module_;
   Diagnostics& diagnostics_;
-  std::vector<const Quantisation*> of_param_;
+  std::vector<const Quantization*> of_param_;
   absl::flat_hash_map<BufferId, std::vector<BufferId>> replacements_;
   absl::flat_hash_set<std::string> reported_;  // names of buffers
 };
@@ -226,18 +226,18 @@ std::optional<bool> RulesGiveDType(const GenericSpec& generic,
 
 }  // namespace
 
-void DeclareQuantisations(const Job& job, Module& module,
+void DeclareQuantizations(const Job& job, Module& module,
                           Diagnostics& diagnostics) {
   const SideSpec& source = job.source;
   const SideSpec& destination = job.destination;
-  if (!source.quantised.given && !destination.quantised.given) return;
-  if (source.quantised.given &&
-      !(destination.quantised.given &&
-        source.quantised.value == destination.quantised.value)) {
+  if (!source.quantized.given && !destination.quantized.given) return;
+  if (source.quantized.given &&
+      !(destination.quantized.given &&
+        source.quantized.value == destination.quantized.value)) {
     diagnostics.Error(
-        source.quantised.place,
+        source.quantized.place,
         absl::StrFormat("source.dtype is %s and the destination is %s; wanted "
-                        "both alike, as nothing is dequantised",
+                        "both alike, as nothing is dequantized",
                         SchemeText(source), SchemeText(destination)));
     return;
   }
@@ -245,21 +245,21 @@ void DeclareQuantisations(const Job& job, Module& module,
     const std::string_view why = WhyNoBlocks(param.role);
     if (why.empty() || param.skip != SkipReason::kUnspecified) continue;
     diagnostics.Error(
-        destination.quantised.place,
+        destination.quantized.place,
         absl::StrFormat("destination.dtype %s: %s, as \"%s\"; "
                         "wanted bf16, fp16 or fp32",
                         SchemeText(destination), why, param.FirstName()));
     return;
   }
-  const BlockScheme& scheme = destination.quantised.value;
+  const BlockScheme& scheme = destination.quantized.value;
   const size_t model_params = module.params.size();
   for (size_t i = 0; i < model_params; ++i) {
-    if (!IsBlockQuantised(module.params[i].role)) continue;
+    if (!IsBlockQuantized(module.params[i].role)) continue;
     const std::optional<bool> own_dtype =
         RulesGiveDType(destination.generic, module.params[i]);
     if (!own_dtype.has_value()) {
       diagnostics.Error(
-          destination.quantised.place,
+          destination.quantized.place,
           absl::StrFormat("destination.dtype %s: rules of destination.tensors "
                           "give some of the stack \"%s\" a dtype; wanted all "
                           "of it or none",
@@ -277,25 +277,25 @@ void DeclareQuantisations(const Job& job, Module& module,
     };
     const std::string name = module.params[i].name;
     const Dims shape = module.params[i].shape;
-    Quantisation quantisation;
-    quantisation.of = ParamId{static_cast<int32_t>(i)};
-    quantisation.data = quantisation.of;
-    quantisation.scheme = scheme;
-    if (source.quantised.given) {
+    Quantization quantization;
+    quantization.of = ParamId{static_cast<int32_t>(i)};
+    quantization.data = quantization.of;
+    quantization.scheme = scheme;
+    if (source.quantized.given) {
       module.params[i].dtype = DType::kFp8E4m3;
     } else {
-      quantisation.data =
+      quantization.data =
           add(absl::StrCat(name, ":fp8_e4m3"), shape, DType::kFp8E4m3);
     }
-    quantisation.scales =
+    quantization.scales =
         add(absl::StrCat(name, std::string(scheme.suffix)),
             ScaleShape(shape, scheme), ScaleDType(scheme.scale_format));
-    module.quantisations.push_back(std::move(quantisation));
+    module.quantizations.push_back(std::move(quantization));
   }
-  if (module.quantisations.empty()) {
+  if (module.quantizations.empty()) {
     diagnostics.Error(
-        destination.quantised.place,
-        absl::StrFormat("dtype %s quantises the linear layers of a model, and "
+        destination.quantized.place,
+        absl::StrFormat("dtype %s quantizes the linear layers of a model, and "
                         "no parameter is known as one; wanted a model family "
                         "with roles (config.json)",
                         scheme.name));
@@ -304,7 +304,7 @@ void DeclareQuantisations(const Job& job, Module& module,
 
 void AddBlockScales(const SideSpec& side, fb::Side which, Module& module,
                     SideLayout& layout, Diagnostics& diagnostics) {
-  if (!side.quantised.given) return;
+  if (!side.quantized.given) return;
   ScaledSide scaled(side, which, module, diagnostics);
   for (std::vector<BufferId>& rank : layout.ranks) {
     std::vector<BufferId> buffers;

@@ -1,7 +1,7 @@
-// Block quantisation of a side: what it adds to the params, and to the buffers
+// Block quantization of a side: what it adds to the params, and to the buffers
 // that a framework's layout lists.
 //
-// A layout frontend lists the buffers of a side as if nothing were quantised.
+// A layout frontend lists the buffers of a side as if nothing were quantized.
 // Values keep that place in fp8; their scales stand in one more buffer for
 // each, in the same geometry, one element for each block. So no frontend knows
 // of blocks.
@@ -14,12 +14,12 @@
 
 namespace refit {
 
-// Fills `quantisations` and adds their params. Reports sides that cannot be
-// brought together: values that would have to be quantised again, or not be.
-void DeclareQuantisations(const Job& job, Module& module,
+// Fills `quantizations` and adds their params. Reports sides that cannot be
+// brought together: values that would have to be quantized again, or not be.
+void DeclareQuantizations(const Job& job, Module& module,
                           Diagnostics& diagnostics);
 
-// Turns the buffers of a quantised side into those of values and scales.
+// Turns the buffers of a quantized side into those of values and scales.
 // Reports parts of buffers that are not whole blocks.
 void AddBlockScales(const SideSpec& side, fb::Side which, Module& module,
                     SideLayout& layout, Diagnostics& diagnostics);

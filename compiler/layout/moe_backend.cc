@@ -23,9 +23,9 @@ constexpr std::array kBackends = {
     Backend{"flashinfer_cutlass", GateUpOrder::kUpFirst, ""},
     Backend{"auto", std::nullopt, "is the engine's choice"},
     Backend{"aiter", std::nullopt, "shuffles rows and columns"},
-    Backend{"cutlass", std::nullopt, "runs on quantised weights only"},
+    Backend{"cutlass", std::nullopt, "runs on quantized weights only"},
     Backend{"deep_gemm", std::nullopt,
-            "requantises weights and reorders their scales"},
+            "requantizes weights and reorders their scales"},
     Backend{"flashinfer_cutedsl", std::nullopt, "interleaves gate and up rows"},
     Backend{"flashinfer_mxfp4", std::nullopt, "shuffles rows and pads them"},
     Backend{"flashinfer_trtllm", std::nullopt,
@@ -33,7 +33,7 @@ constexpr std::array kBackends = {
     Backend{"marlin", std::nullopt, "transposes and repacks weights"},
     Backend{
         "triton_kernel", std::nullopt,
-        "transposes weights (written for SGLang's unquantised experts alone)"},
+        "transposes weights (written for SGLang's unquantized experts alone)"},
 };
 
 }  // namespace

@@ -151,10 +151,10 @@ ExpertForm CheckSizes(const LayoutContext& context, const RoleTable& table,
   CheckExpertTensors(checks, expert_tensor);
   checks.HasExperts(side.router_dtype.given, side.router_dtype.place,
                     "router_dtype");
-  // Triton's kernels for unquantised experts want them so.
+  // Triton's kernels for unquantized experts want them so.
   ExpertForm form;
   form.transposed =
-      side.moe_backend.value == "triton_kernel" && !side.quantised.given;
+      side.moe_backend.value == "triton_kernel" && !side.quantized.given;
   if (form.transposed) {
     checks.HasExperts(true, side.moe_backend.place, "moe_backend");
   } else {

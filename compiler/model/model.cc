@@ -144,7 +144,7 @@ class CheckpointMatcher {
                             Quoted(first->name)));
       }
     }
-    // A quantised checkpoint is only a way to store: the param's dtype is that
+    // A quantized checkpoint is only a way to store: the param's dtype is that
     // of the weights behind it.
     if (first != nullptr && first->dtype != DType::kFp8E4m3) {
       param.dtype = first->dtype;

@@ -27,7 +27,7 @@ size_t RouteIndex(Route route) {
 }
 
 // Of blocks, from bf16, as measured on an H200.
-constexpr double kQuantisedElementsPerSecond = 1200e9;
+constexpr double kQuantizedElementsPerSecond = 1200e9;
 
 // What the rounds of each wave take: a round as long as its slowest rank.
 std::vector<double> TransferSeconds(const Module& module) {
@@ -63,16 +63,16 @@ std::vector<double> TransferSeconds(const Module& module) {
   return seconds;
 }
 
-// What the slowest rank of a side takes to quantise each wave.
-std::vector<double> QuantiseSeconds(const Module& module, QuantisedAt at) {
+// What the slowest rank of a side takes to quantize each wave.
+std::vector<double> QuantizeSeconds(const Module& module, QuantizedAt at) {
   std::vector<double> seconds(static_cast<size_t>(module.waves), 0);
-  for (size_t rank = 0; rank < module.quantises.size(); ++rank) {
+  for (size_t rank = 0; rank < module.quantizes.size(); ++rank) {
     const bool is_source = rank < module.source.ranks.size();
-    if (is_source != (at == QuantisedAt::kSource)) continue;
+    if (is_source != (at == QuantizedAt::kSource)) continue;
     const std::vector<BufferId>& buffers =
         module.buffers_of(Rank{static_cast<int32_t>(rank)});
     std::vector<int64_t> elements(seconds.size(), 0);
-    for (const Quantise& op : module.quantises[rank].quantises) {
+    for (const Quantize& op : module.quantizes[rank].quantizes) {
       const int32_t scratch = is_source ? op.output.slot : op.input.slot;
       const int32_t wave =
           module.buffers[buffers[static_cast<size_t>(scratch)]].wave;
@@ -81,33 +81,33 @@ std::vector<double> QuantiseSeconds(const Module& module, QuantisedAt at) {
     for (size_t wave = 0; wave < seconds.size(); ++wave) {
       seconds[wave] =
           std::max(seconds[wave], static_cast<double>(elements[wave]) /
-                                      kQuantisedElementsPerSecond);
+                                      kQuantizedElementsPerSecond);
     }
   }
   return seconds;
 }
 
-// A wave is quantised at sources while the one before it travels, and at
+// A wave is quantized at sources while the one before it travels, and at
 // destinations while the one after it does, in memory that the one before the
 // last has left.
 double PredictedSeconds(const Module& module) {
   const std::vector<double> transfer = TransferSeconds(module);
   const std::vector<double> before =
-      QuantiseSeconds(module, QuantisedAt::kSource);
+      QuantizeSeconds(module, QuantizedAt::kSource);
   const std::vector<double> after =
-      QuantiseSeconds(module, QuantisedAt::kDestination);
+      QuantizeSeconds(module, QuantizedAt::kDestination);
   struct Times {
-    double quantised = 0;
+    double quantized = 0;
     double moved = 0;
     double emptied = 0;
   };
   Times last, last_but_one;
   for (size_t wave = 0; wave < transfer.size(); ++wave) {
     Times times;
-    times.quantised =
-        std::max(last.quantised, last_but_one.moved) + before[wave];
+    times.quantized =
+        std::max(last.quantized, last_but_one.moved) + before[wave];
     times.moved =
-        std::max({last.moved, times.quantised, last_but_one.emptied}) +
+        std::max({last.moved, times.quantized, last_but_one.emptied}) +
         transfer[wave];
     times.emptied = std::max(last.emptied, times.moved) + after[wave];
     last_but_one = std::exchange(last, times);

@@ -165,11 +165,11 @@ void SetSources(const Module& module, int32_t destination_wave,
                                         ranks.begin(), ranks.end());
   }
   const int32_t wave = std::max(most->first, destination_wave);
-  piece.wave = wave == kNoWave ? module.unquantised_wave : wave;
+  piece.wave = wave == kNoWave ? module.unquantized_wave : wave;
 }
 
 bool DeclaresDType(const SideSpec& side) {
-  if (side.dtype.given || side.quantised.given) return true;
+  if (side.dtype.given || side.quantized.given) return true;
   for (const TensorRule& rule : side.generic.tensors) {
     if (rule.dtype.has_value()) return true;
   }
@@ -225,16 +225,16 @@ void CheckChanges(const PassOptions& options,
   }
 }
 
-// Params of which one side alone has fragments: what is quantised at the source
+// Params of which one side alone has fragments: what is quantized at the source
 // does not leave it, what a destination makes of it does not come from one.
 std::vector<bool> MadeOrUsedInPlace(const Module& module) {
   std::vector<bool> in_place(module.params.size(), false);
-  for (const Quantisation& quantisation : module.quantisations) {
-    if (quantisation.at == QuantisedAt::kSource) {
-      in_place[IndexOf(quantisation.of)] = true;
-    } else if (quantisation.at == QuantisedAt::kDestination) {
-      in_place[IndexOf(quantisation.data)] = true;
-      in_place[IndexOf(quantisation.scales)] = true;
+  for (const Quantization& quantization : module.quantizations) {
+    if (quantization.at == QuantizedAt::kSource) {
+      in_place[IndexOf(quantization.of)] = true;
+    } else if (quantization.at == QuantizedAt::kDestination) {
+      in_place[IndexOf(quantization.data)] = true;
+      in_place[IndexOf(quantization.scales)] = true;
     }
   }
   return in_place;

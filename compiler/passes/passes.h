@@ -38,15 +38,15 @@ absl::Status LayOutDestination(const PassOptions& options, Module& module);
 // Ensures:  `post_hooks` of every destination buffer.
 absl::Status NamePostHooks(const PassOptions& options, Module& module);
 
-// Decides for each param that only the destination holds quantised where its
+// Decides for each param that only the destination holds quantized where its
 // blocks are: at the source when each source fragment is whole blocks, at the
 // destination otherwise. Lists the operations, and the scratch they need.
 //
 // Requires: both sides are laid out.
-// Ensures:  `quantises`; what is quantised at the source stands in scratch of
-//           its ranks, what is quantised at the destination comes into scratch
+// Ensures:  `quantizes`; what is quantized at the source stands in scratch of
+//           its ranks, what is quantized at the destination comes into scratch
 //           there. Reports ranks that need more than `limits.scratch_bytes`.
-absl::Status PlaceQuantisation(const PassOptions& options, Module& module);
+absl::Status PlaceQuantization(const PassOptions& options, Module& module);
 
 // Gives every rank its host, and links their speeds, from the job's topology.
 //

@@ -355,38 +355,38 @@ struct RoundRange {
 };
 
 // A window lasts as long as the rank has messages of its wave. What replicas
-// send in its stead a source need not quantise: without messages there is no
+// send in its stead a source need not quantize: without messages there is no
 // window.
 void KeepWindowsWithRounds(const std::vector<RoundRange>& rounds_of_wave,
                            Module& module, std::vector<BufferId>& buffers,
-                           RankQuantises& quantises) {
-  const size_t first = buffers.size() - quantises.windows.size();
+                           RankQuantizes& quantizes) {
+  const size_t first = buffers.size() - quantizes.windows.size();
   constexpr int32_t kDropped = -1;
   std::vector<int32_t> slots(buffers.size());
   std::iota(slots.begin(), slots.end(), 0);
   size_t kept = 0;
-  quantises.arena_bytes = 0;
-  for (size_t i = 0; i < quantises.windows.size(); ++i) {
+  quantizes.arena_bytes = 0;
+  for (size_t i = 0; i < quantizes.windows.size(); ++i) {
     const BufferId id = buffers[first + i];
     const Buffer& buffer = module.buffers[id];
     const RoundRange& rounds = rounds_of_wave[static_cast<size_t>(buffer.wave)];
     slots[first + i] = kDropped;
     if (rounds.end == 0) continue;
-    const ScratchWindow window = {.offset = quantises.windows[i].offset,
+    const ScratchWindow window = {.offset = quantizes.windows[i].offset,
                                   .begin = rounds.begin,
                                   .end = rounds.end};
-    quantises.arena_bytes =
-        std::max(quantises.arena_bytes,
+    quantizes.arena_bytes =
+        std::max(quantizes.arena_bytes,
                  window.offset + buffer.shape[0] * DTypeBytes(buffer.dtype));
     slots[first + i] = static_cast<int32_t>(first + kept);
     buffers[first + kept] = id;
-    quantises.windows[kept++] = window;
+    quantizes.windows[kept++] = window;
   }
   buffers.resize(first + kept);
-  quantises.windows.resize(kept);
-  quantises.scratch_buffers = static_cast<int32_t>(kept);
-  std::erase_if(quantises.quantises, [&](Quantise& op) {
-    for (QuantiseSide* side : {&op.input, &op.output, &op.scales}) {
+  quantizes.windows.resize(kept);
+  quantizes.scratch_buffers = static_cast<int32_t>(kept);
+  std::erase_if(quantizes.quantizes, [&](Quantize& op) {
+    for (QuantizeSide* side : {&op.input, &op.output, &op.scales}) {
       side->slot = slots[static_cast<size_t>(side->slot)];
     }
     return op.input.slot == kDropped || op.output.slot == kDropped;
@@ -407,7 +407,7 @@ void SetWindows(Module& module) {
   for (SideLayout* side : {&module.source, &module.destination}) {
     for (std::vector<BufferId>& buffers : side->ranks) {
       KeepWindowsWithRounds(of_rank[rank], module, buffers,
-                            module.quantises[rank]);
+                            module.quantizes[rank]);
       ++rank;
     }
   }

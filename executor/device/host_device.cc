@@ -11,7 +11,7 @@
 #include "executor/device/host_apply.h"
 #include "executor/device/host_copy.h"
 #include "executor/device/host_fence.h"
-#include "executor/device/host_quantise.h"
+#include "executor/device/host_quantize.h"
 #include "executor/device/memory_export.h"
 
 namespace refit {
@@ -34,7 +34,7 @@ class HostPreparedCopies : public PreparedCopies {
       : table_(table.begin(), table.end()) {
     for (const CopyBatch& batch : batches) {
       batch_begin_.push_back(copies_.size());
-      quantise_begin_.push_back(quantises_.size());
+      quantize_begin_.push_back(quantizes_.size());
       apply_begin_.push_back(applies_.size());
       for (const ElementApply& apply : batch.applies) {
         const auto functions = batch.functions.begin() + apply.functions_begin;
@@ -42,12 +42,12 @@ class HostPreparedCopies : public PreparedCopies {
             {.apply = apply,
              .functions = {functions, functions + apply.functions_count}});
       }
-      for (const BlockQuantise& quantise : batch.quantises) {
-        quantises_.push_back(
-            {.quantise = quantise,
-             .loops = {batch.quantise_loops.begin() + quantise.loops_begin,
-                       batch.quantise_loops.begin() + quantise.loops_begin +
-                           quantise.loops_count}});
+      for (const BlockQuantize& quantize : batch.quantizes) {
+        quantizes_.push_back(
+            {.quantize = quantize,
+             .loops = {batch.quantize_loops.begin() + quantize.loops_begin,
+                       batch.quantize_loops.begin() + quantize.loops_begin +
+                           quantize.loops_count}});
       }
       for (const StridedCopy& copy : batch.copies) {
         copies_.push_back(
@@ -57,7 +57,7 @@ class HostPreparedCopies : public PreparedCopies {
       }
     }
     batch_begin_.push_back(copies_.size());
-    quantise_begin_.push_back(quantises_.size());
+    quantize_begin_.push_back(quantizes_.size());
     apply_begin_.push_back(applies_.size());
   }
 
@@ -66,9 +66,9 @@ class HostPreparedCopies : public PreparedCopies {
     for (size_t i = batch_begin_[batch]; i < batch_begin_[batch + 1]; ++i) {
       RunHostCopy(copies_[i], table_.data());
     }
-    for (size_t i = quantise_begin_[batch]; i < quantise_begin_[batch + 1];
+    for (size_t i = quantize_begin_[batch]; i < quantize_begin_[batch + 1];
          ++i) {
-      RunHostQuantise(quantises_[i], table_.data());
+      RunHostQuantize(quantizes_[i], table_.data());
     }
     for (size_t i = apply_begin_[batch]; i < apply_begin_[batch + 1]; ++i) {
       RunHostApply(applies_[i], table_.data());
@@ -79,11 +79,11 @@ class HostPreparedCopies : public PreparedCopies {
  private:
   std::vector<std::byte*> table_;
   std::vector<HostCopy> copies_;
-  std::vector<HostQuantise> quantises_;
+  std::vector<HostQuantize> quantizes_;
   std::vector<HostApply> applies_;
-  // Into copies_, quantises_ and applies_; one more than batches.
+  // Into copies_, quantizes_ and applies_; one more than batches.
   std::vector<size_t> batch_begin_;
-  std::vector<size_t> quantise_begin_;
+  std::vector<size_t> quantize_begin_;
   std::vector<size_t> apply_begin_;
 };
 

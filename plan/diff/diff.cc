@@ -105,7 +105,7 @@ PlanDifference ComparePlans(const PlanFile& a, const PlanFile& b) {
                                      : 0;
     const ChangedTensors changed =
         CompareContracts(facts_a, facts_b, common_ranks, report);
-    CompareQuantisation(a.body(), b.body(), common_ranks, changed, report);
+    CompareQuantization(a.body(), b.body(), common_ranks, changed, report);
     CompareTraffic(facts_a, facts_b, names, common_ranks, changed, report);
     if (a.source_ranks() != b.source_ranks()) {
       report.Add(DifferenceClass::kTraffic, "RANKS_NOT_COMPARED",

@@ -27,9 +27,9 @@ void CompareTraffic(PlanFacts& a, PlanFacts& b, const NameTable& names,
                     int32_t common_ranks, const ChangedTensors& changed,
                     DiffReport& report);
 
-// What is quantised, what of it on which rank, and in which scratch. Leaves out
+// What is quantized, what of it on which rank, and in which scratch. Leaves out
 // ranks with `changed` tensors, but for the first.
-void CompareQuantisation(const fb::Body& a, const fb::Body& b,
+void CompareQuantization(const fb::Body& a, const fb::Body& b,
                          int32_t common_ranks, const ChangedTensors& changed,
                          DiffReport& report);
 

@@ -1,8 +1,8 @@
 // The arithmetic of the proof: sequences of indices and strided sets, held as
 // digits of a mixed radix, so that no step ever visits single elements.
 //
-// All values are nonnegative and below 2^63; the door (plan/plan_file.h) saw to
-// that.
+// All values are nonnegative and below 2^63; the loader (plan/plan_file.h) saw
+// to that.
 #ifndef REFIT_PLAN_PROOF_AFFINE_H_
 #define REFIT_PLAN_PROOF_AFFINE_H_
 

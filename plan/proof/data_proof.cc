@@ -109,7 +109,7 @@ void DataProof::FollowInto(uint32_t rank) {
     Unpack({rank, &message});
   }
   Fill(rank);
-  Quantise(rank);
+  Quantize(rank);
   CheckWrites(rank);
   ListReads(rank);
   if (!reads_.empty()) CheckRelays(rank);
@@ -478,7 +478,7 @@ void DataProof::CheckTiling(uint32_t rank, uint32_t slot, const Part& part,
          .offset = OffsetAt(part.lattice, FirstShared(boxes[a], boxes[b]))},
         Invariant::kWrittenOnce, [&] {
           if (writes[b].round == Site::kAfterRounds) {
-            return std::string("is written a second time, by a quantisation");
+            return std::string("is written a second time, by a quantization");
           }
           return writes[a].round == Site::kBeforeRounds
                      ? std::string("is zeroed twice")

@@ -38,9 +38,9 @@ class DataProof {
   void FollowInto(uint32_t rank);
 
   // That a source rank's scratch holds what it says: every element of it is
-  // quantised from the right elements, once (1, 2). For a destination
-  // FollowInto says so of what is quantised after the last round.
-  void FollowQuantisation(uint32_t rank);
+  // quantized from the right elements, once (1, 2). For a destination
+  // FollowInto says so of what is quantized after the last round.
+  void FollowQuantization(uint32_t rank);
 
   int64_t moved_bytes() const { return moved_bytes_; }
 
@@ -55,7 +55,7 @@ class DataProof {
     Sequence elements;  // the param's flat indices
     Digits loops;       // of the copy
   };
-  // Coordinates of a part of a buffer that are written. A quantised element
+  // Coordinates of a part of a buffer that are written. A quantized element
   // is written after the rounds.
   struct Write {
     uint32_t slot = 0;
@@ -93,7 +93,7 @@ class DataProof {
   // Of what `copy` addresses, if it is scratch (3).
   void CheckWindow(const End& end, const fb::Copy& copy);
   // That what an operation addresses of scratch has one window (3).
-  void CheckOneWindow(uint32_t rank, const fb::Quantise& op);
+  void CheckOneWindow(uint32_t rank, const fb::Quantize& op);
 
   void Pack(const End& send);
   void PackOne(const End& send, const fb::Copy& copy);
@@ -106,8 +106,8 @@ class DataProof {
                      const Packed& packed);
   void ReportOutside(const End& recv, const fb::Copy& copy);
   void Fill(uint32_t rank);
-  void Quantise(uint32_t rank);
-  void QuantiseOne(uint32_t rank, const fb::Quantise& op);
+  void Quantize(uint32_t rank);
+  void QuantizeOne(uint32_t rank, const fb::Quantize& op);
   // The param's elements that stand at `digits` from `offset` of a buffer, when
   // they lie in one fragment of `param`; reports and returns nothing otherwise.
   std::optional<Sequence> Operand(const char* what, uint32_t rank,

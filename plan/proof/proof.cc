@@ -8,9 +8,9 @@
 //                      sender's), ::CheckRelays (what a destination rank sends
 //                      was written in earlier rounds; so, by induction over
 //                      them, it is what the file says that the rank holds),
-//                      ::Quantise (whole blocks of the right param, and their
+//                      ::Quantize (whole blocks of the right param, and their
 //                      values and scales at the right places)
-//   3 in bounds        the door (every range), CheckStaging (no staging byte
+//   3 in bounds        the loader (every range), CheckStaging (no staging byte
 //                      with two owners), DataProof::Pack (none packed twice),
 //                      CheckWindows (no byte of scratch with two owners),
 //                      DataProof::CheckWindow and ::CheckOneWindow (scratch is
@@ -21,7 +21,7 @@
 //                      it waits for earlier rounds alone: nothing closes a
 //                      cycle.
 //   5 round limits     CheckLimits
-//   6 well formed      the door (digests, dtypes), CheckDeclarations,
+//   6 well formed      the loader (digests, dtypes), CheckDeclarations,
 //                      CheckNames, CheckSourceDTypes, BufferFacts::flaw
 //                      (parts disjoint)
 //
@@ -138,7 +138,7 @@ ProofResult Prove(const PlanFile& plan, const Progress& progress) {
   ProofResult result;
   proof::DataProof data(body, facts, partners, violations);
   for (uint32_t rank = 0; rank < body.source_ranks(); ++rank) {
-    data.FollowQuantisation(rank);
+    data.FollowQuantization(rank);
   }
   for (uint32_t rank = body.source_ranks(); rank < body.programs()->size();
        ++rank) {

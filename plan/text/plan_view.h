@@ -66,7 +66,7 @@ struct PlanView {
     int32_t rank = 0;
     std::vector<uint32_t> messages;  // positions in RankProgram.messages
     bool fills = false;
-    std::vector<uint32_t> quantises;  // positions in RankProgram.quantises
+    std::vector<uint32_t> quantizes;  // positions in RankProgram.quantizes
   };
 
   // By position in the body's tables.

@@ -176,7 +176,7 @@ void ViewSelector::SelectProgram(int32_t rank) {
   const fb::RankProgram& program =
       *body_.programs()->Get(static_cast<uint32_t>(rank));
   PlanView::Program shown = {
-      .rank = rank, .messages = {}, .fills = false, .quantises = {}};
+      .rank = rank, .messages = {}, .fills = false, .quantizes = {}};
   bool any_buffer = false;
   for (const uint32_t buffer : *program.buffers()) {
     if (filtered() && !elements_[buffer].all && elements_[buffer].boxes.empty())
@@ -195,17 +195,17 @@ void ViewSelector::SelectProgram(int32_t rank) {
     view_.rounds[message.round()] = true;
   }
   // Those of a param or a buffer with a match.
-  for (uint32_t i = 0; i < Length(program.quantises()); ++i) {
-    const fb::Quantise& op = *program.quantises()->Get(i);
-    const fb::Quantisation& quantisation =
-        *body_.quantisations()->Get(op.quantisation());
-    if (!filtered() || params_[quantisation.of()].any ||
-        params_[quantisation.data()].any ||
-        params_[quantisation.scales()].any ||
+  for (uint32_t i = 0; i < Length(program.quantizes()); ++i) {
+    const fb::Quantize& op = *program.quantizes()->Get(i);
+    const fb::Quantization& quantization =
+        *body_.quantizations()->Get(op.quantization());
+    if (!filtered() || params_[quantization.of()].any ||
+        params_[quantization.data()].any ||
+        params_[quantization.scales()].any ||
         named_buffers_[program.buffers()->Get(op.input_slot())] ||
         named_buffers_[program.buffers()->Get(op.output_slot())] ||
         named_buffers_[program.buffers()->Get(op.scale_slot())]) {
-      shown.quantises.push_back(i);
+      shown.quantizes.push_back(i);
     }
   }
   view_.programs.push_back(std::move(shown));

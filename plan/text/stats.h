@@ -43,13 +43,13 @@ struct Balance {
   }
 };
 
-// What a rank quantises at once, in windows of its scratch that last as long.
+// What a rank quantizes at once, in windows of its scratch that last as long.
 struct Waves {
   uint64_t count = 0;
   uint64_t largest_bytes = 0;
 };
 
-// The rank of a side that quantises in the most scratch.
+// The rank of a side that quantizes in the most scratch.
 struct ScratchUse {
   uint32_t rank = 0;
   uint64_t bytes = 0;  // 0: the side has none

@@ -153,14 +153,14 @@ void AddSchedule(const fb::Body& body, const PlanStats& stats,
   }
 }
 
-// What is quantised costs its ranks memory, at the source or the destination.
+// What is quantized costs its ranks memory, at the source or the destination.
 void AddScratch(const PlanStats& stats, StatsTable& table) {
   for (const fb::Side side : {fb::Side::kSource, fb::Side::kDestination}) {
     const ScratchUse& scratch = stats.scratch[static_cast<size_t>(side)];
     if (scratch.bytes == 0) continue;
     table.AddBytes(absl::StrCat("scratch of a ", EnumText(side), " rank, max"),
                    scratch.bytes,
-                   absl::StrCat("rank ", scratch.rank, ", to quantise"));
+                   absl::StrCat("rank ", scratch.rank, ", to quantize"));
     if (scratch.waves.count == 0) continue;
     table.AddCount("  in waves", scratch.waves.count,
                    absl::StrCat("each in windows of at most ",

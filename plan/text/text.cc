@@ -42,7 +42,7 @@ class TextPrinter {
   void PrintRegions(const fb::Buffer& buffer);
   void PrintRounds();
   void PrintProgram(const PlanView::Program& shown);
-  void PrintQuantises(const PlanView::Program& shown);
+  void PrintQuantizes(const PlanView::Program& shown);
   void PrintCopyLists();
 
   const PlanFile& plan_;
@@ -141,18 +141,18 @@ void TextPrinter::PrintParams() {
                     EnumText(skip.reason()), " ", QuotedOrEmpty(skip.detail()),
                     "\n");
   }
-  for (uint32_t id = 0; id < Length(body_.quantisations()); ++id) {
-    const fb::Quantisation& quantisation = *body_.quantisations()->Get(id);
-    if (!view_.params[quantisation.of()] &&
-        !view_.params[quantisation.data()] &&
-        !view_.params[quantisation.scales()]) {
+  for (uint32_t id = 0; id < Length(body_.quantizations()); ++id) {
+    const fb::Quantization& quantization = *body_.quantizations()->Get(id);
+    if (!view_.params[quantization.of()] &&
+        !view_.params[quantization.data()] &&
+        !view_.params[quantization.scales()]) {
       continue;
     }
     absl::StrAppend(
-        &text_, "quantisation q", id, " p", quantisation.of(), " -> p",
-        quantisation.data(), " scales p", quantisation.scales(), " ",
-        EnumText(quantisation.scale_format()), " blocks ",
-        quantisation.block_rows(), " x ", quantisation.block_columns(), "\n");
+        &text_, "quantization q", id, " p", quantization.of(), " -> p",
+        quantization.data(), " scales p", quantization.scales(), " ",
+        EnumText(quantization.scale_format()), " blocks ",
+        quantization.block_rows(), " x ", quantization.block_columns(), "\n");
   }
   for (uint32_t id = 0; id < Length(body_.casts()); ++id) {
     const fb::Cast& cast = *body_.casts()->Get(id);
@@ -249,7 +249,7 @@ void TextPrinter::PrintProgram(const PlanView::Program& shown) {
     text_ += '\n';
   }
   if (shown.fills) absl::StrAppend(&text_, "  fills c", program.fills(), "\n");
-  if (plan_.side(shown.rank) == fb::Side::kSource) PrintQuantises(shown);
+  if (plan_.side(shown.rank) == fb::Side::kSource) PrintQuantizes(shown);
   for (const uint32_t position : shown.messages) {
     const fb::Message& message = *program.messages()->Get(position);
     const bool relays = plan_.side(shown.rank) == fb::Side::kDestination;
@@ -262,15 +262,15 @@ void TextPrinter::PrintProgram(const PlanView::Program& shown) {
                     message.staging_offset(), " copies c", message.copies(),
                     "\n");
   }
-  if (plan_.side(shown.rank) == fb::Side::kDestination) PrintQuantises(shown);
+  if (plan_.side(shown.rank) == fb::Side::kDestination) PrintQuantizes(shown);
 }
 
-void TextPrinter::PrintQuantises(const PlanView::Program& shown) {
+void TextPrinter::PrintQuantizes(const PlanView::Program& shown) {
   const fb::RankProgram& program =
       *body_.programs()->Get(static_cast<uint32_t>(shown.rank));
-  for (const uint32_t position : shown.quantises) {
-    const fb::Quantise& op = *program.quantises()->Get(position);
-    absl::StrAppend(&text_, "  quantise q", op.quantisation(), " ", op.rows(),
+  for (const uint32_t position : shown.quantizes) {
+    const fb::Quantize& op = *program.quantizes()->Get(position);
+    absl::StrAppend(&text_, "  quantize q", op.quantization(), " ", op.rows(),
                     " x ", op.columns(), " slot ", op.input_slot(), " at ",
                     op.input_offset(), " rows ", op.input_row_stride(),
                     " -> slot ");
@@ -280,8 +280,8 @@ void TextPrinter::PrintQuantises(const PlanView::Program& shown) {
                     op.scale_row_stride());
     absl::StrAppend(&text_, " loops [");
     for (uint32_t i = 0; i < op.loops_count(); ++i) {
-      const fb::QuantiseLoop& loop =
-          *body_.quantise_loops()->Get(op.loops_begin() + i);
+      const fb::QuantizeLoop& loop =
+          *body_.quantize_loops()->Get(op.loops_begin() + i);
       absl::StrAppend(&text_, i == 0 ? "" : ", ", loop.extent(), " x ",
                       loop.input_stride(), " -> ", loop.output_stride(), ", ",
                       loop.scale_stride());

@@ -35,8 +35,8 @@ class JsonPrinter {
   void PrintPostHooks(const fb::Buffer& buffer);
   void PrintRounds();
   void PrintPrograms();
-  void PrintQuantisations();
-  void PrintQuantises(const fb::RankProgram& program,
+  void PrintQuantizations();
+  void PrintQuantizes(const fb::RankProgram& program,
                       const PlanView::Program& shown);
   void PrintCopyLists();
   void PrintCopy(const fb::Copy& copy);
@@ -107,7 +107,7 @@ std::string JsonPrinter::Print() {
   PrintStats();
   PrintParams();
   PrintSkipsAndCasts();
-  PrintQuantisations();
+  PrintQuantizations();
   PrintBuffers();
   PrintRounds();
   PrintPrograms();
@@ -341,7 +341,7 @@ void JsonPrinter::PrintPrograms() {
       Number("scratch_bytes", ScratchBytes(plan_, shown.rank));
     }
     if (shown.fills) Number("fills", program.fills());
-    PrintQuantises(program, shown);
+    PrintQuantizes(program, shown);
     writer_.Key("messages");
     writer_.StartArray();
     for (const uint32_t position : shown.messages) {
@@ -361,15 +361,15 @@ void JsonPrinter::PrintPrograms() {
   writer_.EndArray();
 }
 
-void JsonPrinter::PrintQuantises(const fb::RankProgram& program,
+void JsonPrinter::PrintQuantizes(const fb::RankProgram& program,
                                  const PlanView::Program& shown) {
-  if (shown.quantises.empty()) return;
-  writer_.Key("quantises");
+  if (shown.quantizes.empty()) return;
+  writer_.Key("quantizes");
   writer_.StartArray();
-  for (const uint32_t position : shown.quantises) {
-    const fb::Quantise& op = *program.quantises()->Get(position);
+  for (const uint32_t position : shown.quantizes) {
+    const fb::Quantize& op = *program.quantizes()->Get(position);
     writer_.StartObject();
-    Number("quantisation", op.quantisation());
+    Number("quantization", op.quantization());
     Number("rows", op.rows());
     Number("columns", op.columns());
     Number("input_slot", op.input_slot());
@@ -385,33 +385,33 @@ void JsonPrinter::PrintQuantises(const fb::RankProgram& program,
       StartLine(key);
       for (uint32_t i = 0; i < op.loops_count(); ++i) {
         writer_.Uint64(
-            (body_.quantise_loops()->Get(op.loops_begin() + i)->*field)());
+            (body_.quantize_loops()->Get(op.loops_begin() + i)->*field)());
       }
       EndLine();
     };
-    loops("extent", &fb::QuantiseLoop::extent);
-    loops("input_stride", &fb::QuantiseLoop::input_stride);
-    loops("output_stride", &fb::QuantiseLoop::output_stride);
-    loops("scale_stride", &fb::QuantiseLoop::scale_stride);
+    loops("extent", &fb::QuantizeLoop::extent);
+    loops("input_stride", &fb::QuantizeLoop::input_stride);
+    loops("output_stride", &fb::QuantizeLoop::output_stride);
+    loops("scale_stride", &fb::QuantizeLoop::scale_stride);
     writer_.EndObject();
   }
   writer_.EndArray();
 }
 
-void JsonPrinter::PrintQuantisations() {
-  if (Length(body_.quantisations()) == 0) return;
-  writer_.Key("quantisations");
+void JsonPrinter::PrintQuantizations() {
+  if (Length(body_.quantizations()) == 0) return;
+  writer_.Key("quantizations");
   writer_.StartArray();
-  for (uint32_t id = 0; id < body_.quantisations()->size(); ++id) {
-    const fb::Quantisation& quantisation = *body_.quantisations()->Get(id);
+  for (uint32_t id = 0; id < body_.quantizations()->size(); ++id) {
+    const fb::Quantization& quantization = *body_.quantizations()->Get(id);
     writer_.StartObject();
     Number("id", id);
-    Number("of", quantisation.of());
-    Number("data", quantisation.data());
-    Number("scales", quantisation.scales());
-    Number("block_rows", quantisation.block_rows());
-    Number("block_columns", quantisation.block_columns());
-    Text("scale_format", EnumText(quantisation.scale_format()));
+    Number("of", quantization.of());
+    Number("data", quantization.data());
+    Number("scales", quantization.scales());
+    Number("block_rows", quantization.block_rows());
+    Number("block_columns", quantization.block_columns());
+    Text("scale_format", EnumText(quantization.scale_format()));
     writer_.EndObject();
   }
   writer_.EndArray();

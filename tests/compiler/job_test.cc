@@ -321,15 +321,15 @@ TEST(JobTest, OtherDTypesAreNotSupportedYet) {
       "      |                                        ^\n");
 }
 
-TEST(JobTest, ASideMayBeQuantised) {
+TEST(JobTest, ASideMayBeQuantized) {
   const auto read =
       Read(WithSource(R"({"layout": "vllm", "dtype": "fp8_e4m3_block128",
                           "scale_fmt": "ue8m0"})"));
   ASSERT_EQ(read.errors, "");
   const SideSpec& source = read.job->source;
   EXPECT_FALSE(source.dtype.given);
-  EXPECT_EQ(source.quantised.value.block_rows, 128);
-  EXPECT_EQ(source.quantised.value.scale_format, fb::ScaleFormat::kUe8m0);
+  EXPECT_EQ(source.quantized.value.block_rows, 128);
+  EXPECT_EQ(source.quantized.value.scale_format, fb::ScaleFormat::kUe8m0);
 }
 
 TEST(JobTest, ScaleFormatsAreThoseOfBlocks) {

@@ -2,7 +2,7 @@
 
 #include "tests/executor/apply_conformance.h"
 #include "tests/executor/device_conformance.h"
-#include "tests/executor/quantise_conformance.h"
+#include "tests/executor/quantize_conformance.h"
 
 namespace refit {
 namespace {
@@ -11,7 +11,7 @@ INSTANTIATE_TEST_SUITE_P(Host, ApplyConformance,
                          testing::Values(DeviceFactory([] {
                            return std::make_unique<HostDevice>();
                          })));
-INSTANTIATE_TEST_SUITE_P(Host, QuantiseConformance,
+INSTANTIATE_TEST_SUITE_P(Host, QuantizeConformance,
                          testing::Values(DeviceFactory([] {
                            return std::make_unique<HostDevice>();
                          })));

@@ -155,9 +155,9 @@ TEST_F(NcclRefitTest, ColocatedRanksStageToo) {
   ExpectRefits(plan);
 }
 
-// Attention is quantised at the source, the MLP, whose blocks it cuts, at the
+// Attention is quantized at the source, the MLP, whose blocks it cuts, at the
 // destination; both in more windows than fit side by side.
-TEST_F(NcclRefitTest, WhatIsQuantisedTravelsInWindows) {
+TEST_F(NcclRefitTest, WhatIsQuantizedTravelsInWindows) {
   for (const char* slots : {"1", "2", "3"}) {
     SCOPED_TRACE(slots);
     fake_nccl_reset();

@@ -26,7 +26,7 @@ std::vector<std::unique_ptr<Transport>> MakeNcclTransports(
 // `config`: beside it, as config.json.
 PlanFile CompiledPlan(const std::string& job, const std::string& config = "");
 
-// Sources and destinations quantise to fp8, in three windows or more each.
+// Sources and destinations quantize to fp8, in three windows or more each.
 // `options`: those of the job.
 PlanFile WindowsPlan(const std::string& options);
 

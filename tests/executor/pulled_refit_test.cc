@@ -227,7 +227,7 @@ TEST_P(PulledRefitTest, RanksThatShareAGpuPull) {
   ExpectRefits(plan, {3, 4, 5});
 }
 
-// Attention is quantised at the source, the MLP at the destination, each in
+// Attention is quantized at the source, the MLP at the destination, each in
 // windows of scratch that are used again.
 TEST_P(PulledRefitTest, ScratchIsReadFromAndInto) {
   const PlanFile plan = WindowsPlan(R"("scratch_bytes": 150000)");

@@ -117,7 +117,7 @@ def plans(test):
 
 
 def goldens(test):
-    """Real layouts: experts, hybrids, fp8 that is quantised in windows, relays between hosts."""
+    """Real layouts: experts, hybrids, fp8 that is quantized in windows, relays between hosts."""
     for name in ("tiny-moe", "tiny-hybrid", "tiny-fp8-windows", "tiny-fan-out-hosts"):
         plan = test.work / f"{name}.refit"
         subprocess.run([test.bin / "refitc", ROOT / "tests" / "golden" / "jobs" / f"{name}.json", "-o", plan],

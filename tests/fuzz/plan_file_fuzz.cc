@@ -1,4 +1,4 @@
-// Bytes must not crash the door, nor the proof of what the door lets in.
+// Bytes must not crash the loader, nor the proof of what the loader lets in.
 #include <cstdint>
 #include <vector>
 

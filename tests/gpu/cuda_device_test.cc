@@ -9,7 +9,7 @@
 #include "executor/device/cast.h"
 #include "tests/executor/apply_conformance.h"
 #include "tests/executor/device_conformance.h"
-#include "tests/executor/quantise_conformance.h"
+#include "tests/executor/quantize_conformance.h"
 #include "tests/gpu/mapped_segment.h"
 
 namespace refit {
@@ -19,7 +19,7 @@ INSTANTIATE_TEST_SUITE_P(Cuda, ApplyConformance,
                          testing::Values(DeviceFactory([] {
                            return *CreateCudaDevice(0);
                          })));
-INSTANTIATE_TEST_SUITE_P(Cuda, QuantiseConformance,
+INSTANTIATE_TEST_SUITE_P(Cuda, QuantizeConformance,
                          testing::Values(DeviceFactory([] {
                            return *CreateCudaDevice(0);
                          })));

@@ -27,7 +27,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 CONFIGS = os.path.join(HERE, "..", "..", "examples", "models")
 BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "U8": 1}
 
-# tag is one of: "" (a parameter), "scale" (quantisation scale), "packed" (sub-byte blocks), "buffer" (not a parameter),
+# tag is one of: "" (a parameter), "scale" (quantization scale), "packed" (sub-byte blocks), "buffer" (not a parameter),
 # "copy" (a second stored copy of another tensor, named in `of`).   mtp: belongs to the multi-token-prediction block.
 T = namedtuple("T", "name shape dtype tag of mtp")
 

@@ -517,7 +517,7 @@ TEST(DiffTest, EveryChangeOfACopyOrAMessageIsSeen) {
   }
   int seen = 0;
   for (size_t i = 0; i < mutants.size(); ++i) {
-    // What the door refuses need not be compared.
+    // What the loader refuses need not be compared.
     absl::StatusOr<PlanFile> mutant =
         PlanFile::FromBytes(BuildPlan(mutants[i]));
     if (!mutant.ok()) continue;
@@ -529,7 +529,7 @@ TEST(DiffTest, EveryChangeOfACopyOrAMessageIsSeen) {
 }
 
 TEST(DiffTest, WindowsOfScratchAreSchedule) {
-  EXPECT_EQ(TextOf(QuantisedSpec(), WindowedSpec()),
+  EXPECT_EQ(TextOf(QuantizedSpec(), WindowedSpec()),
             "schedule\n"
             "  BUCKETS_CHANGED 0 -> 1: 1 message of at most 80 bytes -> 2 "
             "messages of at most 48 bytes\n"
@@ -545,18 +545,18 @@ TEST(DiffTest, WindowsOfScratchAreSchedule) {
             "bytes in 4 windows\n");
 }
 
-TEST(DiffTest, WhatIsQuantisedIsTraffic) {
+TEST(DiffTest, WhatIsQuantizedIsTraffic) {
   PlanSpec other = WindowedSpec();
-  other.programs[0].quantises.pop_back();
+  other.programs[0].quantizes.pop_back();
   EXPECT_EQ(TextOf(WindowedSpec(), other),
-            "traffic\n  QUANTISES_CHANGED rank 0: quantises 36 elements -> 18 "
+            "traffic\n  QUANTIZES_CHANGED rank 0: quantizes 36 elements -> 18 "
             "elements\n");
 }
 
-// Ranks 0 and 1 both hold what QuantisedSpec's source does; rank 2 is sent a
-// layer by each, and quantises them itself.
-PlanSpec QuantisedAtTheDestinationSpec() {
-  PlanSpec spec = QuantisedSpec();
+// Ranks 0 and 1 both hold what QuantizedSpec's source does; rank 2 is sent a
+// layer by each, and quantizes them itself.
+PlanSpec QuantizedAtTheDestinationSpec() {
+  PlanSpec spec = QuantizedSpec();
   spec.source_ranks = 2;
   PlanSpec::Buffer& scratch = spec.buffers[1];
   scratch.name = "scratch.bf16";
@@ -581,8 +581,8 @@ PlanSpec QuantisedAtTheDestinationSpec() {
        .messages = {RecvFrom(0, 0, 3, 0, 48), RecvFrom(1, 0, 4, 48, 48)},
        .staging_bytes = 96,
        .scratch_buffers = 1,
-       .quantises = {fb::Quantise(
-           /*quantisation=*/0, /*input_slot=*/2,
+       .quantizes = {fb::Quantize(
+           /*quantization=*/0, /*input_slot=*/2,
            /*output_slot=*/0, /*scale_slot=*/1, /*loops_begin=*/0,
            /*loops_count=*/1, /*offsets=*/0, 0, 0, /*rows=*/3,
            /*columns=*/6, /*row strides=*/6, 6, 2)}}};
@@ -590,7 +590,7 @@ PlanSpec QuantisedAtTheDestinationSpec() {
 }
 
 TEST(DiffTest, SendersIntoScratchThatSwapPartsAreTraffic) {
-  const PlanSpec spec = QuantisedAtTheDestinationSpec();
+  const PlanSpec spec = QuantizedAtTheDestinationSpec();
   PlanSpec other = spec;
   other.programs[0].messages = {SendTo(2, 0, 2, 0, 48)};
   other.programs[1].messages = {SendTo(2, 0, 1, 0, 48)};
@@ -604,7 +604,7 @@ TEST(DiffTest, SendersIntoScratchThatSwapPartsAreTraffic) {
 }
 
 TEST(DiffTest, SendersIntoScratchThatHoldsSomethingElseGoWithoutSaying) {
-  const PlanSpec spec = QuantisedAtTheDestinationSpec();
+  const PlanSpec spec = QuantizedAtTheDestinationSpec();
   PlanSpec other = spec;
   // The layers change places in scratch, of unequal halves.
   PlanSpec::Buffer& scratch = other.buffers[1];
@@ -674,7 +674,7 @@ TEST(DiffTest, JsonCountsWhatTheSummarySays) {
 
 // Whoever binds a tensor must know of it.
 TEST(DiffTest, ScratchThatAWorkerBindsIsContract) {
-  const PlanSpec spec = QuantisedSpec();
+  const PlanSpec spec = QuantizedSpec();
   PlanSpec bound = spec;
   bound.programs[0].scratch_buffers = 1;
   EXPECT_EQ(TextOf(spec, bound),

@@ -20,15 +20,15 @@ namespace {
 
 using Bytes = std::vector<uint8_t>;
 
-absl::Status Door(Bytes bytes) {
+absl::Status Load(Bytes bytes) {
   return PlanFile::FromBytes(std::move(bytes)).status();
 }
 
-// The door's message for the sample plan after `change`.
+// The loader's message for the sample plan after `change`.
 std::string Refusal(const std::function<void(PlanSpec&)>& change) {
   PlanSpec spec = SampleSpec();
   change(spec);
-  const absl::Status status = Door(BuildPlan(spec));
+  const absl::Status status = Load(BuildPlan(spec));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   return std::string(status.message());
 }
@@ -125,7 +125,7 @@ TEST(PlanDoorTest, AnotherIdentifierIsNoPlan) {
   Bytes bytes = BuildPlan(SampleSpec());
   bytes[4] = 'J';
   bytes[7] = 0;
-  EXPECT_EQ(Door(bytes).message(),
+  EXPECT_EQ(Load(bytes).message(),
             "not a plan: file identifier is \"JFI\\x00\" when it should be "
             "\"RFIT\"");
 }
@@ -133,7 +133,7 @@ TEST(PlanDoorTest, AnotherIdentifierIsNoPlan) {
 TEST(PlanDoorTest, EveryTruncationIsRefused) {
   const Bytes bytes = BuildPlan(SampleSpec());
   for (size_t size = 0; size < bytes.size(); ++size) {
-    EXPECT_EQ(Door(Bytes(bytes.begin(), bytes.begin() + size)).code(),
+    EXPECT_EQ(Load(Bytes(bytes.begin(), bytes.begin() + size)).code(),
               absl::StatusCode::kInvalidArgument)
         << size;
   }
@@ -145,25 +145,25 @@ TEST(PlanDoorTest, BytesAppendedToAPlanAreRefused) {
   const size_t padding = static_cast<size_t>(bytes.data() + bytes.size() -
                                              body.data() - body.size());
   bytes.push_back(0);
-  EXPECT_EQ(Door(bytes).message(), "damaged: 1 bytes follow the plan");
+  EXPECT_EQ(Load(bytes).message(), "damaged: 1 bytes follow the plan");
   bytes.resize(bytes.size() + 15);
-  EXPECT_EQ(Door(bytes).message(),
+  EXPECT_EQ(Load(bytes).message(),
             "damaged: " + std::to_string(padding + 16) +
                 " bytes follow the body, which should end the file");
   bytes.resize(bytes.size() + 4096, 0xAB);
-  EXPECT_EQ(Door(bytes).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Load(bytes).code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(PlanDoorTest, ANewerMajorIsRefused) {
   const absl::Status status =
-      Door(Wrap(SampleBody(), {.format_version = 2 << 16 | 3}));
+      Load(Wrap(SampleBody(), {.format_version = 2 << 16 | 3}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
             "format version 2.3 is newer than this build's 1.4");
 }
 
 TEST(PlanDoorTest, ANewerMinorIsRead) {
-  EXPECT_TRUE(Door(Wrap(SampleBody(), {.format_version = 1 << 16 | 9})).ok());
+  EXPECT_TRUE(Load(Wrap(SampleBody(), {.format_version = 1 << 16 | 9})).ok());
 }
 
 TEST(PlanDoorTest, DirectRoundsWithoutTheirFeatureBitAreRefused) {
@@ -174,7 +174,7 @@ TEST(PlanDoorTest, DirectRoundsWithoutTheirFeatureBitAreRefused) {
   const PlanFile plan = OpenSpec(spec);
   const auto* body = plan.plan().body();
   const std::vector<uint8_t> bytes(body->begin(), body->end());
-  EXPECT_EQ(Door(Wrap(bytes, {})).message(),
+  EXPECT_EQ(Load(Wrap(bytes, {})).message(),
             "the plan has direct rounds but does not require that executors "
             "know them (bit 0 of required_features)");
 }
@@ -191,7 +191,7 @@ TEST(PlanDoorTest, PostHooksRequireTheirFeatureAndItsVersion) {
   EXPECT_EQ(plan.plan().format_version(), 1 << 16 | 2);
   const auto* body = plan.plan().body();
   const std::vector<uint8_t> bytes(body->begin(), body->end());
-  EXPECT_EQ(Door(Wrap(bytes, {})).message(),
+  EXPECT_EQ(Load(Wrap(bytes, {})).message(),
             "the plan has post-hooks but does not require that executors know "
             "them (bit 1 of required_features)");
 }
@@ -210,7 +210,7 @@ TEST(PlanDoorTest, RequirementsThatAreNoWordsOrStandTwiceAreRefused) {
   const auto message = [](std::vector<PlanSpec::Requirement> requirements) {
     PlanSpec spec = SampleSpec();
     spec.requirements = std::move(requirements);
-    return std::string(Door(BuildPlan(spec)).message());
+    return std::string(Load(BuildPlan(spec)).message());
   };
   const fb::Side side = fb::Side::kDestination;
   for (const std::string word : {"", "MoE", "moe backend", "a\n"}) {
@@ -234,22 +234,22 @@ TEST(PlanDoorTest, PlansThatNeedNothingNewAreWrittenAsBefore) {
 
 TEST(PlanDoorTest, PostHooksWithoutAWordOrASentenceAreRefused) {
   for (const std::string name : {"", "Add one", "add\n"}) {
-    EXPECT_EQ(Door(BuildPlan(HookedSpec({name, "add 1 to it"}))).message(),
+    EXPECT_EQ(Load(BuildPlan(HookedSpec({name, "add 1 to it"}))).message(),
               "buffer 4: post-hook 0: its name is not made of lower-case "
               "letters, digits and '-'");
   }
-  EXPECT_EQ(Door(BuildPlan(HookedSpec({"add-one", ""}))).message(),
+  EXPECT_EQ(Load(BuildPlan(HookedSpec({"add-one", ""}))).message(),
             "buffer 4: post-hook 0: it has no detail");
   PlanSpec many = SampleSpec();
   many.buffers[4].post_hooks.assign(17, {"add-one", "add 1 to it"});
-  EXPECT_EQ(Door(BuildPlan(many)).message(),
+  EXPECT_EQ(Load(BuildPlan(many)).message(),
             "buffer 4: 17 post-hooks are more than 16");
 }
 
 TEST(PlanDoorTest, PostHooksOfASourceAreRefused) {
   PlanSpec spec = SampleSpec();
   spec.buffers[2].post_hooks = {{"add-one", "add 1 to it"}};
-  EXPECT_EQ(Door(BuildPlan(spec)).message(),
+  EXPECT_EQ(Load(BuildPlan(spec)).message(),
             "program of rank 0, buffer slot 1: buffer 2 has post-hooks, a "
             "source's has none");
 }
@@ -258,7 +258,7 @@ TEST(PlanDoorTest, PostHooksOfScratchAreRefused) {
   PlanSpec spec = SampleSpec();
   spec.buffers[4].post_hooks = {{"add-one", "add 1 to it"}};
   spec.programs[2].scratch_buffers = 1;
-  EXPECT_EQ(Door(BuildPlan(spec)).message(),
+  EXPECT_EQ(Load(BuildPlan(spec)).message(),
             "program of rank 2, buffer slot 1: buffer 4 has post-hooks, "
             "scratch has none");
 }
@@ -274,7 +274,7 @@ TEST(PlanDoorTest, RelaysWithoutTheirFeatureBitAreRefused) {
   EXPECT_EQ(plan.plan().format_version(), 1 << 16 | 2);
   const auto* body = plan.plan().body();
   const std::vector<uint8_t> bytes(body->begin(), body->end());
-  EXPECT_EQ(Door(Wrap(bytes, {.required_features = 1 << 0})).message(),
+  EXPECT_EQ(Load(Wrap(bytes, {.required_features = 1 << 0})).message(),
             "the plan has relays but does not require that executors know "
             "them (bit 3 of required_features)");
 }
@@ -287,26 +287,26 @@ TEST(PlanDoorTest, StagedRelaysOfWhichTheHeaderDoesNotTellAreRefused) {
   EXPECT_EQ(plan.plan().format_version(), 1 << 16 | 3);
   const auto* body = plan.plan().body();
   const std::vector<uint8_t> bytes(body->begin(), body->end());
-  EXPECT_EQ(Door(Wrap(bytes, {.required_features = 1 << 3})).message(),
+  EXPECT_EQ(Load(Wrap(bytes, {.required_features = 1 << 3})).message(),
             "the plan has staged relays but does not require that executors "
             "know them (bit 4 of required_features)");
 }
 
 TEST(PlanDoorTest, AMajorThatNeverWasIsRefused) {
-  EXPECT_EQ(Door(Wrap(SampleBody(), {.format_version = 7})).message(),
+  EXPECT_EQ(Load(Wrap(SampleBody(), {.format_version = 7})).message(),
             "format version 0.7 does not exist; this build reads 1.4");
 }
 
 TEST(PlanDoorTest, AnUnknownFeatureIsRefused) {
   const absl::Status status =
-      Door(Wrap(SampleBody(), {.required_features = 1 << 5}));
+      Load(Wrap(SampleBody(), {.required_features = 1 << 5}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
             "required feature bit 5 is unknown to this build");
 }
 
 TEST(PlanDoorTest, AbsentDigestsAreRefused) {
-  EXPECT_EQ(Door(Wrap(SampleBody(), {.digests = false})).message(),
+  EXPECT_EQ(Load(Wrap(SampleBody(), {.digests = false})).message(),
             "the plan has no digests");
 }
 
@@ -316,13 +316,13 @@ TEST(PlanDoorTest, ABodyOfAnotherDigestIsDamaged) {
   const std::string right =
       DigestText(*fb::GetPlan(bytes.data())->body_digest());
   bytes[static_cast<size_t>(body.data() - bytes.data()) + body.size() / 2] ^= 1;
-  const std::string message(Door(bytes).message());
+  const std::string message(Load(bytes).message());
   EXPECT_EQ(message.substr(0, 30), "damaged: the body's digest is ");
   EXPECT_EQ(message.substr(62), " when it should be " + right);
 }
 
 TEST(PlanDoorTest, ABodyThatIsNoFlatBufferIsRefused) {
-  EXPECT_EQ(Door(Wrap(Bytes(64, 0xff), {})).message(),
+  EXPECT_EQ(Load(Wrap(Bytes(64, 0xff), {})).message(),
             "the body is no well-formed FlatBuffer");
 }
 
@@ -382,8 +382,8 @@ PlanSpec CrowdedSpec(uint32_t count) {
 
 // The limit of a plan is its compiler's word; NCCL has one of its own.
 TEST(PlanDoorTest, AGroupInWhichNcclCanHangIsRefusedWhateverThePlanAllows) {
-  EXPECT_TRUE(Door(BuildPlan(CrowdedSpec(32))).ok());
-  const absl::Status status = Door(BuildPlan(CrowdedSpec(33)));
+  EXPECT_TRUE(Load(BuildPlan(CrowdedSpec(32))).ok());
+  const absl::Status status = Load(BuildPlan(CrowdedSpec(33)));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(),
             "program of rank 0, message 32: round 0 has more than 32 "
@@ -393,7 +393,7 @@ TEST(PlanDoorTest, AGroupInWhichNcclCanHangIsRefusedWhateverThePlanAllows) {
 TEST(PlanDoorTest, AGroupIsCountedInAnyOrderOfMessages) {
   PlanSpec spec = CrowdedSpec(33);
   std::swap(spec.programs[0].messages[3], spec.programs[0].messages.back());
-  EXPECT_EQ(Door(BuildPlan(spec)).message(),
+  EXPECT_EQ(Load(BuildPlan(spec)).message(),
             "program of rank 0, message 33: round 0 has more than 32 "
             "operations of the rank; NCCL can hang in larger groups");
 }
@@ -409,7 +409,7 @@ TEST(PlanDoorTest, DirectRoundsAreNoGroups) {
                       /*staging_offset=*/0, message.size_bytes());
     }
   }
-  EXPECT_EQ(Door(BuildPlan(spec)).message(), "");
+  EXPECT_EQ(Load(BuildPlan(spec)).message(), "");
 }
 
 TEST(PlanDoorTest, ACopyListOutsideThePlanIsRefused) {
@@ -559,7 +559,7 @@ TEST(PlanDoorTest, TextThatIsNotUtf8IsRefused) {
             "skip 0: detail is not UTF-8: byte 0xf4 at offset 0");
   EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.producer = "refitc\xe2\x82"; }),
             "the producer is not UTF-8: byte 0xe2 at offset 6");
-  EXPECT_EQ(Door(BuildPlan(HookedSpec({"add-one", "add \xfe"}))).message(),
+  EXPECT_EQ(Load(BuildPlan(HookedSpec({"add-one", "add \xfe"}))).message(),
             "buffer 4: post-hook 0: detail is not UTF-8: byte 0xfe at offset "
             "4");
 }
@@ -567,7 +567,7 @@ TEST(PlanDoorTest, TextThatIsNotUtf8IsRefused) {
 TEST(PlanDoorTest, TextInAnyScriptIsTaken) {
   PlanSpec spec = SampleSpec();
   spec.params[1].name = "norm.\u03b3.\u5f15.\U0001f600";
-  EXPECT_TRUE(Door(BuildPlan(spec)).ok());
+  EXPECT_TRUE(Load(BuildPlan(spec)).ok());
 }
 
 TEST(PlanDoorTest, ReservedFieldsMustBeZero) {

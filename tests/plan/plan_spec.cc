@@ -70,9 +70,9 @@ Offset<fb::RankProgram> BuildProgram(const PlanSpec::Program& program,
                                      Builder& builder) {
   const auto buffers = builder.CreateVector(program.buffers);
   const auto messages = builder.CreateVectorOfStructs(program.messages);
-  flatbuffers::Offset<flatbuffers::Vector<const fb::Quantise*>> quantises = 0;
-  if (!program.quantises.empty()) {
-    quantises = builder.CreateVectorOfStructs(program.quantises);
+  flatbuffers::Offset<flatbuffers::Vector<const fb::Quantize*>> quantizes = 0;
+  if (!program.quantizes.empty()) {
+    quantizes = builder.CreateVectorOfStructs(program.quantizes);
   }
   flatbuffers::Offset<flatbuffers::Vector<const fb::ScratchWindow*>> windows =
       0;
@@ -81,7 +81,7 @@ Offset<fb::RankProgram> BuildProgram(const PlanSpec::Program& program,
   }
   return fb::CreateRankProgram(builder, buffers, messages, program.fills,
                                program.staging_bytes, program.host,
-                               program.scratch_buffers, quantises, windows,
+                               program.scratch_buffers, quantizes, windows,
                                program.scratch_arena_bytes);
 }
 
@@ -154,16 +154,16 @@ std::vector<uint8_t> BuildBody(const PlanSpec& spec) {
   const auto link = builder.CreateString("egress of rank 0");
   const auto stats = fb::CreateStats(builder, spec.moved_bytes, 0,
                                      spec.moved_bytes, 0, 0.001, 0.0025, link);
-  std::vector<Offset<fb::Quantisation>> quantisations;
-  for (const PlanSpec::Quantisation& quantisation : spec.quantisations) {
-    quantisations.push_back(fb::CreateQuantisation(
-        builder, quantisation.of, quantisation.data, quantisation.scales,
-        quantisation.block_rows, quantisation.block_columns,
-        quantisation.format));
+  std::vector<Offset<fb::Quantization>> quantizations;
+  for (const PlanSpec::Quantization& quantization : spec.quantizations) {
+    quantizations.push_back(fb::CreateQuantization(
+        builder, quantization.of, quantization.data, quantization.scales,
+        quantization.block_rows, quantization.block_columns,
+        quantization.format));
   }
-  const auto quantisations_vector = builder.CreateVector(quantisations);
-  const auto quantise_loops_vector =
-      builder.CreateVectorOfStructs(spec.quantise_loops);
+  const auto quantizations_vector = builder.CreateVector(quantizations);
+  const auto quantize_loops_vector =
+      builder.CreateVectorOfStructs(spec.quantize_loops);
   std::vector<Offset<fb::Requirement>> requirements;
   for (const PlanSpec::Requirement& requirement : spec.requirements) {
     requirements.push_back(fb::CreateRequirementDirect(
@@ -175,7 +175,7 @@ std::vector<uint8_t> BuildBody(const PlanSpec& spec) {
       builder, spec.source_ranks, params_vector, buffers_vector,
       programs_vector, rounds_vector, lists_vector, copies_vector, loops_vector,
       skips_vector, casts_vector, limits, stats, spec.colocated,
-      quantisations_vector, quantise_loops_vector, requirements_vector));
+      quantizations_vector, quantize_loops_vector, requirements_vector));
   return {builder.GetBufferPointer(),
           builder.GetBufferPointer() + builder.GetSize()};
 }
@@ -260,7 +260,7 @@ PlanSpec SpecOf(const fb::Body& packed) {
     spec.programs.push_back({program->buffers, program->messages,
                              program->fills, program->staging_bytes,
                              program->host, program->scratch_buffers,
-                             program->quantises, program->scratch_windows,
+                             program->quantizes, program->scratch_windows,
                              program->scratch_arena_bytes});
   }
   for (const fb::Round& round : body.rounds) {
@@ -284,13 +284,13 @@ PlanSpec SpecOf(const fb::Body& packed) {
   }
   for (const auto& cast : body.casts)
     spec.casts.push_back({cast->from, cast->to});
-  for (const auto& quantisation : body.quantisations) {
-    spec.quantisations.push_back(
-        {quantisation->of, quantisation->data, quantisation->scales,
-         quantisation->block_rows, quantisation->block_columns,
-         quantisation->scale_format});
+  for (const auto& quantization : body.quantizations) {
+    spec.quantizations.push_back(
+        {quantization->of, quantization->data, quantization->scales,
+         quantization->block_rows, quantization->block_columns,
+         quantization->scale_format});
   }
-  spec.quantise_loops = body.quantise_loops;
+  spec.quantize_loops = body.quantize_loops;
   for (const auto& requirement : body.requirements) {
     spec.requirements.push_back(
         {requirement->side, requirement->key, requirement->value});
@@ -397,7 +397,7 @@ PlanSpec SampleSpec() {
   return spec;
 }
 
-PlanSpec QuantisedSpec() {
+PlanSpec QuantizedSpec() {
   const std::string kName = "model.layers.{0}.mlp.up_proj.weight";
   PlanSpec spec;
   spec.source_ranks = 1;
@@ -410,7 +410,7 @@ PlanSpec QuantisedSpec() {
                   .index = {{0, 2}},
                   .shape = {2, 2},
                   .dtype = fb::DType::kFp32}};
-  spec.quantisations = {
+  spec.quantizations = {
       {.of = 0, .data = 1, .scales = 2, .block_rows = 2, .block_columns = 4}};
   const auto fragment = [](uint32_t param, uint64_t rows, uint64_t columns,
                            uint64_t layer_stride) {
@@ -446,7 +446,7 @@ PlanSpec QuantisedSpec() {
                    .regions = {}},
                   stack(kName, 1, 3, 6, fb::DType::kFp8E4m3),
                   stack(kName + "_scale_inv", 2, 2, 2, fb::DType::kFp32)};
-  spec.quantise_loops = {fb::QuantiseLoop(2, 18, 18, 4)};
+  spec.quantize_loops = {fb::QuantizeLoop(2, 18, 18, 4)};
   const PlanSpec::Copy values = {.slot = 1,
                                  .offset = 0,
                                  .loops = {{36, 1}},
@@ -477,7 +477,7 @@ PlanSpec QuantisedSpec() {
        .staging_bytes = 80,
        .host = 0,
        .scratch_buffers = 2,
-       .quantises = {fb::Quantise(/*quantisation=*/0, /*input_slot=*/0,
+       .quantizes = {fb::Quantize(/*quantization=*/0, /*input_slot=*/0,
                                   /*output_slot=*/1, /*scale_slot=*/2,
                                   /*loops_begin=*/0, /*loops_count=*/1,
                                   /*offsets=*/0, 0, 0, /*rows=*/3,
@@ -497,7 +497,7 @@ PlanSpec QuantisedSpec() {
 }
 
 PlanSpec WindowedSpec() {
-  PlanSpec spec = QuantisedSpec();
+  PlanSpec spec = QuantizedSpec();
   const auto scratch = [&](std::string name, fb::DType dtype, uint32_t param,
                            uint64_t layer, uint64_t rows, uint64_t columns) {
     return PlanSpec::Buffer{
@@ -520,7 +520,7 @@ PlanSpec WindowedSpec() {
       scratch("scratch.1.fp8_e4m3", fb::DType::kFp8E4m3, 1, 1, 3, 6));
   spec.buffers.push_back(
       scratch("scratch.1.fp32", fb::DType::kFp32, 2, 1, 2, 2));
-  spec.quantise_loops.clear();
+  spec.quantize_loops.clear();
   const auto copies = [](uint32_t values_slot, uint64_t values_offset,
                          uint64_t scales_offset) {
     return std::vector<PlanSpec::Copy>{{.slot = values_slot,
@@ -542,10 +542,10 @@ PlanSpec WindowedSpec() {
   source.messages = {SendTo(1, 0, 1, 0, 48), SendTo(1, 1, 2, 48, 48)};
   source.staging_bytes = 96;
   source.scratch_buffers = 4;
-  source.quantises.clear();
+  source.quantizes.clear();
   for (const uint32_t layer : {0, 1}) {
-    source.quantises.push_back(fb::Quantise(
-        /*quantisation=*/0, /*input_slot=*/0, /*output_slot=*/1 + 2 * layer,
+    source.quantizes.push_back(fb::Quantize(
+        /*quantization=*/0, /*input_slot=*/0, /*output_slot=*/1 + 2 * layer,
         /*scale_slot=*/2 + 2 * layer, /*loops_begin=*/0, /*loops_count=*/0,
         /*offsets=*/18 * layer, 0, 0, /*rows=*/3, /*columns=*/6,
         /*row strides=*/6, 6, 2));

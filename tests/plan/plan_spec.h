@@ -63,11 +63,11 @@ struct PlanSpec {
     uint64_t staging_bytes = 0;
     uint32_t host = 0;
     uint32_t scratch_buffers = 0;
-    std::vector<fb::Quantise> quantises = {};
+    std::vector<fb::Quantize> quantizes = {};
     std::vector<fb::ScratchWindow> scratch_windows = {};
     uint64_t scratch_arena_bytes = 0;
   };
-  struct Quantisation {
+  struct Quantization {
     uint32_t of = 0, data = 0, scales = 0;
     uint32_t block_rows = 0, block_columns = 0;
     fb::ScaleFormat format = fb::ScaleFormat::kFp32;
@@ -94,8 +94,8 @@ struct PlanSpec {
   std::vector<std::vector<Copy>> copy_lists;
   std::vector<Skip> skips;
   std::vector<Cast> casts;
-  std::vector<Quantisation> quantisations = {};
-  std::vector<fb::QuantiseLoop> quantise_loops = {};
+  std::vector<Quantization> quantizations = {};
+  std::vector<fb::QuantizeLoop> quantize_loops = {};
   std::vector<Requirement> requirements = {};
   uint64_t bucket_bytes = 0;
   uint64_t staging_bytes = 0;
@@ -112,7 +112,7 @@ fb::Message RecvFrom(uint32_t peer, uint32_t round, uint32_t copies,
                      uint64_t staging_offset, uint64_t size_bytes);
 
 std::vector<uint8_t> BuildPlan(const PlanSpec& spec);
-// Fails the test when the door refuses the plan.
+// Fails the test when the loader refuses the plan.
 PlanFile OpenSpec(const PlanSpec& spec);
 
 // What programs carry out of an open plan: all but `producer` and stats.
@@ -125,11 +125,11 @@ PlanSpec SpecOf(const fb::Body& body);
 // tied.
 PlanSpec SampleSpec();
 
-// Rank 0 holds two layers of a bf16 matrix of [3, 6], quantises them into
+// Rank 0 holds two layers of a bf16 matrix of [3, 6], quantizes them into
 // scratch in blocks of 2 x 4, and sends values and scales to rank 1.
-PlanSpec QuantisedSpec();
+PlanSpec QuantizedSpec();
 
-// The same, a layer after the other: each is quantised into windows of the same
+// The same, a layer after the other: each is quantized into windows of the same
 // bytes and sent in a round of its own.
 PlanSpec WindowedSpec();
 

@@ -137,7 +137,7 @@ class Oracle {
   void Staging();
   void Data();
   void Outcome();
-  // When a scratch buffer may be quantised into or from: before this round.
+  // When a scratch buffer may be quantized into or from: before this round.
   enum class When { kEarly, kLate };
   bool IsScratch(size_t rank, size_t slot) const {
     const PlanSpec::Program& program = spec_.programs[rank];
@@ -146,10 +146,10 @@ class Oracle {
   const fb::ScratchWindow* WindowOf(size_t rank, size_t slot) const;
   bool ShareBytes(size_t rank, size_t slot, size_t other) const;
   void Refit(When when);
-  void QuantiseBefore(uint32_t round, When when);
-  uint32_t RoundOf(size_t rank, const fb::Quantise& op, When when);
-  void Quantise(size_t rank, const fb::Quantise& op);
-  void QuantiseBlock(size_t rank, const fb::Quantise& op,
+  void QuantizeBefore(uint32_t round, When when);
+  uint32_t RoundOf(size_t rank, const fb::Quantize& op, When when);
+  void Quantize(size_t rank, const fb::Quantize& op);
+  void QuantizeBlock(size_t rank, const fb::Quantize& op,
                      const std::vector<std::pair<uint64_t, uint64_t>>& block,
                      uint64_t scale);
   // Memory of scratch: each byte remembers which element was written last.
@@ -460,7 +460,7 @@ void Oracle::Write(size_t rank, size_t slot, uint64_t element,
 }
 
 // The earliest or the latest round before which the windows let it be done.
-uint32_t Oracle::RoundOf(size_t rank, const fb::Quantise& op, When when) {
+uint32_t Oracle::RoundOf(size_t rank, const fb::Quantize& op, When when) {
   const auto rounds = static_cast<uint32_t>(spec_.rounds.size());
   uint32_t earliest = IsSource(rank) ? 0 : rounds;
   uint32_t latest = earliest;
@@ -491,66 +491,66 @@ uint32_t Oracle::RoundOf(size_t rank, const fb::Quantise& op, When when) {
   return when == When::kEarly ? earliest : latest;
 }
 
-void Oracle::QuantiseBefore(uint32_t round, When when) {
+void Oracle::QuantizeBefore(uint32_t round, When when) {
   for (size_t rank = 0; rank < spec_.programs.size(); ++rank) {
-    for (const fb::Quantise& op : spec_.programs[rank].quantises) {
-      if (RoundOf(rank, op, when) == round) Quantise(rank, op);
+    for (const fb::Quantize& op : spec_.programs[rank].quantizes) {
+      if (RoundOf(rank, op, when) == round) Quantize(rank, op);
     }
   }
 }
 
 // A block's values and its scale are right when it reads all of one block of
 // the param and nothing else.
-void Oracle::QuantiseBlock(
-    size_t rank, const fb::Quantise& op,
+void Oracle::QuantizeBlock(
+    size_t rank, const fb::Quantize& op,
     const std::vector<std::pair<uint64_t, uint64_t>>& block, uint64_t scale) {
-  const PlanSpec::Quantisation& quantisation =
-      spec_.quantisations[op.quantisation()];
-  const std::vector<uint64_t>& shape = spec_.params[quantisation.of].shape;
-  const uint64_t grid_columns = spec_.params[quantisation.scales].shape[1];
+  const PlanSpec::Quantization& quantization =
+      spec_.quantizations[op.quantization()];
+  const std::vector<uint64_t>& shape = spec_.params[quantization.of].shape;
+  const uint64_t grid_columns = spec_.params[quantization.scales].shape[1];
   const auto elements = static_cast<int64_t>(
-      Product(VirtualShape(spec_.params[quantisation.of])));
+      Product(VirtualShape(spec_.params[quantization.of])));
   std::set<uint64_t> read;
   uint64_t row = 0, column = 0, matrix = 0;
   for (const auto& [input, output] : block) {
     const Value& value = Read(rank, op.input_slot(), input);
-    const int64_t flat = value.element - first_element_[quantisation.of];
+    const int64_t flat = value.element - first_element_[quantization.of];
     if (value.element < 0 || flat < 0 || flat >= elements) {
-      return Fault("quantises what is not of the param");
+      return Fault("quantizes what is not of the param");
     }
     const auto at = static_cast<uint64_t>(flat);
     matrix = at / (shape[0] * shape[1]);
-    row = at % (shape[0] * shape[1]) / shape[1] / quantisation.block_rows;
-    column = at % shape[1] / quantisation.block_columns;
+    row = at % (shape[0] * shape[1]) / shape[1] / quantization.block_rows;
+    column = at % shape[1] / quantization.block_columns;
     read.insert(at);
     Write(rank, op.output_slot(), output,
-          {first_element_[quantisation.data] + flat, DType::kFp8E4m3});
+          {first_element_[quantization.data] + flat, DType::kFp8E4m3});
   }
   std::set<uint64_t> wanted;
-  for (uint64_t r = row * quantisation.block_rows;
-       r < std::min<uint64_t>(shape[0], (row + 1) * quantisation.block_rows);
+  for (uint64_t r = row * quantization.block_rows;
+       r < std::min<uint64_t>(shape[0], (row + 1) * quantization.block_rows);
        ++r) {
-    for (uint64_t c = column * quantisation.block_columns;
+    for (uint64_t c = column * quantization.block_columns;
          c < std::min<uint64_t>(shape[1],
-                                (column + 1) * quantisation.block_columns);
+                                (column + 1) * quantization.block_columns);
          ++c) {
       wanted.insert((matrix * shape[0] + r) * shape[1] + c);
     }
   }
-  if (read != wanted) return Fault("quantises what is no block");
-  const std::vector<uint64_t>& grid = spec_.params[quantisation.scales].shape;
+  if (read != wanted) return Fault("quantizes what is no block");
+  const std::vector<uint64_t>& grid = spec_.params[quantization.scales].shape;
   Write(rank, op.scale_slot(), scale,
-        {first_element_[quantisation.scales] +
+        {first_element_[quantization.scales] +
              static_cast<int64_t>((matrix * grid[0] + row) * grid_columns +
                                   column),
          BufferAt(rank, op.scale_slot()).dtype});
 }
 
-void Oracle::Quantise(size_t rank, const fb::Quantise& op) {
-  const PlanSpec::Quantisation& quantisation =
-      spec_.quantisations[op.quantisation()];
+void Oracle::Quantize(size_t rank, const fb::Quantize& op) {
+  const PlanSpec::Quantization& quantization =
+      spec_.quantizations[op.quantization()];
   std::vector<uint64_t> extent;
-  const auto loops = spec_.quantise_loops.begin() + op.loops_begin();
+  const auto loops = spec_.quantize_loops.begin() + op.loops_begin();
   for (uint32_t i = 0; i < op.loops_count(); ++i) {
     extent.push_back(loops[i].extent());
   }
@@ -569,20 +569,20 @@ void Oracle::Quantise(size_t rank, const fb::Quantise& op) {
         blocks;
     for (uint64_t r = 0; r < op.rows(); ++r) {
       for (uint64_t c = 0; c < op.columns(); ++c) {
-        blocks[{r / quantisation.block_rows, c / quantisation.block_columns}]
+        blocks[{r / quantization.block_rows, c / quantization.block_columns}]
             .emplace_back(input + r * op.input_row_stride() + c,
                           output + r * op.output_row_stride() + c);
       }
     }
     for (const auto& [block, elements] : blocks) {
-      QuantiseBlock(rank, op, elements,
+      QuantizeBlock(rank, op, elements,
                     scale + block.first * op.scale_row_stride() + block.second);
       if (!fault_.empty()) return;
     }
   });
 }
 
-// Whenever the windows let the blocks be quantised, the outcome is the same.
+// Whenever the windows let the blocks be quantized, the outcome is the same.
 void Oracle::Data() {
   const auto held = held_;
   const auto writes = writes_;
@@ -600,7 +600,7 @@ void Oracle::Refit(When when) {
   }
   // Round by round: nothing that a round writes is there when it reads.
   for (uint32_t round = 0; round < spec_.rounds.size(); ++round) {
-    QuantiseBefore(round, when);
+    QuantizeBefore(round, when);
     std::vector<std::vector<StagedByte>> staged;
     for (const auto& [source, send, destination, recv] : pairs_) {
       if (send.round() == round) staged.push_back(Pack(source, send));
@@ -612,7 +612,7 @@ void Oracle::Refit(When when) {
       Unpack(staged[next++], send, source, destination, recv);
     }
   }
-  QuantiseBefore(static_cast<uint32_t>(spec_.rounds.size()), when);
+  QuantizeBefore(static_cast<uint32_t>(spec_.rounds.size()), when);
   for (size_t rank = spec_.source_ranks; rank < spec_.programs.size(); ++rank) {
     for (const PlanSpec::Copy& copy :
          spec_.copy_lists[spec_.programs[rank].fills]) {

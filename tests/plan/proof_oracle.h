@@ -11,7 +11,7 @@
 namespace refit {
 
 // What goes wrong when `spec` runs; "" when nothing does. Requires that the
-// door lets the plan in.
+// loader lets the plan in.
 std::string FaultOf(const PlanSpec& spec);
 
 }  // namespace refit

@@ -647,7 +647,7 @@ TEST(ProofTest, TooManyOperationsInARoundAreNamed) {
             "round limits)");
 }
 
-// The door refuses such a plan before; the proof does not rest on it.
+// The loader refuses such a plan before; the proof does not rest on it.
 TEST(ProofTest, AGroupInWhichNcclCanHangIsNamedWhateverThePlanAllows) {
   const auto violation = [](size_t count) {
     PlanSpec spec = SampleSpec();

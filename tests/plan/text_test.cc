@@ -350,7 +350,7 @@ TEST(StatsTextTest, SaysInHowManyWavesScratchIsUsed) {
   EXPECT_EQ(Lines(StatsText(OpenSpec(WindowedSpec())), "  in waves"),
             "  in waves                                2        each in "
             "windows of at most 34 bytes\n");
-  EXPECT_EQ(Lines(StatsText(OpenSpec(QuantisedSpec())), "  in waves"), "");
+  EXPECT_EQ(Lines(StatsText(OpenSpec(QuantizedSpec())), "  in waves"), "");
 }
 
 TEST(StatsTextTest, NamesTheBusiestSender) {

@@ -1,5 +1,5 @@
-// Plans of the compiler, damaged one field at a time: whatever the door and the
-// proof let pass must still do what the whole plan does.
+// Plans of the compiler, damaged one field at a time: whatever the loader and
+// the proof let pass must still do what the whole plan does.
 //
 //   REFIT_SEED=N      replays one damage; a failure names its seed
 //   REFIT_DAMAGES=N   damages instead of the default
@@ -57,7 +57,7 @@ struct SampleJob {
 // a tied head and routes local and peer, direct; experts over hosts and stacks
 // of two dimensions; direct rounds beside staged ones, casts from several
 // dtypes, excludes, empty shards, numbers with a gap, several buckets a pair;
-// relays; quantisation in windows.
+// relays; quantization in windows.
 const SampleJob kJobs[] = {
     {R"({"model": "config.json",
  "source": {"layout": "megatron", "tensor_parallel": 2, "pipeline_parallel": 2,
@@ -148,7 +148,7 @@ const SampleJob kJobs[] = {
               "network_gigabytes_per_second": 0.0005},
  "options": {"bucket_bytes": 4096, "staging_bytes": 16384}})json",
      ""},
-    // Attention is quantised at the source, the MLP at the destination, in
+    // Attention is quantized at the source, the MLP at the destination, in
     // several windows of both slots.
     {R"({"model": "config.json",
  "source": {"layout": "megatron", "tensor_parallel": 2,
@@ -383,7 +383,7 @@ TEST(DamageTest, WhatIsProvedOfADamagedPlanIsTrue) {
                   << ")\nproved after " << damage << ", but " << text;
   }
   std::cout << damages << " damages: " << count[Fate::kDoor]
-            << " refused by the door, " << count[Fate::kProof]
+            << " refused by the loader, " << count[Fate::kProof]
             << " by the proof, " << count[Fate::kContract]
             << " of the contract, " << count[Fate::kHarmless] << " harmless\n";
   if (damages < 1000) return;

@@ -55,30 +55,30 @@ const std::vector<Member> kMessageMembers = {
     {"message.staging_offset", 16, 8}, {"message.size_bytes", 24, 8}};
 const std::vector<Member> kRoundMembers = {
     {"round.route", 0, 1}, {"round.mechanism", 1, 1}, {"round.bytes_2", 2, 2}};
-const std::vector<Member> kQuantiseLoopMembers = {
-    {"quantise_loop.extent", 0, 8},
-    {"quantise_loop.input_stride", 8, 8},
-    {"quantise_loop.output_stride", 16, 8},
-    {"quantise_loop.scale_stride", 24, 8}};
-const std::vector<Member> kQuantiseMembers = {
-    {"quantise.quantisation", 0, 4},
-    {"quantise.input_slot", 4, 4},
-    {"quantise.output_slot", 8, 4},
-    {"quantise.scale_slot", 12, 4},
-    {"quantise.loops_begin", 16, 4},
-    {"quantise.loops_count", 20, 4},
-    {"quantise.input_offset", 24, 8},
-    {"quantise.output_offset", 32, 8},
-    {"quantise.scale_offset", 40, 8},
-    {"quantise.rows", 48, 8},
-    {"quantise.columns", 56, 8},
-    {"quantise.input_row_stride", 64, 8},
-    {"quantise.output_row_stride", 72, 8},
-    {"quantise.scale_row_stride", 80, 8}};
+const std::vector<Member> kQuantizeLoopMembers = {
+    {"quantize_loop.extent", 0, 8},
+    {"quantize_loop.input_stride", 8, 8},
+    {"quantize_loop.output_stride", 16, 8},
+    {"quantize_loop.scale_stride", 24, 8}};
+const std::vector<Member> kQuantizeMembers = {
+    {"quantize.quantization", 0, 4},
+    {"quantize.input_slot", 4, 4},
+    {"quantize.output_slot", 8, 4},
+    {"quantize.scale_slot", 12, 4},
+    {"quantize.loops_begin", 16, 4},
+    {"quantize.loops_count", 20, 4},
+    {"quantize.input_offset", 24, 8},
+    {"quantize.output_offset", 32, 8},
+    {"quantize.scale_offset", 40, 8},
+    {"quantize.rows", 48, 8},
+    {"quantize.columns", 56, 8},
+    {"quantize.input_row_stride", 64, 8},
+    {"quantize.output_row_stride", 72, 8},
+    {"quantize.scale_row_stride", 80, 8}};
 const std::vector<Member> kWindowMembers = {{"scratch_window.offset", 0, 8},
                                             {"scratch_window.begin", 8, 4},
                                             {"scratch_window.end", 12, 4}};
-static_assert(sizeof(fb::QuantiseLoop) == 32 && sizeof(fb::Quantise) == 88 &&
+static_assert(sizeof(fb::QuantizeLoop) == 32 && sizeof(fb::Quantize) == 88 &&
               sizeof(fb::ScratchWindow) == 16);
 static_assert(sizeof(fb::Loop) == 16 && sizeof(fb::Copy) == 32 &&
               sizeof(fb::CopyList) == 8 && sizeof(fb::Message) == 32 &&
@@ -273,7 +273,7 @@ class Fields {
     Add("program.fills", program.fills);
     Add("program.staging_bytes", program.staging_bytes);
     Add("program.host", program.host);
-    AddStructs("program.quantises", kQuantiseMembers, program.quantises);
+    AddStructs("program.quantizes", kQuantizeMembers, program.quantizes);
     AddStructs("program.scratch_windows", kWindowMembers,
                program.scratch_windows);
     if (program.scratch_buffers == 0) return;
@@ -314,16 +314,16 @@ class Fields {
       Add("cast.to", cast->to);
     }
     AddList("casts", body.casts);
-    for (const auto& quantisation : body.quantisations) {
-      Add("quantisation.of", quantisation->of);
-      Add("quantisation.data", quantisation->data);
-      Add("quantisation.scales", quantisation->scales);
-      Add("quantisation.block_rows", quantisation->block_rows);
-      Add("quantisation.block_columns", quantisation->block_columns);
-      Add("quantisation.scale_format", quantisation->scale_format);
+    for (const auto& quantization : body.quantizations) {
+      Add("quantization.of", quantization->of);
+      Add("quantization.data", quantization->data);
+      Add("quantization.scales", quantization->scales);
+      Add("quantization.block_rows", quantization->block_rows);
+      Add("quantization.block_columns", quantization->block_columns);
+      Add("quantization.scale_format", quantization->scale_format);
     }
-    AddList("quantisations", body.quantisations);
-    AddStructs("quantise_loops", kQuantiseLoopMembers, body.quantise_loops);
+    AddList("quantizations", body.quantizations);
+    AddStructs("quantize_loops", kQuantizeLoopMembers, body.quantize_loops);
     for (const auto& requirement : body.requirements) {
       Add("requirement.side", requirement->side);
       Add("requirement.key", requirement->key);

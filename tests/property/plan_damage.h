@@ -12,7 +12,7 @@
 namespace refit {
 
 // The plan file around `body`. FlatBuffers' object API leaves empty lists out,
-// so that the door refuses a rank without messages.
+// so that the loader refuses a rank without messages.
 std::vector<uint8_t> PackPlan(const fb::BodyT& body,
                               uint64_t required_features);
 

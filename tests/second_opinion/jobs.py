@@ -881,7 +881,7 @@ UE8M0 = {**FP8, "scale_fmt": "ue8m0"}
 
 
 def scratch(size):
-    """So little of it that ranks quantise in several windows, of both slots of their arenas."""
+    """So little of it that ranks quantize in several windows, of both slots of their arenas."""
     return {"options": {"scratch_bytes": size}}
 
 
@@ -892,7 +892,7 @@ def staged_scratch(size):
 EVERY_ROW = generic(FSDP_2D, *ROWS_OF_THREE)
 EVERY_COLUMN = generic(FSDP_2D, ("*proj.weight", "fsdp", ["Replicate", "Shard(1)"]), *ROWS_OF_THREE)
 
-QUANTISED = [
+QUANTIZED = [
     ("fp8: at the source", FP8_QWEN3, megatron(tp=2), vllm(tp=2, **FP8)),
     ("fp8: one rank to one rank", FP8_QWEN3, megatron(), vllm(**FP8)),
     ("fp8: stages to engines, staged", FP8_QWEN3, megatron(pp=2, dp=2), vllm(tp=2, replicas=2, **FP8), SMALL_BUCKETS),
@@ -1079,7 +1079,7 @@ FP8_QWEN3_NEXT_CONFIG = dict(
 )  # fmt: skip
 FP8_QWEN3_NEXT = HybridModel(**FP8_QWEN3_NEXT_CONFIG)
 FP8_QWEN3_NEXT_MTP = HybridModel(predicts=True, **FP8_QWEN3_NEXT_CONFIG)
-QUANTISED += [
+QUANTIZED += [
     ("fp8: delta nets to vllm", FP8_QWEN3_NEXT, megatron(tp=2, ep=2), vllm(tp=2, **FP8)),
     ("fp8: delta nets to whole experts", FP8_QWEN3_NEXT, megatron(tp=2, pp=2, ep=2), vllm(tp=2, expert_parallel=True, **UE8M0)),
     ("fp8: delta nets to sglang", FP8_QWEN3_NEXT, megatron(tp=2, ep=2), sglang(tp=2, ep=2, **FP8)),
@@ -1106,7 +1106,7 @@ def all_jobs():
         "generic": GENERIC,
         "casts": CASTS,
         "checkpoints": CHECKPOINTS,
-        "quantised": QUANTISED,
+        "quantized": QUANTIZED,
         "random": draw_jobs(),
     }
     return [

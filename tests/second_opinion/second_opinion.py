@@ -26,7 +26,7 @@ import hybrid_megatron
 import hybrid_sglang
 import hybrid_vllm
 import megatron
-import quantised
+import quantized
 import safetensors
 import sglang
 import values
@@ -165,10 +165,10 @@ def plain_sides(job):
     return source, wanted, ranks_of_side(job, job.destination, marks, values.Padding("fp32", 0), "fp32", "fp32")
 
 
-def quantised_sides(job):
-    """The same of a job whose destination is quantised; it leaves nothing out."""
+def quantized_sides(job):
+    """The same of a job whose destination is quantized; it leaves nothing out."""
     assert "exclude" not in job.rest.get("options", {})
-    source, wanted = quantised.both_sides(
+    source, wanted = quantized.both_sides(
         job,
         layout_of(job, job.destination),
         layout_of(job, job.source),
@@ -183,8 +183,8 @@ def quantised_sides(job):
 
 def run_job(job, programs, directory):
     """Returns the number of ranks and of destination bytes."""
-    is_quantised = quantised.scheme_of(job.destination) is not None
-    source, wanted, excluded = quantised_sides(job) if is_quantised else plain_sides(job)
+    is_quantized = quantized.scheme_of(job.destination) is not None
+    source, wanted, excluded = quantized_sides(job) if is_quantized else plain_sides(job)
 
     write_job(job, directory)
     write_source(directory / "source", source)

@@ -14,15 +14,15 @@ namespace refit {
 namespace {
 
 // A batch that leaves room has one thread block on half of the multiprocessors,
-// four on each otherwise: so a quantisation and what it goes on beside have
+// four on each otherwise: so a quantization and what it goes on beside have
 // multiprocessors of their own. Half of them saturate NVLink.
 constexpr uint32_t kRoomDivisor = 8;
 
 using cuda::KernelCopy;
 using cuda::KernelKind;
 using cuda::KernelLoop;
-using cuda::KernelQuantise;
-using cuda::KernelQuantiseLoop;
+using cuda::KernelQuantize;
+using cuda::KernelQuantizeLoop;
 using cuda::KernelTile;
 
 constexpr uint32_t kUnitBytesMax = 16;
@@ -45,8 +45,8 @@ class Lowering {
       LowerOne(copy);
     }
     InterleaveLanes();
-    for (const BlockQuantise& op : batch_.quantises) {
-      EmitQuantise(op, absl::MakeConstSpan(batch_.quantise_loops)
+    for (const BlockQuantize& op : batch_.quantizes) {
+      EmitQuantize(op, absl::MakeConstSpan(batch_.quantize_loops)
                            .subspan(op.loops_begin, op.loops_count));
     }
     for (const ElementApply& op : batch_.applies) EmitApply(op);
@@ -180,20 +180,20 @@ class Lowering {
 
   // Iterations of the outermost loops become operations of their own until the
   // rest fits the kernel.
-  void EmitQuantise(const BlockQuantise& op,
-                    absl::Span<const QuantiseLoop> loops) {
-    if (loops.size() > cuda::kQuantiseLoopsMax) {
-      BlockQuantise part = op;
+  void EmitQuantize(const BlockQuantize& op,
+                    absl::Span<const QuantizeLoop> loops) {
+    if (loops.size() > cuda::kQuantizeLoopsMax) {
+      BlockQuantize part = op;
       for (uint64_t i = 0; i < loops[0].extent; ++i) {
-        EmitQuantise(part, loops.subspan(1));
+        EmitQuantize(part, loops.subspan(1));
         Advance(part.input, loops[0].input);
         Advance(part.output, loops[0].output);
         Advance(part.scales, loops[0].scales);
       }
       return;
     }
-    KernelQuantise kernel = {};
-    kernel.first_tile = program_.quantise_tiles;
+    KernelQuantize kernel = {};
+    kernel.first_tile = program_.quantize_tiles;
     kernel.rows = op.rows;
     kernel.columns = op.columns;
     kernel.blocks_down = (op.rows + op.block_rows - 1) / op.block_rows;
@@ -203,7 +203,7 @@ class Lowering {
     const CopyPlace* const places[] = {&op.input, &op.output, &op.scales};
     const uint64_t row_bytes[] = {op.input_row_bytes, op.output_row_bytes,
                                   op.scale_row_bytes};
-    for (uint32_t side = 0; side < cuda::kQuantiseSides; ++side) {
+    for (uint32_t side = 0; side < cuda::kQuantizeSides; ++side) {
       kernel.offset[side] = places[side]->byte_offset;
       kernel.entry[side] = static_cast<uint32_t>(places[side]->entry);
       kernel.row_bytes[side] = row_bytes[side];
@@ -214,22 +214,22 @@ class Lowering {
     kernel.format = op.format;
     kernel.loops_count = static_cast<uint32_t>(loops.size());
     for (size_t l = 0; l < loops.size(); ++l) {
-      const QuantiseLoop& loop = loops[loops.size() - 1 - l];
-      KernelQuantiseLoop& to = kernel.loops[l];
+      const QuantizeLoop& loop = loops[loops.size() - 1 - l];
+      KernelQuantizeLoop& to = kernel.loops[l];
       to.extent = loop.extent;
       kernel.blocks *= loop.extent;
       const CopyStep* const steps[] = {&loop.input, &loop.output, &loop.scales};
-      for (uint32_t side = 0; side < cuda::kQuantiseSides; ++side) {
+      for (uint32_t side = 0; side < cuda::kQuantizeSides; ++side) {
         to.bytes[side] = steps[side]->bytes;
         to.entries[side] = static_cast<uint32_t>(steps[side]->entries);
       }
     }
-    program_.quantise_tiles +=
+    program_.quantize_tiles +=
         cuda::IsSmallBlock(op.block_rows, op.block_columns)
             ? (kernel.blocks + cuda::kSmallBlocksPerTile - 1) /
                   cuda::kSmallBlocksPerTile
             : kernel.blocks;
-    program_.quantises.push_back(kernel);
+    program_.quantizes.push_back(kernel);
   }
 
   void EmitApply(const ElementApply& op) {
@@ -310,7 +310,7 @@ class CudaPreparedCopies : public PreparedCopies {
     struct Offsets {
       size_t copies;
       size_t tiles;
-      size_t quantises;
+      size_t quantizes;
       size_t applies;
     };
     const size_t table_at = add(table);
@@ -318,8 +318,8 @@ class CudaPreparedCopies : public PreparedCopies {
     for (const KernelProgram& program : programs) {
       const size_t copies = add(program.copies);
       const size_t tiles = add(program.tiles);
-      const size_t quantises = add(program.quantises);
-      offsets.push_back({copies, tiles, quantises, add(program.applies)});
+      const size_t quantizes = add(program.quantizes);
+      offsets.push_back({copies, tiles, quantizes, add(program.applies)});
     }
     if (image.empty()) image.resize(16);
     absl::Status status =
@@ -337,13 +337,13 @@ class CudaPreparedCopies : public PreparedCopies {
            .tiles =
                reinterpret_cast<const KernelTile*>(base + offsets[i].tiles),
            .tiles_count = static_cast<uint32_t>(programs[i].tiles.size())});
-      quantises_.push_back(
+      quantizes_.push_back(
           {.table = reinterpret_cast<std::byte* const*>(base + table_at),
-           .quantises = reinterpret_cast<const KernelQuantise*>(
-               base + offsets[i].quantises),
-           .quantises_count =
-               static_cast<uint32_t>(programs[i].quantises.size()),
-           .tiles_count = programs[i].quantise_tiles});
+           .quantizes = reinterpret_cast<const KernelQuantize*>(
+               base + offsets[i].quantizes),
+           .quantizes_count =
+               static_cast<uint32_t>(programs[i].quantizes.size()),
+           .tiles_count = programs[i].quantize_tiles});
       applies_.push_back(
           {.table = reinterpret_cast<std::byte* const*>(base + table_at),
            .applies = reinterpret_cast<const cuda::KernelApply*>(
@@ -366,9 +366,9 @@ class CudaPreparedCopies : public PreparedCopies {
                                       unless, cuda_stream),
                    "launch of the copy kernel");
     status.Update(CudaStatus(
-        cuda::LaunchQuantises(quantises_[batch], blocks_of_batch_[batch],
+        cuda::LaunchQuantizes(quantizes_[batch], blocks_of_batch_[batch],
                               unless, cuda_stream),
-        "launch of the quantisation kernel"));
+        "launch of the quantization kernel"));
     status.Update(
         CudaStatus(cuda::LaunchApplies(applies_[batch], blocks_of_batch_[batch],
                                        unless, cuda_stream),
@@ -381,7 +381,7 @@ class CudaPreparedCopies : public PreparedCopies {
   const uint32_t blocks_max_;
   void* memory_ = nullptr;
   std::vector<cuda::KernelBatch> batches_;
-  std::vector<cuda::QuantiseBatch> quantises_;
+  std::vector<cuda::QuantizeBatch> quantizes_;
   std::vector<cuda::ApplyBatch> applies_;
   std::vector<uint32_t> blocks_of_batch_;
 };

@@ -10,7 +10,7 @@
 #include "absl/types/span.h"
 #include "executor/device/cuda/apply_kernel.h"
 #include "executor/device/cuda/copy_kernel.h"
-#include "executor/device/cuda/quantise_kernel.h"
+#include "executor/device/cuda/quantize_kernel.h"
 #include "refit/device.h"
 
 namespace refit {
@@ -19,8 +19,8 @@ namespace refit {
 struct KernelProgram {
   std::vector<cuda::KernelCopy> copies;
   std::vector<cuda::KernelTile> tiles;  // those of different lanes interleaved
-  std::vector<cuda::KernelQuantise> quantises;
-  uint64_t quantise_tiles = 0;
+  std::vector<cuda::KernelQuantize> quantizes;
+  uint64_t quantize_tiles = 0;
   std::vector<cuda::KernelApply> applies;
   uint64_t apply_tiles = 0;
   bool leaves_room = false;

@@ -12,7 +12,7 @@
 #include "executor/device/cuda/cuda_memory_watch.h"
 #include "executor/device/cuda/cuda_sharing.h"
 #include "executor/device/cuda/cuda_status.h"
-#include "executor/device/cuda/quantise_kernel.h"
+#include "executor/device/cuda/quantize_kernel.h"
 
 namespace refit {
 namespace {
@@ -241,8 +241,8 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
                  "cudaDeviceGetAttribute");
   const ScopedDevice current(ordinal);
   status.Update(CudaStatus(cuda::LoadCopyKernel(), "loading the copy kernel"));
-  status.Update(CudaStatus(cuda::LoadQuantiseKernel(),
-                           "loading the quantisation kernel"));
+  status.Update(CudaStatus(cuda::LoadQuantizeKernel(),
+                           "loading the quantization kernel"));
   status.Update(
       CudaStatus(cuda::LoadApplyKernel(), "loading the post-hook kernel"));
   status.Update(

@@ -55,18 +55,18 @@ struct StridedCopy {
   uint32_t lane = 0;
 };
 
-// A loop around the matrices of a BlockQuantise.
-struct QuantiseLoop {
+// A loop around the matrices of a BlockQuantize.
+struct QuantizeLoop {
   uint64_t extent = 1;
   CopyStep input;
   CopyStep output;
   CopyStep scales;
 };
 
-// Quantises matrices to fp8 e4m3, one scale for each block
-// (executor/device/quantise.h holds the arithmetic). Blocks count from a
+// Quantizes matrices to fp8 e4m3, one scale for each block
+// (executor/device/quantize.h holds the arithmetic). Blocks count from a
 // matrix's first element; at its edges they may be smaller.
-struct BlockQuantise {
+struct BlockQuantize {
   CopyPlace input;  // bf16, fp16 or fp32
   CopyPlace output;
   CopyPlace scales;
@@ -78,7 +78,7 @@ struct BlockQuantise {
   uint32_t block_rows = 1;
   uint32_t block_columns = 1;
   fb::ScaleFormat format = fb::ScaleFormat::kUnspecified;
-  uint32_t loops_begin = 0;  // into CopyBatch::quantise_loops, outermost first
+  uint32_t loops_begin = 0;  // into CopyBatch::quantize_loops, outermost first
   uint32_t loops_count = 0;
 };
 
@@ -101,7 +101,7 @@ struct ElementApply {
 enum class CopyKind : uint8_t {
   kCopy,
   kZero,      // writes zero bytes
-  kQuantise,  // `quantises` instead of copies
+  kQuantize,  // `quantizes` instead of copies
   kApply,     // `applies` instead of copies
 };
 
@@ -114,8 +114,8 @@ struct CopyBatch {
   bool leaves_room = false;
   std::vector<StridedCopy> copies;
   std::vector<CopyLoop> loops;
-  std::vector<BlockQuantise> quantises;
-  std::vector<QuantiseLoop> quantise_loops;
+  std::vector<BlockQuantize> quantizes;
+  std::vector<QuantizeLoop> quantize_loops;
   std::vector<ElementApply> applies;
   std::vector<ElementFunction> functions;
 };

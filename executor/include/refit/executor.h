@@ -136,7 +136,7 @@ struct RunCounters {
   double pack_seconds = 0;
   double wire_seconds = 0;
   double unpack_seconds = 0;
-  // Memory that the executor holds for what is quantised.
+  // Memory that the executor holds for what is quantized.
   uint64_t scratch_bytes = 0;
   // The bytes above, by how they travelled.
   std::array<std::array<Traffic, static_cast<size_t>(fb::Mechanism::MAX) + 1>,
@@ -278,8 +278,8 @@ class Executor {
   std::vector<Notice> notices_;  // by kind
   RunCounters counters_;
   std::vector<RoundMeasurement> rounds_;
-  uint64_t refits_ = 0;     // that succeeded
-  uint64_t in_flight_ = 0;  // enqueued and not waited for
+  uint64_t refits_ = 0;                      // that succeeded
+  uint64_t in_flight_ = 0;                   // enqueued and not waited for
   std::unique_ptr<RefitEnqueuer> enqueuer_;  // until Close
 
   // Since Connect.

@@ -1,6 +1,6 @@
-// The door's check of block quantisation: what it relates, and its ranges.
-#ifndef REFIT_PLAN_QUANTISE_CHECK_H_
-#define REFIT_PLAN_QUANTISE_CHECK_H_
+// The loader's check of block quantization: what it relates, and its ranges.
+#ifndef REFIT_PLAN_QUANTIZE_CHECK_H_
+#define REFIT_PLAN_QUANTIZE_CHECK_H_
 
 #include <cstdint>
 #include <vector>
@@ -11,16 +11,16 @@
 
 namespace refit {
 
-// Whether anything of the plan needs an executor that can quantise.
-bool HasQuantisation(const fb::Body& body);
+// Whether anything of the plan needs an executor that can quantize.
+bool HasQuantization(const fb::Body& body);
 
-// Checks Body.quantisations, against the params that CheckStacks has passed,
-// and Body.quantise_loops.
-absl::Status CheckQuantisations(const fb::Body& body);
+// Checks Body.quantizations, against the params that CheckStacks has passed,
+// and Body.quantize_loops.
+absl::Status CheckQuantizations(const fb::Body& body);
 
-// Checks what a rank quantises, and its scratch. Requires that all slots of the
+// Checks what a rank quantizes, and its scratch. Requires that all slots of the
 // program name buffers; `buffers` are CheckStacks's.
-absl::Status CheckQuantises(const fb::Body& body,
+absl::Status CheckQuantizes(const fb::Body& body,
                             const fb::RankProgram& program,
                             const std::vector<BufferSize>& buffers);
 
@@ -35,4 +35,4 @@ fb::DType ScaleDType(fb::ScaleFormat format);
 
 }  // namespace refit
 
-#endif  // REFIT_PLAN_QUANTISE_CHECK_H_
+#endif  // REFIT_PLAN_QUANTIZE_CHECK_H_

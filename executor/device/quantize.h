@@ -1,4 +1,4 @@
-// Block quantisation to fp8 e4m3: the arithmetic of one element and one scale,
+// Block quantization to fp8 e4m3: the arithmetic of one element and one scale,
 // the same on every device.
 //
 // Of a block whose largest magnitude is `amax` (in fp32):
@@ -10,8 +10,8 @@
 // with a NaN has the scale NaN (e8m0: 255), one with an infinity but no NaN an
 // infinite one (e8m0: 254, 2^127); what does not stay a number becomes
 // NaN, 0x7f.
-#ifndef REFIT_EXECUTOR_DEVICE_QUANTISE_H_
-#define REFIT_EXECUTOR_DEVICE_QUANTISE_H_
+#ifndef REFIT_EXECUTOR_DEVICE_QUANTIZE_H_
+#define REFIT_EXECUTOR_DEVICE_QUANTIZE_H_
 
 #include <bit>
 #include <cstdint>
@@ -94,11 +94,11 @@ constexpr uint8_t E4m3FromFp32(uint32_t bits) {
   return static_cast<uint8_t>(sign | rounded);
 }
 
-constexpr uint8_t QuantisedValue(uint32_t fp32_bits, float inverse) {
+constexpr uint8_t QuantizedValue(uint32_t fp32_bits, float inverse) {
   return E4m3FromFp32(
       std::bit_cast<uint32_t>(std::bit_cast<float>(fp32_bits) * inverse));
 }
 
 }  // namespace refit
 
-#endif  // REFIT_EXECUTOR_DEVICE_QUANTISE_H_
+#endif  // REFIT_EXECUTOR_DEVICE_QUANTIZE_H_

@@ -1,4 +1,4 @@
-// What quantisation makes of params, symbolically: values and scales are right
+// What quantization makes of params, symbolically: values and scales are right
 // when their blocks are whole and of the right param, at the right places.
 #include <optional>
 #include <string>
@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/proof/data_proof.h"
-#include "plan/quantise_check.h"
+#include "plan/quantize_check.h"
 #include "plan/scratch_windows.h"
 
 namespace refit::proof {
@@ -81,20 +81,20 @@ bool AreWholeBlocks(int64_t begin, int64_t count, int64_t size, int64_t block) {
 
 }  // namespace
 
-void DataProof::FollowQuantisation(uint32_t rank) {
+void DataProof::FollowQuantization(uint32_t rank) {
   const fb::RankProgram& program = *body_.programs()->Get(rank);
-  const bool quantises =
-      program.quantises() != nullptr && program.quantises()->size() > 0;
-  if (!quantises && program.scratch_buffers() == 0) return;
+  const bool quantizes =
+      program.quantizes() != nullptr && program.quantizes()->size() > 0;
+  if (!quantizes && program.scratch_buffers() == 0) return;
   writes_.clear();
-  Quantise(rank);
+  Quantize(rank);
   CheckWrites(rank);
 }
 
-void DataProof::Quantise(uint32_t rank) {
+void DataProof::Quantize(uint32_t rank) {
   const fb::RankProgram& program = *body_.programs()->Get(rank);
-  if (program.quantises() == nullptr) return;
-  for (const fb::Quantise* op : *program.quantises()) QuantiseOne(rank, *op);
+  if (program.quantizes() == nullptr) return;
+  for (const fb::Quantize* op : *program.quantizes()) QuantizeOne(rank, *op);
 }
 
 std::optional<Sequence> DataProof::Operand(const char* what, uint32_t rank,
@@ -114,12 +114,12 @@ std::optional<Sequence> DataProof::Operand(const char* what, uint32_t rank,
     return std::nullopt;
   };
   // A source's tensors are its own: only scratch may be written. What a
-  // destination quantises is for its worker.
+  // destination quantizes is for its worker.
   const bool is_source = rank < body_.source_ranks();
   const bool is_scratch = IsScratch(*body_.programs()->Get(rank), slot);
   if (is_source ? is_written != is_scratch : is_written && is_scratch) {
     return report([&] {
-      return absl::StrFormat("the %s of a quantisation begins here, in %s",
+      return absl::StrFormat("the %s of a quantization begins here, in %s",
                              what,
                              is_scratch ? "scratch" : "a tensor of the source");
     });
@@ -133,7 +133,7 @@ std::optional<Sequence> DataProof::Operand(const char* what, uint32_t rank,
       !placement_.FillsHull()) {
     return report([&] {
       return absl::StrFormat(
-          "the %s of a quantisation begins here, which is no box of a fragment "
+          "the %s of a quantization begins here, which is no box of a fragment "
           "of %s",
           what, TensorName(*body_.params()->Get(param), 0));
     });
@@ -148,7 +148,7 @@ std::optional<Sequence> DataProof::Operand(const char* what, uint32_t rank,
   return facts.ParamSequence(*part, placement_);
 }
 
-void DataProof::CheckOneWindow(uint32_t rank, const fb::Quantise& op) {
+void DataProof::CheckOneWindow(uint32_t rank, const fb::Quantize& op) {
   const fb::RankProgram& program = *body_.programs()->Get(rank);
   const fb::ScratchWindow* first = nullptr;
   for (const uint32_t slot :
@@ -163,7 +163,7 @@ void DataProof::CheckOneWindow(uint32_t rank, const fb::Quantise& op) {
         {.rank = rank, .round = window->begin(), .buffer_slot = slot},
         Invariant::kInBounds, [&] {
           return absl::StrFormat(
-              "a quantisation works in scratch of rounds %d to %d and of "
+              "a quantization works in scratch of rounds %d to %d and of "
               "rounds %d to %d",
               first->begin(), first->end() - 1, window->begin(),
               window->end() - 1);
@@ -171,22 +171,22 @@ void DataProof::CheckOneWindow(uint32_t rank, const fb::Quantise& op) {
   }
 }
 
-void DataProof::QuantiseOne(uint32_t rank, const fb::Quantise& op) {
+void DataProof::QuantizeOne(uint32_t rank, const fb::Quantize& op) {
   CheckOneWindow(rank, op);
-  const fb::Quantisation& quantisation =
-      *body_.quantisations()->Get(op.quantisation());
+  const fb::Quantization& quantization =
+      *body_.quantizations()->Get(op.quantization());
   const auto rows = static_cast<int64_t>(op.rows());
   const auto columns = static_cast<int64_t>(op.columns());
-  const int64_t block_rows = quantisation.block_rows();
-  const int64_t block_columns = quantisation.block_columns();
+  const int64_t block_rows = quantization.block_rows();
+  const int64_t block_columns = quantization.block_columns();
   const auto scale_rows =
-      static_cast<int64_t>(BlockCount(op.rows(), quantisation.block_rows()));
+      static_cast<int64_t>(BlockCount(op.rows(), quantization.block_rows()));
   const auto scale_columns = static_cast<int64_t>(
-      BlockCount(op.columns(), quantisation.block_columns()));
+      BlockCount(op.columns(), quantization.block_columns()));
   Digits in, out, scale;
   for (uint32_t i = 0; i < op.loops_count(); ++i) {
-    const fb::QuantiseLoop& loop =
-        *body_.quantise_loops()->Get(op.loops_begin() + i);
+    const fb::QuantizeLoop& loop =
+        *body_.quantize_loops()->Get(op.loops_begin() + i);
     const auto extent = static_cast<int64_t>(loop.extent());
     in.push_back({extent, static_cast<int64_t>(loop.input_stride())});
     out.push_back({extent, static_cast<int64_t>(loop.output_stride())});
@@ -209,11 +209,11 @@ void DataProof::QuantiseOne(uint32_t rank, const fb::Quantise& op) {
                    param, is_written);
   };
   const auto input = operand("input", op.input_slot(), op.input_offset(), in,
-                             quantisation.of(), /*is_written=*/false);
+                             quantization.of(), /*is_written=*/false);
   const auto output = operand("output", op.output_slot(), op.output_offset(),
-                              out, quantisation.data(), /*is_written=*/true);
+                              out, quantization.data(), /*is_written=*/true);
   const auto scales = operand("scales", op.scale_slot(), op.scale_offset(),
-                              scale, quantisation.scales(),
+                              scale, quantization.scales(),
                               /*is_written=*/true);
   if (!input.has_value() || !output.has_value() || !scales.has_value()) return;
 
@@ -227,8 +227,8 @@ void DataProof::QuantiseOne(uint32_t rank, const fb::Quantise& op) {
          .offset = static_cast<int64_t>(offset)},
         Invariant::kRightElement, text);
   };
-  const fb::Param& of = *body_.params()->Get(quantisation.of());
-  const fb::Param& grid = *body_.params()->Get(quantisation.scales());
+  const fb::Param& of = *body_.params()->Get(quantization.of());
+  const fb::Param& grid = *body_.params()->Get(quantization.scales());
   const std::optional<Matrices> matrices =
       MatricesAt(*input, of, loops, rows, columns);
   if (!matrices.has_value() ||
@@ -236,7 +236,7 @@ void DataProof::QuantiseOne(uint32_t rank, const fb::Quantise& op) {
       !AreWholeBlocks(matrices->column, columns, Columns(of), block_columns)) {
     report(op.input_slot(), op.input_offset(), [&] {
       return absl::StrFormat(
-          "what is quantised from %s on is not whole blocks of %d x %d",
+          "what is quantized from %s on is not whole blocks of %d x %d",
           ElementText(of, input->base), block_rows, block_columns);
     });
     return;
@@ -244,9 +244,9 @@ void DataProof::QuantiseOne(uint32_t rank, const fb::Quantise& op) {
   if (!(*output == *input)) {
     report(op.output_slot(), op.output_offset(), [&] {
       return absl::StrFormat(
-          "holds values from %s on, quantised, when they should be from %s on",
+          "holds values from %s on, quantized, when they should be from %s on",
           ElementText(of, input->base),
-          ElementText(*body_.params()->Get(quantisation.data()), output->base));
+          ElementText(*body_.params()->Get(quantization.data()), output->base));
     });
   }
   const Sequence wanted = ElementsOf(

@@ -1,7 +1,7 @@
-// The reference of block quantisation: what generated values become, worked out
+// The reference of block quantization: what generated values become, worked out
 // one block at a time from the values themselves.
-#ifndef REFIT_RUNNER_QUANTISED_VALUES_H_
-#define REFIT_RUNNER_QUANTISED_VALUES_H_
+#ifndef REFIT_RUNNER_QUANTIZED_VALUES_H_
+#define REFIT_RUNNER_QUANTIZED_VALUES_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -12,12 +12,12 @@
 
 namespace refit {
 
-// Of the params that one quantisation relates. Not thread-safe: it remembers
+// Of the params that one quantization relates. Not thread-safe: it remembers
 // the scales of blocks it has met.
-class QuantisedValues {
+class QuantizedValues {
  public:
   // `dtype` is the one that `of` is generated in.
-  QuantisedValues(const fb::Body& body, const fb::Quantisation& quantisation,
+  QuantizedValues(const fb::Body& body, const fb::Quantization& quantization,
                   DType dtype);
 
   // Elements of the values, or of the scales, of the tensor of `of` with this
@@ -36,7 +36,7 @@ class QuantisedValues {
   void GenerateFp32(uint64_t seed, const IndexRange& range,
                     uint32_t* out) const;
 
-  const fb::Quantisation& quantisation_;
+  const fb::Quantization& quantization_;
   const DType dtype_;
   uint64_t rows_ = 0;
   uint64_t columns_ = 0;
@@ -48,4 +48,4 @@ class QuantisedValues {
 
 }  // namespace refit
 
-#endif  // REFIT_RUNNER_QUANTISED_VALUES_H_
+#endif  // REFIT_RUNNER_QUANTIZED_VALUES_H_

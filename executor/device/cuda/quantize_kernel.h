@@ -1,6 +1,6 @@
-// The kernel that quantises blocks, and what it reads.
-#ifndef REFIT_EXECUTOR_DEVICE_CUDA_QUANTISE_KERNEL_H_
-#define REFIT_EXECUTOR_DEVICE_CUDA_QUANTISE_KERNEL_H_
+// The kernel that quantizes blocks, and what it reads.
+#ifndef REFIT_EXECUTOR_DEVICE_CUDA_QUANTIZE_KERNEL_H_
+#define REFIT_EXECUTOR_DEVICE_CUDA_QUANTIZE_KERNEL_H_
 
 #include <cuda_runtime_api.h>
 
@@ -12,36 +12,36 @@
 namespace refit::cuda {
 
 // The three tensors of an operation, in this order.
-enum QuantiseSide : uint32_t { kInput = 0, kOutput = 1, kScales = 2 };
-inline constexpr uint32_t kQuantiseSides = 3;
+enum QuantizeSide : uint32_t { kInput = 0, kOutput = 1, kScales = 2 };
+inline constexpr uint32_t kQuantizeSides = 3;
 
 // A loop over matrices.
-struct KernelQuantiseLoop {
+struct KernelQuantizeLoop {
   uint64_t extent;
-  uint64_t bytes[kQuantiseSides];
-  uint32_t entries[kQuantiseSides];
+  uint64_t bytes[kQuantizeSides];
+  uint32_t entries[kQuantizeSides];
   uint32_t reserved;
 };
 
-inline constexpr uint32_t kQuantiseLoopsMax = 4;
+inline constexpr uint32_t kQuantizeLoopsMax = 4;
 
-struct KernelQuantise {
+struct KernelQuantize {
   uint64_t first_tile;  // of the batch; tiles of an operation follow each other
   uint64_t blocks;      // of all matrices
   uint64_t rows;        // of one matrix
   uint64_t columns;
   uint64_t blocks_down;
   uint64_t blocks_across;
-  uint64_t offset[kQuantiseSides];
-  uint64_t row_bytes[kQuantiseSides];
-  uint32_t entry[kQuantiseSides];
+  uint64_t offset[kQuantizeSides];
+  uint64_t row_bytes[kQuantizeSides];
+  uint32_t entry[kQuantizeSides];
   uint32_t block_rows;
   uint32_t block_columns;
   uint32_t loops_count;
   DType dtype;  // of the input
   fb::ScaleFormat format;
   uint16_t reserved;
-  KernelQuantiseLoop loops[kQuantiseLoopsMax];  // innermost first
+  KernelQuantizeLoop loops[kQuantizeLoopsMax];  // innermost first
 };
 
 // A tile is what a thread block does at a time: one block of the matrix, or
@@ -54,20 +54,20 @@ constexpr bool IsSmallBlock(uint32_t rows, uint32_t columns) {
 }
 
 // All pointers are of device memory; `unless` may be null.
-struct QuantiseBatch {
+struct QuantizeBatch {
   std::byte* const* table = nullptr;
-  const KernelQuantise* quantises = nullptr;
-  uint32_t quantises_count = 0;
+  const KernelQuantize* quantizes = nullptr;
+  uint32_t quantizes_count = 0;
   uint64_t tiles_count = 0;
 };
 
 // As LoadCopyKernel.
-cudaError_t LoadQuantiseKernel();
+cudaError_t LoadQuantizeKernel();
 
 // Enqueues the batch on `blocks_max` blocks at most.
-cudaError_t LaunchQuantises(const QuantiseBatch& batch, uint32_t blocks_max,
+cudaError_t LaunchQuantizes(const QuantizeBatch& batch, uint32_t blocks_max,
                             const uint32_t* unless, cudaStream_t stream);
 
 }  // namespace refit::cuda
 
-#endif  // REFIT_EXECUTOR_DEVICE_CUDA_QUANTISE_KERNEL_H_
+#endif  // REFIT_EXECUTOR_DEVICE_CUDA_QUANTIZE_KERNEL_H_

@@ -1,11 +1,11 @@
-#include "executor/device/host_quantise.h"
+#include "executor/device/host_quantize.h"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "executor/device/cast.h"
-#include "executor/device/quantise.h"
+#include "executor/device/quantize.h"
 
 namespace refit {
 namespace {
@@ -44,7 +44,7 @@ void ForEachChunk(const std::byte* block, DType dtype, uint64_t row_bytes,
 }
 
 // One matrix, block by block.
-void QuantiseMatrix(const BlockQuantise& op, const std::byte* input,
+void QuantizeMatrix(const BlockQuantize& op, const std::byte* input,
                     std::byte* output, std::byte* scales) {
   const auto input_bytes = static_cast<uint64_t>(DTypeBytes(op.input.dtype));
   const auto scale_bytes = static_cast<uint64_t>(DTypeBytes(op.scales.dtype));
@@ -74,7 +74,7 @@ void QuantiseMatrix(const BlockQuantise& op, const std::byte* input,
             std::byte* to =
                 output + (row + r) * op.output_row_bytes + column + c;
             for (uint64_t i = 0; i < count; ++i) {
-              to[i] = std::byte{QuantisedValue(values[i], scale.inverse)};
+              to[i] = std::byte{QuantizedValue(values[i], scale.inverse)};
             }
           });
     }
@@ -83,17 +83,17 @@ void QuantiseMatrix(const BlockQuantise& op, const std::byte* input,
 
 }  // namespace
 
-void RunHostQuantise(const HostQuantise& host, std::byte* const* table) {
-  const BlockQuantise& op = host.quantise;
+void RunHostQuantize(const HostQuantize& host, std::byte* const* table) {
+  const BlockQuantize& op = host.quantize;
   uint64_t matrices = 1;
-  for (const QuantiseLoop& loop : host.loops) matrices *= loop.extent;
+  for (const QuantizeLoop& loop : host.loops) matrices *= loop.extent;
   for (uint64_t matrix = 0; matrix < matrices; ++matrix) {
     CopyPlace input = op.input;
     CopyPlace output = op.output;
     CopyPlace scales = op.scales;
     uint64_t rest = matrix;
     for (size_t l = host.loops.size(); l-- > 0;) {
-      const QuantiseLoop& loop = host.loops[l];
+      const QuantizeLoop& loop = host.loops[l];
       const uint64_t i = rest % loop.extent;
       rest /= loop.extent;
       for (const auto& [place, step] :
@@ -103,7 +103,7 @@ void RunHostQuantise(const HostQuantise& host, std::byte* const* table) {
         place->byte_offset += i * step->bytes;
       }
     }
-    QuantiseMatrix(op, table[input.entry] + input.byte_offset,
+    QuantizeMatrix(op, table[input.entry] + input.byte_offset,
                    table[output.entry] + output.byte_offset,
                    table[scales.entry] + scales.byte_offset);
   }

@@ -12,34 +12,34 @@
 namespace refit {
 namespace {
 
-// What is quantised, by the names of what it is made of.
-std::map<std::string, std::string> QuantisationsOf(const fb::Body& body) {
-  std::map<std::string, std::string> quantisations;
-  for (uint32_t i = 0; i < Length(body.quantisations()); ++i) {
-    const fb::Quantisation& quantisation = *body.quantisations()->Get(i);
+// What is quantized, by the names of what it is made of.
+std::map<std::string, std::string> QuantizationsOf(const fb::Body& body) {
+  std::map<std::string, std::string> quantizations;
+  for (uint32_t i = 0; i < Length(body.quantizations()); ++i) {
+    const fb::Quantization& quantization = *body.quantizations()->Get(i);
     const auto name = [&](uint32_t param) {
       const fb::Param& named = *body.params()->Get(param);
       return absl::StrCat(QuotedText(named.name()), IndexText(named.index()));
     };
-    quantisations.emplace(
-        absl::StrCat("quantisation of ", name(quantisation.of())),
+    quantizations.emplace(
+        absl::StrCat("quantization of ", name(quantization.of())),
         absl::StrCat(
-            quantisation.block_rows(), " x ", quantisation.block_columns(), " ",
-            EnumText(quantisation.scale_format()), " as ",
-            name(quantisation.data()), " and ", name(quantisation.scales())));
+            quantization.block_rows(), " x ", quantization.block_columns(), " ",
+            EnumText(quantization.scale_format()), " as ",
+            name(quantization.data()), " and ", name(quantization.scales())));
   }
-  return quantisations;
+  return quantizations;
 }
 
-// How many elements of each param a rank quantises, and in which of its
+// How many elements of each param a rank quantizes, and in which of its
 // worker's tensors they are: however it is cut.
 std::map<std::string, uint64_t> ElementsOf(const fb::Body& body,
                                            uint32_t rank) {
   const fb::RankProgram& program = *body.programs()->Get(rank);
   std::map<std::string, uint64_t> elements;
-  for (uint32_t i = 0; i < Length(program.quantises()); ++i) {
-    const fb::Quantise& op = *program.quantises()->Get(i);
-    const uint32_t of = body.quantisations()->Get(op.quantisation())->of();
+  for (uint32_t i = 0; i < Length(program.quantizes()); ++i) {
+    const fb::Quantize& op = *program.quantizes()->Get(i);
+    const uint32_t of = body.quantizations()->Get(op.quantization())->of();
     std::string what = body.params()->Get(of)->name()->str();
     for (const uint32_t slot :
          {op.input_slot(), op.output_slot(), op.scale_slot()}) {
@@ -50,7 +50,7 @@ std::map<std::string, uint64_t> ElementsOf(const fb::Body& body,
     }
     uint64_t count = op.rows() * op.columns();
     for (uint32_t l = 0; l < op.loops_count(); ++l) {
-      count *= body.quantise_loops()->Get(op.loops_begin() + l)->extent();
+      count *= body.quantize_loops()->Get(op.loops_begin() + l)->extent();
     }
     elements[what] += count;
   }
@@ -116,25 +116,25 @@ void CompareScratch(const fb::Body& a, const fb::Body& b, int32_t common_ranks,
 
 }  // namespace
 
-void CompareQuantisation(const fb::Body& a, const fb::Body& b,
+void CompareQuantization(const fb::Body& a, const fb::Body& b,
                          int32_t common_ranks, const ChangedTensors& changed,
                          DiffReport& report) {
   constexpr DifferenceClass kContract = DifferenceClass::kContract;
-  const std::map<std::string, std::string> of_a = QuantisationsOf(a);
-  const std::map<std::string, std::string> of_b = QuantisationsOf(b);
+  const std::map<std::string, std::string> of_a = QuantizationsOf(a);
+  const std::map<std::string, std::string> of_b = QuantizationsOf(b);
   for (const auto& [name, blocks] : of_a) {
     const auto other = of_b.find(name);
     if (other == of_b.end()) {
-      report.Add(kContract, "QUANTISATION_REMOVED",
+      report.Add(kContract, "QUANTIZATION_REMOVED",
                  absl::StrCat(name, ": was ", blocks));
     } else if (other->second != blocks) {
-      report.Add(kContract, "QUANTISATION_CHANGED",
+      report.Add(kContract, "QUANTIZATION_CHANGED",
                  absl::StrCat(name, ": ", blocks, " -> ", other->second));
     }
   }
   for (const auto& [name, blocks] : of_b) {
     if (of_a.count(name) == 0) {
-      report.Add(kContract, "QUANTISATION_ADDED",
+      report.Add(kContract, "QUANTIZATION_ADDED",
                  absl::StrCat(name, ": ", blocks));
     }
   }
@@ -149,8 +149,8 @@ void CompareQuantisation(const fb::Body& a, const fb::Body& b,
       continue;
     }
     report.AddRank(
-        DifferenceClass::kTraffic, "QUANTISES_CHANGED", rank,
-        absl::StrCat("quantises ", SumOf(elements_a), " elements -> ",
+        DifferenceClass::kTraffic, "QUANTIZES_CHANGED", rank,
+        absl::StrCat("quantizes ", SumOf(elements_a), " elements -> ",
                      SumOf(elements_b), " elements"));
   }
   CompareScratch(a, b, common_ranks, changed, report);

@@ -1,4 +1,4 @@
-#include "plan/quantise_check.h"
+#include "plan/quantize_check.h"
 
 #include <algorithm>
 #include <string>
@@ -18,7 +18,7 @@ constexpr uint32_t kLargestBlock = 1 << 16;
 // time.
 constexpr uint32_t kMostLoops = 16;
 
-bool IsQuantisable(DType dtype) {
+bool IsQuantizable(DType dtype) {
   return dtype == DType::kBf16 || dtype == DType::kFp16 ||
          dtype == DType::kFp32;
 }
@@ -36,31 +36,31 @@ bool SameIndex(const fb::Param& a, const fb::Param& b) {
   return true;
 }
 
-absl::Status CheckQuantisation(const fb::Body& body,
-                               const fb::Quantisation& quantisation) {
+absl::Status CheckQuantization(const fb::Body& body,
+                               const fb::Quantization& quantization) {
   const uint32_t params = body.params()->size();
   for (const uint32_t param :
-       {quantisation.of(), quantisation.data(), quantisation.scales()}) {
+       {quantization.of(), quantization.data(), quantization.scales()}) {
     if (param >= params) {
       return Bad(absl::StrFormat("param %u is not below %u", param, params));
     }
   }
-  const fb::Param& of = *body.params()->Get(quantisation.of());
-  const fb::Param& data = *body.params()->Get(quantisation.data());
-  const fb::Param& scales = *body.params()->Get(quantisation.scales());
+  const fb::Param& of = *body.params()->Get(quantization.of());
+  const fb::Param& data = *body.params()->Get(quantization.data());
+  const fb::Param& scales = *body.params()->Get(quantization.scales());
   for (const uint32_t block :
-       {quantisation.block_rows(), quantisation.block_columns()}) {
+       {quantization.block_rows(), quantization.block_columns()}) {
     if (block == 0 || block > kLargestBlock) {
       return Bad(absl::StrFormat("a block of %u is not possible", block));
     }
   }
-  const DType scale_dtype = ScaleDType(quantisation.scale_format());
+  const DType scale_dtype = ScaleDType(quantization.scale_format());
   if (scale_dtype == DType::kUnspecified) {
     return Bad(
         absl::StrFormat("unknown scale format %u",
-                        static_cast<uint32_t>(quantisation.scale_format())));
+                        static_cast<uint32_t>(quantization.scale_format())));
   }
-  if (!IsQuantisable(of.dtype()) || data.dtype() != DType::kFp8E4m3 ||
+  if (!IsQuantizable(of.dtype()) || data.dtype() != DType::kFp8E4m3 ||
       scales.dtype() != scale_dtype) {
     return Bad(absl::StrFormat("%s to %s with scales of %s does not exist",
                                DTypeName(of.dtype()), DTypeName(data.dtype()),
@@ -71,9 +71,9 @@ absl::Status CheckQuantisation(const fb::Body& body,
       !SameIndex(of, scales) || of.shape()->Get(0) != data.shape()->Get(0) ||
       of.shape()->Get(1) != data.shape()->Get(1) ||
       scales.shape()->Get(0) !=
-          BlockCount(of.shape()->Get(0), quantisation.block_rows()) ||
+          BlockCount(of.shape()->Get(0), quantization.block_rows()) ||
       scales.shape()->Get(1) !=
-          BlockCount(of.shape()->Get(1), quantisation.block_columns())) {
+          BlockCount(of.shape()->Get(1), quantization.block_columns())) {
     return Bad("the three params are no matrices of matching shapes");
   }
   return absl::OkStatus();
@@ -129,13 +129,13 @@ absl::Status CheckSteps(const BufferSize& buffer, uint64_t offset,
   return absl::OkStatus();
 }
 
-absl::Status CheckQuantise(const fb::Body& body, const fb::RankProgram& program,
-                           const fb::Quantise& op,
+absl::Status CheckQuantize(const fb::Body& body, const fb::RankProgram& program,
+                           const fb::Quantize& op,
                            const std::vector<BufferSize>& buffers) {
-  if (op.quantisation() >= SizeOf(body.quantisations())) {
-    return Bad(absl::StrFormat("quantisation %u is not below %u",
-                               op.quantisation(),
-                               SizeOf(body.quantisations())));
+  if (op.quantization() >= SizeOf(body.quantizations())) {
+    return Bad(absl::StrFormat("quantization %u is not below %u",
+                               op.quantization(),
+                               SizeOf(body.quantizations())));
   }
   const uint32_t slots = program.buffers()->size();
   for (const uint32_t slot :
@@ -144,7 +144,7 @@ absl::Status CheckQuantise(const fb::Body& body, const fb::RankProgram& program,
       return Bad(absl::StrFormat("slot %u is not below %u", slot, slots));
     }
   }
-  const uint32_t loops = SizeOf(body.quantise_loops());
+  const uint32_t loops = SizeOf(body.quantize_loops());
   if (op.loops_count() > kMostLoops ||
       uint64_t{op.loops_begin()} + op.loops_count() > loops) {
     return Bad(absl::StrFormat("%u loops from %u of %u", op.loops_count(),
@@ -155,16 +155,16 @@ absl::Status CheckQuantise(const fb::Body& body, const fb::RankProgram& program,
     return Bad(absl::StrFormat("a matrix of %u x %u is not possible", op.rows(),
                                op.columns()));
   }
-  const fb::Quantisation& quantisation =
-      *body.quantisations()->Get(op.quantisation());
+  const fb::Quantization& quantization =
+      *body.quantizations()->Get(op.quantization());
   const auto buffer = [&](uint32_t slot) -> const BufferSize& {
     return buffers[program.buffers()->Get(slot)];
   };
   const BufferSize& input = buffer(op.input_slot());
   const BufferSize& output = buffer(op.output_slot());
   const BufferSize& scales = buffer(op.scale_slot());
-  if (!IsQuantisable(input.dtype) || output.dtype != DType::kFp8E4m3 ||
-      scales.dtype != ScaleDType(quantisation.scale_format())) {
+  if (!IsQuantizable(input.dtype) || output.dtype != DType::kFp8E4m3 ||
+      scales.dtype != ScaleDType(quantization.scale_format())) {
     return Bad(absl::StrFormat("%s to %s with scales of %s does not exist",
                                DTypeName(input.dtype), DTypeName(output.dtype),
                                DTypeName(scales.dtype)));
@@ -172,8 +172,8 @@ absl::Status CheckQuantise(const fb::Body& body, const fb::RankProgram& program,
   std::vector<Steps> in, out, scale;
   uint64_t elements = 1;
   for (uint32_t i = 0; i < op.loops_count(); ++i) {
-    const fb::QuantiseLoop& loop =
-        *body.quantise_loops()->Get(op.loops_begin() + i);
+    const fb::QuantizeLoop& loop =
+        *body.quantize_loops()->Get(op.loops_begin() + i);
     in.push_back({loop.extent(), loop.input_stride()});
     out.push_back({loop.extent(), loop.output_stride()});
     scale.push_back({loop.extent(), loop.scale_stride()});
@@ -191,9 +191,9 @@ absl::Status CheckQuantise(const fb::Body& body, const fb::RankProgram& program,
   in.push_back({op.columns(), 1});
   out.push_back({op.rows(), op.output_row_stride()});
   out.push_back({op.columns(), 1});
-  scale.push_back({BlockCount(op.rows(), quantisation.block_rows()),
+  scale.push_back({BlockCount(op.rows(), quantization.block_rows()),
                    op.scale_row_stride()});
-  scale.push_back({BlockCount(op.columns(), quantisation.block_columns()), 1});
+  scale.push_back({BlockCount(op.columns(), quantization.block_columns()), 1});
   absl::Status status = CheckSteps(input, op.input_offset(), in);
   if (!status.ok()) return At("input", status);
   status = CheckSteps(output, op.output_offset(), out);
@@ -218,44 +218,44 @@ DType ScaleDType(fb::ScaleFormat format) {
   return DType::kUnspecified;
 }
 
-bool HasQuantisation(const fb::Body& body) {
-  if (SizeOf(body.quantisations()) > 0) return true;
+bool HasQuantization(const fb::Body& body) {
+  if (SizeOf(body.quantizations()) > 0) return true;
   for (const fb::RankProgram* program : *body.programs()) {
-    if (program->scratch_buffers() > 0 || SizeOf(program->quantises()) > 0) {
+    if (program->scratch_buffers() > 0 || SizeOf(program->quantizes()) > 0) {
       return true;
     }
   }
   return false;
 }
 
-absl::Status CheckQuantisations(const fb::Body& body) {
-  for (uint32_t i = 0; i < SizeOf(body.quantisations()); ++i) {
+absl::Status CheckQuantizations(const fb::Body& body) {
+  for (uint32_t i = 0; i < SizeOf(body.quantizations()); ++i) {
     absl::Status status =
-        CheckQuantisation(body, *body.quantisations()->Get(i));
-    if (!status.ok()) return At(absl::StrCat("quantisation ", i), status);
+        CheckQuantization(body, *body.quantizations()->Get(i));
+    if (!status.ok()) return At(absl::StrCat("quantization ", i), status);
   }
   // One param is one thing: made from another once, or what is made from.
   std::vector<bool> named(body.params()->size(), false);
-  for (uint32_t i = 0; i < SizeOf(body.quantisations()); ++i) {
-    const fb::Quantisation& quantisation = *body.quantisations()->Get(i);
+  for (uint32_t i = 0; i < SizeOf(body.quantizations()); ++i) {
+    const fb::Quantization& quantization = *body.quantizations()->Get(i);
     for (const uint32_t param :
-         {quantisation.of(), quantisation.data(), quantisation.scales()}) {
+         {quantization.of(), quantization.data(), quantization.scales()}) {
       if (named[param]) {
         return Bad(absl::StrFormat(
-            "quantisation %u: param %u stands in a quantisation already", i,
+            "quantization %u: param %u stands in a quantization already", i,
             param));
       }
       named[param] = true;
     }
   }
-  if (!IsAligned(body.quantise_loops())) {
-    return Bad("quantise_loops are not aligned to 8 bytes");
+  if (!IsAligned(body.quantize_loops())) {
+    return Bad("quantize_loops are not aligned to 8 bytes");
   }
-  for (uint32_t i = 0; i < SizeOf(body.quantise_loops()); ++i) {
-    const uint64_t extent = body.quantise_loops()->Get(i)->extent();
+  for (uint32_t i = 0; i < SizeOf(body.quantize_loops()); ++i) {
+    const uint64_t extent = body.quantize_loops()->Get(i)->extent();
     if (extent >= 2) continue;
     return Bad(
-        absl::StrFormat("quantise loop %u: extent %u is below 2", i, extent));
+        absl::StrFormat("quantize loop %u: extent %u is below 2", i, extent));
   }
   return absl::OkStatus();
 }
@@ -318,7 +318,7 @@ absl::Status CheckWindows(const fb::Body& body, const fb::RankProgram& program,
 
 }  // namespace
 
-absl::Status CheckQuantises(const fb::Body& body,
+absl::Status CheckQuantizes(const fb::Body& body,
                             const fb::RankProgram& program,
                             const std::vector<BufferSize>& buffers) {
   const uint32_t slots = program.buffers()->size();
@@ -341,13 +341,13 @@ absl::Status CheckQuantises(const fb::Body& body,
       !status.ok()) {
     return status;
   }
-  if (!IsAligned(program.quantises())) {
-    return Bad("quantises are not aligned to 8 bytes");
+  if (!IsAligned(program.quantizes())) {
+    return Bad("quantizes are not aligned to 8 bytes");
   }
-  for (uint32_t i = 0; i < SizeOf(program.quantises()); ++i) {
+  for (uint32_t i = 0; i < SizeOf(program.quantizes()); ++i) {
     absl::Status status =
-        CheckQuantise(body, program, *program.quantises()->Get(i), buffers);
-    if (!status.ok()) return At(absl::StrCat("quantise ", i), status);
+        CheckQuantize(body, program, *program.quantizes()->Get(i), buffers);
+    if (!status.ok()) return At(absl::StrCat("quantize ", i), status);
   }
   return absl::OkStatus();
 }

@@ -1,4 +1,4 @@
-// What the door and the proof say of block quantisation.
+// What the loader and the proof say of block quantization.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,63 +32,63 @@ struct Operation {
 };
 
 PlanSpec With(const Operation& op) {
-  PlanSpec spec = QuantisedSpec();
-  spec.programs[0].quantises = {fb::Quantise(
+  PlanSpec spec = QuantizedSpec();
+  spec.programs[0].quantizes = {fb::Quantize(
       0, op.input_slot, op.output_slot, op.scale_slot, 0, op.loops_count,
       op.input_offset, op.output_offset, op.scale_offset, op.rows, op.columns,
       op.input_row, op.output_row, op.scale_row)};
   return spec;
 }
 
-TEST(QuantiseProofTest, TheSamplePlanIsValid) {
-  const PlanFile plan = OpenSpec(QuantisedSpec());
+TEST(QuantizeProofTest, TheSamplePlanIsValid) {
+  const PlanFile plan = OpenSpec(QuantizedSpec());
   const ProofResult proof = Prove(plan);
   EXPECT_EQ(proof.violation, "");
   EXPECT_EQ(proof.moved_bytes, 36 + 32);
   EXPECT_EQ(proof.destination_elements, 36 + 8);
 }
 
-TEST(QuantiseProofTest, ScratchThatNobodyWritesIsNamed) {
-  PlanSpec spec = QuantisedSpec();
-  spec.programs[0].quantises.clear();
+TEST(QuantizeProofTest, ScratchThatNobodyWritesIsNamed) {
+  PlanSpec spec = QuantizedSpec();
+  spec.programs[0].quantizes.clear();
   EXPECT_EQ(ViolationOf(spec),
             "rank 0, buffer scratch.fp8_e4m3, index [0]: "
             "is never written (invariant 1: written once)");
 }
 
-TEST(QuantiseProofTest, ALayerThatIsNotQuantisedIsNamed) {
+TEST(QuantizeProofTest, ALayerThatIsNotQuantizedIsNamed) {
   EXPECT_EQ(ViolationOf(With({.loops_count = 0})),
             "rank 0, buffer scratch.fp8_e4m3, index "
             "[18]: is never written (invariant 1: written once)");
 }
 
-TEST(QuantiseProofTest, ABlockThatIsNotWholeIsNamed) {
+TEST(QuantizeProofTest, ABlockThatIsNotWholeIsNamed) {
   EXPECT_EQ(ViolationOf(With({.columns = 5})),
             "rank 0, buffer decoder.layers.0.mlp.linear_fc1.weight, index [0, "
-            "0]: what is quantised from "
+            "0]: what is quantized from "
             "model.layers.0.mlp.up_proj.weight[0, 0] on is not whole blocks of "
             "2 x 4 (invariant 2: right element)");
 }
 
-TEST(QuantiseProofTest, ABlockThatBeginsElsewhereIsNamed) {
+TEST(QuantizeProofTest, ABlockThatBeginsElsewhereIsNamed) {
   EXPECT_EQ(
       ViolationOf(With({.input_offset = 6, .output_offset = 6, .rows = 2})),
       "rank 0, buffer decoder.layers.0.mlp.linear_fc1.weight, index [1, "
-      "0]: what is quantised from "
+      "0]: what is quantized from "
       "model.layers.0.mlp.up_proj.weight[1, 0] on is not whole blocks of "
       "2 x 4 (invariant 2: right element)");
 }
 
-TEST(QuantiseProofTest, ValuesAtAnotherPlaceAreNamed) {
+TEST(QuantizeProofTest, ValuesAtAnotherPlaceAreNamed) {
   EXPECT_EQ(
       ViolationOf(With({.loops_count = 0, .output_offset = 18})),
       "rank 0, buffer scratch.fp8_e4m3, index [18]: holds values from "
-      "model.layers.0.mlp.up_proj.weight[0, 0] on, quantised, when they should "
+      "model.layers.0.mlp.up_proj.weight[0, 0] on, quantized, when they should "
       "be from model.layers.1.mlp.up_proj.weight:fp8_e4m3[0, 0] on (invariant "
       "2: right element)");
 }
 
-TEST(QuantiseProofTest, ScalesAtAnotherPlaceAreNamed) {
+TEST(QuantizeProofTest, ScalesAtAnotherPlaceAreNamed) {
   EXPECT_EQ(
       ViolationOf(With({.loops_count = 0, .scale_offset = 4})),
       "rank 0, buffer scratch.fp32, index [4]: holds scales from "
@@ -97,21 +97,21 @@ TEST(QuantiseProofTest, ScalesAtAnotherPlaceAreNamed) {
       "2: right element)");
 }
 
-TEST(QuantiseProofTest, ScratchThatIsNotDeclaredIsTheSourcesOwn) {
-  PlanSpec spec = QuantisedSpec();
+TEST(QuantizeProofTest, ScratchThatIsNotDeclaredIsTheSourcesOwn) {
+  PlanSpec spec = QuantizedSpec();
   spec.programs[0].scratch_buffers = 1;
   EXPECT_EQ(ViolationOf(spec),
             "rank 0, buffer scratch.fp8_e4m3, index [0]: the output of a "
-            "quantisation begins here, in a tensor of the source (invariant 2: "
+            "quantization begins here, in a tensor of the source (invariant 2: "
             "right element)");
 }
 
-TEST(QuantiseProofTest, ValuesThatAreWrittenTwiceAreNamed) {
-  PlanSpec spec = QuantisedSpec();
-  spec.programs[0].quantises.push_back(spec.programs[0].quantises[0]);
+TEST(QuantizeProofTest, ValuesThatAreWrittenTwiceAreNamed) {
+  PlanSpec spec = QuantizedSpec();
+  spec.programs[0].quantizes.push_back(spec.programs[0].quantizes[0]);
   EXPECT_EQ(ViolationOf(spec),
             "rank 0, buffer scratch.fp8_e4m3, index [0]: is written a second "
-            "time, by a quantisation (invariant 1: written once)");
+            "time, by a quantization (invariant 1: written once)");
 }
 
 // The windows are those of values and scales of layer 0, then of layer 1.
@@ -166,7 +166,7 @@ TEST(WindowProofTest, AMessageOutsideItsWindowIsNamed) {
 
 TEST(WindowProofTest, AnOperationInTwoWindowsIsNamed) {
   EXPECT_EQ(ViolationOf(WithWindows({{3, {256, 0, 2}}})),
-            "rank 0, round 0, buffer scratch.1.fp32: a quantisation works in "
+            "rank 0, round 0, buffer scratch.1.fp32: a quantization works in "
             "scratch of rounds 1 to 1 and of rounds 0 to 1 (invariant 3: in "
             "bounds)");
 }
@@ -203,31 +203,31 @@ TEST(WindowDoorTest, EveryScratchBufferHasOne) {
             "program of rank 0: a scratch arena of 144 bytes for 0 windows");
 }
 
-TEST(QuantiseDoorTest, MatricesStayInsideTheirTensors) {
+TEST(QuantizeDoorTest, MatricesStayInsideTheirTensors) {
   EXPECT_EQ(DoorSays(With({.input_row = 7})),
-            "program of rank 0: quantise 0: input: 6 steps of 1 leave the "
+            "program of rank 0: quantize 0: input: 6 steps of 1 leave the "
             "tensor");
   EXPECT_EQ(DoorSays(With({.scale_offset = 16})),
-            "program of rank 0: quantise 0: scales: offset 16 is not below the "
+            "program of rank 0: quantize 0: scales: offset 16 is not below the "
             "buffer's 16 elements");
   EXPECT_EQ(DoorSays(With({.output_slot = 0})),
-            "program of rank 0: quantise 0: bf16 to bf16 with scales of fp32 "
+            "program of rank 0: quantize 0: bf16 to bf16 with scales of fp32 "
             "does not exist");
 }
 
-TEST(QuantiseDoorTest, TheGridOfScalesFitsTheBlocks) {
-  PlanSpec spec = QuantisedSpec();
-  spec.quantisations[0].block_columns = 3;
-  spec.quantisations[0].block_rows = 1;
+TEST(QuantizeDoorTest, TheGridOfScalesFitsTheBlocks) {
+  PlanSpec spec = QuantizedSpec();
+  spec.quantizations[0].block_columns = 3;
+  spec.quantizations[0].block_rows = 1;
   EXPECT_EQ(DoorSays(spec),
-            "quantisation 0: the three params are no matrices of matching "
+            "quantization 0: the three params are no matrices of matching "
             "shapes");
 }
 
-TEST(QuantiseDoorTest, UnknownScaleFormatsAreRefused) {
-  PlanSpec spec = QuantisedSpec();
-  spec.quantisations[0].format = static_cast<fb::ScaleFormat>(9);
-  EXPECT_EQ(DoorSays(spec), "quantisation 0: unknown scale format 9");
+TEST(QuantizeDoorTest, UnknownScaleFormatsAreRefused) {
+  PlanSpec spec = QuantizedSpec();
+  spec.quantizations[0].format = static_cast<fb::ScaleFormat>(9);
+  EXPECT_EQ(DoorSays(spec), "quantization 0: unknown scale format 9");
 }
 
 }  // namespace

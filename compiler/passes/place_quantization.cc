@@ -6,20 +6,20 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "compiler/passes/passes.h"
-#include "compiler/passes/quantise_work.h"
+#include "compiler/passes/quantize_work.h"
 
 namespace refit {
 namespace {
 
 // A wave of this many bytes costs far more time than its rounds do, and many of
-// them make little of the work wait: only the first is quantised, or the last,
+// them make little of the work wait: only the first is quantized, or the last,
 // while nothing travels. More waves than that save less than their rounds cost,
 // and are made for memory alone.
 constexpr int64_t kWaveBytes = int64_t{256} << 20;
 constexpr int64_t kWavesToOverlap = 16;
 constexpr int64_t kMostWaves = 1024;
 
-// Why the blocks of a fragment cannot be quantised where it is; "" if they can.
+// Why the blocks of a fragment cannot be quantized where it is; "" if they can.
 std::string Obstacle(const Fragment& fragment, const Param& param,
                      const BlockScheme& scheme) {
   if (!HoldsWholeBlocks(fragment.box, param.shape, scheme)) {
@@ -33,28 +33,28 @@ std::string Obstacle(const Fragment& fragment, const Param& param,
 }
 
 void DecidePlaces(Module& module) {
-  std::vector<Quantisation*> of_param(module.params.size(), nullptr);
-  for (Quantisation& quantisation : module.quantisations) {
-    if (quantisation.of == quantisation.data ||
-        module.param(quantisation.of).skip != SkipReason::kUnspecified) {
+  std::vector<Quantization*> of_param(module.params.size(), nullptr);
+  for (Quantization& quantization : module.quantizations) {
+    if (quantization.of == quantization.data ||
+        module.param(quantization.of).skip != SkipReason::kUnspecified) {
       continue;
     }
-    quantisation.at = QuantisedAt::kSource;
-    of_param[IndexOf(quantisation.of)] = &quantisation;
+    quantization.at = QuantizedAt::kSource;
+    of_param[IndexOf(quantization.of)] = &quantization;
   }
   for (size_t rank = 0; rank < module.source.ranks.size(); ++rank) {
     for (const BufferId id : module.source.ranks[rank]) {
       for (const Fragment& fragment : module.buffers[id].fragments) {
-        Quantisation* quantisation = of_param[IndexOf(fragment.param)];
-        if (quantisation == nullptr ||
-            quantisation->at == QuantisedAt::kDestination) {
+        Quantization* quantization = of_param[IndexOf(fragment.param)];
+        if (quantization == nullptr ||
+            quantization->at == QuantizedAt::kDestination) {
           continue;
         }
         const std::string obstacle = Obstacle(
-            fragment, module.param(fragment.param), quantisation->scheme);
+            fragment, module.param(fragment.param), quantization->scheme);
         if (obstacle.empty()) continue;
-        quantisation->at = QuantisedAt::kDestination;
-        quantisation->reason =
+        quantization->at = QuantizedAt::kDestination;
+        quantization->reason =
             absl::StrCat("source rank ", rank, " holds ", BoxText(fragment.box),
                          ", ", obstacle);
       }
@@ -77,11 +77,11 @@ std::vector<DType> SourceDTypes(const Module& module) {
   return dtypes;
 }
 
-// One side's part: by the buffers of a rank, what it quantises.
+// One side's part: by the buffers of a rank, what it quantizes.
 struct SideWork {
   SideLayout& side;
-  std::map<std::vector<BufferId>, std::vector<QuantiseItem>> items;
-  std::map<std::vector<BufferId>, QuantiseWork> works;
+  std::map<std::vector<BufferId>, std::vector<QuantizeItem>> items;
+  std::map<std::vector<BufferId>, QuantizeWork> works;
 };
 
 // A rank whose scratch is larger than any other's.
@@ -99,15 +99,15 @@ class Placer {
                SideWork{module.destination, {}, {}}} {
     for (const bool is_source : {true, false}) {
       SideWork& work = sides_[is_source ? 0 : 1];
-      const QuantiseLister lister(
-          module, is_source ? QuantisedAt::kSource : QuantisedAt::kDestination);
+      const QuantizeLister lister(
+          module, is_source ? QuantizedAt::kSource : QuantizedAt::kDestination);
       for (const std::vector<BufferId>& buffers : work.side.ranks) {
         const auto [it, is_new] = work.items.try_emplace(buffers);
         if (!is_new) continue;
         it->second = lister.List(buffers);
         largest_bytes_ =
             std::max(largest_bytes_, BuilderFor(buffers).Bytes(it->second));
-        (is_source ? quantises_at_source_ : quantises_at_destination_) |=
+        (is_source ? quantizes_at_source_ : quantizes_at_destination_) |=
             !it->second.empty();
       }
     }
@@ -118,7 +118,7 @@ class Placer {
   // none fit: the least that was found.
   //
   // `shares_gpus`: processes take turns on a GPU, milliseconds each, and those
-  // of a receiver that quantises and of its sender must after every wave.
+  // of a receiver that quantizes and of its sender must after every wave.
   LargestArena Cut(bool shares_gpus) {
     const int64_t limit = module_.limits.scratch_bytes;
     const auto count = [&](int64_t wave_bytes) {
@@ -126,7 +126,7 @@ class Placer {
              std::max<int64_t>(wave_bytes, 1);
     };
     int64_t waves =
-        shares_gpus && quantises_at_destination_
+        shares_gpus && quantizes_at_destination_
             ? 1
             : std::clamp<int64_t>(count(kWaveBytes), 1, kWavesToOverlap);
     if (largest_bytes_ > limit) {
@@ -150,29 +150,29 @@ class Placer {
     for (SideWork& work : sides_) {
       std::map<std::vector<BufferId>, std::vector<BufferId>> scratch;
       for (std::vector<BufferId>& buffers : work.side.ranks) {
-        QuantiseWork& of_rank = work.works.at(buffers);
+        QuantizeWork& of_rank = work.works.at(buffers);
         const auto [it, is_new] = scratch.try_emplace(buffers);
         for (size_t i = 0; is_new && i < of_rank.scratch.size(); ++i) {
           it->second.push_back(
               module_.buffers.Intern(std::move(of_rank.scratch[i])));
         }
-        module_.quantises.push_back(of_rank.quantises);
+        module_.quantizes.push_back(of_rank.quantizes);
         buffers.insert(buffers.end(), it->second.begin(), it->second.end());
       }
     }
   }
 
  private:
-  QuantiseWorkBuilder BuilderFor(const std::vector<BufferId>& buffers) const {
-    return QuantiseWorkBuilder(module_, source_dtypes_, buffers.size());
+  QuantizeWorkBuilder BuilderFor(const std::vector<BufferId>& buffers) const {
+    return QuantizeWorkBuilder(module_, source_dtypes_, buffers.size());
   }
 
   // What needs no scratch travels while the first window of a source is
   // filled, or while a destination empties its last.
   LargestArena BuildAll(int32_t waves) {
-    const bool first = waves > 1 && quantises_at_source_;
+    const bool first = waves > 1 && quantizes_at_source_;
     module_.waves = waves == 1 ? 1 : waves + 1;
-    module_.unquantised_wave = first || waves == 1 ? 0 : waves;
+    module_.unquantized_wave = first || waves == 1 ? 0 : waves;
     LargestArena largest;
     size_t rank = 0;
     for (SideWork& work : sides_) {
@@ -183,7 +183,7 @@ class Placer {
           it->second = BuilderFor(buffers).Build(work.items.at(buffers),
                                                  first ? 1 : 0, waves);
         }
-        const int64_t bytes = it->second.quantises.arena_bytes;
+        const int64_t bytes = it->second.quantizes.arena_bytes;
         if (bytes > largest.bytes) largest = {bytes, rank};
         ++rank;
       }
@@ -194,15 +194,15 @@ class Placer {
   Module& module_;
   const std::vector<DType> source_dtypes_;
   std::array<SideWork, 2> sides_;
-  int64_t largest_bytes_ = 0;  // of what a rank quantises
-  bool quantises_at_source_ = false;
-  bool quantises_at_destination_ = false;
+  int64_t largest_bytes_ = 0;  // of what a rank quantizes
+  bool quantizes_at_source_ = false;
+  bool quantizes_at_destination_ = false;
 };
 
 }  // namespace
 
-absl::Status PlaceQuantisation(const PassOptions& options, Module& module) {
-  if (module.quantisations.empty()) return absl::OkStatus();
+absl::Status PlaceQuantization(const PassOptions& options, Module& module) {
+  if (module.quantizations.empty()) return absl::OkStatus();
   DecidePlaces(module);
   Placer placer(module);
   const LargestArena largest = placer.Cut(options.job.colocated.value);
@@ -210,7 +210,7 @@ absl::Status PlaceQuantisation(const PassOptions& options, Module& module) {
     options.diagnostics.Error(
         options.job.options.scratch_bytes.place,
         absl::StrFormat(
-            "rank %d needs %d bytes of scratch to quantise at the %s, in the "
+            "rank %d needs %d bytes of scratch to quantize at the %s, in the "
             "smallest windows; options.scratch_bytes%s is %d, wanted %d",
             largest.rank, largest.bytes,
             placer.IsSource(largest.rank) ? "source" : "destination",

@@ -1,4 +1,4 @@
-#include "executor/quantise_boxes.h"
+#include "executor/quantize_boxes.h"
 
 #include "executor/copy_boxes.h"
 
@@ -19,7 +19,7 @@ class Side {
 
   const CopyPlace& place() const { return place_; }
   uint64_t RowBytes(uint64_t stride) const { return stride * element_bytes_; }
-  // The door has seen that a loop of 2 or more does not cross tensors.
+  // The loader has seen that a loop of 2 or more does not cross tensors.
   CopyStep Step(uint64_t stride) const {
     TensorBox box;
     AddLoop(/*extent=*/2, stride, numel_, box);
@@ -34,14 +34,14 @@ class Side {
 
 }  // namespace
 
-void AppendQuantise(const fb::Body& body, const TensorTable& tensors,
-                    const fb::Quantise& op, CopyBatch& batch) {
-  const fb::Quantisation& quantisation =
-      *body.quantisations()->Get(op.quantisation());
+void AppendQuantize(const fb::Body& body, const TensorTable& tensors,
+                    const fb::Quantize& op, CopyBatch& batch) {
+  const fb::Quantization& quantization =
+      *body.quantizations()->Get(op.quantization());
   const Side input(tensors, op.input_slot(), op.input_offset());
   const Side output(tensors, op.output_slot(), op.output_offset());
   const Side scales(tensors, op.scale_slot(), op.scale_offset());
-  batch.quantises.push_back(
+  batch.quantizes.push_back(
       {.input = input.place(),
        .output = output.place(),
        .scales = scales.place(),
@@ -50,15 +50,15 @@ void AppendQuantise(const fb::Body& body, const TensorTable& tensors,
        .input_row_bytes = input.RowBytes(op.input_row_stride()),
        .output_row_bytes = output.RowBytes(op.output_row_stride()),
        .scale_row_bytes = scales.RowBytes(op.scale_row_stride()),
-       .block_rows = quantisation.block_rows(),
-       .block_columns = quantisation.block_columns(),
-       .format = quantisation.scale_format(),
-       .loops_begin = static_cast<uint32_t>(batch.quantise_loops.size()),
+       .block_rows = quantization.block_rows(),
+       .block_columns = quantization.block_columns(),
+       .format = quantization.scale_format(),
+       .loops_begin = static_cast<uint32_t>(batch.quantize_loops.size()),
        .loops_count = op.loops_count()});
   for (uint32_t i = 0; i < op.loops_count(); ++i) {
-    const fb::QuantiseLoop& loop =
-        *body.quantise_loops()->Get(op.loops_begin() + i);
-    batch.quantise_loops.push_back(
+    const fb::QuantizeLoop& loop =
+        *body.quantize_loops()->Get(op.loops_begin() + i);
+    batch.quantize_loops.push_back(
         {.extent = loop.extent(),
          .input = input.Step(loop.input_stride()),
          .output = output.Step(loop.output_stride()),

@@ -1,4 +1,4 @@
-#include "compiler/passes/quantise_work.h"
+#include "compiler/passes/quantize_work.h"
 
 #include <algorithm>
 #include <map>
@@ -6,8 +6,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "compiler/passes/quantise_waves.h"
-#include "plan/quantise_check.h"
+#include "compiler/passes/quantize_waves.h"
+#include "plan/quantize_check.h"
 
 namespace refit {
 namespace {
@@ -16,9 +16,9 @@ namespace {
 // access does.
 constexpr int64_t kScratchAlignmentElements = 128;
 
-const Quantisation& QuantisationOf(const Module& module,
-                                   const QuantiseItem& item) {
-  return module.quantisations[static_cast<size_t>(item.quantisation)];
+const Quantization& QuantizationOf(const Module& module,
+                                   const QuantizeItem& item) {
+  return module.quantizations[static_cast<size_t>(item.quantization)];
 }
 
 Dims Extents(const Box& box) {
@@ -40,8 +40,8 @@ class ScratchTensor {
     buffer_.wave = wave;
   }
 
-  QuantiseSide Add(ParamId param, const Box& box) {
-    const QuantiseSide side = {.slot = slot_,
+  QuantizeSide Add(ParamId param, const Box& box) {
+    const QuantizeSide side = {.slot = slot_,
                                .offset = size_,
                                .stride = RowMajorStrides(Extents(box))};
     buffer_.fragments.push_back({.param = param,
@@ -79,25 +79,25 @@ class Builder {
   }
 
   // Of the present wave: `box` is a part of the item's.
-  void Add(const QuantiseItem& item, const Box& box) {
-    const Quantisation& quantisation = QuantisationOf(module_, item);
-    const Box grid = ScaleBox(box, quantisation.scheme);
-    if (quantisation.at == QuantisedAt::kSource) {
-      const DType scale_dtype = ScaleDType(quantisation.scheme.scale_format);
-      const QuantiseSide output =
-          Scratch(DType::kFp8E4m3).Add(quantisation.data, box);
+  void Add(const QuantizeItem& item, const Box& box) {
+    const Quantization& quantization = QuantizationOf(module_, item);
+    const Box grid = ScaleBox(box, quantization.scheme);
+    if (quantization.at == QuantizedAt::kSource) {
+      const DType scale_dtype = ScaleDType(quantization.scheme.scale_format);
+      const QuantizeSide output =
+          Scratch(DType::kFp8E4m3).Add(quantization.data, box);
       ops_.push_back(
-          {.quantisation = item.quantisation,
+          {.quantization = item.quantization,
            .box = box,
            .input = item.values.front().Of(box),
            .output = output,
-           .scales = Scratch(scale_dtype).Add(quantisation.scales, grid)});
+           .scales = Scratch(scale_dtype).Add(quantization.scales, grid)});
       return;
     }
-    const QuantiseSide input = Scratch(source_dtypes_[IndexOf(quantisation.of)])
-                                   .Add(quantisation.of, box);
+    const QuantizeSide input = Scratch(source_dtypes_[IndexOf(quantization.of)])
+                                   .Add(quantization.of, box);
     for (size_t i = 0; i < item.values.size(); ++i) {
-      ops_.push_back({.quantisation = item.quantisation,
+      ops_.push_back({.quantization = item.quantization,
                       .box = box,
                       .input = input,
                       .output = item.values[i].Of(box),
@@ -105,10 +105,10 @@ class Builder {
     }
   }
 
-  QuantiseWork Finish() {
-    QuantiseWork work;
-    work.quantises.scratch_buffers = static_cast<int32_t>(tensors_.size());
-    work.quantises.quantises = std::move(ops_);
+  QuantizeWork Finish() {
+    QuantizeWork work;
+    work.quantizes.scratch_buffers = static_cast<int32_t>(tensors_.size());
+    work.quantizes.quantizes = std::move(ops_);
     for (ScratchTensor& tensor : tensors_) {
       work.scratch.push_back(tensor.Take());
     }
@@ -127,7 +127,7 @@ class Builder {
   const std::vector<DType>& source_dtypes_;
   const size_t first_slot_;
   int32_t wave_ = kNoWave;
-  std::vector<Quantise> ops_;
+  std::vector<Quantize> ops_;
   std::vector<ScratchTensor> tensors_;
   std::map<DType, size_t> slots_;  // of the present wave, into tensors_
 };
@@ -136,24 +136,24 @@ int64_t BytesOf(const Buffer& buffer) {
   return buffer.shape[0] * DTypeBytes(buffer.dtype);
 }
 
-void PlaceInOwnMemory(QuantiseWork& work) {
+void PlaceInOwnMemory(QuantizeWork& work) {
   for (const Buffer& buffer : work.scratch) {
-    work.quantises.arena_bytes += BytesOf(buffer);
+    work.quantizes.arena_bytes += BytesOf(buffer);
   }
 }
 
 // Waves lie at the two ends of the arena in turns, so that it is no larger than
 // two neighbours need. Where a rank has no part in a wave, those around it may
 // share bytes: that wave's rounds are the time to fill or to empty them.
-void PlaceInTurns(QuantiseWork& work) {
-  std::vector<ScratchWindow>& windows = work.quantises.windows;
+void PlaceInTurns(QuantizeWork& work) {
+  std::vector<ScratchWindow>& windows = work.quantizes.windows;
   std::map<int32_t, int64_t> wave_bytes;
   for (const Buffer& buffer : work.scratch) {
     int64_t& bytes = wave_bytes[buffer.wave];
     windows.push_back({.offset = bytes});
     bytes += BytesOf(buffer);
   }
-  int64_t& arena_bytes = work.quantises.arena_bytes;
+  int64_t& arena_bytes = work.quantizes.arena_bytes;
   for (const auto& [wave, bytes] : wave_bytes) {
     const auto before = wave_bytes.find(wave - 1);
     arena_bytes = std::max(
@@ -167,8 +167,8 @@ void PlaceInTurns(QuantiseWork& work) {
 
 }  // namespace
 
-QuantiseSide HeldBox::Of(const Box& part) const {
-  QuantiseSide side = {
+QuantizeSide HeldBox::Of(const Box& part) const {
+  QuantizeSide side = {
       .slot = slot, .offset = fragment.offset, .stride = fragment.stride};
   for (size_t dim = 0; dim < part.lo.size(); ++dim) {
     side.offset += (part.lo[dim] - fragment.box.lo[dim]) * side.stride[dim];
@@ -176,19 +176,19 @@ QuantiseSide HeldBox::Of(const Box& part) const {
   return side;
 }
 
-QuantiseLister::QuantiseLister(const Module& module, QuantisedAt at)
+QuantizeLister::QuantizeLister(const Module& module, QuantizedAt at)
     : module_(module), at_(at), by_param_(module.params.size(), -1) {
-  for (size_t i = 0; i < module.quantisations.size(); ++i) {
-    const Quantisation& quantisation = module.quantisations[i];
-    if (quantisation.at != at) continue;
+  for (size_t i = 0; i < module.quantizations.size(); ++i) {
+    const Quantization& quantization = module.quantizations[i];
+    if (quantization.at != at) continue;
     const ParamId held =
-        at == QuantisedAt::kSource ? quantisation.of : quantisation.data;
+        at == QuantizedAt::kSource ? quantization.of : quantization.data;
     by_param_[IndexOf(held)] = static_cast<int32_t>(i);
   }
 }
 
 template <typename Visit>
-void QuantiseLister::ForEachFragment(const std::vector<BufferId>& buffers,
+void QuantizeLister::ForEachFragment(const std::vector<BufferId>& buffers,
                                      const Visit& visit) const {
   for (size_t slot = 0; slot < buffers.size(); ++slot) {
     for (const Fragment& fragment : module_.buffers[buffers[slot]].fragments) {
@@ -197,65 +197,65 @@ void QuantiseLister::ForEachFragment(const std::vector<BufferId>& buffers,
   }
 }
 
-std::vector<QuantiseItem> QuantiseLister::List(
+std::vector<QuantizeItem> QuantizeLister::List(
     const std::vector<BufferId>& buffers) const {
-  std::vector<QuantiseItem> items;
+  std::vector<QuantizeItem> items;
   absl::flat_hash_map<std::pair<int32_t, Box>, size_t> known;
   ForEachFragment(buffers, [&](int32_t slot, const Fragment& fragment) {
-    const int32_t quantisation = by_param_[IndexOf(fragment.param)];
-    if (quantisation < 0) return;
+    const int32_t quantization = by_param_[IndexOf(fragment.param)];
+    if (quantization < 0) return;
     const auto [it, is_new] =
-        known.try_emplace({quantisation, fragment.box}, items.size());
+        known.try_emplace({quantization, fragment.box}, items.size());
     if (is_new) {
-      items.push_back({.quantisation = quantisation,
+      items.push_back({.quantization = quantization,
                        .box = fragment.box,
                        .values = {},
                        .scales = {}});
     }
     items[it->second].values.push_back({slot, fragment});
   });
-  if (at_ == QuantisedAt::kDestination) AddScales(buffers, items);
+  if (at_ == QuantizedAt::kDestination) AddScales(buffers, items);
   return items;
 }
 
 // Scales stand in the order of their values, so that the n-th of equal boxes of
 // values has the n-th of equal boxes of scales.
-void QuantiseLister::AddScales(const std::vector<BufferId>& buffers,
-                               std::vector<QuantiseItem>& items) const {
+void QuantizeLister::AddScales(const std::vector<BufferId>& buffers,
+                               std::vector<QuantizeItem>& items) const {
   absl::flat_hash_map<std::pair<ParamId, Box>, std::vector<HeldBox>> scales;
   ForEachFragment(buffers, [&](int32_t slot, const Fragment& fragment) {
     scales[{fragment.param, fragment.box}].push_back({slot, fragment});
   });
-  for (QuantiseItem& item : items) {
-    const Quantisation& quantisation = QuantisationOf(module_, item);
+  for (QuantizeItem& item : items) {
+    const Quantization& quantization = QuantizationOf(module_, item);
     item.scales = scales.at(
-        {quantisation.scales, ScaleBox(item.box, quantisation.scheme)});
+        {quantization.scales, ScaleBox(item.box, quantization.scheme)});
   }
 }
 
-int64_t QuantiseWorkBuilder::ElementBytes(const QuantiseItem& item) const {
-  const Quantisation& quantisation = QuantisationOf(module_, item);
-  return DTypeBytes(quantisation.at == QuantisedAt::kSource
+int64_t QuantizeWorkBuilder::ElementBytes(const QuantizeItem& item) const {
+  const Quantization& quantization = QuantizationOf(module_, item);
+  return DTypeBytes(quantization.at == QuantizedAt::kSource
                         ? DType::kFp8E4m3
-                        : source_dtypes_[IndexOf(quantisation.of)]);
+                        : source_dtypes_[IndexOf(quantization.of)]);
 }
 
-int64_t QuantiseWorkBuilder::Bytes(
-    const std::vector<QuantiseItem>& items) const {
+int64_t QuantizeWorkBuilder::Bytes(
+    const std::vector<QuantizeItem>& items) const {
   int64_t bytes = 0;
-  for (const QuantiseItem& item : items) {
+  for (const QuantizeItem& item : items) {
     bytes += item.box.Volume() * ElementBytes(item);
   }
   return bytes;
 }
 
-QuantiseWork QuantiseWorkBuilder::Build(const std::vector<QuantiseItem>& items,
+QuantizeWork QuantizeWorkBuilder::Build(const std::vector<QuantizeItem>& items,
                                         int32_t first_wave,
                                         int32_t waves) const {
-  std::vector<QuantisedBox> boxes;
-  for (const QuantiseItem& item : items) {
+  std::vector<QuantizedBox> boxes;
+  for (const QuantizeItem& item : items) {
     boxes.push_back({.box = item.box,
-                     .scheme = QuantisationOf(module_, item).scheme,
+                     .scheme = QuantizationOf(module_, item).scheme,
                      .element_bytes = ElementBytes(item)});
   }
   Builder builder(module_, source_dtypes_, first_slot_);
@@ -263,7 +263,7 @@ QuantiseWork QuantiseWorkBuilder::Build(const std::vector<QuantiseItem>& items,
     if (waves > 1) builder.StartWave(first_wave + part.wave);
     builder.Add(items[part.of], part.box);
   }
-  QuantiseWork work = builder.Finish();
+  QuantizeWork work = builder.Finish();
   if (waves > 1) {
     PlaceInTurns(work);
   } else {

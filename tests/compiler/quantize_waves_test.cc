@@ -1,5 +1,5 @@
-// Quantisation in waves: how it is cut, and the windows that plans get.
-#include "compiler/passes/quantise_waves.h"
+// Quantization in waves: how it is cut, and the windows that plans get.
+#include "compiler/passes/quantize_waves.h"
 
 #include <algorithm>
 #include <map>
@@ -17,9 +17,9 @@ namespace refit {
 namespace {
 
 // Two layers' attention, three experts of four layers each, a last odd matrix.
-std::vector<QuantisedBox> SomeBoxes() {
+std::vector<QuantizedBox> SomeBoxes() {
   const auto box = [](Dims lo, Dims hi, int64_t element_bytes) {
-    return QuantisedBox{.box = {.lo = lo, .hi = hi},
+    return QuantizedBox{.box = {.lo = lo, .hi = hi},
                         .scheme = kFp8Block128,
                         .element_bytes = element_bytes};
   };
@@ -28,7 +28,7 @@ std::vector<QuantisedBox> SomeBoxes() {
           box({0, 0, 0}, {1, 300, 256}, 2)};
 }
 
-std::vector<int64_t> WaveBytes(const std::vector<QuantisedBox>& boxes,
+std::vector<int64_t> WaveBytes(const std::vector<QuantizedBox>& boxes,
                                int32_t waves) {
   std::vector<int64_t> bytes(static_cast<size_t>(waves), 0);
   for (const WavePart& part : CutIntoWaves(boxes, waves)) {
@@ -39,7 +39,7 @@ std::vector<int64_t> WaveBytes(const std::vector<QuantisedBox>& boxes,
 }
 
 TEST(CutIntoWavesTest, PartsTileTheBoxesInWholeBlocks) {
-  const std::vector<QuantisedBox> boxes = SomeBoxes();
+  const std::vector<QuantizedBox> boxes = SomeBoxes();
   const Dims rows = {512, 384, 300};
   for (const int32_t waves : {1, 2, 3, 7, 20, 200}) {
     SCOPED_TRACE(waves);
@@ -80,7 +80,7 @@ TEST(CutIntoWavesTest, MoreWavesThanBlocksLeaveSomeEmpty) {
 }
 
 TEST(CutIntoWavesTest, AFewWavesEndBetweenLayers) {
-  const std::vector<QuantisedBox> boxes = {
+  const std::vector<QuantizedBox> boxes = {
       {.box = {.lo = {0, 0, 0}, .hi = {36, 256, 256}}, .scheme = kFp8Block128}};
   std::vector<std::string> cuts;
   for (const WavePart& part : CutIntoWaves(boxes, 3)) {
@@ -92,9 +92,9 @@ TEST(CutIntoWavesTest, AFewWavesEndBetweenLayers) {
 }
 
 TEST(CutIntoWavesTest, AnotherStageOfAPipelineIsCutAtTheSamePlaces) {
-  std::vector<QuantisedBox> boxes = SomeBoxes();
+  std::vector<QuantizedBox> boxes = SomeBoxes();
   const std::vector<WavePart> first = CutIntoWaves(boxes, 5);
-  for (QuantisedBox& box : boxes) {
+  for (QuantizedBox& box : boxes) {
     box.box.lo[0] += 8;
     box.box.hi[0] += 8;
   }
@@ -190,7 +190,7 @@ std::vector<uint64_t> WaveSizes(const PlanFile& plan, int32_t rank) {
   return waves;
 }
 
-TEST(QuantiseWavesTest, SourcesTakeTurnsInTheirScratch) {
+TEST(QuantizeWavesTest, SourcesTakeTurnsInTheirScratch) {
   const absl::StatusOr<PlanFile> plan = CompileMoe(
       R"("tensor_parallel": 2, "data_parallel": 2, "expert_parallel": 2,
  "pipeline_parallel": 3)",
@@ -201,7 +201,7 @@ TEST(QuantiseWavesTest, SourcesTakeTurnsInTheirScratch) {
   }
 }
 
-TEST(QuantiseWavesTest, DestinationsTakeTurnsInTheirScratch) {
+TEST(QuantizeWavesTest, DestinationsTakeTurnsInTheirScratch) {
   const absl::StatusOr<PlanFile> plan =
       CompileMoe(R"("tensor_parallel": 4, "expert_tensor_parallel": 4)",
                  R"("tensor_parallel": 2)", R"("scratch_bytes": 600000)");
@@ -211,7 +211,7 @@ TEST(QuantiseWavesTest, DestinationsTakeTurnsInTheirScratch) {
   }
 }
 
-TEST(QuantiseWavesTest, ScratchIsNoLargerThanTwoNeighbouringWaves) {
+TEST(QuantizeWavesTest, ScratchIsNoLargerThanTwoNeighbouringWaves) {
   const absl::StatusOr<PlanFile> plan =
       CompileMoe(R"("tensor_parallel": 2)", R"("tensor_parallel": 2)",
                  R"("scratch_bytes": 500000)");
@@ -228,7 +228,7 @@ TEST(QuantiseWavesTest, ScratchIsNoLargerThanTwoNeighbouringWaves) {
   }
 }
 
-TEST(QuantiseWavesTest, WhatFitsNeedsNoWindows) {
+TEST(QuantizeWavesTest, WhatFitsNeedsNoWindows) {
   const absl::StatusOr<PlanFile> plan =
       CompileMoe(R"("tensor_parallel": 2)", R"("tensor_parallel": 2)", "");
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -237,13 +237,13 @@ TEST(QuantiseWavesTest, WhatFitsNeedsNoWindows) {
   }
 }
 
-TEST(QuantiseWavesTest, SmallWindowsThatDoNotFitSayWhatToDo) {
+TEST(QuantizeWavesTest, SmallWindowsThatDoNotFitSayWhatToDo) {
   std::string errors;
   const absl::StatusOr<PlanFile> plan =
       CompileMoe(R"("tensor_parallel": 2)", R"("tensor_parallel": 2)",
                  R"("scratch_bytes": 4096)", &errors);
   EXPECT_FALSE(plan.ok());
-  EXPECT_NE(errors.find("rank 0 needs 33280 bytes of scratch to quantise at "
+  EXPECT_NE(errors.find("rank 0 needs 33280 bytes of scratch to quantize at "
                         "the source, in the smallest windows; "
                         "options.scratch_bytes is 4096, wanted 33280"),
             std::string::npos)
@@ -276,7 +276,7 @@ std::string CompileSmallQwen3(const std::string& source,
 
 // Rank 0 alone holds a layer's MLP, so that its waves are cut elsewhere than
 // rank 1's: nobody sends some of them.
-TEST(QuantiseWavesTest, WhatNoRankSendsIsNotQuantised) {
+TEST(QuantizeWavesTest, WhatNoRankSendsIsNotQuantized) {
   std::vector<uint8_t> bytes;
   ASSERT_EQ(CompileSmallQwen3(
                 R"("layout": "generic", "meshes": {
@@ -301,7 +301,7 @@ TEST(QuantiseWavesTest, WhatNoRankSendsIsNotQuantised) {
   }
 }
 
-TEST(QuantiseWavesTest, TensorsOfARuleWithADTypeAreNotQuantised) {
+TEST(QuantizeWavesTest, TensorsOfARuleWithADTypeAreNotQuantized) {
   constexpr char kSource[] = R"("layout": "megatron")";
   const auto destination = [](const std::string& match) {
     return absl::StrCat(
@@ -334,8 +334,8 @@ TEST(QuantiseWavesTest, TensorsOfARuleWithADTypeAreNotQuantised) {
             std::string::npos);
 }
 
-// The rank's scratch holds it once; both slots are quantised from there.
-TEST(QuantiseWavesTest, AnExpertTwiceOnARankIsQuantisedIntoBothSlots) {
+// The rank's scratch holds it once; both slots are quantized from there.
+TEST(QuantizeWavesTest, AnExpertTwiceOnARankIsQuantizedIntoBothSlots) {
   for (const char* options : {"", R"("scratch_bytes": 600000)"}) {
     std::string errors;
     const absl::StatusOr<PlanFile> plan =

@@ -1,6 +1,6 @@
-// How what a rank quantises is cut into waves of nearly equal size.
-#ifndef REFIT_COMPILER_PASSES_QUANTISE_WAVES_H_
-#define REFIT_COMPILER_PASSES_QUANTISE_WAVES_H_
+// How what a rank quantizes is cut into waves of nearly equal size.
+#ifndef REFIT_COMPILER_PASSES_QUANTIZE_WAVES_H_
+#define REFIT_COMPILER_PASSES_QUANTIZE_WAVES_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +13,7 @@
 namespace refit {
 
 // A box of whole blocks of a param, and what an element of it takes in scratch.
-struct QuantisedBox {
+struct QuantizedBox {
   Box box;
   BlockScheme scheme;
   int64_t element_bytes = 1;
@@ -21,7 +21,7 @@ struct QuantisedBox {
   int64_t bytes() const { return box.Volume() * element_bytes; }
 };
 
-// A part of a QuantisedBox, of whole blocks too.
+// A part of a QuantizedBox, of whole blocks too.
 struct WavePart {
   size_t of = 0;  // position in the list
   Box box;
@@ -33,9 +33,9 @@ struct WavePart {
 // then rows of blocks), and finer only where that leaves the waves too uneven.
 // The parts tile the boxes and are in order of their waves. Equal lists of
 // extents are cut at equal places, whatever their boxes' `lo`.
-std::vector<WavePart> CutIntoWaves(absl::Span<const QuantisedBox> boxes,
+std::vector<WavePart> CutIntoWaves(absl::Span<const QuantizedBox> boxes,
                                    int32_t waves);
 
 }  // namespace refit
 
-#endif  // REFIT_COMPILER_PASSES_QUANTISE_WAVES_H_
+#endif  // REFIT_COMPILER_PASSES_QUANTIZE_WAVES_H_

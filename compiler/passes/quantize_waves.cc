@@ -1,4 +1,4 @@
-#include "compiler/passes/quantise_waves.h"
+#include "compiler/passes/quantize_waves.h"
 
 #include <algorithm>
 
@@ -16,7 +16,7 @@ class Cutter {
         waves_(waves),
         slack_bytes_(total_bytes / waves / kUnevenPart) {}
 
-  void Add(size_t of, const QuantisedBox& whole, const Box& box);
+  void Add(size_t of, const QuantizedBox& whole, const Box& box);
   std::vector<WavePart> Take() { return std::move(parts_); }
 
  private:
@@ -41,7 +41,7 @@ class Cutter {
   std::vector<WavePart> parts_;
 };
 
-void Cutter::Add(size_t of, const QuantisedBox& whole, const Box& box) {
+void Cutter::Add(size_t of, const QuantizedBox& whole, const Box& box) {
   const size_t row = box.lo.size() - 2;
   Box rest = box;
   while (!rest.Empty()) {
@@ -78,10 +78,10 @@ void Cutter::Add(size_t of, const QuantisedBox& whole, const Box& box) {
 
 }  // namespace
 
-std::vector<WavePart> CutIntoWaves(absl::Span<const QuantisedBox> boxes,
+std::vector<WavePart> CutIntoWaves(absl::Span<const QuantizedBox> boxes,
                                    int32_t waves) {
   int64_t total_bytes = 0;
-  for (const QuantisedBox& box : boxes) total_bytes += box.bytes();
+  for (const QuantizedBox& box : boxes) total_bytes += box.bytes();
   Cutter cutter(total_bytes, waves);
   for (size_t i = 0; i < boxes.size(); ++i) {
     cutter.Add(i, boxes[i], boxes[i].box);

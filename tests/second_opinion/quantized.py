@@ -39,7 +39,7 @@ class Scheme:
 
 
 def scheme_of(side):
-    """None for a side that holds nothing quantised."""
+    """None for a side that holds nothing quantized."""
     dtype = side.get("dtype")
     if dtype == "fp8_e4m3_block128":
         return Scheme(128, 128, side.get("scale_fmt", "fp32"), "_scale_inv")
@@ -93,7 +93,7 @@ def power_above(numbers):
     return exponents - (mantissas == 0.5)
 
 
-def quantise(numbers, scheme):
+def quantize(numbers, scheme):
     """Returns (codes, bits of scales)."""
     largest = largest_of_blocks(numbers, scheme)
     if scheme.scales == "e8m0":
@@ -144,20 +144,20 @@ def ranks(layout, model, side, scheme, plain, codes, scales, fill):
 
 
 def both_sides(job, destination_layout, source_layout, plain_ranks):
-    """The source's and the destination's ranks of a job whose destination is quantised.
+    """The source's and the destination's ranks of a job whose destination is quantized.
 
-    `plain_ranks(side, tensors, padding, dtype)` lays out a side of which nothing is quantised.
+    `plain_ranks(side, tensors, padding, dtype)` lays out a side of which nothing is quantized.
     """
     scheme = scheme_of(job.destination)
     shapes = job.model.parameters()
-    is_quantised_before = scheme_of(job.source) is not None
-    source_dtype = job.model.dtype if is_quantised_before else job.source.get("dtype", job.model.dtype)
+    is_quantized_before = scheme_of(job.source) is not None
+    source_dtype = job.model.dtype if is_quantized_before else job.source.get("dtype", job.model.dtype)
     plain = {name: parameter(name, shape, source_dtype) for name, shape in shapes.items()}
     codes, scales = {}, {}
     for name in filter(is_linear, shapes):
-        codes[name], scales[name] = quantise(fp32(plain[name], source_dtype), scheme)
+        codes[name], scales[name] = quantize(fp32(plain[name], source_dtype), scheme)
     garbage = values.GARBAGE[source_dtype]
-    if is_quantised_before:
+    if is_quantized_before:
         source = ranks(source_layout, job.model, job.source, scheme, plain, codes, scales, garbage)
     else:
         source = plain_ranks(job.source, plain, values.Padding(source_dtype, garbage), source_dtype)

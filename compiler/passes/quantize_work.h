@@ -1,6 +1,6 @@
-// What ranks quantise, and the scratch that they do it in.
-#ifndef REFIT_COMPILER_PASSES_QUANTISE_WORK_H_
-#define REFIT_COMPILER_PASSES_QUANTISE_WORK_H_
+// What ranks quantize, and the scratch that they do it in.
+#ifndef REFIT_COMPILER_PASSES_QUANTIZE_WORK_H_
+#define REFIT_COMPILER_PASSES_QUANTIZE_WORK_H_
 
 #include <cstdint>
 #include <vector>
@@ -15,47 +15,47 @@ struct HeldBox {
   Fragment fragment;
 
   // Of a part of the fragment's box.
-  QuantiseSide Of(const Box& part) const;
+  QuantizeSide Of(const Box& part) const;
 };
 
-// A box that a rank quantises, and where it is in the rank's tensors: what a
+// A box that a rank quantizes, and where it is in the rank's tensors: what a
 // source reads, or what a destination writes, more than one place where it
 // holds the box more than once.
-struct QuantiseItem {
-  int32_t quantisation = 0;  // of Module::quantisations
+struct QuantizeItem {
+  int32_t quantization = 0;  // of Module::quantizations
   Box box;
   std::vector<HeldBox> values;
   std::vector<HeldBox> scales;  // of a destination: those of `values`
 };
 
-// What all ranks with these buffers quantise at `at`, each box once.
-class QuantiseLister {
+// What all ranks with these buffers quantize at `at`, each box once.
+class QuantizeLister {
  public:
-  QuantiseLister(const Module& module, QuantisedAt at);
-  std::vector<QuantiseItem> List(const std::vector<BufferId>& buffers) const;
+  QuantizeLister(const Module& module, QuantizedAt at);
+  std::vector<QuantizeItem> List(const std::vector<BufferId>& buffers) const;
 
  private:
   template <typename Visit>
   void ForEachFragment(const std::vector<BufferId>& buffers,
                        const Visit& visit) const;
   void AddScales(const std::vector<BufferId>& buffers,
-                 std::vector<QuantiseItem>& items) const;
+                 std::vector<QuantizeItem>& items) const;
 
   const Module& module_;
-  const QuantisedAt at_;
-  std::vector<int32_t> by_param_;  // numbers of quantisations; -1: none
+  const QuantizedAt at_;
+  std::vector<int32_t> by_param_;  // numbers of quantizations; -1: none
 };
 
 // What items become.
-struct QuantiseWork {
-  RankQuantises quantises;
+struct QuantizeWork {
+  RankQuantizes quantizes;
   std::vector<Buffer> scratch;
 };
 
-class QuantiseWorkBuilder {
+class QuantizeWorkBuilder {
  public:
   // `source_dtypes`: by param. `first_slot`: that of scratch among the buffers.
-  QuantiseWorkBuilder(const Module& module,
+  QuantizeWorkBuilder(const Module& module,
                       const std::vector<DType>& source_dtypes,
                       size_t first_slot)
       : module_(module),
@@ -63,15 +63,15 @@ class QuantiseWorkBuilder {
         first_slot_(first_slot) {}
 
   // What the items take in scratch, scales not counted.
-  int64_t Bytes(const std::vector<QuantiseItem>& items) const;
+  int64_t Bytes(const std::vector<QuantizeItem>& items) const;
 
   // `waves` is their number, the first of them `first_wave`. Waves lie at the
   // two ends of the arena in turns; one wave lies in no window.
-  QuantiseWork Build(const std::vector<QuantiseItem>& items, int32_t first_wave,
+  QuantizeWork Build(const std::vector<QuantizeItem>& items, int32_t first_wave,
                      int32_t waves) const;
 
  private:
-  int64_t ElementBytes(const QuantiseItem& item) const;
+  int64_t ElementBytes(const QuantizeItem& item) const;
 
   const Module& module_;
   const std::vector<DType>& source_dtypes_;
@@ -80,4 +80,4 @@ class QuantiseWorkBuilder {
 
 }  // namespace refit
 
-#endif  // REFIT_COMPILER_PASSES_QUANTISE_WORK_H_
+#endif  // REFIT_COMPILER_PASSES_QUANTIZE_WORK_H_

@@ -1,7 +1,7 @@
-// What every Device must do to quantise blocks, beside a plain reference.
+// What every Device must do to quantize blocks, beside a plain reference.
 // Instantiated as device_conformance.h is.
-#ifndef REFIT_TESTS_EXECUTOR_QUANTISE_CONFORMANCE_H_
-#define REFIT_TESTS_EXECUTOR_QUANTISE_CONFORMANCE_H_
+#ifndef REFIT_TESTS_EXECUTOR_QUANTIZE_CONFORMANCE_H_
+#define REFIT_TESTS_EXECUTOR_QUANTIZE_CONFORMANCE_H_
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@
 
 namespace refit {
 
-struct QuantiseCase {
+struct QuantizeCase {
   uint64_t rows = 1;
   uint64_t columns = 1;
   uint32_t block_rows = 128;
@@ -91,11 +91,11 @@ inline ReferenceScale ReferenceScaleOf(float amax, fb::ScaleFormat format) {
   return {bytes_of(scale), 1.0f / scale};
 }
 
-class QuantiseConformance : public DeviceConformance {
+class QuantizeConformance : public DeviceConformance {
  protected:
   // Finite values of many sizes, with a zero block, a tiny one, and one each
   // with an infinity and a NaN.
-  static std::vector<float> Values(const QuantiseCase& c, uint64_t matrix) {
+  static std::vector<float> Values(const QuantizeCase& c, uint64_t matrix) {
     std::mt19937_64 random(matrix + c.rows * 7 + c.columns);
     std::normal_distribution<float> normal;
     std::vector<float> values(c.rows * c.columns);
@@ -129,7 +129,7 @@ class QuantiseConformance : public DeviceConformance {
   }
 
   // Two tensors of two matrices each.
-  void CheckCase(const QuantiseCase& c) {
+  void CheckCase(const QuantizeCase& c) {
     const uint64_t element = DTypeBytes(c.dtype);
     const uint64_t scale_bytes = c.format == fb::ScaleFormat::kE8m0 ? 1 : 4;
     const uint64_t down = (c.rows + c.block_rows - 1) / c.block_rows;
@@ -193,8 +193,8 @@ class QuantiseConformance : public DeviceConformance {
     }
 
     CopyBatch batch;
-    batch.kind = CopyKind::kQuantise;
-    batch.quantises = {{.input = {0, c.input_offset_bytes, c.dtype},
+    batch.kind = CopyKind::kQuantize;
+    batch.quantizes = {{.input = {0, c.input_offset_bytes, c.dtype},
                         .output = {1, 0, DType::kFp8E4m3},
                         .scales = {2, 0, DType::kFp32},
                         .rows = c.rows,
@@ -208,9 +208,9 @@ class QuantiseConformance : public DeviceConformance {
                         .loops_begin = 0,
                         .loops_count = 2}};
     if (c.format == fb::ScaleFormat::kE8m0) {
-      batch.quantises[0].scales.dtype = DType::kUint8;
+      batch.quantizes[0].scales.dtype = DType::kUint8;
     }
-    batch.quantise_loops = {{.extent = 2,
+    batch.quantize_loops = {{.extent = 2,
                              .input = {.entries = 3},
                              .output = {.entries = 3},
                              .scales = {.entries = 3}},
@@ -235,28 +235,28 @@ class QuantiseConformance : public DeviceConformance {
   }
 };
 
-TEST_P(QuantiseConformance, WholeBlocksAreTheReferences) {
+TEST_P(QuantizeConformance, WholeBlocksAreTheReferences) {
   CheckCase({.rows = 256, .columns = 384});
 }
 
-TEST_P(QuantiseConformance, RaggedEdgesAreTheReferences) {
+TEST_P(QuantizeConformance, RaggedEdgesAreTheReferences) {
   CheckCase({.rows = 130, .columns = 200});
   CheckCase({.rows = 1, .columns = 1});
   CheckCase({.rows = 127, .columns = 129, .extra_columns = 3});
 }
 
-TEST_P(QuantiseConformance, RowsNeedNoAlignment) {
+TEST_P(QuantizeConformance, RowsNeedNoAlignment) {
   CheckCase({.rows = 128,
              .columns = 128,
              .input_offset_bytes = 2,
              .extra_columns = 1});
 }
 
-TEST_P(QuantiseConformance, ScalesArePowersOfTwo) {
+TEST_P(QuantizeConformance, ScalesArePowersOfTwo) {
   CheckCase({.rows = 200, .columns = 256, .format = fb::ScaleFormat::kUe8m0});
 }
 
-TEST_P(QuantiseConformance, MicroscaledRowsAreTheReferences) {
+TEST_P(QuantizeConformance, MicroscaledRowsAreTheReferences) {
   CheckCase({.rows = 70,
              .columns = 96,
              .block_rows = 1,
@@ -269,11 +269,11 @@ TEST_P(QuantiseConformance, MicroscaledRowsAreTheReferences) {
              .format = fb::ScaleFormat::kE8m0});
 }
 
-TEST_P(QuantiseConformance, OtherInputsAreTheReferences) {
+TEST_P(QuantizeConformance, OtherInputsAreTheReferences) {
   CheckCase({.rows = 140, .columns = 256, .dtype = DType::kFp32});
   CheckCase({.rows = 140, .columns = 256, .dtype = DType::kFp16});
 }
 
 }  // namespace refit
 
-#endif  // REFIT_TESTS_EXECUTOR_QUANTISE_CONFORMANCE_H_
+#endif  // REFIT_TESTS_EXECUTOR_QUANTIZE_CONFORMANCE_H_

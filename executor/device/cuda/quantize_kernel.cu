@@ -1,6 +1,6 @@
 #include "executor/device/cast.h"
-#include "executor/device/cuda/quantise_kernel.h"
-#include "executor/device/quantise.h"
+#include "executor/device/cuda/quantize_kernel.h"
+#include "executor/device/quantize.h"
 
 namespace refit::cuda {
 namespace {
@@ -30,23 +30,23 @@ struct Block {
   fb::ScaleFormat format;
 };
 
-__device__ Block BlockAt(const KernelQuantise& op, std::byte* const* table,
+__device__ Block BlockAt(const KernelQuantize& op, std::byte* const* table,
                          uint64_t number) {
   const uint64_t across = number % op.blocks_across;
   number /= op.blocks_across;
   const uint64_t down = number % op.blocks_down;
   uint64_t matrix = number / op.blocks_down;
-  uint64_t offset[kQuantiseSides];
-  uint32_t entry[kQuantiseSides];
-  for (uint32_t side = 0; side < kQuantiseSides; ++side) {
+  uint64_t offset[kQuantizeSides];
+  uint32_t entry[kQuantizeSides];
+  for (uint32_t side = 0; side < kQuantizeSides; ++side) {
     offset[side] = op.offset[side];
     entry[side] = op.entry[side];
   }
   for (uint32_t l = 0; l < op.loops_count; ++l) {
-    const KernelQuantiseLoop& loop = op.loops[l];
+    const KernelQuantizeLoop& loop = op.loops[l];
     const uint64_t i = matrix % loop.extent;
     matrix /= loop.extent;
-    for (uint32_t side = 0; side < kQuantiseSides; ++side) {
+    for (uint32_t side = 0; side < kQuantizeSides; ++side) {
       offset[side] += i * loop.bytes[side];
       entry[side] += static_cast<uint32_t>(i) * loop.entries[side];
     }
@@ -151,7 +151,7 @@ __device__ bool IsHeld(const Block& block) {
 // By all threads of the thread block. 16-bit magnitudes are in the order of
 // their values, as those of fp32 are.
 template <DType dtype>
-__device__ __forceinline__ void QuantiseHeld(const Block& block) {
+__device__ __forceinline__ void QuantizeHeld(const Block& block) {
   const uint32_t first_row = threadIdx.x / kHeldRowThreads;
   const uint32_t unit = threadIdx.x % kHeldRowThreads;
   uint4 held[kHeldRowsOfThread];
@@ -181,21 +181,21 @@ __device__ __forceinline__ void QuantiseHeld(const Block& block) {
   for (uint32_t i = 0; i < kHeldRowsOfThread; ++i) {
     const uint32_t row = first_row + i * kHeldRowsAtOnce;
     if (row >= block.rows) continue;
-    const auto quantised = [&](uint32_t two) -> uint32_t {
+    const auto quantized = [&](uint32_t two) -> uint32_t {
       return TwoE4m3FromFp32(LowFp32(two, dtype) * scale.inverse,
                              HighFp32(two, dtype) * scale.inverse);
     };
     reinterpret_cast<uint2*>(block.output +
                              row * block.output_row_bytes)[unit] =
-        make_uint2(quantised(held[i].x) | quantised(held[i].y) << 16,
-                   quantised(held[i].z) | quantised(held[i].w) << 16);
+        make_uint2(quantized(held[i].x) | quantized(held[i].y) << 16,
+                   quantized(held[i].z) | quantized(held[i].w) << 16);
   }
 }
 
 // Any block, read twice, by `threads` threads of which this is `thread`; each
 // row is for up to a warp of them.
 template <typename Max>
-__device__ void QuantiseAny(const Block& block, uint32_t thread,
+__device__ void QuantizeAny(const Block& block, uint32_t thread,
                             uint32_t threads, const Max& max) {
   const uint32_t across = threads < kWarpThreads ? threads : kWarpThreads;
   const uint32_t first_row = thread / across;
@@ -215,7 +215,7 @@ __device__ void QuantiseAny(const Block& block, uint32_t thread,
     std::byte* to = block.output + row * block.output_row_bytes;
     for (uint32_t at = first_column; at < block.columns; at += across) {
       reinterpret_cast<uint8_t*>(to)[at] =
-          QuantisedValue(LoadFp32(from, block.dtype, at), scale.inverse);
+          QuantizedValue(LoadFp32(from, block.dtype, at), scale.inverse);
     }
   }
 }
@@ -230,7 +230,7 @@ __device__ bool IsRow(const Block& block) {
          block.columns == kRowColumns && ((input | output) & 15) == 0;
 }
 
-__device__ void QuantiseRow(const Block& block) {
+__device__ void QuantizeRow(const Block& block) {
   uint32_t held[kRowColumns / 2];
 #pragma unroll
   for (uint32_t i = 0; i < kRowColumns / 8; ++i) {
@@ -264,19 +264,19 @@ __device__ void QuantiseRow(const Block& block) {
 }
 
 // The operation that tile `tile` belongs to.
-__device__ const KernelQuantise& OperationOf(const QuantiseBatch& batch,
+__device__ const KernelQuantize& OperationOf(const QuantizeBatch& batch,
                                              uint64_t tile) {
   uint32_t begin = 0;
-  uint32_t end = batch.quantises_count;
+  uint32_t end = batch.quantizes_count;
   while (end - begin > 1) {
     const uint32_t middle = begin + (end - begin) / 2;
-    if (batch.quantises[middle].first_tile <= tile) {
+    if (batch.quantizes[middle].first_tile <= tile) {
       begin = middle;
     } else {
       end = middle;
     }
   }
-  return batch.quantises[begin];
+  return batch.quantizes[begin];
 }
 
 // Tiles whose blocks are located at once, each by a thread: a search and many
@@ -285,7 +285,7 @@ constexpr uint32_t kTilesAtOnce = 32;
 static_assert(kSmallBlocksPerTile == kThreads);
 
 __global__ void __launch_bounds__(kThreads)
-    QuantiseKernel(const QuantiseBatch batch, const uint32_t* unless) {
+    QuantizeKernel(const QuantizeBatch batch, const uint32_t* unless) {
   __shared__ Block blocks[kTilesAtOnce];
   __shared__ uint32_t stop;
   // Read once a block: its threads must agree.
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x < kTilesAtOnce &&
         tile_of(turn + threadIdx.x) < batch.tiles_count) {
       const uint64_t tile = tile_of(turn + threadIdx.x);
-      const KernelQuantise& op = OperationOf(batch, tile);
+      const KernelQuantize& op = OperationOf(batch, tile);
       blocks[threadIdx.x].rows = 0;
       if (!IsSmallBlock(op.block_rows, op.block_columns)) {
         blocks[threadIdx.x] = BlockAt(op, batch.table, tile - op.first_tile);
@@ -316,22 +316,22 @@ __global__ void __launch_bounds__(kThreads)
       const Block& block = blocks[i];
       if (block.rows == 0) {
         const uint64_t tile = tile_of(turn + i);
-        const KernelQuantise& op = OperationOf(batch, tile);
+        const KernelQuantize& op = OperationOf(batch, tile);
         const uint64_t number =
             (tile - op.first_tile) * kSmallBlocksPerTile + threadIdx.x;
         if (number >= op.blocks) continue;
         const Block small = BlockAt(op, batch.table, number);
         if (IsRow(small)) {
-          QuantiseRow(small);
+          QuantizeRow(small);
         } else {
-          QuantiseAny(small, 0, 1, [](uint32_t amax) { return amax; });
+          QuantizeAny(small, 0, 1, [](uint32_t amax) { return amax; });
         }
       } else if (!IsHeld(block)) {
-        QuantiseAny(block, threadIdx.x, kThreads, ThreadBlockMax);
+        QuantizeAny(block, threadIdx.x, kThreads, ThreadBlockMax);
       } else if (block.dtype == DType::kBf16) {
-        QuantiseHeld<DType::kBf16>(block);
+        QuantizeHeld<DType::kBf16>(block);
       } else {
-        QuantiseHeld<DType::kFp16>(block);
+        QuantizeHeld<DType::kFp16>(block);
       }
     }
   }
@@ -339,17 +339,17 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t LoadQuantiseKernel() {
+cudaError_t LoadQuantizeKernel() {
   cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, QuantiseKernel);
+  return cudaFuncGetAttributes(&attributes, QuantizeKernel);
 }
 
-cudaError_t LaunchQuantises(const QuantiseBatch& batch, uint32_t blocks_max,
+cudaError_t LaunchQuantizes(const QuantizeBatch& batch, uint32_t blocks_max,
                             const uint32_t* unless, cudaStream_t stream) {
   if (batch.tiles_count == 0) return cudaSuccess;
   const auto blocks = static_cast<uint32_t>(
       batch.tiles_count < blocks_max ? batch.tiles_count : blocks_max);
-  QuantiseKernel<<<blocks, kThreads, 0, stream>>>(batch, unless);
+  QuantizeKernel<<<blocks, kThreads, 0, stream>>>(batch, unless);
   return cudaGetLastError();
 }
 
