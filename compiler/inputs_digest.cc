@@ -160,6 +160,10 @@ void Append(std::string& text, const DeltaNetSizes& value) {
   REFIT_APPEND_MEMBERS(key_heads, value_heads, key_dim, value_dim);
 }
 
+void Append(std::string& text, const Family* value) {
+  Append(text, value->model_type);
+}
+
 void Append(std::string& text, const Architecture& value) {
   REFIT_APPEND_MEMBERS(family, layers, mtp_layers, mtp_block, hidden, heads,
                        kv_heads, head_dim, vocab, experts, tied, latent,

@@ -183,13 +183,15 @@ void WarnOfSglangsLoader(const SideSpec& side, const Model& model,
   if (side.layout.value != LayoutKind::kSglang) return;
   const Architecture& a = model.architecture;
   const bool is_newer = side.version.given && IsSince(side, {0, 5, 24});
-  if (a.family == "gpt_oss" && side.expert_parallel.value > 1 && !is_newer) {
+  if (!a.family->sglang.loads_expert_parallel &&
+      side.expert_parallel.value > 1 && !is_newer) {
     diagnostics.Warning(
         side.expert_parallel.place,
         absl::StrFormat("%s.expert_parallel %d: SGLang 0.5.23 cannot load "
-                        "gpt_oss with expert parallelism; wanted 1, or "
+                        "%s with expert parallelism; wanted 1, or "
                         "%s.version of a newer release that can",
-                        side.key, side.expert_parallel.value, side.key));
+                        side.key, side.expert_parallel.value,
+                        a.family->model_type, side.key));
   }
   if (a.mamba.has_value() && a.mamba->groups != a.mamba->sglang_groups) {
     diagnostics.Warning(

@@ -60,7 +60,7 @@ void CheckAllPlaced(const LayoutContext& context, const SideLayout& layout) {
           "%s has no modules of a %s for parameter \"%s\"%s; wanted another "
           "layout (generic places any tensors)",
           LayoutName(context.side.layout.value),
-          context.model.architecture.family, first->name,
+          context.model.architecture.family->model_type, first->name,
           count > 1 ? absl::StrFormat(" and %d more", count - 1) : ""));
 }
 

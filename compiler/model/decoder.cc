@@ -1,9 +1,11 @@
 #include "compiler/model/decoder.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "compiler/job/json.h"
 #include "compiler/model/stacks.h"
 
 namespace refit {
@@ -28,6 +30,21 @@ int64_t ReadLayers(ConfigReader& config) {
     return config.Count("num_hidden_layers");
   }
   return static_cast<int64_t>(config.StringsOr(kList, {}).size());
+}
+
+// Reports what would give the layers other parameters.
+void CheckRouting(ConfigReader& config) {
+  if (config.SizeOr("moe_layer_freq", 1) != 1) {
+    config.Error("moe_layer_freq",
+                 "moe_layer_freq other than 1 is not supported; wanted 1");
+  }
+  if (!config.Has("topk_method")) return;
+  const std::string method = config.String("topk_method");
+  if (method.empty() || method == "noaux_tc") return;
+  config.Error("topk_method",
+               absl::StrFormat("topk_method %s is not supported; wanted "
+                               "\"noaux_tc\"",
+                               Quoted(method)));
 }
 
 }  // namespace
@@ -266,6 +283,51 @@ void DecoderBuilder::AddHead(std::string_view embedding) {
   } else {
     Add("lm_head.weight", ParamRole::kOutputHead, {a.vocab, a.hidden}, {});
   }
+}
+
+void AddSharedExpertLayers(ConfigReader& config, DecoderBuilder& decoder,
+                           Model& model) {
+  CheckRouting(config);
+  // A checkpoint in block-scaled FP8, and buffers that older code stored.
+  model.stored_beside.insert(model.stored_beside.end(),
+                             {"*.weight_scale_inv", "*.rotary_emb.inv_freq"});
+
+  IndexDim sparse = decoder.AllLayers();
+  const int64_t dense_count =
+      std::min(config.CountOr("first_k_dense_replace", 0), sparse.extent());
+  if (dense_count > 0) {
+    decoder.AddMlp(Consecutive(0, dense_count),
+                   config.Size("intermediate_size"));
+    sparse.numbers.erase(sparse.numbers.begin(),
+                         sparse.numbers.begin() + dense_count);
+  }
+  if (!sparse.numbers.empty()) {
+    const int64_t intermediate = config.Size("moe_intermediate_size");
+    decoder.AddExperts(sparse, "mlp", {}, config.Count("n_routed_experts"),
+                       intermediate);
+    decoder.AddRouterCorrection(sparse, "mlp");
+    const int64_t shared = config.CountOr("n_shared_experts", 0);
+    if (shared > 0) {
+      decoder.AddSharedExperts(sparse, "mlp.shared_experts",
+                               shared * intermediate);
+    }
+  }
+  decoder.AddMtpProjections();
+}
+
+SparseLayers ReadSparseLayers(ConfigReader& config, const IndexDim& layers) {
+  std::vector<int64_t> mlp_only = config.IntegersOr("mlp_only_layers", {});
+  std::sort(mlp_only.begin(), mlp_only.end());
+  const int64_t sparse_step = config.SizeOr("decoder_sparse_step", 1);
+  SparseLayers result;
+  result.key = sparse_step > 1 ? "decoder_sparse_step" : "mlp_only_layers";
+  for (const int32_t layer : layers.numbers) {
+    const bool is_dense =
+        std::binary_search(mlp_only.begin(), mlp_only.end(), layer) ||
+        (layer + 1) % sparse_step != 0;
+    (is_dense ? result.dense : result.sparse).numbers.push_back(layer);
+  }
+  return result;
 }
 
 }  // namespace refit

@@ -94,6 +94,23 @@ class DecoderBuilder {
   int32_t first_layer_ = 0;
 };
 
+// The layers of the families that follow DeepSeek-V3, after the attention of
+// all layers: the first layers are dense, all others have routed experts, whose
+// router corrects its scores, and shared ones. So have the multi-token-
+// prediction layers, whose own projections come last.
+void AddSharedExpertLayers(ConfigReader& config, DecoderBuilder& decoder,
+                           Model& model);
+
+// Which layers of Qwen's decoders have experts. A layer is dense if
+// `mlp_only_layers` names it, or if its number, counted from 1, is not a
+// multiple of `decoder_sparse_step`.
+struct SparseLayers {
+  IndexDim dense;
+  IndexDim sparse;
+  std::string_view key;  // of the config: what makes the dense ones so
+};
+SparseLayers ReadSparseLayers(ConfigReader& config, const IndexDim& layers);
+
 }  // namespace refit
 
 #endif  // REFIT_COMPILER_MODEL_DECODER_H_

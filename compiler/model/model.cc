@@ -14,7 +14,7 @@
 #include "compiler/job/object_reader.h"
 #include "compiler/job/text_file.h"
 #include "compiler/model/config.h"
-#include "compiler/model/families.h"
+#include "compiler/model/family.h"
 #include "compiler/model/json_file.h"
 #include "compiler/model/safetensors.h"
 #include "compiler/model/stacks.h"
@@ -56,8 +56,8 @@ std::optional<Model> ReadConfigModel(const std::string& path,
   ConfigReader config(values, document->root);
   const std::string model_type = config.String("model_type");
   if (model_type.empty()) return std::nullopt;
-  const FamilyFunction build = FindFamily(model_type);
-  if (build == nullptr) {
+  const Family* family = FindFamily(model_type);
+  if (family == nullptr) {
     if (need_family) {
       config.Error("model_type", UnknownFamily(model_type));
     }
@@ -66,9 +66,9 @@ std::optional<Model> ReadConfigModel(const std::string& path,
   Model model;
   model.place = config.place();
   model.mtp = mtp;
-  model.architecture.family = model_type;
+  model.architecture.family = family;
   model.quant_method = config.QuantMethod();
-  build(config, model);
+  family->build(config, model);
   if (diagnostics.error_count() != errors_before) return std::nullopt;
   return model;
 }
@@ -95,7 +95,8 @@ class CheckpointMatcher {
           tensor.place,
           absl::StrFormat("tensor %s is not a parameter of a %s model with "
                           "this config.json",
-                          Quoted(tensor.name), model_.architecture.family));
+                          Quoted(tensor.name),
+                          model_.architecture.family->model_type));
     }
   }
 
@@ -224,7 +225,7 @@ std::optional<Model> ReadListedModel(const ModelSpec& spec,
 // list of parameters without roles has is its own affair.
 void CheckMtp(const Job& job, const Model& model, Diagnostics& diagnostics) {
   const Architecture& architecture = model.architecture;
-  if (!model.mtp || architecture.family.empty() ||
+  if (!model.mtp || architecture.family == &kNoFamily ||
       architecture.mtp_layers > 0) {
     return;
   }
@@ -233,7 +234,7 @@ void CheckMtp(const Job& job, const Model& model, Diagnostics& diagnostics) {
       side.mtp.place,
       absl::StrFormat("%s.mtp is true, and this %s has no multi-token-"
                       "prediction layers; wanted \"mtp\": false",
-                      side.key, architecture.family));
+                      side.key, architecture.family->model_type));
 }
 
 // Cuts an index dimension wherever `same(i)`, whether entry i belongs with

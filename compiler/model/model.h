@@ -10,6 +10,7 @@
 #include "compiler/diagnostics.h"
 #include "compiler/ir/module.h"
 #include "compiler/job/job.h"
+#include "compiler/model/family.h"
 
 namespace refit {
 
@@ -52,7 +53,7 @@ struct LatentAttention {
 
 // What layouts need to know of a network beyond its parameters' shapes.
 struct Architecture {
-  std::string family;  // config.json's model_type; "" when roles are unknown
+  const Family* family = &kNoFamily;  // never nullptr
   int64_t layers = 0;
   // Multi-token-prediction layers that the model has beside `layers`, which
   // they follow in number. Each prediction is made by `mtp_block` of them.

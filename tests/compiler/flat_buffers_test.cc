@@ -1,6 +1,6 @@
 // Flat buffers of the generic layout against whole buffers written out element
 // by element.
-#include "compiler/layout/flat_buffers.h"
+#include "compiler/layout/generic/flat_buffers.h"
 
 #include <gtest/gtest.h>
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "compiler/layout/rule_partition.h"
-#include "compiler/layout/shard.h"
+#include "compiler/layout/common/shard.h"
+#include "compiler/layout/generic/rule_partition.h"
 #include "plan/glob.h"
 
 namespace refit {

@@ -66,7 +66,7 @@ Model MakeModel(const ModelSizes& sizes) {
   Model model;
   Architecture& a = model.architecture;
   const bool dense_qwen3 = sizes.experts == 0 && sizes.family == "qwen3_moe";
-  a.family = dense_qwen3 ? "qwen3" : sizes.family;
+  a.family = FindFamily(dense_qwen3 ? "qwen3" : sizes.family);
   a.layers = sizes.layers;
   a.hidden = sizes.hidden;
   a.heads = sizes.heads;

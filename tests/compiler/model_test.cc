@@ -559,7 +559,7 @@ TEST(SafetensorsTest, WithoutConfigParametersHaveNoRoles) {
   EXPECT_EQ(ModelListing(*result.model),
             "l.0.w\tBF16\t2x2\nl.1.w\tBF16\t2x2\nn\tF32\t3\n");
   EXPECT_EQ(result.model->params[0].role, ParamRole::kOther);
-  EXPECT_EQ(result.model->architecture.family, "");
+  EXPECT_EQ(result.model->architecture.family->model_type, "");
 }
 
 TEST(SafetensorsTest, AnIndexNamesTheFiles) {
@@ -697,7 +697,7 @@ ReadResult ReadWithConfig(const std::vector<Stored>& tensors,
 TEST(SafetensorsTest, ConfigGivesRolesAndHeadersGiveDTypes) {
   const ReadResult result = ReadWithConfig(SmallCheckpoint());
   ASSERT_EQ(result.errors, "");
-  EXPECT_EQ(result.model->architecture.family, "qwen2");
+  EXPECT_EQ(result.model->architecture.family->model_type, "qwen2");
   EXPECT_EQ(result.model->params[1].role, ParamRole::kAttentionNorm);
   EXPECT_EQ(result.model->params[1].dtype, DType::kFp32);
 }

@@ -50,8 +50,8 @@ class Oracle {
 
   Tensors Rank(int64_t rank) {
     const Architecture& a = model_.architecture;
-    const bool own_head = a.family == "qwen3_moe" || a.family == "mixtral";
-    const bool head_everywhere = own_head || a.family == "llama";
+    const bool own_head = a.family->model_type == "qwen3_moe" || a.family->model_type == "mixtral";
+    const bool head_everywhere = own_head || a.family->model_type == "llama";
     Tensors out;
     tp_ = rank % mesh_.tp;
     const int64_t pp = rank / mesh_.tp % mesh_.pp;
@@ -147,7 +147,7 @@ class Oracle {
   }
 
   void AddExperts(const std::string& p, Tensors& out) {
-    const bool mixtral = model_.architecture.family == "mixtral";
+    const bool mixtral = model_.architecture.family->model_type == "mixtral";
     const std::string to =
         p + (mixtral ? "block_sparse_moe.experts." : "mlp.experts.");
     const int64_t experts = model_.architecture.experts;

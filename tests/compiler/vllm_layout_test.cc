@@ -53,7 +53,7 @@ class Oracle {
 
     const bool first = pp == 0;
     const bool last = pp == mesh_.pp - 1;
-    const bool everywhere = a.family == "qwen3_moe" || a.family == "mixtral";
+    const bool everywhere = a.family->model_type == "qwen3_moe" || a.family->model_type == "mixtral";
     const auto end = [&](const std::string& name, const Tensor& tensor,
                          bool read) {
       if (read) out[name] = tensor;
@@ -113,7 +113,7 @@ class Oracle {
   }
 
   void AddExperts(const std::string& p, Tensors& out) {
-    const bool mixtral = model_.architecture.family == "mixtral";
+    const bool mixtral = model_.architecture.family->model_type == "mixtral";
     const std::string block = mixtral ? "block_sparse_moe." : "mlp.";
     const int64_t ranks = mesh_.dp * mesh_.tp;
     std::vector<Tensor> w13, w2;

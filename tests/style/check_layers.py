@@ -7,6 +7,8 @@ import pathlib
 import re
 import sys
 
+LAYOUT = {"plan", "compiler", "compiler/ir", "compiler/job", "compiler/layout", "compiler/model"}
+
 # What a folder's sources may include, besides their own folder.
 MAY_INCLUDE = {
     "plan": set(),
@@ -16,7 +18,15 @@ MAY_INCLUDE = {
     "compiler/ir": {"plan"},
     "compiler/job": {"plan", "compiler", "compiler/ir"},
     "compiler/model": {"plan", "compiler", "compiler/ir", "compiler/job"},
-    "compiler/layout": {"plan", "compiler", "compiler/ir", "compiler/job", "compiler/model"},
+    "compiler/layout": LAYOUT,
+    "compiler/layout/common": LAYOUT,
+    "compiler/layout/serving": LAYOUT | {"compiler/layout/common"},
+    # No framework knows another.
+    "compiler/layout/fsdp": LAYOUT | {"compiler/layout/common"},
+    "compiler/layout/generic": LAYOUT | {"compiler/layout/common"},
+    "compiler/layout/megatron": LAYOUT | {"compiler/layout/common"},
+    "compiler/layout/sglang": LAYOUT | {"compiler/layout/common", "compiler/layout/serving"},
+    "compiler/layout/vllm": LAYOUT | {"compiler/layout/common", "compiler/layout/serving"},
     "compiler/passes": {"plan", "compiler", "compiler/ir", "compiler/job", "compiler/layout", "compiler/model"},
     "compiler/emit": {"plan", "compiler/ir"},
     "compiler": {

@@ -1,0 +1,103 @@
+#include "compiler/layout/common/fused_experts.h"
+
+#include <utility>
+
+namespace refit {
+namespace {
+
+// `box` of the param, of which one step per dimension is `stride` elements of
+// a tensor that begins with it.
+Part BoxPart(const Param& param, Box box, Dims stride, int64_t offset = 0) {
+  return {.role = param.role,
+          .box = std::move(box),
+          .offset = offset,
+          .stride = std::move(stride)};
+}
+
+}  // namespace
+
+TensorSpec GateUpOfExperts(const Param& param, Range experts, EvenPart part) {
+  const int64_t in = param.shape[1];
+  const Range out = EvenShare(param.shape[2], part.count, part.index);
+  const int64_t tensor = 2 * out.size() * in;
+  TensorSpec spec = {.name = {}, .shape = {2 * out.size(), in}, .parts = {}};
+  for (int64_t half = 0; half < 2; ++half) {
+    spec.parts.push_back(BoxPart(param,
+                                 {.lo = {experts.begin, 0, out.begin, half},
+                                  .hi = {experts.end, in, out.end, half + 1}},
+                                 {tensor, 1, in, 0}, half * out.size() * in));
+  }
+  return spec;
+}
+
+TensorSpec GateUpBiasOfExperts(const Param& param, Range experts,
+                               EvenPart part) {
+  const Range out = EvenShare(param.shape[1], part.count, part.index);
+  TensorSpec spec = {.name = {}, .shape = {2 * out.size()}, .parts = {}};
+  for (int64_t half = 0; half < 2; ++half) {
+    spec.parts.push_back(BoxPart(param,
+                                 {.lo = {experts.begin, out.begin, half},
+                                  .hi = {experts.end, out.end, half + 1}},
+                                 {2 * out.size(), 1, 0}, half * out.size()));
+  }
+  return spec;
+}
+
+TensorSpec DownOfExperts(const Param& param, Range experts, EvenPart part) {
+  TensorSpec spec = StackedDown(param, {}, experts, part);
+  spec.shape.erase(spec.shape.begin());
+  return spec;
+}
+
+TensorSpec DownBiasOfExperts(const Param& param, Range experts) {
+  TensorSpec spec = StackedDownBias(param, {}, experts);
+  spec.shape.erase(spec.shape.begin());
+  return spec;
+}
+
+TensorSpec StackedGateUp(const Param& param, std::string name, Range experts,
+                         EvenPart part) {
+  const int64_t in = param.shape[1];
+  const Range out = EvenShare(param.shape[2], part.count, part.index);
+  return {.name = std::move(name),
+          .shape = {experts.size(), 2 * out.size(), in},
+          .parts = {BoxPart(param,
+                            {.lo = {experts.begin, 0, out.begin, 0},
+                             .hi = {experts.end, in, out.end, 2}},
+                            {2 * out.size() * in, 1, 2 * in, in})}};
+}
+
+TensorSpec StackedGateUpBias(const Param& param, std::string name,
+                             Range experts, EvenPart part) {
+  const Range out = EvenShare(param.shape[1], part.count, part.index);
+  return {.name = std::move(name),
+          .shape = {experts.size(), 2 * out.size()},
+          .parts = {BoxPart(param,
+                            {.lo = {experts.begin, out.begin, 0},
+                             .hi = {experts.end, out.end, 2}},
+                            {2 * out.size(), 2, 1})}};
+}
+
+TensorSpec StackedDown(const Param& param, std::string name, Range experts,
+                       EvenPart part) {
+  const Range in = EvenShare(param.shape[1], part.count, part.index);
+  const int64_t out = param.shape[2];
+  return {.name = std::move(name),
+          .shape = {experts.size(), out, in.size()},
+          .parts = {BoxPart(param,
+                            {.lo = {experts.begin, in.begin, 0},
+                             .hi = {experts.end, in.end, out}},
+                            {out * in.size(), 1, in.size()})}};
+}
+
+TensorSpec StackedDownBias(const Param& param, std::string name,
+                           Range experts) {
+  const int64_t out = param.shape[1];
+  return {.name = std::move(name),
+          .shape = {experts.size(), out},
+          .parts = {BoxPart(
+              param, {.lo = {experts.begin, 0}, .hi = {experts.end, out}},
+              {out, 1})}};
+}
+
+}  // namespace refit

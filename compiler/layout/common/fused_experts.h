@@ -1,0 +1,35 @@
+// Experts that a checkpoint holds in one tensor a layer, as gpt_oss: gate and
+// up [expert, in, out, gate or up], down [expert, in, out], and their biases.
+#ifndef REFIT_COMPILER_LAYOUT_COMMON_FUSED_EXPERTS_H_
+#define REFIT_COMPILER_LAYOUT_COMMON_FUSED_EXPERTS_H_
+
+#include <string>
+
+#include "compiler/ir/module.h"
+#include "compiler/layout/common/shard.h"
+#include "compiler/layout/common/tensor_stack.h"
+
+namespace refit {
+
+// One tensor an expert (LayerStackOptions::fused_experts): rows are outputs,
+// those of the gate first. `part` cuts the gate's and the up's rows each.
+TensorSpec GateUpOfExperts(const Param& param, Range experts, EvenPart part);
+TensorSpec GateUpBiasOfExperts(const Param& param, Range experts,
+                               EvenPart part);
+// `part` cuts the columns.
+TensorSpec DownOfExperts(const Param& param, Range experts, EvenPart part);
+TensorSpec DownBiasOfExperts(const Param& param, Range experts);
+
+// One tensor a layer, experts first: rows are outputs, gate and up rows
+// alternate as in the checkpoint.
+TensorSpec StackedGateUp(const Param& param, std::string name, Range experts,
+                         EvenPart part);
+TensorSpec StackedGateUpBias(const Param& param, std::string name,
+                             Range experts, EvenPart part);
+TensorSpec StackedDown(const Param& param, std::string name, Range experts,
+                       EvenPart part);
+TensorSpec StackedDownBias(const Param& param, std::string name, Range experts);
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_LAYOUT_COMMON_FUSED_EXPERTS_H_

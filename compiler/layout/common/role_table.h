@@ -1,0 +1,62 @@
+// The params of a model by what they are to the network.
+#ifndef REFIT_COMPILER_LAYOUT_COMMON_ROLE_TABLE_H_
+#define REFIT_COMPILER_LAYOUT_COMMON_ROLE_TABLE_H_
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "compiler/ir/module.h"
+#include "compiler/layout/common/shard.h"
+#include "compiler/layout/layout.h"
+#include "compiler/model/model.h"
+
+namespace refit {
+
+// One layer of a stack: param.first_layer + param.index[0].numbers[position].
+struct LayerEntry {
+  ParamId param{};
+  int32_t position = 0;
+};
+
+// Layers whose params of some roles have the same shapes, dtypes and names:
+// one stack of buffers holds them.
+struct LayerGroup {
+  std::vector<int32_t> layers;       // global numbers, ascending
+  std::vector<const Param*> params;  // of the first layer, one per role asked
+};
+
+class RoleTable {
+ public:
+  explicit RoleTable(const Model& model);
+
+  // The stacks that hold the layer's param of this role: at most one, except
+  // for experts, which an exclude may have split. Empty: it has none.
+  absl::Span<const LayerEntry> At(ParamRole role, int64_t layer) const;
+
+  // All params of this role.
+  absl::Span<const ParamId> Params(ParamRole role) const;
+
+  // The layers of `layers` that have params of `roles` (all of them, see
+  // CheckRoles), in groups; groups in order of their first layer.
+  std::vector<LayerGroup> Group(absl::Span<const ParamRole> roles,
+                                Range layers) const;
+
+  const Param& param(ParamId id) const { return model_.params[IndexOf(id)]; }
+
+ private:
+  const Model& model_;
+  std::array<std::vector<ParamId>, kRoleCount> params_;
+  std::array<std::vector<std::vector<LayerEntry>>, kRoleCount> layers_;
+};
+
+// Reports what a layout that places by role cannot work with: params without a
+// role, and params whose roles, layers, experts or shapes contradict the
+// architecture. `layout` is the layout's name. True when nothing was reported.
+bool CheckRoles(const LayoutContext& context, std::string_view layout,
+                const RoleTable& table);
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_LAYOUT_COMMON_ROLE_TABLE_H_

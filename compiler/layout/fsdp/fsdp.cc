@@ -1,0 +1,394 @@
+// FSDP2: every param's rows cut over the data-parallel ranks as torch.chunk
+// cuts them, also inside tensor parallelism, and experts over a mesh of their
+// own. docs/layouts.md holds the formulas and where they come from.
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "compiler/job/version.h"
+#include "compiler/layout/common/role_table.h"
+#include "compiler/layout/common/shard.h"
+#include "compiler/layout/common/sizes.h"
+#include "compiler/layout/common/tensor_stack.h"
+#include "compiler/layout/layout.h"
+
+namespace refit {
+namespace {
+
+using enum ParamRole;
+
+// What tensor parallelism leaves of a param to a rank, before FSDP cuts it.
+enum class TensorStyle : uint8_t { kWhole, kRows, kColumns, kUnknown };
+
+// The plan that the frameworks give torch's parallelize_module.
+TensorStyle TensorStyleOf(ParamRole role) {
+  switch (role) {
+    case kEmbedding:
+    case kOutputHead:
+    case kQuery:
+    case kKey:
+    case kValue:
+    case kQueryBias:
+    case kKeyBias:
+    case kValueBias:
+    case kMlpGate:
+    case kMlpUp:
+      return TensorStyle::kRows;
+    case kAttentionOutput:
+    case kMlpDown:
+      return TensorStyle::kColumns;
+    case kFinalNorm:
+    case kAttentionNorm:
+    case kMlpNorm:
+    case kMoeNorm:
+    case kQueryNorm:
+    case kKeyNorm:
+    case kAttentionOutputBias:
+      return TensorStyle::kWhole;
+    default:
+      return TensorStyle::kUnknown;
+  }
+}
+
+bool IsExpert(const Param& param) {
+  return param.role == kExpertGate || param.role == kExpertUp ||
+         param.role == kExpertDown;
+}
+
+// A checkpoint's own stack of all experts of a layer.
+bool IsFusedExpert(const Param& param) {
+  return param.role == kFusedExpertGateUp ||
+         param.role == kFusedExpertGateUpBias ||
+         param.role == kFusedExpertDown || param.role == kFusedExpertDownBias;
+}
+
+// A buffer of the modules, not a parameter: FSDP leaves it whole.
+bool IsModuleBuffer(const Param& param) {
+  return param.role == kRouterCorrection;
+}
+
+// Where the experts of `range` stand in an index that may lack some.
+Range PositionsOf(Range range, const IndexDim& experts) {
+  const auto position = [&](int64_t expert) {
+    return std::lower_bound(experts.numbers.begin(), experts.numbers.end(),
+                            expert) -
+           experts.numbers.begin();
+  };
+  return {position(range.begin), position(range.end)};
+}
+
+bool NamesNothing(const Buffer& buffer) {
+  return std::any_of(
+      buffer.index.begin(), buffer.index.end(),
+      [](const IndexDim& index) { return index.numbers.empty(); });
+}
+
+// Where a rank stands on the side's two axes.
+struct Coordinate {
+  int64_t data = 0;
+  int64_t tensor = 0;
+};
+
+// What a rank holds of a layer's stacked experts: of the stack's first dim and
+// of its second.
+struct ExpertShard {
+  Range experts;
+  EvenPart second;
+};
+
+class FsdpLayout {
+ public:
+  explicit FsdpLayout(const LayoutContext& context)
+      : context_(context),
+        tensor_(context.side.tensor_parallel.value),
+        data_(context.side.data_parallel.value),
+        expert_(context.side.expert_parallel.value),
+        fused_(context.side.fused_experts.value),
+        table_(context.model) {}
+
+  SideLayout LayOut();
+
+ private:
+  // Reports sizes that do not fit; true when all do.
+  bool CheckSizes();
+  void CheckTensorParallel(SizeChecks& checks);
+  void CheckExpertMesh(SizeChecks& checks);
+
+  // The experts of a layer, as a mesh [data / expert, expert] of the
+  // data-parallel ranks shares them: consecutive ones to each coordinate of
+  // its fastest axis, which FSDP cuts over the other.
+  Range OwnExperts(const Coordinate& rank) const {
+    return EvenShare(context_.model.architecture.experts, expert_,
+                     rank.data % expert_);
+  }
+  ExpertShard StackShard(const Coordinate& rank) const;
+  int64_t StackDim() const;
+
+  // The name of a param, or of what is made of it.
+  std::string ModuleName(std::string_view name) const;
+
+  Buffer Shard(ParamId id, const Coordinate& rank) const;
+  // [experts, gate rows then up rows, …] and [experts, …] of every layer.
+  std::vector<Buffer> FusedExperts(const Coordinate& rank) const;
+
+  const LayoutContext& context_;
+  const int64_t tensor_;
+  const int64_t data_;
+  const int64_t expert_;
+  const bool fused_;
+  const RoleTable table_;
+};
+
+bool FsdpLayout::CheckSizes() {
+  const SideSpec& side = context_.side;
+  SizeChecks checks(context_, table_);
+  for (const Param& param : context_.model.params) {
+    if (!param.shape.empty()) continue;
+    checks.Report(side.layout.place,
+                  absl::StrFormat("parameter \"%s\" has no dims; FSDP cuts dim "
+                                  "0, wanted one or more",
+                                  param.name));
+  }
+  // Roles that contradict the model are the model's error, not the sizes'.
+  if ((fused_ || tensor_ > 1 || expert_ > 1) &&
+      !CheckRoles(context_, "fsdp", table_)) {
+    return false;
+  }
+  checks.HasExperts(fused_, side.fused_experts.place, "fused_experts");
+  checks.HasExperts(expert_ > 1, side.expert_parallel.place, "expert_parallel");
+  if (tensor_ > 1) CheckTensorParallel(checks);
+  if (checks.ok()) CheckExpertMesh(checks);
+  return checks.ok();
+}
+
+void FsdpLayout::CheckTensorParallel(SizeChecks& checks) {
+  const SizeChecks::Divisor tensor =
+      checks.Named("tensor_parallel", context_.side.tensor_parallel);
+  checks.Divides(tensor, context_.model.architecture.heads, "attention heads");
+  checks.Divides(tensor, context_.model.architecture.kv_heads,
+                 "key-value heads");
+  for (const ParamRole role : {kMlpGate, kMlpUp}) {
+    checks.Rows(tensor, role, "intermediate features of the MLP");
+  }
+  for (const Param& param : context_.model.params) {
+    if (TensorStyleOf(param.role) != TensorStyle::kUnknown) continue;
+    checks.Report(
+        tensor.place,
+        absl::StrFormat("%s cannot place parameter \"%s\"; wanted a dense "
+                        "model, or layout \"generic\" with its placements",
+                        tensor.text, param.FirstName()));
+    break;
+  }
+}
+
+void FsdpLayout::CheckExpertMesh(SizeChecks& checks) {
+  const SideSpec& side = context_.side;
+  const SizeChecks::Divisor expert =
+      checks.Named("expert_parallel", side.expert_parallel);
+  checks.Divides(expert, context_.model.architecture.experts, "experts");
+  checks.Divides(expert, data_, "data-parallel ranks");
+
+  const bool stacked = fused_ || !table_.Params(kFusedExpertDown).empty();
+  if (side.expert_shard_dim.given && !stacked) {
+    checks.Report(side.expert_shard_dim.place,
+                  absl::StrFormat("%s.expert_shard_dim %d is of stacked "
+                                  "experts; wanted fused_experts beside it",
+                                  side.key, side.expert_shard_dim.value));
+  }
+  if (!checks.ok() || !stacked || StackDim() == 0) return;
+  // FSDP2 refuses uneven shards of any dim but the first.
+  const int64_t shards = data_ / expert_;
+  const auto divides = [&](int64_t size, std::string_view stack) {
+    if (size % shards == 0) return;
+    checks.Report(
+        (side.expert_shard_dim.given ? side.expert_shard_dim
+                                     : side.expert_parallel)
+            .place,
+        absl::StrFormat("%s.data_parallel %d over expert_parallel %d leaves %d "
+                        "shards of dim 1 of %s, which do not divide its %d; "
+                        "wanted expert_shard_dim 0 or other sizes",
+                        side.key, data_, expert_, shards, stack, size));
+  };
+  for (const Param& param : context_.model.params) {
+    if (IsFusedExpert(param)) divides(param.shape[1], param.FirstName());
+    if (!fused_) continue;
+    // Both halves of gate_up_proj have the rows of an up projection.
+    const bool gated = !table_.Params(kExpertGate).empty();
+    if (param.role == kExpertUp) {
+      divides(param.shape[0] * (gated ? 2 : 1),
+              gated ? "gate_up_proj" : "up_proj");
+    }
+    if (param.role == kExpertDown) divides(param.shape[0], "down_proj");
+  }
+}
+
+// Over more ranks than experts torchtitan cuts the second dim, so that no shard
+// is empty.
+int64_t FsdpLayout::StackDim() const {
+  const Located<int64_t>& given = context_.side.expert_shard_dim;
+  if (given.given) return given.value;
+  return expert_ > 1 && data_ > context_.model.architecture.experts ? 1 : 0;
+}
+
+ExpertShard FsdpLayout::StackShard(const Coordinate& rank) const {
+  const Range own = OwnExperts(rank);
+  const EvenPart part = {.count = data_ / expert_,
+                         .index = rank.data / expert_};
+  if (StackDim() == 1) return {.experts = own, .second = part};
+  const Range chunk = ChunkShare(own.size(), part.count, part.index);
+  return {.experts = {own.begin + chunk.begin, own.begin + chunk.end},
+          .second = {}};
+}
+
+// Modules that hold fused experts are always those of transformers 5.
+std::string FsdpLayout::ModuleName(std::string_view name) const {
+  const bool is_transformers_5 =
+      context_.side.version.given && IsSince(context_.side, {5});
+  if (!fused_ && !is_transformers_5) return std::string(name);
+  return Renamed(
+      name, context_.model.architecture.family->transformers.renames_since_5);
+}
+
+Buffer FsdpLayout::Shard(ParamId id, const Coordinate& rank) const {
+  const Param& param = context_.model.params[IndexOf(id)];
+  Box box = WholeBox(param.VirtualShape());
+  const size_t rows = param.index.size();
+
+  const TensorStyle style =
+      tensor_ > 1 ? TensorStyleOf(param.role) : TensorStyle::kWhole;
+  if (style == TensorStyle::kColumns) {
+    const Range columns = EvenShare(param.shape[1], tensor_, rank.tensor);
+    box.lo[rows + 1] = columns.begin;
+    box.hi[rows + 1] = columns.end;
+  }
+  Range held = {0, param.shape[0]};
+  EvenPart part = {.count = data_, .index = rank.data};
+  Buffer buffer;
+  buffer.name = ModuleName(param.name);
+  buffer.index = param.index;
+  if (style == TensorStyle::kRows) {
+    held = ChunkShare(held.end, tensor_, rank.tensor);
+  } else if (IsFusedExpert(param)) {
+    const ExpertShard shard = StackShard(rank);
+    const Range second =
+        EvenShare(param.shape[1], shard.second.count, shard.second.index);
+    held = shard.experts;
+    box.lo[rows + 1] = second.begin;
+    box.hi[rows + 1] = second.end;
+    part = {};
+  } else if (expert_ > 1 && IsExpert(param)) {
+    const Range positions = PositionsOf(OwnExperts(rank), param.index[1]);
+    box.lo[1] = positions.begin;
+    box.hi[1] = positions.end;
+    std::vector<int32_t>& numbers = buffer.index[1].numbers;
+    numbers = {numbers.begin() + positions.begin,
+               numbers.begin() + positions.end};
+    part = {.count = data_ / expert_, .index = rank.data / expert_};
+  }
+  if (!IsModuleBuffer(param)) {
+    const Range chunk = ChunkShare(held.size(), part.count, part.index);
+    held = {held.begin + chunk.begin, held.begin + chunk.end};
+  }
+  box.lo[rows] = held.begin;
+  box.hi[rows] = held.end;
+
+  for (size_t dim = rows; dim < box.lo.size(); ++dim) {
+    buffer.shape.push_back(box.extent(dim));
+  }
+  buffer.dtype = BufferDType(context_.side, param);
+  buffer.own_dtype = IsModuleBuffer(param);
+  const Dims strides = RowMajorStrides(buffer.VirtualShape());
+  buffer.shape = param.StoredShape(std::move(buffer.shape));
+  if (!box.Empty()) {
+    buffer.fragments.push_back(
+        {.param = id, .box = std::move(box), .offset = 0, .stride = strides});
+  }
+  return buffer;
+}
+
+std::vector<Buffer> FsdpLayout::FusedExperts(const Coordinate& rank) const {
+  const Architecture& architecture = context_.model.architecture;
+  const Range layers = {0, architecture.all_layers()};
+  const ExpertShard shard = StackShard(rank);
+  const ExpertSlice slice = ConsecutiveExperts(shard.experts, false);
+  std::vector<Buffer> buffers;
+  const auto add = [&](const LayerGroup& group, std::string_view leaf) {
+    const Param& first = *group.params[0];
+    const std::string name = ModuleName(first.name);
+    TensorSpec spec = {
+        .name = absl::StrFormat("%s%s", name.substr(0, name.find("{1}")), leaf),
+        .shape = first.shape,
+        .parts = {}};
+    int64_t rows = 0;  // of an expert in the stack
+    for (const Param* param : group.params) rows += param->shape[0];
+    const Range held = EvenShare(rows, shard.second.count, shard.second.index);
+    spec.shape[0] = held.size();
+    int64_t before = 0;  // rows of the stack before the param's
+    for (const Param* param : group.params) {
+      const Range own = {std::max(held.begin - before, int64_t{0}),
+                         std::min(held.end - before, param->shape[0])};
+      if (own.begin < own.end) {
+        spec.parts.push_back(
+            RowsPart(*param, own, before + own.begin - held.begin));
+      }
+      before += param->shape[0];
+    }
+    buffers.push_back(LayerStack(table_, std::move(spec), group.layers,
+                                 {.dtype = BufferDType(context_.side, first),
+                                  .first_layer = first.first_layer,
+                                  .experts = slice}));
+  };
+  const bool gated = !table_.Params(kExpertGate).empty();
+  if (gated) {
+    for (const LayerGroup& group :
+         table_.Group({{kExpertGate, kExpertUp}}, layers)) {
+      add(group, "gate_up_proj");
+    }
+  } else {
+    for (const LayerGroup& group : table_.Group({{kExpertUp}}, layers)) {
+      add(group, "up_proj");
+    }
+  }
+  for (const LayerGroup& group : table_.Group({{kExpertDown}}, layers)) {
+    add(group, "down_proj");
+  }
+  return buffers;
+}
+
+SideLayout FsdpLayout::LayOut() {
+  SideLayout layout;
+  if (!CheckSizes()) return layout;
+  const std::vector<Param>& params = context_.model.params;
+  for (int64_t data = 0; data < data_; ++data) {
+    for (int64_t tensor = 0; tensor < tensor_; ++tensor) {
+      const Coordinate rank = {.data = data, .tensor = tensor};
+      std::vector<BufferId>& buffers = layout.ranks.emplace_back();
+      bool experts_placed = false;
+      for (size_t i = 0; i < params.size(); ++i) {
+        if (!fused_ || !IsExpert(params[i])) {
+          Buffer shard = Shard(static_cast<ParamId>(i), rank);
+          // An exclude may have left a rank none of a stack's experts.
+          if (NamesNothing(shard)) continue;
+          buffers.push_back(context_.buffers.Intern(std::move(shard)));
+        } else if (!std::exchange(experts_placed, true)) {
+          for (Buffer& buffer : FusedExperts(rank)) {
+            buffers.push_back(context_.buffers.Intern(std::move(buffer)));
+          }
+        }
+      }
+    }
+  }
+  AppendReplicas(context_.side.replicas.value, layout);
+  return layout;
+}
+
+}  // namespace
+
+SideLayout LayOutFsdp(const LayoutContext& context) {
+  return FsdpLayout(context).LayOut();
+}
+
+}  // namespace refit

@@ -1,0 +1,413 @@
+// The framework-free layout: meshes and DTensor placements written out in the
+// job. Buffers are named as the checkpoint names the params, or as a rule
+// renames them.
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "compiler/layout/common/shard.h"
+#include "compiler/layout/common/tensor_stack.h"
+#include "compiler/layout/generic/flat_buffers.h"
+#include "compiler/layout/generic/placements.h"
+#include "compiler/layout/generic/rule_partition.h"
+#include "compiler/layout/layout.h"
+#include "plan/glob.h"
+#include "plan/nearest_word.h"
+
+namespace refit {
+namespace {
+
+// Runs of consecutive positions of a stack, which the buffer's stack holds
+// without gaps.
+Runs PositionRuns(const std::vector<int32_t>& positions) {
+  Runs runs;
+  for (const int32_t position : positions) {
+    if (!runs.empty() && runs.back().end == position) {
+      ++runs.back().end;
+    } else {
+      runs.push_back({position, position + 1});
+    }
+  }
+  return runs;
+}
+
+// One fragment per choice of a run in every dimension of the param's virtual
+// tensor. The runs of a dimension stand one after the other in the buffer's.
+std::vector<Fragment> FragmentsOf(ParamId param, const std::vector<Runs>& dims,
+                                  const Dims& buffer_strides) {
+  std::vector<Fragment> fragments = {
+      {.param = param, .box = {}, .offset = 0, .stride = buffer_strides}};
+  for (size_t dim = 0; dim < dims.size(); ++dim) {
+    std::vector<Fragment> longer;
+    for (const Fragment& prefix : fragments) {
+      int64_t local = 0;
+      for (const Range& run : dims[dim]) {
+        Fragment& fragment = longer.emplace_back(prefix);
+        fragment.box.lo.push_back(run.begin);
+        fragment.box.hi.push_back(run.end);
+        fragment.offset += local * buffer_strides[dim];
+        local += run.size();
+      }
+    }
+    fragments = std::move(longer);
+  }
+  return fragments;
+}
+
+// The name of the buffers of a param: "{0}" … stay for the index numbers.
+std::string BufferName(const TensorRule& rule, const Param& param) {
+  if (!rule.rename.has_value()) return param.name;
+  return absl::StrReplaceAll(*rule.rename, {{"{name}", param.name}});
+}
+
+// The lowest rank that both meshes hold.
+std::optional<int64_t> SharedRank(const MeshSpec& a, const MeshSpec& b) {
+  std::vector<int64_t> ranks = a.ranks;
+  std::sort(ranks.begin(), ranks.end());
+  std::optional<int64_t> lowest;
+  for (const int64_t rank : b.ranks) {
+    if (lowest.has_value() && *lowest <= rank) continue;
+    if (std::binary_search(ranks.begin(), ranks.end(), rank)) lowest = rank;
+  }
+  return lowest;
+}
+
+// The same of a param whose last dimension [n] is known as [n / 2, 2]: half a
+// pair, whole pairs, half a pair of each fragment.
+std::vector<Fragment> InPairs(const std::vector<Fragment>& fragments) {
+  std::vector<Fragment> in_pairs;
+  for (const Fragment& fragment : fragments) {
+    const int64_t lo = fragment.box.lo.back();
+    const int64_t hi = fragment.box.hi.back();
+    const int64_t step = fragment.stride.back();
+    const auto add = [&](Range pairs, Range half) {
+      if (pairs.begin >= pairs.end) return;
+      Fragment part = fragment;
+      part.offset += (2 * pairs.begin + half.begin - lo) * step;
+      part.box.lo.back() = pairs.begin;
+      part.box.hi.back() = pairs.end;
+      part.stride.back() = 2 * step;
+      part.box.lo.push_back(half.begin);
+      part.box.hi.push_back(half.end);
+      part.stride.push_back(step);
+      in_pairs.push_back(std::move(part));
+    };
+    const Range whole = {(lo + 1) / 2, hi / 2};
+    if (lo % 2 != 0) add({lo / 2, whole.begin}, {1, 2});
+    add(whole, {0, 2});
+    if (hi % 2 != 0) add({hi / 2, hi / 2 + 1}, {0, 1});
+  }
+  return in_pairs;
+}
+
+class GenericLayout {
+ public:
+  explicit GenericLayout(const LayoutContext& context)
+      : context_(context), spec_(context.side.generic) {}
+
+  SideLayout LayOut();
+
+ private:
+  // The members of a param that one rule places: a stack of buffers on every
+  // rank of the rule's mesh.
+  struct Placed {
+    ParamId param{};
+    const TensorRule* rule = nullptr;
+    const MeshSpec* mesh = nullptr;
+    std::vector<std::vector<int32_t>> positions;  // per index dim
+  };
+
+  // Whether placements fit the param's shape; notes those that do not.
+  bool CheckPlacements(const Placed& placed);
+  void ReportMisfits();
+  // Reports a tensor name that a rank would have twice.
+  bool CheckNames(const Placed& placed);
+
+  const Param& ParamOf(const Placed& placed) const {
+    return context_.model.params[IndexOf(placed.param)];
+  }
+  // Reports flat buffers that are named as other tensors of a rank.
+  void CheckFlatNames();
+  // Reports rules that place nothing: a mistyped one would leave its params to
+  // a later rule without a word.
+  void CheckUse(const std::vector<bool>& used);
+
+  void Place(const Placed& placed, SideLayout& layout);
+  Buffer Shard(const Placed& placed,
+               const std::vector<int64_t>& coordinates) const;
+
+  const LayoutContext& context_;
+  const GenericSpec& spec_;
+  // Params that lack the dimension of a placement.
+  struct Misfit {
+    const Placement* placement;
+    const Param* first;
+    int64_t others;
+  };
+  std::vector<Misfit> misfits_;
+  struct Holder {
+    const MeshSpec* mesh;
+    std::string param;
+  };
+  // By tensor name, on disjoint meshes. Only kept when a rule renames or flat
+  // buffers have names: the names of params differ.
+  absl::flat_hash_map<std::string, std::vector<Holder>> holders_;
+  bool names_matter_ = false;
+};
+
+bool GenericLayout::CheckPlacements(const Placed& placed) {
+  const Param& param = ParamOf(placed);
+  const size_t dims = param.StoredShape().size();
+  for (const Placement& placement : placed.rule->placements) {
+    if (placement.kind == Placement::Kind::kReplicate ||
+        placement.dim < static_cast<int64_t>(dims)) {
+      continue;
+    }
+    const auto known = std::find_if(
+        misfits_.begin(), misfits_.end(),
+        [&](const Misfit& m) { return m.placement == &placement; });
+    if (known == misfits_.end()) {
+      misfits_.push_back({&placement, &param, 0});
+    } else {
+      ++known->others;
+    }
+    return false;
+  }
+  return true;
+}
+
+// A rule for many params is one mistake.
+void GenericLayout::ReportMisfits() {
+  for (const Misfit& misfit : misfits_) {
+    const std::string others =
+        misfit.others == 0
+            ? ""
+            : absl::StrFormat(" (%d other name%s of the rule: too few as well)",
+                              misfit.others, misfit.others == 1 ? "" : "s");
+    context_.diagnostics.Error(
+        misfit.placement->place,
+        absl::StrFormat("shard dim is %d but \"%s\" has %d dims%s",
+                        misfit.placement->dim, misfit.first->name,
+                        misfit.first->StoredShape().size(), others));
+  }
+}
+
+void GenericLayout::CheckUse(const std::vector<bool>& used) {
+  const Model& model = context_.model;
+  for (size_t i = 0; i < used.size(); ++i) {
+    if (used[i]) continue;
+    const TensorRule& rule = spec_.tensors[i];
+    // A tied head has no param of its own, but is no mistake.
+    if (std::any_of(model.skips.begin(), model.skips.end(),
+                    [&](const Skip& skip) {
+                      return GlobMatches(rule.match, skip.name);
+                    })) {
+      continue;
+    }
+    const bool matches = std::any_of(
+        model.params.begin(), model.params.end(), [&](const Param& param) {
+          const std::string_view glob = rule.match;
+          const std::vector<RulePart> parts = PartitionByRule(param, {glob});
+          return std::any_of(
+              parts.begin(), parts.end(),
+              [](const RulePart& part) { return part.rule == 0; });
+        });
+    if (matches) {
+      context_.diagnostics.Error(
+          rule.place, absl::StrFormat("%s place every parameter that \"%s\" "
+                                      "matches; rules count in order",
+                                      spec_.flat_buffers.empty()
+                                          ? "earlier rules"
+                                          : "flat buffers and earlier rules",
+                                      rule.match));
+      continue;
+    }
+    // Of each stack the first member.
+    std::vector<std::string> names;
+    for (const Param& param : model.params) names.push_back(param.FirstName());
+    const std::string nearest =
+        NearestMatch(rule.match, {names.begin(), names.end()});
+    context_.diagnostics.Error(
+        rule.place,
+        absl::StrFormat(
+            "\"%s\" matches no parameter%s", rule.match,
+            nearest.empty()
+                ? ""
+                : absl::StrFormat("; the nearest is \"%s\"", nearest)));
+  }
+}
+
+bool GenericLayout::CheckNames(const Placed& placed) {
+  if (!names_matter_) return true;
+  const std::string pattern = BufferName(*placed.rule, ParamOf(placed));
+  // Every member, row-major over the index dims.
+  std::vector<size_t> member(placed.positions.size());
+  std::vector<int32_t> numbers(placed.positions.size());
+  while (true) {
+    for (size_t dim = 0; dim < member.size(); ++dim) {
+      numbers[dim] = ParamOf(placed)
+                         .index[dim]
+                         .numbers[placed.positions[dim][member[dim]]];
+    }
+    std::vector<Holder>& holders = holders_[ExpandName(pattern, numbers)];
+    std::string param = ExpandName(ParamOf(placed).name, numbers);
+    for (const Holder& holder : holders) {
+      const std::optional<int64_t> rank =
+          SharedRank(*holder.mesh, *placed.mesh);
+      if (!rank.has_value()) continue;
+      context_.diagnostics.Error(
+          placed.rule->place,
+          absl::StrFormat("parameters \"%s\" and \"%s\" would both be "
+                          "tensor \"%s\" of rank %d",
+                          holder.param, param, ExpandName(pattern, numbers),
+                          *rank));
+      return false;
+    }
+    holders.push_back({placed.mesh, std::move(param)});
+
+    size_t dim = member.size();
+    while (dim-- > 0 && ++member[dim] == placed.positions[dim].size()) {
+      member[dim] = 0;
+    }
+    if (dim == static_cast<size_t>(-1)) return true;
+  }
+}
+
+void GenericLayout::CheckFlatNames() {
+  for (const FlatBufferSpec& flat : spec_.flat_buffers) {
+    for (std::string& name : FlatBufferNames(flat)) {
+      const MeshSpec& mesh = MeshNamed(spec_, flat.mesh);
+      std::vector<Holder>& holders = holders_[name];
+      for (const Holder& holder : holders) {
+        const std::optional<int64_t> rank = SharedRank(*holder.mesh, mesh);
+        if (!rank.has_value()) continue;
+        context_.diagnostics.Error(
+            flat.place,
+            absl::StrFormat("flat buffer \"%s\" is also the tensor of \"%s\" "
+                            "on rank %d",
+                            name, holder.param, *rank));
+        return;
+      }
+      holders.push_back({&mesh, std::move(name)});
+    }
+  }
+}
+
+Buffer GenericLayout::Shard(const Placed& placed,
+                            const std::vector<int64_t>& coordinates) const {
+  const TensorRule& rule = *placed.rule;
+  const MeshSpec& mesh = *placed.mesh;
+  const Param& param = ParamOf(placed);
+
+  Buffer buffer;
+  buffer.name = BufferName(rule, param);
+  buffer.dtype =
+      rule.dtype.has_value() ? *rule.dtype : BufferDType(context_.side, param);
+  std::vector<Runs> dims;
+  for (size_t dim = 0; dim < placed.positions.size(); ++dim) {
+    dims.push_back(PositionRuns(placed.positions[dim]));
+    IndexDim& index = buffer.index.emplace_back();
+    for (const int32_t position : placed.positions[dim]) {
+      index.numbers.push_back(param.index[dim].numbers[position]);
+    }
+  }
+
+  std::vector<Runs> local =
+      LocalRuns(param.StoredShape(), mesh, rule.placements, coordinates);
+  for (Runs& runs : local) {
+    buffer.shape.push_back(RunsSize(runs));
+    dims.push_back(std::move(runs));
+  }
+  const Dims strides = RowMajorStrides(buffer.VirtualShape());
+  buffer.fragments = FragmentsOf(placed.param, dims, strides);
+  if (param.pairs) buffer.fragments = InPairs(buffer.fragments);
+  return buffer;
+}
+
+void GenericLayout::Place(const Placed& placed, SideLayout& layout) {
+  const MeshSpec& mesh = *placed.mesh;
+  // Ranks that differ only along replicated axes hold the same buffer.
+  absl::flat_hash_map<int64_t, BufferId> built;
+  for (size_t i = 0; i < mesh.ranks.size(); ++i) {
+    const std::vector<int64_t> coordinates =
+        Coordinates(mesh, static_cast<int64_t>(i));
+    int64_t key = 0;
+    for (size_t axis = 0; axis < mesh.shape.size(); ++axis) {
+      if (placed.rule->placements[axis].kind == Placement::Kind::kReplicate) {
+        continue;
+      }
+      key = key * mesh.shape[axis] + coordinates[axis];
+    }
+    const auto [entry, fresh] = built.try_emplace(key);
+    if (fresh) {
+      entry->second = context_.buffers.Intern(Shard(placed, coordinates));
+    }
+    layout.ranks[mesh.ranks[i]].push_back(entry->second);
+  }
+}
+
+SideLayout GenericLayout::LayOut() {
+  SideLayout layout;
+  for (const MeshSpec& mesh : spec_.meshes) {
+    for (const int64_t rank : mesh.ranks) {
+      layout.ranks.resize(std::max<size_t>(layout.ranks.size(), rank + 1));
+    }
+  }
+  std::vector<std::string_view> globs;
+  for (const TensorRule& rule : spec_.tensors) {
+    globs.push_back(rule.match);
+    names_matter_ |= rule.rename.has_value();
+  }
+  names_matter_ |= !spec_.flat_buffers.empty();
+
+  const int64_t errors_before = context_.diagnostics.error_count();
+  const HeldMembers held = PlaceFlatBuffers(context_, layout);
+  // What follows would only miss the params of a flat buffer in error.
+  if (context_.diagnostics.error_count() != errors_before) return layout;
+  std::vector<bool> used(globs.size());
+  for (size_t i = 0; i < context_.model.params.size(); ++i) {
+    const Param& param = context_.model.params[i];
+    for (RulePart& part : held.WithoutHeld(static_cast<ParamId>(i), param,
+                                           PartitionByRule(param, globs))) {
+      if (part.rule >= 0) {
+        used[part.rule] = true;
+        const TensorRule& rule = spec_.tensors[part.rule];
+        const Placed placed = {.param = static_cast<ParamId>(i),
+                               .rule = &rule,
+                               .mesh = &MeshNamed(spec_, rule.mesh),
+                               .positions = std::move(part.positions)};
+        if (CheckPlacements(placed) && CheckNames(placed)) {
+          Place(placed, layout);
+        }
+        continue;
+      }
+      if (param.skip != SkipReason::kUnspecified) continue;
+      std::vector<int32_t> first;
+      for (size_t dim = 0; dim < param.index.size(); ++dim) {
+        first.push_back(param.index[dim].numbers[part.positions[dim][0]]);
+      }
+      context_.diagnostics.Error(
+          context_.side.place,
+          absl::StrFormat("no rule of %s.tensors matches parameter \"%s\"",
+                          context_.side.key, ExpandName(param.name, first)));
+    }
+  }
+  ReportMisfits();
+  CheckUse(used);
+  CheckFlatNames();
+  return layout;
+}
+
+}  // namespace
+
+SideLayout LayOutGeneric(const LayoutContext& context) {
+  return GenericLayout(context).LayOut();
+}
+
+}  // namespace refit

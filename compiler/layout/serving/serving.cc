@@ -1,0 +1,367 @@
+#include "compiler/layout/serving/serving.h"
+
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "compiler/layout/common/fused_experts.h"
+#include "compiler/layout/common/mixers.h"
+
+namespace refit {
+namespace {
+
+using enum ParamRole;
+
+constexpr int64_t kVocabularyPadding = 64;
+
+std::string ExpertsName(const LayerGroup& group, std::string_view module,
+                        std::string_view weight) {
+  return absl::StrFormat("%s%s%s", ExpertsPrefix(group.params[0]->name), module,
+                         weight);
+}
+
+void CheckGatedMlp(SizeChecks& checks, const SizeChecks::Divisor& divisor,
+                   ParamRole gate, ParamRole up, ParamRole down,
+                   std::string_view what) {
+  checks.Rows(divisor, gate, what);
+  checks.Rows(divisor, up, what);
+  checks.Columns(divisor, down, what);
+}
+
+}  // namespace
+
+std::string RenameModule(std::string_view name, std::string_view module) {
+  const size_t leaf = name.rfind('.');
+  const size_t begin = name.rfind('.', leaf - 1) + 1;
+  return absl::StrFormat("%s%s%s", name.substr(0, begin), module,
+                         name.substr(leaf));
+}
+
+std::string_view ExpertsPrefix(std::string_view name) {
+  return name.substr(0, name.find("{1}"));
+}
+
+int64_t ServingVocabularyRows(const Param& param, int64_t multiple) {
+  const int64_t vocab = param.shape[0];
+  const int64_t unit = kVocabularyPadding * multiple;
+  return (vocab + unit - 1) / unit * unit;
+}
+
+Buffer ServingVocabulary(const LayoutContext& context, ParamId id,
+                         EvenPart part, int64_t multiple) {
+  const Param& param = context.model.params[IndexOf(id)];
+  return VocabularyTensor(
+      context, param.name, id,
+      {.padded_rows = ServingVocabularyRows(param, multiple),
+       .count = part.count,
+       .index = part.index});
+}
+
+TensorSpec FusedHeads(const LayerGroup& group, const Architecture& architecture,
+                      EvenPart part) {
+  const int64_t head = architecture.head_dim;
+  const Range query = EvenShare(architecture.heads, part.count, part.index);
+  Range kv;
+  if (part.count >= architecture.kv_heads) {
+    const int64_t ranks_per_head = part.count / architecture.kv_heads;
+    kv = {part.index / ranks_per_head, part.index / ranks_per_head + 1};
+  } else {
+    kv = EvenShare(architecture.kv_heads, part.count, part.index);
+  }
+
+  TensorSpec spec;
+  spec.name = RenameModule(group.params[0]->name, "qkv_proj");
+  spec.shape = group.params[0]->shape;
+  spec.shape[0] = 0;
+  struct Block {
+    const Param* param;
+    Range heads;
+    int64_t head_rows;
+  };
+  for (const auto& [param, heads, head_rows] :
+       {Block{group.params[0], query, architecture.query_head_rows()},
+        Block{group.params[1], kv, head}, Block{group.params[2], kv, head}}) {
+    const Range rows = {heads.begin * head_rows, heads.end * head_rows};
+    spec.parts.push_back(RowsPart(*param, rows, spec.shape[0]));
+    spec.shape[0] += rows.size();
+  }
+  return spec;
+}
+
+TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part,
+                     GateUpOrder order) {
+  const Param& gate = *group.params[0];
+  const Param& up = *group.params[1];
+  const Range gate_rows = EvenShare(gate.shape[0], part.count, part.index);
+  const Range up_rows = EvenShare(up.shape[0], part.count, part.index);
+  const bool gate_first = order == GateUpOrder::kGateFirst;
+  return {.name = std::move(name),
+          .shape = {gate_rows.size() + up_rows.size(), gate.shape[1]},
+          .parts = {RowsPart(gate, gate_rows, gate_first ? 0 : up_rows.size()),
+                    RowsPart(up, up_rows, gate_first ? gate_rows.size() : 0)}};
+}
+
+void AddMlp(const RoleTable& table, const MlpRoles& roles, EvenPart part,
+            AddStack add) {
+  if (table.Params(roles.gate).empty()) {
+    add({roles.up},
+        [&](const LayerGroup& group) { return RowShard(group, part); });
+  } else {
+    add({roles.gate, roles.up}, [&](const LayerGroup& group) {
+      return GateAndUp(
+          group, RenameModule(group.params[0]->name, "gate_up_proj"), part);
+    });
+  }
+  add({roles.down}, [&](const LayerGroup& group) {
+    return ColumnShard(group, group.params[0]->name, part);
+  });
+}
+
+TensorSpec ExpertGateAndUp(const LayerGroup& group, std::string_view module,
+                           EvenPart part, GateUpOrder order) {
+  return GateAndUp(group, ExpertsName(group, module, "w13_weight"), part,
+                   order);
+}
+
+TensorSpec ExpertUp(const LayerGroup& group, std::string_view module,
+                    EvenPart part) {
+  TensorSpec spec = RowShard(group, part);
+  spec.name = ExpertsName(group, module, "w13_weight");
+  return spec;
+}
+
+TensorSpec ExpertDown(const LayerGroup& group, std::string_view module,
+                      EvenPart part) {
+  return ColumnShard(group, ExpertsName(group, module, "w2_weight"), part);
+}
+
+TensorSpec Transposed(TensorSpec spec) {
+  int64_t& rows = spec.shape[spec.shape.size() - 2];
+  int64_t& columns = spec.shape.back();
+  const int64_t matrix = rows * columns;
+  // Of an element that is `at` elements from the first; also of a step.
+  const auto moved = [&](int64_t at) {
+    return at / matrix * matrix + at % columns * rows + at % matrix / columns;
+  };
+  for (Part& part : spec.parts) {
+    part.offset = moved(part.offset);
+    for (int64_t& stride : part.stride) stride = moved(stride);
+  }
+  std::swap(rows, columns);
+  return spec;
+}
+
+void AddFusedExperts(const LayoutContext& context,
+                     const FusedExpertTensors& tensors, Range experts,
+                     EvenPart part, AddStack add) {
+  const auto name = [&](const Param& param, std::string_view weight) {
+    constexpr std::string_view kExperts = ".experts.";
+    const std::string_view whole = param.name;
+    return absl::StrFormat(
+        "%s%s%s", whole.substr(0, whole.find(kExperts) + kExperts.size()),
+        tensors.module, weight);
+  };
+  add({kFusedExpertGateUp}, [&](const LayerGroup& group) {
+    const Param& param = *group.params[0];
+    return StackedGateUp(param, name(param, "w13_weight"), experts, part);
+  });
+  add({kFusedExpertGateUpBias}, [&](const LayerGroup& group) {
+    const Param& param = *group.params[0];
+    TensorSpec spec = StackedGateUpBias(
+        param, name(param, tensors.gate_up_bias), experts, part);
+    spec.own_dtype = tensors.bias_dtype;
+    return spec;
+  });
+  add({kFusedExpertDown}, [&](const LayerGroup& group) {
+    const Param& param = *group.params[0];
+    return StackedDown(param, name(param, "w2_weight"), experts, part);
+  });
+  // Of ranks that share an expert, one adds the bias to its output.
+  add({kFusedExpertDownBias}, [&](const LayerGroup& group) {
+    const Param& param = *group.params[0];
+    TensorSpec spec =
+        StackedDownBias(param, name(param, tensors.down_bias), experts);
+    spec.own_dtype = tensors.bias_dtype;
+    if (part.index > 0) {
+      spec.parts.clear();
+      spec.zeros = context.which == fb::Side::kDestination;
+    }
+    return spec;
+  });
+}
+
+void CheckFusedExperts(const LayoutContext& context, const RoleTable& table,
+                       GateUpOrder order, SizeChecks& checks) {
+  if (table.Params(kFusedExpertDown).empty()) return;
+  const SideSpec& side = context.side;
+  const std::string_view family = context.model.architecture.family->model_type;
+  if (side.experts.given) {
+    checks.Report(side.experts.place,
+                  absl::StrFormat("%s.experts: the experts of %s are placed "
+                                  "linearly; wanted no such key",
+                                  side.key, family));
+  }
+  if (order != GateUpOrder::kGateFirst) {
+    checks.Report(
+        side.moe_backend.place,
+        absl::StrFormat("%s.moe_backend \"%s\" has no known order of %s's "
+                        "alternating gate and up rows; wanted triton",
+                        side.key, side.moe_backend.value, family));
+  }
+}
+
+TensorSpec ConcatRows(const LayerGroup& group, std::string name) {
+  TensorSpec spec = {.name = std::move(name),
+                     .shape = {0, group.params[0]->shape[1]},
+                     .parts = {}};
+  for (const Param* param : group.params) {
+    const int64_t rows = param->shape[0];
+    spec.parts.push_back(RowsPart(*param, {0, rows}, spec.shape[0]));
+    spec.shape[0] += rows;
+  }
+  return spec;
+}
+
+TensorSpec RowShard(const LayerGroup& group, EvenPart part) {
+  TensorSpec spec = RowsOf(*group.params[0], part);
+  spec.name = group.params[0]->name;
+  return spec;
+}
+
+TensorSpec ColumnShard(const LayerGroup& group, std::string name,
+                       EvenPart part) {
+  TensorSpec spec = ColumnsOf(*group.params[0], part);
+  spec.name = std::move(name);
+  return spec;
+}
+
+TensorSpec Replicated(const LayerGroup& group) {
+  TensorSpec spec = WholeOf(*group.params[0]);
+  spec.name = group.params[0]->name;
+  return spec;
+}
+
+std::string DraftLayerName(std::string name) {
+  constexpr std::string_view kLayer = "model.layers.{0}.";
+  if (name.starts_with(kLayer)) name.insert(kLayer.size(), "mtp_block.");
+  return name;
+}
+
+void AddLayerStacks(const LayoutContext& context, const RoleTable& table,
+                    Range layers, absl::Span<const ParamRole> roles,
+                    const std::optional<ExpertSlice>& experts,
+                    absl::FunctionRef<TensorSpec(const LayerGroup&)> make_spec,
+                    std::vector<BufferId>& out) {
+  for (const LayerGroup& group : table.Group(roles, layers)) {
+    out.push_back(context.buffers.Intern(
+        LayerStack(table, make_spec(group), group.layers,
+                   {.dtype = BufferDType(context.side, *group.params[0]),
+                    .first_layer = group.params[0]->first_layer,
+                    .experts = experts})));
+  }
+}
+
+void AddEnd(const LayoutContext& context, EndUse use, Buffer buffer,
+            std::vector<BufferId>& out) {
+  if (use == EndUse::kAbsent) return;
+  if (use == EndUse::kUnread) {
+    buffer = SkippedCopy(std::move(buffer), SkipReason::kUnread,
+                         "this pipeline stage holds a copy but never reads it");
+  }
+  out.push_back(context.buffers.Intern(std::move(buffer)));
+}
+
+void CheckExpertTensors(SizeChecks& checks,
+                        const SizeChecks::Divisor& divisor) {
+  constexpr std::string_view kFeatures = "intermediate features of an expert";
+  CheckGatedMlp(checks, divisor, kExpertGate, kExpertUp, kExpertDown,
+                kFeatures);
+  checks.Columns(divisor, kFusedExpertDown, kFeatures);
+}
+
+void CheckMlp(SizeChecks& checks, const SizeChecks::Divisor& divisor) {
+  CheckGatedMlp(checks, divisor, kMlpGate, kMlpUp, kMlpDown,
+                "intermediate features of the MLP");
+}
+
+void CheckSharedExperts(SizeChecks& checks,
+                        const SizeChecks::Divisor& divisor) {
+  CheckGatedMlp(checks, divisor, kSharedExpertGate, kSharedExpertUp,
+                kSharedExpertDown,
+                "intermediate features of the shared experts");
+}
+
+void CheckVocabulary(SizeChecks& checks, const RoleTable& table, ParamRole role,
+                     const SizeChecks::Divisor& divisor) {
+  for (const ParamId id : table.Params(role)) {
+    checks.Divides(divisor, ServingVocabularyRows(table.param(id)),
+                   "vocabulary rows (padded to a multiple of 64)");
+  }
+}
+
+namespace {
+
+void AddMambaMixers(const MambaSizes& mamba, EvenPart part, AddStack add) {
+  const auto row_part = [&](const LayerGroup& group) {
+    return RowPart(*group.params[0], part);
+  };
+  const auto in_rows = [&](const LayerGroup& group) {
+    return MambaInRows(*group.params[0], mamba, part);
+  };
+  const auto conv_rows = [&](const LayerGroup& group) {
+    return MambaConvRows(*group.params[0], mamba, part);
+  };
+  add({kMambaConv}, conv_rows);
+  add({kMambaConvBias}, conv_rows);
+  add({kMambaIn}, in_rows);
+  add({kMambaInBias}, in_rows);
+  add({kMambaALog}, [&](const LayerGroup& group) {
+    TensorSpec spec = row_part(group);
+    spec.own_dtype = DType::kFp32;
+    spec.form = ValueForm::kNegativeExp;
+    return spec;
+  });
+  add({kMambaD}, row_part);
+  add({kMambaDtBias}, row_part);
+  add({kMambaOut}, [&](const LayerGroup& group) {
+    return ColumnShard(group, group.params[0]->name, part);
+  });
+  add({kMambaOutBias}, Replicated);
+  add({kMambaGatedNorm}, row_part);
+  add({kMambaNorm}, Replicated);
+}
+
+void AddDeltaNets(const DeltaNetSizes& delta, EvenPart part, AddStack add) {
+  const auto row_part = [&](const LayerGroup& group) {
+    return RowPart(*group.params[0], part);
+  };
+  add({kDeltaConv}, [&](const LayerGroup& group) {
+    return DeltaConvRows(*group.params[0], delta, part);
+  });
+  // Rows stand by key head, as in the checkpoint.
+  add({kDeltaQkvz}, row_part);
+  add({kDeltaBa}, row_part);
+  add({kDeltaDtBias}, row_part);
+  add({kDeltaALog}, [&](const LayerGroup& group) {
+    TensorSpec spec = row_part(group);
+    spec.own_dtype = DType::kFp32;
+    return spec;
+  });
+  add({kDeltaGatedNorm}, Replicated);
+  add({kDeltaOut}, [&](const LayerGroup& group) {
+    return ColumnShard(group, group.params[0]->name, part);
+  });
+}
+
+}  // namespace
+
+void AddServingMixers(const Architecture& architecture, EvenPart part,
+                      AddStack add) {
+  if (architecture.mamba.has_value()) {
+    AddMambaMixers(*architecture.mamba, part, add);
+  }
+  if (architecture.delta.has_value()) {
+    AddDeltaNets(*architecture.delta, part, add);
+  }
+}
+
+}  // namespace refit

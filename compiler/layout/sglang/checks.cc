@@ -1,0 +1,281 @@
+#include "compiler/layout/sglang/checks.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "compiler/job/object_reader.h"
+#include "compiler/layout/common/mixers.h"
+#include "compiler/layout/serving/serving.h"
+
+namespace refit::sglang {
+namespace {
+
+using enum ParamRole;
+
+bool HasRedundantSlots(const ExpertPlacement& experts, int64_t count) {
+  const auto is_longer = [&](const std::vector<int64_t>& slots) {
+    return static_cast<int64_t>(slots.size()) > count;
+  };
+  return experts.redundant_experts > 0 ||
+         std::any_of(experts.physical_to_logical.begin(),
+                     experts.physical_to_logical.end(), is_longer);
+}
+
+// Whether a layer's shared experts are as large as one expert.
+bool HasOneSharedExpert(const RoleTable& table) {
+  const int64_t rows = table.param(table.Params(kExpertUp)[0]).shape[0];
+  const auto is_one = [&](ParamId id) {
+    return table.param(id).shape[0] == rows;
+  };
+  const absl::Span<const ParamId> shared = table.Params(kSharedExpertUp);
+  return std::all_of(shared.begin(), shared.end(), is_one);
+}
+
+void CheckDenseLayers(const LayoutContext& context, const RoleTable& table,
+                      SizeChecks& checks) {
+  const Family& family = *context.model.architecture.family;
+  if (family.sglang.dense_layers || table.Params(kMlpUp).empty()) return;
+  checks.Report(
+      context.side.layout.place,
+      absl::StrFormat("%s: SGLang's %s has experts in every layer, and the "
+                      "model has a dense MLP \"%s\"; wanted another layout "
+                      "(generic places any tensors)",
+                      context.side.key, family.model_type,
+                      table.param(table.Params(kMlpUp)[0]).FirstName()));
+}
+
+// Reports models and meshes that its classes cannot hold.
+void CheckModel(const LayoutContext& context, const RoleTable& table,
+                SizeChecks& checks) {
+  const SideSpec& side = context.side;
+  const Architecture& architecture = context.model.architecture;
+  const std::string_view name = architecture.family->model_type;
+  const SglangTraits& traits = architecture.family->sglang;
+  if (traits.head == SglangTraits::Head::kEveryStage && architecture.tied &&
+      side.pipeline_parallel.value > 1) {
+    checks.Report(
+        side.pipeline_parallel.place,
+        absl::StrFormat("%s.pipeline_parallel %d: SGLang's %s takes a tied "
+                        "head from the embedding, which the last of several "
+                        "stages does not have; wanted 1",
+                        side.key, side.pipeline_parallel.value, name));
+  }
+  if (!traits.dp_attention && side.dp_attention.value > 1) {
+    checks.Report(
+        side.dp_attention.place,
+        absl::StrFormat("%s.dp_attention %d: SGLang's %s cuts its attention by "
+                        "all of tensor_parallel; wanted 1, with \"replicas\" "
+                        "for more engines",
+                        side.key, side.dp_attention.value, name));
+  }
+  if (!traits.redundant_experts &&
+      HasRedundantSlots(side.experts.value, architecture.experts)) {
+    checks.Report(side.experts.place,
+                  absl::StrFormat("%s.experts: SGLang's %s has %d slots, one "
+                                  "for each expert; wanted no redundant ones",
+                                  side.key, name, architecture.experts));
+  }
+  if (!traits.pipeline_parallel && side.pipeline_parallel.value > 1) {
+    checks.Report(
+        side.pipeline_parallel.place,
+        absl::StrFormat("%s.pipeline_parallel %d: SGLang's %s has one "
+                        "stage; wanted 1",
+                        side.key, side.pipeline_parallel.value, name));
+  }
+  CheckDenseLayers(context, table, checks);
+}
+
+// Reports shared experts that the side cannot hold.
+void CheckShared(const LayoutContext& context, const RoleTable& table,
+                 const SizeChecks::Divisor& tensor, SizeChecks& checks) {
+  const Located<SharedExperts>& shared = context.side.shared_experts;
+  if (shared.given && table.Params(kSharedExpertUp).empty()) {
+    checks.Report(
+        shared.place,
+        absl::StrFormat("%s.shared_experts needs a model with shared "
+                        "experts; this %s has none",
+                        context.side.key,
+                        context.model.architecture.family->model_type));
+    return;
+  }
+  const SharedExperts kind = SharedExpertsOf(context, table);
+  if (kind == SharedExperts::kTensor) CheckSharedExperts(checks, tensor);
+  if (kind != SharedExperts::kFused) return;
+  if (table.Params(kSharedExpertGate).empty()) {
+    checks.Report(
+        shared.place,
+        absl::StrFormat("%s.shared_experts \"fused\" is not what SGLang does "
+                        "with those of %s; wanted \"tensor\" or "
+                        "\"replicated\"",
+                        context.side.key,
+                        context.model.architecture.family->model_type));
+    return;
+  }
+  const int64_t expert = table.param(table.Params(kExpertUp)[0]).shape[0];
+  for (const ParamId id : table.Params(kSharedExpertUp)) {
+    const int64_t rows = table.param(id).shape[0];
+    if (rows == expert) continue;
+    checks.Report(
+        shared.given ? shared.place : context.side.layout.place,
+        absl::StrFormat("%s.shared_experts \"fused\"%s needs shared experts of "
+                        "the size of one; they have %d intermediate features, "
+                        "an expert has %d",
+                        context.side.key,
+                        shared.given ? "" : ", SGLang's default here,", rows,
+                        expert));
+  }
+}
+
+// "1, 2 or 4"
+std::string DivisorsText(int64_t number) {
+  std::vector<std::string> divisors;
+  for (int64_t i = 1; i <= number; ++i) {
+    if (number % i == 0) divisors.push_back(absl::StrCat(i));
+  }
+  return Alternatives({divisors.begin(), divisors.end()});
+}
+
+}  // namespace
+
+SharedExperts SharedExpertsOf(const LayoutContext& context,
+                              const RoleTable& table) {
+  const SideSpec& side = context.side;
+  const Architecture& architecture = context.model.architecture;
+  const SglangTraits& traits = architecture.family->sglang;
+  if (side.shared_experts.given) return side.shared_experts.value;
+  if (table.Params(kExpertUp).empty() ||
+      table.Params(kSharedExpertUp).empty()) {
+    return SharedExperts::kTensor;
+  }
+  // The others are fused under expert parallelism on AMD GPUs alone.
+  if (side.expert_parallel.value > 1 && !traits.shared_fusion_expert_parallel) {
+    return SharedExperts::kTensor;
+  }
+  if (traits.shared_fusion_experts > 0 &&
+      traits.shared_fusion_experts != architecture.experts) {
+    return SharedExperts::kTensor;
+  }
+  switch (traits.shared_fusion) {
+    case SglangTraits::SharedFusion::kNever:
+      return SharedExperts::kTensor;
+    case SglangTraits::SharedFusion::kOneExpert:
+      return HasOneSharedExpert(table) ? SharedExperts::kFused
+                                       : SharedExperts::kTensor;
+    case SglangTraits::SharedFusion::kAlways:
+      return SharedExperts::kFused;
+  }
+  return SharedExperts::kTensor;
+}
+
+Sizes SizesOf(const SideSpec& side) {
+  const int64_t tensor = side.tensor_parallel.value;
+  return {.tensor = tensor,
+          .pipeline = side.pipeline_parallel.value,
+          .attention = tensor / side.dp_attention.value,
+          .expert = side.expert_parallel.value,
+          .expert_tensor = tensor / side.expert_parallel.value};
+}
+
+bool CheckAxes(const LayoutContext& context) {
+  const SideSpec& side = context.side;
+  const int64_t tensor = side.tensor_parallel.value;
+  const auto report = [&](const Place& place, std::string message) {
+    context.diagnostics.Error(place, std::move(message));
+    return false;
+  };
+  bool fits = true;
+  if (side.data_parallel.value > 1 && side.dp_attention.value > 1) {
+    fits = report(
+        side.data_parallel.place,
+        absl::StrFormat(
+            "%s.data_parallel %d beside dp_attention %d: SGLang's dp_size is "
+            "one or the other; wanted \"replicas\": %d for as many engines",
+            side.key, side.data_parallel.value, side.dp_attention.value,
+            side.data_parallel.value));
+  }
+  for (const auto& [key, size] :
+       {std::pair("dp_attention", &side.dp_attention),
+        std::pair("expert_parallel", &side.expert_parallel)}) {
+    if (tensor % size->value == 0) continue;
+    fits = report(size->place,
+                  absl::StrFormat("%s.%s %d does not divide "
+                                  "%s.tensor_parallel %d; wanted %s",
+                                  side.key, key, size->value, side.key, tensor,
+                                  DivisorsText(tensor)));
+  }
+  const auto needs_parts = [&](const Place& place, std::string_view setting) {
+    fits = report(place, absl::StrFormat(
+                             "%s.%s needs dp_attention of 2 or more; "
+                             "%s.dp_attention is 1%s",
+                             side.key, setting, side.key,
+                             side.dp_attention.given ? "" : " (the default)"));
+  };
+  if (side.dp_attention.value == 1) {
+    if (side.dp_lm_head.value) needs_parts(side.dp_lm_head.place, "dp_lm_head");
+    if (side.embedding.value == EmbeddingCut::kAttention) {
+      needs_parts(side.embedding.place, "embedding \"attention\"");
+    }
+  }
+  return fits;
+}
+
+ExpertForm CheckSizes(const LayoutContext& context, const RoleTable& table,
+                      const Sizes& sizes, SizeChecks& checks) {
+  const SideSpec& side = context.side;
+  const SizeChecks::Divisor tensor =
+      checks.Named("tensor_parallel", side.tensor_parallel);
+  SizeChecks::Divisor attention = tensor;
+  if (side.dp_attention.value > 1) {
+    attention.text = absl::StrFormat("%s / dp_attention %d", tensor.text,
+                                     side.dp_attention.value);
+    attention.value = sizes.attention;
+  }
+  checks.Heads(attention);
+  CheckMlp(checks, tensor);
+  CheckShared(context, table, tensor, checks);
+  CheckMixerSizes(checks, context.model.architecture, attention,
+                  MambaGroups::kCutOrWhole);
+  CheckModel(context, table, checks);
+
+  const SizeChecks::Divisor expert =
+      checks.Named("expert_parallel", side.expert_parallel);
+  checks.HasExperts(sizes.expert > 1, expert.place, "expert_parallel");
+  if (!side.experts.given) {
+    checks.Divides(expert, context.model.architecture.experts, "experts");
+  }
+  SizeChecks::Divisor expert_tensor = tensor;
+  if (sizes.expert > 1) {
+    expert_tensor.text =
+        absl::StrFormat("%s / expert_parallel %d", tensor.text, sizes.expert);
+    expert_tensor.value = sizes.expert_tensor;
+  }
+  CheckExpertTensors(checks, expert_tensor);
+  checks.HasExperts(side.router_dtype.given, side.router_dtype.place,
+                    "router_dtype");
+  // Triton's kernels for unquantized experts want them so.
+  ExpertForm form;
+  form.transposed =
+      side.moe_backend.value == "triton_kernel" && !side.quantized.given;
+  if (form.transposed) {
+    checks.HasExperts(true, side.moe_backend.place, "moe_backend");
+  } else {
+    form.order = CheckMoeBackend(side, checks);
+  }
+  CheckFusedExperts(context, table, form.order, checks);
+  if (context.model.architecture.mtp_layers > 0) {
+    checks.Report(
+        side.mtp.given ? side.mtp.place : side.layout.place,
+        absl::StrFormat("%s cannot hold the model's %d multi-token-"
+                        "prediction layers: SGLang's draft model is a "
+                        "worker of its own; wanted \"mtp\": false",
+                        side.key, context.model.architecture.mtp_layers));
+  }
+  return form;
+}
+
+}  // namespace refit::sglang

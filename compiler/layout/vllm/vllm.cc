@@ -1,0 +1,451 @@
+// vLLM: the canonical (checkpoint-ordered) layout of its linear, vocabulary
+// and fused-MoE layers. docs/layouts.md holds the formulas and where they come
+// from.
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "compiler/job/version.h"
+#include "compiler/layout/common/mixers.h"
+#include "compiler/layout/common/role_table.h"
+#include "compiler/layout/common/shard.h"
+#include "compiler/layout/common/sizes.h"
+#include "compiler/layout/common/stages.h"
+#include "compiler/layout/common/tensor_stack.h"
+#include "compiler/layout/layout.h"
+#include "compiler/layout/serving/experts.h"
+#include "compiler/layout/serving/serving.h"
+
+namespace refit {
+namespace {
+
+using enum ParamRole;
+
+// Of a group's kv_b_proj: a tensor of this shape that the worker makes of it.
+TensorSpec LatentProjection(const LayerGroup& group, std::string_view name,
+                            Dims shape) {
+  constexpr std::string_view kSource = "kv_b_proj.weight";
+  const std::string_view source = group.params[0]->name;
+  return {.name = absl::StrCat(
+              std::string(source.substr(0, source.size() - kSource.size())),
+              "mla_attn.mla_attn.", std::string(name)),
+          .shape = std::move(shape),
+          .parts = {},
+          .skip = DeclaredSkip{.reason = SkipReason::kDerived,
+                               .detail = "made of kv_b_proj after each refit "
+                                         "(derive-latent-projections)"}};
+}
+
+struct VllmSizes {
+  int64_t tensor;
+  int64_t pipeline;
+  int64_t data;
+  bool expert_parallel;  // experts whole, spread over data x tensor; else cut
+                         // by it
+
+  // Ranks that share the experts of a layer.
+  int64_t expert_ranks() const { return data * tensor; }
+  // Each rank runs a part of the tokens through the experts.
+  bool sequence_parallel_experts() const {
+    return expert_parallel && tensor > 1 && data > 1;
+  }
+};
+
+class VllmLayout {
+ public:
+  explicit VllmLayout(const LayoutContext& context)
+      : context_(context),
+        sizes_({.tensor = context.side.tensor_parallel.value,
+                .pipeline = context.side.pipeline_parallel.value,
+                .data = context.side.data_parallel.value,
+                .expert_parallel = context.side.expert_parallel_enabled.value}),
+        traits_(context.model.architecture.family->vllm),
+        table_(context.model) {}
+
+  SideLayout LayOut();
+
+ private:
+  using MakeSpec = absl::FunctionRef<TensorSpec(const LayerGroup&)>;
+
+  // Reports sizes that do not fit.
+  void CheckSizes(SizeChecks& checks);
+
+  // The buffers of a stage in three runs, in module order: what comes before
+  // the experts, the experts, what comes after.
+  std::vector<BufferId> EmbeddingAndLayers(int64_t stage, Range layers,
+                                           int64_t tensor);
+  std::vector<BufferId> Experts(const ExpertSlice& slice, int64_t stage,
+                                Range layers, int64_t expert_rank);
+  std::vector<BufferId> NormAndHead(int64_t stage, int64_t tensor);
+
+  // One stack per group of the layers that have `roles`: of the stage's own
+  // layers, and on the last stage of the draft model's.
+  void AddLayers(int64_t stage, Range layers,
+                 std::initializer_list<ParamRole> roles,
+                 const std::optional<ExpertSlice>& experts, MakeSpec make,
+                 std::vector<BufferId>& out);
+
+  // Reports a draft model that vLLM does not have.
+  void CheckDraft(SizeChecks& checks, const SizeChecks::Divisor& tensor);
+
+  // Whether each rank holds all of the shared experts.
+  bool HasWholeSharedExperts() const {
+    return sizes_.sequence_parallel_experts() &&
+           !traits_.cuts_shared_experts_of_token_parts;
+  }
+
+  // Adds a tensor outside the layers: whole where a stage reads it, a declared
+  // skip where it is built and never read, else nothing.
+  void AddEnd(bool is_read, bool is_built, Buffer buffer,
+              std::vector<BufferId>& out);
+
+  const LayoutContext& context_;
+  const VllmSizes sizes_;
+  const VllmTraits& traits_;
+  const RoleTable table_;
+  bool routed_experts_ = true;
+  GateUpOrder gate_up_order_ = GateUpOrder::kGateFirst;
+};
+
+void VllmLayout::CheckSizes(SizeChecks& checks) {
+  const SideSpec& side = context_.side;
+  const SizeChecks::Divisor tensor =
+      checks.Named("tensor_parallel", side.tensor_parallel);
+  checks.Heads(tensor);
+  CheckMlp(checks, tensor);
+  if (!HasWholeSharedExperts()) CheckSharedExperts(checks, tensor);
+  CheckMixerSizes(checks, context_.model.architecture, tensor,
+                  MambaGroups::kCutOrWhole);
+  for (const ParamRole role : {kEmbedding, kOutputHead}) {
+    CheckVocabulary(checks, table_, role, tensor);
+  }
+
+  checks.HasExperts(sizes_.expert_parallel, side.expert_parallel_enabled.place,
+                    "expert_parallel");
+  if (!sizes_.expert_parallel) {
+    SizeChecks::Divisor expert_tensor = tensor;
+    if (sizes_.data > 1) {
+      expert_tensor.text =
+          absl::StrFormat("%s x data_parallel %d", tensor.text, sizes_.data);
+      expert_tensor.value = sizes_.expert_ranks();
+    }
+    CheckExpertTensors(checks, expert_tensor);
+  }
+  gate_up_order_ = CheckMoeBackend(side, checks);
+  CheckFusedExperts(context_, table_, gate_up_order_, checks);
+  CheckDraft(checks, tensor);
+
+  checks.HasExperts(side.router_dtype.given, side.router_dtype.place,
+                    "router_dtype");
+  routed_experts_ = IsSince(side, {0, 24});
+  if (side.version.given && VersionNumbers(side.version.value).size() < 2) {
+    checks.Report(side.version.place,
+                  absl::StrFormat("%s.version \"%s\" is not a version; wanted "
+                                  "one like 0.25",
+                                  side.key, side.version.value));
+  }
+}
+
+void VllmLayout::CheckDraft(SizeChecks& checks,
+                            const SizeChecks::Divisor& tensor) {
+  const Architecture& architecture = context_.model.architecture;
+  if (!traits_.draft_has_prefix) return;
+  checks.Rows(tensor, kMtpProjection, "rows that join the draft's inputs");
+  const SideSpec& side = context_.side;
+  const auto refuse = [&](std::string_view found) {
+    checks.Report(
+        side.mtp.given ? side.mtp.place : side.layout.place,
+        absl::StrFormat("%s: vLLM's draft model of %s has one block "
+                        "of attention and experts; the model's has "
+                        "%s; wanted \"mtp\": false",
+                        side.key, architecture.family->model_type, found));
+  };
+  if (architecture.mtp_layers > architecture.mtp_block) {
+    refuse(absl::StrFormat("%d blocks",
+                           architecture.mtp_layers / architecture.mtp_block));
+  }
+  for (int64_t layer = architecture.layers; layer < architecture.all_layers();
+       ++layer) {
+    if (!table_.At(kMambaIn, layer).empty()) refuse("a Mamba mixer");
+    if (!table_.At(kMlpUp, layer).empty()) refuse("a dense MLP");
+  }
+}
+
+void VllmLayout::AddLayers(int64_t stage, Range layers,
+                           std::initializer_list<ParamRole> roles,
+                           const std::optional<ExpertSlice>& experts,
+                           MakeSpec make, std::vector<BufferId>& out) {
+  const Architecture& architecture = context_.model.architecture;
+  AddLayerStacks(
+      context_, table_, layers, roles, experts,
+      [&](const LayerGroup& group) {
+        TensorSpec spec = make(group);
+        spec.name = Renamed(spec.name, traits_.renames);
+        return spec;
+      },
+      out);
+  if (stage != sizes_.pipeline - 1) return;
+  AddLayerStacks(
+      context_, table_, {architecture.layers, architecture.all_layers()}, roles,
+      experts,
+      [&](const LayerGroup& group) {
+        TensorSpec spec = make(group);
+        spec.name = DraftLayerName(std::move(spec.name));
+        return spec;
+      },
+      out);
+}
+
+void VllmLayout::AddEnd(bool is_read, bool is_built, Buffer buffer,
+                        std::vector<BufferId>& out) {
+  buffer.name = Renamed(buffer.name, traits_.renames);
+  const EndUse unread = is_built ? EndUse::kUnread : EndUse::kAbsent;
+  refit::AddEnd(context_, is_read ? EndUse::kRead : unread, std::move(buffer),
+                out);
+}
+
+std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
+                                                     Range layers,
+                                                     int64_t tensor) {
+  std::vector<BufferId> out;
+  const Architecture& architecture = context_.model.architecture;
+  const bool last = stage == sizes_.pipeline - 1;
+  // The draft model, on the last stage, has an embedding of its own unless it
+  // shares that of the first. Its head is the model's.
+  const bool drafts = last && architecture.mtp_layers > 0;
+  const bool reads_embedding = stage == 0 ||
+                               (drafts && !traits_.draft_has_prefix) ||
+                               (architecture.tied && last);
+  for (const ParamId id : table_.Params(kEmbedding)) {
+    Buffer embedding = ServingVocabulary(context_, id, {sizes_.tensor, tensor});
+    if (drafts && traits_.draft_has_prefix && stage > 0) {
+      Buffer copy = embedding;
+      copy.name = "mtp.embed_tokens.weight";
+      AddEnd(/*is_read=*/true, /*is_built=*/true, std::move(copy), out);
+    }
+    AddEnd(reads_embedding,
+           traits_.every_stage != VllmTraits::EveryStage::kNothing,
+           std::move(embedding), out);
+  }
+
+  const EvenPart part = {sizes_.tensor, tensor};
+  const auto& replicated = Replicated;
+  const auto column_shard = [&](const LayerGroup& group) {
+    return ColumnShard(group, group.params[0]->name, part);
+  };
+  const auto qkv = [&](const LayerGroup& group) {
+    return FusedHeads(group, architecture, part);
+  };
+  const auto row_shard = [&](const LayerGroup& group) {
+    return RowShard(group, part);
+  };
+  const auto fused_down = [&](const LayerGroup& group) {
+    return ConcatRows(group,
+                      RenameModule(group.params[0]->name, "fused_qkv_a_proj"));
+  };
+  const EvenPart shared_part = HasWholeSharedExperts() ? EvenPart{} : part;
+  const auto add = [&](std::initializer_list<ParamRole> roles, auto make) {
+    AddLayers(stage, layers, roles, std::nullopt, make, out);
+  };
+
+  if (drafts) {
+    // Beside the block that is built like a decoder layer.
+    const auto add_draft = [&](ParamRole role, auto make) {
+      AddLayerStacks(context_, table_,
+                     {architecture.layers, architecture.all_layers()}, {role},
+                     std::nullopt, make, out);
+    };
+    add_draft(kMtpEmbeddingNorm, replicated);
+    add_draft(kMtpHiddenNorm, replicated);
+    add_draft(kMtpProjection, [&](const LayerGroup& group) {
+      return traits_.draft_has_prefix ? RowShard(group, part)
+                                      : Replicated(group);
+    });
+    add_draft(kMtpFinalNorm, replicated);
+  }
+  add({kQuery, kKey, kValue}, qkv);
+  add({kQueryBias, kKeyBias, kValueBias}, qkv);
+  if (architecture.latent.has_value() && architecture.latent->query_rank > 0) {
+    add({kQueryDown, kKeyValueDown}, fused_down);
+  } else {
+    add({kKeyValueDown}, replicated);
+    add({kLatentQuery}, row_shard);
+  }
+  add({kQueryDownNorm}, replicated);
+  add({kQueryUp}, row_shard);
+  add({kKeyValueDownNorm}, replicated);
+  add({kKeyValueUp}, [&](const LayerGroup& group) {
+    TensorSpec spec = RowShard(group, part);
+    if (context_.which == fb::Side::kDestination) {
+      spec.post_hooks.push_back(
+          {.name = "derive-latent-projections",
+           .detail =
+               "make W_UV and W_UK_T of the layer's attention from it again"});
+    }
+    return spec;
+  });
+  if (architecture.latent.has_value()) {
+    const LatentAttention& latent = *architecture.latent;
+    const int64_t heads = architecture.heads / part.count;
+    add({kKeyValueUp}, [&](const LayerGroup& group) {
+      return LatentProjection(group, "W_UV",
+                              {heads, latent.key_value_rank, latent.value_dim});
+    });
+    add({kKeyValueUp}, [&](const LayerGroup& group) {
+      return LatentProjection(group, "W_UK_T",
+                              {heads, latent.nope_dim, latent.key_value_rank});
+    });
+  }
+  add({kAttentionOutput}, column_shard);
+  if (traits_.output_bias) add({kAttentionOutputBias}, replicated);
+  add({kQueryNorm}, replicated);
+  add({kKeyNorm}, replicated);
+  add({kAttentionSinks}, [&](const LayerGroup& group) {
+    TensorSpec spec = RowPart(*group.params[0], part);
+    if (context_.which == fb::Side::kDestination) {
+      spec.post_hooks.push_back(
+          {.name = "derive-attention-sinks",
+           .detail = "with the attention backend FLASHINFER make the layer's "
+                     "fp32 copy of them again "
+                     "(process_weights_after_loading); others read them"});
+    }
+    return spec;
+  });
+  AddServingMixers(architecture, part, add);
+  AddMlp(table_, {kMlpGate, kMlpUp, kMlpDown}, part, add);
+  add({kAttentionNorm}, replicated);
+  add({kMlpNorm}, replicated);
+  add({kMoeNorm}, replicated);
+  add({kRouter}, [&](const LayerGroup& group) {
+    TensorSpec spec = Replicated(group);
+    if (traits_.fp32_router) spec.own_dtype = DType::kFp32;
+    if (context_.side.router_dtype.given) {
+      spec.own_dtype = context_.side.router_dtype.value;
+    }
+    return spec;
+  });
+  add({kRouterBias}, replicated);
+  add({kRouterCorrection}, replicated);
+  add({kLatentDown}, replicated);
+  add({kLatentUp}, replicated);
+  add({kSharedExpertRouter}, replicated);
+  AddMlp(table_, {kSharedExpertGate, kSharedExpertUp, kSharedExpertDown},
+         shared_part, add);
+  return out;
+}
+
+std::vector<BufferId> VllmLayout::Experts(const ExpertSlice& slice,
+                                          int64_t stage, Range layers,
+                                          int64_t expert_rank) {
+  const EvenPart part = sizes_.expert_parallel
+                            ? EvenPart{}
+                            : EvenPart{sizes_.expert_ranks(), expert_rank};
+  const std::string_view module = routed_experts_ ? "routed_experts." : "";
+  std::vector<BufferId> out;
+  if (table_.Params(kExpertGate).empty()) {
+    AddLayers(
+        stage, layers, {kExpertUp}, slice,
+        [&](const LayerGroup& group) { return ExpertUp(group, module, part); },
+        out);
+  } else {
+    AddLayers(
+        stage, layers, {kExpertGate, kExpertUp}, slice,
+        [&](const LayerGroup& group) {
+          return ExpertGateAndUp(group, module, part, gate_up_order_);
+        },
+        out);
+  }
+  AddLayers(
+      stage, layers, {kExpertDown}, slice,
+      [&](const LayerGroup& group) { return ExpertDown(group, module, part); },
+      out);
+  if (!table_.Params(kFusedExpertDown).empty()) {
+    const std::vector<int32_t>& experts = slice.slots.front();
+    const Range held =
+        experts.empty() ? Range{} : Range{experts.front(), experts.back() + 1};
+    AddFusedExperts(
+        context_,
+        {.module = module, .gate_up_bias = "w13_bias", .down_bias = "w2_bias"},
+        held, part, [&](std::initializer_list<ParamRole> roles, MakeSpec make) {
+          AddLayers(stage, layers, roles, std::nullopt, make, out);
+        });
+  }
+  return out;
+}
+
+std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {
+  std::vector<BufferId> out;
+  const bool last = stage == sizes_.pipeline - 1;
+  for (const ParamId id : table_.Params(kFinalNorm)) {
+    AddEnd(last, traits_.every_stage == VllmTraits::EveryStage::kEnds,
+           WholeTensor(context_, table_.param(id).name, id), out);
+  }
+  // Tied: the head is the embedding's own tensor and has no name.
+  if (context_.model.architecture.tied) return out;
+  for (const ParamId id : table_.Params(kOutputHead)) {
+    AddEnd(last, traits_.every_stage != VllmTraits::EveryStage::kNothing,
+           ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
+  }
+  return out;
+}
+
+SideLayout VllmLayout::LayOut() {
+  if (!CheckRoles(context_, "vllm", table_)) return {};
+  SizeChecks checks(context_, table_);
+  CheckSizes(checks);
+  const std::vector<ExpertSlice> slices =
+      PlaceExperts(context_, table_,
+                   sizes_.expert_parallel ? sizes_.expert_ranks() : 0, checks);
+  const std::optional<PipelineSplit> split = SplitVllmLayers(
+      context_.side, context_.model.architecture.layers, context_.diagnostics);
+  if (!checks.ok() || !split.has_value()) return {};
+
+  const int64_t tensor = sizes_.tensor;
+  const int64_t pipeline = sizes_.pipeline;
+  const int64_t engine_ranks = sizes_.data * pipeline * tensor;
+  SideLayout layout;
+  layout.ranks.resize(engine_ranks);
+  for (int64_t stage = 0; stage < pipeline; ++stage) {
+    const Range layers = (*split)[stage][0];
+    std::vector<std::vector<BufferId>> before, experts, after;
+    for (int64_t t = 0; t < tensor; ++t) {
+      before.push_back(EmbeddingAndLayers(stage, layers, t));
+      after.push_back(NormAndHead(stage, t));
+    }
+    for (int64_t i = 0; i < sizes_.expert_ranks(); ++i) {
+      experts.push_back(
+          Experts(slices[sizes_.expert_parallel ? i : 0], stage, layers, i));
+    }
+    for (int64_t i = 0; i < sizes_.expert_ranks(); ++i) {
+      const int64_t d = i / tensor;
+      const int64_t t = i % tensor;
+      std::vector<BufferId>& rank =
+          layout.ranks[(d * pipeline + stage) * tensor + t];
+      for (const std::vector<BufferId>* run :
+           {&before[t], &experts[i], &after[t]}) {
+        rank.insert(rank.end(), run->begin(), run->end());
+      }
+    }
+  }
+
+  AppendReplicas(context_.side.replicas.value, layout);
+  if (context_.model.architecture.experts > 0) {
+    layout.requirements = ExpertRequirements(
+        context_.side, sizes_.expert_parallel ? sizes_.expert_ranks() : 1);
+  }
+  return layout;
+}
+
+}  // namespace
+
+SideLayout LayOutVllm(const LayoutContext& context) {
+  return VllmLayout(context).LayOut();
+}
+
+}  // namespace refit

@@ -1,0 +1,56 @@
+#include "compiler/model/family.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+
+// One line for each family, in alphabetical order of model_type.
+#define REFIT_FAMILIES(FAMILY) \
+  FAMILY(kDeepseekV3)          \
+  FAMILY(kGlm4Moe)             \
+  FAMILY(kGlm4MoeLite)         \
+  FAMILY(kGptOss)              \
+  FAMILY(kKimiK2)              \
+  FAMILY(kLlama)               \
+  FAMILY(kMixtral)             \
+  FAMILY(kNemotronH)           \
+  FAMILY(kQwen2)               \
+  FAMILY(kQwen3)               \
+  FAMILY(kQwen3Moe)            \
+  FAMILY(kQwen3Next)
+
+namespace refit {
+
+#define REFIT_DECLARE(family) extern const Family family;
+REFIT_FAMILIES(REFIT_DECLARE)
+
+namespace {
+
+#define REFIT_ADDRESS(family) &family,
+constexpr const Family* kFamilies[] = {REFIT_FAMILIES(REFIT_ADDRESS)};
+
+}  // namespace
+
+std::string Renamed(std::string_view name, Renames renames) {
+  std::string renamed(name);
+  for (const auto& [from, to] : renames) {
+    const size_t at = renamed.find(from);
+    if (at != std::string::npos) renamed.replace(at, from.size(), to);
+  }
+  return renamed;
+}
+
+const Family* FindFamily(std::string_view model_type) {
+  const auto* const found = std::find_if(
+      std::begin(kFamilies), std::end(kFamilies),
+      [&](const Family* f) { return f->model_type == model_type; });
+  return found == std::end(kFamilies) ? nullptr : *found;
+}
+
+std::vector<std::string_view> FamilyNames() {
+  std::vector<std::string_view> names;
+  for (const Family* family : kFamilies) names.push_back(family->model_type);
+  return names;
+}
+
+}  // namespace refit

@@ -1,0 +1,114 @@
+// A model family: its parameters, from a config.json, and its traits.
+//
+// One file of families/ holds all that the compiler knows of a family;
+// family.cc lists them. Layouts ask for traits and never for a family's name.
+#ifndef REFIT_COMPILER_MODEL_FAMILY_H_
+#define REFIT_COMPILER_MODEL_FAMILY_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace refit {
+
+class ConfigReader;
+struct Model;
+
+// A part of the checkpoint's names, and what a framework's modules call it.
+using Rename = std::pair<std::string_view, std::string_view>;
+using Renames = absl::Span<const Rename>;
+
+// The name with each part renamed where it first stands.
+std::string Renamed(std::string_view name, Renames renames);
+
+// The traits of a family say where a framework's class of it differs from most
+// of its classes. docs/layouts.md says where each was read.
+
+struct VllmTraits {
+  Renames renames = {};
+  bool fp32_router = false;
+  // False: "attention_bias" gives the output projection no bias.
+  bool output_bias = true;
+  // What every pipeline stage has, whether the stage reads it or not.
+  enum class EveryStage : uint8_t {
+    kNothing,
+    kVocabulary,  // embedding and head
+    kEnds,        // embedding, final norm and head
+  };
+  EveryStage every_stage = EveryStage::kNothing;
+  // Tensor parallelism cuts the shared experts also where each rank runs only a
+  // part of the tokens through them.
+  bool cuts_shared_experts_of_token_parts = false;
+  // The draft model's modules are named "mtp.", as in the checkpoint, where
+  // others have the model's layer numbers. What joins the draft's inputs is cut
+  // by rows then.
+  bool draft_has_prefix = false;
+};
+
+struct SglangTraits {
+  Renames renames = {};
+  // The first release whose routers are fp32. Before it they keep the side's
+  // dtype, and compute with an fp32 copy that they make once. "": they never
+  // are.
+  std::string_view fp32_router_since = "";
+  enum class Head : uint8_t {
+    kLastStage,   // tied: the embedding's tensor, copied to a last stage
+    kEveryStage,  // whether read or not; tied: the embedding's tensor, which
+                  // only the first stage has
+    kOwnTensor,   // on every stage, also when tied
+  };
+  Head head = Head::kLastStage;
+  // Whether the engine puts shared experts into the experts' tensors.
+  enum class SharedFusion : uint8_t {
+    kNever,
+    kOneExpert,  // if they are as large as one expert
+    kAlways,     // and it refuses those that are not so large
+  };
+  SharedFusion shared_fusion = SharedFusion::kNever;
+  int64_t shared_fusion_experts = 0;  // with so many experts alone; 0: any
+  bool shared_fusion_expert_parallel = false;  // also with expert parallelism
+  // Features that other classes have and this one may lack.
+  bool pipeline_parallel = true;
+  bool dp_attention = true;
+  bool redundant_experts = true;
+  bool dense_layers = true;  // beside layers with experts
+  // False: its loader up to 0.5.23 cannot load experts of other ranks.
+  bool loads_expert_parallel = true;
+};
+
+// Live models of transformers, which FSDP holds. Release 5 renamed the block of
+// experts in all classes.
+inline constexpr Rename kTransformers5Names[] = {
+    {".block_sparse_moe.", ".mlp."}};
+struct TransformersTraits {
+  Renames renames_since_5 = kTransformers5Names;
+};
+
+struct Family {
+  std::string_view model_type = "";  // of config.json
+  // Given a model of which `mtp` is set, fills `model.architecture` and
+  // `model.params`: embedding, stacks of the layers in the order of
+  // computation, final norm, head. A tied head is a skip. Wrong keys are
+  // reported by `config`; the model is not used then.
+  void (*build)(ConfigReader& config, Model& model) = nullptr;
+  VllmTraits vllm = {};
+  SglangTraits sglang = {};
+  TransformersTraits transformers = {};
+};
+
+// Of models whose params have no roles.
+inline constexpr Family kNoFamily;
+
+// nullptr for a model_type that no family has.
+const Family* FindFamily(std::string_view model_type);
+
+// The known model_types, in alphabetical order.
+std::vector<std::string_view> FamilyNames();
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_MODEL_FAMILY_H_

@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+"""Checks that one file holds all that the code knows of a model family.
+
+No other file may write a family's name: it asks for a trait of compiler/model/family.h.
+
+usage: check_families.py ROOT
+"""
+import pathlib
+import re
+import sys
+
+FAMILIES = "compiler/model/families"
+CODE = ("bench", "compiler", "executor", "plan", "python/refit", "python/src", "runner", "tools")
+
+
+def main():
+    root = pathlib.Path(sys.argv[1])
+    rows = "\n".join(source.read_text() for source in sorted((root / FAMILIES).glob("*.cc")))
+    names = re.findall(r'\.model_type = "(\w+)"', rows)
+    quoted = re.compile(r"""["'](%s)["']""" % "|".join(names))
+    checked, wrong = 0, 0
+    for source in sorted(path for top in CODE for path in (root / top).rglob("*")):
+        name = str(source.relative_to(root))
+        if source.suffix not in (".h", ".cc", ".cu", ".py") or name.startswith(FAMILIES):
+            continue
+        checked += 1
+        for number, line in enumerate(source.read_text().splitlines(), 1):
+            if found := quoted.search(line):
+                print(f"{name}:{number}: error: names the family {found[1]}; wanted a trait of compiler/model/family.h")
+                wrong += 1
+    print(f"{len(names)} families, {checked} files checked, {wrong} names")
+    return 1 if wrong or not checked or not names else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
