@@ -11,6 +11,7 @@ docs/python.md is the guide.
 from refit import rendezvous, tensors
 from refit._core import LocalFabric, cuda_built, cuda_device_count
 from refit._core import version as __version__
+from refit.check import Beyond, Mismatch, Report, check
 from refit.description import describe, describe_state_dict, transformers_placements
 from refit.errors import (Aborted, BindError, Cancelled, DeadlineExceeded, Error, FailedPrecondition, FileDenied,
                           FileError, FileNotFound, InvalidArgument, JobError, JobWarning, MergeError, NotFound,
@@ -20,10 +21,10 @@ from refit.merging import merge
 from refit.plan import Difference, Plan, PostHook, Proof, Stats, TensorInfo, compile
 
 __all__ = [
-    "Aborted", "BindError", "Cancelled", "DeadlineExceeded", "Difference", "Error", "Executor", "FailedPrecondition",
+    "Aborted", "Beyond", "BindError", "Cancelled", "DeadlineExceeded", "Difference", "Error", "Executor", "FailedPrecondition",
     "FileDenied", "FileError", "FileNotFound", "InvalidArgument", "JobError", "JobWarning", "LocalFabric", "MergeError",
-    "NotFound", "PermissionDenied", "Plan", "PostHook", "Proof", "ProofError", "Stats", "TensorInfo", "Unavailable",
-    "Unimplemented", "__version__", "compile", "cuda_built", "cuda_device_count",
+    "NotFound", "PermissionDenied", "Plan", "PostHook", "Proof", "ProofError", "Report", "Stats", "TensorInfo", "Unavailable",
+    "Unimplemented", "__version__", "check", "compile", "cuda_built", "cuda_device_count",
     "describe", "describe_state_dict", "join", "merge", "nccl_library", "rendezvous", "run_local", "tensors",
     "transformers_placements", "ucx_library",
 ]

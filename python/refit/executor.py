@@ -46,8 +46,8 @@ class Executor:
         self.device = "cpu" if ordinal is None else f"cuda:{ordinal}"
         self._core = _core.Executor(plan._file, rank, ordinal, fabric, rendezvous)
         self._locators: list[Callable[[], int]] = []  # of what is bound, which they keep alive
+        self._bound: dict[str, Any] = {}  # the same, by name
         self._functions: dict[str, Optional[Callable[[str, Any], None]]] = {}  # of the post-hooks, since bind
-        self._hooked: dict[str, Any] = {}  # tensors that these may take
         self._hook_error: Optional[BaseException] = None
 
     def connect(self, timeout: float = TIMEOUT_SECONDS) -> "Executor":
@@ -79,6 +79,7 @@ class Executor:
         if unusable:
             tensors, buffers = {}, None  # also refused, so that the others hear of it
         names, views, locators = [], [], []
+        bound: dict[str, Any] = {}
         wanted = self.plan.tensors(self.rank) if buffers else {}
         named = [(name, buffer) for name, buffer in (buffers or {}).items() if name in wanted]
         skipped = self.plan.skipped(self.rank)
@@ -89,6 +90,7 @@ class Executor:
             # An array interface does not say which GPU: the device finds out.
             if not seen.problem and seen.device not in (self.device, self.device.split(":")[0]):
                 seen = seen._replace(address=0, problem=f"is on {seen.device}; wanted {self.device}")
+            bound[name] = tensor
             names.append(name)
             views.append(seen)
             locators.append(locator(tensor))
@@ -102,8 +104,8 @@ class Executor:
         if unusable or problems:  # of a rank without tensors; of a tensor without elements, whose address nobody asks for
             raise BindError(_refusal(self.rank, unusable or problems))
         self._locators = locators
+        self._bound = bound
         self._functions = functions
-        self._hooked = {**dict(named), **tensors}
         return self
 
     def run(self, stream: Any = None, *, wait: bool = True, timeout: float = TIMEOUT_SECONDS) -> "Executor":
@@ -130,6 +132,11 @@ class Executor:
             if not isinstance(self._hook_error, Exception):  # KeyboardInterrupt and the like
                 raise self._hook_error
             raise error from self._hook_error
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """What is bound, by the plan's names; tensors that the plan skips are not among them."""
+        return dict(self._bound)
 
     @property
     def refits(self) -> int:
@@ -165,7 +172,7 @@ class Executor:
     def close(self) -> None:
         """Frees memory, communicators and connections. Close on all ranks alike."""
         self._core.close()
-        self._locators, self._functions, self._hooked = [], {}, {}
+        self._locators, self._functions, self._bound = [], {}, {}
 
     def __enter__(self) -> "Executor":
         return self
@@ -192,7 +199,7 @@ class Executor:
         function = self._functions[hook]
         assert function is not None
         try:
-            function(tensor, self._hooked[tensor])
+            function(tensor, self._bound[tensor])
         except BaseException as error:  # wait raises it
             self._hook_error = error
             return f"{type(error).__name__}: {error}"

@@ -5,6 +5,7 @@ As a worker extension, with any release that has them:
     llm = LLM(model, worker_extension_cls="refit.vllm.WorkerExtension", load_format="dummy", …)
     refit.vllm.init(llm, "plan.refit", unique_id)      # while the trainers join
     refit.vllm.update(llm, version="42")               # while the trainers run theirs
+    refit.vllm.compare(llm, "checkpoint/")             # now and then: proof that the workers hold what the plan says
 
 As a weight-transfer backend, from vLLM 0.27 on (refit.vllm_weight_transfer):
 
@@ -18,6 +19,7 @@ import importlib
 import os
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
+from refit.check import Report
 from refit.errors import BindError, Error, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.plan import Plan
@@ -239,6 +241,20 @@ class WorkerExtension:
                         check_backends=self._refit_check_backends, timeout=timeout)
         return self._refit_reply(bind)
 
+    def refit_check(self, reference: str, perturb: bool = True, refit: bool = True,
+                    timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
+        """Overwrites the weights, refits, and compares each element with the checkpoint in the directory `reference`
+        (`refit.check`). The reply also has "report", `Report.to_dict()`; a difference is no error."""
+        report: list[dict[str, Any]] = []
+
+        def checked() -> None:
+            from refit.check import check as check_rank
+
+            worker: Any = self
+            report.append(check_rank(self._refit_executor(), reference, live=worker.model_runner.model, perturb=perturb,
+                                     refit=refit, derived=DERIVED, timeout=timeout).to_dict())
+        return {**self._refit_reply(checked), "report": report[0] if report else None}
+
     def refit_close(self) -> dict[str, Any]:
         def close() -> None:
             if self._refit is not None:
@@ -324,6 +340,17 @@ def update(llm: Any, *, version: Optional[str] = None, reset_caches: bool = True
     if version is not None and hasattr(engine, "set_weight_version"):
         engine.set_weight_version(version)
     return replies
+
+
+def compare(llm: Any, reference: str, *, perturb: bool = True, refit: bool = True,
+            timeout: float = TIMEOUT_SECONDS) -> list[Report]:
+    """`refit.check` on each worker, while the trainers run their refit: what each holds, against the checkpoint in a directory
+    that the workers can read. The trainers must hold that checkpoint. No request may be under way.
+
+    `refit=False` compares what the last refit left; then the trainers do nothing.
+    """
+    replies = check(llm.collective_rpc("refit_check", args=(str(reference), perturb, refit, timeout)))
+    return [Report.from_dict(reply["report"]) for reply in replies]
 
 
 async def update_async(engine: Any, *, version: Optional[str] = None, pause: Optional[str] = "keep",

@@ -145,3 +145,26 @@ def test_a_worker_in_a_backend_of_another_order_is_refused_and_the_trainer_hears
     assert reply["state"] == "none"
     assert "put \"moe_backend\": \"triton\" into the job's destination" in reply["error"]
     assert isinstance(bound, refit.Error)
+
+
+def test_a_worker_checks_what_it_holds(trainer_and_worker, tmp_path):
+    plan, trainer, worker, bound, reply = trainer_and_worker("triton", "TRITON")
+    write_checkpoint(tmp_path, arrays_of(plan, 0))
+    ran, reply = together(lambda: trainer.run(timeout=20), lambda: worker.refit_check(str(tmp_path), timeout=20))
+    assert (reply["error"], reply["refits"]) == ("", 1)
+    assert refit.Report.from_dict(reply["report"]).ok
+    dict(worker.model_runner.model.named_parameters())["model.norm.weight"][3] = 2
+    llm = types.SimpleNamespace(collective_rpc=lambda method, args: [getattr(worker, method)(*args)])
+    (report,) = refit.vllm.compare(llm, tmp_path, refit=False)
+    assert [(mismatch.tensor, mismatch.index) for mismatch in report.mismatches] == [("model.norm.weight", (3,))]
+    with pytest.raises(refit.vllm.WorkerError, match="has no .*safetensors file"):
+        refit.vllm.compare(llm, tmp_path / "..", refit=False)
+
+
+def write_checkpoint(directory, tensors):
+    header, data = {}, b""
+    for name, tensor in tensors.items():
+        header[name] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": [len(data), len(data) + tensor.nbytes]}
+        data += tensor.tobytes()
+    text = json.dumps(header).encode()
+    (directory / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)

@@ -149,7 +149,7 @@ def on_a_thread(call):
     return join
 
 
-def refit_by_extension(llm, plan, sources):
+def refit_by_extension(llm, plan, sources, checkpoint):
     import refit
     import refit.vllm
 
@@ -166,9 +166,14 @@ def refit_by_extension(llm, plan, sources):
         ran()
         assert (reply["state"], reply["refits"], reply["version"]) == ("bound", version + 1, f"step-{version}"), reply
     assert llm.llm_engine.get_weight_version() == f"step-{version}"
+    ran = on_a_thread(trainer.run)
+    (report,) = refit.vllm.compare(llm, checkpoint)
+    ran()
+    assert report.ok and report.perturbed and report.refits == len(sources) + 1, report
+    print(report)
 
 
-def refit_by_backend(llm, plan, sources):
+def refit_by_backend(llm, plan, sources, _):
     import refit
     from refit.vllm_weight_transfer import Clients, RefitTrainerInitInfo
     from vllm.distributed.weight_transfer.base import ModuleSource
@@ -227,7 +232,7 @@ def refitted(arguments):
     llm = engine_of(arguments.work / "a", **options)
     before = [list(t) for t in generated(llm)]
     sources = [weights_of(plan, seed) for seed in (3, 2)]  # another model first, then B
-    (refit_by_extension if arguments.path == "extension" else refit_by_backend)(llm, plan, sources)
+    (refit_by_extension if arguments.path == "extension" else refit_by_backend)(llm, plan, sources, arguments.work / "b")
     wanted = torch.load(arguments.work / "fresh.pt")
     state = state_of(worker_of(llm))
     assert set(state) == set(wanted["state"]), set(state) ^ set(wanted["state"])

@@ -154,9 +154,15 @@ def refitted(arguments):
     refit_to(llm, trainer, 3, 1)  # another model first, then B
     refit_to(llm, trainer, 2, 2)
     first = check()
+    trainer.tell("run", 2)
+    reports = refit.vllm.compare(llm, arguments.work / "b", timeout=TIMEOUT_SECONDS)
+    assert trainer.answer() == ("bound", "")
+    assert [(report.rank, report.ok, report.refits) for report in reports] == \
+        [(rank + 1, True, 3) for rank in range(arguments.tensor_parallel)], "\n".join(map(str, reports))
+    check()
     fail_and_bind_anew(llm, trainer, arguments.tensor_parallel)
-    refit_to(llm, trainer, 3, 3)
-    refit_to(llm, trainer, 2, 4)
+    refit_to(llm, trainer, 3, 4)
+    refit_to(llm, trainer, 2, 5)
     check()
     refit.vllm.check(llm.collective_rpc("refit_close"))
     trainer.close()
