@@ -134,14 +134,19 @@ std::string Text(const PlanFile& plan, std::optional<int32_t> rank,
   return json ? PlanJson(plan, options) : PlanText(plan, options);
 }
 
-// Name, dtype and shape of each tensor that a rank binds, in plan order.
+// Name, dtype and shape of each tensor that a rank binds, in plan order. The
+// executor's scratch comes last among a rank's buffers; nobody binds it.
 using TensorInfo = std::tuple<std::string, std::string, std::vector<uint64_t>>;
 std::vector<TensorInfo> Tensors(const PlanFile& plan, int32_t rank) {
   CheckRank(plan, rank);
   std::vector<TensorInfo> tensors;
   const fb::Body& body = plan.body();
-  for (const uint32_t id : *body.programs()->Get(rank)->buffers()) {
-    const fb::Buffer& buffer = *body.buffers()->Get(id);
+  const fb::RankProgram& program = *body.programs()->Get(rank);
+  const uint32_t workers =
+      program.buffers()->size() - program.scratch_buffers();
+  for (uint32_t slot = 0; slot < workers; ++slot) {
+    const fb::Buffer& buffer =
+        *body.buffers()->Get(program.buffers()->Get(slot));
     std::vector<uint64_t> shape;
     if (buffer.shape() != nullptr) {
       shape.assign(buffer.shape()->begin(), buffer.shape()->end());
