@@ -390,9 +390,12 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   state_ = ExecutorState::kTorn;
   rounds_.clear();
   counters_ = {};
+  const absl::StatusOr<bool> capturing = options_.device->IsCapturing(stream);
+  if (capturing.ok() && *capturing) options_.transport->BeginCapture();
   absl::Status status = options_.transport->BeginRefit(deadline);
+  if (status.ok()) status = capturing.status();
   if (status.ok()) status = CheckTensors(options);
-  if (status.ok()) status = CheckCapture(stream);
+  if (status.ok() && *capturing) status = CheckCapture();
   if (status.ok()) {
     status = enqueuer_->Enqueue(stream, in_flight);
     counters_ = enqueuer_->counters();
@@ -452,9 +455,7 @@ absl::Status Executor::CheckTensors(const RunOptions& options) const {
 }
 
 // A replay of the graph does not come by Wait, which calls the functions.
-absl::Status Executor::CheckCapture(Stream stream) const {
-  const absl::StatusOr<bool> capturing = options_.device->IsCapturing(stream);
-  if (!capturing.ok() || !*capturing) return capturing.status();
+absl::Status Executor::CheckCapture() const {
   for (const PostHookPerformer& performer : bound_->hooks) {
     if (performer.perform == nullptr) continue;
     for (const TensorPostHook& hook : post_hooks_) {

@@ -45,6 +45,7 @@ class MeetingTransport : public Transport {
     return met_ == nullptr ? std::vector<std::string>() : met_->notices();
   }
   void BeginRecording() override { met_->BeginRecording(); }
+  void BeginCapture() override { met_->BeginCapture(); }
   void OnBreak(std::function<void()> callback) override {
     on_break_ = std::move(callback);
   }

@@ -67,10 +67,11 @@ class AbortThread {
   void Begin(NcclCommunicator* communicator) {
     Set([&] { communicator_ = communicator; });
   }
-  // Returns when what was begun is over.
-  void Await() {
+  // Returns when what was begun is over; false: not before the deadline.
+  bool Await(Deadline deadline = Deadline::max()) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return communicator_ == nullptr; });
+    return changed_.wait_until(lock, deadline,
+                               [&] { return communicator_ == nullptr; });
   }
 
  private:
@@ -138,6 +139,7 @@ class NcclTransport : public Transport, private Fence {
   Fence* fence() override { return links_.fence == nullptr ? nullptr : this; }
   std::vector<std::string> notices() const override { return links_.notices; }
   void BeginRecording() override;
+  void BeginCapture() override { is_captured_ = true; }
   void OnBreak(std::function<void()> callback) override {
     on_break_ = std::move(callback);
   }
@@ -171,6 +173,7 @@ class NcclTransport : public Transport, private Fence {
   ControlPlane& control() { return *options_.control; }
   Device& device() { return *options_.device; }
   absl::Status MakeTools();
+  absl::Status EndLinks(Deadline deadline);
   absl::Status MakeLinks(absl::Span<const Edge> edges, Deadline deadline);
   absl::StatusOr<size_t> AddEnqueued(const ExchangeRound& round);
   absl::Status Issue(const ExchangeRound& round, Stream stream);
@@ -197,6 +200,8 @@ class NcclTransport : public Transport, private Fence {
   // The rank's thread: since BeginRecording, until Wait, and how it goes.
   bool is_recording_ = false;
   absl::Status recording_;
+  // The rank's thread: what BeginCapture said of the next BeginRefit.
+  bool is_captured_ = false;
 
   std::mutex mutex_;
   Deadline deadline_;        // of the refit; guarded by mutex_
@@ -310,10 +315,9 @@ absl::Status NcclTransport::MakeLinks(absl::Span<const Edge> edges,
 absl::Status NcclTransport::Connect(const HandshakeRecord& record,
                                     absl::Span<const Edge> edges,
                                     Deadline deadline) {
-  supervisor_.Disconnect();
-  links_.domain.reset();
-  links_.world.reset();
-  absl::Status status = Handshake(record, deadline);
+  absl::Status status = supervisor_.Disconnect(deadline);
+  if (status.ok()) status = EndLinks(deadline);
+  if (status.ok()) status = Handshake(record, deadline);
   if (!status.ok()) return status;
   // Not earlier: until all are here, a peer may still signal to this fence.
   links_.fence.reset();
@@ -322,9 +326,28 @@ absl::Status NcclTransport::Connect(const HandshakeRecord& record,
   return status;
 }
 
+// An abort waits for graphs of the caller's that hold a refit.
+absl::Status NcclTransport::EndLinks(Deadline deadline) {
+  if (!has_tools_) return absl::OkStatus();
+  if (links_.domain != nullptr) domain_abort_->Begin(links_.domain.get());
+  if (links_.world != nullptr) world_abort_->Begin(links_.world.get());
+  const bool ended =
+      domain_abort_->Await(deadline) && world_abort_->Await(deadline);
+  if (!ended) {
+    absl::Status status = absl::DeadlineExceededError(
+        "a graph that captured a refit still exists, and the end of the "
+        "connections waits for that: destroy the graph first");
+    control().Abort(status);
+    return status;
+  }
+  links_.domain.reset();
+  links_.world.reset();
+  return absl::OkStatus();
+}
+
 absl::Status NcclTransport::Handshake(const HandshakeRecord& record,
                                       Deadline deadline) {
-  supervisor_.Enter();
+  if (absl::Status s = supervisor_.Enter(deadline); !s.ok()) return s;
   const absl::StatusOr<std::vector<HandshakeRecord>> records =
       GatherStructs(control(), record, "handshake", deadline);
   return records.ok() ? CompareRecords(*records) : records.status();
@@ -333,7 +356,7 @@ absl::Status NcclTransport::Handshake(const HandshakeRecord& record,
 absl::StatusOr<std::vector<std::string>> NcclTransport::Share(
     std::string_view mine, absl::Span<const int32_t> to,
     absl::Span<const int32_t> from, Deadline deadline) {
-  supervisor_.Enter();
+  if (absl::Status s = supervisor_.Enter(deadline); !s.ok()) return s;
   return control().Exchange(mine, to, from, "sharing", deadline);
 }
 
@@ -344,7 +367,7 @@ void NcclTransport::BeginRecording() {
 }
 
 absl::Status NcclTransport::BeginRefit(Deadline deadline) {
-  return supervisor_.BeginRefit([&] {
+  return supervisor_.BeginRefit(std::exchange(is_captured_, false), [&] {
     std::lock_guard lock(mutex_);
     deadline_ = deadline;
     enqueued_.Restart();
@@ -395,10 +418,7 @@ absl::StatusOr<size_t> NcclTransport::AddEnqueued(const ExchangeRound& round) {
 }
 
 absl::Status NcclTransport::EndRefit(Stream stream) {
-  const absl::StatusOr<bool> capturing = device().IsCapturing(stream);
-  if (!capturing.ok()) return capturing.status();
-  return supervisor_.EndRefit(*capturing,
-                              [&] { return ended_->Record(stream); });
+  return supervisor_.EndRefit([&] { return ended_->Record(stream); });
 }
 
 absl::Status NcclTransport::Wait() {

@@ -75,9 +75,13 @@ absl::Status RefitSupervisor::failure() {
   return failure_;
 }
 
-void RefitSupervisor::Enter() {
+absl::Status RefitSupervisor::Enter(Deadline deadline) {
   Lock lock(mutex_);
+  if (!failure_.ok()) {
+    if (absl::Status s = AwaitStopped(lock, deadline); !s.ok()) return s;
+  }
   EnterStep(lock);
+  return absl::OkStatus();
 }
 
 void RefitSupervisor::EnterStep(Lock& lock) {
@@ -99,13 +103,14 @@ void RefitSupervisor::EnterStep(Lock& lock) {
   changed_.notify_all();
 }
 
-void RefitSupervisor::Disconnect() {
+absl::Status RefitSupervisor::Disconnect(Deadline deadline) {
   Lock lock(mutex_);
   if (IsUnderWay()) {
     SetFailure(absl::CancelledError("connecting anew"));
-    AwaitStopped(lock);
+    if (absl::Status s = AwaitStopped(lock, deadline); !s.ok()) return s;
   }
   phase_ = RefitPhase::kTorn;
+  return absl::OkStatus();
 }
 
 void RefitSupervisor::Connected() {
@@ -113,7 +118,8 @@ void RefitSupervisor::Connected() {
   phase_ = RefitPhase::kIdle;
 }
 
-absl::Status RefitSupervisor::BeginRefit(const std::function<void()>& prepare) {
+absl::Status RefitSupervisor::BeginRefit(bool is_captured,
+                                         const std::function<void()>& prepare) {
   Lock lock(mutex_);
   if (!IsUnderWay() || failure_.ok()) {
     EnterStep(lock);
@@ -123,6 +129,7 @@ absl::Status RefitSupervisor::BeginRefit(const std::function<void()>& prepare) {
           "makes it whole");
     }
     prepare();
+    is_captured_ = is_captured;
     phase_ = RefitPhase::kEnqueuing;
     changed_.notify_all();
     if (failure_.ok()) return absl::OkStatus();
@@ -132,13 +139,13 @@ absl::Status RefitSupervisor::BeginRefit(const std::function<void()>& prepare) {
 }
 
 absl::Status RefitSupervisor::EndRefit(
-    bool is_captured, const std::function<absl::Status()>& record_end) {
+    const std::function<absl::Status()>& record_end) {
   Lock lock(mutex_);
   if (!failure_.ok()) {
     AwaitStopped(lock);
     return failure_;
   }
-  if (is_captured) {
+  if (is_captured_) {
     phase_ = RefitPhase::kIdle;
     return absl::OkStatus();
   }
@@ -246,11 +253,23 @@ void RefitSupervisor::Tell(Lock& lock, absl::Status status) {
   changed_.notify_all();
 }
 
-// What is under way ends first, so that the caller may free memory.
+// What is under way ends first, so that the caller may free memory. Nothing of
+// a captured refit is, and its abort may wait for the graph that this thread
+// has yet to end.
 void RefitSupervisor::AwaitStopped(Lock& lock) {
   changed_.notify_all();
   TellFailure(lock);
-  changed_.wait(lock, [&] { return !IsUnderWay(); });
+  changed_.wait(lock, [&] { return !IsUnderWay() || is_captured_; });
+}
+
+absl::Status RefitSupervisor::AwaitStopped(Lock& lock, Deadline deadline) {
+  AwaitStopped(lock);
+  if (changed_.wait_until(lock, deadline, [&] { return !IsUnderWay(); })) {
+    return absl::OkStatus();
+  }
+  return absl::DeadlineExceededError(
+      "a graph that captured the refit which failed still exists, and its "
+      "abort waits for that: destroy the graph first");
 }
 
 void RefitSupervisor::Probe() {

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "refit/transport.h"
 
 namespace refit {
 
@@ -73,20 +74,24 @@ class RefitSupervisor {
   absl::Status failure();
 
   // Enters the next step, after a failure of the one before was told and its
-  // work has ended.
-  void Enter();
-  // Ends what is under way; kTorn from now on.
-  void Disconnect();
+  // work has ended. kDeadlineExceeded: its work goes on, because a graph of the
+  // caller's still holds it.
+  absl::Status Enter(Deadline deadline);
+  // Ends what is under way; kTorn from now on. Errors as Enter.
+  absl::Status Disconnect(Deadline deadline);
   void Connected();  // kIdle from now on
 
   // Enters a step for a refit, unless one that nobody has waited for has
   // failed: that is the error then. kFailedPrecondition: torn. `prepare` is
   // called before the first probe, with the supervisor's lock held.
-  absl::Status BeginRefit(const std::function<void()>& prepare);
-  // `record_end` marks the end of the work. `is_captured`: nothing runs yet,
-  // and whoever replays the graph waits for it.
-  absl::Status EndRefit(bool is_captured,
-                        const std::function<absl::Status()>& record_end);
+  // `is_captured`: nothing of it runs before the caller launches its graph. If
+  // it fails, calls do not wait for the end of the work: to stop it may take
+  // until that graph is destroyed, which the caller does after they return.
+  absl::Status BeginRefit(bool is_captured,
+                          const std::function<void()>& prepare);
+  // `record_end` marks the end of the work. It is not called where the refit is
+  // captured: whoever launches the graph waits for it.
+  absl::Status EndRefit(const std::function<absl::Status()>& record_end);
   // The first failure of the step: `status`, unless there was one before.
   // Returns when the work has ended. Where no refit is under way and none has
   // failed, `status` is nobody else's.
@@ -113,6 +118,7 @@ class RefitSupervisor {
   void TellFailure(Lock& lock);
   void Tell(Lock& lock, absl::Status status);
   void AwaitStopped(Lock& lock);
+  absl::Status AwaitStopped(Lock& lock, Deadline deadline);
   void AwaitOver(Lock& lock);
   void EnterStep(Lock& lock);
   void Probe();
@@ -126,10 +132,11 @@ class RefitSupervisor {
   // All below is guarded by mutex_.
   RefitPhase phase_ = RefitPhase::kTorn;
   bool is_closing_ = false;
-  uint64_t step_ = 0;       // this rank is in
-  absl::Status failure_;    // of the step
-  bool is_untold_ = false;  // the others have yet to hear of failure_
-  int telling_ = 0;         // threads that are telling them
+  bool is_captured_ = false;  // the refit that was begun last
+  uint64_t step_ = 0;         // this rank is in
+  absl::Status failure_;      // of the step
+  bool is_untold_ = false;    // the others have yet to hear of failure_
+  int telling_ = 0;           // threads that are telling them
   // What the control plane said last; it may be ahead of step_.
   uint64_t heard_step_ = 0;
   absl::Status heard_;

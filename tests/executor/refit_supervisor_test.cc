@@ -12,6 +12,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr milliseconds kAmple(60000);
+
+Deadline In(milliseconds time) {
+  return std::chrono::steady_clock::now() + time;
+}
+
 // What the supervisor drives, under the test's control; `log` in order.
 class RefitSupervisorTest : public testing::Test {
  protected:
@@ -34,6 +40,7 @@ class RefitSupervisorTest : public testing::Test {
                      .stop =
                          [this](bool is_enqueued) {
                            std::this_thread::sleep_for(milliseconds(50));
+                           while (graph_exists_) std::this_thread::yield();
                            Log(is_enqueued ? "stop enqueued" : "stop");
                          }}) {
     EXPECT_TRUE(supervisor_.Start().ok());
@@ -47,12 +54,14 @@ class RefitSupervisorTest : public testing::Test {
     std::lock_guard lock(mutex_);
     return std::exchange(log_, {});
   }
-  absl::Status Begin() {
-    return supervisor_.BeginRefit([] {});
+  absl::Status Begin(bool is_captured = false) {
+    return supervisor_.BeginRefit(is_captured, [] {});
   }
-  absl::Status End(bool is_captured = false) {
-    return supervisor_.EndRefit(is_captured, [] { return absl::OkStatus(); });
+  absl::Status End() {
+    return supervisor_.EndRefit([] { return absl::OkStatus(); });
   }
+  absl::Status Disconnect() { return supervisor_.Disconnect(In(kAmple)); }
+  absl::Status Enter() { return supervisor_.Enter(In(kAmple)); }
   absl::Status Wait() {
     return supervisor_.Wait([this] {
       Log("decide");
@@ -67,6 +76,7 @@ class RefitSupervisorTest : public testing::Test {
   absl::Status decision_;
   std::atomic<bool> fails_ = false;
   std::atomic<bool> is_done_ = false;
+  std::atomic<bool> graph_exists_ = false;  // an abort waits for it
   RefitSupervisor supervisor_;
 };
 
@@ -90,10 +100,30 @@ TEST_F(RefitSupervisorTest, PhasesOfARefitThatGoesWell) {
 
 TEST_F(RefitSupervisorTest, CapturedRefitIsNotUnderWay) {
   supervisor_.Connected();
-  ASSERT_TRUE(Begin().ok());
-  ASSERT_TRUE(End(/*is_captured=*/true).ok());
+  ASSERT_TRUE(Begin(/*is_captured=*/true).ok());
+  ASSERT_TRUE(End().ok());
   EXPECT_EQ(supervisor_.phase(), RefitPhase::kIdle);
   EXPECT_TRUE(Wait().ok());
+}
+
+// The thread that captures ends and destroys the graph after its calls return.
+TEST_F(RefitSupervisorTest, FailureOfACapturedRefitDoesNotWaitForItsGraph) {
+  supervisor_.Connected();
+  graph_exists_ = true;
+  ASSERT_TRUE(Begin(/*is_captured=*/true).ok());
+  supervisor_.Hear(1, absl::AbortedError("theirs"));
+  EXPECT_EQ(End().message(), "theirs");
+  EXPECT_EQ(Wait().message(), "theirs");
+  EXPECT_EQ(Begin().message(), "theirs");
+  for (const absl::Status& status :
+       {supervisor_.Enter(In(milliseconds(50))),
+        supervisor_.Disconnect(In(milliseconds(50)))}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_NE(status.message().find("destroy the graph"), std::string::npos);
+  }
+  graph_exists_ = false;
+  EXPECT_TRUE(Disconnect().ok());
+  EXPECT_EQ(TakeLog(), (Lines{"step 1", "stop"}));
 }
 
 TEST_F(RefitSupervisorTest, FailureIsToldBeforeTheWorkIsStopped) {
@@ -220,9 +250,9 @@ TEST_F(RefitSupervisorTest, WaitSeesTheEndOfTheWorkItself) {
 TEST_F(RefitSupervisorTest, DisconnectAndCloseEndWhatIsUnderWay) {
   supervisor_.Connected();
   ASSERT_TRUE(Begin().ok());
-  supervisor_.Disconnect();
+  EXPECT_TRUE(Disconnect().ok());
   EXPECT_EQ(TakeLog(), (Lines{"step 1", "tell connecting anew", "stop"}));
-  supervisor_.Enter();
+  EXPECT_TRUE(Enter().ok());
   supervisor_.Connected();
   ASSERT_TRUE(Begin().ok());
   supervisor_.Close();
@@ -243,8 +273,8 @@ TEST_F(RefitSupervisorTest, AbortsAtAnyTimeFailARefitOrNone) {
   }
   is_done_ = true;
   for (int i = 0; i < 20; ++i) {
-    supervisor_.Disconnect();
-    supervisor_.Enter();
+    EXPECT_TRUE(Disconnect().ok());
+    EXPECT_TRUE(Enter().ok());
     supervisor_.Connected();
     absl::Status status = Begin();
     if (status.ok()) status = End();

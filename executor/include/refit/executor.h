@@ -220,7 +220,8 @@ class Executor {
 
   // While `stream` is captured, the refit becomes part of the graph. Replay the
   // graph on all ranks alike and wait for it yourself: no deadline holds.
-  // Destroy the graph before the transport.
+  // Destroy the graph before Connect, which fails at its deadline while the
+  // graph exists, and before the transport.
   //
   // A refit starts after the one before it, even if that is on another stream
   // and nobody waited for it. A captured refit knows only what its graph
@@ -267,7 +268,7 @@ class Executor {
   // Fills the entries of the rank's scratch.
   void PlaceScratch(std::vector<std::byte*>& addresses) const;
   absl::Status CheckTensors(const RunOptions& options) const;
-  absl::Status CheckCapture(Stream stream) const;
+  absl::Status CheckCapture() const;
   absl::Status PerformHooks();
 
   const PlanFile& plan_;

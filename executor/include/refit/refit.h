@@ -452,7 +452,7 @@ refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
  *
  * While `stream` is captured, the refit becomes part of the graph. Replay the
  * graph on all ranks alike and wait for it yourself: no timeout holds. Destroy
- * the graph before you close the executor. */
+ * the graph before you connect again or close the executor. */
 refit_status* refit_executor_run(refit_executor* executor, void* stream,
                                  const refit_run_options* options);
 

@@ -111,6 +111,11 @@ class Transport {
   // because NCCL waits for them. Set it before the first Connect.
   virtual void OnBreak(std::function<void()>) {}
 
+  // The refit that BeginRefit starts next is captured into a graph of the
+  // caller's. If it fails, nothing of it is under way; an abort that waits for
+  // that graph goes on when the calls of this rank have returned.
+  virtual void BeginCapture() {}
+
   // Starts a refit, whose `deadline` lasts until Wait returns.
   virtual absl::Status BeginRefit(Deadline deadline) = 0;
 
