@@ -1,6 +1,8 @@
 #include "compiler/inputs_digest.h"
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -9,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "compiler/job/keys.h"
 #include "plan/plan_file.h"
 
 // Appends all members of `value`. A member more or less in the struct does not
@@ -19,6 +22,29 @@
 
 namespace refit {
 namespace {
+
+// Becomes anything.
+struct Anything {
+  template <typename T>
+  operator T() const;
+};
+
+// The number of a struct's members.
+template <typename T, typename... Members>
+constexpr size_t CountMembers() {
+  if constexpr (requires { T{Members()..., Anything()}; }) {
+    return CountMembers<T, Members..., Anything>();
+  } else {
+    return sizeof...(Members);
+  }
+}
+
+template <typename Keys>
+constexpr size_t CountKeyMembers(const Keys& keys) {
+  size_t count = 0;
+  ForEachMember(keys, [&](auto) { ++count; });
+  return count;
+}
 
 // Every value is written so that no other value of its type is written alike,
 // and ends with a space.
@@ -115,35 +141,37 @@ void Append(std::string& text, const BlockScheme& value) {
   REFIT_APPEND_MEMBERS(name, block_rows, block_columns, scale_format, suffix);
 }
 
+// The members that the keys of a table fill, in the order of the struct: the
+// order of the table is free.
+template <typename Spec, typename Keys>
+void AppendKeys(std::string& text, const Spec& spec, const Keys& keys);
+
 void Append(std::string& text, const SideSpec& value) {
-  REFIT_APPEND_MEMBERS(
-      key, place, layout, tensor_parallel, pipeline_parallel,
-      virtual_pipeline_parallel, expert_parallel, expert_parallel_enabled,
-      expert_tensor_parallel, data_parallel, context_parallel, replicas,
-      layers_per_stage, num_layers_in_first_pipeline_stage,
-      num_layers_in_last_pipeline_stage, make_vocab_size_divisible_by, dtype,
-      quantized, version, fused_experts, expert_shard_dim, experts, moe_backend,
-      router_dtype, dp_attention, dp_lm_head, embedding, shared_experts,
-      moe_mlp_glu_interleave_size, mamba_fp32, moe_single_grouped_weight, mtp,
-      generic);
+  Append(text, value.key);
+  AppendKeys(text, value, kSideKeys);
 }
 
 void Append(std::string& text, const TopologySpec& value) {
-  REFIT_APPEND_MEMBERS(place, gpus_per_host, hosts, peer_gigabytes_per_second,
-                       network_gigabytes_per_second);
+  AppendKeys(text, value, kTopologyKeys);
 }
 
 void Append(std::string& text, const OptionsSpec& value) {
-  REFIT_APPEND_MEMBERS(peer, fan_out, bucket_bytes, staging_bytes,
-                       scratch_bytes, slots, operations_per_round, exclude);
+  AppendKeys(text, value, kOptionsKeys);
 }
 
+// The model that a job names is read by now, and stands before it.
+void Append(std::string&, const ModelSpec&) {}
+
 void Append(std::string& text, const Job& value) {
-  // The model it names is read by now, and follows whole.
-  const auto& [place, model, source, destination, topology, options,
-               colocated] = value;
-  AppendAll(text, source, destination, topology, options, colocated);
+  AppendKeys(text, value, kRootKeys);
 }
+
+// A member that no key fills would be in no digest.
+static_assert(CountMembers<SideSpec>() == CountKeyMembers(kSideKeys) + 2);
+static_assert(CountMembers<TopologySpec>() ==
+              CountKeyMembers(kTopologyKeys) + 1);
+static_assert(CountMembers<OptionsSpec>() == CountKeyMembers(kOptionsKeys));
+static_assert(CountMembers<Job>() == CountKeyMembers(kRootKeys) + 1);
 
 // The model.
 
@@ -193,6 +221,15 @@ void Append(std::string& text, const Model& value) {
 template <typename... Values>
 void AppendAll(std::string& text, const Values&... values) {
   (Append(text, values), ...);
+}
+
+template <typename Spec, typename Keys>
+void AppendKeys(std::string& text, const Spec& spec, const Keys& keys) {
+  std::map<const void*, std::string> texts;
+  ForEachMember(keys, [&](auto member) {
+    AppendAll(texts[&(spec.*member)], spec.*member);
+  });
+  for (const auto& [address, member] : texts) text += member;
 }
 
 }  // namespace

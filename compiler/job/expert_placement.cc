@@ -92,7 +92,7 @@ void ReadExpertPlacement(ObjectReader& side, LayoutKind layout,
         ReadKind(values, *kind, reader.PathOf("placement"), layout);
   }
   Located<int64_t> redundant{.value = 0};
-  reader.Integer("num_redundant_experts", kExpertRange, redundant);
+  reader.Read("num_redundant_experts", kExpertRange, redundant);
   placement.redundant_experts = redundant.value;
   if (placement.kind == ExpertPlacement::Kind::kRoundRobin &&
       redundant.value > 0) {

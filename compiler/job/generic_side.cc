@@ -280,9 +280,9 @@ class GenericReader {
     Located<std::string> name;
     Located<int64_t> length;
     reader.Require("name", "the buffer's name");
-    reader.String("name", name);
+    reader.Read("name", {}, name);
     reader.Require("length", "a number of elements");
-    reader.Integer("length", kElementRange, length);
+    reader.Read("length", kElementRange, length);
     flat.name = name.value;
     flat.length = length.value;
     const JsonValue* mesh = reader.Require("mesh", "the name of a mesh");
@@ -387,9 +387,9 @@ class GenericReader {
       Located<std::string> param;
       Located<int64_t> offset;
       reader.Require("param", "the name of a parameter");
-      reader.String("param", param);
+      reader.Read("param", {}, param);
       reader.Require("offset", "the element at which it begins");
-      reader.Integer("offset", kElementRange, offset);
+      reader.Read("offset", kElementRange, offset);
       const JsonValue* rows = reader.Find("rows");
       reader.RejectOtherKeys();
       FlatEntry entry = {.param = param.value,

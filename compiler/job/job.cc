@@ -1,6 +1,5 @@
 #include "compiler/job/job.h"
 
-#include <array>
 #include <cstddef>
 #include <filesystem>
 #include <memory>
@@ -10,16 +9,14 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
 #include "compiler/job/json.h"
-#include "compiler/job/key_homes.h"
+#include "compiler/job/keys.h"
 #include "compiler/job/object_reader.h"
 #include "compiler/job/side.h"
 #include "compiler/job/text_file.h"
-#include "plan/group_limit.h"
 
 namespace refit {
 namespace {
 
-constexpr IntegerRange kBytesRange = {.min = 4096, .max = int64_t{1} << 40};
 constexpr IntegerRange kExtentRange = {.min = 1, .max = (int64_t{1} << 31) - 1};
 constexpr std::string_view kModelWanted =
     "the path of a config.json, {\"safetensors\": PATH} or "
@@ -145,20 +142,25 @@ ModelSpec ReadModelSpec(const ValueReader& values, const JsonValue& value,
   return model;
 }
 
+// Reads an object whose keys are members of one type each.
+template <typename Spec, typename Keys>
+void ReadKeys(const ValueReader& values, const JsonValue& value,
+              std::string path, JobObject object, const Keys& keys,
+              Spec& spec) {
+  if (!values.IsObject(value, path)) return;
+  ObjectReader reader(values, value, std::move(path));
+  ForEachKey(keys, [&](const auto& key) {
+    ReadMember(reader, key.info, spec.*std::get<0>(key.members));
+  });
+  RefuseKeysOfOthers(reader, object);
+  reader.RejectOtherKeys();
+}
+
 TopologySpec ReadTopology(const ValueReader& values, const JsonValue& value) {
   TopologySpec topology;
   topology.place = values.PlaceOf(value);
-  if (!values.IsObject(value, "topology")) return topology;
-  ObjectReader reader(values, value, "topology");
-  reader.Integer("gpus_per_host", {.min = 1, .max = kRanksMax},
-                 topology.gpus_per_host);
-  reader.Integers("hosts", {.min = 0, .max = kRanksMax - 1}, topology.hosts);
-  reader.PositiveNumber("peer_gigabytes_per_second",
-                        topology.peer_gigabytes_per_second);
-  reader.PositiveNumber("network_gigabytes_per_second",
-                        topology.network_gigabytes_per_second);
-  RefuseKeysOfOthers(reader, JobObject::kTopology);
-  reader.RejectOtherKeys();
+  ReadKeys(values, value, "topology", JobObject::kTopology, kTopologyKeys,
+           topology);
   if (topology.gpus_per_host.given && topology.hosts.given) {
     values.diagnostics().Error(
         topology.gpus_per_host.place,
@@ -168,50 +170,10 @@ TopologySpec ReadTopology(const ValueReader& values, const JsonValue& value) {
   return topology;
 }
 
-// A value that is one of two words.
-template <typename Kind>
-void ReadWord(const ValueReader& values, ObjectReader& reader,
-              std::string_view key,
-              const std::array<std::pair<std::string_view, Kind>, 2>& words,
-              Located<Kind>& target) {
-  target.place = reader.PlaceOfKey(key);
-  const JsonValue* value = reader.Find(key);
-  if (value == nullptr) return;
-  const std::string what = absl::StrFormat("options.%s", key);
-  const std::string wanted =
-      absl::StrFormat("\"%s\" or \"%s\"", words[0].first, words[1].first);
-  const std::string* name = values.String(*value, what, wanted);
-  if (name == nullptr) return;
-  for (const auto& [word, kind] : words) {
-    if (*name != word) continue;
-    target.value = kind;
-    target.given = true;
-    return;
-  }
-  values.Wrong(*value, what, wanted);
-}
-
 OptionsSpec ReadOptions(const ValueReader& values, const JsonValue& value) {
   OptionsSpec options;
-  if (!values.IsObject(value, "options")) return options;
-  ObjectReader reader(values, value, "options");
-  reader.Integer("bucket_bytes", kBytesRange, options.bucket_bytes);
-  reader.Integer("staging_bytes", kBytesRange, options.staging_bytes);
-  reader.Integer("scratch_bytes", kBytesRange, options.scratch_bytes);
-  reader.Integer("slots", {.min = 1, .max = 8}, options.slots);
-  reader.Integer("operations_per_round", {.min = 1, .max = kGroupOperationsMax},
-                 options.operations_per_round);
-  ReadWord<fb::Mechanism>(values, reader, "peer",
-                          {{{"direct", fb::Mechanism::kDirect},
-                            {"staged", fb::Mechanism::kStaged}}},
-                          options.peer);
-  ReadWord<FanOutKind>(
-      values, reader, "fan_out",
-      {{{"relay", FanOutKind::kRelay}, {"none", FanOutKind::kNone}}},
-      options.fan_out);
-  reader.Strings("exclude", options.exclude);
-  RefuseKeysOfOthers(reader, JobObject::kOptions);
-  reader.RejectOtherKeys();
+  ReadKeys(values, value, "options", JobObject::kOptions, kOptionsKeys,
+           options);
   return options;
 }
 
@@ -245,49 +207,59 @@ void CheckRanks(const Job& job, Diagnostics& diagnostics) {
   }
 }
 
-void PlaceDefaults(Job& job) {
-  TopologySpec& topology = job.topology;
-  topology.place = job.place;
-  topology.gpus_per_host.place = job.place;
-  topology.hosts.place = job.place;
-  topology.peer_gigabytes_per_second.place = job.place;
-  topology.network_gigabytes_per_second.place = job.place;
-  OptionsSpec& options = job.options;
-  options.bucket_bytes.place = job.place;
-  options.staging_bytes.place = job.place;
-  options.scratch_bytes.place = job.place;
-  options.slots.place = job.place;
-  options.operations_per_round.place = job.place;
-  options.exclude.place = job.place;
-}
+// Reads a job's keys.
+class RootReader {
+ public:
+  RootReader(const ValueReader& values, const JsonValue& root,
+             const std::string& directory)
+      : values_(values), reader_(values, root, ""), directory_(directory) {
+    job_.place = reader_.place();
+    job_.topology.place = job_.place;
+    const auto place = [&](auto& spec, const auto& keys) {
+      ForEachMember(keys,
+                    [&](auto member) { (spec.*member).place = job_.place; });
+    };
+    place(job_.topology, kTopologyKeys);
+    place(job_.options, kOptionsKeys);
+  }
 
-Job ReadRoot(const ValueReader& values, const JsonValue& root,
-             const std::string& directory) {
-  Job job;
-  job.place = values.PlaceOf(root);
-  PlaceDefaults(job);
-  ObjectReader reader(values, root, "");
-  if (const JsonValue* model = reader.Require("model", kModelWanted)) {
-    job.model = ReadModelSpec(values, *model, directory);
+  Job Read() {
+    ForEachKey(kRootKeys, [&](const auto& key) {
+      ReadKey(key.info, job_.*std::get<0>(key.members));
+    });
+    RefuseKeysOfOthers(reader_, JobObject::kRoot);
+    reader_.RejectOtherKeys();
+    if (values_.diagnostics().ok()) CheckRanks(job_, values_.diagnostics());
+    return std::move(job_);
   }
-  const JsonValue* source = reader.Require("source", "an object");
-  if (source != nullptr) job.source = ReadSide(values, *source, "source");
-  const JsonValue* destination = reader.Require("destination", "an object");
-  if (destination != nullptr) {
-    job.destination = ReadSide(values, *destination, "destination");
+
+ private:
+  void ReadKey(const KeyInfo& key, ModelSpec& model) {
+    const JsonValue* value = reader_.Require(key.name, kModelWanted);
+    if (value != nullptr) model = ReadModelSpec(values_, *value, directory_);
   }
-  if (const JsonValue* topology = reader.Find("topology")) {
-    job.topology = ReadTopology(values, *topology);
+  void ReadKey(const KeyInfo& key, SideSpec& side) {
+    const JsonValue* value = reader_.Require(key.name, "an object");
+    if (value == nullptr) return;
+    side = ReadSide(values_, *value, std::string(key.name));
   }
-  if (const JsonValue* options = reader.Find("options")) {
-    job.options = ReadOptions(values, *options);
+  void ReadKey(const KeyInfo& key, TopologySpec& topology) {
+    const JsonValue* value = reader_.Find(key.name);
+    if (value != nullptr) topology = ReadTopology(values_, *value);
   }
-  reader.Bool("colocated", job.colocated);
-  RefuseKeysOfOthers(reader, JobObject::kRoot);
-  reader.RejectOtherKeys();
-  if (values.diagnostics().ok()) CheckRanks(job, values.diagnostics());
-  return job;
-}
+  void ReadKey(const KeyInfo& key, OptionsSpec& options) {
+    const JsonValue* value = reader_.Find(key.name);
+    if (value != nullptr) options = ReadOptions(values_, *value);
+  }
+  void ReadKey(const KeyInfo& key, Located<bool>& flag) {
+    ReadMember(reader_, key, flag);
+  }
+
+  const ValueReader& values_;
+  ObjectReader reader_;
+  const std::string& directory_;
+  Job job_;
+};
 
 }  // namespace
 
@@ -319,7 +291,7 @@ std::optional<Job> ReadJobText(std::shared_ptr<const SourceFile> file,
   if (!document.has_value()) return std::nullopt;
   const ValueReader values(*document, diagnostics);
   if (!values.IsObject(document->root, "job")) return std::nullopt;
-  Job job = ReadRoot(values, document->root, directory);
+  Job job = RootReader(values, document->root, directory).Read();
   if (diagnostics.error_count() != errors_before) return std::nullopt;
   return job;
 }

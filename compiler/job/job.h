@@ -206,6 +206,8 @@ struct Job {
   Located<bool> colocated{.value = false};
 };
 
+inline constexpr int64_t kRanksMax = 65536;  // of both sides together
+
 // Whether multi-token-prediction layers are part of the job: a side says true
 // and none says false.
 bool MovesMtpLayers(const Job& job);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -57,6 +58,25 @@ std::string_view KeyOfInitials(std::string_view word,
     if (initials == word) return key;
   }
   return "";
+}
+
+template <typename T>
+std::optional<T> ReadAs(const ValueReader& values, const JsonValue& value,
+                        std::string_view what, IntegerRange range) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return values.Bool(value, what);
+  } else if constexpr (std::is_same_v<T, int64_t>) {
+    return values.Integer(value, what, range);
+  } else if constexpr (std::is_same_v<T, double>) {
+    return values.PositiveNumber(value, what);
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    const std::string* text = values.String(value, what);
+    return text == nullptr ? std::nullopt : std::optional(*text);
+  } else if constexpr (std::is_same_v<T, std::vector<int64_t>>) {
+    return values.Integers(value, what, range);
+  } else {
+    return values.Strings(value, what);
+  }
 }
 
 }  // namespace
@@ -210,71 +230,45 @@ const JsonValue* ObjectReader::Require(std::string_view key,
 }
 
 template <typename T>
-void ObjectReader::Set(const JsonValue& value, std::optional<T> read,
-                       Located<T>& target) {
+void ObjectReader::Read(std::string_view key, IntegerRange range,
+                        Located<T>& target) {
+  const JsonValue* value = Find(key);
+  if (value == nullptr) {
+    target.place = place();
+    return;
+  }
+  std::optional<T> read = ReadAs<T>(values_, *value, PathOf(key), range);
   if (!read.has_value()) return;
   target = {.value = *std::move(read),
-            .place = values_.PlaceOf(value),
+            .place = values_.PlaceOf(*value),
             .given = true};
 }
 
-void ObjectReader::Integer(std::string_view key, IntegerRange range,
-                           Located<int64_t>& target) {
-  const JsonValue* value = Find(key);
-  if (value == nullptr) {
-    target.place = place();
-    return;
-  }
-  Set(*value, values_.Integer(*value, PathOf(key), range), target);
-}
+template void ObjectReader::Read(std::string_view, IntegerRange,
+                                 Located<bool>&);
+template void ObjectReader::Read(std::string_view, IntegerRange,
+                                 Located<int64_t>&);
+template void ObjectReader::Read(std::string_view, IntegerRange,
+                                 Located<double>&);
+template void ObjectReader::Read(std::string_view, IntegerRange,
+                                 Located<std::string>&);
+template void ObjectReader::Read(std::string_view, IntegerRange,
+                                 Located<std::vector<int64_t>>&);
+template void ObjectReader::Read(std::string_view, IntegerRange,
+                                 Located<std::vector<std::string>>&);
 
-void ObjectReader::Bool(std::string_view key, Located<bool>& target) {
+size_t ObjectReader::Word(std::string_view key,
+                          const std::vector<std::string_view>& words,
+                          std::string_view wanted, Place& place) {
+  place = this->place();
   const JsonValue* value = Find(key);
-  if (value == nullptr) {
-    target.place = place();
-    return;
-  }
-  Set(*value, values_.Bool(*value, PathOf(key)), target);
-}
-
-void ObjectReader::PositiveNumber(std::string_view key,
-                                  Located<double>& target) {
-  const JsonValue* value = Find(key);
-  if (value == nullptr) {
-    target.place = place();
-    return;
-  }
-  Set(*value, values_.PositiveNumber(*value, PathOf(key)), target);
-}
-
-void ObjectReader::String(std::string_view key, Located<std::string>& target) {
-  const JsonValue* value = Find(key);
-  if (value == nullptr) {
-    target.place = place();
-    return;
-  }
-  const std::string* string = values_.String(*value, PathOf(key));
-  if (string != nullptr) Set(*value, std::optional(*string), target);
-}
-
-void ObjectReader::Integers(std::string_view key, IntegerRange range,
-                            Located<std::vector<int64_t>>& target) {
-  const JsonValue* value = Find(key);
-  if (value == nullptr) {
-    target.place = place();
-    return;
-  }
-  Set(*value, values_.Integers(*value, PathOf(key), range), target);
-}
-
-void ObjectReader::Strings(std::string_view key,
-                           Located<std::vector<std::string>>& target) {
-  const JsonValue* value = Find(key);
-  if (value == nullptr) {
-    target.place = place();
-    return;
-  }
-  Set(*value, values_.Strings(*value, PathOf(key)), target);
+  if (value == nullptr) return words.size();
+  const std::string* word = values_.String(*value, PathOf(key), wanted);
+  if (word == nullptr) return words.size();
+  place = values_.PlaceOf(*value);
+  const auto found = std::find(words.begin(), words.end(), *word);
+  if (found == words.end()) values_.Wrong(*value, PathOf(key), wanted);
+  return static_cast<size_t>(found - words.begin());
 }
 
 void ObjectReader::Refuse(std::string_view key, std::string message) {

@@ -77,16 +77,17 @@ class ObjectReader {
   // The same, and reports that the key is missing.
   const JsonValue* Require(std::string_view key, std::string_view wanted);
 
-  // Each reads `key` if it is there and right. Else `target` keeps its value;
-  // its place is this object's if the key is missing.
-  void Integer(std::string_view key, IntegerRange range,
-               Located<int64_t>& target);
-  void Bool(std::string_view key, Located<bool>& target);
-  void PositiveNumber(std::string_view key, Located<double>& target);
-  void String(std::string_view key, Located<std::string>& target);
-  void Integers(std::string_view key, IntegerRange range,
-                Located<std::vector<int64_t>>& target);
-  void Strings(std::string_view key, Located<std::vector<std::string>>& target);
+  // Reads `key` if it is there and right. Else `target` keeps its value; its
+  // place is this object's if the key is missing. T is bool, int64_t, double (a
+  // positive number), std::string, or a vector of int64_t or std::string;
+  // integers are in `range`.
+  template <typename T>
+  void Read(std::string_view key, IntegerRange range, Located<T>& target);
+
+  // The index in `words` of the word that `key` has; words.size() if the key is
+  // missing or wrong. `place` becomes the word's, or this object's.
+  size_t Word(std::string_view key, const std::vector<std::string_view>& words,
+              std::string_view wanted, Place& place);
 
   // Reports `key` if it is there: other objects of this kind may have it.
   void Refuse(std::string_view key, std::string message);
@@ -101,9 +102,6 @@ class ObjectReader {
   Place place() const { return values_.PlaceOf(value_); }
 
  private:
-  template <typename T>
-  void Set(const JsonValue& value, std::optional<T> read, Located<T>& target);
-
   const ValueReader& values_;
   const JsonValue& value_;
   const std::string path_;

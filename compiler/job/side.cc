@@ -3,29 +3,16 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "compiler/job/key_homes.h"
+#include "compiler/job/keys.h"
 #include "plan/nearest_word.h"
 
 namespace refit {
 namespace {
-
-constexpr IntegerRange kSizeRange = {.min = 1, .max = 1'000'000};
-
-using LayoutSet = unsigned;
-constexpr LayoutSet SetOf(LayoutKind kind) {
-  return 1u << static_cast<unsigned>(kind);
-}
-constexpr LayoutSet kMegatron = SetOf(LayoutKind::kMegatron);
-constexpr LayoutSet kFsdp = SetOf(LayoutKind::kFsdp);
-constexpr LayoutSet kVllm = SetOf(LayoutKind::kVllm);
-constexpr LayoutSet kSglang = SetOf(LayoutKind::kSglang);
-constexpr LayoutSet kGeneric = SetOf(LayoutKind::kGeneric);
-constexpr LayoutSet kFrameworks = kMegatron | kFsdp | kVllm | kSglang;
-constexpr LayoutSet kEvery = kFrameworks | kGeneric;
 
 struct LayoutInfo {
   LayoutKind kind;
@@ -39,66 +26,6 @@ constexpr std::array kLayouts = {
     LayoutInfo{LayoutKind::kGeneric, "generic"},
 };
 
-struct IntegerKey {
-  std::string_view name;
-  Located<int64_t> SideSpec::*target;
-  LayoutSet layouts;
-  // Counts ranks along an axis, so that 1 is right for a layout without it.
-  bool is_axis;
-};
-constexpr std::array kIntegerKeys = {
-    IntegerKey{"tensor_parallel", &SideSpec::tensor_parallel, kFrameworks,
-               true},
-    IntegerKey{"pipeline_parallel", &SideSpec::pipeline_parallel,
-               kMegatron | kVllm | kSglang, true},
-    IntegerKey{"virtual_pipeline_parallel",
-               &SideSpec::virtual_pipeline_parallel, kMegatron, true},
-    IntegerKey{"expert_tensor_parallel", &SideSpec::expert_tensor_parallel,
-               kMegatron, true},
-    IntegerKey{"data_parallel", &SideSpec::data_parallel, kFrameworks, true},
-    IntegerKey{"context_parallel", &SideSpec::context_parallel, kMegatron,
-               true},
-    IntegerKey{"replicas", &SideSpec::replicas, kFrameworks, true},
-    IntegerKey{"num_layers_in_first_pipeline_stage",
-               &SideSpec::num_layers_in_first_pipeline_stage, kMegatron, false},
-    IntegerKey{"num_layers_in_last_pipeline_stage",
-               &SideSpec::num_layers_in_last_pipeline_stage, kMegatron, false},
-    IntegerKey{"make_vocab_size_divisible_by",
-               &SideSpec::make_vocab_size_divisible_by, kMegatron, false},
-    IntegerKey{"moe_mlp_glu_interleave_size",
-               &SideSpec::moe_mlp_glu_interleave_size, kMegatron, false},
-    IntegerKey{"dp_attention", &SideSpec::dp_attention, kSglang, true},
-};
-
-template <typename T>
-struct Choice {
-  std::string_view name;
-  T value;
-};
-constexpr std::array kEmbeddingCuts = {
-    Choice<EmbeddingCut>{"tensor", EmbeddingCut::kTensor},
-    Choice<EmbeddingCut>{"attention", EmbeddingCut::kAttention},
-    Choice<EmbeddingCut>{"replicated", EmbeddingCut::kReplicated},
-};
-constexpr std::array kRouterDTypes = {
-    Choice<DType>{"bf16", DType::kBf16},
-    Choice<DType>{"fp16", DType::kFp16},
-    Choice<DType>{"fp32", DType::kFp32},
-};
-constexpr std::array kSharedExperts = {
-    Choice<SharedExperts>{"tensor", SharedExperts::kTensor},
-    Choice<SharedExperts>{"replicated", SharedExperts::kReplicated},
-    Choice<SharedExperts>{"fused", SharedExperts::kFused},
-};
-
-std::vector<std::string_view> LayoutNames(LayoutSet layouts = kEvery) {
-  std::vector<std::string_view> names;
-  for (const LayoutInfo& info : kLayouts) {
-    if ((SetOf(info.kind) & layouts) != 0) names.push_back(info.name);
-  }
-  return names;
-}
-
 // Reads a side's keys; each key is asked whether the layout has it.
 class SideReader {
  public:
@@ -109,63 +36,12 @@ class SideReader {
   }
 
   SideSpec Read() {
-    ReadLayout();
-    for (const IntegerKey& key : kIntegerKeys) ReadInteger(key);
-    ReadExpertParallel();
-    if (Has("layers_per_stage", kMegatron | kVllm | kSglang)) {
-      reader_.Integers("layers_per_stage", {.min = 0, .max = kSizeRange.max},
-                       side_.layers_per_stage);
-    }
-    ReadSideDType();
-    if (Has("version", kFrameworks)) {
-      reader_.String("version", side_.version);
-    }
-    if (Has("mamba_fp32", kMegatron)) {
-      reader_.Bool("mamba_fp32", side_.mamba_fp32);
-    }
-    if (Has("fused_experts", kFsdp)) {
-      reader_.Bool("fused_experts", side_.fused_experts);
-    }
-    if (Has("expert_shard_dim", kFsdp)) {
-      reader_.Integer("expert_shard_dim", {.min = 0, .max = 1},
-                      side_.expert_shard_dim);
-    }
-    if (Has("moe_single_grouped_weight", kMegatron)) {
-      reader_.Bool("moe_single_grouped_weight",
-                   side_.moe_single_grouped_weight);
-    }
-    if (Has("mtp", kEvery)) reader_.Bool("mtp", side_.mtp);
-    if (Has("experts", kVllm | kSglang)) {
-      ReadExpertPlacement(reader_, side_.layout.value, side_.experts);
-    }
-    if (Has("moe_backend", kVllm | kSglang)) {
-      reader_.String("moe_backend", side_.moe_backend);
-    }
-    if (Has("router_dtype", kVllm | kSglang)) {
-      ReadChoice("router_dtype", kRouterDTypes, side_.router_dtype);
-    }
-    if (Has("dp_lm_head", kSglang)) {
-      reader_.Bool("dp_lm_head", side_.dp_lm_head);
-    }
-    if (Has("embedding", kSglang)) {
-      // With attention data parallelism each part of the ranks embeds the
-      // tokens of its own requests.
-      if (side_.dp_attention.value > 1) {
-        side_.embedding.value = EmbeddingCut::kAttention;
-      }
-      ReadChoice("embedding", kEmbeddingCuts, side_.embedding);
-    }
-    if (Has("shared_experts", kSglang)) {
-      ReadChoice("shared_experts", kSharedExperts, side_.shared_experts);
-    }
+    ForEachKey(kSideKeys, [&](const auto& key) {
+      std::apply([&](auto... members) { ReadKey(key.info, side_.*members...); },
+                 key.members);
+    });
     // Without a known layout only a side that looks generic is read as such.
-    const bool is_generic = layouts_ == kGeneric;
-    const bool has_meshes = Has("meshes", kGeneric);
-    const bool has_tensors = Has("tensors", kGeneric);
-    const bool has_flat_buffers = Has("flat_buffers", kGeneric);
-    if (is_generic && has_meshes && has_tensors && has_flat_buffers) {
-      side_.generic = ReadGeneric(reader_);
-    }
+    if (layouts_ == kGeneric) side_.generic = ReadGeneric(reader_);
     RefuseKeysOfOthers(reader_, JobObject::kSide);
     reader_.RejectOtherKeys();
     return std::move(side_);
@@ -176,7 +52,7 @@ class SideReader {
     reader_.values().diagnostics().Error(place, std::move(message));
   }
 
-  void ReadLayout() {
+  void ReadKey(const KeyInfo&, Located<LayoutKind>&) {
     const std::string wanted = Alternatives(LayoutNames());
     const JsonValue* value = reader_.Require("layout", wanted);
     if (value == nullptr) return;
@@ -201,71 +77,65 @@ class SideReader {
     layouts_ = SetOf(info->kind);
   }
 
-  // Whether a key that `layouts` have is to be read; reports it in a side that
-  // does not have it.
-  bool Has(std::string_view key, LayoutSet layouts) {
-    if ((layouts & layouts_) != 0) {
-      reader_.Find(key);
+  // Whether a key is to be read; reports it in a side whose layout does not
+  // have it.
+  bool Has(const KeyInfo& key) {
+    if ((key.layouts & layouts_) != 0) {
+      reader_.Find(key.name);
       return true;
     }
-    reader_.Refuse(key, absl::StrFormat("%s is a key of layout %s; %s is %s",
-                                        reader_.PathOf(key),
-                                        Alternatives(LayoutNames(layouts)),
-                                        reader_.PathOf("layout"),
-                                        LayoutName(side_.layout.value)));
+    reader_.Refuse(key.name,
+                   absl::StrFormat("%s is a key of layout %s; %s is %s",
+                                   reader_.PathOf(key.name),
+                                   Alternatives(LayoutNames(key.layouts)),
+                                   reader_.PathOf("layout"),
+                                   LayoutName(side_.layout.value)));
     return false;
   }
 
-  void ReadInteger(const IntegerKey& key) {
+  // Of the keys that others read.
+  void ReadKey(const KeyInfo& key) { Has(key); }
+  void ReadKey(const KeyInfo& key, GenericSpec&) { Has(key); }
+
+  template <typename T>
+  void ReadKey(const KeyInfo& key, Located<T>& target) {
     const JsonValue* value = reader_.Peek(key.name);
-    Located<int64_t>& target = side_.*key.target;
     const bool is_one = value != nullptr && value->AsInteger() != nullptr &&
                         *value->AsInteger() == 1;
-    if ((key.is_axis && is_one) || Has(key.name, key.layouts)) {
-      reader_.Integer(key.name, kSizeRange, target);
-    }
+    if ((key.is_axis && is_one) || Has(key)) ReadMember(reader_, key, target);
   }
 
-  void ReadExpertParallel() {
-    side_.expert_parallel.place = side_.place;
-    side_.expert_parallel_enabled.place = side_.place;
+  // With attention data parallelism each part of the ranks embeds the tokens of
+  // its own requests.
+  void ReadKey(const KeyInfo& key, Located<EmbeddingCut>& target) {
+    if (!Has(key)) return;
+    if (side_.dp_attention.value > 1) target.value = EmbeddingCut::kAttention;
+    ReadMember(reader_, key, target);
+  }
+
+  void ReadKey(const KeyInfo& key, Located<ExpertPlacement>& target) {
+    if (Has(key)) ReadExpertPlacement(reader_, side_.layout.value, target);
+  }
+
+  // vLLM has a flag where others have a size.
+  void ReadKey(const KeyInfo& key, Located<int64_t>& size,
+               Located<bool>& flag) {
+    size.place = side_.place;
+    flag.place = side_.place;
     if (layouts_ == kEvery) {
-      reader_.Find("expert_parallel");  // of which type the layout would say
+      reader_.Find(key.name);  // of which type the layout would say
     } else if (layouts_ == kVllm) {
-      reader_.Bool("expert_parallel", side_.expert_parallel_enabled);
+      ReadMember(reader_, key, flag);
     } else {
-      ReadInteger({"expert_parallel", &SideSpec::expert_parallel,
-                   kMegatron | kFsdp | kSglang, true});
+      KeyInfo others = key;
+      others.layouts &= ~kVllm;
+      ReadKey(others, size);
     }
-  }
-
-  // Without the key `target` keeps its value.
-  template <typename T, size_t kCount>
-  void ReadChoice(std::string_view key,
-                  const std::array<Choice<T>, kCount>& choices,
-                  Located<T>& target) {
-    const JsonValue* value = reader_.Find(key);
-    target.place = reader_.place();
-    if (value == nullptr) return;
-    std::vector<std::string_view> names;
-    for (const Choice<T>& choice : choices) names.push_back(choice.name);
-    const std::string path = reader_.PathOf(key);
-    const std::string wanted = Alternatives(names);
-    const std::string* name = reader_.values().String(*value, path, wanted);
-    if (name == nullptr) return;
-    const Place place = reader_.values().PlaceOf(*value);
-    for (const Choice<T>& choice : choices) {
-      if (choice.name != *name) continue;
-      target = {.value = choice.value, .place = place, .given = true};
-      return;
-    }
-    Report(place,
-           absl::StrFormat("%s is %s; wanted %s", path, Quoted(*name), wanted));
   }
 
   // A dtype of its own for linear layers leaves the others as the model has
   // them.
-  void ReadSideDType() {
+  void ReadKey(const KeyInfo&, Located<DType>&, Located<BlockScheme>&) {
     constexpr std::string_view kWanted =
         "bf16, fp16, fp32, fp8_e4m3_block128 or mxfp8_e4m3";
     side_.dtype.place = side_.place;
@@ -321,6 +191,14 @@ class SideReader {
 };
 
 }  // namespace
+
+std::vector<std::string_view> LayoutNames(LayoutSet layouts) {
+  std::vector<std::string_view> names;
+  for (const LayoutInfo& info : kLayouts) {
+    if ((SetOf(info.kind) & layouts) != 0) names.push_back(info.name);
+  }
+  return names;
+}
 
 std::string_view LayoutName(LayoutKind kind) {
   for (const LayoutInfo& info : kLayouts) {

@@ -11,8 +11,6 @@
 
 namespace refit {
 
-inline constexpr int64_t kRanksMax = 65536;  // of both sides together
-
 // `value` is what the job's key `key` holds. After an error the result is only
 // good for finding more errors.
 SideSpec ReadSide(const ValueReader& values, const JsonValue& value,

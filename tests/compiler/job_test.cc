@@ -3,10 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <fstream>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "compiler/job/keys.h"
 #include "tests/compiler/temporary_directory.h"
 
 namespace refit {
@@ -258,6 +262,48 @@ TEST(JobTest, KeyOfAnotherObjectSaysWhereItBelongs) {
     EXPECT_NE(errors.find("error: " + error + "\n"), std::string::npos)
         << errors;
     EXPECT_EQ(errors.find("error: "), errors.rfind("error: ")) << errors;
+  }
+}
+
+TEST(JobTest, AnyKeyOfAnotherObjectSaysWhereItBelongs) {
+  const std::string errors =
+      Read(R"({"model": "c", "source": {"layout": "vllm"},
+ "destination": {"layout": "vllm"},
+ "topology": {"router_dtype": "fp32"}})")
+          .errors;
+  EXPECT_EQ(errors.substr(0, errors.find('\n')),
+            "job.json:3:15: error: topology.router_dtype is a key of source or "
+            "destination");
+}
+
+// The rows of the tables between two headings of docs/jobs.md.
+std::multiset<std::string> DocumentedRows(std::string_view from,
+                                          std::string_view to) {
+  std::ifstream file(REFIT_SOURCE_DIR "/docs/jobs.md");
+  std::multiset<std::string> rows;
+  bool inside = false;
+  for (std::string line; std::getline(file, line);) {
+    if (line == from) inside = true;
+    if (line == to) inside = false;
+    if (inside && line.starts_with("| `")) rows.insert(line);
+  }
+  return rows;
+}
+
+TEST(JobTest, TheDocsListEveryKeyAsItIsRead) {
+  struct Table {
+    JobObject object;
+    std::string_view from, to;
+  };
+  for (const Table& table :
+       {Table{JobObject::kRoot, "# The job file", "## `model`"},
+        Table{JobObject::kSide, "## `source` and `destination`",
+              "### Rank order"},
+        Table{JobObject::kTopology, "## `topology`", "### `colocated`"},
+        Table{JobObject::kOptions, "## `options`", "### `peer`"}}) {
+    const std::vector<std::string> keys = DocumentedKeys(table.object);
+    EXPECT_EQ(DocumentedRows(table.from, table.to),
+              std::multiset<std::string>(keys.begin(), keys.end()));
   }
 }
 
