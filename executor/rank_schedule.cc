@@ -5,7 +5,6 @@
 #include <tuple>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "plan/scratch_windows.h"
 
 namespace refit {
@@ -76,38 +75,35 @@ RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank,
   }
 }
 
-// A message that is relayed in stages has the copies of the one that brought
-// its contents, in a plan that refitc makes; then the relay waits for that one
-// alone. Otherwise it waits for all that arrived.
+// What a relay passes on came in rounds of one mechanism, up to that of the
+// message that feeds it. It is unpacked in order on one stream, so the relay
+// waits for the last of it. Where the plan does not say what feeds a relay,
+// that is all that came.
 void RankSchedule::AddRelays(const PlanFile& plan, int32_t rank) {
-  const auto& messages = *plan.body().programs()->Get(rank)->messages();
-  absl::flat_hash_map<uint32_t, size_t> unpacked_in;  // works, by copy list
-  std::optional<size_t> last_unpacked;
-  bool stored = false;
+  const fb::RankProgram& program = *plan.body().programs()->Get(rank);
+  // Of the first n works: the last that unpacks, and whether peers store.
+  std::vector<std::optional<size_t>> unpacks = {std::nullopt};
+  std::vector<bool> stores = {false};
   for (size_t i = 0; i < rounds_.size(); ++i) {
-    RoundWork& work = rounds_[i];
+    const RoundWork& work = rounds_[i];
+    unpacks.push_back(work.unpack_batch.has_value() ? i : unpacks.back());
+    stores.push_back(!work.senders.empty() || stores.back());
+  }
+  for (RoundWork& work : rounds_) {
     const bool staged = work.mechanism == fb::Mechanism::kStaged;
-    // A part brings some of a message's contents.
-    const bool whole = staged && !work.is_part;
-    const uint32_t end = work.operations_begin + work.operations_count;
-    for (uint32_t m = work.operations_begin; m < end; ++m) {
-      const fb::Message& message = *messages.Get(parts_[m].message);
-      if (message.kind() != fb::MessageKind::kSend) continue;
-      const auto feed = unpacked_in.find(message.copies());
-      if (whole && feed != unpacked_in.end()) {
-        work.relays = std::max(work.relays.value_or(0), feed->second);
-      } else {
-        work.relays = last_unpacked;
-        work.relays_stored = staged && stored;
-      }
+    for (uint32_t i = 0; i < work.operations_count; ++i) {
+      const uint32_t number = work.operations_begin + i;
+      if (operations_[number].kind != fb::MessageKind::kSend) continue;
+      const fb::Message* fed_by = FedBy(program, parts_[number].message);
+      const size_t works =
+          WorksBefore(fed_by == nullptr ? work.index : fed_by->round() + 1);
+      const bool only_stored =
+          fed_by != nullptr &&
+          rounds_[works - 1].mechanism == fb::Mechanism::kDirect;
+      const bool only_staged = fed_by != nullptr && !only_stored;
+      if (!only_stored) work.relays = std::max(work.relays, unpacks[works]);
+      if (!only_staged) work.relays_stored |= staged && stores[works];
     }
-    for (uint32_t m = work.operations_begin; m < end; ++m) {
-      const fb::Message& message = *messages.Get(parts_[m].message);
-      if (message.kind() != fb::MessageKind::kRecv) continue;
-      if (whole) unpacked_in.emplace(message.copies(), i);
-      stored |= !staged;
-    }
-    if (staged && work.unpack_batch.has_value()) last_unpacked = i;
   }
 }
 

@@ -38,6 +38,7 @@ class BodyChecker {
   absl::Status CheckProgram(uint32_t rank, const fb::RankProgram& program);
   absl::Status CheckMessage(uint32_t rank, const fb::RankProgram& program,
                             const fb::Message& message);
+  absl::Status CheckRelays(const fb::RankProgram& program, bool of_source);
   // Counts the message among its round's operations. CheckMessage has passed.
   absl::Status CountOperation(uint32_t rank, const fb::Message& message);
   absl::Status CheckCopies(const fb::RankProgram& program, uint32_t list,
@@ -244,7 +245,8 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
   }
   const uint64_t entries =
       uint64_t{program.messages()->size()} + program.buffers()->size() +
-      (program.quantizes() == nullptr ? 0 : program.quantizes()->size());
+      (program.quantizes() == nullptr ? 0 : program.quantizes()->size()) +
+      (program.relays() == nullptr ? 0 : program.relays()->size());
   if (entries > entries_left_) return at("", "shares its lists too often");
   entries_left_ -= entries;
   if (program.staging_bytes() > kLargestSize) {
@@ -291,6 +293,47 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
     if (!status.ok()) {
       return at(absl::StrCat(", message ", i), std::string(status.message()));
     }
+  }
+  if (absl::Status status = CheckRelays(program, rank < body_.source_ranks());
+      !status.ok()) {
+    return at("", std::string(status.message()));
+  }
+  return absl::OkStatus();
+}
+
+// One for each send, ascending, each fed by a receive of an earlier round.
+absl::Status BodyChecker::CheckRelays(const fb::RankProgram& program,
+                                      bool of_source) {
+  if (program.relays() == nullptr) return absl::OkStatus();
+  if (of_source) return Bad("a source rank has relays");
+  const auto& messages = *program.messages();
+  uint32_t next = 0;  // of `messages`: none before it is left out
+  for (uint32_t i = 0; i < program.relays()->size(); ++i) {
+    const fb::Relay& relay = *program.relays()->Get(i);
+    while (next < messages.size() &&
+           messages.Get(next)->kind() != fb::MessageKind::kSend) {
+      ++next;
+    }
+    if (relay.message() != next || next == messages.size()) {
+      return Bad(absl::StrFormat(
+          "relay %u is message %u when it should be %s", i, relay.message(),
+          next == messages.size() ? "none" : absl::StrCat("message ", next)));
+    }
+    const fb::Message* fed_by = relay.fed_by() < messages.size()
+                                    ? messages.Get(relay.fed_by())
+                                    : nullptr;
+    if (fed_by == nullptr || fed_by->kind() != fb::MessageKind::kRecv ||
+        fed_by->round() >= messages.Get(next)->round()) {
+      return Bad(absl::StrFormat(
+          "relay %u: message %u is fed by message %u, which is no receive of "
+          "an earlier round",
+          i, next, relay.fed_by()));
+    }
+    ++next;
+  }
+  for (; next < messages.size(); ++next) {
+    if (messages.Get(next)->kind() != fb::MessageKind::kSend) continue;
+    return Bad(absl::StrFormat("message %u is sent, and no relay", next));
   }
   return absl::OkStatus();
 }

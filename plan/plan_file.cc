@@ -198,7 +198,13 @@ constexpr std::array kFeatures = {
 uint32_t FormatVersionFor(const fb::Body& body, uint64_t features) {
   const bool has_requirements =
       body.requirements() != nullptr && body.requirements()->size() > 0;
-  const uint32_t minor = has_requirements                   ? 4
+  const bool says_what_feeds_relays =
+      std::any_of(body.programs()->begin(), body.programs()->end(),
+                  [](const fb::RankProgram* program) {
+                    return program->relays() != nullptr;
+                  });
+  const uint32_t minor = says_what_feeds_relays             ? 5
+                         : has_requirements                 ? 4
                          : features >= kFeatureStagedRelays ? 3
                          : features > kFeatureDirectRounds  ? 2
                                                             : 1;
@@ -466,6 +472,16 @@ uint64_t StackTensors(const fb::Buffer& buffer) {
     tensors *= buffer.index()->Get(d)->count();
   }
   return tensors;
+}
+
+const fb::Message* FedBy(const fb::RankProgram& program, uint32_t position) {
+  if (program.relays() == nullptr) return nullptr;
+  const auto& relays = *program.relays();
+  const auto found = std::partition_point(
+      relays.begin(), relays.end(),
+      [&](const fb::Relay* relay) { return relay->message() < position; });
+  if (found == relays.end() || found->message() != position) return nullptr;
+  return program.messages()->Get(found->fed_by());
 }
 
 uint64_t ScratchBytes(const PlanFile& plan, int32_t rank) {

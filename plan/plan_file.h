@@ -16,7 +16,7 @@
 namespace refit {
 
 inline constexpr uint32_t kFormatMajor = 1;
-inline constexpr uint32_t kFormatMinor = 4;
+inline constexpr uint32_t kFormatMinor = 5;
 // Bits of `required_features`.
 inline constexpr uint64_t kFeatureDirectRounds = 1;
 inline constexpr uint64_t kFeaturePostHooks = 2;
@@ -68,6 +68,7 @@ std::string DigestText(const fb::Digest& digest);
 //   * post-hooks have names, and only a destination's buffers have them
 //   * quantizations relate params of the right shapes and dtypes; what is
 //   quantized, and what is written, stays inside its tensors
+//   * relays name each send of a destination rank, and a receive before it
 //   * requirements are words, each side's key once
 //   * windows of scratch stay inside the rank's arena and have known rounds
 // It promises "nothing needs a bounds check", not "is right": that is
@@ -115,6 +116,10 @@ uint64_t RequiredFeatures(const fb::Body& body);
 // the whole stack.
 uint64_t TensorElements(const fb::Buffer& buffer);
 uint64_t StackTensors(const fb::Buffer& buffer);
+
+// The receive that brings what message `position` of `program` passes on; null
+// for a message that is no relay, and in plans that do not say.
+const fb::Message* FedBy(const fb::RankProgram& program, uint32_t position);
 
 // Bytes of a rank's scratch arena.
 uint64_t ScratchBytes(const PlanFile& plan, int32_t rank);

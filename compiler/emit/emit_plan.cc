@@ -181,11 +181,36 @@ flatbuffers::Offset<flatbuffers::Vector<const fb::ScratchWindow*>> EmitWindows(
   return builder.CreateVectorOfStructs(windows);
 }
 
-// One rank's messages before they are sorted into program order.
+// One rank's messages, in the end in program order.
 struct RankMessages {
-  std::vector<fb::Message> messages;
+  struct End {
+    fb::Message message;
+    const Message* of;
+  };
+  std::vector<End> ends;
   int64_t staging_bytes = 0;
 };
+
+// What the sends of a destination rank pass on, once its ends are in order.
+std::vector<fb::Relay> LowerRelays(const Module& module,
+                                   const RankMessages& rank) {
+  std::vector<fb::Relay> relays;
+  absl::flat_hash_map<const Message*, uint32_t> received;  // positions
+  for (uint32_t i = 0; i < rank.ends.size(); ++i) {
+    const auto& [message, of] = rank.ends[i];
+    if (message.kind() == fb::MessageKind::kRecv) {
+      received[of] = i;
+    } else if (module.IsRelay(of->source)) {
+      uint32_t fed_by = 0;
+      for (size_t feed = 0; feed < of->fed_by.count; ++feed) {
+        const Message& brings = module.messages[of->fed_by.begin + feed];
+        fed_by = std::max(fed_by, received.at(&brings));
+      }
+      relays.emplace_back(i, fed_by);
+    }
+  }
+  return relays;
+}
 
 absl::StatusOr<std::vector<RankMessages>> LowerMessages(
     const Module& module, CopyLowering& lowering) {
@@ -203,11 +228,14 @@ absl::StatusOr<std::vector<RankMessages>> LowerMessages(
     const auto add = [&](Rank rank, Rank peer, fb::MessageKind kind,
                          uint32_t copies, int64_t staging_offset) {
       RankMessages& of_rank = ranks[IndexOf(rank)];
-      of_rank.messages.emplace_back(
-          static_cast<uint32_t>(message->round),
-          static_cast<uint32_t>(IndexOf(peer)), copies, kind, /*reserved=*/0,
-          /*reserved2=*/0, static_cast<uint64_t>(staging_offset),
-          static_cast<uint64_t>(message->size_bytes));
+      of_rank.ends.push_back(
+          {.message =
+               fb::Message(static_cast<uint32_t>(message->round),
+                           static_cast<uint32_t>(IndexOf(peer)), copies, kind,
+                           /*reserved=*/0, /*reserved2=*/0,
+                           static_cast<uint64_t>(staging_offset),
+                           static_cast<uint64_t>(message->size_bytes)),
+           .of = message});
       if (message->mechanism == Mechanism::kDirect) return;
       of_rank.staging_bytes =
           std::max(of_rank.staging_bytes,
@@ -232,10 +260,11 @@ absl::StatusOr<std::vector<RankMessages>> LowerMessages(
       return std::tuple(m.round(), m.kind() == fb::MessageKind::kSend,
                         m.peer());
     };
-    std::stable_sort(rank.messages.begin(), rank.messages.end(),
-                     [&](const fb::Message& a, const fb::Message& b) {
-                       return order(a) < order(b);
-                     });
+    std::stable_sort(
+        rank.ends.begin(), rank.ends.end(),
+        [&](const RankMessages::End& a, const RankMessages::End& b) {
+          return order(a.message) < order(b.message);
+        });
   }
   return ranks;
 }
@@ -265,7 +294,16 @@ absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
       }
       it = shared.emplace(held, builder.CreateVector(buffers)).first;
     }
-    const auto messages = builder.CreateVectorOfStructs(ranks[rank].messages);
+    const std::vector<RankMessages::End>& ends = ranks[rank].ends;
+    const auto messages = builder.CreateVectorOfStructs<fb::Message>(
+        ends.size(),
+        [&](size_t i, fb::Message* message) { *message = ends[i].message; });
+    const std::vector<fb::Relay> relay_structs =
+        LowerRelays(module, ranks[rank]);
+    flatbuffers::Offset<flatbuffers::Vector<const fb::Relay*>> relays = 0;
+    if (!relay_structs.empty()) {
+      relays = builder.CreateVectorOfStructs(relay_structs);
+    }
     uint32_t scratch_buffers = 0;
     flatbuffers::Offset<flatbuffers::Vector<const fb::Quantize*>> quantizes = 0;
     flatbuffers::Offset<flatbuffers::Vector<const fb::ScratchWindow*>> windows =
@@ -290,7 +328,7 @@ absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
         builder, it->second, messages, fills[rank],
         static_cast<uint64_t>(ranks[rank].staging_bytes),
         static_cast<uint32_t>(module.topology.host[rank]), scratch_buffers,
-        quantizes, windows, arena_bytes));
+        quantizes, windows, arena_bytes, relays));
   }
   return builder.CreateVector(programs);
 }

@@ -286,6 +286,12 @@ struct Packed {
   int64_t staging_offset = 0;  // bytes from the start of the message
 };
 
+// Consecutive ones of Module::messages.
+struct MessageRange {
+  size_t begin = 0;
+  size_t count = 0;
+};
+
 // Transfers of one pair of ranks that travel as one. `contents` indexes
 // Module::contents: messages with equal contents share one.
 struct Message {
@@ -298,8 +304,10 @@ struct Message {
   int64_t size_bytes = 0;
   // Direct: which of the successive rounds of its route.
   int32_t step = 0;
-  // Of a relay: how the source's message came. Relays inside a host of what the
-  // network brought come after the network's rounds.
+  // Of a relay: the messages that bring its contents to its source, and the
+  // route by which they come. Relays inside a host of what the network brought
+  // come after the network's rounds.
+  MessageRange fed_by;
   Route relayed_from = Route::kUnspecified;
   int32_t round = -1;  // schedule-rounds
   // schedule-rounds; 0 if direct

@@ -147,8 +147,13 @@ class Former {
                      int64_t& busiest_bytes) const;
   const PackedPieces& Pack(const std::vector<PieceId>& pieces,
                            int64_t bucket_bytes);
+  // The messages that bring each rank what a stream moves.
+  using Feeds = std::map<Rank, MessageRange>;
   void Send(Rank source, Rank destination, const PackedPieces& packed,
-            const Message& like);
+            const Message& like, Feeds& feeds);
+  // The same for a relay of what `feeds` brings its sender.
+  void SendOn(const Relay& relay, const PackedPieces& packed, Message like,
+              Feeds& feeds);
   // Whether staged rounds pass on what the stream brings: their messages have
   // the contents of its own.
   bool IsRelayedInStages(const Stream& stream) const;
@@ -201,7 +206,8 @@ const PackedPieces& Former::Pack(const std::vector<PieceId>& pieces,
 
 // One message per bucket, in successive steps from that of `like` on.
 void Former::Send(Rank source, Rank destination, const PackedPieces& packed,
-                  const Message& like) {
+                  const Message& like, Feeds& feeds) {
+  feeds[destination] = {module_.messages.size(), packed.contents.size()};
   for (size_t i = 0; i < packed.contents.size(); ++i) {
     Message& message = module_.messages.emplace_back(like);
     message.source = source;
@@ -213,6 +219,20 @@ void Former::Send(Rank source, Rank destination, const PackedPieces& packed,
     if (message.mechanism == Mechanism::kDirect) {
       message.step += static_cast<int32_t>(i);
     }
+  }
+}
+
+// A relay in the buckets that its sender received passes on one for one;
+// larger ones hold all that came.
+void Former::SendOn(const Relay& relay, const PackedPieces& packed,
+                    Message like, Feeds& feeds) {
+  const MessageRange fed_by = feeds.at(relay.sender);
+  const size_t begin = module_.messages.size();
+  Send(relay.sender, relay.receiver, packed, like, feeds);
+  const bool one_for_one = packed.contents.size() == fed_by.count;
+  for (size_t i = 0; i < packed.contents.size(); ++i) {
+    module_.messages[begin + i].fed_by =
+        one_for_one ? MessageRange{fed_by.begin + i, 1} : fed_by;
   }
 }
 
@@ -289,10 +309,14 @@ void Former::FormDirect(int32_t wave, const std::vector<Stream>& streams) {
                      bytes >= busiest_bytes / kUncutPart;
     const PackedPieces& packed =
         Pack(stream.pieces, cut ? EvenBytes(bytes, steps) : kNoLimit);
-    Send(stream.source, stream.receiver, packed, {.wave = wave});
+    Feeds feeds;
+    Send(stream.source, stream.receiver, packed, {.wave = wave, .fed_by = {}},
+         feeds);
     for (const Relay& relay : stream.relays) {
-      Send(relay.sender, relay.receiver, packed,
-           {.wave = wave, .step = 1, .relayed_from = Route::kPeer});
+      SendOn(
+          relay, packed,
+          {.wave = wave, .step = 1, .fed_by = {}, .relayed_from = Route::kPeer},
+          feeds);
     }
   }
 }
@@ -311,33 +335,42 @@ void Former::FormStaged(int32_t wave, const std::vector<Stream>& streams) {
     const Rank source = streams[begin].source;
     const Rank receiver = streams[begin].receiver;
     std::vector<PieceId> pieces;  // share the pair's buckets
+    std::vector<size_t> relays;   // of these pieces, in Module::messages
     for (; begin < streams.size() && streams[begin].source == source &&
            streams[begin].receiver == receiver;
          ++begin) {
       const Stream& stream = streams[begin];
-      const Message relayed = {.wave = wave, .relayed_from = stream.route};
-      if (!IsRelayedInStages(stream)) {
+      const Message relayed = {
+          .wave = wave, .fed_by = {}, .relayed_from = stream.route};
+      const bool in_stages = IsRelayedInStages(stream);
+      Feeds feeds;
+      if (!in_stages) {
+        feeds[receiver] = {};  // not formed yet
         pieces.insert(pieces.end(), stream.pieces.begin(), stream.pieces.end());
       } else {
         const PackedPieces packed =
             pack(stream.pieces,
                  stream.route == Route::kPeer ? peer_bytes : network_bytes);
-        Send(source, receiver, packed, {.wave = wave});
+        Send(source, receiver, packed, {.wave = wave, .fed_by = {}}, feeds);
         for (const Relay& relay : stream.relays) {
           if (!module_.IsStaged(relay)) continue;
-          Send(relay.sender, relay.receiver, packed, relayed);
+          SendOn(relay, packed, relayed, feeds);
         }
       }
       for (const Relay& relay : stream.relays) {
         if (module_.IsStaged(relay)) continue;
-        Send(relay.sender, relay.receiver, Pack(stream.pieces, kNoLimit),
-             relayed);
+        if (!in_stages) relays.push_back(module_.messages.size());
+        SendOn(relay, Pack(stream.pieces, kNoLimit), relayed, feeds);
       }
     }
     if (pieces.empty()) continue;
     std::sort(pieces.begin(), pieces.end());
+    Feeds feeds;
     Send(source, receiver, pack(pieces, module_.limits.bucket_bytes),
-         {.wave = wave});
+         {.wave = wave, .fed_by = {}}, feeds);
+    for (const size_t relay : relays) {
+      module_.messages[relay].fed_by = feeds.at(receiver);
+    }
   }
 }
 

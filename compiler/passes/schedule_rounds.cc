@@ -6,7 +6,7 @@
 #include <tuple>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "compiler/passes/passes.h"
 #include "plan/plan_file.h"
 
@@ -216,43 +216,12 @@ void SortByShift(const Module& module, std::vector<Message*>& messages) {
   for (size_t i = 0; i < keyed.size(); ++i) messages[i] = keyed[i].message;
 }
 
-// The staged messages of a wave that are passed on in stages: what a rank
-// receives with some contents, it sends with the same.
-class Relayed {
- public:
-  explicit Relayed(const std::vector<Message*>& of_wave);
-
-  // Of a relay: the message that brings its sender the contents. Otherwise
-  // null.
-  const Message* FedBy(const Message& message) const {
-    return IsRelay(message) ? feeds_.at({message.contents, message.source})
-                            : nullptr;
-  }
-  bool Feeds(const Message& message) const {
-    return feeds_.contains({message.contents, message.destination});
-  }
-
- private:
-  static bool IsRelay(const Message& message) {
-    return message.mechanism == Mechanism::kStaged &&
-           message.relayed_from != Route::kUnspecified;
-  }
-
-  absl::flat_hash_map<std::pair<int32_t, Rank>, const Message*> feeds_;
-};
-
-Relayed::Relayed(const std::vector<Message*>& of_wave) {
-  for (const Message* message : of_wave) {
-    if (IsRelay(*message)) {
-      feeds_[{message->contents, message->source}] = nullptr;
-    }
-  }
-  if (feeds_.empty()) return;
-  for (const Message* message : of_wave) {
-    if (message->mechanism != Mechanism::kStaged) continue;
-    const auto feed = feeds_.find({message->contents, message->destination});
-    if (feed != feeds_.end()) feed->second = message;
-  }
+// The message that brings a staged relay its contents; null for any other. It
+// is one: in staged rounds what a rank passes on is what it received.
+const Message* FedBy(const Module& module, const Message& message) {
+  return message.mechanism == Mechanism::kStaged && message.fed_by.count > 0
+             ? &module.messages[message.fed_by.begin]
+             : nullptr;
 }
 
 // By their place among the messages of their pair: all receivers get their
@@ -278,13 +247,17 @@ void SortByTurn(std::vector<Message*>& messages) {
 // Where ranks relay, a round has few messages each way for a rank: senders of
 // many would only make receivers wait, and the pipeline longer.
 void PlaceStaged(const Module& module, std::vector<Message*> messages,
-                 const Relayed& relayed, Scheduler& scheduler) {
+                 const absl::flat_hash_set<const Message*>& passed_on,
+                 Scheduler& scheduler) {
+  const auto fed_by = [&](const Message* message) {
+    return FedBy(module, *message);
+  };
   SortByShift(module, messages);
   std::vector<Message*> feeds, relays, others;
   int64_t largest = 0;  // of feeds and relays
   for (Message* message : messages) {
-    const bool relays_it = relayed.FedBy(*message) != nullptr;
-    if (relays_it || relayed.Feeds(*message)) {
+    const bool relays_it = fed_by(message) != nullptr;
+    if (relays_it || passed_on.contains(message)) {
       largest = std::max(largest, AlignStaging(message->size_bytes));
       (relays_it ? relays : feeds).push_back(message);
     } else {
@@ -299,11 +272,11 @@ void PlaceStaged(const Module& module, std::vector<Message*> messages,
   scheduler.StartMessages(relays, each_way);
   std::stable_sort(relays.begin(), relays.end(),
                    [&](const Message* a, const Message* b) {
-                     return relayed.FedBy(*a)->round < relayed.FedBy(*b)->round;
+                     return fed_by(a)->round < fed_by(b)->round;
                    });
   for (Message* message : relays) {
     scheduler.Place(*message,
-                    std::max(relayed.FedBy(*message)->round + kRelayRounds,
+                    std::max(fed_by(message)->round + kRelayRounds,
                              scheduler.round_count() - kRelaysLookBack));
   }
   scheduler.StartMessages(others, std::numeric_limits<int64_t>::max());
@@ -313,7 +286,11 @@ void PlaceStaged(const Module& module, std::vector<Message*> messages,
 // Places the messages of one wave, in rounds after all so far.
 void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
                Scheduler& scheduler) {
-  const Relayed relayed(of_wave);
+  absl::flat_hash_set<const Message*> passed_on;
+  for (const Message* message : of_wave) {
+    const Message* fed_by = FedBy(module, *message);
+    if (fed_by != nullptr) passed_on.insert(fed_by);
+  }
   // One route after the other: a round is one group on one communicator, and
   // only one communicator is in use at a time. What the network brought is
   // relayed inside hosts when all of it is there.
@@ -336,7 +313,7 @@ void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
     if (mechanism == Mechanism::kDirect) {
       scheduler.PlaceDirect(messages);
     } else {
-      PlaceStaged(module, std::move(messages), relayed, scheduler);
+      PlaceStaged(module, std::move(messages), passed_on, scheduler);
     }
     module.rounds.resize(static_cast<size_t>(scheduler.round_count()),
                          {.route = route, .mechanism = mechanism});

@@ -118,18 +118,22 @@ const std::vector<CopyPart>& PlanFacts::Parts(const fb::RankProgram& program,
   return entry->second;
 }
 
-MessageFacts PlanFacts::FactsOf(uint32_t rank, const fb::Message& message) {
-  const bool is_send = message.kind() == fb::MessageKind::kSend;
+MessageFacts PlanFacts::FactsOf(uint32_t rank, uint32_t position) {
   const fb::RankProgram& program = *body().programs()->Get(rank);
-  MessageFacts facts = {.src = is_send ? rank : message.peer(),
-                        .dst = is_send ? message.peer() : rank,
-                        .kind = message.kind(),
-                        .round = message.round(),
-                        .size_bytes = message.size_bytes(),
-                        .payload_bytes = 0,
-                        .staging_offset = message.staging_offset(),
-                        .content = {},
-                        .packing = {}};
+  const fb::Message& message = *program.messages()->Get(position);
+  const bool is_send = message.kind() == fb::MessageKind::kSend;
+  const fb::Message* fed_by = FedBy(program, position);
+  MessageFacts facts = {
+      .src = is_send ? rank : message.peer(),
+      .dst = is_send ? message.peer() : rank,
+      .kind = message.kind(),
+      .round = message.round(),
+      .size_bytes = message.size_bytes(),
+      .payload_bytes = 0,
+      .staging_offset = message.staging_offset(),
+      .fed_by_round = fed_by == nullptr ? -1 : int64_t{fed_by->round()},
+      .content = {},
+      .packing = {}};
   for (const CopyPart& part : Parts(program, message.copies())) {
     const Residue weight =
         names_.weight(buffers_[program.buffers()->Get(part.slot)][part.tensor]);
@@ -143,9 +147,9 @@ MessageFacts PlanFacts::FactsOf(uint32_t rank, const fb::Message& message) {
 std::vector<MessageFacts> PlanFacts::Messages() {
   std::vector<MessageFacts> messages;
   for (uint32_t rank = 0; rank < body().programs()->size(); ++rank) {
-    for (const fb::Message* message :
-         *body().programs()->Get(rank)->messages()) {
-      messages.push_back(FactsOf(rank, *message));
+    const uint32_t count = body().programs()->Get(rank)->messages()->size();
+    for (uint32_t position = 0; position < count; ++position) {
+      messages.push_back(FactsOf(rank, position));
     }
   }
   std::stable_sort(messages.begin(), messages.end(),

@@ -64,8 +64,9 @@ struct MessageFacts {
   uint64_t size_bytes = 0;
   uint64_t payload_bytes = 0;
   uint64_t staging_offset = 0;
-  Residue content;  // which elements of which tensors
-  Residue packing;  // which of them at which byte
+  int64_t fed_by_round = -1;  // of a relay, in plans that say so
+  Residue content;            // which elements of which tensors
+  Residue packing;            // which of them at which byte
 };
 
 // What one sender brings to one tensor of a rank.
@@ -104,7 +105,7 @@ class PlanFacts {
   // The parts of a copy list, whose buffers are those of `program`.
   const std::vector<CopyPart>& Parts(const fb::RankProgram& program,
                                      uint32_t list);
-  MessageFacts FactsOf(uint32_t rank, const fb::Message& message);
+  MessageFacts FactsOf(uint32_t rank, uint32_t position);
 
   const PlanFile& plan_;
   const NameTable& names_;

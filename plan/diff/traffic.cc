@@ -182,6 +182,7 @@ std::vector<Value> Sorted(MessageSpan messages,
 using Bucket = std::tuple<fb::MessageKind, Residue, uint64_t>;
 using Packed = std::pair<Bucket, Residue>;
 using Timed = std::pair<Bucket, uint32_t>;
+using Fed = std::pair<Timed, int64_t>;
 using Placed = std::pair<Timed, uint64_t>;
 
 Bucket BucketOf(const MessageFacts& message) {
@@ -192,6 +193,9 @@ Packed PackedOf(const MessageFacts& message) {
 }
 Timed TimedOf(const MessageFacts& message) {
   return {BucketOf(message), message.round};
+}
+Fed FedOf(const MessageFacts& message) {
+  return {TimedOf(message), message.fed_by_round};
 }
 Placed PlacedOf(const MessageFacts& message) {
   return {TimedOf(message), message.staging_offset};
@@ -282,6 +286,10 @@ void PairComparison::CompareSchedules(RankPair pair, MessageSpan a,
     report_.AddPair(kSchedule, "ROUNDS_CHANGED", pair,
                     "the same messages in other rounds");
     return;
+  }
+  if (Sorted(a, FedOf) != Sorted(b, FedOf)) {
+    report_.AddPair(kSchedule, "RELAYS_CHANGED", pair,
+                    "relays wait for messages of other rounds");
   }
   for (const fb::MessageKind kind :
        {fb::MessageKind::kSend, fb::MessageKind::kRecv}) {

@@ -509,13 +509,17 @@ void DataProof::CheckTiling(uint32_t rank, uint32_t slot, const Part& part,
                      });
 }
 
-// What `rank` sends, once per copy list: the earliest round counts.
+// What `rank` sends, once per copy list and what feeds it: the earliest round
+// counts.
 void DataProof::ListReads(uint32_t rank) {
   reads_.clear();
-  absl::flat_hash_set<uint32_t> listed;
-  for (const fb::Message* message : *body_.programs()->Get(rank)->messages()) {
+  const fb::RankProgram& program = *body_.programs()->Get(rank);
+  absl::flat_hash_set<std::pair<uint32_t, const fb::Message*>> listed;
+  for (uint32_t i = 0; i < program.messages()->size(); ++i) {
+    const fb::Message* message = program.messages()->Get(i);
     if (message->kind() != fb::MessageKind::kSend) continue;
-    if (!listed.insert(message->copies()).second) continue;
+    const fb::Message* fed_by = FedBy(program, i);
+    if (!listed.emplace(message->copies(), fed_by).second) continue;
     for (const fb::Copy* copy : CopiesOf(message->copies())) {
       const auto offset = static_cast<int64_t>(copy->offset());
       const BufferFacts& facts = FactsAt(rank, copy->buffer_slot());
@@ -525,14 +529,26 @@ void DataProof::ListReads(uint32_t rank) {
       reads_.push_back({.slot = copy->buffer_slot(),
                         .part = index,
                         .round = message->round(),
+                        .fed_by = fed_by,
                         .offset = offset,
                         .box = placement_.Hull()});
     }
   }
 }
 
+bool DataProof::IsAwaited(const Write& write, const Read& read) const {
+  if (read.fed_by == nullptr) return write.round < read.round;
+  const auto is_direct = [&](int64_t round) {
+    return body_.rounds()->Get(static_cast<uint32_t>(round))->mechanism() ==
+           fb::Mechanism::kDirect;
+  };
+  const int64_t fed_by = read.fed_by->round();
+  return write.round == Site::kBeforeRounds ||
+         (write.round <= fed_by && is_direct(write.round) == is_direct(fed_by));
+}
+
 // CheckWrites has shown that writes tile each part, and left them sorted by it.
-// So what is read was written before, if no later write meets it.
+// So what is read was written before, if every write that meets it is awaited.
 void DataProof::CheckRelays(uint32_t rank) {
   std::stable_sort(reads_.begin(), reads_.end(),
                    [](const Read& a, const Read& b) {
@@ -560,7 +576,7 @@ void DataProof::CheckRelays(uint32_t rank) {
     }
     const auto overlap = FindOverlap(boxes, [&](size_t a, size_t b) {
       return a < writes && b >= writes &&
-             writes_[w - writes + a].round >= reads_[begin + b - writes].round;
+             !IsAwaited(writes_[w - writes + a], reads_[begin + b - writes]);
     });
     if (overlap.has_value()) {
       const Write& write = writes_[w - writes + overlap->first];
@@ -571,10 +587,15 @@ void DataProof::CheckRelays(uint32_t rank) {
            .buffer_slot = read.slot,
            .offset = read.offset},
           Invariant::kRightElement, [&] {
-            return absl::StrFormat(
-                "the copy that begins here relays elements that arrive only "
-                "in round %d",
-                write.round);
+            return read.fed_by != nullptr && write.round < read.round
+                       ? absl::StrFormat(
+                             "the copy that begins here relays elements that "
+                             "arrive in round %d, but is fed by round %d",
+                             write.round, read.fed_by->round())
+                       : absl::StrFormat(
+                             "the copy that begins here relays elements that "
+                             "arrive only in round %d",
+                             write.round);
           });
     }
     begin = end;

@@ -34,7 +34,8 @@ class DataProof {
   //     that one loop nest can visit both (2).
   // Then, of all that was unpacked and zeroed: every fragment of a moved param
   // and every fill region is tiled exactly, nothing else is written (1). And of
-  // all that `rank` itself sends: it was written in an earlier round (2).
+  // all that `rank` itself sends: it was written in an earlier round, and if
+  // the plan says what feeds a relay, no later than that (2).
   void FollowInto(uint32_t rank);
 
   // That a source rank's scratch holds what it says: every element of it is
@@ -68,7 +69,8 @@ class DataProof {
     uint32_t slot = 0;
     int32_t part = 0;
     int64_t round = 0;
-    int64_t offset = 0;  // of the copy
+    const fb::Message* fed_by = nullptr;  // null: the plan does not say
+    int64_t offset = 0;                   // of the copy
     Box box;
   };
   // One end of a message.
@@ -119,6 +121,8 @@ class DataProof {
   void CheckTiling(uint32_t rank, uint32_t slot, const Part& part,
                    absl::Span<const Write> writes);
   void ListReads(uint32_t rank);
+  // Whether an executor waits for `write` before it relays what `read` is.
+  bool IsAwaited(const Write& write, const Read& read) const;
   void CheckRelays(uint32_t rank);
 
   const fb::Body& body_;

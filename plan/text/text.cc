@@ -259,8 +259,12 @@ void TextPrinter::PrintProgram(const PlanView::Program& shown) {
                                                              : " send -> ",
                     message.peer(), " ");
     absl::StrAppend(&text_, message.size_bytes(), " bytes at ",
-                    message.staging_offset(), " copies c", message.copies(),
-                    "\n");
+                    message.staging_offset(), " copies c", message.copies());
+    if (const fb::Message* fed_by = FedBy(program, position)) {
+      absl::StrAppend(&text_, " fed by round ", fed_by->round(), " <- ",
+                      fed_by->peer());
+    }
+    text_ += '\n';
   }
   if (plan_.side(shown.rank) == fb::Side::kDestination) PrintQuantizes(shown);
 }

@@ -353,6 +353,13 @@ void JsonPrinter::PrintPrograms() {
       Number("size_bytes", message.size_bytes());
       Number("staging_offset", message.staging_offset());
       Number("copies", message.copies());
+      if (const fb::Message* fed_by = FedBy(program, position)) {
+        writer_.Key("fed_by");
+        writer_.StartObject();
+        Number("round", fed_by->round());
+        Number("peer", fed_by->peer());
+        writer_.EndObject();
+      }
       writer_.EndObject();
     }
     writer_.EndArray();

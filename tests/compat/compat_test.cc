@@ -199,6 +199,23 @@ const OldPlan kOldPlans[] = {
      .messages = 4,
      .destination_elements = 2544,
      .skipped_bytes = 0},
+    {.name = "1.5/fed-relays",
+     .head = "plan 1.5 features 0x19 body 61497634da6dd8d6120e550ca8894706 "
+             "inputs 72c81c847fb9b602bdbe7f6cb1baea71\n"
+             "ranks source 0 destination 1..5\n"
+             "host 0 ranks 0\n"
+             "host 1 ranks 1..2\n"
+             "host 2 ranks 3..4\n"
+             "host 3 ranks 5\n"
+             "limits bucket 4096 bytes staging 16384 bytes "
+             "slots 2 operations_per_round 32\n"
+             "stats moved 30800 bytes local 0 peer 12320 network 18480 "
+             "relayed 24640\n",
+     .params = 2,
+     .buffers = 2,
+     .messages = 25,
+     .destination_elements = 15400,
+     .skipped_bytes = 0},
 };
 
 class CompatTest : public testing::TestWithParam<OldPlan> {

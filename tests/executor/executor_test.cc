@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "executor/rank_schedule.h"
-#include "executor/tensor_box.h"
 #include "plan/enum_text.h"
 #include "refit/host_device.h"
 #include "refit/local_transport.h"
@@ -776,47 +775,45 @@ TEST(RankScheduleTest, StagedRoundReusesTheLastStagedOne) {
   EXPECT_EQ(schedule.rounds()[2].reuses, 0);
 }
 
-// Every cut of a box into two or three: the parts hold its elements in order.
-TEST(TensorBoxTest, PartsHoldTheElementsInOrder) {
-  const TensorBox box = {.first_tensor = 1,
-                         .first_element = 5,
-                         .loops = {{.extent = 2, .tensor_step = 3},
-                                   {.extent = 3, .element_step = 20},
-                                   {.extent = 4, .element_step = 2}}};
-  const auto elements_of = [](const TensorBox& of) {
-    std::vector<std::pair<uint64_t, uint64_t>> elements = {
-        {of.first_tensor, of.first_element}};
-    for (const BoxLoop& loop : of.loops) {
-      std::vector<std::pair<uint64_t, uint64_t>> all;
-      for (const auto& [tensor, element] : elements) {
-        for (uint64_t i = 0; i < loop.extent; ++i) {
-          all.emplace_back(tensor + i * loop.tensor_step,
-                           element + i * loop.element_step);
-        }
-      }
-      elements = all;
-    }
-    return elements;
-  };
-  const auto whole = elements_of(box);
-  ASSERT_EQ(whole.size(), 24);
-  for (uint64_t first = 0; first <= 24; ++first) {
-    for (uint64_t second = first; second <= 24; ++second) {
-      std::vector<std::pair<uint64_t, uint64_t>> seen;
-      for (const auto& [begin, end] :
-           {std::pair<uint64_t, uint64_t>(0, first), std::pair(first, second),
-            std::pair<uint64_t, uint64_t>(second, 24)}) {
-        size_t parts = 0;
-        ForEachPart(box, begin, end, [&](const TensorBox& part) {
-          const auto elements = elements_of(part);
-          seen.insert(seen.end(), elements.begin(), elements.end());
-          ++parts;
-        });
-        EXPECT_LE(parts, 5);
-      }
-      ASSERT_EQ(seen, whole) << first << " " << second;
+// Rank 1 is given two layers, one a round, and passes each on.
+PlanFile StagedRelays(bool says_what_feeds_them) {
+  PlanBuilder builder = RelayPlan({.replicas = 2, .layers = 2});
+  builder.rounds = 4;
+  builder.mechanisms.clear();
+  uint64_t staging = 0;
+  for (PlanBuilder::Rank& rank : builder.ranks) {
+    rank.staging_bytes = 4096;
+    for (PlanBuilder::Message& message : rank.messages) {
+      message.staging_offset = staging++ % 64 * 32;
+      // Relays come two rounds after what feeds them.
+      const uint32_t layer = message.copies[0].offset >= 32 ? 1 : 0;
+      if (message.round != layer) message.round = layer + 2;
     }
   }
+  if (says_what_feeds_them) {
+    // Receives of rounds 0 and 1, then of each later round a receive and a
+    // send.
+    for (const size_t rank : {1, 2}) {
+      builder.ranks[rank].relays = {fb::Relay(3, 0), fb::Relay(5, 1)};
+    }
+  }
+  return builder.Open();
+}
+
+TEST(RankScheduleTest, ARelayWaitsForTheMessageThatFeedsIt) {
+  const PlanFile plan = StagedRelays(true);
+  const RankSchedule schedule(plan, 1);
+  ASSERT_EQ(schedule.rounds().size(), 4);
+  EXPECT_EQ(schedule.rounds()[2].relays, 0);
+  EXPECT_EQ(schedule.rounds()[3].relays, 1);
+}
+
+TEST(RankScheduleTest, ARelayOfAnOlderPlanWaitsForAllThatCame) {
+  const PlanFile plan = StagedRelays(false);
+  const RankSchedule schedule(plan, 1);
+  ASSERT_EQ(schedule.rounds().size(), 4);
+  EXPECT_EQ(schedule.rounds()[2].relays, 1);
+  EXPECT_EQ(schedule.rounds()[3].relays, 2);
 }
 
 TEST(RankScheduleTest, DirectMessagesThatAreSentAreCutAlikeAtBothEnds) {

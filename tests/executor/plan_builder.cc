@@ -91,8 +91,14 @@ Offset<fb::RankProgram> CreateProgram(FlatBufferBuilder& builder,
   const uint32_t fills = pools.AddList(rank.fills);
   const auto buffers = builder.CreateVector(rank.buffers);
   const auto message_vector = builder.CreateVectorOfStructs(structs);
-  return fb::CreateRankProgram(builder, buffers, message_vector, fills,
-                               rank.staging_bytes, 0);
+  flatbuffers::Offset<flatbuffers::Vector<const fb::Relay*>> relays = 0;
+  if (!rank.relays.empty()) {
+    relays = builder.CreateVectorOfStructs(rank.relays);
+  }
+  return fb::CreateRankProgram(
+      builder, buffers, message_vector, fills, rank.staging_bytes, /*host=*/0,
+      /*scratch_buffers=*/0, /*quantizes=*/0, /*scratch_windows=*/0,
+      /*scratch_arena_bytes=*/0, relays);
 }
 
 Offset<fb::Body> CreateBody(FlatBufferBuilder& builder,

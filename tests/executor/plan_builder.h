@@ -62,6 +62,8 @@ struct PlanBuilder {
     std::vector<Message> messages = {};
     std::vector<Copy> fills = {};
     uint64_t staging_bytes = 0;
+    // Positions among the messages as the plan sorts them; empty: not said.
+    std::vector<fb::Relay> relays = {};
   };
 
   uint32_t source_ranks = 1;

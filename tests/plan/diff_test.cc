@@ -458,6 +458,22 @@ TEST(DiffTest, SmallerBucketsAreOnlySchedule) {
       "peak staging bytes 144 -> 128\n");
 }
 
+TEST(DiffTest, WhatFeedsARelayIsSchedule) {
+  PlanSpec spec = SampleSpec();
+  spec.rounds.push_back(fb::Route::kPeer);
+  const auto sent = static_cast<uint32_t>(spec.programs[2].messages.size());
+  spec.programs[2].messages.push_back(SendTo(3, 2, 5, 0, 64));
+  spec.programs[3].messages.push_back(RecvFrom(2, 2, 5, 0, 64));
+  spec.programs[2].relays = {fb::Relay(sent, 0)};
+  PlanSpec other = spec;
+  other.programs[2].relays = {fb::Relay(sent, 1)};
+  EXPECT_EQ(TextOf(spec, spec), "");
+  EXPECT_EQ(TextOf(spec, other),
+            "schedule\n"
+            "  RELAYS_CHANGED 2 -> 3: relays wait for messages of other "
+            "rounds\n");
+}
+
 TEST(DiffTest, RoundsAndStagingRangesAreSchedule) {
   PlanSpec other = SampleSpec();
   other.programs[0].messages = {SendTo(3, 0, 2, 0, 64),

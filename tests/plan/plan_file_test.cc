@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "plan/dtype.h"
 #include "plan/proof/proof.h"
 #include "tests/plan/plan_spec.h"
@@ -159,7 +160,7 @@ TEST(PlanDoorTest, ANewerMajorIsRefused) {
       Load(Wrap(SampleBody(), {.format_version = 2 << 16 | 3}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "format version 2.3 is newer than this build's 1.4");
+            "format version 2.3 is newer than this build's 1.5");
 }
 
 TEST(PlanDoorTest, ANewerMinorIsRead) {
@@ -292,9 +293,43 @@ TEST(PlanDoorTest, StagedRelaysOfWhichTheHeaderDoesNotTellAreRefused) {
             "know them (bit 4 of required_features)");
 }
 
+TEST(PlanDoorTest, RelaysAreEachSendAndAReceiveBeforeIt) {
+  PlanSpec spec = SampleSpec();
+  const auto sent = static_cast<uint32_t>(spec.programs[2].messages.size());
+  spec.rounds.push_back(fb::Route::kPeer);
+  spec.programs[2].messages.push_back(SendTo(3, 2, 5, 0, 64));
+  spec.programs[2].messages.push_back(SendTo(3, 2, 5, 0, 64));
+  const auto relays = [&](const std::vector<fb::Relay>& given) {
+    spec.programs[2].relays = given;
+    return std::string(Load(BuildPlan(spec)).message());
+  };
+  EXPECT_EQ(relays({fb::Relay(sent, 0), fb::Relay(sent + 1, 1)}), "");
+  EXPECT_EQ(OpenSpec(spec).plan().format_version(), 1 << 16 | 5);
+  EXPECT_EQ(relays({fb::Relay(sent + 1, 1), fb::Relay(sent, 0)}),
+            absl::StrCat("program of rank 2: relay 0 is message ", sent + 1,
+                         " when it should be message ", sent));
+  EXPECT_EQ(relays({fb::Relay(sent, 0)}),
+            absl::StrCat("program of rank 2: message ", sent + 1,
+                         " is sent, and no relay"));
+  EXPECT_EQ(relays({fb::Relay(sent, 0), fb::Relay(sent + 1, 1),
+                    fb::Relay(sent + 2, 1)}),
+            absl::StrCat("program of rank 2: relay 2 is message ", sent + 2,
+                         " when it should be none"));
+  for (const uint32_t fed_by : {sent, sent + 2, ~0u}) {
+    EXPECT_EQ(relays({fb::Relay(sent, fed_by), fb::Relay(sent + 1, 1)}),
+              absl::StrCat("program of rank 2: relay 0: message ", sent,
+                           " is fed by message ", fed_by,
+                           ", which is no receive of an earlier round"));
+  }
+  spec.programs[2].relays.clear();
+  spec.programs[0].relays = {fb::Relay(0, 0)};
+  EXPECT_EQ(Load(BuildPlan(spec)).message(),
+            "program of rank 0: a source rank has relays");
+}
+
 TEST(PlanDoorTest, AMajorThatNeverWasIsRefused) {
   EXPECT_EQ(Load(Wrap(SampleBody(), {.format_version = 7})).message(),
-            "format version 0.7 does not exist; this build reads 1.4");
+            "format version 0.7 does not exist; this build reads 1.5");
 }
 
 TEST(PlanDoorTest, AnUnknownFeatureIsRefused) {

@@ -79,10 +79,14 @@ Offset<fb::RankProgram> BuildProgram(const PlanSpec::Program& program,
   if (!program.scratch_windows.empty()) {
     windows = builder.CreateVectorOfStructs(program.scratch_windows);
   }
+  flatbuffers::Offset<flatbuffers::Vector<const fb::Relay*>> relays = 0;
+  if (!program.relays.empty()) {
+    relays = builder.CreateVectorOfStructs(program.relays);
+  }
   return fb::CreateRankProgram(builder, buffers, messages, program.fills,
                                program.staging_bytes, program.host,
                                program.scratch_buffers, quantizes, windows,
-                               program.scratch_arena_bytes);
+                               program.scratch_arena_bytes, relays);
 }
 
 struct CopyTables {
@@ -261,7 +265,7 @@ PlanSpec SpecOf(const fb::Body& packed) {
                              program->fills, program->staging_bytes,
                              program->host, program->scratch_buffers,
                              program->quantizes, program->scratch_windows,
-                             program->scratch_arena_bytes});
+                             program->scratch_arena_bytes, program->relays});
   }
   for (const fb::Round& round : body.rounds) {
     spec.rounds.push_back(round.route());

@@ -66,6 +66,7 @@ struct PlanSpec {
     std::vector<fb::Quantize> quantizes = {};
     std::vector<fb::ScratchWindow> scratch_windows = {};
     uint64_t scratch_arena_bytes = 0;
+    std::vector<fb::Relay> relays = {};  // empty: not said
   };
   struct Quantization {
     uint32_t of = 0, data = 0, scales = 0;

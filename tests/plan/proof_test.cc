@@ -518,6 +518,45 @@ TEST(ProofTest, ReplicasMayRelayWhatTheyHold) {
   EXPECT_EQ(proof.moved_bytes, 2 * 32);
 }
 
+// Rank 1 is given the halves of w in rounds 0 and 1, and relays one of them in
+// round 2, fed by the message of round `fed_by`.
+PlanSpec FedRelaySpec(uint32_t half, uint32_t fed_by) {
+  PlanSpec spec = RelaySpec();
+  const uint32_t other = 1 - half;
+  spec.programs[0].messages = {SendTo(1, 0, 1, 0, 16),
+                               SendTo(2, 0, 1 + other, 0, 16),
+                               SendTo(1, 1, 2, 0, 16)};
+  spec.programs[1].messages = {RecvFrom(0, 0, 1, 0, 16),
+                               RecvFrom(0, 1, 2, 0, 16),
+                               SendTo(2, 2, 1 + half, 0, 16)};
+  spec.programs[1].relays = {fb::Relay(2, fed_by)};
+  spec.programs[2].messages = {RecvFrom(0, 0, 1 + other, 0, 16),
+                               RecvFrom(1, 2, 1 + half, 0, 16)};
+  return spec;
+}
+
+TEST(ProofTest, ARelayIsFedByTheLastThatBringsItsElementsOrALaterOne) {
+  EXPECT_EQ(ViolationOf(FedRelaySpec(/*half=*/0, /*fed_by=*/0)), "");
+  EXPECT_EQ(ViolationOf(FedRelaySpec(/*half=*/0, /*fed_by=*/1)), "");
+  EXPECT_EQ(ViolationOf(FedRelaySpec(/*half=*/1, /*fed_by=*/1)), "");
+  EXPECT_EQ(ViolationOf(FedRelaySpec(/*half=*/1, /*fed_by=*/0)),
+            "rank 1, round 2, buffer w, index [8]: the copy that begins here "
+            "relays elements that arrive in round 1, but is fed by round 0 "
+            "(invariant 2: right element)");
+}
+
+TEST(ProofTest, ARelayFedByAStagedRoundOfWhatWasStoredIsNamed) {
+  PlanSpec spec = FedRelaySpec(/*half=*/0, /*fed_by=*/1);
+  spec.mechanisms[1] = fb::Mechanism::kStaged;
+  spec.bucket_bytes = spec.staging_bytes = 16;
+  spec.operations_per_round = 1;
+  spec.programs[0].staging_bytes = spec.programs[1].staging_bytes = 16;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 1, round 2, buffer w, index [0]: the copy that begins here "
+            "relays elements that arrive in round 0, but is fed by round 1 "
+            "(invariant 2: right element)");
+}
+
 TEST(ProofTest, ARelayInTheRoundOfTheArrivalIsNamed) {
   PlanSpec spec = RelaySpec();
   SetRound(spec.programs[1].messages[2], 0);
