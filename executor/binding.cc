@@ -1,14 +1,12 @@
 #include "executor/binding.h"
 
 #include <algorithm>
-#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "executor/tensor_box.h"
 
 namespace refit {
 namespace {
@@ -25,18 +23,6 @@ std::string ShapeText(absl::Span<const uint64_t> shape) {
 std::vector<uint64_t> ShapeOf(const fb::Buffer& buffer) {
   if (buffer.shape() == nullptr) return {};
   return {buffer.shape()->begin(), buffer.shape()->end()};
-}
-
-// Of a fragment or region.
-template <typename Piece>
-std::vector<VirtualLoop> LoopsOf(const Piece& piece) {
-  std::vector<VirtualLoop> loops;
-  if (piece.extent() == nullptr) return loops;
-  for (uint32_t d = 0; d < piece.extent()->size(); ++d) {
-    loops.push_back(
-        {.extent = piece.extent()->Get(d), .stride = piece.stride()->Get(d)});
-  }
-  return loops;
 }
 
 struct Expected {
@@ -180,87 +166,6 @@ class Binding {
 };
 
 }  // namespace
-
-TensorTable::TensorTable(const PlanFile& plan, int32_t rank)
-    : body_(plan.body()), program_(*plan.body().programs()->Get(rank)) {
-  begin_.push_back(0);
-  const uint32_t stacks =
-      program_.buffers() == nullptr ? 0 : program_.buffers()->size();
-  for (uint32_t slot = 0; slot < stacks; ++slot) {
-    begin_.push_back(begin_.back() + StackTensors(buffer(slot)));
-  }
-  workers_stacks_ = stacks - program_.scratch_buffers();
-}
-
-const fb::Buffer& TensorTable::buffer(size_t slot) const {
-  return *body_.buffers()->Get(program_.buffers()->Get(slot));
-}
-
-std::string TensorTable::Name(size_t slot, uint64_t ordinal) const {
-  return TensorName(buffer(slot), ordinal);
-}
-
-std::vector<bool> TensorTable::WithPart(bool skipped) const {
-  std::vector<bool> with(size(), false);
-  for (size_t slot = 0; slot < stacks(); ++slot) {
-    const fb::Buffer& stack = buffer(slot);
-    const uint64_t elements = TensorElements(stack);
-    if (elements == 0) continue;
-    const auto mark = [&](const auto& piece) {
-      ForEachTensor(
-          piece.offset(), LoopsOf(piece), elements,
-          [&](uint64_t tensor) { with[begin(slot) + tensor] = true; });
-    };
-    if (stack.regions() != nullptr) {
-      for (const fb::Region* region : *stack.regions()) {
-        if ((region->kind() == fb::RegionKind::kSkip) == skipped) mark(*region);
-      }
-    }
-    if (stack.fragments() == nullptr) continue;
-    for (const fb::Fragment* fragment : *stack.fragments()) {
-      const fb::Param& param = *body_.params()->Get(fragment->param());
-      if ((param.skip() != fb::SkipReason::kUnspecified) == skipped) {
-        mark(*fragment);
-      }
-    }
-  }
-  return with;
-}
-
-std::vector<bool> TensorTable::Skipped() const {
-  std::vector<bool> skipped = WithPart(/*skipped=*/true);
-  // One element that the refit moves or fills makes its tensor needed.
-  const std::vector<bool> needed = WithPart(/*skipped=*/false);
-  for (size_t i = 0; i < skipped.size(); ++i) {
-    skipped[i] = skipped[i] && !needed[i];
-  }
-  return skipped;
-}
-
-std::vector<bool> TensorTable::PartlySkipped() const {
-  std::vector<bool> partly = WithPart(/*skipped=*/true);
-  const std::vector<bool> needed = WithPart(/*skipped=*/false);
-  for (size_t i = 0; i < partly.size(); ++i) partly[i] = partly[i] && needed[i];
-  return partly;
-}
-
-void TensorTable::ForEachPostHook(
-    absl::FunctionRef<void(size_t slot, uint64_t entry, const fb::PostHook&)>
-        visit) const {
-  std::optional<std::vector<bool>> skipped;
-  for (size_t slot = 0; slot < stacks(); ++slot) {
-    const fb::Buffer& stack = buffer(slot);
-    if (stack.post_hooks() == nullptr) continue;
-    if (!skipped.has_value()) skipped = Skipped();
-    for (uint64_t entry = begin(slot); entry < begin(slot + 1); ++entry) {
-      // What no refit writes is as the worker made it.
-      if ((*skipped)[entry]) continue;
-      for (const fb::PostHook* hook : *stack.post_hooks()) {
-        visit(slot, entry, *hook);
-      }
-    }
-  }
-}
 
 absl::StatusOr<std::vector<std::byte*>> BindTensors(
     const TensorTable& table, int32_t rank,

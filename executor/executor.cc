@@ -7,13 +7,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "executor/binding.h"
+#include "executor/copies/round_copies.h"
 #include "executor/direct_ends.h"
 #include "executor/nvtx.h"
 #include "executor/peer_tensors.h"
 #include "executor/post_hooks.h"
 #include "executor/rank_schedule.h"
 #include "executor/refit_enqueuer.h"
-#include "executor/round_copies.h"
 #include "executor/waiting.h"
 #include "plan/scratch_windows.h"
 

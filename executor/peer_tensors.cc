@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "executor/binding.h"
+#include "executor/copies/tensor_table.h"
 #include "executor/payload.h"
 
 namespace refit {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "executor/binding.h"
+#include "executor/copies/tensor_table.h"
 #include "plan/scratch_windows.h"
 #include "refit/host_device.h"
 #include "runner/available_memory.h"

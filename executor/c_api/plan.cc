@@ -4,9 +4,9 @@
 #include <utility>
 #include <vector>
 
-#include "executor/binding.h"
 #include "executor/c_api/objects.h"
 #include "executor/c_api/status.h"
+#include "executor/copies/tensor_table.h"
 
 namespace refit {
 

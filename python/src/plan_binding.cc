@@ -22,7 +22,7 @@
 #include "compiler/job/job.h"
 #include "compiler/job/text_file.h"
 #include "compiler/plan_of_job.h"
-#include "executor/binding.h"
+#include "executor/copies/tensor_table.h"
 #include "executor/post_hooks.h"
 #include "plan/diff/diff.h"
 #include "plan/dtype.h"

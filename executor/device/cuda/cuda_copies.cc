@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "executor/device/copy_loops.h"
+#include "executor/copies/copy_batches.h"
 #include "executor/device/cuda/cuda_status.h"
 
 namespace refit {

@@ -1,13 +1,12 @@
 // The copies of a rank's rounds, once the addresses of all tensors are known.
-#ifndef REFIT_EXECUTOR_ROUND_COPIES_H_
-#define REFIT_EXECUTOR_ROUND_COPIES_H_
+#ifndef REFIT_EXECUTOR_COPIES_ROUND_COPIES_H_
+#define REFIT_EXECUTOR_COPIES_ROUND_COPIES_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "executor/binding.h"
 #include "executor/peer_tensors.h"
 #include "executor/rank_schedule.h"
 #include "plan/plan_file.h"
@@ -33,4 +32,4 @@ absl::StatusOr<RoundCopies> BuildRoundCopies(
 
 }  // namespace refit
 
-#endif  // REFIT_EXECUTOR_ROUND_COPIES_H_
+#endif  // REFIT_EXECUTOR_COPIES_ROUND_COPIES_H_

@@ -1,11 +1,11 @@
-#include "executor/round_copies.h"
+#include "executor/copies/round_copies.h"
 
 #include <algorithm>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "executor/copy_boxes.h"
-#include "executor/direct_copies.h"
-#include "executor/quantize_boxes.h"
+#include "executor/copies/copy_batches.h"
+#include "executor/copies/tensor_box.h"
 
 namespace refit {
 namespace {
@@ -57,30 +57,13 @@ class RoundCopiesBuilder {
     return MessageAt(schedule_.parts()[work.operations_begin + i].message);
   }
 
-  CopyPlace PlaceOf(const fb::Copy& copy, const TensorBox& box) const {
-    const DType dtype = BufferOf(body_, program_, copy).dtype();
-    return {.entry = tensors_.begin(copy.buffer_slot()) + box.first_tensor,
-            .byte_offset = box.first_element * DTypeBytes(dtype),
-            .dtype = dtype};
-  }
-
   void AddFills() {
     CopyBatch& batch = result_.batches[RankSchedule::kFillBatch];
     batch.kind = CopyKind::kZero;
     const fb::CopyList& list = *body_.copy_lists()->Get(program_.fills());
     for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
       const fb::Copy& copy = *body_.copies()->Get(c);
-      const TensorBox box = BoxOf(body_, program_, copy);
-      const CopyPlace to = PlaceOf(copy, box);
-      StridedCopy& fill = batch.copies.emplace_back();
-      fill.to = to;
-      fill.loops_begin = static_cast<uint32_t>(batch.loops.size());
-      fill.loops_count = static_cast<uint32_t>(box.loops.size());
-      for (const BoxLoop& loop : box.loops) {
-        CopyLoop& zeroed = batch.loops.emplace_back();
-        zeroed.extent = loop.extent;
-        zeroed.to = StepOf(loop, DTypeBytes(to.dtype));
-      }
+      AppendZero(BoxOf(body_, tensors_, copy), batch);
     }
   }
 
@@ -99,7 +82,6 @@ class RoundCopiesBuilder {
   // A box of a tensor that lies in one piece in a message.
   struct StagedBox {
     TensorBox box;
-    CopyPlace tensor;
     uint64_t begin_byte = 0;  // from the start of the part
     DType wire_dtype = DType::kUnspecified;
   };
@@ -112,7 +94,7 @@ class RoundCopiesBuilder {
       const absl::StatusOr<std::vector<StagedBox>> boxes = BoxesOf(
           MessageAt(part.message), part.begin_byte, operation.size_bytes);
       if (!boxes.ok()) return boxes.status();
-      operation.data = PlaceInTensor(*boxes, operation.size_bytes);
+      operation.data = DataInTensor(*boxes, operation.size_bytes);
       if (operation.data != nullptr) continue;
       operation.data = staging_ + part.staging_offset;
       const bool send = operation.kind == fb::MessageKind::kSend;
@@ -133,14 +115,12 @@ class RoundCopiesBuilder {
     const fb::CopyList& list = *body_.copy_lists()->Get(message.copies());
     for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
       const fb::Copy& copy = *body_.copies()->Get(c);
-      const TensorBox box = BoxOf(body_, program_, copy);
+      const TensorBox box = BoxOf(body_, tensors_, copy);
       const uint64_t element_bytes = DTypeBytes(copy.wire_dtype());
-      uint64_t elements = 1;
-      for (const BoxLoop& loop : box.loops) elements *= loop.extent;
       const uint64_t copy_begin = copy.staging_offset();
       const uint64_t begin = std::max(begin_byte, copy_begin);
       const uint64_t end =
-          std::min(end_byte, copy_begin + elements * element_bytes);
+          std::min(end_byte, copy_begin + box.Elements() * element_bytes);
       if (begin >= end) continue;
       if ((begin - copy_begin) % element_bytes != 0 ||
           (end - copy_begin) % element_bytes != 0) {
@@ -154,62 +134,39 @@ class RoundCopiesBuilder {
                   (end - copy_begin) / element_bytes,
                   [&](const TensorBox& part) {
                     boxes.push_back({.box = part,
-                                     .tensor = PlaceOf(copy, part),
                                      .begin_byte = at_byte,
                                      .wire_dtype = copy.wire_dtype()});
-                    uint64_t bytes = element_bytes;
-                    for (const BoxLoop& loop : part.loops) {
-                      bytes *= loop.extent;
-                    }
-                    at_byte += bytes;
+                    at_byte += part.Elements() * element_bytes;
                   });
     }
     return boxes;
   }
 
-  // Where the bytes lie in a tensor itself; null when they are more than one
+  // Where the bytes are in a tensor itself; null when they are more than one
   // run, or are cast.
-  std::byte* PlaceInTensor(absl::Span<const StagedBox> boxes,
-                           uint64_t size_bytes) const {
+  std::byte* DataInTensor(absl::Span<const StagedBox> boxes,
+                          uint64_t size_bytes) const {
     if (boxes.size() != 1) return nullptr;
-    const auto& [box, place, begin_byte, wire_dtype] = boxes.front();
-    if (wire_dtype != place.dtype || begin_byte != 0) return nullptr;
-    uint64_t elements = 1;
-    for (size_t l = box.loops.size(); l-- > 0;) {
-      const BoxLoop& loop = box.loops[l];
-      if (loop.tensor_step != 0 || loop.element_step != elements) {
-        return nullptr;
-      }
-      elements *= loop.extent;
+    const auto& [box, begin_byte, wire_dtype] = boxes.front();
+    if (wire_dtype != box.first.dtype || begin_byte != 0 || !box.IsOneRun() ||
+        box.Elements() * box.ElementBytes() != size_bytes) {
+      return nullptr;
     }
-    if (elements * DTypeBytes(place.dtype) != size_bytes) return nullptr;
-    return result_.table[place.entry] + place.byte_offset;
+    return result_.table[box.first.entry] + box.first.byte_offset;
   }
 
   void AddStagedCopies(absl::Span<const StagedBox> boxes,
                        uint64_t staging_offset, bool send,
                        CopyBatch& batch) const {
-    for (const auto& [box, tensor, begin_byte, wire_dtype] : boxes) {
-      const CopyPlace staging = {.entry = staging_entry_,
-                                 .byte_offset = staging_offset + begin_byte,
-                                 .dtype = wire_dtype};
-      const auto loops_begin = static_cast<uint32_t>(batch.loops.size());
-      batch.copies.push_back(
-          {.from = send ? tensor : staging,
-           .to = send ? staging : tensor,
-           .loops_begin = loops_begin,
-           .loops_count = static_cast<uint32_t>(box.loops.size())});
-      batch.loops.resize(batch.loops.size() + box.loops.size());
-      uint64_t staged_bytes = DTypeBytes(wire_dtype);
-      for (size_t l = box.loops.size(); l-- > 0;) {
-        const BoxLoop& loop = box.loops[l];
-        const CopyStep in_tensor = StepOf(loop, DTypeBytes(tensor.dtype));
-        const CopyStep in_staging = {.bytes = staged_bytes};
-        batch.loops[loops_begin + l] = {.extent = loop.extent,
-                                        .from = send ? in_tensor : in_staging,
-                                        .to = send ? in_staging : in_tensor};
-        staged_bytes *= loop.extent;
-      }
+    for (const auto& [box, begin_byte, wire_dtype] : boxes) {
+      const TensorBox staged =
+          RunOf({.entry = staging_entry_,
+                 .byte_offset = staging_offset + begin_byte,
+                 .dtype = wire_dtype},
+                box.Elements());
+      // A run joins with any box of its size.
+      (void)AppendCopy(send ? box : staged, send ? staged : box, /*lane=*/0,
+                       batch);
     }
   }
 
@@ -245,18 +202,61 @@ class RoundCopiesBuilder {
           receiver, " is not what that receives; refit-verify tells more"));
     }
     const TensorTable their_tensors(plan_, peer);
-    const MessageEnd here = {
-        .program = program_, .tensors = tensors_, .message = message};
-    const MessageEnd other = {.program = there,
-                              .tensors = their_tensors,
-                              .table_begin = peer_begin_.at(peer),
+    const MessageEnd here = {.tensors = tensors_, .message = message};
+    const MessageEnd other = {.tensors = their_tensors,
+                              .first_entry = peer_begin_.at(peer),
                               .message = *partner};
     // Ranks start with different peers, so that none is everyone's first.
     const int32_t world_size = plan_.world_size();
     const auto lane =
         static_cast<uint32_t>((peer - rank_ + world_size) % world_size);
-    return AppendDirectCopies(body_, push ? here : other, push ? other : here,
-                              lane, result_.batches[*work.move_batch]);
+    return AddDirectCopies(push ? here : other, push ? other : here, lane,
+                           result_.batches[*work.move_batch]);
+  }
+
+  // One end of a message: the rank's tensors and where they begin in the table
+  // of addresses.
+  struct MessageEnd {
+    const TensorTable& tensors;
+    uint64_t first_entry = 0;
+    const fb::Message& message;
+  };
+
+  // What moves the elements of a direct message: every copy of the receiver,
+  // joined with the sender's copy of the same bytes. Error: kUnimplemented,
+  // copies whose bytes or loops do not fit together; refit-verify refuses such
+  // a plan.
+  absl::Status AddDirectCopies(const MessageEnd& send, const MessageEnd& recv,
+                               uint32_t lane, CopyBatch& batch) const {
+    const fb::CopyList& packs = *body_.copy_lists()->Get(send.message.copies());
+    const fb::CopyList& unpacks =
+        *body_.copy_lists()->Get(recv.message.copies());
+    absl::flat_hash_map<uint64_t, const fb::Copy*> pack_at;
+    for (uint32_t i = 0; i < packs.count(); ++i) {
+      const fb::Copy* pack = body_.copies()->Get(packs.begin() + i);
+      pack_at[pack->staging_offset()] = pack;
+    }
+    for (uint32_t i = 0; i < unpacks.count(); ++i) {
+      const fb::Copy& unpack = *body_.copies()->Get(unpacks.begin() + i);
+      const auto found = pack_at.find(unpack.staging_offset());
+      if (found != pack_at.end() &&
+          found->second->wire_dtype() == unpack.wire_dtype()) {
+        const TensorBox from =
+            BoxOf(body_, send.tensors, *found->second, send.first_entry);
+        const TensorBox to =
+            BoxOf(body_, recv.tensors, unpack, recv.first_entry);
+        if ((from.first.dtype == to.first.dtype ||
+             IsSupportedCast(from.first.dtype, to.first.dtype)) &&
+            AppendCopy(from, to, lane, batch)) {
+          continue;
+        }
+      }
+      return absl::UnimplementedError(absl::StrCat(
+          "round ", recv.message.round(), ": a direct copy to rank ",
+          send.message.peer(),
+          " is not one copy of the sender; refit-verify tells more"));
+    }
+    return absl::OkStatus();
   }
 
   // The message of `there` that meets message `i` of `work`: both ends count
