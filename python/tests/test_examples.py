@@ -89,36 +89,6 @@ def trainers(world):
     return executors
 
 
-def test_an_sglang_custom_loader_hears_messages(world, monkeypatch):
-    torch = pytest.importorskip("torch")
-    import sglang_loader
-
-    models = [Model({name: torch.from_numpy(array) for name, array in model.held.items()}) for model in world.models]
-    ranks = {id(model): rank for rank, model in enumerate(models)}
-    here = threading.local()
-    monkeypatch.setattr(sglang_loader, "tensor_parallel_rank_and_size", lambda: (here.rank, 2))
-
-    def load(model, **fields):
-        here.rank = ranks[id(model)]
-        sglang_loader.load(model, sglang_loader.message(**fields))
-
-    init = dict(op="init", plan=world.path, unique_id=world.id.hex())
-    *_, executors = together(*[lambda m=m: load(m, **init) for m in models], lambda: trainers(world))
-    together(*[lambda m=m: load(m, op="update") for m in models], *[executor.run for executor in executors])
-    check(world)  # torch.from_numpy shares the arrays
-    for model in models:  # as a worker that slept: in other memory
-        model.held = {name: torch.zeros_like(weight) for name, weight in model.held.items()}
-    together(*[lambda m=m: load(m, op="bind") for m in models],
-             *[lambda e=e, rank=rank: e.bind(world.sources[rank]) for rank, e in enumerate(executors)])
-    together(*[lambda m=m: load(m, op="update") for m in models], *[executor.run for executor in executors])
-    for model, held in zip(world.models, models):
-        model.held = {name: weight.numpy() for name, weight in held.held.items()}
-    check(world)
-    with pytest.raises(ValueError, match="wanted init, bind, update or close"):
-        load(models[0], op="upgrade")
-    together(*[lambda m=m: load(m, op="close") for m in models], *[executor.close for executor in executors])
-
-
 def test_a_sender_and_receiver_pair_moves_a_step(world):
     from sender_receiver import RefitTransferStrategy
 

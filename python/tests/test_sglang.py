@@ -1,0 +1,310 @@
+"""What refit.sglang does by itself. tests/engines/sglang.sh tests it inside a real SGLang."""
+import concurrent.futures
+import http.server
+import itertools
+import json
+import sys
+import threading
+import types
+
+import numpy as np
+import pytest
+
+import refit
+import refit.sglang
+from refit.sglang import Place
+
+CONFIG = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+          "head_dim": 16, "intermediate_size": 64, "vocab_size": 64, "tie_word_embeddings": False, "torch_dtype": "float32"}
+
+
+def test_every_scheduler_of_every_engine_has_a_rank_of_its_own():
+    plan = refit.compile({"model": CONFIG, "source": {"layout": "fsdp"},
+                          "destination": {"layout": "sglang", "tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2,
+                                          "replicas": 2}})
+    ranks = [refit.sglang.rank_in_plan(plan, Place(tensor, 2, stage, 2, data, 2), engine)
+             for engine, data, stage, tensor in itertools.product(range(2), repeat=4)]
+    assert ranks == list(range(plan.source_ranks, plan.source_ranks + 16))
+
+
+def test_a_rank_of_the_plan_holds_the_layers_of_its_stage():
+    plan = refit.compile({"model": CONFIG, "source": {"layout": "fsdp"},
+                          "destination": {"layout": "sglang", "tensor_parallel": 2, "pipeline_parallel": 2}})
+    for stage, tensor in itertools.product(range(2), repeat=2):
+        names = plan.tensors(refit.sglang.rank_in_plan(plan, Place(tensor, 2, stage, 2)))
+        assert ("model.embed_tokens.weight" in names, "model.norm.weight" in names) == (stage == 0, stage == 1)
+
+
+def test_a_mesh_that_the_plan_does_not_have_is_refused(tiny_job):
+    plan = refit.compile(tiny_job)
+    with pytest.raises(refit.InvalidArgument, match="the plan has 2 destination ranks; engine 1 of tensor_parallel 2, "
+                                                    "pipeline_parallel 1, data_parallel 1 is its ranks 2 to 3"):
+        refit.sglang.rank_in_plan(plan, Place(0, 2), engine=1)
+    with pytest.raises(refit.InvalidArgument, match="engine 0 of tensor_parallel 1, pipeline_parallel 4"):
+        refit.sglang.rank_in_plan(plan, Place(pipeline_parallel=4))
+
+
+FACTS = {"sglang": "0.5.23", "tensor_parallel": 2, "pipeline_parallel": 1, "data_parallel": 1, "dp_attention": 2,
+         "expert_parallel": 2, "dp_lm_head": True, "dtype": "bfloat16", "quantization": None, "moe_backends": ["triton"],
+         "swiglu_interleaved": False, "expert_location": "trivial", "expert_rebalancing": False}
+
+
+@pytest.mark.parametrize("facts, requirements, refusal", [
+    ({}, {}, ""),
+    ({"moe_backends": ["deep_gemm"]}, {"moe_backend": "triton"}, ""),
+    ({"moe_backends": ["flashinfer_trtllm"]}, {}, "reorders w13_weight and w2_weight after loading as no plan does: start SGLang "
+                                                  "with --moe-runner-backend triton"),
+    ({"moe_backends": ["triton_kernel"]}, {"moe_backend": "triton"}, 'put "moe_backend": "triton_kernel" into the job'),
+    ({"swiglu_interleaved": True}, {}, "start SGLang with SGLANG_OPT_FUSE_SWIGLU_INTERLEAVED=0"),
+    ({"expert_rebalancing": True}, {"expert_placement": "linear"}, "start SGLang without --enable-eplb"),
+    ({"expert_rebalancing": True}, {}, ""),
+    ({"expert_location": "map.json"}, {"expert_placement": "linear"}, "--init-expert-location map.json"),
+    ({"expert_location": "map.json"}, {"expert_placement": "table"}, ""),
+])
+def test_what_shapes_do_not_show_is_refused_with_a_way_out(facts, requirements, refusal):
+    found = refit.sglang.refusal_of({**FACTS, **facts}, requirements)
+    assert refusal in found and bool(found) == bool(refusal), found
+
+
+def test_a_worker_names_the_destination_of_its_job():
+    assert refit.sglang._job_side(FACTS) == (
+        'this worker is "destination": {"layout": "sglang", "version": "0.5.23", "tensor_parallel": 2, "dp_attention": 2, '
+        '"expert_parallel": 2, "dp_lm_head": true}, dtype bfloat16')
+
+
+def test_hooks_that_this_sglang_does_not_have_say_so():
+    model = types.SimpleNamespace(named_modules=lambda: [("gate", types.SimpleNamespace())])
+    hooks = refit.sglang.hooks_of(model)
+    with pytest.raises(LookupError, match='put the "version" of this SGLang into the job'):
+        hooks["drop-router-copy"]("gate.weight", None)
+    gate = types.SimpleNamespace(_weight_fp32=1)
+    refit.sglang.hooks_of(types.SimpleNamespace(named_modules=lambda: [("gate", gate)]))["drop-router-copy"]("gate.weight", None)
+    assert gate._weight_fp32 is None
+
+
+# An engine without SGLang: its schedulers are Workers, one after the other as SGLang's pipeline stages are.
+
+
+class Engine:
+    """Every rank's Worker; requests reach stage after stage, and what a stage answers first is the reply."""
+
+    def __init__(self, plan, stages, tensor_parallel, monkeypatch):
+        monkeypatch.setitem(sys.modules, "sglang", types.SimpleNamespace(__version__="0.5.23"))
+        self.plan = plan
+        self.fabric = refit.LocalFabric(plan.world_size)
+        executor = refit.Executor
+        monkeypatch.setattr(refit.sglang, "Executor",
+                            lambda plan, rank, device, rendezvous: executor(plan, rank, fabric=self.fabric))
+        monkeypatch.setattr(refit.sglang, "from_unique_id", lambda *_: None)
+        self.tensors = []
+        self.workers = []
+        ranks = stages * tensor_parallel
+        gathered, barrier = [None] * ranks, threading.Barrier(ranks)
+        for place in range(ranks):
+            stage, tensor = divmod(place, tensor_parallel)
+            arrays = {name: np.zeros(info.shape, info.dtype.replace("fp", "float"))
+                      for name, info in plan.tensors(plan.source_ranks + place).items()}
+            self.tensors.append(arrays)
+            parallel = types.SimpleNamespace(tp_rank=tensor, tp_size=tensor_parallel, pp_rank=stage, pp_size=stages,
+                                             dp_rank=None, dp_size=1, attn_dp_size=1, moe_ep_size=1, enable_dp_lm_head=False)
+            model = types.SimpleNamespace(named_parameters=arrays.items, named_buffers=dict().items, named_modules=lambda: [])
+            runner = types.SimpleNamespace(model=model, device="cpu", gpu_id=0,
+                                           model_config=types.SimpleNamespace(dtype="torch.float32", quantization=None))
+
+            def gather(reply, timeout, place=place):
+                gathered[place] = reply
+                barrier.wait(timeout)
+                replies = list(gathered)
+                barrier.wait(timeout)
+                return replies
+
+            self.workers.append(refit.sglang.Worker(runner, parallel, gather))
+        self.stages = [self.workers[i * tensor_parallel:(i + 1) * tensor_parallel] for i in range(stages)]
+        self.pool = concurrent.futures.ThreadPoolExecutor(ranks)
+
+    def request(self, **fields):
+        """Each stage gets it when the one before is done with it, as in SGLang's event_loop_pp."""
+        first = None
+        for stage in self.stages:
+            replies = list(self.pool.map(lambda worker: worker.handle(fields), stage))
+            first = replies[0] if first is None else first
+        return first
+
+    def ask(self, **fields):
+        replies = self.request(**fields)
+        return self.request(op="wait") if replies is None else replies
+
+
+@pytest.fixture
+def plan_file(tmp_path):
+    def make(**side):
+        refit.compile({"model": CONFIG, "source": {"layout": "fsdp"}, "destination": {"layout": "sglang", **side}}).save(
+            tmp_path / "plan.refit")
+        return tmp_path / "plan.refit"
+    return make
+
+
+@pytest.mark.parametrize("stages, tensor_parallel", [(1, 2), (2, 1), (2, 2)])
+def test_stages_that_are_asked_one_after_the_other_refit_together(plan_file, monkeypatch, stages, tensor_parallel):
+    path = plan_file(pipeline_parallel=stages, tensor_parallel=tensor_parallel)
+    plan = refit.Plan.load(path)
+    engine = Engine(plan, stages, tensor_parallel, monkeypatch)
+    random = np.random.default_rng(1)
+    weights = {name: random.standard_normal(info.shape, np.float32) for name, info in plan.tensors(0).items()}
+    trainer = refit.Executor(plan, 0, fabric=engine.fabric)
+    with concurrent.futures.ThreadPoolExecutor(1) as trainers:
+        bound = trainers.submit(trainer.bind, weights, timeout=20)
+        replies = engine.ask(op="init", plan=str(path), meeting="00", timeout=20)
+        bound.result()
+        assert [(reply["rank"], reply["state"], reply["error"]) for reply in replies] == [
+            (1 + place, "bound", "") for place in range(stages * tensor_parallel)]
+        ran = trainers.submit(trainer.run, timeout=20)
+        replies = engine.ask(op="update", version="7", timeout=20)
+        ran.result()
+    assert [(reply["refits"], reply["version"], reply["error"]) for reply in replies] == [
+        (1, "7", "")] * stages * tensor_parallel
+    for tensors in engine.tensors:
+        assert all(np.any(tensor) for tensor in tensors.values())
+    np.testing.assert_array_equal(
+        np.concatenate([tensors["model.embed_tokens.weight"] for tensors in engine.tensors[:tensor_parallel]]),
+        weights["model.embed_tokens.weight"])
+    facts = engine.ask(op="facts")[0]["facts"]
+    assert (facts["tensor_parallel"], facts["pipeline_parallel"]) == (tensor_parallel, stages)
+    assert {reply["state"] for reply in engine.ask(op="close")} == {"closed"}
+
+
+def test_a_worker_that_is_refused_is_named_and_the_trainer_hears_of_it(plan_file, monkeypatch):
+    path = plan_file(tensor_parallel=2)
+    plan = refit.Plan.load(path)
+    engine = Engine(plan, 1, 2, monkeypatch)
+    del engine.tensors[1]["model.norm.weight"]
+    trainer = refit.Executor(plan, 0, fabric=engine.fabric)
+    weights = {name: np.zeros(info.shape, np.float32) for name, info in plan.tensors(0).items()}
+    with concurrent.futures.ThreadPoolExecutor(1) as trainers:
+        bound = trainers.submit(trainer.bind, weights, timeout=20)
+        replies = engine.ask(op="init", plan=str(path), meeting="00", timeout=20)
+        assert isinstance(bound.exception(), refit.Error)
+    assert "model.norm.weight" in replies[1]["error"]
+    assert 'this worker is "destination": {"layout": "sglang"' in replies[1]["error"]
+    assert replies[0]["error"].startswith("Aborted")
+    with pytest.raises(refit.sglang.WorkerError, match="2 of 2 workers failed"):
+        refit.sglang.check(replies)
+    assert engine.ask(op="update", timeout=20)[0]["error"] == "FailedPrecondition: init was not called, or failed"
+    assert "wanted init, bind, update, facts, close or wait" in engine.ask(op="upgrade")[0]["error"]
+
+
+# The driver's side.
+
+
+class Client:
+    """An engine's side of a request, without an engine."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.calls = []
+
+    async def update_weights(self, payload, version, flush_cache):
+        self.calls.append((json.loads(payload), version, flush_cache))
+        return self.answers.pop(0)
+
+    async def pause(self, mode):
+        self.calls.append(mode)
+
+    async def resume(self):
+        self.calls.append("resume")
+
+
+def answer(replies, error=""):
+    return not error, json.dumps({"replies": replies, "error": error})
+
+
+REPLY = {"rank": 1, "state": "bound", "refits": 1, "version": "7", "error": ""}
+
+
+def update(client, monkeypatch, **options):
+    monkeypatch.setattr(refit.sglang, "_client", lambda engine: client)
+    return refit.sglang.update("http://nowhere", **options)
+
+
+def test_an_update_pauses_passes_the_version_on_and_resumes(monkeypatch):
+    client = Client((True, json.dumps({"replies": [REPLY], "error": ""}) + " | {} Weight version updated to 7."))
+    assert update(client, monkeypatch, version="7", timeout=5) == [REPLY]
+    assert client.calls == ["retract", ({"op": "update", "updates": True, "version": "7", "timeout": 5}, "7", True), "resume"]
+    client = Client(answer([REPLY]))
+    update(client, monkeypatch, pause=None, flush_cache=False)
+    assert [call[2] for call in client.calls] == [False]
+    client = Client(answer([REPLY]))
+    update(client, monkeypatch, pause="abort", resume=False)
+    assert [client.calls[0], len(client.calls)] == ["abort", 2]
+
+
+def test_stages_are_waited_for_by_a_second_request(monkeypatch):
+    client = Client(answer(None), answer([REPLY]))
+    assert update(client, monkeypatch, version="7") == [REPLY]
+    assert [(call[0]["op"], call[0]["updates"], call[1]) for call in client.calls[1:3]] == [("update", True, "7"),
+                                                                                           ("wait", True, "7")]
+
+
+def test_an_engine_whose_refit_failed_stays_paused(monkeypatch):
+    client = Client((False, json.dumps({"replies": [{**REPLY, "state": "torn", "error": "Aborted: rank 0 is gone"}], "error": ""})))
+    with pytest.raises(refit.sglang.WorkerError, match=r"worker 0 \(torn\): Aborted: rank 0 is gone"):
+        update(client, monkeypatch)
+    assert client.calls[-1] != "resume"
+    client = Client(answer([REPLY], "the cache was not flushed"))
+    with pytest.raises(refit.sglang.WorkerError, match="the cache was not flushed"):
+        update(client, monkeypatch)
+    assert client.calls[-1] != "resume"
+
+
+def test_an_engine_that_does_not_know_the_request_says_what_is_missing(monkeypatch):
+    client = Client((False, "update_weights_from_tensor must run between begin_weight_update() and end_weight_update()"))
+    with pytest.raises(refit.sglang.WorkerError, match="refit has to be installed in SGLang's environment"):
+        update(client, monkeypatch)
+
+
+def test_a_server_is_asked_by_http():
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            seen.append((self.path, self.headers["Authorization"], json.loads(body)))
+            status, text = {"/update_weights_from_tensor": (400, json.dumps(
+                {"success": False, "message": json.dumps({"replies": [{**REPLY, "error": "BindError: no"}], "error": ""})})),
+                "/pause_generation": (200, '{"status": "ok"}')}.get(self.path, (404, "not here"))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_):
+            pass
+
+    seen = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(refit.sglang.WorkerError, match="BindError: no"):
+            refit.sglang.update(refit.sglang.Server(url + "/", "key"), version="7")
+        with pytest.raises(refit.sglang.WorkerError, match="continue_generation: .*404.*not here"):
+            import asyncio
+            asyncio.run(refit.sglang.Server(url).resume())
+        server.shutdown()
+    assert [path for path, _, _ in seen] == ["/pause_generation", "/update_weights_from_tensor", "/continue_generation"]
+    assert [key for _, key, _ in seen] == ["Bearer key", "Bearer key", None]
+    body = seen[1][2]
+    assert (body["load_format"], body["flush_cache"], body["weight_version"]) == ("refit", True, "7")
+
+
+def test_other_load_formats_are_sglangs_own():
+    request = types.SimpleNamespace(load_format="flattened_bucket")
+    assert refit.sglang._update_weights_from_tensor(lambda manager, asked: (manager, asked), "manager", request) == (
+        "manager", request)
+
+
+def test_without_sglang_registering_does_nothing():
+    refit.sglang.register()
+    assert not refit.sglang._registered
+
+
+def test_scales_of_the_cache_are_left_alone():
+    tensors = {"model.layers.0.self_attn.attn.k_scale": 1, "model.layers.0.self_attn.k_proj.weight_scale_inv": 2}
+    model = types.SimpleNamespace(named_parameters=tensors.items, named_buffers=dict().items)
+    assert list(refit.sglang.tensors_of(model)[0]) == ["model.layers.0.self_attn.k_proj.weight_scale_inv"]

@@ -1,0 +1,269 @@
+"""A real SGLang on the CPU takes refits over UCX from a trainer in another process: every tensor, and every generated token,
+must equal a fresh engine's.
+
+    python sglang_cpu.py [--case NAME …]        (sglang.sh makes the environment that this needs)
+
+Of each case one engine loads checkpoint B, and another loads checkpoint A and is refitted. Engine, schedulers and trainer are
+processes of their own. Then a refit fails by its deadline: one error has those of all ranks, and the engine stays paused. All
+bind anew, and the next refits must be equal again. SGLang has no kernels on this machine (sglang_site): it computes by torch.
+"""
+import argparse
+import json
+import multiprocessing
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+TIMEOUT_SECONDS = 120
+HIDDEN = {"vocab_size": 512, "hidden_size": 128, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "num_hidden_layers": 2,
+          "tie_word_embeddings": False, "dtype": "bfloat16", "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
+          "num_attention_heads": 4, "intermediate_size": 256, "rope_theta": 10000.0, "hidden_act": "silu"}
+FAMILIES = {
+    "dense": {**HIDDEN, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 2, "head_dim": 32},
+    "latent": {**HIDDEN, "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": 4,
+               "moe_intermediate_size": 64, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 2,
+               "topk_group": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True,
+               "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "moe_layer_freq": 1, "q_lora_rank": 48,
+               "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32},
+}  # fmt: skip
+# Family, sizes, and whether SGLang can generate with it here: its latent attention has no way around kernels.
+CASES = {
+    "dense tp1": ("dense", {}, True),
+    "dense tp2": ("dense", {"tensor_parallel": 2}, True),
+    "dense pp2": ("dense", {"pipeline_parallel": 2}, True),
+    "latent tp2": ("latent", {"tensor_parallel": 2}, False),
+}
+PROMPTS = [[5, 17, 101, 44, 9], [300, 2, 77, 480], [11, 12, 13, 14, 15, 16, 17]]
+
+
+def plan_of(family, sizes):
+    import refit
+
+    return refit.compile({"model": FAMILIES[family], "source": {"layout": "fsdp"},
+                          "destination": {"layout": "sglang", **sizes}})
+
+
+def weights_of(plan, seed):
+    """A whole checkpoint, by its names; norms near 1, all else small."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
+    weights = {}
+    for name, info in plan.tensors(0).items():
+        values = torch.randn(info.shape, generator=generator)
+        scaled = 1 + values / 8 if "norm" in name and name.endswith("weight") else values / 8
+        weights[name] = scaled.to(dtypes[info.dtype]).contiguous()
+    return weights
+
+
+def write_checkpoint(directory, family, plan, seed):
+    from safetensors.torch import save_file
+
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(FAMILIES[family]))
+    save_file(weights_of(plan, seed), directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def engine_of(checkpoint, sizes):
+    import sglang
+
+    # Else SGLang wants a NUMA node for each rank.
+    os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(
+        str(place % os.cpu_count()) for place in range(ranks_of(sizes)))
+    return sglang.Engine(
+        model_path=str(checkpoint), device="cpu", attention_backend="torch_native", skip_tokenizer_init=True,
+        disable_cuda_graph=True, max_total_tokens=1024, context_length=64, max_running_requests=4, random_seed=0,
+        log_level="error", mem_fraction_static=0.1, tp_size=sizes.get("tensor_parallel", 1),
+        pp_size=sizes.get("pipeline_parallel", 1))
+
+
+def tokens_of(engine):
+    greedy = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
+    return [engine.generate(input_ids=prompt, sampling_params=greedy)["output_ids"] for prompt in PROMPTS]
+
+
+def states_of(engine, ranks):
+    """Of each scheduler the tensors of its model, by their names: sglang_worker.py saves them whenever it tells its facts."""
+    import torch
+
+    import refit.sglang
+
+    facts = [reply["facts"] for reply in refit.sglang.facts(engine)]
+    assert len(facts) == ranks, facts
+    return [torch.load(one["state"]) for one in facts]
+
+
+def same_bits(a, b):
+    import torch
+
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.reshape(-1).view(torch.uint8),
+                                                                     b.reshape(-1).view(torch.uint8))
+
+
+def fresh(arguments, family, sizes, generates):
+    import torch
+
+    engine = engine_of(arguments.work / "b", sizes)
+    torch.save({"states": states_of(engine, ranks_of(sizes)), "tokens": tokens_of(engine) if generates else None},
+               arguments.work / "fresh.pt")
+    engine.shutdown()
+
+
+def ranks_of(sizes):
+    return sizes.get("tensor_parallel", 1) * sizes.get("pipeline_parallel", 1)
+
+
+def serve_trainer(plan, pipe):
+    """The plan's only source: does what it is told, and answers each with its state and what failed."""
+    import refit
+
+    tensors = weights_of(plan, 1)
+    unique_id = refit.rendezvous.unique_id()
+    pipe.send(unique_id)
+    with refit.Executor(plan, 0, rendezvous=refit.rendezvous.from_unique_id(unique_id, 0, plan.world_size)) as executor:
+        for command, argument in iter(pipe.recv, None):
+            try:
+                if command == "run":
+                    for name, tensor in weights_of(plan, argument).items():
+                        tensors[name].copy_(tensor)
+                    executor.run(timeout=TIMEOUT_SECONDS)
+                elif command == "connect":
+                    executor.connect(TIMEOUT_SECONDS).bind(tensors, timeout=TIMEOUT_SECONDS)
+                else:
+                    executor.bind(tensors, timeout=TIMEOUT_SECONDS)
+                pipe.send((executor.state, ""))
+            except refit.Error as error:
+                pipe.send((executor.state, str(error)))
+
+
+class Trainer:
+    def __init__(self, plan):
+        processes = multiprocessing.get_context("spawn")
+        self._pipe, theirs = processes.Pipe()
+        self._process = processes.Process(target=serve_trainer, args=(plan, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.unique_id = self._pipe.recv()
+
+    def tell(self, command, argument=None):
+        self._pipe.send((command, argument))
+
+    def answer(self):
+        return self._pipe.recv()
+
+    def close(self):
+        self._pipe.send(None)
+        self._process.join()
+        assert self._process.exitcode == 0, self._process.exitcode
+
+
+def refit_to(engine, trainer, seed, refits, ranks):
+    import refit.sglang
+
+    version = f"step-{refits}"
+    trainer.tell("run", seed)
+    replies = refit.sglang.update(engine, version=version, timeout=TIMEOUT_SECONDS)
+    assert trainer.answer() == ("bound", "")
+    assert [(reply["rank"], reply["state"], reply["refits"], reply["version"]) for reply in replies] == \
+        [(1 + place, "bound", refits, version) for place in range(ranks)], replies
+    assert engine.tokenizer_manager.config_value("weight_version") == version
+
+
+def fail_and_bind_anew(engine, trainer, ranks):
+    """The trainer comes too late: all ranks' errors arrive at once."""
+    import refit.sglang
+
+    try:
+        refit.sglang.update(engine, version="never", timeout=2)
+    except refit.sglang.WorkerError as error:
+        replies = error.replies
+    else:
+        raise AssertionError("a refit without its trainer succeeded")
+    assert [(reply["rank"], reply["state"], reply["version"]) for reply in replies] == \
+        [(1 + place, "torn", "step-2") for place in range(ranks)], replies
+    assert all("rank 0" in reply["error"] for reply in replies), replies
+    assert engine.tokenizer_manager.is_pause
+    trainer.tell("run", 3)
+    state, error = trainer.answer()
+    assert state == "torn", (state, error)
+    trainer.tell("connect")
+    replies = refit.sglang.bind(engine, timeout=TIMEOUT_SECONDS)
+    assert trainer.answer() == ("torn", "")
+    assert [reply["state"] for reply in replies] == ["torn"] * ranks, replies
+
+
+def refitted(arguments, family, sizes, generates):
+    import torch
+
+    import refit.sglang
+
+    ranks = ranks_of(sizes)
+    plan = plan_of(family, sizes)
+    plan.save(arguments.work / "plan.refit")
+    trainer = Trainer(plan)
+    engine = engine_of(arguments.work / "a", sizes)
+    before = tokens_of(engine) if generates else None
+    wanted = torch.load(arguments.work / "fresh.pt")
+
+    def check():
+        states = states_of(engine, ranks)
+        assert len(wanted["states"]) == ranks
+        for rank, (state, fresh_state) in enumerate(zip(states, wanted["states"])):
+            assert set(state) == set(fresh_state), set(state) ^ set(fresh_state)
+            different = [name for name, tensor in state.items() if not same_bits(tensor, fresh_state[name])]
+            assert not different, f"worker {rank}: {len(different)} of {len(state)} tensors differ: {different[:5]}"
+        told = f"{sum(map(len, states))} tensors"
+        if generates:
+            tokens = tokens_of(engine)
+            assert tokens == wanted["tokens"], (tokens, wanted["tokens"])
+            assert tokens != before
+            told += f" and {sum(map(len, tokens))} tokens"
+        return f"{told} equal a fresh engine's"
+
+    trainer.tell("bind")
+    refit.sglang.init(engine, str(arguments.work / "plan.refit"), trainer.unique_id, timeout=TIMEOUT_SECONDS)
+    assert trainer.answer() == ("bound", "")
+    refit_to(engine, trainer, 3, 1, ranks)  # another model first, then B
+    refit_to(engine, trainer, 2, 2, ranks)
+    first = check()
+    fail_and_bind_anew(engine, trainer, ranks)
+    refit_to(engine, trainer, 3, 3, ranks)
+    refit_to(engine, trainer, 2, 4, ranks)
+    check()
+    refit.sglang.close(engine)
+    trainer.close()
+    engine.shutdown()
+    print(f"{arguments.case}: {first}, again after a refit that failed", flush=True)
+
+
+def run(cases):
+    for case in cases:
+        family, sizes, _ = CASES[case]
+        with tempfile.TemporaryDirectory(prefix="refit-sglang-") as scratch:
+            work = pathlib.Path(scratch)
+            plan = plan_of(family, {})
+            write_checkpoint(work / "a", family, plan, 1)
+            write_checkpoint(work / "b", family, plan, 2)
+            for role in ("fresh", "refitted"):
+                state = work / role
+                state.mkdir()
+                done = subprocess.run([sys.executable, __file__, "--role", role, "--work", str(work), "--case", case],
+                                      env={**os.environ, "REFIT_TEST_STATE": str(state)})
+                if done.returncode != 0:
+                    sys.exit(f"{case}, {role}: failed")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--role", choices=("fresh", "refitted"), help=argparse.SUPPRESS)
+    parser.add_argument("--work", type=pathlib.Path, help=argparse.SUPPRESS)
+    parsed = parser.parse_args()
+    if parsed.role is None:
+        run(parsed.case)
+    else:
+        (parsed.case,) = parsed.case
+        {"fresh": fresh, "refitted": refitted}[parsed.role](parsed, *CASES[parsed.case])
