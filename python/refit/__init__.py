@@ -8,7 +8,7 @@
 
 docs/python.md is the guide.
 """
-from refit import rendezvous, tensors
+from refit import dtensors, rendezvous, tensors
 from refit._core import LocalFabric, cuda_built, cuda_device_count
 from refit._core import version as __version__
 from refit.check import Beyond, Mismatch, Report, check

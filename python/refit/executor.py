@@ -6,7 +6,7 @@ import threading
 import weakref
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
-from refit import _core
+from refit import _core, dtensors
 from refit.errors import Aborted, BindError, Error, InvalidArgument, NotFound, Unavailable, Unimplemented
 from refit.plan import Plan, PostHook
 from refit.rendezvous import Rendezvous, from_unique_id
@@ -83,6 +83,7 @@ class Executor:
         wanted = self.plan.tensors(self.rank) if buffers else {}
         named = [(name, buffer) for name, buffer in (buffers or {}).items() if name in wanted]
         skipped = self.plan.skipped(self.rank)
+        misplaced = dtensors.problems(self.plan, self.rank, {**tensors, **dict(named)})
         for name, tensor in [*tensors.items(), *named]:
             if name in skipped:
                 continue
@@ -90,6 +91,8 @@ class Executor:
             # An array interface does not say which GPU: the device finds out.
             if not seen.problem and seen.device not in (self.device, self.device.split(":")[0]):
                 seen = seen._replace(address=0, problem=f"is on {seen.device}; wanted {self.device}")
+            if not seen.problem and name in misplaced:
+                seen = seen._replace(address=0, problem=misplaced[name])
             bound[name] = tensor
             names.append(name)
             views.append(seen)

@@ -63,6 +63,15 @@ def local_size(size: int, cuts: Sequence[tuple[Placement, int, int]]) -> int:
     return size
 
 
+def local_indices(size: int, cuts: Sequence[tuple[Placement, int, int]]) -> list[int]:
+    """Which indices of a dimension of `size` are left after `cuts`, in the order in which the rank holds them."""
+    held: Sequence[int] = range(size)
+    for placement, parts, coordinate in cuts:
+        pieces = parts * (placement.split_factor or 1)
+        held = [held[i] for piece in range(coordinate, pieces, parts) for i in _chunk(len(held), pieces, piece)]
+    return list(held)
+
+
 def coordinates(shape: Sequence[int], index: int) -> list[int]:
     """Of the rank at `index` of a mesh, whose last axis is fastest."""
     found = []

@@ -84,8 +84,16 @@ def _torch_view(tensor: Any) -> View:
     elif str(getattr(tensor, "layout", "torch.strided")) != "torch.strided":
         problem = f"has layout {tensor.layout}; wanted a dense tensor"
     elif not tensor.is_contiguous():
-        problem = f"is not contiguous: shape {list(tensor.shape)}, strides {list(tensor.stride())}"
-    return View(0 if problem else tensor.data_ptr(), tensor.numel() * tensor.element_size(), dtype or "",
+        wanted = [math.prod(tensor.shape[dim + 1:]) for dim in range(len(tensor.shape))]
+        problem = f"is not contiguous: shape {list(tensor.shape)}, strides {list(tensor.stride())}; wanted strides {wanted}"
+    address = 0
+    try:
+        address = 0 if problem else tensor.data_ptr()
+    except RuntimeError:  # of a FakeTensor
+        pass
+    if address == 0 and tensor.numel() > 0 and not problem:
+        problem = f"is a {type(tensor).__name__}, which has no memory of its own; wanted the tensors that it is made of"
+    return View(address, tensor.numel() * tensor.element_size(), dtype or "",
                 tuple(tensor.shape), str(tensor.device), problem)
 
 

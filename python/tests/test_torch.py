@@ -149,7 +149,103 @@ def test_a_view_that_is_not_contiguous_is_refused():
                                      refit.describe({"a": torch.zeros(4, 3)}, "destination", rank=0)))
     with pytest.raises(refit.BindError) as raised:
         refit.run_local(plan, [{"a": torch.zeros(4, 3)}, {"a": torch.zeros(3, 4).t()}])
-    assert raised.value.problems == ['"a" is not contiguous: shape [4, 3], strides [1, 4]']
+    assert raised.value.problems == ['"a" is not contiguous: shape [4, 3], strides [1, 4]; wanted strides [3, 1]']
+    with pytest.raises(refit.BindError) as raised:
+        refit.run_local(plan, [{"a": torch.zeros(4, 3)}, {"a": torch.zeros(1, 3).expand(4, 3)}])
+    assert raised.value.problems == ['"a" is not contiguous: shape [4, 3], strides [0, 1]; wanted strides [3, 1]']
+
+
+class WithoutMemory(torch.Tensor):
+    """As quantizing tensors are: others hold its elements."""
+
+    @staticmethod
+    def __new__(cls, shape):
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError(function)
+
+
+def test_a_tensor_without_memory_of_its_own_is_refused():
+    plan = refit.compile(refit.merge(refit.describe({"a": torch.zeros(4, 3)}, "source", rank=0),
+                                     refit.describe({"a": torch.zeros(4, 3)}, "destination", rank=0)))
+    with pytest.raises(refit.BindError) as raised:
+        refit.run_local(plan, [{"a": torch.zeros(4, 3)}, {"a": WithoutMemory((4, 3))}])
+    assert raised.value.problems == ['"a" is a WithoutMemory, which has no memory of its own; wanted the tensors that it is made of']
+
+
+def placed_plan(placements, rows=4):
+    with as_rank(0, 4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        held = distribute_tensor(torch.zeros(rows, 4), mesh, placements, src_data_rank=None)
+        description = refit.describe({"w": held}, "destination")
+    descriptions = [{**description, "rank": rank} for rank in range(4)]
+    for rank, said in enumerate(descriptions):  # the shapes of the other ranks
+        with as_rank(rank, 4):
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+            local = distribute_tensor(torch.zeros(rows, 4), mesh, placements, src_data_rank=None).to_local()
+        said["tensors"] = [{**said["tensors"][0], "local_shape": list(local.shape)}]
+    return refit.compile(refit.merge(refit.describe({"w": torch.zeros(rows, 4)}, "source", rank=0), descriptions))
+
+
+@pytest.mark.parametrize("placements", [[Shard(0), Replicate()], [Replicate(), Shard(1)], [Shard(0), Shard(0)],
+                                        [Shard(1), Shard(0)], [Replicate(), Replicate()]])
+@pytest.mark.parametrize("rows", [4, 5, 7])
+def test_dtensors_that_hold_what_the_plan_says_bind(placements, rows):
+    plan = placed_plan(placements, rows)
+    for rank in range(4):
+        with as_rank(rank, 4):
+            mesh = init_device_mesh("cpu", (2, 2))
+            held = distribute_tensor(torch.zeros(rows, 4), mesh, placements, src_data_rank=None)
+            assert refit.dtensors.problems(plan, 1 + rank, {"w": held}) == {}
+
+
+def test_a_dtensor_of_the_right_shape_that_holds_other_rows_is_refused():
+    from torch.distributed.device_mesh import DeviceMesh
+
+    plan = placed_plan([Shard(0), Replicate()])
+    with as_rank(1, 4):
+        mesh = init_device_mesh("cpu", (2, 2))
+        other_axis = distribute_tensor(torch.zeros(4, 4), mesh, [Replicate(), Shard(0)], src_data_rank=None)
+        assert list(other_axis.to_local().shape) == list(plan.tensors(2)["w"].shape)
+        tensors = [{"w": torch.zeros(4, 4)}] + [{"w": torch.zeros(2, 4)} for _ in range(4)]
+        tensors[2] = {"w": other_axis}
+        with pytest.raises(refit.BindError) as raised:
+            refit.run_local(plan, tensors)
+        assert raised.value.problems == ['"w" holds 2..3 of dimension 0 of "w", by R, S(0) at [0, 1] of mesh [2, 2]; wanted 0..1']
+
+        reversed_ranks = DeviceMesh("cpu", [[3, 2], [1, 0]])
+        held = distribute_tensor(torch.zeros(4, 4), reversed_ranks, [Shard(0), Replicate()], src_data_rank=None)
+        assert refit.dtensors.problems(plan, 2, {"w": held}) == {
+            "w": 'holds 2..3 of dimension 0 of "w", by S(0), R at [1, 0] of mesh [2, 2]; wanted 0..1'}
+        assert refit.dtensors.problems(plan, 4, {"w": held}) == {}
+
+
+def test_a_dtensor_of_interleaved_rows_is_refused_where_the_plan_has_a_run():
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    plan = placed_plan([Shard(0), Shard(0)], rows=8)  # rank 1 holds rows 2 and 3
+    with as_rank(1, 4):
+        mesh = init_device_mesh("cpu", (2, 2))
+        from torch.distributed.tensor import DTensor
+        held = DTensor.from_local(torch.zeros(2, 4), mesh, [_StridedShard(0, split_factor=2), Shard(0)], run_check=False,
+                                  shape=torch.Size((8, 4)), stride=(4, 1))
+        (problem,) = refit.dtensors.problems(plan, 2, {"w": held}).values()
+        assert problem.startswith('holds 4..5 of dimension 0 of "w", by ') and problem.endswith("; wanted 2..3")
+
+
+def test_partial_sums_and_ranks_outside_of_the_mesh_cannot_be_bound():
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Partial
+
+    plan = placed_plan([Replicate(), Replicate()])
+    with as_rank(1, 4):
+        partial = DTensor.from_local(torch.zeros(4, 4), init_device_mesh("cpu", (4,)), [Partial()], run_check=False)
+        assert refit.dtensors.problems(plan, 2, {"w": partial}) == {
+            "w": "is placed P(sum): its local part is no part of a parameter; wanted Replicate, Shard or _StridedShard"}
+        outside = DTensor.from_local(torch.zeros(4, 4), DeviceMesh("cpu", [2, 3]), [Replicate()], run_check=False)
+        assert refit.dtensors.problems(plan, 2, {"w": outside}) == {"w": "is on a mesh that this rank is not in"}
 
 
 def test_local_shards_of_a_tp_plan_are_described_by_its_styles():
