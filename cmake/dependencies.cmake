@@ -5,6 +5,9 @@ find_path(FLATBUFFERS_INCLUDE_DIR flatbuffers/flatbuffers.h)
 find_program(FLATC flatc)
 find_path(RAPIDJSON_INCLUDE_DIR rapidjson/document.h)
 find_path(XXHASH_INCLUDE_DIR xxhash.h)
+# LLVM's containers (llvm/ADT), as headers alone: nothing links LLVM.
+file(GLOB llvm_folders /usr/lib/llvm-*/include)
+find_path(LLVM_ADT_INCLUDE_DIR llvm/ADT/EquivalenceClasses.h HINTS ${llvm_folders})
 if(REFIT_BUILD_EXECUTOR)
   find_path(SODIUM_INCLUDE_DIR sodium.h)
   find_library(SODIUM_LIBRARY sodium)
@@ -13,7 +16,8 @@ endif()
 set(refit_missing)
 foreach(need
     "absl_FOUND:libabsl-dev" "FLATBUFFERS_INCLUDE_DIR:libflatbuffers-dev" "FLATC:flatbuffers-compiler"
-    "RAPIDJSON_INCLUDE_DIR:rapidjson-dev" "XXHASH_INCLUDE_DIR:libxxhash-dev" "SODIUM_LIBRARY:libsodium-dev")
+    "RAPIDJSON_INCLUDE_DIR:rapidjson-dev" "XXHASH_INCLUDE_DIR:libxxhash-dev" "LLVM_ADT_INCLUDE_DIR:llvm-14-dev"
+    "SODIUM_LIBRARY:libsodium-dev")
   if(need MATCHES SODIUM AND NOT REFIT_BUILD_EXECUTOR)
     continue()
   endif()

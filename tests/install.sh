@@ -3,7 +3,7 @@
 # what is missing. Needs root or sudo for that; nothing else here does.
 set -euo pipefail
 
-packages=(g++ cmake ninja-build pkg-config python3 python3-numpy python3-dev python3-venv libabsl-dev libflatbuffers-dev
+packages=(g++ cmake ninja-build pkg-config python3 python3-numpy python3-dev python3-venv libabsl-dev llvm-14-dev libflatbuffers-dev
   flatbuffers-compiler rapidjson-dev libxxhash-dev libsodium-dev libgtest-dev libucx-dev
   iproute2)
 missing=()

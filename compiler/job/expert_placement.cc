@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_format.h"
 #include "compiler/job/side.h"
+#include "llvm/ADT/STLExtras.h"
 #include "plan/nearest_word.h"
 
 namespace refit {
@@ -30,7 +31,7 @@ ExpertPlacement::Kind ReadKind(const ValueReader& values,
   if (name == nullptr || *name == "linear") {
     return ExpertPlacement::Kind::kLinear;
   }
-  if (std::find(names.begin(), names.end(), *name) != names.end()) {
+  if (llvm::is_contained(names, *name)) {
     return ExpertPlacement::Kind::kRoundRobin;
   }
   const std::string nearest = NearestWord(*name, names);

@@ -12,6 +12,7 @@
 #include "absl/strings/str_replace.h"
 #include "compiler/job/placement.h"
 #include "compiler/job/side.h"
+#include "llvm/ADT/STLExtras.h"
 #include "plan/nearest_word.h"
 
 namespace refit {
@@ -224,10 +225,7 @@ class GenericReader {
     if (name == nullptr) return;
     mesh = *name;
     // Without any mesh that has been reported already.
-    if (mesh_names_.empty() || std::find(mesh_names_.begin(), mesh_names_.end(),
-                                         *name) != mesh_names_.end()) {
-      return;
-    }
+    if (mesh_names_.empty() || llvm::is_contained(mesh_names_, *name)) return;
     const std::string nearest = NearestWord(*name, mesh_names_);
     values_.Error(
         value, nearest.empty()

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "llvm/ADT/STLExtras.h"
 #include "plan/nearest_word.h"
 
 namespace refit {
@@ -37,10 +38,6 @@ const int64_t* IntegerIn(const JsonValue& value, IntegerRange range) {
 const std::string* StringIn(const JsonValue& value) {
   const std::string* string = value.AsString();
   return string == nullptr || string->empty() ? nullptr : string;
-}
-
-bool IsOneOf(std::string_view word, const std::vector<std::string_view>& all) {
-  return std::find(all.begin(), all.end(), word) != all.end();
 }
 
 // The key that frameworks' flags shorten: "tp" and "tp_size" are
@@ -207,7 +204,7 @@ ObjectReader::ObjectReader(const ValueReader& values, const JsonValue& value,
     : values_(values), value_(value), path_(std::move(path)) {}
 
 const JsonValue* ObjectReader::Find(std::string_view key) {
-  if (!IsOneOf(key, known_)) known_.push_back(key);
+  if (!llvm::is_contained(known_, key)) known_.push_back(key);
   return Peek(key);
 }
 
@@ -280,7 +277,9 @@ void ObjectReader::Refuse(std::string_view key, std::string message) {
 void ObjectReader::RejectOtherKeys() const {
   int64_t unknown = 0;
   for (const JsonMember& member : members()) {
-    if (IsOneOf(member.key, known_) || IsOneOf(member.key, refused_)) continue;
+    if (llvm::is_contained(known_, member.key) ||
+        llvm::is_contained(refused_, member.key))
+      continue;
     // An object of nothing but unknown keys is no job: do not go on for long.
     if (++unknown > kUnknownKeysMax) return;
     std::string nearest(KeyOfInitials(member.key, known_));

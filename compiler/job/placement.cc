@@ -9,6 +9,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
+#include "llvm/ADT/STLExtras.h"
 
 namespace refit {
 namespace {
@@ -60,7 +61,7 @@ bool IsKey(const Call::Argument& argument, std::string_view key,
 
 std::optional<Placement> PlacementOf(const Call& call) {
   const auto named = [&](std::initializer_list<std::string_view> names) {
-    return std::find(names.begin(), names.end(), call.name) != names.end();
+    return llvm::is_contained(names, call.name);
   };
   const std::vector<Call::Argument>& arguments = call.arguments;
   if (named({"Replicate", "R"}) && arguments.empty()) return Placement{};

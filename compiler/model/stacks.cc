@@ -14,6 +14,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "compiler/job/json.h"
+#include "llvm/ADT/MapVector.h"
+#include "llvm/ADT/STLExtras.h"
 
 namespace refit {
 namespace {
@@ -58,13 +60,14 @@ std::pair<std::string, Numbers> TakeNumbers(std::string_view name) {
   return {std::move(pattern), std::move(numbers)};
 }
 
-// Parameters that could be one stack.
-struct Group {
-  std::string pattern;
-  Dims shape;
-  DType dtype = DType::kUnspecified;
-  std::vector<std::pair<Numbers, size_t>> members;  // with position in the list
-};
+// Parameters that could be one stack have the same pattern, shape and dtype.
+using Alike = std::tuple<std::string, Dims, DType>;
+// Numbers of their names, with their position in the list.
+using Members = std::vector<std::pair<Numbers, size_t>>;
+// In order of their first member.
+using Groups =
+    llvm::MapVector<Alike, Members, absl::flat_hash_map<Alike, unsigned>,
+                    std::vector<std::pair<Alike, Members>>>;
 
 // The part of a group that is a full product of numbers.
 struct Block {
@@ -72,38 +75,28 @@ struct Block {
   std::vector<IndexDim> index;
 };
 
-std::vector<Group> GroupByPattern(const std::vector<NamedTensor>& tensors) {
-  std::vector<Group> groups;
-  absl::flat_hash_map<std::tuple<std::string, Dims, DType>, size_t> group_of;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const NamedTensor& tensor = tensors[i];
-    auto [pattern, numbers] = TakeNumbers(tensor.name);
-    const auto [found, is_new] = group_of.try_emplace(
-        std::tuple(pattern, tensor.shape, tensor.dtype), groups.size());
-    if (is_new) {
-      groups.push_back({.pattern = std::move(pattern),
-                        .shape = tensor.shape,
-                        .dtype = tensor.dtype,
-                        .members = {}});
-    }
-    groups[found->second].members.emplace_back(std::move(numbers), i);
+Groups GroupByPattern(const std::vector<NamedTensor>& tensors) {
+  Groups groups;
+  for (const auto& tensor : llvm::enumerate(tensors)) {
+    auto [pattern, numbers] = TakeNumbers(tensor.value().name);
+    groups[{std::move(pattern), tensor.value().shape, tensor.value().dtype}]
+        .emplace_back(std::move(numbers), tensor.index());
   }
   return groups;
 }
 
 // One block for each distinct set of second numbers, which all first numbers
 // with that set share.
-std::vector<Block> CutIntoProducts(const Group& group) {
-  const size_t dims = group.members.front().first.size();
-  if (dims == 0)
-    return {{.first_position = group.members[0].second, .index = {}}};
+std::vector<Block> CutIntoProducts(const Members& members) {
+  const size_t dims = members.front().first.size();
+  if (dims == 0) return {{.first_position = members[0].second, .index = {}}};
 
   struct Row {
     std::set<int32_t> seconds;
     size_t first_position = std::numeric_limits<size_t>::max();
   };
   std::map<int32_t, Row> rows;
-  for (const auto& [numbers, position] : group.members) {
+  for (const auto& [numbers, position] : members) {
     Row& row = rows[numbers[0]];
     if (dims > 1) row.seconds.insert(numbers[1]);
     row.first_position = std::min(row.first_position, position);
@@ -125,11 +118,12 @@ std::vector<Block> CutIntoProducts(const Group& group) {
   return result;
 }
 
-Param ParamOf(const Group& group, Block block) {
-  Param param = {.name = group.pattern,
+Param ParamOf(const Alike& alike, Block block) {
+  const auto& [pattern, shape, dtype] = alike;
+  Param param = {.name = pattern,
                  .index = std::move(block.index),
-                 .shape = group.shape,
-                 .dtype = group.dtype};
+                 .shape = shape,
+                 .dtype = dtype};
   // A stack of one is a parameter like any other.
   Numbers only;
   for (const IndexDim& dim : param.index) {
@@ -174,10 +168,10 @@ bool CheckNames(const std::vector<NamedTensor>& tensors,
 
 std::vector<Param> FoldStacks(const std::vector<NamedTensor>& tensors) {
   std::vector<std::pair<size_t, Param>> by_position;
-  for (const Group& group : GroupByPattern(tensors)) {
-    for (Block& block : CutIntoProducts(group)) {
+  for (const auto& [alike, members] : GroupByPattern(tensors)) {
+    for (Block& block : CutIntoProducts(members)) {
       const size_t position = block.first_position;
-      by_position.emplace_back(position, ParamOf(group, std::move(block)));
+      by_position.emplace_back(position, ParamOf(alike, std::move(block)));
     }
   }
   std::sort(by_position.begin(), by_position.end(),

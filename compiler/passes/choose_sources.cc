@@ -1,12 +1,12 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <tuple>
 
 #include "absl/container/flat_hash_map.h"
 #include "compiler/passes/passes.h"
+#include "llvm/ADT/EquivalenceClasses.h"
 
 namespace refit {
 namespace {
@@ -40,26 +40,6 @@ struct Choice {
   // Which of the chooser's sets; choices one after the other often share one.
   // At least two senders, ascending, of the nearest route.
   size_t candidates = 0;
-};
-
-// Senders that can take load from each other, directly or through others.
-class Neighbourhoods {
- public:
-  explicit Neighbourhoods(size_t ranks) : parent_(ranks) {
-    std::iota(parent_.begin(), parent_.end(), 0);
-  }
-
-  size_t Of(Rank rank) {
-    size_t at = IndexOf(rank);
-    while (parent_[at] != at) at = parent_[at] = parent_[parent_[at]];
-    return at;
-  }
-  void Join(absl::Span<const Rank> ranks) {
-    for (Rank rank : ranks) parent_[Of(rank)] = Of(ranks.front());
-  }
-
- private:
-  std::vector<size_t> parent_;
 };
 
 class Chooser {
@@ -175,37 +155,32 @@ Rank Chooser::Pick(const Choice& choice) const {
 void Chooser::MeasureImbalance(Route route, absl::Span<const Choice> choices,
                                const std::vector<int64_t>& fixed_loads) {
   const std::vector<int64_t>& loads = LoadsOf(route);
-  Neighbourhoods neighbourhoods(loads.size());
-  std::vector<bool> has_choice(loads.size(), false);
+  // Senders that can take load from each other, directly or through others.
+  llvm::EquivalenceClasses<size_t> classes;
   std::vector<bool> seen(candidates_.size(), false);
   for (const Choice& choice : choices) {
     if (choice.route != route || seen[choice.candidates]) continue;
     seen[choice.candidates] = true;
     const std::vector<Rank>& candidates = candidates_[choice.candidates];
-    neighbourhoods.Join(candidates);
-    for (Rank candidate : candidates) has_choice[IndexOf(candidate)] = true;
+    for (Rank candidate : candidates) {
+      classes.unionSets(IndexOf(candidates.front()), IndexOf(candidate));
+    }
   }
-
-  struct Sum {
-    int64_t load = 0;
-    int64_t count = 0;
-  };
-  std::vector<Sum> sums(loads.size());
-  for (size_t rank = 0; rank < loads.size(); ++rank) {
-    if (!has_choice[rank]) continue;
-    Sum& sum = sums[neighbourhoods.Of(Rank{static_cast<int32_t>(rank)})];
-    sum.load += loads[rank];
-    ++sum.count;
-  }
-  for (size_t rank = 0; rank < loads.size(); ++rank) {
-    if (!has_choice[rank] || loads[rank] == 0) continue;
-    const Sum& sum = sums[neighbourhoods.Of(Rank{static_cast<int32_t>(rank)})];
+  for (auto found = classes.begin(); found != classes.end(); ++found) {
+    if (!found->isLeader()) continue;
+    const std::vector<size_t> ranks(classes.member_begin(found),
+                                    classes.member_end());
+    int64_t sum = 0;
+    for (size_t rank : ranks) sum += loads[rank];
     const double mean =
-        static_cast<double>(sum.load) / static_cast<double>(sum.count);
-    const double reachable =
-        std::max(mean, static_cast<double>(fixed_loads[rank]));
-    imbalance_ =
-        std::max(imbalance_, static_cast<double>(loads[rank]) / reachable);
+        static_cast<double>(sum) / static_cast<double>(ranks.size());
+    for (size_t rank : ranks) {
+      if (loads[rank] == 0) continue;
+      const double reachable =
+          std::max(mean, static_cast<double>(fixed_loads[rank]));
+      imbalance_ =
+          std::max(imbalance_, static_cast<double>(loads[rank]) / reachable);
+    }
   }
 }
 

@@ -60,6 +60,9 @@ def main():
                 found = re.match(r'#include "([^"]+/[^"]+)"', line)
                 if not found or found[1].startswith(("absl/", "flatbuffers/", "rapidjson/")):
                     continue
+                # Workers link the executor: LLVM's headers are the compiler's alone, and no header of ours has them.
+                if found[1].startswith("llvm/ADT/") and here.startswith("compiler/") and source.suffix == ".cc":
+                    continue
                 there = folder(found[1], MAY_INCLUDE)
                 if there != here and there not in MAY_INCLUDE[here]:
                     print(f"{source.relative_to(root)}:{number}: error: {here} must not include {found[1]}")

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "llvm/ADT/STLExtras.h"
 
 namespace refit {
 
@@ -65,10 +66,7 @@ void SizeChecks::HasExperts(bool asked, const Place& place,
 }
 
 void SizeChecks::Report(const Place& place, std::string message) {
-  if (std::find(reported_.begin(), reported_.end(), message) !=
-      reported_.end()) {
-    return;
-  }
+  if (llvm::is_contained(reported_, message)) return;
   context_.diagnostics.Error(place, message);
   reported_.push_back(std::move(message));
 }
