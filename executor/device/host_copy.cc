@@ -125,7 +125,7 @@ void CopyElements(std::byte* to, const std::byte* from, const HostRows& rows) {
   }
 }
 
-HostRowsFunction ElementFunction(uint64_t element_bytes) {
+HostRowsFunction ElementCopyFunction(uint64_t element_bytes) {
   switch (element_bytes) {
     case 1:
       return CopyElements<1>;
@@ -149,7 +149,7 @@ void CastRuns(std::byte* to, const std::byte* from, const HostRows& rows) {
 
 // Runs of one element that cast: gathered, cast and scattered in blocks, so
 // that the cast itself works on contiguous elements.
-void CastElements(std::byte* to, const std::byte* from, const HostRows& rows) {
+void CastScattered(std::byte* to, const std::byte* from, const HostRows& rows) {
   std::array<std::byte, kCastBlockElements * 4> gathered;
   std::array<std::byte, kCastBlockElements * 4> cast;
   HostRows gather = rows;
@@ -159,19 +159,19 @@ void CastElements(std::byte* to, const std::byte* from, const HostRows& rows) {
   for (uint64_t done = 0; done < rows.rows; done += gather.rows) {
     gather.rows = std::min<uint64_t>(kCastBlockElements, rows.rows - done);
     scatter.rows = gather.rows;
-    ElementFunction(rows.from.element_bytes)(
+    ElementCopyFunction(rows.from.element_bytes)(
         gathered.data(), from + done * rows.from.stride_bytes, gather);
     rows.cast(cast.data(), gathered.data(), gather.rows);
-    ElementFunction(rows.to.element_bytes)(to + done * rows.to.stride_bytes,
-                                           cast.data(), scatter);
+    ElementCopyFunction(rows.to.element_bytes)(to + done * rows.to.stride_bytes,
+                                               cast.data(), scatter);
   }
 }
 
 HostRowsFunction ChooseFunction(CopyKind kind, const HostRows& rows) {
   if (kind == CopyKind::kZero) return ZeroRuns;
   const bool elements = rows.run_elements == 1 && rows.rows > 1;
-  if (rows.cast != nullptr) return elements ? CastElements : CastRuns;
-  if (elements) return ElementFunction(rows.to.element_bytes);
+  if (rows.cast != nullptr) return elements ? CastScattered : CastRuns;
+  if (elements) return ElementCopyFunction(rows.to.element_bytes);
 #ifdef __SSE2__
   if (rows.to.run_bytes >= kStreamedRunBytes) return StreamRuns;
 #endif

@@ -23,7 +23,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kRetryTimeMin{10};
 constexpr milliseconds kRetryTimeMax{500};
-constexpr size_t kReceiveBytes = size_t{64} << 10;
+constexpr size_t kReadBytes = size_t{64} << 10;
 
 }  // namespace
 
@@ -57,7 +57,7 @@ absl::Status SendAll(const Socket& socket, std::string_view bytes,
 }
 
 absl::StatusOr<Frame> ReceiveFrame(Link& link, Clock::time_point limit) {
-  char bytes[kReceiveBytes];
+  char bytes[kReadBytes];
   while (true) {
     absl::StatusOr<std::optional<Frame>> frame = link.reader.Next();
     if (!frame.ok()) return absl::UnavailableError(frame.status().message());

@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "executor/device/host_identity.h"
 #include "executor/transport/enqueued_rounds.h"
 #include "executor/transport/gathered_structs.h"
 #include "executor/transport/handshake.h"
+#include "executor/transport/last_words.h"
 #include "executor/transport/nccl_api.h"
 #include "executor/transport/nccl_communicator.h"
 #include "executor/transport/nccl_connector.h"
@@ -23,27 +23,12 @@
 namespace refit {
 namespace {
 
-// A rank that is done waits for the others for so long after the deadline: the
-// word of one that hangs, which says where, is on its way then.
-constexpr std::chrono::milliseconds kLastWords(250);
-
 // How long kernels have to end after an abort, before graphs that hold them are
 // dropped all the same; and how often that is looked at.
 constexpr std::chrono::seconds kStopTime(2);
 constexpr std::chrono::milliseconds kStopPause(5);
 
 Deadline Now() { return std::chrono::steady_clock::now(); }
-
-Deadline Later(Deadline deadline, std::chrono::milliseconds by) {
-  return deadline > Deadline::max() - by ? Deadline::max() : deadline + by;
-}
-
-// `status`, with where it happened if it does not say so itself.
-absl::Status InPlace(const absl::Status& status, const std::string& place) {
-  if (absl::StartsWith(status.message(), place)) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat(place, ": ", status.message()));
-}
 
 // A thread that aborts a communicator when it is told to. Made while nothing
 // has failed: who aborts may be unable to make threads.

@@ -7,32 +7,19 @@
 #include <set>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "executor/transport/gathered_structs.h"
 #include "executor/transport/handshake.h"
+#include "executor/transport/last_words.h"
 #include "executor/transport/ucx_api.h"
 #include "executor/transport/ucx_worker.h"
 
 namespace refit {
 namespace {
 
-// A rank that is done waits for the others for so long after the deadline: the
-// word of one that hangs, which says where, is on its way then.
-constexpr std::chrono::milliseconds kLastWords(250);
-
 // An error of UCX is mostly a trace of what befell a peer. The control plane
 // knows that better, and has so much time to tell.
 constexpr std::chrono::milliseconds kOthersWord(1000);
-
-Deadline Later(Deadline deadline, std::chrono::milliseconds by) {
-  return deadline > Deadline::max() - by ? Deadline::max() : deadline + by;
-}
-
-absl::Status InPlace(const absl::Status& status, const std::string& place) {
-  return absl::Status(status.code(),
-                      absl::StrCat(place, ": ", status.message()));
-}
 
 }  // namespace
 

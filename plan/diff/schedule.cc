@@ -12,7 +12,6 @@
 namespace refit {
 namespace {
 
-constexpr DifferenceClass kSchedule = DifferenceClass::kSchedule;
 // More ways than these in which arenas change are summed up.
 constexpr size_t kStagingChangesListed = 4;
 
@@ -47,7 +46,7 @@ void CompareStaging(const PlanFile& a, const PlanFile& b, int32_t common_ranks,
       side.ranks += 1;
       ranks_by_change[{bytes_a, bytes_b}].push_back(rank);
     } else if (moved_staging.count(rank) > 0) {
-      report.AddRank(kSchedule, "STAGING_CHANGED", rank,
+      report.AddRank(DifferenceClass::kSchedule, "STAGING_CHANGED", rank,
                      "messages elsewhere in an arena of the same size");
     }
   }
@@ -55,7 +54,7 @@ void CompareStaging(const PlanFile& a, const PlanFile& b, int32_t common_ranks,
     for (const auto& [bytes, ranks] : ranks_by_change) {
       for (const int32_t rank : ranks) {
         report.AddRank(
-            kSchedule, "STAGING_CHANGED", rank,
+            DifferenceClass::kSchedule, "STAGING_CHANGED", rank,
             absl::StrCat(bytes.first, " -> ", bytes.second, " bytes"));
       }
     }
@@ -63,7 +62,7 @@ void CompareStaging(const PlanFile& a, const PlanFile& b, int32_t common_ranks,
   }
   for (const auto& [side, change] : sides) {
     if (change.ranks == 0) continue;
-    report.Add(kSchedule, "STAGING_CHANGED",
+    report.Add(DifferenceClass::kSchedule, "STAGING_CHANGED",
                absl::StrCat(change.ranks, " ", EnumText(side),
                             " ranks have other sizes, largest ", change.peak_a,
                             " -> ", change.peak_b, " bytes"));
@@ -74,7 +73,8 @@ void CompareLimits(const fb::Body& a, const fb::Body& b, DiffReport& report) {
   const auto add = [&](const char* rule, const char* what, uint64_t from,
                        uint64_t to) {
     if (from != to)
-      report.Add(kSchedule, rule, absl::StrCat(what, " ", from, " -> ", to));
+      report.Add(DifferenceClass::kSchedule, rule,
+                 absl::StrCat(what, " ", from, " -> ", to));
   };
   add("LIMITS_CHANGED", "bucket_bytes", a.limits()->bucket_bytes(),
       b.limits()->bucket_bytes());

@@ -143,6 +143,14 @@ int64_t Lattice::Last() const {
   return last;
 }
 
+int64_t Lattice::At(absl::Span<const int64_t> coordinates) const {
+  int64_t value = offset;
+  for (size_t d = 0; d < coordinates.size(); ++d) {
+    value += coordinates[d] * digits[d].step;
+  }
+  return value;
+}
+
 std::optional<Lattice> MakeLattice(int64_t offset,
                                    absl::Span<const Digit> digits) {
   Lattice lattice;

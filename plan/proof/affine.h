@@ -69,6 +69,8 @@ struct Lattice {
 
   int64_t Volume() const;
   int64_t Last() const;  // the largest value
+  // The value where digit d is coordinates[d].
+  int64_t At(absl::Span<const int64_t> coordinates) const;
 };
 
 // nullopt when the digits do not nest.

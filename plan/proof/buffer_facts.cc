@@ -87,14 +87,6 @@ PartHull HullOf(const Lattice& whole, const Lattice& part) {
   return hull;
 }
 
-int64_t OffsetAt(const Lattice& lattice, const Dims& coordinates) {
-  int64_t offset = lattice.offset;
-  for (size_t d = 0; d < coordinates.size(); ++d) {
-    offset += coordinates[d] * lattice.digits[d].step;
-  }
-  return offset;
-}
-
 std::string PartText(const fb::Body& body, const Part& part) {
   if (part.fragment != nullptr) {
     return ElementText(*body.params()->Get(part.fragment->param()),
@@ -130,14 +122,13 @@ BufferFacts::BufferFacts(const fb::Body& body, const fb::Buffer& buffer)
   });
   if (overlap.has_value()) {
     const auto [a, b] = *overlap;
-    flaw_ = BufferFlaw{
-        .offset = exact[a] && exact[b]
-                      ? OffsetAt(whole, FirstShared(boxes[a], boxes[b]))
-                      : parts_[b].lattice.offset,
-        .text =
-            absl::StrCat(unknown ? "cannot prove to be disjoint" : "overlap",
-                         ": the part from ", PartText(body, parts_[a]),
-                         " and that from ", PartText(body, parts_[b]))};
+    flaw_ = BufferFlaw{.offset = exact[a] && exact[b]
+                                     ? whole.At(FirstShared(boxes[a], boxes[b]))
+                                     : parts_[b].lattice.offset,
+                       .text = absl::StrCat(
+                           unknown ? "cannot prove to be disjoint" : "overlap",
+                           ": the part from ", PartText(body, parts_[a]),
+                           " and that from ", PartText(body, parts_[b]))};
     return;
   }
   SortForFind();
@@ -159,7 +150,7 @@ BufferFacts::BufferFacts(const fb::Body& body, const fb::Buffer& buffer)
       space.hi.push_back(digit.extent);
     }
     const auto open = FirstUncovered(space, boxes);
-    if (open.has_value()) gap_->offset = OffsetAt(whole, *open);
+    if (open.has_value()) gap_->offset = whole.At(*open);
   }
 }
 

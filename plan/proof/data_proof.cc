@@ -18,14 +18,6 @@ int64_t CountOf(const Digits& digits) {
   return count;
 }
 
-int64_t OffsetAt(const Lattice& lattice, absl::Span<const int64_t> position) {
-  int64_t offset = lattice.offset;
-  for (size_t d = 0; d < position.size(); ++d) {
-    offset += position[d] * lattice.digits[d].step;
-  }
-  return offset;
-}
-
 }  // namespace
 
 DataProof::DataProof(const fb::Body& body,
@@ -475,7 +467,7 @@ void DataProof::CheckTiling(uint32_t rank, uint32_t slot, const Part& part,
         {.rank = rank,
          .round = writes[b].round,
          .buffer_slot = slot,
-         .offset = OffsetAt(part.lattice, FirstShared(boxes[a], boxes[b]))},
+         .offset = part.lattice.At(FirstShared(boxes[a], boxes[b]))},
         Invariant::kWrittenOnce, [&] {
           if (writes[b].round == Site::kAfterRounds) {
             return std::string("is written a second time, by a quantization");
@@ -500,7 +492,7 @@ void DataProof::CheckTiling(uint32_t rank, uint32_t slot, const Part& part,
   violations_.Report({.rank = rank,
                       .round = Site::kAfterRounds,
                       .buffer_slot = slot,
-                      .offset = open.has_value() ? OffsetAt(part.lattice, *open)
+                      .offset = open.has_value() ? part.lattice.At(*open)
                                                  : part.lattice.offset},
                      Invariant::kWrittenOnce, [&] {
                        return std::string(part.fragment != nullptr

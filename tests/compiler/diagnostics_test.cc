@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "plan/nearest_word.h"
 
 namespace refit {
@@ -47,12 +48,9 @@ TEST(DiagnosticsTest, CountsColumnsInCharacters) {
 TEST(DiagnosticsTest, CutsALongLineAroundTheColumn) {
   const std::string text = std::string(500, 'a') + "!" + std::string(500, 'b');
   EXPECT_EQ(Render(At(text, 500), "x"),
-            "job.json:1:501: error: x\n"
-            "    1 | …" +
-                std::string(64, 'a') + "!" + std::string(31, 'b') +
-                "…\n"
-                "      |  " +
-                std::string(64, ' ') + "^\n");
+            absl::StrCat("job.json:1:501: error: x\n    1 | …",
+                         std::string(64, 'a'), "!", std::string(31, 'b'),
+                         "…\n      |  ", std::string(64, ' '), "^\n"));
 }
 
 TEST(DiagnosticsTest, LeavesCarriageReturnsOut) {

@@ -65,7 +65,7 @@ void AddDeltaNets(const DeltaNetSizes& delta, EvenPart part, AddStack add) {
   // those of all others.
   add("self_attention.out_norm.weight", {kDeltaGatedNorm},
       [](const LayerGroup& group) {
-        TensorSpec spec = Replicated(group);
+        TensorSpec spec = megatron::Replicated(group);
         spec.form = ValueForm::kMinusOne;
         return spec;
       });
