@@ -7,10 +7,10 @@ cd "$(dirname "$0")/.."
 step() { printf '\n== %s\n' "$*"; }
 show() { printf '$ %s\n' "$*"; "$@"; }
 
-step "install what is missing, build (preset release)"
+step "install what is missing, build four programs (preset release, without CUDA)"
 tests/install.sh
-cmake --preset release >/dev/null
-cmake --build --preset release --target refit_tools
+cmake --preset release -DREFIT_CUDA=OFF -DREFIT_PRECOMPILE=ON -DCMAKE_UNITY_BUILD=ON >/dev/null
+cmake --build --preset release --target refitc_tool refit_verify_tool refit_diff_tool refit_run_tool
 
 bin=build/release/bin
 work=build/quickstart
