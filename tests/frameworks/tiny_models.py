@@ -122,7 +122,9 @@ class Refit:
         return done.stdout
 
     def _buffers(self, rank):
-        return [buffer for buffer in self.plan["buffers"] if rank in buffer["ranks"]]
+        """The rank's tensors; scratch, where a rank quantizes, is the executor's."""
+        of_rank = [buffer for buffer in self.plan["buffers"] if rank in buffer["ranks"]]
+        return [buffer for buffer in of_rank if not buffer["name"].startswith("scratch.")]
 
     def write_checkpoint(self):
         """Values of which hardly two are equal, under the checkpoint's names."""

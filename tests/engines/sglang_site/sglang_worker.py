@@ -6,6 +6,10 @@ def register():
 
     import refit.sglang
     import torch
+    from sglang.srt.distributed.device_communicators import pynccl
+
+    # SGLang makes NCCL's communicators for pipeline stages on the CPU too.
+    pynccl.PyNcclCommunicator = lambda **_: None
 
     told = refit.sglang.Worker.facts
 
