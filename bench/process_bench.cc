@@ -18,7 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "refit/control_plane.h"
 #include "refit/host_device.h"
-#include "runner/host_rank.h"
+#include "runner/world_rank.h"
 
 namespace refit {
 namespace {
@@ -32,8 +32,8 @@ absl::StatusOr<RunMeasurement> MeasureRank(const PlanFile& plan,
   absl::StatusOr<std::unique_ptr<ControlPlane>> control =
       ConnectTcp(meeting, std::chrono::steady_clock::now() + kTimeout);
   if (!control.ok()) return control.status();
-  absl::StatusOr<std::unique_ptr<HostRank>> rank =
-      HostRank::Create(plan, *std::move(control), kTimeout);
+  absl::StatusOr<std::unique_ptr<WorldRank>> rank = WorldRank::Create(
+      plan, *std::move(control), std::make_shared<HostDevice>(), kTimeout);
   if (!rank.ok()) return rank.status();
   // Touched, so that no iteration pays for page faults.
   absl::Status status = (*rank)->FillSources();

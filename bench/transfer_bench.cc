@@ -11,8 +11,9 @@
 #include "bench/transfer_methods.h"
 #include "executor/device/cuda/cuda_status.h"
 #include "plan/scratch_windows.h"
-#include "runner/gpu_rank.h"
+#include "refit/cuda_device.h"
 #include "runner/rank_threads.h"
+#include "runner/world_rank.h"
 
 namespace refit {
 namespace {
@@ -24,7 +25,7 @@ constexpr int kWarmUps = 3;
 
 class PlanMethod : public TransferMethod {
  public:
-  PlanMethod(const PlanFile& plan, GpuRank& rank) : rank_(rank) {
+  PlanMethod(const PlanFile& plan, WorldRank& rank) : rank_(rank) {
     for (const fb::Message* message :
          *plan.body().programs()->Get(rank.transport().rank())->messages()) {
       if (message->kind() == fb::MessageKind::kSend) {
@@ -39,14 +40,14 @@ class PlanMethod : public TransferMethod {
   }
 
  private:
-  GpuRank& rank_;
+  WorldRank& rank_;
   uint64_t sent_bytes_ = 0;
 };
 
 // One rank's stopwatch and its way to the others' values.
 class Harness {
  public:
-  Harness(const PlanFile& plan, GpuRank& rank) : plan_(plan), rank_(rank) {
+  Harness(const PlanFile& plan, WorldRank& rank) : plan_(plan), rank_(rank) {
     for (int32_t r = 0; r < plan.world_size(); ++r) everyone_.push_back(r);
   }
   ~Harness() {
@@ -116,7 +117,7 @@ class Harness {
 
  private:
   const PlanFile& plan_;
-  GpuRank& rank_;
+  WorldRank& rank_;
   std::vector<int32_t> everyone_;
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;
@@ -139,10 +140,12 @@ absl::StatusOr<TransferMeasurement> MeasureTransfer(
   status.Update(CudaStatus(cudaFree(nullptr), "cudaFree"));
   if (!status.ok()) return status;
   const uint64_t free_before = FreeDeviceBytes();
-  absl::StatusOr<std::unique_ptr<GpuRank>> made =
-      GpuRank::Create(plan, std::move(control), ordinal, kTimeout);
+  absl::StatusOr<std::unique_ptr<Device>> device = CreateCudaDevice(ordinal);
+  if (!device.ok()) return device.status();
+  absl::StatusOr<std::unique_ptr<WorldRank>> made =
+      WorldRank::Create(plan, std::move(control), *std::move(device), kTimeout);
   if (!made.ok()) return made.status();
-  GpuRank& rank = **made;
+  WorldRank& rank = **made;
   uint64_t tensor_bytes = 0;
   for (const BoundTensor& tensor : rank.tensors()) {
     tensor_bytes += tensor.size_bytes;

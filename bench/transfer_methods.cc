@@ -29,8 +29,8 @@ std::vector<int32_t> RootAndDestinations(const PlanFile& plan) {
   return ranks;
 }
 
-// A rank's tensors as one range of memory, as GpuRank allocates them.
-MemoryRange RangeOf(const GpuRank& rank) {
+// A rank's tensors as one range of memory, as WorldRank allocates them.
+MemoryRange RangeOf(const WorldRank& rank) {
   MemoryRange range;
   for (const BoundTensor& tensor : rank.tensors()) {
     if (tensor.size_bytes == 0) continue;
@@ -73,7 +73,7 @@ std::vector<Segment> SegmentsOf(const PlanFile& plan, int32_t rank,
 
 // A communicator for measurements, made beside the transport's.
 absl::StatusOr<std::unique_ptr<NcclCommunicator>> MakeCommunicator(
-    const PlanFile& plan, GpuRank& rank, const nccl::Api& api,
+    const PlanFile& plan, WorldRank& rank, const nccl::Api& api,
     const std::vector<int32_t>& ranks) {
   const int32_t me = rank.transport().rank();
   nccl::UniqueId id = {};
@@ -97,7 +97,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> MakeCommunicator(
 // The plan's own traffic, contiguous: one operation per pair, one group.
 class NcclBytesAlone : public TransferMethod {
  public:
-  NcclBytesAlone(const PlanFile& plan, GpuRank& rank,
+  NcclBytesAlone(const PlanFile& plan, WorldRank& rank,
                  std::unique_ptr<NcclCommunicator> communicator)
       : communicator_(std::move(communicator)) {
     const MemoryRange range = RangeOf(rank);
@@ -130,7 +130,7 @@ class NcclBytesAlone : public TransferMethod {
 class CopyEngineBytesAlone : public TransferMethod {
  public:
   static absl::StatusOr<std::unique_ptr<TransferMethod>> Make(
-      const PlanFile& plan, GpuRank& rank) {
+      const PlanFile& plan, WorldRank& rank) {
     auto made = std::make_unique<CopyEngineBytesAlone>(rank.device());
     const MemoryRange range = RangeOf(rank);
     absl::StatusOr<std::unique_ptr<ExportedMemory>> mine =
@@ -263,7 +263,7 @@ std::vector<uint64_t> TensorParts(const PlanFile& plan, int32_t sender,
 // contiguous here, which favours this method.
 class PerTensorSendRecv : public TransferMethod {
  public:
-  PerTensorSendRecv(const PlanFile& plan, GpuRank& rank,
+  PerTensorSendRecv(const PlanFile& plan, WorldRank& rank,
                     std::shared_ptr<NcclCommunicator> communicator)
       : communicator_(std::move(communicator)) {
     const int32_t me = rank.transport().rank();
@@ -313,7 +313,7 @@ class PerTensorSendRecv : public TransferMethod {
 // these methods.
 class BroadcastWhole : public TransferMethod {
  public:
-  BroadcastWhole(const PlanFile& plan, GpuRank& rank, bool gathers,
+  BroadcastWhole(const PlanFile& plan, WorldRank& rank, bool gathers,
                  std::vector<uint64_t> parts, std::string name,
                  std::shared_ptr<NcclCommunicator> all,
                  std::shared_ptr<NcclCommunicator> broadcast,
@@ -432,7 +432,7 @@ std::vector<uint64_t> Packs(const std::vector<uint64_t>& tensors) {
 }  // namespace
 
 absl::StatusOr<std::vector<std::unique_ptr<TransferMethod>>> MakeMethods(
-    const PlanFile& plan, GpuRank& rank, bool peers) {
+    const PlanFile& plan, WorldRank& rank, bool peers) {
   std::vector<std::unique_ptr<TransferMethod>> methods;
   const bool one_gpu_each = !plan.body().colocated();
   static const absl::StatusOr<nccl::Api> api = nccl::Load();

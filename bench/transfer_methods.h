@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "plan/plan_file.h"
-#include "runner/gpu_rank.h"
+#include "runner/world_rank.h"
 
 namespace refit {
 
@@ -41,7 +41,7 @@ struct PairBytes {
 // that the layout of GPUs does not allow (two ranks of a communicator on one
 // GPU) are left out.
 absl::StatusOr<std::vector<std::unique_ptr<TransferMethod>>> MakeMethods(
-    const PlanFile& plan, GpuRank& rank, bool peers);
+    const PlanFile& plan, WorldRank& rank, bool peers);
 
 }  // namespace refit
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "refit/host_device.h"
 #include "runner/checked_run.h"
 #include "runner/rank_threads.h"
 
@@ -27,7 +28,7 @@ void AddRounds(absl::Span<const RoundMeasurement> of_rank,
 }
 
 LocalRanks::LocalRanks(const PlanFile& plan, std::chrono::nanoseconds timeout)
-    : plan_(plan), timeout_(timeout), fabric_(plan.world_size()) {}
+    : plan_(plan), timeout_(timeout) {}
 
 absl::Status LocalRanks::OnAllRanks(
     const std::function<absl::Status(int32_t)>& step) {
@@ -42,21 +43,20 @@ absl::StatusOr<std::unique_ptr<LocalRanks>> LocalRanks::Create(
     const PlanFile& plan, const std::vector<std::vector<BoundTensor>>& tensors,
     std::chrono::nanoseconds timeout, bool time_rounds) {
   std::unique_ptr<LocalRanks> ranks(new LocalRanks(plan, timeout));
+  const auto device = std::make_shared<HostDevice>();
+  const auto fabric = std::make_shared<LocalFabric>(plan.world_size());
   for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-    absl::StatusOr<std::unique_ptr<Transport>> transport =
-        ranks->fabric_.CreateTransport(rank);
-    if (!transport.ok()) return transport.status();
-    ranks->transports_.push_back(*std::move(transport));
-    absl::StatusOr<std::unique_ptr<Executor>> executor =
-        Executor::Load(plan, {.rank = rank,
-                              .device = &ranks->device_,
-                              .transport = ranks->transports_.back().get(),
-                              .time_rounds = time_rounds});
-    if (!executor.ok()) return executor.status();
-    ranks->executors_.push_back(*std::move(executor));
+    absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::Create(
+        {.plan =
+             std::shared_ptr<const PlanFile>(std::shared_ptr<void>(), &plan),
+         .device = device,
+         .fabric = fabric,
+         .executor = {.rank = rank, .time_rounds = time_rounds}});
+    if (!worker.ok()) return worker.status();
+    ranks->workers_.push_back(*std::move(worker));
   }
   absl::Status status = ranks->OnAllRanks([&](int32_t rank) {
-    Executor& executor = *ranks->executors_[rank];
+    Executor& executor = ranks->workers_[rank]->executor();
     absl::Status connected = executor.Connect(timeout);
     return connected.ok()
                ? executor.Bind(tensors[rank], timeout, LeavePostHooks(executor))
@@ -72,9 +72,10 @@ absl::StatusOr<RefitMeasurement> LocalRanks::Refit() {
   std::vector<Clock::time_point> ends(plan_.world_size());
   absl::Status status = OnAllRanks([&](int32_t rank) {
     starts[rank] = Clock::now();
+    Executor& executor = workers_[rank]->executor();
     absl::Status run =
-        executors_[rank]->Run(nullptr, {.timeout = timeout_, .addresses = {}});
-    if (run.ok()) run = executors_[rank]->Wait();
+        executor.Run(nullptr, {.timeout = timeout_, .addresses = {}});
+    if (run.ok()) run = executor.Wait();
     ends[rank] = Clock::now();
     return run;
   });
@@ -84,9 +85,9 @@ absl::StatusOr<RefitMeasurement> LocalRanks::Refit() {
                             *std::max_element(ends.begin(), ends.end()) -
                             *std::min_element(starts.begin(), starts.end()))
                             .count();
-  for (const std::unique_ptr<Executor>& executor : executors_) {
-    measurement.counters += executor->counters();
-    AddRounds(executor->rounds(), measurement.rounds);
+  for (const std::unique_ptr<Worker>& worker : workers_) {
+    measurement.counters += worker->executor().counters();
+    AddRounds(worker->executor().rounds(), measurement.rounds);
   }
   return measurement;
 }

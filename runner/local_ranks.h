@@ -13,8 +13,7 @@
 #include "absl/types/span.h"
 #include "plan/plan_file.h"
 #include "refit/executor.h"
-#include "refit/host_device.h"
-#include "refit/local_transport.h"
+#include "refit/worker.h"
 
 namespace refit {
 
@@ -50,10 +49,7 @@ class LocalRanks {
 
   const PlanFile& plan_;
   const std::chrono::nanoseconds timeout_;
-  HostDevice device_;
-  LocalFabric fabric_;
-  std::vector<std::unique_ptr<Transport>> transports_;  // by rank
-  std::vector<std::unique_ptr<Executor>> executors_;    // by rank
+  std::vector<std::unique_ptr<Worker>> workers_;  // by rank
 };
 
 }  // namespace refit

@@ -1,11 +1,14 @@
 #include "runner/world_rank.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "executor/rank_schedule.h"
+#include "refit/cuda_device.h"
+#include "refit/host_device.h"
+#include "runner/rank_report.h"
 #include "runner/rank_threads.h"
 
 namespace refit {
@@ -13,51 +16,35 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What ranks tell each other of one refit.
-struct RankReport {
-  double seconds = 0;
-  RunCounters counters;
-  uint64_t checked_bytes = 0;
-  uint64_t skipped_bytes = 0;
-  uint64_t wrong_elements = 0;
-};
-
-void Add(const RankReport& report, RefitMeasurement& refit,
-         CheckResult& check) {
-  refit.seconds = std::max(refit.seconds, report.seconds);
-  refit.counters += report.counters;
-  check.checked_bytes += report.checked_bytes;
-  check.skipped_bytes += report.skipped_bytes;
-  check.wrong_elements += report.wrong_elements;
+// What the ranks hold and send because the transport reaches no peer's tensors.
+void MeasureSent(const PlanFile& plan, RunOfRanksResult& result) {
+  result.sends_direct_rounds = HasDirectRounds(plan);
+  result.staging_bytes = 0;
+  result.peak_staging_bytes = 0;
+  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+    const uint64_t staging_bytes =
+        RankSchedule(plan, rank, DirectRounds::kSent).staging_bytes();
+    result.staging_bytes += staging_bytes;
+    result.peak_staging_bytes =
+        std::max(result.peak_staging_bytes, staging_bytes);
+  }
 }
 
-// Tells all ranks what this one measured and sums what all did.
-absl::Status ShareReports(WorldRank& rank, const PlanFile& plan,
-                          const RankReport& mine,
-                          absl::Span<const RoundMeasurement> my_rounds,
-                          Deadline deadline, RefitMeasurement& refit,
-                          CheckResult& check) {
+// Tells all ranks what this one did and sums what all did.
+absl::StatusOr<RankReport> ShareReports(WorldRank& rank, const PlanFile& plan,
+                                        const RankReport& mine,
+                                        Deadline deadline) {
   const std::vector<int32_t> everyone = AllRanks(plan);
-  std::string bytes(reinterpret_cast<const char*>(&mine), sizeof(mine));
-  bytes.append(reinterpret_cast<const char*>(my_rounds.data()),
-               my_rounds.size() * sizeof(RoundMeasurement));
   const absl::StatusOr<std::vector<std::string>> reports =
-      rank.transport().Share(bytes, everyone, everyone, deadline);
+      rank.transport().Share(WriteReport(mine), everyone, everyone, deadline);
   if (!reports.ok()) return reports.status();
-  for (const std::string& report_bytes : *reports) {
-    RankReport report;
-    if (report_bytes.size() < sizeof(report)) {
-      return absl::InternalError("a rank sent a report that cannot be read");
-    }
-    std::memcpy(&report, report_bytes.data(), sizeof(report));
-    Add(report, refit, check);
-    std::vector<RoundMeasurement> rounds(
-        (report_bytes.size() - sizeof(report)) / sizeof(RoundMeasurement));
-    std::memcpy(rounds.data(), report_bytes.data() + sizeof(report),
-                rounds.size() * sizeof(RoundMeasurement));
-    AddRounds(rounds, refit.rounds);
+  RankReport all;
+  for (const std::string& bytes : *reports) {
+    const absl::StatusOr<RankReport> of_rank = ReadReport(bytes);
+    if (!of_rank.ok()) return of_rank.status();
+    AddReport(*of_rank, all);
   }
-  return absl::OkStatus();
+  return all;
 }
 
 }  // namespace
@@ -70,11 +57,110 @@ std::vector<int32_t> AllRanks(const PlanFile& plan) {
   return ranks;
 }
 
-absl::Status CheckWorldSize(const PlanFile& plan, const ControlPlane& control) {
-  if (control.world_size() == plan.world_size()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("the plan has ", plan.world_size(), " ranks, there are ",
-                   control.world_size(), " processes"));
+WorldRank::WorldRank(const PlanFile& plan, int32_t rank,
+                     std::shared_ptr<Device> device,
+                     std::chrono::nanoseconds timeout)
+    : plan_(plan),
+      rank_(rank),
+      timeout_(timeout),
+      check_(plan, rank),
+      device_(std::move(device)),
+      tensors_(TensorsOfRank(plan, rank)),
+      host_tensors_(static_cast<size_t>(plan.world_size())) {}
+
+absl::StatusOr<std::unique_ptr<WorldRank>> WorldRank::Create(
+    const PlanFile& plan, std::unique_ptr<ControlPlane> control,
+    std::shared_ptr<Device> device, std::chrono::nanoseconds timeout,
+    const ExecutorOptions& options) {
+  const int32_t rank = control->rank();
+  if (control->world_size() != plan.world_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the plan has ", plan.world_size(), " ranks, there are ",
+                     control->world_size(), " processes"));
+  }
+  std::unique_ptr<WorldRank> made(
+      new WorldRank(plan, rank, std::move(device), timeout));
+  if (absl::Status s = made->Allocate(); !s.ok()) return s;
+  WorkerOptions worker_options = {
+      .plan = std::shared_ptr<const PlanFile>(std::shared_ptr<void>(), &plan),
+      .device = made->device_,
+      .meeting = std::move(control),
+      .executor = options};
+  worker_options.executor.rank = rank;
+  absl::StatusOr<std::unique_ptr<Worker>> worker =
+      Worker::Create(std::move(worker_options));
+  if (!worker.ok()) return worker.status();
+  made->worker_ = *std::move(worker);
+  absl::Status status = made->executor().Connect(timeout);
+  if (status.ok()) status = made->Bind();
+  if (!status.ok()) return status;
+  return made;
+}
+
+absl::Status WorldRank::Allocate() {
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> memory =
+      AllocateTensors(*device_, tensors_);
+  if (!memory.ok()) return memory.status();
+  memory_ = *std::move(memory);
+  std::vector<BoundTensor>& host_tensors =
+      host_tensors_[static_cast<size_t>(rank_)];
+  host_tensors = tensors_;
+  if (!device_->IsHost()) {
+    HostDevice host;
+    memory = AllocateTensors(host, host_tensors);
+    if (!memory.ok()) return memory.status();
+    host_memory_ = *std::move(memory);
+  }
+  absl::StatusOr<std::unique_ptr<DeviceStream>> stream =
+      device_->CreateStream();
+  if (!stream.ok()) return stream.status();
+  stream_ = *std::move(stream);
+  return absl::OkStatus();
+}
+
+absl::Status WorldRank::Bind() {
+  return executor().Bind(tensors_, timeout_, LeavePostHooks(executor()));
+}
+
+absl::Status WorldRank::BindAt(absl::Span<void* const> addresses) {
+  for (size_t i = 0; i < tensors_.size(); ++i) tensors_[i].data = addresses[i];
+  return Bind();
+}
+
+absl::Status WorldRank::CopyTensors(bool to_device) {
+  if (host_memory_ == nullptr) return absl::OkStatus();
+  const std::vector<BoundTensor>& host_tensors =
+      host_tensors_[static_cast<size_t>(rank_)];
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const uint64_t size_bytes = tensors_[i].size_bytes;
+    if (size_bytes == 0) continue;
+    auto* const there = static_cast<std::byte*>(tensors_[i].data);
+    auto* const here = static_cast<std::byte*>(host_tensors[i].data);
+    absl::Status status =
+        to_device ? device().Copy(there, here, size_bytes, stream())
+                  : device().Copy(here, there, size_bytes, stream());
+    if (!status.ok()) return status;
+  }
+  return device().Synchronize(stream());
+}
+
+absl::Status WorldRank::FillSources() {
+  if (plan_.side(rank_) != fb::Side::kSource) return absl::OkStatus();
+  check_.FillSources(host_tensors_);
+  return CopyTensors(/*to_device=*/true);
+}
+
+absl::Status WorldRank::PoisonDestinations() {
+  if (plan_.side(rank_) != fb::Side::kDestination) return absl::OkStatus();
+  check_.PoisonDestinations(host_tensors_);
+  return CopyTensors(/*to_device=*/true);
+}
+
+absl::StatusOr<CheckResult> WorldRank::Check() {
+  if (plan_.side(rank_) != fb::Side::kDestination) return CheckResult{};
+  absl::Status status = CopyTensors(/*to_device=*/false);
+  if (!status.ok()) return status;
+  return check_.Check(host_tensors_);
 }
 
 absl::StatusOr<RefitMeasurement> WorldRank::Refit() {
@@ -97,52 +183,69 @@ absl::StatusOr<RefitMeasurement> WorldRank::Refit() {
   return measurement;
 }
 
+absl::StatusOr<int> DevicesHere() {
+  const int devices = CudaDeviceCount();
+  if (devices > 0) return devices;
+  return CreateCudaDevice(0).status();
+}
+
 absl::StatusOr<RunOfRanksResult> RunCheckedRank(
-    const PlanFile& plan, WorldRank& rank, const RunOfRanksOptions& options) {
+    const PlanFile& plan, std::unique_ptr<ControlPlane> control,
+    std::shared_ptr<Device> device, const RunOfRanksOptions& options) {
+  absl::StatusOr<std::unique_ptr<WorldRank>> made =
+      WorldRank::Create(plan, std::move(control), std::move(device),
+                        options.timeout, {.time_rounds = options.time_rounds});
+  if (!made.ok()) return made.status();
+  WorldRank& rank = **made;
   if (absl::Status s = rank.FillSources(); !s.ok()) return s;
   RunOfRanksResult result;
   MeasureSizes(plan, result);
+  if (!rank.transport().ReachesPeerMemory()) MeasureSent(plan, result);
   for (int64_t i = 0; i < options.iterations; ++i) {
     if (absl::Status s = rank.PoisonDestinations(); !s.ok()) return s;
     absl::StatusOr<RefitMeasurement> refit = rank.Refit();
     if (!refit.ok()) return refit.status();
     absl::StatusOr<CheckResult> check = rank.Check();
     if (!check.ok()) return check.status();
-    RefitMeasurement all;
-    CheckResult checked;
-    checked.mismatches = check->mismatches;
-    absl::Status shared = ShareReports(
-        rank, plan,
-        {.seconds = refit->seconds,
-         .counters = refit->counters,
-         .checked_bytes = check->checked_bytes,
-         .skipped_bytes = check->skipped_bytes,
-         .wrong_elements = check->wrong_elements},
-        refit->rounds, Clock::now() + options.timeout, all, checked);
-    if (!shared.ok()) return shared;
-    result.refits.push_back(all);
-    result.check = std::move(checked);
+    absl::StatusOr<RankReport> all =
+        ShareReports(rank, plan, {.refit = *refit, .check = *check},
+                     Clock::now() + options.timeout);
+    if (!all.ok()) return all.status();
+    all->check.mismatches = std::move(check->mismatches);
+    result.refits.push_back(std::move(all->refit));
+    result.check = std::move(all->check);
     if (result.check.wrong_elements > 0) break;
   }
   return result;
 }
 
 absl::StatusOr<RunOfRanksResult> RunCheckedThreads(
-    const PlanFile& plan, const RunOfRanksOptions& options,
-    const std::function<
-        absl::StatusOr<RunOfRanksResult>(std::unique_ptr<ControlPlane>)>& run) {
+    const PlanFile& plan, bool on_gpus, const RunOfRanksOptions& options) {
+  const absl::StatusOr<int> devices = on_gpus ? DevicesHere() : 0;
+  if (!devices.ok()) return devices.status();
   absl::StatusOr<TcpRendezvous> meeting = LoopbackRendezvous(plan.world_size());
   if (!meeting.ok()) return meeting.status();
-  std::vector<absl::StatusOr<RunOfRanksResult>> results(
-      static_cast<size_t>(plan.world_size()), absl::UnknownError(""));
   const Clock::time_point deadline = Clock::now() + options.timeout;
-  absl::Status threads = RunRankThreads(plan.world_size(), [&](int32_t rank) {
+  const auto run = [&](int32_t rank) -> absl::StatusOr<RunOfRanksResult> {
     TcpRendezvous mine = *meeting;
     mine.rank = rank;
     absl::StatusOr<std::unique_ptr<ControlPlane>> control =
         ConnectTcp(mine, deadline);
-    results[static_cast<size_t>(rank)] =
-        control.ok() ? run(*std::move(control)) : control.status();
+    if (!control.ok()) return control.status();
+    std::shared_ptr<Device> device = std::make_shared<HostDevice>();
+    if (on_gpus) {
+      absl::StatusOr<std::unique_ptr<Device>> gpu =
+          CreateCudaDevice(rank % *devices);
+      if (!gpu.ok()) return gpu.status();
+      device = *std::move(gpu);
+    }
+    return RunCheckedRank(plan, *std::move(control), std::move(device),
+                          options);
+  };
+  std::vector<absl::StatusOr<RunOfRanksResult>> results(
+      static_cast<size_t>(plan.world_size()), absl::UnknownError(""));
+  absl::Status threads = RunRankThreads(plan.world_size(), [&](int32_t rank) {
+    results[static_cast<size_t>(rank)] = run(rank);
   });
   if (!threads.ok()) return threads;
   std::vector<absl::Status> statuses;

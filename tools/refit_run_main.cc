@@ -11,11 +11,12 @@
 #include "absl/strings/str_format.h"
 #include "plan/enum_text.h"
 #include "refit/control_plane.h"
+#include "refit/cuda_device.h"
+#include "refit/host_device.h"
 #include "runner/checked_run.h"
-#include "runner/gpu_rank.h"
-#include "runner/host_rank.h"
 #include "runner/partial_files.h"
 #include "runner/safetensors_run.h"
+#include "runner/world_rank.h"
 #include "tools/args.h"
 #include "tools/plan_input.h"
 
@@ -168,22 +169,24 @@ absl::StatusOr<RunOfRanksResult> RunThisRank(
         "process per rank",
         meeting->world_size, plan.world_size()));
   }
-  int ordinal = 0;
+  std::shared_ptr<refit::Device> device = std::make_shared<refit::HostDevice>();
   if (on_gpu) {
     const absl::StatusOr<int32_t> local_rank =
         refit::LocalRankFromEnvironment();
     if (!local_rank.ok()) return WithLaunchers(local_rank.status());
     const absl::StatusOr<int> devices = refit::DevicesHere();
     if (!devices.ok()) return devices.status();
-    ordinal = *local_rank % *devices;
+    absl::StatusOr<std::unique_ptr<refit::Device>> gpu =
+        refit::CreateCudaDevice(*local_rank % *devices);
+    if (!gpu.ok()) return gpu.status();
+    device = *std::move(gpu);
   }
   absl::StatusOr<std::unique_ptr<refit::ControlPlane>> control =
       refit::ConnectTcp(*meeting,
                         std::chrono::steady_clock::now() + options.timeout);
   if (!control.ok()) return control.status();
-  return on_gpu ? refit::RunCheckedOnGpu(plan, *std::move(control), ordinal,
-                                         options)
-                : refit::RunCheckedOnHost(plan, *std::move(control), options);
+  return refit::RunCheckedRank(plan, *std::move(control), std::move(device),
+                               options);
 }
 
 }  // namespace
@@ -279,8 +282,8 @@ static int Main(int argc, char** argv) {
       .time_rounds = time_rounds};
   int32_t rank = 0;
   absl::StatusOr<RunOfRanksResult> result =
-      ranks_in_process ? nccl ? refit::RunCheckedOnGpus(*plan, options)
-                              : refit::RunCheckedOnHostThreads(*plan, options)
+      ranks_in_process
+          ? refit::RunCheckedThreads(*plan, /*on_gpus=*/nccl, options)
       : !local ? RunThisRank(*plan, options, nccl, rank)
       : check
           ? refit::RunChecked(*plan, options)

@@ -8,8 +8,7 @@
 
 #include "executor/c_api/objects.h"
 #include "executor/c_api/status.h"
-#include "executor/meeting_transport.h"
-#include "refit/interruption.h"
+#include "refit/worker.h"
 
 namespace refit {
 namespace {
@@ -25,55 +24,17 @@ static_assert(REFIT_STATE_LOADED == static_cast<int>(ExecutorState::kLoaded));
 static_assert(REFIT_STATE_CLOSED == static_cast<int>(ExecutorState::kClosed));
 
 absl::StatusOr<Wire> WireOf(const refit_executor_options& options) {
-  const bool is_host = options.device->is_host;
   switch (options.transport) {
     case REFIT_TRANSPORT_DEFAULT:
-      return is_host ? Wire::kUcx : Wire::kNccl;
+      return Wire::kDefault;
     case REFIT_TRANSPORT_NCCL:
       return Wire::kNccl;
     case REFIT_TRANSPORT_UCX:
-      if (is_host) return Wire::kUcx;
-      return absl::InvalidArgumentError(
-          "UCX carries host memory only, the device is a GPU");
+      return Wire::kUcx;
     default:
       return absl::InvalidArgumentError(absl::StrCat(
           "transport is ", options.transport, ", it should be 0, 1 or 2"));
   }
-}
-
-absl::StatusOr<std::unique_ptr<Transport>> CreateTransport(
-    const refit_executor_options& options) {
-  if ((options.rendezvous == nullptr) == (options.fabric == nullptr)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "ranks meet at a rendezvous or in a fabric, ",
-        options.fabric == nullptr ? "none is given" : "both are given"));
-  }
-  const absl::StatusOr<Wire> wire = WireOf(options);
-  if (!wire.ok()) return wire.status();
-  if (options.fabric != nullptr) {
-    if (options.transport != REFIT_TRANSPORT_DEFAULT) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("transport is ", options.transport,
-                       ", it should be 0: a local fabric is one itself"));
-    }
-    if (!options.device->is_host) {
-      return absl::InvalidArgumentError(
-          "a local fabric carries host memory only, the device is a GPU");
-    }
-    return options.fabric->fabric->CreateTransport(options.rank);
-  }
-  if (options.rendezvous->place.rank != options.rank) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the rendezvous is of rank ", options.rendezvous->place.rank,
-        ", the executor of rank ", options.rank));
-  }
-  std::vector<uint32_t> hosts;
-  for (const fb::RankProgram* program :
-       *options.plan->file->body().programs()) {
-    hosts.push_back(program->host());
-  }
-  return CreateMeetingTransport(options.rendezvous->place, *wire,
-                                options.device->device.get(), std::move(hosts));
 }
 
 absl::Status CreateExecutor(const refit_executor_options& options,
@@ -95,24 +56,23 @@ absl::Status CreateExecutor(const refit_executor_options& options,
   }
   status = CheckRank(*options.plan, options.rank);
   if (!status.ok()) return status;
-  auto made = std::make_unique<refit_executor>();
-  made->plan = options.plan->file;
-  made->device = options.device->device;
-  if (options.fabric != nullptr) made->fabric = options.fabric->fabric;
-  absl::StatusOr<std::unique_ptr<Transport>> transport =
-      CreateTransport(options);
-  if (!transport.ok()) return transport.status();
-  made->transport = *std::move(transport);
-  absl::StatusOr<std::unique_ptr<Executor>> loaded = Executor::Load(
-      *made->plan, {.rank = options.rank,
-                    .device = made->device.get(),
-                    .transport = made->transport.get(),
-                    .graph = options.without_graph == 0,
-                    .time_rounds = options.time_rounds != 0,
-                    .watch_memory = options.without_memory_watch == 0});
-  if (!loaded.ok()) return loaded.status();
-  made->executor = *std::move(loaded);
-  executor = made.release();
+  const absl::StatusOr<Wire> wire = WireOf(options);
+  if (!wire.ok()) return wire.status();
+  WorkerOptions made_of = {
+      .plan = options.plan->file,
+      .device = options.device->device,
+      .wire = *wire,
+      .executor = {.rank = options.rank,
+                   .graph = options.without_graph == 0,
+                   .time_rounds = options.time_rounds != 0,
+                   .watch_memory = options.without_memory_watch == 0}};
+  if (options.rendezvous != nullptr)
+    made_of.meeting = options.rendezvous->place;
+  if (options.fabric != nullptr) made_of.fabric = options.fabric->fabric;
+  absl::StatusOr<std::unique_ptr<Worker>> worker =
+      Worker::Create(std::move(made_of));
+  if (!worker.ok()) return worker.status();
+  executor = new refit_executor{*std::move(worker)};
   return absl::OkStatus();
 }
 
@@ -293,17 +253,6 @@ refit_round ToC(const RoundMeasurement& round) {
           .seconds = round.seconds};
 }
 
-// `call`, whose waits refit_executor_interrupt ends.
-template <typename Call>
-absl::Status Interruptibly(refit_executor& executor, const Call& call) {
-  executor.interrupted = false;
-  const ScopedInterruption interruption([&] {
-    return executor.interrupted ? absl::CancelledError("interrupted")
-                                : absl::OkStatus();
-  });
-  return call(*executor.executor);
-}
-
 // Shows each of what the executor's `list` holds.
 template <typename Element, typename Visitor>
 refit_status* VisitEach(const refit_executor* executor,
@@ -314,7 +263,7 @@ refit_status* VisitEach(const refit_executor* executor,
         CheckNotNull({{"executor", executor},
                       {"visit", reinterpret_cast<const void*>(visit)}});
     if (!status.ok()) return status;
-    for (const Element& element : (*executor->executor.*list)()) {
+    for (const Element& element : (executor->worker->executor().*list)()) {
       const auto shown = ToC(element);
       visit(&shown, context);
     }
@@ -333,7 +282,7 @@ absl::Status Bind(refit_executor* executor, const refit_tensor* tensors,
   if (!bound.ok()) return bound.status();
   auto performers = ToPerformers(options.hooks, options.hook_count);
   if (!performers.ok()) return performers.status();
-  return Interruptibly(*executor, [&](Executor& rank) {
+  return executor->worker->Call([&](Executor& rank) {
     return rank.Bind(*bound, *timeout, *std::move(performers));
   });
 }
@@ -368,9 +317,8 @@ refit_status* refit_executor_connect(refit_executor* executor,
     if (!status.ok()) return status;
     const auto timeout = refit::Timeout(timeout_ms);
     if (!timeout.ok()) return timeout.status();
-    return refit::Interruptibly(*executor, [&](refit::Executor& rank) {
-      return rank.Connect(*timeout);
-    });
+    return executor->worker->Call(
+        [&](refit::Executor& rank) { return rank.Connect(*timeout); });
   });
 }
 
@@ -403,7 +351,7 @@ refit_status* refit_executor_bind_with(refit_executor* executor,
 }
 
 uint64_t refit_executor_refits(const refit_executor* executor) {
-  return executor->executor->refits();
+  return executor->worker->executor().refits();
 }
 
 refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
@@ -420,9 +368,8 @@ refit_status* refit_executor_run(refit_executor* executor, void* stream,
     if (!status.ok()) return status;
     const auto known = refit::ToRunOptions(options);
     if (!known.ok()) return known.status();
-    return refit::Interruptibly(*executor, [&](refit::Executor& rank) {
-      return rank.Run(stream, *known);
-    });
+    return executor->worker->Call(
+        [&](refit::Executor& rank) { return rank.Run(stream, *known); });
   });
 }
 
@@ -430,17 +377,17 @@ refit_status* refit_executor_wait(refit_executor* executor) {
   return Guarded([&] {
     const absl::Status status = CheckNotNull({{"executor", executor}});
     if (!status.ok()) return status;
-    return refit::Interruptibly(
-        *executor, [](refit::Executor& rank) { return rank.Wait(); });
+    return executor->worker->Call(
+        [](refit::Executor& rank) { return rank.Wait(); });
   });
 }
 
 void refit_executor_interrupt(refit_executor* executor) {
-  executor->interrupted = true;
+  executor->worker->Interrupt();
 }
 
 refit_state refit_executor_state(const refit_executor* executor) {
-  return static_cast<refit_state>(executor->executor->state());
+  return static_cast<refit_state>(executor->worker->executor().state());
 }
 
 const char* refit_state_name(refit_state state) {
@@ -458,7 +405,7 @@ refit_status* refit_executor_counters(const refit_executor* executor,
     const size_t size_bytes = counters->struct_size;
     status = refit::CheckSize<refit_counters>(size_bytes, "refit_counters");
     if (!status.ok()) return status;
-    refit_counters now = refit::ToC(executor->executor->counters());
+    refit_counters now = refit::ToC(executor->worker->executor().counters());
     now.struct_size = size_bytes;
     // What this library does not count stays 0.
     std::memset(counters, 0, size_bytes);
@@ -481,7 +428,5 @@ refit_status* refit_executor_visit_notices(const refit_executor* executor,
 
 void refit_executor_close(refit_executor* executor) {
   if (executor == nullptr) return;
-  executor->executor->Close();
-  // Nothing gets past the state of a closed executor to its transport.
-  executor->transport.reset();
+  executor->worker->Close();
 }

@@ -20,7 +20,7 @@ refit_status* refit_device_create_host(refit_device** device) {
     absl::Status status = CheckNotNull({{"device", device}});
     if (!status.ok()) return status;
     *device = nullptr;
-    *device = new refit_device{std::make_shared<refit::HostDevice>(), true};
+    *device = new refit_device{std::make_shared<refit::HostDevice>()};
     return status;
   });
 }
@@ -32,7 +32,7 @@ refit_status* refit_device_create_cuda(int32_t ordinal, refit_device** device) {
     *device = nullptr;
     absl::StatusOr<std::unique_ptr<refit::Device>> made =
         refit::CreateCudaDevice(ordinal);
-    if (made.ok()) *device = new refit_device{*std::move(made), false};
+    if (made.ok()) *device = new refit_device{*std::move(made)};
     return made.status();
   });
 }

@@ -2,7 +2,6 @@
 #ifndef REFIT_EXECUTOR_C_API_OBJECTS_H_
 #define REFIT_EXECUTOR_C_API_OBJECTS_H_
 
-#include <atomic>
 #include <memory>
 #include <string>
 
@@ -10,10 +9,9 @@
 #include "plan/plan_file.h"
 #include "refit/control_plane.h"
 #include "refit/device.h"
-#include "refit/executor.h"
 #include "refit/local_transport.h"
 #include "refit/refit.h"
-#include "refit/transport.h"
+#include "refit/worker.h"
 
 struct refit_plan {
   std::shared_ptr<const refit::PlanFile> file;
@@ -22,7 +20,6 @@ struct refit_plan {
 
 struct refit_device {
   std::shared_ptr<refit::Device> device;
-  bool is_host;
 };
 
 struct refit_rendezvous {
@@ -33,14 +30,8 @@ struct refit_local_fabric {
   std::shared_ptr<refit::LocalFabric> fabric;
 };
 
-// What it was made of outlives what uses it, in this order.
 struct refit_executor {
-  std::shared_ptr<const refit::PlanFile> plan;
-  std::shared_ptr<refit::Device> device;
-  std::shared_ptr<refit::LocalFabric> fabric;
-  std::unique_ptr<refit::Transport> transport;
-  std::unique_ptr<refit::Executor> executor;
-  std::atomic<bool> interrupted = false;
+  std::unique_ptr<refit::Worker> worker;
 };
 
 namespace refit {

@@ -104,14 +104,14 @@ class NcclTransport : public Transport, private Fence {
              .tell = [this](const absl::Status& s) { control().Abort(s); },
              .probe = [this](bool is_enqueued) { return Probe(is_enqueued); },
              .stop = [this](bool is_enqueued) { StopWork(is_enqueued); }}) {
-    control().OnAbort([this](uint64_t step, const absl::Status& s) {
+    options_.meeting.OnAbort([this](uint64_t step, const absl::Status& s) {
       supervisor_.Hear(step, s);
     });
   }
   ~NcclTransport() override;
 
-  int32_t rank() const override { return options_.control->rank(); }
-  int32_t world_size() const override { return options_.control->world_size(); }
+  int32_t rank() const override { return options_.meeting.rank(); }
+  int32_t world_size() const override { return options_.meeting.world_size(); }
   absl::Status Connect(const HandshakeRecord& record,
                        absl::Span<const Edge> edges,
                        Deadline deadline) override;
@@ -155,7 +155,7 @@ class NcclTransport : public Transport, private Fence {
   void Withdraw() override { links_.fence->Withdraw(); }
   const uint32_t* aborted() const override { return links_.fence->aborted(); }
 
-  ControlPlane& control() { return *options_.control; }
+  ControlPlane& control() { return options_.meeting.control(); }
   Device& device() { return *options_.device; }
   absl::Status MakeTools();
   absl::Status EndLinks(Deadline deadline);
@@ -199,7 +199,7 @@ NcclTransport::~NcclTransport() {
   // Freeing what a waiting kernel uses would wait for it.
   supervisor_.Close();
   // Before anything that its callback touches is gone.
-  options_.control.reset();
+  options_.meeting.Close();
 }
 
 // Ends kernels that wait for peers. On the supervisor's thread, or when it is
@@ -300,7 +300,8 @@ absl::Status NcclTransport::MakeLinks(absl::Span<const Edge> edges,
 absl::Status NcclTransport::Connect(const HandshakeRecord& record,
                                     absl::Span<const Edge> edges,
                                     Deadline deadline) {
-  absl::Status status = supervisor_.Disconnect(deadline);
+  absl::Status status = options_.meeting.Meet(deadline);
+  if (status.ok()) status = supervisor_.Disconnect(deadline);
   if (status.ok()) status = EndLinks(deadline);
   if (status.ok()) status = Handshake(record, deadline);
   if (!status.ok()) return status;
@@ -422,11 +423,11 @@ absl::Status NcclTransport::Wait() {
 
 absl::StatusOr<std::unique_ptr<Transport>> CreateNcclTransport(
     NcclOptions options) {
-  if (options.hosts.size() !=
-      static_cast<size_t>(options.control->world_size())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "hosts names ", options.hosts.size(), " ranks when the world has ",
-        options.control->world_size()));
+  const int32_t world_size = options.meeting.world_size();
+  if (options.hosts.size() != static_cast<size_t>(world_size)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("hosts names ", options.hosts.size(),
+                     " ranks when the world has ", world_size));
   }
   return std::make_unique<NcclTransport>(std::move(options));
 }

@@ -27,15 +27,14 @@ constexpr std::chrono::milliseconds kOthersWord(1000);
 // own, by Abort, or the control plane's, when it hears of another rank's end.
 class UcxTransport : public Transport {
  public:
-  UcxTransport(std::unique_ptr<ControlPlane> control,
-               std::unique_ptr<WakeSignal> wake)
-      : wake_(std::move(wake)), control_(std::move(control)) {
-    control_->OnAbort(
+  UcxTransport(Meeting meeting, std::unique_ptr<WakeSignal> wake)
+      : wake_(std::move(wake)), meeting_(std::move(meeting)) {
+    meeting_.OnAbort(
         [this](uint64_t step, const absl::Status& s) { Hear(step, s); });
   }
 
-  int32_t rank() const override { return control_->rank(); }
-  int32_t world_size() const override { return control_->world_size(); }
+  int32_t rank() const override { return meeting_.rank(); }
+  int32_t world_size() const override { return meeting_.world_size(); }
   bool ReachesPeerMemory() const override { return false; }
   absl::Status Connect(const HandshakeRecord& record,
                        absl::Span<const Edge> edges,
@@ -57,6 +56,7 @@ class UcxTransport : public Transport {
  private:
   using Lock = std::unique_lock<std::mutex>;
 
+  ControlPlane& control() { return meeting_.control(); }
   void BeginStep();
   void Hear(uint64_t step, const absl::Status& status);
   absl::Status failure();
@@ -94,7 +94,7 @@ class UcxTransport : public Transport {
   absl::Status heard_;
 
   // Destroyed before anything that its callback touches.
-  std::unique_ptr<ControlPlane> control_;
+  Meeting meeting_;
 };
 
 absl::Status UcxTransport::failure() {
@@ -109,7 +109,7 @@ void UcxTransport::BeginStep() {
     changed_.wait(lock, [&] { return telling_ == 0; });
     between_steps_ = true;
   }
-  const uint64_t step = control_->BeginStep();
+  const uint64_t step = control().BeginStep();
   {
     std::lock_guard lock(mutex_);
     step_ = step;
@@ -136,7 +136,7 @@ void UcxTransport::Hear(uint64_t step, const absl::Status& status) {
 void UcxTransport::Tell(Lock& lock, const absl::Status& status) {
   ++telling_;
   lock.unlock();
-  control_->Abort(status);
+  control().Abort(status);
   lock.lock();
   --telling_;
   changed_.notify_all();
@@ -180,9 +180,11 @@ absl::Status UcxTransport::FailByUcx(const absl::Status& status) {
 absl::Status UcxTransport::Connect(const HandshakeRecord& record,
                                    absl::Span<const Edge> edges,
                                    Deadline deadline) {
+  absl::Status status = meeting_.Meet(deadline);
+  if (!status.ok()) return status;
   is_whole_ = false;
   worker_.reset();
-  absl::Status status = Handshake(record, deadline);
+  status = Handshake(record, deadline);
   if (!status.ok()) return status;
   std::set<int32_t> distinct;
   for (const Edge& edge : edges) distinct.insert(edge.peer);
@@ -195,7 +197,7 @@ absl::Status UcxTransport::Connect(const HandshakeRecord& record,
   status = MakeWorker(peers, address);
   if (!status.ok()) return Fail(status);
   const absl::StatusOr<std::vector<std::string>> addresses =
-      control_->Exchange(address, peers, peers, "UCX addresses", deadline);
+      control().Exchange(address, peers, peers, "UCX addresses", deadline);
   if (!addresses.ok()) return Fail(addresses.status());
   for (size_t i = 0; i < peers.size(); ++i) {
     status = worker_->AddPeer(peers[i], (*addresses)[i]);
@@ -203,7 +205,7 @@ absl::Status UcxTransport::Connect(const HandshakeRecord& record,
   }
   status = TouchEdges(edges, deadline);
   if (!status.ok()) return status;
-  status = control_->AllGather("", "touching the edges", deadline).status();
+  status = control().AllGather("", "touching the edges", deadline).status();
   if (!status.ok()) return Fail(status);
   is_whole_ = true;
   return absl::OkStatus();
@@ -227,7 +229,7 @@ absl::Status UcxTransport::AgreeOnVersion(bool takes_part, Deadline deadline) {
   }
   const uint32_t mine = takes_part ? api_->version : 0;
   const absl::StatusOr<std::vector<uint32_t>> versions =
-      GatherStructs(*control_, mine, "loading UCX", deadline);
+      GatherStructs(control(), mine, "loading UCX", deadline);
   if (!versions.ok()) return Fail(versions.status());
   const auto first =
       std::find_if(versions->begin(), versions->end(),
@@ -288,7 +290,7 @@ absl::Status UcxTransport::Handshake(const HandshakeRecord& record,
                                      Deadline deadline) {
   BeginStep();
   const absl::StatusOr<std::vector<HandshakeRecord>> records =
-      GatherStructs(*control_, record, "handshake", deadline);
+      GatherStructs(control(), record, "handshake", deadline);
   return records.ok() ? CompareRecords(*records) : records.status();
 }
 
@@ -296,7 +298,7 @@ absl::StatusOr<std::vector<std::string>> UcxTransport::Share(
     std::string_view mine, absl::Span<const int32_t> to,
     absl::Span<const int32_t> from, Deadline deadline) {
   BeginStep();
-  return control_->Exchange(mine, to, from, "sharing", deadline);
+  return control().Exchange(mine, to, from, "sharing", deadline);
 }
 
 absl::Status UcxTransport::BeginRefit(Deadline deadline) {
@@ -342,7 +344,8 @@ absl::Status UcxTransport::EndRefit(Stream) {
     std::lock_guard lock(mutex_);
     deciding_ = true;
   }
-  status = control_->AllGather("", "end of refit", Later(deadline_, kLastWords))
+  status = control()
+               .AllGather("", "end of refit", Later(deadline_, kLastWords))
                .status();
   {
     std::lock_guard lock(mutex_);
@@ -353,11 +356,10 @@ absl::Status UcxTransport::EndRefit(Stream) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<Transport>> CreateUcxTransport(
-    std::unique_ptr<ControlPlane> control) {
+absl::StatusOr<std::unique_ptr<Transport>> CreateUcxTransport(Meeting meeting) {
   absl::StatusOr<std::unique_ptr<WakeSignal>> wake = WakeSignal::Create();
   if (!wake.ok()) return wake.status();
-  return std::make_unique<UcxTransport>(std::move(control), *std::move(wake));
+  return std::make_unique<UcxTransport>(std::move(meeting), *std::move(wake));
 }
 
 }  // namespace refit

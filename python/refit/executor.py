@@ -7,7 +7,7 @@ import weakref
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 from refit import _core, dtensors
-from refit.errors import Aborted, BindError, Error, InvalidArgument, NotFound, Unavailable, Unimplemented
+from refit.errors import Aborted, BindError, Error, InvalidArgument, Unavailable
 from refit.plan import Plan, PostHook
 from refit.rendezvous import Rendezvous, from_unique_id
 from refit.tensors import View, locator, view
@@ -31,16 +31,9 @@ class Executor:
                  rendezvous: Optional[Rendezvous] = None):
         if not isinstance(plan, Plan):
             raise InvalidArgument(f"the plan is a {type(plan).__name__}; wanted a refit.Plan: refit.Plan.load(path)")
-        if (fabric is None) == (rendezvous is None):
-            raise InvalidArgument("ranks meet at a rendezvous or in a fabric, "
-                                  f"{'none is' if fabric is None else 'both are'} given")
         ordinal = _cuda_ordinal(device)
-        if fabric is not None and ordinal is not None:
+        if fabric is not None and ordinal is not None:  # before a GPU is asked for
             raise InvalidArgument("a local fabric carries host memory only, the device is a GPU")
-        if rendezvous is not None and rendezvous.rank != rank:
-            raise InvalidArgument(f"the rendezvous is of rank {rendezvous.rank}, the executor of rank {rank}")
-        if rendezvous is not None and ordinal is None:
-            _check_ucx()
         self.plan = plan
         self.rank = rank
         self.device = "cpu" if ordinal is None else f"cuda:{ordinal}"
@@ -274,15 +267,6 @@ def ucx_library() -> tuple[str, str]:
     """File and version of the libucp that executors of this process use: a copy that is loaded already, else the file
     that REFIT_UCX_LIBRARY names, else what the loader finds."""
     return _core.ucx()
-
-
-def _check_ucx() -> None:
-    """Before ranks wait for one that cannot send."""
-    try:
-        ucx_library()
-    except (NotFound, Unimplemented) as error:
-        raise type(error)(f'device="cpu" with a rendezvous needs UCX: {error.message}; install libucx0, or run all ranks '
-                          "as threads of one process that share a refit.LocalFabric") from None
 
 
 def _cuda_ordinal(device: Any) -> Optional[int]:

@@ -9,7 +9,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -20,7 +19,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "executor/meeting_transport.h"
 #include "executor/transport/nccl_api.h"
 #include "executor/transport/ucx_api.h"
 #include "plan/dtype.h"
@@ -31,11 +29,10 @@
 #include "python/src/status.h"
 #include "refit/control_plane.h"
 #include "refit/cuda_device.h"
-#include "refit/executor.h"
 #include "refit/host_device.h"
-#include "refit/interruption.h"
 #include "refit/local_transport.h"
 #include "refit/unique_id.h"
+#include "refit/worker.h"
 
 namespace refit::python {
 namespace {
@@ -58,45 +55,37 @@ nanoseconds Timeout(double seconds) {
 using TensorTuple = std::tuple<std::string, uintptr_t, uint64_t, std::string,
                                std::vector<uint64_t>>;
 
-// What it was made of outlives what uses it, in this order.
+// A worker whose calls hold no lock of the interpreter.
 class RankExecutor {
  public:
-  RankExecutor(nb::object plan, int32_t rank, std::optional<int> cuda_ordinal,
+  RankExecutor(std::shared_ptr<const PlanFile> plan, int32_t rank,
+               std::optional<int> cuda_ordinal,
                std::shared_ptr<LocalFabric> fabric,
-               const std::optional<TcpRendezvous>& rendezvous)
-      : plan_object_(std::move(plan)),
-        plan_(nb::cast<const PlanFile&>(plan_object_)),
-        fabric_(std::move(fabric)) {
+               const std::optional<TcpRendezvous>& rendezvous) {
+    WorkerOptions options = {.plan = std::move(plan),
+                             .device = nullptr,
+                             .fabric = std::move(fabric),
+                             .executor = {.rank = rank}};
     if (cuda_ordinal.has_value()) {
-      device_ = Check(CreateCudaDevice(*cuda_ordinal));
+      options.device = Check(CreateCudaDevice(*cuda_ordinal));
     } else {
-      device_ = std::make_unique<HostDevice>();
+      options.device = std::make_shared<HostDevice>();
     }
-    if (fabric_ != nullptr) {
-      transport_ = Check(fabric_->CreateTransport(rank));
-    } else {
-      transport_ = CreateMeetingTransport(
-          rendezvous.value(),
-          cuda_ordinal.has_value() ? Wire::kNccl : Wire::kUcx, device_.get(),
-          Hosts());
-    }
-    executor_ = Check(Executor::Load(plan_, {.rank = rank,
-                                             .device = device_.get(),
-                                             .transport = transport_.get()}));
+    if (rendezvous.has_value()) options.meeting = *rendezvous;
+    worker_ = Check(Worker::Create(std::move(options)));
   }
 
   // An end under way waits for peers, whose threads may need the interpreter.
   ~RankExecutor() {
     const nb::gil_scoped_release unlocked;
-    executor_.reset();
-    transport_.reset();
-    device_.reset();
+    worker_.reset();
   }
   RankExecutor(const RankExecutor&) = delete;
   RankExecutor& operator=(const RankExecutor&) = delete;
 
   void Connect(double timeout) {
-    CallInterruptibly([&] { return executor_->Connect(Timeout(timeout)); });
+    Call(
+        [&](Executor& executor) { return executor.Connect(Timeout(timeout)); });
   }
 
   // `hooks`: names and, where Wait is to perform them, functions of a hook's
@@ -117,8 +106,8 @@ class RankExecutor {
                        .dtype = ParseDType(dtype).value_or(DType::kUnspecified),
                        .shape = shape});
     }
-    CallInterruptibly([&] {
-      return executor_->Bind(bound, Timeout(timeout), std::move(performers));
+    Call([&](Executor& executor) {
+      return executor.Bind(bound, Timeout(timeout), std::move(performers));
     });
   }
 
@@ -133,21 +122,21 @@ class RankExecutor {
       }
       options.addresses = now;
     }
-    CallInterruptibly([&] {
-      return executor_->Run(reinterpret_cast<Stream>(stream), options);
+    Call([&](Executor& executor) {
+      return executor.Run(reinterpret_cast<Stream>(stream), options);
     });
   }
 
   void Wait() {
-    CallInterruptibly([&] { return executor_->Wait(); });
+    Call([](Executor& executor) { return executor.Wait(); });
   }
 
   // From another thread.
-  void Interrupt() { interrupted_ = true; }
+  void Interrupt() { worker_->Interrupt(); }
 
   void Close() {
     const nb::gil_scoped_release unlocked;
-    executor_->Close();
+    worker_->Close();
   }
 
   // Tensor, name, detail, by_executor, refit.
@@ -155,29 +144,29 @@ class RankExecutor {
       std::tuple<std::string, std::string, std::string, bool, uint64_t>;
   std::vector<HookTuple> PostHooks() const {
     std::vector<HookTuple> hooks;
-    for (const TensorPostHook& hook : executor_->post_hooks()) {
+    for (const TensorPostHook& hook : executor().post_hooks()) {
       hooks.emplace_back(hook.tensor, hook.name, hook.detail, hook.by_executor,
                          hook.refit);
     }
     return hooks;
   }
 
-  uint64_t Refits() const { return executor_->refits(); }
+  uint64_t Refits() const { return executor().refits(); }
 
   std::string State() const {
-    return std::string(ExecutorStateName(executor_->state()));
+    return std::string(ExecutorStateName(executor().state()));
   }
 
   std::vector<std::string> Notices() const {
     std::vector<std::string> texts;
-    for (const Notice& notice : executor_->notices()) {
+    for (const Notice& notice : executor().notices()) {
       texts.push_back(notice.text);
     }
     return texts;
   }
 
   nb::dict Counters() const {
-    const RunCounters& counters = executor_->counters();
+    const RunCounters& counters = executor().counters();
     nb::dict result;
     result["rounds"] = counters.rounds;
     result["messages_sent"] = counters.messages_sent;
@@ -202,20 +191,17 @@ class RankExecutor {
   }
 
  private:
+  const Executor& executor() const { return worker_->executor(); }
+
   // `call` without the interpreter's lock. A signal whose handler raises, and
   // Interrupt, end what it waits in.
-  template <typename Call>
-  void CallInterruptibly(const Call& call) {
-    interrupted_ = false;
+  template <typename Function>
+  void Call(const Function& call) {
     Signals signals;
     absl::Status status;
     {
       const nb::gil_scoped_release unlocked;
-      const ScopedInterruption interruption([&] {
-        return interrupted_ ? absl::CancelledError("interrupted")
-                            : signals.Poll();
-      });
-      status = call();
+      status = worker_->Call(call, [&] { return signals.Poll(); });
     }
     signals.Rethrow();
     Check(status);
@@ -239,21 +225,7 @@ class RankExecutor {
     };
   }
 
-  std::vector<uint32_t> Hosts() const {
-    std::vector<uint32_t> hosts;
-    for (const fb::RankProgram* program : *plan_.body().programs()) {
-      hosts.push_back(program->host());
-    }
-    return hosts;
-  }
-
-  const nb::object plan_object_;
-  const PlanFile& plan_;
-  std::shared_ptr<LocalFabric> fabric_;
-  std::atomic<bool> interrupted_ = false;
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Transport> transport_;
-  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<Worker> worker_;
 };
 
 nb::bytes NewUniqueId() {
@@ -309,7 +281,7 @@ void BindExecutor(nb::module_& module) {
       .def_ro("rank", &TcpRendezvous::rank)
       .def_ro("world_size", &TcpRendezvous::world_size);
   nb::class_<RankExecutor>(module, "Executor")
-      .def(nb::init<nb::object, int32_t, std::optional<int>,
+      .def(nb::init<std::shared_ptr<PlanFile>, int32_t, std::optional<int>,
                     std::shared_ptr<LocalFabric>,
                     const std::optional<TcpRendezvous>&>(),
            nb::arg("plan"), nb::arg("rank"), nb::arg("cuda_ordinal").none(),

@@ -217,8 +217,8 @@ refit.join(plan, 0, {}, unique_id=refit.rendezvous.unique_id(), device="cpu")
     done = subprocess.run([sys.executable, "-c", code, json.dumps(tiny_job)], capture_output=True, text=True, timeout=60,
                           env={**os.environ, "REFIT_UCX_LIBRARY": "/nonexistent/libucp.so"})
     last = done.stderr.splitlines()[-1]
-    assert last.startswith('refit.errors.NotFound: device="cpu" with a rendezvous needs UCX: ')
-    assert last.endswith("; install libucx0, or run all ranks as threads of one process that share a refit.LocalFabric")
+    assert last.startswith("refit.errors.NotFound: ranks in host memory that are processes need UCX: ")
+    assert last.endswith("; install libucx0, or run all ranks as threads of one process that share a local fabric")
 
 
 @pytest.mark.skipif(refit.cuda_device_count() > 0, reason="there is a GPU")

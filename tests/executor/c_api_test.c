@@ -430,6 +430,27 @@ static void CreateRanksThatMeet(Rank* ranks, uint16_t port, const char* id,
   }
 }
 
+/* Told before ranks wait for one that cannot send. */
+static void TestUcxThatIsNotThere(void) {
+  refit_plan* plan = NULL;
+  refit_device* device = NULL;
+  refit_rendezvous* rendezvous = NULL;
+  OK(refit_plan_open(staged_path, &plan));
+  OK(refit_device_create_host(&device));
+  OK(refit_rendezvous_create_tcp("127.0.0.1", 1, 0, kRanks, &rendezvous));
+  refit_executor_options options = {
+      sizeof(options), plan, device, rendezvous, NULL, 0, 0};
+  refit_executor* executor = NULL;
+  setenv("REFIT_UCX_LIBRARY", "/nonexistent/libucp.so.0", 1);
+  ERROR(refit_executor_create(&options, &executor), REFIT_NOT_FOUND,
+        "need UCX: ");
+  EXPECT(executor == NULL);
+  unsetenv("REFIT_UCX_LIBRARY");
+  refit_rendezvous_free(rendezvous);
+  refit_device_free(device);
+  refit_plan_free(plan);
+}
+
 static void TestRefitOverTcp(void) {
   Rank ranks[kRanks];
   CreateRanksThatMeet(ranks, FreePort(), NULL, staged_path,
@@ -802,7 +823,7 @@ static void TestCreateErrors(void) {
         "transport is 3, it should be 0, 1 or 2");
   bad.transport = REFIT_TRANSPORT_UCX;
   ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
-        "transport is 2, it should be 0: a local fabric is one itself");
+        "a transport is chosen, but a local fabric is one itself");
   bad = good;
   bad.reserved3 = 1;
   ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
@@ -1002,6 +1023,7 @@ int main(int argc, char** argv) {
   if (argc != 3) return 2;
   staged_path = argv[1];
   direct_path = argv[2];
+  TestUcxThatIsNotThere(); /* before any libucp is loaded */
   TestLibrary();
   TestLayoutOfStructs();
   TestPlan();

@@ -29,7 +29,7 @@ void ConnectAndPrint() {
     mine.rank = rank;
     NcclOptions options;
     options.device = &device;
-    options.control = *ConnectTcp(mine, deadline);
+    options.meeting = *ConnectTcp(mine, deadline);
     options.hosts.resize(kRanks);
     const auto transport = *CreateNcclTransport(std::move(options));
     absl::Span<const Edge> edges;

@@ -409,8 +409,8 @@ TEST_F(NcclTransportTest, FailureWhileTheNextRefitBeginsEndsBoth) {
   std::string log;
   NcclOptions options;
   options.device = &device;
-  options.control = std::make_unique<SlowControl>(
-      *ConnectTcp(*LoopbackRendezvous(1), Ample()), device.fails, log);
+  options.meeting = Meeting(std::make_unique<SlowControl>(
+      *ConnectTcp(*LoopbackRendezvous(1), Ample()), device.fails, log));
   options.hosts = {0};
   auto end = *CreateNcclTransport(std::move(options));
   ASSERT_TRUE(end->Connect({}, {}, Ample()).ok());

@@ -40,7 +40,7 @@ std::vector<std::unique_ptr<Transport>> MakeNcclTransports(
         ASSERT_TRUE(control.ok()) << control.status();
         NcclOptions options;
         options.device = &device;
-        options.control = *std::move(control);
+        options.meeting = *std::move(control);
         options.hosts = hosts;
         options.host = real.empty() ? absl::StrCat(hosts[rank]) : real[rank];
         ends[rank] = *CreateNcclTransport(std::move(options));

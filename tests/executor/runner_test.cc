@@ -8,6 +8,7 @@
 
 #include "runner/available_memory.h"
 #include "runner/checked_run.h"
+#include "runner/rank_report.h"
 #include "runner/safetensors.h"
 #include "runner/safetensors_run.h"
 #include "tests/executor/plan_builder.h"
@@ -21,6 +22,55 @@ std::string FirstMismatch(const PlanBuilder& builder) {
   EXPECT_TRUE(result.ok()) << result.status();
   EXPECT_GT(result->check.wrong_elements, 0);
   return result->check.mismatches.empty() ? "" : result->check.mismatches[0];
+}
+
+RankReport SampleReport() {
+  RankReport report;
+  report.refit.seconds = 1.5;
+  report.refit.host_seconds = 0.25;
+  report.refit.counters.bytes_sent = uint64_t{1} << 40;
+  report.refit.counters.unpack_seconds = 0.125;
+  report.refit.counters.by(fb::Route::kNetwork, fb::Mechanism::kStaged)
+      .bytes_received = 9;
+  report.refit.rounds = {{.round = 7,
+                          .route = fb::Route::kPeer,
+                          .mechanism = fb::Mechanism::kDirect,
+                          .bytes_sent = 3,
+                          .bytes_received = 4,
+                          .seconds = 0.5}};
+  report.check.wrong_elements = 2;
+  return report;
+}
+
+TEST(RankReportTest, OtherRanksReadWhatARankWrote) {
+  const absl::StatusOr<RankReport> read =
+      ReadReport(WriteReport(SampleReport()));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->refit.seconds, 1.5);
+  EXPECT_EQ(read->refit.host_seconds, 0.25);
+  EXPECT_EQ(read->refit.counters.bytes_sent, uint64_t{1} << 40);
+  EXPECT_EQ(read->refit.counters.unpack_seconds, 0.125);
+  EXPECT_EQ(read->refit.counters.by(fb::Route::kNetwork, fb::Mechanism::kStaged)
+                .bytes_received,
+            9);
+  ASSERT_EQ(read->refit.rounds.size(), 1);
+  EXPECT_EQ(read->refit.rounds[0].round, 7);
+  EXPECT_EQ(read->refit.rounds[0].route, fb::Route::kPeer);
+  EXPECT_EQ(read->refit.rounds[0].mechanism, fb::Mechanism::kDirect);
+  EXPECT_EQ(read->refit.rounds[0].bytes_received, 4);
+  EXPECT_EQ(read->refit.rounds[0].seconds, 0.5);
+  EXPECT_EQ(read->check.wrong_elements, 2);
+}
+
+TEST(RankReportTest, BytesThatAreNoReportAreRefused) {
+  const std::string bytes = WriteReport(SampleReport());
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_FALSE(ReadReport(bytes.substr(0, size)).ok()) << size;
+  }
+  EXPECT_FALSE(ReadReport(bytes + '\0').ok());
+  std::string unknown_route = bytes;
+  unknown_route[bytes.size() - 26] = 17;
+  EXPECT_FALSE(ReadReport(unknown_route).ok());
 }
 
 // Text before the values, which no reader knows by heart.

@@ -13,7 +13,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "refit/control_plane.h"
-#include "runner/gpu_rank.h"
+#include "refit/cuda_device.h"
+#include "runner/world_rank.h"
 #include "tests/executor/plan_builder.h"
 #include "tests/gpu/mapped_segment.h"
 
@@ -32,7 +33,11 @@ class PulledRank {
         ConnectTcp(meeting, std::chrono::steady_clock::now() + kTimeout);
     status_ = control.status();
     if (!status_.ok()) return;
-    auto made = GpuRank::Create(plan, *std::move(control), device, kTimeout);
+    auto gpu = CreateCudaDevice(device);
+    status_ = gpu.status();
+    if (!status_.ok()) return;
+    auto made =
+        WorldRank::Create(plan, *std::move(control), *std::move(gpu), kTimeout);
     status_ = made.status();
     if (made.ok()) gpu_ = *std::move(made);
   }
@@ -130,7 +135,7 @@ class PulledRank {
   absl::Status status_;
   std::unique_ptr<MappedSegment> private_;
   std::vector<void*> first_;
-  std::unique_ptr<GpuRank> gpu_;
+  std::unique_ptr<WorldRank> gpu_;
 };
 
 // One rank of `side`; both processes come here.

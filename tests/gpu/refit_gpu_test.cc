@@ -15,8 +15,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "refit/control_plane.h"
-#include "runner/gpu_rank.h"
+#include "refit/cuda_device.h"
 #include "runner/rank_threads.h"
+#include "runner/world_rank.h"
 #include "tests/executor/plan_builder.h"
 
 namespace refit {
@@ -36,8 +37,10 @@ class GpuWorld {
       auto control =
           ConnectTcp(mine, std::chrono::steady_clock::now() + kTimeout);
       if (!control.ok()) return control.status();
-      auto made = GpuRank::Create(plan_, *std::move(control),
-                                  rank % CudaDeviceCount(), kTimeout, options);
+      auto device = CreateCudaDevice(rank % CudaDeviceCount());
+      if (!device.ok()) return device.status();
+      auto made = WorldRank::Create(plan_, *std::move(control),
+                                    *std::move(device), kTimeout, options);
       if (!made.ok()) return made.status();
       ranks_[static_cast<size_t>(rank)] = *std::move(made);
       return absl::OkStatus();
@@ -50,7 +53,7 @@ class GpuWorld {
     });
   }
 
-  GpuRank& rank(int32_t r) { return *ranks_[static_cast<size_t>(r)]; }
+  WorldRank& rank(int32_t r) { return *ranks_[static_cast<size_t>(r)]; }
 
   std::vector<absl::Status> Statuses(
       const std::function<absl::Status(int32_t)>& body) {
@@ -87,7 +90,7 @@ class GpuWorld {
 
  private:
   const PlanFile& plan_;
-  std::vector<std::unique_ptr<GpuRank>> ranks_;
+  std::vector<std::unique_ptr<WorldRank>> ranks_;
 };
 
 class RefitGpuTest : public testing::TestWithParam<fb::Mechanism> {
@@ -132,7 +135,7 @@ TEST(RelayGpuTest, OneRankFeedsThreeThatRelay) {
 }
 
 // Every byte of the rank's tensors is `value`.
-bool AllBytesAre(GpuRank& rank, int value) {
+bool AllBytesAre(WorldRank& rank, int value) {
   for (const BoundTensor& tensor : rank.tensors()) {
     std::vector<std::byte> bytes(tensor.size_bytes);
     EXPECT_EQ(cudaMemcpy(bytes.data(), tensor.data, bytes.size(),
@@ -148,7 +151,7 @@ bool AllBytesAre(GpuRank& rank, int value) {
 // Fills the sources with `value`, refits, and looks at the destinations.
 void ExpectRefitOf(GpuWorld& world, int value) {
   world.OnAllRanks([&](int32_t r) -> absl::Status {
-    GpuRank& rank = world.rank(r);
+    WorldRank& rank = world.rank(r);
     EXPECT_EQ(rank.device().MakeCurrent(), absl::OkStatus());
     for (const BoundTensor& tensor : rank.tensors()) {
       EXPECT_EQ(cudaMemsetAsync(tensor.data, world.IsSource(r) ? value : 0xff,

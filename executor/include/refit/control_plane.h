@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -127,6 +128,37 @@ absl::StatusOr<int32_t> LocalRankFromEnvironment();
 // others.
 absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
     const TcpRendezvous& rendezvous, ControlPlane::Deadline deadline);
+
+// A rank's way to the other ranks: its end of the control plane, or the place
+// where it has yet to meet them.
+class Meeting {
+ public:
+  using AbortCallback =
+      std::function<void(uint64_t step, const absl::Status& status)>;
+
+  Meeting() = default;  // of one rank, at no place
+  // NOLINTNEXTLINE(google-explicit-constructor): each is a meeting.
+  Meeting(std::unique_ptr<ControlPlane> control);
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  Meeting(TcpRendezvous rendezvous) : rendezvous_(std::move(rendezvous)) {}
+
+  int32_t rank() const { return rendezvous_.rank; }
+  int32_t world_size() const { return rendezvous_.world_size; }
+
+  // ControlPlane::OnAbort, as soon as there is one. Set before the first step.
+  void OnAbort(AbortCallback callback);
+  // Meets the other ranks, if that has yet to be done. Errors: ConnectTcp's.
+  absl::Status Meet(ControlPlane::Deadline deadline);
+  // Requires: the ranks have met.
+  ControlPlane& control() const { return *control_; }
+  // Ends the control plane: its callback is not called any more.
+  void Close() { control_.reset(); }
+
+ private:
+  TcpRendezvous rendezvous_;
+  AbortCallback on_abort_;  // until there is a control plane
+  std::unique_ptr<ControlPlane> control_;
+};
 
 }  // namespace refit
 

@@ -288,6 +288,9 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<MemoryWatch>> Watch(
       absl::Span<const MemoryRange> ranges) = 0;
 
+  // Whether its memory is the host's.
+  virtual bool IsHost() const { return false; }
+
   // Whether copies accept elements that are not aligned to their size.
   virtual bool CopiesUnaligned() const = 0;
 

@@ -33,6 +33,7 @@ class HostDevice : public Device {
       absl::Span<const MemoryRange>) override {
     return nullptr;
   }
+  bool IsHost() const override { return true; }
   bool CopiesUnaligned() const override { return true; }
   absl::Status Copy(std::byte* to, const std::byte* from, uint64_t size_bytes,
                     Stream stream) override;

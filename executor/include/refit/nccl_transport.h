@@ -16,7 +16,7 @@ namespace refit {
 
 struct NcclOptions {
   Device* device = nullptr;  // must outlive the transport
-  std::unique_ptr<ControlPlane> control;
+  Meeting meeting;           // Connect meets the others, if that is yet to be
   // Indexed by global rank. Ranks with equal numbers share an NVLink domain, as
   // the plan's programs say.
   std::vector<uint32_t> hosts;

@@ -22,9 +22,8 @@ namespace refit {
 //
 // A refit that fails, or is not over at its deadline, ends on all ranks;
 // Connect then makes everything anew. A rank whose process is gone is noticed
-// by the control plane.
-absl::StatusOr<std::unique_ptr<Transport>> CreateUcxTransport(
-    std::unique_ptr<ControlPlane> control);
+// by the control plane. Connect meets the other ranks, if that is yet to be.
+absl::StatusOr<std::unique_ptr<Transport>> CreateUcxTransport(Meeting meeting);
 
 }  // namespace refit
 

@@ -1,0 +1,93 @@
+// Worker: one rank of a plan, with all that it is made of.
+//
+//   absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::Create(
+//       {.plan = plan, .device = device, .meeting =
+//       *RendezvousFromEnvironment(),
+//        .executor = {.rank = rank}});
+//   absl::Status status = (*worker)->executor().Connect(timeout);
+//
+// Device, transport and executor may as well be made one by one. A Worker makes
+// them in the right order, ends them in the right order, and can be
+// interrupted.
+#ifndef REFIT_EXECUTOR_INCLUDE_REFIT_WORKER_H_
+#define REFIT_EXECUTOR_INCLUDE_REFIT_WORKER_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "plan/plan_file.h"
+#include "refit/control_plane.h"
+#include "refit/device.h"
+#include "refit/executor.h"
+#include "refit/interruption.h"
+#include "refit/local_transport.h"
+#include "refit/transport.h"
+
+namespace refit {
+
+// What carries the messages of ranks that are processes.
+enum class Wire {
+  kDefault,  // kUcx for host memory, kNccl for that of a GPU
+  kNccl,
+  kUcx,  // host memory only
+};
+
+struct WorkerOptions {
+  std::shared_ptr<const PlanFile> plan;
+  std::shared_ptr<Device> device;
+  // One of these two. Ranks that are processes meet; Connect does so within its
+  // deadline, and its errors are ConnectTcp's too. Ranks that are threads of
+  // one process may share a fabric instead, if they hold host memory.
+  std::optional<Meeting> meeting = {};
+  std::shared_ptr<LocalFabric> fabric = nullptr;
+  Wire wire = Wire::kDefault;
+  // Its device and transport are the worker's.
+  ExecutorOptions executor = {};
+};
+
+// Thread-compatible, but for Interrupt.
+class Worker {
+ public:
+  // Loads the executor. Errors: kInvalidArgument, options that do not fit
+  // together, and those of Executor::Load and LocalFabric::CreateTransport;
+  // kNotFound or kUnimplemented, the rank sends or receives by UCX and libucp
+  // is not here, or too old.
+  static absl::StatusOr<std::unique_ptr<Worker>> Create(WorkerOptions options);
+
+  Executor& executor() { return *executor_; }
+  const Executor& executor() const { return *executor_; }
+  // Until Close.
+  Transport& transport() { return *transport_; }
+  Device& device() { return *device_; }
+  const PlanFile& plan() const { return *plan_; }
+
+  // `call` of the executor. Interrupt, and an error of `poll`, end what it
+  // waits in (ScopedInterruption).
+  absl::Status Call(const std::function<absl::Status(Executor&)>& call,
+                    const Interruption& poll = nullptr);
+  // Ends what Call waits in now, on all ranks; without a Call it does nothing.
+  // Thread-safe.
+  void Interrupt() { interrupted_ = true; }
+
+  // Closes the executor and ends the transport. Idempotent.
+  void Close();
+
+ private:
+  Worker() = default;
+
+  std::atomic<bool> interrupted_ = false;
+  // Each outlives what comes after it.
+  std::shared_ptr<const PlanFile> plan_;
+  std::shared_ptr<Device> device_;
+  std::shared_ptr<LocalFabric> fabric_;
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Executor> executor_;
+};
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_INCLUDE_REFIT_WORKER_H_

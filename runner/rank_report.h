@@ -1,0 +1,28 @@
+// What ranks tell each other of one refit and its check.
+#ifndef REFIT_RUNNER_RANK_REPORT_H_
+#define REFIT_RUNNER_RANK_REPORT_H_
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "runner/local_ranks.h"
+#include "runner/value_check.h"
+
+namespace refit {
+
+struct RankReport {
+  RefitMeasurement refit;
+  CheckResult check;  // mismatches stay with the rank
+};
+
+std::string WriteReport(const RankReport& report);
+// Error: kInternal, no report.
+absl::StatusOr<RankReport> ReadReport(std::string_view bytes);
+
+// Adds what another rank reports; seconds are those of the slowest rank.
+void AddReport(const RankReport& of_rank, RankReport& all);
+
+}  // namespace refit
+
+#endif  // REFIT_RUNNER_RANK_REPORT_H_
