@@ -4,11 +4,11 @@
 #include <link.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "executor/transport/loaded_library.h"
 
 namespace refit::nccl {
 namespace {
@@ -37,17 +37,6 @@ constexpr int kOldestVersion = 21800;
 constexpr char kLibraryVariable[] = "REFIT_NCCL_LIBRARY";
 constexpr char kLibraryName[] = "libnccl.so.2";
 
-// Pins a file that is loaded already. Null if it is not.
-void* OpenLoaded(const char* file) {
-  return dlopen(file, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
-}
-
-std::string FileOf(const void* address) {
-  Dl_info info;
-  if (dladdr(address, &info) == 0 || info.dli_fname == nullptr) return "";
-  return info.dli_fname;
-}
-
 int CollectLibnccl(dl_phdr_info* info, size_t, void* files) {
   const std::string_view path = info->dlpi_name;
   const std::string_view name = path.substr(path.rfind('/') + 1);
@@ -73,36 +62,6 @@ void* FindLoaded() {
   }
   return nullptr;
 }
-
-absl::StatusOr<void*> Open() {
-  const char* chosen = std::getenv(kLibraryVariable);
-  const bool is_chosen = chosen != nullptr && *chosen != '\0';
-  const char* file = is_chosen ? chosen : kLibraryName;
-  // Local: its symbols must not stand in for those of a copy loaded later.
-  if (void* handle = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)) {
-    return handle;
-  }
-  const std::string why = dlerror();
-  return absl::NotFoundError(
-      is_chosen ? absl::StrCat("no libnccl: none is loaded in this process, "
-                               "and the file that ",
-                               kLibraryVariable, " names cannot be: ", why)
-                : absl::StrCat("no libnccl: none is loaded in this process, ",
-                               kLibraryVariable,
-                               " is not set, and the loader says: ", why));
-}
-
-// What the functions are looked up in, and the first one that is not there.
-struct SymbolTable {
-  template <typename Function>
-  void Find(const char* name, Function*& function) {
-    function = reinterpret_cast<Function*>(dlsym(handle, name));
-    if (function == nullptr && missing == nullptr) missing = name;
-  }
-
-  void* handle = nullptr;
-  const char* missing = nullptr;
-};
 
 // The name of the first function that is missing, else null.
 const char* FindFunctions(void* handle, Api& api) {
@@ -131,7 +90,8 @@ absl::StatusOr<Api> Load() {
   Api api;
   void* handle = FindLoaded();
   if (handle == nullptr) {
-    absl::StatusOr<void*> opened = Open();
+    absl::StatusOr<void*> opened =
+        OpenLibrary("libnccl", kLibraryVariable, kLibraryName);
     if (!opened.ok()) return opened.status();
     handle = *opened;
   }

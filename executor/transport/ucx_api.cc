@@ -4,9 +4,9 @@
 
 #include <cstdarg>
 #include <cstdio>
-#include <cstdlib>
 
 #include "absl/strings/str_cat.h"
+#include "executor/transport/loaded_library.h"
 
 namespace refit::ucx {
 namespace {
@@ -15,18 +15,6 @@ constexpr unsigned kApiMajor = 1;
 constexpr unsigned kApiMinor = 10;
 constexpr char kLibraryVariable[] = "REFIT_UCX_LIBRARY";
 constexpr char kLibraryName[] = "libucp.so.0";
-
-// What the functions are looked up in, and the first one that is not there.
-struct SymbolTable {
-  template <typename Function>
-  void Find(const char* name, Function*& function) {
-    function = reinterpret_cast<Function*>(dlsym(handle, name));
-    if (function == nullptr && missing == nullptr) missing = name;
-  }
-
-  void* handle = nullptr;
-  const char* missing = nullptr;
-};
 
 thread_local int quiet_logs = 0;
 
@@ -52,27 +40,12 @@ void RedirectLog(void* handle) {
 }
 
 absl::StatusOr<void*> Open() {
-  if (void* handle =
-          dlopen(kLibraryName, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE)) {
-    return handle;
-  }
-  const char* chosen = std::getenv(kLibraryVariable);
-  const bool is_chosen = chosen != nullptr && *chosen != '\0';
-  const char* file = is_chosen ? chosen : kLibraryName;
-  // Local: its symbols must not stand in for those of a copy loaded later.
-  if (void* handle = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)) {
-    RedirectLog(handle);
-    return handle;
-  }
-  const std::string why = dlerror();
-  return absl::NotFoundError(
-      is_chosen
-          ? absl::StrCat("no UCX: none is loaded in this process, and the "
-                         "file that ",
-                         kLibraryVariable, " names cannot be: ", why)
-          : absl::StrCat("no UCX: none is loaded in this process, ",
-                         kLibraryVariable, " is not set, and the loader says: ",
-                         why, " (Debian and Ubuntu: apt-get install libucx0)"));
+  if (void* handle = OpenLoaded(kLibraryName)) return handle;
+  absl::StatusOr<void*> handle =
+      OpenLibrary("UCX", kLibraryVariable, kLibraryName,
+                  " (Debian and Ubuntu: apt-get install libucx0)");
+  if (handle.ok()) RedirectLog(*handle);
+  return handle;
 }
 
 // The name of the first function that is missing, else null.
@@ -109,10 +82,7 @@ absl::StatusOr<Api> Load() {
     return absl::UnimplementedError(absl::StrCat(
         "the UCX library that was loaded has no ", symbols.missing));
   }
-  Dl_info info;
-  if (dladdr(reinterpret_cast<const void*>(api.GetVersion), &info) != 0) {
-    api.library = info.dli_fname;
-  }
+  api.library = FileOf(reinterpret_cast<const void*>(api.GetVersion));
   unsigned major = 0, minor = 0, release = 0;
   api.GetVersion(&major, &minor, &release);
   api.version = major * 1000000 + minor * 1000 + release;

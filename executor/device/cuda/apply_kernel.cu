@@ -7,27 +7,12 @@ namespace {
 
 constexpr uint32_t kThreads = 256;
 
-// The last operation that begins at `tile` or before it.
-__device__ const KernelApply& OperationOf(const ApplyBatch& batch,
-                                          uint64_t tile) {
-  uint32_t begin = 0;
-  uint32_t end = batch.applies_count;
-  while (end - begin > 1) {
-    const uint32_t middle = begin + (end - begin) / 2;
-    (batch.applies[middle].first_tile <= tile ? begin : end) = middle;
-  }
-  return batch.applies[begin];
-}
-
 __device__ uint32_t Applied(const KernelApply& op, uint32_t bits) {
   return AppliedTo(bits, op.functions, op.functions_count);
 }
 
 __global__ void ApplyKernel(ApplyBatch batch, const uint32_t* unless) {
-  if (unless != nullptr &&
-      *static_cast<const volatile uint32_t*>(unless) != 0) {
-    return;
-  }
+  if (IsStopped(unless)) return;
   for (uint64_t tile = blockIdx.x; tile < batch.tiles_count;
        tile += gridDim.x) {
     const KernelApply& op = OperationOf(batch, tile);
@@ -51,18 +36,11 @@ __global__ void ApplyKernel(ApplyBatch batch, const uint32_t* unless) {
 
 }  // namespace
 
-cudaError_t LoadApplyKernel() {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, ApplyKernel);
-}
+cudaError_t LoadApplyKernel() { return LoadKernel(ApplyKernel); }
 
 cudaError_t LaunchApplies(const ApplyBatch& batch, uint32_t blocks_max,
                           const uint32_t* unless, cudaStream_t stream) {
-  if (batch.tiles_count == 0) return cudaSuccess;
-  const auto blocks = static_cast<uint32_t>(
-      batch.tiles_count < blocks_max ? batch.tiles_count : blocks_max);
-  ApplyKernel<<<blocks, kThreads, 0, stream>>>(batch, unless);
-  return cudaGetLastError();
+  return LaunchTiles(ApplyKernel, kThreads, batch, blocks_max, unless, stream);
 }
 
 }  // namespace refit::cuda

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "executor/device/cuda/tiles.h"
 #include "refit/device.h"
 
 namespace refit::cuda {
@@ -16,7 +17,7 @@ inline constexpr uint32_t kApplyFunctionsMax = 16;
 inline constexpr uint32_t kApplyTileElements = 1024;
 
 struct KernelApply {
-  uint64_t first_tile;  // of the batch; tiles of an operation follow each other
+  uint64_t first_tile;
   uint64_t elements;
   uint64_t offset;
   uint32_t entry;
@@ -25,18 +26,12 @@ struct KernelApply {
   DType dtype;
 };
 
-// All pointers are of device memory; `unless` may be null.
-struct ApplyBatch {
-  std::byte* const* table = nullptr;
-  const KernelApply* applies = nullptr;
-  uint32_t applies_count = 0;
-  uint64_t tiles_count = 0;
-};
+using ApplyBatch = TiledBatch<KernelApply>;
 
 // As LoadCopyKernel.
 cudaError_t LoadApplyKernel();
 
-// Enqueues the batch on `blocks_max` blocks at most.
+// Enqueues the batch on `blocks_max` blocks at most. `unless` may be null.
 cudaError_t LaunchApplies(const ApplyBatch& batch, uint32_t blocks_max,
                           const uint32_t* unless, cudaStream_t stream);
 

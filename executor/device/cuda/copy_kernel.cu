@@ -2,6 +2,7 @@
 
 #include "executor/device/cast.h"
 #include "executor/device/cuda/copy_kernel.h"
+#include "executor/device/cuda/tiles.h"
 
 namespace refit::cuda {
 namespace {
@@ -137,14 +138,7 @@ __device__ __forceinline__ void MoveTile(const KernelCopy& copy,
 __global__ void __launch_bounds__(kThreads)
     CopyKernel(const KernelBatch batch, const uint32_t* unless) {
   __shared__ KernelCopy copy;
-  __shared__ uint32_t stop;
-  // Read once a block: its threads must agree.
-  if (threadIdx.x == 0) {
-    stop =
-        unless != nullptr ? *static_cast<const volatile uint32_t*>(unless) : 0;
-  }
-  __syncthreads();
-  if (stop != 0) return;
+  if (IsStopped(unless)) return;
   for (uint32_t t = blockIdx.x; t < batch.tiles_count; t += gridDim.x) {
     const KernelTile tile = batch.tiles[t];
     constexpr uint32_t kWords = sizeof(KernelCopy) / sizeof(uint32_t);
@@ -196,18 +190,11 @@ void DivisionBy(uint32_t divisor, uint32_t& magic, uint32_t& shift) {
   shift = bits - 1;
 }
 
-cudaError_t LoadCopyKernel() {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, CopyKernel);
-}
+cudaError_t LoadCopyKernel() { return LoadKernel(CopyKernel); }
 
 cudaError_t LaunchCopies(const KernelBatch& batch, uint32_t blocks_max,
                          const uint32_t* unless, cudaStream_t stream) {
-  if (batch.tiles_count == 0) return cudaSuccess;
-  const uint32_t blocks =
-      batch.tiles_count < blocks_max ? batch.tiles_count : blocks_max;
-  CopyKernel<<<blocks, kThreads, 0, stream>>>(batch, unless);
-  return cudaGetLastError();
+  return LaunchTiles(CopyKernel, kThreads, batch, blocks_max, unless, stream);
 }
 
 }  // namespace refit::cuda

@@ -67,9 +67,7 @@ struct KernelBatch {
   uint32_t tiles_count = 0;
 };
 
-// Loads the kernel into the current device's context. Otherwise its first
-// launch would, and wait for the whole device: for ever, if a fence of another
-// rank on it waits for what comes after that launch.
+// Loads the kernel into the current device's context (tiles.h).
 cudaError_t LoadCopyKernel();
 
 // Enqueues the batch on `blocks_max` blocks at most.

@@ -339,16 +339,17 @@ class CudaPreparedCopies : public PreparedCopies {
            .tiles_count = static_cast<uint32_t>(programs[i].tiles.size())});
       quantizes_.push_back(
           {.table = reinterpret_cast<std::byte* const*>(base + table_at),
-           .quantizes = reinterpret_cast<const KernelQuantize*>(
+           .operations = reinterpret_cast<const KernelQuantize*>(
                base + offsets[i].quantizes),
-           .quantizes_count =
+           .operations_count =
                static_cast<uint32_t>(programs[i].quantizes.size()),
            .tiles_count = programs[i].quantize_tiles});
       applies_.push_back(
           {.table = reinterpret_cast<std::byte* const*>(base + table_at),
-           .applies = reinterpret_cast<const cuda::KernelApply*>(
+           .operations = reinterpret_cast<const cuda::KernelApply*>(
                base + offsets[i].applies),
-           .applies_count = static_cast<uint32_t>(programs[i].applies.size()),
+           .operations_count =
+               static_cast<uint32_t>(programs[i].applies.size()),
            .tiles_count = programs[i].apply_tiles});
       blocks_of_batch_.push_back(programs[i].leaves_room
                                      ? std::max(1u, blocks_max_ / kRoomDivisor)

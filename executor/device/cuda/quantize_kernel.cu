@@ -263,22 +263,6 @@ __device__ void QuantizeRow(const Block& block) {
   }
 }
 
-// The operation that tile `tile` belongs to.
-__device__ const KernelQuantize& OperationOf(const QuantizeBatch& batch,
-                                             uint64_t tile) {
-  uint32_t begin = 0;
-  uint32_t end = batch.quantizes_count;
-  while (end - begin > 1) {
-    const uint32_t middle = begin + (end - begin) / 2;
-    if (batch.quantizes[middle].first_tile <= tile) {
-      begin = middle;
-    } else {
-      end = middle;
-    }
-  }
-  return batch.quantizes[begin];
-}
-
 // Tiles whose blocks are located at once, each by a thread: a search and many
 // divisions, which would be most of a tile's time.
 constexpr uint32_t kTilesAtOnce = 32;
@@ -287,14 +271,7 @@ static_assert(kSmallBlocksPerTile == kThreads);
 __global__ void __launch_bounds__(kThreads)
     QuantizeKernel(const QuantizeBatch batch, const uint32_t* unless) {
   __shared__ Block blocks[kTilesAtOnce];
-  __shared__ uint32_t stop;
-  // Read once a block: its threads must agree.
-  if (threadIdx.x == 0) {
-    stop =
-        unless != nullptr ? *static_cast<const volatile uint32_t*>(unless) : 0;
-  }
-  __syncthreads();
-  if (stop != 0) return;
+  if (IsStopped(unless)) return;
   const auto tile_of = [&](uint64_t turn) {
     return turn * gridDim.x + blockIdx.x;
   };
@@ -339,18 +316,12 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t LoadQuantizeKernel() {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, QuantizeKernel);
-}
+cudaError_t LoadQuantizeKernel() { return LoadKernel(QuantizeKernel); }
 
 cudaError_t LaunchQuantizes(const QuantizeBatch& batch, uint32_t blocks_max,
                             const uint32_t* unless, cudaStream_t stream) {
-  if (batch.tiles_count == 0) return cudaSuccess;
-  const auto blocks = static_cast<uint32_t>(
-      batch.tiles_count < blocks_max ? batch.tiles_count : blocks_max);
-  QuantizeKernel<<<blocks, kThreads, 0, stream>>>(batch, unless);
-  return cudaGetLastError();
+  return LaunchTiles(QuantizeKernel, kThreads, batch, blocks_max, unless,
+                     stream);
 }
 
 }  // namespace refit::cuda

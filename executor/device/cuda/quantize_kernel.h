@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "executor/device/cuda/tiles.h"
 #include "plan/dtype.h"
 
 namespace refit::cuda {
@@ -26,9 +27,9 @@ struct KernelQuantizeLoop {
 inline constexpr uint32_t kQuantizeLoopsMax = 4;
 
 struct KernelQuantize {
-  uint64_t first_tile;  // of the batch; tiles of an operation follow each other
-  uint64_t blocks;      // of all matrices
-  uint64_t rows;        // of one matrix
+  uint64_t first_tile;
+  uint64_t blocks;  // of all matrices
+  uint64_t rows;    // of one matrix
   uint64_t columns;
   uint64_t blocks_down;
   uint64_t blocks_across;
@@ -53,18 +54,12 @@ constexpr bool IsSmallBlock(uint32_t rows, uint32_t columns) {
   return uint64_t{rows} * columns <= kSmallBlockElements;
 }
 
-// All pointers are of device memory; `unless` may be null.
-struct QuantizeBatch {
-  std::byte* const* table = nullptr;
-  const KernelQuantize* quantizes = nullptr;
-  uint32_t quantizes_count = 0;
-  uint64_t tiles_count = 0;
-};
+using QuantizeBatch = TiledBatch<KernelQuantize>;
 
 // As LoadCopyKernel.
 cudaError_t LoadQuantizeKernel();
 
-// Enqueues the batch on `blocks_max` blocks at most.
+// Enqueues the batch on `blocks_max` blocks at most. `unless` may be null.
 cudaError_t LaunchQuantizes(const QuantizeBatch& batch, uint32_t blocks_max,
                             const uint32_t* unless, cudaStream_t stream);
 
