@@ -23,9 +23,9 @@ bool IsAtRest(const PlanFile& plan, int32_t rank) {
                       });
 }
 
-// The rounds in which a pair of ranks has the same mover.
+// The rounds in which a pair of ranks has the same origin.
 struct Span {
-  bool holder_at_rest = false;
+  bool target_at_rest = false;
   size_t first = 0;
   size_t last = 0;
 };
@@ -44,40 +44,41 @@ std::vector<DirectEnds> ListDirectEnds(const PlanFile& plan, int32_t rank,
                                        const RankSchedule& schedule,
                                        const PeerTensors& peers) {
   const std::vector<RoundWork>& rounds = schedule.rounds();
-  // Peers by round: holders, whose tensors this rank uses, and movers.
-  std::vector<std::set<int32_t>> holders(rounds.size());
-  std::vector<std::set<int32_t>> movers(rounds.size());
-  Spans held, moved;  // by holders, by movers
+  // Peers by round: targets, whose tensors this rank uses, and origins.
+  std::vector<std::set<int32_t>> targets(rounds.size());
+  std::vector<std::set<int32_t>> origins(rounds.size());
+  Spans of_targets, of_origins;  // by targets, by origins
   const bool at_rest = IsAtRest(plan, rank);
   for (size_t i = 0; i < rounds.size(); ++i) {
     for (const int32_t receiver : rounds[i].receivers) {
-      (peers.pulled_by.contains(receiver) ? movers : holders)[i].insert(
+      (peers.pulled_by.contains(receiver) ? origins : targets)[i].insert(
           receiver);
     }
     for (const int32_t sender : rounds[i].senders) {
-      (peers.pulled_from.contains(sender) ? holders : movers)[i].insert(sender);
+      (peers.pulled_from.contains(sender) ? targets : origins)[i].insert(
+          sender);
     }
-    for (const int32_t holder : holders[i]) Extend(held, holder, i);
-    for (const int32_t mover : movers[i]) {
-      Extend(moved, mover, i).holder_at_rest = at_rest;
+    for (const int32_t target : targets[i]) Extend(of_targets, target, i);
+    for (const int32_t origin : origins[i]) {
+      Extend(of_origins, origin, i).target_at_rest = at_rest;
     }
   }
-  for (auto& [holder, span] : held)
-    span.holder_at_rest = IsAtRest(plan, holder);
+  for (auto& [target, span] : of_targets)
+    span.target_at_rest = IsAtRest(plan, target);
   std::vector<DirectEnds> ends(rounds.size());
   for (size_t i = 0; i < rounds.size(); ++i) {
-    ends[i].moves = !holders[i].empty();
-    for (const int32_t holder : holders[i]) {
-      const Span& span = held.at(holder);
-      const bool once = span.holder_at_rest;
-      if (!once || i == span.first) ends[i].await_grants.push_back(holder);
-      if (!once || i == span.last) ends[i].finish.push_back(holder);
+    ends[i].moves = !targets[i].empty();
+    for (const int32_t target : targets[i]) {
+      const Span& span = of_targets.at(target);
+      const bool once = span.target_at_rest;
+      if (!once || i == span.first) ends[i].await_grants.push_back(target);
+      if (!once || i == span.last) ends[i].finish.push_back(target);
     }
-    for (const int32_t mover : movers[i]) {
-      const Span& span = moved.at(mover);
-      const bool once = span.holder_at_rest;
-      if (!once || i == span.first) ends[i].grant.push_back(mover);
-      if (!once || i == span.last) ends[i].await_finishes.push_back(mover);
+    for (const int32_t origin : origins[i]) {
+      const Span& span = of_origins.at(origin);
+      const bool once = span.target_at_rest;
+      if (!once || i == span.first) ends[i].grant.push_back(origin);
+      if (!once || i == span.last) ends[i].await_finishes.push_back(origin);
     }
   }
   return ends;

@@ -13,16 +13,16 @@
 namespace refit {
 
 // A rank's calls of the fence in one direct round (refit/fence.h). Each list is
-// ascending and distinct; a rank may be a holder and a mover at once.
+// ascending and distinct; a rank may be a target and an origin at once.
 struct DirectEnds {
-  bool moves = false;                   // this rank is the mover of some pair
-  std::vector<int32_t> grant;           // movers
-  std::vector<int32_t> await_grants;    // holders
-  std::vector<int32_t> finish;          // holders
-  std::vector<int32_t> await_finishes;  // movers
+  bool moves = false;                   // this rank is the origin of some pair
+  std::vector<int32_t> grant;           // origins
+  std::vector<int32_t> await_grants;    // targets
+  std::vector<int32_t> finish;          // targets
+  std::vector<int32_t> await_finishes;  // origins
 
   // Whether the rank sees when the round's bytes are moved: not one whose
-  // movers use its memory in other rounds too, without telling.
+  // origins use its memory in other rounds too, without telling.
   bool IsTimed() const {
     return moves || (!grant.empty() && grant == await_finishes);
   }
@@ -30,8 +30,8 @@ struct DirectEnds {
 
 // By round of the schedule; of a staged one there is nothing.
 //
-// A holder whose tensors nobody writes twice or reads before the end of the
-// refit grants a mover once, before its first round, and hears from it once,
+// A target whose tensors nobody writes twice or reads before the end of the
+// refit grants an origin once, before its first round, and hears from it once,
 // after its last. That is any rank but one that quantizes, whose scratch is
 // used again and again, and a destination rank that relays. Fences are what
 // rounds cost, above all where ranks share a GPU: processes take turns on it,

@@ -102,24 +102,25 @@ absl::Status HostFence::Outcome(std::optional<int32_t> absent) {
                                          *absent, " came to it"));
 }
 
-absl::Status HostFence::Grant(absl::Span<const int32_t> movers, void*) {
-  fence_.Grant(movers, kOnlyStep);
+absl::Status HostFence::Grant(absl::Span<const int32_t> origins, void*) {
+  fence_.Grant(origins, kOnlyStep);
   return absl::OkStatus();
 }
 
-absl::Status HostFence::AwaitGrants(absl::Span<const int32_t> holders, void*) {
+absl::Status HostFence::AwaitGrants(absl::Span<const int32_t> targets, void*) {
   return Outcome(
-      fence_.AwaitGrants(holders, kOnlyStep, FenceEnd::Deadline::max()));
+      fence_.AwaitGrants(targets, kOnlyStep, FenceEnd::Deadline::max()));
 }
 
-absl::Status HostFence::Finish(absl::Span<const int32_t> holders, void*) {
-  fence_.Finish(holders, kOnlyStep);
+absl::Status HostFence::Finish(absl::Span<const int32_t> targets, void*) {
+  fence_.Finish(targets, kOnlyStep);
   return absl::OkStatus();
 }
 
-absl::Status HostFence::AwaitFinishes(absl::Span<const int32_t> movers, void*) {
+absl::Status HostFence::AwaitFinishes(absl::Span<const int32_t> origins,
+                                      void*) {
   return Outcome(
-      fence_.AwaitFinishes(movers, kOnlyStep, FenceEnd::Deadline::max()));
+      fence_.AwaitFinishes(origins, kOnlyStep, FenceEnd::Deadline::max()));
 }
 
 }  // namespace refit

@@ -26,10 +26,10 @@ class HostFence : public DeviceFence {
   void Abort() override;
   std::vector<int32_t> Waiting() const override;
 
-  absl::Status Grant(absl::Span<const int32_t> movers, void*) override;
-  absl::Status AwaitGrants(absl::Span<const int32_t> holders, void*) override;
-  absl::Status Finish(absl::Span<const int32_t> holders, void*) override;
-  absl::Status AwaitFinishes(absl::Span<const int32_t> movers, void*) override;
+  absl::Status Grant(absl::Span<const int32_t> origins, void*) override;
+  absl::Status AwaitGrants(absl::Span<const int32_t> targets, void*) override;
+  absl::Status Finish(absl::Span<const int32_t> targets, void*) override;
+  absl::Status AwaitFinishes(absl::Span<const int32_t> origins, void*) override;
   void Withdraw() override { fence_.Withdraw(); }
   const uint32_t* aborted() const override { return nullptr; }
 

@@ -36,14 +36,14 @@ bool FenceEnd::Await(int32_t peer, uint64_t step, Deadline deadline,
 bool FenceEnd::BeginMoving(uint64_t step) {
   std::lock_guard lock(mutex_);
   if (step <= aborted_step_) return false;
-  ++movers_;
+  ++origins_;
   return true;
 }
 
 void FenceEnd::EndMoving() {
   {
     std::lock_guard lock(mutex_);
-    --movers_;
+    --origins_;
   }
   changed_.notify_one();
 }
@@ -64,7 +64,7 @@ void FenceEnd::AwaitAbort(uint64_t step) {
 void FenceEnd::Leave(uint64_t step) {
   Abort(step);
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return movers_ == 0; });
+  changed_.wait(lock, [&] { return origins_ == 0; });
 }
 
 void ThreadFence::Signal(Peers peers, uint64_t step) {
@@ -88,40 +88,40 @@ std::optional<int32_t> ThreadFence::waiting() const {
   return peer < 0 ? std::nullopt : std::optional(peer);
 }
 
-std::optional<int32_t> ThreadFence::AwaitGrants(Peers holders, uint64_t step,
+std::optional<int32_t> ThreadFence::AwaitGrants(Peers targets, uint64_t step,
                                                 FenceEnd::Deadline deadline) {
-  for (const int32_t holder : holders) {
-    if (!Await(holder, step, deadline) || !end_of_(holder).BeginMoving(step)) {
-      return holder;
+  for (const int32_t target : targets) {
+    if (!Await(target, step, deadline) || !end_of_(target).BeginMoving(step)) {
+      return target;
     }
-    granting_.push_back(holder);
+    granting_.push_back(target);
   }
   return std::nullopt;
 }
 
-void ThreadFence::Finish(Peers holders, uint64_t step) {
-  for (const int32_t holder : holders) {
-    granting_.erase(std::find(granting_.begin(), granting_.end(), holder));
-    end_of_(holder).EndMoving();
+void ThreadFence::Finish(Peers targets, uint64_t step) {
+  for (const int32_t target : targets) {
+    granting_.erase(std::find(granting_.begin(), granting_.end(), target));
+    end_of_(target).EndMoving();
   }
-  Signal(holders, step);
+  Signal(targets, step);
 }
 
 void ThreadFence::Withdraw() {
-  for (const int32_t holder : granting_) end_of_(holder).EndMoving();
+  for (const int32_t target : granting_) end_of_(target).EndMoving();
   granting_.clear();
 }
 
-// Withdraws first: two ranks that leave may each be the other's mover.
+// Withdraws first: two ranks that leave may each be the other's origin.
 void ThreadFence::Leave(uint64_t step) {
   Withdraw();
   end_of_(rank_).Leave(step);
 }
 
-std::optional<int32_t> ThreadFence::AwaitFinishes(Peers movers, uint64_t step,
+std::optional<int32_t> ThreadFence::AwaitFinishes(Peers origins, uint64_t step,
                                                   FenceEnd::Deadline deadline) {
-  for (int32_t mover : movers) {
-    if (!Await(mover, step, deadline)) return mover;
+  for (int32_t origin : origins) {
+    if (!Await(origin, step, deadline)) return origin;
   }
   return std::nullopt;
 }

@@ -50,7 +50,7 @@ class FenceEnd {
   std::condition_variable changed_;
   // All guarded by mutex_.
   absl::flat_hash_map<int32_t, Signals> signals_;  // by peer
-  size_t movers_ = 0;
+  size_t origins_ = 0;
   uint64_t aborted_step_ = 0;
 };
 
@@ -62,14 +62,14 @@ class ThreadFence {
   ThreadFence(int32_t rank, std::function<FenceEnd&(int32_t)> end_of)
       : rank_(rank), end_of_(std::move(end_of)) {}
 
-  void Grant(Peers movers, uint64_t step) { Signal(movers, step); }
-  // The holder that did not come, or has left the step: nothing may be moved,
+  void Grant(Peers origins, uint64_t step) { Signal(origins, step); }
+  // The target that did not come, or has left the step: nothing may be moved,
   // and this rank has to Leave.
-  std::optional<int32_t> AwaitGrants(Peers holders, uint64_t step,
+  std::optional<int32_t> AwaitGrants(Peers targets, uint64_t step,
                                      FenceEnd::Deadline deadline);
-  void Finish(Peers holders, uint64_t step);
-  // The mover that did not come: this rank has to Leave.
-  std::optional<int32_t> AwaitFinishes(Peers movers, uint64_t step,
+  void Finish(Peers targets, uint64_t step);
+  // The origin that did not come: this rank has to Leave.
+  std::optional<int32_t> AwaitFinishes(Peers origins, uint64_t step,
                                        FenceEnd::Deadline deadline);
   // Ends what was granted and not finished: this rank moves nothing more.
   void Withdraw();
@@ -84,7 +84,7 @@ class ThreadFence {
 
   const int32_t rank_;
   const std::function<FenceEnd&(int32_t)> end_of_;
-  std::vector<int32_t> granting_;  // holders, between grant and finish
+  std::vector<int32_t> granting_;  // targets, between grant and finish
   std::atomic<int32_t> waiting_ = -1;
 };
 

@@ -53,10 +53,10 @@ class LocalTransport : public Transport, private Fence {
   }
 
  private:
-  absl::Status Grant(absl::Span<const int32_t> movers, void*) override;
-  absl::Status AwaitGrants(absl::Span<const int32_t> holders, void*) override;
-  absl::Status Finish(absl::Span<const int32_t> holders, void*) override;
-  absl::Status AwaitFinishes(absl::Span<const int32_t> movers, void*) override;
+  absl::Status Grant(absl::Span<const int32_t> origins, void*) override;
+  absl::Status AwaitGrants(absl::Span<const int32_t> targets, void*) override;
+  absl::Status Finish(absl::Span<const int32_t> targets, void*) override;
+  absl::Status AwaitFinishes(absl::Span<const int32_t> origins, void*) override;
   void Withdraw() override { fence_.Withdraw(); }
   const uint32_t* aborted() const override { return nullptr; }
   absl::Status LeaveDirect(std::optional<int32_t> absent);
@@ -124,24 +124,24 @@ absl::StatusOr<std::vector<std::string>> LocalTransport::Share(
   return given;
 }
 
-absl::Status LocalTransport::Grant(absl::Span<const int32_t> movers, void*) {
-  fence_.Grant(movers, step_);
+absl::Status LocalTransport::Grant(absl::Span<const int32_t> origins, void*) {
+  fence_.Grant(origins, step_);
   return absl::OkStatus();
 }
 
-absl::Status LocalTransport::AwaitGrants(absl::Span<const int32_t> holders,
+absl::Status LocalTransport::AwaitGrants(absl::Span<const int32_t> targets,
                                          void*) {
-  return LeaveDirect(fence_.AwaitGrants(holders, step_, deadline_));
+  return LeaveDirect(fence_.AwaitGrants(targets, step_, deadline_));
 }
 
-absl::Status LocalTransport::Finish(absl::Span<const int32_t> holders, void*) {
-  fence_.Finish(holders, step_);
+absl::Status LocalTransport::Finish(absl::Span<const int32_t> targets, void*) {
+  fence_.Finish(targets, step_);
   return absl::OkStatus();
 }
 
-absl::Status LocalTransport::AwaitFinishes(absl::Span<const int32_t> movers,
+absl::Status LocalTransport::AwaitFinishes(absl::Span<const int32_t> origins,
                                            void*) {
-  return LeaveDirect(fence_.AwaitFinishes(movers, step_, deadline_));
+  return LeaveDirect(fence_.AwaitFinishes(origins, step_, deadline_));
 }
 
 // Fails the step if `absent` did not come to it; nobody uses this rank's memory

@@ -52,16 +52,16 @@ TEST(HostFenceTest, APeerHoldsAnEndLongerThanItsFence) {
   EXPECT_TRUE(fence->Grant({1}, nullptr).ok());
 }
 
-TEST(HostFenceTest, AMoverThatWithdrewIsNotWaitedFor) {
-  const std::unique_ptr<DeviceFence> mover = MakeFence(0);
-  const std::unique_ptr<DeviceFence> holder = MakeFence(1);
-  ASSERT_TRUE(mover->Connect({1}, {*holder->Export()}).ok());
-  ASSERT_TRUE(holder->Connect({0}, {*mover->Export()}).ok());
-  ASSERT_TRUE(holder->Grant({0}, nullptr).ok());
-  ASSERT_TRUE(mover->AwaitGrants({1}, nullptr).ok());
-  mover->Withdraw();
-  holder->Abort();
-  EXPECT_EQ(holder->AwaitFinishes({0}, nullptr).code(),
+TEST(HostFenceTest, AnOriginThatWithdrewIsNotWaitedFor) {
+  const std::unique_ptr<DeviceFence> origin = MakeFence(0);
+  const std::unique_ptr<DeviceFence> target = MakeFence(1);
+  ASSERT_TRUE(origin->Connect({1}, {*target->Export()}).ok());
+  ASSERT_TRUE(target->Connect({0}, {*origin->Export()}).ok());
+  ASSERT_TRUE(target->Grant({0}, nullptr).ok());
+  ASSERT_TRUE(origin->AwaitGrants({1}, nullptr).ok());
+  origin->Withdraw();
+  target->Abort();
+  EXPECT_EQ(target->AwaitFinishes({0}, nullptr).code(),
             absl::StatusCode::kAborted);
 }
 

@@ -419,29 +419,29 @@ TEST_P(FenceConformance, FenceOrdersWritesIntoThePeersMemory) {
 
 // In each round every rank moves bytes at some peers, reading there and
 // storing, while others do so here; 0 and 1 at each other.
-TEST_P(FenceConformance, RankMayBeMoverToOnePeerAndHolderToAnother) {
+TEST_P(FenceConformance, RankMayBeOriginToOnePeerAndTargetToAnother) {
   MakeWorld(3);
   ConnectAll();
-  const std::vector<std::vector<int32_t>> holders = {{1}, {0, 2}, {0}};
-  const std::vector<std::vector<int32_t>> movers = {{1, 2}, {0}, {1}};
-  int written[3] = {};    // by its holder
-  int stored[3][3] = {};  // by holder and mover
+  const std::vector<std::vector<int32_t>> targets = {{1}, {0, 2}, {0}};
+  const std::vector<std::vector<int32_t>> origins = {{1, 2}, {0}, {1}};
+  int written[3] = {};    // by its target
+  int stored[3][3] = {};  // by target and origin
   const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
     if (absl::Status s = end(rank).BeginRefit(Ample()); !s.ok()) return s;
     Fence& fence = *end(rank).fence();
     for (int round = 1; round <= 1000; ++round) {
       written[rank] = round;
-      absl::Status s = fence.Grant(movers[rank], nullptr);
-      if (s.ok()) s = fence.AwaitGrants(holders[rank], nullptr);
+      absl::Status s = fence.Grant(origins[rank], nullptr);
+      if (s.ok()) s = fence.AwaitGrants(targets[rank], nullptr);
       if (!s.ok()) return s;
-      for (const int32_t holder : holders[rank]) {
-        if (written[holder] != round) s = absl::DataLossError("read early");
-        stored[holder][rank] = round;
+      for (const int32_t target : targets[rank]) {
+        if (written[target] != round) s = absl::DataLossError("read early");
+        stored[target][rank] = round;
       }
-      s.Update(fence.Finish(holders[rank], nullptr));
-      s.Update(fence.AwaitFinishes(movers[rank], nullptr));
-      for (const int32_t mover : movers[rank]) {
-        if (stored[rank][mover] != round)
+      s.Update(fence.Finish(targets[rank], nullptr));
+      s.Update(fence.AwaitFinishes(origins[rank], nullptr));
+      for (const int32_t origin : origins[rank]) {
+        if (stored[rank][origin] != round)
           s = absl::DataLossError("stored late");
       }
       if (!s.ok()) return s;

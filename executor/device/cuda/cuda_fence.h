@@ -26,22 +26,22 @@ class CudaFence : public DeviceFence {
                        absl::Span<const std::string> exported) override;
   // Two ranks take turns: a grant one way, then a finish the other way. One
   // counter for each direction tells both.
-  absl::Status Grant(absl::Span<const int32_t> movers, void* stream) override {
-    return Signal(movers, stream);
+  absl::Status Grant(absl::Span<const int32_t> origins, void* stream) override {
+    return Signal(origins, stream);
   }
-  absl::Status AwaitGrants(absl::Span<const int32_t> holders,
+  absl::Status AwaitGrants(absl::Span<const int32_t> targets,
                            void* stream) override {
-    return Await(holders, stream);
+    return Await(targets, stream);
   }
-  absl::Status Finish(absl::Span<const int32_t> holders,
+  absl::Status Finish(absl::Span<const int32_t> targets,
                       void* stream) override {
-    return Signal(holders, stream);
+    return Signal(targets, stream);
   }
-  absl::Status AwaitFinishes(absl::Span<const int32_t> movers,
+  absl::Status AwaitFinishes(absl::Span<const int32_t> origins,
                              void* stream) override {
-    return Await(movers, stream);
+    return Await(origins, stream);
   }
-  // Holders wait for words, not for this rank.
+  // Targets wait for words, not for this rank.
   void Withdraw() override {}
   const uint32_t* aborted() const override { return words_.aborted; }
   void Abort() override;
