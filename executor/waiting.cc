@@ -67,9 +67,10 @@ std::string RanksText(absl::Span<const int32_t> ranks) {
 }
 
 void ReportWait(const std::string& who, const std::string& whom,
-                int64_t seconds) {
-  const std::string line = absl::StrCat("refit: ", who, ": waiting for ", whom,
-                                        " (", seconds, " s)\n");
+                int64_t seconds, const std::string& why) {
+  const std::string line =
+      absl::StrCat("refit: ", who, ": waiting for ", whom, " (", seconds, " s)",
+                   why.empty() ? "" : "; ", why, "\n");
   std::fputs(line.c_str(), stderr);
 }
 

@@ -429,7 +429,8 @@ void ControlServer::ReportMissing(Clock::time_point now) {
   for (int32_t rank = 0; rank < world_size_; ++rank) {
     if (by_rank_[rank] == nullptr) missing.push_back(rank);
   }
-  ReportWait("connect", RanksText(missing), meeting_reminder_.Seconds(now));
+  ReportWait("connect", RanksText(missing), meeting_reminder_.Seconds(now),
+             trouble_);
 }
 
 absl::Status ControlServer::MissingStatus() const {

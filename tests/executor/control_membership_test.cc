@@ -73,6 +73,22 @@ TEST_F(ControlMembershipTest, WrongSecretIsRefused) {
   });
 }
 
+// What rank 0 says while it waits tells why it does.
+TEST_F(ControlMembershipTest, WaitForARankThatWasRefusedSaysWhy) {
+  testing::internal::CaptureStderr();
+  std::thread rank2([&] {
+    EXPECT_FALSE(ConnectTcp(WithSecret(2, "of another job"), Ample()).ok());
+  });
+  EXPECT_FALSE(
+      ConnectTcp(WithSecret(0, kSecret), In(std::chrono::seconds(11))).ok());
+  rank2.join();
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("refit: connect: waiting for ranks 1, 2 (10 s); secret "
+                      "differs: rank 2 has another than rank 0"),
+            std::string::npos)
+      << said;
+}
+
 TEST_F(ControlMembershipTest, RankWithASecretDoesNotJoinWhereAnybodyMay) {
   std::thread rank0([&] {
     EXPECT_EQ(ConnectTcp(Rendezvous(0, 3), In(seconds(2))).status().code(),
