@@ -59,14 +59,6 @@ absl::Status OutOfOrder(int32_t rank, const std::string& call,
                    std::string(ExecutorStateName(state)), ": ", first()));
 }
 
-std::vector<std::string> NotRecorded(const absl::Status& recorded) {
-  if (recorded.ok()) return {};
-  return {absl::StrCat(
-      "the rounds are enqueued one by one, since they could not be recorded as "
-      "a graph: ",
-      recorded.message())};
-}
-
 }  // namespace
 
 std::string_view ExecutorStateName(ExecutorState state) {
@@ -189,11 +181,15 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
   }
   HandshakeRecord record = Record(HandshakeStage::kConnect);
   record.ready = made.ok();
+  record.records = enqueuer_->MayRecord();
   const absl::Status connected =
       options_.transport->Connect(record, schedule_->Edges(), deadline);
   if (!made.ok()) return WithRank(made, options_.rank);
   if (!connected.ok()) return WithRank(connected, options_.rank);
   SetNotices(NoticeKind::kHosts, options_.transport->notices());
+  enqueuer_->Connected(
+      !options_.transport->FirstWithoutRecording().has_value());
+  NoticeRecording();
   if (!again) state_ = ExecutorState::kConnected;
   return absl::OkStatus();
 }
@@ -266,6 +262,23 @@ void Executor::SetNotices(NoticeKind kind,
   for (const std::string& text : texts) {
     place = std::next(notices_.insert(place, {.kind = kind, .text = text}));
   }
+}
+
+void Executor::NoticeRecording() {
+  const std::string one_by_one = "the rounds are enqueued one by one, since ";
+  const absl::Status& recorded = enqueuer_->recorded();
+  const std::optional<int32_t> other =
+      options_.transport->FirstWithoutRecording();
+  std::vector<std::string> texts;
+  if (!recorded.ok()) {
+    texts.push_back(absl::StrCat(
+        one_by_one,
+        "they could not be recorded as a graph: ", recorded.message()));
+  } else if (other.has_value() && enqueuer_->MayRecord()) {
+    texts.push_back(absl::StrCat(one_by_one, "rank ", *other,
+                                 " does not record its own as a graph"));
+  }
+  SetNotices(NoticeKind::kNotRecorded, texts);
 }
 
 void Executor::NoticeBound() {
@@ -421,7 +434,7 @@ absl::Status Executor::Wait() {
   absl::Status status = options_.transport->AwaitOwnEnd();
   if (status.ok()) {
     enqueuer_->Record();
-    SetNotices(NoticeKind::kNotRecorded, NotRecorded(enqueuer_->recorded()));
+    NoticeRecording();
     status = options_.transport->Wait();
   }
   if (status.ok()) {

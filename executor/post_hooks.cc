@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "plan/dtype.h"
+#include "plan/nearest_word.h"
 
 namespace refit {
 namespace {
@@ -18,6 +21,25 @@ constexpr std::pair<std::string_view, ElementFunction> kFunctions[] = {
     {"negative-exp", ElementFunction::kNegativeExp},
     {"log-of-negative", ElementFunction::kLogOfNegative},
 };
+
+// What only the caller can perform, as docs/plan-format.md lists it. A worker
+// names at bind all that it performs, for whatever plan.
+constexpr std::string_view kCallersHooks[] = {
+    "derive-latent-projections", "drop-router-copy", "derive-attention-sinks",
+    "derive-scale-copies"};
+
+// "" for a name that this plan has, or that another may have.
+std::string UnknownHook(const std::set<std::string>& of_plan,
+                        const std::string& name) {
+  std::vector<std::string_view> known(of_plan.begin(), of_plan.end());
+  for (const auto& [function, _] : kFunctions) known.push_back(function);
+  known.insert(known.end(), std::begin(kCallersHooks), std::end(kCallersHooks));
+  if (std::find(known.begin(), known.end(), name) != known.end()) return "";
+  const std::string nearest = NearestWord(name, known);
+  return absl::StrCat(
+      "unknown: post-hook \"", name, "\", which bind was given, is none",
+      nearest.empty() ? "" : absl::StrCat("; did you mean \"", nearest, "\"?"));
+}
 
 // Tensors with the same mistake make one line.
 class Mistakes {
@@ -66,6 +88,11 @@ class Assignment {
           Add(slot, entry, hook);
         });
     assigned_.problems = mistakes_.Lines();
+    const std::set<std::string> of_plan = table_.PostHookNames();
+    for (const PostHookPerformer& performer : performers_) {
+      std::string unknown = UnknownHook(of_plan, performer.name);
+      if (!unknown.empty()) assigned_.problems.push_back(std::move(unknown));
+    }
     return std::move(assigned_);
   }
 

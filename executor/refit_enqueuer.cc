@@ -37,8 +37,7 @@ RefitEnqueuer::RefitEnqueuer(const RankSchedule& schedule,
     : schedule_(schedule),
       device_(*options.device),
       transport_(*options.transport),
-      records_(options.graph && !options.time_rounds &&
-               schedule.GainsFromGraph()),
+      may_record_(options.graph && !options.time_rounds),
       times_rounds_(options.time_rounds),
       graph_(std::make_shared<RefitGraph>()) {
   transport_.OnBreak([graph = graph_] { graph->Drop(); });
@@ -89,6 +88,11 @@ absl::Status RefitEnqueuer::CreateStreams() {
 void RefitEnqueuer::Bind(BoundRounds rounds) {
   DropGraph();
   rounds_ = std::move(rounds);
+}
+
+void RefitEnqueuer::Connected(bool all_record) {
+  DropGraph();
+  records_ = all_record && MayRecord() && schedule_.GainsFromGraph();
 }
 
 void RefitEnqueuer::DropGraph() {

@@ -51,7 +51,10 @@ class RefitEnqueuer {
   // Why Record recorded nothing, where it should have. It does not try again: a
   // recording that fails may cost a Connect.
   const absl::Status& recorded() const { return recorded_; }
-  // The transport is connected anew.
+  // Whether this rank is willing to record, which all ranks have to be.
+  bool MayRecord() const { return may_record_ && recorded_.ok(); }
+  // The transport is connected anew. All ranks record, or none.
+  void Connected(bool all_record);
   void DropGraph();
 
   // Enqueues one refit, between the transport's BeginRefit and EndRefit.
@@ -88,7 +91,8 @@ class RefitEnqueuer {
   const RankSchedule& schedule_;
   Device& device_;
   Transport& transport_;
-  const bool records_;  // may record a graph
+  const bool may_record_;  // as its options say
+  bool records_ = false;   // all ranks may, and it gains from it
   const bool times_rounds_;
 
   std::unique_ptr<DeviceStream> pack_stream_;

@@ -170,4 +170,15 @@ void TensorTable::ForEachPostHook(
   }
 }
 
+std::set<std::string> TensorTable::PostHookNames() const {
+  std::set<std::string> names;
+  for (const fb::Buffer* stack : *body_.buffers()) {
+    if (stack->post_hooks() == nullptr) continue;
+    for (const fb::PostHook* hook : *stack->post_hooks()) {
+      names.insert(hook->name()->str());
+    }
+  }
+  return names;
+}
+
 }  // namespace refit

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,9 @@ class TensorTable {
   void ForEachPostHook(
       absl::FunctionRef<void(size_t slot, uint64_t entry, const fb::PostHook&)>
           visit) const;
+
+  // The names of all post-hooks of the plan, of whatever rank, ascending.
+  std::set<std::string> PostHookNames() const;
 
  private:
   // By entry: whether some part of the tensor is skipped, or is not.

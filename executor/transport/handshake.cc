@@ -52,6 +52,7 @@ std::string RecordDifference(const HandshakeRecord& a, const HandshakeRecord& b,
 void WriteFields(const HandshakeRecord& record, PayloadWriter& writer) {
   writer.U32(static_cast<uint32_t>(record.stage))
       .Bool(record.ready)
+      .Bool(record.records)
       .U32(record.format_version)
       .U32(record.world_size)
       .U64(record.body_digest.low())
@@ -63,6 +64,7 @@ void ReadFields(PayloadReader& reader, HandshakeRecord& record) {
   if (stage > static_cast<uint32_t>(HandshakeStage::kBind)) reader.Fail();
   record.stage = static_cast<HandshakeStage>(stage);
   record.ready = reader.Bool();
+  record.records = reader.Bool();
   record.format_version = reader.U32();
   record.world_size = reader.U32();
   const uint64_t low = reader.U64();

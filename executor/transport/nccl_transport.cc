@@ -1,5 +1,6 @@
 #include "refit/nccl_transport.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
@@ -123,6 +124,9 @@ class NcclTransport : public Transport, private Fence {
                                                  Deadline deadline) override;
   Fence* fence() override { return links_.fence == nullptr ? nullptr : this; }
   std::vector<std::string> notices() const override { return links_.notices; }
+  std::optional<int32_t> FirstWithoutRecording() const override {
+    return first_without_recording_;
+  }
   void BeginRecording() override;
   void BeginCapture() override { is_captured_ = true; }
   void OnBreak(std::function<void()> callback) override {
@@ -138,19 +142,19 @@ class NcclTransport : public Transport, private Fence {
 
  private:
   // Of the fence of its links, with what failed the refit if that ended it.
-  absl::Status Grant(absl::Span<const int32_t> movers, Stream s) override {
-    return Outcome(links_.fence->Grant(movers, s));
+  absl::Status Grant(absl::Span<const int32_t> origins, Stream s) override {
+    return Outcome(links_.fence->Grant(origins, s));
   }
-  absl::Status AwaitGrants(absl::Span<const int32_t> holders,
+  absl::Status AwaitGrants(absl::Span<const int32_t> targets,
                            Stream s) override {
-    return Outcome(links_.fence->AwaitGrants(holders, s));
+    return Outcome(links_.fence->AwaitGrants(targets, s));
   }
-  absl::Status Finish(absl::Span<const int32_t> holders, Stream s) override {
-    return Outcome(links_.fence->Finish(holders, s));
+  absl::Status Finish(absl::Span<const int32_t> targets, Stream s) override {
+    return Outcome(links_.fence->Finish(targets, s));
   }
-  absl::Status AwaitFinishes(absl::Span<const int32_t> movers,
+  absl::Status AwaitFinishes(absl::Span<const int32_t> origins,
                              Stream s) override {
-    return Outcome(links_.fence->AwaitFinishes(movers, s));
+    return Outcome(links_.fence->AwaitFinishes(origins, s));
   }
   void Withdraw() override { links_.fence->Withdraw(); }
   const uint32_t* aborted() const override { return links_.fence->aborted(); }
@@ -182,6 +186,7 @@ class NcclTransport : public Transport, private Fence {
   std::unique_ptr<DeviceEvent> ended_;
   std::function<void()> on_break_;
 
+  std::optional<int32_t> first_without_recording_;  // of the last Connect
   // The rank's thread: since BeginRecording, until Wait, and how it goes.
   bool is_recording_ = false;
   absl::Status recording_;
@@ -336,7 +341,17 @@ absl::Status NcclTransport::Handshake(const HandshakeRecord& record,
   if (absl::Status s = supervisor_.Enter(deadline); !s.ok()) return s;
   const absl::StatusOr<std::vector<HandshakeRecord>> records =
       GatherStructs(control(), record, "handshake", deadline);
-  return records.ok() ? CompareRecords(*records) : records.status();
+  if (!records.ok()) return records.status();
+  if (record.stage == HandshakeStage::kConnect) {
+    const auto found = std::find_if(
+        records->begin(), records->end(),
+        [](const HandshakeRecord& of_rank) { return !of_rank.records; });
+    first_without_recording_.reset();
+    if (found != records->end()) {
+      first_without_recording_ = static_cast<int32_t>(found - records->begin());
+    }
+  }
+  return CompareRecords(*records);
 }
 
 absl::StatusOr<std::vector<std::string>> NcclTransport::Share(

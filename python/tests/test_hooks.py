@@ -107,9 +107,14 @@ def test_arithmetic_ones_are_done_in_every_refit(plan):
 def test_a_named_one_is_left_to_the_caller(plan):
     tensors = tensors_of(plan)
     fill(plan, tensors, 0.5)
-    refit.run_local(plan, tensors, hooks=["negative-exp", "of-another-plan"])
+    refit.run_local(plan, tensors, hooks=["negative-exp", "derive-scale-copies"])
     for tensor in tensors[plan.source_ranks].values():
         np.testing.assert_array_equal(tensor.values(), np.float32(0.5))
+
+
+def test_bind_refuses_a_name_that_is_no_hook(plan):
+    with pytest.raises(refit.BindError, match='unknown: post-hook "negativ-exp", .*did you mean "negative-exp"'):
+        refit.run_local(plan, tensors_of(plan), hooks=["negativ-exp"])
 
 
 def test_bind_refuses_what_nobody_does(latent_plan):

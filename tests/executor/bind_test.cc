@@ -66,6 +66,31 @@ class BindTest : public testing::Test {
   std::vector<std::byte> memory_ = std::vector<std::byte>(4096);
 };
 
+TEST(PostHookTest, NamesThatAreNoneAreRefused) {
+  PlanBuilder plan = ReshardPlan({});
+  plan.buffers[2].post_hooks = {"rotate-rows"};
+  const PlanFile file = plan.Open();
+  const auto problems = [&](int32_t rank, std::string name) {
+    return AssignPostHooks(TensorTable(file, rank),
+                           {{{.name = "rotate-rows", .perform = nullptr},
+                             {.name = std::move(name), .perform = nullptr}}})
+        .problems;
+  };
+  using Problems = std::vector<std::string>;
+  for (const int32_t rank : {0, 2}) {
+    EXPECT_EQ(problems(rank, "rotate-row"),
+              Problems({"unknown: post-hook \"rotate-row\", which bind was "
+                        "given, is none; did you mean \"rotate-rows\"?"}));
+    EXPECT_EQ(problems(rank, "derive-latent-projection").size(), 1);
+    EXPECT_EQ(problems(rank, "xyz"),
+              Problems({"unknown: post-hook \"xyz\", which bind was given, is "
+                        "none"}));
+    // Of other ranks and other plans.
+    EXPECT_EQ(problems(rank, "derive-latent-projections"), Problems());
+    EXPECT_EQ(problems(rank, "negative-exp"), Problems());
+  }
+}
+
 TEST(PostHookTest, AreThoseOfTheTensorsThatTheRefitWrites) {
   PlanBuilder plan = ReshardPlan({.layers = 2});
   PlanBuilder::Buffer skipped = {

@@ -410,16 +410,11 @@ class CapturingDevice : public HostDevice {
   absl::StatusOr<std::unique_ptr<DeviceGraph>> Record(
       const std::function<absl::Status(Stream)>& enqueue) override {
     ++recordings;
-    if (!enqueues) return nullptr;
     if (absl::Status s = enqueue(nullptr); !s.ok()) return s;
     return nullptr;
   }
 
   std::atomic<int> recordings = 0;
-  // What is enqueued here runs, and so waits for the recordings of the other
-  // ranks, which NCCL's does not: false where some ranks record and others do
-  // not.
-  std::atomic<bool> enqueues = true;
 };
 
 class NcclRecordingTest : public NcclFailureTest {
@@ -462,11 +457,30 @@ TEST_F(NcclRecordingTest, RecordingThatFailsOnTheWireFailsTheRefit) {
   EXPECT_EQ(notice.kind, NoticeKind::kNotRecorded);
   EXPECT_NE(notice.text.find("NCCL error 3"), std::string::npos) << notice.text;
   const int recordings = capturing_.recordings;
-  capturing_.enqueues = false;
   ExpectWholeAfterConnect();
   world_->ExpectEveryElementRight(plan_);
-  // It is not tried again where it failed.
-  EXPECT_LT(capturing_.recordings, recordings + plan_.world_size());
+  // It is not tried again where it failed, and so nowhere.
+  EXPECT_EQ(capturing_.recordings, recordings);
+  EXPECT_EQ(world_->executor(1).notices().front().text,
+            "the rounds are enqueued one by one, since rank 0 does not record "
+            "its own as a graph");
+}
+
+TEST_F(NcclFailureTest, RanksRecordAllOrNone) {
+  CapturingDevice capturing;
+  world_ = std::make_unique<NcclWorld>(plan_, [&](int32_t rank) {
+    return ExecutorOptions{.device = &capturing, .graph = rank != 1};
+  });
+  world_->Bind();
+  world_->ExpectEveryElementRight(plan_);
+  EXPECT_EQ(capturing.recordings, 0);
+  ASSERT_EQ(world_->executor(0).notices().size(), 1);
+  EXPECT_EQ(world_->executor(0).notices().front().text,
+            "the rounds are enqueued one by one, since rank 1 does not record "
+            "its own as a graph");
+  // Its own wish is no notice.
+  EXPECT_TRUE(world_->executor(1).notices().empty());
+  world_.reset();
 }
 
 // The same rounds, stored directly.

@@ -102,9 +102,15 @@ std::string ReshardJob(int sources, int destinations,
 }
 
 NcclWorld::NcclWorld(const PlanFile& plan, const ExecutorOptions& options)
+    : NcclWorld(plan, [&](int32_t) { return options; }) {}
+
+NcclWorld::NcclWorld(
+    const PlanFile& plan,
+    const std::function<ExecutorOptions(int32_t rank)>& options)
     : ExecutorWorld(plan.world_size()) {
   for (auto& transport : MakeNcclTransports(device_, HostsOf(plan), &port_)) {
-    AddRank(plan, std::move(transport), options);
+    const int32_t rank = transport->rank();
+    AddRank(plan, std::move(transport), options(rank));
   }
 }
 

@@ -40,6 +40,8 @@ class NcclWorld : public ExecutorWorld {
  public:
   // Ranks are on the hosts that `plan` says.
   explicit NcclWorld(const PlanFile& plan, const ExecutorOptions& options = {});
+  NcclWorld(const PlanFile& plan,
+            const std::function<ExecutorOptions(int32_t rank)>& options);
 
   // The fake knows each thread's rank.
   std::vector<absl::Status> OnAllRanks(

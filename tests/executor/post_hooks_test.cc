@@ -158,7 +158,7 @@ TEST(PostHooksTest, OneThatNobodyPerformsIsRefused) {
   EXPECT_EQ(world.executor(kWorker).state(), ExecutorState::kConnected);
   ExpectOk(
       world.BindWith({{.name = "derive-latent-projections", .perform = nullptr},
-                      {.name = "of-another-plan", .perform = nullptr}}));
+                      {.name = "derive-scale-copies", .perform = nullptr}}));
 }
 
 TEST(PostHooksTest, AnArithmeticOneThatTheCallerNamesIsTheCallers) {

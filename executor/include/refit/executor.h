@@ -84,7 +84,9 @@ struct ExecutorOptions {
 
   // On a GPU, staged rounds are recorded when the first refit after a Connect
   // or Bind has been waited for, and launched as one CUDA graph from then on;
-  // false: enqueued one by one each time. Not while the rounds are timed.
+  // false: enqueued one by one each time. Not while the rounds are timed. The
+  // ranks agree on it at Connect: if one does not record, or could not, none
+  // does.
   bool graph = true;
   // Measures every round: Executor::rounds.
   bool time_rounds = false;
@@ -94,10 +96,11 @@ struct ExecutorOptions {
 };
 
 enum class NoticeKind : uint8_t {
-  kHosts = 1,        // ranks run on other hosts than the plan says; of Connect
-  kPull = 2,         // receivers read, instead of being stored to; of Bind
-  kUnwatched = 3,    // a free of tensors' memory would not be noticed; of Bind
-  kNotRecorded = 4,  // refits are enqueued one by one, not as a graph; of Wait
+  kHosts = 1,      // ranks run on other hosts than the plan says; of Connect
+  kPull = 2,       // receivers read, instead of being stored to; of Bind
+  kUnwatched = 3,  // a free of tensors' memory would not be noticed; of Bind
+  // Refits are enqueued one by one, not as a graph; of Connect and Wait.
+  kNotRecorded = 4,
 };
 
 // What a rank does otherwise than its user may expect. Nothing has failed.
@@ -201,7 +204,8 @@ class Executor {
   //
   // `hooks` names the post-hooks that the caller performs. The executor
   // performs arithmetic ones that are not named; any other that is not named is
-  // one more problem. Names that this rank's plan does not have are ignored.
+  // one more problem, and so is a name that is no post-hook. Names of
+  // post-hooks that this rank, or this plan, does not have are passed over.
   absl::Status Bind(absl::Span<const BoundTensor> tensors,
                     std::chrono::nanoseconds timeout = std::chrono::minutes(10),
                     std::vector<PostHookPerformer> hooks = {});
@@ -264,6 +268,7 @@ class Executor {
   // Replaces those of `kind`.
   void SetNotices(NoticeKind kind, const std::vector<std::string>& texts);
   void NoticeBound();
+  void NoticeRecording();
   absl::Status WithPulls(const absl::Status& status) const;
   // Fills the entries of the rank's scratch.
   void PlaceScratch(std::vector<std::byte*>& addresses) const;

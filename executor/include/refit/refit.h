@@ -247,7 +247,8 @@ typedef struct refit_executor_options {
   /* Each is 0 or 1. */
   /* 1: a GPU's staged rounds are enqueued one by one at each run. 0: they are
    * recorded when the first run after a connect or bind has been waited for,
-   * and launched as one CUDA graph from then on. */
+   * and launched as one CUDA graph from then on. If one rank does not record
+   * its rounds, none does: connect agrees on it. */
   int32_t without_graph;
   /* 1: measures every round, for refit_executor_visit_rounds; this leaves the
    * graph out. */
@@ -417,7 +418,8 @@ typedef struct refit_bind_options {
   size_t struct_size;
   int64_t timeout_ms; /* 0: ten minutes */
   /* The post-hooks that the caller does, an array whose elements have one
-   * struct_size. Names that this rank's plan does not have are ignored. */
+   * struct_size. A name that is no post-hook is an error;
+   * one that this rank, or this plan, does not have is passed over. */
   const refit_post_hook_performer* hooks;
   size_t hook_count;
 } refit_bind_options;
@@ -500,8 +502,8 @@ enum {
   REFIT_NOTICE_PULL = 2,
   /* A free of tensors' memory would not be noticed by run. Of bind. */
   REFIT_NOTICE_UNWATCHED = 3,
-  /* A GPU's staged rounds are enqueued one by one, though recording them as a
-   * graph was tried. Of wait. */
+  /* A GPU's staged rounds are enqueued one by one, since recording them as a
+   * graph failed, or since another rank does not record. Of connect and wait. */
   REFIT_NOTICE_NOT_RECORDED = 4
 };
 

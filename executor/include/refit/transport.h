@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +29,9 @@ enum class HandshakeStage : uint32_t { kConnect = 0, kBind = 1 };
 struct HandshakeRecord {
   HandshakeStage stage = HandshakeStage::kConnect;
   bool ready = true;  // false: this rank cannot go on, so no rank does
+  // Of a Connect: whether this rank may record its rounds as a graph. Ranks may
+  // differ in it; if one does not, none does.
+  bool records = true;
   uint32_t format_version = 0;
   uint32_t world_size = 0;
   fb::Digest body_digest;
@@ -99,6 +103,12 @@ class Transport {
   // What the last Connect found that is no error, but that a user should know:
   // a sentence each.
   virtual std::vector<std::string> notices() const { return {}; }
+
+  // The first rank that said at the last Connect that it does not record;
+  // nullopt: there is none, so this rank may.
+  virtual std::optional<int32_t> FirstWithoutRecording() const {
+    return std::nullopt;
+  }
 
   // The Exchanges that follow, until Wait, are recorded on a capturing stream.
   // Between AwaitOwnEnd and Wait: no rank leaves a refit before all are done,
