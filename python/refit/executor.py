@@ -29,8 +29,7 @@ class Executor:
 
     def __init__(self, plan: Plan, rank: int, *, device: Any = "cpu", fabric: Optional[_core.LocalFabric] = None,
                  rendezvous: Optional[Rendezvous] = None):
-        if not isinstance(plan, Plan):
-            raise InvalidArgument(f"the plan is a {type(plan).__name__}; wanted a refit.Plan: refit.Plan.load(path)")
+        _check_plan(plan)
         ordinal = _cuda_ordinal(device)
         if fabric is not None and ordinal is not None:  # before a GPU is asked for
             raise InvalidArgument("a local fabric carries host memory only, the device is a GPU")
@@ -63,7 +62,8 @@ class Executor:
         `{name: function(tensor_name, tensor)}`, are called by `wait` for each tensor once the refit has written all; an
         exception leaves the executor torn. A name without a function, `[name]` or `{name: None}`, is the caller's promise
         to do it after `wait`, before it serves. The executor performs arithmetic hooks that are not named. Any other
-        that is not named is a BindError. Names that the plan does not have are ignored.
+        that is not named is a BindError, and so is a name that is no post-hook. Names of post-hooks that the plan does
+        not have are passed over.
         """
         functions = _functions(hooks)
         if self.state == "loaded":
@@ -214,6 +214,7 @@ def join(plan: Plan, rank: int, tensors: Mapping[str, Any], *, unique_id: bytes,
          buffers: Optional[Mapping[str, Any]] = None, hooks: Hooks = (),
          timeout: float = TIMEOUT_SECONDS) -> Executor:
     """An executor that is ready to run, of a rank that meets the others by a unique id (`rendezvous.unique_id`)."""
+    _check_plan(plan)
     met = from_unique_id(unique_id, rank, plan.world_size)
     return Executor(plan, rank, device=device, rendezvous=met).bind(tensors, buffers, hooks=hooks, timeout=timeout)
 
@@ -222,6 +223,7 @@ def run_local(plan: Plan, tensors: Sequence[Mapping[str, Any]], *, hooks: Hooks 
               timeout: float = TIMEOUT_SECONDS) -> list[dict[str, Any]]:
     """Runs a plan once with all ranks as threads of this process, on the CPU; `tensors` by rank, `hooks` the post-hooks that
     the caller performs, for all of them. Returns each rank's stats."""
+    _check_plan(plan)
     if len(tensors) != plan.world_size:
         raise InvalidArgument(f"tensors of {len(tensors)} ranks are given; the plan has {plan.world_size}")
     fabric = _core.LocalFabric(plan.world_size)
@@ -267,6 +269,11 @@ def ucx_library() -> tuple[str, str]:
     """File and version of the libucp that executors of this process use: a copy that is loaded already, else the file
     that REFIT_UCX_LIBRARY names, else what the loader finds."""
     return _core.ucx()
+
+
+def _check_plan(plan: Any) -> None:
+    if not isinstance(plan, Plan):
+        raise InvalidArgument(f"the plan is a {type(plan).__name__}; wanted a refit.Plan: refit.Plan.load(path)")
 
 
 def _cuda_ordinal(device: Any) -> Optional[int]:

@@ -23,6 +23,7 @@ def from_environment() -> Rendezvous:
 
 def tcp(host: str, port: int, rank: int, world_size: int) -> Rendezvous:
     """At a port of rank 0's host that nobody listens at. The secret is `from_environment`'s."""
+    _check_numbers(rank, world_size)
     return Rendezvous.tcp(host, port, rank, world_size)
 
 
@@ -36,6 +37,9 @@ def unique_id() -> bytes:
 
 def from_unique_id(id: bytes, rank: int, world_size: int) -> Rendezvous:
     """By an id of `unique_id()`, however it came here: Ray, HTTP, a file."""
+    if not isinstance(id, (bytes, bytearray, memoryview)):
+        raise InvalidArgument(f"the id is a {type(id).__name__}; wanted the bytes of refit.rendezvous.unique_id()")
+    _check_numbers(rank, world_size)
     return Rendezvous.from_unique_id(bytes(id), rank, world_size)
 
 
@@ -43,7 +47,21 @@ def from_store(store: Any, rank: int, world_size: int, key: str = "refit/unique_
     """By a `torch.distributed` store that all ranks reach. A key serves one meeting: name it anew for the next."""
     if rank == 0:
         store.set(key, unique_id().hex())
-    return from_unique_id(bytes.fromhex(store.get(key).decode()), rank, world_size)
+    text = store.get(key).decode(errors="replace")
+    try:
+        id = bytes.fromhex(text)
+    except ValueError:
+        raise InvalidArgument(f'the store has {text[:40]!r} at "{key}"; wanted a unique id of Refit in hexadecimal digits, '
+                              "which rank 0 puts there: does something else use the key?") from None
+    return from_unique_id(id, rank, world_size)
+
+
+def _check_numbers(rank: Any, world_size: Any) -> None:
+    for name, number in (("rank", rank), ("world_size", world_size)):
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise InvalidArgument(f"{name} is a {type(number).__name__}; wanted an int")
+    if not 0 <= rank < world_size < 2**31:
+        raise InvalidArgument(f"rank {rank} of {world_size} ranks; wanted 0 <= rank < world_size")
 
 
 def from_process_group(group: Any = None, rank: Optional[int] = None, world_size: Optional[int] = None) -> Rendezvous:

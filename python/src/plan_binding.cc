@@ -130,6 +130,12 @@ void CheckRank(const PlanFile& plan, int32_t rank) {
 std::string Text(const PlanFile& plan, std::optional<int32_t> rank,
                  const std::string& tensor, bool json) {
   if (rank.has_value()) CheckRank(plan, *rank);
+  if (!tensor.empty() && !HasTensor(plan, tensor)) {
+    Check(absl::NotFoundError(
+        absl::StrCat("tensor \"", tensor,
+                     "\": no param, buffer or skip of this plan has such a "
+                     "name")));
+  }
   const TextOptions options = {.rank = rank, .tensor_glob = tensor};
   return json ? PlanJson(plan, options) : PlanText(plan, options);
 }

@@ -207,6 +207,44 @@ def test_a_fabric_is_of_at_least_one_rank(world_size):
         refit.LocalFabric(world_size)
 
 
+@pytest.mark.parametrize("join", [
+    lambda: refit.join("plan.refit", 0, {}, unique_id=b"", device="cpu"),
+    lambda: refit.run_local("plan.refit", []),
+])
+def test_a_path_is_no_plan(join):
+    with pytest.raises(refit.InvalidArgument, match="the plan is a str; wanted a refit.Plan"):
+        join()
+
+
+@pytest.mark.parametrize("rank, world_size, message", [
+    (3, 3, "rank 3 of 3 ranks; wanted 0 <= rank < world_size"),
+    (-1, 3, "rank -1 of 3 ranks"),
+    ("0", 3, "rank is a str; wanted an int"),
+    (0, 3.0, "world_size is a float; wanted an int"),
+])
+def test_a_rendezvous_is_of_a_rank_of_the_world(rank, world_size, message):
+    with pytest.raises(refit.InvalidArgument, match=message):
+        refit.rendezvous.from_unique_id(refit.rendezvous.unique_id(), rank, world_size)
+    with pytest.raises(refit.InvalidArgument, match=message):
+        refit.rendezvous.tcp("localhost", 1, rank, world_size)
+
+
+class Store(dict):
+    def set(self, key, value):
+        self[key] = value.encode()
+
+    def get(self, key):
+        return self[key]
+
+
+def test_a_store_without_an_id_is_told_of():
+    with pytest.raises(refit.InvalidArgument, match="the id is a str; wanted the bytes"):
+        refit.rendezvous.from_unique_id("00" * 128, 0, 2)
+    store = Store({"refit/unique_id": b"not hexadecimal"})
+    with pytest.raises(refit.InvalidArgument, match='the store has .not hexadecimal. at "refit/unique_id"'):
+        refit.rendezvous.from_store(store, 1, 2)
+
+
 def test_ranks_on_the_cpu_are_refused_before_they_meet_if_there_is_no_ucx(tiny_job):
     code = """
 import json, sys

@@ -311,3 +311,10 @@ def test_plot_draws_the_traffic_matrix(tiny_job):
     matrix = plan.plot().axes[0].images[0].get_array()
     assert matrix.shape == (2, 2)
     assert matrix.sum() * 2**20 == pytest.approx(plan.stats.moved_bytes)
+
+
+def test_text_of_a_tensor_that_is_not_there(tiny_job):
+    plan = refit.compile(tiny_job)
+    for shown in (plan.text, plan.json):
+        with pytest.raises(refit.NotFound, match='tensor "zzz": no param, buffer or skip of this plan has such a name'):
+            shown(0, "zzz")
