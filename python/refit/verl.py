@@ -1,0 +1,196 @@
+"""Refit inside verl: a checkpoint engine, and what it needs at its two ends.
+
+    VERL_USE_EXTERNAL_MODULES=refit.verl VERL_ENGINE_VENDOR=refit python -m verl.trainer.main_ppo …
+      actor_rollout_ref.rollout.checkpoint_engine.backend=refit
+      actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=refit.verl
+      +actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.refit.plan=plan.refit
+      +actor_rollout_ref.rollout.engine_kwargs.vllm.weight_transfer_config.backend=refit
+
+Trainers are the plan's source ranks, vLLM's workers its destination ranks: verl's rollout ranks only tell vLLM what to do.
+Importing this module registers all of it. docs/integrations/verl.md is the guide.
+"""
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any, AsyncGenerator, Iterable, Iterator, Optional
+
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+from verl.workers.rollout import base as rollout_base
+
+from refit.errors import FailedPrecondition, InvalidArgument
+from refit.executor import TIMEOUT_SECONDS, Executor, join
+from refit.rendezvous import unique_id
+from refit.tensors import local_part, view
+from refit.vllm import BACKEND, load_plan
+
+WIRE_FORMAT = "refit"
+
+# Buffers of Megatron that training keeps for itself, though they are persistent.
+UNFED = ("local_tokens_per_expert",)
+
+
+@CheckpointEngineRegistry.register(BACKEND)
+class RefitCheckpointEngine(CheckpointEngine):
+    """A trainer's or a rollout rank's part in verl's update_weights. `plan`: a path that trainers and vLLM's workers can read.
+
+    verl makes a process group before every update. Here ranks meet once, at the first: the plan's own executor stays. `bucket_size`
+    is verl's; the plan has its own.
+    """
+
+    wire_format = WIRE_FORMAT
+
+    def __init__(self, bucket_size: int, plan: Any, is_master: bool = False, device: Any = "cuda",
+                 timeout: float = TIMEOUT_SECONDS):
+        self._plan_path, self._plan = plan, load_plan(plan)
+        self._device, self._timeout = device, timeout
+        # Rank 0 makes the id that all ranks meet by, and keeps it over all updates.
+        self._meeting: Optional[bytes] = unique_id() if is_master else None
+        self._rank: Optional[int] = None
+        self._executor: Optional[Executor] = None
+        self._bound: dict[str, int] = {}
+
+    def prepare(self) -> dict[str, Any]:
+        return {"plan": self._plan.digest, "source_ranks": self._plan.source_ranks,
+                "destination_ranks": self._plan.destination_ranks,
+                "meeting": None if self._meeting is None else self._meeting.hex()}
+
+    @classmethod
+    def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]],
+                       ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        first = metadata[0]
+        for rank, said in enumerate(metadata):
+            if said["plan"] != first["plan"]:
+                raise InvalidArgument(f"rank {rank} has plan {said['plan']}, rank 0 has {first['plan']}")
+        if (actor_wg_world_size, rollout_world_size) != (first["source_ranks"], first["destination_ranks"]):
+            raise InvalidArgument(f"verl has {actor_wg_world_size} trainer and {rollout_world_size} rollout ranks; the plan has "
+                                  f"{first['source_ranks']} source and {first['destination_ranks']} destination ranks")
+        world = actor_wg_world_size + rollout_world_size
+        ranks = list(range(world))
+        meeting = [first["meeting"]] * world
+        return ({"rank": ranks[:actor_wg_world_size], "meeting": meeting[:actor_wg_world_size]},
+                {"rank": ranks[actor_wg_world_size:], "meeting": meeting[actor_wg_world_size:]})
+
+    def init_process_group(self, rank: int, meeting: str) -> None:
+        """Nothing is connected yet: the trainers' tensors and vLLM's workers come with the first update."""
+        self._rank, self._meeting = rank, bytes.fromhex(meeting)
+
+    async def send_weights(self, weights: Iterable[tuple[str, Any]], global_steps: Optional[int] = None) -> None:
+        """One refit from this trainer's live shards, which `weights` must yield (`LiveShards`): nothing is gathered."""
+        import asyncio
+
+        tensors = {name: local_part(tensor) for name, tensor in weights}
+        # In a thread: verl's event loop has the rollout's part to do, where both are in one process.
+        await asyncio.to_thread(self._send, tensors)
+
+    def _send(self, tensors: dict[str, Any]) -> None:
+        if self._rank is None or self._meeting is None:
+            raise FailedPrecondition("init_process_group was not called")
+        addresses = {name: view(tensor).address for name, tensor in tensors.items()}
+        if self._executor is None:
+            self._executor = join(self._plan, self._rank, tensors, unique_id=self._meeting, device=self._device,
+                                  timeout=self._timeout)
+            self._bound = addresses
+        elif addresses != self._bound:
+            moved = [name for name in addresses if addresses[name] != self._bound.get(name)]
+            # No rank is left waiting: they end with this one.
+            self._executor.close()
+            self._executor = None
+            raise FailedPrecondition(f"\"{moved[0]}\" and {len(moved) - 1} more tensors are at other addresses than at the first "
+                                     "update; Refit reads the trainer's own memory: keep parameters on the GPU "
+                                     "(param_offload=False) and let the engine yield live shards (VERL_ENGINE_VENDOR=refit)")
+        self._executor.run(timeout=self._timeout)
+
+    async def receive_weights(self, global_steps: Optional[int] = None) -> AsyncGenerator[tuple[str, Any], None]:
+        """Yields what `ServerAdapter` tells vLLM's workers; they take the weights."""
+        if self._meeting is None:
+            raise FailedPrecondition("init_process_group was not called")
+        yield "init", {"plan": str(self._plan_path), "meeting": self._meeting.hex(), "timeout": self._timeout}
+        yield "update", {"timeout": self._timeout}
+
+    def finalize(self) -> None:
+        """Nothing: executors stay bound for the next update."""
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = None
+
+
+class ServerAdapterMixin:
+    """Before a server adapter of verl for vLLM: updates of wire format "refit" are vLLM's weight transfer, by its backend "refit".
+    Others go on to verl's own."""
+
+    _refit_joined = False
+
+    async def update_weights(self, weights: Any, global_steps: Optional[int] = None, wire_format: str = "named_tensors",
+                             **more: Any) -> None:
+        adapter: Any = self
+        if wire_format != WIRE_FORMAT:
+            await super().update_weights(weights, global_steps=global_steps, wire_format=wire_format, **more)  # type: ignore[misc]
+            return
+        told = {name: info async for name, info in weights}
+        if not self._refit_joined:
+            # Also where this rank is not the one that has a server: it then does nothing.
+            await adapter._execute_method("init_weight_transfer_engine",
+                                          kwargs={"init_info": {**told["init"], "engine": adapter.replica_rank}})
+            self._refit_joined = True
+        await adapter._execute_method("start_weight_update")
+        await adapter._execute_method("update_weights", kwargs={"update_info": told["update"]})
+        await adapter._execute_method("finish_weight_update")
+        if adapter._has_server:
+            await adapter.server_handle.clear_kv_cache.remote()
+            if global_steps is not None:
+                await adapter.server_handle.set_global_steps.remote(global_steps)
+
+
+class LiveShards:
+    """Before a model engine of verl: get_per_tensor_param yields this rank's own live tensors, by the plan's names, and gathers
+    nothing. Not for LoRA, whose weights are merged in copies."""
+
+    def get_per_tensor_param(self, **_: Any) -> tuple[Iterator[tuple[str, Any]], None]:
+        module: Any = self.module  # type: ignore[attr-defined]
+        return live_shards(module), None
+
+
+def live_shards(module: Any) -> Iterator[tuple[str, Any]]:
+    """Of an FSDP2 module, or of Megatron's list of model chunks, the local tensors by the plan's names."""
+    if not isinstance(module, (list, tuple)):
+        module = [module]
+    for number, chunk in enumerate(module):
+        while hasattr(chunk, "module"):  # DDP, Float16Module
+            chunk = chunk.module
+        persistent = set(chunk.state_dict())
+        prefix = f"vp_stage.{number}." if len(module) > 1 else ""
+        for name, tensor in [*chunk.named_parameters(), *chunk.named_buffers()]:
+            if name in persistent and not name.endswith(UNFED):
+                yield prefix + name, local_part(tensor.detach())
+
+
+def __getattr__(name: str) -> Any:
+    """`ServerAdapter`, made when verl asks for it: it imports vLLM."""
+    if name != "ServerAdapter":
+        raise AttributeError(name)
+    theirs = importlib.import_module("verl.workers.rollout.vllm_rollout").ServerAdapter
+    globals()[name] = type(name, (ServerAdapterMixin, theirs), {"__module__": __name__})
+    return globals()[name]
+
+
+def register_engines(vendor: str = "refit") -> None:
+    """Registers verl's FSDP2 and Megatron engines with `LiveShards` before them, for the environment
+    VERL_ENGINE_VENDOR=`vendor`. One that cannot be imported is left out; verl then says that it has none."""
+    from verl.workers.engine.base import EngineRegistry
+
+    for module, theirs, backends in (("fsdp", "FSDPEngineWithLMHead", ["fsdp2"]),
+                                     ("megatron", "MegatronEngineWithLMHead", ["megatron"])):
+        try:
+            engine = getattr(importlib.import_module(f"verl.workers.engine.{module}.transformer_impl"), theirs)
+        except ImportError:
+            continue
+        EngineRegistry.register("language_model", backends, "cuda", vendor)(
+            type(f"Refit{theirs}", (LiveShards, engine), {"__module__": __name__}))
+
+
+rollout_base._ROLLOUT_REGISTRY[("vllm", "async")] = f"{__name__}.ServerAdapter"
+if os.environ.get("VERL_ENGINE_VENDOR") == BACKEND:
+    register_engines()

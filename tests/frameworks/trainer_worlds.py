@@ -1,0 +1,104 @@
+"""What the tests of trainers' frameworks share: a tiny job, modules that hold its tensors, ranks that are processes."""
+
+import multiprocessing
+import traceback
+import types
+
+import torch
+
+import refit
+
+CONFIG = {
+    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96, "vocab_size": 256, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+TIMEOUT_SECONDS = 120
+
+
+def plan_of(trainers, tensor_parallel=1):
+    return refit.compile({"model": CONFIG, "source": {"layout": "fsdp", "data_parallel": trainers},
+                          "destination": {"layout": "vllm", "tensor_parallel": tensor_parallel}})  # fmt: skip
+
+
+def module_of(plan, rank):
+    """A module with the rank's tensors as its parameters, all zero."""
+    root = torch.nn.Module()
+    for name, info in plan.tensors(rank).items():
+        *path, leaf = name.split(".")
+        inner = root
+        for part in path:
+            if part not in inner._modules:
+                inner.add_module(part, torch.nn.Module())
+            inner = inner._modules[part]
+        inner.register_parameter(leaf, torch.nn.Parameter(torch.zeros(info.shape, dtype=DTYPES[info.dtype]), requires_grad=False))
+    return root
+
+
+def fill(module, rank, step):
+    """What a trainer's rank holds after a step."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    for name, tensor in module.named_parameters():
+        # FSDP's shards are all of one tensor's rows: no two ranks hold the same element.
+        tensor.data.copy_(torch.randn(tensor.shape, generator=generator).to(tensor.dtype))
+
+
+def differences(plan, module, rank, step):
+    """Between what a worker holds and what the plan makes of the trainers' tensors of a step."""
+    sources = []
+    for source in range(plan.source_ranks):
+        held = module_of(plan, source)
+        fill(held, source, step)
+        sources.append(dict(held.named_parameters()))
+    from refit import contract
+    reference, live, wrong, compared = contract.Sources(plan, sources), dict(module.named_parameters()), [], 0
+    for tensor in contract.tensors_of(plan, rank):
+        flat = contract.on_host(live[tensor.name]).bits.reshape(-1)
+        for part in tensor.parts:
+            box = contract.box_of(flat, part.offset, part.extent, part.stride)
+            compared += box.size
+            if (box != reference.wanted(part, tensor.dtype, tensor.hooks).bits).any():
+                wrong.append(f"step {step}: {tensor.name}: {part.param}")
+    return wrong if compared else ["nothing was compared"]
+
+
+def vllm_facts():
+    """The configuration of a vLLM engine of one worker, as refit.vllm reads it."""
+    parallel = types.SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1, data_parallel_index=0,
+                                     world_size=1, rank=0)  # fmt: skip
+    return types.SimpleNamespace(parallel_config=parallel, model_config=types.SimpleNamespace(dtype=torch.bfloat16, quantization=None))
+
+
+class Rank:
+    """A process that runs `serve(pipe)`; what it raises, `ask` raises here."""
+
+    def __init__(self, serve, *arguments):
+        fork = multiprocessing.get_context("fork")  # the framework is imported once
+        self._pipe, theirs = fork.Pipe()
+
+        def guarded():
+            torch.set_num_threads(1)
+            try:
+                serve(theirs, *arguments)
+            except BaseException:
+                theirs.send(RuntimeError(traceback.format_exc()))
+
+        self._process = fork.Process(target=guarded, daemon=True)
+        self._process.start()
+
+    def tell(self, *message):
+        self._pipe.send(message)
+
+    def answer(self):
+        if not self._pipe.poll(TIMEOUT_SECONDS):
+            raise TimeoutError("a rank does not answer")
+        answer = self._pipe.recv()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def close(self):
+        self._pipe.send(None)
+        self._process.join(TIMEOUT_SECONDS)
+        assert self._process.exitcode == 0, self._process.exitcode
