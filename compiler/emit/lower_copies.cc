@@ -25,28 +25,29 @@ bool CanMerge(const fb::Loop& outer, const fb::Loop& inner,
 
 CopyLowering::CopyLowering(const Module& module) : module_(module) {
   for (int32_t rank = 0; rank < module.world_size(); ++rank) {
-    holder_of_rank_.push_back(AddHolder(module.buffers_of(Rank{rank})));
+    buffers_of_rank_.push_back(AddRankBuffers(module.buffers_of(Rank{rank})));
   }
 }
 
-size_t CopyLowering::AddHolder(const std::vector<BufferId>& buffers) {
-  const auto [it, is_new] = holder_ids_.try_emplace(buffers, holders_.size());
+size_t CopyLowering::AddRankBuffers(const std::vector<BufferId>& buffers) {
+  const auto [it, is_new] =
+      rank_buffers_ids_.try_emplace(buffers, rank_buffers_.size());
   if (!is_new) return it->second;
-  Holder holder;
-  holder.buffers = buffers;
-  holder.sites_by_param.resize(module_.params.size());
-  holder.last_packed_site.resize(module_.params.size(), 0);
+  RankBuffers held;
+  held.buffers = buffers;
+  held.sites_by_param.resize(module_.params.size());
+  held.last_packed_site.resize(module_.params.size(), 0);
   for (size_t slot = 0; slot < buffers.size(); ++slot) {
     const Buffer& buffer = module_.buffers[buffers[slot]];
     for (const Fragment& fragment : buffer.fragments) {
       const Site site = {.slot = static_cast<uint32_t>(slot),
                          .buffer = &buffer,
                          .fragment = &fragment};
-      holder.sites_by_param[IndexOf(fragment.param)].push_back(site);
-      holder.sites_by_box[{fragment.param, fragment.box}].push_back(site);
+      held.sites_by_param[IndexOf(fragment.param)].push_back(site);
+      held.sites_by_box[{fragment.param, fragment.box}].push_back(site);
     }
   }
-  holders_.push_back(std::move(holder));
+  rank_buffers_.push_back(std::move(held));
   return it->second;
 }
 
@@ -104,12 +105,12 @@ fb::Copy CopyLowering::LowerPacked(const Site& site, const Packed& packed) {
                module_.piece(packed.piece).wire_dtype, packed.staging_offset);
 }
 
-const CopyLowering::Site* CopyLowering::FindContaining(Holder& holder,
+const CopyLowering::Site* CopyLowering::FindContaining(RankBuffers& held,
                                                        const Piece& piece,
                                                        const Box& box) {
   const size_t param = IndexOf(piece.param);
-  const std::vector<Site>& sites = holder.sites_by_param[param];
-  size_t& last = holder.last_packed_site[param];
+  const std::vector<Site>& sites = held.sites_by_param[param];
+  size_t& last = held.last_packed_site[param];
   for (size_t tried = 0; tried < sites.size(); ++tried) {
     const int32_t wave = sites[last].buffer->wave;
     if ((wave == kNoWave || wave == piece.wave) &&
@@ -122,13 +123,13 @@ const CopyLowering::Site* CopyLowering::FindContaining(Holder& holder,
 }
 
 absl::StatusOr<uint32_t> CopyLowering::Pack(Rank source, int32_t contents) {
-  const size_t holder = holder_of_rank_[IndexOf(source)];
-  const auto known = pack_lists_.find({holder, contents});
+  const size_t held = buffers_of_rank_[IndexOf(source)];
+  const auto known = pack_lists_.find({held, contents});
   if (known != pack_lists_.end()) return known->second;
   std::vector<fb::Copy> copies;
   for (const Packed& packed : module_.contents[static_cast<size_t>(contents)]) {
     const Piece& piece = module_.piece(packed.piece);
-    const Site* site = FindContaining(holders_[holder], piece, packed.box);
+    const Site* site = FindContaining(rank_buffers_[held], piece, packed.box);
     if (site == nullptr) {
       return absl::InternalError(
           absl::StrCat("rank ", IndexOf(source), " does not hold the part of ",
@@ -136,24 +137,24 @@ absl::StatusOr<uint32_t> CopyLowering::Pack(Rank source, int32_t contents) {
     }
     copies.push_back(LowerPacked(*site, packed));
   }
-  return pack_lists_[{holder, contents}] = InternList(copies);
+  return pack_lists_[{held, contents}] = InternList(copies);
 }
 
 const std::vector<CopyLowering::Site>* CopyLowering::FindWritten(
-    const Holder& holder, const Piece& piece) const {
+    const RankBuffers& held, const Piece& piece) const {
   const auto sites =
-      holder.sites_by_box.find({piece.param, piece.destination_box});
-  return sites == holder.sites_by_box.end() ? nullptr : &sites->second;
+      held.sites_by_box.find({piece.param, piece.destination_box});
+  return sites == held.sites_by_box.end() ? nullptr : &sites->second;
 }
 
 absl::StatusOr<uint32_t> CopyLowering::Relay(Rank relay, int32_t contents) {
-  const size_t holder = holder_of_rank_[IndexOf(relay)];
-  const auto known = relay_lists_.find({holder, contents});
+  const size_t held = buffers_of_rank_[IndexOf(relay)];
+  const auto known = relay_lists_.find({held, contents});
   if (known != relay_lists_.end()) return known->second;
   std::vector<fb::Copy> copies;
   for (const Packed& packed : module_.contents[static_cast<size_t>(contents)]) {
     const Piece& piece = module_.piece(packed.piece);
-    const std::vector<Site>* sites = FindWritten(holders_[holder], piece);
+    const std::vector<Site>* sites = FindWritten(rank_buffers_[held], piece);
     const Site* uncast = nullptr;
     for (size_t i = 0; sites != nullptr && i < sites->size(); ++i) {
       if ((*sites)[i].buffer->dtype == piece.wire_dtype) uncast = &(*sites)[i];
@@ -165,18 +166,18 @@ absl::StatusOr<uint32_t> CopyLowering::Relay(Rank relay, int32_t contents) {
     }
     copies.push_back(LowerPacked(*uncast, packed));
   }
-  return relay_lists_[{holder, contents}] = InternList(copies);
+  return relay_lists_[{held, contents}] = InternList(copies);
 }
 
 absl::StatusOr<uint32_t> CopyLowering::Unpack(Rank destination,
                                               int32_t contents) {
-  const size_t holder = holder_of_rank_[IndexOf(destination)];
-  const auto known = unpack_lists_.find({holder, contents});
+  const size_t held = buffers_of_rank_[IndexOf(destination)];
+  const auto known = unpack_lists_.find({held, contents});
   if (known != unpack_lists_.end()) return known->second;
   std::vector<fb::Copy> copies;
   for (const Packed& packed : module_.contents[static_cast<size_t>(contents)]) {
     const Piece& piece = module_.piece(packed.piece);
-    const std::vector<Site>* sites = FindWritten(holders_[holder], piece);
+    const std::vector<Site>* sites = FindWritten(rank_buffers_[held], piece);
     if (sites == nullptr) {
       return absl::InternalError(absl::StrCat(
           "rank ", IndexOf(destination), " does not hold the part of ",
@@ -186,14 +187,14 @@ absl::StatusOr<uint32_t> CopyLowering::Unpack(Rank destination,
       copies.push_back(LowerPacked(site, packed));
     }
   }
-  return unpack_lists_[{holder, contents}] = InternList(copies);
+  return unpack_lists_[{held, contents}] = InternList(copies);
 }
 
 uint32_t CopyLowering::Fill(Rank rank) {
-  const Holder& holder = holders_[holder_of_rank_[IndexOf(rank)]];
+  const RankBuffers& held = rank_buffers_[buffers_of_rank_[IndexOf(rank)]];
   std::vector<fb::Copy> copies;
-  for (size_t slot = 0; slot < holder.buffers.size(); ++slot) {
-    const Buffer& buffer = module_.buffers[holder.buffers[slot]];
+  for (size_t slot = 0; slot < held.buffers.size(); ++slot) {
+    const Buffer& buffer = module_.buffers[held.buffers[slot]];
     for (const Region& region : buffer.regions) {
       if (region.kind != fb::RegionKind::kFill) continue;
       copies.push_back(Lower(static_cast<uint32_t>(slot), buffer, region.offset,

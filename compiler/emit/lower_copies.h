@@ -40,7 +40,7 @@ class CopyLowering {
     const Fragment* fragment;
   };
   // A rank's buffers; ranks with equal lists share one.
-  struct Holder {
+  struct RankBuffers {
     std::vector<BufferId> buffers;
     absl::flat_hash_map<std::pair<ParamId, Box>, std::vector<Site>>
         sites_by_box;
@@ -49,7 +49,7 @@ class CopyLowering {
     std::vector<size_t> last_packed_site;
   };
 
-  size_t AddHolder(const std::vector<BufferId>& buffers);
+  size_t AddRankBuffers(const std::vector<BufferId>& buffers);
   uint32_t InternLoops(const std::vector<fb::Loop>& loops);
   uint32_t InternList(const std::vector<fb::Copy>& copies);
   // The strided box {offset, extent, stride} of a buffer.
@@ -57,17 +57,17 @@ class CopyLowering {
                  const Dims& extent, const Dims& stride, DType wire_dtype,
                  int64_t staging_offset);
   // The site of `param` whose fragment contains `box`; null if there is none.
-  const Site* FindContaining(Holder& holder, const Piece& piece,
+  const Site* FindContaining(RankBuffers& held, const Piece& piece,
                              const Box& box);
   // The sites that the piece is meant for; null if there are none.
-  const std::vector<Site>* FindWritten(const Holder& holder,
+  const std::vector<Site>* FindWritten(const RankBuffers& held,
                                        const Piece& piece) const;
   fb::Copy LowerPacked(const Site& site, const Packed& packed);
 
   const Module& module_;
-  std::vector<Holder> holders_;
-  absl::flat_hash_map<std::vector<BufferId>, size_t> holder_ids_;
-  std::vector<size_t> holder_of_rank_;
+  std::vector<RankBuffers> rank_buffers_;
+  absl::flat_hash_map<std::vector<BufferId>, size_t> rank_buffers_ids_;
+  std::vector<size_t> buffers_of_rank_;
   absl::flat_hash_map<std::pair<size_t, int32_t>, uint32_t> pack_lists_;
   absl::flat_hash_map<std::pair<size_t, int32_t>, uint32_t> relay_lists_;
   absl::flat_hash_map<std::pair<size_t, int32_t>, uint32_t> unpack_lists_;

@@ -28,13 +28,13 @@ double LowerBoundSeconds(const Module& module) {
   for (const Piece& piece : module.pieces) {
     const double bytes = static_cast<double>(module.WireBytes(piece));
     std::set<int32_t> hosts_without;
-    std::vector<Rank> holders = piece.sources;
-    holders.insert(holders.end(), piece.sources_of_other_waves.begin(),
+    std::vector<Rank> sources = piece.sources;
+    sources.insert(sources.end(), piece.sources_of_other_waves.begin(),
                    piece.sources_of_other_waves.end());
     bool leaves = false;
     for (Rank destination : piece.destinations) {
       Route nearest = Route::kNetwork;
-      for (Rank source : holders) {
+      for (Rank source : sources) {
         nearest = std::min(nearest, module.RouteBetween(source, destination));
       }
       if (nearest == Route::kLocal) continue;
@@ -45,8 +45,8 @@ double LowerBoundSeconds(const Module& module) {
       }
     }
     for (int32_t host : hosts_without) host_bytes[host] += bytes;
-    if (leaves && holders.size() == 1) {
-      ranks[IndexOf(holders.front())].sent_bytes += bytes;
+    if (leaves && sources.size() == 1) {
+      ranks[IndexOf(sources.front())].sent_bytes += bytes;
     }
   }
   const double links =

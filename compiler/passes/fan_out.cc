@@ -48,7 +48,7 @@ struct Group {
 
 // The groups that want one piece over the network and can pass it on to each
 // other, one a host.
-using Spread = std::vector<const Group*>;
+using Broadcast = std::vector<const Group*>;
 
 using BytesByRank = std::vector<double>;
 
@@ -58,9 +58,9 @@ double Largest(const BytesByRank& bytes) {
 
 // `copies` of a group's bytes, sent by those that may.
 void AddSent(const Group& group, double copies, BytesByRank& sent) {
-  const double share = static_cast<double>(group.bytes) /
-                       static_cast<double>(group.senders.size());
-  for (Rank sender : group.senders) sent[IndexOf(sender)] += share * copies;
+  const double part = static_cast<double>(group.bytes) /
+                      static_cast<double>(group.senders.size());
+  for (Rank sender : group.senders) sent[IndexOf(sender)] += part * copies;
 }
 
 bool HasLocalSource(const Module& module, const Piece& piece,
@@ -147,35 +147,35 @@ void ChooseOnPeers(const Module& module, std::vector<Group>& groups) {
 }
 
 // By whom wants them. Without those that are too small.
-using SpreadsByReceivers =
-    std::map<std::vector<std::vector<Rank>>, std::vector<Spread>>;
+using BroadcastsByReceivers =
+    std::map<std::vector<std::vector<Rank>>, std::vector<Broadcast>>;
 
-SpreadsByReceivers ListSpreads(absl::Span<const Group> groups) {
-  SpreadsByReceivers spreads;
+BroadcastsByReceivers ListBroadcasts(absl::Span<const Group> groups) {
+  BroadcastsByReceivers broadcasts;
   int64_t total = 0;
   for (size_t begin = 0; begin < groups.size();) {
-    Spread spread;
+    Broadcast broadcast;
     std::vector<std::vector<Rank>> receivers;
     const size_t piece = groups[begin].piece;
     for (; begin < groups.size() && groups[begin].piece == piece; ++begin) {
       const Group& group = groups[begin];
       if (group.route != Route::kNetwork || group.casts) continue;
       if (!group.relays && group.members.size() > 1) continue;
-      spread.push_back(&group);
+      broadcast.push_back(&group);
       receivers.push_back(group.members);
     }
-    if (spread.size() < 2) continue;
-    total += spread.front()->bytes;
-    spreads[receivers].push_back(std::move(spread));
+    if (broadcast.size() < 2) continue;
+    total += broadcast.front()->bytes;
+    broadcasts[receivers].push_back(std::move(broadcast));
   }
-  std::erase_if(spreads, [&](const auto& of_receivers) {
+  std::erase_if(broadcasts, [&](const auto& of_receivers) {
     int64_t bytes = 0;
-    for (const Spread& spread : of_receivers.second) {
-      bytes += spread.front()->bytes;
+    for (const Broadcast& broadcast : of_receivers.second) {
+      bytes += broadcast.front()->bytes;
     }
     return bytes < total / kSmallPart;
   });
-  return spreads;
+  return broadcasts;
 }
 
 // What the busiest ranks do to feed what is fed over the network.
@@ -185,16 +185,16 @@ struct NetworkLoad {
   double relayed = 0;  // to a receiver inside its host
 };
 
-// If groups relay as they say, and `spreads` pass on to each other.
+// If groups relay as they say, and `broadcasts` pass on to each other.
 NetworkLoad LoadOf(const Module& module, absl::Span<const Group> groups,
-                   const SpreadsByReceivers& spreads) {
-  std::set<const Group*> is_spread;
+                   const BroadcastsByReceivers& broadcasts) {
+  std::set<const Group*> is_broadcast;
   const size_t world = static_cast<size_t>(module.world_size());
   BytesByRank sent(world), received(world), relayed(world);
-  for (const auto& [receivers, of_receivers] : spreads) {
-    for (const Spread& spread : of_receivers) {
-      AddSent(*spread.front(), 1, sent);
-      is_spread.insert(spread.begin(), spread.end());
+  for (const auto& [receivers, of_receivers] : broadcasts) {
+    for (const Broadcast& broadcast : of_receivers) {
+      AddSent(*broadcast.front(), 1, sent);
+      is_broadcast.insert(broadcast.begin(), broadcast.end());
     }
   }
   // The groups of a piece, one after the other, have the same senders.
@@ -208,7 +208,7 @@ NetworkLoad LoadOf(const Module& module, absl::Span<const Group> groups,
     if (group.route != Route::kNetwork) continue;
     if (of_piece != nullptr && of_piece->piece != group.piece) add_sent();
     of_piece = &group;
-    if (!is_spread.contains(&group)) copies += group.Copies();
+    if (!is_broadcast.contains(&group)) copies += group.Copies();
     const double bytes = static_cast<double>(group.bytes);
     const double once =
         bytes * group.Copies() / static_cast<double>(group.members.size());
@@ -231,8 +231,8 @@ double SecondsFor(const Module& module, const NetworkLoad& load) {
 
 // Whether groups that are fed over the network relay inside their hosts, and
 // whether hosts pass on to each other: the least that is worth it.
-SpreadsByReceivers ChooseBetweenHosts(const Module& module,
-                                      std::vector<Group>& groups) {
+BroadcastsByReceivers ChooseBetweenHosts(const Module& module,
+                                         std::vector<Group>& groups) {
   const auto relay = [&](bool inside) {
     for (Group& group : groups) {
       if (group.route == Route::kNetwork) {
@@ -256,43 +256,44 @@ SpreadsByReceivers ChooseBetweenHosts(const Module& module,
     const NetworkLoad& load = with_inside ? inside : none;
     if (load.sent < load.received * kGainBetweenHosts) continue;
     relay(with_inside);
-    SpreadsByReceivers spreads = ListSpreads(groups);
-    const double between = SecondsFor(module, LoadOf(module, groups, spreads)) +
-                           module.RoundSeconds(Route::kNetwork);
-    if (between * kGainBetweenHosts <= seconds) return spreads;
+    BroadcastsByReceivers broadcasts = ListBroadcasts(groups);
+    const double between =
+        SecondsFor(module, LoadOf(module, groups, broadcasts)) +
+        module.RoundSeconds(Route::kNetwork);
+    if (between * kGainBetweenHosts <= seconds) return broadcasts;
   }
   relay(relays);
   return {};
 }
 
 // A way from a source to all receivers of a piece.
-struct Lane {
+struct RelayPath {
   Rank receiver{};  // the one that a source feeds
   std::vector<Relay> relays;
 };
 
-// One lane begins at each receiver of each host. It leads to one receiver of
+// One path begins at each receiver of each host. It leads to one receiver of
 // every other host, and from there to the others of that host.
-std::vector<Lane> LanesOf(absl::Span<const std::vector<Rank>> hosts) {
-  std::vector<Lane> lanes;
+std::vector<RelayPath> PathsOf(absl::Span<const std::vector<Rank>> hosts) {
+  std::vector<RelayPath> paths;
   for (size_t host = 0; host < hosts.size(); ++host) {
     for (size_t i = 0; i < hosts[host].size(); ++i) {
-      Lane& lane = lanes.emplace_back();
-      lane.receiver = hosts[host][i];
+      RelayPath& path = paths.emplace_back();
+      path.receiver = hosts[host][i];
       std::vector<Relay> inside;
       for (size_t next = 0; next < hosts.size(); ++next) {
-        // Lanes go round the hosts from different ones on.
+        // Paths go round the hosts from different ones on.
         const std::vector<Rank>& members = hosts[(host + next) % hosts.size()];
         const Rank first = members[i % members.size()];
-        if (next > 0) lane.relays.push_back({lane.receiver, first});
+        if (next > 0) path.relays.push_back({path.receiver, first});
         for (Rank member : members) {
           if (member != first) inside.push_back({first, member});
         }
       }
-      lane.relays.insert(lane.relays.end(), inside.begin(), inside.end());
+      path.relays.insert(path.relays.end(), inside.begin(), inside.end());
     }
   }
-  return lanes;
+  return paths;
 }
 
 // Cuts `box` into at most `count` stripes of nearly equal size.
@@ -326,53 +327,53 @@ std::vector<Box> Stripes(const Box& box, int64_t count) {
 }
 
 // A piece to hand out, and its receivers, by host.
-struct Share {
+struct PieceReceivers {
   size_t piece = 0;
   int64_t bytes = 0;
   std::vector<std::vector<Rank>> hosts;
 };
 
-// Hands pieces out to the lanes of their receivers.
+// Hands pieces out to the paths of their receivers.
 class Distributor {
  public:
   explicit Distributor(Module& module)
       : module_(module), pieces_of_(module.pieces.size()) {}
 
   // The receivers leave the destinations of the pieces.
-  void HandOut(absl::Span<const Share> together);
+  void HandOut(absl::Span<const PieceReceivers> together);
   // Puts what was handed out into the module.
   void Finish();
 
  private:
-  void Give(size_t piece, const Box& box, const std::vector<Lane>& lanes);
-  void RemoveReceivers(const Share& share);
+  void Give(size_t piece, const Box& box, const std::vector<RelayPath>& paths);
+  void RemoveReceivers(const PieceReceivers& wanted);
 
   Module& module_;
   std::vector<std::vector<Piece>> pieces_of_;  // by the piece that was cut
-  std::map<Rank, int64_t> load_;  // bytes that a lane's first receiver relays
+  std::map<Rank, int64_t> load_;  // bytes that a path's first receiver relays
 };
 
-// To the lane whose first receiver has least to relay.
+// To the path whose first receiver has least to relay.
 void Distributor::Give(size_t piece, const Box& box,
-                       const std::vector<Lane>& lanes) {
-  const Lane& lane = *std::min_element(
-      lanes.begin(), lanes.end(), [&](const Lane& a, const Lane& b) {
+                       const std::vector<RelayPath>& paths) {
+  const RelayPath& path = *std::min_element(
+      paths.begin(), paths.end(), [&](const RelayPath& a, const RelayPath& b) {
         return load_[a.receiver] < load_[b.receiver];
       });
   Piece& given = pieces_of_[piece].emplace_back(module_.pieces[piece]);
   given.box = box;
-  given.destinations = {lane.receiver};
-  given.relays = lane.relays;
-  for (const Relay& relay : lane.relays) {
-    if (relay.sender == lane.receiver) {
-      load_[lane.receiver] += module_.WireBytes(given);
+  given.destinations = {path.receiver};
+  given.relays = path.relays;
+  for (const Relay& relay : path.relays) {
+    if (relay.sender == path.receiver) {
+      load_[path.receiver] += module_.WireBytes(given);
     }
   }
 }
 
-void Distributor::RemoveReceivers(const Share& share) {
-  std::vector<Rank>& destinations = module_.pieces[share.piece].destinations;
-  for (const std::vector<Rank>& members : share.hosts) {
+void Distributor::RemoveReceivers(const PieceReceivers& wanted) {
+  std::vector<Rank>& destinations = module_.pieces[wanted.piece].destinations;
+  for (const std::vector<Rank>& members : wanted.hosts) {
     std::vector<Rank> rest;
     std::set_difference(destinations.begin(), destinations.end(),
                         members.begin(), members.end(),
@@ -381,19 +382,19 @@ void Distributor::RemoveReceivers(const Share& share) {
   }
 }
 
-void Distributor::HandOut(absl::Span<const Share> together) {
+void Distributor::HandOut(absl::Span<const PieceReceivers> together) {
   int64_t total = 0;
-  for (const Share& share : together) total += share.bytes;
+  for (const PieceReceivers& wanted : together) total += wanted.bytes;
   // The small ones level what the large ones leave uneven.
   for (const bool whole : {false, true}) {
-    for (const Share& share : together) {
-      if ((share.bytes < total / kWholePieces) != whole) continue;
-      const std::vector<Lane> lanes = LanesOf(share.hosts);
-      const int64_t count = whole ? 1 : static_cast<int64_t>(lanes.size());
-      for (const Box& box : Stripes(module_.pieces[share.piece].box, count)) {
-        Give(share.piece, box, lanes);
+    for (const PieceReceivers& wanted : together) {
+      if ((wanted.bytes < total / kWholePieces) != whole) continue;
+      const std::vector<RelayPath> paths = PathsOf(wanted.hosts);
+      const int64_t count = whole ? 1 : static_cast<int64_t>(paths.size());
+      for (const Box& box : Stripes(module_.pieces[wanted.piece].box, count)) {
+        Give(wanted.piece, box, paths);
       }
-      RemoveReceivers(share);
+      RemoveReceivers(wanted);
     }
   }
 }
@@ -415,27 +416,27 @@ absl::Status FanOut(const PassOptions&, Module& module) {
   if (!module.limits.relays) return absl::OkStatus();
   std::vector<Group> groups = ListGroups(module);
   ChooseOnPeers(module, groups);
-  const SpreadsByReceivers spreads = ChooseBetweenHosts(module, groups);
+  const BroadcastsByReceivers broadcasts = ChooseBetweenHosts(module, groups);
 
   Distributor distributor(module);
-  std::set<const Group*> is_spread;
-  for (const auto& [receivers, of_receivers] : spreads) {
-    std::vector<Share> shares;
-    for (const Spread& spread : of_receivers) {
-      is_spread.insert(spread.begin(), spread.end());
-      shares.push_back({.piece = spread.front()->piece,
-                        .bytes = spread.front()->bytes,
-                        .hosts = receivers});
+  std::set<const Group*> is_broadcast;
+  for (const auto& [receivers, of_receivers] : broadcasts) {
+    std::vector<PieceReceivers> together;
+    for (const Broadcast& broadcast : of_receivers) {
+      is_broadcast.insert(broadcast.begin(), broadcast.end());
+      together.push_back({.piece = broadcast.front()->piece,
+                          .bytes = broadcast.front()->bytes,
+                          .hosts = receivers});
     }
-    distributor.HandOut(shares);
+    distributor.HandOut(together);
   }
-  std::map<std::pair<int32_t, Route>, std::vector<Share>> inside;
+  std::map<std::pair<int32_t, Route>, std::vector<PieceReceivers>> inside;
   for (const Group& group : groups) {
-    if (!group.relays || is_spread.contains(&group)) continue;
+    if (!group.relays || is_broadcast.contains(&group)) continue;
     inside[{group.host, group.route}].push_back(
         {.piece = group.piece, .bytes = group.bytes, .hosts = {group.members}});
   }
-  for (const auto& [key, shares] : inside) distributor.HandOut(shares);
+  for (const auto& [key, together] : inside) distributor.HandOut(together);
   distributor.Finish();
   return absl::OkStatus();
 }

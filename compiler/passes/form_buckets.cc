@@ -129,13 +129,13 @@ struct Stream {
 // The streams of a wave by mechanism; in order of source, receiver, relays.
 using WaveStreams = std::array<std::vector<Stream>, 2>;
 
-class Former {
+class MessageBuilder {
  public:
-  Former(const PassOptions& options, Module& module)
+  MessageBuilder(const PassOptions& options, Module& module)
       : options_(options), module_(module) {}
 
   // Forms nothing after an error.
-  void Form();
+  void Build();
 
  private:
   int64_t BytesOf(const std::vector<PieceId>& pieces) const;
@@ -162,14 +162,14 @@ class Former {
   // so that short rounds make short ends, and many of them cost time.
   int64_t RelayedBucketBytes(const std::vector<Stream>& streams, Route route,
                              const Limits& limits) const;
-  // How many messages FormStaged makes of `streams` under `limits`.
+  // How many messages BuildStaged makes of `streams` under `limits`.
   int64_t CountStaged(const std::vector<Stream>& streams,
                       const Limits& limits) const;
   // Reports buckets so small that there are too many messages, before they are
   // made.
   void CheckCount(const std::vector<WaveStreams>& waves) const;
-  void FormDirect(int32_t wave, const std::vector<Stream>& streams);
-  void FormStaged(int32_t wave, const std::vector<Stream>& streams);
+  void BuildDirect(int32_t wave, const std::vector<Stream>& streams);
+  void BuildStaged(int32_t wave, const std::vector<Stream>& streams);
 
   const PassOptions& options_;
   Module& module_;
@@ -177,7 +177,7 @@ class Former {
       packed_;  // by size and pieces
 };
 
-int64_t Former::BytesOf(const std::vector<PieceId>& pieces) const {
+int64_t MessageBuilder::BytesOf(const std::vector<PieceId>& pieces) const {
   int64_t total = 0;
   for (PieceId id : pieces) {
     total += AlignStaging(module_.WireBytes(module_.piece(id)));
@@ -185,8 +185,8 @@ int64_t Former::BytesOf(const std::vector<PieceId>& pieces) const {
   return total;
 }
 
-const PackedPieces& Former::Pack(const std::vector<PieceId>& pieces,
-                                 int64_t bucket_bytes) {
+const PackedPieces& MessageBuilder::Pack(const std::vector<PieceId>& pieces,
+                                         int64_t bucket_bytes) {
   const auto [it, is_new] =
       packed_.try_emplace({bucket_bytes, pieces}, PackedPieces());
   PackedPieces& packed = it->second;
@@ -205,8 +205,9 @@ const PackedPieces& Former::Pack(const std::vector<PieceId>& pieces,
 }
 
 // One message per bucket, in successive steps from that of `like` on.
-void Former::Send(Rank source, Rank destination, const PackedPieces& packed,
-                  const Message& like, Feeds& feeds) {
+void MessageBuilder::Send(Rank source, Rank destination,
+                          const PackedPieces& packed, const Message& like,
+                          Feeds& feeds) {
   feeds[destination] = {module_.messages.size(), packed.contents.size()};
   for (size_t i = 0; i < packed.contents.size(); ++i) {
     Message& message = module_.messages.emplace_back(like);
@@ -224,8 +225,8 @@ void Former::Send(Rank source, Rank destination, const PackedPieces& packed,
 
 // A relay in the buckets that its sender received passes on one for one;
 // larger ones hold all that came.
-void Former::SendOn(const Relay& relay, const PackedPieces& packed,
-                    Message like, Feeds& feeds) {
+void MessageBuilder::SendOn(const Relay& relay, const PackedPieces& packed,
+                            Message like, Feeds& feeds) {
   const MessageRange fed_by = feeds.at(relay.sender);
   const size_t begin = module_.messages.size();
   Send(relay.sender, relay.receiver, packed, like, feeds);
@@ -236,8 +237,8 @@ void Former::SendOn(const Relay& relay, const PackedPieces& packed,
   }
 }
 
-int64_t Former::CountSteps(const std::vector<Stream>& streams,
-                           int64_t& busiest_bytes) const {
+int64_t MessageBuilder::CountSteps(const std::vector<Stream>& streams,
+                                   int64_t& busiest_bytes) const {
   const size_t world = static_cast<size_t>(module_.world_size());
   std::vector<int64_t> sent(world, 0);
   std::vector<int64_t> received(world, 0);
@@ -262,14 +263,15 @@ int64_t Former::CountSteps(const std::vector<Stream>& streams,
       std::llround(std::sqrt(seconds / kDirectRoundSeconds)), 1, kStepsMax);
 }
 
-bool Former::IsRelayedInStages(const Stream& stream) const {
+bool MessageBuilder::IsRelayedInStages(const Stream& stream) const {
   return std::any_of(
       stream.relays.begin(), stream.relays.end(),
       [&](const Relay& relay) { return module_.IsStaged(relay); });
 }
 
-int64_t Former::RelayedBucketBytes(const std::vector<Stream>& streams,
-                                   Route route, const Limits& limits) const {
+int64_t MessageBuilder::RelayedBucketBytes(const std::vector<Stream>& streams,
+                                           Route route,
+                                           const Limits& limits) const {
   const size_t world = static_cast<size_t>(module_.world_size());
   std::vector<int64_t> received(world, 0);
   int64_t turns = 1;
@@ -300,7 +302,8 @@ int64_t Former::RelayedBucketBytes(const std::vector<Stream>& streams,
                     std::max(kRelayedBytesMin, most));
 }
 
-void Former::FormDirect(int32_t wave, const std::vector<Stream>& streams) {
+void MessageBuilder::BuildDirect(int32_t wave,
+                                 const std::vector<Stream>& streams) {
   int64_t busiest_bytes = 0;
   const int64_t steps = CountSteps(streams, busiest_bytes);
   for (const Stream& stream : streams) {
@@ -321,7 +324,8 @@ void Former::FormDirect(int32_t wave, const std::vector<Stream>& streams) {
   }
 }
 
-void Former::FormStaged(int32_t wave, const std::vector<Stream>& streams) {
+void MessageBuilder::BuildStaged(int32_t wave,
+                                 const std::vector<Stream>& streams) {
   const int64_t peer_bytes =
       RelayedBucketBytes(streams, Route::kPeer, module_.limits);
   const int64_t network_bytes =
@@ -374,8 +378,8 @@ void Former::FormStaged(int32_t wave, const std::vector<Stream>& streams) {
   }
 }
 
-int64_t Former::CountStaged(const std::vector<Stream>& streams,
-                            const Limits& limits) const {
+int64_t MessageBuilder::CountStaged(const std::vector<Stream>& streams,
+                                    const Limits& limits) const {
   const int64_t peer_bytes = RelayedBucketBytes(streams, Route::kPeer, limits);
   const int64_t network_bytes =
       RelayedBucketBytes(streams, Route::kNetwork, limits);
@@ -404,7 +408,7 @@ int64_t Former::CountStaged(const std::vector<Stream>& streams,
   return messages;
 }
 
-void Former::CheckCount(const std::vector<WaveStreams>& waves) const {
+void MessageBuilder::CheckCount(const std::vector<WaveStreams>& waves) const {
   const auto count_with = [&](int64_t bucket_bytes) {
     Limits limits = module_.limits;
     limits.bucket_bytes = bucket_bytes;
@@ -439,7 +443,7 @@ void Former::CheckCount(const std::vector<WaveStreams>& waves) const {
           count_with(wanted)));
 }
 
-void Former::Form() {
+void MessageBuilder::Build() {
   std::vector<WaveStreams> streams(static_cast<size_t>(module_.waves));
   const std::vector<Transfer>& transfers = module_.transfers;
   for (size_t begin = 0; begin < transfers.size();) {
@@ -474,15 +478,15 @@ void Former::Form() {
   if (!options_.diagnostics.ok()) return;
   for (int32_t wave = 0; wave < module_.waves; ++wave) {
     const auto& of_wave = streams[static_cast<size_t>(wave)];
-    FormDirect(wave, of_wave[static_cast<size_t>(Mechanism::kDirect)]);
-    FormStaged(wave, of_wave[static_cast<size_t>(Mechanism::kStaged)]);
+    BuildDirect(wave, of_wave[static_cast<size_t>(Mechanism::kDirect)]);
+    BuildStaged(wave, of_wave[static_cast<size_t>(Mechanism::kStaged)]);
   }
 }
 
 }  // namespace
 
 absl::Status FormBuckets(const PassOptions& options, Module& module) {
-  Former(options, module).Form();
+  MessageBuilder(options, module).Build();
   return absl::OkStatus();
 }
 

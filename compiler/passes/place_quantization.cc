@@ -90,9 +90,9 @@ struct LargestArena {
   size_t rank = 0;
 };
 
-class Placer {
+class WaveCutter {
  public:
-  explicit Placer(Module& module)
+  explicit WaveCutter(Module& module)
       : module_(module),
         source_dtypes_(SourceDTypes(module)),
         sides_{SideWork{module.source, {}, {}},
@@ -204,8 +204,8 @@ class Placer {
 absl::Status PlaceQuantization(const PassOptions& options, Module& module) {
   if (module.quantizations.empty()) return absl::OkStatus();
   DecidePlaces(module);
-  Placer placer(module);
-  const LargestArena largest = placer.Cut(options.job.colocated.value);
+  WaveCutter cutter(module);
+  const LargestArena largest = cutter.Cut(options.job.colocated.value);
   if (largest.bytes > module.limits.scratch_bytes) {
     options.diagnostics.Error(
         options.job.options.scratch_bytes.place,
@@ -213,11 +213,11 @@ absl::Status PlaceQuantization(const PassOptions& options, Module& module) {
             "rank %d needs %d bytes of scratch to quantize at the %s, in the "
             "smallest windows; options.scratch_bytes%s is %d, wanted %d",
             largest.rank, largest.bytes,
-            placer.IsSource(largest.rank) ? "source" : "destination",
+            cutter.IsSource(largest.rank) ? "source" : "destination",
             options.job.options.scratch_bytes.given ? "" : " (the default)",
             module.limits.scratch_bytes, largest.bytes));
   }
-  placer.AddToModule();
+  cutter.AddToModule();
   return absl::OkStatus();
 }
 

@@ -178,15 +178,15 @@ void Scheduler::AssignSlots(std::vector<Message>& messages) const {
   }
 }
 
-// The step of a walk through 0 .. cycle-1 that visits each number once and
+// The stride of a walk through 0 .. cycle-1 that visits each number once and
 // never stays in one neighbourhood: coprime, near the golden section.
-int64_t SpreadStep(int64_t cycle) {
-  int64_t step = std::max<int64_t>(1, cycle * 618 / 1000);
-  while (std::gcd(step, cycle) != 1) ++step;
-  return step;
+int64_t WalkStride(int64_t cycle) {
+  int64_t stride = std::max<int64_t>(1, cycle * 618 / 1000);
+  while (std::gcd(stride, cycle) != 1) ++stride;
+  return stride;
 }
 
-// In shifts: at each step every source talks to a different destination, so
+// In shifts: at each turn every source talks to a different destination, so
 // that a round loads all links alike instead of queueing at one receiver.
 // Neighbouring shifts often carry messages of one kind (neighbouring ranks hold
 // neighbouring shards), so the shifts are taken far apart from each other.
@@ -194,7 +194,7 @@ void SortByShift(const Module& module, std::vector<Message*>& messages) {
   const int64_t sources = module.source_ranks();
   const int64_t cycle =
       std::max(sources, static_cast<int64_t>(module.world_size()) - sources);
-  const int64_t step = SpreadStep(cycle);
+  const int64_t stride = WalkStride(cycle);
   struct Keyed {
     int64_t turn;
     int64_t source;
@@ -207,7 +207,7 @@ void SortByShift(const Module& module, std::vector<Message*>& messages) {
     const int64_t destination =
         static_cast<int64_t>(message->destination) - sources;
     const int64_t shift = (destination - source % cycle + cycle) % cycle;
-    keyed.push_back({shift * step % cycle, source, message});
+    keyed.push_back({shift * stride % cycle, source, message});
   }
   std::stable_sort(
       keyed.begin(), keyed.end(), [](const Keyed& a, const Keyed& b) {

@@ -151,13 +151,13 @@ class GenericLayout {
     int64_t others;
   };
   std::vector<Misfit> misfits_;
-  struct Holder {
+  struct Owner {
     const MeshSpec* mesh;
     std::string param;
   };
   // By tensor name, on disjoint meshes. Only kept when a rule renames or flat
   // buffers have names: the names of params differ.
-  absl::flat_hash_map<std::string, std::vector<Holder>> holders_;
+  absl::flat_hash_map<std::string, std::vector<Owner>> owners_;
   bool names_matter_ = false;
 };
 
@@ -255,21 +255,20 @@ bool GenericLayout::CheckNames(const Placed& placed) {
                          .index[dim]
                          .numbers[placed.positions[dim][member[dim]]];
     }
-    std::vector<Holder>& holders = holders_[ExpandName(pattern, numbers)];
+    std::vector<Owner>& owners = owners_[ExpandName(pattern, numbers)];
     std::string param = ExpandName(ParamOf(placed).name, numbers);
-    for (const Holder& holder : holders) {
-      const std::optional<int64_t> rank =
-          SharedRank(*holder.mesh, *placed.mesh);
+    for (const Owner& owner : owners) {
+      const std::optional<int64_t> rank = SharedRank(*owner.mesh, *placed.mesh);
       if (!rank.has_value()) continue;
       context_.diagnostics.Error(
           placed.rule->place,
           absl::StrFormat("parameters \"%s\" and \"%s\" would both be "
                           "tensor \"%s\" of rank %d",
-                          holder.param, param, ExpandName(pattern, numbers),
+                          owner.param, param, ExpandName(pattern, numbers),
                           *rank));
       return false;
     }
-    holders.push_back({placed.mesh, std::move(param)});
+    owners.push_back({placed.mesh, std::move(param)});
 
     size_t dim = member.size();
     while (dim-- > 0 && ++member[dim] == placed.positions[dim].size()) {
@@ -283,18 +282,18 @@ void GenericLayout::CheckFlatNames() {
   for (const FlatBufferSpec& flat : spec_.flat_buffers) {
     for (std::string& name : FlatBufferNames(flat)) {
       const MeshSpec& mesh = MeshNamed(spec_, flat.mesh);
-      std::vector<Holder>& holders = holders_[name];
-      for (const Holder& holder : holders) {
-        const std::optional<int64_t> rank = SharedRank(*holder.mesh, mesh);
+      std::vector<Owner>& owners = owners_[name];
+      for (const Owner& owner : owners) {
+        const std::optional<int64_t> rank = SharedRank(*owner.mesh, mesh);
         if (!rank.has_value()) continue;
         context_.diagnostics.Error(
             flat.place,
             absl::StrFormat("flat buffer \"%s\" is also the tensor of \"%s\" "
                             "on rank %d",
-                            name, holder.param, *rank));
+                            name, owner.param, *rank));
         return;
       }
-      holders.push_back({&mesh, std::move(name)});
+      owners.push_back({&mesh, std::move(name)});
     }
   }
 }
