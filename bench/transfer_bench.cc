@@ -25,7 +25,9 @@ constexpr int kWarmUps = 3;
 
 class PlanMethod : public TransferMethod {
  public:
-  PlanMethod(const PlanFile& plan, WorldRank& rank) : rank_(rank) {
+  // `check`: RunOptions::check, of which this times the digests alone.
+  PlanMethod(const PlanFile& plan, WorldRank& rank, bool check)
+      : rank_(rank), check_(check) {
     for (const fb::Message* message :
          *plan.body().programs()->Get(rank.transport().rank())->messages()) {
       if (message->kind() == fb::MessageKind::kSend) {
@@ -33,14 +35,18 @@ class PlanMethod : public TransferMethod {
       }
     }
   }
-  std::string name() const override { return "this plan"; }
+  std::string name() const override {
+    return check_ ? "this plan, with digests" : "this plan";
+  }
   uint64_t sent_bytes() const override { return sent_bytes_; }
   absl::Status Enqueue(Stream stream) override {
-    return rank_.executor().Run(stream, {.timeout = kTimeout, .addresses = {}});
+    return rank_.executor().Run(
+        stream, {.timeout = kTimeout, .addresses = {}, .check = check_});
   }
 
  private:
   WorldRank& rank_;
+  const bool check_;
   uint64_t sent_bytes_ = 0;
 };
 
@@ -155,16 +161,24 @@ absl::StatusOr<TransferMeasurement> MeasureTransfer(
   if (absl::Status s = harness.Init(); !s.ok()) return s;
 
   TransferMeasurement measured;
-  PlanMethod plan_method(plan, rank);
-  absl::StatusOr<TransferRow> row =
-      harness.Time(plan_method, options.iterations);
-  if (!row.ok()) return row.status();
-  if (absl::Status s = rank.executor().Wait(); !s.ok()) return s;
-  measured.rows.push_back(*row);
+  absl::StatusOr<TransferRow> row;
+  for (const bool check : {false, true}) {
+    PlanMethod method(plan, rank, check);
+    row = harness.Time(method, options.iterations);
+    if (!row.ok()) return row.status();
+    if (absl::Status s = rank.executor().Wait(); !s.ok()) return s;
+    measured.rows.push_back(*row);
+  }
   // Of a refit that follows no other: what a worker's thread waits for.
   double host_seconds = 0;
   double alone_seconds = 0;
+  double checked_seconds = 0;
   for (int64_t i = 0; i < options.iterations; ++i) {
+    const absl::StatusOr<RefitMeasurement> checked =
+        rank.Refit(/*digest=*/true);
+    if (!checked.ok()) return checked.status();
+    checked_seconds =
+        i == 0 ? checked->seconds : std::min(checked_seconds, checked->seconds);
     const absl::StatusOr<RefitMeasurement> alone = rank.Refit();
     if (!alone.ok()) return alone.status();
     alone_seconds =
@@ -191,18 +205,21 @@ absl::StatusOr<TransferMeasurement> MeasureTransfer(
   struct Report {
     double host_seconds;
     double latency_seconds;
+    double checked_seconds;
     uint64_t extra_bytes;
     uint64_t wrong_elements;
   };
   absl::StatusOr<std::vector<Report>> reports = harness.Gather(
-      Report{host_seconds, alone_seconds, used - std::min(used, tensor_bytes),
-             check->wrong_elements});
+      Report{host_seconds, alone_seconds, checked_seconds,
+             used - std::min(used, tensor_bytes), check->wrong_elements});
   if (!reports.ok()) return reports.status();
   for (const Report& report : *reports) {
     measured.run_host_seconds =
         std::max(measured.run_host_seconds, report.host_seconds);
     measured.latency_seconds =
         std::max(measured.latency_seconds, report.latency_seconds);
+    measured.checked_seconds =
+        std::max(measured.checked_seconds, report.checked_seconds);
     measured.extra_bytes = std::max(measured.extra_bytes, report.extra_bytes);
     measured.wrong_elements += report.wrong_elements;
   }
@@ -272,14 +289,14 @@ std::string TransferText(const PlanFile& plan,
       "ratio: time of this plan / time of the method; GB/s: bytes that leave a "
       "GPU, all ranks\n"
       "predicted %.3f ms, lower bound %.3f ms\n"
-      "host time in Run %.3f ms; one Run and Wait %.3f ms (best of lone "
-      "refits)\n"
+      "host time in Run %.3f ms; one Run and Wait %.3f ms, with a check "
+      "%.3f ms (best of lone refits)\n"
       "%s"
       "after all that, one more refit: %s\n",
       plan.body().stats()->predicted_seconds() * 1e3,
       plan.body().stats()->lower_bound_seconds() * 1e3,
       measured.run_host_seconds * 1e3, measured.latency_seconds * 1e3,
-      MemoryText(plan, measured),
+      measured.checked_seconds * 1e3, MemoryText(plan, measured),
       measured.wrong_elements == 0
           ? "every byte right"
           : absl::StrCat(measured.wrong_elements, " elements WRONG"));

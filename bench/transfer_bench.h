@@ -32,11 +32,13 @@ struct TransferRow {
 };
 
 struct TransferMeasurement {
-  std::vector<TransferRow> rows;  // the plan's first
-  double run_host_seconds = 0;    // Executor::Run alone, slowest rank
-  double latency_seconds = 0;     // best Run and Wait, slowest rank
-  uint64_t extra_bytes = 0;       // GPU memory beside the tensors, worst rank
-  uint64_t wrong_elements = 0;    // after everything, by a last refit
+  // The plan's first, then the plan with digests (RunOptions::check).
+  std::vector<TransferRow> rows;
+  double run_host_seconds = 0;  // Executor::Run alone, slowest rank
+  double latency_seconds = 0;   // best Run and Wait, slowest rank
+  double checked_seconds = 0;   // the same of refits with a check
+  uint64_t extra_bytes = 0;     // GPU memory beside the tensors, worst rank
+  uint64_t wrong_elements = 0;  // after everything, by a last refit
 };
 
 // Of one rank; collective, the same result on all ranks.

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "executor/binding.h"
 #include "executor/copies/round_copies.h"
+#include "executor/digest/state_check.h"
 #include "executor/direct_ends.h"
 #include "executor/nvtx.h"
 #include "executor/peer_tensors.h"
@@ -103,9 +104,11 @@ RunCounters& RunCounters::operator+=(const RunCounters& other) {
 struct Executor::Bound {
   std::vector<BoundTensor> tensors;    // in the order of Bind
   std::vector<const void*> addresses;  // likewise
+  std::vector<std::byte*> entries;     // by entry of the TensorTable
   std::vector<PostHookPerformer> hooks;
   std::unique_ptr<MemoryWatch> memory;
   PeerTensors peers;
+  std::unique_ptr<StateCheck> check;  // since the first Run that checks
 };
 
 Executor::Executor(const PlanFile& plan, const ExecutorOptions& options)
@@ -377,6 +380,7 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   // What it enqueued before uses what is freed with `earlier`.
   enqueuer_->Bind(std::move(rounds));
   bound_->hooks = std::move(hooks);
+  bound_->entries = *std::move(addresses);
   for (size_t i = 0; i < post_hooks_.size(); ++i) {
     assigned.hooks[i].refit = post_hooks_[i].refit;
   }
@@ -403,14 +407,22 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   state_ = ExecutorState::kTorn;
   rounds_.clear();
   counters_ = {};
+  if (!in_flight) check_deadline_.reset();
+  if (options.check) check_deadline_ = deadline;
   const absl::StatusOr<bool> capturing = options_.device->IsCapturing(stream);
-  if (capturing.ok() && *capturing) options_.transport->BeginCapture();
-  absl::Status status = options_.transport->BeginRefit(deadline);
+  absl::Status status;
+  if (capturing.ok() && *capturing) {
+    options_.transport->BeginCapture();
+  } else if (options.check) {
+    status = PrepareCheck(deadline);
+  }
+  if (status.ok()) status = options_.transport->BeginRefit(deadline);
   if (status.ok()) status = capturing.status();
   if (status.ok()) status = CheckTensors(options);
-  if (status.ok() && *capturing) status = CheckCapture();
+  if (status.ok() && *capturing) status = CheckCapture(options.check);
   if (status.ok()) {
-    status = enqueuer_->Enqueue(stream, in_flight);
+    status = enqueuer_->Enqueue(stream, in_flight,
+                                options.check ? bound_->check.get() : nullptr);
     counters_ = enqueuer_->counters();
   }
   counters_.scratch_bytes = scratch_->size_bytes();
@@ -446,10 +458,80 @@ absl::Status Executor::Wait() {
   }
   // Also if a function of the caller's throws.
   state_ = ExecutorState::kTorn;
+  if (status.ok()) status = CompareStates();
   if (status.ok()) status = PerformHooks();
   if (status.ok()) refits_ += in_flight_;
   if (status.ok()) state_ = ExecutorState::kBound;
   return WithRank(status, options_.rank);
+}
+
+// Before anyone enqueues the refit: what is allocated here may wait for the
+// device, on which another rank's work would wait for this one.
+absl::Status Executor::PrepareCheck(Deadline deadline) {
+  if (bound_->check != nullptr) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<StateCheck>> check = StateCheck::Create(
+      plan_, options_.rank, *schedule_, *options_.device, bound_->entries);
+  HandshakeRecord record = Record(HandshakeStage::kCheck);
+  record.ready = check.ok();
+  const absl::Status agreed = options_.transport->Handshake(record, deadline);
+  if (!check.ok()) return check.status();
+  if (agreed.ok()) bound_->check = *std::move(check);
+  return agreed;
+}
+
+absl::Status Executor::CompareStates() {
+  if (!check_deadline_.has_value()) return absl::OkStatus();
+  const absl::Status status =
+      bound_->check->Compare(*options_.transport, *check_deadline_);
+  std::vector<std::string> texts;
+  const std::vector<std::string>& params = bound_->check->not_compared();
+  if (!params.empty()) {
+    texts.push_back(absl::StrCat(
+        "the check after a refit leaves out params that destinations quantize "
+        "themselves, \"",
+        params.front(), "\"",
+        params.size() == 1
+            ? ""
+            : absl::StrCat(" and ", params.size() - 1, " more")));
+  }
+  SetNotices(NoticeKind::kNotCompared, texts);
+  return status;
+}
+
+absl::StatusOr<std::vector<ParamDigest>> Executor::Digest(
+    Stream stream, const DigestOptions& options) {
+  if (state_ != ExecutorState::kBound && state_ != ExecutorState::kTorn) {
+    return OutOfOrder(options_.rank, "Digest", state_);
+  }
+  std::vector<int32_t> among(options.among.begin(), options.among.end());
+  if (among.empty()) among.push_back(options_.rank);
+  for (const int32_t rank : among) {
+    if (rank >= 0 && rank < plan_.world_size()) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", options_.rank, ": the digest is to be among rank ", rank,
+        ", which is not one of the plan's ", plan_.world_size(), " ranks"));
+  }
+  if (std::find(among.begin(), among.end(), options_.rank) == among.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", options_.rank, ": the digest is to be among ",
+                     RanksText(among), "; this rank has to be one of them"));
+  }
+  std::vector<DigestBox> boxes = BoxesCountedBy(plan_, options_.rank, among);
+  const TensorTable table(plan_, options_.rank);
+  std::erase_if(boxes, [&](const DigestBox& held) {
+    const auto* hooks = table.buffer(held.slot).post_hooks();
+    return hooks != nullptr && hooks->size() > 0;
+  });
+  absl::StatusOr<std::unique_ptr<RankDigest>> digest =
+      RankDigest::Create(plan_, options_.rank, *options_.device,
+                         bound_->entries, std::move(boxes));
+  absl::Status status = digest.status();
+  if (status.ok()) status = (*digest)->Enqueue(stream);
+  if (status.ok()) status = options_.device->Synchronize(stream);
+  if (!status.ok()) return WithRank(status, options_.rank);
+  const absl::StatusOr<std::vector<uint64_t>> sums = (*digest)->Read();
+  if (!sums.ok()) return WithRank(sums.status(), options_.rank);
+  return ParamDigests(plan_, **digest, *sums);
 }
 
 // That the tensors are where they were, in the memory they were.
@@ -467,8 +549,14 @@ absl::Status Executor::CheckTensors(const RunOptions& options) const {
                                                     "\" was freed since Bind"));
 }
 
-// A replay of the graph does not come by Wait, which calls the functions.
-absl::Status Executor::CheckCapture() const {
+// A replay of the graph does not come by Wait, which compares states and calls
+// the functions.
+absl::Status Executor::CheckCapture(bool check) const {
+  if (check) {
+    return absl::FailedPreconditionError(
+        "a replayed graph compares no states: capture without check, and "
+        "compare Executor::Digest of the ranks");
+  }
   for (const PostHookPerformer& performer : bound_->hooks) {
     if (performer.perform == nullptr) continue;
     for (const TensorPostHook& hook : post_hooks_) {

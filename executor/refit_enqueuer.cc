@@ -105,12 +105,15 @@ void RefitEnqueuer::Record() {
   is_recorded_ = true;
   transport_.BeginRecording();
   absl::StatusOr<std::unique_ptr<DeviceGraph>> graph =
-      device_.Record([&](Stream recorded) { return EnqueueRounds(recorded); });
+      device_.Record([&](Stream recorded) {
+        return EnqueueRounds(recorded, /*check=*/nullptr);
+      });
   recorded_ = graph.status();
   if (graph.ok()) graph_->Set(*std::move(graph));
 }
 
-absl::Status RefitEnqueuer::Enqueue(Stream stream, bool in_flight) {
+absl::Status RefitEnqueuer::Enqueue(Stream stream, bool in_flight,
+                                    StateCheck* check) {
   counters_ = {};
   const absl::StatusOr<bool> capturing = device_.IsCapturing(stream);
   if (!capturing.ok()) return capturing.status();
@@ -120,14 +123,23 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream, bool in_flight) {
   // They use the same staging. A graph may not wait for what is outside of it.
   if (in_flight && !*capturing) status = ended_->Await(stream);
   if (!status.ok()) return status;
-  if (*capturing || !graph_->IsSet()) {
-    status = EnqueueRounds(stream);
+  // What is recorded digests no scratch.
+  const bool digests_scratch =
+      check != nullptr && !schedule_.quantizes().empty();
+  if (*capturing || !graph_->IsSet() || digests_scratch) {
+    status = EnqueueRounds(stream, check);
   } else {
     transport_.Replay();
     const Clock::time_point start = Clock::now();
     status = graph_->Launch(stream);
     counters_.wire_seconds += SecondsSince(start);
     counters_.graph_launches = 1;
+  }
+  if (status.ok() && check != nullptr) status = check->EnqueueTensors(stream);
+  // Nobody writes or reads the rank's tensors any more: the last direct round
+  // awaited the peers that did.
+  if (status.ok()) {
+    status = rounds_.copies->Enqueue(RankSchedule::kHookBatch, stream);
   }
   if (!status.ok()) {
     if (Fence* const fence = transport_.fence()) fence->Withdraw();
@@ -143,13 +155,13 @@ void RefitEnqueuer::AwaitQuantizing(Stream stream) {
   }
 }
 
-absl::Status RefitEnqueuer::EnqueueRounds(Stream stream) {
+absl::Status RefitEnqueuer::EnqueueRounds(Stream stream, StateCheck* check) {
   quantizes_enqueued_ = 0;
   absl::Status status =
       rounds_.copies->Enqueue(RankSchedule::kFillBatch, stream);
   status.Update(ForkStreams(stream));
   for (size_t i = 0; i < schedule_.rounds().size(); ++i) {
-    status.Update(EnqueueQuantizes(i, stream));
+    status.Update(EnqueueQuantizes(i, stream, check));
     if (!status.ok()) return status;
     const RoundWork& work = schedule_.rounds()[i];
     const ProfilerRange range(events_[i].range_text);
@@ -160,12 +172,9 @@ absl::Status RefitEnqueuer::EnqueueRounds(Stream stream) {
                  : EnqueueStaged(i, stream);
     if (!status.ok()) return status;
   }
-  status.Update(EnqueueQuantizes(schedule_.rounds().size(), stream));
+  status.Update(EnqueueQuantizes(schedule_.rounds().size(), stream, check));
   status.Update(JoinStreams(stream));
-  if (!status.ok()) return status;
-  // Nobody writes or reads the rank's tensors any more: the last direct round
-  // awaited the peers that did.
-  return rounds_.copies->Enqueue(RankSchedule::kHookBatch, stream);
+  return status;
 }
 
 // Only streams that will be waited for: one that is not would be left open when
@@ -199,7 +208,7 @@ absl::Status RefitEnqueuer::JoinStreams(Stream stream) {
 // scratch and peers' reads of it come before a point of the caller's stream,
 // like what comes into scratch; unpacking has a stream of its own.
 absl::Status RefitEnqueuer::EnqueueQuantizes(size_t rounds_before,
-                                             Stream stream) {
+                                             Stream stream, StateCheck* check) {
   const std::vector<QuantizeStep>& steps = schedule_.quantizes();
   absl::Status status;
   while (quantizes_enqueued_ < steps.size() &&
@@ -215,6 +224,9 @@ absl::Status RefitEnqueuer::EnqueueQuantizes(size_t rounds_before,
     }
     status.Update(
         rounds_.copies->Enqueue(steps[quantizes_enqueued_].batch, quantize));
+    if (check != nullptr) {
+      status.Update(check->EnqueueScratch(quantizes_enqueued_, quantize));
+    }
     status.Update(events.done->Record(quantize));
     ++quantizes_enqueued_;
   }

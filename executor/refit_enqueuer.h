@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "executor/digest/state_check.h"
 #include "executor/direct_ends.h"
 #include "executor/rank_schedule.h"
 #include "executor/refit_graph.h"
@@ -58,8 +59,9 @@ class RefitEnqueuer {
   void DropGraph();
 
   // Enqueues one refit, between the transport's BeginRefit and EndRefit.
-  // `in_flight`: nobody has waited for the one before.
-  absl::Status Enqueue(Stream stream, bool in_flight);
+  // `in_flight`: nobody has waited for the one before. `check`, unless null,
+  // digests what the refit leaves.
+  absl::Status Enqueue(Stream stream, bool in_flight, StateCheck* check);
   // Makes `stream` wait for the quantizing that an Enqueue which failed began:
   // it has a stream of its own.
   void AwaitQuantizing(Stream stream);
@@ -76,11 +78,13 @@ class RefitEnqueuer {
   // When the rounds that a quantize step comes after are done, and when it is.
   struct QuantizeEvents;
 
-  absl::Status EnqueueRounds(Stream stream);
+  // `check`, unless null, digests scratch.
+  absl::Status EnqueueRounds(Stream stream, StateCheck* check);
   absl::Status ForkStreams(Stream stream);
   absl::Status JoinStreams(Stream stream);
   // Those that come after `rounds_before` of the rank's rounds.
-  absl::Status EnqueueQuantizes(size_t rounds_before, Stream stream);
+  absl::Status EnqueueQuantizes(size_t rounds_before, Stream stream,
+                                StateCheck* check);
   absl::Status AwaitQuantized(size_t round, Stream stream);
   absl::Status AwaitUnpacked(std::optional<size_t> round, Stream stream);
   absl::Status EnqueueStaged(size_t round, Stream stream);

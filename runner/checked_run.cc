@@ -130,7 +130,7 @@ absl::StatusOr<RunOfRanksResult> RunChecked(const PlanFile& plan,
   if (!ranks.ok()) return ranks.status();
   for (int64_t i = 0; i < options.iterations; ++i) {
     check.PoisonDestinations(tensors);
-    absl::StatusOr<RefitMeasurement> refit = (*ranks)->Refit();
+    absl::StatusOr<RefitMeasurement> refit = (*ranks)->Refit(options.digest);
     if (!refit.ok()) return refit.status();
     result.refits.push_back(*refit);
     result.check = check.Check(tensors);

@@ -20,6 +20,8 @@ struct RunOfRanksOptions {
   int64_t iterations = 1;
   std::chrono::nanoseconds timeout = std::chrono::minutes(10);  // of each step
   bool time_rounds = false;
+  // Each refit also compares the sides by digests (RunOptions::check).
+  bool digest = false;
 };
 
 struct RunOfRanksResult {

@@ -66,15 +66,15 @@ absl::StatusOr<std::unique_ptr<LocalRanks>> LocalRanks::Create(
   return ranks;
 }
 
-absl::StatusOr<RefitMeasurement> LocalRanks::Refit() {
+absl::StatusOr<RefitMeasurement> LocalRanks::Refit(bool digest) {
   using Clock = std::chrono::steady_clock;
   std::vector<Clock::time_point> starts(plan_.world_size());
   std::vector<Clock::time_point> ends(plan_.world_size());
   absl::Status status = OnAllRanks([&](int32_t rank) {
     starts[rank] = Clock::now();
     Executor& executor = workers_[rank]->executor();
-    absl::Status run =
-        executor.Run(nullptr, {.timeout = timeout_, .addresses = {}});
+    absl::Status run = executor.Run(
+        nullptr, {.timeout = timeout_, .addresses = {}, .check = digest});
     if (run.ok()) run = executor.Wait();
     ends[rank] = Clock::now();
     return run;

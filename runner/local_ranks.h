@@ -39,7 +39,8 @@ class LocalRanks {
       const std::vector<std::vector<BoundTensor>>& tensors,
       std::chrono::nanoseconds timeout, bool time_rounds = false);
 
-  absl::StatusOr<RefitMeasurement> Refit();
+  // `digest`: RunOptions::check.
+  absl::StatusOr<RefitMeasurement> Refit(bool digest = false);
 
  private:
   LocalRanks(const PlanFile& plan, std::chrono::nanoseconds timeout);

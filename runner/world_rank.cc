@@ -163,13 +163,13 @@ absl::StatusOr<CheckResult> WorldRank::Check() {
   return check_.Check(host_tensors_);
 }
 
-absl::StatusOr<RefitMeasurement> WorldRank::Refit() {
+absl::StatusOr<RefitMeasurement> WorldRank::Refit(bool digest) {
   const absl::StatusOr<std::vector<std::string>> all_here = transport().Share(
       "", AllRanks(plan_), AllRanks(plan_), Clock::now() + timeout_);
   if (!all_here.ok()) return all_here.status();
   const Clock::time_point start = Clock::now();
-  absl::Status status =
-      executor().Run(stream(), {.timeout = timeout_, .addresses = {}});
+  absl::Status status = executor().Run(
+      stream(), {.timeout = timeout_, .addresses = {}, .check = digest});
   const Clock::time_point enqueued = Clock::now();
   if (status.ok()) status = executor().Wait();
   if (!status.ok()) return status;
@@ -203,7 +203,7 @@ absl::StatusOr<RunOfRanksResult> RunCheckedRank(
   if (!rank.transport().ReachesPeerMemory()) MeasureSent(plan, result);
   for (int64_t i = 0; i < options.iterations; ++i) {
     if (absl::Status s = rank.PoisonDestinations(); !s.ok()) return s;
-    absl::StatusOr<RefitMeasurement> refit = rank.Refit();
+    absl::StatusOr<RefitMeasurement> refit = rank.Refit(options.digest);
     if (!refit.ok()) return refit.status();
     absl::StatusOr<CheckResult> check = rank.Check();
     if (!check.ok()) return check.status();

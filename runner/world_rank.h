@@ -43,8 +43,8 @@ class WorldRank {
   absl::StatusOr<CheckResult> Check();
 
   // One refit, waited for. `seconds` runs from all ranks' start to this one's
-  // end.
-  absl::StatusOr<RefitMeasurement> Refit();
+  // end. `digest`: RunOptions::check.
+  absl::StatusOr<RefitMeasurement> Refit(bool digest = false);
 
   Executor& executor() { return worker_->executor(); }
   Transport& transport() { return worker_->transport(); }

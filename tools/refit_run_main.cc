@@ -197,6 +197,7 @@ static int Main(int argc, char** argv) {
   std::string destination_dir;
   bool check = false;
   bool json = false;
+  bool digest = false;
   bool time_rounds = false;
   bool ranks_in_process = false;
   int64_t iterations = 1;
@@ -205,11 +206,11 @@ static int Main(int argc, char** argv) {
       .name = "refit-run",
       .usage =
           "refit-run PLAN.refit [--transport local] --check [--iterations N] "
-          "[--json]\n"
+          "[--digest] [--json]\n"
           "       refit-run PLAN.refit [--transport local] --source-dir S "
           "--destination-dir D\n"
           "       refit-run PLAN.refit --transport nccl|ucx "
-          "[--ranks-in-process] --check [--iterations N] [--json]",
+          "[--ranks-in-process] --check [--iterations N] [--digest] [--json]",
       .summary =
           "Executes a plan on generated data (--check) or on one safetensors "
           "file per rank:\n"
@@ -229,6 +230,11 @@ static int Main(int argc, char** argv) {
             &ranks_in_process},
            {"--check", "", "",
             "generate the sources, check every destination element", &check},
+           {"--digest", "", "",
+            "with --check: each refit also compares digests of the two sides, "
+            "as\n"
+            "a worker's run with check does",
+            &digest},
            {"--source-dir", "", "DIR",
             "read rank-00000.safetensors ... of the source ranks", &source_dir},
            {"--destination-dir", "", "DIR",
@@ -272,6 +278,9 @@ static int Main(int argc, char** argv) {
   if (time_rounds && !(check && json)) {
     return refit::Fail(tool, "--time-rounds needs --check and --json");
   }
+  if (digest && !check) {
+    return refit::Fail(tool, "--digest needs --check");
+  }
   absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(args.positional[0]);
   if (!plan.ok()) {
     return refit::Fail(tool, std::string(plan.status().message()));
@@ -279,7 +288,8 @@ static int Main(int argc, char** argv) {
   const refit::RunOfRanksOptions options = {
       .iterations = iterations,
       .timeout = std::chrono::seconds(timeout_seconds),
-      .time_rounds = time_rounds};
+      .time_rounds = time_rounds,
+      .digest = digest};
   int32_t rank = 0;
   absl::StatusOr<RunOfRanksResult> result =
       ranks_in_process
@@ -288,6 +298,10 @@ static int Main(int argc, char** argv) {
       : check
           ? refit::RunChecked(*plan, options)
           : refit::RunSafetensors(*plan, source_dir, destination_dir, options);
+  if (absl::IsDataLoss(result.status())) {
+    absl::FPrintF(stderr, "refit-run: %s\n", result.status().message());
+    return refit::kExitNo;
+  }
   if (!result.ok()) {
     return refit::Fail(tool, std::string(result.status().message()));
   }

@@ -18,8 +18,8 @@ static_assert(REFIT_ROUTE_NETWORK == static_cast<int>(fb::Route::kNetwork));
 static_assert(REFIT_MECHANISM_DIRECT ==
               static_cast<int>(fb::Mechanism::kDirect));
 static_assert(REFIT_NOTICE_HOSTS == static_cast<int>(NoticeKind::kHosts));
-static_assert(REFIT_NOTICE_NOT_RECORDED ==
-              static_cast<int>(NoticeKind::kNotRecorded));
+static_assert(REFIT_NOTICE_NOT_COMPARED ==
+              static_cast<int>(NoticeKind::kNotCompared));
 static_assert(REFIT_STATE_LOADED == static_cast<int>(ExecutorState::kLoaded));
 static_assert(REFIT_STATE_CLOSED == static_cast<int>(ExecutorState::kClosed));
 
@@ -203,6 +203,14 @@ absl::StatusOr<RunOptions> ToRunOptions(const refit_run_options* given) {
     return absl::InvalidArgumentError(absl::StrCat(
         "addresses is NULL, address_count is ", known->address_count));
   }
+  if (known->check != 0 && known->check != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("check is ", known->check, ", it should be 0 or 1"));
+  }
+  if (known->reserved != 0) {
+    return absl::InvalidArgumentError("reserved is not 0");
+  }
+  options.check = known->check == 1;
   return options;
 }
 
@@ -380,6 +388,49 @@ refit_status* refit_executor_wait(refit_executor* executor) {
     return executor->worker->Call(
         [](refit::Executor& rank) { return rank.Wait(); });
   });
+}
+
+refit_status* refit_executor_visit_digest(refit_executor* executor,
+                                          void* stream,
+                                          const refit_digest_options* options,
+                                          refit_param_digest_visitor visit,
+                                          void* context) {
+  return Guarded([&]() -> absl::Status {
+    const absl::Status status =
+        CheckNotNull({{"executor", executor},
+                      {"visit", reinterpret_cast<const void*>(visit)}});
+    if (!status.ok()) return status;
+    refit::DigestOptions known;
+    if (options != nullptr) {
+      const absl::StatusOr<refit_digest_options> given =
+          refit::Read(*options, "refit_digest_options");
+      if (!given.ok()) return given.status();
+      if (given->among == nullptr && given->among_count != 0) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("among is NULL, among_count is ", given->among_count));
+      }
+      known.among = {given->among, given->among_count};
+    }
+    const auto digests = executor->worker->executor().Digest(stream, known);
+    if (!digests.ok()) return digests.status();
+    for (const refit::ParamDigest& digest : *digests) {
+      const refit_param_digest shown = {
+          .struct_size = sizeof(refit_param_digest),
+          .param = digest.param.c_str(),
+          .dtype = static_cast<refit_dtype>(digest.dtype),
+          .reserved = 0,
+          .sum = digest.digest.sum,
+          .elements = digest.digest.elements};
+      visit(&shown, context);
+    }
+    return status;
+  });
+}
+
+uint64_t refit_digest_add(uint64_t sum_a, uint64_t sum_b) {
+  refit::StateDigest digest = {.sum = sum_a, .elements = 0};
+  digest += {.sum = sum_b, .elements = 0};
+  return digest.sum;
 }
 
 void refit_executor_interrupt(refit_executor* executor) {

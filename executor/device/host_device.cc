@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "executor/device/host_apply.h"
 #include "executor/device/host_copy.h"
+#include "executor/device/host_digest.h"
 #include "executor/device/host_fence.h"
 #include "executor/device/host_quantize.h"
 #include "executor/device/memory_export.h"
@@ -36,6 +37,7 @@ class HostPreparedCopies : public PreparedCopies {
       batch_begin_.push_back(copies_.size());
       quantize_begin_.push_back(quantizes_.size());
       apply_begin_.push_back(applies_.size());
+      digest_begin_.push_back(digests_.size());
       for (const ElementApply& apply : batch.applies) {
         const auto functions = batch.functions.begin() + apply.functions_begin;
         applies_.push_back(
@@ -49,16 +51,21 @@ class HostPreparedCopies : public PreparedCopies {
                        batch.quantize_loops.begin() + quantize.loops_begin +
                            quantize.loops_count}});
       }
-      for (const StridedCopy& copy : batch.copies) {
-        copies_.push_back(
-            MakeHostCopy(batch.kind, copy,
-                         absl::MakeConstSpan(batch.loops)
-                             .subspan(copy.loops_begin, copy.loops_count)));
+      for (size_t i = 0; i < batch.copies.size(); ++i) {
+        const StridedCopy& copy = batch.copies[i];
+        const auto loops = absl::MakeConstSpan(batch.loops)
+                               .subspan(copy.loops_begin, copy.loops_count);
+        if (batch.kind == CopyKind::kDigest) {
+          digests_.push_back(MakeHostDigest(copy, loops, batch.digests[i]));
+        } else {
+          copies_.push_back(MakeHostCopy(batch.kind, copy, loops));
+        }
       }
     }
     batch_begin_.push_back(copies_.size());
     quantize_begin_.push_back(quantizes_.size());
     apply_begin_.push_back(applies_.size());
+    digest_begin_.push_back(digests_.size());
   }
 
   absl::Status Enqueue(size_t batch, Stream, const uint32_t* unless) override {
@@ -73,6 +80,9 @@ class HostPreparedCopies : public PreparedCopies {
     for (size_t i = apply_begin_[batch]; i < apply_begin_[batch + 1]; ++i) {
       RunHostApply(applies_[i], table_.data());
     }
+    for (size_t i = digest_begin_[batch]; i < digest_begin_[batch + 1]; ++i) {
+      RunHostDigest(digests_[i], table_.data());
+    }
     return absl::OkStatus();
   }
 
@@ -81,10 +91,12 @@ class HostPreparedCopies : public PreparedCopies {
   std::vector<HostCopy> copies_;
   std::vector<HostQuantize> quantizes_;
   std::vector<HostApply> applies_;
-  // Into copies_, quantizes_ and applies_; one more than batches.
+  std::vector<HostDigest> digests_;
+  // Into copies_, quantizes_, applies_ and digests_; one more than batches.
   std::vector<size_t> batch_begin_;
   std::vector<size_t> quantize_begin_;
   std::vector<size_t> apply_begin_;
+  std::vector<size_t> digest_begin_;
 };
 
 class HostStream : public DeviceStream {

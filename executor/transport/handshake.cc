@@ -12,6 +12,8 @@ const char* StageName(HandshakeStage stage) {
       return "connect";
     case HandshakeStage::kBind:
       return "bind";
+    case HandshakeStage::kCheck:
+      return "check";
   }
   return "unknown";
 }
@@ -61,7 +63,7 @@ void WriteFields(const HandshakeRecord& record, PayloadWriter& writer) {
 
 void ReadFields(PayloadReader& reader, HandshakeRecord& record) {
   const uint32_t stage = reader.U32();
-  if (stage > static_cast<uint32_t>(HandshakeStage::kBind)) reader.Fail();
+  if (stage > static_cast<uint32_t>(HandshakeStage::kCheck)) reader.Fail();
   record.stage = static_cast<HandshakeStage>(stage);
   record.ready = reader.Bool();
   record.records = reader.Bool();

@@ -13,15 +13,16 @@ from refit._core import LocalFabric, cuda_built, cuda_device_count
 from refit._core import version as __version__
 from refit.check import Beyond, Mismatch, Report, check
 from refit.description import describe, describe_state_dict, transformers_placements
-from refit.errors import (Aborted, BindError, Cancelled, DeadlineExceeded, Error, FailedPrecondition, FileDenied,
+from refit.errors import (Aborted, BindError, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, FileDenied,
                           FileError, FileNotFound, InvalidArgument, JobError, JobWarning, MergeError, NotFound,
                           PermissionDenied, ProofError, Unavailable, Unimplemented)
-from refit.executor import Executor, join, nccl_library, run_local, ucx_library
+from refit.executor import Digest, Executor, join, nccl_library, run_local, ucx_library
 from refit.merging import merge
 from refit.plan import Difference, Plan, PostHook, Proof, Stats, TensorInfo, compile
 
 __all__ = [
-    "Aborted", "Beyond", "BindError", "Cancelled", "DeadlineExceeded", "Difference", "Error", "Executor", "FailedPrecondition",
+    "Aborted", "Beyond", "BindError", "Cancelled", "DataLoss", "DeadlineExceeded", "Difference", "Digest", "Error",
+    "Executor", "FailedPrecondition",
     "FileDenied", "FileError", "FileNotFound", "InvalidArgument", "JobError", "JobWarning", "LocalFabric", "MergeError",
     "NotFound", "PermissionDenied", "Plan", "PostHook", "Proof", "ProofError", "Report", "Stats", "TensorInfo", "Unavailable",
     "Unimplemented", "__version__", "check", "compile", "cuda_built", "cuda_device_count",

@@ -82,6 +82,12 @@ class Unavailable(Error, ConnectionError):
     code = "UNAVAILABLE"
 
 
+class DataLoss(Error):
+    """After a checked refit some destination rank does not hold what the source holds: the message names the params."""
+
+    code = "DATA_LOSS"
+
+
 class Place(NamedTuple):
     """One mistake of a job and where it is. `line` and `column` count from 1, 0 for a file as a whole."""
 
@@ -125,9 +131,10 @@ class ProofError(Error):
 _DIAGNOSTIC = re.compile(r"^(.+?):(?:(\d+):(\d+):)? error: (.*)$", re.MULTILINE)
 _CANNOT_BIND = re.compile(r"^rank \d+ cannot bind, ")
 _CLASSES = {1: Cancelled, 3: InvalidArgument, 4: DeadlineExceeded, 5: NotFound, 7: PermissionDenied,
-            9: FailedPrecondition, 10: Aborted, 12: Unimplemented, 14: Unavailable}
+            9: FailedPrecondition, 10: Aborted, 12: Unimplemented, 14: Unavailable,
+            15: DataLoss}
 _OTHER_CODES = {2: "UNKNOWN", 6: "ALREADY_EXISTS", 8: "RESOURCE_EXHAUSTED",
-                11: "OUT_OF_RANGE", 13: "INTERNAL", 15: "DATA_LOSS", 16: "UNAUTHENTICATED"}
+                11: "OUT_OF_RANGE", 13: "INTERNAL", 16: "UNAUTHENTICATED"}
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 
 from refit import _core, dtensors
 from refit.errors import Aborted, BindError, Error, InvalidArgument, Unavailable
@@ -16,6 +16,22 @@ TIMEOUT_SECONDS = 600.0
 
 # The post-hooks that a worker performs: names, or functions of a tensor's name and the tensor.
 Hooks = Union[Iterable[str], Mapping[str, Optional[Callable[[str, Any], None]]]]
+
+
+class Digest(NamedTuple):
+    """A digest of the values that tensors hold, whatever their layout: equal for two sides, replicas or plans that hold
+    the same bits, and count each element once. `+` adds what another rank, or another param, counted."""
+
+    sum: int  # below 2**61 - 1
+    elements: int
+
+    def __add__(self, other: Any) -> "Digest":  # instead of a tuple's
+        if not isinstance(other, Digest):
+            return NotImplemented
+        return Digest((self.sum + other.sum) % (2**61 - 1), self.elements + other.elements)
+
+    def __radd__(self, other: Any) -> "Digest":  # for sum()
+        return self if other == 0 else NotImplemented
 
 
 class Executor:
@@ -104,15 +120,20 @@ class Executor:
         self._functions = functions
         return self
 
-    def run(self, stream: Any = None, *, wait: bool = True, timeout: float = TIMEOUT_SECONDS) -> "Executor":
+    def run(self, stream: Any = None, *, wait: bool = True, check: bool = False,
+            timeout: float = TIMEOUT_SECONDS) -> "Executor":
         """One refit; collective. Returns when the new weights are in place on all ranks, or, with `wait=False`, when
         all is enqueued: call `wait()` then.
 
         `stream` is a torch.cuda.Stream or a cudaStream_t as an int; default: torch's current stream. The interpreter's
         lock is free meanwhile. A tensor that moved since `bind` is an error before any byte moves. After an error the
         destination is torn: do not serve until a later run succeeds; `connect()`, then `run()`.
+
+        `check`, the same on all ranks, compares digests of what all ranks hold after the refit, before post-hooks. A
+        destination that does not hold what the source holds is DataLoss on all ranks, which names params and ranks.
+        What a destination quantizes is compared as it arrives (`notices` says so).
         """
-        self._core.run(self._stream(stream), [locate() for locate in self._locators], timeout)
+        self._core.run(self._stream(stream), [locate() for locate in self._locators], timeout, check)
         if wait:
             self.wait()
         return self
@@ -128,6 +149,16 @@ class Executor:
             if not isinstance(self._hook_error, Exception):  # KeyboardInterrupt and the like
                 raise self._hook_error
             raise error from self._hook_error
+
+    def digest(self, among: Sequence[int] = (), *, stream: Any = None) -> dict[tuple[str, str], Digest]:
+        """What this rank's tensors hold now, by param (as the checkpoint names it) and dtype, in the plan's order.
+
+        What several ranks of `among` hold is counted by the lowest of them. So the digests of all ranks of a side, or of
+        one engine, add up to that of one copy; without `among` this rank counts all it holds. Params that the plan does
+        not move, and tensors that have post-hooks, are left out. Not collective; not while a refit runs.
+        """
+        digests = self._core.digest(self._stream(stream), list(among))
+        return {(param, dtype): Digest(total, elements) for param, dtype, total, elements in digests}
 
     @property
     def tensors(self) -> dict[str, Any]:

@@ -113,8 +113,9 @@ class RankExecutor {
 
   void Run(uintptr_t stream,
            const std::optional<std::vector<uintptr_t>>& addresses,
-           double timeout) {
+           double timeout, bool check) {
     RunOptions options = {.timeout = Timeout(timeout)};
+    options.check = check;
     std::vector<const void*> now;
     if (addresses.has_value()) {
       for (const uintptr_t address : *addresses) {
@@ -129,6 +130,23 @@ class RankExecutor {
 
   void Wait() {
     Call([](Executor& executor) { return executor.Wait(); });
+  }
+
+  // Name, dtype, sum and elements of each param.
+  std::vector<std::tuple<std::string, std::string, uint64_t, uint64_t>> Digest(
+      uintptr_t stream, const std::vector<int32_t>& among) {
+    absl::StatusOr<std::vector<ParamDigest>> digests;
+    {
+      const nb::gil_scoped_release unlocked;
+      digests = worker_->executor().Digest(reinterpret_cast<Stream>(stream),
+                                           {.among = among});
+    }
+    std::vector<std::tuple<std::string, std::string, uint64_t, uint64_t>> shown;
+    for (const ParamDigest& digest : Check(std::move(digests))) {
+      shown.emplace_back(digest.param, std::string(DTypeName(digest.dtype)),
+                         digest.digest.sum, digest.digest.elements);
+    }
+    return shown;
   }
 
   // From another thread.
@@ -292,8 +310,9 @@ void BindExecutor(nb::module_& module) {
       .def("post_hooks", &RankExecutor::PostHooks)
       .def_prop_ro("refits", &RankExecutor::Refits)
       .def("run", &RankExecutor::Run, nb::arg("stream"),
-           nb::arg("addresses").none(), nb::arg("timeout"))
+           nb::arg("addresses").none(), nb::arg("timeout"), nb::arg("check"))
       .def("wait", &RankExecutor::Wait)
+      .def("digest", &RankExecutor::Digest, nb::arg("stream"), nb::arg("among"))
       .def("interrupt", &RankExecutor::Interrupt)
       .def("close", &RankExecutor::Close)
       .def_prop_ro("state", &RankExecutor::State)

@@ -326,3 +326,27 @@ def test_a_store_hands_the_id_of_rank_0_to_the_others():
     second = refit.rendezvous.from_store(store, 1, 2)
     assert (first.host, first.port, first.rank) == (second.host, second.port, 0)
     assert second.rank == 1
+
+
+def test_digests_of_both_sides_are_one(tiny_job, weights):
+    plan = refit.compile(tiny_job)
+    tensors = worker_tensors(weights, plan)
+    fabric = refit.LocalFabric(4)
+    executors = [refit.Executor(plan, rank, fabric=fabric) for rank in range(4)]
+    assert on_threads(4, lambda rank: executors[rank].bind(tensors[rank]).run(check=True)) == [None] * 4
+    check(weights, tensors)
+
+    def digest(ranks):
+        held = [executors[rank].digest(ranks) for rank in ranks]
+        return {key: sum(one[key] for one in held if key in one) for key in set().union(*held)}
+
+    source = digest([0, 1])
+    assert source == digest([2, 3])
+    assert {(name, "fp32"): weight.size for name, weight in weights.items()} == {
+        key: one.elements for key, one in source.items()}
+    tensors[3]["layers.1.weight"][2, 1] *= -1
+    after = digest([2, 3])
+    assert [key[0] for key in source if after[key] != source[key]] == ["layers.1.weight"]
+    with pytest.raises(refit.InvalidArgument, match="this rank has to be one of them"):
+        executors[0].digest([2, 3])
+    assert refit.Digest(2**61 - 2, 1) + refit.Digest(3, 2) == refit.Digest(2, 3)

@@ -182,7 +182,7 @@ static void* ConnectAndBind(void* argument) {
 static void* Refit(void* argument) {
   Rank* rank = argument;
   refit_run_options options = {sizeof(options), kTimeoutMs, rank->addresses,
-                               kLayers};
+                               kLayers, /*check=*/1};
   OK(refit_executor_run(rank->executor, NULL, &options));
   EXPECT(refit_executor_state(rank->executor) == REFIT_STATE_RUNNING);
   OK(refit_executor_wait(rank->executor));
@@ -282,6 +282,61 @@ static void ExpectPostHooks(const Rank* ranks) {
         REFIT_INVALID_ARGUMENT, "visit is NULL");
 }
 
+typedef struct Digests {
+  int count;
+  uint64_t elements;
+  uint64_t sum;
+} Digests;
+
+static void AddDigest(const refit_param_digest* digest, void* context) {
+  Digests* digests = context;
+  char name[64];
+  snprintf(name, sizeof(name), "model.layers.%d.weight", digests->count);
+  EXPECT(digest->struct_size == sizeof(*digest));
+  EXPECT(strcmp(digest->param, name) == 0);
+  EXPECT(digest->dtype == REFIT_DTYPE_BF16);
+  ++digests->count;
+  digests->elements += digest->elements;
+  digests->sum = refit_digest_add(digests->sum, digest->sum);
+}
+
+static Digests DigestAmong(const Rank* rank, const int32_t* among,
+                           size_t count) {
+  Digests digests = {0, 0, 0};
+  refit_digest_options options = {sizeof(options), among, count};
+  OK(refit_executor_visit_digest(rank->executor, NULL, &options, AddDigest,
+                                 &digests));
+  return digests;
+}
+
+/* Sources hold halves by rows, the destination ranks by columns. Rank 3's
+ * post-hooks change what it holds, so that it is left out. */
+static void ExpectDigests(const Rank* ranks) {
+  const int32_t sources[] = {0, 1};
+  for (int r = 0; r < kSources; ++r) {
+    const Digests alone = DigestAmong(&ranks[r], NULL, 0);
+    const Digests among = DigestAmong(&ranks[r], sources, 2);
+    EXPECT(alone.count == kLayers);
+    EXPECT(alone.elements == kLayers * kElements);
+    EXPECT(alone.sum == among.sum && alone.sum != 0);
+  }
+  EXPECT(DigestAmong(&ranks[kSources], NULL, 0).elements ==
+         kLayers * kElements);
+  EXPECT(DigestAmong(&ranks[kRanks - 1], NULL, 0).count == 0);
+  EXPECT(refit_digest_add(((uint64_t)1 << 61) - 2, 3) == 2);
+  Digests none = {0, 0, 0};
+  refit_digest_options options = {sizeof(options), NULL, 2};
+  ERROR(refit_executor_visit_digest(ranks[0].executor, NULL, &options,
+                                    AddDigest, &none),
+        REFIT_INVALID_ARGUMENT, "among is NULL, among_count is 2");
+  options.among = sources;
+  ERROR(refit_executor_visit_digest(ranks[2].executor, NULL, &options,
+                                    AddDigest, &none),
+        REFIT_INVALID_ARGUMENT, "this rank has to be one of them");
+  ERROR(refit_executor_visit_digest(ranks[0].executor, NULL, NULL, NULL, NULL),
+        REFIT_INVALID_ARGUMENT, "visit is NULL");
+}
+
 static void TestRefitInAFabric(const char* path, int direct) {
   Rank ranks[kRanks];
   CreateLocal(ranks, path);
@@ -293,6 +348,7 @@ static void TestRefitInAFabric(const char* path, int direct) {
     ExpectWeights(ranks);
   }
   for (int r = 0; r < kRanks; ++r) ExpectCounters(&ranks[r], direct);
+  ExpectDigests(ranks);
   EXPECT(ranks[kRanks - 1].published == 2 * kLayers);
   EXPECT(ranks[0].published == 0);
   EXPECT(refit_executor_refits(ranks[kRanks - 1].executor) == 2);
@@ -653,7 +709,11 @@ static void TestLayoutOfStructs(void) {
   EXPECT(offsetof(refit_notice, text) == 16);
   EXPECT(sizeof(refit_round) == 48);
   EXPECT(offsetof(refit_round, bytes_sent) == 24);
-  EXPECT(sizeof(refit_run_options) == 32);
+  EXPECT(sizeof(refit_run_options) == 40);
+  EXPECT(offsetof(refit_run_options, check) == 32);
+  EXPECT(sizeof(refit_param_digest) == 40);
+  EXPECT(offsetof(refit_param_digest, sum) == 24);
+  EXPECT(sizeof(refit_digest_options) == 24);
   EXPECT(offsetof(refit_run_options, addresses) == 16);
   EXPECT(sizeof(refit_traffic) == 16);
   EXPECT(sizeof(refit_counters) == 168);
@@ -896,6 +956,10 @@ static void TestArgumentErrors(Rank* rank) {
   refit_run_options options = {sizeof(options), -1, NULL, 0};
   ERROR(refit_executor_run(executor, NULL, &options), REFIT_INVALID_ARGUMENT,
         "timeout_ms is -1");
+  options.timeout_ms = 0;
+  options.check = 2;
+  ERROR(refit_executor_run(executor, NULL, &options), REFIT_INVALID_ARGUMENT,
+        "check is 2, it should be 0 or 1");
   LaterRunOptions later = {{sizeof(later), 0, NULL, 0}, 1};
   ERROR(refit_executor_run(executor, NULL, &later.now), REFIT_INVALID_ARGUMENT,
         "refit_run_options sets a field that Refit ");

@@ -2,12 +2,17 @@
 
 #include "tests/executor/apply_conformance.h"
 #include "tests/executor/device_conformance.h"
+#include "tests/executor/digest_conformance.h"
 #include "tests/executor/quantize_conformance.h"
 
 namespace refit {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Host, ApplyConformance,
+                         testing::Values(DeviceFactory([] {
+                           return std::make_unique<HostDevice>();
+                         })));
+INSTANTIATE_TEST_SUITE_P(Host, DigestConformance,
                          testing::Values(DeviceFactory([] {
                            return std::make_unique<HostDevice>();
                          })));

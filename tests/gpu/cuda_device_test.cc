@@ -9,6 +9,7 @@
 #include "executor/device/cast.h"
 #include "tests/executor/apply_conformance.h"
 #include "tests/executor/device_conformance.h"
+#include "tests/executor/digest_conformance.h"
 #include "tests/executor/quantize_conformance.h"
 #include "tests/gpu/mapped_segment.h"
 
@@ -16,6 +17,10 @@ namespace refit {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Cuda, ApplyConformance,
+                         testing::Values(DeviceFactory([] {
+                           return *CreateCudaDevice(0);
+                         })));
+INSTANTIATE_TEST_SUITE_P(Cuda, DigestConformance,
                          testing::Values(DeviceFactory([] {
                            return *CreateCudaDevice(0);
                          })));

@@ -161,7 +161,8 @@ std::string RunChain(const ChainCase& chain, uint64_t& features) {
   const absl::StatusOr<std::unique_ptr<LocalRanks>> local =
       LocalRanks::Create(*plan, bound, kTimeout);
   if (!local.ok()) return absl::StrCat("Bind: ", local.status().ToString());
-  const absl::StatusOr<RefitMeasurement> refit = (*local)->Refit();
+  const absl::StatusOr<RefitMeasurement> refit =
+      (*local)->Refit(/*digest=*/true);
   if (!refit.ok()) return absl::StrCat("Run: ", refit.status().ToString());
 
   for (size_t rank = 0; rank < found.size(); ++rank) {

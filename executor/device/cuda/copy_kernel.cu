@@ -2,19 +2,11 @@
 
 #include "executor/device/cast.h"
 #include "executor/device/cuda/copy_kernel.h"
+#include "executor/device/cuda/kernel_tiles.h"
 #include "executor/device/cuda/tiles.h"
 
 namespace refit::cuda {
 namespace {
-
-constexpr uint32_t kThreads = 256;
-// Loads in flight of one thread before the first store.
-constexpr uint32_t kUnroll = kTileUnits / kThreads;
-
-__device__ __forceinline__ uint32_t Divide(uint32_t n, uint32_t magic,
-                                           uint32_t shift) {
-  return magic == 0 ? n >> shift : __umulhi(n, magic) >> shift;
-}
 
 // Where a row begins on both sides.
 struct Row {
@@ -22,54 +14,17 @@ struct Row {
   std::byte* to;
 };
 
-__device__ __forceinline__ Row RowAt(const KernelCopy& copy,
-                                     std::byte* const* table, uint32_t row) {
-  uint64_t from_offset = copy.from_offset;
-  uint64_t to_offset = copy.to_offset;
-  uint32_t from_entry = copy.from_entry;
-  uint32_t to_entry = copy.to_entry;
-  for (uint32_t l = 0; l < copy.loops_count; ++l) {
-    const KernelLoop& loop = copy.loops[l];
-    const uint32_t rest = Divide(row, loop.magic, loop.shift);
-    const uint32_t i = row - rest * loop.extent;
-    from_offset += i * loop.from_bytes;
-    to_offset += i * loop.to_bytes;
-    from_entry += i * loop.from_entries;
-    to_entry += i * loop.to_entries;
-    row = rest;
-  }
-  return {table[from_entry] + from_offset, table[to_entry] + to_offset};
-}
-
-// Calls body(k, row, column) for this thread's units of the tile; `kUnroll` of
-// them, with column == row_units where there is none.
+// Calls body(k, row, column) as ForEachTileUnit does.
 template <typename Body>
 __device__ __forceinline__ void ForEachUnit(const KernelCopy& copy,
                                             std::byte* const* table,
                                             uint32_t tile, const Body& body) {
-  const uint64_t first = uint64_t{tile} * kTileUnits;
-  const uint32_t first_row = static_cast<uint32_t>(first / copy.row_units);
-  const uint32_t first_column =
-      static_cast<uint32_t>(first - uint64_t{first_row} * copy.row_units);
-  if (first_column + kTileUnits <= copy.row_units) {
-    // The tile lies in one row.
-    const Row row = RowAt(copy, table, first_row);
-#pragma unroll
-    for (uint32_t k = 0; k < kUnroll; ++k) {
-      body(k, row, first_column + k * kThreads + threadIdx.x);
-    }
-    return;
-  }
-#pragma unroll
-  for (uint32_t k = 0; k < kUnroll; ++k) {
-    const uint32_t unit = first_column + k * kThreads + threadIdx.x;
-    const uint32_t down = Divide(unit, copy.row_magic, copy.row_shift);
-    if (first_row + down >= copy.rows) {
-      body(k, Row{nullptr, nullptr}, copy.row_units);
-      continue;
-    }
-    body(k, RowAt(copy, table, first_row + down), unit - down * copy.row_units);
-  }
+  const auto row_at = [&](uint32_t row) {
+    const RowOffsets at = OffsetsOfRow(copy, row);
+    return Row{table[at.from_entry] + at.from_offset,
+               table[at.to_entry] + at.to_offset};
+  };
+  ForEachTileUnit(copy, tile, row_at, Row{nullptr, nullptr}, body);
 }
 
 template <typename Unit>
@@ -97,12 +52,6 @@ __device__ void ZeroTile(const KernelCopy& copy, std::byte* const* table,
     if (at == copy.row_units) return;
     reinterpret_cast<Unit*>(row.to)[at] = Unit{};
   });
-}
-
-__device__ uint32_t LoadFp32(const std::byte* from, DType dtype, uint32_t at) {
-  if (dtype == DType::kFp32) return reinterpret_cast<const uint32_t*>(from)[at];
-  const uint16_t bits = reinterpret_cast<const uint16_t*>(from)[at];
-  return dtype == DType::kBf16 ? Fp32FromBf16(bits) : Fp32FromFp16(bits);
 }
 
 __device__ void StoreFp32(std::byte* to, DType dtype, uint32_t at,

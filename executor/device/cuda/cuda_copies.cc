@@ -43,6 +43,17 @@ class Lowering {
     for (const StridedCopy& copy : batch_.copies) {
       lane_ = copy.lane;
       LowerOne(copy);
+      // As many as the copy has become.
+      if (batch_.kind == CopyKind::kDigest) {
+        const DigestTarget& target =
+            batch_.digests[static_cast<size_t>(&copy - batch_.copies.data())];
+        program_.digests.resize(
+            program_.copies.size(),
+            {.param_key = target.param_key,
+             .sum_offset = target.byte_offset,
+             .sum_entry = static_cast<uint32_t>(target.entry),
+             .reserved = 0});
+      }
     }
     InterleaveLanes();
     for (const BlockQuantize& op : batch_.quantizes) {
@@ -165,7 +176,9 @@ class Lowering {
       to_last += (loop.extent - 1) * loop.to.entries;
     }
     bits |= AddressBits(copy.from.entry, from_last);
-    bits |= AddressBits(copy.to.entry, to_last);
+    if (batch_.kind != CopyKind::kDigest) {
+      bits |= AddressBits(copy.to.entry, to_last);
+    }
     return std::min<uint64_t>(kUnitBytesMax,
                               uint64_t{1} << std::countr_zero(bits));
   }
@@ -312,6 +325,7 @@ class CudaPreparedCopies : public PreparedCopies {
       size_t tiles;
       size_t quantizes;
       size_t applies;
+      size_t digests;
     };
     const size_t table_at = add(table);
     std::vector<Offsets> offsets;
@@ -319,7 +333,9 @@ class CudaPreparedCopies : public PreparedCopies {
       const size_t copies = add(program.copies);
       const size_t tiles = add(program.tiles);
       const size_t quantizes = add(program.quantizes);
-      offsets.push_back({copies, tiles, quantizes, add(program.applies)});
+      const size_t applies = add(program.applies);
+      offsets.push_back(
+          {copies, tiles, quantizes, applies, add(program.digests)});
     }
     if (image.empty()) image.resize(16);
     absl::Status status =
@@ -351,6 +367,10 @@ class CudaPreparedCopies : public PreparedCopies {
            .operations_count =
                static_cast<uint32_t>(programs[i].applies.size()),
            .tiles_count = programs[i].apply_tiles});
+      digests_.push_back(programs[i].digests.empty()
+                             ? nullptr
+                             : reinterpret_cast<const cuda::KernelDigest*>(
+                                   base + offsets[i].digests));
       blocks_of_batch_.push_back(programs[i].leaves_room
                                      ? std::max(1u, blocks_max_ / kRoomDivisor)
                                      : blocks_max_);
@@ -362,6 +382,12 @@ class CudaPreparedCopies : public PreparedCopies {
                        const uint32_t* unless) override {
     const ScopedDevice current(device_);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    if (digests_[batch] != nullptr) {
+      return CudaStatus(
+          cuda::LaunchDigests(batches_[batch], digests_[batch],
+                              blocks_of_batch_[batch], unless, cuda_stream),
+          "launch of the digest kernel");
+    }
     absl::Status status =
         CudaStatus(cuda::LaunchCopies(batches_[batch], blocks_of_batch_[batch],
                                       unless, cuda_stream),
@@ -384,6 +410,7 @@ class CudaPreparedCopies : public PreparedCopies {
   std::vector<cuda::KernelBatch> batches_;
   std::vector<cuda::QuantizeBatch> quantizes_;
   std::vector<cuda::ApplyBatch> applies_;
+  std::vector<const cuda::KernelDigest*> digests_;  // null: no digests
   std::vector<uint32_t> blocks_of_batch_;
 };
 

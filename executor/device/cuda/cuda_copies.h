@@ -10,6 +10,7 @@
 #include "absl/types/span.h"
 #include "executor/device/cuda/apply_kernel.h"
 #include "executor/device/cuda/copy_kernel.h"
+#include "executor/device/cuda/digest_kernel.h"
 #include "executor/device/cuda/quantize_kernel.h"
 #include "refit/device.h"
 
@@ -19,6 +20,8 @@ namespace refit {
 struct KernelProgram {
   std::vector<cuda::KernelCopy> copies;
   std::vector<cuda::KernelTile> tiles;  // those of different lanes interleaved
+  // One for each copy where these are digested; else empty.
+  std::vector<cuda::KernelDigest> digests;
   std::vector<cuda::KernelQuantize> quantizes;
   uint64_t quantize_tiles = 0;
   std::vector<cuda::KernelApply> applies;

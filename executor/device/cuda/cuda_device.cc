@@ -244,6 +244,8 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
   status.Update(CudaStatus(cuda::LoadQuantizeKernel(),
                            "loading the quantization kernel"));
   status.Update(
+      CudaStatus(cuda::LoadDigestKernel(), "loading the digest kernel"));
+  status.Update(
       CudaStatus(cuda::LoadApplyKernel(), "loading the post-hook kernel"));
   status.Update(
       CudaStatus(cuda::LoadFenceKernels(), "loading the fence kernels"));

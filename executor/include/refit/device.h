@@ -103,10 +103,27 @@ enum class CopyKind : uint8_t {
   kZero,      // writes zero bytes
   kQuantize,  // `quantizes` instead of copies
   kApply,     // `applies` instead of copies
+  // Writes nothing but sums of state digests (refit/state_digest.h). The `to`
+  // of a copy is no address but a place in the param's bytes, its entry unused;
+  // its dtype is that in which the elements are digested.
+  kDigest,
+};
+
+// A digest's sum in memory: a number of 128 bits that is right mod 2^61 - 1.
+struct DigestSum {
+  uint64_t low = 0;
+  uint64_t high = 0;
+};
+
+// Of a digested copy: the param's key, and which DigestSum it is added to.
+struct DigestTarget {
+  uint64_t param_key = 0;
+  uint64_t entry = 0;        // of the table
+  uint64_t byte_offset = 0;  // a multiple of 16
 };
 
 // Copies that are issued together. No two of them write the same byte, and none
-// reads what another writes.
+// reads what another writes. Digests may share a sum.
 struct CopyBatch {
   CopyKind kind = CopyKind::kCopy;
   // True: leaves room on the device for batches of other streams, which run at
@@ -114,6 +131,7 @@ struct CopyBatch {
   bool leaves_room = false;
   std::vector<StridedCopy> copies;
   std::vector<CopyLoop> loops;
+  std::vector<DigestTarget> digests;  // of a kDigest: one for each copy
   std::vector<BlockQuantize> quantizes;
   std::vector<QuantizeLoop> quantize_loops;
   std::vector<ElementApply> applies;

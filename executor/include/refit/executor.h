@@ -25,6 +25,7 @@
 #include "absl/types/span.h"
 #include "plan/plan_file.h"
 #include "refit/device.h"
+#include "refit/state_digest.h"
 #include "refit/transport.h"
 
 namespace refit {
@@ -101,6 +102,7 @@ enum class NoticeKind : uint8_t {
   kUnwatched = 3,  // a free of tensors' memory would not be noticed; of Bind
   // Refits are enqueued one by one, not as a graph; of Connect and Wait.
   kNotRecorded = 4,
+  kNotCompared = 5,  // params that RunOptions::check leaves out; of Wait
 };
 
 // What a rank does otherwise than its user may expect. Nothing has failed.
@@ -119,6 +121,21 @@ struct RunOptions {
   // moves. Another number of addresses is kInvalidArgument, which leaves the
   // state as it was and which the other ranks do not hear of.
   std::optional<absl::Span<const void* const>> addresses = std::nullopt;
+  // Wait compares digests of what all ranks hold after the refit, before
+  // post-hooks, and fails on all of them if a destination rank does not hold
+  // what the source holds: kDataLoss, naming params and ranks. It costs one
+  // read of the tensors, and two exchanges over the control plane. What a
+  // destination quantizes is compared as it arrives; a notice says so. The same
+  // on all ranks; not while `stream` is captured. The first such Run after a
+  // Bind is collective: it prepares the digests, and allocates for them.
+  bool check = false;
+};
+
+struct DigestOptions {
+  // What several of these ranks hold is counted by the lowest of them, so that
+  // their digests add up to that of one copy: a side's, or an engine's. This
+  // rank is one of them. Empty: this rank alone, which counts all it holds.
+  absl::Span<const int32_t> among;
 };
 
 // Bytes of messages, including the alignment gaps of staged ones.
@@ -245,6 +262,16 @@ class Executor {
   // is this rank's alone.
   absl::Status Wait();
 
+  // What this rank's tensors hold of each param, in the plan's order, once the
+  // work before it on `stream` is done; waits for that. Not collective. Params
+  // that the plan does not move, and tensors that have post-hooks, whose values
+  // are not the source's, are left out. It allocates, so call it while no other
+  // rank on the same device is in a refit. Errors: kFailedPrecondition, not
+  // bound, or running; kInvalidArgument, `options.among` without this rank or
+  // with what is no rank.
+  absl::StatusOr<std::vector<ParamDigest>> Digest(
+      Stream stream = nullptr, const DigestOptions& options = {});
+
   // Frees everything but the plan. Idempotent. It aborts a refit that nobody
   // waited for.
   void Close();
@@ -273,7 +300,9 @@ class Executor {
   // Fills the entries of the rank's scratch.
   void PlaceScratch(std::vector<std::byte*>& addresses) const;
   absl::Status CheckTensors(const RunOptions& options) const;
-  absl::Status CheckCapture() const;
+  absl::Status CheckCapture(bool check) const;
+  absl::Status PrepareCheck(Deadline deadline);
+  absl::Status CompareStates();
   absl::Status PerformHooks();
 
   const PlanFile& plan_;
@@ -284,8 +313,10 @@ class Executor {
   std::vector<Notice> notices_;  // by kind
   RunCounters counters_;
   std::vector<RoundMeasurement> rounds_;
-  uint64_t refits_ = 0;                      // that succeeded
-  uint64_t in_flight_ = 0;                   // enqueued and not waited for
+  uint64_t refits_ = 0;     // that succeeded
+  uint64_t in_flight_ = 0;  // enqueued and not waited for
+  // When to compare states by; none: no refit in flight is checked.
+  std::optional<Deadline> check_deadline_;
   std::unique_ptr<RefitEnqueuer> enqueuer_;  // until Close
 
   // Since Connect.

@@ -66,7 +66,8 @@ enum {
   REFIT_ABORTED = 10, /* by another rank, whose own error says why */
   REFIT_UNIMPLEMENTED = 12,
   REFIT_INTERNAL = 13,
-  REFIT_UNAVAILABLE = 14
+  REFIT_UNAVAILABLE = 14,
+  REFIT_DATA_LOSS = 15 /* the destination does not hold what the source does */
 };
 
 typedef struct refit_status refit_status;
@@ -280,6 +281,13 @@ typedef struct refit_run_options {
    * A tensor that moved fails the refit before any byte moves. */
   const void* const* addresses;
   size_t address_count; /* as many as the bind took; 0 where there are none */
+  /* 1: wait compares digests of what all ranks hold after the refit, before
+   * post-hooks, and fails with REFIT_DATA_LOSS on all of them if a destination
+   * rank does not hold what the source holds; the message names params and
+   * ranks. The same on all ranks, and 0 while a stream is captured. The first
+   * run with it after a bind prepares the digests. 0: it does not. */
+  int32_t check;
+  int32_t reserved; /* must be 0 */
 } refit_run_options;
 
 /* Bytes of messages, including the alignment gaps of staged ones. */
@@ -462,8 +470,46 @@ refit_status* refit_executor_run(refit_executor* executor, void* stream,
  * post-hook functions have returned, once for all of them: the new weights are
  * in place. Collective. An error leaves REFIT_STATE_TORN. Errors as of run;
  * REFIT_INTERNAL, a post-hook function failed, which is this rank's error
- * alone. */
+ * alone; REFIT_DATA_LOSS, a checked refit's states differ. */
 refit_status* refit_executor_wait(refit_executor* executor);
+
+/* A digest of what tensors hold, whatever their layout: a sum over elements.
+ * refit/state_digest.h has the formula. */
+typedef struct refit_param_digest {
+  size_t struct_size;
+  const char* param; /* as the checkpoint names it */
+  refit_dtype dtype; /* digests of different dtypes do not compare */
+  int32_t reserved;  /* 0 */
+  uint64_t sum;      /* below 2^61 - 1 */
+  uint64_t elements; /* how many were counted */
+} refit_param_digest;
+
+typedef struct refit_digest_options {
+  size_t struct_size;
+  /* What several of these ranks hold is counted by the lowest of them, so that
+   * their digests add up to that of one copy. The executor's rank is one of
+   * them. NULL: it alone, which counts all it holds. */
+  const int32_t* among;
+  size_t among_count;
+} refit_digest_options;
+
+/* Calls `visit` with the digest of each param that this rank's tensors hold, in
+ * the plan's order, once the work before it on `stream` is done; waits for
+ * that. Not collective. `options` may be NULL. Params that the plan does not
+ * move, and tensors that have post-hooks, are left out. A digest is valid
+ * during its call only; `visit` must not throw. It allocates: call it while no
+ * other rank on the same device is in a refit. Errors:
+ * REFIT_FAILED_PRECONDITION (not bound, or running), REFIT_INVALID_ARGUMENT. */
+typedef void (*refit_param_digest_visitor)(const refit_param_digest* digest,
+                                           void* context);
+refit_status* refit_executor_visit_digest(refit_executor* executor,
+                                          void* stream,
+                                          const refit_digest_options* options,
+                                          refit_param_digest_visitor visit,
+                                          void* context);
+
+/* The sum of what both digests counted: of two ranks, or of two params. */
+uint64_t refit_digest_add(uint64_t sum_a, uint64_t sum_b);
 
 /* Ends what the executor's rank waits in: its connect, bind, run or wait that
  * is under way on another thread returns REFIT_CANCELLED within about 100 ms,
@@ -503,8 +549,11 @@ enum {
   /* A free of tensors' memory would not be noticed by run. Of bind. */
   REFIT_NOTICE_UNWATCHED = 3,
   /* A GPU's staged rounds are enqueued one by one, since recording them as a
-   * graph failed, or since another rank does not record. Of connect and wait. */
-  REFIT_NOTICE_NOT_RECORDED = 4
+   * graph failed, or since another rank does not record. Of connect and wait.
+   */
+  REFIT_NOTICE_NOT_RECORDED = 4,
+  /* Params that the check after a refit leaves out. Of wait. */
+  REFIT_NOTICE_NOT_COMPARED = 5
 };
 
 /* What this rank does otherwise than its user may expect; nothing has failed.

@@ -23,7 +23,7 @@ namespace refit {
 using Deadline = std::chrono::steady_clock::time_point;
 
 // The step in which a rank shakes hands.
-enum class HandshakeStage : uint32_t { kConnect = 0, kBind = 1 };
+enum class HandshakeStage : uint32_t { kConnect = 0, kBind = 1, kCheck = 2 };
 
 // All ranks must agree on this before any byte moves.
 struct HandshakeRecord {

@@ -1,0 +1,211 @@
+#include "executor/device/cuda/digest_kernel.h"
+#include "executor/device/cuda/kernel_tiles.h"
+#include "executor/device/element_digest.h"
+
+namespace refit::cuda {
+namespace {
+
+constexpr uint32_t kWarpThreads = 32;
+// Thread blocks that a multiprocessor holds at a time: as many as the device
+// layer launches for each.
+constexpr uint32_t kResidentBlocks = 4;
+
+// Where a row begins: in memory, and in the param's bytes.
+struct Row {
+  const std::byte* from;
+  uint64_t place;
+};
+
+template <typename Body>
+__device__ __forceinline__ void ForEachUnit(const KernelCopy& copy,
+                                            std::byte* const* table,
+                                            uint32_t tile, const Body& body) {
+  const auto row_at = [&](uint32_t row) {
+    const RowOffsets at = OffsetsOfRow(copy, row);
+    return Row{table[at.from_entry] + at.from_offset, at.to_offset};
+  };
+  ForEachTileUnit(copy, tile, row_at, Row{nullptr, 0}, body);
+}
+
+// Whole blocks: sums of their words need no shifts.
+__device__ __forceinline__ void AddBlocks(const KernelCopy& copy,
+                                          std::byte* const* table,
+                                          uint32_t tile, uint64_t param_key,
+                                          uint64_t& sum) {
+  uint4 units[kUnroll];
+  uint64_t blocks[kUnroll];
+  ForEachUnit(copy, table, tile, [&](uint32_t k, const Row& row, uint32_t at) {
+    units[k] = uint4{};
+    blocks[k] = row.place / kDigestBlockBytes + at;
+    if (at == copy.row_units) return;
+    // Read once: kept out of the way of what the caches hold for others.
+    units[k] = __ldcs(reinterpret_cast<const uint4*>(row.from) + at);
+  });
+  static_assert(kUnroll % 2 == 0 && kDigestProductsMax == 8);
+#pragma unroll
+  for (uint32_t k = 0; k < kUnroll; k += 2) {
+    DigestProducts products;
+#pragma unroll
+    for (uint32_t i = k; i < k + 2; ++i) {
+      const uint64_t block_key = DigestBlockKey(param_key, blocks[i]);
+      products.Add(units[i].x, block_key, 0);
+      products.Add(units[i].y, block_key, 1);
+      products.Add(units[i].z, block_key, 2);
+      products.Add(units[i].w, block_key, 3);
+    }
+    sum = DigestFold(sum) + products.Folded();
+  }
+}
+
+// `bits` of an element, or of a part of one, which lie inside one word.
+__device__ __forceinline__ void AddBits(uint32_t bits, uint64_t place,
+                                        uint64_t param_key, uint64_t& sum) {
+  DigestProducts products;
+  products.Add(bits << (8 * (place % 4)),
+               DigestBlockKey(param_key, place / kDigestBlockBytes),
+               static_cast<uint32_t>(place / 4 % 4));
+  sum = DigestFold(sum) + products.Folded();
+}
+
+template <typename Bits>
+__device__ void AddUnits(const KernelCopy& copy, std::byte* const* table,
+                         uint32_t tile, uint64_t param_key, uint64_t& sum) {
+  ForEachUnit(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
+    if (at == copy.row_units) return;
+    AddBits(reinterpret_cast<const Bits*>(row.from)[at],
+            row.place + uint64_t{at} * sizeof(Bits), param_key, sum);
+  });
+}
+
+__device__ void AddWordPairs(const KernelCopy& copy, std::byte* const* table,
+                             uint32_t tile, uint64_t param_key, uint64_t& sum) {
+  ForEachUnit(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
+    if (at == copy.row_units) return;
+    const uint2 pair = reinterpret_cast<const uint2*>(row.from)[at];
+    const uint64_t place = row.place + uint64_t{at} * sizeof(pair);
+    AddBits(pair.x, place, param_key, sum);
+    AddBits(pair.y, place + 4, param_key, sum);
+  });
+}
+
+// Elements as they are after a cast.
+__device__ void AddCasts(const KernelCopy& copy, std::byte* const* table,
+                         uint32_t tile, uint64_t param_key, uint64_t& sum) {
+  ForEachUnit(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
+    if (at == copy.row_units) return;
+    const uint32_t fp32 = LoadFp32(row.from, copy.from_dtype, at);
+    if (copy.to_dtype == DType::kFp32) {
+      AddBits(fp32, row.place + uint64_t{at} * 4, param_key, sum);
+    } else {
+      AddBits(copy.to_dtype == DType::kBf16 ? Bf16FromFp32(fp32)
+                                            : Fp16FromFp32(fp32),
+              row.place + uint64_t{at} * 2, param_key, sum);
+    }
+  });
+}
+
+// Adds all threads' sums to the one in memory.
+__device__ __forceinline__ void Flush(uint64_t sum, DigestSum* total) {
+  __shared__ uint64_t of_warp[kThreads / kWarpThreads];
+  sum = DigestFold(sum);
+#pragma unroll
+  for (uint32_t step = kWarpThreads / 2; step > 0; step /= 2) {
+    sum = DigestFold(sum + __shfl_down_sync(0xffffffffu, sum, step));
+  }
+  if (threadIdx.x % kWarpThreads == 0)
+    of_warp[threadIdx.x / kWarpThreads] = sum;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (uint32_t i = 1; i < kThreads / kWarpThreads; ++i) {
+      sum = DigestFold(sum + of_warp[i]);
+    }
+    auto* const low = reinterpret_cast<unsigned long long*>(&total->low);
+    auto* const high = reinterpret_cast<unsigned long long*>(&total->high);
+    const uint64_t before = atomicAdd(low, sum);
+    if (before + sum < before) atomicAdd(high, 1);
+  }
+  __syncthreads();
+}
+
+__global__ void __launch_bounds__(kThreads, kResidentBlocks)
+    DigestKernel(const KernelBatch batch, const KernelDigest* digests,
+                 const uint32_t* unless) {
+  __shared__ KernelCopy copy;
+  __shared__ uint32_t stop;
+  // Read once a block: its threads must agree.
+  if (threadIdx.x == 0) {
+    stop =
+        unless != nullptr ? *static_cast<const volatile uint32_t*>(unless) : 0;
+  }
+  __syncthreads();
+  if (stop != 0) return;
+  // Neighboring tiles, which are mostly of one copy: the block flushes its sum
+  // where the copy ends.
+  const auto bound = [&](uint32_t block) {
+    return static_cast<uint32_t>(uint64_t{batch.tiles_count} * block /
+                                 gridDim.x);
+  };
+  const uint32_t begin = bound(blockIdx.x);
+  const uint32_t end = bound(blockIdx.x + 1);
+  uint64_t sum = 0;
+  KernelDigest digest = {};
+  for (uint32_t t = begin; t < end; ++t) {
+    const KernelTile tile = batch.tiles[t];
+    if (t == begin || tile.copy != batch.tiles[t - 1].copy) {
+      digest = digests[tile.copy];
+      constexpr uint32_t kWords = sizeof(KernelCopy) / sizeof(uint32_t);
+      static_assert(kWords <= kThreads);
+      if (threadIdx.x < kWords) {
+        reinterpret_cast<uint32_t*>(&copy)[threadIdx.x] =
+            reinterpret_cast<const uint32_t*>(
+                &batch.copies[tile.copy])[threadIdx.x];
+      }
+      __syncthreads();
+    }
+    const uint64_t key = digest.param_key;
+    if (copy.kind == KernelKind::kCast) {
+      AddCasts(copy, batch.table, tile.tile, key, sum);
+    } else {
+      switch (copy.unit_bytes) {
+        case 16:
+          AddBlocks(copy, batch.table, tile.tile, key, sum);
+          break;
+        case 8:
+          AddWordPairs(copy, batch.table, tile.tile, key, sum);
+          break;
+        case 4:
+          AddUnits<uint32_t>(copy, batch.table, tile.tile, key, sum);
+          break;
+        case 2:
+          AddUnits<uint16_t>(copy, batch.table, tile.tile, key, sum);
+          break;
+        default:
+          AddUnits<uint8_t>(copy, batch.table, tile.tile, key, sum);
+      }
+    }
+    if (t + 1 == end || batch.tiles[t + 1].copy != tile.copy) {
+      Flush(sum, reinterpret_cast<DigestSum*>(batch.table[digest.sum_entry] +
+                                              digest.sum_offset));
+      sum = 0;
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t LoadDigestKernel() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, DigestKernel);
+}
+
+cudaError_t LaunchDigests(const KernelBatch& batch, const KernelDigest* digests,
+                          uint32_t blocks_max, const uint32_t* unless,
+                          cudaStream_t stream) {
+  if (batch.tiles_count == 0) return cudaSuccess;
+  const uint32_t blocks =
+      batch.tiles_count < blocks_max ? batch.tiles_count : blocks_max;
+  DigestKernel<<<blocks, kThreads, 0, stream>>>(batch, digests, unless);
+  return cudaGetLastError();
+}
+
+}  // namespace refit::cuda

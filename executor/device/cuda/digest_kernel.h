@@ -1,0 +1,35 @@
+// The kernel that adds up state digests, and what it reads.
+#ifndef REFIT_EXECUTOR_DEVICE_CUDA_DIGEST_KERNEL_H_
+#define REFIT_EXECUTOR_DEVICE_CUDA_DIGEST_KERNEL_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "executor/device/cuda/copy_kernel.h"
+#include "refit/device.h"
+
+namespace refit::cuda {
+
+// What a KernelCopy that is digested adds to. Its `to_offset` and `to_bytes`
+// are places in the param's bytes.
+struct KernelDigest {
+  uint64_t param_key;
+  uint64_t sum_offset;
+  uint32_t sum_entry;
+  uint32_t reserved;
+};
+
+// As LoadCopyKernel.
+cudaError_t LoadDigestKernel();
+
+// Enqueues the digests of a batch's copies, `digests[i]` of `copies[i]`, on
+// `blocks_max` blocks at most.
+cudaError_t LaunchDigests(const KernelBatch& batch, const KernelDigest* digests,
+                          uint32_t blocks_max, const uint32_t* unless,
+                          cudaStream_t stream);
+
+}  // namespace refit::cuda
+
+#endif  // REFIT_EXECUTOR_DEVICE_CUDA_DIGEST_KERNEL_H_

@@ -1,0 +1,35 @@
+// State digests on the CPU.
+#ifndef REFIT_EXECUTOR_DEVICE_HOST_DIGEST_H_
+#define REFIT_EXECUTOR_DEVICE_HOST_DIGEST_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "executor/copies/copy_batches.h"
+#include "executor/device/cast.h"
+#include "refit/device.h"
+
+namespace refit {
+
+// A digested box whose innermost part is runs of bytes that are contiguous on
+// both sides.
+struct HostDigest {
+  CopyPlace from;
+  uint64_t place_byte = 0;  // in the param, of the first element
+  DigestTarget target;
+  uint64_t run_elements = 1;
+  uint64_t element_bytes = 0;   // as digested
+  CastFunction cast = nullptr;  // of elements that are digested after a cast
+  CopyLoops loops;              // around the runs, outermost first
+};
+
+HostDigest MakeHostDigest(const StridedCopy& copy,
+                          absl::Span<const CopyLoop> loops,
+                          const DigestTarget& target);
+
+void RunHostDigest(const HostDigest& digest, std::byte* const* table);
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_DEVICE_HOST_DIGEST_H_

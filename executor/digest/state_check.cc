@@ -1,0 +1,282 @@
+#include "executor/digest/state_check.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "executor/payload.h"
+#include "executor/waiting.h"
+#include "plan/scratch_windows.h"
+#include "refit/state_digest.h"
+
+namespace refit {
+namespace {
+
+// Regions whose params are looked for when they differ, and params that the
+// error names.
+constexpr size_t kRegionsMax = 4;
+constexpr size_t kNamedParamsMax = 5;
+
+constexpr size_t kRegionSumBytes = 20;
+constexpr size_t kParamSumBytes = 20;
+
+absl::Status Damaged(size_t rank) {
+  return absl::InternalError(
+      absl::StrCat("the digests of rank ", rank, " cannot be read"));
+}
+
+std::vector<int32_t> RanksFrom(int32_t begin, int32_t end) {
+  std::vector<int32_t> ranks;
+  for (int32_t rank = begin; rank < end; ++rank) ranks.push_back(rank);
+  return ranks;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<StateCheck>> StateCheck::Create(
+    const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
+    Device& device, absl::Span<std::byte* const> addresses) {
+  std::unique_ptr<StateCheck> check(new StateCheck(plan, rank));
+  const fb::RankProgram& program = *plan.body().programs()->Get(rank);
+  std::map<size_t, size_t> step_of;  // by slot of scratch
+  for (size_t step = 0; step < schedule.quantizes().size(); ++step) {
+    for (const uint32_t operation : schedule.quantizes()[step].operations) {
+      const fb::Quantize& op = *program.quantizes()->Get(operation);
+      for (const size_t slot :
+           {op.input_slot(), op.output_slot(), op.scale_slot()}) {
+        step_of[slot] = step;
+      }
+    }
+  }
+  std::vector<DigestBox> of_tensors;
+  std::vector<std::vector<DigestBox>> of_steps(schedule.quantizes().size());
+  for (DigestBox& box : BoxesOfRegions(plan, rank, check->regions_)) {
+    if (!IsScratch(program, static_cast<uint32_t>(box.slot))) {
+      of_tensors.push_back(std::move(box));
+    } else if (const auto step = step_of.find(box.slot);
+               step != step_of.end()) {
+      of_steps[step->second].push_back(std::move(box));
+    }
+  }
+  const auto create = [&](std::vector<DigestBox> boxes) {
+    return RankDigest::Create(plan, rank, device, addresses, std::move(boxes));
+  };
+  auto tensors = create(std::move(of_tensors));
+  if (!tensors.ok()) return tensors.status();
+  check->tensors_ = *std::move(tensors);
+  for (std::vector<DigestBox>& boxes : of_steps) {
+    auto scratch = create(std::move(boxes));
+    if (!scratch.ok()) return scratch.status();
+    check->scratch_.push_back(*std::move(scratch));
+  }
+  return check;
+}
+
+template <typename Judge>
+absl::StatusOr<std::string> StateCheck::ThroughRankZero(
+    Transport& transport, Deadline deadline, const std::string& mine,
+    const Judge& judge) const {
+  const std::vector<int32_t> others = RanksFrom(1, plan_.world_size());
+  if (rank_ != 0) {
+    const auto given = transport.Share(mine, {0}, {}, deadline);
+    if (!given.ok()) return given.status();
+    auto judged = transport.Share("", {}, {0}, deadline);
+    if (!judged.ok()) return judged.status();
+    return std::move(judged->front());
+  }
+  auto gathered = transport.Share("", {}, others, deadline);
+  if (!gathered.ok()) return gathered.status();
+  gathered->insert(gathered->begin(), mine);
+  absl::StatusOr<std::string> judgement = judge(*gathered);
+  if (!judgement.ok()) {
+    transport.Abort(judgement.status());
+    return judgement.status();
+  }
+  const auto given = transport.Share(*judgement, others, {}, deadline);
+  if (!given.ok()) return given.status();
+  return judgement;
+}
+
+absl::StatusOr<std::vector<StateCheck::PartSum>> StateCheck::ReadSums() {
+  std::vector<PartSum> sums;
+  size_t first_box = 0;
+  const auto read = [&](RankDigest& digest) {
+    const absl::StatusOr<std::vector<uint64_t>> of_parts = digest.Read();
+    if (!of_parts.ok()) return of_parts.status();
+    for (size_t i = 0; i < of_parts->size(); ++i) {
+      const DigestPart& part = digest.parts()[i];
+      sums.push_back({.box = first_box + part.box,
+                      .region = digest.boxes()[part.box].region,
+                      .part = part,
+                      .sum = (*of_parts)[i]});
+    }
+    first_box += digest.boxes().size();
+    return absl::OkStatus();
+  };
+  absl::Status status = read(*tensors_);
+  for (const std::unique_ptr<RankDigest>& scratch : scratch_) {
+    if (status.ok()) status = read(*scratch);
+  }
+  if (!status.ok()) return status;
+  return sums;
+}
+
+// By box of the rank: its region, elements and sum.
+std::string StateCheck::RegionSums(absl::Span<const PartSum> sums) const {
+  std::map<std::pair<size_t, uint32_t>, StateDigest> of_box;
+  for (const PartSum& sum : sums) {
+    of_box[{sum.box, sum.region}] +=
+        {.sum = sum.sum, .elements = sum.part.elements};
+  }
+  PayloadWriter writer;
+  writer.U64(of_box.size());
+  for (const auto& [box, digest] : of_box) {
+    writer.U32(box.second).U64(digest.elements).U64(digest.sum);
+  }
+  return writer.Take();
+}
+
+absl::StatusOr<std::string> StateCheck::JudgeRegions(
+    absl::Span<const std::string> by_rank) const {
+  std::vector<StateDigest> source(regions_.size());
+  std::vector<Difference> differences;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const bool is_source =
+        plan_.side(static_cast<int32_t>(rank)) == fb::Side::kSource;
+    PayloadReader reader(by_rank[rank]);
+    for (uint64_t left = reader.Count(kRegionSumBytes); left > 0; --left) {
+      const uint32_t region = reader.U32();
+      StateDigest digest;
+      digest.elements = reader.U64();
+      digest.sum = reader.U64();
+      if (region >= regions_.size()) return Damaged(rank);
+      if (is_source) {
+        source[region] += digest;
+      } else if (source[region].elements == digest.elements &&
+                 source[region] != digest) {
+        differences.push_back(
+            {.rank = static_cast<int32_t>(rank), .region = region});
+      }
+    }
+    if (!reader.Complete()) return Damaged(rank);
+  }
+  std::set<uint32_t> not_compared;
+  for (size_t i = 0; i < regions_.size(); ++i) {
+    if (source[i].elements != ElementsOf(regions_[i].box)) {
+      not_compared.insert(regions_[i].param);
+    }
+  }
+  PayloadWriter writer;
+  writer.U64(differences.size());
+  for (const Difference& difference : differences) {
+    writer.U32(static_cast<uint32_t>(difference.rank)).U32(difference.region);
+  }
+  writer.U64(not_compared.size());
+  for (const uint32_t param : not_compared) writer.U32(param);
+  return writer.Take();
+}
+
+absl::StatusOr<StateCheck::Verdict> StateCheck::ReadVerdict(
+    const std::string& bytes) const {
+  Verdict verdict;
+  PayloadReader reader(bytes);
+  for (uint64_t left = reader.Count(2 * sizeof(uint32_t)); left > 0; --left) {
+    Difference& difference = verdict.differences.emplace_back();
+    difference.rank = static_cast<int32_t>(reader.U32());
+    difference.region = reader.U32();
+    if (difference.region >= regions_.size()) return Damaged(0);
+  }
+  for (uint64_t left = reader.Count(sizeof(uint32_t)); left > 0; --left) {
+    const uint32_t param = reader.U32();
+    if (param >= plan_.body().params()->size()) return Damaged(0);
+    verdict.not_compared.push_back(param);
+  }
+  if (!reader.Complete()) return Damaged(0);
+  return verdict;
+}
+
+// By param of the first regions that differ.
+std::string StateCheck::ParamSums(absl::Span<const PartSum> sums,
+                                  const Verdict& verdict) const {
+  std::set<uint32_t> wanted;
+  for (const Difference& difference : verdict.differences) {
+    if (wanted.size() < kRegionsMax) wanted.insert(difference.region);
+  }
+  PayloadWriter entries;
+  uint64_t count = 0;
+  for (const PartSum& sum : sums) {
+    if (!wanted.contains(sum.region)) continue;
+    ++count;
+    entries.U32(sum.region).U64(sum.part.ordinal).U64(sum.sum);
+  }
+  return PayloadWriter().U64(count).Bytes(entries.Take()).Take();
+}
+
+// The error's text.
+absl::StatusOr<std::string> StateCheck::JudgeParams(
+    absl::Span<const std::string> by_rank) const {
+  std::map<std::pair<uint32_t, uint64_t>, StateDigest> source;
+  std::map<std::string, std::vector<int32_t>> ranks_of;  // by param
+  for (size_t r = 0; r < by_rank.size(); ++r) {
+    const auto rank = static_cast<int32_t>(r);
+    PayloadReader reader(by_rank[r]);
+    for (uint64_t left = reader.Count(kParamSumBytes); left > 0; --left) {
+      const uint32_t region = reader.U32();
+      const uint64_t ordinal = reader.U64();
+      const StateDigest digest = {.sum = reader.U64(), .elements = 0};
+      if (region >= regions_.size()) return Damaged(r);
+      StateDigest& expected = source[{region, ordinal}];
+      if (plan_.side(rank) == fb::Side::kSource) {
+        expected += digest;
+      } else if (expected != digest) {
+        const fb::Param& param =
+            *plan_.body().params()->Get(regions_[region].param);
+        std::vector<int32_t>& ranks = ranks_of[TensorName(param, ordinal)];
+        if (ranks.empty() || ranks.back() != rank) ranks.push_back(rank);
+      }
+    }
+    if (!reader.Complete()) return Damaged(r);
+  }
+  std::string text;
+  size_t named = 0;
+  for (const auto& [param, ranks] : ranks_of) {
+    if (++named > kNamedParamsMax) break;
+    absl::StrAppend(&text, text.empty() ? "" : "; ", "\"", param, "\" on ",
+                    RanksText(ranks));
+  }
+  if (named > kNamedParamsMax) {
+    absl::StrAppend(&text, "; and ", ranks_of.size() - kNamedParamsMax,
+                    " more params");
+  }
+  return text;
+}
+
+absl::Status StateCheck::Compare(Transport& transport, Deadline deadline) {
+  const absl::StatusOr<std::vector<PartSum>> sums = ReadSums();
+  if (!sums.ok()) {
+    transport.Abort(sums.status());
+    return sums.status();
+  }
+  const absl::StatusOr<std::string> judged = ThroughRankZero(
+      transport, deadline, RegionSums(*sums),
+      [&](absl::Span<const std::string> all) { return JudgeRegions(all); });
+  if (!judged.ok()) return judged.status();
+  const absl::StatusOr<Verdict> verdict = ReadVerdict(*judged);
+  if (!verdict.ok()) return verdict.status();
+  not_compared_.clear();
+  for (const uint32_t param : verdict->not_compared) {
+    not_compared_.push_back(plan_.body().params()->Get(param)->name()->str());
+  }
+  if (verdict->differences.empty()) return absl::OkStatus();
+  const absl::StatusOr<std::string> text = ThroughRankZero(
+      transport, deadline, ParamSums(*sums, *verdict),
+      [&](absl::Span<const std::string> all) { return JudgeParams(all); });
+  if (!text.ok()) return text.status();
+  return absl::DataLossError(absl::StrCat(
+      "after the refit the destination does not hold what the source holds: ",
+      *text));
+}
+
+}  // namespace refit

@@ -1,0 +1,107 @@
+// StateCheck: whether every destination rank holds after a refit what the
+// source holds.
+//
+//   each rank    digests the regions that it holds        on its device:
+//                in its tensors behind the last round, in scratch when that is
+//                quantized
+//   all to 0     a sum for each region                    sources' parts add up
+//   0 to all     which destination ranks' regions differ
+//   only if any: the same again by param, so that the error can name these
+//
+// A region is a box of a param that some destination rank holds. Replicas are
+// compared one by one, because each has sums of its own. What a source
+// quantizes is compared as it is afterwards, what a destination quantizes as it
+// arrives.
+#ifndef REFIT_EXECUTOR_DIGEST_STATE_CHECK_H_
+#define REFIT_EXECUTOR_DIGEST_STATE_CHECK_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "executor/digest/rank_digest.h"
+#include "executor/rank_schedule.h"
+#include "plan/plan_file.h"
+#include "refit/device.h"
+#include "refit/transport.h"
+
+namespace refit {
+
+class StateCheck {
+ public:
+  // As RankDigest::Create. `schedule`: of the rank.
+  static absl::StatusOr<std::unique_ptr<StateCheck>> Create(
+      const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
+      Device& device, absl::Span<std::byte* const> addresses);
+
+  // Enqueues the digests of the rank's tensors, behind its last round.
+  absl::Status EnqueueTensors(Stream stream) {
+    return tensors_->Enqueue(stream);
+  }
+  // Enqueues the digests of the scratch of quantize step `step`, behind it.
+  absl::Status EnqueueScratch(size_t step, Stream stream) {
+    return scratch_[step]->Enqueue(stream);
+  }
+
+  // Collective, after the last refit that was enqueued with these. Error on all
+  // ranks alike: kDataLoss, with the params that differ and the ranks that hold
+  // them.
+  absl::Status Compare(Transport& transport, Deadline deadline);
+
+  // After Compare: the params, by their stacks' names, that no source rank
+  // holds, because destinations make them of others.
+  const std::vector<std::string>& not_compared() const { return not_compared_; }
+
+ private:
+  // A destination rank's region that differs.
+  struct Difference {
+    int32_t rank = 0;
+    uint32_t region = 0;
+  };
+  struct Verdict {
+    std::vector<Difference> differences;
+    std::vector<uint32_t> not_compared;  // params
+  };
+
+  StateCheck(const PlanFile& plan, int32_t rank)
+      : plan_(plan), rank_(rank), regions_(RegionsOf(plan)) {}
+
+  // Gives all ranks' bytes to rank 0, which makes of them what all get.
+  template <typename Judge>
+  absl::StatusOr<std::string> ThroughRankZero(Transport& transport,
+                                              Deadline deadline,
+                                              const std::string& mine,
+                                              const Judge& judge) const;
+  // A part of the rank, with its sum.
+  struct PartSum {
+    size_t box = 0;  // over all digests
+    uint32_t region = 0;
+    DigestPart part;
+    uint64_t sum = 0;
+  };
+  absl::StatusOr<std::vector<PartSum>> ReadSums();
+  std::string RegionSums(absl::Span<const PartSum> sums) const;
+  absl::StatusOr<std::string> JudgeRegions(
+      absl::Span<const std::string> by_rank) const;
+  absl::StatusOr<Verdict> ReadVerdict(const std::string& bytes) const;
+  std::string ParamSums(absl::Span<const PartSum> sums,
+                        const Verdict& verdict) const;
+  absl::StatusOr<std::string> JudgeParams(
+      absl::Span<const std::string> by_rank) const;
+
+  const PlanFile& plan_;
+  const int32_t rank_;
+  const std::vector<DigestRegion> regions_;
+  std::unique_ptr<RankDigest> tensors_;               // the worker's
+  std::vector<std::unique_ptr<RankDigest>> scratch_;  // by quantize step
+  std::vector<std::string> not_compared_;
+};
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_DIGEST_STATE_CHECK_H_

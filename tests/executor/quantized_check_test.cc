@@ -1,0 +1,157 @@
+// A check after a refit that quantizes: what a source quantizes is compared as
+// the destination holds it, what a destination quantizes as it arrives.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "refit/local_transport.h"
+#include "tests/executor/nccl_world.h"
+
+namespace refit {
+namespace {
+
+// Calls a function before each digest: memory that changes behind the refit.
+class DisturbedDevice : public HostDevice {
+ public:
+  std::function<void()> before_digest;
+
+  absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
+      absl::Span<std::byte* const> table,
+      absl::Span<const CopyBatch> batches) override {
+    auto prepared = HostDevice::Prepare(table, batches);
+    if (!prepared.ok()) return prepared.status();
+    std::vector<bool> digests;
+    for (const CopyBatch& batch : batches) {
+      digests.push_back(batch.kind == CopyKind::kDigest);
+    }
+    return std::make_unique<Disturbed>(*this, *std::move(prepared),
+                                       std::move(digests));
+  }
+
+ private:
+  class Disturbed : public PreparedCopies {
+   public:
+    Disturbed(DisturbedDevice& device, std::unique_ptr<PreparedCopies> copies,
+              std::vector<bool> digests)
+        : device_(device),
+          copies_(std::move(copies)),
+          digests_(std::move(digests)) {}
+
+    absl::Status Enqueue(size_t batch, Stream stream,
+                         const uint32_t* unless) override {
+      if (digests_[batch] && device_.before_digest) device_.before_digest();
+      return copies_->Enqueue(batch, stream, unless);
+    }
+
+   private:
+    DisturbedDevice& device_;
+    const std::unique_ptr<PreparedCopies> copies_;
+    const std::vector<bool> digests_;
+  };
+};
+
+class World : public ExecutorWorld {
+ public:
+  World(const PlanFile& plan, DisturbedDevice& device, int32_t disturbed)
+      : World(plan, device, disturbed,
+              std::make_shared<LocalFabric>(plan.world_size())) {}
+
+  std::vector<absl::Status> CheckedRefit() {
+    RunOptions options;
+    options.timeout = kTimeout;
+    options.check = true;
+    return OnAllRanks([&](int32_t rank) { return Refit(rank, options); });
+  }
+
+  BoundTensor& tensor(int32_t rank, const std::string& name) {
+    const auto found =
+        std::find_if(tensors[rank].begin(), tensors[rank].end(),
+                     [&](const BoundTensor& t) { return t.name == name; });
+    EXPECT_NE(found, tensors[rank].end()) << name;
+    return *found;
+  }
+
+ private:
+  World(const PlanFile& plan, DisturbedDevice& device, int32_t disturbed,
+        const std::shared_ptr<LocalFabric>& fabric)
+      : ExecutorWorld(plan.world_size(), fabric) {
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      AddRank(plan, *fabric->CreateTransport(rank),
+              {.device = rank == disturbed ? &device : nullptr});
+    }
+  }
+};
+
+constexpr int32_t kWorker = 5;  // the second of two that serve
+
+TEST(QuantizedCheckTest, WhatIsQuantizedIsComparedWhereBothSidesHoldIt) {
+  for (const char* peer : {"direct", "staged"}) {
+    const PlanFile plan = WindowsPlan(std::string(R"("scratch_bytes": 150000,
+        "peer": ")") + peer + "\"");
+    DisturbedDevice device;
+    World world(plan, device, kWorker);
+    world.Bind();
+    const ValueCheck values(plan);
+    values.FillSources(world.tensors);
+    for (int i = 0; i < 3; ++i) {
+      values.PoisonDestinations(world.tensors);
+      for (const absl::Status& status : world.CheckedRefit()) {
+        ASSERT_TRUE(status.ok()) << status;
+      }
+      EXPECT_EQ(values.Check(world.tensors).wrong_elements, 0);
+    }
+    // Attention is quantized at the source, the MLP at the destination.
+    ASSERT_EQ(world.executor(0).notices().size(), 1);
+    EXPECT_EQ(world.executor(0).notices()[0].kind, NoticeKind::kNotCompared);
+    EXPECT_EQ(world.executor(0).notices()[0].text,
+              "the check after a refit leaves out params that destinations "
+              "quantize themselves, "
+              "\"model.layers.{0}.mlp.gate_proj.weight:fp8_e4m3\" and 5 more");
+  }
+}
+
+TEST(QuantizedCheckTest, OneBitOfAQuantizedValueAndOfAScaleIsSeen) {
+  const PlanFile plan = WindowsPlan(R"("scratch_bytes": 150000)");
+  for (const auto& [tensor, param] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"model.layers.1.self_attn.o_proj.weight",
+            "model.layers.1.self_attn.o_proj.weight:fp8_e4m3"},
+           {"model.layers.0.self_attn.o_proj.weight_scale_inv",
+            "model.layers.0.self_attn.o_proj.weight_scale_inv"},
+           {"model.norm.weight", "model.norm.weight"}}) {
+    DisturbedDevice device;
+    World world(plan, device, kWorker);
+    world.Bind();
+    ValueCheck(plan).FillSources(world.tensors);
+    BoundTensor& disturbed = world.tensor(kWorker, tensor);
+    // The last digest of the rank is that of its tensors, the others of
+    // scratch.
+    size_t digests = 0;
+    device.before_digest = [&] { ++digests; };
+    for (const absl::Status& status : world.CheckedRefit()) {
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    const size_t last = 2 * digests;
+    device.before_digest = [&] {
+      if (++digests == last) static_cast<uint8_t*>(disturbed.data)[1] ^= 1;
+    };
+    for (const absl::Status& status : world.CheckedRefit()) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+      EXPECT_TRUE(status.message().find("\"" + param + "\" on rank 5") !=
+                  std::string::npos)
+          << status;
+    }
+    for (const absl::Status& status : world.CheckedRefit()) {
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace refit
