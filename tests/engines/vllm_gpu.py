@@ -3,14 +3,18 @@
     python vllm_gpu.py [--case NAME …]
 
 Every tensor of the workers and every generated token must equal a fresh engine's that loaded the same checkpoint. CUDA graphs
-are captured before the first refit. Prints the time of a refit as the driver sees it. A case runs where there are enough GPUs.
+are captured before the first refit. Prints the time of a refit as the driver sees it, and beside it that of vLLM's own weight
+transfer ("nccl" between GPUs, "ipc" on one), from the same trainers into the same engine. A case runs where there are enough GPUs.
 """
 import argparse
+import dataclasses
 import hashlib
 import json
 import math
 import os
 import pathlib
+import pickle
+import socket
 import statistics
 import subprocess
 import sys
@@ -36,12 +40,14 @@ MODELS = {
 }
 # Trainers on GPUs 0, 1, …; the engine on the GPUs after theirs, or on the same ones.
 CASES = {
-    "dense-apart": {"model": "dense", "trainers": 1, "engine": {"tensor_parallel": 1}},
+    "dense-apart": {"model": "dense", "trainers": 1, "engine": {"tensor_parallel": 1}, "peer": "nccl"},
     "dense-tp2": {"model": "dense", "trainers": 2, "engine": {"tensor_parallel": 2}, "colocated": True},
     "moe-ep2": {"model": "moe", "trainers": 2, "engine": {"tensor_parallel": 2, "expert_parallel": True},
                 "colocated": True},
     "dense-sleep": {"model": "dense", "trainers": 1, "engine": {"tensor_parallel": 1}, "colocated": True, "sleep": True},
-    "4b-apart": {"model": "4b", "trainers": 1, "engine": {"tensor_parallel": 1}},
+    "dense-fp8": {"model": "dense", "trainers": 1, "engine": {"tensor_parallel": 1}, "colocated": True, "fp8": True},
+    "4b-apart": {"model": "4b", "trainers": 1, "engine": {"tensor_parallel": 1}, "peer": "nccl"},
+    "4b-colocated": {"model": "4b", "trainers": 1, "engine": {"tensor_parallel": 1}, "colocated": True, "peer": "ipc"},
 }
 PROMPTS = [[5, 17, 101, 44, 9], [300, 2, 77, 480], [11, 12, 13, 14, 15, 16, 17]]
 REFITS = 10
@@ -61,6 +67,8 @@ def job_of(case):
         source["fused_experts"] = True
     job = {"model": MODELS[spec["model"]], "source": source,
            "destination": {"layout": "vllm", "version": version_of_vllm(), **spec["engine"]}}
+    if spec.get("fp8"):
+        job["destination"]["dtype"] = "fp8_e4m3_block128"
     return {**job, "colocated": True} if spec.get("colocated") else job
 
 
@@ -96,6 +104,10 @@ def engine_of(case, checkpoint, **options):
 
     spec = CASES[case]
     engine = spec["engine"]
+    if spec.get("fp8"):
+        options["quantization"] = "fp8_per_block"
+    if "peer" in spec:
+        options["weight_transfer_config"] = {"backend": spec["peer"]}
     return LLM(model=str(checkpoint), skip_tokenizer_init=True, max_model_len=128, max_num_seqs=4, seed=0,
                gpu_memory_utilization=0.4, tensor_parallel_size=engine["tensor_parallel"],
                enable_expert_parallel=engine.get("expert_parallel", False), disable_custom_all_reduce=True,
@@ -127,6 +139,11 @@ def trainer(case, work, rank):
     from torch.distributed.tensor import distribute_tensor
     from transformers import AutoModelForCausalLM
 
+    if CASES[case].get("peer") == "ipc":
+        from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
+    elif CASES[case].get("peer") == "nccl":
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+
     count = CASES[case]["trainers"]
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{work}/trainers", rank=rank, world_size=count,
@@ -140,11 +157,17 @@ def trainer(case, work, rank):
         fully_shard(layer)
     fully_shard(model)
     parameters = dict(model.named_parameters())
+
+    def whole_parameters():
+        return ((name, parameter.full_tensor()) for name, parameter in parameters.items())
+
     if rank == 0:
+        (work / "names.json").write_text(json.dumps({name: list(p.shape) for name, p in parameters.items()}))
         print(refit.rendezvous.unique_id().hex(), flush=True)
     executor = None
     for line in sys.stdin:
         command, *arguments = line.split()
+        start = time.perf_counter()
         if command == "join":
             executor = refit.join(refit.Plan.load(work / "plan.refit"), rank, parameters,
                                   unique_id=bytes.fromhex(arguments[0]), device=f"cuda:{rank}")
@@ -158,7 +181,18 @@ def trainer(case, work, rank):
             executor.bind(parameters)
         elif command == "run":
             executor.run()
-        print(f"did {command}", flush=True)
+        elif command == "nccl-join":
+            group = NCCLWeightTransferEngine.trainer_init(
+                {"master_address": "127.0.0.1", "master_port": int(arguments[0]), "world_size": int(arguments[1])})
+        elif command == "nccl":
+            NCCLWeightTransferEngine.trainer_send_weights(whole_parameters(), {"group": group, "packed": arguments[0] == "packed"})
+            torch.cuda.synchronize()
+        elif command == "ipc":
+            with open(work / "ipc.pickle", "wb") as file:
+                IPCWeightTransferEngine.trainer_send_weights(
+                    whole_parameters(), {"send_mode": lambda info: pickle.dump(dataclasses.asdict(info), file)})
+            (work / "ipc.pickle.done").touch()
+        print(f"did {time.perf_counter() - start}", flush=True)
         if command == "end":  # the end of the input does not come: the engine's processes inherit the pipe
             break
     executor.close()
@@ -182,10 +216,14 @@ class Trainers:
             process.stdin.flush()
 
     def done(self):
+        """When all have done what they were told: the seconds it took the first of them."""
+        seconds = []
         for process in self.processes:
             while not (line := process.stdout.readline()).startswith("did "):
                 if not line:
                     raise RuntimeError("a trainer ended")
+            seconds.append(float(line.split()[1]))
+        return seconds[0]
 
     def close(self):
         self.tell("end")
@@ -221,14 +259,13 @@ def refitted(case, work):
         trainers.tell("run")
         refit.vllm.update(llm, version=version)
         seconds = time.perf_counter() - start
-        trainers.done()
-        return seconds
+        return seconds, trainers.done()
 
     update("a")
     assert generated(llm) == before, "the refit of what the engine holds already changed it"
     trainers.tell("load b")
     trainers.done()
-    seconds = [update(f"b{i}") for i in range(REFITS)]
+    seconds, of_trainers = zip(*(update(f"b{i}") for i in range(REFITS)))
     wanted = json.loads((work / "fresh.json").read_text())
     compare(case, llm, before, wanted)
     if CASES[case].get("sleep"):
@@ -240,11 +277,61 @@ def refitted(case, work):
             trainers.done()
             update(f"after sleep {level}")
             compare(case, llm, before, wanted)
-    trainers.close()
     megabytes = sum(2 * math.prod(info.shape) for info in plan.tensors(0).values()) / 1e6
-    print(f"{case}: equal to a fresh engine; refit of {megabytes:.0f} MB a trainer: median "
-          f"{statistics.median(seconds) * 1e3:.1f} ms, least {min(seconds) * 1e3:.1f}, most {max(seconds) * 1e3:.1f}",
-          flush=True)
+    print(f"{case}: equal to a fresh engine; refit of {megabytes:.0f} MB a trainer: {spread(seconds)}; of a trainer's executor: "
+          f"{spread(of_trainers)}", flush=True)
+    if "peer" in CASES[case]:
+        for way, seconds in peer_updates(CASES[case]["peer"], llm, trainers, work).items():
+            compare(case, llm, before, wanted)
+            print(f"{case}: vLLM's own transfer, {way}: {spread(seconds)}", flush=True)
+    trainers.close()
+
+
+def spread(seconds):
+    return (f"median {statistics.median(seconds) * 1e3:.1f} ms, least {min(seconds) * 1e3:.1f}, "
+            f"most {max(seconds) * 1e3:.1f}")
+
+
+def peer_updates(backend, llm, trainers, work):
+    """The same weights by vLLM's own weight transfer: the times of REFITS updates of each of its ways."""
+    names = json.loads((work / "names.json").read_text())
+    described = {"names": list(names), "dtype_names": ["bfloat16"] * len(names), "shapes": list(names.values())}
+
+    def timed(update):
+        seconds = []
+        for _ in range(REFITS):
+            start = time.perf_counter()
+            llm.start_weight_update()
+            update()
+            llm.finish_weight_update()
+            seconds.append(time.perf_counter() - start)
+            trainers.done()
+        return seconds
+
+    if backend == "ipc":
+        def by_ipc():
+            trainers.tell("ipc")
+            while not (work / "ipc.pickle.done").exists():
+                time.sleep(0.0001)
+            (work / "ipc.pickle.done").unlink()
+            llm.update_weights({"update_info": pickle.loads((work / "ipc.pickle").read_bytes())})
+
+        llm.init_weight_transfer_engine({"init_info": {}})
+        return {"ipc": timed(by_ipc)}
+
+    def by_nccl(way):
+        trainers.tell(f"nccl {way}")
+        llm.update_weights({"update_info": {**described, "packed": way == "packed"}})
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = 1 + llm.llm_engine.vllm_config.parallel_config.world_size
+    trainers.tell(f"nccl-join {port} {world}")
+    llm.init_weight_transfer_engine({"init_info": {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1,
+                                                   "world_size": world}})
+    trainers.done()
+    return {way: timed(lambda way=way: by_nccl(way)) for way in ("packed", "unpacked")}
 
 
 def compare(case, llm, before, wanted):
