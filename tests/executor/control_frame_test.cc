@@ -67,6 +67,7 @@ TEST(PayloadStatusTest, CodeOfAnotherVersionIsUnknown) {
 TEST(HandshakeRecordTest, FieldsTravelOneByOne) {
   const HandshakeRecord record = {.stage = HandshakeStage::kBind,
                                   .ready = false,
+                                  .records = true,
                                   .format_version = 0x10002,
                                   .world_size = 3,
                                   .body_digest = fb::Digest(5, 6)};
@@ -74,14 +75,14 @@ TEST(HandshakeRecordTest, FieldsTravelOneByOne) {
   WriteFields(record, writer);
   const std::string bytes = writer.Take();
   EXPECT_EQ(bytes, std::string("\x01\0\0\0"
-                               "\0"
+                               "\0\x01"
                                "\x02\0\x01\0"
                                "\x03\0\0\0"
                                "\x05\0\0\0\0\0\0\0"
                                "\x06\0\0\0\0\0\0\0",
-                               29));
-  // Neither of these is a value of its field.
-  for (const size_t at : {size_t{0}, size_t{4}}) {
+                               30));
+  // None of these is a value of its field.
+  for (const size_t at : {size_t{0}, size_t{4}, size_t{5}}) {
     std::string forged = bytes;
     forged[at] = 2;
     PayloadReader reader(forged);
