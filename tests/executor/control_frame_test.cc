@@ -84,7 +84,7 @@ TEST(HandshakeRecordTest, FieldsTravelOneByOne) {
   // None of these is a value of its field.
   for (const size_t at : {size_t{0}, size_t{4}, size_t{5}}) {
     std::string forged = bytes;
-    forged[at] = 2;
+    forged[at] = 9;
     PayloadReader reader(forged);
     HandshakeRecord read;
     ReadFields(reader, read);
