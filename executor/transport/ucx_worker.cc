@@ -79,6 +79,7 @@ absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Create(
 UcxWorker::~UcxWorker() {
   // UCX has a warning for each message that is given up.
   const ucx::QuietLog quiet;
+  const bool had_failed = has_failed_;
   bool cancelled = false;
   for (const Pending& pending : pending_) {
     if (pending.done || pending.request == nullptr) continue;
@@ -88,6 +89,12 @@ UcxWorker::~UcxWorker() {
   for (int i = 0; cancelled && i < kProgressAfterCancel; ++i) {
     api_.WorkerProgress(worker_);
   }
+  // UCX ends the process when it destroys a worker with requests that it cannot
+  // end, as when a peer died while its memory was read. Such a worker is left.
+  const bool is_whole =
+      !had_failed && std::all_of(pending_.begin(), pending_.end(),
+                                 [](const Pending& p) { return p.done; });
+  if (!is_whole) return;
   if (worker_ != nullptr) api_.WorkerDestroy(worker_);
   if (context_ != nullptr) api_.Cleanup(context_);
 }
@@ -126,6 +133,7 @@ void UcxWorker::Finish(Pending& pending, ucx::Status status,
   pending.received = received;
   --open_;
   failed_ |= status < ucx::kOk;
+  has_failed_ |= status < ucx::kOk;
 }
 
 void UcxWorker::OnSent(void* request, ucx::Status status, void* pending) {

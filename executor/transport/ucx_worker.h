@@ -109,7 +109,8 @@ class UcxWorker {
   // Of the exchange in progress.
   std::vector<Pending> pending_;  // by operation
   size_t open_ = 0;
-  bool failed_ = false;  // one of them
+  bool failed_ = false;      // one of them
+  bool has_failed_ = false;  // any so far
 };
 
 }  // namespace refit
