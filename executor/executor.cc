@@ -404,12 +404,18 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   }
   const Deadline deadline = DeadlineAfter(options.timeout);
   const bool in_flight = state_ == ExecutorState::kRunning;
+  const absl::StatusOr<bool> capturing = options_.device->IsCapturing(stream);
+  if (in_flight && capturing.ok() && *capturing) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", options_.rank,
+                     ": a refit is under way; Wait for it before one is "
+                     "captured"));
+  }
   state_ = ExecutorState::kTorn;
   rounds_.clear();
   counters_ = {};
   if (!in_flight) check_deadline_.reset();
   if (options.check) check_deadline_ = deadline;
-  const absl::StatusOr<bool> capturing = options_.device->IsCapturing(stream);
   absl::Status status;
   if (capturing.ok() && *capturing) {
     options_.transport->BeginCapture();
@@ -468,15 +474,18 @@ absl::Status Executor::Wait() {
 // Before anyone enqueues the refit: what is allocated here may wait for the
 // device, on which another rank's work would wait for this one.
 absl::Status Executor::PrepareCheck(Deadline deadline) {
-  if (bound_->check != nullptr) return absl::OkStatus();
-  absl::StatusOr<std::unique_ptr<StateCheck>> check = StateCheck::Create(
-      plan_, options_.rank, *schedule_, *options_.device, bound_->entries);
+  absl::Status made;
+  if (bound_->check == nullptr) {
+    absl::StatusOr<std::unique_ptr<StateCheck>> check = StateCheck::Create(
+        plan_, options_.rank, *schedule_, *options_.device, bound_->entries);
+    made = check.status();
+    if (check.ok()) bound_->check = *std::move(check);
+  }
+  // Each time: a rank that alone bound anew has to make its own again.
   HandshakeRecord record = Record(HandshakeStage::kCheck);
-  record.ready = check.ok();
+  record.ready = made.ok();
   const absl::Status agreed = options_.transport->Handshake(record, deadline);
-  if (!check.ok()) return check.status();
-  if (agreed.ok()) bound_->check = *std::move(check);
-  return agreed;
+  return made.ok() ? agreed : made;
 }
 
 absl::Status Executor::CompareStates() {

@@ -103,13 +103,14 @@ void RefitEnqueuer::DropGraph() {
 void RefitEnqueuer::Record() {
   if (!records_ || is_recorded_ || is_captured_ || !recorded_.ok()) return;
   is_recorded_ = true;
+  const uint64_t drops = graph_->Drops();
   transport_.BeginRecording();
   absl::StatusOr<std::unique_ptr<DeviceGraph>> graph =
       device_.Record([&](Stream recorded) {
         return EnqueueRounds(recorded, /*check=*/nullptr);
       });
   recorded_ = graph.status();
-  if (graph.ok()) graph_->Set(*std::move(graph));
+  if (graph.ok()) graph_->Set(*std::move(graph), drops);
 }
 
 absl::Status RefitEnqueuer::Enqueue(Stream stream, bool in_flight,

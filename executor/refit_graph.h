@@ -2,6 +2,7 @@
 #ifndef REFIT_EXECUTOR_REFIT_GRAPH_H_
 #define REFIT_EXECUTOR_REFIT_GRAPH_H_
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -15,11 +16,23 @@ namespace refit {
 // of its own.
 class RefitGraph {
  public:
-  void Set(std::unique_ptr<DeviceGraph> graph) {
+  // How often the graph was dropped: what a recording that begins now gives to
+  // Set.
+  uint64_t Drops() {
     std::lock_guard lock(mutex_);
-    graph_ = std::move(graph);
+    return drops_;
   }
-  void Drop() { Set(nullptr); }
+  // Frees `graph` if Drop was called since: nobody would drop it again, and an
+  // abort that is under way waits for it.
+  void Set(std::unique_ptr<DeviceGraph> graph, uint64_t drops) {
+    std::lock_guard lock(mutex_);
+    if (drops == drops_) graph_ = std::move(graph);
+  }
+  void Drop() {
+    std::lock_guard lock(mutex_);
+    ++drops_;
+    graph_ = nullptr;
+  }
   bool IsSet() {
     std::lock_guard lock(mutex_);
     return graph_ != nullptr;
@@ -32,6 +45,7 @@ class RefitGraph {
 
  private:
   std::mutex mutex_;
+  uint64_t drops_ = 0;
   std::unique_ptr<DeviceGraph> graph_;
 };
 

@@ -904,5 +904,51 @@ TEST(ExecutorTest, CountersTellHowBytesTravelled) {
   }
 }
 
+class CapturingDevice : public HostDevice {
+ public:
+  absl::StatusOr<bool> IsCapturing(Stream) override { return is_capturing; }
+  bool is_capturing = false;
+};
+
+class CapturingWorld : public ExecutorWorld {
+ public:
+  CapturingWorld(const PlanFile& plan, CapturingDevice& device)
+      : CapturingWorld(plan, device,
+                       std::make_shared<LocalFabric>(plan.world_size())) {}
+
+ private:
+  CapturingWorld(const PlanFile& plan, CapturingDevice& device,
+                 const std::shared_ptr<LocalFabric>& fabric)
+      : ExecutorWorld(plan.world_size(), fabric) {
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      AddRank(plan, *fabric->CreateTransport(rank),
+              ExecutorOptions{.device = &device});
+    }
+  }
+};
+
+// Wait would take the captured refit's end for that of the one under way.
+TEST(ExecutorTest, NoRefitIsCapturedWhileOneIsUnderWay) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  CapturingDevice device;
+  CapturingWorld world(plan, device);
+  world.Bind();
+  const RunOptions options = {.timeout = ExecutorWorld::kTimeout};
+  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
+         return world.executor(rank).Run(nullptr, options);
+       })) {
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  device.is_capturing = true;
+  const absl::Status refused = world.executor(0).Run(nullptr, options);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(refused.message(),
+            "rank 0: a refit is under way; Wait for it before one is captured");
+  for (const absl::Status& status : world.OnAllRanks(
+           [&](int32_t rank) { return world.executor(rank).Wait(); })) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 }  // namespace
 }  // namespace refit

@@ -247,6 +247,21 @@ TEST(StateCheckTest, RefitsThatAreRightPass) {
   }
 }
 
+// Bind is local to the rank where rounds are staged.
+TEST(StateCheckTest, ARankMayBindAnewAloneBetweenCheckedRefits) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  World world(plan);
+  world.Bind();
+  const ValueCheck values(plan);
+  values.FillSources(world.tensors);
+  for (int i = 0; i < 2; ++i) {
+    for (const absl::Status& status : world.CheckedRefit()) {
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    ASSERT_TRUE(world.executor(1).Bind(world.tensors[1], kTimeout).ok());
+  }
+}
+
 void ExpectDataLoss(World& world, const std::string& what) {
   const std::vector<absl::Status> statuses = world.CheckedRefit();
   for (size_t rank = 0; rank < statuses.size(); ++rank) {
