@@ -45,7 +45,7 @@ def encode(numbers: Any, dtype: str) -> Values:
 
     with np.errstate(over="ignore", invalid="ignore"):
         if dtype == "bf16":
-            bits = np.ascontiguousarray(numbers, "f4").view("u4")
+            bits = np.ascontiguousarray(numbers, "f4").reshape(np.shape(numbers)).view("u4")
             rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16
             return Values(dtype, np.where((bits & 0x7fffffff) > 0x7f800000, (bits >> 16) | 0x40, rounded).astype("u2"))
         if dtype == "fp8_e4m3":
@@ -57,7 +57,7 @@ def encode(numbers: Any, dtype: str) -> Values:
             return Values(dtype, (np.where(np.isnan(numbers), 0x7f, found) | np.where(sign, 0x80, 0)).astype("u1"))
         if dtype not in _NUMPY:
             raise NotImplementedError(dtype)
-        return Values(dtype, np.ascontiguousarray(numbers, _NUMPY[dtype]).view(BITS[dtype]))
+        return Values(dtype, np.ascontiguousarray(numbers, _NUMPY[dtype]).reshape(np.shape(numbers)).view(BITS[dtype]))
 
 
 def convert(values: Values, dtype: str) -> Values:

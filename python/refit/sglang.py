@@ -116,15 +116,18 @@ def hooks_of(model: Any) -> dict[str, Callable[[str, Any], None]]:
         with torch.no_grad():
             model.post_load_weights(weight_names=[name])
 
-    def drop_router_copy(name: str, _: Any) -> None:
-        """Releases before 0.5.19 compute with an fp32 copy of the router, which they make where they find none."""
+    def refresh_router_copy(name: str, tensor: Any) -> None:
+        """Releases before 0.5.19 compute with an fp32 copy of the router, which they make where they find none. One that is
+        there is written in place: captured graphs read it."""
         gate = modules[name.rpartition(".")[0]]
         if not hasattr(gate, "_weight_fp32"):
             raise LookupError(f'SGLang\'s gate of "{name}" keeps no copy _weight_fp32: put the "version" of this SGLang into '
                               "the job's destination")
-        gate._weight_fp32 = None
+        if gate._weight_fp32 is not None:
+            with importlib.import_module("torch").no_grad():
+                gate._weight_fp32.copy_(tensor)
 
-    return {"negative-exp": negative_exp, "derive-latent-projections": derive_latent, "drop-router-copy": drop_router_copy}
+    return {"negative-exp": negative_exp, "derive-latent-projections": derive_latent, "drop-router-copy": refresh_router_copy}
 
 
 def facts_of(runner: Any, parallel: Any, expert_location: str = "trivial", expert_rebalancing: bool = False) -> dict[str, Any]:

@@ -77,9 +77,17 @@ def test_hooks_that_this_sglang_does_not_have_say_so():
     hooks = refit.sglang.hooks_of(model)
     with pytest.raises(LookupError, match='put the "version" of this SGLang into the job'):
         hooks["drop-router-copy"]("gate.weight", None)
-    gate = types.SimpleNamespace(_weight_fp32=1)
-    refit.sglang.hooks_of(types.SimpleNamespace(named_modules=lambda: [("gate", gate)]))["drop-router-copy"]("gate.weight", None)
-    assert gate._weight_fp32 is None
+
+
+def test_the_routers_copy_is_written_where_captured_graphs_read_it():
+    torch = pytest.importorskip("torch")
+    gate = types.SimpleNamespace(_weight_fp32=None)
+    hook = refit.sglang.hooks_of(types.SimpleNamespace(named_modules=lambda: [("gate", gate)]))["drop-router-copy"]
+    hook("gate.weight", torch.ones(2, dtype=torch.bfloat16))
+    assert gate._weight_fp32 is None  # the first forward pass makes it
+    copy = gate._weight_fp32 = torch.zeros(2)
+    hook("gate.weight", torch.ones(2, dtype=torch.bfloat16))
+    assert gate._weight_fp32 is copy and copy.tolist() == [1.0, 1.0]
 
 
 # An engine without SGLang: its schedulers are Workers, one after the other as SGLang's pipeline stages are.
