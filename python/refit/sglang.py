@@ -26,6 +26,7 @@ from typing import Any, Awaitable, Callable, Mapping, NamedTuple, Optional, Sequ
 
 from refit.errors import BindError, Error, FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
+from refit.moe_backends import moe_backend_refusal
 from refit.plan import Plan
 from refit.rendezvous import from_unique_id
 
@@ -155,14 +156,8 @@ def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str]) -> str
     """Why a plan of these `requirements` does not fit this worker although names and shapes may; "" if it does."""
     wanted = requirements.get("moe_backend", "triton")
     restart = f"start SGLang with --moe-runner-backend {wanted}"
-    for name in facts["moe_backends"]:
-        order = MOE_BACKENDS.get(name)
-        if order is None:
-            return (f"the experts' backend is {name}, which reorders w13_weight and w2_weight after loading as no plan does: "
-                    + restart)
-        if order != wanted:
-            return (f"the experts' backend is {name}; the plan is for moe_backend \"{wanted}\", which has w13_weight in "
-                    f"another order: put \"moe_backend\": \"{order}\" into the job's destination, or {restart}")
+    if refusal := moe_backend_refusal(facts["moe_backends"], MOE_BACKENDS, wanted, restart):
+        return refusal
     if facts["swiglu_interleaved"]:
         return ("the experts' gate and up rows are interleaved, which no plan does: start SGLang with "
                 "SGLANG_OPT_FUSE_SWIGLU_INTERLEAVED=0")

@@ -22,6 +22,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Union
 from refit.check import Report
 from refit.errors import BindError, Error, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
+from refit.moe_backends import moe_backend_refusal
 from refit.plan import Plan
 from refit.rendezvous import from_unique_id
 
@@ -144,15 +145,7 @@ def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str]) -> str
     """Why a plan of these `requirements` does not fit this worker although names and shapes may; "" if it does."""
     wanted = requirements.get("moe_backend", "triton")
     restart = f"start vLLM with moe_backend \"{wanted}\" (kernel_config)"
-    for name in facts["moe_backends"]:
-        order = MOE_BACKENDS.get(name)
-        if order is None:
-            return (f"the experts' backend is {name}, which reorders w13_weight and w2_weight after loading as no plan does: "
-                    + restart)
-        if order != wanted:
-            return (f"the experts' backend is {name}; the plan is for moe_backend \"{wanted}\", which has w13_weight in "
-                    f"another order: put \"moe_backend\": \"{order}\" into the job's destination, or {restart}")
-    return ""
+    return moe_backend_refusal(facts["moe_backends"], MOE_BACKENDS, wanted, restart)
 
 
 def _job_side(facts: Mapping[str, Any]) -> str:
