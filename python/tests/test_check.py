@@ -212,6 +212,23 @@ def test_layouts_that_fuse_pad_cast_and_quantize(case):
     assert ", is padding, found 7 (0x" in str(mismatch)
 
 
+def test_fp8_e5m2_is_compared_with_a_reference_of_wider_values(tiny_job):
+    dtypes = pytest.importorskip("ml_dtypes")
+    tiny_job["model"] = [{**param, "dtype": "fp8_e5m2"} for param in tiny_job["model"]]
+    plan = refit.compile(tiny_job)
+    tensors = [arrays(plan, rank, seed=rank if rank < 2 else None) for rank in range(plan.world_size)]
+    tensors[1]["norm.weight"][:] = tensors[0]["norm.weight"]
+    world = World(plan, tensors)
+    random = np.random.default_rng(7)
+    exact = {name: random.standard_normal((8, 6) if name != "norm.weight" else 6).astype("f4") for name in plan.tensors(2)}
+    for name, values in exact.items():
+        for rank in range(2):
+            held = tensors[rank][name]
+            held[...] = (values if len(held) == len(values) else values[rank * 4:][:4]).astype(dtypes.float8_e5m2)
+    for report in world.check(exact):
+        assert report.ok, report
+
+
 def test_an_exp_of_the_worker_may_differ_in_the_last_bit_the_executors_may_not():
     pytest.importorskip("ml_dtypes")
     plan = refit.compile({"model": MAMBA, "source": {"layout": "fsdp"}, "destination": {"layout": "vllm"}})
@@ -242,6 +259,9 @@ def test_the_arithmetic_is_that_of_ml_dtypes():
     numbers = np.append(numbers, [0, -0.0, 447, 449, 464, 1e9, -1e9, np.nan, 2**-10, 2**-9 * 1.5, 2**-9 * 2.5, 2**-6]).astype("f4")
     fp8 = encode(numbers, "fp8_e4m3")
     assert (fp8.bits == np.clip(numbers, -448, 448).astype(dtypes.float8_e4m3fn).view("u1")).all()
+    wide = np.append(numbers, [57344, 61439, 61440, 2**-16, 2**-17, 2**-17 * 1.5, 2**-14, np.inf, -np.inf, -np.nan]).astype("f4")
+    with np.errstate(over="ignore"):
+        assert (encode(wide, "fp8_e5m2").bits == wide.astype(dtypes.float8_e5m2).view("u1")).all()
     assert (encode(numbers, "bf16").bits == numbers.astype(dtypes.bfloat16).view("u2")).all()
     every = np.arange(256, dtype="u1")
     for dtype, other in (("fp8_e4m3", dtypes.float8_e4m3fn), ("fp8_e5m2", dtypes.float8_e5m2)):
