@@ -21,7 +21,7 @@ from verl.workers.rollout import base as rollout_base
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor, join
 from refit.rendezvous import unique_id
-from refit.tensors import local_part, view
+from refit.tensors import view
 from refit.vllm import BACKEND, load_plan
 
 WIRE_FORMAT = "refit"
@@ -33,6 +33,7 @@ UNFED = ("local_tokens_per_expert",)
 @CheckpointEngineRegistry.register(BACKEND)
 class RefitCheckpointEngine(CheckpointEngine):
     """A trainer's or a rollout rank's part in verl's update_weights. `plan`: a path that trainers and vLLM's workers can read.
+    `check`: after each update all ranks compare what they hold, as `Executor.run(check=True)` does.
 
     verl makes a process group before every update. Here ranks meet once, at the first: the plan's own executor stays. `bucket_size`
     is verl's; the plan has its own.
@@ -41,9 +42,9 @@ class RefitCheckpointEngine(CheckpointEngine):
     wire_format = WIRE_FORMAT
 
     def __init__(self, bucket_size: int, plan: Any, is_master: bool = False, device: Any = "cuda",
-                 timeout: float = TIMEOUT_SECONDS):
+                 timeout: float = TIMEOUT_SECONDS, check: bool = False):
         self._plan_path, self._plan = plan, load_plan(plan)
-        self._device, self._timeout = device, timeout
+        self._device, self._timeout, self._check = device, timeout, check
         # Rank 0 makes the id that all ranks meet by, and keeps it over all updates.
         self._meeting: Optional[bytes] = unique_id() if is_master else None
         self._rank: Optional[int] = None
@@ -79,16 +80,19 @@ class RefitCheckpointEngine(CheckpointEngine):
         """One refit from this trainer's live shards, which `weights` must yield (`LiveShards`): nothing is gathered."""
         import asyncio
 
-        tensors = {name: local_part(tensor) for name, tensor in weights}
-        # In a thread: verl's event loop has the rollout's part to do, where both are in one process.
-        await asyncio.to_thread(self._send, tensors)
+        # Of DTensors bind compares the placements with the plan's, so they stay what they are.
+        tensors = dict(weights)
+        # In a thread: verl's event loop has the rollout's part to do, where both are in one process. torch's device and
+        # stream are each thread's own, so they are asked for here.
+        device, stream = _here(self._device)
+        await asyncio.to_thread(self._send, tensors, device, stream)
 
-    def _send(self, tensors: dict[str, Any]) -> None:
+    def _send(self, tensors: dict[str, Any], device: Any, stream: Any) -> None:
         if self._rank is None or self._meeting is None:
             raise FailedPrecondition("init_process_group was not called")
         addresses = {name: view(tensor).address for name, tensor in tensors.items()}
         if self._executor is None:
-            self._executor = join(self._plan, self._rank, tensors, unique_id=self._meeting, device=self._device,
+            self._executor = join(self._plan, self._rank, tensors, unique_id=self._meeting, device=device,
                                   timeout=self._timeout)
             self._bound = addresses
         elif addresses != self._bound:
@@ -99,14 +103,14 @@ class RefitCheckpointEngine(CheckpointEngine):
             raise FailedPrecondition(f"\"{moved[0]}\" and {len(moved) - 1} more tensors are at other addresses than at the first "
                                      "update; Refit reads the trainer's own memory: keep parameters on the GPU "
                                      "(param_offload=False) and let the engine yield live shards (VERL_ENGINE_VENDOR=refit)")
-        self._executor.run(timeout=self._timeout)
+        self._executor.run(stream, timeout=self._timeout, check=self._check)
 
     async def receive_weights(self, global_steps: Optional[int] = None) -> AsyncGenerator[tuple[str, Any], None]:
         """Yields what `ServerAdapter` tells vLLM's workers; they take the weights."""
         if self._meeting is None:
             raise FailedPrecondition("init_process_group was not called")
         yield "init", {"plan": str(self._plan_path), "meeting": self._meeting.hex(), "timeout": self._timeout}
-        yield "update", {"timeout": self._timeout}
+        yield "update", {"timeout": self._timeout, "check": self._check}
 
     def finalize(self) -> None:
         """Nothing: executors stay bound for the next update."""
@@ -115,6 +119,16 @@ class RefitCheckpointEngine(CheckpointEngine):
         if self._executor is not None:
             self._executor.close()
             self._executor = None
+
+
+def _here(device: Any) -> tuple[Any, Any]:
+    """The device that this thread means by `device`, and its stream there; None on a CPU."""
+    kind, _, number = str(device).partition(":")
+    if kind == "cpu":
+        return device, None
+    cuda = importlib.import_module("torch").cuda
+    ordinal = int(kind if kind.isdigit() else number or cuda.current_device())
+    return f"cuda:{ordinal}", cuda.current_stream(ordinal)
 
 
 class ServerAdapterMixin:
@@ -154,7 +168,7 @@ class LiveShards:
 
 
 def live_shards(module: Any) -> Iterator[tuple[str, Any]]:
-    """Of an FSDP2 module, or of Megatron's list of model chunks, the local tensors by the plan's names."""
+    """Of an FSDP2 module, or of Megatron's list of model chunks, this rank's tensors by the plan's names; DTensors as such."""
     if not isinstance(module, (list, tuple)):
         module = [module]
     for number, chunk in enumerate(module):
@@ -164,7 +178,7 @@ def live_shards(module: Any) -> Iterator[tuple[str, Any]]:
         prefix = f"vp_stage.{number}." if len(module) > 1 else ""
         for name, tensor in [*chunk.named_parameters(), *chunk.named_buffers()]:
             if name in persistent and not name.endswith(UNFED):
-                yield prefix + name, local_part(tensor.detach())
+                yield prefix + name, tensor.detach()
 
 
 def __getattr__(name: str) -> Any:
