@@ -9,26 +9,34 @@ SGLang finds `register` by its plugin entry point. docs/integrations/sglang.md g
 A request of ours is SGLang's own update_weights_from_tensor, of load format "refit", with JSON in place of tensors. Every
 scheduler process gets it: there is one for each rank of tensor and pipeline parallelism. Pipeline stages get it one after the
 other, each when the one before it is done; but a refit needs all ranks at once. So there a request begins the work on a thread,
-and a second request waits for it.
+and a second request waits for it. The second one ends every update: it has SGLang's weight version, and flushes the caches.
 """
 from __future__ import annotations
 
 import asyncio
 import base64
 import datetime
+import http.client
 import importlib
 import json
 import os
 import threading
 import urllib.error
 import urllib.request
-from typing import Any, Awaitable, Callable, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Awaitable, Callable, Mapping, NamedTuple, Optional, Union
 
-from refit.errors import BindError, Error, FailedPrecondition, InvalidArgument
+from refit import workers
+from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
-from refit.moe_backends import moe_backend_refusal
 from refit.plan import Plan
 from refit.rendezvous import from_unique_id
+from refit.workers import Reply, WorkerError, checked
+
+__all__ = [
+    "MOE_BACKENDS", "Place", "Server", "Worker", "WorkerError", "bind", "bind_async", "checked", "close", "close_async", "facts",
+    "facts_async", "facts_of", "hooks_of", "init", "init_async", "place_of", "rank_in_plan", "refusal_of", "register", "tensors_of",
+    "update", "update_async",
+]
 
 LOAD_FORMAT = "refit"
 
@@ -39,6 +47,9 @@ MOE_BACKENDS = {"triton": "triton", "deep_gemm": "triton", "triton_kernel": "tri
 
 # How long the ranks of an engine wait for each other's replies, beyond what their work may take.
 GRACE_SECONDS = 60.0
+
+# What SGLang's pause_generation knows.
+PAUSES = ("retract", "abort", "in_place")
 
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.update_weights_from_tensor"
 _registered = False
@@ -81,14 +92,10 @@ def place_of(parallel: Any) -> Place:
 def rank_in_plan(plan: Plan, place: Place, engine: int = 0) -> int:
     """The plan's rank of a scheduler process: tensor-parallel fastest, then pipeline, then data-parallel, then engines."""
     world = place.tensor_parallel * place.pipeline_parallel
-    ranks = world * place.data_parallel
-    found = engine * ranks + place.data_rank * world + place.pipeline_rank * place.tensor_parallel + place.tensor_rank
-    if found >= plan.destination_ranks or plan.destination_ranks % ranks != 0:
-        raise InvalidArgument(
-            f"the plan has {plan.destination_ranks} destination ranks; engine {engine} of tensor_parallel "
-            f"{place.tensor_parallel}, pipeline_parallel {place.pipeline_parallel}, data_parallel {place.data_parallel} is "
-            f"its ranks {engine * ranks} to {(engine + 1) * ranks - 1}")
-    return plan.source_ranks + found
+    within = place.data_rank * world + place.pipeline_rank * place.tensor_parallel + place.tensor_rank
+    return workers.rank_in_plan(
+        plan, within, engine, tensor_parallel=place.tensor_parallel, pipeline_parallel=place.pipeline_parallel,
+        data_parallel=place.data_parallel, ranks=world * place.data_parallel)
 
 
 def tensors_of(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -102,12 +109,6 @@ def hooks_of(model: Any) -> dict[str, Callable[[str, Any], None]]:
     """The post-hooks that SGLang's own code performs, for `Executor.bind`. What they make stays where it is, so that captured
     CUDA graphs hold."""
     modules = dict(model.named_modules())
-
-    def negative_exp(_: str, tensor: Any) -> None:
-        """As SGLang's loader of Mamba's A computes it: the same bits as a fresh load."""
-        torch = importlib.import_module("torch")
-        with torch.no_grad():
-            tensor.copy_(-torch.exp(tensor.float()))
 
     def derive_latent(name: str, _: Any) -> None:
         """w_kc and w_vc of the attention that holds kv_b_proj. SGLang copies them into the tensors it has."""
@@ -128,7 +129,8 @@ def hooks_of(model: Any) -> dict[str, Callable[[str, Any], None]]:
             with importlib.import_module("torch").no_grad():
                 gate._weight_fp32.copy_(tensor)
 
-    return {"negative-exp": negative_exp, "derive-latent-projections": derive_latent, "drop-router-copy": refresh_router_copy}
+    return {"negative-exp": workers.negative_exp, "derive-latent-projections": derive_latent,
+            "drop-router-copy": refresh_router_copy}
 
 
 def facts_of(runner: Any, parallel: Any, expert_location: str = "trivial", expert_rebalancing: bool = False) -> dict[str, Any]:
@@ -156,7 +158,7 @@ def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str]) -> str
     """Why a plan of these `requirements` does not fit this worker although names and shapes may; "" if it does."""
     wanted = requirements.get("moe_backend", "triton")
     restart = f"start SGLang with --moe-runner-backend {wanted}"
-    if refusal := moe_backend_refusal(facts["moe_backends"], MOE_BACKENDS, wanted, restart):
+    if refusal := workers.moe_backend_refusal(facts["moe_backends"], MOE_BACKENDS, wanted, restart):
         return refusal
     if facts["swiglu_interleaved"]:
         return ("the experts' gate and up rows are interleaved, which no plan does: start SGLang with "
@@ -172,17 +174,10 @@ def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str]) -> str
     return ""
 
 
-def _job_side(facts: Mapping[str, Any]) -> str:
+def job_side(facts: Mapping[str, Any]) -> str:
     """The destination of a job for this worker."""
-    keys = [f'"layout": "sglang", "version": "{facts["sglang"]}"']
-    keys += [f'"{key}": {facts[key]}'
-             for key in ("tensor_parallel", "pipeline_parallel", "data_parallel", "dp_attention", "expert_parallel")
-             if facts[key] != 1]
-    keys += ['"dp_lm_head": true'] if facts["dp_lm_head"] else []
-    backends = {order for name in facts["moe_backends"] if (order := MOE_BACKENDS.get(name, "triton")) != "triton"}
-    keys += [f'"moe_backend": "{order}"' for order in backends]
-    quantized = f', quantization {facts["quantization"]}' if facts["quantization"] else ""
-    return f'this worker is "destination": {{{", ".join(keys)}}}, dtype {facts["dtype"]}{quantized}'
+    return workers.job_side("sglang", str(facts["sglang"]), facts, (
+        "tensor_parallel", "pipeline_parallel", "data_parallel", "dp_attention", "expert_parallel", "dp_lm_head"), MOE_BACKENDS)
 
 
 class Worker:
@@ -202,38 +197,42 @@ class Worker:
         self._version: Optional[str] = None
         self._check_backends = True
         self._thread: Optional[threading.Thread] = None
-        self._replies: list[dict[str, Any]] = []
+        self._replies: list[Reply] = []
+        self._updated = False
 
-    def handle(self, request: Mapping[str, Any]) -> Optional[list[dict[str, Any]]]:
+    def handle(self, request: Mapping[str, Any]) -> Optional[list[Reply]]:
         """Performs a request, on all ranks of the engine. Returns the replies of all, or None: then a request {"op": "wait"}
         does so, since the work has only begun."""
+        self._wait()  # before another request than "wait" only if whoever drove us went away in between
         if request["op"] == "wait":
-            return self._wait()
+            return self._replies
+        # What is told if the work ends without a reply.
+        self._replies = [workers.reply_of(self.executor, self._version, f'the request "{request["op"]}" did not end')]
+        self._updated = False
         if self._parallel.pp_size == 1:
             self._perform(request)
             return self._replies
-        if self._thread is not None:
-            self._wait()  # whoever drove us went away in between
-        self._thread = threading.Thread(target=self._perform_on_thread, args=(dict(request),), daemon=True)
+        self._thread = threading.Thread(target=self._perform, args=(dict(request),), daemon=True)
         self._thread.start()
         return None
 
-    def _wait(self) -> list[dict[str, Any]]:
+    def ends_update(self) -> bool:
+        """Whether the replies are those of an update that succeeded on all ranks and whose end was not asked for before."""
+        ends = self._updated and not any(reply["error"] for reply in self._replies)
+        self._updated = False
+        return ends
+
+    def _wait(self) -> None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        return self._replies
-
-    def _perform_on_thread(self, request: Mapping[str, Any]) -> None:
-        device = self._device()
-        if device.startswith("cuda"):
-            importlib.import_module("torch").cuda.set_device(device)
-        self._perform(request)
 
     def _perform(self, request: Mapping[str, Any]) -> None:
-        timeout = float(request.get("timeout", TIMEOUT_SECONDS))
-        error, facts = "", None
+        error, facts, timeout = "", None, TIMEOUT_SECONDS
         try:
+            timeout = float(request.get("timeout", TIMEOUT_SECONDS))
+            if self._thread is not None and self._device().startswith("cuda"):
+                importlib.import_module("torch").cuda.set_device(self._device())
             if request["op"] == "init":
                 self._init(request, timeout)
             elif request["op"] == "bind":
@@ -241,7 +240,7 @@ class Worker:
                     self._joined().connect(timeout)
                 self._bind(timeout)
             elif request["op"] == "update":
-                self._joined().run(timeout=timeout)
+                self._joined().run(timeout=timeout, check=bool(request.get("check", False)))
                 self._version = request.get("version")
             elif request["op"] == "close":
                 if self.executor is not None:
@@ -252,17 +251,15 @@ class Worker:
                 raise InvalidArgument(f'the request has op "{request["op"]}"; wanted init, bind, update, facts, close or wait')
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
-        executor = self.executor
-        reply: dict[str, Any] = {
-            "rank": None if executor is None else executor.rank, "state": "none" if executor is None else executor.state,
-            "refits": 0 if executor is None else executor.refits, "version": self._version, "error": error}
+        reply = workers.reply_of(self.executor, self._version, error)
         if facts is not None:
             reply["facts"] = facts
         try:
             self._replies = self._gather(reply, timeout + GRACE_SECONDS)
+            self._updated = request["op"] == "update"
         except Exception as failure:
-            reply["error"] = error or f"no replies of the engine's other ranks: {type(failure).__name__}: {failure}"
-            self._replies = [reply]
+            lost = f"no replies of the engine's other ranks: {type(failure).__name__}: {failure}"
+            self._replies = [{**reply, "error": f"{error}; {lost}" if error else lost}]
 
     def facts(self) -> dict[str, Any]:
         """What SGLang chose here: release, mesh, quantization, backend of the experts."""
@@ -290,12 +287,7 @@ class Worker:
         model = self._runner.model
         facts = self.facts()
         refusal = refusal_of(facts, executor.plan.requirements(executor.rank)) if self._check_backends else ""
-        parameters, buffers = tensors_of(model)
-        try:
-            # Also a worker that is refused binds, nothing: the others would wait for it.
-            executor.bind({} if refusal else parameters, buffers, hooks=hooks_of(model), timeout=timeout)
-        except BindError as error:
-            raise BindError(f"rank {executor.rank}: {refusal}" if refusal else f"{error}\n{_job_side(facts)}") from None
+        workers.bind(executor, *tensors_of(model), hooks_of(model), refusal=refusal, job_side=job_side(facts), timeout=timeout)
 
     def _joined(self) -> Executor:
         if self.executor is None:
@@ -325,18 +317,23 @@ def _update_weights_from_tensor(original: Callable[[Any, Any], Any], manager: An
             return str(moe.init_expert_location), bool(moe.enable_eplb)
 
         _worker = Worker(manager.tp_worker.model_runner, parallel, _Gather(parallel), experts)
-    fields = json.loads(request.serialized_named_tensors[0])
-    replies = _worker.handle(fields)
-    if replies is None:
-        return io_struct.UpdateWeightsFromTensorReqOutput(success=True, message=json.dumps({"replies": None, "error": ""}))
-    failed = any(reply["error"] for reply in replies)
-    error = ""
-    if not failed and fields.get("updates"):
-        manager.record_weight_version_after_update(request.weight_version)
-        flushed, error = manager.flush_cache_after_weight_update(request, True, "")
-        failed = not flushed
+    replies, error = _answer(_worker, manager, request, json.loads(request.serialized_named_tensors[0]))
+    failed = bool(error) or any(reply["error"] for reply in replies or ())
     return io_struct.UpdateWeightsFromTensorReqOutput(success=not failed,
                                                       message=json.dumps({"replies": replies, "error": error}))
+
+
+def _answer(worker: Worker, manager: Any, request: Any, fields: Mapping[str, Any]) -> tuple[Optional[list[Reply]], str]:
+    """The replies to a request, or None where it has only begun, and what else failed."""
+    if fields["op"] != "wait" and request.weight_version is not None:
+        # SGLang records the version of any request that succeeds, also of one that only began.
+        return [], f'weight_version came with op "{fields["op"]}"; wanted with {{"op": "wait"}}, which ends an update'
+    replies = worker.handle(fields)
+    if fields["op"] == "wait" and worker.ends_update():
+        manager.record_weight_version_after_update(request.weight_version)
+        flushed, error = manager.flush_cache_after_weight_update(request, True, "")
+        return replies, "" if flushed else error
+    return replies, ""
 
 
 class _Gather:
@@ -361,16 +358,6 @@ class _Gather:
 # The driver's side.
 
 
-class WorkerError(Error):
-    """Ranks of an engine failed: `replies` are those of all, in SGLang's order."""
-
-    code = "ABORTED"
-
-    def __init__(self, message: str, replies: Sequence[Mapping[str, Any]] = ()):
-        super().__init__(message)
-        self.replies = list(replies)
-
-
 class Server:
     """A server that is reached by HTTP: `Server("http://host:30000", api_key)`. A URL as text means the same without a key."""
 
@@ -380,154 +367,184 @@ class Server:
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
-    async def update_weights(self, payload: bytes, version: Optional[str], flush_cache: bool) -> tuple[bool, str]:
+    async def update_weights(self, payload: bytes, version: Optional[str], flush_cache: bool, timeout: float) -> tuple[bool, str]:
         reply = await self._post("update_weights_from_tensor", {
             "serialized_named_tensors": [base64.b64encode(payload).decode()], "load_format": LOAD_FORMAT,
-            "flush_cache": flush_cache, "weight_version": version})
+            "flush_cache": flush_cache, "weight_version": version}, timeout)
+        if not isinstance(reply, dict) or not {"success", "message"} <= reply.keys():
+            raise WorkerError(f"{self.url}/update_weights_from_tensor answers {str(reply)[:200]}; wanted SGLang's success and message")
         return reply["success"], reply["message"]
 
-    async def pause(self, mode: str) -> None:
-        await self._post("pause_generation", {"mode": mode})
+    async def pause(self, mode: str, timeout: float) -> None:
+        await self._post("pause_generation", {"mode": mode}, timeout)
 
-    async def resume(self) -> None:
-        await self._post("continue_generation", {})
+    async def resume(self, timeout: float) -> None:
+        await self._post("continue_generation", {}, timeout)
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
-        return await asyncio.to_thread(self._send, path, json.dumps(body).encode())
+    async def _post(self, path: str, body: Mapping[str, Any], timeout: float) -> Any:
+        return await asyncio.to_thread(self._send, path, json.dumps(body).encode(), timeout)
 
-    def _send(self, path: str, body: bytes) -> Any:
-        request = urllib.request.Request(f"{self.url}/{path}", body, self._headers)
+    def _send(self, path: str, body: bytes, timeout: float) -> Any:
+        where = f"{self.url}/{path}"
+        request = urllib.request.Request(where, body, self._headers)
         try:
-            with urllib.request.urlopen(request) as response:
+            with urllib.request.urlopen(request, timeout=timeout) as response:
                 text = response.read()
         except urllib.error.HTTPError as error:
             text = error.read()  # a failed update is status 400, with a reply
             if not text.startswith(b'{"success":'):
-                raise WorkerError(f"{self.url}/{path}: {error}: {text[:1000].decode(errors='replace')}") from None
-        return json.loads(text) if text.startswith(b"{") else None
+                raise WorkerError(f"{where}: {error}: {text[:1000].decode(errors='replace')}") from None
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise WorkerError(f"{where}: no answer within {timeout:g} s" if isinstance(reason, TimeoutError) else
+                              f"{where}: {type(reason).__name__}: {reason}") from None
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text.decode(errors="replace")  # these are words
 
 
 class _Engine:
-    """An sglang.Engine of this process."""
+    """An sglang.Engine of this process. Its ranks keep their own deadlines."""
 
     def __init__(self, engine: Any):
         self._manager = engine.tokenizer_manager
         self._io_struct = importlib.import_module("sglang.srt.managers.io_struct")
 
-    async def update_weights(self, payload: bytes, version: Optional[str], flush_cache: bool) -> tuple[bool, str]:
+    async def update_weights(self, payload: bytes, version: Optional[str], flush_cache: bool, _: float) -> tuple[bool, str]:
         request = self._io_struct.UpdateWeightsFromTensorReqInput(
             serialized_named_tensors=[payload], load_format=LOAD_FORMAT, flush_cache=flush_cache, weight_version=version)
         success, message = await self._manager.update_weights_from_tensor(request, None)
         return success, message
 
-    async def pause(self, mode: str) -> None:
+    async def pause(self, mode: str, _: float) -> None:
         await self._manager.pause_generation(self._io_struct.PauseGenerationReqInput(mode=mode))
 
-    async def resume(self) -> None:
+    async def resume(self, _: float) -> None:
         await self._manager.continue_generation(self._io_struct.ContinueGenerationReqInput())
 
 
-Replies = list[dict[str, Any]]
+Replies = list[Reply]
 
 
-def _client(engine: Any) -> Any:
-    if isinstance(engine, str):
-        return Server(engine)
-    return engine if isinstance(engine, Server) else _Engine(engine)
+def _client(llm: Any) -> Any:
+    if isinstance(llm, str):
+        return Server(llm)
+    if not isinstance(llm, Server) and not hasattr(llm, "tokenizer_manager"):
+        raise InvalidArgument(f"llm is a {type(llm).__name__}; wanted an sglang.Engine, a refit.sglang.Server or a server's URL")
+    return llm if isinstance(llm, Server) else _Engine(llm)
 
 
-def _run(engine: Any, work: Awaitable[Replies]) -> Replies:
-    loop = getattr(engine, "loop", None)
+def _run(llm: Any, work: Awaitable[Replies]) -> Replies:
+    loop = getattr(llm, "loop", None)
     if loop is not None:
         replies: Replies = loop.run_until_complete(work)
         return replies
     return asyncio.run(work)  # type: ignore[arg-type]
 
 
-def check(replies: Sequence[Mapping[str, Any]], error: str = "") -> Replies:
-    """The replies of an engine's ranks; WorkerError if any of them tells of an error."""
-    lines = [f"worker {i} ({reply['state']}): {reply['error']}" for i, reply in enumerate(replies) if reply["error"]]
-    if lines:
-        raise WorkerError(f"{len(lines)} of {len(replies)} workers failed\n  " + "\n  ".join(lines), replies)
-    if error:
-        raise WorkerError(error, replies)
-    return [dict(reply) for reply in replies]
+def _deadline(timeout: float) -> float:
+    """How long a request may take whose ranks have `timeout` for each of what they do: they connect, bind and gather."""
+    return 3 * timeout + 2 * GRACE_SECONDS
 
 
-async def _ask(client: Any, op: str, version: Optional[str] = None, flush_cache: bool = False, **fields: Any) -> Replies:
-    async def send(op: str, **fields: Any) -> Mapping[str, Any]:
-        # What marks the end of an update goes with whichever request has the replies.
-        payload = json.dumps({"op": op, "updates": updates, "version": version, **fields}).encode()
-        success, message = await client.update_weights(payload, version, flush_cache)
-        try:
-            # SGLang joins the replies of several schedulers, which are alike, and adds words of its own.
-            answer: Mapping[str, Any] = json.JSONDecoder().raw_decode(message)[0]
-            return {"replies": answer["replies"], "error": answer["error"]}
-        except (ValueError, TypeError, KeyError):
-            raise WorkerError(f"SGLang answers: {message}\nthis is not refit.sglang's answer: refit has to be installed in "
-                              "SGLang's environment, and SGLANG_PLUGINS, where it is set, has to list it") from None
-
-    updates = op == "update"
-    answer = await send(op, **fields)
+async def _ask(client: Any, op: str, timeout: float, **fields: Any) -> Replies:
+    """A request, and a second one that waits for it if it has only begun."""
+    answer = await _send(client, {"op": op, "timeout": timeout, **fields}, timeout)
     if answer["replies"] is None:
-        answer = await send("wait")
-    return check(answer["replies"], answer["error"])
+        answer = await _send(client, {"op": "wait"}, timeout)
+    return checked(answer["replies"], answer["error"])
 
 
-def init(engine: Any, plan: Union[str, "os.PathLike[str]"], meeting: Union[bytes, str], number: int = 0, *,
+async def _send(client: Any, fields: Mapping[str, Any], timeout: float, version: Optional[str] = None,
+                flush_cache: bool = False) -> Mapping[str, Any]:
+    success, message = await client.update_weights(json.dumps(fields).encode(), version, flush_cache, _deadline(timeout))
+    try:
+        # SGLang joins the replies of several schedulers, which are alike, and adds words of its own.
+        answer: Mapping[str, Any] = json.JSONDecoder().raw_decode(message)[0]
+        return {"replies": answer["replies"], "error": answer["error"]}
+    except (ValueError, TypeError, KeyError):
+        raise WorkerError(f"SGLang answers: {message}\nthis is not refit.sglang's answer: refit has to be installed in "
+                          "SGLang's environment, and SGLANG_PLUGINS, where it is set, has to list it") from None
+
+
+def init(llm: Any, plan: Union[str, "os.PathLike[str]"], meeting: Union[bytes, str], engine: int = 0, *,
          check_backends: bool = True, timeout: float = TIMEOUT_SECONDS) -> Replies:
     """Has the ranks of an engine join, while the trainers do, and returns what each says.
 
-    `engine`: an sglang.Engine, a Server, or a server's URL. `plan`: a path that its schedulers can read. `meeting`: the unique
-    id. `number`: this engine's among several. `check_backends`: refuse experts in a backend of another order than the plan's.
+    `llm`: an sglang.Engine, a Server, or a server's URL. `plan`: a path that its schedulers can read. `meeting`: the unique
+    id. `engine`: this engine's number among several. `check_backends`: refuse experts in a backend of another order than the
+    plan's. Each driver function has a twin, such as `init_async`, for use inside a running event loop.
     """
-    return _run(engine, init_async(engine, plan, meeting, number, check_backends=check_backends, timeout=timeout))
+    return _run(llm, init_async(llm, plan, meeting, engine, check_backends=check_backends, timeout=timeout))
 
 
-async def init_async(engine: Any, plan: Union[str, "os.PathLike[str]"], meeting: Union[bytes, str], number: int = 0, *,
+async def init_async(llm: Any, plan: Union[str, "os.PathLike[str]"], meeting: Union[bytes, str], engine: int = 0, *,
                      check_backends: bool = True, timeout: float = TIMEOUT_SECONDS) -> Replies:
-    """`init` inside a running event loop."""
-    return await _ask(_client(engine), "init", plan=os.fspath(plan),
-                      meeting=meeting if isinstance(meeting, str) else meeting.hex(), engine=number,
-                      check_backends=check_backends, timeout=timeout)
+    return await _ask(_client(llm), "init", timeout, plan=os.fspath(plan),
+                      meeting=meeting if isinstance(meeting, str) else meeting.hex(), engine=engine,
+                      check_backends=check_backends)
 
 
-def bind(engine: Any, *, timeout: float = TIMEOUT_SECONDS) -> Replies:
+def bind(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> Replies:
     """Has them bind anew, while the trainers bind: whenever the memory of weights changed, as resume_memory_occupation does.
     After a refit that failed they connect first, which all ranks then must do."""
-    return _run(engine, _ask(_client(engine), "bind", timeout=timeout))
+    return _run(llm, bind_async(llm, timeout=timeout))
 
 
-def facts(engine: Any) -> Replies:
+async def bind_async(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> Replies:
+    return await _ask(_client(llm), "bind", timeout)
+
+
+def facts(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> Replies:
     """What each rank's SGLang chose, under "facts"."""
-    return _run(engine, _ask(_client(engine), "facts"))
+    return _run(llm, facts_async(llm, timeout=timeout))
 
 
-def close(engine: Any) -> Replies:
+async def facts_async(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> Replies:
+    return await _ask(_client(llm), "facts", timeout)
+
+
+def close(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> Replies:
     """Frees what the ranks hold. Close the trainers' executors alike."""
-    return _run(engine, _ask(_client(engine), "close"))
+    return _run(llm, close_async(llm, timeout=timeout))
 
 
-def update(engine: Any, *, version: Optional[str] = None, pause: Optional[str] = "retract", flush_cache: bool = True,
-           resume: bool = True, timeout: float = TIMEOUT_SECONDS) -> Replies:
+async def close_async(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> Replies:
+    return await _ask(_client(llm), "close", timeout)
+
+
+def update(llm: Any, *, version: Optional[str] = None, pause: Optional[str] = "retract", flush_cache: bool = True,
+           resume: bool = True, check: bool = False, timeout: float = TIMEOUT_SECONDS) -> Replies:
     """One refit of an engine, while the trainers run theirs.
 
-    `version` becomes the engine's weight version. `pause`: what becomes of requests under way, as SGLang's pause_generation
-    has it: "retract" (they go on with the new weights, their cache made anew), "abort", "in_place" (they keep what the old
-    weights cached; with `flush_cache=False` alone), or None if the engine is paused already. `flush_cache`: the caches hold
-    what the old weights computed. After an error the engine stays paused: its weights are torn.
+    `version` becomes the engine's weight version once all ranks have the new weights. `pause`: what becomes of requests under
+    way, as SGLang's pause_generation has it: "retract" (they go on with the new weights, their cache made anew), "abort",
+    "in_place" (they keep what the old weights cached; with `flush_cache=False` alone), or None if the engine is paused
+    already. `flush_cache`: the caches hold what the old weights computed. `check`: ranks and trainers compare what they hold,
+    as `Executor.run(check=True)` does; the trainers must give it too. After an error the engine stays paused: its weights are
+    torn.
     """
-    return _run(engine, update_async(engine, version=version, pause=pause, flush_cache=flush_cache, resume=resume,
-                                     timeout=timeout))
+    return _run(llm, update_async(llm, version=version, pause=pause, flush_cache=flush_cache, resume=resume, check=check,
+                                  timeout=timeout))
 
 
-async def update_async(engine: Any, *, version: Optional[str] = None, pause: Optional[str] = "retract",
-                       flush_cache: bool = True, resume: bool = True, timeout: float = TIMEOUT_SECONDS) -> Replies:
-    """`update` inside a running event loop."""
-    client = _client(engine)
+async def update_async(llm: Any, *, version: Optional[str] = None, pause: Optional[str] = "retract",
+                       flush_cache: bool = True, resume: bool = True, check: bool = False,
+                       timeout: float = TIMEOUT_SECONDS) -> Replies:
+    if pause not in (None, *PAUSES):
+        raise InvalidArgument(f'pause is {pause!r}; wanted one of {", ".join(PAUSES)}, or None')
+    if pause == "in_place" and flush_cache:
+        raise InvalidArgument('pause="in_place" keeps requests under way, and SGLang flushes no cache meanwhile: pass '
+                              'flush_cache=False, or pause="retract"')
+    client = _client(llm)
     if pause is not None:
-        await client.pause(pause)
-    replies = await _ask(client, "update", version, flush_cache, timeout=timeout)
+        await client.pause(pause, _deadline(timeout))
+    answer = await _send(client, {"op": "update", "timeout": timeout, "version": version, "check": check}, timeout)
+    if answer["replies"] is not None:
+        checked(answer["replies"], answer["error"])
+    answer = await _send(client, {"op": "wait"}, timeout, version, flush_cache)
+    replies = checked(answer["replies"], answer["error"])
     if resume and pause is not None:
-        await client.resume()
+        await client.resume(_deadline(timeout))
     return replies

@@ -19,12 +19,19 @@ import importlib
 import os
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
+from refit import workers
 from refit.check import Report
-from refit.errors import BindError, Error, InvalidArgument
+from refit.errors import InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
-from refit.moe_backends import moe_backend_refusal
 from refit.plan import Plan
 from refit.rendezvous import from_unique_id
+from refit.workers import Reply, WorkerError, checked
+
+__all__ = [
+    "BACKEND", "DERIVED", "MOE_BACKENDS", "WorkerError", "WorkerExtension", "bind", "bind_async", "bind_worker", "checked", "close",
+    "close_async", "compare", "compare_async", "facts", "facts_async", "facts_of", "hooks_of", "init", "init_async", "join_worker",
+    "load_plan", "rank_in_plan", "refusal_of", "register", "tensors_of", "update", "update_async",
+]
 
 # Where ranks meet: the bytes of a unique id, or these as hex, or what threads of one process share.
 Meeting = Any
@@ -61,16 +68,10 @@ def register() -> None:
 def rank_in_plan(plan: Plan, parallel: Any, rank: int, engine: int = 0) -> int:
     """The plan's rank of a vLLM worker. vLLM's order: tensor-parallel fastest, then pipeline (these two are `rank`),
     then data-parallel, then engines."""
-    world = parallel.world_size
-    ranks_of_engine = world * parallel.data_parallel_size
-    place = engine * ranks_of_engine + parallel.data_parallel_index * world + rank
-    if place >= plan.destination_ranks or plan.destination_ranks % ranks_of_engine != 0:
-        raise InvalidArgument(
-            f"the plan has {plan.destination_ranks} destination ranks; engine {engine} of tensor_parallel "
-            f"{parallel.tensor_parallel_size}, pipeline_parallel {parallel.pipeline_parallel_size}, data_parallel "
-            f"{parallel.data_parallel_size} is its ranks {engine * ranks_of_engine} to "
-            f"{(engine + 1) * ranks_of_engine - 1}")
-    return plan.source_ranks + place
+    within = parallel.data_parallel_index * parallel.world_size + rank
+    return workers.rank_in_plan(
+        plan, within, engine, tensor_parallel=parallel.tensor_parallel_size, pipeline_parallel=parallel.pipeline_parallel_size,
+        data_parallel=parallel.data_parallel_size, ranks=parallel.world_size * parallel.data_parallel_size)
 
 
 def tensors_of(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -85,12 +86,6 @@ def hooks_of(model: Any, act_dtype: Any = None) -> dict[str, Callable[[str, Any]
     captured CUDA graphs hold. `act_dtype`: the dtype that the model computes in; default: that of each tensor."""
     modules = dict(model.named_modules())
 
-    def negative_exp(_: str, tensor: Any) -> None:
-        """As vLLM's loader of Mamba's A computes it: the same bits as a fresh load."""
-        torch = importlib.import_module("torch")
-        with torch.no_grad():
-            tensor.copy_(-torch.exp(tensor.float()))
-
     def derive(name: str, tensor: Any) -> None:
         """Calls process_weights_after_loading of the attention that computes with the tensor."""
         layer = name.rpartition(".self_attn")[0] or name.rpartition(".attn")[0]
@@ -102,7 +97,7 @@ def hooks_of(model: Any, act_dtype: Any = None) -> dict[str, Callable[[str, Any]
         for module in found:
             _derive_in_place(module, tensor.dtype if act_dtype is None else act_dtype)
 
-    return {"negative-exp": negative_exp, "derive-latent-projections": derive, "derive-attention-sinks": derive}
+    return {"negative-exp": workers.negative_exp, "derive-latent-projections": derive, "derive-attention-sinks": derive}
 
 
 def _derive_in_place(module: Any, act_dtype: Any) -> None:
@@ -145,18 +140,13 @@ def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str]) -> str
     """Why a plan of these `requirements` does not fit this worker although names and shapes may; "" if it does."""
     wanted = requirements.get("moe_backend", "triton")
     restart = f"start vLLM with moe_backend \"{wanted}\" (kernel_config)"
-    return moe_backend_refusal(facts["moe_backends"], MOE_BACKENDS, wanted, restart)
+    return workers.moe_backend_refusal(facts["moe_backends"], MOE_BACKENDS, wanted, restart)
 
 
-def _job_side(facts: Mapping[str, Any]) -> str:
+def job_side(facts: Mapping[str, Any]) -> str:
     """The destination of a job for this worker."""
-    version = ".".join(str(facts["vllm"]).split(".")[:2])
-    keys = [f'"layout": "vllm", "version": "{version}"']
-    keys += [f'"{key}": {facts[key]}' for key in ("tensor_parallel", "pipeline_parallel", "data_parallel")
-             if facts[key] != 1]
-    keys += ['"expert_parallel": true'] if facts["expert_parallel"] else []
-    quantized = f', quantization {facts["quantization"]}' if facts["quantization"] else ""
-    return f'this worker is "destination": {{{", ".join(keys)}}}, dtype {facts["dtype"]}{quantized}'
+    return workers.job_side("vllm", ".".join(str(facts["vllm"]).split(".")[:2]), facts,
+                            ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel"), MOE_BACKENDS)
 
 
 def load_plan(plan: Union[Plan, str, "os.PathLike[str]"]) -> Plan:
@@ -182,20 +172,15 @@ def bind_worker(executor: Executor, vllm_config: Any, model: Any, *, check_backe
     """Binds a vLLM worker's live model, also anew."""
     facts = facts_of(vllm_config, model)
     refusal = refusal_of(facts, executor.plan.requirements(executor.rank)) if check_backends else ""
-    parameters, buffers = tensors_of(model)
-    try:
-        # Also a worker that is refused binds, nothing: the others would wait for it.
-        executor.bind({} if refusal else parameters, buffers, hooks=hooks_of(model, vllm_config.model_config.dtype),
-                      timeout=timeout)
-    except BindError as error:
-        raise BindError(f"rank {executor.rank}: {refusal}" if refusal else f"{error}\n{_job_side(facts)}") from None
+    workers.bind(executor, *tensors_of(model), hooks_of(model, vllm_config.model_config.dtype), refusal=refusal,
+                 job_side=job_side(facts), timeout=timeout)
 
 
 class WorkerExtension:
     """vLLM mixes these methods into its worker (`worker_extension_cls`), for `collective_rpc`.
 
     Each returns {"rank", "state", "refits", "version", "error"}: vLLM's executor raises at the first reply that failed
-    and leaves the others in their queues, so the next call would be given them. `check` raises what they tell. The
+    and leaves the others in their queues, so the next call would be given them. `checked` raises what they tell. The
     functions below call these methods and check.
     """
 
@@ -204,7 +189,7 @@ class WorkerExtension:
     _refit_check_backends = True
 
     def refit_init(self, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, check_backends: bool = True,
-                   timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
+                   timeout: float = TIMEOUT_SECONDS) -> Reply:
         """Meets trainers and workers, and binds this worker's tensors. Of several engines `engine` is this one's
         number."""
         def init() -> None:
@@ -215,14 +200,14 @@ class WorkerExtension:
                                       timeout=timeout)
         return self._refit_reply(init)
 
-    def refit_update(self, version: Optional[str] = None, timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
-        """One refit, post-hooks included."""
+    def refit_update(self, version: Optional[str] = None, timeout: float = TIMEOUT_SECONDS, check: bool = False) -> Reply:
+        """One refit, post-hooks included. `check`: as `Executor.run` has it."""
         def update() -> None:
-            self._refit_executor().run(timeout=timeout)
+            self._refit_executor().run(timeout=timeout, check=check)
             self._refit_version = version
         return self._refit_reply(update)
 
-    def refit_bind(self, timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
+    def refit_bind(self, timeout: float = TIMEOUT_SECONDS) -> Reply:
         """Binds anew, on all ranks of the plan at once: whenever the memory of weights changed, as sleep mode does. After
         a refit that failed it connects first, which all ranks then must do."""
         def bind() -> None:
@@ -235,7 +220,7 @@ class WorkerExtension:
         return self._refit_reply(bind)
 
     def refit_check(self, reference: str, perturb: bool = True, refit: bool = True,
-                    timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
+                    timeout: float = TIMEOUT_SECONDS) -> Reply:
         """Overwrites the weights, refits, and compares each element with the checkpoint in the directory `reference`
         (`refit.check`). The reply also has "report", `Report.to_dict()`; a difference is no error."""
         report: list[dict[str, Any]] = []
@@ -248,7 +233,7 @@ class WorkerExtension:
                                      refit=refit, derived=DERIVED, timeout=timeout).to_dict())
         return {**self._refit_reply(checked), "report": report[0] if report else None}
 
-    def refit_close(self) -> dict[str, Any]:
+    def refit_close(self) -> Reply:
         def close() -> None:
             if self._refit is not None:
                 self._refit.close()
@@ -272,59 +257,48 @@ class WorkerExtension:
             raise InvalidArgument("refit_init was not called, or failed")
         return self._refit
 
-    def _refit_reply(self, action: Callable[[], None]) -> dict[str, Any]:
+    def _refit_reply(self, action: Callable[[], None]) -> Reply:
         error = ""
         try:
             action()
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
-        executor = self._refit
-        return {"rank": None if executor is None else executor.rank,
-                "state": "none" if executor is None else executor.state,
-                "refits": 0 if executor is None else executor.refits,
-                "version": self._refit_version, "error": error}
+        return workers.reply_of(self._refit, self._refit_version, error)
 
 
-# The driver's side.
-
-
-class WorkerError(Error):
-    """Workers of an engine failed: `replies` are theirs, in vLLM's order."""
-
-    code = "ABORTED"
-
-    def __init__(self, message: str, replies: Sequence[Mapping[str, Any]]):
-        super().__init__(message)
-        self.replies = list(replies)
-
-
-def check(replies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The replies of a method of WorkerExtension; WorkerError if any of them tells of an error."""
-    lines = [f"worker {i} ({reply['state']}): {reply['error']}" for i, reply in enumerate(replies) if reply["error"]]
-    if lines:
-        raise WorkerError(f"{len(lines)} of {len(replies)} workers failed\n  " + "\n  ".join(lines), replies)
-    return [dict(reply) for reply in replies]
+# The driver's side. Each function has a twin for the `AsyncLLM` of a running event loop.
 
 
 def init(llm: Any, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, *, check_backends: bool = True,
-         timeout: float = TIMEOUT_SECONDS) -> list[dict[str, Any]]:
-    """Has the workers of an `LLM` join, while the trainers do. `plan` is a path that the workers can read."""
-    return check(llm.collective_rpc("refit_init", args=(plan, meeting, engine, check_backends, timeout)))
+         timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
+    """Has the workers of an `LLM` join, while the trainers do. `plan` is a path that the workers can read. Of several engines
+    `engine` is this one's number."""
+    return checked(llm.collective_rpc("refit_init", args=(plan, meeting, engine, check_backends, timeout)))
 
 
-def bind(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> list[dict[str, Any]]:
+async def init_async(llm: Any, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, *, check_backends: bool = True,
+                     timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
+    return checked(await llm.collective_rpc("refit_init", args=(plan, meeting, engine, check_backends, timeout)))
+
+
+def bind(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
     """Has them bind anew, while the trainers bind (and connect before, if the last refit failed)."""
-    return check(llm.collective_rpc("refit_bind", args=(timeout,)))
+    return checked(llm.collective_rpc("refit_bind", args=(timeout,)))
 
 
-def update(llm: Any, *, version: Optional[str] = None, reset_caches: bool = True,
-           timeout: float = TIMEOUT_SECONDS) -> list[dict[str, Any]]:
+async def bind_async(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
+    return checked(await llm.collective_rpc("refit_bind", args=(timeout,)))
+
+
+def update(llm: Any, *, version: Optional[str] = None, reset_caches: bool = True, check: bool = False,
+           timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
     """One refit of the engine behind an `LLM`, while the trainers run theirs. No request may be under way.
 
     `version` becomes the engine's weight version, in releases that have one. `reset_caches`: the prefix cache and the
-    encoder cache hold what the old weights computed.
+    encoder cache hold what the old weights computed. `check`: workers and trainers compare what they hold, as
+    `Executor.run(check=True)` does; the trainers must give it too.
     """
-    replies = check(llm.collective_rpc("refit_update", args=(version, timeout)))
+    replies = checked(llm.collective_rpc("refit_update", args=(version, timeout, check)))
     engine = llm.llm_engine
     if reset_caches:
         llm.reset_prefix_cache()
@@ -335,6 +309,25 @@ def update(llm: Any, *, version: Optional[str] = None, reset_caches: bool = True
     return replies
 
 
+async def update_async(llm: Any, *, version: Optional[str] = None, pause: Optional[str] = "keep", reset_caches: bool = True,
+                       resume: bool = True, check: bool = False, timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
+    """The same of an `AsyncLLM`. `pause`: what becomes of requests under way ("abort", "wait", "keep"; vLLM's
+    pause_generation), None if the engine is paused already. After an error the engine stays paused: its weights are
+    torn."""
+    if pause is not None:
+        await llm.pause_generation(mode=pause, clear_cache=False)
+    replies = checked(await llm.collective_rpc("refit_update", args=(version, timeout, check)))
+    if reset_caches:
+        await llm.reset_prefix_cache()
+        if hasattr(llm, "reset_encoder_cache"):
+            await llm.reset_encoder_cache()
+    if version is not None and hasattr(llm, "update_weight_version"):
+        await llm.update_weight_version(version)
+    if resume and pause is not None:
+        await llm.resume_generation()
+    return replies
+
+
 def compare(llm: Any, reference: str, *, perturb: bool = True, refit: bool = True,
             timeout: float = TIMEOUT_SECONDS) -> list[Report]:
     """`refit.check` on each worker, while the trainers run their refit: what each holds, against the checkpoint in a directory
@@ -342,25 +335,31 @@ def compare(llm: Any, reference: str, *, perturb: bool = True, refit: bool = Tru
 
     `refit=False` compares what the last refit left; then the trainers do nothing.
     """
-    replies = check(llm.collective_rpc("refit_check", args=(str(reference), perturb, refit, timeout)))
-    return [Report.from_dict(reply["report"]) for reply in replies]
+    return _reports(llm.collective_rpc("refit_check", args=(str(reference), perturb, refit, timeout)))
 
 
-async def update_async(engine: Any, *, version: Optional[str] = None, pause: Optional[str] = "keep",
-                       reset_caches: bool = True, resume: bool = True,
-                       timeout: float = TIMEOUT_SECONDS) -> list[dict[str, Any]]:
-    """The same of an `AsyncLLM`. `pause`: what becomes of requests under way ("abort", "wait", "keep"; vLLM's
-    pause_generation), None if the engine is paused already. After an error the engine stays paused: its weights are
-    torn."""
-    if pause is not None:
-        await engine.pause_generation(mode=pause, clear_cache=False)
-    replies = check(await engine.collective_rpc("refit_update", args=(version, timeout)))
-    if reset_caches:
-        await engine.reset_prefix_cache()
-        if hasattr(engine, "reset_encoder_cache"):
-            await engine.reset_encoder_cache()
-    if version is not None and hasattr(engine, "update_weight_version"):
-        await engine.update_weight_version(version)
-    if resume and pause is not None:
-        await engine.resume_generation()
-    return replies
+async def compare_async(llm: Any, reference: str, *, perturb: bool = True, refit: bool = True,
+                        timeout: float = TIMEOUT_SECONDS) -> list[Report]:
+    return _reports(await llm.collective_rpc("refit_check", args=(str(reference), perturb, refit, timeout)))
+
+
+def _reports(replies: Sequence[Mapping[str, Any]]) -> list[Report]:
+    return [Report.from_dict(reply["report"]) for reply in checked(replies)]
+
+
+def facts(llm: Any) -> list[dict[str, Any]]:
+    """What each worker's vLLM chose (`facts_of`)."""
+    return list(llm.collective_rpc("refit_facts"))
+
+
+async def facts_async(llm: Any) -> list[dict[str, Any]]:
+    return list(await llm.collective_rpc("refit_facts"))
+
+
+def close(llm: Any) -> list[Reply]:
+    """Frees what the workers hold. Close the trainers' executors alike."""
+    return checked(llm.collective_rpc("refit_close"))
+
+
+async def close_async(llm: Any) -> list[Reply]:
+    return checked(await llm.collective_rpc("refit_close"))

@@ -41,9 +41,10 @@ class RefitInitInfo(WeightTransferInitInfo):
 
 @dataclasses.dataclass
 class RefitUpdateInfo(WeightTransferUpdateInfo):
-    """The plan knows names and shapes."""
+    """The plan knows names and shapes. `check`: as `Executor.run` has it; the trainers must give the same."""
 
     timeout: float = TIMEOUT_SECONDS
+    check: bool = False
 
 
 class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateInfo]):
@@ -71,7 +72,7 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
     def receive_weights(self, update_info: RefitUpdateInfo) -> None:
         if self.executor is None:
             raise FailedPrecondition("init_transfer_engine was not called, or failed")
-        self.executor.run(timeout=update_info.timeout)
+        self.executor.run(timeout=update_info.timeout, check=update_info.check)
 
     def finish_weight_update(self) -> None:
         """Nothing to finish."""
@@ -167,8 +168,9 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
             self.executor = Executor(plan, info.rank, device=info.device, fabric=info.meeting)
             self.executor.bind(tensors, timeout=info.timeout)
 
-    def send_weights(self, version: Optional[str] = None) -> None:
-        """One refit; collective over all trainer ranks. `version` becomes the engines' weight version."""
+    def send_weights(self, version: Optional[str] = None, check: bool = False) -> None:
+        """One refit; collective over all trainer ranks. `version` becomes the engines' weight version. `check`: all ranks
+        compare what they hold, as `Executor.run(check=True)` does; give it on all trainers alike."""
         if self.executor is None:
             raise FailedPrecondition("this trainer did not join, or was shut down")
         executor, timeout = self.executor, self._info.timeout
@@ -184,7 +186,7 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         def workers() -> None:
             self.client.start_weight_update()
             try:
-                self.client.update_weights({"timeout": timeout})
+                self.client.update_weights({"timeout": timeout, "check": check})
             except BaseException:
                 # Ends the update on the workers that did not raise; on the one that did there is none to end.
                 try:
@@ -198,7 +200,7 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
             else:
                 finish()
 
-        self._together(workers, lambda: executor.run(timeout=timeout))
+        self._together(workers, lambda: executor.run(timeout=timeout, check=check))
 
     def _together(self, workers: Callable[[], Any], own_part: Callable[[], Any]) -> None:
         """Raises this rank's own error, else that of the workers."""

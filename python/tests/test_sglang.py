@@ -1,8 +1,10 @@
 """What refit.sglang does by itself. tests/engines/sglang.sh tests it inside a real SGLang."""
+import asyncio
 import concurrent.futures
 import http.server
 import itertools
 import json
+import socket
 import sys
 import threading
 import types
@@ -67,9 +69,13 @@ def test_what_shapes_do_not_show_is_refused_with_a_way_out(facts, requirements, 
 
 
 def test_a_worker_names_the_destination_of_its_job():
-    assert refit.sglang._job_side(FACTS) == (
+    assert refit.sglang.job_side(FACTS) == (
         'this worker is "destination": {"layout": "sglang", "version": "0.5.23", "tensor_parallel": 2, "dp_attention": 2, '
         '"expert_parallel": 2, "dp_lm_head": true}, dtype bfloat16')
+    other = {**FACTS, "dp_lm_head": False, "tensor_parallel": 1, "moe_backends": ["triton_kernel"], "quantization": "fp8"}
+    assert refit.sglang.job_side(other) == (
+        'this worker is "destination": {"layout": "sglang", "version": "0.5.23", "dp_attention": 2, "expert_parallel": 2, '
+        '"moe_backend": "triton_kernel"}, dtype bfloat16, quantization fp8')
 
 
 def test_hooks_that_this_sglang_does_not_have_say_so():
@@ -166,9 +172,13 @@ def test_stages_that_are_asked_one_after_the_other_refit_together(plan_file, mon
         bound.result()
         assert [(reply["rank"], reply["state"], reply["error"]) for reply in replies] == [
             (1 + place, "bound", "") for place in range(stages * tensor_parallel)]
-        ran = trainers.submit(trainer.run, timeout=20)
-        replies = engine.ask(op="update", version="7", timeout=20)
+        checks = []
+        run = refit.Executor.run
+        monkeypatch.setattr(refit.Executor, "run", lambda self, **options: checks.append(options["check"]) or run(self, **options))
+        ran = trainers.submit(trainer.run, check=True, timeout=20)
+        replies = engine.ask(op="update", version="7", check=True, timeout=20)
         ran.result()
+    assert checks == [True] * plan.world_size
     assert [(reply["refits"], reply["version"], reply["error"]) for reply in replies] == [
         (1, "7", "")] * stages * tensor_parallel
     for tensors in engine.tensors:
@@ -196,9 +206,93 @@ def test_a_worker_that_is_refused_is_named_and_the_trainer_hears_of_it(plan_file
     assert 'this worker is "destination": {"layout": "sglang"' in replies[1]["error"]
     assert replies[0]["error"].startswith("Aborted")
     with pytest.raises(refit.sglang.WorkerError, match="2 of 2 workers failed"):
-        refit.sglang.check(replies)
+        refit.sglang.checked(replies)
     assert engine.ask(op="update", timeout=20)[0]["error"] == "FailedPrecondition: init was not called, or failed"
     assert "wanted init, bind, update, facts, close or wait" in engine.ask(op="upgrade")[0]["error"]
+
+
+class Manager:
+    """Of SGLang's SchedulerWeightUpdaterManager what an update's end needs."""
+
+    def __init__(self):
+        self.done = []
+
+    def record_weight_version_after_update(self, version):
+        self.done.append(version)
+
+    def flush_cache_after_weight_update(self, request, success, message):
+        self.done.append("flushed")
+        return success, message
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_version_is_recorded_when_all_stages_have_ended(plan_file, monkeypatch, stages):
+    path = plan_file(pipeline_parallel=stages)
+    plan = refit.Plan.load(path)
+    engine = Engine(plan, stages, 1, monkeypatch)
+    manager = Manager()
+
+    def post(op, version=None, **fields):
+        request = types.SimpleNamespace(weight_version=version)
+        return [refit.sglang._answer(worker, manager, request, {"op": op, "timeout": 20, **fields}) for worker in engine.workers]
+
+    trainer = refit.Executor(plan, 0, fabric=engine.fabric)
+    weights = {name: np.ones(info.shape, np.float32) for name, info in plan.tensors(0).items()}
+    with concurrent.futures.ThreadPoolExecutor(1) as trainers:
+        bound = trainers.submit(trainer.bind, weights, timeout=20)
+        post("init", plan=str(path), meeting="00")
+        post("wait", "not an update's")
+        bound.result()
+        assert manager.done == []
+        for replies, error in post("update", "7"):  # SGLang's own manager would record it at once
+            assert replies == [] and error == 'weight_version came with op "update"; wanted with {"op": "wait"}, which ends an update'
+        ran = trainers.submit(trainer.run, timeout=20)
+        post("update", version=None)
+        assert manager.done == []
+        assert [error for _, error in post("wait", "7")] == [""] * stages
+        ran.result()
+        assert manager.done == ["7", "flushed"] * stages
+        post("wait", "8")
+        assert manager.done == ["7", "flushed"] * stages
+        post("update", version=None, timeout=0.2)  # without the trainer
+        assert "DeadlineExceeded" in post("wait", "9")[0][0][0]["error"]
+        assert manager.done == ["7", "flushed"] * stages
+
+
+def test_work_that_ends_without_a_reply_is_not_told_as_the_one_before(plan_file, monkeypatch):
+    path = plan_file(pipeline_parallel=2)
+    engine = Engine(refit.Plan.load(path), 2, 1, monkeypatch)
+    assert engine.ask(op="close")[0]["error"] == ""
+
+    def die(self):
+        raise SystemExit
+
+    monkeypatch.setattr(refit.sglang.Worker, "facts", die)
+    assert engine.ask(op="facts")[0]["error"] == 'the request "facts" did not end'
+
+
+def test_a_gpu_that_cannot_be_taken_is_told(plan_file, monkeypatch):
+    engine = Engine(refit.Plan.load(plan_file(pipeline_parallel=2)), 2, 1, monkeypatch)
+
+    def refuse(device):
+        raise RuntimeError(f"no {device}")
+
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=types.SimpleNamespace(set_device=refuse)))
+    for worker in engine.workers:
+        worker._runner.device = "cuda"
+    assert [reply["error"] for reply in engine.ask(op="close")] == ["RuntimeError: no cuda:0"] * 2
+
+
+def test_an_error_is_told_also_where_the_others_replies_are_lost(plan_file, monkeypatch):
+    engine = Engine(refit.Plan.load(plan_file()), 1, 1, monkeypatch)
+
+    def lost(reply, timeout):
+        raise OSError("gloo")
+
+    engine.workers[0]._gather = lost
+    (reply,) = engine.ask(op="update")
+    assert reply["error"] == ("FailedPrecondition: init was not called, or failed; no replies of the engine's other ranks: "
+                              "OSError: gloo")
 
 
 # The driver's side.
@@ -211,14 +305,14 @@ class Client:
         self.answers = list(answers)
         self.calls = []
 
-    async def update_weights(self, payload, version, flush_cache):
+    async def update_weights(self, payload, version, flush_cache, timeout):
         self.calls.append((json.loads(payload), version, flush_cache))
         return self.answers.pop(0)
 
-    async def pause(self, mode):
+    async def pause(self, mode, timeout):
         self.calls.append(mode)
 
-    async def resume(self):
+    async def resume(self, timeout):
         self.calls.append("resume")
 
 
@@ -234,23 +328,62 @@ def update(client, monkeypatch, **options):
     return refit.sglang.update("http://nowhere", **options)
 
 
-def test_an_update_pauses_passes_the_version_on_and_resumes(monkeypatch):
-    client = Client((True, json.dumps({"replies": [REPLY], "error": ""}) + " | {} Weight version updated to 7."))
+ENDED = {"op": "wait"}, "7", True
+
+
+def test_an_update_pauses_passes_the_version_on_at_its_end_and_resumes(monkeypatch):
+    client = Client(answer([REPLY]), (True, json.dumps({"replies": [REPLY], "error": ""}) + " | {} Weight version updated to 7."))
     assert update(client, monkeypatch, version="7", timeout=5) == [REPLY]
-    assert client.calls == ["retract", ({"op": "update", "updates": True, "version": "7", "timeout": 5}, "7", True), "resume"]
-    client = Client(answer([REPLY]))
-    update(client, monkeypatch, pause=None, flush_cache=False)
-    assert [call[2] for call in client.calls] == [False]
-    client = Client(answer([REPLY]))
+    asked = {"op": "update", "timeout": 5, "version": "7", "check": False}
+    assert client.calls == ["retract", (asked, None, False), ENDED, "resume"]
+    client = Client(answer([REPLY]), answer([REPLY]))
+    update(client, monkeypatch, pause=None, flush_cache=False, check=True)
+    assert [call[2] for call in client.calls] == [False, False]
+    assert client.calls[0][0]["check"] is True
+    client = Client(answer([REPLY]), answer([REPLY]))
     update(client, monkeypatch, pause="abort", resume=False)
-    assert [client.calls[0], len(client.calls)] == ["abort", 2]
+    assert [client.calls[0], len(client.calls)] == ["abort", 3]
 
 
 def test_stages_are_waited_for_by_a_second_request(monkeypatch):
     client = Client(answer(None), answer([REPLY]))
     assert update(client, monkeypatch, version="7") == [REPLY]
-    assert [(call[0]["op"], call[0]["updates"], call[1]) for call in client.calls[1:3]] == [("update", True, "7"),
-                                                                                           ("wait", True, "7")]
+    assert [(call[0]["op"], call[1]) for call in client.calls[1:3]] == [("update", None), ("wait", "7")]
+    client = Client(answer(None), answer([REPLY]))
+    monkeypatch.setattr(refit.sglang, "_client", lambda engine: client)
+    assert refit.sglang.bind("http://nowhere") == [REPLY]
+    assert [call[0]["op"] for call in client.calls] == ["bind", "wait"]
+
+
+def test_requests_that_stay_keep_the_engine_from_flushing(monkeypatch):
+    client = Client()
+    with pytest.raises(refit.InvalidArgument, match='pause="in_place" keeps requests under way.*flush_cache=False'):
+        update(client, monkeypatch, pause="in_place")
+    with pytest.raises(refit.InvalidArgument, match="pause is 'keep'; wanted one of retract, abort, in_place, or None"):
+        update(client, monkeypatch, pause="keep")
+    assert client.calls == []
+    client = Client(answer([REPLY]), answer([REPLY]))
+    update(client, monkeypatch, pause="in_place", flush_cache=False)
+    assert client.calls[0] == "in_place"
+
+
+def test_every_driver_function_has_a_twin_for_a_running_event_loop(monkeypatch):
+    client = Client(*[answer([REPLY])] * 6)
+    monkeypatch.setattr(refit.sglang, "_client", lambda engine: client)
+
+    async def drive():
+        return [await refit.sglang.init_async("", "plan.refit", "00", 1), await refit.sglang.bind_async(""),
+                await refit.sglang.facts_async(""), await refit.sglang.update_async("", pause=None),
+                await refit.sglang.close_async("")]
+
+    assert asyncio.run(drive()) == [[REPLY]] * 5
+    assert [call[0]["op"] for call in client.calls] == ["init", "bind", "facts", "update", "wait", "close"]
+    assert client.calls[0][0]["engine"] == 1
+
+
+def test_what_is_no_engine_is_refused():
+    with pytest.raises(refit.InvalidArgument, match="llm is a int; wanted an sglang.Engine, a refit.sglang.Server or a"):
+        refit.sglang.facts(7)
 
 
 def test_an_engine_whose_refit_failed_stays_paused(monkeypatch):
@@ -258,7 +391,7 @@ def test_an_engine_whose_refit_failed_stays_paused(monkeypatch):
     with pytest.raises(refit.sglang.WorkerError, match=r"worker 0 \(torn\): Aborted: rank 0 is gone"):
         update(client, monkeypatch)
     assert client.calls[-1] != "resume"
-    client = Client(answer([REPLY], "the cache was not flushed"))
+    client = Client(answer([REPLY]), answer([REPLY], "the cache was not flushed"))
     with pytest.raises(refit.sglang.WorkerError, match="the cache was not flushed"):
         update(client, monkeypatch)
     assert client.calls[-1] != "resume"
@@ -292,13 +425,22 @@ def test_a_server_is_asked_by_http():
         with pytest.raises(refit.sglang.WorkerError, match="BindError: no"):
             refit.sglang.update(refit.sglang.Server(url + "/", "key"), version="7")
         with pytest.raises(refit.sglang.WorkerError, match="continue_generation: .*404.*not here"):
-            import asyncio
-            asyncio.run(refit.sglang.Server(url).resume())
+            asyncio.run(refit.sglang.Server(url).resume(5))
         server.shutdown()
     assert [path for path, _, _ in seen] == ["/pause_generation", "/update_weights_from_tensor", "/continue_generation"]
     assert [key for _, key, _ in seen] == ["Bearer key", "Bearer key", None]
     body = seen[1][2]
-    assert (body["load_format"], body["flush_cache"], body["weight_version"]) == ("refit", True, "7")
+    assert (body["load_format"], body["flush_cache"], body["weight_version"]) == ("refit", False, None)
+
+
+def test_a_server_that_does_not_answer_is_an_error(monkeypatch):
+    monkeypatch.setattr(refit.sglang, "GRACE_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = "http://127.0.0.1:%d" % silent.getsockname()[1]
+        with pytest.raises(refit.sglang.WorkerError, match=f"{url}/update_weights_from_tensor: no answer within 0.5 s"):
+            refit.sglang.facts(url, timeout=0.1)
+    with pytest.raises(refit.sglang.WorkerError, match=f"{url}/update_weights_from_tensor: ConnectionRefusedError"):
+        refit.sglang.facts(url, timeout=0.1)
 
 
 def test_other_load_formats_are_sglangs_own():

@@ -1,4 +1,5 @@
 """What refit.vllm does by itself. tests/engines/run.sh tests it inside a real vLLM."""
+import asyncio
 import concurrent.futures
 import enum
 import json
@@ -42,9 +43,9 @@ def test_a_mesh_that_the_plan_does_not_have_is_refused(tiny_job):
 def test_all_workers_errors_are_raised_together():
     replies = [{"state": "bound", "error": ""}, {"state": "torn", "error": "Aborted: rank 0 is gone"},
                {"state": "none", "error": "InvalidArgument: refit_init was not called, or failed"}]
-    assert refit.vllm.check(replies[:1]) == replies[:1]
+    assert refit.vllm.checked(replies[:1]) == replies[:1]
     with pytest.raises(refit.vllm.WorkerError) as failed:
-        refit.vllm.check(replies)
+        refit.vllm.checked(replies)
     assert str(failed.value) == ("2 of 3 workers failed\n  worker 1 (torn): Aborted: rank 0 is gone\n"
                                  "  worker 2 (none): InvalidArgument: refit_init was not called, or failed")
     assert failed.value.replies == replies
@@ -125,7 +126,7 @@ def trainer_and_worker(models, monkeypatch):
     return make
 
 
-def test_a_worker_joins_in_the_backend_that_the_job_names(trainer_and_worker):
+def test_a_worker_joins_in_the_backend_that_the_job_names(trainer_and_worker, monkeypatch):
     plan, trainer, worker, bound, reply = trainer_and_worker("flashinfer_cutlass", "FLASHINFER_CUTLASS")
     assert (reply["state"], reply["error"]) == ("bound", "")
 
@@ -137,7 +138,59 @@ def test_a_worker_joins_in_the_backend_that_the_job_names(trainer_and_worker):
                                            "\"flashinfer_cutlass\"")
     worker.use("FLASHINFER_CUTLASS")
     assert bind_anew()["error"] == ""
-    assert together(lambda: trainer.run(timeout=20), lambda: worker.refit_update(timeout=20))[1]["refits"] == 1
+    checks = []
+    run = refit.Executor.run
+    monkeypatch.setattr(refit.Executor, "run", lambda self, **options: checks.append(options["check"]) or run(self, **options))
+    llm = Llm(worker)
+    (reply,) = together(lambda: trainer.run(check=True, timeout=20),
+                        lambda: refit.vllm.update(llm, check=True, timeout=20))[1]
+    assert (reply["refits"], reply["error"], checks) == (1, "", [True, True])
+    assert llm.caches_reset == 1
+
+
+class Llm:
+    """Of vLLM's `LLM` what the driver calls, with one worker."""
+
+    def __init__(self, worker):
+        self.worker, self.llm_engine, self.caches_reset = worker, types.SimpleNamespace(), 0
+
+    def collective_rpc(self, method, args=()):
+        return [getattr(self.worker, method)(*args)]
+
+    def reset_prefix_cache(self):
+        self.caches_reset += 1
+
+
+class AsyncLlm(Llm):
+    async def collective_rpc(self, method, args=()):
+        return await asyncio.to_thread(super().collective_rpc, method, args)
+
+    async def reset_prefix_cache(self):
+        super().reset_prefix_cache()
+
+
+def test_every_driver_function_has_a_twin_for_a_running_event_loop(trainer_and_worker, tmp_path):
+    plan, trainer, worker, bound, reply = trainer_and_worker("triton", "TRITON")
+    write_checkpoint(tmp_path, arrays_of(plan, 0))
+    llm = AsyncLlm(worker)
+
+    def own_part():
+        trainer.bind(arrays_of(plan, 0), timeout=20).run(timeout=20)
+        trainer.run(timeout=20)
+
+    async def drive():
+        own = asyncio.ensure_future(asyncio.to_thread(own_part))
+        assert (await refit.vllm.bind_async(llm, timeout=20))[0]["state"] == "bound"
+        await refit.vllm.update_async(llm, pause=None, timeout=20)
+        (report,) = await refit.vllm.compare_async(llm, tmp_path, timeout=20)
+        await own
+        assert report.ok and report.refits == 2
+        assert (await refit.vllm.facts_async(llm))[0]["vllm"] == "0.32.0"
+        assert (await refit.vllm.close_async(llm))[0]["state"] == "closed"
+        with pytest.raises(refit.vllm.WorkerError, match="none.refit"):
+            await refit.vllm.init_async(llm, "none.refit", "00")
+
+    asyncio.run(drive())
 
 
 def test_a_worker_in_a_backend_of_another_order_is_refused_and_the_trainer_hears_of_it(trainer_and_worker):
@@ -154,7 +207,7 @@ def test_a_worker_checks_what_it_holds(trainer_and_worker, tmp_path):
     assert (reply["error"], reply["refits"]) == ("", 1)
     assert refit.Report.from_dict(reply["report"]).ok
     dict(worker.model_runner.model.named_parameters())["model.norm.weight"][3] = 2
-    llm = types.SimpleNamespace(collective_rpc=lambda method, args: [getattr(worker, method)(*args)])
+    llm = Llm(worker)
     (report,) = refit.vllm.compare(llm, tmp_path, refit=False)
     assert [(mismatch.tensor, mismatch.index) for mismatch in report.mismatches] == [("model.norm.weight", (3,))]
     with pytest.raises(refit.vllm.WorkerError, match="has no .*safetensors file"):

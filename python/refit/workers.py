@@ -1,0 +1,97 @@
+"""What the adapters for vLLM and SGLang share: a worker's rank, how it binds, its reply, and the error that replies make."""
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Optional
+
+from refit.errors import BindError, Error, InvalidArgument
+from refit.executor import TIMEOUT_SECONDS, Executor
+from refit.plan import Plan
+
+# What a worker says of a request: {"rank", "state", "refits", "version", "error"}.
+Reply = dict[str, Any]
+
+
+class WorkerError(Error):
+    """Workers of an engine failed: `replies` are those of all, in the engine's order."""
+
+    code = "ABORTED"
+
+    def __init__(self, message: str, replies: Sequence[Mapping[str, Any]] = ()):
+        super().__init__(message)
+        self.replies = list(replies)
+
+
+def checked(replies: Sequence[Mapping[str, Any]], error: str = "") -> list[Reply]:
+    """The workers' replies. Raises WorkerError if any of them tells of an error, or the engine of this `error`."""
+    lines = [f"worker {i} ({reply['state']}): {reply['error']}" for i, reply in enumerate(replies) if reply["error"]]
+    if lines:
+        raise WorkerError(f"{len(lines)} of {len(replies)} workers failed\n  " + "\n  ".join(lines), replies)
+    if error:
+        raise WorkerError(error, replies)
+    return [dict(reply) for reply in replies]
+
+
+def reply_of(executor: Optional[Executor], version: Optional[str], error: str) -> Reply:
+    if executor is None:
+        return {"rank": None, "state": "none", "refits": 0, "version": version, "error": error}
+    return {"rank": executor.rank, "state": executor.state, "refits": executor.refits, "version": version, "error": error}
+
+
+def rank_in_plan(plan: Plan, within: int, engine: int, *, tensor_parallel: int, pipeline_parallel: int, data_parallel: int,
+                 ranks: int) -> int:
+    """The plan's rank of the worker that is number `within` among the `ranks` of an engine."""
+    found = engine * ranks + within
+    if engine < 0 or found >= plan.destination_ranks or plan.destination_ranks % ranks != 0:
+        raise InvalidArgument(
+            f"the plan has {plan.destination_ranks} destination ranks; engine {engine} of tensor_parallel {tensor_parallel}, "
+            f"pipeline_parallel {pipeline_parallel}, data_parallel {data_parallel} is its ranks {engine * ranks} to "
+            f"{(engine + 1) * ranks - 1}")
+    return plan.source_ranks + found
+
+
+def bind(executor: Executor, parameters: Mapping[str, Any], buffers: Mapping[str, Any],
+         hooks: Mapping[str, Optional[Callable[[str, Any], None]]], *, refusal: str, job_side: str,
+         timeout: float = TIMEOUT_SECONDS) -> None:
+    """Binds a worker's live tensors, also anew. With a `refusal` it binds none and raises it; else an error ends with `job_side`."""
+    try:
+        # Also a worker that is refused binds, nothing: the others would wait for it.
+        executor.bind({} if refusal else parameters, buffers, hooks=hooks, timeout=timeout)
+    except BindError as error:
+        raise BindError(f"rank {executor.rank}: {refusal}" if refusal else f"{error}\n{job_side}") from None
+
+
+def negative_exp(_: str, tensor: Any) -> None:
+    """As vLLM's and SGLang's loaders of Mamba's A compute it: the same bits as a fresh load."""
+    torch = importlib.import_module("torch")
+    with torch.no_grad():
+        tensor.copy_(-torch.exp(tensor.float()))
+
+
+def job_side(layout: str, version: str, facts: Mapping[str, Any], keys: Iterable[str], orders: Mapping[str, str]) -> str:
+    """The destination of a job for a worker of these `facts`: those of its `keys` that are no default, and the experts' order."""
+    side: dict[str, Any] = {"layout": layout, "version": version}
+    side |= {key: facts[key] for key in keys if facts[key] is True or facts[key] > 1}
+    backends = sorted({orders.get(name, "triton") for name in facts["moe_backends"]} - {"triton"})
+    side |= {"moe_backend": backend for backend in backends}
+    quantized = f', quantization {facts["quantization"]}' if facts["quantization"] else ""
+    return f'this worker is "destination": {json.dumps(side)}, dtype {facts["dtype"]}{quantized}'
+
+
+def moe_backend_refusal(found: Iterable[str], orders: Mapping[str, str], wanted: str, restart: str) -> str:
+    """Why a plan for the job's "moe_backend" `wanted` does not fit backends `found` in an engine; "" if it does.
+
+    `orders` has the job's name for the order that each backend keeps; one that is not in it reorders tensors as no plan does.
+    `restart` says how to start the engine with the backend that is wanted.
+    """
+    for name in found:
+        order = orders.get(name)
+        if order is None:
+            return (f"the experts' backend is {name}, which reorders w13_weight and w2_weight after loading as no plan does: "
+                    + restart)
+        if order != wanted:
+            return (f"the experts' backend is {name}; the plan is for moe_backend \"{wanted}\", which has w13_weight in "
+                    f"another order: put \"moe_backend\": \"{order}\" into the job's destination, or {restart}")
+    return ""
