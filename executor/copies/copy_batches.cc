@@ -43,7 +43,7 @@ bool Continues(const CopyStep& outer, const CopyStep& inner, uint64_t extent) {
 
 }  // namespace
 
-bool AppendCopy(const TensorBox& from, const TensorBox& to, uint32_t lane,
+bool AppendCopy(const TensorBox& from, const TensorBox& to, uint32_t link,
                 CopyBatch& batch) {
   CopyLoops loops;  // innermost first
   LoopWalk source(from), target(to);
@@ -63,7 +63,7 @@ bool AppendCopy(const TensorBox& from, const TensorBox& to, uint32_t lane,
        .to = to.first,
        .loops_begin = static_cast<uint32_t>(batch.loops.size()),
        .loops_count = static_cast<uint32_t>(loops.size()),
-       .lane = lane});
+       .link = link});
   batch.loops.insert(batch.loops.end(), loops.rbegin(), loops.rend());
   return true;
 }

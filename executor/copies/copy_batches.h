@@ -18,7 +18,7 @@ using CopyLoops = absl::InlinedVector<CopyLoop, 8>;
 // Copies the elements of `from` to those of `to`, in order. False, and nothing
 // is appended: the boxes differ in size, or a loop of one straddles two of the
 // other.
-bool AppendCopy(const TensorBox& from, const TensorBox& to, uint32_t lane,
+bool AppendCopy(const TensorBox& from, const TensorBox& to, uint32_t link,
                 CopyBatch& batch);
 
 // Writes zero bytes. Of kind kZero.

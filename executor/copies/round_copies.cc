@@ -165,7 +165,7 @@ class RoundCopiesBuilder {
                  .dtype = wire_dtype},
                 box.Elements());
       // A run joins with any box of its size.
-      (void)AppendCopy(send ? box : staged, send ? staged : box, /*lane=*/0,
+      (void)AppendCopy(send ? box : staged, send ? staged : box, /*link=*/0,
                        batch);
     }
   }
@@ -208,9 +208,9 @@ class RoundCopiesBuilder {
                               .message = *partner};
     // Ranks start with different peers, so that none is everyone's first.
     const int32_t world_size = plan_.world_size();
-    const auto lane =
+    const auto link =
         static_cast<uint32_t>((peer - rank_ + world_size) % world_size);
-    return AddDirectCopies(push ? here : other, push ? other : here, lane,
+    return AddDirectCopies(push ? here : other, push ? other : here, link,
                            result_.batches[*work.move_batch]);
   }
 
@@ -227,7 +227,7 @@ class RoundCopiesBuilder {
   // copies whose bytes or loops do not fit together; refit-verify refuses such
   // a plan.
   absl::Status AddDirectCopies(const MessageEnd& send, const MessageEnd& recv,
-                               uint32_t lane, CopyBatch& batch) const {
+                               uint32_t link, CopyBatch& batch) const {
     const fb::CopyList& packs = *body_.copy_lists()->Get(send.message.copies());
     const fb::CopyList& unpacks =
         *body_.copy_lists()->Get(recv.message.copies());
@@ -247,7 +247,7 @@ class RoundCopiesBuilder {
             BoxOf(body_, recv.tensors, unpack, recv.first_entry);
         if ((from.first.dtype == to.first.dtype ||
              IsSupportedCast(from.first.dtype, to.first.dtype)) &&
-            AppendCopy(from, to, lane, batch)) {
+            AppendCopy(from, to, link, batch)) {
           continue;
         }
       }

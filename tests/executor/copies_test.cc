@@ -87,10 +87,10 @@ TEST(TensorBoxTest, OnlyOneRunOfBytesIsOne) {
 void ExpectCopies(const TensorBox& from, const TensorBox& to) {
   CopyBatch batch;
   batch.loops.resize(3);  // of another copy
-  ASSERT_TRUE(AppendCopy(from, to, /*lane=*/2, batch));
+  ASSERT_TRUE(AppendCopy(from, to, /*link=*/2, batch));
   ASSERT_EQ(batch.copies.size(), 1);
   const StridedCopy& copy = batch.copies.front();
-  EXPECT_EQ(copy.lane, 2);
+  EXPECT_EQ(copy.link, 2);
   const auto loops = absl::MakeConstSpan(batch.loops)
                          .subspan(copy.loops_begin, copy.loops_count);
   EXPECT_EQ(PlacesOf(copy.from, loops,

@@ -257,34 +257,34 @@ TEST_P(DeviceConformance, CopiesStridedOnBothSidesAreExact) {
   }
 }
 
-TEST_P(DeviceConformance, LargeCopiesOfManyLanesAreExact) {
+TEST_P(DeviceConformance, LargeCopiesOverManyLinksAreExact) {
   constexpr size_t kBytes = 3 << 20;
   std::vector<std::unique_ptr<DeviceMemory>> memory;
   std::vector<std::byte*> table;
   std::vector<Bytes> before;
   CopyBatch batch;
   batch.loops = {{kBytes / 2 - 5, {0, 1}, {0, 1}}};
-  for (uint32_t lane = 0; lane < 3; ++lane) {
+  for (uint32_t link = 0; link < 3; ++link) {
     for (int side = 0; side < 2; ++side) {
       before.push_back(RandomBytes(kBytes));
       memory.push_back(Upload(before.back()));
       table.push_back(memory.back()->data());
     }
     StridedCopy& copy = batch.copies.emplace_back();
-    copy.from = {2 * lane, 16 * lane, DType::kUint8};
-    copy.to = {2 * lane + 1, 3 * lane, DType::kUint8};
+    copy.from = {2 * link, 16 * link, DType::kUint8};
+    copy.to = {2 * link + 1, 3 * link, DType::kUint8};
     copy.loops_count = 1;
-    copy.lane = lane;
+    copy.link = link;
   }
   auto prepared = device_->Prepare(table, {&batch, 1});
   ASSERT_TRUE(prepared.ok()) << prepared.status();
   ASSERT_TRUE((*prepared)->Enqueue(0, kStream).ok());
-  for (size_t lane = 0; lane < 3; ++lane) {
-    Bytes expected = before[2 * lane + 1];
-    std::copy_n(before[2 * lane].begin() + 16 * lane, kBytes / 2 - 5,
-                expected.begin() + 3 * lane);
-    EXPECT_TRUE(Download(*memory[2 * lane + 1]) == expected) << lane;
-    EXPECT_TRUE(Download(*memory[2 * lane]) == before[2 * lane]) << lane;
+  for (size_t link = 0; link < 3; ++link) {
+    Bytes expected = before[2 * link + 1];
+    std::copy_n(before[2 * link].begin() + 16 * link, kBytes / 2 - 5,
+                expected.begin() + 3 * link);
+    EXPECT_TRUE(Download(*memory[2 * link + 1]) == expected) << link;
+    EXPECT_TRUE(Download(*memory[2 * link]) == before[2 * link]) << link;
   }
 }
 

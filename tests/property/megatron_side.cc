@@ -119,12 +119,12 @@ class RankWriter {
         [&](int64_t, int64_t row, int64_t column) {
           const int64_t fused = tensor_ * rows + row;
           const int64_t group = fused / group_rows;
-          const int64_t lane = fused % group_rows;
-          if (lane < queries * head) {
-            return writer_.At(q, group * queries * head + lane, column);
+          const int64_t row_in_group = fused % group_rows;
+          if (row_in_group < queries * head) {
+            return writer_.At(q, group * queries * head + row_in_group, column);
           }
-          const int64_t in_head = lane % head;
-          return writer_.At(lane < (queries + 1) * head ? k : v,
+          const int64_t in_head = row_in_group % head;
+          return writer_.At(row_in_group < (queries + 1) * head ? k : v,
                             group * head + in_head, column);
         }));
   }

@@ -142,8 +142,8 @@ class RankWriter {
     const int64_t ranks = side_.data * side_.tensor;
     int64_t first_expert = 0;
     int64_t experts = model_.experts;
-    int64_t first_lane = 0;
-    int64_t lanes = model_.expert_intermediate;
+    int64_t first_feature = 0;
+    int64_t features = model_.expert_intermediate;
     if (side_.expert_parallel) {
       experts = 0;
       for (int64_t expert = 0; expert < model_.experts; ++expert) {
@@ -158,8 +158,8 @@ class RankWriter {
         ++experts;
       }
     } else {
-      lanes /= ranks;
-      first_lane = expert_rank_ * lanes;
+      features /= ranks;
+      first_feature = expert_rank_ * features;
     }
     const auto matrix = [&](int64_t slab, const std::string& name) {
       return absl::StrCat(moe, "experts.", first_expert + slab, ".", name,
@@ -168,15 +168,17 @@ class RankWriter {
     const std::string to =
         absl::StrCat(moe, "experts.", side_.old_names ? "" : "routed_experts.");
     out_.push_back(writer_.Write(
-        to + "w13_weight", dtype_, {experts, 2 * lanes, model_.hidden},
+        to + "w13_weight", dtype_, {experts, 2 * features, model_.hidden},
         [&](int64_t slab, int64_t row, int64_t column) {
-          return writer_.At(matrix(slab, row < lanes ? names.gate : names.up),
-                            first_lane + row % lanes, column);
+          return writer_.At(
+              matrix(slab, row < features ? names.gate : names.up),
+              first_feature + row % features, column);
         }));
     out_.push_back(writer_.Write(
-        to + "w2_weight", dtype_, {experts, model_.hidden, lanes},
+        to + "w2_weight", dtype_, {experts, model_.hidden, features},
         [&](int64_t slab, int64_t row, int64_t column) {
-          return writer_.At(matrix(slab, names.down), row, first_lane + column);
+          return writer_.At(matrix(slab, names.down), row,
+                            first_feature + column);
         }));
   }
 

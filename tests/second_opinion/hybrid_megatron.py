@@ -48,15 +48,15 @@ class Stage(megatron.Stage):
 
     def grouped_attention(self, source, module, norm, tp):
         model, attention = self.model, source + module
-        lanes, per_group = model.head_dim, model.heads // model.kv_heads
+        head_dim, per_group = model.head_dim, model.heads // model.kv_heads
 
         def fused(kind):
             query, key, value = (self.tensors[f"{attention}{word}_proj.{kind}"] for word in "qkv")
             rest = query.shape[1:]
             halves = 2 if model.family == "qwen3_next" else 1  # query and gate
-            query = query.reshape(model.kv_heads, per_group, halves, lanes, *rest)
-            query = numpy.swapaxes(query, 1, 2).reshape(model.kv_heads, per_group * halves * lanes, *rest)
-            key, value = (part.reshape(model.kv_heads, lanes, *rest) for part in (key, value))
+            query = query.reshape(model.kv_heads, per_group, halves, head_dim, *rest)
+            query = numpy.swapaxes(query, 1, 2).reshape(model.kv_heads, per_group * halves * head_dim, *rest)
+            key, value = (part.reshape(model.kv_heads, head_dim, *rest) for part in (key, value))
             groups = numpy.concatenate([query, key, value], axis=1)
             return even_part(groups.reshape(-1, *rest), tp, self.tp_size, 0)
 

@@ -34,15 +34,15 @@ def layers_of_chunks(model, side):
 
 def interleave_query_groups(model, query, key, value):
     """For each KV head: the rows of its query heads, of the KV head, of its value head."""
-    lanes, heads_per_group = model.head_dim, model.heads // model.kv_heads
-    group_rows = (heads_per_group + 2) * lanes
+    head_dim, heads_per_group = model.head_dim, model.heads // model.kv_heads
+    group_rows = (heads_per_group + 2) * head_dim
     fused = numpy.empty((model.kv_heads * group_rows, *query.shape[1:]), query.dtype)
-    head, lane = numpy.divmod(numpy.arange(model.heads * lanes), lanes)
+    head, row_in_head = numpy.divmod(numpy.arange(model.heads * head_dim), head_dim)
     group, head_in_group = numpy.divmod(head, heads_per_group)
-    fused[group * group_rows + head_in_group * lanes + lane] = query
-    group, lane = numpy.divmod(numpy.arange(model.kv_heads * lanes), lanes)
-    fused[group * group_rows + heads_per_group * lanes + lane] = key
-    fused[group * group_rows + (heads_per_group + 1) * lanes + lane] = value
+    fused[group * group_rows + head_in_group * head_dim + row_in_head] = query
+    group, row_in_head = numpy.divmod(numpy.arange(model.kv_heads * head_dim), head_dim)
+    fused[group * group_rows + heads_per_group * head_dim + row_in_head] = key
+    fused[group * group_rows + (heads_per_group + 1) * head_dim + row_in_head] = value
     return fused
 
 

@@ -41,7 +41,7 @@ class Lowering {
 
   KernelProgram Lower() {
     for (const StridedCopy& copy : batch_.copies) {
-      lane_ = copy.lane;
+      link_ = copy.link;
       LowerOne(copy);
       // As many as the copy has become.
       if (batch_.kind == CopyKind::kDigest) {
@@ -55,7 +55,7 @@ class Lowering {
              .reserved = 0});
       }
     }
-    InterleaveLanes();
+    InterleaveLinks();
     for (const BlockQuantize& op : batch_.quantizes) {
       EmitQuantize(op, absl::MakeConstSpan(batch_.quantize_loops)
                            .subspan(op.loops_begin, op.loops_count));
@@ -158,9 +158,9 @@ class Lowering {
     program_.copies.push_back(kernel);
     const uint64_t units = uint64_t{rows} * kernel.row_units;
     const uint64_t tiles = (units + cuda::kTileUnits - 1) / cuda::kTileUnits;
-    std::vector<KernelTile>& lane = lanes_[lane_];
+    std::vector<KernelTile>& link = tiles_of_link_[link_];
     for (uint64_t tile = 0; tile < tiles; ++tile) {
-      lane.push_back({.copy = index, .tile = static_cast<uint32_t>(tile)});
+      link.push_back({.copy = index, .tile = static_cast<uint32_t>(tile)});
     }
   }
 
@@ -265,27 +265,27 @@ class Lowering {
     place.byte_offset += step.bytes;
   }
 
-  // So that all lanes end together: each next tile is of the lane that is
-  // farthest behind.
-  void InterleaveLanes() {
-    struct Lane {
+  // Each next tile is of the link that is farthest behind, so that all links
+  // end together.
+  void InterleaveLinks() {
+    struct Link {
       absl::Span<const KernelTile> tiles;
       size_t done = 0;
     };
-    std::vector<Lane> lanes;
+    std::vector<Link> links;
     size_t total = 0;
-    for (const auto& [lane, tiles] : lanes_) {
-      if (!tiles.empty()) lanes.push_back({.tiles = tiles});
+    for (const auto& [link, tiles] : tiles_of_link_) {
+      if (!tiles.empty()) links.push_back({.tiles = tiles});
       total += tiles.size();
     }
     program_.tiles.reserve(total);
     while (program_.tiles.size() < total) {
-      Lane* next = nullptr;
-      for (Lane& lane : lanes) {
-        if (lane.done == lane.tiles.size()) continue;
+      Link* next = nullptr;
+      for (Link& link : links) {
+        if (link.done == link.tiles.size()) continue;
         if (next == nullptr ||
-            lane.done * next->tiles.size() < next->done * lane.tiles.size()) {
-          next = &lane;
+            link.done * next->tiles.size() < next->done * link.tiles.size()) {
+          next = &link;
         }
       }
       program_.tiles.push_back(next->tiles[next->done++]);
@@ -294,8 +294,8 @@ class Lowering {
 
   const CopyBatch& batch_;
   const absl::Span<std::byte* const> table_;
-  uint32_t lane_ = 0;
-  std::map<uint32_t, std::vector<KernelTile>> lanes_;
+  uint32_t link_ = 0;
+  std::map<uint32_t, std::vector<KernelTile>> tiles_of_link_;
   KernelProgram program_;
 };
 

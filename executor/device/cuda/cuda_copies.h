@@ -19,7 +19,7 @@ namespace refit {
 // A batch in the kernel's form, on the host.
 struct KernelProgram {
   std::vector<cuda::KernelCopy> copies;
-  std::vector<cuda::KernelTile> tiles;  // those of different lanes interleaved
+  std::vector<cuda::KernelTile> tiles;  // interleaved over links
   // One for each copy where these are digested; else empty.
   std::vector<cuda::KernelDigest> digests;
   std::vector<cuda::KernelQuantize> quantizes;

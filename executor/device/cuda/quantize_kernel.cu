@@ -101,7 +101,7 @@ __device__ __forceinline__ uint16_t TwoE4m3FromFp32(float low, float high) {
 #endif
 }
 
-// The 16-bit numbers of two lanes of a word, as fp32.
+// The low and the high 16-bit number of a word, as fp32.
 __device__ __forceinline__ float LowFp32(uint32_t two, DType dtype) {
   return __uint_as_float(
       Fp32From16(static_cast<uint16_t>(two & 0xffffu), dtype));

@@ -51,8 +51,9 @@ struct StridedCopy {
   CopyPlace to;
   uint32_t loops_begin = 0;  // into CopyBatch::loops
   uint32_t loops_count = 0;
-  // Copies of different lanes run side by side, on different links.
-  uint32_t lane = 0;
+  // The link that the bytes take: copies over different links run at the same
+  // time. Equal numbers of one batch are one link.
+  uint32_t link = 0;
 };
 
 // A loop around the matrices of a BlockQuantize.
