@@ -59,8 +59,9 @@ absl::StatusOr<RunMeasurement> MeasureRank(const PlanFile& plan,
     std::string mine(sizeof(double), '\0');
     std::memcpy(mine.data(), &refit->seconds, sizeof(double));
     const absl::StatusOr<std::vector<std::string>> all =
-        (*rank)->transport().Share(mine, {&zero, 1}, everyone,
-                                   std::chrono::steady_clock::now() + kTimeout);
+        (*rank)->transport().ExchangeBytes(
+            mine, {&zero, 1}, everyone,
+            std::chrono::steady_clock::now() + kTimeout);
     if (!all.ok()) return all.status();
     if (!first) continue;
     double slowest = 0;

@@ -73,7 +73,7 @@ class Harness {
   template <typename T>
   absl::StatusOr<std::vector<T>> Gather(const T& mine) {
     const absl::StatusOr<std::vector<std::string>> all =
-        rank_.transport().Share(
+        rank_.transport().ExchangeBytes(
             std::string(reinterpret_cast<const char*>(&mine), sizeof(mine)),
             everyone_, everyone_, Clock::now() + kTimeout);
     if (!all.ok()) return all.status();

@@ -83,8 +83,9 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> MakeCommunicator(
     if (!status.ok()) return status;
   }
   const absl::StatusOr<std::vector<std::string>> ids =
-      rank.transport().Share(std::string(id.internal, sizeof(id.internal)),
-                             AllRanks(plan), AllRanks(plan), Soon());
+      rank.transport().ExchangeBytes(
+          std::string(id.internal, sizeof(id.internal)), AllRanks(plan),
+          AllRanks(plan), Soon());
   if (!ids.ok()) return ids.status();
   std::memcpy(id.internal, (*ids)[static_cast<size_t>(ranks.front())].data(),
               sizeof(id.internal));
@@ -142,7 +143,8 @@ class CopyEngineBytesAlone : public TransferMethod {
                                     .Bytes(made->exported_->bytes())
                                     .Take();
     const absl::StatusOr<std::vector<std::string>> shown =
-        rank.transport().Share(message, AllRanks(plan), AllRanks(plan), Soon());
+        rank.transport().ExchangeBytes(message, AllRanks(plan), AllRanks(plan),
+                                       Soon());
     if (!shown.ok()) return shown.status();
     for (const Segment& segment :
          SegmentsOf(plan, rank.transport().rank(), range.size_bytes)) {
@@ -353,7 +355,7 @@ class BroadcastWhole : public TransferMethod {
                                                   stream, Soon(), Never);
       if (!status.ok()) return status;
       if (rank_ >= sources_) {
-        // The rank's share of it, into place.
+        // The rank's part of it, into place.
         const uint64_t kept = std::min(
             part / static_cast<uint64_t>(destinations_), range_.size_bytes);
         status = device_.Copy(range_.data, buffer_->data(), kept, stream);
@@ -365,25 +367,25 @@ class BroadcastWhole : public TransferMethod {
 
  private:
   absl::Status Gather(uint64_t part, Stream stream) {
-    const uint64_t share = part / static_cast<uint64_t>(sources_);
-    if (share == 0) return absl::OkStatus();
+    const uint64_t each = part / static_cast<uint64_t>(sources_);
+    if (each == 0) return absl::OkStatus();
     std::vector<Operation> operations;
     if (rank_ == 0) {
       for (int32_t r = 1; r < sources_; ++r) {
         operations.push_back(
             {.kind = fb::MessageKind::kRecv,
              .peer = r,
-             .data = buffer_->data() + static_cast<uint64_t>(r) * share,
-             .size_bytes = share});
+             .data = buffer_->data() + static_cast<uint64_t>(r) * each,
+             .size_bytes = each});
       }
       absl::Status status =
-          device_.Copy(buffer_->data(), range_.data, share, stream);
+          device_.Copy(buffer_->data(), range_.data, each, stream);
       if (!status.ok()) return status;
     } else {
       operations.push_back({.kind = fb::MessageKind::kSend,
                             .peer = 0,
                             .data = range_.data,
-                            .size_bytes = share});
+                            .size_bytes = each});
     }
     return all_->Exchange(operations, stream, Soon(), Never);
   }

@@ -12,8 +12,8 @@
 namespace refit {
 namespace {
 
-// What a sender tells its receivers in the second Share: those that are to
-// pull, and its Export.
+// What a sender tells its receivers in the second ExchangeBytes: those that are
+// to pull, and its Export.
 struct PullOffer {
   std::vector<int32_t> receivers;
   std::string exported;
@@ -48,18 +48,18 @@ class PeerMapping {
         deadline_(deadline),
         peers_(peers) {}
 
-  // After an error of its own the rank still takes its part in the Shares.
+  // After an error of its own the rank still takes its part in both exchanges.
   absl::Status Map() {
     std::string mine;
     if (!senders_.empty()) mine = Export();
     const absl::StatusOr<std::vector<std::string>> shown =
-        transport_.Share(mine, senders_, receivers_, deadline_);
+        transport_.ExchangeBytes(mine, senders_, receivers_, deadline_);
     if (!shown.ok()) return shown.status();
     for (size_t i = 0; i < receivers_.size() && status_.ok(); ++i) {
       MapReceiver(receivers_[i], (*shown)[i]);
     }
     const absl::StatusOr<std::vector<std::string>> offers =
-        transport_.Share(Offer(), receivers_, senders_, deadline_);
+        transport_.ExchangeBytes(Offer(), receivers_, senders_, deadline_);
     if (!offers.ok()) return offers.status();
     for (size_t i = 0; i < senders_.size() && status_.ok(); ++i) {
       MapSender(senders_[i], (*offers)[i]);

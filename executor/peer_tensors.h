@@ -35,8 +35,8 @@ struct PeerTensors {
 // Maps what the rank needs of its peers. `addresses`: its own tensors, by entry
 // of its TensorTable.
 //
-// Takes two Shares, on all ranks of the plan. An error of another rank is not
-// seen here: they have to agree on it afterwards.
+// Takes two calls of ExchangeBytes, on all ranks of the plan. An error of
+// another rank is not seen here: they have to agree on it afterwards.
 absl::Status MapPeerTensors(const PlanFile& plan, int32_t rank,
                             const RankSchedule& schedule,
                             absl::Span<std::byte* const> addresses,

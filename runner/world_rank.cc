@@ -31,12 +31,13 @@ void MeasureSent(const PlanFile& plan, RunOfRanksResult& result) {
 }
 
 // Tells all ranks what this one did and sums what all did.
-absl::StatusOr<RankReport> ShareReports(WorldRank& rank, const PlanFile& plan,
-                                        const RankReport& mine,
-                                        Deadline deadline) {
+absl::StatusOr<RankReport> GatherReports(WorldRank& rank, const PlanFile& plan,
+                                         const RankReport& mine,
+                                         Deadline deadline) {
   const std::vector<int32_t> everyone = AllRanks(plan);
   const absl::StatusOr<std::vector<std::string>> reports =
-      rank.transport().Share(WriteReport(mine), everyone, everyone, deadline);
+      rank.transport().ExchangeBytes(WriteReport(mine), everyone, everyone,
+                                     deadline);
   if (!reports.ok()) return reports.status();
   RankReport all;
   for (const std::string& bytes : *reports) {
@@ -164,8 +165,9 @@ absl::StatusOr<CheckResult> WorldRank::Check() {
 }
 
 absl::StatusOr<RefitMeasurement> WorldRank::Refit(bool digest) {
-  const absl::StatusOr<std::vector<std::string>> all_here = transport().Share(
-      "", AllRanks(plan_), AllRanks(plan_), Clock::now() + timeout_);
+  const absl::StatusOr<std::vector<std::string>> all_here =
+      transport().ExchangeBytes("", AllRanks(plan_), AllRanks(plan_),
+                                Clock::now() + timeout_);
   if (!all_here.ok()) return all_here.status();
   const Clock::time_point start = Clock::now();
   absl::Status status = executor().Run(
@@ -208,8 +210,8 @@ absl::StatusOr<RunOfRanksResult> RunCheckedRank(
     absl::StatusOr<CheckResult> check = rank.Check();
     if (!check.ok()) return check.status();
     absl::StatusOr<RankReport> all =
-        ShareReports(rank, plan, {.refit = *refit, .check = *check},
-                     Clock::now() + options.timeout);
+        GatherReports(rank, plan, {.refit = *refit, .check = *check},
+                      Clock::now() + options.timeout);
     if (!all.ok()) return all.status();
     all->check.mismatches = std::move(check->mismatches);
     result.refits.push_back(std::move(all->refit));

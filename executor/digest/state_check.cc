@@ -80,13 +80,13 @@ absl::StatusOr<std::string> StateCheck::ThroughRankZero(
     const Judge& judge) const {
   const std::vector<int32_t> others = RanksFrom(1, plan_.world_size());
   if (rank_ != 0) {
-    const auto given = transport.Share(mine, {0}, {}, deadline);
+    const auto given = transport.ExchangeBytes(mine, {0}, {}, deadline);
     if (!given.ok()) return given.status();
-    auto judged = transport.Share("", {}, {0}, deadline);
+    auto judged = transport.ExchangeBytes("", {}, {0}, deadline);
     if (!judged.ok()) return judged.status();
     return std::move(judged->front());
   }
-  auto gathered = transport.Share("", {}, others, deadline);
+  auto gathered = transport.ExchangeBytes("", {}, others, deadline);
   if (!gathered.ok()) return gathered.status();
   gathered->insert(gathered->begin(), mine);
   absl::StatusOr<std::string> judgement = judge(*gathered);
@@ -94,7 +94,7 @@ absl::StatusOr<std::string> StateCheck::ThroughRankZero(
     transport.Abort(judgement.status());
     return judgement.status();
   }
-  const auto given = transport.Share(*judgement, others, {}, deadline);
+  const auto given = transport.ExchangeBytes(*judgement, others, {}, deadline);
   if (!given.ok()) return given.status();
   return judgement;
 }

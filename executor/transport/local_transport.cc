@@ -38,10 +38,9 @@ class LocalTransport : public Transport, private Fence {
                        Deadline deadline) override;
   absl::Status Handshake(const HandshakeRecord& record,
                          Deadline deadline) override;
-  absl::StatusOr<std::vector<std::string>> Share(std::string_view mine,
-                                                 absl::Span<const int32_t> to,
-                                                 absl::Span<const int32_t> from,
-                                                 Deadline deadline) override;
+  absl::StatusOr<std::vector<std::string>> ExchangeBytes(
+      std::string_view mine, absl::Span<const int32_t> to,
+      absl::Span<const int32_t> from, Deadline deadline) override;
   Fence* fence() override { return this; }
   absl::Status BeginRefit(Deadline deadline) override;
   absl::Status Exchange(const ExchangeRound& round, Stream stream) override;
@@ -106,7 +105,7 @@ absl::Status LocalTransport::Handshake(const HandshakeRecord& record,
   return fabric_.Gather(step_, rank_, record, deadline, "handshake");
 }
 
-absl::StatusOr<std::vector<std::string>> LocalTransport::Share(
+absl::StatusOr<std::vector<std::string>> LocalTransport::ExchangeBytes(
     std::string_view mine, absl::Span<const int32_t>,
     absl::Span<const int32_t> from, Deadline deadline) {
   ++step_;

@@ -118,10 +118,9 @@ class NcclTransport : public Transport, private Fence {
                        Deadline deadline) override;
   absl::Status Handshake(const HandshakeRecord& record,
                          Deadline deadline) override;
-  absl::StatusOr<std::vector<std::string>> Share(std::string_view mine,
-                                                 absl::Span<const int32_t> to,
-                                                 absl::Span<const int32_t> from,
-                                                 Deadline deadline) override;
+  absl::StatusOr<std::vector<std::string>> ExchangeBytes(
+      std::string_view mine, absl::Span<const int32_t> to,
+      absl::Span<const int32_t> from, Deadline deadline) override;
   Fence* fence() override { return links_.fence == nullptr ? nullptr : this; }
   std::vector<std::string> notices() const override { return links_.notices; }
   std::optional<int32_t> FirstWithoutRecording() const override {
@@ -354,7 +353,7 @@ absl::Status NcclTransport::Handshake(const HandshakeRecord& record,
   return CompareRecords(*records);
 }
 
-absl::StatusOr<std::vector<std::string>> NcclTransport::Share(
+absl::StatusOr<std::vector<std::string>> NcclTransport::ExchangeBytes(
     std::string_view mine, absl::Span<const int32_t> to,
     absl::Span<const int32_t> from, Deadline deadline) {
   if (absl::Status s = supervisor_.Enter(deadline); !s.ok()) return s;

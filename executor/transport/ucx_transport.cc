@@ -41,10 +41,9 @@ class UcxTransport : public Transport {
                        Deadline deadline) override;
   absl::Status Handshake(const HandshakeRecord& record,
                          Deadline deadline) override;
-  absl::StatusOr<std::vector<std::string>> Share(std::string_view mine,
-                                                 absl::Span<const int32_t> to,
-                                                 absl::Span<const int32_t> from,
-                                                 Deadline deadline) override;
+  absl::StatusOr<std::vector<std::string>> ExchangeBytes(
+      std::string_view mine, absl::Span<const int32_t> to,
+      absl::Span<const int32_t> from, Deadline deadline) override;
   Fence* fence() override { return nullptr; }
   absl::Status BeginRefit(Deadline deadline) override;
   absl::Status Exchange(const ExchangeRound& round, Stream stream) override;
@@ -294,7 +293,7 @@ absl::Status UcxTransport::Handshake(const HandshakeRecord& record,
   return records.ok() ? CompareRecords(*records) : records.status();
 }
 
-absl::StatusOr<std::vector<std::string>> UcxTransport::Share(
+absl::StatusOr<std::vector<std::string>> UcxTransport::ExchangeBytes(
     std::string_view mine, absl::Span<const int32_t> to,
     absl::Span<const int32_t> from, Deadline deadline) {
   BeginStep();

@@ -11,12 +11,12 @@
 namespace refit {
 namespace {
 
-std::vector<int64_t> Sizes(Range (*share)(int64_t, int64_t, int64_t),
+std::vector<int64_t> Sizes(Range (*shard)(int64_t, int64_t, int64_t),
                            int64_t size, int64_t count) {
   std::vector<int64_t> sizes;
   int64_t next = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const Range range = share(size, count, i);
+    const Range range = shard(size, count, i);
     EXPECT_EQ(range.begin, next);
     next = range.end;
     sizes.push_back(range.size());
@@ -25,20 +25,20 @@ std::vector<int64_t> Sizes(Range (*share)(int64_t, int64_t, int64_t),
   return sizes;
 }
 
-TEST(ShardTest, ChunkSharesAreTorchChunks) {
-  EXPECT_EQ(Sizes(ChunkShare, 10, 4), (std::vector<int64_t>{3, 3, 3, 1}));
-  EXPECT_EQ(Sizes(ChunkShare, 5, 4), (std::vector<int64_t>{2, 2, 1, 0}));
-  EXPECT_EQ(Sizes(ChunkShare, 2, 4), (std::vector<int64_t>{1, 1, 0, 0}));
-  EXPECT_EQ(Sizes(ChunkShare, 0, 2), (std::vector<int64_t>{0, 0}));
+TEST(ShardTest, ChunkShardsAreTorchChunks) {
+  EXPECT_EQ(Sizes(ChunkShard, 10, 4), (std::vector<int64_t>{3, 3, 3, 1}));
+  EXPECT_EQ(Sizes(ChunkShard, 5, 4), (std::vector<int64_t>{2, 2, 1, 0}));
+  EXPECT_EQ(Sizes(ChunkShard, 2, 4), (std::vector<int64_t>{1, 1, 0, 0}));
+  EXPECT_EQ(Sizes(ChunkShard, 0, 2), (std::vector<int64_t>{0, 0}));
 }
 
-TEST(ShardTest, LinearSharesGiveTheRestToTheFirst) {
-  EXPECT_EQ(Sizes(LinearShare, 8, 3), (std::vector<int64_t>{3, 3, 2}));
-  EXPECT_EQ(Sizes(LinearShare, 2, 3), (std::vector<int64_t>{1, 1, 0}));
+TEST(ShardTest, LinearShardsGiveTheRestToTheFirst) {
+  EXPECT_EQ(Sizes(LinearShard, 8, 3), (std::vector<int64_t>{3, 3, 2}));
+  EXPECT_EQ(Sizes(LinearShard, 2, 3), (std::vector<int64_t>{1, 1, 0}));
 }
 
-TEST(ShardTest, EvenSharesAreEqual) {
-  EXPECT_EQ(Sizes(EvenShare, 6, 3), (std::vector<int64_t>{2, 2, 2}));
+TEST(ShardTest, EvenShardsAreEqual) {
+  EXPECT_EQ(Sizes(EvenShard, 6, 3), (std::vector<int64_t>{2, 2, 2}));
 }
 
 TEST(ShardTest, StridedShardOfOneRankMergesToTheWhole) {

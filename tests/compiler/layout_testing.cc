@@ -177,12 +177,12 @@ Tensor Columns(const Tensor& tensor, int64_t begin, int64_t end) {
   return out;
 }
 
-Tensor Share(const Tensor& tensor, int64_t count, int64_t index) {
+Tensor Shard(const Tensor& tensor, int64_t count, int64_t index) {
   const int64_t rows = tensor.shape[0] / count;
   return Rows(tensor, index * rows, (index + 1) * rows);
 }
 
-Tensor ShareColumns(const Tensor& tensor, int64_t count, int64_t index) {
+Tensor ShardColumns(const Tensor& tensor, int64_t count, int64_t index) {
   const int64_t columns = tensor.shape[1] / count;
   return Columns(tensor, index * columns, (index + 1) * columns);
 }

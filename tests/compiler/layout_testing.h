@@ -62,8 +62,8 @@ Tensors Checkpoint(const Model& model);
 Tensor Rows(const Tensor& tensor, int64_t begin, int64_t end);
 Tensor Columns(const Tensor& tensor, int64_t begin, int64_t end);
 // Part `index` of `count` equal parts.
-Tensor Share(const Tensor& tensor, int64_t count, int64_t index);
-Tensor ShareColumns(const Tensor& tensor, int64_t count, int64_t index);
+Tensor Shard(const Tensor& tensor, int64_t count, int64_t index);
+Tensor ShardColumns(const Tensor& tensor, int64_t count, int64_t index);
 Tensor Concat(const std::vector<Tensor>& parts);  // along dim 0
 Tensor Stack(const std::vector<Tensor>& parts);   // along a new dim 0
 Tensor Filled(std::vector<int64_t> shape, int64_t cell);

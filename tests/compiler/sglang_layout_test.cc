@@ -50,7 +50,8 @@ class Oracle {
 
   Tensors Rank(int64_t rank) {
     const Architecture& a = model_.architecture;
-    const bool own_head = a.family->model_type == "qwen3_moe" || a.family->model_type == "mixtral";
+    const bool own_head = a.family->model_type == "qwen3_moe" ||
+                          a.family->model_type == "mixtral";
     const bool head_everywhere = own_head || a.family->model_type == "llama";
     Tensors out;
     tp_ = rank % mesh_.tp;
@@ -63,13 +64,13 @@ class Oracle {
           mesh_.embedding == EmbeddingCut::kReplicated ? Padded(embedding, 1)
           : mesh_.embedding == EmbeddingCut::kAttention
               ? OfAttention(Padded(embedding, attention_ranks()))
-              : Share(Padded(embedding, mesh_.tp), mesh_.tp, tp_);
+              : Shard(Padded(embedding, mesh_.tp), mesh_.tp, tp_);
     }
     if (last) out["model.norm.weight"] = hf_.at("model.norm.weight");
     const Tensor& matrix = a.tied ? embedding : hf_.at("lm_head.weight");
     const Tensor head = mesh_.dp_lm_head
                             ? OfAttention(Padded(matrix, attention_ranks()))
-                            : Share(Padded(matrix, mesh_.tp), mesh_.tp, tp_);
+                            : Shard(Padded(matrix, mesh_.tp), mesh_.tp, tp_);
     const bool is_alias = a.tied && mesh_.pp == 1 && !own_head;
     if (last && !is_alias) out["lm_head.weight"] = head;
     if (!last && head_everywhere) {
@@ -97,7 +98,7 @@ class Oracle {
   // the next, each over the same n shards.
   int64_t attention_ranks() const { return mesh_.tp / mesh_.dp_attention; }
   Tensor OfAttention(const Tensor& t) const {
-    return Share(t, attention_ranks(), tp_ % attention_ranks());
+    return Shard(t, attention_ranks(), tp_ % attention_ranks());
   }
 
   // To a multiple of 64; of 64 for each rank if they do not divide that.
@@ -116,7 +117,7 @@ class Oracle {
     const int64_t heads = model_.architecture.kv_heads;
     const int64_t rank = tp_ % attention_ranks();
     if (attention_ranks() <= heads) return OfAttention(t);
-    return Share(t, heads, rank * heads / attention_ranks());
+    return Shard(t, heads, rank * heads / attention_ranks());
   }
 
   void AddLayer(const std::string& p, Tensors& out) {
@@ -136,14 +137,14 @@ class Oracle {
                   KvHeads(hf_.at(attention + "v_proj." + leaf))});
     }
     out[attention + "o_proj.weight"] =
-        ShareColumns(hf_.at(attention + "o_proj.weight"), attention_ranks(),
+        ShardColumns(hf_.at(attention + "o_proj.weight"), attention_ranks(),
                      tp_ % attention_ranks());
     if (!hf_.contains(p + "mlp.gate_proj.weight")) return AddExperts(p, out);
     out[p + "mlp.gate_up_proj.weight"] =
-        Concat({Share(hf_.at(p + "mlp.gate_proj.weight"), mesh_.tp, tp_),
-                Share(hf_.at(p + "mlp.up_proj.weight"), mesh_.tp, tp_)});
+        Concat({Shard(hf_.at(p + "mlp.gate_proj.weight"), mesh_.tp, tp_),
+                Shard(hf_.at(p + "mlp.up_proj.weight"), mesh_.tp, tp_)});
     out[p + "mlp.down_proj.weight"] =
-        ShareColumns(hf_.at(p + "mlp.down_proj.weight"), mesh_.tp, tp_);
+        ShardColumns(hf_.at(p + "mlp.down_proj.weight"), mesh_.tp, tp_);
   }
 
   void AddExperts(const std::string& p, Tensors& out) {
@@ -158,15 +159,15 @@ class Oracle {
       const int64_t expert = (tp_ / parts * local + i) % experts;
       const std::string name = to + std::to_string(expert) + ".";
       const Tensor gate =
-          Share(hf_.at(name + (mixtral ? "w1.weight" : "gate_proj.weight")),
+          Shard(hf_.at(name + (mixtral ? "w1.weight" : "gate_proj.weight")),
                 parts, tp_ % parts);
       const Tensor up =
-          Share(hf_.at(name + (mixtral ? "w3.weight" : "up_proj.weight")),
+          Shard(hf_.at(name + (mixtral ? "w3.weight" : "up_proj.weight")),
                 parts, tp_ % parts);
       w13.push_back(mesh_.moe_backend == "flashinfer_cutlass"
                         ? Concat({up, gate})
                         : Concat({gate, up}));
-      w2.push_back(ShareColumns(
+      w2.push_back(ShardColumns(
           hf_.at(name + (mixtral ? "w2.weight" : "down_proj.weight")), parts,
           tp_ % parts));
     }

@@ -53,7 +53,8 @@ class Oracle {
 
     const bool first = pp == 0;
     const bool last = pp == mesh_.pp - 1;
-    const bool everywhere = a.family->model_type == "qwen3_moe" || a.family->model_type == "mixtral";
+    const bool everywhere = a.family->model_type == "qwen3_moe" ||
+                            a.family->model_type == "mixtral";
     const auto end = [&](const std::string& name, const Tensor& tensor,
                          bool read) {
       if (read) out[name] = tensor;
@@ -95,18 +96,18 @@ class Oracle {
     for (const std::string leaf : {"weight", "bias"}) {
       if (!hf_.contains(p + "self_attn.q_proj." + leaf)) continue;
       out[p + "self_attn.qkv_proj." + leaf] =
-          Concat({Share(hf("self_attn.q_proj." + leaf), mesh_.tp, tp_),
+          Concat({Shard(hf("self_attn.q_proj." + leaf), mesh_.tp, tp_),
                   KvHeads(hf("self_attn.k_proj." + leaf)),
                   KvHeads(hf("self_attn.v_proj." + leaf))});
     }
     out[p + "self_attn.o_proj.weight"] =
-        ShareColumns(hf("self_attn.o_proj.weight"), mesh_.tp, tp_);
+        ShardColumns(hf("self_attn.o_proj.weight"), mesh_.tp, tp_);
     if (hf_.contains(p + "mlp.gate_proj.weight")) {
       out[p + "mlp.gate_up_proj.weight"] =
-          Concat({Share(hf("mlp.gate_proj.weight"), mesh_.tp, tp_),
-                  Share(hf("mlp.up_proj.weight"), mesh_.tp, tp_)});
+          Concat({Shard(hf("mlp.gate_proj.weight"), mesh_.tp, tp_),
+                  Shard(hf("mlp.up_proj.weight"), mesh_.tp, tp_)});
       out[p + "mlp.down_proj.weight"] =
-          ShareColumns(hf("mlp.down_proj.weight"), mesh_.tp, tp_);
+          ShardColumns(hf("mlp.down_proj.weight"), mesh_.tp, tp_);
       return;
     }
     AddExperts(p, out);
@@ -122,15 +123,15 @@ class Oracle {
       const int64_t count = mesh_.ep ? 1 : ranks;
       const int64_t index = mesh_.ep ? 0 : expert_rank_;
       const Tensor gate =
-          Share(hf_.at(name + (mixtral ? "w1.weight" : "gate_proj.weight")),
+          Shard(hf_.at(name + (mixtral ? "w1.weight" : "gate_proj.weight")),
                 count, index);
       const Tensor up =
-          Share(hf_.at(name + (mixtral ? "w3.weight" : "up_proj.weight")),
+          Shard(hf_.at(name + (mixtral ? "w3.weight" : "up_proj.weight")),
                 count, index);
       w13.push_back(mesh_.moe_backend == "flashinfer_cutlass"
                         ? Concat({up, gate})
                         : Concat({gate, up}));
-      w2.push_back(ShareColumns(
+      w2.push_back(ShardColumns(
           hf_.at(name + (mixtral ? "w2.weight" : "down_proj.weight")), count,
           index));
     }
@@ -169,13 +170,13 @@ class Oracle {
 
   Tensor KvHeads(const Tensor& t) const {
     const Architecture& a = model_.architecture;
-    if (mesh_.tp < a.kv_heads) return Share(t, mesh_.tp, tp_);
-    return Share(t, a.kv_heads, tp_ / (mesh_.tp / a.kv_heads));
+    if (mesh_.tp < a.kv_heads) return Shard(t, mesh_.tp, tp_);
+    return Shard(t, a.kv_heads, tp_ / (mesh_.tp / a.kv_heads));
   }
 
   Tensor Vocabulary(const Tensor& t) const {
     const int64_t padded = (t.shape[0] + 63) / 64 * 64;
-    return Share(
+    return Shard(
         Concat({t, Filled({padded - t.shape[0], t.shape[1]}, Tensor::kFill)}),
         mesh_.tp, tp_);
   }

@@ -341,7 +341,7 @@ TEST_P(TransportConformance, RankThatLeftARefitOutIsToldByItsNextCall) {
   }
 }
 
-TEST_P(TransportConformance, ShareGivesEachWhatWasMeantForIt) {
+TEST_P(TransportConformance, ExchangeBytesGivesEachWhatWasMeantForIt) {
   constexpr int32_t kRanks = 5;
   MakeWorld(kRanks);
   ConnectAll();
@@ -354,8 +354,8 @@ TEST_P(TransportConformance, ShareGivesEachWhatWasMeantForIt) {
       if (rank < 4) to = {(rank + 1) % 4, 4};
       if (rank < 4) from = {(rank + 3) % 4};
       if (rank == 4) from = {3, 1, 0, 2};
-      auto shared =
-          end(rank).Share(mine + std::to_string(rank), to, from, Ample());
+      auto shared = end(rank).ExchangeBytes(mine + std::to_string(rank), to,
+                                            from, Ample());
       if (shared.ok()) given[rank] = *std::move(shared);
       return shared.status();
     });
@@ -370,13 +370,13 @@ TEST_P(TransportConformance, ShareGivesEachWhatWasMeantForIt) {
   }
 }
 
-TEST_P(TransportConformance, ShareEndsAtTheDeadlineWithoutARank) {
+TEST_P(TransportConformance, ExchangeBytesEndsAtTheDeadlineWithoutARank) {
   MakeWorld(3);
   ConnectAll();
   const auto statuses = OnAllRanks([&](int32_t rank) {
     if (rank == 1) return absl::OkStatus();
     return end(rank)
-        .Share("", {}, {}, In(std::chrono::milliseconds(100)))
+        .ExchangeBytes("", {}, {}, In(std::chrono::milliseconds(100)))
         .status();
   });
   for (const int32_t rank : {0, 2}) {

@@ -44,8 +44,9 @@ class PulledRank {
   ~PulledRank() {
     if (gpu_ == nullptr) return;
     // Together: no rank leaves while others map its memory.
-    (void)gpu_->transport().Share("", AllRanks(plan_), AllRanks(plan_),
-                                  std::chrono::steady_clock::now() + kTimeout);
+    (void)gpu_->transport().ExchangeBytes(
+        "", AllRanks(plan_), AllRanks(plan_),
+        std::chrono::steady_clock::now() + kTimeout);
     gpu_.reset();
   }
 

@@ -297,7 +297,7 @@ std::vector<std::byte> LogicalBytes(const MatrixCase& c) {
   return bytes;
 }
 
-// Share `index` of `count` of dimension `dim`, as torch.chunk cuts it.
+// Shard `index` of `count` of dimension `dim`, as torch.chunk cuts it.
 TensorBytes Slice(const MatrixCase& c, const std::vector<std::byte>& bytes,
                   int64_t dim, int64_t count, int64_t index) {
   const int64_t extent = c.shape[dim];

@@ -18,7 +18,7 @@ Part BoxPart(const Param& param, Box box, Dims stride, int64_t offset = 0) {
 
 TensorSpec GateUpOfExperts(const Param& param, Range experts, EvenPart part) {
   const int64_t in = param.shape[1];
-  const Range out = EvenShare(param.shape[2], part.count, part.index);
+  const Range out = EvenShard(param.shape[2], part.count, part.index);
   const int64_t tensor = 2 * out.size() * in;
   TensorSpec spec = {.name = {}, .shape = {2 * out.size(), in}, .parts = {}};
   for (int64_t half = 0; half < 2; ++half) {
@@ -32,7 +32,7 @@ TensorSpec GateUpOfExperts(const Param& param, Range experts, EvenPart part) {
 
 TensorSpec GateUpBiasOfExperts(const Param& param, Range experts,
                                EvenPart part) {
-  const Range out = EvenShare(param.shape[1], part.count, part.index);
+  const Range out = EvenShard(param.shape[1], part.count, part.index);
   TensorSpec spec = {.name = {}, .shape = {2 * out.size()}, .parts = {}};
   for (int64_t half = 0; half < 2; ++half) {
     spec.parts.push_back(BoxPart(param,
@@ -58,7 +58,7 @@ TensorSpec DownBiasOfExperts(const Param& param, Range experts) {
 TensorSpec StackedGateUp(const Param& param, std::string name, Range experts,
                          EvenPart part) {
   const int64_t in = param.shape[1];
-  const Range out = EvenShare(param.shape[2], part.count, part.index);
+  const Range out = EvenShard(param.shape[2], part.count, part.index);
   return {.name = std::move(name),
           .shape = {experts.size(), 2 * out.size(), in},
           .parts = {BoxPart(param,
@@ -69,7 +69,7 @@ TensorSpec StackedGateUp(const Param& param, std::string name, Range experts,
 
 TensorSpec StackedGateUpBias(const Param& param, std::string name,
                              Range experts, EvenPart part) {
-  const Range out = EvenShare(param.shape[1], part.count, part.index);
+  const Range out = EvenShard(param.shape[1], part.count, part.index);
   return {.name = std::move(name),
           .shape = {experts.size(), 2 * out.size()},
           .parts = {BoxPart(param,
@@ -80,7 +80,7 @@ TensorSpec StackedGateUpBias(const Param& param, std::string name,
 
 TensorSpec StackedDown(const Param& param, std::string name, Range experts,
                        EvenPart part) {
-  const Range in = EvenShare(param.shape[1], part.count, part.index);
+  const Range in = EvenShard(param.shape[1], part.count, part.index);
   const int64_t out = param.shape[2];
   return {.name = std::move(name),
           .shape = {experts.size(), out, in.size()},

@@ -26,7 +26,7 @@ TensorSpec SectionRows(const Param& param, absl::Span<const Section> sections) {
   int64_t begin = 0;
   for (const Section& section : sections) {
     Range rows =
-        EvenShare(section.rows, section.part.count, section.part.index);
+        EvenShard(section.rows, section.part.count, section.part.index);
     rows = {begin + rows.begin, begin + rows.end};
     spec.parts.push_back(RowsPart(param, rows, spec.shape[0]));
     spec.shape[0] += rows.size();
@@ -73,7 +73,7 @@ TensorSpec DeltaInRows(const LayerGroup& group, const DeltaNetSizes& sizes,
   const int64_t value = value_heads * sizes.value_dim;
   const int64_t qkvz_rows = 2 * key + 2 * value;
   const int64_t ba_rows = 2 * value_heads;
-  const Range heads = EvenShare(sizes.key_heads, part.count, part.index);
+  const Range heads = EvenShard(sizes.key_heads, part.count, part.index);
 
   TensorSpec spec = {
       .name = qkvz->name, .shape = {0, qkvz->shape[1]}, .parts = {}};

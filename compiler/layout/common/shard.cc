@@ -27,23 +27,23 @@ void AppendSlice(const Runs& runs, Range positions, Runs& out) {
 
 }  // namespace
 
-Range EvenShare(int64_t size, int64_t count, int64_t index) {
+Range EvenShard(int64_t size, int64_t count, int64_t index) {
   assert(count > 0 && size % count == 0);
-  const int64_t share = size / count;
-  return {index * share, (index + 1) * share};
+  const int64_t shard = size / count;
+  return {index * shard, (index + 1) * shard};
 }
 
-Range ChunkShare(int64_t size, int64_t count, int64_t index) {
+Range ChunkShard(int64_t size, int64_t count, int64_t index) {
   assert(count > 0);
-  const int64_t share = size / count + (size % count != 0);
-  // A share beyond the end is empty; comparing first keeps the product small.
-  if (share == 0 || index >= size / share + (size % share != 0)) {
+  const int64_t shard = size / count + (size % count != 0);
+  // A shard beyond the end is empty; comparing first keeps the product small.
+  if (shard == 0 || index >= size / shard + (size % shard != 0)) {
     return {size, size};
   }
-  return {index * share, std::min((index + 1) * share, size)};
+  return {index * shard, std::min((index + 1) * shard, size)};
 }
 
-Range LinearShare(int64_t size, int64_t count, int64_t index) {
+Range LinearShard(int64_t size, int64_t count, int64_t index) {
   assert(count > 0);
   const int64_t base = size / count;
   const int64_t rest = size % count;
@@ -66,9 +66,9 @@ Runs StridedShardRuns(const Runs& runs, int64_t split_factor, int64_t count,
   Runs out;
   const int64_t size = RunsSize(runs);
   for (int64_t split = 0; split < split_factor; ++split) {
-    const Range chunk = ChunkShare(size, split_factor, split);
+    const Range chunk = ChunkShard(size, split_factor, split);
     if (chunk.size() == 0) break;  // so are all that follow
-    const Range part = ChunkShare(chunk.size(), count, index);
+    const Range part = ChunkShard(chunk.size(), count, index);
     AppendSlice(runs, {chunk.begin + part.begin, chunk.begin + part.end}, out);
   }
   return out;

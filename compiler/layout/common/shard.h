@@ -16,8 +16,8 @@ struct Range {
   friend bool operator==(const Range&, const Range&) = default;
 };
 
-// Share `index` of `count` equal shares. Requires that `count` divides `size`.
-Range EvenShare(int64_t size, int64_t count, int64_t index);
+// Shard `index` of `count` equal shards. Requires that `count` divides `size`.
+Range EvenShard(int64_t size, int64_t count, int64_t index);
 
 // Part `index` of `count` equal parts.
 struct EvenPart {
@@ -25,13 +25,13 @@ struct EvenPart {
   int64_t index = 0;
 };
 
-// As torch.chunk cuts: shares of ceil(size / count), the last ones shorter or
+// As torch.chunk cuts: shards of ceil(size / count), the last ones shorter or
 // empty (10 over 4: 3, 3, 3, 1; 5 over 4: 2, 2, 1, 0).
-Range ChunkShare(int64_t size, int64_t count, int64_t index);
+Range ChunkShard(int64_t size, int64_t count, int64_t index);
 
-// As vLLM's linear expert placement: the first size % count shares hold one
+// As vLLM's linear expert placement: the first size % count shards hold one
 // more than the others.
-Range LinearShare(int64_t size, int64_t count, int64_t index);
+Range LinearShard(int64_t size, int64_t count, int64_t index);
 
 // The indices of a global dimension that stand in a local one, in order.
 // Adjacent ranges are merged, none is empty.

@@ -134,14 +134,14 @@ TensorSpec WholeOf(const Param& param) {
 }
 
 TensorSpec RowsOf(const Param& param, EvenPart part) {
-  const Range rows = EvenShare(param.shape[0], part.count, part.index);
+  const Range rows = EvenShard(param.shape[0], part.count, part.index);
   return {.name = {},
           .shape = {rows.size(), param.shape[1]},
           .parts = {RowsPart(param, rows, 0)}};
 }
 
 TensorSpec ColumnsOf(const Param& param, EvenPart part) {
-  const Range columns = EvenShare(param.shape[1], part.count, part.index);
+  const Range columns = EvenShard(param.shape[1], part.count, part.index);
   return {.name = {},
           .shape = {param.shape[0], columns.size()},
           .parts = {ColumnsPart(param, columns)}};
@@ -264,7 +264,7 @@ Buffer VocabularyTensor(const LayoutContext& context, std::string name,
   const Param& param = context.model.params[IndexOf(id)];
   const int64_t vocab = param.shape[0];
   const int64_t columns = param.shape[1];
-  const Range rows = EvenShare(shard.padded_rows, shard.count, shard.index);
+  const Range rows = EvenShard(shard.padded_rows, shard.count, shard.index);
   const int64_t end = std::clamp(vocab, rows.begin, rows.end);
 
   Buffer buffer = MakeBuffer(std::move(name), {rows.size(), columns},

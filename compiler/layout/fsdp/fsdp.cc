@@ -121,7 +121,7 @@ class FsdpLayout {
   // data-parallel ranks shares them: consecutive ones to each coordinate of
   // its fastest axis, which FSDP cuts over the other.
   Range OwnExperts(const Coordinate& rank) const {
-    return EvenShare(context_.model.architecture.experts, expert_,
+    return EvenShard(context_.model.architecture.experts, expert_,
                      rank.data % expert_);
   }
   ExpertShard StackShard(const Coordinate& rank) const;
@@ -238,7 +238,7 @@ ExpertShard FsdpLayout::StackShard(const Coordinate& rank) const {
   const EvenPart part = {.count = data_ / expert_,
                          .index = rank.data / expert_};
   if (StackDim() == 1) return {.experts = own, .second = part};
-  const Range chunk = ChunkShare(own.size(), part.count, part.index);
+  const Range chunk = ChunkShard(own.size(), part.count, part.index);
   return {.experts = {own.begin + chunk.begin, own.begin + chunk.end},
           .second = {}};
 }
@@ -260,7 +260,7 @@ Buffer FsdpLayout::Shard(ParamId id, const Coordinate& rank) const {
   const TensorStyle style =
       tensor_ > 1 ? TensorStyleOf(param.role) : TensorStyle::kWhole;
   if (style == TensorStyle::kColumns) {
-    const Range columns = EvenShare(param.shape[1], tensor_, rank.tensor);
+    const Range columns = EvenShard(param.shape[1], tensor_, rank.tensor);
     box.lo[rows + 1] = columns.begin;
     box.hi[rows + 1] = columns.end;
   }
@@ -270,11 +270,11 @@ Buffer FsdpLayout::Shard(ParamId id, const Coordinate& rank) const {
   buffer.name = ModuleName(param.name);
   buffer.index = param.index;
   if (style == TensorStyle::kRows) {
-    held = ChunkShare(held.end, tensor_, rank.tensor);
+    held = ChunkShard(held.end, tensor_, rank.tensor);
   } else if (IsFusedExpert(param)) {
     const ExpertShard shard = StackShard(rank);
     const Range second =
-        EvenShare(param.shape[1], shard.second.count, shard.second.index);
+        EvenShard(param.shape[1], shard.second.count, shard.second.index);
     held = shard.experts;
     box.lo[rows + 1] = second.begin;
     box.hi[rows + 1] = second.end;
@@ -289,7 +289,7 @@ Buffer FsdpLayout::Shard(ParamId id, const Coordinate& rank) const {
     part = {.count = data_ / expert_, .index = rank.data / expert_};
   }
   if (!IsModuleBuffer(param)) {
-    const Range chunk = ChunkShare(held.size(), part.count, part.index);
+    const Range chunk = ChunkShard(held.size(), part.count, part.index);
     held = {held.begin + chunk.begin, held.begin + chunk.end};
   }
   box.lo[rows] = held.begin;
@@ -324,7 +324,7 @@ std::vector<Buffer> FsdpLayout::FusedExperts(const Coordinate& rank) const {
         .parts = {}};
     int64_t rows = 0;  // of an expert in the stack
     for (const Param* param : group.params) rows += param->shape[0];
-    const Range held = EvenShare(rows, shard.second.count, shard.second.index);
+    const Range held = EvenShard(rows, shard.second.count, shard.second.index);
     spec.shape[0] = held.size();
     int64_t before = 0;  // rows of the stack before the param's
     for (const Param* param : group.params) {

@@ -290,7 +290,7 @@ void MegatronLayout::AddLayers(const Chunk& chunk, const LayerBlock& block,
   };
   const Architecture& architecture = context_.model.architecture;
   const Range qkv_rows =
-      EvenShare(FusedQkvRows(architecture), sizes_.tensor, tensor);
+      EvenShard(FusedQkvRows(architecture), sizes_.tensor, tensor);
   const auto fused_qkv = [&](const LayerGroup& group) {
     return FusedQkv(group, architecture, qkv_rows);
   };
@@ -358,7 +358,7 @@ std::vector<BufferId> MegatronLayout::Experts(const Chunk& chunk,
                                               int64_t expert_tensor) {
   std::vector<BufferId> out;
   const Range experts =
-      EvenShare(context_.model.architecture.experts, sizes_.expert, expert);
+      EvenShard(context_.model.architecture.experts, sizes_.expert, expert);
   const ExpertSlice slice = ConsecutiveExperts(
       experts, !context_.side.moe_single_grouped_weight.value);
   const Located<int64_t>& interleave =

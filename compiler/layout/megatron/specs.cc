@@ -67,8 +67,8 @@ TensorSpec FusedQkv(const LayerGroup& group, const Architecture& architecture,
 
 TensorSpec InterleavedGateAndUp(const LayerGroup& group, int64_t count,
                                 int64_t index, int64_t interleave) {
-  const Range gate = EvenShare(group.params[0]->shape[0], count, index);
-  const Range up = EvenShare(group.params[1]->shape[0], count, index);
+  const Range gate = EvenShard(group.params[0]->shape[0], count, index);
+  const Range up = EvenShard(group.params[1]->shape[0], count, index);
   TensorSpec spec;
   spec.shape = {gate.size() + up.size(), group.params[0]->shape[1]};
   for (int64_t row = 0; row < gate.size(); row += interleave) {

@@ -22,14 +22,14 @@ int64_t FusedQkvRows(const Architecture& architecture);
 TensorSpec FusedQkv(const LayerGroup& group, const Architecture& architecture,
                     Range rows);
 
-// Share `index` of `count` of a group's gate rows, then as many up rows.
+// Shard `index` of `count` of a group's gate rows, then as many up rows.
 TensorSpec GateAndUp(const LayerGroup& group, int64_t count, int64_t index);
 
 // The same in blocks of `interleave` rows that alternate: gate, up, gate, up …
 TensorSpec InterleavedGateAndUp(const LayerGroup& group, int64_t count,
                                 int64_t index, int64_t interleave);
 
-// Share `index` of `count` of the rows or columns of a group's one param.
+// Shard `index` of `count` of the rows or columns of a group's one param.
 TensorSpec RowShard(const LayerGroup& group, int64_t count, int64_t index);
 TensorSpec ColumnShard(const LayerGroup& group, int64_t count, int64_t index);
 

@@ -21,9 +21,9 @@ using Experts = std::vector<int32_t>;
 std::vector<Experts> DealLinearly(const Experts& slots, int64_t ranks) {
   std::vector<Experts> dealt;
   for (int64_t rank = 0; rank < ranks; ++rank) {
-    const Range share =
-        LinearShare(static_cast<int64_t>(slots.size()), ranks, rank);
-    dealt.emplace_back(slots.begin() + share.begin, slots.begin() + share.end);
+    const Range shard =
+        LinearShard(static_cast<int64_t>(slots.size()), ranks, rank);
+    dealt.emplace_back(slots.begin() + shard.begin, slots.begin() + shard.end);
   }
   return dealt;
 }

@@ -59,13 +59,13 @@ Buffer ServingVocabulary(const LayoutContext& context, ParamId id,
 TensorSpec FusedHeads(const LayerGroup& group, const Architecture& architecture,
                       EvenPart part) {
   const int64_t head = architecture.head_dim;
-  const Range query = EvenShare(architecture.heads, part.count, part.index);
+  const Range query = EvenShard(architecture.heads, part.count, part.index);
   Range kv;
   if (part.count >= architecture.kv_heads) {
     const int64_t ranks_per_head = part.count / architecture.kv_heads;
     kv = {part.index / ranks_per_head, part.index / ranks_per_head + 1};
   } else {
-    kv = EvenShare(architecture.kv_heads, part.count, part.index);
+    kv = EvenShard(architecture.kv_heads, part.count, part.index);
   }
 
   TensorSpec spec;
@@ -91,8 +91,8 @@ TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part,
                      GateUpOrder order) {
   const Param& gate = *group.params[0];
   const Param& up = *group.params[1];
-  const Range gate_rows = EvenShare(gate.shape[0], part.count, part.index);
-  const Range up_rows = EvenShare(up.shape[0], part.count, part.index);
+  const Range gate_rows = EvenShard(gate.shape[0], part.count, part.index);
+  const Range up_rows = EvenShard(up.shape[0], part.count, part.index);
   const bool gate_first = order == GateUpOrder::kGateFirst;
   return {.name = std::move(name),
           .shape = {gate_rows.size() + up_rows.size(), gate.shape[1]},

@@ -62,9 +62,9 @@ struct ExchangeRound {
 };
 
 // Only `Abort` may be called by other threads than the rank's own. Connect,
-// Handshake, Share, BeginRefit, EndRefit and Wait are collective: all ranks
-// call them in the same order, and a failure on one rank fails the call on all.
-// A rank that skipped a failed step learns of it from its next call.
+// Handshake, ExchangeBytes, BeginRefit, EndRefit and Wait are collective: all
+// ranks call them in the same order, and a failure on one rank fails the call
+// on all. A rank that skipped a failed step learns of it from its next call.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -87,7 +87,7 @@ class Transport {
 
   // Gives `mine` to each rank of `to`. Returns what each rank of `from` gave to
   // this one, in the order of `from`.
-  virtual absl::StatusOr<std::vector<std::string>> Share(
+  virtual absl::StatusOr<std::vector<std::string>> ExchangeBytes(
       std::string_view mine, absl::Span<const int32_t> to,
       absl::Span<const int32_t> from, Deadline deadline) = 0;
 
