@@ -62,7 +62,7 @@ FragmentWalk::FragmentWalk(const fb::Region& region, const fb::Buffer& buffer)
   SplitOffRow();
 }
 
-// Loops that continue each other on both sides become one.
+// Loops that continue each other in param and buffer become one.
 void FragmentWalk::AddLoop(const Loop& loop) {
   if (loop.extent == 0) empty_ = true;
   if (loop.extent == 1) return;
@@ -126,7 +126,7 @@ void FragmentWalk::Visit(
   }
 }
 
-// Cuts a row where it leaves a tensor on either side.
+// Cuts a row where it leaves a tensor of the param or of the buffer.
 void FragmentWalk::VisitRow(
     const Position& first, uint64_t count,
     const std::function<void(const WalkRow&)>& visit) const {

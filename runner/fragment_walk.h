@@ -1,4 +1,4 @@
-// Walks the elements of a fragment on both of its sides at once.
+// Walks the elements of a fragment in the param and in the buffer at once.
 #ifndef REFIT_RUNNER_FRAGMENT_WALK_H_
 #define REFIT_RUNNER_FRAGMENT_WALK_H_
 
@@ -17,7 +17,8 @@ struct StackPlace {
   uint64_t element = 0;
 };
 
-// Elements that lie one step apart inside one tensor on each side.
+// Elements at even strides inside one tensor of the param and one of the
+// buffer.
 struct WalkRow {
   StackPlace param;
   StackPlace buffer;
@@ -26,7 +27,7 @@ struct WalkRow {
   uint64_t buffer_step = 0;
 };
 
-// A fragment, or a region of a buffer (whose param side means nothing).
+// A fragment, or a region of a buffer (whose param part means nothing).
 class FragmentWalk {
  public:
   FragmentWalk(const fb::Fragment& fragment, const fb::Param& param,

@@ -181,7 +181,7 @@ struct Buffer {
 };
 
 // A box of one buffer that a Quantize reads or writes.
-struct QuantizeSide {
+struct QuantizeOperand {
   int32_t slot = 0;  // of the rank's buffers
   int64_t offset = 0;
   Dims stride;
@@ -191,9 +191,9 @@ struct QuantizeSide {
 struct Quantize {
   int32_t quantization = 0;  // of Module::quantizations
   Box box;                   // of the param
-  QuantizeSide input;
-  QuantizeSide output;
-  QuantizeSide scales;  // strides are those of ScaleBox(box)
+  QuantizeOperand input;
+  QuantizeOperand output;
+  QuantizeOperand scales;  // strides are those of ScaleBox(box)
 };
 
 // Where and in which rounds [begin, end) a rank's scratch buffer lies.

@@ -40,17 +40,17 @@ class ScratchTensor {
     buffer_.wave = wave;
   }
 
-  QuantizeSide Add(ParamId param, const Box& box) {
-    const QuantizeSide side = {.slot = slot_,
-                               .offset = size_,
-                               .stride = RowMajorStrides(Extents(box))};
+  QuantizeOperand Add(ParamId param, const Box& box) {
+    const QuantizeOperand operand = {.slot = slot_,
+                                     .offset = size_,
+                                     .stride = RowMajorStrides(Extents(box))};
     buffer_.fragments.push_back({.param = param,
                                  .box = box,
-                                 .offset = side.offset,
-                                 .stride = side.stride});
+                                 .offset = operand.offset,
+                                 .stride = operand.stride});
     size_ += (box.Volume() + kScratchAlignmentElements - 1) /
              kScratchAlignmentElements * kScratchAlignmentElements;
-    return side;
+    return operand;
   }
 
   Buffer Take() {
@@ -84,7 +84,7 @@ class Builder {
     const Box grid = ScaleBox(box, quantization.scheme);
     if (quantization.at == QuantizedAt::kSource) {
       const DType scale_dtype = ScaleDType(quantization.scheme.scale_format);
-      const QuantizeSide output =
+      const QuantizeOperand output =
           Scratch(DType::kFp8E4m3).Add(quantization.data, box);
       ops_.push_back(
           {.quantization = item.quantization,
@@ -94,8 +94,9 @@ class Builder {
            .scales = Scratch(scale_dtype).Add(quantization.scales, grid)});
       return;
     }
-    const QuantizeSide input = Scratch(source_dtypes_[IndexOf(quantization.of)])
-                                   .Add(quantization.of, box);
+    const QuantizeOperand input =
+        Scratch(source_dtypes_[IndexOf(quantization.of)])
+            .Add(quantization.of, box);
     for (size_t i = 0; i < item.values.size(); ++i) {
       ops_.push_back({.quantization = item.quantization,
                       .box = box,
@@ -167,13 +168,14 @@ void PlaceInTurns(QuantizeWork& work) {
 
 }  // namespace
 
-QuantizeSide HeldBox::Of(const Box& part) const {
-  QuantizeSide side = {
+QuantizeOperand HeldBox::Of(const Box& part) const {
+  QuantizeOperand operand = {
       .slot = slot, .offset = fragment.offset, .stride = fragment.stride};
   for (size_t dim = 0; dim < part.lo.size(); ++dim) {
-    side.offset += (part.lo[dim] - fragment.box.lo[dim]) * side.stride[dim];
+    operand.offset +=
+        (part.lo[dim] - fragment.box.lo[dim]) * operand.stride[dim];
   }
-  return side;
+  return operand;
 }
 
 QuantizeLister::QuantizeLister(const Module& module, QuantizedAt at)

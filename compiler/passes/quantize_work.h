@@ -15,7 +15,7 @@ struct HeldBox {
   Fragment fragment;
 
   // Of a part of the fragment's box.
-  QuantizeSide Of(const Box& part) const;
+  QuantizeOperand Of(const Box& part) const;
 };
 
 // A box that a rank quantizes, and where it is in the rank's tensors: what a

@@ -363,8 +363,8 @@ void KeepWindowsWithRounds(const std::vector<RoundRange>& rounds_of_wave,
   quantizes.windows.resize(kept);
   quantizes.scratch_buffers = static_cast<int32_t>(kept);
   std::erase_if(quantizes.quantizes, [&](Quantize& op) {
-    for (QuantizeSide* side : {&op.input, &op.output, &op.scales}) {
-      side->slot = slots[static_cast<size_t>(side->slot)];
+    for (QuantizeOperand* operand : {&op.input, &op.output, &op.scales}) {
+      operand->slot = slots[static_cast<size_t>(operand->slot)];
     }
     return op.input.slot == kDropped || op.output.slot == kDropped;
   });

@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kLineBytes = 64;
 
-// How far ahead of the copy the lines of both sides are asked for. Rows of a
+// How far ahead of the copy the lines of both tensors are asked for. Rows of a
 // strided box defeat the CPU's own prefetching; a write whose line is on its
 // way costs half of one that waits for it.
 constexpr uint64_t kPrefetchBytes = 1024;
@@ -24,29 +24,29 @@ constexpr uint64_t kPrefetchBytes = 1024;
 // Elements that a strided cast gathers or scatters at a time.
 constexpr size_t kCastBlockElements = 512;
 
-// The lines of one side's rows in the order of the copy, a fixed number of
+// The lines of one tensor's rows in the order of the copy, a fixed number of
 // bytes ahead of it.
 template <bool write>
 class RowPrefetch {
  public:
-  RowPrefetch(const std::byte* rows, const HostSide& side)
-      : side_(side),
-        row_(rows + kPrefetchBytes / side.run_bytes * side.stride_bytes),
-        offset_(kPrefetchBytes % side.run_bytes) {}
+  RowPrefetch(const std::byte* rows, const HostRuns& runs)
+      : runs_(runs),
+        row_(rows + kPrefetchBytes / runs.run_bytes * runs.stride_bytes),
+        offset_(kPrefetchBytes % runs.run_bytes) {}
 
   // Asks for the next line. Past the last row it asks in vain, which is cheaper
   // than to find out.
   void Next() {
     __builtin_prefetch(row_ + offset_, write, 3);
     offset_ += kLineBytes;
-    if (offset_ >= side_.run_bytes) {
+    if (offset_ >= runs_.run_bytes) {
       offset_ = 0;
-      row_ += side_.stride_bytes;
+      row_ += runs_.stride_bytes;
     }
   }
 
  private:
-  const HostSide& side_;
+  const HostRuns& runs_;
   const std::byte* row_;
   uint64_t offset_;
 };

@@ -12,9 +12,9 @@
 
 namespace refit {
 
-// One side of the innermost part of a copy: runs of contiguous elements,
-// `stride_bytes` apart.
-struct HostSide {
+// The source or the target of the innermost part of a copy: runs of contiguous
+// elements, `stride_bytes` apart.
+struct HostRuns {
   uint64_t stride_bytes = 0;
   uint64_t run_bytes = 0;
   uint64_t element_bytes = 0;
@@ -24,8 +24,8 @@ struct HostSide {
 struct HostRows {
   uint64_t rows = 1;
   uint64_t run_elements = 1;
-  HostSide from;
-  HostSide to;
+  HostRuns from;
+  HostRuns to;
   CastFunction cast = nullptr;  // of a copy that casts
 };
 
@@ -47,7 +47,7 @@ HostCopy MakeHostCopy(CopyKind kind, const StridedCopy& copy,
                       absl::Span<const CopyLoop> loops);
 
 // A contiguous copy, for ranges that are likely in another core's cache or in
-// memory: prefetching both sides, it is faster than memcpy there.
+// memory: prefetching both tensors, it is faster than memcpy there.
 void CopyContiguous(std::byte* to, const std::byte* from, uint64_t size_bytes);
 
 void RunHostCopy(const HostCopy& copy, std::byte* const* table);

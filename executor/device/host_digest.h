@@ -13,7 +13,7 @@
 namespace refit {
 
 // A digested box whose innermost part is runs of bytes that are contiguous on
-// both sides.
+// both tensors.
 struct HostDigest {
   CopyPlace from;
   uint64_t place_byte = 0;  // in the param, of the first element

@@ -22,14 +22,14 @@ namespace refit::control {
 // Ranks that meet must speak the same; any change to what follows raises it.
 inline constexpr uint32_t kProtocolVersion = 3;
 
-// Larger payloads are refused on both sides, so that no size field can make a
+// Larger payloads are refused at both ends, so that no size field can make a
 // process run out of memory.
 inline constexpr uint64_t kPayloadBytesMax = uint64_t{256} << 20;
 
 // The same for an end that has not proved to be a member yet.
 inline constexpr uint64_t kStrangerBytesMax = 4096;
 
-// Longer times are cut to this on both sides: sums with it do not overflow.
+// Longer times are cut to this at both ends: sums with it do not overflow.
 inline constexpr uint64_t kRemainingMsMax = uint64_t{1000} * 3600 * 24 * 365;
 
 // Hellos and refusals keep their number and what their payloads begin with in

@@ -25,7 +25,7 @@ class OverlapSearch {
       : boxes_(boxes), is_overlap_(is_overlap) {}
 
   // Among boxes `group`, which is reordered. Cuts the group along planes that
-  // no box crosses; boxes on two sides of a plane are disjoint.
+  // no box crosses; boxes that a plane separates are disjoint.
   Overlap Find(absl::Span<size_t> group) {
     if (group.size() > kSmallGroup && !boxes_[group[0]].lo.empty()) {
       for (size_t d = 0; d < boxes_[group[0]].lo.size(); ++d) {

@@ -56,8 +56,8 @@ class DeviceConformance : public testing::TestWithParam<DeviceFactory> {
     return bytes;
   }
 
-  // How the elements of one side of a copy lie, in a form that a plain loop can
-  // follow.
+  // How the elements of one tensor of a copy lie, in a form that a plain loop
+  // can follow.
   struct Loop {
     uint64_t extent = 1;
     uint64_t tensor_step = 0;
@@ -234,10 +234,10 @@ TEST_P(DeviceConformance, CopiesStridedOnBothSidesAreExact) {
         // Rows of other widths: a column slice of one matrix into another.
         {{0, 3 * e, {{6, 0, 40 * e}, {11, 0, e}}},
          {1, 2 * e, {{6, 0, 24 * e}, {11, 0, e}}}},
-        // Transposed on one side.
+        // Transposed in one tensor.
         {{0, 0, {{9, 0, e}, {10, 0, 9 * e}}},
          {1, 4 * e, {{9, 0, 10 * e}, {10, 0, e}}}},
-        // Over the tensors of one side and inside one of the other.
+        // Over tensors at one end and inside one at the other.
         {{0, e, {{2, 1, 0}, {3, 0, 20 * e}, {8, 0, e}}},
          {2, 0, {{2, 0, 30 * e}, {3, 0, 10 * e}, {8, 0, e}}}},
         // Wide rows, so that vectors are used, from an odd place.
@@ -265,7 +265,7 @@ TEST_P(DeviceConformance, LargeCopiesOverManyLinksAreExact) {
   CopyBatch batch;
   batch.loops = {{kBytes / 2 - 5, {0, 1}, {0, 1}}};
   for (uint32_t link = 0; link < 3; ++link) {
-    for (int side = 0; side < 2; ++side) {
+    for (int end = 0; end < 2; ++end) {
       before.push_back(RandomBytes(kBytes));
       memory.push_back(Upload(before.back()));
       table.push_back(memory.back()->data());

@@ -8,7 +8,7 @@
 namespace refit::cuda {
 namespace {
 
-// Where a row begins on both sides.
+// Where a row begins in both tensors.
 struct Row {
   const std::byte* from;
   std::byte* to;

@@ -28,7 +28,7 @@ inline constexpr uint32_t kKernelLoopsMax = 4;
 enum class KernelKind : uint32_t { kCopy = 0, kZero = 1, kCast = 2 };
 
 // Rows of units. A unit is what one thread moves at a time: 1 to 16 bytes of a
-// copy, one element of a cast. A row is contiguous on both sides.
+// copy, one element of a cast. A row is contiguous in both tensors.
 struct KernelCopy {
   KernelKind kind;
   uint32_t unit_bytes;  // of a copy; of a cast 0

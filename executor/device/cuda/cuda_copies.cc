@@ -75,7 +75,7 @@ class Lowering {
       for (CopyLoop& loop : loops) loop.from = loop.to;
     }
     loops = MergedLoops(loops);
-    // The innermost loop is the row, if it is contiguous on both sides.
+    // The innermost loop is the row, if it is contiguous in both tensors.
     uint64_t row_elements = 1;
     if (!loops.empty() && loops.back().from.entries == 0 &&
         loops.back().to.entries == 0 &&
@@ -164,7 +164,7 @@ class Lowering {
     }
   }
 
-  // The widest unit that every row of the copy is aligned to, on both sides.
+  // The widest unit that every row of the copy is aligned to, in both tensors.
   uint32_t UnitBytes(const StridedCopy& copy, uint64_t row_bytes,
                      const CopyLoops& loops) const {
     uint64_t bits = row_bytes | copy.from.byte_offset | copy.to.byte_offset;
@@ -216,10 +216,10 @@ class Lowering {
     const CopyPlace* const places[] = {&op.input, &op.output, &op.scales};
     const uint64_t row_bytes[] = {op.input_row_bytes, op.output_row_bytes,
                                   op.scale_row_bytes};
-    for (uint32_t side = 0; side < cuda::kQuantizeSides; ++side) {
-      kernel.offset[side] = places[side]->byte_offset;
-      kernel.entry[side] = static_cast<uint32_t>(places[side]->entry);
-      kernel.row_bytes[side] = row_bytes[side];
+    for (uint32_t operand = 0; operand < cuda::kQuantizeOperands; ++operand) {
+      kernel.offset[operand] = places[operand]->byte_offset;
+      kernel.entry[operand] = static_cast<uint32_t>(places[operand]->entry);
+      kernel.row_bytes[operand] = row_bytes[operand];
     }
     kernel.block_rows = op.block_rows;
     kernel.block_columns = op.block_columns;
@@ -232,9 +232,9 @@ class Lowering {
       to.extent = loop.extent;
       kernel.blocks *= loop.extent;
       const CopyStep* const steps[] = {&loop.input, &loop.output, &loop.scales};
-      for (uint32_t side = 0; side < cuda::kQuantizeSides; ++side) {
-        to.bytes[side] = steps[side]->bytes;
-        to.entries[side] = static_cast<uint32_t>(steps[side]->entries);
+      for (uint32_t operand = 0; operand < cuda::kQuantizeOperands; ++operand) {
+        to.bytes[operand] = steps[operand]->bytes;
+        to.entries[operand] = static_cast<uint32_t>(steps[operand]->entries);
       }
     }
     program_.quantize_tiles +=

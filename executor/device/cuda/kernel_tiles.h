@@ -19,7 +19,7 @@ __device__ __forceinline__ uint32_t Divide(uint32_t n, uint32_t magic,
   return magic == 0 ? n >> shift : __umulhi(n, magic) >> shift;
 }
 
-// Where a row begins on both sides.
+// Where a row begins in both tensors.
 struct RowOffsets {
   uint64_t from_offset;
   uint64_t to_offset;

@@ -36,19 +36,19 @@ __device__ Block BlockAt(const KernelQuantize& op, std::byte* const* table,
   number /= op.blocks_across;
   const uint64_t down = number % op.blocks_down;
   uint64_t matrix = number / op.blocks_down;
-  uint64_t offset[kQuantizeSides];
-  uint32_t entry[kQuantizeSides];
-  for (uint32_t side = 0; side < kQuantizeSides; ++side) {
-    offset[side] = op.offset[side];
-    entry[side] = op.entry[side];
+  uint64_t offset[kQuantizeOperands];
+  uint32_t entry[kQuantizeOperands];
+  for (uint32_t operand = 0; operand < kQuantizeOperands; ++operand) {
+    offset[operand] = op.offset[operand];
+    entry[operand] = op.entry[operand];
   }
   for (uint32_t l = 0; l < op.loops_count; ++l) {
     const KernelQuantizeLoop& loop = op.loops[l];
     const uint64_t i = matrix % loop.extent;
     matrix /= loop.extent;
-    for (uint32_t side = 0; side < kQuantizeSides; ++side) {
-      offset[side] += i * loop.bytes[side];
-      entry[side] += static_cast<uint32_t>(i) * loop.entries[side];
+    for (uint32_t operand = 0; operand < kQuantizeOperands; ++operand) {
+      offset[operand] += i * loop.bytes[operand];
+      entry[operand] += static_cast<uint32_t>(i) * loop.entries[operand];
     }
   }
   const uint64_t row = down * op.block_rows;

@@ -13,14 +13,14 @@
 namespace refit::cuda {
 
 // The three tensors of an operation, in this order.
-enum QuantizeSide : uint32_t { kInput = 0, kOutput = 1, kScales = 2 };
-inline constexpr uint32_t kQuantizeSides = 3;
+enum QuantizeOperand : uint32_t { kInput = 0, kOutput = 1, kScales = 2 };
+inline constexpr uint32_t kQuantizeOperands = 3;
 
 // A loop over matrices.
 struct KernelQuantizeLoop {
   uint64_t extent;
-  uint64_t bytes[kQuantizeSides];
-  uint32_t entries[kQuantizeSides];
+  uint64_t bytes[kQuantizeOperands];
+  uint32_t entries[kQuantizeOperands];
   uint32_t reserved;
 };
 
@@ -33,9 +33,9 @@ struct KernelQuantize {
   uint64_t columns;
   uint64_t blocks_down;
   uint64_t blocks_across;
-  uint64_t offset[kQuantizeSides];
-  uint64_t row_bytes[kQuantizeSides];
-  uint32_t entry[kQuantizeSides];
+  uint64_t offset[kQuantizeOperands];
+  uint64_t row_bytes[kQuantizeOperands];
+  uint32_t entry[kQuantizeOperands];
   uint32_t block_rows;
   uint32_t block_columns;
   uint32_t loops_count;

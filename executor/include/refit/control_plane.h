@@ -121,8 +121,8 @@ absl::StatusOr<int32_t> LocalRankFromEnvironment();
 // the first missing rank), kUnavailable (nobody listens at the address by then;
 // rank 0: the port is taken), kAlreadyExists (two processes are the same rank,
 // named), kInvalidArgument (another world size, both named; another unique id;
-// or an address that is none), kPermissionDenied (another secret, on either
-// side), kFailedPrecondition (another version of this protocol; rank 0: a
+// or an address that is none), kPermissionDenied (another secret, at either
+// end), kFailedPrecondition (another version of this protocol; rank 0: a
 // unique id of another process), kResourceExhausted (rank 0: too few file
 // descriptors). A process that is refused does not end the meeting of the
 // others.

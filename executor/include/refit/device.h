@@ -44,8 +44,8 @@ struct CopyLoop {
   CopyStep to;
 };
 
-// Visits elements row-major over the loops, the last loop fastest, on both
-// sides at once. The dtypes differ if the copy casts.
+// Visits elements row-major over the loops, the last loop fastest, in
+// both tensors at once. The dtypes differ if the copy casts.
 struct StridedCopy {
   CopyPlace from;  // unused by kZero
   CopyPlace to;
@@ -72,7 +72,7 @@ struct BlockQuantize {
   CopyPlace output;
   CopyPlace scales;
   uint64_t rows = 1;
-  uint64_t columns = 1;  // contiguous on all sides
+  uint64_t columns = 1;  // contiguous in all three tensors
   uint64_t input_row_bytes = 0;
   uint64_t output_row_bytes = 0;
   uint64_t scale_row_bytes = 0;
