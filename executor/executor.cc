@@ -199,16 +199,16 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
 
 void Executor::PlaceScratch(std::vector<std::byte*>& addresses) const {
   const TensorTable table(plan_, options_.rank);
-  const std::vector<ScratchPlace> places =
-      ScratchPlaces(plan_.body(), program());
-  for (size_t i = 0; i < places.size(); ++i) {
+  const std::vector<ScratchRange> ranges =
+      ScratchRanges(plan_.body(), program());
+  for (size_t i = 0; i < ranges.size(); ++i) {
     const size_t slot = table.workers_stacks() + i;
     const fb::Buffer& buffer = table.buffer(slot);
     const uint64_t tensor_bytes =
         TensorElements(buffer) * DTypeBytes(buffer.dtype());
     for (uint64_t entry = table.begin(slot); entry < table.begin(slot + 1);
          ++entry) {
-      addresses[entry] = scratch_->data() + places[i].begin_byte +
+      addresses[entry] = scratch_->data() + ranges[i].begin_byte +
                          (entry - table.begin(slot)) * tensor_bytes;
     }
   }
@@ -260,10 +260,10 @@ absl::Status Executor::WithPulls(const absl::Status& status) const {
 void Executor::SetNotices(NoticeKind kind,
                           const std::vector<std::string>& texts) {
   std::erase_if(notices_, [&](const Notice& n) { return n.kind == kind; });
-  auto place = std::find_if(notices_.begin(), notices_.end(),
+  auto found = std::find_if(notices_.begin(), notices_.end(),
                             [&](const Notice& n) { return n.kind > kind; });
   for (const std::string& text : texts) {
-    place = std::next(notices_.insert(place, {.kind = kind, .text = text}));
+    found = std::next(notices_.insert(found, {.kind = kind, .text = text}));
   }
 }
 

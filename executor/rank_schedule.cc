@@ -125,7 +125,7 @@ void RankSchedule::AddQuantizes(const PlanFile& plan, int32_t rank) {
   const uint32_t count =
       program.quantizes() == nullptr ? 0 : program.quantizes()->size();
   const bool is_source = plan.side(rank) == fb::Side::kSource;
-  const std::vector<ScratchPlace> places = ScratchPlaces(body, program);
+  const std::vector<ScratchRange> ranges = ScratchRanges(body, program);
   // By the window's rounds, in the order in which the works are done: that in
   // which windows begin at a source, and end at a destination.
   std::map<std::pair<uint32_t, uint32_t>, std::vector<uint32_t>> windows;
@@ -146,10 +146,10 @@ void RankSchedule::AddQuantizes(const PlanFile& plan, int32_t rank) {
     // The window's neighbours in time among those that share its bytes.
     uint32_t earlier_end = 0;
     uint32_t later_begin = body.rounds()->size();
-    for (const ScratchPlace& place : places) {
-      if (place.begin != begin || place.end != end) continue;
-      for (const ScratchPlace& other : places) {
-        if (!place.SharesBytes(other)) continue;
+    for (const ScratchRange& range : ranges) {
+      if (range.begin != begin || range.end != end) continue;
+      for (const ScratchRange& other : ranges) {
+        if (!range.SharesBytes(other)) continue;
         if (other.end <= begin) earlier_end = std::max(earlier_end, other.end);
         if (other.begin >= end) {
           later_begin = std::min(later_begin, other.begin);

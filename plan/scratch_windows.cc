@@ -27,9 +27,9 @@ const fb::ScratchWindow* WindowOf(const fb::RankProgram& program,
   return program.scratch_windows()->Get(slot - FirstScratch(program));
 }
 
-std::vector<ScratchPlace> ScratchPlaces(const fb::Body& body,
+std::vector<ScratchRange> ScratchRanges(const fb::Body& body,
                                         const fb::RankProgram& program) {
-  std::vector<ScratchPlace> places;
+  std::vector<ScratchRange> ranges;
   uint64_t next_byte = 0;
   for (uint32_t slot = FirstScratch(program); slot < program.buffers()->size();
        ++slot) {
@@ -37,25 +37,25 @@ std::vector<ScratchPlace> ScratchPlaces(const fb::Body& body,
         *body.buffers()->Get(program.buffers()->Get(slot));
     const uint64_t bytes = TensorElements(buffer) * StackTensors(buffer) *
                            static_cast<uint64_t>(DTypeBytes(buffer.dtype()));
-    ScratchPlace place = {
+    ScratchRange range = {
         .begin_byte = next_byte, .begin = 0, .end = body.rounds()->size()};
     if (const fb::ScratchWindow* window = WindowOf(program, slot)) {
-      place.begin_byte = window->offset();
-      place.begin = window->begin();
-      place.end = window->end();
+      range.begin_byte = window->offset();
+      range.begin = window->begin();
+      range.end = window->end();
     }
-    place.end_byte = place.begin_byte + bytes;
-    next_byte = (place.end_byte + kScratchAlignmentBytes - 1) /
+    range.end_byte = range.begin_byte + bytes;
+    next_byte = (range.end_byte + kScratchAlignmentBytes - 1) /
                 kScratchAlignmentBytes * kScratchAlignmentBytes;
-    places.push_back(place);
+    ranges.push_back(range);
   }
-  return places;
+  return ranges;
 }
 
 uint64_t ScratchBytes(const fb::Body& body, const fb::RankProgram& program) {
   if (HasWindows(program)) return program.scratch_arena_bytes();
-  const std::vector<ScratchPlace> places = ScratchPlaces(body, program);
-  return places.empty() ? 0 : places.back().end_byte;
+  const std::vector<ScratchRange> ranges = ScratchRanges(body, program);
+  return ranges.empty() ? 0 : ranges.back().end_byte;
 }
 
 }  // namespace refit

@@ -14,19 +14,19 @@ namespace refit {
 inline constexpr uint64_t kScratchAlignmentBytes = 128;
 
 // Bytes [begin_byte, end_byte) of the rank's arena in rounds [begin, end).
-struct ScratchPlace {
+struct ScratchRange {
   uint64_t begin_byte = 0;
   uint64_t end_byte = 0;
   uint32_t begin = 0;
   uint32_t end = 0;
 
-  bool SharesBytes(const ScratchPlace& other) const {
+  bool SharesBytes(const ScratchRange& other) const {
     return begin_byte < other.end_byte && other.begin_byte < end_byte;
   }
 };
 
 // By scratch buffer. Without windows each has bytes of its own in all rounds.
-std::vector<ScratchPlace> ScratchPlaces(const fb::Body& body,
+std::vector<ScratchRange> ScratchRanges(const fb::Body& body,
                                         const fb::RankProgram& program);
 
 // The size of the arena.

@@ -12,7 +12,7 @@
 namespace refit {
 
 // An element of a stack: tensor number and place in that tensor.
-struct StackPlace {
+struct StackElement {
   uint64_t tensor = 0;
   uint64_t element = 0;
 };
@@ -20,8 +20,8 @@ struct StackPlace {
 // Elements at even strides inside one tensor of the param and one of the
 // buffer.
 struct WalkRow {
-  StackPlace param;
-  StackPlace buffer;
+  StackElement param;
+  StackElement buffer;
   uint64_t count = 1;
   uint64_t param_step = 0;  // elements
   uint64_t buffer_step = 0;

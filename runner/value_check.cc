@@ -85,8 +85,8 @@ std::string HexText(const std::byte* value, size_t element_bytes) {
 // The wrong elements of a piece; of the first, where it is and what it holds.
 struct ValueCheck::Wrong {
   uint64_t elements = 0;
-  StackPlace buffer;
-  StackPlace param;
+  StackElement buffer;
+  StackElement param;
   std::string expected;
   std::string found;
 };

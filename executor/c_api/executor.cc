@@ -66,8 +66,7 @@ absl::Status CreateExecutor(const refit_executor_options& options,
                    .graph = options.without_graph == 0,
                    .time_rounds = options.time_rounds != 0,
                    .watch_memory = options.without_memory_watch == 0}};
-  if (options.rendezvous != nullptr)
-    made_of.meeting = options.rendezvous->place;
+  if (options.rendezvous != nullptr) made_of.meeting = options.rendezvous->tcp;
   if (options.fabric != nullptr) made_of.fabric = options.fabric->fabric;
   absl::StatusOr<std::unique_ptr<Worker>> worker =
       Worker::Create(std::move(made_of));

@@ -82,10 +82,10 @@ refit_status* refit_rendezvous_create_unique_id(
     if (!status.ok()) return status;
     refit::UniqueId given;
     std::memcpy(given.bytes.data(), id, given.bytes.size());
-    absl::StatusOr<refit::TcpRendezvous> place =
+    absl::StatusOr<refit::TcpRendezvous> tcp =
         refit::RendezvousFromUniqueId(given, rank, world_size);
-    if (place.ok()) *rendezvous = new refit_rendezvous{*std::move(place)};
-    return place.status();
+    if (tcp.ok()) *rendezvous = new refit_rendezvous{*std::move(tcp)};
+    return tcp.status();
   });
 }
 
@@ -94,10 +94,10 @@ refit_status* refit_rendezvous_from_environment(refit_rendezvous** rendezvous) {
     absl::Status status = CheckNotNull({{"rendezvous", rendezvous}});
     if (!status.ok()) return status;
     *rendezvous = nullptr;
-    absl::StatusOr<refit::TcpRendezvous> place =
+    absl::StatusOr<refit::TcpRendezvous> tcp =
         refit::RendezvousFromEnvironment();
-    if (place.ok()) *rendezvous = new refit_rendezvous{*std::move(place)};
-    return place.status();
+    if (tcp.ok()) *rendezvous = new refit_rendezvous{*std::move(tcp)};
+    return tcp.status();
   });
 }
 
@@ -112,11 +112,11 @@ refit_status* refit_local_rank_from_environment(int32_t* local_rank) {
 }
 
 int32_t refit_rendezvous_rank(const refit_rendezvous* rendezvous) {
-  return rendezvous->place.rank;
+  return rendezvous->tcp.rank;
 }
 
 int32_t refit_rendezvous_world_size(const refit_rendezvous* rendezvous) {
-  return rendezvous->place.world_size;
+  return rendezvous->tcp.world_size;
 }
 
 void refit_rendezvous_free(refit_rendezvous* rendezvous) { delete rendezvous; }

@@ -23,7 +23,7 @@ struct refit_device {
 };
 
 struct refit_rendezvous {
-  refit::TcpRendezvous place;
+  refit::TcpRendezvous tcp;
 };
 
 struct refit_local_fabric {

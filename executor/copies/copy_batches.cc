@@ -87,9 +87,9 @@ void AppendQuantize(const fb::Body& body, const TensorTable& tensors,
   const fb::Quantization& quantization =
       *body.quantizations()->Get(op.quantization());
   batch.quantizes.push_back(
-      {.input = tensors.PlaceOf(op.input_slot(), op.input_offset()),
-       .output = tensors.PlaceOf(op.output_slot(), op.output_offset()),
-       .scales = tensors.PlaceOf(op.scale_slot(), op.scale_offset()),
+      {.input = tensors.AddressOf(op.input_slot(), op.input_offset()),
+       .output = tensors.AddressOf(op.output_slot(), op.output_offset()),
+       .scales = tensors.AddressOf(op.scale_slot(), op.scale_offset()),
        .rows = op.rows(),
        .columns = op.columns(),
        .input_row_bytes = row_bytes(op.input_slot(), op.input_row_stride()),

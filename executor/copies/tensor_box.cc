@@ -22,7 +22,7 @@ TensorBox BoxOf(const fb::Body& body, const TensorTable& tensors,
                 const fb::Copy& copy, uint64_t first_entry) {
   const uint32_t slot = copy.buffer_slot();
   TensorBox box;
-  box.first = tensors.PlaceOf(slot, copy.offset());
+  box.first = tensors.AddressOf(slot, copy.offset());
   box.first.entry += first_entry;
   for (uint32_t l = 0; l < copy.loops_count(); ++l) {
     const fb::Loop& loop = *body.loops()->Get(copy.loops_begin() + l);
@@ -32,7 +32,7 @@ TensorBox BoxOf(const fb::Body& body, const TensorTable& tensors,
   return box;
 }
 
-TensorBox RunOf(const CopyPlace& first, uint64_t elements) {
+TensorBox RunOf(const CopyAddress& first, uint64_t elements) {
   TensorBox box;
   box.first = first;
   if (elements > 1) {

@@ -20,7 +20,7 @@ struct BoxLoop {
 // Elements in a table of addresses, row-major over the loops, the last loop
 // fastest.
 struct TensorBox {
-  CopyPlace first;
+  CopyAddress first;
   absl::InlinedVector<BoxLoop, 6> loops;
 
   uint64_t Elements() const;
@@ -35,7 +35,7 @@ TensorBox BoxOf(const fb::Body& body, const TensorTable& tensors,
                 const fb::Copy& copy, uint64_t first_entry = 0);
 
 // `elements` one behind the other.
-TensorBox RunOf(const CopyPlace& first, uint64_t elements);
+TensorBox RunOf(const CopyAddress& first, uint64_t elements);
 
 // Calls `visit` with boxes that hold the elements [begin, end) of `box`, as its
 // loops visit them, in that order.

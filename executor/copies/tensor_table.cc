@@ -91,7 +91,7 @@ std::string TensorTable::Name(size_t slot, uint64_t ordinal) const {
   return TensorName(buffer(slot), ordinal);
 }
 
-CopyPlace TensorTable::PlaceOf(size_t slot, uint64_t offset) const {
+CopyAddress TensorTable::AddressOf(size_t slot, uint64_t offset) const {
   const fb::Buffer& stack = buffer(slot);
   const uint64_t elements = TensorElements(stack);
   return {.entry = begin(slot) + offset / elements,

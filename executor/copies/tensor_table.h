@@ -33,9 +33,9 @@ class TensorTable {
 
   // Where virtual offset `offset` of the stack at `slot` is. Not of a stack of
   // empty tensors.
-  CopyPlace PlaceOf(size_t slot, uint64_t offset) const;
-  // How far `stride` virtual elements of the stack move a place: from tensor to
-  // tensor or inside one. The loader has checked that loops of copies do not
+  CopyAddress AddressOf(size_t slot, uint64_t offset) const;
+  // How far `stride` virtual elements of the stack move an address: from tensor
+  // to tensor or inside one. The loader has checked that loops of copies do not
   // cross tensors in any other way.
   CopyStep StepOf(size_t slot, uint64_t stride) const;
 

@@ -24,12 +24,12 @@ void ApplyToEach(const HostApply& host, std::byte* elements, Widen widen,
 }  // namespace
 
 void RunHostApply(const HostApply& host, std::byte* const* table) {
-  const CopyPlace& place = host.apply.tensor;
-  std::byte* const elements = table[place.entry] + place.byte_offset;
-  if (place.dtype == DType::kFp32) {
+  const CopyAddress& address = host.apply.tensor;
+  std::byte* const elements = table[address.entry] + address.byte_offset;
+  if (address.dtype == DType::kFp32) {
     const auto same = [](uint32_t bits) { return bits; };
     ApplyToEach<uint32_t>(host, elements, same, same);
-  } else if (place.dtype == DType::kBf16) {
+  } else if (address.dtype == DType::kBf16) {
     ApplyToEach<uint16_t>(host, elements, Fp32FromBf16, Bf16FromFp32);
   } else {
     ApplyToEach<uint16_t>(host, elements, Fp32FromFp16, Fp16FromFp32);

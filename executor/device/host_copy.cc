@@ -182,14 +182,14 @@ bool InsideTensors(const CopyLoop& loop) {
   return loop.from.entries == 0 && loop.to.entries == 0;
 }
 
-void Advance(CopyPlace& place, const CopyStep& step, uint64_t count) {
-  place.entry += step.entries * count;
-  place.byte_offset += step.bytes * count;
+void Advance(CopyAddress& address, const CopyStep& step, uint64_t count) {
+  address.entry += step.entries * count;
+  address.byte_offset += step.bytes * count;
 }
 
-void Rewind(CopyPlace& place, const CopyStep& step, uint64_t count) {
-  place.entry -= step.entries * count;
-  place.byte_offset -= step.bytes * count;
+void Rewind(CopyAddress& address, const CopyStep& step, uint64_t count) {
+  address.entry -= step.entries * count;
+  address.byte_offset -= step.bytes * count;
 }
 
 }  // namespace
@@ -243,8 +243,8 @@ void CopyContiguous(std::byte* to, const std::byte* from, uint64_t size_bytes) {
 void RunHostCopy(const HostCopy& copy, std::byte* const* table) {
   const size_t loop_count = copy.loops.size();
   absl::InlinedVector<uint64_t, 8> counts(loop_count, 0);
-  CopyPlace from = copy.from;
-  CopyPlace to = copy.to;
+  CopyAddress from = copy.from;
+  CopyAddress to = copy.to;
   while (true) {
     copy.copy_rows(table[to.entry] + to.byte_offset,
                    copy.reads ? table[from.entry] + from.byte_offset : nullptr,

@@ -37,8 +37,8 @@ using HostRowsFunction = void (*)(std::byte* to, const std::byte* from,
 struct HostCopy {
   HostRowsFunction copy_rows = nullptr;
   HostRows rows;
-  CopyPlace from;
-  CopyPlace to;
+  CopyAddress from;
+  CopyAddress to;
   bool reads = true;  // false: zero bytes are written
   CopyLoops loops;    // around the rows, outermost first
 };

@@ -38,34 +38,36 @@ void AddBlock(const std::byte* block, uint64_t block_key, Sum& sum) {
   }
 }
 
-// Bytes that stand in the param from byte `place` on.
-void AddRun(const std::byte* run, uint64_t place, uint64_t size_bytes,
+// Bytes that stand in the param from byte `position` on.
+void AddRun(const std::byte* run, uint64_t position, uint64_t size_bytes,
             uint64_t param_key, Sum& sum) {
   uint64_t at = 0;
   // A part of a block: the block with zeros around it.
   const auto add_part = [&](uint64_t bytes) {
     std::array<std::byte, kDigestBlockBytes> block = {};
-    std::memcpy(block.data() + (place + at) % kDigestBlockBytes, run + at,
+    std::memcpy(block.data() + (position + at) % kDigestBlockBytes, run + at,
                 bytes);
     AddBlock(block.data(),
-             DigestBlockKey(param_key, (place + at) / kDigestBlockBytes), sum);
+             DigestBlockKey(param_key, (position + at) / kDigestBlockBytes),
+             sum);
     at += bytes;
   };
-  if (const uint64_t begin = place % kDigestBlockBytes; begin != 0) {
+  if (const uint64_t begin = position % kDigestBlockBytes; begin != 0) {
     add_part(std::min(size_bytes, kDigestBlockBytes - begin));
   }
   for (; size_bytes - at >= kDigestBlockBytes; at += kDigestBlockBytes) {
     AddBlock(run + at,
-             DigestBlockKey(param_key, (place + at) / kDigestBlockBytes), sum);
+             DigestBlockKey(param_key, (position + at) / kDigestBlockBytes),
+             sum);
   }
   if (at < size_bytes) add_part(size_bytes - at);
 }
 
-void AddRun(const HostDigest& digest, const std::byte* run, uint64_t place,
+void AddRun(const HostDigest& digest, const std::byte* run, uint64_t position,
             Sum& sum) {
   const uint64_t key = digest.target.param_key;
   if (digest.cast == nullptr) {
-    AddRun(run, place, digest.run_elements * digest.element_bytes, key, sum);
+    AddRun(run, position, digest.run_elements * digest.element_bytes, key, sum);
     return;
   }
   const uint64_t from_bytes = DTypeBytes(digest.from.dtype);
@@ -73,7 +75,7 @@ void AddRun(const HostDigest& digest, const std::byte* run, uint64_t place,
   for (uint64_t done = 0; done < digest.run_elements; done += kCastElements) {
     const uint64_t count = std::min(kCastElements, digest.run_elements - done);
     digest.cast(cast.data(), run + done * from_bytes, count);
-    AddRun(cast.data(), place + done * digest.element_bytes,
+    AddRun(cast.data(), position + done * digest.element_bytes,
            count * digest.element_bytes, key, sum);
   }
 }
@@ -85,7 +87,7 @@ HostDigest MakeHostDigest(const StridedCopy& copy,
                           const DigestTarget& target) {
   HostDigest digest;
   digest.from = copy.from;
-  digest.place_byte = copy.to.byte_offset;
+  digest.param_byte = copy.to.byte_offset;
   digest.target = target;
   digest.element_bytes = DTypeBytes(copy.to.dtype);
   if (copy.from.dtype != copy.to.dtype) {
@@ -107,23 +109,23 @@ void RunHostDigest(const HostDigest& digest, std::byte* const* table) {
   absl::InlinedVector<uint64_t, 8> counts(digest.loops.size(), 0);
   uint64_t entry = digest.from.entry;
   uint64_t offset = digest.from.byte_offset;
-  uint64_t place = digest.place_byte;
+  uint64_t position = digest.param_byte;
   Sum sum = 0;
   while (true) {
-    AddRun(digest, table[entry] + offset, place, sum);
+    AddRun(digest, table[entry] + offset, position, sum);
     size_t d = counts.size();
     while (d > 0 && ++counts[d - 1] == digest.loops[d - 1].extent) {
       const CopyLoop& loop = digest.loops[d - 1];
       entry -= loop.from.entries * (loop.extent - 1);
       offset -= loop.from.bytes * (loop.extent - 1);
-      place -= loop.to.bytes * (loop.extent - 1);
+      position -= loop.to.bytes * (loop.extent - 1);
       counts[d - 1] = 0;
       --d;
     }
     if (d == 0) break;
     entry += digest.loops[d - 1].from.entries;
     offset += digest.loops[d - 1].from.bytes;
-    place += digest.loops[d - 1].to.bytes;
+    position += digest.loops[d - 1].to.bytes;
   }
   std::byte* const target =
       table[digest.target.entry] + digest.target.byte_offset;

@@ -15,8 +15,8 @@ namespace refit {
 // A digested box whose innermost part is runs of bytes that are contiguous on
 // both tensors.
 struct HostDigest {
-  CopyPlace from;
-  uint64_t place_byte = 0;  // in the param, of the first element
+  CopyAddress from;
+  uint64_t param_byte = 0;  // in the param, of the first element
   DigestTarget target;
   uint64_t run_elements = 1;
   uint64_t element_bytes = 0;   // as digested

@@ -88,19 +88,19 @@ void RunHostQuantize(const HostQuantize& host, std::byte* const* table) {
   uint64_t matrices = 1;
   for (const QuantizeLoop& loop : host.loops) matrices *= loop.extent;
   for (uint64_t matrix = 0; matrix < matrices; ++matrix) {
-    CopyPlace input = op.input;
-    CopyPlace output = op.output;
-    CopyPlace scales = op.scales;
+    CopyAddress input = op.input;
+    CopyAddress output = op.output;
+    CopyAddress scales = op.scales;
     uint64_t rest = matrix;
     for (size_t l = host.loops.size(); l-- > 0;) {
       const QuantizeLoop& loop = host.loops[l];
       const uint64_t i = rest % loop.extent;
       rest /= loop.extent;
-      for (const auto& [place, step] :
+      for (const auto& [address, step] :
            {std::pair(&input, &loop.input), std::pair(&output, &loop.output),
             std::pair(&scales, &loop.scales)}) {
-        place->entry += i * step->entries;
-        place->byte_offset += i * step->bytes;
+        address->entry += i * step->entries;
+        address->byte_offset += i * step->bytes;
       }
     }
     QuantizeMatrix(op, table[input.entry] + input.byte_offset,

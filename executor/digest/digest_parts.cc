@@ -63,21 +63,21 @@ class PartLowering {
         target_(target),
         batch_(batch) {}
 
-  // `offset`: virtual, in the buffer. `place`: in the param.
-  void Append(uint64_t offset, uint64_t place,
+  // `offset`: virtual, in the buffer. `position`: in the param.
+  void Append(uint64_t offset, uint64_t position,
               absl::Span<const ElementLoop> loops) {
     uint64_t span = 0;  // from the first element to the last
     for (const ElementLoop& loop : loops) {
       span += (loop.extent - 1) * loop.buffer_stride;
     }
     if (offset % tensor_elements_ + span < tensor_elements_) {
-      return AppendCopy(offset, place, loops);
+      return AppendCopy(offset, position, loops);
     }
     const ElementLoop& outer = loops.front();
     const auto inner = loops.subspan(1);
     if (outer.buffer_stride % tensor_elements_ == 0) {
       whole_steps_.push_back(outer);
-      Append(offset, place, inner);
+      Append(offset, position, inner);
       whole_steps_.pop_back();
       return;
     }
@@ -91,22 +91,22 @@ class PartLowering {
               ? 1
               : std::min(outer.extent - i,
                          (room - 1 - inner_span) / outer.buffer_stride + 1);
-      const uint64_t part_place = place + i * outer.param_stride;
+      const uint64_t part_position = position + i * outer.param_stride;
       if (part.front().extent == 1) {
-        Append(at, part_place, inner);
+        Append(at, part_position, inner);
       } else {
-        AppendCopy(at, part_place, part);
+        AppendCopy(at, part_position, part);
       }
     }
   }
 
  private:
-  void AppendCopy(uint64_t offset, uint64_t place,
+  void AppendCopy(uint64_t offset, uint64_t position,
                   absl::Span<const ElementLoop> loops) {
     const auto to_bytes = static_cast<uint64_t>(DTypeBytes(dtype_));
     StridedCopy& copy = batch_.copies.emplace_back();
-    copy.from = tensors_.PlaceOf(slot_, offset);
-    copy.to = {.entry = 0, .byte_offset = place * to_bytes, .dtype = dtype_};
+    copy.from = tensors_.AddressOf(slot_, offset);
+    copy.to = {.entry = 0, .byte_offset = position * to_bytes, .dtype = dtype_};
     copy.loops_begin = static_cast<uint32_t>(batch_.loops.size());
     copy.loops_count =
         static_cast<uint32_t>(whole_steps_.size() + loops.size());
@@ -269,7 +269,7 @@ void AppendDigests(const PlanFile& plan, const TensorTable& tensors,
     const size_t index_dims = IndexDims(param);
     const size_t dims = held.box.lo.size();
     uint64_t offset = fragment.offset();
-    uint64_t place = 0;
+    uint64_t position = 0;
     uint64_t elements = 1;
     uint64_t param_stride = 1;
     ElementLoops loops;
@@ -277,7 +277,7 @@ void AppendDigests(const PlanFile& plan, const TensorTable& tensors,
       const uint64_t stride = fragment.stride()->Get(d);
       offset += (held.box.lo[d] - fragment.lo()->Get(d)) * stride;
       if (d < index_dims) continue;
-      place += held.box.lo[d] * param_stride;
+      position += held.box.lo[d] * param_stride;
       elements *= held.box.extent[d];
       if (held.box.extent[d] > 1) {
         loops.insert(loops.begin(), {.extent = held.box.extent[d],
@@ -301,7 +301,7 @@ void AppendDigests(const PlanFile& plan, const TensorTable& tensors,
                     .entry = sums_entry,
                     .byte_offset = parts.size() * sizeof(DigestSum)},
                    batch)
-          .Append(param_offset, place, loops);
+          .Append(param_offset, position, loops);
       parts.push_back({.box = b,
                        .param = fragment.param(),
                        .ordinal = ordinal,

@@ -33,14 +33,14 @@ std::vector<std::string> CompareHosts(absl::Span<const uint32_t> planned,
   std::vector<std::string> lines;
   for (const auto& [host, parts] : Group(planned, real)) {
     if (parts.size() == 1) continue;
-    std::vector<std::string> places;
+    std::vector<std::string> hosts;
     for (const auto& [where, ranks] : parts) {
-      places.push_back(
+      hosts.push_back(
           absl::StrCat(RanksText(ranks), " on \"", name(ranks), "\""));
     }
     lines.push_back(
         absl::StrCat("the plan has these ranks on one host, but they run on ",
-                     parts.size(), ": ", absl::StrJoin(places, "; "),
+                     parts.size(), ": ", absl::StrJoin(hosts, "; "),
                      ". Give the job a topology that says where ranks are"));
   }
   for (const auto& [where, parts] : Group(real, planned)) {

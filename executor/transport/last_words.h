@@ -22,10 +22,10 @@ inline Deadline Later(Deadline deadline, std::chrono::milliseconds by) {
 
 // `status`, with where it happened if it does not say so itself.
 inline absl::Status InPlace(const absl::Status& status,
-                            const std::string& place) {
-  if (absl::StartsWith(status.message(), place)) return status;
+                            const std::string& where) {
+  if (absl::StartsWith(status.message(), where)) return status;
   return absl::Status(status.code(),
-                      absl::StrCat(place, ": ", status.message()));
+                      absl::StrCat(where, ": ", status.message()));
 }
 
 }  // namespace refit

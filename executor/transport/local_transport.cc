@@ -378,15 +378,15 @@ void LocalTransport::WithdrawSends(const ExchangeRound& round) {
 
 absl::Status LocalTransport::WaitFailure(const ExchangeRound& round,
                                          const Operation& operation) {
-  const std::string place = OperationText(round.index, operation);
+  const std::string where = OperationText(round.index, operation);
   if (StepAborted()) {
     const absl::Status status = fabric_.AbortStatus();
     return absl::Status(status.code(),
-                        absl::StrCat(place, ": ", status.message()));
+                        absl::StrCat(where, ": ", status.message()));
   }
   if (absl::Status s = InterruptionStatus(); !s.ok()) return s;
   return absl::DeadlineExceededError(
-      absl::StrCat(place, ": the peer did not come before the deadline"));
+      absl::StrCat(where, ": the peer did not come before the deadline"));
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> LocalFabric::CreateTransport(

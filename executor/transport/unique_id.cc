@@ -37,11 +37,11 @@ using control::Socket;
 // host's name, host}, and zeros.
 constexpr std::string_view kMagic = "REFITID2";
 constexpr size_t kChecksumBytes = sizeof(uint64_t);
-constexpr size_t kPlaceBytes =
+constexpr size_t kPayloadBytes =
     sizeof(UniqueId::bytes) - kMagic.size() - kChecksumBytes;
 // What is left for it.
 constexpr size_t kHostBytesMax =
-    kPlaceBytes - sizeof(Token) - sizeof(uint16_t) - sizeof(uint8_t);
+    kPayloadBytes - sizeof(Token) - sizeof(uint16_t) - sizeof(uint8_t);
 
 // Interfaces whose addresses serve containers of the host itself.
 constexpr std::string_view kInnerInterfaces[] = {"docker", "veth", "virbr",
@@ -154,15 +154,16 @@ absl::StatusOr<UniqueId> CreateUniqueId() {
   const absl::StatusOr<uint16_t> port = PortOf(*listener);
   if (!port.ok()) return port.status();
   const Token secret = NewToken();
-  std::string place = PayloadWriter()
-                          .Bytes(TokenBytes(secret))
-                          .U16(*port)
-                          .U8(static_cast<uint8_t>(host.size()))
-                          .Bytes(host)
-                          .Take();
-  place.resize(kPlaceBytes);
-  const std::string bytes = absl::StrCat(
-      std::string(kMagic), PayloadWriter().U64(Checksum(place)).Take(), place);
+  std::string payload = PayloadWriter()
+                            .Bytes(TokenBytes(secret))
+                            .U16(*port)
+                            .U8(static_cast<uint8_t>(host.size()))
+                            .Bytes(host)
+                            .Take();
+  payload.resize(kPayloadBytes);
+  const std::string bytes =
+      absl::StrCat(std::string(kMagic),
+                   PayloadWriter().U64(Checksum(payload)).Take(), payload);
   UniqueId id;
   std::copy(bytes.begin(), bytes.end(), id.bytes.begin());
   TheCreated().Add(control::PublicName(TokenBytes(secret)),
@@ -183,15 +184,15 @@ absl::StatusOr<TcpRendezvous> RendezvousFromUniqueId(const UniqueId& id,
   const uint64_t checksum =
       PayloadReader(bytes.substr(0, kChecksumBytes)).U64();
   bytes.remove_prefix(kChecksumBytes);
-  PayloadReader place(bytes);
+  PayloadReader payload(bytes);
   TcpRendezvous rendezvous;
   rendezvous.rank = rank;
   rendezvous.world_size = world_size;
-  rendezvous.secret = std::string(place.Bytes(sizeof(Token)));
-  rendezvous.port = place.U16();
-  rendezvous.host = std::string(place.Bytes(place.U8()));
+  rendezvous.secret = std::string(payload.Bytes(sizeof(Token)));
+  rendezvous.port = payload.U16();
+  rendezvous.host = std::string(payload.Bytes(payload.U8()));
   rendezvous.id_name = control::PublicName(rendezvous.secret);
-  if (!place.ok() || Checksum(bytes) != checksum) {
+  if (!payload.ok() || Checksum(bytes) != checksum) {
     return absl::InvalidArgumentError(
         "a unique id of Refit that was damaged: all 128 bytes must reach "
         "every rank");

@@ -67,17 +67,17 @@ uint64_t SumOf(const std::map<std::string, uint64_t>& elements) {
 std::vector<std::string> ScratchOf(const fb::Body& body, uint32_t rank) {
   const fb::RankProgram& program = *body.programs()->Get(rank);
   std::vector<std::string> scratch;
-  const std::vector<ScratchPlace> places = ScratchPlaces(body, program);
-  for (uint32_t i = 0; i < places.size(); ++i) {
+  const std::vector<ScratchRange> ranges = ScratchRanges(body, program);
+  for (uint32_t i = 0; i < ranges.size(); ++i) {
     const uint32_t slot =
         program.buffers()->size() - program.scratch_buffers() + i;
     const fb::Buffer& buffer =
         *body.buffers()->Get(program.buffers()->Get(slot));
-    const ScratchPlace& place = places[i];
+    const ScratchRange& range = ranges[i];
     std::string text = absl::StrCat(EnumText(buffer.dtype()), " ",
-                                    place.begin_byte, " ", place.end_byte);
+                                    range.begin_byte, " ", range.end_byte);
     if (WindowOf(program, slot) != nullptr) {
-      absl::StrAppend(&text, " ", place.begin, " ", place.end);
+      absl::StrAppend(&text, " ", range.begin, " ", range.end);
     }
     for (uint32_t f = 0; f < Length(buffer.fragments()); ++f) {
       const fb::Fragment& fragment = *buffer.fragments()->Get(f);

@@ -28,7 +28,7 @@ class DataProof {
   // For each message that `rank` receives and that has a sender:
   //   * what the sender packs comes from fragments of moved params, and no
   //     staging byte is packed twice (invariants 1, 2, 3);
-  //   * each unpacked element was packed, in the same place, from the same
+  //   * each unpacked element was packed, at the same position, from the same
   //     element of the same param, with at most one, declared cast (2, 6);
   //   * in a direct round each copy of the receiver is one of the sender's, so
   //     that one loop nest can visit both (2).

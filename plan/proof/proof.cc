@@ -9,7 +9,7 @@
 //                      was written in earlier rounds; so, by induction over
 //                      them, it is what the file says that the rank holds),
 //                      ::Quantize (whole blocks of the right param, and their
-//                      values and scales at the right places)
+//                      values and scales at the right positions)
 //   3 in bounds        the loader (every range), CheckStaging (no staging byte
 //                      with two owners), DataProof::Pack (none packed twice),
 //                      CheckWindows (no byte of scratch with two owners),

@@ -1,5 +1,5 @@
 // What quantization makes of params, symbolically: values and scales are right
-// when their blocks are whole and of the right param, at the right places.
+// when their blocks are whole and of the right param, at the right positions.
 #include <optional>
 #include <string>
 

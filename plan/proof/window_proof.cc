@@ -17,46 +17,46 @@ namespace {
 void CheckWindowsOf(const fb::Body& body, uint32_t rank,
                     Violations& violations) {
   const fb::RankProgram& program = *body.programs()->Get(rank);
-  const std::vector<ScratchPlace> places = ScratchPlaces(body, program);
+  const std::vector<ScratchRange> ranges = ScratchRanges(body, program);
   const uint32_t first_slot =
       program.buffers()->size() - program.scratch_buffers();
   // Walks the windows by their first rounds; `open` holds those that are not
   // over, by their first byte; disjoint.
-  std::vector<size_t> by_begin(places.size());
+  std::vector<size_t> by_begin(ranges.size());
   std::iota(by_begin.begin(), by_begin.end(), size_t{0});
   std::stable_sort(by_begin.begin(), by_begin.end(), [&](size_t a, size_t b) {
-    return places[a].begin < places[b].begin;
+    return ranges[a].begin < ranges[b].begin;
   });
   std::map<uint64_t, size_t> open;
   for (const size_t i : by_begin) {
-    const ScratchPlace& place = places[i];
-    auto at = open.lower_bound(place.begin_byte);
+    const ScratchRange& range = ranges[i];
+    auto at = open.lower_bound(range.begin_byte);
     if (at != open.begin() &&
-        places[std::prev(at)->second].SharesBytes(place)) {
+        ranges[std::prev(at)->second].SharesBytes(range)) {
       --at;
     }
     bool is_free = true;
-    while (at != open.end() && places[at->second].SharesBytes(place)) {
-      const ScratchPlace& other = places[at->second];
-      if (other.end <= place.begin) {
+    while (at != open.end() && ranges[at->second].SharesBytes(range)) {
+      const ScratchRange& other = ranges[at->second];
+      if (other.end <= range.begin) {
         at = open.erase(at);
         continue;
       }
       is_free = false;
       violations.Report(
           {.rank = rank,
-           .round = place.begin,
+           .round = range.begin,
            .buffer_slot = first_slot + static_cast<uint32_t>(i)},
           Invariant::kInBounds, [&] {
             return absl::StrFormat(
                 "its window of rounds %d to %d shares bytes with that of slot "
                 "%d, of rounds %d to %d",
-                place.begin, place.end - 1, first_slot + at->second,
+                range.begin, range.end - 1, first_slot + at->second,
                 other.begin, other.end - 1);
           });
       ++at;
     }
-    if (is_free) open.emplace(place.begin_byte, i);
+    if (is_free) open.emplace(range.begin_byte, i);
   }
 }
 

@@ -68,8 +68,8 @@ Balance BalanceOf(absl::Span<const uint64_t> bytes, uint32_t begin,
 Waves WavesOf(const fb::Body& body, const fb::RankProgram& program) {
   if (Length(program.scratch_windows()) == 0) return {};
   std::map<std::pair<uint32_t, uint32_t>, uint64_t> bytes;  // by rounds
-  for (const ScratchPlace& place : ScratchPlaces(body, program)) {
-    bytes[{place.begin, place.end}] += place.end_byte - place.begin_byte;
+  for (const ScratchRange& range : ScratchRanges(body, program)) {
+    bytes[{range.begin, range.end}] += range.end_byte - range.begin_byte;
   }
   Waves waves = {.count = bytes.size()};
   for (const auto& [rounds, of_wave] : bytes) {

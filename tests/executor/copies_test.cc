@@ -15,7 +15,7 @@ namespace {
 using Places = std::vector<std::pair<uint64_t, uint64_t>>;
 
 template <typename Loops, typename StepOf>
-Places PlacesOf(const CopyPlace& first, const Loops& loops,
+Places PlacesOf(const CopyAddress& first, const Loops& loops,
                 const StepOf& step_of) {
   Places places = {{first.entry, first.byte_offset}};
   for (const auto& loop : loops) {
@@ -71,7 +71,7 @@ TEST(TensorBoxTest, PartsHoldTheElementsInOrder) {
 }
 
 TEST(TensorBoxTest, OnlyOneRunOfBytesIsOne) {
-  const CopyPlace first = {.dtype = DType::kFp32};
+  const CopyAddress first = {.dtype = DType::kFp32};
   EXPECT_TRUE(RunOf(first, 1).IsOneRun());
   TensorBox box = RunOf(first, 24);
   EXPECT_TRUE(box.IsOneRun());

@@ -87,7 +87,8 @@ class DeviceConformance : public testing::TestWithParam<DeviceFactory> {
   }
 
   // The place of element `i` in the order of the loops.
-  static std::pair<uint64_t, uint64_t> PlaceOf(const Shape& shape, uint64_t i) {
+  static std::pair<uint64_t, uint64_t> AddressOf(const Shape& shape,
+                                                 uint64_t i) {
     uint64_t tensor = shape.first_tensor;
     uint64_t offset = shape.byte_offset;
     for (size_t d = shape.loops.size(); d-- > 0;) {
@@ -136,13 +137,13 @@ class DeviceConformance : public testing::TestWithParam<DeviceFactory> {
     }
     const size_t to_bytes = DTypeBytes(to_dtype);
     for (uint64_t i = 0; i < to.elements(); ++i) {
-      const auto [to_entry, to_offset] = PlaceOf(to, i);
+      const auto [to_entry, to_offset] = AddressOf(to, i);
       std::byte* target = &expected[to_entry][to_offset];
       if (kind == CopyKind::kZero) {
         std::fill_n(target, to_bytes, std::byte{0});
         continue;
       }
-      const auto [from_entry, from_offset] = PlaceOf(from, i);
+      const auto [from_entry, from_offset] = AddressOf(from, i);
       const std::byte* source = &expected[from_entry][from_offset];
       if (from_dtype == to_dtype) {
         std::copy_n(source, to_bytes, target);

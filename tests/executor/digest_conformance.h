@@ -95,7 +95,7 @@ class DigestConformance : public DeviceConformance {
     table.push_back(sum_memory->data());
     Bytes element(DTypeBytes(dtype));
     for (uint64_t i = 0; i < from.elements(); ++i) {
-      const auto [entry, offset] = PlaceOf(from, i);
+      const auto [entry, offset] = AddressOf(from, i);
       const std::byte* bits = &tensors[entry][offset];
       if (from_dtype == dtype) {
         std::copy_n(bits, element.size(), element.begin());
@@ -103,7 +103,7 @@ class DigestConformance : public DeviceConformance {
         FindCast(from_dtype, dtype)(element.data(), bits, 1);
       }
       expected = Modulo(static_cast<unsigned __int128>(expected) +
-                        OfBytes(element, PlaceOf(places, i).second, kKey));
+                        OfBytes(element, AddressOf(places, i).second, kKey));
     }
     const CopyBatch batch =
         DigestBatch(from, from_dtype, places, dtype, table.size() - 1);

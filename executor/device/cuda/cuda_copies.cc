@@ -29,8 +29,8 @@ constexpr uint32_t kUnitBytesMax = 16;
 // Rows and units of a row are divided as 31-bit numbers.
 constexpr uint64_t kCountMax = (uint64_t{1} << 31) - 1 - cuda::kTileUnits;
 
-uint64_t ElementBytes(const CopyPlace& place) {
-  return static_cast<uint64_t>(DTypeBytes(place.dtype));
+uint64_t ElementBytes(const CopyAddress& address) {
+  return static_cast<uint64_t>(DTypeBytes(address.dtype));
 }
 
 // Lowers the copies of one batch.
@@ -213,12 +213,12 @@ class Lowering {
     kernel.blocks_across =
         (op.columns + op.block_columns - 1) / op.block_columns;
     kernel.blocks = kernel.blocks_down * kernel.blocks_across;
-    const CopyPlace* const places[] = {&op.input, &op.output, &op.scales};
+    const CopyAddress* const addresses[] = {&op.input, &op.output, &op.scales};
     const uint64_t row_bytes[] = {op.input_row_bytes, op.output_row_bytes,
                                   op.scale_row_bytes};
     for (uint32_t operand = 0; operand < cuda::kQuantizeOperands; ++operand) {
-      kernel.offset[operand] = places[operand]->byte_offset;
-      kernel.entry[operand] = static_cast<uint32_t>(places[operand]->entry);
+      kernel.offset[operand] = addresses[operand]->byte_offset;
+      kernel.entry[operand] = static_cast<uint32_t>(addresses[operand]->entry);
       kernel.row_bytes[operand] = row_bytes[operand];
     }
     kernel.block_rows = op.block_rows;
@@ -260,9 +260,9 @@ class Lowering {
     program_.applies.push_back(kernel);
   }
 
-  static void Advance(CopyPlace& place, const CopyStep& step) {
-    place.entry += step.entries;
-    place.byte_offset += step.bytes;
+  static void Advance(CopyAddress& address, const CopyStep& step) {
+    address.entry += step.entries;
+    address.byte_offset += step.bytes;
   }
 
   // Each next tile is of the link that is farthest behind, so that all links

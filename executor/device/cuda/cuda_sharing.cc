@@ -202,7 +202,7 @@ class CudaMappedMemory : public MappedMemory {
 
  private:
   // An allocation as this device reaches it, and how much follows in one piece.
-  struct Place {
+  struct Mapping {
     std::byte* address = nullptr;
     uint64_t size_bytes = 0;
   };
@@ -210,8 +210,8 @@ class CudaMappedMemory : public MappedMemory {
   absl::Status MapAllocations(const MemoryExport& exported) {
     const std::vector<ExportedAllocation>& allocations = exported.allocations;
     absl::Status status;
-    while (places_.size() < allocations.size() && status.ok()) {
-      const ExportedAllocation& next = allocations[places_.size()];
+    while (mappings_.size() < allocations.size() && status.ok()) {
+      const ExportedAllocation& next = allocations[mappings_.size()];
       switch (next.by) {
         case SharedBy::kIpc:
           status = MapIpc(next);
@@ -219,7 +219,7 @@ class CudaMappedMemory : public MappedMemory {
         case SharedBy::kPage:
         case SharedBy::kDescriptorPage:
         case SharedBy::kFabricPage:
-          status = MapPagesFrom(places_.size(), exported);
+          status = MapPagesFrom(mappings_.size(), exported);
           break;
         case SharedBy::kNothing:
           status = absl::FailedPreconditionError(
@@ -235,7 +235,7 @@ class CudaMappedMemory : public MappedMemory {
     absl::StatusOr<std::shared_ptr<IpcMapping>> mapping =
         IpcMapping::Open(device_, HandleIn<cudaIpcMemHandle_t>(allocation));
     if (!mapping.ok()) return mapping.status();
-    places_.push_back({(*mapping)->address(), (*mapping)->size_bytes()});
+    mappings_.push_back({(*mapping)->address(), (*mapping)->size_bytes()});
     ipc_.push_back(*std::move(mapping));
     return absl::OkStatus();
   }
@@ -281,7 +281,7 @@ class CudaMappedMemory : public MappedMemory {
     }
     std::byte* address = (*mapped)->address();
     for (const SharedPage& page : pages) {
-      places_.push_back({address, total_bytes});
+      mappings_.push_back({address, total_bytes});
       address += page.size_bytes;
       total_bytes -= page.size_bytes;
     }
@@ -295,19 +295,19 @@ class CudaMappedMemory : public MappedMemory {
         addresses_.push_back(nullptr);
         continue;
       }
-      const Place& place = places_[range.allocation];
-      if (range.offset > place.size_bytes ||
-          range.size_bytes > place.size_bytes - range.offset) {
+      const Mapping& mapping = mappings_[range.allocation];
+      if (range.offset > mapping.size_bytes ||
+          range.size_bytes > mapping.size_bytes - range.offset) {
         return absl::FailedPreconditionError(
             "a tensor that lies across allocations that are shared apart");
       }
-      addresses_.push_back(place.address + range.offset);
+      addresses_.push_back(mapping.address + range.offset);
     }
     return absl::OkStatus();
   }
 
   const int device_;
-  std::vector<Place> places_;  // by allocation
+  std::vector<Mapping> mappings_;  // by allocation
   std::vector<std::byte*> addresses_;
   std::vector<std::shared_ptr<IpcMapping>> ipc_;
   std::vector<std::unique_ptr<MappedPages>> pages_;

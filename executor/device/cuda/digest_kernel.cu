@@ -13,7 +13,7 @@ constexpr uint32_t kResidentBlocks = 4;
 // Where a row begins: in memory, and in the param's bytes.
 struct Row {
   const std::byte* from;
-  uint64_t place;
+  uint64_t position;
 };
 
 template <typename Body>
@@ -36,7 +36,7 @@ __device__ __forceinline__ void AddBlocks(const KernelCopy& copy,
   uint64_t blocks[kUnroll];
   ForEachUnit(copy, table, tile, [&](uint32_t k, const Row& row, uint32_t at) {
     units[k] = uint4{};
-    blocks[k] = row.place / kDigestBlockBytes + at;
+    blocks[k] = row.position / kDigestBlockBytes + at;
     if (at == copy.row_units) return;
     // Read once: kept out of the way of what the caches hold for others.
     units[k] = __ldcs(reinterpret_cast<const uint4*>(row.from) + at);
@@ -58,12 +58,12 @@ __device__ __forceinline__ void AddBlocks(const KernelCopy& copy,
 }
 
 // `bits` of an element, or of a part of one, which lie inside one word.
-__device__ __forceinline__ void AddBits(uint32_t bits, uint64_t place,
+__device__ __forceinline__ void AddBits(uint32_t bits, uint64_t position,
                                         uint64_t param_key, uint64_t& sum) {
   DigestProducts products;
-  products.Add(bits << (8 * (place % 4)),
-               DigestBlockKey(param_key, place / kDigestBlockBytes),
-               static_cast<uint32_t>(place / 4 % 4));
+  products.Add(bits << (8 * (position % 4)),
+               DigestBlockKey(param_key, position / kDigestBlockBytes),
+               static_cast<uint32_t>(position / 4 % 4));
   sum = DigestFold(sum) + products.Folded();
 }
 
@@ -73,7 +73,7 @@ __device__ void AddUnits(const KernelCopy& copy, std::byte* const* table,
   ForEachUnit(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
     if (at == copy.row_units) return;
     AddBits(reinterpret_cast<const Bits*>(row.from)[at],
-            row.place + uint64_t{at} * sizeof(Bits), param_key, sum);
+            row.position + uint64_t{at} * sizeof(Bits), param_key, sum);
   });
 }
 
@@ -82,9 +82,9 @@ __device__ void AddWordPairs(const KernelCopy& copy, std::byte* const* table,
   ForEachUnit(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
     if (at == copy.row_units) return;
     const uint2 pair = reinterpret_cast<const uint2*>(row.from)[at];
-    const uint64_t place = row.place + uint64_t{at} * sizeof(pair);
-    AddBits(pair.x, place, param_key, sum);
-    AddBits(pair.y, place + 4, param_key, sum);
+    const uint64_t position = row.position + uint64_t{at} * sizeof(pair);
+    AddBits(pair.x, position, param_key, sum);
+    AddBits(pair.y, position + 4, param_key, sum);
   });
 }
 
@@ -95,11 +95,11 @@ __device__ void AddCasts(const KernelCopy& copy, std::byte* const* table,
     if (at == copy.row_units) return;
     const uint32_t fp32 = LoadFp32(row.from, copy.from_dtype, at);
     if (copy.to_dtype == DType::kFp32) {
-      AddBits(fp32, row.place + uint64_t{at} * 4, param_key, sum);
+      AddBits(fp32, row.position + uint64_t{at} * 4, param_key, sum);
     } else {
       AddBits(copy.to_dtype == DType::kBf16 ? Bf16FromFp32(fp32)
                                             : Fp16FromFp32(fp32),
-              row.place + uint64_t{at} * 2, param_key, sum);
+              row.position + uint64_t{at} * 2, param_key, sum);
     }
   });
 }

@@ -13,7 +13,7 @@
 namespace refit::cuda {
 
 // What a KernelCopy that is digested adds to. Its `to_offset` and `to_bytes`
-// are places in the param's bytes.
+// are positions in the param's bytes.
 struct KernelDigest {
   uint64_t param_key;
   uint64_t sum_offset;

@@ -136,7 +136,7 @@ class Meeting {
   using AbortCallback =
       std::function<void(uint64_t step, const absl::Status& status)>;
 
-  Meeting() = default;  // of one rank, at no place
+  Meeting() = default;  // of one rank, at no address
   // NOLINTNEXTLINE(google-explicit-constructor): each is a meeting.
   Meeting(std::unique_ptr<ControlPlane> control);
   // NOLINTNEXTLINE(google-explicit-constructor)

@@ -25,7 +25,7 @@ namespace refit {
 using Stream = void*;
 
 // A position in the table of addresses over which a batch is prepared.
-struct CopyPlace {
+struct CopyAddress {
   uint64_t entry = 0;        // of the table
   uint64_t byte_offset = 0;  // from the entry's address
   DType dtype = DType::kUnspecified;
@@ -47,8 +47,8 @@ struct CopyLoop {
 // Visits elements row-major over the loops, the last loop fastest, in
 // both tensors at once. The dtypes differ if the copy casts.
 struct StridedCopy {
-  CopyPlace from;  // unused by kZero
-  CopyPlace to;
+  CopyAddress from;  // unused by kZero
+  CopyAddress to;
   uint32_t loops_begin = 0;  // into CopyBatch::loops
   uint32_t loops_count = 0;
   // The link that the bytes take: copies over different links run at the same
@@ -68,9 +68,9 @@ struct QuantizeLoop {
 // (executor/device/quantize.h holds the arithmetic). Blocks count from a
 // matrix's first element; at its edges they may be smaller.
 struct BlockQuantize {
-  CopyPlace input;  // bf16, fp16 or fp32
-  CopyPlace output;
-  CopyPlace scales;
+  CopyAddress input;  // bf16, fp16 or fp32
+  CopyAddress output;
+  CopyAddress scales;
   uint64_t rows = 1;
   uint64_t columns = 1;  // contiguous in all three tensors
   uint64_t input_row_bytes = 0;
@@ -93,7 +93,7 @@ enum class ElementFunction : uint8_t {
 
 // Applies functions, one after the other, to contiguous elements in place.
 struct ElementApply {
-  CopyPlace tensor;  // bf16, fp16 or fp32
+  CopyAddress tensor;  // bf16, fp16 or fp32
   uint64_t elements = 0;
   uint32_t functions_begin = 0;  // into CopyBatch::functions
   uint32_t functions_count = 0;  // 16 at most
@@ -105,8 +105,8 @@ enum class CopyKind : uint8_t {
   kQuantize,  // `quantizes` instead of copies
   kApply,     // `applies` instead of copies
   // Writes nothing but sums of state digests (refit/state_digest.h). The `to`
-  // of a copy is no address but a place in the param's bytes, its entry unused;
-  // its dtype is that in which the elements are digested.
+  // of a copy is no address but a position in the param's bytes, its entry
+  // unused; its dtype is that in which the elements are digested.
   kDigest,
 };
 

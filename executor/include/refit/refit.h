@@ -168,7 +168,7 @@ void refit_device_free(refit_device* device);
 
 /* Where ranks meet */
 
-/* A place on the network: rank 0 listens there, the others connect. */
+/* A network address: rank 0 listens there, the others connect. */
 typedef struct refit_rendezvous refit_rendezvous;
 
 /* `host` is rank 0's name or address. The secret that lets ranks in is
@@ -348,7 +348,7 @@ typedef struct refit_round {
 
 /* Makes the executor of one rank. Nothing is sent or allocated on the device
  * yet. Errors: REFIT_INVALID_ARGUMENT (no such rank, another number of ranks
- * than the plan has, a fabric with a CUDA device, both places to meet or none),
+ * than the plan has, a fabric with a CUDA device, both ways to meet or none),
  * REFIT_ALREADY_EXISTS (the fabric gave this rank's end away before, be it to
  * an executor that is freed). */
 refit_status* refit_executor_create(const refit_executor_options* options,
