@@ -45,16 +45,16 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
 
 // What a compilation does, one after the other: the passes, and what is before
 // and after them.
-class Steps {
+class PassTimes {
  public:
-  explicit Steps(const CompileOptions& options) : options_(options) {}
+  explicit PassTimes(const CompileOptions& options) : options_(options) {}
 
-  // Runs one step that is not a pass, timed like one.
-  template <typename Step>
-  auto Timed(const char* name, const Step& step) {
+  // Runs what is not a pass, timed like one.
+  template <typename Work>
+  auto Timed(const char* name, const Work& work) {
     using Clock = std::chrono::steady_clock;
     const Clock::time_point start = Clock::now();
-    auto result = step();
+    auto result = work();
     if (options_.time_passes) {
       const std::chrono::duration<double, std::milli> elapsed =
           Clock::now() - start;
@@ -99,11 +99,11 @@ absl::StatusOr<std::vector<uint8_t>> Proved(std::vector<uint8_t> bytes) {
 absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
                                              const CompileOptions& options,
                                              Diagnostics& diagnostics) {
-  Steps steps(options);
+  PassTimes times(options);
   Module module;
   module.limits = LimitsOf(job.options, diagnostics);
   std::optional<Model> model =
-      steps.Timed("read-model", [&] { return ReadModel(job, diagnostics); });
+      times.Timed("read-model", [&] { return ReadModel(job, diagnostics); });
   if (!model.has_value()) return JobHasErrors();
   ApplyExcludes(job.options, *model, diagnostics);
   module.params = model->params;
@@ -117,7 +117,7 @@ absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
                    .time_passes = options.time_passes,
                    .shown = options.shown,
                    .log = options.log,
-                   .passed = [&](std::string_view pass) { steps.Done(pass); }},
+                   .passed = [&](std::string_view pass) { times.Done(pass); }},
                   module);
   if (!status.ok()) return status;
   // Not of a job with errors: mending those may settle it.
@@ -125,9 +125,9 @@ absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
   WarnOfBuckets(job, module, diagnostics);
   if (!diagnostics.ok()) return JobHasErrors();
   absl::StatusOr<std::vector<uint8_t>> bytes =
-      steps.Timed("emit-plan", [&] { return EmitPlan(module); });
+      times.Timed("emit-plan", [&] { return EmitPlan(module); });
   if (!bytes.ok() || !options.prove) return bytes;
-  return steps.Timed("prove-plan", [&] { return Proved(*std::move(bytes)); });
+  return times.Timed("prove-plan", [&] { return Proved(*std::move(bytes)); });
 }
 
 absl::StatusOr<std::vector<uint8_t>> CompileFile(const std::string& path,

@@ -255,7 +255,7 @@ std::vector<Edge> RankSchedule::Edges() const {
 bool RankSchedule::QuantizesBesideRounds() const {
   return std::any_of(
       quantizes_.begin(), quantizes_.end(),
-      [](const QuantizeStep& work) { return work.beside_rounds; });
+      [](const QuantizeLaunch& work) { return work.beside_rounds; });
 }
 
 bool RankSchedule::GainsFromGraph() const {

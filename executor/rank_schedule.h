@@ -57,8 +57,8 @@ struct RoundWork {
   std::optional<size_t> quantized;
 };
 
-// What a rank quantizes in one window of its scratch. Works are done in order.
-struct QuantizeStep {
+// What a rank quantizes in one window of its scratch. Launches are done in order.
+struct QuantizeLaunch {
   size_t batch = 0;
   std::vector<uint32_t> operations;  // positions in RankProgram.quantizes
   size_t after = 0;  // how many of the rank's rounds come before it; ascending
@@ -83,7 +83,7 @@ class RankSchedule {
   // What the parts above need.
   uint64_t staging_bytes() const { return staging_bytes_; }
   bool QuantizesBesideRounds() const;
-  const std::vector<QuantizeStep>& quantizes() const { return quantizes_; }
+  const std::vector<QuantizeLaunch>& quantizes() const { return quantizes_; }
   static constexpr size_t kFillBatch = 0;  // zeroes the padding
   static constexpr size_t kHookBatch = 1;  // the executor's own post-hooks
   size_t batches() const { return batches_; }
@@ -114,7 +114,7 @@ class RankSchedule {
   size_t WorksBefore(uint32_t index) const;
 
   std::vector<RoundWork> rounds_;
-  std::vector<QuantizeStep> quantizes_;
+  std::vector<QuantizeLaunch> quantizes_;
   std::vector<Operation> operations_;
   std::vector<MessagePart> parts_;
   uint64_t staging_bytes_ = 0;

@@ -210,10 +210,10 @@ absl::Status RefitEnqueuer::JoinStreams(Stream stream) {
 // like what comes into scratch; unpacking has a stream of its own.
 absl::Status RefitEnqueuer::EnqueueQuantizes(size_t rounds_before,
                                              Stream stream, StateCheck* check) {
-  const std::vector<QuantizeStep>& steps = schedule_.quantizes();
+  const std::vector<QuantizeLaunch>& launches = schedule_.quantizes();
   absl::Status status;
-  while (quantizes_enqueued_ < steps.size() &&
-         steps[quantizes_enqueued_].after == rounds_before) {
+  while (quantizes_enqueued_ < launches.size() &&
+         launches[quantizes_enqueued_].after == rounds_before) {
     const QuantizeEvents& events = quantize_events_[quantizes_enqueued_];
     const Stream quantize = quantize_stream_->get();
     status.Update(events.may_begin->Record(stream));
@@ -224,7 +224,7 @@ absl::Status RefitEnqueuer::EnqueueQuantizes(size_t rounds_before,
       break;
     }
     status.Update(
-        rounds_.copies->Enqueue(steps[quantizes_enqueued_].batch, quantize));
+        rounds_.copies->Enqueue(launches[quantizes_enqueued_].batch, quantize));
     if (check != nullptr) {
       status.Update(check->EnqueueScratch(quantizes_enqueued_, quantize));
     }

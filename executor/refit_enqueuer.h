@@ -75,7 +75,7 @@ class RefitEnqueuer {
   // When a staged round's parts are done, and how long a round took. Only those
   // that are needed are made.
   struct RoundEvents;
-  // When the rounds that a quantize step comes after are done, and when it is.
+  // When the rounds that a quantize launch comes after are done, and when it is.
   struct QuantizeEvents;
 
   // `check`, unless null, digests scratch.
@@ -105,7 +105,7 @@ class RefitEnqueuer {
   std::unique_ptr<DeviceEvent> started_;
   std::unique_ptr<DeviceEvent> ended_;  // the last refit that was not captured
   std::vector<RoundEvents> events_;     // by round of the schedule
-  std::vector<QuantizeEvents> quantize_events_;  // by step of the schedule
+  std::vector<QuantizeEvents> quantize_events_;  // by launch of the schedule
 
   BoundRounds rounds_;
   // The transport drops it, possibly after this enqueuer's end.

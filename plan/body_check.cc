@@ -451,7 +451,7 @@ absl::Status BodyChecker::CheckCopy(const fb::RankProgram& program,
     if (__builtin_mul_overflow(loop.extent() - 1, stride, &span) ||
         __builtin_add_overflow(position, span, &position) ||
         position >= bound) {
-      return Bad(absl::StrFormat("loop %u: %u steps of %u leave the %s", i,
+      return Bad(absl::StrFormat("loop %u: %u strides of %u leave the %s", i,
                                  loop.extent(), loop.stride(),
                                  loop.stride() < numel ? "tensor" : "stack"));
     }

@@ -80,15 +80,15 @@ absl::Status CheckQuantization(const fb::Body& body,
 }
 
 // Extent and stride in a buffer's virtual elements.
-struct Steps {
+struct Strided {
   uint64_t extent = 1;
   uint64_t stride = 0;
 };
 
 // That a box of a buffer stays inside its tensors, as a copy has to, and that
-// its rows and columns, the last two steps, stay inside one of them.
-absl::Status CheckSteps(const BufferSize& buffer, uint64_t offset,
-                        absl::Span<const Steps> box) {
+// its rows and columns, the last two, stay inside one of them.
+absl::Status CheckStrides(const BufferSize& buffer, uint64_t offset,
+                          absl::Span<const Strided> box) {
   if (offset >= buffer.elements()) {
     return Bad(
         absl::StrFormat("offset %u is not below the buffer's %u elements",
@@ -98,32 +98,32 @@ absl::Status CheckSteps(const BufferSize& buffer, uint64_t offset,
   uint64_t tensor = offset / numel;
   uint64_t element = offset % numel;
   for (size_t i = 0; i < box.size(); ++i) {
-    const Steps& steps = box[i];
-    if (steps.extent == 1) continue;
-    const bool inside = steps.stride < numel;
-    if (steps.stride == 0) {
-      return Bad(absl::StrFormat("%u steps of 0", steps.extent));
+    const Strided& loop = box[i];
+    if (loop.extent == 1) continue;
+    const bool inside = loop.stride < numel;
+    if (loop.stride == 0) {
+      return Bad(absl::StrFormat("%u strides of 0", loop.extent));
     }
     if (!inside && i + 2 >= box.size()) {
       return Bad(absl::StrFormat(
-          "a matrix's stride %u leaves its tensor of %u elements", steps.stride,
+          "a matrix's stride %u leaves its tensor of %u elements", loop.stride,
           numel));
     }
-    if (!inside && steps.stride % numel != 0) {
+    if (!inside && loop.stride % numel != 0) {
       return Bad(absl::StrFormat(
           "stride %u is neither inside a tensor of %u elements nor whole "
           "tensors",
-          steps.stride, numel));
+          loop.stride, numel));
     }
     uint64_t& position = inside ? element : tensor;
     uint64_t span = 0;
-    if (__builtin_mul_overflow(steps.extent - 1,
-                               inside ? steps.stride : steps.stride / numel,
+    if (__builtin_mul_overflow(loop.extent - 1,
+                               inside ? loop.stride : loop.stride / numel,
                                &span) ||
         __builtin_add_overflow(position, span, &position) ||
         position >= (inside ? numel : buffer.tensors)) {
-      return Bad(absl::StrFormat("%u steps of %u leave the %s", steps.extent,
-                                 steps.stride, inside ? "tensor" : "stack"));
+      return Bad(absl::StrFormat("%u strides of %u leave the %s", loop.extent,
+                                 loop.stride, inside ? "tensor" : "stack"));
     }
   }
   return absl::OkStatus();
@@ -169,7 +169,7 @@ absl::Status CheckQuantize(const fb::Body& body, const fb::RankProgram& program,
                                DTypeName(input.dtype), DTypeName(output.dtype),
                                DTypeName(scales.dtype)));
   }
-  std::vector<Steps> in, out, scale;
+  std::vector<Strided> in, out, scale;
   uint64_t elements = 1;
   for (uint32_t i = 0; i < op.loops_count(); ++i) {
     const fb::QuantizeLoop& loop =
@@ -194,11 +194,11 @@ absl::Status CheckQuantize(const fb::Body& body, const fb::RankProgram& program,
   scale.push_back({BlockCount(op.rows(), quantization.block_rows()),
                    op.scale_row_stride()});
   scale.push_back({BlockCount(op.columns(), quantization.block_columns()), 1});
-  absl::Status status = CheckSteps(input, op.input_offset(), in);
+  absl::Status status = CheckStrides(input, op.input_offset(), in);
   if (!status.ok()) return At("input", status);
-  status = CheckSteps(output, op.output_offset(), out);
+  status = CheckStrides(output, op.output_offset(), out);
   if (!status.ok()) return At("output", status);
-  status = CheckSteps(scales, op.scale_offset(), scale);
+  status = CheckStrides(scales, op.scale_offset(), scale);
   if (!status.ok()) return At("scales", status);
   return absl::OkStatus();
 }

@@ -130,8 +130,9 @@ void FragmentWalk::Visit(
 void FragmentWalk::VisitRow(
     const Position& first, uint64_t count,
     const std::function<void(const WalkRow&)>& visit) const {
-  // Steps that stay in the tensor, the one on `element` included.
-  const auto steps = [](uint64_t element, uint64_t stride, uint64_t elements) {
+  // Indices that stay in the tensor, that of `element` included.
+  const auto indices = [](uint64_t element, uint64_t stride,
+                          uint64_t elements) {
     return stride == 0 ? std::numeric_limits<uint64_t>::max()
                        : (elements - 1 - element) / stride + 1;
   };
@@ -142,11 +143,11 @@ void FragmentWalk::VisitRow(
                  .element = position.param % param_elements_};
     row.buffer = {.tensor = position.buffer / buffer_elements_,
                   .element = position.buffer % buffer_elements_};
-    row.param_step = row_.param_stride;
-    row.buffer_step = row_.buffer_stride;
+    row.param_stride = row_.param_stride;
+    row.buffer_stride = row_.buffer_stride;
     row.count = std::min(
-        {count, steps(row.param.element, row_.param_stride, param_elements_),
-         steps(row.buffer.element, row_.buffer_stride, buffer_elements_)});
+        {count, indices(row.param.element, row_.param_stride, param_elements_),
+         indices(row.buffer.element, row_.buffer_stride, buffer_elements_)});
     visit(row);
     position.param += row.count * row_.param_stride;
     position.buffer += row.count * row_.buffer_stride;

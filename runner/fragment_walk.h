@@ -23,8 +23,8 @@ struct WalkRow {
   StackElement param;
   StackElement buffer;
   uint64_t count = 1;
-  uint64_t param_step = 0;  // elements
-  uint64_t buffer_step = 0;
+  uint64_t param_stride = 0;  // elements
+  uint64_t buffer_stride = 0;
 };
 
 // A fragment, or a region of a buffer (whose param part means nothing).

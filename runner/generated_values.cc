@@ -13,7 +13,7 @@ uint64_t Mix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// 32 well mixed bits of an index; 32-bit steps only, which CPUs have as
+// 32 well mixed bits of an index; 32-bit arithmetic only, which CPUs have as
 // vectors.
 inline uint32_t Mix32(uint32_t index, uint32_t multiplier, uint32_t addend) {
   uint32_t x = index * multiplier + addend;
@@ -68,20 +68,21 @@ template <typename Bits, Bits (*bits_of)(uint32_t)>
 void Generate(uint64_t seed, const IndexRange& range, std::byte* out) {
   for (size_t done = 0; done < range.count;) {
     // Indices that agree in their high half share the two constants.
-    const uint64_t first = range.first + done * range.step;
+    const uint64_t first = range.first + done * range.stride;
     const uint64_t high = Mix64(seed ^ Mix64(first >> 32));
     const auto multiplier = static_cast<uint32_t>(high) | 1;
     const auto addend = static_cast<uint32_t>(high >> 32);
-    const uint64_t same_high = ((first | 0xffffffffu) - first) / range.step + 1;
+    const uint64_t same_high =
+        ((first | 0xffffffffu) - first) / range.stride + 1;
     const size_t count = same_high < range.count - done
                              ? static_cast<size_t>(same_high)
                              : range.count - done;
     const auto low = static_cast<uint32_t>(first);
-    const auto step = static_cast<uint32_t>(range.step);
+    const auto stride = static_cast<uint32_t>(range.stride);
     std::byte* block = out + done * sizeof(Bits);
     for (size_t i = 0; i < count; ++i) {
       const Bits bits = bits_of(
-          Mix32(low + static_cast<uint32_t>(i) * step, multiplier, addend));
+          Mix32(low + static_cast<uint32_t>(i) * stride, multiplier, addend));
       std::memcpy(block + i * sizeof(Bits), &bits, sizeof(Bits));
     }
     done += count;

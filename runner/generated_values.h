@@ -18,10 +18,10 @@ inline constexpr std::byte kDestinationPoison{0xff};
 
 uint64_t TensorSeed(std::string_view tensor_name);
 
-// Elements first, first + step, first + 2 * step … of the tensor.
+// Elements first, first + stride, first + 2 * stride … of the tensor.
 struct IndexRange {
   uint64_t first = 0;
-  uint64_t step = 1;
+  uint64_t stride = 1;
   size_t count = 0;
 };
 

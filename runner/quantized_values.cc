@@ -63,7 +63,7 @@ void QuantizedValues::GenerateData(uint64_t seed, const IndexRange& range,
   GenerateFp32(seed, range, values.data());
   // Run by run inside one block: its scale is looked up once.
   for (size_t i = 0; i < range.count;) {
-    const uint64_t element = range.first + i * range.step;
+    const uint64_t element = range.first + i * range.stride;
     const uint64_t row = element / columns_ / quantization_.block_rows();
     uint64_t column = element % columns_;
     const uint64_t block_column = column / quantization_.block_columns();
@@ -71,7 +71,7 @@ void QuantizedValues::GenerateData(uint64_t seed, const IndexRange& range,
         columns_, (block_column + 1) * quantization_.block_columns());
     const float inverse =
         ScaleOfBlock(seed, row * grid_columns_ + block_column).inverse;
-    for (; i < range.count && column < end; ++i, column += range.step) {
+    for (; i < range.count && column < end; ++i, column += range.stride) {
       out[i] = std::byte{QuantizedValue(values[i], inverse)};
     }
   }
@@ -83,7 +83,7 @@ void QuantizedValues::GenerateScales(uint64_t seed, const IndexRange& range,
       static_cast<size_t>(DTypeBytes(ScaleDType(quantization_.scale_format())));
   for (size_t i = 0; i < range.count; ++i) {
     const uint32_t stored =
-        ScaleOfBlock(seed, range.first + i * range.step).stored;
+        ScaleOfBlock(seed, range.first + i * range.stride).stored;
     std::memcpy(out + i * bytes, &stored, bytes);
   }
 }

@@ -54,19 +54,19 @@ std::byte* ElementAt(const BoundTensor& tensor, uint64_t element,
   return static_cast<std::byte*>(tensor.data) + element * element_bytes;
 }
 
-// Elements `step` apart to contiguous ones, and back.
-void Gather(const std::byte* from, uint64_t step, size_t count,
+// Elements `stride` apart to contiguous ones, and back.
+void Gather(const std::byte* from, uint64_t stride, size_t count,
             size_t element_bytes, std::byte* to) {
   for (size_t i = 0; i < count; ++i) {
-    std::memcpy(to + i * element_bytes, from + i * step * element_bytes,
+    std::memcpy(to + i * element_bytes, from + i * stride * element_bytes,
                 element_bytes);
   }
 }
 
-void Scatter(const std::byte* from, uint64_t step, size_t count,
+void Scatter(const std::byte* from, uint64_t stride, size_t count,
              size_t element_bytes, std::byte* to) {
   for (size_t i = 0; i < count; ++i) {
-    std::memcpy(to + i * step * element_bytes, from + i * element_bytes,
+    std::memcpy(to + i * stride * element_bytes, from + i * element_bytes,
                 element_bytes);
   }
 }
@@ -217,16 +217,16 @@ void ValueCheck::FillPiece(const Piece& piece,
     const uint64_t seed = seeds_[param_id][row.param.tensor];
     for (uint64_t done = 0; done < row.count; done += kBlockElements) {
       const IndexRange range = {
-          .first = row.param.element + done * row.param_step,
-          .step = std::max<uint64_t>(row.param_step, 1),
+          .first = row.param.element + done * row.param_stride,
+          .stride = std::max<uint64_t>(row.param_stride, 1),
           .count = std::min<size_t>(kBlockElements, row.count - done)};
       std::byte* const to = ElementAt(
-          tensor, row.buffer.element + done * row.buffer_step, element_bytes);
-      if (row.buffer_step == 1) {
+          tensor, row.buffer.element + done * row.buffer_stride, element_bytes);
+      if (row.buffer_stride == 1) {
         GenerateValues(seed, stack.dtype(), range, to);
       } else {
         GenerateValues(seed, stack.dtype(), range, block);
-        Scatter(block, row.buffer_step, range.count, element_bytes, to);
+        Scatter(block, row.buffer_stride, range.count, element_bytes, to);
       }
     }
   });
@@ -271,8 +271,8 @@ void ValueCheck::CheckPiece(const Piece& piece, const TensorsByRank& tensors,
         source_dtype == dtype ? nullptr : FindCast(source_dtype, dtype);
     for (uint64_t done = 0; done < row.count; done += kBlockElements) {
       const IndexRange range = {
-          .first = row.param.element + done * row.param_step,
-          .step = std::max<uint64_t>(row.param_step, 1),
+          .first = row.param.element + done * row.param_stride,
+          .stride = std::max<uint64_t>(row.param_stride, 1),
           .count = std::min<size_t>(kBlockElements, row.count - done)};
       if (quantization != nullptr) {
         const uint64_t seed = seeds_[piece.fragment->param()][row.param.tensor];
@@ -288,9 +288,9 @@ void ValueCheck::CheckPiece(const Piece& piece, const TensorsByRank& tensors,
         if (cast != nullptr) cast(expected, generated, range.count);
       }
       const std::byte* found = ElementAt(
-          tensor, row.buffer.element + done * row.buffer_step, element_bytes);
-      if (row.buffer_step != 1 && range.count > 1) {
-        Gather(found, row.buffer_step, range.count, element_bytes, gathered);
+          tensor, row.buffer.element + done * row.buffer_stride, element_bytes);
+      if (row.buffer_stride != 1 && range.count > 1) {
+        Gather(found, row.buffer_stride, range.count, element_bytes, gathered);
         found = gathered;
       }
       if (std::memcmp(found, expected, range.count * element_bytes) == 0) {
@@ -303,9 +303,9 @@ void ValueCheck::CheckPiece(const Piece& piece, const TensorsByRank& tensors,
         if (wrong.elements++ > 0) continue;
         wrong.buffer = {
             .tensor = row.buffer.tensor,
-            .element = row.buffer.element + (done + i) * row.buffer_step};
+            .element = row.buffer.element + (done + i) * row.buffer_stride};
         wrong.param = {.tensor = row.param.tensor,
-                       .element = range.first + i * range.step};
+                       .element = range.first + i * range.stride};
         wrong.expected = HexText(expected_i, element_bytes);
         wrong.found = HexText(found_i, element_bytes);
       }

@@ -13,7 +13,7 @@ std::string BytesOf(const std::vector<Struct>& structs) {
 
 // Two loops become one where the outer continues the inner. A loop over the
 // tensors of a stack and a loop inside a tensor stay apart: the executor turns
-// the one into pointer-table steps and the other into strides.
+// the one into strides of table entries and the other into strides of bytes.
 bool CanMerge(const fb::Loop& outer, const fb::Loop& inner,
               uint64_t tensor_elements) {
   return outer.stride() == inner.extent() * inner.stride() &&

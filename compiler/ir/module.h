@@ -102,7 +102,7 @@ struct Quantization {
 
 // A box of one param = a strided box of one buffer. `box` has the dimensions
 // of the param's virtual tensor; the element at box.lo is at `offset` of the
-// buffer's virtual tensor, one step in dimension d moves it by stride[d].
+// buffer's virtual tensor, the next index in dimension d moves it by stride[d].
 struct Fragment {
   ParamId param{};
   Box box;
@@ -302,8 +302,9 @@ struct Message {
   int32_t wave = 0;
   int32_t contents = 0;
   int64_t size_bytes = 0;
-  // Direct: which of the successive rounds of its route.
-  int32_t step = 0;
+  // Direct: which of the successive rounds of its route. A chunk of a relayed
+  // pipeline travels one round later with each relay.
+  int32_t pipeline_round = 0;
   // Of a relay: the messages that bring its contents to its source, and the
   // route by which they come. Relays inside a host of what the network brought
   // come after the network's rounds.

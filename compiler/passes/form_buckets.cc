@@ -101,8 +101,8 @@ int64_t EvenBytes(int64_t total, int64_t count) {
   return AlignStaging(even + even / kWasteDivisor * 2);
 }
 
-// More steps than these save less than their fences cost.
-constexpr int64_t kStepsMax = 32;
+// More chunks than these save less than their fences cost.
+constexpr int64_t kChunksMax = 32;
 // A stream of less than this part of what the busiest rank moves is not cut.
 constexpr int64_t kUncutPart = 256;
 
@@ -139,12 +139,12 @@ class MessageBuilder {
 
  private:
   int64_t BytesOf(const std::vector<PieceId>& pieces) const;
-  // How many steps the streams inside hosts are cut into, if any is relayed:
-  // with n steps the first round, in which nothing is relayed yet, takes 1/n of
-  // the time of all bytes, and each round costs its fences. `busiest_bytes`: of
-  // the rank that sends or receives most of them.
-  int64_t CountSteps(const std::vector<Stream>& streams,
-                     int64_t& busiest_bytes) const;
+  // How many chunks the streams inside hosts are cut into, if any is relayed:
+  // with n chunks the first round, in which nothing is relayed yet, takes 1/n
+  // of the time of all bytes, and each round costs its fences. `busiest_bytes`:
+  // of the rank that sends or receives most of them.
+  int64_t CountChunks(const std::vector<Stream>& streams,
+                      int64_t& busiest_bytes) const;
   const PackedPieces& Pack(const std::vector<PieceId>& pieces,
                            int64_t bucket_bytes);
   // The messages that bring each rank what a stream moves.
@@ -204,7 +204,7 @@ const PackedPieces& MessageBuilder::Pack(const std::vector<PieceId>& pieces,
   return packed;
 }
 
-// One message per bucket, in successive steps from that of `like` on.
+// One message per bucket, in successive rounds from that of `like` on.
 void MessageBuilder::Send(Rank source, Rank destination,
                           const PackedPieces& packed, const Message& like,
                           Feeds& feeds) {
@@ -218,7 +218,7 @@ void MessageBuilder::Send(Rank source, Rank destination,
     message.contents = packed.contents[i];
     message.size_bytes = packed.size_bytes[i];
     if (message.mechanism == Mechanism::kDirect) {
-      message.step += static_cast<int32_t>(i);
+      message.pipeline_round += static_cast<int32_t>(i);
     }
   }
 }
@@ -237,8 +237,8 @@ void MessageBuilder::SendOn(const Relay& relay, const PackedPieces& packed,
   }
 }
 
-int64_t MessageBuilder::CountSteps(const std::vector<Stream>& streams,
-                                   int64_t& busiest_bytes) const {
+int64_t MessageBuilder::CountChunks(const std::vector<Stream>& streams,
+                                    int64_t& busiest_bytes) const {
   const size_t world = static_cast<size_t>(module_.world_size());
   std::vector<int64_t> sent(world, 0);
   std::vector<int64_t> received(world, 0);
@@ -260,7 +260,7 @@ int64_t MessageBuilder::CountSteps(const std::vector<Stream>& streams,
   const double seconds = static_cast<double>(busiest_bytes) /
                          module_.topology.peer_bytes_per_second;
   return std::clamp<int64_t>(
-      std::llround(std::sqrt(seconds / kDirectRoundSeconds)), 1, kStepsMax);
+      std::llround(std::sqrt(seconds / kDirectRoundSeconds)), 1, kChunksMax);
 }
 
 bool MessageBuilder::IsRelayedInStages(const Stream& stream) const {
@@ -305,21 +305,23 @@ int64_t MessageBuilder::RelayedBucketBytes(const std::vector<Stream>& streams,
 void MessageBuilder::BuildDirect(int32_t wave,
                                  const std::vector<Stream>& streams) {
   int64_t busiest_bytes = 0;
-  const int64_t steps = CountSteps(streams, busiest_bytes);
+  const int64_t chunks = CountChunks(streams, busiest_bytes);
   for (const Stream& stream : streams) {
     const int64_t bytes = BytesOf(stream.pieces);
-    const bool cut = steps > 1 && stream.route == Route::kPeer &&
+    const bool cut = chunks > 1 && stream.route == Route::kPeer &&
                      bytes >= busiest_bytes / kUncutPart;
     const PackedPieces& packed =
-        Pack(stream.pieces, cut ? EvenBytes(bytes, steps) : kNoLimit);
+        Pack(stream.pieces, cut ? EvenBytes(bytes, chunks) : kNoLimit);
     Feeds feeds;
     Send(stream.source, stream.receiver, packed, {.wave = wave, .fed_by = {}},
          feeds);
     for (const Relay& relay : stream.relays) {
-      SendOn(
-          relay, packed,
-          {.wave = wave, .step = 1, .fed_by = {}, .relayed_from = Route::kPeer},
-          feeds);
+      SendOn(relay, packed,
+             {.wave = wave,
+              .pipeline_round = 1,
+              .fed_by = {},
+              .relayed_from = Route::kPeer},
+             feeds);
     }
   }
 }

@@ -92,13 +92,13 @@ absl::Status ChooseSources(const PassOptions& options, Module& module);
 // Packs the transfers of a pair of ranks into messages of at most
 // `limits.bucket_bytes`, cutting boxes where they cross the limit.
 //
-// What is relayed is cut into the steps of a pipeline: a relay passes on one
+// What is relayed is cut into the chunks of a pipeline: a relay passes on one
 // while it receives the next.
 //
 // Requires: choose-sources.
 // Ensures:  `messages` and their `contents`; every copy starts on a staging
 //           alignment boundary; a relay's message has the contents of messages
-//           that its sender receives in an earlier step.
+//           that its sender receives in an earlier round.
 absl::Status FormBuckets(const PassOptions& options, Module& module);
 
 // Puts messages into rounds of one route each, such that every rank stays

@@ -55,8 +55,8 @@ class Scheduler {
                      int64_t direction_bytes);
   // In round `not_before` or a later one.
   void Place(Message& message, int32_t not_before = 0);
-  // `messages` are the next rounds, one for each step: they need neither
-  // staging nor operations.
+  // `messages` are the next rounds, one for each `pipeline_round`: they need
+  // neither staging nor operations.
   void PlaceDirect(const std::vector<Message*>& messages);
   int32_t round_count() const { return round_count_; }
 
@@ -162,7 +162,7 @@ void Scheduler::Place(Message& message, int32_t not_before) {
 void Scheduler::PlaceDirect(const std::vector<Message*>& messages) {
   const int32_t first = round_count_;
   for (Message* message : messages) {
-    message->round = first + message->step;
+    message->round = first + message->pipeline_round;
     round_count_ = std::max(round_count_, message->round + 1);
   }
 }

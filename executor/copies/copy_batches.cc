@@ -14,12 +14,12 @@ class LoopWalk {
 
   // What is left of the present loop; 1 after the last.
   uint64_t extent() const { return extent_; }
-  const CopyStep& step() const { return step_; }
+  const CopyStride& stride() const { return stride_; }
   // Moves on by `part` iterations, which divide extent().
   void Take(uint64_t part) {
     extent_ /= part;
-    step_.entries *= part;
-    step_.bytes *= part;
+    stride_.entries *= part;
+    stride_.bytes *= part;
     if (extent_ == 1) Advance();
   }
 
@@ -27,16 +27,17 @@ class LoopWalk {
   void Advance() {
     if (next_ == 0) return;
     extent_ = box_.loops[--next_].extent;
-    step_ = box_.loops[next_].step;
+    stride_ = box_.loops[next_].stride;
   }
 
   const TensorBox& box_;
   size_t next_;
   uint64_t extent_ = 1;
-  CopyStep step_;
+  CopyStride stride_;
 };
 
-bool Continues(const CopyStep& outer, const CopyStep& inner, uint64_t extent) {
+bool Continues(const CopyStride& outer, const CopyStride& inner,
+               uint64_t extent) {
   return outer.entries == inner.entries * extent &&
          outer.bytes == inner.bytes * extent;
 }
@@ -54,7 +55,7 @@ bool AppendCopy(const TensorBox& from, const TensorBox& to, uint32_t link,
       return false;
     }
     loops.push_back(
-        {.extent = part, .from = source.step(), .to = target.step()});
+        {.extent = part, .from = source.stride(), .to = target.stride()});
     source.Take(part);
     target.Take(part);
   }
@@ -75,7 +76,8 @@ void AppendZero(const TensorBox& box, CopyBatch& batch) {
        .loops_begin = static_cast<uint32_t>(batch.loops.size()),
        .loops_count = static_cast<uint32_t>(box.loops.size())});
   for (const BoxLoop& loop : box.loops) {
-    batch.loops.push_back({.extent = loop.extent, .from = {}, .to = loop.step});
+    batch.loops.push_back(
+        {.extent = loop.extent, .from = {}, .to = loop.stride});
   }
 }
 
@@ -105,9 +107,9 @@ void AppendQuantize(const fb::Body& body, const TensorTable& tensors,
         *body.quantize_loops()->Get(op.loops_begin() + i);
     batch.quantize_loops.push_back(
         {.extent = loop.extent(),
-         .input = tensors.StepOf(op.input_slot(), loop.input_stride()),
-         .output = tensors.StepOf(op.output_slot(), loop.output_stride()),
-         .scales = tensors.StepOf(op.scale_slot(), loop.scale_stride())});
+         .input = tensors.StrideOf(op.input_slot(), loop.input_stride()),
+         .output = tensors.StrideOf(op.output_slot(), loop.output_stride()),
+         .scales = tensors.StrideOf(op.scale_slot(), loop.scale_stride())});
   }
 }
 

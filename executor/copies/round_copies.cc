@@ -68,7 +68,7 @@ class RoundCopiesBuilder {
   }
 
   void AddQuantizes() {
-    for (const QuantizeStep& work : schedule_.quantizes()) {
+    for (const QuantizeLaunch& work : schedule_.quantizes()) {
       CopyBatch& batch = result_.batches[work.batch];
       batch.kind = CopyKind::kQuantize;
       batch.leaves_room = work.beside_rounds;

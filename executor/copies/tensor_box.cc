@@ -11,7 +11,7 @@ uint64_t TensorBox::Elements() const {
 bool TensorBox::IsOneRun() const {
   uint64_t bytes = ElementBytes();
   for (size_t l = loops.size(); l-- > 0;) {
-    if (loops[l].step.entries != 0 || loops[l].step.bytes != bytes)
+    if (loops[l].stride.entries != 0 || loops[l].stride.bytes != bytes)
       return false;
     bytes *= loops[l].extent;
   }
@@ -26,8 +26,8 @@ TensorBox BoxOf(const fb::Body& body, const TensorTable& tensors,
   box.first.entry += first_entry;
   for (uint32_t l = 0; l < copy.loops_count(); ++l) {
     const fb::Loop& loop = *body.loops()->Get(copy.loops_begin() + l);
-    box.loops.push_back(
-        {.extent = loop.extent(), .step = tensors.StepOf(slot, loop.stride())});
+    box.loops.push_back({.extent = loop.extent(),
+                         .stride = tensors.StrideOf(slot, loop.stride())});
   }
   return box;
 }
@@ -37,7 +37,7 @@ TensorBox RunOf(const CopyAddress& first, uint64_t elements) {
   box.first = first;
   if (elements > 1) {
     box.loops.push_back(
-        {.extent = elements, .step = {.bytes = box.ElementBytes()}});
+        {.extent = elements, .stride = {.bytes = box.ElementBytes()}});
   }
   return box;
 }
@@ -59,8 +59,8 @@ void VisitParts(const TensorBox& box, size_t depth, uint64_t begin,
   const BoxLoop& loop = box.loops[depth];
   const auto at = [&](uint64_t iteration) {
     TensorBox moved = part;
-    moved.first.entry += iteration * loop.step.entries;
-    moved.first.byte_offset += iteration * loop.step.bytes;
+    moved.first.entry += iteration * loop.stride.entries;
+    moved.first.byte_offset += iteration * loop.stride.bytes;
     return moved;
   };
   uint64_t first = begin / inner;

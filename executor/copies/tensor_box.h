@@ -14,7 +14,7 @@ namespace refit {
 
 struct BoxLoop {
   uint64_t extent = 1;
-  CopyStep step;
+  CopyStride stride;
 };
 
 // Elements in a table of addresses, row-major over the loops, the last loop

@@ -99,7 +99,7 @@ CopyAddress TensorTable::AddressOf(size_t slot, uint64_t offset) const {
           .dtype = stack.dtype()};
 }
 
-CopyStep TensorTable::StepOf(size_t slot, uint64_t stride) const {
+CopyStride TensorTable::StrideOf(size_t slot, uint64_t stride) const {
   const fb::Buffer& stack = buffer(slot);
   const uint64_t elements = TensorElements(stack);
   if (stride >= elements && stride % elements == 0) {

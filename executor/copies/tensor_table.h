@@ -37,7 +37,7 @@ class TensorTable {
   // How far `stride` virtual elements of the stack move an address: from tensor
   // to tensor or inside one. The loader has checked that loops of copies do not
   // cross tensors in any other way.
-  CopyStep StepOf(size_t slot, uint64_t stride) const;
+  CopyStride StrideOf(size_t slot, uint64_t stride) const;
 
   // By entry: whether the refit neither reads nor writes the tensor and the
   // plan declares so. Such a tensor may be left out.

@@ -182,14 +182,14 @@ bool InsideTensors(const CopyLoop& loop) {
   return loop.from.entries == 0 && loop.to.entries == 0;
 }
 
-void Advance(CopyAddress& address, const CopyStep& step, uint64_t count) {
-  address.entry += step.entries * count;
-  address.byte_offset += step.bytes * count;
+void Advance(CopyAddress& address, const CopyStride& stride, uint64_t count) {
+  address.entry += stride.entries * count;
+  address.byte_offset += stride.bytes * count;
 }
 
-void Rewind(CopyAddress& address, const CopyStep& step, uint64_t count) {
-  address.entry -= step.entries * count;
-  address.byte_offset -= step.bytes * count;
+void Rewind(CopyAddress& address, const CopyStride& stride, uint64_t count) {
+  address.entry -= stride.entries * count;
+  address.byte_offset -= stride.bytes * count;
 }
 
 }  // namespace

@@ -96,11 +96,11 @@ void RunHostQuantize(const HostQuantize& host, std::byte* const* table) {
       const QuantizeLoop& loop = host.loops[l];
       const uint64_t i = rest % loop.extent;
       rest /= loop.extent;
-      for (const auto& [address, step] :
+      for (const auto& [address, stride] :
            {std::pair(&input, &loop.input), std::pair(&output, &loop.output),
             std::pair(&scales, &loop.scales)}) {
-        address->entry += i * step->entries;
-        address->byte_offset += i * step->bytes;
+        address->entry += i * stride->entries;
+        address->byte_offset += i * stride->bytes;
       }
     }
     QuantizeMatrix(op, table[input.entry] + input.byte_offset,

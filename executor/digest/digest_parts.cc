@@ -76,9 +76,9 @@ class PartLowering {
     const ElementLoop& outer = loops.front();
     const auto inner = loops.subspan(1);
     if (outer.buffer_stride % tensor_elements_ == 0) {
-      whole_steps_.push_back(outer);
+      whole_loops_.push_back(outer);
       Append(offset, position, inner);
-      whole_steps_.pop_back();
+      whole_loops_.pop_back();
       return;
     }
     const uint64_t inner_span = span - (outer.extent - 1) * outer.buffer_stride;
@@ -109,14 +109,14 @@ class PartLowering {
     copy.to = {.entry = 0, .byte_offset = position * to_bytes, .dtype = dtype_};
     copy.loops_begin = static_cast<uint32_t>(batch_.loops.size());
     copy.loops_count =
-        static_cast<uint32_t>(whole_steps_.size() + loops.size());
+        static_cast<uint32_t>(whole_loops_.size() + loops.size());
     const auto append = [&](const ElementLoop& loop) {
       batch_.loops.push_back(
           {.extent = loop.extent,
-           .from = tensors_.StepOf(slot_, loop.buffer_stride),
+           .from = tensors_.StrideOf(slot_, loop.buffer_stride),
            .to = {.entries = 0, .bytes = loop.param_stride * to_bytes}});
     };
-    for (const ElementLoop& loop : whole_steps_) append(loop);
+    for (const ElementLoop& loop : whole_loops_) append(loop);
     for (const ElementLoop& loop : loops) append(loop);
     batch_.digests.push_back(target_);
   }
@@ -127,7 +127,7 @@ class PartLowering {
   const DType dtype_;
   const DigestTarget target_;
   CopyBatch& batch_;
-  ElementLoops whole_steps_;  // around what is appended
+  ElementLoops whole_loops_;  // around what is appended
 };
 
 // Low half of the name's digest.

@@ -40,24 +40,24 @@ absl::StatusOr<std::unique_ptr<StateCheck>> StateCheck::Create(
     Device& device, absl::Span<std::byte* const> addresses) {
   std::unique_ptr<StateCheck> check(new StateCheck(plan, rank));
   const fb::RankProgram& program = *plan.body().programs()->Get(rank);
-  std::map<size_t, size_t> step_of;  // by slot of scratch
-  for (size_t step = 0; step < schedule.quantizes().size(); ++step) {
-    for (const uint32_t operation : schedule.quantizes()[step].operations) {
+  std::map<size_t, size_t> launch_of;  // by slot of scratch
+  for (size_t launch = 0; launch < schedule.quantizes().size(); ++launch) {
+    for (const uint32_t operation : schedule.quantizes()[launch].operations) {
       const fb::Quantize& op = *program.quantizes()->Get(operation);
       for (const size_t slot :
            {op.input_slot(), op.output_slot(), op.scale_slot()}) {
-        step_of[slot] = step;
+        launch_of[slot] = launch;
       }
     }
   }
   std::vector<DigestBox> of_tensors;
-  std::vector<std::vector<DigestBox>> of_steps(schedule.quantizes().size());
+  std::vector<std::vector<DigestBox>> of_launches(schedule.quantizes().size());
   for (DigestBox& box : BoxesOfRegions(plan, rank, check->regions_)) {
     if (!IsScratch(program, static_cast<uint32_t>(box.slot))) {
       of_tensors.push_back(std::move(box));
-    } else if (const auto step = step_of.find(box.slot);
-               step != step_of.end()) {
-      of_steps[step->second].push_back(std::move(box));
+    } else if (const auto launch = launch_of.find(box.slot);
+               launch != launch_of.end()) {
+      of_launches[launch->second].push_back(std::move(box));
     }
   }
   const auto create = [&](std::vector<DigestBox> boxes) {
@@ -66,7 +66,7 @@ absl::StatusOr<std::unique_ptr<StateCheck>> StateCheck::Create(
   auto tensors = create(std::move(of_tensors));
   if (!tensors.ok()) return tensors.status();
   check->tensors_ = *std::move(tensors);
-  for (std::vector<DigestBox>& boxes : of_steps) {
+  for (std::vector<DigestBox>& boxes : of_launches) {
     auto scratch = create(std::move(boxes));
     if (!scratch.ok()) return scratch.status();
     check->scratch_.push_back(*std::move(scratch));

@@ -43,9 +43,9 @@ class StateCheck {
   absl::Status EnqueueTensors(Stream stream) {
     return tensors_->Enqueue(stream);
   }
-  // Enqueues the digests of the scratch of quantize step `step`, behind it.
-  absl::Status EnqueueScratch(size_t step, Stream stream) {
-    return scratch_[step]->Enqueue(stream);
+  // Enqueues the digests of the scratch of quantize launch `launch`, behind it.
+  absl::Status EnqueueScratch(size_t launch, Stream stream) {
+    return scratch_[launch]->Enqueue(stream);
   }
 
   // Collective, after the last refit that was enqueued with these. Error on all
@@ -98,7 +98,7 @@ class StateCheck {
   const int32_t rank_;
   const std::vector<DigestRegion> regions_;
   std::unique_ptr<RankDigest> tensors_;               // the worker's
-  std::vector<std::unique_ptr<RankDigest>> scratch_;  // by quantize step
+  std::vector<std::unique_ptr<RankDigest>> scratch_;  // by quantize launch
   std::vector<std::string> not_compared_;
 };
 

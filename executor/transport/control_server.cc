@@ -530,7 +530,7 @@ void ControlServer::Lose(Connection& connection, const std::string& reason) {
 void ControlServer::Close() {
   if (phase_ == Phase::kMet) {
     SendToAll(
-        {.type = FrameType::kGoodbye, .step = steps_.StepOf(0), .rank = 0});
+        {.type = FrameType::kGoodbye, .step = steps_.StrideOf(0), .rank = 0});
   }
   phase_ = Phase::kClosing;
   listener_.Close();

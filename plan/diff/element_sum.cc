@@ -55,30 +55,30 @@ const Powers& ParamPowers(size_t dim) {
   return powers[dim % powers.size()];
 }
 
-// A dimension that steps over whole tensors of the stack.
-struct TensorStep {
+// A dimension that runs over whole tensors of the stack.
+struct TensorLoop {
   uint64_t extent = 0;
-  uint64_t tensors = 0;         // ordinals per step
-  Residue factor = Residue(1);  // of the other coordinate, per step
-  uint64_t param_tensors = 0;   // ordinals of the param per step
+  uint64_t tensors = 0;         // ordinals per iteration
+  Residue factor = Residue(1);  // of the other coordinate, per iteration
+  uint64_t param_tensors = 0;   // ordinals of the param per iteration
 };
 
-using TensorSteps = absl::InlinedVector<TensorStep, 4>;
+using TensorLoops = absl::InlinedVector<TensorLoop, 4>;
 
-// Calls `visit(tensor, factor, param_tensor)` for every combination of steps.
+// Calls `visit(tensor, factor, param_tensor)` for every combination of iterations.
 template <typename Visit>
-void WalkTensors(absl::Span<const TensorStep> steps, uint64_t tensor,
+void WalkTensors(absl::Span<const TensorLoop> loops, uint64_t tensor,
                  Residue factor, uint64_t param_tensor, const Visit& visit) {
-  if (steps.empty()) {
+  if (loops.empty()) {
     visit(tensor, factor, param_tensor);
     return;
   }
-  const TensorStep& step = steps[0];
-  for (uint64_t i = 0; i < step.extent; ++i) {
-    WalkTensors(steps.subspan(1), tensor, factor, param_tensor, visit);
-    tensor += step.tensors;
-    factor *= step.factor;
-    param_tensor += step.param_tensors;
+  const TensorLoop& loop = loops[0];
+  for (uint64_t i = 0; i < loop.extent; ++i) {
+    WalkTensors(loops.subspan(1), tensor, factor, param_tensor, visit);
+    tensor += loop.tensors;
+    factor *= loop.factor;
+    param_tensor += loop.param_tensors;
   }
 }
 
@@ -88,15 +88,15 @@ void AddFragment(const fb::Body& body, const fb::Fragment& fragment,
                  std::vector<Residue>& sums) {
   const IndexDims* index = body.params()->Get(fragment.param())->index();
   const uint32_t index_dims = Length(index);
-  TensorSteps steps;
+  TensorLoops loops;
   Residue within = BufferPowers().Of(fragment.offset() % tensor_elements);
   Residue factor(1);
   uint64_t param_tensor = 0;
-  // Ordinals of the param per step of each index dimension.
-  std::vector<uint64_t> param_steps(Length(fragment.extent()), 0);
+  // Ordinals of the param per index of each index dimension.
+  std::vector<uint64_t> param_strides(Length(fragment.extent()), 0);
   uint64_t product = 1;
   for (uint32_t dim = index_dims; dim > 0; --dim) {
-    param_steps[dim - 1] = product;
+    param_strides[dim - 1] = product;
     param_tensor += product * fragment.lo()->Get(dim - 1);
     product *= index->Get(dim - 1)->count();
   }
@@ -111,15 +111,16 @@ void AddFragment(const fb::Body& body, const fb::Fragment& fragment,
     }
     if (extent == 1) continue;
     if (stride >= tensor_elements) {
-      steps.push_back(
-          {extent, stride / tensor_elements, coordinate, param_steps[dim]});
+      loops.push_back(
+          {extent, stride / tensor_elements, coordinate, param_strides[dim]});
     } else if (dim < index_dims) {
-      steps.push_back({extent, 0, BufferPowers().Of(stride), param_steps[dim]});
+      loops.push_back(
+          {extent, 0, BufferPowers().Of(stride), param_strides[dim]});
     } else {
       within *= GeometricSum(BufferPowers().Of(stride) * coordinate, extent);
     }
   }
-  WalkTensors(steps, fragment.offset() / tensor_elements, factor, param_tensor,
+  WalkTensors(loops, fragment.offset() / tensor_elements, factor, param_tensor,
               [&](uint64_t tensor, Residue weight, uint64_t param) {
                 if (tensor >= sums.size()) return;
                 sums[tensor] += within * weight * param_weights[param];
@@ -133,18 +134,18 @@ void AddRegion(const fb::Region& region, uint64_t tensor_elements,
           EnumText(region.kind()), " ", EnumText(region.reason()), " ",
           region.detail() == nullptr ? "" : region.detail()->str())) *
       BufferPowers().Of(region.offset() % tensor_elements);
-  TensorSteps steps;
+  TensorLoops loops;
   for (uint32_t dim = 0; dim < Length(region.extent()); ++dim) {
     const uint64_t extent = region.extent()->Get(dim);
     const uint64_t stride = region.stride()->Get(dim);
     if (extent == 1) continue;
     if (stride >= tensor_elements) {
-      steps.push_back({extent, stride / tensor_elements, Residue(1), 0});
+      loops.push_back({extent, stride / tensor_elements, Residue(1), 0});
     } else {
       within *= GeometricSum(BufferPowers().Of(stride), extent);
     }
   }
-  WalkTensors(steps, region.offset() / tensor_elements, Residue(1), 0,
+  WalkTensors(loops, region.offset() / tensor_elements, Residue(1), 0,
               [&](uint64_t tensor, Residue, uint64_t) {
                 if (tensor < sums.size()) sums[tensor] += within;
               });
@@ -181,13 +182,13 @@ void AppendCopyParts(const fb::Body& body, const fb::Copy& copy,
   Residue content = start;
   Residue packing = start * StagingPowers().Of(copy.staging_offset());
   uint64_t part_elements = 1;
-  uint64_t dense = dtype_bytes;  // bytes of staging per step of the loop
-  TensorSteps steps;
+  uint64_t dense = dtype_bytes;  // bytes of staging per stride of the loop
+  TensorLoops loops;
   for (uint32_t i = copy.loops_count(); i > 0; --i) {
     const fb::Loop& loop = *body.loops()->Get(copy.loops_begin() + i - 1);
     const Residue staged = StagingPowers().Of(dense);
     if (loop.stride() >= tensor_elements) {
-      steps.push_back(
+      loops.push_back(
           {loop.extent(), loop.stride() / tensor_elements, staged, 0});
     } else {
       const Residue moved = BufferPowers().Of(loop.stride());
@@ -197,7 +198,7 @@ void AppendCopyParts(const fb::Body& body, const fb::Copy& copy,
     }
     dense *= loop.extent();
   }
-  WalkTensors(steps, copy.offset() / tensor_elements, Residue(1), 0,
+  WalkTensors(loops, copy.offset() / tensor_elements, Residue(1), 0,
               [&](uint64_t tensor, Residue staged, uint64_t) {
                 parts.push_back({.slot = copy.buffer_slot(),
                                  .tensor = static_cast<uint32_t>(tensor),

@@ -1,5 +1,5 @@
 // The arithmetic of the proof: sequences of indices and strided sets, held as
-// digits of a mixed radix, so that no step ever visits single elements.
+// digits of a mixed radix, so that nothing ever visits single elements.
 //
 // All values are nonnegative and below 2^63; the loader (plan/plan_file.h) saw
 // to that.
@@ -15,22 +15,22 @@
 
 namespace refit::proof {
 
-// One loop: `extent` values, `step` apart.
+// One loop: `extent` values, `stride` apart.
 struct Digit {
   int64_t extent = 1;
-  int64_t step = 0;
+  int64_t stride = 0;
 
   friend bool operator==(const Digit&, const Digit&) = default;
 };
 using Digits = absl::InlinedVector<Digit, 6>;
 
-// The sequence of the values base + sum(k_i * step_i), the k_i running
+// The sequence of the values base + sum(k_i * stride_i), the k_i running
 // row-major over [0, extent_i), the last digit fastest.
 //
 // In canonical form no extent is 1 and no digit continues its inner neighbour
-// (step == inner extent * inner step). Then the innermost extent is the length
-// of the longest arithmetic progression at the start, and so on outwards: two
-// canonical sequences are equal exactly when their values are.
+// (stride == inner extent * inner stride). Then the innermost extent is the
+// length of the longest arithmetic progression at the start, and so on
+// outwards: two canonical sequences are equal exactly when their values are.
 struct Sequence {
   int64_t base = 0;
   Digits digits;
@@ -57,9 +57,9 @@ std::optional<int64_t> FirstDifference(const Sequence& a, int64_t a_begin,
                                        const Sequence& b, int64_t b_begin,
                                        int64_t count);
 
-// The set of the values offset + sum(k_i * step_i). The digits are sorted by
-// step, largest first, and nested: step_i > sum over j > i of
-// (extent_j - 1) * step_j. So every value has exactly one set of k_i, and the
+// The set of the values offset + sum(k_i * stride_i). The digits are sorted by
+// stride, largest first, and nested: stride_i > sum over j > i of
+// (extent_j - 1) * stride_j. So every value has exactly one set of k_i, and the
 // k_i are the coordinates of the value. No extent is 1.
 struct Lattice {
   int64_t offset = 0;
@@ -89,7 +89,7 @@ struct Placement {
   struct Move {
     uint8_t dimension = 0;
     int64_t extent = 1;
-    int64_t step = 0;  // in the dimension's coordinate
+    int64_t stride = 0;  // in the dimension's coordinate
   };
   absl::InlinedVector<int64_t, 6> start;
   absl::InlinedVector<Move, 8> moves;

@@ -44,7 +44,7 @@ Digits DigitsOf(const flatbuffers::Vector<uint64_t>* extent,
   const uint32_t dims = extent == nullptr ? 0 : extent->size();
   for (uint32_t d = 0; d < dims; ++d) {
     digits.push_back({.extent = static_cast<int64_t>(extent->Get(d)),
-                      .step = static_cast<int64_t>(stride->Get(d))});
+                      .stride = static_cast<int64_t>(stride->Get(d))});
   }
   return digits;
 }
@@ -55,7 +55,7 @@ Lattice WholeBuffer(const fb::Buffer& buffer) {
   const Dims strides = RowMajorStrides(shape);
   Digits digits;
   for (size_t d = 0; d < shape.size(); ++d) {
-    digits.push_back({.extent = shape[d], .step = strides[d]});
+    digits.push_back({.extent = shape[d], .stride = strides[d]});
   }
   return *MakeLattice(0, digits);  // dense, so it nests
 }
@@ -78,11 +78,12 @@ PartHull HullOf(const Lattice& whole, const Lattice& part) {
   int64_t last = part.Last();
   bool differs = false;
   for (const Digit& digit : whole.digits) {
-    hull.box.lo.push_back(differs ? 0 : first / digit.step);
-    hull.box.hi.push_back((differs ? digit.extent - 1 : last / digit.step) + 1);
-    differs = differs || first / digit.step != last / digit.step;
-    first %= digit.step;
-    last %= digit.step;
+    hull.box.lo.push_back(differs ? 0 : first / digit.stride);
+    hull.box.hi.push_back((differs ? digit.extent - 1 : last / digit.stride) +
+                          1);
+    differs = differs || first / digit.stride != last / digit.stride;
+    first %= digit.stride;
+    last %= digit.stride;
   }
   return hull;
 }
@@ -174,7 +175,7 @@ void BufferFacts::AddParts(const fb::Body& body, const fb::Buffer& buffer) {
           strides[d];
     }
     for (uint8_t d : part->lattice.dimensions) {
-      part->param_steps.push_back(strides[d]);
+      part->param_strides.push_back(strides[d]);
     }
   }
   for (uint32_t i = 0; i < regions; ++i) {
@@ -211,9 +212,9 @@ void BufferFacts::SortForFind() {
     span.end = span.begin;
     bool whole_tensors = true;
     for (const Digit& digit : lattice.digits) {
-      if (digit.step < tensor_elements_) {
-        span.end += (digit.extent - 1) * digit.step;
-      } else if (digit.step % tensor_elements_ != 0) {
+      if (digit.stride < tensor_elements_) {
+        span.end += (digit.extent - 1) * digit.stride;
+      } else if (digit.stride % tensor_elements_ != 0) {
         whole_tensors = false;
       }
     }
@@ -261,12 +262,12 @@ Sequence BufferFacts::ParamSequence(const Part& part,
   Sequence sequence;
   sequence.base = part.param_base;
   for (size_t d = 0; d < placement.start.size(); ++d) {
-    sequence.base += placement.start[d] * part.param_steps[d];
+    sequence.base += placement.start[d] * part.param_strides[d];
   }
   for (const Placement::Move& move : placement.moves) {
     sequence.digits.push_back(
         {.extent = move.extent,
-         .step = move.step * part.param_steps[move.dimension]});
+         .stride = move.stride * part.param_strides[move.dimension]});
   }
   Canonicalize(sequence);
   return sequence;

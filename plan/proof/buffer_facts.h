@@ -23,9 +23,9 @@ struct Part {
   const fb::Fragment* fragment = nullptr;  // or
   const fb::Region* region = nullptr;
   // Of a fragment: the param's flat index of the lattice's first element, and
-  // how far a step along lattice digit i moves it.
+  // how far an index along lattice digit i moves it.
   int64_t param_base = 0;
-  absl::InlinedVector<int64_t, 6> param_steps;
+  absl::InlinedVector<int64_t, 6> param_strides;
 
   bool IsFill() const {
     return region != nullptr && region->kind() == fb::RegionKind::kFill;

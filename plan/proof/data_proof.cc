@@ -44,7 +44,7 @@ Digits DataProof::LoopsOf(const fb::Copy& copy) const {
   for (uint32_t i = 0; i < copy.loops_count(); ++i) {
     const fb::Loop& loop = *body_.loops()->Get(copy.loops_begin() + i);
     digits.push_back({.extent = static_cast<int64_t>(loop.extent()),
-                      .step = static_cast<int64_t>(loop.stride())});
+                      .stride = static_cast<int64_t>(loop.stride())});
   }
   return digits;
 }

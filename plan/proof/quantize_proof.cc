@@ -28,7 +28,7 @@ Sequence ElementsOf(const Matrices& matrices, int64_t rows, int64_t columns,
   Sequence elements;
   elements.base = (matrices.first * rows + row) * columns + column;
   for (const Digit& loop : matrices.loops) {
-    elements.digits.push_back({loop.extent, loop.step * rows * columns});
+    elements.digits.push_back({loop.extent, loop.stride * rows * columns});
   }
   elements.digits.push_back({row_count, columns});
   elements.digits.push_back({column_count, 1});
@@ -62,9 +62,9 @@ std::optional<Matrices> MatricesAt(const Sequence& elements,
   int64_t inner = rows * columns;
   matrices.loops.resize(extents.size());
   for (size_t i = extents.size(); i-- > 0;) {
-    const int64_t step = ValueAt(elements, inner) - elements.base;
-    if (step % matrix != 0) return std::nullopt;
-    matrices.loops[i] = {extents[i].extent, step / matrix};
+    const int64_t stride = ValueAt(elements, inner) - elements.base;
+    if (stride % matrix != 0) return std::nullopt;
+    matrices.loops[i] = {extents[i].extent, stride / matrix};
     inner *= extents[i].extent;
   }
   const Sequence wanted =
@@ -193,8 +193,8 @@ void DataProof::QuantizeOne(uint32_t rank, const fb::Quantize& op) {
     scale.push_back({extent, static_cast<int64_t>(loop.scale_stride())});
   }
   const Digits loops = in;
-  const auto add = [](Digits& digits, int64_t extent, uint64_t step) {
-    if (extent > 1) digits.push_back({extent, static_cast<int64_t>(step)});
+  const auto add = [](Digits& digits, int64_t extent, uint64_t stride) {
+    if (extent > 1) digits.push_back({extent, static_cast<int64_t>(stride)});
   };
   add(in, rows, op.input_row_stride());
   add(in, columns, 1);

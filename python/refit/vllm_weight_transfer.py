@@ -5,7 +5,7 @@
     refit.vllm.register()                                       # each trainer
     info = RefitTrainerInitInfo(plan="plan.refit", meeting=unique_id.hex(), device="cuda:0", rank=rank)
     trainer = WeightTransferTrainerFactory.trainer_init(info, client=client, source=ModuleSource(model))
-    trainer.send_weights(version="42")                          # after every step
+    trainer.send_weights(version="42")                          # after every training step
 
 Every trainer rank is a source rank of the plan. Nothing is gathered: `source.iter_local` yields this rank's own shards, which
 stay bound. For several engines the client is `Clients([client of engine 0, …])`.

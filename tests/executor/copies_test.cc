@@ -12,55 +12,55 @@ namespace refit {
 namespace {
 
 // Where elements are: entry and byte.
-using Places = std::vector<std::pair<uint64_t, uint64_t>>;
+using Addresses = std::vector<std::pair<uint64_t, uint64_t>>;
 
-template <typename Loops, typename StepOf>
-Places PlacesOf(const CopyAddress& first, const Loops& loops,
-                const StepOf& step_of) {
-  Places places = {{first.entry, first.byte_offset}};
+template <typename Loops, typename StrideOf>
+Addresses AddressesOf(const CopyAddress& first, const Loops& loops,
+                      const StrideOf& stride_of) {
+  Addresses addresses = {{first.entry, first.byte_offset}};
   for (const auto& loop : loops) {
-    Places all;
-    for (const auto& [entry, byte] : places) {
+    Addresses all;
+    for (const auto& [entry, byte] : addresses) {
       for (uint64_t i = 0; i < loop.extent; ++i) {
-        all.emplace_back(entry + i * step_of(loop).entries,
-                         byte + i * step_of(loop).bytes);
+        all.emplace_back(entry + i * stride_of(loop).entries,
+                         byte + i * stride_of(loop).bytes);
       }
     }
-    places = all;
+    addresses = all;
   }
-  return places;
+  return addresses;
 }
 
-Places PlacesOf(const TensorBox& box) {
-  return PlacesOf(box.first, box.loops,
-                  [](const BoxLoop& loop) { return loop.step; });
+Addresses AddressesOf(const TensorBox& box) {
+  return AddressesOf(box.first, box.loops,
+                     [](const BoxLoop& loop) { return loop.stride; });
 }
 
 // Twelve elements of each of two tensors.
 TensorBox BoxOfTwoTensors() {
   TensorBox box;
   box.first = {.entry = 1, .byte_offset = 10, .dtype = DType::kBf16};
-  box.loops = {{.extent = 2, .step = {.entries = 3}},
-               {.extent = 3, .step = {.bytes = 40}},
-               {.extent = 4, .step = {.bytes = 2}}};
+  box.loops = {{.extent = 2, .stride = {.entries = 3}},
+               {.extent = 3, .stride = {.bytes = 40}},
+               {.extent = 4, .stride = {.bytes = 2}}};
   return box;
 }
 
 // Every cut of a box into two or three: the parts hold its elements in order.
 TEST(TensorBoxTest, PartsHoldTheElementsInOrder) {
   const TensorBox box = BoxOfTwoTensors();
-  const Places whole = PlacesOf(box);
+  const Addresses whole = AddressesOf(box);
   ASSERT_EQ(whole.size(), 24);
   for (uint64_t first = 0; first <= 24; ++first) {
     for (uint64_t second = first; second <= 24; ++second) {
-      Places seen;
+      Addresses seen;
       for (const auto& [begin, end] :
            {std::pair<uint64_t, uint64_t>(0, first), std::pair(first, second),
             std::pair<uint64_t, uint64_t>(second, 24)}) {
         size_t parts = 0;
         ForEachPart(box, begin, end, [&](const TensorBox& part) {
-          const Places places = PlacesOf(part);
-          seen.insert(seen.end(), places.begin(), places.end());
+          const Addresses addresses = AddressesOf(part);
+          seen.insert(seen.end(), addresses.begin(), addresses.end());
           ++parts;
         });
         EXPECT_LE(parts, 5);
@@ -76,11 +76,11 @@ TEST(TensorBoxTest, OnlyOneRunOfBytesIsOne) {
   TensorBox box = RunOf(first, 24);
   EXPECT_TRUE(box.IsOneRun());
   EXPECT_EQ(box.Elements(), 24);
-  box.loops.insert(box.loops.begin(), {.extent = 2, .step = {.bytes = 96}});
+  box.loops.insert(box.loops.begin(), {.extent = 2, .stride = {.bytes = 96}});
   EXPECT_TRUE(box.IsOneRun());
-  box.loops.front().step.bytes = 100;
+  box.loops.front().stride.bytes = 100;
   EXPECT_FALSE(box.IsOneRun());
-  box.loops.front().step = {.entries = 1};
+  box.loops.front().stride = {.entries = 1};
   EXPECT_FALSE(box.IsOneRun());
 }
 
@@ -93,12 +93,12 @@ void ExpectCopies(const TensorBox& from, const TensorBox& to) {
   EXPECT_EQ(copy.link, 2);
   const auto loops = absl::MakeConstSpan(batch.loops)
                          .subspan(copy.loops_begin, copy.loops_count);
-  EXPECT_EQ(PlacesOf(copy.from, loops,
-                     [](const CopyLoop& loop) { return loop.from; }),
-            PlacesOf(from));
+  EXPECT_EQ(AddressesOf(copy.from, loops,
+                        [](const CopyLoop& loop) { return loop.from; }),
+            AddressesOf(from));
   EXPECT_EQ(
-      PlacesOf(copy.to, loops, [](const CopyLoop& loop) { return loop.to; }),
-      PlacesOf(to));
+      AddressesOf(copy.to, loops, [](const CopyLoop& loop) { return loop.to; }),
+      AddressesOf(to));
 }
 
 TEST(CopyBatchesTest, ACopyVisitsBothBoxesInOrder) {
@@ -106,9 +106,9 @@ TEST(CopyBatchesTest, ACopyVisitsBothBoxesInOrder) {
   const TensorBox run = RunOf({.entry = 9, .dtype = DType::kFp32}, 24);
   TensorBox halves;  // of rows, as another tensor has them
   halves.first = {.entry = 7, .byte_offset = 4, .dtype = DType::kFp32};
-  halves.loops = {{.extent = 6, .step = {.bytes = 64}},
-                  {.extent = 2, .step = {.entries = 1}},
-                  {.extent = 2, .step = {.bytes = 4}}};
+  halves.loops = {{.extent = 6, .stride = {.bytes = 64}},
+                  {.extent = 2, .stride = {.entries = 1}},
+                  {.extent = 2, .stride = {.bytes = 4}}};
   for (const TensorBox& from : {box, run, halves}) {
     for (const TensorBox& to : {box, run, halves}) ExpectCopies(from, to);
   }
@@ -118,8 +118,8 @@ TEST(CopyBatchesTest, ACopyVisitsBothBoxesInOrder) {
 TEST(CopyBatchesTest, LoopsThatStraddleEachOtherAreRefused) {
   const TensorBox box = BoxOfTwoTensors();
   TensorBox sixes;
-  sixes.loops = {{.extent = 4, .step = {.bytes = 100}},
-                 {.extent = 6, .step = {.bytes = 2}}};
+  sixes.loops = {{.extent = 4, .stride = {.bytes = 100}},
+                 {.extent = 6, .stride = {.bytes = 2}}};
   CopyBatch batch;
   EXPECT_FALSE(AppendCopy(box, sixes, 0, batch));
   EXPECT_FALSE(AppendCopy(box, RunOf(box.first, 23), 0, batch));

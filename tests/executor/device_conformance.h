@@ -60,8 +60,8 @@ class DeviceConformance : public testing::TestWithParam<DeviceFactory> {
   // can follow.
   struct Loop {
     uint64_t extent = 1;
-    uint64_t tensor_step = 0;
-    uint64_t byte_step = 0;
+    uint64_t tensor_stride = 0;
+    uint64_t byte_stride = 0;
   };
   struct Shape {
     uint64_t first_tensor = 0;
@@ -79,8 +79,8 @@ class DeviceConformance : public testing::TestWithParam<DeviceFactory> {
   static Shape Dense(const Shape& shape, uint64_t entry, uint64_t element) {
     Shape dense = {entry, 16, shape.loops};
     for (size_t d = dense.loops.size(); d-- > 0;) {
-      dense.loops[d].tensor_step = 0;
-      dense.loops[d].byte_step = element;
+      dense.loops[d].tensor_stride = 0;
+      dense.loops[d].byte_stride = element;
       element *= dense.loops[d].extent;
     }
     return dense;
@@ -92,10 +92,10 @@ class DeviceConformance : public testing::TestWithParam<DeviceFactory> {
     uint64_t tensor = shape.first_tensor;
     uint64_t offset = shape.byte_offset;
     for (size_t d = shape.loops.size(); d-- > 0;) {
-      const uint64_t step = i % shape.loops[d].extent;
+      const uint64_t index = i % shape.loops[d].extent;
       i /= shape.loops[d].extent;
-      tensor += step * shape.loops[d].tensor_step;
-      offset += step * shape.loops[d].byte_step;
+      tensor += index * shape.loops[d].tensor_stride;
+      offset += index * shape.loops[d].byte_stride;
     }
     return {tensor, offset};
   }
@@ -111,8 +111,8 @@ class DeviceConformance : public testing::TestWithParam<DeviceFactory> {
     for (size_t d = 0; d < to.loops.size(); ++d) {
       batch.loops.push_back(
           {to.loops[d].extent,
-           {from.loops[d].tensor_step, from.loops[d].byte_step},
-           {to.loops[d].tensor_step, to.loops[d].byte_step}});
+           {from.loops[d].tensor_stride, from.loops[d].byte_stride},
+           {to.loops[d].tensor_stride, to.loops[d].byte_stride}});
     }
     return batch;
   }

@@ -19,8 +19,8 @@ std::vector<Pair> Steps(const FragmentWalk& walk, uint64_t parts) {
     walk.Visit(part, parts, [&](const WalkRow& row) {
       for (uint64_t i = 0; i < row.count; ++i) {
         steps.emplace_back(
-            row.param.tensor, row.param.element + i * row.param_step,
-            row.buffer.tensor, row.buffer.element + i * row.buffer_step);
+            row.param.tensor, row.param.element + i * row.param_stride,
+            row.buffer.tensor, row.buffer.element + i * row.buffer_stride);
       }
     });
   }

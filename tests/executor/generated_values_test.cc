@@ -20,7 +20,8 @@ std::vector<uint16_t> Bf16Values(const char* name, const IndexRange& range) {
 
 TEST(GeneratedValuesTest, ValueDependsOnNameAndIndexOnly) {
   const auto all = Bf16Values("a", {.count = 3000});
-  const auto strided = Bf16Values("a", {.first = 11, .step = 7, .count = 100});
+  const auto strided =
+      Bf16Values("a", {.first = 11, .stride = 7, .count = 100});
   for (size_t i = 0; i < strided.size(); ++i) {
     EXPECT_EQ(strided[i], all[11 + 7 * i]);
   }

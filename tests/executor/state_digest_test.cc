@@ -88,9 +88,9 @@ Digests Expected(const PlanFile& plan, const World& world,
                   bits[{TensorName(param, row.param.tensor), buffer.dtype()}];
               for (uint64_t i = 0; i < row.count; ++i) {
                 std::memcpy(
-                    &elements[row.param.element + i * row.param_step],
+                    &elements[row.param.element + i * row.param_stride],
                     static_cast<const std::byte*>(tensor.data) +
-                        (row.buffer.element + i * row.buffer_step) * size,
+                        (row.buffer.element + i * row.buffer_stride) * size,
                     size);
               }
             });

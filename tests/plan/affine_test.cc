@@ -44,12 +44,12 @@ Sequence DrawSequence(Random& random) {
   Sequence sequence;
   sequence.base = random.Between(0, 3);
   const int64_t dims = random.Between(0, 4);
-  int64_t step = random.Between(1, 3);
+  int64_t stride = random.Between(1, 3);
   for (int64_t d = 0; d < dims; ++d) {
     const int64_t extent = random.Between(1, 4);
     sequence.digits.insert(sequence.digits.begin(),
-                           {.extent = extent, .step = step});
-    step = random.Between(0, 2) > 0 ? extent * step : random.Between(1, 9);
+                           {.extent = extent, .stride = stride});
+    stride = random.Between(0, 2) > 0 ? extent * stride : random.Between(1, 9);
   }
   return sequence;
 }
@@ -108,7 +108,7 @@ TEST(AffineTest, FirstDifferenceIsThatOfTheValues) {
     Sequence a = DrawSequence(random);
     Sequence b = random.Between(0, 1) == 0 ? a : DrawSequence(random);
     if (random.Between(0, 1) == 0 && !b.digits.empty()) {
-      b.digits[0].step += random.Between(0, 1);
+      b.digits[0].stride += random.Between(0, 1);
     }
     Canonicalize(a);
     Canonicalize(b);
@@ -129,12 +129,13 @@ TEST(AffineTest, FirstDifferenceIsThatOfTheValues) {
 }
 
 TEST(AffineTest, DigitsThatDoNotNestAreNoLattice) {
-  const Digit coinciding[] = {{.extent = 3, .step = 2},
-                              {.extent = 3, .step = 1}};
+  const Digit coinciding[] = {{.extent = 3, .stride = 2},
+                              {.extent = 3, .stride = 1}};
   EXPECT_FALSE(MakeLattice(0, coinciding).has_value());
-  const Digit standing[] = {{.extent = 2, .step = 0}};
+  const Digit standing[] = {{.extent = 2, .stride = 0}};
   EXPECT_FALSE(MakeLattice(0, standing).has_value());
-  const Digit nested[] = {{.extent = 2, .step = 1}, {.extent = 3, .step = 2}};
+  const Digit nested[] = {{.extent = 2, .stride = 1},
+                          {.extent = 3, .stride = 2}};
   EXPECT_TRUE(MakeLattice(0, nested).has_value());
 }
 
@@ -142,13 +143,13 @@ TEST(AffineTest, DigitsThatDoNotNestAreNoLattice) {
 Lattice DrawLattice(Random& random) {
   const int64_t dims = random.Between(0, 3);
   Digits digits;
-  int64_t step = random.Between(1, 2);
+  int64_t stride = random.Between(1, 2);
   for (int64_t d = 0; d < dims; ++d) {
     const int64_t extent = random.Between(1, 5);
-    digits.push_back({.extent = extent, .step = step});
-    step *= extent;
-    if (random.Between(0, 2) == 0) step += random.Between(0, 3);
-    step = std::max<int64_t>(step, 1);
+    digits.push_back({.extent = extent, .stride = stride});
+    stride *= extent;
+    if (random.Between(0, 2) == 0) stride += random.Between(0, 3);
+    stride = std::max<int64_t>(stride, 1);
   }
   for (size_t d = digits.size(); d-- > 1;) {
     std::swap(digits[d], digits[static_cast<size_t>(
@@ -164,20 +165,21 @@ Digits DrawLoops(const Lattice& lattice, Random& random) {
     const int64_t extent = random.Between(1, digit.extent);
     switch (random.Between(0, 4)) {
       case 0:
-        loops.push_back({.extent = extent, .step = digit.step});
+        loops.push_back({.extent = extent, .stride = digit.stride});
         break;
       case 1:
         loops.push_back({.extent = extent * random.Between(1, 3),
-                         .step = digit.step * random.Between(1, 2)});
+                         .stride = digit.stride * random.Between(1, 2)});
         break;
       case 2:
         if (digit.extent % 2 == 0) {
-          loops.push_back({.extent = digit.extent / 2, .step = 2 * digit.step});
-          loops.push_back({.extent = 2, .step = digit.step});
+          loops.push_back(
+              {.extent = digit.extent / 2, .stride = 2 * digit.stride});
+          loops.push_back({.extent = 2, .stride = digit.stride});
         }
         break;
       default:
-        loops.push_back({.extent = digit.extent, .step = digit.step});
+        loops.push_back({.extent = digit.extent, .stride = digit.stride});
     }
   }
   Sequence merged = {.base = 0, .digits = loops};
@@ -202,12 +204,12 @@ TEST(AffineTest, APlacementStandsForExactlyTheValuesPlaced) {
     // The placement's coordinates, as a sequence of values again.
     Sequence seen = {.base = lattice.offset, .digits = {}};
     for (size_t d = 0; d < placement.start.size(); ++d) {
-      seen.base += placement.start[d] * lattice.digits[d].step;
+      seen.base += placement.start[d] * lattice.digits[d].stride;
     }
     for (const Placement::Move& move : placement.moves) {
       seen.digits.push_back(
           {.extent = move.extent,
-           .step = move.step * lattice.digits[move.dimension].step});
+           .stride = move.stride * lattice.digits[move.dimension].stride});
     }
     EXPECT_EQ(ValuesOf(seen), ValuesOf(loops));
     const Box hull = placement.Hull();
@@ -261,8 +263,8 @@ TEST(AffineTest, IntersectionIsThatOfTheValues) {
 
 TEST(AffineTest, HugeInterleavedLatticesIntersectQuickly) {
   // Rows 0, 2, 4 … and rows 1, 3, 5 … of 2^20 rows of 4096 elements.
-  const Digit rows[] = {{.extent = 1 << 19, .step = 2 * 4096},
-                        {.extent = 4096, .step = 1}};
+  const Digit rows[] = {{.extent = 1 << 19, .stride = 2 * 4096},
+                        {.extent = 4096, .stride = 1}};
   const Lattice even = *MakeLattice(0, rows);
   const Lattice odd = *MakeLattice(4096, rows);
   EXPECT_EQ(Intersect(even, odd), Intersection::kEmpty);

@@ -486,19 +486,21 @@ TEST(PlanDoorTest, ACopyOutsideItsBufferIsRefused) {
 }
 
 TEST(PlanDoorTest, ACopyThatLeavesItsTensorIsRefused) {
-  EXPECT_EQ(Refusal([](PlanSpec& spec) {
-              spec.copy_lists[2][0].loops = {{32, 1}};
-            }),
-            "program of rank 0, message 1: copy 0: loop 0: 32 steps of 1 leave "
-            "the tensor");
+  EXPECT_EQ(
+      Refusal([](PlanSpec& spec) {
+        spec.copy_lists[2][0].loops = {{32, 1}};
+      }),
+      "program of rank 0, message 1: copy 0: loop 0: 32 strides of 1 leave "
+      "the tensor");
 }
 
 TEST(PlanDoorTest, ACopyThatLeavesItsStackIsRefused) {
-  EXPECT_EQ(Refusal([](PlanSpec& spec) {
-              spec.copy_lists[2][0].loops = {{3, 16}, {4, 1}};
-            }),
-            "program of rank 0, message 1: copy 0: loop 0: 3 steps of 16 leave "
-            "the stack");
+  EXPECT_EQ(
+      Refusal([](PlanSpec& spec) {
+        spec.copy_lists[2][0].loops = {{3, 16}, {4, 1}};
+      }),
+      "program of rank 0, message 1: copy 0: loop 0: 3 strides of 16 leave "
+      "the stack");
 }
 
 TEST(PlanDoorTest, AStrideOfOneAndAHalfTensorsIsRefused) {
@@ -514,7 +516,7 @@ TEST(PlanDoorTest, LoopsThatOverflowAreRefused) {
               spec.copy_lists[2][0].loops = {{uint64_t{1} << 63, 2}};
             }),
             "program of rank 0, message 1: copy 0: loop 0: 9223372036854775808 "
-            "steps of 2 leave the tensor");
+            "strides of 2 leave the tensor");
   EXPECT_EQ(Refusal([](PlanSpec& spec) {
               spec.copy_lists[2][0].loops = {{uint64_t{1} << 40, 0},
                                              {uint64_t{1} << 40, 0}};

@@ -205,7 +205,7 @@ TEST(WindowDoorTest, EveryScratchBufferHasOne) {
 
 TEST(QuantizeDoorTest, MatricesStayInsideTheirTensors) {
   EXPECT_EQ(DoorSays(With({.input_row = 7})),
-            "program of rank 0: quantize 0: input: 6 steps of 1 leave the "
+            "program of rank 0: quantize 0: input: 6 strides of 1 leave the "
             "tensor");
   EXPECT_EQ(DoorSays(With({.scale_offset = 16})),
             "program of rank 0: quantize 0: scales: offset 16 is not below the "

@@ -5,7 +5,7 @@
 namespace refit {
 namespace {
 
-// `box` of the param, of which one step per dimension is `stride` elements of
+// `box` of the param, of which one index per dimension is `stride` elements of
 // a tensor that begins with it.
 Part BoxPart(const Param& param, Box box, Dims stride, int64_t offset = 0) {
   return {.role = param.role,

@@ -10,13 +10,13 @@ namespace refit {
 namespace {
 
 // `count` consecutive entries of a param's index that stand in as many slots of
-// a buffer's, `slot_step` apart.
+// a buffer's, `stride` apart.
 struct IndexRun {
   ParamId param{};
   int64_t position = 0;
   int64_t slot = 0;
   int64_t count = 0;
-  int64_t slot_step = 1;
+  int64_t stride = 1;
 };
 
 // Layers whose experts stand in other slots (`experts`, if any) are other runs.
@@ -63,10 +63,10 @@ std::vector<IndexRun> ExpertRuns(ParamId id, const Param& param,
     if (found == positions.end()) continue;  // another stack's
     const int64_t position = found->second;
     const auto slot = static_cast<int64_t>(i);
-    // The second expert of a run sets its step.
+    // The second expert of a run sets its stride.
     const auto continues = [&](size_t number) {
       const IndexRun& run = runs[number];
-      return run.count == 1 || run.slot + run.count * run.slot_step == slot;
+      return run.count == 1 || run.slot + run.count * run.stride == slot;
     };
     std::vector<size_t>& before = runs_before[position];
     const auto it = std::find_if(before.begin(), before.end(), continues);
@@ -77,7 +77,7 @@ std::vector<IndexRun> ExpertRuns(ParamId id, const Param& param,
       number = *it;
       before.erase(it);
       IndexRun& run = runs[number];
-      if (run.count == 1) run.slot_step = slot - run.slot;
+      if (run.count == 1) run.stride = slot - run.slot;
       ++run.count;
     }
     runs_before[position + 1].push_back(number);
@@ -102,7 +102,7 @@ Fragment MakeFragment(const Part& part, const IndexRun& layers,
     fragment.offset += experts->slot * strides.expert;
     fragment.box.lo.push_back(experts->position);
     fragment.box.hi.push_back(experts->position + experts->count);
-    fragment.stride.push_back(strides.expert * experts->slot_step);
+    fragment.stride.push_back(strides.expert * experts->stride);
   }
   for (size_t dim = 0; dim < part.stride.size(); ++dim) {
     fragment.box.lo.push_back(part.box.lo[dim]);

@@ -85,17 +85,17 @@ std::vector<Fragment> InPairs(const std::vector<Fragment>& fragments) {
   for (const Fragment& fragment : fragments) {
     const int64_t lo = fragment.box.lo.back();
     const int64_t hi = fragment.box.hi.back();
-    const int64_t step = fragment.stride.back();
+    const int64_t stride = fragment.stride.back();
     const auto add = [&](Range pairs, Range half) {
       if (pairs.begin >= pairs.end) return;
       Fragment part = fragment;
-      part.offset += (2 * pairs.begin + half.begin - lo) * step;
+      part.offset += (2 * pairs.begin + half.begin - lo) * stride;
       part.box.lo.back() = pairs.begin;
       part.box.hi.back() = pairs.end;
-      part.stride.back() = 2 * step;
+      part.stride.back() = 2 * stride;
       part.box.lo.push_back(half.begin);
       part.box.hi.push_back(half.end);
-      part.stride.push_back(step);
+      part.stride.push_back(stride);
       in_pairs.push_back(std::move(part));
     };
     const Range whole = {(lo + 1) / 2, hi / 2};

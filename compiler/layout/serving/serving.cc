@@ -138,7 +138,7 @@ TensorSpec Transposed(TensorSpec spec) {
   int64_t& rows = spec.shape[spec.shape.size() - 2];
   int64_t& columns = spec.shape.back();
   const int64_t matrix = rows * columns;
-  // Of an element that is `at` elements from the first; also of a step.
+  // Of an element that is `at` elements from the first; also of a stride.
   const auto moved = [&](int64_t at) {
     return at / matrix * matrix + at % columns * rows + at % matrix / columns;
   };

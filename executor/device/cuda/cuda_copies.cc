@@ -231,10 +231,11 @@ class Lowering {
       KernelQuantizeLoop& to = kernel.loops[l];
       to.extent = loop.extent;
       kernel.blocks *= loop.extent;
-      const CopyStep* const steps[] = {&loop.input, &loop.output, &loop.scales};
+      const CopyStride* const strides[] = {&loop.input, &loop.output,
+                                           &loop.scales};
       for (uint32_t operand = 0; operand < cuda::kQuantizeOperands; ++operand) {
-        to.bytes[operand] = steps[operand]->bytes;
-        to.entries[operand] = static_cast<uint32_t>(steps[operand]->entries);
+        to.bytes[operand] = strides[operand]->bytes;
+        to.entries[operand] = static_cast<uint32_t>(strides[operand]->entries);
       }
     }
     program_.quantize_tiles +=
@@ -260,9 +261,9 @@ class Lowering {
     program_.applies.push_back(kernel);
   }
 
-  static void Advance(CopyAddress& address, const CopyStep& step) {
-    address.entry += step.entries;
-    address.byte_offset += step.bytes;
+  static void Advance(CopyAddress& address, const CopyStride& stride) {
+    address.entry += stride.entries;
+    address.byte_offset += stride.bytes;
   }
 
   // Each next tile is of the link that is farthest behind, so that all links

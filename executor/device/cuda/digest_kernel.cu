@@ -109,8 +109,8 @@ __device__ __forceinline__ void Flush(uint64_t sum, DigestSum* total) {
   __shared__ uint64_t of_warp[kThreads / kWarpThreads];
   sum = DigestFold(sum);
 #pragma unroll
-  for (uint32_t step = kWarpThreads / 2; step > 0; step /= 2) {
-    sum = DigestFold(sum + __shfl_down_sync(0xffffffffu, sum, step));
+  for (uint32_t distance = kWarpThreads / 2; distance > 0; distance /= 2) {
+    sum = DigestFold(sum + __shfl_down_sync(0xffffffffu, sum, distance));
   }
   if (threadIdx.x % kWarpThreads == 0)
     of_warp[threadIdx.x / kWarpThreads] = sum;

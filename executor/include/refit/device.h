@@ -32,7 +32,7 @@ struct CopyAddress {
 };
 
 // How far one iteration of a loop moves a position.
-struct CopyStep {
+struct CopyStride {
   uint64_t entries = 0;
   uint64_t bytes = 0;
 };
@@ -40,8 +40,8 @@ struct CopyStep {
 // One loop of a strided copy, outermost first.
 struct CopyLoop {
   uint64_t extent = 1;
-  CopyStep from;
-  CopyStep to;
+  CopyStride from;
+  CopyStride to;
 };
 
 // Visits elements row-major over the loops, the last loop fastest, in
@@ -59,9 +59,9 @@ struct StridedCopy {
 // A loop around the matrices of a BlockQuantize.
 struct QuantizeLoop {
   uint64_t extent = 1;
-  CopyStep input;
-  CopyStep output;
-  CopyStep scales;
+  CopyStride input;
+  CopyStride output;
+  CopyStride scales;
 };
 
 // Quantizes matrices to fp8 e4m3, one scale for each block
