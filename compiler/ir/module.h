@@ -325,7 +325,7 @@ struct Round {
 struct Limits {
   int64_t bucket_bytes = 0;
   int64_t staging_bytes = 0;
-  int32_t slots = 0;
+  int32_t slots = 0;  // of staging: how many rounds may overlap
   int32_t operations_per_round = 0;
   // How bytes travel between ranks that can map each other's memory.
   Mechanism mapped = Mechanism::kStaged;

@@ -50,7 +50,7 @@ std::vector<std::vector<int64_t>> ReadTable(const ValueReader& values,
                                             const JsonValue& value,
                                             const std::string& path) {
   constexpr std::string_view kWanted =
-      "an array with the expert of each slot, or one such array per layer";
+      "an array with the logical expert of each physical one, or one per layer";
   std::vector<std::vector<int64_t>> table;
   const JsonValue::Array* array = values.Array(value, path, kWanted);
   if (array == nullptr) return table;

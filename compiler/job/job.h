@@ -110,13 +110,13 @@ struct GenericSpec {
   std::vector<FlatBufferSpec> flat_buffers;
 };
 
-// Which logical expert stands in which physical slot of a serving engine. The
-// slots are numbered over the ranks that share a layer's experts, those of rank
-// 0 first. An expert may stand in several slots.
+// Which logical expert each physical expert of a serving engine is. Physical
+// experts are numbered over the ranks that share a layer's experts, those of
+// rank 0 first. Several may be the same logical expert.
 struct ExpertPlacement {
   enum class Kind : uint8_t { kLinear, kRoundRobin, kTable };
   Kind kind = Kind::kLinear;
-  int64_t redundant_experts = 0;  // of kLinear: slots beyond one per expert
+  int64_t redundant_experts = 0;  // of kLinear: beyond one each
   // Of kTable: one list for all layers, or one per layer.
   std::vector<std::vector<int64_t>> physical_to_logical;
 };
@@ -125,7 +125,7 @@ struct ExpertPlacement {
 enum class EmbeddingCut : uint8_t { kTensor, kAttention, kReplicated };
 
 // How SGLang holds shared experts: as a module of their own, cut or whole, or
-// fused into the others as the last slot of each rank.
+// fused into the others as the last physical expert of each rank.
 enum class SharedExperts : uint8_t { kTensor, kReplicated, kFused };
 
 struct SideSpec {

@@ -234,7 +234,7 @@ inline constexpr auto kSideKeys = std::tuple(
     Key({.name = "experts",
          .layouts = kEngines,
          .default_text = "linear",
-         .help = "which expert stands in which slot, see "
+         .help = "which experts each rank holds, see "
                  "[`experts`](#experts); needs expert parallelism"},
         &SideSpec::experts),
     Key({.name = "moe_backend",
@@ -267,8 +267,8 @@ inline constexpr auto kSideKeys = std::tuple(
          .default_text = "as the engine does",
          .help = "`tensor`: separate modules, cut by TP "
                  "(`--disable-shared-experts-fusion`). `replicated`: whole "
-                 "(all-to-all backends). `fused`: one more expert slot on each "
-                 "rank. The engine fuses qwen3_next, and with "
+                 "(all-to-all backends). `fused`: one more physical expert on "
+                 "each rank. The engine fuses qwen3_next, and with "
                  "`expert_parallel` 1 GLM and deepseek_v3 with 256 experts "
                  "([layouts.md](layouts.md))"},
         &SideSpec::shared_experts),

@@ -43,8 +43,8 @@ class Scheduler {
  public:
   Scheduler(const Limits& limits, int32_t world_size)
       : limits_(limits),
-        slot_bytes_max_(limits.staging_bytes / limits.slots /
-                        kStagingAlignmentBytes * kStagingAlignmentBytes),
+        round_bytes_max_(limits.staging_bytes / limits.slots /
+                         kStagingAlignmentBytes * kStagingAlignmentBytes),
         ranks_(static_cast<size_t>(world_size)) {}
 
   // What is placed next goes into rounds after all rounds so far.
@@ -60,8 +60,9 @@ class Scheduler {
   void PlaceDirect(const std::vector<Message*>& messages);
   int32_t round_count() const { return round_count_; }
 
-  // Turns offsets within a slot into offsets within the rank's arena.
-  void AssignSlots(std::vector<Message>& messages) const;
+  // Turns offsets within a round's staging into offsets within the rank's
+  // arena.
+  void AssignStaging(std::vector<Message>& messages) const;
 
  private:
   // Where the messages of one size class of a rank look for room.
@@ -72,7 +73,7 @@ class Scheduler {
   struct RankState {
     std::vector<RankRound> rounds;
     std::array<std::array<OpenRounds, kSizeClasses>, 2> open;  // by direction
-    int64_t slot_bytes = 0;  // the most staging of one round
+    int64_t round_bytes = 0;  // the most staging of one round
   };
 
   OpenRounds& OpenOf(Rank rank, Direction direction, int64_t size_bytes) {
@@ -87,17 +88,17 @@ class Scheduler {
   bool Fits(const RankRound& at, Direction direction,
             int64_t size_bytes) const {
     return at.operations < limits_.operations_per_round &&
-           at.staging_bytes + size_bytes <= slot_bytes_max_ &&
+           at.staging_bytes + size_bytes <= round_bytes_max_ &&
            at.bytes[direction] + size_bytes <= direction_bytes_max_;
   }
   // The first round in which the rank may have room. Rounds only fill up, so
   // what was found full is never looked at again.
   int32_t FirstOpen(Rank rank, Direction direction, int64_t size_bytes);
-  // The offset of the message in the rank's slot.
+  // The offset of the message in the round's staging.
   int64_t Take(Rank rank, Direction direction, const Message& message);
 
   const Limits& limits_;
-  int64_t slot_bytes_max_;
+  int64_t round_bytes_max_;
   int64_t direction_bytes_max_ = 0;
   int32_t first_round_ = 0;
   std::vector<RankState> ranks_;
@@ -139,7 +140,7 @@ int64_t Scheduler::Take(Rank rank, Direction direction,
   at.staging_bytes += AlignStaging(message.size_bytes);
   at.bytes[direction] += AlignStaging(message.size_bytes);
   at.operations += 1;
-  state.slot_bytes = std::max(state.slot_bytes, at.staging_bytes);
+  state.round_bytes = std::max(state.round_bytes, at.staging_bytes);
   return offset;
 }
 
@@ -167,14 +168,14 @@ void Scheduler::PlaceDirect(const std::vector<Message*>& messages) {
   }
 }
 
-void Scheduler::AssignSlots(std::vector<Message>& messages) const {
+void Scheduler::AssignStaging(std::vector<Message>& messages) const {
   for (Message& message : messages) {
     if (message.mechanism == Mechanism::kDirect) continue;
-    const int64_t slot = message.round % limits_.slots;
+    const int64_t turn = message.round % limits_.slots;
     message.source_staging_offset +=
-        slot * ranks_[IndexOf(message.source)].slot_bytes;
+        turn * ranks_[IndexOf(message.source)].round_bytes;
     message.destination_staging_offset +=
-        slot * ranks_[IndexOf(message.destination)].slot_bytes;
+        turn * ranks_[IndexOf(message.destination)].round_bytes;
   }
 }
 
@@ -339,15 +340,15 @@ void KeepWindowsWithRounds(const std::vector<RoundRange>& rounds_of_wave,
                            RankQuantizes& quantizes) {
   const size_t first = buffers.size() - quantizes.windows.size();
   constexpr int32_t kDropped = -1;
-  std::vector<int32_t> slots(buffers.size());
-  std::iota(slots.begin(), slots.end(), 0);
+  std::vector<int32_t> moved(buffers.size());
+  std::iota(moved.begin(), moved.end(), 0);
   size_t kept = 0;
   quantizes.arena_bytes = 0;
   for (size_t i = 0; i < quantizes.windows.size(); ++i) {
     const BufferId id = buffers[first + i];
     const Buffer& buffer = module.buffers[id];
     const RoundRange& rounds = rounds_of_wave[static_cast<size_t>(buffer.wave)];
-    slots[first + i] = kDropped;
+    moved[first + i] = kDropped;
     if (rounds.end == 0) continue;
     const ScratchWindow window = {.offset = quantizes.windows[i].offset,
                                   .begin = rounds.begin,
@@ -355,7 +356,7 @@ void KeepWindowsWithRounds(const std::vector<RoundRange>& rounds_of_wave,
     quantizes.arena_bytes =
         std::max(quantizes.arena_bytes,
                  window.offset + buffer.shape[0] * DTypeBytes(buffer.dtype));
-    slots[first + i] = static_cast<int32_t>(first + kept);
+    moved[first + i] = static_cast<int32_t>(first + kept);
     buffers[first + kept] = id;
     quantizes.windows[kept++] = window;
   }
@@ -364,7 +365,7 @@ void KeepWindowsWithRounds(const std::vector<RoundRange>& rounds_of_wave,
   quantizes.scratch_buffers = static_cast<int32_t>(kept);
   std::erase_if(quantizes.quantizes, [&](Quantize& op) {
     for (QuantizeOperand* operand : {&op.input, &op.output, &op.scales}) {
-      operand->slot = slots[static_cast<size_t>(operand->slot)];
+      operand->slot = moved[static_cast<size_t>(operand->slot)];
     }
     return op.input.slot == kDropped || op.output.slot == kDropped;
   });
@@ -401,7 +402,7 @@ absl::Status ScheduleRounds(const PassOptions&, Module& module) {
   for (const std::vector<Message*>& of_wave : waves) {
     PlaceWave(module, of_wave, scheduler);
   }
-  scheduler.AssignSlots(module.messages);
+  scheduler.AssignStaging(module.messages);
   SetWindows(module);
   return absl::OkStatus();
 }

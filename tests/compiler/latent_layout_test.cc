@@ -274,7 +274,7 @@ TEST_F(LatentLayoutWithoutPredictionTest, SglangMayFuseTheSharedExperts) {
   EXPECT_EQ(rank.at("model.layers.1.mlp.shared_experts.down_proj.weight"),
             Hf(1, "mlp.shared_experts.down_proj.weight"));
 
-  // One shared expert: in the slot behind the second group's four, the second
+  // One shared expert: behind the second group's four, the second
   // half of it on the group's second rank.
   const Model model = ReadTinyModel("2", /*mtp=*/false, /*shared_experts=*/1);
   const Tensors hf = Checkpoint(model);

@@ -182,13 +182,14 @@ TEST(LayoutErrorTest, ExpertTablesHaveASlotForEachExpertAndTheSameOnEachRank) {
                "destination.experts.physical_to_logical" + message);
   };
   expect({{0, 1, 2}},
-         " has 3 slots; wanted a multiple of the 2 ranks that "
+         " has 3 physical experts; wanted a multiple of the 2 ranks that "
          "share the experts of a layer");
   expect({{0, 1, 2, 3}}, " names expert 3; the model has 3");
-  expect({{0, 1, 1, 0}}, " has no slot for expert 2");
-  expect({{0, 1, 2, 0}, {0, 2, 2, 0}}, "[1] has no slot for expert 1");
+  expect({{0, 1, 1, 0}}, " does not name expert 2");
+  expect({{0, 1, 2, 0}, {0, 2, 2, 0}}, "[1] does not name expert 1");
   expect({{0, 1, 2, 0}, {0, 1, 2, 0, 1, 2}},
-         "[1] has 6 slots and destination.experts.physical_to_logical[0] 4; "
+         "[1] has 6 physical experts and "
+         "destination.experts.physical_to_logical[0] 4; "
          "wanted as many in each layer");
   expect({{0, 1, 2, 0}, {0, 1, 2, 0}, {0, 1, 2, 0}, {0, 1, 2, 0}},
          " has 4 lists; wanted 1, or one for each of 2 layers with experts, or "
@@ -201,10 +202,11 @@ TEST(LayoutErrorTest, RedundantExpertsFillTheRanksEvenly) {
   side.expert_parallel.value = 4;
   side.experts =
       Given(ExpertPlacement{.redundant_experts = 3, .physical_to_logical = {}});
-  ExpectOnly(MakeModel({.experts = 6}), side,
-             "destination.experts.num_redundant_experts 3 makes 9 slots; "
-             "wanted a multiple of the 4 ranks that share the experts of a "
-             "layer");
+  ExpectOnly(
+      MakeModel({.experts = 6}), side,
+      "destination.experts.num_redundant_experts 3 makes 9 physical experts; "
+      "wanted a multiple of the 4 ranks that share the experts of a "
+      "layer");
 }
 
 TEST(LayoutErrorTest, MoeBackendThatReordersWeightsIsRefused) {
@@ -325,10 +327,11 @@ TEST(LayoutErrorTest, SglangsMixtralAndGlmHaveNoRedundantExperts) {
   side.experts =
       Given(ExpertPlacement{.redundant_experts = 2, .physical_to_logical = {}});
   for (const std::string family : {"mixtral", "glm4_moe"}) {
-    ExpectOnly(MakeModel({.experts = 4, .family = family}), side,
-               "destination.experts: SGLang's " + family +
-                   " has 4 slots, one for each expert; wanted no redundant "
-                   "ones");
+    ExpectOnly(
+        MakeModel({.experts = 4, .family = family}), side,
+        "destination.experts: SGLang's " + family +
+            " has 4 physical experts, one for each expert; wanted no redundant "
+            "ones");
   }
   side.experts = Given(ExpertPlacement{.kind = ExpertPlacement::Kind::kTable,
                                        .physical_to_logical = {{3, 1, 0, 2}}});

@@ -141,28 +141,28 @@ class Oracle {
     out[to + "w2_weight"] = Stack(w2);
   }
 
-  // Slot by slot.
+  // By physical expert.
   std::vector<int64_t> LocalExperts() const {
     const int64_t experts = model_.architecture.experts;
     const int64_t ranks = mesh_.ep ? mesh_.dp * mesh_.tp : 1;
     const int64_t rank = mesh_.ep ? expert_rank_ : 0;
-    const int64_t slots = experts + mesh_.experts.redundant_experts;
+    const int64_t physical = experts + mesh_.experts.redundant_experts;
     std::vector<int64_t> local;
-    for (int64_t slot = 0; slot < slots; ++slot) {
+    for (int64_t p = 0; p < physical; ++p) {
       const bool in_turn =
           mesh_.experts.kind == ExpertPlacement::Kind::kRoundRobin;
-      const int64_t owner =
-          in_turn ? slot % ranks : OwnerOf(slot, slots, ranks);
-      if (owner == rank) local.push_back(slot % experts);
+      const int64_t owner = in_turn ? p % ranks : OwnerOf(p, physical, ranks);
+      if (owner == rank) local.push_back(p % experts);
     }
     return local;
   }
 
-  // The rank that holds slot e when the first ranks take one more each.
-  static int64_t OwnerOf(int64_t e, int64_t slots, int64_t ranks) {
+  // The rank that holds physical expert e when the first ranks take one more
+  // each.
+  static int64_t OwnerOf(int64_t e, int64_t physical, int64_t ranks) {
     int64_t next = 0;
     for (int64_t rank = 0; rank < ranks; ++rank) {
-      next += slots / ranks + (rank < slots % ranks ? 1 : 0);
+      next += physical / ranks + (rank < physical % ranks ? 1 : 0);
       if (e < next) return rank;
     }
     return -1;
@@ -268,14 +268,15 @@ TEST(VllmLayoutTest, RedundantExpertsStandBehindAllOthers) {
                                        .ep = true,
                                        .experts = {.redundant_experts = 2,
                                                    .physical_to_logical = {}}});
-  // More than one extra slot for an expert, and two of one expert on a rank.
+  // More than one extra physical expert of an expert, and two of one expert on
+  // a rank.
   ExpectMatchesOracle({.experts = 3}, {.tp = 2,
                                        .ep = true,
                                        .experts = {.redundant_experts = 5,
                                                    .physical_to_logical = {}}});
 }
 
-TEST(VllmLayoutTest, ATableSaysTheExpertOfEachSlot) {
+TEST(VllmLayoutTest, ATableSaysEachPhysicalExpert) {
   const Model model =
       MakeModel({.layers = 3, .experts = 3, .dense_layers = {1}});
   const Tensors hf = Checkpoint(model);
@@ -297,12 +298,12 @@ TEST(VllmLayoutTest, ATableSaysTheExpertOfEachSlot) {
         fb::Side::kDestination);
     ASSERT_EQ(ranks.size(), 2);
     for (int64_t rank = 0; rank < 2; ++rank) {
-      for (const auto& [layer, slots] :
+      for (const auto& [layer, physical] :
            {std::pair("0", &c.layer_0), std::pair("2", &c.layer_2)}) {
         const std::string mlp = std::string("model.layers.") + layer + ".mlp.";
         std::vector<Tensor> w2;
-        for (int64_t slot = 2 * rank; slot < 2 * rank + 2; ++slot) {
-          w2.push_back(hf.at(mlp + "experts." + std::to_string((*slots)[slot]) +
+        for (int64_t p = 2 * rank; p < 2 * rank + 2; ++p) {
+          w2.push_back(hf.at(mlp + "experts." + std::to_string((*physical)[p]) +
                              ".down_proj.weight"));
         }
         EXPECT_EQ(ranks[rank].at(mlp + "experts.routed_experts.w2_weight"),
@@ -367,14 +368,14 @@ TEST(VllmLayoutTest, FragmentsFollowDistinctShapesNotLayersTimesExperts) {
   }
 }
 
-// Experts a fixed number of slots apart are one fragment: here the first copies
+// Physical experts an even stride apart are one fragment: here the first copies
 // of all experts of a rank, and the second.
-TEST(VllmLayoutTest, ExpertsAtEvenStepsAreOneFragment) {
+TEST(VllmLayoutTest, ExpertsAtEvenStridesAreOneFragment) {
   const Model model = MakeModel({.experts = 8});
   BufferTable buffers;
   Diagnostics diagnostics;
   std::vector<int64_t> table;
-  for (int64_t slot = 0; slot < 16; ++slot) table.push_back(slot / 2);
+  for (int64_t p = 0; p < 16; ++p) table.push_back(p / 2);
   const SideSpec side =
       SideOf({.tp = 2,
               .ep = true,

@@ -47,10 +47,10 @@ def layers_of_stages(model, side):
 
 
 def slots_of_group(model, side, layer, group):
-    """The logical expert in each slot of one group of ranks."""
+    """The logical expert of each physical one of one group of ranks."""
     table = list(range(model.experts))
     wanted = side.get("experts", {})
-    table += [slot % model.experts for slot in range(wanted.get("num_redundant_experts", 0))]
+    table += [p % model.experts for p in range(wanted.get("num_redundant_experts", 0))]
     if "physical_to_logical" in wanted:
         table = wanted["physical_to_logical"]
         if isinstance(table[0], list):
@@ -58,7 +58,7 @@ def slots_of_group(model, side, layer, group):
             table = table[layer if len(table) == model.layers else sparse.index(layer)]
     groups = side.get("expert_parallel", 1)
     assert len(table) % groups == 0
-    return [table[slot] for slot in range(len(table)) if slot * groups // len(table) == group]
+    return [table[p] for p in range(len(table)) if p * groups // len(table) == group]
 
 
 class Engine:

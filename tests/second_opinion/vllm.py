@@ -25,16 +25,16 @@ def layers_of_stages(model, side):
 
 
 def local_experts(model, side, layer, rank, ranks):
-    """The expert in each slot of a rank."""
+    """The logical expert of each physical one of a rank."""
     placement = side.get("experts", {})
     if placement.get("placement") == "round_robin":
         return range(rank, model.experts, ranks)
-    slots = [*range(model.experts), *(i % model.experts for i in range(placement.get("num_redundant_experts", 0)))]
-    table = placement.get("physical_to_logical", slots)
+    physical = [*range(model.experts), *(i % model.experts for i in range(placement.get("num_redundant_experts", 0)))]
+    table = placement.get("physical_to_logical", physical)
     if isinstance(table[0], list):  # one list per layer, or per layer with experts
         sparse = [other for other in range(model.layers) if model.is_sparse(other)]
         table = table[layer] if len(table) == model.layers else dict(zip(sparse, table))[layer]
-    # Linear: the first `slots % ranks` ranks hold one more.
+    # Linear: the first `physical % ranks` ranks hold one more.
     share, rest = divmod(len(table), ranks)
     begin = rank * share + min(rank, rest)
     return table[begin : begin + share + (rank < rest)]

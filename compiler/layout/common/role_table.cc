@@ -10,8 +10,6 @@
 namespace refit {
 namespace {
 
-size_t Slot(ParamRole role) { return static_cast<size_t>(role); }
-
 // Whether two layers may share one stack of buffers.
 bool SameTensors(const Param& a, const Param& b) {
   return a.shape == b.shape && a.dtype == b.dtype && a.name == b.name &&
@@ -151,11 +149,11 @@ RoleTable::RoleTable(const Model& model) : model_(model) {
   for (size_t i = 0; i < model.params.size(); ++i) {
     const Param& param = model.params[i];
     const auto id = static_cast<ParamId>(i);
-    params_[Slot(param.role)].push_back(id);
+    params_[IndexOf(param.role)].push_back(id);
     if (FormOf(param.role).scope == RoleScope::kModel || param.index.empty()) {
       continue;
     }
-    std::vector<std::vector<LayerEntry>>& layers = layers_[Slot(param.role)];
+    std::vector<std::vector<LayerEntry>>& layers = layers_[IndexOf(param.role)];
     layers.resize(std::max<int64_t>(model.architecture.all_layers(), 0));
     const std::vector<int32_t>& numbers = param.index[0].numbers;
     for (size_t position = 0; position < numbers.size(); ++position) {
@@ -169,13 +167,13 @@ RoleTable::RoleTable(const Model& model) : model_(model) {
 
 absl::Span<const LayerEntry> RoleTable::At(ParamRole role,
                                            int64_t layer) const {
-  const std::vector<std::vector<LayerEntry>>& layers = layers_[Slot(role)];
+  const std::vector<std::vector<LayerEntry>>& layers = layers_[IndexOf(role)];
   if (layers.empty()) return {};
   return layers[layer];
 }
 
 absl::Span<const ParamId> RoleTable::Params(ParamRole role) const {
-  return params_[Slot(role)];
+  return params_[IndexOf(role)];
 }
 
 std::vector<LayerGroup> RoleTable::Group(absl::Span<const ParamRole> roles,

@@ -9,46 +9,46 @@
 namespace refit {
 namespace {
 
-// `count` consecutive entries of a param's index that stand in as many slots of
-// a buffer's, `stride` apart.
+// `count` consecutive entries of a param's index that stand in as many entries
+// of a buffer's index, `stride` apart.
 struct IndexRun {
   ParamId param{};
   int64_t position = 0;
-  int64_t slot = 0;
+  int64_t buffer_position = 0;
   int64_t count = 0;
   int64_t stride = 1;
 };
 
-// Layers whose experts stand in other slots (`experts`, if any) are other runs.
+// Layers whose experts stand elsewhere (`experts`, if any) are other runs.
 std::vector<IndexRun> LayerRuns(const RoleTable& table, ParamRole role,
                                 absl::Span<const int32_t> layers,
                                 const std::optional<ExpertSlice>& experts) {
-  const auto same_slots = [&](int64_t a, int64_t b) {
+  const auto same_experts = [&](int64_t a, int64_t b) {
     return !experts.has_value() ||
            experts->OfLayer(layers[a]) == experts->OfLayer(layers[b]);
   };
   std::vector<IndexRun> runs;
-  for (size_t slot = 0; slot < layers.size(); ++slot) {
-    for (const LayerEntry& entry : table.At(role, layers[slot])) {
+  for (size_t i = 0; i < layers.size(); ++i) {
+    for (const LayerEntry& entry : table.At(role, layers[i])) {
       const auto continues = [&](const IndexRun& run) {
         return run.param == entry.param &&
                run.position + run.count == entry.position &&
-               run.slot + run.count == static_cast<int64_t>(slot) &&
-               same_slots(run.slot, slot);
+               run.buffer_position + run.count == static_cast<int64_t>(i) &&
+               same_experts(run.buffer_position, i);
       };
       const auto run = std::find_if(runs.rbegin(), runs.rend(), continues);
       if (run != runs.rend()) {
         ++run->count;
       } else {
         runs.push_back(
-            {entry.param, entry.position, static_cast<int64_t>(slot), 1});
+            {entry.param, entry.position, static_cast<int64_t>(i), 1});
       }
     }
   }
   return runs;
 }
 
-// The runs of a param's experts among those in a rank's slots.
+// The runs of a param's experts among those that a rank holds.
 std::vector<IndexRun> ExpertRuns(ParamId id, const Param& param,
                                  const std::vector<int32_t>& experts) {
   absl::flat_hash_map<int32_t, int64_t> positions;
@@ -62,22 +62,23 @@ std::vector<IndexRun> ExpertRuns(ParamId id, const Param& param,
     const auto found = positions.find(experts[i]);
     if (found == positions.end()) continue;  // another stack's
     const int64_t position = found->second;
-    const auto slot = static_cast<int64_t>(i);
     // The second expert of a run sets its stride.
     const auto continues = [&](size_t number) {
       const IndexRun& run = runs[number];
-      return run.count == 1 || run.slot + run.count * run.stride == slot;
+      return run.count == 1 || run.buffer_position + run.count * run.stride ==
+                                   static_cast<int64_t>(i);
     };
     std::vector<size_t>& before = runs_before[position];
     const auto it = std::find_if(before.begin(), before.end(), continues);
     size_t number = runs.size();
     if (it == before.end()) {
-      runs.push_back({id, position, slot, 1});
+      runs.push_back({id, position, static_cast<int64_t>(i), 1});
     } else {
       number = *it;
       before.erase(it);
       IndexRun& run = runs[number];
-      if (run.count == 1) run.stride = slot - run.slot;
+      if (run.count == 1)
+        run.stride = static_cast<int64_t>(i) - run.buffer_position;
       ++run.count;
     }
     runs_before[position + 1].push_back(number);
@@ -94,12 +95,12 @@ Fragment MakeFragment(const Part& part, const IndexRun& layers,
                       const IndexRun* experts, const StackStrides& strides) {
   Fragment fragment;
   fragment.param = layers.param;
-  fragment.offset = part.offset + layers.slot * strides.layer;
+  fragment.offset = part.offset + layers.buffer_position * strides.layer;
   fragment.box.lo.push_back(layers.position);
   fragment.box.hi.push_back(layers.position + layers.count);
   fragment.stride.push_back(strides.layer);
   if (experts != nullptr) {
-    fragment.offset += experts->slot * strides.expert;
+    fragment.offset += experts->buffer_position * strides.expert;
     fragment.box.lo.push_back(experts->position);
     fragment.box.hi.push_back(experts->position + experts->count);
     fragment.stride.push_back(strides.expert * experts->stride);
@@ -149,7 +150,7 @@ TensorSpec ColumnsOf(const Param& param, EvenPart part) {
 
 ExpertSlice ConsecutiveExperts(Range experts, bool in_name) {
   const auto first = static_cast<int32_t>(experts.begin);
-  return {.slots = {Consecutive(first, experts.size()).numbers},
+  return {.experts = {Consecutive(first, experts.size()).numbers},
           .in_name = in_name};
 }
 
@@ -192,8 +193,8 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
   strides.layer = strides.expert;
   if (options.experts.has_value()) {
     const auto experts =
-        static_cast<int64_t>(options.experts->slots[0].size()) +
-        options.experts->layer_slots;
+        static_cast<int64_t>(options.experts->experts[0].size()) +
+        options.experts->layer_experts;
     strides.layer *= experts;
     if (options.experts->in_name) {
       buffer.index.push_back(Consecutive(0, experts));
@@ -232,7 +233,7 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
       }
       for (const IndexRun& experts :
            ExpertRuns(run.param, table.param(run.param),
-                      options.experts->OfLayer(layers[run.slot]))) {
+                      options.experts->OfLayer(layers[run.buffer_position]))) {
         buffer.fragments.push_back(MakeFragment(part, run, &experts, strides));
       }
     }

@@ -61,15 +61,15 @@ TensorSpec ColumnsOf(const Param& param, EvenPart part);
 
 // The experts of each layer that a rank holds.
 struct ExpertSlice {
-  // The expert (global number) in each local slot; one expert may stand in
-  // several slots. One list for all layers, or one per layer of the model.
-  std::vector<std::vector<int32_t>> slots;
-  // More slots, for params of the layer: parts say their offset.
-  int64_t layer_slots = 0;
+  // The logical expert that each local physical expert is; several may be the
+  // same one. One list for all layers, or one per layer of the model.
+  std::vector<std::vector<int32_t>> experts;
+  // More physical experts, for params of the layer: parts say their offset.
+  int64_t layer_experts = 0;
   bool in_name = true;  // one tensor per expert; else one tensor, experts first
 
   const std::vector<int32_t>& OfLayer(int32_t layer) const {
-    return slots[slots.size() == 1 ? 0 : layer];
+    return experts[experts.size() == 1 ? 0 : layer];
   }
 };
 

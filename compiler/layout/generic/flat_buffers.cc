@@ -35,7 +35,7 @@ struct MemberRun {
   ParamId param{};
   std::vector<int64_t> first;  // position per index dim
   size_t dim = 0;
-  int64_t slot = 0;  // of the first in the buffer's stack
+  int64_t buffer_position = 0;  // of the first in the buffer's stack
   int64_t count = 1;
 };
 
@@ -149,10 +149,10 @@ bool FlatBuffers::CheckPlacements(const FlatBufferSpec& flat) {
 
 bool FlatBuffers::FindRuns(const FlatBufferSpec& flat, PlacedEntry& placed) {
   const FlatEntry& entry = *placed.entry;
-  for (int64_t slot = 0; slot < Layers(flat); ++slot) {
+  for (int64_t layer = 0; layer < Layers(flat); ++layer) {
     const std::string name =
         flat.layers.has_value()
-            ? WithLayer(entry.param, absl::StrCat(flat.layers->begin + slot))
+            ? WithLayer(entry.param, absl::StrCat(flat.layers->begin + layer))
             : entry.param;
     const auto found = members_.find(name);
     if (found == members_.end()) {
@@ -170,7 +170,7 @@ bool FlatBuffers::FindRuns(const FlatBufferSpec& flat, PlacedEntry& placed) {
     }
     const auto [id, number] = found->second;
     const Param& member = param(id);
-    if (slot == 0) {
+    if (layer == 0) {
       placed.shape = member.shape;
     } else if (placed.shape != member.shape) {
       return Report(entry.place,
@@ -184,7 +184,7 @@ bool FlatBuffers::FindRuns(const FlatBufferSpec& flat, PlacedEntry& placed) {
       placed.runs.push_back({.param = id,
                              .first = std::move(positions),
                              .dim = 0,
-                             .slot = slot,
+                             .buffer_position = layer,
                              .count = 1});
     }
   }
@@ -321,7 +321,7 @@ Buffer FlatBuffers::LocalBuffer(const FlatBufferSpec& flat,
         for (const MemberRun& run : placed.runs) {
           Fragment& fragment = buffer.fragments.emplace_back();
           fragment.param = run.param;
-          fragment.offset = run.slot * length + box_at;
+          fragment.offset = run.buffer_position * length + box_at;
           for (size_t dim = 0; dim < run.first.size(); ++dim) {
             const int64_t count = dim == run.dim ? run.count : 1;
             fragment.box.lo.push_back(run.first[dim]);

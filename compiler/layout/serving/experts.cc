@@ -16,14 +16,15 @@ namespace {
 
 using Experts = std::vector<int32_t>;
 
-// The slots of each rank: consecutive ones, one more to the first ranks if they
-// do not divide.
-std::vector<Experts> DealLinearly(const Experts& slots, int64_t ranks) {
+// The physical experts of each rank: consecutive ones, one more to the first
+// ranks if they do not divide.
+std::vector<Experts> DealLinearly(const Experts& physical, int64_t ranks) {
   std::vector<Experts> dealt;
   for (int64_t rank = 0; rank < ranks; ++rank) {
     const Range shard =
-        LinearShard(static_cast<int64_t>(slots.size()), ranks, rank);
-    dealt.emplace_back(slots.begin() + shard.begin, slots.begin() + shard.end);
+        LinearShard(static_cast<int64_t>(physical.size()), ranks, rank);
+    dealt.emplace_back(physical.begin() + shard.begin,
+                       physical.begin() + shard.end);
   }
   return dealt;
 }
@@ -36,25 +37,26 @@ std::vector<Experts> DealInTurn(int64_t experts, int64_t ranks) {
   return dealt;
 }
 
-// The slots that engines start with: each expert in order, then the redundant
-// ones from the first expert on.
-Experts InitialSlots(int64_t experts, int64_t redundant) {
-  Experts slots;
-  for (int64_t slot = 0; slot < experts + redundant; ++slot) {
-    slots.push_back(static_cast<int32_t>(slot % experts));
+// The physical experts that engines start with: each expert in order, then the
+// redundant ones from the first expert on.
+Experts InitialExperts(int64_t experts, int64_t redundant) {
+  Experts physical;
+  for (int64_t i = 0; i < experts + redundant; ++i) {
+    physical.push_back(static_cast<int32_t>(i % experts));
   }
-  return slots;
+  return physical;
 }
 
 // What is wrong with a list of a table; nullopt: nothing.
 std::optional<std::string> WrongList(const std::vector<int64_t>& list,
                                      int64_t experts, int64_t ranks) {
-  const auto slots = static_cast<int64_t>(list.size());
-  if (slots % ranks != 0) {
+  const auto physical = static_cast<int64_t>(list.size());
+  if (physical % ranks != 0) {
     return absl::StrFormat(
-        "has %d slots; wanted a multiple of the %d ranks that share the "
+        "has %d physical experts; wanted a multiple of the %d ranks that share "
+        "the "
         "experts of a layer",
-        slots, ranks);
+        physical, ranks);
   }
   std::vector<bool> placed(experts, false);
   for (const int64_t expert : list) {
@@ -66,7 +68,7 @@ std::optional<std::string> WrongList(const std::vector<int64_t>& list,
   }
   const auto absent = std::find(placed.begin(), placed.end(), false);
   if (absent == placed.end()) return std::nullopt;
-  return absl::StrFormat("has no slot for expert %d", absent - placed.begin());
+  return absl::StrFormat("does not name expert %d", absent - placed.begin());
 }
 
 // The layers with experts, ascending.
@@ -106,7 +108,7 @@ std::vector<Experts> ListsByLayer(const LayoutContext& context,
     }
     if (lists[i].size() != lists[0].size()) {
       return report(
-          absl::StrFormat("%s has %d slots and %s[0] %d; wanted as "
+          absl::StrFormat("%s has %d physical experts and %s[0] %d; wanted as "
                           "many in each layer",
                           name, lists[i].size(), path, lists[0].size()));
     }
@@ -173,31 +175,32 @@ std::vector<ExpertSlice> PlaceExperts(const LayoutContext& context,
   std::vector<std::vector<Experts>> dealt;
   if (ranks == 0 || experts == 0) {
     ranks = std::max<int64_t>(ranks, 1);
-    dealt.emplace_back(ranks, InitialSlots(experts, 0));
+    dealt.emplace_back(ranks, InitialExperts(experts, 0));
   } else if (placement.kind == ExpertPlacement::Kind::kRoundRobin) {
     dealt.push_back(DealInTurn(experts, ranks));
   } else if (placement.kind == ExpertPlacement::Kind::kLinear) {
-    const int64_t slots = experts + placement.redundant_experts;
-    if (placement.redundant_experts > 0 && slots % ranks != 0) {
+    const int64_t physical = experts + placement.redundant_experts;
+    if (placement.redundant_experts > 0 && physical % ranks != 0) {
       checks.Report(
           side.experts.place,
-          absl::StrFormat("%s.experts.num_redundant_experts %d makes %d slots; "
-                          "wanted a multiple of the %d ranks that share the "
-                          "experts of a layer",
-                          side.key, placement.redundant_experts, slots, ranks));
+          absl::StrFormat(
+              "%s.experts.num_redundant_experts %d makes %d physical experts; "
+              "wanted a multiple of the %d ranks that share the "
+              "experts of a layer",
+              side.key, placement.redundant_experts, physical, ranks));
     }
     dealt.push_back(DealLinearly(
-        InitialSlots(experts, placement.redundant_experts), ranks));
+        InitialExperts(experts, placement.redundant_experts), ranks));
   } else {
     for (const Experts& list : ListsByLayer(context, table, ranks, checks)) {
       dealt.push_back(DealLinearly(list, ranks));
     }
   }
 
-  std::vector<ExpertSlice> slices(ranks, {.slots = {}, .in_name = false});
+  std::vector<ExpertSlice> slices(ranks, {.experts = {}, .in_name = false});
   for (std::vector<Experts>& by_rank : dealt) {
     for (int64_t rank = 0; rank < ranks; ++rank) {
-      slices[rank].slots.push_back(std::move(by_rank[rank]));
+      slices[rank].experts.push_back(std::move(by_rank[rank]));
     }
   }
   return slices;

@@ -1,4 +1,4 @@
-// The experts of a serving engine: which stand in which slots of its ranks, and
+// The experts of a serving engine: which of them each rank holds, and
 // what its MoE backend does to their weights after loading them.
 #ifndef REFIT_COMPILER_LAYOUT_SERVING_EXPERTS_H_
 #define REFIT_COMPILER_LAYOUT_SERVING_EXPERTS_H_

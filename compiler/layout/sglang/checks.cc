@@ -17,9 +17,9 @@ namespace {
 
 using enum ParamRole;
 
-bool HasRedundantSlots(const ExpertPlacement& experts, int64_t count) {
-  const auto is_longer = [&](const std::vector<int64_t>& slots) {
-    return static_cast<int64_t>(slots.size()) > count;
+bool HasRedundantExperts(const ExpertPlacement& experts, int64_t count) {
+  const auto is_longer = [&](const std::vector<int64_t>& physical) {
+    return static_cast<int64_t>(physical.size()) > count;
   };
   return experts.redundant_experts > 0 ||
          std::any_of(experts.physical_to_logical.begin(),
@@ -74,11 +74,12 @@ void CheckModel(const LayoutContext& context, const RoleTable& table,
                         side.key, side.dp_attention.value, name));
   }
   if (!traits.redundant_experts &&
-      HasRedundantSlots(side.experts.value, architecture.experts)) {
-    checks.Report(side.experts.place,
-                  absl::StrFormat("%s.experts: SGLang's %s has %d slots, one "
-                                  "for each expert; wanted no redundant ones",
-                                  side.key, name, architecture.experts));
+      HasRedundantExperts(side.experts.value, architecture.experts)) {
+    checks.Report(
+        side.experts.place,
+        absl::StrFormat("%s.experts: SGLang's %s has %d physical experts, one "
+                        "for each expert; wanted no redundant ones",
+                        side.key, name, architecture.experts));
   }
   if (!traits.pipeline_parallel && side.pipeline_parallel.value > 1) {
     checks.Report(

@@ -184,10 +184,11 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
 void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
                               int64_t tensor, std::vector<BufferId>& out) {
   const EvenPart part = {sizes_.expert_tensor, tensor % sizes_.expert_tensor};
-  // Fused shared experts stand in the last slot, and are cut as the others.
+  // Fused shared experts are the last physical expert, and are cut as the
+  // others.
   ExpertSlice slice = experts;
   const bool fused = shared_ == SharedExperts::kFused;
-  slice.layer_slots = fused ? 1 : 0;
+  slice.layer_experts = fused ? 1 : 0;
   const auto add = [&](std::vector<ParamRole> roles,
                        const std::vector<ParamRole>& shared, auto make_rows) {
     const auto make = [&](const LayerGroup& group) {
@@ -207,8 +208,9 @@ void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
               make({.layers = group.layers,
                     .params = {first + own, group.params.end()}});
           for (Part shared_part : last.parts) {
-            shared_part.offset += static_cast<int64_t>(slice.slots[0].size()) *
-                                  Product(spec.shape);
+            shared_part.offset +=
+                static_cast<int64_t>(slice.experts[0].size()) *
+                Product(spec.shape);
             spec.parts.push_back(std::move(shared_part));
           }
           return spec;
@@ -230,7 +232,7 @@ void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
     return ExpertDown(group, /*module=*/"", part);
   });
   if (table_.Params(kFusedExpertDown).empty()) return;
-  const std::vector<int32_t>& held = slice.slots.front();
+  const std::vector<int32_t>& held = slice.experts.front();
   AddFusedExperts(context_,
                   {.module = "",
                    .gate_up_bias = "w13_weight_bias",

@@ -366,7 +366,7 @@ std::vector<BufferId> VllmLayout::Experts(const ExpertSlice& slice,
       [&](const LayerGroup& group) { return ExpertDown(group, module, part); },
       out);
   if (!table_.Params(kFusedExpertDown).empty()) {
-    const std::vector<int32_t>& experts = slice.slots.front();
+    const std::vector<int32_t>& experts = slice.experts.front();
     const Range held =
         experts.empty() ? Range{} : Range{experts.front(), experts.back() + 1};
     AddFusedExperts(
