@@ -10,8 +10,8 @@ MISUSES           what the programs say when they cannot do what they are asked,
 FULL              what they say when standard output takes no byte
 examples/jobs/    refitc --stats of the real jobs, which get no warning, and refit-verify's verdict
 
-A text that an earlier job has printed at the same place is not written again: its file says "unchanged from" and the earlier
-one's name.
+A text that was printed before, by an earlier job or after an earlier pass, is not written again: its file says "unchanged
+from" and the name of the file that has it.
 """
 import difflib
 import os
@@ -61,7 +61,7 @@ class Goldens:
         self.passed = 0
         self.failed = []
         self.seen = set()
-        self.homes = {}  # of each text that jobs printed, by (file name, text): where it is written
+        self.homes = {}  # of each text that jobs printed: the file that has it
 
     def run(self, tool, *arguments, cwd=None, status=0, variables=None, stdout=subprocess.PIPE):
         environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
@@ -86,10 +86,12 @@ class Goldens:
         self.failed.append("".join(diff))
 
     def expect_of_job(self, job, file_name, text):
-        home = self.homes.setdefault((file_name, text), job.stem)
-        if home != job.stem and text.count("\n") > 3:
-            text = f"unchanged from {home}/{file_name}\n"
-        self.expect(f"{job.stem}/{file_name}", text)
+        """The first line of a pass's text, which names the pass, does not count."""
+        name = f"{job.stem}/{file_name}"
+        home = self.homes.setdefault(text.partition("\n")[2] if text.startswith("// after ") else text, name)
+        if home != name and text.count("\n") > 3:
+            text = f"unchanged from {home}\n"
+        self.expect(name, text)
 
     def job(self, job):
         for line in self.run("refitc", "--list-passes").stdout.splitlines():
