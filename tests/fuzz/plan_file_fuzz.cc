@@ -1,16 +1,20 @@
-// Bytes must not crash the loader, nor the proof of what the loader lets in.
+// Bytes must not crash the loader, nor the proof or the simulation of what the
+// loader lets in.
 #include <cstdint>
 #include <vector>
 
 #include "plan/plan_file.h"
 #include "plan/proof/proof.h"
+#include "simulator/simulation.h"
 
 namespace refit {
 namespace {
 
 void OpenAndProve(std::vector<uint8_t> bytes) {
   const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(std::move(bytes));
-  if (plan.ok()) Prove(*plan);
+  if (!plan.ok()) return;
+  Prove(*plan);
+  (void)simulator::Simulate(*plan, {});
 }
 
 // The input as the body of a plan, so that the digest does not keep the fuzzer

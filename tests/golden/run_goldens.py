@@ -3,12 +3,12 @@
 
 usage: run_goldens.py BIN_DIR      REFIT_UPDATE_GOLDENS=1 writes the files instead
 
-jobs/*.json       every pass's text (refitc --print-after), the plan's (refit-dump) and its numbers (--stats=json)
+jobs/*.json       every pass's text (refitc --print-after), the plan's (refit-dump), its numbers (--stats=json) and its simulation
 errors/*.json     what refitc says of a wrong job; nothing may be written
 warnings/*.json   what it says of a job that may not be meant so; with --werror nothing may be written
 MISUSES           what the programs say when they cannot do what they are asked, under NAME=VALUE
 FULL              what they say when standard output takes no byte
-examples/jobs/    refitc --stats of the real jobs, which get no warning, and refit-verify's verdict
+examples/jobs/    refitc --stats of the real jobs, which get no warning, refit-verify's verdict, and their simulations
 
 A text that was printed before, by an earlier job or after an earlier pass, is not written again: its file says "unchanged
 from" and the name of the file that has it.
@@ -35,6 +35,13 @@ MISUSES = {
     "a-benchmark-that-is-none": ["refit-bench", "fly"],
     "a-benchmark-of-no-plan": ["refit-bench", "transfer"],
     "no-time-at-all": ["refit-run", "PLAN", "--check", "--timeout", "0"],
+    "a-slow-rank-without-a-factor": ["refit-sim", "PLAN", "--slow-rank", "1"],
+    "a-nic-that-dies-twice": ["refit-sim", "PLAN", "--dead-nic", "1,1"],
+    "an-oversubscription-below-one": ["refit-sim", "PLAN", "--oversubscribe", "0.5"],
+    "an-executor-of-no-kind": ["refit-sim", "PLAN", "--executor", "tpu"],
+    "a-simulation-of-a-job": ["refit-sim", "tiny-dense.json"],
+    "a-simulation-with-two-texts": ["refit-sim", "PLAN", "--json", "--trace", "-"],
+    "a-trace-into-no-folder": ["refit-sim", "PLAN", "--trace", "no-folder/trace.json"],
     "two-outputs": ["refitc", "tiny-dense.json", "-o", "PLAN", "--output", "PLAN"],
     "growth-of-a-generic-job": ["refit-bench", "compile", "tiny-generic.json", "--growth", "2"],
 }
@@ -48,6 +55,8 @@ FULL = {
     "verify": ["refit-verify", "PLAN", "--verbose"],
     "run": ["refit-run", "PLAN", "--check"],
     "bench-compile": ["refit-bench", "compile", "tiny-dense.json", "--growth", "2", "--iterations", "1"],
+    "sim": ["refit-sim", "PLAN"],
+    "sim-trace": ["refit-sim", "PLAN", "--trace", "-"],
     "bench-run": ["refit-bench", "run", "PLAN", "--iterations", "1"],
 }
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "OMPI_", "SLURM_")
@@ -102,6 +111,7 @@ class Goldens:
         self.run("refit-verify", self.plan, "--job", job)
         self.expect_of_job(job, "dump.txt", self.run("refit-dump", self.plan).stdout)
         self.expect_of_job(job, "stats.json", self.run("refitc", job.name, "--stats=json", cwd=HERE / "jobs").stdout)
+        self.expect_of_job(job, "sim.txt", self.run("refit-sim", self.plan, "--job", job, "--rounds").stdout)
         self.run("refit-run", self.plan, "--transport", "local", "--check")
 
     def error(self, job):
@@ -148,6 +158,8 @@ class Goldens:
         self.silent(done)
         self.expect(f"examples/{job.stem}.txt", done.stdout)
         self.run("refit-verify", self.plan, "--job", job)
+        simulated = self.run("refit-sim", self.plan, "--job", job).stdout
+        self.expect(f"examples/{job.stem}.sim.txt", simulated)
 
 
 def main():

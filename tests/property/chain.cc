@@ -17,6 +17,7 @@
 #include "plan/dtype.h"
 #include "plan/plan_file.h"
 #include "runner/local_ranks.h"
+#include "simulator/simulation.h"
 #include "tests/compiler/temporary_directory.h"
 
 namespace refit {
@@ -28,6 +29,7 @@ constexpr std::chrono::seconds kTimeout{120};
 struct Compiled {
   std::vector<uint8_t> bytes;
   std::string error;
+  simulator::Options options = {};  // the job's links
 };
 
 Compiled CompileText(const std::string& text,
@@ -48,7 +50,12 @@ Compiled CompileText(const std::string& text,
             .error = absl::StrCat("Compile: ", bytes.status().ToString(), "\n",
                                   directory.Relative(diagnostics.Render()))};
   }
-  return {.bytes = *std::move(bytes), .error = ""};
+  simulator::Options options;
+  options.peer_bytes_per_second =
+      job->topology.peer_gigabytes_per_second.value * 1e9;
+  options.network_bytes_per_second =
+      job->topology.network_gigabytes_per_second.value * 1e9;
+  return {.bytes = *std::move(bytes), .error = "", .options = options};
 }
 
 // "" or a rank that has more messages in a staged round than the limits say,
@@ -69,6 +76,48 @@ std::string OverfullRound(const PlanFile& plan) {
     }
   }
   return "";
+}
+
+// "" or what is wrong with a simulation of the plan: it is as long as the
+// compiler's bound at least, every byte arrives, and a second one is the same.
+std::string SimulationMistake(const PlanFile& plan,
+                              const simulator::Options& options) {
+  const absl::StatusOr<simulator::Simulation> first =
+      simulator::Simulate(plan, options);
+  if (!first.ok()) return absl::StrCat("Simulate: ", first.status().ToString());
+  const fb::Stats& stats = *plan.body().stats();
+  if (first->seconds < stats.lower_bound_seconds() * (1 - 1e-6)) {
+    return absl::StrFormat("simulated %g s, less than the bound of %g s",
+                           first->seconds, stats.lower_bound_seconds());
+  }
+  uint64_t sent = 0, arrived = 0, crossed = 0, hops = 0;
+  for (const fb::RankProgram* program : *plan.body().programs()) {
+    for (const fb::Message* message : *program->messages()) {
+      const bool sends = message->kind() == fb::MessageKind::kSend;
+      sent += sends ? message->size_bytes() : 0;
+    }
+  }
+  for (const simulator::RoundTimes& round : first->rounds) {
+    arrived += round.size_bytes;
+  }
+  for (const simulator::Message& message : first->graph.messages) {
+    hops += message.links.size() * message.size_bytes;
+  }
+  for (const simulator::Link& link : first->graph.links) crossed += link.bytes;
+  if (sent != arrived || hops != crossed) {
+    return absl::StrFormat(
+        "%d bytes sent, %d arrived; %d crossed links, not %d", sent, arrived,
+        crossed, hops);
+  }
+  const absl::StatusOr<simulator::Simulation> second =
+      simulator::Simulate(plan, options);
+  if (!second.ok() || second->seconds != first->seconds) {
+    return "a second simulation takes another time";
+  }
+  simulator::Options on_cpus = options;
+  on_cpus.executor = simulator::Executor::kCpu;
+  const absl::Status status = simulator::Simulate(plan, on_cpus).status();
+  return status.ok() ? "" : absl::StrCat("Simulate: ", status.ToString());
 }
 
 BoundTensor Bind(TensorBytes& tensor) {
@@ -142,6 +191,11 @@ std::string RunChain(const ChainCase& chain, uint64_t& features) {
   }
   if (std::string overfull = OverfullRound(*plan); !overfull.empty()) {
     return overfull;
+  }
+
+  if (std::string mistake = SimulationMistake(*plan, compiled.options);
+      !mistake.empty()) {
+    return mistake;
   }
 
   std::vector<std::vector<TensorBytes>> sources = chain.sources;

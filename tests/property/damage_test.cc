@@ -31,6 +31,7 @@
 #include "runner/checked_run.h"
 #include "runner/local_ranks.h"
 #include "runner/value_check.h"
+#include "simulator/simulation.h"
 #include "tests/compiler/temporary_directory.h"
 #include "tests/plan/plan_spec.h"
 #include "tests/plan/proof_oracle.h"
@@ -285,6 +286,13 @@ class Whole {
     }
     if (!IsJson(PlanJson(*plan, {}))) {
       text = "what refit-dump --json says of it is no JSON";
+      return Fate::kWrong;
+    }
+    // Of any plan that the loader takes, this returns times or an error.
+    if (const absl::StatusOr<simulator::Simulation> simulation =
+            simulator::Simulate(*plan, {});
+        simulation.ok() && !(simulation->seconds >= 0)) {
+      text = "a simulation ends before it begins";
       return Fate::kWrong;
     }
     text = Prove(*plan).violation;

@@ -35,6 +35,8 @@ MAY_INCLUDE = {
     },
     "executor": {"plan", "refit"},
     "runner": {"plan", "refit", "executor"},
+    # Waits for what the executor waits for, by the executor's own lists.
+    "simulator": {"plan", "plan/text", "executor", "refit"},
     "bench": {"plan", "plan/proof", "executor", "refit", "runner", "compiler", "compiler/job"},
 }
 

@@ -1,0 +1,31 @@
+// What work costs beside the bytes on links, as measured on H200s
+// (docs/benchmarks.md).
+#ifndef REFIT_SIMULATOR_COSTS_H_
+#define REFIT_SIMULATOR_COSTS_H_
+
+namespace refit::simulator {
+
+// A direct round: two fences, and the launch of a kernel.
+inline constexpr double kDirectRoundSeconds = 20e-6;
+// A round between hosts: packing, launch and rendezvous. The compiler counts as
+// much for every staged round (compiler/ir/module.h).
+inline constexpr double kNetworkRoundSeconds = 120e-6;
+// A staged message inside a host, for which NCCL has few channels: rounds of
+// one message of 16 to 256 MiB took 0.11 to 0.14 ms more than their bytes,
+// rounds of two 0.26 ms.
+inline constexpr double kPeerMessageSeconds = 130e-6;
+// A copy inside one H200 moves about 4.3 TB/s counting reads and writes.
+inline constexpr double kLocalBytesPerSecond = 2e12;
+// Of blocks, from bf16.
+inline constexpr double kQuantizedElementsPerSecond = 1200e9;
+// Links of a rank, each way, as jobs assume: NVLink of an H200, and a NIC of
+// 400 Gb/s.
+inline constexpr double kPeerBytesPerSecond = 370e9;
+inline constexpr double kNetworkBytesPerSecond = 50e9;
+// One core of a CPU that packs or unpacks, and a round over UCX and TCP.
+inline constexpr double kCpuCopyBytesPerSecond = 2e9;
+inline constexpr double kCpuRoundSeconds = 120e-6;
+
+}  // namespace refit::simulator
+
+#endif  // REFIT_SIMULATOR_COSTS_H_

@@ -1,0 +1,76 @@
+// Flows that share links max-min fairly: no flow can be given more without
+// taking from one that has no more than it.
+#ifndef REFIT_SIMULATOR_FLOW_NETWORK_H_
+#define REFIT_SIMULATOR_FLOW_NETWORK_H_
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/types/span.h"
+
+namespace refit::simulator {
+
+// A flow's links, distinct. Egress, uplink, downlink and ingress at most.
+using LinkList = absl::InlinedVector<uint32_t, 4>;
+
+// Progressive filling, done anew only where flows came or went. Each link has a
+// *level*: the rate of those of its flows that no other link holds below it.
+// A link that its flows do not fill has no level. A flow's rate is the lowest
+// level of its links. The levels that agree with each other are the max-min
+// fair ones; the link of the lowest level agrees first, then the next.
+//
+// Deterministic. Not thread-safe.
+class FlowNetwork {
+ public:
+  // Capacities in bytes per second, all positive.
+  explicit FlowNetwork(std::vector<double> capacities);
+
+  // Requires at least one link. The number is free again after Remove.
+  uint32_t Add(const LinkList& links);
+  void Remove(uint32_t flow);
+
+  // Shares links whose flows came or went. Returns the flows whose rate is
+  // another now, each once; valid until the next call.
+  absl::Span<const uint32_t> Share();
+  // The links that Share looked at, each once.
+  absl::Span<const uint32_t> SharedLinks() const { return visited_; }
+
+  double rate(uint32_t flow) const { return flows_[flow].rate; }
+  // The position in the flow's list of the link that holds its rate down.
+  uint32_t bottleneck(uint32_t flow) const { return flows_[flow].bottleneck; }
+  // The sum of the rates of the link's flows.
+  double LinkRate(uint32_t link) const;
+
+ private:
+  static constexpr double kUnfilled = std::numeric_limits<double>::infinity();
+  struct Flow {
+    LinkList links;
+    absl::InlinedVector<uint32_t, 4> positions;  // in flows of each link
+    double rate = 0;
+    uint32_t bottleneck = 0;
+  };
+  struct Link {
+    double capacity = 0;
+    double level = kUnfilled;
+    std::vector<uint32_t> flows;
+    bool is_queued = false;
+    bool is_visited = false;
+  };
+
+  void Queue(uint32_t link);
+  double LevelOf(uint32_t link);
+
+  std::vector<Link> links_;
+  std::vector<Flow> flows_;
+  std::vector<uint32_t> free_;
+  std::vector<uint32_t> queue_;    // whose level may be another
+  std::vector<uint32_t> visited_;  // by the last Share
+  std::vector<uint32_t> changed_;
+  std::vector<double> bounds_;  // of LevelOf, which is called often
+};
+
+}  // namespace refit::simulator
+
+#endif  // REFIT_SIMULATOR_FLOW_NETWORK_H_

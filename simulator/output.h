@@ -1,0 +1,41 @@
+// What a simulation says: to a reader, to a program, to Perfetto, and to other
+// simulators. All are deterministic.
+#ifndef REFIT_SIMULATOR_OUTPUT_H_
+#define REFIT_SIMULATOR_OUTPUT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan/plan_file.h"
+#include "simulator/simulation.h"
+
+namespace refit::simulator {
+
+// The stacks of tensors of the sender that the message carries parts of, most
+// bytes first.
+std::vector<std::string> TensorsOf(const PlanFile& plan,
+                                   const Message& message);
+
+// "round 3 network", "round 3 peer direct": as a profiler shows the executor's.
+std::string RoundText(const PlanFile& plan, uint32_t round);
+
+// A page for a reader. `rounds`: with a table of all rounds.
+std::string SimulationText(const PlanFile& plan, const Simulation& simulation,
+                           bool rounds);
+
+// The same facts, all rounds, all links and the whole critical path, as JSON.
+std::string SimulationJson(const PlanFile& plan, const Simulation& simulation);
+
+// In the JSON of Chrome's trace events, which Perfetto opens: a process for
+// each rank with a track for each of its streams, arrows from sends to
+// receives, and a counter for each link. Requires Options::record_rates.
+std::string SimulationTrace(const PlanFile& plan, const Simulation& simulation);
+
+// In GOAL, the schedule text of LogGOPSim and ATLAHS: each rank's sends,
+// receives and computation in nanoseconds, and what waits for what.
+std::string GoalText(const PlanFile& plan, const TaskGraph& graph);
+
+}  // namespace refit::simulator
+
+#endif  // REFIT_SIMULATOR_OUTPUT_H_

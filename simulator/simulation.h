@@ -1,0 +1,192 @@
+// Simulates one refit of a plan: how long each message takes, and why.
+//
+// The model is of flows. Every rank does the work of its program in the
+// executor's order and waits for what the executor waits for
+// (executor/rank_schedule.h, executor/direct_ends.h). A message is a flow from
+// its sender's link to its receiver's. All flows share the links max-min
+// fairly. The rest costs fixed times and rates (simulator/costs.h).
+// docs/simulator.md tells what is left out.
+#ifndef REFIT_SIMULATOR_SIMULATION_H_
+#define REFIT_SIMULATOR_SIMULATION_H_
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "plan/plan_file.h"
+#include "simulator/costs.h"
+#include "simulator/flow_network.h"
+
+namespace refit::simulator {
+
+// Whose executor is simulated.
+enum class Executor {
+  // On GPUs: packing, exchange and unpacking have streams of their own, and
+  // direct rounds store into mapped tensors.
+  kGpu,
+  // Over UCX and TCP on CPUs: one thread does everything in order, direct
+  // rounds
+  // are sent in parts, and of two ranks that send to each other one waits.
+  kCpu,
+};
+
+struct Options {
+  Executor executor = Executor::kGpu;
+  // Per rank and direction.
+  double peer_bytes_per_second = kPeerBytesPerSecond;
+  double network_bytes_per_second = kNetworkBytesPerSecond;
+  double local_bytes_per_second = kLocalBytesPerSecond;
+  // Before the bytes of a round: of a direct one, of a staged one between
+  // hosts, and of a staged one inside a host for each of the rank's messages in
+  // the direction that has more.
+  double direct_round_seconds = kDirectRoundSeconds;
+  double network_round_seconds = kNetworkRoundSeconds;
+  double peer_message_seconds = kPeerMessageSeconds;
+  // Of packing and of unpacking, by payload.
+  double copy_bytes_per_second = kLocalBytesPerSecond;
+  double quantized_elements_per_second = kQuantizedElementsPerSecond;
+
+  // What if. Factors are at least 1: how many times slower.
+  std::map<int32_t, double> slow_ranks;  // links, copies and start-ups
+  std::map<int32_t, double> slow_nics;
+  // Ranks that use the NIC of the next rank of their host.
+  std::set<int32_t> dead_nics;
+  // The NICs of a host together are so much faster than the host's way to the
+  // other hosts. Without a value that way has no limit of its own.
+  std::optional<double> oversubscription;
+
+  // Records when the rates of links change, for a trace.
+  bool record_rates = false;
+};
+
+enum class LinkKind : uint8_t {
+  kLocal,
+  kPeerEgress,
+  kPeerIngress,
+  kNetworkEgress,
+  kNetworkIngress,
+  kHostUplink,
+  kHostDownlink,
+};
+// "peer egress" …
+const char* LinkKindText(LinkKind kind);
+
+struct Link {
+  LinkKind kind = LinkKind::kLocal;
+  // The lowest rank that uses it, or the host of an uplink or downlink.
+  uint32_t owner = 0;
+  double bytes_per_second = 0;
+  uint64_t bytes = 0;  // of all messages
+
+  // How long its bytes take at its speed.
+  double BusySeconds() const {
+    return static_cast<double>(bytes) / bytes_per_second;
+  }
+};
+// "network egress of rank 26", "uplink of host 3".
+std::string LinkText(const Link& link);
+
+// One message, or a part of one that is sent in parts.
+struct Message {
+  uint32_t round = 0;
+  int32_t source = 0;
+  int32_t destination = 0;
+  uint64_t size_bytes = 0;
+  uint32_t position = 0;  // in the source's RankProgram.messages
+  LinkList links;
+};
+
+enum class TaskKind : uint8_t {
+  kMessage,
+  kPack,
+  kStart,  // of a round: launch, rendezvous, fences
+  kUnpack,
+  kQuantize,
+  kPoint,  // takes no time; others wait for it
+};
+const char* TaskKindText(TaskKind kind);
+
+inline constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
+
+// A piece of work. It begins when all that it waits for has ended.
+struct Task {
+  TaskKind kind = TaskKind::kPoint;
+  int32_t rank = 0;    // of a message: the sender
+  uint32_t round = 0;  // of the plan; of kQuantize: kNone
+  double seconds = 0;  // of all but messages
+  uint32_t message = kNone;
+};
+
+// Task `to` waits for task `from`.
+struct Wait {
+  uint32_t from = 0;
+  uint32_t to = 0;
+};
+
+// What the ranks of a plan do in a refit, and in which order.
+struct TaskGraph {
+  std::vector<Task> tasks;
+  std::vector<Wait> waits;
+  std::vector<Message> messages;
+  std::vector<Link> links;
+};
+
+// Of a task, in seconds from the start of the refit.
+struct Times {
+  double begin = 0;
+  double end = 0;
+  // The task that ended last of those it waited for, or kNone: why it did not
+  // begin earlier.
+  uint32_t after = kNone;
+};
+
+struct RoundTimes {
+  fb::Route route = fb::Route::kUnspecified;
+  fb::Mechanism mechanism = fb::Mechanism::kStaged;
+  uint64_t messages = 0;
+  uint64_t size_bytes = 0;
+  // From the first start of a rank to the last end of its work in the round.
+  double begin = 0;
+  double end = 0;
+};
+
+// A link's flows have this rate from now on.
+struct RateChange {
+  double seconds = 0;
+  uint32_t link = 0;
+  float share = 0;  // of the link's speed
+};
+
+struct Simulation {
+  Options options;
+  TaskGraph graph;
+  std::vector<Times> times;  // by task
+  std::vector<uint32_t>
+      bottlenecks;  // by message: the link that held it longest
+  std::vector<RoundTimes> rounds;
+  std::vector<uint32_t> critical_path;  // tasks, in order of time; no kPoint
+  std::vector<RateChange> rates;        // ascending by time
+  double seconds = 0;
+
+  // The link whose bytes take longest; kNone if nothing moves.
+  uint32_t BusiestLink() const;
+};
+
+// What the ranks of `plan` do. kInvalidArgument: an option names a rank that is
+// not there, or two ranks do not agree on a message, which no proved plan has.
+absl::StatusOr<TaskGraph> BuildTaskGraph(const PlanFile& plan,
+                                         const Options& options);
+
+// Deterministic: the same plan and options give the same times, bit for bit.
+// kInvalidArgument: as above, or ranks wait for each other for ever.
+absl::StatusOr<Simulation> Simulate(const PlanFile& plan,
+                                    const Options& options);
+
+}  // namespace refit::simulator
+
+#endif  // REFIT_SIMULATOR_SIMULATION_H_

@@ -1,0 +1,449 @@
+// From a plan to the work of its ranks. What waits for what is the executor's
+// to say: this follows RefitEnqueuer (executor/refit_enqueuer.cc) step by step.
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "executor/direct_ends.h"
+#include "executor/peer_tensors.h"
+#include "executor/rank_schedule.h"
+#include "plan/dtype.h"
+#include "simulator/links.h"
+#include "simulator/simulation.h"
+
+namespace refit::simulator {
+namespace {
+
+// Both ends of a message name it so.
+struct MessageKey {
+  uint32_t round = 0;
+  uint32_t part = 0;  // of a round that is sent in parts
+  int32_t source = 0;
+  int32_t destination = 0;
+  uint32_t ordinal = 0;  // among those of the same ranks, round and part
+
+  friend bool operator==(const MessageKey&, const MessageKey&) = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const MessageKey& key) {
+    return H::combine(std::move(h), key.round, key.part, key.source,
+                      key.destination, key.ordinal);
+  }
+};
+
+struct OpenMessage {
+  uint32_t message = 0;
+  uint64_t sent_bytes = 0;
+  uint64_t received_bytes = 0;
+  bool is_sent = false;
+  bool is_received = false;
+};
+
+// What one rank grants to or tells another rank in a direct round.
+using Point = std::pair<int32_t, uint32_t>;  // rank and round
+
+// A list of copies with one range of a tensor is sent from the tensor, or
+// received into it.
+bool IsOneRange(const fb::Body& body, const fb::CopyList& list) {
+  if (list.count() != 1) return false;
+  const fb::Copy& copy = *body.copies()->Get(list.begin());
+  uint64_t elements = 1;
+  for (uint32_t i = copy.loops_count(); i-- > 0;) {
+    const fb::Loop& loop = *body.loops()->Get(copy.loops_begin() + i);
+    if (loop.stride() != elements) return false;
+    elements *= loop.extent();
+  }
+  return true;
+}
+
+class Builder {
+ public:
+  Builder(const PlanFile& plan, const Options& options)
+      : plan_(plan),
+        body_(plan.body()),
+        options_(options),
+        links_(plan, options) {
+    for (const fb::CopyList* list : *body_.copy_lists()) {
+      is_one_range_.push_back(IsOneRange(body_, *list));
+    }
+  }
+
+  absl::StatusOr<TaskGraph> Build();
+
+ private:
+  // The tasks of one rank while they are made. By work of its schedule.
+  struct Rank {
+    int32_t number = 0;
+    double slowness = 1;
+    uint32_t main = kNone;  // the last task of the caller's stream
+    uint32_t pack = kNone;
+    uint32_t unpack = kNone;
+    uint32_t quantize = kNone;
+    std::vector<uint32_t> exchanged;
+    std::vector<uint32_t> unpacked;
+    std::vector<uint32_t> quantized;  // by QuantizeStep
+  };
+
+  uint32_t Add(const Rank& rank, TaskKind kind, uint32_t round, double seconds,
+               std::initializer_list<uint32_t> after);
+  void AddWait(uint32_t from, uint32_t to) {
+    if (from != kNone) graph_.waits.push_back({.from = from, .to = to});
+  }
+  static uint32_t At(const std::vector<uint32_t>& tasks,
+                     std::optional<size_t> index) {
+    return index.has_value() ? tasks[*index] : kNone;
+  }
+  // Streams that a CPU does not have end where the one that it has ends.
+  void Serialize(Rank& rank, uint32_t task) {
+    if (options_.executor == Executor::kCpu) rank.main = task;
+  }
+
+  void AddRank(int32_t number);
+  void AddQuantizes(Rank& rank, const RankSchedule& schedule,
+                    size_t rounds_before, size_t& next);
+  void AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
+                 uint32_t part);
+  void AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
+                 const DirectEnds& ends);
+  template <typename Each>
+  void ForEachMessage(const Rank& rank, const RankSchedule& schedule,
+                      const RoundWork& work, uint32_t part, const Each& each);
+  uint32_t MessageTask(const Rank& rank, const RoundWork& work, uint32_t part,
+                       const Operation& operation, uint32_t position,
+                       uint32_t ordinal);
+  double CopySeconds(const Rank& rank, const RankSchedule& schedule,
+                     const RoundWork& work, fb::MessageKind kind) const;
+  double StartSeconds(const RankSchedule& schedule,
+                      const RoundWork& work) const;
+  void AddConnections();
+  absl::Status CheckMessages() const;
+  absl::Status ResolvePoints();
+
+  const PlanFile& plan_;
+  const fb::Body& body_;
+  const Options& options_;
+  Links links_;
+  std::vector<bool> is_one_range_;  // by copy list
+  TaskGraph graph_;
+  absl::flat_hash_map<MessageKey, OpenMessage> messages_;
+  std::vector<uint32_t> tasks_of_messages_;
+  // Of direct rounds: the task after which a rank's memory may be used, and
+  // the one after which it was; and who waits for them.
+  absl::flat_hash_map<Point, uint32_t> granted_, finished_;
+  std::vector<std::pair<Point, uint32_t>> await_grants_, await_finishes_;
+};
+
+uint32_t Builder::Add(const Rank& rank, TaskKind kind, uint32_t round,
+                      double seconds, std::initializer_list<uint32_t> after) {
+  const auto task = static_cast<uint32_t>(graph_.tasks.size());
+  graph_.tasks.push_back({.kind = kind,
+                          .rank = rank.number,
+                          .round = round,
+                          .seconds = seconds * rank.slowness});
+  for (const uint32_t other : after) AddWait(other, task);
+  return task;
+}
+
+absl::StatusOr<TaskGraph> Builder::Build() {
+  for (int32_t rank = 0; rank < plan_.world_size(); ++rank) AddRank(rank);
+  if (options_.executor == Executor::kCpu) AddConnections();
+  absl::Status status = CheckMessages();
+  status.Update(ResolvePoints());
+  if (!status.ok()) return status;
+  graph_.links = links_.Take();
+  return std::move(graph_);
+}
+
+void Builder::AddRank(int32_t number) {
+  const bool cpu = options_.executor == Executor::kCpu;
+  const RankSchedule schedule(
+      plan_, number, cpu ? DirectRounds::kSent : DirectRounds::kStored);
+  const std::vector<RoundWork>& works = schedule.rounds();
+  const std::vector<DirectEnds> ends =
+      cpu ? std::vector<DirectEnds>(works.size())
+          : ListDirectEnds(plan_, number, schedule, PeerTensors());
+  Rank rank;
+  rank.number = number;
+  rank.slowness = links_.Slowness(number);
+  rank.exchanged.assign(works.size(), kNone);
+  rank.unpacked.assign(works.size(), kNone);
+  size_t quantizes = 0;
+  uint32_t part = 0;
+  for (size_t i = 0; i < works.size(); ++i) {
+    AddQuantizes(rank, schedule, i, quantizes);
+    part = i > 0 && works[i - 1].index == works[i].index ? part + 1 : 0;
+    if (works[i].mechanism == fb::Mechanism::kDirect) {
+      AddDirect(rank, schedule, i, ends[i]);
+    } else {
+      AddStaged(rank, schedule, i, part);
+    }
+  }
+  AddQuantizes(rank, schedule, works.size(), quantizes);
+}
+
+void Builder::AddQuantizes(Rank& rank, const RankSchedule& schedule,
+                           size_t rounds_before, size_t& next) {
+  const fb::RankProgram& program =
+      *body_.programs()->Get(static_cast<uint32_t>(rank.number));
+  for (; next < schedule.quantizes().size() &&
+         schedule.quantizes()[next].after == rounds_before;
+       ++next) {
+    double elements = 0;
+    for (const uint32_t position : schedule.quantizes()[next].operations) {
+      const fb::Quantize& operation = *program.quantizes()->Get(position);
+      double matrices = 1;
+      for (uint32_t i = 0; i < operation.loops_count(); ++i) {
+        matrices *= static_cast<double>(
+            body_.quantize_loops()->Get(operation.loops_begin() + i)->extent());
+      }
+      elements += matrices * static_cast<double>(operation.rows()) *
+                  static_cast<double>(operation.columns());
+    }
+    uint32_t unpacked = kNone;  // the last before
+    for (size_t round = rounds_before; round-- > 0 && unpacked == kNone;) {
+      unpacked = rank.unpacked[round];
+    }
+    rank.quantize = Add(rank, TaskKind::kQuantize, kNone,
+                        elements / options_.quantized_elements_per_second,
+                        {rank.main, unpacked, rank.quantize});
+    rank.quantized.push_back(rank.quantize);
+    Serialize(rank, rank.quantize);
+  }
+}
+
+// Calls `each` with each operation of the work and its message's task.
+template <typename Each>
+void Builder::ForEachMessage(const Rank& rank, const RankSchedule& schedule,
+                             const RoundWork& work, uint32_t part,
+                             const Each& each) {
+  uint32_t ordinal = 0;
+  for (uint32_t i = 0; i < work.operations_count; ++i) {
+    const uint32_t number = work.operations_begin + i;
+    const Operation& operation = schedule.operations()[number];
+    const bool same =
+        i > 0 && schedule.operations()[number - 1].peer == operation.peer &&
+        schedule.operations()[number - 1].kind == operation.kind;
+    ordinal = same ? ordinal + 1 : 0;
+    each(operation, MessageTask(rank, work, part, operation,
+                                schedule.parts()[number].message, ordinal));
+  }
+}
+
+uint32_t Builder::MessageTask(const Rank& rank, const RoundWork& work,
+                              uint32_t part, const Operation& operation,
+                              uint32_t position, uint32_t ordinal) {
+  const bool sends = operation.kind == fb::MessageKind::kSend;
+  const int32_t source = sends ? rank.number : operation.peer;
+  const int32_t destination = sends ? operation.peer : rank.number;
+  const auto [found, inserted] =
+      messages_.try_emplace(MessageKey{.round = work.index,
+                                       .part = part,
+                                       .source = source,
+                                       .destination = destination,
+                                       .ordinal = ordinal});
+  OpenMessage& open = found->second;
+  if (inserted) {
+    open.message = static_cast<uint32_t>(graph_.messages.size());
+    graph_.messages.push_back(
+        {.round = work.index,
+         .source = source,
+         .destination = destination,
+         .size_bytes = operation.size_bytes,
+         .links = links_.Cross(work.route, source, destination,
+                               operation.size_bytes)});
+    tasks_of_messages_.push_back(static_cast<uint32_t>(graph_.tasks.size()));
+    graph_.tasks.push_back({.kind = TaskKind::kMessage,
+                            .rank = source,
+                            .round = work.index,
+                            .message = open.message});
+  }
+  if (sends) graph_.messages[open.message].position = position;
+  (sends ? open.is_sent : open.is_received) = true;
+  (sends ? open.sent_bytes : open.received_bytes) = operation.size_bytes;
+  return tasks_of_messages_[open.message];
+}
+
+double Builder::CopySeconds(const Rank& rank, const RankSchedule& schedule,
+                            const RoundWork& work, fb::MessageKind kind) const {
+  const auto& messages =
+      *body_.programs()->Get(static_cast<uint32_t>(rank.number))->messages();
+  double bytes = 0;
+  for (uint32_t i = 0; i < work.operations_count; ++i) {
+    const uint32_t number = work.operations_begin + i;
+    const Operation& operation = schedule.operations()[number];
+    if (operation.kind != kind) continue;
+    const uint32_t list =
+        messages.Get(schedule.parts()[number].message)->copies();
+    if (is_one_range_[list]) continue;
+    bytes += static_cast<double>(operation.size_bytes);
+  }
+  return bytes / options_.copy_bytes_per_second;
+}
+
+double Builder::StartSeconds(const RankSchedule& schedule,
+                             const RoundWork& work) const {
+  if (work.route == fb::Route::kNetwork) return options_.network_round_seconds;
+  uint32_t sends = 0;
+  for (uint32_t i = 0; i < work.operations_count; ++i) {
+    const Operation& operation =
+        schedule.operations()[work.operations_begin + i];
+    sends += operation.kind == fb::MessageKind::kSend ? 1 : 0;
+  }
+  return options_.peer_message_seconds *
+         std::max(sends, work.operations_count - sends);
+}
+
+// RefitEnqueuer::EnqueueStaged.
+void Builder::AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
+                        uint32_t part) {
+  const RoundWork& round = schedule.rounds()[work];
+  const uint32_t quantized = At(rank.quantized, round.quantized);
+  const uint32_t reuses_unpacked = At(rank.unpacked, round.reuses_unpacked);
+  uint32_t packed = kNone;
+  if (round.pack_batch.has_value()) {
+    packed = Add(rank, TaskKind::kPack, round.index,
+                 CopySeconds(rank, schedule, round, fb::MessageKind::kSend),
+                 {rank.pack, At(rank.exchanged, round.reuses), reuses_unpacked,
+                  At(rank.unpacked, round.relays),
+                  round.relays_stored ? rank.main : kNone, quantized});
+    if (options_.executor == Executor::kCpu) AddWait(rank.main, packed);
+    rank.pack = packed;
+    Serialize(rank, packed);
+  }
+  const uint32_t start =
+      Add(rank, TaskKind::kStart, round.index, StartSeconds(schedule, round),
+          {rank.main, packed, reuses_unpacked, quantized});
+  const uint32_t exchanged =
+      Add(rank, TaskKind::kPoint, round.index, 0, {start});
+  ForEachMessage(rank, schedule, round, part,
+                 [&](const Operation&, uint32_t message) {
+                   AddWait(start, message);
+                   AddWait(message, exchanged);
+                 });
+  rank.main = exchanged;
+  rank.exchanged[work] = exchanged;
+  if (!round.unpack_batch.has_value()) return;
+  rank.unpack = Add(rank, TaskKind::kUnpack, round.index,
+                    CopySeconds(rank, schedule, round, fb::MessageKind::kRecv),
+                    {exchanged, rank.unpack});
+  rank.unpacked[work] = rank.unpack;
+  Serialize(rank, rank.unpack);
+}
+
+// RefitEnqueuer::EnqueueDirect.
+void Builder::AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
+                        const DirectEnds& ends) {
+  const RoundWork& round = schedule.rounds()[work];
+  const Point here(rank.number, round.index);
+  const uint32_t begin = Add(rank, TaskKind::kPoint, round.index, 0,
+                             {rank.main, At(rank.unpacked, round.relays),
+                              At(rank.quantized, round.quantized)});
+  if (!ends.grant.empty()) granted_[here] = begin;
+  uint32_t moved = begin;
+  if (ends.moves) {
+    const uint32_t start = Add(rank, TaskKind::kStart, round.index,
+                               options_.direct_round_seconds, {begin});
+    for (const int32_t target : ends.await_grants) {
+      await_grants_.emplace_back(Point(target, round.index), start);
+    }
+    moved = Add(rank, TaskKind::kPoint, round.index, 0, {start});
+    ForEachMessage(rank, schedule, round, /*part=*/0,
+                   [&](const Operation& operation, uint32_t message) {
+                     if (operation.kind != fb::MessageKind::kSend) return;
+                     AddWait(start, message);
+                     AddWait(message, moved);
+                   });
+    finished_[here] = moved;
+  } else {
+    ForEachMessage(rank, schedule, round, /*part=*/0,
+                   [](const Operation&, uint32_t) {});
+  }
+  rank.main = moved;
+  if (ends.await_finishes.empty()) return;
+  rank.main = Add(rank, TaskKind::kPoint, round.index, 0, {moved});
+  for (const int32_t origin : ends.await_finishes) {
+    await_finishes_.emplace_back(Point(origin, round.index), rank.main);
+  }
+}
+
+// UCX asks a sender for its message over the connection on which it sends its
+// own. So of two ranks of different hosts that send to each other in a round,
+// one waits until the other has sent: here the one with the higher number.
+void Builder::AddConnections() {
+  std::vector<std::pair<uint32_t, uint32_t>> waits;
+  for (const auto& [key, open] : messages_) {
+    if (key.source < key.destination ||
+        body_.rounds()->Get(key.round)->route() != fb::Route::kNetwork) {
+      continue;
+    }
+    MessageKey other = key;
+    std::swap(other.source, other.destination);
+    other.ordinal = 0;
+    for (auto found = messages_.find(other); found != messages_.end();
+         ++other.ordinal, found = messages_.find(other)) {
+      waits.emplace_back(tasks_of_messages_[found->second.message],
+                         tasks_of_messages_[open.message]);
+    }
+  }
+  // The table's order is another in each process.
+  std::sort(waits.begin(), waits.end());
+  for (const auto& [from, to] : waits) AddWait(from, to);
+}
+
+absl::Status Builder::CheckMessages() const {
+  // The first in the order of rounds and ranks, whatever the table's order.
+  std::optional<std::pair<uint32_t, std::string>> first;
+  for (const auto& [key, open] : messages_) {
+    std::string wrong;
+    if (!open.is_sent) {
+      wrong = absl::StrCat("rank ", key.destination, " receives ",
+                           open.received_bytes, " bytes from rank ", key.source,
+                           ", which sends nothing");
+    } else if (!open.is_received) {
+      wrong = absl::StrCat("rank ", key.source, " sends ", open.sent_bytes,
+                           " bytes to rank ", key.destination,
+                           ", which receives nothing");
+    } else if (open.sent_bytes != open.received_bytes) {
+      wrong = absl::StrCat("rank ", key.source, " sends ", open.sent_bytes,
+                           " bytes to rank ", key.destination,
+                           ", which receives ", open.received_bytes);
+    }
+    if (wrong.empty()) continue;
+    std::pair<uint32_t, std::string> found(key.round, std::move(wrong));
+    if (!first.has_value() || found < *first) first = std::move(found);
+  }
+  if (!first.has_value()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("round ", first->first, ": ", first->second,
+                   "; refit-verify tells what is wrong with the plan"));
+}
+
+absl::Status Builder::ResolvePoints() {
+  const auto resolve = [&](const auto& awaited, const auto& points) {
+    for (const auto& [point, task] : awaited) {
+      const auto found = points.find(point);
+      if (found == points.end()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "round ", point.second, ": rank ", graph_.tasks[task].rank,
+            " waits for rank ", point.first, ", which never tells it"));
+      }
+      AddWait(found->second, task);
+    }
+    return absl::OkStatus();
+  };
+  absl::Status status = resolve(await_grants_, granted_);
+  status.Update(resolve(await_finishes_, finished_));
+  return status;
+}
+
+}  // namespace
+
+absl::StatusOr<TaskGraph> BuildTaskGraph(const PlanFile& plan,
+                                         const Options& options) {
+  const absl::Status status = CheckOptions(plan, options);
+  if (!status.ok()) return status;
+  return Builder(plan, options).Build();
+}
+
+}  // namespace refit::simulator

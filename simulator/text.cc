@@ -1,0 +1,168 @@
+#include <algorithm>
+#include <array>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "plan/enum_text.h"
+#include "plan/text/plan_view.h"
+#include "simulator/output.h"
+
+namespace refit::simulator {
+namespace {
+
+constexpr size_t kShownMessages = 8;  // of the critical path
+
+double SecondsOf(const Simulation& simulation, uint32_t task) {
+  return simulation.times[task].end - simulation.times[task].begin;
+}
+
+std::string MilliText(double seconds) {
+  return absl::StrFormat("%.3f ms", seconds * 1e3);
+}
+
+std::string ShareText(double part, double whole) {
+  return absl::StrFormat("%.1f %%", whole > 0 ? 100 * part / whole : 0);
+}
+
+// "1.083 x the lower bound"
+std::string RatioText(double seconds, double reference, const char* name) {
+  if (!(reference > 0)) return "";
+  return absl::StrFormat(", %.3f x the %s", seconds / reference, name);
+}
+
+void AddCriticalPath(const PlanFile& plan, const Simulation& simulation,
+                     std::string& text) {
+  // By kind of work; messages by the kind of link that held them.
+  std::map<std::string, double> seconds;
+  std::vector<uint32_t> messages;
+  for (const uint32_t number : simulation.critical_path) {
+    const Task& task = simulation.graph.tasks[number];
+    std::string what = TaskKindText(task.kind);
+    if (task.kind == TaskKind::kMessage) {
+      messages.push_back(number);
+      const uint32_t link = simulation.bottlenecks[task.message];
+      if (link == kNone) continue;  // it has no bytes
+      what = absl::StrCat("messages that wait for ",
+                          LinkKindText(simulation.graph.links[link].kind));
+    }
+    seconds[what] += SecondsOf(simulation, number);
+  }
+  std::vector<std::pair<double, std::string>> parts;
+  for (const auto& [what, sum] : seconds) parts.emplace_back(sum, what);
+  std::stable_sort(
+      parts.begin(), parts.end(),
+      [](const auto& a, const auto& b) { return a.first > b.first; });
+  absl::StrAppend(&text, "critical path\n");
+  for (const auto& [sum, what] : parts) {
+    absl::StrAppendFormat(&text, "  %12s  %7s  %s\n", MilliText(sum),
+                          ShareText(sum, simulation.seconds), what);
+  }
+  std::stable_sort(messages.begin(), messages.end(),
+                   [&](uint32_t a, uint32_t b) {
+                     return SecondsOf(simulation, a) > SecondsOf(simulation, b);
+                   });
+  if (messages.size() > kShownMessages) messages.resize(kShownMessages);
+  if (messages.empty()) return;
+  absl::StrAppend(&text, "its longest messages\n");
+  for (const uint32_t number : messages) {
+    const Message& message =
+        simulation.graph.messages[simulation.graph.tasks[number].message];
+    const uint32_t link =
+        simulation.bottlenecks[simulation.graph.tasks[number].message];
+    const std::vector<std::string> tensors = TensorsOf(plan, message);
+    absl::StrAppendFormat(
+        &text, "  %12s  %s, rank %d to %d, %d bytes%s\n",
+        MilliText(SecondsOf(simulation, number)),
+        RoundText(plan, message.round), message.source, message.destination,
+        message.size_bytes,
+        link == kNone
+            ? ""
+            : absl::StrCat(", by ", LinkText(simulation.graph.links[link])));
+    if (tensors.empty()) continue;
+    absl::StrAppendFormat(
+        &text, "  %12s  %s%s\n", "", tensors.front(),
+        tensors.size() == 1
+            ? ""
+            : absl::StrCat(" and ", tensors.size() - 1, " more"));
+  }
+}
+
+void AddRounds(const Simulation& simulation, std::string& text) {
+  absl::StrAppend(&text,
+                  "rounds       begin ms      end ms  messages"
+                  "             bytes  route\n");
+  for (uint32_t i = 0; i < simulation.rounds.size(); ++i) {
+    const RoundTimes& round = simulation.rounds[i];
+    absl::StrAppendFormat(&text, "%6d  %13.3f %11.3f  %8d  %16d  %s\n", i,
+                          round.begin * 1e3, round.end * 1e3, round.messages,
+                          round.size_bytes,
+                          RouteText(round.route, round.mechanism));
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> TensorsOf(const PlanFile& plan,
+                                   const Message& message) {
+  const fb::Body& body = plan.body();
+  const fb::RankProgram& program =
+      *body.programs()->Get(static_cast<uint32_t>(message.source));
+  const fb::CopyList& list = *body.copy_lists()->Get(
+      program.messages()->Get(message.position)->copies());
+  std::map<uint32_t, uint64_t> elements;  // by entry of Body.buffers
+  for (uint32_t i = 0; i < list.count(); ++i) {
+    const fb::Copy& copy = *body.copies()->Get(list.begin() + i);
+    elements[program.buffers()->Get(copy.buffer_slot())] +=
+        CopyElements(body, copy);
+  }
+  std::vector<std::pair<uint64_t, uint32_t>> largest;
+  for (const auto& [buffer, count] : elements)
+    largest.emplace_back(count, buffer);
+  std::stable_sort(
+      largest.begin(), largest.end(),
+      [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<std::string> names;
+  for (const auto& [count, buffer] : largest) {
+    names.push_back(body.buffers()->Get(buffer)->name()->str());
+  }
+  return names;
+}
+
+std::string RoundText(const PlanFile& plan, uint32_t round) {
+  const fb::Round& entry = *plan.body().rounds()->Get(round);
+  return absl::StrCat("round ", round, " ",
+                      RouteText(entry.route(), entry.mechanism()));
+}
+
+std::string SimulationText(const PlanFile& plan, const Simulation& simulation,
+                           bool rounds) {
+  const fb::Stats* stats = plan.body().stats();
+  std::string text =
+      absl::StrFormat("simulated      %.6g s", simulation.seconds);
+  if (stats != nullptr) {
+    absl::StrAppend(&text,
+                    RatioText(simulation.seconds, stats->lower_bound_seconds(),
+                              "lower bound"),
+                    RatioText(simulation.seconds, stats->predicted_seconds(),
+                              "prediction"));
+  }
+  absl::StrAppendFormat(&text,
+                        "\nlinks          peer %g GB/s, network %g GB/s, per "
+                        "rank and direction\n",
+                        simulation.options.peer_bytes_per_second / 1e9,
+                        simulation.options.network_bytes_per_second / 1e9);
+  if (const uint32_t busiest = simulation.BusiestLink(); busiest != kNone) {
+    const Link& link = simulation.graph.links[busiest];
+    absl::StrAppendFormat(
+        &text, "binding link   %s: %d bytes take %s, %s of the time\n",
+        LinkText(link), link.bytes, MilliText(link.BusySeconds()),
+        ShareText(link.BusySeconds(), simulation.seconds));
+  }
+  AddCriticalPath(plan, simulation, text);
+  if (rounds) AddRounds(simulation, text);
+  return text;
+}
+
+}  // namespace refit::simulator

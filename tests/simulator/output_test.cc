@@ -1,0 +1,161 @@
+#include "simulator/output.h"
+
+#include <gtest/gtest.h>
+#include <rapidjson/document.h>
+
+#include <map>
+#include <string>
+
+#include "tests/plan/plan_spec.h"
+
+namespace refit::simulator {
+namespace {
+
+// One byte a microsecond, and rounds that cost a microsecond.
+Options Slow() {
+  Options options;
+  options.peer_bytes_per_second = 1e6;
+  options.direct_round_seconds = 1e-6;
+  options.peer_message_seconds = 1e-6;
+  options.copy_bytes_per_second = 1e9;
+  options.quantized_elements_per_second = 1e9;
+  options.record_rates = true;
+  return options;
+}
+
+Simulation SimulatePlan(const PlanFile& plan) {
+  absl::StatusOr<Simulation> simulation = Simulate(plan, Slow());
+  EXPECT_TRUE(simulation.ok()) << simulation.status();
+  return simulation.ok() ? *std::move(simulation) : Simulation();
+}
+
+rapidjson::Document Parse(const std::string& text) {
+  rapidjson::Document document;
+  document.Parse(text.c_str());
+  EXPECT_FALSE(document.HasParseError()) << text;
+  return document;
+}
+
+// SampleSpec: rank 0 sends 80 bytes to 2, then 64 to 3; rank 1 the other way
+// round. A round takes 1 us, then its bytes.
+TEST(Output, TextSaysTimeLinkAndCriticalPath) {
+  const PlanFile plan = OpenSpec(SampleSpec());
+  EXPECT_EQ(
+      SimulationText(plan, SimulatePlan(plan), /*rounds=*/true),
+      R"(simulated      0.000146144 s, 0.146 x the lower bound, 0.058 x the prediction
+links          peer 0.001 GB/s, network 50 GB/s, per rank and direction
+binding link   peer egress of rank 0: 144 bytes take 0.144 ms, 98.5 % of the time
+critical path
+      0.144 ms   98.5 %  messages that wait for peer egress
+      0.002 ms    1.4 %  start
+      0.000 ms    0.1 %  pack
+      0.000 ms    0.0 %  unpack
+its longest messages
+      0.080 ms  round 0 peer, rank 0 to 2, 80 bytes, by peer egress of rank 0
+                decoder.layers.{0}.mlp.linear_fc1.weight and 1 more
+      0.064 ms  round 1 peer, rank 1 to 2, 64 bytes, by peer egress of rank 1
+                decoder.layers.{0}.mlp.linear_fc1.weight
+rounds       begin ms      end ms  messages             bytes  route
+     0          0.000       0.081         2               160  peer
+     1          0.000       0.146         2               128  peer
+)");
+}
+
+TEST(Output, JsonHasTheSameAndTheLinks) {
+  const PlanFile plan = OpenSpec(SampleSpec());
+  const Simulation simulation = SimulatePlan(plan);
+  const rapidjson::Document json = Parse(SimulationJson(plan, simulation));
+  EXPECT_EQ(json["simulated_seconds"].GetDouble(), simulation.seconds);
+  EXPECT_EQ(json["links"].Size(), 4u);
+  EXPECT_EQ(json["rounds"].Size(), 2u);
+  EXPECT_EQ(json["rounds"][1]["size_bytes"].GetUint64(), 128u);
+  EXPECT_STREQ(json["binding_link"]["name"].GetString(),
+               "peer egress of rank 0");
+  EXPECT_EQ(json["critical_path"].Size(), simulation.critical_path.size());
+  double end = 0;
+  for (const auto& step : json["critical_path"].GetArray()) {
+    EXPECT_DOUBLE_EQ(step["begin_seconds"].GetDouble(), end);
+    end = step["end_seconds"].GetDouble();
+  }
+  EXPECT_DOUBLE_EQ(end, simulation.seconds);
+}
+
+// Perfetto refuses slices of one track that overlap without one being in the
+// other, spans that do not end, and arrows without an end.
+TEST(Output, ATraceHasNoOverlapsOnATrackAndEndsWhatItBegins) {
+  for (const PlanSpec& spec : {SampleSpec(), QuantizedSpec(), WindowedSpec()}) {
+    const PlanFile plan = OpenSpec(spec);
+    const rapidjson::Document trace =
+        Parse(SimulationTrace(plan, SimulatePlan(plan)));
+    std::map<std::pair<int, int>, std::map<double, double>> slices;
+    std::map<std::string, int> open;
+    std::map<std::string, int> kinds;
+    for (const auto& event : trace["traceEvents"].GetArray()) {
+      const std::string kind = event["ph"].GetString();
+      ++kinds[kind];
+      if (kind == "X") {
+        const double begin = event["ts"].GetDouble();
+        slices[{event["pid"].GetInt(), event["tid"].GetInt()}].emplace(
+            begin, begin + event["dur"].GetDouble());
+      } else if (kind == "b" || kind == "e") {
+        open["span " + std::to_string(event["id"].GetInt())] +=
+            kind == "b" ? 1 : -1;
+      } else if (kind == "s" || kind == "f") {
+        open["arrow " + std::to_string(event["id"].GetInt())] +=
+            kind == "s" ? 1 : -1;
+      } else if (kind == "C") {
+        EXPECT_GE(event["args"]["share"].GetDouble(), 0);
+        EXPECT_LE(event["args"]["share"].GetDouble(), 1.001);
+      }
+    }
+    for (const auto& [name, count] : open) EXPECT_EQ(count, 0) << name;
+    for (const auto& [track, of_track] : slices) {
+      double end = 0;
+      for (const auto& [begin, slice_end] : of_track) {
+        EXPECT_GE(begin, end - 1e-3) << "track " << track.second;
+        end = slice_end;
+      }
+    }
+    for (const char* kind : {"X", "b", "s", "C", "M"}) {
+      EXPECT_GT(kinds[kind], 0) << kind;
+    }
+  }
+}
+
+TEST(Output, GoalHasBothEndsOfMessagesAndWhatTheyWaitFor) {
+  const PlanFile plan = OpenSpec(QuantizedSpec());
+  const absl::StatusOr<TaskGraph> graph = BuildTaskGraph(plan, Slow());
+  ASSERT_TRUE(graph.ok());
+  // Rank 0 quantizes, packs, starts the round and sends; rank 1 starts it,
+  // receives and unpacks. A point takes no time.
+  EXPECT_EQ(GoalText(plan, *graph), R"(num_ranks 2
+
+rank 0 {
+l1: calc 36
+l2: calc 80
+l3: calc 1000
+l4: calc 0
+l5: send 80b to 1 tag 0
+l2 requires l1
+l3 requires l2
+l3 requires l1
+l4 requires l3
+l5 requires l3
+l4 requires l5
+}
+
+rank 1 {
+l1: recv 80b from 0 tag 0
+l2: calc 1000
+l3: calc 0
+l4: calc 80
+l3 requires l2
+l1 requires l2
+l3 requires l1
+l4 requires l3
+}
+)");
+}
+
+}  // namespace
+}  // namespace refit::simulator

@@ -1,0 +1,297 @@
+// refit-sim: how long a plan takes on given links, and why.
+#include <cstdint>
+#include <iostream>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "compiler/diagnostics.h"
+#include "compiler/job/job.h"
+#include "plan/plan_file.h"
+#include "simulator/output.h"
+#include "simulator/simulation.h"
+#include "tools/args.h"
+#include "tools/atomic_file.h"
+#include "tools/plan_input.h"
+
+namespace {
+
+constexpr double kMostSlow = 1e6;
+constexpr double kMostGigabytesPerSecond = 1e6;
+
+struct Arguments {
+  bool json = false;
+  bool rounds = false;
+  std::string job;
+  std::string trace;
+  std::string goal;
+  std::string executor = "gpu";
+  std::string peer_speed, network_speed, copy_speed, round_microseconds;
+  std::string slow_ranks, slow_nics, dead_nics, oversubscription;
+};
+
+refit::ToolInfo Tool(Arguments& arguments) {
+  return {
+      .name = "refit-sim",
+      .usage = "refit-sim PLAN.refit [options]",
+      .summary =
+          "Simulates one refit: messages are flows that share links fairly, "
+          "and ranks wait\n"
+          "as the executor does. Prints the time, the link that binds, and the "
+          "critical\n"
+          "path. '-' reads the plan from standard input, or writes a file to "
+          "standard\n"
+          "output. docs/simulator.md says what the model leaves out.\n"
+          "Exit status: 0 simulated, 2 trouble.",
+      .flags =
+          {{"--json", "", "",
+            "the same facts, all rounds and links, and the whole critical\n"
+            "path as JSON",
+            &arguments.json},
+           {"--rounds", "", "", "with a table of all rounds",
+            &arguments.rounds},
+           {"--trace", "", "OUT.json",
+            "write a trace for Perfetto: a process for each rank, arrows from\n"
+            "sends to receives, each link's share of its speed",
+            &arguments.trace},
+           {"--goal", "", "OUT.goal",
+            "write the schedule as GOAL text, for LogGOPSim and ATLAHS",
+            &arguments.goal},
+           {"--job", "", "JOB.json",
+            "take the speeds of links from the topology of this job, of which\n"
+            "the plan says nothing",
+            &arguments.job},
+           {"--peer-gigabytes-per-second", "", "G",
+            "speed of a rank inside its host, each way (default: 370)",
+            &arguments.peer_speed},
+           {"--network-gigabytes-per-second", "", "G",
+            "speed of a rank between hosts, each way (default: 50)",
+            &arguments.network_speed},
+           {"--executor", "", "KIND",
+            "gpu (default), or cpu: over UCX, a thread for each rank",
+            &arguments.executor},
+           {"--copy-gigabytes-per-second", "", "G",
+            "packing and unpacking (default: 2000; cpu: 2)",
+            &arguments.copy_speed},
+           {"--round-microseconds", "", "U",
+            "what a round between hosts costs before its bytes (default: 120)",
+            &arguments.round_microseconds},
+           {"--slow-rank", "", "R=F[,R=F]",
+            "what if rank R is F times slower: links, copies, launches",
+            &arguments.slow_ranks},
+           {"--slow-nic", "", "R=F[,R=F]",
+            "what if the NIC of rank R is F times slower",
+            &arguments.slow_nics},
+           {"--dead-nic", "", "R[,R]",
+            "what if rank R has to use the next NIC of its host",
+            &arguments.dead_nics},
+           {"--oversubscribe", "", "F",
+            "what if the NICs of a host together are F times as fast as the\n"
+            "host's way to the other hosts",
+            &arguments.oversubscription}},
+      .positional_min = 1,
+      .positional_max = 1,
+  };
+}
+
+// Reads a number of the range; says what is wrong, or "".
+std::string ReadNumber(absl::string_view flag, absl::string_view text,
+                       double min, double max, double& value) {
+  if (absl::SimpleAtod(text, &value) && value >= min && value <= max) return "";
+  return absl::StrFormat("%s is \"%s\"; wanted a number from %.15g to %.15g",
+                         flag, text, min, max);
+}
+
+bool ReadRank(absl::string_view text, int32_t& rank) {
+  return absl::SimpleAtoi(text, &rank) && rank >= 0;
+}
+
+// "3=2,7=1.5"
+std::string ReadFactors(absl::string_view flag, absl::string_view text,
+                        std::map<int32_t, double>& factors) {
+  if (text.empty()) return "";
+  for (const absl::string_view entry : absl::StrSplit(text, ',')) {
+    const std::pair<absl::string_view, absl::string_view> parts =
+        absl::StrSplit(entry, absl::MaxSplits('=', 1));
+    int32_t rank = 0;
+    double factor = 0;
+    if (!ReadRank(parts.first, rank) ||
+        !absl::SimpleAtod(parts.second, &factor) || !(factor >= 1) ||
+        factor > kMostSlow) {
+      return absl::StrFormat(
+          "%s is \"%s\"; wanted RANK=FACTOR, with factors from 1 to %.15g",
+          flag, text, kMostSlow);
+    }
+    if (!factors.emplace(rank, factor).second) {
+      return absl::StrCat(flag, " names rank ", rank, " twice");
+    }
+  }
+  return "";
+}
+
+std::string ReadRanks(absl::string_view flag, absl::string_view text,
+                      std::set<int32_t>& ranks) {
+  if (text.empty()) return "";
+  for (const absl::string_view entry : absl::StrSplit(text, ',')) {
+    int32_t rank = 0;
+    if (!ReadRank(entry, rank)) {
+      return absl::StrCat(flag, " is \"", text, "\"; wanted ranks");
+    }
+    if (!ranks.insert(rank).second) {
+      return absl::StrCat(flag, " names rank ", rank, " twice");
+    }
+  }
+  return "";
+}
+
+// The link speeds of the job, if there is one. Reports what is wrong with it.
+bool ReadSpeeds(const std::string& path, refit::simulator::Options& options) {
+  if (path.empty()) return true;
+  refit::Diagnostics diagnostics;
+  const std::optional<refit::Job> job = refit::ReadJob(path, diagnostics);
+  if (!diagnostics.ok() || !job.has_value()) {
+    std::cerr << diagnostics.Render();
+    return false;
+  }
+  options.peer_bytes_per_second =
+      job->topology.peer_gigabytes_per_second.value * 1e9;
+  options.network_bytes_per_second =
+      job->topology.network_gigabytes_per_second.value * 1e9;
+  return true;
+}
+
+// What is wrong with the arguments; "" when nothing is.
+std::string ReadOptions(const Arguments& arguments, const std::string& plan,
+                        refit::simulator::Options& options) {
+  if (plan == "-" && arguments.job == "-") {
+    return "only one of the plan and the job can be '-'";
+  }
+  if (arguments.executor == "cpu") {
+    options.executor = refit::simulator::Executor::kCpu;
+    options.copy_bytes_per_second = refit::simulator::kCpuCopyBytesPerSecond;
+    options.network_round_seconds = refit::simulator::kCpuRoundSeconds;
+    options.peer_message_seconds = refit::simulator::kCpuRoundSeconds;
+  } else if (arguments.executor != "gpu") {
+    return absl::StrCat("--executor is \"", arguments.executor,
+                        "\"; wanted gpu or cpu");
+  }
+  if (arguments.json && arguments.rounds) {
+    return "--json shows all rounds; leave out --rounds";
+  }
+  int outputs = 0;
+  for (const std::string& path : {arguments.trace, arguments.goal}) {
+    outputs += path == "-" ? 1 : 0;
+  }
+  if (outputs > 1) return "only one of --trace and --goal can be '-'";
+  if (outputs > 0 && (arguments.json || arguments.rounds)) {
+    return "--json and --rounds print where '-' writes; give a file";
+  }
+  struct NumberFlag {
+    absl::string_view name;
+    const std::string& text;
+    double min, max;
+    double unit;
+    double* target;
+  };
+  double oversubscription = 0;
+  const NumberFlag numbers[] = {
+      {"--peer-gigabytes-per-second", arguments.peer_speed, 1e-6,
+       kMostGigabytesPerSecond, 1e9, &options.peer_bytes_per_second},
+      {"--network-gigabytes-per-second", arguments.network_speed, 1e-6,
+       kMostGigabytesPerSecond, 1e9, &options.network_bytes_per_second},
+      {"--copy-gigabytes-per-second", arguments.copy_speed, 1e-6,
+       kMostGigabytesPerSecond, 1e9, &options.copy_bytes_per_second},
+      {"--round-microseconds", arguments.round_microseconds, 0, 1e9, 1e-6,
+       &options.network_round_seconds},
+      {"--oversubscribe", arguments.oversubscription, 1, kMostSlow, 1,
+       &oversubscription},
+  };
+  for (const NumberFlag& number : numbers) {
+    if (number.text.empty()) continue;
+    double value = 0;
+    const std::string mistake =
+        ReadNumber(number.name, number.text, number.min, number.max, value);
+    if (!mistake.empty()) return mistake;
+    *number.target = value * number.unit;
+  }
+  if (oversubscription > 0) options.oversubscription = oversubscription;
+  std::string mistake =
+      ReadFactors("--slow-rank", arguments.slow_ranks, options.slow_ranks);
+  if (mistake.empty()) {
+    mistake = ReadFactors("--slow-nic", arguments.slow_nics, options.slow_nics);
+  }
+  if (mistake.empty()) {
+    mistake = ReadRanks("--dead-nic", arguments.dead_nics, options.dead_nics);
+  }
+  options.record_rates = !arguments.trace.empty();
+  return mistake;
+}
+
+// "" for no file.
+absl::Status Write(const std::string& path, std::string_view text) {
+  if (path == "-") return refit::WriteStdout(text);
+  return refit::WriteFileAtomically(
+      path, absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(text.data()),
+                                text.size()));
+}
+
+}  // namespace
+
+static int Main(int argc, char** argv) {
+  Arguments arguments;
+  const refit::ToolInfo tool = Tool(arguments);
+  const refit::ParsedArgs args = refit::ParseArgs(tool, argc, argv);
+  if (args.done) return args.exit_status;
+  refit::simulator::Options options;
+  if (!ReadSpeeds(arguments.job, options)) return refit::kExitError;
+  if (const std::string mistake =
+          ReadOptions(arguments, args.positional[0], options);
+      !mistake.empty()) {
+    return refit::Fail(tool, mistake);
+  }
+  const auto fail = [&](const absl::Status& status) {
+    return refit::Fail(tool, std::string(status.message()));
+  };
+  const std::string& path = args.positional[0];
+  const absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(path);
+  if (!plan.ok()) return fail(plan.status());
+  const absl::StatusOr<refit::simulator::Simulation> simulation =
+      refit::simulator::Simulate(*plan, options);
+  if (!simulation.ok()) {
+    return refit::Fail(tool, absl::StrCat(path == "-" ? "<stdin>" : path, ": ",
+                                          simulation.status().message()));
+  }
+  absl::Status status;
+  if (!arguments.trace.empty()) {
+    status = Write(arguments.trace,
+                   refit::simulator::SimulationTrace(*plan, *simulation));
+  }
+  if (status.ok() && !arguments.goal.empty()) {
+    status = Write(arguments.goal,
+                   refit::simulator::GoalText(*plan, simulation->graph));
+  }
+  if (!status.ok()) return fail(status);
+  if (arguments.trace == "-" || arguments.goal == "-") {
+    return refit::kExitSuccess;
+  }
+  status = refit::WriteStdout(
+      arguments.json ? refit::simulator::SimulationJson(*plan, *simulation)
+                     : refit::simulator::SimulationText(*plan, *simulation,
+                                                        arguments.rounds));
+  return status.ok() ? refit::kExitSuccess : fail(status);
+}
+
+int main(int argc, char** argv) {
+  return refit::RunTool("refit-sim", Main, argc, argv);
+}
