@@ -28,4 +28,8 @@ for preset in "${presets[@]}"; do
     PYTHONPATH=$PWD/$package PYTHONPYCACHEPREFIX=$PWD/build/pycache \
       build/venv-torch/bin/python -m pytest -p no:cacheprovider --durations=5
   fi
+  if [ "$preset" = release ] && tests/sglang_venv.sh; then
+    echo "== $preset: SGLang's model classes"
+    tests/frameworks/sglang.sh --case '*: tp2*'
+  fi
 done

@@ -11,16 +11,12 @@ dtype and byte. kernel_stand_ins.py stands for Transformer Engine and other pack
 vllm_models_test.py --refitted runs that plan and compares the result with vLLM's own model classes.
 """
 
-import argparse
 import contextlib
-import fnmatch
 import importlib.metadata
 import os
 import pathlib
 import shutil
 import sys
-import tempfile
-import traceback
 import warnings
 
 os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
@@ -38,6 +34,7 @@ torch.nn.Module.cuda = lambda module, *_, **__: module
 torch.cuda.current_device = lambda: "cpu"
 
 import refit
+import table
 from megatron.bridge import AutoBridge
 from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 from refit import contract
@@ -109,11 +106,8 @@ def megatron_tensors(checkpoint, side):
     found = {}
     for number, chunk in enumerate(chunks):
         module = getattr(chunk, "module", chunk)
-        persistent = module.state_dict().keys()
-        tensors = dict(module.named_parameters())
-        tensors |= {name: buffer for name, buffer in module.named_buffers() if name in persistent}
         prefix = f"vp_stage.{number}." if len(chunks) > 1 else ""
-        found |= {prefix + name: tensor.detach() for name, tensor in tensors.items() if not name.endswith(UNFED)}
+        found |= {prefix + name: tensor for name, tensor in table.tensors_of(module, UNFED).items()}
     return found
 
 
@@ -148,80 +142,36 @@ def differences(plan, rank, found, checkpoint):
 
 
 def on_rank(refitted, plan, side, rank, directory):
-    """Runs in a process of its own; its differences are lines of a file."""
-    status = 1
-    try:
-        torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank,
-                                             world_size=plan.source_ranks)
-        sys.stdout = open(os.devnull, "w")
-        found = megatron_tensors(refitted.checkpoint, side)
-        lines = [str(len(found)), *differences(plan, rank, found, refitted.checkpoint)]
-        save_file({name: tensor.contiguous().clone() for name, tensor in found.items()},
-                  refitted.directory / "source" / f"rank-{rank:05d}.safetensors")
-        (directory / f"rank-{rank}.txt").write_text("\n".join(lines))
-        status = 0
-    except BaseException:
-        (directory / f"rank-{rank}.txt").write_text("0\n" + traceback.format_exc())
-    finally:
-        os._exit(status)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=plan.source_ranks)
+    found = megatron_tensors(refitted.checkpoint, side)
+    lines = list(differences(plan, rank, found, refitted.checkpoint))
+    save_file({name: tensor.contiguous().clone() for name, tensor in found.items()},
+              refitted.directory / "source" / f"rank-{rank:05d}.safetensors")  # fmt: skip
+    return len(found), lines
 
 
-def run_case(programs, config, side, destination, directory):
+def run_case(arguments, family, mesh, config, side, directory):
     """The number of tensors compared, and the differences by rank."""
-    whole = directory / "whole"
+    programs, whole, destination = arguments.programs, directory / "whole", CHAIN.get((family, mesh))
     whole.mkdir()
     Refit(programs, whole, config, {"layout": "vllm"}).write_checkpoint()
-    refitted = Refit(programs, directory, config, {"layout": "vllm", **destination}, source=side)
+    refitted = Refit(programs, directory, config, {"layout": "vllm", **(destination or {})}, source=side)
     shutil.copy(whole / "checkpoint" / "model.safetensors", refitted.checkpoint)
     (directory / "source").mkdir()
     plan = refit.Plan.load(directory / "plan.refit")
-    sys.stdout.flush()
-    children = []
-    for rank in range(plan.source_ranks):
-        child = os.fork()
-        if child == 0:
-            on_rank(refitted, plan, side, rank, directory)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
-    compared, wrong = 0, []
-    for rank in range(plan.source_ranks):
-        count, *lines = (directory / f"rank-{rank}.txt").read_text().split("\n")
-        compared += int(count)
-        wrong += [f"rank {rank}: {line}" for line in lines]
-    return compared, wrong if compared or wrong else ["nothing was compared"]
+    compared, wrong = table.on_ranks(plan.source_ranks, directory, lambda rank: on_rank(refitted, plan, side, rank, directory))
+    if destination is not None and arguments.keep is not None and not wrong:
+        shutil.copytree(directory, arguments.keep / f"{family}, Megatron {mesh}",
+                        ignore=shutil.ignore_patterns("rank-?.txt", "log-?.txt", "rendezvous", "whole"))  # fmt: skip
+    return compared, wrong
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--programs", required=True, type=lambda path: pathlib.Path(path).absolute(), help="where refitc is")
-    parser.add_argument("--case", default="*", help="a glob over 'FAMILY: MESH'")
+    parser = table.arguments_of(__doc__)
     parser.add_argument("--keep", type=pathlib.Path, help="an empty directory for what vLLM's classes are compared with")
     arguments = parser.parse_args()
-    failed = ran = 0
     core, bridge = (importlib.metadata.version(name) for name in ("megatron-core", "megatron-bridge"))
-    print(f"| Megatron Core {core}, Bridge {bridge} | mesh | ranks' tensors | |\n|---|---|---|---|")
-    for family, mesh, config, side in cases():
-        if not fnmatch.fnmatchcase(f"{family}: {mesh}", arguments.case):
-            continue
-        ran += 1
-        with tempfile.TemporaryDirectory(prefix="refit-") as scratch:
-            directory = pathlib.Path(scratch) / "case"
-            directory.mkdir()
-            chained = CHAIN.get((family, mesh))
-            try:
-                compared, wrong = run_case(arguments.programs, config, side, chained or {}, directory)
-            except Exception as error:
-                compared, wrong = 0, [f"{type(error).__name__}: {error}"]
-            if chained is not None and arguments.keep is not None and not wrong:
-                shutil.copytree(directory, arguments.keep / f"{family}, Megatron {mesh}",
-                                ignore=shutil.ignore_patterns("rank-?.txt", "rendezvous", "whole"))
-        failed += bool(wrong)
-        print(f"| {family} | {mesh} | {compared} | {'DIFFERS' if wrong else 'equal'} |", flush=True)
-        for line in wrong:
-            print(f"{family}: {mesh}: {line}", file=sys.stderr, flush=True)
-    print(f"{ran} cases, {failed} of them differ")
-    return 1 if failed or not ran else 0
+    return table.run(f"Megatron Core {core}, Bridge {bridge}", cases(), lambda *case: run_case(arguments, *case), arguments.case)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,10 @@ checkpoint by its own load_weights. The plan of the same job moves that checkpoi
 hold the same tensors: every name, shape, dtype and byte. Kernels are empty (sglang_stand_ins.py): nothing is computed.
 """
 
-import argparse
-import fnmatch
 import json
 import logging
 import os
-import pathlib
 import sys
-import tempfile
-import traceback
 import warnings
 
 warnings.simplefilter("ignore")
@@ -33,6 +28,7 @@ sglang_stand_ins.install_empty_packages()
 sglang_stand_ins.pretend_hopper()
 
 import sglang
+import table
 from sglang.srt.configs.load_config import LoadConfig
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed import bootstrap
@@ -147,48 +143,7 @@ def load(arguments, rank, rendezvous):
     with set_default_torch_dtype(config.dtype):
         model = _initialize_model(config, loader.load_config, _get_quantization_config(config, loader.load_config))
         DefaultModelLoader.load_weights_only(model, loader._get_all_weights(config, model), torch.device("cpu"))
-    tensors = dict(model.named_parameters())
-    persistent = model.state_dict().keys()
-    tensors |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
-    return {name: tensor.detach() for name, tensor in tensors.items() if not name.endswith(KV_SCALES)}
-
-
-def bits(tensor):
-    """The bytes of each element."""
-    return tensor.contiguous().reshape(-1, 1).view(torch.uint8)
-
-
-def differences(found, wanted):
-    for name in sorted(found.keys() | wanted.keys()):
-        if name not in found:
-            yield f"{name}: the plan has no such tensor; SGLang's is {wanted[name].dtype} {tuple(wanted[name].shape)}"
-        elif found[name] is None:
-            continue  # the plan declares that it leaves the tensor alone
-        elif name not in wanted:
-            yield f"{name}: SGLang has no such tensor"
-        elif found[name].shape != wanted[name].shape or found[name].dtype != wanted[name].dtype:
-            yield (
-                f"{name}: {found[name].dtype} {tuple(found[name].shape)}; SGLang has {wanted[name].dtype} {tuple(wanted[name].shape)}"
-            )
-        elif not torch.equal(bits(found[name]), bits(wanted[name])):
-            wrong = (bits(found[name]) != bits(wanted[name])).any(-1).sum()
-            yield f"{name}: {wrong} of {wanted[name].numel()} elements are not SGLang's"
-
-
-def on_rank(arguments, found, rank, directory):
-    """Runs in a process of its own; its differences are lines of a file."""
-    status = 1
-    try:
-        sys.stdout = sys.stderr = open(directory / f"log-{rank}.txt", "w")
-        wanted = load(arguments, rank, directory / "rendezvous")
-        lines = list(differences(found[rank], wanted))
-        lines.insert(0, str(sum(tensor is not None for tensor in found[rank].values())))
-        (directory / f"rank-{rank}.txt").write_text("\n".join(lines))
-        status = 0
-    except BaseException:
-        (directory / f"rank-{rank}.txt").write_text("0\n" + traceback.format_exc())
-    finally:
-        os._exit(status)
+    return table.tensors_of(model, KV_SCALES)
 
 
 def quantized(programs, directory, config, dtype):
@@ -213,47 +168,14 @@ def run_case(programs, config, side, directory):
     found = refit.execute()
     checkpoint = refit.checkpoint if "dtype" not in side else quantized(programs, directory, config, side["dtype"])
     arguments = server_args(checkpoint, side)
-    sys.stdout.flush()
-    children = []
-    for rank in range(refit.ranks):
-        child = os.fork()
-        if child == 0:
-            on_rank(arguments, found, rank, directory)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
-    compared, wrong = 0, []
-    for rank in range(refit.ranks):
-        count, *lines = (directory / f"rank-{rank}.txt").read_text().split("\n")
-        compared += int(count)
-        wrong += [f"rank {rank}: {line}" for line in lines]
-    if compared == 0 and not wrong:
-        wrong = ["nothing was compared"]
-    return compared, wrong
+    return table.on_ranks(refit.ranks, directory, lambda rank: table.differences(
+        "SGLang", found[rank], load(arguments, rank, directory / "rendezvous")))  # fmt: skip
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--programs", required=True, type=lambda path: pathlib.Path(path).absolute(), help="where refitc is")
-    parser.add_argument("--case", default="*", help="a glob over 'FAMILY: MESH'")
-    arguments = parser.parse_args()
-    failed = ran = 0
-    print(f"| SGLang {sglang.__version__} | mesh | ranks' tensors | |\n|---|---|---|---|", flush=True)
-    for family, mesh, config, side in cases():
-        if not fnmatch.fnmatchcase(f"{family}: {mesh}", arguments.case):
-            continue
-        ran += 1
-        with tempfile.TemporaryDirectory(prefix="refit-") as directory:
-            try:
-                compared, wrong = run_case(arguments.programs, config, side, pathlib.Path(directory))
-            except Exception as error:
-                compared, wrong = 0, [f"{type(error).__name__}: {error}"]
-        failed += bool(wrong)
-        print(f"| {family} | {mesh} | {compared} | {'DIFFERS' if wrong else 'equal'} |", flush=True)
-        for line in wrong:
-            print(f"{family}: {mesh}: {line}", file=sys.stderr, flush=True)
-    print(f"{ran} cases, {failed} of them differ")
-    return 1 if failed or not ran else 0
+    arguments = table.arguments_of(__doc__).parse_args()
+    return table.run(f"SGLang {sglang.__version__}", cases(),
+                     lambda family, mesh, *case: run_case(arguments.programs, *case), arguments.case)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -9,20 +9,17 @@ tensors: every name, shape, dtype and byte. What vLLM does after loading (proces
 plan's hooks name it.
 """
 
-import argparse
-import fnmatch
 import json
 import os
 import pathlib
 import sys
-import tempfile
-import traceback
 
 os.environ |= {
     "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
     "GLOO_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1", "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore", "VLLM_TARGET_DEVICE": "cpu",
 }  # fmt: skip
 
+import table
 import torch
 import vllm
 from tiny_models import MODELS, Refit
@@ -86,7 +83,8 @@ SCALES = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale", "k_scale", "v_scale
 def cases():
     for name, config in MODELS.items():
         meshes = dict(MESHES)
-        if any(key in config for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+        text = config.get("text_config", config)
+        if any(key in text for key in ("num_experts", "num_local_experts", "n_routed_experts")):
             meshes |= EXPERT_MESHES
         # vLLM keeps this router in fp32 where it has no kernel of a newer GPU for it.
         more = {"router_dtype": "fp32"} if config["model_type"] == "nemotron_h" else {}
@@ -95,7 +93,9 @@ def cases():
 
 
 def engine_config(checkpoint, side):
+    towers = "text_config" in json.loads((checkpoint / "config.json").read_text())
     config = EngineArgs(
+        language_model_only=towers,  # a vision tower is not moved
         model=str(checkpoint), dtype="bfloat16", enforce_eager=True, skip_tokenizer_init=True, load_format="safetensors", use_tqdm_on_load=False,
         tensor_parallel_size=side.get("tensor_parallel", 1), pipeline_parallel_size=side.get("pipeline_parallel", 1),
         enable_expert_parallel=side.get("expert_parallel", False), max_model_len=64, distributed_executor_backend="mp",
@@ -106,7 +106,7 @@ def engine_config(checkpoint, side):
     return config
 
 
-def load(config, side, rank, ranks, rendezvous):
+def load(config, rank, ranks, rendezvous):
     """What vLLM's model holds on this rank after load_weights: name -> tensor."""
     parallel = config.parallel_config
     parallel.data_parallel_rank = rank // (parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
@@ -118,42 +118,7 @@ def load(config, side, rank, ranks, rendezvous):
         with set_default_torch_dtype(config.model_config.dtype):
             model = loader.create_model(vllm_config=config, model_config=config.model_config)
         loader.load_weights(model, config.model_config)
-    tensors = dict(model.named_parameters())
-    persistent = model.state_dict().keys()
-    tensors |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
-    return {name: tensor.detach() for name, tensor in tensors.items() if not name.endswith(SCALES)}
-
-
-def differences(found, wanted):
-    for name in sorted(found.keys() | wanted.keys()):
-        if name not in found:
-            yield f"{name}: the plan has no such tensor; vLLM's is {wanted[name].dtype} {tuple(wanted[name].shape)}"
-        elif found[name] is None:
-            continue  # some of these vLLM makes after loading
-        elif name not in wanted:
-            yield f"{name}: vLLM has no such tensor"
-        elif found[name].shape != wanted[name].shape or found[name].dtype != wanted[name].dtype:
-            yield (
-                f"{name}: {found[name].dtype} {tuple(found[name].shape)}; vLLM has {wanted[name].dtype} {tuple(wanted[name].shape)}"
-            )
-        elif not torch.equal(found[name], wanted[name]):
-            wrong = (found[name] != wanted[name]).sum()
-            yield f"{name}: {wrong} of {wanted[name].numel()} elements are not vLLM's"
-
-
-def on_rank(config, side, found, rank, directory):
-    """Runs in a process of its own; its differences are lines of a file."""
-    status = 1
-    try:
-        wanted = load(config, side, rank, len(found), directory / "rendezvous")
-        lines = list(differences(found[rank], wanted))
-        lines.insert(0, str(sum(tensor is not None for tensor in found[rank].values())))
-        (directory / f"rank-{rank}.txt").write_text("\n".join(lines))
-        status = 0
-    except BaseException:
-        (directory / f"rank-{rank}.txt").write_text("0\n" + traceback.format_exc())
-    finally:
-        os._exit(status)
+    return table.tensors_of(model, SCALES)
 
 
 def run_case(programs, config, side, directory):
@@ -168,66 +133,26 @@ def run_case(programs, config, side, directory):
 def compare(refit, side):
     directory, found = refit.directory, refit.execute()
     engine = engine_config(refit.checkpoint, side)
-    sys.stdout.flush()
-    children = []
-    for rank in range(refit.ranks):
-        child = os.fork()
-        if child == 0:
-            on_rank(engine, side, found, rank, directory)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
-    compared, wrong = 0, []
-    for rank in range(refit.ranks):
-        count, *lines = (directory / f"rank-{rank}.txt").read_text().split("\n")
-        compared += int(count)
-        wrong += [f"rank {rank}: {line}" for line in lines]
-    if compared == 0 and not wrong:
-        wrong = ["nothing was compared"]
-    return compared, wrong
+    return table.on_ranks(refit.ranks, directory, lambda rank: table.differences(
+        "vLLM", found[rank], load(engine, rank, refit.ranks, directory / "rendezvous")))  # fmt: skip
 
 
-def refitted(arguments):
-    cases, failed = sorted(arguments.refitted.iterdir()), 0
-    print(f"| from HF by Megatron and a plan to vLLM {vllm.__version__} | ranks' tensors | |\n|---|---|---|")
-    for directory in cases:
+def refitted(programs, kept):
+    """Cases that megatron_bridge_test.py kept."""
+    for directory in sorted(kept.iterdir()):
         side = json.loads((directory / "job.json").read_text())["destination"]
-        try:
-            compared, wrong = compare(Refit.kept(arguments.programs, directory), side)
-        except Exception as error:
-            compared, wrong = 0, [f"{type(error).__name__}: {error}"]
-        failed += bool(wrong)
-        print(f"| {directory.name}, vLLM {side} | {compared} | {'DIFFERS' if wrong else 'equal'} |", flush=True)
-        for line in wrong:
-            print(f"{directory.name}: {line}", file=sys.stderr, flush=True)
-    return 1 if failed or not cases else 0
+        yield f"{directory.name}, by a plan", f"vLLM {side}", Refit.kept(programs, directory), side
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--programs", required=True, type=lambda path: pathlib.Path(path).absolute(), help="where refitc is")
-    parser.add_argument("--case", default="*", help="a glob over 'FAMILY: MESH'")
+    parser = table.arguments_of(__doc__)
     parser.add_argument("--refitted", type=pathlib.Path, help="what megatron_bridge_test.py kept")
     arguments = parser.parse_args()
     if arguments.refitted is not None:
-        return refitted(arguments)
-    failed = ran = 0
-    print(f"| vLLM {vllm.__version__} | mesh | ranks' tensors | |\n|---|---|---|---|")
-    for family, mesh, config, side in cases():
-        if not fnmatch.fnmatchcase(f"{family}: {mesh}", arguments.case):
-            continue
-        ran += 1
-        with tempfile.TemporaryDirectory(prefix="refit-") as directory:
-            try:
-                compared, wrong = run_case(arguments.programs, config, side, pathlib.Path(directory))
-            except Exception as error:
-                compared, wrong = 0, [f"{type(error).__name__}: {error}"]
-        failed += bool(wrong)
-        print(f"| {family} | {mesh} | {compared} | {'DIFFERS' if wrong else 'equal'} |", flush=True)
-        for line in wrong:
-            print(f"{family}: {mesh}: {line}", file=sys.stderr, flush=True)
-    print(f"{ran} cases, {failed} of them differ")
-    return 1 if failed or not ran else 0
+        return table.run(f"HF by Megatron to vLLM {vllm.__version__}", refitted(arguments.programs, arguments.refitted),
+                         lambda family, mesh, refit, side, _: compare(refit, side), arguments.case)  # fmt: skip
+    return table.run(f"vLLM {vllm.__version__}", cases(), lambda family, mesh, *case: run_case(arguments.programs, *case),
+                     arguments.case)  # fmt: skip
 
 
 if __name__ == "__main__":
