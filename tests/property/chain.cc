@@ -32,10 +32,8 @@ struct Compiled {
   simulator::Options options = {};  // the job's links
 };
 
-Compiled CompileText(const std::string& text,
-                     const std::map<std::string, std::string>& files) {
+Compiled CompileText(const std::string& text) {
   const TemporaryDirectory directory;
-  for (const auto& [name, content] : files) directory.Write(name, content);
   Diagnostics diagnostics;
   const std::optional<Job> job =
       ReadJob(directory.Write("job.json", text), diagnostics);
@@ -164,7 +162,7 @@ int64_t ElementBytes(const std::string& dtype) {
 }
 
 std::string CompileChain(const std::string& job) {
-  return CompileText(job, {}).error;
+  return CompileText(job).error;
 }
 
 std::string RunChain(const ChainCase& chain) {
@@ -173,9 +171,9 @@ std::string RunChain(const ChainCase& chain) {
 }
 
 std::string RunChain(const ChainCase& chain, uint64_t& features) {
-  Compiled compiled = CompileText(chain.job, chain.files);
+  Compiled compiled = CompileText(chain.job);
   if (!compiled.error.empty()) return compiled.error;
-  if (CompileText(chain.job, chain.files).bytes != compiled.bytes) {
+  if (CompileText(chain.job).bytes != compiled.bytes) {
     return "the second compilation gives other bytes";
   }
   const absl::StatusOr<PlanFile> plan =

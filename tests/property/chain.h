@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -32,8 +31,7 @@ struct TensorBytes {
 
 struct ChainCase {
   std::string job;
-  std::map<std::string, std::string> files;       // beside the job, by name
-  std::vector<std::vector<TensorBytes>> sources;  // by source rank
+  std::vector<std::vector<TensorBytes>> sources;       // by source rank
   std::vector<std::vector<TensorBytes>> destinations;  // as they must become
 };
 

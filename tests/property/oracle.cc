@@ -103,11 +103,9 @@ std::map<int32_t, std::string> DTypesOf(const PhysicalSide& side) {
   std::map<int32_t, std::string> dtypes;
   for (const std::vector<PhysicalTensor>& rank : side) {
     for (const PhysicalTensor& tensor : rank) {
-      int32_t last = Cell::kPadding;
+      int32_t last = -1;
       for (const Cell& cell : tensor.cells) {
-        if (cell.tensor >= 0 && cell.tensor != last) {
-          dtypes[cell.tensor] = tensor.dtype;
-        }
+        if (cell.tensor != last) dtypes[cell.tensor] = tensor.dtype;
         last = cell.tensor;
       }
     }
@@ -135,17 +133,13 @@ class Filler {
     std::byte* to = filled.bytes.data();
     for (size_t i = 0; i < tensor.cells.size(); ++i, to += size) {
       const Cell& cell = tensor.cells[i];
-      const bool untouched = cell.tensor == Cell::kUntouched ||
-                             (cell.tensor >= 0 && excluded_[cell.tensor]);
-      uint64_t bits = 0;
-      if (is_source && (untouched || cell.tensor == Cell::kPadding)) {
-        bits = Mix(garbage_seed + i);
-      } else if (untouched) {
+      const bool is_excluded = excluded_[cell.tensor];
+      if (is_excluded && !is_source) {
         std::memset(to, static_cast<int>(kUntouchedByte), size);
         continue;
-      } else if (cell.tensor >= 0) {
-        bits = BitsOf(cell, is_source);
       }
+      const uint64_t bits =
+          is_excluded ? Mix(garbage_seed + i) : BitsOf(cell, is_source);
       std::memcpy(to, &bits, size);  // little-endian, as all our targets
     }
     return filled;

@@ -19,15 +19,9 @@ struct LogicalTensor {
   std::string dtype;
 };
 
-// What an element of a rank's tensor is: an element of a logical tensor, or
-// one of the two below.
+// What an element of a rank's tensor is: an element of a logical tensor.
 struct Cell {
-  // Padding: holds anything in a source, zero in a destination.
-  static constexpr int32_t kPadding = -1;
-  // A refit neither reads nor writes it.
-  static constexpr int32_t kUntouched = -2;
-
-  int32_t tensor = kPadding;
+  int32_t tensor = 0;
   int64_t element = 0;  // row-major
 };
 

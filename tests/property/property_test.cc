@@ -1,5 +1,6 @@
-// Random jobs through the whole product, every destination byte compared with
-// the oracle's.
+// Random meshes, placements and schedules through the whole product, every
+// destination byte compared with the oracle's. What frameworks make of models
+// is the second opinion's.
 //
 //   REFIT_SEED=N             replays one draw; a failure names its seed
 //   REFIT_PROPERTY_CASES=N   draws per test instead of the default
@@ -10,7 +11,6 @@
 #include <cstdlib>
 #include <functional>
 #include <iostream>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,19 +22,15 @@
 #include "plan/plan_file.h"
 #include "tests/property/chain.h"
 #include "tests/property/draw.h"
-#include "tests/property/family_model.h"
 #include "tests/property/generic_side.h"
 #include "tests/property/oracle.h"
-#include "tests/property/tiny_model.h"
 
 namespace refit {
 namespace {
 
-// Together some twenty seconds of one core, with or without a sanitizer.
+// Together some ten seconds of one core, with or without a sanitizer.
 constexpr int64_t kGenericCases = kSanitized ? 150 : 1000;
 constexpr int64_t kReplicaCases = kSanitized ? 75 : 400;
-constexpr int64_t kFrameworkCases = kSanitized ? 50 : 300;
-constexpr int64_t kFamilyCases = kSanitized ? 30 : 150;
 
 const std::vector<std::string> kCastable = {"bf16", "fp16", "fp32"};
 
@@ -47,7 +43,6 @@ int64_t FromEnvironment(const char* name, int64_t otherwise) {
 // A job and what the test knows of it.
 struct DrawnJob {
   std::string model;  // the job's value
-  std::map<std::string, std::string> files;
   std::vector<LogicalTensor> tensors;
   std::string source;
   std::string destination;
@@ -140,7 +135,6 @@ uint64_t RunJob(Draw& draw, uint64_t seed, const DrawnJob& job) {
   const std::vector<std::string> globs =
       DrawExcludes(draw, job.tensors, excluded);
   ChainCase chain;
-  chain.files = job.files;
   chain.job = absl::StrFormat(
       "{\"model\": %s,\n\"source\": %s,\n\"destination\": %s,\n%s\"exclude\": "
       "[%s]}}\n",
@@ -150,14 +144,10 @@ uint64_t RunJob(Draw& draw, uint64_t seed, const DrawnJob& job) {
   uint64_t features = 0;
   const std::string error = RunChain(chain, features);
   if (error.empty()) return features;
-  std::string files;
-  for (const auto& [name, text] : job.files) {
-    absl::StrAppend(&files, name, ": ", text, "\n");
-  }
   ADD_FAILURE() << "seed=" << seed << " (replay with REFIT_SEED=" << seed
                 << ")\n"
                 << error << "\n"
-                << chain.job << files;
+                << chain.job;
   return features;
 }
 
@@ -175,8 +165,6 @@ void ForEachSeed(int64_t default_cases,
     if (::testing::Test::HasFailure()) return;
   }
 }
-
-// --- listed parameters -----------------------------------------------------
 
 std::vector<int64_t> DrawShape(Draw& draw) {
   const std::vector<int64_t> extents = {1, 1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 33};
@@ -306,93 +294,6 @@ TEST(PropertyTest, ReplicasThatRelayReceiveEveryByte) {
     EXPECT_GT(relaying, cases / 20);
     EXPECT_GT(in_stages, cases / 20);
   }
-}
-
-// --- frameworks ------------------------------------------------------------
-
-void DrawFrameworkSide(Draw& draw, const TinyModel& model,
-                       const std::vector<LogicalTensor>& tensors, int64_t kind,
-                       bool is_source, std::string& text, PhysicalSide& ranks) {
-  constexpr int64_t kRanksMax = 16;
-  const std::string dtype = draw.Chance(25) ? draw.Pick(kCastable) : "";
-  if (kind == 0) {
-    GenericSide side = DrawGenericSide(draw, tensors, kRanksMax);
-    side.dtype = is_source ? dtype : draw.Pick(kCastable);
-    text = SideText(side);
-    ranks = LayOutSide(side, tensors);
-    return;
-  }
-  FrameworkSide side = kind == 1 ? DrawMegatronSide(draw, model, kRanksMax)
-                                 : DrawVllmSide(draw, model, kRanksMax);
-  // A destination declares its dtype, whatever the source's is.
-  side.dtype = is_source ? dtype : draw.Pick(kCastable);
-  text = SideText(side);
-  ranks = kind == 1 ? LayOutMegatronSide(side, model, tensors, is_source)
-                    : LayOutVllmSide(side, model, tensors);
-}
-
-TEST(PropertyTest, MegatronVllmAndGenericSidesReceiveEveryByte) {
-  ForEachSeed(kFrameworkCases, [](uint64_t seed) {
-    Draw draw(seed);
-    const TinyModel model = DrawModel(draw);
-    DrawnJob job;
-    job.tensors = TensorsOf(model);
-    job.model = "\"config.json\"";
-    job.files["config.json"] = ConfigText(model);
-    // All ordered pairs but generic to generic; Megatron to vLLM most often.
-    const int64_t pair = draw.Chance(50) ? 5 : draw.Between(1, 8);
-    DrawFrameworkSide(draw, model, job.tensors, pair / 3, true, job.source,
-                      job.source_side);
-    DrawFrameworkSide(draw, model, job.tensors, pair % 3, false,
-                      job.destination, job.destination_side);
-    RunJob(draw, seed, job);
-  });
-}
-
-// Each tensor's rows over `ranks`, as torch.chunk cuts them; buffers of modules
-// are whole.
-GenericSide RowsOverRanks(int64_t ranks) {
-  GenericMesh mesh = {.name = "data", .sizes = {ranks}, .ranks = {}};
-  for (int64_t rank = 0; rank < ranks; ++rank) mesh.ranks.push_back(rank);
-  GenericPlacement rows;
-  rows.kind = GenericPlacement::Kind::kShard;
-  return {.meshes = {mesh},
-          .rules = {{.match = "*.e_score_correction_bias",
-                     .mesh = 0,
-                     .placements = {{}},
-                     .rename = "",
-                     .dtype = ""},
-                    {.match = "*",
-                     .mesh = 0,
-                     .placements = {rows},
-                     .rename = "",
-                     .dtype = ""}},
-          .dtype = ""};
-}
-
-// The parameters of every family, cut by FSDP and in any other way. (What
-// engines make of them: the second opinion's random jobs.)
-TEST(PropertyTest, EveryFamilysParametersReachEveryRank) {
-  ForEachSeed(kFamilyCases, [](uint64_t seed) {
-    Draw draw(seed);
-    const FamilyModel model = DrawFamilyModel(draw);
-    DrawnJob job;
-    job.tensors = model.tensors;
-    job.model = "\"config.json\"";
-    job.files["config.json"] = model.config;
-    const int64_t fsdp_ranks = draw.Between(1, 6);
-    const GenericSide rows = RowsOverRanks(fsdp_ranks);
-    const std::string fsdp =
-        absl::StrFormat("{\"layout\": \"fsdp\", \"data_parallel\": %d%s}",
-                        fsdp_ranks, model.mtp ? ", \"mtp\": true" : "");
-    const GenericSide other = DrawGenericSide(draw, job.tensors, 8);
-    const bool from_fsdp = draw.Chance(50);
-    job.source = from_fsdp ? fsdp : SideText(other);
-    job.destination = from_fsdp ? SideText(other) : fsdp;
-    job.source_side = LayOutSide(from_fsdp ? rows : other, job.tensors);
-    job.destination_side = LayOutSide(from_fsdp ? other : rows, job.tensors);
-    RunJob(draw, seed, job);
-  });
 }
 
 }  // namespace

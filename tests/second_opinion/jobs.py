@@ -1047,6 +1047,10 @@ DELTA_NETS = [
 ]
 
 FUSED_EXPERTS = [
+    ("fused experts: columns cut through pairs of gate and up", GPT_OSS, fsdp(dp=2),
+     generic({"tp": {"axes": {"tp": 3}}}, ("*.gate_up_proj", "tp", ["Shard(2)"]), ("*", "tp", ["Replicate"]))),
+    ("fused experts: pairs of gate and up from rows of them", GPT_OSS,
+     generic({"tp": {"axes": {"tp": 3}}}, ("*.gate_up_proj*", "tp", ["Shard(1)"]), ("*", "tp", ["Replicate"])), vllm(tp=2)),
     ("fused experts: one rank to one rank", GPT_OSS, megatron(), vllm()),
     ("fused experts: ep4 tp2 to tp4", GPT_OSS, megatron(tp=2, dp=2, ep=4), vllm(tp=4)),
     (
