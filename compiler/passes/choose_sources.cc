@@ -4,7 +4,6 @@
 #include <optional>
 #include <tuple>
 
-#include "absl/container/flat_hash_map.h"
 #include "compiler/passes/passes.h"
 #include "llvm/ADT/EquivalenceClasses.h"
 
@@ -44,7 +43,10 @@ struct Choice {
 
 class Chooser {
  public:
-  explicit Chooser(const Module& module) : module_(module) {
+  explicit Chooser(const Module& module)
+      : module_(module),
+        feeders_(static_cast<size_t>(module.world_size())),
+        pair_loads_(static_cast<size_t>(module.world_size()), 0) {
     for (std::vector<int64_t>& loads : loads_) {
       loads.resize(static_cast<size_t>(module.world_size()), 0);
     }
@@ -61,7 +63,7 @@ class Chooser {
  private:
   // Transfers that leave no choice go to `transfers` at once.
   std::vector<Choice> ListChoices(std::vector<Transfer>& transfers);
-  Rank Pick(const Choice& choice) const;
+  Rank Pick(const Choice& choice);
   void MeasureImbalance(Route route, absl::Span<const Choice> choices,
                         const std::vector<int64_t>& fixed_loads);
   // Links of different routes work side by side, so each route has its loads.
@@ -73,10 +75,17 @@ class Chooser {
   }
 
   const Module& module_;
+  // A sender of a destination that had a choice, and the bytes for it.
+  struct Feeder {
+    Rank source{};
+    int64_t bytes = 0;
+  };
+
   // Bytes to send, by route and rank.
   std::array<std::vector<int64_t>, static_cast<size_t>(Route::MAX) + 1> loads_;
-  // Of pairs that had a choice.
-  absl::flat_hash_map<std::pair<Rank, Rank>, int64_t> pair_loads_;
+  std::vector<std::vector<Feeder>> feeders_;  // by destination
+  // By source: of the destination that Pick looks at, else 0.
+  std::vector<int64_t> pair_loads_;
   std::vector<std::vector<Rank>> candidates_;
   double imbalance_ = 1;
 };
@@ -120,7 +129,8 @@ std::vector<Choice> Chooser::ListChoices(std::vector<Transfer>& transfers) {
   return choices;
 }
 
-Rank Chooser::Pick(const Choice& choice) const {
+// Also adds the choice's bytes to the feeders of its destination.
+Rank Chooser::Pick(const Choice& choice) {
   const std::vector<int64_t>& loads = LoadsOf(choice.route);
   const std::vector<Rank>& candidates = candidates_[choice.candidates];
   int64_t least = std::numeric_limits<int64_t>::max();
@@ -131,13 +141,16 @@ Rank Chooser::Pick(const Choice& choice) const {
   // of GPUs alone does not fill a link, so spread a receiver over senders;
   // across hosts every pair costs connections and small messages, so stick to
   // those in use. Equal ones are told apart by load, then by distance.
+  std::vector<Feeder>& feeders = feeders_[IndexOf(choice.destination)];
+  for (const Feeder& feeder : feeders) {
+    pair_loads_[IndexOf(feeder.source)] = feeder.bytes;
+  }
   Rank best = candidates.front();
   std::array<int64_t, 3> best_key = {std::numeric_limits<int64_t>::max(), 0, 0};
   for (Rank source : candidates) {
     const int64_t load = loads[IndexOf(source)];
     if (load > least + choice.bytes) continue;
-    const auto pair = pair_loads_.find({source, choice.destination});
-    const int64_t pair_load = pair == pair_loads_.end() ? 0 : pair->second;
+    const int64_t pair_load = pair_loads_[IndexOf(source)];
     const int64_t preference =
         choice.route == Route::kNetwork ? -pair_load : pair_load;
     const int64_t distance = (static_cast<int64_t>(choice.destination) -
@@ -148,6 +161,11 @@ Rank Chooser::Pick(const Choice& choice) const {
       best_key = key;
       best = source;
     }
+  }
+  if (pair_loads_[IndexOf(best)] == 0) feeders.push_back({.source = best});
+  for (Feeder& feeder : feeders) {
+    pair_loads_[IndexOf(feeder.source)] = 0;
+    if (feeder.source == best) feeder.bytes += choice.bytes;
   }
   return best;
 }
@@ -197,7 +215,6 @@ std::vector<Transfer> Chooser::Assign() {
   for (const Choice& choice : choices) {
     const Rank source = Pick(choice);
     LoadsOf(choice.route)[IndexOf(source)] += choice.bytes;
-    pair_loads_[{source, choice.destination}] += choice.bytes;
     transfers.push_back({.piece = choice.piece,
                          .source = source,
                          .destination = choice.destination});
