@@ -8,15 +8,14 @@ processes of their own. Then a refit fails by its deadline: one error has those 
 bind anew, and the next refits must be equal again. SGLang has no kernels on this machine (sglang_site): it computes by torch.
 """
 import argparse
-import json
-import multiprocessing
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 
-TIMEOUT_SECONDS = 120
+from trainer import PROMPTS, TIMEOUT_SECONDS, Trainer, check_equal, write_checkpoint
+
 HIDDEN = {"vocab_size": 512, "hidden_size": 128, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "num_hidden_layers": 2,
           "tie_word_embeddings": False, "dtype": "bfloat16", "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
           "num_attention_heads": 4, "intermediate_size": 256, "rope_theta": 10000.0, "hidden_act": "silu"}
@@ -27,7 +26,6 @@ CASES = {
     "dense tp1": ("dense", {}),
     "dense pp2": ("dense", {"pipeline_parallel": 2}),
 }
-PROMPTS = [[5, 17, 101, 44, 9], [300, 2, 77, 480], [11, 12, 13, 14, 15, 16, 17]]
 
 
 def plan_of(family, sizes):
@@ -35,28 +33,6 @@ def plan_of(family, sizes):
 
     return refit.compile({"model": FAMILIES[family], "source": {"layout": "fsdp"},
                           "destination": {"layout": "sglang", **sizes}})
-
-
-def weights_of(plan, seed):
-    """A whole checkpoint, by its names; norms near 1, all else small."""
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
-    weights = {}
-    for name, info in plan.tensors(0).items():
-        values = torch.randn(info.shape, generator=generator)
-        scaled = 1 + values / 8 if "norm" in name and name.endswith("weight") else values / 8
-        weights[name] = scaled.to(dtypes[info.dtype]).contiguous()
-    return weights
-
-
-def write_checkpoint(directory, family, plan, seed):
-    from safetensors.torch import save_file
-
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(FAMILIES[family]))
-    save_file(weights_of(plan, seed), directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def engine_of(checkpoint, sizes):
@@ -88,13 +64,6 @@ def states_of(engine, ranks):
     return [torch.load(one["state"]) for one in facts]
 
 
-def same_bits(a, b):
-    import torch
-
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.reshape(-1).view(torch.uint8),
-                                                                     b.reshape(-1).view(torch.uint8))
-
-
 def fresh(arguments, family, sizes):
     import torch
 
@@ -108,56 +77,13 @@ def ranks_of(sizes):
     return sizes.get("tensor_parallel", 1) * sizes.get("pipeline_parallel", 1)
 
 
-def serve_trainer(plan, pipe):
-    """The plan's only source: does what it is told, and answers each with its state and what failed."""
-    import refit
-
-    tensors = weights_of(plan, 1)
-    unique_id = refit.rendezvous.unique_id()
-    pipe.send(unique_id)
-    with refit.Executor(plan, 0, rendezvous=refit.rendezvous.from_unique_id(unique_id, 0, plan.world_size)) as executor:
-        for command, argument in iter(pipe.recv, None):
-            try:
-                if command == "run":
-                    for name, tensor in weights_of(plan, argument).items():
-                        tensors[name].copy_(tensor)
-                    executor.run(timeout=TIMEOUT_SECONDS)
-                elif command == "connect":
-                    executor.connect(TIMEOUT_SECONDS).bind(tensors, timeout=TIMEOUT_SECONDS)
-                else:
-                    executor.bind(tensors, timeout=TIMEOUT_SECONDS)
-                pipe.send((executor.state, ""))
-            except refit.Error as error:
-                pipe.send((executor.state, str(error)))
-
-
-class Trainer:
-    def __init__(self, plan):
-        processes = multiprocessing.get_context("spawn")
-        self._pipe, theirs = processes.Pipe()
-        self._process = processes.Process(target=serve_trainer, args=(plan, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
-        self.unique_id = self._pipe.recv()
-
-    def tell(self, command, argument=None):
-        self._pipe.send((command, argument))
-
-    def answer(self):
-        return self._pipe.recv()
-
-    def close(self):
-        self._pipe.send(None)
-        self._process.join()
-        assert self._process.exitcode == 0, self._process.exitcode
-
-
 def refit_to(engine, trainer, seed, refits, ranks):
     import refit.sglang
 
     version = f"step-{refits}"
-    trainer.tell("run", seed)
-    replies = refit.sglang.update(engine, version=version, timeout=TIMEOUT_SECONDS)
+    check = refits > 2
+    trainer.tell("check" if check else "run", seed)
+    replies = refit.sglang.update(engine, version=version, check=check, timeout=TIMEOUT_SECONDS)
     assert trainer.answer() == ("bound", "")
     assert [(reply["rank"], reply["state"], reply["refits"], reply["version"]) for reply in replies] == \
         [(1 + place, "bound", refits, version) for place in range(ranks)], replies
@@ -201,16 +127,7 @@ def refitted(arguments, family, sizes):
     wanted = torch.load(arguments.work / "fresh.pt")
 
     def check():
-        states = states_of(engine, ranks)
-        assert len(wanted["states"]) == ranks
-        for rank, (state, fresh_state) in enumerate(zip(states, wanted["states"])):
-            assert set(state) == set(fresh_state), set(state) ^ set(fresh_state)
-            different = [name for name, tensor in state.items() if not same_bits(tensor, fresh_state[name])]
-            assert not different, f"worker {rank}: {len(different)} of {len(state)} tensors differ: {different[:5]}"
-        tokens = tokens_of(engine)
-        assert tokens == wanted["tokens"], (tokens, wanted["tokens"])
-        assert tokens != before
-        return f"{sum(map(len, states))} tensors and {sum(map(len, tokens))} tokens equal a fresh engine's"
+        return check_equal(states_of(engine, ranks), tokens_of(engine), wanted, before)
 
     trainer.tell("bind")
     refit.sglang.init(engine, str(arguments.work / "plan.refit"), trainer.unique_id, timeout=TIMEOUT_SECONDS)
@@ -234,8 +151,8 @@ def run(cases):
         with tempfile.TemporaryDirectory(prefix="refit-sglang-") as scratch:
             work = pathlib.Path(scratch)
             plan = plan_of(family, {})
-            write_checkpoint(work / "a", family, plan, 1)
-            write_checkpoint(work / "b", family, plan, 2)
+            write_checkpoint(work / "a", FAMILIES[family], plan, 1)
+            write_checkpoint(work / "b", FAMILIES[family], plan, 2)
             for role in ("fresh", "refitted"):
                 state = work / role
                 state.mkdir()

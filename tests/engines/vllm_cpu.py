@@ -7,13 +7,14 @@ is refitted to B by a trainer thread of its process, and generates again. Checkp
 those of the plan's source.
 """
 import argparse
-import json
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 import threading
+
+from trainer import PROMPTS, check_equal, weights_of, write_checkpoint
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -37,7 +38,6 @@ FAMILIES = {
                "time_step_limit": [0.0, 100.0], "time_step_floor": 1e-4, "time_step_min": 0.001,
                "time_step_max": 0.1, "rescale_prenorm_residual": True, "use_mamba_kernels": True},
 }
-PROMPTS = [[5, 17, 101, 44, 9], [300, 2, 77, 480], [11, 12, 13, 14, 15, 16, 17]]
 
 
 def plan_of(family, tensor_parallel=1):
@@ -45,28 +45,6 @@ def plan_of(family, tensor_parallel=1):
 
     return refit.compile({"model": FAMILIES[family], "source": {"layout": "fsdp"},
                           "destination": {"layout": "vllm", "tensor_parallel": tensor_parallel}})
-
-
-def weights_of(plan, seed):
-    """A whole checkpoint, by its names; norms near 1, all else small."""
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
-    weights = {}
-    for name, info in plan.tensors(0).items():
-        values = torch.randn(info.shape, generator=generator)
-        scaled = 1 + values / 8 if "norm" in name and name.endswith("weight") else values / 8
-        weights[name] = scaled.to(dtypes[info.dtype]).contiguous()
-    return weights
-
-
-def write_checkpoint(directory, family, plan, seed):
-    from safetensors.torch import save_file
-
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(FAMILIES[family]))
-    save_file(weights_of(plan, seed), directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def keep_weights_as_loaded():
@@ -110,13 +88,6 @@ def state_of(worker):
     return state
 
 
-def same_bits(a, b):
-    import torch
-
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.reshape(-1).view(torch.uint8),
-                                                                     b.reshape(-1).view(torch.uint8))
-
-
 def worker_of(llm):
     return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
 
@@ -125,7 +96,7 @@ def fresh(arguments):
     import torch
 
     llm = engine_of(arguments.work / "b")
-    torch.save({"state": state_of(worker_of(llm)), "tokens": [list(t) for t in generated(llm)]},
+    torch.save({"states": [state_of(worker_of(llm))], "tokens": [list(t) for t in generated(llm)]},
                arguments.work / "fresh.pt")
 
 
@@ -234,16 +205,8 @@ def refitted(arguments):
     sources = [weights_of(plan, seed) for seed in (3, 2)]  # another model first, then B
     (refit_by_extension if arguments.path == "extension" else refit_by_backend)(llm, plan, sources, arguments.work / "b")
     wanted = torch.load(arguments.work / "fresh.pt")
-    state = state_of(worker_of(llm))
-    assert set(state) == set(wanted["state"]), set(state) ^ set(wanted["state"])
-    different = [name for name, tensor in state.items()
-                 if not same_bits(tensor, wanted["state"][name])]
-    assert not different, f"{len(different)} of {len(state)} tensors differ from a fresh load: {different[:5]}"
-    tokens = [list(t) for t in generated(llm)]
-    assert tokens == wanted["tokens"], (tokens, wanted["tokens"])
-    assert tokens != before
-    print(f"{arguments.family}, {arguments.path}: {len(state)} tensors and {sum(map(len, tokens))} tokens equal a fresh "
-          "engine's")
+    equal = check_equal([state_of(worker_of(llm))], [list(t) for t in generated(llm)], wanted, before)
+    print(f"{arguments.family}, {arguments.path}: {equal}")
 
 
 def run(arguments):
@@ -251,8 +214,8 @@ def run(arguments):
         with tempfile.TemporaryDirectory(prefix="refit-vllm-") as scratch:
             work = pathlib.Path(scratch)
             plan = plan_of(family)
-            write_checkpoint(work / "a", family, plan, 1)
-            write_checkpoint(work / "b", family, plan, 2)
+            write_checkpoint(work / "a", FAMILIES[family], plan, 1)
+            write_checkpoint(work / "b", FAMILIES[family], plan, 2)
             for role, path in [("fresh", "extension")] + [("refitted", path) for path in arguments.path]:
                 done = subprocess.run([sys.executable, __file__, "--role", role, "--work", str(work), "--family", family,
                                        "--path", path])

@@ -6,7 +6,6 @@ As vllm_cpu.py, but engine, workers and trainer are processes of their own, as t
 error has those of all workers, and no later call is given an old one. All bind anew, and the next refits must be equal again.
 """
 import argparse
-import multiprocessing
 import os
 import pathlib
 import subprocess
@@ -17,8 +16,7 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # two workers on two cores, and a trainer
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 import vllm_cpu  # noqa: E402  its environment comes after this one
-
-TIMEOUT_SECONDS = 60
+from trainer import TIMEOUT_SECONDS, Trainer, check_equal, write_checkpoint  # noqa: E402
 
 
 def engine_of(checkpoint, tensor_parallel):
@@ -43,56 +41,13 @@ def fresh(arguments):
     torch.save({"states": states_of(llm, arguments.work), "tokens": tokens_of(llm)}, arguments.work / "fresh.pt")
 
 
-def serve_trainer(plan, pipe):
-    """The plan's only source: does what it is told, and answers each with its state and what failed."""
-    import refit
-
-    tensors = vllm_cpu.weights_of(plan, 1)
-    unique_id = refit.rendezvous.unique_id()
-    pipe.send(unique_id)
-    with refit.Executor(plan, 0, rendezvous=refit.rendezvous.from_unique_id(unique_id, 0, plan.world_size)) as executor:
-        for command, argument in iter(pipe.recv, None):
-            try:
-                if command == "run":
-                    for name, tensor in vllm_cpu.weights_of(plan, argument).items():
-                        tensors[name].copy_(tensor)
-                    executor.run(timeout=TIMEOUT_SECONDS)
-                elif command == "connect":
-                    executor.connect(TIMEOUT_SECONDS).bind(tensors, timeout=TIMEOUT_SECONDS)
-                else:
-                    executor.bind(tensors, timeout=TIMEOUT_SECONDS)
-                pipe.send((executor.state, ""))
-            except refit.Error as error:
-                pipe.send((executor.state, str(error)))
-
-
-class Trainer:
-    def __init__(self, plan):
-        processes = multiprocessing.get_context("spawn")
-        self._pipe, theirs = processes.Pipe()
-        self._process = processes.Process(target=serve_trainer, args=(plan, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
-        self.unique_id = self._pipe.recv()
-
-    def tell(self, command, argument=None):
-        self._pipe.send((command, argument))
-
-    def answer(self):
-        return self._pipe.recv()
-
-    def close(self):
-        self._pipe.send(None)
-        self._process.join()
-        assert self._process.exitcode == 0, self._process.exitcode
-
-
 def refit_to(llm, trainer, seed, refits):
     import refit.vllm
 
     version = f"step-{refits}"
-    trainer.tell("run", seed)
-    replies = refit.vllm.update(llm, version=version, timeout=TIMEOUT_SECONDS)
+    check = refits > 3
+    trainer.tell("check" if check else "run", seed)
+    replies = refit.vllm.update(llm, version=version, check=check, timeout=TIMEOUT_SECONDS)
     assert trainer.answer() == ("bound", "")
     assert [(reply["state"], reply["refits"], reply["version"]) for reply in replies] == \
         [("bound", refits, version)] * len(replies), replies
@@ -113,7 +68,7 @@ def fail_and_bind_anew(llm, trainer, workers):
     for rank, reply in enumerate(replies):
         assert (reply["rank"], reply["state"], reply["version"]) == (rank + 1, "torn", "step-2"), replies
         assert "rank 0" in reply["error"], replies
-    for facts in llm.collective_rpc("refit_facts"):
+    for facts in refit.vllm.facts(llm):
         assert facts["tensor_parallel"] == workers, facts
     trainer.tell("run", 3)
     state, error = trainer.answer()
@@ -137,16 +92,7 @@ def refitted(arguments):
     wanted = torch.load(arguments.work / "fresh.pt")
 
     def check():
-        states = states_of(llm, arguments.work)
-        assert len(states) == len(wanted["states"]) == arguments.tensor_parallel
-        for rank, (state, fresh_state) in enumerate(zip(states, wanted["states"])):
-            assert set(state) == set(fresh_state), set(state) ^ set(fresh_state)
-            different = [name for name, tensor in state.items() if not vllm_cpu.same_bits(tensor, fresh_state[name])]
-            assert not different, f"worker {rank}: {len(different)} of {len(state)} tensors differ: {different[:5]}"
-        tokens = tokens_of(llm)
-        assert tokens == wanted["tokens"], (tokens, wanted["tokens"])
-        assert tokens != before
-        return f"{sum(map(len, states))} tensors and {sum(map(len, tokens))} tokens equal a fresh engine's"
+        return check_equal(states_of(llm, arguments.work), tokens_of(llm), wanted, before)
 
     trainer.tell("bind")
     refit.vllm.init(llm, str(arguments.work / "plan.refit"), trainer.unique_id, timeout=TIMEOUT_SECONDS)
@@ -175,8 +121,8 @@ def run(arguments):
             with tempfile.TemporaryDirectory(prefix="refit-vllm-") as scratch:
                 work = pathlib.Path(scratch)
                 plan = vllm_cpu.plan_of(family)
-                vllm_cpu.write_checkpoint(work / "a", family, plan, 1)
-                vllm_cpu.write_checkpoint(work / "b", family, plan, 2)
+                write_checkpoint(work / "a", vllm_cpu.FAMILIES[family], plan, 1)
+                write_checkpoint(work / "b", vllm_cpu.FAMILIES[family], plan, 2)
                 for role in ("fresh", "refitted"):
                     done = subprocess.run([sys.executable, __file__, "--role", role, "--work", str(work), "--family", family,
                                            "--tensor-parallel", str(size)])
