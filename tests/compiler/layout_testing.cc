@@ -177,16 +177,6 @@ Tensor Columns(const Tensor& tensor, int64_t begin, int64_t end) {
   return out;
 }
 
-Tensor Shard(const Tensor& tensor, int64_t count, int64_t index) {
-  const int64_t rows = tensor.shape[0] / count;
-  return Rows(tensor, index * rows, (index + 1) * rows);
-}
-
-Tensor ShardColumns(const Tensor& tensor, int64_t count, int64_t index) {
-  const int64_t columns = tensor.shape[1] / count;
-  return Columns(tensor, index * columns, (index + 1) * columns);
-}
-
 Tensor Concat(const std::vector<Tensor>& parts) {
   Tensor out = parts.at(0);
   for (size_t i = 1; i < parts.size(); ++i) {
@@ -368,6 +358,14 @@ Tensors Under(const Tensors& all, const std::string& prefix) {
   return under;
 }
 
+std::vector<std::string> SkippedTensors(const Tensors& rank) {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : rank) {
+    if (tensor == Filled(tensor.shape, Tensor::kSkip)) names.push_back(name);
+  }
+  return names;
+}
+
 void ExpectSameTensors(const Tensors& found, const Tensors& wanted) {
   for (const auto& [name, tensor] : wanted) {
     const auto other = found.find(name);
@@ -380,22 +378,6 @@ void ExpectSameTensors(const Tensors& found, const Tensors& wanted) {
   }
   for (const auto& [name, tensor] : found) {
     EXPECT_TRUE(wanted.contains(name)) << "unexpected " << name;
-  }
-}
-
-void ExpectSameRanks(const std::vector<Tensors>& found, int64_t wanted_ranks,
-                     absl::FunctionRef<Tensors(int64_t rank)> wanted) {
-  ASSERT_EQ(found.size(), wanted_ranks);
-  for (int64_t rank = 0; rank < wanted_ranks; ++rank) {
-    SCOPED_TRACE(rank);
-    const Tensors& tensors = found[static_cast<size_t>(rank)];
-    ExpectSameTensors(tensors, wanted(rank));
-    for (const auto& [name, tensor] : tensors) {
-      EXPECT_EQ(std::count(tensor.cells.begin(), tensor.cells.end(),
-                           Tensor::kNothing),
-                0)
-          << name;
-    }
   }
 }
 

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "compiler/layout/layout.h"
 
 namespace refit::layout_testing {
@@ -61,9 +60,6 @@ Tensors Checkpoint(const Model& model);
 // Cuts and joins of whole tensors, as loaders do them.
 Tensor Rows(const Tensor& tensor, int64_t begin, int64_t end);
 Tensor Columns(const Tensor& tensor, int64_t begin, int64_t end);
-// Part `index` of `count` equal parts.
-Tensor Shard(const Tensor& tensor, int64_t count, int64_t index);
-Tensor ShardColumns(const Tensor& tensor, int64_t count, int64_t index);
 Tensor Concat(const std::vector<Tensor>& parts);  // along dim 0
 Tensor Stack(const std::vector<Tensor>& parts);   // along a new dim 0
 Tensor Filled(std::vector<int64_t> shape, int64_t cell);
@@ -95,9 +91,8 @@ Tensors Under(const Tensors& all, const std::string& prefix);
 // Fails the test naming the tensors that differ.
 void ExpectSameTensors(const Tensors& found, const Tensors& wanted);
 
-// The same for each of `wanted_ranks` ranks, of which no cell is left over.
-void ExpectSameRanks(const std::vector<Tensors>& found, int64_t wanted_ranks,
-                     absl::FunctionRef<Tensors(int64_t rank)> wanted);
+// The names of the tensors that are one declared skip, in order.
+std::vector<std::string> SkippedTensors(const Tensors& rank);
 
 // A given value.
 template <typename T>
