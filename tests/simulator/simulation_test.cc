@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "compiler/ir/module.h"
+#include "compiler/job/job.h"
 #include "tests/plan/plan_spec.h"
 
 namespace refit::simulator {
@@ -87,6 +89,18 @@ Simulation SimulateSpec(const PlanSpec& spec, const Options& options) {
 std::string MistakeOf(const PlanSpec& spec, const Options& options) {
   const PlanFile plan = OpenSpec(spec);
   return std::string(Simulate(plan, options).status().message());
+}
+
+// What the compiler assumes of links and rounds, the simulator does too.
+TEST(Simulation, AssumesWhatTheCompilerDoes) {
+  const Options options;
+  const TopologySpec topology;
+  EXPECT_EQ(options.direct_round_seconds, refit::kDirectRoundSeconds);
+  EXPECT_EQ(options.network_round_seconds, refit::kStagedRoundSeconds);
+  EXPECT_EQ(options.peer_bytes_per_second,
+            topology.peer_gigabytes_per_second.value * 1e9);
+  EXPECT_EQ(options.network_bytes_per_second,
+            topology.network_gigabytes_per_second.value * 1e9);
 }
 
 TEST(Simulation, OneMessageTakesItsBytesAtTheLinksSpeed) {
