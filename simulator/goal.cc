@@ -13,9 +13,9 @@ namespace {
 // What one rank tells another without data: a fence. Some bytes have to travel.
 constexpr uint64_t kFenceBytes = 8;
 
-class Printer {
+class GoalPrinter {
  public:
-  Printer(const PlanFile& plan, const TaskGraph& graph)
+  GoalPrinter(const PlanFile& plan, const TaskGraph& graph)
       : graph_(graph),
         ranks_(static_cast<size_t>(plan.world_size())),
         labels_(graph.tasks.size()),
@@ -52,7 +52,7 @@ class Printer {
   uint64_t tags_ = 0;  // unique, so that no two operations can be confused
 };
 
-void Printer::AddTask(uint32_t number) {
+void GoalPrinter::AddTask(uint32_t number) {
   const Task& task = graph_.tasks[number];
   if (task.kind != TaskKind::kMessage) {
     labels_[number] =
@@ -71,7 +71,7 @@ void Printer::AddTask(uint32_t number) {
 
 // A wait for a message is one for the rank's own end of it. Any other wait for
 // another rank is a message of its own.
-void Printer::AddWait(const Wait& wait) {
+void GoalPrinter::AddWait(const Wait& wait) {
   const Task& from = graph_.tasks[wait.from];
   const Task& to = graph_.tasks[wait.to];
   const auto label_at = [&](uint32_t number, int32_t at) {
@@ -96,7 +96,7 @@ void Printer::AddWait(const Wait& wait) {
   }
 }
 
-std::string Printer::Print() {
+std::string GoalPrinter::Print() {
   for (uint32_t i = 0; i < graph_.tasks.size(); ++i) AddTask(i);
   for (const Wait& wait : graph_.waits) AddWait(wait);
   std::string text = absl::StrCat("num_ranks ", ranks_.size(), "\n");
@@ -110,7 +110,7 @@ std::string Printer::Print() {
 }  // namespace
 
 std::string GoalText(const PlanFile& plan, const TaskGraph& graph) {
-  return Printer(plan, graph).Print();
+  return GoalPrinter(plan, graph).Print();
 }
 
 }  // namespace refit::simulator

@@ -10,9 +10,9 @@
 namespace refit::simulator {
 namespace {
 
-class Printer {
+class JsonPrinter {
  public:
-  Printer(const PlanFile& plan, const Simulation& simulation)
+  JsonPrinter(const PlanFile& plan, const Simulation& simulation)
       : plan_(plan), simulation_(simulation), graph_(simulation.graph) {
     writer_.SetIndent(' ', 1);
   }
@@ -53,7 +53,7 @@ class Printer {
   rapidjson::PrettyWriter<rapidjson::StringBuffer> writer_{buffer_};
 };
 
-void Printer::PrintLink(const Link& link) {
+void JsonPrinter::PrintLink(const Link& link) {
   writer_.StartObject();
   Text("name", LinkText(link));
   Number("bytes", link.bytes);
@@ -62,7 +62,7 @@ void Printer::PrintLink(const Link& link) {
   writer_.EndObject();
 }
 
-void Printer::PrintCriticalPath() {
+void JsonPrinter::PrintCriticalPath() {
   writer_.Key("critical_path");
   writer_.StartArray();
   for (const uint32_t number : simulation_.critical_path) {
@@ -91,7 +91,7 @@ void Printer::PrintCriticalPath() {
   writer_.EndArray();
 }
 
-void Printer::PrintRounds() {
+void JsonPrinter::PrintRounds() {
   writer_.Key("rounds");
   writer_.StartArray();
   for (uint32_t i = 0; i < simulation_.rounds.size(); ++i) {
@@ -109,7 +109,7 @@ void Printer::PrintRounds() {
   writer_.EndArray();
 }
 
-std::string Printer::Print() {
+std::string JsonPrinter::Print() {
   const fb::Stats* stats = plan_.body().stats();
   writer_.StartObject();
   Real("simulated_seconds", simulation_.seconds);
@@ -136,7 +136,7 @@ std::string Printer::Print() {
 }  // namespace
 
 std::string SimulationJson(const PlanFile& plan, const Simulation& simulation) {
-  return Printer(plan, simulation).Print();
+  return JsonPrinter(plan, simulation).Print();
 }
 
 }  // namespace refit::simulator

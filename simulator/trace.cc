@@ -17,9 +17,9 @@ constexpr size_t kBins = 250;  // of a counter, over the whole refit
 // Changes of a counter that nobody would see.
 constexpr double kVisibleShare = 0.005;
 
-class Printer {
+class TracePrinter {
  public:
-  Printer(const PlanFile& plan, const Simulation& simulation)
+  TracePrinter(const PlanFile& plan, const Simulation& simulation)
       : plan_(plan), simulation_(simulation), graph_(simulation.graph) {}
 
   std::string Print();
@@ -49,21 +49,21 @@ class Printer {
   bool is_first_ = true;
 };
 
-void Printer::Name(uint32_t process, std::optional<int> track,
-                   const std::string& name) {
+void TracePrinter::Name(uint32_t process, std::optional<int> track,
+                        const std::string& name) {
   Event(R"({"ph":"M","pid":%d,"tid":%d,"name":"%s","args":{"name":"%s"}})",
         process, track.value_or(0),
         track.has_value() ? "thread_name" : "process_name", name);
 }
 
 // Hosts come after the ranks.
-uint32_t Printer::ProcessOf(const Link& link) const {
+uint32_t TracePrinter::ProcessOf(const Link& link) const {
   const bool of_host = link.kind == LinkKind::kHostUplink ||
                        link.kind == LinkKind::kHostDownlink;
   return link.owner + (of_host ? static_cast<uint32_t>(plan_.world_size()) : 0);
 }
 
-void Printer::PrintNames() {
+void TracePrinter::PrintNames() {
   for (int32_t rank = 0; rank < plan_.world_size(); ++rank) {
     const auto process = static_cast<uint32_t>(rank);
     Name(process, std::nullopt,
@@ -81,15 +81,16 @@ void Printer::PrintNames() {
   }
 }
 
-void Printer::PrintSlice(int32_t rank, Track track, const std::string& name,
-                         double begin, double end) {
+void TracePrinter::PrintSlice(int32_t rank, Track track,
+                              const std::string& name, double begin,
+                              double end) {
   Event(R"({"ph":"X","pid":%d,"tid":%d,"ts":%.3f,"dur":%.3f,"name":"%s"})",
         rank, static_cast<int>(track), begin * 1e6, (end - begin) * 1e6, name);
 }
 
 // A message lasts while others of its rank do, so it has no slice but a span of
 // its own.
-void Printer::PrintMessage(uint32_t number, const Times& times) {
+void TracePrinter::PrintMessage(uint32_t number, const Times& times) {
   const Message& message = graph_.messages[number];
   const std::string name =
       absl::StrCat("to rank ", message.destination, ", round ", message.round);
@@ -115,7 +116,7 @@ void Printer::PrintMessage(uint32_t number, const Times& times) {
       times.end * 1e6);
 }
 
-void Printer::PrintTasks() {
+void TracePrinter::PrintTasks() {
   for (uint32_t i = 0; i < graph_.tasks.size(); ++i) {
     const Task& task = graph_.tasks[i];
     const Times& times = simulation_.times[i];
@@ -147,7 +148,7 @@ void Printer::PrintTasks() {
 }
 
 // The mean of each bin, where it differs from that of the one before.
-void Printer::PrintCounters() {
+void TracePrinter::PrintCounters() {
   const double width = simulation_.seconds / kBins;
   if (!(width > 0)) return;
   struct Counter {
@@ -191,7 +192,7 @@ void Printer::PrintCounters() {
   }
 }
 
-std::string Printer::Print() {
+std::string TracePrinter::Print() {
   text_ = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
   PrintNames();
   PrintTasks();
@@ -204,7 +205,7 @@ std::string Printer::Print() {
 
 std::string SimulationTrace(const PlanFile& plan,
                             const Simulation& simulation) {
-  return Printer(plan, simulation).Print();
+  return TracePrinter(plan, simulation).Print();
 }
 
 }  // namespace refit::simulator
