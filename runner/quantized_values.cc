@@ -12,8 +12,8 @@ namespace refit {
 
 QuantizedValues::QuantizedValues(const fb::Body& body,
                                  const fb::Quantization& quantization,
-                                 DType dtype)
-    : quantization_(quantization), dtype_(dtype) {
+                                 DType dtype, Division division)
+    : quantization_(quantization), dtype_(dtype), division_(division) {
   const fb::Param& of = *body.params()->Get(quantization.of());
   rows_ = of.shape()->Get(0);
   columns_ = of.shape()->Get(1);
@@ -52,7 +52,8 @@ const QuantizedValues::Scale& QuantizedValues::ScaleOfBlock(uint64_t seed,
       amax = std::max(amax, MagnitudeBits(value));
     }
   }
-  const BlockScale scale = ScaleOf(amax, quantization_.scale_format());
+  const BlockScale scale =
+      ScaleOf(amax, quantization_.scale_format(), division_);
   it->second = {.stored = scale.stored, .inverse = scale.inverse};
   return it->second;
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <unordered_map>
 
+#include "executor/device/quantize.h"
 #include "plan/plan_file.h"
 #include "runner/generated_values.h"
 
@@ -16,9 +17,9 @@ namespace refit {
 // the scales of blocks it has met.
 class QuantizedValues {
  public:
-  // `dtype` is the one that `of` is generated in.
+  // `dtype` is the one that `of` is generated in, `division` the device's.
   QuantizedValues(const fb::Body& body, const fb::Quantization& quantization,
-                  DType dtype);
+                  DType dtype, Division division);
 
   // Elements of the values, or of the scales, of the tensor of `of` with this
   // seed.
@@ -38,6 +39,7 @@ class QuantizedValues {
 
   const fb::Quantization& quantization_;
   const DType dtype_;
+  const Division division_;
   uint64_t rows_ = 0;
   uint64_t columns_ = 0;
   uint64_t grid_columns_ = 0;

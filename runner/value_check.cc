@@ -91,8 +91,9 @@ struct ValueCheck::Wrong {
   std::string found;
 };
 
-ValueCheck::ValueCheck(const PlanFile& plan, std::optional<int32_t> only_rank)
-    : plan_(plan) {
+ValueCheck::ValueCheck(const PlanFile& plan, std::optional<int32_t> only_rank,
+                       Division division)
+    : plan_(plan), division_(division) {
   const fb::Body& body = plan.body();
   const uint32_t params = body.params() == nullptr ? 0 : body.params()->size();
   source_dtypes_.resize(params);
@@ -261,7 +262,8 @@ void ValueCheck::CheckPiece(const Piece& piece, const TensorsByRank& tensors,
         tensors[piece.rank][piece.first_tensor + row.buffer.tensor];
     if (quantization != nullptr && !quantized.has_value()) {
       quantized.emplace(body, *quantization,
-                        source_dtypes_[quantization->of()][row.param.tensor]);
+                        source_dtypes_[quantization->of()][row.param.tensor],
+                        division_);
     }
     const DType source_dtype =
         has_value && quantization == nullptr

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "executor/device/quantize.h"
 #include "plan/plan_file.h"
 #include "refit/executor.h"
 
@@ -29,8 +30,10 @@ class ValueCheck {
  public:
   // `plan` must outlive the result. With `only_rank` all other ranks are passed
   // over, and their tensors may be left out.
+  // `division` is that of the device that quantizes.
   explicit ValueCheck(const PlanFile& plan,
-                      std::optional<int32_t> only_rank = std::nullopt);
+                      std::optional<int32_t> only_rank = std::nullopt,
+                      Division division = Division::kExact);
 
   // Source ranks' tensors: each element that holds a param gets its value,
   // every other byte kSourcePoison.
@@ -75,6 +78,7 @@ class ValueCheck {
 
   const PlanFile& plan_;
   std::optional<int32_t> only_rank_;
+  Division division_;
   // By param and tensor: the dtype its values are made in, and a seed.
   std::vector<std::vector<DType>> source_dtypes_;
   std::vector<std::vector<uint64_t>> seeds_;

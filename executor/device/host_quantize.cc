@@ -63,7 +63,7 @@ void QuantizeMatrix(const BlockQuantize& op, const std::byte* input,
               amax = std::max(amax, MagnitudeBits(values[i]));
             }
           });
-      const BlockScale scale = ScaleOf(amax, op.format);
+      const BlockScale scale = ScaleOf(amax, op.format, Division::kExact);
       // Scales of one byte are the low one.
       std::memcpy(scales + row / op.block_rows * op.scale_row_bytes +
                       column / op.block_columns * scale_bytes,

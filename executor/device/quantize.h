@@ -1,8 +1,8 @@
 // Block quantization to fp8 e4m3: the arithmetic of one element and one scale,
-// the same on every device.
+// the same on every device but for the last bit of fp32 scales.
 //
 // Of a block whose largest magnitude is `amax` (in fp32):
-//   fp32    scale = max(amax, 1e-4) / 448
+//   fp32    scale = max(amax, 1e-4) / 448, by a Division
 //   ue8m0   the same, rounded up to a power of two
 //   e8m0    amax / 448 rounded up to a power of two 2^(scale - 127), and at
 //           least 2^-127
@@ -36,6 +36,13 @@ struct BlockScale {
   float inverse = 0;
 };
 
+// How PyTorch divides a tensor by 448: exactly on CPUs; on GPUs it multiplies
+// by 448's reciprocal, rounded to fp32. A scale then differs in its last bit,
+// once in two, and a value that lies between two numbers goes to the other.
+// Engines quantize with PyTorch what they load, so each device divides as
+// PyTorch there.
+enum class Division { kExact, kByReciprocal };
+
 // A positive finite fp32, rounded up to a power of two.
 constexpr uint32_t RoundUpToPowerOfTwo(uint32_t bits) {
   return (bits + 0x007fffffu) & 0x7f800000u;
@@ -47,7 +54,8 @@ constexpr float InverseE8m0(uint32_t exponent) {
                                               : (254u - exponent) << 23);
 }
 
-constexpr BlockScale ScaleOf(uint32_t amax_bits, fb::ScaleFormat format) {
+constexpr BlockScale ScaleOf(uint32_t amax_bits, fb::ScaleFormat format,
+                             Division division) {
   if (format == fb::ScaleFormat::kE8m0) {
     if (amax_bits > kFp32Infinity) {
       return {255, std::bit_cast<float>(kFp32QuietNan)};
@@ -64,7 +72,9 @@ constexpr BlockScale ScaleOf(uint32_t amax_bits, fb::ScaleFormat format) {
     return {kFp32QuietNan, std::bit_cast<float>(kFp32QuietNan)};
   }
   const float amax = std::bit_cast<float>(amax_bits);
-  const float scale = (amax < 1e-4f ? 1e-4f : amax) / 448.0f;
+  const float least = amax < 1e-4f ? 1e-4f : amax;
+  const float scale =
+      division == Division::kExact ? least / 448.0f : least * (1.0f / 448.0f);
   uint32_t stored = std::bit_cast<uint32_t>(scale);
   if (format == fb::ScaleFormat::kUe8m0 && stored < kFp32Infinity) {
     stored = RoundUpToPowerOfTwo(stored);

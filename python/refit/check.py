@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 from refit import contract
-from refit.contract import Absent, Reference, Tensor, box_of, on_host
+from refit.contract import Absent, Reference, Tensor, box_of, is_on_gpu, on_host
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.numerics import Values, decode
@@ -193,12 +193,13 @@ def _compare(tensor: Tensor, live: Any, rank: int, source: Reference, performed:
     import numpy as np
 
     values = on_host(live)
+    on_gpu = is_on_gpu(live)
     flat = values.bits.reshape(-1)
     mismatches, elements = [], 0
     # A framework's own exp may differ in the last bit; the executor's and additions do not.
     slack = 1 if performed & {"negative-exp", "log-of-negative"} & set(tensor.hooks) else 0
     for part in tensor.parts:
-        wanted = source.wanted(part, tensor.dtype, tensor.hooks).bits
+        wanted = source.wanted(part, tensor.dtype, tensor.hooks, on_gpu).bits
         found = box_of(flat, part.offset, part.extent, part.stride)
         elements += found.size
         wrong = found != wanted

@@ -165,10 +165,15 @@ def on_host(tensor: Any) -> Values:
     return Values(dtype, array.view(BITS[dtype]))
 
 
+def is_on_gpu(tensor: Any) -> bool:
+    local = local_part(tensor)
+    return hasattr(local, "detach") and local.device.type != "cpu"
+
+
 def to_device(values: Values, tensor: Any) -> None:
     """Writes elements that `on_host` copied back, where it made a copy."""
     local = local_part(tensor)
-    if hasattr(local, "detach") and local.device.type != "cpu":
+    if is_on_gpu(local):
         torch = sys.modules["torch"]
         width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[local.element_size()]
         local.detach().view(width).copy_(torch.from_numpy(values.bits).view(width))
@@ -183,10 +188,10 @@ class Reference:
         """A whole param. Raises Absent."""
         raise NotImplementedError
 
-    def wanted(self, part: Part, dtype: str, hooks: Sequence[str]) -> Values:
-        """What a tensor of `dtype` has to hold in a part. Raises Absent."""
+    def wanted(self, part: Part, dtype: str, hooks: Sequence[str], on_gpu: bool) -> Values:
+        """What a tensor of `dtype` on a GPU, or on the host, has to hold in a part. Raises Absent."""
         if part.quantization is not None:
-            return self._quantized(part)
+            return self._quantized(part, on_gpu)
         found = self.param(part.param)
         if math.prod(found.bits.shape) != math.prod(part.param_shape):
             raise Absent(f"the reference has {part.param} as {list(found.bits.shape)}; the plan has {list(part.param_shape)}")
@@ -199,10 +204,11 @@ class Reference:
             written = after_hook(hook, written)
         return written
 
-    def _quantized(self, part: Part) -> Values:
+    def _quantized(self, part: Part, on_gpu: bool) -> Values:
         quantization = part.quantization
         assert quantization is not None
-        data, scales = quantized(self.param(quantization.of), quantization.block, quantization.scale_format)
+        data, scales = quantized(self.param(quantization.of), quantization.block, quantization.scale_format,
+                                 on_gpu)
         found = data if quantization.role == "data" else scales
         return Values(found.dtype, found.bits.reshape(part.param_shape)[
             tuple(slice(a, a + n) for a, n in zip(part.lo, part.extent))])

@@ -88,8 +88,11 @@ def before_hook(hook: str, values: Values) -> Values:
     return after_hook("subtract-one", values) if hook == "add-one" else values
 
 
-def quantized(values: Values, block: tuple[int, int], scale_format: str) -> tuple[Values, Values]:
-    """fp8 elements and scales of matrices, whose blocks lie in the last two dimensions."""
+def quantized(values: Values, block: tuple[int, int], scale_format: str, on_gpu: bool) -> tuple[Values, Values]:
+    """fp8 elements and scales of matrices, whose blocks lie in the last two dimensions, as a GPU or a CPU computes them.
+
+    PyTorch and the executor divide by 448 on CPUs. On GPUs both multiply by its reciprocal, rounded to fp32.
+    """
     import numpy as np
 
     numbers = decode(values)
@@ -102,7 +105,8 @@ def quantized(values: Values, block: tuple[int, int], scale_format: str) -> tupl
         if scale_format == "e8m0":
             scale = np.maximum(_power_of_two(largest / np.float32(448)), np.float32(2.0**-127))
         else:
-            scale = np.maximum(largest, np.float32(1e-4)) / np.float32(448)
+            least = np.maximum(largest, np.float32(1e-4))
+            scale = least * (np.float32(1) / np.float32(448)) if on_gpu else least / np.float32(448)
             if scale_format == "ue8m0":
                 scale = _power_of_two(scale)
         scaled = (blocks * (np.float32(1) / scale)).reshape(padded.shape)[..., :rows, :columns]

@@ -70,7 +70,9 @@ struct ReferenceScale {
   float inverse = 0;
 };
 
-inline ReferenceScale ReferenceScaleOf(float amax, fb::ScaleFormat format) {
+// A GPU multiplies by the rounded 1/448, as PyTorch does there.
+inline ReferenceScale ReferenceScaleOf(float amax, fb::ScaleFormat format,
+                                       bool on_host) {
   const auto bytes_of = [](float scale) {
     std::vector<uint8_t> bytes(4);
     std::memcpy(bytes.data(), &scale, 4);
@@ -84,7 +86,8 @@ inline ReferenceScale ReferenceScaleOf(float amax, fb::ScaleFormat format) {
   }
   // The NaN of all devices.
   if (std::isnan(amax)) return {{0, 0, 0xc0, 0x7f}, amax};
-  float scale = std::max(amax, 1e-4f) / 448.0f;
+  const float least = std::max(amax, 1e-4f);
+  float scale = on_host ? least / 448.0f : least * (1.0f / 448.0f);
   if (format == fb::ScaleFormat::kUe8m0 && std::isfinite(scale)) {
     scale = static_cast<float>(std::ldexp(1.0, ExponentAbove(scale)));
   }
@@ -176,7 +179,8 @@ class QuantizeConformance : public DeviceConformance {
               amax = std::isnan(amax) ? amax : std::fabs(matrix[at]);
             }
           });
-          const ReferenceScale scale = ReferenceScaleOf(amax, c.format);
+          const ReferenceScale scale =
+              ReferenceScaleOf(amax, c.format, device_->IsHost());
           std::memcpy(scales.data() + m * scale_matrix + b * scale_bytes,
                       scale.stored.data(), scale_bytes);
           for_each([&](uint64_t at) {

@@ -175,7 +175,8 @@ __device__ __forceinline__ void QuantizeHeld(const Block& block) {
   const uint32_t high = magnitudes >> 16;
   const uint32_t largest = ThreadBlockMax(low > high ? low : high);
   const BlockScale scale =
-      ScaleOf(Fp32From16(static_cast<uint16_t>(largest), dtype), block.format);
+      ScaleOf(Fp32From16(static_cast<uint16_t>(largest), dtype), block.format,
+              Division::kByReciprocal);
   if (threadIdx.x == 0) StoreScale(block, scale);
 #pragma unroll
   for (uint32_t i = 0; i < kHeldRowsOfThread; ++i) {
@@ -208,7 +209,8 @@ __device__ void QuantizeAny(const Block& block, uint32_t thread,
       amax = magnitude > amax ? magnitude : amax;
     }
   }
-  const BlockScale scale = ScaleOf(max(amax), block.format);
+  const BlockScale scale =
+      ScaleOf(max(amax), block.format, Division::kByReciprocal);
   if (thread == 0) StoreScale(block, scale);
   for (uint32_t row = first_row; row < block.rows; row += threads / across) {
     const std::byte* from = block.input + row * block.input_row_bytes;
@@ -246,7 +248,7 @@ __device__ void QuantizeRow(const Block& block) {
   const uint32_t high = magnitudes >> 16;
   const BlockScale scale = ScaleOf(
       Fp32From16(static_cast<uint16_t>(low > high ? low : high), block.dtype),
-      block.format);
+      block.format, Division::kByReciprocal);
   StoreScale(block, scale);
   uint32_t values[kRowColumns / 4];
 #pragma unroll
