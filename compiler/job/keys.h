@@ -173,7 +173,8 @@ inline constexpr auto kSideKeys = std::tuple(
          .is_axis = true,
          .range = kSizeRange,
          .help = "copies of the attention within `tensor_parallel` "
-                 "(`--dp-size` with `--enable-dp-attention`)"},
+                 "(`--attn-dp-size`; before: `--dp-size` with "
+                 "`--enable-dp-attention`)"},
         &SideSpec::dp_attention),
     Key({.name = "expert_parallel",
          .layouts = kFrameworks,

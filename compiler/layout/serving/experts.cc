@@ -54,8 +54,7 @@ std::optional<std::string> WrongList(const std::vector<int64_t>& list,
   if (physical % ranks != 0) {
     return absl::StrFormat(
         "has %d physical experts; wanted a multiple of the %d ranks that share "
-        "the "
-        "experts of a layer",
+        "the experts of a layer",
         physical, ranks);
   }
   std::vector<bool> placed(experts, false);
@@ -185,8 +184,8 @@ std::vector<ExpertSlice> PlaceExperts(const LayoutContext& context,
           side.experts.place,
           absl::StrFormat(
               "%s.experts.num_redundant_experts %d makes %d physical experts; "
-              "wanted a multiple of the %d ranks that share the "
-              "experts of a layer",
+              "wanted a multiple of the %d ranks that share the experts of a "
+              "layer",
               side.key, placement.redundant_experts, physical, ranks));
     }
     dealt.push_back(DealLinearly(
