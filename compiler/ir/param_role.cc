@@ -26,6 +26,12 @@ RoleForm FormOf(ParamRole role) {
     case kValueBias:
     case kQueryNorm:
     case kKeyNorm:
+    case kQueryHeadsNorm:
+    case kKeyHeadsNorm:
+    case kIndexKeyNorm:
+    case kIndexKeyNormBias:
+    case kMlpInputNorm:
+    case kMlpOutputNorm:
     case kAttentionOutputBias:
     case kAttentionSinks:
     case kQueryDownNorm:
@@ -58,6 +64,7 @@ RoleForm FormOf(ParamRole role) {
     case kQueryUp:
     case kKeyValueDown:
     case kKeyValueUp:
+    case kIndexQuery:
     case kMlpGate:
     case kMlpUp:
     case kMlpDown:
@@ -65,20 +72,28 @@ RoleForm FormOf(ParamRole role) {
     case kSharedExpertUp:
     case kSharedExpertDown:
     case kDeltaQkvz:
+    case kDeltaQkv:
+    case kDeltaZ:
     case kDeltaOut:
       return kLinear;
     case kRouter:
     case kSharedExpertRouter:
+    case kIndexKey:
+    case kIndexWeights:
     case kLatentDown:
     case kLatentUp:
     case kFusedExpertDownBias:
     case kMambaIn:
     case kMambaOut:
     case kDeltaBa:
+    case kDeltaB:
+    case kDeltaA:
     case kMtpProjection:
       return kLayerMatrix;
     case kFusedExpertGateUpBias:  // pairs
     case kFusedExpertDown:
+    case kStackedExpertGateUp:
+    case kStackedExpertDown:
     case kMambaConv:
     case kDeltaConv:
       return kLayerCube;

@@ -25,6 +25,8 @@ enum class ParamRole : uint8_t {
   kValueBias,
   kQueryNorm,
   kKeyNorm,
+  kQueryHeadsNorm,  // over all heads at once (minimax_m2)
+  kKeyHeadsNorm,
   kAttentionOutput,
   kAttentionOutputBias,
   kAttentionSinks,  // one per query head (gpt_oss)
@@ -39,8 +41,17 @@ enum class ParamRole : uint8_t {
   kKeyValueDownNorm,  // kv_a_layernorm
   kKeyValueUp,        // kv_b_proj
 
+  // The indexer of sparse attention (deepseek_v32): which keys a query reads.
+  kIndexQuery,    // wq_b
+  kIndexKey,      // wk
+  kIndexWeights,  // weights_proj
+  kIndexKeyNorm,  // fp32 in engines
+  kIndexKeyNormBias,
+
   // Dense MLP; without kMlpGate it is not gated.
   kMlpNorm,
+  kMlpInputNorm,   // pre_feedforward_layernorm (gemma3): kMlpNorm is before
+  kMlpOutputNorm,  // post_feedforward_layernorm
   kMlpGate,
   kMlpUp,
   kMlpDown,
@@ -67,6 +78,11 @@ enum class ParamRole : uint8_t {
   kFusedExpertDown,
   kFusedExpertDownBias,
 
+  // Experts as qwen3_5 stores them: all of a layer in one tensor, out x in; the
+  // gates' rows come before the ups'.
+  kStackedExpertGateUp,
+  kStackedExpertDown,
+
   // Mamba-2 mixer (nemotron_h): rows [z; x; B; C; dt], conv [x; B; C].
   kMambaNorm,  // before the mixer
   kMambaIn,
@@ -83,6 +99,12 @@ enum class ParamRole : uint8_t {
   // Gated delta net (qwen3_next). kAttentionNorm is before it.
   kDeltaQkvz,
   kDeltaBa,
+  // The same in tensors of their own (qwen3_5), rows by head: [queries; keys;
+  // values], z, b and a.
+  kDeltaQkv,
+  kDeltaZ,
+  kDeltaB,
+  kDeltaA,
   kDeltaConv,
   kDeltaALog,
   kDeltaDtBias,

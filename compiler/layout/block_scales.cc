@@ -30,6 +30,9 @@ std::string_view WhyNoBlocks(ParamRole role) {
     case ParamRole::kMambaIn:
       return "checkpoints with Mamba mixers have one scale a tensor, not "
              "blocks";
+    case ParamRole::kStackedExpertGateUp:
+      return "experts that the checkpoint has in one tensor are not quantized "
+             "by a refit yet";
     case ParamRole::kFusedExpertGateUp:
       return "experts in one tensor are quantized to MXFP4 alone, which a "
              "refit "

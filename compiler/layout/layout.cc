@@ -68,6 +68,17 @@ void CheckAllPlaced(const LayoutContext& context, const SideLayout& layout) {
 
 SideLayout LayOut(const LayoutContext& context) {
   const int64_t errors_before = context.diagnostics.error_count();
+  const Family& family = *context.model.architecture.family;
+  const LayoutKind kind = context.side.layout.value;
+  if ((kind == LayoutKind::kSglang && !family.sglang.known) ||
+      (kind == LayoutKind::kMegatron && !family.megatron.known)) {
+    context.diagnostics.Error(
+        context.side.layout.place,
+        absl::StrFormat("%s: the layout %s does not know %s; wanted another "
+                        "layout (generic places any tensors)",
+                        context.side.key, LayoutName(kind), family.model_type));
+    return {};
+  }
   SideLayout layout = Dispatch(context);
   // generic places by its own rules and reports what none of them names.
   if (context.diagnostics.error_count() == errors_before &&

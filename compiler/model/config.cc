@@ -18,11 +18,22 @@ constexpr IntegerRange kCountRange = {.min = 1, .max = 100'000};
 
 const JsonValue* ConfigReader::FindSet(std::string_view key) {
   const JsonValue* value = object_.Find(key);
-  return value != nullptr && value->IsNull() ? nullptr : value;
+  if (value != nullptr && !value->IsNull()) return value;
+  return outer_ == nullptr ? nullptr : outer_->FindSet(key);
+}
+
+ConfigReader ConfigReader::Text() {
+  constexpr std::string_view kKey = "text_config";
+  const JsonValue* value = Require(kKey, "an object");
+  if (value == nullptr || !object_.values().IsObject(*value, kKey)) {
+    return *this;
+  }
+  return ConfigReader(*this, *value, kKey);
 }
 
 const JsonValue* ConfigReader::Require(std::string_view key,
                                        std::string_view wanted) {
+  if (const JsonValue* value = FindSet(key); value != nullptr) return value;
   const JsonValue* value = object_.Require(key, wanted);
   if (value == nullptr || !value->IsNull()) return value;
   object_.values().Wrong(*value, key, wanted);
@@ -30,6 +41,8 @@ const JsonValue* ConfigReader::Require(std::string_view key,
 }
 
 int64_t ConfigReader::IntegerIn(std::string_view key, IntegerRange range) {
+  const auto found = defaults_.find(key);
+  if (found != defaults_.end() && !Has(key)) return found->second;
   const JsonValue* value = Require(key, "an integer");
   if (value == nullptr) return 1;
   return object_.values().Integer(*value, key, range).value_or(1);
@@ -132,7 +145,8 @@ Located<std::string> ConfigReader::QuantMethod() {
 }
 
 void ConfigReader::Error(std::string_view key, std::string message) {
-  const JsonValue* value = object_.Find(key);
+  const JsonValue* value = FindSet(key);
+  if (value == nullptr) value = object_.Find(key);
   diagnostics().Error(
       value == nullptr ? place() : object_.values().PlaceOf(*value),
       std::move(message));

@@ -3,6 +3,7 @@
 #define REFIT_COMPILER_MODEL_CONFIG_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,6 +48,14 @@ class ConfigReader {
   // without a quantization_config.
   Located<std::string> QuantMethod();
 
+  // The keys of the language model where the model has other parts too: those
+  // of "text_config", and those here that it lacks. This reader outlives it.
+  ConfigReader Text();
+
+  // A value that releases of transformers leave out of their files, as it is
+  // their class's. It holds where the key is missing.
+  void Default(std::string_view key, int64_t value) { defaults_[key] = value; }
+
   bool Has(std::string_view key) { return FindSet(key) != nullptr; }
   // Reports that the value of `key` does not fit.
   void Error(std::string_view key, std::string message);
@@ -54,11 +63,17 @@ class ConfigReader {
   Diagnostics& diagnostics() const { return object_.values().diagnostics(); }
 
  private:
+  ConfigReader(ConfigReader& outer, const JsonValue& root, std::string_view key)
+      : object_(outer.object_.values(), root, std::string(key)),
+        outer_(&outer) {}
+
   const JsonValue* FindSet(std::string_view key);
   const JsonValue* Require(std::string_view key, std::string_view wanted);
   int64_t IntegerIn(std::string_view key, IntegerRange range);
 
   ObjectReader object_;
+  ConfigReader* outer_ = nullptr;
+  std::map<std::string_view, int64_t> defaults_;
 };
 
 }  // namespace refit

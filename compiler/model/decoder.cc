@@ -121,6 +121,11 @@ void DecoderBuilder::Add(std::string name, ParamRole role, Dims shape,
            of_layers ? first_layer_ : 0);
 }
 
+void DecoderBuilder::NameModel(std::string root) {
+  layer_prefix_ = root + "layers.{0}.";
+  root_ = std::move(root);
+}
+
 void DecoderBuilder::NameLayers(std::string prefix, int32_t first_layer) {
   layer_prefix_ = std::move(prefix);
   first_layer_ = first_layer;
@@ -141,7 +146,7 @@ Param& DecoderBuilder::AddParam(std::string name, ParamRole role, Dims shape,
 
 void DecoderBuilder::Begin() {
   const Architecture& a = model_.architecture;
-  Add("model.embed_tokens.weight", ParamRole::kEmbedding, {a.vocab, a.hidden},
+  Add(root_ + "embed_tokens.weight", ParamRole::kEmbedding, {a.vocab, a.hidden},
       {});
 }
 
@@ -268,8 +273,8 @@ void DecoderBuilder::AddMtpProjections() {
 
 void DecoderBuilder::End() {
   const Architecture& a = model_.architecture;
-  Add("model.norm.weight", ParamRole::kFinalNorm, {a.hidden}, {});
-  AddHead("model.embed_tokens.weight");
+  Add(root_ + "norm.weight", ParamRole::kFinalNorm, {a.hidden}, {});
+  AddHead(root_ + "embed_tokens.weight");
 }
 
 void DecoderBuilder::AddHead(std::string_view embedding) {

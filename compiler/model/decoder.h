@@ -44,6 +44,9 @@ class DecoderBuilder {
   // like the decoder's last one, and numbered on. Comes before the stacks.
   void ReadMtpLayers();
 
+  // The model is called `root`, "model." by default. Comes first.
+  void NameModel(std::string root);
+
   // From here on the layers are called `prefix`; the model's layer
   // `first_layer` is number 0.
   void NameLayers(std::string prefix, int32_t first_layer);
@@ -90,6 +93,7 @@ class DecoderBuilder {
   ConfigReader& config_;
   Model& model_;
   DType dtype_ = DType::kUnspecified;
+  std::string root_ = "model.";
   std::string layer_prefix_ = "model.layers.{0}.";
   int32_t first_layer_ = 0;
 };

@@ -7,15 +7,23 @@
 // One line for each family, in alphabetical order of model_type.
 #define REFIT_FAMILIES(FAMILY) \
   FAMILY(kDeepseekV3)          \
+  FAMILY(kDeepseekV32)         \
+  FAMILY(kGemma3Text)          \
   FAMILY(kGlm4Moe)             \
   FAMILY(kGlm4MoeLite)         \
+  FAMILY(kGlmMoeDsa)           \
   FAMILY(kGptOss)              \
   FAMILY(kKimiK2)              \
   FAMILY(kLlama)               \
+  FAMILY(kMinimaxM2)           \
   FAMILY(kMixtral)             \
   FAMILY(kNemotronH)           \
   FAMILY(kQwen2)               \
   FAMILY(kQwen3)               \
+  FAMILY(kQwen35)              \
+  FAMILY(kQwen35Moe)           \
+  FAMILY(kQwen35MoeText)       \
+  FAMILY(kQwen35Text)          \
   FAMILY(kQwen3Moe)            \
   FAMILY(kQwen3Next)
 

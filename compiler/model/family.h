@@ -36,6 +36,7 @@ struct VllmTraits {
   // What every pipeline stage has, whether the stage reads it or not.
   enum class EveryStage : uint8_t {
     kNothing,
+    kEmbedding,
     kVocabulary,  // embedding and head
     kEnds,        // embedding, final norm and head
   };
@@ -50,6 +51,7 @@ struct VllmTraits {
 };
 
 struct SglangTraits {
+  bool known = true;  // what its class holds
   Renames renames = {};
   // The first release whose routers are fp32. Before it they keep the side's
   // dtype, and compute with an fp32 copy that they make once. "": they never
@@ -80,6 +82,10 @@ struct SglangTraits {
   bool loads_expert_parallel = true;
 };
 
+struct MegatronTraits {
+  bool known = true;  // what its modules hold
+};
+
 // Live models of transformers, which FSDP holds. Release 5 renamed the block of
 // experts in all classes.
 inline constexpr Rename kTransformers5Names[] = {
@@ -97,6 +103,7 @@ struct Family {
   void (*build)(ConfigReader& config, Model& model) = nullptr;
   VllmTraits vllm = {};
   SglangTraits sglang = {};
+  MegatronTraits megatron = {};
   TransformersTraits transformers = {};
 };
 

@@ -271,9 +271,11 @@ TEST(ModelTest, DTypeComesFromTheConfig) {
 TEST(ModelTest, UnknownFamilyNamesTheKnownOnesAndTheWaysOut) {
   EXPECT_EQ(ReadConfigText("{\"model_type\": \"gpt5\"}").errors,
             "config.json:1:16: error: unknown model_type \"gpt5\"; wanted "
-            "deepseek_v3, glm4_moe, glm4_moe_lite, gpt_oss, kimi_k2, llama, "
-            "mixtral, nemotron_h, qwen2, qwen3, qwen3_moe or qwen3_next; other "
-            "families move without roles: \"model\": {\"safetensors\": "
+            "deepseek_v3, deepseek_v32, gemma3_text, glm4_moe, glm4_moe_lite, "
+            "glm_moe_dsa, gpt_oss, kimi_k2, llama, minimax_m2, mixtral, "
+            "nemotron_h, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, "
+            "qwen3_5_text, qwen3_moe or qwen3_next; other families move "
+            "without roles: \"model\": {\"safetensors\": "
             "DIRECTORY} with layout generic or fsdp, or the job that Python's "
             "refit.describe and refit.merge make of live models\n"
             "    1 | {\"model_type\": \"gpt5\"}\n"

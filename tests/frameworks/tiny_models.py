@@ -25,6 +25,20 @@ LATENT = {
     "norm_topk_prob": True, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "moe_layer_freq": 1,
     "q_lora_rank": 48, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
 }  # fmt: skip
+INDEXER = {"index_n_heads": 4, "index_head_dim": 128, "index_topk": 64}
+# Gated delta nets beside attention, as in qwen3_5.
+DELTA = {
+    "full_attention_interval": 2, "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+VISION = {
+    "tie_word_embeddings": False, "image_token_id": 250, "video_token_id": 251, "vision_start_token_id": 252, "vision_end_token_id": 253,
+    "vision_config": {
+        "depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "in_channels": 3, "patch_size": 4,
+        "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 64, "num_position_embeddings": 16,
+    },
+}  # fmt: skip
 
 
 def _with(family, architecture, *parts, without=(), **more):
@@ -59,6 +73,25 @@ MODELS = {
         "qwen3_next", "Qwen3NextForCausalLM", DENSE, EXPERTS, full_attention_interval=2, shared_expert_intermediate_size=64,
         linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=16, linear_value_head_dim=16,
         linear_conv_kernel_dim=4, partial_rotary_factor=0.5
+    ),  # fmt: skip
+    "qwen3_5_text": _with("qwen3_5_text", "Qwen3_5ForCausalLM", DENSE, DELTA),
+    "qwen3_5_text, tied": _with("qwen3_5_text", "Qwen3_5ForCausalLM", DENSE, DELTA, tie_word_embeddings=True),
+    "qwen3_5_moe_text": _with(
+        "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", DENSE, EXPERTS, DELTA, shared_expert_intermediate_size=64,
+        without=["intermediate_size"]
+    ),  # fmt: skip
+    "qwen3_5": _with("qwen3_5", "Qwen3_5ForConditionalGeneration", VISION, text_config=_with("qwen3_5_text", "", DENSE, DELTA)),
+    "qwen3_5_moe": _with("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", VISION, text_config=_with(
+        "qwen3_5_moe_text", "", DENSE, EXPERTS, DELTA, shared_expert_intermediate_size=64, without=["intermediate_size"])),  # fmt: skip
+    "minimax_m2": _with(
+        "minimax_m2", "MiniMaxM2ForCausalLM", DENSE, num_local_experts=8, num_experts_per_tok=2, intermediate_size=64, rotary_dim=16,
+        scoring_func="sigmoid", use_routing_bias=True, use_qk_norm=True, num_mtp_modules=0
+    ),  # fmt: skip
+    "deepseek_v32": _with("deepseek_v32", "DeepseekV32ForCausalLM", DENSE, LATENT, INDEXER, without=["head_dim"]),
+    "glm_moe_dsa": _with("glm_moe_dsa", "GlmMoeDsaForCausalLM", DENSE, LATENT, INDEXER, n_group=1, without=["head_dim"]),
+    "gemma3_text": _with(
+        "gemma3_text", "Gemma3ForCausalLM", DENSE, tie_word_embeddings=True, sliding_window=64, query_pre_attn_scalar=32,
+        layer_types=["sliding_attention", "full_attention"] * 2, hidden_activation="gelu_pytorch_tanh"
     ),  # fmt: skip
     "nemotron_h": _with(
         "nemotron_h", "NemotronHForCausalLM", DENSE, num_hidden_layers=6, hybrid_override_pattern="ME*-ME", mamba_num_heads=8,

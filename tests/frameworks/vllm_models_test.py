@@ -32,6 +32,7 @@ from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend, backend_to_kernel_cls
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.models import registry
+from vllm.platforms.cpu import CpuPlatform
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 torch.set_num_threads(1)
@@ -56,6 +57,15 @@ def select_any_backend(moe_config, select=unquantized_fused_moe_method.select_un
     return backend, backend_to_kernel_cls(backend)[0]
 
 
+@classmethod
+def without_sparse_attention(
+    cls, selected_backend, attn_selector_config, num_heads=None, choose=CpuPlatform.get_attn_backend_cls
+):
+    """No backend of a CPU computes it; the parameters are those of the modules around it."""
+    return choose(selected_backend, attn_selector_config._replace(use_sparse=False), num_heads)
+
+
+CpuPlatform.get_attn_backend_cls = without_sparse_attention
 # Else ranks meet in shared memory, under names that outlive them.
 CpuCommunicator._all_group_ranks_share_shm_group_name = lambda communicator: False
 fused_moe_config.current_platform = GpuForExperts()

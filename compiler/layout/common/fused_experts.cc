@@ -100,4 +100,36 @@ TensorSpec StackedDownBias(const Param& param, std::string name,
               {out, 1})}};
 }
 
+TensorSpec StackedGateAndUpRows(const Param& param, std::string name,
+                                Range experts, EvenPart part, bool gate_first) {
+  const int64_t half = param.shape[1] / 2;
+  const int64_t in = param.shape[2];
+  const Range out = EvenShard(half, part.count, part.index);
+  const int64_t tensor = 2 * out.size() * in;
+  TensorSpec spec = {.name = std::move(name),
+                     .shape = {experts.size(), 2 * out.size(), in},
+                     .parts = {}};
+  for (const bool gate : {true, false}) {
+    const int64_t begin = out.begin + (gate ? 0 : half);
+    spec.parts.push_back(BoxPart(param,
+                                 {.lo = {experts.begin, begin, 0},
+                                  .hi = {experts.end, begin + out.size(), in}},
+                                 {tensor, in, 1},
+                                 gate == gate_first ? 0 : out.size() * in));
+  }
+  return spec;
+}
+
+TensorSpec StackedDownColumns(const Param& param, std::string name,
+                              Range experts, EvenPart part) {
+  const int64_t out = param.shape[1];
+  const Range in = EvenShard(param.shape[2], part.count, part.index);
+  return {.name = std::move(name),
+          .shape = {experts.size(), out, in.size()},
+          .parts = {BoxPart(param,
+                            {.lo = {experts.begin, 0, in.begin},
+                             .hi = {experts.end, out, in.end}},
+                            {out * in.size(), in.size(), 1})}};
+}
+
 }  // namespace refit

@@ -30,6 +30,12 @@ TensorSpec StackedDown(const Param& param, std::string name, Range experts,
                        EvenPart part);
 TensorSpec StackedDownBias(const Param& param, std::string name, Range experts);
 
+// The same of experts [expert, out, in], the gates' rows before the ups'.
+TensorSpec StackedGateAndUpRows(const Param& param, std::string name,
+                                Range experts, EvenPart part, bool gate_first);
+TensorSpec StackedDownColumns(const Param& param, std::string name,
+                              Range experts, EvenPart part);
+
 }  // namespace refit
 
 #endif  // REFIT_COMPILER_LAYOUT_COMMON_FUSED_EXPERTS_H_

@@ -18,6 +18,13 @@ struct HeadRows {
   int64_t rows;
 };
 
+// Appends a part of a param's rows.
+void AppendRowPart(const Param& param, EvenPart part, TensorSpec& spec) {
+  const Range rows = EvenShard(param.shape[0], part.count, part.index);
+  spec.parts.push_back(RowsPart(param, rows, spec.shape[0]));
+  spec.shape[0] += rows.size();
+}
+
 }  // namespace
 
 TensorSpec SectionRows(const Param& param, absl::Span<const Section> sections) {
@@ -90,6 +97,19 @@ TensorSpec DeltaInRows(const LayerGroup& group, const DeltaNetSizes& sizes,
       spec.shape[0] += run.rows;
     }
   }
+  return spec;
+}
+
+TensorSpec DeltaQkvzRows(const LayerGroup& group, const DeltaNetSizes& sizes,
+                         EvenPart part) {
+  TensorSpec spec = DeltaConvRows(*group.params[0], sizes, part);
+  AppendRowPart(*group.params[1], part, spec);
+  return spec;
+}
+
+TensorSpec DeltaBaRows(const LayerGroup& group, EvenPart part) {
+  TensorSpec spec = RowPart(*group.params[0], part);
+  AppendRowPart(*group.params[1], part, spec);
   return spec;
 }
 

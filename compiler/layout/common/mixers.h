@@ -44,6 +44,12 @@ TensorSpec DeltaConvRows(const Param& param, const DeltaNetSizes& sizes,
 TensorSpec DeltaInRows(const LayerGroup& group, const DeltaNetSizes& sizes,
                        EvenPart part);
 
+// [queries; keys; values; z] and [b; a] of a rank's heads, from a group's
+// tensors that have these by head.
+TensorSpec DeltaQkvzRows(const LayerGroup& group, const DeltaNetSizes& sizes,
+                         EvenPart part);
+TensorSpec DeltaBaRows(const LayerGroup& group, EvenPart part);
+
 // Tensor parallelism cuts the heads of the model's mixers; whether it cuts
 // their groups too, or may leave a single one whole.
 enum class MambaGroups : uint8_t { kCut, kCutOrWhole };

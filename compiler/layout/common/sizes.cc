@@ -51,8 +51,13 @@ void SizeChecks::Rows(const Divisor& divisor, ParamRole role,
 
 void SizeChecks::Columns(const Divisor& divisor, ParamRole role,
                          std::string_view what) {
+  Dim(divisor, role, 1, what);
+}
+
+void SizeChecks::Dim(const Divisor& divisor, ParamRole role, size_t dim,
+                     std::string_view what) {
   for (const ParamId id : table_.Params(role)) {
-    Divides(divisor, table_.param(id).shape[1], what);
+    Divides(divisor, table_.param(id).shape[dim], what);
   }
 }
 

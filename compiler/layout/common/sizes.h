@@ -38,8 +38,11 @@ class SizeChecks {
   // `divisor` divides the rows of every param of `role`.
   void Rows(const Divisor& divisor, ParamRole role, std::string_view what);
 
-  // `divisor` divides the columns of every param of `role`.
+  // `divisor` divides the columns of every param of `role`; its dimension
+  // `dim`.
   void Columns(const Divisor& divisor, ParamRole role, std::string_view what);
+  void Dim(const Divisor& divisor, ParamRole role, size_t dim,
+           std::string_view what);
 
   // The model has experts if `asked`: `key` is a key of expert parallelism.
   void HasExperts(bool asked, const Place& place, std::string_view key);

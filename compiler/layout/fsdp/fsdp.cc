@@ -62,7 +62,8 @@ bool IsExpert(const Param& param) {
 bool IsFusedExpert(const Param& param) {
   return param.role == kFusedExpertGateUp ||
          param.role == kFusedExpertGateUpBias ||
-         param.role == kFusedExpertDown || param.role == kFusedExpertDownBias;
+         param.role == kFusedExpertDown || param.role == kFusedExpertDownBias ||
+         param.role == kStackedExpertGateUp || param.role == kStackedExpertDown;
 }
 
 // A buffer of the modules, not a parameter: FSDP leaves it whole.
@@ -191,7 +192,8 @@ void FsdpLayout::CheckExpertMesh(SizeChecks& checks) {
   checks.Divides(expert, context_.model.architecture.experts, "experts");
   checks.Divides(expert, data_, "data-parallel ranks");
 
-  const bool stacked = fused_ || !table_.Params(kFusedExpertDown).empty();
+  const bool stacked = fused_ || !table_.Params(kFusedExpertDown).empty() ||
+                       !table_.Params(kStackedExpertDown).empty();
   if (side.expert_shard_dim.given && !stacked) {
     checks.Report(side.expert_shard_dim.place,
                   absl::StrFormat("%s.expert_shard_dim %d is of stacked "

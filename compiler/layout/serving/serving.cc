@@ -19,6 +19,34 @@ std::string ExpertsName(const LayerGroup& group, std::string_view module,
                          weight);
 }
 
+// Of experts that the checkpoint holds in one tensor a layer.
+std::string StackedName(const Param& param, std::string_view module,
+                        std::string_view weight) {
+  constexpr std::string_view kExperts = ".experts.";
+  const std::string_view whole = param.name;
+  return absl::StrFormat(
+      "%s%s%s", whole.substr(0, whole.find(kExperts) + kExperts.size()), module,
+      weight);
+}
+
+// The rows of these heads.
+TensorSpec HeadsOf(const Param& param, Range heads, int64_t head_rows) {
+  const Range rows = {heads.begin * head_rows, heads.end * head_rows};
+  return {.name = param.name,
+          .shape = {rows.size()},
+          .parts = {RowsPart(param, rows, 0)}};
+}
+
+// The key-value heads of a rank.
+Range KeyValueHeads(const Architecture& architecture, EvenPart part) {
+  if (part.count < architecture.kv_heads) {
+    return EvenShard(architecture.kv_heads, part.count, part.index);
+  }
+  const int64_t ranks_per_head = part.count / architecture.kv_heads;
+  const int64_t head = part.index / ranks_per_head;
+  return {head, head + 1};
+}
+
 void CheckGatedMlp(SizeChecks& checks, const SizeChecks::Divisor& divisor,
                    ParamRole gate, ParamRole up, ParamRole down,
                    std::string_view what) {
@@ -60,13 +88,7 @@ TensorSpec FusedHeads(const LayerGroup& group, const Architecture& architecture,
                       EvenPart part) {
   const int64_t head = architecture.head_dim;
   const Range query = EvenShard(architecture.heads, part.count, part.index);
-  Range kv;
-  if (part.count >= architecture.kv_heads) {
-    const int64_t ranks_per_head = part.count / architecture.kv_heads;
-    kv = {part.index / ranks_per_head, part.index / ranks_per_head + 1};
-  } else {
-    kv = EvenShard(architecture.kv_heads, part.count, part.index);
-  }
+  const Range kv = KeyValueHeads(architecture, part);
 
   TensorSpec spec;
   spec.name = RenameModule(group.params[0]->name, "qkv_proj");
@@ -85,6 +107,18 @@ TensorSpec FusedHeads(const LayerGroup& group, const Architecture& architecture,
     spec.shape[0] += rows.size();
   }
   return spec;
+}
+
+TensorSpec QueryHeadsNorm(const LayerGroup& group,
+                          const Architecture& architecture, EvenPart part) {
+  const Range heads = EvenShard(architecture.heads, part.count, part.index);
+  return HeadsOf(*group.params[0], heads, architecture.head_dim);
+}
+
+TensorSpec KeyHeadsNorm(const LayerGroup& group,
+                        const Architecture& architecture, EvenPart part) {
+  return HeadsOf(*group.params[0], KeyValueHeads(architecture, part),
+                 architecture.head_dim);
 }
 
 TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part,
@@ -154,11 +188,7 @@ void AddFusedExperts(const LayoutContext& context,
                      const FusedExpertTensors& tensors, Range experts,
                      EvenPart part, AddStack add) {
   const auto name = [&](const Param& param, std::string_view weight) {
-    constexpr std::string_view kExperts = ".experts.";
-    const std::string_view whole = param.name;
-    return absl::StrFormat(
-        "%s%s%s", whole.substr(0, whole.find(kExperts) + kExperts.size()),
-        tensors.module, weight);
+    return StackedName(param, tensors.module, weight);
   };
   add({kFusedExpertGateUp}, [&](const LayerGroup& group) {
     const Param& param = *group.params[0];
@@ -189,9 +219,25 @@ void AddFusedExperts(const LayoutContext& context,
   });
 }
 
+void AddStackedExperts(std::string_view module, GateUpOrder order,
+                       Range experts, EvenPart part, AddStack add) {
+  add({kStackedExpertGateUp}, [&](const LayerGroup& group) {
+    const Param& param = *group.params[0];
+    return StackedGateAndUpRows(param, StackedName(param, module, "w13_weight"),
+                                experts, part,
+                                order == GateUpOrder::kGateFirst);
+  });
+  add({kStackedExpertDown}, [&](const LayerGroup& group) {
+    const Param& param = *group.params[0];
+    return StackedDownColumns(param, StackedName(param, module, "w2_weight"),
+                              experts, part);
+  });
+}
+
 void CheckFusedExperts(const LayoutContext& context, const RoleTable& table,
                        GateUpOrder order, SizeChecks& checks) {
-  if (table.Params(kFusedExpertDown).empty()) return;
+  const bool stacked = !table.Params(kStackedExpertDown).empty();
+  if (table.Params(kFusedExpertDown).empty() && !stacked) return;
   const SideSpec& side = context.side;
   const std::string_view family = context.model.architecture.family->model_type;
   if (side.experts.given) {
@@ -200,7 +246,7 @@ void CheckFusedExperts(const LayoutContext& context, const RoleTable& table,
                                   "linearly; wanted no such key",
                                   side.key, family));
   }
-  if (order != GateUpOrder::kGateFirst) {
+  if (order != GateUpOrder::kGateFirst && !stacked) {
     checks.Report(
         side.moe_backend.place,
         absl::StrFormat("%s.moe_backend \"%s\" has no known order of %s's "
@@ -276,6 +322,7 @@ void CheckExpertTensors(SizeChecks& checks,
   CheckGatedMlp(checks, divisor, kExpertGate, kExpertUp, kExpertDown,
                 kFeatures);
   checks.Columns(divisor, kFusedExpertDown, kFeatures);
+  checks.Dim(divisor, kStackedExpertDown, 2, kFeatures);
 }
 
 void CheckMlp(SizeChecks& checks, const SizeChecks::Divisor& divisor) {
@@ -340,6 +387,16 @@ void AddDeltaNets(const DeltaNetSizes& delta, EvenPart part, AddStack add) {
   // Rows stand by key head, as in the checkpoint.
   add({kDeltaQkvz}, row_part);
   add({kDeltaBa}, row_part);
+  add({kDeltaQkv, kDeltaZ}, [&](const LayerGroup& group) {
+    TensorSpec spec = DeltaQkvzRows(group, delta, part);
+    spec.name = RenameModule(spec.name, "in_proj_qkvz");
+    return spec;
+  });
+  add({kDeltaB, kDeltaA}, [&](const LayerGroup& group) {
+    TensorSpec spec = DeltaBaRows(group, part);
+    spec.name = RenameModule(spec.name, "in_proj_ba");
+    return spec;
+  });
   add({kDeltaDtBias}, row_part);
   add({kDeltaALog}, [&](const LayerGroup& group) {
     TensorSpec spec = row_part(group);

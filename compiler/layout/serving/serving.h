@@ -47,6 +47,12 @@ Buffer ServingVocabulary(const LayoutContext& context, ParamId id,
 TensorSpec FusedHeads(const LayerGroup& group, const Architecture& architecture,
                       EvenPart part);
 
+// Of a norm over all query heads, or all key-value heads: those of the rank.
+TensorSpec QueryHeadsNorm(const LayerGroup& group,
+                          const Architecture& architecture, EvenPart part);
+TensorSpec KeyHeadsNorm(const LayerGroup& group,
+                        const Architecture& architecture, EvenPart part);
+
 // Of a group's gate and up: [gate rows; up rows], or the other way round.
 TensorSpec GateAndUp(const LayerGroup& group, std::string name, EvenPart part,
                      GateUpOrder order = GateUpOrder::kGateFirst);
@@ -92,7 +98,12 @@ void AddFusedExperts(const LayoutContext& context,
                      const FusedExpertTensors& tensors, Range experts,
                      EvenPart part, AddStack add);
 
-// Such experts stand in the checkpoint's order alone: reports other wishes.
+// Experts that the checkpoint holds in one tensor a layer, out x in (qwen3_5).
+void AddStackedExperts(std::string_view module, GateUpOrder order,
+                       Range experts, EvenPart part, AddStack add);
+
+// Experts in one tensor a layer stand in the checkpoint's order alone, and
+// alternating rows have no other order: reports other wishes.
 void CheckFusedExperts(const LayoutContext& context, const RoleTable& table,
                        GateUpOrder order, SizeChecks& checks);
 

@@ -306,6 +306,24 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   if (traits_.output_bias) add({kAttentionOutputBias}, replicated);
   add({kQueryNorm}, replicated);
   add({kKeyNorm}, replicated);
+  add({kQueryHeadsNorm}, [&](const LayerGroup& group) {
+    return QueryHeadsNorm(group, architecture, part);
+  });
+  add({kKeyHeadsNorm}, [&](const LayerGroup& group) {
+    return KeyHeadsNorm(group, architecture, part);
+  });
+  add({kIndexQuery}, replicated);
+  add({kIndexKey, kIndexWeights}, [&](const LayerGroup& group) {
+    return ConcatRows(group,
+                      RenameModule(group.params[0]->name, "wk_weights_proj"));
+  });
+  const auto fp32 = [&](const LayerGroup& group) {
+    TensorSpec spec = Replicated(group);
+    spec.own_dtype = DType::kFp32;
+    return spec;
+  };
+  add({kIndexKeyNorm}, fp32);
+  add({kIndexKeyNormBias}, fp32);
   add({kAttentionSinks}, [&](const LayerGroup& group) {
     TensorSpec spec = RowPart(*group.params[0], part);
     if (context_.which == fb::Side::kDestination) {
@@ -321,6 +339,8 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   AddMlp(table_, {kMlpGate, kMlpUp, kMlpDown}, part, add);
   add({kAttentionNorm}, replicated);
   add({kMlpNorm}, replicated);
+  add({kMlpInputNorm}, replicated);
+  add({kMlpOutputNorm}, replicated);
   add({kMoeNorm}, replicated);
   add({kRouter}, [&](const LayerGroup& group) {
     TensorSpec spec = Replicated(group);
@@ -365,16 +385,19 @@ std::vector<BufferId> VllmLayout::Experts(const ExpertSlice& slice,
       stage, layers, {kExpertDown}, slice,
       [&](const LayerGroup& group) { return ExpertDown(group, module, part); },
       out);
+  const std::vector<int32_t>& experts = slice.experts.front();
+  const Range held =
+      experts.empty() ? Range{} : Range{experts.front(), experts.back() + 1};
+  const auto add_stacked = [&](std::initializer_list<ParamRole> roles,
+                               MakeSpec make) {
+    AddLayers(stage, layers, roles, std::nullopt, make, out);
+  };
+  AddStackedExperts(module, gate_up_order_, held, part, add_stacked);
   if (!table_.Params(kFusedExpertDown).empty()) {
-    const std::vector<int32_t>& experts = slice.experts.front();
-    const Range held =
-        experts.empty() ? Range{} : Range{experts.front(), experts.back() + 1};
     AddFusedExperts(
         context_,
         {.module = module, .gate_up_bias = "w13_bias", .down_bias = "w2_bias"},
-        held, part, [&](std::initializer_list<ParamRole> roles, MakeSpec make) {
-          AddLayers(stage, layers, roles, std::nullopt, make, out);
-        });
+        held, part, add_stacked);
   }
   return out;
 }
@@ -389,7 +412,9 @@ std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {
   // Tied: the head is the embedding's own tensor and has no name.
   if (context_.model.architecture.tied) return out;
   for (const ParamId id : table_.Params(kOutputHead)) {
-    AddEnd(last, traits_.every_stage != VllmTraits::EveryStage::kNothing,
+    AddEnd(last,
+           traits_.every_stage == VllmTraits::EveryStage::kVocabulary ||
+               traits_.every_stage == VllmTraits::EveryStage::kEnds,
            ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
   }
   return out;

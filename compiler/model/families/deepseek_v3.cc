@@ -1,10 +1,45 @@
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_format.h"
 #include "compiler/model/decoder.h"
 #include "compiler/model/family.h"
 
 namespace refit {
 namespace {
 
-void Build(ConfigReader& config, Model& model) {
+// Each layer's attention chooses keys by an indexer of its own.
+void AddIndexers(ConfigReader& config, DecoderBuilder& decoder,
+                 const Model& model) {
+  using enum ParamRole;
+  const Architecture& a = model.architecture;
+  if (a.latent->query_rank == 0) {
+    config.Error("q_lora_rank",
+                 "q_lora_rank is missing, which the indexer reads; wanted the "
+                 "rank of queries");
+  }
+  if (config.SizeOr("index_topk_freq", 1) != 1 ||
+      config.Has("index_topk_pattern") || config.Has("indexer_types")) {
+    config.Error("model_type",
+                 "layers that share an indexer (index_topk_freq, "
+                 "index_topk_pattern, indexer_types) are not supported; wanted "
+                 "one in each layer");
+  }
+  const int64_t heads = config.Size("index_n_heads");
+  const int64_t head_dim = config.Size("index_head_dim");
+  const auto add = [&](std::string_view name, ParamRole role, Dims shape) {
+    decoder.AddParam(
+        absl::StrFormat("model.layers.{0}.self_attn.indexer.%s", name), role,
+        std::move(shape), {decoder.AllLayers()});
+  };
+  add("wq_b.weight", kIndexQuery, {heads * head_dim, a.latent->query_rank});
+  add("wk.weight", kIndexKey, {head_dim, a.hidden});
+  add("k_norm.weight", kIndexKeyNorm, {head_dim});
+  add("k_norm.bias", kIndexKeyNormBias, {head_dim});
+  add("weights_proj.weight", kIndexWeights, {heads, a.hidden});
+}
+
+void BuildWith(ConfigReader& config, Model& model, bool sparse_attention) {
   DecoderBuilder decoder(config, model, HeadForm::kLatent);
   if (config.FlagOr("attention_bias", false)) {
     config.Error("attention_bias",
@@ -13,8 +48,17 @@ void Build(ConfigReader& config, Model& model) {
   decoder.ReadMtpLayers();
   decoder.Begin();
   decoder.AddLatentAttention();
+  if (sparse_attention) AddIndexers(config, decoder, model);
   AddSharedExpertLayers(config, decoder, model);
   decoder.End();
+}
+
+void Build(ConfigReader& config, Model& model) {
+  BuildWith(config, model, /*sparse_attention=*/false);
+}
+
+void BuildSparse(ConfigReader& config, Model& model) {
+  BuildWith(config, model, /*sparse_attention=*/true);
 }
 
 // SGLang's authors checked fused shared experts with 256 experts.
@@ -26,6 +70,16 @@ constexpr SglangTraits kSglang = {
 
 extern const Family kDeepseekV3 = {
     .model_type = "deepseek_v3", .build = Build, .sglang = kSglang};
+
+extern const Family kDeepseekV32 = {.model_type = "deepseek_v32",
+                                    .build = BuildSparse,
+                                    .sglang = {.known = false},
+                                    .megatron = {.known = false}};
+
+extern const Family kGlmMoeDsa = {.model_type = "glm_moe_dsa",
+                                  .build = BuildSparse,
+                                  .sglang = {.known = false},
+                                  .megatron = {.known = false}};
 
 extern const Family kKimiK2 = {
     .model_type = "kimi_k2", .build = Build, .sglang = kSglang};

@@ -13,10 +13,26 @@ namespace {
 
 using enum ParamRole;
 
+// What the checkpoints of a release have otherwise than others.
+struct Form {
+  std::string_view prefix = "model";  // of all but the head
+  // The projections of delta nets, and the experts of a layer: qwen3_next has
+  // the former in two tensors a layer, and the latter in three an expert.
+  bool separate_projections = false;
+  bool stacked_experts = false;
+  bool sparse = true;  // experts in layers, else dense MLPs
+};
+
 class Qwen3NextBuilder {
  public:
-  Qwen3NextBuilder(ConfigReader& config, Model& model)
-      : config_(config), model_(model), decoder_(config, model) {}
+  Qwen3NextBuilder(ConfigReader& config, Model& model, const Form& form)
+      : config_(config),
+        model_(model),
+        form_(form),
+        decoder_(config, model),
+        prefix_(form.prefix) {
+    decoder_.NameModel(absl::StrFormat("%s.", prefix_));
+  }
 
   void Build();
 
@@ -38,8 +54,9 @@ class Qwen3NextBuilder {
 
   ConfigReader& config_;
   Model& model_;
+  const Form& form_;
   DecoderBuilder decoder_;
-  std::string_view prefix_ = "model";
+  std::string_view prefix_;
   int32_t first_layer_ = 0;
 };
 
@@ -55,7 +72,12 @@ void Qwen3NextBuilder::Build() {
   for (const int32_t layer : decoder_.AllLayers().numbers) {
     (has_attention[layer] ? attention : delta).numbers.push_back(layer);
   }
-  const SparseLayers layers = ReadSparseLayers(config_, decoder_.AllLayers());
+  SparseLayers layers;
+  if (form_.sparse) {
+    layers = ReadSparseLayers(config_, decoder_.AllLayers());
+  } else {
+    layers.dense = decoder_.AllLayers();
+  }
   decoder_.Begin();
   if (!delta.numbers.empty()) AddDeltaNet(delta);
   if (!attention.numbers.empty()) AddAttention(attention);
@@ -66,6 +88,11 @@ void Qwen3NextBuilder::Build() {
   decoder_.End();
   if (!model_.mtp) {
     model_.stored_beside.push_back("mtp.*");
+  } else if (form_.separate_projections) {
+    config_.Error("model_type",
+                  absl::StrFormat("the multi-token-prediction layer of %s is "
+                                  "not known; wanted \"mtp\": false",
+                                  model_.architecture.family->model_type));
   } else if (!layers.dense.numbers.empty()) {
     // vLLM and Megatron differ in what the extra layer is then.
     config_.Error(layers.key,
@@ -146,10 +173,21 @@ void Qwen3NextBuilder::AddDeltaNet(const IndexDim& layers) {
   const int64_t hidden = model_.architecture.hidden;
   const DeltaNetSizes& delta = *model_.architecture.delta;
   Add("input_layernorm.weight", kAttentionNorm, {hidden}, {layers});
-  Add("linear_attn.in_proj_qkvz.weight", kDeltaQkvz,
-      {2 * delta.keys() + 2 * delta.values(), hidden}, {layers});
-  Add("linear_attn.in_proj_ba.weight", kDeltaBa,
-      {2 * delta.value_heads, hidden}, {layers});
+  if (form_.separate_projections) {
+    Add("linear_attn.in_proj_qkv.weight", kDeltaQkv,
+        {2 * delta.keys() + delta.values(), hidden}, {layers});
+    Add("linear_attn.in_proj_z.weight", kDeltaZ, {delta.values(), hidden},
+        {layers});
+    Add("linear_attn.in_proj_b.weight", kDeltaB, {delta.value_heads, hidden},
+        {layers});
+    Add("linear_attn.in_proj_a.weight", kDeltaA, {delta.value_heads, hidden},
+        {layers});
+  } else {
+    Add("linear_attn.in_proj_qkvz.weight", kDeltaQkvz,
+        {2 * delta.keys() + 2 * delta.values(), hidden}, {layers});
+    Add("linear_attn.in_proj_ba.weight", kDeltaBa,
+        {2 * delta.value_heads, hidden}, {layers});
+  }
   Add("linear_attn.conv1d.weight", kDeltaConv,
       {2 * delta.keys() + delta.values(), 1,
        config_.Size("linear_conv_kernel_dim")},
@@ -176,9 +214,20 @@ void Qwen3NextBuilder::AddAttention(const IndexDim& layers) {
 }
 
 void Qwen3NextBuilder::AddExperts(const IndexDim& layers) {
-  decoder_.AddExperts(layers, "mlp", {}, config_.ExpertCount(),
-                      config_.Size("moe_intermediate_size"));
   const int64_t hidden = model_.architecture.hidden;
+  const int64_t experts = config_.ExpertCount();
+  const int64_t intermediate = config_.Size("moe_intermediate_size");
+  if (form_.stacked_experts) {
+    model_.architecture.experts = experts;
+    Add("post_attention_layernorm.weight", kMoeNorm, {hidden}, {layers});
+    Add("mlp.gate.weight", kRouter, {experts, hidden}, {layers});
+    Add("mlp.experts.gate_up_proj", kStackedExpertGateUp,
+        {experts, 2 * intermediate, hidden}, {layers});
+    Add("mlp.experts.down_proj", kStackedExpertDown,
+        {experts, hidden, intermediate}, {layers});
+  } else {
+    decoder_.AddExperts(layers, "mlp", {}, experts, intermediate);
+  }
   const int64_t shared = config_.Size("shared_expert_intermediate_size");
   Add("mlp.shared_expert.gate_proj.weight", kSharedExpertGate, {shared, hidden},
       {layers});
@@ -194,10 +243,42 @@ void Qwen3NextBuilder::AddExperts(const IndexDim& layers) {
 // it every `full_attention_interval`-th. The others are gated delta nets. All
 // have experts and a shared one, but those that are dense as in qwen3_moe.
 void Build(ConfigReader& config, Model& model) {
-  Qwen3NextBuilder(config, model).Build();
+  Qwen3NextBuilder(config, model, {}).Build();
+}
+
+// The language models of Qwen3.5, whose configs are of model_types of their
+// own. They are also what is moved of the models with a vision tower.
+constexpr Form kDenseText = {.separate_projections = true, .sparse = false};
+constexpr Form kSparseText = {.separate_projections = true,
+                              .stacked_experts = true};
+
+void BuildDenseText(ConfigReader& config, Model& model) {
+  Qwen3NextBuilder(config, model, kDenseText).Build();
+}
+
+void BuildSparseText(ConfigReader& config, Model& model) {
+  Qwen3NextBuilder(config, model, kSparseText).Build();
+}
+
+void BuildWithVision(ConfigReader& config, Model& model, Form form) {
+  form.prefix = "model.language_model";
+  model.stored_beside.push_back("model.visual.*");
+  ConfigReader text = config.Text();
+  Qwen3NextBuilder(text, model, form).Build();
+}
+
+void BuildDense(ConfigReader& config, Model& model) {
+  BuildWithVision(config, model, kDenseText);
+}
+
+void BuildSparse(ConfigReader& config, Model& model) {
+  BuildWithVision(config, model, kSparseText);
 }
 
 constexpr Rename kSglangNames[] = {{".self_attn.", "."}};
+constexpr Rename kVllmNames[] = {
+    {"model.language_model.", "language_model.model."},
+    {"lm_head.", "language_model.lm_head."}};
 
 }  // namespace
 
@@ -212,6 +293,40 @@ extern const Family kQwen3Next = {
                .shared_fusion_expert_parallel = true,
                .pipeline_parallel = false,
                .dense_layers = false},
+};
+
+extern const Family kQwen35 = {
+    .model_type = "qwen3_5",
+    .build = BuildDense,
+    .vllm = {.renames = kVllmNames,
+             .every_stage = VllmTraits::EveryStage::kEmbedding},
+    .sglang = {.known = false},
+    .megatron = {.known = false},
+};
+
+extern const Family kQwen35Moe = {
+    .model_type = "qwen3_5_moe",
+    .build = BuildSparse,
+    .vllm = {.renames = kVllmNames,
+             .every_stage = VllmTraits::EveryStage::kEmbedding},
+    .sglang = {.known = false},
+    .megatron = {.known = false},
+};
+
+extern const Family kQwen35MoeText = {
+    .model_type = "qwen3_5_moe_text",
+    .build = BuildSparseText,
+    .vllm = {.every_stage = VllmTraits::EveryStage::kEmbedding},
+    .sglang = {.known = false},
+    .megatron = {.known = false},
+};
+
+extern const Family kQwen35Text = {
+    .model_type = "qwen3_5_text",
+    .build = BuildDenseText,
+    .vllm = {.every_stage = VllmTraits::EveryStage::kEmbedding},
+    .sglang = {.known = false},
+    .megatron = {.known = false},
 };
 
 }  // namespace refit

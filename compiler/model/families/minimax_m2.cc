@@ -1,0 +1,62 @@
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "compiler/model/decoder.h"
+#include "compiler/model/family.h"
+
+namespace refit {
+namespace {
+
+// Queries and keys have a norm over all their heads. Its multi-token-prediction
+// layers are not moved.
+void Build(ConfigReader& config, Model& model) {
+  using enum ParamRole;
+  DecoderBuilder decoder(config, model);
+  const Architecture& a = model.architecture;
+  const IndexDim layers = decoder.AllLayers();
+  const auto add = [&](std::string_view name, ParamRole role,
+                       Dims shape) -> Param& {
+    return decoder.AddParam(absl::StrFormat("model.layers.{0}.%s", name), role,
+                            std::move(shape), {layers});
+  };
+  model.stored_beside.push_back("*.weight_scale_inv");
+  const int64_t prediction = config.CountOr("num_mtp_modules", 0);
+  for (int64_t layer = a.layers; layer < a.layers + prediction; ++layer) {
+    model.stored_beside.push_back(absl::StrFormat("model.layers.%d.*", layer));
+  }
+  if (model.mtp) {
+    config.Error("model_type",
+                 "the multi-token-prediction layers of minimax_m2 are not "
+                 "known; wanted \"mtp\": false");
+  }
+  decoder.Begin();
+  decoder.AddAttention(
+      {.query_key_value_bias = config.FlagOr("attention_bias", false)});
+  if (config.FlagOr("use_qk_norm", true)) {
+    add("self_attn.q_norm.weight", kQueryHeadsNorm, {a.heads * a.head_dim});
+    add("self_attn.k_norm.weight", kKeyHeadsNorm, {a.kv_heads * a.head_dim});
+  }
+  decoder.AddExperts(
+      layers, "block_sparse_moe", {.gate = "w1", .up = "w3", .down = "w2"},
+      config.Count("num_local_experts"), config.Size("intermediate_size"));
+  if (config.FlagOr("use_routing_bias", false)) {
+    add("block_sparse_moe.e_score_correction_bias", kRouterCorrection,
+        {a.experts})
+        .dtype = DType::kFp32;
+  }
+  decoder.End();
+}
+
+}  // namespace
+
+extern const Family kMinimaxM2 = {
+    .model_type = "minimax_m2",
+    .build = Build,
+    .vllm = {.fp32_router = true},
+    .sglang = {.known = false},
+    .megatron = {.known = false},
+};
+
+}  // namespace refit
