@@ -1,6 +1,7 @@
 #include "refit/executor.h"
 
 #include <algorithm>
+#include <exception>
 #include <iterator>
 #include <map>
 #include <utility>
@@ -34,6 +35,14 @@ absl::Status WithRank(const absl::Status& status, int32_t rank) {
   if (status.ok()) return status;
   return absl::Status(status.code(),
                       absl::StrCat("rank ", rank, ": ", status.message()));
+}
+
+// Whether any rank has post-hooks.
+bool HasPostHooks(const PlanFile& plan) {
+  const auto& buffers = *plan.body().buffers();
+  return std::any_of(buffers.begin(), buffers.end(), [](const auto* buffer) {
+    return buffer->post_hooks() != nullptr && buffer->post_hooks()->size() > 0;
+  });
 }
 
 // What to call before `call`, which the rank called while in `state`.
@@ -102,6 +111,15 @@ RunCounters& RunCounters::operator+=(const RunCounters& other) {
 }
 
 struct Executor::Bound {
+  // The end if the caller does not perform it.
+  std::vector<PostHookPerformer>::const_iterator PerformerOf(
+      const TensorPostHook& hook) const {
+    return std::find_if(hooks.begin(), hooks.end(),
+                        [&](const PostHookPerformer& candidate) {
+                          return candidate.name == hook.name;
+                        });
+  }
+
   std::vector<BoundTensor> tensors;    // in the order of Bind
   std::vector<const void*> addresses;  // likewise
   std::vector<std::byte*> entries;     // by entry of the TensorTable
@@ -219,8 +237,8 @@ absl::StatusOr<BoundRounds> Executor::PrepareRounds(
   absl::StatusOr<RoundCopies> copies =
       BuildRoundCopies(plan_, options_.rank, *schedule_, addresses,
                        staging_->data(), bound_->peers);
-  if (copies.ok()) copies->batches[RankSchedule::kHookBatch] = hooks;
   if (!copies.ok()) return copies.status();
+  copies->batches[RankSchedule::kHookBatch] = hooks;
   absl::StatusOr<std::unique_ptr<PreparedCopies>> prepared =
       options_.device->Prepare(copies->table, copies->batches);
   if (!prepared.ok()) return prepared.status();
@@ -378,7 +396,7 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
     return status;
   }
   // What it enqueued before uses what is freed with `earlier`.
-  enqueuer_->Bind(std::move(rounds));
+  enqueuer_->Bind(std::move(rounds), /*together=*/first || mapped);
   bound_->hooks = std::move(hooks);
   bound_->entries = *std::move(addresses);
   for (size_t i = 0; i < post_hooks_.size(); ++i) {
@@ -414,18 +432,17 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   state_ = ExecutorState::kTorn;
   rounds_.clear();
   counters_ = {};
-  if (!in_flight) check_deadline_.reset();
-  if (options.check) check_deadline_ = deadline;
+  checks_ = options.check || (in_flight && checks_);
+  const bool is_captured = capturing.ok() && *capturing;
+  deadline_ = deadline;
   absl::Status status;
-  if (capturing.ok() && *capturing) {
-    options_.transport->BeginCapture();
-  } else if (options.check) {
-    status = PrepareCheck(deadline);
+  if (options.check && !is_captured) status = PrepareCheck(deadline);
+  if (status.ok()) {
+    status = options_.transport->BeginRefit(deadline, is_captured);
   }
-  if (status.ok()) status = options_.transport->BeginRefit(deadline);
   if (status.ok()) status = capturing.status();
   if (status.ok()) status = CheckTensors(options);
-  if (status.ok() && *capturing) status = CheckCapture(options.check);
+  if (status.ok() && is_captured) status = CheckCapture(options.check);
   if (status.ok()) {
     status = enqueuer_->Enqueue(stream, in_flight,
                                 options.check ? bound_->check.get() : nullptr);
@@ -453,22 +470,28 @@ absl::Status Executor::Wait() {
   if (status.ok()) {
     enqueuer_->Record();
     NoticeRecording();
+    options_.transport->OfferReplay(enqueuer_->MayReplay());
     status = options_.transport->Wait();
   }
-  if (status.ok()) {
-    // A device whose timers fail may have failed in other ways.
-    absl::StatusOr<std::vector<RoundMeasurement>> measured =
-        enqueuer_->Measure();
-    status = measured.status();
-    if (measured.ok()) rounds_ = *std::move(measured);
-  }
+  if (status.ok()) enqueuer_->AgreeToReplay(options_.transport->AllReplay());
   // Also if a function of the caller's throws.
   state_ = ExecutorState::kTorn;
   if (status.ok()) status = CompareStates();
-  if (status.ok()) status = PerformHooks();
-  if (status.ok()) refits_ += in_flight_;
+  if (status.ok() && HasPostHooks(plan_)) status = PerformHooksTogether();
+  if (status.ok()) status = ReadMeasurements();
+  if (status.ok()) {
+    refits_ += in_flight_;
+    NoteHooks();
+  }
   if (status.ok()) state_ = ExecutorState::kBound;
   return WithRank(status, options_.rank);
+}
+
+// A device whose timers fail may have failed in other ways.
+absl::Status Executor::ReadMeasurements() {
+  absl::StatusOr<std::vector<RoundMeasurement>> measured = enqueuer_->Measure();
+  if (measured.ok()) rounds_ = *std::move(measured);
+  return measured.status();
 }
 
 // Before anyone enqueues the refit: what is allocated here may wait for the
@@ -484,24 +507,25 @@ absl::Status Executor::PrepareCheck(Deadline deadline) {
   // Each time: a rank that alone bound anew has to make its own again.
   HandshakeRecord record = Record(HandshakeStage::kCheck);
   record.ready = made.ok();
+  record.why = std::string(made.message());
   const absl::Status agreed = options_.transport->Handshake(record, deadline);
   return made.ok() ? agreed : made;
 }
 
 absl::Status Executor::CompareStates() {
-  if (!check_deadline_.has_value()) return absl::OkStatus();
+  if (!checks_) return absl::OkStatus();
   const absl::Status status =
-      bound_->check->Compare(*options_.transport, *check_deadline_);
+      bound_->check->Compare(*options_.transport, deadline_);
   std::vector<std::string> texts;
   const std::vector<std::string>& params = bound_->check->not_compared();
   if (!params.empty()) {
     texts.push_back(absl::StrCat(
-        "the check after a refit leaves out params that destinations quantize "
-        "themselves, \"",
+        "the check after a refit compares what destinations quantize as it "
+        "arrives, and not what they make of it: \"",
         params.front(), "\"",
         params.size() == 1
             ? ""
-            : absl::StrCat(" and ", params.size() - 1, " more")));
+            : absl::StrCat(" and ", params.size() - 1, " more params")));
   }
   SetNotices(NoticeKind::kNotCompared, texts);
   return status;
@@ -525,15 +549,17 @@ absl::StatusOr<std::vector<ParamDigest>> Executor::Digest(
         absl::StrCat("rank ", options_.rank, ": the digest is to be among ",
                      RanksText(among), "; this rank has to be one of them"));
   }
-  std::vector<DigestBox> boxes = BoxesCountedBy(plan_, options_.rank, among);
-  const TensorTable table(plan_, options_.rank);
-  std::erase_if(boxes, [&](const DigestBox& held) {
-    const auto* hooks = table.buffer(held.slot).post_hooks();
-    return hooks != nullptr && hooks->size() > 0;
-  });
-  absl::StatusOr<std::unique_ptr<RankDigest>> digest =
-      RankDigest::Create(plan_, options_.rank, *options_.device,
-                         bound_->entries, std::move(boxes));
+  const absl::StatusOr<bool> capturing = options_.device->IsCapturing(stream);
+  if (!capturing.ok()) return WithRank(capturing.status(), options_.rank);
+  if (*capturing) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", options_.rank,
+        ": Digest on a stream that is captured: it reads its result at once; "
+        "give it another stream, or call it when the capture has ended"));
+  }
+  absl::StatusOr<std::unique_ptr<RankDigest>> digest = RankDigest::Create(
+      plan_, options_.rank, *options_.device, bound_->entries,
+      BoxesCountedBy(plan_, options_.rank, among, HeldStacks::kUnhooked));
   absl::Status status = digest.status();
   if (status.ok()) status = (*digest)->Enqueue(stream);
   if (status.ok()) status = options_.device->Synchronize(stream);
@@ -579,28 +605,48 @@ absl::Status Executor::CheckCapture(bool check) const {
   return absl::OkStatus();
 }
 
-absl::Status Executor::PerformHooks() {
-  const uint64_t refit = refits_ + in_flight_;
+// No rank's refit has succeeded before all ranks' hooks have.
+absl::Status Executor::PerformHooksTogether() {
+  absl::Status performed;
+  std::exception_ptr thrown;
+  try {
+    performed = PerformHooks();
+  } catch (...) {  // the caller's; the others are not to wait for this rank
+    thrown = std::current_exception();
+    performed = absl::InternalError("a post-hook's function threw");
+  }
+  HandshakeRecord record = Record(HandshakeStage::kPostHooks);
+  record.ready = performed.ok();
+  record.why = std::string(performed.message());
+  const absl::Status agreed = options_.transport->Handshake(record, deadline_);
+  if (thrown != nullptr) std::rethrow_exception(thrown);
+  return performed.ok() ? agreed : performed;
+}
+
+void Executor::NoteHooks() {
   for (TensorPostHook& hook : post_hooks_) {
-    const auto performer =
-        std::find_if(bound_->hooks.begin(), bound_->hooks.end(),
-                     [&](const PostHookPerformer& candidate) {
-                       return candidate.name == hook.name;
-                     });
-    if (performer != bound_->hooks.end()) {
-      if (performer->perform == nullptr) continue;
-      const auto tensor = std::find_if(
-          bound_->tensors.begin(), bound_->tensors.end(),
-          [&](const BoundTensor& bound) { return bound.name == hook.tensor; });
-      const absl::Status status = performer->perform(hook, *tensor);
-      if (!status.ok()) {
-        return absl::Status(
-            status.code(),
-            absl::StrCat("post-hook \"", hook.name, "\" of \"", hook.tensor,
-                         "\" failed: ", status.message()));
-      }
+    const auto performer = bound_->PerformerOf(hook);
+    if (performer == bound_->hooks.end() || performer->perform != nullptr) {
+      hook.refit = refits_;
     }
-    hook.refit = refit;
+  }
+}
+
+absl::Status Executor::PerformHooks() {
+  for (const TensorPostHook& hook : post_hooks_) {
+    const auto performer = bound_->PerformerOf(hook);
+    if (performer == bound_->hooks.end() || performer->perform == nullptr) {
+      continue;
+    }
+    const auto tensor = std::find_if(
+        bound_->tensors.begin(), bound_->tensors.end(),
+        [&](const BoundTensor& bound) { return bound.name == hook.tensor; });
+    const absl::Status status = performer->perform(hook, *tensor);
+    if (status.ok()) continue;
+    return absl::Status(
+        status.code(),
+        absl::StrCat("post-hook \"", hook.name, "\" of \"", hook.tensor,
+                     "\" failed: ", status.message()));
   }
   return absl::OkStatus();
 }

@@ -258,14 +258,19 @@ bool RankSchedule::QuantizesBesideRounds() const {
       [](const QuantizeLaunch& work) { return work.beside_rounds; });
 }
 
+bool RankSchedule::Stages() const {
+  return std::any_of(rounds_.begin(), rounds_.end(), [](const RoundWork& work) {
+    return work.mechanism == fb::Mechanism::kStaged;
+  });
+}
+
 bool RankSchedule::GainsFromGraph() const {
-  bool stages = false;
-  for (const RoundWork& work : rounds_) {
-    const bool direct = work.mechanism == fb::Mechanism::kDirect;
-    if (direct && work.route == fb::Route::kLocal) return false;
-    stages |= !direct;
-  }
-  return stages;
+  const bool shares_gpu =
+      std::any_of(rounds_.begin(), rounds_.end(), [](const RoundWork& work) {
+        return work.mechanism == fb::Mechanism::kDirect &&
+               work.route == fb::Route::kLocal;
+      });
+  return Stages() && !shares_gpu;
 }
 
 std::vector<int32_t> RankSchedule::DirectReceivers() const {

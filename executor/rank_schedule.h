@@ -57,7 +57,8 @@ struct RoundWork {
   std::optional<size_t> quantized;
 };
 
-// What a rank quantizes in one window of its scratch. Launches are done in order.
+// What a rank quantizes in one window of its scratch. Launches are done in
+// order.
 struct QuantizeLaunch {
   size_t batch = 0;
   std::vector<uint32_t> operations;  // positions in RankProgram.quantizes
@@ -92,6 +93,8 @@ class RankSchedule {
   // Whether the rank has anything to pack, and to unpack, in staged rounds.
   bool Packs() const { return packs_; }
   bool Unpacks() const { return unpacks_; }
+  // Whether the rank has staged rounds.
+  bool Stages() const;
   // Whether its rounds are better launched as one graph: staged ones are, which
   // cost many calls each. Ranks that share a GPU wait for each other in other
   // ways than a graph can.

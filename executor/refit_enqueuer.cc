@@ -85,13 +85,15 @@ absl::Status RefitEnqueuer::CreateStreams() {
   return status;
 }
 
-void RefitEnqueuer::Bind(BoundRounds rounds) {
+void RefitEnqueuer::Bind(BoundRounds rounds, bool together) {
   DropGraph();
+  if (together) replays_ = false;
   rounds_ = std::move(rounds);
 }
 
 void RefitEnqueuer::Connected(bool all_record) {
   DropGraph();
+  replays_ = false;
   records_ = all_record && MayRecord() && schedule_.GainsFromGraph();
 }
 
@@ -102,6 +104,11 @@ void RefitEnqueuer::DropGraph() {
 
 void RefitEnqueuer::Record() {
   if (!records_ || is_recorded_ || is_captured_ || !recorded_.ok()) return;
+  (void)RecordRounds();
+}
+
+// The transport's error, if that is what failed; it has failed the refit then.
+absl::Status RefitEnqueuer::RecordRounds() {
   is_recorded_ = true;
   const uint64_t drops = graph_->Drops();
   transport_.BeginRecording();
@@ -109,8 +116,10 @@ void RefitEnqueuer::Record() {
       device_.Record([&](Stream recorded) {
         return EnqueueRounds(recorded, /*check=*/nullptr);
       });
+  const absl::Status on_wire = transport_.EndRecording();
   recorded_ = graph.status();
   if (graph.ok()) graph_->Set(*std::move(graph), drops);
+  return on_wire.ok() ? recorded_ : on_wire;
 }
 
 absl::Status RefitEnqueuer::Enqueue(Stream stream, bool in_flight,
@@ -124,17 +133,13 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream, bool in_flight,
   // They use the same staging. A graph may not wait for what is outside of it.
   if (in_flight && !*capturing) status = ended_->Await(stream);
   if (!status.ok()) return status;
-  // What is recorded digests no scratch.
-  const bool digests_scratch =
-      check != nullptr && !schedule_.quantizes().empty();
-  if (*capturing || !graph_->IsSet() || digests_scratch) {
+  // What is recorded digests no scratch. All ranks decide alike, whether they
+  // have scratch or not.
+  const bool digests_scratch = check != nullptr && check->DigestsScratch();
+  if (*capturing || !records_ || !replays_ || digests_scratch) {
     status = EnqueueRounds(stream, check);
   } else {
-    transport_.Replay();
-    const Clock::time_point start = Clock::now();
-    status = graph_->Launch(stream);
-    counters_.wire_seconds += SecondsSince(start);
-    counters_.graph_launches = 1;
+    status = Replay(stream);
   }
   if (status.ok() && check != nullptr) status = check->EnqueueTensors(stream);
   // Nobody writes or reads the rank's tensors any more: the last direct round
@@ -148,6 +153,18 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream, bool in_flight,
   }
   for (const RoundWork& work : schedule_.rounds()) CountMessages(work);
   return *capturing ? absl::OkStatus() : ended_->Record(stream);
+}
+
+absl::Status RefitEnqueuer::Replay(Stream stream) {
+  if (!is_recorded_) {
+    if (absl::Status s = RecordRounds(); !s.ok()) return s;
+  }
+  transport_.Replay();
+  const Clock::time_point start = Clock::now();
+  const absl::Status status = graph_->Launch(stream);
+  counters_.wire_seconds += SecondsSince(start);
+  counters_.graph_launches = 1;
+  return status;
 }
 
 void RefitEnqueuer::AwaitQuantizing(Stream stream) {

@@ -30,7 +30,7 @@ struct BoundRounds {
 // as, and what is counted and timed of the last refit. Packing, unpacking and
 // quantizing have streams of their own, so that they overlap with the wire.
 //
-// Nothing is allocated or waited for from CreateStreams on, but by Record.
+// Nothing is allocated or waited for from CreateStreams on, but to record.
 class RefitEnqueuer {
  public:
   // `schedule`, `device` and `transport` must outlive it. Of `options`: what
@@ -40,20 +40,26 @@ class RefitEnqueuer {
 
   absl::Status CreateStreams();
 
-  // From now on refits move `rounds`.
-  void Bind(BoundRounds rounds);
+  // From now on refits move `rounds`. `together`: all ranks bind.
+  void Bind(BoundRounds rounds, bool together);
 
-  // Records the rounds as a graph, which Enqueue launches from then on: once
-  // after each Bind or DropGraph, and where a graph is worth it. What cannot be
-  // recorded is enqueued as before. Between the transport's AwaitOwnEnd and
-  // Wait, of a refit that was not captured: it made what NCCL makes at first
-  // use.
+  // Records the rounds as a graph: once after each Bind or DropGraph, and where
+  // a graph is worth it. Between the transport's AwaitOwnEnd and Wait, of a
+  // refit that was not captured: it made what NCCL makes at first use.
   void Record();
+  // Whether this rank has its rounds recorded, or none to record.
+  bool MayReplay() { return !schedule_.Stages() || graph_->IsSet(); }
+  // Whether all ranks may: from the next refit on they launch their graphs. So
+  // they do after a rank alone bound anew, which records in Enqueue then.
+  void AgreeToReplay(bool all) { replays_ = all && MayReplay(); }
   // Why Record recorded nothing, where it should have. It does not try again: a
   // recording that fails may cost a Connect.
   const absl::Status& recorded() const { return recorded_; }
   // Whether this rank is willing to record, which all ranks have to be.
-  bool MayRecord() const { return may_record_ && recorded_.ok(); }
+  bool MayRecord() const {
+    return may_record_ && recorded_.ok() &&
+           (schedule_.GainsFromGraph() || !schedule_.Stages());
+  }
   // The transport is connected anew. All ranks record, or none.
   void Connected(bool all_record);
   void DropGraph();
@@ -75,9 +81,13 @@ class RefitEnqueuer {
   // When a staged round's parts are done, and how long a round took. Only those
   // that are needed are made.
   struct RoundEvents;
-  // When the rounds that a quantize launch comes after are done, and when it is.
+  // When the rounds that a quantize launch comes after are done, and when it
+  // is.
   struct QuantizeEvents;
 
+  absl::Status RecordRounds();
+  // Launches the graph; records it first where this rank alone bound anew.
+  absl::Status Replay(Stream stream);
   // `check`, unless null, digests scratch.
   absl::Status EnqueueRounds(Stream stream, StateCheck* check);
   absl::Status ForkStreams(Stream stream);
@@ -111,6 +121,7 @@ class RefitEnqueuer {
   // The transport drops it, possibly after this enqueuer's end.
   const std::shared_ptr<RefitGraph> graph_;
   bool is_recorded_ = false;  // or cannot be
+  bool replays_ = false;      // all ranks launch their graphs
   absl::Status recorded_;     // how that went
 
   size_t quantizes_enqueued_ = 0;  // of the refit that is being enqueued

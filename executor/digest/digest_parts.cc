@@ -27,9 +27,11 @@ void ForEachStack(const PlanFile& plan, int32_t rank, HeldStacks stacks,
   const fb::RankProgram& program = *plan.body().programs()->Get(rank);
   if (program.buffers() == nullptr) return;
   for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
-    if (stacks == HeldStacks::kAll || !IsScratch(program, slot)) {
-      visit(slot, program.buffers()->Get(slot));
-    }
+    const uint32_t buffer = program.buffers()->Get(slot);
+    const auto* hooks = plan.body().buffers()->Get(buffer)->post_hooks();
+    const bool is_plain =
+        !IsScratch(program, slot) && (hooks == nullptr || hooks->size() == 0);
+    if (stacks == HeldStacks::kAll || is_plain) visit(slot, buffer);
   }
 }
 

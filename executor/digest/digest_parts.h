@@ -28,14 +28,15 @@ struct DigestBox {
   uint32_t region = 0;                // that the box is a part of
 };
 
-// Whose stacks count: the worker's tensors, or scratch too.
-enum class HeldStacks { kWorkers, kAll };
+// Whose stacks count: the worker's tensors without post-hooks, which alone keep
+// the source's values; or all tensors, and scratch.
+enum class HeldStacks { kUnhooked, kAll };
 
-// What `rank` holds and no lower rank of `among` does, each element once; with
-// its tensors' dtypes.
+// What `rank` holds in these stacks and no lower rank of `among` does, each
+// element once; with its tensors' dtypes.
 std::vector<DigestBox> BoxesCountedBy(const PlanFile& plan, int32_t rank,
                                       absl::Span<const int32_t> among,
-                                      HeldStacks stacks = HeldStacks::kWorkers);
+                                      HeldStacks stacks);
 
 // The distinct boxes that destination ranks hold, scratch included, in the
 // dtypes of their tensors: the same list on all ranks.

@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "executor/payload.h"
+#include "executor/transport/collective_steps.h"
+#include "executor/transport/control_frame.h"
 #include "executor/waiting.h"
 #include "plan/scratch_windows.h"
 #include "refit/state_digest.h"
@@ -25,6 +27,38 @@ constexpr size_t kParamSumBytes = 20;
 absl::Status Damaged(size_t rank) {
   return absl::InternalError(
       absl::StrCat("the digests of rank ", rank, " cannot be read"));
+}
+
+// The error, "" if there is none, and the value.
+std::string BytesOf(const absl::StatusOr<std::string>& value) {
+  return PayloadWriter()
+      .String(value.ok() ? "" : control::StatusPayload(value.status()))
+      .Bytes(value.ok() ? *value : "")
+      .Take();
+}
+
+// What `rank` wrote with BytesOf.
+absl::StatusOr<std::string> ReadBytes(const std::string& bytes, size_t rank) {
+  PayloadReader reader(bytes);
+  const std::string error = reader.String();
+  if (!reader.ok()) return Damaged(rank);
+  if (!error.empty()) return control::PayloadStatus(error);
+  return std::string(reader.rest());
+}
+
+// What `judge` makes of the values of all ranks, or the first error.
+template <typename Judge>
+absl::StatusOr<std::string> JudgeAll(absl::Span<const std::string> by_rank,
+                                     const Judge& judge) {
+  std::vector<std::string> values;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    absl::StatusOr<std::string> value = ReadBytes(by_rank[rank], rank);
+    if (!value.ok()) {
+      return control::AbortedBy(static_cast<int32_t>(rank), value.status());
+    }
+    values.push_back(*std::move(value));
+  }
+  return judge(values);
 }
 
 std::vector<int32_t> RanksFrom(int32_t begin, int32_t end) {
@@ -74,29 +108,35 @@ absl::StatusOr<std::unique_ptr<StateCheck>> StateCheck::Create(
   return check;
 }
 
+bool StateCheck::DigestsScratch() const {
+  const auto& programs = *plan_.body().programs();
+  return std::any_of(programs.begin(), programs.end(), [](const auto* program) {
+    return program->quantizes() != nullptr && program->quantizes()->size() > 0;
+  });
+}
+
 template <typename Judge>
 absl::StatusOr<std::string> StateCheck::ThroughRankZero(
-    Transport& transport, Deadline deadline, const std::string& mine,
-    const Judge& judge) const {
+    Transport& transport, Deadline deadline,
+    const absl::StatusOr<std::string>& mine, const Judge& judge) const {
   const std::vector<int32_t> others = RanksFrom(1, plan_.world_size());
   if (rank_ != 0) {
-    const auto given = transport.ExchangeBytes(mine, {0}, {}, deadline);
+    const auto given =
+        transport.ExchangeBytes(BytesOf(mine), {0}, {}, deadline);
     if (!given.ok()) return given.status();
-    auto judged = transport.ExchangeBytes("", {}, {0}, deadline);
+    const auto judged = transport.ExchangeBytes("", {}, {0}, deadline);
     if (!judged.ok()) return judged.status();
-    return std::move(judged->front());
+    const absl::StatusOr<std::string> judgement = ReadBytes(judged->front(), 0);
+    return mine.ok() ? judgement : mine;
   }
   auto gathered = transport.ExchangeBytes("", {}, others, deadline);
   if (!gathered.ok()) return gathered.status();
-  gathered->insert(gathered->begin(), mine);
-  absl::StatusOr<std::string> judgement = judge(*gathered);
-  if (!judgement.ok()) {
-    transport.Abort(judgement.status());
-    return judgement.status();
-  }
-  const auto given = transport.ExchangeBytes(*judgement, others, {}, deadline);
+  gathered->insert(gathered->begin(), BytesOf(mine));
+  absl::StatusOr<std::string> judgement = JudgeAll(*gathered, judge);
+  const auto given =
+      transport.ExchangeBytes(BytesOf(judgement), others, {}, deadline);
   if (!given.ok()) return given.status();
-  return judgement;
+  return mine.ok() ? judgement : mine;
 }
 
 absl::StatusOr<std::vector<StateCheck::PartSum>> StateCheck::ReadSums() {
@@ -255,12 +295,11 @@ absl::StatusOr<std::string> StateCheck::JudgeParams(
 
 absl::Status StateCheck::Compare(Transport& transport, Deadline deadline) {
   const absl::StatusOr<std::vector<PartSum>> sums = ReadSums();
-  if (!sums.ok()) {
-    transport.Abort(sums.status());
-    return sums.status();
-  }
+  const absl::StatusOr<std::string> mine =
+      sums.ok() ? absl::StatusOr<std::string>(RegionSums(*sums))
+                : sums.status();
   const absl::StatusOr<std::string> judged = ThroughRankZero(
-      transport, deadline, RegionSums(*sums),
+      transport, deadline, mine,
       [&](absl::Span<const std::string> all) { return JudgeRegions(all); });
   if (!judged.ok()) return judged.status();
   const absl::StatusOr<Verdict> verdict = ReadVerdict(*judged);

@@ -43,6 +43,8 @@ class StateCheck {
   absl::Status EnqueueTensors(Stream stream) {
     return tensors_->Enqueue(stream);
   }
+  // Whether any rank quantizes, so that scratch is digested between rounds.
+  bool DigestsScratch() const;
   // Enqueues the digests of the scratch of quantize launch `launch`, behind it.
   absl::Status EnqueueScratch(size_t launch, Stream stream) {
     return scratch_[launch]->Enqueue(stream);
@@ -71,12 +73,14 @@ class StateCheck {
   StateCheck(const PlanFile& plan, int32_t rank)
       : plan_(plan), rank_(rank), regions_(RegionsOf(plan)) {}
 
-  // Gives all ranks' bytes to rank 0, which makes of them what all get.
+  // Gives all ranks' bytes to rank 0, which makes of them what all get. If one
+  // rank has an error instead, or rank 0 cannot judge, all return that: others
+  // are ahead of such a rank by a step, in which Transport::Abort would not
+  // reach them.
   template <typename Judge>
-  absl::StatusOr<std::string> ThroughRankZero(Transport& transport,
-                                              Deadline deadline,
-                                              const std::string& mine,
-                                              const Judge& judge) const;
+  absl::StatusOr<std::string> ThroughRankZero(
+      Transport& transport, Deadline deadline,
+      const absl::StatusOr<std::string>& mine, const Judge& judge) const;
   // A part of the rank, with its sum.
   struct PartSum {
     size_t box = 0;  // over all digests

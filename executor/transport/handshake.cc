@@ -14,6 +14,8 @@ const char* StageName(HandshakeStage stage) {
       return "bind";
     case HandshakeStage::kCheck:
       return "check";
+    case HandshakeStage::kPostHooks:
+      return "post-hooks";
   }
   return "unknown";
 }
@@ -54,6 +56,7 @@ std::string RecordDifference(const HandshakeRecord& a, const HandshakeRecord& b,
 void WriteFields(const HandshakeRecord& record, PayloadWriter& writer) {
   writer.U32(static_cast<uint32_t>(record.stage))
       .Bool(record.ready)
+      .String(record.why)
       .Bool(record.records)
       .U32(record.format_version)
       .U32(record.world_size)
@@ -63,9 +66,10 @@ void WriteFields(const HandshakeRecord& record, PayloadWriter& writer) {
 
 void ReadFields(PayloadReader& reader, HandshakeRecord& record) {
   const uint32_t stage = reader.U32();
-  if (stage > static_cast<uint32_t>(HandshakeStage::kCheck)) reader.Fail();
+  if (stage > static_cast<uint32_t>(HandshakeStage::kPostHooks)) reader.Fail();
   record.stage = static_cast<HandshakeStage>(stage);
   record.ready = reader.Bool();
+  record.why = reader.String();
   record.records = reader.Bool();
   record.format_version = reader.U32();
   record.world_size = reader.U32();
@@ -75,10 +79,11 @@ void ReadFields(PayloadReader& reader, HandshakeRecord& record) {
 
 absl::Status CompareRecords(absl::Span<const HandshakeRecord> records) {
   for (size_t rank = 0; rank < records.size(); ++rank) {
-    if (!records[rank].ready) {
-      return absl::AbortedError(
-          absl::StrCat("rank ", rank, " cannot go on; its own error says why"));
-    }
+    if (records[rank].ready) continue;
+    const std::string& why = records[rank].why;
+    return absl::AbortedError(
+        absl::StrCat("rank ", rank, " cannot go on",
+                     why.empty() ? "; its own error says why" : ": ", why));
   }
   for (size_t rank = 1; rank < records.size(); ++rank) {
     std::string difference = RecordDifference(records[0], records[rank], 0,

@@ -42,7 +42,7 @@ class LocalTransport : public Transport, private Fence {
       std::string_view mine, absl::Span<const int32_t> to,
       absl::Span<const int32_t> from, Deadline deadline) override;
   Fence* fence() override { return this; }
-  absl::Status BeginRefit(Deadline deadline) override;
+  absl::Status BeginRefit(Deadline deadline, bool is_captured) override;
   absl::Status Exchange(const ExchangeRound& round, Stream stream) override;
   absl::Status EndRefit(Stream stream) override;
   // Every call above returns when its work is done.
@@ -158,7 +158,7 @@ absl::Status LocalTransport::LeaveDirect(std::optional<int32_t> absent) {
   return status;
 }
 
-absl::Status LocalTransport::BeginRefit(Deadline deadline) {
+absl::Status LocalTransport::BeginRefit(Deadline deadline, bool) {
   ++step_;
   deadline_ = deadline;
   return StepAborted() ? fabric_.AbortStatus() : absl::OkStatus();

@@ -127,11 +127,13 @@ class NcclTransport : public Transport, private Fence {
     return first_without_recording_;
   }
   void BeginRecording() override;
-  void BeginCapture() override { is_captured_ = true; }
+  absl::Status EndRecording() override;
+  void OfferReplay(bool offered) override { offers_replay_ = offered; }
+  bool AllReplay() const override { return all_replay_; }
   void OnBreak(std::function<void()> callback) override {
     on_break_ = std::move(callback);
   }
-  absl::Status BeginRefit(Deadline deadline) override;
+  absl::Status BeginRefit(Deadline deadline, bool is_captured) override;
   absl::Status Exchange(const ExchangeRound& round, Stream stream) override;
   void Replay() override;
   absl::Status EndRefit(Stream stream) override;
@@ -186,11 +188,13 @@ class NcclTransport : public Transport, private Fence {
   std::function<void()> on_break_;
 
   std::optional<int32_t> first_without_recording_;  // of the last Connect
-  // The rank's thread: since BeginRecording, until Wait, and how it goes.
+  // The rank's thread: since BeginRecording, until EndRecording, and how it
+  // goes.
   bool is_recording_ = false;
   absl::Status recording_;
-  // The rank's thread: what BeginCapture said of the next BeginRefit.
-  bool is_captured_ = false;
+  // The rank's thread: of the next Wait, and of all ranks in the last one.
+  bool offers_replay_ = false;
+  bool all_replay_ = false;
 
   std::mutex mutex_;
   Deadline deadline_;        // of the refit; guarded by mutex_
@@ -304,10 +308,17 @@ absl::Status NcclTransport::MakeLinks(absl::Span<const Edge> edges,
 absl::Status NcclTransport::Connect(const HandshakeRecord& record,
                                     absl::Span<const Edge> edges,
                                     Deadline deadline) {
+  all_replay_ = false;
   absl::Status status = options_.meeting.Meet(deadline);
-  if (status.ok()) status = supervisor_.Disconnect(deadline);
+  if (!status.ok()) return status;
+  status = supervisor_.Disconnect(deadline);
   if (status.ok()) status = EndLinks(deadline);
-  if (status.ok()) status = Handshake(record, deadline);
+  if (!status.ok()) {
+    // The others are in the handshake, or on their way.
+    supervisor_.FailNextStep(status);
+    return status;
+  }
+  status = Handshake(record, deadline);
   if (!status.ok()) return status;
   // Not earlier: until all are here, a peer may still signal to this fence.
   links_.fence.reset();
@@ -324,11 +335,9 @@ absl::Status NcclTransport::EndLinks(Deadline deadline) {
   const bool ended =
       domain_abort_->Await(deadline) && world_abort_->Await(deadline);
   if (!ended) {
-    absl::Status status = absl::DeadlineExceededError(
+    return absl::DeadlineExceededError(
         "a graph that captured a refit still exists, and the end of the "
         "connections waits for that: destroy the graph first");
-    control().Abort(status);
-    return status;
   }
   links_.domain.reset();
   links_.world.reset();
@@ -366,8 +375,18 @@ void NcclTransport::BeginRecording() {
   enqueued_.Forget();
 }
 
-absl::Status NcclTransport::BeginRefit(Deadline deadline) {
-  return supervisor_.BeginRefit(std::exchange(is_captured_, false), [&] {
+absl::Status NcclTransport::EndRecording() {
+  is_recording_ = false;
+  const absl::Status status = std::exchange(recording_, absl::OkStatus());
+  if (status.ok()) return status;
+  return supervisor_.Fail(absl::Status(
+      status.code(),
+      absl::StrCat("recording the rounds as a graph: ", status.message())));
+}
+
+absl::Status NcclTransport::BeginRefit(Deadline deadline, bool is_captured) {
+  offers_replay_ = false;
+  return supervisor_.BeginRefit(is_captured, [&] {
     std::lock_guard lock(mutex_);
     deadline_ = deadline;
     enqueued_.Restart();
@@ -383,8 +402,8 @@ absl::Status NcclTransport::Exchange(const ExchangeRound& round,
                                      Stream stream) {
   if (round.operations.empty()) return absl::OkStatus();
   absl::Status status = Issue(round, stream);
-  // Wait fails the refit then. Not here: an abort would wait for the graph that
-  // this thread has yet to end.
+  // EndRecording fails the refit then. Not here: an abort would wait for the
+  // graph that this thread has yet to end.
   if (is_recording_) recording_.Update(status);
   if (!is_recording_) status = Outcome(status);
   if (status.ok()) return status;
@@ -422,16 +441,13 @@ absl::Status NcclTransport::EndRefit(Stream stream) {
 }
 
 absl::Status NcclTransport::Wait() {
-  is_recording_ = false;
-  if (absl::Status s = std::exchange(recording_, absl::OkStatus()); !s.ok()) {
-    (void)supervisor_.Fail(absl::Status(
-        s.code(),
-        absl::StrCat("recording the rounds as a graph: ", s.message())));
-  }
   return supervisor_.Wait([this] {
-    return control()
-        .AllGather("", "end of refit", Later(deadline_, kLastWords))
-        .status();
+    const absl::StatusOr<std::vector<uint32_t>> offers =
+        GatherStructs(control(), uint32_t{offers_replay_}, "end of refit",
+                      Later(deadline_, kLastWords));
+    all_replay_ = offers.ok() &&
+                  std::find(offers->begin(), offers->end(), 0) == offers->end();
+    return offers.status();
   });
 }
 

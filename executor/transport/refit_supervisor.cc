@@ -78,7 +78,10 @@ absl::Status RefitSupervisor::failure() {
 absl::Status RefitSupervisor::Enter(Deadline deadline) {
   Lock lock(mutex_);
   if (!failure_.ok()) {
-    if (absl::Status s = AwaitStopped(lock, deadline); !s.ok()) return s;
+    if (absl::Status s = AwaitStopped(lock, deadline); !s.ok()) {
+      FailNextStep(lock, s);
+      return s;
+    }
   }
   EnterStep(lock);
   return absl::OkStatus();
@@ -111,6 +114,22 @@ absl::Status RefitSupervisor::Disconnect(Deadline deadline) {
   }
   phase_ = RefitPhase::kTorn;
   return absl::OkStatus();
+}
+
+void RefitSupervisor::FailNextStep(const absl::Status& status) {
+  Lock lock(mutex_);
+  FailNextStep(lock, status);
+}
+
+void RefitSupervisor::FailNextStep(Lock& lock, const absl::Status& status) {
+  changed_.wait(lock, [&] { return telling_ == 0; });
+  lock.unlock();
+  const uint64_t step = actions_.begin_step();
+  lock.lock();
+  step_ = step;
+  failure_ = status;
+  is_untold_ = false;
+  Tell(lock, status);
 }
 
 void RefitSupervisor::Connected() {

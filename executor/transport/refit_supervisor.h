@@ -39,11 +39,11 @@ enum class RefitPhase : uint8_t {
   kStopping,  // the supervisor's thread ends the work
 };
 
-// Enter, BeginRefit, EndRefit, Fail, AwaitOver, Wait and Disconnect are calls
-// of the rank's own thread; the others may come from any thread. A failure
-// belongs to the step of the control plane in which it is found. Once there is
-// one, the supervisor's thread tells the other ranks and stops the work; the
-// calls of the rank return after that.
+// Enter, FailNextStep, BeginRefit, EndRefit, Fail, AwaitOver, Wait and
+// Disconnect are calls of the rank's own thread; the others may come from any
+// thread. A failure belongs to the step of the control plane in which it is
+// found. Once there is one, the supervisor's thread tells the other ranks and
+// stops the work; the calls of the rank return after that.
 class RefitSupervisor {
  public:
   struct Actions {
@@ -75,10 +75,13 @@ class RefitSupervisor {
 
   // Enters the next step, after a failure of the one before was told and its
   // work has ended. kDeadlineExceeded: its work goes on, because a graph of the
-  // caller's still holds it.
+  // caller's still holds it; the next step has failed with that.
   absl::Status Enter(Deadline deadline);
   // Ends what is under way; kTorn from now on. Errors as Enter.
   absl::Status Disconnect(Deadline deadline);
+  // Enters the next step only to fail it, because this rank cannot come to what
+  // the others do there: its own work of before goes on.
+  void FailNextStep(const absl::Status& status);
   void Connected();  // kIdle from now on
 
   // Enters a step for a refit, unless one that nobody has waited for has
@@ -121,6 +124,7 @@ class RefitSupervisor {
   absl::Status AwaitStopped(Lock& lock, Deadline deadline);
   void AwaitOver(Lock& lock);
   void EnterStep(Lock& lock);
+  void FailNextStep(Lock& lock, const absl::Status& status);
   void Probe();
   void Stop(Lock& lock);
   void Watch();

@@ -45,7 +45,7 @@ class UcxTransport : public Transport {
       std::string_view mine, absl::Span<const int32_t> to,
       absl::Span<const int32_t> from, Deadline deadline) override;
   Fence* fence() override { return nullptr; }
-  absl::Status BeginRefit(Deadline deadline) override;
+  absl::Status BeginRefit(Deadline deadline, bool is_captured) override;
   absl::Status Exchange(const ExchangeRound& round, Stream stream) override;
   absl::Status EndRefit(Stream stream) override;
   // Every call above returns when its work is done.
@@ -300,7 +300,7 @@ absl::StatusOr<std::vector<std::string>> UcxTransport::ExchangeBytes(
   return control().Exchange(mine, to, from, "sharing", deadline);
 }
 
-absl::Status UcxTransport::BeginRefit(Deadline deadline) {
+absl::Status UcxTransport::BeginRefit(Deadline deadline, bool) {
   BeginStep();
   deadline_ = deadline;
   if (!is_whole_) {

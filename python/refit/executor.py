@@ -76,7 +76,7 @@ class Executor:
 
         `hooks` says which of the plan's post-hooks (`Plan.post_hooks`) this worker performs. Functions,
         `{name: function(tensor_name, tensor)}`, are called by `wait` for each tensor once the refit has written all; an
-        exception leaves the executor torn. A name without a function, `[name]` or `{name: None}`, is the caller's promise
+        exception fails the refit on all ranks. A name without a function, `[name]` or `{name: None}`, is the caller's promise
         to do it after `wait`, before it serves. The executor performs arithmetic hooks that are not named. Any other
         that is not named is a BindError, and so is a name that is no post-hook. Names of post-hooks that the plan does
         not have are passed over.
@@ -139,7 +139,7 @@ class Executor:
         return self
 
     def wait(self) -> None:
-        """Returns when the refits enqueued so far are over on all ranks, and this rank's post-hooks are done."""
+        """Returns when the refits enqueued so far are over on all ranks, and all ranks' post-hooks are done."""
         self._hook_error = None
         try:
             self._core.wait()

@@ -144,7 +144,7 @@ def test_functions_are_called_with_each_tensor_before_success_is_told(latent_pla
     assert [hook.refit for hook in executors[1].post_hooks] == [1, 1]
 
 
-def test_a_function_that_fails_leaves_the_worker_torn(latent_plan):
+def test_a_function_that_fails_fails_the_refit_on_all_ranks(latent_plan):
     tensors = tensors_of(latent_plan)
     fails = [True]
 
@@ -156,11 +156,13 @@ def test_a_function_that_fails_leaves_the_worker_torn(latent_plan):
     on_all_ranks(latent_plan,
                  lambda rank: executors[rank].bind(tensors[rank], hooks={"derive-latent-projections": derive}))
     trainer, worker = on_all_ranks(latent_plan, lambda rank: executors[rank].run())
-    assert trainer is None
-    assert str(worker) == ('rank 1: post-hook "derive-latent-projections" of '
-                           "\"model.layers.0.self_attn.kv_b_proj.weight\" failed: KeyError: 'no such layer'")
+    failure = ('post-hook "derive-latent-projections" of '
+               "\"model.layers.0.self_attn.kv_b_proj.weight\" failed: KeyError: 'no such layer'")
+    assert str(trainer) == f"rank 0: rank 1 cannot go on: {failure}"
+    assert str(worker) == f"rank 1: {failure}"
     assert isinstance(worker.__cause__, KeyError)
-    assert executors[1].state == "torn" and executors[1].refits == 0
+    for executor in executors:
+        assert executor.state == "torn" and executor.refits == 0
     fails[0] = False
     assert on_all_ranks(latent_plan, lambda rank: executors[rank].run()) == [None, None]
     assert executors[1].state == "bound" and executors[1].refits == 1

@@ -67,6 +67,7 @@ TEST(PayloadStatusTest, CodeOfAnotherVersionIsUnknown) {
 TEST(HandshakeRecordTest, FieldsTravelOneByOne) {
   const HandshakeRecord record = {.stage = HandshakeStage::kBind,
                                   .ready = false,
+                                  .why = "no",
                                   .records = true,
                                   .format_version = 0x10002,
                                   .world_size = 3,
@@ -75,14 +76,16 @@ TEST(HandshakeRecordTest, FieldsTravelOneByOne) {
   WriteFields(record, writer);
   const std::string bytes = writer.Take();
   EXPECT_EQ(bytes, std::string("\x01\0\0\0"
-                               "\0\x01"
+                               "\0"
+                               "\x02\0\0\0\0\0\0\0no"
+                               "\x01"
                                "\x02\0\x01\0"
                                "\x03\0\0\0"
                                "\x05\0\0\0\0\0\0\0"
                                "\x06\0\0\0\0\0\0\0",
-                               30));
+                               40));
   // None of these is a value of its field.
-  for (const size_t at : {size_t{0}, size_t{4}, size_t{5}}) {
+  for (const size_t at : {size_t{0}, size_t{4}, size_t{15}}) {
     std::string forged = bytes;
     forged[at] = 9;
     PayloadReader reader(forged);
@@ -96,6 +99,7 @@ TEST(HandshakeRecordTest, FieldsTravelOneByOne) {
   EXPECT_TRUE(reader.Complete());
   EXPECT_EQ(read.stage, record.stage);
   EXPECT_EQ(read.ready, record.ready);
+  EXPECT_EQ(read.why, record.why);
   EXPECT_EQ(read.body_digest.high(), 6u);
 }
 

@@ -367,9 +367,10 @@ TEST(ExecutorTest, BindMakesAnotherGraph) {
   world.Bind();
   const auto ranks = static_cast<uint64_t>(plan.world_size());
   EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{0, ranks}));
-  // Rank 1's tensors go where they were; its graph is of the earlier Bind.
+  // Rank 1's tensors go where they were; its graph is of the earlier Bind. It
+  // makes another before it launches one, as the others do.
   EXPECT_TRUE(world.executor(1).Bind(world.tensors[1]).ok());
-  EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{ranks - 1, ranks}));
+  EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{ranks, ranks}));
   EXPECT_EQ(world.recording.recordings, plan.world_size() + 1);
 }
 
@@ -926,6 +927,21 @@ class CapturingWorld : public ExecutorWorld {
     }
   }
 };
+
+TEST(ExecutorTest, NoDigestIsCaptured) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  CapturingDevice device;
+  CapturingWorld world(plan, device);
+  world.Bind();
+  device.is_capturing = true;
+  const absl::Status refused = world.executor(1).Digest().status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(refused.message(),
+            "rank 1: Digest on a stream that is captured: it reads its result "
+            "at once; give it another stream, or call it when the capture has "
+            "ended");
+  EXPECT_EQ(world.executor(1).state(), ExecutorState::kBound);
+}
 
 // Wait would take the captured refit's end for that of the one under way.
 TEST(ExecutorTest, NoRefitIsCapturedWhileOneIsUnderWay) {

@@ -58,7 +58,7 @@ class LocalTransportMismatch : public testing::Test {
                   : Operation{fb::MessageKind::kRecv, 0, in.data(), in.size()};
           const Deadline deadline =
               std::chrono::steady_clock::now() + std::chrono::seconds(30);
-          statuses[rank] = world.ends[rank]->BeginRefit(deadline);
+          statuses[rank] = world.ends[rank]->BeginRefit(deadline, false);
           if (!statuses[rank].ok()) return;
           statuses[rank] = world.ends[rank]->Exchange(
               {rank == 0 ? round : 5, fb::Route::kPeer, {&operation, 1}},

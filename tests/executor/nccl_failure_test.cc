@@ -6,7 +6,10 @@
 
 #include <atomic>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <thread>
+#include <utility>
 
 #include "refit/interruption.h"
 #include "tests/executor/fake_nccl/fake_nccl.h"
@@ -404,18 +407,75 @@ TEST_F(NcclFailureTest, CorruptedByteIsSeenByTheCheck) {
   EXPECT_EQ(check.Check(world_->tensors).wrong_elements, 1);
 }
 
-// "Records" by enqueuing at once, and keeps no graph of it.
+// Its graphs, unless it keeps none, make the recorded calls again. What a GPU
+// does after a launch is done here in it, so a launch must not fail.
 class CapturingDevice : public HostDevice {
  public:
   absl::StatusOr<std::unique_ptr<DeviceGraph>> Record(
       const std::function<absl::Status(Stream)>& enqueue) override {
     ++recordings;
-    if (absl::Status s = enqueue(nullptr); !s.ok()) return s;
-    return nullptr;
+    fake_nccl_set_groups(kFakeCaptured);
+    is_capturing = true;
+    absl::Status status = enqueue(nullptr);
+    is_capturing = false;
+    fake_nccl_set_groups(kFakeEager);
+    if (status.ok() && fails_once.exchange(false)) {
+      status = absl::ResourceExhaustedError("no memory for the graph");
+    }
+    if (!status.ok()) return status;
+    if (!keeps_graphs) return nullptr;
+    return std::make_unique<Graph>(*this, enqueue);
+  }
+  absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
+      absl::Span<std::byte* const> table,
+      absl::Span<const CopyBatch> batches) override {
+    auto prepared = HostDevice::Prepare(table, batches);
+    if (!prepared.ok()) return prepared.status();
+    return std::make_unique<Copies>(*std::move(prepared));
   }
 
+  bool keeps_graphs = false;
+  bool runs_graphs = true;
   std::atomic<int> recordings = 0;
+  std::atomic<int> launches = 0;
+  std::atomic<bool> fails_once = false;  // the next recording, at its end
+
+ private:
+  class Graph : public DeviceGraph {
+   public:
+    Graph(CapturingDevice& device, std::function<absl::Status(Stream)> enqueue)
+        : device_(device), enqueue_(std::move(enqueue)) {}
+    absl::Status Launch(Stream stream) override {
+      ++device_.launches;
+      if (!device_.runs_graphs) return absl::OkStatus();
+      fake_nccl_set_groups(kFakeLaunched);
+      const absl::Status status = enqueue_(stream);
+      fake_nccl_set_groups(kFakeEager);
+      return status;
+    }
+
+   private:
+    CapturingDevice& device_;
+    const std::function<absl::Status(Stream)> enqueue_;
+  };
+  class Copies : public PreparedCopies {
+   public:
+    explicit Copies(std::unique_ptr<PreparedCopies> copies)
+        : copies_(std::move(copies)) {}
+    absl::Status Enqueue(size_t batch, Stream stream,
+                         const uint32_t* unless) override {
+      return is_capturing ? absl::OkStatus()
+                          : copies_->Enqueue(batch, stream, unless);
+    }
+
+   private:
+    const std::unique_ptr<PreparedCopies> copies_;
+  };
+
+  static thread_local bool is_capturing;
 };
+
+thread_local bool CapturingDevice::is_capturing = false;
 
 class NcclRecordingTest : public NcclFailureTest {
  protected:
@@ -466,6 +526,120 @@ TEST_F(NcclRecordingTest, RecordingThatFailsOnTheWireFailsTheRefit) {
   ASSERT_EQ(world_->executor(1).notices().size(), 1);
   EXPECT_EQ(world_->executor(1).notices().front().kind,
             NoticeKind::kNotRecorded);
+}
+
+TEST_F(NcclRecordingTest, LaterRefitsLaunchTheGraph) {
+  capturing_.keeps_graphs = true;
+  for (int i = 0; i < 3; ++i) world_->ExpectEveryElementRight(plan_);
+  EXPECT_EQ(capturing_.recordings, plan_.world_size());
+  EXPECT_EQ(capturing_.launches, 2 * plan_.world_size());
+  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
+}
+
+// The others launch their graphs; this one has none of its new addresses yet.
+TEST_F(NcclRecordingTest, RankThatBindsAnewAloneLaunchesAGraphAsTheOthers) {
+  capturing_.keeps_graphs = true;
+  for (int i = 0; i < 2; ++i) world_->ExpectEveryElementRight(plan_);
+  ASSERT_TRUE(world_->executor(1)
+                  .Bind(world_->tensors[1], ExecutorWorld::kTimeout)
+                  .ok());
+  const int recordings = capturing_.recordings;
+  for (int i = 0; i < 2; ++i) world_->ExpectEveryElementRight(plan_);
+  EXPECT_EQ(capturing_.recordings, recordings + 1);
+  EXPECT_EQ(world_->executor(1).counters().graph_launches, 1);
+  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
+}
+
+TEST_F(NcclRecordingTest, RanksOfWhichOneCouldNotRecordLaunchNoGraph) {
+  capturing_.keeps_graphs = true;
+  capturing_.fails_once = true;
+  for (int i = 0; i < 3; ++i) world_->ExpectEveryElementRight(plan_);
+  EXPECT_EQ(capturing_.launches, 0);
+  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
+}
+
+// What it records in Run may fail too: nobody is left waiting.
+TEST_F(NcclRecordingTest, RecordingInRunThatFailsFailsTheRefit) {
+  capturing_.keeps_graphs = true;
+  for (int i = 0; i < 2; ++i) world_->ExpectEveryElementRight(plan_);
+  ASSERT_TRUE(world_->executor(1)
+                  .Bind(world_->tensors[1], ExecutorWorld::kTimeout)
+                  .ok());
+  capturing_.fails_once = true;
+  capturing_.runs_graphs = false;
+  for (const absl::Status& status : RefitOnAll(kAmple)) {
+    ExpectContains(status, "no memory for the graph");
+  }
+  ExpectWholeAfterConnect();
+}
+
+TEST_F(NcclRecordingTest, RecordingInRunThatFailsOnTheWireFailsTheRefit) {
+  capturing_.keeps_graphs = true;
+  for (int i = 0; i < 2; ++i) world_->ExpectEveryElementRight(plan_);
+  ASSERT_TRUE(world_->executor(1)
+                  .Bind(world_->tensors[1], ExecutorWorld::kTimeout)
+                  .ok());
+  fake_nccl_fail_at(1, 0, kInternalError);
+  capturing_.runs_graphs = false;
+  for (const absl::Status& status : RefitOnAll(kAmple)) {
+    ExpectContains(status, "recording the rounds as a graph: round 0: ");
+    ExpectContains(status, "NCCL error 3");
+  }
+  ExpectWholeAfterConnect();
+}
+
+// Sources quantize, destinations do not: these have nothing to digest between
+// the rounds.
+TEST(NcclCheckedRefitTest, ChecksOfScratchLaunchNoGraphOnAnyRank) {
+  fake_nccl_reset();
+  const PlanFile plan = CompiledPlan(
+      R"({"model": "config.json",
+ "source": {"layout": "megatron", "tensor_parallel": 2},
+ "destination": {"layout": "vllm", "tensor_parallel": 2,
+                 "dtype": "fp8_e4m3_block128"},
+ "options": {"peer": "staged"}})",
+      R"({"model_type": "qwen3", "hidden_size": 256, "num_hidden_layers": 2,
+ "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 128,
+ "intermediate_size": 256, "vocab_size": 40, "tie_word_embeddings": true,
+ "torch_dtype": "bfloat16"})");
+  const auto quantizes = [&](int32_t rank) {
+    const auto* steps = plan.body().programs()->Get(rank)->quantizes();
+    return steps != nullptr && steps->size() > 0;
+  };
+  ASSERT_TRUE(quantizes(0));
+  ASSERT_FALSE(quantizes(2));
+  CapturingDevice capturing;
+  capturing.keeps_graphs = true;
+  NcclWorld world(plan, ExecutorOptions{.device = &capturing});
+  world.Bind();
+  ValueCheck(plan).FillSources(world.tensors);
+  for (int i = 0; i < 3; ++i) {
+    for (const bool check : {false, true}) {
+      RunOptions options;
+      options.check = check;
+      for (const absl::Status& status : world.OnAllRanks(
+               [&](int32_t rank) { return world.Refit(rank, options); })) {
+        ASSERT_TRUE(status.ok()) << status;
+      }
+    }
+  }
+  EXPECT_EQ(capturing.launches, 2 * plan.world_size());
+  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
+}
+
+// Its end of the connections does not come, as if a graph held it.
+TEST_F(NcclFailureTest, RankThatCannotConnectAnewEndsTheOthersHandshake) {
+  fake_nccl_kill(0);
+  const Clock::time_point begin = Clock::now();
+  const auto statuses = world_->OnAllRanks([&](int32_t rank) {
+    return rank == 0 ? world_->executor(0).Connect(kShort)
+                     : world_->executor(rank).Connect(kAmple);
+  });
+  EXPECT_LT(Clock::now() - begin, kSoon);
+  for (const absl::Status& status : statuses) {
+    ExpectContains(status, "a graph that captured a refit still exists");
+  }
+  fake_nccl_release();
 }
 
 TEST_F(NcclFailureTest, RanksRecordAllOrNone) {

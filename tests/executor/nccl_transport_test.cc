@@ -304,7 +304,7 @@ TEST_F(NcclTransportTest, RoundOfARouteWithoutEdgesIsRefused) {
   for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
   std::byte byte{};
   const auto statuses = OnAllRanks([&](int32_t rank) {
-    absl::Status status = ends_[rank]->BeginRefit(Ample());
+    absl::Status status = ends_[rank]->BeginRefit(Ample(), false);
     if (!status.ok()) return status;
     const Operation operation = {fb::MessageKind::kSend, 1 - rank, &byte, 1};
     return ends_[rank]->Exchange({2, fb::Route::kNetwork, {&operation, 1}},
@@ -324,7 +324,7 @@ TEST_F(NcclTransportTest, AbortWhileARefitBeginsIsNotHalfHeard) {
     std::thread user(
         [&] { ends_[1]->Abort(absl::CancelledError("the user's wish")); });
     const auto statuses = OnAllRanks([&](int32_t rank) {
-      absl::Status status = ends_[rank]->BeginRefit(Ample());
+      absl::Status status = ends_[rank]->BeginRefit(Ample(), false);
       if (status.ok()) status = ends_[rank]->EndRefit(nullptr);
       return status.ok() ? ends_[rank]->Wait() : status;
     });
@@ -414,9 +414,9 @@ TEST_F(NcclTransportTest, FailureWhileTheNextRefitBeginsEndsBoth) {
   options.hosts = {0};
   auto end = *CreateNcclTransport(std::move(options));
   ASSERT_TRUE(end->Connect({}, {}, Ample()).ok());
-  ASSERT_TRUE(end->BeginRefit(Ample()).ok());
+  ASSERT_TRUE(end->BeginRefit(Ample(), false).ok());
   ASSERT_TRUE(end->EndRefit(nullptr).ok());
-  absl::Status status = end->BeginRefit(Ample());
+  absl::Status status = end->BeginRefit(Ample(), false);
   if (status.ok()) status = end->EndRefit(nullptr);
   if (status.ok()) status = end->Wait();
   EXPECT_EQ(status.message(), "the refit: the device is broken");
@@ -469,7 +469,7 @@ TEST_F(NcclTransportTest, RanksThatThePlanHasApartAndTheWorldTogether) {
 
 TEST_F(NcclTransportTest, RefitBeforeConnectIsRefused) {
   MakeWorld({0, 0});
-  EXPECT_EQ(ends_[0]->BeginRefit(Ample()).code(),
+  EXPECT_EQ(ends_[0]->BeginRefit(Ample(), false).code(),
             absl::StatusCode::kFailedPrecondition);
 }
 

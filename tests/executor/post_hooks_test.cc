@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "executor/device/cast.h"
 #include "plan/enum_text.h"
 #include "refit/host_device.h"
@@ -237,7 +238,7 @@ TEST(PostHooksTest, TheCallersFunctionsAreCalledInWaitInThePlansOrder) {
   }
 }
 
-TEST(PostHooksTest, AFunctionThatFailsLeavesTheRankTorn) {
+TEST(PostHooksTest, AFunctionThatFailsFailsTheRefitOnAllRanks) {
   const PlanFile plan = PlanWith({"add-one", "publish"});
   World world(plan);
   bool fails = true;
@@ -254,9 +255,16 @@ TEST(PostHooksTest, AFunctionThatFailsLeavesTheRankTorn) {
   EXPECT_EQ(statuses[kWorker].message(),
             "rank 2: post-hook \"publish\" of \"model.layers.0.weight\" "
             "failed: the disk is full");
-  EXPECT_TRUE(statuses[0].ok());
-  EXPECT_EQ(world.executor(kWorker).state(), ExecutorState::kTorn);
-  EXPECT_EQ(world.executor(kWorker).refits(), 0);
+  EXPECT_EQ(statuses[0].message(),
+            "rank 0: rank 2 cannot go on: post-hook \"publish\" of "
+            "\"model.layers.0.weight\" failed: the disk is full");
+  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+    EXPECT_EQ(world.executor(rank).state(), ExecutorState::kTorn);
+    EXPECT_EQ(world.executor(rank).refits(), 0);
+    for (const TensorPostHook& hook : world.executor(rank).post_hooks()) {
+      EXPECT_EQ(hook.refit, 0);
+    }
+  }
   fails = false;
   ExpectOk(world.RefitOf(5));
   EXPECT_EQ(world.executor(kWorker).state(), ExecutorState::kBound);
@@ -264,7 +272,7 @@ TEST(PostHooksTest, AFunctionThatFailsLeavesTheRankTorn) {
   EXPECT_EQ(world.Element(), 6);  // once, not twice
 }
 
-TEST(PostHooksTest, AFunctionThatThrowsLeavesTheRankTorn) {
+TEST(PostHooksTest, AFunctionThatThrowsFailsTheRefitOnAllRanks) {
   const PlanFile plan = PlanWith({"publish"});
   World world(plan);
   bool throws = true;
@@ -276,8 +284,13 @@ TEST(PostHooksTest, AFunctionThatThrowsLeavesTheRankTorn) {
         }}}));
   ExpectOk(world.OnAllRanks([&](int32_t rank) {
     const absl::Status run = world.executor(rank).Run(nullptr, {});
-    if (!run.ok() || rank < kWorker) {
-      return run.ok() ? world.executor(rank).Wait() : run;
+    if (!run.ok()) return run;
+    if (rank < kWorker) {
+      EXPECT_EQ(world.executor(rank).Wait().message(),
+                absl::StrCat("rank ", rank,
+                             ": rank 2 cannot go on: a "
+                             "post-hook's function threw"));
+      return absl::OkStatus();
     }
     EXPECT_THROW((void)world.executor(rank).Wait(), std::runtime_error);
     EXPECT_EQ(world.executor(rank).state(), ExecutorState::kTorn);

@@ -56,9 +56,16 @@ class DisturbedDevice : public HostDevice {
   };
 };
 
+class UnreadableDevice : public HostDevice {
+ public:
+  absl::Status Copy(std::byte*, const std::byte*, uint64_t, Stream) override {
+    return absl::InternalError("the device is gone");
+  }
+};
+
 class World : public ExecutorWorld {
  public:
-  World(const PlanFile& plan, DisturbedDevice& device, int32_t disturbed)
+  World(const PlanFile& plan, HostDevice& device, int32_t disturbed)
       : World(plan, device, disturbed,
               std::make_shared<LocalFabric>(plan.world_size())) {}
 
@@ -78,7 +85,7 @@ class World : public ExecutorWorld {
   }
 
  private:
-  World(const PlanFile& plan, DisturbedDevice& device, int32_t disturbed,
+  World(const PlanFile& plan, HostDevice& device, int32_t disturbed,
         const std::shared_ptr<LocalFabric>& fabric)
       : ExecutorWorld(plan.world_size(), fabric) {
     for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
@@ -110,9 +117,10 @@ TEST(QuantizedCheckTest, WhatIsQuantizedIsComparedWhereBothSidesHoldIt) {
     ASSERT_EQ(world.executor(0).notices().size(), 1);
     EXPECT_EQ(world.executor(0).notices()[0].kind, NoticeKind::kNotCompared);
     EXPECT_EQ(world.executor(0).notices()[0].text,
-              "the check after a refit leaves out params that destinations "
-              "quantize themselves, "
-              "\"model.layers.{0}.mlp.gate_proj.weight:fp8_e4m3\" and 5 more");
+              "the check after a refit compares what destinations quantize as "
+              "it arrives, and not what they make of it: "
+              "\"model.layers.{0}.mlp.gate_proj.weight:fp8_e4m3\" and 5 more "
+              "params");
   }
 }
 
@@ -149,6 +157,28 @@ TEST(QuantizedCheckTest, OneBitOfAQuantizedValueAndOfAScaleIsSeen) {
     }
     for (const absl::Status& status : world.CheckedRefit()) {
       EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
+// The others are in the exchange of digests by then.
+TEST(QuantizedCheckTest, ARankThatCannotReadItsDigestsEndsTheCheckOnAll) {
+  const PlanFile plan = WindowsPlan(R"("scratch_bytes": 150000)");
+  for (const int32_t unreadable : {0, kWorker}) {
+    UnreadableDevice device;
+    World world(plan, device, unreadable);
+    world.Bind();
+    ValueCheck(plan).FillSources(world.tensors);
+    const std::vector<absl::Status> statuses = world.CheckedRefit();
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      const std::string told =
+          rank == unreadable
+              ? ""
+              : "aborted by rank " + std::to_string(unreadable) + ": ";
+      EXPECT_EQ(
+          statuses[rank].message(),
+          "rank " + std::to_string(rank) + ": " + told + "the device is gone");
+      EXPECT_EQ(world.executor(rank).state(), ExecutorState::kTorn);
     }
   }
 }

@@ -167,6 +167,23 @@ TEST(StateDigestTest, ReplicasCountWhatNoLowerRankHolds) {
   EXPECT_TRUE(world.executor(3).Digest(nullptr, {.among = {1, 3}})->empty());
 }
 
+// What the lowest replica's hooks change is counted by the next.
+TEST(StateDigestTest, ReplicasCountWhatAHookChangedOnTheLowest) {
+  PlanBuilder builder = RelayPlan({.replicas = 3, .layers = 2});
+  builder.buffers.push_back(builder.buffers[0]);
+  builder.buffers[1].post_hooks = {"add-one"};
+  builder.ranks[1].buffers = {1};
+  const PlanFile plan = builder.Open();
+  World world(plan);
+  world.Bind();
+  ValueCheck(plan).FillSources(world.tensors);
+  for (const absl::Status& status : world.CheckedRefit()) {
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  EXPECT_EQ(Sum(world, {1, 2, 3}), Sum(world, {0}));
+  EXPECT_FALSE(Sum(world, {0}).empty());
+}
+
 TEST(StateDigestTest, EveryFlippedBitIsSeenInItsParamAlone) {
   const PlanFile plan = ReshardPlan({.layers = 3}).Open();
   World world(plan);

@@ -112,7 +112,8 @@ inline std::vector<absl::Status> TransportConformance::RingRefit(
     const std::function<bool(int32_t, uint32_t)>& fails_at) {
   const auto ranks = static_cast<int32_t>(world_.ends.size());
   return OnAllRanks([&](int32_t rank) -> absl::Status {
-    if (absl::Status s = end(rank).BeginRefit(Ample()); !s.ok()) return s;
+    if (absl::Status s = end(rank).BeginRefit(Ample(), false); !s.ok())
+      return s;
     for (uint32_t round = 0; round < rounds; ++round) {
       if (fails_at(rank, round)) {
         const absl::Status status = absl::InternalError("on purpose");
@@ -203,7 +204,8 @@ TEST_P(TransportConformance, EveryPairExchangesInEveryRound) {
   MakeWorld(kRanks);
   ConnectAll();
   const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
-    if (absl::Status s = end(rank).BeginRefit(Ample()); !s.ok()) return s;
+    if (absl::Status s = end(rank).BeginRefit(Ample(), false); !s.ok())
+      return s;
     for (uint32_t round = 0; round < kRounds; ++round) {
       std::vector<std::vector<std::byte>> out(kRanks), in(kRanks);
       std::vector<Operation> operations;
@@ -235,7 +237,8 @@ TEST_P(TransportConformance, OperationsToOnePeerMatchInIssueOrder) {
   auto first = Filled(8, 1), second = Filled(8, 2);
   auto first_in = Filled(8, 0), second_in = Filled(8, 0);
   const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
-    if (absl::Status s = end(rank).BeginRefit(Ample()); !s.ok()) return s;
+    if (absl::Status s = end(rank).BeginRefit(Ample(), false); !s.ok())
+      return s;
     std::vector<Operation> operations;
     if (rank == 0) {
       operations = {Send(1, first), Send(1, second)};
@@ -256,7 +259,8 @@ TEST_P(TransportConformance, ReceiveWithoutSenderEndsAtTheDeadline) {
   ConnectAll();
   auto bytes = Filled(64, 0);
   const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
-    absl::Status s = end(rank).BeginRefit(In(std::chrono::milliseconds(100)));
+    absl::Status s =
+        end(rank).BeginRefit(In(std::chrono::milliseconds(100)), false);
     if (s.ok() && rank == 1) s = Exchange(rank, 3, {Recv(0, bytes)});
     return s.ok() ? Finish(rank) : s;
   });
@@ -274,7 +278,8 @@ TEST_P(TransportConformance, AbortWakesEveryRankAndNamesWhereItWas) {
   auto bytes = Filled(64, 0), out = Filled(32, 0);
   std::latch begun(2);
   const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
-    if (absl::Status s = end(rank).BeginRefit(Ample()); !s.ok()) return s;
+    if (absl::Status s = end(rank).BeginRefit(Ample(), false); !s.ok())
+      return s;
     if (rank == 0) {
       begun.wait();
       end(rank).Abort(absl::InternalError("out of luck"));
@@ -327,7 +332,8 @@ TEST_P(TransportConformance, RankThatLeftARefitOutIsToldByItsNextCall) {
   auto bytes = Filled(64, 0);
   const auto refit = OnAllRanks([&](int32_t rank) -> absl::Status {
     if (rank == 2) return absl::OkStatus();
-    absl::Status s = end(rank).BeginRefit(In(std::chrono::milliseconds(100)));
+    absl::Status s =
+        end(rank).BeginRefit(In(std::chrono::milliseconds(100)), false);
     if (s.ok() && rank == 0) s = Exchange(rank, 1, {Recv(2, bytes)});
     return s.ok() ? Finish(rank) : s;
   });
@@ -399,7 +405,8 @@ TEST_P(FenceConformance, FenceOrdersWritesIntoThePeersMemory) {
   ConnectAll();
   int memory = 0;
   const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
-    if (absl::Status s = end(rank).BeginRefit(Ample()); !s.ok()) return s;
+    if (absl::Status s = end(rank).BeginRefit(Ample(), false); !s.ok())
+      return s;
     Fence& fence = *end(rank).fence();
     const int32_t peer = 1 - rank;
     for (int round = 1; round <= 1000; ++round) {
@@ -427,7 +434,8 @@ TEST_P(FenceConformance, RankMayBeOriginToOnePeerAndTargetToAnother) {
   int written[3] = {};    // by its target
   int stored[3][3] = {};  // by target and origin
   const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
-    if (absl::Status s = end(rank).BeginRefit(Ample()); !s.ok()) return s;
+    if (absl::Status s = end(rank).BeginRefit(Ample(), false); !s.ok())
+      return s;
     Fence& fence = *end(rank).fence();
     for (int round = 1; round <= 1000; ++round) {
       written[rank] = round;
@@ -456,7 +464,7 @@ TEST_P(FenceConformance, AwaitNamesThePeerThatDoesNotGrant) {
   ConnectAll();
   const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
     absl::Status s = end(rank).BeginRefit(
-        rank == 0 ? In(std::chrono::milliseconds(100)) : Ample());
+        rank == 0 ? In(std::chrono::milliseconds(100)) : Ample(), false);
     const std::vector<int32_t> peers = {1, 2}, zero = {0};
     if (s.ok() && rank == 1) s = end(rank).fence()->Grant(zero, nullptr);
     if (s.ok() && rank == 0) s = end(rank).fence()->AwaitGrants(peers, nullptr);
@@ -472,7 +480,8 @@ TEST_P(FenceConformance, AbortEndsTheAwaitsOfTheFence) {
   ConnectAll();
   std::latch begun(2);
   const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
-    if (absl::Status s = end(rank).BeginRefit(Ample()); !s.ok()) return s;
+    if (absl::Status s = end(rank).BeginRefit(Ample(), false); !s.ok())
+      return s;
     const int32_t two = 2;
     if (rank == 2) {
       begun.wait();
@@ -504,7 +513,8 @@ TEST_P(FenceConformance, NobodyStoresAfterAnAwaitHasFailed) {
     std::latch granted(2);
     std::atomic<bool> storing = false, stored_late = false;
     OnAllRanks([&](int32_t rank) -> absl::Status {
-      if (absl::Status s = end(rank).BeginRefit(Ample()); !s.ok()) return s;
+      if (absl::Status s = end(rank).BeginRefit(Ample(), false); !s.ok())
+        return s;
       Fence& fence = *end(rank).fence();
       const std::vector<int32_t> zero = {0}, one = {1};
       if (rank == 2) {

@@ -61,7 +61,7 @@ TEST(UcxTransportTest, LargeMessagesArriveWhole) {
                 absl::Status& status = statuses[rank];
                 status = end.Connect({}, edges, deadline);
                 for (uint32_t round = 0; status.ok() && round < 3; ++round) {
-                  status = end.BeginRefit(deadline);
+                  status = end.BeginRefit(deadline, false);
                   if (!status.ok()) return;
                   status = end.Exchange(
                       {.index = round, .operations = operations}, nullptr);
@@ -97,7 +97,8 @@ TEST(UcxTransportTest, DifferentSizesAreNamed) {
                   const Deadline deadline = Clock::now() + seconds(60);
                   absl::Status& status = statuses[rank];
                   status = ends[rank]->Connect({}, {&edge, 1}, deadline);
-                  if (status.ok()) status = ends[rank]->BeginRefit(deadline);
+                  if (status.ok())
+                    status = ends[rank]->BeginRefit(deadline, false);
                   if (!status.ok()) return;
                   status = ends[rank]->Exchange(
                       {.index = 5, .operations = {&operation, 1}}, nullptr);

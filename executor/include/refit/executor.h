@@ -61,8 +61,8 @@ struct PostHookPerformer {
   std::string name;
   // Called by Wait, on its thread, for each tensor that has the hook, once the
   // refit has written all tensors. It must finish or enqueue on a stream that
-  // the worker's own work follows. An error leaves the executor torn. Null: the
-  // caller performs the hook after Wait, before it serves.
+  // the worker's own work follows. An error fails the refit on all ranks. Null:
+  // the caller performs the hook after Wait, before it serves.
   std::function<absl::Status(const TensorPostHook&, const BoundTensor&)>
       perform;
 };
@@ -102,7 +102,9 @@ enum class NoticeKind : uint8_t {
   kUnwatched = 3,  // a free of tensors' memory would not be noticed; of Bind
   // Refits are enqueued one by one, not as a graph; of Connect and Wait.
   kNotRecorded = 4,
-  kNotCompared = 5,  // params that RunOptions::check leaves out; of Wait
+  // Params that RunOptions::check does not compare, because destinations make
+  // them by quantizing what arrives; of Wait.
+  kNotCompared = 5,
 };
 
 // What a rank does otherwise than its user may expect. Nothing has failed.
@@ -257,9 +259,9 @@ class Executor {
   absl::Status Run(Stream stream, const RunOptions& options);
 
   // Returns when the refits enqueued so far are over on all ranks and the
-  // caller's functions have performed this rank's post-hooks, once for all of
-  // them: the weights are in place. An error leaves kTorn; that of a post-hook
-  // is this rank's alone.
+  // callers' functions have performed all ranks' post-hooks, once for all of
+  // them: the weights are in place. An error leaves kTorn. If a post-hook
+  // fails, or is not done before the deadline, the refit fails on all ranks.
   absl::Status Wait();
 
   // What this rank's tensors hold of each param, in the plan's order, once the
@@ -267,8 +269,8 @@ class Executor {
   // that the plan does not move, and tensors that have post-hooks, whose values
   // are not the source's, are left out. It allocates, so call it while no other
   // rank on the same device is in a refit. Errors: kFailedPrecondition, not
-  // bound, or running; kInvalidArgument, `options.among` without this rank or
-  // with what is no rank.
+  // bound, or running, or `stream` is captured; kInvalidArgument,
+  // `options.among` without this rank or with what is no rank.
   absl::StatusOr<std::vector<ParamDigest>> Digest(
       Stream stream = nullptr, const DigestOptions& options = {});
 
@@ -303,7 +305,10 @@ class Executor {
   absl::Status CheckCapture(bool check) const;
   absl::Status PrepareCheck(Deadline deadline);
   absl::Status CompareStates();
+  absl::Status ReadMeasurements();
+  absl::Status PerformHooksTogether();
   absl::Status PerformHooks();
+  void NoteHooks();
 
   const PlanFile& plan_;
   const ExecutorOptions options_;
@@ -313,10 +318,10 @@ class Executor {
   std::vector<Notice> notices_;  // by kind
   RunCounters counters_;
   std::vector<RoundMeasurement> rounds_;
-  uint64_t refits_ = 0;     // that succeeded
-  uint64_t in_flight_ = 0;  // enqueued and not waited for
-  // When to compare states by; none: no refit in flight is checked.
-  std::optional<Deadline> check_deadline_;
+  uint64_t refits_ = 0;                      // that succeeded
+  uint64_t in_flight_ = 0;                   // enqueued and not waited for
+  Deadline deadline_;                        // of the last Run
+  bool checks_ = false;                      // a refit in flight is checked
   std::unique_ptr<RefitEnqueuer> enqueuer_;  // until Close
 
   // Since Connect.

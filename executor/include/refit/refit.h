@@ -466,11 +466,11 @@ refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
 refit_status* refit_executor_run(refit_executor* executor, void* stream,
                                  const refit_run_options* options);
 
-/* Returns when the refits enqueued so far are over on all ranks and this rank's
+/* Returns when the refits enqueued so far are over on all ranks and all ranks'
  * post-hook functions have returned, once for all of them: the new weights are
  * in place. Collective. An error leaves REFIT_STATE_TORN. Errors as of run;
- * REFIT_INTERNAL, a post-hook function failed, which is this rank's error
- * alone; REFIT_DATA_LOSS, a checked refit's states differ. */
+ * REFIT_INTERNAL, a post-hook function of this rank failed; REFIT_ABORTED, one
+ * of another rank did; REFIT_DATA_LOSS, a checked refit's states differ. */
 refit_status* refit_executor_wait(refit_executor* executor);
 
 /* A digest of what tensors hold, whatever their layout: a sum over elements.
@@ -552,7 +552,8 @@ enum {
    * graph failed, or since another rank does not record. Of connect and wait.
    */
   REFIT_NOTICE_NOT_RECORDED = 4,
-  /* Params that the check after a refit leaves out. Of wait. */
+  /* Params that the check after a refit leaves out, because destinations make
+   * them by quantizing what arrives. Of wait. */
   REFIT_NOTICE_NOT_COMPARED = 5
 };
 

@@ -23,12 +23,18 @@ namespace refit {
 using Deadline = std::chrono::steady_clock::time_point;
 
 // The step in which a rank shakes hands.
-enum class HandshakeStage : uint32_t { kConnect = 0, kBind = 1, kCheck = 2 };
+enum class HandshakeStage : uint32_t {
+  kConnect = 0,
+  kBind = 1,
+  kCheck = 2,
+  kPostHooks = 3,
+};
 
 // All ranks must agree on this before any byte moves.
 struct HandshakeRecord {
   HandshakeStage stage = HandshakeStage::kConnect;
   bool ready = true;  // false: this rank cannot go on, so no rank does
+  std::string why;    // that is; "": only its own error says it
   // Of a Connect: whether this rank may record its rounds as a graph. Ranks may
   // differ in it; if one does not, none does.
   bool records = true;
@@ -110,24 +116,33 @@ class Transport {
     return std::nullopt;
   }
 
-  // The Exchanges that follow, until Wait, are recorded on a capturing stream.
-  // Between AwaitOwnEnd and Wait: no rank leaves a refit before all are done,
-  // and what is recorded may need the peers. If one of these Exchanges fails,
-  // the refit does.
+  // The Exchanges that follow, until EndRecording, are recorded on a capturing
+  // stream. Between BeginRefit and EndRefit, or between AwaitOwnEnd and Wait:
+  // no rank leaves a refit before all are done, and what is recorded may need
+  // the peers.
   virtual void BeginRecording() {}
+  // If one of these Exchanges failed, fails the refit with that and returns it.
+  // The capture has ended: an abort may wait for its graph.
+  virtual absl::Status EndRecording() { return absl::OkStatus(); }
+
+  // Tells the other ranks in the next Wait whether this one can replay its
+  // Exchanges from then on, or has none. False if it is not called.
+  virtual void OfferReplay(bool /*offered*/) {}
+  // Whether all ranks offered it in the last Wait that succeeded, since
+  // Connect: NCCL wants both ends of a message captured, or neither. True where
+  // ranks need not agree.
+  virtual bool AllReplay() const { return true; }
 
   // `callback` is called, on any thread, before the transport aborts work of
   // this rank. Graphs that hold its exchanges must have ended when it returns,
   // because NCCL waits for them. Set it before the first Connect.
   virtual void OnBreak(std::function<void()>) {}
 
-  // The refit that BeginRefit starts next is captured into a graph of the
-  // caller's. If it fails, nothing of it is under way; an abort that waits for
-  // that graph goes on when the calls of this rank have returned.
-  virtual void BeginCapture() {}
-
-  // Starts a refit, whose `deadline` lasts until Wait returns.
-  virtual absl::Status BeginRefit(Deadline deadline) = 0;
+  // Starts a refit, whose `deadline` lasts until Wait returns. `is_captured`:
+  // it becomes part of a graph of the caller's. If it fails then, nothing of it
+  // is under way; an abort that waits for that graph goes on when the calls of
+  // this rank have returned.
+  virtual absl::Status BeginRefit(Deadline deadline, bool is_captured) = 0;
 
   // Enqueues one group. When `stream` reaches this point, the staging ranges
   // are free again and the received bytes are in place. An error names the

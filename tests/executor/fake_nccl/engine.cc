@@ -395,6 +395,12 @@ void Engine::Move(Operation& send, Operation& recv) {
                        ", which receives it in their group ", recv.pair_group);
     }
   }
+  if (send.is_of_graph != recv.is_of_graph) {
+    RecordViolation(absl::StrCat(OperationText(send), " ",
+                                 send.is_of_graph ? "in" : "outside of",
+                                 " a graph, which receives it ",
+                                 recv.is_of_graph ? "in one" : "outside"));
+  }
   send.edge->sends.pop_front();
   send.edge->recvs.pop_front();
   MarkDone(send);

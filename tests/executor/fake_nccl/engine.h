@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "executor/transport/nccl_api.h"
+#include "tests/executor/fake_nccl/fake_nccl.h"
 
 namespace refit::nccl::fake {
 
@@ -44,6 +45,7 @@ struct Operation {
   int peer = 0;
   Communicator* comm = nullptr;
   Fault fault;
+  bool is_of_graph = false;
   // Set when its group is issued.
   Edge* edge = nullptr;
   uint64_t pair_group = 0;  // this rank's n-th group with the peer
@@ -136,6 +138,7 @@ struct ThreadState {
   int depth = 0;            // of groups
   Result error = kSuccess;  // the group's first refusal
   std::vector<IssuedGroup> groups;
+  fake_nccl_groups groups_are = kFakeEager;
   std::string last_error;
   // What was returned as const char*.
   std::string returned_error;

@@ -20,6 +20,9 @@
 //   kernel k is done, and nothing is buffered: a message moves when both ends
 //   are in running kernels.
 // - Matching. The k-th send from a to b meets the k-th receive at b from a.
+//   NCCL registers buffers in groups that a graph captures, and hangs where one
+//   end of a message did and the other did not: both ends must come from
+//   graphs, or neither.
 // - Failure. A rank whose operation fails loses its group and can only abort
 //   the communicator. Its peers wait for ever, or get ncclRemoteError when
 //   their work needs a rank that failed, aborted or was killed.
@@ -74,6 +77,13 @@ void fake_nccl_corrupt_at(int rank, uint64_t operation, size_t byte);
 // The rank's calls block from here on; none of its operations is done.
 void fake_nccl_kill(int rank);
 
+// ---- Graphs.
+
+// What the calling thread's groups are from now on: run; taken down, as on a
+// capturing stream; run as the launch of a graph that took them down before.
+enum fake_nccl_groups { kFakeEager, kFakeCaptured, kFakeLaunched };
+void fake_nccl_set_groups(enum fake_nccl_groups groups);
+
 // ---- What was seen since the reset.
 
 // Whether groups wait for each other, or for a rank that is gone, such that no
@@ -92,7 +102,7 @@ uint64_t fake_nccl_group_mismatches();
 // the last call is done: nothing may be enqueued behind that yet.
 int fake_nccl_unawaited();
 // Two communicators of one rank in use at a time; a thread that ended inside a
-// group.
+// group; messages of which one end comes from a graph and the other does not.
 uint64_t fake_nccl_violations();
 // The first violation or group mismatch in words, "" if there is none. Valid
 // until the thread's next call of this function.

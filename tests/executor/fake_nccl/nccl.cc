@@ -153,6 +153,7 @@ Result Enqueue(bool is_send, void* data, size_t count, DataType type, int peer,
   operation.peer = peer;
   operation.comm = comm;
   operation.fault = Engine::Get().TakeFault(*comm);
+  operation.is_of_graph = thread.groups_are != kFakeEager;
   auto group = std::find_if(thread.groups.begin(), thread.groups.end(),
                             [&](const auto& g) { return g.comm == comm; });
   if (group == thread.groups.end()) {
@@ -179,6 +180,19 @@ Result CheckGroup(Lock& lock, const IssuedGroup& group) {
                              self_sends > 0 ? "send to" : "receive from",
                              " itself without its match in the group"),
                 comm);
+}
+
+// None of them runs.
+Result Capture(const std::vector<IssuedGroup>& groups) {
+  for (const IssuedGroup& group : groups) {
+    for (const auto& operation : group.operations) {
+      if (operation->fault.kind != Fault::kFail) continue;
+      Engine::Get().Fail(*group.comm, operation->fault.result,
+                         "an operation failed while it was captured");
+      return operation->fault.result;
+    }
+  }
+  return kSuccess;
 }
 
 }  // namespace
@@ -334,6 +348,7 @@ Result ncclGroupEnd() {
     if (result == kSuccess) result = CheckGroup(lock, group);
   }
   if (result != kSuccess) return result;
+  if (thread.groups_are == kFakeCaptured) return Capture(groups);
   for (IssuedGroup& group : groups) {
     engine.RecordOverlaps(*group.comm);
     engine.Issue(*group.comm, std::move(group.operations));
