@@ -462,7 +462,10 @@ async def _send(client: Any, fields: Mapping[str, Any], timeout: float, version:
     try:
         # SGLang joins the replies of several schedulers, which are alike, and adds words of its own.
         answer: Mapping[str, Any] = json.JSONDecoder().raw_decode(message)[0]
-        return {"replies": answer["replies"], "error": answer["error"]}
+        replies, error = answer["replies"], answer["error"]
+        if not success and not error and not any(reply["error"] for reply in replies or ()):
+            error = message  # one of the later schedulers failed, as where each flushes its own cache
+        return {"replies": replies, "error": error}
     except (ValueError, TypeError, KeyError):
         raise WorkerError(f"SGLang answers: {message}\nthis is not refit.sglang's answer: refit has to be installed in "
                           "SGLang's environment, and SGLANG_PLUGINS, where it is set, has to list it") from None

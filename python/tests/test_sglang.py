@@ -458,3 +458,11 @@ def test_scales_of_the_cache_are_left_alone():
     tensors = {"model.layers.0.self_attn.attn.k_scale": 1, "model.layers.0.self_attn.k_proj.weight_scale_inv": 2}
     model = types.SimpleNamespace(named_parameters=tensors.items, named_buffers=dict().items)
     assert list(refit.sglang.tensors_of(model)[0]) == ["model.layers.0.self_attn.k_proj.weight_scale_inv"]
+
+
+def test_a_later_schedulers_refusal_to_flush_is_told(monkeypatch):
+    refused = json.dumps({"replies": [REPLY], "error": "the cache was not flushed"})
+    client = Client(answer([REPLY]), (False, json.dumps({"replies": [REPLY], "error": ""}) + " | " + refused))
+    with pytest.raises(refit.sglang.WorkerError, match="the cache was not flushed"):
+        update(client, monkeypatch)
+    assert client.calls[-1] != "resume"
