@@ -16,6 +16,7 @@ vLLM finds `register` by its plugin entry point. docs/integrations/vllm.md goes 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
@@ -301,7 +302,7 @@ def update(llm: Any, *, version: Optional[str] = None, reset_caches: bool = True
     replies = checked(llm.collective_rpc("refit_update", args=(version, timeout, check)))
     engine = llm.llm_engine
     if reset_caches:
-        llm.reset_prefix_cache()
+        _check_reset(llm.reset_prefix_cache(**_running_too(llm)), replies)
         if hasattr(engine, "reset_encoder_cache"):
             engine.reset_encoder_cache()
     if version is not None and hasattr(engine, "set_weight_version"):
@@ -318,7 +319,7 @@ async def update_async(llm: Any, *, version: Optional[str] = None, pause: Option
         await llm.pause_generation(mode=pause, clear_cache=False)
     replies = checked(await llm.collective_rpc("refit_update", args=(version, timeout, check)))
     if reset_caches:
-        await llm.reset_prefix_cache()
+        _check_reset(await llm.reset_prefix_cache(**_running_too(llm)), replies)
         if hasattr(llm, "reset_encoder_cache"):
             await llm.reset_encoder_cache()
     if version is not None and hasattr(llm, "update_weight_version"):
@@ -326,6 +327,18 @@ async def update_async(llm: Any, *, version: Optional[str] = None, pause: Option
     if resume and pause is not None:
         await llm.resume_generation()
     return replies
+
+
+def _running_too(llm: Any) -> dict[str, bool]:
+    """Requests that are kept hold blocks of the cache, and vLLM then resets none of it unless it may compute theirs anew."""
+    option = "reset_running_requests"
+    return {option: True} if option in inspect.signature(llm.reset_prefix_cache).parameters else {}
+
+
+def _check_reset(done: Optional[bool], replies: Sequence[Reply]) -> None:
+    if done is False:  # None: a release that does not tell
+        raise WorkerError("vLLM did not reset its prefix cache, which holds what the old weights computed: requests hold blocks of "
+                          "it. The workers have the new weights; end the requests and update again", replies)
 
 
 def compare(llm: Any, reference: str, *, perturb: bool = True, refit: bool = True,

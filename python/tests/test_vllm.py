@@ -221,3 +221,33 @@ def write_checkpoint(directory, tensors):
         data += tensor.tobytes()
     text = json.dumps(header).encode()
     (directory / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+@pytest.mark.parametrize("knows_running", [True, False])
+def test_a_prefix_cache_that_is_not_reset_fails_the_update(knows_running):
+    reply = {"rank": 1, "state": "bound", "refits": 1, "version": "7", "error": ""}
+    calls = []
+
+    async def call(name, result=None):
+        calls.append(name)
+        return result
+
+    def reset(reset_running_requests=False):
+        return call("reset", reset_running_requests)
+
+    llm = types.SimpleNamespace(
+        collective_rpc=lambda *_, **__: call("refit", [reply]), pause_generation=lambda **_: call("pause"),
+        reset_prefix_cache=reset if knows_running else lambda: call("reset", False),
+        update_weight_version=lambda _: call("version"), resume_generation=lambda: call("resume"))
+    if knows_running:
+        assert asyncio.run(refit.vllm.update_async(llm, version="7")) == [reply]
+        assert calls == ["pause", "refit", "reset", "version", "resume"]
+        return
+    with pytest.raises(refit.vllm.WorkerError, match="did not reset its prefix cache"):
+        asyncio.run(refit.vllm.update_async(llm, version="7"))
+    assert calls == ["pause", "refit", "reset"]
+    llm = types.SimpleNamespace(collective_rpc=lambda *_, **__: [reply], reset_prefix_cache=lambda: False,
+                                llm_engine=types.SimpleNamespace(set_weight_version=calls.append))
+    with pytest.raises(refit.vllm.WorkerError, match="did not reset its prefix cache"):
+        refit.vllm.update(llm, version="7")
+    assert calls == ["pause", "refit", "reset"]
