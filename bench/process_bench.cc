@@ -23,17 +23,18 @@
 namespace refit {
 namespace {
 
-constexpr std::chrono::minutes kTimeout(10);
+constexpr std::chrono::minutes kProcessTimeout(10);
 
 // One rank's part; on rank 0 the result of all.
 absl::StatusOr<RunMeasurement> MeasureRank(const PlanFile& plan,
                                            const TcpRendezvous& meeting,
                                            int64_t iterations) {
   absl::StatusOr<std::unique_ptr<ControlPlane>> control =
-      ConnectTcp(meeting, std::chrono::steady_clock::now() + kTimeout);
+      ConnectTcp(meeting, std::chrono::steady_clock::now() + kProcessTimeout);
   if (!control.ok()) return control.status();
-  absl::StatusOr<std::unique_ptr<WorldRank>> rank = WorldRank::Create(
-      plan, *std::move(control), std::make_shared<HostDevice>(), kTimeout);
+  absl::StatusOr<std::unique_ptr<WorldRank>> rank =
+      WorldRank::Create(plan, *std::move(control),
+                        std::make_shared<HostDevice>(), kProcessTimeout);
   if (!rank.ok()) return rank.status();
   // Touched, so that no iteration pays for page faults.
   absl::Status status = (*rank)->FillSources();
@@ -61,7 +62,7 @@ absl::StatusOr<RunMeasurement> MeasureRank(const PlanFile& plan,
     const absl::StatusOr<std::vector<std::string>> all =
         (*rank)->transport().ExchangeBytes(
             mine, {&zero, 1}, everyone,
-            std::chrono::steady_clock::now() + kTimeout);
+            std::chrono::steady_clock::now() + kProcessTimeout);
     if (!all.ok()) return all.status();
     if (!first) continue;
     double slowest = 0;

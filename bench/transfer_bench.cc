@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::minutes kTimeout(3);
+constexpr std::chrono::minutes kTransferTimeout(3);
 constexpr int kWarmUps = 3;
 
 class PlanMethod : public TransferMethod {
@@ -41,7 +41,8 @@ class PlanMethod : public TransferMethod {
   uint64_t sent_bytes() const override { return sent_bytes_; }
   absl::Status Enqueue(Stream stream) override {
     return rank_.executor().Run(
-        stream, {.timeout = kTimeout, .addresses = {}, .check = check_});
+        stream,
+        {.timeout = kTransferTimeout, .addresses = {}, .check = check_});
   }
 
  private:
@@ -75,7 +76,7 @@ class Harness {
     const absl::StatusOr<std::vector<std::string>> all =
         rank_.transport().ExchangeBytes(
             std::string(reinterpret_cast<const char*>(&mine), sizeof(mine)),
-            everyone_, everyone_, Clock::now() + kTimeout);
+            everyone_, everyone_, Clock::now() + kTransferTimeout);
     if (!all.ok()) return all.status();
     std::vector<T> values(all->size());
     for (size_t r = 0; r < values.size(); ++r) {
@@ -148,8 +149,8 @@ absl::StatusOr<TransferMeasurement> MeasureTransfer(
   const uint64_t free_before = FreeDeviceBytes();
   absl::StatusOr<std::unique_ptr<Device>> device = CreateCudaDevice(ordinal);
   if (!device.ok()) return device.status();
-  absl::StatusOr<std::unique_ptr<WorldRank>> made =
-      WorldRank::Create(plan, std::move(control), *std::move(device), kTimeout);
+  absl::StatusOr<std::unique_ptr<WorldRank>> made = WorldRank::Create(
+      plan, std::move(control), *std::move(device), kTransferTimeout);
   if (!made.ok()) return made.status();
   WorldRank& rank = **made;
   uint64_t tensor_bytes = 0;
@@ -239,7 +240,7 @@ absl::StatusOr<TransferMeasurement> MeasureTransferInProcess(
     TcpRendezvous mine = *meeting;
     mine.rank = rank;
     absl::StatusOr<std::unique_ptr<ControlPlane>> control =
-        ConnectTcp(mine, Clock::now() + kTimeout);
+        ConnectTcp(mine, Clock::now() + kTransferTimeout);
     results[static_cast<size_t>(rank)] =
         control.ok() ? MeasureTransfer(plan, *std::move(control),
                                        rank % devices, options)
