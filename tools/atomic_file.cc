@@ -132,4 +132,22 @@ absl::Status WriteFileAtomically(const std::string& path,
   return status;
 }
 
+std::string ReplacedInput(const std::string& output,
+                          absl::Span<const InputFile> inputs) {
+  struct stat written;
+  if (output.empty() || output == "-" || stat(output.c_str(), &written) != 0 ||
+      !S_ISREG(written.st_mode)) {
+    return "";
+  }
+  for (const InputFile& input : inputs) {
+    struct stat read;
+    if (stat(input.path.c_str(), &read) == 0 && read.st_dev == written.st_dev &&
+        read.st_ino == written.st_ino) {
+      return absl::StrCat(output, ": output is ", input.is, " ", input.path,
+                          "; wanted another file");
+    }
+  }
+  return "";
+}
+
 }  // namespace refit

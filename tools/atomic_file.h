@@ -25,6 +25,17 @@ absl::Status WriteFileAtomically(
     const std::string& path, absl::Span<const uint8_t> bytes,
     const std::function<absl::Status()>& interrupted = nullptr);
 
+// A file that a program reads. `is` names it to the user: "the job file".
+struct InputFile {
+  std::string is;
+  std::string path;
+};
+
+// Says that an output would replace an input, under whatever name; "" if it
+// replaces none.
+std::string ReplacedInput(const std::string& output,
+                          absl::Span<const InputFile> inputs);
+
 }  // namespace refit
 
 #endif  // REFIT_TOOLS_ATOMIC_FILE_H_

@@ -171,12 +171,31 @@ bool ReadSpeeds(const std::string& path, refit::simulator::Options& options) {
   return true;
 }
 
-// What is wrong with the arguments; "" when nothing is.
-std::string ReadOptions(const Arguments& arguments, const std::string& plan,
-                        refit::simulator::Options& options) {
+// What is wrong with the files; "" when nothing is.
+std::string CheckFiles(const Arguments& arguments, const std::string& plan) {
   if (plan == "-" && arguments.job == "-") {
     return "only one of the plan and the job can be '-'";
   }
+  int to_stdout = 0;
+  for (const std::string& output : {arguments.trace, arguments.goal}) {
+    to_stdout += output == "-" ? 1 : 0;
+    const std::string replaced = refit::ReplacedInput(
+        output, {{"the plan", plan}, {"the job file", arguments.job}});
+    if (!replaced.empty()) return replaced;
+  }
+  if (to_stdout > 0 && (arguments.json || arguments.rounds)) {
+    return "--json and --rounds print where '-' writes; give a file";
+  }
+  if (!arguments.trace.empty() && arguments.trace == arguments.goal) {
+    return absl::StrCat("--trace and --goal are both \"", arguments.goal,
+                        "\"; wanted two files");
+  }
+  return "";
+}
+
+// What is wrong with the other arguments; "" when nothing is.
+std::string ReadOptions(const Arguments& arguments,
+                        refit::simulator::Options& options) {
   if (arguments.executor == "cpu") {
     options.executor = refit::simulator::Executor::kCpu;
     options.copy_bytes_per_second = refit::simulator::kCpuCopyBytesPerSecond;
@@ -188,14 +207,6 @@ std::string ReadOptions(const Arguments& arguments, const std::string& plan,
   }
   if (arguments.json && arguments.rounds) {
     return "--json shows all rounds; leave out --rounds";
-  }
-  int outputs = 0;
-  for (const std::string& path : {arguments.trace, arguments.goal}) {
-    outputs += path == "-" ? 1 : 0;
-  }
-  if (outputs > 1) return "only one of --trace and --goal can be '-'";
-  if (outputs > 0 && (arguments.json || arguments.rounds)) {
-    return "--json and --rounds print where '-' writes; give a file";
   }
   struct NumberFlag {
     absl::string_view name;
@@ -253,10 +264,13 @@ static int Main(int argc, char** argv) {
   const refit::ToolInfo tool = Tool(arguments);
   const refit::ParsedArgs args = refit::ParseArgs(tool, argc, argv);
   if (args.done) return args.exit_status;
+  if (const std::string mistake = CheckFiles(arguments, args.positional[0]);
+      !mistake.empty()) {
+    return refit::Fail(tool, mistake);
+  }
   refit::simulator::Options options;
   if (!ReadSpeeds(arguments.job, options)) return refit::kExitError;
-  if (const std::string mistake =
-          ReadOptions(arguments, args.positional[0], options);
+  if (const std::string mistake = ReadOptions(arguments, options);
       !mistake.empty()) {
     return refit::Fail(tool, mistake);
   }

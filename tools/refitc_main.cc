@@ -1,5 +1,4 @@
 // refitc: compiles a job to a proved plan.
-#include <sys/stat.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -125,15 +124,10 @@ std::string Mistake(const Arguments& arguments,
   return "";
 }
 
-struct Input {
-  std::string is;
-  std::string path;
-};
-
 // The files that a job is compiled from, and those beside them that may be.
-std::vector<Input> InputsOf(const std::string& job_path,
-                            const refit::ModelSpec& model) {
-  std::vector<Input> inputs = {{"the job file", job_path}};
+std::vector<refit::InputFile> InputsOf(const std::string& job_path,
+                                       const refit::ModelSpec& model) {
+  std::vector<refit::InputFile> inputs = {{"the job file", job_path}};
   if (model.config_path.has_value()) {
     inputs.push_back({"the model's config", *model.config_path});
   }
@@ -157,26 +151,6 @@ std::vector<Input> InputsOf(const std::string& job_path,
     }
   }
   return inputs;
-}
-
-// Reports an output that would replace an input, under whatever name; "" when
-// it replaces none.
-std::string ReplacedInput(const std::string& output,
-                          const std::vector<Input>& inputs) {
-  struct stat written;
-  if (output.empty() || output == "-" || stat(output.c_str(), &written) != 0 ||
-      !S_ISREG(written.st_mode)) {
-    return "";
-  }
-  for (const Input& input : inputs) {
-    struct stat read;
-    if (stat(input.path.c_str(), &read) == 0 && read.st_dev == written.st_dev &&
-        read.st_ino == written.st_ino) {
-      return absl::StrCat(output, ": output is ", input.is, " ", input.path,
-                          "; wanted another file");
-    }
-  }
-  return "";
 }
 
 // What the user asked to see goes to stdout, or to stderr where the plan has
@@ -227,7 +201,7 @@ static int Main(int argc, char** argv) {
     std::cerr << diagnostics.Render();
     return refit::kExitError;
   }
-  if (const std::string replaced = ReplacedInput(
+  if (const std::string replaced = refit::ReplacedInput(
           arguments.output, InputsOf(parsed.positional[0], job->model));
       !replaced.empty()) {
     return refit::Fail(tool, replaced);
