@@ -217,10 +217,11 @@ class Worker:
         return None
 
     def ends_update(self) -> bool:
-        """Whether the replies are those of an update that succeeded on all ranks and whose end was not asked for before."""
-        ends = self._updated and not any(reply["error"] for reply in self._replies)
+        """Whether the replies are those of an update that succeeded on all ranks and has not ended yet."""
+        return self._updated and not any(reply["error"] for reply in self._replies)
+
+    def update_ended(self) -> None:
         self._updated = False
-        return ends
 
     def _wait(self) -> None:
         if self._thread is not None:
@@ -317,10 +318,26 @@ def _update_weights_from_tensor(original: Callable[[Any, Any], Any], manager: An
             return str(moe.init_expert_location), bool(moe.enable_eplb)
 
         _worker = Worker(manager.tp_worker.model_runner, parallel, _Gather(parallel), experts)
-    replies, error = _answer(_worker, manager, request, json.loads(request.serialized_named_tensors[0]))
+    replies: Optional[list[Reply]] = []
+    try:
+        replies, error = _answer(_worker, manager, request, _fields_of(request))
+    except InvalidArgument as mistake:  # anything that is raised ends SGLang's scheduler
+        error = str(mistake)
     failed = bool(error) or any(reply["error"] for reply in replies or ())
     return io_struct.UpdateWeightsFromTensorReqOutput(success=not failed,
                                                       message=json.dumps({"replies": replies, "error": error}))
+
+
+def _fields_of(request: Any) -> Mapping[str, Any]:
+    """What a driver asks for. Raises InvalidArgument where the body is none of ours."""
+    wanted = 'wanted a JSON object with an "op"'
+    try:
+        fields = json.loads(request.serialized_named_tensors[0])
+    except (IndexError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"the request's serialized_named_tensors: {error}; {wanted}") from error
+    if not isinstance(fields, dict) or not isinstance(fields.get("op"), str):
+        raise InvalidArgument(f"the request is {json.dumps(fields)[:80]}; {wanted}")
+    return fields
 
 
 def _answer(worker: Worker, manager: Any, request: Any, fields: Mapping[str, Any]) -> tuple[Optional[list[Reply]], str]:
@@ -332,7 +349,11 @@ def _answer(worker: Worker, manager: Any, request: Any, fields: Mapping[str, Any
     if fields["op"] == "wait" and worker.ends_update():
         manager.record_weight_version_after_update(request.weight_version)
         flushed, error = manager.flush_cache_after_weight_update(request, True, "")
+        if flushed:  # else the request may come again
+            worker.update_ended()
         return replies, "" if flushed else error
+    if request.weight_version is not None and not any(reply["error"] for reply in replies or ()):
+        return replies, f'weight_version "{request.weight_version}" came, but no update is there to end'
     return replies, ""
 
 

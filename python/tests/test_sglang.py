@@ -225,6 +225,12 @@ class Manager:
         return success, message
 
 
+@pytest.mark.parametrize("body", [[], [b"no JSON"], [b"[1]"], [b'{"operation": "init"}'], [b'{"op": 3}']])
+def test_a_body_that_is_none_of_ours_is_refused(body):
+    with pytest.raises(refit.InvalidArgument, match='wanted a JSON object with an "op"'):
+        refit.sglang._fields_of(types.SimpleNamespace(serialized_named_tensors=body))
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_version_is_recorded_when_all_stages_have_ended(plan_file, monkeypatch, stages):
     path = plan_file(pipeline_parallel=stages)
@@ -241,7 +247,8 @@ def test_a_version_is_recorded_when_all_stages_have_ended(plan_file, monkeypatch
     with concurrent.futures.ThreadPoolExecutor(1) as trainers:
         bound = trainers.submit(trainer.bind, weights, timeout=20)
         post("init", plan=str(path), meeting="00")
-        post("wait", "not an update's")
+        nothing = 'weight_version "not an update\'s" came, but no update is there to end'
+        assert [error for _, error in post("wait", "not an update's")] == [nothing] * stages
         bound.result()
         assert manager.done == []
         for replies, error in post("update", "7"):  # SGLang's own manager would record it at once
@@ -252,7 +259,7 @@ def test_a_version_is_recorded_when_all_stages_have_ended(plan_file, monkeypatch
         assert [error for _, error in post("wait", "7")] == [""] * stages
         ran.result()
         assert manager.done == ["7", "flushed"] * stages
-        post("wait", "8")
+        assert [error for _, error in post("wait", "8")] == [nothing.replace("not an update's", "8")] * stages
         assert manager.done == ["7", "flushed"] * stages
         post("update", version=None, timeout=0.2)  # without the trainer
         assert "DeadlineExceeded" in post("wait", "9")[0][0][0]["error"]
