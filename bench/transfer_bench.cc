@@ -40,9 +40,10 @@ class PlanMethod : public TransferMethod {
   }
   uint64_t sent_bytes() const override { return sent_bytes_; }
   absl::Status Enqueue(Stream stream) override {
-    return rank_.executor().Run(
-        stream,
-        {.timeout = kTransferTimeout, .addresses = {}, .check = check_});
+    return rank_.executor().Run(stream, {.timeout = kTransferTimeout,
+                                         .addresses = {},
+                                         .check = check_,
+                                         .dense = true});
   }
 
  private:

@@ -22,14 +22,23 @@ absl::Status JobHasErrors() {
 }
 
 Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
-  const Limits limits = {.bucket_bytes = options.bucket_bytes.value,
-                         .staging_bytes = options.staging_bytes.value,
-                         .slots = static_cast<int32_t>(options.slots.value),
-                         .operations_per_round = static_cast<int32_t>(
-                             options.operations_per_round.value),
-                         .mapped = options.peer.value,
-                         .scratch_bytes = options.scratch_bytes.value,
-                         .relays = options.fan_out.value == FanOutKind::kRelay};
+  const Limits limits = {
+      .bucket_bytes = options.bucket_bytes.value,
+      .staging_bytes = options.staging_bytes.value,
+      .slots = static_cast<int32_t>(options.slots.value),
+      .operations_per_round =
+          static_cast<int32_t>(options.operations_per_round.value),
+      .mapped = options.peer.value,
+      .scratch_bytes = options.scratch_bytes.value,
+      .relays = options.fan_out.value == FanOutKind::kRelay &&
+                !options.delta.value.enabled};
+  if (options.delta.value.enabled && options.fan_out.given &&
+      options.fan_out.value == FanOutKind::kRelay) {
+    diagnostics.Error(
+        options.fan_out.place,
+        "options.fan_out is \"relay\" beside options.delta: a rank that relays "
+        "does not know what changed; wanted \"none\", or no delta");
+  }
   if (AlignStaging(limits.bucket_bytes) * limits.slots > limits.staging_bytes) {
     const bool staging = options.staging_bytes.given;
     diagnostics.Error(
@@ -41,6 +50,38 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
                         limits.slots, limits.bucket_bytes));
   }
   return limits;
+}
+
+// Reports what of the plan could not leave out what did not change.
+void CheckDelta(const Job& job, const Module& module,
+                Diagnostics& diagnostics) {
+  if (!module.delta.has_value()) return;
+  const auto refuse = [&](std::string why) {
+    diagnostics.Error(job.options.delta.place,
+                      absl::StrCat("options.delta: ", why));
+  };
+  if (!module.quantizations.empty()) {
+    refuse(
+        "params that are quantized on the way cannot be delta yet; wanted "
+        "one dtype family on both sides, or no delta");
+    return;
+  }
+  for (const Message& message : module.messages) {
+    if (module.rounds[message.round].mechanism == Mechanism::kDirect) continue;
+    const int64_t source = static_cast<int64_t>(IndexOf(message.source));
+    const int64_t destination =
+        static_cast<int64_t>(IndexOf(message.destination));
+    refuse(job.options.peer.value == Mechanism::kStaged
+               ? std::string("rounds are staged, by options.peer \"staged\", "
+                             "and staged rounds cannot be delta yet; wanted "
+                             "\"direct\", or no delta")
+               : absl::StrFormat(
+                     "ranks %d and %d are on different hosts, and rounds "
+                     "between hosts cannot be delta yet; wanted all ranks on "
+                     "one host, or no delta",
+                     source, destination));
+    return;
+  }
 }
 
 // What a compilation does, one after the other: the passes, and what is before
@@ -102,6 +143,11 @@ absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
   PassTimes times(options);
   Module module;
   module.limits = LimitsOf(job.options, diagnostics);
+  if (const DeltaSpec& delta = job.options.delta.value; delta.enabled) {
+    module.delta = {.changes = delta.changes,
+                    .dense_every = delta.dense_every,
+                    .check = delta.check};
+  }
   std::optional<Model> model =
       times.Timed("read-model", [&] { return ReadModel(job, diagnostics); });
   if (!model.has_value()) return JobHasErrors();
@@ -120,6 +166,7 @@ absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
                    .passed = [&](std::string_view pass) { times.Done(pass); }},
                   module);
   if (!status.ok()) return status;
+  CheckDelta(job, module, diagnostics);
   // Not of a job with errors: mending those may settle it.
   WarnOfJob(job, *model, diagnostics);
   WarnOfBuckets(job, module, diagnostics);

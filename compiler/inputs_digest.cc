@@ -146,6 +146,14 @@ void Append(std::string& text, const BlockScheme& value) {
 template <typename Spec, typename Keys>
 void AppendKeys(std::string& text, const Spec& spec, const Keys& keys);
 
+// Nothing where the job does not have it: as before there was such a key.
+void Append(std::string& text, const Located<DeltaSpec>& value) {
+  if (!value.given) return;
+  const auto& [enabled, changes, dense_every, check] = value.value;
+  text += "delta ";
+  AppendAll(text, enabled, changes, dense_every, check);
+}
+
 void Append(std::string& text, const SideSpec& value) {
   Append(text, value.key);
   AppendKeys(text, value, kSideKeys);

@@ -9,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "executor/binding.h"
 #include "executor/copies/round_copies.h"
+#include "executor/delta/delta_rounds.h"
+#include "executor/delta/refit_versions.h"
 #include "executor/digest/state_check.h"
 #include "executor/direct_ends.h"
 #include "executor/nvtx.h"
@@ -18,6 +20,7 @@
 #include "executor/refit_enqueuer.h"
 #include "executor/waiting.h"
 #include "plan/scratch_windows.h"
+#include "plan/sent_ranges.h"
 
 namespace refit {
 namespace {
@@ -137,7 +140,12 @@ Executor::Executor(const PlanFile& plan, const ExecutorOptions& options)
           options.transport->ReachesPeerMemory() ? DirectRounds::kStored
                                                  : DirectRounds::kSent)),
       post_hooks_(AssignPostHooks(TensorTable(plan, options.rank), {}).hooks),
-      enqueuer_(std::make_unique<RefitEnqueuer>(*schedule_, options_)) {}
+      versions_(plan.body().delta() != nullptr &&
+                        options.transport->ReachesPeerMemory()
+                    ? std::make_unique<RefitVersions>(plan)
+                    : nullptr),
+      enqueuer_(std::make_unique<RefitEnqueuer>(*schedule_, options_,
+                                                versions_ != nullptr)) {}
 
 Executor::~Executor() { Close(); }
 
@@ -187,6 +195,7 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
     return OutOfOrder(options_.rank, "Connect", state_);
   }
   const Deadline deadline = DeadlineAfter(timeout);
+  if (versions_ != nullptr) versions_->Forget(DenseReason::kConnected);
   enqueuer_->DropGraph();
   absl::Status made;
   if (!again) {
@@ -199,6 +208,18 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
     };
     allocate(staging_, schedule_->staging_bytes());
     allocate(scratch_, ScratchBytes(plan_, options_.rank));
+    if (made.ok() && versions_ != nullptr &&
+        plan_.body().delta()->changes() == fb::DeltaChanges::kSnapshot) {
+      allocate(snapshot_, SnapshotBytes(plan_, options_.rank));
+      if (!made.ok()) {
+        made = absl::Status(
+            made.code(),
+            absl::StrCat(
+                "the snapshot of what this rank sends: ", made.message(),
+                "; options.delta with \"changes\": \"bitmap\" needs "
+                "none, but 1/16 of that from the worker"));
+      }
+    }
   }
   HandshakeRecord record = Record(HandshakeStage::kConnect);
   record.ready = made.ok();
@@ -232,20 +253,52 @@ void Executor::PlaceScratch(std::vector<std::byte*>& addresses) const {
   }
 }
 
+// The workers' marks, by entry of the TensorTable.
+std::vector<std::byte*> Executor::BitmapsOf(
+    absl::Span<const BoundTensor> tensors) const {
+  const TensorTable table(plan_, options_.rank);
+  std::map<std::string, std::byte*> marked;
+  for (const BoundTensor& tensor : tensors) {
+    if (tensor.changes == nullptr) continue;
+    marked[tensor.name] = reinterpret_cast<std::byte*>(tensor.changes);
+  }
+  std::vector<std::byte*> bitmaps(table.size(), nullptr);
+  if (marked.empty()) return bitmaps;
+  for (size_t slot = 0; slot < table.workers_stacks(); ++slot) {
+    for (uint64_t entry = table.begin(slot); entry < table.begin(slot + 1);
+         ++entry) {
+      const auto found =
+          marked.find(table.Name(slot, entry - table.begin(slot)));
+      if (found != marked.end()) bitmaps[entry] = found->second;
+    }
+  }
+  return bitmaps;
+}
+
 absl::StatusOr<BoundRounds> Executor::PrepareRounds(
-    absl::Span<std::byte* const> addresses, const CopyBatch& hooks) const {
+    absl::Span<std::byte* const> addresses,
+    absl::Span<const BoundTensor> tensors, const CopyBatch& hooks) const {
   absl::StatusOr<RoundCopies> copies =
       BuildRoundCopies(plan_, options_.rank, *schedule_, addresses,
                        staging_->data(), bound_->peers);
   if (!copies.ok()) return copies.status();
   copies->batches[RankSchedule::kHookBatch] = hooks;
+  DeltaRounds delta;
+  if (versions_ != nullptr) {
+    const absl::Status added = AddDeltaRounds(
+        plan_, options_.rank, *schedule_, bound_->peers, BitmapsOf(tensors),
+        snapshot_ == nullptr ? nullptr : snapshot_->data(), *options_.device,
+        *copies, delta);
+    if (!added.ok()) return added;
+  }
   absl::StatusOr<std::unique_ptr<PreparedCopies>> prepared =
       options_.device->Prepare(copies->table, copies->batches);
   if (!prepared.ok()) return prepared.status();
   return BoundRounds{.operations = std::move(copies->operations),
                      .copies = *std::move(prepared),
                      .direct_ends = ListDirectEnds(plan_, options_.rank,
-                                                   *schedule_, bound_->peers)};
+                                                   *schedule_, bound_->peers),
+                     .delta = std::move(delta)};
 }
 
 absl::Status Executor::WatchTensors(absl::Span<const BoundTensor> tensors) {
@@ -381,7 +434,7 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   BoundRounds rounds;
   if (status.ok()) {
     absl::StatusOr<BoundRounds> prepared =
-        PrepareRounds(*addresses, assigned.batch);
+        PrepareRounds(*addresses, tensors, assigned.batch);
     status = WithRank(prepared.status(), options_.rank);
     if (prepared.ok()) rounds = *std::move(prepared);
   }
@@ -397,6 +450,8 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   }
   // What it enqueued before uses what is freed with `earlier`.
   enqueuer_->Bind(std::move(rounds), /*together=*/first || mapped);
+  if (versions_ != nullptr) versions_->Forget(DenseReason::kBound);
+  delta_report_.reset();
   bound_->hooks = std::move(hooks);
   bound_->entries = *std::move(addresses);
   for (size_t i = 0; i < post_hooks_.size(); ++i) {
@@ -404,6 +459,7 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   }
   post_hooks_ = std::move(assigned.hooks);
   NoticeBound();
+  NoticeDelta();
   if (first) state_ = ExecutorState::kBound;
   return absl::OkStatus();
 }
@@ -432,11 +488,17 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   state_ = ExecutorState::kTorn;
   rounds_.clear();
   counters_ = {};
-  checks_ = options.check || (in_flight && checks_);
+  delta_report_.reset();
   const bool is_captured = capturing.ok() && *capturing;
-  deadline_ = deadline;
+  bool check = options.check;
   absl::Status status;
-  if (options.check && !is_captured) status = PrepareCheck(deadline);
+  if (versions_ != nullptr && !is_captured) {
+    status = versions_->Agree(options.dense, *options_.transport, deadline);
+    check |= versions_->is_delta() && plan_.body().delta()->check();
+  }
+  checks_ = check || (in_flight && checks_);
+  deadline_ = deadline;
+  if (status.ok() && check && !is_captured) status = PrepareCheck(deadline);
   if (status.ok()) {
     status = options_.transport->BeginRefit(deadline, is_captured);
   }
@@ -445,7 +507,10 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   if (status.ok() && is_captured) status = CheckCapture(options.check);
   if (status.ok()) {
     status = enqueuer_->Enqueue(stream, in_flight,
-                                options.check ? bound_->check.get() : nullptr);
+                                check ? bound_->check.get() : nullptr,
+                                versions_ == nullptr    ? RefitKind::kPlain
+                                : versions_->is_delta() ? RefitKind::kDelta
+                                                        : RefitKind::kDense);
     counters_ = enqueuer_->counters();
   }
   counters_.scratch_bytes = scratch_->size_bytes();
@@ -479,6 +544,7 @@ absl::Status Executor::Wait() {
   if (status.ok()) status = CompareStates();
   if (status.ok() && HasPostHooks(plan_)) status = PerformHooksTogether();
   if (status.ok()) status = ReadMeasurements();
+  if (status.ok()) status = ReportDelta();
   if (status.ok()) {
     refits_ += in_flight_;
     NoteHooks();
@@ -529,6 +595,39 @@ absl::Status Executor::CompareStates() {
   }
   SetNotices(NoticeKind::kNotCompared, texts);
   return status;
+}
+
+void Executor::NoticeDelta() {
+  std::vector<std::string> texts;
+  if (plan_.body().delta() != nullptr && versions_ == nullptr) {
+    texts.push_back(
+        "all refits are dense, since this transport sends what direct rounds "
+        "would store");
+  }
+  if (versions_ != nullptr && !bound_->peers.pulled_by.empty()) {
+    std::vector<int32_t> receivers;
+    for (const auto& [receiver, why] : bound_->peers.pulled_by) {
+      receivers.push_back(receiver);
+    }
+    texts.push_back(absl::StrCat(
+        "all that rank ", options_.rank, " sends to ", RanksText(receivers),
+        " is moved in each refit, since they read its tensors"));
+  }
+  SetNotices(NoticeKind::kNotDelta, texts);
+}
+
+// The refit is over on all ranks: it is the base of the next one.
+absl::Status Executor::ReportDelta() {
+  if (versions_ == nullptr) return absl::OkStatus();
+  absl::StatusOr<DeltaReport> report = enqueuer_->MeasureDelta();
+  if (!report.ok()) return report.status();
+  report->is_delta = versions_->is_delta();
+  report->why_dense = versions_->why_dense();
+  report->base_version = versions_->base();
+  report->version = versions_->version();
+  delta_report_ = *std::move(report);
+  versions_->Commit();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<ParamDigest>> Executor::Digest(
@@ -587,6 +686,11 @@ absl::Status Executor::CheckTensors(const RunOptions& options) const {
 // A replay of the graph does not come by Wait, which compares states and calls
 // the functions.
 absl::Status Executor::CheckCapture(bool check) const {
+  if (versions_ != nullptr) {
+    return absl::FailedPreconditionError(
+        "a replayed graph does not know what the destination holds: refits of "
+        "a plan with options.delta cannot be captured");
+  }
   if (check) {
     return absl::FailedPreconditionError(
         "a replayed graph compares no states: capture without check, and "
@@ -660,6 +764,7 @@ void Executor::Close() {
   bound_.reset();
   staging_.reset();
   scratch_.reset();
+  snapshot_.reset();
   state_ = ExecutorState::kClosed;
 }
 

@@ -33,12 +33,13 @@ struct RefitEnqueuer::QuantizeEvents {
 };
 
 RefitEnqueuer::RefitEnqueuer(const RankSchedule& schedule,
-                             const ExecutorOptions& options)
+                             const ExecutorOptions& options, bool has_deltas)
     : schedule_(schedule),
       device_(*options.device),
       transport_(*options.transport),
       may_record_(options.graph && !options.time_rounds),
       times_rounds_(options.time_rounds),
+      has_deltas_(has_deltas),
       graph_(std::make_shared<RefitGraph>()) {
   transport_.OnBreak([graph = graph_] { graph->Drop(); });
 }
@@ -54,6 +55,11 @@ absl::Status RefitEnqueuer::CreateStreams() {
   status.Update(make(unpack_stream_, device_.CreateStream()));
   status.Update(make(started_, device_.CreateEvent()));
   status.Update(make(ended_, device_.CreateEvent()));
+  if (has_deltas_) {
+    status.Update(make(count_stream_, device_.CreateStream()));
+    status.Update(make(move_timer_, device_.CreateTimer()));
+    status.Update(make(keep_timer_, device_.CreateTimer()));
+  }
   quantize_events_.clear();
   if (!schedule_.quantizes().empty()) {
     status.Update(make(quantize_stream_, device_.CreateStream()));
@@ -94,7 +100,9 @@ void RefitEnqueuer::Bind(BoundRounds rounds, bool together) {
 void RefitEnqueuer::Connected(bool all_record) {
   DropGraph();
   replays_ = false;
-  records_ = all_record && MayRecord() && schedule_.GainsFromGraph();
+  // A graph would hold one of the refits of a plan with deltas.
+  records_ =
+      all_record && MayRecord() && schedule_.GainsFromGraph() && !has_deltas_;
 }
 
 void RefitEnqueuer::DropGraph() {
@@ -122,9 +130,24 @@ absl::Status RefitEnqueuer::RecordRounds() {
   return on_wire.ok() ? recorded_ : on_wire;
 }
 
+absl::Status RefitEnqueuer::EnqueueBatches(absl::Span<const size_t> batches,
+                                           Stream stream,
+                                           const uint32_t* unless) {
+  for (const size_t batch : batches) {
+    absl::Status status = rounds_.copies->Enqueue(batch, stream, unless);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RefitEnqueuer::Enqueue(Stream stream, bool in_flight,
-                                    StateCheck* check) {
+                                    StateCheck* check, RefitKind kind) {
   counters_ = {};
+  kind_ = kind;
+  const RefitBatches* const batches = kind == RefitKind::kPlain ? nullptr
+                                      : kind == RefitKind::kDelta
+                                          ? &rounds_.delta.delta
+                                          : &rounds_.delta.dense;
   const absl::StatusOr<bool> capturing = device_.IsCapturing(stream);
   if (!capturing.ok()) return capturing.status();
   is_captured_ = *capturing;
@@ -133,6 +156,11 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream, bool in_flight,
   // They use the same staging. A graph may not wait for what is outside of it.
   if (in_flight && !*capturing) status = ended_->Await(stream);
   if (!status.ok()) return status;
+  if (batches != nullptr) {
+    status = EnqueueBatches(batches->before, stream);
+    status.Update(move_timer_->Start(stream));
+    if (!status.ok()) return status;
+  }
   // What is recorded digests no scratch. All ranks decide alike, whether they
   // have scratch or not.
   const bool digests_scratch = check != nullptr && check->DigestsScratch();
@@ -141,7 +169,13 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream, bool in_flight,
   } else {
     status = Replay(stream);
   }
+  if (batches != nullptr) status.Update(move_timer_->Stop(stream));
   if (status.ok() && check != nullptr) status = check->EnqueueTensors(stream);
+  if (batches != nullptr && status.ok()) {
+    status.Update(keep_timer_->Start(stream));
+    status.Update(EnqueueBatches(batches->after, stream));
+    status.Update(keep_timer_->Stop(stream));
+  }
   // Nobody writes or reads the rank's tensors any more: the last direct round
   // awaited the peers that did.
   if (status.ok()) {
@@ -370,7 +404,12 @@ absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
   }
   if (ends.moves && status.ok()) {
     status.Update(
-        rounds_.copies->Enqueue(*work.move_batch, stream, fence.aborted()));
+        kind_ == RefitKind::kPlain
+            ? rounds_.copies->Enqueue(*work.move_batch, stream, fence.aborted())
+            : EnqueueBatches(kind_ == RefitKind::kDelta
+                                 ? rounds_.delta.delta.moves[round]
+                                 : rounds_.delta.dense.moves[round],
+                             stream, fence.aborted()));
   }
   if (!ends.finish.empty() && status.ok()) {
     status.Update(fence.Finish(ends.finish, stream));
@@ -383,6 +422,31 @@ absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat("round ", work.index, ": ",
                                                   status.message()));
+}
+
+absl::StatusOr<DeltaReport> RefitEnqueuer::MeasureDelta() const {
+  const DeltaRounds& delta = rounds_.delta;
+  DeltaReport report;
+  report.elements = delta.moved.elements;
+  report.dense_bytes = delta.moved.bytes + delta.always_bytes;
+  report.stored_bytes = report.dense_bytes;
+  if (kind_ == RefitKind::kDelta) {
+    DeltaCounts counts;
+    absl::Status status = device_.Copy(reinterpret_cast<std::byte*>(&counts),
+                                       delta.counts->data(), sizeof(counts),
+                                       count_stream_->get());
+    if (status.ok()) status = device_.Synchronize(count_stream_->get());
+    if (!status.ok()) return status;
+    report.changed_elements = counts.elements;
+    report.stored_bytes = counts.bytes + delta.always_bytes;
+  }
+  const absl::StatusOr<double> moved = move_timer_->Seconds();
+  const absl::StatusOr<double> kept = keep_timer_->Seconds();
+  if (!moved.ok()) return moved.status();
+  if (!kept.ok()) return kept.status();
+  report.move_seconds = *moved;
+  report.keep_seconds = *kept;
+  return report;
 }
 
 absl::StatusOr<std::vector<RoundMeasurement>> RefitEnqueuer::Measure() const {

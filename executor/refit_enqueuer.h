@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "executor/delta/delta_rounds.h"
 #include "executor/digest/state_check.h"
 #include "executor/direct_ends.h"
 #include "executor/rank_schedule.h"
@@ -24,7 +25,11 @@ struct BoundRounds {
   std::vector<Operation> operations;       // RankSchedule's, with their data
   std::unique_ptr<PreparedCopies> copies;  // batches as RankSchedule's
   std::vector<DirectEnds> direct_ends;     // by round of the schedule
+  DeltaRounds delta;                       // of a plan with deltas
 };
+
+// Which of a plan's refits: of one with deltas kDense or kDelta.
+enum class RefitKind : uint8_t { kPlain, kDense, kDelta };
 
 // Owns the streams and events of the rounds, the graph that they are recorded
 // as, and what is counted and timed of the last refit. Packing, unpacking and
@@ -34,8 +39,9 @@ struct BoundRounds {
 class RefitEnqueuer {
  public:
   // `schedule`, `device` and `transport` must outlive it. Of `options`: what
-  // says how rounds are issued.
-  RefitEnqueuer(const RankSchedule& schedule, const ExecutorOptions& options);
+  // says how rounds are issued. `has_deltas`: refits are kDense or kDelta.
+  RefitEnqueuer(const RankSchedule& schedule, const ExecutorOptions& options,
+                bool has_deltas);
   ~RefitEnqueuer();
 
   absl::Status CreateStreams();
@@ -67,7 +73,8 @@ class RefitEnqueuer {
   // Enqueues one refit, between the transport's BeginRefit and EndRefit.
   // `in_flight`: nobody has waited for the one before. `check`, unless null,
   // digests what the refit leaves.
-  absl::Status Enqueue(Stream stream, bool in_flight, StateCheck* check);
+  absl::Status Enqueue(Stream stream, bool in_flight, StateCheck* check,
+                       RefitKind kind);
   // Makes `stream` wait for the quantizing that an Enqueue which failed began:
   // it has a stream of its own.
   void AwaitQuantizing(Stream stream);
@@ -76,6 +83,9 @@ class RefitEnqueuer {
   const RunCounters& counters() const { return counters_; }
   // Requires: it was waited for. Empty if it was not timed.
   absl::StatusOr<std::vector<RoundMeasurement>> Measure() const;
+  // What the last refit, of a plan with deltas, moved, and how long it took.
+  // Requires: it was waited for.
+  absl::StatusOr<DeltaReport> MeasureDelta() const;
 
  private:
   // When a staged round's parts are done, and how long a round took. Only those
@@ -90,6 +100,8 @@ class RefitEnqueuer {
   absl::Status Replay(Stream stream);
   // `check`, unless null, digests scratch.
   absl::Status EnqueueRounds(Stream stream, StateCheck* check);
+  absl::Status EnqueueBatches(absl::Span<const size_t> batches, Stream stream,
+                              const uint32_t* unless = nullptr);
   absl::Status ForkStreams(Stream stream);
   absl::Status JoinStreams(Stream stream);
   // Those that come after `rounds_before` of the rank's rounds.
@@ -108,6 +120,7 @@ class RefitEnqueuer {
   const bool may_record_;  // as its options say
   bool records_ = false;   // all ranks may, and it gains from it
   const bool times_rounds_;
+  const bool has_deltas_;
 
   std::unique_ptr<DeviceStream> pack_stream_;
   std::unique_ptr<DeviceStream> unpack_stream_;
@@ -118,6 +131,11 @@ class RefitEnqueuer {
   std::vector<QuantizeEvents> quantize_events_;  // by launch of the schedule
 
   BoundRounds rounds_;
+  RefitKind kind_ = RefitKind::kPlain;  // of the last refit
+  // Of a plan with deltas.
+  std::unique_ptr<DeviceStream> count_stream_;  // that reads the counts
+  std::unique_ptr<DeviceTimer> move_timer_;
+  std::unique_ptr<DeviceTimer> keep_timer_;
   // The transport drops it, possibly after this enqueuer's end.
   const std::shared_ptr<RefitGraph> graph_;
   bool is_recorded_ = false;  // or cannot be

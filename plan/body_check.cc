@@ -35,6 +35,7 @@ class BodyChecker {
   absl::Status CheckPools();
   absl::Status CheckDeclarations();
   absl::Status CheckRequirements();
+  absl::Status CheckDelta();
   absl::Status CheckProgram(uint32_t rank, const fb::RankProgram& program);
   absl::Status CheckMessage(uint32_t rank, const fb::RankProgram& program,
                             const fb::Message& message);
@@ -79,6 +80,7 @@ absl::Status BodyChecker::Check() {
   if (absl::Status status = CheckQuantizations(body_); !status.ok()) {
     return status;
   }
+  if (absl::Status status = CheckDelta(); !status.ok()) return status;
   checked_.resize(body_.copy_lists()->size());
   operations_.resize(body_.rounds()->size());
   for (uint32_t rank = 0; rank < body_.programs()->size(); ++rank) {
@@ -194,6 +196,39 @@ absl::Status BodyChecker::CheckRequirements() {
         std::pair(now.side(), now.key()->str())) {
       return Bad(
           absl::StrFormat("requirement %u: not ascending by side and key", i));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// That every message can leave out what did not change: it is stored, by a rank
+// whose own tensors are what is sent.
+absl::Status BodyChecker::CheckDelta() {
+  const fb::Delta* const delta = body_.delta();
+  if (delta == nullptr) return absl::OkStatus();
+  if (delta->changes() != fb::DeltaChanges::kSnapshot &&
+      delta->changes() != fb::DeltaChanges::kBitmap) {
+    return Bad(absl::StrFormat("delta: unknown way %u to find changes",
+                               static_cast<uint32_t>(delta->changes())));
+  }
+  for (uint32_t i = 0; i < body_.rounds()->size(); ++i) {
+    if (body_.rounds()->Get(i)->mechanism() != fb::Mechanism::kDirect) {
+      return Bad(absl::StrFormat(
+          "delta: round %u is staged, only direct rounds can be delta", i));
+    }
+  }
+  if (body_.quantizations() != nullptr && body_.quantizations()->size() > 0) {
+    return Bad("delta: the plan quantizes, its refits cannot be delta");
+  }
+  for (uint32_t rank = body_.source_ranks(); rank < body_.programs()->size();
+       ++rank) {
+    const fb::RankProgram& program = *body_.programs()->Get(rank);
+    if (program.messages() == nullptr) continue;
+    for (const fb::Message* message : *program.messages()) {
+      if (message->kind() != fb::MessageKind::kSend) continue;
+      return Bad(absl::StrFormat(
+          "delta: destination rank %u relays, which does not know what changed",
+          rank));
     }
   }
   return absl::OkStatus();

@@ -82,6 +82,18 @@ const char* EnumText(fb::ScaleFormat format) {
   return "unknown";
 }
 
+const char* EnumText(fb::DeltaChanges changes) {
+  switch (changes) {
+    case fb::DeltaChanges::kUnspecified:
+      return "unspecified";
+    case fb::DeltaChanges::kSnapshot:
+      return "snapshot";
+    case fb::DeltaChanges::kBitmap:
+      return "bitmap";
+  }
+  return "unknown";
+}
+
 // The table of names holds literals, so the view is terminated.
 const char* EnumText(fb::DType dtype) { return DTypeName(dtype).data(); }
 

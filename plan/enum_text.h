@@ -17,6 +17,7 @@ const char* EnumText(fb::SkipReason reason);
 const char* EnumText(fb::RegionKind kind);
 const char* EnumText(fb::DType dtype);
 const char* EnumText(fb::ScaleFormat format);
+const char* EnumText(fb::DeltaChanges changes);
 
 // "network", "peer direct": the mechanism is named where it is not staged.
 std::string RouteText(fb::Route route, fb::Mechanism mechanism);

@@ -179,6 +179,8 @@ bool HasStagedRelays(const fb::Body& body) {
   });
 }
 
+bool HasDelta(const fb::Body& body) { return body.delta() != nullptr; }
+
 // What an executor must know of to run a plan, and how a body shows it.
 struct Feature {
   uint64_t bit;
@@ -191,6 +193,7 @@ constexpr std::array kFeatures = {
     Feature{kFeatureQuantization, "quantizations", HasQuantization},
     Feature{kFeatureRelays, "relays", HasRelays},
     Feature{kFeatureStagedRelays, "staged relays", HasStagedRelays},
+    Feature{kFeatureDelta, "delta refits", HasDelta},
 };
 
 }  // namespace
@@ -203,7 +206,8 @@ uint32_t FormatVersionFor(const fb::Body& body, uint64_t features) {
                   [](const fb::RankProgram* program) {
                     return program->relays() != nullptr;
                   });
-  const uint32_t minor = says_what_feeds_relays             ? 5
+  const uint32_t minor = body.delta() != nullptr            ? 6
+                         : says_what_feeds_relays           ? 5
                          : has_requirements                 ? 4
                          : features >= kFeatureStagedRelays ? 3
                          : features > kFeatureDirectRounds  ? 2

@@ -74,7 +74,8 @@ absl::StatusOr<RefitMeasurement> LocalRanks::Refit(bool digest) {
     starts[rank] = Clock::now();
     Executor& executor = workers_[rank]->executor();
     absl::Status run = executor.Run(
-        nullptr, {.timeout = timeout_, .addresses = {}, .check = digest});
+        nullptr,
+        {.timeout = timeout_, .addresses = {}, .check = digest, .dense = true});
     if (run.ok()) run = executor.Wait();
     ends[rank] = Clock::now();
     return run;

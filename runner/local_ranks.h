@@ -39,6 +39,7 @@ class LocalRanks {
       const std::vector<std::vector<BoundTensor>>& tensors,
       std::chrono::nanoseconds timeout, bool time_rounds = false);
 
+  // A dense refit, whatever the plan: callers write the destination's tensors.
   // `digest`: RunOptions::check.
   absl::StatusOr<RefitMeasurement> Refit(bool digest = false);
 

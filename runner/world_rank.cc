@@ -172,7 +172,8 @@ absl::StatusOr<RefitMeasurement> WorldRank::Refit(bool digest) {
   if (!all_here.ok()) return all_here.status();
   const Clock::time_point start = Clock::now();
   absl::Status status = executor().Run(
-      stream(), {.timeout = timeout_, .addresses = {}, .check = digest});
+      stream(),
+      {.timeout = timeout_, .addresses = {}, .check = digest, .dense = true});
   const Clock::time_point enqueued = Clock::now();
   if (status.ok()) status = executor().Wait();
   if (!status.ok()) return status;

@@ -42,7 +42,7 @@ class WorldRank {
   absl::Status PoisonDestinations();
   absl::StatusOr<CheckResult> Check();
 
-  // One refit, waited for. `seconds` runs from all ranks' start to this one's
+  // One dense refit, waited for. `seconds` runs from all ranks' start to this one's
   // end. `digest`: RunOptions::check.
   absl::StatusOr<RefitMeasurement> Refit(bool digest = false);
 

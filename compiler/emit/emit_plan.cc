@@ -415,10 +415,17 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
     quantize_loops = builder.CreateVectorOfStructs(quantize_lowering.loops());
   }
   const auto requirements = EmitRequirements(builder, module);
+  Offset<fb::Delta> delta = 0;
+  if (module.delta.has_value()) {
+    delta = fb::CreateDelta(builder, module.delta->changes,
+                            static_cast<uint32_t>(module.delta->dense_every),
+                            module.delta->check);
+  }
   return fb::CreateBody(
       builder, static_cast<uint32_t>(module.source_ranks()), params, buffers,
       *programs, rounds, lists, copies, loops, skips, casts, limits, stats,
-      module.topology.colocated, quantizations, quantize_loops, requirements);
+      module.topology.colocated, quantizations, quantize_loops, requirements,
+      delta);
 }
 
 }  // namespace

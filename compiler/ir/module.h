@@ -322,6 +322,13 @@ struct Round {
   Mechanism mechanism = Mechanism::kStaged;
 };
 
+// How refits of the plan find what changed (options.delta).
+struct Delta {
+  fb::DeltaChanges changes = fb::DeltaChanges::kSnapshot;
+  int64_t dense_every = 20;
+  bool check = true;
+};
+
 struct Limits {
   int64_t bucket_bytes = 0;
   int64_t staging_bytes = 0;
@@ -372,6 +379,7 @@ struct Module {
   std::vector<Quantization> quantizations;
   std::vector<Skip> skips;
   Limits limits;
+  std::optional<Delta> delta;
   Topology topology;
   fb::Digest inputs_digest;
 

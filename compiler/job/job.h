@@ -184,6 +184,14 @@ enum class FanOutKind : uint8_t {
   kRelay,  // where it is faster, each with a part, which it passes on
 };
 
+// What refits send of what has not changed: nothing.
+struct DeltaSpec {
+  bool enabled = false;
+  fb::DeltaChanges changes = fb::DeltaChanges::kSnapshot;
+  int64_t dense_every = 20;  // 0: never for this reason
+  bool check = true;
+};
+
 struct OptionsSpec {
   // How bytes travel between ranks that can map each other's memory.
   Located<fb::Mechanism> peer{.value = fb::Mechanism::kDirect};
@@ -194,6 +202,7 @@ struct OptionsSpec {
   Located<int64_t> slots{.value = 2};
   Located<int64_t> operations_per_round{.value = 32};
   Located<std::vector<std::string>> exclude;  // globs over param names
+  Located<DeltaSpec> delta;
 };
 
 struct Job {

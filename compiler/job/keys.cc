@@ -101,6 +101,36 @@ void RefuseKeysOfOthers(ObjectReader& reader, JobObject here) {
   });
 }
 
+void ReadMember(ObjectReader& reader, const KeyInfo& key,
+                Located<DeltaSpec>& target) {
+  const JsonValue* value = reader.Find(key.name);
+  if (value == nullptr) return;
+  const std::string path = reader.PathOf(key.name);
+  const ValueReader& values = reader.values();
+  target.place = values.PlaceOf(*value);
+  target.given = true;
+  if (value->AsObject() == nullptr) {
+    if (const bool* enabled = value->AsBool()) {
+      target.value.enabled = *enabled;
+    } else {
+      values.Wrong(*value, path, "true, false or an object");
+    }
+    return;
+  }
+  target.value.enabled = true;
+  ObjectReader members(values, *value, path);
+  Located<fb::DeltaChanges> changes{.value = target.value.changes};
+  ReadMember(members, {.name = "changes"}, changes);
+  target.value.changes = changes.value;
+  Located<int64_t> dense_every{.value = target.value.dense_every};
+  members.Read("dense_every", {.min = 0, .max = 1'000'000}, dense_every);
+  target.value.dense_every = dense_every.value;
+  Located<bool> check{.value = target.value.check};
+  members.Read("check", {}, check);
+  target.value.check = check.value;
+  members.RejectOtherKeys();
+}
+
 std::vector<std::string> DocumentedKeys(JobObject object) {
   std::vector<std::string> rows;
   ForEachObject([&](JobObject other, const auto& spec, const auto& keys) {

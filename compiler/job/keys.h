@@ -352,7 +352,11 @@ inline constexpr auto kOptionsKeys = std::tuple(
                  "as skips. A glob may match nothing, so that one list serves "
                  "many models; `--stats` counts the skips. Excluding "
                  "everything is an error"},
-        &OptionsSpec::exclude));
+        &OptionsSpec::exclude),
+    Key({.name = "delta",
+         .default_text = "`false`",
+         .help = "refits send only what changed, see [`delta`](#delta)"},
+        &OptionsSpec::delta));
 
 // Calls `visit(key)` for each key of a table.
 template <typename Keys, typename Visit>
@@ -412,6 +416,14 @@ struct Words<FanOutKind> {
                                               {"none", FanOutKind::kNone}};
 };
 
+template <>
+struct Words<fb::DeltaChanges> {
+  static constexpr std::string_view kMark = "\"";
+  static constexpr Word<fb::DeltaChanges> kAll[] = {
+      {"snapshot", fb::DeltaChanges::kSnapshot},
+      {"bitmap", fb::DeltaChanges::kBitmap}};
+};
+
 // Reads a key that takes one of several words.
 template <typename T>
 requires requires { Words<T>::kAll; }
@@ -430,6 +442,10 @@ void ReadMember(ObjectReader& reader, const KeyInfo& key, Located<T>& target) {
   target.value = Words<T>::kAll[found].value;
   target.given = true;
 }
+
+// Reads options.delta: a bool, or an object of its own keys.
+void ReadMember(ObjectReader& reader, const KeyInfo& key,
+                Located<DeltaSpec>& target);
 
 // Reads a key of one of the types of ObjectReader::Read.
 template <typename T>

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "executor/device/host_apply.h"
 #include "executor/device/host_copy.h"
+#include "executor/device/host_delta.h"
 #include "executor/device/host_digest.h"
 #include "executor/device/host_fence.h"
 #include "executor/device/host_quantize.h"
@@ -38,6 +39,7 @@ class HostPreparedCopies : public PreparedCopies {
       quantize_begin_.push_back(quantizes_.size());
       apply_begin_.push_back(applies_.size());
       digest_begin_.push_back(digests_.size());
+      delta_begin_.push_back(deltas_.size());
       for (const ElementApply& apply : batch.applies) {
         const auto functions = batch.functions.begin() + apply.functions_begin;
         applies_.push_back(
@@ -57,6 +59,9 @@ class HostPreparedCopies : public PreparedCopies {
                                .subspan(copy.loops_begin, copy.loops_count);
         if (batch.kind == CopyKind::kDigest) {
           digests_.push_back(MakeHostDigest(copy, loops, batch.digests[i]));
+        } else if (IsDelta(batch.kind)) {
+          deltas_.push_back(
+              MakeHostDelta(batch.kind, copy, loops, batch.delta));
         } else {
           copies_.push_back(MakeHostCopy(batch.kind, copy, loops));
         }
@@ -66,6 +71,7 @@ class HostPreparedCopies : public PreparedCopies {
     quantize_begin_.push_back(quantizes_.size());
     apply_begin_.push_back(applies_.size());
     digest_begin_.push_back(digests_.size());
+    delta_begin_.push_back(deltas_.size());
   }
 
   absl::Status Enqueue(size_t batch, Stream, const uint32_t* unless) override {
@@ -83,6 +89,9 @@ class HostPreparedCopies : public PreparedCopies {
     for (size_t i = digest_begin_[batch]; i < digest_begin_[batch + 1]; ++i) {
       RunHostDigest(digests_[i], table_.data());
     }
+    for (size_t i = delta_begin_[batch]; i < delta_begin_[batch + 1]; ++i) {
+      RunHostDelta(deltas_[i], table_.data());
+    }
     return absl::OkStatus();
   }
 
@@ -92,11 +101,14 @@ class HostPreparedCopies : public PreparedCopies {
   std::vector<HostQuantize> quantizes_;
   std::vector<HostApply> applies_;
   std::vector<HostDigest> digests_;
-  // Into copies_, quantizes_, applies_ and digests_; one more than batches.
+  std::vector<HostDelta> deltas_;
+  // Into copies_, quantizes_, applies_, digests_ and deltas_; one more than
+  // batches.
   std::vector<size_t> batch_begin_;
   std::vector<size_t> quantize_begin_;
   std::vector<size_t> apply_begin_;
   std::vector<size_t> digest_begin_;
+  std::vector<size_t> delta_begin_;
 };
 
 class HostStream : public DeviceStream {

@@ -6,9 +6,8 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "executor/agreement.h"
 #include "executor/payload.h"
-#include "executor/transport/collective_steps.h"
-#include "executor/transport/control_frame.h"
 #include "executor/waiting.h"
 #include "plan/scratch_windows.h"
 #include "refit/state_digest.h"
@@ -29,50 +28,12 @@ absl::Status Damaged(size_t rank) {
       absl::StrCat("the digests of rank ", rank, " cannot be read"));
 }
 
-// The error, "" if there is none, and the value.
-std::string BytesOf(const absl::StatusOr<std::string>& value) {
-  return PayloadWriter()
-      .String(value.ok() ? "" : control::StatusPayload(value.status()))
-      .Bytes(value.ok() ? *value : "")
-      .Take();
-}
-
-// What `rank` wrote with BytesOf.
-absl::StatusOr<std::string> ReadBytes(const std::string& bytes, size_t rank) {
-  PayloadReader reader(bytes);
-  const std::string error = reader.String();
-  if (!reader.ok()) return Damaged(rank);
-  if (!error.empty()) return control::PayloadStatus(error);
-  return std::string(reader.rest());
-}
-
-// What `judge` makes of the values of all ranks, or the first error.
-template <typename Judge>
-absl::StatusOr<std::string> JudgeAll(absl::Span<const std::string> by_rank,
-                                     const Judge& judge) {
-  std::vector<std::string> values;
-  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-    absl::StatusOr<std::string> value = ReadBytes(by_rank[rank], rank);
-    if (!value.ok()) {
-      return control::AbortedBy(static_cast<int32_t>(rank), value.status());
-    }
-    values.push_back(*std::move(value));
-  }
-  return judge(values);
-}
-
-std::vector<int32_t> RanksFrom(int32_t begin, int32_t end) {
-  std::vector<int32_t> ranks;
-  for (int32_t rank = begin; rank < end; ++rank) ranks.push_back(rank);
-  return ranks;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StateCheck>> StateCheck::Create(
     const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
     Device& device, absl::Span<std::byte* const> addresses) {
-  std::unique_ptr<StateCheck> check(new StateCheck(plan, rank));
+  std::unique_ptr<StateCheck> check(new StateCheck(plan));
   const fb::RankProgram& program = *plan.body().programs()->Get(rank);
   std::map<size_t, size_t> launch_of;  // by slot of scratch
   for (size_t launch = 0; launch < schedule.quantizes().size(); ++launch) {
@@ -113,30 +74,6 @@ bool StateCheck::DigestsScratch() const {
   return std::any_of(programs.begin(), programs.end(), [](const auto* program) {
     return program->quantizes() != nullptr && program->quantizes()->size() > 0;
   });
-}
-
-template <typename Judge>
-absl::StatusOr<std::string> StateCheck::ThroughRankZero(
-    Transport& transport, Deadline deadline,
-    const absl::StatusOr<std::string>& mine, const Judge& judge) const {
-  const std::vector<int32_t> others = RanksFrom(1, plan_.world_size());
-  if (rank_ != 0) {
-    const auto given =
-        transport.ExchangeBytes(BytesOf(mine), {0}, {}, deadline);
-    if (!given.ok()) return given.status();
-    const auto judged = transport.ExchangeBytes("", {}, {0}, deadline);
-    if (!judged.ok()) return judged.status();
-    const absl::StatusOr<std::string> judgement = ReadBytes(judged->front(), 0);
-    return mine.ok() ? judgement : mine;
-  }
-  auto gathered = transport.ExchangeBytes("", {}, others, deadline);
-  if (!gathered.ok()) return gathered.status();
-  gathered->insert(gathered->begin(), BytesOf(mine));
-  absl::StatusOr<std::string> judgement = JudgeAll(*gathered, judge);
-  const auto given =
-      transport.ExchangeBytes(BytesOf(judgement), others, {}, deadline);
-  if (!given.ok()) return given.status();
-  return mine.ok() ? judgement : mine;
 }
 
 absl::StatusOr<std::vector<StateCheck::PartSum>> StateCheck::ReadSums() {

@@ -70,17 +70,9 @@ class StateCheck {
     std::vector<uint32_t> not_compared;  // params
   };
 
-  StateCheck(const PlanFile& plan, int32_t rank)
-      : plan_(plan), rank_(rank), regions_(RegionsOf(plan)) {}
+  explicit StateCheck(const PlanFile& plan)
+      : plan_(plan), regions_(RegionsOf(plan)) {}
 
-  // Gives all ranks' bytes to rank 0, which makes of them what all get. If one
-  // rank has an error instead, or rank 0 cannot judge, all return that: others
-  // are ahead of such a rank by a step, in which Transport::Abort would not
-  // reach them.
-  template <typename Judge>
-  absl::StatusOr<std::string> ThroughRankZero(
-      Transport& transport, Deadline deadline,
-      const absl::StatusOr<std::string>& mine, const Judge& judge) const;
   // A part of the rank, with its sum.
   struct PartSum {
     size_t box = 0;  // over all digests
@@ -99,7 +91,6 @@ class StateCheck {
       absl::Span<const std::string> by_rank) const;
 
   const PlanFile& plan_;
-  const int32_t rank_;
   const std::vector<DigestRegion> regions_;
   std::unique_ptr<RankDigest> tensors_;               // the worker's
   std::vector<std::unique_ptr<RankDigest>> scratch_;  // by quantize launch

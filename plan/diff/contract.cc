@@ -166,6 +166,25 @@ void CompareCasts(const fb::Body& a, const fb::Body& b, DiffReport& report) {
   }
 }
 
+void CompareDelta(const fb::Body& a, const fb::Body& b, DiffReport& report) {
+  const auto text = [](const fb::Delta& delta) {
+    return absl::StrCat("changes ", EnumText(delta.changes()), " dense_every ",
+                        delta.dense_every(), delta.check() ? " check" : "");
+  };
+  if (a.delta() == nullptr && b.delta() == nullptr) return;
+  if (b.delta() == nullptr) {
+    report.Add(kContract, "DELTA_REMOVED",
+               absl::StrCat("delta: was ", text(*a.delta())));
+  } else if (a.delta() == nullptr) {
+    report.Add(kContract, "DELTA_ADDED",
+               absl::StrCat("delta: ", text(*b.delta())));
+  } else if (text(*a.delta()) != text(*b.delta())) {
+    report.Add(
+        kContract, "DELTA_CHANGED",
+        absl::StrCat("delta: ", text(*a.delta()), " -> ", text(*b.delta())));
+  }
+}
+
 void CompareRequirements(const fb::Body& a, const fb::Body& b,
                          DiffReport& report) {
   const auto requirements_of = [](const fb::Body& body) {
@@ -489,6 +508,7 @@ ChangedTensors CompareContracts(const PlanFacts& a, const PlanFacts& b,
   CompareSkips(a.body(), b.body(), report);
   CompareCasts(a.body(), b.body(), report);
   CompareRequirements(a.body(), b.body(), report);
+  CompareDelta(a.body(), b.body(), report);
   CompareRanks(a.plan(), b.plan(), report);
   if (a.plan().source_ranks() != b.plan().source_ranks()) {
     CompareSide(a, b, fb::Side::kSource, report);

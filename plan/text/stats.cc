@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "plan/scratch_windows.h"
+#include "plan/sent_ranges.h"
 #include "plan/text/plan_view.h"
 
 namespace refit {
@@ -81,6 +82,14 @@ Waves WavesOf(const fb::Body& body, const fb::RankProgram& program) {
 void AddMemory(const PlanFile& plan, PlanStats& stats) {
   for (uint32_t rank = 0; rank < plan.body().programs()->size(); ++rank) {
     const fb::RankProgram& program = *plan.body().programs()->Get(rank);
+    if (plan.body().delta() != nullptr &&
+        plan.body().delta()->changes() == fb::DeltaChanges::kSnapshot) {
+      const uint64_t bytes = SnapshotBytes(plan, static_cast<int32_t>(rank));
+      if (bytes > stats.snapshot_bytes) {
+        stats.snapshot_bytes = bytes;
+        stats.snapshot_rank = rank;
+      }
+    }
     if (program.staging_bytes() > stats.largest_staging_bytes) {
       stats.largest_staging_bytes = program.staging_bytes();
       stats.largest_staging_rank = rank;

@@ -63,6 +63,10 @@ struct PlanStats {
   uint32_t largest_staging_rank = 0;
   uint64_t largest_staging_bytes = 0;
   ScratchUse scratch[2];                       // by fb::Side
+  // Of a plan whose executors compare with a snapshot: the rank whose is the
+  // largest.
+  uint32_t snapshot_rank = 0;
+  uint64_t snapshot_bytes = 0;
   std::map<std::string, uint64_t> post_hooks;  // tensors of all ranks
   uint64_t params = 0;
   uint64_t tensors = 0;  // of all ranks

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "plan/enum_text.h"
 #include "plan/text/plan_view.h"
 #include "plan/text/stats.h"
 #include "plan/text/text.h"
@@ -104,6 +105,13 @@ std::string StatsJson(const PlanFile& plan) {
              stats.scratch[static_cast<size_t>(fb::Side::kSource)], json);
   AddScratch("destination_scratch",
              stats.scratch[static_cast<size_t>(fb::Side::kDestination)], json);
+  if (const fb::Delta* const delta = body.delta()) {
+    json.Open("delta");
+    json.Text("changes", EnumText(delta->changes()));
+    json.Number("dense_every", delta->dense_every());
+    json.Number("snapshot_bytes_max", stats.snapshot_bytes);
+    json.Close();
+  }
   json.Number("params", stats.params);
   json.Number("param_stacks", body.params()->size());
   json.Number("tensors", stats.tensors);

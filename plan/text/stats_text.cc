@@ -168,6 +168,22 @@ void AddScratch(const PlanStats& stats, StatsTable& table) {
   }
 }
 
+// How refits of a plan with deltas find what changed, and what that costs.
+void AddDelta(const PlanFile& plan, const PlanStats& stats, StatsTable& table) {
+  const fb::Delta* const delta = plan.body().delta();
+  if (delta == nullptr) return;
+  const std::string dense =
+      delta->dense_every() == 0
+          ? ""
+          : absl::StrCat(", dense every ", delta->dense_every(), " refits");
+  if (delta->changes() == fb::DeltaChanges::kSnapshot) {
+    table.AddBytes("delta snapshot of a rank, max", stats.snapshot_bytes,
+                   absl::StrCat("rank ", stats.snapshot_rank, dense));
+  } else {
+    table.Add("delta", "", "", "workers mark what changed" + dense);
+  }
+}
+
 void AddTables(const PlanFile& plan, const PlanStats& stats,
                StatsTable& table) {
   const fb::Body& body = plan.body();
@@ -197,6 +213,7 @@ std::string StatsText(const PlanFile& plan) {
   AddTime(*plan.body().stats(), table);
   AddSchedule(plan.body(), stats, table);
   AddScratch(stats, table);
+  AddDelta(plan, stats, table);
   AddTables(plan, stats, table);
   return table.Text();
 }

@@ -35,6 +35,7 @@ class TextPrinter {
   void PrintHeader();
   void PrintRanks();
   void PrintRequirements();
+  void PrintDelta();
   void PrintStats();
   void PrintParams();
   void PrintBuffers();
@@ -56,6 +57,7 @@ std::string TextPrinter::Print() {
   PrintHeader();
   PrintRanks();
   PrintRequirements();
+  PrintDelta();
   PrintStats();
   PrintParams();
   PrintBuffers();
@@ -100,6 +102,14 @@ void TextPrinter::PrintRequirements() {
                     requirement.key()->str(), " ", requirement.value()->str(),
                     "\n");
   }
+}
+
+void TextPrinter::PrintDelta() {
+  const fb::Delta* const delta = body_.delta();
+  if (delta == nullptr) return;
+  absl::StrAppend(&text_, "delta changes ", EnumText(delta->changes()),
+                  " dense_every ", delta->dense_every(),
+                  delta->check() ? " check" : "", "\n");
 }
 
 void TextPrinter::PrintStats() {

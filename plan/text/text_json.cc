@@ -26,6 +26,7 @@ class JsonPrinter {
 
  private:
   void PrintHeader();
+  void PrintDelta();
   void PrintStats();
   void PrintParams();
   void PrintSkipsAndCasts();
@@ -104,6 +105,7 @@ class JsonPrinter {
 std::string JsonPrinter::Print() {
   writer_.StartObject();
   PrintHeader();
+  PrintDelta();
   PrintStats();
   PrintParams();
   PrintSkipsAndCasts();
@@ -152,6 +154,18 @@ void JsonPrinter::PrintHeader() {
     writer_.EndObject();
   }
   writer_.EndArray();
+}
+
+void JsonPrinter::PrintDelta() {
+  const fb::Delta* const delta = body_.delta();
+  if (delta == nullptr) return;
+  writer_.Key("delta");
+  writer_.StartObject();
+  Text("changes", EnumText(delta->changes()));
+  Number("dense_every", delta->dense_every());
+  writer_.Key("check");
+  writer_.Bool(delta->check());
+  writer_.EndObject();
 }
 
 void JsonPrinter::PrintStats() {

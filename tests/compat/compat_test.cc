@@ -216,6 +216,20 @@ const OldPlan kOldPlans[] = {
      .messages = 25,
      .destination_elements = 15400,
      .skipped_bytes = 0},
+    {.name = "1.6/delta",
+     .head = "plan 1.6 features 0x21 body 119f492ddd45e9a810d601c58b68ae7f "
+             "inputs e9ce334ef2b56f2ea1fa331a6e33fc74\n"
+             "ranks source 0..1 destination 2..3\n"
+             "host 0 ranks 0..3\n"
+             "delta changes snapshot dense_every 10 check\n"
+             "limits bucket 268435456 bytes staging 1073741824 bytes "
+             "slots 2 operations_per_round 32\n"
+             "stats moved 448 bytes local 0 peer 448 network 0\n",
+     .params = 2,
+     .buffers = 5,
+     .messages = 4,
+     .destination_elements = 224,
+     .skipped_bytes = 0},
 };
 
 class CompatTest : public testing::TestWithParam<OldPlan> {

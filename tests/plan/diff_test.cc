@@ -267,6 +267,32 @@ TEST(DiffTest, RequirementsAreContract) {
   EXPECT_TRUE(Compare(triton, triton).same());
 }
 
+TEST(DiffTest, DeltasAreContract) {
+  PlanSpec dense = SampleSpec();
+  dense.mechanisms.assign(dense.rounds.size(), fb::Mechanism::kDirect);
+  for (PlanSpec::Program& program : dense.programs) {
+    program.staging_bytes = 0;
+    for (fb::Message& message : program.messages) {
+      message = fb::Message(message.round(), message.peer(), message.copies(),
+                            message.kind(), 0, 0, 0, message.size_bytes());
+    }
+  }
+  PlanSpec snapshot = dense;
+  snapshot.delta = PlanSpec::Delta();
+  PlanSpec bitmap = snapshot;
+  bitmap.delta->changes = fb::DeltaChanges::kBitmap;
+  EXPECT_EQ(TextOf(dense, snapshot),
+            "contract\n"
+            "  DELTA_ADDED delta: changes snapshot dense_every 20 check\n");
+  EXPECT_EQ(TextOf(snapshot, bitmap),
+            "contract\n"
+            "  DELTA_CHANGED delta: changes snapshot dense_every 20 check -> "
+            "changes bitmap dense_every 20 check\n");
+  EXPECT_EQ(TextOf(bitmap, dense),
+            "contract\n"
+            "  DELTA_REMOVED delta: was changes bitmap dense_every 20 check\n");
+}
+
 TEST(DiffTest, BuffersThatComeAndGoNameTheirRanks) {
   PlanSpec other = SampleSpec();
   other.buffers.push_back({.name = "rotary.{0}.inv_freq",

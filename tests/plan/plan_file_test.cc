@@ -160,7 +160,7 @@ TEST(PlanDoorTest, ANewerMajorIsRefused) {
       Load(Wrap(SampleBody(), {.format_version = 2 << 16 | 3}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "format version 2.3 is newer than this build's 1.5");
+            "format version 2.3 is newer than this build's 1.6");
 }
 
 TEST(PlanDoorTest, ANewerMinorIsRead) {
@@ -327,17 +327,48 @@ TEST(PlanDoorTest, RelaysAreEachSendAndAReceiveBeforeIt) {
             "program of rank 0: a source rank has relays");
 }
 
+// All ranks have to know of deltas: before each refit they agree on a base.
+TEST(PlanDoorTest, DeltasNeedTheirFeatureAndDirectRounds) {
+  PlanSpec spec = SampleSpec();
+  spec.delta = PlanSpec::Delta();
+  const auto message = [&] {
+    return std::string(Load(BuildPlan(spec)).message());
+  };
+  EXPECT_EQ(message(), "delta: round 0 is staged, only direct rounds can be "
+                       "delta");
+  spec.mechanisms.assign(spec.rounds.size(), fb::Mechanism::kDirect);
+  for (PlanSpec::Program& program : spec.programs) {
+    program.staging_bytes = 0;
+    for (fb::Message& message : program.messages) {
+      message = fb::Message(message.round(), message.peer(), message.copies(),
+                            message.kind(), 0, 0, 0, message.size_bytes());
+    }
+  }
+  EXPECT_EQ(message(), "");
+  const PlanFile plan = OpenSpec(spec);
+  EXPECT_EQ(plan.plan().required_features(),
+            kFeatureDirectRounds | kFeatureDelta);
+  EXPECT_EQ(plan.plan().format_version(), 1u << 16 | 6);
+  const auto* body = plan.plan().body();
+  const std::vector<uint8_t> bytes(body->begin(), body->end());
+  EXPECT_EQ(Load(Wrap(bytes, {.required_features = 1 << 0})).message(),
+            "the plan has delta refits but does not require that executors "
+            "know them (bit 5 of required_features)");
+  spec.delta->changes = static_cast<fb::DeltaChanges>(3);
+  EXPECT_EQ(message(), "delta: unknown way 3 to find changes");
+}
+
 TEST(PlanDoorTest, AMajorThatNeverWasIsRefused) {
   EXPECT_EQ(Load(Wrap(SampleBody(), {.format_version = 7})).message(),
-            "format version 0.7 does not exist; this build reads 1.5");
+            "format version 0.7 does not exist; this build reads 1.6");
 }
 
 TEST(PlanDoorTest, AnUnknownFeatureIsRefused) {
   const absl::Status status =
-      Load(Wrap(SampleBody(), {.required_features = 1 << 5}));
+      Load(Wrap(SampleBody(), {.required_features = 1 << 6}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "required feature bit 5 is unknown to this build");
+            "required feature bit 6 is unknown to this build");
 }
 
 TEST(PlanDoorTest, AbsentDigestsAreRefused) {

@@ -175,11 +175,16 @@ std::vector<uint8_t> BuildBody(const PlanSpec& spec) {
         requirement.value.c_str()));
   }
   const auto requirements_vector = builder.CreateVector(requirements);
+  Offset<fb::Delta> delta = 0;
+  if (spec.delta.has_value()) {
+    delta = fb::CreateDelta(builder, spec.delta->changes,
+                            spec.delta->dense_every, spec.delta->check);
+  }
   builder.Finish(fb::CreateBody(
       builder, spec.source_ranks, params_vector, buffers_vector,
       programs_vector, rounds_vector, lists_vector, copies_vector, loops_vector,
       skips_vector, casts_vector, limits, stats, spec.colocated,
-      quantizations_vector, quantize_loops_vector, requirements_vector));
+      quantizations_vector, quantize_loops_vector, requirements_vector, delta));
   return {builder.GetBufferPointer(),
           builder.GetBufferPointer() + builder.GetSize()};
 }
@@ -298,6 +303,11 @@ PlanSpec SpecOf(const fb::Body& packed) {
   for (const auto& requirement : body.requirements) {
     spec.requirements.push_back(
         {requirement->side, requirement->key, requirement->value});
+  }
+  if (body.delta != nullptr) {
+    spec.delta = {.changes = body.delta->changes,
+                  .dense_every = body.delta->dense_every,
+                  .check = body.delta->check};
   }
   spec.bucket_bytes = body.limits->bucket_bytes;
   spec.staging_bytes = body.limits->staging_bytes;

@@ -3,6 +3,7 @@
 #define REFIT_TESTS_PLAN_PLAN_SPEC_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -98,6 +99,12 @@ struct PlanSpec {
   std::vector<Quantization> quantizations = {};
   std::vector<fb::QuantizeLoop> quantize_loops = {};
   std::vector<Requirement> requirements = {};
+  struct Delta {
+    fb::DeltaChanges changes = fb::DeltaChanges::kSnapshot;
+    uint32_t dense_every = 20;
+    bool check = true;
+  };
+  std::optional<Delta> delta = std::nullopt;
   uint64_t bucket_bytes = 0;
   uint64_t staging_bytes = 0;
   uint32_t slots = 0;

@@ -109,6 +109,35 @@ TEST(PlanTextTest, RequirementsFollowTheRanks) {
   EXPECT_STREQ(requirements[1]["value"].GetString(), "linear");
 }
 
+TEST(PlanTextTest, ADeltaFollowsTheRanks) {
+  PlanSpec spec = SampleSpec();
+  spec.mechanisms.assign(spec.rounds.size(), fb::Mechanism::kDirect);
+  for (PlanSpec::Program& program : spec.programs) {
+    program.staging_bytes = 0;
+    for (fb::Message& message : program.messages) {
+      message = fb::Message(message.round(), message.peer(), message.copies(),
+                            message.kind(), 0, 0, 0, message.size_bytes());
+    }
+  }
+  spec.delta = {.changes = fb::DeltaChanges::kBitmap,
+                .dense_every = 7,
+                .check = false};
+  EXPECT_NE(TextOf(spec, {}).find("\ndelta changes bitmap dense_every 7\n"
+                                  "limits "),
+            std::string::npos);
+  rapidjson::Document json;
+  json.Parse(PlanJson(OpenSpec(spec), {}).c_str());
+  ASSERT_FALSE(json.HasParseError());
+  EXPECT_STREQ(json["delta"]["changes"].GetString(), "bitmap");
+  EXPECT_EQ(json["delta"]["dense_every"].GetUint(), 7u);
+  EXPECT_FALSE(json["delta"]["check"].GetBool());
+  json.Parse(StatsJson(OpenSpec(spec)).c_str());
+  EXPECT_EQ(json["delta"]["snapshot_bytes_max"].GetUint64(), 0u);
+  spec.delta->changes = fb::DeltaChanges::kSnapshot;
+  json.Parse(StatsJson(OpenSpec(spec)).c_str());
+  EXPECT_GT(json["delta"]["snapshot_bytes_max"].GetUint64(), 0u);
+}
+
 TEST(PlanTextTest, PostHooksFollowWhatTheirBufferHolds) {
   PlanSpec spec = SampleSpec();
   spec.buffers[4].post_hooks = {{"add-one", "add 1 to it"},

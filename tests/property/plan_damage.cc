@@ -330,6 +330,11 @@ class Fields {
       Add("requirement.value", requirement->value);
     }
     AddList("requirements", body.requirements);
+    if (body.delta != nullptr) {
+      Add("delta.changes", body.delta->changes);
+      Add("delta.dense_every", body.delta->dense_every);
+      Add("delta.check", body.delta->check);
+    }
     Add("limits.bucket_bytes", body.limits->bucket_bytes);
     Add("limits.staging_bytes", body.limits->staging_bytes);
     Add("limits.slots", body.limits->slots);

@@ -4,6 +4,7 @@
 #include <bit>
 #include <limits>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -376,6 +377,9 @@ class CudaPreparedCopies : public PreparedCopies {
                                      ? std::max(1u, blocks_max_ / kRoomDivisor)
                                      : blocks_max_);
     }
+    for (const KernelProgram& program : programs) {
+      deltas_.push_back(program.delta);
+    }
     return status;
   }
 
@@ -388,6 +392,12 @@ class CudaPreparedCopies : public PreparedCopies {
           cuda::LaunchDigests(batches_[batch], digests_[batch],
                               blocks_of_batch_[batch], unless, cuda_stream),
           "launch of the digest kernel");
+    }
+    if (deltas_[batch].has_value()) {
+      return CudaStatus(
+          cuda::LaunchDeltas(batches_[batch], *deltas_[batch],
+                             blocks_of_batch_[batch], unless, cuda_stream),
+          "launch of the kernel of changes");
     }
     absl::Status status =
         CudaStatus(cuda::LaunchCopies(batches_[batch], blocks_of_batch_[batch],
@@ -411,9 +421,35 @@ class CudaPreparedCopies : public PreparedCopies {
   std::vector<cuda::KernelBatch> batches_;
   std::vector<cuda::QuantizeBatch> quantizes_;
   std::vector<cuda::ApplyBatch> applies_;
-  std::vector<const cuda::KernelDigest*> digests_;  // null: no digests
+  std::vector<const cuda::KernelDigest*> digests_;        // null: no digests
+  std::vector<std::optional<cuda::KernelDelta>> deltas_;  // none: no changes
   std::vector<uint32_t> blocks_of_batch_;
 };
+
+// Where the batch's copies know what changed; none: they move all.
+std::optional<cuda::KernelDelta> DeltaOf(const CopyBatch& batch) {
+  cuda::KernelDelta delta;
+  switch (batch.kind) {
+    case CopyKind::kChanged:
+      delta.kind = cuda::DeltaKind::kChanged;
+      break;
+    case CopyKind::kMarked:
+      delta.kind = cuda::DeltaKind::kMarked;
+      break;
+    case CopyKind::kKept:
+      delta.kind = cuda::DeltaKind::kKept;
+      break;
+    default:
+      return std::nullopt;
+  }
+  delta.marks = batch.delta.marks ? 1 : 0;
+  delta.mark_shift =
+      static_cast<uint32_t>(std::countr_zero(batch.delta.bytes_per_mark));
+  delta.shadow_entries = static_cast<uint32_t>(batch.delta.shadow_entries);
+  delta.marks_entries = static_cast<uint32_t>(batch.delta.marks_entries);
+  delta.counts_entry = static_cast<uint32_t>(batch.delta.counts_entry);
+  return delta;
+}
 
 }  // namespace
 
@@ -429,6 +465,7 @@ absl::StatusOr<std::unique_ptr<PreparedCopies>> PrepareCudaCopies(
   for (const CopyBatch& batch : batches) {
     programs.push_back(LowerForKernel(batch, table));
     programs.back().leaves_room = batch.leaves_room;
+    programs.back().delta = DeltaOf(batch);
     if (programs.back().tiles.size() > std::numeric_limits<int32_t>::max()) {
       return absl::ResourceExhaustedError(
           absl::StrCat("a batch of ", programs.back().tiles.size(),

@@ -4,12 +4,14 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "executor/device/cuda/apply_kernel.h"
 #include "executor/device/cuda/copy_kernel.h"
+#include "executor/device/cuda/delta_kernel.h"
 #include "executor/device/cuda/digest_kernel.h"
 #include "executor/device/cuda/quantize_kernel.h"
 #include "refit/device.h"
@@ -27,6 +29,7 @@ struct KernelProgram {
   std::vector<cuda::KernelApply> applies;
   uint64_t apply_tiles = 0;
   bool leaves_room = false;
+  std::optional<cuda::KernelDelta> delta;  // of a batch that moves changes
 };
 
 // `table` holds the addresses that the copies will meet: units are as wide as

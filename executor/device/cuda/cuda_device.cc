@@ -12,6 +12,7 @@
 #include "executor/device/cuda/cuda_memory_watch.h"
 #include "executor/device/cuda/cuda_sharing.h"
 #include "executor/device/cuda/cuda_status.h"
+#include "executor/device/cuda/delta_kernel.h"
 #include "executor/device/cuda/quantize_kernel.h"
 
 namespace refit {
@@ -245,6 +246,8 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
                            "loading the quantization kernel"));
   status.Update(
       CudaStatus(cuda::LoadDigestKernel(), "loading the digest kernel"));
+  status.Update(
+      CudaStatus(cuda::LoadDeltaKernel(), "loading the kernel of changes"));
   status.Update(
       CudaStatus(cuda::LoadApplyKernel(), "loading the post-hook kernel"));
   status.Update(

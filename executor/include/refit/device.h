@@ -108,6 +108,39 @@ enum class CopyKind : uint8_t {
   // of a copy is no address but a position in the param's bytes, its entry
   // unused; its dtype is that in which the elements are digested.
   kDigest,
+  // The three below move values that differ from those of an earlier refit;
+  // CopyBatch::delta says where these are known.
+  //
+  // Stores what differs from the shadow of `from`, bit by bit.
+  kChanged,
+  // Stores what is marked.
+  kMarked,
+  // Stores everything, to the shadow of `from` too.
+  kKept,
+};
+
+// What a DeltaCopies counts, in memory that is aligned to 8 bytes.
+struct DeltaCounts {
+  uint64_t elements = 0;  // that had changed, by the shadow or the marks
+  uint64_t bytes = 0;     // that were stored to `to`
+};
+
+// Where the copies of a kChanged, kMarked or kKept know what has changed. Entry
+// e of the table, of which a copy reads, has its shadow and its marks in
+// entries of their own, the same distance away for all entries of the batch.
+struct DeltaCopies {
+  // A byte's shadow stands as far from entry e + shadow_entries as the byte
+  // from entry e, and is aligned as it is. Unused by kMarked.
+  uint64_t shadow_entries = 0;
+  // Bit i of the 32-bit words at entry e + marks_entries is of the bytes from
+  // i * bytes_per_mark on. Of a kChanged with `marks`, and of kMarked.
+  uint64_t marks_entries = 0;
+  uint32_t bytes_per_mark = 0;  // a power of two, at least an element's size
+  // Of a kChanged. True: it marks what differs, and leaves the shadow as it is,
+  // so that other copies that read the same find it too. False: it stores to
+  // the shadow what differs; nothing else may read the same there.
+  bool marks = false;
+  uint64_t counts_entry = 0;  // of the DeltaCounts that are added to
 };
 
 // A digest's sum in memory: a number of 128 bits that is right mod 2^61 - 1.
@@ -133,6 +166,7 @@ struct CopyBatch {
   std::vector<StridedCopy> copies;
   std::vector<CopyLoop> loops;
   std::vector<DigestTarget> digests;  // of a kDigest: one for each copy
+  DeltaCopies delta;                  // of kChanged, kMarked and kKept
   std::vector<BlockQuantize> quantizes;
   std::vector<QuantizeLoop> quantize_loops;
   std::vector<ElementApply> applies;

@@ -37,6 +37,13 @@ struct BoundTensor {
   uint64_t size_bytes = 0;
   DType dtype = DType::kUnspecified;
   std::vector<uint64_t> shape;
+  // Of a plan whose workers mark what changed (options.delta, "bitmap"), on a
+  // source rank: bit i % 32 of 32-bit word i / 32 says that element i changed
+  // since the last refit that succeeded. In memory of the device, the caller's.
+  // Refits clear the words behind what they send, so a worker that only sets
+  // bits loses none of them to a refit that it missed. Null: the tensor is sent
+  // whole each time.
+  uint32_t* changes = nullptr;
 };
 
 // What is done after each refit, before the worker serves, to a tensor that the
@@ -105,6 +112,7 @@ enum class NoticeKind : uint8_t {
   // Params that RunOptions::check does not compare, because destinations make
   // them by quantizing what arrives; of Wait.
   kNotCompared = 5,
+  kNotDelta = 6,  // what is always dense, in a plan with deltas; of Bind
 };
 
 // What a rank does otherwise than its user may expect. Nothing has failed.
@@ -130,7 +138,37 @@ struct RunOptions {
   // destination quantizes is compared as it arrives; a notice says so. The same
   // on all ranks; not while `stream` is captured. The first such Run after a
   // Bind is collective: it prepares the digests, and allocates for them.
+  // A delta refit is checked as its plan says, whatever this is.
   bool check = false;
+  // Of a plan with deltas: this refit is dense, if one rank asks for it. Ask
+  // whenever something else than a refit wrote a destination's tensors.
+  bool dense = false;
+};
+
+// How a refit of a plan with deltas (options.delta) went, and what this rank
+// stored to others. docs/delta.md says when a delta pays.
+struct DeltaReport {
+  bool is_delta = false;
+  std::string why_dense;      // a clause; "" if is_delta
+  uint64_t base_version = 0;  // of a delta: what it changed
+  uint64_t version = 0;       // what all ranks hold now
+  // Elements that this rank sends and a delta may leave out, once for each
+  // receiver, and those of them that had changed; these are not counted by a
+  // dense refit.
+  uint64_t elements = 0;
+  uint64_t changed_elements = 0;
+  uint64_t stored_bytes = 0;  // to others' tensors
+  uint64_t dense_bytes = 0;   // that a dense refit stores
+  // From the first round to the end of the last, with waits for others. What
+  // finds changes also stores them, so the two have one time.
+  double move_seconds = 0;
+  double keep_seconds = 0;  // behind the rounds, for the next refit
+
+  double change_rate() const {
+    return elements == 0 ? 0
+                         : static_cast<double>(changed_elements) /
+                               static_cast<double>(elements);
+  }
 };
 
 struct DigestOptions {
@@ -190,6 +228,7 @@ struct RoundMeasurement {
 
 class RankSchedule;
 class RefitEnqueuer;
+class RefitVersions;
 struct BoundRounds;
 
 // Thread-compatible.
@@ -283,6 +322,11 @@ class Executor {
 
   ExecutorState state() const { return state_; }
   const RunCounters& counters() const { return counters_; }
+  // Of the last refit that was waited for and succeeded; nullopt: there is none
+  // since Bind, or refits of this plan and transport are always dense.
+  const std::optional<DeltaReport>& delta_report() const {
+    return delta_report_;
+  }
   // This rank's rounds of the last refit that was waited for and succeeded.
   // Empty without ExecutorOptions::time_rounds.
   const std::vector<RoundMeasurement>& rounds() const { return rounds_; }
@@ -292,7 +336,10 @@ class Executor {
   const fb::RankProgram& program() const;
   HandshakeRecord Record(HandshakeStage stage) const;
   absl::StatusOr<BoundRounds> PrepareRounds(
-      absl::Span<std::byte* const> addresses, const CopyBatch& hooks) const;
+      absl::Span<std::byte* const> addresses,
+      absl::Span<const BoundTensor> tensors, const CopyBatch& hooks) const;
+  std::vector<std::byte*> BitmapsOf(
+      absl::Span<const BoundTensor> tensors) const;
   absl::Status WatchTensors(absl::Span<const BoundTensor> tensors);
   // Replaces those of `kind`.
   void SetNotices(NoticeKind kind, const std::vector<std::string>& texts);
@@ -307,6 +354,8 @@ class Executor {
   absl::Status CompareStates();
   absl::Status ReadMeasurements();
   absl::Status PerformHooksTogether();
+  void NoticeDelta();
+  absl::Status ReportDelta();
   absl::Status PerformHooks();
   void NoteHooks();
 
@@ -318,15 +367,20 @@ class Executor {
   std::vector<Notice> notices_;  // by kind
   RunCounters counters_;
   std::vector<RoundMeasurement> rounds_;
-  uint64_t refits_ = 0;                      // that succeeded
-  uint64_t in_flight_ = 0;                   // enqueued and not waited for
-  Deadline deadline_;                        // of the last Run
-  bool checks_ = false;                      // a refit in flight is checked
-  std::unique_ptr<RefitEnqueuer> enqueuer_;  // until Close
+  uint64_t refits_ = 0;     // that succeeded
+  uint64_t in_flight_ = 0;  // enqueued and not waited for
+  Deadline deadline_;       // of the last Run
+  bool checks_ = false;     // a refit in flight is checked
+  const std::unique_ptr<RefitVersions> versions_;  // null: refits are dense
+  std::unique_ptr<RefitEnqueuer> enqueuer_;        // until Close
+  std::optional<DeltaReport> delta_report_;
 
   // Since Connect.
   std::unique_ptr<DeviceMemory> staging_;
   std::unique_ptr<DeviceMemory> scratch_;
+  // What the rank sent last, where the plan's refits compare with it. Its size
+  // is the plan's, so that a Bind needs no second one.
+  std::unique_ptr<DeviceMemory> snapshot_;
 
   // Since Bind.
   struct Bound;

@@ -1,0 +1,379 @@
+#include "executor/delta/delta_rounds.h"
+
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "executor/copies/copy_batches.h"
+#include "executor/copies/tensor_table.h"
+#include "executor/digest/param_box.h"
+#include "plan/sent_ranges.h"
+
+namespace refit {
+namespace {
+
+constexpr uint64_t kBytesPerMark = 16;
+constexpr uint64_t kWordBytes = sizeof(uint32_t);
+
+uint64_t WordBytesOf(uint64_t bits) {
+  return (bits + 8 * kWordBytes - 1) / (8 * kWordBytes) * kWordBytes;
+}
+
+// By buffer stack of `rank`: whether some element of it may be received by more
+// than one tensor of the destination.
+std::vector<bool> SharedStacks(const PlanFile& plan, int32_t rank) {
+  const fb::Body& body = plan.body();
+  std::map<uint32_t, std::vector<ParamBox>> held;  // by param, disjoint
+  std::map<uint32_t, bool> shared;                 // by param
+  const auto add = [&](const fb::Fragment& fragment) {
+    if (shared[fragment.param()]) return;
+    const ParamBox box = BoxOf(fragment);
+    std::vector<ParamBox>& others = held[fragment.param()];
+    for (const ParamBox& other : others) {
+      if (!Meet(box, other).has_value()) continue;
+      shared[fragment.param()] = true;
+      return;
+    }
+    others.push_back(box);
+  };
+  for (int32_t other = plan.source_ranks(); other < plan.world_size();
+       ++other) {
+    const auto* buffers = body.programs()->Get(other)->buffers();
+    if (buffers == nullptr) continue;
+    for (const uint32_t buffer : *buffers) {
+      const auto* fragments = body.buffers()->Get(buffer)->fragments();
+      if (fragments == nullptr) continue;
+      for (const fb::Fragment* fragment : *fragments) add(*fragment);
+    }
+  }
+  std::vector<bool> stacks;
+  for (const uint32_t buffer : *body.programs()->Get(rank)->buffers()) {
+    bool any = false;
+    if (const auto* fragments = body.buffers()->Get(buffer)->fragments()) {
+      for (const fb::Fragment* fragment : *fragments) {
+        any |= shared[fragment->param()];
+      }
+    }
+    stacks.push_back(any);
+  }
+  return stacks;
+}
+
+class DeltaRoundsBuilder {
+ public:
+  DeltaRoundsBuilder(const PlanFile& plan, int32_t rank,
+                     const RankSchedule& schedule, const PeerTensors& peers,
+                     absl::Span<std::byte* const> bitmaps, std::byte* snapshot,
+                     Device& device, RoundCopies& copies, DeltaRounds& rounds)
+      : plan_(plan),
+        rank_(rank),
+        schedule_(schedule),
+        bitmaps_(bitmaps),
+        snapshot_(snapshot),
+        device_(device),
+        compares_(plan.body().delta()->changes() ==
+                  fb::DeltaChanges::kSnapshot),
+        tensors_(plan, rank),
+        copies_(copies),
+        rounds_(rounds) {
+    // As round_copies.cc fills the table: own tensors, staging, peers'.
+    uint64_t entry = tensors_.size() + 1;
+    is_hooked_.resize(entry, false);
+    for (const auto& [peer, memory] : peers.mapped) {
+      const TensorTable theirs(plan, peer);
+      for (size_t slot = 0; slot < theirs.stacks(); ++slot) {
+        const auto* hooks = theirs.buffer(slot).post_hooks();
+        is_hooked_.insert(is_hooked_.end(),
+                          theirs.begin(slot + 1) - theirs.begin(slot),
+                          hooks != nullptr && hooks->size() > 0);
+      }
+    }
+  }
+
+  absl::Status Build() {
+    rounds_.dense.moves.resize(schedule_.rounds().size());
+    rounds_.delta.moves.resize(schedule_.rounds().size());
+    if (absl::Status status = Allocate(); !status.ok()) return status;
+    rounds_.delta.before.push_back(AddZero(counts_entry_, sizeof(DeltaCounts)));
+    rounds_.dense.before = rounds_.delta.before;
+    for (size_t i = 0; i < schedule_.rounds().size(); ++i) {
+      const RoundWork& work = schedule_.rounds()[i];
+      if (work.move_batch.has_value()) AddRound(i, *work.move_batch);
+    }
+    AddAfter();
+    return absl::OkStatus();
+  }
+
+ private:
+  // What a rank holds beside its tensors, and where in the table.
+  absl::Status Allocate() {
+    const std::vector<SentRange> ranges = SentRanges(plan_, rank_);
+    const std::vector<bool> shared = SharedStacks(plan_, rank_);
+    stack_of_.resize(tensors_.size());
+    for (size_t slot = 0; slot < tensors_.stacks(); ++slot) {
+      for (uint64_t entry = tensors_.begin(slot);
+           entry < tensors_.begin(slot + 1); ++entry) {
+        stack_of_[entry] = slot;
+      }
+    }
+    is_shared_ = shared;
+    uint64_t marks_bytes = 0;
+    if (compares_) {
+      for (uint64_t entry = 0; entry < ranges.size(); ++entry) {
+        if (shared[stack_of_[entry]]) marks_bytes += MarksBytes(ranges[entry]);
+      }
+    }
+    absl::Status status = Allocate(marks_bytes, rounds_.marks);
+    status.Update(Allocate(2 * sizeof(DeltaCounts), rounds_.counts));
+    if (!status.ok()) return status;
+    shadow_entries_ = copies_.table.size();
+    PlaceShadows(ranges);
+    marks_entries_ = copies_.table.size();
+    PlaceMarks(ranges, marks_bytes);
+    counts_entry_ = copies_.table.size();
+    copies_.table.push_back(rounds_.counts->data());
+    copies_.table.push_back(rounds_.counts->data() + sizeof(DeltaCounts));
+    return absl::OkStatus();
+  }
+
+  absl::Status Allocate(uint64_t size_bytes,
+                        std::unique_ptr<DeviceMemory>& memory) {
+    auto allocated = device_.Allocate(size_bytes);
+    if (allocated.ok()) memory = *std::move(allocated);
+    return allocated.status();
+  }
+
+  static uint64_t MarksBytes(const SentRange& range) {
+    if (range.size_bytes() == 0) return 0;
+    return WordBytesOf((range.end_byte - 1) / kBytesPerMark + 1);
+  }
+
+  // A shadow is as far from its entry as what it shadows is from its own.
+  void PlaceShadows(absl::Span<const SentRange> ranges) {
+    uint64_t used = 0;
+    for (uint64_t entry = 0; entry < tensors_.size(); ++entry) {
+      std::byte* shadow = nullptr;
+      if (compares_ && ranges[entry].size_bytes() > 0) {
+        const uint64_t begin = ranges[entry].begin_byte;
+        const auto address =
+            reinterpret_cast<uintptr_t>(copies_.table[entry]) + begin;
+        const auto place = reinterpret_cast<uintptr_t>(
+            snapshot_ + used + address % kSnapshotAlignmentBytes);
+        shadow = reinterpret_cast<std::byte*>(place - begin);
+        used += SnapshotBytes(ranges[entry]);
+      }
+      copies_.table.push_back(shadow);
+    }
+  }
+
+  void PlaceMarks(absl::Span<const SentRange> ranges, uint64_t marks_bytes) {
+    uint64_t used = 0;
+    for (uint64_t entry = 0; entry < tensors_.size(); ++entry) {
+      if (!compares_) {
+        copies_.table.push_back(bitmaps_[entry]);
+      } else if (is_shared_[stack_of_[entry]] && marks_bytes > 0) {
+        copies_.table.push_back(rounds_.marks->data() + used);
+        used += MarksBytes(ranges[entry]);
+      } else {
+        copies_.table.push_back(nullptr);
+      }
+    }
+    ranges_.assign(ranges.begin(), ranges.end());
+  }
+
+  CopyBatch NewBatch(CopyKind kind) const {
+    CopyBatch batch;
+    batch.kind = kind;
+    batch.delta.shadow_entries = shadow_entries_;
+    batch.delta.marks_entries = marks_entries_;
+    batch.delta.bytes_per_mark = kBytesPerMark;
+    batch.delta.counts_entry = counts_entry_;
+    return batch;
+  }
+
+  static void Append(const CopyBatch& from, const StridedCopy& copy,
+                     CopyBatch& batch) {
+    batch.copies.push_back(copy);
+    batch.copies.back().loops_begin = static_cast<uint32_t>(batch.loops.size());
+    const auto loops = from.loops.begin() + copy.loops_begin;
+    batch.loops.insert(batch.loops.end(), loops, loops + copy.loops_count);
+  }
+
+  // Adds `batch` to the list, unless it does nothing.
+  void Add(CopyBatch batch, std::vector<size_t>& numbers) {
+    if (batch.copies.empty()) return;
+    numbers.push_back(copies_.batches.size());
+    copies_.batches.push_back(std::move(batch));
+  }
+
+  size_t AddZero(uint64_t entry, uint64_t size_bytes) {
+    CopyBatch zero;
+    zero.kind = CopyKind::kZero;
+    TensorBox box =
+        RunOf({.entry = entry, .byte_offset = 0, .dtype = DType::kInt32},
+              size_bytes / kWordBytes);
+    AppendZero(box, zero);
+    copies_.batches.push_back(std::move(zero));
+    return copies_.batches.size() - 1;
+  }
+
+  void AddRound(size_t round, size_t move_batch) {
+    // A copy: batches are added.
+    const CopyBatch moves = copies_.batches[move_batch];
+    CopyBatch kept = NewBatch(CopyKind::kKept);
+    CopyBatch updating = NewBatch(CopyKind::kChanged);
+    CopyBatch marking = NewBatch(CopyKind::kChanged);
+    marking.delta.marks = true;
+    std::map<uint32_t, CopyBatch> marked;  // by bytes per mark
+    CopyBatch always;
+    for (const StridedCopy& copy : moves.copies) {
+      uint64_t elements = 1;
+      for (uint32_t l = 0; l < copy.loops_count; ++l) {
+        elements *= moves.loops[copy.loops_begin + l].extent;
+      }
+      const uint64_t bytes =
+          elements * static_cast<uint64_t>(DTypeBytes(copy.to.dtype));
+      if (!CanBeDelta(moves, copy)) {
+        rounds_.always_bytes += bytes;
+        Append(moves, copy, always);
+        continue;
+      }
+      rounds_.moved.elements += elements;
+      rounds_.moved.bytes += bytes;
+      if (!compares_) {
+        const auto per_mark =
+            static_cast<uint32_t>(DTypeBytes(copy.from.dtype));
+        CopyBatch& batch =
+            marked.try_emplace(per_mark, NewBatch(CopyKind::kMarked))
+                .first->second;
+        batch.delta.bytes_per_mark = per_mark;
+        Append(moves, copy, batch);
+        continue;
+      }
+      Append(moves, copy, kept);
+      Append(moves, copy,
+             is_shared_[stack_of_[copy.from.entry]] ? marking : updating);
+    }
+    std::vector<size_t>& dense = rounds_.dense.moves[round];
+    std::vector<size_t>& delta = rounds_.delta.moves[round];
+    if (compares_) {
+      Add(std::move(kept), dense);
+    } else {
+      dense.push_back(move_batch);
+    }
+    Add(std::move(updating), delta);
+    Add(std::move(marking), delta);
+    for (auto& [per_mark, batch] : marked) Add(std::move(batch), delta);
+    const size_t before = delta.size();
+    Add(std::move(always), delta);
+    if (compares_ && delta.size() > before) dense.push_back(delta.back());
+  }
+
+  // Whether the copy is of this rank's own tensors, all of which have marks
+  // where workers mark, to one that holds what an earlier refit stored.
+  bool CanBeDelta(const CopyBatch& batch, const StridedCopy& copy) const {
+    if (copy.from.entry >= tensors_.size() || is_hooked_[copy.to.entry]) {
+      return false;
+    }
+    if (compares_) return true;
+    bool marked = true;
+    const auto visit = [&](const auto& self, uint64_t entry,
+                           uint32_t loop) -> void {
+      if (loop == copy.loops_count) {
+        marked &= bitmaps_[entry] != nullptr;
+        return;
+      }
+      const CopyLoop& of = batch.loops[copy.loops_begin + loop];
+      const uint64_t times = of.from.entries == 0 ? 1 : of.extent;
+      for (uint64_t i = 0; i < times; ++i) {
+        self(self, entry + i * of.from.entries, loop + 1);
+      }
+    };
+    visit(visit, copy.from.entry, 0);
+    return marked;
+  }
+
+  // What is behind the rounds: the snapshot takes what was marked, and nothing
+  // is marked any more.
+  void AddAfter() {
+    if (!compares_) {
+      CopyBatch clear;
+      clear.kind = CopyKind::kZero;
+      for (uint64_t entry = 0; entry < tensors_.size(); ++entry) {
+        if (bitmaps_[entry] == nullptr) continue;
+        const fb::Buffer& buffer = tensors_.buffer(stack_of_[entry]);
+        AppendClear(entry, WordBytesOf(TensorElements(buffer)), clear);
+      }
+      Add(std::move(clear), rounds_.delta.after);
+      rounds_.dense.after = rounds_.delta.after;
+      return;
+    }
+    CopyBatch take = NewBatch(CopyKind::kMarked);
+    CopyBatch clear;
+    clear.kind = CopyKind::kZero;
+    for (uint64_t entry = 0; entry < tensors_.size(); ++entry) {
+      const SentRange& range = ranges_[entry];
+      if (range.size_bytes() == 0 || !is_shared_[stack_of_[entry]]) continue;
+      AppendClear(entry, MarksBytes(range), clear);
+      const DType dtype = tensors_.buffer(stack_of_[entry]).dtype();
+      const uint64_t elements = range.size_bytes() / DTypeBytes(dtype);
+      (void)AppendCopy(
+          RunOf(
+              {.entry = entry, .byte_offset = range.begin_byte, .dtype = dtype},
+              elements),
+          RunOf({.entry = entry + shadow_entries_,
+                 .byte_offset = range.begin_byte,
+                 .dtype = dtype},
+                elements),
+          /*link=*/0, take);
+    }
+    // Counted aside: these are no stores to receivers.
+    take.delta.counts_entry = counts_entry_ + 1;
+    Add(std::move(take), rounds_.delta.after);
+    Add(clear, rounds_.delta.after);
+    Add(std::move(clear), rounds_.dense.after);
+  }
+
+  void AppendClear(uint64_t entry, uint64_t size_bytes, CopyBatch& batch) {
+    if (size_bytes == 0) return;
+    AppendZero(RunOf({.entry = entry + marks_entries_,
+                      .byte_offset = 0,
+                      .dtype = DType::kInt32},
+                     size_bytes / kWordBytes),
+               batch);
+  }
+
+  const PlanFile& plan_;
+  const int32_t rank_;
+  const RankSchedule& schedule_;
+  const absl::Span<std::byte* const> bitmaps_;
+  std::byte* const snapshot_;
+  Device& device_;
+  const bool compares_;  // with a snapshot
+  const TensorTable tensors_;
+  RoundCopies& copies_;
+  DeltaRounds& rounds_;
+  std::vector<bool> is_hooked_;    // by entry of the table
+  std::vector<bool> is_shared_;    // by stack
+  std::vector<size_t> stack_of_;   // by entry of the rank's tensors
+  std::vector<SentRange> ranges_;  // likewise
+  uint64_t shadow_entries_ = 0;
+  uint64_t marks_entries_ = 0;
+  uint64_t counts_entry_ = 0;
+};
+
+}  // namespace
+
+absl::Status AddDeltaRounds(const PlanFile& plan, int32_t rank,
+                            const RankSchedule& schedule,
+                            const PeerTensors& peers,
+                            absl::Span<std::byte* const> bitmaps,
+                            std::byte* snapshot, Device& device,
+                            RoundCopies& copies, DeltaRounds& rounds) {
+  return DeltaRoundsBuilder(plan, rank, schedule, peers, bitmaps, snapshot,
+                            device, copies, rounds)
+      .Build();
+}
+
+}  // namespace refit

@@ -1,0 +1,113 @@
+#include "executor/delta/refit_versions.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "executor/agreement.h"
+#include "executor/payload.h"
+
+namespace refit {
+namespace {
+
+absl::Status Unreadable(size_t rank) {
+  return absl::InternalError(
+      absl::StrCat("what rank ", rank, " says of its version cannot be read"));
+}
+
+}  // namespace
+
+absl::Status RefitVersions::Agree(bool wants_dense, Transport& transport,
+                                  Deadline deadline) {
+  PayloadWriter mine;
+  mine.Bool(base_.has_value())
+      .U64(base_.value_or(0))
+      .U8(static_cast<uint8_t>(why_))
+      .Bool(wants_dense)
+      .U64(version_);
+  Forget(DenseReason::kFailed);
+  const absl::StatusOr<std::string> judged = ThroughRankZero(
+      transport, deadline, mine.Take(),
+      [&](absl::Span<const std::string> by_rank) { return Judge(by_rank); });
+  if (!judged.ok()) return judged.status();
+  PayloadReader reader(*judged);
+  reason_ = static_cast<DenseReason>(reader.U8());
+  because_of_ = static_cast<int32_t>(reader.U32());
+  agreed_base_ = reader.U64();
+  version_ = reader.U64();
+  if (!reader.Complete() || reason_ > DenseReason::kAsked) {
+    const absl::Status status = Unreadable(0);
+    transport.Abort(status);
+    return status;
+  }
+  since_dense_ = is_delta() ? since_dense_ + 1 : 0;
+  return absl::OkStatus();
+}
+
+// The reason that is told: a rank's loss rather than what it makes of others'.
+absl::StatusOr<std::string> RefitVersions::Judge(
+    absl::Span<const std::string> by_rank) {
+  DenseReason reason = DenseReason::kNone;
+  uint32_t because_of = 0;
+  const auto say = [&](DenseReason why, size_t rank) {
+    if (reason != DenseReason::kNone) return;
+    reason = why;
+    because_of = static_cast<uint32_t>(rank);
+  };
+  std::optional<uint64_t> base;
+  std::optional<size_t> other, asked;
+  uint64_t newest = 0;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    PayloadReader reader(by_rank[rank]);
+    const bool has_base = reader.Bool();
+    const uint64_t of_rank = reader.U64();
+    const auto why = static_cast<DenseReason>(reader.U8());
+    if (reader.Bool() && !asked.has_value()) asked = rank;
+    newest = std::max(newest, reader.U64());
+    if (!reader.Complete() || why > DenseReason::kFailed) {
+      return Unreadable(rank);
+    }
+    if (!has_base) {
+      say(why, rank);
+    } else if (base.value_or(of_rank) != of_rank) {
+      if (!other.has_value()) other = rank;
+    } else {
+      base = of_rank;
+    }
+  }
+  if (other.has_value()) say(DenseReason::kOtherBase, *other);
+  if (asked.has_value()) say(DenseReason::kAsked, *asked);
+  if (dense_every_ > 0 && since_dense_ + 1 >= dense_every_) {
+    say(DenseReason::kInterval, 0);
+  }
+  return PayloadWriter()
+      .U8(static_cast<uint8_t>(reason))
+      .U32(because_of)
+      .U64(reason == DenseReason::kNone ? base.value_or(0) : 0)
+      .U64(newest + 1)
+      .Take();
+}
+
+std::string RefitVersions::why_dense() const {
+  switch (reason_) {
+    case DenseReason::kNone:
+      return "";
+    case DenseReason::kConnected:
+      return absl::StrCat("rank ", because_of_,
+                          " connected since its last refit");
+    case DenseReason::kBound:
+      return absl::StrCat("rank ", because_of_, " bound since its last refit");
+    case DenseReason::kFailed:
+      return absl::StrCat("the last refit failed on rank ", because_of_,
+                          ", or was not waited for");
+    case DenseReason::kOtherBase:
+      return absl::StrCat("rank ", because_of_,
+                          " holds another version than the others");
+    case DenseReason::kInterval:
+      return absl::StrCat("every refit of ", dense_every_, " is");
+    case DenseReason::kAsked:
+      return absl::StrCat("rank ", because_of_, " asked for it");
+  }
+  return "";
+}
+
+}  // namespace refit

@@ -1,0 +1,35 @@
+// What of each of its tensors a rank sends.
+#ifndef REFIT_PLAN_SENT_RANGES_H_
+#define REFIT_PLAN_SENT_RANGES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/plan_file.h"
+
+namespace refit {
+
+// Bytes of a tensor, from the first that is sent to the last. Empty: none is.
+struct SentRange {
+  uint64_t begin_byte = 0;
+  uint64_t end_byte = 0;
+
+  uint64_t size_bytes() const { return end_byte - begin_byte; }
+};
+
+// By tensor of `rank`: all of its first stack, then all of its second, and so
+// on.
+std::vector<SentRange> SentRanges(const PlanFile& plan, int32_t rank);
+
+// A copy of a range begins in memory where the range does, modulo this, so that
+// both are equally aligned.
+inline constexpr uint64_t kSnapshotAlignmentBytes = 256;
+
+// Memory for a copy of the range, wherever the tensor is.
+uint64_t SnapshotBytes(const SentRange& range);
+// Memory for a copy of all that `rank` sends.
+uint64_t SnapshotBytes(const PlanFile& plan, int32_t rank);
+
+}  // namespace refit
+
+#endif  // REFIT_PLAN_SENT_RANGES_H_

@@ -1,0 +1,392 @@
+// What a delta refit moves, when it is dense, and what ends in a failure.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "executor/delta/refit_versions.h"
+#include "plan/sent_ranges.h"
+#include "tests/executor/delta_world.h"
+
+namespace refit {
+namespace {
+
+// Two sources hold the rows of a matrix, two destinations its columns; both
+// hold all of a vector.
+PlanFile MatrixPlan(const std::string& delta) {
+  return PlanOfJob(R"job({
+    "model": {"parameters": [
+      {"name": "w", "shape": [64, 128], "dtype": "bf16"},
+      {"name": "norm", "shape": [128], "dtype": "bf16"}]},
+    "source": {"layout": "generic", "meshes": {"m": {"axes": {"a": 2}}},
+      "tensors": [{"match": "w", "mesh": "m", "placements": ["Shard(0)"]},
+                  {"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "destination": {"layout": "generic", "meshes": {"m": {"axes": {"a": 2}}},
+      "tensors": [{"match": "w", "mesh": "m", "placements": ["Shard(1)"]},
+                  {"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "options": {"delta": )job" +
+                   delta + "}}");
+}
+
+constexpr uint64_t kRowElements = 128;
+constexpr uint64_t kMatrixElements = 32 * kRowElements;  // of a source
+
+BoundTensor& TensorOf(DeltaWorld& world, int32_t rank, std::string_view name) {
+  for (BoundTensor& tensor : world.tensors[rank]) {
+    if (tensor.name == name) return tensor;
+  }
+  ADD_FAILURE() << name;
+  return world.tensors[rank].front();
+}
+
+void Set(BoundTensor& tensor, uint64_t element, uint16_t bits) {
+  std::memcpy(static_cast<std::byte*>(tensor.data) + element * sizeof(bits),
+              &bits, sizeof(bits));
+  if (tensor.changes != nullptr) {
+    tensor.changes[element / 32] |= uint32_t{1} << (element % 32);
+  }
+}
+
+uint16_t Get(const BoundTensor& tensor, uint64_t element) {
+  uint16_t bits = 0;
+  std::memcpy(
+      &bits,
+      static_cast<const std::byte*>(tensor.data) + element * sizeof(bits),
+      sizeof(bits));
+  return bits;
+}
+
+void Fill(DeltaWorld& world) {
+  for (int32_t rank = 0; rank < world.plan().source_ranks(); ++rank) {
+    for (BoundTensor& tensor : world.tensors[rank]) {
+      for (uint64_t i = 0; i < tensor.size_bytes / 2; ++i) {
+        Set(tensor, i, static_cast<uint16_t>(i * 7 + tensor.size_bytes));
+      }
+    }
+  }
+}
+
+TEST(DeltaRefitTest, MovesWhatChangedAlone) {
+  const PlanFile plan = MatrixPlan("true");
+  DeltaWorld world(plan);
+  Fill(world);
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.Refit().ok());
+  EXPECT_FALSE(world.report().is_delta);
+  EXPECT_EQ(world.report().why_dense, "rank 0 bound since its last refit");
+  EXPECT_EQ(world.report().version, 1);
+  EXPECT_EQ(world.report().stored_bytes, world.report().dense_bytes);
+
+  // Nothing changed.
+  ASSERT_TRUE(world.Refit().ok());
+  EXPECT_TRUE(world.report().is_delta);
+  EXPECT_EQ(world.report().why_dense, "");
+  EXPECT_EQ(world.report().base_version, 1);
+  EXPECT_EQ(world.report().version, 2);
+  EXPECT_EQ(world.report().stored_bytes, 0);
+  EXPECT_EQ(world.report().changed_elements, 0);
+
+  // One value.
+  Set(TensorOf(world, 1, "w"), 5, 0x1234);
+  ASSERT_TRUE(world.Refit().ok());
+  EXPECT_EQ(world.report(0).stored_bytes, 0);
+  EXPECT_EQ(world.report(1).changed_elements, 1);
+  EXPECT_EQ(world.report(1).stored_bytes, 64);  // a line of the cache
+  EXPECT_GE(world.report(1).elements, kMatrixElements);
+  EXPECT_EQ(Get(TensorOf(world, 2, "w"), 32 * kRowElements / 2 + 5), 0x1234);
+
+  // What two destinations hold changes on both.
+  for (const int32_t rank : {0, 1}) Set(TensorOf(world, rank, "norm"), 9, 77);
+  ASSERT_TRUE(world.Refit().ok());
+  for (const int32_t rank : {2, 3}) {
+    EXPECT_EQ(Get(TensorOf(world, rank, "norm"), 9), 77);
+  }
+  EXPECT_EQ(world.report(0).changed_elements + world.report(1).changed_elements,
+            2);
+  // And is known by now.
+  ASSERT_TRUE(world.Refit().ok());
+  EXPECT_EQ(world.report(0).changed_elements + world.report(1).changed_elements,
+            0);
+}
+
+TEST(DeltaRefitTest, WorkersMarkWhatChanged) {
+  const PlanFile plan = MatrixPlan(R"({"changes": "bitmap", "check": false})");
+  DeltaWorld world(plan);
+  for (const int32_t rank : {0, 1}) world.GiveBitmaps(rank);
+  Fill(world);
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.Refit().ok());
+  BoundTensor& matrix = TensorOf(world, 1, "w");
+  for (uint64_t word = 0; word < kMatrixElements / 32; ++word) {
+    ASSERT_EQ(matrix.changes[word], 0) << word;
+  }
+  Set(matrix, 5, 0x1234);
+  // Not marked: not seen.
+  const uint16_t before =
+      Get(TensorOf(world, 2, "w"), 32 * kRowElements / 2 + 6);
+  const uint16_t unmarked = 0x4321;
+  std::memcpy(static_cast<std::byte*>(matrix.data) + 12, &unmarked, 2);
+  ASSERT_TRUE(world.Refit().ok());
+  EXPECT_TRUE(world.report().is_delta);
+  EXPECT_EQ(world.report(1).changed_elements, 1);
+  EXPECT_EQ(world.report(1).stored_bytes, 2);
+  EXPECT_EQ(Get(TensorOf(world, 2, "w"), 32 * kRowElements / 2 + 5), 0x1234);
+  EXPECT_EQ(Get(TensorOf(world, 2, "w"), 32 * kRowElements / 2 + 6), before);
+  EXPECT_EQ(matrix.changes[0], 0);
+}
+
+TEST(DeltaRefitTest, ATensorWithoutBitmapIsSentWhole) {
+  const PlanFile plan = MatrixPlan(R"({"changes": "bitmap"})");
+  DeltaWorld world(plan);
+  world.GiveBitmaps(0);
+  Fill(world);
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.Refit().ok());
+  Set(TensorOf(world, 1, "w"), 5, 0x1234);
+  ASSERT_TRUE(world.Refit().ok());
+  EXPECT_TRUE(world.report(1).is_delta);
+  EXPECT_EQ(world.report(1).elements, 0);
+  EXPECT_EQ(world.report(1).stored_bytes, world.report(1).dense_bytes);
+  EXPECT_EQ(Get(TensorOf(world, 2, "w"), 32 * kRowElements / 2 + 5), 0x1234);
+}
+
+TEST(DeltaRefitTest, IsDenseAtTheInterval) {
+  const PlanFile plan = MatrixPlan(R"({"dense_every": 3})");
+  DeltaWorld world(plan);
+  Fill(world);
+  ASSERT_TRUE(world.Start().ok());
+  std::string kinds;
+  for (int i = 0; i < 7; ++i) {
+    ASSERT_TRUE(world.Refit().ok());
+    kinds += world.report().is_delta ? 'd' : 'D';
+  }
+  EXPECT_EQ(kinds, "DddDddD");
+  EXPECT_EQ(world.report().why_dense, "every refit of 3 is");
+}
+
+TEST(DeltaRefitTest, OneRankMayAskForDense) {
+  const PlanFile plan = MatrixPlan("true");
+  DeltaWorld world(plan);
+  Fill(world);
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.Refit().ok());
+  // An engine that loaded other weights.
+  std::memset(TensorOf(world, 3, "w").data, 0, 64);
+  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
+         return world.RefitOf(rank, {.dense = rank == 3});
+       })) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  EXPECT_EQ(world.report(0).why_dense, "rank 3 asked for it");
+  EXPECT_NE(Get(TensorOf(world, 3, "w"), 1), 0);
+}
+
+// The next refit, dense by itself, mends it.
+TEST(DeltaRefitTest, OneFlippedBitIsSeenAndMended) {
+  const PlanFile plan = MatrixPlan("true");
+  DeltaWorld world(plan);
+  Fill(world);
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.Refit().ok());
+  for (const auto& [rank, name] : std::vector<std::pair<int32_t, std::string>>{
+           {2, "w"}, {3, "w"}, {3, "norm"}}) {
+    ASSERT_TRUE(world.Refit().ok());
+    ASSERT_TRUE(world.report().is_delta);
+    BoundTensor& tensor = TensorOf(world, rank, name);
+    const uint16_t right = Get(tensor, 100);
+    Set(tensor, 100, right ^ 0x40);
+    for (const absl::Status& status : world.Refits()) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+      EXPECT_NE(status.message().find("\"" + name + "\" on rank " +
+                                      std::to_string(rank)),
+                std::string::npos)
+          << status;
+    }
+    EXPECT_FALSE(world.executor(0).delta_report().has_value());
+    ASSERT_TRUE(world.Refit().ok());
+    EXPECT_EQ(world.report().why_dense,
+              "the last refit failed on rank 0, or was not waited for");
+    EXPECT_EQ(Get(tensor, 100), right);
+  }
+}
+
+// Its successor has no snapshot, whatever the destination holds.
+TEST(DeltaRefitTest, ASourceThatEndsBeforeAllHaveAcknowledgedLeavesNoBase) {
+  const PlanFile plan = MatrixPlan("true");
+  for (const int32_t victim : {0, 1, 2}) {
+    DeltaWorld world(plan);
+    Fill(world);
+    ASSERT_TRUE(world.Start().ok());
+    ASSERT_TRUE(world.Refit().ok());
+    Set(TensorOf(world, 0, "w"), 5, 0x1111);
+    // All bytes are stored; the victim ends before it says so.
+    const auto statuses = world.OnAllRanks([&](int32_t rank) {
+      absl::Status status = world.executor(rank).Run(
+          nullptr, {.timeout = std::chrono::milliseconds(500)});
+      if (!status.ok()) return status;
+      if (rank != victim) return world.executor(rank).Wait();
+      world.Kill(rank);
+      return absl::OkStatus();
+    });
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      if (rank == victim) continue;
+      EXPECT_FALSE(statuses[rank].ok());
+      EXPECT_EQ(world.executor(rank).state(), ExecutorState::kTorn);
+    }
+    // The trainer went back to its checkpoint.
+    world.Replace(victim);
+    Fill(world);
+    // It is told of what its predecessor left out.
+    ASSERT_FALSE(world.executor(victim).Connect(DeltaWorld::kTimeout).ok());
+    const uint16_t right = Get(TensorOf(world, 0, "w"), 5);
+    ASSERT_NE(right, 0x1111);
+    ASSERT_TRUE(world.Start().ok());
+    ASSERT_TRUE(world.Refit().ok());
+    EXPECT_FALSE(world.report(victim == 0 ? 1 : 0).is_delta);
+    EXPECT_EQ(Get(TensorOf(world, 2, "w"), 5), right);
+    Set(TensorOf(world, 0, "w"), 5, 0x2222);
+    ASSERT_TRUE(world.Refit().ok());
+    EXPECT_TRUE(world.report().is_delta);
+    EXPECT_EQ(Get(TensorOf(world, 2, "w"), 5), 0x2222);
+  }
+}
+
+// A refit of which one rank alone did not see the end.
+TEST(DeltaRefitTest, ARankWithAnotherBaseMakesTheNextRefitDense) {
+  const PlanFile plan = MatrixPlan("true");
+  LocalFabric fabric(plan.world_size());
+  std::vector<std::unique_ptr<Transport>> transports;
+  std::vector<std::unique_ptr<RefitVersions>> versions;
+  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+    transports.push_back(*fabric.CreateTransport(rank));
+    versions.push_back(std::make_unique<RefitVersions>(plan));
+  }
+  const auto agree = [&] {
+    ASSERT_TRUE(RunRankThreads(plan.world_size(), [&](int32_t rank) {
+                  const absl::Status status = versions[rank]->Agree(
+                      false, *transports[rank],
+                      std::chrono::steady_clock::now() + DeltaWorld::kTimeout);
+                  EXPECT_TRUE(status.ok()) << status;
+                }).ok());
+  };
+  agree();
+  for (auto& of_rank : versions) of_rank->Commit();
+  agree();
+  EXPECT_TRUE(versions[3]->is_delta());
+  EXPECT_EQ(versions[3]->base(), 1);
+  EXPECT_EQ(versions[3]->version(), 2);
+  // Rank 2 does not come to the end.
+  for (int32_t rank : {0, 1, 3}) versions[rank]->Commit();
+  agree();
+  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+    EXPECT_FALSE(versions[rank]->is_delta());
+    EXPECT_EQ(versions[rank]->why_dense(),
+              "the last refit failed on rank 2, or was not waited for");
+    EXPECT_EQ(versions[rank]->version(), 3);
+    versions[rank]->Commit();
+  }
+  agree();
+  EXPECT_TRUE(versions[0]->is_delta());
+}
+
+TEST(DeltaRefitTest, CaptureIsRefused) {
+  class CapturingDevice : public HostDevice {
+   public:
+    absl::StatusOr<bool> IsCapturing(Stream stream) override {
+      return stream != nullptr;
+    }
+  };
+  const PlanFile plan = MatrixPlan("true");
+  CapturingDevice device;
+  DeltaWorld world(plan, &device, 0);
+  Fill(world);
+  ASSERT_TRUE(world.Start().ok());
+  int stream = 0;
+  const auto statuses = world.OnAllRanks([&](int32_t rank) {
+    return world.executor(rank).Run(rank == 0 ? &stream : nullptr,
+                                    {.timeout = DeltaWorld::kTimeout});
+  });
+  EXPECT_EQ(statuses[0].code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(statuses[0].message(),
+            "rank 0: a replayed graph does not know what the destination "
+            "holds: refits of a plan with options.delta cannot be captured");
+}
+
+// A second one beside it would not fit where the first just does.
+TEST(DeltaRefitTest, ANewBindKeepsTheMemoryOfTheSnapshot) {
+  class CountingDevice : public HostDevice {
+   public:
+    std::map<uint64_t, int> allocations;  // by size
+    absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(
+        uint64_t size_bytes) override {
+      ++allocations[size_bytes];
+      return HostDevice::Allocate(size_bytes);
+    }
+  };
+  const PlanFile plan = MatrixPlan("true");
+  CountingDevice device;
+  DeltaWorld world(plan, &device, 0);
+  Fill(world);
+  ASSERT_TRUE(world.Start().ok());
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(world.Bind().ok());
+    ASSERT_TRUE(world.Refit().ok());
+    Set(TensorOf(world, 0, "w"), 5, static_cast<uint16_t>(i));
+    ASSERT_TRUE(world.Refit().ok());
+    EXPECT_EQ(Get(TensorOf(world, 2, "w"), 5), i);
+  }
+  EXPECT_EQ(device.allocations[SnapshotBytes(plan, 0)], 1);
+}
+
+TEST(DeltaRefitTest, TheBitmapOfAnEmptyTensorIsLeftAlone) {
+  const PlanFile plan = PlanOfJob(R"job({
+    "model": {"parameters": [
+      {"name": "w", "shape": [1, 64], "dtype": "bf16"}]},
+    "source": {"layout": "generic", "meshes": {"m": {"axes": {"a": 2}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Shard(0)"]}]},
+    "destination": {"layout": "generic", "meshes": {"m": {"axes": {"a": 1}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "options": {"delta": {"changes": "bitmap"}}})job");
+  DeltaWorld world(plan);
+  world.GiveBitmaps(0);
+  world.GiveBitmaps(1);
+  Fill(world);
+  BoundTensor& empty = TensorOf(world, 1, "w");
+  ASSERT_EQ(empty.size_bytes, 0);
+  empty.changes[0] = 0x12345678;
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.Refit().ok());
+  EXPECT_EQ(empty.changes[0], 0x12345678);
+}
+
+// Which poison the destination before each refit.
+TEST(DeltaRefitTest, CheckedRunsAreDense) {
+  const PlanFile plan = MatrixPlan("true");
+  const absl::StatusOr<RunOfRanksResult> run =
+      RunChecked(plan, {.iterations = 3, .timeout = std::chrono::minutes(1)});
+  ASSERT_TRUE(run.ok()) << run.status();
+  EXPECT_EQ(run->check.wrong_elements, 0);
+  EXPECT_EQ(run->check.checked_bytes, run->destination_bytes);
+}
+
+TEST(DeltaRefitTest, TheSnapshotIsOfWhatTheRankSends) {
+  const PlanFile plan = MatrixPlan("true");
+  // The matrix, and of the vector what this source is chosen for.
+  const std::vector<SentRange> ranges = SentRanges(plan, 0);
+  uint64_t bytes = 0;
+  for (const SentRange& range : ranges) bytes += range.size_bytes();
+  EXPECT_GE(bytes, kMatrixElements * 2);
+  EXPECT_LE(bytes, kMatrixElements * 2 + 256);
+  EXPECT_GE(SnapshotBytes(plan, 0), bytes);
+  EXPECT_LE(SnapshotBytes(plan, 0), bytes + 2 * 512);
+  EXPECT_EQ(SnapshotBytes(plan, 2), 0);
+}
+
+}  // namespace
+}  // namespace refit
