@@ -65,12 +65,15 @@ EXPERT_MESHES = {
 }
 
 
+# Families that the layout refuses by name, so far.
+UNKNOWN = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe", "minimax_m2", "deepseek_v32", "glm_moe_dsa", "gemma3_text")
 # SGLang reads nemotron_h's groups by another name than transformers, and mixtral's heads are the hidden size divided.
 CONFIGS = {
     name: {key: value for key, value in config.items() if key != "head_dim" or name != "mixtral"}
     | ({"mamba_n_groups": config["n_groups"]} if name == "nemotron_h" else {})
     for name, config in MODELS.items()
     if name != "qwen3_moe, dense layers"  # it has experts in every layer
+    and config["model_type"] not in UNKNOWN
 }
 # What its classes cannot hold; refitc refuses or warns of it.
 LACKS = {
