@@ -401,13 +401,15 @@ void NcclTransport::Replay() {
 absl::Status NcclTransport::Exchange(const ExchangeRound& round,
                                      Stream stream) {
   if (round.operations.empty()) return absl::OkStatus();
-  absl::Status status = Issue(round, stream);
+  const auto in_place = [&](const absl::Status& status) {
+    return status.ok() ? status : InPlace(status, EnqueuedRounds::Text(round));
+  };
+  absl::Status status = in_place(Issue(round, stream));
   // EndRecording fails the refit then. Not here: an abort would wait for the
   // graph that this thread has yet to end.
   if (is_recording_) recording_.Update(status);
   if (!is_recording_) status = Outcome(status);
-  if (status.ok()) return status;
-  return InPlace(status, EnqueuedRounds::Text(round));
+  return in_place(status);
 }
 
 absl::Status NcclTransport::Issue(const ExchangeRound& round, Stream stream) {
@@ -423,7 +425,7 @@ absl::Status NcclTransport::Issue(const ExchangeRound& round, Stream stream) {
   if (!entry.ok()) return entry.status();
   status = communicator->Exchange(round.operations, stream, deadline_,
                                   [this] { return supervisor_.failure(); });
-  if (!status.ok()) return InPlace(status, EnqueuedRounds::Text(round));
+  if (!status.ok()) return status;
   return enqueued_.MarkEnd(*entry, stream);
 }
 

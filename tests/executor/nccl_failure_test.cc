@@ -262,9 +262,10 @@ TEST_F(NcclFailureTest, AbortByAnyThreadEndsTheRefit) {
   const auto statuses = RefitOnAll(kAmple);
   user.join();
   EXPECT_EQ(statuses[2].code(), absl::StatusCode::kCancelled);
+  ExpectContains(statuses[2], "round ");
+  // Another rank may hear of it before it has a round to name.
   for (const absl::Status& status : statuses) {
     ExpectContains(status, "the user's wish");
-    ExpectContains(status, "round ");
   }
   ExpectWholeAfterConnect();
 }
