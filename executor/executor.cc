@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "executor/binding.h"
 #include "executor/copies/round_copies.h"
+#include "executor/delta/bitmaps.h"
 #include "executor/delta/delta_rounds.h"
 #include "executor/delta/refit_versions.h"
 #include "executor/digest/state_check.h"
@@ -253,28 +254,6 @@ void Executor::PlaceScratch(std::vector<std::byte*>& addresses) const {
   }
 }
 
-// The workers' marks, by entry of the TensorTable.
-std::vector<std::byte*> Executor::BitmapsOf(
-    absl::Span<const BoundTensor> tensors) const {
-  const TensorTable table(plan_, options_.rank);
-  std::map<std::string, std::byte*> marked;
-  for (const BoundTensor& tensor : tensors) {
-    if (tensor.changes == nullptr) continue;
-    marked[tensor.name] = reinterpret_cast<std::byte*>(tensor.changes);
-  }
-  std::vector<std::byte*> bitmaps(table.size(), nullptr);
-  if (marked.empty()) return bitmaps;
-  for (size_t slot = 0; slot < table.workers_stacks(); ++slot) {
-    for (uint64_t entry = table.begin(slot); entry < table.begin(slot + 1);
-         ++entry) {
-      const auto found =
-          marked.find(table.Name(slot, entry - table.begin(slot)));
-      if (found != marked.end()) bitmaps[entry] = found->second;
-    }
-  }
-  return bitmaps;
-}
-
 absl::StatusOr<BoundRounds> Executor::PrepareRounds(
     absl::Span<std::byte* const> addresses,
     absl::Span<const BoundTensor> tensors, const CopyBatch& hooks) const {
@@ -285,10 +264,11 @@ absl::StatusOr<BoundRounds> Executor::PrepareRounds(
   copies->batches[RankSchedule::kHookBatch] = hooks;
   DeltaRounds delta;
   if (versions_ != nullptr) {
-    const absl::Status added = AddDeltaRounds(
-        plan_, options_.rank, *schedule_, bound_->peers, BitmapsOf(tensors),
-        snapshot_ == nullptr ? nullptr : snapshot_->data(), *options_.device,
-        *copies, delta);
+    const absl::Status added =
+        AddDeltaRounds(plan_, options_.rank, *schedule_, bound_->peers,
+                       BitmapsByEntry(plan_, options_.rank, tensors),
+                       snapshot_ == nullptr ? nullptr : snapshot_->data(),
+                       *options_.device, *copies, delta);
     if (!added.ok()) return added;
   }
   absl::StatusOr<std::unique_ptr<PreparedCopies>> prepared =
@@ -408,6 +388,9 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   bound_ = std::make_unique<Bound>();
   const TensorTable table(plan_, options_.rank);
   AssignedHooks assigned = AssignPostHooks(table, hooks);
+  for (std::string& problem : BitmapProblems(plan_, options_.rank, tensors)) {
+    assigned.problems.push_back(std::move(problem));
+  }
   absl::StatusOr<std::vector<std::byte*>> addresses =
       BindTensors(table, options_.rank, tensors,
                   options_.device->CopiesUnaligned(), assigned.problems);

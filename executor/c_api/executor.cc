@@ -18,8 +18,8 @@ static_assert(REFIT_ROUTE_NETWORK == static_cast<int>(fb::Route::kNetwork));
 static_assert(REFIT_MECHANISM_DIRECT ==
               static_cast<int>(fb::Mechanism::kDirect));
 static_assert(REFIT_NOTICE_HOSTS == static_cast<int>(NoticeKind::kHosts));
-static_assert(REFIT_NOTICE_NOT_COMPARED ==
-              static_cast<int>(NoticeKind::kNotCompared));
+static_assert(REFIT_NOTICE_NOT_DELTA ==
+              static_cast<int>(NoticeKind::kNotDelta));
 static_assert(REFIT_STATE_LOADED == static_cast<int>(ExecutorState::kLoaded));
 static_assert(REFIT_STATE_CLOSED == static_cast<int>(ExecutorState::kClosed));
 
@@ -130,6 +130,40 @@ absl::StatusOr<std::vector<BoundTensor>> ToBound(const refit_tensor* tensors,
   return bound;
 }
 
+absl::Status GiveChanges(const absl::StatusOr<refit_changes>& known,
+                         std::vector<BoundTensor>& tensors) {
+  if (!known.ok()) return known.status();
+  const absl::Status status =
+      CheckNotNull({{"tensor", known->tensor}, {"bits", known->bits}});
+  if (!status.ok()) return status;
+  const auto found = std::find_if(
+      tensors.begin(), tensors.end(),
+      [&](const BoundTensor& bound) { return bound.name == known->tensor; });
+  if (found == tensors.end() || found->changes != nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "\"", known->tensor, "\" ",
+        found == tensors.end() ? "is none of the tensors" : "is given twice"));
+  }
+  found->changes = known->bits;
+  return absl::OkStatus();
+}
+
+absl::Status GiveChanges(const refit_changes* changes, size_t count,
+                         std::vector<BoundTensor>& tensors) {
+  if (count > 0) {
+    const absl::Status status = CheckNotNull({{"changes", changes}});
+    if (!status.ok()) return status;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const absl::Status status = GiveChanges(
+        ReadElement(changes, i, "changes", "refit_changes"), tensors);
+    if (status.ok()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("changes[", i, "]: ", status.message()));
+  }
+  return absl::OkStatus();
+}
+
 refit_post_hook ToC(const TensorPostHook& hook) {
   return {.struct_size = sizeof(refit_post_hook),
           .tensor = hook.tensor.c_str(),
@@ -202,14 +236,14 @@ absl::StatusOr<RunOptions> ToRunOptions(const refit_run_options* given) {
     return absl::InvalidArgumentError(absl::StrCat(
         "addresses is NULL, address_count is ", known->address_count));
   }
-  if (known->check != 0 && known->check != 1) {
+  for (const auto& [name, value] :
+       {std::pair("check", known->check), std::pair("dense", known->dense)}) {
+    if (value == 0 || value == 1) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("check is ", known->check, ", it should be 0 or 1"));
-  }
-  if (known->reserved != 0) {
-    return absl::InvalidArgumentError("reserved is not 0");
+        absl::StrCat(name, " is ", value, ", it should be 0 or 1"));
   }
   options.check = known->check == 1;
+  options.dense = known->dense == 1;
   return options;
 }
 
@@ -240,6 +274,34 @@ refit_counters ToC(const RunCounters& counters) {
       .network_staged = by(Route::kNetwork, Mechanism::kStaged),
       .network_direct = by(Route::kNetwork, Mechanism::kDirect),
   };
+}
+
+refit_delta_report ToC(const DeltaReport& report) {
+  return {.struct_size = sizeof(refit_delta_report),
+          .is_delta = report.is_delta ? 1 : 0,
+          .reserved = 0,
+          .why_dense = report.why_dense.c_str(),
+          .base_version = report.base_version,
+          .version = report.version,
+          .elements = report.elements,
+          .changed_elements = report.changed_elements,
+          .stored_bytes = report.stored_bytes,
+          .dense_bytes = report.dense_bytes,
+          .move_seconds = report.move_seconds,
+          .keep_seconds = report.keep_seconds};
+}
+
+// Gives a caller's struct, whose size the caller set, what is known `now`. What
+// this library does not know stays 0.
+template <typename Struct>
+absl::Status Fill(Struct now, const char* name, Struct* given) {
+  const size_t size_bytes = given->struct_size;
+  const absl::Status status = CheckSize<Struct>(size_bytes, name);
+  if (!status.ok()) return status;
+  now.struct_size = size_bytes;
+  std::memset(given, 0, size_bytes);
+  std::memcpy(given, &now, std::min(size_bytes, sizeof(now)));
+  return status;
 }
 
 refit_notice ToC(const Notice& notice) {
@@ -285,8 +347,10 @@ absl::Status Bind(refit_executor* executor, const refit_tensor* tensors,
   if (!status.ok()) return status;
   const auto timeout = Timeout(options.timeout_ms);
   if (!timeout.ok()) return timeout.status();
-  const auto bound = ToBound(tensors, count);
+  auto bound = ToBound(tensors, count);
   if (!bound.ok()) return bound.status();
+  status = GiveChanges(options.changes, options.changes_count, *bound);
+  if (!status.ok()) return status;
   auto performers = ToPerformers(options.hooks, options.hook_count);
   if (!performers.ok()) return performers.status();
   return executor->worker->Call([&](Executor& rank) {
@@ -337,7 +401,9 @@ refit_status* refit_executor_bind(refit_executor* executor,
                        {.struct_size = sizeof(refit_bind_options),
                         .timeout_ms = timeout_ms,
                         .hooks = nullptr,
-                        .hook_count = 0});
+                        .hook_count = 0,
+                        .changes = nullptr,
+                        .changes_count = 0});
   });
 }
 
@@ -452,15 +518,24 @@ refit_status* refit_executor_counters(const refit_executor* executor,
     absl::Status status =
         CheckNotNull({{"executor", executor}, {"counters", counters}});
     if (!status.ok()) return status;
-    const size_t size_bytes = counters->struct_size;
-    status = refit::CheckSize<refit_counters>(size_bytes, "refit_counters");
+    return refit::Fill(refit::ToC(executor->worker->executor().counters()),
+                       "refit_counters", counters);
+  });
+}
+
+refit_status* refit_executor_delta_report(const refit_executor* executor,
+                                          refit_delta_report* report) {
+  return Guarded([&] {
+    absl::Status status =
+        CheckNotNull({{"executor", executor}, {"report", report}});
     if (!status.ok()) return status;
-    refit_counters now = refit::ToC(executor->worker->executor().counters());
-    now.struct_size = size_bytes;
-    // What this library does not count stays 0.
-    std::memset(counters, 0, size_bytes);
-    std::memcpy(counters, &now, std::min(size_bytes, sizeof(now)));
-    return status;
+    const auto& last = executor->worker->executor().delta_report();
+    if (!last.has_value()) {
+      return absl::NotFoundError(
+          "no refit of a plan with deltas has succeeded since the last bind or "
+          "run");
+    }
+    return refit::Fill(refit::ToC(*last), "refit_delta_report", report);
   });
 }
 

@@ -33,6 +33,9 @@ constexpr size_t kFirstSizeBytes = sizeof(Struct);
 template <>
 constexpr size_t kFirstSizeBytes<refit_executor_options> =
     offsetof(refit_executor_options, without_graph);
+template <>
+constexpr size_t kFirstSizeBytes<refit_bind_options> =
+    offsetof(refit_bind_options, changes);
 // No caller's struct is larger: it is no size then, but memory that nobody set.
 constexpr size_t kStructSizeBytesMax = 4096;
 

@@ -16,12 +16,12 @@ from refit.description import describe, describe_state_dict, transformers_placem
 from refit.errors import (Aborted, BindError, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, FileDenied,
                           FileError, FileNotFound, InvalidArgument, JobError, JobWarning, MergeError, NotFound,
                           PermissionDenied, ProofError, Unavailable, Unimplemented)
-from refit.executor import Digest, Executor, join, nccl_library, run_local, ucx_library
+from refit.executor import DeltaReport, Digest, Executor, join, nccl_library, run_local, ucx_library
 from refit.merging import merge
 from refit.plan import Difference, Plan, PostHook, Proof, Stats, TensorInfo, compile
 
 __all__ = [
-    "Aborted", "Beyond", "BindError", "Cancelled", "DataLoss", "DeadlineExceeded", "Difference", "Digest", "Error",
+    "Aborted", "Beyond", "BindError", "Cancelled", "DataLoss", "DeadlineExceeded", "DeltaReport", "Difference", "Digest", "Error",
     "Executor", "FailedPrecondition",
     "FileDenied", "FileError", "FileNotFound", "InvalidArgument", "JobError", "JobWarning", "LocalFabric", "MergeError",
     "NotFound", "PermissionDenied", "Plan", "PostHook", "Proof", "ProofError", "Report", "Stats", "TensorInfo", "Unavailable",

@@ -112,6 +112,7 @@ def check(executor: Executor, reference: Union[str, "os.PathLike[str]", Mapping[
     from the plan's fragments, not by the executor. Needs numpy.
 
     Collective, as `run` is: the other ranks call `run` meanwhile. `refit=False` compares what the last refit left, alone.
+    Of a plan with deltas the refit is dense, unless `perturb` is False.
     Nothing may serve from the weights until it is over: they are garbage before the refit, and torn if it fails, which
     raises as `run` does. A difference raises nothing: it is in the report.
 
@@ -135,7 +136,8 @@ def check(executor: Executor, reference: Union[str, "os.PathLike[str]", Mapping[
     except Exception as error:
         failed = error
     if refit:  # also then: the others would wait
-        executor.run(timeout=timeout)
+        # A delta would leave the perturbed elements as they are.
+        executor.run(timeout=timeout, dense=perturb)
     if failed is not None:
         raise failed
     held = bound if live is None else dict(_held(live))

@@ -1,6 +1,7 @@
 """One rank's replay of a plan."""
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import weakref
@@ -10,7 +11,7 @@ from refit import _core, dtensors
 from refit.errors import Aborted, BindError, Error, InvalidArgument, Unavailable
 from refit.plan import Plan, PostHook
 from refit.rendezvous import Rendezvous, from_unique_id
-from refit.tensors import View, locator, view
+from refit.tensors import View, bitmap_view, locator, view
 
 TIMEOUT_SECONDS = 600.0
 
@@ -34,6 +35,26 @@ class Digest(NamedTuple):
         return self if other == 0 else NotImplemented
 
 
+class DeltaReport(NamedTuple):
+    """How a refit of a plan with options.delta went. The versions are those of all ranks, the rest is what this rank
+    moved. docs/delta.md says when a delta pays."""
+
+    is_delta: bool
+    why_dense: str  # a clause; "" if is_delta
+    base_version: int  # of a delta: what it changed
+    version: int  # what all ranks hold now
+    elements: int  # that this rank sends and a delta may leave out, once for each receiver
+    changed_elements: int  # of these; a dense refit does not count them
+    stored_bytes: int  # to others' tensors
+    dense_bytes: int  # that a dense refit stores
+    move_seconds: float  # of the rounds, with waits for others
+    keep_seconds: float  # behind the rounds, for the next refit
+
+    @property
+    def change_rate(self) -> float:
+        return self.changed_elements / self.elements if self.elements else 0.0
+
+
 class Executor:
     """connect -> bind -> run, as often as wanted -> close. For one thread at a time.
 
@@ -55,6 +76,7 @@ class Executor:
         self._core = _core.Executor(plan._file, rank, ordinal, fabric, rendezvous)
         self._locators: list[Callable[[], int]] = []  # of what is bound, which they keep alive
         self._bound: dict[str, Any] = {}  # the same, by name
+        self._changes: Mapping[str, Any] = {}  # the bitmaps, which are kept alive
         self._functions: dict[str, Optional[Callable[[str, Any], None]]] = {}  # of the post-hooks, since bind
         self._hook_error: Optional[BaseException] = None
 
@@ -65,7 +87,7 @@ class Executor:
         return self
 
     def bind(self, tensors: Mapping[str, Any], buffers: Optional[Mapping[str, Any]] = None, *, hooks: Hooks = (),
-             timeout: float = TIMEOUT_SECONDS) -> "Executor":
+             changes: Optional[Mapping[str, Any]] = None, timeout: float = TIMEOUT_SECONDS) -> "Executor":
         """Takes this rank's tensors, `dict(model.named_parameters())`, and of `buffers` those that the plan names;
         connects first if need be. Of a DTensor the local part is bound.
 
@@ -80,19 +102,29 @@ class Executor:
         to do it after `wait`, before it serves. The executor performs arithmetic hooks that are not named. Any other
         that is not named is a BindError, and so is a name that is no post-hook. Names of post-hooks that the plan does
         not have are passed over.
+
+        `changes`, on a source rank of a plan with options.delta "bitmap", gives bitmaps by the names of tensors: 32-bit
+        words where the tensor is, (elements + 31) // 32 of them. Set bit i % 32 of word i // 32 when element i changes,
+        in work that comes before `run` on its stream; a refit clears them. Bitmaps stay in place until the next bind.
+        Tensors without one are sent whole each time.
         """
         functions = _functions(hooks)
         if self.state == "loaded":
             self.connect(timeout)
-        unusable = _unusable("tensors", tensors) + _unusable("buffers", {} if buffers is None else buffers)
+        changes = {} if changes is None else changes
+        unusable = (_unusable("tensors", tensors) + _unusable("buffers", {} if buffers is None else buffers)
+                    + _unusable("changes", changes))
+        unusable = unusable or [f'changes: "{name}" is none of the tensors' for name in changes
+                                if name not in tensors and name not in (buffers or {})]
         if unusable:
-            tensors, buffers = {}, None  # also refused, so that the others hear of it
+            tensors, buffers, changes = {}, None, {}  # also refused, so that the others hear of it
         names, views, locators = [], [], []
         bound: dict[str, Any] = {}
         wanted = self.plan.tensors(self.rank) if buffers else {}
         named = [(name, buffer) for name, buffer in (buffers or {}).items() if name in wanted]
         skipped = self.plan.skipped(self.rank)
         misplaced = dtensors.problems(self.plan, self.rank, {**tensors, **dict(named)})
+        bitmaps = []
         for name, tensor in [*tensors.items(), *named]:
             if name in skipped:
                 continue
@@ -104,12 +136,21 @@ class Executor:
                 seen = seen._replace(address=0, problem=misplaced[name])
             bound[name] = tensor
             names.append(name)
+            bitmaps.append(0)
+            if name in changes and not seen.problem:
+                bits = bitmap_view(changes[name], math.prod(seen.shape))
+                bitmaps[-1] = bits.address
+                problem = bits.problem
+                if not problem and bits.device not in (self.device, self.device.split(":")[0]):
+                    problem = f"is on {bits.device}; wanted {self.device}"
+                if problem:
+                    seen = seen._replace(address=0, problem=f"has a wrong bitmap of changes: {problem}")
             views.append(seen)
             locators.append(locator(tensor))
         problems = [f'"{name}" {seen.problem}' for name, seen in zip(names, views) if seen.problem]
         try:
             # Also with a problem: the others would wait for this rank. A tensor without an address is refused there.
-            self._core.bind([_argument(name, seen) for name, seen in zip(names, views)], timeout,
+            self._core.bind([_argument(*given) for given in zip(names, views, bitmaps)], timeout,
                             self._performers(functions))
         except BindError as error:
             raise BindError(_refusal(self.rank, unusable) if unusable else _with(problems, error, self.rank)) from None
@@ -117,10 +158,11 @@ class Executor:
             raise BindError(_refusal(self.rank, unusable or problems))
         self._locators = locators
         self._bound = bound
+        self._changes = dict(changes)
         self._functions = functions
         return self
 
-    def run(self, stream: Any = None, *, wait: bool = True, check: bool = False,
+    def run(self, stream: Any = None, *, wait: bool = True, check: bool = False, dense: bool = False,
             timeout: float = TIMEOUT_SECONDS) -> "Executor":
         """One refit; collective. Returns when the new weights are in place on all ranks, or, with `wait=False`, when
         all is enqueued: call `wait()` then.
@@ -132,8 +174,12 @@ class Executor:
         `check`, the same on all ranks, compares digests of what all ranks hold after the refit, before post-hooks. A
         destination that does not hold what the source holds is DataLoss on all ranks, which names params and ranks.
         What a destination quantizes is compared as it arrives (`notices` says so).
+
+        `dense`, on one rank or more, asks for a refit that sends all, of a plan with options.delta: ask whenever
+        something else than a refit wrote a destination's tensors. Other plans always send all. `run` of a plan with
+        options.delta, and with `check`, returns after all ranks have called it, because they agree first.
         """
-        self._core.run(self._stream(stream), [locate() for locate in self._locators], timeout, check)
+        self._core.run(self._stream(stream), [locate() for locate in self._locators], timeout, check, dense)
         if wait:
             self.wait()
         return self
@@ -180,6 +226,13 @@ class Executor:
         the other ranks too. Without a call that waits it does nothing."""
         self._core.interrupt()
 
+    @property
+    def delta_report(self) -> Optional[DeltaReport]:
+        """How the last refit went, of a plan with options.delta; None before the first since `bind`, after one that
+        failed, and where all refits are dense (UCX, which `notices` says)."""
+        report = self._core.delta_report()
+        return None if report is None else DeltaReport(*report)
+
     def stats(self) -> dict[str, Any]:
         """What the last run did: rounds, messages, bytes by route and mechanism, seconds of this thread."""
         return self._core.counters()
@@ -199,7 +252,7 @@ class Executor:
     def close(self) -> None:
         """Frees memory, communicators and connections. Close on all ranks alike."""
         self._core.close()
-        self._locators, self._functions, self._bound = [], {}, {}
+        self._locators, self._functions, self._bound, self._changes = [], {}, {}, {}
 
     def __enter__(self) -> "Executor":
         return self
@@ -321,8 +374,8 @@ def _cuda_ordinal(device: Any) -> Optional[int]:
     return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0
 
 
-def _argument(name: str, seen: View) -> tuple[str, int, int, str, list[int]]:
-    return name, seen.address, seen.size_bytes, seen.dtype, list(seen.shape)
+def _argument(name: str, seen: View, bitmap: int) -> tuple[str, int, int, str, list[int], int]:
+    return name, seen.address, seen.size_bytes, seen.dtype, list(seen.shape), bitmap
 
 
 def _unusable(what: str, mapping: Any) -> list[str]:

@@ -5,6 +5,7 @@ No array library is imported here: what a tensor is, its own attributes say.
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, Callable, NamedTuple, Optional
 
 from refit.errors import InvalidArgument
@@ -72,6 +73,25 @@ def view(tensor: Any) -> View:
         if interface is not None:
             return _array_view(local, interface, device)
     return View(0, 0, "", (), "", f"{type(tensor).__name__} is no tensor; wanted torch, numpy or an array interface")
+
+
+def bitmap_view(bits: Any, elements: int) -> View:
+    """A bitmap of a tensor's changes: a bit for each of its elements, in 32-bit words."""
+    words = (elements + 31) // 32
+    # No dtype of a plan, but the words of a bitmap.
+    if str(getattr(bits, "dtype", "")) == "uint32":
+        bits = bits.view("i4")
+    elif str(getattr(bits, "dtype", "")) == "torch.uint32":
+        bits = bits.view(sys.modules["torch"].int32)
+    seen = view(bits)
+    if seen.problem:
+        return seen
+    problem = ""
+    if seen.dtype != "int32":
+        problem = f"has dtype {seen.dtype}; wanted int32 or uint32"
+    elif seen.size_bytes != 4 * words:
+        problem = f"has {seen.size_bytes // 4} words; wanted {words}, a bit for each of {elements} elements"
+    return seen._replace(address=0, problem=problem) if problem else seen
 
 
 def _torch_view(tensor: Any) -> View:

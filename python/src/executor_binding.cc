@@ -51,9 +51,9 @@ nanoseconds Timeout(double seconds) {
              : nanoseconds::max();
 }
 
-// Name, address, bytes, dtype, shape.
+// Name, address, bytes, dtype, shape, address of its bitmap or 0.
 using TensorTuple = std::tuple<std::string, uintptr_t, uint64_t, std::string,
-                               std::vector<uint64_t>>;
+                               std::vector<uint64_t>, uintptr_t>;
 
 // A worker whose calls hold no lock of the interpreter.
 class RankExecutor {
@@ -99,12 +99,14 @@ class RankExecutor {
     }
     std::vector<BoundTensor> bound;
     bound.reserve(tensors.size());
-    for (const auto& [name, address, size_bytes, dtype, shape] : tensors) {
+    for (const auto& [name, address, size_bytes, dtype, shape, changes] :
+         tensors) {
       bound.push_back({.name = name,
                        .data = reinterpret_cast<void*>(address),
                        .size_bytes = size_bytes,
                        .dtype = ParseDType(dtype).value_or(DType::kUnspecified),
-                       .shape = shape});
+                       .shape = shape,
+                       .changes = reinterpret_cast<uint32_t*>(changes)});
     }
     Call([&](Executor& executor) {
       return executor.Bind(bound, Timeout(timeout), std::move(performers));
@@ -113,9 +115,10 @@ class RankExecutor {
 
   void Run(uintptr_t stream,
            const std::optional<std::vector<uintptr_t>>& addresses,
-           double timeout, bool check) {
+           double timeout, bool check, bool dense) {
     RunOptions options = {.timeout = Timeout(timeout)};
     options.check = check;
+    options.dense = dense;
     std::vector<const void*> now;
     if (addresses.has_value()) {
       for (const uintptr_t address : *addresses) {
@@ -181,6 +184,21 @@ class RankExecutor {
       texts.push_back(notice.text);
     }
     return texts;
+  }
+
+  // is_delta, why_dense, base_version, version, elements, changed_elements,
+  // stored_bytes, dense_bytes, move_seconds, keep_seconds.
+  using ReportTuple =
+      std::tuple<bool, std::string, uint64_t, uint64_t, uint64_t, uint64_t,
+                 uint64_t, uint64_t, double, double>;
+  std::optional<ReportTuple> LastDelta() const {
+    const std::optional<DeltaReport>& report = executor().delta_report();
+    if (!report.has_value()) return std::nullopt;
+    return ReportTuple(report->is_delta, report->why_dense,
+                       report->base_version, report->version, report->elements,
+                       report->changed_elements, report->stored_bytes,
+                       report->dense_bytes, report->move_seconds,
+                       report->keep_seconds);
   }
 
   nb::dict Counters() const {
@@ -310,13 +328,15 @@ void BindExecutor(nb::module_& module) {
       .def("post_hooks", &RankExecutor::PostHooks)
       .def_prop_ro("refits", &RankExecutor::Refits)
       .def("run", &RankExecutor::Run, nb::arg("stream"),
-           nb::arg("addresses").none(), nb::arg("timeout"), nb::arg("check"))
+           nb::arg("addresses").none(), nb::arg("timeout"), nb::arg("check"),
+           nb::arg("dense"))
       .def("wait", &RankExecutor::Wait)
       .def("digest", &RankExecutor::Digest, nb::arg("stream"), nb::arg("among"))
       .def("interrupt", &RankExecutor::Interrupt)
       .def("close", &RankExecutor::Close)
       .def_prop_ro("state", &RankExecutor::State)
       .def("notices", &RankExecutor::Notices)
+      .def("delta_report", &RankExecutor::LastDelta)
       .def("counters", &RankExecutor::Counters);
   module.def("unique_id", &NewUniqueId);
   module.def("cuda_device_count", &CudaDeviceCount);

@@ -20,12 +20,12 @@ def arrays(plan, rank, seed=None):
 class World:
     """All ranks of a plan as threads."""
 
-    def __init__(self, plan, tensors, hooks=()):
+    def __init__(self, plan, tensors, hooks=(), changes=lambda rank, held: None):
         self.plan, self.tensors = plan, tensors
         fabric = refit.LocalFabric(plan.world_size)
         self.executors = [refit.Executor(plan, rank, fabric=fabric) for rank in range(plan.world_size)]
         self.on_all(lambda rank: self.executors[rank].bind(
-            tensors[rank], hooks=hooks if rank >= plan.source_ranks else (), timeout=20))
+            tensors[rank], hooks=hooks if rank >= plan.source_ranks else (), changes=changes(rank, tensors[rank]), timeout=20))
 
     def on_all(self, call):
         with concurrent.futures.ThreadPoolExecutor(self.plan.world_size) as threads:

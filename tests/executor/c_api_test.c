@@ -1,7 +1,7 @@
 /* The C API from C: all ranks of a plan as threads, and what every function
  * says when it is used wrongly.
  *
- * usage: c_api_test STAGED.refit DIRECT.refit
+ * usage: c_api_test STAGED.refit DIRECT.refit MARKED.refit
  *
  * REFIT_NCCL_LIBRARY names the fake libnccl, so that ranks can meet over TCP
  * without a GPU. The plans are of 2 + 2 ranks: see write_reshard_plans.cc. */
@@ -32,6 +32,7 @@ enum {
 
 static const char* staged_path;
 static const char* direct_path;
+static const char* marked_path; /* direct, with options.delta "bitmap" */
 static int failures;
 static pthread_mutex_t failures_mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -719,7 +720,12 @@ static void TestLayoutOfStructs(void) {
   EXPECT(sizeof(refit_post_hook) == 48);
   EXPECT(offsetof(refit_post_hook, refit) == 40);
   EXPECT(sizeof(refit_post_hook_performer) == 32);
-  EXPECT(sizeof(refit_bind_options) == 32);
+  EXPECT(sizeof(refit_bind_options) == 48);
+  EXPECT(offsetof(refit_bind_options, changes) == 32);
+  EXPECT(offsetof(refit_run_options, dense) == 36);
+  EXPECT(sizeof(refit_changes) == 24);
+  EXPECT(sizeof(refit_delta_report) == 88);
+  EXPECT(offsetof(refit_delta_report, elements) == 40);
 }
 
 static void CountTensor(const refit_tensor* tensor, void* context) {
@@ -958,6 +964,10 @@ static void TestArgumentErrors(Rank* rank) {
   options.check = 2;
   ERROR(refit_executor_run(executor, NULL, &options), REFIT_INVALID_ARGUMENT,
         "check is 2, it should be 0 or 1");
+  options.check = 0;
+  options.dense = -1;
+  ERROR(refit_executor_run(executor, NULL, &options), REFIT_INVALID_ARGUMENT,
+        "dense is -1, it should be 0 or 1");
   LaterRunOptions later = {{sizeof(later), 0, NULL, 0}, 1};
   ERROR(refit_executor_run(executor, NULL, &later.now), REFIT_INVALID_ARGUMENT,
         "refit_run_options sets a field that Refit ");
@@ -1081,10 +1091,153 @@ static void TestFailures(void) {
   CloseAll(ranks);
 }
 
+/* What each source marks; a bit for each element of a tensor. */
+static uint32_t marks[kSources][kLayers][(kElements + 31) / 32];
+
+static refit_status* BindWithChanges(Rank* rank, const refit_changes* changes,
+                                     size_t count) {
+  const refit_bind_options options = {sizeof(options), kTimeoutMs, NULL, 0,
+                                      changes,         count};
+  return refit_executor_bind_with(rank->executor, rank->tensors, kLayers,
+                                  &options);
+}
+
+static void* BindMarked(void* argument) {
+  Rank* rank = argument;
+  OK(refit_executor_connect(rank->executor, kTimeoutMs));
+  if (!IsSource(rank)) {
+    OK(BindWithChanges(rank, NULL, 0));
+    return NULL;
+  }
+  refit_changes changes[kLayers];
+  for (int layer = 0; layer < kLayers; ++layer) {
+    changes[layer].struct_size = sizeof(changes[layer]);
+    changes[layer].tensor = rank->names[layer];
+    changes[layer].bits = marks[rank->rank][layer];
+  }
+  OK(BindWithChanges(rank, changes, kLayers));
+  return NULL;
+}
+
+static void* BindMarkedDestination(void* argument) {
+  Rank* rank = argument;
+  uint32_t bits[(kElements + 31) / 32] = {0};
+  const refit_changes change = {sizeof(change), rank->names[1], bits};
+  if (rank->rank != kSources) {
+    ERROR(BindWithChanges(rank, NULL, 0), REFIT_ABORTED, "rank 2 cannot go on");
+  } else {
+    ERROR(BindWithChanges(rank, &change, 1), REFIT_INVALID_ARGUMENT,
+          "bitmap: \"model.layers.1.weight\" has a bitmap of changes, but this "
+          "rank is of the destination");
+  }
+  return NULL;
+}
+
+/* Nobody else hears of it. */
+static void TestChangesArguments(Rank* rank) {
+  uint32_t bits[(kElements + 31) / 32] = {0};
+  refit_changes changes[2] = {{sizeof(changes[0]), rank->names[0], bits},
+                              {sizeof(changes[0]), rank->names[0], bits}};
+  ERROR(BindWithChanges(rank, NULL, 1), REFIT_INVALID_ARGUMENT,
+        "changes is NULL");
+  ERROR(BindWithChanges(rank, changes, 2), REFIT_INVALID_ARGUMENT,
+        "changes[1]: \"decoder.layers.0.weight\" is given twice");
+  changes[0].tensor = "decoder.layers.7.weight";
+  ERROR(BindWithChanges(rank, changes, 1), REFIT_INVALID_ARGUMENT,
+        "changes[0]: \"decoder.layers.7.weight\" is none of the tensors");
+  changes[0].bits = NULL;
+  ERROR(BindWithChanges(rank, changes, 1), REFIT_INVALID_ARGUMENT,
+        "changes[0]: bits is NULL");
+  changes[0].struct_size = 0;
+  ERROR(BindWithChanges(rank, changes, 1), REFIT_INVALID_ARGUMENT,
+        "changes[0]: struct_size of refit_changes is 0");
+}
+
+/* Checked by its plan, and not by the run. */
+static void* RefitDelta(void* argument) {
+  Rank* rank = argument;
+  const refit_run_options options = {sizeof(options), kTimeoutMs};
+  OK(refit_executor_run(rank->executor, NULL, &options));
+  OK(refit_executor_wait(rank->executor));
+  return NULL;
+}
+
+/* One rank, which sends nothing, asks. */
+static void* RefitDense(void* argument) {
+  Rank* rank = argument;
+  refit_run_options options = {sizeof(options), kTimeoutMs};
+  options.dense = rank->rank == kRanks - 1;
+  OK(refit_executor_run(rank->executor, NULL, &options));
+  OK(refit_executor_wait(rank->executor));
+  return NULL;
+}
+
+static refit_delta_report ReportOf(const Rank* rank) {
+  refit_delta_report report = {sizeof(report)};
+  OK(refit_executor_delta_report(rank->executor, &report));
+  return report;
+}
+
+static void TestDeltas(void) {
+  Rank ranks[kRanks];
+  CreateLocal(ranks, marked_path);
+  OnAllRanks(ranks, Connect);
+  TestChangesArguments(&ranks[0]);
+  OnAllRanks(ranks, BindMarkedDestination);
+  OnAllRanks(ranks, BindMarked);
+  refit_delta_report report = {sizeof(report)};
+  ERROR(refit_executor_delta_report(ranks[0].executor, &report),
+        REFIT_NOT_FOUND, "no refit of a plan with deltas has succeeded");
+  FillWeights(ranks);
+  OnAllRanks(ranks, RefitDelta);
+  ExpectWeights(ranks);
+  report = ReportOf(&ranks[0]);
+  EXPECT(report.is_delta == 0);
+  EXPECT(strcmp(report.why_dense, "rank 0 bound since its last refit") == 0);
+  EXPECT(report.version == 1);
+  EXPECT(report.elements == kLayers * kElements);
+  EXPECT(report.stored_bytes == kRankBytes);
+  EXPECT(report.dense_bytes == kRankBytes);
+
+  /* One element of source 1, which destination 3 holds. */
+  ranks[1].weights[1][5] = 0x1234;
+  marks[1][1][0] |= 1u << 5;
+  OnAllRanks(ranks, RefitDelta);
+  EXPECT(ranks[3].weights[1][kElements / 2 + 1] == 0x1234);
+  EXPECT(marks[1][1][0] == 0);
+  report = ReportOf(&ranks[1]);
+  EXPECT(report.is_delta == 1);
+  EXPECT(strcmp(report.why_dense, "") == 0);
+  EXPECT(report.base_version == 1 && report.version == 2);
+  EXPECT(report.changed_elements == 1 && report.stored_bytes == 2);
+  EXPECT(report.dense_bytes == kRankBytes);
+  EXPECT(report.move_seconds > 0);
+  report = ReportOf(&ranks[0]);
+  EXPECT(report.changed_elements == 0 && report.stored_bytes == 0);
+
+  /* A worker's own load. */
+  FillWeights(ranks);
+  OnAllRanks(ranks, RefitDense);
+  ExpectWeights(ranks);
+  report = ReportOf(&ranks[1]);
+  EXPECT(report.is_delta == 0 && report.stored_bytes == kRankBytes);
+  EXPECT(strcmp(report.why_dense, "rank 3 asked for it") == 0);
+
+  ERROR(refit_executor_delta_report(NULL, &report), REFIT_INVALID_ARGUMENT,
+        "executor is NULL");
+  ERROR(refit_executor_delta_report(ranks[0].executor, NULL),
+        REFIT_INVALID_ARGUMENT, "report is NULL");
+  report.struct_size = 0;
+  ERROR(refit_executor_delta_report(ranks[0].executor, &report),
+        REFIT_INVALID_ARGUMENT, "struct_size of refit_delta_report is 0");
+  CloseAll(ranks);
+}
+
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc != 4) return 2;
   staged_path = argv[1];
   direct_path = argv[2];
+  marked_path = argv[3];
   TestUcxThatIsNotThere(); /* before any libucp is loaded */
   TestLibrary();
   TestLayoutOfStructs();
@@ -1097,6 +1250,7 @@ int main(int argc, char** argv) {
   TestRefitInAFabric(direct_path, /*direct=*/1);
   TestBindRefusesHooksThatNobodyDoes();
   TestFailingHook();
+  TestDeltas();
   TestRefitOverTcp();
   TestRefitByUniqueId();
   TestRefitOverUcx(staged_path, REFIT_TRANSPORT_DEFAULT);

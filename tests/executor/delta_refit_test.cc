@@ -141,6 +141,69 @@ TEST(DeltaRefitTest, WorkersMarkWhatChanged) {
   EXPECT_EQ(matrix.changes[0], 0);
 }
 
+// What `rank` is told of its Bind; the others of that it cannot go on.
+std::string RefusalOfBind(DeltaWorld& world, int32_t rank) {
+  EXPECT_TRUE(world.Connect().ok());
+  const std::vector<absl::Status> statuses = world.OnAllRanks(
+      [&](int32_t of) { return world.executor(of).Bind(world.tensors[of]); });
+  for (const absl::Status& status : statuses) EXPECT_FALSE(status.ok());
+  EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kInvalidArgument);
+  return std::string(statuses[rank].message());
+}
+
+TEST(DeltaRefitTest, BitmapsAreRefusedWhereThePlanTakesNone) {
+  const PlanFile dense = MatrixPlan("false");
+  const PlanFile snapshot = MatrixPlan("true");
+  const PlanFile bitmap = MatrixPlan(R"({"changes": "bitmap"})");
+  const std::string before =
+      " cannot bind, 1 problem\n  bitmap: \"norm\" and 1 more tensors have a "
+      "bitmap of changes, but ";
+  DeltaWorld of_dense(dense);
+  of_dense.GiveBitmaps(1);
+  EXPECT_EQ(RefusalOfBind(of_dense, 1),
+            "rank 1" + before +
+                "the plan's job has no options.delta, so each refit sends all");
+  DeltaWorld of_snapshot(snapshot);
+  of_snapshot.GiveBitmaps(0);
+  EXPECT_EQ(
+      RefusalOfBind(of_snapshot, 0),
+      "rank 0" + before +
+          "the plan's options.delta.changes is \"snapshot\", so the executor "
+          "finds what changed; wanted no bitmap, or a plan with \"bitmap\"");
+  DeltaWorld of_bitmap(bitmap);
+  of_bitmap.GiveBitmaps(3);
+  EXPECT_EQ(RefusalOfBind(of_bitmap, 3),
+            "rank 3" + before +
+                "this rank is of the destination; wanted bitmaps of source "
+                "ranks");
+}
+
+TEST(DeltaRefitTest, BitmapsThatAreNotAlignedOrNotAloneAreRefused) {
+  const PlanFile plan = MatrixPlan(R"({"changes": "bitmap"})");
+  DeltaWorld world(plan);
+  world.GiveBitmaps(0);
+  BoundTensor& norm = TensorOf(world, 0, "norm");
+  BoundTensor& matrix = TensorOf(world, 0, "w");
+  uint32_t* const right = norm.changes;
+  norm.changes =
+      reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(right) + 2);
+  EXPECT_NE(RefusalOfBind(world, 0).find(
+                "1 problem\n  not aligned: the bitmap of \"norm\" is at 0x"),
+            std::string::npos);
+  // Four words from the matrix's last but one on.
+  norm.changes = matrix.changes + kMatrixElements / 32 - 2;
+  EXPECT_NE(RefusalOfBind(world, 0).find(
+                "1 problem\n  overlap: the bitmap of \"w\" and the bitmap of "
+                "\"norm\" share 8 bytes"),
+            std::string::npos);
+  norm.changes = static_cast<uint32_t*>(matrix.data) + 1;
+  EXPECT_NE(RefusalOfBind(world, 0).find("1 problem\n  overlap: \"w\" and the "
+                                         "bitmap of \"norm\" share 16 bytes"),
+            std::string::npos);
+  norm.changes = right;
+  EXPECT_TRUE(world.Start().ok());
+}
+
 TEST(DeltaRefitTest, ATensorWithoutBitmapIsSentWhole) {
   const PlanFile plan = MatrixPlan(R"({"changes": "bitmap"})");
   DeltaWorld world(plan);

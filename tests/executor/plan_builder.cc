@@ -130,6 +130,11 @@ Offset<fb::Body> CreateBody(FlatBufferBuilder& builder,
   const auto limits =
       fb::CreateLimits(builder, uint64_t{1} << 40, uint64_t{1} << 40, 1, 1024);
   const auto stats = fb::CreateStatsDirect(builder);
+  Offset<fb::Delta> delta = 0;
+  if (plan.delta != fb::DeltaChanges::kUnspecified) {
+    delta = fb::CreateDelta(builder, plan.delta, /*dense_every=*/0,
+                            /*check=*/true);
+  }
   return fb::CreateBody(
       builder, plan.source_ranks, builder.CreateVector(params),
       builder.CreateVector(buffers), builder.CreateVector(programs),
@@ -138,7 +143,9 @@ Offset<fb::Body> CreateBody(FlatBufferBuilder& builder,
       builder.CreateVectorOfStructs(pools.copies),
       builder.CreateVectorOfStructs(pools.loops),
       builder.CreateVector(std::vector<Offset<fb::Skip>>()),
-      builder.CreateVector(std::vector<Offset<fb::Cast>>()), limits, stats);
+      builder.CreateVector(std::vector<Offset<fb::Cast>>()), limits, stats,
+      /*colocated=*/false, /*quantizations=*/0, /*quantize_loops=*/0,
+      /*requirements=*/0, delta);
 }
 
 }  // namespace

@@ -71,6 +71,7 @@ struct PlanBuilder {
   // By round; staged where absent.
   std::vector<fb::Mechanism> mechanisms;
   fb::Route route = fb::Route::kPeer;
+  fb::DeltaChanges delta = fb::DeltaChanges::kUnspecified;  // no deltas
   std::vector<Param> params;
   std::vector<Buffer> buffers;
   std::vector<Rank> ranks;

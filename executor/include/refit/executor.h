@@ -38,11 +38,15 @@ struct BoundTensor {
   DType dtype = DType::kUnspecified;
   std::vector<uint64_t> shape;
   // Of a plan whose workers mark what changed (options.delta, "bitmap"), on a
-  // source rank: bit i % 32 of 32-bit word i / 32 says that element i changed
-  // since the last refit that succeeded. In memory of the device, the caller's.
-  // Refits clear the words behind what they send, so a worker that only sets
-  // bits loses none of them to a refit that it missed. Null: the tensor is sent
-  // whole each time.
+  // source rank; a bitmap anywhere else refuses the Bind. Bit i % 32 of 32-bit
+  // word i / 32 says that element i changed since the last refit that
+  // succeeded: (elements + 31) / 32 words in memory of the device. The caller
+  // owns them and keeps them in place until the next Bind or Close. It sets
+  // bits in work that comes before the Run on its stream, and none between a
+  // Run and the end of its Wait. Each refit clears all words behind its rounds;
+  // if it fails, the next one is dense, so no bit is missed. A worker that only
+  // sets bits thus loses none to a refit that it left out. Null: the tensor is
+  // sent whole each time.
   uint32_t* changes = nullptr;
 };
 
@@ -136,17 +140,20 @@ struct RunOptions {
   // what the source holds: kDataLoss, naming params and ranks. It costs one
   // read of the tensors, and two exchanges over the control plane. What a
   // destination quantizes is compared as it arrives; a notice says so. The same
-  // on all ranks; not while `stream` is captured. The first such Run after a
-  // Bind is collective: it prepares the digests, and allocates for them.
-  // A delta refit is checked as its plan says, whatever this is.
+  // on all ranks; not while `stream` is captured. Such a Run returns after all
+  // ranks have called it. The first one after a Bind prepares the digests, and
+  // allocates for them.
+  // A delta refit is checked if its plan says so, too.
   bool check = false;
-  // Of a plan with deltas: this refit is dense, if one rank asks for it. Ask
-  // whenever something else than a refit wrote a destination's tensors.
+  // This refit is dense if one rank, whichever, asks for it. Ask whenever
+  // something else than a refit wrote a destination's tensors. Refits of plans
+  // without deltas are dense anyway.
   bool dense = false;
 };
 
-// How a refit of a plan with deltas (options.delta) went, and what this rank
-// stored to others. docs/delta.md says when a delta pays.
+// How a refit of a plan with deltas (options.delta) went. The versions are
+// those of all ranks, the rest is of this one: what it moved. docs/delta.md
+// says when a delta pays.
 struct DeltaReport {
   bool is_delta = false;
   std::string why_dense;      // a clause; "" if is_delta
@@ -292,7 +299,12 @@ class Executor {
   // way.
   //
   // Enqueues one refit on `stream` and returns, without allocating or waiting
-  // for a device. The timeout starts here. An error fails the refit on all
+  // for a device. In a plan with options.delta, and with RunOptions::check, it
+  // returns after all ranks have called it, because they agree first: so one
+  // thread cannot run several ranks, which would wait until the deadline. With
+  // a transport that reaches no peer's memory (UCX) the plan's refits are dense
+  // and nothing is waited for. The timeout starts here. An error fails the
+  // refit on all
   // ranks and leaves kTorn; what was enqueued has ended then. Run may be called
   // again, after Connect if the transport asks for it.
   absl::Status Run(Stream stream, const RunOptions& options);
@@ -338,8 +350,6 @@ class Executor {
   absl::StatusOr<BoundRounds> PrepareRounds(
       absl::Span<std::byte* const> addresses,
       absl::Span<const BoundTensor> tensors, const CopyBatch& hooks) const;
-  std::vector<std::byte*> BitmapsOf(
-      absl::Span<const BoundTensor> tensors) const;
   absl::Status WatchTensors(absl::Span<const BoundTensor> tensors);
   // Replaces those of `kind`.
   void SetNotices(NoticeKind kind, const std::vector<std::string>& texts);

@@ -287,8 +287,33 @@ typedef struct refit_run_options {
    * ranks. The same on all ranks, and 0 while a stream is captured. The first
    * run with it after a bind prepares the digests. 0: it does not. */
   int32_t check;
-  int32_t reserved; /* must be 0 */
+  /* 1: this refit sends all, if one rank asks for it. Ask whenever something
+   * else than a refit wrote a destination's tensors. 0: a plan with
+   * options.delta sends what changed where it can. Other plans always send all.
+   */
+  int32_t dense;
 } refit_run_options;
+
+/* How a refit of a plan with options.delta went. Versions are those of all
+ * ranks, the rest is of one rank: what it moved. */
+typedef struct refit_delta_report {
+  size_t struct_size;
+  int32_t is_delta; /* 1: what changed was sent. 0: all was */
+  int32_t reserved; /* 0 */
+  /* Why all was sent, a clause; "" if is_delta. Valid until the executor's next
+   * bind, run or free. */
+  const char* why_dense;
+  uint64_t base_version; /* that a delta changed */
+  uint64_t version;      /* that all ranks hold now; 1 after the first refit */
+  /* Elements that the rank sends and a delta may leave out, once for each
+   * receiver, and those that had changed, which no dense refit counts. */
+  uint64_t elements;
+  uint64_t changed_elements;
+  uint64_t stored_bytes; /* to others' tensors */
+  uint64_t dense_bytes;  /* that a dense refit stores */
+  double move_seconds;   /* of the rounds, with waits for others */
+  double keep_seconds;   /* behind the rounds, for the next refit */
+} refit_delta_report;
 
 /* Bytes of messages, including the alignment gaps of staged ones. */
 typedef struct refit_traffic {
@@ -380,10 +405,10 @@ refit_status* refit_executor_connect(refit_executor* executor,
  * collective if the plan has direct rounds, and local to the rank if it has
  * none. A refused bind leaves the earlier one in place. Errors:
  * REFIT_INVALID_ARGUMENT (missing, unexpected or duplicate names, wrong dtype,
- * shape or size, memory that overlaps, a post-hook that nobody does: all
- * problems in one message), REFIT_FAILED_PRECONDITION (memory that cannot be
- * shared; wrong state), REFIT_ABORTED (another rank was refused),
- * REFIT_DEADLINE_EXCEEDED. */
+ * shape or size, memory that overlaps, a bitmap of changes where the plan takes
+ * none, a post-hook that nobody does: all problems in one message),
+ * REFIT_FAILED_PRECONDITION (memory that cannot be shared; wrong state),
+ * REFIT_ABORTED (another rank was refused), REFIT_DEADLINE_EXCEEDED. */
 refit_status* refit_executor_bind(refit_executor* executor,
                                   const refit_tensor* tensors, size_t count,
                                   int64_t timeout_ms);
@@ -422,6 +447,21 @@ typedef struct refit_post_hook_performer {
   void* context;
 } refit_post_hook_performer;
 
+/* Which elements of a tensor changed, as the worker marks them: of a source
+ * rank, in a plan with options.delta "bitmap". Anywhere else it refuses the
+ * bind. */
+typedef struct refit_changes {
+  size_t struct_size;
+  const char* tensor; /* one of the bind's, which has no other changes */
+  /* Bit i % 32 of word i / 32 says that element i changed since the last refit
+   * that succeeded: (elements + 31) / 32 words in memory of the device, apart
+   * from all else that is bound. The caller owns them and keeps them in place
+   * until the next bind or close. It sets bits in work that comes before a run
+   * on the run's stream, and none from then to the end of the wait. Each refit
+   * clears the words; the refit after one that failed sends all. */
+  uint32_t* bits;
+} refit_changes;
+
 typedef struct refit_bind_options {
   size_t struct_size;
   int64_t timeout_ms; /* 0: ten minutes */
@@ -430,6 +470,10 @@ typedef struct refit_bind_options {
    * one that this rank, or this plan, does not have is passed over. */
   const refit_post_hook_performer* hooks;
   size_t hook_count;
+  /* An array whose elements have one struct_size. Tensors that are not named
+   * are sent whole each time. */
+  const refit_changes* changes;
+  size_t changes_count;
 } refit_bind_options;
 
 /* refit_executor_bind with options, which may be NULL. The executor does the
@@ -459,6 +503,11 @@ refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
  * REFIT_UNAVAILABLE, REFIT_INTERNAL: with round, operation and peer;
  * REFIT_INVALID_ARGUMENT (another number of addresses than the bind took
  * tensors), which changes nothing.
+ *
+ * With options.delta in the plan, and with check, run returns after all ranks
+ * have called it, because they agree first. So one thread cannot run several
+ * ranks: its first run would wait until the timeout. Over UCX a plan with
+ * options.delta sends all, and its run waits for nobody.
  *
  * While `stream` is captured, the refit becomes part of the graph. Replay the
  * graph on all ranks alike and wait for it yourself: no timeout holds. Destroy
@@ -531,6 +580,13 @@ const char* refit_state_name(refit_state state);
 refit_status* refit_executor_counters(const refit_executor* executor,
                                       refit_counters* counters);
 
+/* Fills `report`, whose struct_size the caller sets, with the last refit that
+ * was waited for and succeeded. Errors: REFIT_NOT_FOUND, there is none since
+ * the bind or since a later run, or the plan and transport have no deltas;
+ * REFIT_INVALID_ARGUMENT, a struct_size that is none. */
+refit_status* refit_executor_delta_report(const refit_executor* executor,
+                                          refit_delta_report* report);
+
 /* Calls `visit` with each of this rank's rounds in the last refit that was
  * waited for and succeeded; with none unless time_rounds is set. A round is
  * valid during its call only; `visit` must not throw. */
@@ -554,7 +610,9 @@ enum {
   REFIT_NOTICE_NOT_RECORDED = 4,
   /* Params that the check after a refit leaves out, because destinations make
    * them by quantizing what arrives. Of wait. */
-  REFIT_NOTICE_NOT_COMPARED = 5
+  REFIT_NOTICE_NOT_COMPARED = 5,
+  /* What each refit sends whole, in a plan with options.delta. Of bind. */
+  REFIT_NOTICE_NOT_DELTA = 6
 };
 
 /* What this rank does otherwise than its user may expect; nothing has failed.

@@ -1,0 +1,149 @@
+"""Refits that send only what changed: bitmaps, dense refits on request, and what a refit says of itself."""
+import threading
+
+import numpy as np
+import pytest
+
+import refit
+from test_check import World, arrays
+
+
+def job_of(tiny_job, delta):
+    return {**tiny_job, "options": {"delta": delta}}
+
+
+def world_of(tiny_job, delta, changes=None):
+    plan = refit.compile(job_of(tiny_job, delta))
+    tensors = [arrays(plan, rank, seed=rank if rank < 2 else None) for rank in range(plan.world_size)]
+    tensors[1]["norm.weight"][:] = tensors[0]["norm.weight"]
+    return World(plan, tensors, changes=changes or (lambda rank, held: {}))
+
+
+def bitmaps(rank, held, dtype="u4"):
+    """Of a source's tensors."""
+    return {name: np.zeros((tensor.size + 31) // 32, dtype) for name, tensor in held.items()} if rank < 2 else {}
+
+
+def test_a_refit_tells_what_it_moved(tiny_job):
+    world = world_of(tiny_job, True)
+    assert world.executors[0].delta_report is None
+    world.on_all(lambda rank: world.executors[rank].run(timeout=20))
+    report = world.executors[0].delta_report
+    assert (report.is_delta, report.why_dense, report.version) == (False, "rank 0 bound since its last refit", 1)
+    assert report.stored_bytes == report.dense_bytes > 0 and report.change_rate == 0
+    world.sources[1]["layers.0.weight"][2, 5] = 7
+    world.on_all(lambda rank: world.executors[rank].run(timeout=20))
+    report = world.executors[1].delta_report
+    assert (report.is_delta, report.why_dense, report.base_version, report.version) == (True, "", 1, 2)
+    assert report.changed_elements == 1 and report.change_rate == 1 / report.elements
+    assert 0 < report.stored_bytes < report.dense_bytes and report.move_seconds > 0
+    assert world.executors[0].delta_report.stored_bytes == 0
+    assert world.tensors[3]["layers.0.weight"][6, 2] == 7
+    assert isinstance(report, refit.DeltaReport)
+
+
+@pytest.mark.parametrize("dtype", ["u4", "i4"])
+def test_a_worker_marks_what_changed(tiny_job, dtype):
+    given = {}
+
+    def changes(rank, held):
+        given[rank] = bitmaps(rank, held, dtype)
+        return given[rank]
+
+    world = world_of(tiny_job, {"changes": "bitmap", "check": False}, changes)
+    world.on_all(lambda rank: world.executors[rank].run(timeout=20))
+    held = world.sources[1]["layers.1.weight"]  # [4, 6], rows 4 to 7
+    held[0, 1] = held[0, 2] = 9
+    given[1]["layers.1.weight"][0] = 1 << 1
+    world.on_all(lambda rank: world.executors[rank].run(timeout=20))
+    arrived = world.tensors[2]["layers.1.weight"]
+    assert arrived[4, 1] == 9 and arrived[4, 2] != 9  # which was not marked
+    report = world.executors[1].delta_report
+    assert (report.changed_elements, report.stored_bytes) == (1, 4)
+    assert not given[1]["layers.1.weight"].any()
+
+
+def test_one_rank_may_ask_for_a_dense_refit(tiny_job):
+    world = world_of(tiny_job, True)
+    for _ in range(2):
+        world.on_all(lambda rank: world.executors[rank].run(timeout=20))
+    assert world.executors[3].delta_report.is_delta
+    world.tensors[3]["layers.0.weight"][:] = 0  # a load of other weights
+    world.on_all(lambda rank: world.executors[rank].run(dense=rank == 3, timeout=20))
+    assert world.executors[0].delta_report.why_dense == "rank 3 asked for it"
+    assert world.tensors[3]["layers.0.weight"].all()
+
+
+def test_a_plan_without_deltas_is_dense_anyway(tiny_job):
+    world = world_of(tiny_job, False)
+    world.on_all(lambda rank: world.executors[rank].run(dense=True, timeout=20))
+    assert world.executors[0].delta_report is None
+
+
+@pytest.mark.parametrize("delta", [True, {"changes": "bitmap"}])
+def test_check_perturbs_and_refits_densely(tiny_job, delta):
+    world = world_of(tiny_job, delta, bitmaps if delta is not True else None)
+    for _ in range(3):
+        world.on_all(lambda rank: world.executors[rank].run(timeout=20))
+        assert all(report.ok for report in world.check())
+        assert world.executors[0].delta_report.why_dense.startswith("rank ")
+
+
+def test_check_without_perturbing_may_be_a_delta(tiny_job):
+    world = world_of(tiny_job, True)
+    world.on_all(lambda rank: world.executors[rank].run(timeout=20))
+    assert all(report.ok for report in world.check(perturb=False))
+    assert world.executors[0].delta_report.is_delta
+
+
+def refused(tiny_job, delta, rank, changes):
+    """What `rank` is told of its bind; the others are told of it."""
+    plan = refit.compile(job_of(tiny_job, delta))
+    tensors = [arrays(plan, rank) for rank in range(plan.world_size)]
+    fabric = refit.LocalFabric(plan.world_size)
+    told = [None] * plan.world_size
+
+    def bind(of):
+        try:
+            refit.Executor(plan, of, fabric=fabric).bind(
+                tensors[of], changes=changes(tensors[of]) if of == rank else None, timeout=20)
+        except refit.Error as error:
+            told[of] = error
+
+    threads = [threading.Thread(target=bind, args=(of,)) for of in range(plan.world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(isinstance(error, refit.Aborted) for of, error in enumerate(told) if of != rank)
+    assert isinstance(told[rank], refit.BindError)
+    return str(told[rank])
+
+
+def one(bits):
+    return lambda held: {"layers.0.weight": bits}
+
+
+@pytest.mark.parametrize("delta, rank, changes, said", [
+    (False, 0, one(np.zeros(1, "u4")), 'bitmap: "layers.0.weight" has a bitmap of changes, but the plan\'s job has no '
+                                       "options.delta, so each refit sends all"),
+    (True, 0, one(np.zeros(1, "u4")), 'bitmap: "layers.0.weight" has a bitmap of changes, but the plan\'s options.delta.changes '
+                                      'is "snapshot", so the executor finds what changed; wanted no bitmap, or a plan with '
+                                      '"bitmap"'),
+    ({"changes": "bitmap"}, 2, one(np.zeros(1, "u4")), 'bitmap: "layers.0.weight" has a bitmap of changes, but this rank is '
+                                                       "of the destination; wanted bitmaps of source ranks"),
+    ({"changes": "bitmap"}, 0, one(np.zeros(2, "u4")), '"layers.0.weight" has a wrong bitmap of changes: has 2 words; wanted 1, '
+                                                       "a bit for each of 24 elements"),
+    ({"changes": "bitmap"}, 0, one(np.zeros(2, "u2")), '"layers.0.weight" has a wrong bitmap of changes: has dtype uint16, '
+                                                       "which no plan has"),
+    ({"changes": "bitmap"}, 0, one(np.zeros(1, "f4")), '"layers.0.weight" has a wrong bitmap of changes: has dtype fp32; '
+                                                       "wanted int32 or uint32"),
+    ({"changes": "bitmap"}, 0, one(7), '"layers.0.weight" has a wrong bitmap of changes: int is no tensor; wanted torch, numpy '
+                                       "or an array interface"),
+    ({"changes": "bitmap"}, 0, lambda held: {"layers.9.weight": np.zeros(1, "u4")},
+     'changes: "layers.9.weight" is none of the tensors'),
+    ({"changes": "bitmap"}, 0, lambda held: [np.zeros(1, "u4")],
+     "changes: a list; wanted names and tensors, such as dict(model.named_parameters())"),
+])
+def test_bitmaps_where_they_mean_nothing_refuse_the_bind(tiny_job, delta, rank, changes, said):
+    assert refused(tiny_job, delta, rank, changes) == f"rank {rank} cannot bind, 1 problem\n  {said}"
