@@ -300,7 +300,12 @@ def join(plan: Plan, rank: int, tensors: Mapping[str, Any], *, unique_id: bytes,
     """An executor that is ready to run, of a rank that meets the others by a unique id (`rendezvous.unique_id`)."""
     _check_plan(plan)
     met = from_unique_id(unique_id, rank, plan.world_size)
-    return Executor(plan, rank, device=device, rendezvous=met).bind(tensors, buffers, hooks=hooks, timeout=timeout)
+    executor = Executor(plan, rank, device=device, rendezvous=met)
+    try:
+        return executor.bind(tensors, buffers, hooks=hooks, timeout=timeout)
+    except BaseException:
+        executor.close()  # what is raised keeps it alive
+        raise
 
 
 def run_local(plan: Plan, tensors: Sequence[Mapping[str, Any]], *, hooks: Hooks = (),

@@ -30,11 +30,11 @@ from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.plan import Plan
 from refit.rendezvous import from_unique_id
-from refit.workers import Reply, WorkerError, checked
+from refit.workers import GRACE_SECONDS, Reply, WorkerError, checked
 
 __all__ = [
     "MOE_BACKENDS", "Place", "Server", "Worker", "WorkerError", "bind", "bind_async", "checked", "close", "close_async", "facts",
-    "facts_async", "facts_of", "hooks_of", "init", "init_async", "place_of", "rank_in_plan", "refusal_of", "register", "tensors_of",
+    "facts_async", "facts_of", "finish", "finish_async", "hooks_of", "init", "init_async", "place_of", "rank_in_plan", "refusal_of", "register", "tensors_of",
     "update", "update_async",
 ]
 
@@ -44,9 +44,6 @@ LOAD_FORMAT = "refit"
 # plan does, behind the same shapes.
 MOE_BACKENDS = {"triton": "triton", "deep_gemm": "triton", "triton_kernel": "triton_kernel",
                 "flashinfer_cutlass": "flashinfer_cutlass"}
-
-# How long the ranks of an engine wait for each other's replies, beyond what their work may take.
-GRACE_SECONDS = 60.0
 
 # What SGLang's pause_generation knows.
 PAUSES = ("retract", "abort", "in_place")
@@ -199,6 +196,7 @@ class Worker:
         self._thread: Optional[threading.Thread] = None
         self._replies: list[Reply] = []
         self._updated = False
+        self._recorded: list[Optional[str]] = []  # SGLang's weight version, once it is that of the update
 
     def handle(self, request: Mapping[str, Any]) -> Optional[list[Reply]]:
         """Performs a request, on all ranks of the engine. Returns the replies of all, or None: then a request {"op": "wait"}
@@ -208,7 +206,7 @@ class Worker:
             return self._replies
         # What is told if the work ends without a reply.
         self._replies = [workers.reply_of(self.executor, self._version, f'the request "{request["op"]}" did not end')]
-        self._updated = False
+        self._updated, self._recorded = False, []
         if self._parallel.pp_size == 1:
             self._perform(request)
             return self._replies
@@ -216,12 +214,12 @@ class Worker:
         self._thread.start()
         return None
 
-    def ends_update(self) -> bool:
-        """Whether the replies are those of an update that succeeded on all ranks and has not ended yet."""
-        return self._updated and not any(reply["error"] for reply in self._replies)
+    def ends_update(self, version: Optional[str]) -> bool:
+        """Whether the replies are those of an update that succeeded on all ranks, and has not ended with another version."""
+        return self._updated and not any(reply["error"] for reply in self._replies) and self._recorded in ([], [version])
 
-    def update_ended(self) -> None:
-        self._updated = False
+    def update_ended(self, version: Optional[str]) -> None:
+        self._recorded = [version]
 
     def _wait(self) -> None:
         if self._thread is not None:
@@ -346,11 +344,12 @@ def _answer(worker: Worker, manager: Any, request: Any, fields: Mapping[str, Any
         # SGLang records the version of any request that succeeds, also of one that only began.
         return [], f'weight_version came with op "{fields["op"]}"; wanted with {{"op": "wait"}}, which ends an update'
     replies = worker.handle(fields)
-    if fields["op"] == "wait" and worker.ends_update():
+    if fields["op"] == "wait" and worker.ends_update(request.weight_version):
         manager.record_weight_version_after_update(request.weight_version)
         flushed, error = manager.flush_cache_after_weight_update(request, True, "")
-        if flushed:  # else the request may come again
-            worker.update_ended()
+        if flushed:
+            # The same request may come again: one of the other schedulers may have refused to flush.
+            worker.update_ended(request.weight_version)
         return replies, "" if flushed else error
     if request.weight_version is not None and not any(reply["error"] for reply in replies or ()):
         return replies, f'weight_version "{request.weight_version}" came, but no update is there to end'
@@ -369,10 +368,18 @@ class _Gather:
         ranks = self._parallel.tp_size * self._parallel.pp_size
         if ranks == 1:
             return [reply]
-        if self._group is None:
-            self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=max(timeout, 2 * TIMEOUT_SECONDS)))
+        limit = datetime.timedelta(seconds=timeout)
         replies: list[Any] = [None] * ranks
-        dist.all_gather_object(replies, reply, group=self._group)
+        try:
+            if self._group is None:
+                self._group = dist.new_group(backend="gloo", timeout=limit)
+            # A gather has the timeout that its group was made with; a barrier has that of this request.
+            dist.monitored_barrier(self._group, limit)
+            dist.all_gather_object(replies, reply, group=self._group)
+        except Exception:
+            # Every rank's barrier failed alike: all make a new group at the next request.
+            self._group = None
+            raise
         return replies
 
 
@@ -465,7 +472,8 @@ def _run(llm: Any, work: Awaitable[Replies]) -> Replies:
 
 
 def _deadline(timeout: float) -> float:
-    """How long a request may take whose ranks have `timeout` for each of what they do: they connect, bind and gather."""
+    """How long a request may take whose ranks have `timeout` for each of what they do: they connect, bind and gather.
+    docs/integrations/sglang.md tells it."""
     return 3 * timeout + 2 * GRACE_SECONDS
 
 
@@ -547,7 +555,7 @@ def update(llm: Any, *, version: Optional[str] = None, pause: Optional[str] = "r
     "in_place" (they keep what the old weights cached; with `flush_cache=False` alone), or None if the engine is paused
     already. `flush_cache`: the caches hold what the old weights computed. `check`: ranks and trainers compare what they hold,
     as `Executor.run(check=True)` does; the trainers must give it too. After an error the engine stays paused: its weights are
-    torn.
+    torn. If the error says that the caches were not flushed, they are in place: `finish` flushes again.
     """
     return _run(llm, update_async(llm, version=version, pause=pause, flush_cache=flush_cache, resume=resume, check=check,
                                   timeout=timeout))
@@ -567,8 +575,23 @@ async def update_async(llm: Any, *, version: Optional[str] = None, pause: Option
     answer = await _send(client, {"op": "update", "timeout": timeout, "version": version, "check": check}, timeout)
     if answer["replies"] is not None:
         checked(answer["replies"], answer["error"])
+    return await _finish(client, version, flush_cache, resume and pause is not None, timeout)
+
+
+def finish(llm: Any, *, version: Optional[str] = None, resume: bool = True, timeout: float = TIMEOUT_SECONDS) -> Replies:
+    """Ends an update whose weights are in place, but whose caches some scheduler did not flush: it flushes them on all, and
+    moves no weights. `version` is that of the update, `resume` and `timeout` as `update` has them."""
+    return _run(llm, finish_async(llm, version=version, resume=resume, timeout=timeout))
+
+
+async def finish_async(llm: Any, *, version: Optional[str] = None, resume: bool = True,
+                       timeout: float = TIMEOUT_SECONDS) -> Replies:
+    return await _finish(_client(llm), version, True, resume, timeout)
+
+
+async def _finish(client: Any, version: Optional[str], flush_cache: bool, resume: bool, timeout: float) -> Replies:
     answer = await _send(client, {"op": "wait"}, timeout, version, flush_cache)
     replies = checked(answer["replies"], answer["error"])
-    if resume and pause is not None:
+    if resume:
         await client.resume(_deadline(timeout))
     return replies

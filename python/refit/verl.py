@@ -11,6 +11,7 @@ Importing this module registers all of it. docs/integrations/verl.md is the guid
 """
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from typing import Any, AsyncGenerator, Iterable, Iterator, Optional
@@ -35,8 +36,8 @@ class RefitCheckpointEngine(CheckpointEngine):
     """A trainer's or a rollout rank's part in verl's update_weights. `plan`: a path that trainers and vLLM's workers can read.
     `check`: after each update all ranks compare what they hold, as `Executor.run(check=True)` does.
 
-    verl makes a process group before every update. Here ranks meet once, at the first: the plan's own executor stays. `bucket_size`
-    is verl's; the plan has its own.
+    verl makes a process group before every update. Here ranks meet at the first, and again at the one after a failed update:
+    the plan's own executor stays. `bucket_size` is verl's; the plan has its own.
     """
 
     wire_format = WIRE_FORMAT
@@ -45,13 +46,16 @@ class RefitCheckpointEngine(CheckpointEngine):
                  timeout: float = TIMEOUT_SECONDS, check: bool = False):
         self._plan_path, self._plan = plan, load_plan(plan)
         self._device, self._timeout, self._check = device, timeout, check
-        # Rank 0 makes the id that all ranks meet by, and keeps it over all updates.
-        self._meeting: Optional[bytes] = unique_id() if is_master else None
+        self._is_master = is_master
+        self._meeting: Optional[bytes] = None
         self._rank: Optional[int] = None
         self._executor: Optional[Executor] = None
         self._bound: dict[str, int] = {}
 
     def prepare(self) -> dict[str, Any]:
+        # Rank 0 makes the id that all ranks meet by, and keeps it while updates succeed.
+        if self._is_master and self._executor is None:
+            self._meeting = unique_id()
         return {"plan": self._plan.digest, "source_ranks": self._plan.source_ranks,
                 "destination_ranks": self._plan.destination_ranks,
                 "meeting": None if self._meeting is None else self._meeting.hex()}
@@ -73,7 +77,9 @@ class RefitCheckpointEngine(CheckpointEngine):
                 {"rank": ranks[actor_wg_world_size:], "meeting": meeting[actor_wg_world_size:]})
 
     def init_process_group(self, rank: int, meeting: str) -> None:
-        """Nothing is connected yet: the trainers' tensors and vLLM's workers come with the first update."""
+        """Nothing is connected yet: the trainers' tensors and vLLM's workers come with the update."""
+        if self._meeting != bytes.fromhex(meeting):  # the last update failed on rank 0, perhaps not here
+            self.close()
         self._rank, self._meeting = rank, bytes.fromhex(meeting)
 
     async def send_weights(self, weights: Iterable[tuple[str, Any]], global_steps: Optional[int] = None) -> None:
@@ -90,20 +96,28 @@ class RefitCheckpointEngine(CheckpointEngine):
     def _send(self, tensors: dict[str, Any], device: Any, stream: Any) -> None:
         if self._rank is None or self._meeting is None:
             raise FailedPrecondition("init_process_group was not called")
-        addresses = {name: view(tensor).address for name, tensor in tensors.items()}
-        if self._executor is None:
-            self._executor = join(self._plan, self._rank, tensors, unique_id=self._meeting, device=device,
-                                  timeout=self._timeout)
-            self._bound = addresses
-        elif addresses != self._bound:
-            moved = [name for name in addresses if addresses[name] != self._bound.get(name)]
-            # No rank is left waiting: they end with this one.
-            self._executor.close()
-            self._executor = None
+        try:
+            if self._executor is None:
+                self._executor = join(self._plan, self._rank, tensors, unique_id=self._meeting, device=device,
+                                      timeout=self._timeout)
+                self._bound = _addresses(tensors)
+            self._check_unmoved(_addresses(tensors))
+            self._executor.run(stream, timeout=self._timeout, check=self._check)
+        except BaseException:
+            # No rank is left waiting: they end with this one. All join again at the next update.
+            self.close()
+            raise
+
+    def _check_unmoved(self, addresses: dict[str, int]) -> None:
+        missing, unexpected = sorted(self._bound.keys() - addresses.keys()), sorted(addresses.keys() - self._bound.keys())
+        if missing or unexpected:
+            raise FailedPrecondition(f"rank {self._rank} yields {len(addresses)} tensors, at the first update {len(self._bound)}: "
+                                     f"missing {missing[:3]}, unexpected {unexpected[:3]}")
+        moved = [name for name in addresses if addresses[name] != self._bound[name]]
+        if moved:
             raise FailedPrecondition(f"\"{moved[0]}\" and {len(moved) - 1} more tensors are at other addresses than at the first "
                                      "update; Refit reads the trainer's own memory: keep parameters on the GPU "
                                      "(param_offload=False) and let the engine yield live shards (VERL_ENGINE_VENDOR=refit)")
-        self._executor.run(stream, timeout=self._timeout, check=self._check)
 
     async def receive_weights(self, global_steps: Optional[int] = None) -> AsyncGenerator[tuple[str, Any], None]:
         """Yields what `ServerAdapter` tells vLLM's workers; they take the weights."""
@@ -121,6 +135,10 @@ class RefitCheckpointEngine(CheckpointEngine):
             self._executor = None
 
 
+def _addresses(tensors: dict[str, Any]) -> dict[str, int]:
+    return {name: view(tensor).address for name, tensor in tensors.items()}
+
+
 def _here(device: Any) -> tuple[Any, Any]:
     """The device that this thread means by `device`, and its stream there; None on a CPU."""
     kind, _, number = str(device).partition(":")
@@ -135,7 +153,7 @@ class ServerAdapterMixin:
     """Before a server adapter of verl for vLLM: updates of wire format "refit" are vLLM's weight transfer, by its backend "refit".
     Others go on to verl's own."""
 
-    _refit_joined = False
+    _refit_joined: Optional[str] = None  # the meeting
 
     async def update_weights(self, weights: Any, global_steps: Optional[int] = None, wire_format: str = "named_tensors",
                              **more: Any) -> None:
@@ -144,13 +162,19 @@ class ServerAdapterMixin:
             await super().update_weights(weights, global_steps=global_steps, wire_format=wire_format, **more)  # type: ignore[misc]
             return
         told = {name: info async for name, info in weights}
-        if not self._refit_joined:
+        if self._refit_joined != told["init"]["meeting"]:
             # Also where this rank is not the one that has a server: it then does nothing.
             await adapter._execute_method("init_weight_transfer_engine",
                                           kwargs={"init_info": {**told["init"], "engine": adapter.replica_rank}})
-            self._refit_joined = True
+            self._refit_joined = told["init"]["meeting"]
         await adapter._execute_method("start_weight_update")
-        await adapter._execute_method("update_weights", kwargs={"update_info": told["update"]})
+        try:
+            await adapter._execute_method("update_weights", kwargs={"update_info": told["update"]})
+        except Exception:
+            # Ends the update on the workers that did not raise; on the one that did there is none to end.
+            with contextlib.suppress(Exception):
+                await adapter._execute_method("finish_weight_update")
+            raise
         await adapter._execute_method("finish_weight_update")
         if adapter._has_server:
             await adapter.server_handle.clear_kv_cache.remote()

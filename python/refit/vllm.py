@@ -164,7 +164,11 @@ def join_worker(plan: Union[Plan, str], meeting: Meeting, vllm_config: Any, mode
         executor = Executor(plan, place, device=device, rendezvous=from_unique_id(unique_id, place, plan.world_size))
     else:
         executor = Executor(plan, place, device=device, fabric=meeting)
-    bind_worker(executor, vllm_config, model, check_backends=check_backends, timeout=timeout)
+    try:
+        bind_worker(executor, vllm_config, model, check_backends=check_backends, timeout=timeout)
+    except BaseException:
+        executor.close()  # what is raised keeps it alive
+        raise
     return executor
 
 
@@ -192,9 +196,12 @@ class WorkerExtension:
     def refit_init(self, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, check_backends: bool = True,
                    timeout: float = TIMEOUT_SECONDS) -> Reply:
         """Meets trainers and workers, and binds this worker's tensors. Of several engines `engine` is this one's
-        number."""
+        number. An executor of an earlier meeting is closed."""
         def init() -> None:
             worker: Any = self
+            if self._refit is not None:
+                self._refit.close()
+                self._refit = None
             self._refit_check_backends = check_backends
             self._refit = join_worker(plan, meeting, worker.vllm_config, worker.model_runner.model, rank=worker.rank,
                                       device=worker.device, engine=engine, check_backends=check_backends,

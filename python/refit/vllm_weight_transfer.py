@@ -15,13 +15,13 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import inspect
-import threading
 from typing import Any, Callable, ClassVar, Optional, Sequence
 
 import torch
 from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeightTransferEngine, WeightTransferEngine,
                                                    WeightTransferInitInfo, WeightTransferUpdateInfo)
 
+from refit import workers
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor, join
 from refit.tensors import view
@@ -57,6 +57,7 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
 
     def init_transfer_engine(self, init_info: RefitInitInfo) -> None:
         def init() -> None:
+            self.shutdown()  # of an earlier meeting
             self.executor = join_worker(init_info.plan, init_info.meeting, self.vllm_config, self.model,
                                         rank=self.parallel_config.rank, device=self.device, engine=init_info.engine,
                                         check_backends=init_info.check_backends, timeout=init_info.timeout)
@@ -165,8 +166,8 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
             self.executor = join(plan, info.rank, tensors, unique_id=unique_id, device=info.device,
                                  timeout=info.timeout)
         else:
-            self.executor = Executor(plan, info.rank, device=info.device, fabric=info.meeting)
-            self.executor.bind(tensors, timeout=info.timeout)
+            executor = Executor(plan, info.rank, device=info.device, fabric=info.meeting)
+            self.executor = executor.bind(tensors, timeout=info.timeout)
 
     def send_weights(self, version: Optional[str] = None, check: bool = False) -> None:
         """One refit; collective over all trainer ranks. `version` becomes the engines' weight version. `check`: all ranks
@@ -183,7 +184,7 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
                 f"iter_local yields \"{moved[0]}\" and {len(moved) - 1} more tensors at other addresses than when the "
                 "trainer joined; Refit reads the trainer's own memory: yield the live shards, not copies")
 
-        def workers() -> None:
+        def tell() -> None:
             self.client.start_weight_update()
             try:
                 self.client.update_weights({"timeout": timeout, "check": check})
@@ -200,29 +201,13 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
             else:
                 finish()
 
-        self._together(workers, lambda: executor.run(timeout=timeout, check=check))
+        self._together(tell, lambda: executor.run(timeout=timeout, check=check))
 
-    def _together(self, workers: Callable[[], Any], own_part: Callable[[], Any]) -> None:
-        """Raises this rank's own error, else that of the workers."""
-        if not self.is_sender:
+    def _together(self, tell: Callable[[], Any], own_part: Callable[[], Any]) -> None:
+        if self.is_sender:
+            workers.together(tell, own_part, self._info.timeout)
+        else:
             own_part()
-            return
-        failed: list[BaseException] = []
-
-        def guarded() -> None:
-            try:
-                workers()
-            except BaseException as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=guarded, name="refit workers")
-        thread.start()
-        try:
-            own_part()
-        finally:
-            thread.join()
-        if failed:
-            raise failed[0]
 
     def shutdown(self) -> None:
         if self.executor is not None:

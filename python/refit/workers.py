@@ -1,17 +1,21 @@
-"""What the adapters for vLLM and SGLang share: a worker's rank, how it binds, its reply, and the error that replies make."""
+"""What the adapters share: a worker's rank, how it binds, its reply, the error that replies make, a trainer that drives an engine."""
 from __future__ import annotations
 
 import importlib
 import json
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Optional
 
-from refit.errors import BindError, Error, InvalidArgument
+from refit.errors import BindError, DeadlineExceeded, Error, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.plan import Plan
 
 # What a worker says of a request: {"rank", "state", "refits", "version", "error"}.
 Reply = dict[str, Any]
+
+# How long an answer of an engine is waited for, beyond what the work may take.
+GRACE_SECONDS = 60.0
 
 
 class WorkerError(Error):
@@ -59,8 +63,42 @@ def bind(executor: Executor, parameters: Mapping[str, Any], buffers: Mapping[str
     try:
         # Also a worker that is refused binds, nothing: the others would wait for it.
         executor.bind({} if refusal else parameters, buffers, hooks=hooks, timeout=timeout)
-    except BindError as error:
-        raise BindError(f"rank {executor.rank}: {refusal}" if refusal else f"{error}\n{job_side}") from None
+    except Error as error:
+        if refusal:  # whatever else failed, as another rank's bind
+            raise BindError(f"rank {executor.rank}: {refusal}") from error
+        if isinstance(error, BindError):
+            raise BindError(f"{error}\n{job_side}") from None
+        raise
+
+
+def together(tell: Callable[[], Any], own_part: Callable[[], Any], timeout: float) -> None:
+    """A trainer's own part of a collective, while a thread tells an engine's workers theirs, which have the same `timeout`.
+
+    Raises the error of the own part, which then also says that of the workers and has it as its cause; else theirs.
+    """
+    failed: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            tell()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=guarded, name="refit workers", daemon=True)
+    thread.start()
+    try:
+        own_part()
+    except Exception as error:
+        thread.join(timeout + GRACE_SECONDS)
+        theirs = failed[0] if failed else None
+        if isinstance(error, Error) and theirs is not None:
+            error.message += f"\nthe engine: {type(theirs).__name__}: {theirs}"
+        raise error from theirs
+    thread.join(timeout + GRACE_SECONDS)
+    if thread.is_alive():
+        raise DeadlineExceeded(f"this trainer's part is done, but the engine has not answered {timeout + GRACE_SECONDS:g} s later")
+    if failed:
+        raise failed[0]
 
 
 def negative_exp(_: str, tensor: Any) -> None:

@@ -4,6 +4,7 @@ import concurrent.futures
 import http.server
 import itertools
 import json
+import multiprocessing
 import socket
 import sys
 import threading
@@ -261,6 +262,9 @@ def test_a_version_is_recorded_when_all_stages_have_ended(plan_file, monkeypatch
         assert manager.done == ["7", "flushed"] * stages
         assert [error for _, error in post("wait", "8")] == [nothing.replace("not an update's", "8")] * stages
         assert manager.done == ["7", "flushed"] * stages
+        del manager.done[:]
+        assert [error for _, error in post("wait", "7")] == [""] * stages  # one of many schedulers had not flushed
+        assert manager.done == ["7", "flushed"] * stages
         post("update", version=None, timeout=0.2)  # without the trainer
         assert "DeadlineExceeded" in post("wait", "9")[0][0][0]["error"]
         assert manager.done == ["7", "flushed"] * stages
@@ -375,16 +379,16 @@ def test_requests_that_stay_keep_the_engine_from_flushing(monkeypatch):
 
 
 def test_every_driver_function_has_a_twin_for_a_running_event_loop(monkeypatch):
-    client = Client(*[answer([REPLY])] * 6)
+    client = Client(*[answer([REPLY])] * 7)
     monkeypatch.setattr(refit.sglang, "_client", lambda engine: client)
 
     async def drive():
         return [await refit.sglang.init_async("", "plan.refit", "00", 1), await refit.sglang.bind_async(""),
                 await refit.sglang.facts_async(""), await refit.sglang.update_async("", pause=None),
-                await refit.sglang.close_async("")]
+                await refit.sglang.finish_async("", resume=False), await refit.sglang.close_async("")]
 
-    assert asyncio.run(drive()) == [[REPLY]] * 5
-    assert [call[0]["op"] for call in client.calls] == ["init", "bind", "facts", "update", "wait", "close"]
+    assert asyncio.run(drive()) == [[REPLY]] * 6
+    assert [call[0]["op"] for call in client.calls] == ["init", "bind", "facts", "update", "wait", "wait", "close"]
     assert client.calls[0][0]["engine"] == 1
 
 
@@ -398,10 +402,12 @@ def test_an_engine_whose_refit_failed_stays_paused(monkeypatch):
     with pytest.raises(refit.sglang.WorkerError, match=r"worker 0 \(torn\): Aborted: rank 0 is gone"):
         update(client, monkeypatch)
     assert client.calls[-1] != "resume"
-    client = Client(answer([REPLY]), answer([REPLY], "the cache was not flushed"))
+    client = Client(answer([REPLY]), answer([REPLY], "the cache was not flushed"), answer([REPLY]))
     with pytest.raises(refit.sglang.WorkerError, match="the cache was not flushed"):
-        update(client, monkeypatch)
+        update(client, monkeypatch, version="7")
     assert client.calls[-1] != "resume"
+    assert refit.sglang.finish("http://nowhere", version="7") == [REPLY]
+    assert client.calls[-2:] == [ENDED, "resume"]
 
 
 def test_an_engine_that_does_not_know_the_request_says_what_is_missing(monkeypatch):
@@ -473,3 +479,46 @@ def test_a_later_schedulers_refusal_to_flush_is_told(monkeypatch):
     with pytest.raises(refit.sglang.WorkerError, match="the cache was not flushed"):
         update(client, monkeypatch)
     assert client.calls[-1] != "resume"
+
+
+def gather_thrice(rank, directory, pipe):
+    """A long timeout, then a short one for which rank 1 comes too late, then a long one."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{directory}/meeting", rank=rank, world_size=2)
+    gather = refit.sglang._Gather(types.SimpleNamespace(tp_size=2, pp_size=1))
+    pipe.send(gather({"rank": rank}, 300))
+    pipe.recv()
+    try:
+        gather({"rank": rank}, 1)
+    except Exception as error:
+        pipe.send(type(error).__name__)
+    pipe.recv()
+    pipe.send(gather({"rank": rank}, 300))
+
+
+def test_each_gather_has_its_own_timeout(tmp_path):
+    pytest.importorskip("torch.distributed")
+    fresh = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for rank in range(2):
+        pipe, theirs = fresh.Pipe()
+        pipes.append(pipe)
+        processes.append(fresh.Process(target=gather_thrice, args=(rank, tmp_path, theirs), daemon=True))
+        processes[-1].start()
+
+    def told(pipe):
+        assert pipe.poll(100), "no answer"
+        return pipe.recv()
+
+    try:
+        assert [told(pipe) for pipe in pipes] == [[{"rank": 0}, {"rank": 1}]] * 2
+        for pipe in pipes:  # rank 1 when rank 0's wait is over
+            pipe.send("go")
+            assert told(pipe) == "RuntimeError"
+        for pipe in pipes:
+            pipe.send("go")
+        assert [told(pipe) for pipe in pipes] == [[{"rank": 0}, {"rank": 1}]] * 2
+    finally:
+        for process in processes:
+            process.kill()

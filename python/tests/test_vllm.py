@@ -200,6 +200,27 @@ def test_a_worker_in_a_backend_of_another_order_is_refused_and_the_trainer_hears
     assert isinstance(bound, refit.Error)
 
 
+def test_no_executor_stays_open_behind_another(trainer_and_worker, monkeypatch):
+    made = []
+    executor = refit.vllm.Executor
+    monkeypatch.setattr(refit.vllm, "Executor", lambda *given, **named: made.append(executor(*given, **named)) or made[-1])
+    plan, trainer, worker, bound, reply = trainer_and_worker("triton", "TRITON")
+    trainer.close()
+    fabric = refit.LocalFabric(2)
+    trainer = refit.Executor(plan, 0, fabric=fabric)
+    bound, reply = together(lambda: trainer.bind(arrays_of(plan, 0), timeout=20),
+                            lambda: worker.refit_init(plan, fabric, timeout=20))
+    assert (reply["error"], [one.state for one in made]) == ("", ["closed", "bound"])
+    trainer.close()
+    worker.use("FLASHINFER_CUTLASS")
+    fabric = refit.LocalFabric(2)
+    trainer = refit.Executor(plan, 0, fabric=fabric)
+    bound, reply = together(lambda: trainer.bind(arrays_of(plan, 0), timeout=20),
+                            lambda: worker.refit_init(plan, fabric, timeout=20))
+    assert "the experts' backend is FLASHINFER_CUTLASS" in reply["error"] and reply["state"] == "none"
+    assert isinstance(bound, refit.Error) and [one.state for one in made] == ["closed"] * 3
+
+
 def test_a_worker_checks_what_it_holds(trainer_and_worker, tmp_path):
     plan, trainer, worker, bound, reply = trainer_and_worker("triton", "TRITON")
     write_checkpoint(tmp_path, arrays_of(plan, 0))

@@ -58,15 +58,15 @@ def differences(plan, module, rank, step):
         for part in tensor.parts:
             box = contract.box_of(flat, part.offset, part.extent, part.stride)
             compared += box.size
-            if (box != reference.wanted(part, tensor.dtype, tensor.hooks).bits).any():
+            if (box != reference.wanted(part, tensor.dtype, tensor.hooks, on_gpu=False).bits).any():
                 wrong.append(f"step {step}: {tensor.name}: {part.param}")
     return wrong if compared else ["nothing was compared"]
 
 
-def vllm_facts():
-    """The configuration of a vLLM engine of one worker, as refit.vllm reads it."""
-    parallel = types.SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1, data_parallel_index=0,
-                                     world_size=1, rank=0)  # fmt: skip
+def vllm_facts(rank=0, tensor_parallel=1):
+    """The configuration of a vLLM engine's worker, as refit.vllm reads it."""
+    parallel = types.SimpleNamespace(tensor_parallel_size=tensor_parallel, pipeline_parallel_size=1, data_parallel_size=1,
+                                     data_parallel_index=0, world_size=tensor_parallel, rank=rank)  # fmt: skip
     return types.SimpleNamespace(parallel_config=parallel, model_config=types.SimpleNamespace(dtype=torch.bfloat16, quantization=None))
 
 

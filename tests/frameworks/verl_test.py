@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""refit.verl with verl's own classes: two trainers and a rollout rank, processes that meet over UCX, take two updates.
+"""refit.verl with verl's own classes: two trainers, two rollout ranks and two workers of vLLM, processes that meet over UCX.
 
 usage: verl_test.py      (verl.sh installs what it needs)
 
-Real: verl's registries, its CheckpointEngine, model engine, server adapter and their methods, refit's weight-transfer backend.
-Stand-ins: Ray's handles, and vLLM's worker around its model.
+Real: verl's registries, its CheckpointEngine, model engine, server adapter and their methods; the weight updates of vLLM's worker.
+Stand-ins: Ray's handles, vLLM's executor, what its worker has beside weight updates.
 """
 
 import asyncio
+import contextlib
 import importlib.metadata
 import os
 import sys
@@ -34,12 +35,14 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.vllm_rollout import ServerAdapter
+from vllm.distributed import parallel_state
+from vllm.v1.worker.gpu_worker import Worker
 
 import refit
 import refit.verl
 import refit.vllm_weight_transfer
 
-TRAINERS = 2
+TRAINERS = WORKERS = 2
 OPTIONS = {"bucket_size": 1 << 20, "device": "cpu", "check": True}
 
 
@@ -67,41 +70,66 @@ def serve_trainer(pipe, path, rank, mesh_ranks):
     model.module = sharded(shards, mesh_ranks)
     for command, argument in iter(pipe.recv, None):
         if command == "move":
-            model.module = sharded(module_of(plan, rank), mesh_ranks)
-        if command in ("update", "move"):
+            shards = module_of(plan, rank)
+            model.module = sharded(shards, mesh_ranks)
+        if command in ("update", "move", "update a part"):
             fill(shards, rank, argument)
             weights, _ = model.get_per_tensor_param()
-            pipe.send(told(lambda: asyncio.run(engine.send_weights(weights, global_steps=argument))))
+            weights = list(weights)[command == "update a part":]
+            pipe.send(told(lambda: asyncio.run(engine.send_weights(iter(weights), global_steps=argument))))
         else:
             pipe.send(getattr(engine, command)(**argument))
 
 
 def told(action):
-    """What `action` returns, or the error of Refit that it raises, as text."""
+    """What `action` returns, or the error that it raises, as text."""
     try:
         return action()
-    except refit.Error as error:
+    except (refit.Error, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
 
 
-class Server:
-    """vLLM's server in Ray, whose worker is here."""
+def serve_worker(pipe, path, rank, directory):
+    """vLLM's worker: its own methods for weight updates."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/workers", rank=rank, world_size=WORKERS)
+    parallel_state.get_world_group = lambda: types.SimpleNamespace(world_size=WORKERS, cpu_group=torch.distributed.group.WORLD)
+    plan = refit.Plan.load(path)
+    worker = object.__new__(Worker)
+    worker.vllm_config, worker.device = vllm_facts(rank, WORKERS), torch.device("cpu")
+    worker.parallel_config, worker.rank, worker._weight_update_active = worker.vllm_config.parallel_config, rank, False
+    model = module_of(plan, TRAINERS + rank)
+    worker.model_runner = types.SimpleNamespace(model=model, reset_lora_state=lambda: None)
+    worker.weight_transfer_engine = refit.vllm_weight_transfer.RefitWeightTransferEngine(None, worker.vllm_config, "cpu", model)
+    for command, *argument in iter(pipe.recv, None):
+        if command == "differences":
+            pipe.send(differences(plan, model, TRAINERS + rank, *argument))
+            continue
+        method, args, kwargs = argument
+        try:
+            pipe.send((getattr(worker, method)(*args, **(kwargs or {})), None))
+        except Exception as error:
+            pipe.send((None, error))
 
-    def __init__(self, plan):
-        worker = object.__new__(refit.vllm_weight_transfer.RefitWeightTransferEngine)
-        worker.vllm_config, worker.device, worker.model = vllm_facts(), "cpu", module_of(plan, plan.source_ranks)
-        worker.parallel_config = worker.vllm_config.parallel_config
-        self.worker, self.steps, self.cleared = worker, None, 0
+
+class Server:
+    """vLLM's server in Ray, whose executor asks all workers, and raises at the first that failed without hearing the others."""
+
+    def __init__(self, workers):
+        self.workers, self.steps, self.cleared = workers, None, 0
         for method in ("collective_rpc", "clear_kv_cache", "set_global_steps"):
             setattr(self, method, types.SimpleNamespace(remote=getattr(self, f"_{method}")))
 
     async def _collective_rpc(self, method, timeout, args, kwargs):
-        # As vLLM's worker calls its weight-transfer engine.
-        if method == "init_weight_transfer_engine":
-            self.worker.init_transfer_engine(refit.vllm_weight_transfer.RefitInitInfo(**kwargs["init_info"]))
-        else:
-            assert method != "update_weights" or kwargs["update_info"]["check"] is True, kwargs
-            getattr(self.worker, method)(*args, **(kwargs or {}))
+        assert method != "update_weights" or kwargs["update_info"]["check"] is True, kwargs
+        for worker in self.workers:
+            worker.tell("call", method, args, kwargs)
+        results = []
+        for worker in self.workers:
+            result, error = await asyncio.to_thread(worker.answer)
+            if error is not None:
+                raise error
+            results.append(result)
+        return results
 
     async def _clear_kv_cache(self):
         self.cleared += 1
@@ -110,19 +138,23 @@ class Server:
         self.steps = steps
 
 
-def serve_rollout(pipe, path):
-    """verl's CheckpointEngineWorker."""
-    plan = refit.Plan.load(path)
+def serve_rollout(pipe, path, rank, workers):
+    """verl's CheckpointEngineWorker, of which one has the server."""
     engine = CheckpointEngineRegistry.new("refit", plan=path, **OPTIONS)
     adapter = object.__new__(get_rollout_class("vllm", "async"))
-    server = Server(plan)
-    adapter._has_server, adapter.replica_rank, adapter.server_handle = True, 0, server
+    server = Server(workers)
+    adapter._has_server, adapter.replica_rank, adapter.server_handle = rank == 0, 0, server
     for command, argument in iter(pipe.recv, None):
         if command == "update":
-            weights = engine.receive_weights(global_steps=argument)
+            weights, cleared = engine.receive_weights(global_steps=argument), server.cleared
             error = told(lambda: asyncio.run(adapter.update_weights(weights, global_steps=argument, wire_format=engine.wire_format)))
-            assert error is not None or (server.steps, server.cleared) == (argument, argument)
-            pipe.send(error or differences(plan, server.worker.model, plan.source_ranks, argument))
+            if adapter._has_server:
+                assert (server.steps == argument, server.cleared == cleared + 1) == (error is None, error is None)
+            wrong = []
+            for worker in workers if error is None and rank == 0 else ():
+                worker.tell("differences", argument)
+                wrong += worker.answer()
+            pipe.send(error or wrong)
         else:
             pipe.send(getattr(engine, command)(**argument))
 
@@ -132,8 +164,16 @@ def main():
         run(os.path.join(directory, "plan.refit"))
 
 
-def start(path, mesh_ranks):
-    return [Rank(serve_trainer, path, rank, mesh_ranks) for rank in range(TRAINERS)] + [Rank(serve_rollout, path)]
+@contextlib.contextmanager
+def world(path, mesh_ranks):
+    """The ranks that verl knows."""
+    with tempfile.TemporaryDirectory(prefix="refit-") as directory:
+        workers = [Rank(serve_worker, path, rank, directory) for rank in range(WORKERS)]
+        ranks = [Rank(serve_trainer, path, rank, mesh_ranks) for rank in range(TRAINERS)]
+        ranks += [Rank(serve_rollout, path, rank, workers) for rank in range(WORKERS)]
+        yield ranks
+        for rank in ranks + workers:
+            rank.close()
 
 
 def on_all(ranks, command, arguments):
@@ -142,13 +182,16 @@ def on_all(ranks, command, arguments):
     return [rank.answer() for rank in ranks]
 
 
-def update(ranks, step):
-    """What CheckpointEngineManager does at each update. The metadata that ranks prepared, and what each says of the update."""
+def update(ranks, step, first="update"):
+    """What CheckpointEngineManager does at each update. The metadata that ranks prepared, and what each says of the update.
+    `first`: what trainer 0 does instead."""
     metadata = on_all(ranks, "prepare", [{}] * len(ranks))
-    sides = CheckpointEngineRegistry.get("refit").build_topology(TRAINERS, 1, metadata)
+    sides = CheckpointEngineRegistry.get("refit").build_topology(TRAINERS, WORKERS, metadata)
     on_all(ranks, "init_process_group", [{name: values[i] for name, values in side.items()}
-                                         for side, size in zip(sides, (TRAINERS, 1)) for i in range(size)])  # fmt: skip
-    answers = on_all(ranks, "update", [step] * len(ranks))
+                                         for side, size in zip(sides, (TRAINERS, WORKERS)) for i in range(size)])  # fmt: skip
+    for rank, command in zip(ranks, [first] + ["update"] * (len(ranks) - 1)):
+        rank.tell(command, step)
+    answers = [rank.answer() for rank in ranks]
     on_all(ranks, "finalize", [{}] * len(ranks))
     return metadata, answers
 
@@ -168,34 +211,36 @@ def a_gpu_is_the_callers(path):
 
 
 def run(path):
-    plan = plan_of(TRAINERS)
+    plan = plan_of(TRAINERS, tensor_parallel=WORKERS)
     plan.save(path)
     assert issubclass(CheckpointEngineRegistry.get("refit"), CheckpointEngine)
     assert issubclass(get_rollout_class("vllm", "async"), ServerAdapter)
     assert issubclass(EngineRegistry.get_engine_cls("language_model", "fsdp2"), FSDPEngineWithLMHead)
 
-    ranks = start(path, [0, 1])
-    for step in (1, 2):
-        metadata, answers = update(ranks, step)
-        assert answers == [None, None, []], answers
-    try:
-        CheckpointEngineRegistry.get("refit").build_topology(TRAINERS + 1, 1, metadata)
-    except refit.InvalidArgument as error:
-        assert "verl has 3 trainer and 1 rollout ranks; the plan has 2 source and 1 destination ranks" in str(error), error
-    else:
-        raise AssertionError("a mesh that the plan does not have was accepted")
-    ranks[0].tell("move", 3)
-    assert "more tensors are at other addresses than at the first update" in ranks[0].answer()
-    for rank in ranks:
-        rank.close()
-    ranks = start(path, [1, 0])  # shapes are those of [0, 1]
-    _, answers = update(ranks, 1)
-    assert [answer.split(":")[0] for answer in answers] == ["BindError", "BindError", "Aborted"], answers
-    assert "holds 32..63 of dimension 0 of \"model.layers.0.self_attn.o_proj.weight\"" in answers[0], answers[0]
-    for rank in ranks:
-        rank.close()
+    with world(path, [0, 1]) as ranks:
+        for step in (1, 2):
+            metadata, answers = update(ranks, step)
+            assert answers == [None, None, [], []], answers
+        try:
+            CheckpointEngineRegistry.get("refit").build_topology(TRAINERS + 1, WORKERS, metadata)
+        except refit.InvalidArgument as error:
+            assert "verl has 3 trainer and 2 rollout ranks; the plan has 2 source and 2 destination ranks" in str(error), error
+        else:
+            raise AssertionError("a mesh that the plan does not have was accepted")
+        # An update that fails is told on all ranks, and the next one succeeds.
+        for step, first, told_by_it in ((3, "update a part", "rank 0 yields 24 tensors, at the first update 25: missing ["),
+                                        (5, "move", "more tensors are at other addresses than at the first update")):
+            _, answers = update(ranks, step, first)
+            assert told_by_it in answers[0] and answers[1] and "2 of 2 workers failed" in answers[2], answers
+            _, answers = update(ranks, step + 1)
+            assert answers == [None, None, [], []], answers
+    with world(path, [1, 0]) as ranks:  # shapes are those of [0, 1]
+        _, answers = update(ranks, 1)
+        assert [answer.split(":")[0] for answer in answers[:2]] == ["BindError", "BindError"], answers
+        assert "holds 32..63 of dimension 0 of \"model.layers.0.self_attn.o_proj.weight\"" in answers[0], answers[0]
+        assert answers[2].startswith("RuntimeError: 2 of 2 workers failed\n  worker 0: Aborted"), answers[2]
     a_gpu_is_the_callers(path)
-    print(f"| verl {verl.__version__} | 2 FSDP2 trainers, vLLM TP1 | 2 updates | equal |")
+    print(f"| verl {verl.__version__} | 2 FSDP2 trainers, vLLM TP2 | 6 updates, 2 of which fail | equal |")
 
 
 if __name__ == "__main__":
