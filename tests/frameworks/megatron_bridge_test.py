@@ -134,7 +134,7 @@ def differences(plan, rank, found, checkpoint):
         if held is None or tuple(held.shape) != tensor.shape:
             continue
         for part in tensor.parts:
-            wanted = reference.wanted(part, part.param_dtype, ())
+            wanted = reference.wanted(part, part.param_dtype, (), on_gpu=False)
             wanted = convert(before_hook("add-one", wanted) if part.param in centred else wanted, tensor.dtype)
             box = contract.box_of(contract.on_host(held).bits.reshape(-1), part.offset, part.extent, part.stride)
             if (box != wanted.bits).any():
