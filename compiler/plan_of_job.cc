@@ -1,11 +1,14 @@
 #include "compiler/plan_of_job.h"
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "compiler/compile.h"
+#include "compiler/inputs_digest.h"
+#include "compiler/model/model.h"
 #include "plan/diff/diff.h"
 
 namespace refit {
@@ -50,6 +53,15 @@ absl::StatusOr<std::string> DifferenceFromJob(const Job& job,
     return "";
   }
   return FirstOf(differences);
+}
+
+bool HasInputsOf(const Job& job, const PlanFile& plan,
+                 Diagnostics& diagnostics) {
+  std::optional<Model> model = ReadModel(job, diagnostics);
+  if (!model.has_value()) return false;
+  ApplyExcludes(job.options, *model, diagnostics);
+  const fb::Digest digest = InputsDigest(job, *model);
+  return diagnostics.ok() && SameDigest(&digest, plan.plan().inputs_digest());
 }
 
 }  // namespace refit

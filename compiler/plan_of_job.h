@@ -25,6 +25,12 @@ absl::StatusOr<std::string> DifferenceFromJob(const Job& job,
                                               const PlanFile& plan,
                                               Diagnostics& diagnostics);
 
+// Whether `plan` was compiled from this job and its model, by the digest of its
+// inputs. A job that says the same in other words counts as another. Compiles
+// nothing. False also after errors, which `diagnostics` gets.
+bool HasInputsOf(const Job& job, const PlanFile& plan,
+                 Diagnostics& diagnostics);
+
 }  // namespace refit
 
 #endif  // REFIT_COMPILER_PLAN_OF_JOB_H_

@@ -112,14 +112,18 @@ absl::Span<const uint32_t> FlowNetwork::Share() {
     for (const uint32_t f : links_[number].flows) {
       Flow& flow = flows_[f];
       double rate = kUnfilled;
-      uint32_t bottleneck = 0;
-      for (uint32_t i = 0; i < flow.links.size(); ++i) {
-        if (links_[flow.links[i]].level < rate) {
-          rate = links_[flow.links[i]].level;
-          bottleneck = i;
+      for (const uint32_t link : flow.links) {
+        rate = std::min(rate, links_[link].level);
+      }
+      // Of links whose levels are equal, the one that held it before does.
+      uint32_t bottleneck = flow.bottleneck;
+      if (!IsSame(links_[flow.links[bottleneck]].level, rate)) {
+        bottleneck = 0;
+        while (!IsSame(links_[flow.links[bottleneck]].level, rate)) {
+          ++bottleneck;
         }
       }
-      if (IsSame(flow.rate, rate)) continue;
+      if (IsSame(flow.rate, rate) && flow.bottleneck == bottleneck) continue;
       flow.rate = rate;
       flow.bottleneck = bottleneck;
       changed_.push_back(f);

@@ -31,8 +31,8 @@ class FlowNetwork {
   uint32_t Add(const LinkList& links);
   void Remove(uint32_t flow);
 
-  // Shares links whose flows came or went. Returns the flows whose rate is
-  // another now, each once; valid until the next call.
+  // Shares links whose flows came or went. Returns the flows whose rate or
+  // bottleneck is another now, each once; valid until the next call.
   absl::Span<const uint32_t> Share();
   // The links that Share looked at, each once.
   absl::Span<const uint32_t> SharedLinks() const { return visited_; }

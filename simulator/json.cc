@@ -1,73 +1,74 @@
-#include <rapidjson/prettywriter.h>
-#include <rapidjson/stringbuffer.h>
-
-#include <cmath>
-
 #include "absl/strings/str_cat.h"
 #include "plan/enum_text.h"
+#include "plan/text/json_writer.h"
 #include "simulator/output.h"
 
 namespace refit::simulator {
 namespace {
 
-class JsonPrinter {
+class SimulationPrinter : JsonWriter {
  public:
-  JsonPrinter(const PlanFile& plan, const Simulation& simulation)
-      : plan_(plan), simulation_(simulation), graph_(simulation.graph) {
-    writer_.SetIndent(' ', 1);
-  }
+  SimulationPrinter(const PlanFile& plan, const Simulation& simulation)
+      : JsonWriter(/*indent=*/1),
+        plan_(plan),
+        simulation_(simulation),
+        graph_(simulation.graph) {}
 
   std::string Print();
 
  private:
+  void PrintOptions();
+  // The members of an object that is open, which it closes.
   void PrintLink(const Link& link);
   void PrintCriticalPath();
   void PrintRounds();
 
-  void Number(const char* key, uint64_t value) {
-    writer_.Key(key);
-    writer_.Uint64(value);
-  }
-  // JSON has no word for what is not finite.
-  void Real(const char* key, double value) {
-    writer_.Key(key);
-    if (std::isfinite(value)) {
-      writer_.Double(value);
-    } else {
-      writer_.Null();
-    }
-  }
-  void Text(const char* key, const std::string& value) {
-    writer_.Key(key);
-    String(value);
-  }
-  void String(const std::string& value) {
-    writer_.String(value.data(),
-                   static_cast<rapidjson::SizeType>(value.size()));
-  }
-
   const PlanFile& plan_;
   const Simulation& simulation_;
   const TaskGraph& graph_;
-  rapidjson::StringBuffer buffer_;
-  rapidjson::PrettyWriter<rapidjson::StringBuffer> writer_{buffer_};
 };
 
-void JsonPrinter::PrintLink(const Link& link) {
-  writer_.StartObject();
+// What was asked for. What-ifs that were not are left out.
+void SimulationPrinter::PrintOptions() {
+  const Options& options = simulation_.options;
+  Text("executor", ExecutorText(options.executor));
+  Bool("has_plan_speeds", options.has_plan_speeds);
+  Real("peer_bytes_per_second", options.peer_bytes_per_second);
+  Real("network_bytes_per_second", options.network_bytes_per_second);
+  const auto print_factors = [&](const char* key,
+                                 const std::map<int32_t, double>& factors) {
+    if (factors.empty()) return;
+    OpenObject(key);
+    for (const auto& [rank, factor] : factors) {
+      Real(absl::StrCat(rank), factor);
+    }
+    CloseObject();
+  };
+  print_factors("slow_ranks", options.slow_ranks);
+  print_factors("slow_nics", options.slow_nics);
+  if (!options.dead_nics.empty()) {
+    OpenLine("dead_nics");
+    for (const int32_t rank : options.dead_nics) Integer(rank);
+    CloseLine();
+  }
+  if (options.oversubscription.has_value()) {
+    Real("oversubscription", *options.oversubscription);
+  }
+}
+
+void SimulationPrinter::PrintLink(const Link& link) {
   Text("name", LinkText(link));
   Number("bytes", link.bytes);
   Real("bytes_per_second", link.bytes_per_second);
   Real("busy_seconds", link.BusySeconds());
-  writer_.EndObject();
+  CloseObject();
 }
 
-void JsonPrinter::PrintCriticalPath() {
-  writer_.Key("critical_path");
-  writer_.StartArray();
+void SimulationPrinter::PrintCriticalPath() {
+  OpenArray("critical_path");
   for (const uint32_t number : simulation_.critical_path) {
     const Task& task = graph_.tasks[number];
-    writer_.StartObject();
+    OpenObject();
     Text("kind", TaskKindText(task.kind));
     Number("rank", static_cast<uint64_t>(task.rank));
     if (task.round != kNone) Number("round", task.round);
@@ -81,22 +82,20 @@ void JsonPrinter::PrintCriticalPath() {
           link != kNone) {
         Text("held_by", LinkText(graph_.links[link]));
       }
-      writer_.Key("tensors");
-      writer_.StartArray();
-      for (const std::string& name : TensorsOf(plan_, message)) String(name);
-      writer_.EndArray();
+      OpenArray("tensors");
+      for (const std::string& name : TensorsOf(plan_, message)) Text(name);
+      CloseArray();
     }
-    writer_.EndObject();
+    CloseObject();
   }
-  writer_.EndArray();
+  CloseArray();
 }
 
-void JsonPrinter::PrintRounds() {
-  writer_.Key("rounds");
-  writer_.StartArray();
+void SimulationPrinter::PrintRounds() {
+  OpenArray("rounds");
   for (uint32_t i = 0; i < simulation_.rounds.size(); ++i) {
     const RoundTimes& round = simulation_.rounds[i];
-    writer_.StartObject();
+    OpenObject();
     Number("round", i);
     Text("route", EnumText(round.route));
     Text("mechanism", EnumText(round.mechanism));
@@ -104,39 +103,39 @@ void JsonPrinter::PrintRounds() {
     Number("size_bytes", round.size_bytes);
     Real("begin_seconds", round.begin);
     Real("end_seconds", round.end);
-    writer_.EndObject();
+    CloseObject();
   }
-  writer_.EndArray();
+  CloseArray();
 }
 
-std::string JsonPrinter::Print() {
+std::string SimulationPrinter::Print() {
   const fb::Stats* stats = plan_.body().stats();
-  writer_.StartObject();
+  OpenObject();
   Real("simulated_seconds", simulation_.seconds);
   Real("lower_bound_seconds",
        stats == nullptr ? 0 : stats->lower_bound_seconds());
   Real("predicted_seconds", stats == nullptr ? 0 : stats->predicted_seconds());
-  Real("peer_bytes_per_second", simulation_.options.peer_bytes_per_second);
-  Real("network_bytes_per_second",
-       simulation_.options.network_bytes_per_second);
+  PrintOptions();
   if (const uint32_t busiest = simulation_.BusiestLink(); busiest != kNone) {
-    writer_.Key("binding_link");
+    OpenObject("binding_link");
     PrintLink(graph_.links[busiest]);
   }
   PrintCriticalPath();
   PrintRounds();
-  writer_.Key("links");
-  writer_.StartArray();
-  for (const Link& link : graph_.links) PrintLink(link);
-  writer_.EndArray();
-  writer_.EndObject();
-  return absl::StrCat(buffer_.GetString(), "\n");
+  OpenArray("links");
+  for (const Link& link : graph_.links) {
+    OpenObject();
+    PrintLink(link);
+  }
+  CloseArray();
+  CloseObject();
+  return Take();
 }
 
 }  // namespace
 
 std::string SimulationJson(const PlanFile& plan, const Simulation& simulation) {
-  return JsonPrinter(plan, simulation).Print();
+  return SimulationPrinter(plan, simulation).Print();
 }
 
 }  // namespace refit::simulator

@@ -12,10 +12,11 @@ uint32_t HostOf(const PlanFile& plan, int32_t rank) {
   return plan.body().programs()->Get(static_cast<uint32_t>(rank))->host();
 }
 
-absl::Status CheckRank(const PlanFile& plan, int32_t rank) {
+absl::Status CheckRank(const PlanFile& plan, const char* flag, int32_t rank) {
   if (rank >= 0 && rank < plan.world_size()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "rank ", rank, ": this plan has ranks 0..", plan.world_size() - 1));
+  return absl::InvalidArgumentError(absl::StrCat(flag, " names rank ", rank,
+                                                 "; this plan has ranks 0..",
+                                                 plan.world_size() - 1));
 }
 
 }  // namespace
@@ -40,11 +41,14 @@ const char* LinkKindText(LinkKind kind) {
   return "unknown";
 }
 
+bool IsOfHost(LinkKind kind) {
+  return kind == LinkKind::kHostUplink || kind == LinkKind::kHostDownlink;
+}
+
 std::string LinkText(const Link& link) {
-  const bool of_host = link.kind == LinkKind::kHostUplink ||
-                       link.kind == LinkKind::kHostDownlink;
   return absl::StrCat(LinkKindText(link.kind),
-                      of_host ? " of host " : " of rank ", link.owner);
+                      IsOfHost(link.kind) ? " of host " : " of rank ",
+                      link.owner);
 }
 
 uint32_t GpuOf(const PlanFile& plan, int32_t rank) {
@@ -54,13 +58,17 @@ uint32_t GpuOf(const PlanFile& plan, int32_t rank) {
 }
 
 absl::Status CheckOptions(const PlanFile& plan, const Options& options) {
-  std::set<int32_t> ranks = options.dead_nics;
-  for (const auto& [rank, factor] : options.slow_ranks) ranks.insert(rank);
-  for (const auto& [rank, factor] : options.slow_nics) ranks.insert(rank);
-  for (const int32_t rank : ranks) {
-    absl::Status status = CheckRank(plan, rank);
-    if (!status.ok()) return status;
+  absl::Status status;
+  for (const auto& [rank, factor] : options.slow_ranks) {
+    status.Update(CheckRank(plan, "--slow-rank", rank));
   }
+  for (const auto& [rank, factor] : options.slow_nics) {
+    status.Update(CheckRank(plan, "--slow-nic", rank));
+  }
+  for (const int32_t rank : options.dead_nics) {
+    status.Update(CheckRank(plan, "--dead-nic", rank));
+  }
+  if (!status.ok()) return status;
   std::set<uint32_t> dead;
   for (const int32_t rank : options.dead_nics) dead.insert(GpuOf(plan, rank));
   std::set<uint32_t> hosts;  // with a NIC that works
@@ -70,8 +78,8 @@ absl::Status CheckOptions(const PlanFile& plan, const Options& options) {
   for (const int32_t rank : options.dead_nics) {
     if (hosts.contains(HostOf(plan, rank))) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("rank ", rank, ": its host ", HostOf(plan, rank),
-                     " has no other NIC for its messages"));
+        absl::StrCat("--dead-nic names rank ", rank, "; its host ",
+                     HostOf(plan, rank), " has no other NIC for its messages"));
   }
   return absl::OkStatus();
 }

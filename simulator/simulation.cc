@@ -277,6 +277,29 @@ std::vector<uint32_t> CriticalPath(const Simulation& simulation) {
 
 }  // namespace
 
+const char* ExecutorText(Executor executor) {
+  switch (executor) {
+    case Executor::kGpu:
+      return "gpu";
+    case Executor::kCpu:
+      return "cpu";
+  }
+  return "unknown";
+}
+
+Options OptionsOf(Executor executor) {
+  Options options;
+  if (executor == Executor::kGpu) return options;
+  options.executor = executor;
+  options.peer_bytes_per_second = kCpuPeerBytesPerSecond;
+  options.local_bytes_per_second = kCpuPeerBytesPerSecond;
+  options.network_round_seconds = kCpuRoundSeconds;
+  options.peer_message_seconds = kCpuRoundSeconds;
+  options.copy_bytes_per_second = kCpuCopyBytesPerSecond;
+  options.quantized_elements_per_second = kCpuQuantizedElementsPerSecond;
+  return options;
+}
+
 const char* TaskKindText(TaskKind kind) {
   switch (kind) {
     case TaskKind::kMessage:

@@ -30,10 +30,12 @@ enum class Executor {
   // direct rounds store into mapped tensors.
   kGpu,
   // Over UCX and TCP on CPUs: one thread does everything in order, direct
-  // rounds
-  // are sent in parts, and of two ranks that send to each other one waits.
+  // rounds are sent in parts, and of two ranks that send to each other one
+  // waits.
   kCpu,
 };
+// "gpu", "cpu".
+const char* ExecutorText(Executor executor);
 
 struct Options {
   Executor executor = Executor::kGpu;
@@ -60,9 +62,16 @@ struct Options {
   // other hosts. Without a value that way has no limit of its own.
   std::optional<double> oversubscription;
 
+  // The links have the speeds that the plan was compiled for, so that its lower
+  // bound and its prediction are of the same links.
+  bool has_plan_speeds = false;
+
   // Records when the rates of links change, for a trace.
   bool record_rates = false;
 };
+
+// The options whose costs and speeds are those of the executor's device.
+Options OptionsOf(Executor executor);
 
 enum class LinkKind : uint8_t {
   kLocal,
@@ -75,6 +84,8 @@ enum class LinkKind : uint8_t {
 };
 // "peer egress" …
 const char* LinkKindText(LinkKind kind);
+// Whether such a link belongs to a host, not to a rank.
+bool IsOfHost(LinkKind kind);
 
 struct Link {
   LinkKind kind = LinkKind::kLocal;

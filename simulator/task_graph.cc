@@ -6,6 +6,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "executor/copies/tensor_box.h"
+#include "executor/copies/tensor_table.h"
 #include "executor/direct_ends.h"
 #include "executor/peer_tensors.h"
 #include "executor/rank_schedule.h"
@@ -40,21 +42,20 @@ struct OpenMessage {
   bool is_received = false;
 };
 
+constexpr absl::string_view kAskVerify =
+    "; refit-verify tells what is wrong with the plan";
+
 // What one rank grants to or tells another rank in a direct round.
 using Point = std::pair<int32_t, uint32_t>;  // rank and round
 
-// A list of copies with one range of a tensor is sent from the tensor, or
-// received into it.
-bool IsOneRange(const fb::Body& body, const fb::CopyList& list) {
+// Whether the list is one run of a tensor, byte for byte: such bytes are sent
+// from the tensor itself, or received into it.
+bool IsOneRun(const fb::Body& body, const TensorTable& tensors,
+              const fb::CopyList& list) {
   if (list.count() != 1) return false;
   const fb::Copy& copy = *body.copies()->Get(list.begin());
-  uint64_t elements = 1;
-  for (uint32_t i = copy.loops_count(); i-- > 0;) {
-    const fb::Loop& loop = *body.loops()->Get(copy.loops_begin() + i);
-    if (loop.stride() != elements) return false;
-    elements *= loop.extent();
-  }
-  return true;
+  const TensorBox box = BoxOf(body, tensors, copy);
+  return box.first.dtype == copy.wire_dtype() && box.IsOneRun();
 }
 
 class Builder {
@@ -63,26 +64,26 @@ class Builder {
       : plan_(plan),
         body_(plan.body()),
         options_(options),
-        links_(plan, options) {
-    for (const fb::CopyList* list : *body_.copy_lists()) {
-      is_one_range_.push_back(IsOneRange(body_, *list));
-    }
-  }
+        links_(plan, options) {}
 
   absl::StatusOr<TaskGraph> Build();
 
  private:
   // The tasks of one rank while they are made. By work of its schedule.
   struct Rank {
+    Rank(const PlanFile& plan, int32_t number, double slowness)
+        : number(number), slowness(slowness), tensors(plan, number) {}
+
     int32_t number = 0;
     double slowness = 1;
+    TensorTable tensors;
     uint32_t main = kNone;  // the last task of the caller's stream
     uint32_t pack = kNone;
     uint32_t unpack = kNone;
     uint32_t quantize = kNone;
     std::vector<uint32_t> exchanged;
     std::vector<uint32_t> unpacked;
-    std::vector<uint32_t> quantized;  // by QuantizeStep
+    std::vector<uint32_t> quantized;  // by QuantizeLaunch
   };
 
   uint32_t Add(const Rank& rank, TaskKind kind, uint32_t round, double seconds,
@@ -124,10 +125,10 @@ class Builder {
   const fb::Body& body_;
   const Options& options_;
   Links links_;
-  std::vector<bool> is_one_range_;  // by copy list
   TaskGraph graph_;
   absl::flat_hash_map<MessageKey, OpenMessage> messages_;
   std::vector<uint32_t> tasks_of_messages_;
+  absl::Status misordered_;  // the first rank's messages that are
   // Of direct rounds: the task after which a rank's memory may be used, and
   // the one after which it was; and who waits for them.
   absl::flat_hash_map<Point, uint32_t> granted_, finished_;
@@ -148,7 +149,8 @@ uint32_t Builder::Add(const Rank& rank, TaskKind kind, uint32_t round,
 absl::StatusOr<TaskGraph> Builder::Build() {
   for (int32_t rank = 0; rank < plan_.world_size(); ++rank) AddRank(rank);
   if (options_.executor == Executor::kCpu) AddConnections();
-  absl::Status status = CheckMessages();
+  absl::Status status = misordered_;
+  status.Update(CheckMessages());
   status.Update(ResolvePoints());
   if (!status.ok()) return status;
   graph_.links = links_.Take();
@@ -163,9 +165,7 @@ void Builder::AddRank(int32_t number) {
   const std::vector<DirectEnds> ends =
       cpu ? std::vector<DirectEnds>(works.size())
           : ListDirectEnds(plan_, number, schedule, PeerTensors());
-  Rank rank;
-  rank.number = number;
-  rank.slowness = links_.Slowness(number);
+  Rank rank(plan_, number, links_.Slowness(number));
   rank.exchanged.assign(works.size(), kNone);
   rank.unpacked.assign(works.size(), kNone);
   size_t quantizes = 0;
@@ -259,7 +259,13 @@ uint32_t Builder::MessageTask(const Rank& rank, const RoundWork& work,
                             .message = open.message});
   }
   if (sends) graph_.messages[open.message].position = position;
-  (sends ? open.is_sent : open.is_received) = true;
+  bool& is_listed = sends ? open.is_sent : open.is_received;
+  if (std::exchange(is_listed, true) && misordered_.ok()) {
+    misordered_ = absl::InvalidArgumentError(absl::StrCat(
+        "round ", work.index, ": rank ", rank.number,
+        sends ? " sends to rank " : " receives from rank ", operation.peer,
+        " in two places, with other messages between them", kAskVerify));
+  }
   (sends ? open.sent_bytes : open.received_bytes) = operation.size_bytes;
   return tasks_of_messages_[open.message];
 }
@@ -275,7 +281,7 @@ double Builder::CopySeconds(const Rank& rank, const RankSchedule& schedule,
     if (operation.kind != kind) continue;
     const uint32_t list =
         messages.Get(schedule.parts()[number].message)->copies();
-    if (is_one_range_[list]) continue;
+    if (IsOneRun(body_, rank.tensors, *body_.copy_lists()->Get(list))) continue;
     bytes += static_cast<double>(operation.size_bytes);
   }
   return bytes / options_.copy_bytes_per_second;
@@ -415,8 +421,7 @@ absl::Status Builder::CheckMessages() const {
   }
   if (!first.has_value()) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("round ", first->first, ": ", first->second,
-                   "; refit-verify tells what is wrong with the plan"));
+      absl::StrCat("round ", first->first, ": ", first->second, kAskVerify));
 }
 
 absl::Status Builder::ResolvePoints() {

@@ -141,7 +141,7 @@ std::string SimulationText(const PlanFile& plan, const Simulation& simulation,
   const fb::Stats* stats = plan.body().stats();
   std::string text =
       absl::StrFormat("simulated      %.6g s", simulation.seconds);
-  if (stats != nullptr) {
+  if (stats != nullptr && simulation.options.has_plan_speeds) {
     absl::StrAppend(&text,
                     RatioText(simulation.seconds, stats->lower_bound_seconds(),
                               "lower bound"),

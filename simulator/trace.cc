@@ -1,5 +1,6 @@
 #include <cmath>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -58,9 +59,8 @@ void TracePrinter::Name(uint32_t process, std::optional<int> track,
 
 // Hosts come after the ranks.
 uint32_t TracePrinter::ProcessOf(const Link& link) const {
-  const bool of_host = link.kind == LinkKind::kHostUplink ||
-                       link.kind == LinkKind::kHostDownlink;
-  return link.owner + (of_host ? static_cast<uint32_t>(plan_.world_size()) : 0);
+  return link.owner +
+         (IsOfHost(link.kind) ? static_cast<uint32_t>(plan_.world_size()) : 0);
 }
 
 void TracePrinter::PrintNames() {
@@ -75,9 +75,14 @@ void TracePrinter::PrintNames() {
     Name(process, kQuantizes, "quantize");
     Name(process, kReceived, "received");
   }
+  // A host may have an uplink, a downlink, or both.
+  std::set<uint32_t> hosts;
   for (const Link& link : graph_.links) {
-    if (link.kind != LinkKind::kHostUplink) continue;
-    Name(ProcessOf(link), std::nullopt, absl::StrCat("host ", link.owner));
+    if (IsOfHost(link.kind)) hosts.insert(link.owner);
+  }
+  for (const uint32_t host : hosts) {
+    Name(ProcessOf({.kind = LinkKind::kHostUplink, .owner = host}),
+         std::nullopt, absl::StrCat("host ", host));
   }
 }
 
@@ -159,18 +164,18 @@ void TracePrinter::PrintCounters() {
   std::vector<Counter> counters(graph_.links.size());
   const auto add = [&](Counter& counter, double until) {
     double begin = counter.since;
-    while (counter.share > 0 && begin < until) {
-      const size_t bin =
-          std::min(kBins - 1, static_cast<size_t>(begin / width));
+    counter.since = until;
+    if (counter.share == 0) return;
+    for (size_t bin = std::min(kBins - 1, static_cast<size_t>(begin / width));
+         begin < until; ++bin) {
       const double end =
           bin + 1 == kBins
               ? until
               : std::min(until, static_cast<double>(bin + 1) * width);
+      if (end <= begin) continue;  // the quotient above was rounded down
       counter.bins[bin] += counter.share * (end - begin) / width;
-      if (end <= begin) break;  // rounding at the end of a bin
       begin = end;
     }
-    counter.since = until;
   };
   for (const RateChange& change : simulation_.rates) {
     add(counters[change.link], change.seconds);

@@ -160,6 +160,9 @@ std::string Store(const Flag& flag, std::optional<std::string_view> value) {
   if (int64_t* const* target = std::get_if<int64_t*>(&flag.target)) {
     return StoreInteger(flag, *value, **target);
   }
+  if (value->empty()) {
+    return Concat({flag.name, " is \"\"; wanted ", flag.value_name});
+  }
   *std::get<std::string*>(flag.target) = std::string(*value);
   return "";
 }

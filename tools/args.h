@@ -22,8 +22,8 @@ enum ExitStatus {
   kExitError = 2,  // usage, I/O, bad input
 };
 
-// Where a flag's value goes. A bool flag takes no value. One that may have a
-// value has it after "=", and is "" without.
+// Where a flag's value goes. A bool flag takes no value. A string is not empty.
+// One that may have a value has it after "=", and is "" without.
 using FlagTarget =
     std::variant<bool*, int64_t*, std::string*, std::optional<std::string>*>;
 
@@ -54,10 +54,10 @@ struct ParsedArgs {
   std::vector<std::string_view> flags;  // full names of those given
 };
 
-// Parses argv into the flags' targets: "--flag=value", "--flag value" (not of an
-// optional value), "-o value"; "--" ends flags. A flag is given at most once.
-// Answers --help, -h and --version on stdout (status 0). A mistake is one line
-// on stderr (with the nearest known flag) and status 2.
+// Parses argv into the flags' targets: "--flag=value", "--flag value" (not of
+// an optional value), "-o value"; "--" ends flags. A flag is given at most
+// once. Answers --help, -h and --version on stdout (status 0). A mistake is one
+// line on stderr (with the nearest known flag) and status 2.
 ParsedArgs ParseArgs(const ToolInfo& tool, int argc, char** argv);
 
 // Reports "TOOL: error: message" on stderr; returns kExitError.

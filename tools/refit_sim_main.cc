@@ -18,6 +18,7 @@
 #include "absl/types/span.h"
 #include "compiler/diagnostics.h"
 #include "compiler/job/job.h"
+#include "compiler/plan_of_job.h"
 #include "plan/plan_file.h"
 #include "simulator/output.h"
 #include "simulator/simulation.h"
@@ -69,14 +70,16 @@ refit::ToolInfo Tool(Arguments& arguments) {
             "write the schedule as GOAL text, for LogGOPSim and ATLAHS",
             &arguments.goal},
            {"--job", "", "JOB.json",
-            "take the speeds of links from the topology of this job, of which\n"
-            "the plan says nothing",
+            "the job that the plan was compiled from: its topology has the\n"
+            "speeds of links, of which the plan says nothing",
             &arguments.job},
            {"--peer-gigabytes-per-second", "", "G",
-            "speed of a rank inside its host, each way (default: 370)",
+            "speed of a rank inside its host, each way (default: the job's,\n"
+            "else 370; cpu: 4)",
             &arguments.peer_speed},
            {"--network-gigabytes-per-second", "", "G",
-            "speed of a rank between hosts, each way (default: 50)",
+            "speed of a rank between hosts, each way (default: the job's,\n"
+            "else 50)",
             &arguments.network_speed},
            {"--executor", "", "KIND",
             "gpu (default), or cpu: over UCX, a thread for each rank",
@@ -155,17 +158,31 @@ std::string ReadRanks(absl::string_view flag, absl::string_view text,
   return "";
 }
 
-// The link speeds of the job, if there is one. Reports what is wrong with it.
-bool ReadSpeeds(const std::string& path, refit::simulator::Options& options) {
-  if (path.empty()) return true;
+// The link speeds of the plan's job. Reports what is wrong with the job, or
+// that it is another's.
+bool ReadSpeeds(const refit::ToolInfo& tool, const std::string& path,
+                const refit::PlanFile& plan,
+                refit::simulator::Options& options) {
   refit::Diagnostics diagnostics;
   const std::optional<refit::Job> job = refit::ReadJob(path, diagnostics);
+  const bool is_plans =
+      job.has_value() && refit::HasInputsOf(*job, plan, diagnostics);
   if (!diagnostics.ok() || !job.has_value()) {
     std::cerr << diagnostics.Render();
     return false;
   }
-  options.peer_bytes_per_second =
-      job->topology.peer_gigabytes_per_second.value * 1e9;
+  if (!is_plans) {
+    refit::Fail(tool, absl::StrCat("--job is \"", path,
+                                   "\", which this plan was not compiled from: "
+                                   "the digests of inputs differ; wanted the "
+                                   "plan's job"));
+    return false;
+  }
+  // A job that says nothing of NVLink says nothing of shared memory.
+  const auto& peer = job->topology.peer_gigabytes_per_second;
+  options.has_plan_speeds =
+      peer.given || options.executor == refit::simulator::Executor::kGpu;
+  if (options.has_plan_speeds) options.peer_bytes_per_second = peer.value * 1e9;
   options.network_bytes_per_second =
       job->topology.network_gigabytes_per_second.value * 1e9;
   return true;
@@ -193,18 +210,22 @@ std::string CheckFiles(const Arguments& arguments, const std::string& plan) {
   return "";
 }
 
-// What is wrong with the other arguments; "" when nothing is.
+// What is wrong with --executor; "" when nothing is.
+std::string ReadExecutor(const std::string& text,
+                         refit::simulator::Options& options) {
+  using refit::simulator::Executor;
+  for (const Executor executor : {Executor::kGpu, Executor::kCpu}) {
+    if (text != refit::simulator::ExecutorText(executor)) continue;
+    options = refit::simulator::OptionsOf(executor);
+    return "";
+  }
+  return absl::StrCat("--executor is \"", text, "\"; wanted gpu or cpu");
+}
+
+// What is wrong with the other arguments; "" when nothing is. What they say
+// comes in the place of what `options` has.
 std::string ReadOptions(const Arguments& arguments,
                         refit::simulator::Options& options) {
-  if (arguments.executor == "cpu") {
-    options.executor = refit::simulator::Executor::kCpu;
-    options.copy_bytes_per_second = refit::simulator::kCpuCopyBytesPerSecond;
-    options.network_round_seconds = refit::simulator::kCpuRoundSeconds;
-    options.peer_message_seconds = refit::simulator::kCpuRoundSeconds;
-  } else if (arguments.executor != "gpu") {
-    return absl::StrCat("--executor is \"", arguments.executor,
-                        "\"; wanted gpu or cpu");
-  }
   if (arguments.json && arguments.rounds) {
     return "--json shows all rounds; leave out --rounds";
   }
@@ -237,6 +258,9 @@ std::string ReadOptions(const Arguments& arguments,
     *number.target = value * number.unit;
   }
   if (oversubscription > 0) options.oversubscription = oversubscription;
+  if (!arguments.peer_speed.empty() || !arguments.network_speed.empty()) {
+    options.has_plan_speeds = false;
+  }
   std::string mistake =
       ReadFactors("--slow-rank", arguments.slow_ranks, options.slow_ranks);
   if (mistake.empty()) {
@@ -269,8 +293,7 @@ static int Main(int argc, char** argv) {
     return refit::Fail(tool, mistake);
   }
   refit::simulator::Options options;
-  if (!ReadSpeeds(arguments.job, options)) return refit::kExitError;
-  if (const std::string mistake = ReadOptions(arguments, options);
+  if (const std::string mistake = ReadExecutor(arguments.executor, options);
       !mistake.empty()) {
     return refit::Fail(tool, mistake);
   }
@@ -280,6 +303,14 @@ static int Main(int argc, char** argv) {
   const std::string& path = args.positional[0];
   const absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(path);
   if (!plan.ok()) return fail(plan.status());
+  if (!arguments.job.empty() &&
+      !ReadSpeeds(tool, arguments.job, *plan, options)) {
+    return refit::kExitError;
+  }
+  if (const std::string mistake = ReadOptions(arguments, options);
+      !mistake.empty()) {
+    return refit::Fail(tool, mistake);
+  }
   const absl::StatusOr<refit::simulator::Simulation> simulation =
       refit::simulator::Simulate(*plan, options);
   if (!simulation.ok()) {

@@ -1,14 +1,12 @@
 #include "plan/diff/diff.h"
 
-#include <rapidjson/prettywriter.h>
-#include <rapidjson/stringbuffer.h>
-
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "plan/diff/facts.h"
 #include "plan/diff/report.h"
 #include "plan/diff/stages.h"
+#include "plan/text/json_writer.h"
 #include "plan/text/plan_view.h"
 
 namespace refit {
@@ -149,70 +147,51 @@ std::string DifferenceText(const PlanDifference& difference) {
 }
 
 std::string DifferenceJson(const PlanDifference& difference) {
-  rapidjson::StringBuffer buffer;
-  rapidjson::PrettyWriter<rapidjson::StringBuffer> writer(buffer);
-  writer.SetIndent(' ', 2);
-  const auto add_text = [&writer](const char* key, const std::string& value) {
-    writer.Key(key);
-    writer.String(value.data(), static_cast<rapidjson::SizeType>(value.size()));
-  };
-  writer.StartObject();
-  writer.Key("same");
-  writer.Bool(difference.same());
-  writer.Key("counts");
-  writer.StartObject();
+  JsonWriter json;
+  json.OpenObject();
+  json.Bool("same", difference.same());
+  json.OpenObject("counts");
   for (const DifferenceClass kind : kClasses) {
-    writer.Key(ClassText(kind));
-    writer.Int64(difference.Count(kind));
+    json.Integer(ClassText(kind), difference.Count(kind));
   }
-  writer.EndObject();
+  json.CloseObject();
   // Of the first plan, then of the second.
   const auto add_totals = [&](const char* key, uint64_t PlanTotals::*total) {
-    writer.Key(key);
-    writer.SetFormatOptions(rapidjson::kFormatSingleLineArray);
-    writer.StartArray();
-    writer.Uint64(difference.totals_a.*total);
-    writer.Uint64(difference.totals_b.*total);
-    writer.EndArray();
-    writer.SetFormatOptions(rapidjson::kFormatDefault);
+    json.OpenLine(key);
+    json.Number(difference.totals_a.*total);
+    json.Number(difference.totals_b.*total);
+    json.CloseLine();
   };
   add_totals("moved_bytes", &PlanTotals::moved_bytes);
   add_totals("rounds", &PlanTotals::rounds);
   add_totals("peak_staging_bytes", &PlanTotals::peak_staging_bytes);
-  writer.Key("differences");
-  writer.StartArray();
+  json.OpenArray("differences");
   for (const Difference& entry : difference.differences) {
-    writer.StartObject();
-    add_text("class", ClassText(entry.kind));
-    add_text("rule", entry.rule);
-    add_text("text", entry.text);
+    json.OpenObject();
+    json.Text("class", ClassText(entry.kind));
+    json.Text("rule", entry.rule);
+    json.Text("text", entry.text);
     if (!entry.ranks.empty()) {
-      writer.Key("ranks");
-      writer.SetFormatOptions(rapidjson::kFormatSingleLineArray);
-      writer.StartArray();
-      for (const int32_t rank : entry.ranks) writer.Int(rank);
-      writer.EndArray();
-      writer.SetFormatOptions(rapidjson::kFormatDefault);
+      json.OpenLine("ranks");
+      for (const int32_t rank : entry.ranks) json.Integer(rank);
+      json.CloseLine();
     }
     if (!entry.pairs.empty()) {
-      writer.Key("pairs");
-      writer.SetFormatOptions(rapidjson::kFormatSingleLineArray);
-      writer.StartArray();
+      json.OpenLine("pairs");
       for (const auto& [src, dst] : entry.pairs) {
-        writer.StartArray();
-        writer.Int(src);
-        writer.Int(dst);
-        writer.EndArray();
+        json.OpenArray();
+        json.Integer(src);
+        json.Integer(dst);
+        json.CloseArray();
       }
-      writer.EndArray();
-      writer.SetFormatOptions(rapidjson::kFormatDefault);
+      json.CloseLine();
     }
-    writer.EndObject();
+    json.CloseObject();
   }
-  writer.EndArray();
-  add_text("summary", difference.summary);
-  writer.EndObject();
-  return absl::StrCat(buffer.GetString(), "\n");
+  json.CloseArray();
+  json.Text("summary", difference.summary);
+  json.CloseObject();
+  return json.Take();
 }
 
 }  // namespace refit

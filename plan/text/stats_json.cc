@@ -1,11 +1,8 @@
-#include <rapidjson/prettywriter.h>
-#include <rapidjson/stringbuffer.h>
-
-#include <cmath>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "plan/enum_text.h"
+#include "plan/text/json_writer.h"
 #include "plan/text/plan_view.h"
 #include "plan/text/stats.h"
 #include "plan/text/text.h"
@@ -13,63 +10,25 @@
 namespace refit {
 namespace {
 
-class StatsWriter {
- public:
-  StatsWriter() : writer_(buffer_) { writer_.SetIndent(' ', 2); }
-
-  void Open(const std::string& key = "") {
-    if (!key.empty()) Key(key);
-    writer_.StartObject();
-  }
-  void Close() { writer_.EndObject(); }
-  void Number(const std::string& key, uint64_t value) {
-    Key(key);
-    writer_.Uint64(value);
-  }
-  // JSON has no word for what is not finite.
-  void Real(const std::string& key, double value) {
-    Key(key);
-    if (std::isfinite(value)) {
-      writer_.Double(value);
-    } else {
-      writer_.Null();
-    }
-  }
-  void Text(const std::string& key, const std::string& value) {
-    Key(key);
-    writer_.String(value.data(),
-                   static_cast<rapidjson::SizeType>(value.size()));
-  }
-  std::string Take() { return absl::StrCat(buffer_.GetString(), "\n"); }
-
- private:
-  void Key(const std::string& key) {
-    writer_.Key(key.data(), static_cast<rapidjson::SizeType>(key.size()));
-  }
-
-  rapidjson::StringBuffer buffer_;
-  rapidjson::PrettyWriter<rapidjson::StringBuffer> writer_;
-};
-
 void AddBalance(const std::string& key, const Balance& balance,
-                StatsWriter& json) {
-  json.Open(key);
+                JsonWriter& json) {
+  json.OpenObject(key);
   json.Number("rank", balance.busiest);
   json.Number("max_bytes", balance.max_bytes);
   json.Real("mean_bytes", balance.mean_bytes);
   json.Real("imbalance", balance.imbalance());
-  json.Close();
+  json.CloseObject();
 }
 
 void AddScratch(const std::string& key, const ScratchUse& scratch,
-                StatsWriter& json) {
+                JsonWriter& json) {
   if (scratch.bytes == 0) return;
-  json.Open(key);
+  json.OpenObject(key);
   json.Number("rank", scratch.rank);
   json.Number("bytes", scratch.bytes);
   json.Number("waves", scratch.waves.count);
   json.Number("largest_wave_bytes", scratch.waves.largest_bytes);
-  json.Close();
+  json.CloseObject();
 }
 
 }  // namespace
@@ -81,8 +40,8 @@ std::string StatsJson(const PlanFile& plan) {
   const auto route_bytes = [&](fb::Route route) {
     return totals.route_bytes[static_cast<size_t>(route)];
   };
-  StatsWriter json;
-  json.Open();
+  JsonWriter json;
+  json.OpenObject();
   json.Number("moved_bytes", totals.moved_bytes());
   json.Number("local_bytes", route_bytes(fb::Route::kLocal));
   json.Number("peer_bytes", route_bytes(fb::Route::kPeer));
@@ -106,11 +65,11 @@ std::string StatsJson(const PlanFile& plan) {
   AddScratch("destination_scratch",
              stats.scratch[static_cast<size_t>(fb::Side::kDestination)], json);
   if (const fb::Delta* const delta = body.delta()) {
-    json.Open("delta");
+    json.OpenObject("delta");
     json.Text("changes", EnumText(delta->changes()));
     json.Number("dense_every", delta->dense_every());
     json.Number("snapshot_bytes_max", stats.snapshot_bytes);
-    json.Close();
+    json.CloseObject();
   }
   json.Number("params", stats.params);
   json.Number("param_stacks", body.params()->size());
@@ -120,11 +79,11 @@ std::string StatsJson(const PlanFile& plan) {
   json.Number("copies", body.copies()->size());
   json.Number("copy_lists", body.copy_lists()->size());
   json.Number("skips", stats.skips);
-  json.Open("post_hooks");
+  json.OpenObject("post_hooks");
   for (const auto& [name, count] : stats.post_hooks) json.Number(name, count);
-  json.Close();
+  json.CloseObject();
   json.Number("file_bytes", plan.bytes().size());
-  json.Close();
+  json.CloseObject();
   return json.Take();
 }
 

@@ -124,6 +124,10 @@ TEST(ArgsTest, MistakesInValuesAreOneLine) {
             "refit-test: error: --rank wants an integer, not '3x'\n");
   EXPECT_EQ(Invoke({"a", "--rank"}).err,
             "refit-test: error: --rank needs a value: N\n");
+  EXPECT_EQ(Invoke({"a", "--output", ""}).err,
+            "refit-test: error: --output is \"\"; wanted FILE\n");
+  EXPECT_EQ(Invoke({"a", "--output="}).err,
+            "refit-test: error: --output is \"\"; wanted FILE\n");
   EXPECT_EQ(Invoke({"a", "--json=1"}).err,
             "refit-test: error: --json takes no value\n");
 }

@@ -34,6 +34,22 @@ TEST(FlowNetwork, AFlowTakesWhatAnotherCannotUse) {
   EXPECT_EQ(network.bottleneck(one), 0u);
 }
 
+// Link 0 lets go of the flow as link 1 fills: its rate is 4 before and after.
+TEST(FlowNetwork, ABottleneckMovesAlsoWhereTheRateStays) {
+  FlowNetwork network({8, 12});
+  const uint32_t both = network.Add({0, 1}), leaves = network.Add({0});
+  network.Share();
+  EXPECT_DOUBLE_EQ(network.rate(both), 4);
+  EXPECT_EQ(network.bottleneck(both), 0u);
+  network.Remove(leaves);
+  network.Add({1});
+  network.Add({1});
+  const absl::Span<const uint32_t> changed = network.Share();
+  EXPECT_DOUBLE_EQ(network.rate(both), 4);
+  EXPECT_EQ(network.bottleneck(both), 1u);
+  EXPECT_EQ(std::count(changed.begin(), changed.end(), both), 1);
+}
+
 // Bertsekas and Gallager's example of several bottlenecks: link 1 fills first
 // (three flows, 1/3 each), then link 0 and then link 2.
 TEST(FlowNetwork, LinksFillOneAfterTheOther) {

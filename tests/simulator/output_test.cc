@@ -20,6 +20,7 @@ Options Slow() {
   options.copy_bytes_per_second = 1e9;
   options.quantized_elements_per_second = 1e9;
   options.record_rates = true;
+  options.has_plan_speeds = true;
   return options;
 }
 
@@ -78,6 +79,83 @@ TEST(Output, JsonHasTheSameAndTheLinks) {
     end = step["end_seconds"].GetDouble();
   }
   EXPECT_DOUBLE_EQ(end, simulation.seconds);
+}
+
+TEST(Output, JsonSaysWhatWasAsked) {
+  const PlanFile plan = OpenSpec(SampleSpec());
+  Options options = Slow();
+  options.executor = Executor::kCpu;
+  options.slow_ranks = {{1, 2}};
+  options.slow_nics = {{0, 1.5}};
+  options.dead_nics = {3};
+  options.oversubscription = 4;
+  const absl::StatusOr<Simulation> simulation = Simulate(plan, options);
+  ASSERT_TRUE(simulation.ok()) << simulation.status();
+  const rapidjson::Document json = Parse(SimulationJson(plan, *simulation));
+  ASSERT_TRUE(json.HasMember("executor"));
+  EXPECT_STREQ(json["executor"].GetString(), "cpu");
+  EXPECT_EQ(json["slow_ranks"]["1"].GetDouble(), 2);
+  EXPECT_EQ(json["slow_nics"]["0"].GetDouble(), 1.5);
+  EXPECT_EQ(json["dead_nics"][0].GetInt(), 3);
+  EXPECT_EQ(json["oversubscription"].GetDouble(), 4);
+}
+
+// The plan's bound and prediction are of the plan's links.
+TEST(Output, TextComparesWithThePlanOnThePlansLinksAlone) {
+  const PlanFile plan = OpenSpec(SampleSpec());
+  Options options = Slow();
+  options.has_plan_speeds = false;
+  const absl::StatusOr<Simulation> simulation = Simulate(plan, options);
+  ASSERT_TRUE(simulation.ok()) << simulation.status();
+  const std::string text = SimulationText(plan, *simulation, /*rounds=*/false);
+  EXPECT_EQ(text.substr(0, text.find('\n')), "simulated      0.000146144 s");
+}
+
+// A host that only receives has a downlink alone.
+TEST(Output, ATraceNamesEveryHostWithACounterOnce) {
+  PlanSpec spec = SampleSpec();
+  for (size_t rank = 2; rank < 4; ++rank) spec.programs[rank].host = 1;
+  for (fb::Route& route : spec.rounds) route = fb::Route::kNetwork;
+  const PlanFile plan = OpenSpec(spec);
+  Options options = Slow();
+  options.network_bytes_per_second = 1e6;
+  options.oversubscription = 2;
+  const absl::StatusOr<Simulation> simulation = Simulate(plan, options);
+  ASSERT_TRUE(simulation.ok()) << simulation.status();
+  const rapidjson::Document trace = Parse(SimulationTrace(plan, *simulation));
+  std::map<int, int> named;
+  for (const auto& event : trace["traceEvents"].GetArray()) {
+    if (std::string(event["name"].GetString()) == "process_name") {
+      ++named[event["pid"].GetInt()];
+    }
+  }
+  for (const auto& event : trace["traceEvents"].GetArray()) {
+    const int process = event["pid"].GetInt();
+    EXPECT_EQ(named[process], 1) << "process " << process;
+  }
+}
+
+// Whatever the width of a bin rounds to.
+TEST(Output, ATracesCountersSumToTheTimeThatALinkWasBusy) {
+  const PlanFile plan = OpenSpec(SampleSpec());
+  for (int step = 1; step <= 300; ++step) {
+    Simulation simulation;
+    simulation.seconds = 0.001 * step;
+    simulation.graph.links = {{.bytes_per_second = 1}};
+    simulation.rates = {{.seconds = 0, .link = 0, .share = 1},
+                        {.seconds = 0.7 * simulation.seconds, .share = 0.5}};
+    const rapidjson::Document trace = Parse(SimulationTrace(plan, simulation));
+    double busy = 0, since = 0, share = 0;
+    for (const auto& event : trace["traceEvents"].GetArray()) {
+      if (std::string(event["ph"].GetString()) != "C") continue;
+      const double now = event["ts"].GetDouble() * 1e-6;
+      busy += share * (now - since);
+      since = now;
+      share = event["args"]["share"].GetDouble();
+    }
+    EXPECT_NEAR(busy, 0.85 * simulation.seconds, 0.01 * simulation.seconds)
+        << simulation.seconds;
+  }
 }
 
 // Perfetto refuses slices of one track that overlap without one being in the

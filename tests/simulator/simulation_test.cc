@@ -91,6 +91,18 @@ std::string MistakeOf(const PlanSpec& spec, const Options& options) {
   return std::string(Simulate(plan, options).status().message());
 }
 
+// Nothing that a CPU does is as fast as on a GPU.
+TEST(Simulation, ACpusCostsAreItsOwn) {
+  const Options gpu = OptionsOf(Executor::kGpu);
+  const Options cpu = OptionsOf(Executor::kCpu);
+  EXPECT_EQ(cpu.executor, Executor::kCpu);
+  EXPECT_LT(cpu.peer_bytes_per_second, gpu.peer_bytes_per_second);
+  EXPECT_LT(cpu.local_bytes_per_second, gpu.local_bytes_per_second);
+  EXPECT_LT(cpu.copy_bytes_per_second, gpu.copy_bytes_per_second);
+  EXPECT_LT(cpu.quantized_elements_per_second,
+            gpu.quantized_elements_per_second);
+}
+
 // What the compiler assumes of links and rounds, the simulator does too.
 TEST(Simulation, AssumesWhatTheCompilerDoes) {
   const Options options;
@@ -172,6 +184,38 @@ TEST(Simulation, RoundsCostWhatTheyCostBeforeTheirBytes) {
   options.network_round_seconds = 7;
   EXPECT_DOUBLE_EQ(SimulateSpec(traffic.spec(), options).seconds,
                    (7 + 20) + (7 + 10));
+}
+
+// 100 bytes of one tensor are sent from it, or received into it; where they are
+// cast, or come from several tensors, they are packed or unpacked.
+TEST(Simulation, PacksWhatIsNotOneRunOfATensor) {
+  Traffic traffic(1, 2);
+  traffic.Round(fb::Route::kPeer, kStaged).Send(0, 1, 100);
+  PlanSpec& spec = traffic.spec();
+  spec.copy_lists = {{{.slot = 0, .loops = {{50, 1}}}}, {}};
+  for (PlanSpec::Program& program : spec.programs) program.fills = 1;
+  spec.casts = {{fb::DType::kFp32, fb::DType::kBf16}};
+  Options options = BytesAlone();
+  options.copy_bytes_per_second = 10;
+  EXPECT_DOUBLE_EQ(SimulateSpec(spec, options).seconds, 100);
+  // The source's tensor is fp32: it casts.
+  spec.buffers.push_back(spec.buffers[0]);
+  spec.buffers[1].dtype = fb::DType::kFp32;
+  spec.programs[0].buffers = {1};
+  EXPECT_DOUBLE_EQ(SimulateSpec(spec, options).seconds, 10 + 100);
+  // 25 tensors of two elements.
+  spec.buffers[1] = {.name = "w{0}",
+                     .index = {{.first = 0, .count = 25}},
+                     .shape = {2},
+                     .fragments = {},
+                     .regions = {}};
+  spec.copy_lists = {{
+                         {.slot = 0, .loops = {{50, 1}}},
+                     },
+                     {},
+                     {{.slot = 0, .loops = {{25, 2}, {2, 1}}}}};
+  spec.programs[0].messages = {SendTo(1, 0, 2, 0, 100)};
+  EXPECT_DOUBLE_EQ(SimulateSpec(spec, options).seconds, 10 + 100);
 }
 
 // Packing takes 10 s a round, the wire 100 s. With two slots the third round is
@@ -300,11 +344,18 @@ TEST(Simulation, RefusesRanksThatAreNotThereAndNicsThatCannotBeReplaced) {
   Options options;
   options.slow_ranks = {{2, 2}};
   EXPECT_EQ(MistakeOf(traffic.spec(), options),
-            "rank 2: this plan has ranks 0..1");
+            "--slow-rank names rank 2; this plan has ranks 0..1");
   options = {};
   options.dead_nics = {1};
   EXPECT_EQ(MistakeOf(traffic.spec(), options),
-            "rank 1: its host 1 has no other NIC for its messages");
+            "--dead-nic names rank 1; its host 1 has no other NIC for its "
+            "messages");
+  options.dead_nics = {7};
+  EXPECT_EQ(MistakeOf(traffic.spec(), options),
+            "--dead-nic names rank 7; this plan has ranks 0..1");
+  options.slow_nics = {{9, 2}};
+  EXPECT_EQ(MistakeOf(traffic.spec(), options),
+            "--slow-nic names rank 9; this plan has ranks 0..1");
 }
 
 // The loader does not compare the two ends of a message; the proof does.
@@ -327,6 +378,18 @@ TEST(Simulation, SaysWhichMessageItsRanksDoNotAgreeOn) {
   EXPECT_EQ(MistakeOf(spec, {}),
             "round 0: rank 0 sends 100 bytes to rank 1, which receives 90; "
             "refit-verify tells what is wrong with the plan");
+}
+
+TEST(Simulation, RefusesMessagesOutOfOrder) {
+  Traffic traffic(1, 3);
+  traffic.Round(fb::Route::kPeer, kStaged)
+      .Send(0, 1, 100)
+      .Send(0, 2, 10)
+      .Send(0, 1, 100);
+  EXPECT_EQ(MistakeOf(traffic.spec(), {}),
+            "round 0: rank 0 sends to rank 1 in two places, with other "
+            "messages between them; refit-verify tells what is wrong with the "
+            "plan");
 }
 
 }  // namespace
