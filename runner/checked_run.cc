@@ -1,13 +1,16 @@
 #include "runner/checked_run.h"
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "executor/copies/tensor_table.h"
+#include "executor/delta/bitmaps.h"
 #include "plan/scratch_windows.h"
+#include "plan/sent_ranges.h"
 #include "refit/host_device.h"
 #include "runner/available_memory.h"
 
@@ -18,16 +21,18 @@ namespace {
 // this process or another when they are written to.
 absl::Status CheckMemory(const RunOfRanksResult& sizes) {
   const uint64_t needed_bytes = sizes.source_bytes + sizes.destination_bytes +
-                                sizes.staging_bytes + sizes.scratch_bytes;
+                                sizes.staging_bytes + sizes.scratch_bytes +
+                                sizes.snapshot_bytes;
   const std::optional<uint64_t> available_bytes = AvailableMemoryBytes();
   if (!available_bytes.has_value() || needed_bytes <= *available_bytes) {
     return absl::OkStatus();
   }
-  return absl::ResourceExhaustedError(
-      absl::StrFormat("needs %d bytes (sources + destinations + staging + "
-                      "scratch), this machine has %d "
-                      "available",
-                      needed_bytes, *available_bytes));
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "needs %d bytes (sources + destinations + staging + "
+      "scratch%s), this machine has %d "
+      "available",
+      needed_bytes, sizes.snapshot_bytes > 0 ? " + snapshots" : "",
+      *available_bytes));
 }
 
 }  // namespace
@@ -51,6 +56,30 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateTensors(
     if (tensor.size_bytes == 0) continue;
     tensor.data = next;
     next += aligned(tensor.size_bytes);
+  }
+  return memory;
+}
+
+absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateBitmaps(
+    const PlanFile& plan, int32_t rank, Device& device,
+    std::vector<BoundTensor>& tensors) {
+  const fb::Delta* const delta = plan.body().delta();
+  if (delta == nullptr || delta->changes() != fb::DeltaChanges::kBitmap ||
+      plan.side(rank) != fb::Side::kSource) {
+    return nullptr;
+  }
+  uint64_t total_bytes = 0;
+  for (const BoundTensor& tensor : tensors) {
+    total_bytes += BitmapBytes(tensor.size_bytes / DTypeBytes(tensor.dtype));
+  }
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> memory =
+      device.Allocate(total_bytes);
+  if (!memory.ok()) return memory.status();
+  std::byte* next = (*memory)->data();
+  for (BoundTensor& tensor : tensors) {
+    if (tensor.size_bytes == 0) continue;
+    tensor.changes = reinterpret_cast<uint32_t*>(next);
+    next += BitmapBytes(tensor.size_bytes / DTypeBytes(tensor.dtype));
   }
   return memory;
 }
@@ -96,6 +125,10 @@ void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result) {
                                           : result.destination_bytes) +=
         tensor_bytes;
     result.scratch_bytes += ScratchBytes(plan, rank);
+    if (plan.body().delta() != nullptr &&
+        plan.body().delta()->changes() == fb::DeltaChanges::kSnapshot) {
+      result.snapshot_bytes += SnapshotBytes(plan, rank);
+    }
     const uint64_t staging_bytes =
         plan.body().programs()->Get(rank)->staging_bytes();
     TensorTable(plan, rank)
@@ -122,15 +155,29 @@ absl::StatusOr<RunOfRanksResult> RunChecked(const PlanFile& plan,
         AllocateTensors(device, tensors.back());
     if (!allocated.ok()) return allocated.status();
     memory.push_back(*std::move(allocated));
+    if (!options.change_rate.has_value()) continue;
+    allocated = AllocateBitmaps(plan, rank, device, tensors.back());
+    if (!allocated.ok()) return allocated.status();
+    if (*allocated == nullptr) continue;
+    std::memset((*allocated)->data(), 0, (*allocated)->size_bytes());
+    memory.push_back(*std::move(allocated));
   }
-  const ValueCheck check(plan);
+  ValueCheck check(plan);
   check.FillSources(tensors);
   absl::StatusOr<std::unique_ptr<LocalRanks>> ranks =
       LocalRanks::Create(plan, tensors, options.timeout, options.time_rounds);
   if (!ranks.ok()) return ranks.status();
-  for (int64_t i = 0; i < options.iterations; ++i) {
-    check.PoisonDestinations(tensors);
-    absl::StatusOr<RefitMeasurement> refit = (*ranks)->Refit(options.digest);
+  const int64_t refits =
+      options.iterations + (options.change_rate.has_value() ? 1 : 0);
+  for (int64_t i = 0; i < refits; ++i) {
+    const bool dense = !options.change_rate.has_value() || i == 0;
+    if (dense) {
+      check.PoisonDestinations(tensors);
+    } else {
+      check.ChangeSources(tensors, *options.change_rate);
+    }
+    absl::StatusOr<RefitMeasurement> refit =
+        (*ranks)->Refit(options.digest, dense);
     if (!refit.ok()) return refit.status();
     result.refits.push_back(*refit);
     result.check = check.Check(tensors);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,10 +23,15 @@ struct RunOfRanksOptions {
   bool time_rounds = false;
   // Each refit also compares the sides by digests (RunOptions::check).
   bool digest = false;
+  // The share of the source's values that changes before each refit, which
+  // follows a dense one and may be a delta: `iterations` of these. The plan has
+  // options.delta. Nullopt: each refit is dense, of the same values.
+  std::optional<double> change_rate = std::nullopt;
 };
 
 struct RunOfRanksResult {
-  std::vector<RefitMeasurement> refits;  // one per iteration
+  // One per iteration; with a change rate behind the dense one.
+  std::vector<RefitMeasurement> refits;
   CheckResult check;  // of a checked run: the first iteration with a mismatch
                       // or the last
   // By name: tensors of destination ranks that a worker would have to change
@@ -36,6 +42,7 @@ struct RunOfRanksResult {
   uint64_t staging_bytes = 0;       // sum over ranks
   uint64_t peak_staging_bytes = 0;  // of one rank
   uint64_t scratch_bytes = 0;       // sum over ranks
+  uint64_t snapshot_bytes = 0;      // sum over ranks
   // The messages of direct rounds were sent like those of staged ones.
   bool sends_direct_rounds = false;
 };
@@ -55,6 +62,12 @@ std::vector<PostHookPerformer> LeavePostHooks(const Executor& executor);
 // Gives `tensors` addresses in one new piece of memory.
 absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateTensors(
     Device& device, std::vector<BoundTensor>& tensors);
+
+// Gives source tensors of a plan whose workers mark what changed bitmaps in one
+// new piece of memory, with bits of any value. Null where there are none.
+absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateBitmaps(
+    const PlanFile& plan, int32_t rank, Device& device,
+    std::vector<BoundTensor>& tensors);
 
 // Fills the sizes and post-hooks of `result` from the plan.
 void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result);

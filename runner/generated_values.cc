@@ -1,6 +1,8 @@
 #include "runner/generated_values.h"
 
+#include <algorithm>
 #include <cassert>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 
@@ -89,7 +91,38 @@ void Generate(uint64_t seed, const IndexRange& range, std::byte* out) {
   }
 }
 
+// The bit of a value that a step inverts.
+uint32_t ChangingBit(DType dtype) {
+  // bf16's last, which is the last that both 16-bit formats keep.
+  if (dtype == DType::kFp32) return 16;
+  return dtype == DType::kFp16 ? 3 : 0;
+}
+
 }  // namespace
+
+void ChangeValues(uint64_t seed, DType dtype, const IndexRange& range,
+                  const ValueSteps& steps, void* values) {
+  constexpr size_t kBlock = 1024;
+  const auto below = static_cast<uint64_t>(
+      std::llround(steps.change_rate * 4294967296.0));  // of 2^32
+  const size_t element_bytes = DTypeBytes(dtype);
+  const uint32_t bit = ChangingBit(dtype);
+  const auto inverts = static_cast<std::byte>(1u << (bit % 8));
+  auto* const bytes = static_cast<std::byte*>(values) + bit / 8;
+  uint32_t mixed[kBlock];
+  for (uint32_t step = 1; step <= steps.count; ++step) {
+    for (size_t done = 0; done < range.count; done += kBlock) {
+      const IndexRange block = {.first = range.first + done * range.stride,
+                                .stride = range.stride,
+                                .count = std::min(kBlock, range.count - done)};
+      Generate<uint32_t, Int32Bits>(Mix64(seed + step), block,
+                                    reinterpret_cast<std::byte*>(mixed));
+      for (size_t i = 0; i < block.count; ++i) {
+        if (mixed[i] < below) bytes[(done + i) * element_bytes] ^= inverts;
+      }
+    }
+  }
+}
 
 uint64_t TensorSeed(std::string_view tensor_name) {
   uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a

@@ -25,6 +25,19 @@ struct IndexRange {
   size_t count = 0;
 };
 
+// Steps of a training in which a part of the values changes.
+struct ValueSteps {
+  uint32_t count = 0;
+  double change_rate = 0;  // the share of values that a step changes, 0 to 1
+};
+
+// The values of `range`, contiguous, as `steps` leave them: each step inverts
+// one bit of each value that it changes, which no cast between bf16, fp16 and
+// fp32 drops. Which values that are is a function of what GenerateValues goes
+// by, and of the step.
+void ChangeValues(uint64_t seed, DType dtype, const IndexRange& range,
+                  const ValueSteps& steps, void* values);
+
 // Writes the values of `range`, contiguous, to `out`. Float values are between
 // 2^-7 and 2^9 in magnitude, so that every cast of them is finite.
 void GenerateValues(uint64_t seed, DType dtype, const IndexRange& range,

@@ -27,6 +27,21 @@ void AddRounds(absl::Span<const RoundMeasurement> of_rank,
   }
 }
 
+void AddDelta(const std::optional<DeltaReport>& of_rank,
+              std::optional<DeltaReport>& all) {
+  if (!of_rank.has_value()) return;
+  if (!all.has_value()) {
+    all = of_rank;
+    return;
+  }
+  all->elements += of_rank->elements;
+  all->changed_elements += of_rank->changed_elements;
+  all->stored_bytes += of_rank->stored_bytes;
+  all->dense_bytes += of_rank->dense_bytes;
+  all->move_seconds = std::max(all->move_seconds, of_rank->move_seconds);
+  all->keep_seconds = std::max(all->keep_seconds, of_rank->keep_seconds);
+}
+
 LocalRanks::LocalRanks(const PlanFile& plan, std::chrono::nanoseconds timeout)
     : plan_(plan), timeout_(timeout) {}
 
@@ -66,16 +81,17 @@ absl::StatusOr<std::unique_ptr<LocalRanks>> LocalRanks::Create(
   return ranks;
 }
 
-absl::StatusOr<RefitMeasurement> LocalRanks::Refit(bool digest) {
+absl::StatusOr<RefitMeasurement> LocalRanks::Refit(bool digest, bool dense) {
   using Clock = std::chrono::steady_clock;
   std::vector<Clock::time_point> starts(plan_.world_size());
   std::vector<Clock::time_point> ends(plan_.world_size());
   absl::Status status = OnAllRanks([&](int32_t rank) {
     starts[rank] = Clock::now();
     Executor& executor = workers_[rank]->executor();
-    absl::Status run = executor.Run(
-        nullptr,
-        {.timeout = timeout_, .addresses = {}, .check = digest, .dense = true});
+    absl::Status run = executor.Run(nullptr, {.timeout = timeout_,
+                                              .addresses = {},
+                                              .check = digest,
+                                              .dense = dense});
     if (run.ok()) run = executor.Wait();
     ends[rank] = Clock::now();
     return run;
@@ -89,6 +105,7 @@ absl::StatusOr<RefitMeasurement> LocalRanks::Refit(bool digest) {
   for (const std::unique_ptr<Worker>& worker : workers_) {
     measurement.counters += worker->executor().counters();
     AddRounds(worker->executor().rounds(), measurement.rounds);
+    AddDelta(worker->executor().delta_report(), measurement.delta);
   }
   return measurement;
 }

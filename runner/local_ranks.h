@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -24,11 +25,17 @@ struct RefitMeasurement {
   RunCounters counters;     // sums
   // Bytes are sums, seconds those of the slowest rank; empty unless timed.
   std::vector<RoundMeasurement> rounds;
+  // Likewise; what ranks agree on is the first one's. None: refits of the plan
+  // and transport are always dense.
+  std::optional<DeltaReport> delta;
 };
 
 // Takes in what another rank measured.
 void AddRounds(absl::Span<const RoundMeasurement> of_rank,
                std::vector<RoundMeasurement>& all);
+
+void AddDelta(const std::optional<DeltaReport>& of_rank,
+              std::optional<DeltaReport>& all);
 
 class LocalRanks {
  public:
@@ -39,9 +46,10 @@ class LocalRanks {
       const std::vector<std::vector<BoundTensor>>& tensors,
       std::chrono::nanoseconds timeout, bool time_rounds = false);
 
-  // A dense refit, whatever the plan: callers write the destination's tensors.
-  // `digest`: RunOptions::check.
-  absl::StatusOr<RefitMeasurement> Refit(bool digest = false);
+  // `digest`: RunOptions::check. `dense`: RunOptions::dense, for callers that
+  // write the destination's tensors.
+  absl::StatusOr<RefitMeasurement> Refit(bool digest = false,
+                                         bool dense = true);
 
  private:
   LocalRanks(const PlanFile& plan, std::chrono::nanoseconds timeout);

@@ -41,6 +41,18 @@ void VisitReport(Report& report, const Field& field) {
   field(report.check.wrong_elements);
 }
 
+template <typename Delta, typename Field>
+void VisitDelta(Delta& delta, const Field& field) {
+  field(delta.base_version);
+  field(delta.version);
+  field(delta.elements);
+  field(delta.changed_elements);
+  field(delta.stored_bytes);
+  field(delta.dense_bytes);
+  field(delta.move_seconds);
+  field(delta.keep_seconds);
+}
+
 constexpr size_t kRoundBytes = 30;  // written
 
 struct FieldWriter {
@@ -65,6 +77,12 @@ std::string WriteReport(const RankReport& report) {
   PayloadWriter writer;
   const FieldWriter field{writer};
   VisitReport(report, field);
+  writer.Bool(report.refit.delta.has_value());
+  if (report.refit.delta.has_value()) {
+    writer.Bool(report.refit.delta->is_delta)
+        .String(report.refit.delta->why_dense);
+    VisitDelta(*report.refit.delta, field);
+  }
   writer.U64(report.refit.rounds.size());
   for (const RoundMeasurement& round : report.refit.rounds) {
     writer.U32(round.round)
@@ -82,6 +100,12 @@ absl::StatusOr<RankReport> ReadReport(std::string_view bytes) {
   RankReport report;
   const FieldReader field{reader};
   VisitReport(report, field);
+  if (reader.Bool()) {
+    DeltaReport& delta = report.refit.delta.emplace();
+    delta.is_delta = reader.Bool();
+    delta.why_dense = reader.String();
+    VisitDelta(delta, field);
+  }
   report.refit.rounds.resize(reader.Count(kRoundBytes));
   for (RoundMeasurement& round : report.refit.rounds) {
     round.round = reader.U32();
@@ -107,6 +131,7 @@ void AddReport(const RankReport& of_rank, RankReport& all) {
       std::max(all.refit.host_seconds, of_rank.refit.host_seconds);
   all.refit.counters += of_rank.refit.counters;
   AddRounds(of_rank.refit.rounds, all.refit.rounds);
+  AddDelta(of_rank.refit.delta, all.refit.delta);
   all.check.checked_bytes += of_rank.check.checked_bytes;
   all.check.skipped_bytes += of_rank.check.skipped_bytes;
   all.check.wrong_elements += of_rank.check.wrong_elements;

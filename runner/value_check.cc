@@ -1,6 +1,7 @@
 #include "runner/value_check.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -68,6 +69,23 @@ void Scatter(const std::byte* from, uint64_t stride, size_t count,
   for (size_t i = 0; i < count; ++i) {
     std::memcpy(to + i * stride * element_bytes, from + i * element_bytes,
                 element_bytes);
+  }
+}
+
+// Sets the bits of those of `count` elements of a tensor, `stride` apart from
+// element `first` on, which differ from the contiguous ones at `made`. Other
+// threads may set bits of the same words.
+void MarkDifferent(const std::byte* made, const std::byte* held,
+                   uint64_t stride, size_t count, size_t element_bytes,
+                   uint64_t first, uint32_t* bits) {
+  for (size_t i = 0; i < count; ++i) {
+    if (std::memcmp(made + i * element_bytes, held + i * stride * element_bytes,
+                    element_bytes) == 0) {
+      continue;
+    }
+    const uint64_t element = first + i * stride;
+    std::atomic_ref<uint32_t>(bits[element / 32])
+        .fetch_or(uint32_t{1} << (element % 32), std::memory_order_relaxed);
   }
 }
 
@@ -185,8 +203,19 @@ void ValueCheck::FillSources(const TensorsByRank& tensors) const {
     std::memset(sources[i]->data, std::to_integer<int>(kSourcePoison),
                 sources[i]->size_bytes);
   });
+  FillPieces(tensors);
+}
+
+void ValueCheck::FillPieces(const TensorsByRank& tensors) const {
   const std::vector<Piece> pieces = PiecesOf(0, plan_.source_ranks());
   ParallelFor(pieces.size(), [&](size_t i) { FillPiece(pieces[i], tensors); });
+}
+
+void ValueCheck::ChangeSources(const TensorsByRank& tensors,
+                               double change_rate) {
+  ++steps_.count;
+  steps_.change_rate = change_rate;
+  FillPieces(tensors);
 }
 
 void ValueCheck::PoisonDestinations(const TensorsByRank& tensors) const {
@@ -221,12 +250,17 @@ void ValueCheck::FillPiece(const Piece& piece,
           .first = row.param.element + done * row.param_stride,
           .stride = std::max<uint64_t>(row.param_stride, 1),
           .count = std::min<size_t>(kBlockElements, row.count - done)};
-      std::byte* const to = ElementAt(
-          tensor, row.buffer.element + done * row.buffer_stride, element_bytes);
-      if (row.buffer_stride == 1) {
-        GenerateValues(seed, stack.dtype(), range, to);
-      } else {
-        GenerateValues(seed, stack.dtype(), range, block);
+      const uint64_t element = row.buffer.element + done * row.buffer_stride;
+      std::byte* const to = ElementAt(tensor, element, element_bytes);
+      const bool in_place = row.buffer_stride == 1 && tensor.changes == nullptr;
+      std::byte* const made = in_place ? to : block;
+      GenerateValues(seed, stack.dtype(), range, made);
+      ChangeValues(seed, stack.dtype(), range, steps_, made);
+      if (tensor.changes != nullptr) {
+        MarkDifferent(block, to, row.buffer_stride, range.count, element_bytes,
+                      element, tensor.changes);
+      }
+      if (!in_place) {
         Scatter(block, row.buffer_stride, range.count, element_bytes, to);
       }
     }
@@ -284,9 +318,10 @@ void ValueCheck::CheckPiece(const Piece& piece, const TensorsByRank& tensors,
           quantized->GenerateScales(seed, range, expected);
         }
       } else if (has_value) {
-        GenerateValues(seeds_[piece.fragment->param()][row.param.tensor],
-                       source_dtype, range,
-                       cast == nullptr ? expected : generated);
+        const uint64_t seed = seeds_[piece.fragment->param()][row.param.tensor];
+        std::byte* const made = cast == nullptr ? expected : generated;
+        GenerateValues(seed, source_dtype, range, made);
+        ChangeValues(seed, source_dtype, range, steps_, made);
         if (cast != nullptr) cast(expected, generated, range.count);
       }
       const std::byte* found = ElementAt(

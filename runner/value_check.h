@@ -10,6 +10,7 @@
 #include "executor/device/quantize.h"
 #include "plan/plan_file.h"
 #include "refit/executor.h"
+#include "runner/generated_values.h"
 
 namespace refit {
 
@@ -38,6 +39,12 @@ class ValueCheck {
   // Source ranks' tensors: each element that holds a param gets its value,
   // every other byte kSourcePoison.
   void FillSources(const TensorsByRank& tensors) const;
+
+  // One more step of a training: a share of the values becomes another, in
+  // source ranks' tensors and in what Check expects. `change_rate` is the same
+  // each time. Bits of what changes are set where tensors have bitmaps. Not in
+  // plans that quantize, whose values follow from whole blocks.
+  void ChangeSources(const TensorsByRank& tensors, double change_rate);
 
   // Destination ranks' tensors: every byte kDestinationPoison.
   void PoisonDestinations(const TensorsByRank& tensors) const;
@@ -70,6 +77,7 @@ class ValueCheck {
   }
   std::vector<Piece> PiecesOf(int32_t rank_begin, int32_t rank_end) const;
   const fb::Buffer& buffer(const Piece& piece) const;
+  void FillPieces(const TensorsByRank& tensors) const;
   void FillPiece(const Piece& piece, const TensorsByRank& tensors) const;
   void CheckPiece(const Piece& piece, const TensorsByRank& tensors,
                   Wrong& wrong) const;
@@ -79,6 +87,7 @@ class ValueCheck {
   const PlanFile& plan_;
   std::optional<int32_t> only_rank_;
   Division division_;
+  ValueSteps steps_;
   // By param and tensor: the dtype its values are made in, and a seed.
   std::vector<std::vector<DType>> source_dtypes_;
   std::vector<std::vector<uint64_t>> seeds_;

@@ -1,6 +1,7 @@
 #include "runner/world_rank.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -104,6 +105,9 @@ absl::Status WorldRank::Allocate() {
       AllocateTensors(*device_, tensors_);
   if (!memory.ok()) return memory.status();
   memory_ = *std::move(memory);
+  memory = AllocateBitmaps(plan_, rank_, *device_, tensors_);
+  if (!memory.ok()) return memory.status();
+  bitmaps_ = *std::move(memory);
   std::vector<BoundTensor>& host_tensors =
       host_tensors_[static_cast<size_t>(rank_)];
   host_tensors = tensors_;
@@ -112,6 +116,14 @@ absl::Status WorldRank::Allocate() {
     memory = AllocateTensors(host, host_tensors);
     if (!memory.ok()) return memory.status();
     host_memory_ = *std::move(memory);
+    memory = AllocateBitmaps(plan_, rank_, host, host_tensors);
+    if (!memory.ok()) return memory.status();
+    host_bitmaps_ = *std::move(memory);
+  }
+  // Where ValueCheck sets bits.
+  if (DeviceMemory* const bits =
+          (device_->IsHost() ? bitmaps_ : host_bitmaps_).get()) {
+    std::memset(bits->data(), 0, bits->size_bytes());
   }
   absl::StatusOr<std::unique_ptr<DeviceStream>> stream =
       device_->CreateStream();
@@ -143,12 +155,28 @@ absl::Status WorldRank::CopyTensors(bool to_device) {
                   : device().Copy(here, there, size_bytes, stream());
     if (!status.ok()) return status;
   }
-  return device().Synchronize(stream());
+  if (to_device && bitmaps_ != nullptr) {
+    absl::Status status = device().Copy(bitmaps_->data(), host_bitmaps_->data(),
+                                        bitmaps_->size_bytes(), stream());
+    if (!status.ok()) return status;
+  }
+  absl::Status status = device().Synchronize(stream());
+  // The refit clears those of the device.
+  if (to_device && bitmaps_ != nullptr) {
+    std::memset(host_bitmaps_->data(), 0, host_bitmaps_->size_bytes());
+  }
+  return status;
 }
 
 absl::Status WorldRank::FillSources() {
   if (plan_.side(rank_) != fb::Side::kSource) return absl::OkStatus();
   check_.FillSources(host_tensors_);
+  return CopyTensors(/*to_device=*/true);
+}
+
+absl::Status WorldRank::ChangeSources(double change_rate) {
+  check_.ChangeSources(host_tensors_, change_rate);
+  if (plan_.side(rank_) != fb::Side::kSource) return absl::OkStatus();
   return CopyTensors(/*to_device=*/true);
 }
 
@@ -165,7 +193,7 @@ absl::StatusOr<CheckResult> WorldRank::Check() {
   return check_.Check(host_tensors_);
 }
 
-absl::StatusOr<RefitMeasurement> WorldRank::Refit(bool digest) {
+absl::StatusOr<RefitMeasurement> WorldRank::Refit(bool digest, bool dense) {
   const absl::StatusOr<std::vector<std::string>> all_here =
       transport().ExchangeBytes("", AllRanks(plan_), AllRanks(plan_),
                                 Clock::now() + timeout_);
@@ -173,7 +201,7 @@ absl::StatusOr<RefitMeasurement> WorldRank::Refit(bool digest) {
   const Clock::time_point start = Clock::now();
   absl::Status status = executor().Run(
       stream(),
-      {.timeout = timeout_, .addresses = {}, .check = digest, .dense = true});
+      {.timeout = timeout_, .addresses = {}, .check = digest, .dense = dense});
   const Clock::time_point enqueued = Clock::now();
   if (status.ok()) status = executor().Wait();
   if (!status.ok()) return status;
@@ -184,6 +212,7 @@ absl::StatusOr<RefitMeasurement> WorldRank::Refit(bool digest) {
       std::chrono::duration<double>(enqueued - start).count();
   measurement.counters = executor().counters();
   measurement.rounds = executor().rounds();
+  measurement.delta = executor().delta_report();
   return measurement;
 }
 
@@ -205,9 +234,14 @@ absl::StatusOr<RunOfRanksResult> RunCheckedRank(
   RunOfRanksResult result;
   MeasureSizes(plan, result);
   if (!rank.transport().ReachesPeerMemory()) MeasureSent(plan, result);
-  for (int64_t i = 0; i < options.iterations; ++i) {
-    if (absl::Status s = rank.PoisonDestinations(); !s.ok()) return s;
-    absl::StatusOr<RefitMeasurement> refit = rank.Refit(options.digest);
+  const int64_t refits =
+      options.iterations + (options.change_rate.has_value() ? 1 : 0);
+  for (int64_t i = 0; i < refits; ++i) {
+    const bool dense = !options.change_rate.has_value() || i == 0;
+    absl::Status made = dense ? rank.PoisonDestinations()
+                              : rank.ChangeSources(*options.change_rate);
+    if (!made.ok()) return made;
+    absl::StatusOr<RefitMeasurement> refit = rank.Refit(options.digest, dense);
     if (!refit.ok()) return refit.status();
     absl::StatusOr<CheckResult> check = rank.Check();
     if (!check.ok()) return check.status();

@@ -39,12 +39,14 @@ class WorldRank {
   // What ValueCheck does, of this rank's tensors; nothing on the other side's
   // ranks.
   absl::Status FillSources();
+  absl::Status ChangeSources(double change_rate);
   absl::Status PoisonDestinations();
   absl::StatusOr<CheckResult> Check();
 
-  // One dense refit, waited for. `seconds` runs from all ranks' start to this one's
-  // end. `digest`: RunOptions::check.
-  absl::StatusOr<RefitMeasurement> Refit(bool digest = false);
+  // One refit, waited for. `seconds` runs from all ranks' start to this one's
+  // end. `digest`: RunOptions::check. `dense`: RunOptions::dense.
+  absl::StatusOr<RefitMeasurement> Refit(bool digest = false,
+                                         bool dense = true);
 
   Executor& executor() { return worker_->executor(); }
   Transport& transport() { return worker_->transport(); }
@@ -57,20 +59,22 @@ class WorldRank {
             std::chrono::nanoseconds timeout);
   absl::Status Allocate();
   absl::Status Bind();
-  // Copies all tensors, from where values are made or to where they are
-  // checked; nothing if that is where they are.
+  // Copies all tensors and bitmaps, from where values are made or to where they
+  // are checked; nothing if that is where they are.
   absl::Status CopyTensors(bool to_device);
 
   const PlanFile& plan_;
   const int32_t rank_;
   const std::chrono::nanoseconds timeout_;
-  const ValueCheck check_;
+  ValueCheck check_;
   const std::shared_ptr<Device> device_;
   std::unique_ptr<DeviceMemory> memory_;
+  std::unique_ptr<DeviceMemory> bitmaps_;  // null: the plan takes none
   std::vector<BoundTensor> tensors_;
   // The same tensors in host memory, where values are made and checked.
   std::unique_ptr<DeviceMemory> host_memory_;  // null if they are there anyway
-  TensorsByRank host_tensors_;                 // of this rank alone
+  std::unique_ptr<DeviceMemory> host_bitmaps_;
+  TensorsByRank host_tensors_;  // of this rank alone
   std::unique_ptr<DeviceStream> stream_;
   std::unique_ptr<Worker> worker_;  // ends first
 };

@@ -4,9 +4,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/enum_text.h"
@@ -54,8 +57,74 @@ std::string PostHooksText(const RunOfRanksResult& result) {
   return text;
 }
 
+// Which of the plan's programs a refit ran.
+std::string_view RungOf(const RefitMeasurement& refit) {
+  return refit.delta.has_value() && refit.delta->is_delta ? "direct" : "dense";
+}
+
+double Percent(uint64_t part, uint64_t whole) {
+  return whole == 0
+             ? 0
+             : 100 * static_cast<double>(part) / static_cast<double>(whole);
+}
+
+// A line for each refit of a plan with deltas.
+std::string DeltaText(const RunOfRanksResult& result) {
+  std::string text;
+  for (size_t i = 0; i < result.refits.size(); ++i) {
+    const RefitMeasurement& refit = result.refits[i];
+    absl::StrAppendFormat(&text, "refit %d: rung %s", i, RungOf(refit));
+    if (!refit.delta.has_value()) {
+      absl::StrAppendFormat(&text,
+                            " (as all refits over this transport), %d bytes, "
+                            "%.6f s\n",
+                            refit.counters.bytes_received, refit.seconds);
+      continue;
+    }
+    const refit::DeltaReport& delta = *refit.delta;
+    if (delta.is_delta) {
+      absl::StrAppendFormat(&text, ", rate %.3f %% (%d of %d elements)",
+                            100 * delta.change_rate(), delta.changed_elements,
+                            delta.elements);
+    } else {
+      absl::StrAppendFormat(&text, " (%s)", delta.why_dense);
+    }
+    absl::StrAppendFormat(
+        &text,
+        ", %d of %d bytes (%.3f %%), %.6f s (rounds %.6f, keeping %.6f), "
+        "version %d",
+        delta.stored_bytes, delta.dense_bytes,
+        Percent(delta.stored_bytes, delta.dense_bytes), refit.seconds,
+        delta.move_seconds, delta.keep_seconds, delta.version);
+    if (delta.is_delta) {
+      absl::StrAppendFormat(&text, " over %d", delta.base_version);
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+std::string DeltaJson(const RefitMeasurement& refit) {
+  std::string text =
+      absl::StrFormat(",\n     \"delta\": {\"rung\": \"%s\"", RungOf(refit));
+  if (refit.delta.has_value()) {
+    const refit::DeltaReport& of = *refit.delta;
+    absl::StrAppendFormat(
+        &text,
+        ", \"why_dense\": \"%s\", \"change_rate\": %.9f, \"elements\": %d, "
+        "\"changed_elements\": %d, \"stored_bytes\": %d, \"dense_bytes\": "
+        "%d, \"base_version\": %d, \"version\": %d, \"move_seconds\": %.9f, "
+        "\"keep_seconds\": %.9f",
+        of.why_dense, of.change_rate(), of.elements, of.changed_elements,
+        of.stored_bytes, of.dense_bytes, of.base_version, of.version,
+        of.move_seconds, of.keep_seconds);
+  }
+  return text + "}";
+}
+
 std::string SummaryText(const refit::PlanFile& plan,
-                        const RunOfRanksResult& result, bool check) {
+                        const RunOfRanksResult& result, bool check,
+                        bool delta) {
   const RefitMeasurement& refit = Fastest(result);
   std::string text =
       absl::StrFormat("ranks: %d source, %d destination\n", plan.source_ranks(),
@@ -68,11 +137,13 @@ std::string SummaryText(const refit::PlanFile& plan,
         result.check.checked_bytes, result.destination_bytes,
         result.check.skipped_bytes, result.check.wrong_elements);
   }
-  text += absl::StrFormat(
-      "refit: %.6f s, %d bytes in %d messages, %.2f GB/s (best of %d)\n",
-      refit.seconds, refit.counters.bytes_received,
-      refit.counters.messages_received, GigabytesPerSecond(refit),
-      result.refits.size());
+  text += delta ? DeltaText(result)
+                : absl::StrFormat(
+                      "refit: %.6f s, %d bytes in %d messages, %.2f GB/s (best "
+                      "of %d)\n",
+                      refit.seconds, refit.counters.bytes_received,
+                      refit.counters.messages_received,
+                      GigabytesPerSecond(refit), result.refits.size());
   if (result.sends_direct_rounds) {
     text +=
         "direct rounds: sent as messages, since UCX reaches no peer's "
@@ -84,10 +155,15 @@ std::string SummaryText(const refit::PlanFile& plan,
   const uint64_t tensors = result.source_bytes + result.destination_bytes;
   text += absl::StrFormat(
       "memory: peak %d bytes; sources %d + destinations %d + staging %d + "
-      "scratch %d = %d\n",
+      "scratch %d",
       PeakResidentBytes(), result.source_bytes, result.destination_bytes,
-      result.staging_bytes, result.scratch_bytes,
-      tensors + result.staging_bytes + result.scratch_bytes);
+      result.staging_bytes, result.scratch_bytes);
+  if (result.snapshot_bytes > 0) {
+    absl::StrAppendFormat(&text, " + snapshots %d", result.snapshot_bytes);
+  }
+  absl::StrAppendFormat(&text, " = %d\n",
+                        tensors + result.staging_bytes + result.scratch_bytes +
+                            result.snapshot_bytes);
   return text;
 }
 
@@ -106,7 +182,8 @@ std::string RoundsJson(const RefitMeasurement& refit) {
 }
 
 std::string SummaryJson(const refit::PlanFile& plan,
-                        const RunOfRanksResult& result, bool check) {
+                        const RunOfRanksResult& result, bool check,
+                        bool delta) {
   std::string text = absl::StrFormat(
       "{\n  \"source_ranks\": %d,\n  \"destination_ranks\": %d,\n",
       plan.source_ranks(), plan.world_size() - plan.source_ranks());
@@ -137,11 +214,11 @@ std::string SummaryJson(const refit::PlanFile& plan,
     text += absl::StrFormat(
         "%s\n    {\"seconds\": %.9f, \"bytes\": %d, \"messages\": %d, "
         "\"pack_seconds\": %.9f, \"wire_seconds\": %.9f, "
-        "\"unpack_seconds\": %.9f%s}",
+        "\"unpack_seconds\": %.9f%s%s}",
         i == 0 ? "" : ",", refit.seconds, refit.counters.bytes_received,
         refit.counters.messages_received, refit.counters.pack_seconds,
         refit.counters.wire_seconds, refit.counters.unpack_seconds,
-        RoundsJson(refit));
+        delta ? DeltaJson(refit) : "", RoundsJson(refit));
   }
   return text + "\n  ]\n}\n";
 }
@@ -199,6 +276,8 @@ static int Main(int argc, char** argv) {
   bool json = false;
   bool digest = false;
   bool time_rounds = false;
+  bool delta = false;
+  std::string change_rate = "0.01";
   bool ranks_in_process = false;
   int64_t iterations = 1;
   int64_t timeout_seconds = 600;
@@ -210,7 +289,9 @@ static int Main(int argc, char** argv) {
           "       refit-run PLAN.refit [--transport local] --source-dir S "
           "--destination-dir D\n"
           "       refit-run PLAN.refit --transport nccl|ucx "
-          "[--ranks-in-process] --check [--iterations N] [--digest] [--json]",
+          "[--ranks-in-process] --check [--iterations N] [--digest] [--json]\n"
+          "       refit-run PLAN.refit ... --delta [--change-rate R] "
+          "[--iterations N] [--json]",
       .summary =
           "Executes a plan on generated data (--check) or on one safetensors "
           "file per rank:\n"
@@ -235,6 +316,13 @@ static int Main(int argc, char** argv) {
             "as\n"
             "a worker's run with check does",
             &digest},
+           {"--delta", "", "",
+            "with a plan of options.delta: a dense refit, then --iterations\n"
+            "refits before each of which a share of the sources' elements\n"
+            "changes; checks all",
+            &delta},
+           {"--change-rate", "", "R",
+            "with --delta: that share, 0 to 1 (default 0.01)", &change_rate},
            {"--source-dir", "", "DIR",
             "read rank-00000.safetensors ... of the source ranks", &source_dir},
            {"--destination-dir", "", "DIR",
@@ -256,6 +344,22 @@ static int Main(int argc, char** argv) {
   };
   const refit::ParsedArgs args = refit::ParseArgs(tool, argc, argv);
   if (args.done) return args.exit_status;
+  const bool gives_rate = std::find(args.flags.begin(), args.flags.end(),
+                                    "--change-rate") != args.flags.end();
+  if (gives_rate && !delta) {
+    return refit::Fail(tool, "--change-rate needs --delta");
+  }
+  double rate = 0;
+  if (!absl::SimpleAtod(change_rate, &rate) || !(rate >= 0 && rate <= 1)) {
+    return refit::Fail(tool, "--change-rate is " + change_rate +
+                                 "; wanted a number from 0 to 1");
+  }
+  if (delta && !(source_dir.empty() && destination_dir.empty())) {
+    return refit::Fail(tool,
+                       "--delta generates its data; give no --source-dir and "
+                       "--destination-dir beside it");
+  }
+  check |= delta;
   const refit::SignalCleanup cleanup;
   const bool nccl = transport == "nccl";
   const bool local = transport == "local";
@@ -285,11 +389,17 @@ static int Main(int argc, char** argv) {
   if (!plan.ok()) {
     return refit::Fail(tool, std::string(plan.status().message()));
   }
+  if (delta && plan->body().delta() == nullptr) {
+    return refit::Fail(tool,
+                       "--delta needs a plan whose job has options.delta; all "
+                       "refits of this one are dense");
+  }
   const refit::RunOfRanksOptions options = {
       .iterations = iterations,
       .timeout = std::chrono::seconds(timeout_seconds),
       .time_rounds = time_rounds,
-      .digest = digest};
+      .digest = digest,
+      .change_rate = delta ? std::optional(rate) : std::nullopt};
   int32_t rank = 0;
   absl::StatusOr<RunOfRanksResult> result =
       ranks_in_process
@@ -311,8 +421,9 @@ static int Main(int argc, char** argv) {
   // Without a check there is nothing to report unless asked; of many processes
   // one reports.
   if ((check || json) && rank == 0) {
-    const std::string summary = json ? SummaryJson(*plan, *result, check)
-                                     : SummaryText(*plan, *result, check);
+    const std::string summary = json
+                                    ? SummaryJson(*plan, *result, check, delta)
+                                    : SummaryText(*plan, *result, check, delta);
     if (absl::Status written = refit::WriteStdout(summary); !written.ok()) {
       return refit::Fail(tool, std::string(written.message()));
     }

@@ -438,6 +438,23 @@ TEST(DeltaRefitTest, CheckedRunsAreDense) {
   EXPECT_EQ(run->check.checked_bytes, run->destination_bytes);
 }
 
+// Their check would see a delta that leaves out what changed.
+TEST(DeltaRefitTest, CheckedRunsMayChangeWhatIsSent) {
+  const PlanFile plan = MatrixPlan("true");
+  DeltaWorld world(plan);
+  ValueCheck check(plan);
+  check.FillSources(world.tensors);
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.Refit().ok());
+  for (int step = 0; step < 3; ++step) {
+    check.ChangeSources(world.tensors, 0.05);
+    EXPECT_GT(check.Check(world.tensors).wrong_elements, 200);
+    ASSERT_TRUE(world.Refit().ok());
+    EXPECT_TRUE(world.report().is_delta);
+    EXPECT_EQ(check.Check(world.tensors).wrong_elements, 0);
+  }
+}
+
 TEST(DeltaRefitTest, TheSnapshotIsOfWhatTheRankSends) {
   const PlanFile plan = MatrixPlan("true");
   // The matrix, and of the vector what this source is chosen for.

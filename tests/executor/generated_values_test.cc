@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <set>
 #include <vector>
 
@@ -34,6 +35,76 @@ TEST(GeneratedValuesTest, IndicesBeyond32BitsHaveValuesOfTheirOwn) {
   const auto beyond = Bf16Values("a", {.first = border, .count = 50});
   EXPECT_TRUE(std::equal(beyond.begin(), beyond.end(), across.begin() + 50));
   EXPECT_NE(beyond, Bf16Values("a", {.first = 0, .count = 50}));
+}
+
+TEST(GeneratedValuesTest, AStepChangesAShareOfTheValues) {
+  const uint64_t seed = TensorSeed("a");
+  const IndexRange range = {.first = 5, .stride = 3, .count = 50000};
+  std::vector<uint16_t> before(range.count);
+  GenerateValues(seed, DType::kBf16, range, before.data());
+  std::vector<size_t> by_step[3];
+  for (uint32_t steps = 1; steps <= 2; ++steps) {
+    auto after = before;
+    ChangeValues(seed, DType::kBf16, range,
+                 {.count = steps, .change_rate = 0.02}, after.data());
+    for (size_t i = 0; i < range.count; ++i) {
+      if (after[i] == before[i]) continue;
+      EXPECT_EQ(after[i] ^ before[i], 1);
+      by_step[steps].push_back(i);
+    }
+    EXPECT_NEAR(static_cast<double>(by_step[steps].size()),
+                steps * 0.02 * 50000, 100 * steps);
+  }
+  EXPECT_NE(by_step[1], by_step[2]);
+  for (const double rate : {0.0, 1.0}) {
+    auto after = before;
+    ChangeValues(seed, DType::kBf16, range, {.count = 1, .change_rate = rate},
+                 after.data());
+    for (size_t i = 0; i < range.count; ++i) {
+      EXPECT_EQ(after[i], before[i] ^ (rate == 1));
+    }
+  }
+}
+
+// A part of the range changes as the whole does.
+TEST(GeneratedValuesTest, WhatChangesDependsOnTheIndexOnly) {
+  const uint64_t seed = TensorSeed("a");
+  const ValueSteps steps = {.count = 3, .change_rate = 0.3};
+  std::vector<uint32_t> all(5000, 0), part(700, 0);
+  ChangeValues(seed, DType::kInt32, {.count = all.size()}, steps, all.data());
+  ChangeValues(seed, DType::kInt32,
+               {.first = 1000, .stride = 4, .count = part.size()}, steps,
+               part.data());
+  for (size_t i = 0; i < part.size(); ++i) {
+    EXPECT_EQ(part[i], all[1000 + 4 * i]) << i;
+  }
+}
+
+TEST(GeneratedValuesTest, NoCastDropsAChange) {
+  const DType floats[] = {DType::kBf16, DType::kFp16, DType::kFp32};
+  for (const DType from : floats) {
+    for (const DType to : floats) {
+      if (from == to) continue;
+      const IndexRange range = {.count = 5000};
+      std::vector<uint32_t> values(range.count), before(range.count),
+          after(range.count);
+      GenerateValues(TensorSeed("a"), from, range, values.data());
+      FindCast(from, to)(reinterpret_cast<std::byte*>(before.data()),
+                         reinterpret_cast<std::byte*>(values.data()),
+                         range.count);
+      ChangeValues(TensorSeed("a"), from, range, {.count = 1, .change_rate = 1},
+                   values.data());
+      FindCast(from, to)(reinterpret_cast<std::byte*>(after.data()),
+                         reinterpret_cast<std::byte*>(values.data()),
+                         range.count);
+      const auto* a = reinterpret_cast<const std::byte*>(before.data());
+      const auto* b = reinterpret_cast<const std::byte*>(after.data());
+      const auto size = static_cast<size_t>(DTypeBytes(to));
+      for (size_t i = 0; i < range.count; ++i) {
+        EXPECT_NE(std::memcmp(a + i * size, b + i * size, size), 0) << i;
+      }
+    }
+  }
 }
 
 TEST(GeneratedValuesTest, NeighboursRarelyAgree) {

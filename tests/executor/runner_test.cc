@@ -62,6 +62,40 @@ TEST(RankReportTest, OtherRanksReadWhatARankWrote) {
   EXPECT_EQ(read->check.wrong_elements, 2);
 }
 
+TEST(RankReportTest, DeltasOfRanksAddUp) {
+  RankReport report = SampleReport();
+  report.refit.delta = {.is_delta = true,
+                        .why_dense = "",
+                        .base_version = 3,
+                        .version = 4,
+                        .elements = 100,
+                        .changed_elements = 5,
+                        .stored_bytes = 64,
+                        .dense_bytes = 200,
+                        .move_seconds = 0.5,
+                        .keep_seconds = 0.25};
+  const absl::StatusOr<RankReport> read = ReadReport(WriteReport(report));
+  ASSERT_TRUE(read.ok()) << read.status();
+  RankReport all;
+  AddReport(*read, all);
+  report.refit.delta->move_seconds = 2;
+  AddReport(report, all);
+  ASSERT_TRUE(all.refit.delta.has_value());
+  EXPECT_TRUE(all.refit.delta->is_delta);
+  EXPECT_EQ(all.refit.delta->base_version, 3);
+  EXPECT_EQ(all.refit.delta->version, 4);
+  EXPECT_EQ(all.refit.delta->elements, 200);
+  EXPECT_EQ(all.refit.delta->changed_elements, 10);
+  EXPECT_EQ(all.refit.delta->stored_bytes, 128);
+  EXPECT_EQ(all.refit.delta->dense_bytes, 400);
+  EXPECT_EQ(all.refit.delta->move_seconds, 2);
+  EXPECT_EQ(all.refit.delta->keep_seconds, 0.25);
+  RankReport dense;
+  dense.refit.delta = DeltaReport{.why_dense = "rank 0 asked for it"};
+  EXPECT_EQ(ReadReport(WriteReport(dense))->refit.delta->why_dense,
+            "rank 0 asked for it");
+}
+
 TEST(RankReportTest, BytesThatAreNoReportAreRefused) {
   const std::string bytes = WriteReport(SampleReport());
   for (size_t size = 0; size < bytes.size(); ++size) {

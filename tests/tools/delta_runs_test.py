@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""refit-run --delta: a dense refit, then refits of which each sends what changed.
+
+usage: delta_runs_test.py BIN_DIR
+"""
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BIN = pathlib.Path(sys.argv.pop(1)).resolve()
+REPLICATED = {"match": "*", "mesh": "m", "placements": ["Replicate"]}
+MESHES = {"m": {"axes": {"a": 2}}}
+
+
+def job(delta):
+    """Two ranks a side, a cast, and a norm that all ranks hold."""
+    return {
+        "model": {"parameters": [{"name": "w", "shape": [256, 256], "dtype": "fp32"},
+                                 {"name": "norm", "shape": [513], "dtype": "bf16"}]},
+        "source": {"layout": "generic", "meshes": MESHES,
+                   "tensors": [{"match": "w", "mesh": "m", "placements": ["Shard(0)"]}, REPLICATED]},
+        "destination": {"layout": "generic", "meshes": MESHES, "dtype": "bf16",
+                        "tensors": [{"match": "w", "mesh": "m", "placements": ["Shard(1)"]}, REPLICATED]},
+        "options": {"delta": delta},
+    }
+
+
+ELEMENTS = 256 * 256 + 2 * 513  # once for each receiver
+
+
+class DeltaRunsTest(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.dir = pathlib.Path(scratch.name)
+
+    def compile(self, delta):
+        path = self.dir / "job.json"
+        path.write_text(json.dumps(job(delta)))
+        subprocess.run([BIN / "refitc", path, "-o", self.dir / "plan.refit"], check=True, timeout=60)
+
+    def run_plan(self, *arguments):
+        done = subprocess.run([BIN / "refit-run", self.dir / "plan.refit", "--delta", *arguments], capture_output=True,
+                              text=True, timeout=120)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout
+
+    def test_each_refit_tells_what_it_sent(self):
+        for changes in ("snapshot", "bitmap"):
+            for rate in (0, 0.02, 1):
+                with self.subTest(changes=changes, rate=rate):
+                    self.compile({"changes": changes})
+                    told = json.loads(self.run_plan("--change-rate", str(rate), "--iterations", "3", "--json"))
+                    self.assertTrue(told["passed"])
+                    self.assertEqual(told["checked_bytes"], told["destination_bytes"])
+                    dense, *deltas = [refit["delta"] for refit in told["refits"]]
+                    self.assertEqual((dense["rung"], dense["why_dense"], dense["version"]),
+                                     ("dense", "rank 0 bound since its last refit", 1))
+                    self.assertEqual(dense["stored_bytes"], 2 * ELEMENTS)
+                    self.assertEqual([(delta["rung"], delta["why_dense"], delta["base_version"], delta["version"])
+                                      for delta in deltas], [("direct", "", i, i + 1) for i in (1, 2, 3)])
+                    for delta in deltas:
+                        self.assertEqual((delta["elements"], delta["dense_bytes"]), (ELEMENTS, 2 * ELEMENTS))
+                        self.assertAlmostEqual(delta["change_rate"], rate, delta=rate * (1 - rate) * 0.3)
+                        self.assertEqual(delta["changed_elements"], round(delta["change_rate"] * ELEMENTS))
+                        if changes == "bitmap" or rate in (0, 1):
+                            self.assertEqual(delta["stored_bytes"], 2 * delta["changed_elements"])
+                        else:  # lines of the cache: of 16 fp32 or 32 bf16 elements
+                            self.assertTrue(2 * delta["changed_elements"] < delta["stored_bytes"] < 0.6 * 2 * ELEMENTS)
+
+    def test_the_interval_makes_a_refit_dense(self):
+        self.compile({"dense_every": 2})
+        told = json.loads(self.run_plan("--iterations", "2", "--json"))
+        self.assertEqual([refit["delta"]["rung"] for refit in told["refits"]], ["dense", "direct", "dense"])
+        self.assertEqual(told["refits"][2]["delta"]["why_dense"], "every refit of 2 is")
+
+    def test_the_text_has_a_line_for_each_refit(self):
+        self.compile({"changes": "bitmap"})
+        lines = self.run_plan("--change-rate", "1").splitlines()
+        self.assertEqual(lines[1].split(",")[0], "check: passed")
+        self.assertRegex(lines[2], r"^refit 0: rung dense \(rank 0 bound since its last refit\), 133124 of 133124 bytes "
+                                   r"\(100.000 %\), [\d.]+ s \(rounds [\d.]+, keeping [\d.]+\), version 1$")
+        self.assertRegex(lines[3], r"^refit 1: rung direct, rate 100.000 % \(66562 of 66562 elements\), 133124 of 133124 "
+                                   r"bytes \(100.000 %\), [\d.]+ s \(rounds [\d.]+, keeping [\d.]+\), version 2 over 1$")
+
+    def test_ranks_that_meet_over_ucx_are_dense(self):
+        self.compile({"changes": "bitmap"})
+        text = self.run_plan("--transport", "ucx", "--ranks-in-process")
+        self.assertIn("check: passed", text)
+        self.assertEqual(len(re.findall(r"^refit \d: rung dense \(as all refits over this transport\), \d+ bytes, ", text,
+                                        re.MULTILINE)), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
