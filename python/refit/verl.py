@@ -19,16 +19,18 @@ from typing import Any, AsyncGenerator, Iterable, Iterator, Optional
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.rollout import base as rollout_base
 
+from refit import trainers
 from refit.errors import FailedPrecondition, InvalidArgument
-from refit.executor import TIMEOUT_SECONDS, Executor, join
+from refit.executor import TIMEOUT_SECONDS
 from refit.rendezvous import unique_id
-from refit.tensors import view
 from refit.vllm import BACKEND, load_plan
 
 WIRE_FORMAT = "refit"
 
-# Buffers of Megatron that training keeps for itself, though they are persistent.
-UNFED = ("local_tokens_per_expert",)
+
+class Sender(trainers.Sender):
+    keep_them_there = ("keep parameters on the GPU (param_offload=False) and let the engine yield live shards "
+                       "(VERL_ENGINE_VENDOR=refit)")
 
 
 @CheckpointEngineRegistry.register(BACKEND)
@@ -47,14 +49,13 @@ class RefitCheckpointEngine(CheckpointEngine):
         self._plan_path, self._plan = plan, load_plan(plan)
         self._device, self._timeout, self._check = device, timeout, check
         self._is_master = is_master
+        self._sender = Sender(self._plan, timeout=timeout, check=check)
         self._meeting: Optional[bytes] = None
         self._rank: Optional[int] = None
-        self._executor: Optional[Executor] = None
-        self._bound: dict[str, int] = {}
 
     def prepare(self) -> dict[str, Any]:
         # Rank 0 makes the id that all ranks meet by, and keeps it while updates succeed.
-        if self._is_master and self._executor is None:
+        if self._is_master and not self._sender.joined:
             self._meeting = unique_id()
         return {"plan": self._plan.digest, "source_ranks": self._plan.source_ranks,
                 "destination_ranks": self._plan.destination_ranks,
@@ -78,8 +79,6 @@ class RefitCheckpointEngine(CheckpointEngine):
 
     def init_process_group(self, rank: int, meeting: str) -> None:
         """Nothing is connected yet: the trainers' tensors and vLLM's workers come with the update."""
-        if self._meeting != bytes.fromhex(meeting):  # the last update failed on rank 0, perhaps not here
-            self.close()
         self._rank, self._meeting = rank, bytes.fromhex(meeting)
 
     async def send_weights(self, weights: Iterable[tuple[str, Any]], global_steps: Optional[int] = None) -> None:
@@ -88,36 +87,10 @@ class RefitCheckpointEngine(CheckpointEngine):
 
         # Of DTensors bind compares the placements with the plan's, so they stay what they are.
         tensors = dict(weights)
-        # In a thread: verl's event loop has the rollout's part to do, where both are in one process. torch's device and
-        # stream are each thread's own, so they are asked for here.
-        device, stream = _here(self._device)
-        await asyncio.to_thread(self._send, tensors, device, stream)
-
-    def _send(self, tensors: dict[str, Any], device: Any, stream: Any) -> None:
         if self._rank is None or self._meeting is None:
             raise FailedPrecondition("init_process_group was not called")
-        try:
-            if self._executor is None:
-                self._executor = join(self._plan, self._rank, tensors, unique_id=self._meeting, device=device,
-                                      timeout=self._timeout)
-                self._bound = _addresses(tensors)
-            self._check_unmoved(_addresses(tensors))
-            self._executor.run(stream, timeout=self._timeout, check=self._check)
-        except BaseException:
-            # No rank is left waiting: they end with this one. All join again at the next update.
-            self.close()
-            raise
-
-    def _check_unmoved(self, addresses: dict[str, int]) -> None:
-        missing, unexpected = sorted(self._bound.keys() - addresses.keys()), sorted(addresses.keys() - self._bound.keys())
-        if missing or unexpected:
-            raise FailedPrecondition(f"rank {self._rank} yields {len(addresses)} tensors, at the first update {len(self._bound)}: "
-                                     f"missing {missing[:3]}, unexpected {unexpected[:3]}")
-        moved = [name for name in addresses if addresses[name] != self._bound[name]]
-        if moved:
-            raise FailedPrecondition(f"\"{moved[0]}\" and {len(moved) - 1} more tensors are at other addresses than at the first "
-                                     "update; Refit reads the trainer's own memory: keep parameters on the GPU "
-                                     "(param_offload=False) and let the engine yield live shards (VERL_ENGINE_VENDOR=refit)")
+        # In a thread: verl's event loop has the rollout's part to do, where both are in one process.
+        await asyncio.to_thread(self._sender.send, self._rank, self._meeting, tensors, *trainers.here(self._device))
 
     async def receive_weights(self, global_steps: Optional[int] = None) -> AsyncGenerator[tuple[str, Any], None]:
         """Yields what `ServerAdapter` tells vLLM's workers; they take the weights."""
@@ -130,23 +103,7 @@ class RefitCheckpointEngine(CheckpointEngine):
         """Nothing: executors stay bound for the next update."""
 
     def close(self) -> None:
-        if self._executor is not None:
-            self._executor.close()
-            self._executor = None
-
-
-def _addresses(tensors: dict[str, Any]) -> dict[str, int]:
-    return {name: view(tensor).address for name, tensor in tensors.items()}
-
-
-def _here(device: Any) -> tuple[Any, Any]:
-    """The device that this thread means by `device`, and its stream there; None on a CPU."""
-    kind, _, number = str(device).partition(":")
-    if kind == "cpu":
-        return device, None
-    cuda = importlib.import_module("torch").cuda
-    ordinal = int(kind if kind.isdigit() else number or cuda.current_device())
-    return f"cuda:{ordinal}", cuda.current_stream(ordinal)
+        self._sender.close()
 
 
 class ServerAdapterMixin:
@@ -188,21 +145,7 @@ class LiveShards:
 
     def get_per_tensor_param(self, **_: Any) -> tuple[Iterator[tuple[str, Any]], None]:
         module: Any = self.module  # type: ignore[attr-defined]
-        return live_shards(module), None
-
-
-def live_shards(module: Any) -> Iterator[tuple[str, Any]]:
-    """Of an FSDP2 module, or of Megatron's list of model chunks, this rank's tensors by the plan's names; DTensors as such."""
-    if not isinstance(module, (list, tuple)):
-        module = [module]
-    for number, chunk in enumerate(module):
-        while hasattr(chunk, "module"):  # DDP, Float16Module
-            chunk = chunk.module
-        persistent = set(chunk.state_dict())
-        prefix = f"vp_stage.{number}." if len(module) > 1 else ""
-        for name, tensor in [*chunk.named_parameters(), *chunk.named_buffers()]:
-            if name in persistent and not name.endswith(UNFED):
-                yield prefix + name, tensor.detach()
+        return trainers.live_shards(module), None
 
 
 def __getattr__(name: str) -> Any:

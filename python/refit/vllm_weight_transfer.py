@@ -21,10 +21,10 @@ import torch
 from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeightTransferEngine, WeightTransferEngine,
                                                    WeightTransferInitInfo, WeightTransferUpdateInfo)
 
-from refit import workers
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor, join
 from refit.tensors import view
+from refit.trainers import together
 from refit.vllm import BACKEND, join_worker, load_plan
 
 
@@ -205,7 +205,7 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
 
     def _together(self, tell: Callable[[], Any], own_part: Callable[[], Any]) -> None:
         if self.is_sender:
-            workers.together(tell, own_part, self._info.timeout)
+            together(tell, own_part, self._info.timeout)
         else:
             own_part()
 

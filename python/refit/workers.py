@@ -1,13 +1,12 @@
-"""What the adapters share: a worker's rank, how it binds, its reply, the error that replies make, a trainer that drives an engine."""
+"""What the adapters' workers share: a worker's rank, how it binds, its reply, and the error that replies make."""
 from __future__ import annotations
 
 import importlib
 import json
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Optional
 
-from refit.errors import BindError, DeadlineExceeded, Error, InvalidArgument
+from refit.errors import BindError, Error, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.plan import Plan
 
@@ -69,36 +68,6 @@ def bind(executor: Executor, parameters: Mapping[str, Any], buffers: Mapping[str
         if isinstance(error, BindError):
             raise BindError(f"{error}\n{job_side}") from None
         raise
-
-
-def together(tell: Callable[[], Any], own_part: Callable[[], Any], timeout: float) -> None:
-    """A trainer's own part of a collective, while a thread tells an engine's workers theirs, which have the same `timeout`.
-
-    Raises the error of the own part, which then also says that of the workers and has it as its cause; else theirs.
-    """
-    failed: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            tell()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=guarded, name="refit workers", daemon=True)
-    thread.start()
-    try:
-        own_part()
-    except Exception as error:
-        thread.join(timeout + GRACE_SECONDS)
-        theirs = failed[0] if failed else None
-        if isinstance(error, Error) and theirs is not None:
-            error.message += f"\nthe engine: {type(theirs).__name__}: {theirs}"
-        raise error from theirs
-    thread.join(timeout + GRACE_SECONDS)
-    if thread.is_alive():
-        raise DeadlineExceeded(f"this trainer's part is done, but the engine has not answered {timeout + GRACE_SECONDS:g} s later")
-    if failed:
-        raise failed[0]
 
 
 def negative_exp(_: str, tensor: Any) -> None:

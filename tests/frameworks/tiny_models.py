@@ -35,7 +35,7 @@ DELTA = {
 VISION = {
     "tie_word_embeddings": False, "image_token_id": 250, "video_token_id": 251, "vision_start_token_id": 252, "vision_end_token_id": 253,
     "vision_config": {
-        "depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "in_channels": 3, "patch_size": 4,
+        "depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 4, "in_channels": 3, "patch_size": 4,
         "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 64, "num_position_embeddings": 16,
     },
 }  # fmt: skip

