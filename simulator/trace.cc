@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/enum_text.h"
+#include "simulator/link_shares.h"
 #include "simulator/output.h"
 
 namespace refit::simulator {
@@ -156,37 +157,13 @@ void TracePrinter::PrintTasks() {
 void TracePrinter::PrintCounters() {
   const double width = simulation_.seconds / kBins;
   if (!(width > 0)) return;
-  struct Counter {
-    double since = 0;
-    double share = 0;
-    std::vector<double> bins = std::vector<double>(kBins, 0);
-  };
-  std::vector<Counter> counters(graph_.links.size());
-  const auto add = [&](Counter& counter, double until) {
-    double begin = counter.since;
-    counter.since = until;
-    if (counter.share == 0) return;
-    for (size_t bin = std::min(kBins - 1, static_cast<size_t>(begin / width));
-         begin < until; ++bin) {
-      const double end =
-          bin + 1 == kBins
-              ? until
-              : std::min(until, static_cast<double>(bin + 1) * width);
-      if (end <= begin) continue;  // the quotient above was rounded down
-      counter.bins[bin] += counter.share * (end - begin) / width;
-      begin = end;
-    }
-  };
-  for (const RateChange& change : simulation_.rates) {
-    add(counters[change.link], change.seconds);
-    counters[change.link].share = change.share;
-  }
-  for (size_t i = 0; i < counters.size(); ++i) {
-    add(counters[i], simulation_.seconds);
+  const std::vector<std::vector<double>> shares =
+      LinkShares(simulation_, kBins);
+  for (size_t i = 0; i < shares.size(); ++i) {
     const Link& link = graph_.links[i];
     double shown = 0;
     for (size_t bin = 0; bin <= kBins; ++bin) {
-      const double share = bin == kBins ? 0 : counters[i].bins[bin];
+      const double share = bin == kBins ? 0 : shares[i][bin];
       if (std::abs(share - shown) < kVisibleShare) continue;
       shown = share;
       Event(

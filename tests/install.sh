@@ -12,11 +12,28 @@ for package in "${packages[@]}"; do
     missing+=("$package")
   fi
 done
-if [ ${#missing[@]} -eq 0 ]; then exit 0; fi
-
-echo "installing: ${missing[*]}" >&2
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then as_root=(sudo); fi
-"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq
-"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-  "${missing[@]}" >/dev/null
+update() {
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq
+}
+install() {
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
+updated=false
+if [ ${#missing[@]} -ne 0 ]; then
+  echo "installing: ${missing[*]}" >&2
+  update
+  updated=true
+  install "${missing[@]}"
+fi
+
+# The browser that looks at refit-report's pages. Ubuntu has it as a snap alone, which cannot read files of tests.
+browser=chromium-headless-shell
+if ! python3 "$(dirname "$0")/report/browser.py"; then
+  echo "installing: $browser" >&2
+  "$updated" || update || true
+  install "$browser" 2>/dev/null ||
+    echo "browser: $browser cannot be installed; the browser test of refit-report is left out" >&2
+fi

@@ -185,8 +185,10 @@ std::string SummaryJson(const refit::PlanFile& plan,
                         const RunOfRanksResult& result, bool check,
                         bool delta) {
   std::string text = absl::StrFormat(
-      "{\n  \"source_ranks\": %d,\n  \"destination_ranks\": %d,\n",
-      plan.source_ranks(), plan.world_size() - plan.source_ranks());
+      "{\n  \"plan_digest\": \"%s\",\n  \"source_ranks\": %d,\n"
+      "  \"destination_ranks\": %d,\n",
+      refit::DigestText(*plan.plan().body_digest()), plan.source_ranks(),
+      plan.world_size() - plan.source_ranks());
   if (check) {
     text += absl::StrFormat(
         "  \"passed\": %s,\n  \"checked_bytes\": %d,\n"

@@ -15,18 +15,6 @@ namespace {
 // How many lines of one rule the text shows; the JSON shows all.
 constexpr size_t kLinesPerRule = 20;
 
-const char* ClassText(DifferenceClass kind) {
-  switch (kind) {
-    case DifferenceClass::kContract:
-      return "contract";
-    case DifferenceClass::kTraffic:
-      return "traffic";
-    case DifferenceClass::kSchedule:
-      return "schedule";
-  }
-  return "unknown";
-}
-
 uint64_t MovedBytes(const fb::Body& body) {
   const std::vector<uint64_t> payload_bytes = PayloadBytesByList(body);
   uint64_t moved_bytes = 0;
@@ -83,6 +71,18 @@ bool SameDigest(const PlanFile& a, const PlanFile& b) {
 }
 
 }  // namespace
+
+const char* ClassText(DifferenceClass kind) {
+  switch (kind) {
+    case DifferenceClass::kContract:
+      return "contract";
+    case DifferenceClass::kTraffic:
+      return "traffic";
+    case DifferenceClass::kSchedule:
+      return "schedule";
+  }
+  return "unknown";
+}
 
 int64_t PlanDifference::Count(DifferenceClass kind) const {
   return std::count_if(

@@ -15,6 +15,8 @@ namespace refit {
 // What a reviewer asks: does the contract with the workers change, the traffic
 // between ranks, or only the schedule?
 enum class DifferenceClass : uint8_t { kContract, kTraffic, kSchedule };
+// "contract", "traffic", "schedule".
+const char* ClassText(DifferenceClass kind);
 
 // Source rank and destination rank of messages.
 using RankPair = std::pair<int32_t, int32_t>;

@@ -3,7 +3,8 @@
 
 usage: run_goldens.py BIN_DIR      REFIT_UPDATE_GOLDENS=1 writes the files instead
 
-jobs/*.json       every pass's text (refitc --print-after), the plan's (refit-dump), its numbers (--stats=json) and its simulation
+jobs/*.json       every pass's text (refitc --print-after), the plan's (refit-dump), its numbers (--stats=json), its simulation,
+                  and for REPORTS the data of its page (refit-report --json)
 errors/*.json     what refitc says of a wrong job; nothing may be written
 warnings/*.json   what it says of a job that may not be meant so; with --werror nothing may be written
 MISUSES           what the programs say when they cannot do what they are asked, under NAME=VALUE
@@ -14,6 +15,7 @@ A text that was printed before, by an earlier job or after an earlier pass, is n
 from" and the name of the file that has it.
 """
 import difflib
+import json
 import os
 import pathlib
 import subprocess
@@ -22,6 +24,7 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 EXAMPLES = HERE.parent.parent / "examples" / "jobs"
+REPORTS = ("tiny-dense", "tiny-fan-out-hosts", "tiny-fp8-windows")
 MISUSES = {
     "compile-onto-the-job": ["refitc", "tiny-dense.json", "-o", "../jobs/tiny-dense.json"],
     "compile-onto-the-config": ["refitc", "tiny-dense.json", "-o", "../jobs/tiny-dense.config.json"],
@@ -54,6 +57,25 @@ MISUSES = {
     "a-trace-onto-the-job": ["refit-sim", "PLAN", "--job", "tiny-dense.json", "--trace", "../jobs/tiny-dense.json"],
     "a-trace-and-a-goal-in-one-file": ["refit-sim", "PLAN", "--trace", "text", "--goal", "text"],
     "a-plan-and-a-job-from-one-stream": ["refit-sim", "-", "--job", "-"],
+    "a-page-of-no-name": ["refit-report", "PLAN"],
+    "a-page-and-its-data": ["refit-report", "PLAN", "-o", "page.html", "--json"],
+    "a-page-onto-the-plan": ["refit-report", "PLAN", "-o", "PLAN"],
+    "a-page-onto-the-job": ["refit-report", "PLAN", "--job", "tiny-dense.json", "-o", "../jobs/tiny-dense.json"],
+    "a-page-onto-the-run": ["refit-report", "PLAN", "--measured", "runs/no-json.json", "-o", "runs/no-json.json"],
+    "a-page-onto-the-other-plan": ["refit-report", "PLAN", "--against", "tiny-moe.json", "-o", "tiny-moe.json"],
+    "a-page-into-no-folder": ["refit-report", "PLAN", "-o", "no-folder/page.html"],
+    "a-page-of-a-job": ["refit-report", "tiny-dense.json", "-o", "page.html"],
+    "a-page-of-another-job": ["refit-report", "PLAN", "--job", "tiny-dense.json", "-o", "page.html"],
+    "a-page-from-one-stream": ["refit-report", "-", "--measured", "-", "-o", "page.html"],
+    "a-page-against-a-job": ["refit-report", "PLAN", "--against", "tiny-dense.json", "-o", "page.html"],
+    "a-page-with-a-missing-run": ["refit-report", "PLAN", "--measured", "runs/missing.json", "-o", "page.html"],
+    "a-page-with-a-run-that-is-no-json": ["refit-report", "PLAN", "--measured", "runs/no-json.json", "-o", "page.html"],
+    "a-page-with-a-run-that-is-a-list": ["refit-report", "PLAN", "--measured", "runs/list.json", "-o", "page.html"],
+    "a-page-with-a-run-of-other-ranks": ["refit-report", "PLAN", "--measured", "runs/other-ranks.json", "-o", "page.html"],
+    "a-page-with-a-run-of-another-plan": ["refit-report", "PLAN", "--measured", "runs/other-plan.json", "-o", "page.html"],
+    "a-page-with-a-run-of-no-refit": ["refit-report", "PLAN", "--measured", "runs/no-refits.json", "-o", "page.html"],
+    "a-page-with-a-run-of-other-rounds": ["refit-report", "PLAN", "--measured", "runs/other-rounds.json", "-o", "page.html"],
+    "a-page-with-negative-seconds": ["refit-report", "PLAN", "--measured", "runs/negative.json", "-o", "page.html"],
     "two-outputs": ["refitc", "tiny-dense.json", "-o", "PLAN", "--output", "PLAN"],
     "growth-of-a-generic-job": ["refit-bench", "compile", "tiny-generic.json", "--growth", "2"],
 }
@@ -68,6 +90,8 @@ FULL = {
     "run": ["refit-run", "PLAN", "--check"],
     "bench-compile": ["refit-bench", "compile", "tiny-dense.json", "--growth", "2", "--iterations", "1"],
     "sim": ["refit-sim", "PLAN"],
+    "report": ["refit-report", "PLAN", "-o", "-"],
+    "report-data": ["refit-report", "PLAN", "--json"],
     "sim-trace": ["refit-sim", "PLAN", "--trace", "-"],
     "bench-run": ["refit-bench", "run", "PLAN", "--iterations", "1"],
 }
@@ -124,6 +148,10 @@ class Goldens:
         self.expect_of_job(job, "dump.txt", self.run("refit-dump", self.plan).stdout)
         self.expect_of_job(job, "stats.json", self.run("refitc", job.name, "--stats=json", cwd=HERE / "jobs").stdout)
         self.expect_of_job(job, "sim.txt", self.run("refit-sim", self.plan, "--job", job, "--rounds").stdout)
+        if job.stem in REPORTS:
+            data = json.loads(self.run("refit-report", self.plan, "--job", job, "--json").stdout)
+            lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in data.items())
+            self.expect_of_job(job, "report.json", "{" + lines.replace("}, {", "},\n  {") + "}\n")
         self.run("refit-run", self.plan, "--transport", "local", "--check")
 
     def error(self, job):

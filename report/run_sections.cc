@@ -1,0 +1,216 @@
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "plan/enum_text.h"
+#include "report/sections.h"
+#include "simulator/link_shares.h"
+#include "simulator/output.h"
+
+namespace refit::report {
+namespace {
+
+using simulator::kNone;
+using simulator::Link;
+using simulator::Message;
+using simulator::Simulation;
+using simulator::Task;
+using simulator::TaskKind;
+
+constexpr size_t kBins = 120;  // of a link's timeline
+constexpr size_t kMostLinks = 1024;
+constexpr size_t kMostSlowest = 40;
+constexpr size_t kMostParts = 400;  // of the critical path
+constexpr size_t kMostTensors = 4;  // named of a message
+
+// A character for a share: 64 of them, and "A" for none at all.
+std::string ShareText(const std::vector<double>& shares) {
+  static constexpr char kDigits[] =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+  std::string text;
+  for (const double share : shares) {
+    const long digit = std::lround(std::clamp(share, 0.0, 1.0) * 63);
+    text += kDigits[share > 0 ? std::max(digit, 1L) : 0];
+  }
+  return text;
+}
+
+void WriteLink(const Link& link, DataWriter& data) {
+  data.Text("name", simulator::LinkText(link));
+  data.Number("bytes", link.bytes);
+  data.Real("bytes_per_second", link.bytes_per_second);
+  data.Real("busy_seconds", link.BusySeconds());
+}
+
+double SecondsOf(const Simulation& simulation, uint32_t task) {
+  return simulation.times[task].end - simulation.times[task].begin;
+}
+
+void WriteTask(const PlanFile& plan, const Simulation& simulation,
+               uint32_t number, DataWriter& data) {
+  const Task& task = simulation.graph.tasks[number];
+  data.Open();
+  data.Name("kind", simulator::TaskKindText(task.kind));
+  data.Number("rank", static_cast<uint64_t>(task.rank));
+  data.Real("begin", simulation.times[number].begin);
+  data.Real("end", simulation.times[number].end);
+  if (task.round != kNone) data.Number("round", task.round);
+  if (task.kind == TaskKind::kMessage) {
+    const Message& message = simulation.graph.messages[task.message];
+    data.Number("to", static_cast<uint64_t>(message.destination));
+    data.Number("bytes", message.size_bytes);
+    if (const uint32_t link = simulation.bottlenecks[task.message];
+        link != kNone) {
+      data.Name("held_by", simulator::LinkText(simulation.graph.links[link]));
+    }
+    std::vector<std::string> tensors = simulator::TensorsOf(plan, message);
+    if (tensors.size() > kMostTensors) {
+      data.Number("more_tensors", tensors.size() - kMostTensors);
+      tensors.resize(kMostTensors);
+    }
+    data.Names("tensors", tensors);
+  }
+  data.Close();
+}
+
+// The longest `most` of the tasks; of equals those that come first.
+std::vector<uint32_t> Longest(const Simulation& simulation,
+                              std::vector<uint32_t> tasks, size_t most) {
+  std::stable_sort(tasks.begin(), tasks.end(), [&](uint32_t a, uint32_t b) {
+    return SecondsOf(simulation, a) > SecondsOf(simulation, b);
+  });
+  if (tasks.size() > most) tasks.resize(most);
+  return tasks;
+}
+
+}  // namespace
+
+void WriteTimes(const ReportInputs& inputs, DataWriter& data) {
+  const fb::Stats* stats = inputs.plan.body().stats();
+  const Simulation& simulation = inputs.simulation;
+  data.Open("times");
+  data.Real("lower_bound", stats == nullptr ? 0 : stats->lower_bound_seconds());
+  data.Real("predicted", stats == nullptr ? 0 : stats->predicted_seconds());
+  data.Text("predicted_binding_link",
+            stats == nullptr || stats->binding_link() == nullptr
+                ? ""
+                : stats->binding_link()->str());
+  data.Real("simulated", simulation.seconds);
+  data.Flag("plan_speeds", simulation.options.has_plan_speeds);
+  if (const uint32_t busiest = simulation.BusiestLink(); busiest != kNone) {
+    data.Open("binding_link");
+    WriteLink(simulation.graph.links[busiest], data);
+    data.Close();
+  }
+  data.Close();
+}
+
+void WriteLinks(const Simulation& simulation, DataWriter& data) {
+  const std::vector<Link>& links = simulation.graph.links;
+  std::vector<uint32_t> shown(links.size());
+  std::iota(shown.begin(), shown.end(), 0);
+  if (shown.size() > kMostLinks) {
+    std::stable_sort(shown.begin(), shown.end(), [&](uint32_t a, uint32_t b) {
+      return links[a].BusySeconds() > links[b].BusySeconds();
+    });
+    shown.resize(kMostLinks);
+  }
+  std::stable_sort(shown.begin(), shown.end(), [&](uint32_t a, uint32_t b) {
+    return std::make_pair(links[a].kind, links[a].owner) <
+           std::make_pair(links[b].kind, links[b].owner);
+  });
+  const std::vector<std::vector<double>> shares =
+      simulator::LinkShares(simulation, kBins);
+  data.Open("links");
+  data.Number("all", links.size());
+  data.OpenList("list");
+  for (const uint32_t number : shown) {
+    const Link& link = links[number];
+    data.Open();
+    data.Name("kind", simulator::LinkKindText(link.kind));
+    data.Number("owner", link.owner);
+    data.Number("bytes", link.bytes);
+    data.Real("speed", link.bytes_per_second);
+    data.Text("shares", ShareText(shares[number]));
+    data.Close();
+  }
+  data.CloseList();
+  data.Close();
+}
+
+void WriteRounds(const ReportInputs& inputs, DataWriter& data) {
+  const std::vector<simulator::RoundTimes>& rounds = inputs.simulation.rounds;
+  const uint32_t rounds_per_group = RoundsPerGroup(inputs.plan);
+  std::vector<double> begins, ends;
+  std::vector<uint64_t> messages, bytes;
+  std::vector<std::string> routes;
+  for (uint32_t i = 0; i < rounds.size(); ++i) {
+    const simulator::RoundTimes& round = rounds[i];
+    if (i % rounds_per_group == 0) {
+      begins.push_back(round.begin);
+      ends.push_back(round.end);
+      messages.push_back(0);
+      bytes.push_back(0);
+      routes.push_back(RouteText(round.route, round.mechanism));
+    }
+    begins.back() = std::min(begins.back(), round.begin);
+    ends.back() = std::max(ends.back(), round.end);
+    messages.back() += round.messages;
+    bytes.back() += round.size_bytes;
+  }
+  data.Open("rounds");
+  data.Number("per_group", rounds_per_group);
+  data.Reals("begin", begins);
+  data.Reals("end", ends);
+  data.Numbers("messages", messages);
+  data.Numbers("bytes", bytes);
+  data.Names("route", routes);
+  data.Close();
+}
+
+void WriteSlowest(const ReportInputs& inputs, DataWriter& data) {
+  const Simulation& simulation = inputs.simulation;
+  std::vector<uint32_t> tasks;
+  for (uint32_t i = 0; i < simulation.graph.tasks.size(); ++i) {
+    const TaskKind kind = simulation.graph.tasks[i].kind;
+    if (kind != TaskKind::kPoint && kind != TaskKind::kStart) {
+      tasks.push_back(i);
+    }
+  }
+  data.OpenList("slowest");
+  for (const uint32_t task :
+       Longest(simulation, std::move(tasks), kMostSlowest)) {
+    WriteTask(inputs.plan, simulation, task, data);
+  }
+  data.CloseList();
+}
+
+void WriteCriticalPath(const ReportInputs& inputs, DataWriter& data) {
+  const Simulation& simulation = inputs.simulation;
+  std::vector<uint32_t> shown =
+      Longest(simulation, simulation.critical_path, kMostParts);
+  std::sort(shown.begin(), shown.end(), [&](uint32_t a, uint32_t b) {
+    return std::make_pair(simulation.times[a].begin, a) <
+           std::make_pair(simulation.times[b].begin, b);
+  });
+  double left_out_seconds = 0;
+  for (const uint32_t task : simulation.critical_path) {
+    left_out_seconds += SecondsOf(simulation, task);
+  }
+  for (const uint32_t task : shown) {
+    left_out_seconds -= SecondsOf(simulation, task);
+  }
+  const size_t left_out = simulation.critical_path.size() - shown.size();
+  data.Open("critical_path");
+  data.Number("left_out", left_out);
+  data.Real("left_out_seconds", left_out == 0 ? 0 : left_out_seconds);
+  data.OpenList("parts");
+  for (const uint32_t task : shown) {
+    WriteTask(inputs.plan, simulation, task, data);
+  }
+  data.CloseList();
+  data.Close();
+}
+
+}  // namespace refit::report
