@@ -5,8 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 venv=build/venv
-packages=(nanobind numpy pytest ml_dtypes)
-if [ -x "$venv/bin/python" ] && "$venv/bin/python" -c 'import nanobind, numpy, pytest, ml_dtypes' 2>/dev/null; then exit 0; fi
+packages=(nanobind numpy pytest ml_dtypes matplotlib)
+if [ -x "$venv/bin/python" ] && "$venv/bin/python" -c 'import nanobind, numpy, pytest, ml_dtypes, matplotlib' 2>/dev/null; then exit 0; fi
 python=/usr/bin/python3
 if [ ! -x "$python" ]; then python=python3; fi
 mkdir -p build

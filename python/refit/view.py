@@ -62,21 +62,44 @@ def figure(plan: Plan) -> Any:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError("Plan.plot needs matplotlib: pip install matplotlib") from None
-    drawn = Figure(figsize=(11, 4.5), layout="constrained")
+    drawn = Figure(figsize=(11, 5), layout="constrained")
     matrix_axes, rank_axes = drawn.subplots(1, 2)
-    senders = sorted({sender for sender, _ in plan.traffic()} | set(range(plan.source_ranks)))
-    receivers = list(range(plan.source_ranks, plan.world_size))
-    traffic = plan.traffic()
-    mebibytes = [[traffic.get((sender, receiver), 0) / 2**20 for receiver in receivers] for sender in senders]
-    image = matrix_axes.imshow(mebibytes, aspect="auto", cmap="viridis")
-    matrix_axes.set(title="MiB from sender to receiver", xlabel="destination rank", ylabel="sender",
-                    xticks=range(len(receivers)), yticks=range(len(senders)))
-    matrix_axes.set_xticklabels(receivers)
-    matrix_axes.set_yticklabels(senders)
-    drawn.colorbar(image, ax=matrix_axes)
-    moved = [size / 2**20 for size in bytes_per_rank(plan)]
-    rank_axes.bar(range(plan.source_ranks), moved[:plan.source_ranks], label="sent by the source")
-    rank_axes.bar(receivers, moved[plan.source_ranks:], label="received by the destination")
-    rank_axes.set(title="MiB by rank", xlabel="rank")
-    rank_axes.legend()
+    _draw_matrix(plan, drawn, matrix_axes)
+    _draw_ranks(plan, rank_axes)
     return drawn
+
+
+def _draw_matrix(plan: Plan, drawn: Any, axes: Any) -> None:
+    """Few ranks are named one by one. Of many some are, and lines lie between hosts."""
+    from matplotlib.colors import LogNorm
+
+    traffic = plan.traffic()
+    senders = sorted({sender for sender, _ in traffic} | set(range(plan.source_ranks)))
+    receivers = list(range(plan.source_ranks, plan.world_size))
+    mebibytes = [[traffic.get((sender, receiver), 0) / 2**20 for receiver in receivers] for sender in senders]
+    moved = [size / 2**20 for size in traffic.values() if size]
+    spread = bool(moved) and max(moved) > 50 * min(moved)
+    image = axes.imshow(mebibytes, aspect="auto", cmap="viridis", interpolation="nearest",
+                        norm=LogNorm(min(moved), max(moved)) if spread else None)
+    if spread:
+        axes.set_facecolor("white")  # pairs that move nothing
+    axes.set(title="MiB from sender to receiver" + (" (logarithmic)" if spread else ""), xlabel="destination rank",
+             ylabel="sender")
+    for axis, ranks, most, line in ((axes.xaxis, receivers, 10, axes.axvline), (axes.yaxis, senders, 16, axes.axhline)):
+        step = -(-len(ranks) // most)
+        axis.set_ticks(range(0, len(ranks), step), labels=[str(rank) for rank in ranks[::step]])
+        ends = [at for at in range(1, len(ranks)) if plan.host(ranks[at]) != plan.host(ranks[at - 1])]
+        for at in ends if len(ends) <= 64 else []:
+            line(at - 0.5, color="white", linewidth=0.5, alpha=0.5)
+    drawn.colorbar(image, ax=axes)
+
+
+def _draw_ranks(plan: Plan, axes: Any) -> None:
+    moved = [size / 2**20 for size in bytes_per_rank(plan)]
+    # Neighbors touch, so that hundreds of them are no pattern of gaps.
+    width = 0.8 if plan.world_size <= 64 else 1.0
+    sources, destinations = range(plan.source_ranks), range(plan.source_ranks, plan.world_size)
+    axes.bar(sources, moved[:plan.source_ranks], width=width, label="sent by the source")
+    axes.bar(destinations, moved[plan.source_ranks:], width=width, label="received by the destination")
+    axes.set(title="MiB by rank", xlabel="rank", ylim=(0, 1.18 * max(moved, default=0) or 1))
+    axes.legend(loc="upper center", ncols=2)

@@ -313,6 +313,32 @@ def test_plot_draws_the_traffic_matrix(tiny_job):
     assert matrix.sum() * 2**20 == pytest.approx(plan.stats.moved_bytes)
 
 
+@pytest.mark.parametrize("ranks", [1, 8, 256])
+def test_no_label_of_a_plot_lies_over_another(ranks):
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    side = {"layout": "generic", "meshes": {"m": {"axes": {"ranks": ranks}}}}
+    plan = refit.compile({
+        "model": [{"name": "weight", "shape": [512, 512], "dtype": "fp32"}],
+        "source": {**side, "tensors": [{"match": "*", "mesh": "m", "placements": ["Shard(0)"]}]},
+        "destination": {**side, "tensors": [{"match": "*", "mesh": "m", "placements": ["Shard(1)"]}]},
+        "topology": {"gpus_per_host": 8}})
+    drawn = plan.plot()
+    canvas = FigureCanvasAgg(drawn)
+    canvas.draw()
+    matrix, bars = drawn.axes[:2]
+    assert matrix.images[0].get_array().shape == (ranks, ranks)
+    for axes in (matrix, bars):
+        for axis in (axes.xaxis, axes.yaxis):
+            labels = [label for label in axis.get_ticklabels() if label.get_text()]
+            assert len(labels) >= min(ranks, 3)
+            boxes = [label.get_window_extent(canvas.get_renderer()).padded(2) for label in labels]
+            assert not [(i, j) for i in range(len(boxes)) for j in range(i) if boxes[i].overlaps(boxes[j])]
+        for bar in axes.patches:  # the legend is above them
+            if axes.get_legend() is not None:
+                assert not axes.get_legend().get_window_extent().overlaps(bar.get_window_extent())
+
+
 def test_text_of_a_tensor_that_is_not_there(tiny_job):
     plan = refit.compile(tiny_job)
     for shown in (plan.text, plan.json):
