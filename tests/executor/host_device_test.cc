@@ -1,6 +1,7 @@
 #include "refit/host_device.h"
 
 #include "tests/executor/apply_conformance.h"
+#include "tests/executor/delta_conformance.h"
 #include "tests/executor/device_conformance.h"
 #include "tests/executor/digest_conformance.h"
 #include "tests/executor/quantize_conformance.h"
@@ -13,6 +14,10 @@ INSTANTIATE_TEST_SUITE_P(Host, ApplyConformance,
                            return std::make_unique<HostDevice>();
                          })));
 INSTANTIATE_TEST_SUITE_P(Host, DigestConformance,
+                         testing::Values(DeviceFactory([] {
+                           return std::make_unique<HostDevice>();
+                         })));
+INSTANTIATE_TEST_SUITE_P(Host, DeltaConformance,
                          testing::Values(DeviceFactory([] {
                            return std::make_unique<HostDevice>();
                          })));

@@ -8,6 +8,7 @@
 
 #include "executor/device/cast.h"
 #include "tests/executor/apply_conformance.h"
+#include "tests/executor/delta_conformance.h"
 #include "tests/executor/device_conformance.h"
 #include "tests/executor/digest_conformance.h"
 #include "tests/executor/quantize_conformance.h"
@@ -21,6 +22,10 @@ INSTANTIATE_TEST_SUITE_P(Cuda, ApplyConformance,
                            return *CreateCudaDevice(0);
                          })));
 INSTANTIATE_TEST_SUITE_P(Cuda, DigestConformance,
+                         testing::Values(DeviceFactory([] {
+                           return *CreateCudaDevice(0);
+                         })));
+INSTANTIATE_TEST_SUITE_P(Cuda, DeltaConformance,
                          testing::Values(DeviceFactory([] {
                            return *CreateCudaDevice(0);
                          })));

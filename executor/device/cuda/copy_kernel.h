@@ -32,7 +32,7 @@ enum class KernelKind : uint32_t { kCopy = 0, kZero = 1, kCast = 2 };
 struct KernelCopy {
   KernelKind kind;
   uint32_t unit_bytes;  // of a copy; of a cast 0
-  DType from_dtype;     // of a cast
+  DType from_dtype;     // a copy's is that of its elements
   DType to_dtype;
   uint32_t from_entry;
   uint32_t to_entry;

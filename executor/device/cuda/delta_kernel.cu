@@ -62,6 +62,23 @@ __device__ __forceinline__ bool Differ(Unit a, Unit b) {
   return a != b;
 }
 
+__device__ __forceinline__ uint32_t ElementBytes(DType dtype) {
+  switch (dtype) {
+    case DType::kFp64:
+    case DType::kInt64:
+      return 8;
+    case DType::kFp32:
+    case DType::kInt32:
+      return 4;
+    case DType::kBf16:
+    case DType::kFp16:
+    case DType::kInt16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
 // Elements of a word that differ, by their size.
 __device__ __forceinline__ uint32_t CountWord(uint32_t difference,
                                               uint32_t element_bytes) {
@@ -74,11 +91,16 @@ __device__ __forceinline__ uint32_t CountWord(uint32_t difference,
 }
 __device__ __forceinline__ uint32_t CountElements(uint4 a, uint4 b,
                                                   uint32_t bytes) {
+  if (bytes == 8) {
+    return (((a.x ^ b.x) | (a.y ^ b.y)) != 0) +
+           (((a.z ^ b.z) | (a.w ^ b.w)) != 0);
+  }
   return CountWord(a.x ^ b.x, bytes) + CountWord(a.y ^ b.y, bytes) +
          CountWord(a.z ^ b.z, bytes) + CountWord(a.w ^ b.w, bytes);
 }
 __device__ __forceinline__ uint32_t CountElements(uint2 a, uint2 b,
                                                   uint32_t bytes) {
+  if (bytes == 8) return Differ(a, b);
   return CountWord(a.x ^ b.x, bytes) + CountWord(a.y ^ b.y, bytes);
 }
 template <typename Unit>
@@ -114,11 +136,8 @@ template <typename Unit>
 __device__ void MoveTile(const KernelCopy& copy, const KernelDelta& delta,
                          std::byte* const* table, uint32_t tile, Found& found) {
   constexpr uint32_t kSize = sizeof(Unit);
-  const auto element_bytes =
-      static_cast<uint32_t>(copy.from_dtype == DType::kFp32   ? 4
-                            : copy.from_dtype == DType::kBf16 ? 2
-                            : copy.from_dtype == DType::kFp16 ? 2
-                                                              : 1);
+  // A unit is not smaller: tensors of GPUs are aligned to their elements.
+  const uint32_t element_bytes = ElementBytes(copy.from_dtype);
   if (delta.kind == DeltaKind::kMarked) {
     ForEachUnit(copy, delta, table, tile,
                 [&](uint32_t, const Row& row, uint32_t at) {
@@ -198,7 +217,7 @@ __device__ void CastTile(const KernelCopy& copy, const KernelDelta& delta,
             CountMarks(delta, row.marks, row.offset + place, from_bytes) == 0) {
           return;
         }
-        found.elements += 1;
+        if (delta.kind != DeltaKind::kKept) found.elements += 1;
         found.bytes += to_bytes;
         const uint32_t fp32 = LoadFp32(row.from, copy.from_dtype, at);
         if (to_bytes == 4) {
