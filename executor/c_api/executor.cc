@@ -91,6 +91,13 @@ absl::StatusOr<Struct> ReadElement(const Struct* array, size_t i,
   return Read(element, struct_name);
 }
 
+// One that this library does not know is one that nobody wants.
+DType ToDType(refit_dtype dtype) {
+  return dtype > 0 && dtype <= static_cast<int>(DType::MAX)
+             ? static_cast<DType>(dtype)
+             : DType::kUnspecified;
+}
+
 absl::StatusOr<BoundTensor> ToBound(
     const absl::StatusOr<refit_tensor>& tensor) {
   if (!tensor.ok()) return tensor.status();
@@ -107,10 +114,7 @@ absl::StatusOr<BoundTensor> ToBound(
                        .size_bytes = tensor->size_bytes,
                        .dtype = DType::kUnspecified,
                        .shape = {}};
-  // One that this library does not know is one that the plan does not want.
-  if (tensor->dtype > 0 && tensor->dtype <= static_cast<int>(DType::MAX)) {
-    bound.dtype = static_cast<DType>(tensor->dtype);
-  }
+  bound.dtype = ToDType(tensor->dtype);
   bound.shape.assign(tensor->shape, tensor->shape + tensor->dimensions);
   return bound;
 }
@@ -443,6 +447,28 @@ refit_status* refit_executor_run(refit_executor* executor, void* stream,
     if (!known.ok()) return known.status();
     return executor->worker->Call(
         [&](refit::Executor& rank) { return rank.Run(stream, *known); });
+  });
+}
+
+refit_status* refit_cast_and_mark(refit_device* device, void* stream,
+                                  const refit_marking_cast* cast) {
+  return Guarded([&]() -> absl::Status {
+    const absl::Status status =
+        CheckNotNull({{"device", device}, {"cast", cast}});
+    if (!status.ok()) return status;
+    const auto known = refit::Read(*cast, "refit_marking_cast");
+    if (!known.ok()) return known.status();
+    if (known->reserved != 0) {
+      return absl::InvalidArgumentError("reserved is not 0");
+    }
+    return device->device->CastAndMark(
+        {.from = known->from,
+         .to = known->to,
+         .to_dtype = refit::ToDType(known->to_dtype),
+         .changes = known->changes,
+         .first_element = known->first_element,
+         .elements = known->elements},
+        stream);
   });
 }
 

@@ -14,6 +14,7 @@
 #include "executor/device/host_digest.h"
 #include "executor/device/host_fence.h"
 #include "executor/device/host_quantize.h"
+#include "executor/device/marking_cast.h"
 #include "executor/device/memory_export.h"
 
 namespace refit {
@@ -192,6 +193,12 @@ absl::Status HostDevice::Copy(std::byte* to, const std::byte* from,
                               uint64_t size_bytes, Stream) {
   if (size_bytes > 0) CopyContiguous(to, from, size_bytes);
   return absl::OkStatus();
+}
+
+absl::Status HostDevice::CastAndMark(const MarkingCast& cast, Stream) {
+  const absl::Status status = CheckMarkingCast(cast);
+  if (status.ok()) RunMarkingCast(cast);
+  return status;
 }
 
 absl::Status HostDevice::Synchronize(Stream) { return absl::OkStatus(); }

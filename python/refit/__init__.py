@@ -16,7 +16,7 @@ from refit.description import describe, describe_state_dict, transformers_placem
 from refit.errors import (Aborted, BindError, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, FileDenied,
                           FileError, FileNotFound, InvalidArgument, JobError, JobWarning, MergeError, NotFound,
                           PermissionDenied, ProofError, Unavailable, Unimplemented)
-from refit.executor import DeltaReport, Digest, Executor, join, nccl_library, run_local, ucx_library
+from refit.executor import DeltaReport, Digest, Executor, cast_and_mark, join, nccl_library, run_local, ucx_library
 from refit.merging import merge
 from refit.plan import Difference, Plan, PostHook, Proof, Stats, TensorInfo, compile
 
@@ -25,7 +25,7 @@ __all__ = [
     "Executor", "FailedPrecondition",
     "FileDenied", "FileError", "FileNotFound", "InvalidArgument", "JobError", "JobWarning", "LocalFabric", "MergeError",
     "NotFound", "PermissionDenied", "Plan", "PostHook", "Proof", "ProofError", "Report", "Stats", "TensorInfo", "Unavailable",
-    "Unimplemented", "__version__", "check", "compile", "cuda_built", "cuda_device_count",
+    "Unimplemented", "__version__", "cast_and_mark", "check", "compile", "cuda_built", "cuda_device_count",
     "describe", "describe_state_dict", "join", "merge", "nccl_library", "rendezvous", "run_local", "tensors",
     "transformers_placements", "ucx_library",
 ]

@@ -11,7 +11,7 @@ from refit import _core, dtensors
 from refit.errors import Aborted, BindError, Error, InvalidArgument, Unavailable
 from refit.plan import Plan, PostHook
 from refit.rendezvous import Rendezvous, from_unique_id
-from refit.tensors import View, bitmap_view, locator, view
+from refit.tensors import View, bitmap_view, locator, view, words_view
 
 TIMEOUT_SECONDS = 600.0
 
@@ -106,7 +106,7 @@ class Executor:
         `changes`, on a source rank of a plan with options.delta "bitmap", gives bitmaps by the names of tensors: 32-bit
         words where the tensor is, (elements + 31) // 32 of them. Set bit i % 32 of word i // 32 when element i changes,
         in work that comes before `run` on its stream; a refit clears them. Bitmaps stay in place until the next bind.
-        Tensors without one are sent whole each time.
+        Tensors without one are sent whole each time. `cast_and_mark` sets bits.
         """
         functions = _functions(hooks)
         if self.state == "loaded":
@@ -286,12 +286,7 @@ class Executor:
         return ""
 
     def _stream(self, stream: Any) -> int:
-        if self.device == "cpu":
-            return 0
-        if stream is None:
-            torch = sys.modules.get("torch")
-            return torch.cuda.current_stream(self.device).cuda_stream if torch is not None else 0
-        return int(getattr(stream, "cuda_stream", stream))
+        return _stream_of(self.device, stream)
 
 
 def join(plan: Plan, rank: int, tensors: Mapping[str, Any], *, unique_id: bytes, device: Any,
@@ -346,6 +341,44 @@ def run_local(plan: Plan, tensors: Sequence[Mapping[str, Any]], *, hooks: Hooks 
     for executor in executors:
         executor.close()
     return stats
+
+
+def cast_and_mark(master: Any, weight: Any, changes: Any, *, first_element: int = 0, stream: Any = None) -> None:
+    """Casts `master`, fp32, into `weight`, bf16 or fp16, and sets in `changes` the bits of the elements that differ from
+    what `weight` held: an optimizer's last step and the bitmap that `Executor.bind` takes, in one pass.
+
+    `changes` is the bitmap of the tensor that `weight` is a part of, from element `first_element` on, as a sharded
+    optimizer's parts are. Bits of what did not change stay as they are. All are contiguous and on one device; a GPU does
+    the work on `stream`, by default torch's current one. Rounds to nearest even; NaN stays a quiet NaN with its sign. Bits
+    are compared, so -0 is a change from 0.
+    """
+    of, to, bits = view(master), view(weight), words_view(changes)
+    for name, seen in (("master", of), ("weight", to), ("changes", bits)):
+        if seen.problem:
+            raise InvalidArgument(f"{name} {seen.problem}")
+        if seen.device != of.device:
+            raise InvalidArgument(f"{name} is on {seen.device}; wanted master's {of.device}")
+    elements = math.prod(of.shape)
+    if of.dtype != "fp32":
+        raise InvalidArgument(f"master has dtype {of.dtype}; wanted fp32")
+    if math.prod(to.shape) != elements:
+        raise InvalidArgument(f"weight has {math.prod(to.shape)} elements; wanted {elements}, as many as master")
+    words = (first_element + elements + 31) // 32
+    if first_element < 0 or bits.size_bytes < 4 * words:
+        raise InvalidArgument(f"changes has {bits.size_bytes // 4} words; wanted {words} or more, for elements {first_element} "
+                              f"to {first_element + elements}")
+    ordinal = _cuda_ordinal(of.device)
+    _core.cast_and_mark(ordinal, _stream_of(of.device, stream), of.address, to.address, to.dtype, bits.address, first_element,
+                        elements)
+
+
+def _stream_of(device: str, stream: Any) -> int:
+    if device == "cpu":
+        return 0
+    if stream is None:
+        torch = sys.modules.get("torch")
+        return torch.cuda.current_stream(device).cuda_stream if torch is not None else 0
+    return int(getattr(stream, "cuda_stream", stream))
 
 
 def nccl_library() -> tuple[str, str]:

@@ -75,23 +75,27 @@ def view(tensor: Any) -> View:
     return View(0, 0, "", (), "", f"{type(tensor).__name__} is no tensor; wanted torch, numpy or an array interface")
 
 
-def bitmap_view(bits: Any, elements: int) -> View:
-    """A bitmap of a tensor's changes: a bit for each of its elements, in 32-bit words."""
-    words = (elements + 31) // 32
+def words_view(bits: Any) -> View:
+    """The 32-bit words of a bitmap."""
     # No dtype of a plan, but the words of a bitmap.
     if str(getattr(bits, "dtype", "")) == "uint32":
         bits = bits.view("i4")
     elif str(getattr(bits, "dtype", "")) == "torch.uint32":
         bits = bits.view(sys.modules["torch"].int32)
     seen = view(bits)
-    if seen.problem:
+    if not seen.problem and seen.dtype != "int32":
+        return seen._replace(address=0, problem=f"has dtype {seen.dtype}; wanted int32 or uint32")
+    return seen
+
+
+def bitmap_view(bits: Any, elements: int) -> View:
+    """A bitmap of a tensor's changes: a bit for each of its elements."""
+    seen = words_view(bits)
+    words = (elements + 31) // 32
+    if seen.problem or seen.size_bytes == 4 * words:
         return seen
-    problem = ""
-    if seen.dtype != "int32":
-        problem = f"has dtype {seen.dtype}; wanted int32 or uint32"
-    elif seen.size_bytes != 4 * words:
-        problem = f"has {seen.size_bytes // 4} words; wanted {words}, a bit for each of {elements} elements"
-    return seen._replace(address=0, problem=problem) if problem else seen
+    return seen._replace(address=0, problem=f"has {seen.size_bytes // 4} words; wanted {words}, a bit for each of {elements} "
+                                            "elements")
 
 
 def _torch_view(tensor: Any) -> View:

@@ -11,7 +11,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -280,6 +282,42 @@ TcpRendezvous FromUniqueId(const nb::bytes& bytes, int32_t rank,
   return Check(RendezvousFromUniqueId(id, rank, world_size));
 }
 
+// The device of tensors, which is made once.
+std::shared_ptr<Device> DeviceOf(std::optional<int> cuda_ordinal) {
+  static std::mutex mutex;
+  static auto* const devices =
+      new std::map<std::optional<int>, std::shared_ptr<Device>>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::shared_ptr<Device>& device = (*devices)[cuda_ordinal];
+  if (device == nullptr) {
+    if (cuda_ordinal.has_value()) {
+      device = Check(CreateCudaDevice(*cuda_ordinal));
+    } else {
+      device = std::make_shared<HostDevice>();
+    }
+  }
+  return device;
+}
+
+void CastAndMark(std::optional<int> cuda_ordinal, uintptr_t stream,
+                 uintptr_t from, uintptr_t to, const std::string& to_dtype,
+                 uintptr_t changes, uint64_t first_element, uint64_t elements) {
+  const std::shared_ptr<Device> device = DeviceOf(cuda_ordinal);
+  absl::Status status;
+  {
+    const nb::gil_scoped_release unlocked;
+    status = device->CastAndMark(
+        {.from = reinterpret_cast<const float*>(from),
+         .to = reinterpret_cast<void*>(to),
+         .to_dtype = ParseDType(to_dtype).value_or(DType::kUnspecified),
+         .changes = reinterpret_cast<uint32_t*>(changes),
+         .first_element = first_element,
+         .elements = elements},
+        reinterpret_cast<Stream>(stream));
+  }
+  Check(status);
+}
+
 }  // namespace
 
 void BindExecutor(nb::module_& module) {
@@ -338,6 +376,10 @@ void BindExecutor(nb::module_& module) {
       .def("notices", &RankExecutor::Notices)
       .def("delta_report", &RankExecutor::LastDelta)
       .def("counters", &RankExecutor::Counters);
+  module.def("cast_and_mark", &CastAndMark, nb::arg("cuda_ordinal").none(),
+             nb::arg("stream"), nb::arg("from"), nb::arg("to"),
+             nb::arg("to_dtype"), nb::arg("changes"), nb::arg("first_element"),
+             nb::arg("elements"));
   module.def("unique_id", &NewUniqueId);
   module.def("cuda_device_count", &CudaDeviceCount);
   module.def("local_rank", [] { return Check(LocalRankFromEnvironment()); });

@@ -63,6 +63,56 @@ def test_a_worker_marks_what_changed(tiny_job, dtype):
     assert not given[1]["layers.1.weight"].any()
 
 
+def test_a_cast_marks_what_the_next_refit_sends(tiny_job):
+    """An optimizer's fp32 masters, of which a step changes the bf16 copies of a few."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for tensor in tiny_job["model"]:
+        tensor["dtype"] = "bf16"
+    given = {}
+
+    def changes(rank, held):
+        given[rank] = bitmaps(rank, held)
+        return given[rank]
+
+    world = world_of(tiny_job, {"changes": "bitmap"}, changes)
+    masters = [{name: tensor.astype("f4") for name, tensor in held.items()} for held in world.sources]
+    world.on_all(lambda rank: world.executors[rank].run(timeout=20))
+    random = np.random.default_rng(1)
+    for _ in range(3):
+        for rank, held in enumerate(world.sources):
+            for name, tensor in held.items():
+                if name == "norm.weight" and rank == 1:
+                    masters[1][name] = masters[0][name]  # replicas
+                else:
+                    masters[rank][name] *= 1 + random.choice([0, 2.0**-7], tensor.shape, p=[0.8, 0.2]).astype("f4")
+                halves = (masters[rank][name].reshape(-1)[:7], tensor.reshape(-1)[:7]), (
+                    masters[rank][name].reshape(-1)[7:], tensor.reshape(-1)[7:])
+                before = tensor.copy()
+                refit.cast_and_mark(*halves[1], given[rank][name], first_element=7)
+                refit.cast_and_mark(*halves[0], given[rank][name])
+                assert (tensor.view("u2") == masters[rank][name].astype(ml_dtypes.bfloat16).view("u2")).all()
+                marked = np.unpackbits(given[rank][name].view("u1"), bitorder="little")[:tensor.size]
+                assert (marked == (before.view("u2") != tensor.view("u2")).reshape(-1)).all()
+        world.on_all(lambda rank: world.executors[rank].run(timeout=20))  # checked by its plan
+        assert world.executors[0].delta_report.is_delta
+        assert 0 < world.executors[0].delta_report.change_rate < 0.6
+
+
+@pytest.mark.parametrize("master, weight, changes, said", [
+    (np.zeros(4, "f8"), np.zeros(4, "f2"), np.zeros(1, "u4"), "master has dtype fp64; wanted fp32"),
+    (np.zeros(4, "f4"), np.zeros(4, "f4"), np.zeros(1, "u4"), "a cast that marks changes is to fp32; wanted bf16 or fp16"),
+    (np.zeros(4, "f4"), np.zeros(5, "f2"), np.zeros(1, "u4"), "weight has 5 elements; wanted 4, as many as master"),
+    (np.zeros(4, "f4"), np.zeros(8, "f2")[::2], np.zeros(1, "u4"), "weight is not contiguous: shape [4], strides [4] bytes"),
+    (np.zeros(4, "f4"), np.zeros(4, "f2"), np.zeros(1, "i8"), "changes has dtype int64; wanted int32 or uint32"),
+    (np.zeros(40, "f4"), np.zeros(40, "f2"), np.zeros(1, "u4"), "changes has 1 words; wanted 2 or more, for elements 0 to 40"),
+    (7, np.zeros(4, "f2"), np.zeros(1, "u4"), "master int is no tensor; wanted torch, numpy or an array interface"),
+])
+def test_a_cast_of_wrong_tensors_is_refused(master, weight, changes, said):
+    with pytest.raises(refit.InvalidArgument) as told:
+        refit.cast_and_mark(master, weight, changes)
+    assert str(told.value) == said
+
+
 def test_one_rank_may_ask_for_a_dense_refit(tiny_job):
     world = world_of(tiny_job, True)
     for _ in range(2):

@@ -725,6 +725,7 @@ static void TestLayoutOfStructs(void) {
   EXPECT(offsetof(refit_run_options, dense) == 36);
   EXPECT(sizeof(refit_changes) == 24);
   EXPECT(sizeof(refit_delta_report) == 88);
+  EXPECT(sizeof(refit_marking_cast) == 56);
   EXPECT(offsetof(refit_delta_report, elements) == 40);
 }
 
@@ -1091,6 +1092,39 @@ static void TestFailures(void) {
   CloseAll(ranks);
 }
 
+static void TestCastAndMark(void) {
+  refit_device* device = NULL;
+  OK(refit_device_create_host(&device));
+  const float masters[3] = {1.0f, -0.0f, 3.0f};
+  uint16_t weights[3] = {0x3f80, 0, 0x4040}; /* 1, 0, 3 */
+  uint32_t bits[2] = {1, 0};
+  refit_marking_cast cast = {sizeof(cast)};
+  cast.from = masters;
+  cast.to = weights;
+  cast.changes = bits;
+  cast.first_element = 31;
+  cast.elements = 3;
+  cast.to_dtype = REFIT_DTYPE_BF16;
+  OK(refit_cast_and_mark(device, NULL, &cast));
+  EXPECT(weights[0] == 0x3f80 && weights[1] == 0x8000 && weights[2] == 0x4040);
+  EXPECT(bits[0] == 1 && bits[1] == 1); /* of element 32 */
+  ERROR(refit_cast_and_mark(NULL, NULL, &cast), REFIT_INVALID_ARGUMENT,
+        "device is NULL");
+  ERROR(refit_cast_and_mark(device, NULL, NULL), REFIT_INVALID_ARGUMENT,
+        "cast is NULL");
+  cast.to_dtype = REFIT_DTYPE_INT16;
+  ERROR(refit_cast_and_mark(device, NULL, &cast), REFIT_INVALID_ARGUMENT,
+        "a cast that marks changes is to int16; wanted bf16 or fp16");
+  cast.to_dtype = REFIT_DTYPE_FP16;
+  cast.changes = NULL;
+  ERROR(refit_cast_and_mark(device, NULL, &cast), REFIT_INVALID_ARGUMENT,
+        "changes is null");
+  cast.struct_size = 8;
+  ERROR(refit_cast_and_mark(device, NULL, &cast), REFIT_INVALID_ARGUMENT,
+        "struct_size of refit_marking_cast is 8");
+  refit_device_free(device);
+}
+
 /* What each source marks; a bit for each element of a tensor. */
 static uint32_t marks[kSources][kLayers][(kElements + 31) / 32];
 
@@ -1251,6 +1285,7 @@ int main(int argc, char** argv) {
   TestBindRefusesHooksThatNobodyDoes();
   TestFailingHook();
   TestDeltas();
+  TestCastAndMark();
   TestRefitOverTcp();
   TestRefitByUniqueId();
   TestRefitOverUcx(staged_path, REFIT_TRANSPORT_DEFAULT);

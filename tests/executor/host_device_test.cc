@@ -4,6 +4,7 @@
 #include "tests/executor/delta_conformance.h"
 #include "tests/executor/device_conformance.h"
 #include "tests/executor/digest_conformance.h"
+#include "tests/executor/marking_cast_conformance.h"
 #include "tests/executor/quantize_conformance.h"
 
 namespace refit {
@@ -18,6 +19,10 @@ INSTANTIATE_TEST_SUITE_P(Host, DigestConformance,
                            return std::make_unique<HostDevice>();
                          })));
 INSTANTIATE_TEST_SUITE_P(Host, DeltaConformance,
+                         testing::Values(DeviceFactory([] {
+                           return std::make_unique<HostDevice>();
+                         })));
+INSTANTIATE_TEST_SUITE_P(Host, MarkingCastConformance,
                          testing::Values(DeviceFactory([] {
                            return std::make_unique<HostDevice>();
                          })));

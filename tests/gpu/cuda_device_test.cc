@@ -11,6 +11,7 @@
 #include "tests/executor/delta_conformance.h"
 #include "tests/executor/device_conformance.h"
 #include "tests/executor/digest_conformance.h"
+#include "tests/executor/marking_cast_conformance.h"
 #include "tests/executor/quantize_conformance.h"
 #include "tests/gpu/mapped_segment.h"
 
@@ -26,6 +27,10 @@ INSTANTIATE_TEST_SUITE_P(Cuda, DigestConformance,
                            return *CreateCudaDevice(0);
                          })));
 INSTANTIATE_TEST_SUITE_P(Cuda, DeltaConformance,
+                         testing::Values(DeviceFactory([] {
+                           return *CreateCudaDevice(0);
+                         })));
+INSTANTIATE_TEST_SUITE_P(Cuda, MarkingCastConformance,
                          testing::Values(DeviceFactory([] {
                            return *CreateCudaDevice(0);
                          })));

@@ -13,7 +13,9 @@
 #include "executor/device/cuda/cuda_sharing.h"
 #include "executor/device/cuda/cuda_status.h"
 #include "executor/device/cuda/delta_kernel.h"
+#include "executor/device/cuda/marking_cast_kernel.h"
 #include "executor/device/cuda/quantize_kernel.h"
+#include "executor/device/marking_cast.h"
 
 namespace refit {
 namespace {
@@ -185,6 +187,15 @@ class CudaDevice : public Device {
                       "cudaMemcpyAsync");
   }
 
+  absl::Status CastAndMark(const MarkingCast& cast, Stream stream) override {
+    const absl::Status status = CheckMarkingCast(cast);
+    if (!status.ok()) return status;
+    const ScopedDevice current(ordinal_);
+    return CudaStatus(
+        cuda::LaunchMarkingCast(cast, static_cast<cudaStream_t>(stream)),
+        "a cast that marks changes");
+  }
+
   absl::Status Synchronize(Stream stream) override {
     const ScopedDevice current(ordinal_);
     return CudaStatus(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)),
@@ -248,6 +259,8 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
       CudaStatus(cuda::LoadDigestKernel(), "loading the digest kernel"));
   status.Update(
       CudaStatus(cuda::LoadDeltaKernel(), "loading the kernel of changes"));
+  status.Update(CudaStatus(cuda::LoadMarkingCastKernels(),
+                           "loading the casts that mark changes"));
   status.Update(
       CudaStatus(cuda::LoadApplyKernel(), "loading the post-hook kernel"));
   status.Update(

@@ -143,6 +143,22 @@ struct DeltaCopies {
   uint64_t counts_entry = 0;  // of the DeltaCounts that are added to
 };
 
+// A cast of contiguous fp32 elements, an optimizer's master weights, that marks
+// which results differ from what was held before: a trainer's weights and
+// their bitmap (BoundTensor::changes) in one pass. All memory is the device's
+// and the caller's, none of it overlaps.
+struct MarkingCast {
+  const float* from = nullptr;    // aligned to 4 bytes
+  void* to = nullptr;             // aligned to 2 bytes
+  DType to_dtype = DType::kBf16;  // or fp16
+  // The bitmap of the tensor that `to` is a part of: the bit of to's element i
+  // is first_element + i. Bits of what did not change stay as they are. Casts
+  // that share a word may run at the same time.
+  uint32_t* changes = nullptr;
+  uint64_t first_element = 0;  // of `to` in the tensor
+  uint64_t elements = 0;
+};
+
 // A digest's sum in memory: a number of 128 bits that is right mod 2^61 - 1.
 struct DigestSum {
   uint64_t low = 0;
@@ -351,6 +367,11 @@ class Device {
   // of this device or of the host.
   virtual absl::Status Copy(std::byte* to, const std::byte* from,
                             uint64_t size_bytes, Stream stream) = 0;
+
+  // Enqueues `cast`. It rounds to nearest even; NaN stays a quiet NaN with its
+  // sign. Bits are compared, so -0 is a change from 0. Error: kInvalidArgument,
+  // another dtype, null pointers, alignment.
+  virtual absl::Status CastAndMark(const MarkingCast& cast, Stream stream) = 0;
 
   // Returns when all work enqueued on `stream` is done, with its first error.
   virtual absl::Status Synchronize(Stream stream) = 0;

@@ -46,7 +46,7 @@ struct BoundTensor {
   // Run and the end of its Wait. Each refit clears all words behind its rounds;
   // if it fails, the next one is dense, so no bit is missed. A worker that only
   // sets bits thus loses none to a refit that it left out. Null: the tensor is
-  // sent whole each time.
+  // sent whole each time. Device::CastAndMark sets bits.
   uint32_t* changes = nullptr;
 };
 

@@ -37,6 +37,7 @@ class HostDevice : public Device {
   bool CopiesUnaligned() const override { return true; }
   absl::Status Copy(std::byte* to, const std::byte* from, uint64_t size_bytes,
                     Stream stream) override;
+  absl::Status CastAndMark(const MarkingCast& cast, Stream stream) override;
   absl::Status Synchronize(Stream stream) override;
   // Only ranks of the same process reach host memory.
   absl::StatusOr<std::unique_ptr<ExportedMemory>> Export(

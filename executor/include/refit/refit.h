@@ -263,6 +263,31 @@ typedef struct refit_executor_options {
   int32_t reserved3; /* must be 0 */
 } refit_executor_options;
 
+/* A cast of contiguous fp32 elements, an optimizer's master weights, that marks
+ * which results differ from what was held before: a worker's weights and their
+ * refit_changes in one pass. All memory is the device's and the caller's, none
+ * of it overlaps. */
+typedef struct refit_marking_cast {
+  size_t struct_size;
+  const float* from; /* aligned to 4 bytes */
+  void* to;          /* aligned to 2 bytes */
+  /* The bits of the tensor that `to` is a part of: that of to's element i is
+   * first_element + i. Bits of what did not change stay as they are. Casts that
+   * share a word may run at the same time. */
+  uint32_t* changes;
+  uint64_t first_element; /* of `to` in the tensor */
+  uint64_t elements;
+  refit_dtype to_dtype; /* REFIT_DTYPE_BF16 or REFIT_DTYPE_FP16 */
+  int32_t reserved;     /* must be 0 */
+} refit_marking_cast;
+
+/* Enqueues the cast on `stream` of the device; on the host it is done when the
+ * call returns. It rounds to nearest even; NaN stays a quiet NaN with its sign.
+ * Bits are compared, so -0 is a change from 0. Errors: REFIT_INVALID_ARGUMENT
+ * (another dtype, null pointers, alignment), REFIT_INTERNAL (the device). */
+refit_status* refit_cast_and_mark(refit_device* device, void* stream,
+                                  const refit_marking_cast* cast);
+
 typedef int32_t refit_state;
 enum {
   REFIT_STATE_LOADED = 0,
