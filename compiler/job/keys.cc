@@ -85,6 +85,9 @@ std::string RowText(JobObject object, const Spec& spec,
   return absl::StrCat("| ", absl::StrJoin(cells, " | "), " |");
 }
 
+// Keys of options.delta that no other object has.
+constexpr std::string_view kDeltaKeysAlone[] = {"changes", "dense_every"};
+
 }  // namespace
 
 void RefuseKeysOfOthers(ObjectReader& reader, JobObject here) {
@@ -99,6 +102,12 @@ void RefuseKeysOfOthers(ObjectReader& reader, JobObject here) {
                                 NameOf(object)));
     });
   });
+  for (const std::string_view name : kDeltaKeysAlone) {
+    reader.Refuse(
+        name, absl::StrFormat("%s is a key of options.delta",
+                              here == JobObject::kRoot ? Quoted(name)
+                                                       : reader.PathOf(name)));
+  }
 }
 
 void ReadMember(ObjectReader& reader, const KeyInfo& key,
@@ -120,7 +129,7 @@ void ReadMember(ObjectReader& reader, const KeyInfo& key,
   target.value.enabled = true;
   ObjectReader members(values, *value, path);
   Located<fb::DeltaChanges> changes{.value = target.value.changes};
-  ReadMember(members, {.name = "changes"}, changes);
+  ReadMember(members, {.name = "changes", .help = ""}, changes);
   target.value.changes = changes.value;
   Located<int64_t> dense_every{.value = target.value.dense_every};
   members.Read("dense_every", {.min = 0, .max = 1'000'000}, dense_every);
