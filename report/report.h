@@ -33,9 +33,9 @@ struct ReportInputs {
   const PlanFile& plan;
   const ProofResult& proof;                 // valid
   const simulator::Simulation& simulation;  // with record_rates
-  std::optional<JobText> job;
-  std::optional<MeasuredRun> measured;
-  std::optional<Comparison> against;
+  std::optional<JobText> job = std::nullopt;
+  std::optional<MeasuredRun> measured = std::nullopt;
+  std::optional<Comparison> against = std::nullopt;
 };
 
 // The data as one JSON object. Deterministic. Text that is not UTF-8 has

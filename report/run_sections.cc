@@ -43,6 +43,13 @@ void WriteLink(const Link& link, DataWriter& data) {
   data.Real("busy_seconds", link.BusySeconds());
 }
 
+// "rank": whose the link is, less its number.
+std::string OwnerText(const Link& link) {
+  std::string text = simulator::LinkText(link);
+  text.resize(text.find_last_of(' '));
+  return text.substr(text.find_last_of(' ') + 1);
+}
+
 double SecondsOf(const Simulation& simulation, uint32_t task) {
   return simulation.times[task].end - simulation.times[task].begin;
 }
@@ -97,6 +104,7 @@ void WriteTimes(const ReportInputs& inputs, DataWriter& data) {
                 ? ""
                 : stats->binding_link()->str());
   data.Real("simulated", simulation.seconds);
+  data.Text("executor", simulator::ExecutorText(simulation.options.executor));
   data.Flag("plan_speeds", simulation.options.has_plan_speeds);
   if (const uint32_t busiest = simulation.BusiestLink(); busiest != kNone) {
     data.Open("binding_link");
@@ -129,6 +137,7 @@ void WriteLinks(const Simulation& simulation, DataWriter& data) {
     const Link& link = links[number];
     data.Open();
     data.Name("kind", simulator::LinkKindText(link.kind));
+    data.Name("of", OwnerText(link));
     data.Number("owner", link.owner);
     data.Number("bytes", link.bytes);
     data.Real("speed", link.bytes_per_second);

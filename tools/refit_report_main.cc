@@ -30,6 +30,7 @@ struct ReportArguments {
   std::string job;
   std::string measured;
   std::string against;
+  std::string executor = "gpu";
   bool json = false;
 };
 
@@ -61,6 +62,9 @@ refit::ToolInfo ReportTool(ReportArguments& arguments) {
            {"--against", "", "OTHER.refit",
             "an older plan: the page lists what changes from it to PLAN",
             &arguments.against},
+           {"--executor", "", "KIND",
+            "whose executor is simulated: gpu (default), or cpu, over UCX",
+            &arguments.executor},
            {"--json", "", "", "print the page's data as JSON, and no page",
             &arguments.json}},
       .positional_min = 1,
@@ -74,6 +78,12 @@ std::string CheckReport(const ReportArguments& arguments,
   if (arguments.json != arguments.output.empty()) {
     return arguments.json ? "--json prints; leave out --output"
                           : "no page; wanted -o OUT.html";
+  }
+  using refit::simulator::Executor;
+  if (arguments.executor != ExecutorText(Executor::kGpu) &&
+      arguments.executor != ExecutorText(Executor::kCpu)) {
+    return absl::StrCat("--executor is \"", arguments.executor,
+                        "\"; wanted gpu or cpu");
   }
   int streams = 0;
   for (const std::string& input :
@@ -106,7 +116,9 @@ int Report(const refit::ToolInfo& tool, const ReportArguments& arguments,
     std::cerr << diagnostics.Render();
     return refit::kExitError;
   };
-  refit::simulator::Options options;
+  using refit::simulator::Executor;
+  refit::simulator::Options options = refit::simulator::OptionsOf(
+      arguments.executor == "cpu" ? Executor::kCpu : Executor::kGpu);
   options.record_rates = true;
   std::optional<refit::report::JobText> job_text;
   if (!arguments.job.empty()) {
@@ -122,9 +134,12 @@ int Report(const refit::ToolInfo& tool, const ReportArguments& arguments,
                        "\", which this plan was not compiled from: the "
                        "digests of inputs differ; wanted the plan's job"));
     }
-    options.has_plan_speeds = true;
-    options.peer_bytes_per_second =
-        job->topology.peer_gigabytes_per_second.value * 1e9;
+    // A job that says nothing of NVLink says nothing of shared memory.
+    const auto& peer = job->topology.peer_gigabytes_per_second;
+    options.has_plan_speeds = peer.given || options.executor == Executor::kGpu;
+    if (options.has_plan_speeds) {
+      options.peer_bytes_per_second = peer.value * 1e9;
+    }
     options.network_bytes_per_second =
         job->topology.network_gigabytes_per_second.value * 1e9;
     job_text = refit::report::TextOfJob(arguments.job, *job);

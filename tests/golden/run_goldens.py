@@ -65,6 +65,7 @@ MISUSES = {
     "a-page-onto-the-other-plan": ["refit-report", "PLAN", "--against", "tiny-moe.json", "-o", "tiny-moe.json"],
     "a-page-into-no-folder": ["refit-report", "PLAN", "-o", "no-folder/page.html"],
     "a-page-of-a-job": ["refit-report", "tiny-dense.json", "-o", "page.html"],
+    "a-page-of-no-executor": ["refit-report", "PLAN", "--executor", "tpu", "-o", "page.html"],
     "a-page-of-another-job": ["refit-report", "PLAN", "--job", "tiny-dense.json", "-o", "page.html"],
     "a-page-from-one-stream": ["refit-report", "-", "--measured", "-", "-o", "page.html"],
     "a-page-against-a-job": ["refit-report", "PLAN", "--against", "tiny-dense.json", "-o", "page.html"],

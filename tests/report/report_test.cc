@@ -1,11 +1,16 @@
 #include "report/report.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "report/data_writer.h"
 #include "report/page.h"
+#include "tests/plan/plan_spec.h"
 
 namespace refit::report {
 namespace {
@@ -49,6 +54,70 @@ TEST(DataWriterTest, NamesStandOnce) {
   data.Close();
   EXPECT_EQ(data.Take(),
             R"({"a":0,"b":[1,0],"nothing":null,"names":["x","y"]})");
+}
+
+std::string DataOf(const PlanSpec& spec) {
+  const PlanFile plan = OpenSpec(spec);
+  const ProofResult proof = Prove(plan);
+  EXPECT_TRUE(proof.valid) << proof.violation;
+  simulator::Options options;
+  options.record_rates = true;
+  const auto simulation = simulator::Simulate(plan, options);
+  EXPECT_TRUE(simulation.ok()) << simulation.status();
+  return ReportData({.path = "plan.refit",
+                     .plan = plan,
+                     .proof = proof,
+                     .simulation = *simulation});
+}
+
+void ExpectHas(const std::string& data, const std::string& part) {
+  EXPECT_NE(data.find(part), std::string::npos) << part << " in\n" << data;
+}
+
+// Each source sends two layers of half a projection, [2, 8] in bf16, to both
+// destinations, and the norm of 8 to its first.
+TEST(ReportDataTest, TrafficHasThePayloadOfEachPair) {
+  ExpectHas(DataOf(SampleSpec()),
+            R"("senders":[0,1],"receivers":[2,3],"values":[0,64,80],)"
+            R"("row_of":[0,1],"rows":["2 1","1 2"])");
+}
+
+TEST(ReportDataTest, CoverageAddsUpToWhatIsProved) {
+  const std::string data = DataOf(SampleSpec());
+  // Of each of two destinations: two layers of [4, 8], and the norm of 8.
+  ExpectHas(data, R"("written":144,)");
+  // A row of padding in each layer.
+  ExpectHas(data, R"("filled":32,)");
+  ExpectHas(data, R"("proved_elements":176,)");
+  ExpectHas(data,
+            R"("unmoved_params":[{"name":"lm_head.weight","reason":"tied")");
+}
+
+TEST(ReportDataTest, RanksThatHoldTheSameAreOneShard) {
+  ExpectHas(DataOf(SampleSpec()), R"("shard":[0,1,0,0])");
+}
+
+TEST(RefitReportTest, APlanThatIsNotValidGetsNoPage) {
+  PlanSpec spec = SampleSpec();
+  for (PlanSpec::Program& program : spec.programs) program.messages.clear();
+  const std::filesystem::path folder =
+      std::filesystem::path(testing::TempDir()) / "refit-report-not-valid";
+  std::filesystem::create_directories(folder);
+  const std::vector<uint8_t> bytes = BuildPlan(spec);
+  std::ofstream(folder / "plan.refit", std::ios::binary)
+      .write(reinterpret_cast<const char*>(bytes.data()),
+             static_cast<std::streamsize>(bytes.size()));
+  const std::string command = "cd " + folder.string() +
+                              " && " REFIT_REPORT_TOOL
+                              " plan.refit -o page.html 2>said";
+  const int status = std::system(command.c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+  std::string said;
+  std::getline(std::ifstream(folder / "said"), said);
+  EXPECT_EQ(said.find("refit-report: error: plan.refit: not valid; "), 0u)
+      << said;
+  EXPECT_FALSE(std::filesystem::exists(folder / "page.html"));
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace
