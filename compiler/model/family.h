@@ -73,6 +73,12 @@ struct SglangTraits {
   SharedFusion shared_fusion = SharedFusion::kNever;
   int64_t shared_fusion_experts = 0;  // with so many experts alone; 0: any
   bool shared_fusion_expert_parallel = false;  // also with expert parallelism
+  enum class Embedding : uint8_t {
+    kFirstStage,
+    kEveryStage,  // whether read or not
+    kWhole,       // on each rank of one stage, its rows not padded
+  };
+  Embedding embedding = Embedding::kFirstStage;
   // Features that other classes have and this one may lack.
   bool pipeline_parallel = true;
   bool dp_attention = true;

@@ -66,7 +66,7 @@ EXPERT_MESHES = {
 
 
 # Families that the layout refuses by name, so far.
-UNKNOWN = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe", "minimax_m2", "deepseek_v32", "glm_moe_dsa", "gemma3_text")
+UNKNOWN = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe", "deepseek_v32", "glm_moe_dsa")
 # SGLang reads nemotron_h's groups by another name than transformers, and mixtral's heads are the hidden size divided.
 CONFIGS = {
     name: {key: value for key, value in config.items() if key != "head_dim" or name != "mixtral"}
@@ -79,7 +79,7 @@ CONFIGS = {
 LACKS = {
     "llama": ("dp_attention",), "llama, bias": ("dp_attention",), "llama, tied": ("dp_attention", "pipeline_parallel"),
     "qwen2": ("dp_attention",), "mixtral": ("dp_attention",), "qwen3_next": ("pipeline_parallel",),
-    "gpt_oss": ("expert_parallel",),
+    "gpt_oss": ("expert_parallel",), "gemma3_text": ("dp_attention", "pipeline_parallel"),
 }  # fmt: skip
 
 

@@ -88,6 +88,14 @@ void CheckModel(const LayoutContext& context, const RoleTable& table,
                         "stage; wanted 1",
                         side.key, side.pipeline_parallel.value, name));
   }
+  if (traits.embedding == SglangTraits::Embedding::kWhole &&
+      side.embedding.given) {
+    checks.Report(
+        side.embedding.place,
+        absl::StrFormat("%s.embedding: SGLang's %s has the embedding whole on "
+                        "every rank; wanted no such key",
+                        side.key, name));
+  }
   CheckDenseLayers(context, table, checks);
 }
 

@@ -173,10 +173,17 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
     }
     return spec;
   });
+  add({kQueryHeadsNorm}, [&](const LayerGroup& group) {
+    return QueryHeadsNorm(group, architecture, attention);
+  });
+  add({kKeyHeadsNorm}, [&](const LayerGroup& group) {
+    return KeyHeadsNorm(group, architecture, attention);
+  });
   for (const ParamRole role :
        {kQueryDownNorm, kKeyValueDownNorm, kAttentionOutputBias, kQueryNorm,
-        kKeyNorm, kAttentionNorm, kMlpNorm, kMoeNorm, kRouterBias,
-        kRouterCorrection, kLatentDown, kLatentUp, kSharedExpertRouter}) {
+        kKeyNorm, kAttentionNorm, kMlpNorm, kMlpInputNorm, kMlpOutputNorm,
+        kMoeNorm, kRouterBias, kRouterCorrection, kLatentDown, kLatentUp,
+        kSharedExpertRouter}) {
     add({role}, Replicated);
   }
 }
@@ -290,9 +297,14 @@ std::vector<BufferId> SglangLayout::Rank(const ExpertSlice& experts,
                                          int64_t tensor) {
   std::vector<BufferId> out;
   for (const ParamId id : table_.Params(kEmbedding)) {
-    Buffer embedding = Vocabulary(id, Embedding(tensor));
+    Buffer embedding = traits_.embedding == SglangTraits::Embedding::kWhole
+                           ? WholeTensor(context_, table_.param(id).name, id)
+                           : Vocabulary(id, Embedding(tensor));
     embedding.name = Renamed(embedding.name, traits_.renames);
-    AddEnd(context_, stage == 0 ? EndUse::kRead : EndUse::kAbsent,
+    const bool everywhere =
+        traits_.embedding == SglangTraits::Embedding::kEveryStage;
+    const EndUse elsewhere = everywhere ? EndUse::kUnread : EndUse::kAbsent;
+    AddEnd(context_, stage == 0 ? EndUse::kRead : elsewhere,
            std::move(embedding), out);
   }
   AddLayers(layers, tensor, out);

@@ -48,7 +48,9 @@ extern const Family kGemma3Text = {
     .model_type = "gemma3_text",
     .build = Build,
     .vllm = {.every_stage = VllmTraits::EveryStage::kEnds},
-    .sglang = {.known = false},
+    .sglang = {.embedding = SglangTraits::Embedding::kWhole,
+               .pipeline_parallel = false,
+               .dp_attention = false},
     .megatron = {.known = false},
 };
 

@@ -55,7 +55,8 @@ extern const Family kMinimaxM2 = {
     .model_type = "minimax_m2",
     .build = Build,
     .vllm = {.fp32_router = true},
-    .sglang = {.known = false},
+    .sglang = {.fp32_router_since = "0",
+               .embedding = SglangTraits::Embedding::kEveryStage},
     .megatron = {.known = false},
 };
 
