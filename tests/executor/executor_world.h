@@ -66,6 +66,27 @@ class ExecutorWorld {
     }
   }
 
+  // Each rank's refit of which the states are compared.
+  std::vector<absl::Status> CheckedRefit() {
+    RunOptions options;
+    options.timeout = kTimeout;
+    options.check = true;
+    return OnAllRanks([&](int32_t rank) { return Refit(rank, options); });
+  }
+
+  // Three such refits of `plan` in a row, with every element checked.
+  void ExpectCheckedRefitsRight(const PlanFile& plan) {
+    const ValueCheck check(plan);
+    check.FillSources(tensors);
+    for (int i = 0; i < 3; ++i) {
+      check.PoisonDestinations(tensors);
+      for (const absl::Status& status : CheckedRefit()) {
+        ASSERT_TRUE(status.ok()) << status;
+      }
+      EXPECT_EQ(check.Check(tensors).wrong_elements, 0);
+    }
+  }
+
   // Its executor and transport end.
   void CloseRank(int32_t rank) {
     executors_[rank].reset();

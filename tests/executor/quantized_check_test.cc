@@ -69,13 +69,6 @@ class World : public ExecutorWorld {
       : World(plan, device, disturbed,
               std::make_shared<LocalFabric>(plan.world_size())) {}
 
-  std::vector<absl::Status> CheckedRefit() {
-    RunOptions options;
-    options.timeout = kTimeout;
-    options.check = true;
-    return OnAllRanks([&](int32_t rank) { return Refit(rank, options); });
-  }
-
   BoundTensor& tensor(int32_t rank, const std::string& name) {
     const auto found =
         std::find_if(tensors[rank].begin(), tensors[rank].end(),
@@ -104,15 +97,7 @@ TEST(QuantizedCheckTest, WhatIsQuantizedIsComparedWhereBothSidesHoldIt) {
     DisturbedDevice device;
     World world(plan, device, kWorker);
     world.Bind();
-    const ValueCheck values(plan);
-    values.FillSources(world.tensors);
-    for (int i = 0; i < 3; ++i) {
-      values.PoisonDestinations(world.tensors);
-      for (const absl::Status& status : world.CheckedRefit()) {
-        ASSERT_TRUE(status.ok()) << status;
-      }
-      EXPECT_EQ(values.Check(world.tensors).wrong_elements, 0);
-    }
+    world.ExpectCheckedRefitsRight(plan);
     // Attention is quantized at the source, the MLP at the destination.
     ASSERT_EQ(world.executor(0).notices().size(), 1);
     EXPECT_EQ(world.executor(0).notices()[0].kind, NoticeKind::kNotCompared);

@@ -28,13 +28,6 @@ class World : public ExecutorWorld {
   explicit World(const PlanFile& plan)
       : World(plan, std::make_shared<LocalFabric>(plan.world_size())) {}
 
-  std::vector<absl::Status> CheckedRefit() {
-    RunOptions options;
-    options.timeout = kTimeout;
-    options.check = true;
-    return OnAllRanks([&](int32_t rank) { return Refit(rank, options); });
-  }
-
  private:
   World(const PlanFile& plan, const std::shared_ptr<LocalFabric>& fabric)
       : ExecutorWorld(plan.world_size(), fabric) {
@@ -247,15 +240,7 @@ TEST(StateCheckTest, RefitsThatAreRightPass) {
     const PlanFile plan = builder.Open();
     World world(plan);
     world.Bind();
-    const ValueCheck values(plan);
-    values.FillSources(world.tensors);
-    for (int i = 0; i < 3; ++i) {
-      values.PoisonDestinations(world.tensors);
-      for (const absl::Status& status : world.CheckedRefit()) {
-        ASSERT_TRUE(status.ok()) << status;
-      }
-      EXPECT_EQ(values.Check(world.tensors).wrong_elements, 0);
-    }
+    world.ExpectCheckedRefitsRight(plan);
     EXPECT_TRUE(world.executor(0).notices().empty());
     world.Bind();  // what was prepared for the old addresses is gone
     for (const absl::Status& status : world.CheckedRefit()) {
