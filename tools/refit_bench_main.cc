@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "bench/compile_bench.h"
+#include "bench/nccl_tests_json.h"
 #include "bench/process_bench.h"
 #include "bench/run_bench.h"
 #include "bench/transfer_bench.h"
@@ -24,6 +25,8 @@
 #include "tools/plan_input.h"
 
 namespace {
+
+constexpr char kProducer[] = "refit-bench " REFIT_VERSION;
 
 std::string CompileHeader() {
   return absl::StrFormat("%6s %12s %12s %10s %10s %9s %9s %9s\n", "ranks",
@@ -83,7 +86,7 @@ int BenchCompile(const refit::ToolInfo& tool, const std::string& path,
 }
 
 int BenchRun(const refit::ToolInfo& tool, const std::string& path,
-             bool processes, int64_t iterations) {
+             bool processes, bool json, int64_t iterations) {
   const absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(path);
   if (!plan.ok())
     return refit::Fail(tool, std::string(plan.status().message()));
@@ -93,6 +96,18 @@ int BenchRun(const refit::ToolInfo& tool, const std::string& path,
   if (!run.ok()) return refit::Fail(tool, std::string(run.status().message()));
   const double refit_seconds = refit::Median(run->refit_seconds);
   const double memcpy_seconds = refit::Median(run->memcpy_seconds);
+  if (json) {
+    return Show(tool, refit::NcclTestsJson(
+                          kProducer, iterations,
+                          {{.name = "refit",
+                            .size_bytes = run->moved_bytes,
+                            .seconds = refit_seconds,
+                            .iteration_seconds = run->refit_seconds},
+                           {.name = "memcpy",
+                            .size_bytes = run->moved_bytes,
+                            .seconds = memcpy_seconds,
+                            .iteration_seconds = run->memcpy_seconds}}));
+  }
   const double bytes = static_cast<double>(run->moved_bytes);
   std::string text = absl::StrFormat(
       "moved bytes    %d\n"
@@ -117,7 +132,8 @@ int BenchRun(const refit::ToolInfo& tool, const std::string& path,
 // All ranks as threads, or, when a launcher's variables say which rank this
 // process is, that one.
 int BenchTransfer(const refit::ToolInfo& tool, const std::string& path,
-                  bool one_rank, const refit::TransferOptions& options) {
+                  bool one_rank, bool json,
+                  const refit::TransferOptions& options) {
   const absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(path);
   if (!plan.ok())
     return refit::Fail(tool, std::string(plan.status().message()));
@@ -144,6 +160,19 @@ int BenchTransfer(const refit::ToolInfo& tool, const std::string& path,
   const int status =
       measured->wrong_elements == 0 ? refit::kExitSuccess : refit::kExitNo;
   if (rank != 0) return status;
+  if (json) {
+    std::vector<refit::TimedMethod> methods;
+    for (const refit::TransferRow& row : measured->rows) {
+      methods.push_back({.name = row.method,
+                         .size_bytes = row.wire_bytes,
+                         .seconds = row.seconds});
+    }
+    // The refit that is checked is one of the plan's.
+    methods.front().wrong_elements = measured->wrong_elements;
+    return Show(tool,
+                refit::NcclTestsJson(kProducer, options.iterations, methods),
+                status);
+  }
   return Show(tool, refit::TransferText(*plan, *measured), status);
 }
 
@@ -177,6 +206,7 @@ static int Main(int argc, char** argv) {
   bool peers = false;
   bool processes = false;
   bool one_rank = false;
+  bool json = false;
   const refit::ToolInfo tool = {
       .name = "refit-bench",
       .usage =
@@ -207,6 +237,9 @@ static int Main(int argc, char** argv) {
             "transfer: this process is one rank, as its launcher's variables "
             "say",
             &one_rank},
+           {"--json", "", "",
+            "run, transfer: in the JSON of nccl-tests (-J), for what reads it",
+            &json},
            {"--iterations", "", "N", "repetitions (default 5)", &iterations,
             1}},
       .positional_min = 1,
@@ -224,6 +257,10 @@ static int Main(int argc, char** argv) {
       !mistake.empty()) {
     return refit::Fail(tool, mistake);
   }
+  if (json && subject == "compile") {
+    return refit::Fail(
+        tool, "--json is an option of run and transfer, not of compile");
+  }
   if (parsed.positional.size() < 2) {
     return refit::Fail(
         tool, absl::StrCat(subject, " needs a file: ",
@@ -233,8 +270,8 @@ static int Main(int argc, char** argv) {
     return BenchCompile(tool, parsed.positional[1], growth, iterations);
   }
   if (subject == "run")
-    return BenchRun(tool, parsed.positional[1], processes, iterations);
-  return BenchTransfer(tool, parsed.positional[1], one_rank,
+    return BenchRun(tool, parsed.positional[1], processes, json, iterations);
+  return BenchTransfer(tool, parsed.positional[1], one_rank, json,
                        {.iterations = iterations, .peers = peers});
 }
 

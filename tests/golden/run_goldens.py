@@ -37,6 +37,7 @@ MISUSES = {
     "growth-of-nothing": ["refit-bench", "compile", "tiny-dense.json", "--growth", "0"],
     "a-benchmark-that-is-none": ["refit-bench", "fly"],
     "a-benchmark-of-no-plan": ["refit-bench", "transfer"],
+    "a-benchmark-of-the-compiler-as-json": ["refit-bench", "compile", "tiny-dense.json", "--json"],
     "no-time-at-all": ["refit-run", "PLAN", "--check", "--timeout", "0"],
     "an-option-without-text": ["refit-sim", "PLAN", "--slow-rank", ""],
     "a-simulation-with-the-links-of-another-job": ["refit-sim", "PLAN", "--job", "tiny-dense.json"],
@@ -94,6 +95,7 @@ FULL = {
     "report": ["refit-report", "PLAN", "-o", "-"],
     "report-data": ["refit-report", "PLAN", "--json"],
     "sim-trace": ["refit-sim", "PLAN", "--trace", "-"],
+    "bench-run-json": ["refit-bench", "run", "PLAN", "--iterations", "1", "--json"],
     "bench-run": ["refit-bench", "run", "PLAN", "--iterations", "1"],
 }
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "OMPI_", "SLURM_")

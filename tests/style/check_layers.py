@@ -38,7 +38,7 @@ MAY_INCLUDE = {
     # Waits for what the executor waits for, by the executor's own lists.
     "simulator": {"plan", "plan/text", "executor", "refit"},
     "report": {"plan", "plan/proof", "plan/text", "plan/diff", "compiler", "compiler/job", "simulator"},
-    "bench": {"plan", "plan/proof", "executor", "refit", "runner", "compiler", "compiler/job"},
+    "bench": {"plan", "plan/proof", "plan/text", "executor", "refit", "runner", "compiler", "compiler/job"},
 }
 
 
