@@ -361,26 +361,20 @@ class _Gather:
 
     def __init__(self, parallel: Any):
         self._parallel = parallel
-        self._group: Any = None
 
     def __call__(self, reply: dict[str, Any], timeout: float) -> list[dict[str, Any]]:
         dist = importlib.import_module("torch.distributed")
         ranks = self._parallel.tp_size * self._parallel.pp_size
         if ranks == 1:
             return [reply]
-        limit = datetime.timedelta(seconds=timeout)
-        replies: list[Any] = [None] * ranks
+        # A group keeps the timeout that it was made with, so each request has one.
+        group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout))
         try:
-            if self._group is None:
-                self._group = dist.new_group(backend="gloo", timeout=limit)
-            # A gather has the timeout that its group was made with; a barrier has that of this request.
-            dist.monitored_barrier(self._group, limit)
-            dist.all_gather_object(replies, reply, group=self._group)
-        except Exception:
-            # Every rank's barrier failed alike: all make a new group at the next request.
-            self._group = None
-            raise
-        return replies
+            replies: list[Any] = [None] * ranks
+            dist.all_gather_object(replies, reply, group=group)
+            return replies
+        finally:
+            dist.destroy_process_group(group)
 
 
 # The driver's side.
