@@ -1,7 +1,10 @@
 #include "compiler/compile.h"
 
+#include <algorithm>
 #include <chrono>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -28,6 +31,7 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
       .slots = static_cast<int32_t>(options.slots.value),
       .operations_per_round =
           static_cast<int32_t>(options.operations_per_round.value),
+      .network_peers = static_cast<int32_t>(options.network_peers.value),
       .mapped = options.peer.value,
       .scratch_bytes = options.scratch_bytes.value,
       .relays = options.fan_out.value == FanOutKind::kRelay &&
@@ -82,6 +86,29 @@ void CheckDelta(const Job& job, const Module& module,
                      source, destination));
     return;
   }
+}
+
+// Reports the rank with the most peers on other hosts if they are too many.
+void CheckNetworkPeers(const Job& job, const Module& module,
+                       Diagnostics& diagnostics) {
+  const size_t limit = static_cast<size_t>(module.limits.network_peers);
+  if (limit == 0) return;
+  std::vector<std::set<size_t>> peers(static_cast<size_t>(module.world_size()));
+  for (const Message& message : module.messages) {
+    if (message.route != Route::kNetwork) continue;
+    peers[IndexOf(message.source)].insert(IndexOf(message.destination));
+    peers[IndexOf(message.destination)].insert(IndexOf(message.source));
+  }
+  const auto most = std::max_element(
+      peers.begin(), peers.end(),
+      [](const auto& a, const auto& b) { return a.size() < b.size(); });
+  if (most == peers.end() || most->size() <= limit) return;
+  diagnostics.Error(
+      job.options.network_peers.place,
+      absl::StrFormat("options.network_peers is %d, but rank %d exchanges with "
+                      "%d ranks of other hosts; wanted at least %d, or meshes "
+                      "whose ranks need fewer",
+                      limit, most - peers.begin(), most->size(), most->size()));
 }
 
 // What a compilation does, one after the other: the passes, and what is before
@@ -167,6 +194,7 @@ absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
                   module);
   if (!status.ok()) return status;
   CheckDelta(job, module, diagnostics);
+  CheckNetworkPeers(job, module, diagnostics);
   // Not of a job with errors: mending those may settle it.
   WarnOfJob(job, *model, diagnostics);
   WarnOfBuckets(job, module, diagnostics);

@@ -234,8 +234,19 @@ void AppendAll(std::string& text, const Values&... values) {
 template <typename Spec, typename Keys>
 void AppendKeys(std::string& text, const Spec& spec, const Keys& keys) {
   std::map<const void*, std::string> texts;
-  ForEachMember(keys, [&](auto member) {
-    AppendAll(texts[&(spec.*member)], spec.*member);
+  ForEachKey(keys, [&](const auto& key) {
+    const auto append = [&](auto member) {
+      std::string& of_member = texts[&(spec.*member)];
+      if constexpr (requires { (spec.*member).given; }) {
+        if (key.info.in_digest_if_given) {
+          if (!(spec.*member).given) return;
+          of_member += key.info.name;
+          of_member += ' ';
+        }
+      }
+      AppendAll(of_member, spec.*member);
+    };
+    std::apply([&](auto... member) { (append(member), ...); }, key.members);
   });
   for (const auto& [address, member] : texts) text += member;
 }

@@ -1,6 +1,7 @@
 #include "plan/body_check.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -36,6 +37,7 @@ class BodyChecker {
   absl::Status CheckDeclarations();
   absl::Status CheckRequirements();
   absl::Status CheckDelta();
+  absl::Status CheckTopology();
   absl::Status CheckProgram(uint32_t rank, const fb::RankProgram& program);
   absl::Status CheckMessage(uint32_t rank, const fb::RankProgram& program,
                             const fb::Message& message);
@@ -81,6 +83,7 @@ absl::Status BodyChecker::Check() {
     return status;
   }
   if (absl::Status status = CheckDelta(); !status.ok()) return status;
+  if (absl::Status status = CheckTopology(); !status.ok()) return status;
   checked_.resize(body_.copy_lists()->size());
   operations_.resize(body_.rounds()->size());
   for (uint32_t rank = 0; rank < body_.programs()->size(); ++rank) {
@@ -230,6 +233,31 @@ absl::Status BodyChecker::CheckDelta() {
           "delta: destination rank %u relays, which does not know what changed",
           rank));
     }
+  }
+  return absl::OkStatus();
+}
+
+// What one may divide by.
+absl::Status BodyChecker::CheckTopology() {
+  const fb::Topology* const topology = body_.topology();
+  if (topology == nullptr) return absl::OkStatus();
+  if (topology->hosts_per_nvlink_domain() == 0 ||
+      topology->gpus_per_nic() == 0) {
+    return Bad(
+        "topology: hosts_per_nvlink_domain or gpus_per_nic is 0; wanted at "
+        "least 1");
+  }
+  if (!std::isfinite(topology->spine_oversubscription()) ||
+      topology->spine_oversubscription() < 1) {
+    return Bad(absl::StrFormat(
+        "topology: spine_oversubscription is %g; wanted at least 1",
+        topology->spine_oversubscription()));
+  }
+  for (const double speed : {topology->peer_bytes_per_second(),
+                             topology->network_bytes_per_second()}) {
+    if (std::isfinite(speed) && speed > 0) continue;
+    return Bad(absl::StrFormat(
+        "topology: a link has %g bytes per second; wanted more than 0", speed));
   }
   return absl::OkStatus();
 }

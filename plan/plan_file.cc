@@ -206,7 +206,10 @@ uint32_t FormatVersionFor(const fb::Body& body, uint64_t features) {
                   [](const fb::RankProgram* program) {
                     return program->relays() != nullptr;
                   });
-  const uint32_t minor = body.delta() != nullptr            ? 6
+  const bool is_of_1_7 =
+      body.topology() != nullptr || body.limits()->network_peers() > 0;
+  const uint32_t minor = is_of_1_7                          ? 7
+                         : body.delta() != nullptr          ? 6
                          : says_what_feeds_relays           ? 5
                          : has_requirements                 ? 4
                          : features >= kFeatureStagedRelays ? 3

@@ -1,5 +1,8 @@
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "plan/enum_text.h"
+#include "plan/network_peers.h"
 #include "plan/text/json_writer.h"
 #include "simulator/output.h"
 
@@ -116,6 +119,9 @@ std::string SimulationPrinter::Print() {
        stats == nullptr ? 0 : stats->lower_bound_seconds());
   Real("predicted_seconds", stats == nullptr ? 0 : stats->predicted_seconds());
   PrintOptions();
+  const std::vector<uint32_t> peers = NetworkPeers(plan_.body());
+  Number("network_peers_max",
+         peers.empty() ? 0 : *std::max_element(peers.begin(), peers.end()));
   if (const uint32_t busiest = simulation_.BusiestLink(); busiest != kNone) {
     OpenObject("binding_link");
     PrintLink(graph_.links[busiest]);

@@ -34,21 +34,46 @@ const char* LinkKindText(LinkKind kind) {
     case LinkKind::kNetworkIngress:
       return "network ingress";
     case LinkKind::kHostUplink:
+    case LinkKind::kLeafUplink:
       return "uplink";
     case LinkKind::kHostDownlink:
+    case LinkKind::kLeafDownlink:
       return "downlink";
   }
   return "unknown";
 }
 
-bool IsOfHost(LinkKind kind) {
-  return kind == LinkKind::kHostUplink || kind == LinkKind::kHostDownlink;
+bool IsOfSwitch(LinkKind kind) {
+  switch (kind) {
+    case LinkKind::kHostUplink:
+    case LinkKind::kHostDownlink:
+    case LinkKind::kLeafUplink:
+    case LinkKind::kLeafDownlink:
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::string LinkOwnerText(const Link& link) {
+  const bool of_leaf = link.kind == LinkKind::kLeafUplink ||
+                       link.kind == LinkKind::kLeafDownlink;
+  return absl::StrCat(of_leaf                 ? "leaf "
+                      : IsOfSwitch(link.kind) ? "host "
+                                              : "rank ",
+                      link.owner);
 }
 
 std::string LinkText(const Link& link) {
-  return absl::StrCat(LinkKindText(link.kind),
-                      IsOfHost(link.kind) ? " of host " : " of rank ",
-                      link.owner);
+  return absl::StrCat(LinkKindText(link.kind), " of ", LinkOwnerText(link));
+}
+
+void UseSpeedsOf(const PlanFile& plan, Options& options) {
+  const fb::Topology* const topology = plan.body().topology();
+  if (topology == nullptr) return;
+  options.peer_bytes_per_second = topology->peer_bytes_per_second();
+  options.network_bytes_per_second = topology->network_bytes_per_second();
+  options.has_plan_speeds = true;
 }
 
 uint32_t GpuOf(const PlanFile& plan, int32_t rank) {
@@ -69,53 +94,98 @@ absl::Status CheckOptions(const PlanFile& plan, const Options& options) {
     status.Update(CheckRank(plan, "--dead-nic", rank));
   }
   if (!status.ok()) return status;
-  std::set<uint32_t> dead;
-  for (const int32_t rank : options.dead_nics) dead.insert(GpuOf(plan, rank));
-  std::set<uint32_t> hosts;  // with a NIC that works
-  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-    if (!dead.contains(GpuOf(plan, rank))) hosts.insert(HostOf(plan, rank));
-  }
-  for (const int32_t rank : options.dead_nics) {
-    if (hosts.contains(HostOf(plan, rank))) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("--dead-nic names rank ", rank, "; its host ",
-                     HostOf(plan, rank), " has no other NIC for its messages"));
-  }
-  return absl::OkStatus();
+  return Links(plan, options).CheckNics();
 }
 
 Links::Links(const PlanFile& plan, const Options& options)
-    : plan_(plan), options_(options) {
+    : plan_(plan), options_(options), topology_(plan.body().topology()) {
   for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
     const uint32_t number = GpuOf(plan, rank);
     if (number >= gpus_.size()) gpus_.resize(number + 1);
     gpus_[number].host = HostOf(plan, rank);
   }
-  for (const Gpu& gpu : gpus_) ++gpus_of_host_[gpu.host];
-  const auto slow = [&](int32_t rank, double Gpu::*slowness, double factor) {
-    double& of_gpu = gpus_[GpuOf(plan, rank)].*slowness;
-    of_gpu = std::max(of_gpu, factor);
-  };
-  for (const auto& [rank, factor] : options.slow_ranks) {
-    slow(rank, &Gpu::slowness, factor);
+  AddNics();
+  AddWhatIfs();
+}
+
+void Links::AddNics() {
+  const uint32_t gpus_per_nic =
+      topology_ == nullptr ? 1 : topology_->gpus_per_nic();
+  std::map<uint32_t, std::vector<uint32_t>> gpus_by_host;
+  for (uint32_t i = 0; i < gpus_.size(); ++i) {
+    gpus_by_host[gpus_[i].host].push_back(i);
   }
-  for (const auto& [rank, factor] : options.slow_nics) {
-    slow(rank, &Gpu::nic_slowness, factor);
-  }
-  for (const int32_t rank : options.dead_nics) {
-    gpus_[GpuOf(plan, rank)].nic_is_dead = true;
+  for (const auto& [host, gpus] : gpus_by_host) {
+    for (uint32_t i = 0; i < gpus.size(); ++i) {
+      if (i % gpus_per_nic == 0) {
+        nics_.push_back({.host = host,
+                         .position = nics_of_host_[host]++,
+                         .owner = gpus[i]});
+      }
+      gpus_[gpus[i]].nic = static_cast<uint32_t>(nics_.size() - 1);
+    }
+    most_nics_ = std::max(most_nics_, nics_of_host_[host]);
   }
 }
 
-// That of the next GPU of the host, in a circle, if its own is dead.
-uint32_t Links::NicOf(int32_t rank) const {
-  const uint32_t own = GpuOf(plan_, rank);
-  uint32_t nic = own;
-  while (gpus_[nic].nic_is_dead || gpus_[nic].host != gpus_[own].host) {
-    nic = (nic + 1) % static_cast<uint32_t>(gpus_.size());
-    if (nic == own) break;
+void Links::AddWhatIfs() {
+  const auto slow = [](double& slowness, double factor) {
+    slowness = std::max(slowness, factor);
+  };
+  for (const auto& [rank, factor] : options_.slow_ranks) {
+    slow(gpus_[GpuOf(plan_, rank)].slowness, factor);
   }
-  return nic;
+  for (const auto& [rank, factor] : options_.slow_nics) {
+    slow(nics_[gpu(rank).nic].slowness, factor);
+  }
+  for (const int32_t rank : options_.dead_nics) {
+    nics_[gpu(rank).nic].is_dead = true;
+  }
+}
+
+absl::Status Links::CheckNics() const {
+  for (const int32_t rank : options_.dead_nics) {
+    if (!NicOf(rank).is_dead) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--dead-nic names rank ", rank, "; its host ",
+                     gpu(rank).host, " has no other NIC for its messages"));
+  }
+  return absl::OkStatus();
+}
+
+bool Links::ShareDomain(int32_t a, int32_t b) const {
+  if (topology_ == nullptr) return gpu(a).host == gpu(b).host;
+  const uint32_t hosts = topology_->hosts_per_nvlink_domain();
+  return gpu(a).host / hosts == gpu(b).host / hosts;
+}
+
+// The next of the host, in a circle, if its own is dead.
+const Links::Nic& Links::NicOf(int32_t rank) const {
+  const Nic& own = nics_[gpu(rank).nic];
+  const uint32_t first = gpu(rank).nic - own.position;
+  const uint32_t count = nics_of_host_.at(own.host);
+  for (uint32_t i = 0; i < count; ++i) {
+    const Nic& nic = nics_[first + (own.position + i) % count];
+    if (!nic.is_dead) return nic;
+  }
+  return own;
+}
+
+std::optional<uint32_t> Links::LeafOf(const Nic& nic) const {
+  const bool says_leaves =
+      topology_ != nullptr &&
+      (topology_->rails() || topology_->hosts_per_leaf() > 0);
+  if (!says_leaves) {
+    if (!options_.oversubscription.has_value()) return std::nullopt;
+    return nic.host;
+  }
+  if (!options_.oversubscription.has_value() &&
+      topology_->spine_oversubscription() == 1) {
+    return std::nullopt;
+  }
+  const uint32_t hosts = topology_->hosts_per_leaf();
+  const uint32_t group = hosts == 0 ? 0 : nic.host / hosts;
+  return topology_->rails() ? group * most_nics_ + nic.position : group;
 }
 
 double Links::SpeedOf(LinkKind kind, uint32_t owner) const {
@@ -128,14 +198,27 @@ double Links::SpeedOf(LinkKind kind, uint32_t owner) const {
     case LinkKind::kNetworkEgress:
     case LinkKind::kNetworkIngress:
       return options_.network_bytes_per_second /
-             (gpus_[owner].slowness * gpus_[owner].nic_slowness);
-    case LinkKind::kHostUplink:
-    case LinkKind::kHostDownlink:
-      break;
+             (gpus_[owner].slowness * nics_[gpus_[owner].nic].slowness);
+    default:
+      return UplinkSpeed(kind, owner);
   }
-  // Of the switch: slow NICs do not make it slower.
-  return gpus_of_host_.at(owner) * options_.network_bytes_per_second /
-         *options_.oversubscription;
+}
+
+// Of the switch: slow NICs do not make it slower, and hosts of the leaf that
+// the plan has no ranks on have a part of it.
+double Links::UplinkSpeed(LinkKind kind, uint32_t owner) const {
+  double nics = 0;
+  if (kind == LinkKind::kHostUplink || kind == LinkKind::kHostDownlink) {
+    nics = nics_of_host_.at(owner);
+  } else {
+    const auto hosts = topology_->hosts_per_leaf() == 0
+                           ? static_cast<uint32_t>(nics_of_host_.size())
+                           : topology_->hosts_per_leaf();
+    nics = hosts * (topology_->rails() ? 1.0 : most_nics_);
+  }
+  const double oversubscription = options_.oversubscription.value_or(
+      topology_ == nullptr ? 1 : topology_->spine_oversubscription());
+  return nics * options_.network_bytes_per_second / oversubscription;
 }
 
 uint32_t Links::Find(LinkKind kind, uint32_t owner) {
@@ -153,22 +236,28 @@ uint32_t Links::Find(LinkKind kind, uint32_t owner) {
 LinkList Links::Cross(fb::Route route, int32_t source, int32_t destination,
                       uint64_t size_bytes) {
   LinkList crossed;
-  switch (route) {
-    case fb::Route::kLocal:
-      crossed.push_back(Find(LinkKind::kLocal, GpuOf(plan_, source)));
-      break;
-    case fb::Route::kNetwork:
-      crossed.push_back(Find(LinkKind::kNetworkEgress, NicOf(source)));
-      if (options_.oversubscription.has_value()) {
-        crossed.push_back(Find(LinkKind::kHostUplink, gpu(source).host));
-        crossed.push_back(Find(LinkKind::kHostDownlink, gpu(destination).host));
-      }
-      crossed.push_back(Find(LinkKind::kNetworkIngress, NicOf(destination)));
-      break;
-    default:
-      crossed.push_back(Find(LinkKind::kPeerEgress, GpuOf(plan_, source)));
+  if (route == fb::Route::kLocal) {
+    crossed.push_back(Find(LinkKind::kLocal, GpuOf(plan_, source)));
+  } else if (route == fb::Route::kNetwork &&
+             !ShareDomain(source, destination)) {
+    const Nic& from = NicOf(source);
+    const Nic& to = NicOf(destination);
+    const std::optional<uint32_t> leaf = LeafOf(from);
+    const std::optional<uint32_t> other = LeafOf(to);
+    const bool of_host =
+        topology_ == nullptr ||
+        (!topology_->rails() && topology_->hosts_per_leaf() == 0);
+    crossed.push_back(Find(LinkKind::kNetworkEgress, from.owner));
+    if (leaf != other) {
       crossed.push_back(
-          Find(LinkKind::kPeerIngress, GpuOf(plan_, destination)));
+          Find(of_host ? LinkKind::kHostUplink : LinkKind::kLeafUplink, *leaf));
+      crossed.push_back(Find(
+          of_host ? LinkKind::kHostDownlink : LinkKind::kLeafDownlink, *other));
+    }
+    crossed.push_back(Find(LinkKind::kNetworkIngress, to.owner));
+  } else {
+    crossed.push_back(Find(LinkKind::kPeerEgress, GpuOf(plan_, source)));
+    crossed.push_back(Find(LinkKind::kPeerIngress, GpuOf(plan_, destination)));
   }
   for (const uint32_t link : crossed) links_[link].bytes += size_bytes;
   return crossed;

@@ -58,8 +58,10 @@ struct Options {
   std::map<int32_t, double> slow_nics;
   // Ranks that use the NIC of the next rank of their host.
   std::set<int32_t> dead_nics;
-  // The NICs of a host together are so much faster than the host's way to the
-  // other hosts. Without a value that way has no limit of its own.
+  // The NICs of a leaf together are so much faster than the leaf's way to the
+  // other leaves. A plan that says nothing of leaves has one for each host.
+  // Without a value it is as the plan says, and else that way has no limit of
+  // its own.
   std::optional<double> oversubscription;
 
   // The links have the speeds that the plan was compiled for, so that its lower
@@ -69,6 +71,9 @@ struct Options {
   // Records when the rates of links change, for a trace.
   bool record_rates = false;
 };
+
+// Gives the links the speeds that the plan says, if it does.
+void UseSpeedsOf(const PlanFile& plan, Options& options);
 
 // The options whose costs and speeds are those of the executor's device.
 Options OptionsOf(Executor executor);
@@ -81,15 +86,21 @@ enum class LinkKind : uint8_t {
   kNetworkIngress,
   kHostUplink,
   kHostDownlink,
+  kLeafUplink,
+  kLeafDownlink,
 };
 // "peer egress" …
 const char* LinkKindText(LinkKind kind);
-// Whether such a link belongs to a host, not to a rank.
-bool IsOfHost(LinkKind kind);
+// Whether such a link joins a host or a leaf with the spine. The others belong
+// to a rank.
+bool IsOfSwitch(LinkKind kind);
+// "host 3", "leaf 2", "rank 26": whose the link is.
+struct Link;
+std::string LinkOwnerText(const Link& link);
 
 struct Link {
   LinkKind kind = LinkKind::kLocal;
-  // The lowest rank that uses it, or the host of an uplink or downlink.
+  // The lowest rank that uses it, or the host or leaf of an uplink or downlink.
   uint32_t owner = 0;
   double bytes_per_second = 0;
   uint64_t bytes = 0;  // of all messages

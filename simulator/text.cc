@@ -1,3 +1,5 @@
+#include "plan/text/text.h"
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -6,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/enum_text.h"
+#include "plan/network_peers.h"
 #include "plan/text/plan_view.h"
 #include "simulator/output.h"
 
@@ -153,6 +156,15 @@ std::string SimulationText(const PlanFile& plan, const Simulation& simulation,
                         "rank and direction\n",
                         simulation.options.peer_bytes_per_second / 1e9,
                         simulation.options.network_bytes_per_second / 1e9);
+  if (const fb::Topology* const topology = plan.body().topology()) {
+    absl::StrAppend(&text, "topology       ", TopologyText(*topology), "\n");
+  }
+  const std::vector<uint32_t> peers = NetworkPeers(plan.body());
+  if (const auto most = std::max_element(peers.begin(), peers.end());
+      most != peers.end() && *most > 0) {
+    absl::StrAppendFormat(&text, "network peers  %d at most, of rank %d\n",
+                          *most, most - peers.begin());
+  }
   if (const uint32_t busiest = simulation.BusiestLink(); busiest != kNone) {
     const Link& link = simulation.graph.links[busiest];
     absl::StrAppendFormat(

@@ -58,10 +58,11 @@ void TracePrinter::Name(uint32_t process, std::optional<int> track,
         track.has_value() ? "thread_name" : "process_name", name);
 }
 
-// Hosts come after the ranks.
+// Hosts and leaves, of which a simulation has one kind, come after the ranks.
 uint32_t TracePrinter::ProcessOf(const Link& link) const {
-  return link.owner +
-         (IsOfHost(link.kind) ? static_cast<uint32_t>(plan_.world_size()) : 0);
+  return link.owner + (IsOfSwitch(link.kind)
+                           ? static_cast<uint32_t>(plan_.world_size())
+                           : 0);
 }
 
 void TracePrinter::PrintNames() {
@@ -76,14 +77,11 @@ void TracePrinter::PrintNames() {
     Name(process, kQuantizes, "quantize");
     Name(process, kReceived, "received");
   }
-  // A host may have an uplink, a downlink, or both.
-  std::set<uint32_t> hosts;
+  // A host or a leaf may have an uplink, a downlink, or both.
+  std::set<uint32_t> named;
   for (const Link& link : graph_.links) {
-    if (IsOfHost(link.kind)) hosts.insert(link.owner);
-  }
-  for (const uint32_t host : hosts) {
-    Name(ProcessOf({.kind = LinkKind::kHostUplink, .owner = host}),
-         std::nullopt, absl::StrCat("host ", host));
+    if (!IsOfSwitch(link.kind) || !named.insert(link.owner).second) continue;
+    Name(ProcessOf(link), std::nullopt, LinkOwnerText(link));
   }
 }
 

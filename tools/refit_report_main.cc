@@ -144,6 +144,7 @@ int Report(const refit::ToolInfo& tool, const ReportArguments& arguments,
         job->topology.network_gigabytes_per_second.value * 1e9;
     job_text = refit::report::TextOfJob(arguments.job, *job);
   }
+  refit::simulator::UseSpeedsOf(*plan, options);
   std::optional<refit::report::MeasuredRun> measured;
   if (!arguments.measured.empty()) {
     measured =

@@ -71,7 +71,8 @@ refit::ToolInfo Tool(Arguments& arguments) {
             &arguments.goal},
            {"--job", "", "JOB.json",
             "the job that the plan was compiled from: its topology has the\n"
-            "speeds of links, of which the plan says nothing",
+            "speeds of links, which a plan has only if the job names a\n"
+            "machine or a fabric",
             &arguments.job},
            {"--peer-gigabytes-per-second", "", "G",
             "speed of a rank inside its host, each way (default: the job's,\n"
@@ -100,8 +101,9 @@ refit::ToolInfo Tool(Arguments& arguments) {
             "what if rank R has to use the next NIC of its host",
             &arguments.dead_nics},
            {"--oversubscribe", "", "F",
-            "what if the NICs of a host together are F times as fast as the\n"
-            "host's way to the other hosts",
+            "what if the NICs of a leaf switch together are F times as fast\n"
+            "as its way to the other leaves (of a host, if the plan has no\n"
+            "leaves)",
             &arguments.oversubscription}},
       .positional_min = 1,
       .positional_max = 1,
@@ -178,6 +180,7 @@ bool ReadSpeeds(const refit::ToolInfo& tool, const std::string& path,
                                    "plan's job"));
     return false;
   }
+  if (plan.body().topology() != nullptr) return true;  // it has the speeds
   // A job that says nothing of NVLink says nothing of shared memory.
   const auto& peer = job->topology.peer_gigabytes_per_second;
   options.has_plan_speeds =
@@ -303,6 +306,7 @@ static int Main(int argc, char** argv) {
   const std::string& path = args.positional[0];
   const absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(path);
   if (!plan.ok()) return fail(plan.status());
+  refit::simulator::UseSpeedsOf(*plan, options);
   if (!arguments.job.empty() &&
       !ReadSpeeds(tool, arguments.job, *plan, options)) {
     return refit::kExitError;

@@ -406,7 +406,8 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
       builder, static_cast<uint64_t>(module.limits.bucket_bytes),
       static_cast<uint64_t>(module.limits.staging_bytes),
       static_cast<uint32_t>(module.limits.slots),
-      static_cast<uint32_t>(module.limits.operations_per_round));
+      static_cast<uint32_t>(module.limits.operations_per_round),
+      static_cast<uint32_t>(module.limits.network_peers));
   const auto stats = EmitStats(builder, module.stats);
   const auto quantizations = EmitQuantizations(builder, module);
   flatbuffers::Offset<flatbuffers::Vector<const fb::QuantizeLoop*>>
@@ -421,11 +422,24 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
                             static_cast<uint32_t>(module.delta->dense_every),
                             module.delta->check);
   }
-  return fb::CreateBody(
-      builder, static_cast<uint32_t>(module.source_ranks()), params, buffers,
-      *programs, rounds, lists, copies, loops, skips, casts, limits, stats,
-      module.topology.colocated, quantizations, quantize_loops, requirements,
-      delta);
+  Offset<fb::Topology> topology = 0;
+  if (const std::optional<Fabric>& fabric = module.topology.fabric) {
+    const auto machine = fabric->machine.empty()
+                             ? Offset<flatbuffers::String>()
+                             : builder.CreateString(fabric->machine);
+    topology = fb::CreateTopology(
+        builder, machine,
+        static_cast<uint32_t>(fabric->hosts_per_nvlink_domain),
+        static_cast<uint32_t>(fabric->gpus_per_nic),
+        static_cast<uint32_t>(fabric->hosts_per_leaf), fabric->rails,
+        fabric->spine_oversubscription, module.topology.peer_bytes_per_second,
+        fabric->nic_bytes_per_second);
+  }
+  return fb::CreateBody(builder, static_cast<uint32_t>(module.source_ranks()),
+                        params, buffers, *programs, rounds, lists, copies,
+                        loops, skips, casts, limits, stats,
+                        module.topology.colocated, quantizations,
+                        quantize_loops, requirements, delta, topology);
 }
 
 }  // namespace

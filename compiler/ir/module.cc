@@ -100,6 +100,15 @@ double Topology::BytesPerSecond(Route route) const {
   return network_bytes_per_second;
 }
 
+int32_t Topology::DomainOf(int32_t host_number) const {
+  return fabric.has_value() ? host_number / fabric->hosts_per_nvlink_domain
+                            : host_number;
+}
+
+int32_t Topology::RanksPerNic() const {
+  return fabric.has_value() ? fabric->gpus_per_nic : 1;
+}
+
 double Module::RoundSeconds(Route route) const {
   return MechanismOf(route) == Mechanism::kStaged ? kStagedRoundSeconds
                                                   : kDirectRoundSeconds;
@@ -116,6 +125,15 @@ Route Module::RouteBetween(Rank source_rank, Rank destination_rank) const {
   }
   return topology.host[IndexOf(source_rank)] ==
                  topology.host[IndexOf(destination_rank)]
+             ? Route::kPeer
+             : Route::kNetwork;
+}
+
+Route Module::LinkBetween(Rank source_rank, Rank destination_rank) const {
+  const Route route = RouteBetween(source_rank, destination_rank);
+  if (route != Route::kNetwork) return route;
+  return topology.DomainOf(topology.host[IndexOf(source_rank)]) ==
+                 topology.DomainOf(topology.host[IndexOf(destination_rank)])
              ? Route::kPeer
              : Route::kNetwork;
 }

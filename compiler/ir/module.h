@@ -334,6 +334,7 @@ struct Limits {
   int64_t staging_bytes = 0;
   int32_t slots = 0;  // of staging: how many rounds may overlap
   int32_t operations_per_round = 0;
+  int32_t network_peers = 0;  // of a rank; 0: no limit
   // How bytes travel between ranks that can map each other's memory.
   Mechanism mapped = Mechanism::kStaged;
   int64_t scratch_bytes = 0;  // of a rank, for quantization
@@ -351,15 +352,32 @@ inline constexpr double kStagedRoundSeconds = 120e-6;
 // the sizes of messages differ, two fill rounds better than one.
 inline constexpr int64_t kRelayedPerRound = 2;
 
+// What joins hosts, where the job says more of it than its speed.
+struct Fabric {
+  std::string machine;  // "" where the job names none
+  int32_t hosts_per_nvlink_domain = 1;
+  int32_t gpus_per_nic = 1;
+  int32_t hosts_per_leaf = 0;  // 0: all
+  bool rails = false;
+  double spine_oversubscription = 1;
+  double nic_bytes_per_second = 0;
+};
+
 // Where ranks are and how fast their links are. Index: global rank.
 struct Topology {
   std::vector<int32_t> host;
   bool colocated = false;
-  double peer_bytes_per_second = 0;     // per rank and direction, inside a host
-  double network_bytes_per_second = 0;  // per rank and direction, across hosts
-  double local_bytes_per_second = 0;    // copy inside one GPU
+  double peer_bytes_per_second = 0;  // per rank and direction, inside a host
+  // Per rank and direction, across hosts: its share of a NIC.
+  double network_bytes_per_second = 0;
+  double local_bytes_per_second = 0;  // copy inside one GPU
+  std::optional<Fabric> fabric;
 
   double BytesPerSecond(Route route) const;
+  // The NVLink domain of a host.
+  int32_t DomainOf(int32_t host_number) const;
+  // How many ranks share a NIC.
+  int32_t RanksPerNic() const;
 };
 
 struct Stats {
@@ -419,6 +437,8 @@ struct Module {
   }
   // How bytes between these two ranks travel.
   Route RouteBetween(Rank source_rank, Rank destination_rank) const;
+  // Which links they take: kPeer also between hosts of one NVLink domain.
+  Route LinkBetween(Rank source_rank, Rank destination_rank) const;
   Mechanism MechanismOf(Route route) const;
   // What a round of the route costs before its bytes.
   double RoundSeconds(Route route) const;

@@ -172,6 +172,16 @@ std::string TopologyText(const Module& module) {
       topology.local_bytes_per_second, topology.peer_bytes_per_second,
       topology.network_bytes_per_second,
       topology.colocated ? ", colocated" : "");
+  if (const std::optional<Fabric>& fabric = topology.fabric) {
+    absl::StrAppendFormat(
+        &text,
+        "fabric%s hosts_per_nvlink_domain %d gpus_per_nic %d hosts_per_leaf "
+        "%d%s spine_oversubscription %g, a NIC %g bytes/s\n",
+        fabric->machine.empty() ? "" : absl::StrCat(" ", fabric->machine),
+        fabric->hosts_per_nvlink_domain, fabric->gpus_per_nic,
+        fabric->hosts_per_leaf, fabric->rails ? " rails" : "",
+        fabric->spine_oversubscription, fabric->nic_bytes_per_second);
+  }
   std::map<int32_t, std::vector<Rank>> ranks_by_host;
   for (size_t rank = 0; rank < topology.host.size(); ++rank) {
     ranks_by_host[topology.host[rank]].push_back(

@@ -13,6 +13,7 @@
 #include "compiler/job/object_reader.h"
 #include "compiler/job/side.h"
 #include "compiler/job/text_file.h"
+#include "topology/machines.h"
 
 namespace refit {
 namespace {
@@ -156,11 +157,56 @@ void ReadKeys(const ValueReader& values, const JsonValue& value,
   reader.RejectOtherKeys();
 }
 
+// Fills the topology of the machine that `value` names, if it names one.
+void ReadMachine(const ValueReader& values, const JsonValue& value,
+                 TopologySpec& topology) {
+  if (value.AsObject() == nullptr) return;
+  const ObjectReader reader(values, value, "topology");
+  const JsonValue* name = reader.Peek("machine");
+  if (name == nullptr || name->AsString() == nullptr) return;
+  const MachineFile* machine = FindMachine(*name->AsString());
+  if (machine == nullptr) {
+    values.Wrong(*name, "topology.machine", Alternatives(MachineNames()));
+    return;
+  }
+  const auto file = std::make_shared<SourceFile>();
+  file->path = absl::StrFormat("%s.json", machine->name);
+  file->text = machine->text;
+  const std::optional<JsonDocument> document =
+      ParseJson(file, file->text, values.diagnostics());
+  if (!document.has_value()) return;
+  ReadKeys(ValueReader(*document, values.diagnostics()), document->root,
+           "topology", JobObject::kTopology, kTopologyKeys, topology);
+  // The job says where its ranks are.
+  if (reader.Peek("hosts") != nullptr &&
+      reader.Peek("gpus_per_host") == nullptr) {
+    topology.gpus_per_host = {};
+  }
+}
+
+void CheckLeaves(const TopologySpec& topology, Diagnostics& diagnostics) {
+  const Located<double>& spine = topology.spine_oversubscription;
+  if (spine.value < 1) {
+    diagnostics.Error(
+        spine.place,
+        absl::StrFormat("topology.spine_oversubscription is %g; wanted at "
+                        "least 1",
+                        spine.value));
+  } else if (spine.given && !topology.rails.value &&
+             !topology.hosts_per_leaf.given) {
+    diagnostics.Error(spine.place,
+                      "topology.spine_oversubscription, but all NICs are on "
+                      "one leaf; wanted \"hosts_per_leaf\" or \"rails\"");
+  }
+}
+
 TopologySpec ReadTopology(const ValueReader& values, const JsonValue& value) {
   TopologySpec topology;
   topology.place = values.PlaceOf(value);
+  ReadMachine(values, value, topology);
   ReadKeys(values, value, "topology", JobObject::kTopology, kTopologyKeys,
            topology);
+  CheckLeaves(topology, values.diagnostics());
   if (topology.gpus_per_host.given && topology.hosts.given) {
     values.diagnostics().Error(
         topology.gpus_per_host.place,

@@ -176,6 +176,12 @@ struct TopologySpec {
   Located<std::vector<int64_t>> hosts;  // per global rank
   Located<double> peer_gigabytes_per_second{.value = 370};
   Located<double> network_gigabytes_per_second{.value = 50};
+  Located<std::string> machine;  // what is not given is as its file says
+  Located<int64_t> hosts_per_nvlink_domain{.value = 1};
+  Located<int64_t> gpus_per_nic{.value = 1};
+  Located<int64_t> hosts_per_leaf;  // not given: all
+  Located<bool> rails{.value = false};
+  Located<double> spine_oversubscription{.value = 1};
 };
 
 // How receivers that want the same are fed, of one host or of several.
@@ -201,6 +207,7 @@ struct OptionsSpec {
   Located<int64_t> scratch_bytes{.value = int64_t{1} << 30};  // of a rank
   Located<int64_t> slots{.value = 2};
   Located<int64_t> operations_per_round{.value = 32};
+  Located<int64_t> network_peers;             // not given: no limit
   Located<std::vector<std::string>> exclude;  // globs over param names
   Located<DeltaSpec> delta;
 };

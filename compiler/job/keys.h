@@ -52,7 +52,10 @@ struct KeyInfo {
   IntegerRange range = {};  // of integers
   // As the docs say it; "": the member's own value.
   std::string_view default_text = "";
-  std::string_view help;  // one line of Markdown
+  std::string_view help = "";  // one line of Markdown
+  // A key that is younger than the digest of inputs: a job without it has the
+  // digest that it had.
+  bool in_digest_if_given = false;
 };
 
 // A key, and the members of the object's struct that it fills. A key without
@@ -306,8 +309,43 @@ inline constexpr auto kTopologyKeys = std::tuple(
                  "NVLink, NCCL 2.28.9)"},
         &TopologySpec::peer_gigabytes_per_second),
     Key({.name = "network_gigabytes_per_second",
-         .help = "per rank and direction between hosts (400 Gb/s)"},
-        &TopologySpec::network_gigabytes_per_second));
+         .help = "per NIC and direction between hosts (400 Gb/s)"},
+        &TopologySpec::network_gigabytes_per_second),
+    Key({.name = "machine",
+         .default_text = "none",
+         .help = "`hgx-h100`, `hgx-h200`, `hgx-b200` or `gb200-nvl72`: the "
+                 "keys that the job does not give are this machine's, see "
+                 "[topology.md](topology.md)",
+         .in_digest_if_given = true},
+        &TopologySpec::machine),
+    Key({.name = "hosts_per_nvlink_domain",
+         .range = {.min = 1, .max = kRanksMax},
+         .help = "hosts whose GPUs NVLink joins, counted from host 0. "
+                 "Ranks of such hosts send at the speed inside a host",
+         .in_digest_if_given = true},
+        &TopologySpec::hosts_per_nvlink_domain),
+    Key({.name = "gpus_per_nic",
+         .range = {.min = 1, .max = kRanksMax},
+         .help = "neighboring GPUs of a host that share a NIC",
+         .in_digest_if_given = true},
+        &TopologySpec::gpus_per_nic),
+    Key({.name = "hosts_per_leaf",
+         .range = {.min = 1, .max = kRanksMax},
+         .default_text = "all",
+         .help = "hosts, counted from host 0, whose NICs are on one leaf "
+                 "switch; with `rails` on one leaf for each NIC of a host",
+         .in_digest_if_given = true},
+        &TopologySpec::hosts_per_leaf),
+    Key({.name = "rails",
+         .help = "the first NICs of hosts are on one leaf, the second on "
+                 "another, and so on",
+         .in_digest_if_given = true},
+        &TopologySpec::rails),
+    Key({.name = "spine_oversubscription",
+         .help = "how many times faster the NICs of a leaf are together than "
+                 "its way to the other leaves. At least 1",
+         .in_digest_if_given = true},
+        &TopologySpec::spine_oversubscription));
 
 inline constexpr auto kOptionsKeys = std::tuple(
     Key({.name = "bucket_bytes",
@@ -337,6 +375,14 @@ inline constexpr auto kOptionsKeys = std::tuple(
                  "separately, which can hang. No plan with larger groups is "
                  "opened"},
         &OptionsSpec::operations_per_round),
+    Key({.name = "network_peers",
+         .range = {.min = 1, .max = kRanksMax},
+         .default_text = "no limit",
+         .help = "most ranks of other hosts that a rank exchanges with. "
+                 "`refitc` refuses a job whose plan has more, see "
+                 "[`network_peers`](#network_peers)",
+         .in_digest_if_given = true},
+        &OptionsSpec::network_peers),
     Key({.name = "peer",
          .default_text = "`\"direct\"`",
          .help = "how bytes travel inside a host, see [`peer`](#peer)"},

@@ -100,13 +100,20 @@ std::vector<Choice> Chooser::ListChoices(std::vector<Transfer>& transfers) {
     for (Rank destination : piece.destinations) {
       candidates.clear();
       Route nearest = kNearestFirst.back();
+      Route nearest_link = kNearestFirst.back();
       for (Rank source : piece.sources) {
         const Route route = module_.RouteBetween(source, destination);
-        if (IsNearer(route, nearest)) {
+        // Of other hosts, those of the destination's NVLink domain.
+        const Route link = module_.LinkBetween(source, destination);
+        if (IsNearer(route, nearest) ||
+            (route == nearest && IsNearer(link, nearest_link))) {
           candidates.clear();
           nearest = route;
+          nearest_link = link;
         }
-        if (route == nearest) candidates.push_back(source);
+        if (route == nearest && link == nearest_link) {
+          candidates.push_back(source);
+        }
       }
       if (candidates.size() == 1) {
         LoadsOf(nearest)[IndexOf(candidates.front())] += bytes;

@@ -29,6 +29,16 @@ size_t RouteIndex(Route route) {
 // Of blocks, from bf16, as measured on an H200.
 constexpr double kQuantizedElementsPerSecond = 1200e9;
 
+// The message's bytes, as many as take its time on the links of its route:
+// between hosts of one NVLink domain it goes over NVLink.
+int64_t BytesOnRoute(const Module& module, const Message& message) {
+  const Route link = module.LinkBetween(message.source, message.destination);
+  if (link == message.route) return message.size_bytes;
+  return static_cast<int64_t>(static_cast<double>(message.size_bytes) *
+                              module.topology.BytesPerSecond(message.route) /
+                              module.topology.BytesPerSecond(link));
+}
+
 // What the rounds of each wave take: a round as long as its slowest rank.
 std::vector<double> TransferSeconds(const Module& module) {
   const size_t world = static_cast<size_t>(module.world_size());
@@ -44,10 +54,11 @@ std::vector<double> TransferSeconds(const Module& module) {
     size_t end = begin;
     int64_t busiest = 0;
     for (; end < messages.size() && messages[end]->round == round; ++end) {
+      const int64_t bytes = BytesOnRoute(module, *messages[end]);
       RankLoad& source = loads[IndexOf(messages[end]->source)];
       RankLoad& destination = loads[IndexOf(messages[end]->destination)];
-      source.sent_bytes += messages[end]->size_bytes;
-      destination.received_bytes += messages[end]->size_bytes;
+      source.sent_bytes += bytes;
+      destination.received_bytes += bytes;
       busiest = std::max({busiest, source.Busiest(), destination.Busiest()});
     }
     for (size_t i = begin; i < end; ++i) {
@@ -146,12 +157,13 @@ absl::Status EstimateCost(const PassOptions&, Module& module) {
   std::array<int64_t, kRoutes.size()> by_route = {};
   for (const Transfer& transfer : module.transfers) {
     const int64_t bytes = module.WireBytes(module.piece(transfer.piece));
-    const size_t route =
-        RouteIndex(module.RouteBetween(transfer.source, transfer.destination));
-    by_route[route] += bytes;
+    by_route[RouteIndex(
+        module.RouteBetween(transfer.source, transfer.destination))] += bytes;
     if (module.IsRelay(transfer.source)) relayed_bytes += bytes;
-    load[route][IndexOf(transfer.source)].sent_bytes += bytes;
-    load[route][IndexOf(transfer.destination)].received_bytes += bytes;
+    std::vector<RankLoad>& by_rank = load[RouteIndex(
+        module.LinkBetween(transfer.source, transfer.destination))];
+    by_rank[IndexOf(transfer.source)].sent_bytes += bytes;
+    by_rank[IndexOf(transfer.destination)].received_bytes += bytes;
   }
   Stats& stats = module.stats;
   stats.local_bytes = by_route[RouteIndex(Route::kLocal)];

@@ -1,3 +1,5 @@
+#include <optional>
+
 #include "absl/strings/str_format.h"
 #include "compiler/passes/passes.h"
 
@@ -53,6 +55,25 @@ void CheckColocated(const PassOptions& options, const Module& module) {
   }
 }
 
+// What joins the hosts, if the job says anything of it.
+std::optional<Fabric> FabricOf(const TopologySpec& spec) {
+  if (!spec.machine.given && !spec.hosts_per_nvlink_domain.given &&
+      !spec.gpus_per_nic.given && !spec.hosts_per_leaf.given &&
+      !spec.rails.given && !spec.spine_oversubscription.given) {
+    return std::nullopt;
+  }
+  return Fabric{
+      .machine = spec.machine.value,
+      .hosts_per_nvlink_domain =
+          static_cast<int32_t>(spec.hosts_per_nvlink_domain.value),
+      .gpus_per_nic = static_cast<int32_t>(spec.gpus_per_nic.value),
+      .hosts_per_leaf = static_cast<int32_t>(spec.hosts_per_leaf.value),
+      .rails = spec.rails.value,
+      .spine_oversubscription = spec.spine_oversubscription.value,
+      .nic_bytes_per_second =
+          spec.network_gigabytes_per_second.value * kGigabyte};
+}
+
 }  // namespace
 
 absl::Status PlaceRanks(const PassOptions& options, Module& module) {
@@ -62,8 +83,9 @@ absl::Status PlaceRanks(const PassOptions& options, Module& module) {
   topology.local_bytes_per_second = kLocalBytesPerSecond;
   topology.peer_bytes_per_second =
       spec.peer_gigabytes_per_second.value * kGigabyte;
-  topology.network_bytes_per_second =
-      spec.network_gigabytes_per_second.value * kGigabyte;
+  topology.fabric = FabricOf(spec);
+  topology.network_bytes_per_second = spec.network_gigabytes_per_second.value *
+                                      kGigabyte / topology.RanksPerNic();
   topology.host = Hosts(spec, module);
   if (topology.colocated) CheckColocated(options, module);
   return absl::OkStatus();

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "plan/diff/stages.h"
 #include "plan/text/plan_view.h"
+#include "plan/text/text.h"
 
 namespace refit {
 namespace {
@@ -83,7 +84,17 @@ void CompareLimits(const fb::Body& a, const fb::Body& b, DiffReport& report) {
   add("LIMITS_CHANGED", "slots", a.limits()->slots(), b.limits()->slots());
   add("LIMITS_CHANGED", "operations_per_round",
       a.limits()->operations_per_round(), b.limits()->operations_per_round());
+  add("LIMITS_CHANGED", "network_peers", a.limits()->network_peers(),
+      b.limits()->network_peers());
   add("ROUNDS_CHANGED", "rounds", a.rounds()->size(), b.rounds()->size());
+  const auto text = [](const fb::Topology* topology) {
+    return topology == nullptr ? "none" : TopologyText(*topology);
+  };
+  if (text(a.topology()) != text(b.topology())) {
+    report.Add(DifferenceClass::kSchedule, "TOPOLOGY_CHANGED",
+               absl::StrCat("topology: ", text(a.topology()), " -> ",
+                            text(b.topology())));
+  }
 }
 
 }  // namespace refit

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "plan/enum_text.h"
 #include "plan/group_limit.h"
+#include "plan/network_peers.h"
 
 namespace refit::proof {
 namespace {
@@ -158,8 +159,23 @@ Partners MatchMessages(const fb::Body& body, Violations& violations) {
   return partners;
 }
 
+void CheckNetworkPeers(const fb::Body& body, Violations& violations) {
+  const uint32_t limit = body.limits()->network_peers();
+  if (limit == 0) return;
+  const std::vector<uint32_t> peers = NetworkPeers(body);
+  for (uint32_t rank = 0; rank < peers.size(); ++rank) {
+    if (peers[rank] <= limit) continue;
+    violations.Report({.rank = rank}, Invariant::kRoundLimits, [&] {
+      return absl::StrFormat(
+          "exchanges with %d ranks of other hosts when the limit is %d",
+          peers[rank], limit);
+    });
+  }
+}
+
 void CheckLimits(const fb::Body& body, Violations& violations) {
   const fb::Limits& limits = *body.limits();
+  CheckNetworkPeers(body, violations);
   // A plan may hold itself to less than NCCL bears, not to more.
   const uint64_t operations_max =
       std::min(limits.operations_per_round(), kGroupOperationsMax);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "plan/network_peers.h"
 #include "plan/scratch_windows.h"
 #include "plan/sent_ranges.h"
 #include "plan/text/plan_view.h"
@@ -138,6 +139,12 @@ PlanStats StatsOf(const PlanFile& plan) {
       BalanceOf(stats.totals.received_bytes, source_ranks, world_size);
   AddMemory(plan, stats);
   AddTables(plan.body(), stats);
+  const std::vector<uint32_t> peers = NetworkPeers(plan.body());
+  if (const auto most = std::max_element(peers.begin(), peers.end());
+      most != peers.end()) {
+    stats.most_network_peers = *most;
+    stats.most_network_peers_rank = static_cast<uint32_t>(most - peers.begin());
+  }
   return stats;
 }
 

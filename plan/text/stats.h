@@ -58,11 +58,14 @@ struct ScratchUse {
 
 struct PlanStats {
   Totals totals;
+  // The rank with the most peers on other hosts; 0: no rank has any.
+  uint32_t most_network_peers = 0;
+  uint32_t most_network_peers_rank = 0;
   Balance sent;      // by source ranks
   Balance received;  // by destination ranks
   uint32_t largest_staging_rank = 0;
   uint64_t largest_staging_bytes = 0;
-  ScratchUse scratch[2];                       // by fb::Side
+  ScratchUse scratch[2];  // by fb::Side
   // Of a plan whose executors compare with a snapshot: the rank whose is the
   // largest.
   uint32_t snapshot_rank = 0;

@@ -59,6 +59,7 @@ std::string StatsJson(const PlanFile& plan) {
   json.Number("largest_staged_bytes", totals.largest_message_bytes);
   json.Number("rounds", body.rounds()->size());
   json.Number("operations_max", totals.most_operations);
+  json.Number("network_peers_max", stats.most_network_peers);
   json.Number("staging_bytes_max", stats.largest_staging_bytes);
   AddScratch("source_scratch",
              stats.scratch[static_cast<size_t>(fb::Side::kSource)], json);

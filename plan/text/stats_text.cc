@@ -146,6 +146,13 @@ void AddSchedule(const fb::Body& body, const PlanStats& stats,
       absl::StrCat("rank ", totals.most_operations_rank, " in round ",
                    totals.most_operations_round, ", limit ",
                    body.limits()->operations_per_round()));
+  if (stats.most_network_peers > 0) {
+    const uint32_t limit = body.limits()->network_peers();
+    table.AddCount(
+        "network peers of a rank, max", stats.most_network_peers,
+        absl::StrCat("rank ", stats.most_network_peers_rank,
+                     limit == 0 ? "" : absl::StrCat(", limit ", limit)));
+  }
   if (body.programs()->size() > 0) {
     table.AddBytes("staging of a rank, max", stats.largest_staging_bytes,
                    absl::StrCat("rank ", stats.largest_staging_rank, ", limit ",

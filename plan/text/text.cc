@@ -36,6 +36,7 @@ class TextPrinter {
   void PrintRanks();
   void PrintRequirements();
   void PrintDelta();
+  void PrintTopology();
   void PrintStats();
   void PrintParams();
   void PrintBuffers();
@@ -58,6 +59,7 @@ std::string TextPrinter::Print() {
   PrintRanks();
   PrintRequirements();
   PrintDelta();
+  PrintTopology();
   PrintStats();
   PrintParams();
   PrintBuffers();
@@ -112,12 +114,21 @@ void TextPrinter::PrintDelta() {
                   delta->check() ? " check" : "", "\n");
 }
 
+void TextPrinter::PrintTopology() {
+  if (body_.topology() == nullptr) return;
+  absl::StrAppend(&text_, "topology ", TopologyText(*body_.topology()), "\n");
+}
+
 void TextPrinter::PrintStats() {
   const fb::Limits& limits = *body_.limits();
   absl::StrAppend(&text_, "limits bucket ", limits.bucket_bytes(),
                   " bytes staging ", limits.staging_bytes(), " bytes slots ",
                   limits.slots(), " operations_per_round ",
-                  limits.operations_per_round(), "\n");
+                  limits.operations_per_round());
+  if (limits.network_peers() > 0) {
+    absl::StrAppend(&text_, " network_peers ", limits.network_peers());
+  }
+  text_ += '\n';
   const fb::Stats& stats = *body_.stats();
   absl::StrAppend(&text_, "stats moved ", stats.moved_bytes(), " bytes local ",
                   stats.local_bytes(), " peer ", stats.peer_bytes(),
@@ -336,6 +347,23 @@ void TextPrinter::PrintCopyLists() {
 
 std::string PlanText(const PlanFile& plan, const TextOptions& options) {
   return TextPrinter(plan, options).Print();
+}
+
+std::string TopologyText(const fb::Topology& topology) {
+  std::string text;
+  if (topology.machine() != nullptr) {
+    text = absl::StrCat("machine ", topology.machine()->str(), " ");
+  }
+  absl::StrAppend(
+      &text, "hosts_per_nvlink_domain ", topology.hosts_per_nvlink_domain(),
+      " gpus_per_nic ", topology.gpus_per_nic(), " hosts_per_leaf ",
+      topology.hosts_per_leaf() == 0 ? "all"
+                                     : absl::StrCat(topology.hosts_per_leaf()),
+      topology.rails() ? " rails" : "", " spine_oversubscription ",
+      topology.spine_oversubscription(), " peer ",
+      topology.peer_bytes_per_second(), " network ",
+      topology.network_bytes_per_second(), " bytes per second");
+  return text;
 }
 
 }  // namespace refit

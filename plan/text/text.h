@@ -38,6 +38,9 @@ std::string StatsText(const PlanFile& plan);
 // doubles (null if not finite).
 std::string StatsJson(const PlanFile& plan);
 
+// "machine hgx-h200 hosts_per_nvlink_domain 1 …": all fields, on one line.
+std::string TopologyText(const fb::Topology& topology);
+
 }  // namespace refit
 
 #endif  // REFIT_PLAN_TEXT_TEXT_H_

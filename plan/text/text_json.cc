@@ -18,6 +18,7 @@ class PlanJsonPrinter : JsonWriter {
  private:
   void PrintHeader();
   void PrintDelta();
+  void PrintTopology();
   void PrintStats();
   void PrintParams();
   void PrintSkipsAndCasts();
@@ -65,6 +66,7 @@ std::string PlanJsonPrinter::Print() {
   OpenObject();
   PrintHeader();
   PrintDelta();
+  PrintTopology();
   PrintStats();
   PrintParams();
   PrintSkipsAndCasts();
@@ -122,6 +124,21 @@ void PlanJsonPrinter::PrintDelta() {
   CloseObject();
 }
 
+void PlanJsonPrinter::PrintTopology() {
+  const fb::Topology* const topology = body_.topology();
+  if (topology == nullptr) return;
+  OpenObject("topology");
+  Text("machine", topology->machine());
+  Number("hosts_per_nvlink_domain", topology->hosts_per_nvlink_domain());
+  Number("gpus_per_nic", topology->gpus_per_nic());
+  Number("hosts_per_leaf", topology->hosts_per_leaf());
+  Bool("rails", topology->rails());
+  Real("spine_oversubscription", topology->spine_oversubscription());
+  Real("peer_bytes_per_second", topology->peer_bytes_per_second());
+  Real("network_bytes_per_second", topology->network_bytes_per_second());
+  CloseObject();
+}
+
 void PlanJsonPrinter::PrintStats() {
   const fb::Limits& limits = *body_.limits();
   OpenObject("limits");
@@ -129,6 +146,9 @@ void PlanJsonPrinter::PrintStats() {
   Number("staging_bytes", limits.staging_bytes());
   Number("slots", limits.slots());
   Number("operations_per_round", limits.operations_per_round());
+  if (limits.network_peers() > 0) {
+    Number("network_peers", limits.network_peers());
+  }
   CloseObject();
   const fb::Stats& stats = *body_.stats();
   OpenObject("stats");

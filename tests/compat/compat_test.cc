@@ -230,6 +230,28 @@ const OldPlan kOldPlans[] = {
      .messages = 4,
      .destination_elements = 224,
      .skipped_bytes = 0},
+    {.name = "1.7/topology",
+     .head = "plan 1.7 body e01a388ff4f01a9e6388cba0aab835c1 inputs "
+             "0449bac797665dbd08b04dfd1c086763\n"
+             "ranks source 0..1 destination 2..6\n"
+             "host 0 ranks 0\n"
+             "host 1 ranks 2\n"
+             "host 2 ranks 3\n"
+             "host 3 ranks 1\n"
+             "host 4 ranks 4\n"
+             "host 5 ranks 5\n"
+             "host 6 ranks 6\n"
+             "topology machine gb200-nvl72 hosts_per_nvlink_domain 3 "
+             "gpus_per_nic 1 hosts_per_leaf 2 spine_oversubscription 2 peer "
+             "1e+08 network 1e+07 bytes per second\n"
+             "limits bucket 268435456 bytes staging 1073741824 bytes slots 2 "
+             "operations_per_round 32 network_peers 4\n"
+             "stats moved 62080 bytes local 0 peer 0 network 62080\n",
+     .params = 2,
+     .buffers = 2,
+     .messages = 6,
+     .destination_elements = 31040,
+     .skipped_bytes = 0},
 };
 
 class CompatTest : public testing::TestWithParam<OldPlan> {

@@ -10,8 +10,10 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "compiler/job/keys.h"
 #include "tests/compiler/temporary_directory.h"
+#include "topology/machines.h"
 
 namespace refit {
 namespace {
@@ -199,8 +201,9 @@ TEST(JobTest, UnknownKeyUnlikeAnyNamesAllKnownKeys) {
  "topology": {"racks": 2}})")
                 .errors,
             "job.json:3:15: error: unknown key \"racks\" in topology; wanted "
-            "gpus_per_host, hosts, peer_gigabytes_per_second or "
-            "network_gigabytes_per_second\n"
+            "gpus_per_host, hosts, peer_gigabytes_per_second, "
+            "network_gigabytes_per_second, machine, hosts_per_nvlink_domain, "
+            "gpus_per_nic, hosts_per_leaf, rails or spine_oversubscription\n"
             "    3 |  \"topology\": {\"racks\": 2}}\n"
             "      |               ^\n");
 }
@@ -453,6 +456,47 @@ TEST(JobTest, HostsAreGivenForEveryRank) {
             "of the source and the 2 of the destination\n"
             "    3 |  \"topology\": {\"hosts\": [0, 1]}}\n"
             "      |                        ^\n");
+}
+
+std::string WithTopology(std::string_view topology) {
+  return absl::StrFormat(R"({"model": "c", "source": {"layout": "vllm"},
+ "destination": {"layout": "vllm", "replicas": 2},
+ "topology": %s})",
+                         topology);
+}
+
+TEST(JobTest, AMachineGivesWhatTheJobDoesNot) {
+  const ReadResult rack = Read(WithTopology(
+      R"({"network_gigabytes_per_second": 25, "machine": "gb200-nvl72"})"));
+  ASSERT_EQ(rack.errors, "");
+  EXPECT_EQ(rack.job->topology.machine.value, "gb200-nvl72");
+  EXPECT_EQ(rack.job->topology.gpus_per_host.value, 4);
+  EXPECT_EQ(rack.job->topology.hosts_per_nvlink_domain.value, 18);
+  EXPECT_EQ(rack.job->topology.peer_gigabytes_per_second.value, 740);
+  EXPECT_EQ(rack.job->topology.network_gigabytes_per_second.value, 25);
+  // The job's hosts are in the place of the machine's number of GPUs.
+  const ReadResult hosts =
+      Read(WithTopology(R"({"machine": "hgx-h200", "hosts": [0, 1, 1]})"));
+  ASSERT_EQ(hosts.errors, "");
+  EXPECT_FALSE(hosts.job->topology.gpus_per_host.given);
+}
+
+// Every machine's file is read as a job's topology, and names its figures.
+TEST(JobTest, MachinesAreWholeTopologies) {
+  ASSERT_EQ(MachineNames(),
+            (std::vector<std::string_view>{"gb200-nvl72", "hgx-b200",
+                                           "hgx-h100", "hgx-h200"}));
+  for (const std::string_view name : MachineNames()) {
+    const ReadResult read =
+        Read(WithTopology(absl::StrFormat(R"({"machine": "%s"})", name)));
+    ASSERT_EQ(read.errors, "");
+    const TopologySpec& topology = read.job->topology;
+    EXPECT_TRUE(topology.gpus_per_host.given) << name;
+    EXPECT_TRUE(topology.hosts_per_nvlink_domain.given) << name;
+    EXPECT_TRUE(topology.gpus_per_nic.given) << name;
+    EXPECT_TRUE(topology.peer_gigabytes_per_second.given) << name;
+    EXPECT_TRUE(topology.network_gigabytes_per_second.given) << name;
+  }
 }
 
 TEST(JobTest, HostsByNameAreOneError) {

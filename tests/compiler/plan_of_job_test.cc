@@ -102,6 +102,29 @@ TEST(InputsTest, EveryMemberOfAParamCounts) {
   });
 }
 
+// Keys that are younger than the digest stand in it where a job gives them.
+TEST(InputsTest, YoungerKeysCountWhereTheyAreGiven) {
+  const auto given = [](auto member, auto value) {
+    return [member, value](Job& job, Model&) {
+      (job.topology.*member).value = value;
+      (job.topology.*member).given = true;
+    };
+  };
+  const auto peers = [](Job& job, Model&) {
+    job.options.network_peers = {.value = 2, .place = {}, .given = true};
+  };
+  ExpectDistinct({given(&TopologySpec::machine, "hgx-h200"),
+                  given(&TopologySpec::hosts_per_nvlink_domain, 2),
+                  given(&TopologySpec::gpus_per_nic, 2),
+                  given(&TopologySpec::hosts_per_leaf, 2),
+                  given(&TopologySpec::rails, true),
+                  given(&TopologySpec::spine_oversubscription, 2), peers});
+  Job job;
+  const std::string text = CanonicalInputs(job, FullModel());
+  job.topology.gpus_per_nic.value = 2;
+  EXPECT_EQ(CanonicalInputs(job, FullModel()), text);
+}
+
 TEST(InputsTest, WordsAreNotRunTogether) {
   const auto globs = [](std::vector<std::string> exclude) {
     return [exclude](Job& job, Model&) { job.options.exclude.value = exclude; };

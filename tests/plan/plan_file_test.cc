@@ -160,7 +160,7 @@ TEST(PlanDoorTest, ANewerMajorIsRefused) {
       Load(Wrap(SampleBody(), {.format_version = 2 << 16 | 3}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "format version 2.3 is newer than this build's 1.6");
+            "format version 2.3 is newer than this build's 1.7");
 }
 
 TEST(PlanDoorTest, ANewerMinorIsRead) {
@@ -334,8 +334,9 @@ TEST(PlanDoorTest, DeltasNeedTheirFeatureAndDirectRounds) {
   const auto message = [&] {
     return std::string(Load(BuildPlan(spec)).message());
   };
-  EXPECT_EQ(message(), "delta: round 0 is staged, only direct rounds can be "
-                       "delta");
+  EXPECT_EQ(message(),
+            "delta: round 0 is staged, only direct rounds can be "
+            "delta");
   spec.mechanisms.assign(spec.rounds.size(), fb::Mechanism::kDirect);
   for (PlanSpec::Program& program : spec.programs) {
     program.staging_bytes = 0;
@@ -358,9 +359,41 @@ TEST(PlanDoorTest, DeltasNeedTheirFeatureAndDirectRounds) {
   EXPECT_EQ(message(), "delta: unknown way 3 to find changes");
 }
 
+TEST(PlanDoorTest, ATopologyHasNumbersThatOneMayDivideBy) {
+  PlanSpec spec = SampleSpec();
+  const auto message = [&] {
+    return std::string(Load(BuildPlan(spec)).message());
+  };
+  using Topology = PlanSpec::Topology;
+  spec.topology = Topology();
+  EXPECT_EQ(message(), "");
+  EXPECT_EQ(OpenSpec(spec).plan().format_version(), 1u << 16 | 7);
+  spec.topology = Topology{.hosts_per_nvlink_domain = 0};
+  EXPECT_EQ(message(),
+            "topology: hosts_per_nvlink_domain or gpus_per_nic is 0; wanted at "
+            "least 1");
+  spec.topology = Topology{.gpus_per_nic = 0};
+  EXPECT_EQ(message(),
+            "topology: hosts_per_nvlink_domain or gpus_per_nic is 0; wanted at "
+            "least 1");
+  spec.topology = Topology{.spine_oversubscription = 0.5};
+  EXPECT_EQ(message(),
+            "topology: spine_oversubscription is 0.5; wanted at least 1");
+  spec.topology = Topology{.spine_oversubscription = std::nan("")};
+  EXPECT_EQ(message(),
+            "topology: spine_oversubscription is nan; wanted at least 1");
+  spec.topology = Topology{.network_bytes_per_second = 0};
+  EXPECT_EQ(message(),
+            "topology: a link has 0 bytes per second; wanted more than 0");
+  spec.topology = Topology{.peer_bytes_per_second =
+                               std::numeric_limits<double>::infinity()};
+  EXPECT_EQ(message(),
+            "topology: a link has inf bytes per second; wanted more than 0");
+}
+
 TEST(PlanDoorTest, AMajorThatNeverWasIsRefused) {
   EXPECT_EQ(Load(Wrap(SampleBody(), {.format_version = 7})).message(),
-            "format version 0.7 does not exist; this build reads 1.6");
+            "format version 0.7 does not exist; this build reads 1.7");
 }
 
 TEST(PlanDoorTest, AnUnknownFeatureIsRefused) {

@@ -152,9 +152,9 @@ std::vector<uint8_t> BuildBody(const PlanSpec& spec) {
   const auto loops_vector = builder.CreateVectorOfStructs(copies.loops);
   const auto skips_vector = builder.CreateVector(skips);
   const auto casts_vector = builder.CreateVector(casts);
-  const auto limits =
-      fb::CreateLimits(builder, spec.bucket_bytes, spec.staging_bytes,
-                       spec.slots, spec.operations_per_round);
+  const auto limits = fb::CreateLimits(
+      builder, spec.bucket_bytes, spec.staging_bytes, spec.slots,
+      spec.operations_per_round, spec.network_peers);
   const auto link = builder.CreateString("egress of rank 0");
   const auto stats = fb::CreateStats(builder, spec.moved_bytes, 0,
                                      spec.moved_bytes, 0, 0.001, 0.0025, link);
@@ -180,11 +180,20 @@ std::vector<uint8_t> BuildBody(const PlanSpec& spec) {
     delta = fb::CreateDelta(builder, spec.delta->changes,
                             spec.delta->dense_every, spec.delta->check);
   }
+  Offset<fb::Topology> topology = 0;
+  if (const std::optional<PlanSpec::Topology>& of = spec.topology) {
+    topology = fb::CreateTopologyDirect(
+        builder, of->machine.empty() ? nullptr : of->machine.c_str(),
+        of->hosts_per_nvlink_domain, of->gpus_per_nic, of->hosts_per_leaf,
+        of->rails, of->spine_oversubscription, of->peer_bytes_per_second,
+        of->network_bytes_per_second);
+  }
   builder.Finish(fb::CreateBody(
       builder, spec.source_ranks, params_vector, buffers_vector,
       programs_vector, rounds_vector, lists_vector, copies_vector, loops_vector,
       skips_vector, casts_vector, limits, stats, spec.colocated,
-      quantizations_vector, quantize_loops_vector, requirements_vector, delta));
+      quantizations_vector, quantize_loops_vector, requirements_vector, delta,
+      topology));
   return {builder.GetBufferPointer(),
           builder.GetBufferPointer() + builder.GetSize()};
 }
@@ -309,10 +318,22 @@ PlanSpec SpecOf(const fb::Body& packed) {
                   .dense_every = body.delta->dense_every,
                   .check = body.delta->check};
   }
+  if (body.topology != nullptr) {
+    spec.topology = {
+        .machine = body.topology->machine,
+        .hosts_per_nvlink_domain = body.topology->hosts_per_nvlink_domain,
+        .gpus_per_nic = body.topology->gpus_per_nic,
+        .hosts_per_leaf = body.topology->hosts_per_leaf,
+        .rails = body.topology->rails,
+        .spine_oversubscription = body.topology->spine_oversubscription,
+        .peer_bytes_per_second = body.topology->peer_bytes_per_second,
+        .network_bytes_per_second = body.topology->network_bytes_per_second};
+  }
   spec.bucket_bytes = body.limits->bucket_bytes;
   spec.staging_bytes = body.limits->staging_bytes;
   spec.slots = body.limits->slots;
   spec.operations_per_round = body.limits->operations_per_round;
+  spec.network_peers = body.limits->network_peers;
   spec.moved_bytes = body.stats->moved_bytes;
   spec.colocated = body.colocated;
   return spec;

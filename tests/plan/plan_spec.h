@@ -105,10 +105,19 @@ struct PlanSpec {
     bool check = true;
   };
   std::optional<Delta> delta = std::nullopt;
+  struct Topology {
+    std::string machine = {};
+    uint32_t hosts_per_nvlink_domain = 1, gpus_per_nic = 1, hosts_per_leaf = 0;
+    bool rails = false;
+    double spine_oversubscription = 1;
+    double peer_bytes_per_second = 370e9, network_bytes_per_second = 50e9;
+  };
+  std::optional<Topology> topology = std::nullopt;
   uint64_t bucket_bytes = 0;
   uint64_t staging_bytes = 0;
   uint32_t slots = 0;
   uint32_t operations_per_round = 0;
+  uint32_t network_peers = 0;
   uint64_t moved_bytes = 0;
   bool colocated = false;
   std::string producer;

@@ -545,6 +545,18 @@ TEST(ProofTest, ARelayIsFedByTheLastThatBringsItsElementsOrALaterOne) {
             "(invariant 2: right element)");
 }
 
+TEST(ProofTest, NetworkPeersKeepToTheirLimit) {
+  PlanSpec spec = SampleSpec();
+  for (size_t rank = 0; rank < 4; ++rank) spec.programs[rank].host = rank / 2;
+  for (fb::Route& route : spec.rounds) route = fb::Route::kNetwork;
+  spec.network_peers = 2;
+  EXPECT_EQ(ViolationOf(spec), "");
+  spec.network_peers = 1;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0: exchanges with 2 ranks of other hosts when the limit is 1 "
+            "(invariant 5: round limits)");
+}
+
 TEST(ProofTest, ARelayFedByAStagedRoundOfWhatWasStoredIsNamed) {
   PlanSpec spec = FedRelaySpec(/*half=*/0, /*fed_by=*/1);
   spec.mechanisms[1] = fb::Mechanism::kStaged;

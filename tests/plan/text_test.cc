@@ -109,6 +109,30 @@ TEST(PlanTextTest, RequirementsFollowTheRanks) {
   EXPECT_STREQ(requirements[1]["value"].GetString(), "linear");
 }
 
+TEST(PlanTextTest, ATopologyFollowsTheRanks) {
+  PlanSpec spec = SampleSpec();
+  spec.topology = {.hosts_per_nvlink_domain = 18,
+                   .gpus_per_nic = 2,
+                   .hosts_per_leaf = 4,
+                   .spine_oversubscription = 1.5};
+  EXPECT_NE(TextOf(spec, {}).find(
+                "\ntopology hosts_per_nvlink_domain 18 gpus_per_nic 2 "
+                "hosts_per_leaf 4 spine_oversubscription 1.5 peer 3.7e+11 "
+                "network 5e+10 bytes per second\nlimits "),
+            std::string::npos);
+  rapidjson::Document json;
+  json.Parse(PlanJson(OpenSpec(spec), {}).c_str());
+  ASSERT_FALSE(json.HasParseError());
+  const rapidjson::Value& topology = json["topology"];
+  EXPECT_FALSE(topology.HasMember("machine"));
+  EXPECT_EQ(topology["hosts_per_nvlink_domain"].GetUint(), 18u);
+  EXPECT_EQ(topology["gpus_per_nic"].GetUint(), 2u);
+  EXPECT_EQ(topology["hosts_per_leaf"].GetUint(), 4u);
+  EXPECT_FALSE(topology["rails"].GetBool());
+  EXPECT_EQ(topology["spine_oversubscription"].GetDouble(), 1.5);
+  EXPECT_EQ(topology["network_bytes_per_second"].GetDouble(), 50e9);
+}
+
 TEST(PlanTextTest, ADeltaFollowsTheRanks) {
   PlanSpec spec = SampleSpec();
   spec.mechanisms.assign(spec.rounds.size(), fb::Mechanism::kDirect);
@@ -119,9 +143,8 @@ TEST(PlanTextTest, ADeltaFollowsTheRanks) {
                             message.kind(), 0, 0, 0, message.size_bytes());
     }
   }
-  spec.delta = {.changes = fb::DeltaChanges::kBitmap,
-                .dense_every = 7,
-                .check = false};
+  spec.delta = {
+      .changes = fb::DeltaChanges::kBitmap, .dense_every = 7, .check = false};
   EXPECT_NE(TextOf(spec, {}).find("\ndelta changes bitmap dense_every 7\n"
                                   "limits "),
             std::string::npos);

@@ -53,6 +53,10 @@ Compiled CompileText(const std::string& text) {
       job->topology.peer_gigabytes_per_second.value * 1e9;
   options.network_bytes_per_second =
       job->topology.network_gigabytes_per_second.value * 1e9;
+  if (const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(*bytes);
+      plan.ok()) {
+    simulator::UseSpeedsOf(*plan, options);
+  }
   return {.bytes = *std::move(bytes), .error = "", .options = options};
 }
 

@@ -93,6 +93,18 @@ std::string DrawSchedule(Draw& draw, const DrawnJob& job) {
                         "\"network_gigabytes_per_second\": 1e-6",
                         draw.Pick<double>({1e-4, 1e-3, 1e-2})));
   }
+  if (draw.Chance(30)) {
+    topology.push_back(
+        absl::StrFormat("\"hosts_per_nvlink_domain\": %d, \"gpus_per_nic\": %d",
+                        draw.Between(1, 3), draw.Between(1, 3)));
+  }
+  if (draw.Chance(30)) {
+    topology.push_back(
+        absl::StrFormat("\"hosts_per_leaf\": %d, \"rails\": %s, "
+                        "\"spine_oversubscription\": %g",
+                        draw.Between(1, 3), draw.Chance(50) ? "true" : "false",
+                        draw.Pick<double>({1, 1.5, 4})));
+  }
   if (!topology.empty()) {
     absl::StrAppendFormat(&before, "\"topology\": {%s}, ",
                           absl::StrJoin(topology, ", "));

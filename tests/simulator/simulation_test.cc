@@ -317,6 +317,88 @@ TEST(Simulation, WhatIfARankOrANicIsSlow) {
             "uplink of host 0");
 }
 
+// Four hosts of two ranks each. Rank 0 sends 100 bytes to rank 2 of the next
+// host and rank 1 to rank 3, each over a NIC of its own.
+Traffic TwoRails() {
+  Traffic traffic(4, 8);
+  for (uint32_t rank = 0; rank < 8; ++rank) traffic.Host(rank, rank / 2);
+  traffic.Round(fb::Route::kNetwork, kStaged).Send(0, 2, 100).Send(1, 3, 100);
+  traffic.spec().topology = PlanSpec::Topology();
+  return traffic;
+}
+
+TEST(Simulation, HostsOfAnNvlinkDomainReachEachOtherOverNvlink) {
+  Traffic traffic = TwoRails();
+  Options options = BytesAlone();
+  options.peer_bytes_per_second = 4;
+  EXPECT_DOUBLE_EQ(SimulateSpec(traffic.spec(), options).seconds, 100);
+  traffic.spec().topology->hosts_per_nvlink_domain = 2;
+  const Simulation simulation = SimulateSpec(traffic.spec(), options);
+  EXPECT_DOUBLE_EQ(simulation.seconds, 25);
+  EXPECT_EQ(LinkText(simulation.graph.links[0]), "peer egress of rank 0");
+}
+
+TEST(Simulation, GpusOfANicShareIt) {
+  Traffic traffic = TwoRails();
+  traffic.spec().topology->gpus_per_nic = 2;
+  const Simulation simulation = SimulateSpec(traffic.spec(), BytesAlone());
+  EXPECT_DOUBLE_EQ(simulation.seconds, 200);
+  ASSERT_EQ(simulation.graph.links.size(), 2u);
+  EXPECT_EQ(LinkText(simulation.graph.links[1]), "network ingress of rank 2");
+  Options options = BytesAlone();
+  options.slow_nics = {{1, 3}};  // that of rank 0
+  EXPECT_DOUBLE_EQ(SimulateSpec(traffic.spec(), options).seconds, 600);
+  options = BytesAlone();
+  options.dead_nics = {1};
+  EXPECT_EQ(MistakeOf(traffic.spec(), options),
+            "--dead-nic names rank 1; its host 0 has no other NIC for its "
+            "messages");
+}
+
+// A leaf of two hosts has four NICs and, at 4 : 1, a byte a second to others.
+TEST(Simulation, LeavesReachEachOtherOverTheSpine) {
+  Traffic traffic = TwoRails();
+  PlanSpec::Topology& topology = *traffic.spec().topology;
+  topology.hosts_per_leaf = 2;
+  topology.spine_oversubscription = 4;
+  // One leaf.
+  EXPECT_DOUBLE_EQ(SimulateSpec(traffic.spec(), BytesAlone()).seconds, 100);
+  topology.hosts_per_leaf = 1;  // two leaves of two NICs: half a byte a second
+  Simulation simulation = SimulateSpec(traffic.spec(), BytesAlone());
+  EXPECT_DOUBLE_EQ(simulation.seconds, 400);
+  EXPECT_EQ(LinkText(simulation.graph.links[simulation.BusiestLink()]),
+            "uplink of leaf 0");
+  Options options = BytesAlone();
+  options.oversubscription = 2;  // in the place of the plan's
+  EXPECT_DOUBLE_EQ(SimulateSpec(traffic.spec(), options).seconds, 200);
+  topology.spine_oversubscription = 1;  // links that do not bind are left out
+  EXPECT_EQ(SimulateSpec(traffic.spec(), BytesAlone()).graph.links.size(), 4u);
+}
+
+TEST(Simulation, RailsHaveLeavesOfTheirOwn) {
+  Traffic traffic = TwoRails();
+  PlanSpec::Topology& topology = *traffic.spec().topology;
+  topology.rails = true;
+  topology.spine_oversubscription = 8;
+  EXPECT_DOUBLE_EQ(SimulateSpec(traffic.spec(), BytesAlone()).seconds, 100);
+  // From rail 0 to rail 1: a rail has four NICs here.
+  traffic.Round(fb::Route::kNetwork, kStaged).Send(0, 3, 100);
+  EXPECT_DOUBLE_EQ(SimulateSpec(traffic.spec(), BytesAlone()).seconds,
+                   100 + 200);
+}
+
+TEST(Simulation, TakesTheSpeedsThatThePlanSays) {
+  PlanSpec spec = SampleSpec();
+  Options options;
+  UseSpeedsOf(OpenSpec(spec), options);
+  EXPECT_FALSE(options.has_plan_speeds);
+  spec.topology = {.peer_bytes_per_second = 7, .network_bytes_per_second = 3};
+  UseSpeedsOf(OpenSpec(spec), options);
+  EXPECT_TRUE(options.has_plan_speeds);
+  EXPECT_EQ(options.peer_bytes_per_second, 7);
+  EXPECT_EQ(options.network_bytes_per_second, 3);
+}
+
 TEST(Simulation, RanksOfOneGpuShareItsLinks) {
   Traffic traffic(2, 4);
   traffic.spec().colocated = true;

@@ -16,7 +16,7 @@ MAY_INCLUDE = {
     "plan/text": {"plan"},
     "plan/diff": {"plan", "plan/text"},
     "compiler/ir": {"plan"},
-    "compiler/job": {"plan", "compiler", "compiler/ir"},
+    "compiler/job": {"plan", "compiler", "compiler/ir", "topology"},
     "compiler/model": {"plan", "compiler", "compiler/ir", "compiler/job"},
     "compiler/layout": LAYOUT,
     "compiler/layout/common": LAYOUT,
@@ -33,6 +33,7 @@ MAY_INCLUDE = {
         "plan", "plan/proof", "plan/diff", "compiler/ir", "compiler/job", "compiler/model", "compiler/layout", "compiler/passes",
         "compiler/emit",
     },
+    "topology": set(),
     "executor": {"plan", "refit"},
     "runner": {"plan", "refit", "executor"},
     # Waits for what the executor waits for, by the executor's own lists.

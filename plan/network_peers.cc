@@ -1,0 +1,25 @@
+#include "plan/network_peers.h"
+
+#include <algorithm>
+
+namespace refit {
+
+std::vector<uint32_t> NetworkPeers(const fb::Body& body) {
+  std::vector<uint32_t> counts;
+  std::vector<uint32_t> peers;
+  for (const fb::RankProgram* program : *body.programs()) {
+    peers.clear();
+    for (const fb::Message* message : *program->messages()) {
+      if (body.rounds()->Get(message->round())->route() ==
+          fb::Route::kNetwork) {
+        peers.push_back(message->peer());
+      }
+    }
+    std::sort(peers.begin(), peers.end());
+    counts.push_back(static_cast<uint32_t>(
+        std::unique(peers.begin(), peers.end()) - peers.begin()));
+  }
+  return counts;
+}
+
+}  // namespace refit
