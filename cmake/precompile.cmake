@@ -25,7 +25,7 @@ set(REFIT_COMMON_HEADER_LIBS
   absl::str_format absl::span)
 
 # Programs are compiled as libraries are, and so with the same precompiled headers.
-if(REFIT_PRECOMPILE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+if(REFIT_PRECOMPILE)
   set(CMAKE_CXX_COMPILE_OPTIONS_PIE -fPIC)
 endif()
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Installs what a build of Refit needs on Debian 12 or Ubuntu 24.04, and only
 # what is missing. Needs root or sudo for that; nothing else here does.
+#
+# usage: tests/install.sh [PACKAGE…]     these too
 set -euo pipefail
 
 packages=(g++ cmake ninja-build pkg-config python3 python3-numpy python3-dev python3-venv libabsl-dev llvm-14-dev libflatbuffers-dev
   flatbuffers-compiler rapidjson-dev libxxhash-dev libsodium-dev libgtest-dev libucx-dev
-  iproute2)
+  iproute2 "$@")
 missing=()
 for package in "${packages[@]}"; do
   if ! dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed'; then

