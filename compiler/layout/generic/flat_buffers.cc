@@ -85,8 +85,8 @@ class FlatBuffers {
     for (size_t i = 0; i < context.model.params.size(); ++i) {
       int64_t number = 0;
       for (std::string& name : MemberNames(context.model.params[i])) {
-        members_.try_emplace(std::move(name), static_cast<ParamId>(i),
-                             number++);
+        members_.try_emplace(std::move(name),
+                             Member{static_cast<ParamId>(i), number++});
       }
     }
   }
