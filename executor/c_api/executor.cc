@@ -3,9 +3,11 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "executor/c_api/objects.h"
 #include "executor/c_api/status.h"
 #include "refit/worker.h"
@@ -134,21 +136,21 @@ absl::StatusOr<std::vector<BoundTensor>> ToBound(const refit_tensor* tensors,
   return bound;
 }
 
+using TensorsByName = absl::flat_hash_map<std::string_view, BoundTensor*>;
+
 absl::Status GiveChanges(const absl::StatusOr<refit_changes>& known,
-                         std::vector<BoundTensor>& tensors) {
+                         const TensorsByName& tensors) {
   if (!known.ok()) return known.status();
   const absl::Status status =
       CheckNotNull({{"tensor", known->tensor}, {"bits", known->bits}});
   if (!status.ok()) return status;
-  const auto found = std::find_if(
-      tensors.begin(), tensors.end(),
-      [&](const BoundTensor& bound) { return bound.name == known->tensor; });
-  if (found == tensors.end() || found->changes != nullptr) {
+  const auto found = tensors.find(known->tensor);
+  if (found == tensors.end() || found->second->changes != nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
         "\"", known->tensor, "\" ",
         found == tensors.end() ? "is none of the tensors" : "is given twice"));
   }
-  found->changes = known->bits;
+  found->second->changes = known->bits;
   return absl::OkStatus();
 }
 
@@ -158,9 +160,13 @@ absl::Status GiveChanges(const refit_changes* changes, size_t count,
     const absl::Status status = CheckNotNull({{"changes", changes}});
     if (!status.ok()) return status;
   }
+  TensorsByName by_name;
+  if (count > 0) {
+    for (BoundTensor& tensor : tensors) by_name.emplace(tensor.name, &tensor);
+  }
   for (size_t i = 0; i < count; ++i) {
     const absl::Status status = GiveChanges(
-        ReadElement(changes, i, "changes", "refit_changes"), tensors);
+        ReadElement(changes, i, "changes", "refit_changes"), by_name);
     if (status.ok()) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("changes[", i, "]: ", status.message()));

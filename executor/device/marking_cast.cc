@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -27,6 +28,12 @@ absl::Status CheckMarkingCast(const MarkingCast& cast) {
         std::string(DTypeName(cast.to_dtype)), "; wanted bf16 or fp16"));
   }
   if (cast.elements == 0) return absl::OkStatus();
+  if (cast.first_element >
+      std::numeric_limits<uint64_t>::max() - cast.elements) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("first_element ", cast.first_element, " and ",
+                     cast.elements, " elements are beyond 64 bits"));
+  }
   struct Named {
     const char* name;
     const void* address;

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -194,6 +195,11 @@ TEST_P(MarkingCastConformance, RefusesWhatItCannotCast) {
   EXPECT_NE(refused(wrong).find("to is at 0x"), std::string::npos);
   EXPECT_NE(refused(wrong).find("; wanted a multiple of 2 bytes"),
             std::string::npos);
+  wrong = right;
+  wrong.first_element = std::numeric_limits<uint64_t>::max() - 3;
+  EXPECT_EQ(refused(wrong),
+            "first_element 18446744073709551612 and 4 elements are beyond 64 "
+            "bits");
   EXPECT_TRUE(device_->CastAndMark({.elements = 0}, kStream).ok());
 }
 
