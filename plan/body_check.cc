@@ -241,6 +241,8 @@ absl::Status BodyChecker::CheckDelta() {
 absl::Status BodyChecker::CheckTopology() {
   const fb::Topology* const topology = body_.topology();
   if (topology == nullptr) return absl::OkStatus();
+  absl::Status status = CheckUtf8("the machine", topology->machine());
+  if (!status.ok()) return status;
   if (topology->hosts_per_nvlink_domain() == 0 ||
       topology->gpus_per_nic() == 0) {
     return Bad(

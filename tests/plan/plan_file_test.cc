@@ -660,6 +660,10 @@ TEST(PlanDoorTest, TextThatIsNotUtf8IsRefused) {
             "skip 0: detail is not UTF-8: byte 0xf4 at offset 0");
   EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.producer = "refitc\xe2\x82"; }),
             "the producer is not UTF-8: byte 0xe2 at offset 6");
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.topology = PlanSpec::Topology{.machine = "hgx\xff"};
+            }),
+            "the machine is not UTF-8: byte 0xff at offset 3");
   EXPECT_EQ(Load(BuildPlan(HookedSpec({"add-one", "add \xfe"}))).message(),
             "buffer 4: post-hook 0: detail is not UTF-8: byte 0xfe at offset "
             "4");
