@@ -78,6 +78,7 @@ MISUSES = {
     "a-page-with-a-run-of-another-plan": ["refit-report", "PLAN", "--measured", "runs/other-plan.json", "-o", "page.html"],
     "a-page-with-a-run-of-no-refit": ["refit-report", "PLAN", "--measured", "runs/no-refits.json", "-o", "page.html"],
     "a-page-with-a-run-of-other-rounds": ["refit-report", "PLAN", "--measured", "runs/other-rounds.json", "-o", "page.html"],
+    "a-page-with-a-run-of-deltas-alone": ["refit-report", "PLAN", "--measured", "runs/only-deltas.json", "-o", "page.html"],
     "a-page-with-negative-seconds": ["refit-report", "PLAN", "--measured", "runs/negative.json", "-o", "page.html"],
     "two-outputs": ["refitc", "tiny-dense.json", "-o", "PLAN", "--output", "PLAN"],
     "growth-of-a-generic-job": ["refit-bench", "compile", "tiny-generic.json", "--growth", "2"],
