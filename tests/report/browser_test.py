@@ -227,4 +227,9 @@ if __name__ == "__main__":
     if browser.find() is None:
         print("no Chromium is installed (tests/install.sh); the pages of refit-report are not looked at")
         sys.exit(77)
+    try:
+        browser.Browser(browser.find()).close()
+    except (OSError, EOFError, TimeoutError) as error:
+        print(f"{browser.find()} does not start ({error}); the pages of refit-report are not looked at")
+        sys.exit(77)
     unittest.main(argv=sys.argv[:1] + sys.argv[3:])
