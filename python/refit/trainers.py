@@ -112,7 +112,7 @@ def together(tell: Callable[[], Any], own_part: Callable[[], Any], timeout: floa
         own_part()
     except Exception as error:
         failed = error
-    thread.join(timeout + GRACE_SECONDS)
+    thread.join(min(timeout + GRACE_SECONDS, threading.TIMEOUT_MAX))
     _raise_either(failed, told, timeout)
 
 

@@ -167,7 +167,11 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
                                  timeout=info.timeout)
         else:
             executor = Executor(plan, info.rank, device=info.device, fabric=info.meeting)
-            self.executor = executor.bind(tensors, timeout=info.timeout)
+            try:
+                self.executor = executor.bind(tensors, timeout=info.timeout)
+            except BaseException:
+                executor.close()
+                raise
 
     def send_weights(self, version: Optional[str] = None, check: bool = False) -> None:
         """One refit; collective over all trainer ranks. `version` becomes the engines' weight version. `check`: all ranks
