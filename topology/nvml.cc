@@ -2,6 +2,10 @@
 // none. Only functions that all its versions since 2017 have.
 #include <dlfcn.h>
 
+#include <iterator>
+#include <string>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "topology/probe.h"
 
@@ -32,6 +36,15 @@ class Library {
  private:
   void* handle_;
 };
+
+// NVML counts its names of versions and not the versions: 6 is NVLink 4.0
+// (nvmlNvlinkVersion_t of nvml.h).
+std::string NvlinkVersionName(unsigned int version) {
+  constexpr const char* kNames[] = {"",    "1.0", "2.0", "2.2",
+                                    "3.0", "3.1", "4.0", "5.0"};
+  if (version < std::size(kNames)) return kNames[version];
+  return absl::StrCat("NVML's number ", version);
+}
 
 }  // namespace
 
@@ -69,14 +82,15 @@ absl::StatusOr<std::vector<GpuFacts>> ReadNvml() {
         (result = name_of(device, name, sizeof(name) - 1)) != 0) {
       break;
     }
-    GpuFacts gpu = {.name = name};
+    GpuFacts gpu;
+    gpu.name = name;
     for (unsigned int link = 0; link < kNvlinksMax; ++link) {
       int is_up = 0;
       unsigned int version = 0;
       if (nvlink_state(device, link, &is_up) != 0 || is_up != 1) continue;
       ++gpu.nvlinks;
       if (nvlink_version(device, link, &version) == 0) {
-        gpu.nvlink_version = version;
+        gpu.nvlink_version = NvlinkVersionName(version);
       }
     }
     gpus.push_back(gpu);

@@ -175,8 +175,9 @@ std::string TopologyJson(const ProbedHost& host) {
     } else {
       unknown.push_back(absl::StrFormat(
           "the speed inside the host (peer_gigabytes_per_second): %s, %d "
-          "NVLinks of version %d",
-          gpu.name, gpu.nvlinks, gpu.nvlink_version));
+          "NVLinks of version %s",
+          gpu.name, gpu.nvlinks,
+          gpu.nvlink_version.empty() ? "?" : gpu.nvlink_version.c_str()));
     }
   }
   members.emplace_back(absl::StrCat("\"gpus_per_host\": ", host.gpus), "");

@@ -12,9 +12,9 @@ namespace refit {
 
 // A GPU as NVIDIA's driver knows it.
 struct GpuFacts {
-  std::string name;             // "NVIDIA H200"
-  uint32_t nvlinks = 0;         // that are up
-  uint32_t nvlink_version = 0;  // of those; 0: none
+  std::string name;            // "NVIDIA H200"
+  uint32_t nvlinks = 0;        // that are up
+  std::string nvlink_version;  // of those: "4.0"; empty: none or not known
 };
 
 // The facts of all GPUs, from the driver's library. kUnavailable: there is no

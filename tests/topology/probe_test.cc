@@ -122,7 +122,7 @@ TEST(ProbeTest, NamesAMachineWithItsGpusAndNvlinks) {
   for (int i = 0; i < 8; ++i) {
     sys.Gpu("pci0000:00/0000:1" + std::to_string(i) + ":00.0");
     facts.push_back(
-        {.name = "NVIDIA H200", .nvlinks = 18, .nvlink_version = 4});
+        {.name = "NVIDIA H200", .nvlinks = 18, .nvlink_version = "4.0"});
   }
   EXPECT_EQ(sys.Json(facts),
             std::string("{\n"
@@ -135,7 +135,8 @@ TEST(ProbeTest, NamesAMachineWithItsGpusAndNvlinks) {
   for (GpuFacts& gpu : facts) gpu.nvlinks = 6;
   const std::string json = sys.Json(facts);
   EXPECT_EQ(json.find("machine"), std::string::npos) << json;
-  EXPECT_NE(json.find("NVIDIA H200, 6 NVLinks of version 4"), std::string::npos)
+  EXPECT_NE(json.find("NVIDIA H200, 6 NVLinks of version 4.0"),
+            std::string::npos)
       << json;
 }
 
