@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares what the programs print with the files of expected/, to the letter.
 
-usage: run_goldens.py BIN_DIR      REFIT_UPDATE_GOLDENS=1 writes the files instead
+usage: run_goldens.py BIN_DIR [small] [examples]      REFIT_UPDATE_GOLDENS=1 writes the files instead
 
 jobs/*.json       every pass's text (refitc --print-after), the plan's (refit-dump), its numbers (--stats=json), its simulation,
                   and for REPORTS the data of its page (refit-report --json)
@@ -207,23 +207,37 @@ class Goldens:
         self.expect(f"examples/{job.stem}.sim.txt", simulated)
 
 
+def small_goldens(goldens):
+    for job in sorted((HERE / "errors").glob("*.json")):
+        goldens.error(job)
+    for job in sorted((HERE / "warnings").glob("*.json")):
+        goldens.warning(job)
+    for job in sorted((HERE / "jobs").glob("tiny-*.json"), key=lambda job: job.stem):
+        if not job.name.endswith(".config.json"):
+            goldens.job(job)
+    for name, command in MISUSES.items():  # of the last job's plan
+        goldens.misuse(name, *command)
+    for name, command in FULL.items():
+        goldens.full(name, *command)
+
+
+def example_goldens(goldens):
+    for job in sorted(EXAMPLES.glob("*.json")):
+        goldens.example(job)
+
+
+PARTS = {"small": small_goldens, "examples": example_goldens}
+
+
 def main():
+    parts = sys.argv[2:] or list(PARTS)
     with tempfile.TemporaryDirectory() as scratch:
         goldens = Goldens(sys.argv[1], scratch)
-        for job in sorted((HERE / "errors").glob("*.json")):
-            goldens.error(job)
-        for job in sorted((HERE / "warnings").glob("*.json")):
-            goldens.warning(job)
-        for job in sorted((HERE / "jobs").glob("tiny-*.json"), key=lambda job: job.stem):
-            if not job.name.endswith(".config.json"):
-                goldens.job(job)
-        for name, command in MISUSES.items():  # of the last job's plan
-            goldens.misuse(name, *command)
-        for name, command in FULL.items():
-            goldens.full(name, *command)
-        for job in sorted(EXAMPLES.glob("*.json")):
-            goldens.example(job)
-    stale = sorted(set((HERE / "expected").rglob("*.*")) - goldens.seen)
+        for part in parts:
+            PARTS[part](goldens)
+    expected = {path for path in (HERE / "expected").rglob("*.*")
+                if ("examples" if path.parent.name == "examples" else "small") in parts}
+    stale = sorted(expected - goldens.seen)
     goldens.failed += [f"{path.relative_to(HERE)}: nothing prints this any more" for path in stale]
     for failure in goldens.failed:
         print(failure)
