@@ -48,7 +48,8 @@ __device__ __forceinline__ void ForEachUnit(const KernelCopy& copy,
     }
     return found;
   };
-  ForEachTileUnit(copy, tile, row_at, Row(), body);
+  // Four times: compiled in half the time of eight.
+  ForEachTileUnit<4>(copy, tile, row_at, Row(), body);
 }
 
 __device__ __forceinline__ bool Differ(uint4 a, uint4 b) {

@@ -46,8 +46,10 @@ __device__ __forceinline__ RowOffsets OffsetsOfRow(const KernelCopy& copy,
 
 // Calls body(k, row, column) for this thread's units of the tile, `kUnroll` of
 // them; `row` is what `row_at` gives for its number. Where there is no unit,
-// column == row_units and the row is `no_row`.
-template <typename RowAt, typename Row, typename Body>
+// column == row_units and the row is `no_row`. A tile of several rows is
+// unrolled `kRowsUnroll` times: each time compiles `row_at` and `body` anew.
+template <uint32_t kRowsUnroll = kUnroll, typename RowAt, typename Row,
+          typename Body>
 __device__ __forceinline__ void ForEachTileUnit(const KernelCopy& copy,
                                                 uint32_t tile,
                                                 const RowAt& row_at,
@@ -66,7 +68,7 @@ __device__ __forceinline__ void ForEachTileUnit(const KernelCopy& copy,
     }
     return;
   }
-#pragma unroll
+#pragma unroll kRowsUnroll
   for (uint32_t k = 0; k < kUnroll; ++k) {
     const uint32_t unit = first_column + k * kThreads + threadIdx.x;
     const uint32_t down = Divide(unit, copy.row_magic, copy.row_shift);
