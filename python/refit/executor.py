@@ -290,14 +290,14 @@ class Executor:
 
 
 def join(plan: Plan, rank: int, tensors: Mapping[str, Any], *, unique_id: bytes, device: Any,
-         buffers: Optional[Mapping[str, Any]] = None, hooks: Hooks = (),
+         buffers: Optional[Mapping[str, Any]] = None, hooks: Hooks = (), changes: Optional[Mapping[str, Any]] = None,
          timeout: float = TIMEOUT_SECONDS) -> Executor:
     """An executor that is ready to run, of a rank that meets the others by a unique id (`rendezvous.unique_id`)."""
     _check_plan(plan)
     met = from_unique_id(unique_id, rank, plan.world_size)
     executor = Executor(plan, rank, device=device, rendezvous=met)
     try:
-        return executor.bind(tensors, buffers, hooks=hooks, timeout=timeout)
+        return executor.bind(tensors, buffers, hooks=hooks, changes=changes, timeout=timeout)
     except BaseException:
         executor.close()  # what is raised keeps it alive
         raise

@@ -239,7 +239,8 @@ class Worker:
                     self._joined().connect(timeout)
                 self._bind(timeout)
             elif request["op"] == "update":
-                self._joined().run(timeout=timeout, check=bool(request.get("check", False)))
+                self._joined().run(timeout=timeout, check=bool(request.get("check", False)),
+                                   dense=bool(request.get("dense", False)))
                 self._version = request.get("version")
             elif request["op"] == "close":
                 if self.executor is not None:
@@ -541,22 +542,23 @@ async def close_async(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> Replies:
 
 
 def update(llm: Any, *, version: Optional[str] = None, pause: Optional[str] = "retract", flush_cache: bool = True,
-           resume: bool = True, check: bool = False, timeout: float = TIMEOUT_SECONDS) -> Replies:
+           resume: bool = True, check: bool = False, dense: bool = False, timeout: float = TIMEOUT_SECONDS) -> Replies:
     """One refit of an engine, while the trainers run theirs.
 
     `version` becomes the engine's weight version once all ranks have the new weights. `pause`: what becomes of requests under
     way, as SGLang's pause_generation has it: "retract" (they go on with the new weights, their cache made anew), "abort",
     "in_place" (they keep what the old weights cached; with `flush_cache=False` alone), or None if the engine is paused
     already. `flush_cache`: the caches hold what the old weights computed. `check`: ranks and trainers compare what they hold,
-    as `Executor.run(check=True)` does; the trainers must give it too. After an error the engine stays paused: its weights are
+    as `Executor.run(check=True)` does; the trainers must give it too. `dense`: a refit of a plan with options.delta that
+    sends all, whatever the trainers ask for: after something else than a refit wrote the ranks' tensors. After an error the engine stays paused: its weights are
     torn. If the error says that the caches were not flushed, they are in place: `finish` flushes again.
     """
     return _run(llm, update_async(llm, version=version, pause=pause, flush_cache=flush_cache, resume=resume, check=check,
-                                  timeout=timeout))
+                                  dense=dense, timeout=timeout))
 
 
 async def update_async(llm: Any, *, version: Optional[str] = None, pause: Optional[str] = "retract",
-                       flush_cache: bool = True, resume: bool = True, check: bool = False,
+                       flush_cache: bool = True, resume: bool = True, check: bool = False, dense: bool = False,
                        timeout: float = TIMEOUT_SECONDS) -> Replies:
     if pause not in (None, *PAUSES):
         raise InvalidArgument(f'pause is {pause!r}; wanted one of {", ".join(PAUSES)}, or None')
@@ -566,7 +568,8 @@ async def update_async(llm: Any, *, version: Optional[str] = None, pause: Option
     client = _client(llm)
     if pause is not None:
         await client.pause(pause, _deadline(timeout))
-    answer = await _send(client, {"op": "update", "timeout": timeout, "version": version, "check": check}, timeout)
+    answer = await _send(client, {"op": "update", "timeout": timeout, "version": version, "check": check,
+                                   "dense": dense}, timeout)
     if answer["replies"] is not None:
         checked(answer["replies"], answer["error"])
     return await _finish(client, version, flush_cache, resume and pause is not None, timeout)

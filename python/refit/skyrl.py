@@ -22,7 +22,7 @@ from skyrl.train.utils.utils import initialize_ray
 
 from refit import trainers
 from refit.errors import FailedPrecondition, InvalidArgument
-from refit.executor import TIMEOUT_SECONDS
+from refit.executor import TIMEOUT_SECONDS, DeltaReport
 from refit.plan import Plan
 from refit.rendezvous import unique_id
 from refit.workers import checked
@@ -108,6 +108,11 @@ class Sender(WeightTransferSender):
 
         replies = await asyncio.gather(*[one(number, url) for number, url in enumerate(urls)])
         checked([reply for of_server in replies for reply in of_server])
+
+    @property
+    def delta_report(self) -> Optional[DeltaReport]:
+        """How this worker's last update went, as `Executor.delta_report` tells it."""
+        return self._sender.delta_report
 
     def teardown(self) -> None:
         self._sender.close()

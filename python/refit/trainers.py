@@ -8,17 +8,21 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, Optional
 
 from refit.errors import DeadlineExceeded, Error, FailedPrecondition
-from refit.executor import Executor, join
+from refit.executor import DeltaReport, Executor, join
 from refit.plan import Plan
-from refit.tensors import view
+from refit.tensors import view, words_view
 from refit.workers import GRACE_SECONDS
 
 # Buffers of Megatron that training keeps for itself, though they are persistent.
 UNFED = ("local_tokens_per_expert",)
 
+# The attribute of a parameter that is its bitmap of changes, as `Executor.bind` takes it.
+CHANGES = "refit_changes"
+
 
 def live_shards(module: Any) -> Iterator[tuple[str, Any]]:
-    """Of an FSDP2 module, or of Megatron's list of model chunks, this rank's tensors by the plan's names; DTensors as such."""
+    """Of an FSDP2 module, or of Megatron's list of model chunks, this rank's tensors by the plan's names; DTensors as such.
+    They have the `refit_changes` of their parameters."""
     if not isinstance(module, (list, tuple)):
         module = [module]
     for number, chunk in enumerate(module):
@@ -28,7 +32,10 @@ def live_shards(module: Any) -> Iterator[tuple[str, Any]]:
         prefix = f"vp_stage.{number}." if len(module) > 1 else ""
         for name, tensor in [*chunk.named_parameters(), *chunk.named_buffers()]:
             if name in persistent and not name.endswith(UNFED):
-                yield prefix + name, tensor.detach()
+                shard = tensor.detach()
+                if hasattr(tensor, CHANGES):
+                    setattr(shard, CHANGES, getattr(tensor, CHANGES))
+                yield prefix + name, shard
 
 
 def here(device: Any) -> tuple[Any, Any]:
@@ -58,14 +65,23 @@ class Sender:
     def joined(self) -> bool:
         return self._executor is not None
 
+    @property
+    def delta_report(self) -> Optional[DeltaReport]:
+        """How this trainer's last refit went, as `Executor.delta_report` tells it; None after an update that failed."""
+        return None if self._executor is None else self._executor.delta_report
+
     def send(self, rank: int, meeting: bytes, tensors: Mapping[str, Any], device: Any, stream: Any) -> None:
-        """One refit from `tensors`, this rank's live shards. `meeting`: a unique id that all ranks have."""
+        """One refit from `tensors`, this rank's live shards. `meeting`: a unique id that all ranks have. A tensor's
+        attribute `refit_changes` is its bitmap of changes."""
         if meeting != self._meeting:  # the last update failed elsewhere, perhaps not here
             self.close()
+        changes = {name: getattr(tensor, CHANGES) for name, tensor in tensors.items() if hasattr(tensor, CHANGES)}
         addresses = {name: view(tensor).address for name, tensor in tensors.items()}
+        addresses |= {f"{name}.{CHANGES}": words_view(bits).address for name, bits in changes.items()}
         try:
             if self._executor is None:
-                self._executor = join(self.plan, rank, tensors, unique_id=meeting, device=device, timeout=self._timeout)
+                self._executor = join(self.plan, rank, tensors, unique_id=meeting, device=device, changes=changes,
+                                      timeout=self._timeout)
                 self._meeting, self._bound = meeting, addresses
             self._check_unmoved(rank, addresses)
             self._executor.run(stream, timeout=self._timeout, check=self._check)

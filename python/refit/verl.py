@@ -21,7 +21,7 @@ from verl.workers.rollout import base as rollout_base
 
 from refit import trainers
 from refit.errors import FailedPrecondition, InvalidArgument
-from refit.executor import TIMEOUT_SECONDS
+from refit.executor import TIMEOUT_SECONDS, DeltaReport
 from refit.rendezvous import unique_id
 from refit.vllm import BACKEND, load_plan
 
@@ -98,6 +98,11 @@ class RefitCheckpointEngine(CheckpointEngine):
             raise FailedPrecondition("init_process_group was not called")
         yield "init", {"plan": str(self._plan_path), "meeting": self._meeting.hex(), "timeout": self._timeout}
         yield "update", {"timeout": self._timeout, "check": self._check}
+
+    @property
+    def delta_report(self) -> Optional[DeltaReport]:
+        """How this trainer's last update went, as `Executor.delta_report` tells it."""
+        return self._sender.delta_report
 
     def finalize(self) -> None:
         """Nothing: executors stay bound for the next update."""

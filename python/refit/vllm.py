@@ -184,7 +184,7 @@ def bind_worker(executor: Executor, vllm_config: Any, model: Any, *, check_backe
 class WorkerExtension:
     """vLLM mixes these methods into its worker (`worker_extension_cls`), for `collective_rpc`.
 
-    Each returns {"rank", "state", "refits", "version", "error"}: vLLM's executor raises at the first reply that failed
+    Each returns {"rank", "state", "refits", "version", "delta", "error"}: vLLM's executor raises at the first reply that failed
     and leaves the others in their queues, so the next call would be given them. `checked` raises what they tell. The
     functions below call these methods and check.
     """
@@ -208,10 +208,11 @@ class WorkerExtension:
                                       timeout=timeout)
         return self._refit_reply(init)
 
-    def refit_update(self, version: Optional[str] = None, timeout: float = TIMEOUT_SECONDS, check: bool = False) -> Reply:
-        """One refit, post-hooks included. `check`: as `Executor.run` has it."""
+    def refit_update(self, version: Optional[str] = None, timeout: float = TIMEOUT_SECONDS, check: bool = False,
+                     dense: bool = False) -> Reply:
+        """One refit, post-hooks included. `check` and `dense`: as `Executor.run` has them."""
         def update() -> None:
-            self._refit_executor().run(timeout=timeout, check=check)
+            self._refit_executor().run(timeout=timeout, check=check, dense=dense)
             self._refit_version = version
         return self._refit_reply(update)
 
@@ -299,14 +300,15 @@ async def bind_async(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> list[Repl
 
 
 def update(llm: Any, *, version: Optional[str] = None, reset_caches: bool = True, check: bool = False,
-           timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
+           dense: bool = False, timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
     """One refit of the engine behind an `LLM`, while the trainers run theirs. No request may be under way.
 
     `version` becomes the engine's weight version, in releases that have one. `reset_caches`: the prefix cache and the
     encoder cache hold what the old weights computed. `check`: workers and trainers compare what they hold, as
-    `Executor.run(check=True)` does; the trainers must give it too.
+    `Executor.run(check=True)` does; the trainers must give it too. `dense`: a refit of a plan with options.delta that sends
+    all, whatever the trainers ask for: after something else than a refit wrote the workers' tensors.
     """
-    replies = checked(llm.collective_rpc("refit_update", args=(version, timeout, check)))
+    replies = checked(llm.collective_rpc("refit_update", args=(version, timeout, check, dense)))
     engine = llm.llm_engine
     if reset_caches:
         _check_reset(llm.reset_prefix_cache(**_running_too(llm)), replies)
@@ -318,13 +320,14 @@ def update(llm: Any, *, version: Optional[str] = None, reset_caches: bool = True
 
 
 async def update_async(llm: Any, *, version: Optional[str] = None, pause: Optional[str] = "keep", reset_caches: bool = True,
-                       resume: bool = True, check: bool = False, timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
+                       resume: bool = True, check: bool = False, dense: bool = False,
+                       timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
     """The same of an `AsyncLLM`. `pause`: what becomes of requests under way ("abort", "wait", "keep"; vLLM's
     pause_generation), None if the engine is paused already. After an error the engine stays paused: its weights are
     torn."""
     if pause is not None:
         await llm.pause_generation(mode=pause, clear_cache=False)
-    replies = checked(await llm.collective_rpc("refit_update", args=(version, timeout, check)))
+    replies = checked(await llm.collective_rpc("refit_update", args=(version, timeout, check, dense)))
     if reset_caches:
         _check_reset(await llm.reset_prefix_cache(**_running_too(llm)), replies)
         if hasattr(llm, "reset_encoder_cache"):

@@ -15,14 +15,14 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import inspect
-from typing import Any, Callable, ClassVar, Optional, Sequence
+from typing import Any, Callable, ClassVar, Mapping, Optional, Sequence
 
 import torch
 from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeightTransferEngine, WeightTransferEngine,
                                                    WeightTransferInitInfo, WeightTransferUpdateInfo)
 
 from refit.errors import FailedPrecondition, InvalidArgument
-from refit.executor import TIMEOUT_SECONDS, Executor, join
+from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, join
 from refit.tensors import view
 from refit.trainers import together
 from refit.vllm import BACKEND, join_worker, load_plan
@@ -41,10 +41,11 @@ class RefitInitInfo(WeightTransferInitInfo):
 
 @dataclasses.dataclass
 class RefitUpdateInfo(WeightTransferUpdateInfo):
-    """The plan knows names and shapes. `check`: as `Executor.run` has it; the trainers must give the same."""
+    """The plan knows names and shapes. `check` and `dense`: as `Executor.run` has them; the trainers must give the same `check`."""
 
     timeout: float = TIMEOUT_SECONDS
     check: bool = False
+    dense: bool = False
 
 
 class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateInfo]):
@@ -73,7 +74,7 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
     def receive_weights(self, update_info: RefitUpdateInfo) -> None:
         if self.executor is None:
             raise FailedPrecondition("init_transfer_engine was not called, or failed")
-        self.executor.run(timeout=update_info.timeout, check=update_info.check)
+        self.executor.run(timeout=update_info.timeout, check=update_info.check, dense=update_info.dense)
 
     def finish_weight_update(self) -> None:
         """Nothing to finish."""
@@ -110,13 +111,15 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
 @dataclasses.dataclass
 class RefitTrainerInitInfo(TrainerInitInfo):
     """`rank` is the plan's source rank. `meeting`: a unique id as hex, which rank 0 made (refit.rendezvous.unique_id)
-    and handed to the other trainers. `names`: from the source's names to the plan's; default: they are the same."""
+    and handed to the other trainers. `names`: from the source's names to the plan's; default: they are the same. `changes`:
+    bitmaps by the plan's names, as `Executor.bind` has them."""
 
     backend: ClassVar[str] = BACKEND
     plan: Any
     meeting: Any
     device: Any = "cuda"
     names: Optional[Callable[[str], str]] = None
+    changes: Optional[Mapping[str, Any]] = None
     check_backends: bool = True
     timeout: float = TIMEOUT_SECONDS
 
@@ -164,18 +167,19 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         if isinstance(info.meeting, (str, bytes)):
             unique_id = bytes.fromhex(info.meeting) if isinstance(info.meeting, str) else info.meeting
             self.executor = join(plan, info.rank, tensors, unique_id=unique_id, device=info.device,
-                                 timeout=info.timeout)
+                                 changes=info.changes, timeout=info.timeout)
         else:
             executor = Executor(plan, info.rank, device=info.device, fabric=info.meeting)
             try:
-                self.executor = executor.bind(tensors, timeout=info.timeout)
+                self.executor = executor.bind(tensors, changes=info.changes, timeout=info.timeout)
             except BaseException:
                 executor.close()
                 raise
 
-    def send_weights(self, version: Optional[str] = None, check: bool = False) -> None:
+    def send_weights(self, version: Optional[str] = None, check: bool = False, dense: bool = False) -> None:
         """One refit; collective over all trainer ranks. `version` becomes the engines' weight version. `check`: all ranks
-        compare what they hold, as `Executor.run(check=True)` does; give it on all trainers alike."""
+        compare what they hold, as `Executor.run(check=True)` does; give it on all trainers alike. `dense`, on one trainer or more: a refit
+        of a plan with options.delta that sends all."""
         if self.executor is None:
             raise FailedPrecondition("this trainer did not join, or was shut down")
         executor, timeout = self.executor, self._info.timeout
@@ -205,7 +209,12 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
             else:
                 finish()
 
-        self._together(tell, lambda: executor.run(timeout=timeout, check=check))
+        self._together(tell, lambda: executor.run(timeout=timeout, check=check, dense=dense))
+
+    @property
+    def delta_report(self) -> Optional[DeltaReport]:
+        """How this trainer's last refit went, as `Executor.delta_report` tells it."""
+        return None if self.executor is None else self.executor.delta_report
 
     def _together(self, tell: Callable[[], Any], own_part: Callable[[], Any]) -> None:
         if self.is_sender:

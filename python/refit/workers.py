@@ -10,7 +10,8 @@ from refit.errors import BindError, Error, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.plan import Plan
 
-# What a worker says of a request: {"rank", "state", "refits", "version", "error"}.
+# What a worker says of a request: {"rank", "state", "refits", "version", "delta", "error"}. "delta": its DeltaReport of the last
+# refit as a dict, or None.
 Reply = dict[str, Any]
 
 # How long an answer of an engine is waited for, beyond what the work may take.
@@ -39,8 +40,10 @@ def checked(replies: Sequence[Mapping[str, Any]], error: str = "") -> list[Reply
 
 def reply_of(executor: Optional[Executor], version: Optional[str], error: str) -> Reply:
     if executor is None:
-        return {"rank": None, "state": "none", "refits": 0, "version": version, "error": error}
-    return {"rank": executor.rank, "state": executor.state, "refits": executor.refits, "version": version, "error": error}
+        return {"rank": None, "state": "none", "refits": 0, "version": version, "delta": None, "error": error}
+    report = executor.delta_report
+    return {"rank": executor.rank, "state": executor.state, "refits": executor.refits, "version": version,
+            "delta": None if report is None else report._asdict(), "error": error}
 
 
 def rank_in_plan(plan: Plan, within: int, engine: int, *, tensor_parallel: int, pipeline_parallel: int, data_parallel: int,

@@ -152,9 +152,9 @@ class Engine:
 
 @pytest.fixture
 def plan_file(tmp_path):
-    def make(**side):
-        refit.compile({"model": CONFIG, "source": {"layout": "fsdp"}, "destination": {"layout": "sglang", **side}}).save(
-            tmp_path / "plan.refit")
+    def make(options=None, **side):
+        refit.compile({"model": CONFIG, "source": {"layout": "fsdp"}, "destination": {"layout": "sglang", **side},
+                       "options": options or {}}).save(tmp_path / "plan.refit")
         return tmp_path / "plan.refit"
     return make
 
@@ -190,6 +190,26 @@ def test_stages_that_are_asked_one_after_the_other_refit_together(plan_file, mon
     facts = engine.ask(op="facts")[0]["facts"]
     assert (facts["tensor_parallel"], facts["pipeline_parallel"]) == (tensor_parallel, stages)
     assert {reply["state"] for reply in engine.ask(op="close")} == {"closed"}
+
+
+def test_a_rank_asks_for_a_dense_refit_and_tells_how_it_went(plan_file, monkeypatch):
+    path = plan_file(pipeline_parallel=2, options={"delta": True})
+    plan = refit.Plan.load(path)
+    engine = Engine(plan, 2, 1, monkeypatch)
+    weights = {name: np.ones(info.shape, np.float32) for name, info in plan.tensors(0).items()}
+    trainer = refit.Executor(plan, 0, fabric=engine.fabric)
+    with concurrent.futures.ThreadPoolExecutor(1) as trainers:
+        bound = trainers.submit(trainer.bind, weights, timeout=20)
+        engine.ask(op="init", plan=str(path), meeting="00", timeout=20)
+        bound.result()
+        told = []
+        for options in ({}, {}, {"dense": True}):
+            ran = trainers.submit(trainer.run, timeout=20)
+            told.append([json.loads(json.dumps(reply["delta"])) for reply in engine.ask(op="update", timeout=20, **options)])
+            ran.result()
+    assert [[delta["why_dense"] for delta in deltas] for deltas in told] == [
+        ["rank 0 bound since its last refit"] * 2, [""] * 2, ["rank 1 asked for it"] * 2]
+    assert [delta["is_delta"] for delta in told[1]] == [True] * 2
 
 
 def test_a_worker_that_is_refused_is_named_and_the_trainer_hears_of_it(plan_file, monkeypatch):
@@ -345,12 +365,12 @@ ENDED = {"op": "wait"}, "7", True
 def test_an_update_pauses_passes_the_version_on_at_its_end_and_resumes(monkeypatch):
     client = Client(answer([REPLY]), (True, json.dumps({"replies": [REPLY], "error": ""}) + " | {} Weight version updated to 7."))
     assert update(client, monkeypatch, version="7", timeout=5) == [REPLY]
-    asked = {"op": "update", "timeout": 5, "version": "7", "check": False}
+    asked = {"op": "update", "timeout": 5, "version": "7", "check": False, "dense": False}
     assert client.calls == ["retract", (asked, None, False), ENDED, "resume"]
     client = Client(answer([REPLY]), answer([REPLY]))
-    update(client, monkeypatch, pause=None, flush_cache=False, check=True)
+    update(client, monkeypatch, pause=None, flush_cache=False, check=True, dense=True)
     assert [call[2] for call in client.calls] == [False, False]
-    assert client.calls[0][0]["check"] is True
+    assert (client.calls[0][0]["check"], client.calls[0][0]["dense"]) == (True, True)
     client = Client(answer([REPLY]), answer([REPLY]))
     update(client, monkeypatch, pause="abort", resume=False)
     assert [client.calls[0], len(client.calls)] == ["abort", 3]

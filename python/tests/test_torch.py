@@ -275,3 +275,13 @@ def test_the_libnccl_that_torch_loaded_is_used_and_no_other():
     file, version = refit.nccl_library()
     assert {os.path.realpath(file)} == of_torch == loaded()
     assert version == ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def test_live_shards_have_the_bitmaps_of_their_parameters():
+    from refit.trainers import live_shards
+
+    module = torch.nn.Linear(4, 2)
+    module.weight.refit_changes = torch.zeros(1, dtype=torch.int32)
+    shards = dict(live_shards(module))
+    assert shards["weight"].refit_changes is module.weight.refit_changes
+    assert shards["weight"].data_ptr() == module.weight.data_ptr() and not hasattr(shards["bias"], "refit_changes")

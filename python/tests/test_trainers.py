@@ -1,9 +1,12 @@
 """What refit.trainers does for all adapters."""
 import asyncio
+import concurrent.futures
 import threading
 
+import numpy as np
 import pytest
 
+import refit
 import refit.trainers
 from refit.errors import Aborted, DeadlineExceeded
 
@@ -51,3 +54,46 @@ def test_an_engine_that_does_not_answer_is_an_error(monkeypatch, together):
         together(forever, lambda: None, 0.5)
     with pytest.raises(Aborted, match="^rank 1 is gone$"):
         together(forever, lambda: fail(Aborted("rank 1 is gone")), 0.5)
+
+
+class Shard(np.ndarray):
+    """A tensor that may have attributes, as torch's."""
+
+
+def test_a_trainers_bitmaps_come_with_its_tensors(tiny_job, monkeypatch):
+    plan = refit.compile({**tiny_job, "options": {"delta": {"changes": "bitmap"}}})
+    fabric = refit.LocalFabric(plan.world_size)
+    monkeypatch.setattr(refit.trainers, "join", lambda plan, rank, tensors, *, unique_id, device, **options: refit.Executor(
+        plan, rank, fabric=fabric).bind(tensors, **options))
+    tensors = [{name: np.zeros(info.shape, np.float32).view(Shard) for name, info in plan.tensors(rank).items()}
+               for rank in range(plan.world_size)]
+    for held in tensors[:plan.source_ranks]:
+        for tensor in held.values():
+            tensor.refit_changes = np.zeros((tensor.size + 31) // 32, "u4")
+    senders = [refit.trainers.Sender(plan, timeout=20, check=False) for _ in range(plan.source_ranks)]
+    receivers = {rank: refit.Executor(plan, rank, fabric=fabric) for rank in range(plan.source_ranks, plan.world_size)}
+
+    def send(rank):
+        senders[rank].send(rank, b"a", tensors[rank], "cpu", None)
+
+    def bind_and_run(rank):
+        receivers[rank].bind(tensors[rank], timeout=20).run(timeout=20)
+
+    def update(receive):
+        with concurrent.futures.ThreadPoolExecutor(plan.world_size) as threads:
+            parts = [threads.submit(receive if rank in receivers else send, rank) for rank in range(plan.world_size)]
+            return [part.exception() for part in parts]
+
+    assert senders[1].delta_report is None
+    assert update(bind_and_run) == [None] * plan.world_size
+    tensors[1]["layers.0.weight"][0, 1] = 7  # row 4, column 1
+    tensors[1]["layers.0.weight"].refit_changes[0] = 1 << 1
+    assert update(lambda rank: receivers[rank].run(timeout=20)) == [None] * plan.world_size
+    assert tensors[2]["layers.0.weight"][4, 1] == 7
+    report = senders[1].delta_report
+    assert (report.is_delta, report.changed_elements) == (True, 1)
+    # Refits read and clear the bits where they were at the first update.
+    tensors[1]["layers.0.weight"].refit_changes = np.zeros(1, "u4")
+    told = update(lambda rank: receivers[rank].run(timeout=0.5))
+    assert '"layers.0.weight.refit_changes" and 0 more tensors are at other addresses' in str(told[1])
+    assert all(told) and senders[1].delta_report is None

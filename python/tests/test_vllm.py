@@ -54,7 +54,7 @@ def test_all_workers_errors_are_raised_together():
 @pytest.mark.parametrize("method", ["refit_update", "refit_bind"])
 def test_a_worker_that_did_not_join_says_so_as_a_value(method):
     reply = getattr(refit.vllm.WorkerExtension(), method)()
-    assert reply == {"rank": None, "state": "none", "refits": 0, "version": None,
+    assert reply == {"rank": None, "state": "none", "refits": 0, "version": None, "delta": None,
                      "error": "InvalidArgument: refit_init was not called, or failed"}
 
 
@@ -111,12 +111,12 @@ def together(*calls):
 def trainer_and_worker(models, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(__version__="0.32.0"))
 
-    def make(job_backend, backend):
+    def make(job_backend, backend, **options):
         config = {**json.loads((models / "qwen3-30b-a3b.json").read_text()), "dtype": "float32", "torch_dtype": "float32",
                   "num_hidden_layers": 1, "hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 4, "vocab_size": 64,
                   "num_experts_per_tok": 2}
         plan = refit.compile({"model": config, "source": {"layout": "fsdp"},
-                              "destination": {"layout": "vllm", "moe_backend": job_backend}})
+                              "destination": {"layout": "vllm", "moe_backend": job_backend}, "options": options})
         fabric = refit.LocalFabric(2)
         trainer = refit.Executor(plan, 0, fabric=fabric)
         worker = Worker(plan, backend)
@@ -146,6 +146,23 @@ def test_a_worker_joins_in_the_backend_that_the_job_names(trainer_and_worker, mo
                         lambda: refit.vllm.update(llm, check=True, timeout=20))[1]
     assert (reply["refits"], reply["error"], checks) == (1, "", [True, True])
     assert llm.caches_reset == 1
+
+
+def test_a_worker_asks_for_a_dense_refit_and_tells_how_it_went(trainer_and_worker):
+    plan, trainer, worker, bound, reply = trainer_and_worker("triton", "TRITON", delta=True)
+    assert (reply["error"], reply["delta"]) == ("", None)
+
+    def update(**options):
+        ran, reply = together(lambda: trainer.run(timeout=20), lambda: worker.refit_update(timeout=20, **options))
+        assert (ran, json.loads(json.dumps(reply))) == (trainer, reply)
+        return reply["delta"]["is_delta"], reply["delta"]["why_dense"], reply["delta"]["version"]
+
+    assert update() == (False, "rank 0 bound since its last refit", 1)
+    assert update() == (True, "", 2)
+    assert update(dense=True) == (False, "rank 1 asked for it", 3)
+    llm = Llm(worker)
+    assert together(lambda: trainer.run(timeout=20), lambda: refit.vllm.update(llm, dense=True, timeout=20)[0]["delta"])[1][
+        "why_dense"] == "rank 1 asked for it"
 
 
 class Llm:

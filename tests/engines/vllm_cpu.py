@@ -40,11 +40,11 @@ FAMILIES = {
 }
 
 
-def plan_of(family, tensor_parallel=1):
+def plan_of(family, tensor_parallel=1, delta=False):
     import refit
 
     return refit.compile({"model": FAMILIES[family], "source": {"layout": "fsdp"},
-                          "destination": {"layout": "vllm", "tensor_parallel": tensor_parallel}})
+                          "destination": {"layout": "vllm", "tensor_parallel": tensor_parallel}, "options": {"delta": delta}})
 
 
 def keep_weights_as_loaded():
@@ -136,11 +136,16 @@ def refit_by_extension(llm, plan, sources, checkpoint):
         (reply,) = refit.vllm.update(llm, version=f"step-{version}")
         ran()
         assert (reply["state"], reply["refits"], reply["version"]) == ("bound", version + 1, f"step-{version}"), reply
+        assert reply["delta"]["is_delta"] == (version > 0), reply
+    ran = on_a_thread(trainer.run)
+    (reply,) = refit.vllm.update(llm, version=f"step-{version}", dense=True)
+    ran()
+    assert reply["delta"]["why_dense"] == "rank 1 asked for it", reply
     assert llm.llm_engine.get_weight_version() == f"step-{version}"
     ran = on_a_thread(trainer.run)
     (report,) = refit.vllm.compare(llm, checkpoint)
     ran()
-    assert report.ok and report.perturbed and report.refits == len(sources) + 1, report
+    assert report.ok and report.perturbed and report.refits == len(sources) + 2, report
     print(report)
 
 
@@ -182,14 +187,19 @@ def refit_by_backend(llm, plan, sources, _):
             def iter_local(self):
                 return self._module.named_parameters()
 
+    changes = {name: torch.zeros((tensor.numel() + 31) // 32, dtype=torch.int32) for name, tensor in sources[0].items()}
     info = RefitTrainerInitInfo(plan=plan, meeting=refit.LocalFabric(plan.world_size), device="cpu", rank=0,
-                                check_backends=False)
+                                check_backends=False, changes=changes)
     trainer = WeightTransferTrainerFactory.trainer_init(info, client=Clients([Client()]),
                                                         source=Source(Trained(sources[0])))
     for version, source in enumerate(sources):
         for name, tensor in sources[0].items():
             tensor.copy_(source[name])
+            changes[name].fill_(-1)
         trainer.send_weights(version=f"step-{version}")
+        assert trainer.delta_report.is_delta == (version > 0), trainer.delta_report
+    trainer.send_weights(version=f"step-{version}", dense=True)
+    assert trainer.delta_report.why_dense == "rank 0 asked for it", trainer.delta_report
     assert llm.llm_engine.get_weight_version() == f"step-{version}"
     llm.reset_prefix_cache()
 
@@ -197,7 +207,7 @@ def refit_by_backend(llm, plan, sources, _):
 def refitted(arguments):
     import torch
 
-    plan = plan_of(arguments.family)
+    plan = plan_of(arguments.family, delta={"changes": "snapshot" if arguments.path == "extension" else "bitmap"})
     options = ({"worker_extension_cls": "refit.vllm.WorkerExtension"} if arguments.path == "extension" else
                {"weight_transfer_config": {"backend": "refit"}})
     llm = engine_of(arguments.work / "a", **options)
