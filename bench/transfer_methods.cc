@@ -51,9 +51,11 @@ struct Segment {
 std::vector<Segment> SegmentsOf(const PlanFile& plan, int32_t rank,
                                 uint64_t range_bytes) {
   std::map<std::pair<int32_t, fb::MessageKind>, uint64_t> pairs;
-  for (const fb::Message* message :
-       *plan.body().programs()->Get(rank)->messages()) {
-    pairs[{static_cast<int32_t>(message->peer()), message->kind()}] +=
+  const fb::RankProgram& program =
+      *plan.body().programs()->Get(static_cast<uint32_t>(rank));
+  for (const fb::Message* message : *program.messages()) {
+    const uint32_t peer = PeerOf(plan.body(), program, *message);
+    pairs[{static_cast<int32_t>(peer), message->kind()}] +=
         message->size_bytes();
   }
   std::vector<Segment> segments;
@@ -226,7 +228,7 @@ std::vector<uint64_t> TensorParts(const PlanFile& plan, int32_t sender,
   std::vector<uint64_t> parts;
   for (const fb::Message* message : *program.messages()) {
     if (message->kind() != fb::MessageKind::kSend ||
-        static_cast<int32_t>(message->peer()) != receiver) {
+        static_cast<int32_t>(PeerOf(body, program, *message)) != receiver) {
       continue;
     }
     const fb::CopyList& list = *body.copy_lists()->Get(message->copies());

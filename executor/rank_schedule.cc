@@ -29,8 +29,12 @@ void SortDistinct(std::vector<int32_t>& values) {
 RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank,
                            DirectRounds direct, uint64_t part_bytes) {
   const fb::Body& body = plan.body();
-  const Messages& messages = *body.programs()->Get(rank)->messages();
-  staging_bytes_ = body.programs()->Get(rank)->staging_bytes();
+  const fb::RankProgram& program = *body.programs()->Get(rank);
+  const Messages& messages = *program.messages();
+  staging_bytes_ = program.staging_bytes();
+  const auto peer_of = [&](const fb::Message& message) {
+    return static_cast<int32_t>(PeerOf(body, program, message));
+  };
   const uint64_t parts_begin = AlignStaging(staging_bytes_);
   for (uint32_t m = 0; m < messages.size();) {
     const uint32_t begin = m, index = messages.Get(m)->round();
@@ -38,13 +42,13 @@ RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank,
     const fb::Round& round = *body.rounds()->Get(index);
     if (direct == DirectRounds::kSent &&
         round.mechanism() == fb::Mechanism::kDirect) {
-      AddParts(messages, begin, m, round, parts_begin, part_bytes);
+      AddParts(messages, peer_of, begin, m, round, parts_begin, part_bytes);
       continue;
     }
     AddWork(round, index);
     for (uint32_t i = begin; i < m; ++i) {
       const fb::Message& message = *messages.Get(i);
-      AddOperation(message,
+      AddOperation(message, peer_of(message),
                    {.message = i, .staging_offset = message.staging_offset()},
                    message.size_bytes());
     }
@@ -182,12 +186,11 @@ RoundWork& RankSchedule::AddWork(const fb::Round& round, uint32_t index) {
 }
 
 // To the last work.
-void RankSchedule::AddOperation(const fb::Message& message,
+void RankSchedule::AddOperation(const fb::Message& message, int32_t peer,
                                 const MessagePart& part, uint64_t size_bytes) {
   RoundWork& work = rounds_.back();
   const bool send = message.kind() == fb::MessageKind::kSend;
   const bool direct = work.mechanism == fb::Mechanism::kDirect;
-  const auto peer = static_cast<int32_t>(message.peer());
   if (direct) (send ? work.receivers : work.senders).push_back(peer);
   packs_ |= send && !direct;
   unpacks_ |= !send && !direct;
@@ -203,7 +206,8 @@ void RankSchedule::AddOperation(const fb::Message& message,
 
 // The k-th part of each message, at both ends, belongs to the k-th part of the
 // round. All parts of rounds use the same staging, behind the plan's own.
-void RankSchedule::AddParts(const Messages& messages, uint32_t begin,
+void RankSchedule::AddParts(const Messages& messages,
+                            const PeerOfMessage& peer_of, uint32_t begin,
                             uint32_t end, const fb::Round& round,
                             uint64_t staging_begin, uint64_t part_bytes) {
   const uint32_t index = messages.Get(begin)->round();
@@ -221,7 +225,7 @@ void RankSchedule::AddParts(const Messages& messages, uint32_t begin,
       // An empty message has one part.
       if (begin_byte > 0 && begin_byte >= size_bytes) continue;
       const uint64_t part = std::min(part_bytes, size_bytes - begin_byte);
-      AddOperation(message,
+      AddOperation(message, peer_of(message),
                    {.message = i,
                     .begin_byte = begin_byte,
                     .staging_offset = staging_offset},

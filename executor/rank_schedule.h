@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "plan/plan_file.h"
 #include "refit/transport.h"
 
@@ -106,11 +107,12 @@ class RankSchedule {
  private:
   using Messages = flatbuffers::Vector<const fb::Message*>;
   RoundWork& AddWork(const fb::Round& round, uint32_t index);
-  void AddOperation(const fb::Message& message, const MessagePart& part,
-                    uint64_t size_bytes);
-  void AddParts(const Messages& messages, uint32_t begin, uint32_t end,
-                const fb::Round& round, uint64_t staging_begin,
-                uint64_t part_bytes);
+  using PeerOfMessage = absl::FunctionRef<int32_t(const fb::Message&)>;
+  void AddOperation(const fb::Message& message, int32_t peer,
+                    const MessagePart& part, uint64_t size_bytes);
+  void AddParts(const Messages& messages, const PeerOfMessage& peer_of,
+                uint32_t begin, uint32_t end, const fb::Round& round,
+                uint64_t staging_begin, uint64_t part_bytes);
   void AddRelays(const PlanFile& plan, int32_t rank);
   void AddQuantizes(const PlanFile& plan, int32_t rank);
   // How many rounds of the rank come before round `index` of the plan.

@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "absl/strings/str_format.h"
 #include "plan/check.h"
 #include "plan/group_limit.h"
+#include "plan/plan_file.h"
 #include "plan/quantize_check.h"
 #include "plan/stack_check.h"
 
@@ -39,6 +41,7 @@ class BodyChecker {
   absl::Status CheckDelta();
   absl::Status CheckTopology();
   absl::Status CheckProgram(uint32_t rank, const fb::RankProgram& program);
+  bool IsChecked(uint32_t rank, const fb::RankProgram& program);
   absl::Status CheckMessage(uint32_t rank, const fb::RankProgram& program,
                             const fb::Message& message);
   absl::Status CheckRelays(const fb::RankProgram& program, bool of_source);
@@ -56,6 +59,14 @@ class BodyChecker {
     uint64_t size_bytes = 0;
   };
 
+  // A program that was checked, and the largest peers of its messages. 0 where
+  // it has none on a side.
+  struct Shared {
+    uint32_t rank = 0;
+    uint32_t last_source = 0;
+    uint32_t last_destination = 0;
+  };
+
   // The operations of one rank in a round.
   struct Operations {
     uint32_t rank = 0;
@@ -65,6 +76,10 @@ class BodyChecker {
   const fb::Body& body_;
   uint64_t entries_left_;
   uint64_t copies_left_;
+  // Programs that share all lists cost the loader nothing, but their readers
+  // walk them: so many messages are those of 100,000 ranks.
+  uint64_t shared_messages_left_ = 1 << 26;
+  std::unordered_map<const void*, Shared> shared_;  // by messages
   std::vector<Operations>
       operations_;  // by round; of the last rank that has it
   std::vector<BufferSize> buffers_;
@@ -308,6 +323,13 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
   if (!IsAligned(program.messages())) {
     return at("", "messages are not aligned to 8 bytes");
   }
+  if (IsChecked(rank, program)) {
+    if (program.messages()->size() > shared_messages_left_) {
+      return at("", "shares its lists too often");
+    }
+    shared_messages_left_ -= program.messages()->size();
+    return absl::OkStatus();
+  }
   const uint64_t entries =
       uint64_t{program.messages()->size()} + program.buffers()->size() +
       (program.quantizes() == nullptr ? 0 : program.quantizes()->size()) +
@@ -363,7 +385,38 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
       !status.ok()) {
     return at("", std::string(status.message()));
   }
+  Shared& shared = shared_[program.messages()];
+  shared = {.rank = rank};
+  for (const fb::Message* message : *program.messages()) {
+    uint32_t& last = message->peer() < body_.source_ranks()
+                         ? shared.last_source
+                         : shared.last_destination;
+    last = std::max(last, message->peer());
+  }
   return absl::OkStatus();
+}
+
+// Whether a program was checked that has the same lists, of a rank of the same
+// side, and the peers of this one exist and are others than `rank`.
+bool BodyChecker::IsChecked(uint32_t rank, const fb::RankProgram& program) {
+  const auto found = shared_.find(program.messages());
+  if (found == shared_.end()) return false;
+  const Shared& shared = found->second;
+  const fb::RankProgram& checked = *body_.programs()->Get(shared.rank);
+  const uint32_t sources = body_.source_ranks();
+  const bool of_source = rank < sources;
+  if (of_source != (shared.rank < sources)) return false;
+  const auto own_shift = [&](const fb::RankProgram& of) {
+    return int64_t{of_source ? of.source_shift() : of.destination_shift()};
+  };
+  // So that no peer is the rank itself, as it was not there.
+  return int64_t{rank} - shared.rank ==
+             own_shift(program) - own_shift(checked) &&
+         AreShared(checked, program) &&
+         uint64_t{shared.last_source} + program.source_shift() <
+             std::max<uint64_t>(sources, 1) &&
+         uint64_t{shared.last_destination} + program.destination_shift() <
+             body_.programs()->size();
 }
 
 // One for each send, ascending, each fed by a receive of an earlier round.
@@ -414,7 +467,16 @@ absl::Status BodyChecker::CheckMessage(uint32_t rank,
     return Bad(absl::StrFormat("peer %u is not below %u", message.peer(),
                                body_.programs()->size()));
   }
-  if (message.peer() == rank) return Bad("peer is the rank itself");
+  const bool of_source = message.peer() < body_.source_ranks();
+  const uint64_t shift =
+      of_source ? program.source_shift() : program.destination_shift();
+  const uint32_t end =
+      of_source ? body_.source_ranks() : body_.programs()->size();
+  if (message.peer() + shift >= end) {
+    return Bad(absl::StrFormat("peer %u shifted by %u is not below %u",
+                               message.peer(), shift, end));
+  }
+  if (message.peer() + shift == rank) return Bad("peer is the rank itself");
   if (message.copies() >= body_.copy_lists()->size()) {
     return Bad(absl::StrFormat("copies %u is not below %u", message.copies(),
                                body_.copy_lists()->size()));

@@ -12,7 +12,7 @@ std::vector<uint32_t> NetworkPeers(const fb::Body& body) {
     for (const fb::Message* message : *program->messages()) {
       if (body.rounds()->Get(message->round())->route() ==
           fb::Route::kNetwork) {
-        peers.push_back(message->peer());
+        peers.push_back(PeerOf(body, *program, *message));
       }
     }
     std::sort(peers.begin(), peers.end());

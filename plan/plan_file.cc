@@ -181,6 +181,14 @@ bool HasStagedRelays(const fb::Body& body) {
 
 bool HasDelta(const fb::Body& body) { return body.delta() != nullptr; }
 
+bool HasShifts(const fb::Body& body) {
+  return std::any_of(body.programs()->begin(), body.programs()->end(),
+                     [](const fb::RankProgram* program) {
+                       return program->source_shift() != 0 ||
+                              program->destination_shift() != 0;
+                     });
+}
+
 // What an executor must know of to run a plan, and how a body shows it.
 struct Feature {
   uint64_t bit;
@@ -194,6 +202,7 @@ constexpr std::array kFeatures = {
     Feature{kFeatureRelays, "relays", HasRelays},
     Feature{kFeatureStagedRelays, "staged relays", HasStagedRelays},
     Feature{kFeatureDelta, "delta refits", HasDelta},
+    Feature{kFeatureShifts, "shifted programs", HasShifts},
 };
 
 }  // namespace
@@ -208,7 +217,8 @@ uint32_t FormatVersionFor(const fb::Body& body, uint64_t features) {
                   });
   const bool is_of_1_7 =
       body.topology() != nullptr || body.limits()->network_peers() > 0;
-  const uint32_t minor = is_of_1_7                          ? 7
+  const uint32_t minor = (features & kFeatureShifts) != 0   ? 8
+                         : is_of_1_7                        ? 7
                          : body.delta() != nullptr          ? 6
                          : says_what_feeds_relays           ? 5
                          : has_requirements                 ? 4
@@ -479,6 +489,16 @@ uint64_t StackTensors(const fb::Buffer& buffer) {
     tensors *= buffer.index()->Get(d)->count();
   }
   return tensors;
+}
+
+bool AreShared(const fb::RankProgram& a, const fb::RankProgram& b) {
+  return a.messages() == b.messages() && a.buffers() == b.buffers() &&
+         a.fills() == b.fills() && a.staging_bytes() == b.staging_bytes() &&
+         a.scratch_buffers() == b.scratch_buffers() &&
+         a.quantizes() == b.quantizes() &&
+         a.scratch_windows() == b.scratch_windows() &&
+         a.scratch_arena_bytes() == b.scratch_arena_bytes() &&
+         a.relays() == b.relays();
 }
 
 const fb::Message* FedBy(const fb::RankProgram& program, uint32_t position) {

@@ -16,7 +16,7 @@
 namespace refit {
 
 inline constexpr uint32_t kFormatMajor = 1;
-inline constexpr uint32_t kFormatMinor = 7;
+inline constexpr uint32_t kFormatMinor = 8;
 // Bits of `required_features`.
 inline constexpr uint64_t kFeatureDirectRounds = 1;
 inline constexpr uint64_t kFeaturePostHooks = 2;
@@ -24,10 +24,11 @@ inline constexpr uint64_t kFeatureQuantization = 4;
 inline constexpr uint64_t kFeatureRelays = 8;  // destination ranks that send
 inline constexpr uint64_t kFeatureStagedRelays = 16;  // and in staged rounds
 inline constexpr uint64_t kFeatureDelta = 32;
+inline constexpr uint64_t kFeatureShifts = 64;  // of programs
 // Those this build knows.
 inline constexpr uint64_t kKnownFeatures =
     kFeatureDirectRounds | kFeaturePostHooks | kFeatureQuantization |
-    kFeatureRelays | kFeatureStagedRelays | kFeatureDelta;
+    kFeatureRelays | kFeatureStagedRelays | kFeatureDelta | kFeatureShifts;
 // The format_version of a plan with this body that requires `features`: the
 // oldest that has all of both, 1.1 at least.
 uint32_t FormatVersionFor(const fb::Body& body, uint64_t features);
@@ -117,6 +118,23 @@ uint64_t RequiredFeatures(const fb::Body& body);
 // the whole stack.
 uint64_t TensorElements(const fb::Buffer& buffer);
 uint64_t StackTensors(const fb::Buffer& buffer);
+
+// The global rank that a message of `program` is for or from. Programs that
+// differ only in their peers share their messages, and shift these.
+inline uint32_t PeerOf(const fb::Body& body, const fb::RankProgram& program,
+                       const fb::Message& message) {
+  return message.peer() + (message.peer() < body.source_ranks()
+                               ? program.source_shift()
+                               : program.destination_shift());
+}
+inline uint32_t PeerOf(const fb::Body& body, uint32_t rank,
+                       const fb::Message& message) {
+  return PeerOf(body, *body.programs()->Get(rank), message);
+}
+
+// Whether the two programs are one, but for the ranks of their peers and the
+// host: the file has their lists once.
+bool AreShared(const fb::RankProgram& a, const fb::RankProgram& b);
 
 // The receive that brings what message `position` of `program` passes on; null
 // for a message that is no relay, and in plans that do not say.

@@ -332,7 +332,7 @@ void WriteTraffic(const PlanFile& plan, DataWriter& data) {
     }
     for (const fb::Message* message : *body.programs()->Get(rank)->messages()) {
       if (message->kind() != fb::MessageKind::kSend) continue;
-      const End receiver = end_of(message->peer());
+      const End receiver = end_of(PeerOf(body, rank, *message));
       receivers[receiver];
       rows[sender][receiver] += payload[message->copies()];
     }

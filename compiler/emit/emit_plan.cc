@@ -269,23 +269,49 @@ absl::StatusOr<std::vector<RankMessages>> LowerMessages(
   return ranks;
 }
 
+// What the programs of a folded job's other parts share with the first's.
+struct ProgramLists {
+  OffsetVector<uint32_t> buffers;
+  flatbuffers::Offset<flatbuffers::Vector<const fb::Message*>> messages;
+  uint32_t scratch_buffers = 0;
+  flatbuffers::Offset<flatbuffers::Vector<const fb::Quantize*>> quantizes;
+  flatbuffers::Offset<flatbuffers::Vector<const fb::ScratchWindow*>> windows;
+  uint64_t arena_bytes = 0;
+  flatbuffers::Offset<flatbuffers::Vector<const fb::Relay*>> relays;
+};
+
 absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
     Builder& builder, const Module& module, CopyLowering& lowering,
     QuantizeLowering& quantize_lowering) {
   // Filling comes first in every program, so its lists get the first numbers.
   std::vector<uint32_t> fills;
   for (int32_t rank = 0; rank < module.world_size(); ++rank) {
-    fills.push_back(lowering.Fill(Rank{rank}));
+    fills.push_back(lowering.Fill(module.FirstOf(Rank{rank})));
   }
   const absl::StatusOr<std::vector<RankMessages>> lowered =
       LowerMessages(module, lowering);
   if (!lowered.ok()) return lowered.status();
   const std::vector<RankMessages>& ranks = *lowered;
   absl::flat_hash_map<std::vector<BufferId>, OffsetVector<uint32_t>> shared;
+  std::vector<ProgramLists> lists(ranks.size());
   std::vector<Offset<fb::RankProgram>> programs;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const std::vector<BufferId>& held =
-        module.buffers_of(Rank{static_cast<int32_t>(rank)});
+    const Rank id{static_cast<int32_t>(rank)};
+    const int32_t part = module.PartOf(id);
+    if (part > 0) {
+      const size_t first = IndexOf(module.FirstOf(id));
+      const ProgramLists& of_first = lists[first];
+      programs.push_back(fb::CreateRankProgram(
+          builder, of_first.buffers, of_first.messages, fills[rank],
+          static_cast<uint64_t>(ranks[first].staging_bytes),
+          static_cast<uint32_t>(module.topology.host[rank]),
+          of_first.scratch_buffers, of_first.quantizes, of_first.windows,
+          of_first.arena_bytes, of_first.relays,
+          static_cast<uint32_t>(part * module.fold->source_shift),
+          static_cast<uint32_t>(part * module.fold->destination_shift)));
+      continue;
+    }
+    const std::vector<BufferId>& held = module.buffers_of(id);
     auto it = shared.find(held);
     if (it == shared.end()) {
       std::vector<uint32_t> buffers;
@@ -324,6 +350,8 @@ absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
         arena_bytes = static_cast<uint64_t>(of_rank.arena_bytes);
       }
     }
+    lists[rank] = {it->second, messages,    scratch_buffers, quantizes,
+                   windows,    arena_bytes, relays};
     programs.push_back(fb::CreateRankProgram(
         builder, it->second, messages, fills[rank],
         static_cast<uint64_t>(ranks[rank].staging_bytes),

@@ -87,6 +87,13 @@ const std::vector<BufferId>& Module::buffers_of(Rank rank) const {
              : destination.ranks[static_cast<size_t>(number - source_ranks())];
 }
 
+Rank Module::FirstOf(Rank rank) const {
+  if (!fold.has_value()) return rank;
+  const int32_t shift =
+      IsRelay(rank) ? fold->destination_shift : fold->source_shift;
+  return Rank{static_cast<int32_t>(rank) - PartOf(rank) * shift};
+}
+
 double Topology::BytesPerSecond(Route route) const {
   switch (route) {
     case Route::kLocal:

@@ -380,6 +380,17 @@ struct Topology {
   int32_t RanksPerNic() const;
 };
 
+// The job is one smaller job several times over: in each of its parts as many
+// ranks hold the same, on as many hosts. Passes plan the first part; emit
+// writes its programs for each part.
+struct Fold {
+  int32_t parts = 1;
+  // From a rank to the same one of the next part.
+  int32_t source_shift = 0;
+  int32_t destination_shift = 0;
+  std::vector<int32_t> part;  // by rank
+};
+
 struct Stats {
   int64_t moved_bytes = 0;
   int64_t local_bytes = 0;
@@ -411,7 +422,9 @@ struct Module {
   int32_t waves = 1;
   int32_t unquantized_wave = 0;  // of what needs no scratch
 
-  // intersect-layouts, choose-sources
+  std::optional<Fold> fold;  // fold-ranks
+
+  // intersect-layouts, choose-sources: of the first part of a folded job
   std::vector<std::pair<DType, DType>> casts;  // declared, sorted
   std::vector<Piece> pieces;
   std::vector<Transfer> transfers;  // sorted by (source, destination, piece)
@@ -431,6 +444,13 @@ struct Module {
     return static_cast<int32_t>(source.ranks.size() + destination.ranks.size());
   }
   const std::vector<BufferId>& buffers_of(Rank rank) const;
+  // How many equal parts the job has, and which of them is the rank's.
+  int32_t parts() const { return fold.has_value() ? fold->parts : 1; }
+  int32_t PartOf(Rank rank) const {
+    return fold.has_value() ? fold->part[IndexOf(rank)] : 0;
+  }
+  // The rank of the first part whose program this one has, with peers shifted.
+  Rank FirstOf(Rank rank) const;
   bool HasWindows() const { return waves > 1; }
   bool IsRelay(Rank sender) const {
     return IndexOf(sender) >= source.ranks.size();

@@ -193,6 +193,13 @@ std::string TopologyText(const Module& module) {
   return text;
 }
 
+std::string FoldText(const Module& module) {
+  if (!module.fold.has_value()) return "not folded\n";
+  return absl::StrFormat("%d parts, %d sources and %d destinations apart\n",
+                         module.fold->parts, module.fold->source_shift,
+                         module.fold->destination_shift);
+}
+
 std::string PiecesText(const Module& module) {
   std::string text;
   for (size_t i = 0; i < module.pieces.size(); ++i) {

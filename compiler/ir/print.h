@@ -14,6 +14,7 @@ std::string DestinationText(const Module& module);
 std::string QuantizationText(const Module& module);
 std::string PostHooksText(const Module& module);
 std::string TopologyText(const Module& module);
+std::string FoldText(const Module& module);
 std::string PiecesText(const Module& module);
 std::string TransfersText(const Module& module);
 std::string MessagesText(const Module& module);

@@ -190,6 +190,13 @@ enum class FanOutKind : uint8_t {
   kRelay,  // where it is faster, each with a part, which it passes on
 };
 
+// Whether equal parts of a job are planned once.
+enum class FoldKind : uint8_t {
+  kAuto,  // of jobs of more than 1,024 ranks
+  kAlways,
+  kNever,
+};
+
 // What refits send of what has not changed: nothing.
 struct DeltaSpec {
   bool enabled = false;
@@ -202,6 +209,7 @@ struct OptionsSpec {
   // How bytes travel between ranks that can map each other's memory.
   Located<fb::Mechanism> peer{.value = fb::Mechanism::kDirect};
   Located<FanOutKind> fan_out{.value = FanOutKind::kRelay};
+  Located<FoldKind> fold{.value = FoldKind::kAuto};
   Located<int64_t> bucket_bytes{.value = int64_t{256} << 20};
   Located<int64_t> staging_bytes{.value = int64_t{1} << 30};
   Located<int64_t> scratch_bytes{.value = int64_t{1} << 30};  // of a rank

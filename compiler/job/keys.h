@@ -392,6 +392,12 @@ inline constexpr auto kOptionsKeys = std::tuple(
          .help = "how receivers that want the same are fed, see "
                  "[`fan_out`](#fan_out)"},
         &OptionsSpec::fan_out),
+    Key({.name = "fold",
+         .default_text = "`\"auto\"`",
+         .help = "whether equal parts of a job are planned once, see "
+                 "[`fold`](#fold)",
+         .in_digest_if_given = true},
+        &OptionsSpec::fold),
     Key({.name = "exclude",
          .default_text = "`[]`",
          .help = "globs of parameters that do not move. The plan declares them "
@@ -460,6 +466,14 @@ struct Words<FanOutKind> {
   static constexpr std::string_view kMark = "\"";
   static constexpr Word<FanOutKind> kAll[] = {{"relay", FanOutKind::kRelay},
                                               {"none", FanOutKind::kNone}};
+};
+
+template <>
+struct Words<FoldKind> {
+  static constexpr std::string_view kMark = "\"";
+  static constexpr Word<FoldKind> kAll[] = {{"auto", FoldKind::kAuto},
+                                            {"always", FoldKind::kAlways},
+                                            {"never", FoldKind::kNever}};
 };
 
 template <>

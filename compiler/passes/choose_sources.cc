@@ -285,7 +285,7 @@ int64_t MeanBytesPerSource(const Module& module) {
     total += module.WireBytes(piece) *
              static_cast<int64_t>(piece.destinations.size());
   }
-  return total / std::max<int64_t>(module.source_ranks(), 1);
+  return total / std::max<int64_t>(module.source_ranks() / module.parts(), 1);
 }
 
 }  // namespace

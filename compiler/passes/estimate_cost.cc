@@ -157,9 +157,10 @@ absl::Status EstimateCost(const PassOptions&, Module& module) {
   std::array<int64_t, kRoutes.size()> by_route = {};
   for (const Transfer& transfer : module.transfers) {
     const int64_t bytes = module.WireBytes(module.piece(transfer.piece));
-    by_route[RouteIndex(
-        module.RouteBetween(transfer.source, transfer.destination))] += bytes;
-    if (module.IsRelay(transfer.source)) relayed_bytes += bytes;
+    const int64_t of_all_parts = bytes * module.parts();
+    by_route[RouteIndex(module.RouteBetween(
+        transfer.source, transfer.destination))] += of_all_parts;
+    if (module.IsRelay(transfer.source)) relayed_bytes += of_all_parts;
     std::vector<RankLoad>& by_rank = load[RouteIndex(
         module.LinkBetween(transfer.source, transfer.destination))];
     by_rank[IndexOf(transfer.source)].sent_bytes += bytes;

@@ -31,6 +31,7 @@ SideHoldings Collect(const Module& module, const SideLayout& side,
       module.params.size());
   for (size_t i = 0; i < side.ranks.size(); ++i) {
     const Rank rank{first_rank + static_cast<int32_t>(i)};
+    if (module.PartOf(rank) != 0) continue;
     for (BufferId id : side.ranks[i]) {
       const Buffer& buffer = module.buffers[id];
       for (const Fragment& fragment : buffer.fragments) {

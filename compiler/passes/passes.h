@@ -54,6 +54,13 @@ absl::Status PlaceQuantization(const PassOptions& options, Module& module);
 // Ensures:  `topology.host` has an entry for every rank.
 absl::Status PlaceRanks(const PassOptions& options, Module& module);
 
+// Finds whether the job is one smaller job several times over, as data-parallel
+// copies that feed as many engines are.
+//
+// Requires: place-ranks.
+// Ensures:  `fold` if it is: what follows plans the first part alone.
+absl::Status FoldRanks(const PassOptions& options, Module& module);
+
 // Cuts every destination fragment into pieces that one set of source ranks
 // holds.
 //

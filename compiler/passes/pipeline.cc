@@ -23,6 +23,9 @@ constexpr PassInfo kPipeline[] = {
      PlaceQuantization, QuantizationText},
     {"place-ranks", "gives every rank its host and its links", PlaceRanks,
      TopologyText},
+    // Before pieces: what follows grows with the ranks of one part.
+    {"fold-ranks", "finds equal parts of the job, to plan the first alone",
+     FoldRanks, FoldText},
     {"intersect-layouts",
      "cuts destination fragments where the set of holders changes",
      IntersectLayouts, PiecesText},

@@ -187,14 +187,28 @@ int64_t WalkStride(int64_t cycle) {
   return stride;
 }
 
+// By rank: its place among the ranks of its side that are planned.
+std::vector<int64_t> PlacesOnSides(const Module& module) {
+  std::vector<int64_t> places;
+  int64_t next = 0;
+  for (int32_t rank = 0; rank < module.world_size(); ++rank) {
+    if (rank == module.source_ranks()) next = 0;
+    places.push_back(next);
+    if (module.PartOf(Rank{rank}) == 0) ++next;
+  }
+  return places;
+}
+
 // In shifts: at each turn every source talks to a different destination, so
 // that a round loads all links alike instead of queueing at one receiver.
 // Neighbouring shifts often carry messages of one kind (neighbouring ranks hold
 // neighbouring shards), so the shifts are taken far apart from each other.
 void SortByShift(const Module& module, std::vector<Message*>& messages) {
-  const int64_t sources = module.source_ranks();
-  const int64_t cycle =
-      std::max(sources, static_cast<int64_t>(module.world_size()) - sources);
+  const std::vector<int64_t> place = PlacesOnSides(module);
+  const int64_t sources = module.source_ranks() / module.parts();
+  const int64_t cycle = std::max(
+      sources,
+      static_cast<int64_t>(module.world_size()) / module.parts() - sources);
   const int64_t stride = WalkStride(cycle);
   struct Keyed {
     int64_t turn;
@@ -204,9 +218,10 @@ void SortByShift(const Module& module, std::vector<Message*>& messages) {
   std::vector<Keyed> keyed;
   keyed.reserve(messages.size());
   for (Message* message : messages) {
-    const int64_t source = static_cast<int64_t>(message->source);
-    const int64_t destination =
-        static_cast<int64_t>(message->destination) - sources;
+    // A relay's sender counts on past the sources.
+    const int64_t source = place[IndexOf(message->source)] +
+                           (module.IsRelay(message->source) ? sources : 0);
+    const int64_t destination = place[IndexOf(message->destination)];
     const int64_t shift = (destination - source % cycle + cycle) % cycle;
     keyed.push_back({shift * stride % cycle, source, message});
   }

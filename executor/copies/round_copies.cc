@@ -180,9 +180,13 @@ class RoundCopiesBuilder {
     return absl::OkStatus();
   }
 
+  int32_t PeerAt(const fb::Message& message) const {
+    return static_cast<int32_t>(PeerOf(body_, program_, message));
+  }
+
   // Whether this end of the message is the one that moves it.
   bool Moves(const fb::Message& message) const {
-    const auto peer = static_cast<int32_t>(message.peer());
+    const int32_t peer = PeerAt(message);
     return message.kind() == fb::MessageKind::kSend
                ? !peers_.pulled_by.contains(peer)
                : peers_.pulled_from.contains(peer);
@@ -191,8 +195,9 @@ class RoundCopiesBuilder {
   absl::Status AddDirectMessage(const RoundWork& work, uint32_t i) {
     const fb::Message& message = DirectMessageAt(work, i);
     const bool push = message.kind() == fb::MessageKind::kSend;
-    const auto peer = static_cast<int32_t>(message.peer());
-    const fb::RankProgram& there = *body_.programs()->Get(message.peer());
+    const int32_t peer = PeerAt(message);
+    const fb::RankProgram& there =
+        *body_.programs()->Get(static_cast<uint32_t>(peer));
     const fb::Message* partner = Partner(work, i, there);
     if (partner == nullptr) {
       const int32_t sender = push ? rank_ : peer;
@@ -202,8 +207,10 @@ class RoundCopiesBuilder {
           receiver, " is not what that receives; refit-verify tells more"));
     }
     const TensorTable their_tensors(plan_, peer);
-    const MessageEnd here = {.tensors = tensors_, .message = message};
-    const MessageEnd other = {.tensors = their_tensors,
+    const MessageEnd here = {
+        .rank = rank_, .tensors = tensors_, .message = message};
+    const MessageEnd other = {.rank = peer,
+                              .tensors = their_tensors,
                               .first_entry = peer_begin_.at(peer),
                               .message = *partner};
     // Ranks start with different peers, so that none is everyone's first.
@@ -217,6 +224,7 @@ class RoundCopiesBuilder {
   // One end of a message: the rank's tensors and where they begin in the table
   // of addresses.
   struct MessageEnd {
+    int32_t rank = 0;
     const TensorTable& tensors;
     uint64_t first_entry = 0;
     const fb::Message& message;
@@ -252,8 +260,7 @@ class RoundCopiesBuilder {
         }
       }
       return absl::UnimplementedError(absl::StrCat(
-          "round ", recv.message.round(), ": a direct copy to rank ",
-          send.message.peer(),
+          "round ", recv.message.round(), ": a direct copy to rank ", recv.rank,
           " is not one copy of the sender; refit-verify tells more"));
     }
     return absl::OkStatus();
@@ -271,7 +278,8 @@ class RoundCopiesBuilder {
     }
     for (const fb::Message* message : *there.messages()) {
       if (message->round() == work.index && message->kind() != mine.kind() &&
-          message->peer() == static_cast<uint32_t>(rank_) && before-- == 0) {
+          PeerOf(body_, there, *message) == static_cast<uint32_t>(rank_) &&
+          before-- == 0) {
         return message;
       }
     }

@@ -122,10 +122,11 @@ MessageFacts PlanFacts::FactsOf(uint32_t rank, uint32_t position) {
   const fb::RankProgram& program = *body().programs()->Get(rank);
   const fb::Message& message = *program.messages()->Get(position);
   const bool is_send = message.kind() == fb::MessageKind::kSend;
+  const uint32_t peer = PeerOf(body(), program, message);
   const fb::Message* fed_by = FedBy(program, position);
   MessageFacts facts = {
-      .src = is_send ? rank : message.peer(),
-      .dst = is_send ? message.peer() : rank,
+      .src = is_send ? rank : peer,
+      .dst = is_send ? peer : rank,
       .kind = message.kind(),
       .round = message.round(),
       .size_bytes = message.size_bytes(),
@@ -168,7 +169,7 @@ std::vector<Delivery> PlanFacts::Deliveries(uint32_t rank) {
     for (const CopyPart& part : Parts(program, message->copies())) {
       parts.push_back(
           {.tensor = buffers_[program.buffers()->Get(part.slot)][part.tensor],
-           .src = message->peer(),
+           .src = PeerOf(body(), program, *message),
            .bytes = part.bytes,
            .content = part.content});
     }

@@ -88,16 +88,44 @@ void DataProof::CheckWindow(const End& end, const fb::Copy& copy) {
                      });
 }
 
-void DataProof::FollowInto(uint32_t rank) {
-  writes_.clear();
+bool DataProof::IsFollowed(uint32_t rank, uint32_t alike) const {
   const fb::RankProgram& program = *body_.programs()->Get(rank);
+  const fb::RankProgram& there = *body_.programs()->Get(alike);
+  if (!AreShared(program, there) || partners_[rank] != partners_[alike]) {
+    return false;
+  }
+  for (const fb::Message* message : *program.messages()) {
+    if (message->kind() != fb::MessageKind::kRecv) continue;
+    const uint32_t sender = PeerOf(body_, program, *message);
+    const uint32_t sender_there = PeerOf(body_, there, *message);
+    const uint32_t sources = body_.source_ranks();
+    if ((sender < sources) != (sender_there < sources) ||
+        !AreShared(*body_.programs()->Get(sender),
+                   *body_.programs()->Get(sender_there))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void DataProof::FollowInto(uint32_t rank) {
+  const fb::RankProgram& program = *body_.programs()->Get(rank);
+  const auto [alike, is_new] =
+      followed_.try_emplace(program.messages(), Followed{.rank = rank});
+  if (!is_new && IsFollowed(rank, alike->second.rank)) {
+    moved_bytes_ += alike->second.moved_bytes;
+    return;
+  }
+  const int64_t moved_before = moved_bytes_;
+  writes_.clear();
   for (uint32_t i = 0; i < program.messages()->size(); ++i) {
     const fb::Message& message = *program.messages()->Get(i);
     if (message.kind() != fb::MessageKind::kRecv) continue;
     const int32_t partner = partners_[rank][i];
     if (partner < 0) continue;  // reported by MatchMessages
-    const auto* sends = body_.programs()->Get(message.peer())->messages();
-    Pack({message.peer(), sends->Get(static_cast<uint32_t>(partner))});
+    const uint32_t sender = PeerOf(body_, program, message);
+    const auto* sends = body_.programs()->Get(sender)->messages();
+    Pack({sender, sends->Get(static_cast<uint32_t>(partner))});
     Unpack({rank, &message});
   }
   Fill(rank);
@@ -105,6 +133,7 @@ void DataProof::FollowInto(uint32_t rank) {
   CheckWrites(rank);
   ListReads(rank);
   if (!reads_.empty()) CheckRelays(rank);
+  if (is_new) alike->second.moved_bytes = moved_bytes_ - moved_before;
 }
 
 void DataProof::Pack(const End& send) {
@@ -125,7 +154,7 @@ void DataProof::Pack(const End& send) {
         Invariant::kInBounds, [&] {
           return absl::StrFormat(
               "the message to rank %d packs staging byte %d twice",
-              send.message->peer(), packed_[i].begin);
+              PeerOf(body_, send.rank, *send.message), packed_[i].begin);
         });
   }
 }
@@ -273,7 +302,7 @@ void DataProof::CheckDirect(const End& recv, const fb::Copy& copy,
                        return absl::StrFormat(
                            "the direct copy that begins here is not one copy "
                            "of rank %d",
-                           recv.message->peer());
+                           PeerOf(body_, recv.rank, *recv.message));
                      });
 }
 
@@ -321,7 +350,7 @@ void DataProof::Compare(const End& recv, const fb::Copy& copy,
         return absl::StrFormat(
             "holds staging bytes that rank %d does not pack when it should be "
             "%s",
-            recv.message->peer(),
+            PeerOf(body_, recv.rank, *recv.message),
             ElementText(wanted, ValueAt(elements, (at - begin) / width)));
       });
       return;
@@ -331,7 +360,7 @@ void DataProof::Compare(const End& recv, const fb::Copy& copy,
     if ((at - packed->begin) % width != 0 || (stop - at) % width != 0) {
       report(at, [&] {
         return absl::StrFormat("holds parts of two elements that rank %d packs",
-                               recv.message->peer());
+                               PeerOf(body_, recv.rank, *recv.message));
       });
       return;
     }
@@ -368,7 +397,8 @@ bool DataProof::CompareDTypes(const End& recv, const fb::Copy& copy,
     return false;
   }
   const DType to = BufferAt(recv.rank, copy.buffer_slot()).dtype();
-  if (recv.message->peer() >= body_.source_ranks() && packed.wire != to) {
+  if (PeerOf(body_, recv.rank, *recv.message) >= body_.source_ranks() &&
+      packed.wire != to) {
     violations_.Report(site, Invariant::kRightElement, [&] {
       return absl::StrFormat("is cast from %s to %s after it was relayed",
                              DTypeName(packed.wire), DTypeName(to));

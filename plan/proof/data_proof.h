@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "plan/dtype.h"
 #include "plan/proof/affine.h"
@@ -17,8 +18,8 @@
 
 namespace refit::proof {
 
-// Follows every byte into the destination ranks. Ranks may be asked in any
-// order; none of them remembers another.
+// Follows every byte into the destination ranks, which are asked in ascending
+// order.
 class DataProof {
  public:
   // `facts` by Body.buffers. All arguments must outlive the proof.
@@ -36,6 +37,10 @@ class DataProof {
   // and every fill region is tiled exactly, nothing else is written (1). And of
   // all that `rank` itself sends: it was written in an earlier round, and if
   // the plan says what feeds a relay, no later than that (2).
+  //
+  // A rank whose program is that of an earlier one, fed by programs that are
+  // those of the earlier one's senders, receives what that one does: what was
+  // found there holds here.
   void FollowInto(uint32_t rank);
 
   // That a source rank's scratch holds what it says: every element of it is
@@ -125,12 +130,21 @@ class DataProof {
   bool IsAwaited(const Write& write, const Read& read) const;
   void CheckRelays(uint32_t rank);
 
+  // Whether what was followed into `alike` is what comes into `rank`.
+  bool IsFollowed(uint32_t rank, uint32_t alike) const;
+
   const fb::Body& body_;
   const std::vector<BufferFacts>& facts_;
   const Partners& partners_;
   Violations& violations_;
   absl::flat_hash_set<std::pair<DType, DType>> casts_;
   int64_t moved_bytes_ = 0;
+  // What was followed into ranks, by their list of messages.
+  struct Followed {
+    uint32_t rank = 0;
+    int64_t moved_bytes = 0;
+  };
+  absl::flat_hash_map<const void*, Followed> followed_;
 
   // Of the message or rank at hand; kept to save allocations.
   std::vector<const fb::Copy*> copies_;

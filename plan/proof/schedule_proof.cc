@@ -4,6 +4,7 @@
 #include <map>
 #include <tuple>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_format.h"
 #include "plan/enum_text.h"
 #include "plan/group_limit.h"
@@ -97,28 +98,29 @@ void CheckPair(const fb::Body& body, const End& send, const End& recv,
 void ListEnds(const fb::Body& body, std::vector<End>& sends,
               std::vector<End>& recvs, Violations& violations) {
   for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
-    const auto& messages = *body.programs()->Get(rank)->messages();
+    const fb::RankProgram& program = *body.programs()->Get(rank);
+    const auto& messages = *program.messages();
     const bool is_source = rank < body.source_ranks();
     for (uint32_t i = 0; i < messages.size(); ++i) {
       const fb::Message& message = *messages.Get(i);
       const bool is_send = message.kind() == fb::MessageKind::kSend;
-      const bool peer_is_source = message.peer() < body.source_ranks();
+      const uint32_t peer = PeerOf(body, program, message);
+      const bool peer_is_source = peer < body.source_ranks();
       if (is_send ? peer_is_source : is_source) {
         violations.Report({.rank = rank, .round = message.round()},
                           Invariant::kMatchedMessages, [&] {
                             return absl::StrFormat(
                                 "a %s rank %s rank %d, a %s rank",
                                 is_source ? "source" : "destination",
-                                is_send ? "sends to" : "receives from",
-                                message.peer(),
+                                is_send ? "sends to" : "receives from", peer,
                                 peer_is_source ? "source" : "destination");
                           });
         continue;
       }
       if (is_send) {
-        sends.push_back({message.round(), rank, message.peer(), i});
+        sends.push_back({message.round(), rank, peer, i});
       } else {
-        recvs.push_back({message.round(), message.peer(), rank, i});
+        recvs.push_back({message.round(), peer, rank, i});
       }
     }
   }
@@ -183,6 +185,7 @@ void CheckLimits(const fb::Body& body, Violations& violations) {
     violations.Report({}, Invariant::kRoundLimits,
                       [] { return "slots is 0 when it should be at least 1"; });
   }
+  absl::flat_hash_set<const void*> checked;  // lists of messages
   for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
     const fb::RankProgram& program = *body.programs()->Get(rank);
     if (program.staging_bytes() > limits.staging_bytes()) {
@@ -192,20 +195,23 @@ void CheckLimits(const fb::Body& body, Violations& violations) {
             program.staging_bytes(), limits.staging_bytes());
       });
     }
+    // A shift keeps the order of peers: the loader holds it to their side.
+    if (!checked.insert(program.messages()).second) continue;
     const fb::Message* last = nullptr;
     uint64_t operations = 0;
     for (const fb::Message* message : *program.messages()) {
       const Site site = {.rank = rank, .round = message->round()};
-      const auto order = [](const fb::Message& m) {
+      const auto order = [&](const fb::Message& m) {
         return std::tuple(m.round(), m.kind() == fb::MessageKind::kSend,
-                          m.peer());
+                          PeerOf(body, program, m));
       };
       if (last != nullptr && order(*message) < order(*last)) {
         violations.Report(site, Invariant::kMatchedMessages, [&] {
           return absl::StrFormat(
               "the message with rank %d is not in order after that with rank "
               "%d in round %d",
-              message->peer(), last->peer(), last->round());
+              PeerOf(body, program, *message), PeerOf(body, program, *last),
+              last->round());
         });
       }
       operations = last != nullptr && last->round() == message->round()
@@ -222,7 +228,8 @@ void CheckLimits(const fb::Body& body, Violations& violations) {
         violations.Report(site, Invariant::kRoundLimits, [&] {
           return absl::StrFormat(
               "a message with rank %d has %d bytes when the limit is %d",
-              message->peer(), message->size_bytes(), limits.bucket_bytes());
+              PeerOf(body, program, *message), message->size_bytes(),
+              limits.bucket_bytes());
         });
       }
       last = message;
@@ -289,7 +296,8 @@ void CheckStagingOf(const fb::Body& body, uint32_t rank,
               "staging bytes [%d, %d) of the message with rank %d overlap "
               "those of the message with rank %d in round %d, which are still "
               "owed",
-              begin, end, message->peer(), other->peer(), other->round());
+              begin, end, PeerOf(body, rank, *message),
+              PeerOf(body, rank, *other), other->round());
         });
   }
 }
@@ -297,7 +305,11 @@ void CheckStagingOf(const fb::Body& body, uint32_t rank,
 }  // namespace
 
 void CheckStaging(const fb::Body& body, Violations& violations) {
+  absl::flat_hash_set<const void*> checked;  // lists of messages
   for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
+    if (!checked.insert(body.programs()->Get(rank)->messages()).second) {
+      continue;
+    }
     CheckStagingOf(body, rank, violations);
   }
 }

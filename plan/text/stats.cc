@@ -35,7 +35,7 @@ Totals TotalsOf(const fb::Body& body) {
       totals.route_bytes[static_cast<size_t>(
           body.rounds()->Get(round)->route())] += bytes;
       totals.sent_bytes[rank] += bytes;
-      totals.received_bytes[message->peer()] += bytes;
+      totals.received_bytes[PeerOf(body, rank, *message)] += bytes;
       totals.messages += 1;
       if (rank >= body.source_ranks()) totals.relayed_bytes += bytes;
       if (direct) {

@@ -278,12 +278,12 @@ void TextPrinter::PrintProgram(const PlanView::Program& shown) {
                     message.kind() == fb::MessageKind::kRecv ? " recv <- "
                     : relays                                 ? " relay -> "
                                                              : " send -> ",
-                    message.peer(), " ");
+                    PeerOf(body_, program, message), " ");
     absl::StrAppend(&text_, message.size_bytes(), " bytes at ",
                     message.staging_offset(), " copies c", message.copies());
     if (const fb::Message* fed_by = FedBy(program, position)) {
       absl::StrAppend(&text_, " fed by round ", fed_by->round(), " <- ",
-                      fed_by->peer());
+                      PeerOf(body_, program, *fed_by));
     }
     text_ += '\n';
   }

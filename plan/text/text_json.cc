@@ -324,14 +324,14 @@ void PlanJsonPrinter::PrintPrograms() {
       OpenObject();
       Number("round", message.round());
       Text("kind", message.kind() == fb::MessageKind::kSend ? "send" : "recv");
-      Number("peer", message.peer());
+      Number("peer", PeerOf(body_, program, message));
       Number("size_bytes", message.size_bytes());
       Number("staging_offset", message.staging_offset());
       Number("copies", message.copies());
       if (const fb::Message* fed_by = FedBy(program, position)) {
         OpenObject("fed_by");
         Number("round", fed_by->round());
-        Number("peer", fed_by->peer());
+        Number("peer", PeerOf(body_, program, *fed_by));
         CloseObject();
       }
       CloseObject();

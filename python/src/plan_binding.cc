@@ -222,7 +222,7 @@ std::vector<PairBytes> Traffic(const PlanFile& plan) {
       const fb::Message& message = *messages->Get(i);
       if (message.kind() != fb::MessageKind::kSend) continue;
       bytes[{static_cast<int32_t>(rank),
-             static_cast<int32_t>(message.peer())}] +=
+             static_cast<int32_t>(PeerOf(body, rank, message))}] +=
           payload[message.copies()];
     }
   }

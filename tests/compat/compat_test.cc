@@ -252,6 +252,23 @@ const OldPlan kOldPlans[] = {
      .messages = 6,
      .destination_elements = 31040,
      .skipped_bytes = 0},
+    {.name = "1.8/folded",
+     .head = "plan 1.8 features 0x49 body 46354c6b86269c7d8abdd36a2761f677 "
+             "inputs e97f2e9074a474385c2dc041cc940eb0\n"
+             "ranks source 0..7 destination 8..15\n"
+             "host 0 ranks 0..3\n"
+             "host 1 ranks 8..11\n"
+             "host 2 ranks 4..7\n"
+             "host 3 ranks 12..15\n"
+             "limits bucket 268435456 bytes staging 1073741824 bytes slots 2 "
+             "operations_per_round 32\n"
+             "stats moved 50176 bytes local 0 peer 25344 network 24832 relayed "
+             "25344\n",
+     .params = 2,
+     .buffers = 7,
+     .messages = 88,
+     .destination_elements = 25088,
+     .skipped_bytes = 0},
 };
 
 class CompatTest : public testing::TestWithParam<OldPlan> {

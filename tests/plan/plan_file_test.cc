@@ -160,7 +160,7 @@ TEST(PlanDoorTest, ANewerMajorIsRefused) {
       Load(Wrap(SampleBody(), {.format_version = 2 << 16 | 3}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "format version 2.3 is newer than this build's 1.7");
+            "format version 2.3 is newer than this build's 1.8");
 }
 
 TEST(PlanDoorTest, ANewerMinorIsRead) {
@@ -359,6 +359,38 @@ TEST(PlanDoorTest, DeltasNeedTheirFeatureAndDirectRounds) {
   EXPECT_EQ(message(), "delta: unknown way 3 to find changes");
 }
 
+// An executor that ignored shifts would send to the peers of another rank.
+TEST(PlanDoorTest, ShiftsNeedTheirFeatureAndKeepPeersOnTheirSide) {
+  PlanSpec spec = FoldedSpec();
+  const PlanFile plan = OpenSpec(spec);
+  EXPECT_EQ(plan.plan().required_features(), kFeatureShifts);
+  EXPECT_EQ(plan.plan().format_version(), 1u << 16 | 8);
+  const fb::Body& body = plan.body();
+  const fb::RankProgram& shifted = *body.programs()->Get(2);
+  EXPECT_TRUE(AreShared(*body.programs()->Get(0), shifted));
+  EXPECT_FALSE(AreShared(*body.programs()->Get(1), shifted));
+  EXPECT_EQ(PeerOf(body, 0, *shifted.messages()->Get(0)), 4u);
+  EXPECT_EQ(PeerOf(body, 2, *shifted.messages()->Get(0)), 6u);
+  EXPECT_EQ(PeerOf(body, 6, *body.programs()->Get(6)->messages()->Get(0)), 2u);
+  const auto* bytes_of_body = plan.plan().body();
+  const std::vector<uint8_t> bytes(bytes_of_body->begin(),
+                                   bytes_of_body->end());
+  EXPECT_EQ(Load(Wrap(bytes, {.required_features = 0})).message(),
+            "the plan has shifted programs but does not require that executors "
+            "know them (bit 6 of required_features)");
+  spec.programs[2].destination_shift = 3;
+  EXPECT_EQ(Load(BuildPlan(spec)).message(),
+            "program of rank 2, message 1: peer 5 shifted by 3 is not below 8");
+  spec = FoldedSpec();
+  spec.programs[7].source_shift = 3;
+  EXPECT_EQ(Load(BuildPlan(spec)).message(),
+            "program of rank 7, message 0: peer 1 shifted by 3 is not below 4");
+  spec.programs[7].source_shift = 0xffffffff;  // as if it were one rank back
+  EXPECT_EQ(Load(BuildPlan(spec)).message(),
+            "program of rank 7, message 0: peer 1 shifted by 4294967295 is not "
+            "below 4");
+}
+
 TEST(PlanDoorTest, ATopologyHasNumbersThatOneMayDivideBy) {
   PlanSpec spec = SampleSpec();
   const auto message = [&] {
@@ -393,15 +425,15 @@ TEST(PlanDoorTest, ATopologyHasNumbersThatOneMayDivideBy) {
 
 TEST(PlanDoorTest, AMajorThatNeverWasIsRefused) {
   EXPECT_EQ(Load(Wrap(SampleBody(), {.format_version = 7})).message(),
-            "format version 0.7 does not exist; this build reads 1.7");
+            "format version 0.7 does not exist; this build reads 1.8");
 }
 
 TEST(PlanDoorTest, AnUnknownFeatureIsRefused) {
   const absl::Status status =
-      Load(Wrap(SampleBody(), {.required_features = 1 << 6}));
+      Load(Wrap(SampleBody(), {.required_features = 1 << 7}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "required feature bit 6 is unknown to this build");
+            "required feature bit 7 is unknown to this build");
 }
 
 TEST(PlanDoorTest, AbsentDigestsAreRefused) {

@@ -66,10 +66,30 @@ Offset<fb::Buffer> BuildBuffer(const PlanSpec::Buffer& buffer,
                           fragments_vector, regions_vector, hooks_vector);
 }
 
-Offset<fb::RankProgram> BuildProgram(const PlanSpec::Program& program,
+// What a program that shares its lists has of its own, and those lists.
+struct BuiltLists {
+  Offset<flatbuffers::Vector<uint32_t>> buffers;
+  Offset<flatbuffers::Vector<const fb::Message*>> messages;
+};
+
+Offset<fb::RankProgram> BuildSharing(const PlanSpec& spec,
+                                     const PlanSpec::Program& program,
+                                     const std::vector<BuiltLists>& lists,
                                      Builder& builder) {
+  const PlanSpec::Program& shared = spec.programs[*program.shares];
+  const BuiltLists& built = lists[*program.shares];
+  return fb::CreateRankProgram(builder, built.buffers, built.messages,
+                               shared.fills, shared.staging_bytes, program.host,
+                               0, 0, 0, 0, 0, program.source_shift,
+                               program.destination_shift);
+}
+
+Offset<fb::RankProgram> BuildProgram(const PlanSpec::Program& program,
+                                     Builder& builder,
+                                     std::vector<BuiltLists>& lists) {
   const auto buffers = builder.CreateVector(program.buffers);
   const auto messages = builder.CreateVectorOfStructs(program.messages);
+  lists.push_back({buffers, messages});
   flatbuffers::Offset<flatbuffers::Vector<const fb::Quantize*>> quantizes = 0;
   if (!program.quantizes.empty()) {
     quantizes = builder.CreateVectorOfStructs(program.quantizes);
@@ -86,7 +106,8 @@ Offset<fb::RankProgram> BuildProgram(const PlanSpec::Program& program,
   return fb::CreateRankProgram(builder, buffers, messages, program.fills,
                                program.staging_bytes, program.host,
                                program.scratch_buffers, quantizes, windows,
-                               program.scratch_arena_bytes, relays);
+                               program.scratch_arena_bytes, relays,
+                               program.source_shift, program.destination_shift);
 }
 
 struct CopyTables {
@@ -122,8 +143,14 @@ std::vector<uint8_t> BuildBody(const PlanSpec& spec) {
     buffers.push_back(BuildBuffer(buffer, builder));
   }
   std::vector<Offset<fb::RankProgram>> programs;
+  std::vector<BuiltLists> lists;
   for (const PlanSpec::Program& program : spec.programs) {
-    programs.push_back(BuildProgram(program, builder));
+    if (program.shares.has_value()) {
+      lists.push_back(lists[*program.shares]);
+      programs.push_back(BuildSharing(spec, program, lists, builder));
+    } else {
+      programs.push_back(BuildProgram(program, builder, lists));
+    }
   }
   std::vector<Offset<fb::Skip>> skips;
   for (const PlanSpec::Skip& skip : spec.skips) {
@@ -275,11 +302,12 @@ PlanSpec SpecOf(const fb::Body& packed) {
     }
   }
   for (const auto& program : body.programs) {
-    spec.programs.push_back({program->buffers, program->messages,
-                             program->fills, program->staging_bytes,
-                             program->host, program->scratch_buffers,
-                             program->quantizes, program->scratch_windows,
-                             program->scratch_arena_bytes, program->relays});
+    spec.programs.push_back(
+        {program->buffers, program->messages, program->fills,
+         program->staging_bytes, program->host, program->scratch_buffers,
+         program->quantizes, program->scratch_windows,
+         program->scratch_arena_bytes, program->relays, program->source_shift,
+         program->destination_shift});
   }
   for (const fb::Round& round : body.rounds) {
     spec.rounds.push_back(round.route());
@@ -429,6 +457,29 @@ PlanSpec SampleSpec() {
   spec.operations_per_round = 8;
   spec.moved_bytes = 288;
   spec.producer = "refitc 0.1.0";
+  return spec;
+}
+
+PlanSpec FoldedSpec() {
+  PlanSpec spec = SampleSpec();
+  const std::vector<PlanSpec::Program> first = spec.programs;
+  spec.source_ranks = 4;
+  // Sources 0 and 1, their copies; destinations 4 and 5, their copies.
+  for (const size_t rank : {0, 1}) {
+    for (fb::Message& message : spec.programs[rank].messages) {
+      message = SendTo(message.peer() + 2, message.round(), message.copies(),
+                       message.staging_offset(), message.size_bytes());
+    }
+  }
+  const auto copy_of = [](size_t rank) {
+    PlanSpec::Program program;
+    program.host = 1;
+    program.source_shift = program.destination_shift = 2;
+    program.shares = rank;
+    return program;
+  };
+  spec.programs = {spec.programs[0], spec.programs[1], copy_of(0), copy_of(1),
+                   first[2],         first[3],         copy_of(4), copy_of(5)};
   return spec;
 }
 

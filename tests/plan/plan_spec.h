@@ -68,6 +68,10 @@ struct PlanSpec {
     std::vector<fb::ScratchWindow> scratch_windows = {};
     uint64_t scratch_arena_bytes = 0;
     std::vector<fb::Relay> relays = {};  // empty: not said
+    uint32_t source_shift = 0, destination_shift = 0;
+    // The earlier rank whose lists it shares instead of having `buffers`,
+    // `messages` and what follows from them.
+    std::optional<size_t> shares = std::nullopt;
   };
   struct Quantization {
     uint32_t of = 0, data = 0, scales = 0;
@@ -141,6 +145,10 @@ PlanSpec SpecOf(const fb::Body& body);
 // 1 the other way round; each brings its first receiver the norm. lm_head is
 // tied.
 PlanSpec SampleSpec();
+
+// SampleSpec twice, on two hosts: ranks 2 and 3 have the programs of 0 and 1,
+// and ranks 6 and 7 those of 4 and 5, with all peers two ranks on.
+PlanSpec FoldedSpec();
 
 // Rank 0 holds two layers of a bf16 matrix of [3, 6], quantizes them into
 // scratch in blocks of 2 x 4, and sends values and scales to rank 1.

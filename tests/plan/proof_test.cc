@@ -545,6 +545,33 @@ TEST(ProofTest, ARelayIsFedByTheLastThatBringsItsElementsOrALaterOne) {
             "(invariant 2: right element)");
 }
 
+TEST(ProofTest, ProgramsThatAreSharedAreProvedForEachRank) {
+  PlanSpec spec = FoldedSpec();
+  EXPECT_EQ(ViolationOf(spec), "");
+  // A copy that is fed by the sources of the first part, which send elsewhere.
+  spec.programs[6].source_shift = 0;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 0: sends 80 bytes to rank 6, which does not receive "
+            "them in this round (invariant 4: matched messages)");
+  // Sources that change places: their copies meet the messages of each other.
+  spec = FoldedSpec();
+  std::swap(spec.programs[2], spec.programs[3]);
+  spec.programs[2].source_shift = spec.programs[3].source_shift = 2;
+  EXPECT_NE(ViolationOf(spec), "");
+  // A copy of the right program on a rank that holds other rows.
+  spec = FoldedSpec();
+  PlanSpec::Program& other = spec.programs[3];
+  other.buffers = spec.programs[0].buffers;  // the first half, not the second
+  other.messages = spec.programs[1].messages;
+  other.staging_bytes = spec.programs[1].staging_bytes;
+  other.shares.reset();
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 6, round 1, buffer model.layers.0.mlp.up_proj.weight, index "
+            "[2, 0]: holds model.layers.0.mlp.up_proj.weight[0, 0] when it "
+            "should be model.layers.0.mlp.up_proj.weight[2, 0] (invariant 2: "
+            "right element)");
+}
+
 TEST(ProofTest, NetworkPeersKeepToTheirLimit) {
   PlanSpec spec = SampleSpec();
   for (size_t rank = 0; rank < 4; ++rank) spec.programs[rank].host = rank / 2;
