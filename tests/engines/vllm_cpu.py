@@ -28,6 +28,15 @@ ATTENTION = {**HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4, "num_ke
              "intermediate_size": 512, "rope_theta": 10000.0, "hidden_act": "silu"}
 FAMILIES = {
     "dense": {**ATTENTION, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
+    "moe": {**ATTENTION, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 128, "decoder_sparse_step": 1, "mlp_only_layers": [],
+            "norm_topk_prob": True},
+    "latent": {**ATTENTION, "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"],
+               "num_key_value_heads": 4, "q_lora_rank": 128, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+               "qk_rope_head_dim": 64, "v_head_dim": 128, "head_dim": 64, "first_k_dense_replace": 1, "n_routed_experts": 4,
+               "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "n_group": 1, "topk_group": 1,
+               "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+               "moe_layer_freq": 1, "num_nextn_predict_layers": 0},
     "hybrid": {**HIDDEN, "model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"],
                "hybrid_override_pattern": "M*-M", "num_hidden_layers": 4, "num_attention_heads": 4,
                "num_key_value_heads": 2, "head_dim": 64, "attention_head_dim": 64, "intermediate_size": 512,
@@ -49,7 +58,7 @@ def plan_of(family, tensor_parallel=1, delta=False):
 
 def keep_weights_as_loaded():
     """vLLM's CPU kernels take weights that are packed after loading, which drops or reorders the parameters. GPUs' take
-    them as loaded, which is what a plan writes."""
+    them as loaded, which is what a plan writes. Those of experts are packed here for each use."""
     import torch
     import vllm.model_executor.layers.utils as layers
 
@@ -57,6 +66,17 @@ def keep_weights_as_loaded():
         layer.cpu_linear = torch.nn.functional.linear
 
     layers.dispatch_cpu_unquantized_gemm = plain
+
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts, cpu_prepack_moe_weight
+
+    computed = CPUUnquantizedExperts.apply
+
+    def packed_for_each_use(experts, output, hidden_states, w1, w2, *others, **more):
+        w1, w2 = (cpu_prepack_moe_weight(weight, experts.isa) for weight in (w1, w2))
+        computed(experts, output, hidden_states, w1, w2, *others, **more)
+
+    CPUUnquantizedExperts.apply = packed_for_each_use
+    CPUUnquantizedExperts.process_weights_after_loading = lambda experts, layer: None
 
 
 def engine_of(checkpoint, **options):
