@@ -26,8 +26,10 @@ constexpr int kWarmUps = 3;
 class PlanMethod : public TransferMethod {
  public:
   // `check`: RunOptions::check, of which this times the digests alone.
-  PlanMethod(const PlanFile& plan, WorldRank& rank, bool check)
-      : rank_(rank), check_(check) {
+  // `multiprocessors`: RunOptions::direct_multiprocessors.
+  PlanMethod(const PlanFile& plan, WorldRank& rank, bool check,
+             uint32_t multiprocessors = 0)
+      : rank_(rank), check_(check), multiprocessors_(multiprocessors) {
     for (const fb::Message* message :
          *plan.body().programs()->Get(rank.transport().rank())->messages()) {
       if (message->kind() == fb::MessageKind::kSend) {
@@ -36,19 +38,24 @@ class PlanMethod : public TransferMethod {
     }
   }
   std::string name() const override {
-    return check_ ? "this plan, with digests" : "this plan";
+    if (check_) return "this plan, with digests";
+    if (multiprocessors_ == 0) return "this plan";
+    return absl::StrCat("this plan, ", multiprocessors_, " multiprocessors");
   }
   uint64_t sent_bytes() const override { return sent_bytes_; }
   absl::Status Enqueue(Stream stream) override {
-    return rank_.executor().Run(stream, {.timeout = kTransferTimeout,
-                                         .addresses = {},
-                                         .check = check_,
-                                         .dense = true});
+    return rank_.executor().Run(stream,
+                                {.timeout = kTransferTimeout,
+                                 .addresses = {},
+                                 .check = check_,
+                                 .dense = true,
+                                 .direct_multiprocessors = multiprocessors_});
   }
 
  private:
   WorldRank& rank_;
   const bool check_;
+  const uint32_t multiprocessors_;
   uint64_t sent_bytes_ = 0;
 };
 
@@ -164,8 +171,11 @@ absl::StatusOr<TransferMeasurement> MeasureTransfer(
 
   TransferMeasurement measured;
   absl::StatusOr<TransferRow> row;
-  for (const bool check : {false, true}) {
-    PlanMethod method(plan, rank, check);
+  std::vector<PlanMethod> ways = {{plan, rank, false}, {plan, rank, true}};
+  for (const uint32_t multiprocessors : options.multiprocessors) {
+    ways.emplace_back(plan, rank, false, multiprocessors);
+  }
+  for (PlanMethod& method : ways) {
     row = harness.Time(method, options.iterations);
     if (!row.ok()) return row.status();
     if (absl::Status s = rank.executor().Wait(); !s.ok()) return s;
@@ -199,7 +209,10 @@ absl::StatusOr<TransferMeasurement> MeasureTransfer(
   }
   if (absl::Status s = rank.FillSources(); !s.ok()) return s;
   if (absl::Status s = rank.PoisonDestinations(); !s.ok()) return s;
-  absl::StatusOr<RefitMeasurement> last = rank.Refit();
+  const uint32_t last_multiprocessors =
+      options.multiprocessors.empty() ? 0 : options.multiprocessors.back();
+  absl::StatusOr<RefitMeasurement> last =
+      rank.Refit(/*digest=*/false, /*dense=*/true, last_multiprocessors);
   if (!last.ok()) return last.status();
   absl::StatusOr<CheckResult> check = rank.Check();
   if (!check.ok()) return check.status();

@@ -19,6 +19,8 @@ struct TransferOptions {
   int64_t iterations = 10;
   // Also the methods that move whole models or tensor by tensor.
   bool peers = false;
+  // Also the plan on so many multiprocessors at most, a row each.
+  std::vector<uint32_t> multiprocessors = {};
 };
 
 // One method: the time from the first rank's start to the last one's end of one

@@ -32,6 +32,8 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
       .operations_per_round =
           static_cast<int32_t>(options.operations_per_round.value),
       .network_peers = static_cast<int32_t>(options.network_peers.value),
+      .direct_multiprocessors =
+          static_cast<int32_t>(options.direct_multiprocessors.value),
       .mapped = options.peer.value,
       .scratch_bytes = options.scratch_bytes.value,
       .relays = options.fan_out.value == FanOutKind::kRelay &&

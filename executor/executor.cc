@@ -489,11 +489,16 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   if (status.ok()) status = CheckTensors(options);
   if (status.ok() && is_captured) status = CheckCapture(options.check);
   if (status.ok()) {
-    status = enqueuer_->Enqueue(stream, in_flight,
-                                check ? bound_->check.get() : nullptr,
-                                versions_ == nullptr    ? RefitKind::kPlain
-                                : versions_->is_delta() ? RefitKind::kDelta
-                                                        : RefitKind::kDense);
+    status = enqueuer_->Enqueue(
+        stream, {.in_flight = in_flight,
+                 .check = check ? bound_->check.get() : nullptr,
+                 .kind = versions_ == nullptr    ? RefitKind::kPlain
+                         : versions_->is_delta() ? RefitKind::kDelta
+                                                 : RefitKind::kDense,
+                 .direct_multiprocessors =
+                     options.direct_multiprocessors > 0
+                         ? options.direct_multiprocessors
+                         : plan_.body().limits()->direct_multiprocessors()});
     counters_ = enqueuer_->counters();
   }
   counters_.scratch_bytes = scratch_->size_bytes();

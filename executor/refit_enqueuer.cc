@@ -118,6 +118,7 @@ void RefitEnqueuer::Record() {
 // The transport's error, if that is what failed; it has failed the refit then.
 absl::Status RefitEnqueuer::RecordRounds() {
   is_recorded_ = true;
+  recorded_multiprocessors_ = direct_multiprocessors_;
   const uint64_t drops = graph_->Drops();
   transport_.BeginRecording();
   absl::StatusOr<std::unique_ptr<DeviceGraph>> graph =
@@ -132,20 +133,24 @@ absl::Status RefitEnqueuer::RecordRounds() {
 
 absl::Status RefitEnqueuer::EnqueueBatches(absl::Span<const size_t> batches,
                                            Stream stream,
-                                           const uint32_t* unless) {
+                                           const uint32_t* unless,
+                                           uint32_t multiprocessors_max) {
   for (const size_t batch : batches) {
-    absl::Status status = rounds_.copies->Enqueue(batch, stream, unless);
+    absl::Status status =
+        rounds_.copies->Enqueue(batch, stream, unless, multiprocessors_max);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
-absl::Status RefitEnqueuer::Enqueue(Stream stream, bool in_flight,
-                                    StateCheck* check, RefitKind kind) {
+absl::Status RefitEnqueuer::Enqueue(Stream stream,
+                                    const RefitOptions& options) {
+  StateCheck* const check = options.check;
   counters_ = {};
-  kind_ = kind;
-  const RefitBatches* const batches = kind == RefitKind::kPlain ? nullptr
-                                      : kind == RefitKind::kDelta
+  direct_multiprocessors_ = options.direct_multiprocessors;
+  kind_ = options.kind;
+  const RefitBatches* const batches = kind_ == RefitKind::kPlain ? nullptr
+                                      : kind_ == RefitKind::kDelta
                                           ? &rounds_.delta.delta
                                           : &rounds_.delta.dense;
   const absl::StatusOr<bool> capturing = device_.IsCapturing(stream);
@@ -154,7 +159,7 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream, bool in_flight,
   is_timed_ = times_rounds_ && !is_captured_;
   absl::Status status;
   // They use the same staging. A graph may not wait for what is outside of it.
-  if (in_flight && !*capturing) status = ended_->Await(stream);
+  if (options.in_flight && !*capturing) status = ended_->Await(stream);
   if (!status.ok()) return status;
   if (batches != nullptr) {
     status = EnqueueBatches(batches->before, stream);
@@ -190,6 +195,7 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream, bool in_flight,
 }
 
 absl::Status RefitEnqueuer::Replay(Stream stream) {
+  if (direct_multiprocessors_ != recorded_multiprocessors_) DropGraph();
   if (!is_recorded_) {
     if (absl::Status s = RecordRounds(); !s.ok()) return s;
   }
@@ -403,13 +409,16 @@ absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
     status.Update(fence.AwaitGrants(ends.await_grants, stream));
   }
   if (ends.moves && status.ok()) {
+    const uint32_t multiprocessors =
+        work.route == fb::Route::kLocal ? 0 : direct_multiprocessors_;
     status.Update(
         kind_ == RefitKind::kPlain
-            ? rounds_.copies->Enqueue(*work.move_batch, stream, fence.aborted())
+            ? rounds_.copies->Enqueue(*work.move_batch, stream, fence.aborted(),
+                                      multiprocessors)
             : EnqueueBatches(kind_ == RefitKind::kDelta
                                  ? rounds_.delta.delta.moves[round]
                                  : rounds_.delta.dense.moves[round],
-                             stream, fence.aborted()));
+                             stream, fence.aborted(), multiprocessors));
   }
   if (!ends.finish.empty() && status.ok()) {
     status.Update(fence.Finish(ends.finish, stream));

@@ -70,11 +70,14 @@ class RefitEnqueuer {
   void Connected(bool all_record);
   void DropGraph();
 
+  struct RefitOptions {
+    bool in_flight = false;       // nobody has waited for the one before
+    StateCheck* check = nullptr;  // unless null, digests what the refit leaves
+    RefitKind kind = RefitKind::kPlain;
+    uint32_t direct_multiprocessors = 0;  // RunOptions'
+  };
   // Enqueues one refit, between the transport's BeginRefit and EndRefit.
-  // `in_flight`: nobody has waited for the one before. `check`, unless null,
-  // digests what the refit leaves.
-  absl::Status Enqueue(Stream stream, bool in_flight, StateCheck* check,
-                       RefitKind kind);
+  absl::Status Enqueue(Stream stream, const RefitOptions& options);
   // Makes `stream` wait for the quantizing that an Enqueue which failed began:
   // it has a stream of its own.
   void AwaitQuantizing(Stream stream);
@@ -101,7 +104,8 @@ class RefitEnqueuer {
   // `check`, unless null, digests scratch.
   absl::Status EnqueueRounds(Stream stream, StateCheck* check);
   absl::Status EnqueueBatches(absl::Span<const size_t> batches, Stream stream,
-                              const uint32_t* unless = nullptr);
+                              const uint32_t* unless = nullptr,
+                              uint32_t multiprocessors_max = 0);
   absl::Status ForkStreams(Stream stream);
   absl::Status JoinStreams(Stream stream);
   // Those that come after `rounds_before` of the rank's rounds.
@@ -138,13 +142,15 @@ class RefitEnqueuer {
   std::unique_ptr<DeviceTimer> keep_timer_;
   // The transport drops it, possibly after this enqueuer's end.
   const std::shared_ptr<RefitGraph> graph_;
-  bool is_recorded_ = false;  // or cannot be
-  bool replays_ = false;      // all ranks launch their graphs
-  absl::Status recorded_;     // how that went
+  bool is_recorded_ = false;               // or cannot be
+  uint32_t recorded_multiprocessors_ = 0;  // direct ones, of the graph
+  bool replays_ = false;                   // all ranks launch their graphs
+  absl::Status recorded_;                  // how that went
 
-  size_t quantizes_enqueued_ = 0;  // of the refit that is being enqueued
-  bool is_timed_ = false;          // the last refit
-  bool is_captured_ = false;       // likewise
+  size_t quantizes_enqueued_ = 0;        // of the refit that is being enqueued
+  uint32_t direct_multiprocessors_ = 0;  // of the last refit
+  bool is_timed_ = false;                // the last refit
+  bool is_captured_ = false;             // likewise
   RunCounters counters_;
 };
 

@@ -217,7 +217,9 @@ uint32_t FormatVersionFor(const fb::Body& body, uint64_t features) {
                   });
   const bool is_of_1_7 =
       body.topology() != nullptr || body.limits()->network_peers() > 0;
-  const uint32_t minor = (features & kFeatureShifts) != 0   ? 8
+  const bool is_of_1_8 = (features & kFeatureShifts) != 0 ||
+                         body.limits()->direct_multiprocessors() > 0;
+  const uint32_t minor = is_of_1_8                          ? 8
                          : is_of_1_7                        ? 7
                          : body.delta() != nullptr          ? 6
                          : says_what_feeds_relays           ? 5

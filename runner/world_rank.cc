@@ -193,15 +193,19 @@ absl::StatusOr<CheckResult> WorldRank::Check() {
   return check_.Check(host_tensors_);
 }
 
-absl::StatusOr<RefitMeasurement> WorldRank::Refit(bool digest, bool dense) {
+absl::StatusOr<RefitMeasurement> WorldRank::Refit(
+    bool digest, bool dense, uint32_t direct_multiprocessors) {
   const absl::StatusOr<std::vector<std::string>> all_here =
       transport().ExchangeBytes("", AllRanks(plan_), AllRanks(plan_),
                                 Clock::now() + timeout_);
   if (!all_here.ok()) return all_here.status();
   const Clock::time_point start = Clock::now();
   absl::Status status = executor().Run(
-      stream(),
-      {.timeout = timeout_, .addresses = {}, .check = digest, .dense = dense});
+      stream(), {.timeout = timeout_,
+                 .addresses = {},
+                 .check = digest,
+                 .dense = dense,
+                 .direct_multiprocessors = direct_multiprocessors});
   const Clock::time_point enqueued = Clock::now();
   if (status.ok()) status = executor().Wait();
   if (!status.ok()) return status;

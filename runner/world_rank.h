@@ -45,8 +45,8 @@ class WorldRank {
 
   // One refit, waited for. `seconds` runs from all ranks' start to this one's
   // end. `digest`: RunOptions::check. `dense`: RunOptions::dense.
-  absl::StatusOr<RefitMeasurement> Refit(bool digest = false,
-                                         bool dense = true);
+  absl::StatusOr<RefitMeasurement> Refit(bool digest = false, bool dense = true,
+                                         uint32_t direct_multiprocessors = 0);
 
   Executor& executor() { return worker_->executor(); }
   Transport& transport() { return worker_->transport(); }

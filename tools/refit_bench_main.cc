@@ -10,8 +10,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "bench/compile_bench.h"
 #include "bench/nccl_tests_json.h"
 #include "bench/process_bench.h"
@@ -185,7 +187,8 @@ std::string OptionOfAnother(const std::string& subject,
   };
   constexpr std::array kOptions = {
       Option{"--growth", "compile"}, Option{"--processes", "run"},
-      Option{"--peers", "transfer"}, Option{"--one-rank", "transfer"}};
+      Option{"--peers", "transfer"}, Option{"--one-rank", "transfer"},
+      Option{"--multiprocessors", "transfer"}};
   for (const Option& option : kOptions) {
     if (option.subject == subject) continue;
     if (std::find(parsed.flags.begin(), parsed.flags.end(), option.name) ==
@@ -207,12 +210,14 @@ static int Main(int argc, char** argv) {
   bool processes = false;
   bool one_rank = false;
   bool json = false;
+  std::string multiprocessors;
   const refit::ToolInfo tool = {
       .name = "refit-bench",
       .usage =
           "refit-bench compile JOB.json [--growth N] | refit-bench run "
           "PLAN.refit [--processes] |\n"
-          "       refit-bench transfer PLAN.refit [--peers] [--one-rank]",
+          "       refit-bench transfer PLAN.refit [--peers] [--one-rank]\n"
+          "       [--multiprocessors N[,N...]]",
       .summary =
           "compile: times compiling, proving and opening, each job in a "
           "process "
@@ -240,6 +245,9 @@ static int Main(int argc, char** argv) {
            {"--json", "", "",
             "run, transfer: in the JSON of nccl-tests (-J), for what reads it",
             &json},
+           {"--multiprocessors", "", "N[,N...]",
+            "transfer: also the plan on at most N multiprocessors of each GPU",
+            &multiprocessors},
            {"--iterations", "", "N", "repetitions (default 5)", &iterations,
             1}},
       .positional_min = 1,
@@ -271,8 +279,19 @@ static int Main(int argc, char** argv) {
   }
   if (subject == "run")
     return BenchRun(tool, parsed.positional[1], processes, json, iterations);
-  return BenchTransfer(tool, parsed.positional[1], one_rank, json,
-                       {.iterations = iterations, .peers = peers});
+  refit::TransferOptions options = {
+      .iterations = iterations, .peers = peers, .multiprocessors = {}};
+  std::vector<absl::string_view> numbers;
+  if (!multiprocessors.empty()) numbers = absl::StrSplit(multiprocessors, ',');
+  for (const absl::string_view text : numbers) {
+    uint32_t& number = options.multiprocessors.emplace_back();
+    if (!absl::SimpleAtoi(text, &number) || number == 0) {
+      return refit::Fail(
+          tool, absl::StrCat("--multiprocessors has \"", text,
+                             "\"; wanted numbers above 0, with commas"));
+    }
+  }
+  return BenchTransfer(tool, parsed.positional[1], one_rank, json, options);
 }
 
 int main(int argc, char** argv) {

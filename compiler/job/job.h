@@ -216,6 +216,7 @@ struct OptionsSpec {
   Located<int64_t> slots{.value = 2};
   Located<int64_t> operations_per_round{.value = 32};
   Located<int64_t> network_peers;             // not given: no limit
+  Located<int64_t> direct_multiprocessors;    // not given: all
   Located<std::vector<std::string>> exclude;  // globs over param names
   Located<DeltaSpec> delta;
 };

@@ -383,6 +383,14 @@ inline constexpr auto kOptionsKeys = std::tuple(
                  "[`network_peers`](#network_peers)",
          .in_digest_if_given = true},
         &OptionsSpec::network_peers),
+    Key({.name = "direct_multiprocessors",
+         .range = {.min = 1, .max = 1024},
+         .default_text = "all",
+         .help =
+             "most multiprocessors of a GPU that move bytes in direct "
+             "rounds, see [`direct_multiprocessors`](#direct_multiprocessors)",
+         .in_digest_if_given = true},
+        &OptionsSpec::direct_multiprocessors),
     Key({.name = "peer",
          .default_text = "`\"direct\"`",
          .help = "how bytes travel inside a host, see [`peer`](#peer)"},

@@ -252,6 +252,10 @@ absl::StatusOr<RunOptions> ToRunOptions(const refit_run_options* given) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, " is ", value, ", it should be 0 or 1"));
   }
+  if (known->reserved != 0) {
+    return absl::InvalidArgumentError("run options: reserved is not 0");
+  }
+  options.direct_multiprocessors = known->direct_multiprocessors;
   options.check = known->check == 1;
   options.dense = known->dense == 1;
   return options;

@@ -75,7 +75,8 @@ class HostPreparedCopies : public PreparedCopies {
     delta_begin_.push_back(deltas_.size());
   }
 
-  absl::Status Enqueue(size_t batch, Stream, const uint32_t* unless) override {
+  absl::Status Enqueue(size_t batch, Stream, const uint32_t* unless,
+                       uint32_t) override {
     if (unless != nullptr && *unless != 0) return absl::OkStatus();
     for (size_t i = batch_begin_[batch]; i < batch_begin_[batch + 1]; ++i) {
       RunHostCopy(copies_[i], table_.data());

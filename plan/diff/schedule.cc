@@ -86,6 +86,9 @@ void CompareLimits(const fb::Body& a, const fb::Body& b, DiffReport& report) {
       a.limits()->operations_per_round(), b.limits()->operations_per_round());
   add("LIMITS_CHANGED", "network_peers", a.limits()->network_peers(),
       b.limits()->network_peers());
+  add("LIMITS_CHANGED", "direct_multiprocessors",
+      a.limits()->direct_multiprocessors(),
+      b.limits()->direct_multiprocessors());
   add("ROUNDS_CHANGED", "rounds", a.rounds()->size(), b.rounds()->size());
   const auto text = [](const fb::Topology* topology) {
     return topology == nullptr ? "none" : TopologyText(*topology);

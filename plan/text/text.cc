@@ -128,6 +128,10 @@ void TextPrinter::PrintStats() {
   if (limits.network_peers() > 0) {
     absl::StrAppend(&text_, " network_peers ", limits.network_peers());
   }
+  if (limits.direct_multiprocessors() > 0) {
+    absl::StrAppend(&text_, " direct_multiprocessors ",
+                    limits.direct_multiprocessors());
+  }
   text_ += '\n';
   const fb::Stats& stats = *body_.stats();
   absl::StrAppend(&text_, "stats moved ", stats.moved_bytes(), " bytes local ",

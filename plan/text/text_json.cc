@@ -149,6 +149,9 @@ void PlanJsonPrinter::PrintStats() {
   if (limits.network_peers() > 0) {
     Number("network_peers", limits.network_peers());
   }
+  if (limits.direct_multiprocessors() > 0) {
+    Number("direct_multiprocessors", limits.direct_multiprocessors());
+  }
   CloseObject();
   const fb::Stats& stats = *body_.stats();
   OpenObject("stats");

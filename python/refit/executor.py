@@ -163,7 +163,7 @@ class Executor:
         return self
 
     def run(self, stream: Any = None, *, wait: bool = True, check: bool = False, dense: bool = False,
-            timeout: float = TIMEOUT_SECONDS) -> "Executor":
+            direct_multiprocessors: int = 0, timeout: float = TIMEOUT_SECONDS) -> "Executor":
         """One refit; collective. Returns when the new weights are in place on all ranks, or, with `wait=False`, when
         all is enqueued: call `wait()` then.
 
@@ -178,8 +178,15 @@ class Executor:
         `dense`, on one rank or more, asks for a refit that sends all, of a plan with options.delta: ask whenever
         something else than a refit wrote a destination's tensors. Other plans always send all. `run` of a plan with
         options.delta, and with `check`, returns after all ranks have called it, because they agree first.
+
+        `direct_multiprocessors` is how many multiprocessors of this rank's GPU direct rounds between GPUs use at most,
+        so that others can work beside the refit. 0: the plan's options.direct_multiprocessors, all unless the job bounds it.
+        Ranks may differ in it.
         """
-        self._core.run(self._stream(stream), [locate() for locate in self._locators], timeout, check, dense)
+        if not 0 <= direct_multiprocessors < 2**32:
+            raise InvalidArgument(f"direct_multiprocessors is {direct_multiprocessors}; wanted 0 or more, below 2**32")
+        self._core.run(self._stream(stream), [locate() for locate in self._locators], timeout, check, dense,
+                       direct_multiprocessors)
         if wait:
             self.wait()
         return self

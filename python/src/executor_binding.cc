@@ -117,10 +117,12 @@ class RankExecutor {
 
   void Run(uintptr_t stream,
            const std::optional<std::vector<uintptr_t>>& addresses,
-           double timeout, bool check, bool dense) {
+           double timeout, bool check, bool dense,
+           uint32_t direct_multiprocessors) {
     RunOptions options = {.timeout = Timeout(timeout)};
     options.check = check;
     options.dense = dense;
+    options.direct_multiprocessors = direct_multiprocessors;
     std::vector<const void*> now;
     if (addresses.has_value()) {
       for (const uintptr_t address : *addresses) {
@@ -367,7 +369,7 @@ void BindExecutor(nb::module_& module) {
       .def_prop_ro("refits", &RankExecutor::Refits)
       .def("run", &RankExecutor::Run, nb::arg("stream"),
            nb::arg("addresses").none(), nb::arg("timeout"), nb::arg("check"),
-           nb::arg("dense"))
+           nb::arg("dense"), nb::arg("direct_multiprocessors"))
       .def("wait", &RankExecutor::Wait)
       .def("digest", &RankExecutor::Digest, nb::arg("stream"), nb::arg("among"))
       .def("interrupt", &RankExecutor::Interrupt)

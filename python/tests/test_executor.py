@@ -82,6 +82,19 @@ def test_an_executor_runs_again_with_new_weights(tiny_job, weights):
     assert repr(executors[2]) == "<refit.Executor rank 2 of 4 on cpu, bound>"
 
 
+def test_a_run_says_how_many_multiprocessors_it_takes(tiny_job, weights):
+    plan = refit.compile({**tiny_job, "options": {"direct_multiprocessors": 16}})
+    tensors = worker_tensors(weights, plan)
+    fabric = refit.LocalFabric(4)
+    executors = [refit.Executor(plan, rank, fabric=fabric) for rank in range(4)]
+    assert on_threads(4, lambda rank: executors[rank].bind(tensors[rank])) == [None] * 4
+    for wrong in (-1, 2**32):
+        with pytest.raises(refit.InvalidArgument, match=f"direct_multiprocessors is {wrong}; wanted 0 or more"):
+            executors[0].run(direct_multiprocessors=wrong)
+    assert on_threads(4, lambda rank: executors[rank].run(direct_multiprocessors=rank)) == [None] * 4
+    check(weights, tensors)
+
+
 def problems_of(tiny_job, weights, spoil):
     """What rank 2's bind says of its spoilt tensors, and what the others raise."""
     plan = refit.compile(tiny_job)

@@ -268,6 +268,19 @@ const OldPlan kOldPlans[] = {
      .buffers = 7,
      .messages = 88,
      .destination_elements = 25088,
+      .skipped_bytes = 0},
+    {.name = "1.8/multiprocessors",
+     .head = "plan 1.8 features 0x1 body eb85bc52696c4476250fc8fe0674fe14 "
+             "inputs ecbde4ec1b932d5f3da88b8da70dccad\n"
+             "ranks source 0 destination 1..2\n"
+             "host 0 ranks 0..2\n"
+             "limits bucket 268435456 bytes staging 1073741824 bytes slots 2 "
+             "operations_per_round 32 direct_multiprocessors 4\n"
+             "stats moved 6336 bytes local 0 peer 6336 network 0\n",
+     .params = 2,
+     .buffers = 4,
+     .messages = 2,
+     .destination_elements = 3168,
      .skipped_bytes = 0},
 };
 

@@ -113,12 +113,17 @@ TEST(InputsTest, YoungerKeysCountWhereTheyAreGiven) {
   const auto peers = [](Job& job, Model&) {
     job.options.network_peers = {.value = 2, .place = {}, .given = true};
   };
+  const auto multiprocessors = [](Job& job, Model&) {
+    job.options.direct_multiprocessors = {
+        .value = 2, .place = {}, .given = true};
+  };
   ExpectDistinct({given(&TopologySpec::machine, "hgx-h200"),
                   given(&TopologySpec::hosts_per_nvlink_domain, 2),
                   given(&TopologySpec::gpus_per_nic, 2),
                   given(&TopologySpec::hosts_per_leaf, 2),
                   given(&TopologySpec::rails, true),
-                  given(&TopologySpec::spine_oversubscription, 2), peers});
+                  given(&TopologySpec::spine_oversubscription, 2), peers,
+                  multiprocessors});
   Job job;
   const std::string text = CanonicalInputs(job, FullModel());
   job.topology.gpus_per_nic.value = 2;

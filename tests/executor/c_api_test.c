@@ -708,7 +708,7 @@ static void TestLayoutOfStructs(void) {
   EXPECT(offsetof(refit_notice, text) == 16);
   EXPECT(sizeof(refit_round) == 48);
   EXPECT(offsetof(refit_round, bytes_sent) == 24);
-  EXPECT(sizeof(refit_run_options) == 40);
+  EXPECT(sizeof(refit_run_options) == 48);
   EXPECT(offsetof(refit_run_options, check) == 32);
   EXPECT(sizeof(refit_param_digest) == 40);
   EXPECT(offsetof(refit_param_digest, sum) == 24);
@@ -723,6 +723,7 @@ static void TestLayoutOfStructs(void) {
   EXPECT(sizeof(refit_bind_options) == 48);
   EXPECT(offsetof(refit_bind_options, changes) == 32);
   EXPECT(offsetof(refit_run_options, dense) == 36);
+  EXPECT(offsetof(refit_run_options, direct_multiprocessors) == 40);
   EXPECT(sizeof(refit_changes) == 24);
   EXPECT(sizeof(refit_delta_report) == 88);
   EXPECT(sizeof(refit_marking_cast) == 56);
@@ -969,6 +970,10 @@ static void TestArgumentErrors(Rank* rank) {
   options.dense = -1;
   ERROR(refit_executor_run(executor, NULL, &options), REFIT_INVALID_ARGUMENT,
         "dense is -1, it should be 0 or 1");
+  options.dense = 0;
+  options.reserved = 1;
+  ERROR(refit_executor_run(executor, NULL, &options), REFIT_INVALID_ARGUMENT,
+        "run options: reserved is not 0");
   LaterRunOptions later = {{sizeof(later), 0, NULL, 0}, 1};
   ERROR(refit_executor_run(executor, NULL, &later.now), REFIT_INVALID_ARGUMENT,
         "refit_run_options sets a field that Refit ");

@@ -289,6 +289,60 @@ TEST_P(DeviceConformance, LargeCopiesOverManyLinksAreExact) {
   }
 }
 
+// Rows that a GPU's multiprocessors copy in bulk, whole and in parts, and rows
+// that they cannot.
+TEST_P(DeviceConformance, CopiesOnFewMultiprocessorsAreExact) {
+  struct Rows {
+    uint64_t bytes, count, from_stride, to_stride, offset;
+  };
+  for (const Rows& rows :
+       std::vector<Rows>{{768, 700, 1536, 768, 0},    // to one run
+                         {768, 700, 768, 1536, 32},   // from one run
+                         {256, 999, 512, 272, 16},    // the shortest
+                         {240, 999, 512, 272, 16},    // shorter
+                         {8208, 77, 9008, 8208, 48},  // longer than a slice
+                         {3000016, 1, 3000016, 3000016, 0},
+                         {4096, 300, 8192, 12288, 0},
+                         {4096, 300, 8192, 4096, 8}}) {  // not aligned
+    for (const uint32_t multiprocessors : {1u, 3u, 1000u}) {
+      SCOPED_TRACE(testing::Message()
+                   << rows.bytes << " bytes, on " << multiprocessors);
+      std::vector<std::unique_ptr<DeviceMemory>> memory;
+      std::vector<std::byte*> table;
+      std::vector<Bytes> expected;
+      CopyBatch batch;
+      batch.loops = {{rows.count, {0, rows.from_stride}, {0, rows.to_stride}},
+                     {rows.bytes, {0, 1}, {0, 1}}};
+      for (uint32_t lane = 0; lane < 2; ++lane) {
+        for (const uint64_t stride : {rows.from_stride, rows.to_stride}) {
+          expected.push_back(RandomBytes(rows.count * stride + 64));
+          memory.push_back(Upload(expected.back()));
+          table.push_back(memory.back()->data());
+        }
+        StridedCopy& copy = batch.copies.emplace_back();
+        copy.from = {2 * lane, rows.offset, DType::kUint8};
+        copy.to = {2 * lane + 1, rows.offset, DType::kUint8};
+        copy.loops_count = 2;
+        copy.link = lane;
+        for (uint64_t row = 0; row < rows.count; ++row) {
+          std::copy_n(
+              expected[2 * lane].begin() + rows.offset + row * rows.from_stride,
+              rows.bytes,
+              expected[2 * lane + 1].begin() + rows.offset +
+                  row * rows.to_stride);
+        }
+      }
+      auto prepared = device_->Prepare(table, {&batch, 1});
+      ASSERT_TRUE(prepared.ok()) << prepared.status();
+      ASSERT_TRUE(
+          (*prepared)->Enqueue(0, kStream, nullptr, multiprocessors).ok());
+      for (size_t i = 0; i < table.size(); ++i) {
+        EXPECT_TRUE(Download(*memory[i]) == expected[i]) << "entry " << i;
+      }
+    }
+  }
+}
+
 TEST_P(DeviceConformance, BatchesOfOnePreparationRunAlone) {
   auto tensor = Upload(Bytes(64, std::byte{1}));
   auto staging = Upload(Bytes(64, std::byte{2}));

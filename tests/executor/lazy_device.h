@@ -82,8 +82,8 @@ class LazyDevice : public HostDevice {
    public:
     explicit LazyCopies(std::unique_ptr<PreparedCopies> copies)
         : copies_(std::move(copies)) {}
-    absl::Status Enqueue(size_t batch, Stream stream,
-                         const uint32_t* unless) override {
+    absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
+                         uint32_t) override {
       if (stream == nullptr) return copies_->Enqueue(batch, nullptr, unless);
       static_cast<Queue*>(stream)->work.push_back([this, batch, unless] {
         (void)copies_->Enqueue(batch, nullptr, unless);

@@ -463,8 +463,8 @@ class CapturingDevice : public HostDevice {
    public:
     explicit Copies(std::unique_ptr<PreparedCopies> copies)
         : copies_(std::move(copies)) {}
-    absl::Status Enqueue(size_t batch, Stream stream,
-                         const uint32_t* unless) override {
+    absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
+                         uint32_t) override {
       return is_capturing ? absl::OkStatus()
                           : copies_->Enqueue(batch, stream, unless);
     }
@@ -548,6 +548,29 @@ TEST_F(NcclRecordingTest, RankThatBindsAnewAloneLaunchesAGraphAsTheOthers) {
   for (int i = 0; i < 2; ++i) world_->ExpectEveryElementRight(plan_);
   EXPECT_EQ(capturing_.recordings, recordings + 1);
   EXPECT_EQ(world_->executor(1).counters().graph_launches, 1);
+  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
+}
+
+// A graph holds the kernels of the number that it was recorded for.
+TEST_F(NcclRecordingTest, AnotherNumberOfMultiprocessorsIsRecordedAnew) {
+  capturing_.keeps_graphs = true;
+  for (int i = 0; i < 2; ++i) world_->ExpectEveryElementRight(plan_);
+  const int recordings = capturing_.recordings;
+  const auto refit = [&] {
+    for (const absl::Status& status : world_->OnAllRanks([&](int32_t rank) {
+           RunOptions options = {.timeout = ExecutorWorld::kTimeout};
+           options.direct_multiprocessors = rank == 1 ? 8 : 0;
+           return world_->Refit(rank, options);
+         })) {
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  };
+  refit();
+  EXPECT_EQ(capturing_.recordings, recordings + 1);
+  refit();
+  EXPECT_EQ(capturing_.recordings, recordings + 1);
+  world_->ExpectEveryElementRight(plan_);
+  EXPECT_EQ(capturing_.recordings, recordings + 2);
   EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
 }
 

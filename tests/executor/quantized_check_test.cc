@@ -43,8 +43,8 @@ class DisturbedDevice : public HostDevice {
           copies_(std::move(copies)),
           digests_(std::move(digests)) {}
 
-    absl::Status Enqueue(size_t batch, Stream stream,
-                         const uint32_t* unless) override {
+    absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
+                         uint32_t) override {
       if (digests_[batch] && device_.before_digest) device_.before_digest();
       return copies_->Enqueue(batch, stream, unless);
     }

@@ -391,6 +391,12 @@ TEST(PlanDoorTest, ShiftsNeedTheirFeatureAndKeepPeersOnTheirSide) {
             "below 4");
 }
 
+TEST(PlanDoorTest, APlanThatBoundsMultiprocessorsIsOf1_8) {
+  PlanSpec spec = SampleSpec();
+  spec.direct_multiprocessors = 16;
+  EXPECT_EQ(OpenSpec(spec).plan().format_version(), 1u << 16 | 8);
+}
+
 TEST(PlanDoorTest, ATopologyHasNumbersThatOneMayDivideBy) {
   PlanSpec spec = SampleSpec();
   const auto message = [&] {

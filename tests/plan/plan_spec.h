@@ -122,6 +122,7 @@ struct PlanSpec {
   uint32_t slots = 0;
   uint32_t operations_per_round = 0;
   uint32_t network_peers = 0;
+  uint32_t direct_multiprocessors = 0;
   uint64_t moved_bytes = 0;
   bool colocated = false;
   std::string producer;

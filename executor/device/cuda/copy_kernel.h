@@ -54,6 +54,8 @@ struct KernelTile {
 };
 
 inline constexpr uint32_t kTileUnits = 2048;
+// Of a batch, so that parts of tiles can be counted too.
+inline constexpr uint32_t kTilesMax = 1u << 28;
 
 // The numbers with which the kernel divides 32-bit dividends below 2^31 by
 // `divisor`: q = umulhi(n, magic) >> shift, or n >> shift if magic is 0.

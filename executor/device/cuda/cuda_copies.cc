@@ -2,17 +2,22 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
+#include <cstddef>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "executor/copies/copy_batches.h"
+#include "executor/device/cuda/bulk_copy_kernel.h"
 #include "executor/device/cuda/cuda_status.h"
 
 namespace refit {
 namespace {
+
+// Enough to hide latency, few enough that a block has many tiles.
+constexpr uint32_t kBlocksPerMultiprocessor = 4;
 
 // A batch that leaves room has one thread block on half of the multiprocessors,
 // four on each otherwise: so a quantization and what it goes on beside have
@@ -57,6 +62,7 @@ class Lowering {
       }
     }
     InterleaveLinks();
+    if (batch_.kind == CopyKind::kCopy) PartBulkTiles();
     for (const BlockQuantize& op : batch_.quantizes) {
       EmitQuantize(op, absl::MakeConstSpan(batch_.quantize_loops)
                            .subspan(op.loops_begin, op.loops_count));
@@ -294,6 +300,24 @@ class Lowering {
     }
   }
 
+  void PartBulkTiles() {
+    const std::vector<KernelTile>& tiles = program_.tiles;
+    const auto is_bulk = [&](const KernelTile& tile) {
+      return cuda::IsBulkCopy(program_.copies[tile.copy]);
+    };
+    program_.bulk_tiles =
+        static_cast<size_t>(std::count_if(tiles.begin(), tiles.end(), is_bulk));
+    const auto others =
+        static_cast<std::ptrdiff_t>(tiles.size() - program_.bulk_tiles);
+    if (std::none_of(tiles.begin(), tiles.begin() + others, is_bulk)) return;
+    std::vector<KernelTile>& parted = program_.parted_tiles;
+    parted.reserve(tiles.size());
+    std::remove_copy_if(tiles.begin(), tiles.end(), std::back_inserter(parted),
+                        is_bulk);
+    std::copy_if(tiles.begin(), tiles.end(), std::back_inserter(parted),
+                 is_bulk);
+  }
+
   const CopyBatch& batch_;
   const absl::Span<std::byte* const> table_;
   uint32_t link_ = 0;
@@ -304,8 +328,8 @@ class Lowering {
 // Everything the kernel reads, in one piece of device memory.
 class CudaPreparedCopies : public PreparedCopies {
  public:
-  CudaPreparedCopies(int device, uint32_t blocks_max)
-      : device_(device), blocks_max_(blocks_max) {}
+  CudaPreparedCopies(int device, const CudaKernelLimits& limits)
+      : device_(device), limits_(limits) {}
   ~CudaPreparedCopies() override {
     const ScopedDevice current(device_);
     cudaFree(memory_);
@@ -325,6 +349,7 @@ class CudaPreparedCopies : public PreparedCopies {
     struct Offsets {
       size_t copies;
       size_t tiles;
+      size_t parted_tiles;
       size_t quantizes;
       size_t applies;
       size_t digests;
@@ -334,10 +359,12 @@ class CudaPreparedCopies : public PreparedCopies {
     for (const KernelProgram& program : programs) {
       const size_t copies = add(program.copies);
       const size_t tiles = add(program.tiles);
+      const size_t parted_tiles =
+          program.parted_tiles.empty() ? tiles : add(program.parted_tiles);
       const size_t quantizes = add(program.quantizes);
       const size_t applies = add(program.applies);
-      offsets.push_back(
-          {copies, tiles, quantizes, applies, add(program.digests)});
+      offsets.push_back({copies, tiles, parted_tiles, quantizes, applies,
+                         add(program.digests)});
     }
     if (image.empty()) image.resize(16);
     absl::Status status =
@@ -355,6 +382,10 @@ class CudaPreparedCopies : public PreparedCopies {
            .tiles =
                reinterpret_cast<const KernelTile*>(base + offsets[i].tiles),
            .tiles_count = static_cast<uint32_t>(programs[i].tiles.size())});
+      parted_tiles_.push_back(
+          {.tiles = reinterpret_cast<const KernelTile*>(
+               base + offsets[i].parted_tiles),
+           .bulk_count = static_cast<uint32_t>(programs[i].bulk_tiles)});
       quantizes_.push_back(
           {.table = reinterpret_cast<std::byte* const*>(base + table_at),
            .operations = reinterpret_cast<const KernelQuantize*>(
@@ -373,9 +404,11 @@ class CudaPreparedCopies : public PreparedCopies {
                              ? nullptr
                              : reinterpret_cast<const cuda::KernelDigest*>(
                                    base + offsets[i].digests));
+      const uint32_t blocks_max =
+          limits_.multiprocessors * kBlocksPerMultiprocessor;
       blocks_of_batch_.push_back(programs[i].leaves_room
-                                     ? std::max(1u, blocks_max_ / kRoomDivisor)
-                                     : blocks_max_);
+                                     ? std::max(1u, blocks_max / kRoomDivisor)
+                                     : blocks_max);
     }
     for (const KernelProgram& program : programs) {
       deltas_.push_back(program.delta);
@@ -383,42 +416,58 @@ class CudaPreparedCopies : public PreparedCopies {
     return status;
   }
 
-  absl::Status Enqueue(size_t batch, Stream stream,
-                       const uint32_t* unless) override {
+  absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
+                       uint32_t multiprocessors_max) override {
     const ScopedDevice current(device_);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    uint32_t blocks = blocks_of_batch_[batch];
+    // A block runs on one multiprocessor.
+    if (multiprocessors_max > 0) blocks = std::min(blocks, multiprocessors_max);
     if (digests_[batch] != nullptr) {
-      return CudaStatus(
-          cuda::LaunchDigests(batches_[batch], digests_[batch],
-                              blocks_of_batch_[batch], unless, cuda_stream),
-          "launch of the digest kernel");
+      return CudaStatus(cuda::LaunchDigests(batches_[batch], digests_[batch],
+                                            blocks, unless, cuda_stream),
+                        "launch of the digest kernel");
     }
     if (deltas_[batch].has_value()) {
-      return CudaStatus(
-          cuda::LaunchDeltas(batches_[batch], *deltas_[batch],
-                             blocks_of_batch_[batch], unless, cuda_stream),
-          "launch of the kernel of changes");
+      return CudaStatus(cuda::LaunchDeltas(batches_[batch], *deltas_[batch],
+                                           blocks, unless, cuda_stream),
+                        "launch of the kernel of changes");
     }
-    absl::Status status =
-        CudaStatus(cuda::LaunchCopies(batches_[batch], blocks_of_batch_[batch],
-                                      unless, cuda_stream),
-                   "launch of the copy kernel");
-    status.Update(CudaStatus(
-        cuda::LaunchQuantizes(quantizes_[batch], blocks_of_batch_[batch],
+    cuda::KernelBatch copies = batches_[batch];
+    absl::Status status;
+    if (multiprocessors_max > 0 && limits_.has_bulk_copies) {
+      copies.tiles = parted_tiles_[batch].tiles;
+      copies.tiles_count -= parted_tiles_[batch].bulk_count;
+      cuda::KernelBatch bulk = copies;
+      bulk.tiles += copies.tiles_count;
+      bulk.tiles_count = parted_tiles_[batch].bulk_count;
+      status = CudaStatus(cuda::LaunchBulkCopies(
+                              bulk, std::min(blocks, limits_.multiprocessors),
                               unless, cuda_stream),
-        "launch of the quantization kernel"));
+                          "launch of the bulk copy kernel");
+    }
     status.Update(
-        CudaStatus(cuda::LaunchApplies(applies_[batch], blocks_of_batch_[batch],
-                                       unless, cuda_stream),
-                   "launch of the post-hook kernel"));
+        CudaStatus(cuda::LaunchCopies(copies, blocks, unless, cuda_stream),
+                   "launch of the copy kernel"));
+    status.Update(CudaStatus(
+        cuda::LaunchQuantizes(quantizes_[batch], blocks, unless, cuda_stream),
+        "launch of the quantization kernel"));
+    status.Update(CudaStatus(
+        cuda::LaunchApplies(applies_[batch], blocks, unless, cuda_stream),
+        "launch of the post-hook kernel"));
     return status;
   }
 
  private:
   const int device_;
-  const uint32_t blocks_max_;
+  const CudaKernelLimits limits_;
   void* memory_ = nullptr;
   std::vector<cuda::KernelBatch> batches_;
+  struct PartedTiles {
+    const KernelTile* tiles = nullptr;
+    uint32_t bulk_count = 0;  // the last ones
+  };
+  std::vector<PartedTiles> parted_tiles_;
   std::vector<cuda::QuantizeBatch> quantizes_;
   std::vector<cuda::ApplyBatch> applies_;
   std::vector<const cuda::KernelDigest*> digests_;        // null: no digests
@@ -459,20 +508,20 @@ KernelProgram LowerForKernel(const CopyBatch& batch,
 }
 
 absl::StatusOr<std::unique_ptr<PreparedCopies>> PrepareCudaCopies(
-    int device, uint32_t blocks_max, absl::Span<std::byte* const> table,
-    absl::Span<const CopyBatch> batches) {
+    int device, const CudaKernelLimits& limits,
+    absl::Span<std::byte* const> table, absl::Span<const CopyBatch> batches) {
   std::vector<KernelProgram> programs;
   for (const CopyBatch& batch : batches) {
     programs.push_back(LowerForKernel(batch, table));
     programs.back().leaves_room = batch.leaves_room;
     programs.back().delta = DeltaOf(batch);
-    if (programs.back().tiles.size() > std::numeric_limits<int32_t>::max()) {
+    if (programs.back().tiles.size() > cuda::kTilesMax) {
       return absl::ResourceExhaustedError(
           absl::StrCat("a batch of ", programs.back().tiles.size(),
                        " tiles is too large for one kernel"));
     }
   }
-  auto prepared = std::make_unique<CudaPreparedCopies>(device, blocks_max);
+  auto prepared = std::make_unique<CudaPreparedCopies>(device, limits);
   if (absl::Status s = prepared->Upload(table, programs); !s.ok()) return s;
   return prepared;
 }

@@ -22,6 +22,10 @@ namespace refit {
 struct KernelProgram {
   std::vector<cuda::KernelCopy> copies;
   std::vector<cuda::KernelTile> tiles;  // interleaved over links
+  // The same tiles with those of bulk copies last, for a run on few
+  // multiprocessors. Empty if `tiles` are in such an order.
+  std::vector<cuda::KernelTile> parted_tiles;
+  size_t bulk_tiles = 0;  // tiles of bulk copies
   // One for each copy where these are digested; else empty.
   std::vector<cuda::KernelDigest> digests;
   std::vector<cuda::KernelQuantize> quantizes;
@@ -37,10 +41,16 @@ struct KernelProgram {
 KernelProgram LowerForKernel(const CopyBatch& batch,
                              absl::Span<std::byte* const> table);
 
-// On the current device, which runs at most `blocks_max` blocks at a time.
+// Of a device.
+struct CudaKernelLimits {
+  uint32_t multiprocessors = 1;
+  bool has_bulk_copies = false;
+};
+
+// On the current device.
 absl::StatusOr<std::unique_ptr<PreparedCopies>> PrepareCudaCopies(
-    int device, uint32_t blocks_max, absl::Span<std::byte* const> table,
-    absl::Span<const CopyBatch> batches);
+    int device, const CudaKernelLimits& limits,
+    absl::Span<std::byte* const> table, absl::Span<const CopyBatch> batches);
 
 }  // namespace refit
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "executor/device/cuda/bulk_copy_kernel.h"
 #include "executor/device/cuda/cuda_copies.h"
 #include "executor/device/cuda/cuda_fence.h"
 #include "executor/device/cuda/cuda_graph.h"
@@ -19,9 +20,6 @@
 
 namespace refit {
 namespace {
-
-// Enough to hide latency, few enough that a block has many tiles.
-constexpr int kBlocksPerMultiprocessor = 4;
 
 class CudaMemory : public DeviceMemory {
  public:
@@ -89,11 +87,8 @@ class CudaEvent : public DeviceEvent {
 
 class CudaDevice : public Device {
  public:
-  CudaDevice(int ordinal, int multiprocessors)
-      : ordinal_(ordinal),
-        blocks_max_(
-            static_cast<uint32_t>(multiprocessors * kBlocksPerMultiprocessor)),
-        sharing_(ordinal) {}
+  CudaDevice(int ordinal, const CudaKernelLimits& limits)
+      : ordinal_(ordinal), limits_(limits), sharing_(ordinal) {}
 
   absl::Status MakeCurrent() override {
     return CudaStatus(cudaSetDevice(ordinal_), "cudaSetDevice");
@@ -120,7 +115,7 @@ class CudaDevice : public Device {
       absl::Span<std::byte* const> table,
       absl::Span<const CopyBatch> batches) override {
     const ScopedDevice current(ordinal_);
-    return PrepareCudaCopies(ordinal_, blocks_max_, table, batches);
+    return PrepareCudaCopies(ordinal_, limits_, table, batches);
   }
 
   absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() override {
@@ -220,7 +215,7 @@ class CudaDevice : public Device {
 
  private:
   const int ordinal_;
-  const uint32_t blocks_max_;
+  const CudaKernelLimits limits_;
   CudaSharing sharing_;
 };
 
@@ -253,6 +248,12 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
                  "cudaDeviceGetAttribute");
   const ScopedDevice current(ordinal);
   status.Update(CudaStatus(cuda::LoadCopyKernel(), "loading the copy kernel"));
+  CudaKernelLimits limits = {
+      .multiprocessors = static_cast<uint32_t>(multiprocessors),
+      .has_bulk_copies = false};
+  status.Update(
+      CudaStatus(cuda::LoadBulkCopyKernel(ordinal, limits.has_bulk_copies),
+                 "loading the bulk copy kernel"));
   status.Update(CudaStatus(cuda::LoadQuantizeKernel(),
                            "loading the quantization kernel"));
   status.Update(
@@ -266,7 +267,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
   status.Update(
       CudaStatus(cuda::LoadFenceKernels(), "loading the fence kernels"));
   if (!status.ok()) return status;
-  return std::make_unique<CudaDevice>(ordinal, multiprocessors);
+  return std::make_unique<CudaDevice>(ordinal, limits);
 }
 
 }  // namespace refit

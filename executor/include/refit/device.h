@@ -195,9 +195,11 @@ class PreparedCopies {
   virtual ~PreparedCopies() = default;
   // Enqueues batch number `batch`. Its bytes are in place when `stream` reaches
   // this point. If `unless` is given and its word is not 0 by then, the batch
-  // does nothing.
+  // does nothing. A GPU uses at most `multiprocessors_max` of its
+  // multiprocessors; 0: all.
   virtual absl::Status Enqueue(size_t batch, Stream stream,
-                               const uint32_t* unless = nullptr) = 0;
+                               const uint32_t* unless = nullptr,
+                               uint32_t multiprocessors_max = 0) = 0;
 };
 
 // Memory of a device, freed by scope.

@@ -149,6 +149,12 @@ struct RunOptions {
   // something else than a refit wrote a destination's tensors. Refits of plans
   // without deltas are dense anyway.
   bool dense = false;
+  // Most multiprocessors of this rank's GPU that direct rounds between GPUs
+  // use, so that others can work beside the refit; 0: the plan's
+  // options.direct_multiprocessors, which is all unless the job bounds it.
+  // Ranks may differ in it. docs/benchmarks.md has the speeds. A rank that
+  // launches a recorded graph records it anew when the number changes.
+  uint32_t direct_multiprocessors = 0;
 };
 
 // How a refit of a plan with deltas (options.delta) went. The versions are

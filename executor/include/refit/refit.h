@@ -317,6 +317,11 @@ typedef struct refit_run_options {
    * options.delta sends what changed where it can. Other plans always send all.
    */
   int32_t dense;
+  /* Most multiprocessors of this rank's GPU that direct rounds between GPUs
+   * use; 0: the plan's options.direct_multiprocessors, which is all unless the
+   * job bounds it. Ranks may differ in it. */
+  uint32_t direct_multiprocessors;
+  uint32_t reserved; /* 0 */
 } refit_run_options;
 
 /* How a refit of a plan with options.delta went. Versions are those of all

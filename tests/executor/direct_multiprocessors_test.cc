@@ -1,0 +1,133 @@
+// How many multiprocessors direct rounds use: what the job says, unless the run
+// says another number.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "refit/local_transport.h"
+#include "tests/executor/nccl_world.h"
+
+namespace refit {
+namespace {
+
+using Bounds = std::set<uint32_t>;
+
+// Notes the bounds of the batches that are enqueued.
+class NotingDevice : public HostDevice {
+ public:
+  absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
+      absl::Span<std::byte* const> table,
+      absl::Span<const CopyBatch> batches) override {
+    auto prepared = HostDevice::Prepare(table, batches);
+    if (!prepared.ok()) return prepared.status();
+    std::vector<bool> copies;
+    for (const CopyBatch& batch : batches) {
+      copies.push_back(!batch.copies.empty());
+    }
+    return std::make_unique<Noting>(*this, *std::move(prepared),
+                                    std::move(copies));
+  }
+
+  // Of batches that copy, since the last call.
+  Bounds Noted() {
+    std::lock_guard lock(mutex_);
+    return std::exchange(noted_, {});
+  }
+
+ private:
+  class Noting : public PreparedCopies {
+   public:
+    Noting(NotingDevice& device, std::unique_ptr<PreparedCopies> prepared,
+           std::vector<bool> copies)
+        : device_(device),
+          prepared_(std::move(prepared)),
+          copies_(std::move(copies)) {}
+    absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
+                         uint32_t multiprocessors_max) override {
+      if (copies_[batch]) {
+        std::lock_guard lock(device_.mutex_);
+        device_.noted_.insert(multiprocessors_max);
+      }
+      return prepared_->Enqueue(batch, stream, unless, multiprocessors_max);
+    }
+
+   private:
+    NotingDevice& device_;
+    const std::unique_ptr<PreparedCopies> prepared_;
+    const std::vector<bool> copies_;
+  };
+
+  std::mutex mutex_;
+  Bounds noted_;
+};
+
+class NotedWorld : public ExecutorWorld {
+ public:
+  NotedWorld(const PlanFile& plan, NotingDevice& device)
+      : NotedWorld(plan, device,
+                   std::make_shared<LocalFabric>(plan.world_size())) {}
+
+  // The bounds that a refit's copies had.
+  Bounds Refit(NotingDevice& device, uint32_t direct_multiprocessors) {
+    device.Noted();
+    for (const absl::Status& status : OnAllRanks([&](int32_t rank) {
+           RunOptions options = {.timeout = kTimeout};
+           options.direct_multiprocessors = direct_multiprocessors;
+           return ExecutorWorld::Refit(rank, options);
+         })) {
+      EXPECT_TRUE(status.ok()) << status;
+    }
+    return device.Noted();
+  }
+
+ private:
+  NotedWorld(const PlanFile& plan, NotingDevice& device,
+             const std::shared_ptr<LocalFabric>& fabric)
+      : ExecutorWorld(plan.world_size(), fabric) {
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      AddRank(plan, *fabric->CreateTransport(rank), {.device = &device});
+    }
+  }
+};
+
+PlanFile DirectReshardPlan(const std::string& options) {
+  return CompiledPlan(ReshardJob(2, 3, options));
+}
+
+TEST(DirectMultiprocessorsTest, TheRunsNumberGoesBeforeTheJobs) {
+  NotingDevice device;
+  const PlanFile plan = DirectReshardPlan(R"("direct_multiprocessors": 16)");
+  NotedWorld world(plan, device);
+  world.Bind();
+  EXPECT_EQ(world.Refit(device, 0), Bounds{16});
+  EXPECT_EQ(world.Refit(device, 5), Bounds{5});
+  EXPECT_EQ(world.Refit(device, 0), Bounds{16});
+}
+
+TEST(DirectMultiprocessorsTest, WithoutANumberAllAreUsed) {
+  NotingDevice device;
+  const PlanFile plan = DirectReshardPlan(R"("fan_out": "none")");
+  NotedWorld world(plan, device);
+  world.Bind();
+  EXPECT_EQ(world.Refit(device, 0), Bounds{0});
+  EXPECT_EQ(world.Refit(device, 1), Bounds{1});
+}
+
+TEST(DirectMultiprocessorsTest, StagedRoundsAreNotBounded) {
+  NotingDevice device;
+  const PlanFile plan =
+      DirectReshardPlan(R"("peer": "staged", "direct_multiprocessors": 16)");
+  NotedWorld world(plan, device);
+  world.Bind();
+  EXPECT_EQ(world.Refit(device, 5), Bounds{0});
+}
+
+}  // namespace
+}  // namespace refit
