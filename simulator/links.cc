@@ -33,6 +33,10 @@ const char* LinkKindText(LinkKind kind) {
       return "network egress";
     case LinkKind::kNetworkIngress:
       return "network ingress";
+    case LinkKind::kSlowEgress:
+      return "slow network egress";
+    case LinkKind::kSlowIngress:
+      return "slow network ingress";
     case LinkKind::kHostUplink:
     case LinkKind::kLeafUplink:
       return "uplink";
@@ -198,6 +202,10 @@ double Links::SpeedOf(LinkKind kind, uint32_t owner) const {
     case LinkKind::kNetworkEgress:
     case LinkKind::kNetworkIngress:
       return options_.network_bytes_per_second /
+             nics_[gpus_[owner].nic].slowness;
+    case LinkKind::kSlowEgress:
+    case LinkKind::kSlowIngress:
+      return options_.network_bytes_per_second /
              (gpus_[owner].slowness * nics_[gpus_[owner].nic].slowness);
     default:
       return UplinkSpeed(kind, owner);
@@ -247,6 +255,13 @@ LinkList Links::Cross(fb::Route route, int32_t source, int32_t destination,
     const bool of_host =
         topology_ == nullptr ||
         (!topology_->rails() && topology_->hosts_per_leaf() == 0);
+    // A slow rank does not slow the others that use its NIC.
+    const auto add_slow = [&](LinkKind kind, int32_t rank) {
+      if (gpu(rank).slowness > 1) {
+        crossed.push_back(Find(kind, GpuOf(plan_, rank)));
+      }
+    };
+    add_slow(LinkKind::kSlowEgress, source);
     crossed.push_back(Find(LinkKind::kNetworkEgress, from.owner));
     if (leaf != other) {
       crossed.push_back(
@@ -255,6 +270,7 @@ LinkList Links::Cross(fb::Route route, int32_t source, int32_t destination,
           of_host ? LinkKind::kHostDownlink : LinkKind::kLeafDownlink, *other));
     }
     crossed.push_back(Find(LinkKind::kNetworkIngress, to.owner));
+    add_slow(LinkKind::kSlowIngress, destination);
   } else {
     crossed.push_back(Find(LinkKind::kPeerEgress, GpuOf(plan_, source)));
     crossed.push_back(Find(LinkKind::kPeerIngress, GpuOf(plan_, destination)));

@@ -84,6 +84,9 @@ enum class LinkKind : uint8_t {
   kPeerIngress,
   kNetworkEgress,
   kNetworkIngress,
+  // What a slow rank puts into its NIC, and takes out of it.
+  kSlowEgress,
+  kSlowIngress,
   kHostUplink,
   kHostDownlink,
   kLeafUplink,

@@ -348,6 +348,19 @@ TEST(Simulation, GpusOfANicShareIt) {
   Options options = BytesAlone();
   options.slow_nics = {{1, 3}};  // that of rank 0
   EXPECT_DOUBLE_EQ(SimulateSpec(traffic.spec(), options).seconds, 600);
+  // A slow rank slows its own flow, and not the other's of its NIC.
+  for (const int32_t slow : {0, 1}) {
+    options = BytesAlone();
+    options.slow_ranks = {{slow, 4}};
+    const Simulation one_slow = SimulateSpec(traffic.spec(), options);
+    EXPECT_DOUBLE_EQ(one_slow.seconds, 400) << slow;
+    const std::vector<Task>& tasks = one_slow.graph.tasks;
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      if (tasks[i].kind != TaskKind::kMessage) continue;
+      EXPECT_NEAR(one_slow.times[i].end, tasks[i].rank == slow ? 400 : 133.3,
+                  0.1);
+    }
+  }
   options = BytesAlone();
   options.dead_nics = {1};
   EXPECT_EQ(MistakeOf(traffic.spec(), options),
