@@ -95,7 +95,8 @@ class ControlPlaneTest : public testing::Test {
                                     deadline);
   }
 
-  const uint16_t port_ = FreePort();
+  const TcpRendezvous free_ = *LoopbackRendezvous(1);
+  const uint16_t port_ = free_.port;
   std::vector<std::unique_ptr<ControlPlane>> planes_;  // by rank
 };
 

@@ -1,11 +1,16 @@
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <string>
 
 #include "refit/control_plane.h"
+#include "tests/compiler/temporary_directory.h"
 
 namespace refit {
 namespace {
@@ -182,10 +187,10 @@ TEST_F(RendezvousTest, SecretThatCanBeGuessedIsWarnedOfOnce) {
 }
 
 TEST_F(RendezvousTest, SecretMayBeInAFile) {
-  const std::string path = testing::TempDir() + "/refit_secret";
+  const TemporaryDirectory directory;
+  const std::string path = directory.Path("secret");
   const auto in_file = [&](const std::string& text) {
-    std::ofstream(path) << text;
-    return FoundSecret("REFIT_SECRET_FILE", path);
+    return FoundSecret("REFIT_SECRET_FILE", directory.Write("secret", text));
   };
   EXPECT_EQ(in_file("a secret of my own\n"), "a secret of my own");
   EXPECT_EQ(in_file(std::string(4096, 's')), std::string(4096, 's'));
@@ -202,6 +207,27 @@ TEST_F(RendezvousTest, SecretMayBeInAFile) {
   EXPECT_EQ(SecretFromEnvironment().status().message(),
             "REFIT_SECRET and REFIT_SECRET_FILE are both set, one of them "
             "suffices");
+}
+
+// Whether a socket as of another program can have the port.
+bool IsFree(uint16_t port) {
+  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const bool is_free = bind(socket, reinterpret_cast<const sockaddr*>(&address),
+                            sizeof(address)) == 0;
+  close(socket);
+  return is_free;
+}
+
+TEST_F(RendezvousTest, APortOfTheLoopbackIsKeptFromOthersUntilRankZeroListens) {
+  const TcpRendezvous meeting = *LoopbackRendezvous(1);
+  EXPECT_FALSE(IsFree(meeting.port));
+  const auto plane = ConnectTcp(
+      meeting, std::chrono::steady_clock::now() + std::chrono::minutes(1));
+  EXPECT_TRUE(plane.ok()) << plane.status();
 }
 
 TEST_F(RendezvousTest, ReadsTheLocalRank) {
