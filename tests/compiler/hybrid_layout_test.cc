@@ -1,12 +1,15 @@
-// Prediction layers of hybrid models, and SGLang's tensors of them: one rank of
-// each framework written out from whole tensors.
+// Models with latent attention, mixers, experts in one tensor and prediction
+// layers: refusals, hooks, skips and dtypes. Which bytes stand where is in
+// tests/second_opinion.
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "compiler/model/model.h"
 #include "tests/compiler/layout_testing.h"
@@ -17,11 +20,12 @@ namespace {
 using namespace layout_testing;
 
 // One layer of attention; %s: the pattern of each prediction, and how many.
-std::string Nemotron(const std::string& predictions) {
+std::string Nemotron(const std::string& predictions, int groups = 2) {
   return absl::StrCat(R"({"model_type": "nemotron_h", "hidden_size": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 1,
     "vocab_size": 64, "num_hidden_layers": 2, "hybrid_override_pattern": "ME",
-    "mamba_num_heads": 4, "mamba_head_dim": 2, "n_groups": 2,
+    "mamba_num_heads": 4, "mamba_head_dim": 2, "n_groups": )",
+                      groups, R"(,
     "ssm_state_size": 3, "conv_kernel": 2, "n_routed_experts": 4,
     "moe_intermediate_size": 4, "moe_shared_expert_intermediate_size": 8,
     "intermediate_size": 8, )",
@@ -61,66 +65,6 @@ std::string ReadErrors(const std::string& config, bool mtp) {
     absl::StrAppend(&messages, line.substr(at + word.size()), "\n");
   }
   return messages;
-}
-
-TEST(MtpLayoutTest, MegatronsBlockOfANemotronNumbersItsLayersFromZero) {
-  const Model model = ReadTinyModel(Nemotron(R"("num_nextn_predict_layers": 2,
-                  "mtp_hybrid_override_pattern": "*E")"),
-                                    /*mtp=*/true);
-  const Tensors hf = Checkpoint(model);
-  const std::vector<Tensors> ranks = LayOutAndExpand(
-      model, MakeSide(LayoutKind::kMegatron, 2, 2), fb::Side::kDestination);
-  const Tensors& last = ranks[3];
-  // The second prediction's layers are 2 and 3 of the checkpoint.
-  EXPECT_EQ(last.at("mtp.layers.1.enorm.weight"),
-            hf.at("mtp.layers.2.enorm.weight"));
-  EXPECT_EQ(last.at("mtp.layers.1.eh_proj.weight"),
-            Rows(hf.at("mtp.layers.2.eh_proj.weight"), 2, 4));
-  EXPECT_EQ(last.at("mtp.layers.1.final_layernorm.weight"),
-            hf.at("mtp.layers.3.final_layernorm.weight"));
-  const std::string block = "mtp.layers.1.mtp_model_layer.layers.";
-  EXPECT_EQ(last.at(block + "0.self_attention.linear_proj.weight"),
-            Columns(hf.at("mtp.layers.2.mixer.o_proj.weight"), 2, 4));
-  EXPECT_EQ(last.at(block + "1.pre_mlp_layernorm.weight"),
-            hf.at("mtp.layers.3.norm.weight"));
-  EXPECT_EQ(last.at(block + "1.mlp.experts.linear_fc2.weight3"),
-            hf.at("mtp.layers.3.mixer.experts.3.down_proj.weight"));
-  EXPECT_TRUE(last.contains("embedding.word_embeddings.weight"));
-  EXPECT_FALSE(ranks[0].contains("mtp.layers.0.enorm.weight"));
-}
-
-TEST(MtpLayoutTest, MegatronsPredictionOfQwen3NextIsOneLayer) {
-  const Model model = ReadTinyModel(Qwen3Next(), /*mtp=*/true);
-  const Tensors hf = Checkpoint(model);
-  const std::vector<Tensors> ranks = LayOutAndExpand(
-      model, MakeSide(LayoutKind::kMegatron, 2), fb::Side::kSource);
-  EXPECT_EQ(ranks[1].at("mtp.layers.0.eh_proj.weight"),
-            Rows(hf.at("mtp.fc.weight"), 2, 4));
-  EXPECT_EQ(ranks[1].at("mtp.layers.0.hnorm.weight"),
-            hf.at("mtp.pre_fc_norm_hidden.weight"));
-  EXPECT_EQ(ranks[1].at("mtp.layers.0.final_layernorm.weight"),
-            hf.at("mtp.norm.weight"));
-  EXPECT_EQ(
-      ranks[1].at("mtp.layers.0.mtp_model_layer.self_attention.linear_proj."
-                  "weight"),
-      Columns(hf.at("mtp.layers.0.self_attn.o_proj.weight"), 2, 4));
-}
-
-TEST(MtpLayoutTest, VllmsDraftIsUnderItsOwnPrefixOnTheLastStage) {
-  for (const auto& [config, join] :
-       {std::pair(Qwen3Next(), "mtp.fc.weight"),
-        std::pair(Nemotron(kOnePrediction), "mtp.layers.0.eh_proj.weight")}) {
-    const Model model = ReadTinyModel(config, /*mtp=*/true);
-    const Tensors hf = Checkpoint(model);
-    const std::vector<Tensors> ranks = LayOutAndExpand(
-        model, MakeSide(LayoutKind::kVllm, 2, 2), fb::Side::kDestination);
-    const Tensors& last = ranks[3];
-    EXPECT_EQ(last.at(join), Rows(hf.at(join), 2, 4));
-    const Tensor& embedding = hf.at(model.params[0].name);
-    EXPECT_EQ(last.at("mtp.embed_tokens.weight"), Rows(embedding, 32, 64));
-    EXPECT_FALSE(ranks[0].contains("mtp.embed_tokens.weight"));
-    EXPECT_FALSE(ranks[0].contains(join));
-  }
 }
 
 TEST(MtpLayoutTest, VllmHasNoOtherDraftOfNemotron) {
@@ -189,39 +133,6 @@ TEST(Qwen3NextTest, SomeLayersMayBeDense) {
             "false\n");
 }
 
-TEST(HybridSglangLayoutTest, AttentionHasNoModuleOfItsOwnInQwen3Next) {
-  const Model model = ReadTinyModel(Qwen3Next());
-  const Tensors hf = Checkpoint(model);
-  SideSpec side = MakeSide(LayoutKind::kSglang, 4);
-  side.dp_attention.value = 2;
-  side.expert_parallel.value = 2;
-  side.embedding.value = EmbeddingCut::kAttention;
-  side.shared_experts = Given(SharedExperts::kTensor);
-  const Tensors rank =
-      LayOutAndExpand(model, side, fb::Side::kDestination).at(3);
-  // Rank 3 is the second of two attention ranks, and has half of experts 2, 3.
-  const std::string attention = "model.layers.1.self_attn.";
-  EXPECT_EQ(rank.at("model.layers.1.qkv_proj.weight"),
-            Concat({Rows(hf.at(attention + "q_proj.weight"), 4, 8),
-                    Rows(hf.at(attention + "k_proj.weight"), 1, 2),
-                    Rows(hf.at(attention + "v_proj.weight"), 1, 2)}));
-  EXPECT_EQ(rank.at("model.layers.1.q_norm.weight"),
-            hf.at(attention + "q_norm.weight"));
-  const std::string delta = "model.layers.0.linear_attn.";
-  EXPECT_EQ(rank.at(delta + "in_proj_qkvz.weight"),
-            Rows(hf.at(delta + "in_proj_qkvz.weight"), 10, 20));
-  EXPECT_EQ(rank.at(delta + "A_log"), Rows(hf.at(delta + "A_log"), 2, 4));
-  // Beside attention the ranks of all groups share the work.
-  const std::string mlp = "model.layers.0.mlp.";
-  EXPECT_EQ(rank.at(mlp + "shared_expert.down_proj.weight"),
-            Columns(hf.at(mlp + "shared_expert.down_proj.weight"), 3, 4));
-  EXPECT_EQ(rank.at(mlp + "shared_expert_gate.weight"),
-            hf.at(mlp + "shared_expert_gate.weight"));
-  EXPECT_EQ(rank.at(mlp + "experts.w2_weight"),
-            Stack({Columns(hf.at(mlp + "experts.2.down_proj.weight"), 2, 4),
-                   Columns(hf.at(mlp + "experts.3.down_proj.weight"), 2, 4)}));
-}
-
 TEST(HybridSglangLayoutTest, WhatItsQwen3NextLacksIsReported) {
   EXPECT_EQ(LayOutErrors(ReadTinyModel(Qwen3Next()),
                          MakeSide(LayoutKind::kSglang, 1, 2)),
@@ -238,91 +149,6 @@ TEST(HybridSglangLayoutTest, WhatItsQwen3NextLacksIsReported) {
   EXPECT_EQ(LayOutErrors(ReadTinyModel(Nemotron(kOnePrediction)), side),
             "destination.shared_experts \"fused\" is not what SGLang does with "
             "those of nemotron_h; wanted \"tensor\" or \"replicated\"\n");
-}
-
-TEST(HybridSglangLayoutTest, ASharedExpertOfQwen3NextIsFusedIfItIsOfTheirSize) {
-  const std::string mlp = "model.layers.1.mlp.";
-  const Model model = ReadTinyModel(Qwen3Next());  // all of 4 features
-  const Tensors hf = Checkpoint(model);
-  SideSpec side = MakeSide(LayoutKind::kSglang, 2);
-  side.expert_parallel.value = 2;
-  Tensors rank = LayOutAndExpand(model, side, fb::Side::kDestination).at(1);
-  std::vector<Tensor> down;
-  for (const char* expert : {"experts.2", "experts.3", "shared_expert"}) {
-    down.push_back(hf.at(mlp + expert + ".down_proj.weight"));
-  }
-  EXPECT_EQ(rank.at(mlp + "experts.w2_weight"), Stack(down));
-  EXPECT_FALSE(rank.contains(mlp + "shared_expert.down_proj.weight"));
-  EXPECT_EQ(rank.at(mlp + "shared_expert_gate.weight"),
-            hf.at(mlp + "shared_expert_gate.weight"));
-
-  side.shared_experts = Given(SharedExperts::kTensor);
-  rank = LayOutAndExpand(model, side, fb::Side::kDestination).at(1);
-  EXPECT_TRUE(rank.contains(mlp + "shared_expert.down_proj.weight"));
-}
-
-TEST(HybridSglangLayoutTest, NemotronIsNamedAsInVllmAndCutByAttentionRanks) {
-  const Model model = ReadTinyModel(Nemotron(kOnePrediction));
-  const Tensors hf = Checkpoint(model);
-  SideSpec side = MakeSide(LayoutKind::kSglang, 4);
-  side.dp_attention.value = 2;
-  side.embedding.value = EmbeddingCut::kAttention;
-  const Tensors rank =
-      LayOutAndExpand(model, side, fb::Side::kDestination).at(1);
-  EXPECT_EQ(rank.at("model.layers.0.mixer.A"),
-            Rows(hf.at("backbone.layers.0.mixer.A_log"), 2, 4));
-  EXPECT_EQ(rank.at("model.layers.0.mixer.out_proj.weight"),
-            Columns(hf.at("backbone.layers.0.mixer.out_proj.weight"), 4, 8));
-  EXPECT_EQ(rank.at("model.layers.1.mixer.shared_experts.up_proj.weight"),
-            Rows(hf.at("backbone.layers.1.mixer.shared_experts.up_proj.weight"),
-                 2, 4));
-  EXPECT_EQ(rank.at("model.layers.1.mixer.experts.w13_weight").shape,
-            (std::vector<int64_t>{4, 1, 4}));
-  EXPECT_EQ(rank.at("model.norm_f.weight"), hf.at("backbone.norm_f.weight"));
-  EXPECT_EQ(rank.at("model.embed_tokens.weight"),
-            Rows(hf.at("backbone.embeddings.weight"), 32, 64));
-}
-
-TEST(HybridSglangLayoutTest, GptOssCutsHeadsByItsAttentionRanks) {
-  const Model model = ReadTinyModel(kGptOss);
-  const Tensors hf = Checkpoint(model);
-  SideSpec side = MakeSide(LayoutKind::kSglang, 4);
-  side.dp_attention.value = 2;
-  side.expert_parallel.value = 2;
-  side.embedding.value = EmbeddingCut::kAttention;
-  Tensors rank = LayOutAndExpand(model, side, fb::Side::kDestination).at(3);
-  EXPECT_EQ(rank.at("model.embed_tokens.weight"),
-            Rows(hf.at("model.embed_tokens.weight"), 32, 64));
-  EXPECT_EQ(rank.at("model.layers.0.self_attn.sinks"),
-            Rows(hf.at("model.layers.0.self_attn.sinks"), 2, 4));
-  const std::string experts = "model.layers.0.mlp.experts.";
-  EXPECT_EQ(rank.at(experts + "w13_weight").shape,
-            (std::vector<int64_t>{2, 4, 3}));
-  // Rank 2 adds the bias of experts 2 and 3, rank 3 nothing.
-  EXPECT_EQ(rank.at(experts + "w2_weight_bias"), Filled({2, 3}, Tensor::kFill));
-  EXPECT_EQ(LayOutAndExpand(model, side, fb::Side::kDestination)
-                .at(2)
-                .at(experts + "w2_weight_bias"),
-            Rows(hf.at(experts + "down_proj_bias"), 2, 4));
-  side.embedding = Given(EmbeddingCut::kTensor);
-  rank = LayOutAndExpand(model, side, fb::Side::kDestination).at(3);
-  EXPECT_EQ(rank.at("model.embed_tokens.weight"),
-            Rows(hf.at("model.embed_tokens.weight"), 48, 64));
-}
-
-TEST(HybridSglangLayoutTest, TritonKernelsWantExpertsTransposed) {
-  const Model model = ReadTinyModel(kGptOss);
-  const Tensors hf = Under(Checkpoint(model), "model.layers.0.mlp.experts.");
-  SideSpec side = MakeSide(LayoutKind::kSglang, 1);
-  side.moe_backend = Given(std::string("triton_kernel"));
-  const Tensors found =
-      Under(LayOutAndExpand(model, side, fb::Side::kDestination).at(0),
-            "model.layers.0.mlp.experts.");
-  // As the checkpoint has them: [expert, in, out].
-  EXPECT_EQ(found.at("w13_weight"),
-            (Tensor{.shape = {4, 3, 8}, .cells = hf.at("gate_up_proj").cells}));
-  EXPECT_EQ(found.at("w2_weight"), hf.at("down_proj"));
-  EXPECT_EQ(found.at("w13_weight_bias").shape, (std::vector<int64_t>{4, 8}));
 }
 
 TEST(HybridVllmLayoutTest, AttentionSinksMayHaveACopy) {
@@ -343,25 +169,6 @@ TEST(HybridVllmLayoutTest, EveryStageOfQwen3NextHasAVocabularyAndOneTheNorm) {
   EXPECT_EQ(ranks[1].at("lm_head.weight"), hf.at("lm_head.weight"));
   EXPECT_EQ(ranks[1].at("model.embed_tokens.weight"), unread);
   EXPECT_FALSE(ranks[0].contains("model.norm.weight"));
-}
-
-TEST(HybridFsdpLayoutTest, FusedExpertsOfNemotronAreInAModelOfTransformers5) {
-  const Model model = ReadTinyModel(Nemotron(kOnePrediction));
-  SideSpec side = MakeSide(LayoutKind::kFsdp);
-  EXPECT_TRUE(
-      LayOutAndExpand(model, side, fb::Side::kSource)
-          .at(0)
-          .contains("backbone.layers.1.mixer.experts.0.up_proj.weight"));
-  side.version = Given<std::string>("5.19");
-  EXPECT_TRUE(LayOutAndExpand(model, side, fb::Side::kSource)
-                  .at(0)
-                  .contains("model.layers.1.mixer.experts.0.up_proj.weight"));
-  side.version = {};
-  side.fused_experts = Given(true);
-  const Tensors rank = LayOutAndExpand(model, side, fb::Side::kSource).at(0);
-  EXPECT_TRUE(rank.contains("model.embeddings.weight"));
-  EXPECT_EQ(rank.at("model.layers.1.mixer.experts.up_proj").shape,
-            (std::vector<int64_t>{4, 4, 4}));
 }
 
 TEST(OwnDTypeTest, FrameworksKeepSomeTensorsInFp32) {
@@ -408,6 +215,99 @@ TEST(OwnDTypeTest, AJobMaySayTheRoutersDType) {
     EXPECT_EQ(router.dtype, DType::kFp32);
     EXPECT_TRUE(router.own_dtype);
   }
+}
+
+// Layer 0 is dense, layer 1 has experts, layer 2 predicts; four heads.
+Model Latent(bool mtp, int64_t shared_experts = 2) {
+  return ReadTinyModel(
+      absl::StrFormat(
+          R"({"model_type": "deepseek_v3", "hidden_size": 4, "vocab_size": 64,
+              "num_hidden_layers": 2, "num_nextn_predict_layers": 1,
+              "num_attention_heads": 4, "q_lora_rank": 2, "kv_lora_rank": 3,
+              "qk_nope_head_dim": 2, "qk_rope_head_dim": 1, "v_head_dim": 1,
+              "intermediate_size": 8, "moe_intermediate_size": 4,
+              "first_k_dense_replace": 1, "n_routed_experts": 8,
+              "n_shared_experts": %d})",
+          shared_experts),
+      mtp);
+}
+
+TEST(LatentLayoutTest, InterleavedBlocksFillARanksPartOfAnExpert) {
+  SideSpec side = MakeSide(LayoutKind::kMegatron);
+  side.tensor_parallel.value = 2;
+  side.expert_tensor_parallel.value = 2;
+  side.moe_mlp_glu_interleave_size = Given<int64_t>(4);
+  EXPECT_EQ(LayOutErrors(Latent(/*mtp=*/true), side),
+            "destination.moe_mlp_glu_interleave_size 4 does not divide 2 "
+            "intermediate features that a rank holds of an expert\n");
+}
+
+TEST(LatentLayoutTest, FusedSharedExpertsAreOfTheSizeOfOne) {
+  SideSpec side = MakeSide(LayoutKind::kSglang);
+  side.tensor_parallel.value = 4;
+  side.expert_parallel.value = 2;
+  side.shared_experts = Given(SharedExperts::kFused);
+  EXPECT_EQ(
+      LayOutErrors(Latent(/*mtp=*/false), side),
+      "destination.shared_experts \"fused\" needs shared experts of the "
+      "size of one; they have 8 intermediate features, an expert has 4\n");
+}
+
+TEST(LatentLayoutTest, SglangsDraftModelIsAnotherWorker) {
+  EXPECT_EQ(LayOutErrors(Latent(/*mtp=*/true), MakeSide(LayoutKind::kSglang)),
+            "destination cannot hold the model's 1 multi-token-prediction "
+            "layers: SGLang's draft model is a worker of its own; wanted "
+            "\"mtp\": false\n");
+}
+
+TEST(LatentLayoutTest, HeadsAreNotCutThrough) {
+  for (const LayoutKind layout : {LayoutKind::kMegatron, LayoutKind::kVllm}) {
+    SideSpec side = MakeSide(layout);
+    side.tensor_parallel.value = 8;
+    EXPECT_TRUE(
+        LayOutErrors(Latent(/*mtp=*/true), side)
+            .starts_with("destination.tensor_parallel 8 does not divide "
+                         "4 attention heads\n"));
+  }
+}
+
+TEST(LatentLayoutTest, VllmsLatentProjectionsAreDerivedAgain) {
+  BufferTable buffers;
+  Diagnostics diagnostics;
+  const Model model = Latent(/*mtp=*/true);
+  const SideSpec side = MakeSide(LayoutKind::kVllm, 2);
+  LayOut({.model = model,
+          .side = side,
+          .which = fb::Side::kDestination,
+          .buffers = buffers,
+          .diagnostics = diagnostics});
+  std::set<std::string> hooked;
+  std::vector<Dims> derived;
+  for (const Buffer& buffer : buffers.all()) {
+    for (const PostHook& hook : buffer.post_hooks) {
+      hooked.insert(buffer.name + " " + hook.name);
+    }
+    if (buffer.name.ends_with("W_UV") || buffer.name.ends_with("W_UK_T")) {
+      derived.push_back(buffer.shape);
+    }
+  }
+  EXPECT_EQ(hooked, (std::set<std::string>{
+                        "model.layers.{0}.self_attn.kv_b_proj.weight "
+                        "derive-latent-projections",
+                        "model.layers.{0}.mtp_block.self_attn.kv_b_proj.weight "
+                        "derive-latent-projections"}));
+  // Two of four heads: latent rank 3 to a value of 1, a key of 2 to the rank.
+  const Dims values = {2, 3, 1}, keys = {2, 2, 3};
+  EXPECT_EQ(derived, (std::vector<Dims>{values, values, keys, keys}));
+}
+
+TEST(MambaLayoutTest, MambaGroupsThatCannotBeCutAreReported) {
+  const Model one = ReadTinyModel(Nemotron(kOnePrediction, 1));
+  EXPECT_EQ(LayOutErrors(one, MakeSide(LayoutKind::kMegatron, 2)),
+            "destination.tensor_parallel 2 does not divide 1 Mamba groups\n");
+  const Model two = ReadTinyModel(Nemotron(kOnePrediction, 2));
+  EXPECT_EQ(LayOutErrors(two, MakeSide(LayoutKind::kVllm, 4)),
+            "destination.tensor_parallel 4 does not divide 2 Mamba groups\n");
 }
 
 }  // namespace

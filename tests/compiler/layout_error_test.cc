@@ -167,7 +167,7 @@ TEST(LayoutErrorTest, ExpertPlacementNeedsExpertParallel) {
   }
 }
 
-TEST(LayoutErrorTest, ExpertTablesHaveASlotForEachExpertAndTheSameOnEachRank) {
+TEST(LayoutErrorTest, ExpertTablesNameEachExpertAndAsManyOnEachRank) {
   const Model model =
       MakeModel({.layers = 3, .experts = 3, .dense_layers = {1}});
   SideSpec side = Vllm();

@@ -94,7 +94,7 @@ std::vector<Places> PlacesByName(const Model& model, const SideSpec& side) {
 }
 
 // What an exclude of one expert in one layer leaves: three stacks per role.
-TEST(MegatronLayoutTest, SplitStacksFillTheirPlaces) {
+TEST(MegatronLayoutTest, SplitStacksFillTheirBuffers) {
   Model whole = MakeModel({.layers = 5, .experts = 4});
   Model split = whole;
   split.params.clear();

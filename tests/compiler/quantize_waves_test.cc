@@ -91,7 +91,7 @@ TEST(CutIntoWavesTest, AFewWavesEndBetweenLayers) {
                                             "2 [24:36, 0:256, 0:256]"}));
 }
 
-TEST(CutIntoWavesTest, AnotherStageOfAPipelineIsCutAtTheSamePlaces) {
+TEST(CutIntoWavesTest, AnotherStageOfAPipelineIsCutAtTheSamePositions) {
   std::vector<QuantizedBox> boxes = SomeBoxes();
   const std::vector<WavePart> first = CutIntoWaves(boxes, 5);
   for (QuantizedBox& box : boxes) {
@@ -334,8 +334,8 @@ TEST(QuantizeWavesTest, TensorsOfARuleWithADTypeAreNotQuantized) {
             std::string::npos);
 }
 
-// The rank's scratch holds it once; both slots are quantized from there.
-TEST(QuantizeWavesTest, AnExpertTwiceOnARankIsQuantizedIntoBothSlots) {
+// The rank's scratch holds it once; both copies are quantized from there.
+TEST(QuantizeWavesTest, AnExpertTwiceOnARankIsQuantizedIntoBoth) {
   for (const char* options : {"", R"("scratch_bytes": 600000)"}) {
     std::string errors;
     const absl::StatusOr<PlanFile> plan =

@@ -440,7 +440,7 @@ FLAT = [
 
 
 ROUND_ROBIN = {"placement": "round_robin"}
-# Slots of eight experts; 1 and 5 have several, two of them neighbours.
+# Physical experts of eight; 1 and 5 have several, two of them neighbours.
 TABLE_OF_12 = [3, 1, 1, 0, 7, 5, 2, 1, 6, 4, 5, 0]
 # Of six experts; another list for each layer with experts.
 TABLES_OF_8 = [[0, 1, 2, 3, 4, 5, 0, 1], [5, 4, 3, 2, 1, 0, 0, 1], [2, 2, 2, 0, 1, 3, 4, 5], [0, 1, 2, 3, 4, 5, 0, 1]]
@@ -881,7 +881,7 @@ UE8M0 = {**FP8, "scale_fmt": "ue8m0"}
 
 
 def scratch(size):
-    """So little of it that ranks quantize in several windows, of both slots of their arenas."""
+    """So little of it that ranks quantize in several windows, of both halves of their arenas."""
     return {"options": {"scratch_bytes": size}}
 
 

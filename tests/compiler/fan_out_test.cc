@@ -1,0 +1,171 @@
+// The pass that lets receivers pass on what many of them want.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "plan/plan_file.h"
+#include "tests/compiler/compile_testing.h"
+
+namespace refit {
+namespace {
+
+// Links so slow that a few kilobytes are worth relaying.
+std::string SlowLinks(const std::string &more = "") {
+  return R"(, "topology": {"peer_gigabytes_per_second": 0.1, )"
+         R"("network_gigabytes_per_second": 0.01)" +
+         more + "}";
+}
+
+// One rank's tensors for `replicas` ranks, w and a small v.
+std::string FanOutJob(int replicas, const std::string &more) {
+  return GenericJob(R"({"name": "w", "shape": [960, 64], "dtype": "bf16"},
+                       {"name": "v", "shape": [64, 2], "dtype": "bf16"})",
+                    GenericSide(1, "Replicate"),
+                    GenericSide(replicas, "Replicate"), more);
+}
+constexpr uint64_t kFanOutBytes = (960 * 64 + 64 * 2) * 2;
+
+// By route.
+std::map<fb::Route, uint64_t> SentBytes(const PlanFile &plan, uint32_t rank) {
+  std::map<fb::Route, uint64_t> bytes;
+  for (const fb::Message *message :
+       *plan.body().programs()->Get(rank)->messages()) {
+    if (message->kind() != fb::MessageKind::kSend)
+      continue;
+    bytes[plan.body().rounds()->Get(message->round())->route()] +=
+        message->size_bytes();
+  }
+  return bytes;
+}
+
+TEST(FanOutTest, ASourceSendsOnceWhatReplicasRelay) {
+  const PlanFile plan = OpenJob(FanOutJob(3, SlowLinks()));
+  EXPECT_EQ(SentBytes(plan, 0)[fb::Route::kPeer], kFanOutBytes);
+  uint64_t relayed = 0;
+  for (uint32_t rank = 1; rank <= 3; ++rank) {
+    const uint64_t bytes = SentBytes(plan, rank)[fb::Route::kPeer];
+    relayed += bytes;
+    EXPECT_NEAR(static_cast<double>(bytes), kFanOutBytes * 2 / 3,
+                kFanOutBytes / 20);
+  }
+  EXPECT_EQ(relayed, kFanOutBytes * 2);
+  EXPECT_EQ(plan.body().stats()->relayed_bytes(), relayed);
+  EXPECT_EQ(plan.body().stats()->moved_bytes(), kFanOutBytes * 3);
+}
+
+TEST(FanOutTest, AHostIsSentOnceWhatItsReplicasRelay) {
+  const PlanFile plan =
+      OpenJob(FanOutJob(4, SlowLinks(R"(, "hosts": [0, 1, 1, 1, 1])")));
+  EXPECT_EQ(SentBytes(plan, 0)[fb::Route::kNetwork], kFanOutBytes);
+  uint64_t relayed = 0;
+  for (uint32_t rank = 1; rank <= 4; ++rank) {
+    relayed += SentBytes(plan, rank)[fb::Route::kPeer];
+  }
+  EXPECT_EQ(relayed, kFanOutBytes * 3);
+}
+
+// What ranks 1 and up send, by route.
+std::map<fb::Route, uint64_t> RelayedBytes(const PlanFile &plan) {
+  std::map<fb::Route, uint64_t> relayed;
+  for (uint32_t rank = 1; rank < plan.body().programs()->size(); ++rank) {
+    for (const auto &[route, bytes] : SentBytes(plan, rank)) {
+      relayed[route] += bytes;
+    }
+  }
+  return relayed;
+}
+
+TEST(FanOutTest, ASourceSendsOnceWhatReplicasRelayInStages) {
+  const PlanFile plan =
+      OpenJob(FanOutJob(3, SlowLinks() + R"(, "options": {"peer": "staged"})"));
+  EXPECT_EQ(SentBytes(plan, 0)[fb::Route::kPeer], kFanOutBytes);
+  EXPECT_EQ(RelayedBytes(plan)[fb::Route::kPeer], kFanOutBytes * 2);
+}
+
+TEST(FanOutTest, HostsPassOnToEachOtherWhatASourceSendsOnce) {
+  const PlanFile plan =
+      OpenJob(FanOutJob(3, SlowLinks(R"(, "hosts": [0, 1, 2, 3])")));
+  EXPECT_EQ(SentBytes(plan, 0)[fb::Route::kNetwork], kFanOutBytes);
+  for (uint32_t rank = 1; rank <= 3; ++rank) {
+    EXPECT_NEAR(static_cast<double>(SentBytes(plan, rank)[fb::Route::kNetwork]),
+                kFanOutBytes * 2 / 3, kFanOutBytes / 20)
+        << "rank " << rank;
+  }
+}
+
+TEST(FanOutTest, WhatComesFromAnotherHostIsRelayedInTheHost) {
+  const PlanFile plan =
+      OpenJob(FanOutJob(6, SlowLinks(R"(, "hosts": [0, 1, 1, 1, 2, 2, 2])")));
+  EXPECT_EQ(SentBytes(plan, 0)[fb::Route::kNetwork], kFanOutBytes);
+  std::map<fb::Route, uint64_t> relayed = RelayedBytes(plan);
+  EXPECT_EQ(relayed[fb::Route::kNetwork], kFanOutBytes);
+  EXPECT_EQ(relayed[fb::Route::kPeer], 2 * 2 * kFanOutBytes);
+}
+
+// Every rank of the pipeline sends one message and receives one in a round, so
+// that the rounds are hardly more than those that one receiver's bytes need.
+TEST(FanOutTest, HostsPassOnWhileTheyReceive) {
+  const PlanFile plan = OpenJob(FanOutJob(
+      4, SlowLinks(R"(, "hosts": [0, 1, 2, 3, 4])") +
+             R"(, "options": {"bucket_bytes": 4096, "staging_bytes": 16384})"));
+  std::map<uint32_t, uint64_t> received_in; // rounds of rank 1
+  for (const fb::Message *message :
+       *plan.body().programs()->Get(1)->messages()) {
+    if (message->kind() == fb::MessageKind::kRecv) {
+      received_in[message->round()] += message->size_bytes();
+    }
+  }
+  EXPECT_LE(plan.body().rounds()->size(), received_in.size() + 6);
+}
+
+bool UsesRelays(const PlanFile &plan) {
+  return (RequiredFeatures(plan.body()) & kFeatureRelays) != 0;
+}
+
+TEST(FanOutTest, NothingIsRelayedThatNeedNotBe) {
+  const auto relays = [](const std::string &job) {
+    return UsesRelays(OpenJob(job));
+  };
+  EXPECT_TRUE(relays(FanOutJob(3, SlowLinks())));
+  EXPECT_FALSE(relays(
+      FanOutJob(3, SlowLinks() + R"(, "options": {"fan_out": "none"})")));
+  // A round takes longer than such links need for all.
+  EXPECT_FALSE(relays(FanOutJob(3, "")));
+  // Each receiver has a source of its own.
+  const std::string w = R"({"name": "w", "shape": [960, 64], "dtype": "bf16"})";
+  EXPECT_FALSE(relays(GenericJob(w, GenericSide(3, "Replicate"),
+                                 GenericSide(3, "Replicate"), SlowLinks())));
+  // The sources hold shards: none sends more than a receiver gets.
+  EXPECT_FALSE(relays(GenericJob(w, GenericSide(4, "Shard(0)"),
+                                 GenericSide(4, "Replicate"), SlowLinks())));
+}
+
+TEST(FanOutTest, WhatIsCastOnArrivalIsNotRelayed) {
+  const auto relays = [](const std::string &from, const std::string &to) {
+    const std::string side = GenericSide(3, "Replicate");
+    const std::string w =
+        R"({"name": "w", "shape": [960, 64], "dtype": ")" + from + R"("})";
+    return UsesRelays(OpenJob(GenericJob(
+        w, GenericSide(1, "Replicate"),
+        R"({"dtype": ")" + to + R"(", )" + side.substr(1), SlowLinks())));
+  };
+  EXPECT_FALSE(relays("bf16", "fp32"));
+  EXPECT_TRUE(relays("fp32", "bf16"));
+}
+
+TEST(FanOutTest, WhatIsRelayedIsCutIntoChunks) {
+  const auto rounds = [](const std::string &gigabytes_per_second) {
+    const PlanFile plan =
+        OpenJob(FanOutJob(3, R"(, "topology": {"peer_gigabytes_per_second": )" +
+                                 gigabytes_per_second + "}"));
+    return plan.body().rounds()->size();
+  };
+  // 120 KiB take 1.2 ms; a round 20 us, a sixtieth: about eight chunks.
+  EXPECT_EQ(rounds("0.1"), 8 + 1);
+  EXPECT_EQ(rounds("8"), 1 + 1);
+}
+
+} // namespace
+} // namespace refit
