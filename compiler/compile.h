@@ -21,7 +21,7 @@ struct CompileOptions {
   bool prove = true;  // false only to time the two apart, and to compare
   std::ostream* shown = nullptr;  // where print_after goes; not owned
   std::ostream* log = nullptr;    // where time_passes goes; not owned
-  Progress progress = {};         // a step is a line of time_passes
+  Progress progress = {};         // a part is a line of time_passes
 };
 
 // Compiles and proves `job`. The same job gives the same bytes.

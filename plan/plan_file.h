@@ -62,7 +62,8 @@ std::string DigestText(const fb::Digest& digest);
 //   * copies stay inside their copy list, loops inside their pool, buffers
 //   inside their tables
 //   * each copy stays inside its tensors (no loop runs across two tensors of a
-//     stack except in whole steps) and inside its message's staging range
+//     stack except from one whole tensor to the next) and inside its message's
+//     staging range
 //   * messages stay inside the staging arena, name a known round and an
 //   existing peer other than themselves
 //   * fragments and regions have one entry per dimension and stay inside param

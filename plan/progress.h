@@ -7,10 +7,10 @@
 
 namespace refit {
 
-// Called when `done` of `total` steps are over, `step` being the last of them.
+// Called when `done` of `total` parts are over, `part` being the last of them.
 // May be empty.
 using Progress =
-    std::function<void(std::string_view step, int done, int total)>;
+    std::function<void(std::string_view part, int done, int total)>;
 
 }  // namespace refit
 

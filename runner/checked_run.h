@@ -23,7 +23,7 @@ struct RunOfRanksOptions {
   bool time_rounds = false;
   // Each refit also compares the sides by digests (RunOptions::check).
   bool digest = false;
-  // The share of the source's values that changes before each refit, which
+  // The part of the source's values that changes before each refit, which
   // follows a dense one and may be a delta: `iterations` of these. The plan has
   // options.delta. Nullopt: each refit is dense, of the same values.
   std::optional<double> change_rate = std::nullopt;

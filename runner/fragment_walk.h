@@ -11,7 +11,7 @@
 
 namespace refit {
 
-// An element of a stack: tensor number and place in that tensor.
+// An element of a stack: number of the tensor, and of the element in it.
 struct StackElement {
   uint64_t tensor = 0;
   uint64_t element = 0;

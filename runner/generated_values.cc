@@ -91,7 +91,7 @@ void Generate(uint64_t seed, const IndexRange& range, std::byte* out) {
   }
 }
 
-// The bit of a value that a step inverts.
+// The bit of a value that a training step inverts.
 uint32_t ChangingBit(DType dtype) {
   // bf16's last, which is the last that both 16-bit formats keep.
   if (dtype == DType::kFp32) return 16;

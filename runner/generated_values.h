@@ -25,16 +25,16 @@ struct IndexRange {
   size_t count = 0;
 };
 
-// Steps of a training in which a part of the values changes.
+// Training steps, each of which changes some of the values.
 struct ValueSteps {
   uint32_t count = 0;
-  double change_rate = 0;  // the share of values that a step changes, 0 to 1
+  double change_rate = 0;  // the part of the values that one changes
 };
 
-// The values of `range`, contiguous, as `steps` leave them: each step inverts
-// one bit of each value that it changes, which no cast between bf16, fp16 and
-// fp32 drops. Which values that are is a function of what GenerateValues goes
-// by, and of the step.
+// The values of `range`, contiguous, as `steps` leave them: each of these
+// inverts one bit of each value that it changes, which no cast between bf16,
+// fp16 and fp32 drops. Which values that are is a function of what
+// GenerateValues goes by, and of the training step.
 void ChangeValues(uint64_t seed, DType dtype, const IndexRange& range,
                   const ValueSteps& steps, void* values);
 

@@ -44,7 +44,7 @@ struct DeltaNetSizes {
 // projections. Per head, a query is [nope; rope] and the key-value projection
 // is [nope of the key; value].
 struct LatentAttention {
-  int64_t query_rank = 0;  // 0: queries are projected in one step
+  int64_t query_rank = 0;  // 0: queries are projected at once
   int64_t key_value_rank = 0;
   int64_t nope_dim = 0;
   int64_t rope_dim = 0;

@@ -32,7 +32,7 @@ struct WavePart {
 // bytes: along the outermost dimension that can be cut (layers, then experts,
 // then rows of blocks), and finer only where that leaves the waves too uneven.
 // The parts tile the boxes and are in order of their waves. Equal lists of
-// extents are cut at equal places, whatever their boxes' `lo`.
+// extents are cut at equal positions, whatever their boxes' `lo`.
 std::vector<WavePart> CutIntoWaves(absl::Span<const QuantizedBox> boxes,
                                    int32_t waves);
 

@@ -240,7 +240,7 @@ const Message* FedBy(const Module& module, const Message& message) {
              : nullptr;
 }
 
-// By their place among the messages of their pair: all receivers get their
+// By their position among the messages of their pair: all receivers get their
 // first message before any gets its second.
 void SortByTurn(std::vector<Message*>& messages) {
   absl::flat_hash_map<std::pair<Rank, Rank>, int32_t> count;

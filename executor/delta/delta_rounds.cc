@@ -158,9 +158,9 @@ class DeltaRoundsBuilder {
         const uint64_t begin = ranges[entry].begin_byte;
         const auto address =
             reinterpret_cast<uintptr_t>(copies_.table[entry]) + begin;
-        const auto place = reinterpret_cast<uintptr_t>(
+        const auto shadow_address = reinterpret_cast<uintptr_t>(
             snapshot_ + used + address % kSnapshotAlignmentBytes);
-        shadow = reinterpret_cast<std::byte*>(place - begin);
+        shadow = reinterpret_cast<std::byte*>(shadow_address - begin);
         used += SnapshotBytes(ranges[entry]);
       }
       copies_.table.push_back(shadow);

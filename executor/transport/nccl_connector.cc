@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::chrono::microseconds kWaitPause(20);
 
-// Touching an edge sends one byte; both directions of a step need one each.
+// Touching an edge sends one byte; both directions of a turn need one each.
 constexpr uint64_t kScratchBytes = 256;
 
 bool IsStaged(const Edge& edge) {
@@ -303,7 +303,7 @@ absl::Status NcclConnector::TouchEdges(NcclCommunicator& communicator,
   absl::StatusOr<std::unique_ptr<DeviceEvent>> event = device_.CreateEvent();
   if (!event.ok()) return event.status();
   absl::Status status =
-      TouchInSteps(communicator, edges, (*scratch)->data(), (*stream)->get());
+      TouchInTurns(communicator, edges, (*scratch)->data(), (*stream)->get());
   if (status.ok()) status = (*event)->Record((*stream)->get());
   if (status.ok()) status = Await(**event);
   if (status.ok()) return status;
@@ -314,9 +314,9 @@ absl::Status NcclConnector::TouchEdges(NcclCommunicator& communicator,
 }
 
 // NCCL connects an edge when it is first used, which takes tens of
-// milliseconds and both ends. In step k every rank talks to the ranks k before
-// and k after it, so that both ends of an edge come to it in the same step.
-absl::Status NcclConnector::TouchInSteps(NcclCommunicator& communicator,
+// milliseconds and both ends. In turn k every rank talks to the ranks k before
+// and k after it, so that both ends of an edge come to it in the same turn.
+absl::Status NcclConnector::TouchInTurns(NcclCommunicator& communicator,
                                          absl::Span<const Edge> edges,
                                          std::byte* scratch, Stream stream) {
   const std::vector<int32_t>& ranks = communicator.ranks();

@@ -78,7 +78,7 @@ class NcclConnector {
       const std::vector<int32_t>& ranks, bool takes_part);
   absl::Status TouchEdges(NcclCommunicator& communicator,
                           absl::Span<const Edge> edges);
-  absl::Status TouchInSteps(NcclCommunicator& communicator,
+  absl::Status TouchInTurns(NcclCommunicator& communicator,
                             absl::Span<const Edge> edges, std::byte* scratch,
                             Stream stream);
   absl::Status Await(DeviceEvent& event);

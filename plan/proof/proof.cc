@@ -129,9 +129,9 @@ ProofResult Prove(const PlanFile& plan, const Progress& progress) {
   const int ranks =
       static_cast<int>(body.programs()->size() - body.source_ranks());
   int done = 0;
-  const auto passed = [&](std::string_view step) {
+  const auto passed = [&](std::string_view part) {
     ++done;
-    if (progress) progress(step, done, ranks + 1);
+    if (progress) progress(part, done, ranks + 1);
   };
   passed("schedule");
 

@@ -43,7 +43,7 @@ struct ProofResult {
 };
 
 // Thread-compatible. Cost: O(copies log copies), never elements. `progress`
-// hears of each rank whose program was followed, after one step for all else.
+// hears of each rank whose program was followed, after one part for all else.
 ProofResult Prove(const PlanFile& plan, const Progress& progress = {});
 
 }  // namespace refit

@@ -42,13 +42,13 @@ bool MeetAt(int64_t delta, Dims a, Dims b) {
   const int64_t b_last =
       b_rest.size() == b.size() ? 0 : static_cast<int64_t>(b[0].extent) - 1;
   // Positions that leave the rests within reach of each other.
-  const int64_t step = static_cast<int64_t>(stride);
+  const int64_t unit = static_cast<int64_t>(stride);
   const int64_t first =
-      std::max(-a_last, -FloorDivide(delta + SpanOf(b_rest), step));
+      std::max(-a_last, -FloorDivide(delta + SpanOf(b_rest), unit));
   const int64_t last =
-      std::min(b_last, FloorDivide(SpanOf(a_rest) - delta, step));
+      std::min(b_last, FloorDivide(SpanOf(a_rest) - delta, unit));
   for (int64_t position = first; position <= last; ++position) {
-    if (MeetAt(delta + position * step, a_rest, b_rest)) return true;
+    if (MeetAt(delta + position * unit, a_rest, b_rest)) return true;
   }
   return false;
 }

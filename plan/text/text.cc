@@ -356,7 +356,7 @@ std::string PlanText(const PlanFile& plan, const TextOptions& options) {
 std::string TopologyText(const fb::Topology& topology) {
   std::string text;
   if (topology.machine() != nullptr) {
-    text = absl::StrCat("machine ", topology.machine()->str(), " ");
+    text = absl::StrCat("machine ", QuotedText(topology.machine()), " ");
   }
   absl::StrAppend(
       &text, "hosts_per_nvlink_domain ", topology.hosts_per_nvlink_domain(),

@@ -45,7 +45,7 @@ PlanFile FusedPlan() {
   return plan.Open();
 }
 
-TEST(FragmentWalkTest, EveryElementMeetsItsPlaceOnBothSides) {
+TEST(FragmentWalkTest, EveryElementMeetsItselfOnBothSides) {
   const PlanFile plan = FusedPlan();
   const fb::Buffer& buffer = *plan.body().buffers()->Get(0);
   const FragmentWalk walk(*buffer.fragments()->Get(0),

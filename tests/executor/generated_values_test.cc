@@ -37,7 +37,7 @@ TEST(GeneratedValuesTest, IndicesBeyond32BitsHaveValuesOfTheirOwn) {
   EXPECT_NE(beyond, Bf16Values("a", {.first = 0, .count = 50}));
 }
 
-TEST(GeneratedValuesTest, AStepChangesAShareOfTheValues) {
+TEST(GeneratedValuesTest, ATrainingStepChangesAPartOfTheValues) {
   const uint64_t seed = TensorSeed("a");
   const IndexRange range = {.first = 5, .stride = 3, .count = 50000};
   std::vector<uint16_t> before(range.count);

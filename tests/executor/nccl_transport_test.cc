@@ -95,7 +95,7 @@ TEST_F(NcclTransportTest, OneCommunicatorOverAllRanksForTheNetwork) {
   EXPECT_EQ(fake_nccl_lazy_connects(), 1);
 }
 
-TEST_F(NcclTransportTest, EdgesAreTouchedInStepsThatNobodyWaitsInForEver) {
+TEST_F(NcclTransportTest, EdgesAreTouchedInTurnsThatNobodyWaitsInForEver) {
   constexpr int32_t kRanks = 9;
   MakeWorld(std::vector<uint32_t>(kRanks, 0));
   fake_nccl_set_connect_delay(1000);

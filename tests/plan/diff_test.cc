@@ -298,7 +298,7 @@ TEST(DiffTest, WhatJoinsHostsIsSchedule) {
   spec.topology = {.machine = "hgx-h200", .rails = true};
   EXPECT_EQ(TextOf(SampleSpec(), spec),
             "schedule\n"
-            "  TOPOLOGY_CHANGED topology: none -> machine hgx-h200 "
+            "  TOPOLOGY_CHANGED topology: none -> machine \"hgx-h200\" "
             "hosts_per_nvlink_domain 1 gpus_per_nic 1 hosts_per_leaf all rails "
             "spine_oversubscription 1 peer 3.7e+11 network 5e+10 bytes per "
             "second\n");

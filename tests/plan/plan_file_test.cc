@@ -122,7 +122,7 @@ TEST_F(PlanFileTest, AnEmptyFileIsNoPlan) {
             path + ": not a plan: 0 bytes are too few");
 }
 
-TEST(PlanDoorTest, AnotherIdentifierIsNoPlan) {
+TEST(PlanLoaderTest, AnotherIdentifierIsNoPlan) {
   Bytes bytes = BuildPlan(SampleSpec());
   bytes[4] = 'J';
   bytes[7] = 0;
@@ -131,7 +131,7 @@ TEST(PlanDoorTest, AnotherIdentifierIsNoPlan) {
             "\"RFIT\"");
 }
 
-TEST(PlanDoorTest, EveryTruncationIsRefused) {
+TEST(PlanLoaderTest, EveryTruncationIsRefused) {
   const Bytes bytes = BuildPlan(SampleSpec());
   for (size_t size = 0; size < bytes.size(); ++size) {
     EXPECT_EQ(Load(Bytes(bytes.begin(), bytes.begin() + size)).code(),
@@ -140,7 +140,7 @@ TEST(PlanDoorTest, EveryTruncationIsRefused) {
   }
 }
 
-TEST(PlanDoorTest, BytesAppendedToAPlanAreRefused) {
+TEST(PlanLoaderTest, BytesAppendedToAPlanAreRefused) {
   Bytes bytes = BuildPlan(SampleSpec());
   const auto& body = *fb::GetPlan(bytes.data())->body();
   const size_t padding = static_cast<size_t>(bytes.data() + bytes.size() -
@@ -155,7 +155,7 @@ TEST(PlanDoorTest, BytesAppendedToAPlanAreRefused) {
   EXPECT_EQ(Load(bytes).code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST(PlanDoorTest, ANewerMajorIsRefused) {
+TEST(PlanLoaderTest, ANewerMajorIsRefused) {
   const absl::Status status =
       Load(Wrap(SampleBody(), {.format_version = 2 << 16 | 3}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
@@ -163,11 +163,11 @@ TEST(PlanDoorTest, ANewerMajorIsRefused) {
             "format version 2.3 is newer than this build's 1.8");
 }
 
-TEST(PlanDoorTest, ANewerMinorIsRead) {
+TEST(PlanLoaderTest, ANewerMinorIsRead) {
   EXPECT_TRUE(Load(Wrap(SampleBody(), {.format_version = 1 << 16 | 9})).ok());
 }
 
-TEST(PlanDoorTest, DirectRoundsWithoutTheirFeatureBitAreRefused) {
+TEST(PlanLoaderTest, DirectRoundsWithoutTheirFeatureBitAreRefused) {
   PlanSpec spec = SampleSpec();
   spec.rounds.push_back(fb::Route::kPeer);
   spec.mechanisms = {fb::Mechanism::kStaged, fb::Mechanism::kStaged,
@@ -186,7 +186,7 @@ PlanSpec HookedSpec(const PlanSpec::PostHook& hook) {
   return spec;
 }
 
-TEST(PlanDoorTest, PostHooksRequireTheirFeatureAndItsVersion) {
+TEST(PlanLoaderTest, PostHooksRequireTheirFeatureAndItsVersion) {
   const PlanFile plan = OpenSpec(HookedSpec({"add-one", "add 1 to it"}));
   EXPECT_EQ(plan.plan().required_features(), kFeaturePostHooks);
   EXPECT_EQ(plan.plan().format_version(), 1 << 16 | 2);
@@ -197,7 +197,7 @@ TEST(PlanDoorTest, PostHooksRequireTheirFeatureAndItsVersion) {
             "them (bit 1 of required_features)");
 }
 
-TEST(PlanDoorTest, RequirementsNeedNoFeatureButTheirVersion) {
+TEST(PlanLoaderTest, RequirementsNeedNoFeatureButTheirVersion) {
   PlanSpec spec = SampleSpec();
   spec.requirements = {{fb::Side::kSource, "moe_backend", "triton"},
                        {fb::Side::kDestination, "expert_placement", "linear"},
@@ -207,7 +207,7 @@ TEST(PlanDoorTest, RequirementsNeedNoFeatureButTheirVersion) {
   EXPECT_EQ(plan.plan().format_version(), 1 << 16 | 4);
 }
 
-TEST(PlanDoorTest, RequirementsThatAreNoWordsOrStandTwiceAreRefused) {
+TEST(PlanLoaderTest, RequirementsThatAreNoWordsOrStandTwiceAreRefused) {
   const auto message = [](std::vector<PlanSpec::Requirement> requirements) {
     PlanSpec spec = SampleSpec();
     spec.requirements = std::move(requirements);
@@ -229,11 +229,11 @@ TEST(PlanDoorTest, RequirementsThatAreNoWordsOrStandTwiceAreRefused) {
             "requirement 1: not ascending by side and key");
 }
 
-TEST(PlanDoorTest, PlansThatNeedNothingNewAreWrittenAsBefore) {
+TEST(PlanLoaderTest, PlansThatNeedNothingNewAreWrittenAsBefore) {
   EXPECT_EQ(OpenSpec(SampleSpec()).plan().format_version(), 1 << 16 | 1);
 }
 
-TEST(PlanDoorTest, PostHooksWithoutAWordOrASentenceAreRefused) {
+TEST(PlanLoaderTest, PostHooksWithoutAWordOrASentenceAreRefused) {
   for (const std::string name : {"", "Add one", "add\n"}) {
     EXPECT_EQ(Load(BuildPlan(HookedSpec({name, "add 1 to it"}))).message(),
               "buffer 4: post-hook 0: its name is not made of lower-case "
@@ -247,7 +247,7 @@ TEST(PlanDoorTest, PostHooksWithoutAWordOrASentenceAreRefused) {
             "buffer 4: 17 post-hooks are more than 16");
 }
 
-TEST(PlanDoorTest, PostHooksOfASourceAreRefused) {
+TEST(PlanLoaderTest, PostHooksOfASourceAreRefused) {
   PlanSpec spec = SampleSpec();
   spec.buffers[2].post_hooks = {{"add-one", "add 1 to it"}};
   EXPECT_EQ(Load(BuildPlan(spec)).message(),
@@ -255,7 +255,7 @@ TEST(PlanDoorTest, PostHooksOfASourceAreRefused) {
             "source's has none");
 }
 
-TEST(PlanDoorTest, PostHooksOfScratchAreRefused) {
+TEST(PlanLoaderTest, PostHooksOfScratchAreRefused) {
   PlanSpec spec = SampleSpec();
   spec.buffers[4].post_hooks = {{"add-one", "add 1 to it"}};
   spec.programs[2].scratch_buffers = 1;
@@ -264,7 +264,7 @@ TEST(PlanDoorTest, PostHooksOfScratchAreRefused) {
             "scratch has none");
 }
 
-TEST(PlanDoorTest, RelaysWithoutTheirFeatureBitAreRefused) {
+TEST(PlanLoaderTest, RelaysWithoutTheirFeatureBitAreRefused) {
   PlanSpec spec = SampleSpec();
   spec.rounds.push_back(fb::Route::kPeer);
   spec.mechanisms = {fb::Mechanism::kStaged, fb::Mechanism::kStaged,
@@ -280,7 +280,7 @@ TEST(PlanDoorTest, RelaysWithoutTheirFeatureBitAreRefused) {
             "them (bit 3 of required_features)");
 }
 
-TEST(PlanDoorTest, StagedRelaysOfWhichTheHeaderDoesNotTellAreRefused) {
+TEST(PlanLoaderTest, StagedRelaysOfWhichTheHeaderDoesNotTellAreRefused) {
   PlanSpec spec = SampleSpec();
   spec.programs[2].messages.push_back(SendTo(3, 1, 5, 0, 64));
   const PlanFile plan = OpenSpec(spec);
@@ -293,7 +293,7 @@ TEST(PlanDoorTest, StagedRelaysOfWhichTheHeaderDoesNotTellAreRefused) {
             "know them (bit 4 of required_features)");
 }
 
-TEST(PlanDoorTest, RelaysAreEachSendAndAReceiveBeforeIt) {
+TEST(PlanLoaderTest, RelaysAreEachSendAndAReceiveBeforeIt) {
   PlanSpec spec = SampleSpec();
   const auto sent = static_cast<uint32_t>(spec.programs[2].messages.size());
   spec.rounds.push_back(fb::Route::kPeer);
@@ -328,7 +328,7 @@ TEST(PlanDoorTest, RelaysAreEachSendAndAReceiveBeforeIt) {
 }
 
 // All ranks have to know of deltas: before each refit they agree on a base.
-TEST(PlanDoorTest, DeltasNeedTheirFeatureAndDirectRounds) {
+TEST(PlanLoaderTest, DeltasNeedTheirFeatureAndDirectRounds) {
   PlanSpec spec = SampleSpec();
   spec.delta = PlanSpec::Delta();
   const auto message = [&] {
@@ -360,7 +360,7 @@ TEST(PlanDoorTest, DeltasNeedTheirFeatureAndDirectRounds) {
 }
 
 // An executor that ignored shifts would send to the peers of another rank.
-TEST(PlanDoorTest, ShiftsNeedTheirFeatureAndKeepPeersOnTheirSide) {
+TEST(PlanLoaderTest, ShiftsNeedTheirFeatureAndKeepPeersOnTheirSide) {
   PlanSpec spec = FoldedSpec();
   const PlanFile plan = OpenSpec(spec);
   EXPECT_EQ(plan.plan().required_features(), kFeatureShifts);
@@ -391,13 +391,13 @@ TEST(PlanDoorTest, ShiftsNeedTheirFeatureAndKeepPeersOnTheirSide) {
             "below 4");
 }
 
-TEST(PlanDoorTest, APlanThatBoundsMultiprocessorsIsOf1_8) {
+TEST(PlanLoaderTest, APlanThatBoundsMultiprocessorsIsOf1_8) {
   PlanSpec spec = SampleSpec();
   spec.direct_multiprocessors = 16;
   EXPECT_EQ(OpenSpec(spec).plan().format_version(), 1u << 16 | 8);
 }
 
-TEST(PlanDoorTest, ATopologyHasNumbersThatOneMayDivideBy) {
+TEST(PlanLoaderTest, ATopologyHasNumbersThatOneMayDivideBy) {
   PlanSpec spec = SampleSpec();
   const auto message = [&] {
     return std::string(Load(BuildPlan(spec)).message());
@@ -429,12 +429,12 @@ TEST(PlanDoorTest, ATopologyHasNumbersThatOneMayDivideBy) {
             "topology: a link has inf bytes per second; wanted more than 0");
 }
 
-TEST(PlanDoorTest, AMajorThatNeverWasIsRefused) {
+TEST(PlanLoaderTest, AMajorThatNeverWasIsRefused) {
   EXPECT_EQ(Load(Wrap(SampleBody(), {.format_version = 7})).message(),
             "format version 0.7 does not exist; this build reads 1.8");
 }
 
-TEST(PlanDoorTest, AnUnknownFeatureIsRefused) {
+TEST(PlanLoaderTest, AnUnknownFeatureIsRefused) {
   const absl::Status status =
       Load(Wrap(SampleBody(), {.required_features = 1 << 7}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
@@ -442,12 +442,12 @@ TEST(PlanDoorTest, AnUnknownFeatureIsRefused) {
             "required feature bit 7 is unknown to this build");
 }
 
-TEST(PlanDoorTest, AbsentDigestsAreRefused) {
+TEST(PlanLoaderTest, AbsentDigestsAreRefused) {
   EXPECT_EQ(Load(Wrap(SampleBody(), {.digests = false})).message(),
             "the plan has no digests");
 }
 
-TEST(PlanDoorTest, ABodyOfAnotherDigestIsDamaged) {
+TEST(PlanLoaderTest, ABodyOfAnotherDigestIsDamaged) {
   Bytes bytes = BuildPlan(SampleSpec());
   const auto& body = *fb::GetPlan(bytes.data())->body();
   const std::string right =
@@ -458,12 +458,12 @@ TEST(PlanDoorTest, ABodyOfAnotherDigestIsDamaged) {
   EXPECT_EQ(message.substr(62), " when it should be " + right);
 }
 
-TEST(PlanDoorTest, ABodyThatIsNoFlatBufferIsRefused) {
+TEST(PlanLoaderTest, ABodyThatIsNoFlatBufferIsRefused) {
   EXPECT_EQ(Load(Wrap(Bytes(64, 0xff), {})).message(),
             "the body is no well-formed FlatBuffer");
 }
 
-TEST(PlanDoorTest, DamageUnderARightDigestNeverCrashes) {
+TEST(PlanLoaderTest, DamageUnderARightDigestNeverCrashes) {
   const Bytes body = SampleBody();
   std::mt19937 random(1);
   int opened = 0;
@@ -484,21 +484,21 @@ TEST(PlanDoorTest, DamageUnderARightDigestNeverCrashes) {
 
 // Every index and range of the body.
 
-TEST(PlanDoorTest, APeerOutsideThePlanIsRefused) {
+TEST(PlanLoaderTest, APeerOutsideThePlanIsRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) {
               spec.programs[1].messages[0] = SendTo(9, 0, 1, 0, 80);
             }),
             "program of rank 1, message 0: peer 9 is not below 4");
 }
 
-TEST(PlanDoorTest, ARankThatSendsToItselfIsRefused) {
+TEST(PlanLoaderTest, ARankThatSendsToItselfIsRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) {
               spec.programs[1].messages[0] = SendTo(1, 0, 1, 0, 80);
             }),
             "program of rank 1, message 0: peer is the rank itself");
 }
 
-TEST(PlanDoorTest, ARoundOutsideThePlanIsRefused) {
+TEST(PlanLoaderTest, ARoundOutsideThePlanIsRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) {
               spec.programs[3].messages[1] = RecvFrom(0, 2, 5, 80, 64);
             }),
@@ -518,7 +518,7 @@ PlanSpec CrowdedSpec(uint32_t count) {
 }
 
 // The limit of a plan is its compiler's word; NCCL has one of its own.
-TEST(PlanDoorTest, AGroupInWhichNcclCanHangIsRefusedWhateverThePlanAllows) {
+TEST(PlanLoaderTest, AGroupInWhichNcclCanHangIsRefusedWhateverThePlanAllows) {
   EXPECT_TRUE(Load(BuildPlan(CrowdedSpec(32))).ok());
   const absl::Status status = Load(BuildPlan(CrowdedSpec(33)));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -527,7 +527,7 @@ TEST(PlanDoorTest, AGroupInWhichNcclCanHangIsRefusedWhateverThePlanAllows) {
             "operations of the rank; NCCL can hang in larger groups");
 }
 
-TEST(PlanDoorTest, AGroupIsCountedInAnyOrderOfMessages) {
+TEST(PlanLoaderTest, AGroupIsCountedInAnyOrderOfMessages) {
   PlanSpec spec = CrowdedSpec(33);
   std::swap(spec.programs[0].messages[3], spec.programs[0].messages.back());
   EXPECT_EQ(Load(BuildPlan(spec)).message(),
@@ -535,7 +535,7 @@ TEST(PlanDoorTest, AGroupIsCountedInAnyOrderOfMessages) {
             "operations of the rank; NCCL can hang in larger groups");
 }
 
-TEST(PlanDoorTest, DirectRoundsAreNoGroups) {
+TEST(PlanLoaderTest, DirectRoundsAreNoGroups) {
   PlanSpec spec = CrowdedSpec(200);
   spec.mechanisms = {fb::Mechanism::kDirect};
   for (PlanSpec::Program& program : spec.programs) {
@@ -549,31 +549,31 @@ TEST(PlanDoorTest, DirectRoundsAreNoGroups) {
   EXPECT_EQ(Load(BuildPlan(spec)).message(), "");
 }
 
-TEST(PlanDoorTest, ACopyListOutsideThePlanIsRefused) {
+TEST(PlanLoaderTest, ACopyListOutsideThePlanIsRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) {
               spec.programs[3].messages[1] = RecvFrom(0, 1, 912, 80, 64);
             }),
             "program of rank 3, message 1: copies 912 is not below 8");
 }
 
-TEST(PlanDoorTest, FillsOutsideThePlanAreRefused) {
+TEST(PlanLoaderTest, FillsOutsideThePlanAreRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.programs[2].fills = 8; }),
             "program of rank 2: fills 8 is not below 8");
 }
 
-TEST(PlanDoorTest, ABufferOutsideThePlanIsRefused) {
+TEST(PlanLoaderTest, ABufferOutsideThePlanIsRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.programs[0].buffers[1] = 5; }),
             "program of rank 0, buffer slot 1: buffer 5 is not below 5");
 }
 
-TEST(PlanDoorTest, AMessageOutsideItsArenaIsRefused) {
+TEST(PlanLoaderTest, AMessageOutsideItsArenaIsRefused) {
   EXPECT_EQ(
       Refusal([](PlanSpec& spec) { spec.programs[0].staging_bytes = 143; }),
       "program of rank 0, message 1: 64 bytes from 80 leave the staging "
       "arena of 143 bytes");
 }
 
-TEST(PlanDoorTest, ACopyOutsideItsMessageIsRefused) {
+TEST(PlanLoaderTest, ACopyOutsideItsMessageIsRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) {
               spec.copy_lists[3][1].staging_offset = 72;
             }),
@@ -581,13 +581,13 @@ TEST(PlanDoorTest, ACopyOutsideItsMessageIsRefused) {
             "byte 72 leave the message's 80 bytes");
 }
 
-TEST(PlanDoorTest, ACopyOutsideItsBufferIsRefused) {
+TEST(PlanLoaderTest, ACopyOutsideItsBufferIsRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.copy_lists[3][1].offset = 8; }),
             "program of rank 2, message 0: copy 1: offset 8 is not below the "
             "buffer's 8 elements");
 }
 
-TEST(PlanDoorTest, ACopyThatLeavesItsTensorIsRefused) {
+TEST(PlanLoaderTest, ACopyThatLeavesItsTensorIsRefused) {
   EXPECT_EQ(
       Refusal([](PlanSpec& spec) {
         spec.copy_lists[2][0].loops = {{32, 1}};
@@ -596,7 +596,7 @@ TEST(PlanDoorTest, ACopyThatLeavesItsTensorIsRefused) {
       "the tensor");
 }
 
-TEST(PlanDoorTest, ACopyThatLeavesItsStackIsRefused) {
+TEST(PlanLoaderTest, ACopyThatLeavesItsStackIsRefused) {
   EXPECT_EQ(
       Refusal([](PlanSpec& spec) {
         spec.copy_lists[2][0].loops = {{3, 16}, {4, 1}};
@@ -605,7 +605,7 @@ TEST(PlanDoorTest, ACopyThatLeavesItsStackIsRefused) {
       "the stack");
 }
 
-TEST(PlanDoorTest, AStrideOfOneAndAHalfTensorsIsRefused) {
+TEST(PlanLoaderTest, AStrideOfOneAndAHalfTensorsIsRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) {
               spec.copy_lists[2][0].loops = {{2, 24}, {4, 1}};
             }),
@@ -613,7 +613,7 @@ TEST(PlanDoorTest, AStrideOfOneAndAHalfTensorsIsRefused) {
             "neither inside a tensor of 16 elements nor whole tensors");
 }
 
-TEST(PlanDoorTest, LoopsThatOverflowAreRefused) {
+TEST(PlanLoaderTest, LoopsThatOverflowAreRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) {
               spec.copy_lists[2][0].loops = {{uint64_t{1} << 63, 2}};
             }),
@@ -626,20 +626,20 @@ TEST(PlanDoorTest, LoopsThatOverflowAreRefused) {
             "program of rank 0, message 1: copy 0: loop 1: too many elements");
 }
 
-TEST(PlanDoorTest, ALoopOfOneIsRefused) {
+TEST(PlanLoaderTest, ALoopOfOneIsRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) {
               spec.copy_lists[1][1].loops = {{1, 1}};
             }),
             "loop 2: extent 1 is below 2");
 }
 
-TEST(PlanDoorTest, ABufferSlotOutsideTheRankIsRefused) {
+TEST(PlanLoaderTest, ABufferSlotOutsideTheRankIsRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.copy_lists[3][1].slot = 2; }),
             "program of rank 2, message 0: copy 1: buffer_slot 2 is not below "
             "2");
 }
 
-TEST(PlanDoorTest, ACastThatNoExecutorHasIsRefused) {
+TEST(PlanLoaderTest, ACastThatNoExecutorHasIsRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) {
               spec.copy_lists[3][1].dtype = DType::kInt16;
             }),
@@ -647,7 +647,7 @@ TEST(PlanDoorTest, ACastThatNoExecutorHasIsRefused) {
             "the wire and the buffer's bf16");
 }
 
-TEST(PlanDoorTest, UnknownDTypesAreRefused) {
+TEST(PlanLoaderTest, UnknownDTypesAreRefused) {
   const auto unknown = static_cast<DType>(99);
   EXPECT_EQ(Refusal([&](PlanSpec& spec) { spec.params[1].dtype = unknown; }),
             "param 1: unknown dtype 99");
@@ -662,7 +662,7 @@ TEST(PlanDoorTest, UnknownDTypesAreRefused) {
             "cast 0: unknown dtype 99");
 }
 
-TEST(PlanDoorTest, UnknownEnumsAreRefused) {
+TEST(PlanLoaderTest, UnknownEnumsAreRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) {
               spec.params[2].skip = static_cast<fb::SkipReason>(77);
             }),
@@ -681,7 +681,7 @@ TEST(PlanDoorTest, UnknownEnumsAreRefused) {
 }
 
 // Their digests are right: whoever wrote them redid all three.
-TEST(PlanDoorTest, TextThatIsNotUtf8IsRefused) {
+TEST(PlanLoaderTest, TextThatIsNotUtf8IsRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.params[1].name = "norm\xff"; }),
             "param 1: name is not UTF-8: byte 0xff at offset 4");
   EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.buffers[4].name = "\xc0\xaf"; }),
@@ -707,13 +707,13 @@ TEST(PlanDoorTest, TextThatIsNotUtf8IsRefused) {
             "4");
 }
 
-TEST(PlanDoorTest, TextInAnyScriptIsTaken) {
+TEST(PlanLoaderTest, TextInAnyScriptIsTaken) {
   PlanSpec spec = SampleSpec();
   spec.params[1].name = "norm.\u03b3.\u5f15.\U0001f600";
   EXPECT_TRUE(Load(BuildPlan(spec)).ok());
 }
 
-TEST(PlanDoorTest, ReservedFieldsMustBeZero) {
+TEST(PlanLoaderTest, ReservedFieldsMustBeZero) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) {
               spec.programs[0].messages[0] =
                   fb::Message(0, 2, 1, fb::MessageKind::kSend, 0, 1, 0, 80);
@@ -721,7 +721,7 @@ TEST(PlanDoorTest, ReservedFieldsMustBeZero) {
             "program of rank 0, message 0: a reserved field is not 0");
 }
 
-TEST(PlanDoorTest, SizesThatOverflowAreRefused) {
+TEST(PlanLoaderTest, SizesThatOverflowAreRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) {
               spec.params[1].shape = {uint64_t{1} << 32, uint64_t{1} << 32};
             }),
@@ -732,7 +732,7 @@ TEST(PlanDoorTest, SizesThatOverflowAreRefused) {
             "buffer 4: more than 2^63 bytes");
 }
 
-TEST(PlanDoorTest, FragmentsStayInsideParamAndBuffer) {
+TEST(PlanLoaderTest, FragmentsStayInsideParamAndBuffer) {
   EXPECT_EQ(
       Refusal([](PlanSpec& spec) { spec.buffers[3].fragments[0].param = 3; }),
       "buffer 3: fragment 0: param 3 is not below 3");
@@ -759,12 +759,12 @@ TEST(PlanDoorTest, FragmentsStayInsideParamAndBuffer) {
             "buffer 3: region 0: extent 1 is 0");
 }
 
-TEST(PlanDoorTest, SourceRanksBeyondThePlanAreRefused) {
+TEST(PlanLoaderTest, SourceRanksBeyondThePlanAreRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.source_ranks = 5; }),
             "source_ranks 5 is above the 4 programs");
 }
 
-TEST(TensorNameTest, NumbersStandForTheirPlaces) {
+TEST(TensorNameTest, NumbersStandForTheirPositions) {
   PlanSpec spec = SampleSpec();
   spec.params[0].name = "layers.{0}.experts.{1}.w{9}{x}";
   spec.params[0].index = {{.first = 3, .count = 2}, {.first = 10, .count = 3}};

@@ -315,7 +315,7 @@ TEST(ProofTest, StagingReusedWhileOwedIsNamed) {
             "still owed (invariant 3: in bounds)");
 }
 
-TEST(ProofTest, StagingMayBeReusedAfterAllSlots) {
+TEST(ProofTest, StagingMayBeReusedAfterAllStagingSlots) {
   PlanSpec spec = SampleSpec();
   spec.slots = 1;
   for (PlanSpec::Program& program : spec.programs) {
@@ -466,7 +466,7 @@ TEST(ProofTest, ADirectCopyMayHaveOtherLoopsThanTheSender) {
   EXPECT_EQ(ViolationOf(spec), "");
 }
 
-TEST(ProofTest, ADirectElementFromTheWrongPlaceIsNamed) {
+TEST(ProofTest, ADirectElementFromTheWrongAddressIsNamed) {
   PlanSpec spec = DirectSpec();
   std::swap(spec.copy_lists[3][0].offset, spec.copy_lists[4][0].offset);
   EXPECT_NE(ViolationOf(spec).find("invariant 2"), std::string::npos)
@@ -762,7 +762,7 @@ TEST(ProofTest, StagingAboveTheLimitIsNamed) {
             "(invariant 5: round limits)");
 }
 
-TEST(ProofTest, AbsentSlotsAreNamed) {
+TEST(ProofTest, AbsentBuffersAreNamed) {
   PlanSpec spec = SampleSpec();
   spec.slots = 0;
   EXPECT_EQ(

@@ -18,7 +18,7 @@ std::string ViolationOf(const PlanSpec& spec) {
   return Prove(OpenSpec(spec)).violation;
 }
 
-std::string DoorSays(const PlanSpec& spec) {
+std::string LoaderSays(const PlanSpec& spec) {
   return std::string(PlanFile::FromBytes(BuildPlan(spec)).status().message());
 }
 
@@ -79,7 +79,7 @@ TEST(QuantizeProofTest, ABlockThatBeginsElsewhereIsNamed) {
       "2 x 4 (invariant 2: right element)");
 }
 
-TEST(QuantizeProofTest, ValuesAtAnotherPlaceAreNamed) {
+TEST(QuantizeProofTest, ValuesAtAnotherOffsetAreNamed) {
   EXPECT_EQ(
       ViolationOf(With({.loops_count = 0, .output_offset = 18})),
       "rank 0, buffer scratch.fp8_e4m3, index [18]: holds values from "
@@ -88,7 +88,7 @@ TEST(QuantizeProofTest, ValuesAtAnotherPlaceAreNamed) {
       "2: right element)");
 }
 
-TEST(QuantizeProofTest, ScalesAtAnotherPlaceAreNamed) {
+TEST(QuantizeProofTest, ScalesAtAnotherOffsetAreNamed) {
   EXPECT_EQ(
       ViolationOf(With({.loops_count = 0, .scale_offset = 4})),
       "rank 0, buffer scratch.fp32, index [4]: holds scales from "
@@ -171,11 +171,11 @@ TEST(WindowProofTest, AnOperationInTwoWindowsIsNamed) {
             "bounds)");
 }
 
-TEST(WindowDoorTest, WindowsStayInsideTheArenaAndTheRounds) {
+TEST(WindowLoaderTest, WindowsStayInsideTheArenaAndTheRounds) {
   const auto says = [](const fb::ScratchWindow& window) {
     PlanSpec spec = WindowedSpec();
     spec.programs[0].scratch_windows[3] = window;
-    return DoorSays(spec);
+    return LoaderSays(spec);
   };
   const std::string place = "program of rank 0: scratch window 3: ";
   EXPECT_EQ(says({64, 1, 2}), place + "offset 64 is not a multiple of 128");
@@ -185,49 +185,49 @@ TEST(WindowDoorTest, WindowsStayInsideTheArenaAndTheRounds) {
   EXPECT_EQ(says({128, 1, 1}), place + "rounds 1 to 1 of 2");
 }
 
-TEST(WindowDoorTest, TheArenaIsNoLargerThanItsWindows) {
+TEST(WindowLoaderTest, TheArenaIsNoLargerThanItsWindows) {
   PlanSpec spec = WindowedSpec();
   spec.programs[0].scratch_arena_bytes = 256;
-  EXPECT_EQ(DoorSays(spec),
+  EXPECT_EQ(LoaderSays(spec),
             "program of rank 0: a scratch arena of 256 bytes when its windows "
             "end at 144");
 }
 
-TEST(WindowDoorTest, EveryScratchBufferHasOne) {
+TEST(WindowLoaderTest, EveryScratchBufferHasOne) {
   PlanSpec spec = WindowedSpec();
   spec.programs[0].scratch_windows.pop_back();
-  EXPECT_EQ(DoorSays(spec),
+  EXPECT_EQ(LoaderSays(spec),
             "program of rank 0: 3 scratch windows of 4 scratch buffers");
   spec.programs[0].scratch_windows.clear();
-  EXPECT_EQ(DoorSays(spec),
+  EXPECT_EQ(LoaderSays(spec),
             "program of rank 0: a scratch arena of 144 bytes for 0 windows");
 }
 
-TEST(QuantizeDoorTest, MatricesStayInsideTheirTensors) {
-  EXPECT_EQ(DoorSays(With({.input_row = 7})),
+TEST(QuantizeLoaderTest, MatricesStayInsideTheirTensors) {
+  EXPECT_EQ(LoaderSays(With({.input_row = 7})),
             "program of rank 0: quantize 0: input: 6 strides of 1 leave the "
             "tensor");
-  EXPECT_EQ(DoorSays(With({.scale_offset = 16})),
+  EXPECT_EQ(LoaderSays(With({.scale_offset = 16})),
             "program of rank 0: quantize 0: scales: offset 16 is not below the "
             "buffer's 16 elements");
-  EXPECT_EQ(DoorSays(With({.output_slot = 0})),
+  EXPECT_EQ(LoaderSays(With({.output_slot = 0})),
             "program of rank 0: quantize 0: bf16 to bf16 with scales of fp32 "
             "does not exist");
 }
 
-TEST(QuantizeDoorTest, TheGridOfScalesFitsTheBlocks) {
+TEST(QuantizeLoaderTest, TheGridOfScalesFitsTheBlocks) {
   PlanSpec spec = QuantizedSpec();
   spec.quantizations[0].block_columns = 3;
   spec.quantizations[0].block_rows = 1;
-  EXPECT_EQ(DoorSays(spec),
+  EXPECT_EQ(LoaderSays(spec),
             "quantization 0: the three params are no matrices of matching "
             "shapes");
 }
 
-TEST(QuantizeDoorTest, UnknownScaleFormatsAreRefused) {
+TEST(QuantizeLoaderTest, UnknownScaleFormatsAreRefused) {
   PlanSpec spec = QuantizedSpec();
   spec.quantizations[0].format = static_cast<fb::ScaleFormat>(9);
-  EXPECT_EQ(DoorSays(spec), "quantization 0: unknown scale format 9");
+  EXPECT_EQ(LoaderSays(spec), "quantization 0: unknown scale format 9");
 }
 
 }  // namespace

@@ -177,7 +177,7 @@ PlanFile CompileJob(const SampleJob& sample) {
 
 // What a damaged plan came to.
 enum class Fate {
-  kDoor,      // PlanFile refused it
+  kLoader,    // PlanFile refused it
   kProof,     // the proof did
   kContract,  // it says that tensors hold something else, and makes it so
   kHarmless,  // it does what the whole plan does
@@ -282,7 +282,7 @@ class Whole {
         PlanFile::FromBytes(std::move(damaged));
     if (!plan.ok()) {
       text = plan.status().ToString();
-      return Fate::kDoor;
+      return Fate::kLoader;
     }
     if (!IsJson(PlanJson(*plan, {}))) {
       text = "what refit-dump --json says of it is no JSON";
@@ -390,12 +390,12 @@ TEST(DamageTest, WhatIsProvedOfADamagedPlanIsTrue) {
     ADD_FAILURE() << "seed=" << seed << " (replay with REFIT_SEED=" << seed
                   << ")\nproved after " << damage << ", but " << text;
   }
-  std::cout << damages << " damages: " << count[Fate::kDoor]
+  std::cout << damages << " damages: " << count[Fate::kLoader]
             << " refused by the loader, " << count[Fate::kProof]
             << " by the proof, " << count[Fate::kContract]
             << " of the contract, " << count[Fate::kHarmless] << " harmless\n";
   if (damages < 1000) return;
-  EXPECT_GT(count[Fate::kDoor], damages / 10);
+  EXPECT_GT(count[Fate::kLoader], damages / 10);
   EXPECT_GT(count[Fate::kProof], damages / 10);
   EXPECT_GT(count[Fate::kContract], damages / 50);
   EXPECT_GT(count[Fate::kHarmless], damages / 50);
