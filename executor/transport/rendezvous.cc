@@ -8,10 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <optional>
 #include <string_view>
-#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -222,26 +220,21 @@ absl::StatusOr<int32_t> LocalRankFromEnvironment() {
 }
 
 absl::StatusOr<TcpRendezvous> LoopbackRendezvous(int32_t world_size) {
-  auto socket = std::make_shared<const control::Socket>(
-      ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  // As rank 0 does: Linux gives both the port until one of them listens.
-  const int reuse = 1;
-  setsockopt(socket->fd(), SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse));
+  const control::Socket socket(::socket(AF_INET, SOCK_STREAM, 0));
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof(address);
   auto* const any = reinterpret_cast<sockaddr*>(&address);
-  if (bind(socket->fd(), any, size) != 0 ||
-      getsockname(socket->fd(), any, &size) != 0) {
+  if (bind(socket.fd(), any, size) != 0 ||
+      getsockname(socket.fd(), any, &size) != 0) {
     return absl::UnavailableError("no free port on the loopback interface");
   }
   return TcpRendezvous{.host = "127.0.0.1",
                        .port = ntohs(address.sin_port),
                        .rank = 0,
                        .world_size = world_size,
-                       .secret = std::string(TokenBytes(NewToken())),
-                       .port_holder = std::move(socket)};
+                       .secret = std::string(TokenBytes(NewToken()))};
 }
 
 }  // namespace refit

@@ -95,8 +95,7 @@ class ControlPlaneTest : public testing::Test {
                                     deadline);
   }
 
-  const TcpRendezvous free_ = *LoopbackRendezvous(1);
-  const uint16_t port_ = free_.port;
+  const uint16_t port_ = FreePort();
   std::vector<std::unique_ptr<ControlPlane>> planes_;  // by rank
 };
 

@@ -1,10 +1,5 @@
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <string>
@@ -207,27 +202,6 @@ TEST_F(RendezvousTest, SecretMayBeInAFile) {
   EXPECT_EQ(SecretFromEnvironment().status().message(),
             "REFIT_SECRET and REFIT_SECRET_FILE are both set, one of them "
             "suffices");
-}
-
-// Whether a socket as of another program can have the port.
-bool IsFree(uint16_t port) {
-  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  const bool is_free = bind(socket, reinterpret_cast<const sockaddr*>(&address),
-                            sizeof(address)) == 0;
-  close(socket);
-  return is_free;
-}
-
-TEST_F(RendezvousTest, APortOfTheLoopbackIsKeptFromOthersUntilRankZeroListens) {
-  const TcpRendezvous meeting = *LoopbackRendezvous(1);
-  EXPECT_FALSE(IsFree(meeting.port));
-  const auto plane = ConnectTcp(
-      meeting, std::chrono::steady_clock::now() + std::chrono::minutes(1));
-  EXPECT_TRUE(plane.ok()) << plane.status();
 }
 
 TEST_F(RendezvousTest, ReadsTheLocalRank) {

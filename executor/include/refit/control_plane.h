@@ -89,9 +89,6 @@ struct TcpRendezvous {
   std::string secret = {};
   // Names the unique id that this is from (unique_id.h); 0: of none.
   uint64_t id_name = 0;
-  // Of LoopbackRendezvous: while a copy of it lives, no other process is given
-  // the port.
-  std::shared_ptr<const void> port_holder = nullptr;
 };
 
 // Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them;
@@ -111,8 +108,7 @@ absl::StatusOr<TcpRendezvous> RendezvousFromEnvironment();
 absl::StatusOr<std::string> SecretFromEnvironment();
 
 // A meeting of ranks of this process, at a free port of the loopback interface,
-// with a secret of its own. The result is rank 0's. It keeps the port from
-// others: hold it, or a copy, until rank 0 has connected.
+// with a secret of its own. The result is rank 0's.
 absl::StatusOr<TcpRendezvous> LoopbackRendezvous(int32_t world_size);
 
 // This rank's number among those of its host, from LOCAL_RANK, SLURM_LOCALID or
