@@ -241,7 +241,7 @@ const OldPlan kOldPlans[] = {
              "host 4 ranks 4\n"
              "host 5 ranks 5\n"
              "host 6 ranks 6\n"
-             "topology machine gb200-nvl72 hosts_per_nvlink_domain 3 "
+             "topology machine \"gb200-nvl72\" hosts_per_nvlink_domain 3 "
              "gpus_per_nic 1 hosts_per_leaf 2 spine_oversubscription 2 peer "
              "1e+08 network 1e+07 bytes per second\n"
              "limits bucket 268435456 bytes staging 1073741824 bytes slots 2 "
@@ -268,7 +268,7 @@ const OldPlan kOldPlans[] = {
      .buffers = 7,
      .messages = 88,
      .destination_elements = 25088,
-      .skipped_bytes = 0},
+     .skipped_bytes = 0},
     {.name = "1.8/multiprocessors",
      .head = "plan 1.8 features 0x1 body eb85bc52696c4476250fc8fe0674fe14 "
              "inputs ecbde4ec1b932d5f3da88b8da70dccad\n"
