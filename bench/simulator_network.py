@@ -4,7 +4,7 @@
 usage: simulator_network.py BIN [--rate MBIT] [--iterations N] [--limit PERCENT] [CASE ...]
 
 BIN holds refitc, refit-run and refit-sim. Each host is a network namespace with one cable to a bridge in a namespace of its own.
-Both ends of the cable send at --rate (tc's tbf). Each rank is a process of the UCX transport over TCP, on the CPU. Links must be slow
+Both ends of the cable send at --rate (tc's htb). Each rank is a process of the UCX transport over TCP, on the CPU. Links must be slow
 enough that processors do not bind. Prints simulated and measured time of each case. Exit status: 0, or 1 when a case
 is further off than --limit, or 77 when hosts cannot be made here (it takes root, ip, tc, unshare and nsenter).
 """
@@ -13,15 +13,14 @@ import contextlib
 import json
 import os
 import pathlib
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 
-SKIPPED = 77
+from network_hosts import NetworkHosts, run
+
 SECONDS = 300  # of any wait: the machine may be busy
-TOOLS = ("ip", "tc", "unshare", "nsenter")
 HOSTS = 8
 # TCP's payload in an Ethernet frame of 1,500 bytes and its header, with time stamps.
 PAYLOAD = 1448 / 1514
@@ -61,74 +60,22 @@ CASES = {
 }
 
 
-def run(*command):
-    return subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True).stdout
+def set_rate(network, host, mbit):
+    """Both ways of the host's cable. Each peer has a queue of its own, and the queues take turns: fair shares."""
+    for at, device, field in ((host, "wire0", "dst"), (network.switch, f"port{host}", "src")):
+        subprocess.run([*network.prefix(at), "tc", "qdisc", "del", "dev", device, "root"], stderr=subprocess.DEVNULL,
+                       check=False)
+        leaf = f"rate {mbit / HOSTS}mbit ceil {mbit}mbit burst 16kb cburst 16kb quantum 1514"
+        lines = [f"qdisc add dev {device} root handle 1: htb default 100",
+                 f"class add dev {device} parent 1: classid 1:1 htb rate {mbit}mbit burst 16kb cburst 16kb quantum 1514",
+                 f"class add dev {device} parent 1:1 classid 1:100 htb {leaf}"]
+        for peer in range(HOSTS):
+            lines.append(f"class add dev {device} parent 1:1 classid 1:{10 + peer} htb {leaf}")
+            lines.append(f"qdisc add dev {device} parent 1:{10 + peer} bfifo limit 128kb")
+            lines.append(f"filter add dev {device} parent 1: protocol ip u32 match ip {field} {network.address(peer)}/32 "
+                         f"flowid 1:{10 + peer}")
+        network.at(at, "tc", "-batch", "-", text="\n".join(lines))
 
-
-class Network:
-    """HOSTS namespaces with own processes and shared memory, and one more with the bridge."""
-
-    def __enter__(self):
-        self.holders, self.pids = [], []
-        # UCX looks for network interfaces in /sys.
-        hold = "mount -t sysfs sysfs /sys && mount -t proc proc /proc && echo && exec sleep infinity"
-        try:
-            for _ in range(HOSTS + 1):
-                holder = subprocess.Popen(["unshare", "--net", "--ipc", "--pid", "--mount", "--fork", "--kill-child", "sh",
-                                           "-c", hold], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-                self.holders.append(holder)
-                if not holder.stdout.readline():
-                    raise OSError("unshare fails")
-                children = pathlib.Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
-                self.pids.append(children[0])
-            self.at(HOSTS, "ip", "link", "add", "switch", "type", "bridge")
-            self.at(HOSTS, "ip", "link", "set", "switch", "up")
-            for host in range(HOSTS):
-                run("ip", "link", "add", "wire0", "netns", self.pids[host], "type", "veth", "peer", "name", f"port{host}",
-                    "netns", self.pids[HOSTS])
-                self.at(HOSTS, "ip", "link", "set", f"port{host}", "master", "switch", "up")
-                self.at(host, "ip", "link", "set", "lo", "up")
-                # It finds its rate in milliseconds; BBR, the default of some systems, takes seconds.
-                self.at(host, "sysctl", "-q", "-w", "net.ipv4.tcp_congestion_control=reno")
-                self.at(host, "ip", "address", "add", f"{self.address(host)}/24", "dev", "wire0")
-                self.at(host, "ip", "link", "set", "wire0", "up")
-        except (OSError, subprocess.CalledProcessError) as error:
-            self.__exit__()
-            print(f"skipped: hosts cannot be made of namespaces here: {error}")
-            sys.exit(SKIPPED)
-        return self
-
-    def __exit__(self, *_):
-        for holder in self.holders:
-            holder.kill()
-            holder.communicate()
-
-    @staticmethod
-    def address(host):
-        return f"10.97.32.{host + 1}"
-
-    def prefix(self, host):
-        return ["nsenter", "--target", self.pids[host], "--net", "--ipc", "--pid", "--mount"]
-
-    def at(self, host, *command):
-        return run(*self.prefix(host), *command)
-
-    def set_rate(self, host, mbit):
-        """Both ways of the host's cable. Each peer has a queue of its own, and the queues take turns: fair shares."""
-        for at, device, field in ((host, "wire0", "dst"), (HOSTS, f"port{host}", "src")):
-            subprocess.run([*self.prefix(at), "tc", "qdisc", "del", "dev", device, "root"], stderr=subprocess.DEVNULL,
-                           check=False)
-            tc = ["tc", "-batch", "-"]
-            leaf = f"rate {mbit / HOSTS}mbit ceil {mbit}mbit burst 16kb cburst 16kb quantum 1514"
-            lines = [f"qdisc add dev {device} root handle 1: htb default 100",
-                     f"class add dev {device} parent 1: classid 1:1 htb rate {mbit}mbit burst 16kb cburst 16kb quantum 1514",
-                     f"class add dev {device} parent 1:1 classid 1:100 htb {leaf}"]
-            for peer in range(HOSTS):
-                lines.append(f"class add dev {device} parent 1:1 classid 1:{10 + peer} htb {leaf}")
-                lines.append(f"qdisc add dev {device} parent 1:{10 + peer} bfifo limit 128kb")
-                lines.append(f"filter add dev {device} parent 1: protocol ip u32 match ip {field} {self.address(peer)}/32 "
-                             f"flowid 1:{10 + peer}")
-            subprocess.run([*self.prefix(at), *tc], input="\n".join(lines), text=True, check=True, capture_output=True)
 
 def measure(bin_dir, network, plan, case, iterations):
     """The median refit, as rank 0 reports it; the first connects and is left out."""
@@ -171,19 +118,16 @@ def main():
     parser.add_argument("cases", nargs="*", default=list(CASES))
     arguments = parser.parse_intermixed_args()
     bin_dir = arguments.bin.resolve()
-    if os.geteuid() != 0 or not all(shutil.which(tool) for tool in TOOLS):
-        print("skipped: hosts are made of namespaces, which takes root and " + ", ".join(TOOLS))
-        return SKIPPED
     far = []
     with contextlib.ExitStack() as stack:
         work = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        network = stack.enter_context(Network())
+        network = stack.enter_context(NetworkHosts(HOSTS))
         print(f"{HOSTS} hosts, links of {arguments.rate} Mbit/s, load of this machine {os.getloadavg()[0]:.1f}")
         print("| case | | simulated | measured, median | least | most | error |\n|---|---|---|---|---|---|---|")
         for name in arguments.cases:
             case = CASES[name]
             for host in range(HOSTS):
-                network.set_rate(host, arguments.rate // case.slow.get(host, 1))
+                set_rate(network, host, arguments.rate // case.slow.get(host, 1))
             path, plan = work / f"{name}.json", work / f"{name}.refit"
             path.write_text(json.dumps(case.job))
             run(bin_dir / "refitc", path, "-o", plan)

@@ -9,7 +9,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,9 +16,10 @@ import sys
 import tempfile
 import time
 
-SKIPPED = 77
 SECONDS = 240  # of any wait: the machine may be busy
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+from network_hosts import NetworkHosts  # noqa: E402
 
 # Two hosts, a trainer on one and two engines on the other; a second engine gives the plan relays.
 JOB = {
@@ -185,77 +185,14 @@ def missing(test):
         assert "/nowhere/libucp.so.0" in error, error
 
 
-class Hosts:
-    """Two hosts: each has a network, process numbers and shared memory of its own, and a cable is between them."""
-
-    ADDRESSES = ("10.97.31.1", "10.97.31.2")
-
-    def __enter__(self):
-        # UCX looks for network interfaces in /sys.
-        hold = "mount -t sysfs sysfs /sys && mount -t proc proc /proc && echo && exec sleep infinity"
-        self.holders = [subprocess.Popen(["unshare", "--net", "--ipc", "--pid", "--mount", "--fork", "--kill-child",
-                                          "sh", "-c", hold], stdout=subprocess.PIPE) for _ in range(2)]
-        try:
-            self.pids = []
-            for holder in self.holders:
-                if not holder.stdout.readline():
-                    raise OSError("unshare fails")
-                children = pathlib.Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
-                self.pids.append(children[0])
-            self.run("ip", "link", "add", "wire0", "netns", self.pids[0], "type", "veth", "peer", "name", "wire0",
-                     "netns", self.pids[1])
-            for host, address in enumerate(self.ADDRESSES):
-                self.at(host, "ip", "link", "set", "lo", "up")
-                self.at(host, "ip", "address", "add", f"{address}/24", "dev", "wire0")
-                self.at(host, "ip", "link", "set", "wire0", "up")
-            for host in range(2):
-                while self.link(host)["operstate"] != "UP":
-                    time.sleep(0.01)
-        except (OSError, subprocess.CalledProcessError) as error:
-            self.__exit__()
-            print(f"skipped: hosts cannot be made of namespaces here: {error}")
-            sys.exit(SKIPPED)
-        return self
-
-    def __exit__(self, *_):
-        for holder in self.holders:
-            holder.kill()
-            holder.communicate()
-
-    @staticmethod
-    def run(*command):
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-    def prefix(self, host):
-        return ["nsenter", "--target", self.pids[host], "--net", "--ipc", "--pid", "--mount"]
-
-    def at(self, host, *command):
-        return self.run(*self.prefix(host), *command)
-
-    def link(self, host):
-        return json.loads(self.at(host, "ip", "-s", "-j", "link", "show", "dev", "wire0"))[0]
-
-    def sent_bytes(self, host):
-        return self.link(host)["stats64"]["tx"]["bytes"]
-
-
-def skip_unless_root(tools):
-    missing_tools = [tool for tool in tools if not shutil.which(tool)]
-    if os.geteuid() != 0 or missing_tools:
-        print("skipped: hosts are made of namespaces, which takes " +
-              (", ".join(missing_tools) if missing_tools else "root"))
-        sys.exit(SKIPPED)
-
-
 def hosts(test):
     """A trainer on one host, two engines on another: shared memory inside a host, TCP between them, at 1 Gbit/s."""
-    skip_unless_root(("unshare", "nsenter", "ip", "tc"))
     job = changed(JOB, destination={"layout": "fsdp", "data_parallel": 1, "replicas": 2},
                   topology={"gpus_per_host": 2})
     ranks = ranks_of(job)
     plan = test.compile("hosts", job)
-    with Hosts() as both:
-        where = {"address": both.ADDRESSES[0], "prefix": lambda rank: both.prefix(rank // 2)}
+    with NetworkHosts(2) as both:
+        where = {"address": both.address(0), "prefix": lambda rank: both.prefix(rank // 2)}
         before = both.sent_bytes(0)
         result = test.expect_right(plan, ranks, **where)
         sent = both.sent_bytes(0) - before
