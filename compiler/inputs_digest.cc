@@ -201,9 +201,14 @@ void Append(std::string& text, const Family* value) {
 }
 
 void Append(std::string& text, const Architecture& value) {
-  REFIT_APPEND_MEMBERS(family, layers, mtp_layers, mtp_block, hidden, heads,
-                       kv_heads, head_dim, vocab, experts, tied, latent,
-                       output_gate, mamba, delta);
+  const auto& [family, layers, mtp_layers, mtp_block, hidden, heads, kv_heads,
+               head_dim, vocab, experts, tied, latent, output_gate,
+               index_rope_interleaved, mamba, delta] = value;
+  AppendAll(text, family, layers, mtp_layers, mtp_block, hidden, heads,
+            kv_heads, head_dim, vocab, experts, tied, latent, output_gate,
+            mamba, delta);
+  // Younger than the digest.
+  if (index_rope_interleaved) text += "index_rope_interleaved ";
 }
 
 void Append(std::string& text, const IndexDim& value) {

@@ -77,6 +77,8 @@ struct SglangTraits {
     kFirstStage,
     kEveryStage,  // whether read or not
     kWhole,       // on each rank of one stage, its rows not padded
+    kWholeBesideDpAttention,  // on each rank of the first stage; without DP
+                              // attention cut
   };
   Embedding embedding = Embedding::kFirstStage;
   // Features that other classes have and this one may lack.

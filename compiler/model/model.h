@@ -69,6 +69,8 @@ struct Architecture {
   std::optional<LatentAttention> latent;  // then kv_heads, head_dim: unused
   // Attention has an output gate: a query head's rows are [query; gate].
   bool output_gate = false;
+  // Indexers of sparse attention interleave the halves of a rotary pair.
+  bool index_rope_interleaved = false;
   std::optional<MambaSizes> mamba;
   std::optional<DeltaNetSizes> delta;
 

@@ -151,5 +151,29 @@ TEST(MegatronLayoutTest, SideDtypeReplacesTheModels) {
   }
 }
 
+TEST(MegatronLayoutTest, NormsBehindAttentionAndMlpAreOfTheirProjections) {
+  const Model model = ReadTinyModel(
+      R"({"model_type": "gemma3_text", "hidden_size": 4, "head_dim": 2,
+          "num_attention_heads": 4, "num_key_value_heads": 2,
+          "vocab_size": 64, "num_hidden_layers": 1, "intermediate_size": 8})");
+  const Tensors hf = Under(Checkpoint(model), "model.layers.0.");
+  const Tensors found =
+      Under(LayOutAndExpand(model, MakeSide(LayoutKind::kMegatron, 2),
+                            fb::Side::kSource)
+                .at(1),
+            "decoder.layers.0.");
+  for (const auto& [megatron, name] :
+       {std::pair("self_attention.linear_qkv.layer_norm_weight", "input"),
+        std::pair("self_attention.linear_proj.post_layernorm.weight",
+                  "post_attention"),
+        std::pair("mlp.linear_fc1.layer_norm_weight", "pre_feedforward"),
+        std::pair("mlp.linear_fc2.post_layernorm.weight",
+                  "post_feedforward")}) {
+    EXPECT_EQ(found.at(megatron),
+              hf.at(absl::StrCat(name, "_layernorm.weight")))
+        << megatron;
+  }
+}
+
 }  // namespace
 }  // namespace refit

@@ -100,5 +100,111 @@ TEST(SglangLayoutTest, TheEmbeddingOfAGemmaIsWholeAndNotPadded) {
             "for more engines\n");
 }
 
+// Layer 0 is a delta net, layer 1 attention; experts are in one tensor a layer.
+Model Qwen35Moe() {
+  return ReadTinyModel(absl::StrFormat(
+      R"({"model_type": "qwen3_5_moe", "text_config": {%s,
+          "layer_types": ["linear_attention", "full_attention"],
+          "linear_num_key_heads": 4, "linear_num_value_heads": 4,
+          "linear_key_head_dim": 1, "linear_value_head_dim": 2,
+          "linear_conv_kernel_dim": 2, "num_experts": 2,
+          "moe_intermediate_size": 4, "shared_expert_intermediate_size": 4}})",
+      kSizes));
+}
+
+TEST(SglangLayoutTest, StackedExpertsAreCutInEachHalf) {
+  const Model model = Qwen35Moe();
+  const Tensors hf = Under(Checkpoint(model), "model.language_model.layers.1.");
+  const Tensors found =
+      Under(LayOutAndExpand(model, MakeSide(LayoutKind::kSglang, 2),
+                            fb::Side::kDestination)
+                .at(1),
+            "model.layers.1.");
+  EXPECT_TRUE(found.contains("qkv_proj.weight"));  // without "self_attn."
+  const Tensor& gate_up = hf.at("mlp.experts.gate_up_proj");  // [2, 8, 4]
+  Tensor w13 = {.shape = {2, 4, 4}, .cells = {}};
+  for (const int64_t row : {2, 3, 6, 7, 10, 11, 14, 15}) {
+    for (int64_t in = 0; in < 4; ++in) {
+      w13.cells.push_back(gate_up.cells[row * 4 + in]);
+    }
+  }
+  EXPECT_EQ(found.at("mlp.experts.w13_weight"), w13);
+  SideSpec side = MakeSide(LayoutKind::kSglang, 2);
+  side.shared_experts = {
+      .value = SharedExperts::kFused, .place = {}, .given = true};
+  EXPECT_EQ(LayOutErrors(model, side),
+            "destination.shared_experts \"fused\" is not what SGLang does with "
+            "those of qwen3_5_moe; wanted \"tensor\" or \"replicated\"\n");
+}
+
+TEST(SglangLayoutTest, TheEmbeddingOfAQwen35IsWholeBesideDpAttention) {
+  const Model model = Qwen35Moe();
+  SideSpec side = MakeSide(LayoutKind::kSglang, 4);
+  const auto rows = [&] {
+    return LayOutAndExpand(model, side, fb::Side::kDestination)
+        .at(0)
+        .at("model.embed_tokens.weight")
+        .shape[0];
+  };
+  EXPECT_EQ(rows(), 16);
+  side.dp_attention.value = 2;
+  side.embedding.value = EmbeddingCut::kAttention;
+  EXPECT_EQ(rows(), 64);
+  side.embedding.given = true;
+  EXPECT_EQ(LayOutErrors(model, side),
+            "destination.embedding: SGLang's qwen3_5_moe has the embedding "
+            "whole on every rank of dp_attention; wanted no such key\n");
+}
+
+Model SparseAttention(std::string_view more) {
+  return ReadTinyModel(absl::StrFormat(
+      R"({"model_type": "glm_moe_dsa", "hidden_size": 4,
+          "num_attention_heads": 4, "vocab_size": 64, "num_hidden_layers": 1,
+          "q_lora_rank": 2, "kv_lora_rank": 2, "qk_nope_head_dim": 1,
+          "qk_rope_head_dim": 1, "v_head_dim": 1, "first_k_dense_replace": 1,
+          "intermediate_size": 4, "n_routed_experts": 2,
+          "moe_intermediate_size": 2, "index_n_heads": 3,
+          "index_head_dim": 2%s})",
+      more));
+}
+
+TEST(SglangLayoutTest, AnIndexersProjectionsAreOneTensorWhereRopeInterleaves) {
+  const std::string prefix = "model.layers.0.self_attn.indexer.";
+  for (const bool is_interleaved : {false, true}) {
+    const Model model = SparseAttention(
+        is_interleaved ? R"(, "indexer_rope_interleave": true)" : "");
+    const Tensors hf = Under(Checkpoint(model), prefix);
+    SideSpec side = MakeSide(LayoutKind::kSglang, 2);
+    const Tensors found = Under(
+        LayOutAndExpand(model, side, fb::Side::kDestination).at(1), prefix);
+    Tensors wanted = hf;
+    if (is_interleaved) {
+      wanted.erase("wk.weight");
+      wanted.erase("weights_proj.weight");
+      wanted["wk_weights_proj.weight"] =
+          Concat({hf.at("wk.weight"), hf.at("weights_proj.weight")});
+    }
+    ExpectSameTensors(found, wanted);
+    // Its dtypes are its own.
+    side.dtype = {.value = DType::kFp16, .place = {}, .given = true};
+    const std::string weights =
+        is_interleaved ? "wk_weights_proj.weight" : "weights_proj.weight";
+    const std::string stack = "model.layers.{0}.self_attn.indexer.";
+    EXPECT_EQ(BufferOf(model, side, stack + weights).dtype, DType::kBf16);
+    EXPECT_EQ(BufferOf(model, side, stack + "k_norm.bias").dtype, DType::kFp32);
+  }
+}
+
+TEST(SglangLayoutTest, AnIndexersOwnProjectionIsNotQuantized) {
+  SideSpec side = MakeSide(LayoutKind::kSglang);
+  side.quantized = {.value = kFp8Block128, .place = {}, .given = true};
+  EXPECT_EQ(LayOutErrors(SparseAttention(""), side),
+            "destination.dtype: SGLang quantizes the indexer's wk of this "
+            "glm_moe_dsa, and a refit does not yet; wanted bf16\n");
+  EXPECT_EQ(LayOutErrors(
+                SparseAttention(R"(, "indexer_rope_interleave": true)"), side),
+            "");
+}
+
 }  // namespace
 }  // namespace refit

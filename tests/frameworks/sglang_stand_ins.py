@@ -110,3 +110,6 @@ def install_empty_packages():
 
     torch.utils._triton.has_triton_package()
     sys.meta_path.insert(0, EmptyPackages())
+    import deep_gemm
+
+    deep_gemm.get_num_sms = lambda: 132  # an indexer sizes a buffer by it

@@ -88,7 +88,9 @@ MODELS = {
         scoring_func="sigmoid", use_routing_bias=True, use_qk_norm=True, num_mtp_modules=0
     ),  # fmt: skip
     "deepseek_v32": _with("deepseek_v32", "DeepseekV32ForCausalLM", DENSE, LATENT, INDEXER, without=["head_dim"]),
-    "glm_moe_dsa": _with("glm_moe_dsa", "GlmMoeDsaForCausalLM", DENSE, LATENT, INDEXER, n_group=1, without=["head_dim"]),
+    "glm_moe_dsa": _with(
+        "glm_moe_dsa", "GlmMoeDsaForCausalLM", DENSE, LATENT, INDEXER, n_group=1, indexer_rope_interleave=True, without=["head_dim"]
+    ),
     "gemma3_text": _with(
         "gemma3_text", "Gemma3ForCausalLM", DENSE, tie_word_embeddings=True, sliding_window=64, query_pre_attn_scalar=32,
         layer_types=["sliding_attention", "full_attention"] * 2, hidden_activation="gelu_pytorch_tanh"

@@ -336,7 +336,16 @@ void MegatronLayout::AddLayers(const Chunk& chunk, const LayerBlock& block,
       Replicated);
   add("self_attention.linear_kv_up_proj.weight", {kKeyValueUp}, row_shard);
   megatron::AddMixers(architecture, context_.side, part, add);
-  add("mlp.linear_fc1.layer_norm_weight", {kMlpNorm}, Replicated);
+  // Where the MLP has a norm of its own before it and one after it, the other
+  // is the attention's.
+  if (table_.Params(kMlpInputNorm).empty()) {
+    add("mlp.linear_fc1.layer_norm_weight", {kMlpNorm}, Replicated);
+  } else {
+    add("self_attention.linear_proj.post_layernorm.weight", {kMlpNorm},
+        Replicated);
+    add("mlp.linear_fc1.layer_norm_weight", {kMlpInputNorm}, Replicated);
+    add("mlp.linear_fc2.post_layernorm.weight", {kMlpOutputNorm}, Replicated);
+  }
   add_fc1("mlp.linear_fc1.weight", kMlpGate, kMlpUp);
   add("mlp.linear_fc2.weight", {kMlpDown}, column_shard);
   add("pre_mlp_layernorm.weight", {kMoeNorm}, Replicated);

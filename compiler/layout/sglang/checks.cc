@@ -88,13 +88,25 @@ void CheckModel(const LayoutContext& context, const RoleTable& table,
                         "stage; wanted 1",
                         side.key, side.pipeline_parallel.value, name));
   }
-  if (traits.embedding == SglangTraits::Embedding::kWhole &&
-      side.embedding.given) {
+  const bool is_whole =
+      traits.embedding == SglangTraits::Embedding::kWhole ||
+      (traits.embedding == SglangTraits::Embedding::kWholeBesideDpAttention &&
+       side.dp_attention.value > 1);
+  if (is_whole && side.embedding.given) {
     checks.Report(
         side.embedding.place,
         absl::StrFormat("%s.embedding: SGLang's %s has the embedding whole on "
-                        "every rank; wanted no such key",
-                        side.key, name));
+                        "every rank%s; wanted no such key",
+                        side.key, name,
+                        side.dp_attention.value > 1 ? " of dp_attention" : ""));
+  }
+  if (side.quantized.given && !table.Params(kIndexKey).empty() &&
+      !architecture.index_rope_interleaved) {
+    checks.Report(side.quantized.place,
+                  absl::StrFormat("%s.dtype: SGLang quantizes the indexer's wk "
+                                  "of this %s, and a refit does not yet; "
+                                  "wanted bf16",
+                                  side.key, name));
   }
   CheckDenseLayers(context, table, checks);
 }
@@ -115,7 +127,8 @@ void CheckShared(const LayoutContext& context, const RoleTable& table,
   const SharedExperts kind = SharedExpertsOf(context, table);
   if (kind == SharedExperts::kTensor) CheckSharedExperts(checks, tensor);
   if (kind != SharedExperts::kFused) return;
-  if (table.Params(kSharedExpertGate).empty()) {
+  if (table.Params(kSharedExpertGate).empty() ||
+      table.Params(kExpertUp).empty()) {
     checks.Report(
         shared.place,
         absl::StrFormat("%s.shared_experts \"fused\" is not what SGLang does "

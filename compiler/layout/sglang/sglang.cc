@@ -45,6 +45,7 @@ class SglangLayout {
   std::vector<BufferId> Rank(const ExpertSlice& experts, int64_t stage,
                              Range layers, int64_t tensor);
   void AddLayers(Range layers, int64_t tensor, std::vector<BufferId>& out);
+  void AddIndexers(Range layers, std::vector<BufferId>& out);
   void AddExperts(const ExpertSlice& experts, Range layers, int64_t tensor,
                   std::vector<BufferId>& out);
   void AddHead(int64_t stage, int64_t tensor, std::vector<BufferId>& out);
@@ -81,6 +82,10 @@ void SglangLayout::AddStacks(
 }
 
 EvenPart SglangLayout::Embedding(int64_t tensor) const {
+  const bool is_whole =
+      traits_.embedding == SglangTraits::Embedding::kWholeBesideDpAttention &&
+      context_.side.dp_attention.value > 1;
+  if (is_whole) return {};
   switch (context_.side.embedding.value) {
     case EmbeddingCut::kTensor:
       return {sizes_.tensor, tensor};
@@ -149,6 +154,7 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
   add({kAttentionSinks}, [&](const LayerGroup& group) {
     return RowPart(*group.params[0], attention);
   });
+  AddIndexers(layers, out);
   AddServingMixers(architecture, attention, add);
   AddMlp(table_, {kMlpGate, kMlpUp, kMlpDown}, mlp, add);
   if (shared_ != SharedExperts::kFused) {
@@ -186,6 +192,35 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
         kSharedExpertRouter}) {
     add({role}, Replicated);
   }
+}
+
+// Of sparse attention, whole on each rank.
+void SglangLayout::AddIndexers(Range layers, std::vector<BufferId>& out) {
+  const auto add = [&](std::initializer_list<ParamRole> roles, auto make) {
+    AddStacks(layers, roles, std::nullopt, make, out);
+  };
+  const auto fp32 = [](const LayerGroup& group) {
+    TensorSpec spec = Replicated(group);
+    spec.own_dtype = DType::kFp32;
+    return spec;
+  };
+  const auto in_bf16 = [](TensorSpec spec) {
+    spec.own_dtype = DType::kBf16;
+    return spec;
+  };
+  add({kIndexQuery}, Replicated);
+  if (context_.model.architecture.index_rope_interleaved) {
+    add({kIndexKey, kIndexWeights}, [&](const LayerGroup& group) {
+      return in_bf16(ConcatRows(
+          group, RenameModule(group.params[0]->name, "wk_weights_proj")));
+    });
+  } else {
+    add({kIndexKey}, Replicated);
+    add({kIndexWeights},
+        [&](const LayerGroup& group) { return in_bf16(Replicated(group)); });
+  }
+  add({kIndexKeyNorm}, fp32);
+  add({kIndexKeyNormBias}, fp32);
 }
 
 void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
@@ -238,27 +273,32 @@ void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
   add({kExpertDown}, {kSharedExpertDown}, [&](const LayerGroup& group) {
     return ExpertDown(group, /*module=*/"", part);
   });
-  if (table_.Params(kFusedExpertDown).empty()) return;
   const std::vector<int32_t>& held = slice.experts.front();
+  if (held.empty()) return;
+  const Range range = {held.front(), held.back() + 1};
+  const auto add_of_layer =
+      [&](std::initializer_list<ParamRole> roles,
+          absl::FunctionRef<TensorSpec(const LayerGroup&)> make) {
+        AddStacks(
+            layers, roles, std::nullopt,
+            [&](const LayerGroup& group) {
+              TensorSpec spec = make(group);
+              const bool is_weight = spec.shape.size() == 3;
+              return expert_form_.transposed && is_weight
+                         ? Transposed(std::move(spec))
+                         : spec;
+            },
+            out);
+      };
+  AddStackedExperts(/*module=*/"", expert_form_.order, range, part,
+                    add_of_layer);
+  if (table_.Params(kFusedExpertDown).empty()) return;
   AddFusedExperts(context_,
                   {.module = "",
                    .gate_up_bias = "w13_weight_bias",
                    .down_bias = "w2_weight_bias",
                    .bias_dtype = DType::kFp32},
-                  {held.front(), held.back() + 1}, part,
-                  [&](std::initializer_list<ParamRole> roles,
-                      absl::FunctionRef<TensorSpec(const LayerGroup&)> make) {
-                    AddStacks(
-                        layers, roles, std::nullopt,
-                        [&](const LayerGroup& group) {
-                          TensorSpec spec = make(group);
-                          const bool is_weight = spec.shape.size() == 3;
-                          return expert_form_.transposed && is_weight
-                                     ? Transposed(std::move(spec))
-                                     : spec;
-                        },
-                        out);
-                  });
+                  range, part, add_of_layer);
 }
 
 void SglangLayout::AddHead(int64_t stage, int64_t tensor,

@@ -9,10 +9,10 @@ namespace refit {
 namespace {
 
 // Each layer's attention chooses keys by an indexer of its own.
-void AddIndexers(ConfigReader& config, DecoderBuilder& decoder,
-                 const Model& model) {
+void AddIndexers(ConfigReader& config, DecoderBuilder& decoder, Model& model) {
   using enum ParamRole;
-  const Architecture& a = model.architecture;
+  Architecture& a = model.architecture;
+  a.index_rope_interleaved = config.FlagOr("indexer_rope_interleave", false);
   if (a.latent->query_rank == 0) {
     config.Error("q_lora_rank",
                  "q_lora_rank is missing, which the indexer reads; wanted the "
@@ -71,14 +71,15 @@ constexpr SglangTraits kSglang = {
 extern const Family kDeepseekV3 = {
     .model_type = "deepseek_v3", .build = Build, .sglang = kSglang};
 
+// SGLang fuses the shared experts of the classes DeepseekV3 and GlmMoeDsa
+// alone.
 extern const Family kDeepseekV32 = {.model_type = "deepseek_v32",
                                     .build = BuildSparse,
-                                    .sglang = {.known = false},
                                     .megatron = {.known = false}};
 
 extern const Family kGlmMoeDsa = {.model_type = "glm_moe_dsa",
                                   .build = BuildSparse,
-                                  .sglang = {.known = false},
+                                  .sglang = kSglang,
                                   .megatron = {.known = false}};
 
 extern const Family kKimiK2 = {

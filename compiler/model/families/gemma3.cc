@@ -51,7 +51,6 @@ extern const Family kGemma3Text = {
     .sglang = {.embedding = SglangTraits::Embedding::kWhole,
                .pipeline_parallel = false,
                .dp_attention = false},
-    .megatron = {.known = false},
 };
 
 }  // namespace refit

@@ -276,6 +276,12 @@ void BuildSparse(ConfigReader& config, Model& model) {
 }
 
 constexpr Rename kSglangNames[] = {{".self_attn.", "."}};
+// Qwen3.5's language model under SGLang's names.
+constexpr Rename kSglangLanguageNames[] = {
+    {"model.language_model.", "model."}, {".self_attn.", "."}};
+constexpr SglangTraits kSglangLanguage = {
+    .renames = kSglangLanguageNames,
+    .embedding = SglangTraits::Embedding::kWholeBesideDpAttention};
 constexpr Rename kVllmNames[] = {
     {"model.language_model.", "language_model.model."},
     {"lm_head.", "language_model.lm_head."}};
@@ -300,7 +306,7 @@ extern const Family kQwen35 = {
     .build = BuildDense,
     .vllm = {.renames = kVllmNames,
              .every_stage = VllmTraits::EveryStage::kEmbedding},
-    .sglang = {.known = false},
+    .sglang = kSglangLanguage,
     .megatron = {.known = false},
 };
 
@@ -309,7 +315,7 @@ extern const Family kQwen35Moe = {
     .build = BuildSparse,
     .vllm = {.renames = kVllmNames,
              .every_stage = VllmTraits::EveryStage::kEmbedding},
-    .sglang = {.known = false},
+    .sglang = kSglangLanguage,
     .megatron = {.known = false},
 };
 
@@ -317,7 +323,7 @@ extern const Family kQwen35MoeText = {
     .model_type = "qwen3_5_moe_text",
     .build = BuildSparseText,
     .vllm = {.every_stage = VllmTraits::EveryStage::kEmbedding},
-    .sglang = {.known = false},
+    .sglang = kSglangLanguage,
     .megatron = {.known = false},
 };
 
@@ -325,7 +331,7 @@ extern const Family kQwen35Text = {
     .model_type = "qwen3_5_text",
     .build = BuildDenseText,
     .vllm = {.every_stage = VllmTraits::EveryStage::kEmbedding},
-    .sglang = {.known = false},
+    .sglang = kSglangLanguage,
     .megatron = {.known = false},
 };
 
