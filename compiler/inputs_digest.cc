@@ -196,8 +196,45 @@ void Append(std::string& text, const DeltaNetSizes& value) {
   REFIT_APPEND_MEMBERS(key_heads, value_heads, key_dim, value_dim);
 }
 
+void Append(std::string& text, const Rename& value) {
+  AppendAll(text, value.first, value.second);
+}
+
+void Append(std::string& text, const Fusion& value) {
+  REFIT_APPEND_MEMBERS(into, modules);
+}
+
+template <typename T>
+void Append(std::string& text, absl::Span<const T> values) {
+  absl::StrAppend(&text, values.size(), "[");
+  for (const T& value : values) AppendAll(text, value);
+  text += "] ";
+}
+
+void Append(std::string& text, const VllmTraits& value) {
+  REFIT_APPEND_MEMBERS(known, renames, fused, fp32_router, output_bias,
+                       every_stage, cuts_shared_experts_of_token_parts,
+                       draft_has_prefix);
+}
+
+void Append(std::string& text, const SglangTraits& value) {
+  REFIT_APPEND_MEMBERS(known, renames, fused, fp32_router_since, head,
+                       shared_fusion, shared_fusion_experts,
+                       shared_fusion_expert_parallel, embedding,
+                       pipeline_parallel, dp_attention, redundant_experts,
+                       dense_layers, loads_expert_parallel);
+}
+
+void Append(std::string& text, const MegatronTraits& value) {
+  REFIT_APPEND_MEMBERS(known);
+}
+
+// A family in C++ has the same traits in every job.
 void Append(std::string& text, const Family* value) {
   Append(text, value->model_type);
+  if (!value->of_file) return;
+  text += "rules ";
+  AppendAll(text, value->vllm, value->sglang, value->megatron);
 }
 
 void Append(std::string& text, const Architecture& value) {
@@ -226,8 +263,8 @@ void Append(std::string& text, const Skip& value) {
 
 void Append(std::string& text, const Model& value) {
   // What a checkpoint holds beside the params, and how, moves nothing.
-  const auto& [place, mtp, architecture, params, skips, stored_beside,
-               quant_method] = value;
+  const auto& [place, mtp, own_family, architecture, params, skips,
+               stored_beside, quant_method] = value;
   AppendAll(text, mtp, architecture, params, skips);
 }
 

@@ -131,6 +131,9 @@ std::vector<refit::InputFile> InputsOf(const std::string& job_path,
   if (model.config_path.has_value()) {
     inputs.push_back({"the model's config", *model.config_path});
   }
+  if (model.rules_path.given) {
+    inputs.push_back({"the model's rules", model.rules_path.value});
+  }
   if (!model.safetensors_path.has_value()) return inputs;
   const std::filesystem::path given = *model.safetensors_path;
   std::error_code error;

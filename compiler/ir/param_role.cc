@@ -16,6 +16,8 @@ RoleForm FormOf(ParamRole role) {
     case kOther:
     case kCount:
     case kFinalNorm:
+    case kFirstStage:
+    case kLastStage:
       return kModelVector;
     case kEmbedding:
     case kOutputHead:
@@ -54,6 +56,8 @@ RoleForm FormOf(ParamRole role) {
     case kMtpEmbeddingNorm:
     case kMtpHiddenNorm:
     case kMtpFinalNorm:
+    case kColumn:
+    case kReplicated:
       return kLayerVector;
     case kQuery:
     case kKey:
@@ -89,6 +93,7 @@ RoleForm FormOf(ParamRole role) {
     case kDeltaB:
     case kDeltaA:
     case kMtpProjection:
+    case kRow:
       return kLayerMatrix;
     case kFusedExpertGateUpBias:  // pairs
     case kFusedExpertDown:

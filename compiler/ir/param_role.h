@@ -117,6 +117,14 @@ enum class ParamRole : uint8_t {
   kMtpProjection,     // eh_proj: [embedding, hidden] columns
   kMtpFinalNorm,
 
+  // Modules of which nothing is known but how they are cut, as a file of rules
+  // says; a layer may have many of each. FormOf's dims are the fewest.
+  kColumn,      // rows over tensor parallelism (ColumnParallelLinear)
+  kRow,         // columns (RowParallelLinear)
+  kReplicated,  // whole
+  kFirstStage,  // whole, outside the layers
+  kLastStage,
+
   kCount,
 };
 
@@ -133,6 +141,10 @@ struct RoleForm {
 };
 
 RoleForm FormOf(ParamRole role);
+
+inline bool IsPlainModule(ParamRole role) {
+  return role >= ParamRole::kColumn && role <= ParamRole::kLastStage;
+}
 
 // The linear layers of attention, delta nets, MLPs and experts. Never
 // embeddings, heads, norms, routers, biases, b and a of a delta net, Mamba

@@ -20,8 +20,8 @@ namespace {
 
 constexpr IntegerRange kExtentRange = {.min = 1, .max = (int64_t{1} << 31) - 1};
 constexpr std::string_view kModelWanted =
-    "the path of a config.json, {\"safetensors\": PATH} or "
-    "{\"parameters\": […]}";
+    "the path of a config.json, {\"config\": PATH, \"rules\": PATH}, "
+    "{\"safetensors\": PATH} or {\"parameters\": […]}";
 
 std::optional<ParameterSpec> ReadParameter(const ValueReader& values,
                                            const JsonValue& value,
@@ -95,21 +95,27 @@ void RefuseHubId(const ValueReader& values, const JsonValue& value,
                                Quoted(path), wanted));
 }
 
+void ReadConfigPath(const ValueReader& values, const JsonValue& value,
+                    const std::string& path, const std::string& directory,
+                    ModelSpec& model) {
+  model.place = values.PlaceOf(value);
+  model.config_path = ResolvePath(directory, path);
+  if (LooksLikeHubId(path, *model.config_path)) {
+    RefuseHubId(values, value, path, "the path of its config.json, downloaded");
+    return;
+  }
+  std::error_code error;
+  if (std::filesystem::is_directory(*model.config_path, error)) {
+    model.config_path = ResolvePath(*model.config_path, "config.json");
+  }
+}
+
 ModelSpec ReadModelSpec(const ValueReader& values, const JsonValue& value,
                         const std::string& directory) {
   ModelSpec model;
   model.place = values.PlaceOf(value);
   if (const std::string* path = value.AsString(); path && !path->empty()) {
-    model.config_path = ResolvePath(directory, *path);
-    if (LooksLikeHubId(*path, *model.config_path)) {
-      RefuseHubId(values, value, *path,
-                  "the path of its config.json, downloaded");
-      return model;
-    }
-    std::error_code error;
-    if (std::filesystem::is_directory(*model.config_path, error)) {
-      model.config_path = ResolvePath(*model.config_path, "config.json");
-    }
+    ReadConfigPath(values, value, *path, directory, model);
     return model;
   }
   if (value.AsObject() == nullptr) {
@@ -117,15 +123,31 @@ ModelSpec ReadModelSpec(const ValueReader& values, const JsonValue& value,
     return model;
   }
   ObjectReader reader(values, value, "model");
+  const JsonValue* config = reader.Find("config");
   const JsonValue* safetensors = reader.Find("safetensors");
   const JsonValue* parameters = reader.Find("parameters");
+  reader.Read("rules", {}, model.rules_path);
+  RefuseKeysOfOthers(reader, JobObject::kModel);
   reader.RejectOtherKeys();
-  if ((safetensors == nullptr) == (parameters == nullptr)) {
+  const int forms =
+      (config != nullptr) + (safetensors != nullptr) + (parameters != nullptr);
+  if (forms != 1) {
     values.Error(value,
-                 absl::StrFormat("model has %s \"safetensors\" %s "
-                                 "\"parameters\"; wanted one of them",
-                                 safetensors == nullptr ? "neither" : "both",
-                                 safetensors == nullptr ? "nor" : "and"));
+                 absl::StrFormat("model has %s of \"config\", "
+                                 "\"safetensors\" and \"parameters\"; wanted "
+                                 "one of them",
+                                 forms == 0 ? "none" : "more than one"));
+    return model;
+  }
+  if (model.rules_path.given) {
+    model.rules_path.value = ResolvePath(directory, model.rules_path.value);
+  }
+  if (config != nullptr) {
+    const std::string* path =
+        values.String(*config, "model.config", "the path of a config.json");
+    if (path != nullptr) {
+      ReadConfigPath(values, *config, *path, directory, model);
+    }
   } else if (safetensors != nullptr) {
     const std::string* path = values.String(*safetensors, "model.safetensors",
                                             "a directory or an index");
@@ -139,6 +161,12 @@ ModelSpec ReadModelSpec(const ValueReader& values, const JsonValue& value,
     }
   } else {
     model.parameters = ReadParameters(values, *parameters);
+    if (model.rules_path.given) {
+      values.diagnostics().Error(
+          model.rules_path.place,
+          "model.rules describe a config.json, and \"parameters\" have none; "
+          "wanted \"config\" or \"safetensors\" beside them");
+    }
   }
   return model;
 }

@@ -26,7 +26,7 @@ struct ParameterSpec {
   Place place;
 };
 
-// Exactly one of the three is set.
+// Exactly one of config_path, safetensors_path and parameters is set.
 struct ModelSpec {
   Place place;
   std::optional<std::string>
@@ -34,6 +34,9 @@ struct ModelSpec {
   std::optional<std::string>
       safetensors_path;  // directory or *.index.json, resolved
   std::optional<std::vector<ParameterSpec>> parameters;
+  // The file that describes the family, resolved; beside a config or a
+  // checkpoint with one.
+  Located<std::string> rules_path;
 };
 
 // How a `generic` tensor is laid over one mesh axis. Applied left to right over

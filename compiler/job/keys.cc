@@ -12,6 +12,7 @@ namespace {
 template <typename Visit>
 void ForEachObject(Visit visit) {
   visit(JobObject::kRoot, Job{}, kRootKeys);
+  visit(JobObject::kModel, ModelSpec{}, kModelKeys);
   visit(JobObject::kSide, SideSpec{}, kSideKeys);
   visit(JobObject::kTopology, TopologySpec{}, kTopologyKeys);
   visit(JobObject::kOptions, OptionsSpec{}, kOptionsKeys);
@@ -21,6 +22,8 @@ std::string_view NameOf(JobObject object) {
   switch (object) {
     case JobObject::kRoot:
       return "the job itself, beside \"source\"";
+    case JobObject::kModel:
+      return "model";
     case JobObject::kSide:
       return "source or destination";
     case JobObject::kTopology:

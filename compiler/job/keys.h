@@ -20,7 +20,7 @@
 namespace refit {
 
 // Objects of a job that users mix up. Each has keys that no other has.
-enum class JobObject : uint8_t { kRoot, kSide, kTopology, kOptions };
+enum class JobObject : uint8_t { kRoot, kModel, kSide, kTopology, kOptions };
 
 // The layouts whose sides have a key.
 using LayoutSet = unsigned;
@@ -95,6 +95,20 @@ inline constexpr auto kRootKeys = std::tuple(
         &Job::options),
     Key({.name = "colocated", .help = "see [`colocated`](#colocated)"},
         &Job::colocated));
+
+// Of a model that is an object; job.cc reads them together.
+inline constexpr auto kModelKeys = std::tuple(
+    Key({.name = "config",
+         .help = "the path of a config.json; alone the same as the path "
+                 "itself"}),
+    Key({.name = "safetensors",
+         .help = "the directory of a checkpoint, or its index.json"}),
+    Key({.name = "parameters", .help = "an array of parameters"}),
+    Key({.name = "rules",
+         .default_text = "a known family",
+         .help = "the path of a file that describes the model's family, "
+                 "beside `config` or `safetensors`; see "
+                 "[Rules of a family](#rules-of-a-family)"}));
 
 inline constexpr auto kSideKeys = std::tuple(
     Key({.name = "layout",

@@ -23,10 +23,14 @@ std::string SchemeText(const SideSpec& side) {
              : std::string(scheme.name);
 }
 
-// Why no engine holds params of this role in block-scaled fp8, though they are
-// large matrices; "": not so.
-std::string_view WhyNoBlocks(ParamRole role) {
-  switch (role) {
+// Why no engine holds such params in block-scaled fp8, though they are large
+// matrices; "": not so.
+std::string_view WhyNoBlocks(const Param& param) {
+  if (IsPlainModule(param.role) && param.shape.size() > 1) {
+    return "which plain modules of a rules file an engine quantizes is not "
+           "known";
+  }
+  switch (param.role) {
     case ParamRole::kMambaIn:
       return "checkpoints with Mamba mixers have one scale a tensor, not "
              "blocks";
@@ -245,7 +249,7 @@ void DeclareQuantizations(const Job& job, Module& module,
     return;
   }
   for (const Param& param : module.params) {
-    const std::string_view why = WhyNoBlocks(param.role);
+    const std::string_view why = WhyNoBlocks(param);
     if (why.empty() || param.skip != SkipReason::kUnspecified) continue;
     diagnostics.Error(
         destination.quantized.place,

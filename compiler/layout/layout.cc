@@ -70,8 +70,20 @@ SideLayout LayOut(const LayoutContext& context) {
   const int64_t errors_before = context.diagnostics.error_count();
   const Family& family = *context.model.architecture.family;
   const LayoutKind kind = context.side.layout.value;
-  if ((kind == LayoutKind::kSglang && !family.sglang.known) ||
-      (kind == LayoutKind::kMegatron && !family.megatron.known)) {
+  const bool is_unknown =
+      (kind == LayoutKind::kVllm && !family.vllm.known) ||
+      (kind == LayoutKind::kSglang && !family.sglang.known) ||
+      (kind == LayoutKind::kMegatron && !family.megatron.known);
+  if (is_unknown && family.of_file) {
+    context.diagnostics.Error(
+        context.side.layout.place,
+        absl::StrFormat("%s: the rules of %s say nothing of %s; wanted "
+                        "\"%s\": {…} in their file, once its class was read",
+                        context.side.key, family.model_type, LayoutName(kind),
+                        LayoutName(kind)));
+    return {};
+  }
+  if (is_unknown) {
     context.diagnostics.Error(
         context.side.layout.place,
         absl::StrFormat("%s: the layout %s does not know %s; wanted another "

@@ -59,6 +59,7 @@ class ConfigReader {
   bool Has(std::string_view key) { return FindSet(key) != nullptr; }
   // Reports that the value of `key` does not fit.
   void Error(std::string_view key, std::string message);
+  const JsonValue::Object& members() const { return object_.members(); }
   Place place() const { return object_.place(); }
   Diagnostics& diagnostics() const { return object_.values().diagnostics(); }
 

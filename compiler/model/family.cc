@@ -48,6 +48,21 @@ std::string Renamed(std::string_view name, Renames renames) {
   return renamed;
 }
 
+std::string_view ModuleOf(std::string_view name) {
+  const size_t leaf = std::min(name.rfind('.'), name.size());
+  const std::string_view before = name.substr(0, leaf);
+  const size_t dot = before.rfind('.');
+  return dot == std::string_view::npos ? before : before.substr(dot + 1);
+}
+
+std::string WithModule(std::string_view name, std::string_view module) {
+  const std::string_view old = ModuleOf(name);
+  std::string changed(name);
+  changed.replace(static_cast<size_t>(old.data() - name.data()), old.size(),
+                  module);
+  return changed;
+}
+
 const Family* FindFamily(std::string_view model_type) {
   const auto* const found = std::find_if(
       std::begin(kFamilies), std::end(kFamilies),

@@ -25,11 +25,24 @@ using Renames = absl::Span<const Rename>;
 // The name with each part renamed where it first stands.
 std::string Renamed(std::string_view name, Renames renames);
 
+// "q_proj" of "a.b.q_proj.weight", and that name with another module.
+std::string_view ModuleOf(std::string_view name);
+std::string WithModule(std::string_view name, std::string_view module);
+
+// Plain modules (IsPlainModule) whose rows one tensor of an engine holds, in
+// this order: what engines call packed modules.
+struct Fusion {
+  std::string_view into;
+  absl::Span<const std::string> modules;  // two or more
+};
+
 // The traits of a family say where a framework's class of it differs from most
 // of its classes. docs/layouts.md says where each was read.
 
 struct VllmTraits {
+  bool known = true;  // what its class holds
   Renames renames = {};
+  absl::Span<const Fusion> fused = {};
   bool fp32_router = false;
   // False: "attention_bias" gives the output projection no bias.
   bool output_bias = true;
@@ -53,6 +66,7 @@ struct VllmTraits {
 struct SglangTraits {
   bool known = true;  // what its class holds
   Renames renames = {};
+  absl::Span<const Fusion> fused = {};
   // The first release whose routers are fp32. Before it they keep the side's
   // dtype, and compute with an fp32 copy that they make once. "": they never
   // are.
@@ -75,8 +89,8 @@ struct SglangTraits {
   bool shared_fusion_expert_parallel = false;  // also with expert parallelism
   enum class Embedding : uint8_t {
     kFirstStage,
-    kEveryStage,  // whether read or not
-    kWhole,       // on each rank of one stage, its rows not padded
+    kEveryStage,              // whether read or not
+    kWhole,                   // on each rank of one stage, its rows not padded
     kWholeBesideDpAttention,  // on each rank of the first stage; without DP
                               // attention cut
   };
@@ -113,6 +127,7 @@ struct Family {
   SglangTraits sglang = {};
   MegatronTraits megatron = {};
   TransformersTraits transformers = {};
+  bool of_file = false;  // of rules that the user wrote
 };
 
 // Of models whose params have no roles.

@@ -16,6 +16,7 @@
 #include "compiler/model/config.h"
 #include "compiler/model/family.h"
 #include "compiler/model/json_file.h"
+#include "compiler/model/rules/rules.h"
 #include "compiler/model/safetensors.h"
 #include "compiler/model/stacks.h"
 #include "plan/dtype.h"
@@ -33,10 +34,10 @@ std::string ShapeText(const Dims& shape) { return absl::StrJoin(shape, "x"); }
 std::string UnknownFamily(const std::string& model_type) {
   const std::string nearest = NearestWord(model_type, FamilyNames());
   return absl::StrFormat(
-      "unknown model_type %s; %swanted %s; other families move without roles: "
-      "\"model\": {\"safetensors\": DIRECTORY} with layout generic or fsdp, or "
-      "the job that Python's refit.describe and refit.merge make of live "
-      "models",
+      "unknown model_type %s; %swanted %s; a file can describe other families: "
+      "\"model\": {\"config\": PATH, \"rules\": PATH}; or they move without "
+      "roles: {\"safetensors\": DIRECTORY} with layout generic or fsdp, or the "
+      "job that Python's refit.describe and refit.merge make of live models",
       Quoted(model_type),
       nearest.empty() ? "" : absl::StrFormat("did you mean \"%s\"? ", nearest),
       Alternatives(FamilyNames()));
@@ -44,9 +45,12 @@ std::string UnknownFamily(const std::string& model_type) {
 
 // The model of a config.json. Without an error there is none either if its
 // model_type is unknown and `need_family` is false.
+// With `rules` the file says what the family is.
 std::optional<Model> ReadConfigModel(const std::string& path,
-                                     const Place& asked, bool need_family,
-                                     bool mtp, Diagnostics& diagnostics) {
+                                     const Place& asked,
+                                     const Located<std::string>& rules,
+                                     bool need_family, bool mtp,
+                                     Diagnostics& diagnostics) {
   const std::optional<JsonDocument> document =
       ReadJsonFile(path, asked, kConfigBytesMax, "config", diagnostics);
   if (!document.has_value()) return std::nullopt;
@@ -57,7 +61,7 @@ std::optional<Model> ReadConfigModel(const std::string& path,
   const std::string model_type = config.String("model_type");
   if (model_type.empty()) return std::nullopt;
   const Family* family = FindFamily(model_type);
-  if (family == nullptr) {
+  if (family == nullptr && !rules.given) {
     if (need_family) {
       config.Error("model_type", UnknownFamily(model_type));
     }
@@ -66,9 +70,13 @@ std::optional<Model> ReadConfigModel(const std::string& path,
   Model model;
   model.place = config.place();
   model.mtp = mtp;
-  model.architecture.family = family;
   model.quant_method = config.QuantMethod();
-  family->build(config, model);
+  if (rules.given) {
+    BuildByRules(rules.value, rules.place, config, model);
+  } else {
+    model.architecture.family = family;
+    family->build(config, model);
+  }
   if (diagnostics.error_count() != errors_before) return std::nullopt;
   return model;
 }
@@ -180,8 +188,9 @@ Model FoldModel(const std::vector<NamedTensor>& tensors, const Place& place,
 }
 
 std::optional<Model> ReadSafetensorsModel(const std::string& path,
-                                          const Place& asked, bool mtp,
-                                          Diagnostics& diagnostics) {
+                                          const Place& asked,
+                                          const Located<std::string>& rules,
+                                          bool mtp, Diagnostics& diagnostics) {
   const std::optional<Checkpoint> checkpoint =
       ReadCheckpoint(path, asked, diagnostics);
   if (!checkpoint.has_value()) return std::nullopt;
@@ -189,13 +198,20 @@ std::optional<Model> ReadSafetensorsModel(const std::string& path,
   std::error_code error;
   if (std::filesystem::exists(config, error)) {
     const int64_t errors_before = diagnostics.error_count();
-    std::optional<Model> model =
-        ReadConfigModel(config, asked, /*need_family=*/false, mtp, diagnostics);
+    std::optional<Model> model = ReadConfigModel(
+        config, asked, rules, /*need_family=*/false, mtp, diagnostics);
     if (model.has_value()) {
       CheckpointMatcher(*checkpoint, *model, diagnostics).Match();
       return model;
     }
     if (diagnostics.error_count() != errors_before) return std::nullopt;
+  } else if (rules.given) {
+    diagnostics.Error(rules.place,
+                      absl::StrFormat("model.rules describe a config.json, and "
+                                      "there is no %s; wanted it beside the "
+                                      "checkpoint",
+                                      Quoted(config)));
+    return std::nullopt;
   }
   // Of an unknown family the parameters are known all the same, without roles.
   return FoldModel(checkpoint->tensors, checkpoint->place, diagnostics);
@@ -300,11 +316,11 @@ std::optional<Model> ReadModel(const Job& job, Diagnostics& diagnostics) {
   const bool mtp = MovesMtpLayers(job);
   std::optional<Model> model;
   if (spec.config_path.has_value()) {
-    model = ReadConfigModel(*spec.config_path, spec.place,
+    model = ReadConfigModel(*spec.config_path, spec.place, spec.rules_path,
                             /*need_family=*/true, mtp, diagnostics);
   } else if (spec.safetensors_path.has_value()) {
-    model = ReadSafetensorsModel(*spec.safetensors_path, spec.place, mtp,
-                                 diagnostics);
+    model = ReadSafetensorsModel(*spec.safetensors_path, spec.place,
+                                 spec.rules_path, mtp, diagnostics);
   } else if (spec.parameters.has_value()) {
     model = ReadListedModel(spec, diagnostics);
   }

@@ -3,6 +3,7 @@
 #define REFIT_COMPILER_MODEL_MODEL_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -83,6 +84,8 @@ struct Architecture {
 struct Model {
   Place place;       // config.json, the safetensors index, or the job
   bool mtp = false;  // the job wants multi-token-prediction layers
+  // Of a file of rules: what architecture.family points to.
+  std::shared_ptr<const Family> own_family;
   Architecture architecture;
   std::vector<Param> params;
   std::vector<Skip> skips;

@@ -300,6 +300,8 @@ TEST(JobTest, TheDocsListEveryKeyAsItIsRead) {
   };
   for (const Table& table :
        {Table{JobObject::kRoot, "# The job file", "## `model`"},
+        Table{JobObject::kModel, "### Keys of `model`",
+              "### Rules of a family"},
         Table{JobObject::kSide, "## `source` and `destination`",
               "### Rank order"},
         Table{JobObject::kTopology, "## `topology`", "### `colocated`"},
@@ -414,7 +416,8 @@ TEST(JobTest, UnknownDTypeIsAnError) {
 TEST(JobTest, ReportsAllMissingKeysInOneRun) {
   EXPECT_EQ(Read("{\"source\": {}}").errors,
             "job.json:1:1: error: missing key \"model\"; wanted the path of a "
-            "config.json, {\"safetensors\": PATH} or {\"parameters\": […]}\n"
+            "config.json, {\"config\": PATH, \"rules\": PATH}, "
+            "{\"safetensors\": PATH} or {\"parameters\": […]}\n"
             "    1 | {\"source\": {}}\n"
             "      | ^\n"
             "job.json:1:12: error: missing key \"layout\" in source; wanted "
@@ -558,8 +561,8 @@ TEST(JobTest, AModelIsNamedInOneWay) {
   EXPECT_EQ(Read(R"({"model": {}, "source": {"layout": "vllm"},
  "destination": {"layout": "vllm"}})")
                 .errors,
-            "job.json:1:11: error: model has neither \"safetensors\" nor "
-            "\"parameters\"; wanted one of them\n"
+            "job.json:1:11: error: model has none of \"config\", \"safetensors\" "
+ "and \"parameters\"; wanted one of them\n"
             "    1 | {\"model\": {}, \"source\": {\"layout\": \"vllm\"},\n"
             "      |           ^\n");
 }

@@ -274,10 +274,11 @@ TEST(ModelTest, UnknownFamilyNamesTheKnownOnesAndTheWaysOut) {
             "deepseek_v3, deepseek_v32, gemma3_text, glm4_moe, glm4_moe_lite, "
             "glm_moe_dsa, gpt_oss, kimi_k2, llama, minimax_m2, mixtral, "
             "nemotron_h, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, "
-            "qwen3_5_text, qwen3_moe or qwen3_next; other families move "
-            "without roles: \"model\": {\"safetensors\": "
-            "DIRECTORY} with layout generic or fsdp, or the job that Python's "
-            "refit.describe and refit.merge make of live models\n"
+            "qwen3_5_text, qwen3_moe or qwen3_next; a file can describe "
+            "other families: \"model\": {\"config\": PATH, \"rules\": PATH}; "
+            "or they move without roles: {\"safetensors\": DIRECTORY} with "
+            "layout generic or fsdp, or the job that Python's refit.describe "
+            "and refit.merge make of live models\n"
             "    1 | {\"model_type\": \"gpt5\"}\n"
             "      |                ^\n");
   EXPECT_NE(ReadConfigText("{\"model_type\": \"qwen3moe\"}")

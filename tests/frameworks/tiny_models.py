@@ -115,6 +115,15 @@ MODELS = {
 }
 
 
+# Families that refitc knows by the files of examples/rules alone.
+RULES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "rules"
+MODELS_BY_RULES = {
+    "stablelm": _with("stablelm", "StableLmForCausalLM", DENSE, use_qkv_bias=True, without=["head_dim"]),
+    "stablelm, tied": _with("stablelm", "StableLmForCausalLM", DENSE, tie_word_embeddings=True, without=["head_dim"]),
+    "olmoe": _with("olmoe", "OlmoeForCausalLM", DENSE, EXPERTS, intermediate_size=64, without=["head_dim", "moe_intermediate_size"]),
+}
+
+
 def full_names(buffer):
     """The name of each tensor of a stack in refit-dump's JSON, with its number in the stack."""
     names = [buffer["name"]]
@@ -133,7 +142,10 @@ class Refit:
         self.checkpoint = self.directory / "checkpoint"
         self.checkpoint.mkdir(exist_ok=True)
         (self.checkpoint / "config.json").write_text(json.dumps(config))
-        job = {"model": "checkpoint/config.json", "source": source or {"layout": "fsdp"}, "destination": side}
+        model = "checkpoint/config.json"
+        if config in MODELS_BY_RULES.values():
+            model = {"config": model, "rules": str(RULES / f"{config['model_type']}.json")}
+        job = {"model": model, "source": source or {"layout": "fsdp"}, "destination": side}
         (self.directory / "job.json").write_text(json.dumps(job | ({"options": options} if options else {})))
         self._run("refitc", "job.json", "-o", "plan.refit")
         self._read_plan()

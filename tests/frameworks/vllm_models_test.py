@@ -22,7 +22,7 @@ os.environ |= {
 import table
 import torch
 import vllm
-from tiny_models import MODELS, Refit
+from tiny_models import MODELS, MODELS_BY_RULES, Refit
 from vllm.config import set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
@@ -91,7 +91,7 @@ SCALES = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale", "k_scale", "v_scale
 
 
 def cases():
-    for name, config in MODELS.items():
+    for name, config in (MODELS | MODELS_BY_RULES).items():
         meshes = dict(MESHES)
         text = config.get("text_config", config)
         if any(key in text for key in ("num_experts", "num_local_experts", "n_routed_experts")):

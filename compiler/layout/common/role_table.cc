@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "absl/strings/str_format.h"
+#include "compiler/model/role_shape.h"
 
 namespace refit {
 namespace {
@@ -16,79 +17,14 @@ bool SameTensors(const Param& a, const Param& b) {
          a.first_layer == b.first_layer;
 }
 
-// The rows that the architecture gives a role's tensor; nullopt: any.
-std::optional<int64_t> RowsWanted(ParamRole role, const Architecture& a) {
-  switch (role) {
-    case ParamRole::kQuery:
-    case ParamRole::kQueryBias:
-      return a.heads * a.query_head_rows();
-    case ParamRole::kKey:
-    case ParamRole::kValue:
-    case ParamRole::kKeyBias:
-    case ParamRole::kValueBias:
-      return a.kv_heads * a.head_dim;
-    case ParamRole::kLatentQuery:
-    case ParamRole::kQueryUp:
-      if (!a.latent.has_value()) return std::nullopt;
-      return a.heads * (a.latent->nope_dim + a.latent->rope_dim);
-    case ParamRole::kKeyValueUp:
-      if (!a.latent.has_value()) return std::nullopt;
-      return a.heads * (a.latent->nope_dim + a.latent->value_dim);
-    case ParamRole::kEmbedding:
-    case ParamRole::kOutputHead:
-      return a.vocab;
-    default:
-      return std::nullopt;
-  }
-}
-
 // Reports a param whose form is not its role's.
 bool CheckForm(const Param& param, const Model& model,
                Diagnostics& diagnostics) {
-  const RoleForm form = FormOf(param.role);
-  const size_t index_dims = form.scope == RoleScope::kModel   ? 0
-                            : form.scope == RoleScope::kLayer ? 1
-                                                              : 2;
-  const auto dims = static_cast<size_t>(form.dims);
-  const auto error = [&](std::string found) {
-    diagnostics.Error(
-        model.place, absl::StrFormat("parameter \"%s\" %s", param.name, found));
-    return false;
-  };
-  if (param.index.size() != index_dims) {
-    return error(absl::StrFormat("has %d numbers in its name; wanted %d",
-                                 param.index.size(), index_dims));
-  }
-  if (param.shape.size() != dims) {
-    return error(
-        absl::StrFormat("has %d dims; wanted %d", param.shape.size(), dims));
-  }
-  const std::optional<int64_t> rows =
-      RowsWanted(param.role, model.architecture);
-  if (rows.has_value() && param.shape[0] != *rows) {
-    return error(
-        absl::StrFormat("has %d rows; wanted %d", param.shape[0], *rows));
-  }
-  const Architecture& architecture = model.architecture;
-  const int64_t output_columns =
-      architecture.heads * (architecture.latent.has_value()
-                                ? architecture.latent->value_dim
-                                : architecture.head_dim);
-  if (param.role == ParamRole::kAttentionOutput &&
-      param.shape[1] != output_columns) {
-    return error(absl::StrFormat("has %d columns; wanted %d", param.shape[1],
-                                 output_columns));
-  }
-  if (index_dims > 0) {
-    for (const int32_t number : param.index[0].numbers) {
-      const int32_t layer = param.first_layer + number;
-      if (layer < 0 || layer >= architecture.all_layers()) {
-        return error(absl::StrFormat("has a layer %d; the model has %d layers",
-                                     layer, architecture.all_layers()));
-      }
-    }
-  }
-  return true;
+  const std::string mistake = ShapeMistake(param, model.architecture);
+  if (mistake.empty()) return true;
+  diagnostics.Error(
+      model.place, absl::StrFormat("parameter \"%s\" %s", param.name, mistake));
+  return false;
 }
 
 // Roles whose params stand in one buffer: a layer has all or none of them. A
@@ -178,13 +114,34 @@ absl::Span<const ParamId> RoleTable::Params(ParamRole role) const {
 
 std::vector<LayerGroup> RoleTable::Group(absl::Span<const ParamRole> roles,
                                          Range layers) const {
+  return GroupBy(roles.size(), layers,
+                 [&](size_t i, int64_t layer) -> const Param* {
+                   const absl::Span<const LayerEntry> at = At(roles[i], layer);
+                   return at.empty() ? nullptr : &param(at[0].param);
+                 });
+}
+
+std::vector<LayerGroup> RoleTable::GroupNamed(
+    ParamRole role, absl::Span<const std::string> names, Range layers) const {
+  return GroupBy(names.size(), layers,
+                 [&](size_t i, int64_t layer) -> const Param* {
+                   for (const LayerEntry& entry : At(role, layer)) {
+                     const Param& found = param(entry.param);
+                     if (found.name == names[i]) return &found;
+                   }
+                   return nullptr;
+                 });
+}
+
+std::vector<LayerGroup> RoleTable::GroupBy(
+    size_t count, Range layers,
+    absl::FunctionRef<const Param*(size_t, int64_t)> param_of) const {
   std::vector<LayerGroup> groups;
-  std::vector<const Param*> params(roles.size());
+  std::vector<const Param*> params(count);
   for (int64_t layer = layers.begin; layer < layers.end; ++layer) {
-    if (At(roles[0], layer).empty()) continue;
-    for (size_t i = 0; i < roles.size(); ++i) {
-      params[i] = &param(At(roles[i], layer)[0].param);
-    }
+    params[0] = param_of(0, layer);
+    if (params[0] == nullptr) continue;
+    for (size_t i = 1; i < count; ++i) params[i] = param_of(i, layer);
     const auto same = [&](const LayerGroup& group) {
       return std::equal(params.begin(), params.end(), group.params.begin(),
                         [](const Param* a, const Param* b) {

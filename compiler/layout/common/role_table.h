@@ -3,9 +3,12 @@
 #define REFIT_COMPILER_LAYOUT_COMMON_ROLE_TABLE_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "compiler/ir/module.h"
 #include "compiler/layout/common/shard.h"
@@ -32,7 +35,8 @@ class RoleTable {
   explicit RoleTable(const Model& model);
 
   // The stacks that hold the layer's param of this role: at most one, except
-  // for experts, which an exclude may have split. Empty: it has none.
+  // for experts, which an exclude may have split, and for plain modules. Empty:
+  // it has none.
   absl::Span<const LayerEntry> At(ParamRole role, int64_t layer) const;
 
   // All params of this role.
@@ -43,9 +47,19 @@ class RoleTable {
   std::vector<LayerGroup> Group(absl::Span<const ParamRole> roles,
                                 Range layers) const;
 
+  // The same of the params of these names, all of one role of plain modules.
+  std::vector<LayerGroup> GroupNamed(ParamRole role,
+                                     absl::Span<const std::string> names,
+                                     Range layers) const;
+
   const Param& param(ParamId id) const { return model_.params[IndexOf(id)]; }
 
  private:
+  // param_of(i, layer): the layer's i-th param of a group.
+  std::vector<LayerGroup> GroupBy(
+      size_t count, Range layers,
+      absl::FunctionRef<const Param*(size_t, int64_t)> param_of) const;
+
   const Model& model_;
   std::array<std::vector<ParamId>, kRoleCount> params_;
   std::array<std::vector<std::vector<LayerEntry>>, kRoleCount> layers_;

@@ -70,6 +70,11 @@ void SizeChecks::HasExperts(bool asked, const Place& place,
                          context_.model.architecture.family->model_type));
 }
 
+void CheckPlainModules(SizeChecks& checks, const SizeChecks::Divisor& tensor) {
+  checks.Rows(tensor, ParamRole::kColumn, "rows of a module of role column");
+  checks.Columns(tensor, ParamRole::kRow, "columns of a module of role row");
+}
+
 void SizeChecks::Report(const Place& place, std::string message) {
   if (llvm::is_contained(reported_, message)) return;
   context_.diagnostics.Error(place, message);

@@ -59,6 +59,9 @@ class SizeChecks {
   std::vector<std::string> reported_;
 };
 
+// Tensor parallelism divides what it cuts of plain modules.
+void CheckPlainModules(SizeChecks& checks, const SizeChecks::Divisor& tensor);
+
 }  // namespace refit
 
 #endif  // REFIT_COMPILER_LAYOUT_COMMON_SIZES_H_

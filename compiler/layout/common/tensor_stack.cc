@@ -20,7 +20,7 @@ struct IndexRun {
 };
 
 // Layers whose experts stand elsewhere (`experts`, if any) are other runs.
-std::vector<IndexRun> LayerRuns(const RoleTable& table, ParamRole role,
+std::vector<IndexRun> LayerRuns(const RoleTable& table, const Part& part,
                                 absl::Span<const int32_t> layers,
                                 const std::optional<ExpertSlice>& experts) {
   const auto same_experts = [&](int64_t a, int64_t b) {
@@ -29,7 +29,10 @@ std::vector<IndexRun> LayerRuns(const RoleTable& table, ParamRole role,
   };
   std::vector<IndexRun> runs;
   for (size_t i = 0; i < layers.size(); ++i) {
-    for (const LayerEntry& entry : table.At(role, layers[i])) {
+    for (const LayerEntry& entry : table.At(part.role, layers[i])) {
+      if (!part.name.empty() && table.param(entry.param).name != part.name) {
+        continue;
+      }
       const auto continues = [&](const IndexRun& run) {
         return run.param == entry.param &&
                run.position + run.count == entry.position &&
@@ -120,6 +123,10 @@ std::optional<DType> OwnDType(ParamRole role) {
   return std::nullopt;
 }
 
+std::string_view OwnName(const Param& param) {
+  return IsPlainModule(param.role) ? std::string_view(param.name) : "";
+}
+
 Buffer MakeBuffer(std::string name, Dims shape, DType dtype) {
   Buffer buffer;
   buffer.name = std::move(name);
@@ -158,7 +165,8 @@ Part RowsPart(const Param& param, Range rows, int64_t buffer_row) {
   Part part = {.role = param.role,
                .box = WholeBox(param.shape),
                .offset = 0,
-               .stride = RowMajorStrides(param.shape)};
+               .stride = RowMajorStrides(param.shape),
+               .name = OwnName(param)};
   part.box.lo[0] = rows.begin;
   part.box.hi[0] = rows.end;
   part.offset = buffer_row * part.stride[0];
@@ -171,7 +179,8 @@ Part ColumnsPart(const Param& param, Range columns) {
       .role = param.role,
       .box = {.lo = {0, columns.begin}, .hi = {param.shape[0], columns.end}},
       .offset = 0,
-      .stride = {columns.size(), 1}};
+      .stride = {columns.size(), 1},
+      .name = OwnName(param)};
 }
 
 Part WholePart(const Param& param) {
@@ -225,7 +234,7 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
   for (const Part& part : spec.parts) {
     if (part.box.Empty()) continue;
     for (const IndexRun& run :
-         LayerRuns(table, part.role, layers, options.experts)) {
+         LayerRuns(table, part, layers, options.experts)) {
       if (!options.experts.has_value() ||
           FormOf(part.role).scope == RoleScope::kLayer) {
         buffer.fragments.push_back(MakeFragment(part, run, nullptr, strides));

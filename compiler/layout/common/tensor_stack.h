@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "compiler/ir/module.h"
@@ -21,6 +22,8 @@ struct Part {
   Box box;             // over the param's own dims
   int64_t offset = 0;  // of box.lo, in elements of the buffer's tensor
   Dims stride;
+  // Of a plain module: the param's own name, since others have its role.
+  std::string_view name = "";
 };
 
 // Rows [rows.begin, rows.end) of the param, from row `buffer_row` on of a

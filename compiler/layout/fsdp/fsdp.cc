@@ -36,9 +36,11 @@ TensorStyle TensorStyleOf(ParamRole role) {
     case kValueBias:
     case kMlpGate:
     case kMlpUp:
+    case kColumn:
       return TensorStyle::kRows;
     case kAttentionOutput:
     case kMlpDown:
+    case kRow:
       return TensorStyle::kColumns;
     case kFinalNorm:
     case kAttentionNorm:
@@ -47,6 +49,9 @@ TensorStyle TensorStyleOf(ParamRole role) {
     case kQueryNorm:
     case kKeyNorm:
     case kAttentionOutputBias:
+    case kReplicated:
+    case kFirstStage:
+    case kLastStage:
       return TensorStyle::kWhole;
     default:
       return TensorStyle::kUnknown;
@@ -174,6 +179,7 @@ void FsdpLayout::CheckTensorParallel(SizeChecks& checks) {
   for (const ParamRole role : {kMlpGate, kMlpUp}) {
     checks.Rows(tensor, role, "intermediate features of the MLP");
   }
+  CheckPlainModules(checks, tensor);
   for (const Param& param : context_.model.params) {
     if (TensorStyleOf(param.role) != TensorStyle::kUnknown) continue;
     checks.Report(

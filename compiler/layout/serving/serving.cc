@@ -1,5 +1,7 @@
 #include "compiler/layout/serving/serving.h"
 
+#include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -58,10 +60,7 @@ void CheckGatedMlp(SizeChecks& checks, const SizeChecks::Divisor& divisor,
 }  // namespace
 
 std::string RenameModule(std::string_view name, std::string_view module) {
-  const size_t leaf = name.rfind('.');
-  const size_t begin = name.rfind('.', leaf - 1) + 1;
-  return absl::StrFormat("%s%s%s", name.substr(0, begin), module,
-                         name.substr(leaf));
+  return WithModule(name, module);
 }
 
 std::string_view ExpertsPrefix(std::string_view name) {
@@ -182,6 +181,57 @@ TensorSpec Transposed(TensorSpec spec) {
   }
   std::swap(rows, columns);
   return spec;
+}
+
+void AddPlainModules(const LayoutContext& context, const RoleTable& table,
+                     absl::Span<const Fusion> fused, Renames renames,
+                     EvenPart part, Range layers, std::vector<BufferId>& out) {
+  const auto add = [&](const LayerGroup& group, TensorSpec spec) {
+    spec.name = Renamed(spec.name, renames);
+    out.push_back(context.buffers.Intern(
+        LayerStack(table, std::move(spec), group.layers,
+                   {.dtype = BufferDType(context.side, *group.params[0]),
+                    .experts = std::nullopt})));
+  };
+  std::set<std::string_view> done;  // an exclude may have split a stack
+  for (const ParamRole role : {kColumn, kRow, kReplicated}) {
+    for (const ParamId id : table.Params(role)) {
+      const std::string& name = table.param(id).name;
+      if (!done.insert(name).second) continue;
+      const std::string_view module = ModuleOf(name);
+      std::vector<std::string> names = {name};
+      std::string into = name;
+      bool follows = false;
+      for (const Fusion& fusion : fused) {
+        const auto found =
+            std::find(fusion.modules.begin(), fusion.modules.end(), module);
+        if (found == fusion.modules.end()) continue;
+        follows = found != fusion.modules.begin();
+        into = WithModule(name, fusion.into);
+        names.clear();
+        for (const std::string& other : fusion.modules) {
+          names.push_back(WithModule(name, other));
+        }
+      }
+      if (follows) continue;
+      for (const LayerGroup& group : table.GroupNamed(role, names, layers)) {
+        if (role == kRow) {
+          add(group, ColumnShard(group, into, part));
+          continue;
+        }
+        TensorSpec spec = {
+            .name = into, .shape = group.params[0]->shape, .parts = {}};
+        spec.shape[0] = 0;
+        const EvenPart cut = role == kColumn ? part : EvenPart{};
+        for (const Param* param : group.params) {
+          const Range rows = EvenShard(param->shape[0], cut.count, cut.index);
+          spec.parts.push_back(RowsPart(*param, rows, spec.shape[0]));
+          spec.shape[0] += rows.size();
+        }
+        add(group, std::move(spec));
+      }
+    }
+  }
 }
 
 void AddFusedExperts(const LayoutContext& context,

@@ -87,6 +87,12 @@ TensorSpec Transposed(TensorSpec spec);
 void AddServingMixers(const Architecture& architecture, EvenPart part,
                       AddStack add);
 
+// Adds what a rank holds of the layers' modules that a file of rules describes
+// by how they are cut.
+void AddPlainModules(const LayoutContext& context, const RoleTable& table,
+                     absl::Span<const Fusion> fused, Renames renames,
+                     EvenPart part, Range layers, std::vector<BufferId>& out);
+
 // Experts that the checkpoint holds in one tensor a layer (gpt_oss).
 struct FusedExpertTensors {
   std::string_view module;  // after "experts.": "" or "routed_experts."

@@ -108,6 +108,17 @@ void CheckModel(const LayoutContext& context, const RoleTable& table,
                                   "wanted bf16",
                                   side.key, name));
   }
+  for (const ParamRole role : {kColumn, kRow}) {
+    if (side.dp_attention.value == 1 || table.Params(role).empty()) continue;
+    checks.Report(
+        side.dp_attention.place,
+        absl::StrFormat("%s.dp_attention %d: whether \"%s\" of this %s is cut "
+                        "with the attention is not known of roles column and "
+                        "row; wanted 1",
+                        side.key, side.dp_attention.value,
+                        table.param(table.Params(role)[0]).name, name));
+    break;
+  }
   CheckDenseLayers(context, table, checks);
 }
 
@@ -259,6 +270,7 @@ ExpertForm CheckSizes(const LayoutContext& context, const RoleTable& table,
   }
   checks.Heads(attention);
   CheckMlp(checks, tensor);
+  CheckPlainModules(checks, tensor);
   CheckShared(context, table, tensor, checks);
   CheckMixerSizes(checks, context.model.architecture, attention,
                   MambaGroups::kCutOrWhole);

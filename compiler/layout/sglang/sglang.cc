@@ -192,6 +192,8 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
         kSharedExpertRouter}) {
     add({role}, Replicated);
   }
+  AddPlainModules(context_, table_, traits_.fused, traits_.renames, mlp, layers,
+                  out);
 }
 
 // Of sparse attention, whole on each rank.
@@ -336,6 +338,15 @@ std::vector<BufferId> SglangLayout::Rank(const ExpertSlice& experts,
                                          int64_t stage, Range layers,
                                          int64_t tensor) {
   std::vector<BufferId> out;
+  const auto add_whole = [&](ParamRole role, bool is_here) {
+    for (const ParamId id : table_.Params(role)) {
+      AddEnd(context_, is_here ? EndUse::kRead : EndUse::kAbsent,
+             WholeTensor(context_,
+                         Renamed(table_.param(id).name, traits_.renames), id),
+             out);
+    }
+  };
+  add_whole(kFirstStage, stage == 0);
   for (const ParamId id : table_.Params(kEmbedding)) {
     Buffer embedding = traits_.embedding == SglangTraits::Embedding::kWhole
                            ? WholeTensor(context_, table_.param(id).name, id)
@@ -349,13 +360,8 @@ std::vector<BufferId> SglangLayout::Rank(const ExpertSlice& experts,
   }
   AddLayers(layers, tensor, out);
   AddExperts(experts, layers, tensor, out);
-  for (const ParamId id : table_.Params(kFinalNorm)) {
-    AddEnd(context_,
-           stage == sizes_.pipeline - 1 ? EndUse::kRead : EndUse::kAbsent,
-           WholeTensor(context_,
-                       Renamed(table_.param(id).name, traits_.renames), id),
-           out);
-  }
+  add_whole(kFinalNorm, stage == sizes_.pipeline - 1);
+  add_whole(kLastStage, stage == sizes_.pipeline - 1);
   AddHead(stage, tensor, out);
   return out;
 }

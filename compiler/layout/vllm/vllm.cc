@@ -119,6 +119,7 @@ void VllmLayout::CheckSizes(SizeChecks& checks) {
       checks.Named("tensor_parallel", side.tensor_parallel);
   checks.Heads(tensor);
   CheckMlp(checks, tensor);
+  CheckPlainModules(checks, tensor);
   if (!HasWholeSharedExperts()) CheckSharedExperts(checks, tensor);
   CheckMixerSizes(checks, context_.model.architecture, tensor,
                   MambaGroups::kCutOrWhole);
@@ -222,6 +223,10 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   const bool reads_embedding = stage == 0 ||
                                (drafts && !traits_.draft_has_prefix) ||
                                (architecture.tied && last);
+  for (const ParamId id : table_.Params(kFirstStage)) {
+    AddEnd(stage == 0, traits_.every_stage != VllmTraits::EveryStage::kNothing,
+           WholeTensor(context_, table_.param(id).name, id), out);
+  }
   for (const ParamId id : table_.Params(kEmbedding)) {
     Buffer embedding = ServingVocabulary(context_, id, {sizes_.tensor, tensor});
     if (drafts && traits_.draft_has_prefix && stage > 0) {
@@ -357,6 +362,8 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   add({kSharedExpertRouter}, replicated);
   AddMlp(table_, {kSharedExpertGate, kSharedExpertUp, kSharedExpertDown},
          shared_part, add);
+  AddPlainModules(context_, table_, traits_.fused, traits_.renames, part,
+                  layers, out);
   return out;
 }
 
@@ -405,9 +412,11 @@ std::vector<BufferId> VllmLayout::Experts(const ExpertSlice& slice,
 std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {
   std::vector<BufferId> out;
   const bool last = stage == sizes_.pipeline - 1;
-  for (const ParamId id : table_.Params(kFinalNorm)) {
-    AddEnd(last, traits_.every_stage == VllmTraits::EveryStage::kEnds,
-           WholeTensor(context_, table_.param(id).name, id), out);
+  for (const ParamRole role : {kFinalNorm, kLastStage}) {
+    for (const ParamId id : table_.Params(role)) {
+      AddEnd(last, traits_.every_stage == VllmTraits::EveryStage::kEnds,
+             WholeTensor(context_, table_.param(id).name, id), out);
+    }
   }
   // Tied: the head is the embedding's own tensor and has no name.
   if (context_.model.architecture.tied) return out;

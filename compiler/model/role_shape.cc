@@ -1,0 +1,88 @@
+#include "compiler/model/role_shape.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "absl/strings/str_format.h"
+
+namespace refit {
+namespace {
+
+// The rows that the architecture gives a role's tensor; nullopt: any.
+std::optional<int64_t> RowsWanted(ParamRole role, const Architecture& a) {
+  switch (role) {
+    case ParamRole::kQuery:
+    case ParamRole::kQueryBias:
+      return a.heads * a.query_head_rows();
+    case ParamRole::kKey:
+    case ParamRole::kValue:
+    case ParamRole::kKeyBias:
+    case ParamRole::kValueBias:
+      return a.kv_heads * a.head_dim;
+    case ParamRole::kLatentQuery:
+    case ParamRole::kQueryUp:
+      if (!a.latent.has_value()) return std::nullopt;
+      return a.heads * (a.latent->nope_dim + a.latent->rope_dim);
+    case ParamRole::kKeyValueUp:
+      if (!a.latent.has_value()) return std::nullopt;
+      return a.heads * (a.latent->nope_dim + a.latent->value_dim);
+    case ParamRole::kQueryHeadsNorm:
+      return a.heads * a.head_dim;
+    case ParamRole::kKeyHeadsNorm:
+      return a.kv_heads * a.head_dim;
+    case ParamRole::kEmbedding:
+    case ParamRole::kOutputHead:
+      return a.vocab;
+    case ParamRole::kRouter:
+    case ParamRole::kRouterCorrection:
+    case ParamRole::kStackedExpertGateUp:
+    case ParamRole::kStackedExpertDown:
+      return a.experts;
+    default:
+      return std::nullopt;
+  }
+}
+
+}  // namespace
+
+std::string ShapeMistake(const Param& param, const Architecture& architecture) {
+  const RoleForm form = FormOf(param.role);
+  const size_t index_dims = form.scope == RoleScope::kModel   ? 0
+                            : form.scope == RoleScope::kLayer ? 1
+                                                              : 2;
+  const auto dims = static_cast<size_t>(form.dims);
+  if (param.index.size() != index_dims) {
+    return absl::StrFormat("has %d numbers in its name; wanted %d",
+                           param.index.size(), index_dims);
+  }
+  const bool may_have_more =
+      IsPlainModule(param.role) && param.role != ParamRole::kRow;
+  if (may_have_more ? param.shape.size() < dims : param.shape.size() != dims) {
+    return absl::StrFormat("has %d dims; wanted %d%s", param.shape.size(), dims,
+                           may_have_more ? " or more" : "");
+  }
+  const std::optional<int64_t> rows = RowsWanted(param.role, architecture);
+  if (rows.has_value() && param.shape[0] != *rows) {
+    return absl::StrFormat("has %d rows; wanted %d", param.shape[0], *rows);
+  }
+  const int64_t output_columns =
+      architecture.heads * (architecture.latent.has_value()
+                                ? architecture.latent->value_dim
+                                : architecture.head_dim);
+  if (param.role == ParamRole::kAttentionOutput &&
+      param.shape[1] != output_columns) {
+    return absl::StrFormat("has %d columns; wanted %d", param.shape[1],
+                           output_columns);
+  }
+  if (index_dims == 0) return "";
+  for (const int32_t number : param.index[0].numbers) {
+    const int32_t layer = param.first_layer + number;
+    if (layer >= 0 && layer < architecture.all_layers()) continue;
+    return absl::StrFormat("has a layer %d; the model has %d layers", layer,
+                           architecture.all_layers());
+  }
+  return "";
+}
+
+}  // namespace refit

@@ -1,0 +1,219 @@
+#include "compiler/model/rules/expression.h"
+
+#include <charconv>
+#include <cstddef>
+#include <system_error>
+
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "plan/nearest_word.h"
+
+namespace refit {
+namespace {
+
+constexpr int kDepthMax = 64;
+
+bool IsWordCharacter(char c) { return absl::ascii_isalnum(c) || c == '_'; }
+
+// Recursive descent; stops at the first mistake.
+class Evaluator {
+ public:
+  Evaluator(std::string_view text, const ExpressionScope& scope)
+      : text_(text), scope_(scope) {}
+
+  absl::StatusOr<int64_t> Whole() {
+    const absl::StatusOr<int64_t> value = Choice();
+    if (!value.ok()) return value;
+    if (!Next().empty()) {
+      return Wrong(absl::StrFormat("%s stands after its end", Quoted(Next())));
+    }
+    return value;
+  }
+
+ private:
+  static absl::Status Wrong(const std::string& message) {
+    return absl::InvalidArgumentError(message);
+  }
+
+  // The next word, number or sign; "" at the end.
+  std::string_view Next() {
+    while (at_ < text_.size() && absl::ascii_isspace(text_[at_])) ++at_;
+    size_t end = at_;
+    while (end < text_.size() && IsWordCharacter(text_[end])) ++end;
+    if (end == at_ && end < text_.size()) ++end;
+    return text_.substr(at_, end - at_);
+  }
+  bool Take(std::string_view token) {
+    if (Next() != token) return false;
+    at_ += token.size();
+    return true;
+  }
+
+  absl::StatusOr<int64_t> Choice() {
+    if (++depth_ > kDepthMax) return Wrong("it is nested too deep");
+    absl::StatusOr<int64_t> value = Negation();
+    while (Take("or")) {
+      const absl::StatusOr<int64_t> other = Negation();
+      // A mistake that is no missing key is one whatever the config has.
+      if (!other.ok() && !absl::IsNotFound(other.status())) return other;
+      if (absl::IsNotFound(value.status())) value = other;
+      if (!value.ok() && !absl::IsNotFound(value.status())) return value;
+    }
+    --depth_;
+    return value;
+  }
+
+  absl::StatusOr<int64_t> Negation() {
+    if (!Take("not")) return Sum();
+    const absl::StatusOr<int64_t> value = Sum();
+    if (!value.ok()) return value;
+    return *value == 0 ? 1 : 0;
+  }
+
+  absl::StatusOr<int64_t> Sum() {
+    absl::StatusOr<int64_t> value = Product();
+    while (Next() == "+" || Next() == "-") {
+      const std::string_view sign = Next();
+      at_ += sign.size();
+      value = Joined(value, sign, Product());
+    }
+    return value;
+  }
+
+  absl::StatusOr<int64_t> Product() {
+    absl::StatusOr<int64_t> value = Operand();
+    while (Next() == "*" || Next() == "/") {
+      const std::string_view sign = Next();
+      at_ += sign.size();
+      value = Joined(value, sign, Operand());
+    }
+    return value;
+  }
+
+  // A mistake in the form of either side comes before a missing key, so that
+  // "or" hides none.
+  static absl::StatusOr<int64_t> Joined(const absl::StatusOr<int64_t>& a,
+                                        std::string_view sign,
+                                        const absl::StatusOr<int64_t>& b) {
+    if (!a.ok() && !absl::IsNotFound(a.status())) return a;
+    if (!b.ok()) return b;
+    if (!a.ok()) return a;
+    int64_t result = 0;
+    bool overflows = false;
+    switch (sign[0]) {
+      case '+':
+        overflows = __builtin_add_overflow(*a, *b, &result);
+        break;
+      case '-':
+        overflows = __builtin_sub_overflow(*a, *b, &result);
+        break;
+      case '*':
+        overflows = __builtin_mul_overflow(*a, *b, &result);
+        break;
+      default:
+        if (*b == 0) return Wrong(absl::StrFormat("%d / 0 is no number", *a));
+        if (*b == -1) {
+          overflows = __builtin_sub_overflow(int64_t{0}, *a, &result);
+          break;
+        }
+        if (*a % *b != 0) {
+          return Wrong(absl::StrFormat("%d / %d is no whole number", *a, *b));
+        }
+        result = *a / *b;
+    }
+    if (overflows) {
+      return Wrong(absl::StrFormat("%d %s %d is too large", *a, sign, *b));
+    }
+    return result;
+  }
+
+  absl::StatusOr<int64_t> Operand() {
+    const std::string_view token = Next();
+    if (token.empty()) return Wrong("a number or a name is missing at its end");
+    if (Take("(")) {
+      absl::StatusOr<int64_t> value = Choice();
+      if (!value.ok() && !absl::IsNotFound(value.status())) return value;
+      if (!Take(")")) {
+        return Wrong(absl::StrFormat(
+            "%s; wanted \")\"", Next().empty()
+                                    ? "it ends"
+                                    : absl::StrCat("it has ", Quoted(Next()))));
+      }
+      return value;
+    }
+    if (!IsWordCharacter(token[0])) {
+      return Wrong(
+          absl::StrFormat("%s stands where a number or a name is "
+                          "wanted",
+                          Quoted(token)));
+    }
+    at_ += token.size();
+    if (absl::ascii_isdigit(token[0])) {
+      int64_t number = 0;
+      const auto [end, error] =
+          std::from_chars(token.data(), token.data() + token.size(), number);
+      if (error == std::errc() && end == token.data() + token.size()) {
+        return number;
+      }
+      return Wrong(absl::StrFormat("%s is no number", Quoted(token)));
+    }
+    if (token == "true") return 1;
+    if (token == "false") return 0;
+    if (token == "or" || token == "not") {
+      return Wrong(
+          absl::StrFormat("%s stands where a number or a name is "
+                          "wanted",
+                          Quoted(token)));
+    }
+    return Named(token);
+  }
+
+  absl::StatusOr<int64_t> Named(std::string_view name) {
+    for (const auto& [size, value] : scope_.sizes) {
+      if (size == name) return value;
+    }
+    const JsonValue* value = scope_.Find(name);
+    if (value == nullptr) return absl::NotFoundError(scope_.NoKey(name));
+    if (const bool* flag = value->AsBool()) return *flag ? 1 : 0;
+    if (const int64_t* number = value->AsInteger()) return *number;
+    return Wrong(
+        absl::StrFormat("config.json has %s as %s, which is no integer",
+                        Quoted(name), value->Text()));
+  }
+
+  const std::string_view text_;
+  const ExpressionScope& scope_;
+  size_t at_ = 0;
+  int depth_ = 0;
+};
+
+}  // namespace
+
+const JsonValue* ExpressionScope::Find(std::string_view key) const {
+  for (const JsonMember& member : config) {
+    if (member.key == key && !member.value.IsNull()) return &member.value;
+  }
+  return nullptr;
+}
+
+std::string ExpressionScope::NoKey(std::string_view key) const {
+  std::vector<std::string_view> known;
+  for (const auto& [name, value] : sizes) known.push_back(name);
+  for (const JsonMember& member : config) {
+    if (!member.value.IsNull()) known.push_back(member.key);
+  }
+  const std::string nearest = NearestWord(key, known);
+  return absl::StrFormat(
+      "config.json has no key %s%s", Quoted(key),
+      nearest.empty() ? "; wanted one of its keys, or a size of the rules"
+                      : absl::StrFormat("; did you mean \"%s\"?", nearest));
+}
+
+absl::StatusOr<int64_t> Evaluate(std::string_view text,
+                                 const ExpressionScope& scope) {
+  return Evaluator(text, scope).Whole();
+}
+
+}  // namespace refit

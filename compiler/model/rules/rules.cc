@@ -1,0 +1,904 @@
+#include "compiler/model/rules/rules.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "compiler/job/keys.h"
+#include "compiler/job/object_reader.h"
+#include "compiler/model/json_file.h"
+#include "compiler/model/role_shape.h"
+#include "compiler/model/rules/expression.h"
+#include "compiler/model/stacks.h"
+#include "plan/nearest_word.h"
+
+namespace refit {
+namespace {
+
+using enum ParamRole;
+
+constexpr int64_t kRulesBytesMax = int64_t{4} << 20;
+constexpr int64_t kExtentMax = (int64_t{1} << 31) - 1;
+constexpr int64_t kCountMax = 100'000;
+constexpr std::string_view kLayer = "{layer}";
+constexpr std::string_view kExpert = "{expert}";
+constexpr std::string_view kOrNone = " or []";
+
+constexpr std::pair<std::string_view, ParamRole> kRoles[] = {
+    {"embedding", kEmbedding},
+    {"final_norm", kFinalNorm},
+    {"output_head", kOutputHead},
+    {"attention_norm", kAttentionNorm},
+    {"query", kQuery},
+    {"key", kKey},
+    {"value", kValue},
+    {"query_bias", kQueryBias},
+    {"key_bias", kKeyBias},
+    {"value_bias", kValueBias},
+    {"query_norm", kQueryNorm},
+    {"key_norm", kKeyNorm},
+    {"query_heads_norm", kQueryHeadsNorm},
+    {"key_heads_norm", kKeyHeadsNorm},
+    {"attention_output", kAttentionOutput},
+    {"attention_output_bias", kAttentionOutputBias},
+    {"mlp_norm", kMlpNorm},
+    {"mlp_input_norm", kMlpInputNorm},
+    {"mlp_output_norm", kMlpOutputNorm},
+    {"mlp_gate", kMlpGate},
+    {"mlp_up", kMlpUp},
+    {"mlp_down", kMlpDown},
+    {"moe_norm", kMoeNorm},
+    {"router", kRouter},
+    {"router_bias", kRouterBias},
+    {"router_correction", kRouterCorrection},
+    {"expert_gate", kExpertGate},
+    {"expert_up", kExpertUp},
+    {"expert_down", kExpertDown},
+    {"stacked_expert_gate_up", kStackedExpertGateUp},
+    {"stacked_expert_down", kStackedExpertDown},
+    {"shared_expert_gate", kSharedExpertGate},
+    {"shared_expert_up", kSharedExpertUp},
+    {"shared_expert_down", kSharedExpertDown},
+    {"shared_expert_router", kSharedExpertRouter},
+    {"column", kColumn},
+    {"row", kRow},
+    {"replicated", kReplicated},
+    {"first_stage", kFirstStage},
+    {"last_stage", kLastStage},
+};
+
+// Sizes that layouts read, and what each is unless the file says.
+struct KnownSize {
+  std::string_view name;
+  std::string_view otherwise;
+  int64_t min;
+  int64_t max;
+  int64_t Architecture::*member;
+};
+constexpr KnownSize kSizes[] = {
+    {"layers", "num_hidden_layers", 1, kCountMax, &Architecture::layers},
+    {"hidden", "hidden_size", 1, kExtentMax, &Architecture::hidden},
+    {"heads", "num_attention_heads", 1, kExtentMax, &Architecture::heads},
+    {"kv_heads", "num_key_value_heads or num_attention_heads", 1, kExtentMax,
+     &Architecture::kv_heads},
+    {"head_dim", "head_dim or hidden_size / num_attention_heads", 1, kExtentMax,
+     &Architecture::head_dim},
+    {"vocab", "vocab_size", 1, kExtentMax, &Architecture::vocab},
+    {"experts", "0", 0, kCountMax, &Architecture::experts},
+};
+constexpr std::string_view kTied = "tied";
+constexpr std::string_view kTiedOtherwise = "tie_word_embeddings or false";
+
+// Rows of these stand in one tensor of a framework, so that their other
+// dimensions are equal; of the first two of a gated MLP the rows too.
+struct JoinedRoles {
+  std::array<ParamRole, 3> roles;
+  size_t from_dim;  // the first that is equal
+};
+constexpr JoinedRoles kJoined[] = {
+    {{kQuery, kKey, kValue}, 1},
+    {{kMlpGate, kMlpUp, kMlpUp}, 0},
+    {{kExpertGate, kExpertUp, kExpertUp}, 0},
+    {{kSharedExpertGate, kSharedExpertUp, kSharedExpertUp}, 0},
+};
+
+std::vector<std::string_view> WordsOf(
+    absl::Span<const std::pair<std::string_view, ParamRole>> roles) {
+  std::vector<std::string_view> words;
+  for (const auto& [word, role] : roles) words.push_back(word);
+  return words;
+}
+
+std::string Hint(std::string_view word,
+                 const std::vector<std::string_view>& words) {
+  const std::string nearest = NearestWord(word, words);
+  return nearest.empty() ? absl::StrFormat("; wanted %s", Alternatives(words))
+                         : absl::StrFormat("; did you mean \"%s\"?", nearest);
+}
+
+template <typename T>
+struct TraitWord {
+  std::string_view word;
+  T value;
+};
+constexpr TraitWord<VllmTraits::EveryStage> kEveryStageWords[] = {
+    {"nothing", VllmTraits::EveryStage::kNothing},
+    {"embedding", VllmTraits::EveryStage::kEmbedding},
+    {"vocabulary", VllmTraits::EveryStage::kVocabulary},
+    {"ends", VllmTraits::EveryStage::kEnds}};
+constexpr TraitWord<SglangTraits::Head> kHeadWords[] = {
+    {"last_stage", SglangTraits::Head::kLastStage},
+    {"every_stage", SglangTraits::Head::kEveryStage},
+    {"own_tensor", SglangTraits::Head::kOwnTensor}};
+constexpr TraitWord<SglangTraits::SharedFusion> kSharedFusionWords[] = {
+    {"never", SglangTraits::SharedFusion::kNever},
+    {"one_expert", SglangTraits::SharedFusion::kOneExpert},
+    {"always", SglangTraits::SharedFusion::kAlways}};
+constexpr TraitWord<SglangTraits::Embedding> kEmbeddingWords[] = {
+    {"first_stage", SglangTraits::Embedding::kFirstStage},
+    {"every_stage", SglangTraits::Embedding::kEveryStage},
+    {"whole", SglangTraits::Embedding::kWhole}};
+
+// Reads the file into the model, in the order of its parts: each uses those
+// before.
+class RulesReader {
+ public:
+  RulesReader(const ValueReader& values, const JsonValue& root,
+              const JsonValue::Object& config_members, ConfigReader& config,
+              Model& model)
+      : values_(values),
+        reader_(values, root, ""),
+        config_(config),
+        scope_({.config = config_members, .sizes = {}}),
+        model_(model) {}
+
+  void Read();
+
+ private:
+  struct Rule {
+    size_t param;  // of model_.params
+    const JsonValue* value;
+  };
+
+  void ReadModelType();
+  void ReadSizes();
+  void ReadLayerSets();
+  std::vector<int32_t> LayerSet(const JsonValue& value,
+                                const std::string& path);
+  void ReadParams();
+  void ReadParam(const JsonValue& value, const std::string& path);
+  void ReadStoredBeside();
+  void ReadTraits();
+  void ReadVllm(const JsonValue& value);
+  void ReadSglang(const JsonValue& value);
+
+  void CheckNoNameTwice();
+  void CheckRolesOfLayers();
+  void CheckJoined();
+  void CheckFusion(const Fusion& fusion, const JsonValue& value,
+                   const std::string& path);
+
+  // The value of an expression in the range; nullopt after a report.
+  std::optional<int64_t> Number(const JsonValue& value, const std::string& path,
+                                IntegerRange range);
+  Renames ReadNames(ObjectReader& traits);
+  absl::Span<const Fusion> ReadFused(ObjectReader& traits);
+  template <typename T, size_t N>
+  void ReadWord(ObjectReader& traits, std::string_view key,
+                const TraitWord<T> (&words)[N], T& target);
+  void ReadFlag(ObjectReader& traits, std::string_view key, bool& target);
+  std::string_view Keep(std::string text) {
+    own_->texts.push_back({std::move(text)});
+    return own_->texts.back().front();
+  }
+  Architecture& architecture() { return model_.architecture; }
+  Diagnostics& diagnostics() { return values_.diagnostics(); }
+
+  const ValueReader& values_;
+  ObjectReader reader_;
+  ConfigReader& config_;
+  ExpressionScope scope_;
+  Model& model_;
+  std::shared_ptr<FamilyOfFile> own_ = std::make_shared<FamilyOfFile>();
+  std::map<std::string, std::vector<int32_t>, std::less<>> layer_sets_;
+  std::vector<Rule> rules_;  // of each param
+  std::string head_;         // the name of a tied one
+};
+
+void RulesReader::Read() {
+  const int64_t errors_before = diagnostics().error_count();
+  const auto ok = [&] { return diagnostics().error_count() == errors_before; };
+  model_.place = reader_.place();
+  model_.own_family = std::shared_ptr<const Family>(own_, &own_->family);
+  model_.architecture.family = &own_->family;
+  ReadModelType();
+  ReadSizes();
+  if (ok()) ReadLayerSets();
+  if (ok()) ReadParams();
+  ReadStoredBeside();
+  if (ok()) {
+    CheckNoNameTwice();
+  }
+  if (ok()) CheckRolesOfLayers();
+  if (ok()) {
+    CheckJoined();
+    ReadTraits();
+  }
+  for (const std::string_view key :
+       {"model_type", "sizes", "layers", "params", "stored_beside", "vllm",
+        "sglang", "megatron"}) {
+    reader_.Find(key);
+  }
+  reader_.RejectOtherKeys();
+}
+
+void RulesReader::ReadModelType() {
+  const JsonValue* value = reader_.Require("model_type", "a string");
+  if (value == nullptr) return;
+  const std::string* type = values_.String(*value, "model_type");
+  if (type == nullptr) return;
+  own_->model_type = *type;
+  own_->family.model_type = own_->model_type;
+  own_->family.of_file = true;
+  const std::string found = config_.String("model_type");
+  if (found.empty() || found == *type) return;
+  values_.Error(*value, absl::StrFormat("model_type %s, but config.json is of "
+                                        "model_type %s; wanted the same",
+                                        Quoted(*type), Quoted(found)));
+}
+
+std::optional<int64_t> RulesReader::Number(const JsonValue& value,
+                                           const std::string& path,
+                                           IntegerRange range) {
+  const auto wanted = [&] {
+    return absl::StrFormat("wanted %d to %d", range.min, range.max);
+  };
+  std::optional<int64_t> number;
+  std::string shown = value.Text();
+  if (const int64_t* integer = value.AsInteger()) {
+    number = *integer;
+  } else if (const std::string* text = value.AsString()) {
+    const absl::StatusOr<int64_t> result = Evaluate(*text, scope_);
+    if (!result.ok()) {
+      values_.Error(value, absl::StrFormat("%s is %s: %s", path, shown,
+                                           result.status().message()));
+      return std::nullopt;
+    }
+    number = *result;
+    absl::StrAppend(&shown, ", ", *number, " for this config.json");
+  } else {
+    values_.Wrong(value, path, "an integer or an expression in quotes");
+    return std::nullopt;
+  }
+  if (*number >= range.min && *number <= range.max) return number;
+  values_.Error(value, absl::StrFormat("%s is %s; %s", path, shown, wanted()));
+  return std::nullopt;
+}
+
+void RulesReader::ReadSizes() {
+  const int64_t errors_before = diagnostics().error_count();
+  const JsonValue* value = reader_.Find("sizes");
+  JsonValue::Object none;
+  const bool is_object = value != nullptr && values_.IsObject(*value, "sizes");
+  const JsonValue::Object& members = is_object ? *value->AsObject() : none;
+  const Place place =
+      value == nullptr ? reader_.place() : values_.PlaceOf(*value);
+  // Those that layouts read, which all others may name.
+  const auto known = [&](std::string_view name, std::string_view otherwise,
+                         IntegerRange range) -> int64_t {
+    const auto given =
+        std::find_if(members.begin(), members.end(),
+                     [&](const JsonMember& m) { return m.key == name; });
+    int64_t size = range.max == 1 ? 0 : 1;  // after a report
+    if (given != members.end()) {
+      size = Number(given->value, absl::StrFormat("sizes.%s", name), range)
+                 .value_or(size);
+    } else {
+      const absl::StatusOr<int64_t> number = Evaluate(otherwise, scope_);
+      const bool fits =
+          number.ok() && *number >= range.min && *number <= range.max;
+      if (fits) {
+        size = *number;
+      } else {
+        diagnostics().Error(
+            place,
+            absl::StrFormat(
+                "missing key \"%s\" in sizes, and its default \"%s\" is no "
+                "size: %s; wanted an expression over config.json's keys",
+                name, otherwise,
+                number.ok() ? absl::StrFormat("%d is not %d to %d", *number,
+                                              range.min, range.max)
+                            : std::string(number.status().message())));
+      }
+    }
+    scope_.sizes.emplace_back(name, size);
+    return size;
+  };
+  for (const KnownSize& size : kSizes) {
+    architecture().*size.member =
+        known(size.name, size.otherwise, {.min = size.min, .max = size.max});
+  }
+  architecture().tied = known(kTied, kTiedOtherwise, {.min = 0, .max = 1}) != 0;
+  const size_t of_layouts = scope_.sizes.size();
+  for (const JsonMember& member : members) {
+    const auto end = scope_.sizes.begin() + static_cast<ptrdiff_t>(of_layouts);
+    if (std::any_of(scope_.sizes.begin(), end, [&](const auto& size) {
+          return size.first == member.key;
+        })) {
+      continue;
+    }
+    const std::optional<int64_t> number =
+        Number(member.value, absl::StrCat("sizes.", member.key),
+               {.min = 0, .max = kExtentMax});
+    scope_.sizes.emplace_back(member.key, number.value_or(1));
+  }
+  if (diagnostics().error_count() == errors_before &&
+      architecture().heads % architecture().kv_heads != 0) {
+    diagnostics().Error(
+        place, absl::StrFormat("sizes.kv_heads %d does not divide sizes.heads "
+                               "%d",
+                               architecture().kv_heads, architecture().heads));
+  }
+}
+
+void RulesReader::ReadLayerSets() {
+  const JsonValue* value = reader_.Find("layers");
+  if (value == nullptr || !values_.IsObject(*value, "layers")) return;
+  for (const JsonMember& member : *value->AsObject()) {
+    const std::string path = absl::StrCat("layers.", member.key);
+    if (!values_.IsObject(member.value, path)) continue;
+    layer_sets_[member.key] = LayerSet(member.value, path);
+  }
+}
+
+std::vector<int32_t> RulesReader::LayerSet(const JsonValue& value,
+                                           const std::string& path) {
+  ObjectReader reader(values_, value, path);
+  const int64_t layers = architecture().layers;
+  const auto bound = [&](std::string_view key, int64_t otherwise) {
+    const JsonValue* bound = reader.Find(key);
+    if (bound == nullptr) return otherwise;
+    return Number(*bound, reader.PathOf(key), {.min = 0, .max = kCountMax})
+        .value_or(otherwise);
+  };
+  const int64_t from = bound("from", 0);
+  const int64_t to = bound("to", layers);
+  const int64_t every = bound("every", 1);
+  if (every == 0) {
+    values_.Wrong(*reader.Find("every"), reader.PathOf("every"), "1 or more");
+  }
+  std::set<int64_t> left_out;
+  if (const JsonValue* except = reader.Find("except")) {
+    const std::string* key = values_.String(*except, reader.PathOf("except"),
+                                            "a key of config.json");
+    if (key != nullptr) {
+      std::string_view name = *key;
+      const bool may_lack = name.ends_with(kOrNone);
+      if (may_lack) name.remove_suffix(kOrNone.size());
+      if (scope_.Find(name) == nullptr && !may_lack) {
+        values_.Error(
+            *except,
+            absl::StrFormat("%s is %s: config.json has no such key; wanted "
+                            "one, or \"%s or []\"",
+                            reader.PathOf("except"), Quoted(*key), name));
+      }
+      const std::vector<int64_t> numbers = config_.IntegersOr(name, {});
+      left_out = {numbers.begin(), numbers.end()};
+    }
+  }
+  const std::vector<int32_t>* besides = nullptr;
+  if (const JsonValue* other = reader.Find("besides")) {
+    const std::string* name =
+        values_.String(*other, reader.PathOf("besides"), "a set of layers");
+    if (name != nullptr) {
+      const auto found = layer_sets_.find(*name);
+      if (found == layer_sets_.end()) {
+        std::vector<std::string_view> known;
+        for (const auto& [set, numbers] : layer_sets_) known.push_back(set);
+        values_.Error(*other,
+                      absl::StrFormat("%s is %s, which is no set of layers "
+                                      "before it%s",
+                                      reader.PathOf("besides"), Quoted(*name),
+                                      known.empty() ? "" : Hint(*name, known)));
+      } else {
+        besides = &found->second;
+      }
+    }
+  }
+  std::vector<std::string> types;
+  std::string type;
+  if (const JsonValue* where = reader.Find("where")) {
+    const std::string where_path = reader.PathOf("where");
+    if (values_.IsObject(*where, where_path)) {
+      const JsonValue::Object& pair = *where->AsObject();
+      if (pair.size() != 1 || pair[0].value.AsString() == nullptr) {
+        values_.Wrong(*where, where_path,
+                      "one key of config.json and the word of its list");
+      } else if (scope_.Find(pair[0].key) == nullptr) {
+        values_.Error(*where, absl::StrFormat("%s: %s", where_path,
+                                              scope_.NoKey(pair[0].key)));
+      } else {
+        type = *pair[0].value.AsString();
+        types = config_.StringsOr(pair[0].key, {});
+        if (static_cast<int64_t>(types.size()) != layers) {
+          values_.Error(*where,
+                        absl::StrFormat("%s: config.json's %s has %d words; "
+                                        "wanted %d, one per layer",
+                                        where_path, Quoted(pair[0].key),
+                                        types.size(), layers));
+          types.clear();
+        }
+      }
+    }
+  }
+  reader.RejectOtherKeys();
+  std::vector<int32_t> numbers;
+  for (int64_t layer = from; layer < std::min(to, layers); ++layer) {
+    if (every > 1 && (layer + 1) % every != 0) continue;
+    if (left_out.contains(layer)) continue;
+    if (!types.empty() && types[layer] != type) continue;
+    const auto number = static_cast<int32_t>(layer);
+    if (besides != nullptr &&
+        std::binary_search(besides->begin(), besides->end(), number)) {
+      continue;
+    }
+    numbers.push_back(number);
+  }
+  return numbers;
+}
+
+void RulesReader::ReadParams() {
+  const JsonValue* value = reader_.Require("params", "an array of parameters");
+  if (value == nullptr) return;
+  const JsonValue::Array* array =
+      values_.Array(*value, "params", "an array of parameters");
+  if (array == nullptr) return;
+  model_.place = values_.PlaceOf(*value);
+  const int64_t errors_before = diagnostics().error_count();
+  for (size_t i = 0; i < array->size(); ++i) {
+    ReadParam((*array)[i], absl::StrFormat("params[%d]", i));
+  }
+  if (architecture().tied && !head_.empty()) {
+    const auto embedding = std::find_if(
+        model_.params.begin(), model_.params.end(),
+        [](const Param& param) { return param.role == kEmbedding; });
+    if (embedding == model_.params.end()) {
+      values_.Error(*value,
+                    "params have no embedding, which the tied head is; wanted "
+                    "one of role embedding");
+      return;
+    }
+    model_.skips.push_back(
+        {.name = head_,
+         .reason = SkipReason::kTied,
+         .detail = absl::StrFormat("tie_word_embeddings: the head is %s",
+                                   embedding->name)});
+  }
+  const bool ok = diagnostics().error_count() == errors_before;
+  if (ok && model_.params.empty()) {
+    values_.Error(*value,
+                  "params give this config.json no parameter; wanted at least "
+                  "one");
+  }
+}
+
+void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
+  if (!values_.IsObject(value, path)) return;
+  const int64_t errors_before = diagnostics().error_count();
+  ObjectReader reader(values_, value, path);
+  const JsonValue* name = reader.Require("name", "a string");
+  const JsonValue* shape = reader.Require("shape", "an array");
+  const JsonValue* role = reader.Require("role", "a role");
+  const JsonValue* layers = reader.Find("layers");
+  const JsonValue* condition = reader.Find("if");
+  Located<DType> dtype = {.value = config_.WeightDType()};
+  ReadMember(reader, {.name = "dtype"}, dtype);
+  reader.RejectOtherKeys();
+  if (name == nullptr || shape == nullptr || role == nullptr) return;
+
+  Param param;
+  param.dtype = dtype.value;
+  const std::string* name_text = values_.String(*name, reader.PathOf("name"));
+  const std::string* role_text = values_.String(*role, reader.PathOf("role"));
+  const JsonValue::Array* extents =
+      values_.Array(*shape, reader.PathOf("shape"), "an array of sizes");
+  if (name_text == nullptr || role_text == nullptr || extents == nullptr)
+    return;
+
+  const auto* const known =
+      std::find_if(std::begin(kRoles), std::end(kRoles),
+                   [&](const auto& pair) { return pair.first == *role_text; });
+  if (known == std::end(kRoles)) {
+    values_.Error(*role, absl::StrFormat("%s is %s%s", reader.PathOf("role"),
+                                         Quoted(*role_text),
+                                         Hint(*role_text, RoleWords())));
+    return;
+  }
+  param.role = known->second;
+  if (param.role == kRouterCorrection && !dtype.given) {
+    param.dtype = DType::kFp32;
+  }
+
+  // A param that this config does not have needs no sizes.
+  bool present = true;
+  if (condition != nullptr) {
+    present =
+        Number(*condition, reader.PathOf("if"), {.min = 0, .max = kExtentMax})
+            .value_or(1) != 0;
+  }
+
+  param.name = *name_text;
+  const auto replace = [&](std::string_view mark, std::string_view number) {
+    const size_t at = param.name.find(mark);
+    if (at == std::string::npos) return false;
+    param.name.replace(at, mark.size(), number);
+    return true;
+  };
+  const std::string without = [&] {
+    std::string rest = *name_text;
+    for (const std::string_view mark : {kLayer, kExpert}) {
+      const size_t at = rest.find(mark);
+      if (at != std::string::npos) rest.erase(at, mark.size());
+    }
+    return rest;
+  }();
+  if (without.find_first_of("{}") != std::string::npos) {
+    values_.Error(*name,
+                  absl::StrFormat("%s is %s; wanted no braces but one {layer} "
+                                  "and one {expert}",
+                                  reader.PathOf("name"), Quoted(*name_text)));
+    return;
+  }
+  const bool of_layer = replace(kLayer, "{0}");
+  const bool of_expert = replace(kExpert, "{1}");
+  const RoleForm form = FormOf(param.role);
+  const bool layer_wanted = form.scope != RoleScope::kModel;
+  const bool expert_wanted = form.scope == RoleScope::kExpert;
+  if (of_layer != layer_wanted || of_expert != expert_wanted) {
+    values_.Error(
+        *name,
+        absl::StrFormat("%s is %s; the role %s wants a name with %s",
+                        reader.PathOf("name"), Quoted(*name_text), *role_text,
+                        expert_wanted  ? "{layer} and {expert}"
+                        : layer_wanted ? "{layer} and no {expert}"
+                                       : "neither {layer} nor {expert}"));
+    return;
+  }
+  if (of_layer) {
+    param.index.push_back(Consecutive(0, architecture().layers));
+  }
+  if (layers != nullptr) {
+    const std::string* set =
+        values_.String(*layers, reader.PathOf("layers"), "a set of layers");
+    if (set == nullptr) return;
+    const auto found = layer_sets_.find(*set);
+    if (found == layer_sets_.end()) {
+      std::vector<std::string_view> sets;
+      for (const auto& [word, numbers] : layer_sets_) sets.push_back(word);
+      values_.Error(
+          *layers,
+          absl::StrFormat("%s is %s, which is no set of \"layers\"%s",
+                          reader.PathOf("layers"), Quoted(*set),
+                          sets.empty() ? "; wanted one of them defined there"
+                                       : Hint(*set, sets)));
+      return;
+    }
+    if (!of_layer) {
+      values_.Error(*layers, absl::StrFormat("%s is of a parameter without "
+                                             "{layer}; wanted no such key",
+                                             reader.PathOf("layers")));
+      return;
+    }
+    param.index[0].numbers = found->second;
+    present &= !found->second.empty();
+  }
+  if (!present) return;
+  if (of_expert) {
+    if (architecture().experts == 0) {
+      values_.Error(*name, absl::StrFormat("%s has {expert}, and the model has "
+                                           "no experts; wanted \"experts\" in "
+                                           "sizes",
+                                           reader.PathOf("name")));
+      return;
+    }
+    param.index.push_back(Consecutive(0, architecture().experts));
+  }
+
+  for (size_t i = 0; i < extents->size(); ++i) {
+    const std::optional<int64_t> extent = Number(
+        (*extents)[i], absl::StrFormat("%s[%d]", reader.PathOf("shape"), i),
+        {.min = 1, .max = kExtentMax});
+    param.shape.push_back(extent.value_or(1));
+  }
+  if (diagnostics().error_count() != errors_before) return;
+  CheckStackSize(param, values_.PlaceOf(value), diagnostics());
+  if (diagnostics().error_count() != errors_before) return;
+  const std::string mistake = ShapeMistake(param, architecture());
+  if (!mistake.empty()) {
+    values_.Error(*shape,
+                  absl::StrFormat("%s: parameter %s %s", reader.PathOf("shape"),
+                                  Quoted(*name_text), mistake));
+    return;
+  }
+  if (param.role == kOutputHead && architecture().tied) {
+    head_ = param.name;
+    return;
+  }
+  rules_.push_back({.param = model_.params.size(), .value = &value});
+  model_.params.push_back(std::move(param));
+}
+
+void RulesReader::CheckNoNameTwice() {
+  std::vector<NamedTensor> tensors;
+  for (const Rule& rule : rules_) {
+    for (std::string& name : MemberNames(model_.params[rule.param])) {
+      tensors.push_back({.name = std::move(name),
+                         .shape = {},
+                         .dtype = DType::kUnspecified,
+                         .place = values_.PlaceOf(*rule.value)});
+    }
+  }
+  CheckNames(tensors, diagnostics());
+}
+
+// Each layer has one param of a role; of plain modules any number.
+void RulesReader::CheckRolesOfLayers() {
+  std::map<std::pair<ParamRole, int32_t>, const Rule*> seen;
+  for (const Rule& rule : rules_) {
+    const Param& param = model_.params[rule.param];
+    if (IsPlainModule(param.role)) continue;
+    std::vector<int32_t> layers = {-1};
+    if (!param.index.empty()) layers = param.index[0].numbers;
+    for (const int32_t layer : layers) {
+      const auto [it, is_new] = seen.try_emplace({param.role, layer}, &rule);
+      if (is_new) continue;
+      const auto* const word =
+          std::find_if(std::begin(kRoles), std::end(kRoles),
+                       [&](const auto& r) { return r.second == param.role; });
+      values_.Error(
+          *rule.value,
+          absl::StrFormat(
+              "params[%s] is the role %s%s a second time, after %s; wanted "
+              "each once (column, row, replicated, first_stage and last_stage "
+              "may stand often)",
+              Quoted(param.name), word->first,
+              layer < 0 ? "" : absl::StrCat(" of layer ", layer),
+              Quoted(model_.params[it->second->param].name)));
+      break;
+    }
+  }
+}
+
+void RulesReader::CheckJoined() {
+  for (const JoinedRoles& together : kJoined) {
+    std::map<int32_t, const Rule*> first;
+    for (const ParamRole role : together.roles) {
+      for (const Rule& rule : rules_) {
+        const Param& param = model_.params[rule.param];
+        if (param.role != role) continue;
+        for (const int32_t layer : param.index[0].numbers) {
+          const auto [it, is_new] = first.try_emplace(layer, &rule);
+          const Param& other = model_.params[it->second->param];
+          const auto begin = static_cast<ptrdiff_t>(together.from_dim);
+          if (std::equal(param.shape.begin() + begin, param.shape.end(),
+                         other.shape.begin() + begin, other.shape.end())) {
+            continue;
+          }
+          values_.Error(
+              *rule.value,
+              absl::StrFormat(
+                  "parameter %s has %d x %d elements, and %s, which frameworks "
+                  "join with it, %d x %d; wanted equal %s",
+                  Quoted(param.name), param.shape[0], param.shape[1],
+                  Quoted(other.name), other.shape[0], other.shape[1],
+                  together.from_dim == 0 ? "shapes" : "columns"));
+          return;
+        }
+      }
+    }
+  }
+}
+
+void RulesReader::ReadStoredBeside() {
+  Located<std::vector<std::string>> globs;
+  reader_.Read("stored_beside", {}, globs);
+  model_.stored_beside = std::move(globs.value);
+}
+
+Renames RulesReader::ReadNames(ObjectReader& traits) {
+  const JsonValue* value = traits.Find("names");
+  if (value == nullptr || !values_.IsObject(*value, traits.PathOf("names"))) {
+    return {};
+  }
+  std::vector<Rename>& renames = own_->renames.emplace_back();
+  for (const JsonMember& member : *value->AsObject()) {
+    const std::string path =
+        absl::StrFormat("%s.%s", traits.PathOf("names"), member.key);
+    const std::string* to = member.value.AsString();
+    if (to == nullptr) {
+      values_.Wrong(member.value, path, "a string");
+      continue;
+    }
+    const bool occurs = std::any_of(
+        model_.params.begin(), model_.params.end(), [&](const Param& p) {
+          return p.name.find(member.key) != std::string::npos;
+        });
+    if (member.key.empty() || !occurs) {
+      diagnostics().Error(
+          values_.document().PlaceAt(member.key_offset),
+          absl::StrFormat("%s renames %s, which is in no name of params; "
+                          "wanted a part of one",
+                          traits.PathOf("names"), Quoted(member.key)));
+      continue;
+    }
+    renames.emplace_back(Keep(member.key), Keep(*to));
+  }
+  return renames;
+}
+
+absl::Span<const Fusion> RulesReader::ReadFused(ObjectReader& traits) {
+  const JsonValue* value = traits.Find("fused");
+  const std::string path = traits.PathOf("fused");
+  if (value == nullptr || !values_.IsObject(*value, path)) return {};
+  std::vector<Fusion>& fusions = own_->fusions.emplace_back();
+  for (const JsonMember& member : *value->AsObject()) {
+    const std::string of_path = absl::StrFormat("%s.%s", path, member.key);
+    const std::optional<std::vector<std::string>> modules =
+        values_.Strings(member.value, of_path);
+    if (!modules.has_value()) continue;
+    if (modules->size() < 2) {
+      values_.Error(
+          member.value,
+          absl::StrFormat("%s has fewer than two modules; wanted two or more",
+                          of_path));
+      continue;
+    }
+    std::vector<std::string>& kept = own_->texts.emplace_back(*modules);
+    const Fusion fusion = {.into = Keep(member.key), .modules = kept};
+    CheckFusion(fusion, member.value, of_path);
+    fusions.push_back(fusion);
+  }
+  return fusions;
+}
+
+// Each module of the fusion stands beside the others, and is cut alike.
+void RulesReader::CheckFusion(const Fusion& fusion, const JsonValue& value,
+                              const std::string& path) {
+  bool found = false;
+  for (const Param& first : model_.params) {
+    if (!IsPlainModule(first.role) || first.index.empty()) continue;
+    if (ModuleOf(first.name) != fusion.modules[0]) continue;
+    found = true;
+    for (const std::string& module : fusion.modules) {
+      const std::string name = WithModule(first.name, module);
+      const auto other =
+          std::find_if(model_.params.begin(), model_.params.end(),
+                       [&](const Param& p) { return p.name == name; });
+      const auto report = [&](std::string_view what) {
+        values_.Error(value, absl::StrFormat("%s: parameter %s %s; wanted it "
+                                             "beside %s",
+                                             path, Quoted(name), what,
+                                             Quoted(first.name)));
+      };
+      if (other == model_.params.end()) return report("is not in params");
+      if (other->role != first.role || first.role == kRow) {
+        return report(first.role == kRow ? "is of role row, which cannot be "
+                                           "fused"
+                                         : "has another role");
+      }
+      if (other->index != first.index) return report("is of other layers");
+      if (!std::equal(other->shape.begin() + 1, other->shape.end(),
+                      first.shape.begin() + 1, first.shape.end())) {
+        return report("has other columns");
+      }
+    }
+  }
+  if (found) return;
+  std::vector<std::string_view> modules;
+  for (const Param& param : model_.params) {
+    if (IsPlainModule(param.role) && !param.index.empty()) {
+      modules.push_back(ModuleOf(param.name));
+    }
+  }
+  values_.Error(
+      value,
+      absl::StrFormat("%s: %s is no module of a parameter of role column or "
+                      "replicated%s (other roles are joined as their "
+                      "framework does)",
+                      path, Quoted(fusion.modules[0]),
+                      modules.empty() ? "" : Hint(fusion.modules[0], modules)));
+}
+
+template <typename T, size_t N>
+void RulesReader::ReadWord(ObjectReader& traits, std::string_view key,
+                           const TraitWord<T> (&words)[N], T& target) {
+  std::vector<std::string_view> names;
+  for (const TraitWord<T>& word : words) names.push_back(word.word);
+  Place place;
+  const size_t found = traits.Word(key, names, Alternatives(names), place);
+  if (found < N) target = words[found].value;
+}
+
+void RulesReader::ReadFlag(ObjectReader& traits, std::string_view key,
+                           bool& target) {
+  Located<bool> flag = {.value = target};
+  traits.Read(key, {}, flag);
+  target = flag.value;
+}
+
+void RulesReader::ReadVllm(const JsonValue& value) {
+  if (!values_.IsObject(value, "vllm")) return;
+  ObjectReader reader(values_, value, "vllm");
+  VllmTraits& traits = own_->family.vllm;
+  traits.known = true;
+  traits.renames = ReadNames(reader);
+  traits.fused = ReadFused(reader);
+  ReadWord(reader, "every_stage", kEveryStageWords, traits.every_stage);
+  ReadFlag(reader, "output_bias", traits.output_bias);
+  ReadFlag(reader, "fp32_router", traits.fp32_router);
+  ReadFlag(reader, "cuts_shared_experts_of_token_parts",
+           traits.cuts_shared_experts_of_token_parts);
+  reader.RejectOtherKeys();
+}
+
+void RulesReader::ReadSglang(const JsonValue& value) {
+  if (!values_.IsObject(value, "sglang")) return;
+  ObjectReader reader(values_, value, "sglang");
+  SglangTraits& traits = own_->family.sglang;
+  traits.known = true;
+  traits.renames = ReadNames(reader);
+  traits.fused = ReadFused(reader);
+  bool fp32_router = false;
+  ReadFlag(reader, "fp32_router", fp32_router);
+  if (fp32_router) traits.fp32_router_since = "0";
+  ReadWord(reader, "head", kHeadWords, traits.head);
+  ReadWord(reader, "embedding", kEmbeddingWords, traits.embedding);
+  ReadWord(reader, "shared_fusion", kSharedFusionWords, traits.shared_fusion);
+  ReadFlag(reader, "pipeline_parallel", traits.pipeline_parallel);
+  ReadFlag(reader, "dp_attention", traits.dp_attention);
+  ReadFlag(reader, "redundant_experts", traits.redundant_experts);
+  ReadFlag(reader, "dense_layers", traits.dense_layers);
+  reader.RejectOtherKeys();
+}
+
+// A framework that the file does not name is refused: nobody has looked at its
+// class.
+void RulesReader::ReadTraits() {
+  own_->family.vllm.known = false;
+  own_->family.sglang.known = false;
+  own_->family.megatron.known = false;
+  if (const JsonValue* vllm = reader_.Find("vllm")) ReadVllm(*vllm);
+  if (const JsonValue* sglang = reader_.Find("sglang")) ReadSglang(*sglang);
+  if (const JsonValue* megatron = reader_.Find("megatron")) {
+    if (!values_.IsObject(*megatron, "megatron")) return;
+    if (!megatron->AsObject()->empty()) {
+      values_.Error(*megatron, "megatron has keys; wanted {}");
+    }
+    own_->family.megatron.known = true;
+  }
+}
+
+}  // namespace
+
+void BuildByRules(const std::string& path, const Place& asked,
+                  ConfigReader& config, Model& model) {
+  Diagnostics& diagnostics = config.diagnostics();
+  const std::optional<JsonDocument> document =
+      ReadJsonFile(path, asked, kRulesBytesMax, "rules", diagnostics);
+  if (!document.has_value()) return;
+  const ValueReader values(*document, diagnostics);
+  RulesReader(values, document->root, config.members(), config, model).Read();
+}
+
+std::vector<std::string_view> RoleWords() { return WordsOf(kRoles); }
+
+}  // namespace refit

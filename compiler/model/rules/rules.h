@@ -1,0 +1,38 @@
+// A model family from a file of rules: what families/*.cc build in C++.
+#ifndef REFIT_COMPILER_MODEL_RULES_RULES_H_
+#define REFIT_COMPILER_MODEL_RULES_RULES_H_
+
+#include <deque>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiler/model/config.h"
+#include "compiler/model/family.h"
+#include "compiler/model/model.h"
+
+namespace refit {
+
+// A family, and what its views name.
+struct FamilyOfFile {
+  Family family;
+  std::string model_type;
+  // Their elements stay where they are.
+  std::deque<std::vector<std::string>> texts;
+  std::deque<std::vector<Rename>> renames;
+  std::deque<std::vector<Fusion>> fusions;
+};
+
+// Fills `model` as the family of a file does: own_family, architecture, params,
+// skips. `path` was named at `asked`, `config` is an object of its model_type.
+// Every mistake is reported with its place in the file; the model is not used
+// then.
+void BuildByRules(const std::string& path, const Place& asked,
+                  ConfigReader& config, Model& model);
+
+// The words for roles that a file may use, in the order of the docs.
+std::vector<std::string_view> RoleWords();
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_MODEL_RULES_RULES_H_

@@ -1,0 +1,574 @@
+// Families that a file of rules describes: plans equal to those of the same
+// families in C++, and what is said of each mistake in a file.
+#include "compiler/model/rules/rules.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "compiler/compile.h"
+#include "compiler/model/model.h"
+#include "compiler/model/rules/expression.h"
+#include "plan/plan_file.h"
+#include "tests/compiler/compile_testing.h"
+#include "tests/compiler/layout_testing.h"
+#include "tests/compiler/temporary_directory.h"
+
+namespace refit {
+namespace {
+
+const std::string kRules = std::string(REFIT_SOURCE_DIR) + "/examples/rules/";
+
+constexpr char kDense[] = R"("num_hidden_layers": 4, "hidden_size": 16,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4,
+    "intermediate_size": 16, "vocab_size": 128)";
+constexpr char kExperts[] = R"("num_experts": 8, "moe_intermediate_size": 8,
+    "decoder_sparse_step": 1, "mlp_only_layers": [1])";
+
+// The digest of the plan's body; what was reported where there is no plan.
+std::string BodyOf(const std::string& model, const std::string& sides) {
+  std::vector<uint8_t> bytes;
+  const std::string errors =
+      ErrorsOf(absl::StrFormat(R"({"model": %s, %s})", model, sides), &bytes);
+  if (!errors.empty()) return errors;
+  const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(std::move(bytes));
+  if (!plan.ok()) return std::string(plan.status().message());
+  const fb::Digest& digest = *plan->plan().body_digest();
+  return absl::StrFormat("%016x%016x", digest.high(), digest.low());
+}
+
+struct FamilyConfig {
+  std::string name;
+  std::string config;
+};
+
+class RulesParityTest : public testing::TestWithParam<std::string> {};
+
+TEST_P(RulesParityTest, PlansAreThoseOfTheFamilyInCxx) {
+  const TemporaryDirectory directory;
+  for (const FamilyConfig& family :
+       {FamilyConfig{"qwen3", R"("attention_bias": true)"},
+        FamilyConfig{"qwen3", R"("tie_word_embeddings": true)"},
+        FamilyConfig{"qwen3_moe", kExperts}}) {
+    const std::string config = directory.Write(
+        "config.json", absl::StrFormat(R"({"model_type": "%s", %s, %s})",
+                                       family.name, kDense, family.config));
+    const std::string by_cxx =
+        BodyOf(absl::StrFormat("\"%s\"", config), GetParam());
+    const std::string by_rules =
+        BodyOf(absl::StrFormat(R"({"config": "%s", "rules": "%s"})", config,
+                               kRules + family.name + ".json"),
+               GetParam());
+    EXPECT_EQ(by_cxx.size(), 32u) << by_cxx;
+    EXPECT_EQ(by_rules, by_cxx) << family.name << " " << family.config;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, RulesParityTest,
+    testing::Values(
+        R"("source": {"layout": "fsdp"}, "destination": {"layout": "vllm"},
+           "options": {"exclude": ["*.o_proj.bias"]})",
+        R"("source": {"layout": "fsdp", "data_parallel": 3},
+           "destination": {"layout": "vllm", "tensor_parallel": 4},
+           "options": {"exclude": ["*.o_proj.bias"]})",
+        R"("source": {"layout": "megatron", "tensor_parallel": 2,
+                      "pipeline_parallel": 2},
+           "destination": {"layout": "vllm", "tensor_parallel": 2,
+                           "pipeline_parallel": 2, "replicas": 2},
+           "options": {"exclude": ["*.o_proj.bias"]})",
+        R"("source": {"layout": "megatron", "pipeline_parallel": 2,
+                      "virtual_pipeline_parallel": 2},
+           "destination": {"layout": "fsdp", "data_parallel": 2})",
+        R"("source": {"layout": "fsdp", "data_parallel": 2},
+           "destination": {"layout": "vllm", "tensor_parallel": 2,
+                           "dtype": "fp32"},
+           "options": {"exclude": ["*.o_proj.bias"]})"));
+
+// SGLang's qwen3_moe has experts in every layer.
+TEST(RulesTest, PlansForSglangAreThoseOfTheFamilyInCxx) {
+  const TemporaryDirectory directory;
+  for (const std::string& more :
+       {std::string(R"("model_type": "qwen3")"),
+        std::string(R"("model_type": "qwen3_moe", "num_local_experts": 8,
+                       "moe_intermediate_size": 8)")}) {
+    const std::string config = directory.Write(
+        "config.json", absl::StrFormat("{%s, %s}", more, kDense));
+    const std::string family =
+        more.find("moe") == std::string::npos ? "qwen3" : "qwen3_moe";
+    for (const char* mesh : {R"("tensor_parallel": 2, "pipeline_parallel": 2)",
+                             R"("tensor_parallel": 4, "dp_attention": 2)"}) {
+      const std::string sides = absl::StrFormat(
+          R"("source": {"layout": "megatron", "tensor_parallel": 2},
+             "destination": {"layout": "sglang", %s})",
+          mesh);
+      const std::string by_cxx =
+          BodyOf(absl::StrFormat("\"%s\"", config), sides);
+      EXPECT_EQ(by_cxx.size(), 32u) << by_cxx;
+      EXPECT_EQ(
+          BodyOf(absl::StrFormat(R"({"config": "%s", "rules": "%s.json"})",
+                                 config, kRules + family),
+                 sides),
+          by_cxx);
+    }
+  }
+}
+
+TEST(RulesTest, ExpressionsAreOverTheConfigsKeys) {
+  Diagnostics diagnostics;
+  const auto file = std::make_shared<SourceFile>();
+  file->text = R"({"hidden": 12, "flag": true, "off": false, "gone": null,
+                   "word": "x"})";
+  const std::optional<JsonDocument> document =
+      ParseJson(file, file->text, diagnostics);
+  ASSERT_TRUE(document.has_value());
+  const ExpressionScope scope = {.config = *document->root.AsObject(),
+                                 .sizes = {{"heads", 4}}};
+  for (const auto& [text, value] :
+       {std::pair("hidden / heads", "3"),
+        std::pair("2 + 3 * hidden - 1", "37"),
+        std::pair("(2 + 3) * heads", "20"),
+        std::pair("flag", "1"),
+        std::pair("not flag", "0"),
+        std::pair("gone or 7", "7"),
+        std::pair("absent or gone or heads", "4"),
+        std::pair("hidden / absent or 5", "5"),
+        std::pair("not off", "1"),
+        std::pair("absent or true", "1"),
+        std::pair("12", "12"),
+        std::pair("hiden",
+                  "config.json has no key \"hiden\"; did you mean "
+                  "\"hidden\"?"),
+        std::pair("gone",
+                  "config.json has no key \"gone\"; wanted one of its keys, or "
+                  "a size of the rules"),
+        std::pair("word",
+                  "config.json has \"word\" as \"x\", which is no "
+                  "integer"),
+        std::pair("hidden / 5", "12 / 5 is no whole number"),
+        std::pair("hidden / (heads - 4)", "12 / 0 is no number"),
+        std::pair("(hidden", "it ends; wanted \")\""),
+        std::pair("hidden )", "\")\" stands after its end"),
+        std::pair("hidden *", "a number or a name is missing at its end"),
+        std::pair("* hidden",
+                  "\"*\" stands where a number or a name is "
+                  "wanted"),
+        std::pair("absent or 3 +", "a number or a name is missing at its end"),
+        std::pair("3x", "\"3x\" is no number"),
+        std::pair("9223372036854775807 + 1",
+                  "9223372036854775807 + 1 is too large"),
+        std::pair("", "a number or a name is missing at its end")}) {
+    const absl::StatusOr<int64_t> found = Evaluate(text, scope);
+    EXPECT_EQ(found.ok() ? std::to_string(*found)
+                         : std::string(found.status().message()),
+              value)
+        << text;
+  }
+  EXPECT_EQ(Evaluate(std::string(10'000, '('), scope).status().message(),
+            "it is nested too deep");
+}
+
+// What is said of rules, one line for each report, without the line shown.
+std::string Mistakes(const std::string& rules,
+                     const std::string& config = R"({"model_type": "mine",
+    "hidden_size": 8, "num_attention_heads": 4, "num_hidden_layers": 2,
+    "vocab_size": 16, "num_experts": 2, "kinds": ["a", "b"]})") {
+  const TemporaryDirectory directory;
+  directory.Write("config.json", config);
+  directory.Write("rules.json", rules);
+  Diagnostics diagnostics;
+  Job job;
+  job.model.config_path = directory.Path("config.json");
+  job.model.rules_path = {
+      .value = directory.Path("rules.json"), .place = {}, .given = true};
+  const std::optional<Model> model = ReadModel(job, diagnostics);
+  EXPECT_EQ(model.has_value(), diagnostics.ok());
+  std::istringstream lines(directory.Relative(diagnostics.Render()));
+  std::string text;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find(": error: ") != std::string::npos) text += line + "\n";
+  }
+  return text;
+}
+
+// Rules of one param, and what else they have.
+std::string Param(std::string_view param, std::string_view more = "") {
+  return absl::StrFormat(R"({"model_type": "mine"%s, "params": [%s]})", more,
+                         param);
+}
+
+constexpr char kEmbedding[] = R"({"name": "embed.weight",
+    "shape": ["vocab", "hidden"], "role": "embedding"})";
+
+TEST(RulesTest, RightRulesHaveNoMistake) {
+  EXPECT_EQ(Mistakes(Param(kEmbedding)), "");
+}
+
+TEST(RulesTest, EachMistakeHasAPlaceWhatWasFoundAndWhatIsWanted) {
+  struct Case {
+    std::string rules;
+    std::string wanted;
+  };
+  for (const auto& [rules, wanted] : {
+           Case{Param(R"({"name": "a", "shap": [1], "role": "embedding"})"),
+                "rules.json:1:35: error: missing key \"shape\" in params[0]; "
+                "wanted an array\n"
+                "rules.json:1:49: error: unknown key \"shap\" in params[0]; "
+                "did you mean \"shape\"?\n"},
+           Case{Param(R"({"name": "a", "shape": [1], "role": "embeding"})"),
+                "rules.json:1:71: error: params[0].role is \"embeding\"; did "
+                "you mean \"embedding\"?\n"},
+           Case{Param(R"({"name": "a", "shape": ["vocab_sise"],
+                          "role": "first_stage"})"),
+                "rules.json:1:59: error: params[0].shape[0] is \"vocab_sise\": "
+                "config.json has no key \"vocab_sise\"; did you mean "
+                "\"vocab_size\"?\n"},
+           Case{Param(R"({"name": "a", "shape": ["vocab", "hidden - 8"],
+                          "role": "embedding"})"),
+                "rules.json:1:68: error: params[0].shape[1] is \"hidden - 8\", "
+                "0 for this config.json; wanted 1 to 2147483647\n"},
+           Case{Param(R"({"name": "a", "shape": [8, "hidden"],
+                          "role": "embedding"})"),
+                "rules.json:1:58: error: params[0].shape: parameter \"a\" has "
+                "8 rows; wanted 16\n"},
+           Case{Param(R"({"name": "a.{layer}", "shape": ["vocab", "hidden"],
+                          "role": "embedding"})"),
+                "rules.json:1:44: error: params[0].name is \"a.{layer}\"; the "
+                "role embedding wants a name with neither {layer} nor "
+                "{expert}\n"},
+           Case{Param(R"({"name": "a.{rank}", "shape": ["hidden"],
+                          "role": "attention_norm"})"),
+                "rules.json:1:44: error: params[0].name is \"a.{rank}\"; "
+                "wanted no braces but one {layer} and one {expert}\n"},
+           Case{Param(R"({"name": "{layer}.{expert}.up", "shape": [2, "hidden"],
+                          "role": "expert_up"})"),
+                "rules.json:1:44: error: params[0].name has {expert}, and the "
+                "model has no experts; wanted \"experts\" in sizes\n"},
+           Case{Param(R"({"name": "{layer}.n", "shape": ["hidden"],
+                          "role": "attention_norm", "layers": "sparce"})",
+                      R"(, "layers": {"sparse": {"from": 1}})"),
+                "rules.json:2:63: error: params[0].layers is \"sparce\", which "
+                "is no set of \"layers\"; did you mean \"sparse\"?\n"},
+           Case{Param(kEmbedding, R"(, "layers": {"b": {"besides": "a"}})"),
+                "rules.json:1:52: error: layers.b.besides is \"a\", which is "
+                "no set of layers before it\n"},
+           Case{Param(kEmbedding, R"(, "layers": {"b": {"except": "mlp"}})"),
+                "rules.json:1:51: error: layers.b.except is \"mlp\": "
+                "config.json has no such key; wanted one, or \"mlp or []\"\n"},
+           Case{Param(kEmbedding,
+                      R"(, "layers": {"b": {"where": {"kind": "a"}}})"),
+                "rules.json:1:50: error: layers.b.where: config.json has no "
+                "key \"kind\"; did you mean \"kinds\"?\n"},
+           Case{Param(kEmbedding, R"(, "layers": {"b": {"form": 1}})"),
+                "rules.json:1:41: error: unknown key \"form\" in layers.b; did "
+                "you mean \"from\"?\n"},
+           Case{Param(kEmbedding, R"(, "sizes": {"heads": "num_heads"})"),
+                "rules.json:1:43: error: sizes.heads is \"num_heads\": "
+                "config.json has no key \"num_heads\"; wanted one of its "
+                "keys, or a size of the rules\n"},
+           Case{Param(kEmbedding, R"(, "sizes": {"layers": 3.5})"),
+                "rules.json:1:44: error: sizes.layers is 3.5; wanted an "
+                "integer or an expression in quotes\n"},
+           Case{Param(kEmbedding, R"(, "sizes": {"kv_heads": 3})"),
+                "rules.json:1:33: error: sizes.kv_heads 3 does not divide "
+                "sizes.heads 4\n"},
+           Case{R"({"model_type": "yours", "params": []})",
+                "rules.json:1:16: error: model_type \"yours\", but config.json "
+                "is of model_type \"mine\"; wanted the same\n"},
+           Case{R"({"model_type": "mine", "params": []})",
+                "rules.json:1:34: error: params give this config.json no "
+                "parameter; wanted at least one\n"},
+           Case{R"({"model_type": "mine", "parms": []})",
+                "rules.json:1:1: error: missing key \"params\"; wanted an "
+                "array of parameters\n"
+                "rules.json:1:24: error: unknown key \"parms\"; did you mean "
+                "\"params\"?\n"},
+           Case{Param(std::string(kEmbedding) + ", " + kEmbedding),
+                "rules.json:2:57: error: parameter \"embed.weight\" stands "
+                "twice\n"},
+           Case{Param(kEmbedding, R"(, "vllm": {"every_stage": "end"})"),
+                "rules.json:1:48: error: vllm.every_stage is \"end\"; wanted "
+                "nothing, embedding, vocabulary or ends\n"},
+           Case{Param(kEmbedding, R"(, "vllm": {"name": {}})"),
+                "rules.json:1:33: error: unknown key \"name\" in vllm; did you "
+                "mean \"names\"?\n"},
+           Case{Param(kEmbedding, R"(, "vllm": {"names": {"lm.": ""}})"),
+                "rules.json:1:43: error: vllm.names renames \"lm.\", which is "
+                "in no name of params; wanted a part of one\n"},
+           Case{Param(kEmbedding, R"(, "sglang": {"head": "own"})"),
+                "rules.json:1:43: error: sglang.head is \"own\"; wanted "
+                "last_stage, every_stage or own_tensor\n"},
+           Case{Param(kEmbedding, R"(, "megatron": {"tp": 1})"),
+                "rules.json:1:36: error: megatron has keys; wanted {}\n"},
+       }) {
+    EXPECT_EQ(Mistakes(rules), wanted) << rules;
+  }
+}
+
+// Two plain modules of each layer, and how vLLM joins them.
+std::string Joined(std::string_view second, std::string_view fused) {
+  return Param(
+      absl::StrFormat(
+          R"({"name": "l.{layer}.a_proj.weight", "shape": [4, "hidden"],
+              "role": "column"}, {%s})",
+          second),
+      absl::StrFormat(R"(, "vllm": {"fused": %s})", fused));
+}
+
+TEST(RulesTest, ModulesThatCannotBeJoinedAreReported) {
+  const std::string second =
+      R"("name": "l.{layer}.b_proj.weight", "shape": [8, "hidden"],
+         "role": "column")";
+  EXPECT_EQ(Mistakes(Joined(second, R"({"ab": ["a_proj", "b_proj"]})")), "");
+  EXPECT_EQ(Mistakes(Joined(second, R"({"ab": ["a_proj", "c_proj"]})")),
+            "rules.json:1:49: error: vllm.fused.ab: parameter "
+            "\"l.{0}.c_proj.weight\" is not in params; wanted it beside "
+            "\"l.{0}.a_proj.weight\"\n");
+  EXPECT_EQ(Mistakes(Joined(second, R"({"ab": ["a_prj", "b_proj"]})")),
+            "rules.json:1:49: error: vllm.fused.ab: \"a_prj\" is no module of "
+            "a parameter of role column or replicated; did you mean "
+            "\"a_proj\"? (other roles are joined as their framework does)\n");
+  EXPECT_EQ(Mistakes(Joined(second, R"({"ab": ["a_proj"]})")),
+            "rules.json:1:49: error: vllm.fused.ab has fewer than two modules; "
+            "wanted two "
+            "or more\n");
+  for (const auto& [from, to, wanted] :
+       {std::tuple("\"hidden\"", "2", "has other columns"),
+        std::tuple("column", "replicated", "has another role")}) {
+    const std::string other = [&] {
+      std::string changed = second;
+      const size_t at = changed.find(from);
+      return changed.replace(at, std::string_view(from).size(), to);
+    }();
+    EXPECT_EQ(Mistakes(Joined(other, R"({"ab": ["a_proj", "b_proj"]})")),
+              absl::StrFormat("rules.json:1:49: error: vllm.fused.ab: "
+                              "parameter \"l.{0}.b_proj.weight\" %s; wanted it "
+                              "beside \"l.{0}.a_proj.weight\"\n",
+                              wanted));
+  }
+}
+
+TEST(RulesTest, ARoleStandsOnceInALayer) {
+  EXPECT_EQ(
+      Mistakes(Param(R"({"name": "l.{layer}.n.weight", "shape": ["hidden"],
+                         "role": "attention_norm"},
+                        {"name": "l.{layer}.m.weight", "shape": ["hidden"],
+                         "role": "attention_norm"})")),
+      "rules.json:3:25: error: params[\"l.{0}.m.weight\"] is the role "
+      "attention_norm of layer 0 a second time, after \"l.{0}.n.weight\"; "
+      "wanted each once (column, row, replicated, first_stage and last_stage "
+      "may stand often)\n");
+}
+
+TEST(RulesTest, WhatFrameworksJoinFitsTogether) {
+  EXPECT_EQ(
+      Mistakes(Param(R"({"name": "l.{layer}.gate", "shape": [4, "hidden"],
+                         "role": "mlp_gate"},
+                        {"name": "l.{layer}.up", "shape": [2, "hidden"],
+                         "role": "mlp_up"})")),
+      "rules.json:3:25: error: parameter \"l.{0}.up\" has 2 x 8 elements, and "
+      "\"l.{0}.gate\", which frameworks join with it, 4 x 8; wanted equal "
+      "shapes\n");
+}
+
+std::string JobErrors(const std::string& rules, const std::string& sides) {
+  const TemporaryDirectory directory;
+  directory.Write("config.json",
+                  absl::StrFormat(R"({"model_type": "mine", %s})", kDense));
+  directory.Write("rules.json", rules);
+  const std::string job = directory.Write(
+      "job.json", absl::StrFormat(R"({"model": {"config": "config.json",
+          "rules": "rules.json"}, %s})",
+                                  sides));
+  Diagnostics diagnostics;
+  const absl::StatusOr<std::vector<uint8_t>> plan =
+      CompileFile(job, CompileOptions(), diagnostics);
+  std::istringstream lines(directory.Relative(diagnostics.Render()));
+  std::string line;
+  std::getline(lines, line);
+  return diagnostics.ok() ? std::string(plan.status().message()) : line;
+}
+
+constexpr char kToVllm[] =
+    R"("source": {"layout": "fsdp"}, "destination": {"layout": "vllm",
+       "tensor_parallel": 2})";
+
+TEST(RulesTest, AFrameworkThatTheFileDoesNotNameIsRefused) {
+  EXPECT_EQ(JobErrors(Param(kEmbedding, R"(, "sglang": {})"), kToVllm),
+            "job.json:2:91: error: destination: the rules of mine say nothing "
+            "of vllm; wanted \"vllm\": {…} in their file, once its class was "
+            "read");
+  EXPECT_EQ(JobErrors(Param(kEmbedding, R"(, "vllm": {})"), kToVllm), "");
+}
+
+constexpr char kModules[] = R"(
+    {"name": "l.{layer}.a_proj.weight", "shape": [4, "hidden"],
+     "role": "column"},
+    {"name": "l.{layer}.b_proj.weight", "shape": [8, "hidden"],
+     "role": "column"},
+    {"name": "l.{layer}.c_proj.weight", "shape": ["hidden", 6], "role": "row"},
+    {"name": "l.{layer}.norm.bias", "shape": ["hidden"], "role": "replicated"},
+    {"name": "position.weight", "shape": [8, "hidden"], "role": "first_stage"},
+    {"name": "norm.bias", "shape": ["hidden"], "role": "last_stage"})";
+
+// Two layers of plain modules.
+Model PlainModel() {
+  const TemporaryDirectory directory;
+  Job job;
+  job.model.config_path = directory.Write(
+      "config.json", absl::StrFormat(R"({"model_type": "mine", %s})", kDense));
+  job.model.rules_path = {
+      .value = directory.Write("rules.json", Param(kModules, R"(,
+          "sizes": {"layers": 2, "hidden": 6},
+          "vllm": {"names": {"l.": "layers."}, "every_stage": "ends",
+                   "fused": {"ab": ["a_proj", "b_proj"]}},
+          "sglang": {})")),
+      .place = {},
+      .given = true};
+  Diagnostics diagnostics;
+  std::optional<Model> model = ReadModel(job, diagnostics);
+  EXPECT_EQ(diagnostics.Render(), "");
+  return *std::move(model);
+}
+
+TEST(RulesTest, PlainModulesAreCutAsTheirRolesSay) {
+  using namespace layout_testing;
+  const Model model = PlainModel();
+  const Tensors hf = Checkpoint(model);
+  const Tensor& a = hf.at("l.1.a_proj.weight");
+  const Tensor& b = hf.at("l.1.b_proj.weight");
+  const Tensor c = Columns(hf.at("l.1.c_proj.weight"), 3, 6);
+  const Tensor& norm = hf.at("l.1.norm.bias");
+  // Rank 3: stage 1, the second of two ranks that share its tensors.
+  const Tensors vllm = LayOutAndExpand(model, MakeSide(LayoutKind::kVllm, 2, 2),
+                                       fb::Side::kDestination)
+                           .at(3);
+  EXPECT_EQ(vllm.at("layers.1.ab.weight"),
+            Concat({Rows(a, 2, 4), Rows(b, 4, 8)}));
+  EXPECT_EQ(vllm.at("layers.1.c_proj.weight"), c);
+  EXPECT_EQ(vllm.at("layers.1.norm.bias"), norm);
+  EXPECT_EQ(vllm.at("norm.bias"), hf.at("norm.bias"));
+  EXPECT_EQ(SkippedTensors(vllm), std::vector<std::string>{"position.weight"});
+  ExpectSameTensors(LayOutAndExpand(model, MakeSide(LayoutKind::kSglang, 2, 2),
+                                    fb::Side::kDestination)
+                        .at(3),
+                    {{"l.1.a_proj.weight", Rows(a, 2, 4)},
+                     {"l.1.b_proj.weight", Rows(b, 4, 8)},
+                     {"l.1.c_proj.weight", c},
+                     {"l.1.norm.bias", norm},
+                     {"norm.bias", hf.at("norm.bias")}});
+  SideSpec fsdp = MakeSide(LayoutKind::kFsdp);
+  fsdp.tensor_parallel.value = 2;
+  const Tensors trainer = LayOutAndExpand(model, fsdp, fb::Side::kSource).at(1);
+  EXPECT_EQ(trainer.at("l.1.a_proj.weight"), Rows(a, 2, 4));
+  EXPECT_EQ(trainer.at("l.1.c_proj.weight"), c);
+  EXPECT_EQ(trainer.at("l.1.norm.bias"), norm);
+}
+
+TEST(RulesTest, WhatIsNotKnownOfPlainModulesIsRefused) {
+  using namespace layout_testing;
+  const Model model = PlainModel();
+  EXPECT_EQ(LayOutErrors(model, MakeSide(LayoutKind::kVllm, 8)),
+            "destination.tensor_parallel 8 does not divide 4 rows of a module "
+            "of role column\n"
+            "destination.tensor_parallel 8 does not divide 6 columns of a "
+            "module of role row\n");
+  SideSpec side = MakeSide(LayoutKind::kSglang, 2);
+  side.dp_attention.value = 2;
+  EXPECT_EQ(LayOutErrors(model, side),
+            "destination.dp_attention 2: whether \"l.{0}.a_proj.weight\" of "
+            "this mine is cut with the attention is not known of roles column "
+            "and row; wanted 1\n");
+  const std::string rules = Param(kModules, R"(, "vllm": {})");
+  EXPECT_EQ(JobErrors(rules, R"("source": {"layout": "fsdp"}, "destination":
+                {"layout": "vllm", "dtype": "fp8_e4m3_block128"})"),
+            "job.json:3:45: error: destination.dtype fp8_e4m3_block128: which "
+            "plain modules of a rules file an engine quantizes is not known, "
+            "as \"l.0.a_proj.weight\"; wanted bf16, fp16 or fp32");
+}
+
+TEST(RulesTest, TheInputsDigestKnowsTheRules) {
+  const auto digest = [](const std::string& rules) {
+    const TemporaryDirectory directory;
+    directory.Write("config.json",
+                    absl::StrFormat(R"({"model_type": "mine", %s})", kDense));
+    directory.Write("rules.json", rules);
+    std::vector<uint8_t> bytes;
+    EXPECT_EQ(ErrorsOf(absl::StrFormat(
+                           R"({"model": {"config": "%s", "rules": "%s"}, %s})",
+                           directory.Path("config.json"),
+                           directory.Path("rules.json"), kToVllm),
+                       &bytes),
+              "");
+    const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(std::move(bytes));
+    return plan->plan().inputs_digest()->low();
+  };
+  const uint64_t plain = digest(Param(kEmbedding, R"(, "vllm": {})"));
+  EXPECT_EQ(digest(Param(kEmbedding, R"(, "vllm": { }, "layers": {})")), plain);
+  EXPECT_NE(digest(Param(kEmbedding, R"(, "vllm": {"fp32_router": true})")),
+            plain);
+  EXPECT_NE(digest(Param(kEmbedding,
+                         R"(, "vllm": {"names": {"embed": "embedding"}})")),
+            plain);
+}
+
+TEST(RulesTest, RulesAreBesideAConfig) {
+  const auto errors = [](const std::string& model) {
+    const TemporaryDirectory directory;
+    const std::string job = directory.Write(
+        "job.json", absl::StrFormat(R"({"model": %s, %s})", model, kToVllm));
+    Diagnostics diagnostics;
+    EXPECT_FALSE(CompileFile(job, CompileOptions(), diagnostics).ok());
+    std::istringstream lines(directory.Relative(diagnostics.Render()));
+    std::string line;
+    std::getline(lines, line);
+    return line;
+  };
+  EXPECT_EQ(errors(R"({"rules": "rules.json"})"),
+            "job.json:1:11: error: model has none of \"config\", "
+            "\"safetensors\" and \"parameters\"; wanted one of them");
+  EXPECT_EQ(errors(R"({"config": "c.json", "safetensors": "s"})"),
+            "job.json:1:11: error: model has more than one of \"config\", "
+            "\"safetensors\" and \"parameters\"; wanted one of them");
+  EXPECT_EQ(errors(R"({"parameters": [{"name": "a", "shape": [1],
+                        "dtype": "bf16"}], "rules": "r.json"})"),
+            "job.json:2:53: error: model.rules describe a config.json, and "
+            "\"parameters\" have none; wanted \"config\" or \"safetensors\" "
+            "beside them");
+  EXPECT_EQ(errors(R"({"config": "config.json", "rule": "r.json"})"),
+            "job.json:1:37: error: unknown key \"rule\" in model; did you mean "
+            "\"rules\"?");
+}
+
+// The words of docs/jobs.md's table of roles are those that a file may use.
+TEST(RulesTest, TheDocsListEveryRole) {
+  std::ifstream file(std::string(REFIT_SOURCE_DIR) + "/docs/jobs.md");
+  std::set<std::string> documented;
+  bool inside = false;
+  for (std::string line; std::getline(file, line);) {
+    if (line == "#### Roles") inside = true;
+    if (line.starts_with("#### ") && line != "#### Roles") inside = false;
+    if (!inside || !line.starts_with("| `")) continue;
+    const std::string cell = line.substr(0, line.find(" | "));
+    for (size_t at = 0; (at = cell.find('`', at)) != std::string::npos;) {
+      const size_t end = cell.find('`', at + 1);
+      documented.insert(cell.substr(at + 1, end - at - 1));
+      at = end + 1;
+    }
+  }
+  const std::vector<std::string_view> words = RoleWords();
+  EXPECT_EQ(documented, std::set<std::string>(words.begin(), words.end()));
+}
+
+}  // namespace
+}  // namespace refit
