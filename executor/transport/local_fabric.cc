@@ -1,6 +1,7 @@
 #include "executor/transport/local_fabric.h"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
@@ -18,10 +19,22 @@ void LocalFabric::State::Abort(uint64_t step, int32_t rank,
                                const absl::Status& status) {
   {
     std::lock_guard lock(mutex);
-    if (step <= aborted_step) return;
+    if (HasEnded(step)) return;
     MarkAborted(step, rank, status);
   }
-  WakeAll();
+  WakeAll(step);
+}
+
+void LocalFabric::State::Leave(uint64_t step, int32_t rank) {
+  {
+    std::lock_guard lock(mutex);
+    if (step >= last_step) return;
+    closed_status = absl::UnavailableError(
+        absl::StrCat("rank ", rank, " has closed its transport"));
+    last_step = step;
+  }
+  // Who waits for the rank is in a later step: it left none unfinished.
+  WakeAll(std::numeric_limits<uint64_t>::max());
 }
 
 // The caller holds `mutex`.
@@ -36,19 +49,19 @@ void LocalFabric::State::MarkAborted(uint64_t step, int32_t rank,
   aborted_step = step;
 }
 
-void LocalFabric::State::WakeAll() {
+void LocalFabric::State::WakeAll(uint64_t step) {
   changed.notify_all();
   for (local::Endpoint& endpoint : endpoints) {
-    endpoint.fence.Abort(aborted_step);
+    endpoint.fence.Abort(step);
     // Taken so that no rank is between its check and its wait.
     { std::lock_guard lock(endpoint.mutex); }
     endpoint.changed.notify_all();
   }
 }
 
-absl::Status LocalFabric::State::AbortStatus() {
+absl::Status LocalFabric::State::AbortStatus(uint64_t step) {
   std::lock_guard lock(mutex);
-  return abort_status;
+  return StatusOf(step);
 }
 
 int32_t LocalFabric::State::FirstArrived() const {
@@ -71,7 +84,7 @@ absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
                                         const HandshakeRecord& record,
                                         Deadline deadline, const char* what) {
   std::unique_lock lock(mutex);
-  if (step <= aborted_step) return abort_status;
+  if (HasEnded(step)) return StatusOf(step);
   records[rank] = record;
   arrived[rank] = true;
   if (++arrivals == static_cast<int32_t>(arrived.size())) {
@@ -85,7 +98,7 @@ absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
   const uint64_t gathering = gatherings;
   const bool in_time = WaitUntil(
       changed, lock, deadline,
-      [&] { return gatherings != gathering || step <= aborted_step; },
+      [&] { return gatherings != gathering || HasEnded(step); },
       [&](int64_t seconds) {
         // One of those that wait speaks for all.
         if (FirstArrived() == rank) {
@@ -93,11 +106,11 @@ absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
         }
       });
   if (gatherings != gathering) return outcome;
-  if (in_time) return abort_status;
+  if (in_time) return StatusOf(step);
   if (const absl::Status status = InterruptionStatus(); !status.ok()) {
     MarkAborted(step, rank, status);
     lock.unlock();
-    WakeAll();
+    WakeAll(step);
     return status;
   }
   const std::vector<int32_t> missing = Missing();
@@ -108,7 +121,7 @@ absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
                    missing.front()));
   MarkAborted(step, rank, status);
   lock.unlock();
-  WakeAll();
+  WakeAll(step);
   return status;
 }
 
