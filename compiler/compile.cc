@@ -27,6 +27,7 @@ absl::Status JobHasErrors() {
 Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
   const Limits limits = {
       .bucket_bytes = options.bucket_bytes.value,
+      .fills_buckets = options.bucket_bytes.given,
       .staging_bytes = options.staging_bytes.value,
       .slots = static_cast<int32_t>(options.slots.value),
       .operations_per_round =

@@ -280,6 +280,23 @@ struct ProgramLists {
   flatbuffers::Offset<flatbuffers::Vector<const fb::Relay*>> relays;
 };
 
+// The messages of a rank of another part: those of `first` with other peers.
+flatbuffers::Offset<flatbuffers::Vector<const fb::Message*>> EmitShifted(
+    Builder& builder, const Module& module, const RankMessages& first,
+    uint32_t source_shift, uint32_t destination_shift) {
+  return builder.CreateVectorOfStructs<fb::Message>(
+      first.ends.size(), [&](size_t i, fb::Message* message) {
+        const fb::Message& of_first = first.ends[i].message;
+        const Rank peer{static_cast<int32_t>(of_first.peer())};
+        *message = fb::Message(
+            of_first.round(),
+            of_first.peer() +
+                (module.IsRelay(peer) ? destination_shift : source_shift),
+            of_first.copies(), of_first.kind(), /*reserved=*/0,
+            /*reserved2=*/0, of_first.staging_offset(), of_first.size_bytes());
+      });
+}
+
 absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
     Builder& builder, const Module& module, CopyLowering& lowering,
     QuantizeLowering& quantize_lowering) {
@@ -301,14 +318,23 @@ absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
     if (part > 0) {
       const size_t first = IndexOf(module.FirstOf(id));
       const ProgramLists& of_first = lists[first];
+      auto messages = of_first.messages;
+      uint32_t source_shift =
+          static_cast<uint32_t>(part * module.fold->source_shift);
+      uint32_t destination_shift =
+          static_cast<uint32_t>(part * module.fold->destination_shift);
+      if (!module.fold->shares_lists) {
+        messages = EmitShifted(builder, module, ranks[first], source_shift,
+                               destination_shift);
+        source_shift = destination_shift = 0;
+      }
       programs.push_back(fb::CreateRankProgram(
-          builder, of_first.buffers, of_first.messages, fills[rank],
+          builder, of_first.buffers, messages, fills[rank],
           static_cast<uint64_t>(ranks[first].staging_bytes),
           static_cast<uint32_t>(module.topology.host[rank]),
           of_first.scratch_buffers, of_first.quantizes, of_first.windows,
-          of_first.arena_bytes, of_first.relays,
-          static_cast<uint32_t>(part * module.fold->source_shift),
-          static_cast<uint32_t>(part * module.fold->destination_shift)));
+          of_first.arena_bytes, of_first.relays, source_shift,
+          destination_shift));
       continue;
     }
     const std::vector<BufferId>& held = module.buffers_of(id);

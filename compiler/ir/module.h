@@ -331,6 +331,7 @@ struct Delta {
 
 struct Limits {
   int64_t bucket_bytes = 0;
+  bool fills_buckets = false;  // also between hosts: the job says their size
   int64_t staging_bytes = 0;
   int32_t slots = 0;  // of staging: how many rounds may overlap
   int32_t operations_per_round = 0;
@@ -387,6 +388,7 @@ struct Topology {
 // writes its programs for each part.
 struct Fold {
   int32_t parts = 1;
+  bool shares_lists = false;  // in the plan, of equal ranks of all parts
   // From a rank to the same one of the next part.
   int32_t source_shift = 0;
   int32_t destination_shift = 0;

@@ -195,9 +195,10 @@ std::string TopologyText(const Module& module) {
 
 std::string FoldText(const Module& module) {
   if (!module.fold.has_value()) return "not folded\n";
-  return absl::StrFormat("%d parts, %d sources and %d destinations apart\n",
+  return absl::StrFormat("%d parts, %d sources and %d destinations apart%s\n",
                          module.fold->parts, module.fold->source_shift,
-                         module.fold->destination_shift);
+                         module.fold->destination_shift,
+                         module.fold->shares_lists ? ", share lists" : "");
 }
 
 std::string PiecesText(const Module& module) {

@@ -45,10 +45,13 @@ class Chooser {
  public:
   explicit Chooser(const Module& module)
       : module_(module),
+        loads_(static_cast<size_t>(module.waves)),
         feeders_(static_cast<size_t>(module.world_size())),
         pair_loads_(static_cast<size_t>(module.world_size()), 0) {
-    for (std::vector<int64_t>& loads : loads_) {
-      loads.resize(static_cast<size_t>(module.world_size()), 0);
+    for (LoadsByRoute& by_route : loads_) {
+      for (std::vector<int64_t>& loads : by_route) {
+        loads.resize(static_cast<size_t>(module.world_size()), 0);
+      }
     }
   }
 
@@ -57,21 +60,31 @@ class Chooser {
 
   // Over all senders that had a choice: the worst of load / max(mean load of
   // those that can take load from each other, load without a choice). 1 is
-  // perfect.
+  // perfect. Of several waves, the mean that their busiest senders weigh.
   double Imbalance() const { return imbalance_; }
 
  private:
   // Transfers that leave no choice go to `transfers` at once.
   std::vector<Choice> ListChoices(std::vector<Transfer>& transfers);
   Rank Pick(const Choice& choice);
-  void MeasureImbalance(Route route, absl::Span<const Choice> choices,
-                        const std::vector<int64_t>& fixed_loads);
-  // Links of different routes work side by side, so each route has its loads.
-  std::vector<int64_t>& LoadsOf(Route route) {
-    return loads_[static_cast<size_t>(route)];
-  }
-  const std::vector<int64_t>& LoadsOf(Route route) const {
-    return loads_[static_cast<size_t>(route)];
+  using LoadsByRoute =
+      std::array<std::vector<int64_t>, static_cast<size_t>(Route::MAX) + 1>;
+
+  // The worst of one wave's senders by one route, and the largest load of them.
+  struct WaveImbalance {
+    double imbalance = 1;
+    int64_t load = 0;
+  };
+  // `choices`: of the wave.
+  WaveImbalance ImbalanceOf(Route route, absl::Span<const Choice> choices,
+                            const std::vector<int64_t>& loads,
+                            const std::vector<int64_t>& fixed_loads) const;
+  void MeasureImbalance(absl::Span<const Choice> choices,
+                        const std::vector<LoadsByRoute>& fixed_loads);
+  // Links of different routes work side by side, and waves one after the other,
+  // so each has its loads.
+  std::vector<int64_t>& LoadsOf(int32_t wave, Route route) {
+    return loads_[static_cast<size_t>(wave)][static_cast<size_t>(route)];
   }
 
   const Module& module_;
@@ -81,8 +94,7 @@ class Chooser {
     int64_t bytes = 0;
   };
 
-  // Bytes to send, by route and rank.
-  std::array<std::vector<int64_t>, static_cast<size_t>(Route::MAX) + 1> loads_;
+  std::vector<LoadsByRoute> loads_;  // bytes to send, by wave, route, rank
   std::vector<std::vector<Feeder>> feeders_;  // by destination
   // By source: of the destination that Pick looks at, else 0.
   std::vector<int64_t> pair_loads_;
@@ -116,7 +128,7 @@ std::vector<Choice> Chooser::ListChoices(std::vector<Transfer>& transfers) {
         }
       }
       if (candidates.size() == 1) {
-        LoadsOf(nearest)[IndexOf(candidates.front())] += bytes;
+        LoadsOf(piece.wave, nearest)[IndexOf(candidates.front())] += bytes;
         transfers.push_back({.piece = id,
                              .source = candidates.front(),
                              .destination = destination});
@@ -138,7 +150,7 @@ std::vector<Choice> Chooser::ListChoices(std::vector<Transfer>& transfers) {
 
 // Also adds the choice's bytes to the feeders of its destination.
 Rank Chooser::Pick(const Choice& choice) {
-  const std::vector<int64_t>& loads = LoadsOf(choice.route);
+  const std::vector<int64_t>& loads = LoadsOf(choice.wave, choice.route);
   const std::vector<Rank>& candidates = candidates_[choice.candidates];
   int64_t least = std::numeric_limits<int64_t>::max();
   for (Rank source : candidates) {
@@ -177,9 +189,11 @@ Rank Chooser::Pick(const Choice& choice) {
   return best;
 }
 
-void Chooser::MeasureImbalance(Route route, absl::Span<const Choice> choices,
-                               const std::vector<int64_t>& fixed_loads) {
-  const std::vector<int64_t>& loads = LoadsOf(route);
+Chooser::WaveImbalance Chooser::ImbalanceOf(
+    Route route, absl::Span<const Choice> choices,
+    const std::vector<int64_t>& loads,
+    const std::vector<int64_t>& fixed_loads) const {
+  WaveImbalance worst;
   // Senders that can take load from each other, directly or through others.
   llvm::EquivalenceClasses<size_t> classes;
   std::vector<bool> seen(candidates_.size(), false);
@@ -203,16 +217,41 @@ void Chooser::MeasureImbalance(Route route, absl::Span<const Choice> choices,
       if (loads[rank] == 0) continue;
       const double reachable =
           std::max(mean, static_cast<double>(fixed_loads[rank]));
-      imbalance_ =
-          std::max(imbalance_, static_cast<double>(loads[rank]) / reachable);
+      worst.imbalance = std::max(worst.imbalance,
+                                 static_cast<double>(loads[rank]) / reachable);
+      worst.load = std::max(worst.load, loads[rank]);
     }
+  }
+  return worst;
+}
+
+void Chooser::MeasureImbalance(absl::Span<const Choice> choices,
+                               const std::vector<LoadsByRoute>& fixed_loads) {
+  for (Route route : kNearestFirst) {
+    const size_t by_route = static_cast<size_t>(route);
+    double load = 0;
+    double reachable = 0;
+    for (size_t begin = 0; begin < choices.size();) {
+      const size_t wave = static_cast<size_t>(choices[begin].wave);
+      size_t end = begin;
+      while (end < choices.size() && choices[end].wave == choices[begin].wave) {
+        ++end;
+      }
+      const WaveImbalance worst =
+          ImbalanceOf(route, choices.subspan(begin, end - begin),
+                      loads_[wave][by_route], fixed_loads[wave][by_route]);
+      load += static_cast<double>(worst.load);
+      reachable += static_cast<double>(worst.load) / worst.imbalance;
+      begin = end;
+    }
+    if (reachable > 0) imbalance_ = std::max(imbalance_, load / reachable);
   }
 }
 
 std::vector<Transfer> Chooser::Assign() {
   std::vector<Transfer> transfers;
   std::vector<Choice> choices = ListChoices(transfers);
-  const auto fixed_loads = loads_;
+  const std::vector<LoadsByRoute> fixed_loads = loads_;
   // Wave by wave, so that each is level; in it the largest first, so that the
   // small ones level what is left.
   std::stable_sort(
@@ -221,14 +260,12 @@ std::vector<Transfer> Chooser::Assign() {
       });
   for (const Choice& choice : choices) {
     const Rank source = Pick(choice);
-    LoadsOf(choice.route)[IndexOf(source)] += choice.bytes;
+    LoadsOf(choice.wave, choice.route)[IndexOf(source)] += choice.bytes;
     transfers.push_back({.piece = choice.piece,
                          .source = source,
                          .destination = choice.destination});
   }
-  for (Route route : kNearestFirst) {
-    MeasureImbalance(route, choices, fixed_loads[static_cast<size_t>(route)]);
-  }
+  MeasureImbalance(choices, fixed_loads);
   return transfers;
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "compiler/passes/passes.h"
@@ -350,15 +351,23 @@ class Distributor {
 
   Module& module_;
   std::vector<std::vector<Piece>> pieces_of_;  // by the piece that was cut
-  std::map<Rank, int64_t> load_;  // bytes that a path's first receiver relays
+  // Bytes that a path's first receiver relays: in each wave, and in all.
+  std::map<std::pair<int32_t, Rank>, int64_t> load_of_wave_;
+  std::map<Rank, int64_t> load_;
 };
 
-// To the path whose first receiver has least to relay.
+// To the path whose first receiver has least to relay in the piece's wave: the
+// rounds of a wave end before those of the next.
 void Distributor::Give(size_t piece, const Box& box,
                        const std::vector<RelayPath>& paths) {
+  const int32_t wave = module_.pieces[piece].wave;
+  const auto load_of = [&](const RelayPath& path) {
+    return std::pair(load_of_wave_[{wave, path.receiver}],
+                     load_[path.receiver]);
+  };
   const RelayPath& path = *std::min_element(
       paths.begin(), paths.end(), [&](const RelayPath& a, const RelayPath& b) {
-        return load_[a.receiver] < load_[b.receiver];
+        return load_of(a) < load_of(b);
       });
   Piece& given = pieces_of_[piece].emplace_back(module_.pieces[piece]);
   given.box = box;
@@ -366,7 +375,9 @@ void Distributor::Give(size_t piece, const Box& box,
   given.relays = path.relays;
   for (const Relay& relay : path.relays) {
     if (relay.sender == path.receiver) {
-      load_[path.receiver] += module_.WireBytes(given);
+      const int64_t bytes = module_.WireBytes(given);
+      load_of_wave_[{wave, path.receiver}] += bytes;
+      load_[path.receiver] += bytes;
     }
   }
 }
@@ -420,20 +431,25 @@ absl::Status FanOut(const PassOptions&, Module& module) {
 
   Distributor distributor(module);
   std::set<const Group*> is_broadcast;
+  const auto wave_of = [&](const Group& group) {
+    return module.pieces[group.piece].wave;
+  };
   for (const auto& [receivers, of_receivers] : broadcasts) {
-    std::vector<PieceReceivers> together;
+    std::map<int32_t, std::vector<PieceReceivers>> by_wave;
     for (const Broadcast& broadcast : of_receivers) {
       is_broadcast.insert(broadcast.begin(), broadcast.end());
-      together.push_back({.piece = broadcast.front()->piece,
-                          .bytes = broadcast.front()->bytes,
-                          .hosts = receivers});
+      by_wave[wave_of(*broadcast.front())].push_back(
+          {.piece = broadcast.front()->piece,
+           .bytes = broadcast.front()->bytes,
+           .hosts = receivers});
     }
-    distributor.HandOut(together);
+    for (const auto& [wave, together] : by_wave) distributor.HandOut(together);
   }
-  std::map<std::pair<int32_t, Route>, std::vector<PieceReceivers>> inside;
+  std::map<std::tuple<int32_t, Route, int32_t>, std::vector<PieceReceivers>>
+      inside;
   for (const Group& group : groups) {
     if (!group.relays || is_broadcast.contains(&group)) continue;
-    inside[{group.host, group.route}].push_back(
+    inside[{group.host, group.route, wave_of(group)}].push_back(
         {.piece = group.piece, .bytes = group.bytes, .hosts = {group.members}});
   }
   for (const auto& [key, together] : inside) distributor.HandOut(together);

@@ -12,9 +12,9 @@
 namespace refit {
 namespace {
 
-// Smaller plans gain little, and stay as they are for executors that do not
-// know of shifts.
-constexpr int32_t kFoldedRanksMin = 1025;
+// Smaller plans gain little from shared lists, and are written for executors
+// that do not know of shifts too.
+constexpr int32_t kSharedRanksMin = 1025;
 
 // Shards are cut as evenly as their rows allow.
 constexpr double kUneven = 1.01;
@@ -157,8 +157,7 @@ absl::Status FoldRanks(const PassOptions& options, Module& module) {
   const FoldKind kind = options.job.options.fold.value;
   if (kind == FoldKind::kNever || module.topology.colocated ||
       module.source_ranks() == 0 ||
-      module.world_size() == module.source_ranks() ||
-      (kind == FoldKind::kAuto && module.world_size() < kFoldedRanksMin)) {
+      module.world_size() == module.source_ranks()) {
     return absl::OkStatus();
   }
   const std::vector<Class> sources = ClassesOf(module.source);
@@ -175,6 +174,8 @@ absl::Status FoldRanks(const PassOptions& options, Module& module) {
     if (!source.has_value() || !destination.has_value()) continue;
     Fold& fold = module.fold.emplace();
     fold.parts = static_cast<int32_t>(parts);
+    fold.shares_lists =
+        kind == FoldKind::kAlways || module.world_size() >= kSharedRanksMin;
     fold.source_shift = *source;
     fold.destination_shift = *destination;
     fold.part.resize(world);

@@ -117,6 +117,12 @@ constexpr int64_t kMessagesMax = int64_t{1} << 21;
 // A job of many pairs of ranks may have so many messages for each all the same.
 constexpr int64_t kMessagesOfPairMax = 4;
 
+// Messages between hosts: one of this size takes more than a millisecond, so
+// its start costs little, and several fill a round that none of twice the size
+// would. A job of more of them than the second figure has larger ones.
+constexpr int64_t kNetworkBucketBytes = int64_t{64} << 20;
+constexpr int64_t kNetworkMessagesMax = int64_t{1} << 16;
+
 // Pieces that a source gives one receiver, and that `relays` pass on.
 struct Stream {
   Rank source{};
@@ -162,9 +168,12 @@ class MessageBuilder {
   // so that short rounds make short ends, and many of them cost time.
   int64_t RelayedBucketBytes(const std::vector<Stream>& streams, Route route,
                              const Limits& limits) const;
-  // How many messages BuildStaged makes of `streams` under `limits`.
-  int64_t CountStaged(const std::vector<Stream>& streams,
-                      const Limits& limits) const;
+  // How many messages BuildStaged makes of `streams` under `limits`, those
+  // between hosts of at most `network_bytes`.
+  int64_t CountStaged(const std::vector<Stream>& streams, const Limits& limits,
+                      int64_t network_bytes) const;
+  // The bytes of a bucket between hosts that nobody passes on in stages.
+  int64_t NetworkBucketBytes(const std::vector<WaveStreams>& waves) const;
   // Reports buckets so small that there are too many messages, before they are
   // made.
   void CheckCount(const std::vector<WaveStreams>& waves) const;
@@ -173,6 +182,7 @@ class MessageBuilder {
 
   const PassOptions& options_;
   Module& module_;
+  int64_t network_bucket_bytes_ = 0;
   absl::flat_hash_map<std::pair<int64_t, std::vector<PieceId>>, PackedPieces>
       packed_;  // by size and pieces
 };
@@ -372,7 +382,11 @@ void MessageBuilder::BuildStaged(int32_t wave,
     if (pieces.empty()) continue;
     std::sort(pieces.begin(), pieces.end());
     Feeds feeds;
-    Send(source, receiver, pack(pieces, module_.limits.bucket_bytes),
+    const bool network =
+        module_.RouteBetween(source, receiver) == Route::kNetwork;
+    Send(source, receiver,
+         pack(pieces,
+              network ? network_bucket_bytes_ : module_.limits.bucket_bytes),
          {.wave = wave, .fed_by = {}}, feeds);
     for (const size_t relay : relays) {
       module_.messages[relay].fed_by = feeds.at(receiver);
@@ -380,8 +394,25 @@ void MessageBuilder::BuildStaged(int32_t wave,
   }
 }
 
+int64_t MessageBuilder::NetworkBucketBytes(
+    const std::vector<WaveStreams>& waves) const {
+  const Limits& limits = module_.limits;
+  int64_t bytes = limits.bucket_bytes;
+  if (!limits.fills_buckets) bytes = std::min(bytes, kNetworkBucketBytes);
+  for (; bytes < limits.bucket_bytes; bytes *= 2) {
+    int64_t messages = 0;
+    for (const WaveStreams& streams : waves) {
+      messages += CountStaged(streams[static_cast<size_t>(Mechanism::kStaged)],
+                              limits, bytes);
+    }
+    if (messages <= kNetworkMessagesMax) break;
+  }
+  return std::min(bytes, limits.bucket_bytes);
+}
+
 int64_t MessageBuilder::CountStaged(const std::vector<Stream>& streams,
-                                    const Limits& limits) const {
+                                    const Limits& limits,
+                                    int64_t network_bucket_bytes) const {
   const int64_t peer_bytes = RelayedBucketBytes(streams, Route::kPeer, limits);
   const int64_t network_bytes =
       RelayedBucketBytes(streams, Route::kNetwork, limits);
@@ -404,7 +435,9 @@ int64_t MessageBuilder::CountStaged(const std::vector<Stream>& streams,
                            streams[i + 1].source != stream.source ||
                            streams[i + 1].receiver != stream.receiver;
     if (!ends_pair) continue;
-    messages += (pair_bytes + limits.bucket_bytes - 1) / limits.bucket_bytes;
+    const int64_t most = stream.route == Route::kNetwork ? network_bucket_bytes
+                                                         : limits.bucket_bytes;
+    messages += (pair_bytes + most - 1) / most;
     pair_bytes = 0;
   }
   return messages;
@@ -418,8 +451,8 @@ void MessageBuilder::CheckCount(const std::vector<WaveStreams>& waves) const {
         std::max(limits.staging_bytes, bucket_bytes * limits.slots);
     int64_t messages = 0;
     for (const WaveStreams& streams : waves) {
-      messages +=
-          CountStaged(streams[static_cast<size_t>(Mechanism::kStaged)], limits);
+      messages += CountStaged(streams[static_cast<size_t>(Mechanism::kStaged)],
+                              limits, bucket_bytes);
     }
     return messages;
   };
@@ -478,6 +511,7 @@ void MessageBuilder::Build() {
   }
   CheckCount(streams);
   if (!options_.diagnostics.ok()) return;
+  network_bucket_bytes_ = NetworkBucketBytes(streams);
   for (int32_t wave = 0; wave < module_.waves; ++wave) {
     const auto& of_wave = streams[static_cast<size_t>(wave)];
     BuildDirect(wave, of_wave[static_cast<size_t>(Mechanism::kDirect)]);

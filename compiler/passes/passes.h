@@ -38,26 +38,26 @@ absl::Status LayOutDestination(const PassOptions& options, Module& module);
 // Ensures:  `post_hooks` of every destination buffer.
 absl::Status NamePostHooks(const PassOptions& options, Module& module);
 
-// Decides for each param that only the destination holds quantized where its
-// blocks are: at the source when each source fragment is whole blocks, at the
-// destination otherwise. Lists the operations, and the scratch they need.
-//
-// Requires: both sides are laid out.
-// Ensures:  `quantizes`; what is quantized at the source stands in scratch of
-//           its ranks, what is quantized at the destination comes into scratch
-//           there. Reports ranks that need more than `limits.scratch_bytes`.
-absl::Status PlaceQuantization(const PassOptions& options, Module& module);
-
 // Gives every rank its host, and links their speeds, from the job's topology.
 //
 // Requires: both sides are laid out.
 // Ensures:  `topology.host` has an entry for every rank.
 absl::Status PlaceRanks(const PassOptions& options, Module& module);
 
+// Decides for each param that only the destination holds quantized where its
+// blocks are: at the source when each source fragment is whole blocks, at the
+// destination otherwise. Lists the operations, and the scratch they need.
+//
+// Requires: place-ranks.
+// Ensures:  `quantizes`; what is quantized at the source stands in scratch of
+//           its ranks, what is quantized at the destination comes into scratch
+//           there. Reports ranks that need more than `limits.scratch_bytes`.
+absl::Status PlaceQuantization(const PassOptions& options, Module& module);
+
 // Finds whether the job is one smaller job several times over, as data-parallel
 // copies that feed as many engines are.
 //
-// Requires: place-ranks.
+// Requires: place-quantization.
 // Ensures:  `fold` if it is: what follows plans the first part alone.
 absl::Status FoldRanks(const PassOptions& options, Module& module);
 

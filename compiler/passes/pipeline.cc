@@ -18,11 +18,12 @@ constexpr PassInfo kPipeline[] = {
     {"name-post-hooks",
      "names what workers do after a refit where the sides' values differ",
      NamePostHooks, PostHooksText},
+    {"place-ranks", "gives every rank its host and its links", PlaceRanks,
+     TopologyText},
+    // After hosts: the sources of a host share what they quantize.
     {"place-quantization",
      "decides where blocks are quantized, and lists the scratch for it",
      PlaceQuantization, QuantizationText},
-    {"place-ranks", "gives every rank its host and its links", PlaceRanks,
-     TopologyText},
     // Before pieces: what follows grows with the ranks of one part.
     {"fold-ranks", "finds equal parts of the job, to plan the first alone",
      FoldRanks, FoldText},

@@ -1,8 +1,11 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <optional>
+#include <tuple>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "compiler/passes/passes.h"
@@ -77,12 +80,51 @@ std::vector<DType> SourceDTypes(const Module& module) {
   return dtypes;
 }
 
-// One side's part: by the buffers of a rank, what it quantizes.
+// Ranks whose scratch is alike: their buffers, and the part of each item.
+using Alike = std::pair<std::vector<BufferId>, std::vector<QuantizedPart>>;
+
+// One side's part: what its ranks quantize.
 struct SideWork {
   SideLayout& side;
-  std::map<std::vector<BufferId>, std::vector<QuantizeItem>> items;
-  std::map<std::vector<BufferId>, QuantizeWork> works;
+  std::vector<Alike> ranks;
+  std::map<Alike, std::vector<QuantizeItem>> items;
+  std::map<Alike, QuantizeWork> works;
 };
+
+// Sources of one host that hold the same quantize a part of it each, so that
+// they need less scratch and no receiver waits for the one that it was given.
+// Ranks that share GPUs with receivers do not: theirs is the nearest.
+std::vector<std::vector<QuantizedPart>> PartsOfSources(
+    const Module& module,
+    const std::map<std::vector<BufferId>, std::vector<QuantizeItem>>& items) {
+  using Held = std::tuple<int32_t, int32_t, Box>;  // host, quantization, box
+  absl::flat_hash_map<Held, std::vector<size_t>> holders;
+  std::vector<std::vector<QuantizedPart>> parts;
+  std::map<std::vector<size_t>, int32_t> groups;
+  for (const bool counts : {true, false}) {
+    for (size_t rank = 0; rank < module.source.ranks.size(); ++rank) {
+      const auto& of_rank = items.at(module.source.ranks[rank]);
+      if (counts) parts.emplace_back(of_rank.size());
+      for (size_t i = 0; i < of_rank.size(); ++i) {
+        std::vector<size_t>& of_box =
+            holders[{module.topology.host[rank], of_rank[i].quantization,
+                     of_rank[i].box}];
+        if (counts) {
+          of_box.push_back(rank);
+        } else if (of_box.size() > 1) {
+          const int32_t next = static_cast<int32_t>(groups.size()) + 1;
+          parts[rank][i] = {
+              .group = groups.try_emplace(of_box, next).first->second,
+              .number = static_cast<int32_t>(
+                  std::find(of_box.begin(), of_box.end(), rank) -
+                  of_box.begin()),
+              .count = static_cast<int32_t>(of_box.size())};
+        }
+      }
+    }
+  }
+  return parts;
+}
 
 // A rank whose scratch is larger than any other's.
 struct LargestArena {
@@ -92,19 +134,35 @@ struct LargestArena {
 
 class WaveCutter {
  public:
-  explicit WaveCutter(Module& module)
+  // `divides`: sources of a host may quantize a part each of what all hold.
+  WaveCutter(Module& module, bool divides)
       : module_(module),
         source_dtypes_(SourceDTypes(module)),
-        sides_{SideWork{module.source, {}, {}},
-               SideWork{module.destination, {}, {}}} {
+        sides_{SideWork{module.source, {}, {}, {}},
+               SideWork{module.destination, {}, {}, {}}} {
     for (const bool is_source : {true, false}) {
       SideWork& work = sides_[is_source ? 0 : 1];
       const QuantizeLister lister(
           module, is_source ? QuantizedAt::kSource : QuantizedAt::kDestination);
+      std::map<std::vector<BufferId>, std::vector<QuantizeItem>> whole;
       for (const std::vector<BufferId>& buffers : work.side.ranks) {
-        const auto [it, is_new] = work.items.try_emplace(buffers);
+        const auto [it, is_new] = whole.try_emplace(buffers);
+        if (is_new) it->second = lister.List(buffers);
+      }
+      std::vector<std::vector<QuantizedPart>> parts;
+      if (is_source && divides) parts = PartsOfSources(module, whole);
+      for (size_t rank = 0; rank < work.side.ranks.size(); ++rank) {
+        const std::vector<BufferId>& buffers = work.side.ranks[rank];
+        const std::vector<QuantizeItem>& items = whole.at(buffers);
+        work.ranks.emplace_back(
+            buffers, parts.empty() ? std::vector<QuantizedPart>(items.size())
+                                   : parts[rank]);
+        const auto [it, is_new] = work.items.try_emplace(work.ranks.back());
         if (!is_new) continue;
-        it->second = lister.List(buffers);
+        it->second = items;
+        for (size_t i = 0; i < items.size(); ++i) {
+          it->second[i].part = work.ranks.back().second[i];
+        }
         largest_bytes_ =
             std::max(largest_bytes_, BuilderFor(buffers).Bytes(it->second));
         (is_source ? quantizes_at_source_ : quantizes_at_destination_) |=
@@ -148,10 +206,11 @@ class WaveCutter {
 
   void AddToModule() {
     for (SideWork& work : sides_) {
-      std::map<std::vector<BufferId>, std::vector<BufferId>> scratch;
-      for (std::vector<BufferId>& buffers : work.side.ranks) {
-        QuantizeWork& of_rank = work.works.at(buffers);
-        const auto [it, is_new] = scratch.try_emplace(buffers);
+      std::map<Alike, std::vector<BufferId>> scratch;
+      for (size_t rank = 0; rank < work.ranks.size(); ++rank) {
+        std::vector<BufferId>& buffers = work.side.ranks[rank];
+        QuantizeWork& of_rank = work.works.at(work.ranks[rank]);
+        const auto [it, is_new] = scratch.try_emplace(work.ranks[rank]);
         for (size_t i = 0; is_new && i < of_rank.scratch.size(); ++i) {
           it->second.push_back(
               module_.buffers.Intern(std::move(of_rank.scratch[i])));
@@ -177,11 +236,11 @@ class WaveCutter {
     size_t rank = 0;
     for (SideWork& work : sides_) {
       work.works.clear();
-      for (const std::vector<BufferId>& buffers : work.side.ranks) {
-        const auto [it, is_new] = work.works.try_emplace(buffers);
+      for (const Alike& alike : work.ranks) {
+        const auto [it, is_new] = work.works.try_emplace(alike);
         if (is_new) {
-          it->second = BuilderFor(buffers).Build(work.items.at(buffers),
-                                                 first ? 1 : 0, waves);
+          it->second = BuilderFor(alike.first)
+                           .Build(work.items.at(alike), first ? 1 : 0, waves);
         }
         const int64_t bytes = it->second.quantizes.arena_bytes;
         if (bytes > largest.bytes) largest = {bytes, rank};
@@ -204,8 +263,15 @@ class WaveCutter {
 absl::Status PlaceQuantization(const PassOptions& options, Module& module) {
   if (module.quantizations.empty()) return absl::OkStatus();
   DecidePlaces(module);
-  WaveCutter cutter(module);
-  const LargestArena largest = cutter.Cut(options.job.colocated.value);
+  const bool shares_gpus = options.job.colocated.value;
+  std::optional<WaveCutter> cutter;
+  cutter.emplace(module, /*divides=*/!shares_gpus);
+  LargestArena largest = cutter->Cut(shares_gpus);
+  if (!shares_gpus && largest.bytes > module.limits.scratch_bytes) {
+    // A wave has a part of each group, and blocks cannot be cut.
+    cutter.emplace(module, /*divides=*/false);
+    largest = cutter->Cut(shares_gpus);
+  }
   if (largest.bytes > module.limits.scratch_bytes) {
     options.diagnostics.Error(
         options.job.options.scratch_bytes.place,
@@ -213,11 +279,11 @@ absl::Status PlaceQuantization(const PassOptions& options, Module& module) {
             "rank %d needs %d bytes of scratch to quantize at the %s, in the "
             "smallest windows; options.scratch_bytes%s is %d, wanted %d",
             largest.rank, largest.bytes,
-            cutter.IsSource(largest.rank) ? "source" : "destination",
+            cutter->IsSource(largest.rank) ? "source" : "destination",
             options.job.options.scratch_bytes.given ? "" : " (the default)",
             module.limits.scratch_bytes, largest.bytes));
   }
-  cutter.AddToModule();
+  cutter->AddToModule();
   return absl::OkStatus();
 }
 

@@ -7,7 +7,7 @@ namespace {
 
 // A wave may end this part of its bytes early or late, so that it ends between
 // two layers or experts.
-constexpr int64_t kUnevenPart = 16;
+constexpr int64_t kUnevenPart = 64;
 
 class Cutter {
  public:

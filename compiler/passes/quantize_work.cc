@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -212,7 +213,8 @@ std::vector<QuantizeItem> QuantizeLister::List(
       items.push_back({.quantization = quantization,
                        .box = fragment.box,
                        .values = {},
-                       .scales = {}});
+                       .scales = {},
+                       .part = {}});
     }
     items[it->second].values.push_back({slot, fragment});
   });
@@ -235,6 +237,28 @@ void QuantizeLister::AddScales(const std::vector<BufferId>& buffers,
   }
 }
 
+namespace {
+
+// Positions of items by group. Ranks that share a group have one order of it,
+// however else their lists differ.
+std::map<int32_t, std::vector<size_t>> GroupsOf(
+    const std::vector<QuantizeItem>& items) {
+  std::map<int32_t, std::vector<size_t>> groups;
+  for (size_t i = 0; i < items.size(); ++i) {
+    groups[items[i].part.group].push_back(i);
+  }
+  for (auto& [group, members] : groups) {
+    if (group == 0) continue;
+    std::sort(members.begin(), members.end(), [&](size_t a, size_t b) {
+      return std::tie(items[a].quantization, items[a].box.lo) <
+             std::tie(items[b].quantization, items[b].box.lo);
+    });
+  }
+  return groups;
+}
+
+}  // namespace
+
 int64_t QuantizeWorkBuilder::ElementBytes(const QuantizeItem& item) const {
   const Quantization& quantization = QuantizationOf(module_, item);
   return DTypeBytes(quantization.at == QuantizedAt::kSource
@@ -246,7 +270,7 @@ int64_t QuantizeWorkBuilder::Bytes(
     const std::vector<QuantizeItem>& items) const {
   int64_t bytes = 0;
   for (const QuantizeItem& item : items) {
-    bytes += item.box.Volume() * ElementBytes(item);
+    bytes += item.box.Volume() * ElementBytes(item) / item.part.count;
   }
   return bytes;
 }
@@ -254,16 +278,31 @@ int64_t QuantizeWorkBuilder::Bytes(
 QuantizeWork QuantizeWorkBuilder::Build(const std::vector<QuantizeItem>& items,
                                         int32_t first_wave,
                                         int32_t waves) const {
-  std::vector<QuantizedBox> boxes;
-  for (const QuantizeItem& item : items) {
-    boxes.push_back({.box = item.box,
-                     .scheme = QuantizationOf(module_, item).scheme,
-                     .element_bytes = ElementBytes(item)});
+  // A group is cut into the parts of the first wave, then those of the second:
+  // so a wave, of all its ranks, is a run of whole layers but for its ends.
+  std::vector<WavePart> cuts;
+  for (const auto& [group, members] : GroupsOf(items)) {
+    const QuantizedPart part = items[members.front()].part;
+    std::vector<QuantizedBox> boxes;
+    for (const size_t member : members) {
+      boxes.push_back({.box = items[member].box,
+                       .scheme = QuantizationOf(module_, items[member]).scheme,
+                       .element_bytes = ElementBytes(items[member])});
+    }
+    for (WavePart& cut : CutIntoWaves(boxes, waves * part.count)) {
+      if (cut.wave % part.count != part.number) continue;
+      cut.wave /= part.count;
+      cut.of = members[cut.of];
+      cuts.push_back(std::move(cut));
+    }
   }
+  std::stable_sort(
+      cuts.begin(), cuts.end(),
+      [](const WavePart& a, const WavePart& b) { return a.wave < b.wave; });
   Builder builder(module_, source_dtypes_, first_slot_);
-  for (const WavePart& part : CutIntoWaves(boxes, waves)) {
-    if (waves > 1) builder.StartWave(first_wave + part.wave);
-    builder.Add(items[part.of], part.box);
+  for (const WavePart& cut : cuts) {
+    if (waves > 1) builder.StartWave(first_wave + cut.wave);
+    builder.Add(items[cut.of], cut.box);
   }
   QuantizeWork work = builder.Finish();
   if (waves > 1) {

@@ -18,6 +18,16 @@ struct HeldBox {
   QuantizeOperand Of(const Box& part) const;
 };
 
+// Which of so many equal parts a rank quantizes of the boxes of a group: of
+// those that exactly the same ranks hold. Group 0 is what a rank does alone.
+struct QuantizedPart {
+  int32_t group = 0;
+  int32_t number = 0;
+  int32_t count = 1;
+
+  friend auto operator<=>(const QuantizedPart&, const QuantizedPart&) = default;
+};
+
 // A box that a rank quantizes, and where it is in the rank's tensors: what a
 // source reads, or what a destination writes, more than one place where it
 // holds the box more than once.
@@ -26,6 +36,7 @@ struct QuantizeItem {
   Box box;
   std::vector<HeldBox> values;
   std::vector<HeldBox> scales;  // of a destination: those of `values`
+  QuantizedPart part;           // of a destination: all of it
 };
 
 // What all ranks with these buffers quantize at `at`, each box once.
@@ -65,8 +76,9 @@ class QuantizeWorkBuilder {
   // What the items take in scratch, scales not counted.
   int64_t Bytes(const std::vector<QuantizeItem>& items) const;
 
-  // `waves` is their number, the first of them `first_wave`. Waves lie at the
-  // two ends of the arena in turns; one wave lies in no window.
+  // Each wave has its part of each item. `waves` is their number, the first of
+  // them `first_wave`. Waves lie at the two ends of the arena in turns; one
+  // wave lies in no window.
   QuantizeWork Build(const std::vector<QuantizeItem>& items, int32_t first_wave,
                      int32_t waves) const;
 

@@ -1,7 +1,6 @@
 #include "executor/transport/local_fabric.h"
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
@@ -19,22 +18,10 @@ void LocalFabric::State::Abort(uint64_t step, int32_t rank,
                                const absl::Status& status) {
   {
     std::lock_guard lock(mutex);
-    if (HasEnded(step)) return;
+    if (step <= aborted_step) return;
     MarkAborted(step, rank, status);
   }
-  WakeAll(step);
-}
-
-void LocalFabric::State::Leave(uint64_t step, int32_t rank) {
-  {
-    std::lock_guard lock(mutex);
-    if (step >= last_step) return;
-    closed_status = absl::UnavailableError(
-        absl::StrCat("rank ", rank, " has closed its transport"));
-    last_step = step;
-  }
-  // Who waits for the rank is in a later step: it left none unfinished.
-  WakeAll(std::numeric_limits<uint64_t>::max());
+  WakeAll();
 }
 
 // The caller holds `mutex`.
@@ -49,19 +36,19 @@ void LocalFabric::State::MarkAborted(uint64_t step, int32_t rank,
   aborted_step = step;
 }
 
-void LocalFabric::State::WakeAll(uint64_t step) {
+void LocalFabric::State::WakeAll() {
   changed.notify_all();
   for (local::Endpoint& endpoint : endpoints) {
-    endpoint.fence.Abort(step);
+    endpoint.fence.Abort(aborted_step);
     // Taken so that no rank is between its check and its wait.
     { std::lock_guard lock(endpoint.mutex); }
     endpoint.changed.notify_all();
   }
 }
 
-absl::Status LocalFabric::State::AbortStatus(uint64_t step) {
+absl::Status LocalFabric::State::AbortStatus() {
   std::lock_guard lock(mutex);
-  return StatusOf(step);
+  return abort_status;
 }
 
 int32_t LocalFabric::State::FirstArrived() const {
@@ -84,7 +71,7 @@ absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
                                         const HandshakeRecord& record,
                                         Deadline deadline, const char* what) {
   std::unique_lock lock(mutex);
-  if (HasEnded(step)) return StatusOf(step);
+  if (step <= aborted_step) return abort_status;
   records[rank] = record;
   arrived[rank] = true;
   if (++arrivals == static_cast<int32_t>(arrived.size())) {
@@ -98,7 +85,7 @@ absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
   const uint64_t gathering = gatherings;
   const bool in_time = WaitUntil(
       changed, lock, deadline,
-      [&] { return gatherings != gathering || HasEnded(step); },
+      [&] { return gatherings != gathering || step <= aborted_step; },
       [&](int64_t seconds) {
         // One of those that wait speaks for all.
         if (FirstArrived() == rank) {
@@ -106,11 +93,11 @@ absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
         }
       });
   if (gatherings != gathering) return outcome;
-  if (in_time) return StatusOf(step);
+  if (in_time) return abort_status;
   if (const absl::Status status = InterruptionStatus(); !status.ok()) {
     MarkAborted(step, rank, status);
     lock.unlock();
-    WakeAll(step);
+    WakeAll();
     return status;
   }
   const std::vector<int32_t> missing = Missing();
@@ -121,7 +108,7 @@ absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
                    missing.front()));
   MarkAborted(step, rank, status);
   lock.unlock();
-  WakeAll(step);
+  WakeAll();
   return status;
 }
 

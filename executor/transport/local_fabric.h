@@ -7,7 +7,6 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -63,16 +62,12 @@ struct LocalFabric::State {
         created(world_size) {}
 
   std::vector<local::Endpoint> endpoints;
-  // The newest step that was aborted, and the last one that all ranks may come
-  // to: a rank that closes its transport never comes again. Written under
-  // `mutex`.
+  // The newest step that was aborted. Written under `mutex`.
   std::atomic<uint64_t> aborted_step = 0;
-  std::atomic<uint64_t> last_step = std::numeric_limits<uint64_t>::max();
 
   std::mutex mutex;  // never held together with an endpoint's
   std::condition_variable changed;
   absl::Status abort_status;
-  absl::Status closed_status;  // of the steps after last_step
   // The gathering in progress and the outcome of the last one.
   std::vector<HandshakeRecord> records;
   // What ranks share, by parity of the step: one may be at the next step while
@@ -86,18 +81,9 @@ struct LocalFabric::State {
 
   void Abort(uint64_t step, int32_t rank, const absl::Status& status);
   void MarkAborted(uint64_t step, int32_t rank, const absl::Status& status);
-  // `rank`, whose last step was `step`, takes part in no other.
-  void Leave(uint64_t step, int32_t rank);
-  void WakeAll(uint64_t step);
-  bool HasEnded(uint64_t step) const {
-    return step <= aborted_step || step > last_step;
-  }
-  // Why the step has ended.
-  absl::Status AbortStatus(uint64_t step);
-  // The caller of these holds `mutex`.
-  const absl::Status& StatusOf(uint64_t step) const {
-    return step <= aborted_step ? abort_status : closed_status;
-  }
+  void WakeAll();
+  absl::Status AbortStatus();
+  // The caller of these two holds `mutex`.
   int32_t FirstArrived() const;
   std::vector<int32_t> Missing() const;
   absl::Status Gather(uint64_t step, int32_t rank,

@@ -28,12 +28,6 @@ class LocalTransport : public Transport, private Fence {
         fence_(rank, [this](int32_t of) -> FenceEnd& {
           return fabric_.endpoints[of].fence;
         }) {}
-  ~LocalTransport() override {
-    if (in_refit_) {
-      Abort(absl::CancelledError("it closed its transport inside the refit"));
-    }
-    fabric_.Leave(step_, rank_);
-  }
 
   int32_t rank() const override { return rank_; }
   int32_t world_size() const override {
@@ -67,7 +61,7 @@ class LocalTransport : public Transport, private Fence {
   absl::Status LeaveDirect(std::optional<int32_t> absent);
 
   Endpoint& endpoint() { return fabric_.endpoints[rank_]; }
-  bool StepAborted() const { return fabric_.HasEnded(step_); }
+  bool StepAborted() const { return step_ <= fabric_.aborted_step; }
   void PostSends(const ExchangeRound& round);
   absl::Status Receive(const ExchangeRound& round);
   const Operation& FirstOpen(const ExchangeRound& round) const;
@@ -84,7 +78,6 @@ class LocalTransport : public Transport, private Fence {
   const int32_t rank_;
   ThreadFence fence_;
   std::atomic<uint64_t> step_ = 0;
-  bool in_refit_ = false;
   Deadline deadline_;
   // Of the group in progress. They keep their storage between groups.
   std::vector<Post> posts_;                        // by operation
@@ -155,7 +148,7 @@ absl::Status LocalTransport::AwaitFinishes(absl::Span<const int32_t> origins,
 absl::Status LocalTransport::LeaveDirect(std::optional<int32_t> absent) {
   if (!absent.has_value()) return absl::OkStatus();
   absl::Status status =
-      StepAborted() ? fabric_.AbortStatus(step_) : InterruptionStatus();
+      StepAborted() ? fabric_.AbortStatus() : InterruptionStatus();
   if (status.ok()) {
     status = absl::DeadlineExceededError(
         absl::StrCat("rank ", *absent, " did not come before the deadline"));
@@ -168,13 +161,10 @@ absl::Status LocalTransport::LeaveDirect(std::optional<int32_t> absent) {
 absl::Status LocalTransport::BeginRefit(Deadline deadline, bool) {
   ++step_;
   deadline_ = deadline;
-  if (StepAborted()) return fabric_.AbortStatus(step_);
-  in_refit_ = true;
-  return absl::OkStatus();
+  return StepAborted() ? fabric_.AbortStatus() : absl::OkStatus();
 }
 
 absl::Status LocalTransport::EndRefit(Stream) {
-  in_refit_ = false;
   return fabric_.Gather(step_, rank_, HandshakeRecord{}, deadline_,
                         "end of refit");
 }
@@ -390,7 +380,7 @@ absl::Status LocalTransport::WaitFailure(const ExchangeRound& round,
                                          const Operation& operation) {
   const std::string where = OperationText(round.index, operation);
   if (StepAborted()) {
-    const absl::Status status = fabric_.AbortStatus(step_);
+    const absl::Status status = fabric_.AbortStatus();
     return absl::Status(status.code(),
                         absl::StrCat(where, ": ", status.message()));
   }

@@ -55,8 +55,28 @@ TEST(FoldRanksTest, EqualPartsAreOneProgramWithAShift) {
             whole.body().stats()->predicted_seconds() * 1.01);
 }
 
-TEST(FoldRanksTest, OnlyLargeJobsAreFoldedUnasked) {
-  EXPECT_FALSE(IsFolded(OpenJob(FoldedJob(2, 4, kHostsOfParts, "auto"))));
+// Small plans have the rounds of the first part too, and open with executors
+// that know no shifts.
+TEST(FoldRanksTest, SmallPlansAreFoldedWithoutShifts) {
+  const PlanFile plan = OpenJob(FoldedJob(2, 4, kHostsOfParts, "auto"));
+  const PlanFile folded = OpenJob(FoldedJob(2, 4, kHostsOfParts, "always"));
+  EXPECT_FALSE(IsFolded(plan));
+  for (uint32_t rank = 0; rank < 16; ++rank) {
+    const fb::RankProgram& program = *plan.body().programs()->Get(rank);
+    const fb::RankProgram& shifted = *folded.body().programs()->Get(rank);
+    EXPECT_EQ(program.source_shift(), 0u);
+    EXPECT_EQ(program.destination_shift(), 0u);
+    ASSERT_EQ(program.messages()->size(), shifted.messages()->size());
+    for (uint32_t i = 0; i < program.messages()->size(); ++i) {
+      const fb::Message& message = *program.messages()->Get(i);
+      EXPECT_EQ(message.round(), shifted.messages()->Get(i)->round());
+      EXPECT_EQ(message.peer(),
+                PeerOf(folded.body(), shifted, *shifted.messages()->Get(i)));
+    }
+  }
+}
+
+TEST(FoldRanksTest, OnlyLargePlansHaveShiftsUnasked) {
   std::string hosts = "0";
   for (int rank = 1; rank < 1040; ++rank) {
     hosts += ", " + std::to_string(rank / 4);

@@ -1,8 +1,11 @@
 // The pass that cuts transfers into buckets.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 
+#include "plan/plan_file.h"
 #include "tests/compiler/compile_testing.h"
 
 namespace refit {
@@ -18,7 +21,7 @@ TEST(FormBucketsTest, OneParameterFillsTensOfThousandsOfBuckets) {
 
 TEST(FormBucketsTest,
      BucketsThatMakeTooManyMessagesAreRefusedBeforeTheyAreMade) {
-  const auto errors = [](const std::string &options) {
+  const auto errors = [](const std::string& options) {
     return ErrorsOf(GenericJob(
         R"({"name": "w", "shape": [1048576, 16384], "dtype": "bf16"})",
         GenericSide(1, "Replicate"), GenericSide(2, "Replicate"),
@@ -38,5 +41,29 @@ TEST(FormBucketsTest,
   EXPECT_EQ(errors(R"("bucket_bytes": 67108864)"), "");
 }
 
-} // namespace
-} // namespace refit
+// The largest message of 256 MiB for one rank, from rank 0 on another host or
+// the same.
+uint64_t LargestMessage(const std::string& hosts, const std::string& options) {
+  const PlanFile plan = OpenJob(
+      GenericJob(R"({"name": "w", "shape": [131072, 1024], "dtype": "bf16"})",
+                 GenericSide(1, "Replicate"), GenericSide(1, "Replicate"),
+                 R"(, "topology": {"hosts": )" + hosts +
+                     R"(}, "options": {"peer": "staged")" + options + "}"));
+  uint64_t largest = 0;
+  for (const fb::Message* message :
+       *plan.body().programs()->Get(0)->messages()) {
+    largest = std::max(largest, message->size_bytes());
+  }
+  return largest;
+}
+
+TEST(FormBucketsTest, MessagesBetweenHostsAreSmallerUnlessTheJobSaysTheirSize) {
+  constexpr uint64_t kMiB = 1 << 20;
+  EXPECT_EQ(LargestMessage("[0, 1]", ""), 64 * kMiB);
+  EXPECT_EQ(LargestMessage("[0, 0]", ""), 256 * kMiB);
+  EXPECT_EQ(LargestMessage("[0, 1]", R"(, "bucket_bytes": 268435456)"),
+            256 * kMiB);
+}
+
+}  // namespace
+}  // namespace refit

@@ -194,10 +194,10 @@ TEST(QuantizeWavesTest, SourcesTakeTurnsInTheirScratch) {
   const absl::StatusOr<PlanFile> plan = CompileMoe(
       R"("tensor_parallel": 2, "data_parallel": 2, "expert_parallel": 2,
  "pipeline_parallel": 3)",
-      R"("tensor_parallel": 2)", R"("scratch_bytes": 300000)");
+      R"("tensor_parallel": 2)", R"("scratch_bytes": 150000)");
   ASSERT_TRUE(plan.ok()) << plan.status();
   for (int32_t rank = 0; rank < plan->source_ranks(); ++rank) {
-    ExpectWindowsInTurns(*plan, rank, 300000);
+    ExpectWindowsInTurns(*plan, rank, 150000);
   }
 }
 
@@ -272,6 +272,67 @@ std::string CompileSmallQwen3(const std::string& source,
   if (!bytes.ok()) return std::string(bytes.status().message());
   *plan = *std::move(bytes);
   return "";
+}
+
+// Two sources of one host hold all: each quantizes one half, in half of the
+// scratch, and what it sends is as much.
+TEST(QuantizeWavesTest, SourcesOfAHostDivideWhatAllHold) {
+  const auto scratch_of = [](const std::string& topology) {
+    std::vector<uint8_t> bytes;
+    EXPECT_EQ(
+        CompileSmallQwen3(R"("layout": "megatron", "data_parallel": 2)",
+                          R"("layout": "vllm", "dtype": "fp8_e4m3_block128")",
+                          R"(}, "topology": {"hosts": )" + topology, &bytes),
+        "");
+    const PlanFile plan = PlanFile::FromBytes(std::move(bytes)).value();
+    std::vector<uint64_t> scratch;
+    for (int32_t rank = 0; rank < plan.source_ranks(); ++rank) {
+      uint64_t of_rank = 0;
+      for (const uint64_t size : ScratchSizes(plan, rank)) of_rank += size;
+      scratch.push_back(of_rank);
+    }
+    return scratch;
+  };
+  const std::vector<uint64_t> together = scratch_of("[0, 0, 1]");
+  const std::vector<uint64_t> apart = scratch_of("[0, 1, 2]");
+  EXPECT_LE(together[0], apart[0] * 6 / 10);
+  EXPECT_LE(together[1], apart[0] * 6 / 10);
+  // Values, and scales whose tensors are padded.
+  EXPECT_GE(together[0] + together[1], apart[0]);
+}
+
+// Two engines on one host pass on to each other what the network brought. In
+// each wave both are given as much of it: its rounds end before the next's.
+TEST(QuantizeWavesTest, ReceiversThatRelayShareEachWave) {
+  std::vector<uint8_t> bytes;
+  ASSERT_EQ(CompileSmallQwen3(R"("layout": "megatron")",
+                              R"("layout": "vllm", "replicas": 2,
+                   "dtype": "fp8_e4m3_block128")",
+                              R"("scratch_bytes": 120000}, "topology": {
+                   "peer_gigabytes_per_second": 0.1,
+                   "network_gigabytes_per_second": 0.001,
+                   "hosts": [0, 1, 1])",
+                              &bytes),
+            "");
+  const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(std::move(bytes));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  std::map<uint32_t, std::map<uint32_t, uint64_t>> sent;  // by round, receiver
+  uint64_t all = 0;
+  for (const fb::Message* message :
+       *plan->body().programs()->Get(0)->messages()) {
+    sent[message->round()][message->peer()] += message->size_bytes();
+    all += message->size_bytes();
+  }
+  ASSERT_GT(sent.size(), 2u);
+  uint64_t busiest = 0;
+  for (const auto& [round, by_receiver] : sent) {
+    uint64_t most = 0;
+    for (const auto& [receiver, size] : by_receiver) {
+      most = std::max(most, size);
+    }
+    busiest += most;
+  }
+  EXPECT_LE(busiest, all / 2 + all / 10);
 }
 
 // Rank 0 alone holds a layer's MLP, so that its waves are cut elsewhere than

@@ -1,9 +1,5 @@
 #include "refit/local_transport.h"
 
-#include <latch>
-#include <string>
-
-#include "absl/strings/str_cat.h"
 #include "tests/executor/transport_conformance.h"
 
 namespace refit {
@@ -44,90 +40,6 @@ TEST_P(LocalTransportTest, RefitAfterAnAbortNeedsNoConnect) {
       EXPECT_NE(status.code(), absl::StatusCode::kDataLoss);
     }
   }
-}
-
-// A rank comes back to no later step once its transport is gone.
-TEST_P(LocalTransportTest, RankThatClosesBeforeARefitEndsItForTheOthers) {
-  const std::string wanted = " has closed its transport";
-  for (const int32_t closes : {0, 2}) {
-    // What the others wait in: for bytes, for a fence, for the end.
-    for (const int wait : {0, 1, 2}) {
-      for (const bool before : {true, false}) {
-        MakeWorld(3);
-        ConnectAll();
-        if (before) world_.ends[closes].reset();
-        for (const absl::Status& status :
-             OnAllRanks([&](int32_t rank) -> absl::Status {
-               if (rank == closes) {
-                 world_.ends[closes].reset();
-                 return absl::UnavailableError(
-                     absl::StrCat("rank ", closes, wanted));
-               }
-               absl::Status begun = end(rank).BeginRefit(Ample(), false);
-               if (!begun.ok()) return begun;
-               auto in = Filled(8, 0);
-               if (wait == 0) return Exchange(rank, 0, {Recv(closes, in)});
-               if (wait == 1) {
-                 return end(rank).fence()->AwaitGrants({{closes}}, nullptr);
-               }
-               return Finish(rank);
-             })) {
-          EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-          EXPECT_NE(
-              status.message().find(absl::StrCat("rank ", closes, wanted)),
-              std::string::npos)
-              << status;
-        }
-      }
-    }
-  }
-}
-
-TEST_P(LocalTransportTest, RankThatClosesInsideARefitEndsIt) {
-  MakeWorld(3);
-  ConnectAll();
-  std::latch begun(3);
-  const auto statuses = OnAllRanks([&](int32_t rank) {
-    const absl::Status status = end(rank).BeginRefit(Ample(), false);
-    begun.arrive_and_wait();
-    if (!status.ok()) return status;
-    if (rank == 1) {
-      world_.ends[1].reset();
-      return absl::OkStatus();
-    }
-    return Finish(rank);
-  });
-  for (const int32_t rank : {0, 2}) {
-    EXPECT_EQ(statuses[rank].message(),
-              "aborted by rank 1: it closed its transport inside the refit");
-  }
-}
-
-TEST_P(LocalTransportTest, RankThatClosesAfterTheRefitDisturbsNobody) {
-  for (int attempt = 0; attempt < 50; ++attempt) {
-    MakeWorld(3);
-    ConnectAll();
-    for (const absl::Status& status : OnAllRanks([&](int32_t rank) {
-           absl::Status ended = end(rank).BeginRefit(Ample(), false);
-           if (ended.ok()) ended = Finish(rank);
-           if (rank != 1) world_.ends[rank].reset();
-           return ended;
-         })) {
-      EXPECT_TRUE(status.ok()) << status;
-    }
-  }
-}
-
-TEST_P(LocalTransportTest, AnAbortIsToldThoughTheRankHasClosedSince) {
-  MakeWorld(2);
-  ConnectAll();
-  ASSERT_TRUE(end(0).BeginRefit(Ample(), false).ok());
-  end(0).Abort(absl::InternalError("on purpose"));
-  world_.ends[0].reset();
-  EXPECT_EQ(end(1).BeginRefit(Ample(), false).message(),
-            "aborted by rank 0: on purpose");
-  EXPECT_EQ(end(1).BeginRefit(Ample(), false).message(),
-            "rank 0 has closed its transport");
 }
 
 // What NCCL leaves undefined is an error here.

@@ -22,9 +22,7 @@ class LocalFabric {
   LocalFabric(const LocalFabric&) = delete;
   LocalFabric& operator=(const LocalFabric&) = delete;
 
-  // Returns the transport of `rank`. The fabric must outlive it. Once it is
-  // destroyed, other ranks' calls that would wait for the rank fail at once
-  // with kUnavailable, "rank 2 has closed its transport". Errors:
+  // Returns the transport of `rank`. The fabric must outlive it. Errors:
   // kInvalidArgument (no such rank), kAlreadyExists (called before for it).
   absl::StatusOr<std::unique_ptr<Transport>> CreateTransport(int32_t rank);
 
