@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -17,45 +16,10 @@
 #include "compiler/diagnostics.h"
 #include "compiler/job/job.h"
 #include "compiler/model/model.h"
+#include "tests/fuzz/small_job.h"
 
 namespace refit {
 namespace {
-
-// What compiles in a moment.
-constexpr double kRanksMax = 24;
-constexpr double kBucketsMax = 500;
-
-double RanksOf(const SideSpec& side) {
-  double ranks = 1;
-  for (const Located<int64_t>& size :
-       {side.tensor_parallel, side.pipeline_parallel, side.data_parallel,
-        side.context_parallel, side.replicas}) {
-    ranks *= static_cast<double>(size.value);
-  }
-  for (const MeshSpec& mesh : side.generic.meshes) {
-    ranks = std::max(ranks, static_cast<double>(mesh.ranks.size()));
-  }
-  return ranks;
-}
-
-bool IsSmall(const Job& job, const Model& model) {
-  constexpr double kElementBytesMax = 8;
-  double bytes = 0;
-  for (const Param& param : model.params) {
-    double of_param = kElementBytesMax;
-    for (const IndexDim& dim : param.index) {
-      of_param *= static_cast<double>(dim.extent());
-    }
-    for (const int64_t extent : param.shape) {
-      of_param *= static_cast<double>(extent);
-    }
-    bytes += of_param;
-  }
-  return RanksOf(job.source) <= kRanksMax &&
-         RanksOf(job.destination) <= kRanksMax &&
-         bytes <=
-             kBucketsMax * static_cast<double>(job.options.bucket_bytes.value);
-}
 
 void CompileBytes(const uint8_t* data, size_t size) {
   const int file = memfd_create("job", 0);
