@@ -8,7 +8,11 @@
 //   generic   as the meshes list their ranks
 #include "compiler/layout/layout.h"
 
+#include <algorithm>
+#include <string_view>
+
 #include "absl/base/macros.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_format.h"
 
@@ -64,6 +68,41 @@ void CheckAllPlaced(const LayoutContext& context, const SideLayout& layout) {
           count > 1 ? absl::StrFormat(" and %d more", count - 1) : ""));
 }
 
+bool Intersect(const IndexDim& a, const IndexDim& b) {
+  return std::any_of(a.numbers.begin(), a.numbers.end(), [&](int32_t number) {
+    return std::find(b.numbers.begin(), b.numbers.end(), number) !=
+           b.numbers.end();
+  });
+}
+
+// Reports a name that a rank would have twice, which renames and fused modules
+// of a file of rules can give.
+void CheckNamesDiffer(const LayoutContext& context, const SideLayout& layout) {
+  for (const std::vector<BufferId>& rank : layout.ranks) {
+    absl::flat_hash_map<std::string_view, std::vector<const Buffer*>> named;
+    for (const BufferId id : rank) {
+      const Buffer& buffer = context.buffers[id];
+      std::vector<const Buffer*>& others = named[buffer.name];
+      for (const Buffer* other : others) {
+        bool meet = true;
+        for (size_t i = 0; i < buffer.index.size(); ++i) {
+          meet &= Intersect(buffer.index[i], other->index[i]);
+        }
+        if (!meet) continue;
+        context.diagnostics.Error(
+            context.side.layout.place,
+            absl::StrFormat("%s: two tensors of a rank have the name \"%s\"; "
+                            "wanted \"names\" and \"fused\" of the rules of "
+                            "%s that keep names apart",
+                            context.side.key, buffer.name,
+                            context.model.architecture.family->model_type));
+        return;
+      }
+      others.push_back(&buffer);
+    }
+  }
+}
+
 }  // namespace
 
 SideLayout LayOut(const LayoutContext& context) {
@@ -96,6 +135,7 @@ SideLayout LayOut(const LayoutContext& context) {
   if (context.diagnostics.error_count() == errors_before &&
       context.side.layout.value != LayoutKind::kGeneric) {
     CheckAllPlaced(context, layout);
+    if (family.of_file) CheckNamesDiffer(context, layout);
   }
   return layout;
 }

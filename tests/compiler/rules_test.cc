@@ -358,6 +358,93 @@ TEST(RulesTest, ModulesThatCannotBeJoinedAreReported) {
   }
 }
 
+std::string JobErrors(const std::string& rules, const std::string& sides) {
+  const TemporaryDirectory directory;
+  directory.Write("config.json",
+                  absl::StrFormat(R"({"model_type": "mine", %s})", kDense));
+  directory.Write("rules.json", rules);
+  const std::string job = directory.Write(
+      "job.json", absl::StrFormat(R"({"model": {"config": "config.json",
+          "rules": "rules.json"}, %s})",
+                                  sides));
+  Diagnostics diagnostics;
+  const absl::StatusOr<std::vector<uint8_t>> plan =
+      CompileFile(job, CompileOptions(), diagnostics);
+  std::istringstream lines(directory.Relative(diagnostics.Render()));
+  std::string line;
+  std::getline(lines, line);
+  return diagnostics.ok() ? std::string(plan.status().message()) : line;
+}
+
+constexpr char kToVllm[] =
+    R"("source": {"layout": "fsdp"}, "destination": {"layout": "vllm",
+       "tensor_parallel": 2})";
+
+constexpr char kModules[] = R"(
+    {"name": "l.{layer}.a_proj.weight", "shape": [4, "hidden"],
+     "role": "column"},
+    {"name": "l.{layer}.b_proj.weight", "shape": [8, "hidden"],
+     "role": "column"},
+    {"name": "l.{layer}.c_proj.weight", "shape": ["hidden", 6], "role": "row"},
+    {"name": "l.{layer}.norm.bias", "shape": ["hidden"], "role": "replicated"},
+    {"name": "position.weight", "shape": [8, "hidden"], "role": "first_stage"},
+    {"name": "norm.bias", "shape": ["hidden"], "role": "last_stage"})";
+
+TEST(RulesTest, ALayerHasWhatItsRolesGoWith) {
+  for (const auto& [param, wanted] :
+       {std::pair(R"({"name": "l.{layer}.o", "shape": ["hidden", 8],
+                      "role": "attention_output"})",
+                  "rules.json:1:35: error: layer 0 has the role "
+                  "attention_output and no query; wanted both\n"),
+        std::pair(R"({"name": "l.{layer}.i", "shape": ["hidden"],
+                      "role": "mlp_input_norm", "layers": "last"},
+                     {"name": "l.{layer}.n", "shape": ["hidden"],
+                      "role": "mlp_norm"})",
+                  "rules.json:3:22: error: layer 0 has the role mlp_norm and "
+                  "no mlp_input_norm; wanted both\n"),
+        std::pair(R"({"name": "l.{layer}.e", "shape": [2, 6, "hidden"],
+                      "role": "stacked_expert_gate_up"},
+                     {"name": "l.{layer}.d", "shape": [2, "hidden", 4],
+                      "role": "stacked_expert_down"})",
+                  "rules.json:1:35: error: parameter \"l.{0}.e\" has 6 x 8 "
+                  "elements of an expert; wanted 8 x 8, as \"l.{0}.d\" has 8 "
+                  "x 4\n")}) {
+    std::string rules = Param(param);
+    rules.insert(rules.size() - 1,
+                 R"(, "layers": {"last": {"from": 1}},
+                    "sizes": {"experts": 2, "head_dim": 2})");
+    EXPECT_EQ(Mistakes(rules), wanted);
+  }
+}
+
+TEST(RulesTest, NamesAreKeptApart) {
+  EXPECT_EQ(JobErrors(Param(kModules, R"(, "vllm": {
+                "names": {"a_proj": "b_proj"}})"),
+                      kToVllm),
+            "job.json:2:91: error: destination: two tensors of a rank have the "
+            "name \"l.{0}.b_proj.weight\"; wanted \"names\" and \"fused\" of "
+            "the rules of mine that keep names apart");
+  EXPECT_EQ(
+      Mistakes(Param(kModules, R"(, "vllm": {"names": {"l.{0}.": "m."}})")),
+      "rules.json:1:53: error: vllm.names.l.{0}. is \"m.\"; wanted names "
+      "without braces\n");
+}
+
+TEST(RulesTest, MegatronsAttentionNeedsItsNorm) {
+  EXPECT_EQ(JobErrors(Param(R"(
+      {"name": "l.{layer}.q", "shape": ["heads * head_dim", 8], "role": "query"},
+      {"name": "l.{layer}.k", "shape": ["kv_heads * head_dim", 8],
+       "role": "key"},
+      {"name": "l.{layer}.v", "shape": ["kv_heads * head_dim", 8],
+       "role": "value"})",
+                            R"(, "megatron": {})"),
+                      R"("source": {"layout": "megatron"},
+                         "destination": {"layout": "fsdp"})"),
+            "job.json:2:56: error: source: Megatron's attention has a norm "
+            "before it, and layer 0 of this mine has none; wanted a parameter "
+            "of role attention_norm");
+}
+
 TEST(RulesTest, ARoleStandsOnceInALayer) {
   EXPECT_EQ(
       Mistakes(Param(R"({"name": "l.{layer}.n.weight", "shape": ["hidden"],
@@ -381,28 +468,6 @@ TEST(RulesTest, WhatFrameworksJoinFitsTogether) {
       "shapes\n");
 }
 
-std::string JobErrors(const std::string& rules, const std::string& sides) {
-  const TemporaryDirectory directory;
-  directory.Write("config.json",
-                  absl::StrFormat(R"({"model_type": "mine", %s})", kDense));
-  directory.Write("rules.json", rules);
-  const std::string job = directory.Write(
-      "job.json", absl::StrFormat(R"({"model": {"config": "config.json",
-          "rules": "rules.json"}, %s})",
-                                  sides));
-  Diagnostics diagnostics;
-  const absl::StatusOr<std::vector<uint8_t>> plan =
-      CompileFile(job, CompileOptions(), diagnostics);
-  std::istringstream lines(directory.Relative(diagnostics.Render()));
-  std::string line;
-  std::getline(lines, line);
-  return diagnostics.ok() ? std::string(plan.status().message()) : line;
-}
-
-constexpr char kToVllm[] =
-    R"("source": {"layout": "fsdp"}, "destination": {"layout": "vllm",
-       "tensor_parallel": 2})";
-
 TEST(RulesTest, AFrameworkThatTheFileDoesNotNameIsRefused) {
   EXPECT_EQ(JobErrors(Param(kEmbedding, R"(, "sglang": {})"), kToVllm),
             "job.json:2:91: error: destination: the rules of mine say nothing "
@@ -410,16 +475,6 @@ TEST(RulesTest, AFrameworkThatTheFileDoesNotNameIsRefused) {
             "read");
   EXPECT_EQ(JobErrors(Param(kEmbedding, R"(, "vllm": {})"), kToVllm), "");
 }
-
-constexpr char kModules[] = R"(
-    {"name": "l.{layer}.a_proj.weight", "shape": [4, "hidden"],
-     "role": "column"},
-    {"name": "l.{layer}.b_proj.weight", "shape": [8, "hidden"],
-     "role": "column"},
-    {"name": "l.{layer}.c_proj.weight", "shape": ["hidden", 6], "role": "row"},
-    {"name": "l.{layer}.norm.bias", "shape": ["hidden"], "role": "replicated"},
-    {"name": "position.weight", "shape": [8, "hidden"], "role": "first_stage"},
-    {"name": "norm.bias", "shape": ["hidden"], "role": "last_stage"})";
 
 // Two layers of plain modules.
 Model PlainModel() {

@@ -34,10 +34,13 @@ constexpr ParamRole kTogether[][3] = {
     {ParamRole::kQueryBias, ParamRole::kKeyBias, ParamRole::kValueBias},
     {ParamRole::kMlpGate, ParamRole::kMlpUp, ParamRole::kMlpDown},
     {ParamRole::kExpertGate, ParamRole::kExpertUp, ParamRole::kExpertDown},
+    {ParamRole::kSharedExpertGate, ParamRole::kSharedExpertUp,
+     ParamRole::kSharedExpertDown},
 };
 
 bool IsGate(ParamRole role) {
-  return role == ParamRole::kMlpGate || role == ParamRole::kExpertGate;
+  return role == ParamRole::kMlpGate || role == ParamRole::kExpertGate ||
+         role == ParamRole::kSharedExpertGate;
 }
 
 // Reports the first layer that lacks a part of what one buffer holds.

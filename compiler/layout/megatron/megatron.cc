@@ -158,6 +158,17 @@ bool MegatronLayout::CheckSizes() {
   checks.Columns(tensor, kSharedExpertDown,
                  "intermediate features of the shared experts");
   checks.Rows(tensor, kMtpProjection, "rows of eh_proj");
+  for (int64_t layer = 0; layer < architecture.all_layers(); ++layer) {
+    if (table_.At(kQuery, layer).empty()) continue;
+    if (!table_.At(kAttentionNorm, layer).empty()) continue;
+    checks.Report(
+        side.layout.place,
+        absl::StrFormat("%s: Megatron's attention has a norm before "
+                        "it, and layer %d of this %s has none; wanted "
+                        "a parameter of role attention_norm",
+                        side.key, layer, architecture.family->model_type));
+    break;
+  }
   CheckMixerSizes(checks, architecture, tensor, MambaGroups::kCut);
 
   checks.HasExperts(sizes_.expert > 1, expert.place, "expert_parallel");

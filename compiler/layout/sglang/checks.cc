@@ -149,6 +149,18 @@ void CheckShared(const LayoutContext& context, const RoleTable& table,
                         context.model.architecture.family->model_type));
     return;
   }
+  for (int64_t layer = 0; layer < context.model.architecture.layers; ++layer) {
+    if (table.At(kExpertUp, layer).empty() ==
+        table.At(kSharedExpertUp, layer).empty()) {
+      continue;
+    }
+    checks.Report(
+        context.side.layout.place,
+        absl::StrFormat("%s.shared_experts \"fused\" needs experts and shared "
+                        "experts in the same layers, and layer %d has not both",
+                        context.side.key, layer));
+    return;
+  }
   const int64_t expert = table.param(table.Params(kExpertUp)[0]).shape[0];
   for (const ParamId id : table.Params(kSharedExpertUp)) {
     const int64_t rows = table.param(id).shape[0];

@@ -111,6 +111,29 @@ constexpr JoinedRoles kJoined[] = {
     {{kSharedExpertGate, kSharedExpertUp, kSharedExpertUp}, 0},
 };
 
+// A role, and what a layer with it has too. `both`: and the other way round,
+// where the model has the first.
+struct Companions {
+  ParamRole role;
+  ParamRole other;
+  bool both;
+};
+constexpr Companions kCompanions[] = {
+    {kQueryHeadsNorm, kQuery, false},
+    {kKeyHeadsNorm, kKey, false},
+    {kAttentionOutput, kQuery, false},
+    {kQueryBias, kQuery, false},
+    {kMlpInputNorm, kMlpNorm, true},
+    {kStackedExpertGateUp, kStackedExpertDown, true},
+};
+
+std::string_view WordOf(ParamRole role) {
+  for (const auto& [word, known] : kRoles) {
+    if (known == role) return word;
+  }
+  return "";
+}
+
 std::vector<std::string_view> WordsOf(
     absl::Span<const std::pair<std::string_view, ParamRole>> roles) {
   std::vector<std::string_view> words;
@@ -183,6 +206,8 @@ class RulesReader {
 
   void CheckNoNameTwice();
   void CheckRolesOfLayers();
+  void CheckCompanions();
+  void CheckStackedExperts();
   void CheckJoined();
   void CheckFusion(const Fusion& fusion, const JsonValue& value,
                    const std::string& path);
@@ -231,6 +256,8 @@ void RulesReader::Read() {
   if (ok()) CheckRolesOfLayers();
   if (ok()) {
     CheckJoined();
+    CheckCompanions();
+    CheckStackedExperts();
     ReadTraits();
   }
   for (const std::string_view key :
@@ -708,6 +735,66 @@ void RulesReader::CheckJoined() {
   }
 }
 
+void RulesReader::CheckCompanions() {
+  using RuleOfLayer = std::map<int32_t, const Rule*>;
+  const auto layers_of = [&](ParamRole role) {
+    RuleOfLayer layers;
+    for (const Rule& rule : rules_) {
+      const Param& param = model_.params[rule.param];
+      if (param.role != role) continue;
+      for (const int32_t layer : param.index[0].numbers) layers[layer] = &rule;
+    }
+    return layers;
+  };
+  const auto check = [&](const RuleOfLayer& have, const RuleOfLayer& want,
+                         ParamRole role, ParamRole other) {
+    for (const auto& [layer, rule] : have) {
+      if (want.contains(layer)) continue;
+      values_.Error(*rule->value,
+                    absl::StrFormat("layer %d has the role %s and no %s; "
+                                    "wanted both",
+                                    layer, WordOf(role), WordOf(other)));
+      return;
+    }
+  };
+  for (const auto& [role, other, both] : kCompanions) {
+    const RuleOfLayer of_role = layers_of(role);
+    const RuleOfLayer of_other = layers_of(other);
+    check(of_role, of_other, role, other);
+    if (both && !of_role.empty()) check(of_other, of_role, other, role);
+  }
+}
+
+// Of stacked experts, gate and up rows are as many as the columns of down.
+void RulesReader::CheckStackedExperts() {
+  const auto down = std::find_if(
+      model_.params.begin(), model_.params.end(),
+      [](const Param& param) { return param.role == kStackedExpertDown; });
+  if (down == model_.params.end()) return;
+  for (const Rule& rule : rules_) {
+    const Param& param = model_.params[rule.param];
+    if (param.role == kExpertUp) {
+      values_.Error(*rule.value,
+                    "experts one by one beside stacked ones; wanted one form");
+      return;
+    }
+    const bool is_gate_up = param.role == kStackedExpertGateUp;
+    const int64_t rows = down->shape[2] * 2;
+    if (!is_gate_up ||
+        (param.shape[1] == rows && param.shape[2] == down->shape[1])) {
+      continue;
+    }
+    values_.Error(
+        *rule.value,
+        absl::StrFormat("parameter %s has %d x %d elements of an expert; "
+                        "wanted %d x %d, as %s has %d x %d",
+                        Quoted(param.name), param.shape[1], param.shape[2],
+                        rows, down->shape[1], Quoted(down->name),
+                        down->shape[1], down->shape[2]));
+    return;
+  }
+}
+
 void RulesReader::ReadStoredBeside() {
   Located<std::vector<std::string>> globs;
   reader_.Read("stored_beside", {}, globs);
@@ -732,6 +819,12 @@ Renames RulesReader::ReadNames(ObjectReader& traits) {
         model_.params.begin(), model_.params.end(), [&](const Param& p) {
           return p.name.find(member.key) != std::string::npos;
         });
+    if ((member.key + *to).find_first_of("{}") != std::string::npos) {
+      values_.Error(member.value,
+                    absl::StrFormat("%s is %s; wanted names without braces",
+                                    path, member.value.Text()));
+      continue;
+    }
     if (member.key.empty() || !occurs) {
       diagnostics().Error(
           values_.document().PlaceAt(member.key_offset),
@@ -755,6 +848,15 @@ absl::Span<const Fusion> RulesReader::ReadFused(ObjectReader& traits) {
     const std::optional<std::vector<std::string>> modules =
         values_.Strings(member.value, of_path);
     if (!modules.has_value()) continue;
+    if (member.key.empty() ||
+        member.key.find_first_of("{}.") != std::string::npos) {
+      diagnostics().Error(
+          values_.document().PlaceAt(member.key_offset),
+          absl::StrFormat("%s has a module %s; wanted a name without braces "
+                          "and dots",
+                          path, Quoted(member.key)));
+      continue;
+    }
     if (modules->size() < 2) {
       values_.Error(
           member.value,
