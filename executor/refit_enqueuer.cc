@@ -16,6 +16,13 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+HostSpan SpanSince(Clock::time_point start) {
+  const auto seconds = [](Clock::time_point point) {
+    return std::chrono::duration<double>(point.time_since_epoch()).count();
+  };
+  return {.begin = seconds(start), .end = seconds(Clock::now())};
+}
+
 }  // namespace
 
 struct RefitEnqueuer::RoundEvents {
@@ -25,6 +32,10 @@ struct RefitEnqueuer::RoundEvents {
   std::unique_ptr<DeviceEvent> exchanged;
   std::unique_ptr<DeviceEvent> unpacked;
   std::unique_ptr<DeviceTimer> timer;
+  // Of the last refit, if rounds are timed.
+  HostSpan pack_span;
+  HostSpan move_span;
+  HostSpan unpack_span;
 };
 
 struct RefitEnqueuer::QuantizeEvents {
@@ -338,7 +349,7 @@ absl::Status RefitEnqueuer::AwaitUnpacked(std::optional<size_t> round,
 // overlap.
 absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
   const RoundWork& work = schedule_.rounds()[round];
-  const RoundEvents& events = events_[round];
+  RoundEvents& events = events_[round];
   absl::Status status;
   Clock::time_point start = Clock::now();
   if (work.pack_batch.has_value()) {
@@ -360,6 +371,7 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
     status.Update(rounds_.copies->Enqueue(*work.pack_batch, pack));
     status.Update(events.packed->Record(pack));
     status.Update(events.packed->Await(stream));
+    if (is_timed_) events.pack_span = SpanSince(start);
     counters_.pack_seconds += SecondsSince(std::exchange(start, Clock::now()));
   }
   status.Update(AwaitUnpacked(work.reuses_unpacked, stream));
@@ -376,12 +388,14 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
                           stream);
   if (!status.ok()) return status;
   status = events.exchanged->Record(stream);
+  if (is_timed_) events.move_span = SpanSince(start);
   counters_.wire_seconds += SecondsSince(std::exchange(start, Clock::now()));
   if (work.unpack_batch.has_value()) {
     const Stream unpack = unpack_stream_->get();
     status.Update(events.exchanged->Await(unpack));
     status.Update(rounds_.copies->Enqueue(*work.unpack_batch, unpack));
     status.Update(events.unpacked->Record(unpack));
+    if (is_timed_) events.unpack_span = SpanSince(start);
     counters_.unpack_seconds += SecondsSince(start);
   }
   if (events.timer != nullptr) {
@@ -427,6 +441,7 @@ absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
     status.Update(fence.AwaitFinishes(ends.await_finishes, stream));
   }
   if (timer != nullptr) status.Update(timer->Stop(stream));
+  if (is_timed_) events_[round].move_span = SpanSince(start);
   counters_.wire_seconds += SecondsSince(start);
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat("round ", work.index, ": ",
@@ -475,7 +490,10 @@ absl::StatusOr<std::vector<RoundMeasurement>> RefitEnqueuer::Measure() const {
                         .mechanism = work.mechanism,
                         .bytes_sent = traffic.bytes_sent,
                         .bytes_received = traffic.bytes_received,
-                        .seconds = *seconds});
+                        .seconds = *seconds,
+                        .pack = events_[i].pack_span,
+                        .move = events_[i].move_span,
+                        .unpack = events_[i].unpack_span});
   }
   return measured;
 }

@@ -105,6 +105,7 @@ absl::StatusOr<RefitMeasurement> LocalRanks::Refit(bool digest, bool dense) {
   for (const std::unique_ptr<Worker>& worker : workers_) {
     measurement.counters += worker->executor().counters();
     AddRounds(worker->executor().rounds(), measurement.rounds);
+    measurement.rounds_of_ranks.push_back(worker->executor().rounds());
     AddDelta(worker->executor().delta_report(), measurement.delta);
   }
   return measurement;

@@ -25,7 +25,9 @@ struct RefitMeasurement {
   RunCounters counters;     // sums
   // Bytes are sums, seconds those of the slowest rank; empty unless timed.
   std::vector<RoundMeasurement> rounds;
-  // Likewise; what ranks agree on is the first one's. None: refits of the plan
+  // By rank: each one's own; all empty unless timed.
+  std::vector<std::vector<RoundMeasurement>> rounds_of_ranks;
+  // Sums; what ranks agree on is the first one's. None: refits of the plan
   // and transport are always dense.
   std::optional<DeltaReport> delta;
 };

@@ -53,7 +53,15 @@ void VisitDelta(Delta& delta, const Field& field) {
   field(delta.keep_seconds);
 }
 
-constexpr size_t kRoundBytes = 30;  // written
+template <typename Round, typename Field>
+void VisitSpans(Round& round, const Field& field) {
+  for (auto* span : {&round.pack, &round.move, &round.unpack}) {
+    field(span->begin);
+    field(span->end);
+  }
+}
+
+constexpr size_t kRoundBytes = 78;  // written
 
 struct FieldWriter {
   PayloadWriter& bytes;
@@ -91,6 +99,7 @@ std::string WriteReport(const RankReport& report) {
         .U64(round.bytes_sent)
         .U64(round.bytes_received);
     field(round.seconds);
+    VisitSpans(round, field);
   }
   return writer.Take();
 }
@@ -120,6 +129,7 @@ absl::StatusOr<RankReport> ReadReport(std::string_view bytes) {
     round.bytes_sent = reader.U64();
     round.bytes_received = reader.U64();
     field(round.seconds);
+    VisitSpans(round, field);
   }
   if (reader.Complete()) return report;
   return absl::InternalError("a rank sent a report that cannot be read");
@@ -131,6 +141,7 @@ void AddReport(const RankReport& of_rank, RankReport& all) {
       std::max(all.refit.host_seconds, of_rank.refit.host_seconds);
   all.refit.counters += of_rank.refit.counters;
   AddRounds(of_rank.refit.rounds, all.refit.rounds);
+  all.refit.rounds_of_ranks.push_back(of_rank.refit.rounds);
   AddDelta(of_rank.refit.delta, all.refit.delta);
   all.check.checked_bytes += of_rank.check.checked_bytes;
   all.check.skipped_bytes += of_rank.check.skipped_bytes;

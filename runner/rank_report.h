@@ -20,7 +20,8 @@ std::string WriteReport(const RankReport& report);
 // Error: kInternal, no report.
 absl::StatusOr<RankReport> ReadReport(std::string_view bytes);
 
-// Adds what another rank reports; seconds are those of the slowest rank.
+// Adds what the next rank reports, in the order of ranks; seconds are those of
+// the slowest rank.
 void AddReport(const RankReport& of_rank, RankReport& all);
 
 }  // namespace refit

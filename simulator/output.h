@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/plan_file.h"
+#include "plan/text/trace_events.h"
 #include "simulator/simulation.h"
 
 namespace refit::simulator {
@@ -16,9 +17,6 @@ namespace refit::simulator {
 // bytes first.
 std::vector<std::string> TensorsOf(const PlanFile& plan,
                                    const Message& message);
-
-// "round 3 network", "round 3 peer direct": as a profiler shows the executor's.
-std::string RoundText(const PlanFile& plan, uint32_t round);
 
 // A page for a reader. `rounds`: with a table of all rounds.
 std::string SimulationText(const PlanFile& plan, const Simulation& simulation,

@@ -133,12 +133,6 @@ std::vector<std::string> TensorsOf(const PlanFile& plan,
   return names;
 }
 
-std::string RoundText(const PlanFile& plan, uint32_t round) {
-  const fb::Round& entry = *plan.body().rounds()->Get(round);
-  return absl::StrCat("round ", round, " ",
-                      RouteText(entry.route(), entry.mechanism()));
-}
-
 std::string SimulationText(const PlanFile& plan, const Simulation& simulation,
                            bool rounds) {
   const fb::Stats* stats = plan.body().stats();

@@ -17,10 +17,12 @@
 #include "refit/cuda_device.h"
 #include "refit/host_device.h"
 #include "runner/checked_run.h"
+#include "runner/measured_trace.h"
 #include "runner/partial_files.h"
 #include "runner/safetensors_run.h"
 #include "runner/world_rank.h"
 #include "tools/args.h"
+#include "tools/atomic_file.h"
 #include "tools/plan_input.h"
 
 namespace {
@@ -278,6 +280,7 @@ static int Main(int argc, char** argv) {
   bool json = false;
   bool digest = false;
   bool time_rounds = false;
+  std::string trace;
   bool delta = false;
   std::string change_rate = "0.01";
   bool ranks_in_process = false;
@@ -340,7 +343,11 @@ static int Main(int argc, char** argv) {
             &json},
            {"--time-rounds", "", "",
             "with --check --json: time every round; on GPUs without a graph",
-            &time_rounds}},
+            &time_rounds},
+           {"--trace", "", "FILE",
+            "with --check, on CPUs: time every round, and write the fastest\n"
+            "refit's as a trace for Perfetto, with the names of refit-sim's",
+            &trace}},
       .positional_min = 1,
       .positional_max = 1,
   };
@@ -384,6 +391,16 @@ static int Main(int argc, char** argv) {
   if (time_rounds && !(check && json)) {
     return refit::Fail(tool, "--time-rounds needs --check and --json");
   }
+  if (!trace.empty() && (!check || nccl)) {
+    return refit::Fail(tool, nccl ? "--trace needs ranks on CPUs: --transport "
+                                    "local or ucx"
+                                  : "--trace needs --check");
+  }
+  if (const std::string replaced =
+          refit::ReplacedInput(trace, {{"the plan", args.positional[0]}});
+      !replaced.empty()) {
+    return refit::Fail(tool, replaced);
+  }
   if (digest && !check) {
     return refit::Fail(tool, "--digest needs --check");
   }
@@ -399,7 +416,7 @@ static int Main(int argc, char** argv) {
   const refit::RunOfRanksOptions options = {
       .iterations = iterations,
       .timeout = std::chrono::seconds(timeout_seconds),
-      .time_rounds = time_rounds,
+      .time_rounds = time_rounds || !trace.empty(),
       .digest = digest,
       .change_rate = delta ? std::optional(rate) : std::nullopt};
   int32_t rank = 0;
@@ -419,6 +436,15 @@ static int Main(int argc, char** argv) {
   }
   for (const std::string& mismatch : result->check.mismatches) {
     absl::FPrintF(stderr, "refit-run: %s\n", mismatch);
+  }
+  if (!trace.empty() && rank == 0) {
+    const std::string text = refit::MeasuredTrace(*plan, Fastest(*result));
+    const absl::Status written = refit::WriteFileAtomically(
+        trace, absl::MakeConstSpan(
+                   reinterpret_cast<const uint8_t*>(text.data()), text.size()));
+    if (!written.ok()) {
+      return refit::Fail(tool, std::string(written.message()));
+    }
   }
   // Without a check there is nothing to report unless asked; of many processes
   // one reports.

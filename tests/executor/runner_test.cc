@@ -37,7 +37,10 @@ RankReport SampleReport() {
                           .mechanism = fb::Mechanism::kDirect,
                           .bytes_sent = 3,
                           .bytes_received = 4,
-                          .seconds = 0.5}};
+                          .seconds = 0.5,
+                          .pack = {.begin = 1, .end = 2},
+                          .move = {.begin = 2, .end = 4},
+                          .unpack = {.begin = 4, .end = 5}}};
   report.check.wrong_elements = 2;
   return report;
 }
@@ -59,6 +62,9 @@ TEST(RankReportTest, OtherRanksReadWhatARankWrote) {
   EXPECT_EQ(read->refit.rounds[0].mechanism, fb::Mechanism::kDirect);
   EXPECT_EQ(read->refit.rounds[0].bytes_received, 4);
   EXPECT_EQ(read->refit.rounds[0].seconds, 0.5);
+  EXPECT_EQ(read->refit.rounds[0].pack.begin, 1);
+  EXPECT_EQ(read->refit.rounds[0].move.end, 4);
+  EXPECT_EQ(read->refit.rounds[0].unpack.end, 5);
   EXPECT_EQ(read->check.wrong_elements, 2);
 }
 
@@ -103,7 +109,7 @@ TEST(RankReportTest, BytesThatAreNoReportAreRefused) {
   }
   EXPECT_FALSE(ReadReport(bytes + '\0').ok());
   std::string unknown_route = bytes;
-  unknown_route[bytes.size() - 26] = 17;
+  unknown_route[bytes.size() - 74] = 17;
   EXPECT_FALSE(ReadReport(unknown_route).ok());
 }
 

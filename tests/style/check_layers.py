@@ -35,7 +35,7 @@ MAY_INCLUDE = {
     },
     "topology": set(),
     "executor": {"plan", "refit"},
-    "runner": {"plan", "refit", "executor"},
+    "runner": {"plan", "plan/text", "refit", "executor"},
     # Waits for what the executor waits for, by the executor's own lists.
     "simulator": {"plan", "plan/text", "executor", "refit"},
     "report": {"plan", "plan/proof", "plan/text", "plan/diff", "compiler", "compiler/job", "simulator"},

@@ -226,6 +226,13 @@ struct RunCounters {
   RunCounters& operator+=(const RunCounters& other);
 };
 
+// From when to when the host did something, in seconds of its steady clock;
+// both 0: it did not.
+struct HostSpan {
+  double begin = 0;
+  double end = 0;
+};
+
 // What a rank did in one round of the last Run.
 struct RoundMeasurement {
   uint32_t round = 0;
@@ -237,6 +244,12 @@ struct RoundMeasurement {
   // Rounds overlap. 0 for a direct round in which peers move this rank's bytes
   // without signalling completion.
   double seconds = 0;
+  // The three parts of a staged round; a direct one has only `move`. They are
+  // those of the work where a device's work is done when it is enqueued (on
+  // CPUs), and those of enqueuing elsewhere.
+  HostSpan pack;
+  HostSpan move;
+  HostSpan unpack;
 };
 
 class RankSchedule;
