@@ -49,6 +49,14 @@ bool HasPostHooks(const PlanFile& plan) {
   });
 }
 
+// Whether refits of the plan may be deltas over this transport.
+bool HasDeltas(const PlanFile& plan, const Transport& transport) {
+  const fb::Delta* const delta = plan.body().delta();
+  return delta != nullptr &&
+         (transport.ReachesPeerMemory() ||
+          (delta->rungs() != nullptr && delta->rungs()->size() > 0));
+}
+
 // What to call before `call`, which the rank called while in `state`.
 absl::Status OutOfOrder(int32_t rank, const std::string& call,
                         ExecutorState state) {
@@ -141,8 +149,7 @@ Executor::Executor(const PlanFile& plan, const ExecutorOptions& options)
           options.transport->ReachesPeerMemory() ? DirectRounds::kStored
                                                  : DirectRounds::kSent)),
       post_hooks_(AssignPostHooks(TensorTable(plan, options.rank), {}).hooks),
-      versions_(plan.body().delta() != nullptr &&
-                        options.transport->ReachesPeerMemory()
+      versions_(HasDeltas(plan, *options.transport)
                     ? std::make_unique<RefitVersions>(plan)
                     : nullptr),
       enqueuer_(std::make_unique<RefitEnqueuer>(*schedule_, options_,
@@ -207,7 +214,8 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
       if (allocated.ok()) memory = *std::move(allocated);
       made.Update(allocated.status());
     };
-    allocate(staging_, schedule_->staging_bytes());
+    allocate(staging_, StagingBytes(plan_, schedule_->staging_bytes(),
+                                    options_.device->IsHost()));
     allocate(scratch_, ScratchBytes(plan_, options_.rank));
     if (made.ok() && versions_ != nullptr &&
         plan_.body().delta()->changes() == fb::DeltaChanges::kSnapshot) {
@@ -268,7 +276,7 @@ absl::StatusOr<BoundRounds> Executor::PrepareRounds(
         AddDeltaRounds(plan_, options_.rank, *schedule_, bound_->peers,
                        BitmapsByEntry(plan_, options_.rank, tensors),
                        snapshot_ == nullptr ? nullptr : snapshot_->data(),
-                       *options_.device, *copies, delta);
+                       staging_->data(), *options_.device, *copies, delta);
     if (!added.ok()) return added;
   }
   absl::StatusOr<std::unique_ptr<PreparedCopies>> prepared =
@@ -476,7 +484,8 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   bool check = options.check;
   absl::Status status;
   if (versions_ != nullptr && !is_captured) {
-    status = versions_->Agree(options.dense, *options_.transport, deadline);
+    status = versions_->Agree(options.dense, FindRung(options),
+                              *options_.transport, deadline);
     check |= versions_->is_delta() && plan_.body().delta()->check();
   }
   checks_ = check || (in_flight && checks_);
@@ -495,6 +504,7 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
                  .kind = versions_ == nullptr    ? RefitKind::kPlain
                          : versions_->is_delta() ? RefitKind::kDelta
                                                  : RefitKind::kDense,
+                 .rung = versions_ == nullptr ? 0 : versions_->rung(),
                  .direct_multiprocessors =
                      options.direct_multiprocessors > 0
                          ? options.direct_multiprocessors
@@ -513,6 +523,15 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   }
   state_ = ExecutorState::kRunning;
   return absl::OkStatus();
+}
+
+// Where the refit can be no delta, any will do. Tensors that are gone fail the
+// refit when all ranks are in it.
+absl::StatusOr<size_t> Executor::FindRung(const RunOptions& options) {
+  if (!versions_->has_base() || options.dense || !CheckTensors(options).ok()) {
+    return 0;
+  }
+  return enqueuer_->FindRung();
 }
 
 absl::Status Executor::Wait() {
@@ -590,7 +609,14 @@ void Executor::NoticeDelta() {
   if (plan_.body().delta() != nullptr && versions_ == nullptr) {
     texts.push_back(
         "all refits are dense, since this transport sends what direct rounds "
-        "would store");
+        "would store; options.peer \"staged\" makes a plan that sends only "
+        "what changed");
+  }
+  if (versions_ != nullptr && schedule_->Stages() &&
+      !options_.device->IsHost()) {
+    texts.push_back(
+        "staged rounds move everything in each refit, since what changed is "
+        "found for them in host memory only");
   }
   if (versions_ != nullptr && !bound_->peers.pulled_by.empty()) {
     std::vector<int32_t> receivers;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "executor/delta/refit_versions.h"
 #include "executor/nvtx.h"
 
 namespace refit {
@@ -164,6 +165,9 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
                                       : kind_ == RefitKind::kDelta
                                           ? &rounds_.delta.delta
                                           : &rounds_.delta.dense;
+  if (StagedDeltas* const staged = rounds_.delta.staged.get()) {
+    staged->Take(kind_ == RefitKind::kDelta ? options.rung : staged->rungs());
+  }
   const absl::StatusOr<bool> capturing = device_.IsCapturing(stream);
   if (!capturing.ok()) return capturing.status();
   is_captured_ = *capturing;
@@ -315,7 +319,7 @@ absl::Status RefitEnqueuer::AwaitQuantized(size_t round, Stream stream) {
 Traffic RefitEnqueuer::TrafficOf(const RoundWork& work) const {
   Traffic traffic;
   for (uint32_t m = 0; m < work.operations_count; ++m) {
-    const Operation& operation = rounds_.operations[work.operations_begin + m];
+    const Operation& operation = operations()[work.operations_begin + m];
     const bool send = operation.kind == fb::MessageKind::kSend;
     (send ? traffic.bytes_sent : traffic.bytes_received) +=
         operation.size_bytes;
@@ -326,7 +330,7 @@ Traffic RefitEnqueuer::TrafficOf(const RoundWork& work) const {
 void RefitEnqueuer::CountMessages(const RoundWork& work) {
   ++counters_.rounds;
   for (uint32_t m = 0; m < work.operations_count; ++m) {
-    const Operation& operation = rounds_.operations[work.operations_begin + m];
+    const Operation& operation = operations()[work.operations_begin + m];
     ++(operation.kind == fb::MessageKind::kSend ? counters_.messages_sent
                                                 : counters_.messages_received);
   }
@@ -342,6 +346,34 @@ absl::Status RefitEnqueuer::AwaitUnpacked(std::optional<size_t> round,
                                           Stream stream) {
   return round.has_value() ? events_[*round].unpacked->Await(stream)
                            : absl::OkStatus();
+}
+
+// `before`: also what the round sent last.
+absl::Status RefitEnqueuer::EnqueuePack(size_t round, bool before,
+                                        Stream stream) {
+  const RoundWork& work = schedule_.rounds()[round];
+  absl::Status status = rounds_.copies->Enqueue(*work.pack_batch, stream);
+  if (!before) return status;
+  const auto& batch = rounds_.delta.staged_batches[round].pack_before;
+  if (batch.has_value()) status.Update(rounds_.copies->Enqueue(*batch, stream));
+  return status;
+}
+
+absl::StatusOr<size_t> RefitEnqueuer::FindRung() {
+  StagedDeltas* const staged = rounds_.delta.staged.get();
+  if (staged == nullptr) {
+    return schedule_.Stages() ? RefitVersions::kNoRung : 0;
+  }
+  staged->ResetCounts();
+  for (size_t i = 0; i < schedule_.rounds().size(); ++i) {
+    const RoundWork& work = schedule_.rounds()[i];
+    if (!work.pack_batch.has_value()) continue;
+    const absl::Status status =
+        EnqueuePack(i, /*before=*/true, pack_stream_->get());
+    if (!status.ok()) return status;
+    staged->CountWork(work);
+  }
+  return staged->FirstRung();
 }
 
 // Pack, exchange and unpack each go on as soon as what they read is there and
@@ -368,7 +400,8 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
       status.Update(quantize_events_[*work.quantized].done->Await(pack));
     }
     if (events.timer != nullptr) status.Update(events.timer->Start(pack));
-    status.Update(rounds_.copies->Enqueue(*work.pack_batch, pack));
+    status.Update(EnqueuePack(round, /*before=*/IsCoded(), pack));
+    if (IsCoded() && status.ok()) status = rounds_.delta.staged->Encode(work);
     status.Update(events.packed->Record(pack));
     status.Update(events.packed->Await(stream));
     if (is_timed_) events.pack_span = SpanSince(start);
@@ -378,11 +411,17 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
   if (events.timer != nullptr && !work.pack_batch.has_value()) {
     status.Update(events.timer->Start(stream));
   }
+  if (IsCoded()) {
+    const auto& held = rounds_.delta.staged_batches[round].pack_held;
+    if (held.has_value()) {
+      status.Update(rounds_.copies->Enqueue(*held, stream));
+    }
+  }
   if (!status.ok()) return status;
   status =
       transport_.Exchange({.index = work.index,
                            .route = work.route,
-                           .operations = absl::MakeConstSpan(rounds_.operations)
+                           .operations = absl::MakeConstSpan(operations())
                                              .subspan(work.operations_begin,
                                                       work.operations_count)},
                           stream);
@@ -393,6 +432,8 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
   if (work.unpack_batch.has_value()) {
     const Stream unpack = unpack_stream_->get();
     status.Update(events.exchanged->Await(unpack));
+    if (IsCoded() && status.ok()) status = rounds_.delta.staged->Apply(work);
+    if (!status.ok()) return status;
     status.Update(rounds_.copies->Enqueue(*work.unpack_batch, unpack));
     status.Update(events.unpacked->Record(unpack));
     if (is_timed_) events.unpack_span = SpanSince(start);
@@ -463,6 +504,15 @@ absl::StatusOr<DeltaReport> RefitEnqueuer::MeasureDelta() const {
     if (!status.ok()) return status;
     report.changed_elements = counts.elements;
     report.stored_bytes = counts.bytes + delta.always_bytes;
+  }
+  if (const StagedDeltas* const staged = delta.staged.get()) {
+    report.elements += staged->elements();
+    report.dense_bytes += staged->whole_bytes();
+    report.stored_bytes += staged->sent_bytes();
+    if (kind_ == RefitKind::kDelta) {
+      report.changed_elements += staged->changed_elements();
+      report.rung = staged->elements_per_slot();
+    }
   }
   const absl::StatusOr<double> moved = move_timer_->Seconds();
   const absl::StatusOr<double> kept = keep_timer_->Seconds();

@@ -74,8 +74,12 @@ class RefitEnqueuer {
     bool in_flight = false;       // nobody has waited for the one before
     StateCheck* check = nullptr;  // unless null, digests what the refit leaves
     RefitKind kind = RefitKind::kPlain;
+    size_t rung = 0;                      // of a kDelta: RefitVersions'
     uint32_t direct_multiprocessors = 0;  // RunOptions'
   };
+  // The first rung on which this rank can send what changed in its tensors, as
+  // RefitVersions::Agree takes it. Requires: no refit is under way.
+  absl::StatusOr<size_t> FindRung();
   // Enqueues one refit, between the transport's BeginRefit and EndRefit.
   absl::Status Enqueue(Stream stream, const RefitOptions& options);
   // Makes `stream` wait for the quantizing that an Enqueue which failed began:
@@ -114,9 +118,21 @@ class RefitEnqueuer {
   absl::Status AwaitQuantized(size_t round, Stream stream);
   absl::Status AwaitUnpacked(std::optional<size_t> round, Stream stream);
   absl::Status EnqueueStaged(size_t round, Stream stream);
+  absl::Status EnqueuePack(size_t round, bool before, Stream stream);
   absl::Status EnqueueDirect(size_t round, Stream stream);
   Traffic TrafficOf(const RoundWork& work) const;
   void CountMessages(const RoundWork& work);
+
+  // Those of the refit that is enqueued.
+  const std::vector<Operation>& operations() const {
+    return rounds_.delta.staged == nullptr ? rounds_.operations
+                                           : rounds_.delta.staged->operations();
+  }
+  // Whether the refit's staged messages hold only what changed.
+  bool IsCoded() const {
+    return rounds_.delta.staged != nullptr &&
+           !rounds_.delta.staged->TakesWhole();
+  }
 
   const RankSchedule& schedule_;
   Device& device_;

@@ -39,6 +39,7 @@ class BodyChecker {
   absl::Status CheckDeclarations();
   absl::Status CheckRequirements();
   absl::Status CheckDelta();
+  absl::Status CheckRungs(const fb::Delta& delta);
   absl::Status CheckTopology();
   absl::Status CheckProgram(uint32_t rank, const fb::RankProgram& program);
   bool IsChecked(uint32_t rank, const fb::RankProgram& program);
@@ -219,8 +220,8 @@ absl::Status BodyChecker::CheckRequirements() {
   return absl::OkStatus();
 }
 
-// That every message can leave out what did not change: it is stored, by a rank
-// whose own tensors are what is sent.
+// That every message can leave out what did not change: its sender's own
+// tensors are what is sent.
 absl::Status BodyChecker::CheckDelta() {
   const fb::Delta* const delta = body_.delta();
   if (delta == nullptr) return absl::OkStatus();
@@ -229,12 +230,7 @@ absl::Status BodyChecker::CheckDelta() {
     return Bad(absl::StrFormat("delta: unknown way %u to find changes",
                                static_cast<uint32_t>(delta->changes())));
   }
-  for (uint32_t i = 0; i < body_.rounds()->size(); ++i) {
-    if (body_.rounds()->Get(i)->mechanism() != fb::Mechanism::kDirect) {
-      return Bad(absl::StrFormat(
-          "delta: round %u is staged, only direct rounds can be delta", i));
-    }
-  }
+  if (absl::Status status = CheckRungs(*delta); !status.ok()) return status;
   if (body_.quantizations() != nullptr && body_.quantizations()->size() > 0) {
     return Bad("delta: the plan quantizes, its refits cannot be delta");
   }
@@ -248,6 +244,28 @@ absl::Status BodyChecker::CheckDelta() {
           "delta: destination rank %u relays, which does not know what changed",
           rank));
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BodyChecker::CheckRungs(const fb::Delta& delta) {
+  const uint32_t count = delta.rungs() == nullptr ? 0 : delta.rungs()->size();
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t rung = delta.rungs()->Get(i);
+    if (rung >= 1 && rung <= (i == 0 ? 7 : delta.rungs()->Get(i - 1) - 1U)) {
+      continue;
+    }
+    return Bad(absl::StrFormat(
+        "delta: rung %u is %u, rungs descend from at most 7 to at least 1", i,
+        rung));
+  }
+  if (count > 0) {
+    if (delta.changes() == fb::DeltaChanges::kSnapshot) return absl::OkStatus();
+    return Bad("delta: staged rounds find changes by a snapshot only");
+  }
+  for (uint32_t i = 0; i < body_.rounds()->size(); ++i) {
+    if (body_.rounds()->Get(i)->mechanism() == fb::Mechanism::kDirect) continue;
+    return Bad(absl::StrFormat("delta: round %u is staged, and no rungs", i));
   }
   return absl::OkStatus();
 }

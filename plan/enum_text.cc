@@ -1,5 +1,6 @@
 #include "plan/enum_text.h"
 
+#include "absl/strings/str_cat.h"
 #include "plan/dtype.h"
 
 namespace refit {
@@ -101,6 +102,18 @@ std::string RouteText(fb::Route route, fb::Mechanism mechanism) {
   std::string text = EnumText(route);
   if (mechanism != fb::Mechanism::kStaged) {
     text += std::string(" ") + EnumText(mechanism);
+  }
+  return text;
+}
+
+std::string DeltaText(const fb::Delta& delta) {
+  std::string text =
+      absl::StrCat("changes ", EnumText(delta.changes()), " dense_every ",
+                   delta.dense_every(), delta.check() ? " check" : "");
+  if (delta.rungs() == nullptr) return text;
+  for (uint32_t i = 0; i < delta.rungs()->size(); ++i) {
+    absl::StrAppend(&text, i == 0 ? " rungs 1/" : " 1/",
+                    uint64_t{1} << delta.rungs()->Get(i));
   }
   return text;
 }

@@ -22,6 +22,9 @@ const char* EnumText(fb::DeltaChanges changes);
 // "network", "peer direct": the mechanism is named where it is not staged.
 std::string RouteText(fb::Route route, fb::Mechanism mechanism);
 
+// "changes snapshot dense_every 20 check rungs 1/64 1/16 1/4".
+std::string DeltaText(const fb::Delta& delta);
+
 }  // namespace refit
 
 #endif  // REFIT_PLAN_ENUM_TEXT_H_

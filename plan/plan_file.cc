@@ -189,6 +189,11 @@ bool HasShifts(const fb::Body& body) {
                      });
 }
 
+bool HasStagedDelta(const fb::Body& body) {
+  return body.delta() != nullptr && body.delta()->rungs() != nullptr &&
+         body.delta()->rungs()->size() > 0;
+}
+
 // What an executor must know of to run a plan, and how a body shows it.
 struct Feature {
   uint64_t bit;
@@ -203,6 +208,8 @@ constexpr std::array kFeatures = {
     Feature{kFeatureStagedRelays, "staged relays", HasStagedRelays},
     Feature{kFeatureDelta, "delta refits", HasDelta},
     Feature{kFeatureShifts, "shifted programs", HasShifts},
+    Feature{kFeatureStagedDelta, "delta refits in staged rounds",
+            HasStagedDelta},
 };
 
 }  // namespace
@@ -219,14 +226,15 @@ uint32_t FormatVersionFor(const fb::Body& body, uint64_t features) {
       body.topology() != nullptr || body.limits()->network_peers() > 0;
   const bool is_of_1_8 = (features & kFeatureShifts) != 0 ||
                          body.limits()->direct_multiprocessors() > 0;
-  const uint32_t minor = is_of_1_8                          ? 8
-                         : is_of_1_7                        ? 7
-                         : body.delta() != nullptr          ? 6
-                         : says_what_feeds_relays           ? 5
-                         : has_requirements                 ? 4
-                         : features >= kFeatureStagedRelays ? 3
-                         : features > kFeatureDirectRounds  ? 2
-                                                            : 1;
+  const uint32_t minor = (features & kFeatureStagedDelta) != 0 ? 9
+                         : is_of_1_8                           ? 8
+                         : is_of_1_7                           ? 7
+                         : body.delta() != nullptr             ? 6
+                         : says_what_feeds_relays              ? 5
+                         : has_requirements                    ? 4
+                         : features >= kFeatureStagedRelays    ? 3
+                         : features > kFeatureDirectRounds     ? 2
+                                                               : 1;
   return kFormatMajor << 16 | minor;
 }
 

@@ -16,7 +16,7 @@
 namespace refit {
 
 inline constexpr uint32_t kFormatMajor = 1;
-inline constexpr uint32_t kFormatMinor = 8;
+inline constexpr uint32_t kFormatMinor = 9;
 // Bits of `required_features`.
 inline constexpr uint64_t kFeatureDirectRounds = 1;
 inline constexpr uint64_t kFeaturePostHooks = 2;
@@ -24,11 +24,13 @@ inline constexpr uint64_t kFeatureQuantization = 4;
 inline constexpr uint64_t kFeatureRelays = 8;  // destination ranks that send
 inline constexpr uint64_t kFeatureStagedRelays = 16;  // and in staged rounds
 inline constexpr uint64_t kFeatureDelta = 32;
-inline constexpr uint64_t kFeatureShifts = 64;  // of programs
+inline constexpr uint64_t kFeatureShifts = 64;        // of programs
+inline constexpr uint64_t kFeatureStagedDelta = 128;  // in staged rounds
 // Those this build knows.
 inline constexpr uint64_t kKnownFeatures =
     kFeatureDirectRounds | kFeaturePostHooks | kFeatureQuantization |
-    kFeatureRelays | kFeatureStagedRelays | kFeatureDelta | kFeatureShifts;
+    kFeatureRelays | kFeatureStagedRelays | kFeatureDelta | kFeatureShifts |
+    kFeatureStagedDelta;
 // The format_version of a plan with this body that requires `features`: the
 // oldest that has all of both, 1.1 at least.
 uint32_t FormatVersionFor(const fb::Body& body, uint64_t features);

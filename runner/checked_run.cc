@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "executor/copies/tensor_table.h"
 #include "executor/delta/bitmaps.h"
+#include "executor/delta/delta_rounds.h"
 #include "plan/scratch_windows.h"
 #include "plan/sent_ranges.h"
 #include "refit/host_device.h"
@@ -115,7 +116,8 @@ std::vector<PostHookPerformer> LeavePostHooks(const Executor& executor) {
   return performers;
 }
 
-void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result) {
+void MeasureSizes(const PlanFile& plan, bool on_host,
+                  RunOfRanksResult& result) {
   for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
     uint64_t tensor_bytes = 0;
     for (const BoundTensor& tensor : TensorsOfRank(plan, rank)) {
@@ -129,8 +131,8 @@ void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result) {
         plan.body().delta()->changes() == fb::DeltaChanges::kSnapshot) {
       result.snapshot_bytes += SnapshotBytes(plan, rank);
     }
-    const uint64_t staging_bytes =
-        plan.body().programs()->Get(rank)->staging_bytes();
+    const uint64_t staging_bytes = StagingBytes(
+        plan, plan.body().programs()->Get(rank)->staging_bytes(), on_host);
     TensorTable(plan, rank)
         .ForEachPostHook([&](size_t, uint64_t, const fb::PostHook& hook) {
           ++result.post_hooks[hook.name()->str()];
@@ -144,7 +146,7 @@ void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result) {
 absl::StatusOr<RunOfRanksResult> RunChecked(const PlanFile& plan,
                                             const RunOfRanksOptions& options) {
   RunOfRanksResult result;
-  MeasureSizes(plan, result);
+  MeasureSizes(plan, /*on_host=*/true, result);
   if (absl::Status status = CheckMemory(result); !status.ok()) return status;
   HostDevice device;
   TensorsByRank tensors;

@@ -88,7 +88,8 @@ std::string WriteReport(const RankReport& report) {
   writer.Bool(report.refit.delta.has_value());
   if (report.refit.delta.has_value()) {
     writer.Bool(report.refit.delta->is_delta)
-        .String(report.refit.delta->why_dense);
+        .String(report.refit.delta->why_dense)
+        .U32(report.refit.delta->rung);
     VisitDelta(*report.refit.delta, field);
   }
   writer.U64(report.refit.rounds.size());
@@ -113,6 +114,7 @@ absl::StatusOr<RankReport> ReadReport(std::string_view bytes) {
     DeltaReport& delta = report.refit.delta.emplace();
     delta.is_delta = reader.Bool();
     delta.why_dense = reader.String();
+    delta.rung = reader.U32();
     VisitDelta(delta, field);
   }
   report.refit.rounds.resize(reader.Count(kRoundBytes));

@@ -38,5 +38,8 @@ fuzz control_frame_fuzz & first=$!
 fuzz memory_export_fuzz & second=$!
 wait "$first" || failed=1
 wait "$second" || failed=1
-fuzz rules_fuzz examples/rules || failed=1
+fuzz rules_fuzz examples/rules & first=$!
+fuzz message_code_fuzz & second=$!
+wait "$first" || failed=1
+wait "$second" || failed=1
 exit "$failed"

@@ -60,8 +60,10 @@ std::string PostHooksText(const RunOfRanksResult& result) {
 }
 
 // Which of the plan's programs a refit ran.
-std::string_view RungOf(const RefitMeasurement& refit) {
-  return refit.delta.has_value() && refit.delta->is_delta ? "direct" : "dense";
+std::string RungOf(const RefitMeasurement& refit) {
+  if (!refit.delta.has_value() || !refit.delta->is_delta) return "dense";
+  const uint32_t rung = refit.delta->rung;
+  return rung == 0 ? "direct" : rung == 1 ? "whole" : absl::StrCat("1/", rung);
 }
 
 double Percent(uint64_t part, uint64_t whole) {

@@ -473,9 +473,12 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
   const auto requirements = EmitRequirements(builder, module);
   Offset<fb::Delta> delta = 0;
   if (module.delta.has_value()) {
+    const auto rungs = module.delta->rungs.empty()
+                           ? Offset<flatbuffers::Vector<uint8_t>>()
+                           : builder.CreateVector(module.delta->rungs);
     delta = fb::CreateDelta(builder, module.delta->changes,
                             static_cast<uint32_t>(module.delta->dense_every),
-                            module.delta->check);
+                            module.delta->check, rungs);
   }
   Offset<fb::Topology> topology = 0;
   if (const std::optional<Fabric>& fabric = module.topology.fabric) {

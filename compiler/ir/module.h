@@ -327,6 +327,7 @@ struct Delta {
   fb::DeltaChanges changes = fb::DeltaChanges::kSnapshot;
   int64_t dense_every = 20;
   bool check = true;
+  std::vector<uint8_t> rungs;  // fb::Delta.rungs
 };
 
 struct Limits {

@@ -293,7 +293,7 @@ refit_counters ToC(const RunCounters& counters) {
 refit_delta_report ToC(const DeltaReport& report) {
   return {.struct_size = sizeof(refit_delta_report),
           .is_delta = report.is_delta ? 1 : 0,
-          .reserved = 0,
+          .rung = report.rung,
           .why_dense = report.why_dense.c_str(),
           .base_version = report.base_version,
           .version = report.version,

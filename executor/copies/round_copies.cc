@@ -34,6 +34,7 @@ class RoundCopiesBuilder {
     }
     result_.batches.resize(schedule.batches());
     result_.operations = schedule.operations();
+    result_.in_tensor.resize(result_.operations.size());
   }
 
   absl::StatusOr<RoundCopies> Build() {
@@ -94,8 +95,12 @@ class RoundCopiesBuilder {
       const absl::StatusOr<std::vector<StagedBox>> boxes = BoxesOf(
           MessageAt(part.message), part.begin_byte, operation.size_bytes);
       if (!boxes.ok()) return boxes.status();
-      operation.data = DataInTensor(*boxes, operation.size_bytes);
-      if (operation.data != nullptr) continue;
+      if (IsInTensor(*boxes, operation.size_bytes)) {
+        const CopyAddress& first = boxes->front().box.first;
+        result_.in_tensor[number] = first;
+        operation.data = result_.table[first.entry] + first.byte_offset;
+        continue;
+      }
       operation.data = staging_ + part.staging_offset;
       const bool send = operation.kind == fb::MessageKind::kSend;
       AddStagedCopies(
@@ -142,17 +147,13 @@ class RoundCopiesBuilder {
     return boxes;
   }
 
-  // Where the bytes are in a tensor itself; null when they are more than one
-  // run, or are cast.
-  std::byte* DataInTensor(absl::Span<const StagedBox> boxes,
-                          uint64_t size_bytes) const {
-    if (boxes.size() != 1) return nullptr;
+  // Whether the bytes are one run of a tensor, and are not cast.
+  static bool IsInTensor(absl::Span<const StagedBox> boxes,
+                         uint64_t size_bytes) {
+    if (boxes.size() != 1) return false;
     const auto& [box, begin_byte, wire_dtype] = boxes.front();
-    if (wire_dtype != box.first.dtype || begin_byte != 0 || !box.IsOneRun() ||
-        box.Elements() * box.ElementBytes() != size_bytes) {
-      return nullptr;
-    }
-    return result_.table[box.first.entry] + box.first.byte_offset;
+    return wire_dtype == box.first.dtype && begin_byte == 0 && box.IsOneRun() &&
+           box.Elements() * box.ElementBytes() == size_bytes;
   }
 
   void AddStagedCopies(absl::Span<const StagedBox> boxes,

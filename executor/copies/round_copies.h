@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -19,6 +20,8 @@ struct RoundCopies {
   std::vector<std::byte*> table;      // own tensors, staging, peers' tensors
   std::vector<CopyBatch> batches;     // as RankSchedule numbers them
   std::vector<Operation> operations;  // RankSchedule's, with their data
+  // By operation: where in `table` the data is that needs no staging.
+  std::vector<std::optional<CopyAddress>> in_tensor;
 };
 
 // `tensors`: the rank's own, by entry of its TensorTable.

@@ -60,17 +60,31 @@ std::vector<bool> SharedStacks(const PlanFile& plan, int32_t rank) {
   return stacks;
 }
 
+bool HasRungs(const PlanFile& plan) {
+  const fb::Delta* const delta = plan.body().delta();
+  return delta != nullptr && delta->rungs() != nullptr &&
+         delta->rungs()->size() > 0;
+}
+
+// What one of the three areas of StagingBytes takes.
+uint64_t StagingArea(uint64_t scheduled_bytes) {
+  return static_cast<uint64_t>(
+      AlignStaging(static_cast<int64_t>(scheduled_bytes)));
+}
+
 class DeltaRoundsBuilder {
  public:
   DeltaRoundsBuilder(const PlanFile& plan, int32_t rank,
                      const RankSchedule& schedule, const PeerTensors& peers,
                      absl::Span<std::byte* const> bitmaps, std::byte* snapshot,
-                     Device& device, RoundCopies& copies, DeltaRounds& rounds)
+                     std::byte* staging, Device& device, RoundCopies& copies,
+                     DeltaRounds& rounds)
       : plan_(plan),
         rank_(rank),
         schedule_(schedule),
         bitmaps_(bitmaps),
         snapshot_(snapshot),
+        staging_(staging),
         device_(device),
         compares_(plan.body().delta()->changes() ==
                   fb::DeltaChanges::kSnapshot),
@@ -101,6 +115,7 @@ class DeltaRoundsBuilder {
       const RoundWork& work = schedule_.rounds()[i];
       if (work.move_batch.has_value()) AddRound(i, *work.move_batch);
     }
+    if (HasRungs(plan_) && device_.IsHost()) AddStaged();
     AddAfter();
     return absl::OkStatus();
   }
@@ -109,7 +124,10 @@ class DeltaRoundsBuilder {
   // What a rank holds beside its tensors, and where in the table.
   absl::Status Allocate() {
     const std::vector<SentRange> ranges = SentRanges(plan_, rank_);
-    const std::vector<bool> shared = SharedStacks(plan_, rank_);
+    // Staged rounds leave the snapshot as it is, so they share.
+    const std::vector<bool> shared = schedule_.DirectReceivers().empty()
+                                         ? std::vector<bool>(tensors_.stacks())
+                                         : SharedStacks(plan_, rank_);
     stack_of_.resize(tensors_.size());
     for (size_t slot = 0; slot < tensors_.stacks(); ++slot) {
       for (uint64_t entry = tensors_.begin(slot);
@@ -270,6 +288,87 @@ class DeltaRoundsBuilder {
     if (compares_ && delta.size() > before) dense.push_back(delta.back());
   }
 
+  void AddStaged() {
+    const uint64_t area = StagingArea(schedule_.staging_bytes());
+    const uint64_t staging_entry = tensors_.size();
+    const uint64_t before_entry = copies_.table.size();
+    copies_.table.push_back(staging_ + area);
+    rounds_.staged = std::make_unique<StagedDeltas>(plan_, rank_, schedule_);
+    rounds_.staged_batches.resize(schedule_.rounds().size());
+    is_staged_.resize(tensors_.stacks());
+    std::vector<const std::byte*> before(schedule_.operations().size());
+    for (size_t r = 0; r < schedule_.rounds().size(); ++r) {
+      const RoundWork& work = schedule_.rounds()[r];
+      if (work.mechanism != fb::Mechanism::kStaged) continue;
+      // What the receiver holds of messages that are coded, by their staging.
+      std::map<uint64_t, uint64_t> coded;
+      for (uint32_t i = 0; i < work.operations_count; ++i) {
+        const uint32_t number = work.operations_begin + i;
+        const Operation& operation = schedule_.operations()[number];
+        const MessagePart& part = schedule_.parts()[number];
+        const std::optional<CopyAddress>& in_tensor = copies_.in_tensor[number];
+        if (operation.kind == fb::MessageKind::kRecv) {
+          if (!rounds_.staged->IsCoded(number) || in_tensor.has_value()) {
+            continue;
+          }
+          coded[part.staging_offset] =
+              part.staging_offset + operation.size_bytes;
+          continue;
+        }
+        NoteStaged(part.message);
+        before[number] =
+            in_tensor.has_value()
+                ? copies_.table[in_tensor->entry + shadow_entries_] +
+                      in_tensor->byte_offset
+                : copies_.table[before_entry] + part.staging_offset;
+      }
+      StagedDeltaBatches& batches = rounds_.staged_batches[r];
+      if (work.pack_batch.has_value()) {
+        CopyBatch pack = copies_.batches[*work.pack_batch];
+        for (StridedCopy& copy : pack.copies) {
+          copy.from.entry += shadow_entries_;
+          copy.to.entry = before_entry;
+        }
+        batches.pack_before = AddUnlessEmpty(std::move(pack));
+      }
+      if (work.unpack_batch.has_value()) {
+        // A copy: batches are added.
+        const CopyBatch unpack = copies_.batches[*work.unpack_batch];
+        CopyBatch pack;
+        for (const StridedCopy& copy : unpack.copies) {
+          const auto found = coded.upper_bound(copy.from.byte_offset);
+          if (found == coded.begin() ||
+              std::prev(found)->second <= copy.from.byte_offset ||
+              copy.from.entry != staging_entry) {
+            continue;
+          }
+          Append(unpack, copy, pack);
+          std::swap(pack.copies.back().from, pack.copies.back().to);
+        }
+        for (CopyLoop& loop : pack.loops) std::swap(loop.from, loop.to);
+        batches.pack_held = AddUnlessEmpty(std::move(pack));
+      }
+    }
+    rounds_.staged->Bind(copies_.operations, std::move(before),
+                         staging_ + 2 * area);
+  }
+
+  // The stacks of which it is made are sent in staged rounds.
+  void NoteStaged(uint32_t message) {
+    const fb::Body& body = plan_.body();
+    const fb::CopyList& list = *body.copy_lists()->Get(
+        body.programs()->Get(rank_)->messages()->Get(message)->copies());
+    for (uint32_t i = 0; i < list.count(); ++i) {
+      is_staged_[body.copies()->Get(list.begin() + i)->buffer_slot()] = true;
+    }
+  }
+
+  std::optional<size_t> AddUnlessEmpty(CopyBatch batch) {
+    if (batch.copies.empty()) return std::nullopt;
+    copies_.batches.push_back(std::move(batch));
+    return copies_.batches.size() - 1;
+  }
+
   // Whether the copy is of this rank's own tensors, all of which have marks
   // where workers mark, to one that holds what an earlier refit stored.
   bool CanBeDelta(const CopyBatch& batch, const StridedCopy& copy) const {
@@ -309,6 +408,14 @@ class DeltaRoundsBuilder {
       rounds_.dense.after = rounds_.delta.after;
       return;
     }
+    if (rounds_.staged != nullptr) {
+      CopyBatch keep;
+      for (uint64_t entry = 0; entry < tensors_.size(); ++entry) {
+        if (is_staged_[stack_of_[entry]]) AppendShadow(entry, keep);
+      }
+      Add(keep, rounds_.delta.after);
+      Add(std::move(keep), rounds_.dense.after);
+    }
     CopyBatch take = NewBatch(CopyKind::kMarked);
     CopyBatch clear;
     clear.kind = CopyKind::kZero;
@@ -316,23 +423,28 @@ class DeltaRoundsBuilder {
       const SentRange& range = ranges_[entry];
       if (range.size_bytes() == 0 || !is_shared_[stack_of_[entry]]) continue;
       AppendClear(entry, MarksBytes(range), clear);
-      const DType dtype = tensors_.buffer(stack_of_[entry]).dtype();
-      const uint64_t elements = range.size_bytes() / DTypeBytes(dtype);
-      (void)AppendCopy(
-          RunOf(
-              {.entry = entry, .byte_offset = range.begin_byte, .dtype = dtype},
-              elements),
-          RunOf({.entry = entry + shadow_entries_,
-                 .byte_offset = range.begin_byte,
-                 .dtype = dtype},
-                elements),
-          /*link=*/0, take);
+      AppendShadow(entry, take);
     }
     // Counted aside: these are no stores to receivers.
     take.delta.counts_entry = counts_entry_ + 1;
     Add(std::move(take), rounds_.delta.after);
     Add(clear, rounds_.delta.after);
     Add(std::move(clear), rounds_.dense.after);
+  }
+
+  // From what is sent of a tensor to its shadow.
+  void AppendShadow(uint64_t entry, CopyBatch& batch) const {
+    const SentRange& range = ranges_[entry];
+    if (range.size_bytes() == 0) return;
+    const DType dtype = tensors_.buffer(stack_of_[entry]).dtype();
+    const uint64_t elements = range.size_bytes() / DTypeBytes(dtype);
+    const auto run = [&](uint64_t at) {
+      return RunOf(
+          {.entry = at, .byte_offset = range.begin_byte, .dtype = dtype},
+          elements);
+    };
+    (void)AppendCopy(run(entry), run(entry + shadow_entries_), /*link=*/0,
+                     batch);
   }
 
   void AppendClear(uint64_t entry, uint64_t size_bytes, CopyBatch& batch) {
@@ -349,6 +461,7 @@ class DeltaRoundsBuilder {
   const RankSchedule& schedule_;
   const absl::Span<std::byte* const> bitmaps_;
   std::byte* const snapshot_;
+  std::byte* const staging_;
   Device& device_;
   const bool compares_;  // with a snapshot
   const TensorTable tensors_;
@@ -356,6 +469,7 @@ class DeltaRoundsBuilder {
   DeltaRounds& rounds_;
   std::vector<bool> is_hooked_;    // by entry of the table
   std::vector<bool> is_shared_;    // by stack
+  std::vector<bool> is_staged_;    // likewise
   std::vector<size_t> stack_of_;   // by entry of the rank's tensors
   std::vector<SentRange> ranges_;  // likewise
   uint64_t shadow_entries_ = 0;
@@ -365,14 +479,21 @@ class DeltaRoundsBuilder {
 
 }  // namespace
 
+uint64_t StagingBytes(const PlanFile& plan, uint64_t scheduled_bytes,
+                      bool on_host) {
+  return on_host && HasRungs(plan) ? 3 * StagingArea(scheduled_bytes)
+                                   : scheduled_bytes;
+}
+
 absl::Status AddDeltaRounds(const PlanFile& plan, int32_t rank,
                             const RankSchedule& schedule,
                             const PeerTensors& peers,
                             absl::Span<std::byte* const> bitmaps,
-                            std::byte* snapshot, Device& device,
-                            RoundCopies& copies, DeltaRounds& rounds) {
+                            std::byte* snapshot, std::byte* staging,
+                            Device& device, RoundCopies& copies,
+                            DeltaRounds& rounds) {
   return DeltaRoundsBuilder(plan, rank, schedule, peers, bitmaps, snapshot,
-                            device, copies, rounds)
+                            staging, device, copies, rounds)
       .Build();
 }
 

@@ -12,6 +12,9 @@
 // cannot update the snapshot: they mark, and one pass behind the rounds stores
 // into it what is marked.
 //
+// Staged rounds: a delta sends what differs from the snapshot, which takes all
+// that is sent behind the rounds. staged_deltas.h says how.
+//
 // Always dense are tensors that post-hooks rewrite in place, pairs of which the
 // receiver reads the sender's tensors, and tensors without a bitmap.
 #ifndef REFIT_EXECUTOR_DELTA_DELTA_ROUNDS_H_
@@ -20,17 +23,25 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "executor/copies/round_copies.h"
+#include "executor/delta/staged_deltas.h"
 #include "executor/peer_tensors.h"
 #include "executor/rank_schedule.h"
 #include "plan/plan_file.h"
 #include "refit/device.h"
 
 namespace refit {
+
+// Beside the pack and the unpack batch of a staged round.
+struct StagedDeltaBatches {
+  std::optional<size_t> pack_before;  // what was sent last, from the snapshot
+  std::optional<size_t> pack_held;    // what the receiver holds
+};
 
 // What a refit enqueues instead of the move batches of its schedule: numbers of
 // batches.
@@ -50,18 +61,29 @@ struct DeltaRounds {
   // What this rank moves in a dense refit, and a delta refit may leave out.
   DeltaCounts moved;
   uint64_t always_bytes = 0;  // and what none leaves out
+  // Of a plan with rungs, on a device of the host's memory.
+  std::unique_ptr<StagedDeltas> staged;
+  std::vector<StagedDeltaBatches> staged_batches;  // by round of the schedule
 };
+
+// The staging memory of a rank whose schedule stages `scheduled_bytes`. A plan
+// with rungs takes that three times in the host's memory: for messages, for
+// what was sent last, and for codes.
+uint64_t StagingBytes(const PlanFile& plan, uint64_t scheduled_bytes,
+                      bool on_host);
 
 // Appends the batches of `rounds`' refits to `copies`, whose table they extend.
 // `bitmaps`: the workers' marks by entry of the TensorTable, null without; of a
 // plan whose workers mark what changed. `snapshot`: SnapshotBytes of the rank,
-// of a plan whose executors compare; it must outlive the batches.
+// of a plan whose executors compare. `staging`: StagingBytes. Both must outlive
+// the batches.
 absl::Status AddDeltaRounds(const PlanFile& plan, int32_t rank,
                             const RankSchedule& schedule,
                             const PeerTensors& peers,
                             absl::Span<std::byte* const> bitmaps,
-                            std::byte* snapshot, Device& device,
-                            RoundCopies& copies, DeltaRounds& rounds);
+                            std::byte* snapshot, std::byte* staging,
+                            Device& device, RoundCopies& copies,
+                            DeltaRounds& rounds);
 
 }  // namespace refit
 

@@ -16,17 +16,21 @@ absl::Status Unreadable(size_t rank) {
 
 }  // namespace
 
-absl::Status RefitVersions::Agree(bool wants_dense, Transport& transport,
-                                  Deadline deadline) {
-  PayloadWriter mine;
-  mine.Bool(base_.has_value())
-      .U64(base_.value_or(0))
-      .U8(static_cast<uint8_t>(why_))
-      .Bool(wants_dense)
-      .U64(version_);
+absl::Status RefitVersions::Agree(bool wants_dense, absl::StatusOr<size_t> rung,
+                                  Transport& transport, Deadline deadline) {
+  absl::StatusOr<std::string> mine =
+      PayloadWriter()
+          .Bool(base_.has_value())
+          .U64(base_.value_or(0))
+          .U8(static_cast<uint8_t>(why_))
+          .Bool(wants_dense)
+          .U64(version_)
+          .U8(static_cast<uint8_t>(rung.value_or(kNoRung)))
+          .Take();
+  if (!rung.ok()) mine = rung.status();
   Forget(DenseReason::kFailed);
   const absl::StatusOr<std::string> judged = ThroughRankZero(
-      transport, deadline, mine.Take(),
+      transport, deadline, mine,
       [&](absl::Span<const std::string> by_rank) { return Judge(by_rank); });
   if (!judged.ok()) return judged.status();
   PayloadReader reader(*judged);
@@ -34,6 +38,7 @@ absl::Status RefitVersions::Agree(bool wants_dense, Transport& transport,
   because_of_ = static_cast<int32_t>(reader.U32());
   agreed_base_ = reader.U64();
   version_ = reader.U64();
+  rung_ = reader.U8();
   if (!reader.Complete() || reason_ > DenseReason::kAsked) {
     const absl::Status status = Unreadable(0);
     transport.Abort(status);
@@ -56,6 +61,7 @@ absl::StatusOr<std::string> RefitVersions::Judge(
   std::optional<uint64_t> base;
   std::optional<size_t> other, asked;
   uint64_t newest = 0;
+  uint8_t rung = 0;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     PayloadReader reader(by_rank[rank]);
     const bool has_base = reader.Bool();
@@ -63,6 +69,7 @@ absl::StatusOr<std::string> RefitVersions::Judge(
     const auto why = static_cast<DenseReason>(reader.U8());
     if (reader.Bool() && !asked.has_value()) asked = rank;
     newest = std::max(newest, reader.U64());
+    rung = std::max(rung, reader.U8());
     if (!reader.Complete() || why > DenseReason::kFailed) {
       return Unreadable(rank);
     }
@@ -84,6 +91,7 @@ absl::StatusOr<std::string> RefitVersions::Judge(
       .U32(because_of)
       .U64(reason == DenseReason::kNone ? base.value_or(0) : 0)
       .U64(newest + 1)
+      .U8(rung)
       .Take();
 }
 

@@ -34,6 +34,8 @@ enum class DenseReason : uint8_t {
 
 class RefitVersions {
  public:
+  static constexpr size_t kNoRung = UINT8_MAX;  // staged messages travel whole
+
   explicit RefitVersions(const PlanFile& plan)
       : dense_every_(plan.body().delta()->dense_every()) {}
 
@@ -43,8 +45,14 @@ class RefitVersions {
     why_ = why;
   }
 
-  // What all ranks do next; none of them has a base afterwards. Collective.
-  absl::Status Agree(bool wants_dense, Transport& transport, Deadline deadline);
+  // Whether this rank's next refit may be a delta.
+  bool has_base() const { return base_.has_value(); }
+  // What all ranks do next; none of them has a base afterwards. `rung`: the
+  // first, as a position in the plan's, on which this rank can send; their
+  // number or kNoRung if there is none. The ranks take the highest of theirs.
+  // Collective.
+  absl::Status Agree(bool wants_dense, absl::StatusOr<size_t> rung,
+                     Transport& transport, Deadline deadline);
   // The refit that was agreed on is over on all ranks.
   void Commit() { base_ = version_; }
 
@@ -52,6 +60,7 @@ class RefitVersions {
   bool is_delta() const { return reason_ == DenseReason::kNone; }
   uint64_t base() const { return agreed_base_; }  // of a delta
   uint64_t version() const { return version_; }
+  size_t rung() const { return rung_; }  // of a delta
   // Why it is dense, a clause; "" for a delta.
   std::string why_dense() const;
 
@@ -63,6 +72,7 @@ class RefitVersions {
   DenseReason why_ = DenseReason::kConnected;  // there is none
   uint64_t version_ = 0;                       // the last that was agreed on
   uint64_t agreed_base_ = 0;
+  size_t rung_ = 0;
   uint32_t since_dense_ = 0;  // delta refits
   DenseReason reason_ = DenseReason::kConnected;
   int32_t because_of_ = 0;  // the rank

@@ -167,21 +167,17 @@ void CompareCasts(const fb::Body& a, const fb::Body& b, DiffReport& report) {
 }
 
 void CompareDelta(const fb::Body& a, const fb::Body& b, DiffReport& report) {
-  const auto text = [](const fb::Delta& delta) {
-    return absl::StrCat("changes ", EnumText(delta.changes()), " dense_every ",
-                        delta.dense_every(), delta.check() ? " check" : "");
-  };
   if (a.delta() == nullptr && b.delta() == nullptr) return;
   if (b.delta() == nullptr) {
     report.Add(kContract, "DELTA_REMOVED",
-               absl::StrCat("delta: was ", text(*a.delta())));
+               absl::StrCat("delta: was ", DeltaText(*a.delta())));
   } else if (a.delta() == nullptr) {
     report.Add(kContract, "DELTA_ADDED",
-               absl::StrCat("delta: ", text(*b.delta())));
-  } else if (text(*a.delta()) != text(*b.delta())) {
-    report.Add(
-        kContract, "DELTA_CHANGED",
-        absl::StrCat("delta: ", text(*a.delta()), " -> ", text(*b.delta())));
+               absl::StrCat("delta: ", DeltaText(*b.delta())));
+  } else if (DeltaText(*a.delta()) != DeltaText(*b.delta())) {
+    report.Add(kContract, "DELTA_CHANGED",
+               absl::StrCat("delta: ", DeltaText(*a.delta()), " -> ",
+                            DeltaText(*b.delta())));
   }
 }
 

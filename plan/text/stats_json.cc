@@ -70,6 +70,11 @@ std::string StatsJson(const PlanFile& plan) {
     json.Text("changes", EnumText(delta->changes()));
     json.Number("dense_every", delta->dense_every());
     json.Number("snapshot_bytes_max", stats.snapshot_bytes);
+    if (delta->rungs() != nullptr) {
+      json.OpenLine("rungs");
+      for (const uint8_t rung : *delta->rungs()) json.Number(rung);
+      json.CloseLine();
+    }
     json.CloseObject();
   }
   json.Number("params", stats.params);

@@ -109,9 +109,7 @@ void TextPrinter::PrintRequirements() {
 void TextPrinter::PrintDelta() {
   const fb::Delta* const delta = body_.delta();
   if (delta == nullptr) return;
-  absl::StrAppend(&text_, "delta changes ", EnumText(delta->changes()),
-                  " dense_every ", delta->dense_every(),
-                  delta->check() ? " check" : "", "\n");
+  absl::StrAppend(&text_, "delta ", DeltaText(*delta), "\n");
 }
 
 void TextPrinter::PrintTopology() {

@@ -121,6 +121,11 @@ void PlanJsonPrinter::PrintDelta() {
   Text("changes", EnumText(delta->changes()));
   Number("dense_every", delta->dense_every());
   Bool("check", delta->check());
+  if (delta->rungs() != nullptr) {
+    OpenLine("rungs");
+    for (const uint8_t rung : *delta->rungs()) Number(rung);
+    CloseLine();
+  }
   CloseObject();
 }
 

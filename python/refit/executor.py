@@ -45,10 +45,13 @@ class DeltaReport(NamedTuple):
     version: int  # what all ranks hold now
     elements: int  # that this rank sends and a delta may leave out, once for each receiver
     changed_elements: int  # of these; a dense refit does not count them
-    stored_bytes: int  # to others' tensors
-    dense_bytes: int  # that a dense refit stores
+    stored_bytes: int  # to others' tensors, or sent in staged rounds
+    dense_bytes: int  # of a dense refit
     move_seconds: float  # of the rounds, with waits for others
     keep_seconds: float  # behind the rounds, for the next refit
+    # Of a delta with staged rounds: their messages had room for one changed element of this many; 1: they were sent whole.
+    # Else 0.
+    rung: int = 0
 
     @property
     def change_rate(self) -> float:

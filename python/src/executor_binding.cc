@@ -191,10 +191,10 @@ class RankExecutor {
   }
 
   // is_delta, why_dense, base_version, version, elements, changed_elements,
-  // stored_bytes, dense_bytes, move_seconds, keep_seconds.
+  // stored_bytes, dense_bytes, move_seconds, keep_seconds, rung.
   using ReportTuple =
       std::tuple<bool, std::string, uint64_t, uint64_t, uint64_t, uint64_t,
-                 uint64_t, uint64_t, double, double>;
+                 uint64_t, uint64_t, double, double, uint32_t>;
   std::optional<ReportTuple> LastDelta() const {
     const std::optional<DeltaReport>& report = executor().delta_report();
     if (!report.has_value()) return std::nullopt;
@@ -202,7 +202,7 @@ class RankExecutor {
                        report->base_version, report->version, report->elements,
                        report->changed_elements, report->stored_bytes,
                        report->dense_bytes, report->move_seconds,
-                       report->keep_seconds);
+                       report->keep_seconds, report->rung);
   }
 
   nb::dict Counters() const {

@@ -24,6 +24,21 @@ def bitmaps(rank, held, dtype="u4"):
     return {name: np.zeros((tensor.size + 31) // 32, dtype) for name, tensor in held.items()} if rank < 2 else {}
 
 
+def test_staged_rounds_tell_their_rung(tiny_job):
+    job = {**job_of(tiny_job, True), "topology": {"gpus_per_host": 1}}
+    plan = refit.compile(job)
+    tensors = [arrays(plan, rank, seed=rank if rank < 2 else None) for rank in range(plan.world_size)]
+    tensors[1]["norm.weight"][:] = tensors[0]["norm.weight"]
+    world = World(plan, tensors, changes=lambda rank, held: {})
+    world.on_all(lambda rank: world.executors[rank].run(timeout=20))
+    assert [world.executors[rank].delta_report.rung for rank in (0, 1)] == [0, 0]
+    world.sources[1]["layers.0.weight"][2, 5] = 7
+    world.on_all(lambda rank: world.executors[rank].run(timeout=20))
+    report = world.executors[1].delta_report
+    assert report.is_delta and report.rung in (4, 16, 64) and report.changed_elements == 1
+    assert report.stored_bytes < report.dense_bytes
+
+
 def test_a_refit_tells_what_it_moved(tiny_job):
     world = world_of(tiny_job, True)
     assert world.executors[0].delta_report is None

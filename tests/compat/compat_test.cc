@@ -282,6 +282,23 @@ const OldPlan kOldPlans[] = {
      .messages = 2,
      .destination_elements = 3168,
      .skipped_bytes = 0},
+    {.name = "1.9/delta",
+     .head = "plan 1.9 features 0xa0 body a245adad9048f1bb9836797326258178 "
+             "inputs bf1d14033994acec07e4363258329488\n"
+             "ranks source 0..1 destination 2..3\n"
+             "host 0 ranks 0\n"
+             "host 1 ranks 1\n"
+             "host 2 ranks 2\n"
+             "host 3 ranks 3\n"
+             "delta changes snapshot dense_every 10 check rungs 1/64 1/16 1/4\n"
+             "limits bucket 268435456 bytes staging 1073741824 bytes slots 2 "
+             "operations_per_round 32\n"
+             "stats moved 6400 bytes local 0 peer 0 network 6400\n",
+     .params = 2,
+     .buffers = 5,
+     .messages = 4,
+     .destination_elements = 3200,
+     .skipped_bytes = 0},
 };
 
 class CompatTest : public testing::TestWithParam<OldPlan> {

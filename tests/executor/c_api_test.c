@@ -727,6 +727,7 @@ static void TestLayoutOfStructs(void) {
   EXPECT(sizeof(refit_changes) == 24);
   EXPECT(sizeof(refit_delta_report) == 88);
   EXPECT(sizeof(refit_marking_cast) == 56);
+  EXPECT(offsetof(refit_delta_report, rung) == 12);
   EXPECT(offsetof(refit_delta_report, elements) == 40);
 }
 

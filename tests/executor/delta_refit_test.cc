@@ -333,7 +333,7 @@ TEST(DeltaRefitTest, ARankWithAnotherBaseMakesTheNextRefitDense) {
   const auto agree = [&] {
     ASSERT_TRUE(RunRankThreads(plan.world_size(), [&](int32_t rank) {
                   const absl::Status status = versions[rank]->Agree(
-                      false, *transports[rank],
+                      false, 0, *transports[rank],
                       std::chrono::steady_clock::now() + DeltaWorld::kTimeout);
                   EXPECT_TRUE(status.ok()) << status;
                 }).ok());

@@ -76,6 +76,7 @@ TEST(RankReportTest, DeltasOfRanksAddUp) {
                         .version = 4,
                         .elements = 100,
                         .changed_elements = 5,
+                        .rung = 16,
                         .stored_bytes = 64,
                         .dense_bytes = 200,
                         .move_seconds = 0.5,
@@ -92,6 +93,7 @@ TEST(RankReportTest, DeltasOfRanksAddUp) {
   EXPECT_EQ(all.refit.delta->version, 4);
   EXPECT_EQ(all.refit.delta->elements, 200);
   EXPECT_EQ(all.refit.delta->changed_elements, 10);
+  EXPECT_EQ(all.refit.delta->rung, 16);
   EXPECT_EQ(all.refit.delta->stored_bytes, 128);
   EXPECT_EQ(all.refit.delta->dense_bytes, 400);
   EXPECT_EQ(all.refit.delta->move_seconds, 2);

@@ -75,8 +75,8 @@ class Test:
             ends.append((process.returncode, out, error))
         return ends
 
-    def expect_right(self, plan, ranks, **how):
-        ends = self.finish(self.start(plan, ranks, ("--iterations", "2", "--json"), **how))
+    def expect_right(self, plan, ranks, arguments=(), **how):
+        ends = self.finish(self.start(plan, ranks, (*arguments, "--iterations", "2", "--json"), **how))
         for rank, (status, out, error) in enumerate(ends):
             assert status == 0 and not error, f"rank {rank}: status {status}: {error}"
             assert (out != "") == (rank == 0), f"rank {rank} wrote {out!r}"
@@ -114,6 +114,26 @@ def plans(test):
         # Told, not hidden.
         assert result.get("sends_direct_rounds", False) == (name in ("direct", "relays", "cast")), result
         print(f"{name}: right, {result['peak_staging_bytes']} bytes of staging on a rank", flush=True)
+
+
+def deltas(test):
+    """Refits that send only what changed, staged and between hosts; a plan of direct rounds alone says that it cannot."""
+    delta = {"delta": {"dense_every": 0}}
+    jobs = {
+        "direct": changed(JOB, options=delta),
+        "staged": changed(JOB, options={**delta, "peer": "staged"}),
+        "hosts": changed(JOB, topology={"gpus_per_host": 2}, options=delta),
+    }
+    for name, job in jobs.items():
+        result = test.expect_right(test.compile(name, job), ranks_of(job), arguments=("--delta", "--change-rate", "0.01"))
+        first, *others = [refit["delta"]["rung"] for refit in result["refits"]]
+        wanted = "dense" if name == "direct" else "1/64"
+        assert first == "dense" and set(others) == {wanted}, (name, result["refits"])
+        if name == "direct":
+            continue
+        whole, *parts = [refit["delta"]["stored_bytes"] for refit in result["refits"]]
+        assert all(part < whole / 25 for part in parts), (name, whole, parts)
+        print(f"{name}: {parts} of {whole} bytes", flush=True)
 
 
 def goldens(test):
@@ -220,7 +240,7 @@ def hosts(test):
 
 
 def main():
-    cases = {case.__name__: case for case in (plans, goldens, tcp, killed, stopped, missing, hosts)}
+    cases = {case.__name__: case for case in (plans, deltas, goldens, tcp, killed, stopped, missing, hosts)}
     with tempfile.TemporaryDirectory() as work:
         return cases[sys.argv[2]](Test(sys.argv[1], work)) or 0
 

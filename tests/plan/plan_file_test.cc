@@ -160,11 +160,11 @@ TEST(PlanLoaderTest, ANewerMajorIsRefused) {
       Load(Wrap(SampleBody(), {.format_version = 2 << 16 | 3}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "format version 2.3 is newer than this build's 1.8");
+            "format version 2.3 is newer than this build's 1.9");
 }
 
 TEST(PlanLoaderTest, ANewerMinorIsRead) {
-  EXPECT_TRUE(Load(Wrap(SampleBody(), {.format_version = 1 << 16 | 9})).ok());
+  EXPECT_TRUE(Load(Wrap(SampleBody(), {.format_version = 1 << 16 | 10})).ok());
 }
 
 TEST(PlanLoaderTest, DirectRoundsWithoutTheirFeatureBitAreRefused) {
@@ -328,15 +328,30 @@ TEST(PlanLoaderTest, RelaysAreEachSendAndAReceiveBeforeIt) {
 }
 
 // All ranks have to know of deltas: before each refit they agree on a base.
-TEST(PlanLoaderTest, DeltasNeedTheirFeatureAndDirectRounds) {
+TEST(PlanLoaderTest, DeltasNeedTheirFeatureAndRungsInStagedRounds) {
   PlanSpec spec = SampleSpec();
   spec.delta = PlanSpec::Delta();
   const auto message = [&] {
     return std::string(Load(BuildPlan(spec)).message());
   };
+  EXPECT_EQ(message(), "delta: round 0 is staged, and no rungs");
+  spec.delta->rungs = {6, 6};
   EXPECT_EQ(message(),
-            "delta: round 0 is staged, only direct rounds can be "
-            "delta");
+            "delta: rung 1 is 6, rungs descend from at most 7 to at least 1");
+  spec.delta->rungs = {8};
+  EXPECT_EQ(message(),
+            "delta: rung 0 is 8, rungs descend from at most 7 to at least 1");
+  spec.delta->rungs = {1, 0};
+  EXPECT_EQ(message(),
+            "delta: rung 1 is 0, rungs descend from at most 7 to at least 1");
+  spec.delta->rungs = {7, 1};
+  EXPECT_EQ(message(), "");
+  EXPECT_EQ(OpenSpec(spec).plan().required_features(),
+            kFeatureDelta | kFeatureStagedDelta);
+  EXPECT_EQ(OpenSpec(spec).plan().format_version(), 1u << 16 | 9);
+  spec.delta->changes = fb::DeltaChanges::kBitmap;
+  EXPECT_EQ(message(), "delta: staged rounds find changes by a snapshot only");
+  spec.delta = PlanSpec::Delta();
   spec.mechanisms.assign(spec.rounds.size(), fb::Mechanism::kDirect);
   for (PlanSpec::Program& program : spec.programs) {
     program.staging_bytes = 0;
@@ -431,15 +446,15 @@ TEST(PlanLoaderTest, ATopologyHasNumbersThatOneMayDivideBy) {
 
 TEST(PlanLoaderTest, AMajorThatNeverWasIsRefused) {
   EXPECT_EQ(Load(Wrap(SampleBody(), {.format_version = 7})).message(),
-            "format version 0.7 does not exist; this build reads 1.8");
+            "format version 0.7 does not exist; this build reads 1.9");
 }
 
 TEST(PlanLoaderTest, AnUnknownFeatureIsRefused) {
   const absl::Status status =
-      Load(Wrap(SampleBody(), {.required_features = 1 << 7}));
+      Load(Wrap(SampleBody(), {.required_features = 1 << 8}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "required feature bit 7 is unknown to this build");
+            "required feature bit 8 is unknown to this build");
 }
 
 TEST(PlanLoaderTest, AbsentDigestsAreRefused) {

@@ -205,8 +205,11 @@ std::vector<uint8_t> BuildBody(const PlanSpec& spec) {
   const auto requirements_vector = builder.CreateVector(requirements);
   Offset<fb::Delta> delta = 0;
   if (spec.delta.has_value()) {
+    const auto rungs = spec.delta->rungs.empty()
+                           ? Offset<flatbuffers::Vector<uint8_t>>()
+                           : builder.CreateVector(spec.delta->rungs);
     delta = fb::CreateDelta(builder, spec.delta->changes,
-                            spec.delta->dense_every, spec.delta->check);
+                            spec.delta->dense_every, spec.delta->check, rungs);
   }
   Offset<fb::Topology> topology = 0;
   if (const std::optional<PlanSpec::Topology>& of = spec.topology) {
@@ -345,7 +348,8 @@ PlanSpec SpecOf(const fb::Body& packed) {
   if (body.delta != nullptr) {
     spec.delta = {.changes = body.delta->changes,
                   .dense_every = body.delta->dense_every,
-                  .check = body.delta->check};
+                  .check = body.delta->check,
+                  .rungs = body.delta->rungs};
   }
   if (body.topology != nullptr) {
     spec.topology = {

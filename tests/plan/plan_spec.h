@@ -107,6 +107,7 @@ struct PlanSpec {
     fb::DeltaChanges changes = fb::DeltaChanges::kSnapshot;
     uint32_t dense_every = 20;
     bool check = true;
+    std::vector<uint8_t> rungs = {};
   };
   std::optional<Delta> delta = std::nullopt;
   struct Topology {

@@ -159,6 +159,17 @@ TEST(PlanTextTest, ADeltaFollowsTheRanks) {
   spec.delta->changes = fb::DeltaChanges::kSnapshot;
   json.Parse(StatsJson(OpenSpec(spec)).c_str());
   EXPECT_GT(json["delta"]["snapshot_bytes_max"].GetUint64(), 0u);
+  EXPECT_FALSE(json["delta"].HasMember("rungs"));
+  spec.delta->rungs = {6, 4};
+  EXPECT_NE(TextOf(spec, {}).find("\ndelta changes snapshot dense_every 7 "
+                                  "rungs 1/64 1/16\n"),
+            std::string::npos);
+  for (const std::string& text :
+       {PlanJson(OpenSpec(spec), {}), StatsJson(OpenSpec(spec))}) {
+    json.Parse(text.c_str());
+    ASSERT_EQ(json["delta"]["rungs"].Size(), 2u);
+    EXPECT_EQ(json["delta"]["rungs"][0].GetUint(), 6u);
+  }
 }
 
 TEST(PlanTextTest, PostHooksFollowWhatTheirBufferHolds) {

@@ -170,8 +170,11 @@ struct DeltaReport {
   // dense refit.
   uint64_t elements = 0;
   uint64_t changed_elements = 0;
-  uint64_t stored_bytes = 0;  // to others' tensors
-  uint64_t dense_bytes = 0;   // that a dense refit stores
+  // Of a delta with staged rounds: their messages had room for one changed
+  // element of this many; 1: they were sent whole. Else 0.
+  uint32_t rung = 0;
+  uint64_t stored_bytes = 0;  // to others' tensors, or sent in staged rounds
+  uint64_t dense_bytes = 0;   // of a dense refit
   // From the first round to the end of the last, with waits for others. What
   // finds changes also stores them, so the two have one time.
   double move_seconds = 0;
@@ -378,6 +381,7 @@ class Executor {
   // Fills the entries of the rank's scratch.
   void PlaceScratch(std::vector<std::byte*>& addresses) const;
   absl::Status CheckTensors(const RunOptions& options) const;
+  absl::StatusOr<size_t> FindRung(const RunOptions& options);
   absl::Status CheckCapture(bool check) const;
   absl::Status PrepareCheck(Deadline deadline);
   absl::Status CompareStates();

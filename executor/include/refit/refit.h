@@ -329,7 +329,9 @@ typedef struct refit_run_options {
 typedef struct refit_delta_report {
   size_t struct_size;
   int32_t is_delta; /* 1: what changed was sent. 0: all was */
-  int32_t reserved; /* 0 */
+  /* Of a delta with staged rounds: their messages had room for one changed
+   * element of this many; 1: they were sent whole. Else 0. */
+  uint32_t rung;
   /* Why all was sent, a clause; "" if is_delta. Valid until the executor's next
    * bind, run or free. */
   const char* why_dense;
@@ -339,8 +341,8 @@ typedef struct refit_delta_report {
    * receiver, and those that had changed, which no dense refit counts. */
   uint64_t elements;
   uint64_t changed_elements;
-  uint64_t stored_bytes; /* to others' tensors */
-  uint64_t dense_bytes;  /* that a dense refit stores */
+  uint64_t stored_bytes; /* to others' tensors, or sent in staged rounds */
+  uint64_t dense_bytes;  /* of a dense refit */
   double move_seconds;   /* of the rounds, with waits for others */
   double keep_seconds;   /* behind the rounds, for the next refit */
 } refit_delta_report;

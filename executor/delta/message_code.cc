@@ -1,0 +1,134 @@
+#include "executor/delta/message_code.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace refit {
+namespace {
+
+constexpr uint64_t kHeaderBytes = 8;
+constexpr uint64_t kGroupElements = 128;
+
+uint64_t GroupsOf(const CodedMessage& message) {
+  return (message.elements() + kGroupElements - 1) / kGroupElements;
+}
+
+template <typename T>
+T At(const std::byte* bytes, uint64_t element) {
+  T value;
+  std::memcpy(&value, bytes + element * sizeof(T), sizeof(T));
+  return value;
+}
+
+// Calls `visit(element)` for each that differs, ascending.
+template <typename T, typename Visit>
+void ForEachChangedOf(const CodedMessage& message, const std::byte* now,
+                      const std::byte* before, const Visit& visit) {
+  for (const ElementBytes& range : message.ranges) {
+    const uint64_t end = range.end_byte / sizeof(T);
+    for (uint64_t i = range.begin_byte / sizeof(T); i < end;) {
+      const uint64_t stop =
+          std::min(end, (i / kGroupElements + 1) * kGroupElements);
+      if (std::memcmp(now + i * sizeof(T), before + i * sizeof(T),
+                      (stop - i) * sizeof(T)) == 0) {
+        i = stop;
+        continue;
+      }
+      for (; i < stop; ++i) {
+        if (At<T>(now, i) != At<T>(before, i)) visit(i);
+      }
+    }
+  }
+}
+
+template <typename Visit>
+void ForEachChanged(const CodedMessage& message, const std::byte* now,
+                    const std::byte* before, const Visit& visit) {
+  switch (message.element_bytes) {
+    case 1:
+      return ForEachChangedOf<uint8_t>(message, now, before, visit);
+    case 2:
+      return ForEachChangedOf<uint16_t>(message, now, before, visit);
+    case 4:
+      return ForEachChangedOf<uint32_t>(message, now, before, visit);
+    default:
+      return ForEachChangedOf<uint64_t>(message, now, before, visit);
+  }
+}
+
+absl::Status Damaged(const std::string& how) {
+  return absl::DataLossError(
+      absl::StrCat("what changed is not encoded as it should be: ", how));
+}
+
+}  // namespace
+
+uint64_t CodedMessage::CodeBytes(uint64_t room) const {
+  return kHeaderBytes + room * element_bytes + GroupsOf(*this) + room;
+}
+
+uint64_t CountChanged(const CodedMessage& message, const std::byte* now,
+                      const std::byte* before) {
+  uint64_t count = 0;
+  ForEachChanged(message, now, before, [&](uint64_t) { ++count; });
+  return count;
+}
+
+uint64_t EncodeChanges(const CodedMessage& message, uint64_t room,
+                       const std::byte* now, const std::byte* before,
+                       std::byte* code) {
+  const uint64_t width = message.element_bytes;
+  std::byte* const values = code + kHeaderBytes;
+  std::byte* const groups = values + room * width;
+  std::byte* const positions = groups + GroupsOf(message);
+  std::memset(groups, 0, GroupsOf(message));
+  uint64_t count = 0;
+  ForEachChanged(message, now, before, [&](uint64_t element) {
+    if (count++ >= room) return;
+    std::memcpy(values + (count - 1) * width, now + element * width, width);
+    std::byte& of_group = groups[element / kGroupElements];
+    of_group = static_cast<std::byte>(static_cast<uint8_t>(of_group) + 1);
+    positions[count - 1] = static_cast<std::byte>(element % kGroupElements);
+  });
+  const uint32_t header[] = {static_cast<uint32_t>(std::min(count, room)), 0};
+  std::memcpy(code, header, sizeof(header));
+  return count;
+}
+
+absl::Status ApplyChanges(const CodedMessage& message, uint64_t room,
+                          const std::byte* code, std::byte* elements) {
+  const uint64_t width = message.element_bytes;
+  const std::byte* const values = code + kHeaderBytes;
+  const std::byte* const groups = values + room * width;
+  const std::byte* const positions = groups + GroupsOf(message);
+  uint32_t header[2];
+  std::memcpy(header, code, sizeof(header));
+  const uint64_t count = header[0];
+  if (count > room || header[1] != 0) {
+    return Damaged(absl::StrCat(count, " elements, with room for ", room));
+  }
+  uint64_t next = 0;
+  for (uint64_t group = 0; group < GroupsOf(message); ++group) {
+    const auto in_group = static_cast<uint64_t>(groups[group]);
+    if (in_group > count - next) {
+      return Damaged(absl::StrCat("more elements than the ", count, " it has"));
+    }
+    uint64_t least = 0;  // that the next position may be
+    for (const uint64_t end = next + in_group; next < end; ++next) {
+      const auto position = static_cast<uint64_t>(positions[next]);
+      const uint64_t element = group * kGroupElements + position;
+      if (position < least || position >= kGroupElements ||
+          (element + 1) * width > message.size_bytes) {
+        return Damaged(absl::StrCat("element ", next, " is at ", element));
+      }
+      least = position + 1;
+      std::memcpy(elements + element * width, values + next * width, width);
+    }
+  }
+  if (next == count) return absl::OkStatus();
+  return Damaged(absl::StrCat(next, " elements, not ", count));
+}
+
+}  // namespace refit

@@ -1,0 +1,92 @@
+// The staged rounds of a rank in refits that send only what changed.
+//
+// The sender packs a message twice, from its tensors and from the snapshot, and
+// sends what differs (message_code.h). The receiver packs what it holds, puts
+// what came in its place, and unpacks that. So both use the copies of the dense
+// refit, forwards or backwards.
+//
+// Always sent whole are messages into tensors that post-hooks rewrite in place,
+// or that the receiver casts: it does not hold what was sent.
+#ifndef REFIT_EXECUTOR_DELTA_STAGED_DELTAS_H_
+#define REFIT_EXECUTOR_DELTA_STAGED_DELTAS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "executor/delta/message_code.h"
+#include "executor/rank_schedule.h"
+#include "plan/plan_file.h"
+#include "refit/transport.h"
+
+namespace refit {
+
+class StagedDeltas {
+ public:
+  // Of a plan with rungs. `schedule` must outlive it.
+  StagedDeltas(const PlanFile& plan, int32_t rank,
+               const RankSchedule& schedule);
+
+  // Whether a refit ever sends less than the whole of an operation.
+  bool IsCoded(size_t operation) const {
+    return messages_[operation].element_bytes != 0;
+  }
+  // `whole`: what a dense refit sends and receives, by operation of the
+  // schedule. `before`: where each that is coded has what it sent last, if it
+  // is a send. `codes`: as many bytes as the schedule stages.
+  void Bind(absl::Span<const Operation> whole,
+            std::vector<const std::byte*> before, std::byte* codes);
+
+  // Before the ranks agree on a rung. Requires: all sends of the work are
+  // packed, and what they sent last is.
+  void ResetCounts();
+  void CountWork(const RoundWork& work);
+  // The first rung, as its position in the plan's, that has room for what was
+  // counted; their number if none has.
+  size_t FirstRung() const { return first_rung_; }
+  size_t rungs() const { return rungs_.size(); }
+
+  // What operations() are from now on: those of a rung, or the whole ones, on
+  // any that the plan has not.
+  void Take(size_t rung);
+  bool TakesWhole() const { return rung_ == rungs_.size(); }
+  // For how many elements operations() have room for one that changed.
+  uint32_t elements_per_slot() const {
+    return TakesWhole() ? 1 : uint32_t{1} << rungs_[rung_];
+  }
+  const std::vector<Operation>& operations() const { return operations_; }
+  // Between packing and sending. Error: kFailedPrecondition, the tensors
+  // changed since they were counted.
+  absl::Status Encode(const RoundWork& work);
+  // Between receiving and unpacking. Error: kDataLoss.
+  absl::Status Apply(const RoundWork& work);
+
+  // Of the sends: what may be left out, and what was counted last.
+  uint64_t elements() const { return elements_; }
+  uint64_t changed_elements() const { return changed_; }
+  uint64_t whole_bytes() const;  // what a dense refit sends
+  uint64_t sent_bytes() const;   // what operations() send
+
+ private:
+  // 0: it is sent whole on that rung.
+  uint64_t RoomOf(size_t operation, size_t rung) const;
+  uint64_t SentBytes(const std::vector<Operation>& operations) const;
+
+  const RankSchedule& schedule_;
+  std::vector<uint8_t> rungs_;
+  std::vector<CodedMessage> messages_;  // by operation; no elements: whole
+  std::vector<Operation> whole_;
+  std::vector<const std::byte*> before_;
+  std::byte* codes_ = nullptr;
+  std::vector<Operation> operations_;
+  size_t rung_ = 0;
+  size_t first_rung_ = 0;
+  uint64_t elements_ = 0;
+  uint64_t changed_ = 0;
+};
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_DELTA_STAGED_DELTAS_H_

@@ -1,0 +1,139 @@
+#include "executor/delta/message_code.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace refit {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+Bytes BytesOf(const std::vector<uint8_t>& values) {
+  Bytes bytes;
+  for (const uint8_t value : values) bytes.push_back(std::byte{value});
+  return bytes;
+}
+
+TEST(MessageCodeTest, IsAsDocsPlanFormatSays) {
+  // 130 elements of two bytes; the second and the last two changed.
+  CodedMessage message = {
+      .size_bytes = 260, .element_bytes = 2, .ranges = {{0, 260}}};
+  const Bytes before(260, std::byte{0});
+  Bytes now = before;
+  now[2] = std::byte{0xab};
+  now[257] = std::byte{0xcd};
+  now[258] = std::byte{0xef};
+  EXPECT_EQ(CountChanged(message, now.data(), before.data()), 3);
+  EXPECT_EQ(message.CodeBytes(4), 8 + 4 * 2 + 2 + 4);
+  Bytes code(message.CodeBytes(4), std::byte{0x55});
+  EXPECT_EQ(EncodeChanges(message, 4, now.data(), before.data(), code.data()),
+            3);
+  EXPECT_EQ(code, BytesOf({3,    0, 0, 0,    0,    0, 0,    0,     //
+                           0xab, 0, 0, 0xcd, 0xef, 0, 0x55, 0x55,  //
+                           1,    2,                                //
+                           1,    0, 1, 0x55}));
+  Bytes held = before;
+  ASSERT_TRUE(ApplyChanges(message, 4, code.data(), held.data()).ok());
+  EXPECT_EQ(held, now);
+}
+
+TEST(MessageCodeTest, RoomIsRoundedUp) {
+  const CodedMessage message = {
+      .size_bytes = 130, .element_bytes = 2, .ranges = {}};
+  EXPECT_EQ(message.elements(), 65);
+  EXPECT_EQ(message.RoomOn(6), 2);
+  EXPECT_EQ(message.RoomOn(2), 17);
+}
+
+// Any bits, any share of changes, gaps: what is applied is what the sender has,
+// and gaps stay as the receiver's are.
+TEST(MessageCodeTest, ChangesArriveAndNothingElse) {
+  std::mt19937_64 random(1);
+  const auto draw = [&](uint64_t below) { return random() % below; };
+  for (int i = 0; i < 3000; ++i) {
+    const uint32_t width = 1U << draw(4);
+    CodedMessage message = {
+        .size_bytes = 0, .element_bytes = width, .ranges = {}};
+    for (uint64_t at = 0, ranges = 1 + draw(3); ranges > 0; --ranges) {
+      const uint64_t end = at + width * (1 + draw(300));
+      message.ranges.push_back({at, end});
+      message.size_bytes = end;
+      at = (end + 15) / 16 * 16;
+    }
+    Bytes before(message.size_bytes);
+    for (std::byte& byte : before) byte = static_cast<std::byte>(random());
+    Bytes now = before;
+    Bytes held = before;
+    const uint64_t one_of = 1 + draw(200);
+    uint64_t changed = 0;
+    uint64_t in_gaps = 0;
+    for (uint64_t e = 0; e < message.size_bytes / width; ++e) {
+      const uint64_t byte = e * width;
+      bool in_range = false;
+      for (const ElementBytes& range : message.ranges) {
+        in_range |= range.begin_byte <= byte && byte < range.end_byte;
+      }
+      if (draw(one_of) != 0) continue;
+      now[byte + draw(width)] ^= static_cast<std::byte>(1U << draw(8));
+      (in_range ? changed : in_gaps) += 1;
+    }
+    ASSERT_EQ(CountChanged(message, now.data(), before.data()), changed);
+    const uint64_t room = changed + draw(3);
+    Bytes code(message.CodeBytes(room));
+    ASSERT_EQ(
+        EncodeChanges(message, room, now.data(), before.data(), code.data()),
+        changed);
+    ASSERT_TRUE(ApplyChanges(message, room, code.data(), held.data()).ok());
+    for (const ElementBytes& range : message.ranges) {
+      ASSERT_EQ(std::memcmp(held.data() + range.begin_byte,
+                            now.data() + range.begin_byte,
+                            range.end_byte - range.begin_byte),
+                0);
+    }
+    if (in_gaps == 0) {
+      ASSERT_EQ(held, now);
+    }
+    if (changed == 0) continue;
+    Bytes short_code(message.CodeBytes(changed - 1));
+    ASSERT_EQ(EncodeChanges(message, changed - 1, now.data(), before.data(),
+                            short_code.data()),
+              changed);
+  }
+}
+
+TEST(MessageCodeTest, DamageIsNamed) {
+  const CodedMessage message = {
+      .size_bytes = 260, .element_bytes = 2, .ranges = {}};
+  const Bytes good =
+      BytesOf({2, 0, 0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 0, 0, 127});
+  ASSERT_EQ(good.size(), message.CodeBytes(2));
+  const auto applied = [&](size_t byte, uint8_t value) {
+    Bytes code = good;
+    code[byte] = std::byte{value};
+    Bytes elements(260);
+    return std::string(
+        ApplyChanges(message, 2, code.data(), elements.data()).message());
+  };
+  const std::string start = "what changed is not encoded as it should be: ";
+  EXPECT_EQ(applied(0, 2), "");
+  EXPECT_EQ(applied(0, 3), start + "3 elements, with room for 2");
+  EXPECT_EQ(applied(4, 1), start + "2 elements, with room for 2");
+  EXPECT_EQ(applied(0, 1), start + "more elements than the 1 it has");
+  EXPECT_EQ(applied(12, 1), start + "1 elements, not 2");
+  EXPECT_EQ(applied(13, 1), start + "more elements than the 2 it has");
+  EXPECT_EQ(applied(14, 127), start + "element 1 is at 127");
+  EXPECT_EQ(applied(15, 128), start + "element 1 is at 128");
+  Bytes beyond = good;
+  beyond[12] = std::byte{0};
+  beyond[13] = std::byte{2};
+  Bytes elements(260);
+  EXPECT_EQ(ApplyChanges(message, 2, beyond.data(), elements.data()).message(),
+            start + "element 1 is at 255");
+}
+
+}  // namespace
+}  // namespace refit
