@@ -76,11 +76,11 @@ std::string DigestText(const fb::Digest& digest);
 //   * relays name each send of a destination rank, and a receive before it
 //   * requirements are words, each side's key once
 //   * windows of scratch stay inside the rank's arena and have known rounds
-// It promises "nothing needs a bounds check", not "is right": that is
-// plan/proof.h. Errors: kNotFound, kPermissionDenied or kUnavailable (the file
-// cannot be read), kFailedPrecondition (newer major or unknown feature),
-// kInvalidArgument (any other fault of the content), one sentence with the
-// place. Open's begin with the path.
+// It promises that nothing needs a bounds check, not that the plan is right:
+// refit-verify proves that (plan/proof). Errors: kNotFound, kPermissionDenied
+// or kUnavailable (the file cannot be read), kFailedPrecondition (newer major
+// or unknown feature), kInvalidArgument (any other fault of the content), one
+// sentence with the place. Open's begin with the path.
 //
 // Thread-safe once open. Movable. Accessors are valid for the object's life.
 class PlanFile {

@@ -88,8 +88,8 @@ absl::Status BoundTime(const PassOptions& options, Module& module);
 absl::Status FanOut(const PassOptions& options, Module& module);
 
 // Picks the sender of every piece for every receiver: the nearest replica
-// first (same GPU, same host, any), then the least loaded; cuts pieces while
-// that balances the senders better.
+// first (same GPU, same host, same NVLink domain, any), then the least loaded;
+// cuts pieces while that balances the senders better.
 //
 // Requires: fan-out.
 // Ensures:  `transfers` feed every (piece, destination) and every relayed one

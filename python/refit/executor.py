@@ -239,7 +239,7 @@ class Executor:
     @property
     def delta_report(self) -> Optional[DeltaReport]:
         """How the last refit went, of a plan with options.delta; None before the first since `bind`, after one that
-        failed, and where all refits are dense (UCX, which `notices` says)."""
+        failed, and where all refits are dense (direct rounds over UCX, which `notices` says)."""
         report = self._core.delta_report()
         return None if report is None else DeltaReport(*report)
 

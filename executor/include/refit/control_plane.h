@@ -1,4 +1,4 @@
-// ControlPlane: small messages between the hosts of a plan's ranks. It carries
+// ControlPlane: small messages between a plan's ranks, over TCP. It carries
 // ids, digests, memory handles and errors, never weights.
 #ifndef REFIT_EXECUTOR_INCLUDE_REFIT_CONTROL_PLANE_H_
 #define REFIT_EXECUTOR_INCLUDE_REFIT_CONTROL_PLANE_H_

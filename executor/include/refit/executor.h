@@ -320,15 +320,17 @@ class Executor {
   // have called Connect or Close: a peer's stores and reads may still be under
   // way.
   //
-  // Enqueues one refit on `stream` and returns, without allocating or waiting
-  // for a device. In a plan with options.delta, and with RunOptions::check, it
-  // returns after all ranks have called it, because they agree first: so one
-  // thread cannot run several ranks, which would wait until the deadline. With
-  // a transport that reaches no peer's memory (UCX) the plan's refits are dense
-  // and nothing is waited for. The timeout starts here. An error fails the
-  // refit on all
-  // ranks and leaves kTorn; what was enqueued has ended then. Run may be called
-  // again, after Connect if the transport asks for it.
+  // Enqueues one refit on `stream` and returns, without waiting for a device.
+  // It allocates nothing, but for the first checked refit after a Bind. In a
+  // plan with options.delta, and with RunOptions::check, it returns after all
+  // ranks have called it, because they agree first: so one thread cannot run
+  // several ranks, which would wait until the deadline. With a transport that
+  // reaches no peer's memory (UCX) a plan without staged rounds has only dense
+  // refits, and nothing is waited for. In host memory, staged rounds of such a
+  // plan are packed once before, to count what changed. The timeout starts
+  // here. An error fails the refit on all ranks and leaves kTorn; what was
+  // enqueued has ended then. Run may be called again, after Connect if the
+  // transport asks for it.
   absl::Status Run(Stream stream, const RunOptions& options);
 
   // Returns when the refits enqueued so far are over on all ranks and the

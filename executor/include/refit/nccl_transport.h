@@ -17,8 +17,8 @@ namespace refit {
 struct NcclOptions {
   Device* device = nullptr;  // must outlive the transport
   Meeting meeting;           // Connect meets the others, if that is yet to be
-  // Indexed by global rank. Ranks with equal numbers share an NVLink domain, as
-  // the plan's programs say.
+  // By global rank, world_size of them: the plan's hosts (RankProgram.host).
+  // Ranks with equal numbers share a host.
   std::vector<uint32_t> hosts;
   // What tells the host of this rank from others; empty: the machine it runs
   // on, or what NCCL_HOSTID says. Connect compares `hosts` with it.

@@ -385,7 +385,7 @@ enum {
 typedef int32_t refit_mechanism;
 enum {
   REFIT_MECHANISM_STAGED = 0,
-  REFIT_MECHANISM_DIRECT = 1 /* stored into the receiver's tensors */
+  REFIT_MECHANISM_DIRECT = 1 /* one rank uses the other's tensors */
 };
 
 /* What one rank did in one round of the last run. */
@@ -539,7 +539,7 @@ refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
  * With options.delta in the plan, and with check, run returns after all ranks
  * have called it, because they agree first. So one thread cannot run several
  * ranks: its first run would wait until the timeout. Over UCX a plan with
- * options.delta sends all, and its run waits for nobody.
+ * options.delta and without staged rounds sends all, and waits for nobody.
  *
  * While `stream` is captured, the refit becomes part of the graph. Replay the
  * graph on all ranks alike and wait for it yourself: no timeout holds. Destroy
@@ -549,9 +549,13 @@ refit_status* refit_executor_run(refit_executor* executor, void* stream,
 
 /* Returns when the refits enqueued so far are over on all ranks and all ranks'
  * post-hook functions have returned, once for all of them: the new weights are
- * in place. Collective. An error leaves REFIT_STATE_TORN. Errors as of run;
- * REFIT_INTERNAL, a post-hook function of this rank failed; REFIT_ABORTED, one
- * of another rank did; REFIT_DATA_LOSS, a checked refit's states differ. */
+ * in place. Collective. An error leaves REFIT_STATE_TORN. On a GPU keep the
+ * tensors allocated then until all ranks have connected again or closed: a
+ * peer's stores and reads may still be under way. A rank that skipped a refit
+ * learns its result from its next collective call, connect included; that call
+ * fails, call it again. Errors as of run; REFIT_INTERNAL, a post-hook function
+ * of this rank failed; REFIT_ABORTED, one of another rank did; REFIT_DATA_LOSS,
+ * a checked refit's states differ. */
 refit_status* refit_executor_wait(refit_executor* executor);
 
 /* A digest of what tensors hold, whatever their layout: a sum over elements.
@@ -663,8 +667,9 @@ refit_status* refit_executor_visit_notices(const refit_executor* executor,
                                            refit_notice_visitor visit,
                                            void* context);
 
-/* Frees memory on the device, communicators and connections; state and counters
- * stay. No refit may be under way. Idempotent. */
+/* Frees memory on the device, communicators and connections; counters stay. A
+ * refit that nobody waited for is aborted on all ranks. The state is
+ * REFIT_STATE_CLOSED then. Idempotent. */
 void refit_executor_close(refit_executor* executor);
 
 #ifdef __cplusplus
