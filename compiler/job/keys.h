@@ -247,7 +247,8 @@ inline constexpr auto kSideKeys = std::tuple(
     Key({.name = "mtp",
          .help = "`true` moves the multi-token-prediction layers too. One side "
                  "may say it for both; `false` on either side leaves them out. "
-                 "An error for models without such layers"},
+                 "An error for models without such layers, and on an SGLang "
+                 "side, whose draft model is a separate worker"},
         &SideSpec::mtp),
     Key({.name = "experts",
          .layouts = kEngines,

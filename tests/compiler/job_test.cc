@@ -304,7 +304,7 @@ TEST(JobTest, TheDocsListEveryKeyAsItIsRead) {
               "### Rules of a family"},
         Table{JobObject::kSide, "## `source` and `destination`",
               "### Rank order"},
-        Table{JobObject::kTopology, "## `topology`", "### `colocated`"},
+        Table{JobObject::kTopology, "## `topology`", "## `colocated`"},
         Table{JobObject::kOptions, "## `options`", "### `peer`"}}) {
     const std::vector<std::string> keys = DocumentedKeys(table.object);
     EXPECT_EQ(DocumentedRows(table.from, table.to),

@@ -1,9 +1,13 @@
 // Worker: one rank of a plan, with all that it is made of.
 //
-//   absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::Create(
-//       {.plan = plan, .device = device, .meeting =
-//       *RendezvousFromEnvironment(),
-//        .executor = {.rank = rank}});
+//   absl::StatusOr<TcpRendezvous> met = RendezvousFromEnvironment();
+//   if (!met.ok()) return met.status();
+//   absl::StatusOr<std::unique_ptr<Worker>> worker =
+//       Worker::Create({.plan = plan,
+//                       .device = device,
+//                       .meeting = *met,
+//                       .executor = {.rank = met->rank}});
+//   if (!worker.ok()) return worker.status();
 //   absl::Status status = (*worker)->executor().Connect(timeout);
 //
 // Device, transport and executor may as well be made one by one. A Worker makes
@@ -45,7 +49,7 @@ struct WorkerOptions {
   std::optional<Meeting> meeting = {};
   std::shared_ptr<LocalFabric> fabric = nullptr;
   Wire wire = Wire::kDefault;
-  // Its device and transport are the worker's.
+  // `rank` is this worker's. Create overwrites `device` and `transport`.
   ExecutorOptions executor = {};
 };
 
@@ -65,8 +69,10 @@ class Worker {
   Device& device() { return *device_; }
   const PlanFile& plan() const { return *plan_; }
 
-  // `call` of the executor. Interrupt, and an error of `poll`, end what it
-  // waits in (ScopedInterruption).
+  // Runs `call` on the executor and returns its status. Its waits for other
+  // ranks end early when another thread calls Interrupt, or when `poll` returns
+  // an error (ScopedInterruption). Calls of executor() itself are not
+  // interrupted.
   absl::Status Call(const std::function<absl::Status(Executor&)>& call,
                     const Interruption& poll = nullptr);
   // Ends what Call waits in now, on all ranks; without a Call it does nothing.
