@@ -153,7 +153,7 @@ absl::StatusOr<std::vector<BoundTensor>> ParseTensors(const MappedFile& file) {
       file.size_bytes() - kLengthBytes - header_bytes);
   std::vector<BoundTensor> tensors;
   std::set<std::string> names;
-  for (const auto& member : header.GetObject()) {
+  for (const auto& member : std::as_const(header).GetObject()) {
     BoundTensor tensor;
     tensor.name.assign(member.name.GetString(), member.name.GetStringLength());
     if (tensor.name == "__metadata__") continue;

@@ -42,6 +42,7 @@ run_preset() {
     # The quickstart leaves CUDA out of this build folder.
     options=(-U REFIT_CUDA -DREFIT_PRECOMPILE=ON -DCMAKE_UNITY_BUILD=ON -DREFIT_WARNINGS_AS_ERRORS=ON)
   fi
+  if [ "$preset" = asan ]; then tests/install.sh clang; fi
   step "$preset: build"
   cmake --preset "$preset" "${options[@]}" >/dev/null
   cmake --build --preset "$preset"

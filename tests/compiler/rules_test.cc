@@ -345,11 +345,8 @@ TEST(RulesTest, ModulesThatCannotBeJoinedAreReported) {
   for (const auto& [from, to, wanted] :
        {std::tuple("\"hidden\"", "2", "has other columns"),
         std::tuple("column", "replicated", "has another role")}) {
-    const std::string other = [&] {
-      std::string changed = second;
-      const size_t at = changed.find(from);
-      return changed.replace(at, std::string_view(from).size(), to);
-    }();
+    std::string other = second;
+    other.replace(other.find(from), std::string_view(from).size(), to);
     EXPECT_EQ(Mistakes(Joined(other, R"({"ab": ["a_proj", "b_proj"]})")),
               absl::StrFormat("rules.json:1:49: error: vllm.fused.ab: "
                               "parameter \"l.{0}.b_proj.weight\" %s; wanted it "

@@ -13,6 +13,7 @@
 #include "executor/rank_schedule.h"
 #include "runner/fragment_walk.h"
 #include "tests/executor/delta_world.h"
+#include "tests/sanitizers.h"
 
 namespace refit {
 namespace {
@@ -332,12 +333,7 @@ class History {
   uint64_t left_out_bytes_ = 0;
 };
 
-// ThreadSanitizer takes ten times as long.
-#ifdef __SANITIZE_THREAD__
-constexpr uint32_t kSeeds = 25;
-#else
-constexpr uint32_t kSeeds = 250;
-#endif
+constexpr uint32_t kSeeds = kSanitized ? 25 : 250;
 
 class DeltaHistoryTest : public testing::TestWithParam<int> {};
 

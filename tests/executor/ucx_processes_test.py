@@ -241,6 +241,10 @@ def hosts(test):
 
 def main():
     cases = {case.__name__: case for case in (plans, deltas, goldens, tcp, killed, stopped, missing, hosts)}
+    if sys.argv[2] in ("killed", "stopped", "hosts"):
+        # A rank whose peer is gone leaves UCX's worker and its thread behind. AddressSanitizer's search for leaks crashes
+        # on about one such process in ten.
+        os.environ["ASAN_OPTIONS"] = "detect_leaks=0"
     with tempfile.TemporaryDirectory() as work:
         return cases[sys.argv[2]](Test(sys.argv[1], work)) or 0
 

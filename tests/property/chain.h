@@ -10,13 +10,6 @@
 
 namespace refit {
 
-// Whether a sanitizer slows the tests down, so that they should do less.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
-
 // What stands in a destination before the refit, and after it wherever nothing
 // is written.
 inline constexpr std::byte kUntouchedByte{0xA5};

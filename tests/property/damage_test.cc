@@ -38,6 +38,7 @@
 #include "tests/property/chain.h"
 #include "tests/property/draw.h"
 #include "tests/property/plan_damage.h"
+#include "tests/sanitizers.h"
 
 namespace refit {
 namespace {

@@ -49,6 +49,7 @@
 #include "tests/property/draw.h"
 #include "tests/property/generic_side.h"
 #include "tests/property/oracle.h"
+#include "tests/sanitizers.h"
 
 namespace refit {
 namespace {
@@ -399,7 +400,9 @@ TEST(M2nMatrixTest, WorldsAreTheSmallestThatFit) {
         std::pair("tensor_size_sensitivity", 8)}) {
     const auto first =
         std::find_if(matrix.cases().begin(), matrix.cases().end(),
-                     [&](const MatrixCase& c) { return c.group == group; });
+                     [group = std::string(group)](const MatrixCase& c) {
+                       return c.group == group;
+                     });
     ASSERT_NE(first, matrix.cases().end());
     EXPECT_EQ(SmallestWorld(*first), world) << NameOf(*first);
   }

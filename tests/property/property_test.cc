@@ -24,6 +24,7 @@
 #include "tests/property/draw.h"
 #include "tests/property/generic_side.h"
 #include "tests/property/oracle.h"
+#include "tests/sanitizers.h"
 
 namespace refit {
 namespace {

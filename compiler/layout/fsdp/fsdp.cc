@@ -352,15 +352,15 @@ std::vector<Buffer> FsdpLayout::FusedExperts(const Coordinate& rank) const {
   const bool gated = !table_.Params(kExpertGate).empty();
   if (gated) {
     for (const LayerGroup& group :
-         table_.Group({{kExpertGate, kExpertUp}}, layers)) {
+         table_.Group({kExpertGate, kExpertUp}, layers)) {
       add(group, "gate_up_proj");
     }
   } else {
-    for (const LayerGroup& group : table_.Group({{kExpertUp}}, layers)) {
+    for (const LayerGroup& group : table_.Group({kExpertUp}, layers)) {
       add(group, "up_proj");
     }
   }
-  for (const LayerGroup& group : table_.Group({{kExpertDown}}, layers)) {
+  for (const LayerGroup& group : table_.Group({kExpertDown}, layers)) {
     add(group, "down_proj");
   }
   return buffers;
