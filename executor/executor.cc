@@ -217,8 +217,10 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
     allocate(staging_, StagingBytes(plan_, schedule_->staging_bytes(),
                                     options_.device->IsHost()));
     allocate(scratch_, ScratchBytes(plan_, options_.rank));
+    // Nothing reads what a GPU sends in staged rounds alone.
     if (made.ok() && versions_ != nullptr &&
-        plan_.body().delta()->changes() == fb::DeltaChanges::kSnapshot) {
+        plan_.body().delta()->changes() == fb::DeltaChanges::kSnapshot &&
+        (options_.device->IsHost() || !schedule_->DirectReceivers().empty())) {
       allocate(snapshot_, SnapshotBytes(plan_, options_.rank));
       if (!made.ok()) {
         made = absl::Status(

@@ -364,6 +364,7 @@ absl::StatusOr<size_t> RefitEnqueuer::FindRung() {
   if (staged == nullptr) {
     return schedule_.Stages() ? RefitVersions::kNoRung : 0;
   }
+  const Clock::time_point start = Clock::now();
   staged->ResetCounts();
   for (size_t i = 0; i < schedule_.rounds().size(); ++i) {
     const RoundWork& work = schedule_.rounds()[i];
@@ -373,6 +374,7 @@ absl::StatusOr<size_t> RefitEnqueuer::FindRung() {
     if (!status.ok()) return status;
     staged->CountWork(work);
   }
+  find_seconds_ = SecondsSince(start);
   return staged->FirstRung();
 }
 
@@ -505,20 +507,22 @@ absl::StatusOr<DeltaReport> RefitEnqueuer::MeasureDelta() const {
     report.changed_elements = counts.elements;
     report.stored_bytes = counts.bytes + delta.always_bytes;
   }
+  report.dense_bytes += StagedSendBytes(schedule_, rounds_.operations);
+  report.stored_bytes += StagedSendBytes(schedule_, operations());
+  if (kind_ == RefitKind::kDelta && schedule_.Stages()) report.rung = 1;
   if (const StagedDeltas* const staged = delta.staged.get()) {
     report.elements += staged->elements();
-    report.dense_bytes += staged->whole_bytes();
-    report.stored_bytes += staged->sent_bytes();
     if (kind_ == RefitKind::kDelta) {
       report.changed_elements += staged->changed_elements();
       report.rung = staged->elements_per_slot();
+      report.move_seconds = find_seconds_;
     }
   }
   const absl::StatusOr<double> moved = move_timer_->Seconds();
   const absl::StatusOr<double> kept = keep_timer_->Seconds();
   if (!moved.ok()) return moved.status();
   if (!kept.ok()) return kept.status();
-  report.move_seconds = *moved;
+  report.move_seconds += *moved;
   report.keep_seconds = *kept;
   return report;
 }

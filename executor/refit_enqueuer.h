@@ -168,6 +168,7 @@ class RefitEnqueuer {
   bool is_timed_ = false;                // the last refit
   bool is_captured_ = false;             // likewise
   RunCounters counters_;
+  double find_seconds_ = 0;  // of the last FindRung
 };
 
 }  // namespace refit

@@ -354,8 +354,8 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
       (program.relays() == nullptr ? 0 : program.relays()->size());
   if (entries > entries_left_) return at("", "shares its lists too often");
   entries_left_ -= entries;
-  if (program.staging_bytes() > kLargestSize) {
-    return at("", absl::StrFormat("staging_bytes %u is above 2^63",
+  if (program.staging_bytes() > kLargestStaging) {
+    return at("", absl::StrFormat("staging_bytes %u is above 2^48",
                                   program.staging_bytes()));
   }
   for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {

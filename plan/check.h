@@ -19,6 +19,9 @@ namespace refit {
 
 // Byte counts and element counts stay representable as int64_t.
 inline constexpr uint64_t kLargestSize = std::numeric_limits<int64_t>::max();
+// No rank has as much memory. Executors take a small multiple of their staging
+// and add to it, which then stays far from overflow.
+inline constexpr uint64_t kLargestStaging = uint64_t{1} << 48;
 
 inline absl::Status Bad(std::string message) {
   return absl::InvalidArgumentError(message);

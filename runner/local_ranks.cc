@@ -36,6 +36,7 @@ void AddDelta(const std::optional<DeltaReport>& of_rank,
   }
   all->elements += of_rank->elements;
   all->changed_elements += of_rank->changed_elements;
+  all->rung = std::max(all->rung, of_rank->rung);
   all->stored_bytes += of_rank->stored_bytes;
   all->dense_bytes += of_rank->dense_bytes;
   all->move_seconds = std::max(all->move_seconds, of_rank->move_seconds);

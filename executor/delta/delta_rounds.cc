@@ -172,7 +172,7 @@ class DeltaRoundsBuilder {
     uint64_t used = 0;
     for (uint64_t entry = 0; entry < tensors_.size(); ++entry) {
       std::byte* shadow = nullptr;
-      if (compares_ && ranges[entry].size_bytes() > 0) {
+      if (snapshot_ != nullptr && ranges[entry].size_bytes() > 0) {
         const uint64_t begin = ranges[entry].begin_byte;
         const auto address =
             reinterpret_cast<uintptr_t>(copies_.table[entry]) + begin;
@@ -337,9 +337,11 @@ class DeltaRoundsBuilder {
         CopyBatch pack;
         for (const StridedCopy& copy : unpack.copies) {
           const auto found = coded.upper_bound(copy.from.byte_offset);
+          // What is cast is always sent.
           if (found == coded.begin() ||
               std::prev(found)->second <= copy.from.byte_offset ||
-              copy.from.entry != staging_entry) {
+              copy.from.entry != staging_entry ||
+              copy.from.dtype != copy.to.dtype) {
             continue;
           }
           Append(unpack, copy, pack);

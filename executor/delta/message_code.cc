@@ -22,21 +22,30 @@ T At(const std::byte* bytes, uint64_t element) {
   return value;
 }
 
-// Calls `visit(element)` for each that differs, ascending.
+// Calls `visit(element)` for each that differs, ascending. Most do not, so it
+// looks at as many as it can at once.
 template <typename T, typename Visit>
-void ForEachChangedOf(const CodedMessage& message, const std::byte* now,
+void ForEachChangedOf(const ElementRange& range, const std::byte* now,
                       const std::byte* before, const Visit& visit) {
-  for (const ElementBytes& range : message.ranges) {
-    const uint64_t end = range.end_byte / sizeof(T);
-    for (uint64_t i = range.begin_byte / sizeof(T); i < end;) {
-      const uint64_t stop =
-          std::min(end, (i / kGroupElements + 1) * kGroupElements);
-      if (std::memcmp(now + i * sizeof(T), before + i * sizeof(T),
-                      (stop - i) * sizeof(T)) == 0) {
-        i = stop;
+  constexpr uint64_t kPerWord = sizeof(uint64_t) / sizeof(T);
+  const uint64_t end = range.end_byte / sizeof(T);
+  for (uint64_t i = range.begin_byte / sizeof(T); i < end;) {
+    const uint64_t stop =
+        std::min(end, (i / kGroupElements + 1) * kGroupElements);
+    if (std::memcmp(now + i * sizeof(T), before + i * sizeof(T),
+                    (stop - i) * sizeof(T)) == 0) {
+      i = stop;
+      continue;
+    }
+    while (i < stop) {
+      const uint64_t word_end = std::min(stop, i + kPerWord);
+      if (word_end - i == kPerWord &&
+          std::memcmp(now + i * sizeof(T), before + i * sizeof(T),
+                      sizeof(uint64_t)) == 0) {
+        i = word_end;
         continue;
       }
-      for (; i < stop; ++i) {
+      for (; i < word_end; ++i) {
         if (At<T>(now, i) != At<T>(before, i)) visit(i);
       }
     }
@@ -44,17 +53,18 @@ void ForEachChangedOf(const CodedMessage& message, const std::byte* now,
 }
 
 template <typename Visit>
-void ForEachChanged(const CodedMessage& message, const std::byte* now,
-                    const std::byte* before, const Visit& visit) {
-  switch (message.element_bytes) {
+void ForEachChanged(const ElementRange& range, uint32_t element_bytes,
+                    const std::byte* now, const std::byte* before,
+                    const Visit& visit) {
+  switch (element_bytes) {
     case 1:
-      return ForEachChangedOf<uint8_t>(message, now, before, visit);
+      return ForEachChangedOf<uint8_t>(range, now, before, visit);
     case 2:
-      return ForEachChangedOf<uint16_t>(message, now, before, visit);
+      return ForEachChangedOf<uint16_t>(range, now, before, visit);
     case 4:
-      return ForEachChangedOf<uint32_t>(message, now, before, visit);
+      return ForEachChangedOf<uint32_t>(range, now, before, visit);
     default:
-      return ForEachChangedOf<uint64_t>(message, now, before, visit);
+      return ForEachChangedOf<uint64_t>(range, now, before, visit);
   }
 }
 
@@ -69,11 +79,30 @@ uint64_t CodedMessage::CodeBytes(uint64_t room) const {
   return kHeaderBytes + room * element_bytes + GroupsOf(*this) + room;
 }
 
-uint64_t CountChanged(const CodedMessage& message, const std::byte* now,
-                      const std::byte* before) {
-  uint64_t count = 0;
-  ForEachChanged(message, now, before, [&](uint64_t) { ++count; });
-  return count;
+uint64_t CodedMessage::RoomOn(uint32_t rung) const {
+  uint64_t always = 0;
+  for (const ElementRange& range : ranges) {
+    if (range.always) always += range.size_bytes() / element_bytes;
+  }
+  const uint64_t others = elements() - always;
+  return always + ((others + (uint64_t{1} << rung) - 1) >> rung);
+}
+
+ChangedElements CountChanged(const CodedMessage& message, const std::byte* now,
+                             const std::byte* before) {
+  ChangedElements changed;
+  for (const ElementRange& range : message.ranges) {
+    if (range.always) {
+      changed.room += range.size_bytes() / message.element_bytes;
+      continue;
+    }
+    uint64_t count = 0;
+    ForEachChanged(range, range.element_bytes, now, before,
+                   [&](uint64_t) { ++count; });
+    changed.count += count;
+    changed.room += count * (range.element_bytes / message.element_bytes);
+  }
+  return changed;
 }
 
 uint64_t EncodeChanges(const CodedMessage& message, uint64_t room,
@@ -85,13 +114,21 @@ uint64_t EncodeChanges(const CodedMessage& message, uint64_t room,
   std::byte* const positions = groups + GroupsOf(message);
   std::memset(groups, 0, GroupsOf(message));
   uint64_t count = 0;
-  ForEachChanged(message, now, before, [&](uint64_t element) {
+  const auto add = [&](uint64_t element) {
     if (count++ >= room) return;
     std::memcpy(values + (count - 1) * width, now + element * width, width);
     std::byte& of_group = groups[element / kGroupElements];
     of_group = static_cast<std::byte>(static_cast<uint8_t>(of_group) + 1);
     positions[count - 1] = static_cast<std::byte>(element % kGroupElements);
-  });
+  };
+  for (const ElementRange& range : message.ranges) {
+    if (!range.always) {
+      ForEachChanged(range, message.element_bytes, now, before, add);
+      continue;
+    }
+    const uint64_t end = range.end_byte / width;
+    for (uint64_t i = range.begin_byte / width; i < end; ++i) add(i);
+  }
   const uint32_t header[] = {static_cast<uint32_t>(std::min(count, room)), 0};
   std::memcpy(code, header, sizeof(header));
   return count;

@@ -1,6 +1,7 @@
 #include "executor/delta/staged_deltas.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -9,6 +10,10 @@
 
 namespace refit {
 namespace {
+
+// A refit sends few messages this much smaller than what one may hold.
+constexpr uint64_t kSmallMessages = 256;
+constexpr uint64_t kMostAlwaysWholeBytes = 64 << 10;
 
 using Messages = std::vector<const fb::Message*>;
 
@@ -51,50 +56,45 @@ void ForEachCopy(const fb::Body& body, const fb::Message& message,
   }
 }
 
-// The width of the narrowest element, 0 for a message that is sent whole.
-uint32_t CodedElementBytes(const fb::Body& body, uint32_t receiver,
-                           const fb::Message& received) {
+// Whether the receiver holds, bit by bit, what an earlier refit sent here.
+bool HoldsWhatWasSent(const fb::Buffer& buffer, const fb::Copy& copy) {
+  return buffer.dtype() == copy.wire_dtype() &&
+         (buffer.post_hooks() == nullptr || buffer.post_hooks()->size() == 0);
+}
+
+// Where a part of a message has elements, from its start, by the copies of its
+// receiver.
+std::vector<ElementRange> RangesOf(const fb::Body& body, uint32_t receiver,
+                                   const fb::Message& received,
+                                   uint64_t part_begin, uint64_t part_end) {
   const fb::RankProgram& program = *body.programs()->Get(receiver);
-  uint32_t narrowest = received.size_bytes() == 0 ? 0 : 8;
+  std::vector<ElementRange> ranges;
   ForEachCopy(body, received, [&](const fb::Copy& copy) {
     const fb::Buffer& buffer =
         *body.buffers()->Get(program.buffers()->Get(copy.buffer_slot()));
-    const bool is_hooked =
-        buffer.post_hooks() != nullptr && buffer.post_hooks()->size() > 0;
-    const bool is_cast = buffer.dtype() != copy.wire_dtype();
-    narrowest =
-        is_hooked || is_cast
-            ? 0
-            : std::min(narrowest,
-                       static_cast<uint32_t>(DTypeBytes(copy.wire_dtype())));
-  });
-  return narrowest;
-}
-
-// Where `part` of the message has elements, from its start.
-std::vector<ElementBytes> RangesOf(const fb::Body& body,
-                                   const fb::Message& message,
-                                   const MessagePart& part,
-                                   uint64_t size_bytes) {
-  std::vector<ElementBytes> ranges;
-  const uint64_t part_end = part.begin_byte + size_bytes;
-  ForEachCopy(body, message, [&](const fb::Copy& copy) {
-    uint64_t bytes = static_cast<uint64_t>(DTypeBytes(copy.wire_dtype()));
+    const auto element_bytes =
+        static_cast<uint32_t>(DTypeBytes(copy.wire_dtype()));
+    uint64_t bytes = element_bytes;
     for (uint32_t l = 0; l < copy.loops_count(); ++l) {
       bytes *= body.loops()->Get(copy.loops_begin() + l)->extent();
     }
-    const uint64_t begin = std::max(copy.staging_offset(), part.begin_byte);
+    const uint64_t begin = std::max(copy.staging_offset(), part_begin);
     const uint64_t end = std::min(copy.staging_offset() + bytes, part_end);
     if (begin >= end) return;
-    ranges.push_back({begin - part.begin_byte, end - part.begin_byte});
+    ranges.push_back({.begin_byte = begin - part_begin,
+                      .end_byte = end - part_begin,
+                      .element_bytes = element_bytes,
+                      .always = !HoldsWhatWasSent(buffer, copy)});
   });
   std::sort(ranges.begin(), ranges.end(),
-            [](const ElementBytes& a, const ElementBytes& b) {
+            [](const ElementRange& a, const ElementRange& b) {
               return a.begin_byte < b.begin_byte;
             });
-  std::vector<ElementBytes> joined;
-  for (const ElementBytes& range : ranges) {
-    if (!joined.empty() && joined.back().end_byte == range.begin_byte) {
+  std::vector<ElementRange> joined;
+  for (const ElementRange& range : ranges) {
+    if (!joined.empty() && joined.back().end_byte == range.begin_byte &&
+        joined.back().element_bytes == range.element_bytes &&
+        joined.back().always == range.always) {
       joined.back().end_byte = range.end_byte;
     } else {
       joined.push_back(range);
@@ -107,7 +107,10 @@ std::vector<ElementBytes> RangesOf(const fb::Body& body,
 
 StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
                            const RankSchedule& schedule)
-    : schedule_(schedule) {
+    : schedule_(schedule),
+      whole_below_bytes_(
+          std::min(kMostAlwaysWholeBytes,
+                   plan.body().limits()->bucket_bytes() / kSmallMessages)) {
   const fb::Body& body = plan.body();
   const auto& rungs = *body.delta()->rungs();
   rungs_.assign(rungs.begin(), rungs.end());
@@ -137,11 +140,26 @@ StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
                : &message;
       if (received == nullptr) continue;
       CodedMessage& coded = messages_[number];
-      coded.element_bytes = CodedElementBytes(body, receiver, *received);
       coded.size_bytes = operation.size_bytes;
-      if (!send || coded.element_bytes == 0) continue;
-      coded.ranges = RangesOf(body, message, part, operation.size_bytes);
-      elements_ += coded.elements();
+      coded.ranges = RangesOf(body, receiver, *received, part.begin_byte,
+                              part.begin_byte + operation.size_bytes);
+      coded.element_bytes = 8;
+      uint64_t elements = 0;
+      for (const ElementRange& range : coded.ranges) {
+        coded.element_bytes =
+            std::min(coded.element_bytes, range.element_bytes);
+        if (range.always) continue;
+        elements += range.size_bytes() / range.element_bytes;
+      }
+      bool is_coded = false;
+      for (size_t r = 0; r < rungs_.size(); ++r) {
+        is_coded |= RoomOf(number, r) > 0;
+      }
+      if (!is_coded) {
+        coded = CodedMessage();
+      } else if (send) {
+        elements_ += elements;
+      }
     }
   }
 }
@@ -166,12 +184,12 @@ void StagedDeltas::CountWork(const RoundWork& work) {
     if (!IsCoded(number) || whole_[number].kind != fb::MessageKind::kSend) {
       continue;
     }
-    const uint64_t changed =
+    const ChangedElements changed =
         CountChanged(messages_[number], whole_[number].data, before_[number]);
-    changed_ += changed;
+    changed_ += changed.count;
     while (first_rung_ < rungs_.size()) {
       const uint64_t room = RoomOf(number, first_rung_);
-      if (room == 0 || changed <= room) break;
+      if (room == 0 || changed.room <= room) break;
       ++first_rung_;
     }
   }
@@ -180,18 +198,23 @@ void StagedDeltas::CountWork(const RoundWork& work) {
 uint64_t StagedDeltas::RoomOf(size_t operation, size_t rung) const {
   if (!IsCoded(operation) || rung == rungs_.size()) return 0;
   const CodedMessage& message = messages_[operation];
+  if (message.size_bytes < whole_below_bytes_) return 0;
   const uint64_t room = message.RoomOn(rungs_[rung]);
+  // The code counts in 32 bits.
+  if (room > std::numeric_limits<uint32_t>::max()) return 0;
   return message.CodeBytes(room) < message.size_bytes ? room : 0;
 }
 
 void StagedDeltas::Take(size_t rung) {
   rung_ = std::min(rung, rungs_.size());
+  takes_whole_ = true;
   operations_ = whole_;
   for (const RoundWork& work : schedule_.rounds()) {
     for (uint32_t i = 0; i < work.operations_count; ++i) {
       const uint32_t number = work.operations_begin + i;
       const uint64_t room = RoomOf(number, rung_);
       if (room == 0) continue;
+      takes_whole_ = false;
       operations_[number].data =
           codes_ + schedule_.parts()[number].staging_offset;
       operations_[number].size_bytes = messages_[number].CodeBytes(room);
@@ -234,10 +257,10 @@ absl::Status StagedDeltas::Apply(const RoundWork& work) {
   return absl::OkStatus();
 }
 
-uint64_t StagedDeltas::SentBytes(
-    const std::vector<Operation>& operations) const {
+uint64_t StagedSendBytes(const RankSchedule& schedule,
+                         absl::Span<const Operation> operations) {
   uint64_t bytes = 0;
-  for (const RoundWork& work : schedule_.rounds()) {
+  for (const RoundWork& work : schedule.rounds()) {
     if (work.mechanism != fb::Mechanism::kStaged) continue;
     for (uint32_t i = 0; i < work.operations_count; ++i) {
       const Operation& operation = operations[work.operations_begin + i];
@@ -247,9 +270,5 @@ uint64_t StagedDeltas::SentBytes(
   }
   return bytes;
 }
-
-uint64_t StagedDeltas::whole_bytes() const { return SentBytes(whole_); }
-
-uint64_t StagedDeltas::sent_bytes() const { return SentBytes(operations_); }
 
 }  // namespace refit

@@ -5,8 +5,12 @@
 // what came in its place, and unpacks that. So both use the copies of the dense
 // refit, forwards or backwards.
 //
-// Always sent whole are messages into tensors that post-hooks rewrite in place,
-// or that the receiver casts: it does not hold what was sent.
+// It counts and codes on the caller's thread, between batches of a host device,
+// which are done when they are enqueued.
+//
+// Elements of tensors that post-hooks rewrite in place, or that the receiver
+// casts, are always sent: it does not hold what was sent. Messages so small
+// that it would gain nothing are always sent whole, and choose no rung.
 #ifndef REFIT_EXECUTOR_DELTA_STAGED_DELTAS_H_
 #define REFIT_EXECUTOR_DELTA_STAGED_DELTAS_H_
 
@@ -29,7 +33,7 @@ class StagedDeltas {
   StagedDeltas(const PlanFile& plan, int32_t rank,
                const RankSchedule& schedule);
 
-  // Whether a refit ever sends less than the whole of an operation.
+  // Whether a rung sends less than the whole of an operation.
   bool IsCoded(size_t operation) const {
     return messages_[operation].element_bytes != 0;
   }
@@ -51,7 +55,8 @@ class StagedDeltas {
   // What operations() are from now on: those of a rung, or the whole ones, on
   // any that the plan has not.
   void Take(size_t rung);
-  bool TakesWhole() const { return rung_ == rungs_.size(); }
+  // Whether none of them is shorter than in a dense refit.
+  bool TakesWhole() const { return takes_whole_; }
   // For how many elements operations() have room for one that changed.
   uint32_t elements_per_slot() const {
     return TakesWhole() ? 1 : uint32_t{1} << rungs_[rung_];
@@ -66,26 +71,29 @@ class StagedDeltas {
   // Of the sends: what may be left out, and what was counted last.
   uint64_t elements() const { return elements_; }
   uint64_t changed_elements() const { return changed_; }
-  uint64_t whole_bytes() const;  // what a dense refit sends
-  uint64_t sent_bytes() const;   // what operations() send
 
  private:
   // 0: it is sent whole on that rung.
   uint64_t RoomOf(size_t operation, size_t rung) const;
-  uint64_t SentBytes(const std::vector<Operation>& operations) const;
 
   const RankSchedule& schedule_;
   std::vector<uint8_t> rungs_;
+  uint64_t whole_below_bytes_;          // messages
   std::vector<CodedMessage> messages_;  // by operation; no elements: whole
   std::vector<Operation> whole_;
   std::vector<const std::byte*> before_;
   std::byte* codes_ = nullptr;
   std::vector<Operation> operations_;
   size_t rung_ = 0;
+  bool takes_whole_ = true;
   size_t first_rung_ = 0;
   uint64_t elements_ = 0;
   uint64_t changed_ = 0;
 };
+
+// What `operations`, those of the schedule, send in staged rounds.
+uint64_t StagedSendBytes(const RankSchedule& schedule,
+                         absl::Span<const Operation> operations);
 
 }  // namespace refit
 

@@ -47,7 +47,7 @@ class DeltaReport(NamedTuple):
     changed_elements: int  # of these; a dense refit does not count them
     stored_bytes: int  # to others' tensors, or sent in staged rounds
     dense_bytes: int  # of a dense refit
-    move_seconds: float  # of the rounds, with waits for others
+    move_seconds: float  # of the rounds, with waits for others, and of choosing a rung
     keep_seconds: float  # behind the rounds, for the next refit
     # Of a delta with staged rounds: their messages had room for one changed element of this many; 1: they were sent whole.
     # Else 0.

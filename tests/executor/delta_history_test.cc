@@ -346,7 +346,7 @@ TEST_P(DeltaHistoryTest, LeavesTheBitsOfDenseRefits) {
       PlanOf(job, snapshot),
       PlanOf(job, snapshot + ", \"peer\": \"staged\", \"bucket_bytes\": 4096"),
       // Staged rounds between hosts, direct ones inside.
-      PlanOf(job, snapshot, 3)};
+      PlanOf(job, snapshot + ", \"bucket_bytes\": 4096", 3)};
   const Replicas replicas(dense);
   uint64_t deltas = 0;
   uint64_t left_out_bytes = 0;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/executor/delta_world.h"
 
 namespace refit {
@@ -14,35 +15,63 @@ namespace {
 constexpr uint64_t kElements = 1 << 16;
 
 // One source, one destination on another host. `dtype`: the destination's.
-PlanFile HostsPlan(const std::string& dtype = "bf16") {
-  return PlanOfJob(R"job({
+// `other`: of a param of 128 elements, if there is one; `other_becomes` at the
+// destination.
+PlanFile HostsPlan(const std::string& dtype = "bf16",
+                   const std::string& other = "",
+                   const std::string& other_becomes = "") {
+  const auto tensor = [](const std::string& name, const std::string& becomes) {
+    return absl::StrCat(
+        R"({"match": ")", name,
+        R"(", "mesh": "m", "placements": ["Replicate"], "dtype": ")", becomes,
+        R"("})");
+  };
+  const auto side = [&](const std::string& w, const std::string& o) {
+    return absl::StrCat(
+        R"({"layout": "generic", "meshes": {"m": {"axes": {"a": 1}}},
+            "tensors": [)",
+        tensor("w", w), o.empty() ? "" : ", " + tensor("other", o), "]}");
+  };
+  const std::string param =
+      other.empty()
+          ? ""
+          : R"(, {"name": "other", "shape": [128], "dtype": ")" + other + "\"}";
+  return PlanOfJob(absl::StrCat(R"({
     "model": {"parameters": [
-      {"name": "w", "shape": [256, 256], "dtype": "bf16"}]},
-    "source": {"layout": "generic", "meshes": {"m": {"axes": {"a": 1}}},
-      "tensors": [{"match": "w", "mesh": "m", "placements": ["Replicate"]}]},
-    "destination": {"layout": "generic", "meshes": {"m": {"axes": {"a": 1}}},
-      "tensors": [{"match": "w", "mesh": "m", "placements": ["Replicate"],
-                   "dtype": ")job" +
-                   dtype + R"job("}]},
+      {"name": "w", "shape": [256, 256], "dtype": "bf16"})",
+                                param, R"(]},
+    "source": )",
+                                side("bf16", other), R"(, "destination": )",
+                                side(dtype, other_becomes), R"(,
     "topology": {"gpus_per_host": 1},
-    "options": {"delta": {"dense_every": 0}}})job");
+    "options": {"delta": {"dense_every": 0}}})"));
+}
+
+// That of the source's tensor, or the destination's.
+const BoundTensor& TensorOf(DeltaWorld& world, int32_t rank,
+                            const std::string& name) {
+  for (const BoundTensor& tensor : world.tensors[rank]) {
+    if (tensor.name == name) return tensor;
+  }
+  ADD_FAILURE() << name;
+  return world.tensors[rank][0];
 }
 
 // Changes every `nth` element of the source.
 void Change(DeltaWorld& world, uint64_t nth) {
-  auto* const values = static_cast<uint16_t*>(world.tensors[0][0].data);
+  auto* const values = static_cast<uint16_t*>(TensorOf(world, 0, "w").data);
   for (uint64_t i = 0; i < kElements; i += nth) values[i] ^= 1;
 }
 
 void Fill(DeltaWorld& world) {
-  auto* const values = static_cast<uint16_t*>(world.tensors[0][0].data);
+  auto* const values = static_cast<uint16_t*>(TensorOf(world, 0, "w").data);
   for (uint64_t i = 0; i < kElements; ++i) {
     values[i] = static_cast<uint16_t>(0x3f00 + i % 97);
   }
 }
 
 bool IsEqual(DeltaWorld& world) {
-  return std::memcmp(world.tensors[0][0].data, world.tensors[1][0].data,
+  return std::memcmp(TensorOf(world, 0, "w").data, TensorOf(world, 1, "w").data,
                      2 * kElements) == 0;
 }
 
@@ -90,8 +119,79 @@ TEST(StagedDeltaTest, WhatTheReceiverCastsIsSentWhole) {
   Change(world, 1000);
   ASSERT_TRUE(world.Refit().ok());
   EXPECT_TRUE(world.report().is_delta);
+  EXPECT_EQ(world.report().rung, 1);
   EXPECT_EQ(world.report().stored_bytes, world.report().dense_bytes);
   EXPECT_EQ(world.report().elements, 0);
+}
+
+// A small tensor that the receiver casts does not keep its message whole.
+TEST(StagedDeltaTest, WhatTheReceiverCastsTravelsBesideWhatChanged) {
+  const PlanFile plan = HostsPlan("bf16", "bf16", "fp32");
+  DeltaWorld world(plan);
+  Fill(world);
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.Refit().ok());
+  Change(world, 1000);
+  auto* const other = static_cast<uint16_t*>(TensorOf(world, 0, "other").data);
+  for (int i = 0; i < 128; ++i) other[i] = static_cast<uint16_t>(0x4000 + i);
+  ASSERT_TRUE(world.Refit().ok());
+  const DeltaReport& report = world.report();
+  EXPECT_EQ(report.rung, 64);
+  // Room for all of the other and 1/64 of this; 513 groups of 128.
+  EXPECT_EQ(report.stored_bytes, 8 + (128 + 1024) * 3 + 513);
+  EXPECT_EQ(report.elements, kElements);
+  EXPECT_TRUE(IsEqual(world));
+  const auto* const received =
+      static_cast<const uint32_t*>(TensorOf(world, 1, "other").data);
+  for (uint32_t i = 0; i < 128; ++i) {
+    EXPECT_EQ(received[i], (0x4000 + i) << 16) << i;
+  }
+}
+
+// A message of 256 bytes, beside one of 128 KiB, that changes in each step.
+TEST(StagedDeltaTest, SmallMessagesChooseNoRung) {
+  const PlanFile plan = PlanOfJob(R"job({
+    "model": {"parameters": [
+      {"name": "w", "shape": [256, 256], "dtype": "bf16"},
+      {"name": "other", "shape": [128], "dtype": "bf16"}]},
+    "source": {"layout": "generic", "meshes": {"m": {"axes": {"a": 1}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "destination": {"layout": "generic",
+      "meshes": {"m": {"axes": {"a": 1}, "ranks": [0]},
+                 "n": {"axes": {"a": 1}, "ranks": [1]}},
+      "tensors": [
+        {"match": "w", "mesh": "m", "placements": ["Replicate"]},
+        {"match": "other", "mesh": "n", "placements": ["Replicate"]}]},
+    "topology": {"gpus_per_host": 1},
+    "options": {"delta": {"dense_every": 0}}})job");
+  DeltaWorld world(plan);
+  Fill(world);
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.Refit().ok());
+  Change(world, 1000);
+  const BoundTensor& other = TensorOf(world, 0, "other");
+  std::memset(other.data, 0x31, other.size_bytes);
+  ASSERT_TRUE(world.Refit().ok());
+  const DeltaReport& report = world.report();
+  EXPECT_EQ(report.rung, 64);
+  EXPECT_EQ(report.stored_bytes, 8 + 1024 * 3 + 512 + 256);
+  EXPECT_EQ(report.elements, kElements);
+  EXPECT_TRUE(IsEqual(world));
+  EXPECT_EQ(std::memcmp(TensorOf(world, 2, "other").data, other.data, 256), 0);
+}
+
+TEST(StagedDeltaTest, ElementsCountOnceWhateverTheirSize) {
+  const PlanFile plan = HostsPlan("bf16", "int8", "int8");
+  DeltaWorld world(plan);
+  Fill(world);
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.Refit().ok());
+  Change(world, 1024);
+  static_cast<uint8_t*>(TensorOf(world, 0, "other").data)[7] ^= 1;
+  ASSERT_TRUE(world.Refit().ok());
+  EXPECT_EQ(world.report().elements, kElements + 128);
+  EXPECT_EQ(world.report().changed_elements, 64 + 1);
+  EXPECT_TRUE(IsEqual(world));
 }
 
 // An engine's weights were overwritten between two refits.
@@ -101,7 +201,7 @@ TEST(StagedDeltaTest, AWrongBitAtTheReceiverFailsTheRefitOnAllRanks) {
   Fill(world);
   ASSERT_TRUE(world.Start().ok());
   ASSERT_TRUE(world.Refit().ok());
-  static_cast<uint16_t*>(world.tensors[1][0].data)[12345] ^= 2;
+  static_cast<uint16_t*>(TensorOf(world, 1, "w").data)[12345] ^= 2;
   Change(world, 1000);
   for (const absl::Status& status : world.Refits()) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;

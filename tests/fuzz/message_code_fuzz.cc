@@ -24,7 +24,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   message.element_bytes = 1U << (data[0] % 4);
   message.size_bytes =
       uint64_t{1 + data[1] + 256U * (data[2] % 4)} * message.element_bytes;
-  message.ranges = {{0, message.size_bytes}};
+  message.ranges = {{0, message.size_bytes, message.element_bytes}};
   const uint64_t room = message.RoomOn(1 + data[3] % 7);
   // Its own allocations, so that an access beyond them is seen.
   std::vector<std::byte> code(message.CodeBytes(room));

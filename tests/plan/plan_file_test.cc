@@ -588,6 +588,13 @@ TEST(PlanLoaderTest, AMessageOutsideItsArenaIsRefused) {
       "arena of 143 bytes");
 }
 
+TEST(PlanLoaderTest, MoreStagingThanAnyMemoryIsRefused) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.programs[0].staging_bytes = (uint64_t{1} << 48) + 1;
+            }),
+            "program of rank 0: staging_bytes 281474976710657 is above 2^48");
+}
+
 TEST(PlanLoaderTest, ACopyOutsideItsMessageIsRefused) {
   EXPECT_EQ(Refusal([](PlanSpec& spec) {
               spec.copy_lists[3][1].staging_offset = 72;

@@ -170,13 +170,14 @@ struct DeltaReport {
   // dense refit.
   uint64_t elements = 0;
   uint64_t changed_elements = 0;
-  // Of a delta with staged rounds: their messages had room for one changed
-  // element of this many; 1: they were sent whole. Else 0.
+  // Of a delta with staged rounds: this rank's messages had room for one
+  // changed element of this many; 1: they were sent whole. Else 0.
   uint32_t rung = 0;
   uint64_t stored_bytes = 0;  // to others' tensors, or sent in staged rounds
   uint64_t dense_bytes = 0;   // of a dense refit
   // From the first round to the end of the last, with waits for others. What
-  // finds changes also stores them, so the two have one time.
+  // finds changes also stores them, so the two have one time. With what was
+  // counted before, to choose a rung.
   double move_seconds = 0;
   double keep_seconds = 0;  // behind the rounds, for the next refit
 

@@ -136,6 +136,8 @@ const char* refit_plan_digest(const refit_plan* plan);
 
 /* Device memory that an executor of `rank` allocates for staging, in bytes.
  * With UCX, direct rounds need at most 1 MiB more for each of their messages.
+ * In host memory, a plan with deltas and staged rounds takes three times all
+ * of this.
  * Error: REFIT_INVALID_ARGUMENT, no such rank. */
 refit_status* refit_plan_staging_bytes(const refit_plan* plan, int32_t rank,
                                        uint64_t* staging_bytes);
@@ -343,7 +345,8 @@ typedef struct refit_delta_report {
   uint64_t changed_elements;
   uint64_t stored_bytes; /* to others' tensors, or sent in staged rounds */
   uint64_t dense_bytes;  /* of a dense refit */
-  double move_seconds;   /* of the rounds, with waits for others */
+  double move_seconds;   /* of the rounds, with waits for others, and of
+                            choosing a rung */
   double keep_seconds;   /* behind the rounds, for the next refit */
 } refit_delta_report;
 
