@@ -11,6 +11,10 @@
 // UCX frees less than it takes, and a worker whose peer died is left to it.
 // AddressSanitizer, if there is one, asks this.
 extern "C" const char* __asan_default_options() { return "detect_leaks=0"; }
+// Its thread still takes a lock that it destroys when the process ends.
+extern "C" const char* __tsan_default_suppressions() {
+  return "race:libucs.so\n";
+}
 
 namespace refit {
 namespace {
