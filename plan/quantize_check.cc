@@ -9,6 +9,7 @@
 #include "plan/check.h"
 #include "plan/plan_file.h"
 #include "plan/scratch_windows.h"
+#include "plan/vector_length.h"
 
 namespace refit {
 namespace {
@@ -23,14 +24,9 @@ bool IsQuantizable(DType dtype) {
          dtype == DType::kFp32;
 }
 
-template <typename T>
-uint32_t SizeOf(const flatbuffers::Vector<T>* vector) {
-  return vector == nullptr ? 0 : vector->size();
-}
-
 bool SameIndex(const fb::Param& a, const fb::Param& b) {
-  if (SizeOf(a.index()) != SizeOf(b.index())) return false;
-  for (uint32_t d = 0; d < SizeOf(a.index()); ++d) {
+  if (Length(a.index()) != Length(b.index())) return false;
+  for (uint32_t d = 0; d < Length(a.index()); ++d) {
     if (a.index()->Get(d)->count() != b.index()->Get(d)->count()) return false;
   }
   return true;
@@ -66,8 +62,8 @@ absl::Status CheckQuantization(const fb::Body& body,
                                DTypeName(of.dtype()), DTypeName(data.dtype()),
                                DTypeName(scales.dtype())));
   }
-  if (SizeOf(of.shape()) != 2 || SizeOf(data.shape()) != 2 ||
-      SizeOf(scales.shape()) != 2 || !SameIndex(of, data) ||
+  if (Length(of.shape()) != 2 || Length(data.shape()) != 2 ||
+      Length(scales.shape()) != 2 || !SameIndex(of, data) ||
       !SameIndex(of, scales) || of.shape()->Get(0) != data.shape()->Get(0) ||
       of.shape()->Get(1) != data.shape()->Get(1) ||
       scales.shape()->Get(0) !=
@@ -132,10 +128,10 @@ absl::Status CheckStrides(const BufferSize& buffer, uint64_t offset,
 absl::Status CheckQuantize(const fb::Body& body, const fb::RankProgram& program,
                            const fb::Quantize& op,
                            const std::vector<BufferSize>& buffers) {
-  if (op.quantization() >= SizeOf(body.quantizations())) {
+  if (op.quantization() >= Length(body.quantizations())) {
     return Bad(absl::StrFormat("quantization %u is not below %u",
                                op.quantization(),
-                               SizeOf(body.quantizations())));
+                               Length(body.quantizations())));
   }
   const uint32_t slots = program.buffers()->size();
   for (const uint32_t slot :
@@ -144,7 +140,7 @@ absl::Status CheckQuantize(const fb::Body& body, const fb::RankProgram& program,
       return Bad(absl::StrFormat("slot %u is not below %u", slot, slots));
     }
   }
-  const uint32_t loops = SizeOf(body.quantize_loops());
+  const uint32_t loops = Length(body.quantize_loops());
   if (op.loops_count() > kMostLoops ||
       uint64_t{op.loops_begin()} + op.loops_count() > loops) {
     return Bad(absl::StrFormat("%u loops from %u of %u", op.loops_count(),
@@ -219,9 +215,9 @@ DType ScaleDType(fb::ScaleFormat format) {
 }
 
 bool HasQuantization(const fb::Body& body) {
-  if (SizeOf(body.quantizations()) > 0) return true;
+  if (Length(body.quantizations()) > 0) return true;
   for (const fb::RankProgram* program : *body.programs()) {
-    if (program->scratch_buffers() > 0 || SizeOf(program->quantizes()) > 0) {
+    if (program->scratch_buffers() > 0 || Length(program->quantizes()) > 0) {
       return true;
     }
   }
@@ -229,14 +225,14 @@ bool HasQuantization(const fb::Body& body) {
 }
 
 absl::Status CheckQuantizations(const fb::Body& body) {
-  for (uint32_t i = 0; i < SizeOf(body.quantizations()); ++i) {
+  for (uint32_t i = 0; i < Length(body.quantizations()); ++i) {
     absl::Status status =
         CheckQuantization(body, *body.quantizations()->Get(i));
     if (!status.ok()) return At(absl::StrCat("quantization ", i), status);
   }
   // One param is one thing: made from another once, or what is made from.
   std::vector<bool> named(body.params()->size(), false);
-  for (uint32_t i = 0; i < SizeOf(body.quantizations()); ++i) {
+  for (uint32_t i = 0; i < Length(body.quantizations()); ++i) {
     const fb::Quantization& quantization = *body.quantizations()->Get(i);
     for (const uint32_t param :
          {quantization.of(), quantization.data(), quantization.scales()}) {
@@ -251,7 +247,7 @@ absl::Status CheckQuantizations(const fb::Body& body) {
   if (!IsAligned(body.quantize_loops())) {
     return Bad("quantize_loops are not aligned to 8 bytes");
   }
-  for (uint32_t i = 0; i < SizeOf(body.quantize_loops()); ++i) {
+  for (uint32_t i = 0; i < Length(body.quantize_loops()); ++i) {
     const uint64_t extent = body.quantize_loops()->Get(i)->extent();
     if (extent >= 2) continue;
     return Bad(
@@ -284,7 +280,7 @@ absl::Status CheckWindow(const fb::Body& body, const fb::RankProgram& program,
 
 absl::Status CheckWindows(const fb::Body& body, const fb::RankProgram& program,
                           const std::vector<BufferSize>& buffers) {
-  const uint32_t windows = SizeOf(program.scratch_windows());
+  const uint32_t windows = Length(program.scratch_windows());
   if (!IsAligned(program.scratch_windows())) {
     return Bad("scratch_windows are not aligned to 8 bytes");
   }
@@ -344,7 +340,7 @@ absl::Status CheckQuantizes(const fb::Body& body,
   if (!IsAligned(program.quantizes())) {
     return Bad("quantizes are not aligned to 8 bytes");
   }
-  for (uint32_t i = 0; i < SizeOf(program.quantizes()); ++i) {
+  for (uint32_t i = 0; i < Length(program.quantizes()); ++i) {
     absl::Status status =
         CheckQuantize(body, program, *program.quantizes()->Get(i), buffers);
     if (!status.ok()) return At(absl::StrCat("quantize ", i), status);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/check.h"
+#include "plan/vector_length.h"
 
 namespace refit {
 namespace {
@@ -19,11 +20,6 @@ using IndexDims = flatbuffers::Vector<flatbuffers::Offset<fb::IndexDim>>;
 constexpr size_t kMostDims = 16;
 constexpr uint64_t kMostTensors = 1 << 20;  // of one stack
 constexpr size_t kMostPostHooks = 16;       // of one stack
-// Null vectors count as empty: FlatBuffers writers may leave empty ones out.
-template <typename T>
-size_t SizeOf(const flatbuffers::Vector<T>* vector) {
-  return vector == nullptr ? 0 : vector->size();
-}
 
 template <typename Enum>
 uint32_t Number(Enum value) {
@@ -32,11 +28,11 @@ uint32_t Number(Enum value) {
 
 absl::Status CheckIndex(const IndexDims* index, uint64_t& tensors) {
   tensors = 1;
-  if (SizeOf(index) > kMostDims) {
+  if (Length(index) > kMostDims) {
     return Bad(absl::StrFormat("%u index dimensions are more than %u",
-                               SizeOf(index), kMostDims));
+                               Length(index), kMostDims));
   }
-  for (uint32_t d = 0; d < SizeOf(index); ++d) {
+  for (uint32_t d = 0; d < Length(index); ++d) {
     const fb::IndexDim& dim = *index->Get(d);
     if (dim.count() == 0 || !Multiply(dim.count(), tensors) ||
         tensors > kMostTensors) {
@@ -59,14 +55,14 @@ absl::Status CheckIndex(const IndexDims* index, uint64_t& tensors) {
 absl::Status CheckShape(const flatbuffers::Vector<uint64_t>* shape,
                         uint64_t& elements) {
   elements = 1;
-  if (SizeOf(shape) > kMostDims) {
-    return Bad(absl::StrFormat("%u dimensions are more than %u", SizeOf(shape),
+  if (Length(shape) > kMostDims) {
+    return Bad(absl::StrFormat("%u dimensions are more than %u", Length(shape),
                                kMostDims));
   }
   if (!IsAligned(shape)) {
     return Bad("shape is not aligned to 8 bytes");
   }
-  for (uint32_t d = 0; d < SizeOf(shape); ++d) {
+  for (uint32_t d = 0; d < Length(shape); ++d) {
     if (shape->Get(d) > kLargestSize || !Multiply(shape->Get(d), elements)) {
       return Bad(absl::StrFormat("dimension %u of %u overflows the size", d,
                                  shape->Get(d)));
@@ -98,10 +94,10 @@ absl::Status CheckParam(const fb::Param& param, std::vector<uint64_t>& dims) {
       !Multiply(DTypeBytes(param.dtype()), elements)) {
     return Bad("more than 2^63 bytes");
   }
-  for (uint32_t d = 0; d < SizeOf(param.index()); ++d) {
+  for (uint32_t d = 0; d < Length(param.index()); ++d) {
     dims.push_back(param.index()->Get(d)->count());
   }
-  for (uint32_t d = 0; d < SizeOf(param.shape()); ++d) {
+  for (uint32_t d = 0; d < Length(param.shape()); ++d) {
     dims.push_back(param.shape()->Get(d));
   }
   return absl::OkStatus();
@@ -111,15 +107,15 @@ absl::Status CheckParam(const fb::Param& param, std::vector<uint64_t>& dims) {
 absl::Status CheckStrides(const BufferSize& buffer, uint64_t offset,
                           const flatbuffers::Vector<uint64_t>* extent,
                           const flatbuffers::Vector<uint64_t>* stride) {
-  if (SizeOf(extent) != SizeOf(stride)) {
-    return Bad(absl::StrFormat("%u extents and %u strides", SizeOf(extent),
-                               SizeOf(stride)));
+  if (Length(extent) != Length(stride)) {
+    return Bad(absl::StrFormat("%u extents and %u strides", Length(extent),
+                               Length(stride)));
   }
   if (!IsAligned(extent) || !IsAligned(stride)) {
     return Bad("extent or stride is not aligned to 8 bytes");
   }
   Uint128 last = offset;  // a sum of few terms below 2^64
-  for (uint32_t d = 0; d < SizeOf(extent); ++d) {
+  for (uint32_t d = 0; d < Length(extent); ++d) {
     if (extent->Get(d) == 0) {
       return Bad(absl::StrFormat("extent %u is 0", d));
     }
@@ -144,11 +140,11 @@ absl::Status CheckFragment(
                                params_dims.size()));
   }
   const std::vector<uint64_t>& dims = params_dims[fragment.param()];
-  if (SizeOf(fragment.lo()) != dims.size() ||
-      SizeOf(fragment.extent()) != dims.size()) {
+  if (Length(fragment.lo()) != dims.size() ||
+      Length(fragment.extent()) != dims.size()) {
     return Bad(absl::StrFormat(
         "lo has %u and extent %u entries when param %u has %u dimensions",
-        SizeOf(fragment.lo()), SizeOf(fragment.extent()), fragment.param(),
+        Length(fragment.lo()), Length(fragment.extent()), fragment.param(),
         dims.size()));
   }
   if (!IsAligned(fragment.lo())) return Bad("lo is not aligned to 8 bytes");
@@ -180,9 +176,9 @@ absl::Status CheckRegion(const BufferSize& buffer, const fb::Region& region) {
     return Bad(
         absl::StrFormat("unknown skip reason %u", Number(region.reason())));
   }
-  if (SizeOf(region.extent()) > kMostDims) {
+  if (Length(region.extent()) > kMostDims) {
     return Bad(absl::StrFormat("%u dimensions are more than %u",
-                               SizeOf(region.extent()), kMostDims));
+                               Length(region.extent()), kMostDims));
   }
   if (absl::Status status = CheckUtf8("detail", region.detail());
       !status.ok()) {
@@ -228,24 +224,24 @@ absl::Status CheckBuffer(const std::vector<std::vector<uint64_t>>& params_dims,
       !Multiply(DTypeBytes(size.dtype), bytes)) {
     return Bad("more than 2^63 bytes");
   }
-  for (uint32_t i = 0; i < SizeOf(buffer.fragments()); ++i) {
+  for (uint32_t i = 0; i < Length(buffer.fragments()); ++i) {
     if (absl::Status status =
             CheckFragment(params_dims, size, *buffer.fragments()->Get(i));
         !status.ok()) {
       return At(absl::StrCat("fragment ", i), status);
     }
   }
-  for (uint32_t i = 0; i < SizeOf(buffer.regions()); ++i) {
+  for (uint32_t i = 0; i < Length(buffer.regions()); ++i) {
     if (absl::Status status = CheckRegion(size, *buffer.regions()->Get(i));
         !status.ok()) {
       return At(absl::StrCat("region ", i), status);
     }
   }
-  if (SizeOf(buffer.post_hooks()) > kMostPostHooks) {
+  if (Length(buffer.post_hooks()) > kMostPostHooks) {
     return Bad(absl::StrFormat("%u post-hooks are more than %u",
-                               SizeOf(buffer.post_hooks()), kMostPostHooks));
+                               Length(buffer.post_hooks()), kMostPostHooks));
   }
-  for (uint32_t i = 0; i < SizeOf(buffer.post_hooks()); ++i) {
+  for (uint32_t i = 0; i < Length(buffer.post_hooks()); ++i) {
     if (absl::Status status = CheckPostHook(*buffer.post_hooks()->Get(i));
         !status.ok()) {
       return At(absl::StrCat("post-hook ", i), status);

@@ -18,7 +18,6 @@
 namespace refit {
 namespace {
 
-constexpr IntegerRange kExtentRange = {.min = 1, .max = (int64_t{1} << 31) - 1};
 constexpr std::string_view kModelWanted =
     "the path of a config.json, {\"config\": PATH, \"rules\": PATH}, "
     "{\"safetensors\": PATH} or {\"parameters\": […]}";

@@ -9,8 +9,6 @@
 namespace refit {
 namespace {
 
-// Products of two sizes stay within int64_t.
-constexpr IntegerRange kSizeRange = {.min = 1, .max = (int64_t{1} << 31) - 1};
 // Each layer and expert is a number in memory.
 constexpr IntegerRange kCountRange = {.min = 1, .max = 100'000};
 
@@ -49,7 +47,7 @@ int64_t ConfigReader::IntegerIn(std::string_view key, IntegerRange range) {
 }
 
 int64_t ConfigReader::Size(std::string_view key) {
-  return IntegerIn(key, kSizeRange);
+  return IntegerIn(key, kExtentRange);
 }
 
 int64_t ConfigReader::SizeOr(std::string_view key, int64_t otherwise) {

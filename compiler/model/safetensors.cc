@@ -24,7 +24,6 @@ constexpr int64_t kLengthBytes = 8;
 constexpr int64_t kHeaderBytesMax = 100'000'000;  // the format's own limit
 constexpr int64_t kIndexBytesMax = int64_t{128} << 20;
 constexpr IntegerRange kOffsetRange = {.min = 0, .max = int64_t{1} << 60};
-constexpr IntegerRange kExtentRange = {.min = 1, .max = (int64_t{1} << 31) - 1};
 
 // Where a tensor's bytes lie, for finding overlaps.
 struct Extent {

@@ -66,10 +66,10 @@ class ScratchTensor {
 };
 
 // The operations of one list of items, and their scratch.
-class Builder {
+class ItemListBuilder {
  public:
-  Builder(const Module& module, const std::vector<DType>& source_dtypes,
-          size_t first_slot)
+  ItemListBuilder(const Module& module, const std::vector<DType>& source_dtypes,
+                  size_t first_slot)
       : module_(module),
         source_dtypes_(source_dtypes),
         first_slot_(first_slot) {}
@@ -299,7 +299,7 @@ QuantizeWork QuantizeWorkBuilder::Build(const std::vector<QuantizeItem>& items,
   std::stable_sort(
       cuts.begin(), cuts.end(),
       [](const WavePart& a, const WavePart& b) { return a.wave < b.wave; });
-  Builder builder(module_, source_dtypes_, first_slot_);
+  ItemListBuilder builder(module_, source_dtypes_, first_slot_);
   for (const WavePart& cut : cuts) {
     if (waves > 1) builder.StartWave(first_wave + cut.wave);
     builder.Add(items[cut.of], cut.box);

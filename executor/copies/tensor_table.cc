@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "absl/types/span.h"
+#include "plan/vector_length.h"
 
 namespace refit {
 namespace {
@@ -75,8 +76,7 @@ void ForEachTensor(uint64_t offset, absl::Span<const VirtualLoop> loops,
 TensorTable::TensorTable(const PlanFile& plan, int32_t rank)
     : body_(plan.body()), program_(*plan.body().programs()->Get(rank)) {
   begin_.push_back(0);
-  const uint32_t stacks =
-      program_.buffers() == nullptr ? 0 : program_.buffers()->size();
+  const uint32_t stacks = Length(program_.buffers());
   for (uint32_t slot = 0; slot < stacks; ++slot) {
     begin_.push_back(begin_.back() + StackTensors(buffer(slot)));
   }

@@ -8,6 +8,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "plan/scratch_windows.h"
+#include "plan/vector_length.h"
 
 namespace refit {
 namespace {
@@ -48,9 +49,7 @@ void ForEachFragment(const PlanFile& plan, uint32_t buffer,
   }
 }
 
-size_t IndexDims(const fb::Param& param) {
-  return param.index() == nullptr ? 0 : param.index()->size();
-}
+size_t IndexDims(const fb::Param& param) { return Length(param.index()); }
 
 // Appends the copies of one part, cut where a loop runs on from one tensor into
 // the next.

@@ -9,7 +9,7 @@
 namespace refit::control {
 namespace {
 
-constexpr uint32_t kMagic = 0x50434652;  // "RFCP"
+constexpr uint32_t kFrameMagic = 0x50434652;  // "RFCP"
 constexpr size_t kMagicBytes = 4;
 constexpr size_t kHeaderBytes = 32;
 
@@ -23,7 +23,7 @@ bool IsFrameType(uint32_t type) {
 std::string Encode(const Frame& frame) {
   assert(frame.payload.size() <= kPayloadBytesMax);
   return PayloadWriter()
-      .U32(kMagic)
+      .U32(kFrameMagic)
       .U32(static_cast<uint32_t>(frame.type))
       .U64(frame.step)
       .U64(frame.sequence)
@@ -36,7 +36,8 @@ std::string Encode(const Frame& frame) {
 absl::StatusOr<std::optional<Frame>> FrameReader::Next() {
   const std::string_view bytes = std::string_view(buffer_).substr(begin_);
   // Checked before the header is whole: a stranger may never send so much.
-  if (bytes.size() >= kMagicBytes && PayloadReader(bytes).U32() != kMagic) {
+  if (bytes.size() >= kMagicBytes &&
+      PayloadReader(bytes).U32() != kFrameMagic) {
     return absl::InvalidArgumentError("these bytes are of another protocol");
   }
   if (bytes.size() < kHeaderBytes) return std::nullopt;

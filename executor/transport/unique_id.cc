@@ -35,10 +35,10 @@ using control::Socket;
 
 // An id is this, a checksum of what follows, {secret, port, length of the
 // host's name, host}, and zeros.
-constexpr std::string_view kMagic = "REFITID2";
+constexpr std::string_view kIdMagic = "REFITID2";
 constexpr size_t kChecksumBytes = sizeof(uint64_t);
 constexpr size_t kPayloadBytes =
-    sizeof(UniqueId::bytes) - kMagic.size() - kChecksumBytes;
+    sizeof(UniqueId::bytes) - kIdMagic.size() - kChecksumBytes;
 // What is left for it.
 constexpr size_t kHostBytesMax =
     kPayloadBytes - sizeof(Token) - sizeof(uint16_t) - sizeof(uint8_t);
@@ -162,7 +162,7 @@ absl::StatusOr<UniqueId> CreateUniqueId() {
                             .Take();
   payload.resize(kPayloadBytes);
   const std::string bytes =
-      absl::StrCat(std::string(kMagic),
+      absl::StrCat(std::string(kIdMagic),
                    PayloadWriter().U64(Checksum(payload)).Take(), payload);
   UniqueId id;
   std::copy(bytes.begin(), bytes.end(), id.bytes.begin());
@@ -175,12 +175,12 @@ absl::StatusOr<TcpRendezvous> RendezvousFromUniqueId(const UniqueId& id,
                                                      int32_t rank,
                                                      int32_t world_size) {
   std::string_view bytes(id.bytes.data(), id.bytes.size());
-  if (!bytes.starts_with(kMagic)) {
+  if (!bytes.starts_with(kIdMagic)) {
     return absl::InvalidArgumentError(
         "not a unique id of Refit, which CreateUniqueId or "
         "refit_unique_id_create makes; one of NCCL does not serve");
   }
-  bytes.remove_prefix(kMagic.size());
+  bytes.remove_prefix(kIdMagic.size());
   const uint64_t checksum =
       PayloadReader(bytes.substr(0, kChecksumBytes)).U64();
   bytes.remove_prefix(kChecksumBytes);

@@ -36,7 +36,7 @@ uint64_t PeakStagingBytes(const fb::Body& body) {
   return peak;
 }
 
-PlanTotals TotalsOf(const fb::Body& body) {
+PlanTotals PlanTotalsOf(const fb::Body& body) {
   return {.moved_bytes = MovedBytes(body),
           .rounds = body.rounds()->size(),
           .peak_staging_bytes = PeakStagingBytes(body)};
@@ -114,8 +114,8 @@ PlanDifference ComparePlans(const PlanFile& a, const PlanFile& b) {
     }
     difference.differences = report.Finish();
   }
-  difference.totals_a = TotalsOf(a.body());
-  difference.totals_b = TotalsOf(b.body());
+  difference.totals_a = PlanTotalsOf(a.body());
+  difference.totals_b = PlanTotalsOf(b.body());
   difference.summary = SummaryText(difference);
   return difference;
 }

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "plan/proof/tiling.h"
 #include "plan/proof/violations.h"
+#include "plan/vector_length.h"
 
 namespace refit::proof {
 namespace {
@@ -17,11 +18,11 @@ using Dims = absl::InlinedVector<int64_t, 6>;
 template <typename Stack>
 Dims VirtualShape(const Stack& stack) {
   Dims shape;
-  const uint32_t index = stack.index() == nullptr ? 0 : stack.index()->size();
+  const uint32_t index = Length(stack.index());
   for (uint32_t d = 0; d < index; ++d) {
     shape.push_back(stack.index()->Get(d)->count());
   }
-  const uint32_t dims = stack.shape() == nullptr ? 0 : stack.shape()->size();
+  const uint32_t dims = Length(stack.shape());
   for (uint32_t d = 0; d < dims; ++d) {
     shape.push_back(static_cast<int64_t>(stack.shape()->Get(d)));
   }
@@ -41,7 +42,7 @@ Dims RowMajorStrides(const Dims& shape) {
 Digits DigitsOf(const flatbuffers::Vector<uint64_t>* extent,
                 const flatbuffers::Vector<uint64_t>* stride) {
   Digits digits;
-  const uint32_t dims = extent == nullptr ? 0 : extent->size();
+  const uint32_t dims = Length(extent);
   for (uint32_t d = 0; d < dims; ++d) {
     digits.push_back({.extent = static_cast<int64_t>(extent->Get(d)),
                       .stride = static_cast<int64_t>(stride->Get(d))});
@@ -156,10 +157,8 @@ BufferFacts::BufferFacts(const fb::Body& body, const fb::Buffer& buffer)
 }
 
 void BufferFacts::AddParts(const fb::Body& body, const fb::Buffer& buffer) {
-  const uint32_t fragments =
-      buffer.fragments() == nullptr ? 0 : buffer.fragments()->size();
-  const uint32_t regions =
-      buffer.regions() == nullptr ? 0 : buffer.regions()->size();
+  const uint32_t fragments = Length(buffer.fragments());
+  const uint32_t regions = Length(buffer.regions());
   parts_.reserve(fragments + regions);
   for (uint32_t i = 0; i < fragments; ++i) {
     const fb::Fragment& fragment = *buffer.fragments()->Get(i);

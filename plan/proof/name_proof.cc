@@ -11,6 +11,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
+#include "plan/vector_length.h"
 
 namespace refit::proof {
 namespace {
@@ -30,7 +31,7 @@ struct NamedTensor {
 template <typename Stack>
 uint64_t TensorsOf(const Stack& stack) {
   uint64_t tensors = 1;
-  const uint32_t dims = stack.index() == nullptr ? 0 : stack.index()->size();
+  const uint32_t dims = Length(stack.index());
   for (uint32_t d = 0; d < dims; ++d) tensors *= stack.index()->Get(d)->count();
   return tensors;
 }

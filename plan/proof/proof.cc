@@ -43,6 +43,7 @@
 #include "plan/proof/schedule_proof.h"
 #include "plan/proof/violations.h"
 #include "plan/scratch_windows.h"
+#include "plan/vector_length.h"
 
 namespace refit {
 namespace {
@@ -53,7 +54,7 @@ using proof::Site;
 using proof::Violations;
 
 void CheckDeclarations(const fb::Body& body, Violations& violations) {
-  const uint32_t casts = body.casts() == nullptr ? 0 : body.casts()->size();
+  const uint32_t casts = Length(body.casts());
   for (uint32_t i = 0; i < casts; ++i) {
     const fb::Cast& cast = *body.casts()->Get(i);
     if (IsSupportedCast(cast.from(), cast.to())) continue;

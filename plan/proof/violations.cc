@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "plan/vector_length.h"
 
 namespace refit::proof {
 namespace {
@@ -36,7 +37,7 @@ struct Element {
 template <typename Stack>
 Element ElementOf(const Stack& stack, int64_t offset) {
   const auto* shape = stack.shape();
-  std::vector<uint64_t> index(shape == nullptr ? 0 : shape->size());
+  std::vector<uint64_t> index(Length(shape));
   auto rest = static_cast<uint64_t>(offset);
   for (size_t d = index.size(); d-- > 0;) {
     const uint64_t size = shape->Get(static_cast<uint32_t>(d));

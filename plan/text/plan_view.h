@@ -12,14 +12,9 @@
 #include "plan/enum_text.h"
 #include "plan/plan_file.h"
 #include "plan/text/text.h"
+#include "plan/vector_length.h"
 
 namespace refit {
-
-// The length of a vector that the file may leave out.
-template <typename Vector>
-uint32_t Length(const Vector* vector) {
-  return vector == nullptr ? 0 : vector->size();
-}
 
 using IndexDims = flatbuffers::Vector<flatbuffers::Offset<fb::IndexDim>>;
 

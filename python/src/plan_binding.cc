@@ -212,7 +212,7 @@ std::vector<HookTuple> PostHooks(const PlanFile& plan, int32_t rank) {
 
 // Payload bytes by sender and receiver.
 using PairBytes = std::tuple<int32_t, int32_t, uint64_t>;
-std::vector<PairBytes> Traffic(const PlanFile& plan) {
+std::vector<PairBytes> TrafficOf(const PlanFile& plan) {
   const fb::Body& body = plan.body();
   const std::vector<uint64_t> payload = PayloadBytesByList(body);
   std::map<std::pair<int32_t, int32_t>, uint64_t> bytes;
@@ -343,7 +343,7 @@ void BindPlan(nb::module_& module) {
       .def("requirements", &Requirements, nb::arg("rank"))
       .def("skipped", &Skipped, nb::arg("rank"))
       .def("post_hooks", &PostHooks, nb::arg("rank"))
-      .def("traffic", &Traffic)
+      .def("traffic", &TrafficOf)
       .def("verify", &Verify, nb::arg("progress").none())
       .def("difference_from_job", &DifferenceFrom, nb::arg("text"),
            nb::arg("name"), nb::arg("directory"))
