@@ -27,7 +27,7 @@ struct Found {
   uint32_t bytes = 0;
 };
 
-template <typename Body>
+template <uint32_t kRowsUnroll, typename Body>
 __device__ __forceinline__ void ForEachUnit(const KernelCopy& copy,
                                             const KernelDelta& delta,
                                             std::byte* const* table,
@@ -48,8 +48,7 @@ __device__ __forceinline__ void ForEachUnit(const KernelCopy& copy,
     }
     return found;
   };
-  // Four times: compiled in half the time of eight.
-  ForEachTileUnit<4>(copy, tile, row_at, Row(), body);
+  ForEachTileUnit<kRowsUnroll>(copy, tile, row_at, Row(), body);
 }
 
 __device__ __forceinline__ bool Differ(uint4 a, uint4 b) {
@@ -137,50 +136,52 @@ template <typename Unit>
 __device__ void MoveTile(const KernelCopy& copy, const KernelDelta& delta,
                          std::byte* const* table, uint32_t tile, Found& found) {
   constexpr uint32_t kSize = sizeof(Unit);
+  // Four times: compiled in half the time of eight. Small units are rare.
+  constexpr uint32_t kRowsUnroll = kSize >= 8 ? 4 : 1;
   // A unit is not smaller: tensors of GPUs are aligned to their elements.
   const uint32_t element_bytes = ElementBytes(copy.from_dtype);
   if (delta.kind == DeltaKind::kMarked) {
-    ForEachUnit(copy, delta, table, tile,
-                [&](uint32_t, const Row& row, uint32_t at) {
-                  if (at == copy.row_units) return;
-                  const uint64_t place = uint64_t{at} * kSize;
-                  const uint32_t marks =
-                      CountMarks(delta, row.marks, row.offset + place, kSize);
-                  if (marks == 0) return;
-                  reinterpret_cast<Unit*>(row.to)[at] =
-                      __ldcs(reinterpret_cast<const Unit*>(row.from) + at);
-                  found.elements += marks;
-                  found.bytes += kSize;
-                });
+    ForEachUnit<kRowsUnroll>(
+        copy, delta, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
+          if (at == copy.row_units) return;
+          const uint64_t place = uint64_t{at} * kSize;
+          const uint32_t marks =
+              CountMarks(delta, row.marks, row.offset + place, kSize);
+          if (marks == 0) return;
+          reinterpret_cast<Unit*>(row.to)[at] =
+              __ldcs(reinterpret_cast<const Unit*>(row.from) + at);
+          found.elements += marks;
+          found.bytes += kSize;
+        });
     return;
   }
   const auto unit_at = [](std::byte* row, uint32_t at) {
     return reinterpret_cast<Unit*>(row) + at;
   };
   if (delta.kind == DeltaKind::kKept) {
-    ForEachUnit(copy, delta, table, tile,
-                [&](uint32_t, const Row& row, uint32_t at) {
-                  if (at == copy.row_units) return;
-                  const Unit unit =
-                      __ldcs(reinterpret_cast<const Unit*>(row.from) + at);
-                  *unit_at(row.to, at) = unit;
-                  *unit_at(row.shadow, at) = unit;
-                  found.bytes += kSize;
-                });
+    ForEachUnit<kRowsUnroll>(
+        copy, delta, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
+          if (at == copy.row_units) return;
+          const Unit unit =
+              __ldcs(reinterpret_cast<const Unit*>(row.from) + at);
+          *unit_at(row.to, at) = unit;
+          *unit_at(row.shadow, at) = unit;
+          found.bytes += kSize;
+        });
     return;
   }
   // First a bit for each unit: so that loads do not wait for stores, and no
   // unit stays in registers. What differs is mostly in a cache still.
   uint32_t differs = 0;
-  ForEachUnit(copy, delta, table, tile,
-              [&](uint32_t k, const Row& row, uint32_t at) {
-                if (at == copy.row_units) return;
-                const Unit unit = reinterpret_cast<const Unit*>(row.from)[at];
-                const Unit shadow = *unit_at(row.shadow, at);
-                if (Differ(unit, shadow)) differs |= 1u << k;
-              });
+  ForEachUnit<kRowsUnroll>(
+      copy, delta, table, tile, [&](uint32_t k, const Row& row, uint32_t at) {
+        if (at == copy.row_units) return;
+        const Unit unit = reinterpret_cast<const Unit*>(row.from)[at];
+        const Unit shadow = *unit_at(row.shadow, at);
+        if (Differ(unit, shadow)) differs |= 1u << k;
+      });
   if (__ballot_sync(kAllLanes, differs != 0) == 0) return;
-  ForEachUnit(
+  ForEachUnit<kRowsUnroll>(
       copy, delta, table, tile, [&](uint32_t k, const Row& row, uint32_t at) {
         if ((differs >> k & 1) == 0) return;
         const Unit unit = reinterpret_cast<const Unit*>(row.from)[at];
@@ -201,7 +202,7 @@ __device__ void CastTile(const KernelCopy& copy, const KernelDelta& delta,
                          std::byte* const* table, uint32_t tile, Found& found) {
   const uint32_t from_bytes = copy.from_dtype == DType::kFp32 ? 4 : 2;
   const uint32_t to_bytes = copy.to_dtype == DType::kFp32 ? 4 : 2;
-  ForEachUnit(
+  ForEachUnit<1>(
       copy, delta, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
         if (at == copy.row_units) return;
         const uint64_t place = uint64_t{at} * from_bytes;
