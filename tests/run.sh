@@ -6,13 +6,13 @@
 #
 # parts: release, asan (with ubsan), tsan (the executor), dev: presets
 #        fuzz: 30 s of each fuzzer    wheels: built as a release ships them
-#        all: release asan tsan fuzz, which CI runs
+#        all: release wheels asan tsan fuzz, which CI runs
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 parts=("$@")
 if [ ${#parts[@]} -eq 0 ]; then parts=(release); fi
-if [ "${parts[*]}" = all ]; then parts=(release asan tsan fuzz); fi
+if [ "${parts[*]}" = all ]; then parts=(release wheels asan tsan fuzz); fi
 for part in "${parts[@]}"; do
   case "$part" in
     release | asan | tsan | dev | fuzz | wheels) ;;
