@@ -38,9 +38,9 @@ refit::ToolInfo ReportTool(ReportArguments& arguments) {
   return {
       .name = "refit-report",
       .usage =
-          "refit-report PLAN.refit -o OUT.html [--job JOB.json] "
-          "[--measured RUN.json]\n"
-          "                    [--against OTHER.refit]",
+          "refit-report PLAN.refit {-o OUT.html | --json} [--job JOB.json]\n"
+          "                    [--measured RUN.json] [--against OTHER.refit]\n"
+          "                    [--executor KIND]",
       .summary =
           "Writes one HTML page about a plan: bytes, times, ranks, traffic, "
           "links,\n"
