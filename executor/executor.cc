@@ -214,13 +214,10 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
       if (allocated.ok()) memory = *std::move(allocated);
       made.Update(allocated.status());
     };
-    allocate(staging_, StagingBytes(plan_, schedule_->staging_bytes(),
-                                    options_.device->IsHost()));
+    allocate(staging_, StagingBytes(plan_, schedule_->staging_bytes()));
     allocate(scratch_, ScratchBytes(plan_, options_.rank));
-    // Nothing reads what a GPU sends in staged rounds alone.
     if (made.ok() && versions_ != nullptr &&
-        plan_.body().delta()->changes() == fb::DeltaChanges::kSnapshot &&
-        (options_.device->IsHost() || !schedule_->DirectReceivers().empty())) {
+        plan_.body().delta()->changes() == fb::DeltaChanges::kSnapshot) {
       allocate(snapshot_, SnapshotBytes(plan_, options_.rank));
       if (!made.ok()) {
         made = absl::Status(
@@ -486,8 +483,9 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   bool check = options.check;
   absl::Status status;
   if (versions_ != nullptr && !is_captured) {
-    status = versions_->Agree(options.dense, FindRung(options),
-                              *options_.transport, deadline);
+    status =
+        versions_->Agree(options.dense, FindRung(stream, options, deadline),
+                         *options_.transport, deadline);
     check |= versions_->is_delta() && plan_.body().delta()->check();
   }
   checks_ = check || (in_flight && checks_);
@@ -529,11 +527,14 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
 
 // Where the refit can be no delta, any will do. Tensors that are gone fail the
 // refit when all ranks are in it.
-absl::StatusOr<size_t> Executor::FindRung(const RunOptions& options) {
-  if (!versions_->has_base() || options.dense || !CheckTensors(options).ok()) {
+absl::StatusOr<size_t> Executor::FindRung(Stream stream,
+                                          const RunOptions& options,
+                                          Deadline deadline) {
+  if (!versions_->MayBeDelta() || options.dense ||
+      !CheckTensors(options).ok()) {
     return 0;
   }
-  return enqueuer_->FindRung();
+  return enqueuer_->FindRung(stream, deadline);
 }
 
 absl::Status Executor::Wait() {
@@ -542,10 +543,14 @@ absl::Status Executor::Wait() {
   }
   absl::Status status = options_.transport->AwaitOwnEnd();
   if (status.ok()) {
+    const absl::Status coded = enqueuer_->CheckCoding();
+    // The others are to fail with this, before any of them has a base.
+    if (!coded.ok()) options_.transport->Abort(coded);
     enqueuer_->Record();
     NoticeRecording();
     options_.transport->OfferReplay(enqueuer_->MayReplay());
     status = options_.transport->Wait();
+    status.Update(coded);
   }
   if (status.ok()) enqueuer_->AgreeToReplay(options_.transport->AllReplay());
   // Also if a function of the caller's throws.
@@ -613,12 +618,6 @@ void Executor::NoticeDelta() {
         "all refits are dense, since this transport sends what direct rounds "
         "would store; options.peer \"staged\" makes a plan that sends only "
         "what changed");
-  }
-  if (versions_ != nullptr && schedule_->Stages() &&
-      !options_.device->IsHost()) {
-    texts.push_back(
-        "staged rounds move everything in each refit, since what changed is "
-        "found for them in host memory only");
   }
   if (versions_ != nullptr && !bound_->peers.pulled_by.empty()) {
     std::vector<int32_t> receivers;

@@ -2,11 +2,12 @@
 
 #include <chrono>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "executor/delta/refit_versions.h"
 #include "executor/nvtx.h"
+#include "executor/waiting.h"
 
 namespace refit {
 namespace {
@@ -69,6 +70,7 @@ absl::Status RefitEnqueuer::CreateStreams() {
   status.Update(make(ended_, device_.CreateEvent()));
   if (has_deltas_) {
     status.Update(make(count_stream_, device_.CreateStream()));
+    status.Update(make(counted_, device_.CreateEvent()));
     status.Update(make(move_timer_, device_.CreateTimer()));
     status.Update(make(keep_timer_, device_.CreateTimer()));
   }
@@ -167,6 +169,8 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
                                           : &rounds_.delta.dense;
   if (StagedDeltas* const staged = rounds_.delta.staged.get()) {
     staged->Take(kind_ == RefitKind::kDelta ? options.rung : staged->rungs());
+    if (!options.in_flight) codes_ = false;
+    codes_ |= IsCoded();
   }
   const absl::StatusOr<bool> capturing = device_.IsCapturing(stream);
   if (!capturing.ok()) return capturing.status();
@@ -359,23 +363,53 @@ absl::Status RefitEnqueuer::EnqueuePack(size_t round, bool before,
   return status;
 }
 
-absl::StatusOr<size_t> RefitEnqueuer::FindRung() {
+absl::StatusOr<size_t> RefitEnqueuer::FindRung(Stream stream,
+                                               Deadline deadline) {
   StagedDeltas* const staged = rounds_.delta.staged.get();
-  if (staged == nullptr) {
-    return schedule_.Stages() ? RefitVersions::kNoRung : 0;
-  }
+  if (staged == nullptr) return 0;
   const Clock::time_point start = Clock::now();
-  staged->ResetCounts();
+  // All streams of the refit come behind this one.
+  absl::Status status = staged->RestartCounts(stream);
+  if (!status.ok()) return status;
+  // Ranks that send nothing have nothing to wait for.
+  if (!schedule_.Packs()) return 0;
+  const Stream pack = pack_stream_->get();
+  status.Update(started_->Record(stream));
+  status.Update(started_->Await(pack));
   for (size_t i = 0; i < schedule_.rounds().size(); ++i) {
     const RoundWork& work = schedule_.rounds()[i];
-    if (!work.pack_batch.has_value()) continue;
-    const absl::Status status =
-        EnqueuePack(i, /*before=*/true, pack_stream_->get());
     if (!status.ok()) return status;
-    staged->CountWork(work);
+    if (!work.pack_batch.has_value()) continue;
+    status.Update(EnqueuePack(i, /*before=*/true, pack));
+    status.Update(staged->EnqueueCount(work, pack));
   }
+  status.Update(counted_->Record(pack));
+  if (status.ok()) status = AwaitCounted(deadline);
+  if (!status.ok()) return status;
+  absl::StatusOr<size_t> rung = staged->FirstRung(pack);
   find_seconds_ = SecondsSince(start);
-  return staged->FirstRung();
+  return rung;
+}
+
+// The stream may stand behind work of the caller's that never ends.
+absl::Status RefitEnqueuer::AwaitCounted(Deadline deadline) {
+  while (true) {
+    const absl::StatusOr<bool> reached = counted_->Reached();
+    if (!reached.ok()) return reached.status();
+    if (*reached) return absl::OkStatus();
+    if (absl::Status s = PollInterruption(); !s.ok()) return s;
+    if (Clock::now() > deadline) {
+      return absl::DeadlineExceededError(
+          "what changed was not found before the deadline: work that the "
+          "stream was given before Run may not have ended");
+    }
+    std::this_thread::yield();
+  }
+}
+
+absl::Status RefitEnqueuer::CheckCoding() {
+  if (!std::exchange(codes_, false)) return absl::OkStatus();
+  return rounds_.delta.staged->CheckCoding(count_stream_->get());
 }
 
 // Pack, exchange and unpack each go on as soon as what they read is there and
@@ -403,7 +437,9 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
     }
     if (events.timer != nullptr) status.Update(events.timer->Start(pack));
     status.Update(EnqueuePack(round, /*before=*/IsCoded(), pack));
-    if (IsCoded() && status.ok()) status = rounds_.delta.staged->Encode(work);
+    if (IsCoded() && status.ok()) {
+      status = rounds_.delta.staged->EnqueueEncode(work, pack);
+    }
     status.Update(events.packed->Record(pack));
     status.Update(events.packed->Await(stream));
     if (is_timed_) events.pack_span = SpanSince(start);
@@ -434,7 +470,9 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
   if (work.unpack_batch.has_value()) {
     const Stream unpack = unpack_stream_->get();
     status.Update(events.exchanged->Await(unpack));
-    if (IsCoded() && status.ok()) status = rounds_.delta.staged->Apply(work);
+    if (IsCoded() && status.ok()) {
+      status = rounds_.delta.staged->EnqueueApply(work, unpack);
+    }
     if (!status.ok()) return status;
     status.Update(rounds_.copies->Enqueue(*work.unpack_batch, unpack));
     status.Update(events.unpacked->Record(unpack));

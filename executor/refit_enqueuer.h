@@ -35,7 +35,8 @@ enum class RefitKind : uint8_t { kPlain, kDense, kDelta };
 // as, and what is counted and timed of the last refit. Packing, unpacking and
 // quantizing have streams of their own, so that they overlap with the wire.
 //
-// Nothing is allocated or waited for from CreateStreams on, but to record.
+// Nothing is allocated or waited for from CreateStreams on, but to record, and
+// to find out what changed before a delta refit with staged rounds.
 class RefitEnqueuer {
  public:
   // `schedule`, `device` and `transport` must outlive it. Of `options`: what
@@ -78,10 +79,14 @@ class RefitEnqueuer {
     uint32_t direct_multiprocessors = 0;  // RunOptions'
   };
   // The first rung on which this rank can send what changed in its tensors, as
-  // RefitVersions::Agree takes it. Requires: no refit is under way.
-  absl::StatusOr<size_t> FindRung();
+  // RefitVersions::Agree takes it. Waits until `stream` has come here, and for
+  // the counts. Requires: no refit is under way.
+  absl::StatusOr<size_t> FindRung(Stream stream, Deadline deadline);
   // Enqueues one refit, between the transport's BeginRefit and EndRefit.
   absl::Status Enqueue(Stream stream, const RefitOptions& options);
+  // Whether what staged rounds sent and received was coded as it should be.
+  // Requires: the refits that were enqueued are over on this rank.
+  absl::Status CheckCoding();
   // Makes `stream` wait for the quantizing that an Enqueue which failed began:
   // it has a stream of its own.
   void AwaitQuantizing(Stream stream);
@@ -118,6 +123,7 @@ class RefitEnqueuer {
   absl::Status AwaitQuantized(size_t round, Stream stream);
   absl::Status AwaitUnpacked(std::optional<size_t> round, Stream stream);
   absl::Status EnqueueStaged(size_t round, Stream stream);
+  absl::Status AwaitCounted(Deadline deadline);
   absl::Status EnqueuePack(size_t round, bool before, Stream stream);
   absl::Status EnqueueDirect(size_t round, Stream stream);
   Traffic TrafficOf(const RoundWork& work) const;
@@ -154,6 +160,8 @@ class RefitEnqueuer {
   RefitKind kind_ = RefitKind::kPlain;  // of the last refit
   // Of a plan with deltas.
   std::unique_ptr<DeviceStream> count_stream_;  // that reads the counts
+  std::unique_ptr<DeviceEvent> counted_;        // by FindRung
+  bool codes_ = false;  // a refit that nobody checked yet
   std::unique_ptr<DeviceTimer> move_timer_;
   std::unique_ptr<DeviceTimer> keep_timer_;
   // The transport drops it, possibly after this enqueuer's end.

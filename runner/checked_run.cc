@@ -116,8 +116,7 @@ std::vector<PostHookPerformer> LeavePostHooks(const Executor& executor) {
   return performers;
 }
 
-void MeasureSizes(const PlanFile& plan, bool on_host,
-                  RunOfRanksResult& result) {
+void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result) {
   for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
     uint64_t tensor_bytes = 0;
     for (const BoundTensor& tensor : TensorsOfRank(plan, rank)) {
@@ -131,8 +130,8 @@ void MeasureSizes(const PlanFile& plan, bool on_host,
         plan.body().delta()->changes() == fb::DeltaChanges::kSnapshot) {
       result.snapshot_bytes += SnapshotBytes(plan, rank);
     }
-    const uint64_t staging_bytes = StagingBytes(
-        plan, plan.body().programs()->Get(rank)->staging_bytes(), on_host);
+    const uint64_t staging_bytes =
+        StagingBytes(plan, plan.body().programs()->Get(rank)->staging_bytes());
     TensorTable(plan, rank)
         .ForEachPostHook([&](size_t, uint64_t, const fb::PostHook& hook) {
           ++result.post_hooks[hook.name()->str()];
@@ -146,7 +145,7 @@ void MeasureSizes(const PlanFile& plan, bool on_host,
 absl::StatusOr<RunOfRanksResult> RunChecked(const PlanFile& plan,
                                             const RunOfRanksOptions& options) {
   RunOfRanksResult result;
-  MeasureSizes(plan, /*on_host=*/true, result);
+  MeasureSizes(plan, result);
   if (absl::Status status = CheckMemory(result); !status.ok()) return status;
   HostDevice device;
   TensorsByRank tensors;

@@ -70,7 +70,7 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateBitmaps(
     std::vector<BoundTensor>& tensors);
 
 // Fills the sizes and post-hooks of `result` from the plan.
-void MeasureSizes(const PlanFile& plan, bool on_host, RunOfRanksResult& result);
+void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result);
 
 }  // namespace refit
 

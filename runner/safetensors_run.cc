@@ -94,7 +94,7 @@ absl::StatusOr<RunOfRanksResult> RunSafetensors(
       LocalRanks::Create(plan, tensors, options.timeout);
   if (!ranks.ok()) return ranks.status();
   RunOfRanksResult result;
-  MeasureSizes(plan, /*on_host=*/true, result);
+  MeasureSizes(plan, result);
   for (int64_t i = 0; i < options.iterations; ++i) {
     absl::StatusOr<RefitMeasurement> refit = (*ranks)->Refit();
     if (!refit.ok()) return refit.status();

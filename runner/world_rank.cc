@@ -19,14 +19,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // What the ranks hold and send because the transport reaches no peer's tensors.
-void MeasureSent(const PlanFile& plan, bool on_host, RunOfRanksResult& result) {
+void MeasureSent(const PlanFile& plan, RunOfRanksResult& result) {
   result.sends_direct_rounds = HasDirectRounds(plan);
   result.staging_bytes = 0;
   result.peak_staging_bytes = 0;
   for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
     const uint64_t staging_bytes = StagingBytes(
-        plan, RankSchedule(plan, rank, DirectRounds::kSent).staging_bytes(),
-        on_host);
+        plan, RankSchedule(plan, rank, DirectRounds::kSent).staging_bytes());
     result.staging_bytes += staging_bytes;
     result.peak_staging_bytes =
         std::max(result.peak_staging_bytes, staging_bytes);
@@ -238,10 +237,9 @@ absl::StatusOr<RunOfRanksResult> RunCheckedRank(
   WorldRank& rank = **made;
   if (absl::Status s = rank.FillSources(); !s.ok()) return s;
   RunOfRanksResult result;
-  const bool on_host = rank.device().IsHost();
-  MeasureSizes(plan, on_host, result);
+  MeasureSizes(plan, result);
   if (!rank.transport().ReachesPeerMemory()) {
-    MeasureSent(plan, on_host, result);
+    MeasureSent(plan, result);
   }
   const int64_t refits =
       options.iterations + (options.change_rate.has_value() ? 1 : 0);

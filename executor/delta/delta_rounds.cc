@@ -115,9 +115,10 @@ class DeltaRoundsBuilder {
       const RoundWork& work = schedule_.rounds()[i];
       if (work.move_batch.has_value()) AddRound(i, *work.move_batch);
     }
-    if (HasRungs(plan_) && device_.IsHost()) AddStaged();
+    absl::Status status;
+    if (HasRungs(plan_)) status = AddStaged();
     AddAfter();
-    return absl::OkStatus();
+    return status;
   }
 
  private:
@@ -288,7 +289,7 @@ class DeltaRoundsBuilder {
     if (compares_ && delta.size() > before) dense.push_back(delta.back());
   }
 
-  void AddStaged() {
+  absl::Status AddStaged() {
     const uint64_t area = StagingArea(schedule_.staging_bytes());
     const uint64_t staging_entry = tensors_.size();
     const uint64_t before_entry = copies_.table.size();
@@ -351,8 +352,8 @@ class DeltaRoundsBuilder {
         batches.pack_held = AddUnlessEmpty(std::move(pack));
       }
     }
-    rounds_.staged->Bind(copies_.operations, std::move(before),
-                         staging_ + 2 * area);
+    return rounds_.staged->Bind(copies_.operations, before, staging_ + 2 * area,
+                                device_);
   }
 
   // The stacks of which it is made are sent in staged rounds.
@@ -481,10 +482,8 @@ class DeltaRoundsBuilder {
 
 }  // namespace
 
-uint64_t StagingBytes(const PlanFile& plan, uint64_t scheduled_bytes,
-                      bool on_host) {
-  return on_host && HasRungs(plan) ? 3 * StagingArea(scheduled_bytes)
-                                   : scheduled_bytes;
+uint64_t StagingBytes(const PlanFile& plan, uint64_t scheduled_bytes) {
+  return HasRungs(plan) ? 3 * StagingArea(scheduled_bytes) : scheduled_bytes;
 }
 
 absl::Status AddDeltaRounds(const PlanFile& plan, int32_t rank,

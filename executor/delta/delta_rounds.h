@@ -61,16 +61,15 @@ struct DeltaRounds {
   // What this rank moves in a dense refit, and a delta refit may leave out.
   DeltaCounts moved;
   uint64_t always_bytes = 0;  // and what none leaves out
-  // Of a plan with rungs, on a device of the host's memory.
+  // Of a plan with rungs.
   std::unique_ptr<StagedDeltas> staged;
   std::vector<StagedDeltaBatches> staged_batches;  // by round of the schedule
 };
 
 // The staging memory of a rank whose schedule stages `scheduled_bytes`. A plan
-// with rungs takes that three times in the host's memory: for messages, for
-// what was sent last, and for codes.
-uint64_t StagingBytes(const PlanFile& plan, uint64_t scheduled_bytes,
-                      bool on_host);
+// with rungs takes that three times: for messages, for what was sent last, and
+// for codes.
+uint64_t StagingBytes(const PlanFile& plan, uint64_t scheduled_bytes);
 
 // Appends the batches of `rounds`' refits to `copies`, whose table they extend.
 // `bitmaps`: the workers' marks by entry of the TensorTable, null without; of a

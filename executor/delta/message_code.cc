@@ -4,15 +4,13 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "executor/device/message_format.h"
 
 namespace refit {
 namespace {
 
-constexpr uint64_t kHeaderBytes = 8;
-constexpr uint64_t kGroupElements = 128;
-
 uint64_t GroupsOf(const CodedMessage& message) {
-  return (message.elements() + kGroupElements - 1) / kGroupElements;
+  return (message.elements() + kCodeGroupElements - 1) / kCodeGroupElements;
 }
 
 template <typename T>
@@ -31,7 +29,7 @@ void ForEachChangedOf(const ElementRange& range, const std::byte* now,
   const uint64_t end = range.end_byte / sizeof(T);
   for (uint64_t i = range.begin_byte / sizeof(T); i < end;) {
     const uint64_t stop =
-        std::min(end, (i / kGroupElements + 1) * kGroupElements);
+        std::min(end, (i / kCodeGroupElements + 1) * kCodeGroupElements);
     if (std::memcmp(now + i * sizeof(T), before + i * sizeof(T),
                     (stop - i) * sizeof(T)) == 0) {
       i = stop;
@@ -76,7 +74,7 @@ absl::Status Damaged(const std::string& how) {
 }  // namespace
 
 uint64_t CodedMessage::CodeBytes(uint64_t room) const {
-  return kHeaderBytes + room * element_bytes + GroupsOf(*this) + room;
+  return kCodeHeaderBytes + room * element_bytes + GroupsOf(*this) + room;
 }
 
 uint64_t CodedMessage::RoomOn(uint32_t rung) const {
@@ -109,7 +107,7 @@ uint64_t EncodeChanges(const CodedMessage& message, uint64_t room,
                        const std::byte* now, const std::byte* before,
                        std::byte* code) {
   const uint64_t width = message.element_bytes;
-  std::byte* const values = code + kHeaderBytes;
+  std::byte* const values = code + kCodeHeaderBytes;
   std::byte* const groups = values + room * width;
   std::byte* const positions = groups + GroupsOf(message);
   std::memset(groups, 0, GroupsOf(message));
@@ -117,9 +115,9 @@ uint64_t EncodeChanges(const CodedMessage& message, uint64_t room,
   const auto add = [&](uint64_t element) {
     if (count++ >= room) return;
     std::memcpy(values + (count - 1) * width, now + element * width, width);
-    std::byte& of_group = groups[element / kGroupElements];
+    std::byte& of_group = groups[element / kCodeGroupElements];
     of_group = static_cast<std::byte>(static_cast<uint8_t>(of_group) + 1);
-    positions[count - 1] = static_cast<std::byte>(element % kGroupElements);
+    positions[count - 1] = static_cast<std::byte>(element % kCodeGroupElements);
   };
   for (const ElementRange& range : message.ranges) {
     if (!range.always) {
@@ -137,7 +135,7 @@ uint64_t EncodeChanges(const CodedMessage& message, uint64_t room,
 absl::Status ApplyChanges(const CodedMessage& message, uint64_t room,
                           const std::byte* code, std::byte* elements) {
   const uint64_t width = message.element_bytes;
-  const std::byte* const values = code + kHeaderBytes;
+  const std::byte* const values = code + kCodeHeaderBytes;
   const std::byte* const groups = values + room * width;
   const std::byte* const positions = groups + GroupsOf(message);
   uint32_t header[2];
@@ -155,8 +153,8 @@ absl::Status ApplyChanges(const CodedMessage& message, uint64_t room,
     uint64_t least = 0;  // that the next position may be
     for (const uint64_t end = next + in_group; next < end; ++next) {
       const auto position = static_cast<uint64_t>(positions[next]);
-      const uint64_t element = group * kGroupElements + position;
-      if (position < least || position >= kGroupElements ||
+      const uint64_t element = group * kCodeGroupElements + position;
+      if (position < least || position >= kCodeGroupElements ||
           (element + 1) * width > message.size_bytes) {
         return Damaged(absl::StrCat("element ", next, " is at ", element));
       }

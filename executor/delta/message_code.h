@@ -15,41 +15,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/types/span.h"
+#include "refit/device.h"
 
 namespace refit {
-
-// Bytes of a message that hold elements of one size, between alignment gaps.
-struct ElementRange {
-  uint64_t begin_byte = 0;
-  uint64_t end_byte = 0;
-  uint32_t element_bytes = 0;  // 1, 2, 4 or 8
-  bool always = false;         // sent whether they changed or not
-
-  uint64_t size_bytes() const { return end_byte - begin_byte; }
-};
-
-// A message, or the part of one that travels at once.
-struct CodedMessage {
-  uint64_t size_bytes = 0;
-  uint32_t element_bytes = 0;        // 1, 2, 4 or 8; the narrowest
-  std::vector<ElementRange> ranges;  // ascending
-
-  uint64_t elements() const {
-    return (size_bytes + element_bytes - 1) / element_bytes;
-  }
-  // Room for what is always sent, and one changed element of 2^rung others.
-  uint64_t RoomOn(uint32_t rung) const;
-  uint64_t CodeBytes(uint64_t room) const;
-};
-
-struct ChangedElements {
-  uint64_t count = 0;  // each of its own size, without those always sent
-  uint64_t room = 0;   // enough for them and for those always sent
-};
 
 // Which elements of `now` differ from those of `before`, bit by bit.
 ChangedElements CountChanged(const CodedMessage& message, const std::byte* now,

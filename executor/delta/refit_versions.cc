@@ -25,7 +25,7 @@ absl::Status RefitVersions::Agree(bool wants_dense, absl::StatusOr<size_t> rung,
           .U8(static_cast<uint8_t>(why_))
           .Bool(wants_dense)
           .U64(version_)
-          .U8(static_cast<uint8_t>(rung.value_or(kNoRung)))
+          .U8(static_cast<uint8_t>(rung.value_or(0)))
           .Take();
   if (!rung.ok()) mine = rung.status();
   Forget(DenseReason::kFailed);
@@ -83,9 +83,7 @@ absl::StatusOr<std::string> RefitVersions::Judge(
   }
   if (other.has_value()) say(DenseReason::kOtherBase, *other);
   if (asked.has_value()) say(DenseReason::kAsked, *asked);
-  if (dense_every_ > 0 && since_dense_ + 1 >= dense_every_) {
-    say(DenseReason::kInterval, 0);
-  }
+  if (IsDenseByInterval()) say(DenseReason::kInterval, 0);
   return PayloadWriter()
       .U8(static_cast<uint8_t>(reason))
       .U32(because_of)

@@ -34,8 +34,6 @@ enum class DenseReason : uint8_t {
 
 class RefitVersions {
  public:
-  static constexpr size_t kNoRung = UINT8_MAX;  // staged messages travel whole
-
   explicit RefitVersions(const PlanFile& plan)
       : dense_every_(plan.body().delta()->dense_every()) {}
 
@@ -45,11 +43,11 @@ class RefitVersions {
     why_ = why;
   }
 
-  // Whether this rank's next refit may be a delta.
-  bool has_base() const { return base_.has_value(); }
+  // Whether the next refit may be a delta, as far as this rank knows.
+  bool MayBeDelta() const { return base_.has_value() && !IsDenseByInterval(); }
   // What all ranks do next; none of them has a base afterwards. `rung`: the
   // first, as a position in the plan's, on which this rank can send; their
-  // number or kNoRung if there is none. The ranks take the highest of theirs.
+  // number if there is none. The ranks take the highest of theirs.
   // Collective.
   absl::Status Agree(bool wants_dense, absl::StatusOr<size_t> rung,
                      Transport& transport, Deadline deadline);
@@ -65,6 +63,9 @@ class RefitVersions {
   std::string why_dense() const;
 
  private:
+  bool IsDenseByInterval() const {
+    return dense_every_ > 0 && since_dense_ + 1 >= dense_every_;
+  }
   absl::StatusOr<std::string> Judge(absl::Span<const std::string> by_rank);
 
   const uint32_t dense_every_;

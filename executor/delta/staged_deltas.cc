@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -139,7 +140,7 @@ StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
           send ? receivers.Of(receiver, work.index, before[part.message])
                : &message;
       if (received == nullptr) continue;
-      CodedMessage& coded = messages_[number];
+      CodedMessage& coded = messages_[number].message;
       coded.size_bytes = operation.size_bytes;
       coded.ranges = RangesOf(body, receiver, *received, part.begin_byte,
                               part.begin_byte + operation.size_bytes);
@@ -151,12 +152,11 @@ StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
         if (range.always) continue;
         elements += range.size_bytes() / range.element_bytes;
       }
-      bool is_coded = false;
-      for (size_t r = 0; r < rungs_.size(); ++r) {
-        is_coded |= RoomOf(number, r) > 0;
-      }
-      if (!is_coded) {
-        coded = CodedMessage();
+      messages_[number].rooms = RoomsOf(coded);
+      const std::vector<uint64_t>& rooms = messages_[number].rooms;
+      if (std::all_of(rooms.begin(), rooms.end(),
+                      [](uint64_t room) { return room == 0; })) {
+        messages_[number] = MessageToCode();
       } else if (send) {
         elements_ += elements;
       }
@@ -164,45 +164,67 @@ StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
   }
 }
 
-void StagedDeltas::Bind(absl::Span<const Operation> whole,
-                        std::vector<const std::byte*> before,
-                        std::byte* codes) {
+absl::Status StagedDeltas::Bind(absl::Span<const Operation> whole,
+                                absl::Span<const std::byte* const> before,
+                                std::byte* codes, Device& device) {
   whole_.assign(whole.begin(), whole.end());
-  before_ = std::move(before);
-  codes_ = codes;
+  codes_at_once_ = device.IsHost();
+  for (size_t i = 0; i < messages_.size(); ++i) {
+    messages_[i].elements = whole[i].data;
+    messages_[i].before = before[i];
+    messages_[i].code = codes + schedule_.parts()[i].staging_offset;
+  }
+  auto coder = device.PrepareCodes(messages_);
+  if (!coder.ok()) return coder.status();
+  coder_ = *std::move(coder);
   Take(rungs_.size());
+  return absl::OkStatus();
 }
 
-void StagedDeltas::ResetCounts() {
-  first_rung_ = 0;
+absl::Status StagedDeltas::RestartCounts(Stream stream) {
   changed_ = 0;
+  return coder_->Restart(stream);
 }
 
-void StagedDeltas::CountWork(const RoundWork& work) {
-  for (uint32_t i = 0; i < work.operations_count; ++i) {
-    const uint32_t number = work.operations_begin + i;
-    if (!IsCoded(number) || whole_[number].kind != fb::MessageKind::kSend) {
-      continue;
-    }
-    const ChangedElements changed =
-        CountChanged(messages_[number], whole_[number].data, before_[number]);
+absl::Status StagedDeltas::EnqueueCount(const RoundWork& work, Stream stream) {
+  return coder_->Count(work.operations_begin, work.operations_count, stream);
+}
+
+absl::StatusOr<size_t> StagedDeltas::FirstRung(Stream stream) {
+  const absl::StatusOr<absl::Span<const ChangedElements>> counted =
+      coder_->Counted(stream);
+  if (!counted.ok()) return counted.status();
+  size_t first = 0;
+  for (size_t i = 0; i < messages_.size(); ++i) {
+    if (!IsCoded(i) || whole_[i].kind != fb::MessageKind::kSend) continue;
+    const ChangedElements& changed = (*counted)[i];
     changed_ += changed.count;
-    while (first_rung_ < rungs_.size()) {
-      const uint64_t room = RoomOf(number, first_rung_);
+    while (first < rungs_.size()) {
+      const uint64_t room = RoomOf(i, first);
       if (room == 0 || changed.room <= room) break;
-      ++first_rung_;
+      ++first;
     }
   }
+  return first;
+}
+
+std::vector<uint64_t> StagedDeltas::RoomsOf(const CodedMessage& message) const {
+  std::vector<uint64_t> rooms;
+  for (const uint8_t rung : rungs_) {
+    const uint64_t room = message.RoomOn(rung);
+    // The code counts in 32 bits.
+    const bool is_coded = message.size_bytes >= whole_below_bytes_ &&
+                          room <= std::numeric_limits<uint32_t>::max() &&
+                          message.CodeBytes(room) < message.size_bytes;
+    rooms.push_back(is_coded ? room : 0);
+  }
+  return rooms;
 }
 
 uint64_t StagedDeltas::RoomOf(size_t operation, size_t rung) const {
-  if (!IsCoded(operation) || rung == rungs_.size()) return 0;
-  const CodedMessage& message = messages_[operation];
-  if (message.size_bytes < whole_below_bytes_) return 0;
-  const uint64_t room = message.RoomOn(rungs_[rung]);
-  // The code counts in 32 bits.
-  if (room > std::numeric_limits<uint32_t>::max()) return 0;
-  return message.CodeBytes(room) < message.size_bytes ? room : 0;
+  return IsCoded(operation) && rung < rungs_.size()
+             ? messages_[operation].rooms[rung]
+             : 0;
 }
 
 void StagedDeltas::Take(size_t rung) {
@@ -215,46 +237,46 @@ void StagedDeltas::Take(size_t rung) {
       const uint64_t room = RoomOf(number, rung_);
       if (room == 0) continue;
       takes_whole_ = false;
-      operations_[number].data =
-          codes_ + schedule_.parts()[number].staging_offset;
-      operations_[number].size_bytes = messages_[number].CodeBytes(room);
+      operations_[number].data = messages_[number].code;
+      operations_[number].size_bytes =
+          messages_[number].message.CodeBytes(room);
     }
   }
 }
 
-absl::Status StagedDeltas::Encode(const RoundWork& work) {
-  for (uint32_t i = 0; i < work.operations_count; ++i) {
-    const uint32_t number = work.operations_begin + i;
-    const uint64_t room = RoomOf(number, rung_);
-    if (room == 0 || whole_[number].kind != fb::MessageKind::kSend) continue;
-    const uint64_t changed =
-        EncodeChanges(messages_[number], room, whole_[number].data,
-                      before_[number], operations_[number].data);
-    if (changed <= room) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("round ", work.index, ": ", changed,
-                     " elements of the message to rank ", whole_[number].peer,
-                     " changed, with room for ", room,
-                     ": its tensors were written after Run began"));
-  }
-  return absl::OkStatus();
+absl::Status StagedDeltas::EnqueueEncode(const RoundWork& work, Stream stream) {
+  const absl::Status status = coder_->Encode(
+      work.operations_begin, work.operations_count, rung_, stream);
+  return status.ok() && codes_at_once_ ? CheckCoding(stream) : status;
 }
 
-absl::Status StagedDeltas::Apply(const RoundWork& work) {
-  for (uint32_t i = 0; i < work.operations_count; ++i) {
-    const uint32_t number = work.operations_begin + i;
-    const uint64_t room = RoomOf(number, rung_);
-    if (room == 0 || whole_[number].kind != fb::MessageKind::kRecv) continue;
-    const absl::Status status = ApplyChanges(
-        messages_[number], room, operations_[number].data, whole_[number].data);
-    if (status.ok()) continue;
-    return absl::Status(
-        status.code(),
-        absl::StrCat("round ", work.index, ": recv of ",
-                     operations_[number].size_bytes, " bytes from rank ",
-                     whole_[number].peer, ": ", status.message()));
-  }
-  return absl::OkStatus();
+absl::Status StagedDeltas::EnqueueApply(const RoundWork& work, Stream stream) {
+  const absl::Status status = coder_->Apply(
+      work.operations_begin, work.operations_count, rung_, stream);
+  return status.ok() && codes_at_once_ ? CheckCoding(stream) : status;
+}
+
+absl::Status StagedDeltas::CheckCoding(Stream stream) {
+  const absl::StatusOr<std::optional<CodingFailure>> failure =
+      coder_->FirstFailure(stream);
+  if (!failure.ok()) return failure.status();
+  if (!failure->has_value()) return absl::OkStatus();
+  const CodingFailure& first = **failure;
+  const auto& rounds = schedule_.rounds();
+  const auto work = std::find_if(
+      rounds.begin(), rounds.end(), [&](const RoundWork& candidate) {
+        return first.message >= candidate.operations_begin &&
+               first.message - candidate.operations_begin <
+                   candidate.operations_count;
+      });
+  const bool send = whole_[first.message].kind == fb::MessageKind::kSend;
+  return absl::Status(
+      first.why.code(),
+      absl::StrCat("round ", work->index, ": ", send ? "send" : "recv", " of ",
+                   operations_[first.message].size_bytes, " bytes ",
+                   send ? "to" : "from", " rank ", whole_[first.message].peer,
+                   ": ", first.why.message(),
+                   send ? ": its tensors were written after Run began" : ""));
 }
 
 uint64_t StagedSendBytes(const RankSchedule& schedule,

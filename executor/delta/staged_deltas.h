@@ -5,8 +5,8 @@
 // what came in its place, and unpacks that. So both use the copies of the dense
 // refit, forwards or backwards.
 //
-// It counts and codes on the caller's thread, between batches of a host device,
-// which are done when they are enqueued.
+// The device counts and codes, in order with the batches of copies. The host
+// waits for the counts alone, because the ranks agree on a rung by them.
 //
 // Elements of tensors that post-hooks rewrite in place, or that the receiver
 // casts, are always sent: it does not hold what was sent. Messages so small
@@ -16,13 +16,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "executor/delta/message_code.h"
 #include "executor/rank_schedule.h"
 #include "plan/plan_file.h"
+#include "refit/device.h"
 #include "refit/transport.h"
 
 namespace refit {
@@ -35,21 +37,23 @@ class StagedDeltas {
 
   // Whether a rung sends less than the whole of an operation.
   bool IsCoded(size_t operation) const {
-    return messages_[operation].element_bytes != 0;
+    return messages_[operation].message.element_bytes != 0;
   }
   // `whole`: what a dense refit sends and receives, by operation of the
   // schedule. `before`: where each that is coded has what it sent last, if it
   // is a send. `codes`: as many bytes as the schedule stages.
-  void Bind(absl::Span<const Operation> whole,
-            std::vector<const std::byte*> before, std::byte* codes);
+  absl::Status Bind(absl::Span<const Operation> whole,
+                    absl::Span<const std::byte* const> before, std::byte* codes,
+                    Device& device);
 
-  // Before the ranks agree on a rung. Requires: all sends of the work are
-  // packed, and what they sent last is.
-  void ResetCounts();
-  void CountWork(const RoundWork& work);
+  // Before the ranks agree on a rung: what was counted is forgotten; then each
+  // work is counted behind the packing of its sends and of what they sent last.
+  absl::Status RestartCounts(Stream stream);
+  absl::Status EnqueueCount(const RoundWork& work, Stream stream);
   // The first rung, as its position in the plan's, that has room for what was
-  // counted; their number if none has.
-  size_t FirstRung() const { return first_rung_; }
+  // counted; their number if none has. Requires: `stream` has come to the end
+  // of it.
+  absl::StatusOr<size_t> FirstRung(Stream stream);
   size_t rungs() const { return rungs_.size(); }
 
   // What operations() are from now on: those of a rung, or the whole ones, on
@@ -62,11 +66,15 @@ class StagedDeltas {
     return TakesWhole() ? 1 : uint32_t{1} << rungs_[rung_];
   }
   const std::vector<Operation>& operations() const { return operations_; }
-  // Between packing and sending. Error: kFailedPrecondition, the tensors
-  // changed since they were counted.
-  absl::Status Encode(const RoundWork& work);
-  // Between receiving and unpacking. Error: kDataLoss.
-  absl::Status Apply(const RoundWork& work);
+  // Between packing and sending. Error: CheckCoding's, where the device works
+  // on the calling thread.
+  absl::Status EnqueueEncode(const RoundWork& work, Stream stream);
+  // Between receiving and unpacking. Error: likewise.
+  absl::Status EnqueueApply(const RoundWork& work, Stream stream);
+  // Of what was encoded and applied since RestartCounts. Waits for `stream`.
+  // Errors: kFailedPrecondition, the tensors changed since they were counted;
+  // kDataLoss, what was received is not encoded as it should be.
+  absl::Status CheckCoding(Stream stream);
 
   // Of the sends: what may be left out, and what was counted last.
   uint64_t elements() const { return elements_; }
@@ -75,18 +83,18 @@ class StagedDeltas {
  private:
   // 0: it is sent whole on that rung.
   uint64_t RoomOf(size_t operation, size_t rung) const;
+  std::vector<uint64_t> RoomsOf(const CodedMessage& message) const;
 
   const RankSchedule& schedule_;
   std::vector<uint8_t> rungs_;
-  uint64_t whole_below_bytes_;          // messages
-  std::vector<CodedMessage> messages_;  // by operation; no elements: whole
+  uint64_t whole_below_bytes_;           // messages
+  std::vector<MessageToCode> messages_;  // by operation; no elements: whole
   std::vector<Operation> whole_;
-  std::vector<const std::byte*> before_;
-  std::byte* codes_ = nullptr;
+  std::unique_ptr<MessageCoder> coder_;
+  bool codes_at_once_ = false;  // on the calling thread
   std::vector<Operation> operations_;
   size_t rung_ = 0;
   bool takes_whole_ = true;
-  size_t first_rung_ = 0;
   uint64_t elements_ = 0;
   uint64_t changed_ = 0;
 };

@@ -13,6 +13,7 @@
 #include "executor/device/host_delta.h"
 #include "executor/device/host_digest.h"
 #include "executor/device/host_fence.h"
+#include "executor/device/host_message_coder.h"
 #include "executor/device/host_quantize.h"
 #include "executor/device/marking_cast.h"
 #include "executor/device/memory_export.h"
@@ -203,6 +204,11 @@ absl::Status HostDevice::CastAndMark(const MarkingCast& cast, Stream) {
 }
 
 absl::Status HostDevice::Synchronize(Stream) { return absl::OkStatus(); }
+
+absl::StatusOr<std::unique_ptr<MessageCoder>> HostDevice::PrepareCodes(
+    std::vector<MessageToCode> messages) {
+  return MakeHostMessageCoder(std::move(messages));
+}
 
 absl::StatusOr<std::unique_ptr<DeviceStream>> HostDevice::CreateStream() {
   return std::make_unique<HostStream>();

@@ -189,6 +189,12 @@ void AddDelta(const PlanFile& plan, const PlanStats& stats, StatsTable& table) {
   } else {
     table.Add("delta", "", "", "workers mark what changed" + dense);
   }
+  if (delta->rungs() == nullptr || delta->rungs()->size() == 0) return;
+  std::string rungs = "rungs";
+  for (const uint8_t rung : *delta->rungs()) {
+    absl::StrAppend(&rungs, " 1/", uint64_t{1} << rung);
+  }
+  table.Add("delta staged rounds", "", "", rungs + ", three times the staging");
 }
 
 void AddTables(const PlanFile& plan, const PlanStats& stats,

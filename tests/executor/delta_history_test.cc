@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <random>
 #include <string>
 #include <tuple>
@@ -13,6 +14,7 @@
 #include "executor/rank_schedule.h"
 #include "runner/fragment_walk.h"
 #include "tests/executor/delta_world.h"
+#include "tests/executor/nccl_delta_world.h"
 #include "tests/sanitizers.h"
 
 namespace refit {
@@ -133,24 +135,34 @@ class Replicas {
   std::map<std::pair<int32_t, size_t>, std::vector<size_t>> value_of_;
 };
 
+// What a history is lived on.
+enum class HistoryWorld {
+  kThreads,
+  kThreadsWithBitmaps,
+  kNccl,  // on devices that work on streams
+};
+
 class History {
  public:
   History(const PlanFile& plan, const PlanFile& dense, const Replicas& replicas,
-          bool marks, uint32_t seed)
-      : world_(plan),
+          HistoryWorld kind, uint32_t seed)
+      : devices_(plan.world_size()),
+        on_nccl_(kind == HistoryWorld::kNccl),
+        world_(on_nccl_ ? NcclDeltaWorld(plan, devices_)
+                        : std::make_unique<DeltaWorld>(plan)),
         twin_(dense),
         replicas_(replicas),
-        marks_(marks),
+        marks_(kind == HistoryWorld::kThreadsWithBitmaps),
         random_(seed) {}
 
   void Live() {
     for (int32_t rank = 0; rank < Sources(); ++rank) {
-      if (marks_) world_.GiveBitmaps(rank);
+      if (marks_) world_->GiveBitmaps(rank);
     }
     for (size_t value = 0; value < replicas_.values(); ++value) {
       SetBits(value, random_());
     }
-    ASSERT_TRUE(world_.Start().ok());
+    ASSERT_TRUE(world_->Start().ok());
     ASSERT_TRUE(twin_.Start().ok());
     Refit();
     for (int step = 0; step < 6; ++step) {
@@ -181,11 +193,11 @@ class History {
   uint32_t Draw(uint64_t below) {
     return static_cast<uint32_t>(random_() % below);
   }
-  int32_t Sources() const { return world_.plan().source_ranks(); }
-  int32_t Ranks() const { return world_.plan().world_size(); }
+  int32_t Sources() const { return world_->plan().source_ranks(); }
+  int32_t Ranks() const { return world_->plan().world_size(); }
 
   BoundTensor& TensorOf(const Replicas::Element& element) {
-    return world_.tensors[element.rank][element.tensor];
+    return world_->tensors[element.rank][element.tensor];
   }
 
   void SetBits(size_t value, uint64_t bits) {
@@ -240,15 +252,15 @@ class History {
     // A whole tensor.
     const int32_t rank = static_cast<int32_t>(Draw(Sources()));
     for (const size_t value :
-         replicas_.in(rank, Draw(world_.tensors[rank].size()))) {
+         replicas_.in(rank, Draw(world_->tensors[rank].size()))) {
       if (value < replicas_.values()) ChangeValue(value, kind);
     }
   }
 
   void Refit() {
     for (int32_t rank = 0; rank < Sources(); ++rank) {
-      for (size_t i = 0; i < world_.tensors[rank].size(); ++i) {
-        const BoundTensor& tensor = world_.tensors[rank][i];
+      for (size_t i = 0; i < world_->tensors[rank].size(); ++i) {
+        const BoundTensor& tensor = world_->tensors[rank][i];
         if (tensor.size_bytes == 0) continue;
         std::memcpy(twin_.tensors[rank][i].data, tensor.data,
                     tensor.size_bytes);
@@ -256,27 +268,27 @@ class History {
     }
     RunOptions options;
     options.dense = Draw(10) == 0;
-    const absl::Status status = world_.Refit(options);
+    const absl::Status status = world_->Refit(options);
     ASSERT_TRUE(status.ok()) << status;
     ASSERT_TRUE(twin_.Refit().ok());
     for (int32_t rank = 0; rank < Ranks(); ++rank) {
-      const DeltaReport& report = world_.report(rank);
-      ASSERT_EQ(report.is_delta, world_.report().is_delta);
-      ASSERT_EQ(report.version, world_.report().version);
+      const DeltaReport& report = world_->report(rank);
+      ASSERT_EQ(report.is_delta, world_->report().is_delta);
+      ASSERT_EQ(report.version, world_->report().version);
       if (!report.is_delta) continue;
       ++deltas_;
       ASSERT_LE(report.stored_bytes, report.dense_bytes);
       left_out_bytes_ += report.dense_bytes - report.stored_bytes;
     }
     for (int32_t rank = Sources(); rank < Ranks(); ++rank) {
-      for (size_t i = 0; i < world_.tensors[rank].size(); ++i) {
-        const BoundTensor& tensor = world_.tensors[rank][i];
+      for (size_t i = 0; i < world_->tensors[rank].size(); ++i) {
+        const BoundTensor& tensor = world_->tensors[rank][i];
         if (tensor.size_bytes == 0) continue;
         ASSERT_EQ(std::memcmp(tensor.data, twin_.tensors[rank][i].data,
                               tensor.size_bytes),
                   0)
             << tensor.name << " of rank " << rank << " after "
-            << (world_.report().is_delta ? "a delta" : "dense");
+            << (world_->report().is_delta ? "a delta" : "dense");
       }
     }
   }
@@ -284,25 +296,29 @@ class History {
   // A refit that one rank ends, at whatever point the others are.
   void Tear() {
     const auto victim = static_cast<int32_t>(Draw(Ranks()));
-    const std::vector<const void*> elsewhere(world_.tensors[victim].size(),
+    const std::vector<const void*> elsewhere(world_->tensors[victim].size(),
                                              &random_);
-    const auto statuses = world_.OnAllRanks([&](int32_t rank) {
+    const auto statuses = world_->OnAllRanks([&](int32_t rank) {
       RunOptions options;
       if (rank == victim) options.addresses = elsewhere;
-      return world_.RefitOf(rank, options);
+      return world_->RefitOf(rank, options);
     });
     for (const absl::Status& status : statuses) ASSERT_FALSE(status.ok());
     for (int32_t rank = 0; rank < Ranks(); ++rank) {
-      ASSERT_EQ(world_.executor(rank).state(), ExecutorState::kTorn);
+      ASSERT_EQ(world_->executor(rank).state(), ExecutorState::kTorn);
+    }
+    // NCCL's communicators are gone.
+    if (on_nccl_) {
+      ASSERT_TRUE(world_->Connect().ok());
     }
   }
 
   // An engine's weights move to new memory, which holds none.
   void Rebind() {
     const auto rank = static_cast<int32_t>(Draw(Ranks()));
-    world_.Allocate(rank);
+    world_->Allocate(rank);
     twin_.Allocate(rank);
-    ASSERT_TRUE(world_.Bind().ok());
+    ASSERT_TRUE(world_->Bind().ok());
     ASSERT_TRUE(twin_.Bind().ok());
   }
 
@@ -310,21 +326,23 @@ class History {
   // rank, the others make new executors, too.
   void Replace() {
     const auto rank = static_cast<int32_t>(Draw(Ranks()));
-    if (HasDirectRounds(world_.plan())) {
-      world_.Replace(rank);
+    if (HasDirectRounds(world_->plan())) {
+      world_->Replace(rank);
     } else {
-      for (int32_t each = 0; each < Ranks(); ++each) world_.Replace(each);
+      for (int32_t each = 0; each < Ranks(); ++each) world_->Replace(each);
     }
     if (rank >= Sources()) {
-      world_.Allocate(rank);
+      world_->Allocate(rank);
       twin_.Allocate(rank);
       ASSERT_TRUE(twin_.Bind().ok());
     }
-    ASSERT_TRUE(world_.Connect().ok());
-    ASSERT_TRUE(world_.Bind().ok());
+    ASSERT_TRUE(world_->Connect().ok());
+    ASSERT_TRUE(world_->Bind().ok());
   }
 
-  DeltaWorld world_;
+  std::vector<LazyDevice> devices_;
+  const bool on_nccl_;
+  const std::unique_ptr<DeltaWorld> world_;
   DeltaWorld twin_;
   const Replicas& replicas_;
   const bool marks_;
@@ -346,13 +364,21 @@ TEST_P(DeltaHistoryTest, LeavesTheBitsOfDenseRefits) {
       PlanOf(job, snapshot),
       PlanOf(job, snapshot + ", \"peer\": \"staged\", \"bucket_bytes\": 4096"),
       // Staged rounds between hosts, direct ones inside.
-      PlanOf(job, snapshot + ", \"bucket_bytes\": 4096", 3)};
+      PlanOf(job, snapshot + ", \"bucket_bytes\": 4096", 3),
+      PlanOf(job, snapshot + ", \"peer\": \"staged\", \"bucket_bytes\": 4096",
+             3)};
   const Replicas replicas(dense);
   uint64_t deltas = 0;
   uint64_t left_out_bytes = 0;
   for (uint32_t seed = 0; seed < kSeeds; ++seed) {
-    const size_t kind = seed % std::size(plans);
-    History history(plans[kind], dense, replicas, kind == 0, seed);
+    // Few on the last: its ranks meet anew in each.
+    const size_t last = std::size(plans) - 1;
+    const size_t kind = seed % 25 == 0 ? last : seed % last;
+    History history(plans[kind], dense, replicas,
+                    kind == 0      ? HistoryWorld::kThreadsWithBitmaps
+                    : kind == last ? HistoryWorld::kNccl
+                                   : HistoryWorld::kThreads,
+                    seed);
     history.Live();
     ASSERT_FALSE(HasFatalFailure()) << job.name << ", seed " << seed;
     deltas += history.deltas();

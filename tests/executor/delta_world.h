@@ -47,16 +47,24 @@ class DeltaWorld {
   explicit DeltaWorld(const PlanFile& plan, Device* device = nullptr,
                       int32_t rank_of_device = -1)
       : plan_(plan), fabric_(plan.world_size()) {
+    std::vector<Device*> devices(plan.world_size(), &device_);
+    if (rank_of_device >= 0) devices[rank_of_device] = device;
     for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
       transports_.push_back(*fabric_.CreateTransport(rank));
-      devices_.push_back(rank == rank_of_device ? device : &device_);
-      executors_.emplace_back();
-      Replace(rank);
-      tensors.push_back(TensorsOfRank(plan, rank));
-      memory_.emplace_back();
-      bits_.emplace_back();
-      Allocate(rank);
     }
+    AddRanks(std::move(devices));
+  }
+
+  // By rank. `on_thread(rank)`: what a thread of that rank calls first.
+  DeltaWorld(const PlanFile& plan,
+             std::vector<std::unique_ptr<Transport>> transports,
+             std::vector<Device*> devices,
+             std::function<void(int32_t)> on_thread)
+      : plan_(plan),
+        fabric_(plan.world_size()),
+        on_thread_(std::move(on_thread)),
+        transports_(std::move(transports)) {
+    AddRanks(std::move(devices));
   }
 
   // The worker of `rank` ends, and another one comes.
@@ -97,6 +105,7 @@ class DeltaWorld {
       const std::function<absl::Status(int32_t)>& body) {
     std::vector<absl::Status> statuses(plan_.world_size());
     EXPECT_TRUE(RunRankThreads(plan_.world_size(), [&](int32_t rank) {
+                  if (on_thread_) on_thread_(rank);
                   statuses[rank] = body(rank);
                 }).ok());
     return statuses;
@@ -142,9 +151,22 @@ class DeltaWorld {
   std::vector<std::vector<BoundTensor>> tensors;
 
  private:
+  void AddRanks(std::vector<Device*> devices) {
+    devices_ = std::move(devices);
+    for (int32_t rank = 0; rank < plan_.world_size(); ++rank) {
+      executors_.emplace_back();
+      Replace(rank);
+      tensors.push_back(TensorsOfRank(plan_, rank));
+      memory_.emplace_back();
+      bits_.emplace_back();
+      Allocate(rank);
+    }
+  }
+
   const PlanFile& plan_;
   HostDevice device_;
   LocalFabric fabric_;
+  const std::function<void(int32_t)> on_thread_;
   std::vector<Device*> devices_;
   std::vector<std::unique_ptr<Transport>> transports_;
   std::vector<std::unique_ptr<Executor>> executors_;

@@ -5,6 +5,7 @@
 #include "tests/executor/device_conformance.h"
 #include "tests/executor/digest_conformance.h"
 #include "tests/executor/marking_cast_conformance.h"
+#include "tests/executor/message_code_conformance.h"
 #include "tests/executor/quantize_conformance.h"
 
 namespace refit {
@@ -23,6 +24,10 @@ INSTANTIATE_TEST_SUITE_P(Host, DeltaConformance,
                            return std::make_unique<HostDevice>();
                          })));
 INSTANTIATE_TEST_SUITE_P(Host, MarkingCastConformance,
+                         testing::Values(DeviceFactory([] {
+                           return std::make_unique<HostDevice>();
+                         })));
+INSTANTIATE_TEST_SUITE_P(Host, MessageCodeConformance,
                          testing::Values(DeviceFactory([] {
                            return std::make_unique<HostDevice>();
                          })));

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -17,11 +18,29 @@ namespace refit {
 // its device alone.
 class LazyDevice : public HostDevice {
  public:
+  // Called, unless null, where messages are about to be encoded or applied.
+  using Spoil = std::function<void(const std::vector<MessageToCode>&)>;
+  Spoil before_encode;
+  Spoil before_apply;
+
   absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() override {
     return std::make_unique<LazyStream>();
   }
   absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() override {
     return std::make_unique<LazyEvent>();
+  }
+  absl::StatusOr<std::unique_ptr<MessageCoder>> PrepareCodes(
+      std::vector<MessageToCode> messages) override {
+    auto prepared = HostDevice::PrepareCodes(messages);
+    if (!prepared.ok()) return prepared.status();
+    return std::make_unique<LazyCoder>(*this, std::move(messages),
+                                       *std::move(prepared));
+  }
+  // Codes are not checked before somebody waits.
+  bool IsHost() const override { return false; }
+  absl::Status Synchronize(Stream stream) override {
+    RunAll(stream);
+    return absl::OkStatus();
   }
   absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
       absl::Span<std::byte* const> table,
@@ -44,6 +63,15 @@ class LazyDevice : public HostDevice {
     }
   };
 
+  static void RunAll(Stream stream) {
+    auto* const queue = static_cast<Queue*>(stream);
+    if (queue != nullptr) queue->RunUntil(queue->work.size());
+  }
+  static void Put(Stream stream, std::function<void()> work) {
+    if (stream == nullptr) return work();
+    static_cast<Queue*>(stream)->work.push_back(std::move(work));
+  }
+
   class LazyStream : public DeviceStream {
    public:
     Stream get() const override { return queue_.get(); }
@@ -64,14 +92,14 @@ class LazyDevice : public HostDevice {
       const auto wait = [queue = queue_, point = point_] {
         queue->RunUntil(point);
       };
-      if (stream == nullptr) {
-        wait();
-      } else {
-        static_cast<Queue*>(stream)->work.push_back(wait);
-      }
+      Put(stream, wait);
       return absl::OkStatus();
     }
-    absl::StatusOr<bool> Reached() override { return true; }
+    // The host waits for it.
+    absl::StatusOr<bool> Reached() override {
+      if (queue_ != nullptr) queue_->RunUntil(point_);
+      return true;
+    }
 
    private:
     Queue* queue_ = nullptr;  // not owned
@@ -84,8 +112,7 @@ class LazyDevice : public HostDevice {
         : copies_(std::move(copies)) {}
     absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
                          uint32_t) override {
-      if (stream == nullptr) return copies_->Enqueue(batch, nullptr, unless);
-      static_cast<Queue*>(stream)->work.push_back([this, batch, unless] {
+      Put(stream, [this, batch, unless] {
         (void)copies_->Enqueue(batch, nullptr, unless);
       });
       return absl::OkStatus();
@@ -93,6 +120,54 @@ class LazyDevice : public HostDevice {
 
    private:
     const std::unique_ptr<PreparedCopies> copies_;
+  };
+
+  class LazyCoder : public MessageCoder {
+   public:
+    LazyCoder(const LazyDevice& device, std::vector<MessageToCode> messages,
+              std::unique_ptr<MessageCoder> coder)
+        : device_(device),
+          messages_(std::move(messages)),
+          coder_(std::move(coder)) {}
+    absl::Status Restart(Stream stream) override {
+      Put(stream, [this] { (void)coder_->Restart(nullptr); });
+      return absl::OkStatus();
+    }
+    absl::Status Count(size_t begin, size_t count, Stream stream) override {
+      Put(stream, [=, this] { (void)coder_->Count(begin, count, nullptr); });
+      return absl::OkStatus();
+    }
+    absl::StatusOr<absl::Span<const ChangedElements>> Counted(
+        Stream stream) override {
+      RunAll(stream);
+      return coder_->Counted(nullptr);
+    }
+    absl::Status Encode(size_t begin, size_t count, size_t rung,
+                        Stream stream) override {
+      Put(stream, [=, this] {
+        if (device_.before_encode) device_.before_encode(messages_);
+        (void)coder_->Encode(begin, count, rung, nullptr);
+      });
+      return absl::OkStatus();
+    }
+    absl::Status Apply(size_t begin, size_t count, size_t rung,
+                       Stream stream) override {
+      Put(stream, [=, this] {
+        if (device_.before_apply) device_.before_apply(messages_);
+        (void)coder_->Apply(begin, count, rung, nullptr);
+      });
+      return absl::OkStatus();
+    }
+    absl::StatusOr<std::optional<CodingFailure>> FirstFailure(
+        Stream stream) override {
+      RunAll(stream);
+      return coder_->FirstFailure(nullptr);
+    }
+
+   private:
+    const LazyDevice& device_;
+    const std::vector<MessageToCode> messages_;
+    const std::unique_ptr<MessageCoder> coder_;
   };
 };
 

@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/executor/delta_world.h"
+#include "tests/executor/nccl_delta_world.h"
 
 namespace refit {
 namespace {
@@ -210,6 +212,193 @@ TEST(StagedDeltaTest, AWrongBitAtTheReceiverFailsTheRefitOnAllRanks) {
   ASSERT_TRUE(world.Refit().ok());
   EXPECT_FALSE(world.report().is_delta);
   EXPECT_TRUE(IsEqual(world));
+}
+
+// Over the fake libnccl, on devices that work on streams.
+class NcclStagedDeltaTest : public testing::Test {
+ protected:
+  NcclStagedDeltaTest() {
+    fake_nccl_reset();
+    Fill(*world_);
+    EXPECT_TRUE(world_->Start().ok());
+    EXPECT_TRUE(world_->Refit().ok());
+  }
+  ~NcclStagedDeltaTest() override {
+    EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
+  }
+
+  // A delta refit fails on all ranks, by what `rank` finds; the next one, after
+  // a Connect, is dense.
+  void ExpectTorn(int32_t rank, absl::StatusCode code,
+                  const std::string& text) {
+    Change(*world_, 1000);
+    const std::vector<absl::Status> statuses = world_->Refits();
+    EXPECT_EQ(statuses[rank].code(), code) << statuses[rank];
+    EXPECT_NE(statuses[rank].message().find(text), std::string::npos)
+        << statuses[rank];
+    EXPECT_FALSE(statuses[1 - rank].ok());
+    for (LazyDevice& device : devices_) {
+      device.before_encode = device.before_apply = nullptr;
+    }
+    ASSERT_TRUE(world_->Connect().ok());
+    ASSERT_TRUE(world_->Refit().ok());
+    EXPECT_FALSE(world_->report().is_delta);
+    EXPECT_TRUE(IsEqual(*world_));
+    Change(*world_, 1000);
+    ASSERT_TRUE(world_->Refit().ok());
+    EXPECT_EQ(world_->report().rung, 64);
+    EXPECT_TRUE(IsEqual(*world_));
+  }
+
+  const PlanFile plan_ = HostsPlan();
+  std::vector<LazyDevice> devices_{2};
+  const std::unique_ptr<DeltaWorld> world_ = NcclDeltaWorld(plan_, devices_);
+};
+
+TEST_F(NcclStagedDeltaTest, MessagesHaveTheSizesOfTheRung) {
+  const struct {
+    uint64_t nth;
+    uint32_t rung;
+  } cases[] = {{kElements + 1, 64}, {64, 64}, {63, 16}, {5, 4}, {3, 1}};
+  for (const auto& [nth, rung] : cases) {
+    Change(*world_, nth);
+    ASSERT_TRUE(world_->Refit().ok());
+    EXPECT_EQ(world_->report().rung, rung) << nth;
+    EXPECT_EQ(world_->executor(1).counters().bytes_received,
+              world_->report().stored_bytes);
+    EXPECT_EQ(world_->report().changed_elements, (kElements + nth - 1) / nth);
+    EXPECT_TRUE(IsEqual(*world_)) << nth;
+  }
+}
+
+// Found when the refit is over on the rank, and before any rank has a base.
+TEST_F(NcclStagedDeltaTest, TensorsWrittenAfterRunBeganTearTheRefit) {
+  devices_[0].before_encode = [](const std::vector<MessageToCode>& messages) {
+    std::memset(messages[0].elements, 0x11, messages[0].message.size_bytes);
+  };
+  ExpectTorn(0, absl::StatusCode::kFailedPrecondition,
+             "round 0: send of 3592 bytes to rank 1: 65536 elements changed, "
+             "with room for 1024: its tensors were written after Run began");
+}
+
+TEST_F(NcclStagedDeltaTest, AMessageThatWasDamagedTearsTheRefit) {
+  devices_[1].before_apply = [](const std::vector<MessageToCode>& messages) {
+    messages[0].code[1] = std::byte{0x11};
+  };
+  ExpectTorn(1, absl::StatusCode::kDataLoss,
+             "round 0: recv of 3592 bytes from rank 0: what changed is not "
+             "encoded as it should be: 4418 elements, with room for 1024");
+}
+
+// A device that works on the calling thread.
+class EagerDevice : public LazyDevice {
+ public:
+  absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() override {
+    return HostDevice::CreateStream();
+  }
+  bool IsHost() const override { return true; }
+};
+
+// There it is found at once: some rounds are over, and others not begun.
+TEST(StagedDeltaTest, ARefitMayEndBetweenTwoStagedRounds) {
+  const PlanFile plan = PlanOfJob(R"({
+    "model": {"parameters": [
+      {"name": "w", "shape": [256, 256], "dtype": "bf16"}]},
+    "source": {"layout": "generic", "meshes": {"m": {"axes": {"a": 1}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "destination": {"layout": "generic", "meshes": {"m": {"axes": {"a": 1}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "topology": {"gpus_per_host": 1},
+    "options": {"delta": {"dense_every": 0}, "bucket_bytes": 16384,
+                "slots": 1, "staging_bytes": 32768}})");
+  for (const bool at_sender : {true, false}) {
+    EagerDevice device;
+    DeltaWorld world(plan, &device, at_sender ? 0 : 1);
+    Fill(world);
+    ASSERT_TRUE(world.Start().ok());
+    ASSERT_TRUE(world.Refit().ok());
+    int rounds = 0;
+    (at_sender ? device.before_encode : device.before_apply) =
+        [&](const std::vector<MessageToCode>& messages) {
+          if (++rounds != 3) return;
+          // Of four rounds.
+          const MessageToCode& third = messages[messages.size() / 2];
+          std::memset(at_sender ? third.elements : third.code, 0x11,
+                      at_sender ? third.message.size_bytes : 8);
+        };
+    Change(world, 1000);
+    const std::vector<absl::Status> statuses = world.Refits();
+    EXPECT_EQ(statuses[at_sender ? 0 : 1].code(),
+              at_sender ? absl::StatusCode::kFailedPrecondition
+                        : absl::StatusCode::kDataLoss)
+        << statuses[0] << statuses[1];
+    for (const absl::Status& status : statuses) {
+      EXPECT_NE(status.message().find("round 2: "), std::string::npos)
+          << status;
+    }
+    EXPECT_EQ(rounds, 3);
+    for (int32_t rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(world.executor(rank).state(), ExecutorState::kTorn);
+    }
+    ASSERT_TRUE(world.Refit().ok());
+    EXPECT_FALSE(world.report().is_delta);
+    EXPECT_TRUE(IsEqual(world));
+  }
+}
+
+// Staged rounds that share staging, in slots: each waits for what it needs.
+TEST(NcclStagedDeltasTest, RoundsReuseTheirStagingInOrder) {
+  for (const int slots : {1, 2, 3}) {
+    fake_nccl_reset();
+    const PlanFile plan = PlanOfJob(
+        absl::StrCat(R"job({
+      "model": {"parameters": [
+        {"name": "w", "shape": [256, 256], "dtype": "bf16"}]},
+      "source": {"layout": "generic", "meshes": {"m": {"axes": {"a": 2}}},
+        "tensors": [{"match": "*", "mesh": "m", "placements": ["Shard(0)"]}]},
+      "destination": {"layout": "generic", "meshes": {"m": {"axes": {"a": 2}}},
+        "tensors": [{"match": "*", "mesh": "m", "placements": ["Shard(1)"]}]},
+      "topology": {"gpus_per_host": 1},
+      "options": {"delta": {"dense_every": 0}, "bucket_bytes": 4096,
+                  "slots": )job",
+                     slots, ", \"staging_bytes\": ", 16384 * slots, "}}"));
+    std::vector<LazyDevice> devices(4);
+    const auto world = NcclDeltaWorld(plan, devices);
+    const auto fill = [&](uint16_t seed) {
+      for (int32_t rank = 0; rank < 2; ++rank) {
+        const BoundTensor& tensor = TensorOf(*world, rank, "w");
+        auto* const values = static_cast<uint16_t*>(tensor.data);
+        for (uint64_t i = 0; i < tensor.size_bytes / 2; ++i) {
+          if (seed == 0 || i % 71 == seed) {
+            values[i] = static_cast<uint16_t>(rank * 32768 + i * 7 + seed);
+          }
+        }
+      }
+    };
+    fill(0);
+    ASSERT_TRUE(world->Start().ok());
+    ASSERT_TRUE(world->Refit().ok());
+    for (uint16_t refit = 1; refit < 4; ++refit) {
+      fill(refit);
+      ASSERT_TRUE(world->Refit().ok());
+      EXPECT_EQ(world->report().rung, 64);
+      // Rows of one half of the columns each.
+      for (uint32_t row = 0; row < 256; ++row) {
+        const auto* const sent = static_cast<const uint16_t*>(
+                                     TensorOf(*world, row / 128, "w").data) +
+                                 row % 128 * 256;
+        for (int32_t half = 0; half < 2; ++half) {
+          const auto* const received =
+              static_cast<const uint16_t*>(
+                  TensorOf(*world, 2 + half, "w").data) +
+              row * 128;
+          ASSERT_EQ(std::memcmp(received, sent + half * 128, 256), 0)
+              << slots << " slots, row " << row;
+        }
+      }
+    }
+    EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
+  }
 }
 
 }  // namespace

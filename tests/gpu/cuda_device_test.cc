@@ -12,6 +12,7 @@
 #include "tests/executor/device_conformance.h"
 #include "tests/executor/digest_conformance.h"
 #include "tests/executor/marking_cast_conformance.h"
+#include "tests/executor/message_code_conformance.h"
 #include "tests/executor/quantize_conformance.h"
 #include "tests/gpu/mapped_segment.h"
 
@@ -31,6 +32,10 @@ INSTANTIATE_TEST_SUITE_P(Cuda, DeltaConformance,
                            return *CreateCudaDevice(0);
                          })));
 INSTANTIATE_TEST_SUITE_P(Cuda, MarkingCastConformance,
+                         testing::Values(DeviceFactory([] {
+                           return *CreateCudaDevice(0);
+                         })));
+INSTANTIATE_TEST_SUITE_P(Cuda, MessageCodeConformance,
                          testing::Values(DeviceFactory([] {
                            return *CreateCudaDevice(0);
                          })));

@@ -300,7 +300,7 @@ class Whole {
     if (!text.empty()) return Fate::kProof;
     const bool is_contract = ContractsDiffer(plan_, *plan);
     RunOfRanksResult sizes;
-    MeasureSizes(*plan, /*on_host=*/true, sizes);
+    MeasureSizes(*plan, sizes);
     if (sizes.source_bytes + sizes.destination_bytes + sizes.scratch_bytes <=
         kRunnableBytes) {
       text = FaultOfRun(*plan);

@@ -11,10 +11,12 @@
 #include "executor/device/cuda/cuda_graph.h"
 #include "executor/device/cuda/cuda_marks.h"
 #include "executor/device/cuda/cuda_memory_watch.h"
+#include "executor/device/cuda/cuda_message_coder.h"
 #include "executor/device/cuda/cuda_sharing.h"
 #include "executor/device/cuda/cuda_status.h"
 #include "executor/device/cuda/delta_kernel.h"
 #include "executor/device/cuda/marking_cast_kernel.h"
+#include "executor/device/cuda/message_code_kernel.h"
 #include "executor/device/cuda/quantize_kernel.h"
 #include "executor/device/marking_cast.h"
 
@@ -116,6 +118,12 @@ class CudaDevice : public Device {
       absl::Span<const CopyBatch> batches) override {
     const ScopedDevice current(ordinal_);
     return PrepareCudaCopies(ordinal_, limits_, table, batches);
+  }
+
+  absl::StatusOr<std::unique_ptr<MessageCoder>> PrepareCodes(
+      std::vector<MessageToCode> messages) override {
+    const ScopedDevice current(ordinal_);
+    return MakeCudaMessageCoder(ordinal_, limits_.multiprocessors, messages);
   }
 
   absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() override {
@@ -264,6 +272,8 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
                            "loading the casts that mark changes"));
   status.Update(
       CudaStatus(cuda::LoadApplyKernel(), "loading the post-hook kernel"));
+  status.Update(CudaStatus(cuda::LoadMessageCodeKernels(),
+                           "loading the kernels of coded messages"));
   status.Update(
       CudaStatus(cuda::LoadFenceKernels(), "loading the fence kernels"));
   if (!status.ok()) return status;

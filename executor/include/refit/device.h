@@ -202,6 +202,84 @@ class PreparedCopies {
                                uint32_t multiprocessors_max = 0) = 0;
 };
 
+// Bytes of a message that hold elements of one size, between alignment gaps.
+struct ElementRange {
+  uint64_t begin_byte = 0;
+  uint64_t end_byte = 0;
+  uint32_t element_bytes = 0;  // 1, 2, 4 or 8
+  bool always = false;         // sent whether they changed or not
+
+  uint64_t size_bytes() const { return end_byte - begin_byte; }
+};
+
+// A message, or the part of one that travels at once, of which only what
+// changed is sent (executor/delta/message_code.h).
+struct CodedMessage {
+  uint64_t size_bytes = 0;
+  uint32_t element_bytes = 0;        // 1, 2, 4 or 8; the narrowest
+  std::vector<ElementRange> ranges;  // ascending
+
+  uint64_t elements() const {
+    return (size_bytes + element_bytes - 1) / element_bytes;
+  }
+  // Room for what is always sent, and one changed element of 2^rung others.
+  uint64_t RoomOn(uint32_t rung) const;
+  uint64_t CodeBytes(uint64_t room) const;
+};
+
+struct ChangedElements {
+  uint64_t count = 0;  // each of its own size, without those always sent
+  uint64_t room = 0;   // enough for them and for those always sent
+};
+
+// Where a CodedMessage is in a device's memory. Elements are aligned to
+// `element_bytes`, codes to 8 bytes.
+struct MessageToCode {
+  CodedMessage message;  // of no elements: it always travels whole
+  // By rung: for how many elements its code has room. 0: it travels whole.
+  std::vector<uint64_t> rooms;
+  // Of a send what is sent, of a receive what the receiver holds.
+  std::byte* elements = nullptr;
+  const std::byte* before = nullptr;  // of a send: what was sent last
+  std::byte* code = nullptr;
+};
+
+// The first message that could not be coded.
+struct CodingFailure {
+  size_t message = 0;
+  // kFailedPrecondition: of a send, more changed than were counted. kDataLoss:
+  // of a receive, no message is encoded like that.
+  absl::Status why;
+};
+
+// Finds, encodes and applies what changed in messages, on streams of a device;
+// all devices write the same codes. Messages are named by their numbers
+// [begin, begin + count); those that are of the other kind, or travel whole,
+// are left alone. Enqueuing allocates nothing.
+class MessageCoder {
+ public:
+  virtual ~MessageCoder() = default;
+  // Forgets what was counted, and failures.
+  virtual absl::Status Restart(Stream stream) = 0;
+  // Adds up what of sends differs from `before`, each message once. Elements
+  // must be as they are now when they are encoded.
+  virtual absl::Status Count(size_t begin, size_t count, Stream stream) = 0;
+  // By message, of those counted since Restart. Requires: `stream`, on which
+  // they were counted, is done; no other is used. Valid until the next call.
+  virtual absl::StatusOr<absl::Span<const ChangedElements>> Counted(
+      Stream stream) = 0;
+  // Writes codes of sends. Requires: they were counted.
+  virtual absl::Status Encode(size_t begin, size_t count, size_t rung,
+                              Stream stream) = 0;
+  // Puts what codes of receives hold into their elements. It writes nothing
+  // beyond the message, whatever the code holds.
+  virtual absl::Status Apply(size_t begin, size_t count, size_t rung,
+                             Stream stream) = 0;
+  // Since Restart, of what is done. Waits for `stream`.
+  virtual absl::StatusOr<std::optional<CodingFailure>> FirstFailure(
+      Stream stream) = 0;
+};
+
 // Memory of a device, freed by scope.
 class DeviceMemory {
  public:
@@ -341,6 +419,11 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
       absl::Span<std::byte* const> table,
       absl::Span<const CopyBatch> batches) = 0;
+
+  // Makes messages ready, which must be in this device's memory and outlive
+  // the result.
+  virtual absl::StatusOr<std::unique_ptr<MessageCoder>> PrepareCodes(
+      std::vector<MessageToCode> messages) = 0;
 
   virtual absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() = 0;
   // Whether `stream` is capturing, so that work goes into a graph.

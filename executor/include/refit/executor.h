@@ -321,16 +321,18 @@ class Executor {
   // have called Connect or Close: a peer's stores and reads may still be under
   // way.
   //
-  // Enqueues one refit on `stream` and returns, without waiting for a device.
+  // Enqueues one refit on `stream` and returns, without waiting for a device,
+  // but where it counts what changed.
   // It allocates nothing, but for the first checked refit after a Bind. In a
   // plan with options.delta, and with RunOptions::check, it returns after all
   // ranks have called it, because they agree first: so one thread cannot run
   // several ranks, which would wait until the deadline. With a transport that
   // reaches no peer's memory (UCX) a plan without staged rounds has only dense
-  // refits, and nothing is waited for. In host memory, staged rounds of such a
-  // plan are packed once before, to count what changed. The timeout starts
-  // here. An error fails the refit on all ranks and leaves kTorn; what was
-  // enqueued has ended then. Run may be called again, after Connect if the
+  // refits, and nothing is waited for. Before a delta refit with staged rounds,
+  // what this rank sends in them is packed once more, to count what changed:
+  // Run waits for that, and so for what `stream` was given before. The timeout
+  // starts here. An error fails the refit on all ranks and leaves kTorn; what
+  // was enqueued has ended then. Run may be called again, after Connect if the
   // transport asks for it.
   absl::Status Run(Stream stream, const RunOptions& options);
 
@@ -384,7 +386,8 @@ class Executor {
   // Fills the entries of the rank's scratch.
   void PlaceScratch(std::vector<std::byte*>& addresses) const;
   absl::Status CheckTensors(const RunOptions& options) const;
-  absl::StatusOr<size_t> FindRung(const RunOptions& options);
+  absl::StatusOr<size_t> FindRung(Stream stream, const RunOptions& options,
+                                  Deadline deadline);
   absl::Status CheckCapture(bool check) const;
   absl::Status PrepareCheck(Deadline deadline);
   absl::Status CompareStates();

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "refit/device.h"
 
@@ -20,6 +21,8 @@ class HostDevice : public Device {
   absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
       absl::Span<std::byte* const> table,
       absl::Span<const CopyBatch> batches) override;
+  absl::StatusOr<std::unique_ptr<MessageCoder>> PrepareCodes(
+      std::vector<MessageToCode> messages) override;
   absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() override;
   absl::StatusOr<bool> IsCapturing(Stream) override { return false; }
   absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() override;

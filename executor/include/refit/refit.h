@@ -136,8 +136,7 @@ const char* refit_plan_digest(const refit_plan* plan);
 
 /* Device memory that an executor of `rank` allocates for staging, in bytes.
  * With UCX, direct rounds need at most 1 MiB more for each of their messages.
- * In host memory, a plan with deltas and staged rounds takes three times all
- * of this.
+ * A plan with deltas and staged rounds takes three times all of this.
  * Error: REFIT_INVALID_ARGUMENT, no such rank. */
 refit_status* refit_plan_staging_bytes(const refit_plan* plan, int32_t rank,
                                        uint64_t* staging_bytes);
@@ -543,6 +542,8 @@ refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
  * have called it, because they agree first. So one thread cannot run several
  * ranks: its first run would wait until the timeout. Over UCX a plan with
  * options.delta and without staged rounds sends all, and waits for nobody.
+ * Before a delta refit with staged rounds it waits until `stream` has come here
+ * and what changed is counted.
  *
  * While `stream` is captured, the refit becomes part of the graph. Replay the
  * graph on all ranks alike and wait for it yourself: no timeout holds. Destroy

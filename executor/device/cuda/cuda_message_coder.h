@@ -1,0 +1,21 @@
+// The MessageCoder of a GPU.
+#ifndef REFIT_EXECUTOR_DEVICE_CUDA_CUDA_MESSAGE_CODER_H_
+#define REFIT_EXECUTOR_DEVICE_CUDA_CUDA_MESSAGE_CODER_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "refit/device.h"
+
+namespace refit {
+
+// Of device number `device`, which is the current one.
+absl::StatusOr<std::unique_ptr<MessageCoder>> MakeCudaMessageCoder(
+    int device, uint32_t multiprocessors,
+    const std::vector<MessageToCode>& messages);
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_DEVICE_CUDA_CUDA_MESSAGE_CODER_H_
