@@ -319,7 +319,7 @@ TEST(StateCheckTest, WhatCameFromElsewhereIsNamed) {
 // Replicas are compared one by one.
 TEST(StateCheckTest, OneWrongReplicaIsNamedAlone) {
   PlanBuilder builder = RelayPlan({.replicas = 3, .layers = 2});
-  // In the last round rank 3 takes one stripe in place of another.
+  // In the last round rank 3 takes each of two stripes in place of the other.
   std::vector<PlanBuilder::Message*> last;
   for (PlanBuilder::Message& message : builder.ranks[3].messages) {
     if (message.round + 1 == builder.rounds &&
@@ -328,7 +328,7 @@ TEST(StateCheckTest, OneWrongReplicaIsNamedAlone) {
     }
   }
   ASSERT_EQ(last.size(), 2);
-  last[0]->copies[0].offset = last[1]->copies[0].offset;
+  std::swap(last[0]->copies[0].offset, last[1]->copies[0].offset);
   const PlanFile plan = builder.Open();
   World world(plan);
   world.Bind();
