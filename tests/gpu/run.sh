@@ -13,6 +13,7 @@ fi
 for test in cuda_device_test refit_gpu_test; do
   "$bin/$test" --gtest_brief=1
 done
+"$(dirname "$0")/deltas.sh" "$bin"
 if [ "$(nvidia-smi -L | wc -l)" -ge 2 ]; then
   "$(dirname "$0")/hosts.sh" "$bin"
 fi
