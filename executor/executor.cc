@@ -214,7 +214,7 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
       if (allocated.ok()) memory = *std::move(allocated);
       made.Update(allocated.status());
     };
-    allocate(staging_, StagingBytes(plan_, schedule_->staging_bytes()));
+    allocate(staging_, schedule_->staging_bytes());
     allocate(scratch_, ScratchBytes(plan_, options_.rank));
     if (made.ok() && versions_ != nullptr &&
         plan_.body().delta()->changes() == fb::DeltaChanges::kSnapshot) {

@@ -198,6 +198,11 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
   if (batches != nullptr && status.ok()) {
     status.Update(keep_timer_->Start(stream));
     status.Update(EnqueueBatches(batches->after, stream));
+    if (IsCoded()) {
+      status.Update(rounds_.delta.staged->EnqueueKeep(stream));
+    } else if (kind_ == RefitKind::kDelta) {
+      status.Update(EnqueueBatch(rounds_.delta.keep_staged, stream));
+    }
     status.Update(keep_timer_->Stop(stream));
   }
   // Nobody writes or reads the rank's tensors any more: the last direct round
@@ -352,15 +357,22 @@ absl::Status RefitEnqueuer::AwaitUnpacked(std::optional<size_t> round,
                            : absl::OkStatus();
 }
 
-// `before`: also what the round sent last.
-absl::Status RefitEnqueuer::EnqueuePack(size_t round, bool before,
-                                        Stream stream) {
-  const RoundWork& work = schedule_.rounds()[round];
-  absl::Status status = rounds_.copies->Enqueue(*work.pack_batch, stream);
-  if (!before) return status;
-  const auto& batch = rounds_.delta.staged_batches[round].pack_before;
-  if (batch.has_value()) status.Update(rounds_.copies->Enqueue(*batch, stream));
-  return status;
+std::optional<size_t> RefitEnqueuer::PackBatch(size_t round) const {
+  return IsCoded() ? rounds_.delta.staged_batches[round]
+                         .pack[rounds_.delta.staged->rung()]
+                   : schedule_.rounds()[round].pack_batch;
+}
+
+std::optional<size_t> RefitEnqueuer::UnpackBatch(size_t round) const {
+  return IsCoded() ? rounds_.delta.staged_batches[round]
+                         .unpack[rounds_.delta.staged->rung()]
+                   : schedule_.rounds()[round].unpack_batch;
+}
+
+absl::Status RefitEnqueuer::EnqueueBatch(std::optional<size_t> batch,
+                                         Stream stream) {
+  return batch.has_value() ? rounds_.copies->Enqueue(*batch, stream)
+                           : absl::OkStatus();
 }
 
 absl::StatusOr<size_t> RefitEnqueuer::FindRung(Stream stream,
@@ -376,13 +388,7 @@ absl::StatusOr<size_t> RefitEnqueuer::FindRung(Stream stream,
   const Stream pack = pack_stream_->get();
   status.Update(started_->Record(stream));
   status.Update(started_->Await(pack));
-  for (size_t i = 0; i < schedule_.rounds().size(); ++i) {
-    const RoundWork& work = schedule_.rounds()[i];
-    if (!status.ok()) return status;
-    if (!work.pack_batch.has_value()) continue;
-    status.Update(EnqueuePack(i, /*before=*/true, pack));
-    status.Update(staged->EnqueueCount(work, pack));
-  }
+  if (status.ok()) status = staged->EnqueueCount(pack);
   status.Update(counted_->Record(pack));
   if (status.ok()) status = AwaitCounted(deadline);
   if (!status.ok()) return status;
@@ -436,7 +442,7 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
       status.Update(quantize_events_[*work.quantized].done->Await(pack));
     }
     if (events.timer != nullptr) status.Update(events.timer->Start(pack));
-    status.Update(EnqueuePack(round, /*before=*/IsCoded(), pack));
+    status.Update(EnqueueBatch(PackBatch(round), pack));
     if (IsCoded() && status.ok()) {
       status = rounds_.delta.staged->EnqueueEncode(work, pack);
     }
@@ -448,12 +454,6 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
   status.Update(AwaitUnpacked(work.reuses_unpacked, stream));
   if (events.timer != nullptr && !work.pack_batch.has_value()) {
     status.Update(events.timer->Start(stream));
-  }
-  if (IsCoded()) {
-    const auto& held = rounds_.delta.staged_batches[round].pack_held;
-    if (held.has_value()) {
-      status.Update(rounds_.copies->Enqueue(*held, stream));
-    }
   }
   if (!status.ok()) return status;
   status =
@@ -474,7 +474,7 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
       status = rounds_.delta.staged->EnqueueApply(work, unpack);
     }
     if (!status.ok()) return status;
-    status.Update(rounds_.copies->Enqueue(*work.unpack_batch, unpack));
+    status.Update(EnqueueBatch(UnpackBatch(round), unpack));
     status.Update(events.unpacked->Record(unpack));
     if (is_timed_) events.unpack_span = SpanSince(start);
     counters_.unpack_seconds += SecondsSince(start);

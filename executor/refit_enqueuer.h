@@ -124,7 +124,10 @@ class RefitEnqueuer {
   absl::Status AwaitUnpacked(std::optional<size_t> round, Stream stream);
   absl::Status EnqueueStaged(size_t round, Stream stream);
   absl::Status AwaitCounted(Deadline deadline);
-  absl::Status EnqueuePack(size_t round, bool before, Stream stream);
+  // Of a staged round of the refit that is enqueued.
+  std::optional<size_t> PackBatch(size_t round) const;
+  std::optional<size_t> UnpackBatch(size_t round) const;
+  absl::Status EnqueueBatch(std::optional<size_t> batch, Stream stream);
   absl::Status EnqueueDirect(size_t round, Stream stream);
   Traffic TrafficOf(const RoundWork& work) const;
   void CountMessages(const RoundWork& work);

@@ -9,7 +9,6 @@
 #include "absl/strings/str_format.h"
 #include "executor/copies/tensor_table.h"
 #include "executor/delta/bitmaps.h"
-#include "executor/delta/delta_rounds.h"
 #include "plan/scratch_windows.h"
 #include "plan/sent_ranges.h"
 #include "refit/host_device.h"
@@ -131,7 +130,7 @@ void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result) {
       result.snapshot_bytes += SnapshotBytes(plan, rank);
     }
     const uint64_t staging_bytes =
-        StagingBytes(plan, plan.body().programs()->Get(rank)->staging_bytes());
+        plan.body().programs()->Get(rank)->staging_bytes();
     TensorTable(plan, rank)
         .ForEachPostHook([&](size_t, uint64_t, const fb::PostHook& hook) {
           ++result.post_hooks[hook.name()->str()];

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "executor/delta/delta_rounds.h"
 #include "executor/rank_schedule.h"
 #include "refit/cuda_device.h"
 #include "refit/host_device.h"
@@ -24,8 +23,8 @@ void MeasureSent(const PlanFile& plan, RunOfRanksResult& result) {
   result.staging_bytes = 0;
   result.peak_staging_bytes = 0;
   for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-    const uint64_t staging_bytes = StagingBytes(
-        plan, RankSchedule(plan, rank, DirectRounds::kSent).staging_bytes());
+    const uint64_t staging_bytes =
+        RankSchedule(plan, rank, DirectRounds::kSent).staging_bytes();
     result.staging_bytes += staging_bytes;
     result.peak_staging_bytes =
         std::max(result.peak_staging_bytes, staging_bytes);

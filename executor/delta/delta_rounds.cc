@@ -66,12 +66,6 @@ bool HasRungs(const PlanFile& plan) {
          delta->rungs()->size() > 0;
 }
 
-// What one of the three areas of StagingBytes takes.
-uint64_t StagingArea(uint64_t scheduled_bytes) {
-  return static_cast<uint64_t>(
-      AlignStaging(static_cast<int64_t>(scheduled_bytes)));
-}
-
 class DeltaRoundsBuilder {
  public:
   DeltaRoundsBuilder(const PlanFile& plan, int32_t rank,
@@ -125,7 +119,7 @@ class DeltaRoundsBuilder {
   // What a rank holds beside its tensors, and where in the table.
   absl::Status Allocate() {
     const std::vector<SentRange> ranges = SentRanges(plan_, rank_);
-    // Staged rounds leave the snapshot as it is, so they share.
+    // Staged rounds find changes before the others, so they share.
     const std::vector<bool> shared = schedule_.DirectReceivers().empty()
                                          ? std::vector<bool>(tensors_.stacks())
                                          : SharedStacks(plan_, rank_);
@@ -290,70 +284,100 @@ class DeltaRoundsBuilder {
   }
 
   absl::Status AddStaged() {
-    const uint64_t area = StagingArea(schedule_.staging_bytes());
-    const uint64_t staging_entry = tensors_.size();
-    const uint64_t before_entry = copies_.table.size();
-    copies_.table.push_back(staging_ + area);
     rounds_.staged = std::make_unique<StagedDeltas>(plan_, rank_, schedule_);
     rounds_.staged_batches.resize(schedule_.rounds().size());
     is_staged_.resize(tensors_.stacks());
-    std::vector<const std::byte*> before(schedule_.operations().size());
     for (size_t r = 0; r < schedule_.rounds().size(); ++r) {
       const RoundWork& work = schedule_.rounds()[r];
       if (work.mechanism != fb::Mechanism::kStaged) continue;
-      // What the receiver holds of messages that are coded, by their staging.
-      std::map<uint64_t, uint64_t> coded;
+      std::map<uint64_t, uint32_t> sends, receives;  // coded, by their staging
       for (uint32_t i = 0; i < work.operations_count; ++i) {
         const uint32_t number = work.operations_begin + i;
+        if (!rounds_.staged->IsCoded(number)) continue;
         const Operation& operation = schedule_.operations()[number];
         const MessagePart& part = schedule_.parts()[number];
-        const std::optional<CopyAddress>& in_tensor = copies_.in_tensor[number];
-        if (operation.kind == fb::MessageKind::kRecv) {
-          if (!rounds_.staged->IsCoded(number) || in_tensor.has_value()) {
-            continue;
-          }
-          coded[part.staging_offset] =
-              part.staging_offset + operation.size_bytes;
-          continue;
+        const bool send = operation.kind == fb::MessageKind::kSend;
+        if (send) NoteStaged(part.message);
+        if (const auto& in_tensor = copies_.in_tensor[number]) {
+          AddRun(number, *in_tensor, operation.size_bytes);
+        } else {
+          (send ? sends : receives)[part.staging_offset] = number;
         }
-        NoteStaged(part.message);
-        before[number] =
-            in_tensor.has_value()
-                ? copies_.table[in_tensor->entry + shadow_entries_] +
-                      in_tensor->byte_offset
-                : copies_.table[before_entry] + part.staging_offset;
       }
       StagedDeltaBatches& batches = rounds_.staged_batches[r];
-      if (work.pack_batch.has_value()) {
-        CopyBatch pack = copies_.batches[*work.pack_batch];
-        for (StridedCopy& copy : pack.copies) {
-          copy.from.entry += shadow_entries_;
-          copy.to.entry = before_entry;
-        }
-        batches.pack_before = AddUnlessEmpty(std::move(pack));
-      }
-      if (work.unpack_batch.has_value()) {
-        // A copy: batches are added.
-        const CopyBatch unpack = copies_.batches[*work.unpack_batch];
-        CopyBatch pack;
-        for (const StridedCopy& copy : unpack.copies) {
-          const auto found = coded.upper_bound(copy.from.byte_offset);
-          // What is cast is always sent.
-          if (found == coded.begin() ||
-              std::prev(found)->second <= copy.from.byte_offset ||
-              copy.from.entry != staging_entry ||
-              copy.from.dtype != copy.to.dtype) {
-            continue;
-          }
-          Append(unpack, copy, pack);
-          std::swap(pack.copies.back().from, pack.copies.back().to);
-        }
-        for (CopyLoop& loop : pack.loops) std::swap(loop.from, loop.to);
-        batches.pack_held = AddUnlessEmpty(std::move(pack));
-      }
+      batches.pack = AddStagedCopies(work.pack_batch, sends, /*send=*/true);
+      batches.unpack =
+          AddStagedCopies(work.unpack_batch, receives, /*send=*/false);
     }
-    return rounds_.staged->Bind(copies_.operations, before, staging_ + 2 * area,
-                                device_);
+    return rounds_.staged->Bind(copies_.operations, staging_, copies_.table,
+                                shadow_entries_, device_);
+  }
+
+  // The message is a run of a tensor.
+  void AddRun(uint32_t number, const CopyAddress& in_tensor,
+              uint64_t size_bytes) {
+    const uint64_t elements = size_bytes / DTypeBytes(in_tensor.dtype);
+    CopyBatch batch;
+    (void)AppendCopy(
+        RunOf(in_tensor, elements),
+        RunOf({.entry = 0, .byte_offset = 0, .dtype = in_tensor.dtype},
+              elements),
+        /*link=*/0, batch);
+    rounds_.staged->AddCopy(number, batch.copies.front(), batch.loops);
+  }
+
+  // Tells where the elements of `coded`, operations by their staging, lie.
+  // Returns by rung the batch that packs or unpacks what travels whole on it.
+  std::vector<std::optional<size_t>> AddStagedCopies(
+      std::optional<size_t> number, const std::map<uint64_t, uint32_t>& coded,
+      bool send) {
+    std::vector<std::optional<size_t>> by_rung(rounds_.staged->rungs());
+    if (!number.has_value()) return by_rung;
+    // A copy: batches are added.
+    const CopyBatch all = copies_.batches[*number];
+    std::vector<std::optional<uint32_t>> operations;  // by copy
+    for (const StridedCopy& copy : all.copies) {
+      const CopyAddress& staged = send ? copy.to : copy.from;
+      auto found = coded.upper_bound(staged.byte_offset);
+      operations.emplace_back();
+      if (found == coded.begin()) continue;
+      --found;
+      const uint64_t at = staged.byte_offset - found->first;
+      if (at >= schedule_.operations()[found->second].size_bytes) continue;
+      operations.back() = found->second;
+      StridedCopy in_tensor = copy;
+      const auto first = all.loops.begin() + copy.loops_begin;
+      CopyLoops loops(first, first + copy.loops_count);
+      if (!send) {
+        std::swap(in_tensor.from, in_tensor.to);
+        for (CopyLoop& loop : loops) std::swap(loop.from, loop.to);
+      }
+      in_tensor.to.entry = 0;
+      in_tensor.to.byte_offset = at;
+      rounds_.staged->AddCopy(found->second, in_tensor, loops);
+    }
+    size_t copies_before = 0;
+    for (size_t rung = 0; rung < by_rung.size(); ++rung) {
+      CopyBatch whole;
+      for (size_t c = 0; c < all.copies.size(); ++c) {
+        if (operations[c].has_value() &&
+            !rounds_.staged->IsWhole(*operations[c], rung)) {
+          continue;
+        }
+        Append(all, all.copies[c], whole);
+      }
+      // Rungs have ever more room, so ever more travels whole.
+      const size_t count = whole.copies.size();
+      if (count == all.copies.size()) {
+        by_rung[rung] = number;
+      } else if (rung > 0 && count == copies_before) {
+        by_rung[rung] = by_rung[rung - 1];
+      } else {
+        by_rung[rung] = AddUnlessEmpty(std::move(whole));
+      }
+      copies_before = count;
+    }
+    return by_rung;
   }
 
   // The stacks of which it is made are sent in staged rounds.
@@ -416,8 +440,10 @@ class DeltaRoundsBuilder {
       for (uint64_t entry = 0; entry < tensors_.size(); ++entry) {
         if (is_staged_[stack_of_[entry]]) AppendShadow(entry, keep);
       }
-      Add(keep, rounds_.delta.after);
-      Add(std::move(keep), rounds_.dense.after);
+      rounds_.keep_staged = AddUnlessEmpty(std::move(keep));
+      if (rounds_.keep_staged.has_value()) {
+        rounds_.dense.after.push_back(*rounds_.keep_staged);
+      }
     }
     CopyBatch take = NewBatch(CopyKind::kMarked);
     CopyBatch clear;
@@ -481,10 +507,6 @@ class DeltaRoundsBuilder {
 };
 
 }  // namespace
-
-uint64_t StagingBytes(const PlanFile& plan, uint64_t scheduled_bytes) {
-  return HasRungs(plan) ? 3 * StagingArea(scheduled_bytes) : scheduled_bytes;
-}
 
 absl::Status AddDeltaRounds(const PlanFile& plan, int32_t rank,
                             const RankSchedule& schedule,

@@ -12,8 +12,8 @@
 // cannot update the snapshot: they mark, and one pass behind the rounds stores
 // into it what is marked.
 //
-// Staged rounds: a delta sends what differs from the snapshot, which takes all
-// that is sent behind the rounds. staged_deltas.h says how.
+// Staged rounds: what differs from the snapshot is found before the rounds; the
+// snapshot takes it behind them. staged_deltas.h says how.
 //
 // Always dense are tensors that post-hooks rewrite in place, pairs of which the
 // receiver reads the sender's tensors, and tensors without a bitmap.
@@ -37,10 +37,11 @@
 
 namespace refit {
 
-// Beside the pack and the unpack batch of a staged round.
+// Of a staged round, by rung: the batches that pack and unpack what travels
+// whole on it.
 struct StagedDeltaBatches {
-  std::optional<size_t> pack_before;  // what was sent last, from the snapshot
-  std::optional<size_t> pack_held;    // what the receiver holds
+  std::vector<std::optional<size_t>> pack;
+  std::vector<std::optional<size_t>> unpack;
 };
 
 // What a refit enqueues instead of the move batches of its schedule: numbers of
@@ -64,18 +65,16 @@ struct DeltaRounds {
   // Of a plan with rungs.
   std::unique_ptr<StagedDeltas> staged;
   std::vector<StagedDeltaBatches> staged_batches;  // by round of the schedule
+  // The batch by which the snapshot takes all that staged rounds send: shorter
+  // work than StagedDeltas::EnqueueKeep if most of it changed.
+  std::optional<size_t> keep_staged;
 };
-
-// The staging memory of a rank whose schedule stages `scheduled_bytes`. A plan
-// with rungs takes that three times: for messages, for what was sent last, and
-// for codes.
-uint64_t StagingBytes(const PlanFile& plan, uint64_t scheduled_bytes);
 
 // Appends the batches of `rounds`' refits to `copies`, whose table they extend.
 // `bitmaps`: the workers' marks by entry of the TensorTable, null without; of a
 // plan whose workers mark what changed. `snapshot`: SnapshotBytes of the rank,
-// of a plan whose executors compare. `staging`: StagingBytes. Both must outlive
-// the batches.
+// of a plan whose executors compare. `staging`: what the schedule stages. Both
+// must outlive the batches.
 absl::Status AddDeltaRounds(const PlanFile& plan, int32_t rank,
                             const RankSchedule& schedule,
                             const PeerTensors& peers,

@@ -9,33 +9,53 @@
 //
 // So its size is known before anybody knows what changed. An alignment gap
 // counts as elements that never change. Elements of several sizes count by the
-// narrowest one.
+// narrowest one; a wider one is sent with all its parts.
 #ifndef REFIT_EXECUTOR_DELTA_MESSAGE_CODE_H_
 #define REFIT_EXECUTOR_DELTA_MESSAGE_CODE_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "executor/device/message_format.h"
 #include "refit/device.h"
 
 namespace refit {
 
-// Which elements of `now` differ from those of `before`, bit by bit.
-ChangedElements CountChanged(const CodedMessage& message, const std::byte* now,
-                             const std::byte* before);
+// Writes a code of CodeBytes(room) from front to back.
+class CodeWriter {
+ public:
+  CodeWriter(const CodedMessage& message, uint64_t room, std::byte* code);
 
-// Writes CodeBytes(room) to `code`. Returns the room it needs; if that is more
-// than `room`, `code` is of no use.
-uint64_t EncodeChanges(const CodedMessage& message, uint64_t room,
-                       const std::byte* now, const std::byte* before,
-                       std::byte* code);
+  // Requires: `element` is behind those that were added, which leave it room.
+  void Add(uint64_t element, const std::byte* value);
+  // What was added is all that changed.
+  void Finish();
 
-// Makes `elements`, as they were before, what the sender has now. Writes
-// nothing beyond the message, whatever `code` holds. Error: kDataLoss, no
-// message is encoded like that; some elements may have been written.
-absl::Status ApplyChanges(const CodedMessage& message, uint64_t room,
-                          const std::byte* code, std::byte* elements);
+ private:
+  const uint64_t width_;
+  std::byte* const code_;
+  std::byte* const values_;
+  std::byte* const groups_;
+  std::byte* const positions_;
+  uint32_t count_ = 0;
+};
+
+// The elements whose values `code` holds, ascending; all are of the message.
+// Error: kDataLoss, no message is encoded like that.
+absl::StatusOr<std::vector<uint64_t>> ElementsOfCode(
+    const CodedMessage& message, uint64_t room, const std::byte* code);
+
+// The values of the ElementsOfCode, in order.
+inline const std::byte* ValuesOfCode(const std::byte* code) {
+  return code + kCodeHeaderBytes;
+}
+
+// kDataLoss: what was received is encoded like no message.
+absl::Status DamagedCode(absl::string_view how);
 
 }  // namespace refit
 

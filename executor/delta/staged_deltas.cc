@@ -16,6 +16,8 @@ namespace {
 constexpr uint64_t kSmallMessages = 256;
 constexpr uint64_t kMostAlwaysWholeBytes = 64 << 10;
 
+constexpr uint64_t kCodeAlignmentBytes = 8;
+
 using Messages = std::vector<const fb::Message*>;
 
 // The receiver's messages of each pair of which `rank` is one, by round. Both
@@ -63,8 +65,16 @@ bool HoldsWhatWasSent(const fb::Buffer& buffer, const fb::Copy& copy) {
          (buffer.post_hooks() == nullptr || buffer.post_hooks()->size() == 0);
 }
 
-// Where a part of a message has elements, from its start, by the copies of its
-// receiver.
+// Bytes of a part of a message that hold elements of one size, from its start.
+struct ElementRange {
+  uint64_t begin_byte = 0;
+  uint64_t end_byte = 0;
+  uint32_t element_bytes = 0;
+  bool always = false;  // sent whether they changed or not
+};
+
+// Ascending, by the copies of the receiver. Empty if several of them read the
+// same byte.
 std::vector<ElementRange> RangesOf(const fb::Body& body, uint32_t receiver,
                                    const fb::Message& received,
                                    uint64_t part_begin, uint64_t part_end) {
@@ -91,17 +101,10 @@ std::vector<ElementRange> RangesOf(const fb::Body& body, uint32_t receiver,
             [](const ElementRange& a, const ElementRange& b) {
               return a.begin_byte < b.begin_byte;
             });
-  std::vector<ElementRange> joined;
-  for (const ElementRange& range : ranges) {
-    if (!joined.empty() && joined.back().end_byte == range.begin_byte &&
-        joined.back().element_bytes == range.element_bytes &&
-        joined.back().always == range.always) {
-      joined.back().end_byte = range.end_byte;
-    } else {
-      joined.push_back(range);
-    }
+  for (size_t i = 1; i < ranges.size(); ++i) {
+    if (ranges[i].begin_byte < ranges[i - 1].end_byte) return {};
   }
-  return joined;
+  return ranges;
 }
 
 }  // namespace
@@ -117,6 +120,7 @@ StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
   rungs_.assign(rungs.begin(), rungs.end());
   rung_ = rungs_.size();
   messages_.resize(schedule.operations().size());
+  always_.resize(messages_.size());
   const fb::RankProgram& program = *body.programs()->Get(rank);
   // By message: how many of its round and its direction come before it.
   std::vector<size_t> before(program.messages()->size());
@@ -140,23 +144,33 @@ StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
           send ? receivers.Of(receiver, work.index, before[part.message])
                : &message;
       if (received == nullptr) continue;
-      CodedMessage& coded = messages_[number].message;
-      coded.size_bytes = operation.size_bytes;
-      coded.ranges = RangesOf(body, receiver, *received, part.begin_byte,
-                              part.begin_byte + operation.size_bytes);
-      coded.element_bytes = 8;
+      const std::vector<ElementRange> ranges =
+          RangesOf(body, receiver, *received, part.begin_byte,
+                   part.begin_byte + operation.size_bytes);
+      if (ranges.empty()) continue;
+      MessageToCode& of = messages_[number];
+      of.is_send = send;
+      of.message.size_bytes = operation.size_bytes;
+      of.message.element_bytes =
+          std::min_element(ranges.begin(), ranges.end(),
+                           [](const ElementRange& a, const ElementRange& b) {
+                             return a.element_bytes < b.element_bytes;
+                           })
+              ->element_bytes;
       uint64_t elements = 0;
-      for (const ElementRange& range : coded.ranges) {
-        coded.element_bytes =
-            std::min(coded.element_bytes, range.element_bytes);
-        if (range.always) continue;
-        elements += range.size_bytes() / range.element_bytes;
+      for (const ElementRange& range : ranges) {
+        const uint64_t size_bytes = range.end_byte - range.begin_byte;
+        if (range.always) {
+          of.message.always_elements += size_bytes / of.message.element_bytes;
+          always_[number].push_back({range.begin_byte, range.end_byte});
+        } else {
+          elements += size_bytes / range.element_bytes;
+        }
       }
-      messages_[number].rooms = RoomsOf(coded);
-      const std::vector<uint64_t>& rooms = messages_[number].rooms;
-      if (std::all_of(rooms.begin(), rooms.end(),
+      of.rooms = RoomsOf(of.message);
+      if (std::all_of(of.rooms.begin(), of.rooms.end(),
                       [](uint64_t room) { return room == 0; })) {
-        messages_[number] = MessageToCode();
+        of = MessageToCode();
       } else if (send) {
         elements_ += elements;
       }
@@ -164,17 +178,41 @@ StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
   }
 }
 
+void StagedDeltas::AddCopy(size_t operation, const StridedCopy& copy,
+                           absl::Span<const CopyLoop> loops) {
+  MessageToCode& of = messages_[operation];
+  uint64_t size_bytes = static_cast<uint64_t>(DTypeBytes(copy.to.dtype));
+  for (const CopyLoop& loop : loops) size_bytes *= loop.extent;
+  const uint64_t begin = copy.to.byte_offset;
+  of.copies.push_back(copy);
+  of.copies.back().loops_begin = static_cast<uint32_t>(of.loops.size());
+  of.copies.back().loops_count = static_cast<uint32_t>(loops.size());
+  of.loops.insert(of.loops.end(), loops.begin(), loops.end());
+  // Of a copy of both kinds, all is sent: too much is never wrong.
+  of.always.push_back(std::any_of(
+      always_[operation].begin(), always_[operation].end(),
+      [&](const ByteRange& range) {
+        return range.begin < begin + size_bytes && range.end > begin;
+      }));
+}
+
 absl::Status StagedDeltas::Bind(absl::Span<const Operation> whole,
-                                absl::Span<const std::byte* const> before,
-                                std::byte* codes, Device& device) {
+                                std::byte* staging,
+                                absl::Span<std::byte* const> table,
+                                uint64_t shadow_entries, Device& device) {
   whole_.assign(whole.begin(), whole.end());
   codes_at_once_ = device.IsHost();
   for (size_t i = 0; i < messages_.size(); ++i) {
-    messages_[i].elements = whole[i].data;
-    messages_[i].before = before[i];
-    messages_[i].code = codes + schedule_.parts()[i].staging_offset;
+    if (!IsCoded(i)) continue;
+    const uint64_t offset = schedule_.parts()[i].staging_offset;
+    if (offset % kCodeAlignmentBytes != 0) {
+      return absl::UnimplementedError(absl::StrCat(
+          "a message is staged at byte ", offset, ", no multiple of ",
+          kCodeAlignmentBytes, "; refit-verify tells more"));
+    }
+    messages_[i].code = staging + offset;
   }
-  auto coder = device.PrepareCodes(messages_);
+  auto coder = device.PrepareCodes(table, shadow_entries, messages_);
   if (!coder.ok()) return coder.status();
   coder_ = *std::move(coder);
   Take(rungs_.size());
@@ -186,8 +224,8 @@ absl::Status StagedDeltas::RestartCounts(Stream stream) {
   return coder_->Restart(stream);
 }
 
-absl::Status StagedDeltas::EnqueueCount(const RoundWork& work, Stream stream) {
-  return coder_->Count(work.operations_begin, work.operations_count, stream);
+absl::Status StagedDeltas::EnqueueCount(Stream stream) {
+  return coder_->Count(stream);
 }
 
 absl::StatusOr<size_t> StagedDeltas::FirstRung(Stream stream) {
@@ -245,15 +283,18 @@ void StagedDeltas::Take(size_t rung) {
 }
 
 absl::Status StagedDeltas::EnqueueEncode(const RoundWork& work, Stream stream) {
-  const absl::Status status = coder_->Encode(
-      work.operations_begin, work.operations_count, rung_, stream);
-  return status.ok() && codes_at_once_ ? CheckCoding(stream) : status;
+  return coder_->Encode(work.operations_begin, work.operations_count, rung_,
+                        stream);
 }
 
 absl::Status StagedDeltas::EnqueueApply(const RoundWork& work, Stream stream) {
   const absl::Status status = coder_->Apply(
       work.operations_begin, work.operations_count, rung_, stream);
   return status.ok() && codes_at_once_ ? CheckCoding(stream) : status;
+}
+
+absl::Status StagedDeltas::EnqueueKeep(Stream stream) {
+  return coder_->Keep(stream);
 }
 
 absl::Status StagedDeltas::CheckCoding(Stream stream) {
@@ -269,14 +310,11 @@ absl::Status StagedDeltas::CheckCoding(Stream stream) {
                first.message - candidate.operations_begin <
                    candidate.operations_count;
       });
-  const bool send = whole_[first.message].kind == fb::MessageKind::kSend;
   return absl::Status(
       first.why.code(),
-      absl::StrCat("round ", work->index, ": ", send ? "send" : "recv", " of ",
-                   operations_[first.message].size_bytes, " bytes ",
-                   send ? "to" : "from", " rank ", whole_[first.message].peer,
-                   ": ", first.why.message(),
-                   send ? ": its tensors were written after Run began" : ""));
+      absl::StrCat("round ", work->index, ": recv of ",
+                   operations_[first.message].size_bytes, " bytes from rank ",
+                   whole_[first.message].peer, ": ", first.why.message()));
 }
 
 uint64_t StagedSendBytes(const RankSchedule& schedule,

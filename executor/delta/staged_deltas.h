@@ -1,12 +1,12 @@
 // The staged rounds of a rank in refits that send only what changed.
 //
-// The sender packs a message twice, from its tensors and from the snapshot, and
-// sends what differs (message_code.h). The receiver packs what it holds, puts
-// what came in its place, and unpacks that. So both use the copies of the dense
-// refit, forwards or backwards.
+// The sender compares its tensors with the snapshot where they lie, and sends
+// what differs (message_code.h). The receiver stores that where it belongs. The
+// copies of the dense refit tell both where each element of a message lies.
 //
-// The device counts and codes, in order with the batches of copies. The host
-// waits for the counts alone, because the ranks agree on a rung by them.
+// The device finds all changes before the rounds, and codes in order with the
+// batches of copies. The host waits for the counts alone, because the ranks
+// agree on a rung by them.
 //
 // Elements of tensors that post-hooks rewrite in place, or that the receiver
 // casts, are always sent: it does not hold what was sent. Messages so small
@@ -39,17 +39,26 @@ class StagedDeltas {
   bool IsCoded(size_t operation) const {
     return messages_[operation].message.element_bytes != 0;
   }
+  // Whether it is sent whole on a rung, as its position in the plan's; all are
+  // on any that the plan has not.
+  bool IsWhole(size_t operation, size_t rung) const {
+    return RoomOf(operation, rung) == 0;
+  }
+  // Where elements of an operation that is coded lie: `from` in tensors of the
+  // table, `to` as MessageToCode says. Before Bind, ascending.
+  void AddCopy(size_t operation, const StridedCopy& copy,
+               absl::Span<const CopyLoop> loops);
   // `whole`: what a dense refit sends and receives, by operation of the
-  // schedule. `before`: where each that is coded has what it sent last, if it
-  // is a send. `codes`: as many bytes as the schedule stages.
-  absl::Status Bind(absl::Span<const Operation> whole,
-                    absl::Span<const std::byte* const> before, std::byte* codes,
+  // schedule. `staging`: as many bytes as it stages; codes take the places of
+  // messages. Error: kUnimplemented, of a plan that refit-verify refuses.
+  absl::Status Bind(absl::Span<const Operation> whole, std::byte* staging,
+                    absl::Span<std::byte* const> table, uint64_t shadow_entries,
                     Device& device);
 
-  // Before the ranks agree on a rung: what was counted is forgotten; then each
-  // work is counted behind the packing of its sends and of what they sent last.
+  // Before the ranks agree on a rung: what was counted is forgotten, and all
+  // sends are compared with what they sent last.
   absl::Status RestartCounts(Stream stream);
-  absl::Status EnqueueCount(const RoundWork& work, Stream stream);
+  absl::Status EnqueueCount(Stream stream);
   // The first rung, as its position in the plan's, that has room for what was
   // counted; their number if none has. Requires: `stream` has come to the end
   // of it.
@@ -66,13 +75,15 @@ class StagedDeltas {
     return TakesWhole() ? 1 : uint32_t{1} << rungs_[rung_];
   }
   const std::vector<Operation>& operations() const { return operations_; }
-  // Between packing and sending. Error: CheckCoding's, where the device works
-  // on the calling thread.
+  size_t rung() const { return rung_; }
+  // Before sending.
   absl::Status EnqueueEncode(const RoundWork& work, Stream stream);
-  // Between receiving and unpacking. Error: likewise.
+  // Behind receiving. Error: CheckCoding's, where the device works on the
+  // calling thread.
   absl::Status EnqueueApply(const RoundWork& work, Stream stream);
-  // Of what was encoded and applied since RestartCounts. Waits for `stream`.
-  // Errors: kFailedPrecondition, the tensors changed since they were counted;
+  // Behind the rounds: the snapshot takes what was counted.
+  absl::Status EnqueueKeep(Stream stream);
+  // Of what was applied since RestartCounts. Waits for `stream`. Error:
   // kDataLoss, what was received is not encoded as it should be.
   absl::Status CheckCoding(Stream stream);
 
@@ -81,6 +92,12 @@ class StagedDeltas {
   uint64_t changed_elements() const { return changed_; }
 
  private:
+  // Bytes [begin, end) of an operation.
+  struct ByteRange {
+    uint64_t begin = 0;
+    uint64_t end = 0;
+  };
+
   // 0: it is sent whole on that rung.
   uint64_t RoomOf(size_t operation, size_t rung) const;
   std::vector<uint64_t> RoomsOf(const CodedMessage& message) const;
@@ -89,6 +106,7 @@ class StagedDeltas {
   std::vector<uint8_t> rungs_;
   uint64_t whole_below_bytes_;           // messages
   std::vector<MessageToCode> messages_;  // by operation; no elements: whole
+  std::vector<std::vector<ByteRange>> always_;  // likewise; ascending
   std::vector<Operation> whole_;
   std::unique_ptr<MessageCoder> coder_;
   bool codes_at_once_ = false;  // on the calling thread

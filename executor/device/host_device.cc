@@ -206,8 +206,9 @@ absl::Status HostDevice::CastAndMark(const MarkingCast& cast, Stream) {
 absl::Status HostDevice::Synchronize(Stream) { return absl::OkStatus(); }
 
 absl::StatusOr<std::unique_ptr<MessageCoder>> HostDevice::PrepareCodes(
+    absl::Span<std::byte* const> table, uint64_t shadow_entries,
     std::vector<MessageToCode> messages) {
-  return MakeHostMessageCoder(std::move(messages));
+  return MakeHostMessageCoder(table, shadow_entries, messages);
 }
 
 absl::StatusOr<std::unique_ptr<DeviceStream>> HostDevice::CreateStream() {

@@ -2,15 +2,19 @@
 #ifndef REFIT_EXECUTOR_DEVICE_HOST_MESSAGE_CODER_H_
 #define REFIT_EXECUTOR_DEVICE_HOST_MESSAGE_CODER_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
-#include <vector>
 
+#include "absl/types/span.h"
 #include "refit/device.h"
 
 namespace refit {
 
+// As Device::PrepareCodes.
 std::unique_ptr<MessageCoder> MakeHostMessageCoder(
-    std::vector<MessageToCode> messages);
+    absl::Span<std::byte* const> table, uint64_t shadow_entries,
+    absl::Span<const MessageToCode> messages);
 
 }  // namespace refit
 

@@ -18,10 +18,8 @@ namespace refit {
 // its device alone.
 class LazyDevice : public HostDevice {
  public:
-  // Called, unless null, where messages are about to be encoded or applied.
-  using Spoil = std::function<void(const std::vector<MessageToCode>&)>;
-  Spoil before_encode;
-  Spoil before_apply;
+  // Called, unless null, where messages are about to be applied.
+  std::function<void(const std::vector<MessageToCode>&)> before_apply;
 
   absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() override {
     return std::make_unique<LazyStream>();
@@ -30,8 +28,9 @@ class LazyDevice : public HostDevice {
     return std::make_unique<LazyEvent>();
   }
   absl::StatusOr<std::unique_ptr<MessageCoder>> PrepareCodes(
+      absl::Span<std::byte* const> table, uint64_t shadow_entries,
       std::vector<MessageToCode> messages) override {
-    auto prepared = HostDevice::PrepareCodes(messages);
+    auto prepared = HostDevice::PrepareCodes(table, shadow_entries, messages);
     if (!prepared.ok()) return prepared.status();
     return std::make_unique<LazyCoder>(*this, std::move(messages),
                                        *std::move(prepared));
@@ -133,8 +132,8 @@ class LazyDevice : public HostDevice {
       Put(stream, [this] { (void)coder_->Restart(nullptr); });
       return absl::OkStatus();
     }
-    absl::Status Count(size_t begin, size_t count, Stream stream) override {
-      Put(stream, [=, this] { (void)coder_->Count(begin, count, nullptr); });
+    absl::Status Count(Stream stream) override {
+      Put(stream, [this] { (void)coder_->Count(nullptr); });
       return absl::OkStatus();
     }
     absl::StatusOr<absl::Span<const ChangedElements>> Counted(
@@ -144,10 +143,8 @@ class LazyDevice : public HostDevice {
     }
     absl::Status Encode(size_t begin, size_t count, size_t rung,
                         Stream stream) override {
-      Put(stream, [=, this] {
-        if (device_.before_encode) device_.before_encode(messages_);
-        (void)coder_->Encode(begin, count, rung, nullptr);
-      });
+      Put(stream,
+          [=, this] { (void)coder_->Encode(begin, count, rung, nullptr); });
       return absl::OkStatus();
     }
     absl::Status Apply(size_t begin, size_t count, size_t rung,
@@ -156,6 +153,10 @@ class LazyDevice : public HostDevice {
         if (device_.before_apply) device_.before_apply(messages_);
         (void)coder_->Apply(begin, count, rung, nullptr);
       });
+      return absl::OkStatus();
+    }
+    absl::Status Keep(Stream stream) override {
+      Put(stream, [this] { (void)coder_->Keep(nullptr); });
       return absl::OkStatus();
     }
     absl::StatusOr<std::optional<CodingFailure>> FirstFailure(

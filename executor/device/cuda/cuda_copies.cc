@@ -42,8 +42,10 @@ uint64_t ElementBytes(const CopyAddress& address) {
 // Lowers the copies of one batch.
 class Lowering {
  public:
-  Lowering(const CopyBatch& batch, absl::Span<std::byte* const> table)
-      : batch_(batch), table_(table) {}
+  // `has_positions`: `to` is a position, not an address of the table.
+  Lowering(const CopyBatch& batch, absl::Span<std::byte* const> table,
+           bool has_positions)
+      : batch_(batch), table_(table), has_positions_(has_positions) {}
 
   KernelProgram Lower() {
     for (const StridedCopy& copy : batch_.copies) {
@@ -183,9 +185,7 @@ class Lowering {
       to_last += (loop.extent - 1) * loop.to.entries;
     }
     bits |= AddressBits(copy.from.entry, from_last);
-    if (batch_.kind != CopyKind::kDigest) {
-      bits |= AddressBits(copy.to.entry, to_last);
-    }
+    if (!has_positions_) bits |= AddressBits(copy.to.entry, to_last);
     return std::min<uint64_t>(kUnitBytesMax,
                               uint64_t{1} << std::countr_zero(bits));
   }
@@ -320,6 +320,7 @@ class Lowering {
 
   const CopyBatch& batch_;
   const absl::Span<std::byte* const> table_;
+  const bool has_positions_;
   uint32_t link_ = 0;
   std::map<uint32_t, std::vector<KernelTile>> tiles_of_link_;
   KernelProgram program_;
@@ -504,7 +505,17 @@ std::optional<cuda::KernelDelta> DeltaOf(const CopyBatch& batch) {
 
 KernelProgram LowerForKernel(const CopyBatch& batch,
                              absl::Span<std::byte* const> table) {
-  return Lowering(batch, table).Lower();
+  return Lowering(batch, table, batch.kind == CopyKind::kDigest).Lower();
+}
+
+std::vector<KernelCopy> LowerPositions(const StridedCopy& copy,
+                                       absl::Span<const CopyLoop> loops,
+                                       absl::Span<std::byte* const> table) {
+  CopyBatch batch;
+  batch.copies.push_back(copy);
+  batch.copies.back().loops_begin = 0;
+  batch.loops.assign(loops.begin(), loops.end());
+  return Lowering(batch, table, /*has_positions=*/true).Lower().copies;
 }
 
 absl::StatusOr<std::unique_ptr<PreparedCopies>> PrepareCudaCopies(

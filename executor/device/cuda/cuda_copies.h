@@ -41,6 +41,12 @@ struct KernelProgram {
 KernelProgram LowerForKernel(const CopyBatch& batch,
                              absl::Span<std::byte* const> table);
 
+// Of copies whose `to` is a position in a message, which rows continue without
+// gaps; ascending as these.
+std::vector<cuda::KernelCopy> LowerPositions(
+    const StridedCopy& copy, absl::Span<const CopyLoop> loops,
+    absl::Span<std::byte* const> table);
+
 // Of a device.
 struct CudaKernelLimits {
   uint32_t multiprocessors = 1;

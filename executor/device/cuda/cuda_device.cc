@@ -121,9 +121,11 @@ class CudaDevice : public Device {
   }
 
   absl::StatusOr<std::unique_ptr<MessageCoder>> PrepareCodes(
+      absl::Span<std::byte* const> table, uint64_t shadow_entries,
       std::vector<MessageToCode> messages) override {
     const ScopedDevice current(ordinal_);
-    return MakeCudaMessageCoder(ordinal_, limits_.multiprocessors, messages);
+    return MakeCudaMessageCoder(ordinal_, limits_.multiprocessors, table,
+                                shadow_entries, messages);
   }
 
   absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() override {

@@ -3,11 +3,14 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "executor/device/cuda/cuda_copies.h"
 #include "executor/device/cuda/cuda_status.h"
 #include "executor/device/cuda/message_code_kernel.h"
+#include "executor/device/message_format.h"
 
 namespace refit {
 namespace {
@@ -15,11 +18,13 @@ namespace {
 // As many as a multiprocessor holds at a time.
 constexpr uint32_t kCodeBlocksPerMultiprocessor = 4;
 
+using cuda::KernelBox;
 using cuda::KernelChanged;
 using cuda::KernelCodes;
 using cuda::KernelCodeTile;
+using cuda::KernelCopy;
 using cuda::KernelMessage;
-using cuda::KernelRange;
+using cuda::KernelTile;
 
 static_assert(sizeof(ChangedElements) == sizeof(KernelChanged));
 
@@ -71,73 +76,43 @@ class CudaMessageCoder : public MessageCoder {
     arrays_.reset();
   }
 
-  absl::Status Upload(const std::vector<MessageToCode>& messages) {
-    std::vector<KernelMessage> kernel_messages;
-    std::vector<KernelRange> ranges;
-    std::vector<KernelCodeTile> tiles;
+  absl::Status Upload(absl::Span<std::byte* const> table,
+                      uint64_t shadow_entries,
+                      absl::Span<const MessageToCode> messages) {
     for (const MessageToCode& of : messages) {
       rungs_ = std::max(rungs_, static_cast<uint32_t>(of.rooms.size()));
     }
-    std::vector<uint64_t> rooms(messages.size() * rungs_);
-    for (size_t i = 0; i < messages.size(); ++i) {
-      const MessageToCode& of = messages[i];
-      std::copy(of.rooms.begin(), of.rooms.end(),
-                rooms.begin() + static_cast<ptrdiff_t>(i * rungs_));
-      tiles_before_.push_back(tiles.size());
-      is_send_.push_back(of.before != nullptr);
-      KernelMessage message = {};
-      message.first_tile = tiles.size();
-      always_.push_back(0);
-      if (of.message.element_bytes != 0) {
-        message.elements = of.elements;
-        message.before = of.before;
-        message.code = of.code;
-        message.size_bytes = of.message.size_bytes;
-        message.element_bytes = of.message.element_bytes;
-        message.is_aligned = (reinterpret_cast<uintptr_t>(of.elements) |
-                              reinterpret_cast<uintptr_t>(of.before)) %
-                                 16 ==
-                             0;
-        const auto first_range = static_cast<uint32_t>(ranges.size());
-        for (const ElementRange& range : of.message.ranges) {
-          ranges.push_back({.begin_byte = range.begin_byte,
-                            .end_byte = range.end_byte,
-                            .element_bytes = range.element_bytes,
-                            .always = range.always ? 1U : 0U});
-          if (range.always) {
-            always_.back() += range.size_bytes() / of.message.element_bytes;
-          }
-        }
-        message.ranges_end = static_cast<uint32_t>(ranges.size());
-        uint32_t range = first_range;
-        for (uint64_t at = 0; at < message.size_bytes;
-             at += cuda::kCodeTileBytes) {
-          while (range < message.ranges_end && ranges[range].end_byte <= at) {
-            ++range;
-          }
-          tiles.push_back(
-              {.message = static_cast<uint32_t>(i), .first_range = range});
-          ++message.tiles;
-        }
-      }
-      kernel_messages.push_back(message);
-    }
-    tiles_before_.push_back(tiles.size());
+    Lowered lowered;
+    for (const MessageToCode& of : messages) Lower(of, table, lowered);
+    tiles_before_.push_back(lowered.tiles.size());
     changed_.resize(messages.size());
+    words_ = lowered.words;
     arrays_ = std::make_unique<Arrays>();
-    absl::Status status = arrays_->messages.Upload(kernel_messages);
-    status.Update(arrays_->ranges.Upload(ranges));
-    status.Update(arrays_->tiles.Upload(tiles));
-    status.Update(arrays_->rooms.Upload(rooms));
+    absl::Status status = arrays_->table.Upload({table.begin(), table.end()});
+    status.Update(arrays_->copies.Upload(lowered.copies));
+    status.Update(arrays_->boxes.Upload(lowered.boxes));
+    status.Update(arrays_->compared.Upload(lowered.compared));
+    status.Update(arrays_->messages.Upload(lowered.messages));
+    status.Update(arrays_->tiles.Upload(lowered.tiles));
+    status.Update(arrays_->rooms.Upload(lowered.rooms));
+    status.Update(arrays_->bits.Allocate(words_));
     status.Update(arrays_->changed.Allocate(messages.size()));
     status.Update(arrays_->totals.Allocate(messages.size()));
-    status.Update(arrays_->bases.Allocate(tiles.size()));
+    status.Update(arrays_->bases.Allocate(lowered.tiles.size()));
     status.Update(arrays_->failure.Allocate(1));
-    codes_ = {.messages = arrays_->messages.data(),
-              .ranges = arrays_->ranges.data(),
+    codes_ = {.table = arrays_->table.data(),
+              .shadow_entries = shadow_entries,
+              .copies = arrays_->copies.data(),
+              .boxes = arrays_->boxes.data(),
+              .compared = arrays_->compared.data(),
+              .compared_count = lowered.compared.size(),
+              .messages = arrays_->messages.data(),
               .tiles = arrays_->tiles.data(),
+              .tiles_count = lowered.tiles.size(),
               .rooms = arrays_->rooms.data(),
+              .messages_count = static_cast<uint32_t>(messages.size()),
               .rungs = rungs_,
+              .bits = arrays_->bits.data(),
               .changed = arrays_->changed.data(),
               .totals = arrays_->totals.data(),
               .bases = arrays_->bases.data(),
@@ -154,17 +129,16 @@ class CudaMessageCoder : public MessageCoder {
     };
     absl::Status status =
         zero(codes_.changed, changed_.size() * sizeof(KernelChanged));
+    status.Update(zero(codes_.bits, words_ * sizeof(*codes_.bits)));
     status.Update(zero(codes_.failure, sizeof(*codes_.failure)));
     return status;
   }
 
-  absl::Status Count(size_t begin, size_t count, Stream stream) override {
+  absl::Status Count(Stream stream) override {
     const ScopedDevice current(device_);
-    if (!HasAny(begin, count, /*send=*/true)) return absl::OkStatus();
-    return CudaStatus(
-        cuda::LaunchCount(codes_, WorkOf(begin, count), blocks_max_,
-                          static_cast<cudaStream_t>(stream)),
-        "launch of the kernels that count changes");
+    return CudaStatus(cuda::LaunchCount(codes_, blocks_max_,
+                                        static_cast<cudaStream_t>(stream)),
+                      "launch of the kernels that count changes");
   }
 
   absl::StatusOr<absl::Span<const ChangedElements>> Counted(
@@ -173,9 +147,6 @@ class CudaMessageCoder : public MessageCoder {
         Read(changed_.data(), codes_.changed,
              changed_.size() * sizeof(ChangedElements), stream);
     if (!status.ok()) return status;
-    for (size_t i = 0; i < changed_.size(); ++i) {
-      if (is_send_[i]) changed_[i].room += always_[i];
-    }
     return changed_;
   }
 
@@ -205,6 +176,13 @@ class CudaMessageCoder : public MessageCoder {
         "launch of the kernels that apply changes");
   }
 
+  absl::Status Keep(Stream stream) override {
+    const ScopedDevice current(device_);
+    return CudaStatus(cuda::LaunchKeep(codes_, blocks_max_,
+                                       static_cast<cudaStream_t>(stream)),
+                      "launch of the kernel that keeps what was sent");
+  }
+
   absl::StatusOr<std::optional<CodingFailure>> FirstFailure(
       Stream stream) override {
     uint64_t failure = 0;
@@ -212,26 +190,105 @@ class CudaMessageCoder : public MessageCoder {
         Read(&failure, codes_.failure, sizeof(failure), stream);
     if (!status.ok()) return status;
     if (failure == 0) return std::nullopt;
-    const auto message = static_cast<size_t>(failure - 1);
     return CodingFailure{
-        message, is_send_[message]
-                     ? absl::FailedPreconditionError(
-                           "other elements changed than were counted")
-                     : absl::DataLossError(
-                           "what changed is not encoded as it should be")};
+        static_cast<size_t>(failure - 1),
+        absl::DataLossError("what changed is not encoded as it should be")};
   }
 
  private:
   struct Arrays {
+    DeviceArray<std::byte*> table;
+    DeviceArray<KernelCopy> copies;
+    DeviceArray<KernelBox> boxes;
+    DeviceArray<KernelTile> compared;
     DeviceArray<KernelMessage> messages;
-    DeviceArray<KernelRange> ranges;
     DeviceArray<KernelCodeTile> tiles;
     DeviceArray<uint64_t> rooms;
+    DeviceArray<uint32_t> bits;
     DeviceArray<KernelChanged> changed;
     DeviceArray<uint64_t> totals;
     DeviceArray<uint64_t> bases;
     DeviceArray<unsigned long long> failure;
   };
+
+  // All messages in the kernels' form, on the host.
+  struct Lowered {
+    std::vector<KernelCopy> copies;
+    std::vector<KernelBox> boxes;
+    std::vector<KernelTile> compared;
+    std::vector<KernelMessage> messages;
+    std::vector<KernelCodeTile> tiles;
+    std::vector<uint64_t> rooms;
+    uint64_t words = 0;
+  };
+
+  void Lower(const MessageToCode& of, absl::Span<std::byte* const> table,
+             Lowered& lowered) {
+    const auto number = static_cast<uint32_t>(lowered.messages.size());
+    lowered.rooms.insert(lowered.rooms.end(), of.rooms.begin(), of.rooms.end());
+    lowered.rooms.resize(uint64_t{number + 1} * rungs_);
+    tiles_before_.push_back(lowered.tiles.size());
+    is_send_.push_back(of.is_send);
+    KernelMessage& message = lowered.messages.emplace_back();
+    message.first_tile = lowered.tiles.size();
+    if (of.message.element_bytes == 0) return;
+    message.code = of.code;
+    message.size_bytes = of.message.size_bytes;
+    message.element_bytes = of.message.element_bytes;
+    message.element_shift =
+        static_cast<uint32_t>(std::countr_zero(of.message.element_bytes));
+    message.is_send = of.is_send ? 1 : 0;
+    message.first_word = lowered.words;
+    if (of.is_send) {
+      // Whole groups.
+      lowered.words += (of.message.elements() + kCodeGroupElements - 1) /
+                       kCodeGroupElements * (kCodeGroupElements / 32);
+    }
+    auto box = static_cast<uint32_t>(lowered.boxes.size());
+    for (size_t c = 0; c < of.copies.size(); ++c) {
+      const StridedCopy& copy = of.copies[c];
+      for (const KernelCopy& kernel :
+           LowerPositions(copy,
+                          absl::MakeConstSpan(of.loops).subspan(
+                              copy.loops_begin, copy.loops_count),
+                          table)) {
+        AddBox(kernel, number, of.is_send && of.always[c], of.is_send, lowered);
+      }
+    }
+    const auto boxes_end = static_cast<uint32_t>(lowered.boxes.size());
+    for (uint64_t at = 0; at < message.size_bytes; at += cuda::kCodeTileBytes) {
+      while (box < boxes_end && lowered.boxes[box].end_byte <= at) ++box;
+      uint32_t end = box;
+      while (end < boxes_end &&
+             lowered.boxes[end].begin_byte < at + cuda::kCodeTileBytes) {
+        ++end;
+      }
+      lowered.tiles.push_back(
+          {.message = number, .boxes_begin = box, .boxes_end = end});
+      ++message.tiles;
+    }
+  }
+
+  static void AddBox(const KernelCopy& copy, uint32_t message, bool always,
+                     bool compared, Lowered& lowered) {
+    const uint64_t unit_bytes =
+        copy.kind == cuda::KernelKind::kCast
+            ? static_cast<uint64_t>(DTypeBytes(copy.to_dtype))
+            : copy.unit_bytes;
+    const uint64_t units = uint64_t{copy.rows} * copy.row_units;
+    const auto number = static_cast<uint32_t>(lowered.copies.size());
+    lowered.copies.push_back(copy);
+    lowered.boxes.push_back({.begin_byte = copy.to_offset,
+                             .end_byte = copy.to_offset + units * unit_bytes,
+                             .message = message,
+                             .always = always ? 1U : 0U});
+    if (!compared) return;
+    for (uint64_t unit = 0; unit < units; unit += cuda::kTileUnits) {
+      lowered.compared.push_back(
+          {.copy = number,
+           .tile = static_cast<uint32_t>(unit / cuda::kTileUnits)});
+    }
+  }
 
   // Whether one of the messages is of the kind, and sometimes coded.
   bool HasAny(size_t begin, size_t count, bool send) const {
@@ -268,7 +325,7 @@ class CudaMessageCoder : public MessageCoder {
   uint32_t rungs_ = 0;
   std::vector<uint64_t> tiles_before_;  // by message; one more
   std::vector<bool> is_send_;           // by message
-  std::vector<uint64_t> always_;        // likewise: elements always sent
+  uint64_t words_ = 0;
   std::vector<ChangedElements> changed_;
   std::unique_ptr<Arrays> arrays_;
   KernelCodes codes_ = {};
@@ -277,10 +334,11 @@ class CudaMessageCoder : public MessageCoder {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MessageCoder>> MakeCudaMessageCoder(
-    int device, uint32_t multiprocessors,
-    const std::vector<MessageToCode>& messages) {
+    int device, uint32_t multiprocessors, absl::Span<std::byte* const> table,
+    uint64_t shadow_entries, absl::Span<const MessageToCode> messages) {
   auto coder = std::make_unique<CudaMessageCoder>(device, multiprocessors);
-  if (absl::Status s = coder->Upload(messages); !s.ok()) return s;
+  const absl::Status status = coder->Upload(table, shadow_entries, messages);
+  if (!status.ok()) return status;
   return coder;
 }
 

@@ -7,14 +7,15 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "refit/device.h"
 
 namespace refit {
 
 // Of device number `device`, which is the current one.
 absl::StatusOr<std::unique_ptr<MessageCoder>> MakeCudaMessageCoder(
-    int device, uint32_t multiprocessors,
-    const std::vector<MessageToCode>& messages);
+    int device, uint32_t multiprocessors, absl::Span<std::byte* const> table,
+    uint64_t shadow_entries, absl::Span<const MessageToCode> messages);
 
 }  // namespace refit
 

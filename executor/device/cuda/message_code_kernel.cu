@@ -1,3 +1,5 @@
+#include "executor/device/cast.h"
+#include "executor/device/cuda/kernel_tiles.h"
 #include "executor/device/cuda/message_code_kernel.h"
 #include "executor/device/cuda/tiles.h"
 #include "executor/device/message_format.h"
@@ -7,47 +9,151 @@ namespace {
 
 constexpr uint32_t kWarpThreads = 32;
 constexpr uint32_t kAllLanes = 0xffffffffu;
-constexpr uint32_t kCodeThreads = 256;
-constexpr uint32_t kCodeWarps = kCodeThreads / kWarpThreads;
-constexpr uint32_t kUnitBytes = 16;
-// Units of a tile that one thread takes: k * kCodeThreads + threadIdx.x.
-constexpr uint32_t kUnits = kCodeTileBytes / kUnitBytes / kCodeThreads;
+constexpr uint32_t kWarps = kThreads / kWarpThreads;
+constexpr uint32_t kWordBits = 32;
 constexpr auto kGroup = static_cast<uint32_t>(kCodeGroupElements);
-constexpr uint32_t kGroupsMax = kCodeTileBytes / kGroup;
-// Scans add up numbers of 16 bits, one for each of a thread's units.
-static_assert(kUnits == 4 && kCodeThreads * kUnitBytes < (1 << 16));
+// Groups of a tile, by the narrowest elements.
+constexpr uint32_t kTileGroupsMax = kCodeTileBytes / kGroup;
+// Elements whose places a warp lists at a time.
+constexpr uint32_t kListed = 1024;
+constexpr uint32_t kListedLanes = kListed / kGroup;
+// The bits of a group are one uint4.
+static_assert(kGroup == 4 * kWordBits);
+static_assert(kTileGroupsMax == 4 * kWarpThreads);
 
-__device__ __forceinline__ std::byte* ValuesOf(const KernelMessage& message) {
-  return message.code + kCodeHeaderBytes;
+__device__ __forceinline__ uint64_t Groups(const KernelMessage& message) {
+  const uint32_t shift = message.element_shift;
+  return (message.size_bytes + (uint64_t{kGroup} << shift) - 1) / kGroup >>
+         shift;
 }
-__device__ __forceinline__ std::byte* GroupsOf(const KernelMessage& message,
-                                               uint64_t room) {
-  return ValuesOf(message) + room * message.element_bytes;
-}
-__device__ __forceinline__ uint64_t GroupCount(const KernelMessage& message) {
-  const uint64_t group_bytes = uint64_t{kGroup} * message.element_bytes;
-  return (message.size_bytes + group_bytes - 1) / group_bytes;
+__device__ __forceinline__ uint32_t TileGroups(const KernelMessage& message) {
+  return kTileGroupsMax >> message.element_shift;
 }
 
-__device__ __forceinline__ void CopyElement(std::byte* to,
-                                            const std::byte* from,
-                                            uint32_t bytes) {
+__device__ __forceinline__ uint64_t LoadElement(const std::byte* from,
+                                                uint32_t bytes) {
   switch (bytes) {
     case 1:
-      *to = *from;
+      return *reinterpret_cast<const uint8_t*>(from);
+    case 2:
+      return *reinterpret_cast<const uint16_t*>(from);
+    case 4:
+      return *reinterpret_cast<const uint32_t*>(from);
+    default:
+      return *reinterpret_cast<const uint64_t*>(from);
+  }
+}
+
+__device__ __forceinline__ void StoreElement(std::byte* to, uint64_t value,
+                                             uint32_t bytes) {
+  switch (bytes) {
+    case 1:
+      *reinterpret_cast<uint8_t*>(to) = static_cast<uint8_t>(value);
       return;
     case 2:
-      *reinterpret_cast<uint16_t*>(to) =
-          *reinterpret_cast<const uint16_t*>(from);
+      *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(value);
       return;
     case 4:
-      *reinterpret_cast<uint32_t*>(to) =
-          *reinterpret_cast<const uint32_t*>(from);
+      *reinterpret_cast<uint32_t*>(to) = static_cast<uint32_t>(value);
       return;
     default:
-      *reinterpret_cast<uint64_t*>(to) =
-          *reinterpret_cast<const uint64_t*>(from);
+      *reinterpret_cast<uint64_t*>(to) = value;
   }
+}
+
+__device__ __forceinline__ uint32_t BytesOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFp64:
+    case DType::kInt64:
+      return 8;
+    case DType::kFp32:
+    case DType::kInt32:
+      return 4;
+    case DType::kBf16:
+    case DType::kFp16:
+    case DType::kInt16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+// The bits of a float of `dtype` as one of `to`.
+__device__ __forceinline__ uint32_t CastBits(uint32_t bits, DType dtype,
+                                             DType to) {
+  const auto half = static_cast<uint16_t>(bits);
+  const uint32_t fp32 = dtype == DType::kFp32   ? bits
+                        : dtype == DType::kBf16 ? Fp32FromBf16(half)
+                                                : Fp32FromFp16(half);
+  return to == DType::kFp32   ? fp32
+         : to == DType::kBf16 ? Bf16FromFp32(fp32)
+                              : Fp16FromFp32(fp32);
+}
+
+__device__ __forceinline__ bool Casts(const KernelCopy& copy) {
+  return copy.kind == KernelKind::kCast;
+}
+// What a unit of the copy takes of its message.
+__device__ __forceinline__ uint32_t UnitInMessage(const KernelCopy& copy) {
+  return Casts(copy) ? BytesOf(copy.to_dtype) : copy.unit_bytes;
+}
+
+// Where an element of a message lies: the part of it that is asked for, or, of
+// a copy that casts, all of it.
+struct Place {
+  uint64_t entry;
+  uint64_t offset;
+};
+
+// `at`: a byte of the box.
+__device__ __forceinline__ Place PlaceOf(const KernelCopy& copy, uint64_t at) {
+  const uint32_t unit_bytes = UnitInMessage(copy);
+  const uint32_t shift = __ffs(static_cast<int>(unit_bytes)) - 1;
+  const uint64_t unit = at >> shift;
+  const uint64_t row =
+      unit < (uint64_t{1} << 31)
+          ? Divide(static_cast<uint32_t>(unit), copy.row_magic, copy.row_shift)
+          : unit / copy.row_units;
+  const auto column = static_cast<uint32_t>(unit - row * copy.row_units);
+  const RowOffsets offsets = OffsetsOfRow(copy, static_cast<uint32_t>(row));
+  const uint64_t in_row =
+      Casts(copy) ? uint64_t{column} * BytesOf(copy.from_dtype)
+                  : (uint64_t{column} << shift) + (at & (unit_bytes - 1));
+  return {offsets.from_entry, offsets.from_offset + in_row};
+}
+
+// The box of a tile that holds `byte` of the message; boxes_end if none does.
+__device__ __forceinline__ uint32_t BoxAt(const KernelCodes& codes,
+                                          const KernelCodeTile& tile,
+                                          uint64_t byte) {
+  uint32_t begin = tile.boxes_begin;
+  uint32_t end = tile.boxes_end;
+  while (end - begin > 1) {
+    const uint32_t middle = begin + (end - begin) / 2;
+    (codes.boxes[middle].begin_byte <= byte ? begin : end) = middle;
+  }
+  if (begin == end) return tile.boxes_end;
+  const KernelBox& box = codes.boxes[begin];
+  return byte >= box.begin_byte && byte < box.end_byte ? begin : tile.boxes_end;
+}
+
+__device__ __forceinline__ void Fail(const KernelCodes& codes,
+                                     uint32_t message) {
+  atomicCAS(codes.failure, 0ull, 1ull + message);
+}
+
+// The sum of the values of the lanes before this one; `total` of all.
+__device__ __forceinline__ uint32_t LanesBefore(uint32_t value,
+                                                uint32_t& total) {
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  uint32_t sum = value;
+#pragma unroll
+  for (uint32_t step = 1; step < kWarpThreads; step *= 2) {
+    const uint32_t below = __shfl_up_sync(kAllLanes, sum, step);
+    if (lane >= step) sum += below;
+  }
+  total = __shfl_sync(kAllLanes, sum, kWarpThreads - 1);
+  return sum - value;
 }
 
 // A bit for each byte of a word that differs.
@@ -55,7 +161,7 @@ __device__ __forceinline__ uint32_t DifferentBytes(uint32_t a, uint32_t b) {
   return ((__vcmpne4(a, b) & 0x01010101u) * 0x01020408u) >> 24 & 0xfu;
 }
 
-// From a bit for each byte to one for each element, at its first byte.
+// From a bit for each of 16 bytes to one for each element, at its first byte.
 __device__ __forceinline__ uint32_t FirstBytes(uint32_t bytes,
                                                uint32_t element_bytes) {
   if (element_bytes == 1) return bytes;
@@ -67,355 +173,585 @@ __device__ __forceinline__ uint32_t FirstBytes(uint32_t bytes,
   return bytes & 0x0101u;
 }
 
-// A bit for each byte of a unit that differs; none beyond the message.
-__device__ __forceinline__ uint32_t
-DifferentInUnit(const KernelMessage& message, uint64_t begin) {
-  if (begin >= message.size_bytes) return 0;
-  const std::byte* const now = message.elements + begin;
-  const std::byte* const before = message.before + begin;
-  if (message.is_aligned != 0 && begin + kUnitBytes <= message.size_bytes) {
-    const uint4 a = *reinterpret_cast<const uint4*>(now);
-    const uint4 b = __ldcs(reinterpret_cast<const uint4*>(before));
-    return DifferentBytes(a.x, b.x) | DifferentBytes(a.y, b.y) << 4 |
-           DifferentBytes(a.z, b.z) << 8 | DifferentBytes(a.w, b.w) << 12;
+// The bits at every `step`th of 16 places, one beside the other.
+__device__ __forceinline__ uint32_t Gathered(uint32_t bits, uint32_t step) {
+  if (step == 1) return bits;
+  if (step == 8) return (bits & 1u) | (bits >> 7 & 2u);
+  if (step == 4) {
+    bits &= 0x1111u;
+    bits = (bits | bits >> 3) & 0x0303u;
+    return (bits | bits >> 6) & 0xfu;
   }
-  uint32_t different = 0;
-#pragma unroll 1
-  for (uint32_t i = 0; i < kUnitBytes && begin + i < message.size_bytes; ++i) {
-    different |= static_cast<uint32_t>(now[i] != before[i]) << i;
-  }
-  return different;
+  bits &= 0x5555u;
+  bits = (bits | bits >> 1) & 0x3333u;
+  bits = (bits | bits >> 2) & 0x0f0fu;
+  return (bits | bits >> 4) & 0xffu;
 }
 
-// What of a thread's units is coded: a bit for each element, at its first byte.
-struct Coded {
-  uint32_t bits[kUnits];
-  // As KernelChanged.
-  uint32_t count;
-  uint32_t room;
+// A bit for each byte that differs, of this thread's units of a tile.
+class UnitBits {
+ public:
+  __device__ __forceinline__ void Set(uint32_t unit, uint32_t bits) {
+    (unit < 4 ? low_ : high_) |= uint64_t{bits} << 16 * (unit % 4);
+  }
+  __device__ __forceinline__ uint32_t Of(uint32_t unit) const {
+    return static_cast<uint32_t>((unit < 4 ? low_ : high_) >> 16 * (unit % 4)) &
+           0xffffu;
+  }
+  __device__ __forceinline__ bool Any() const { return (low_ | high_) != 0; }
+
+ private:
+  uint64_t low_ = 0;
+  uint64_t high_ = 0;
+};
+static_assert(kUnroll == 8);
+
+struct ComparedRow {
+  const std::byte* now = nullptr;
+  const std::byte* before = nullptr;
 };
 
-__device__ __forceinline__ Coded CodedInTile(const KernelCodes& codes,
-                                             const KernelMessage& message,
-                                             uint64_t tile_begin,
-                                             uint32_t first_range) {
-  uint32_t different[kUnits];
+__device__ __forceinline__ ComparedRow ComparedRowAt(const KernelCodes& codes,
+                                                     const KernelCopy& copy,
+                                                     uint32_t row) {
+  const RowOffsets at = OffsetsOfRow(copy, row);
+  return {codes.table[at.from_entry] + at.from_offset,
+          codes.table[at.from_entry + codes.shadow_entries] + at.from_offset};
+}
+
+// The highest bit of each half of a word that differs.
+__device__ __forceinline__ uint32_t DifferentHalves(uint32_t a, uint32_t b) {
+  const uint32_t different = a ^ b;
+  return (((different & 0x7fff7fffu) + 0x7fff7fffu) | different) & 0x80008000u;
+}
+
+// Most messages: elements of two bytes in units of 16, so that the bits of a
+// unit are a byte. Returns how many elements differ. `first_unit`: of the tile,
+// in the message.
+__device__ __forceinline__ uint32_t MarkHalves(const KernelCodes& codes,
+                                               const KernelCopy& copy,
+                                               uint32_t tile, uint32_t* words,
+                                               uint64_t first_unit) {
+  // First all loads: none must wait for a store.
+  uint64_t found = 0;
+  ForEachTileUnit(
+      copy, tile, [&](uint32_t row) { return ComparedRowAt(codes, copy, row); },
+      ComparedRow(),
+      [&](uint32_t k, const ComparedRow& row, uint32_t at) {
+        if (at == copy.row_units) return;
+        const uint4 a = reinterpret_cast<const uint4*>(row.now)[at];
+        const uint4 b = __ldcs(reinterpret_cast<const uint4*>(row.before) + at);
+        // Elements 0, 2, 4 and 6, and 16 bits higher the others.
+        const uint32_t pairs =
+            DifferentHalves(a.x, b.x) >> 15 | DifferentHalves(a.y, b.y) >> 13 |
+            DifferentHalves(a.z, b.z) >> 11 | DifferentHalves(a.w, b.w) >> 9;
+        found |= uint64_t{(pairs | pairs >> 15) & 0xffu} << 8 * k;
+      });
+  if (found == 0) return 0;
 #pragma unroll
-  for (uint32_t k = 0; k < kUnits; ++k) {
-    different[k] = DifferentInUnit(
-        message, tile_begin + (k * kCodeThreads + threadIdx.x) * kUnitBytes);
+  for (uint32_t k = 0; k < kUnroll; ++k) {
+    const auto bits = static_cast<uint32_t>(found >> 8 * k) & 0xffu;
+    const uint64_t unit = first_unit + k * kThreads + threadIdx.x;
+    if (bits != 0) atomicOr(&words[unit / 4], bits << 8 * (unit % 4));
   }
-  Coded coded = {};
-  if (first_range == message.ranges_end) return coded;
-  // Mostly a tile lies in one range.
-  const KernelRange first = codes.ranges[first_range];
-  if (first.always == 0 && first.begin_byte <= tile_begin &&
-      first.end_byte >= tile_begin + kCodeTileBytes) {
-#pragma unroll
-    for (uint32_t k = 0; k < kUnits; ++k) {
-      coded.bits[k] = FirstBytes(different[k], message.element_bytes);
-      coded.count += __popc(FirstBytes(different[k], first.element_bytes));
+  return static_cast<uint32_t>(__popcll(found));
+}
+
+// `kWide`: units of 16 bytes.
+template <bool kWide>
+__device__ __forceinline__ void CompareUnits(const KernelCodes& codes,
+                                             const KernelCopy& copy,
+                                             uint32_t tile, UnitBits& found) {
+  const uint32_t size =
+      Casts(copy) ? BytesOf(copy.from_dtype) : copy.unit_bytes;
+  ForEachTileUnit(
+      copy, tile, [&](uint32_t row) { return ComparedRowAt(codes, copy, row); },
+      ComparedRow(),
+      [&](uint32_t k, const ComparedRow& row, uint32_t at) {
+        if (at == copy.row_units) return;
+        if constexpr (kWide) {
+          const uint4 a = reinterpret_cast<const uint4*>(row.now)[at];
+          const uint4 b =
+              __ldcs(reinterpret_cast<const uint4*>(row.before) + at);
+          found.Set(k, DifferentBytes(a.x, b.x) |
+                           DifferentBytes(a.y, b.y) << 4 |
+                           DifferentBytes(a.z, b.z) << 8 |
+                           DifferentBytes(a.w, b.w) << 12);
+        } else {
+          const uint64_t place = uint64_t{at} * size;
+          const uint64_t different = LoadElement(row.now + place, size) ^
+                                     LoadElement(row.before + place, size);
+          found.Set(
+              k, DifferentBytes(static_cast<uint32_t>(different), 0) |
+                     DifferentBytes(static_cast<uint32_t>(different >> 32), 0)
+                         << 4);
+        }
+      });
+}
+
+// Sets the bits of elements that differ from their shadows, or are always sent,
+// and counts those that differ.
+__global__ void __launch_bounds__(kThreads)
+    CompareTiles(const KernelCodes codes) {
+  __shared__ KernelCopy copy;
+  // What the block found in a tile: all blocks add to the same few numbers.
+  __shared__ uint32_t tile_count;
+  uint32_t counted_message = 0;
+  const auto add_count = [&](uint32_t count) {
+    count = __reduce_add_sync(kAllLanes, count);
+    if (count != 0 && threadIdx.x % kWarpThreads == 0) {
+      atomicAdd(&tile_count, count);
     }
-    coded.room = coded.count * (first.element_bytes / message.element_bytes);
-    return coded;
-  }
-#pragma unroll
-  for (uint32_t k = 0; k < kUnits; ++k) {
-    const uint64_t begin =
-        tile_begin + (k * kCodeThreads + threadIdx.x) * kUnitBytes;
-#pragma unroll 1
-    for (uint32_t r = first_range; r < message.ranges_end; ++r) {
-      const KernelRange& range = codes.ranges[r];
-      if (range.begin_byte >= begin + kUnitBytes) break;
-      if (range.end_byte <= begin) continue;
-      uint32_t inside = 0xffffu;
-      if (range.begin_byte > begin) inside <<= range.begin_byte - begin;
-      if (range.end_byte < begin + kUnitBytes) {
-        inside &= (1u << (range.end_byte - begin)) - 1;
-      }
-      inside &= 0xffffu;
-      if (range.always != 0) {
-        coded.bits[k] |= FirstBytes(inside, message.element_bytes);
-        continue;
-      }
-      inside &= different[k];
-      coded.bits[k] |= FirstBytes(inside, message.element_bytes);
-      const auto count = static_cast<uint32_t>(
-          __popc(FirstBytes(inside, range.element_bytes)));
-      coded.count += count;
-      coded.room += count * (range.element_bytes / message.element_bytes);
-    }
-  }
-  return coded;
-}
-
-// The sum of the block's values; valid on thread 0. `sums`: kCodeWarps numbers
-// that nobody uses until the next __syncthreads.
-__device__ __forceinline__ uint32_t BlockSum(uint32_t value, uint32_t* sums) {
-  value = __reduce_add_sync(kAllLanes, value);
-  if (threadIdx.x % kWarpThreads == 0) sums[threadIdx.x / kWarpThreads] = value;
-  __syncthreads();
-  uint32_t sum = 0;
-  if (threadIdx.x == 0) {
-    for (uint32_t w = 0; w < kCodeWarps; ++w) sum += sums[w];
-  }
-  return sum;
-}
-
-// The sum of the values of the threads before this one; `total` of all.
-__device__ __forceinline__ uint64_t SumBefore(uint64_t value, uint64_t* sums,
-                                              uint64_t& total) {
-  const uint32_t lane = threadIdx.x % kWarpThreads;
-  const uint32_t warp = threadIdx.x / kWarpThreads;
-  uint64_t sum = value;
-#pragma unroll
-  for (uint32_t step = 1; step < kWarpThreads; step *= 2) {
-    const uint64_t below = __shfl_up_sync(kAllLanes, sum, step);
-    if (lane >= step) sum += below;
-  }
-  __syncthreads();
-  if (lane == kWarpThreads - 1) sums[warp] = sum;
-  __syncthreads();
-  uint64_t before = 0;
-  total = 0;
-#pragma unroll
-  for (uint32_t w = 0; w < kCodeWarps; ++w) {
-    if (w == warp) before = total;
-    total += sums[w];
-  }
-  return before + sum - value;
-}
-
-__device__ __forceinline__ void Fail(const KernelCodes& codes,
-                                     uint32_t message) {
-  atomicCAS(codes.failure, 0ull, 1ull + message);
-}
-
-// Into `bases` how many elements each tile codes, and into `changed` what
-// changed.
-__global__ void __launch_bounds__(kCodeThreads)
-    CountTiles(const KernelCodes codes, const CodeWork work) {
-  __shared__ uint32_t sums[3][kCodeWarps];
-  for (uint64_t t = blockIdx.x; t < work.tiles_count; t += gridDim.x) {
-    const KernelCodeTile tile = codes.tiles[work.tiles_begin + t];
-    const KernelMessage message = codes.messages[tile.message];
-    if (message.before == nullptr) continue;
-    const uint64_t place = work.tiles_begin + t - message.first_tile;
-    const Coded coded =
-        CodedInTile(codes, message, place * kCodeTileBytes, tile.first_range);
-    uint32_t elements = 0;
-#pragma unroll
-    for (const uint32_t bits : coded.bits) elements += __popc(bits);
+  };
+  const auto flush_count = [&] {
+    if (threadIdx.x != 0 || tile_count == 0) return;
+    atomicAdd(&codes.changed[counted_message].count, tile_count);
+    tile_count = 0;
+  };
+  if (threadIdx.x == 0) tile_count = 0;
+  for (uint64_t t = blockIdx.x; t < codes.compared_count; t += gridDim.x) {
+    const KernelTile tile = codes.compared[t];
+    constexpr uint32_t kWords = sizeof(KernelCopy) / sizeof(uint32_t);
+    static_assert(kWords <= kThreads);
     __syncthreads();
-    elements = BlockSum(elements, sums[0]);
-    const uint32_t count = BlockSum(coded.count, sums[1]);
-    const uint32_t room = BlockSum(coded.room, sums[2]);
-    if (threadIdx.x != 0) continue;
-    codes.bases[work.tiles_begin + t] = elements;
-    if (count == 0) continue;
-    atomicAdd(&codes.changed[tile.message].count, count);
-    atomicAdd(&codes.changed[tile.message].room, room);
+    flush_count();
+    if (threadIdx.x < kWords) {
+      reinterpret_cast<uint32_t*>(&copy)[threadIdx.x] =
+          reinterpret_cast<const uint32_t*>(
+              &codes.copies[tile.copy])[threadIdx.x];
+    }
+    __syncthreads();
+    const KernelBox box = codes.boxes[tile.copy];
+    counted_message = box.message;
+    const KernelMessage& message = codes.messages[box.message];
+    const uint32_t width_shift = message.element_shift;
+    uint32_t* const words = codes.bits + message.first_word;
+    if (copy.unit_bytes == 16 && width_shift == 1 && box.always == 0 &&
+        BytesOf(copy.from_dtype) == 2) {
+      const uint64_t first_unit =
+          box.begin_byte / 16 + uint64_t{tile.tile} * kTileUnits;
+      add_count(MarkHalves(codes, copy, tile.tile, words, first_unit));
+      continue;
+    }
+    UnitBits found;
+    if (box.always != 0) {
+      for (uint32_t k = 0; k < kUnroll; ++k) found.Set(k, 0xffffu);
+    } else if (copy.unit_bytes == 16) {
+      CompareUnits<true>(codes, copy, tile.tile, found);
+    } else {
+      CompareUnits<false>(codes, copy, tile.tile, found);
+    }
+    if (__ballot_sync(kAllLanes, found.Any()) == 0) continue;
+    const uint32_t unit_bytes = UnitInMessage(copy);
+    const uint32_t element_bytes =
+        Casts(copy) ? unit_bytes : BytesOf(copy.from_dtype);
+    uint32_t count = 0;
+    for (uint32_t k = 0; k < kUnroll; ++k) {
+      uint32_t bytes = found.Of(k);
+      if (bytes == 0) continue;
+      const uint64_t unit =
+          uint64_t{tile.tile} * kTileUnits + k * kThreads + threadIdx.x;
+      const uint64_t byte = box.begin_byte + unit * unit_bytes;
+      if (byte >= box.end_byte) continue;
+      // An element of another size in the tensor differs as a whole.
+      if (Casts(copy)) bytes = 1;
+      bytes = FirstBytes(bytes & ((1u << unit_bytes) - 1), element_bytes);
+      count += __popc(bytes);
+      const uint32_t bits =
+          Gathered(bytes * ((1u << element_bytes) - 1), 1u << width_shift);
+      const uint64_t element = byte >> width_shift;
+      atomicOr(&words[element / kWordBits], bits << element % kWordBits);
+    }
+    if (box.always == 0) add_count(count);
   }
+  __syncthreads();
+  flush_count();
+}
+
+// A warp's tile of a message.
+struct WarpTile {
+  uint64_t number;
+  uint32_t place;  // in the message
+  KernelCodeTile tile;
+};
+
+// Calls body(warp_tile, message) for each tile of the work that is of a send,
+// or of a receive, warp by warp.
+template <typename Body>
+__device__ __forceinline__ void ForEachWarpTile(const KernelCodes& codes,
+                                                uint64_t begin, uint64_t count,
+                                                bool sends, const Body& body) {
+  const uint64_t warp =
+      uint64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpThreads;
+  for (uint64_t t = warp; t < count; t += uint64_t{gridDim.x} * kWarps) {
+    const uint64_t number = begin + t;
+    const KernelCodeTile tile = codes.tiles[number];
+    const KernelMessage& message = codes.messages[tile.message];
+    if ((message.is_send != 0) != sends) continue;
+    body(WarpTile{number, static_cast<uint32_t>(number - message.first_tile),
+                  tile},
+         message);
+  }
+}
+
+// The bits of a group; 0 where there is none.
+__device__ __forceinline__ uint4 BitsOfGroup(const KernelCodes& codes,
+                                             const KernelMessage& message,
+                                             uint64_t group, bool is_group) {
+  if (!is_group) return make_uint4(0, 0, 0, 0);
+  return reinterpret_cast<const uint4*>(codes.bits + message.first_word)[group];
+}
+__device__ __forceinline__ uint32_t CountBits(const uint4& bits) {
+  return __popc(bits.x) + __popc(bits.y) + __popc(bits.z) + __popc(bits.w);
+}
+
+// Into `bases` how many elements each tile codes.
+__global__ void __launch_bounds__(kThreads) SumBits(const KernelCodes codes) {
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  ForEachWarpTile(codes, 0, codes.tiles_count, /*sends=*/true,
+                  [&](const WarpTile& of, const KernelMessage& message) {
+                    const uint32_t per_tile = TileGroups(message);
+                    const uint64_t first = uint64_t{of.place} * per_tile;
+                    const uint64_t groups = Groups(message);
+                    uint32_t sum = 0;
+                    for (uint32_t g = lane; g < per_tile; g += kWarpThreads) {
+                      sum += CountBits(BitsOfGroup(codes, message, first + g,
+                                                   first + g < groups));
+                    }
+                    sum = __reduce_add_sync(kAllLanes, sum);
+                    if (lane == 0) codes.bases[of.number] = sum;
+                  });
 }
 
 // Into `bases` how many elements the groups of each tile of a received code
-// hold: a warp takes a tile.
-__global__ void __launch_bounds__(kCodeThreads)
+// hold.
+__global__ void __launch_bounds__(kThreads)
     SumGroups(const KernelCodes codes, const CodeWork work, uint32_t rung) {
   const uint32_t lane = threadIdx.x % kWarpThreads;
-  const uint64_t warps = uint64_t{gridDim.x} * kCodeWarps;
-  for (uint64_t t =
-           uint64_t{blockIdx.x} * kCodeWarps + threadIdx.x / kWarpThreads;
-       t < work.tiles_count; t += warps) {
-    const KernelCodeTile tile = codes.tiles[work.tiles_begin + t];
-    const KernelMessage& message = codes.messages[tile.message];
-    const uint64_t room = codes.rooms[tile.message * codes.rungs + rung];
-    if (message.before != nullptr || room == 0) continue;
-    const uint32_t per_tile = kGroupsMax / message.element_bytes;
-    const uint64_t first =
-        (work.tiles_begin + t - message.first_tile) * per_tile;
-    const uint64_t groups = GroupCount(message);
-    const std::byte* const counts = GroupsOf(message, room) + first;
-    uint32_t sum = 0;
-    for (uint32_t g = lane; g < per_tile && first + g < groups;
-         g += kWarpThreads) {
-      sum += static_cast<uint32_t>(counts[g]);
-    }
-    sum = __reduce_add_sync(kAllLanes, sum);
-    if (lane == 0) codes.bases[work.tiles_begin + t] = sum;
-  }
+  ForEachWarpTile(
+      codes, work.tiles_begin, work.tiles_count, /*sends=*/false,
+      [&](const WarpTile& of, const KernelMessage& message) {
+        const uint64_t room = codes.rooms[of.tile.message * codes.rungs + rung];
+        if (room == 0) return;
+        const uint32_t per_tile = TileGroups(message);
+        const uint64_t first = uint64_t{of.place} * per_tile;
+        const uint64_t groups = Groups(message);
+        const std::byte* const counts = message.code + kCodeHeaderBytes +
+                                        room * message.element_bytes + first;
+        uint32_t sum = 0;
+        for (uint32_t g = lane; g < per_tile && first + g < groups;
+             g += kWarpThreads) {
+          sum += static_cast<uint32_t>(counts[g]);
+        }
+        sum = __reduce_add_sync(kAllLanes, sum);
+        if (lane == 0) codes.bases[of.number] = sum;
+      });
 }
 
 // From the elements of each tile to those before it, and their total: a block
 // takes a message.
-__global__ void __launch_bounds__(kCodeThreads)
-    ScanTiles(const KernelCodes codes, const CodeWork work, bool sends) {
-  __shared__ uint64_t sums[kCodeWarps];
-  const uint32_t number = work.messages_begin + blockIdx.x;
-  const KernelMessage message = codes.messages[number];
-  if ((message.before != nullptr) != sends) return;
+__global__ void __launch_bounds__(kThreads)
+    ScanTiles(const KernelCodes codes, uint32_t messages_begin, bool sends) {
+  __shared__ uint64_t sums[kWarps];
+  const uint32_t number = messages_begin + blockIdx.x;
+  const KernelMessage& message = codes.messages[number];
+  if ((message.is_send != 0) != sends) return;
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  const uint32_t warp = threadIdx.x / kWarpThreads;
   uint64_t* const bases = codes.bases + message.first_tile;
   uint64_t before = 0;
-  for (uint32_t begin = 0; begin < message.tiles; begin += kCodeThreads) {
+  for (uint32_t begin = 0; begin < message.tiles; begin += kThreads) {
     const uint32_t t = begin + threadIdx.x;
-    uint64_t total;
-    const uint64_t base =
-        SumBefore(t < message.tiles ? bases[t] : 0, sums, total);
-    if (t < message.tiles) bases[t] = before + base;
-    before += total;
+    // Of a tile 2^14 elements at most, or of damaged groups 2^15.
+    const auto value = t < message.tiles ? static_cast<uint32_t>(bases[t]) : 0u;
+    uint32_t of_warp;
+    const uint32_t in_warp = LanesBefore(value, of_warp);
+    __syncthreads();
+    if (lane == 0) sums[warp] = of_warp;
+    __syncthreads();
+    uint64_t base = before;
+    for (uint32_t w = 0; w < kWarps; ++w) {
+      if (w < warp) base += sums[w];
+      before += sums[w];
+    }
+    if (t < message.tiles) bases[t] = base + in_warp;
   }
-  if (threadIdx.x == 0) codes.totals[number] = before;
+  if (threadIdx.x != 0) return;
+  codes.totals[number] = before;
+  if (sends) codes.changed[number].room = before;
 }
 
-__global__ void __launch_bounds__(kCodeThreads)
+// Calls body(element, ordinal) for each element of the tile whose bit is set,
+// lane by lane; ordinals count in the message, from `base` on. Before that,
+// on_group(number, bits_set) for each group of the message. `listed`: kListed
+// numbers of the warp's own.
+template <typename OnGroup, typename Body>
+__device__ __forceinline__ void ForEachBit(const KernelCodes& codes,
+                                           const KernelMessage& message,
+                                           const WarpTile& of, uint64_t base,
+                                           uint16_t* listed,
+                                           const OnGroup& on_group,
+                                           const Body& body) {
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  const uint32_t per_tile = TileGroups(message);
+  const uint64_t first = uint64_t{of.place} * per_tile;
+  const uint64_t groups = Groups(message);
+  for (uint32_t g = 0; g < per_tile && first + g < groups; g += kWarpThreads) {
+    const uint64_t group = first + g + lane;
+    const bool is_group = g + lane < per_tile && group < groups;
+    const uint4 bits = BitsOfGroup(codes, message, group, is_group);
+    const uint32_t count = CountBits(bits);
+    if (is_group) on_group(group, count);
+    uint32_t total;
+    const uint32_t before = LanesBefore(count, total);
+    // So many lanes at a time as surely find place.
+    const uint32_t lanes = total <= kListed ? kWarpThreads : kListedLanes;
+    for (uint32_t l = 0; total != 0 && l < kWarpThreads; l += lanes) {
+      const uint32_t begin = __shfl_sync(kAllLanes, before, l);
+      const uint32_t end =
+          l + lanes < kWarpThreads
+              ? __shfl_sync(kAllLanes, before, (l + lanes) % kWarpThreads)
+              : total;
+      if (lane >= l && lane < l + lanes) {
+        uint32_t next = before - begin;
+        const uint32_t of_group[] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+        for (uint32_t w = 0; w < 4; ++w) {
+          for (uint32_t word = of_group[w]; word != 0; word &= word - 1) {
+            listed[next++] =
+                static_cast<uint16_t>(lane * kGroup + w * kWordBits +
+                                      __ffs(static_cast<int>(word)) - 1);
+          }
+        }
+      }
+      __syncwarp();
+      for (uint32_t j = lane; j < end - begin; j += kWarpThreads) {
+        body((first + g) * kGroup + listed[j], base + begin + j);
+      }
+      __syncwarp();
+    }
+    base += total;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
     EncodeTiles(const KernelCodes codes, const CodeWork work, uint32_t rung) {
-  __shared__ uint64_t sums[kCodeWarps];
-  __shared__ uint32_t in_group[kGroupsMax];
-  for (uint64_t t = blockIdx.x; t < work.tiles_count; t += gridDim.x) {
-    const uint64_t number = work.tiles_begin + t;
-    const KernelCodeTile tile = codes.tiles[number];
-    const KernelMessage message = codes.messages[tile.message];
-    const uint64_t room = codes.rooms[tile.message * codes.rungs + rung];
-    if (message.before == nullptr || room == 0) continue;
-    const auto place = static_cast<uint32_t>(number - message.first_tile);
-    const uint64_t tile_begin = uint64_t{place} * kCodeTileBytes;
-    const uint32_t width = message.element_bytes;
-    const Coded coded =
-        CodedInTile(codes, message, tile_begin, tile.first_range);
-    for (uint32_t g = threadIdx.x; g < kGroupsMax; g += kCodeThreads) {
-      in_group[g] = 0;
-    }
-    uint64_t packed = 0;
-#pragma unroll
-    for (uint32_t k = 0; k < kUnits; ++k) {
-      packed |= static_cast<uint64_t>(__popc(coded.bits[k])) << 16 * k;
-    }
-    uint64_t packed_total;
-    const uint64_t packed_before = SumBefore(packed, sums, packed_total);
-    const uint64_t base = codes.bases[number];
-    uint64_t next_base = base;  // behind the units before k
-    std::byte* const values = ValuesOf(message);
-    std::byte* const groups = GroupsOf(message, room);
-    const uint64_t groups_count = GroupCount(message);
-    std::byte* const positions = groups + groups_count;
-#pragma unroll
-    for (uint32_t k = 0; k < kUnits; ++k) {
-      uint32_t bits = coded.bits[k];
-      const uint32_t in_tile = (k * kCodeThreads + threadIdx.x) * kUnitBytes;
-      uint64_t slot = next_base + (packed_before >> 16 * k & 0xffffu);
-      next_base += packed_total >> 16 * k & 0xffffu;
-      if (bits == 0) continue;
-      atomicAdd(&in_group[in_tile / width / kGroup], __popc(bits));
-      for (; bits != 0 && slot < room; bits &= bits - 1, ++slot) {
-        const uint32_t byte = in_tile + __ffs(static_cast<int>(bits)) - 1;
-        CopyElement(values + slot * width, message.elements + tile_begin + byte,
-                    width);
-        positions[slot] = static_cast<std::byte>(byte / width % kGroup);
-      }
-    }
-    __syncthreads();
-    const uint32_t per_tile = kGroupsMax / width;
-    const uint64_t first_group = uint64_t{place} * per_tile;
-    for (uint32_t g = threadIdx.x;
-         g < per_tile && first_group + g < groups_count; g += kCodeThreads) {
-      groups[first_group + g] = static_cast<std::byte>(in_group[g]);
-    }
-    if (threadIdx.x == 0) {
-      const bool is_last = place + 1 == message.tiles;
-      const uint64_t total = codes.totals[tile.message];
-      if (next_base != (is_last ? total : codes.bases[number + 1]) ||
-          total > room) {
-        Fail(codes, tile.message);
-      }
-      if (is_last) {
-        *reinterpret_cast<uint2*>(message.code) =
-            make_uint2(static_cast<uint32_t>(total < room ? total : room), 0);
-      }
-    }
-    __syncthreads();
-  }
+  __shared__ uint16_t listed[kWarps][kListed];
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  ForEachWarpTile(
+      codes, work.tiles_begin, work.tiles_count, /*sends=*/true,
+      [&](const WarpTile& of, const KernelMessage& message) {
+        const uint64_t room = codes.rooms[of.tile.message * codes.rungs + rung];
+        if (room == 0) return;
+        const uint32_t width = message.element_bytes;
+        std::byte* const values = message.code + kCodeHeaderBytes;
+        std::byte* const groups = values + room * width;
+        std::byte* const positions = groups + Groups(message);
+        ForEachBit(
+            codes, message, of, codes.bases[of.number],
+            listed[threadIdx.x / kWarpThreads],
+            [&](uint64_t group, uint32_t count) {
+              groups[group] = static_cast<std::byte>(count);
+            },
+            [&](uint64_t element, uint64_t slot) {
+              if (slot >= room) return;
+              const uint64_t byte = element << message.element_shift;
+              const uint32_t b = BoxAt(codes, of.tile, byte);
+              const KernelCopy& copy = codes.copies[b];
+              const uint64_t at = byte - codes.boxes[b].begin_byte;
+              const Place place = PlaceOf(copy, at);
+              const std::byte* const from =
+                  codes.table[place.entry] + place.offset;
+              uint64_t value;
+              if (Casts(copy)) {
+                const auto bits = static_cast<uint32_t>(
+                    LoadElement(from, BytesOf(copy.from_dtype)));
+                value = CastBits(bits, copy.from_dtype, copy.to_dtype) >>
+                        8 * (at & (BytesOf(copy.to_dtype) - 1));
+              } else {
+                value = LoadElement(from, width);
+              }
+              StoreElement(values + slot * width, value, width);
+              positions[slot] = static_cast<std::byte>(element % kGroup);
+            });
+        if (lane == 0 && of.place + 1 == message.tiles) {
+          *reinterpret_cast<uint2*>(message.code) = make_uint2(
+              static_cast<uint32_t>(codes.totals[of.tile.message]), 0);
+        }
+      });
 }
 
-__global__ void __launch_bounds__(kCodeThreads)
+__global__ void __launch_bounds__(kThreads) KeepTiles(const KernelCodes codes) {
+  __shared__ uint16_t listed[kWarps][kListed];
+  ForEachWarpTile(
+      codes, 0, codes.tiles_count, /*sends=*/true,
+      [&](const WarpTile& of, const KernelMessage& message) {
+        const uint32_t width = message.element_bytes;
+        ForEachBit(
+            codes, message, of, 0, listed[threadIdx.x / kWarpThreads],
+            [](uint64_t, uint32_t) {},
+            [&](uint64_t element, uint64_t) {
+              const uint64_t byte = element << message.element_shift;
+              const uint32_t b = BoxAt(codes, of.tile, byte);
+              const KernelCopy& copy = codes.copies[b];
+              const Place place =
+                  PlaceOf(copy, byte - codes.boxes[b].begin_byte);
+              const uint32_t size =
+                  Casts(copy) ? BytesOf(copy.from_dtype) : width;
+              StoreElement(
+                  codes.table[place.entry + codes.shadow_entries] +
+                      place.offset,
+                  LoadElement(codes.table[place.entry] + place.offset, size),
+                  size);
+            });
+      });
+}
+
+// An element of a code that is received.
+struct ReceivedElement {
+  uint32_t in_group;  // how many of its group come before it
+  uint32_t behind;    // and behind it
+  const std::byte* position;
+  const std::byte* value;
+};
+
+// False: no message is encoded like that.
+__device__ __forceinline__ bool ApplyElement(const KernelCodes& codes,
+                                             const WarpTile& of,
+                                             const KernelMessage& message,
+                                             uint64_t group,
+                                             const ReceivedElement& received) {
+  const uint32_t width = message.element_bytes;
+  const auto position_at = [&](int32_t other) {
+    return static_cast<uint32_t>(received.position[other]);
+  };
+  const uint32_t position = position_at(0);
+  const uint64_t byte = (group * kGroup + position) << message.element_shift;
+  if (position >= kGroup || byte + width > message.size_bytes ||
+      (received.in_group > 0 && position_at(-1) >= position)) {
+    return false;
+  }
+  const uint32_t b = BoxAt(codes, of.tile, byte);
+  if (b == of.tile.boxes_end) return false;
+  const KernelCopy& copy = codes.copies[b];
+  const uint64_t at = byte - codes.boxes[b].begin_byte;
+  const Place place = PlaceOf(copy, at);
+  std::byte* const to = codes.table[place.entry] + place.offset;
+  if (!Casts(copy)) {
+    StoreElement(to, LoadElement(received.value, width), width);
+    return true;
+  }
+  // It is cast from all its parts, by the thread of the first.
+  const uint32_t parts = BytesOf(copy.to_dtype) >> message.element_shift;
+  const uint32_t part =
+      static_cast<uint32_t>(at >> message.element_shift) & (parts - 1);
+  if (part != 0) {
+    return received.in_group > 0 && position_at(-1) + 1 == position;
+  }
+  if (received.behind + 1 < parts) return false;
+  uint64_t value = 0;
+  for (uint32_t p = 0; p < parts; ++p) {
+    if (position_at(static_cast<int32_t>(p)) != position + p) return false;
+    value |= LoadElement(received.value + p * width, width) << 8 * width * p;
+  }
+  StoreElement(
+      to,
+      CastBits(static_cast<uint32_t>(value), copy.to_dtype, copy.from_dtype),
+      BytesOf(copy.from_dtype));
+  return true;
+}
+
+__global__ void __launch_bounds__(kThreads)
     ApplyTiles(const KernelCodes codes, const CodeWork work, uint32_t rung) {
-  __shared__ uint64_t sums[kCodeWarps];
-  __shared__ uint32_t begins[kGroupsMax + 1];  // of groups, in the tile
-  for (uint64_t t = blockIdx.x; t < work.tiles_count; t += gridDim.x) {
-    const uint64_t number = work.tiles_begin + t;
-    const KernelCodeTile tile = codes.tiles[number];
-    const KernelMessage message = codes.messages[tile.message];
-    const uint64_t room = codes.rooms[tile.message * codes.rungs + rung];
-    if (message.before != nullptr || room == 0) continue;
-    const auto place = static_cast<uint32_t>(number - message.first_tile);
-    const uint32_t width = message.element_bytes;
-    const uint32_t per_tile = kGroupsMax / width;
-    const uint64_t first_group = uint64_t{place} * per_tile;
-    const uint64_t groups_count = GroupCount(message);
-    const std::byte* const values = ValuesOf(message);
-    const std::byte* const groups = GroupsOf(message, room);
-    const std::byte* const positions = groups + groups_count;
-    const uint32_t g = threadIdx.x;
-    const bool is_group = g < per_tile && first_group + g < groups_count;
-    uint64_t total;
-    const uint64_t begin =
-        SumBefore(is_group ? static_cast<uint32_t>(groups[first_group + g]) : 0,
-                  sums, total);
-    if (g < per_tile) begins[g] = static_cast<uint32_t>(begin);
-    if (g == 0) {
-      begins[per_tile] = static_cast<uint32_t>(total);
-      const uint2 header = *reinterpret_cast<const uint2*>(message.code);
-      if (place == 0 && (header.x != codes.totals[tile.message] ||
-                         header.y != 0 || header.x > room)) {
-        Fail(codes, tile.message);
-      }
-    }
-    __syncthreads();
-    const uint64_t base = codes.bases[number];
-    const auto count = static_cast<uint32_t>(total);
-    for (uint32_t j = threadIdx.x; j < count; j += kCodeThreads) {
-      if (base + j >= room) break;
-      // The last group that begins at j or before.
-      uint32_t low = 0;
-      for (uint32_t step = kGroupsMax / 2; step > 0; step /= 2) {
-        if (low + step < per_tile && begins[low + step] <= j) low += step;
-      }
-      const uint64_t slot = base + j;
-      const auto position = static_cast<uint32_t>(positions[slot]);
-      const uint64_t byte = ((first_group + low) * kGroup + position) * width;
-      if (position >= kGroup || byte + width > message.size_bytes ||
-          (j > begins[low] &&
-           static_cast<uint32_t>(positions[slot - 1]) >= position)) {
-        Fail(codes, tile.message);
-        continue;
-      }
-      CopyElement(message.elements + byte, values + slot * width, width);
-    }
-    __syncthreads();
-  }
+  __shared__ uint32_t begins_of_warps[kWarps][kTileGroupsMax + 1];
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  uint32_t* const begins = begins_of_warps[threadIdx.x / kWarpThreads];
+  ForEachWarpTile(
+      codes, work.tiles_begin, work.tiles_count, /*sends=*/false,
+      [&](const WarpTile& of, const KernelMessage& message) {
+        const uint32_t number = of.tile.message;
+        const uint64_t room = codes.rooms[number * codes.rungs + rung];
+        if (room == 0) return;
+        const uint32_t width = message.element_bytes;
+        const uint32_t per_tile = TileGroups(message);
+        const uint64_t first_group = uint64_t{of.place} * per_tile;
+        const uint64_t groups_count = Groups(message);
+        const std::byte* const values = message.code + kCodeHeaderBytes;
+        const std::byte* const groups = values + room * width;
+        const std::byte* const positions = groups + groups_count;
+        if (of.place == 0 && lane == 0) {
+          const uint2 header = *reinterpret_cast<const uint2*>(message.code);
+          if (header.x != codes.totals[number] || header.y != 0 ||
+              header.x > room) {
+            Fail(codes, number);
+          }
+        }
+        const uint64_t base = codes.bases[of.number];
+        // Where the elements of each group begin, in the tile.
+        uint32_t total = 0;
+        for (uint32_t g = lane; g - lane < per_tile; g += kWarpThreads) {
+          const bool is_group = g < per_tile && first_group + g < groups_count;
+          uint32_t of_lanes;
+          const uint32_t before = LanesBefore(
+              is_group ? static_cast<uint32_t>(groups[first_group + g]) : 0,
+              of_lanes);
+          if (g < per_tile) begins[g] = total + before;
+          total += of_lanes;
+        }
+        if (lane == 0) begins[per_tile] = total;
+        __syncwarp();
+        for (uint32_t j = lane; j < total && base + j < room;
+             j += kWarpThreads) {
+          // The last group that begins at j or before.
+          uint32_t low = 0;
+          for (uint32_t step = per_tile / 2; step > 0; step /= 2) {
+            if (begins[low + step] <= j) low += step;
+          }
+          const uint64_t slot = base + j;
+          // What is behind it and has no room is not there.
+          const uint64_t end =
+              base + begins[low + 1] < room ? base + begins[low + 1] : room;
+          const ReceivedElement received = {
+              .in_group = j - begins[low],
+              .behind = static_cast<uint32_t>(end - slot) - 1,
+              .position = positions + slot,
+              .value = values + slot * width};
+          if (!ApplyElement(codes, of, message, first_group + low, received)) {
+            Fail(codes, number);
+          }
+        }
+        __syncwarp();
+      });
 }
 
-uint32_t BlocksFor(uint64_t tiles, uint32_t blocks_max) {
-  return tiles < blocks_max ? static_cast<uint32_t>(tiles) : blocks_max;
+uint32_t WarpBlocksFor(uint64_t tiles, uint32_t blocks_max) {
+  const uint64_t blocks = (tiles + kWarps - 1) / kWarps;
+  return blocks < blocks_max ? static_cast<uint32_t>(blocks) : blocks_max;
 }
 
 }  // namespace
 
 cudaError_t LoadMessageCodeKernels() {
-  cudaError_t error = LoadKernel(CountTiles);
+  cudaError_t error = LoadKernel(CompareTiles);
+  if (error == cudaSuccess) error = LoadKernel(SumBits);
   if (error == cudaSuccess) error = LoadKernel(SumGroups);
   if (error == cudaSuccess) error = LoadKernel(ScanTiles);
   if (error == cudaSuccess) error = LoadKernel(EncodeTiles);
   if (error == cudaSuccess) error = LoadKernel(ApplyTiles);
+  if (error == cudaSuccess) error = LoadKernel(KeepTiles);
   return error;
 }
 
-cudaError_t LaunchCount(const KernelCodes& codes, const CodeWork& work,
-                        uint32_t blocks_max, cudaStream_t stream) {
-  if (work.tiles_count == 0) return cudaSuccess;
-  CountTiles<<<BlocksFor(work.tiles_count, blocks_max), kCodeThreads, 0,
-               stream>>>(codes, work);
-  ScanTiles<<<work.messages_count, kCodeThreads, 0, stream>>>(codes, work,
-                                                              true);
+cudaError_t LaunchCount(const KernelCodes& codes, uint32_t blocks_max,
+                        cudaStream_t stream) {
+  if (codes.compared_count == 0) return cudaSuccess;
+  const uint32_t blocks = codes.compared_count < blocks_max
+                              ? static_cast<uint32_t>(codes.compared_count)
+                              : blocks_max;
+  CompareTiles<<<blocks, kThreads, 0, stream>>>(codes);
+  SumBits<<<WarpBlocksFor(codes.tiles_count, blocks_max), kThreads, 0,
+            stream>>>(codes);
+  ScanTiles<<<codes.messages_count, kThreads, 0, stream>>>(codes, 0, true);
   return cudaGetLastError();
 }
 
@@ -423,7 +759,7 @@ cudaError_t LaunchEncode(const KernelCodes& codes, const CodeWork& work,
                          uint32_t rung, uint32_t blocks_max,
                          cudaStream_t stream) {
   if (work.tiles_count == 0) return cudaSuccess;
-  EncodeTiles<<<BlocksFor(work.tiles_count, blocks_max), kCodeThreads, 0,
+  EncodeTiles<<<WarpBlocksFor(work.tiles_count, blocks_max), kThreads, 0,
                 stream>>>(codes, work, rung);
   return cudaGetLastError();
 }
@@ -432,11 +768,19 @@ cudaError_t LaunchApply(const KernelCodes& codes, const CodeWork& work,
                         uint32_t rung, uint32_t blocks_max,
                         cudaStream_t stream) {
   if (work.tiles_count == 0) return cudaSuccess;
-  const uint32_t blocks = BlocksFor(work.tiles_count, blocks_max);
-  SumGroups<<<blocks, kCodeThreads, 0, stream>>>(codes, work, rung);
-  ScanTiles<<<work.messages_count, kCodeThreads, 0, stream>>>(codes, work,
-                                                              false);
-  ApplyTiles<<<blocks, kCodeThreads, 0, stream>>>(codes, work, rung);
+  const uint32_t blocks = WarpBlocksFor(work.tiles_count, blocks_max);
+  SumGroups<<<blocks, kThreads, 0, stream>>>(codes, work, rung);
+  ScanTiles<<<work.messages_count, kThreads, 0, stream>>>(
+      codes, work.messages_begin, false);
+  ApplyTiles<<<blocks, kThreads, 0, stream>>>(codes, work, rung);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchKeep(const KernelCodes& codes, uint32_t blocks_max,
+                       cudaStream_t stream) {
+  if (codes.compared_count == 0) return cudaSuccess;
+  KeepTiles<<<WarpBlocksFor(codes.tiles_count, blocks_max), kThreads, 0,
+              stream>>>(codes);
   return cudaGetLastError();
 }
 

@@ -8,37 +8,40 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "executor/device/cuda/copy_kernel.h"
+
 namespace refit::cuda {
 
-// A block takes this much of a message at a time: a tile.
+// A warp takes this much of a message at a time: a tile.
 inline constexpr uint32_t kCodeTileBytes = 16 << 10;
 
 struct KernelMessage {
-  std::byte* elements;
-  const std::byte* before;  // null: of a receive
   std::byte* code;
   uint64_t size_bytes;
   uint64_t first_tile;
-  uint32_t tiles;  // 0: it always travels whole
-  uint32_t element_bytes;
-  uint32_t ranges_end;
-  uint32_t is_aligned;  // elements and before, to 16 bytes
+  uint64_t first_word;     // of a send, in KernelCodes::bits; a multiple of 4
+  uint32_t tiles;          // 0: it always travels whole
+  uint32_t element_bytes;  // 1 << element_shift
+  uint32_t element_shift;
+  uint32_t is_send;
 };
 
-// As ElementRange.
-struct KernelRange {
+// What a KernelCopy holds of its message, where its `to` is.
+struct KernelBox {
   uint64_t begin_byte;
   uint64_t end_byte;
-  uint32_t element_bytes;
+  uint32_t message;
   uint32_t always;
 };
 
 struct KernelCodeTile {
   uint32_t message;
-  uint32_t first_range;  // that has a byte behind the tile's begin
+  // The copies that have a byte of the tile; boxes_end may be boxes_begin.
+  uint32_t boxes_begin;
+  uint32_t boxes_end;
 };
 
-// As ChangedElements, but without what is always sent.
+// As ChangedElements.
 struct KernelChanged {
   unsigned long long count;
   unsigned long long room;
@@ -46,11 +49,21 @@ struct KernelChanged {
 
 // All pointers are of device memory.
 struct KernelCodes {
+  std::byte* const* table;
+  uint64_t shadow_entries;
+  const KernelCopy* copies;
+  const KernelBox* boxes;      // by copy
+  const KernelTile* compared;  // tiles of the copies of all sends
+  uint64_t compared_count;
   const KernelMessage* messages;
-  const KernelRange* ranges;
   const KernelCodeTile* tiles;
+  uint64_t tiles_count;
   const uint64_t* rooms;  // by message and rung
+  uint32_t messages_count;
   uint32_t rungs;
+  // One for each element of the sends: it changed. Each begins a word that is
+  // aligned to 16 bytes, and none is set behind the last.
+  uint32_t* bits;
   KernelChanged* changed;       // by message
   uint64_t* totals;             // likewise: elements that are coded
   uint64_t* bases;              // by tile: how many are coded before it
@@ -68,15 +81,18 @@ struct CodeWork {
 // As LoadCopyKernel.
 cudaError_t LoadMessageCodeKernels();
 
-// Each on `blocks_max` blocks at most.
-cudaError_t LaunchCount(const KernelCodes& codes, const CodeWork& work,
-                        uint32_t blocks_max, cudaStream_t stream);
+// Each on `blocks_max` blocks at most. Bits and `changed` must be 0 before what
+// counts.
+cudaError_t LaunchCount(const KernelCodes& codes, uint32_t blocks_max,
+                        cudaStream_t stream);
 cudaError_t LaunchEncode(const KernelCodes& codes, const CodeWork& work,
                          uint32_t rung, uint32_t blocks_max,
                          cudaStream_t stream);
 cudaError_t LaunchApply(const KernelCodes& codes, const CodeWork& work,
                         uint32_t rung, uint32_t blocks_max,
                         cudaStream_t stream);
+cudaError_t LaunchKeep(const KernelCodes& codes, uint32_t blocks_max,
+                       cudaStream_t stream);
 
 }  // namespace refit::cuda
 

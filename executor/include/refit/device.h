@@ -202,22 +202,13 @@ class PreparedCopies {
                                uint32_t multiprocessors_max = 0) = 0;
 };
 
-// Bytes of a message that hold elements of one size, between alignment gaps.
-struct ElementRange {
-  uint64_t begin_byte = 0;
-  uint64_t end_byte = 0;
-  uint32_t element_bytes = 0;  // 1, 2, 4 or 8
-  bool always = false;         // sent whether they changed or not
-
-  uint64_t size_bytes() const { return end_byte - begin_byte; }
-};
-
 // A message, or the part of one that travels at once, of which only what
 // changed is sent (executor/delta/message_code.h).
 struct CodedMessage {
   uint64_t size_bytes = 0;
-  uint32_t element_bytes = 0;        // 1, 2, 4 or 8; the narrowest
-  std::vector<ElementRange> ranges;  // ascending
+  uint32_t element_bytes = 0;  // 1, 2, 4 or 8; the narrowest
+  uint64_t always_elements =
+      0;  // of that size: sent whether they changed or not
 
   uint64_t elements() const {
     return (size_bytes + element_bytes - 1) / element_bytes;
@@ -232,24 +223,28 @@ struct ChangedElements {
   uint64_t room = 0;   // enough for them and for those always sent
 };
 
-// Where a CodedMessage is in a device's memory. Elements are aligned to
-// `element_bytes`, codes to 8 bytes.
+// A CodedMessage whose elements stay in tensors: what is sent of them is read
+// there, and what is received is stored there.
 struct MessageToCode {
   CodedMessage message;  // of no elements: it always travels whole
+  bool is_send = false;
   // By rung: for how many elements its code has room. 0: it travels whole.
   std::vector<uint64_t> rooms;
-  // Of a send what is sent, of a receive what the receiver holds.
-  std::byte* elements = nullptr;
-  const std::byte* before = nullptr;  // of a send: what was sent last
-  std::byte* code = nullptr;
+  // `from`: where elements lie in tensors; `to`: where in the message, of which
+  // no two copies take the same byte, its entry unused. Elements are aligned to
+  // their size in both. Ascending in the message, each copy without gaps. The
+  // dtypes are those of the tensor and of the message: a receive casts from
+  // `to` to `from`.
+  std::vector<StridedCopy> copies;
+  std::vector<CopyLoop> loops;
+  std::vector<bool> always;  // by copy of a send: sent though it did not change
+  std::byte* code = nullptr;  // aligned to 8 bytes
 };
 
-// The first message that could not be coded.
+// The first receive that no message is encoded like.
 struct CodingFailure {
   size_t message = 0;
-  // kFailedPrecondition: of a send, more changed than were counted. kDataLoss:
-  // of a receive, no message is encoded like that.
-  absl::Status why;
+  absl::Status why;  // kDataLoss
 };
 
 // Finds, encodes and applies what changed in messages, on streams of a device;
@@ -261,20 +256,22 @@ class MessageCoder {
   virtual ~MessageCoder() = default;
   // Forgets what was counted, and failures.
   virtual absl::Status Restart(Stream stream) = 0;
-  // Adds up what of sends differs from `before`, each message once. Elements
-  // must be as they are now when they are encoded.
-  virtual absl::Status Count(size_t begin, size_t count, Stream stream) = 0;
-  // By message, of those counted since Restart. Requires: `stream`, on which
-  // they were counted, is done; no other is used. Valid until the next call.
+  // Remembers which elements of all sends differ from their shadow, bit by bit.
+  // Once after Restart. They must be as they are now until all is kept.
+  virtual absl::Status Count(Stream stream) = 0;
+  // By message. Requires: `stream`, on which they were counted, is done; no
+  // other is used. Valid until the next call.
   virtual absl::StatusOr<absl::Span<const ChangedElements>> Counted(
       Stream stream) = 0;
-  // Writes codes of sends. Requires: they were counted.
+  // Writes codes of sends. Requires: there is room for what was counted.
   virtual absl::Status Encode(size_t begin, size_t count, size_t rung,
                               Stream stream) = 0;
-  // Puts what codes of receives hold into their elements. It writes nothing
-  // beyond the message, whatever the code holds.
+  // Stores what codes of receives hold into their tensors. It writes nothing
+  // beyond the elements of the message, whatever the code holds.
   virtual absl::Status Apply(size_t begin, size_t count, size_t rung,
                              Stream stream) = 0;
+  // Stores what was counted in any send into its shadow.
+  virtual absl::Status Keep(Stream stream) = 0;
   // Since Restart, of what is done. Waits for `stream`.
   virtual absl::StatusOr<std::optional<CodingFailure>> FirstFailure(
       Stream stream) = 0;
@@ -420,9 +417,10 @@ class Device {
       absl::Span<std::byte* const> table,
       absl::Span<const CopyBatch> batches) = 0;
 
-  // Makes messages ready, which must be in this device's memory and outlive
-  // the result.
+  // Makes messages ready whose tensors are in `table`; a tensor's shadow is as
+  // DeltaCopies says. That memory must outlive the result, `table` need not.
   virtual absl::StatusOr<std::unique_ptr<MessageCoder>> PrepareCodes(
+      absl::Span<std::byte* const> table, uint64_t shadow_entries,
       std::vector<MessageToCode> messages) = 0;
 
   virtual absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() = 0;
