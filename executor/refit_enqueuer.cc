@@ -48,6 +48,7 @@ struct RefitEnqueuer::QuantizeEvents {
 RefitEnqueuer::RefitEnqueuer(const RankSchedule& schedule,
                              const ExecutorOptions& options, bool has_deltas)
     : schedule_(schedule),
+      rank_(options.rank),
       device_(*options.device),
       transport_(*options.transport),
       may_record_(options.graph && !options.time_rounds),
@@ -385,31 +386,47 @@ absl::StatusOr<size_t> RefitEnqueuer::FindRung(Stream stream,
   if (!status.ok()) return status;
   // Ranks that send nothing have nothing to wait for.
   if (!schedule_.Packs()) return 0;
-  const Stream pack = pack_stream_->get();
   status.Update(started_->Record(stream));
+  // First alone: what stands behind work that never ends would read tensors
+  // after this call.
+  if (status.ok()) status = AwaitReached(*started_, deadline);
+  if (!status.ok()) return status;
+  const Stream pack = pack_stream_->get();
   status.Update(started_->Await(pack));
   if (status.ok()) status = staged->EnqueueCount(pack);
   status.Update(counted_->Record(pack));
-  if (status.ok()) status = AwaitCounted(deadline);
-  if (!status.ok()) return status;
+  if (status.ok()) status = AwaitReached(*counted_, deadline);
+  if (!status.ok()) {
+    (void)device_.Synchronize(pack);
+    return status;
+  }
   absl::StatusOr<size_t> rung = staged->FirstRung(pack);
   find_seconds_ = SecondsSince(start);
   return rung;
 }
 
-// The stream may stand behind work of the caller's that never ends.
-absl::Status RefitEnqueuer::AwaitCounted(Deadline deadline) {
+absl::Status RefitEnqueuer::AwaitReached(DeviceEvent& event,
+                                         Deadline deadline) {
+  const Clock::time_point start = Clock::now();
+  WaitReminder reminder(start);
   while (true) {
-    const absl::StatusOr<bool> reached = counted_->Reached();
+    const absl::StatusOr<bool> reached = event.Reached();
     if (!reached.ok()) return reached.status();
     if (*reached) return absl::OkStatus();
     if (absl::Status s = PollInterruption(); !s.ok()) return s;
-    if (Clock::now() > deadline) {
+    const Clock::time_point now = Clock::now();
+    if (now > deadline) {
       return absl::DeadlineExceededError(
           "what changed was not found before the deadline: work that the "
           "stream was given before Run may not have ended");
     }
-    std::this_thread::yield();
+    if (reminder.IsDue(now)) {
+      ReportWait(absl::StrCat("rank ", rank_), "its stream",
+                 reminder.Seconds(now),
+                 "it finds what changed behind what the stream was given "
+                 "before Run");
+    }
+    std::this_thread::sleep_for(SleepAfter(now - start));
   }
 }
 

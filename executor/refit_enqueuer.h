@@ -123,7 +123,7 @@ class RefitEnqueuer {
   absl::Status AwaitQuantized(size_t round, Stream stream);
   absl::Status AwaitUnpacked(std::optional<size_t> round, Stream stream);
   absl::Status EnqueueStaged(size_t round, Stream stream);
-  absl::Status AwaitCounted(Deadline deadline);
+  absl::Status AwaitReached(DeviceEvent& event, Deadline deadline);
   // Of a staged round of the refit that is enqueued.
   std::optional<size_t> PackBatch(size_t round) const;
   std::optional<size_t> UnpackBatch(size_t round) const;
@@ -144,6 +144,7 @@ class RefitEnqueuer {
   }
 
   const RankSchedule& schedule_;
+  const int32_t rank_;
   Device& device_;
   Transport& transport_;
   const bool may_record_;  // as its options say

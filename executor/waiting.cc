@@ -16,6 +16,11 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kPollTime{100};
 constexpr size_t kRanksNamedMax = 8;
 
+// To be woken takes tens of microseconds, which is much for a small refit.
+constexpr std::chrono::milliseconds kWaitWithoutSleep(2);
+constexpr std::chrono::microseconds kShortestSleep(20);
+constexpr std::chrono::milliseconds kLongestSleep(1);
+
 thread_local ScopedInterruption* innermost = nullptr;
 
 }  // namespace
@@ -35,6 +40,12 @@ absl::Status PollInterruption() {
   scope->next_poll_ = now + kPollTime;
   scope->status_ = scope->interruption_();
   return scope->status_;
+}
+
+Clock::duration SleepAfter(Clock::duration waited) {
+  if (waited < kWaitWithoutSleep) return Clock::duration::zero();
+  return std::clamp<Clock::duration>(waited / 100, kShortestSleep,
+                                     kLongestSleep);
 }
 
 absl::Status InterruptionStatus() {

@@ -26,6 +26,11 @@ absl::Status InterruptionStatus();
 std::chrono::steady_clock::time_point NextPoll(
     std::chrono::steady_clock::time_point deadline);
 
+// How long a wait that polls a device may sleep, after it has waited so long:
+// not at all in the first 2 ms, then a hundredth of that, 1 ms at most.
+std::chrono::steady_clock::duration SleepAfter(
+    std::chrono::steady_clock::duration waited);
+
 // When a wait that goes on is reported: after 10 s, and again when it has
 // lasted twice as long.
 class WaitReminder {

@@ -32,6 +32,8 @@ absl::Status RefitVersions::Agree(bool wants_dense, absl::StatusOr<size_t> rung,
   const absl::StatusOr<std::string> judged = ThroughRankZero(
       transport, deadline, mine,
       [&](absl::Span<const std::string> by_rank) { return Judge(by_rank); });
+  // What failed here first, and not that others did not come to hear of it.
+  if (!rung.ok()) return rung.status();
   if (!judged.ok()) return judged.status();
   PayloadReader reader(*judged);
   reason_ = static_cast<DenseReason>(reader.U8());

@@ -16,15 +16,6 @@ using Clock = std::chrono::steady_clock;
 // How often the thread probes a refit that is under way.
 constexpr std::chrono::milliseconds kWatchPause(5);
 
-// How long Wait probes before it sleeps: to be woken takes tens of
-// microseconds, which is much for a small refit.
-constexpr std::chrono::milliseconds kWaitWithoutSleep(2);
-
-// Then it sleeps between probes: a hundredth of the time that it has waited. A
-// device can tell of the end itself, but takes a quarter of a millisecond to.
-constexpr std::chrono::microseconds kShortestSleep(20);
-constexpr std::chrono::milliseconds kLongestSleep(1);
-
 }  // namespace
 
 bool RefitSupervisor::IsUnderWay(RefitPhase phase) {
@@ -196,12 +187,11 @@ void RefitSupervisor::AwaitOver(Lock& lock) {
   while (is_going_on()) {
     Probe();
     if (!is_going_on()) break;
-    const Clock::duration waited = Clock::now() - begin;
-    if (waited >= kWaitWithoutSleep) {
-      changed_.wait_for(lock,
-                        std::clamp<Clock::duration>(
-                            waited / 100, kShortestSleep, kLongestSleep),
-                        [&] { return !is_going_on(); });
+    // A device can tell of the end itself, but takes a quarter of a
+    // millisecond.
+    const Clock::duration sleep = SleepAfter(Clock::now() - begin);
+    if (sleep > Clock::duration::zero()) {
+      changed_.wait_for(lock, sleep, [&] { return !is_going_on(); });
     }
     lock.unlock();
     const absl::Status interrupted = PollInterruption();

@@ -180,7 +180,8 @@ class Executor:
 
         `dense`, on one rank or more, asks for a refit that sends all, of a plan with options.delta: ask whenever
         something else than a refit wrote a destination's tensors. Other plans always send all. `run` of a plan with
-        options.delta, and with `check`, returns after all ranks have called it, because they agree first.
+        options.delta, and with `check`, returns after all ranks have called it, because they agree first. Before a
+        delta refit with staged rounds it also waits for what `stream` was given before, also with `wait=False`.
 
         `direct_multiprocessors` is how many multiprocessors of this rank's GPU direct rounds between GPUs use at most,
         so that others can work beside the refit. 0: the plan's options.direct_multiprocessors, all unless the job bounds it.

@@ -18,14 +18,27 @@ namespace refit {
 // its device alone.
 class LazyDevice : public HostDevice {
  public:
+  // While set, no event is reached, as behind work that never ends.
+  bool is_stuck = false;
+  // Work of streams that nobody has waited for.
+  size_t Pending() const {
+    size_t pending = 0;
+    for (const std::weak_ptr<Queue>& weak : queues_) {
+      const std::shared_ptr<Queue> queue = weak.lock();
+      if (queue != nullptr) pending += queue->work.size() - queue->done;
+    }
+    return pending;
+  }
   // Called, unless null, where messages are about to be applied.
   std::function<void(const std::vector<MessageToCode>&)> before_apply;
 
   absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() override {
-    return std::make_unique<LazyStream>();
+    auto stream = std::make_unique<LazyStream>();
+    queues_.push_back(stream->queue());
+    return stream;
   }
   absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() override {
-    return std::make_unique<LazyEvent>();
+    return std::make_unique<LazyEvent>(*this);
   }
   absl::StatusOr<std::unique_ptr<MessageCoder>> PrepareCodes(
       absl::Span<std::byte* const> table, uint64_t shadow_entries,
@@ -74,13 +87,15 @@ class LazyDevice : public HostDevice {
   class LazyStream : public DeviceStream {
    public:
     Stream get() const override { return queue_.get(); }
+    const std::shared_ptr<Queue>& queue() const { return queue_; }
 
    private:
-    const std::unique_ptr<Queue> queue_ = std::make_unique<Queue>();
+    const std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
   };
 
   class LazyEvent : public DeviceEvent {
    public:
+    explicit LazyEvent(const LazyDevice& device) : device_(device) {}
     absl::Status Record(Stream stream) override {
       queue_ = static_cast<Queue*>(stream);
       point_ = queue_ == nullptr ? 0 : queue_->work.size();
@@ -96,11 +111,13 @@ class LazyDevice : public HostDevice {
     }
     // The host waits for it.
     absl::StatusOr<bool> Reached() override {
+      if (device_.is_stuck) return false;
       if (queue_ != nullptr) queue_->RunUntil(point_);
       return true;
     }
 
    private:
+    const LazyDevice& device_;
     Queue* queue_ = nullptr;  // not owned
     size_t point_ = 0;
   };
@@ -170,6 +187,8 @@ class LazyDevice : public HostDevice {
     const std::vector<MessageToCode> messages_;
     const std::unique_ptr<MessageCoder> coder_;
   };
+
+  std::vector<std::weak_ptr<Queue>> queues_;
 };
 
 }  // namespace refit

@@ -281,6 +281,31 @@ TEST_F(NcclStagedDeltaTest, AMessageThatWasDamagedTearsTheRefit) {
              "encoded as it should be: 4418 elements, with room for 1024");
 }
 
+// Nothing that reads the worker's tensors is left on a stream.
+TEST_F(NcclStagedDeltaTest,
+       CallersWorkThatNeverEndsIsWaitedForUntilTheDeadline) {
+  Change(*world_, 1000);
+  devices_[0].is_stuck = true;
+  const size_t pending = devices_[0].Pending();
+  const std::vector<absl::Status> statuses =
+      world_->OnAllRanks([&](int32_t rank) {
+        return world_->executor(rank).Run(
+            nullptr, {.timeout = std::chrono::milliseconds(100 + rank * 5000)});
+      });
+  EXPECT_EQ(statuses[0].code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_NE(statuses[0].message().find("what changed was not found before the "
+                                       "deadline"),
+            std::string::npos)
+      << statuses[0];
+  EXPECT_FALSE(statuses[1].ok());
+  EXPECT_EQ(devices_[0].Pending(), pending);
+  devices_[0].is_stuck = false;
+  ASSERT_TRUE(world_->Connect().ok());
+  ASSERT_TRUE(world_->Refit().ok());
+  EXPECT_FALSE(world_->report().is_delta);
+  EXPECT_TRUE(IsEqual(*world_));
+}
+
 // A device that works on the calling thread.
 class EagerDevice : public LazyDevice {
  public:

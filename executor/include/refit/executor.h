@@ -96,9 +96,9 @@ struct ExecutorOptions {
 
   // On a GPU, staged rounds are recorded when the first refit after a Connect
   // or Bind has been waited for, and launched as one CUDA graph from then on;
-  // false: enqueued one by one each time. Not while the rounds are timed. The
-  // ranks agree on it at Connect: if one does not record, or could not, none
-  // does.
+  // false: enqueued one by one each time. Not while the rounds are timed, and
+  // not in a plan with options.delta. The ranks agree on it at Connect: if one
+  // does not record, or could not, none does.
   bool graph = true;
   // Measures every round: Executor::rounds.
   bool time_rounds = false;
@@ -328,12 +328,12 @@ class Executor {
   // ranks have called it, because they agree first: so one thread cannot run
   // several ranks, which would wait until the deadline. With a transport that
   // reaches no peer's memory (UCX) a plan without staged rounds has only dense
-  // refits, and nothing is waited for. Before a delta refit with staged rounds,
-  // what this rank sends in them is packed once more, to count what changed:
-  // Run waits for that, and so for what `stream` was given before. The timeout
-  // starts here. An error fails the refit on all ranks and leaves kTorn; what
-  // was enqueued has ended then. Run may be called again, after Connect if the
-  // transport asks for it.
+  // refits, and nothing is waited for. Before a delta refit with staged rounds
+  // Run counts what changed of what this rank sends in them: it waits for that,
+  // and so for what `stream` was given before. The timeout starts here. An
+  // error fails the refit on all ranks and leaves kTorn; what was enqueued has
+  // ended then. Run may be called again, after Connect if the transport asks
+  // for it.
   absl::Status Run(Stream stream, const RunOptions& options);
 
   // Returns when the refits enqueued so far are over on all ranks and the
