@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -120,7 +121,7 @@ StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
   rungs_.assign(rungs.begin(), rungs.end());
   rung_ = rungs_.size();
   messages_.resize(schedule.operations().size());
-  always_.resize(messages_.size());
+  received_.resize(messages_.size());
   const fb::RankProgram& program = *body.programs()->Get(rank);
   // By message: how many of its round and its direction come before it.
   std::vector<size_t> before(program.messages()->size());
@@ -160,9 +161,10 @@ StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
       uint64_t elements = 0;
       for (const ElementRange& range : ranges) {
         const uint64_t size_bytes = range.end_byte - range.begin_byte;
+        received_[number].push_back(
+            {range.begin_byte, range.end_byte, range.always});
         if (range.always) {
           of.message.always_elements += size_bytes / of.message.element_bytes;
-          always_[number].push_back({range.begin_byte, range.end_byte});
         } else {
           elements += size_bytes / range.element_bytes;
         }
@@ -184,16 +186,39 @@ void StagedDeltas::AddCopy(size_t operation, const StridedCopy& copy,
   uint64_t size_bytes = static_cast<uint64_t>(DTypeBytes(copy.to.dtype));
   for (const CopyLoop& loop : loops) size_bytes *= loop.extent;
   const uint64_t begin = copy.to.byte_offset;
+  bool is_received = false;
+  bool always = false;
+  const std::vector<ReceivedRange>& ranges = received_[operation];
+  auto range = std::partition_point(
+      ranges.begin(), ranges.end(),
+      [&](const ReceivedRange& other) { return other.end <= begin; });
+  for (; range != ranges.end() && range->begin < begin + size_bytes; ++range) {
+    is_received = true;
+    // Of a copy of both kinds all is sent: too much is never wrong, but may
+    // find no room. Both ends of the compiler's plans are cut alike.
+    always |= range->always;
+  }
+  if (!is_received) return;
   of.copies.push_back(copy);
   of.copies.back().loops_begin = static_cast<uint32_t>(of.loops.size());
   of.copies.back().loops_count = static_cast<uint32_t>(loops.size());
   of.loops.insert(of.loops.end(), loops.begin(), loops.end());
-  // Of a copy of both kinds, all is sent: too much is never wrong.
-  of.always.push_back(std::any_of(
-      always_[operation].begin(), always_[operation].end(),
-      [&](const ByteRange& range) {
-        return range.begin < begin + size_bytes && range.end > begin;
-      }));
+  of.always.push_back(always);
+}
+
+// A proved plan may hold the copies of a message in any order.
+void StagedDeltas::SortCopies(MessageToCode& of) {
+  std::vector<size_t> order(of.copies.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return of.copies[a].to.byte_offset < of.copies[b].to.byte_offset;
+  });
+  const std::vector<StridedCopy> copies = of.copies;
+  const std::vector<bool> always = of.always;
+  for (size_t i = 0; i < order.size(); ++i) {
+    of.copies[i] = copies[order[i]];
+    of.always[i] = always[order[i]];
+  }
 }
 
 absl::Status StagedDeltas::Bind(absl::Span<const Operation> whole,
@@ -211,6 +236,7 @@ absl::Status StagedDeltas::Bind(absl::Span<const Operation> whole,
           kCodeAlignmentBytes, "; refit-verify tells more"));
     }
     messages_[i].code = staging + offset;
+    SortCopies(messages_[i]);
   }
   auto coder = device.PrepareCodes(table, shadow_entries, messages_);
   if (!coder.ok()) return coder.status();

@@ -45,7 +45,8 @@ class StagedDeltas {
     return RoomOf(operation, rung) == 0;
   }
   // Where elements of an operation that is coded lie: `from` in tensors of the
-  // table, `to` as MessageToCode says. Before Bind, ascending.
+  // table, `to` as MessageToCode says. Before Bind. What nobody receives is
+  // left out.
   void AddCopy(size_t operation, const StridedCopy& copy,
                absl::Span<const CopyLoop> loops);
   // `whole`: what a dense refit sends and receives, by operation of the
@@ -92,12 +93,14 @@ class StagedDeltas {
   uint64_t changed_elements() const { return changed_; }
 
  private:
-  // Bytes [begin, end) of an operation.
-  struct ByteRange {
+  // Bytes [begin, end) of an operation, of which the receiver takes elements.
+  struct ReceivedRange {
     uint64_t begin = 0;
     uint64_t end = 0;
+    bool always = false;  // sent whether they changed or not
   };
 
+  static void SortCopies(MessageToCode& of);
   // 0: it is sent whole on that rung.
   uint64_t RoomOf(size_t operation, size_t rung) const;
   std::vector<uint64_t> RoomsOf(const CodedMessage& message) const;
@@ -106,7 +109,7 @@ class StagedDeltas {
   std::vector<uint8_t> rungs_;
   uint64_t whole_below_bytes_;           // messages
   std::vector<MessageToCode> messages_;  // by operation; no elements: whole
-  std::vector<std::vector<ByteRange>> always_;  // likewise; ascending
+  std::vector<std::vector<ReceivedRange>> received_;  // likewise; ascending
   std::vector<Operation> whole_;
   std::unique_ptr<MessageCoder> coder_;
   bool codes_at_once_ = false;  // on the calling thread

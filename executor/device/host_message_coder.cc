@@ -255,6 +255,16 @@ class HostMessageCoder : public MessageCoder {
     return table_[at.entry + shadow_entries_] + at.byte_offset;
   }
 
+  // Whether two elements are sent as the same bits.
+  static bool IsSameCast(const CodedBox& box, const std::byte* a,
+                         const std::byte* b) {
+    uint64_t cast_a = 0;
+    uint64_t cast_b = 0;
+    box.pack(&cast_a, a, 1);
+    box.pack(&cast_b, b, 1);
+    return cast_a == cast_b;
+  }
+
   ChangedElements CountOne(Message& message) const {
     ChangedElements counted;
     message.changed->Clear();
@@ -267,14 +277,20 @@ class HostMessageCoder : public MessageCoder {
           counted.room += run.end - run.begin;
           return;
         }
-        ForEachChanged(AddressOf(run.first), ShadowOf(run.first),
-                       box.tensor_bytes, box.run_elements, [&](uint64_t i) {
-                         for (uint64_t p = 0; p < box.parts; ++p) {
-                           message.changed->Set(run.begin + i * box.parts + p);
-                         }
-                         counted.count += 1;
-                         counted.room += box.parts;
-                       });
+        const std::byte* const now = AddressOf(run.first);
+        const std::byte* const before = ShadowOf(run.first);
+        const uint64_t size = box.tensor_bytes;
+        ForEachChanged(now, before, size, box.run_elements, [&](uint64_t i) {
+          if (box.pack != nullptr &&
+              IsSameCast(box, now + i * size, before + i * size)) {
+            return;
+          }
+          for (uint64_t p = 0; p < box.parts; ++p) {
+            message.changed->Set(run.begin + i * box.parts + p);
+          }
+          counted.count += 1;
+          counted.room += box.parts;
+        });
       });
     }
     return counted;

@@ -194,7 +194,7 @@ void AddDelta(const PlanFile& plan, const PlanStats& stats, StatsTable& table) {
   for (const uint8_t rung : *delta->rungs()) {
     absl::StrAppend(&rungs, " 1/", uint64_t{1} << rung);
   }
-  table.Add("delta staged rounds", "", "", rungs + ", three times the staging");
+  table.Add("delta staged rounds", "", "", rungs);
 }
 
 void AddTables(const PlanFile& plan, const PlanStats& stats,

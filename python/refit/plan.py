@@ -221,8 +221,7 @@ class Plan:
         return self._file.host(rank)
 
     def staging_bytes(self, rank: int) -> int:
-        """Device memory that an executor of `rank` allocates for staging. A plan with deltas and staged rounds takes
-        three times this."""
+        """Device memory that an executor of `rank` allocates for staging."""
         return self._file.staging_bytes(rank)
 
     def tensors(self, rank: int) -> dict[str, TensorInfo]:

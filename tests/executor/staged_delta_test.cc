@@ -1,6 +1,7 @@
 // Delta refits in staged rounds.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -10,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/executor/delta_world.h"
 #include "tests/executor/nccl_delta_world.h"
+#include "tests/plan/plan_spec.h"
 
 namespace refit {
 namespace {
@@ -148,6 +150,91 @@ TEST(StagedDeltaTest, WhatTheReceiverCastsTravelsBesideWhatChanged) {
   for (uint32_t i = 0; i < 128; ++i) {
     EXPECT_EQ(received[i], (0x4000 + i) << 16) << i;
   }
+}
+
+// An optimizer's fp32 weights change in every step, what is sent of them does
+// not.
+TEST(StagedDeltaTest, WhatTheSourceCastsIsComparedAsItIsSent) {
+  const PlanFile plan = PlanOfJob(R"job({
+    "model": {"parameters": [
+      {"name": "w", "shape": [256, 256], "dtype": "bf16"}]},
+    "source": {"layout": "generic", "meshes": {"m": {"axes": {"a": 1}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"],
+                   "dtype": "fp32"}]},
+    "destination": {"layout": "generic", "meshes": {"m": {"axes": {"a": 1}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"],
+                   "dtype": "bf16"}]},
+    "topology": {"gpus_per_host": 1},
+    "options": {"delta": {"dense_every": 0}}})job");
+  DeltaWorld world(plan);
+  auto* const held = static_cast<uint32_t*>(TensorOf(world, 0, "w").data);
+  const auto* const received =
+      static_cast<const uint16_t*>(TensorOf(world, 1, "w").data);
+  // None is half way between two of bf16.
+  for (uint32_t i = 0; i < kElements; ++i) held[i] = 0x3f800002 + (i << 3);
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.Refit().ok());
+  std::vector<uint16_t> sent(received, received + kElements);
+  const auto refit = [&](uint64_t changed) {
+    ASSERT_TRUE(world.Refit().ok());
+    EXPECT_EQ(world.report().rung, 64);
+    EXPECT_EQ(world.report().changed_elements, changed);
+    EXPECT_EQ(std::memcmp(received, sent.data(), 2 * kElements), 0);
+  };
+  for (uint32_t i = 0; i < kElements; ++i) held[i] ^= 1;
+  refit(0);
+  for (uint32_t i = 0; i < kElements; i += 100) {
+    held[i] = 0x40490000;
+    sent[i] = 0x4049;
+  }
+  refit((kElements + 99) / 100);
+  for (uint32_t i = 0; i < kElements; ++i) held[i] ^= 1;
+  refit(0);
+}
+
+// The loader takes copies of a message in any order, and so does the proof.
+TEST(StagedDeltaTest, CopiesOfAMessageMayStandInAnyOrder) {
+  PlanSpec spec = SpecOf(HostsPlan("bf16", "bf16", "bf16").body());
+  for (std::vector<PlanSpec::Copy>& list : spec.copy_lists) {
+    std::reverse(list.begin(), list.end());
+  }
+  const PlanFile plan = OpenSpec(spec);
+  DeltaWorld world(plan);
+  Fill(world);
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.Refit().ok());
+  auto* const other = static_cast<uint16_t*>(TensorOf(world, 0, "other").data);
+  for (uint64_t refit = 0; refit < 3; ++refit) {
+    Change(world, 1000 + refit);
+    other[5] ^= 0x11;
+    ASSERT_TRUE(world.Refit().ok());
+    EXPECT_EQ(world.report().rung, 64);
+    EXPECT_TRUE(IsEqual(world));
+    EXPECT_EQ(static_cast<const uint16_t*>(TensorOf(world, 1, "other").data)[5],
+              other[5]);
+  }
+}
+
+// Kernels read codes in words. The proof refuses such a plan, the loader not.
+TEST(StagedDeltaTest, MessagesThatAreStagedBetweenWordsAreRefused) {
+  PlanSpec spec = SpecOf(HostsPlan().body());
+  for (PlanSpec::Program& program : spec.programs) {
+    program.staging_bytes += 2;
+    for (fb::Message& message : program.messages) {
+      message = (message.kind() == fb::MessageKind::kSend ? SendTo : RecvFrom)(
+          message.peer(), message.round(), message.copies(),
+          message.staging_offset() + 2, message.size_bytes());
+    }
+  }
+  const PlanFile plan = OpenSpec(spec);
+  DeltaWorld world(plan);
+  Fill(world);
+  const absl::Status status = world.Start();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+  EXPECT_NE(status.message().find("a message is staged at byte 2, no multiple "
+                                  "of 8; refit-verify tells more"),
+            std::string::npos)
+      << status;
 }
 
 // A message of 256 bytes, beside one of 128 KiB, that changes in each step.

@@ -279,8 +279,16 @@ __device__ __forceinline__ void CompareUnits(const KernelCodes& codes,
                            DifferentBytes(a.w, b.w) << 12);
         } else {
           const uint64_t place = uint64_t{at} * size;
-          const uint64_t different = LoadElement(row.now + place, size) ^
-                                     LoadElement(row.before + place, size);
+          uint64_t a = LoadElement(row.now + place, size);
+          uint64_t b = LoadElement(row.before + place, size);
+          if (Casts(copy)) {
+            // What is sent may be the same.
+            a = CastBits(static_cast<uint32_t>(a), copy.from_dtype,
+                         copy.to_dtype);
+            b = CastBits(static_cast<uint32_t>(b), copy.from_dtype,
+                         copy.to_dtype);
+          }
+          const uint64_t different = a ^ b;
           found.Set(
               k, DifferentBytes(static_cast<uint32_t>(different), 0) |
                      DifferentBytes(static_cast<uint32_t>(different >> 32), 0)
@@ -557,6 +565,7 @@ __global__ void __launch_bounds__(kThreads)
               if (slot >= room) return;
               const uint64_t byte = element << message.element_shift;
               const uint32_t b = BoxAt(codes, of.tile, byte);
+              if (b == of.tile.boxes_end) return;
               const KernelCopy& copy = codes.copies[b];
               const uint64_t at = byte - codes.boxes[b].begin_byte;
               const Place place = PlaceOf(copy, at);
@@ -593,6 +602,7 @@ __global__ void __launch_bounds__(kThreads) KeepTiles(const KernelCodes codes) {
             [&](uint64_t element, uint64_t) {
               const uint64_t byte = element << message.element_shift;
               const uint32_t b = BoxAt(codes, of.tile, byte);
+              if (b == of.tile.boxes_end) return;
               const KernelCopy& copy = codes.copies[b];
               const Place place =
                   PlaceOf(copy, byte - codes.boxes[b].begin_byte);

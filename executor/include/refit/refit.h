@@ -136,7 +136,6 @@ const char* refit_plan_digest(const refit_plan* plan);
 
 /* Device memory that an executor of `rank` allocates for staging, in bytes.
  * With UCX, direct rounds need at most 1 MiB more for each of their messages.
- * A plan with deltas and staged rounds takes three times all of this.
  * Error: REFIT_INVALID_ARGUMENT, no such rank. */
 refit_status* refit_plan_staging_bytes(const refit_plan* plan, int32_t rank,
                                        uint64_t* staging_bytes);
