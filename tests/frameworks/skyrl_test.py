@@ -40,7 +40,7 @@ from skyrl.backends.skyrl_train.inference_servers.utils import build_vllm_cli_ar
 from skyrl.backends.skyrl_train.weight_sync import WeightExtractor, WeightTransferSender
 from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import FSDPPolicyWorkerBase
 from skyrl.train.entrypoints.main_base import BasePPOExp
-from trainer_worlds import Rank, differences, fill, module_of, plan_of, sharded, told, vllm_facts
+from trainer_worlds import DELTAS, Rank, differences, fill, module_of, plan_of, sharded, told, vllm_facts
 from vllm.entrypoints.rl.online import api_router as rl_routes
 from vllm.entrypoints.serve.dev.cache import api_router as cache_routes
 from vllm.entrypoints.serve.dev.rpc import api_router as rpc_routes
@@ -100,7 +100,9 @@ def serve_trainer(pipe, path, rank, directory, urls):
             await client.aclose()
 
     for command, step in iter(pipe.recv, None):
-        if command == "init":
+        if command == "report":
+            result = worker._weight_transfer_sender.delta_report
+        elif command == "init":
             result = told(lambda: asyncio.run(call("init_weight_sync_state")))
             worker._weight_transfer_sender._device = "cpu"
             assert isinstance(worker._weight_transfer_sender, WeightTransferSender) and isinstance(worker.weight_extractor, WeightExtractor)
@@ -200,7 +202,20 @@ def run(path):
         answers = on_all(trainers, ("update", 4))
         assert answers == [None, None], answers
         assert [wrong for wrong, _ in on_all(engines, (4,))] == [[], []]
-    print(f"| SkyRL {importlib.metadata.version('skyrl')} | 2 FSDP2 trainers, 2 engines of vLLM | 4 updates, one of which fails | equal |")
+    plan_of(TRAINERS, DELTAS, replicas=ENGINES).save(path)
+    rungs = []
+    with world(path) as (trainers, engines):
+        assert on_all(trainers, ("init", None)) == [None, None]
+        for step in (1, 1.5, 2, 2.5, 2.5):
+            answers = on_all(trainers, ("update", step))
+            assert answers == [None, None], answers
+            assert [wrong for wrong, _ in on_all(engines, (step,))] == [[], []]
+            report, other = on_all(trainers, ("report", None))
+            rungs.append((report.is_delta, report.rung))
+            assert (other.is_delta, other.rung) == rungs[-1], (report, other)
+            assert report.stored_bytes < report.dense_bytes or step in (1, 2), report
+    assert rungs == [(False, 0), (True, 64), (True, 1), (True, 64), (True, 64)], rungs
+    print(f"| SkyRL {importlib.metadata.version('skyrl')} | 2 FSDP2 trainers, 2 engines of vLLM | 4 updates, one of which fails; 5 with deltas | equal |")
 
 
 def main():

@@ -18,9 +18,13 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 TIMEOUT_SECONDS = 120
 
 
-def plan_of(trainers, **engines):
+# Of jobs whose refits send only what changed, between processes on CPUs too.
+DELTAS = {"delta": {"dense_every": 0}, "peer": "staged", "bucket_bytes": 1 << 16}
+
+
+def plan_of(trainers, options=None, **engines):
     return refit.compile({"model": CONFIG, "source": {"layout": "fsdp", "data_parallel": trainers},
-                          "destination": {"layout": "vllm", **engines}})  # fmt: skip
+                          "destination": {"layout": "vllm", **engines}, "options": options or {}})  # fmt: skip
 
 
 def module_of(plan, rank):
@@ -38,11 +42,14 @@ def module_of(plan, rank):
 
 
 def fill(module, rank, step):
-    """What a trainer's rank holds after a step."""
-    generator = torch.Generator().manual_seed(1000 * step + rank)
+    """What a trainer's rank holds after a step; half a step changes few elements."""
+    generator = torch.Generator().manual_seed(1000 * int(step) + rank)
     for name, tensor in module.named_parameters():
         # FSDP's shards are all of one tensor's rows: no two ranks hold the same element.
-        tensor.data.copy_(torch.randn(tensor.shape, generator=generator).to(tensor.dtype))
+        values = torch.randn(tensor.shape, generator=generator)
+        if step != int(step):
+            values.reshape(-1)[::100] += 1
+        tensor.data.copy_(values.to(tensor.dtype))
 
 
 def sharded(module, ranks):

