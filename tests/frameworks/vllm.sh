@@ -2,7 +2,9 @@
 # Compares the vllm layout with a release of vLLM, on the CPU, and prints a table: release, family, mesh, equal or not.
 # Installs vLLM's build for CPUs into build/venv-vllm (6 GB); packages.sh has its release. The release preset must be built.
 #
-# usage: tests/frameworks/vllm.sh [--case GLOB | --refitted DIRECTORY]
+# usage: tests/frameworks/vllm.sh [--python-of RELEASE] [--case GLOB | --refitted DIRECTORY]
+#
+# --python-of: a release that has no build for CPUs yet. Its own Python files run with the kernels of the build for CPUs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -10,4 +12,23 @@ venv=build/venv-vllm
 . tests/frameworks/packages.sh
 
 install_vllm
+if [ "${1:-}" = --python-of ]; then
+  files=$PWD/build/vllm-$2
+  if [ ! -d "$files" ]; then
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    "$venv/bin/pip" download --quiet --no-deps --disable-pip-version-check --dest "$work" "vllm==$2"
+    "$venv/bin/python" - "$work" <<'PY'
+import pathlib, sys, zipfile
+
+work = pathlib.Path(sys.argv[1])
+with zipfile.ZipFile(next(work.glob("*.whl"))) as wheel:
+    wheel.extractall(work / "files", [name for name in wheel.namelist() if not name.endswith(".so")])
+PY
+    cp "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/vllm/_C*.so "$work/files/vllm/"
+    mv "$work/files" "$files"
+  fi
+  export PYTHONPATH=$files
+  shift 2
+fi
 exec "$venv/bin/python" -B tests/frameworks/vllm_models_test.py --programs build/release/bin "$@"
