@@ -1,12 +1,7 @@
 #include "bench/process_bench.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "bench/rank_processes.h"
 #include "refit/control_plane.h"
 #include "refit/host_device.h"
 #include "runner/world_rank.h"
@@ -85,35 +81,13 @@ absl::StatusOr<RunMeasurement> MeasureRank(const PlanFile& plan,
 
 absl::StatusOr<RunMeasurement> MeasureProcesses(const PlanFile& plan,
                                                 int64_t iterations) {
-  absl::StatusOr<TcpRendezvous> meeting = LoopbackRendezvous(plan.world_size());
-  if (!meeting.ok()) return meeting.status();
-  std::vector<pid_t> children;
-  absl::Status status;
-  for (int32_t rank = 1; rank < plan.world_size() && status.ok(); ++rank) {
-    const pid_t child = fork();
-    if (child < 0) {
-      status = absl::ResourceExhaustedError(
-          absl::StrCat("cannot start the process of rank ", rank, ": ",
-                       std::strerror(errno)));
-    } else if (child == 0) {
-      meeting->rank = rank;
-      // Rank 0 tells what went wrong.
-      const bool ok = MeasureRank(plan, *meeting, iterations).ok();
-      std::_Exit(ok ? 0 : 1);
-    } else {
-      children.push_back(child);
-    }
-  }
-  absl::StatusOr<RunMeasurement> measurement =
-      status.ok() ? MeasureRank(plan, *meeting, iterations) : status;
-  for (const pid_t child : children) {
-    int ended = 0;
-    if (!status.ok()) kill(child, SIGKILL);
-    waitpid(child, &ended, 0);
-    if (measurement.ok() && ended != 0) {
-      measurement = absl::InternalError("the process of a rank failed");
-    }
-  }
+  absl::StatusOr<RunMeasurement> measurement;
+  const absl::Status status =
+      RunRankProcesses(plan.world_size(), [&](const TcpRendezvous& meeting) {
+        measurement = MeasureRank(plan, meeting, iterations);
+        return measurement.status();
+      });
+  if (!status.ok()) return status;
   return measurement;
 }
 

@@ -38,7 +38,14 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
       .mapped = options.peer.value,
       .scratch_bytes = options.scratch_bytes.value,
       .relays = options.fan_out.value == FanOutKind::kRelay &&
-                !options.delta.value.enabled};
+                !options.delta.value.enabled,
+      .deals = options.deal.value == DealKind::kAlways};
+  if (options.delta.value.enabled && limits.deals) {
+    diagnostics.Error(
+        options.deal.place,
+        "options.deal is \"always\" beside options.delta: a rank that deals "
+        "out does not know what changed; wanted \"never\", or no delta");
+  }
   if (options.delta.value.enabled && options.fan_out.given &&
       options.fan_out.value == FanOutKind::kRelay) {
     diagnostics.Error(
@@ -46,22 +53,27 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
         "options.fan_out is \"relay\" beside options.delta: a rank that relays "
         "does not know what changed; wanted \"none\", or no delta");
   }
-  if (AlignStaging(limits.bucket_bytes) * limits.slots > limits.staging_bytes) {
+  // What is dealt out stays for a round longer.
+  const int64_t turns = limits.slots + (limits.deals ? 1 : 0);
+  if (AlignStaging(limits.bucket_bytes) * turns > limits.staging_bytes) {
     const bool staging = options.staging_bytes.given;
     diagnostics.Error(
         staging ? options.staging_bytes.place : options.bucket_bytes.place,
-        absl::StrFormat("options.staging_bytes %d is too small; wanted at "
-                        "least %d (slots %d x bucket_bytes %d)",
-                        limits.staging_bytes,
-                        AlignStaging(limits.bucket_bytes) * limits.slots,
-                        limits.slots, limits.bucket_bytes));
+        absl::StrFormat(
+            "options.staging_bytes %d is too small; wanted at "
+            "least %d (%s x bucket_bytes %d)",
+            limits.staging_bytes, AlignStaging(limits.bucket_bytes) * turns,
+            limits.deals ? absl::StrFormat("slots %d + 1 to deal", limits.slots)
+                         : absl::StrFormat("slots %d", limits.slots),
+            limits.bucket_bytes));
   }
   return limits;
 }
 
-// Room for 1/64, 1/16 and 1/4 of a message's elements: of bf16 a message then
-// takes 1/36, 1/10 and 2/5 of its bytes.
-constexpr uint8_t kRungs[] = {6, 4, 2};
+// Room for 1/128, 1/64 … 1/2 of a message's elements: of bf16 a message then
+// takes 1/64, 1/36 … 3/4 of its bytes. A rung costs the plan a byte, and one
+// that is missing up to half of what a refit sends.
+constexpr uint8_t kRungs[] = {7, 6, 5, 4, 3, 2, 1};
 
 // How staged rounds leave out what did not change. Reports what cannot.
 void DeclareDelta(const Job& job, Diagnostics& diagnostics, Module& module) {

@@ -218,11 +218,15 @@ void Append(std::string& text, const VllmTraits& value) {
 }
 
 void Append(std::string& text, const SglangTraits& value) {
-  REFIT_APPEND_MEMBERS(known, renames, fused, fp32_router_since, head,
-                       shared_fusion, shared_fusion_experts,
-                       shared_fusion_expert_parallel, embedding,
-                       pipeline_parallel, dp_attention, redundant_experts,
-                       dense_layers, loads_expert_parallel);
+  // Rules in a file describe no tower.
+  const auto& [known, renames, fused, fp32_router_since, head, shared_fusion,
+               shared_fusion_experts, shared_fusion_expert_parallel, embedding,
+               pipeline_parallel, dp_attention, redundant_experts, dense_layers,
+               tower, loads_expert_parallel] = value;
+  AppendAll(text, known, renames, fused, fp32_router_since, head, shared_fusion,
+            shared_fusion_experts, shared_fusion_expert_parallel, embedding,
+            pipeline_parallel, dp_attention, redundant_experts, dense_layers,
+            loads_expert_parallel);
 }
 
 void Append(std::string& text, const MegatronTraits& value) {
@@ -240,12 +244,14 @@ void Append(std::string& text, const Family* value) {
 void Append(std::string& text, const Architecture& value) {
   const auto& [family, layers, mtp_layers, mtp_block, hidden, heads, kv_heads,
                head_dim, vocab, experts, tied, latent, output_gate,
-               index_rope_interleaved, mamba, delta] = value;
+               index_rope_interleaved, mamba, delta, tower_heads] = value;
   AppendAll(text, family, layers, mtp_layers, mtp_block, hidden, heads,
             kv_heads, head_dim, vocab, experts, tied, latent, output_gate,
             mamba, delta);
   // Younger than the digest.
   if (index_rope_interleaved) text += "index_rope_interleaved ";
+  if (tower_heads > 0)
+    AppendAll(text, std::string_view("tower_heads"), tower_heads);
 }
 
 void Append(std::string& text, const IndexDim& value) {
@@ -254,7 +260,7 @@ void Append(std::string& text, const IndexDim& value) {
 
 void Append(std::string& text, const Param& value) {
   REFIT_APPEND_MEMBERS(name, index, shape, dtype, role, first_layer, skip,
-                       pairs);
+                       split);
 }
 
 void Append(std::string& text, const Skip& value) {
@@ -263,7 +269,8 @@ void Append(std::string& text, const Skip& value) {
 
 void Append(std::string& text, const Model& value) {
   // What a checkpoint holds beside the params, and how, moves nothing.
-  const auto& [place, mtp, own_family, architecture, params, skips,
+  // Whether the tower is moved, its params say.
+  const auto& [place, mtp, vision, own_family, architecture, params, skips,
                stored_beside, quant_method] = value;
   AppendAll(text, mtp, architecture, params, skips);
 }

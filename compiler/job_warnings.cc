@@ -204,6 +204,22 @@ void WarnOfSglangsLoader(const SideSpec& side, const Model& model,
   }
 }
 
+// A model with a tower of which the job does not say whether it is moved.
+void WarnOfVision(const Job& job, const Model& model,
+                  Diagnostics& diagnostics) {
+  const Family& family = *model.architecture.family;
+  if (!family.tower || job.source.vision.given ||
+      job.destination.vision.given) {
+    return;
+  }
+  diagnostics.Warning(
+      job.source.place,
+      absl::StrFormat("the vision tower of %s is not moved; wanted "
+                      "source.vision: true to move it, or false if that is "
+                      "meant",
+                      family.model_type));
+}
+
 }  // namespace
 
 void WarnOfJob(const Job& job, const Model& model, Diagnostics& diagnostics) {
@@ -212,6 +228,7 @@ void WarnOfJob(const Job& job, const Model& model, Diagnostics& diagnostics) {
   WarnOfHosts(job, diagnostics);
   WarnOfQuantizedCheckpoint(job, model, diagnostics);
   WarnOfMoeBackend(job, model, diagnostics);
+  WarnOfVision(job, model, diagnostics);
   WarnOfSglangsLoader(job.source, model, diagnostics);
   WarnOfSglangsLoader(job.destination, model, diagnostics);
 }

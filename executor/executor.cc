@@ -208,24 +208,28 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
   absl::Status made;
   if (!again) {
     made = enqueuer_->CreateStreams();
-    const auto allocate = [&](std::unique_ptr<DeviceMemory>& memory,
-                              uint64_t size_bytes) {
-      auto allocated = options_.device->Allocate(size_bytes);
-      if (allocated.ok()) memory = *std::move(allocated);
-      made.Update(allocated.status());
+    Device& device = *options_.device;
+    const auto take = [&](std::unique_ptr<DeviceMemory>& memory,
+                          absl::StatusOr<std::unique_ptr<DeviceMemory>> from) {
+      if (from.ok()) memory = *std::move(from);
+      made.Update(from.status());
     };
-    allocate(staging_, schedule_->staging_bytes());
-    allocate(scratch_, ScratchBytes(plan_, options_.rank));
+    take(staging_, device.Allocate(schedule_->staging_bytes()));
+    take(scratch_, device.Allocate(ScratchBytes(plan_, options_.rank)));
     if (made.ok() && versions_ != nullptr &&
         plan_.body().delta()->changes() == fb::DeltaChanges::kSnapshot) {
-      allocate(snapshot_, SnapshotBytes(plan_, options_.rank));
+      const uint64_t bytes = SnapshotBytes(plan_, options_.rank);
+      const bool on_host = options_.snapshot_on_host || device.IsHost();
+      take(snapshot_,
+           on_host ? device.AllocateOnHost(bytes) : device.Allocate(bytes));
       if (!made.ok()) {
         made = absl::Status(
             made.code(),
             absl::StrCat(
                 "the snapshot of what this rank sends: ", made.message(),
-                "; options.delta with \"changes\": \"bitmap\" needs "
-                "none, but 1/16 of that from the worker"));
+                on_host ? "; " : "; snapshot_on_host puts it there, and ",
+                "options.delta with \"changes\": \"bitmap\" needs none, but "
+                "1/16 of that from the worker"));
       }
     }
   }
@@ -614,10 +618,15 @@ absl::Status Executor::CompareStates() {
 void Executor::NoticeDelta() {
   std::vector<std::string> texts;
   if (plan_.body().delta() != nullptr && versions_ == nullptr) {
-    texts.push_back(
-        "all refits are dense, since this transport sends what direct rounds "
-        "would store; options.peer \"staged\" makes a plan that sends only "
-        "what changed");
+    const bool compares =
+        plan_.body().delta()->changes() == fb::DeltaChanges::kSnapshot;
+    texts.push_back(absl::StrCat(
+        "all refits are dense",
+        compares ? "" : " and leave bitmaps as they are",
+        ", since this transport sends what direct rounds would store; "
+        "options.peer \"staged\"",
+        compares ? "" : " with \"changes\": \"snapshot\"",
+        " makes a plan that sends only what changed"));
   }
   if (versions_ != nullptr && !bound_->peers.pulled_by.empty()) {
     std::vector<int32_t> receivers;

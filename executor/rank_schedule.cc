@@ -43,16 +43,24 @@ RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank,
     const fb::Round& round = *body.rounds()->Get(index);
     if (direct == DirectRounds::kSent &&
         round.mechanism() == fb::Mechanism::kDirect) {
-      AddParts(messages, peer_of, begin, m, round, parts_begin, part_bytes);
+      AddParts(body, messages, peer_of, begin, m, round, parts_begin,
+               part_bytes);
       continue;
     }
     AddWork(round, index);
     for (uint32_t i = begin; i < m; ++i) {
       const fb::Message& message = *messages.Get(i);
-      AddOperation(message, peer_of(message),
+      AddOperation(body, message, peer_of(message),
                    {.message = i, .staging_offset = message.staging_offset()},
                    message.size_bytes());
     }
+  }
+  const auto self = static_cast<uint32_t>(rank);
+  for (const Operation& operation : operations_) {
+    const auto peer = static_cast<uint32_t>(operation.peer);
+    const bool send = operation.kind == fb::MessageKind::kSend;
+    routes_.push_back(
+        RouteBetween(body, send ? self : peer, send ? peer : self));
   }
   if (plan.side(rank) == fb::Side::kDestination) AddRelays(plan, rank);
   AddQuantizes(plan, rank);
@@ -99,6 +107,11 @@ void RankSchedule::AddRelays(const PlanFile& plan, int32_t rank) {
     for (uint32_t i = 0; i < work.operations_count; ++i) {
       const uint32_t number = work.operations_begin + i;
       if (operations_[number].kind != fb::MessageKind::kSend) continue;
+      // It came in an earlier exchange, and stayed there.
+      if (IsHeld(plan.body(),
+                 *program.messages()->Get(parts_[number].message))) {
+        continue;
+      }
       const fb::Message* fed_by = FedBy(program, parts_[number].message);
       const size_t works =
           WorksBefore(fed_by == nullptr ? work.index : fed_by->round() + 1);
@@ -186,18 +199,20 @@ RoundWork& RankSchedule::AddWork(const fb::Round& round, uint32_t index) {
 }
 
 // To the last work.
-void RankSchedule::AddOperation(const fb::Message& message, int32_t peer,
+void RankSchedule::AddOperation(const fb::Body& body,
+                                const fb::Message& message, int32_t peer,
                                 const MessagePart& part, uint64_t size_bytes) {
   RoundWork& work = rounds_.back();
   const bool send = message.kind() == fb::MessageKind::kSend;
   const bool direct = work.mechanism == fb::Mechanism::kDirect;
   if (direct) (send ? work.receivers : work.senders).push_back(peer);
-  packs_ |= send && !direct;
-  unpacks_ |= !send && !direct;
+  const bool copies = body.copy_lists()->Get(message.copies())->count() > 0;
+  packs_ |= send && !direct && copies;
+  unpacks_ |= !send && !direct && copies;
   std::optional<size_t>& batch = direct ? work.move_batch
                                  : send ? work.pack_batch
                                         : work.unpack_batch;
-  if (!batch.has_value()) batch = batches_++;
+  if (!batch.has_value() && (direct || copies)) batch = batches_++;
   ++work.operations_count;
   operations_.push_back(
       {.kind = message.kind(), .peer = peer, .size_bytes = size_bytes});
@@ -206,7 +221,7 @@ void RankSchedule::AddOperation(const fb::Message& message, int32_t peer,
 
 // The k-th part of each message, at both ends, belongs to the k-th part of the
 // round. All parts of rounds use the same staging, behind the plan's own.
-void RankSchedule::AddParts(const Messages& messages,
+void RankSchedule::AddParts(const fb::Body& body, const Messages& messages,
                             const PeerOfMessage& peer_of, uint32_t begin,
                             uint32_t end, const fb::Round& round,
                             uint64_t staging_begin, uint64_t part_bytes) {
@@ -225,7 +240,7 @@ void RankSchedule::AddParts(const Messages& messages,
       // An empty message has one part.
       if (begin_byte > 0 && begin_byte >= size_bytes) continue;
       const uint64_t part = std::min(part_bytes, size_bytes - begin_byte);
-      AddOperation(message, peer_of(message),
+      AddOperation(body, message, peer_of(message),
                    {.message = i,
                     .begin_byte = begin_byte,
                     .staging_offset = staging_offset},

@@ -37,7 +37,8 @@ struct RoundWork {
   // Its range of operations() and of parts().
   uint32_t operations_begin = 0;
   uint32_t operations_count = 0;
-  // Staged: before and after the exchange.
+  // Staged: before and after the exchange. None of what is dealt out: it stays
+  // in staging, where it came.
   std::optional<size_t> pack_batch;
   std::optional<size_t> unpack_batch;
   // Direct: all that this rank moves, should it be the one to move anything.
@@ -82,6 +83,8 @@ class RankSchedule {
   // that are stored have one too, which is never issued.
   const std::vector<Operation>& operations() const { return operations_; }
   const std::vector<MessagePart>& parts() const { return parts_; }
+  // How each operation travels: rounds between hosts may deal out inside them.
+  fb::Route RouteOf(uint32_t operation) const { return routes_[operation]; }
   // What the parts above need.
   uint64_t staging_bytes() const { return staging_bytes_; }
   bool QuantizesBesideRounds() const;
@@ -108,11 +111,12 @@ class RankSchedule {
   using Messages = flatbuffers::Vector<const fb::Message*>;
   RoundWork& AddWork(const fb::Round& round, uint32_t index);
   using PeerOfMessage = absl::FunctionRef<int32_t(const fb::Message&)>;
-  void AddOperation(const fb::Message& message, int32_t peer,
-                    const MessagePart& part, uint64_t size_bytes);
-  void AddParts(const Messages& messages, const PeerOfMessage& peer_of,
-                uint32_t begin, uint32_t end, const fb::Round& round,
-                uint64_t staging_begin, uint64_t part_bytes);
+  void AddOperation(const fb::Body& body, const fb::Message& message,
+                    int32_t peer, const MessagePart& part, uint64_t size_bytes);
+  void AddParts(const fb::Body& body, const Messages& messages,
+                const PeerOfMessage& peer_of, uint32_t begin, uint32_t end,
+                const fb::Round& round, uint64_t staging_begin,
+                uint64_t part_bytes);
   void AddRelays(const PlanFile& plan, int32_t rank);
   void AddQuantizes(const PlanFile& plan, int32_t rank);
   // How many rounds of the rank come before round `index` of the plan.
@@ -122,6 +126,7 @@ class RankSchedule {
   std::vector<QuantizeLaunch> quantizes_;
   std::vector<Operation> operations_;
   std::vector<MessagePart> parts_;
+  std::vector<fb::Route> routes_;  // by operation
   uint64_t staging_bytes_ = 0;
   bool packs_ = false;
   bool unpacks_ = false;

@@ -199,7 +199,7 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
   if (batches != nullptr && status.ok()) {
     status.Update(keep_timer_->Start(stream));
     status.Update(EnqueueBatches(batches->after, stream));
-    if (IsCoded()) {
+    if (IsCoded() && rounds_.delta.staged->ChangedLittle()) {
       status.Update(rounds_.delta.staged->EnqueueKeep(stream));
     } else if (kind_ == RefitKind::kDelta) {
       status.Update(EnqueueBatch(rounds_.delta.keep_staged, stream));
@@ -340,16 +340,19 @@ Traffic RefitEnqueuer::TrafficOf(const RoundWork& work) const {
 void RefitEnqueuer::CountMessages(const RoundWork& work) {
   ++counters_.rounds;
   for (uint32_t m = 0; m < work.operations_count; ++m) {
-    const Operation& operation = operations()[work.operations_begin + m];
-    ++(operation.kind == fb::MessageKind::kSend ? counters_.messages_sent
-                                                : counters_.messages_received);
+    const uint32_t number = work.operations_begin + m;
+    const Operation& operation = operations()[number];
+    Traffic& traffic = counters_.by(schedule_.RouteOf(number), work.mechanism);
+    if (operation.kind == fb::MessageKind::kSend) {
+      ++counters_.messages_sent;
+      counters_.bytes_sent += operation.size_bytes;
+      traffic.bytes_sent += operation.size_bytes;
+    } else {
+      ++counters_.messages_received;
+      counters_.bytes_received += operation.size_bytes;
+      traffic.bytes_received += operation.size_bytes;
+    }
   }
-  const Traffic traffic = TrafficOf(work);
-  counters_.bytes_sent += traffic.bytes_sent;
-  counters_.bytes_received += traffic.bytes_received;
-  counters_.by(work.route, work.mechanism).bytes_sent += traffic.bytes_sent;
-  counters_.by(work.route, work.mechanism).bytes_received +=
-      traffic.bytes_received;
 }
 
 absl::Status RefitEnqueuer::AwaitUnpacked(std::optional<size_t> round,

@@ -22,7 +22,7 @@ const char* EnumText(fb::DeltaChanges changes);
 // "network", "peer direct": the mechanism is named where it is not staged.
 std::string RouteText(fb::Route route, fb::Mechanism mechanism);
 
-// "changes snapshot dense_every 20 check rungs 1/64 1/16 1/4".
+// "changes snapshot dense_every 20 check rungs 1/128 1/64 1/32".
 std::string DeltaText(const fb::Delta& delta);
 
 }  // namespace refit

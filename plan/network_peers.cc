@@ -10,9 +10,11 @@ std::vector<uint32_t> NetworkPeers(const fb::Body& body) {
   for (const fb::RankProgram* program : *body.programs()) {
     peers.clear();
     for (const fb::Message* message : *program->messages()) {
+      const uint32_t peer = PeerOf(body, *program, *message);
       if (body.rounds()->Get(message->round())->route() ==
-          fb::Route::kNetwork) {
-        peers.push_back(PeerOf(body, *program, *message));
+              fb::Route::kNetwork &&
+          body.programs()->Get(peer)->host() != program->host()) {
+        peers.push_back(peer);
       }
     }
     std::sort(peers.begin(), peers.end());

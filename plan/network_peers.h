@@ -9,8 +9,8 @@
 
 namespace refit {
 
-// By rank: with how many ranks it exchanges messages of network rounds, in
-// either direction.
+// By rank: with how many ranks of other hosts it exchanges messages of network
+// rounds, in either direction.
 std::vector<uint32_t> NetworkPeers(const fb::Body& body);
 
 }  // namespace refit

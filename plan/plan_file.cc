@@ -155,14 +155,15 @@ bool HasPostHooks(const fb::Body& body) {
                      });
 }
 
-// Whether destination ranks send in rounds of which `is_meant` holds.
+// Whether `is_meant` holds of a message that a destination rank sends.
 template <typename IsMeant>
 bool DestinationsSend(const fb::Body& body, const IsMeant& is_meant) {
   for (uint32_t rank = body.source_ranks(); rank < body.programs()->size();
        ++rank) {
-    for (const fb::Message* message : *body.programs()->Get(rank)->messages()) {
+    const fb::RankProgram& program = *body.programs()->Get(rank);
+    for (const fb::Message* message : *program.messages()) {
       if (message->kind() == fb::MessageKind::kSend &&
-          is_meant(*body.rounds()->Get(message->round()))) {
+          is_meant(program, *message)) {
         return true;
       }
     }
@@ -170,14 +171,21 @@ bool DestinationsSend(const fb::Body& body, const IsMeant& is_meant) {
   return false;
 }
 
+bool IsStaged(const fb::Body& body, const fb::Message& message) {
+  return body.rounds()->Get(message.round())->mechanism() ==
+         fb::Mechanism::kStaged;
+}
+
 bool HasRelays(const fb::Body& body) {
-  return DestinationsSend(body, [](const fb::Round&) { return true; });
+  return DestinationsSend(
+      body, [](const fb::RankProgram&, const fb::Message&) { return true; });
 }
 
 bool HasStagedRelays(const fb::Body& body) {
-  return DestinationsSend(body, [](const fb::Round& round) {
-    return round.mechanism() == fb::Mechanism::kStaged;
-  });
+  return DestinationsSend(
+      body, [&](const fb::RankProgram&, const fb::Message& message) {
+        return IsStaged(body, message);
+      });
 }
 
 bool HasDelta(const fb::Body& body) { return body.delta() != nullptr; }
@@ -193,6 +201,20 @@ bool HasShifts(const fb::Body& body) {
 bool HasStagedDelta(const fb::Body& body) {
   return body.delta() != nullptr && body.delta()->rungs() != nullptr &&
          body.delta()->rungs()->size() > 0;
+}
+
+// Whether a message inside a host is in a round of another route, or passes on
+// what its rank holds.
+bool HasDealing(const fb::Body& body) {
+  return DestinationsSend(body, [&](const fb::RankProgram& program,
+                                    const fb::Message& message) {
+    if (!IsStaged(body, message)) return false;
+    if (IsHeld(body, message)) return true;
+    const fb::Round& round = *body.rounds()->Get(message.round());
+    const uint32_t peer = PeerOf(body, program, message);
+    return round.route() == fb::Route::kNetwork &&
+           body.programs()->Get(peer)->host() == program.host();
+  });
 }
 
 // What an executor must know of to run a plan, and how a body shows it.
@@ -211,6 +233,7 @@ constexpr std::array kFeatures = {
     Feature{kFeatureShifts, "shifted programs", HasShifts},
     Feature{kFeatureStagedDelta, "delta refits in staged rounds",
             HasStagedDelta},
+    Feature{kFeatureDealing, "dealt messages", HasDealing},
 };
 
 }  // namespace
@@ -227,15 +250,16 @@ uint32_t FormatVersionFor(const fb::Body& body, uint64_t features) {
       body.topology() != nullptr || body.limits()->network_peers() > 0;
   const bool is_of_1_8 = (features & kFeatureShifts) != 0 ||
                          body.limits()->direct_multiprocessors() > 0;
-  const uint32_t minor = (features & kFeatureStagedDelta) != 0 ? 9
-                         : is_of_1_8                           ? 8
-                         : is_of_1_7                           ? 7
-                         : body.delta() != nullptr             ? 6
-                         : says_what_feeds_relays              ? 5
-                         : has_requirements                    ? 4
-                         : features >= kFeatureStagedRelays    ? 3
-                         : features > kFeatureDirectRounds     ? 2
-                                                               : 1;
+  const uint32_t minor = (features & kFeatureDealing) != 0       ? 10
+                         : (features & kFeatureStagedDelta) != 0 ? 9
+                         : is_of_1_8                             ? 8
+                         : is_of_1_7                             ? 7
+                         : body.delta() != nullptr               ? 6
+                         : says_what_feeds_relays                ? 5
+                         : has_requirements                      ? 4
+                         : features >= kFeatureStagedRelays      ? 3
+                         : features > kFeatureDirectRounds       ? 2
+                                                                 : 1;
   return kFormatMajor << 16 | minor;
 }
 
@@ -500,6 +524,59 @@ uint64_t StackTensors(const fb::Buffer& buffer) {
     tensors *= buffer.index()->Get(d)->count();
   }
   return tensors;
+}
+
+fb::Route RouteBetween(const fb::Body& body, uint32_t source,
+                       uint32_t destination) {
+  if (body.colocated() && source < body.source_ranks() &&
+      destination == body.source_ranks() + source) {
+    return fb::Route::kLocal;
+  }
+  return body.programs()->Get(source)->host() ==
+                 body.programs()->Get(destination)->host()
+             ? fb::Route::kPeer
+             : fb::Route::kNetwork;
+}
+
+std::vector<bool> DealtReceives(const fb::Body& body,
+                                const fb::RankProgram& program) {
+  std::vector<bool> is_dealt(program.messages()->size(), false);
+  if (program.relays() == nullptr) return is_dealt;
+  for (const fb::Relay* relay : *program.relays()) {
+    if (IsHeld(body, *program.messages()->Get(relay->message()))) {
+      is_dealt[relay->fed_by()] = true;
+    }
+  }
+  return is_dealt;
+}
+
+const fb::Message* PartnerOf(const fb::Body& body, uint32_t rank,
+                             uint32_t position) {
+  const fb::RankProgram& program = *body.programs()->Get(rank);
+  const fb::Message& message = *program.messages()->Get(position);
+  const uint32_t peer = PeerOf(body, program, message);
+  // Of those of the same round, kind and peer: how many are before it.
+  uint32_t before = 0;
+  for (uint32_t i = position; i-- > 0;) {
+    const fb::Message& other = *program.messages()->Get(i);
+    if (other.round() != message.round()) break;
+    before += other.kind() == message.kind() && other.peer() == message.peer();
+  }
+  const fb::RankProgram& there = *body.programs()->Get(peer);
+  const auto& messages = *there.messages();
+  const auto first = std::partition_point(
+      messages.begin(), messages.end(), [&](const fb::Message* other) {
+        return other->round() < message.round();
+      });
+  for (auto it = first; it != messages.end(); ++it) {
+    if (it->round() != message.round()) break;
+    if (it->kind() == message.kind() || PeerOf(body, there, **it) != rank) {
+      continue;
+    }
+    if (before == 0) return *it;
+    --before;
+  }
+  return nullptr;
 }
 
 bool AreShared(const fb::RankProgram& a, const fb::RankProgram& b) {

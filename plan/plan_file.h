@@ -16,7 +16,7 @@
 namespace refit {
 
 inline constexpr uint32_t kFormatMajor = 1;
-inline constexpr uint32_t kFormatMinor = 9;
+inline constexpr uint32_t kFormatMinor = 10;
 // Bits of `required_features`.
 inline constexpr uint64_t kFeatureDirectRounds = 1;
 inline constexpr uint64_t kFeaturePostHooks = 2;
@@ -26,11 +26,13 @@ inline constexpr uint64_t kFeatureStagedRelays = 16;  // and in staged rounds
 inline constexpr uint64_t kFeatureDelta = 32;
 inline constexpr uint64_t kFeatureShifts = 64;        // of programs
 inline constexpr uint64_t kFeatureStagedDelta = 128;  // in staged rounds
+// Ranks that deal out what they hold for others of their host.
+inline constexpr uint64_t kFeatureDealing = 256;
 // Those this build knows.
 inline constexpr uint64_t kKnownFeatures =
     kFeatureDirectRounds | kFeaturePostHooks | kFeatureQuantization |
     kFeatureRelays | kFeatureStagedRelays | kFeatureDelta | kFeatureShifts |
-    kFeatureStagedDelta;
+    kFeatureStagedDelta | kFeatureDealing;
 // The format_version of a plan with this body that requires `features`: the
 // oldest that has all of both, 1.1 at least.
 uint32_t FormatVersionFor(const fb::Body& body, uint64_t features);
@@ -134,6 +136,28 @@ inline uint32_t PeerOf(const fb::Body& body, uint32_t rank,
                        const fb::Message& message) {
   return PeerOf(body, *body.programs()->Get(rank), message);
 }
+
+// How bytes travel between these two ranks. A round of route kNetwork may have
+// messages inside hosts as well: those that deal out.
+fb::Route RouteBetween(const fb::Body& body, uint32_t source,
+                       uint32_t destination);
+
+// Whether `send`, which relays, passes on bytes that its rank only holds in
+// staging: it packs nothing.
+inline bool IsHeld(const fb::Body& body, const fb::Message& send) {
+  return body.copy_lists()->Get(send.copies())->count() == 0 &&
+         send.size_bytes() > 0;
+}
+
+// By position of the program's messages: whether it is a receive whose bytes
+// the rank deals out. They stay in staging, also where it wants them itself.
+std::vector<bool> DealtReceives(const fb::Body& body,
+                                const fb::RankProgram& program);
+
+// The other end of message `position` of `rank`; null if there is none. A
+// pair's messages of one round are in the same order at both ends.
+const fb::Message* PartnerOf(const fb::Body& body, uint32_t rank,
+                             uint32_t position);
 
 // Whether the two programs are one, but for the ranks of their peers and the
 // host: the file has their lists once.

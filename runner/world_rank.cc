@@ -229,9 +229,10 @@ absl::StatusOr<int> DevicesHere() {
 absl::StatusOr<RunOfRanksResult> RunCheckedRank(
     const PlanFile& plan, std::unique_ptr<ControlPlane> control,
     std::shared_ptr<Device> device, const RunOfRanksOptions& options) {
-  absl::StatusOr<std::unique_ptr<WorldRank>> made =
-      WorldRank::Create(plan, std::move(control), std::move(device),
-                        options.timeout, {.time_rounds = options.time_rounds});
+  absl::StatusOr<std::unique_ptr<WorldRank>> made = WorldRank::Create(
+      plan, std::move(control), std::move(device), options.timeout,
+      {.time_rounds = options.time_rounds,
+       .snapshot_on_host = options.snapshot_on_host});
   if (!made.ok()) return made.status();
   WorldRank& rank = **made;
   if (absl::Status s = rank.FillSources(); !s.ok()) return s;

@@ -57,6 +57,12 @@ void SimulationPrinter::PrintOptions() {
   if (options.oversubscription.has_value()) {
     Real("oversubscription", *options.oversubscription);
   }
+  if (options.change_rate.has_value()) {
+    Real("change_rate", *options.change_rate);
+    Number("rung", graph_.rung);
+    Number("dense_bytes", graph_.dense_bytes);
+    Real("dense_seconds", simulation_.dense_seconds);
+  }
 }
 
 void SimulationPrinter::PrintLink(const Link& link) {

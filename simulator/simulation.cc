@@ -312,6 +312,14 @@ const char* TaskKindText(TaskKind kind) {
       return "unpack";
     case TaskKind::kQuantize:
       return "quantize";
+    case TaskKind::kFind:
+      return "find what changed";
+    case TaskKind::kAgree:
+      return "agree";
+    case TaskKind::kKeep:
+      return "keep it in the snapshot";
+    case TaskKind::kCheck:
+      return "check";
     case TaskKind::kPoint:
       return "point";
   }
@@ -340,6 +348,14 @@ absl::StatusOr<Simulation> Simulate(const PlanFile& plan,
   if (!status.ok()) return status;
   simulation.rounds = RoundsOf(plan, simulation);
   simulation.critical_path = CriticalPath(simulation);
+  if (options.change_rate.has_value()) {
+    Options dense = options;
+    dense.change_rate.reset();
+    dense.record_rates = false;
+    const absl::StatusOr<Simulation> whole = Simulate(plan, dense);
+    if (!whole.ok()) return whole.status();
+    simulation.dense_seconds = whole->seconds;
+  }
   return simulation;
 }
 

@@ -64,6 +64,11 @@ struct Options {
   // its own.
   std::optional<double> oversubscription;
 
+  // The refit sends only what changed since the last one, this share of all
+  // elements, scattered evenly. None: it is dense. Tensors that are always sent
+  // whole in direct rounds count as the others do.
+  std::optional<double> change_rate;
+
   // The links have the speeds that the plan was compiled for, so that its lower
   // bound and its prediction are of the same links.
   bool has_plan_speeds = false;
@@ -132,6 +137,12 @@ enum class TaskKind : uint8_t {
   kStart,  // of a round: launch, rendezvous, fences
   kUnpack,
   kQuantize,
+  // Of a refit that sends only what changed, where a pack encodes and an unpack
+  // applies.
+  kFind,   // before all ranks agree on a rung
+  kAgree,  // on versions, and on a rung
+  kKeep,   // behind the rounds, for the next refit
+  kCheck,  // of what the rank holds
   kPoint,  // takes no time; others wait for it
 };
 const char* TaskKindText(TaskKind kind);
@@ -142,7 +153,7 @@ inline constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
 struct Task {
   TaskKind kind = TaskKind::kPoint;
   int32_t rank = 0;    // of a message: the sender
-  uint32_t round = 0;  // of the plan; of kQuantize: kNone
+  uint32_t round = 0;  // of the plan; kNone: of none
   double seconds = 0;  // of all but messages
   uint32_t message = kNone;
 };
@@ -159,6 +170,10 @@ struct TaskGraph {
   std::vector<Wait> waits;
   std::vector<Message> messages;
   std::vector<Link> links;
+  // Of a refit that sends only what changed. For one changed element of how
+  // many staged messages had room; 1: they are sent whole; 0: there are none.
+  uint32_t rung = 0;
+  uint64_t dense_bytes = 0;  // of all messages of a dense refit
 };
 
 // Of a task, in seconds from the start of the refit.
@@ -197,13 +212,16 @@ struct Simulation {
   std::vector<uint32_t> critical_path;  // tasks, in order of time; no kPoint
   std::vector<RateChange> rates;        // ascending by time
   double seconds = 0;
+  // Of a dense refit, where only what changed is sent; else 0.
+  double dense_seconds = 0;
 
   // The link whose bytes take longest; kNone if nothing moves.
   uint32_t BusiestLink() const;
 };
 
 // What the ranks of `plan` do. kInvalidArgument: an option names a rank that is
-// not there, or two ranks do not agree on a message, which no proved plan has.
+// not there, or asks for a delta of a plan whose refits are dense; or two ranks
+// do not agree on a message, which no proved plan has.
 absl::StatusOr<TaskGraph> BuildTaskGraph(const PlanFile& plan,
                                          const Options& options);
 

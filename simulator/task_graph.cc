@@ -8,10 +8,13 @@
 #include "absl/strings/str_cat.h"
 #include "executor/copies/tensor_box.h"
 #include "executor/copies/tensor_table.h"
+#include "executor/delta/staged_deltas.h"
 #include "executor/direct_ends.h"
 #include "executor/peer_tensors.h"
 #include "executor/rank_schedule.h"
 #include "plan/dtype.h"
+#include "plan/sent_ranges.h"
+#include "simulator/delta_costs.h"
 #include "simulator/links.h"
 #include "simulator/simulation.h"
 
@@ -72,15 +75,22 @@ class Builder {
   // The tasks of one rank while they are made. By work of its schedule.
   struct Rank {
     Rank(const PlanFile& plan, int32_t number, double slowness)
-        : number(number), slowness(slowness), tensors(plan, number) {}
+        : number(number),
+          slowness(slowness),
+          tensors(plan, number),
+          is_dealt(DealtReceives(
+              plan.body(),
+              *plan.body().programs()->Get(static_cast<uint32_t>(number)))) {}
 
     int32_t number = 0;
     double slowness = 1;
     TensorTable tensors;
-    uint32_t main = kNone;  // the last task of the caller's stream
+    std::vector<bool> is_dealt;  // by message of the program
+    uint32_t main = kNone;       // the last task of the caller's stream
     uint32_t pack = kNone;
     uint32_t unpack = kNone;
     uint32_t quantize = kNone;
+    const StagedDeltas* deltas = nullptr;  // of a refit that sends them
     std::vector<uint32_t> exchanged;
     std::vector<uint32_t> unpacked;
     std::vector<uint32_t> quantized;  // by QuantizeLaunch
@@ -100,7 +110,18 @@ class Builder {
     if (options_.executor == Executor::kCpu) rank.main = task;
   }
 
+  absl::Status PlanDelta();
+  RankSchedule ScheduleOf(int32_t rank) const;
   void AddRank(int32_t number);
+  void AddFind(Rank& rank, const RankSchedule& schedule);
+  void AddEnd(Rank& rank, const RankSchedule& schedule);
+  // Whether the rank encodes or decodes the operation.
+  bool IsCoded(const Rank& rank, size_t operation) const {
+    return rank.deltas != nullptr && rank.deltas->IsCoded(operation) &&
+           !rank.deltas->IsWhole(operation, rung_);
+  }
+  DirectDeltaCosts DirectCosts(const Rank& rank, const RankSchedule& schedule,
+                               size_t operation) const;
   void AddQuantizes(Rank& rank, const RankSchedule& schedule,
                     size_t rounds_before, size_t& next);
   void AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
@@ -110,13 +131,21 @@ class Builder {
   template <typename Each>
   void ForEachMessage(const Rank& rank, const RankSchedule& schedule,
                       const RoundWork& work, uint32_t part, const Each& each);
+  uint64_t SizeBytes(const Rank& rank, const RankSchedule& schedule,
+                     const RoundWork& work, size_t operation) const;
   uint32_t MessageTask(const Rank& rank, const RoundWork& work, uint32_t part,
-                       const Operation& operation, uint32_t position,
-                       uint32_t ordinal);
+                       const Operation& operation, uint64_t size_bytes,
+                       uint32_t position, uint32_t ordinal);
   double CopySeconds(const Rank& rank, const RankSchedule& schedule,
                      const RoundWork& work, fb::MessageKind kind) const;
-  double StartSeconds(const RankSchedule& schedule,
-                      const RoundWork& work) const;
+  // Whether messages of the kind are encoded, or applied.
+  bool Codes(const Rank& rank, const RankSchedule& schedule,
+             const RoundWork& work, fb::MessageKind kind) const;
+  // Before the round's messages of the route.
+  double StartSeconds(const RankSchedule& schedule, const RoundWork& work,
+                      fb::Route route) const;
+  double CompareSeconds(const Rank& rank, const RankSchedule& schedule,
+                        const RoundWork& work) const;
   void AddConnections();
   absl::Status CheckMessages() const;
   absl::Status ResolvePoints();
@@ -126,6 +155,12 @@ class Builder {
   const Options& options_;
   Links links_;
   TaskGraph graph_;
+  // Of a refit that sends only what changed.
+  const fb::Delta* delta_ = nullptr;
+  size_t rung_ = 0;  // as its position in the plan's
+  StagedDeltaCosts costs_;
+  bool has_rungs_ = false;
+  uint32_t agreed_ = kNone;  // the task after which all ranks begin
   absl::flat_hash_map<MessageKey, OpenMessage> messages_;
   std::vector<uint32_t> tasks_of_messages_;
   absl::Status misordered_;  // the first rank's messages that are
@@ -147,6 +182,7 @@ uint32_t Builder::Add(const Rank& rank, TaskKind kind, uint32_t round,
 }
 
 absl::StatusOr<TaskGraph> Builder::Build() {
+  if (absl::Status planned = PlanDelta(); !planned.ok()) return planned;
   for (int32_t rank = 0; rank < plan_.world_size(); ++rank) AddRank(rank);
   if (options_.executor == Executor::kCpu) AddConnections();
   absl::Status status = misordered_;
@@ -157,10 +193,89 @@ absl::StatusOr<TaskGraph> Builder::Build() {
   return std::move(graph_);
 }
 
+RankSchedule Builder::ScheduleOf(int32_t rank) const {
+  return RankSchedule(plan_, rank,
+                      options_.executor == Executor::kCpu
+                          ? DirectRounds::kSent
+                          : DirectRounds::kStored);
+}
+
+// The rung that all ranks agree on.
+absl::Status Builder::PlanDelta() {
+  if (!options_.change_rate.has_value()) return absl::OkStatus();
+  delta_ = body_.delta();
+  if (delta_ == nullptr) {
+    return absl::InvalidArgumentError(
+        "--change-rate is given, and the plan's job has no options.delta: all "
+        "its refits are dense");
+  }
+  const bool has_rungs =
+      delta_->rungs() != nullptr && delta_->rungs()->size() > 0;
+  if (!has_rungs && options_.executor == Executor::kCpu) {
+    return absl::InvalidArgumentError(
+        "--change-rate is given, and the plan has no staged rounds: its "
+        "refits over UCX are dense");
+  }
+  costs_ = StagedDeltaCostsAt(options_.executor, *options_.change_rate);
+  agreed_ = 0;
+  graph_.tasks.push_back({.kind = TaskKind::kAgree,
+                          .round = kNone,
+                          .seconds = (has_rungs ? 2 : 1) * kAgreeSeconds});
+  if (!has_rungs) return absl::OkStatus();
+  has_rungs_ = true;
+  for (int32_t rank = 0; rank < plan_.world_size(); ++rank) {
+    const RankSchedule schedule = ScheduleOf(rank);
+    const StagedDeltas deltas(plan_, rank, schedule);
+    rung_ = std::max(rung_, deltas.ExpectedRung(*options_.change_rate,
+                                                plan_.source_ranks()));
+  }
+  graph_.rung = 1;
+  return absl::OkStatus();
+}
+
+// Before all ranks agree.
+void Builder::AddFind(Rank& rank, const RankSchedule& schedule) {
+  double bytes = 0;
+  for (size_t i = 0; i < schedule.operations().size(); ++i) {
+    const Operation& operation = schedule.operations()[i];
+    if (operation.kind != fb::MessageKind::kSend) continue;
+    if (rank.deltas->IsCoded(i)) {
+      bytes += static_cast<double>(operation.size_bytes);
+    }
+  }
+  AddWait(Add(rank, TaskKind::kFind, kNone, bytes * costs_.find, {}), agreed_);
+}
+
+// Behind the rounds.
+void Builder::AddEnd(Rank& rank, const RankSchedule& schedule) {
+  double kept = 0;
+  double held = static_cast<double>(SnapshotBytes(plan_, rank.number));
+  const double rate = *options_.change_rate;
+  for (size_t i = 0; i < schedule.operations().size(); ++i) {
+    const Operation& operation = schedule.operations()[i];
+    const auto bytes = static_cast<double>(operation.size_bytes);
+    if (operation.kind == fb::MessageKind::kRecv) {
+      held += bytes;
+    } else if (rank.deltas != nullptr && rank.deltas->IsCoded(i)) {
+      kept += bytes;
+    }
+  }
+  const bool is_little =
+      rank.deltas != nullptr && !rank.deltas->IsAllWhole(rung_) &&
+      rate * StagedDeltas::kElementsPerChangeToTakeAll <= 1;
+  const uint32_t keep = Add(
+      rank, TaskKind::kKeep, kNone,
+      is_little ? kept * costs_.keep : kept / options_.copy_bytes_per_second,
+      {rank.main, rank.pack, rank.unpack});
+  rank.main = keep;
+  if (!delta_->check()) return;
+  rank.main = Add(rank, TaskKind::kCheck, kNone,
+                  held * CheckSecondsPerByte(options_.executor), {keep});
+}
+
 void Builder::AddRank(int32_t number) {
   const bool cpu = options_.executor == Executor::kCpu;
-  const RankSchedule schedule(
-      plan_, number, cpu ? DirectRounds::kSent : DirectRounds::kStored);
+  const RankSchedule schedule = ScheduleOf(number);
   const std::vector<RoundWork>& works = schedule.rounds();
   const std::vector<DirectEnds> ends =
       cpu ? std::vector<DirectEnds>(works.size())
@@ -168,6 +283,16 @@ void Builder::AddRank(int32_t number) {
   Rank rank(plan_, number, links_.Slowness(number));
   rank.exchanged.assign(works.size(), kNone);
   rank.unpacked.assign(works.size(), kNone);
+  std::optional<StagedDeltas> deltas;
+  if (has_rungs_) {
+    deltas.emplace(plan_, number, schedule);
+    rank.deltas = &*deltas;
+    if (!deltas->IsAllWhole(rung_)) {
+      graph_.rung = deltas->ElementsPerSlot(rung_);
+    }
+    AddFind(rank, schedule);
+  }
+  rank.main = rank.pack = rank.unpack = agreed_;
   size_t quantizes = 0;
   uint32_t part = 0;
   for (size_t i = 0; i < works.size(); ++i) {
@@ -180,6 +305,7 @@ void Builder::AddRank(int32_t number) {
     }
   }
   AddQuantizes(rank, schedule, works.size(), quantizes);
+  if (delta_ != nullptr) AddEnd(rank, schedule);
 }
 
 void Builder::AddQuantizes(Rank& rank, const RankSchedule& schedule,
@@ -212,7 +338,8 @@ void Builder::AddQuantizes(Rank& rank, const RankSchedule& schedule,
   }
 }
 
-// Calls `each` with each operation of the work and its message's task.
+// Calls `each` with the number of each operation of the work, and its
+// message's task.
 template <typename Each>
 void Builder::ForEachMessage(const Rank& rank, const RankSchedule& schedule,
                              const RoundWork& work, uint32_t part,
@@ -225,14 +352,49 @@ void Builder::ForEachMessage(const Rank& rank, const RankSchedule& schedule,
         i > 0 && schedule.operations()[number - 1].peer == operation.peer &&
         schedule.operations()[number - 1].kind == operation.kind;
     ordinal = same ? ordinal + 1 : 0;
-    each(operation, MessageTask(rank, work, part, operation,
-                                schedule.parts()[number].message, ordinal));
+    each(number, MessageTask(rank, work, part, operation,
+                             SizeBytes(rank, schedule, work, number),
+                             schedule.parts()[number].message, ordinal));
   }
+}
+
+// Of changed elements in a direct round, with the narrowest of the message.
+DirectDeltaCosts Builder::DirectCosts(const Rank& rank,
+                                      const RankSchedule& schedule,
+                                      size_t operation) const {
+  const fb::Message& message = *body_.programs()
+                                    ->Get(static_cast<uint32_t>(rank.number))
+                                    ->messages()
+                                    ->Get(schedule.parts()[operation].message);
+  const fb::CopyList& list = *body_.copy_lists()->Get(message.copies());
+  int64_t element_bytes = 8;
+  for (uint32_t i = 0; i < list.count(); ++i) {
+    element_bytes = std::min<int64_t>(
+        element_bytes,
+        DTypeBytes(body_.copies()->Get(list.begin() + i)->wire_dtype()));
+  }
+  return DirectDeltaCostsAt(delta_->changes(), *options_.change_rate,
+                            static_cast<uint64_t>(element_bytes),
+                            options_.peer_bytes_per_second);
+}
+
+// What is sent of an operation.
+uint64_t Builder::SizeBytes(const Rank& rank, const RankSchedule& schedule,
+                            const RoundWork& work, size_t operation) const {
+  const uint64_t size_bytes = schedule.operations()[operation].size_bytes;
+  if (delta_ == nullptr) return size_bytes;
+  if (work.mechanism == fb::Mechanism::kDirect) {
+    return static_cast<uint64_t>(static_cast<double>(size_bytes) *
+                                 DirectCosts(rank, schedule, operation).stored);
+  }
+  return rank.deltas == nullptr ? size_bytes
+                                : rank.deltas->SizeBytes(operation, rung_);
 }
 
 uint32_t Builder::MessageTask(const Rank& rank, const RoundWork& work,
                               uint32_t part, const Operation& operation,
-                              uint32_t position, uint32_t ordinal) {
+                              uint64_t size_bytes, uint32_t position,
+                              uint32_t ordinal) {
   const bool sends = operation.kind == fb::MessageKind::kSend;
   const int32_t source = sends ? rank.number : operation.peer;
   const int32_t destination = sends ? operation.peer : rank.number;
@@ -249,9 +411,9 @@ uint32_t Builder::MessageTask(const Rank& rank, const RoundWork& work,
         {.round = work.index,
          .source = source,
          .destination = destination,
-         .size_bytes = operation.size_bytes,
-         .links = links_.Cross(work.route, source, destination,
-                               operation.size_bytes)});
+         .size_bytes = size_bytes,
+         .links = links_.Cross(work.route, source, destination, size_bytes)});
+    graph_.dense_bytes += operation.size_bytes;
     tasks_of_messages_.push_back(static_cast<uint32_t>(graph_.tasks.size()));
     graph_.tasks.push_back({.kind = TaskKind::kMessage,
                             .rank = source,
@@ -266,38 +428,63 @@ uint32_t Builder::MessageTask(const Rank& rank, const RoundWork& work,
         sends ? " sends to rank " : " receives from rank ", operation.peer,
         " in two places, with other messages between them", kAskVerify));
   }
-  (sends ? open.sent_bytes : open.received_bytes) = operation.size_bytes;
+  (sends ? open.sent_bytes : open.received_bytes) = size_bytes;
   return tasks_of_messages_[open.message];
 }
 
+// Of packing or unpacking, or of encoding or applying what is coded.
 double Builder::CopySeconds(const Rank& rank, const RankSchedule& schedule,
                             const RoundWork& work, fb::MessageKind kind) const {
   const auto& messages =
       *body_.programs()->Get(static_cast<uint32_t>(rank.number))->messages();
   double bytes = 0;
+  double coded_bytes = 0;
   for (uint32_t i = 0; i < work.operations_count; ++i) {
     const uint32_t number = work.operations_begin + i;
     const Operation& operation = schedule.operations()[number];
     if (operation.kind != kind) continue;
-    const uint32_t list =
-        messages.Get(schedule.parts()[number].message)->copies();
-    if (IsOneRun(body_, rank.tensors, *body_.copy_lists()->Get(list))) continue;
+    if (IsCoded(rank, number)) {
+      coded_bytes += static_cast<double>(operation.size_bytes);
+      continue;
+    }
+    const fb::CopyList& list = *body_.copy_lists()->Get(
+        messages.Get(schedule.parts()[number].message)->copies());
+    // What is dealt out stays in staging.
+    if (list.count() == 0) continue;
+    if (!rank.is_dealt[schedule.parts()[number].message] &&
+        IsOneRun(body_, rank.tensors, list)) {
+      continue;
+    }
     bytes += static_cast<double>(operation.size_bytes);
   }
-  return bytes / options_.copy_bytes_per_second;
+  return bytes / options_.copy_bytes_per_second +
+         coded_bytes *
+             (kind == fb::MessageKind::kSend ? costs_.encode : costs_.apply);
+}
+
+bool Builder::Codes(const Rank& rank, const RankSchedule& schedule,
+                    const RoundWork& work, fb::MessageKind kind) const {
+  for (uint32_t i = 0; i < work.operations_count; ++i) {
+    const uint32_t number = work.operations_begin + i;
+    if (schedule.operations()[number].kind == kind && IsCoded(rank, number)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 double Builder::StartSeconds(const RankSchedule& schedule,
-                             const RoundWork& work) const {
-  if (work.route == fb::Route::kNetwork) return options_.network_round_seconds;
+                             const RoundWork& work, fb::Route route) const {
+  if (route == fb::Route::kNetwork) return options_.network_round_seconds;
   uint32_t sends = 0;
+  uint32_t messages = 0;
   for (uint32_t i = 0; i < work.operations_count; ++i) {
-    const Operation& operation =
-        schedule.operations()[work.operations_begin + i];
-    sends += operation.kind == fb::MessageKind::kSend ? 1 : 0;
+    const uint32_t number = work.operations_begin + i;
+    if (schedule.RouteOf(number) != route) continue;
+    ++messages;
+    sends += schedule.operations()[number].kind == fb::MessageKind::kSend;
   }
-  return options_.peer_message_seconds *
-         std::max(sends, work.operations_count - sends);
+  return options_.peer_message_seconds * std::max(sends, messages - sends);
 }
 
 // RefitEnqueuer::EnqueueStaged.
@@ -307,7 +494,8 @@ void Builder::AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
   const uint32_t quantized = At(rank.quantized, round.quantized);
   const uint32_t reuses_unpacked = At(rank.unpacked, round.reuses_unpacked);
   uint32_t packed = kNone;
-  if (round.pack_batch.has_value()) {
+  if (round.pack_batch.has_value() ||
+      Codes(rank, schedule, round, fb::MessageKind::kSend)) {
     packed = Add(rank, TaskKind::kPack, round.index,
                  CopySeconds(rank, schedule, round, fb::MessageKind::kSend),
                  {rank.pack, At(rank.exchanged, round.reuses), reuses_unpacked,
@@ -317,24 +505,57 @@ void Builder::AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
     rank.pack = packed;
     Serialize(rank, packed);
   }
-  const uint32_t start =
-      Add(rank, TaskKind::kStart, round.index, StartSeconds(schedule, round),
-          {rank.main, packed, reuses_unpacked, quantized});
+  const auto add_start = [&](fb::Route route) {
+    return Add(rank, TaskKind::kStart, round.index,
+               StartSeconds(schedule, round, route),
+               {rank.main, packed, reuses_unpacked, quantized});
+  };
+  const uint32_t start = add_start(round.route);
+  // What is dealt out beside messages between hosts starts beside them.
+  uint32_t dealt = kNone;
+  if (round.route == fb::Route::kNetwork) {
+    for (uint32_t i = 0; i < round.operations_count && dealt == kNone; ++i) {
+      if (schedule.RouteOf(round.operations_begin + i) == fb::Route::kPeer) {
+        dealt = add_start(fb::Route::kPeer);
+      }
+    }
+  }
   const uint32_t exchanged =
-      Add(rank, TaskKind::kPoint, round.index, 0, {start});
+      Add(rank, TaskKind::kPoint, round.index, 0, {start, dealt});
   ForEachMessage(rank, schedule, round, part,
-                 [&](const Operation&, uint32_t message) {
-                   AddWait(start, message);
+                 [&](uint32_t operation, uint32_t message) {
+                   const bool is_dealt =
+                       dealt != kNone &&
+                       schedule.RouteOf(operation) == fb::Route::kPeer;
+                   AddWait(is_dealt ? dealt : start, message);
                    AddWait(message, exchanged);
                  });
   rank.main = exchanged;
   rank.exchanged[work] = exchanged;
-  if (!round.unpack_batch.has_value()) return;
+  if (!round.unpack_batch.has_value() &&
+      !Codes(rank, schedule, round, fb::MessageKind::kRecv)) {
+    return;
+  }
   rank.unpack = Add(rank, TaskKind::kUnpack, round.index,
                     CopySeconds(rank, schedule, round, fb::MessageKind::kRecv),
                     {exchanged, rank.unpack});
   rank.unpacked[work] = rank.unpack;
   Serialize(rank, rank.unpack);
+}
+
+// What a direct round takes to find what changed, and longer to store it.
+double Builder::CompareSeconds(const Rank& rank, const RankSchedule& schedule,
+                               const RoundWork& work) const {
+  double seconds = 0;
+  if (delta_ == nullptr) return seconds;
+  for (uint32_t i = 0; i < work.operations_count; ++i) {
+    const uint32_t number = work.operations_begin + i;
+    const Operation& operation = schedule.operations()[number];
+    if (operation.kind != fb::MessageKind::kSend) continue;
+    seconds += static_cast<double>(operation.size_bytes) *
+               DirectCosts(rank, schedule, number).seconds;
+  }
+  return seconds;
 }
 
 // RefitEnqueuer::EnqueueDirect.
@@ -348,22 +569,27 @@ void Builder::AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
   if (!ends.grant.empty()) granted_[here] = begin;
   uint32_t moved = begin;
   if (ends.moves) {
-    const uint32_t start = Add(rank, TaskKind::kStart, round.index,
-                               options_.direct_round_seconds, {begin});
+    const uint32_t start = Add(
+        rank, TaskKind::kStart, round.index,
+        options_.direct_round_seconds + CompareSeconds(rank, schedule, round),
+        {begin});
     for (const int32_t target : ends.await_grants) {
       await_grants_.emplace_back(Point(target, round.index), start);
     }
     moved = Add(rank, TaskKind::kPoint, round.index, 0, {start});
     ForEachMessage(rank, schedule, round, /*part=*/0,
-                   [&](const Operation& operation, uint32_t message) {
-                     if (operation.kind != fb::MessageKind::kSend) return;
+                   [&](uint32_t operation, uint32_t message) {
+                     if (schedule.operations()[operation].kind !=
+                         fb::MessageKind::kSend) {
+                       return;
+                     }
                      AddWait(start, message);
                      AddWait(message, moved);
                    });
     finished_[here] = moved;
   } else {
     ForEachMessage(rank, schedule, round, /*part=*/0,
-                   [](const Operation&, uint32_t) {});
+                   [](uint32_t, uint32_t) {});
   }
   rank.main = moved;
   if (ends.await_finishes.empty()) return;
@@ -380,7 +606,9 @@ void Builder::AddConnections() {
   std::vector<std::pair<uint32_t, uint32_t>> waits;
   for (const auto& [key, open] : messages_) {
     if (key.source < key.destination ||
-        body_.rounds()->Get(key.round)->route() != fb::Route::kNetwork) {
+        RouteBetween(body_, static_cast<uint32_t>(key.source),
+                     static_cast<uint32_t>(key.destination)) !=
+            fb::Route::kNetwork) {
       continue;
     }
     MessageKey other = key;

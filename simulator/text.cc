@@ -92,6 +92,23 @@ void AddCriticalPath(const PlanFile& plan, const Simulation& simulation,
   }
 }
 
+// Of a refit that sends only what changed.
+std::string ChangeText(const Simulation& simulation) {
+  const uint32_t rung = simulation.graph.rung;
+  uint64_t bytes = 0;
+  for (const Message& message : simulation.graph.messages) {
+    bytes += message.size_bytes;
+  }
+  return absl::StrFormat(
+      "changed        %g %%: %d of %d bytes%s; %.3f x a dense refit, %.6g s",
+      100 * *simulation.options.change_rate, bytes,
+      simulation.graph.dense_bytes,
+      rung == 0   ? ""
+      : rung == 1 ? ", staged messages whole"
+                  : absl::StrCat(", rung 1/", rung),
+      simulation.seconds / simulation.dense_seconds, simulation.dense_seconds);
+}
+
 void AddRounds(const Simulation& simulation, std::string& text) {
   absl::StrAppend(&text,
                   "rounds       begin ms      end ms  messages"
@@ -138,12 +155,16 @@ std::string SimulationText(const PlanFile& plan, const Simulation& simulation,
   const fb::Stats* stats = plan.body().stats();
   std::string text =
       absl::StrFormat("simulated      %.6g s", simulation.seconds);
-  if (stats != nullptr && simulation.options.has_plan_speeds) {
+  if (stats != nullptr && simulation.options.has_plan_speeds &&
+      !simulation.options.change_rate.has_value()) {
     absl::StrAppend(&text,
                     RatioText(simulation.seconds, stats->lower_bound_seconds(),
                               "lower bound"),
                     RatioText(simulation.seconds, stats->predicted_seconds(),
                               "prediction"));
+  }
+  if (simulation.options.change_rate.has_value()) {
+    absl::StrAppend(&text, "\n", ChangeText(simulation));
   }
   absl::StrAppendFormat(&text,
                         "\nlinks          peer %g GB/s, network %g GB/s, per "

@@ -94,6 +94,13 @@ void TracePrinter::PrintTasks() {
         events_.Slice(task.rank, Track::kQuantizes, "quantize", times.begin,
                       times.end);
         break;
+      case TaskKind::kFind:
+      case TaskKind::kAgree:
+      case TaskKind::kKeep:
+      case TaskKind::kCheck:
+        events_.Slice(task.rank, Track::kPacks, TaskKindText(task.kind),
+                      times.begin, times.end);
+        break;
       case TaskKind::kPoint:
         break;
     }

@@ -15,6 +15,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "bench/compile_bench.h"
+#include "bench/link_bench.h"
+#include "bench/link_table.h"
 #include "bench/nccl_tests_json.h"
 #include "bench/process_bench.h"
 #include "bench/run_bench.h"
@@ -178,6 +180,55 @@ int BenchTransfer(const refit::ToolInfo& tool, const std::string& path,
   return Show(tool, refit::TransferText(*plan, *measured), status);
 }
 
+// `ranks` ranks here, or, if that is 0, the one that a launcher's variables say
+// this process is.
+int BenchLinks(const refit::ToolInfo& tool, const std::string& wire,
+               int64_t ranks, int64_t megabytes, bool json,
+               int64_t iterations) {
+  if (wire != "local" && wire != "ucx" && wire != "nccl") {
+    return refit::Fail(tool, absl::StrCat("--transport is ", wire,
+                                          "; wanted local, ucx or nccl"));
+  }
+  if (wire == "local" && ranks == 0) {
+    return refit::Fail(tool, "--transport local needs --ranks");
+  }
+  // As many bytes as keep the start of a message below 2 % of its time.
+  if (megabytes == 0) megabytes = wire == "nccl" ? 512 : 64;
+  const refit::LinkOptions options = {
+      .message_bytes = static_cast<uint64_t>(megabytes) << 20,
+      .iterations = iterations};
+  int32_t rank = 0;
+  const auto measure = [&]() -> absl::StatusOr<refit::LinkTable> {
+    if (ranks > 0) {
+      return refit::MeasureLinksHere(wire, static_cast<int32_t>(ranks),
+                                     options);
+    }
+    const absl::StatusOr<refit::TcpRendezvous> meeting =
+        refit::RendezvousFromEnvironment();
+    if (!meeting.ok()) return meeting.status();
+    rank = meeting->rank;
+    if (meeting->world_size < 2) {
+      return absl::InvalidArgumentError(
+          "the launcher started one rank; wanted two or more");
+    }
+    int32_t ordinal = 0;
+    if (wire == "nccl") {
+      const absl::StatusOr<int32_t> local = refit::LocalRankFromEnvironment();
+      if (!local.ok()) return local.status();
+      ordinal = *local % std::max(1, refit::CudaDeviceCount());
+    }
+    return refit::MeasureLinksOfRank(wire, *meeting, ordinal, options);
+  };
+  const absl::StatusOr<refit::LinkTable> table = measure();
+  if (!table.ok()) {
+    const int status = refit::Fail(tool, std::string(table.status().message()));
+    return absl::IsDataLoss(table.status()) ? refit::kExitNo : status;
+  }
+  if (rank != 0) return refit::kExitSuccess;
+  return Show(tool, json ? refit::LinkJson(kProducer, *table)
+                         : refit::LinkText(*table));
+}
+
 // Reports an option of another benchmark than `subject`; "" if there is none.
 std::string OptionOfAnother(const std::string& subject,
                             const refit::ParsedArgs& parsed) {
@@ -185,10 +236,14 @@ std::string OptionOfAnother(const std::string& subject,
     std::string_view name;
     std::string_view subject;
   };
-  constexpr std::array kOptions = {
-      Option{"--growth", "compile"}, Option{"--processes", "run"},
-      Option{"--peers", "transfer"}, Option{"--one-rank", "transfer"},
-      Option{"--multiprocessors", "transfer"}};
+  constexpr std::array kOptions = {Option{"--growth", "compile"},
+                                   Option{"--processes", "run"},
+                                   Option{"--peers", "transfer"},
+                                   Option{"--one-rank", "transfer"},
+                                   Option{"--multiprocessors", "transfer"},
+                                   Option{"--transport", "links"},
+                                   Option{"--ranks", "links"},
+                                   Option{"--megabytes", "links"}};
   for (const Option& option : kOptions) {
     if (option.subject == subject) continue;
     if (std::find(parsed.flags.begin(), parsed.flags.end(), option.name) ==
@@ -211,13 +266,18 @@ static int Main(int argc, char** argv) {
   bool one_rank = false;
   bool json = false;
   std::string multiprocessors;
+  std::string transport = "local";
+  int64_t ranks = 0;
+  int64_t megabytes = 0;
   const refit::ToolInfo tool = {
       .name = "refit-bench",
       .usage =
           "refit-bench compile JOB.json [--growth N] | refit-bench run "
           "PLAN.refit [--processes] |\n"
           "       refit-bench transfer PLAN.refit [--peers] [--one-rank]\n"
-          "       [--multiprocessors N[,N...]]",
+          "       [--multiprocessors N[,N...]] |\n"
+          "       refit-bench links [--transport local|ucx|nccl] [--ranks N] "
+          "[--megabytes N]",
       .summary =
           "compile: times compiling, proving and opening, each job in a "
           "process "
@@ -225,7 +285,10 @@ static int Main(int argc, char** argv) {
           "own; run: times a plan on this CPU beside memcpy of the same bytes; "
           "transfer:\n"
           "times a plan on the GPUs of this host beside the same bytes without "
-          "a plan.",
+          "a plan; links:\n"
+          "measures every pair of ranks, and prints a table of GB/s and the "
+          "\"topology\" of a\n"
+          "job with these speeds.",
       .flags =
           {{"--growth", "", "N",
             "compile: also 2, 4 … N times source.data_parallel and "
@@ -243,11 +306,23 @@ static int Main(int argc, char** argv) {
             "say",
             &one_rank},
            {"--json", "", "",
-            "run, transfer: in the JSON of nccl-tests (-J), for what reads it",
+            "run, transfer: in the JSON of nccl-tests (-J), for what reads it; "
+            "links: in that\nof nvbandwidth (--json)",
             &json},
            {"--multiprocessors", "", "N[,N...]",
             "transfer: also the plan on at most N multiprocessors of each GPU",
             &multiprocessors},
+           {"--transport", "", "NAME",
+            "links: local (default), threads on this CPU; ucx, processes on "
+            "CPUs; nccl, GPUs",
+            &transport},
+           {"--ranks", "", "N",
+            "links: so many ranks here; without it this process is one rank, "
+            "as its\nlauncher's variables say",
+            &ranks, 2, 4096},
+           {"--megabytes", "", "N",
+            "links: MiB of a message (default 64; nccl: 512)", &megabytes, 1,
+            1 << 16},
            {"--iterations", "", "N", "repetitions (default 5)", &iterations,
             1}},
       .positional_min = 1,
@@ -256,10 +331,11 @@ static int Main(int argc, char** argv) {
   const refit::ParsedArgs parsed = refit::ParseArgs(tool, argc, argv);
   if (parsed.done) return parsed.exit_status;
   const std::string& subject = parsed.positional[0];
-  if (subject != "compile" && subject != "run" && subject != "transfer") {
-    return refit::Fail(tool,
-                       absl::StrCat("no benchmark \"", subject,
-                                    "\"; wanted compile, run or transfer"));
+  if (subject != "compile" && subject != "run" && subject != "transfer" &&
+      subject != "links") {
+    return refit::Fail(
+        tool, absl::StrCat("no benchmark \"", subject,
+                           "\"; wanted compile, run, transfer or links"));
   }
   if (const std::string mistake = OptionOfAnother(subject, parsed);
       !mistake.empty()) {
@@ -267,7 +343,14 @@ static int Main(int argc, char** argv) {
   }
   if (json && subject == "compile") {
     return refit::Fail(
-        tool, "--json is an option of run and transfer, not of compile");
+        tool, "--json is an option of run, transfer and links, not of compile");
+  }
+  if (subject == "links") {
+    if (parsed.positional.size() > 1) {
+      return refit::Fail(tool, absl::StrCat("links takes no file, not \"",
+                                            parsed.positional[1], "\""));
+    }
+    return BenchLinks(tool, transport, ranks, megabytes, json, iterations);
   }
   if (parsed.positional.size() < 2) {
     return refit::Fail(

@@ -285,6 +285,7 @@ static int Main(int argc, char** argv) {
   std::string trace;
   bool delta = false;
   std::string change_rate = "0.01";
+  bool snapshot_on_host = false;
   bool ranks_in_process = false;
   int64_t iterations = 1;
   int64_t timeout_seconds = 600;
@@ -298,6 +299,7 @@ static int Main(int argc, char** argv) {
           "       refit-run PLAN.refit --transport nccl|ucx "
           "[--ranks-in-process] --check [--iterations N] [--digest] [--json]\n"
           "       refit-run PLAN.refit ... --delta [--change-rate R] "
+          "[--snapshot-on-host] "
           "[--iterations N] [--json]",
       .summary =
           "Executes a plan on generated data (--check) or on one safetensors "
@@ -330,6 +332,10 @@ static int Main(int argc, char** argv) {
             &delta},
            {"--change-rate", "", "R",
             "with --delta: that share, 0 to 1 (default 0.01)", &change_rate},
+           {"--snapshot-on-host", "", "",
+            "with --delta and nccl: the snapshot lies in pinned memory of the\n"
+            "host",
+            &snapshot_on_host},
            {"--source-dir", "", "DIR",
             "read rank-00000.safetensors ... of the source ranks", &source_dir},
            {"--destination-dir", "", "DIR",
@@ -373,6 +379,10 @@ static int Main(int argc, char** argv) {
   check |= delta;
   const refit::SignalCleanup cleanup;
   const bool nccl = transport == "nccl";
+  if (snapshot_on_host && !(delta && nccl)) {
+    return refit::Fail(tool,
+                       "--snapshot-on-host needs --delta and --transport nccl");
+  }
   const bool local = transport == "local";
   if (!nccl && !local && transport != "ucx") {
     return refit::Fail(
@@ -420,7 +430,8 @@ static int Main(int argc, char** argv) {
       .timeout = std::chrono::seconds(timeout_seconds),
       .time_rounds = time_rounds || !trace.empty(),
       .digest = digest,
-      .change_rate = delta ? std::optional(rate) : std::nullopt};
+      .change_rate = delta ? std::optional(rate) : std::nullopt,
+      .snapshot_on_host = snapshot_on_host};
   int32_t rank = 0;
   absl::StatusOr<RunOfRanksResult> result =
       ranks_in_process

@@ -39,6 +39,7 @@ struct Arguments {
   std::string goal;
   std::string executor = "gpu";
   std::string peer_speed, network_speed, copy_speed, round_microseconds;
+  std::string change_rate;
   std::string slow_ranks, slow_nics, dead_nics, oversubscription;
 };
 
@@ -91,6 +92,10 @@ refit::ToolInfo Tool(Arguments& arguments) {
            {"--round-microseconds", "", "U",
             "what a round between hosts costs before its bytes (default: 120)",
             &arguments.round_microseconds},
+           {"--change-rate", "", "R",
+            "of a plan with options.delta: a refit that sends only what\n"
+            "changed, R of all elements, 0 to 1, beside a dense one",
+            &arguments.change_rate},
            {"--slow-rank", "", "R=F[,R=F]",
             "what if rank R is F times slower: links, copies, launches",
             &arguments.slow_ranks},
@@ -240,6 +245,7 @@ std::string ReadOptions(const Arguments& arguments,
     double* target;
   };
   double oversubscription = 0;
+  double change_rate = 0;
   const NumberFlag numbers[] = {
       {"--peer-gigabytes-per-second", arguments.peer_speed, 1e-6,
        kMostGigabytesPerSecond, 1e9, &options.peer_bytes_per_second},
@@ -251,6 +257,7 @@ std::string ReadOptions(const Arguments& arguments,
        &options.network_round_seconds},
       {"--oversubscribe", arguments.oversubscription, 1, kMostSlow, 1,
        &oversubscription},
+      {"--change-rate", arguments.change_rate, 0, 1, 1, &change_rate},
   };
   for (const NumberFlag& number : numbers) {
     if (number.text.empty()) continue;
@@ -261,6 +268,7 @@ std::string ReadOptions(const Arguments& arguments,
     *number.target = value * number.unit;
   }
   if (oversubscription > 0) options.oversubscription = oversubscription;
+  if (!arguments.change_rate.empty()) options.change_rate = change_rate;
   if (!arguments.peer_speed.empty() || !arguments.network_speed.empty()) {
     options.has_plan_speeds = false;
   }

@@ -242,12 +242,15 @@ absl::StatusOr<std::vector<RankMessages>> LowerMessages(
                    AlignStaging(staging_offset + message->size_bytes));
     };
     const absl::StatusOr<uint32_t> pack =
-        module.IsRelay(message->source)
+        message->is_held ? lowering.Nothing()
+        : module.IsRelay(message->source)
             ? lowering.Relay(message->source, message->contents)
             : lowering.Pack(message->source, message->contents);
     if (!pack.ok()) return pack.status();
     const absl::StatusOr<uint32_t> unpack =
-        lowering.Unpack(message->destination, message->contents);
+        message->is_unpacked
+            ? lowering.Unpack(message->destination, message->contents)
+            : lowering.Nothing();
     if (!unpack.ok()) return unpack.status();
     add(message->source, message->destination, fb::MessageKind::kSend, *pack,
         message->source_staging_offset);

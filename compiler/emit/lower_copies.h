@@ -25,6 +25,8 @@ class CopyLowering {
   absl::StatusOr<uint32_t> Pack(Rank source, int32_t contents);
   absl::StatusOr<uint32_t> Relay(Rank relay, int32_t contents);
   absl::StatusOr<uint32_t> Unpack(Rank destination, int32_t contents);
+  // Of what is only held.
+  uint32_t Nothing() { return InternList({}); }
   // Zeroes the fill regions of the rank's buffers.
   uint32_t Fill(Rank rank);
 

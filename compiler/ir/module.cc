@@ -51,12 +51,34 @@ std::string Param::FirstName() const {
 }
 
 Dims Param::VirtualShape() const { return VirtualShapeOf(index, shape); }
-Dims Param::StoredShape(Dims cut) const {
-  if (!pairs) return cut;
-  const int64_t of_pair = cut.back();
-  cut.pop_back();
-  cut.back() *= of_pair;
-  return cut;
+
+std::vector<Dims> Param::Factors() const {
+  std::vector<Dims> factors;
+  for (const int64_t extent : shape) factors.push_back({extent});
+  const auto join = [&](size_t dim, size_t count) {
+    for (size_t i = dim + 1; i < dim + count; ++i) {
+      factors[dim].push_back(shape[i]);
+    }
+    const auto begin = factors.begin() + static_cast<ptrdiff_t>(dim) + 1;
+    factors.erase(begin, begin + static_cast<ptrdiff_t>(count) - 1);
+  };
+  switch (split) {
+    case Split::kNone:
+      break;
+    case Split::kLastInPairs:
+      join(shape.size() - 2, 2);
+      break;
+    case Split::kRowsInHeadPairs:
+      join(0, 3);
+      break;
+  }
+  return factors;
+}
+
+Dims Param::StoredShape() const {
+  Dims stored;
+  for (const Dims& of_dim : Factors()) stored.push_back(Product(of_dim));
+  return stored;
 }
 
 Dims Buffer::VirtualShape() const { return VirtualShapeOf(index, shape); }

@@ -57,6 +57,18 @@ IndexDim Consecutive(int32_t first, int64_t count);
 std::string ExpandName(std::string_view name,
                        absl::Span<const int32_t> numbers);
 
+// Which dimension of its tensor a param's `shape` has as several, so that a box
+// can hold what lies at a stride in the tensor.
+enum class Split : uint8_t {
+  kNone,
+  // The elements of the last dimension alternate between two things: it is
+  // [n / 2, 2].
+  kLastInPairs,
+  // The rows of each head alternate between the first and the second of a
+  // rotary pair: they are [heads, n / 2, 2].
+  kRowsInHeadPairs,
+};
+
 // A stack of logical parameters (docs/architecture.md). Its virtual tensor has
 // the dimensions [index…, shape…].
 struct Param {
@@ -70,16 +82,14 @@ struct Param {
   // first_layer + n. Not 0 where extra layers count anew ("mtp.layers.{0}").
   int32_t first_layer = 0;
   SkipReason skip = SkipReason::kUnspecified;  // set: no element is moved
-  // The elements of the tensor's last dimension alternate between two things.
-  // `shape` has [n / 2, 2] in its place, so that a box can hold one of them.
-  bool pairs = false;
+  Split split = Split::kNone;
 
   Dims VirtualShape() const;
   // The full name of the stack's first member.
   std::string FirstName() const;
-  // `shape`, or a cut of it, as the tensor has it.
-  Dims StoredShape(Dims cut) const;
-  Dims StoredShape() const { return StoredShape(shape); }
+  // By dimension of the tensor: those of `shape` that stand for it.
+  std::vector<Dims> Factors() const;
+  Dims StoredShape() const;  // of the tensor
 };
 
 // Where a param's blocks are quantized.
@@ -279,6 +289,16 @@ struct Transfer {
   Rank destination{};
 };
 
+// What a source sends once for ranks of a host: to one of them, on its rail,
+// which passes it on from its staging to the others, and unpacks what it wants
+// itself.
+struct Deal {
+  Rank source{};
+  Rank dealer{};
+  std::vector<Rank> receivers;  // ascending; all want all pieces
+  std::vector<PieceId> pieces;  // ascending
+};
+
 // One part of a message: a box of a param, packed from staging_offset on.
 struct Packed {
   PieceId piece{};
@@ -310,6 +330,12 @@ struct Message {
   // come after the network's rounds.
   MessageRange fed_by;
   Route relayed_from = Route::kUnspecified;
+  // Of one that its destination deals out: the messages that do so, and whether
+  // the destination wants it itself.
+  MessageRange dealt_by = {};
+  bool is_unpacked = true;
+  // Of one that deals out: its source packs nothing.
+  bool is_held = false;
   int32_t round = -1;  // schedule-rounds
   // schedule-rounds; 0 if direct
   int64_t source_staging_offset = 0;
@@ -343,6 +369,7 @@ struct Limits {
   Mechanism mapped = Mechanism::kStaged;
   int64_t scratch_bytes = 0;  // of a rank, for quantization
   bool relays = false;  // destination ranks may pass on what they received
+  bool deals = false;   // or hold for others of their host
 };
 
 // What a round costs before its bytes. Two fences, and the launch of a kernel.
@@ -433,6 +460,10 @@ struct Module {
   std::vector<std::pair<DType, DType>> casts;  // declared, sorted
   std::vector<Piece> pieces;
   std::vector<Transfer> transfers;  // sorted by (source, destination, piece)
+
+  // deal; sorted by (source, dealer, receivers). It takes what is dealt out of
+  // `transfers`.
+  std::vector<Deal> deals;
 
   // form-buckets, schedule-rounds
   std::vector<std::vector<Packed>> contents;

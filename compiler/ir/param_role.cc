@@ -10,7 +10,6 @@ RoleForm FormOf(ParamRole role) {
   constexpr RoleForm kLayerMatrix = {RoleScope::kLayer, 2};
   constexpr RoleForm kLinear = {RoleScope::kLayer, 2, true};
   constexpr RoleForm kLayerCube = {RoleScope::kLayer, 3};
-  constexpr RoleForm kLayerCubeOfPairs = {RoleScope::kLayer, 4};
   constexpr RoleForm kExpertLinear = {RoleScope::kExpert, 2, true};
   switch (role) {
     case kOther:
@@ -86,6 +85,7 @@ RoleForm FormOf(ParamRole role) {
     case kIndexWeights:
     case kLatentDown:
     case kLatentUp:
+    case kFusedExpertGateUpBias:
     case kFusedExpertDownBias:
     case kMambaIn:
     case kMambaOut:
@@ -95,19 +95,26 @@ RoleForm FormOf(ParamRole role) {
     case kMtpProjection:
     case kRow:
       return kLayerMatrix;
-    case kFusedExpertGateUpBias:  // pairs
+    case kFusedExpertGateUp:
     case kFusedExpertDown:
     case kStackedExpertGateUp:
     case kStackedExpertDown:
+    case kFusedExpertGateThenUp:
     case kMambaConv:
     case kDeltaConv:
       return kLayerCube;
-    case kFusedExpertGateUp:
-      return kLayerCubeOfPairs;
     case kExpertGate:
     case kExpertUp:
     case kExpertDown:
       return kExpertLinear;
+    case kTowerColumn:
+    case kTowerHeads:
+    case kTowerWhole:
+    case kTowerConnector:
+      return {RoleScope::kTower, 1};
+    case kTowerRow:
+    case kTowerPositions:
+      return {RoleScope::kTower, 2};
   }
   return kModelVector;
 }

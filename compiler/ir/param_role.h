@@ -125,13 +125,31 @@ enum class ParamRole : uint8_t {
   kFirstStage,  // whole, outside the layers
   kLastStage,
 
+  // Roles younger than the digest of a job's inputs: their numbers are in it.
+
+  // Experts as llama4 stores them: as kFusedExpertGateUp, but the gates'
+  // columns come before the ups'. The down is a kFusedExpertDown.
+  kFusedExpertGateThenUp,
+
+  // A vision tower, by how engines cut its modules; one of its layers may have
+  // many of each. FormOf's dims are the fewest.
+  kTowerColumn,  // rows over tensor parallelism
+  kTowerRow,     // columns
+  kTowerHeads,   // rows [queries; keys; values], a part of each
+  kTowerWhole,
+  // Rows, also where each rank has the tower whole.
+  kTowerConnector,
+  kTowerPositions,  // learned: whole, or cut as a vocabulary
+
   kCount,
 };
 
 inline constexpr size_t kRoleCount = static_cast<size_t>(ParamRole::kCount);
 
-// What the numbers in the name of a role's params count.
-enum class RoleScope : uint8_t { kModel, kLayer, kExpert };
+// What the numbers in the name of a role's params count. kTower: layers, or
+// other parts, of the vision tower, which the model's layers do not count; or
+// there is no number.
+enum class RoleScope : uint8_t { kModel, kLayer, kExpert, kTower };
 
 struct RoleForm {
   RoleScope scope = RoleScope::kModel;
@@ -146,9 +164,13 @@ inline bool IsPlainModule(ParamRole role) {
   return role >= ParamRole::kColumn && role <= ParamRole::kLastStage;
 }
 
+inline bool IsTower(ParamRole role) {
+  return FormOf(role).scope == RoleScope::kTower;
+}
+
 // The linear layers of attention, delta nets, MLPs and experts. Never
 // embeddings, heads, norms, routers, biases, b and a of a delta net, Mamba
-// mixers, eh_proj.
+// mixers, eh_proj, vision towers.
 inline bool IsBlockQuantized(ParamRole role) {
   return FormOf(role).block_quantized;
 }

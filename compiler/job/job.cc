@@ -334,14 +334,21 @@ class RootReader {
   Job job_;
 };
 
-}  // namespace
-
-bool MovesMtpLayers(const Job& job) {
-  const Located<bool>& source = job.source.mtp;
-  const Located<bool>& destination = job.destination.mtp;
+// Whether parts of the model that one side may ask for are moved.
+bool AreWanted(const Located<bool>& source, const Located<bool>& destination) {
   const bool left_out = (source.given && !source.value) ||
                         (destination.given && !destination.value);
   return (source.value || destination.value) && !left_out;
+}
+
+}  // namespace
+
+bool MovesMtpLayers(const Job& job) {
+  return AreWanted(job.source.mtp, job.destination.mtp);
+}
+
+bool MovesVisionTower(const Job& job) {
+  return AreWanted(job.source.vision, job.destination.vision);
 }
 
 std::optional<Job> ReadJob(const std::string& path, Diagnostics& diagnostics) {

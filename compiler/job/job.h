@@ -131,6 +131,10 @@ enum class EmbeddingCut : uint8_t { kTensor, kAttention, kReplicated };
 // fused into the others as the last physical expert of each rank.
 enum class SharedExperts : uint8_t { kTensor, kReplicated, kFused };
 
+// Whether tensor parallelism cuts the vision tower's weights, or each rank has
+// all of them and a part of the images.
+enum class EncoderCut : uint8_t { kWeights, kData };
+
 struct SideSpec {
   std::string key;  // "source" or "destination", for messages
   Place place;
@@ -169,7 +173,9 @@ struct SideSpec {
   Located<bool> mamba_fp32{.value = false};
   // The experts of a rank are one tensor, not one each.
   Located<bool> moe_single_grouped_weight{.value = false};
-  Located<bool> mtp{.value = false};  // see MovesMtpLayers
+  Located<bool> mtp{.value = false};     // see MovesMtpLayers
+  Located<bool> vision{.value = false};  // see MovesVisionTower
+  Located<EncoderCut> mm_encoder_tp_mode{.value = EncoderCut::kWeights};
   GenericSpec generic;
 };
 
@@ -200,6 +206,9 @@ enum class FoldKind : uint8_t {
   kNever,
 };
 
+// Whether one rank of a host receives for the others what the network brings.
+enum class DealKind : uint8_t { kNever, kAlways };
+
 // What refits send of what has not changed: nothing.
 struct DeltaSpec {
   bool enabled = false;
@@ -212,6 +221,7 @@ struct OptionsSpec {
   // How bytes travel between ranks that can map each other's memory.
   Located<fb::Mechanism> peer{.value = fb::Mechanism::kDirect};
   Located<FanOutKind> fan_out{.value = FanOutKind::kRelay};
+  Located<DealKind> deal{.value = DealKind::kNever};
   Located<FoldKind> fold{.value = FoldKind::kAuto};
   Located<int64_t> bucket_bytes{.value = int64_t{256} << 20};
   Located<int64_t> staging_bytes{.value = int64_t{1} << 30};
@@ -239,6 +249,9 @@ inline constexpr int64_t kRanksMax = 65536;  // of both sides together
 // Whether multi-token-prediction layers are part of the job: a side says true
 // and none says false.
 bool MovesMtpLayers(const Job& job);
+
+// The same of the vision tower.
+bool MovesVisionTower(const Job& job);
 
 // A job file larger than this is refused unread: no real job comes near it.
 inline constexpr int64_t kJobBytesMax = int64_t{64} << 20;

@@ -250,6 +250,22 @@ inline constexpr auto kSideKeys = std::tuple(
                  "An error for models without such layers, and on an SGLang "
                  "side, whose draft model is a separate worker"},
         &SideSpec::mtp),
+    Key({.name = "vision",
+         .help = "`true` moves the vision tower too, and what joins it to the "
+                 "language model. Said as `mtp`; an error for models without a "
+                 "tower, and for layouts that do not know it. "
+                 "[`options.exclude`](#options) skips parts of it by name, see "
+                 "[Vision towers](layouts.md#vision-towers)",
+         .in_digest_if_given = true},
+        &SideSpec::vision),
+    Key({.name = "mm_encoder_tp_mode",
+         .layouts = kEngines,
+         .default_text = "`\"weights\"`",
+         .help = "vLLM's own flag, beside `vision`. `weights`: TP cuts the "
+                 "vision tower. `data`: each rank holds it whole "
+                 "(SGLang: `--mm-enable-dp-encoder`)",
+         .in_digest_if_given = true},
+        &SideSpec::mm_encoder_tp_mode),
     Key({.name = "experts",
          .layouts = kEngines,
          .default_text = "linear",
@@ -371,7 +387,8 @@ inline constexpr auto kOptionsKeys = std::tuple(
     Key({.name = "staging_bytes",
          .range = kBytesRange,
          .help = "largest staging arena of a rank, at least `slots` × "
-                 "`bucket_bytes`. What it sends and what it receives share it"},
+                 "`bucket_bytes`, one more with `deal`. What it sends and "
+                 "what it receives share it"},
         &OptionsSpec::staging_bytes),
     Key({.name = "scratch_bytes",
          .range = kBytesRange,
@@ -415,6 +432,12 @@ inline constexpr auto kOptionsKeys = std::tuple(
          .help = "how receivers that want the same are fed, see "
                  "[`fan_out`](#fan_out)"},
         &OptionsSpec::fan_out),
+    Key({.name = "deal",
+         .default_text = "`\"never\"`",
+         .help = "whether one rank of a host receives for all of them and "
+                 "deals it out, see [`deal`](#deal)",
+         .in_digest_if_given = true},
+        &OptionsSpec::deal),
     Key({.name = "fold",
          .default_text = "`\"auto\"`",
          .help = "whether equal parts of a job are planned once, see "
@@ -473,6 +496,12 @@ struct Words<SharedExperts> {
       {"fused", SharedExperts::kFused}};
 };
 template <>
+struct Words<EncoderCut> {
+  static constexpr std::string_view kMark = "\"";
+  static constexpr Word<EncoderCut> kAll[] = {{"weights", EncoderCut::kWeights},
+                                              {"data", EncoderCut::kData}};
+};
+template <>
 struct Words<DType> {
   static constexpr std::string_view kMark = "";
   static constexpr Word<DType> kAll[] = {
@@ -489,6 +518,13 @@ struct Words<FanOutKind> {
   static constexpr std::string_view kMark = "\"";
   static constexpr Word<FanOutKind> kAll[] = {{"relay", FanOutKind::kRelay},
                                               {"none", FanOutKind::kNone}};
+};
+
+template <>
+struct Words<DealKind> {
+  static constexpr std::string_view kMark = "\"";
+  static constexpr Word<DealKind> kAll[] = {{"never", DealKind::kNever},
+                                            {"always", DealKind::kAlways}};
 };
 
 template <>

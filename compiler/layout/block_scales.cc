@@ -30,11 +30,15 @@ std::string_view WhyNoBlocks(const Param& param) {
     return "which plain modules of a rules file an engine quantizes is not "
            "known";
   }
+  if (param.split == Split::kRowsInHeadPairs) {
+    return "engines permute the rows of queries and keys, across blocks";
+  }
   switch (param.role) {
     case ParamRole::kMambaIn:
       return "checkpoints with Mamba mixers have one scale a tensor, not "
              "blocks";
     case ParamRole::kStackedExpertGateUp:
+    case ParamRole::kFusedExpertGateThenUp:
       return "experts that the checkpoint has in one tensor are not quantized "
              "by a refit yet";
     case ParamRole::kFusedExpertGateUp:

@@ -9,7 +9,9 @@
 #include "compiler/layout/layout.h"
 
 #include <algorithm>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/base/macros.h"
 #include "absl/container/flat_hash_map.h"
@@ -113,22 +115,29 @@ SideLayout LayOut(const LayoutContext& context) {
       (kind == LayoutKind::kVllm && !family.vllm.known) ||
       (kind == LayoutKind::kSglang && !family.sglang.known) ||
       (kind == LayoutKind::kMegatron && !family.megatron.known);
+  const auto refuse = [&](std::string message) {
+    context.diagnostics.Error(context.side.layout.place, std::move(message));
+    return SideLayout{};
+  };
   if (is_unknown && family.of_file) {
-    context.diagnostics.Error(
-        context.side.layout.place,
+    return refuse(
         absl::StrFormat("%s: the rules of %s say nothing of %s; wanted "
                         "\"%s\": {…} in their file, once its class was read",
                         context.side.key, family.model_type, LayoutName(kind),
                         LayoutName(kind)));
-    return {};
   }
   if (is_unknown) {
-    context.diagnostics.Error(
-        context.side.layout.place,
+    return refuse(
         absl::StrFormat("%s: the layout %s does not know %s; wanted another "
                         "layout (generic places any tensors)",
                         context.side.key, LayoutName(kind), family.model_type));
-    return {};
+  }
+  if (context.model.vision && kind == LayoutKind::kSglang &&
+      !family.sglang.tower) {
+    return refuse(
+        absl::StrFormat("%s: the layout %s does not know the vision tower of "
+                        "%s; wanted \"vision\": false, or layout \"generic\"",
+                        context.side.key, LayoutName(kind), family.model_type));
   }
   SideLayout layout = Dispatch(context);
   // generic places by its own rules and reports what none of them names.

@@ -20,14 +20,17 @@ const JsonValue* ConfigReader::FindSet(std::string_view key) {
   return outer_ == nullptr ? nullptr : outer_->FindSet(key);
 }
 
-ConfigReader ConfigReader::Text() {
-  constexpr std::string_view kKey = "text_config";
-  const JsonValue* value = Require(kKey, "an object");
-  if (value == nullptr || !object_.values().IsObject(*value, kKey)) {
+ConfigReader ConfigReader::Part(std::string_view key, ConfigReader* outer) {
+  const JsonValue* value = Require(key, "an object");
+  if (value == nullptr || !object_.values().IsObject(*value, key)) {
     return *this;
   }
-  return ConfigReader(*this, *value, kKey);
+  return ConfigReader(object_.values(), *value, key, outer);
 }
+
+ConfigReader ConfigReader::Text() { return Part("text_config", this); }
+
+ConfigReader ConfigReader::Vision() { return Part("vision_config", nullptr); }
 
 const JsonValue* ConfigReader::Require(std::string_view key,
                                        std::string_view wanted) {

@@ -3,9 +3,11 @@
 #define REFIT_COMPILER_MODEL_CONFIG_H_
 
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "compiler/diagnostics.h"
@@ -51,10 +53,16 @@ class ConfigReader {
   // The keys of the language model where the model has other parts too: those
   // of "text_config", and those here that it lacks. This reader outlives it.
   ConfigReader Text();
+  // Those of "vision_config", and no others.
+  ConfigReader Vision();
 
   // A value that releases of transformers leave out of their files, as it is
   // their class's. It holds where the key is missing.
   void Default(std::string_view key, int64_t value) { defaults_[key] = value; }
+  void Defaults(
+      std::initializer_list<std::pair<std::string_view, int64_t>> values) {
+    for (const auto& [key, value] : values) Default(key, value);
+  }
 
   bool Has(std::string_view key) { return FindSet(key) != nullptr; }
   // Reports that the value of `key` does not fit.
@@ -64,9 +72,12 @@ class ConfigReader {
   Diagnostics& diagnostics() const { return object_.values().diagnostics(); }
 
  private:
-  ConfigReader(ConfigReader& outer, const JsonValue& root, std::string_view key)
-      : object_(outer.object_.values(), root, std::string(key)),
-        outer_(&outer) {}
+  ConfigReader(const ValueReader& values, const JsonValue& root,
+               std::string_view key, ConfigReader* outer)
+      : object_(values, root, std::string(key)), outer_(outer) {}
+
+  // The reader of an object in this one; of this one where there is none.
+  ConfigReader Part(std::string_view key, ConfigReader* outer);
 
   const JsonValue* FindSet(std::string_view key);
   const JsonValue* Require(std::string_view key, std::string_view wanted);

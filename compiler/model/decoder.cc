@@ -121,9 +121,10 @@ void DecoderBuilder::Add(std::string name, ParamRole role, Dims shape,
            of_layers ? first_layer_ : 0);
 }
 
-void DecoderBuilder::NameModel(std::string root) {
+void DecoderBuilder::NameModel(std::string root, std::string head) {
   layer_prefix_ = root + "layers.{0}.";
   root_ = std::move(root);
+  head_ = std::move(head);
 }
 
 void DecoderBuilder::NameLayers(std::string prefix, int32_t first_layer) {
@@ -158,8 +159,21 @@ void DecoderBuilder::AddAttention(const AttentionOptions& options) {
     Add(std::move(name), role, std::move(shape), {AllLayers()});
   };
   add("input_layernorm.weight", ParamRole::kAttentionNorm, {a.hidden});
-  add("self_attn.q_proj.weight", ParamRole::kQuery, {query, a.hidden});
-  add("self_attn.k_proj.weight", ParamRole::kKey, {key_value, a.hidden});
+  const auto add_rotated = [&](std::string name, ParamRole role,
+                               int64_t heads) {
+    if (!options.rotary_pairs) {
+      return add(std::move(name), role, {heads * a.head_dim, a.hidden});
+    }
+    add(std::move(name), role, {heads, a.head_dim / 2, 2, a.hidden});
+    model_.params.back().split = Split::kRowsInHeadPairs;
+  };
+  if (options.rotary_pairs && a.head_dim % 2 != 0) {
+    config_.Error("head_dim", absl::StrFormat("head_dim %d is odd; wanted an "
+                                              "even one, of rotary pairs",
+                                              a.head_dim));
+  }
+  add_rotated("self_attn.q_proj.weight", ParamRole::kQuery, a.heads);
+  add_rotated("self_attn.k_proj.weight", ParamRole::kKey, a.kv_heads);
   add("self_attn.v_proj.weight", ParamRole::kValue, {key_value, a.hidden});
   if (options.query_key_value_bias) {
     add("self_attn.q_proj.bias", ParamRole::kQueryBias, {query});
@@ -210,15 +224,17 @@ void DecoderBuilder::AddMlpNorm(ParamRole role, const IndexDim& layers) {
       {layers});
 }
 
-void DecoderBuilder::AddMlp(const IndexDim& layers, int64_t intermediate) {
+void DecoderBuilder::AddMlp(const IndexDim& layers, int64_t intermediate,
+                            std::string_view module) {
   const int64_t hidden = model_.architecture.hidden;
   AddMlpNorm(ParamRole::kMlpNorm, layers);
-  Add("mlp.gate_proj.weight", ParamRole::kMlpGate, {intermediate, hidden},
-      {layers});
-  Add("mlp.up_proj.weight", ParamRole::kMlpUp, {intermediate, hidden},
-      {layers});
-  Add("mlp.down_proj.weight", ParamRole::kMlpDown, {hidden, intermediate},
-      {layers});
+  const auto add = [&](std::string_view name, ParamRole role, Dims shape) {
+    Add(absl::StrFormat("%s.%s.weight", module, name), role, std::move(shape),
+        {layers});
+  };
+  add("gate_proj", ParamRole::kMlpGate, {intermediate, hidden});
+  add("up_proj", ParamRole::kMlpUp, {intermediate, hidden});
+  add("down_proj", ParamRole::kMlpDown, {hidden, intermediate});
 }
 
 void DecoderBuilder::AddExperts(const IndexDim& layers, std::string_view module,
@@ -281,12 +297,12 @@ void DecoderBuilder::AddHead(std::string_view embedding) {
   const Architecture& a = model_.architecture;
   if (a.tied) {
     model_.skips.push_back(
-        {.name = "lm_head.weight",
+        {.name = head_,
          .reason = SkipReason::kTied,
          .detail = absl::StrFormat("tie_word_embeddings: the head is %s",
                                    embedding)});
   } else {
-    Add("lm_head.weight", ParamRole::kOutputHead, {a.vocab, a.hidden}, {});
+    Add(head_, ParamRole::kOutputHead, {a.vocab, a.hidden}, {});
   }
 }
 

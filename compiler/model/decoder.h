@@ -17,6 +17,9 @@ struct AttentionOptions {
   bool query_key_value_bias = false;
   bool output_bias = false;
   bool query_key_norm = false;
+  // Neighboring rows of a query's or a key's head are a rotary pair. Engines
+  // hold the first rows of all pairs before the second.
+  bool rotary_pairs = false;
 };
 
 // What a family calls the three matrices of an expert.
@@ -44,8 +47,9 @@ class DecoderBuilder {
   // like the decoder's last one, and numbered on. Comes before the stacks.
   void ReadMtpLayers();
 
-  // The model is called `root`, "model." by default. Comes first.
-  void NameModel(std::string root);
+  // The model is called `root`, "model." by default, and its head `head`. Comes
+  // first.
+  void NameModel(std::string root, std::string head = "lm_head.weight");
 
   // From here on the layers are called `prefix`; the model's layer
   // `first_layer` is number 0.
@@ -57,7 +61,8 @@ class DecoderBuilder {
   void AddAttention(const AttentionOptions& options);
   void AddLatentAttention();
   // Norm and dense MLP of `layers`.
-  void AddMlp(const IndexDim& layers, int64_t intermediate);
+  void AddMlp(const IndexDim& layers, int64_t intermediate,
+              std::string_view module = "mlp");
   // Norm, router and experts of `layers`; `module` holds the latter two.
   void AddExperts(const IndexDim& layers, std::string_view module,
                   const ExpertNames& names, int64_t experts,
@@ -94,6 +99,7 @@ class DecoderBuilder {
   Model& model_;
   DType dtype_ = DType::kUnspecified;
   std::string root_ = "model.";
+  std::string head_ = "lm_head.weight";
   std::string layer_prefix_ = "model.layers.{0}.";
   int32_t first_layer_ = 0;
 };

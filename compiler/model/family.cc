@@ -15,6 +15,8 @@
   FAMILY(kGptOss)              \
   FAMILY(kKimiK2)              \
   FAMILY(kLlama)               \
+  FAMILY(kLlama4)              \
+  FAMILY(kLlama4Text)          \
   FAMILY(kMinimaxM2)           \
   FAMILY(kMixtral)             \
   FAMILY(kNemotronH)           \
@@ -25,7 +27,9 @@
   FAMILY(kQwen35MoeText)       \
   FAMILY(kQwen35Text)          \
   FAMILY(kQwen3Moe)            \
-  FAMILY(kQwen3Next)
+  FAMILY(kQwen3Next)           \
+  FAMILY(kQwen3Vl)             \
+  FAMILY(kQwen3VlMoe)
 
 namespace refit {
 

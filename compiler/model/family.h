@@ -100,6 +100,7 @@ struct SglangTraits {
   bool dp_attention = true;
   bool redundant_experts = true;
   bool dense_layers = true;  // beside layers with experts
+  bool tower = false;        // its class's vision tower is known
   // False: its loader up to 0.5.23 cannot load experts of other ranks.
   bool loads_expert_parallel = true;
 };
@@ -114,19 +115,24 @@ inline constexpr Rename kTransformers5Names[] = {
     {".block_sparse_moe.", ".mlp."}};
 struct TransformersTraits {
   Renames renames_since_5 = kTransformers5Names;
+  // Since release 5 a layer's stacked experts are [expert, out, in], where the
+  // checkpoint has [expert, in, out].
+  bool transposes_experts_since_5 = false;
 };
 
 struct Family {
   std::string_view model_type = "";  // of config.json
-  // Given a model of which `mtp` is set, fills `model.architecture` and
-  // `model.params`: embedding, stacks of the layers in the order of
-  // computation, final norm, head. A tied head is a skip. Wrong keys are
-  // reported by `config`; the model is not used then.
+  // Given a model of which `mtp` and `vision` are set, fills
+  // `model.architecture` and `model.params`: a tower if `vision`,
+  // embedding, stacks of the layers in the order of computation, final norm,
+  // head. A tied head is a skip. Wrong keys are reported by `config`; the model
+  // is not used then.
   void (*build)(ConfigReader& config, Model& model) = nullptr;
   VllmTraits vllm = {};
   SglangTraits sglang = {};
   MegatronTraits megatron = {};
   TransformersTraits transformers = {};
+  bool tower = false;    // the model has a part that reads images
   bool of_file = false;  // of rules that the user wrote
 };
 

@@ -43,13 +43,19 @@ std::string UnknownFamily(const std::string& model_type) {
       Alternatives(FamilyNames()));
 }
 
+// What the job wants beside the model's layers.
+struct Parts {
+  bool mtp = false;
+  bool vision = false;
+};
+
 // The model of a config.json. Without an error there is none either if its
 // model_type is unknown and `need_family` is false.
 // With `rules` the file says what the family is.
 std::optional<Model> ReadConfigModel(const std::string& path,
                                      const Place& asked,
                                      const Located<std::string>& rules,
-                                     bool need_family, bool mtp,
+                                     bool need_family, const Parts& parts,
                                      Diagnostics& diagnostics) {
   const std::optional<JsonDocument> document =
       ReadJsonFile(path, asked, kConfigBytesMax, "config", diagnostics);
@@ -69,7 +75,8 @@ std::optional<Model> ReadConfigModel(const std::string& path,
   }
   Model model;
   model.place = config.place();
-  model.mtp = mtp;
+  model.mtp = parts.mtp;
+  model.vision = parts.vision;
   model.quant_method = config.QuantMethod();
   if (rules.given) {
     BuildByRules(rules.value, rules.place, config, model);
@@ -190,7 +197,8 @@ Model FoldModel(const std::vector<NamedTensor>& tensors, const Place& place,
 std::optional<Model> ReadSafetensorsModel(const std::string& path,
                                           const Place& asked,
                                           const Located<std::string>& rules,
-                                          bool mtp, Diagnostics& diagnostics) {
+                                          const Parts& parts,
+                                          Diagnostics& diagnostics) {
   const std::optional<Checkpoint> checkpoint =
       ReadCheckpoint(path, asked, diagnostics);
   if (!checkpoint.has_value()) return std::nullopt;
@@ -199,7 +207,7 @@ std::optional<Model> ReadSafetensorsModel(const std::string& path,
   if (std::filesystem::exists(config, error)) {
     const int64_t errors_before = diagnostics.error_count();
     std::optional<Model> model = ReadConfigModel(
-        config, asked, rules, /*need_family=*/false, mtp, diagnostics);
+        config, asked, rules, /*need_family=*/false, parts, diagnostics);
     if (model.has_value()) {
       CheckpointMatcher(*checkpoint, *model, diagnostics).Match();
       return model;
@@ -251,6 +259,28 @@ void CheckMtp(const Job& job, const Model& model, Diagnostics& diagnostics) {
       absl::StrFormat("%s.mtp is true, and this %s has no multi-token-"
                       "prediction layers; wanted \"mtp\": false",
                       side.key, architecture.family->model_type));
+}
+
+// Reports a vision tower asked of a model without any.
+void CheckVision(const Job& job, const Model& model, Diagnostics& diagnostics) {
+  const Family& family = *model.architecture.family;
+  for (const SideSpec* side : {&job.source, &job.destination}) {
+    if (!side->vision.given) continue;
+    if (&family == &kNoFamily) {
+      diagnostics.Error(
+          side->vision.place,
+          absl::StrFormat("%s.vision: no parameter of this model is known to "
+                          "be of a vision tower; wanted options.exclude with "
+                          "the names to leave out",
+                          side->key));
+    } else if (model.vision && side->vision.value && !family.tower) {
+      diagnostics.Error(
+          side->vision.place,
+          absl::StrFormat("%s.vision is true, and no vision tower of this %s "
+                          "is known; wanted \"vision\": false",
+                          side->key, family.model_type));
+    }
+  }
 }
 
 // Cuts an index dimension wherever `same(i)`, whether entry i belongs with
@@ -313,18 +343,22 @@ void AppendMarked(const Param& param, const std::vector<bool>& excluded,
 std::optional<Model> ReadModel(const Job& job, Diagnostics& diagnostics) {
   const int64_t errors_before = diagnostics.error_count();
   const ModelSpec& spec = job.model;
-  const bool mtp = MovesMtpLayers(job);
+  const Parts parts = {.mtp = MovesMtpLayers(job),
+                       .vision = MovesVisionTower(job)};
   std::optional<Model> model;
   if (spec.config_path.has_value()) {
     model = ReadConfigModel(*spec.config_path, spec.place, spec.rules_path,
-                            /*need_family=*/true, mtp, diagnostics);
+                            /*need_family=*/true, parts, diagnostics);
   } else if (spec.safetensors_path.has_value()) {
     model = ReadSafetensorsModel(*spec.safetensors_path, spec.place,
-                                 spec.rules_path, mtp, diagnostics);
+                                 spec.rules_path, parts, diagnostics);
   } else if (spec.parameters.has_value()) {
     model = ReadListedModel(spec, diagnostics);
   }
-  if (model.has_value()) CheckMtp(job, *model, diagnostics);
+  if (model.has_value()) {
+    CheckMtp(job, *model, diagnostics);
+    CheckVision(job, *model, diagnostics);
+  }
   if (diagnostics.error_count() != errors_before) return std::nullopt;
   return model;
 }

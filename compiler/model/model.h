@@ -74,6 +74,7 @@ struct Architecture {
   bool index_rope_interleaved = false;
   std::optional<MambaSizes> mamba;
   std::optional<DeltaNetSizes> delta;
+  int64_t tower_heads = 0;  // of the vision tower's attention; 0: no tower
 
   int64_t all_layers() const { return layers + mtp_layers; }
   int64_t query_head_rows() const { return (output_gate ? 2 : 1) * head_dim; }
@@ -82,8 +83,9 @@ struct Architecture {
 // Stacks are disjoint, and a stack's index[0] is the layer for every param of
 // a layer. Tied: `params` has no output head, `skips` says so.
 struct Model {
-  Place place;       // config.json, the safetensors index, or the job
-  bool mtp = false;  // the job wants multi-token-prediction layers
+  Place place;          // config.json, the safetensors index, or the job
+  bool mtp = false;     // the job wants multi-token-prediction layers
+  bool vision = false;  // the job wants the vision tower
   // Of a file of rules: what architecture.family points to.
   std::shared_ptr<const Family> own_family;
   Architecture architecture;
@@ -97,9 +99,9 @@ struct Model {
   Located<std::string> quant_method;
 };
 
-// Reads the model a job names. Errors: multi-token-prediction layers asked of a
-// model that has none, missing or malformed file, unknown
-// model_type (with the known ones), missing or wrong config keys, a
+// Reads the model a job names. Errors: multi-token-prediction layers or a
+// vision tower asked of a model that has none, missing or malformed file,
+// unknown model_type (with the known ones), missing or wrong config keys, a
 // safetensors header that disagrees with the config.json beside it, a name
 // twice. Returns nullopt after an error.
 std::optional<Model> ReadModel(const Job& job, Diagnostics& diagnostics);

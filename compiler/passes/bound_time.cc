@@ -61,7 +61,7 @@ double MostPerHolder(const BytesByHolders& bytes) {
 //   at least once; so it does to an NVLink domain of several hosts;
 // - a rank does one round after the other, and a round has one route: so of the
 //   domain's ranks together, the time on the network and the time on NVLink add
-//   up.
+//   up, unless they deal out beside what they receive.
 // Boxes that overlap without being equal count as different. What sources of
 // one part of a folded job hold, those of the others hold too.
 double LowerBoundSeconds(const Module& module) {
@@ -125,9 +125,10 @@ double LowerBoundSeconds(const Module& module) {
     const double on_network = domain.network_bytes / nic_bytes_per_second;
     const double on_nvlink =
         (domain.bytes - domain.network_bytes) / topology.peer_bytes_per_second;
-    seconds = std::max(
-        {seconds, on_network / static_cast<double>(domain.nics),
-         (on_network + on_nvlink) / static_cast<double>(domain.ranks)});
+    const double both = module.limits.deals ? std::max(on_network, on_nvlink)
+                                            : on_network + on_nvlink;
+    seconds = std::max({seconds, on_network / static_cast<double>(domain.nics),
+                        both / static_cast<double>(domain.ranks)});
   }
   return seconds;
 }

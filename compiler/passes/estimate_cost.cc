@@ -48,27 +48,37 @@ std::vector<double> TransferSeconds(const Module& module) {
       messages.begin(), messages.end(),
       [](const Message* a, const Message* b) { return a->round < b->round; });
   std::vector<RankLoad> loads(world);
+  std::vector<RankLoad> dealt(world);  // beside them, on links of their own
   std::vector<double> seconds(static_cast<size_t>(module.waves), 0);
   for (size_t begin = 0; begin < messages.size();) {
     const int32_t round = messages[begin]->round;
     size_t end = begin;
     int64_t busiest = 0;
+    int64_t busiest_dealt = 0;
     for (; end < messages.size() && messages[end]->round == round; ++end) {
       const int64_t bytes = BytesOnRoute(module, *messages[end]);
-      RankLoad& source = loads[IndexOf(messages[end]->source)];
-      RankLoad& destination = loads[IndexOf(messages[end]->destination)];
+      const bool is_held = messages[end]->is_held;
+      std::vector<RankLoad>& of_links = is_held ? dealt : loads;
+      RankLoad& source = of_links[IndexOf(messages[end]->source)];
+      RankLoad& destination = of_links[IndexOf(messages[end]->destination)];
       source.sent_bytes += bytes;
       destination.received_bytes += bytes;
-      busiest = std::max({busiest, source.Busiest(), destination.Busiest()});
+      int64_t& most = is_held ? busiest_dealt : busiest;
+      most = std::max({most, source.Busiest(), destination.Busiest()});
     }
     for (size_t i = begin; i < end; ++i) {
-      loads[IndexOf(messages[i]->source)] = {};
-      loads[IndexOf(messages[i]->destination)] = {};
+      for (const Rank rank : {messages[i]->source, messages[i]->destination}) {
+        loads[IndexOf(rank)] = {};
+        dealt[IndexOf(rank)] = {};
+      }
     }
     const Route route = module.rounds[static_cast<size_t>(round)].route;
     seconds[static_cast<size_t>(messages[begin]->wave)] +=
         module.RoundSeconds(route) +
-        static_cast<double>(busiest) / module.topology.BytesPerSecond(route);
+        std::max(static_cast<double>(busiest) /
+                     module.topology.BytesPerSecond(route),
+                 static_cast<double>(busiest_dealt) /
+                     module.topology.peer_bytes_per_second);
     begin = end;
   }
   return seconds;
@@ -155,16 +165,27 @@ absl::Status EstimateCost(const PassOptions&, Module& module) {
   }
   int64_t relayed_bytes = 0;
   std::array<int64_t, kRoutes.size()> by_route = {};
-  for (const Transfer& transfer : module.transfers) {
-    const int64_t bytes = module.WireBytes(module.piece(transfer.piece));
+  const auto add = [&](PieceId piece, Rank source, Rank destination) {
+    const int64_t bytes = module.WireBytes(module.piece(piece));
     const int64_t of_all_parts = bytes * module.parts();
-    by_route[RouteIndex(module.RouteBetween(
-        transfer.source, transfer.destination))] += of_all_parts;
-    if (module.IsRelay(transfer.source)) relayed_bytes += of_all_parts;
-    std::vector<RankLoad>& by_rank = load[RouteIndex(
-        module.LinkBetween(transfer.source, transfer.destination))];
-    by_rank[IndexOf(transfer.source)].sent_bytes += bytes;
-    by_rank[IndexOf(transfer.destination)].received_bytes += bytes;
+    by_route[RouteIndex(module.RouteBetween(source, destination))] +=
+        of_all_parts;
+    if (module.IsRelay(source)) relayed_bytes += of_all_parts;
+    std::vector<RankLoad>& by_rank =
+        load[RouteIndex(module.LinkBetween(source, destination))];
+    by_rank[IndexOf(source)].sent_bytes += bytes;
+    by_rank[IndexOf(destination)].received_bytes += bytes;
+  };
+  for (const Transfer& transfer : module.transfers) {
+    add(transfer.piece, transfer.source, transfer.destination);
+  }
+  for (const Deal& deal : module.deals) {
+    for (const PieceId piece : deal.pieces) {
+      add(piece, deal.source, deal.dealer);
+      for (const Rank receiver : deal.receivers) {
+        if (receiver != deal.dealer) add(piece, deal.dealer, receiver);
+      }
+    }
   }
   Stats& stats = module.stats;
   stats.local_bytes = by_route[RouteIndex(Route::kLocal)];

@@ -222,11 +222,14 @@ NetworkLoad LoadOf(const Module& module, absl::Span<const Group> groups,
   return {Largest(sent), Largest(received), Largest(relayed)};
 }
 
-// The network's bytes, then what is relayed inside hosts.
+// The network's bytes, then what is relayed inside hosts; dealt out, it goes
+// beside them, one round later.
 double SecondsFor(const Module& module, const NetworkLoad& load) {
-  return std::max(load.sent, load.received) /
-             module.topology.network_bytes_per_second +
-         load.relayed / module.topology.peer_bytes_per_second +
+  const double network = std::max(load.sent, load.received) /
+                         module.topology.network_bytes_per_second;
+  const double inside = load.relayed / module.topology.peer_bytes_per_second;
+  if (module.limits.deals) return std::max(network, inside);
+  return network + inside +
          (load.relayed > 0 ? module.RoundSeconds(Route::kPeer) : 0);
 }
 

@@ -132,6 +132,21 @@ struct Stream {
   std::vector<PieceId> pieces;
 };
 
+// Pieces of a deal that are of one wave.
+struct DealtStream {
+  const Deal* deal = nullptr;
+  std::vector<PieceId> pieces;
+
+  // Beside the dealer.
+  size_t Others() const {
+    return deal->receivers.size() - (IsForDealer() ? 1 : 0);
+  }
+  bool IsForDealer() const {
+    return std::binary_search(deal->receivers.begin(), deal->receivers.end(),
+                              deal->dealer);
+  }
+};
+
 // The streams of a wave by mechanism; in order of source, receiver, relays.
 using WaveStreams = std::array<std::vector<Stream>, 2>;
 
@@ -179,10 +194,19 @@ class MessageBuilder {
   void CheckCount(const std::vector<WaveStreams>& waves) const;
   void BuildDirect(int32_t wave, const std::vector<Stream>& streams);
   void BuildStaged(int32_t wave, const std::vector<Stream>& streams);
+  int64_t DealtBucketBytes() const;
+  void BuildDealt(int32_t wave);
+  const PackedPieces& PackEvenly(const std::vector<PieceId>& pieces,
+                                 int64_t bucket_bytes);
+  // How many messages BuildDealt makes of all waves; `between_hosts` counts
+  // those alone.
+  int64_t CountDealt(int64_t network_bytes, bool between_hosts) const;
 
   const PassOptions& options_;
   Module& module_;
+  std::vector<std::vector<DealtStream>> dealt_;  // by wave
   int64_t network_bucket_bytes_ = 0;
+  int64_t dealt_bucket_bytes_ = 0;
   absl::flat_hash_map<std::pair<int64_t, std::vector<PieceId>>, PackedPieces>
       packed_;  // by size and pieces
 };
@@ -336,6 +360,73 @@ void MessageBuilder::BuildDirect(int32_t wave,
   }
 }
 
+const PackedPieces& MessageBuilder::PackEvenly(
+    const std::vector<PieceId>& pieces, int64_t bucket_bytes) {
+  const int64_t bytes = BytesOf(pieces);
+  return Pack(pieces, std::min(bucket_bytes,
+                               EvenBytes(bytes, (bytes + bucket_bytes - 1) /
+                                                    bucket_bytes)));
+}
+
+// Where a pair needs several messages all have as many, so that they are alike.
+int64_t MessageBuilder::DealtBucketBytes() const {
+  int64_t largest = 1;
+  for (const std::vector<DealtStream>& streams : dealt_) {
+    for (const DealtStream& stream : streams) {
+      largest = std::max(largest, BytesOf(stream.pieces));
+    }
+  }
+  const int64_t most = network_bucket_bytes_;
+  return std::min(most, EvenBytes(largest, (largest + most - 1) / most));
+}
+
+// Each message to a dealer, and behind it those that deal it out.
+void MessageBuilder::BuildDealt(int32_t wave) {
+  for (const DealtStream& stream : dealt_[static_cast<size_t>(wave)]) {
+    const PackedPieces packed = PackEvenly(stream.pieces, dealt_bucket_bytes_);
+    for (size_t i = 0; i < packed.contents.size(); ++i) {
+      const size_t dealt = module_.messages.size();
+      module_.messages.push_back(
+          {.source = stream.deal->source,
+           .destination = stream.deal->dealer,
+           .route = Route::kNetwork,
+           .wave = wave,
+           .contents = packed.contents[i],
+           .size_bytes = packed.size_bytes[i],
+           .fed_by = {},
+           .dealt_by = {.begin = dealt + 1, .count = stream.Others()},
+           .is_unpacked = stream.IsForDealer()});
+      for (const Rank receiver : stream.deal->receivers) {
+        if (receiver == stream.deal->dealer) continue;
+        module_.messages.push_back({.source = stream.deal->dealer,
+                                    .destination = receiver,
+                                    .route = Route::kPeer,
+                                    .wave = wave,
+                                    .contents = packed.contents[i],
+                                    .size_bytes = packed.size_bytes[i],
+                                    .fed_by = {.begin = dealt, .count = 1},
+                                    .relayed_from = Route::kNetwork,
+                                    .is_held = true});
+      }
+    }
+  }
+}
+
+int64_t MessageBuilder::CountDealt(int64_t network_bytes,
+                                   bool between_hosts) const {
+  int64_t messages = 0;
+  for (const std::vector<DealtStream>& streams : dealt_) {
+    for (const DealtStream& stream : streams) {
+      const int64_t buckets =
+          (BytesOf(stream.pieces) + network_bytes - 1) / network_bytes;
+      messages += between_hosts
+                      ? buckets
+                      : buckets * static_cast<int64_t>(1 + stream.Others());
+    }
+  }
+  return messages;
+}
+
 void MessageBuilder::BuildStaged(int32_t wave,
                                  const std::vector<Stream>& streams) {
   const int64_t peer_bytes =
@@ -343,9 +434,7 @@ void MessageBuilder::BuildStaged(int32_t wave,
   const int64_t network_bytes =
       RelayedBucketBytes(streams, Route::kNetwork, module_.limits);
   const auto pack = [&](const std::vector<PieceId>& pieces, int64_t most) {
-    const int64_t bytes = BytesOf(pieces);
-    return Pack(pieces,
-                std::min(most, EvenBytes(bytes, (bytes + most - 1) / most)));
+    return PackEvenly(pieces, most);
   };
   for (size_t begin = 0; begin < streams.size();) {
     const Rank source = streams[begin].source;
@@ -400,7 +489,7 @@ int64_t MessageBuilder::NetworkBucketBytes(
   int64_t bytes = limits.bucket_bytes;
   if (!limits.fills_buckets) bytes = std::min(bytes, kNetworkBucketBytes);
   for (; bytes < limits.bucket_bytes; bytes *= 2) {
-    int64_t messages = 0;
+    int64_t messages = CountDealt(bytes, /*between_hosts=*/true);
     for (const WaveStreams& streams : waves) {
       messages += CountStaged(streams[static_cast<size_t>(Mechanism::kStaged)],
                               limits, bytes);
@@ -449,7 +538,7 @@ void MessageBuilder::CheckCount(const std::vector<WaveStreams>& waves) const {
     limits.bucket_bytes = bucket_bytes;
     limits.staging_bytes =
         std::max(limits.staging_bytes, bucket_bytes * limits.slots);
-    int64_t messages = 0;
+    int64_t messages = CountDealt(bucket_bytes, /*between_hosts=*/false);
     for (const WaveStreams& streams : waves) {
       messages += CountStaged(streams[static_cast<size_t>(Mechanism::kStaged)],
                               limits, bucket_bytes);
@@ -509,13 +598,26 @@ void MessageBuilder::Build() {
                       .pieces = std::move(pieces)});
     }
   }
+  dealt_.resize(static_cast<size_t>(module_.waves));
+  for (const Deal& deal : module_.deals) {
+    std::map<int32_t, std::vector<PieceId>> by_wave;
+    for (const PieceId id : deal.pieces) {
+      by_wave[module_.piece(id).wave].push_back(id);
+    }
+    for (auto& [wave, pieces] : by_wave) {
+      dealt_[static_cast<size_t>(wave)].push_back(
+          {.deal = &deal, .pieces = std::move(pieces)});
+    }
+  }
   CheckCount(streams);
   if (!options_.diagnostics.ok()) return;
   network_bucket_bytes_ = NetworkBucketBytes(streams);
+  dealt_bucket_bytes_ = DealtBucketBytes();
   for (int32_t wave = 0; wave < module_.waves; ++wave) {
     const auto& of_wave = streams[static_cast<size_t>(wave)];
     BuildDirect(wave, of_wave[static_cast<size_t>(Mechanism::kDirect)]);
     BuildStaged(wave, of_wave[static_cast<size_t>(Mechanism::kStaged)]);
+    BuildDealt(wave);
   }
 }
 

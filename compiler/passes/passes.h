@@ -96,13 +96,22 @@ absl::Status FanOut(const PassOptions& options, Module& module);
 //           exactly once, and are sorted by source, destination, piece.
 absl::Status ChooseSources(const PassOptions& options, Module& module);
 
+// Has each source send what several ranks of another host want to one of them,
+// which deals it out inside the host: the one on the source's rail, unless that
+// has more than its share.
+//
+// Requires: choose-sources.
+// Ensures:  `deals`; with `transfers` they feed every (piece, destination) and
+//           every relayed one exactly once.
+absl::Status DealOut(const PassOptions& options, Module& module);
+
 // Packs the transfers of a pair of ranks into messages of at most
 // `limits.bucket_bytes`, cutting boxes where they cross the limit.
 //
 // What is relayed is cut into the chunks of a pipeline: a relay passes on one
 // while it receives the next.
 //
-// Requires: choose-sources.
+// Requires: deal.
 // Ensures:  `messages` and their `contents`; every copy starts on a staging
 //           alignment boundary; a relay's message has the contents of messages
 //           that its sender receives in an earlier round.

@@ -39,6 +39,8 @@ constexpr PassInfo kPipeline[] = {
     // together.
     {"choose-sources", "picks the sender of every piece for every receiver",
      ChooseSources, TransfersText},
+    {"deal", "has one rank of a host receive for all, and deal it out", DealOut,
+     DealsText},
     {"form-buckets", "packs the transfers of a pair of ranks into messages",
      FormBuckets, MessagesText},
     {"schedule-rounds", "puts messages into rounds within every rank's limits",

@@ -27,7 +27,7 @@ enum Direction : uint8_t { kSends = 0, kReceives = 1 };
 // What one rank has in one round so far.
 struct RankRound {
   int64_t staging_bytes = 0;
-  std::array<int64_t, 2> bytes = {};  // by direction
+  std::array<int64_t, 2> bytes = {};  // by direction; not what is dealt out
   int32_t operations = 0;
 };
 
@@ -41,10 +41,12 @@ size_t SizeClass(int64_t size_bytes) {
 // First-fit of messages into rounds.
 class Scheduler {
  public:
-  Scheduler(const Limits& limits, int32_t world_size)
+  // `turns`: how many consecutive rounds share no staging.
+  Scheduler(const Limits& limits, int32_t turns, int32_t world_size)
       : limits_(limits),
-        round_bytes_max_(limits.staging_bytes / limits.slots /
-                         kStagingAlignmentBytes * kStagingAlignmentBytes),
+        turns_(turns),
+        round_bytes_max_(limits.staging_bytes / turns / kStagingAlignmentBytes *
+                         kStagingAlignmentBytes),
         ranks_(static_cast<size_t>(world_size)) {}
 
   // What is placed next goes into rounds after all rounds so far.
@@ -55,10 +57,13 @@ class Scheduler {
                      int64_t direction_bytes);
   // In round `not_before` or a later one.
   void Place(Message& message, int32_t not_before = 0);
+  // What a rank deals out in the round after that in which it came.
+  void PlaceDealt(Message& message, absl::Span<Message> dealt_by);
   // `messages` are the next rounds, one for each `pipeline_round`: they need
   // neither staging nor operations.
   void PlaceDirect(const std::vector<Message*>& messages);
   int32_t round_count() const { return round_count_; }
+  int64_t round_bytes_max() const { return round_bytes_max_; }
 
   // Turns offsets within a round's staging into offsets within the rank's
   // arena.
@@ -85,10 +90,13 @@ class Scheduler {
     if (rounds.size() <= index) rounds.resize(index + 1);
     return rounds[index];
   }
+  bool HasRoom(const RankRound& at, int64_t size_bytes) const {
+    return at.operations < limits_.operations_per_round &&
+           at.staging_bytes + size_bytes <= round_bytes_max_;
+  }
   bool Fits(const RankRound& at, Direction direction,
             int64_t size_bytes) const {
-    return at.operations < limits_.operations_per_round &&
-           at.staging_bytes + size_bytes <= round_bytes_max_ &&
+    return HasRoom(at, size_bytes) &&
            at.bytes[direction] + size_bytes <= direction_bytes_max_;
   }
   // The first round in which the rank may have room. Rounds only fill up, so
@@ -97,7 +105,10 @@ class Scheduler {
   // The offset of the message in the round's staging.
   int64_t Take(Rank rank, Direction direction, const Message& message);
 
+  void PlaceAt(Message& message, int32_t round);
+
   const Limits& limits_;
+  const int32_t turns_;
   int64_t round_bytes_max_;
   int64_t direction_bytes_max_ = 0;
   int32_t first_round_ = 0;
@@ -138,7 +149,9 @@ int64_t Scheduler::Take(Rank rank, Direction direction,
   RankRound& at = At(rank, message.round);
   const int64_t offset = at.staging_bytes;
   at.staging_bytes += AlignStaging(message.size_bytes);
-  at.bytes[direction] += AlignStaging(message.size_bytes);
+  if (!message.is_held) {
+    at.bytes[direction] += AlignStaging(message.size_bytes);
+  }
   at.operations += 1;
   state.round_bytes = std::max(state.round_bytes, at.staging_bytes);
   return offset;
@@ -153,11 +166,42 @@ void Scheduler::Place(Message& message, int32_t not_before) {
          !Fits(At(message.destination, round), kReceives, bytes)) {
     ++round;
   }
+  PlaceAt(message, round);
+}
+
+void Scheduler::PlaceAt(Message& message, int32_t round) {
   message.round = round;
-  message.source_staging_offset = Take(message.source, kSends, message);
+  if (message.is_held) {
+    At(message.source, round).operations += 1;
+  } else {
+    message.source_staging_offset = Take(message.source, kSends, message);
+  }
   message.destination_staging_offset =
       Take(message.destination, kReceives, message);
   round_count_ = std::max(round_count_, round + 1);
+}
+
+void Scheduler::PlaceDealt(Message& message, absl::Span<Message> dealt_by) {
+  const int64_t bytes = message.size_bytes;
+  const Rank dealer = message.destination;
+  const auto fits = [&](int32_t round) {
+    if (!Fits(At(message.source, round), kSends, bytes) ||
+        !Fits(At(dealer, round), kReceives, bytes) ||
+        At(dealer, round + 1).operations +
+                static_cast<int32_t>(dealt_by.size()) >
+            limits_.operations_per_round) {
+      return false;
+    }
+    return std::all_of(dealt_by.begin(), dealt_by.end(),
+                       [&](const Message& held) {
+                         return HasRoom(At(held.destination, round + 1), bytes);
+                       });
+  };
+  int32_t round = std::max(FirstOpen(message.source, kSends, bytes),
+                           FirstOpen(dealer, kReceives, bytes));
+  while (!fits(round)) ++round;
+  PlaceAt(message, round);
+  for (Message& held : dealt_by) PlaceAt(held, round + 1);
 }
 
 void Scheduler::PlaceDirect(const std::vector<Message*>& messages) {
@@ -171,9 +215,14 @@ void Scheduler::PlaceDirect(const std::vector<Message*>& messages) {
 void Scheduler::AssignStaging(std::vector<Message>& messages) const {
   for (Message& message : messages) {
     if (message.mechanism == Mechanism::kDirect) continue;
-    const int64_t turn = message.round % limits_.slots;
-    message.source_staging_offset +=
-        turn * ranks_[IndexOf(message.source)].round_bytes;
+    const int64_t turn = message.round % turns_;
+    if (message.is_held) {
+      message.source_staging_offset =
+          messages[message.fed_by.begin].destination_staging_offset;
+    } else {
+      message.source_staging_offset +=
+          turn * ranks_[IndexOf(message.source)].round_bytes;
+    }
     message.destination_staging_offset +=
         turn * ranks_[IndexOf(message.destination)].round_bytes;
   }
@@ -199,6 +248,13 @@ std::vector<int64_t> PlacesOnSides(const Module& module) {
   return places;
 }
 
+// Whom the message is for: where one rank deals it out to one other, that one.
+Rank ReceiverOf(const Module& module, const Message& message) {
+  return message.dealt_by.count == 1 && !message.is_unpacked
+             ? module.messages[message.dealt_by.begin].destination
+             : message.destination;
+}
+
 // In shifts: at each turn every source talks to a different destination, so
 // that a round loads all links alike instead of queueing at one receiver.
 // Neighbouring shifts often carry messages of one kind (neighbouring ranks hold
@@ -221,7 +277,7 @@ void SortByShift(const Module& module, std::vector<Message*>& messages) {
     // A relay's sender counts on past the sources.
     const int64_t source = place[IndexOf(message->source)] +
                            (module.IsRelay(message->source) ? sources : 0);
-    const int64_t destination = place[IndexOf(message->destination)];
+    const int64_t destination = place[IndexOf(ReceiverOf(module, *message))];
     const int64_t shift = (destination - source % cycle + cycle) % cycle;
     keyed.push_back({shift * stride % cycle, source, message});
   }
@@ -262,7 +318,7 @@ void SortByTurn(std::vector<Message*>& messages) {
 //
 // Where ranks relay, a round has few messages each way for a rank: senders of
 // many would only make receivers wait, and the pipeline longer.
-void PlaceStaged(const Module& module, std::vector<Message*> messages,
+void PlaceStaged(Module& module, std::vector<Message*> messages,
                  const absl::flat_hash_set<const Message*>& passed_on,
                  Scheduler& scheduler) {
   const auto fed_by = [&](const Message* message) {
@@ -271,6 +327,9 @@ void PlaceStaged(const Module& module, std::vector<Message*> messages,
   SortByShift(module, messages);
   std::vector<Message*> feeds, relays, others;
   int64_t largest = 0;  // of feeds and relays
+  const bool deals = std::any_of(
+      messages.begin(), messages.end(),
+      [](const Message* message) { return message->dealt_by.count > 0; });
   for (Message* message : messages) {
     const bool relays_it = fed_by(message) != nullptr;
     if (relays_it || passed_on.contains(message)) {
@@ -295,8 +354,36 @@ void PlaceStaged(const Module& module, std::vector<Message*> messages,
                     std::max(fed_by(message)->round + kRelayRounds,
                              scheduler.round_count() - kRelaysLookBack));
   }
-  scheduler.StartMessages(others, std::numeric_limits<int64_t>::max());
-  for (Message* message : others) scheduler.Place(*message);
+  // What is dealt out is staged as well. As many messages as fit besides, so
+  // that each rank has as many as any other and the order of shifts stays
+  // whole.
+  int64_t direction_bytes = std::numeric_limits<int64_t>::max();
+  if (deals) {
+    int64_t most = 1;
+    double brought = 1;
+    double dealt = 0;
+    for (const Message* message : others) {
+      const auto bytes = static_cast<double>(message->size_bytes);
+      most = std::max(most, AlignStaging(message->size_bytes));
+      brought += bytes;
+      dealt += bytes * static_cast<double>(message->dealt_by.count);
+    }
+    const double room = static_cast<double>(scheduler.round_bytes_max()) /
+                        (1 + dealt / brought);
+    direction_bytes =
+        most * std::max<int64_t>(static_cast<int64_t>(room) / most, 1);
+  }
+  scheduler.StartMessages(others, direction_bytes);
+  for (Message* message : others) {
+    const MessageRange& dealt_by = message->dealt_by;
+    if (dealt_by.count == 0) {
+      scheduler.Place(*message);
+    } else {
+      scheduler.PlaceDealt(*message,
+                           absl::MakeSpan(module.messages)
+                               .subspan(dealt_by.begin, dealt_by.count));
+    }
+  }
 }
 
 // Places the messages of one wave, in rounds after all so far.
@@ -304,6 +391,7 @@ void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
                Scheduler& scheduler) {
   absl::flat_hash_set<const Message*> passed_on;
   for (const Message* message : of_wave) {
+    if (message->is_held) continue;
     const Message* fed_by = FedBy(module, *message);
     if (fed_by != nullptr) passed_on.insert(fed_by);
   }
@@ -320,6 +408,8 @@ void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
     for (Message* message : of_wave) {
       const bool last = message->route == Route::kPeer &&
                         message->relayed_from == Route::kNetwork;
+      // Placed with what it deals out.
+      if (message->is_held) continue;
       if (message->route == route && last == after_network) {
         messages.push_back(message);
       }
@@ -406,10 +496,23 @@ void SetWindows(Module& module) {
   }
 }
 
+// Where ranks deal out, what came in one round leaves in the next. So a rank
+// that also packs in the one after that does so elsewhere.
+int32_t TurnsOf(const Module& module) {
+  const bool packs =
+      std::any_of(module.messages.begin(), module.messages.end(),
+                  [&](const Message& message) {
+                    return module.IsRelay(message.source) && !message.is_held &&
+                           message.mechanism == Mechanism::kStaged;
+                  });
+  const int32_t slots = module.limits.slots;
+  return module.deals.empty() ? slots : std::max(packs ? slots + 1 : slots, 2);
+}
+
 }  // namespace
 
 absl::Status ScheduleRounds(const PassOptions&, Module& module) {
-  Scheduler scheduler(module.limits, module.world_size());
+  Scheduler scheduler(module.limits, TurnsOf(module), module.world_size());
   std::vector<std::vector<Message*>> waves(static_cast<size_t>(module.waves));
   for (Message& message : module.messages) {
     waves[static_cast<size_t>(message.wave)].push_back(&message);

@@ -44,14 +44,14 @@ absl::Status CreateExecutor(const refit_executor_options& options,
   absl::Status status =
       CheckNotNull({{"plan", options.plan}, {"device", options.device}});
   if (!status.ok()) return status;
-  if (options.reserved != 0 || options.reserved2 != 0 ||
-      options.reserved3 != 0) {
+  if (options.reserved != 0 || options.reserved2 != 0) {
     return absl::InvalidArgumentError("reserved is not 0");
   }
   for (const auto& [name, value] :
        {std::pair("without_graph", options.without_graph),
         std::pair("time_rounds", options.time_rounds),
-        std::pair("without_memory_watch", options.without_memory_watch)}) {
+        std::pair("without_memory_watch", options.without_memory_watch),
+        std::pair("snapshot_on_host", options.snapshot_on_host)}) {
     if (value == 0 || value == 1) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(name, " is ", value, ", it should be 0 or 1"));
@@ -67,7 +67,8 @@ absl::Status CreateExecutor(const refit_executor_options& options,
       .executor = {.rank = options.rank,
                    .graph = options.without_graph == 0,
                    .time_rounds = options.time_rounds != 0,
-                   .watch_memory = options.without_memory_watch == 0}};
+                   .watch_memory = options.without_memory_watch == 0,
+                   .snapshot_on_host = options.snapshot_on_host != 0}};
   if (options.rendezvous != nullptr) made_of.meeting = options.rendezvous->tcp;
   if (options.fabric != nullptr) made_of.fabric = options.fabric->fabric;
   absl::StatusOr<std::unique_ptr<Worker>> worker =

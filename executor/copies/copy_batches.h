@@ -32,6 +32,34 @@ void AppendQuantize(const fb::Body& body, const TensorTable& tensors,
 // sides, outermost first; none of one iteration. Every device begins with this.
 CopyLoops MergedLoops(absl::Span<const CopyLoop> loops);
 
+// Calls visit(from, to) for each iteration of `loops`, the last one fastest:
+// how devices without kernels walk a copy.
+template <typename Visit>
+void ForEachIteration(absl::Span<const CopyLoop> loops, CopyAddress from,
+                      CopyAddress to, const Visit& visit) {
+  absl::InlinedVector<uint64_t, 8> counts(loops.size(), 0);
+  const auto move = [](CopyAddress& at, const CopyStride& stride,
+                       uint64_t times) {
+    at.entry += stride.entries * times;
+    at.byte_offset += stride.bytes * times;
+  };
+  while (true) {
+    visit(from, to);
+    size_t d = loops.size();
+    while (d > 0 && ++counts[d - 1] == loops[d - 1].extent) {
+      // Back to the first: unsigned numbers wrap.
+      const uint64_t back = 1 - loops[d - 1].extent;
+      move(from, loops[d - 1].from, back);
+      move(to, loops[d - 1].to, back);
+      counts[d - 1] = 0;
+      --d;
+    }
+    if (d == 0) return;
+    move(from, loops[d - 1].from, 1);
+    move(to, loops[d - 1].to, 1);
+  }
+}
+
 }  // namespace refit
 
 #endif  // REFIT_EXECUTOR_COPIES_COPY_BATCHES_H_

@@ -21,6 +21,7 @@ class RoundCopiesBuilder {
         rank_(rank),
         program_(*body_.programs()->Get(rank)),
         schedule_(schedule),
+        is_dealt_(DealtReceives(body_, program_)),
         tensors_(plan, rank),
         staging_entry_(tensors.size()),
         staging_(staging),
@@ -95,13 +96,15 @@ class RoundCopiesBuilder {
       const absl::StatusOr<std::vector<StagedBox>> boxes = BoxesOf(
           MessageAt(part.message), part.begin_byte, operation.size_bytes);
       if (!boxes.ok()) return boxes.status();
-      if (IsInTensor(*boxes, operation.size_bytes)) {
+      if (!is_dealt_[part.message] &&
+          IsInTensor(*boxes, operation.size_bytes)) {
         const CopyAddress& first = boxes->front().box.first;
         result_.in_tensor[number] = first;
         operation.data = result_.table[first.entry] + first.byte_offset;
         continue;
       }
       operation.data = staging_ + part.staging_offset;
+      if (boxes->empty()) continue;
       const bool send = operation.kind == fb::MessageKind::kSend;
       AddStagedCopies(
           *boxes, part.staging_offset, send,
@@ -292,6 +295,7 @@ class RoundCopiesBuilder {
   const int32_t rank_;
   const fb::RankProgram& program_;
   const RankSchedule& schedule_;
+  const std::vector<bool> is_dealt_;  // by message
   const TensorTable tensors_;
   const uint64_t staging_entry_;
   std::byte* const staging_;

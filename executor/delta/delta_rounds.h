@@ -66,7 +66,7 @@ struct DeltaRounds {
   std::unique_ptr<StagedDeltas> staged;
   std::vector<StagedDeltaBatches> staged_batches;  // by round of the schedule
   // The batch by which the snapshot takes all that staged rounds send: shorter
-  // work than StagedDeltas::EnqueueKeep if most of it changed.
+  // work than StagedDeltas::EnqueueKeep unless little of it changed.
   std::optional<size_t> keep_staged;
 };
 

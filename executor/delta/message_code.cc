@@ -1,7 +1,6 @@
 #include "executor/delta/message_code.h"
 
 #include <cstring>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 

@@ -1,6 +1,7 @@
 #include "executor/delta/staged_deltas.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -291,16 +292,59 @@ uint64_t StagedDeltas::RoomOf(size_t operation, size_t rung) const {
              : 0;
 }
 
+uint64_t StagedDeltas::SizeBytes(size_t operation, size_t rung) const {
+  const uint64_t room = RoomOf(operation, rung);
+  return room == 0 ? schedule_.operations()[operation].size_bytes
+                   : messages_[operation].message.CodeBytes(room);
+}
+
+bool StagedDeltas::IsAllWhole(size_t rung) const {
+  for (size_t i = 0; i < messages_.size(); ++i) {
+    if (!IsWhole(i, rung)) return false;
+  }
+  return true;
+}
+
+size_t StagedDeltas::ExpectedRung(double change_rate, int32_t senders) const {
+  const auto is_sent = [this](size_t operation) {
+    return IsCoded(operation) && messages_[operation].is_send;
+  };
+  size_t sent = 0;
+  for (size_t i = 0; i < messages_.size(); ++i) sent += is_sent(i) ? 1 : 0;
+  if (sent == 0) return 0;
+  // The largest of n normal values is expected at about this many deviations.
+  const double deviations =
+      std::sqrt(2 * std::log(static_cast<double>(sent) * senders));
+  size_t first = 0;
+  for (size_t i = 0; i < messages_.size(); ++i) {
+    if (!is_sent(i)) continue;
+    const CodedMessage& message = messages_[i].message;
+    const auto elements =
+        static_cast<double>(message.elements() - message.always_elements);
+    const double expected = elements * change_rate;
+    const double most = std::min(
+        elements,
+        expected + deviations * std::sqrt(expected * (1 - change_rate)));
+    while (first < rungs_.size()) {
+      const uint64_t room = RoomOf(i, first);
+      if (room == 0 ||
+          most <= static_cast<double>(room - message.always_elements)) {
+        break;
+      }
+      ++first;
+    }
+  }
+  return first;
+}
+
 void StagedDeltas::Take(size_t rung) {
   rung_ = std::min(rung, rungs_.size());
-  takes_whole_ = true;
   operations_ = whole_;
   for (const RoundWork& work : schedule_.rounds()) {
     for (uint32_t i = 0; i < work.operations_count; ++i) {
       const uint32_t number = work.operations_begin + i;
       const uint64_t room = RoomOf(number, rung_);
       if (room == 0) continue;
-      takes_whole_ = false;
       operations_[number].data = messages_[number].code;
       operations_[number].size_bytes =
           messages_[number].message.CodeBytes(room);

@@ -31,6 +31,10 @@ namespace refit {
 
 class StagedDeltas {
  public:
+  // When one of so many changed, scattered elements cost about as much as all
+  // (docs/delta.md).
+  static constexpr uint64_t kElementsPerChangeToTakeAll = 32;
+
   // Of a plan with rungs. `schedule` must outlive it.
   StagedDeltas(const PlanFile& plan, int32_t rank,
                const RankSchedule& schedule);
@@ -43,6 +47,17 @@ class StagedDeltas {
   // on any that the plan has not.
   bool IsWhole(size_t operation, size_t rung) const {
     return RoomOf(operation, rung) == 0;
+  }
+  // Bytes of an operation on a rung.
+  uint64_t SizeBytes(size_t operation, size_t rung) const;
+  // Whether all are.
+  bool IsAllWhole(size_t rung) const;
+  // What FirstRung is expected to come to if a share of all elements changed,
+  // scattered evenly, where `senders` ranks send as many messages as this one.
+  size_t ExpectedRung(double change_rate, int32_t senders) const;
+  // For how many elements there is room for one that changed; 1: whole.
+  uint32_t ElementsPerSlot(size_t rung) const {
+    return rung < rungs_.size() ? uint32_t{1} << rungs_[rung] : 1;
   }
   // Where elements of an operation that is coded lie: `from` in tensors of the
   // table, `to` as MessageToCode says. Before Bind. What nobody receives is
@@ -70,10 +85,10 @@ class StagedDeltas {
   // any that the plan has not.
   void Take(size_t rung);
   // Whether none of them is shorter than in a dense refit.
-  bool TakesWhole() const { return takes_whole_; }
+  bool TakesWhole() const { return IsAllWhole(rung_); }
   // For how many elements operations() have room for one that changed.
   uint32_t elements_per_slot() const {
-    return TakesWhole() ? 1 : uint32_t{1} << rungs_[rung_];
+    return TakesWhole() ? 1 : ElementsPerSlot(rung_);
   }
   const std::vector<Operation>& operations() const { return operations_; }
   size_t rung() const { return rung_; }
@@ -82,6 +97,11 @@ class StagedDeltas {
   // Behind receiving. Error: CheckCoding's, where the device works on the
   // calling thread.
   absl::Status EnqueueApply(const RoundWork& work, Stream stream);
+  // Whether so little was counted that EnqueueKeep is shorter work than to take
+  // all anew.
+  bool ChangedLittle() const {
+    return changed_ <= elements_ / kElementsPerChangeToTakeAll;
+  }
   // Behind the rounds: the snapshot takes what was counted.
   absl::Status EnqueueKeep(Stream stream);
   // Of what was applied since RestartCounts. Waits for `stream`. Error:
@@ -115,7 +135,6 @@ class StagedDeltas {
   bool codes_at_once_ = false;  // on the calling thread
   std::vector<Operation> operations_;
   size_t rung_ = 0;
-  bool takes_whole_ = true;
   uint64_t elements_ = 0;
   uint64_t changed_ = 0;
 };

@@ -9,8 +9,6 @@
 #include <cassert>
 #include <cstring>
 
-#include "absl/container/inlined_vector.h"
-
 namespace refit {
 namespace {
 
@@ -182,16 +180,6 @@ bool InsideTensors(const CopyLoop& loop) {
   return loop.from.entries == 0 && loop.to.entries == 0;
 }
 
-void Advance(CopyAddress& address, const CopyStride& stride, uint64_t count) {
-  address.entry += stride.entries * count;
-  address.byte_offset += stride.bytes * count;
-}
-
-void Rewind(CopyAddress& address, const CopyStride& stride, uint64_t count) {
-  address.entry -= stride.entries * count;
-  address.byte_offset -= stride.bytes * count;
-}
-
 }  // namespace
 
 HostCopy MakeHostCopy(CopyKind kind, const StridedCopy& copy,
@@ -241,26 +229,14 @@ void CopyContiguous(std::byte* to, const std::byte* from, uint64_t size_bytes) {
 }
 
 void RunHostCopy(const HostCopy& copy, std::byte* const* table) {
-  const size_t loop_count = copy.loops.size();
-  absl::InlinedVector<uint64_t, 8> counts(loop_count, 0);
-  CopyAddress from = copy.from;
-  CopyAddress to = copy.to;
-  while (true) {
-    copy.copy_rows(table[to.entry] + to.byte_offset,
-                   copy.reads ? table[from.entry] + from.byte_offset : nullptr,
-                   copy.rows);
-    size_t d = loop_count;
-    while (d > 0 && ++counts[d - 1] == copy.loops[d - 1].extent) {
-      const CopyLoop& loop = copy.loops[d - 1];
-      Rewind(from, loop.from, loop.extent - 1);
-      Rewind(to, loop.to, loop.extent - 1);
-      counts[d - 1] = 0;
-      --d;
-    }
-    if (d == 0) return;
-    Advance(from, copy.loops[d - 1].from, 1);
-    Advance(to, copy.loops[d - 1].to, 1);
-  }
+  ForEachIteration(copy.loops, copy.from, copy.to,
+                   [&](const CopyAddress& from, const CopyAddress& to) {
+                     copy.copy_rows(table[to.entry] + to.byte_offset,
+                                    copy.reads
+                                        ? table[from.entry] + from.byte_offset
+                                        : nullptr,
+                                    copy.rows);
+                   });
 }
 
 }  // namespace refit

@@ -4,8 +4,6 @@
 #include <bit>
 #include <cstring>
 
-#include "absl/container/inlined_vector.h"
-
 namespace refit {
 namespace {
 
@@ -128,46 +126,29 @@ HostDelta MakeHostDelta(CopyKind kind, const StridedCopy& copy,
 }
 
 void RunHostDelta(const HostDelta& copy, std::byte* const* table) {
-  absl::InlinedVector<uint64_t, 8> counts(copy.loops.size(), 0);
-  CopyAddress from = copy.from;
-  CopyAddress to = copy.to;
   DeltaCounts found;
-  while (true) {
-    Run run;
-    run.offset = from.byte_offset;
-    run.from = table[from.entry] + from.byte_offset;
-    run.to = table[to.entry] + to.byte_offset;
-    if (copy.kind != CopyKind::kMarked) {
-      run.shadow =
-          table[from.entry + copy.delta.shadow_entries] + from.byte_offset;
-    }
-    if (copy.kind == CopyKind::kMarked || copy.delta.marks) {
-      run.marks = table[from.entry + copy.delta.marks_entries];
-    }
-    if (copy.kind == CopyKind::kKept) {
-      Keep(copy, run, found);
-    } else if (copy.kind == CopyKind::kChanged) {
-      StoreChanged(copy, run, found);
-    } else {
-      StoreMarked(copy, run, found);
-    }
-    size_t d = counts.size();
-    while (d > 0 && ++counts[d - 1] == copy.loops[d - 1].extent) {
-      const CopyLoop& loop = copy.loops[d - 1];
-      from.entry -= loop.from.entries * (loop.extent - 1);
-      from.byte_offset -= loop.from.bytes * (loop.extent - 1);
-      to.entry -= loop.to.entries * (loop.extent - 1);
-      to.byte_offset -= loop.to.bytes * (loop.extent - 1);
-      counts[d - 1] = 0;
-      --d;
-    }
-    if (d == 0) break;
-    const CopyLoop& loop = copy.loops[d - 1];
-    from.entry += loop.from.entries;
-    from.byte_offset += loop.from.bytes;
-    to.entry += loop.to.entries;
-    to.byte_offset += loop.to.bytes;
-  }
+  ForEachIteration(copy.loops, copy.from, copy.to,
+                   [&](const CopyAddress& from, const CopyAddress& to) {
+                     Run run;
+                     run.offset = from.byte_offset;
+                     run.from = table[from.entry] + from.byte_offset;
+                     run.to = table[to.entry] + to.byte_offset;
+                     if (copy.kind != CopyKind::kMarked) {
+                       run.shadow =
+                           table[from.entry + copy.delta.shadow_entries] +
+                           from.byte_offset;
+                     }
+                     if (copy.kind == CopyKind::kMarked || copy.delta.marks) {
+                       run.marks = table[from.entry + copy.delta.marks_entries];
+                     }
+                     if (copy.kind == CopyKind::kKept) {
+                       Keep(copy, run, found);
+                     } else if (copy.kind == CopyKind::kChanged) {
+                       StoreChanged(copy, run, found);
+                     } else {
+                       StoreMarked(copy, run, found);
+                     }
+                   });
   std::byte* const place = table[copy.delta.counts_entry];
   DeltaCounts total;
   std::memcpy(&total, place, sizeof(total));

@@ -186,6 +186,11 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> HostDevice::Allocate(
                                       size_bytes);
 }
 
+absl::StatusOr<std::unique_ptr<DeviceMemory>> HostDevice::AllocateOnHost(
+    uint64_t size_bytes) {
+  return Allocate(size_bytes);
+}
+
 absl::StatusOr<std::unique_ptr<PreparedCopies>> HostDevice::Prepare(
     absl::Span<std::byte* const> table, absl::Span<const CopyBatch> batches) {
   return std::make_unique<HostPreparedCopies>(table, batches);

@@ -5,7 +5,6 @@
 #include <bit>
 #include <cstring>
 
-#include "absl/container/inlined_vector.h"
 #include "executor/device/element_digest.h"
 
 namespace refit {
@@ -106,27 +105,13 @@ HostDigest MakeHostDigest(const StridedCopy& copy,
 }
 
 void RunHostDigest(const HostDigest& digest, std::byte* const* table) {
-  absl::InlinedVector<uint64_t, 8> counts(digest.loops.size(), 0);
-  uint64_t entry = digest.from.entry;
-  uint64_t offset = digest.from.byte_offset;
-  uint64_t position = digest.param_byte;
   Sum sum = 0;
-  while (true) {
-    AddRun(digest, table[entry] + offset, position, sum);
-    size_t d = counts.size();
-    while (d > 0 && ++counts[d - 1] == digest.loops[d - 1].extent) {
-      const CopyLoop& loop = digest.loops[d - 1];
-      entry -= loop.from.entries * (loop.extent - 1);
-      offset -= loop.from.bytes * (loop.extent - 1);
-      position -= loop.to.bytes * (loop.extent - 1);
-      counts[d - 1] = 0;
-      --d;
-    }
-    if (d == 0) break;
-    entry += digest.loops[d - 1].from.entries;
-    offset += digest.loops[d - 1].from.bytes;
-    position += digest.loops[d - 1].to.bytes;
-  }
+  const CopyAddress param = {.entry = 0, .byte_offset = digest.param_byte};
+  ForEachIteration(digest.loops, digest.from, param,
+                   [&](const CopyAddress& from, const CopyAddress& position) {
+                     AddRun(digest, table[from.entry] + from.byte_offset,
+                            position.byte_offset, sum);
+                   });
   std::byte* const target =
       table[digest.target.entry] + digest.target.byte_offset;
   DigestSum total;

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "executor/copies/copy_batches.h"
 #include "executor/delta/message_code.h"
@@ -95,27 +94,15 @@ CodedBox MakeCodedBox(const MessageToCode& of, size_t number) {
 
 template <typename Visit>
 void ForEachCodedRun(const CodedBox& box, const Visit& visit) {
-  absl::InlinedVector<uint64_t, 8> counts(box.loops.size(), 0);
   const uint64_t elements = box.run_elements * box.parts;
-  CodedRun run = {.first = box.first,
-                  .begin = box.begin_element,
-                  .end = box.begin_element + elements};
-  while (true) {
-    visit(run);
-    run.begin += elements;
-    run.end += elements;
-    size_t d = counts.size();
-    while (d > 0 && ++counts[d - 1] == box.loops[d - 1].extent) {
-      const CopyLoop& loop = box.loops[d - 1];
-      run.first.entry -= loop.from.entries * (loop.extent - 1);
-      run.first.byte_offset -= loop.from.bytes * (loop.extent - 1);
-      counts[d - 1] = 0;
-      --d;
-    }
-    if (d == 0) return;
-    run.first.entry += box.loops[d - 1].from.entries;
-    run.first.byte_offset += box.loops[d - 1].from.bytes;
-  }
+  uint64_t begin = box.begin_element;
+  ForEachIteration(
+      box.loops, box.first, CopyAddress(),
+      [&](const CopyAddress& first, const CopyAddress&) {
+        visit(
+            CodedRun{.first = first, .begin = begin, .end = begin + elements});
+        begin += elements;
+      });
 }
 
 template <typename T>

@@ -15,7 +15,7 @@ constexpr size_t kHeaderBytes = 32;
 
 bool IsFrameType(uint32_t type) {
   return type >= static_cast<uint32_t>(FrameType::kHello) &&
-         type <= static_cast<uint32_t>(FrameType::kAccepted);
+         type <= static_cast<uint32_t>(FrameType::kLater);
 }
 
 }  // namespace

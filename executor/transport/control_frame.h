@@ -51,6 +51,7 @@ enum class FrameType : uint32_t {
   kChallenge = 11,  // from the server
   kProof = 12,      // from a rank
   kAccepted = 13,   // from the server, with its own proof
+  kLater = 14,      // from the server: it cannot meet now; with a status
 };
 
 struct Frame {

@@ -78,6 +78,11 @@ absl::StatusOr<Frame> ReceiveFrame(Link& link, Clock::time_point limit) {
   }
 }
 
+// Whether rank 0 will not meet by this connection.
+static bool IsLast(const Frame& answer) {
+  return answer.type == FrameType::kRefused || answer.type == FrameType::kLater;
+}
+
 absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
                            ControlPlane::Deadline deadline, Link& link) {
   const Clock::time_point limit = AnswerLimit(deadline);
@@ -100,7 +105,7 @@ absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
                                       .process = ProcessText()}};
   absl::StatusOr<Frame> answer =
       ask(FrameType::kHello, HelloPayload(transcript.hello));
-  if (!answer.ok() || answer->type == FrameType::kRefused) return answer;
+  if (!answer.ok() || IsLast(*answer)) return answer;
   const std::optional<Nonce> challenge = ParseBytes(answer->payload);
   if (answer->type != FrameType::kChallenge || !challenge.has_value()) {
     return off_protocol;
@@ -111,7 +116,7 @@ absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
   answer = ask(FrameType::kProof,
                ProofPayload({transcript.claims,
                              membership.Prove(End::kRank, transcript)}));
-  if (!answer.ok() || answer->type == FrameType::kRefused) return answer;
+  if (!answer.ok() || IsLast(*answer)) return answer;
   const std::optional<Mac> mac = ParseBytes(answer->payload);
   if (answer->type != FrameType::kAccepted || !mac.has_value()) {
     return off_protocol;
@@ -158,13 +163,12 @@ absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
     if (socket.ok()) {
       Link link{*std::move(socket)};
       const absl::StatusOr<Frame> answer = Meet(rendezvous, deadline, link);
-      if (answer.ok()) {
-        status = Verdict(*answer);
-        if (!status.ok()) return status;
-        return link;
-      }
-      status = answer.status();
-      if (absl::IsPermissionDenied(status)) return status;
+      status = answer.ok() ? Verdict(*answer) : answer.status();
+      if (status.ok()) return link;
+      const bool may_come_again = answer.ok()
+                                      ? answer->type == FrameType::kLater
+                                      : !absl::IsPermissionDenied(status);
+      if (!may_come_again) return status;
     } else {
       status = socket.status();
     }

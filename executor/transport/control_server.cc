@@ -296,6 +296,7 @@ bool ControlServer::HandleInStep(Connection& connection, Frame& frame) {
     case FrameType::kChallenge:
     case FrameType::kProof:
     case FrameType::kAccepted:
+    case FrameType::kLater:
       return false;
   }
   return false;
@@ -306,6 +307,10 @@ bool ControlServer::HandleHello(Connection& connection, const Frame& frame) {
   if (frame.type != FrameType::kHello) return false;
   const std::optional<Hello> hello = ParseHello(frame.payload);
   if (!hello.has_value()) return false;
+  if (IsLeft()) {
+    PutOff(connection);
+    return true;
+  }
   const absl::Status status = CheckHello(frame.rank, *hello);
   if (!status.ok()) {
     Refuse(connection, status);
@@ -325,6 +330,10 @@ bool ControlServer::HandleProof(Connection& connection, const Frame& frame) {
   if (frame.type != FrameType::kProof) return false;
   const std::optional<Proof> proof = ParseProof(frame.payload);
   if (!proof.has_value()) return false;
+  if (IsLeft()) {
+    PutOff(connection);
+    return true;
+  }
   connection.transcript->claims = proof->claims;
   const absl::Status status = CheckProof(connection, *proof);
   if (!status.ok()) {
@@ -502,6 +511,26 @@ void ControlServer::Refuse(Connection& connection, const absl::Status& status) {
   if (phase_ == Phase::kMeeting) trouble_ = std::string(status.message());
   Send(connection,
        Shared({.type = FrameType::kRefused, .payload = StatusPayload(status)}));
+  CloseWhenSent(connection);
+}
+
+// Whether the ranks have met, and one is not there any more. Whoever comes now
+// comes for the next meeting, which begins when rank 0 has closed this one.
+bool ControlServer::IsLeft() const {
+  return phase_ == Phase::kMet &&
+         std::count(by_rank_.begin(), by_rank_.end(), nullptr) > 0;
+}
+
+void ControlServer::PutOff(Connection& connection) {
+  std::vector<int32_t> left;
+  for (int32_t rank = 0; rank < world_size_; ++rank) {
+    if (by_rank_[rank] == nullptr) left.push_back(rank);
+  }
+  Send(connection,
+       Shared({.type = FrameType::kLater,
+               .payload = StatusPayload(absl::UnavailableError(absl::StrCat(
+                   "it has not closed its last meeting yet, which ",
+                   RanksText(left), " left")))}));
   CloseWhenSent(connection);
 }
 

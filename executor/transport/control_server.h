@@ -90,6 +90,9 @@ class ControlServer {
   void Flush(Connection& connection);
   // Tells the other end why, then closes.
   void Refuse(Connection& connection, const absl::Status& status);
+  bool IsLeft() const;
+  // Tells the other end to come again, then closes.
+  void PutOff(Connection& connection);
   void CloseWhenSent(Connection& connection);
   // The other end closed, failed, or does not keep to the protocol.
   void Lose(Connection& connection, const std::string& reason);

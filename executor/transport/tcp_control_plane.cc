@@ -346,6 +346,7 @@ bool TcpControlPlane::Dispatch(Frame& frame) {
     case FrameType::kChallenge:
     case FrameType::kProof:
     case FrameType::kAccepted:
+    case FrameType::kLater:
       break;
   }
   SetLost(

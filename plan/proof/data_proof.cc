@@ -94,18 +94,92 @@ bool DataProof::IsFollowed(uint32_t rank, uint32_t alike) const {
   if (!AreShared(program, there) || partners_[rank] != partners_[alike]) {
     return false;
   }
-  for (const fb::Message* message : *program.messages()) {
+  const auto are_alike = [&](uint32_t sender, uint32_t sender_there) {
+    const uint32_t sources = body_.source_ranks();
+    return (sender < sources) == (sender_there < sources) &&
+           AreShared(*body_.programs()->Get(sender),
+                     *body_.programs()->Get(sender_there));
+  };
+  for (uint32_t i = 0; i < program.messages()->size(); ++i) {
+    const fb::Message* message = program.messages()->Get(i);
     if (message->kind() != fb::MessageKind::kRecv) continue;
     const uint32_t sender = PeerOf(body_, program, *message);
     const uint32_t sender_there = PeerOf(body_, there, *message);
-    const uint32_t sources = body_.source_ranks();
-    if ((sender < sources) != (sender_there < sources) ||
-        !AreShared(*body_.programs()->Get(sender),
-                   *body_.programs()->Get(sender_there))) {
+    if (!are_alike(sender, sender_there)) return false;
+    if (partners_[rank][i] < 0) continue;
+    const auto position = static_cast<uint32_t>(partners_[rank][i]);
+    const auto* sends = body_.programs()->Get(sender)->messages();
+    if (!IsHeldSend(sender, *sends->Get(position))) continue;
+    const std::optional<Held> held = HeldBy(sender, position);
+    const std::optional<Held> held_there = HeldBy(sender_there, position);
+    if (!held.has_value() || !held_there.has_value() ||
+        held->position != held_there->position ||
+        !are_alike(held->rank, held_there->rank)) {
       return false;
     }
   }
   return true;
+}
+
+bool DataProof::IsHeldSend(uint32_t rank, const fb::Message& send) const {
+  return rank >= body_.source_ranks() && IsHeld(body_, send) &&
+         body_.rounds()->Get(send.round())->mechanism() ==
+             fb::Mechanism::kStaged;
+}
+
+// CheckStaging has shown that the bytes are those of the message that feeds it,
+// and that nothing overwrites them; it reported what is not so.
+std::optional<DataProof::Held> DataProof::HeldBy(uint32_t rank,
+                                                 uint32_t position) const {
+  const fb::RankProgram& program = *body_.programs()->Get(rank);
+  const fb::Message& send = *program.messages()->Get(position);
+  const fb::Message* fed_by = FedBy(program, position);
+  if (fed_by == nullptr) return std::nullopt;
+  const auto feed = static_cast<uint32_t>(fed_by - program.messages()->Get(0));
+  const int32_t partner = partners_[rank][feed];
+  if (partner < 0) return std::nullopt;  // reported by MatchMessages
+  Held held;
+  held.rank = PeerOf(body_, program, *fed_by);
+  held.position = static_cast<uint32_t>(partner);
+  held.begin = static_cast<int64_t>(send.staging_offset()) -
+               static_cast<int64_t>(fed_by->staging_offset());
+  held.end = held.begin + static_cast<int64_t>(send.size_bytes());
+  const fb::Message& packed =
+      *body_.programs()->Get(held.rank)->messages()->Get(held.position);
+  if (IsHeldSend(held.rank, packed)) {
+    violations_.Report({.rank = rank, .round = send.round()},
+                       Invariant::kRightElement, [&] {
+                         return absl::StrFormat(
+                             "deals out what rank %d deals out as well: bytes "
+                             "are held by one rank only",
+                             held.rank);
+                       });
+    return std::nullopt;
+  }
+  return held;
+}
+
+void DataProof::PackSend(uint32_t rank, uint32_t position) {
+  const fb::Message* send =
+      body_.programs()->Get(rank)->messages()->Get(position);
+  packed_by_ = rank;
+  if (!IsHeldSend(rank, *send)) {
+    Pack({rank, send});
+    return;
+  }
+  const std::optional<Held> held = HeldBy(rank, position);
+  packed_.clear();
+  if (!held.has_value()) return;
+  packed_by_ = held->rank;
+  Pack({held->rank,
+        body_.programs()->Get(held->rank)->messages()->Get(held->position)});
+  std::erase_if(packed_, [&](const Packed& packed) {
+    return packed.begin < held->begin || packed.end > held->end;
+  });
+  for (Packed& packed : packed_) {
+    packed.begin -= held->begin;
+    packed.end -= held->begin;
+  }
 }
 
 void DataProof::FollowInto(uint32_t rank) {
@@ -123,10 +197,13 @@ void DataProof::FollowInto(uint32_t rank) {
     if (message.kind() != fb::MessageKind::kRecv) continue;
     const int32_t partner = partners_[rank][i];
     if (partner < 0) continue;  // reported by MatchMessages
-    const uint32_t sender = PeerOf(body_, program, message);
-    const auto* sends = body_.programs()->Get(sender)->messages();
-    Pack({sender, sends->Get(static_cast<uint32_t>(partner))});
+    PackSend(PeerOf(body_, program, message), static_cast<uint32_t>(partner));
+    const int64_t moved = moved_bytes_;
     Unpack({rank, &message});
+    // What the rank only holds is moved too.
+    int64_t packed = 0;
+    for (const Packed& part : packed_) packed += part.end - part.begin;
+    moved_bytes_ = std::max(moved_bytes_, moved + packed);
   }
   Fill(rank);
   Quantize(rank);
@@ -397,8 +474,7 @@ bool DataProof::CompareDTypes(const End& recv, const fb::Copy& copy,
     return false;
   }
   const DType to = BufferAt(recv.rank, copy.buffer_slot()).dtype();
-  if (PeerOf(body_, recv.rank, *recv.message) >= body_.source_ranks() &&
-      packed.wire != to) {
+  if (packed_by_ >= body_.source_ranks() && packed.wire != to) {
     violations_.Report(site, Invariant::kRightElement, [&] {
       return absl::StrFormat("is cast from %s to %s after it was relayed",
                              DTypeName(packed.wire), DTypeName(to));

@@ -102,6 +102,21 @@ class DataProof {
   // That what an operation addresses of scratch has one window (3).
   void CheckOneWindow(uint32_t rank, const fb::Quantize& op);
 
+  // What a held message consists of: bytes of a message that its sender packs
+  // and the rank between them holds.
+  struct Held {
+    uint32_t rank = 0;      // that packs it
+    uint32_t position = 0;  // of the message there
+    int64_t begin = 0;      // of the bytes in it
+    int64_t end = 0;
+  };
+  // Of the send `position` of `rank`, which packs nothing; nullopt after a
+  // report.
+  std::optional<Held> HeldBy(uint32_t rank, uint32_t position) const;
+  bool IsHeldSend(uint32_t rank, const fb::Message& send) const;
+
+  // What is sent as message `position` of `rank`.
+  void PackSend(uint32_t rank, uint32_t position);
   void Pack(const End& send);
   void PackOne(const End& send, const fb::Copy& copy);
   void Unpack(const End& recv);
@@ -149,6 +164,7 @@ class DataProof {
   // Of the message or rank at hand; kept to save allocations.
   std::vector<const fb::Copy*> copies_;
   std::vector<Packed> packed_;
+  uint32_t packed_by_ = 0;  // not the rank that sends it if that holds it
   std::vector<Write> writes_;
   std::vector<Read> reads_;
   Placement placement_;

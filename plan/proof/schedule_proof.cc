@@ -28,17 +28,6 @@ bool operator<(const End& a, const End& b) {
          std::tie(b.destination, b.round, b.source, b.position);
 }
 
-fb::Route RouteOf(const fb::Body& body, uint32_t source, uint32_t destination) {
-  if (body.colocated() && source < body.source_ranks() &&
-      destination == body.source_ranks() + source) {
-    return fb::Route::kLocal;
-  }
-  return body.programs()->Get(source)->host() ==
-                 body.programs()->Get(destination)->host()
-             ? fb::Route::kPeer
-             : fb::Route::kNetwork;
-}
-
 bool IsDirect(const fb::Body& body, uint32_t round) {
   return body.rounds()->Get(round)->mechanism() == fb::Mechanism::kDirect;
 }
@@ -75,9 +64,12 @@ void CheckPair(const fb::Body& body, const End& send, const End& recv,
                              received, recv.source, sent);
     });
   }
-  const fb::Route wanted = RouteOf(body, recv.source, recv.destination);
+  const fb::Route wanted = RouteBetween(body, recv.source, recv.destination);
   const fb::Route found = body.rounds()->Get(recv.round)->route();
-  if (found != wanted) {
+  const bool is_dealt = wanted == fb::Route::kPeer &&
+                        found == fb::Route::kNetwork &&
+                        recv.source >= body.source_ranks();
+  if (found != wanted && !is_dealt) {
     violations.Report(site, Invariant::kMatchedMessages, [&] {
       return absl::StrFormat(
           "the round's route is %s when it should be %s for the message from "
@@ -260,7 +252,10 @@ void CheckStagingOf(const fb::Body& body, uint32_t rank,
                                    kStagingAlignmentBytes);
           });
     }
-    if (message->size_bytes() > 0) messages.push_back(message);
+    const bool is_held = rank >= body.source_ranks() &&
+                         message->kind() == fb::MessageKind::kSend &&
+                         IsHeld(body, *message);
+    if (message->size_bytes() > 0 && !is_held) messages.push_back(message);
   }
   std::stable_sort(messages.begin(), messages.end(),
                    [](const fb::Message* a, const fb::Message* b) {
@@ -302,15 +297,91 @@ void CheckStagingOf(const fb::Body& body, uint32_t rank,
   }
 }
 
+// What a rank deals out has to lie where it came until it is sent on: in the
+// range of the receive that feeds it. Until then nothing else may come there.
+// A later receive may then, because a rank has one exchange after the other;
+// what is packed meanwhile may not, within `slots` rounds.
+void CheckHeldOf(const fb::Body& body, uint32_t rank, Violations& violations) {
+  const fb::RankProgram& program = *body.programs()->Get(rank);
+  const auto& messages = *program.messages();
+  const uint64_t slots = std::max<uint64_t>(1, body.limits()->slots());
+  for (uint32_t i = 0; i < messages.size(); ++i) {
+    const fb::Message& held = *messages.Get(i);
+    if (held.kind() != fb::MessageKind::kSend || !IsHeld(body, held)) continue;
+    const Site site = {.rank = rank, .round = held.round()};
+    const fb::Message* fed_by = FedBy(program, i);
+    if (IsDirect(body, held.round()) || fed_by == nullptr ||
+        IsDirect(body, fed_by->round())) {
+      violations.Report(site, Invariant::kInBounds, [&] {
+        return absl::StrFormat(
+            "the message to rank %d packs nothing, and no staged message feeds "
+            "it",
+            PeerOf(body, program, held));
+      });
+      continue;
+    }
+    const uint64_t begin = held.staging_offset();
+    const uint64_t end = begin + held.size_bytes();
+    if (begin < fed_by->staging_offset() ||
+        end > fed_by->staging_offset() + fed_by->size_bytes()) {
+      violations.Report(site, Invariant::kInBounds, [&] {
+        return absl::StrFormat(
+            "the message to rank %d deals out staging bytes [%d, %d), which "
+            "are not those of the message from rank %d that feeds it, [%d, %d)",
+            PeerOf(body, program, held), begin, end,
+            PeerOf(body, program, *fed_by), fed_by->staging_offset(),
+            fed_by->staging_offset() + fed_by->size_bytes());
+      });
+      continue;
+    }
+    if (held.round() > fed_by->round() + slots + 1) {
+      violations.Report(site, Invariant::kInBounds, [&] {
+        return absl::StrFormat(
+            "the message to rank %d deals out what came in round %d; wanted "
+            "at most %d rounds before",
+            PeerOf(body, program, held), fed_by->round(), slots + 1);
+      });
+      continue;
+    }
+    const auto first = std::partition_point(
+        messages.begin(), messages.end(), [&](const fb::Message* message) {
+          return message->round() <= fed_by->round();
+        });
+    for (auto it = first; it != messages.end(); ++it) {
+      const fb::Message& other = **it;
+      if (other.round() >= held.round() + slots) break;
+      const bool packs = other.kind() == fb::MessageKind::kSend;
+      if (IsDirect(body, other.round()) || other.size_bytes() == 0 ||
+          (packs && IsHeld(body, other)) ||
+          (!packs && other.round() > held.round()) ||
+          other.staging_offset() >= end ||
+          other.staging_offset() + other.size_bytes() <= begin) {
+        continue;
+      }
+      violations.Report(
+          {.rank = rank, .round = other.round()}, Invariant::kInBounds, [&] {
+            return absl::StrFormat(
+                "staging bytes [%d, %d) of the message with rank %d overlap "
+                "those that are dealt to rank %d in round %d",
+                other.staging_offset(),
+                other.staging_offset() + other.size_bytes(),
+                PeerOf(body, program, other), PeerOf(body, program, held),
+                held.round());
+          });
+    }
+  }
+}
+
 }  // namespace
 
 void CheckStaging(const fb::Body& body, Violations& violations) {
-  absl::flat_hash_set<const void*> checked;  // lists of messages
+  // Lists of messages, and of relays.
+  absl::flat_hash_set<std::pair<const void*, const void*>> checked;
   for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
-    if (!checked.insert(body.programs()->Get(rank)->messages()).second) {
-      continue;
-    }
+    const fb::RankProgram& program = *body.programs()->Get(rank);
+    if (!checked.emplace(program.messages(), program.relays()).second) continue;
     CheckStagingOf(body, rank, violations);
+    if (rank >= body.source_ranks()) CheckHeldOf(body, rank, violations);
   }
 }
 

@@ -99,6 +99,31 @@ std::vector<uint64_t> PayloadBytesByList(const fb::Body& body) {
   return payload_bytes;
 }
 
+uint64_t PayloadBytesOf(const fb::Body& body,
+                        const std::vector<uint64_t>& payload_bytes,
+                        uint32_t rank, uint32_t position) {
+  const fb::RankProgram& program = *body.programs()->Get(rank);
+  const fb::Message& send = *program.messages()->Get(position);
+  if (rank < body.source_ranks() || !IsHeld(body, send)) {
+    return payload_bytes[send.copies()];
+  }
+  const fb::Message* fed_by = FedBy(program, position);
+  if (fed_by == nullptr) return 0;
+  const fb::Message* packed = PartnerOf(
+      body, rank, static_cast<uint32_t>(fed_by - program.messages()->Get(0)));
+  if (packed == nullptr) return 0;
+  const uint64_t begin = send.staging_offset() - fed_by->staging_offset();
+  const fb::CopyList& list = *body.copy_lists()->Get(packed->copies());
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < list.count(); ++i) {
+    const fb::Copy& copy = *body.copies()->Get(list.begin() + i);
+    if (copy.staging_offset() - begin >= send.size_bytes()) continue;
+    bytes += CopyElements(body, copy) *
+             static_cast<uint64_t>(DTypeBytes(copy.wire_dtype()));
+  }
+  return bytes;
+}
+
 std::vector<std::vector<int32_t>> HoldersByBuffer(const fb::Body& body) {
   std::vector<std::vector<int32_t>> holders(Length(body.buffers()));
   for (uint32_t rank = 0; rank < Length(body.programs()); ++rank) {

@@ -47,6 +47,11 @@ uint64_t CopyElements(const fb::Body& body, const fb::Copy& copy);
 // Bytes that the copies of each of Body.copy_lists stage, without alignment
 // gaps.
 std::vector<uint64_t> PayloadBytesByList(const fb::Body& body);
+// Payload of the send `position` of `rank`, `payload_bytes` by list: of one
+// that deals out what its rank holds, what was packed of these bytes.
+uint64_t PayloadBytesOf(const fb::Body& body,
+                        const std::vector<uint64_t>& payload_bytes,
+                        uint32_t rank, uint32_t position);
 
 // The ranks that hold each of Body.buffers, ascending.
 std::vector<std::vector<int32_t>> HoldersByBuffer(const fb::Body& body);

@@ -19,7 +19,9 @@ Totals TotalsOf(const fb::Body& body) {
   for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
     uint64_t operations = 0;
     uint32_t round = 0;
-    for (const fb::Message* message : *body.programs()->Get(rank)->messages()) {
+    const auto& messages = *body.programs()->Get(rank)->messages();
+    for (uint32_t position = 0; position < messages.size(); ++position) {
+      const fb::Message* message = messages.Get(position);
       operations = message->round() == round ? operations + 1 : 1;
       round = message->round();
       const bool direct =
@@ -31,11 +33,13 @@ Totals TotalsOf(const fb::Body& body) {
       }
       // Each message stands in two programs; it counts at its sender.
       if (message->kind() != fb::MessageKind::kSend) continue;
-      const uint64_t bytes = payload_bytes[message->copies()];
-      totals.route_bytes[static_cast<size_t>(
-          body.rounds()->Get(round)->route())] += bytes;
+      const uint64_t bytes =
+          PayloadBytesOf(body, payload_bytes, rank, position);
+      const uint32_t peer = PeerOf(body, rank, *message);
+      totals.route_bytes[static_cast<size_t>(RouteBetween(body, rank, peer))] +=
+          bytes;
       totals.sent_bytes[rank] += bytes;
-      totals.received_bytes[PeerOf(body, rank, *message)] += bytes;
+      totals.received_bytes[peer] += bytes;
       totals.messages += 1;
       if (rank >= body.source_ranks()) totals.relayed_bytes += bytes;
       if (direct) {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Optional
 
 from refit.plan import Plan
 from refit.sharding import Placement, local_indices
@@ -47,19 +47,40 @@ def _place_problem(held: Any, tensor: Any) -> str:
             cut = Placement(dim, int(placement.split_factor) if type(placement).__name__ == "_StridedShard" else None)
             cuts[dim].append((cut, int(mesh.size(axis)), int(coordinate[axis])))
     for part in held.parts:
-        if tuple(tensor.shape) != part.param_shape:
+        box = _stored_box(part, tensor.shape)
+        if box is None:
             continue  # a part of a tensor that holds several params: its global shape is none of theirs
         at = part.offset
         for dim, size in enumerate(held.shape):
             step = math.prod(held.shape[dim + 1:])
             first, at = divmod(at, step) if step else (0, at)
-            indices = local_indices(int(tensor.shape[dim]), cuts[dim])[first:first + part.extent[dim]]
-            wanted = list(range(part.lo[dim], part.lo[dim] + part.extent[dim]))
+            lo, extent = box[dim]
+            indices = local_indices(int(tensor.shape[dim]), cuts[dim])[first:first + extent]
+            wanted = list(range(lo, lo + extent))
             if indices != wanted:
                 places = ", ".join(str(placement) for placement in tensor.placements)
                 return (f"holds {_shown(indices)} of dimension {dim} of \"{part.param}\", by {places} at {list(coordinate)} of mesh "
                         f"{list(mesh.mesh.shape)}; wanted {_shown(wanted)}")
     return ""
+
+
+def _stored_box(part: Any, shape: Sequence[int]) -> Optional[list[tuple[int, int]]]:
+    """By dimension of a tensor of `shape`: where the part begins in it, and how much of it it holds. The plan may have a dimension
+    as several, of which a part is a run, and in another order. None: the tensor is not the param."""
+    stored = sorted(range(len(part.param_shape)), key=lambda dim: -part.stride[dim])
+    box, at = [], 0
+    for size in shape:
+        lo, extent, whole, begin = 0, 1, 1, at
+        while at < len(stored) and (at == begin or whole < size):
+            dim = stored[at]
+            lo = lo * part.param_shape[dim] + part.lo[dim]
+            extent *= part.extent[dim]
+            whole *= part.param_shape[dim]
+            at += 1
+        if whole != size:
+            return None
+        box.append((lo, extent))
+    return box if at == len(stored) else None
 
 
 def _shown(indices: Sequence[int]) -> str:

@@ -65,10 +65,13 @@ class Executor:
     threads of one process on the CPU share a `fabric` (LocalFabric); ranks that are processes meet at a `rendezvous`.
     UCX carries what is on the CPU, NCCL what is on GPUs. NCCL is taken from the process: PyTorch's copy, never a second
     one.
+
+    `snapshot_on_host`: with a plan that compares with a snapshot (options.delta), a GPU's snapshot lies in pinned memory
+    of the host, not in the GPU's. Ranks may differ. docs/delta.md says what it costs.
     """
 
     def __init__(self, plan: Plan, rank: int, *, device: Any = "cpu", fabric: Optional[_core.LocalFabric] = None,
-                 rendezvous: Optional[Rendezvous] = None):
+                 rendezvous: Optional[Rendezvous] = None, snapshot_on_host: bool = False):
         _check_plan(plan)
         ordinal = _cuda_ordinal(device)
         if fabric is not None and ordinal is not None:  # before a GPU is asked for
@@ -76,7 +79,7 @@ class Executor:
         self.plan = plan
         self.rank = rank
         self.device = "cpu" if ordinal is None else f"cuda:{ordinal}"
-        self._core = _core.Executor(plan._file, rank, ordinal, fabric, rendezvous)
+        self._core = _core.Executor(plan._file, rank, ordinal, fabric, rendezvous, snapshot_on_host)
         self._locators: list[Callable[[], int]] = []  # of what is bound, which they keep alive
         self._bound: dict[str, Any] = {}  # the same, by name
         self._changes: Mapping[str, Any] = {}  # the bitmaps, which are kept alive
@@ -302,11 +305,11 @@ class Executor:
 
 def join(plan: Plan, rank: int, tensors: Mapping[str, Any], *, unique_id: bytes, device: Any,
          buffers: Optional[Mapping[str, Any]] = None, hooks: Hooks = (), changes: Optional[Mapping[str, Any]] = None,
-         timeout: float = TIMEOUT_SECONDS) -> Executor:
+         snapshot_on_host: bool = False, timeout: float = TIMEOUT_SECONDS) -> Executor:
     """An executor that is ready to run, of a rank that meets the others by a unique id (`rendezvous.unique_id`)."""
     _check_plan(plan)
     met = from_unique_id(unique_id, rank, plan.world_size)
-    executor = Executor(plan, rank, device=device, rendezvous=met)
+    executor = Executor(plan, rank, device=device, rendezvous=met, snapshot_on_host=snapshot_on_host)
     try:
         return executor.bind(tensors, buffers, hooks=hooks, changes=changes, timeout=timeout)
     except BaseException:

@@ -33,7 +33,7 @@ from refit.rendezvous import from_unique_id
 from refit.workers import GRACE_SECONDS, Reply, WorkerError, checked
 
 __all__ = [
-    "MOE_BACKENDS", "Place", "Server", "Worker", "WorkerError", "bind", "bind_async", "checked", "close", "close_async", "facts",
+    "MOE_BACKENDS", "Place", "Server", "TOWERS", "Worker", "WorkerError", "bind", "bind_async", "checked", "close", "close_async", "facts",
     "facts_async", "facts_of", "finish", "finish_async", "hooks_of", "init", "init_async", "place_of", "rank_in_plan", "refusal_of", "register", "tensors_of",
     "update", "update_async",
 ]
@@ -44,6 +44,9 @@ LOAD_FORMAT = "refit"
 # plan does, behind the same shapes.
 MOE_BACKENDS = {"triton": "triton", "deep_gemm": "triton", "triton_kernel": "triton_kernel",
                 "flashinfer_cutlass": "flashinfer_cutlass"}
+
+# What its classes call vision towers, and what joins them to the language model.
+TOWERS = ("visual", "vision_model", "multi_modal_projector")
 
 # What SGLang's pause_generation knows.
 PAUSES = ("retract", "abort", "in_place")
@@ -287,7 +290,8 @@ class Worker:
         model = self._runner.model
         facts = self.facts()
         refusal = refusal_of(facts, executor.plan.requirements(executor.rank)) if self._check_backends else ""
-        workers.bind(executor, *tensors_of(model), hooks_of(model), refusal=refusal, job_side=job_side(facts), timeout=timeout)
+        workers.bind(executor, *tensors_of(model), hooks_of(model), refusal=refusal, job_side=job_side(facts), towers=TOWERS,
+                     load_format=self._runner.load_config.load_format, timeout=timeout)
 
     def _joined(self) -> Executor:
         if self.executor is None:

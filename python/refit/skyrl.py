@@ -33,10 +33,11 @@ WORKER_EXTENSION = "refit.vllm.WorkerExtension"
 @dataclass
 class Options(BaseConfig):
     """`plan`: a path that policy workers and vLLM's workers can read. `check`: after each update all ranks compare what they hold,
-    as `Executor.run(check=True)` does. `timeout`: seconds."""
+    as `Executor.run(check=True)` does. `snapshot_on_host`: of policy workers, as `Executor` has it. `timeout`: seconds."""
 
     plan: str = ""
     check: bool = False
+    snapshot_on_host: bool = False
     timeout: float = TIMEOUT_SECONDS
 
 
@@ -66,7 +67,8 @@ class Sender(WeightTransferSender):
 
     def __init__(self, options: Options, client: Any, device: Any = "cuda"):
         self._options, self._client, self._device = options, client, device
-        self._sender = trainers.Sender(Plan.load(options.plan), timeout=options.timeout, check=options.check)
+        self._sender = trainers.Sender(Plan.load(options.plan), timeout=options.timeout, check=options.check,
+                                      snapshot_on_host=options.snapshot_on_host)
         self._meeting: Optional[bytes] = None
         self._engines_joined: Optional[bytes] = None
 
@@ -113,6 +115,10 @@ class Sender(WeightTransferSender):
     def delta_report(self) -> Optional[DeltaReport]:
         """How this worker's last update went, as `Executor.delta_report` tells it."""
         return self._sender.delta_report
+
+    def ask_dense(self) -> None:
+        """Makes the next update of a plan with options.delta send all, on all ranks. One worker's request is enough."""
+        self._sender.ask_dense()
 
     def teardown(self) -> None:
         self._sender.close()

@@ -18,11 +18,13 @@ UNFED = ("local_tokens_per_expert",)
 
 # The attribute of a parameter that is its bitmap of changes, as `Executor.bind` takes it.
 CHANGES = "refit_changes"
+# That of a live shard whose parameter is not trained.
+FROZEN = "refit_frozen"
 
 
 def live_shards(module: Any) -> Iterator[tuple[str, Any]]:
     """Of an FSDP2 module, or of Megatron's list of model chunks, this rank's tensors by the plan's names; DTensors as such.
-    They have the `refit_changes` of their parameters."""
+    They have the `refit_changes` of their parameters. Those of parameters that are not trained have `refit_frozen`."""
     if not isinstance(module, (list, tuple)):
         module = [module]
     for number, chunk in enumerate(module):
@@ -30,9 +32,12 @@ def live_shards(module: Any) -> Iterator[tuple[str, Any]]:
             chunk = chunk.module
         persistent = set(chunk.state_dict())
         prefix = f"vp_stage.{number}." if len(module) > 1 else ""
+        frozen = {name for name, parameter in chunk.named_parameters() if not parameter.requires_grad}
         for name, tensor in [*chunk.named_parameters(), *chunk.named_buffers()]:
             if name in persistent and not name.endswith(UNFED):
                 shard = tensor.detach()
+                if name in frozen:
+                    setattr(shard, FROZEN, True)
                 if hasattr(tensor, CHANGES):
                     setattr(shard, CHANGES, getattr(tensor, CHANGES))
                 yield prefix + name, shard
@@ -54,12 +59,14 @@ class Sender:
     # How the framework keeps tensors where they are, for the error.
     keep_them_there = "keep parameters on the GPU"
 
-    def __init__(self, plan: Plan, *, timeout: float, check: bool):
+    def __init__(self, plan: Plan, *, timeout: float, check: bool, snapshot_on_host: bool = False):
         self.plan = plan
-        self._timeout, self._check = timeout, check
+        self._timeout, self._check, self._snapshot_on_host = timeout, check, snapshot_on_host
         self._executor: Optional[Executor] = None
         self._meeting: Optional[bytes] = None
         self._bound: dict[str, int] = {}
+        self._dense = False
+        self._planned: Optional[frozenset[str]] = None
 
     @property
     def joined(self) -> bool:
@@ -70,9 +77,18 @@ class Sender:
         """How this trainer's last refit went, as `Executor.delta_report` tells it; None after an update that failed."""
         return None if self._executor is None else self._executor.delta_report
 
+    def ask_dense(self) -> None:
+        """Makes the next update of a plan with options.delta send all, on all ranks. One trainer's request is enough."""
+        self._dense = True
+
     def send(self, rank: int, meeting: bytes, tensors: Mapping[str, Any], device: Any, stream: Any) -> None:
         """One refit from `tensors`, this rank's live shards. `meeting`: a unique id that all ranks have. A tensor's
-        attribute `refit_changes` is its bitmap of changes."""
+        attribute `refit_changes` is its bitmap of changes. One that is `refit_frozen`, as of a vision tower, is left out if the
+        plan does not name it."""
+        frozen = {name for name, tensor in tensors.items() if getattr(tensor, FROZEN, False)}
+        if frozen:
+            left_out = frozen - self._names(rank)
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in left_out}
         if meeting != self._meeting:  # the last update failed elsewhere, perhaps not here
             self.close()
         changes = {name: getattr(tensor, CHANGES) for name, tensor in tensors.items() if hasattr(tensor, CHANGES)}
@@ -81,14 +97,21 @@ class Sender:
         try:
             if self._executor is None:
                 self._executor = join(self.plan, rank, tensors, unique_id=meeting, device=device, changes=changes,
-                                      timeout=self._timeout)
+                                      snapshot_on_host=self._snapshot_on_host, timeout=self._timeout)
                 self._meeting, self._bound = meeting, addresses
             self._check_unmoved(rank, addresses)
-            self._executor.run(stream, timeout=self._timeout, check=self._check)
+            dense, self._dense = self._dense, False  # what is asked for while it runs is for the next
+            self._executor.run(stream, timeout=self._timeout, check=self._check, dense=dense)
         except BaseException:
-            # No rank is left waiting: they end with this one.
+            # No rank is left waiting: they end with this one. The next update is by another meeting, so dense.
             self.close()
             raise
+
+    def _names(self, rank: int) -> frozenset[str]:
+        """The plan's tensors of this rank. Kept: listing those of a large model takes a tenth of a second."""
+        if self._planned is None:
+            self._planned = frozenset(self.plan.tensors(rank))
+        return self._planned
 
     def _check_unmoved(self, rank: int, addresses: Mapping[str, int]) -> None:
         missing, unexpected = sorted(self._bound.keys() - addresses.keys()), sorted(addresses.keys() - self._bound.keys())

@@ -36,7 +36,8 @@ class Sender(trainers.Sender):
 @CheckpointEngineRegistry.register(BACKEND)
 class RefitCheckpointEngine(CheckpointEngine):
     """A trainer's or a rollout rank's part in verl's update_weights. `plan`: a path that trainers and vLLM's workers can read.
-    `check`: after each update all ranks compare what they hold, as `Executor.run(check=True)` does.
+    `check`: after each update all ranks compare what they hold, as `Executor.run(check=True)` does. `snapshot_on_host`: of
+    trainers, as `Executor` has it.
 
     verl makes a process group before every update. Here ranks meet at the first, and again at the one after a failed update:
     the plan's own executor stays. `bucket_size` is verl's; the plan has its own.
@@ -45,11 +46,11 @@ class RefitCheckpointEngine(CheckpointEngine):
     wire_format = WIRE_FORMAT
 
     def __init__(self, bucket_size: int, plan: Any, is_master: bool = False, device: Any = "cuda",
-                 timeout: float = TIMEOUT_SECONDS, check: bool = False):
+                 timeout: float = TIMEOUT_SECONDS, check: bool = False, snapshot_on_host: bool = False):
         self._plan_path, self._plan = plan, load_plan(plan)
         self._device, self._timeout, self._check = device, timeout, check
         self._is_master = is_master
-        self._sender = Sender(self._plan, timeout=timeout, check=check)
+        self._sender = Sender(self._plan, timeout=timeout, check=check, snapshot_on_host=snapshot_on_host)
         self._meeting: Optional[bytes] = None
         self._rank: Optional[int] = None
 
@@ -103,6 +104,10 @@ class RefitCheckpointEngine(CheckpointEngine):
     def delta_report(self) -> Optional[DeltaReport]:
         """How this trainer's last update went, as `Executor.delta_report` tells it."""
         return self._sender.delta_report
+
+    def ask_dense(self) -> None:
+        """Makes the next update of a plan with options.delta send all, on all ranks. One trainer's request is enough."""
+        self._sender.ask_dense()
 
     def finalize(self) -> None:
         """Nothing: executors stay bound for the next update."""

@@ -132,6 +132,7 @@ def facts_of(vllm_config: Any, model: Any) -> dict[str, Any]:
             "pipeline_parallel": parallel.pipeline_parallel_size,
             "data_parallel": parallel.data_parallel_size,
             "expert_parallel": bool(getattr(parallel, "enable_expert_parallel", False)),
+            "mm_encoder_tp_mode": getattr(getattr(vllm_config.model_config, "multimodal_config", None), "mm_encoder_tp_mode", None),
             "dtype": str(vllm_config.model_config.dtype).removeprefix("torch."),
             "quantization": vllm_config.model_config.quantization,
             "moe_backends": sorted(backend.name for backend in backends if backend is not None)}
@@ -144,10 +145,14 @@ def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str]) -> str
     return workers.moe_backend_refusal(facts["moe_backends"], MOE_BACKENDS, wanted, restart)
 
 
-def job_side(facts: Mapping[str, Any]) -> str:
-    """The destination of a job for this worker."""
-    return workers.job_side("vllm", ".".join(str(facts["vllm"]).split(".")[:2]), facts,
-                            ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel"), MOE_BACKENDS)
+def job_side(facts: Mapping[str, Any], vision: bool = False) -> str:
+    """The destination of a job for this worker; with `vision` of one that moves the vision tower."""
+    keys = ["tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel"]
+    if vision:
+        keys.append("vision")
+        if facts["mm_encoder_tp_mode"] == "data":
+            keys.append("mm_encoder_tp_mode")
+    return workers.job_side("vllm", ".".join(str(facts["vllm"]).split(".")[:2]), {**facts, "vision": vision}, keys, MOE_BACKENDS)
 
 
 def load_plan(plan: Union[Plan, str, "os.PathLike[str]"]) -> Plan:
@@ -177,8 +182,10 @@ def bind_worker(executor: Executor, vllm_config: Any, model: Any, *, check_backe
     """Binds a vLLM worker's live model, also anew."""
     facts = facts_of(vllm_config, model)
     refusal = refusal_of(facts, executor.plan.requirements(executor.rank)) if check_backends else ""
+    towers = list(getattr(model, "_tower_model_names", ()))
+    vision = bool(workers.moved_towers(towers, executor))
     workers.bind(executor, *tensors_of(model), hooks_of(model, vllm_config.model_config.dtype), refusal=refusal,
-                 job_side=job_side(facts), timeout=timeout)
+                 job_side=job_side(facts, vision), towers=towers, load_format=vllm_config.load_config.load_format, timeout=timeout)
 
 
 class WorkerExtension:

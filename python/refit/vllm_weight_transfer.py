@@ -112,7 +112,7 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
 class RefitTrainerInitInfo(TrainerInitInfo):
     """`rank` is the plan's source rank. `meeting`: a unique id as hex, which rank 0 made (refit.rendezvous.unique_id)
     and handed to the other trainers. `names`: from the source's names to the plan's; default: they are the same. `changes`:
-    bitmaps by the plan's names, as `Executor.bind` has them."""
+    bitmaps by the plan's names, as `Executor.bind` has them. `snapshot_on_host`: as `Executor` has it."""
 
     backend: ClassVar[str] = BACKEND
     plan: Any
@@ -120,6 +120,7 @@ class RefitTrainerInitInfo(TrainerInitInfo):
     device: Any = "cuda"
     names: Optional[Callable[[str], str]] = None
     changes: Optional[Mapping[str, Any]] = None
+    snapshot_on_host: bool = False
     check_backends: bool = True
     timeout: float = TIMEOUT_SECONDS
 
@@ -167,9 +168,10 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         if isinstance(info.meeting, (str, bytes)):
             unique_id = bytes.fromhex(info.meeting) if isinstance(info.meeting, str) else info.meeting
             self.executor = join(plan, info.rank, tensors, unique_id=unique_id, device=info.device,
-                                 changes=info.changes, timeout=info.timeout)
+                                 changes=info.changes, snapshot_on_host=info.snapshot_on_host, timeout=info.timeout)
         else:
-            executor = Executor(plan, info.rank, device=info.device, fabric=info.meeting)
+            executor = Executor(plan, info.rank, device=info.device, fabric=info.meeting,
+                                snapshot_on_host=info.snapshot_on_host)
             try:
                 self.executor = executor.bind(tensors, changes=info.changes, timeout=info.timeout)
             except BaseException:

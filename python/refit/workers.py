@@ -60,17 +60,44 @@ def rank_in_plan(plan: Plan, within: int, engine: int, *, tensor_parallel: int, 
 
 def bind(executor: Executor, parameters: Mapping[str, Any], buffers: Mapping[str, Any],
          hooks: Mapping[str, Optional[Callable[[str, Any], None]]], *, refusal: str, job_side: str,
-         timeout: float = TIMEOUT_SECONDS) -> None:
-    """Binds a worker's live tensors, also anew. With a `refusal` it binds none and raises it; else an error ends with `job_side`."""
+         towers: Sequence[str] = (), load_format: Any = "auto", timeout: float = TIMEOUT_SECONDS) -> None:
+    """Binds a worker's live tensors, also anew. With a `refusal` it binds none and raises it; else an error ends with `job_side`.
+
+    `towers`: modules beside the language model. Those of which the plan names no parameter are left alone.
+    `load_format`: the engine's own, text or enum. With "dummy" a tower is refused: what no plan moves of it, as buffers that
+    normalize images, is random.
+    """
+    held = without_towers(parameters, towers, executor)
+    of_towers = [name for name in parameters if name.startswith(tuple(f"{tower}." for tower in towers))]
+    if of_towers and getattr(load_format, "value", load_format) == "dummy" and not refusal:
+        refusal = (f'load_format "dummy" filled a vision tower with random values, "{of_towers[0]}" and {len(of_towers) - 1} more '
+                   'tensors, and buffers that no plan moves; start the engine with load_format "auto"')
+    failure: Optional[Error] = None
     try:
         # Also a worker that is refused binds, nothing: the others would wait for it.
-        executor.bind({} if refusal else parameters, buffers, hooks=hooks, timeout=timeout)
+        executor.bind({} if refusal else held, buffers, hooks=hooks, timeout=timeout)
     except Error as error:
-        if refusal:  # whatever else failed, as another rank's bind
-            raise BindError(f"rank {executor.rank}: {refusal}") from error
-        if isinstance(error, BindError):
-            raise BindError(f"{error}\n{job_side}") from None
-        raise
+        failure = error
+    if refusal:  # whatever else failed, as another rank's bind
+        raise BindError(f"rank {executor.rank}: {refusal}") from failure
+    if isinstance(failure, BindError):
+        raise BindError(f"{failure}\n{job_side}") from None
+    if failure is not None:
+        raise failure
+
+
+def without_towers(parameters: Mapping[str, Any], towers: Sequence[str], executor: Executor) -> Mapping[str, Any]:
+    """The parameters but those under modules of `towers` of which the plan names none. Of a tower that it moves it has to name
+    all: what it skips, it declares."""
+    moved = moved_towers(towers, executor)
+    left_alone = tuple(f"{tower}." for tower in towers if tower not in moved)
+    return {name: tensor for name, tensor in parameters.items() if not name.startswith(left_alone)}
+
+
+def moved_towers(towers: Sequence[str], executor: Executor) -> list[str]:
+    """The modules of `towers` of which the plan names parameters."""
+    planned = executor.plan.tensors(executor.rank) if towers else ()
+    return [tower for tower in towers if any(name.startswith(f"{tower}.") for name in planned)]
 
 
 def negative_exp(_: str, tensor: Any) -> None:
@@ -81,9 +108,10 @@ def negative_exp(_: str, tensor: Any) -> None:
 
 
 def job_side(layout: str, version: str, facts: Mapping[str, Any], keys: Iterable[str], orders: Mapping[str, str]) -> str:
-    """The destination of a job for a worker of these `facts`: those of its `keys` that are no default, and the experts' order."""
+    """The destination of a job for a worker of these `facts`: those of its `keys` that are words or no default, and the experts'
+    order."""
     side: dict[str, Any] = {"layout": layout, "version": version}
-    side |= {key: facts[key] for key in keys if facts[key] is True or facts[key] > 1}
+    side |= {key: facts[key] for key in keys if isinstance(facts[key], str) or facts[key] > 1 or facts[key] is True}
     backends = sorted({orders.get(name, "triton") for name in facts["moe_backends"]} - {"triton"})
     side |= {"moe_backend": backend for backend in backends}
     quantized = f', quantization {facts["quantization"]}' if facts["quantization"] else ""

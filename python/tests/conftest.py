@@ -31,3 +31,16 @@ def job_file(tiny_job, tmp_path):
 @pytest.fixture
 def models():
     return pathlib.Path(__file__).resolve().parents[2] / "examples" / "models"
+
+
+@pytest.fixture
+def tower_job():
+    """Moves a model with its vision tower into vLLM."""
+    config = {
+        "model_type": "qwen3_vl", "dtype": "float32", "tie_word_embeddings": False,
+        "text_config": {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 64,
+                        "num_hidden_layers": 1, "intermediate_size": 8},
+        "vision_config": {"depth": 1, "hidden_size": 8, "num_heads": 2, "intermediate_size": 8, "patch_size": 2, "out_hidden_size": 8,
+                          "num_position_embeddings": 4, "deepstack_visual_indexes": []},
+    }  # fmt: skip
+    return {"model": config, "source": {"layout": "fsdp", "vision": True}, "destination": {"layout": "vllm"}}

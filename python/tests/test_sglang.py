@@ -124,6 +124,7 @@ class Engine:
                                              dp_rank=None, dp_size=1, attn_dp_size=1, moe_ep_size=1, enable_dp_lm_head=False)
             model = types.SimpleNamespace(named_parameters=arrays.items, named_buffers=dict().items, named_modules=lambda: [])
             runner = types.SimpleNamespace(model=model, device="cpu", gpu_id=0,
+                                           load_config=types.SimpleNamespace(load_format="auto"),
                                            model_config=types.SimpleNamespace(dtype="torch.float32", quantization=None))
 
             def gather(reply, timeout, place=place):

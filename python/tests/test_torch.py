@@ -222,6 +222,43 @@ def test_a_dtensor_of_the_right_shape_that_holds_other_rows_is_refused():
         assert refit.dtensors.problems(plan, 4, {"w": held}) == {}
 
 
+def test_a_dtensor_whose_rows_the_plan_splits_is_checked():
+    from torch.distributed.device_mesh import DeviceMesh
+
+    config = {"model_type": "llama4_text", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 4, "head_dim": 6,
+              "num_key_value_heads": 2, "intermediate_size": 4, "num_local_experts": 4, "vocab_size": 64, "dtype": "bfloat16"}
+    plan = refit.compile({"model": config, "source": {"layout": "fsdp", "data_parallel": 5},
+                          "destination": {"layout": "vllm", "tensor_parallel": 2}})
+    name = "model.layers.1.self_attn.q_proj.weight"  # 24 rows, which are [4, 3, 2] in the plan
+    for rank in range(5):
+        with as_rank(rank, 5):
+            whole = torch.zeros(24, 8, dtype=torch.bfloat16)
+            held = distribute_tensor(whole, init_device_mesh("cpu", (5,)), [Shard(0)], src_data_rank=None)
+            assert refit.dtensors.problems(plan, rank, {name: held}) == {}
+            reversed_ranks = DeviceMesh("cpu", [1, 0, 2, 3, 4])
+            held = distribute_tensor(whole, reversed_ranks, [Shard(0)], src_data_rank=None)
+            assert set(refit.dtensors.problems(plan, rank, {name: held})) == ({name} if rank < 2 else set())
+
+
+def test_a_dtensor_that_the_plan_has_transposed_is_checked():
+    from torch.distributed.device_mesh import DeviceMesh
+
+    config = {"model_type": "qwen3_vl_moe", "text_config": {
+        "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "head_dim": 4, "num_key_value_heads": 2,
+        "moe_intermediate_size": 4, "num_experts": 2, "vocab_size": 64, "dtype": "bfloat16"}}
+    plan = refit.compile({"model": config, "source": {"layout": "fsdp", "data_parallel": 2, "version": "5.19.0", "expert_shard_dim": 1},
+                          "destination": {"layout": "vllm"}})
+    name = "model.language_model.layers.0.mlp.experts.gate_up_proj"
+    with as_rank(1, 2):
+        whole = torch.zeros(2, 8, 8, dtype=torch.bfloat16)  # square: shapes do not tell the order
+        held = distribute_tensor(whole, init_device_mesh("cpu", (2,)), [Shard(1)], src_data_rank=None)
+        assert plan.tensors(1)[name].shape == tuple(held.to_local().shape)
+        assert refit.dtensors.problems(plan, 1, {name: held}) == {}
+        held = distribute_tensor(whole, DeviceMesh("cpu", [1, 0]), [Shard(1)], src_data_rank=None)
+        assert refit.dtensors.problems(plan, 1, {name: held}) == {
+            name: f'holds 0..3 of dimension 1 of "{name}", by S(1) at [0] of mesh [2]; wanted 4..7'}
+
+
 def test_a_dtensor_of_interleaved_rows_is_refused_where_the_plan_has_a_run():
     from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -275,6 +312,15 @@ def test_the_libnccl_that_torch_loaded_is_used_and_no_other():
     file, version = refit.nccl_library()
     assert {os.path.realpath(file)} == of_torch == loaded()
     assert version == ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def test_live_shards_say_whose_parameters_are_not_trained():
+    from refit.trainers import live_shards
+
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    module[0].bias.requires_grad_(False)
+    frozen = [name for name, shard in live_shards(module) if getattr(shard, "refit_frozen", False)]
+    assert frozen == ["0.bias"]  # no buffer, which training may change
 
 
 def test_live_shards_have_the_bitmaps_of_their_parameters():

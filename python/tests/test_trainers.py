@@ -2,6 +2,7 @@
 import asyncio
 import concurrent.futures
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -63,14 +64,14 @@ class Shard(np.ndarray):
 def test_a_trainers_bitmaps_come_with_its_tensors(tiny_job, monkeypatch):
     plan = refit.compile({**tiny_job, "options": {"delta": {"changes": "bitmap"}}})
     fabric = refit.LocalFabric(plan.world_size)
-    monkeypatch.setattr(refit.trainers, "join", lambda plan, rank, tensors, *, unique_id, device, **options: refit.Executor(
-        plan, rank, fabric=fabric).bind(tensors, **options))
+    monkeypatch.setattr(refit.trainers, "join", lambda plan, rank, tensors, *, unique_id, device, snapshot_on_host, **options:
+                        refit.Executor(plan, rank, fabric=fabric, snapshot_on_host=snapshot_on_host).bind(tensors, **options))
     tensors = [{name: np.zeros(info.shape, np.float32).view(Shard) for name, info in plan.tensors(rank).items()}
                for rank in range(plan.world_size)]
     for held in tensors[:plan.source_ranks]:
         for tensor in held.values():
             tensor.refit_changes = np.zeros((tensor.size + 31) // 32, "u4")
-    senders = [refit.trainers.Sender(plan, timeout=20, check=False) for _ in range(plan.source_ranks)]
+    senders = [refit.trainers.Sender(plan, timeout=20, check=False, snapshot_on_host=True) for _ in range(plan.source_ranks)]
     receivers = {rank: refit.Executor(plan, rank, fabric=fabric) for rank in range(plan.source_ranks, plan.world_size)}
 
     def send(rank):
@@ -92,8 +93,71 @@ def test_a_trainers_bitmaps_come_with_its_tensors(tiny_job, monkeypatch):
     assert tensors[2]["layers.0.weight"][4, 1] == 7
     report = senders[1].delta_report
     assert (report.is_delta, report.changed_elements) == (True, 1)
+    senders[0].ask_dense()
+    assert update(lambda rank: receivers[rank].run(timeout=20)) == [None] * plan.world_size
+    assert [sender.delta_report.why_dense for sender in senders] == ["rank 0 asked for it"] * plan.source_ranks
+    assert update(lambda rank: receivers[rank].run(timeout=20)) == [None] * plan.world_size
+    assert [sender.delta_report.is_delta for sender in senders] == [True] * plan.source_ranks
     # Refits read and clear the bits where they were at the first update.
     tensors[1]["layers.0.weight"].refit_changes = np.zeros(1, "u4")
     told = update(lambda rank: receivers[rank].run(timeout=0.5))
     assert '"layers.0.weight.refit_changes" and 0 more tensors are at other addresses' in str(told[1])
     assert all(told) and senders[1].delta_report is None
+
+
+def test_a_dense_update_may_be_asked_for_while_one_runs(tiny_job, monkeypatch):
+    plan = refit.compile(tiny_job)
+    sender = refit.trainers.Sender(plan, timeout=20, check=False)
+    asked = []
+
+    def run(stream, dense, **_):
+        asked.append(dense)
+        if len(asked) == 2:
+            sender.ask_dense()
+
+    monkeypatch.setattr(refit.trainers, "join", lambda *_, **__: types.SimpleNamespace(run=run))
+    tensors = shards_of(plan)
+    sender.ask_dense()
+    for _ in range(4):
+        sender.send(0, b"a", tensors, "cpu", None)
+    assert asked == [True, False, True, False]
+
+
+def shards_of(plan):
+    """What rank 0 holds."""
+    return {name: np.zeros(info.shape, np.float32).view(Shard) for name, info in plan.tensors(0).items()}
+
+
+def bound_by_send(plan, tensors, monkeypatch):
+    """The names that rank 0 binds when it is to send `tensors`."""
+    bound = set()
+
+    def join(plan, rank, tensors, **_):
+        bound.update(tensors)
+        raise Aborted("no more of it")
+
+    monkeypatch.setattr(refit.trainers, "join", join)
+    with pytest.raises(Aborted):
+        refit.trainers.Sender(plan, timeout=20, check=False).send(0, b"a", tensors, "cpu", None)
+    return bound
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_a_tensor_that_the_plan_does_not_name_is_left_out_if_it_is_frozen(tiny_job, monkeypatch, is_frozen):
+    plan = refit.compile(tiny_job)
+    tensors = shards_of(plan)
+    tower = {"visual.merger.weight": np.zeros(4, np.float32).view(Shard)}
+    for tensor in [*tensors.values(), *tower.values()]:
+        tensor.refit_frozen = is_frozen
+    bound = bound_by_send(plan, {**tensors, **tower}, monkeypatch)
+    assert bound == (tensors if is_frozen else {**tensors, **tower}).keys()
+
+
+def test_a_frozen_tower_that_the_plan_moves_is_sent(tower_job, monkeypatch):
+    plan = refit.compile(tower_job)
+    tensors = shards_of(plan)
+    tower = {name for name in tensors if name.startswith("model.visual.")}
+    for name in tower:
+        tensors[name].refit_frozen = True
+    bound = bound_by_send(plan, tensors, monkeypatch)
+    assert tower and tower <= bound

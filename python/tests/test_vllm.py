@@ -84,6 +84,7 @@ class Worker(refit.vllm.WorkerExtension):
         self.rank, self.device = 0, "cpu"
         self.vllm_config = types.SimpleNamespace(
             parallel_config=parallel(tensor_parallel_size=1, world_size=1),
+            load_config=types.SimpleNamespace(load_format="auto"),
             model_config=types.SimpleNamespace(dtype="torch.float32", quantization=None))
         self.experts = types.SimpleNamespace()
         self.use(backend)
@@ -146,6 +147,46 @@ def test_a_worker_joins_in_the_backend_that_the_job_names(trainer_and_worker, mo
                         lambda: refit.vllm.update(llm, check=True, timeout=20))[1]
     assert (reply["refits"], reply["error"], checks) == (1, "", [True, True])
     assert llm.caches_reset == 1
+
+
+def test_a_worker_leaves_its_vision_tower_alone(trainer_and_worker):
+    plan, trainer, worker, _, _ = trainer_and_worker("triton", "TRITON")
+    model = worker.model_runner.model
+    live = {**arrays_of(plan, 1), "visual.merger.weight": np.zeros(4, "float32")}
+    model.named_parameters = live.items
+
+    def bind_anew():
+        return together(lambda: trainer.bind(arrays_of(plan, 0), timeout=20), lambda: worker.refit_bind(timeout=20))[1]["error"]
+
+    assert "unexpected: \"visual.merger.weight\"" in bind_anew()
+    model._tower_model_names = ["visual"]
+    assert bind_anew() == ""
+    worker.vllm_config.load_config.load_format = "dummy"
+    assert 'load_format "dummy" filled a vision tower with random values, "visual.merger.weight"' in bind_anew()
+
+
+def test_a_worker_binds_the_vision_tower_that_a_plan_moves(tower_job, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(__version__="0.32.0"))
+    plan = refit.compile(tower_job)
+    fabric = refit.LocalFabric(2)
+    trainer, worker = refit.Executor(plan, 0, fabric=fabric), Worker(plan, "TRITON")
+    model = worker.model_runner.model
+    model._tower_model_names = ["visual"]
+    live = arrays_of(plan, 1)
+    model.named_parameters = live.items
+    weights = {name: array + 1 for name, array in arrays_of(plan, 0).items()}
+    assert [reply["error"] for reply in together(lambda: {"error": "", "": trainer.bind(weights, timeout=20)},
+                                                 lambda: worker.refit_init(plan, fabric, timeout=20))] == ["", ""]
+    assert together(lambda: trainer.run(timeout=20), lambda: worker.refit_update(timeout=20))[1]["error"] == ""
+    assert "visual.blocks.0.attn.qkv.weight" in live
+    assert all((array == 1).all() for array in live.values())
+
+    # What of the tower the plan lacks is not left alone.
+    worker.vllm_config.model_config.multimodal_config = types.SimpleNamespace(mm_encoder_tp_mode="data")
+    live["visual.extra.weight"] = np.zeros(4, "float32")
+    error = together(lambda: trainer.bind(weights, timeout=20), lambda: worker.refit_bind(timeout=20))[1]["error"]
+    assert "unexpected: \"visual.extra.weight\"" in error
+    assert '"vision": true, "mm_encoder_tp_mode": "data"}' in error
 
 
 def test_a_worker_asks_for_a_dense_refit_and_tells_how_it_went(trainer_and_worker):

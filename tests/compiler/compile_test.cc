@@ -70,6 +70,33 @@ TEST(CompileTest, ConfigWithoutItsSizesIsReported) {
 }
 
 // 256 FSDP ranks name the same tensors: names are checked once, not by rank.
+TEST(CompileTest, RowsThatEnginesPermuteAreNotQuantized) {
+  const TemporaryDirectory directory;
+  directory.Write("config.json", R"({"model_type": "llama4_text",
+      "num_hidden_layers": 1, "hidden_size": 128, "num_attention_heads": 1,
+      "num_key_value_heads": 1, "head_dim": 128, "vocab_size": 64,
+      "num_local_experts": 2, "intermediate_size": 128})");
+  const auto errors = [&](const std::string& more) {
+    const std::string job = directory.Write(
+        "job.json", R"({"model": "config.json", "source": {"layout": "fsdp"},
+            "destination": {"layout": "vllm", "dtype": "fp8_e4m3_block128"})" +
+                        more + "}");
+    Diagnostics diagnostics;
+    EXPECT_FALSE(CompileFile(job, CompileOptions(), diagnostics).ok());
+    return diagnostics.Render();
+  };
+  EXPECT_NE(errors("").find(
+                "destination.dtype fp8_e4m3_block128: engines permute the rows "
+                "of queries and keys, across blocks, as "
+                "\"model.layers.0.self_attn.q_proj.weight\"; wanted bf16, fp16 "
+                "or fp32"),
+            std::string::npos);
+  EXPECT_NE(errors(R"(, "options": {"exclude": ["*.self_attn.*"]})")
+                .find("experts that the checkpoint has in one tensor are not "
+                      "quantized by a refit yet"),
+            std::string::npos);
+}
+
 TEST(CompileTest, ManyRanksMayHoldTheSameNames) {
   std::string parameters;
   for (int expert = 0; expert < 20000; ++expert) {

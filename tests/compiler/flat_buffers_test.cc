@@ -1,7 +1,5 @@
 // Flat buffers of the generic layout against whole buffers written out element
 // by element.
-#include "compiler/layout/generic/flat_buffers.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "compiler/layout/common/elements.h"
 #include "tests/compiler/layout_testing.h"
 
 namespace refit {

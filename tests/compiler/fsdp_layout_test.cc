@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "compiler/layout/common/shard.h"
 #include "tests/compiler/layout_testing.h"
 
 namespace refit {
@@ -67,6 +68,42 @@ TEST(FsdpLayoutTest, OneFragmentPerStackAndRank) {
   for (const Buffer& buffer : buffers.all()) {
     EXPECT_LE(buffer.fragments.size(), 1);
   }
+}
+
+TEST(FsdpLayoutTest, Transformers5HoldsExpertsOfQwen3VlTransposed) {
+  const Model model = ReadTinyModel(R"({"model_type": "qwen3_vl_moe",
+      "text_config": {"hidden_size": 6, "num_attention_heads": 1,
+      "num_key_value_heads": 1, "head_dim": 2, "vocab_size": 8,
+      "num_hidden_layers": 1, "num_experts": 2, "moe_intermediate_size": 2}})");
+  const std::string name =
+      "model.language_model.layers.0.mlp.experts.gate_up_proj";
+  const Tensor stored = Checkpoint(model).at(name);
+  EXPECT_EQ(stored.shape, (std::vector<int64_t>{2, 6, 4}));
+  const auto held = [&](const SideSpec& side) {
+    return LayOutAndExpand(model, side, fb::Side::kSource).at(1).at(name);
+  };
+  EXPECT_EQ(held(MakeFsdp(2)), Rows(stored, 1, 2));
+
+  SideSpec side = MakeFsdp(2);
+  side.version = Given<std::string>("5.19.0");
+  const auto transposed = [&](Range experts, Range out) {
+    Tensor tensor = {.shape = {experts.size(), out.size(), 6}, .cells = {}};
+    for (int64_t expert = experts.begin; expert < experts.end; ++expert) {
+      for (int64_t row = out.begin; row < out.end; ++row) {
+        for (int64_t in = 0; in < 6; ++in) {
+          tensor.cells.push_back(stored.cells[(expert * 6 + in) * 4 + row]);
+        }
+      }
+    }
+    return tensor;
+  };
+  EXPECT_EQ(held(side), transposed({1, 2}, {0, 4}));
+  side.expert_shard_dim = Given(int64_t{1});
+  EXPECT_EQ(held(side), transposed({0, 2}, {2, 4}));
+  // Of 4 rows, which the checkpoint's 6 would hide.
+  side.data_parallel = Given(int64_t{3});
+  EXPECT_NE(LayOutErrors(model, side).find("which do not divide its 4"),
+            std::string::npos);
 }
 
 TEST(FsdpLayoutTest, ScalarIsRefused) {

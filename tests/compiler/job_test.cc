@@ -215,7 +215,7 @@ TEST(JobTest, UnknownKeyUnlikeAnyNamesTheKeysOfItsLayoutAlone) {
             "job.json:2:31: error: unknown key \"shards\" in source; wanted "
             "layout, tensor_parallel, data_parallel, replicas, "
             "expert_parallel, dtype, scale_fmt, version, fused_experts, "
-            "expert_shard_dim or mtp");
+            "expert_shard_dim, mtp or vision");
 }
 
 TEST(JobTest, AKeyShortenedAsFlagsAreNamesTheKey) {
@@ -558,13 +558,14 @@ TEST(JobTest, OptionsHaveRanges) {
 }
 
 TEST(JobTest, AModelIsNamedInOneWay) {
-  EXPECT_EQ(Read(R"({"model": {}, "source": {"layout": "vllm"},
+  EXPECT_EQ(
+      Read(R"({"model": {}, "source": {"layout": "vllm"},
  "destination": {"layout": "vllm"}})")
-                .errors,
-            "job.json:1:11: error: model has none of \"config\", \"safetensors\" "
- "and \"parameters\"; wanted one of them\n"
-            "    1 | {\"model\": {}, \"source\": {\"layout\": \"vllm\"},\n"
-            "      |           ^\n");
+          .errors,
+      "job.json:1:11: error: model has none of \"config\", \"safetensors\" "
+      "and \"parameters\"; wanted one of them\n"
+      "    1 | {\"model\": {}, \"source\": {\"layout\": \"vllm\"},\n"
+      "      |           ^\n");
 }
 
 // What the file itself may look like.

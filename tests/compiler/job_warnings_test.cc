@@ -232,5 +232,27 @@ TEST(JobWarningsTest, WarningsThatAreErrorsLeaveNoPlan) {
   EXPECT_EQ(diagnostics.error_count(), 1);
 }
 
+TEST(JobWarningsTest, AVisionTowerOfWhichTheJobSaysNothing) {
+  constexpr std::string_view kTower =
+      R"("model_type": "qwen3_vl", "tie_word_embeddings": false,
+         "text_config": {"hidden_size": 4, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "head_dim": 2, "vocab_size": 64,
+         "num_hidden_layers": 2, "intermediate_size": 8},
+         "vision_config": {"depth": 1, "hidden_size": 8, "num_heads": 4,
+         "out_hidden_size": 4, "num_position_embeddings": 4})";
+  const auto warnings = [&](const std::string& destination) {
+    return WarningsOf(kTower,
+                      "\n\"source\": {\"layout\": \"fsdp\"},\n\"destination\": "
+                      "{\"layout\": \"vllm\"" +
+                          destination + "}");
+  };
+  EXPECT_EQ(warnings(""),
+            "job.json:2:11: warning: the vision tower of qwen3_vl is not "
+            "moved; wanted source.vision: true to move it, or false if that "
+            "is meant");
+  EXPECT_EQ(warnings(R"(, "vision": true)"), "");
+  EXPECT_EQ(warnings(R"(, "vision": false)"), "");
+}
+
 }  // namespace
 }  // namespace refit

@@ -147,7 +147,7 @@ Tensors Checkpoint(const Model& model) {
   int64_t next = 0;
   for (const Param& param : model.params) {
     for (const std::string& name : Names(param.name, param.index)) {
-      Tensor tensor = {.shape = Vector(param.shape), .cells = {}};
+      Tensor tensor = {.shape = Vector(param.StoredShape()), .cells = {}};
       tensor.cells.resize(Count(tensor.shape));
       std::iota(tensor.cells.begin(), tensor.cells.end(), next);
       next += static_cast<int64_t>(tensor.cells.size());
@@ -323,19 +323,41 @@ std::string LayOutErrors(const Model& model, const SideSpec& side) {
   return absl::StrReplaceAll(diagnostics.Render(), {{"error: ", ""}});
 }
 
-std::optional<Model> ReadTinyModel(const std::string& config, bool mtp,
-                                   Diagnostics& diagnostics) {
+namespace {
+
+std::optional<Model> ReadTiny(const std::string& config, bool mtp, bool vision,
+                              Diagnostics& diagnostics) {
   const TemporaryDirectory directory;
   Job job;
   job.model.config_path = directory.Write("config.json", config);
   job.source.mtp = Given(mtp);
+  job.source.vision = Given(vision);
   job.source.key = "source";
   return ReadModel(job, diagnostics);
+}
+
+}  // namespace
+
+std::optional<Model> ReadTinyModel(const std::string& config, bool mtp,
+                                   Diagnostics& diagnostics) {
+  return ReadTiny(config, mtp, /*vision=*/false, diagnostics);
 }
 
 Model ReadTinyModel(const std::string& config, bool mtp) {
   Diagnostics diagnostics;
   const std::optional<Model> model = ReadTinyModel(config, mtp, diagnostics);
+  EXPECT_EQ(diagnostics.Render(), "");
+  return model.value_or(Model());
+}
+
+std::optional<Model> ReadTinyTower(const std::string& config,
+                                   Diagnostics& diagnostics) {
+  return ReadTiny(config, /*mtp=*/false, /*vision=*/true, diagnostics);
+}
+
+Model ReadTinyTower(const std::string& config) {
+  Diagnostics diagnostics;
+  const std::optional<Model> model = ReadTinyTower(config, diagnostics);
   EXPECT_EQ(diagnostics.Render(), "");
   return model.value_or(Model());
 }

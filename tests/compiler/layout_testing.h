@@ -40,6 +40,11 @@ std::optional<Model> ReadTinyModel(const std::string& config, bool mtp,
                                    Diagnostics& diagnostics);
 Model ReadTinyModel(const std::string& config, bool mtp = false);
 
+// The same with its vision tower.
+std::optional<Model> ReadTinyTower(const std::string& config,
+                                   Diagnostics& diagnostics);
+Model ReadTinyTower(const std::string& config);
+
 // A tensor whose cells name elements: every element of a model's params has
 // its own number. Negative cells are none.
 struct Tensor {

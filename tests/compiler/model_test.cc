@@ -179,6 +179,13 @@ constexpr char kListedNemotron[] = R"({"model_type": "nemotron_h",
     "n_routed_experts": 4, "moe_intermediate_size": 8,
     "moe_shared_expert_intermediate_size": 16, "tie_word_embeddings": true})";
 
+// Layers 1 and 3 have experts.
+constexpr char kLlama4[] = R"({"model_type": "llama4_text", "hidden_size": 3,
+ "vocab_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+ "head_dim": 6, "num_hidden_layers": 5, "interleave_moe_layer_step": 2,
+ "moe_layers": [3, 1], "num_local_experts": 3, "intermediate_size": 4,
+ "intermediate_size_mlp": 8})";
+
 class UnpublishedConfigTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(UnpublishedConfigTest, ListsWhatTheOracleLists) {
@@ -191,7 +198,7 @@ INSTANTIATE_TEST_SUITE_P(Variants, UnpublishedConfigTest,
                          ::testing::Values(kMixtral, kMixedMoe, kTiedQwen2,
                                            kBiasedLlama, kBiasedQwen3,
                                            kLatentOfOneStep, kBiasedGlm,
-                                           kListedNemotron));
+                                           kListedNemotron, kLlama4));
 
 TEST(ModelTest, PredictionLayersAreListedIfTheJobMovesThem) {
   const TemporaryDirectory directory;
@@ -272,9 +279,10 @@ TEST(ModelTest, UnknownFamilyNamesTheKnownOnesAndTheWaysOut) {
   EXPECT_EQ(ReadConfigText("{\"model_type\": \"gpt5\"}").errors,
             "config.json:1:16: error: unknown model_type \"gpt5\"; wanted "
             "deepseek_v3, deepseek_v32, gemma3_text, glm4_moe, glm4_moe_lite, "
-            "glm_moe_dsa, gpt_oss, kimi_k2, llama, minimax_m2, mixtral, "
-            "nemotron_h, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, "
-            "qwen3_5_text, qwen3_moe or qwen3_next; a file can describe "
+            "glm_moe_dsa, gpt_oss, kimi_k2, llama, llama4, llama4_text, "
+            "minimax_m2, mixtral, nemotron_h, qwen2, qwen3, qwen3_5, "
+            "qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text, qwen3_moe, "
+            "qwen3_next, qwen3_vl or qwen3_vl_moe; a file can describe "
             "other families: \"model\": {\"config\": PATH, \"rules\": PATH}; "
             "or they move without roles: {\"safetensors\": DIRECTORY} with "
             "layout generic or fsdp, or the job that Python's refit.describe "
@@ -285,6 +293,41 @@ TEST(ModelTest, UnknownFamilyNamesTheKnownOnesAndTheWaysOut) {
                 .errors.find("unknown model_type \"qwen3moe\"; did you mean "
                              "\"qwen3_moe\"? wanted deepseek_v3,"),
             std::string::npos);
+}
+
+// A small llama4_text; `more`: keys, on line 5.
+std::string Llama4(const std::string& more) {
+  return R"({"model_type": "llama4_text", "hidden_size": 3, "vocab_size": 64,
+ "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 5,
+ "interleave_moe_layer_step": 2, "num_local_experts": 3,
+ "intermediate_size": 4, "intermediate_size_mlp": 8,
+)" + more +
+         "}";
+}
+
+TEST(ModelTest, WhatEnginesReadOtherwiseOfALlama4IsRefused) {
+  EXPECT_NE(ReadConfigText(Llama4("\"head_dim\": 6, \"moe_layers\": [0, 1]"))
+                .errors.find("config.json:5:30: error: moe_layers names other "
+                             "layers than every interleave_moe_layer_step-th, "
+                             "and engines read the step 2 alone; wanted both "
+                             "alike"),
+            std::string::npos);
+  EXPECT_NE(ReadConfigText(Llama4("\"head_dim\": 5"))
+                .errors.find("config.json:5:13: error: head_dim 5 is odd; "
+                             "wanted an even one, of rotary pairs"),
+            std::string::npos);
+  EXPECT_NE(ReadConfigText(Llama4("\"head_dim\": 6, \"attention_bias\": true"))
+                .errors.find("attention_bias"),
+            std::string::npos);
+}
+
+TEST(ModelTest, ATiedHeadBesideAVisionTowerHasItsName) {
+  const ReadResult result = ReadConfigText(
+      R"({"model_type": "llama4", "text_config": )" +
+      Llama4("\"head_dim\": 6, \"tie_word_embeddings\": true") + "}");
+  ASSERT_EQ(result.errors, "");
+  ASSERT_EQ(result.model->skips.size(), 1u);
+  EXPECT_EQ(result.model->skips[0].name, "language_model.lm_head.weight");
 }
 
 // A small nemotron_h; `more`: keys, on line 6.

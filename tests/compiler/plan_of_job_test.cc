@@ -95,7 +95,7 @@ TEST(InputsTest, EveryMemberOfAParamCounts) {
       of([](Param& p) { p.role = ParamRole::kQuery; }),
       of([](Param& p) { p.first_layer = 7; }),
       of([](Param& p) { p.skip = SkipReason::kFrozen; }),
-      of([](Param& p) { p.pairs = true; }),
+      of([](Param& p) { p.split = Split::kLastInPairs; }),
       [](Job&, Model& model) { model.mtp = true; },
       [](Job&, Model& model) { model.skips[0].reason = SkipReason::kTied; },
       [](Job&, Model& model) { model.skips[0].detail = "a head"; },

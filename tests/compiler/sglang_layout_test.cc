@@ -137,6 +137,48 @@ TEST(SglangLayoutTest, StackedExpertsAreCutInEachHalf) {
             "those of qwen3_5_moe; wanted \"tensor\" or \"replicated\"\n");
 }
 
+TEST(SglangLayoutTest, RotaryPairsOfALlama4AreHeldByHalves) {
+  constexpr char kText[] = R"("hidden_size": 3, "num_attention_heads": 2,
+      "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 64,
+      "num_hidden_layers": 2, "num_local_experts": 2, "intermediate_size": 2)";
+  const Model model = ReadTinyModel(absl::StrFormat(
+      R"({"model_type": "llama4", "text_config": {%s}})", kText));
+  const std::string prefix = "language_model.model.layers.0.";
+  const Tensors hf = Under(Checkpoint(model), prefix);
+  SideSpec side = MakeSide(LayoutKind::kSglang, 2);
+  side.moe_backend = Given<std::string>("flashinfer_cutlass");
+  const Tensors found =
+      Under(LayOutAndExpand(model, side, fb::Side::kDestination).at(1), prefix);
+  std::vector<Tensor> heads;  // one of queries, keys and values each
+  for (const std::string name : {"q_proj", "k_proj"}) {
+    for (const int64_t row : {4, 6, 5, 7}) {
+      heads.push_back(
+          Rows(hf.at("self_attn." + name + ".weight"), row, row + 1));
+    }
+  }
+  heads.push_back(Rows(hf.at("self_attn.v_proj.weight"), 4, 8));
+  EXPECT_EQ(found.at("self_attn.qkv_proj.weight"), Concat(heads));
+  const Tensor& gate_up =
+      hf.at("feed_forward.experts.gate_up_proj");  // [2, 3, 4]
+  Tensor w13 = {.shape = {2, 2, 3}, .cells = {}};
+  for (const int64_t expert : {0, 1}) {
+    for (const int64_t out : {3, 1}) {  // this backend wants ups first
+      for (const int64_t in : {0, 1, 2}) {
+        w13.cells.push_back(gate_up.cells[(expert * 3 + in) * 4 + out]);
+      }
+    }
+  }
+  EXPECT_EQ(found.at("feed_forward.experts.w13_weight"), w13);
+  EXPECT_EQ(LayOutErrors(model, MakeSide(LayoutKind::kSglang, 1, 2)),
+            "destination.pipeline_parallel 2: SGLang's llama4 has one stage; "
+            "wanted 1\n");
+  EXPECT_EQ(LayOutErrors(ReadTinyModel(absl::StrFormat(
+                             R"({"model_type": "llama4_text", %s})", kText)),
+                         side),
+            "destination: the layout sglang does not know llama4_text; wanted "
+            "another layout (generic places any tensors)\n");
+}
+
 TEST(SglangLayoutTest, TheEmbeddingOfAQwen35IsWholeBesideDpAttention) {
   const Model model = Qwen35Moe();
   SideSpec side = MakeSide(LayoutKind::kSglang, 4);

@@ -208,7 +208,7 @@ def refit_by_backend(llm, plan, sources, _):
                 return self._module.named_parameters()
 
     changes = {name: torch.zeros((tensor.numel() + 31) // 32, dtype=torch.int32) for name, tensor in sources[0].items()}
-    info = RefitTrainerInitInfo(plan=plan, meeting=refit.LocalFabric(plan.world_size), device="cpu", rank=0,
+    info = RefitTrainerInitInfo(plan=plan, meeting=refit.LocalFabric(plan.world_size), device="cpu", rank=0, snapshot_on_host=True,
                                 check_backends=False, changes=changes)
     trainer = WeightTransferTrainerFactory.trainer_init(info, client=Clients([Client()]),
                                                         source=Source(Trained(sources[0])))
@@ -226,6 +226,7 @@ def refit_by_backend(llm, plan, sources, _):
 
 def refitted(arguments):
     import torch
+    import vllm
 
     plan = plan_of(arguments.family, delta={"changes": "snapshot" if arguments.path == "extension" else "bitmap"})
     options = ({"worker_extension_cls": "refit.vllm.WorkerExtension"} if arguments.path == "extension" else
@@ -236,7 +237,7 @@ def refitted(arguments):
     (refit_by_extension if arguments.path == "extension" else refit_by_backend)(llm, plan, sources, arguments.work / "b")
     wanted = torch.load(arguments.work / "fresh.pt")
     equal = check_equal([state_of(worker_of(llm))], [list(t) for t in generated(llm)], wanted, before)
-    print(f"{arguments.family}, {arguments.path}: {equal}")
+    print(f"vLLM {vllm.__version__}, {arguments.family}, {arguments.path}: {equal}", flush=True)
 
 
 def run(arguments):

@@ -583,6 +583,10 @@ static void TestRounds(void) {
     refit_executor* wrong = NULL;
     ERROR(refit_executor_create(&options, &wrong), REFIT_INVALID_ARGUMENT,
           "time_rounds is 2, it should be 0 or 1");
+    options.time_rounds = 0;
+    options.snapshot_on_host = -1;
+    ERROR(refit_executor_create(&options, &wrong), REFIT_INVALID_ARGUMENT,
+          "snapshot_on_host is -1, it should be 0 or 1");
     refit_device_free(device);
     refit_plan_free(plan);
   }
@@ -892,7 +896,7 @@ static void TestCreateErrors(void) {
   ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
         "a transport is chosen, but a local fabric is one itself");
   bad = good;
-  bad.reserved3 = 1;
+  bad.reserved2 = 1;
   ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
         "reserved is not 0");
   bad = good;

@@ -195,6 +195,7 @@ TEST_F(ControlMeetingTest, MeetingThatFailsTellsWhomItRefused) {
 TEST_F(ControlMeetingTest, SecondProcessOfARankIsRefused) {
   const std::string process = control::ProcessText();
   std::atomic<int> refused = 0;
+  std::atomic<bool> refused_late = false;
   OnRanks({0, 1, 1}, [&](int32_t rank) {
     auto plane = Connect(rank, 3);
     if (!plane.ok()) {
@@ -208,9 +209,42 @@ TEST_F(ControlMeetingTest, SecondProcessOfARankIsRefused) {
     if (rank == 0) {
       EXPECT_EQ(Connect(2, 3).status().code(),
                 absl::StatusCode::kAlreadyExists);
+      refused_late = true;
+      refused_late.notify_all();
     }
+    refused_late.wait(false);
   });
   EXPECT_EQ(refused, 1);
+}
+
+// It may have closed, and come for the next meeting, before rank 0 did.
+TEST_F(ControlMeetingTest, RankThatLeftMeetsAgainOnceRankZeroHasClosed) {
+  std::atomic<bool> put_off = false;
+  OnRanks({0, 1, 2}, [&](int32_t rank) {
+    auto plane = Connect(rank, 3);
+    ASSERT_TRUE(plane.ok()) << plane.status();
+    if (rank == 1) {
+      plane->reset();
+      ExpectStatus(
+          ConnectTcp(Rendezvous(1, 3), In(std::chrono::milliseconds(300)))
+              .status(),
+          absl::StatusCode::kUnavailable,
+          absl::StrCat("connect: rank 0 was not reached at 127.0.0.1:", port_,
+                       " before the deadline: it has not closed its last "
+                       "meeting yet, which rank 1 left"));
+      put_off = true;
+      put_off.notify_all();
+    }
+    put_off.wait(false);
+    // The next meeting may be of fewer ranks.
+    if (rank == 2) return;
+    if (rank == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      plane->reset();
+    }
+    plane = Connect(rank, 2);
+    EXPECT_TRUE(plane.ok()) << plane.status();
+  });
 }
 
 TEST_F(ControlMeetingTest, InterruptionEndsTheMeetingOnAllRanks) {

@@ -207,7 +207,10 @@ class DeltaConformance : public DeviceConformance {
     std::vector<std::unique_ptr<DeviceMemory>> memory;
     std::vector<std::byte*> table;
     for (const Bytes& bytes : before) {
-      memory.push_back(Upload(bytes));
+      const size_t entry = memory.size();
+      const bool is_shadow = entry >= batch.delta.shadow_entries &&
+                             entry < batch.delta.marks_entries;
+      memory.push_back(Upload(bytes, is_shadow && entry % 2 == 1));
       table.push_back(memory.back()->data());
     }
     auto prepared = device_->Prepare(table, {batch});

@@ -407,6 +407,56 @@ TEST(DeltaRefitTest, ANewBindKeepsTheMemoryOfTheSnapshot) {
   EXPECT_EQ(device.allocations[SnapshotBytes(plan, 0)], 1);
 }
 
+TEST(DeltaRefitTest, ASnapshotOfAGpuMayLieOnTheHost) {
+  class DeviceWithMemory : public HostDevice {
+   public:
+    std::map<uint64_t, int> own;  // allocations, by size
+    std::map<uint64_t, int> on_host;
+    bool IsHost() const override { return false; }
+    absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(
+        uint64_t size_bytes) override {
+      ++own[size_bytes];
+      return HostDevice::Allocate(size_bytes);
+    }
+    absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateOnHost(
+        uint64_t size_bytes) override {
+      if (++on_host[size_bytes] > 1) {
+        return absl::ResourceExhaustedError("no pages are left");
+      }
+      return HostDevice::Allocate(size_bytes);
+    }
+  };
+  const PlanFile plan = MatrixPlan("true");
+  const uint64_t snapshot_bytes = SnapshotBytes(plan, 0);
+  DeviceWithMemory device;
+  DeltaWorld world(plan, &device, 0);
+  world.Replace(0, {.snapshot_on_host = true});
+  Fill(world);
+  ASSERT_TRUE(world.Start().ok());
+  EXPECT_EQ(device.on_host[snapshot_bytes], 1);
+  EXPECT_EQ(device.own[snapshot_bytes], 0);
+  ASSERT_TRUE(world.Refit().ok());
+  Set(TensorOf(world, 0, "w"), 5, uint16_t{77});
+  ASSERT_TRUE(world.Refit().ok());
+  EXPECT_TRUE(world.report(0).is_delta);
+  EXPECT_EQ(world.report(0).changed_elements, 1);
+  EXPECT_EQ(Get(TensorOf(world, 2, "w"), 5), 77);
+
+  world.Replace(0, {.snapshot_on_host = true});
+  const std::vector<absl::Status> statuses =
+      world.OnAllRanks([&](int32_t rank) {
+        return world.executor(rank).Connect(DeltaWorld::kTimeout);
+      });
+  EXPECT_EQ(statuses[0].message(),
+            "rank 0: the snapshot of what this rank sends: no pages are left; "
+            "options.delta with \"changes\": \"bitmap\" needs none, but 1/16 "
+            "of that from the worker");
+
+  world.Replace(0);
+  ASSERT_TRUE(world.Connect().ok());
+  EXPECT_EQ(device.own[snapshot_bytes], 1);
+}
+
 TEST(DeltaRefitTest, TheBitmapOfAnEmptyTensorIsLeftAlone) {
   const PlanFile plan = PlanOfJob(R"job({
     "model": {"parameters": [

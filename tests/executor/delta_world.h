@@ -68,8 +68,7 @@ class DeltaWorld {
   }
 
   // The worker of `rank` ends, and another one comes.
-  void Replace(int32_t rank) {
-    ExecutorOptions options;
+  void Replace(int32_t rank, ExecutorOptions options = {}) {
     options.rank = rank;
     options.device = devices_[rank];
     options.transport = transports_[rank].get();

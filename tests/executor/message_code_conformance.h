@@ -268,7 +268,8 @@ class MessageCodeConformance : public DeviceConformance {
       world.tensors.push_back(Upload(bytes));
     }
     for (const Bytes& bytes : Laid(c, &Box::before)) {
-      world.shadows.push_back(send ? Upload(bytes) : nullptr);
+      const bool on_host = world.shadows.size() % 3 == 0;
+      world.shadows.push_back(send ? Upload(bytes, on_host) : nullptr);
     }
     for (const Box& box : c.boxes) {
       const uint64_t message_bytes = box.message_bytes();

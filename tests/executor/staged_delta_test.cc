@@ -93,12 +93,16 @@ TEST(StagedDeltaTest, TheRungIsTheFirstWithRoomForWhatChanged) {
     uint32_t rung;
     uint64_t bytes;
   } cases[] = {
-      {kElements + 1, 64, 8 + 1024 * 3 + 512},  // the first alone
-      {64, 64, 8 + 1024 * 3 + 512},             // as many as there is room for
-      {63, 16, 8 + 4096 * 3 + 512},
+      {kElements + 1, 128, 8 + 512 * 3 + 512},  // the first alone
+      {128, 128, 8 + 512 * 3 + 512},            // as many as there is room for
+      {127, 64, 8 + 1024 * 3 + 512},
+      {64, 64, 8 + 1024 * 3 + 512},
+      {63, 32, 8 + 2048 * 3 + 512},
       {16, 16, 8 + 4096 * 3 + 512},
+      {9, 8, 8 + 8192 * 3 + 512},
       {5, 4, 8 + 16384 * 3 + 512},
-      {3, 1, 2 * kElements},  // too many: whole
+      {3, 2, 8 + 32768 * 3 + 512},
+      {1, 1, 2 * kElements},  // too many: whole
   };
   for (const auto& [nth, rung, bytes] : cases) {
     Change(world, nth);
@@ -140,9 +144,9 @@ TEST(StagedDeltaTest, WhatTheReceiverCastsTravelsBesideWhatChanged) {
   for (int i = 0; i < 128; ++i) other[i] = static_cast<uint16_t>(0x4000 + i);
   ASSERT_TRUE(world.Refit().ok());
   const DeltaReport& report = world.report();
-  EXPECT_EQ(report.rung, 64);
-  // Room for all of the other and 1/64 of this; 513 groups of 128.
-  EXPECT_EQ(report.stored_bytes, 8 + (128 + 1024) * 3 + 513);
+  EXPECT_EQ(report.rung, 128);
+  // Room for all of the other and 1/128 of this; 513 groups of 128.
+  EXPECT_EQ(report.stored_bytes, 8 + (128 + 512) * 3 + 513);
   EXPECT_EQ(report.elements, kElements);
   EXPECT_TRUE(IsEqual(world));
   const auto* const received =
@@ -177,17 +181,17 @@ TEST(StagedDeltaTest, WhatTheSourceCastsIsComparedAsItIsSent) {
   std::vector<uint16_t> sent(received, received + kElements);
   const auto refit = [&](uint64_t changed) {
     ASSERT_TRUE(world.Refit().ok());
-    EXPECT_EQ(world.report().rung, 64);
+    EXPECT_EQ(world.report().rung, 128);
     EXPECT_EQ(world.report().changed_elements, changed);
     EXPECT_EQ(std::memcmp(received, sent.data(), 2 * kElements), 0);
   };
   for (uint32_t i = 0; i < kElements; ++i) held[i] ^= 1;
   refit(0);
-  for (uint32_t i = 0; i < kElements; i += 100) {
+  for (uint32_t i = 0; i < kElements; i += 200) {
     held[i] = 0x40490000;
     sent[i] = 0x4049;
   }
-  refit((kElements + 99) / 100);
+  refit((kElements + 199) / 200);
   for (uint32_t i = 0; i < kElements; ++i) held[i] ^= 1;
   refit(0);
 }
@@ -208,7 +212,7 @@ TEST(StagedDeltaTest, CopiesOfAMessageMayStandInAnyOrder) {
     Change(world, 1000 + refit);
     other[5] ^= 0x11;
     ASSERT_TRUE(world.Refit().ok());
-    EXPECT_EQ(world.report().rung, 64);
+    EXPECT_EQ(world.report().rung, 128);
     EXPECT_TRUE(IsEqual(world));
     EXPECT_EQ(static_cast<const uint16_t*>(TensorOf(world, 1, "other").data)[5],
               other[5]);
@@ -262,8 +266,8 @@ TEST(StagedDeltaTest, SmallMessagesChooseNoRung) {
   std::memset(other.data, 0x31, other.size_bytes);
   ASSERT_TRUE(world.Refit().ok());
   const DeltaReport& report = world.report();
-  EXPECT_EQ(report.rung, 64);
-  EXPECT_EQ(report.stored_bytes, 8 + 1024 * 3 + 512 + 256);
+  EXPECT_EQ(report.rung, 128);
+  EXPECT_EQ(report.stored_bytes, 8 + 512 * 3 + 512 + 256);
   EXPECT_EQ(report.elements, kElements);
   EXPECT_TRUE(IsEqual(world));
   EXPECT_EQ(std::memcmp(TensorOf(world, 2, "other").data, other.data, 256), 0);
@@ -333,7 +337,7 @@ class NcclStagedDeltaTest : public testing::Test {
     EXPECT_TRUE(IsEqual(*world_));
     Change(*world_, 1000);
     ASSERT_TRUE(world_->Refit().ok());
-    EXPECT_EQ(world_->report().rung, 64);
+    EXPECT_EQ(world_->report().rung, 128);
     EXPECT_TRUE(IsEqual(*world_));
   }
 
@@ -346,7 +350,7 @@ TEST_F(NcclStagedDeltaTest, MessagesHaveTheSizesOfTheRung) {
   const struct {
     uint64_t nth;
     uint32_t rung;
-  } cases[] = {{kElements + 1, 64}, {64, 64}, {63, 16}, {5, 4}, {3, 1}};
+  } cases[] = {{kElements + 1, 128}, {128, 128}, {127, 64}, {5, 4}, {1, 1}};
   for (const auto& [nth, rung] : cases) {
     Change(*world_, nth);
     ASSERT_TRUE(world_->Refit().ok());
@@ -364,8 +368,8 @@ TEST_F(NcclStagedDeltaTest, AMessageThatWasDamagedTearsTheRefit) {
     messages[0].code[1] = std::byte{0x11};
   };
   ExpectTorn(1, absl::StatusCode::kDataLoss,
-             "round 0: recv of 3592 bytes from rank 0: what changed is not "
-             "encoded as it should be: 4418 elements, with room for 1024");
+             "round 0: recv of 2056 bytes from rank 0: what changed is not "
+             "encoded as it should be: 4418 elements, with room for 512");
 }
 
 // Nothing that reads the worker's tensors is left on a stream.

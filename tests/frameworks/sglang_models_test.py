@@ -57,6 +57,16 @@ ATTENTION_MESHES = {
     "tp2 dpa2": {"tensor_parallel": 2, "dp_attention": 2},
     "tp4 dpa2": {"tensor_parallel": 4, "dp_attention": 2},
 }
+TOWER_MESHES = {
+    "tp1": {},
+    "tp2": {"tensor_parallel": 2},
+    "tp4": {"tensor_parallel": 4},
+    "tp2, whole": {"tensor_parallel": 2, "mm_encoder_tp_mode": "data"},
+    "tp2 pp2": {"tensor_parallel": 2, "pipeline_parallel": 2},
+    "tp4 dpa2": {"tensor_parallel": 4, "dp_attention": 2},
+}
+# Families of whose tower refitc knows SGLang's class.
+TOWERS = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
 EXPERT_MESHES = {
     "tp2 ep2": {"tensor_parallel": 2, "expert_parallel": 2},
     "tp4 ep2": {"tensor_parallel": 4, "expert_parallel": 2},
@@ -71,7 +81,8 @@ CONFIGS = {
     | ({"mamba_n_groups": config["n_groups"]} if name == "nemotron_h" else {})
     | ({"language_model_only": True} if "text_config" in config else {})  # a vision tower is not moved
     for name, config in MODELS.items()
-    if name != "qwen3_moe, dense layers"  # it has experts in every layer
+    # It has experts in every layer of qwen3_moe, and cannot load llama4 without the model that has a vision tower.
+    if name not in ("qwen3_moe, dense layers", "llama4_text", "llama4_text, tied")
 }
 # What its classes cannot hold; refitc refuses or warns of it.
 LACKS = {
@@ -79,7 +90,7 @@ LACKS = {
     "qwen2": ("dp_attention",), "mixtral": ("dp_attention",), "qwen3_next": ("pipeline_parallel",),
     # The last of several stages has a head of its own, which its loader leaves unfilled.
     "qwen3_5_text, tied": ("pipeline_parallel",),
-    "gpt_oss": ("expert_parallel",), "gemma3_text": ("dp_attention", "pipeline_parallel"),
+    "llama4": ("pipeline_parallel",), "gpt_oss": ("expert_parallel",), "gemma3_text": ("dp_attention", "pipeline_parallel"),
 }  # fmt: skip
 
 
@@ -116,6 +127,9 @@ def cases():
             meshes = {mesh: (MESHES | EXPERT_MESHES)[mesh] for mesh in ("tp2", "tp2 ep2")}
             many = {"n_routed_experts": 256, "moe_intermediate_size": 16, "num_hidden_layers": 2}
             kinds.append((name + ", 256 experts", config | many, meshes, {}))
+        if config["model_type"] in TOWERS:
+            whole = {key: value for key, value in config.items() if key != "language_model_only"}
+            kinds.append((name + ", tower", whole, TOWER_MESHES, {"vision": True}))
         if name == "qwen3_moe":
             meshes = {mesh: (MESHES | EXPERT_MESHES)[mesh] for mesh in ("tp2", "tp2 ep2")}
             kinds.append((name + ", flashinfer_cutlass", config, meshes, {"moe_backend": "flashinfer_cutlass"}))
@@ -133,6 +147,7 @@ def server_args(checkpoint, side):
         model_path=str(checkpoint), skip_tokenizer_init=True, disable_custom_all_reduce=True, disable_cuda_graph=True, device="cuda",
         random_seed=1, tp_size=side.get("tensor_parallel", 1), pp_size=side.get("pipeline_parallel", 1),
         ep_size=side.get("expert_parallel", 1), attn_dp_size=side.get("dp_attention", 1),
+        mm_enable_dp_encoder=side.get("mm_encoder_tp_mode") == "data",
         moe_runner_backend=side["moe_backend"] if side.get("moe_backend") == "flashinfer_cutlass" else "auto",
     )  # fmt: skip
 

@@ -40,7 +40,8 @@ from skyrl.backends.skyrl_train.inference_servers.utils import build_vllm_cli_ar
 from skyrl.backends.skyrl_train.weight_sync import WeightExtractor, WeightTransferSender
 from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import FSDPPolicyWorkerBase
 from skyrl.train.entrypoints.main_base import BasePPOExp
-from trainer_worlds import DELTAS, Rank, differences, fill, module_of, plan_of, sharded, told, vllm_facts
+from trainer_worlds import (BITMAP_UPDATES, BITMAPS, DELTA_UPDATES, DELTAS, Rank, check_reports, differences, fill, module_of, plan_of,
+                            sharded, told, vllm_facts, with_bitmaps)  # fmt: skip
 from vllm.entrypoints.rl.online import api_router as rl_routes
 from vllm.entrypoints.serve.dev.cache import api_router as cache_routes
 from vllm.entrypoints.serve.dev.rpc import api_router as rpc_routes
@@ -80,7 +81,7 @@ def experiment(cfg):
     return policy.__ray_metadata__.modified_class
 
 
-def serve_trainer(pipe, path, rank, directory, urls):
+def serve_trainer(pipe, path, rank, directory, urls, bitmaps):
     """A policy worker: the class that SkyRL's trainer is given, without Ray around it."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/trainers", rank=rank, world_size=TRAINERS)
     cfg, plan = configuration(path), refit.Plan.load(path)
@@ -88,6 +89,8 @@ def serve_trainer(pipe, path, rank, directory, urls):
     assert issubclass(policy, FSDPPolicyWorkerBase)
     worker = object.__new__(policy)
     shards = module_of(plan, rank)
+    if bitmaps:
+        with_bitmaps(shards)
     worker.cfg, worker._is_lora = cfg.trainer, False
     worker.model = types.SimpleNamespace(model=sharded(shards, [0, 1]))
     client = RemoteInferenceClient(proxy_url=urls[0], server_urls=urls, data_parallel_size=1)
@@ -102,6 +105,8 @@ def serve_trainer(pipe, path, rank, directory, urls):
     for command, step in iter(pipe.recv, None):
         if command == "report":
             result = worker._weight_transfer_sender.delta_report
+        elif command == "ask_dense":
+            result = worker._weight_transfer_sender.ask_dense()
         elif command == "init":
             result = told(lambda: asyncio.run(call("init_weight_sync_state")))
             worker._weight_transfer_sender._device = "cpu"
@@ -160,11 +165,11 @@ def on_all(ranks, *messages):
 
 
 @contextlib.contextmanager
-def world(path):
+def world(path, bitmaps=False):
     with tempfile.TemporaryDirectory(prefix="refit-") as directory:
         engines = [Rank(serve_engine, path, number) for number in range(ENGINES)]
         urls = [engine.answer() for engine in engines]
-        trainers = [Rank(serve_trainer, path, rank, directory, urls) for rank in range(TRAINERS)]
+        trainers = [Rank(serve_trainer, path, rank, directory, urls, bitmaps) for rank in range(TRAINERS)]
         yield trainers, engines
         for rank in trainers + engines:
             rank.close()
@@ -202,20 +207,19 @@ def run(path):
         answers = on_all(trainers, ("update", 4))
         assert answers == [None, None], answers
         assert [wrong for wrong, _ in on_all(engines, (4,))] == [[], []]
-    plan_of(TRAINERS, DELTAS, replicas=ENGINES).save(path)
-    rungs = []
-    with world(path) as (trainers, engines):
-        assert on_all(trainers, ("init", None)) == [None, None]
-        for step in (1, 1.5, 2, 2.5, 2.5):
-            answers = on_all(trainers, ("update", step))
-            assert answers == [None, None], answers
-            assert [wrong for wrong, _ in on_all(engines, (step,))] == [[], []]
-            report, other = on_all(trainers, ("report", None))
-            rungs.append((report.is_delta, report.rung))
-            assert (other.is_delta, other.rung) == rungs[-1], (report, other)
-            assert report.stored_bytes < report.dense_bytes or step in (1, 2), report
-    assert rungs == [(False, 0), (True, 64), (True, 1), (True, 64), (True, 64)], rungs
-    print(f"| SkyRL {importlib.metadata.version('skyrl')} | 2 FSDP2 trainers, 2 engines of vLLM | 4 updates, one of which fails; 5 with deltas | equal |")
+    for options, updates in ((DELTAS, DELTA_UPDATES), (BITMAPS, BITMAP_UPDATES)):
+        plan_of(TRAINERS, options, replicas=ENGINES).save(path)
+        with world(path, options is BITMAPS) as (trainers, engines):
+            assert on_all(trainers, ("init", None)) == [None, None]
+            for update in updates:
+                step, dense, *_ = update
+                if dense:
+                    on_all(trainers[-1:], ("ask_dense", None))
+                answers = on_all(trainers, ("update", step))
+                assert answers == [None, None], answers
+                assert [wrong for wrong, _ in on_all(engines, (step,))] == [[], []]
+                check_reports(on_all(trainers, ("report", None)), update)
+    print(f"| SkyRL {importlib.metadata.version('skyrl')} | 2 FSDP2 trainers, 2 engines of vLLM | 4 updates, one of which fails; 8 with deltas, 3 with bitmaps | equal |")
 
 
 def main():

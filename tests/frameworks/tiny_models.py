@@ -32,13 +32,30 @@ DELTA = {
     "linear_num_value_heads": 8, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
 }  # fmt: skip
+# Dense layers between those with experts; the second has no rotary embedding.
+MAVERICK = {
+    "num_local_experts": 8, "num_experts_per_tok": 1, "intermediate_size": 64, "intermediate_size_mlp": 192,
+    "interleave_moe_layer_step": 2, "no_rope_layers": [1, 0, 1, 1], "attention_chunk_size": 64, "use_qk_norm": True,
+    "rope_scaling": None,
+}  # fmt: skip
+LLAMA4_VISION = {
+    "tie_word_embeddings": False,
+    "vision_config": {
+        "model_type": "llama4_vision_model", "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "image_size": 16, "patch_size": 4, "vision_output_dim": 32, "projector_input_dim": 32,
+        "projector_output_dim": 32,
+    },
+}  # fmt: skip
 VISION = {
     "tie_word_embeddings": False, "image_token_id": 250, "video_token_id": 251, "vision_start_token_id": 252, "vision_end_token_id": 253,
     "vision_config": {
-        "depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 4, "in_channels": 3, "patch_size": 4,
+        "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 4, "in_channels": 3, "patch_size": 4,
         "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 64, "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [],
     },
 }  # fmt: skip
+QWEN3_VISION = VISION | {"vision_config": VISION["vision_config"] | {"deepstack_visual_indexes": [0, 1], "out_hidden_size": 128}}
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5], "mrope_interleaved": True}}
 
 
 def _with(family, architecture, *parts, without=(), **more):
@@ -52,10 +69,19 @@ MODELS = {
     "llama": _with("llama", "LlamaForCausalLM", DENSE),
     "llama, bias": _with("llama", "LlamaForCausalLM", DENSE, attention_bias=True),
     "llama, tied": _with("llama", "LlamaForCausalLM", DENSE, tie_word_embeddings=True),
+    "llama4_text": _with("llama4_text", "Llama4ForCausalLM", DENSE, MAVERICK),
+    "llama4_text, tied": _with("llama4_text", "Llama4ForCausalLM", DENSE, MAVERICK, tie_word_embeddings=True),
+    "llama4": _with("llama4", "Llama4ForConditionalGeneration", LLAMA4_VISION, text_config=_with(
+        "llama4_text", "", DENSE, MAVERICK, interleave_moe_layer_step=1)),
     "qwen2": _with("qwen2", "Qwen2ForCausalLM", DENSE, without=["head_dim"]),
     "qwen3": _with("qwen3", "Qwen3ForCausalLM", DENSE),
     "qwen3, bias": _with("qwen3", "Qwen3ForCausalLM", DENSE, attention_bias=True),
     "qwen3, tied": _with("qwen3", "Qwen3ForCausalLM", DENSE, tie_word_embeddings=True),
+    "qwen3_vl": _with("qwen3_vl", "Qwen3VLForConditionalGeneration", QWEN3_VISION, text_config=_with("qwen3_vl_text", "", DENSE, MROPE)),
+    "qwen3_vl, tied": _with("qwen3_vl", "Qwen3VLForConditionalGeneration", QWEN3_VISION, tie_word_embeddings=True, text_config=_with(
+        "qwen3_vl_text", "", DENSE, MROPE, tie_word_embeddings=True)),
+    "qwen3_vl_moe": _with("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", QWEN3_VISION, text_config=_with(
+        "qwen3_vl_moe_text", "", DENSE, EXPERTS, MROPE, moe_intermediate_size=96, without=["tie_word_embeddings"])),  # fmt: skip
     "qwen3_moe": _with("qwen3_moe", "Qwen3MoeForCausalLM", DENSE, EXPERTS),
     "qwen3_moe, dense layers": _with("qwen3_moe", "Qwen3MoeForCausalLM", DENSE, EXPERTS, mlp_only_layers=[1]),
     "mixtral": _with("mixtral", "MixtralForCausalLM", DENSE, num_local_experts=8, num_experts_per_tok=2, sliding_window=None),
@@ -114,6 +140,9 @@ MODELS = {
     ),  # fmt: skip
 }
 
+
+# Families whose vision tower a job can move.
+TOWERS = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "llama4"}
 
 # Families that refitc knows by the files of examples/rules alone.
 RULES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "rules"

@@ -20,6 +20,13 @@ TIMEOUT_SECONDS = 120
 
 # Of jobs whose refits send only what changed, between processes on CPUs too.
 DELTAS = {"delta": {"dense_every": 0}, "peer": "staged", "bucket_bytes": 1 << 16}
+# Updates with them: the step, whether one trainer asks for a dense update, and what the trainers must report: what changed, in
+# percent, and the rung. After a step half a step changes 1 % of the elements.
+DELTA_UPDATES = [(1, False, None, 0), (1.5, False, 1, 64), (2, False, 100, 1), (2.5, False, 1, 64), (2.5, False, 0, 128),
+                 (2.5, True, None, 0), (3, True, None, 0), (3.5, False, 1, 64)]  # fmt: skip
+# Of jobs whose trainers mark what changed. Bitmaps are of direct rounds, which between processes on CPUs are dense, without a report.
+BITMAPS = {"delta": {"changes": "bitmap", "dense_every": 0}}
+BITMAP_UPDATES = [(1, False), (1.5, False), (2, True)]
 
 
 def plan_of(trainers, options=None, **engines):
@@ -41,6 +48,34 @@ def module_of(plan, rank):
     return root
 
 
+def check_reports(reports, update):
+    """What trainers say of an update of DELTA_UPDATES or BITMAP_UPDATES."""
+    _, dense, *wanted = update
+    if not wanted:
+        assert reports == [None] * len(reports), reports
+        return
+    percent, rung = wanted
+    for report in reports:
+        assert (report.is_delta, report.rung) == (percent is not None, rung), (update, report)
+        assert not dense or report.why_dense.endswith("asked for it"), (update, report)
+        assert percent is None or abs(100 * report.change_rate - percent) < 1, (update, report)
+        assert (report.stored_bytes < report.dense_bytes / 2) == (rung > 1), (update, report)
+
+
+def with_bitmaps(module):
+    """Gives the module's parameters bitmaps of changes, which `fill` marks."""
+    for tensor in module.parameters():
+        tensor.refit_changes = torch.zeros((tensor.numel() + 31) // 32, dtype=torch.int32)
+    return module
+
+
+def mark(bits, before, after):
+    """Sets the bits of the elements that changed."""
+    changed = torch.zeros(32 * len(bits), dtype=torch.int64)
+    changed[:before.numel()] = (before.reshape(-1).view(torch.int16) != after.reshape(-1).view(torch.int16))
+    bits |= (changed.reshape(-1, 32) << torch.arange(32)).sum(1).to(torch.int32)
+
+
 def fill(module, rank, step):
     """What a trainer's rank holds after a step; half a step changes few elements."""
     generator = torch.Generator().manual_seed(1000 * int(step) + rank)
@@ -49,7 +84,10 @@ def fill(module, rank, step):
         values = torch.randn(tensor.shape, generator=generator)
         if step != int(step):
             values.reshape(-1)[::100] += 1
-        tensor.data.copy_(values.to(tensor.dtype))
+        values = values.to(tensor.dtype)
+        if hasattr(tensor, "refit_changes"):
+            mark(tensor.refit_changes, tensor.data, values)
+        tensor.data.copy_(values)
 
 
 def sharded(module, ranks):
@@ -61,8 +99,10 @@ def sharded(module, ranks):
         inner = root
         for part in path:
             inner = getattr(inner, part, None) or inner.register_module(part, torch.nn.Module()) or getattr(inner, part)
-        inner.register_parameter(leaf, torch.nn.Parameter(DTensor.from_local(local.detach(), mesh, [Shard(0)], run_check=False),
-                                                          requires_grad=False))
+        parameter = torch.nn.Parameter(DTensor.from_local(local.detach(), mesh, [Shard(0)], run_check=False), requires_grad=False)
+        if hasattr(local, "refit_changes"):
+            parameter.refit_changes = local.refit_changes
+        inner.register_parameter(leaf, parameter)
     return root
 
 
@@ -97,7 +137,8 @@ def vllm_facts(rank=0, tensor_parallel=1):
     """The configuration of a vLLM engine's worker, as refit.vllm reads it."""
     parallel = types.SimpleNamespace(tensor_parallel_size=tensor_parallel, pipeline_parallel_size=1, data_parallel_size=1,
                                      data_parallel_index=0, world_size=tensor_parallel, rank=rank)  # fmt: skip
-    return types.SimpleNamespace(parallel_config=parallel, model_config=types.SimpleNamespace(dtype=torch.bfloat16, quantization=None))
+    return types.SimpleNamespace(parallel_config=parallel, load_config=types.SimpleNamespace(load_format="auto"),
+                                 model_config=types.SimpleNamespace(dtype=torch.bfloat16, quantization=None))  # fmt: skip
 
 
 class Rank:

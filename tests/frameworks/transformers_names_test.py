@@ -14,23 +14,30 @@ warnings.filterwarnings("ignore")
 
 import torch
 import transformers
-from tiny_models import MODELS, Refit, full_names
+from tiny_models import MODELS, TOWERS, Refit, full_names
 
-FUSED = {"qwen3_moe", "mixtral", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen3_next", "nemotron_h"}
+FUSED = {
+    "qwen3_moe", "mixtral", "deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2", "qwen3_next",
+    "nemotron_h",
+}  # fmt: skip
 ABSENT = {"kimi_k2"}  # transformers runs it by the checkpoint's own code
 
 
 def live(config):
-    """name -> shape of the parameters of the model that transformers makes of a config.json."""
+    """name -> shape of the parameters of the model that transformers makes of a config.json, less a vision tower's that no job moves."""
     read = transformers.AutoConfig.for_model(**config)
+    of = transformers.AutoModelForImageTextToText if "text_config" in config else transformers.AutoModelForCausalLM
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(read, dtype=torch.bfloat16)
-    return {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+        model = of.from_config(read, dtype=torch.bfloat16)
+    towers = () if config["model_type"] in TOWERS else ("model.visual.", "vision_model.", "multi_modal_projector.")
+    return {name: list(parameter.shape) for name, parameter in model.named_parameters() if not name.startswith(towers)}
 
 
 def planned(programs, config):
     """The same by a plan, of a single rank. Buffers of modules are left out."""
     side = {"layout": "fsdp", "version": transformers.__version__, "fused_experts": config["model_type"] in FUSED}
+    if config["model_type"] in TOWERS:
+        side["vision"] = True
     with tempfile.TemporaryDirectory(prefix="refit-") as directory:
         refit = Refit(programs, directory, config, side)
         buffers = [buffer for buffer in refit.plan["buffers"] if 1 in buffer["ranks"]]

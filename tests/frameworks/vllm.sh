@@ -13,22 +13,7 @@ venv=build/venv-vllm
 
 install_vllm
 if [ "${1:-}" = --python-of ]; then
-  files=$PWD/build/vllm-$2
-  if [ ! -d "$files" ]; then
-    work=$(mktemp -d)
-    trap 'rm -rf "$work"' EXIT
-    "$venv/bin/pip" download --quiet --no-deps --disable-pip-version-check --dest "$work" "vllm==$2"
-    "$venv/bin/python" - "$work" <<'PY'
-import pathlib, sys, zipfile
-
-work = pathlib.Path(sys.argv[1])
-with zipfile.ZipFile(next(work.glob("*.whl"))) as wheel:
-    wheel.extractall(work / "files", [name for name in wheel.namelist() if not name.endswith(".so")])
-PY
-    cp "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/vllm/_C*.so "$work/files/vllm/"
-    mv "$work/files" "$files"
-  fi
-  export PYTHONPATH=$files
+  python_of "$2"
   shift 2
 fi
 exec "$venv/bin/python" -B tests/frameworks/vllm_models_test.py --programs build/release/bin "$@"

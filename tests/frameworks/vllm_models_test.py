@@ -22,7 +22,7 @@ os.environ |= {
 import table
 import torch
 import vllm
-from tiny_models import MODELS, MODELS_BY_RULES, Refit
+from tiny_models import MODELS, MODELS_BY_RULES, TOWERS, Refit
 from vllm.config import set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
@@ -86,6 +86,14 @@ EXPERT_MESHES = {
     "tp2 dp2 ep": {"tensor_parallel": 2, "data_parallel": 2, "expert_parallel": True},
     "tp2 pp2 dp2 ep": {"tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2, "expert_parallel": True},
 }
+# With a vision tower, which vLLM builds on every stage and beside every part of the experts.
+TOWER_MESHES = {
+    "tower": {},
+    "tower, tp2": {"tensor_parallel": 2},
+    "tower, tp4": {"tensor_parallel": 4},
+    "tower, tp2, whole": {"tensor_parallel": 2, "mm_encoder_tp_mode": "data"},
+    "tower, tp2 pp2": {"tensor_parallel": 2, "pipeline_parallel": 2},
+}
 # Buffers of the modules that no checkpoint feeds.
 SCALES = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale", "k_scale", "v_scale", "q_scale", "prob_scale")
 
@@ -98,6 +106,8 @@ def cases():
             meshes |= EXPERT_MESHES
         # vLLM keeps this router in fp32 where it has no kernel of a newer GPU for it.
         more = {"router_dtype": "fp32"} if config["model_type"] == "nemotron_h" else {}
+        if config["model_type"] in TOWERS:
+            meshes |= {mesh: {"vision": True, **side} for mesh, side in TOWER_MESHES.items()}
         for mesh, side in meshes.items():
             yield name, mesh, config, {"layout": "vllm", **side, **more}
 
@@ -105,7 +115,7 @@ def cases():
 def engine_config(checkpoint, side):
     towers = "text_config" in json.loads((checkpoint / "config.json").read_text())
     config = EngineArgs(
-        language_model_only=towers,  # a vision tower is not moved
+        language_model_only=towers and not side.get("vision", False), mm_encoder_tp_mode=side.get("mm_encoder_tp_mode", "weights"),
         model=str(checkpoint), dtype="bfloat16", enforce_eager=True, skip_tokenizer_init=True, load_format="safetensors", use_tqdm_on_load=False,
         tensor_parallel_size=side.get("tensor_parallel", 1), pipeline_parallel_size=side.get("pipeline_parallel", 1),
         enable_expert_parallel=side.get("expert_parallel", False), max_model_len=64, distributed_executor_backend="mp",

@@ -88,6 +88,7 @@ void Do(const control::Frame& frame, control::CollectiveSteps& steps) {
       ReadGathered(frame.payload);
       break;
     case control::FrameType::kRefused:
+    case control::FrameType::kLater:
     case control::FrameType::kAborted:
     case control::FrameType::kGone:
       Require(!control::PayloadStatus(frame.payload).ok());

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Refits of which only what changed is sent in staged rounds, over NCCL between
 # two ranks that are told to be on different hosts; one GPU is enough. Every
-# element is checked, in dense refits and at five rates of change. Prints the
-# rung, the bytes and the time of each refit. Builds nothing.
+# element is checked, in dense refits, at five rates of change and in random
+# histories. Prints the rung, the bytes and the time of each refit. Builds
+# nothing.
 #
 # usage: tests/gpu/deltas.sh [BIN_DIR]     default: build/release/bin
 set -euo pipefail
@@ -12,24 +13,32 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export MASTER_ADDR=127.0.0.1 MASTER_PORT=${MASTER_PORT:-29612} WORLD_SIZE=2
 
-# Runs the plan of $work/job.json on both ranks, with the further options.
-refit() {
-  local name=$1 pids=() failed=0 rank
-  shift
+# Runs a command as both ranks. The output of rank 0 must have a line that
+# begins as `wanted`.
+both() {
+  local name=$1 wanted=$2 pids=() failed=0 rank
+  shift 2
   for rank in 0 1; do
     RANK=$rank LOCAL_RANK=$((rank % gpus)) NCCL_HOSTID=refit-host-$rank \
-      "$bin/refit-run" "$work/plan.refit" --transport nccl --timeout 120 \
       "$@" >"$work/$rank.txt" 2>"$work/$rank.err" &
     pids+=($!)
   done
   for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
   echo "== $name"
   cat "$work/0.txt"
-  if [ "$failed" -ne 0 ] || ! grep -q "^check: passed" "$work/0.txt"; then
+  if [ "$failed" -ne 0 ] || ! grep -q "^$wanted" "$work/0.txt"; then
     cat "$work"/*.err >&2
     echo "deltas.sh: $name: failed" >&2
     exit 1
   fi
+}
+
+# Runs the plan of $work/job.json, with the further options.
+refit() {
+  local name=$1
+  shift
+  both "$name" "check: passed" "$bin/refit-run" "$work/plan.refit" \
+    --transport nccl --timeout 120 "$@"
 }
 
 compile() {
@@ -69,6 +78,8 @@ cat >"$work/job.json" <<'JOB'
 JOB
 compile
 deltas "elements of all sizes"
+both "random histories" "40 histories" \
+  "$bin/delta_histories" "$work/plan.refit" nccl 40
 
 # 12 layers as wide as Qwen3-4B's: 3.2 GB.
 cat >"$work/config.json" <<'JSON'
@@ -91,5 +102,9 @@ job ""
 refit "12 layers of Qwen3-4B, dense plan" --check --iterations 4
 job '"delta": {"dense_every": 0}'
 deltas "12 layers of Qwen3-4B"
+for rate in 0.001 0.01 0.1; do
+  refit "12 layers of Qwen3-4B, snapshot on the host, change rate $rate" \
+    --delta --change-rate "$rate" --iterations 4 --snapshot-on-host
+done
 job '"delta": {"dense_every": 0, "check": false}'
 deltas "12 layers of Qwen3-4B, without the check of each refit"

@@ -51,6 +51,7 @@ TEST(MessageCodeSpeedTest, RatesBesideAPlainRead) {
   auto device = *CreateCudaDevice(0);
   auto now = *device->Allocate(kBytes);
   auto before = *device->Allocate(kBytes);
+  auto before_on_host = *device->AllocateOnHost(kBytes);
   auto held = *device->Allocate(kBytes);
   auto codes = *device->Allocate(kBytes);
   auto word = *device->Allocate(16);
@@ -58,7 +59,6 @@ TEST(MessageCodeSpeedTest, RatesBesideAPlainRead) {
   std::vector<std::byte*> table(4);
   table[kNow] = now->data();
   table[kHeld] = held->data();
-  table[kNowShadow] = before->data();
   const auto seconds_of = [&](const std::function<absl::Status()>& enqueue) {
     double best = std::numeric_limits<double>::infinity();
     for (int i = 0; i < 4; ++i) {
@@ -80,8 +80,18 @@ TEST(MessageCodeSpeedTest, RatesBesideAPlainRead) {
       });
   std::printf("plain read %.0f GB/s; of that, bf16 messages of 32 MiB:\n",
               plain / 1e9);
-  for (const uint64_t columns : {kMessageBytes / 2, uint64_t{1024}}) {
-    std::printf("%s\n", columns == 1024 ? "rows of 2 KiB" : "runs");
+  struct Case {
+    const char* text;
+    uint64_t columns;
+    DeviceMemory& snapshot;
+  };
+  for (const Case& of : {Case{"runs", kMessageBytes / 2, *before},
+                         Case{"rows of 2 KiB", 1024, *before},
+                         Case{"runs, snapshot on the host", kMessageBytes / 2,
+                              *before_on_host}}) {
+    const uint64_t columns = of.columns;
+    std::printf("%s\n", of.text);
+    table[kNowShadow] = of.snapshot.data();
     for (const double share : {0.0, 0.001, 0.01, 0.1}) {
       const uint32_t rung = share > 1.0 / 16 ? 2 : share > 1.0 / 64 ? 4 : 6;
       std::mt19937_64 random(1);
@@ -111,7 +121,7 @@ TEST(MessageCodeSpeedTest, RatesBesideAPlainRead) {
         ASSERT_TRUE(device->Synchronize(nullptr).ok());
       };
       fill(*now, changed);
-      fill(*before, values);
+      fill(of.snapshot, values);
       fill(*held, values);
       const uint64_t room =
           MessageAt(0, true, columns, 0, nullptr).message.RoomOn(rung);

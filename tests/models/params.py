@@ -222,6 +222,25 @@ def gpt_oss(c, quirks):
     return o.t
 
 
+def llama4_text(c, quirks):
+    o, h, f, e = Out(c), c["hidden_size"], c["intermediate_size"], c["num_local_experts"]
+    ends(o, c, quirks)
+    for i in range(c["num_hidden_layers"]):
+        p = f"model.layers.{i}."
+        o.add(p + "input_layernorm.weight", h)
+        gqa(o, p + "self_attn.", c)
+        o.add(p + "post_attention_layernorm.weight", h)
+        p += "feed_forward"
+        if (i + 1) % c["interleave_moe_layer_step"]:
+            o.gated(p, h, c["intermediate_size_mlp"])
+            continue
+        o.add(p + ".router.weight", e, h)
+        o.add(p + ".experts.gate_up_proj", e, h, 2 * f)  # (expert, in, out), gate columns first
+        o.add(p + ".experts.down_proj", e, f, h)
+        o.gated(p + ".shared_expert", h, f)
+    return o.t
+
+
 def qwen3_next(c, quirks):
     o, h, d = Out(c), c["hidden_size"], c["head_dim"]
     ends(o, c, quirks)
@@ -328,7 +347,8 @@ def nemotron_h(c, quirks):
 
 FAMILY = {"llama": dense, "qwen2": dense, "qwen3": dense, "qwen3_moe": qwen3_moe, "mixtral": mixtral,
           "deepseek_v3": deepseek_like, "kimi_k2": deepseek_like, "glm4_moe_lite": deepseek_like,
-          "glm4_moe": deepseek_like, "gpt_oss": gpt_oss, "qwen3_next": qwen3_next, "nemotron_h": nemotron_h}
+          "glm4_moe": deepseek_like, "gpt_oss": gpt_oss, "llama4_text": llama4_text, "qwen3_next": qwen3_next,
+          "nemotron_h": nemotron_h}
 
 
 def expand(cfg, quirks=None):

@@ -160,7 +160,7 @@ TEST(PlanLoaderTest, ANewerMajorIsRefused) {
       Load(Wrap(SampleBody(), {.format_version = 2 << 16 | 3}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "format version 2.3 is newer than this build's 1.9");
+            "format version 2.3 is newer than this build's 1.10");
 }
 
 TEST(PlanLoaderTest, ANewerMinorIsRead) {
@@ -374,6 +374,21 @@ TEST(PlanLoaderTest, DeltasNeedTheirFeatureAndRungsInStagedRounds) {
   EXPECT_EQ(message(), "delta: unknown way 3 to find changes");
 }
 
+// An executor that does not know of it might pack where bytes are held.
+TEST(PlanLoaderTest, DealingNeedsItsFeature) {
+  const PlanFile plan = OpenSpec(DealtSpec());
+  EXPECT_EQ(plan.plan().format_version(), 1u << 16 | 10);
+  const auto* bytes_of_body = plan.plan().body();
+  const std::vector<uint8_t> bytes(bytes_of_body->begin(),
+                                   bytes_of_body->end());
+  EXPECT_EQ(
+      Load(Wrap(bytes,
+                {.required_features = kFeatureRelays | kFeatureStagedRelays}))
+          .message(),
+      "the plan has dealt messages but does not require that executors know "
+      "them (bit 8 of required_features)");
+}
+
 // An executor that ignored shifts would send to the peers of another rank.
 TEST(PlanLoaderTest, ShiftsNeedTheirFeatureAndKeepPeersOnTheirSide) {
   PlanSpec spec = FoldedSpec();
@@ -446,15 +461,15 @@ TEST(PlanLoaderTest, ATopologyHasNumbersThatOneMayDivideBy) {
 
 TEST(PlanLoaderTest, AMajorThatNeverWasIsRefused) {
   EXPECT_EQ(Load(Wrap(SampleBody(), {.format_version = 7})).message(),
-            "format version 0.7 does not exist; this build reads 1.9");
+            "format version 0.7 does not exist; this build reads 1.10");
 }
 
 TEST(PlanLoaderTest, AnUnknownFeatureIsRefused) {
   const absl::Status status =
-      Load(Wrap(SampleBody(), {.required_features = 1 << 8}));
+      Load(Wrap(SampleBody(), {.required_features = 1 << 9}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "required feature bit 8 is unknown to this build");
+            "required feature bit 9 is unknown to this build");
 }
 
 TEST(PlanLoaderTest, AbsentDigestsAreRefused) {

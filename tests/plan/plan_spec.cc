@@ -588,6 +588,44 @@ PlanSpec QuantizedSpec() {
   return spec;
 }
 
+PlanSpec DealtSpec() {
+  PlanSpec spec;
+  spec.source_ranks = 1;
+  spec.params = {{.name = "w", .index = {}, .shape = {16}}};
+  const auto buffer = [](uint64_t begin, uint64_t elements) {
+    return PlanSpec::Buffer{.name = "w",
+                            .index = {},
+                            .shape = {elements},
+                            .fragments = {{.param = 0,
+                                           .lo = {begin},
+                                           .extent = {elements},
+                                           .offset = 0,
+                                           .stride = {1}}},
+                            .regions = {}};
+  };
+  spec.buffers = {buffer(0, 16), buffer(0, 8), buffer(8, 8)};
+  spec.copy_lists = {{},
+                     {{.slot = 0, .offset = 0, .loops = {{8, 1}}}},
+                     {{.slot = 0, .offset = 8, .loops = {{8, 1}}}}};
+  spec.rounds.assign(3, fb::Route::kNetwork);
+  spec.programs = {
+      {{0}, {SendTo(1, 0, 1, 0, 16), SendTo(1, 1, 2, 16, 16)}, 0, 32, 0},
+      {{1},
+       {RecvFrom(0, 0, 1, 0, 16), RecvFrom(0, 1, 0, 16, 16),
+        SendTo(2, 2, 0, 16, 16)},
+       0,
+       32,
+       1},
+      {{2}, {RecvFrom(1, 2, 1, 0, 16)}, 0, 16, 1},
+  };
+  spec.programs[1].relays = {fb::Relay(2, 1)};
+  spec.bucket_bytes = spec.staging_bytes = 64;
+  spec.slots = 2;
+  spec.operations_per_round = 8;
+  spec.producer = "refitc 0.1.0";
+  return spec;
+}
+
 PlanSpec WindowedSpec() {
   PlanSpec spec = QuantizedSpec();
   const auto scratch = [&](std::string name, fb::DType dtype, uint32_t param,

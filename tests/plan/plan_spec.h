@@ -160,6 +160,11 @@ PlanSpec QuantizedSpec();
 // bytes and sent in a round of its own.
 PlanSpec WindowedSpec();
 
+// Rank 0 sends the halves of a tensor of 16 elements to rank 1 of another host,
+// in rounds 0 and 1. Rank 1 wants the first and deals out the second to rank 2
+// of its host, in round 2.
+PlanSpec DealtSpec();
+
 }  // namespace refit
 
 #endif  // REFIT_TESTS_PLAN_PLAN_SPEC_H_

@@ -30,6 +30,7 @@ struct StagedByte {
   DType wire = DType::kUnspecified;
   int64_t byte = 0;
   int writes = 0;
+  bool from_source = false;  // packed by a source
 };
 
 uint64_t Product(const std::vector<uint64_t>& sizes) {
@@ -112,7 +113,8 @@ class Oracle {
   std::string Run() {
     for (const auto& step :
          {&Oracle::Declarations, &Oracle::Layout, &Oracle::Schedule,
-          &Oracle::Staging, &Oracle::Data, &Oracle::Outcome}) {
+          &Oracle::Staging, &Oracle::Holding, &Oracle::Data,
+          &Oracle::Outcome}) {
       if (fault_.empty()) (this->*step)();
     }
     return fault_;
@@ -127,6 +129,12 @@ class Oracle {
   const PlanSpec::Buffer& BufferAt(size_t rank, size_t slot) const {
     return spec_.buffers[spec_.programs[rank].buffers[slot]];
   }
+  // Whether `rank` sends what it received, and packs nothing.
+  bool IsHeld(size_t rank, const fb::Message& message) const {
+    return !IsSource(rank) && message.kind() == fb::MessageKind::kSend &&
+           message.size_bytes() > 0 && !IsDirect(message.round()) &&
+           spec_.copy_lists[message.copies()].empty();
+  }
   void Fault(const std::string& text) {
     if (fault_.empty()) fault_ = text;
   }
@@ -135,6 +143,7 @@ class Oracle {
   void Layout();
   void Schedule();
   void Staging();
+  void Holding();
   void Data();
   void Outcome();
   // When a scratch buffer may be quantized into or from: before this round.
@@ -160,7 +169,7 @@ class Oracle {
 
   std::vector<StagedByte> Pack(size_t source, const fb::Message& send);
   void Unpack(const std::vector<StagedByte>& staged, const fb::Message& send,
-              size_t source, size_t destination, const fb::Message& recv);
+              size_t destination, const fb::Message& recv);
 
   const PlanSpec& spec_;
   std::string fault_;
@@ -171,6 +180,7 @@ class Oracle {
   std::vector<int64_t> first_element_;  // by param
   // By rank and byte of the scratch arena: slot and element.
   std::vector<std::vector<std::pair<size_t, uint64_t>>> arenas_;
+  std::vector<std::vector<StagedByte>> staging_;  // by rank: what came last
   std::vector<std::tuple<size_t, fb::Message, size_t, fb::Message>> pairs_;
 };
 
@@ -302,7 +312,10 @@ void Oracle::Schedule() {
           : program.host == spec_.programs[message.peer()].host
               ? fb::Route::kPeer
               : fb::Route::kNetwork;
-      if (spec_.rounds[message.round()] != route) Fault("route");
+      const bool deals = route == fb::Route::kPeer &&
+                         spec_.rounds[message.round()] == fb::Route::kNetwork &&
+                         !IsSource(is_send ? rank : message.peer());
+      if (spec_.rounds[message.round()] != route && !deals) Fault("route");
       if (route == fb::Route::kNetwork && IsDirect(message.round())) {
         Fault("direct over the network");
       }
@@ -327,15 +340,55 @@ void Oracle::Schedule() {
   }
 }
 
+// What a rank holds stays where it came until it is sent.
+void Oracle::Holding() {
+  for (size_t rank = spec_.source_ranks; rank < spec_.programs.size(); ++rank) {
+    const PlanSpec::Program& program = spec_.programs[rank];
+    for (size_t i = 0; i < program.messages.size(); ++i) {
+      const fb::Message& held = program.messages[i];
+      if (held.kind() != fb::MessageKind::kSend || held.size_bytes() == 0 ||
+          !spec_.copy_lists[held.copies()].empty()) {
+        continue;
+      }
+      const auto relay = std::find_if(
+          program.relays.begin(), program.relays.end(),
+          [&](const fb::Relay& entry) { return entry.message() == i; });
+      if (relay == program.relays.end() || IsDirect(held.round())) {
+        return Fault("holds nothing");
+      }
+      const fb::Message& feed = program.messages[relay->fed_by()];
+      const uint64_t end = held.staging_offset() + held.size_bytes();
+      if (IsDirect(feed.round()) ||
+          held.staging_offset() < feed.staging_offset() ||
+          end > feed.staging_offset() + feed.size_bytes()) {
+        return Fault("holds something else");
+      }
+      for (const fb::Message& other : program.messages) {
+        const bool meets =
+            !IsDirect(other.round()) && other.size_bytes() > 0 &&
+            !IsHeld(rank, other) && other.staging_offset() < end &&
+            held.staging_offset() < other.staging_offset() + other.size_bytes();
+        const bool sends = other.kind() == fb::MessageKind::kSend;
+        if (meets && other.round() > feed.round() &&
+            other.round() < held.round() + (sends ? spec_.slots : 1)) {
+          return Fault("what is held is overwritten");
+        }
+      }
+    }
+  }
+}
+
 void Oracle::Staging() {
-  for (const PlanSpec::Program& program : spec_.programs) {
+  for (size_t rank = 0; rank < spec_.programs.size(); ++rank) {
+    const PlanSpec::Program& program = spec_.programs[rank];
     for (size_t i = 0; i < program.messages.size(); ++i) {
       const fb::Message& a = program.messages[i];
       if (IsDirect(a.round())) continue;
       if (a.staging_offset() % 16 != 0) Fault("alignment");
+      if (IsHeld(rank, a)) continue;
       for (size_t j = 0; j < i; ++j) {
         const fb::Message& b = program.messages[j];
-        if (IsDirect(b.round())) continue;
+        if (IsDirect(b.round()) || IsHeld(rank, b)) continue;
         const uint32_t apart =
             std::max(a.round(), b.round()) - std::min(a.round(), b.round());
         if (apart < spec_.slots &&
@@ -350,6 +403,11 @@ void Oracle::Staging() {
 }
 
 std::vector<StagedByte> Oracle::Pack(size_t source, const fb::Message& send) {
+  if (IsHeld(source, send)) {
+    const auto begin =
+        staging_[source].begin() + static_cast<int64_t>(send.staging_offset());
+    return {begin, begin + static_cast<int64_t>(send.size_bytes())};
+  }
   std::vector<StagedByte> staged(send.size_bytes());
   for (const PlanSpec::Copy& copy : spec_.copy_lists[send.copies()]) {
     if (copy.staging_offset % 16 != 0) Fault("alignment");
@@ -367,7 +425,7 @@ std::vector<StagedByte> Oracle::Pack(size_t source, const fb::Message& send) {
       for (int64_t k = 0; k < DTypeBytes(copy.dtype); ++k, ++byte) {
         StagedByte& staged_byte = staged[static_cast<size_t>(byte)];
         if (++staged_byte.writes > 1) Fault("packs a byte twice");
-        staged_byte = {value, copy.dtype, k, 1};
+        staged_byte = {value, copy.dtype, k, 1, IsSource(source)};
       }
     }
   }
@@ -375,7 +433,7 @@ std::vector<StagedByte> Oracle::Pack(size_t source, const fb::Message& send) {
 }
 
 void Oracle::Unpack(const std::vector<StagedByte>& staged,
-                    const fb::Message& send, size_t source, size_t destination,
+                    const fb::Message& send, size_t destination,
                     const fb::Message& recv) {
   for (const PlanSpec::Copy& copy : spec_.copy_lists[recv.copies()]) {
     if (copy.staging_offset % 16 != 0) Fault("alignment");
@@ -400,7 +458,7 @@ void Oracle::Unpack(const std::vector<StagedByte>& staged,
         }
       }
       const DType from = first.value.stored;
-      if (!IsSource(source) && from != to) return Fault("cast after a relay");
+      if (!first.from_source && from != to) return Fault("cast after a relay");
       if (from != first.wire && first.wire != to) return Fault("cast twice");
       if (from != to && std::none_of(spec_.casts.begin(), spec_.casts.end(),
                                      [&](const PlanSpec::Cast& cast) {
@@ -594,9 +652,11 @@ void Oracle::Data() {
 
 void Oracle::Refit(When when) {
   arenas_.clear();
+  staging_.clear();
   for (const PlanSpec::Program& program : spec_.programs) {
     arenas_.emplace_back(program.scratch_arena_bytes,
                          std::pair(size_t{0}, ~uint64_t{0}));
+    staging_.emplace_back(program.staging_bytes);
   }
   // Round by round: nothing that a round writes is there when it reads.
   for (uint32_t round = 0; round < spec_.rounds.size(); ++round) {
@@ -609,7 +669,12 @@ void Oracle::Refit(When when) {
     size_t next = 0;
     for (const auto& [source, send, destination, recv] : pairs_) {
       if (send.round() != round) continue;
-      Unpack(staged[next++], send, source, destination, recv);
+      const std::vector<StagedByte>& bytes = staged[next++];
+      Unpack(bytes, send, destination, recv);
+      if (IsDirect(round)) continue;
+      std::copy(bytes.begin(), bytes.end(),
+                staging_[destination].begin() +
+                    static_cast<int64_t>(recv.staging_offset()));
     }
   }
   QuantizeBefore(static_cast<uint32_t>(spec_.rounds.size()), when);

@@ -670,6 +670,187 @@ TEST(ProofTest, ReplicasMayRelayInStagedRounds) {
       << ViolationOf(spec);
 }
 
+TEST(ProofTest, ARankMayDealOutWhatItHoldsForAnother) {
+  const PlanFile plan = OpenSpec(DealtSpec());
+  EXPECT_EQ(plan.plan().required_features(),
+            kFeatureRelays | kFeatureStagedRelays | kFeatureDealing);
+  EXPECT_EQ(plan.plan().format_version(), 1 << 16 | 10);
+  const ProofResult proof = Prove(plan);
+  EXPECT_EQ(proof.violation, "");
+  // Over the network and inside the host.
+  EXPECT_EQ(proof.moved_bytes, 32 + 16);
+}
+
+TEST(ProofTest, DealtBytesThatNobodyReceivesAreNamed) {
+  PlanSpec spec = DealtSpec();
+  spec.programs[1].messages.pop_back();
+  spec.programs[1].relays.clear();
+  spec.programs[2].messages.clear();
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, buffer w, index [0]: is never written (invariant 1: "
+            "written once)");
+}
+
+TEST(ProofTest, BytesThatAreDealtTwiceAreNamed) {
+  PlanSpec spec = DealtSpec();
+  spec.rounds.push_back(fb::Route::kNetwork);
+  spec.programs[1].messages.push_back(SendTo(2, 3, 0, 16, 16));
+  spec.programs[1].relays.emplace_back(3, 1);
+  spec.programs[2].messages.push_back(RecvFrom(1, 3, 1, 0, 16));
+  spec.slots = 1;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 3, buffer w, index [0]: is written a second time, "
+            "after round 2 (invariant 1: written once)");
+}
+
+TEST(ProofTest, BytesThatAreDealtToTheWrongRankAreNamed) {
+  PlanSpec spec = DealtSpec();
+  // The half that rank 1 wants itself.
+  SetStaging(spec.programs[1].messages[2], 0);
+  spec.programs[1].relays = {fb::Relay(2, 0)};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 2, buffer w, index [0]: holds w[0] when it should "
+            "be w[8] (invariant 2: right element)");
+}
+
+TEST(ProofTest, DealtBytesOfAnotherMessageThanTheFeedAreNamed) {
+  PlanSpec spec = DealtSpec();
+  spec.programs[1].relays = {fb::Relay(2, 0)};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 1, round 2: the message to rank 2 deals out staging bytes "
+            "[16, 32), which are not those of the message from rank 0 that "
+            "feeds it, [0, 16) (invariant 3: in bounds)");
+}
+
+TEST(ProofTest, DealtBytesThatNothingFeedsAreNamed) {
+  PlanSpec spec = DealtSpec();
+  spec.programs[1].relays.clear();
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 1, round 2: the message to rank 2 packs nothing, and no "
+            "staged message feeds it (invariant 3: in bounds)");
+}
+
+// Where the second half lies: the first comes there a round later, a message
+// before the second is dealt out.
+TEST(ProofTest, AReceiveOverDealtBytesIsNamed) {
+  PlanSpec spec = DealtSpec();
+  spec.slots = 1;
+  std::swap(spec.programs[0].messages[0], spec.programs[0].messages[1]);
+  for (const size_t rank : {0, 1}) {
+    for (const uint32_t round : {0, 1}) {
+      fb::Message& message = spec.programs[rank].messages[round];
+      Set(message, round, message.staging_offset(), message.size_bytes());
+    }
+  }
+  std::swap(spec.programs[1].messages[0], spec.programs[1].messages[1]);
+  for (const uint32_t round : {0, 1}) {
+    fb::Message& message = spec.programs[1].messages[round];
+    Set(message, round, 16, message.size_bytes());
+  }
+  spec.programs[1].relays = {fb::Relay(2, 0)};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 1, round 1: staging bytes [16, 32) of the message with rank "
+            "0 overlap those that are dealt to rank 2 in round 2 (invariant "
+            "3: in bounds)");
+}
+
+// A rank packs up to `slots` rounds ahead of the wire.
+TEST(ProofTest, APackOverDealtBytesIsNamedUntilTheyHaveLeft) {
+  PlanSpec spec = DealtSpec();
+  spec.buffers[2] = spec.buffers[1];
+  spec.buffers[2].shape = {16};
+  spec.buffers[2].fragments[0].extent = {16};
+  // Rank 1 relays its own half as well, in a round after the dealt one.
+  for (const auto& [round, offset, is_right] :
+       {std::tuple(3u, 0u, true), {3u, 16u, false}, {4u, 16u, true}}) {
+    spec.rounds.assign(round + 1, fb::Route::kNetwork);
+    spec.copy_lists.resize(3);
+    spec.programs[1].messages.resize(3);
+    spec.programs[1].messages.push_back(SendTo(2, round, 1, offset, 16));
+    spec.programs[1].relays = {fb::Relay(2, 1), fb::Relay(3, 0)};
+    spec.programs[2].messages = {RecvFrom(1, 2, 2, 0, 16),
+                                 RecvFrom(1, round, 1, 16, 16)};
+    spec.programs[2].staging_bytes = 32;
+    EXPECT_EQ(ViolationOf(spec),
+              is_right ? ""
+                       : "rank 1, round 3: staging bytes [16, 32) of the "
+                         "message with rank 2 overlap those that are dealt to "
+                         "rank 2 in round 2 (invariant 3: in bounds)");
+  }
+}
+
+TEST(ProofTest, ASourceDoesNotDealOut) {
+  PlanSpec spec = DealtSpec();
+  spec.programs[1].host = 0;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 1, round 0: the round's route is network when it should be "
+            "peer for the message from rank 0 (invariant 4: matched messages)");
+}
+
+// What is dealt out was in no tensor of the rank, so that it may be cast.
+TEST(ProofTest, WhatIsDealtOutMayBeCastOnArrival) {
+  PlanSpec spec = DealtSpec();
+  spec.buffers[2].dtype = fb::DType::kFp32;
+  spec.casts = {{fb::DType::kBf16, fb::DType::kFp32}};
+  EXPECT_EQ(ViolationOf(spec), "");
+}
+
+// Rank 1 holds w as bf16 and relays that; rank 2 holds the message for rank 3,
+// which has fp32 and so other values than the source.
+TEST(ProofTest, WhatIsRelayedAndThenDealtOutIsNotCast) {
+  PlanSpec spec = DealtSpec();
+  spec.params[0].shape = {8};
+  spec.params[0].dtype = fb::DType::kFp32;
+  spec.buffers = {spec.buffers[1], spec.buffers[1]};
+  spec.buffers[0].dtype = fb::DType::kFp32;
+  spec.casts = {{fb::DType::kFp32, fb::DType::kBf16},
+                {fb::DType::kBf16, fb::DType::kFp32}};
+  spec.copy_lists = {{}, spec.copy_lists[1], spec.copy_lists[1]};
+  spec.copy_lists[1][0].dtype = fb::DType::kFp32;
+  spec.programs = {
+      {{0}, {SendTo(1, 0, 1, 0, 32), SendTo(2, 0, 1, 32, 32)}, 0, 64, 0},
+      {{1}, {RecvFrom(0, 0, 1, 0, 32), SendTo(2, 1, 2, 32, 16)}, 0, 64, 1},
+      {{1},
+       {RecvFrom(0, 0, 1, 0, 32), RecvFrom(1, 1, 0, 32, 16),
+        SendTo(3, 2, 0, 32, 16)},
+       0,
+       64,
+       2},
+      {{0}, {RecvFrom(2, 2, 2, 0, 16)}, 0, 16, 2}};
+  spec.programs[1].relays = {fb::Relay(1, 0)};
+  spec.programs[2].relays = {fb::Relay(2, 1)};
+  spec.staging_bytes = 128;
+  EXPECT_NE(ViolationOf(spec).find(
+                "is cast from bf16 to fp32 after it was relayed"),
+            std::string::npos)
+      << ViolationOf(spec);
+}
+
+TEST(ProofTest, WhatIsDealtOutLongAfterItCameIsNamed) {
+  PlanSpec spec = DealtSpec();
+  spec.rounds.assign(6, fb::Route::kNetwork);
+  SetRound(spec.programs[1].messages[2], 5);
+  SetRound(spec.programs[2].messages[0], 5);
+  EXPECT_NE(ViolationOf(spec).find("deals out what came in round 1; wanted at "
+                                   "most 3 rounds before"),
+            std::string::npos)
+      << ViolationOf(spec);
+}
+
+TEST(ProofTest, WhatIsDealtOutTwiceOnItsWayIsNamed) {
+  PlanSpec spec = DealtSpec();
+  spec.rounds.push_back(fb::Route::kNetwork);
+  spec.programs.push_back(spec.programs[2]);
+  spec.programs[3].messages = {RecvFrom(2, 3, 1, 0, 16)};
+  spec.programs[2] = {
+      {1}, {RecvFrom(1, 2, 0, 0, 16), SendTo(3, 3, 0, 0, 16)}, 0, 32, 1};
+  spec.programs[2].relays = {fb::Relay(1, 0)};
+  spec.programs[2].buffers = {};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 3: deals out what rank 1 deals out as well: bytes "
+            "are held by one rank only (invariant 2: right element)");
+}
+
 TEST(ProofTest, ColocatedRanksOnTwoHostsAreNamed) {
   PlanSpec spec = ColocatedSpec();
   spec.programs[2].host = 1;

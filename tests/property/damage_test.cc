@@ -59,7 +59,7 @@ struct SampleJob {
 // a tied head and routes local and peer, direct; experts over hosts and stacks
 // of two dimensions; direct rounds beside staged ones, casts from several
 // dtypes, excludes, empty shards, numbers with a gap, several buckets a pair;
-// relays; quantization in windows.
+// relays; dealing; quantization in windows.
 const SampleJob kJobs[] = {
     {R"({"model": "config.json",
  "source": {"layout": "megatron", "tensor_parallel": 2, "pipeline_parallel": 2,
@@ -149,6 +149,22 @@ const SampleJob kJobs[] = {
               "peer_gigabytes_per_second": 0.005,
               "network_gigabytes_per_second": 0.0005},
  "options": {"bucket_bytes": 4096, "staging_bytes": 16384}})json",
+     ""},
+    // Replicas and slices that one rank of each host deals out.
+    {R"json({"model": {"parameters": [
+  {"name": "layers.0.w", "shape": [48, 64], "dtype": "bf16"},
+  {"name": "layers.1.w", "shape": [48, 64], "dtype": "bf16"},
+  {"name": "wide", "shape": [3, 40], "dtype": "fp32"},
+  {"name": "norm", "shape": [3], "dtype": "bf16"}]},
+ "source": {"layout": "generic", "meshes": {"m": {"axes": {"tp": 2}}},
+  "tensors": [{"match": "*.w", "mesh": "m", "placements": ["Shard(0)"]},
+              {"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+ "destination": {"layout": "generic", "meshes": {"m": {"axes": {"tp": 3}}},
+  "tensors": [{"match": "*.w", "mesh": "m", "placements": ["Shard(1)"]},
+              {"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+ "topology": {"hosts": [0, 0, 1, 1, 1]},
+ "options": {"deal": "always", "bucket_bytes": 4096,
+             "staging_bytes": 16384}})json",
      ""},
     // Attention is quantized at the source, the MLP at the destination, in
     // several windows of both slots.

@@ -52,14 +52,17 @@ struct DrawnJob {
 };
 
 // The keys of a job that change the plan but not what it does.
-std::string DrawSchedule(Draw& draw, const DrawnJob& job) {
+std::string DrawSchedule(Draw& draw, const DrawnJob& job,
+                         int64_t deal_percent) {
   const auto sources = static_cast<int64_t>(job.source_side.size());
   const auto destinations = static_cast<int64_t>(job.destination_side.size());
   std::vector<std::string> options;
+  const bool deals = draw.Chance(deal_percent);
+  if (deals) options.push_back("\"deal\": \"always\"");
   if (draw.Chance(80)) {
     const int64_t bucket = draw.Chance(50) ? 4096 : draw.Between(4096, 20000);
     const int64_t slots = draw.Between(1, 4);
-    const int64_t arena = (bucket + 15) / 16 * 16 * slots;
+    const int64_t arena = (bucket + 15) / 16 * 16 * (slots + (deals ? 1 : 0));
     options.push_back(absl::StrFormat("\"bucket_bytes\": %d", bucket));
     options.push_back(absl::StrFormat("\"slots\": %d", slots));
     options.push_back(absl::StrFormat("\"staging_bytes\": %d",
@@ -143,7 +146,8 @@ std::string Quoted(const std::vector<std::string>& words) {
 }
 
 // Finishes, runs and checks a job. What features its plan requires.
-uint64_t RunJob(Draw& draw, uint64_t seed, const DrawnJob& job) {
+uint64_t RunJob(Draw& draw, uint64_t seed, const DrawnJob& job,
+                int64_t deal_percent = 20) {
   std::vector<bool> excluded(job.tensors.size(), false);
   const std::vector<std::string> globs =
       DrawExcludes(draw, job.tensors, excluded);
@@ -151,8 +155,8 @@ uint64_t RunJob(Draw& draw, uint64_t seed, const DrawnJob& job) {
   chain.job = absl::StrFormat(
       "{\"model\": %s,\n\"source\": %s,\n\"destination\": %s,\n%s\"exclude\": "
       "[%s]}}\n",
-      job.model, job.source, job.destination, DrawSchedule(draw, job),
-      Quoted(globs));
+      job.model, job.source, job.destination,
+      DrawSchedule(draw, job, deal_percent), Quoted(globs));
   FillTensors(seed, job.source_side, job.destination_side, excluded, chain);
   uint64_t features = 0;
   const std::string error = RunChain(chain, features);
@@ -249,6 +253,15 @@ std::string ParametersText(const std::vector<LogicalTensor>& tensors) {
                          absl::StrJoin(parameters, ",\n  "));
 }
 
+// Requires: the tensors.
+void SetSides(const GenericSide& source, const GenericSide& destination,
+              DrawnJob& job) {
+  job.source = SideText(source);
+  job.destination = SideText(destination);
+  job.source_side = LayOutSide(source, job.tensors);
+  job.destination_side = LayOutSide(destination, job.tensors);
+}
+
 TEST(PropertyTest, GenericSidesReceiveEveryByte) {
   ForEachSeed(kGenericCases, [](uint64_t seed) {
     Draw draw(seed);
@@ -266,10 +279,7 @@ TEST(PropertyTest, GenericSidesReceiveEveryByte) {
         if (draw.Chance(30)) rule.dtype = draw.Pick(kCastable);
       }
     }
-    job.source = SideText(source);
-    job.destination = SideText(destination);
-    job.source_side = LayOutSide(source, job.tensors);
-    job.destination_side = LayOutSide(destination, job.tensors);
+    SetSides(source, destination, job);
     RunJob(draw, seed, job);
   });
 }
@@ -292,10 +302,7 @@ TEST(PropertyTest, ReplicasThatRelayReceiveEveryByte) {
         if (draw.Chance(70)) placement = {};
       }
     }
-    job.source = SideText(source);
-    job.destination = SideText(destination);
-    job.source_side = LayOutSide(source, job.tensors);
-    job.destination_side = LayOutSide(destination, job.tensors);
+    SetSides(source, destination, job);
     ++cases;
     const uint64_t features = RunJob(draw, seed, job);
     relaying += (features & kFeatureRelays) != 0 ? 1 : 0;
@@ -306,6 +313,32 @@ TEST(PropertyTest, ReplicasThatRelayReceiveEveryByte) {
   if (cases > 1) {
     EXPECT_GT(relaying, cases / 20);
     EXPECT_GT(in_stages, cases / 20);
+  }
+}
+
+// Ranks of a host hold for each other what others send: the same, or different
+// slices.
+TEST(PropertyTest, RanksThatAreDealtTheirBytesReceiveThemAll) {
+  int64_t cases = 0;
+  int64_t dealing = 0;
+  ForEachSeed(kReplicaCases, [&](uint64_t seed) {
+    Draw draw(seed);
+    const bool casts = draw.Chance(30);
+    DrawnJob job;
+    job.tensors = DrawTensors(draw, casts);
+    job.model = ParametersText(job.tensors);
+    const GenericSide source =
+        DrawGenericSide(draw, job.tensors, draw.Between(1, 6));
+    GenericSide destination = DrawGenericSide(draw, job.tensors, 12);
+    if (casts) destination.dtype = draw.Pick(kCastable);
+    SetSides(source, destination, job);
+    ++cases;
+    const uint64_t features = RunJob(draw, seed, job, /*deal_percent=*/100);
+    dealing += (features & kFeatureDealing) != 0 ? 1 : 0;
+  });
+  std::cout << dealing << " of " << cases << " plans deal\n";
+  if (cases > 1) {
+    EXPECT_GT(dealing, cases / 5);
   }
 }
 

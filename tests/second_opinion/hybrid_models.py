@@ -1,4 +1,4 @@
-"""Models whose layers are of several kinds, or whose experts are one tensor: nemotron_h, qwen3_next, gpt_oss."""
+"""Models whose layers are of several kinds, or whose experts are one tensor: nemotron_h, qwen3_next, gpt_oss, llama4_text."""
 
 import pathlib
 import sys

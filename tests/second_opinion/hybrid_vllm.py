@@ -47,8 +47,11 @@ class Stage(vllm.Stage):
         for kind in ("weight", "bias"):
             if f"{attention}q_proj.{kind}" not in self.tensors:
                 continue
-            query = self.cut(f"{attention}q_proj.{kind}", tp)
-            key, value = (self.kv_part(self.tensors[f"{attention}{word}_proj.{kind}"], tp) for word in "kv")
+            query, key, value = (self.tensors[f"{attention}{word}_proj.{kind}"] for word in "qkv")
+            if self.model.family == "llama4_text":
+                query, key = (self.halves_of_heads(tensor) for tensor in (query, key))
+            query = even_part(query, tp, self.tp_size, 0)
+            key, value = (self.kv_part(tensor, tp) for tensor in (key, value))
             yield f"{attention}qkv_proj.{kind}", numpy.concatenate([query, key, value])
         yield attention + "o_proj.weight", self.cut(attention + "o_proj.weight", tp, 1)
         for name in ("o_proj.bias", "q_norm.weight", "k_norm.weight"):
@@ -56,6 +59,11 @@ class Stage(vllm.Stage):
                 yield attention + name, self.tensors[attention + name]
         if attention + "sinks" in self.tensors:
             yield attention + "sinks", self.cut(attention + "sinks", tp)
+
+    def halves_of_heads(self, tensor):
+        """Of each head the even rows, then the odd ones."""
+        heads = numpy.split(tensor, len(tensor) // self.model.head_dim)
+        return numpy.concatenate([head[parity::2] for head in heads for parity in (0, 1)])
 
     def placement(self, tp, dp):
         """The experts of the rank, and which part of how many it has of each."""
@@ -93,13 +101,7 @@ class Stage(vllm.Stage):
 
         for name in ("gate.weight", "shared_expert_gate.weight"):
             yield mlp + name, self.tensors[mlp + name]
-        shared = mlp + "shared_expert."
-        gate, up = (
-            even_part(self.tensors[f"{shared}{word}_proj.weight"], *self.shared_part(tp), 0) for word in ("gate", "up")
-        )
-        yield shared + "gate_up_proj.weight", numpy.concatenate([gate, up])
-        down = self.tensors[shared + "down_proj.weight"]
-        yield shared + "down_proj.weight", even_part(down, *self.shared_part(tp), 1)
+        yield from self.gate_up(mlp + "shared_expert.", *self.shared_part(tp))
         yield f"{mlp}{self.experts_module}.w13_weight", numpy.concatenate([stack("gate", 0), stack("up", 0)], axis=1)
         yield f"{mlp}{self.experts_module}.w2_weight", stack("down", 1)
 
@@ -118,6 +120,25 @@ class Stage(vllm.Stage):
         # Added once where ranks share an expert.
         bias = mine["down_proj_bias"]
         yield module + "w2_bias", bias if part == 0 else self.padding(*bias.shape)
+
+    def gate_up(self, module, part, parts):
+        """A gated MLP."""
+        gate, up, down = (self.tensors[f"{module}{word}_proj.weight"] for word in ("gate", "up", "down"))
+        yield module + "gate_up_proj.weight", numpy.concatenate([even_part(half, part, parts, 0) for half in (gate, up)])
+        yield module + "down_proj.weight", even_part(down, part, parts, 1)
+
+    def feed_forward(self, module, tp, dp):
+        if module + "router.weight" not in self.tensors:
+            yield from self.gate_up(module, tp, self.tp_size)
+            return
+        experts, part, parts = self.placement(tp, dp)
+        yield module + "router.weight", self.tensors[module + "router.weight"]
+        yield from self.gate_up(module + "shared_expert.", *self.shared_part(tp))
+        rows = self.tensors[module + "experts.gate_up_proj"][experts].transpose(0, 2, 1)
+        halves = [even_part(half, part, parts, 1) for half in numpy.split(rows, 2, axis=1)]
+        down = self.tensors[module + "experts.down_proj"][experts].transpose(0, 2, 1)
+        yield f"{module}{self.experts_module}.w13_weight", numpy.concatenate(halves, axis=1)
+        yield f"{module}{self.experts_module}.w2_weight", even_part(down, part, parts, 2)
 
     def layer(self, layer, tp, dp):
         source = f"{'backbone' if self.model.family == 'nemotron_h' else 'model'}.layers.{layer}."
@@ -157,6 +178,8 @@ class Stage(vllm.Stage):
             yield from self.gated_moe(source + "mlp.", tp, dp)
         elif family == "gpt_oss":
             yield from self.fused_moe(source + "mlp.", tp, dp)
+        elif family == "llama4_text":
+            yield from self.feed_forward(source + "feed_forward.", tp, dp)
 
     def rank(self, layers, is_first, is_last, tp, dp):
         family, buffers = self.model.family, {}
@@ -191,7 +214,8 @@ class Stage(vllm.Stage):
             (norm, self.tensors[norm], is_last),
             ("lm_head.weight", self.vocabulary("lm_head.weight", tp), is_last),
         ):
-            if is_read or family != "qwen3_next" or name != norm:
+            absent = {"qwen3_next": [norm], "llama4_text": [embedding, norm, "lm_head.weight"]}.get(family, [])
+            if is_read or name not in absent:
                 add(name, bits, unread=not is_read, optional=not is_read)
         if drafts and not is_first:
             add("mtp.embed_tokens.weight", self.vocabulary(embedding, tp))

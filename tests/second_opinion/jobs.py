@@ -977,6 +977,11 @@ GPT_OSS = HybridModel(
     model_type="gpt_oss", num_hidden_layers=4, hidden_size=24, num_attention_heads=8, num_key_value_heads=4, head_dim=6,
     vocab_size=900, intermediate_size=16, num_local_experts=8, attention_bias=True,
 )  # fmt: skip
+LLAMA4 = HybridModel(
+    model_type="llama4_text", num_hidden_layers=5, hidden_size=24, num_attention_heads=8, num_key_value_heads=2, head_dim=6,
+    vocab_size=900, intermediate_size=16, intermediate_size_mlp=40, num_local_experts=8, interleave_moe_layer_step=2,
+)  # fmt: skip
+LLAMA4_QUERIES = flat("queries.{layer}", "dp", 48 * 24, [("model.layers.{layer}.self_attn.q_proj.weight", 0)], layers=[0, 5])
 
 MAMBA = [
     ("mamba: one rank to one rank", NEMOTRON, megatron(), vllm()),
@@ -1072,6 +1077,18 @@ FUSED_EXPERTS = [
     ("fused experts: megatron to fsdp", GPT_OSS, megatron(tp=2, ep=2), fsdp(dp=5)),
     ("fused experts: expert mesh of fsdp", GPT_OSS, fsdp(dp=4, ep=2), vllm(tp=2)),
     ("fused experts: expert mesh of fsdp, by the second dim", GPT_OSS, fsdp(dp=4, ep=2, expert_shard_dim=1), vllm(tp=2)),
+    ("fused experts: rotary pairs from rows cut inside of heads", LLAMA4, fsdp(dp=7), vllm(tp=4)),
+    ("fused experts: rotary pairs to rows cut inside of heads", LLAMA4, vllm(tp=2), fsdp(dp=5)),
+    ("fused experts: rotary pairs to pp2", LLAMA4, fsdp(dp=3), vllm(tp=2, pp=2, replicas=2), FOUR_PER_HOST),
+    ("fused experts: rotary pairs to expert_parallel", LLAMA4, fsdp(dp=2), vllm(tp=2, dp=2, expert_parallel=True), SMALL_BUCKETS),
+    ("fused experts: rotary pairs to a key head on two ranks", LLAMA4, fsdp(dp=4, ep=2), vllm(tp=2, dp=2)),
+    ("fused experts: rotary pairs from an expert mesh by the second dim", LLAMA4, fsdp(dp=4, ep=2, expert_shard_dim=1), vllm(tp=8)),
+    ("fused experts: rotary pairs from columns", LLAMA4,
+     generic({"tp": {"axes": {"tp": 3}}}, ("*_proj.weight", "tp", ["Shard(1)"]), ("*", "tp", ["Shard(0)"])), vllm(tp=4)),
+    ("fused experts: rotary pairs from strided rows", LLAMA4,
+     generic({"m": {"axes": {"fsdp": 2, "tp": 2}}}, ("*", "m", ["StridedShard(0, 2)", "Shard(0)"])), vllm(tp=2)),
+    ("fused experts: rotary pairs from flat buffers", LLAMA4,
+     flat_side(DP_3, LLAMA4_QUERIES, tensors=[("*", "dp", ["Shard(0)"])]), vllm(tp=2, pp=2)),
 ]
 
 # Key heads of one block, value heads of one; hidden size and experts of two.

@@ -66,6 +66,20 @@ class Traffic {
     spec_.programs[rank].host = host;
     return *this;
   }
+  // Both ends of all messages pack and unpack.
+  Traffic& Packed() {
+    spec_.copy_lists.push_back({{.slot = 0, .loops = {}},
+                                {.slot = 0, .loops = {}, .staging_offset = 2}});
+    for (PlanSpec::Program& program : spec_.programs) {
+      for (fb::Message& message : program.messages) {
+        const auto make =
+            message.kind() == fb::MessageKind::kSend ? SendTo : RecvFrom;
+        message =
+            make(message.peer(), message.round(), 1, 0, message.size_bytes());
+      }
+    }
+    return *this;
+  }
   PlanSpec& spec() { return spec_; }
 
  private:
@@ -113,6 +127,23 @@ TEST(Simulation, AssumesWhatTheCompilerDoes) {
             topology.peer_gigabytes_per_second.value * 1e9);
   EXPECT_EQ(options.network_bytes_per_second,
             topology.network_gigabytes_per_second.value * 1e9);
+}
+
+// Ranks 1 and 2 of a host: 1 receives 100 bytes, then as many while it deals
+// out the first to 2, then deals out the second.
+TEST(Simulation, WhatIsDealtOutTravelsBesideTheNetwork) {
+  Traffic traffic(1, 3);
+  traffic.Host(1, 1).Host(2, 1);
+  traffic.Round(fb::Route::kNetwork, kStaged).Send(0, 1, 100);
+  traffic.Round(fb::Route::kNetwork, kStaged).Send(0, 1, 100).Send(1, 2, 100);
+  traffic.Round(fb::Route::kNetwork, kStaged).Send(1, 2, 100);
+  Options options = BytesAlone();
+  EXPECT_DOUBLE_EQ(SimulateSpec(traffic.spec(), options).seconds, 300);
+  options.peer_bytes_per_second = 10;
+  EXPECT_DOUBLE_EQ(SimulateSpec(traffic.spec(), options).seconds, 210);
+  // A message inside a host starts on its own.
+  options.peer_message_seconds = 50;
+  EXPECT_DOUBLE_EQ(SimulateSpec(traffic.spec(), options).seconds, 260);
 }
 
 TEST(Simulation, OneMessageTakesItsBytesAtTheLinksSpeed) {
@@ -225,6 +256,7 @@ TEST(Simulation, SlotsOverlapPackingAndWire) {
   for (int round = 0; round < 3; ++round) {
     traffic.Round(fb::Route::kPeer, kStaged).Send(0, 1, 100);
   }
+  traffic.Packed();
   Options options = BytesAlone();
   options.copy_bytes_per_second = 10;
   EXPECT_DOUBLE_EQ(SimulateSpec(traffic.spec(), options).seconds,
@@ -239,6 +271,7 @@ TEST(Simulation, ACpuDoesOneThingAtATime) {
   Traffic traffic(1, 2);
   traffic.Round(fb::Route::kPeer, kStaged).Send(0, 1, 100);
   traffic.Round(fb::Route::kPeer, kStaged).Send(0, 1, 100);
+  traffic.Packed();
   Options options = BytesAlone();
   options.executor = Executor::kCpu;
   options.copy_bytes_per_second = 10;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""refit-run --delta: a dense refit, then refits of which each sends what changed.
+"""refit-run --delta: a dense refit, then refits of which each sends what changed. refit-sim expects the same of them.
 
 usage: delta_runs_test.py BIN_DIR
 """
@@ -71,6 +71,52 @@ class DeltaRunsTest(unittest.TestCase):
                             self.assertEqual(delta["stored_bytes"], 2 * delta["changed_elements"])
                         else:  # lines of the cache: of 16 fp32 or 32 bf16 elements
                             self.assertTrue(2 * delta["changed_elements"] < delta["stored_bytes"] < 0.6 * 2 * ELEMENTS)
+
+    def simulate(self, *arguments):
+        return subprocess.run([BIN / "refit-sim", self.dir / "plan.refit", *arguments], capture_output=True, text=True,
+                              timeout=60)
+
+    def test_the_simulator_expects_what_is_sent(self):
+        """Staged rounds: the rung, and the bytes of all messages, whole ones too."""
+        of = job({"check": False})
+        of["model"]["parameters"][0]["shape"] = [1024, 512]
+        path = self.dir / "job.json"
+        path.write_text(json.dumps({**of, "topology": {"gpus_per_host": 2}}))
+        subprocess.run([BIN / "refitc", path, "-o", self.dir / "plan.refit"], check=True, timeout=60)
+        rungs = {}
+        for rate in (0, 0.005, 0.0072, 0.012, 0.04, 0.2, 0.4, 0.6):
+            told = json.loads(self.run_plan("--change-rate", str(rate), "--json"))["refits"][1]["delta"]
+            expected = json.loads(self.simulate("--change-rate", str(rate), "--json").stdout)
+            rungs[rate] = told["rung"]
+            self.assertEqual({1: "whole"}.get(expected["rung"], f"1/{expected['rung']}"), told["rung"], rate)
+            self.assertEqual(sum(each["size_bytes"] for each in expected["rounds"]), told["stored_bytes"], rate)
+            self.assertEqual(expected["dense_bytes"], told["dense_bytes"])
+        self.assertEqual(rungs, {0: "1/128", 0.005: "1/128", 0.0072: "1/128", 0.012: "1/64", 0.04: "1/16", 0.2: "1/4",
+                                 0.4: "1/2", 0.6: "whole"})
+
+    def test_a_rung_on_which_all_is_whole_is_told_as_such(self):
+        of = job({"check": False})
+        of["model"]["parameters"] = of["model"]["parameters"][1:]  # too small to be encoded
+        for side in ("source", "destination"):
+            of[side]["tensors"] = of[side]["tensors"][1:]
+        path = self.dir / "job.json"
+        path.write_text(json.dumps({**of, "topology": {"gpus_per_host": 2}}))
+        subprocess.run([BIN / "refitc", path, "-o", self.dir / "plan.refit"], check=True, timeout=60)
+        told = json.loads(self.run_plan("--change-rate", "0.01", "--json"))["refits"][1]["delta"]
+        expected = json.loads(self.simulate("--change-rate", "0.01", "--json").stdout)
+        self.assertEqual((told["rung"], expected["rung"]), ("whole", 1))
+
+    def test_the_simulator_needs_a_plan_of_deltas(self):
+        self.compile(False)
+        done = self.simulate("--change-rate", "0.01")
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertIn("plan.refit: --change-rate is given, and the plan's job has no options.delta: all its refits are "
+                      "dense", done.stderr)
+        self.compile(True)
+        done = self.simulate("--change-rate", "0.01", "--executor", "cpu")
+        self.assertIn("the plan has no staged rounds: its refits over UCX are dense", done.stderr)
+        done = self.simulate("--change-rate", "1.5")
+        self.assertIn('--change-rate is "1.5"; wanted a number from 0 to 1', done.stderr)
 
     def test_the_interval_makes_a_refit_dense(self):
         self.compile({"dense_every": 2})

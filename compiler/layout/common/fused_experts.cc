@@ -14,6 +14,28 @@ Part BoxPart(const Param& param, Box box, Dims stride, int64_t offset = 0) {
           .stride = std::move(stride)};
 }
 
+// A tensor a layer, experts first, of a param whose dimension `dim` has the
+// gates' outputs before the ups'; its other one has the inputs.
+TensorSpec StackedHalves(const Param& param, size_t dim, std::string name,
+                         Range experts, EvenPart part, bool gate_first) {
+  const int64_t half = param.shape[dim] / 2;
+  const int64_t in = param.shape[3 - dim];
+  const Range out = EvenShard(half, part.count, part.index);
+  TensorSpec spec = {.name = std::move(name),
+                     .shape = {experts.size(), 2 * out.size(), in},
+                     .parts = {}};
+  for (const bool gate : {true, false}) {
+    Box box = {.lo = {experts.begin, 0, 0}, .hi = {experts.end, in, in}};
+    box.lo[dim] = out.begin + (gate ? 0 : half);
+    box.hi[dim] = box.lo[dim] + out.size();
+    Dims stride = {2 * out.size() * in, 1, 1};
+    stride[dim] = in;
+    spec.parts.push_back(BoxPart(param, std::move(box), std::move(stride),
+                                 gate == gate_first ? 0 : out.size() * in));
+  }
+  return spec;
+}
+
 }  // namespace
 
 TensorSpec GateUpOfExperts(const Param& param, Range experts, EvenPart part) {
@@ -100,24 +122,14 @@ TensorSpec StackedDownBias(const Param& param, std::string name,
               {out, 1})}};
 }
 
+TensorSpec StackedGateThenUp(const Param& param, std::string name,
+                             Range experts, EvenPart part, bool gate_first) {
+  return StackedHalves(param, 2, std::move(name), experts, part, gate_first);
+}
+
 TensorSpec StackedGateAndUpRows(const Param& param, std::string name,
                                 Range experts, EvenPart part, bool gate_first) {
-  const int64_t half = param.shape[1] / 2;
-  const int64_t in = param.shape[2];
-  const Range out = EvenShard(half, part.count, part.index);
-  const int64_t tensor = 2 * out.size() * in;
-  TensorSpec spec = {.name = std::move(name),
-                     .shape = {experts.size(), 2 * out.size(), in},
-                     .parts = {}};
-  for (const bool gate : {true, false}) {
-    const int64_t begin = out.begin + (gate ? 0 : half);
-    spec.parts.push_back(BoxPart(param,
-                                 {.lo = {experts.begin, begin, 0},
-                                  .hi = {experts.end, begin + out.size(), in}},
-                                 {tensor, in, 1},
-                                 gate == gate_first ? 0 : out.size() * in));
-  }
-  return spec;
+  return StackedHalves(param, 1, std::move(name), experts, part, gate_first);
 }
 
 TensorSpec StackedDownColumns(const Param& param, std::string name,

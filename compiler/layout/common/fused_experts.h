@@ -1,5 +1,7 @@
-// Experts that a checkpoint holds in one tensor a layer, as gpt_oss: gate and
+// Experts that a checkpoint holds in one tensor a layer. As gpt_oss: gate and
 // up [expert, in, out, gate or up], down [expert, in, out], and their biases.
+// As llama4: gate and up [expert, in, gate or up · out]. As qwen3_5: [expert,
+// gate or up · out, in], down [expert, out, in].
 #ifndef REFIT_COMPILER_LAYOUT_COMMON_FUSED_EXPERTS_H_
 #define REFIT_COMPILER_LAYOUT_COMMON_FUSED_EXPERTS_H_
 
@@ -29,6 +31,10 @@ TensorSpec StackedGateUpBias(const Param& param, std::string name,
 TensorSpec StackedDown(const Param& param, std::string name, Range experts,
                        EvenPart part);
 TensorSpec StackedDownBias(const Param& param, std::string name, Range experts);
+
+// The same of gate columns before up columns, [expert, in, 2 * out].
+TensorSpec StackedGateThenUp(const Param& param, std::string name,
+                             Range experts, EvenPart part, bool gate_first);
 
 // The same of experts [expert, out, in], the gates' rows before the ups'.
 TensorSpec StackedGateAndUpRows(const Param& param, std::string name,

@@ -1,6 +1,7 @@
 #include "compiler/layout/common/role_table.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -92,13 +93,15 @@ RoleTable::RoleTable(const Model& model) : model_(model) {
     if (FormOf(param.role).scope == RoleScope::kModel || param.index.empty()) {
       continue;
     }
-    std::vector<std::vector<LayerEntry>>& layers = layers_[IndexOf(param.role)];
-    layers.resize(std::max<int64_t>(model.architecture.all_layers(), 0));
     const std::vector<int32_t>& numbers = param.index[0].numbers;
+    const int64_t count = IsTower(param.role) ? numbers.back() + 1
+                                              : model.architecture.all_layers();
+    std::vector<std::vector<LayerEntry>>& layers = layers_[IndexOf(param.role)];
+    layers.resize(std::max<size_t>(count, layers.size()));
     for (size_t position = 0; position < numbers.size(); ++position) {
       const int32_t layer = param.first_layer + numbers[position];
       // Numbers outside are CheckRoles' to report.
-      if (layer < 0 || layer >= model.architecture.all_layers()) continue;
+      if (layer < 0 || layer >= count) continue;
       layers[layer].push_back({id, static_cast<int32_t>(position)});
     }
   }
@@ -107,7 +110,7 @@ RoleTable::RoleTable(const Model& model) : model_(model) {
 absl::Span<const LayerEntry> RoleTable::At(ParamRole role,
                                            int64_t layer) const {
   const std::vector<std::vector<LayerEntry>>& layers = layers_[IndexOf(role)];
-  if (layers.empty()) return {};
+  if (layer >= std::ssize(layers)) return {};
   return layers[layer];
 }
 

@@ -35,9 +35,14 @@ class RoleTable {
   explicit RoleTable(const Model& model);
 
   // The stacks that hold the layer's param of this role: at most one, except
-  // for experts, which an exclude may have split, and for plain modules. Empty:
-  // it has none.
+  // for experts, which an exclude may have split, and for modules of which a
+  // layer has many. Empty: it has none. A vision tower counts its own layers.
   absl::Span<const LayerEntry> At(ParamRole role, int64_t layer) const;
+
+  // From 0 to beyond the last layer that has the role.
+  Range Numbers(ParamRole role) const {
+    return {0, static_cast<int64_t>(layers_[IndexOf(role)].size())};
+  }
 
   // All params of this role.
   absl::Span<const ParamId> Params(ParamRole role) const;
@@ -47,7 +52,8 @@ class RoleTable {
   std::vector<LayerGroup> Group(absl::Span<const ParamRole> roles,
                                 Range layers) const;
 
-  // The same of the params of these names, all of one role of plain modules.
+  // The same of the params of these names, all of one role of plain modules, or
+  // of a vision tower.
   std::vector<LayerGroup> GroupNamed(ParamRole role,
                                      absl::Span<const std::string> names,
                                      Range layers) const;

@@ -124,7 +124,8 @@ std::optional<DType> OwnDType(ParamRole role) {
 }
 
 std::string_view OwnName(const Param& param) {
-  return IsPlainModule(param.role) ? std::string_view(param.name) : "";
+  const bool has_many = IsPlainModule(param.role) || IsTower(param.role);
+  return has_many ? std::string_view(param.name) : "";
 }
 
 Buffer MakeBuffer(std::string name, Dims shape, DType dtype) {
@@ -258,15 +259,23 @@ DType BufferDType(const SideSpec& side, const Param& param) {
   return side.dtype.given ? side.dtype.value : param.dtype;
 }
 
-Buffer WholeTensor(const LayoutContext& context, std::string name, ParamId id) {
-  const Param& param = context.model.params[IndexOf(id)];
-  Buffer buffer = MakeBuffer(std::move(name), param.shape,
-                             BufferDType(context.side, param));
-  buffer.fragments.push_back({.param = id,
-                              .box = WholeBox(param.shape),
-                              .offset = 0,
-                              .stride = RowMajorStrides(param.shape)});
+Buffer TensorOf(const LayoutContext& context, TensorSpec spec, ParamId id) {
+  Buffer buffer =
+      MakeBuffer(std::move(spec.name), std::move(spec.shape),
+                 BufferDType(context.side, context.model.params[IndexOf(id)]));
+  for (Part& part : spec.parts) {
+    buffer.fragments.push_back({.param = id,
+                                .box = std::move(part.box),
+                                .offset = part.offset,
+                                .stride = std::move(part.stride)});
+  }
   return buffer;
+}
+
+Buffer WholeTensor(const LayoutContext& context, std::string name, ParamId id) {
+  TensorSpec spec = WholeOf(context.model.params[IndexOf(id)]);
+  spec.name = std::move(name);
+  return TensorOf(context, std::move(spec), id);
 }
 
 Buffer VocabularyTensor(const LayoutContext& context, std::string name,

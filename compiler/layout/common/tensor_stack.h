@@ -22,7 +22,8 @@ struct Part {
   Box box;             // over the param's own dims
   int64_t offset = 0;  // of box.lo, in elements of the buffer's tensor
   Dims stride;
-  // Of a plain module: the param's own name, since others have its role.
+  // The param's own name where others of the layer have its role: of plain
+  // modules and vision towers.
   std::string_view name = "";
 };
 
@@ -97,6 +98,9 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
 // The dtype of a buffer that holds `param`: the side's, if the job gives one.
 // A router's correction is fp32 everywhere.
 DType BufferDType(const SideSpec& side, const Param& param);
+
+// A tensor of parts of `id`, which has no layer.
+Buffer TensorOf(const LayoutContext& context, TensorSpec spec, ParamId id);
 
 // A tensor that is `id` whole.
 Buffer WholeTensor(const LayoutContext& context, std::string name, ParamId id);

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_format.h"
 #include "compiler/job/version.h"
+#include "compiler/layout/common/elements.h"
 #include "compiler/layout/common/role_table.h"
 #include "compiler/layout/common/shard.h"
 #include "compiler/layout/common/sizes.h"
@@ -68,7 +69,9 @@ bool IsFusedExpert(const Param& param) {
   return param.role == kFusedExpertGateUp ||
          param.role == kFusedExpertGateUpBias ||
          param.role == kFusedExpertDown || param.role == kFusedExpertDownBias ||
-         param.role == kStackedExpertGateUp || param.role == kStackedExpertDown;
+         param.role == kStackedExpertGateUp ||
+         param.role == kStackedExpertDown ||
+         param.role == kFusedExpertGateThenUp;
 }
 
 // A buffer of the modules, not a parameter: FSDP leaves it whole.
@@ -133,8 +136,27 @@ class FsdpLayout {
   ExpertShard StackShard(const Coordinate& rank) const;
   int64_t StackDim() const;
 
+  // Modules that hold fused experts are always those of transformers 5.
+  bool IsTransformers5() const {
+    return fused_ ||
+           (context_.side.version.given && IsSince(context_.side, {5}));
+  }
+
   // The name of a param, or of what is made of it.
   std::string ModuleName(std::string_view name) const;
+
+  // Whether the modules have the last two dims of the param's tensor exchanged.
+  bool IsTransposed(const Param& param) const {
+    return IsFusedExpert(param) && IsTransformers5() &&
+           context_.model.architecture.family->transformers
+               .transposes_experts_since_5;
+  }
+  // Of the modules' tensor.
+  Dims ModuleShape(const Param& param) const {
+    Dims shape = param.StoredShape();
+    if (IsTransposed(param)) std::swap(shape[1], shape[2]);
+    return shape;
+  }
 
   Buffer Shard(ParamId id, const Coordinate& rank) const;
   // [experts, gate rows then up rows, …] and [experts, …] of every layer.
@@ -185,8 +207,9 @@ void FsdpLayout::CheckTensorParallel(SizeChecks& checks) {
     checks.Report(
         tensor.place,
         absl::StrFormat("%s cannot place parameter \"%s\"; wanted a dense "
-                        "model, or layout \"generic\" with its placements",
-                        tensor.text, param.FirstName()));
+                        "model%s, or layout \"generic\" with its placements",
+                        tensor.text, param.FirstName(),
+                        IsTower(param.role) ? " and \"vision\": false" : ""));
     break;
   }
 }
@@ -221,7 +244,7 @@ void FsdpLayout::CheckExpertMesh(SizeChecks& checks) {
                         side.key, data_, expert_, shards, stack, size));
   };
   for (const Param& param : context_.model.params) {
-    if (IsFusedExpert(param)) divides(param.shape[1], param.FirstName());
+    if (IsFusedExpert(param)) divides(ModuleShape(param)[1], param.FirstName());
     if (!fused_) continue;
     // Both halves of gate_up_proj have the rows of an up projection.
     const bool gated = !table_.Params(kExpertGate).empty();
@@ -251,28 +274,29 @@ ExpertShard FsdpLayout::StackShard(const Coordinate& rank) const {
           .second = {}};
 }
 
-// Modules that hold fused experts are always those of transformers 5.
 std::string FsdpLayout::ModuleName(std::string_view name) const {
-  const bool is_transformers_5 =
-      context_.side.version.given && IsSince(context_.side, {5});
-  if (!fused_ && !is_transformers_5) return std::string(name);
+  if (!IsTransformers5()) return std::string(name);
   return Renamed(
       name, context_.model.architecture.family->transformers.renames_since_5);
 }
 
 Buffer FsdpLayout::Shard(ParamId id, const Coordinate& rank) const {
   const Param& param = context_.model.params[IndexOf(id)];
-  Box box = WholeBox(param.VirtualShape());
   const size_t rows = param.index.size();
+  const Dims shape = ModuleShape(param);
+  Dims whole = param.VirtualShape();
+  whole.resize(rows);
+  whole.insert(whole.end(), shape.begin(), shape.end());
+  Box box = WholeBox(whole);
 
   const TensorStyle style =
       tensor_ > 1 ? TensorStyleOf(param.role) : TensorStyle::kWhole;
   if (style == TensorStyle::kColumns) {
-    const Range columns = EvenShard(param.shape[1], tensor_, rank.tensor);
+    const Range columns = EvenShard(shape[1], tensor_, rank.tensor);
     box.lo[rows + 1] = columns.begin;
     box.hi[rows + 1] = columns.end;
   }
-  Range held = {0, param.shape[0]};
+  Range held = {0, shape[0]};
   EvenPart part = {.count = data_, .index = rank.data};
   Buffer buffer;
   buffer.name = ModuleName(param.name);
@@ -282,7 +306,7 @@ Buffer FsdpLayout::Shard(ParamId id, const Coordinate& rank) const {
   } else if (IsFusedExpert(param)) {
     const ExpertShard shard = StackShard(rank);
     const Range second =
-        EvenShard(param.shape[1], shard.second.count, shard.second.index);
+        EvenShard(shape[1], shard.second.count, shard.second.index);
     held = shard.experts;
     box.lo[rows + 1] = second.begin;
     box.hi[rows + 1] = second.end;
@@ -308,12 +332,18 @@ Buffer FsdpLayout::Shard(ParamId id, const Coordinate& rank) const {
   }
   buffer.dtype = BufferDType(context_.side, param);
   buffer.own_dtype = IsModuleBuffer(param);
-  const Dims strides = RowMajorStrides(buffer.VirtualShape());
-  buffer.shape = param.StoredShape(std::move(buffer.shape));
-  if (!box.Empty()) {
-    buffer.fragments.push_back(
-        {.param = id, .box = std::move(box), .offset = 0, .stride = strides});
+  if (box.Empty()) return buffer;
+  Fragment held_part = {.param = id,
+                        .box = std::move(box),
+                        .offset = 0,
+                        .stride = RowMajorStrides(buffer.VirtualShape())};
+  if (IsTransposed(param)) {
+    for (Dims* dims :
+         {&held_part.box.lo, &held_part.box.hi, &held_part.stride}) {
+      std::swap((*dims)[rows + 1], (*dims)[rows + 2]);
+    }
   }
+  buffer.fragments = OfSplitParam(param, held_part);
   return buffer;
 }
 

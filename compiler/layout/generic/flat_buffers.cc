@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "compiler/layout/common/elements.h"
 #include "compiler/layout/common/tensor_stack.h"
 #include "compiler/layout/generic/placements.h"
 #include "compiler/model/stacks.h"
@@ -197,7 +198,8 @@ bool FlatBuffers::FindElements(const FlatBufferSpec& flat,
   placed.offset = entry.offset;
   placed.rows = {0, Product(placed.shape)};
   if (entry.rows.has_value()) {
-    const int64_t rows = placed.shape.empty() ? 0 : placed.shape[0];
+    const Dims tensor = param(placed.runs[0].param).StoredShape();
+    const int64_t rows = tensor.empty() ? 0 : tensor[0];
     if (entry.rows->end > rows) {
       return Report(entry.rows->place,
                     absl::StrFormat("rows end at %d but \"%s\" has %d rows",
@@ -366,37 +368,6 @@ void FlatBuffers::PlaceOne(const FlatBufferSpec& flat) {
 }
 
 }  // namespace
-
-std::vector<Box> BoxesOfElements(absl::Span<const int64_t> shape, Range range) {
-  if (range.size() == 0) return {};
-  if (shape.empty()) return {Box{}};
-  const int64_t row = Product(shape.subspan(1));
-  // Boxes within one row, that row put before them.
-  std::vector<Box> boxes;
-  const auto within_row = [&](int64_t number, Range elements) {
-    for (Box& box : BoxesOfElements(shape.subspan(1), elements)) {
-      box.lo.insert(box.lo.begin(), number);
-      box.hi.insert(box.hi.begin(), number + 1);
-      boxes.push_back(std::move(box));
-    }
-  };
-  const int64_t first = range.begin / row;
-  if (range.end <= (first + 1) * row && range.size() < row) {
-    within_row(first, {range.begin - first * row, range.end - first * row});
-    return boxes;
-  }
-  const int64_t whole_begin = (range.begin + row - 1) / row;
-  const int64_t whole_end = range.end / row;
-  if (first < whole_begin) within_row(first, {range.begin - first * row, row});
-  if (whole_begin < whole_end) {
-    Box box = WholeBox(shape);
-    box.lo[0] = whole_begin;
-    box.hi[0] = whole_end;
-    boxes.push_back(std::move(box));
-  }
-  within_row(whole_end, {0, range.end - whole_end * row});
-  return boxes;
-}
 
 DType HeldMembers::At(ParamId id, int64_t member) const {
   const std::vector<DType>& dtypes = dtypes_[IndexOf(id)];

@@ -14,10 +14,6 @@
 
 namespace refit {
 
-// The elements [range.begin, range.end) of a row-major tensor as boxes, in
-// order: of a matrix the rest of a row, whole rows, the start of a row.
-std::vector<Box> BoxesOfElements(absl::Span<const int64_t> shape, Range range);
-
 // Which members of each param stand in flat buffers, and in which dtype.
 class HeldMembers {
  public:

@@ -11,6 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "compiler/layout/common/elements.h"
 #include "compiler/layout/common/shard.h"
 #include "compiler/layout/common/tensor_stack.h"
 #include "compiler/layout/generic/flat_buffers.h"
@@ -76,34 +77,6 @@ std::optional<int64_t> SharedRank(const MeshSpec& a, const MeshSpec& b) {
     if (std::binary_search(ranks.begin(), ranks.end(), rank)) lowest = rank;
   }
   return lowest;
-}
-
-// The same of a param whose last dimension [n] is known as [n / 2, 2]: half a
-// pair, whole pairs, half a pair of each fragment.
-std::vector<Fragment> InPairs(const std::vector<Fragment>& fragments) {
-  std::vector<Fragment> in_pairs;
-  for (const Fragment& fragment : fragments) {
-    const int64_t lo = fragment.box.lo.back();
-    const int64_t hi = fragment.box.hi.back();
-    const int64_t stride = fragment.stride.back();
-    const auto add = [&](Range pairs, Range half) {
-      if (pairs.begin >= pairs.end) return;
-      Fragment part = fragment;
-      part.offset += (2 * pairs.begin + half.begin - lo) * stride;
-      part.box.lo.back() = pairs.begin;
-      part.box.hi.back() = pairs.end;
-      part.stride.back() = 2 * stride;
-      part.box.lo.push_back(half.begin);
-      part.box.hi.push_back(half.end);
-      part.stride.push_back(stride);
-      in_pairs.push_back(std::move(part));
-    };
-    const Range whole = {(lo + 1) / 2, hi / 2};
-    if (lo % 2 != 0) add({lo / 2, whole.begin}, {1, 2});
-    add(whole, {0, 2});
-    if (hi % 2 != 0) add({hi / 2, hi / 2 + 1}, {0, 1});
-  }
-  return in_pairs;
 }
 
 class GenericLayout {
@@ -324,8 +297,11 @@ Buffer GenericLayout::Shard(const Placed& placed,
     dims.push_back(std::move(runs));
   }
   const Dims strides = RowMajorStrides(buffer.VirtualShape());
-  buffer.fragments = FragmentsOf(placed.param, dims, strides);
-  if (param.pairs) buffer.fragments = InPairs(buffer.fragments);
+  for (const Fragment& fragment : FragmentsOf(placed.param, dims, strides)) {
+    for (Fragment& part : OfSplitParam(param, fragment)) {
+      buffer.fragments.push_back(std::move(part));
+    }
+  }
   return buffer;
 }
 

@@ -39,6 +39,21 @@ TensorSpec HeadsOf(const Param& param, Range heads, int64_t head_rows) {
           .parts = {RowsPart(param, rows, 0)}};
 }
 
+// Heads of a query, key or value, from row `buffer_row` on of a buffer. Of rows
+// in rotary pairs engines have the first of all pairs before the second.
+Part HeadRows(const Param& param, Range heads, int64_t head_rows,
+              int64_t buffer_row) {
+  if (param.split != Split::kRowsInHeadPairs) {
+    return RowsPart(param, {heads.begin * head_rows, heads.end * head_rows},
+                    buffer_row);
+  }
+  Part part = RowsPart(param, heads, 0);
+  const int64_t columns = param.shape.back();
+  part.offset = buffer_row * columns;
+  part.stride = {head_rows * columns, columns, head_rows / 2 * columns, 1};
+  return part;
+}
+
 // The key-value heads of a rank.
 Range KeyValueHeads(const Architecture& architecture, EvenPart part) {
   if (part.count < architecture.kv_heads) {
@@ -91,7 +106,7 @@ TensorSpec FusedHeads(const LayerGroup& group, const Architecture& architecture,
 
   TensorSpec spec;
   spec.name = RenameModule(group.params[0]->name, "qkv_proj");
-  spec.shape = group.params[0]->shape;
+  spec.shape = group.params[0]->StoredShape();
   spec.shape[0] = 0;
   struct Block {
     const Param* param;
@@ -101,9 +116,8 @@ TensorSpec FusedHeads(const LayerGroup& group, const Architecture& architecture,
   for (const auto& [param, heads, head_rows] :
        {Block{group.params[0], query, architecture.query_head_rows()},
         Block{group.params[1], kv, head}, Block{group.params[2], kv, head}}) {
-    const Range rows = {heads.begin * head_rows, heads.end * head_rows};
-    spec.parts.push_back(RowsPart(*param, rows, spec.shape[0]));
-    spec.shape[0] += rows.size();
+    spec.parts.push_back(HeadRows(*param, heads, head_rows, spec.shape[0]));
+    spec.shape[0] += heads.size() * head_rows;
   }
   return spec;
 }
@@ -244,6 +258,11 @@ void AddFusedExperts(const LayoutContext& context,
     const Param& param = *group.params[0];
     return StackedGateUp(param, name(param, "w13_weight"), experts, part);
   });
+  add({kFusedExpertGateThenUp}, [&](const LayerGroup& group) {
+    const Param& param = *group.params[0];
+    return StackedGateThenUp(param, name(param, "w13_weight"), experts, part,
+                             tensors.order == GateUpOrder::kGateFirst);
+  });
   add({kFusedExpertGateUpBias}, [&](const LayerGroup& group) {
     const Param& param = *group.params[0];
     TensorSpec spec = StackedGateUpBias(
@@ -286,8 +305,10 @@ void AddStackedExperts(std::string_view module, GateUpOrder order,
 
 void CheckFusedExperts(const LayoutContext& context, const RoleTable& table,
                        GateUpOrder order, SizeChecks& checks) {
-  const bool stacked = !table.Params(kStackedExpertDown).empty();
-  if (table.Params(kFusedExpertDown).empty() && !stacked) return;
+  if (table.Params(kFusedExpertDown).empty() &&
+      table.Params(kStackedExpertDown).empty()) {
+    return;
+  }
   const SideSpec& side = context.side;
   const std::string_view family = context.model.architecture.family->model_type;
   if (side.experts.given) {
@@ -296,7 +317,8 @@ void CheckFusedExperts(const LayoutContext& context, const RoleTable& table,
                                   "linearly; wanted no such key",
                                   side.key, family));
   }
-  if (order != GateUpOrder::kGateFirst && !stacked) {
+  if (order != GateUpOrder::kGateFirst &&
+      !table.Params(kFusedExpertGateUp).empty()) {
     checks.Report(
         side.moe_backend.place,
         absl::StrFormat("%s.moe_backend \"%s\" has no known order of %s's "

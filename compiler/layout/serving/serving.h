@@ -93,12 +93,15 @@ void AddPlainModules(const LayoutContext& context, const RoleTable& table,
                      absl::Span<const Fusion> fused, Renames renames,
                      EvenPart part, Range layers, std::vector<BufferId>& out);
 
-// Experts that the checkpoint holds in one tensor a layer (gpt_oss).
+// Experts that the checkpoint holds in one tensor a layer, in x out (gpt_oss,
+// llama4).
 struct FusedExpertTensors {
   std::string_view module;  // after "experts.": "" or "routed_experts."
   std::string_view gate_up_bias;
   std::string_view down_bias;
   std::optional<DType> bias_dtype = std::nullopt;  // the engine's own
+  // Where gate and up do not alternate.
+  GateUpOrder order = GateUpOrder::kGateFirst;
 };
 void AddFusedExperts(const LayoutContext& context,
                      const FusedExpertTensors& tensors, Range experts,

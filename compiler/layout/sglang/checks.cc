@@ -11,6 +11,7 @@
 #include "compiler/job/object_reader.h"
 #include "compiler/layout/common/mixers.h"
 #include "compiler/layout/serving/serving.h"
+#include "compiler/layout/serving/tower.h"
 
 namespace refit::sglang {
 namespace {
@@ -283,6 +284,7 @@ ExpertForm CheckSizes(const LayoutContext& context, const RoleTable& table,
   checks.Heads(attention);
   CheckMlp(checks, tensor);
   CheckPlainModules(checks, tensor);
+  CheckTower(context, table, attention, checks);
   CheckShared(context, table, tensor, checks);
   CheckMixerSizes(checks, context.model.architecture, attention,
                   MambaGroups::kCutOrWhole);

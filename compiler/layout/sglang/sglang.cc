@@ -18,6 +18,7 @@
 #include "compiler/layout/layout.h"
 #include "compiler/layout/serving/experts.h"
 #include "compiler/layout/serving/serving.h"
+#include "compiler/layout/serving/tower.h"
 #include "compiler/layout/sglang/checks.h"
 
 namespace refit {
@@ -299,7 +300,8 @@ void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,
                   {.module = "",
                    .gate_up_bias = "w13_weight_bias",
                    .down_bias = "w2_weight_bias",
-                   .bias_dtype = DType::kFp32},
+                   .bias_dtype = DType::kFp32,
+                   .order = expert_form_.order},
                   range, part, add_of_layer);
 }
 
@@ -346,6 +348,16 @@ std::vector<BufferId> SglangLayout::Rank(const ExpertSlice& experts,
              out);
     }
   };
+  const EvenPart tower =
+      HasWholeTower(context_) ? EvenPart{} : Attention(tensor);
+  AddTower(context_, table_, traits_.renames,
+           {.tower = tower, .connector = tower, .positions = false}, out);
+  for (const ParamId id : table_.Params(kTowerPositions)) {
+    Buffer positions = Vocabulary(id, tower);
+    positions.name = Renamed(positions.name, traits_.renames);
+    AddEnd(context_, stage == 0 ? EndUse::kRead : EndUse::kAbsent,
+           std::move(positions), out);
+  }
   add_whole(kFirstStage, stage == 0);
   for (const ParamId id : table_.Params(kEmbedding)) {
     Buffer embedding = traits_.embedding == SglangTraits::Embedding::kWhole

@@ -21,6 +21,7 @@
 #include "compiler/layout/layout.h"
 #include "compiler/layout/serving/experts.h"
 #include "compiler/layout/serving/serving.h"
+#include "compiler/layout/serving/tower.h"
 
 namespace refit {
 namespace {
@@ -141,6 +142,7 @@ void VllmLayout::CheckSizes(SizeChecks& checks) {
   gate_up_order_ = CheckMoeBackend(side, checks);
   CheckFusedExperts(context_, table_, gate_up_order_, checks);
   CheckDraft(checks, tensor);
+  CheckTower(context_, table_, tensor, checks);
 
   checks.HasExperts(side.router_dtype.given, side.router_dtype.place,
                     "router_dtype");
@@ -223,6 +225,12 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   const bool reads_embedding = stage == 0 ||
                                (drafts && !traits_.draft_has_prefix) ||
                                (architecture.tied && last);
+  // vLLM builds the tower on each stage.
+  const EvenPart tensor_part = {sizes_.tensor, tensor};
+  AddTower(context_, table_, traits_.renames,
+           {.tower = HasWholeTower(context_) ? EvenPart{} : tensor_part,
+            .connector = tensor_part},
+           out);
   for (const ParamId id : table_.Params(kFirstStage)) {
     AddEnd(stage == 0, traits_.every_stage != VllmTraits::EveryStage::kNothing,
            WholeTensor(context_, table_.param(id).name, id), out);
@@ -401,10 +409,12 @@ std::vector<BufferId> VllmLayout::Experts(const ExpertSlice& slice,
   };
   AddStackedExperts(module, gate_up_order_, held, part, add_stacked);
   if (!table_.Params(kFusedExpertDown).empty()) {
-    AddFusedExperts(
-        context_,
-        {.module = module, .gate_up_bias = "w13_bias", .down_bias = "w2_bias"},
-        held, part, add_stacked);
+    AddFusedExperts(context_,
+                    {.module = module,
+                     .gate_up_bias = "w13_bias",
+                     .down_bias = "w2_bias",
+                     .order = gate_up_order_},
+                    held, part, add_stacked);
   }
   return out;
 }

@@ -33,10 +33,10 @@ void Build(ConfigReader& config, Model& model) {
   add("mlp.router.bias", kRouterBias, {a.experts});
   add("mlp.experts.gate_up_proj", kFusedExpertGateUp,
       {a.experts, a.hidden, intermediate, 2})
-      .pairs = true;
+      .split = Split::kLastInPairs;
   add("mlp.experts.gate_up_proj_bias", kFusedExpertGateUpBias,
       {a.experts, intermediate, 2})
-      .pairs = true;
+      .split = Split::kLastInPairs;
   add("mlp.experts.down_proj", kFusedExpertDown,
       {a.experts, intermediate, a.hidden});
   add("mlp.experts.down_proj_bias", kFusedExpertDownBias,

@@ -1,11 +1,11 @@
 #include "compiler/model/decoder.h"
+#include "compiler/model/families/qwen3_tower.h"
 #include "compiler/model/family.h"
 
 namespace refit {
 namespace {
 
-void Build(ConfigReader& config, Model& model) {
-  DecoderBuilder decoder(config, model);
+void AddLayers(ConfigReader& config, DecoderBuilder& decoder) {
   decoder.Begin();
   const bool bias = config.FlagOr("attention_bias", false);
   decoder.AddAttention({.query_key_value_bias = bias,
@@ -15,12 +15,36 @@ void Build(ConfigReader& config, Model& model) {
   decoder.End();
 }
 
+void Build(ConfigReader& config, Model& model) {
+  DecoderBuilder decoder(config, model);
+  AddLayers(config, decoder);
+}
+
+// The model with a vision tower.
+void BuildWithVision(ConfigReader& config, Model& model) {
+  ConfigReader text = config.Text();
+  AddQwen3Tower(config, text, model, Deepstack::kByConfig);
+  DecoderBuilder decoder(text, model);
+  model.architecture.tied = config.FlagOr("tie_word_embeddings", false);
+  decoder.NameModel("model.language_model.");
+  AddLayers(text, decoder);
+}
+
 }  // namespace
 
 extern const Family kQwen3 = {
     .model_type = "qwen3",
     .build = Build,
     .vllm = {.output_bias = false},
+};
+
+extern const Family kQwen3Vl = {
+    .model_type = "qwen3_vl",
+    .build = BuildWithVision,
+    .vllm = {.renames = kQwen3VisionVllmNames, .output_bias = false},
+    .sglang = {.renames = kQwen3VisionSglangNames, .tower = true},
+    .megatron = {.known = false},
+    .tower = true,
 };
 
 }  // namespace refit

@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "compiler/job/json.h"
 #include "compiler/model/decoder.h"
+#include "compiler/model/families/qwen3_tower.h"
 #include "compiler/model/family.h"
 
 namespace refit {
@@ -247,7 +248,7 @@ void Build(ConfigReader& config, Model& model) {
 }
 
 // The language models of Qwen3.5, whose configs are of model_types of their
-// own. They are also what is moved of the models with a vision tower.
+// own. The models with a vision tower have them too.
 constexpr Form kDenseText = {.separate_projections = true, .sparse = false};
 constexpr Form kSparseText = {.separate_projections = true,
                               .stacked_experts = true};
@@ -262,8 +263,8 @@ void BuildSparseText(ConfigReader& config, Model& model) {
 
 void BuildWithVision(ConfigReader& config, Model& model, Form form) {
   form.prefix = "model.language_model";
-  model.stored_beside.push_back("model.visual.*");
   ConfigReader text = config.Text();
+  AddQwen3Tower(config, text, model, Deepstack::kNone);
   Qwen3NextBuilder(text, model, form).Build();
 }
 
@@ -277,14 +278,14 @@ void BuildSparse(ConfigReader& config, Model& model) {
 
 constexpr Rename kSglangNames[] = {{".self_attn.", "."}};
 // Qwen3.5's language model under SGLang's names.
-constexpr Rename kSglangLanguageNames[] = {
-    {"model.language_model.", "model."}, {".self_attn.", "."}};
+constexpr Rename kSglangLanguageNames[] = {{"model.language_model.", "model."},
+                                           {".self_attn.", "."},
+                                           {"model.visual.", "visual."},
+                                           {"attn.qkv.", "attn.qkv_proj."}};
 constexpr SglangTraits kSglangLanguage = {
     .renames = kSglangLanguageNames,
-    .embedding = SglangTraits::Embedding::kWholeBesideDpAttention};
-constexpr Rename kVllmNames[] = {
-    {"model.language_model.", "language_model.model."},
-    {"lm_head.", "language_model.lm_head."}};
+    .embedding = SglangTraits::Embedding::kWholeBesideDpAttention,
+    .tower = true};
 
 }  // namespace
 
@@ -304,19 +305,21 @@ extern const Family kQwen3Next = {
 extern const Family kQwen35 = {
     .model_type = "qwen3_5",
     .build = BuildDense,
-    .vllm = {.renames = kVllmNames,
+    .vllm = {.renames = kQwen3VisionVllmNames,
              .every_stage = VllmTraits::EveryStage::kEmbedding},
     .sglang = kSglangLanguage,
     .megatron = {.known = false},
+    .tower = true,
 };
 
 extern const Family kQwen35Moe = {
     .model_type = "qwen3_5_moe",
     .build = BuildSparse,
-    .vllm = {.renames = kVllmNames,
+    .vllm = {.renames = kQwen3VisionVllmNames,
              .every_stage = VllmTraits::EveryStage::kEmbedding},
     .sglang = kSglangLanguage,
     .megatron = {.known = false},
+    .tower = true,
 };
 
 extern const Family kQwen35MoeText = {

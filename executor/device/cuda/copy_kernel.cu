@@ -90,14 +90,8 @@ __global__ void __launch_bounds__(kThreads)
   if (IsStopped(unless)) return;
   for (uint32_t t = blockIdx.x; t < batch.tiles_count; t += gridDim.x) {
     const KernelTile tile = batch.tiles[t];
-    constexpr uint32_t kWords = sizeof(KernelCopy) / sizeof(uint32_t);
-    static_assert(kWords <= kThreads);
     __syncthreads();
-    if (threadIdx.x < kWords) {
-      reinterpret_cast<uint32_t*>(&copy)[threadIdx.x] =
-          reinterpret_cast<const uint32_t*>(
-              &batch.copies[tile.copy])[threadIdx.x];
-    }
+    LoadToShared(batch.copies[tile.copy], copy);
     __syncthreads();
     if (copy.kind == KernelKind::kCast) {
       CastTile(copy, batch.table, tile.tile);

@@ -41,11 +41,11 @@ struct KernelProgram {
 KernelProgram LowerForKernel(const CopyBatch& batch,
                              absl::Span<std::byte* const> table);
 
-// Of copies whose `to` is a position in a message, which rows continue without
-// gaps; ascending as these.
-std::vector<cuda::KernelCopy> LowerPositions(
-    const StridedCopy& copy, absl::Span<const CopyLoop> loops,
-    absl::Span<std::byte* const> table);
+// Of a copy whose `to` is a position in a message, which rows continue without
+// gaps. Copies and tiles of the program are ascending as these.
+KernelProgram LowerPositions(const StridedCopy& copy,
+                             absl::Span<const CopyLoop> loops,
+                             absl::Span<std::byte* const> table);
 
 // Of a device.
 struct CudaKernelLimits {

@@ -37,6 +37,13 @@ class CudaMemory : public DeviceMemory {
   const int device_;
 };
 
+class PinnedMemory : public DeviceMemory {
+ public:
+  PinnedMemory(void* data, uint64_t size_bytes)
+      : DeviceMemory(static_cast<std::byte*>(data), size_bytes) {}
+  ~PinnedMemory() override { cudaFreeHost(data()); }
+};
+
 class CudaStream : public DeviceStream {
  public:
   CudaStream(int device, cudaStream_t stream)
@@ -111,6 +118,25 @@ class CudaDevice : public Device {
       }
     }
     return std::make_unique<CudaMemory>(ordinal_, data, size_bytes);
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateOnHost(
+      uint64_t size_bytes) override {
+    const ScopedDevice current(ordinal_);
+    void* data = nullptr;
+    if (size_bytes > 0) {
+      absl::Status status =
+          CudaStatus(cudaHostAlloc(&data, size_bytes,
+                                   cudaHostAllocMapped | cudaHostAllocPortable),
+                     "cudaHostAlloc");
+      if (!status.ok()) {
+        return absl::Status(
+            status.code(),
+            absl::StrCat("no pinned memory for ", size_bytes,
+                         " bytes on the host: ", status.message()));
+      }
+    }
+    return std::make_unique<PinnedMemory>(data, size_bytes);
   }
 
   absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(

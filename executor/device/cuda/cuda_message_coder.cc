@@ -247,12 +247,19 @@ class CudaMessageCoder : public MessageCoder {
     auto box = static_cast<uint32_t>(lowered.boxes.size());
     for (size_t c = 0; c < of.copies.size(); ++c) {
       const StridedCopy& copy = of.copies[c];
-      for (const KernelCopy& kernel :
-           LowerPositions(copy,
-                          absl::MakeConstSpan(of.loops).subspan(
-                              copy.loops_begin, copy.loops_count),
-                          table)) {
-        AddBox(kernel, number, of.is_send && of.always[c], of.is_send, lowered);
+      const KernelProgram program =
+          LowerPositions(copy,
+                         absl::MakeConstSpan(of.loops).subspan(
+                             copy.loops_begin, copy.loops_count),
+                         table);
+      const auto first = static_cast<uint32_t>(lowered.copies.size());
+      for (const KernelCopy& kernel : program.copies) {
+        AddBox(kernel, number, of.is_send && of.always[c], lowered);
+      }
+      if (!of.is_send) continue;
+      for (const KernelTile& tile : program.tiles) {
+        lowered.compared.push_back(
+            {.copy = first + tile.copy, .tile = tile.tile});
       }
     }
     const auto boxes_end = static_cast<uint32_t>(lowered.boxes.size());
@@ -270,24 +277,17 @@ class CudaMessageCoder : public MessageCoder {
   }
 
   static void AddBox(const KernelCopy& copy, uint32_t message, bool always,
-                     bool compared, Lowered& lowered) {
+                     Lowered& lowered) {
     const uint64_t unit_bytes =
         copy.kind == cuda::KernelKind::kCast
             ? static_cast<uint64_t>(DTypeBytes(copy.to_dtype))
             : copy.unit_bytes;
     const uint64_t units = uint64_t{copy.rows} * copy.row_units;
-    const auto number = static_cast<uint32_t>(lowered.copies.size());
     lowered.copies.push_back(copy);
     lowered.boxes.push_back({.begin_byte = copy.to_offset,
                              .end_byte = copy.to_offset + units * unit_bytes,
                              .message = message,
                              .always = always ? 1U : 0U});
-    if (!compared) return;
-    for (uint64_t unit = 0; unit < units; unit += cuda::kTileUnits) {
-      lowered.compared.push_back(
-          {.copy = number,
-           .tile = static_cast<uint32_t>(unit / cuda::kTileUnits)});
-    }
   }
 
   // Whether one of the messages is of the kind, and sometimes coded.

@@ -62,23 +62,6 @@ __device__ __forceinline__ bool Differ(Unit a, Unit b) {
   return a != b;
 }
 
-__device__ __forceinline__ uint32_t ElementBytes(DType dtype) {
-  switch (dtype) {
-    case DType::kFp64:
-    case DType::kInt64:
-      return 8;
-    case DType::kFp32:
-    case DType::kInt32:
-      return 4;
-    case DType::kBf16:
-    case DType::kFp16:
-    case DType::kInt16:
-      return 2;
-    default:
-      return 1;
-  }
-}
-
 // Elements of a word that differ, by their size.
 __device__ __forceinline__ uint32_t CountWord(uint32_t difference,
                                               uint32_t element_bytes) {
@@ -271,14 +254,8 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   Found found;
   for (uint32_t t = blockIdx.x; t < batch.tiles_count; t += gridDim.x) {
     const KernelTile tile = batch.tiles[t];
-    constexpr uint32_t kWords = sizeof(KernelCopy) / sizeof(uint32_t);
-    static_assert(kWords <= kThreads);
     __syncthreads();
-    if (threadIdx.x < kWords) {
-      reinterpret_cast<uint32_t*>(&copy)[threadIdx.x] =
-          reinterpret_cast<const uint32_t*>(
-              &batch.copies[tile.copy])[threadIdx.x];
-    }
+    LoadToShared(batch.copies[tile.copy], copy);
     __syncthreads();
     if (copy.kind == KernelKind::kCast) {
       CastTile(copy, delta, batch.table, tile.tile, found);

@@ -153,13 +153,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     const KernelTile tile = batch.tiles[t];
     if (t == begin || tile.copy != batch.tiles[t - 1].copy) {
       digest = digests[tile.copy];
-      constexpr uint32_t kWords = sizeof(KernelCopy) / sizeof(uint32_t);
-      static_assert(kWords <= kThreads);
-      if (threadIdx.x < kWords) {
-        reinterpret_cast<uint32_t*>(&copy)[threadIdx.x] =
-            reinterpret_cast<const uint32_t*>(
-                &batch.copies[tile.copy])[threadIdx.x];
-      }
+      LoadToShared(batch.copies[tile.copy], copy);
       __syncthreads();
     }
     const uint64_t key = digest.param_key;

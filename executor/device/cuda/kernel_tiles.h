@@ -80,6 +80,36 @@ __device__ __forceinline__ void ForEachTileUnit(const KernelCopy& copy,
   }
 }
 
+__device__ __forceinline__ uint32_t ElementBytes(DType dtype) {
+  switch (dtype) {
+    case DType::kFp64:
+    case DType::kInt64:
+      return 8;
+    case DType::kFp32:
+    case DType::kInt32:
+      return 4;
+    case DType::kBf16:
+    case DType::kFp16:
+    case DType::kInt16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+// Takes a copy into the block's shared memory. All threads call it, and wait
+// for each other before, where one may still read the last copy, and
+// afterwards.
+__device__ __forceinline__ void LoadToShared(const KernelCopy& from,
+                                             KernelCopy& shared) {
+  constexpr uint32_t kWords = sizeof(KernelCopy) / sizeof(uint32_t);
+  static_assert(kWords <= kThreads);
+  if (threadIdx.x < kWords) {
+    reinterpret_cast<uint32_t*>(&shared)[threadIdx.x] =
+        reinterpret_cast<const uint32_t*>(&from)[threadIdx.x];
+  }
+}
+
 __device__ __forceinline__ uint32_t LoadFp32(const std::byte* from, DType dtype,
                                              uint32_t at) {
   if (dtype == DType::kFp32) return reinterpret_cast<const uint32_t*>(from)[at];

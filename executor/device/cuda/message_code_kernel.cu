@@ -61,23 +61,6 @@ __device__ __forceinline__ void StoreElement(std::byte* to, uint64_t value,
   }
 }
 
-__device__ __forceinline__ uint32_t BytesOf(DType dtype) {
-  switch (dtype) {
-    case DType::kFp64:
-    case DType::kInt64:
-      return 8;
-    case DType::kFp32:
-    case DType::kInt32:
-      return 4;
-    case DType::kBf16:
-    case DType::kFp16:
-    case DType::kInt16:
-      return 2;
-    default:
-      return 1;
-  }
-}
-
 // The bits of a float of `dtype` as one of `to`.
 __device__ __forceinline__ uint32_t CastBits(uint32_t bits, DType dtype,
                                              DType to) {
@@ -95,7 +78,7 @@ __device__ __forceinline__ bool Casts(const KernelCopy& copy) {
 }
 // What a unit of the copy takes of its message.
 __device__ __forceinline__ uint32_t UnitInMessage(const KernelCopy& copy) {
-  return Casts(copy) ? BytesOf(copy.to_dtype) : copy.unit_bytes;
+  return Casts(copy) ? ElementBytes(copy.to_dtype) : copy.unit_bytes;
 }
 
 // Where an element of a message lies: the part of it that is asked for, or, of
@@ -117,7 +100,7 @@ __device__ __forceinline__ Place PlaceOf(const KernelCopy& copy, uint64_t at) {
   const auto column = static_cast<uint32_t>(unit - row * copy.row_units);
   const RowOffsets offsets = OffsetsOfRow(copy, static_cast<uint32_t>(row));
   const uint64_t in_row =
-      Casts(copy) ? uint64_t{column} * BytesOf(copy.from_dtype)
+      Casts(copy) ? uint64_t{column} * ElementBytes(copy.from_dtype)
                   : (uint64_t{column} << shift) + (at & (unit_bytes - 1));
   return {offsets.from_entry, offsets.from_offset + in_row};
 }
@@ -135,6 +118,34 @@ __device__ __forceinline__ uint32_t BoxAt(const KernelCodes& codes,
   if (begin == end) return tile.boxes_end;
   const KernelBox& box = codes.boxes[begin];
   return byte >= box.begin_byte && byte < box.end_byte ? begin : tile.boxes_end;
+}
+
+// What lies at a byte of a message.
+struct Located {
+  const KernelCopy& copy;
+  uint64_t at;  // byte of the box
+  Place place;
+};
+
+__device__ __forceinline__ Located LocatedIn(const KernelCodes& codes,
+                                             uint32_t box, uint64_t byte) {
+  const KernelCopy& copy = codes.copies[box];
+  const uint64_t at = byte - codes.boxes[box].begin_byte;
+  return {copy, at, PlaceOf(copy, at)};
+}
+
+// The parts of a code behind its header (executor/delta/message_code.h).
+struct CodeParts {
+  std::byte* values;
+  std::byte* groups;
+  std::byte* positions;
+};
+
+__device__ __forceinline__ CodeParts PartsOf(const KernelMessage& message,
+                                             uint64_t room) {
+  std::byte* const values = message.code + kCodeHeaderBytes;
+  std::byte* const groups = values + room * message.element_bytes;
+  return {values, groups, groups + Groups(message)};
 }
 
 __device__ __forceinline__ void Fail(const KernelCodes& codes,
@@ -263,7 +274,7 @@ __device__ __forceinline__ void CompareUnits(const KernelCodes& codes,
                                              const KernelCopy& copy,
                                              uint32_t tile, UnitBits& found) {
   const uint32_t size =
-      Casts(copy) ? BytesOf(copy.from_dtype) : copy.unit_bytes;
+      Casts(copy) ? ElementBytes(copy.from_dtype) : copy.unit_bytes;
   ForEachTileUnit(
       copy, tile, [&](uint32_t row) { return ComparedRowAt(codes, copy, row); },
       ComparedRow(),
@@ -319,15 +330,9 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) tile_count = 0;
   for (uint64_t t = blockIdx.x; t < codes.compared_count; t += gridDim.x) {
     const KernelTile tile = codes.compared[t];
-    constexpr uint32_t kWords = sizeof(KernelCopy) / sizeof(uint32_t);
-    static_assert(kWords <= kThreads);
     __syncthreads();
     flush_count();
-    if (threadIdx.x < kWords) {
-      reinterpret_cast<uint32_t*>(&copy)[threadIdx.x] =
-          reinterpret_cast<const uint32_t*>(
-              &codes.copies[tile.copy])[threadIdx.x];
-    }
+    LoadToShared(codes.copies[tile.copy], copy);
     __syncthreads();
     const KernelBox box = codes.boxes[tile.copy];
     counted_message = box.message;
@@ -335,7 +340,7 @@ __global__ void __launch_bounds__(kThreads)
     const uint32_t width_shift = message.element_shift;
     uint32_t* const words = codes.bits + message.first_word;
     if (copy.unit_bytes == 16 && width_shift == 1 && box.always == 0 &&
-        BytesOf(copy.from_dtype) == 2) {
+        ElementBytes(copy.from_dtype) == 2) {
       const uint64_t first_unit =
           box.begin_byte / 16 + uint64_t{tile.tile} * kTileUnits;
       add_count(MarkHalves(codes, copy, tile.tile, words, first_unit));
@@ -352,7 +357,7 @@ __global__ void __launch_bounds__(kThreads)
     if (__ballot_sync(kAllLanes, found.Any()) == 0) continue;
     const uint32_t unit_bytes = UnitInMessage(copy);
     const uint32_t element_bytes =
-        Casts(copy) ? unit_bytes : BytesOf(copy.from_dtype);
+        Casts(copy) ? unit_bytes : ElementBytes(copy.from_dtype);
     uint32_t count = 0;
     for (uint32_t k = 0; k < kUnroll; ++k) {
       uint32_t bytes = found.Of(k);
@@ -444,8 +449,7 @@ __global__ void __launch_bounds__(kThreads)
         const uint32_t per_tile = TileGroups(message);
         const uint64_t first = uint64_t{of.place} * per_tile;
         const uint64_t groups = Groups(message);
-        const std::byte* const counts = message.code + kCodeHeaderBytes +
-                                        room * message.element_bytes + first;
+        const std::byte* const counts = PartsOf(message, room).groups + first;
         uint32_t sum = 0;
         for (uint32_t g = lane; g < per_tile && first + g < groups;
              g += kWarpThreads) {
@@ -552,36 +556,32 @@ __global__ void __launch_bounds__(kThreads)
         const uint64_t room = codes.rooms[of.tile.message * codes.rungs + rung];
         if (room == 0) return;
         const uint32_t width = message.element_bytes;
-        std::byte* const values = message.code + kCodeHeaderBytes;
-        std::byte* const groups = values + room * width;
-        std::byte* const positions = groups + Groups(message);
+        const CodeParts code = PartsOf(message, room);
         ForEachBit(
             codes, message, of, codes.bases[of.number],
             listed[threadIdx.x / kWarpThreads],
             [&](uint64_t group, uint32_t count) {
-              groups[group] = static_cast<std::byte>(count);
+              code.groups[group] = static_cast<std::byte>(count);
             },
             [&](uint64_t element, uint64_t slot) {
               if (slot >= room) return;
               const uint64_t byte = element << message.element_shift;
               const uint32_t b = BoxAt(codes, of.tile, byte);
               if (b == of.tile.boxes_end) return;
-              const KernelCopy& copy = codes.copies[b];
-              const uint64_t at = byte - codes.boxes[b].begin_byte;
-              const Place place = PlaceOf(copy, at);
+              const auto [copy, at, place] = LocatedIn(codes, b, byte);
               const std::byte* const from =
                   codes.table[place.entry] + place.offset;
               uint64_t value;
               if (Casts(copy)) {
                 const auto bits = static_cast<uint32_t>(
-                    LoadElement(from, BytesOf(copy.from_dtype)));
+                    LoadElement(from, ElementBytes(copy.from_dtype)));
                 value = CastBits(bits, copy.from_dtype, copy.to_dtype) >>
-                        8 * (at & (BytesOf(copy.to_dtype) - 1));
+                        8 * (at & (ElementBytes(copy.to_dtype) - 1));
               } else {
                 value = LoadElement(from, width);
               }
-              StoreElement(values + slot * width, value, width);
-              positions[slot] = static_cast<std::byte>(element % kGroup);
+              StoreElement(code.values + slot * width, value, width);
+              code.positions[slot] = static_cast<std::byte>(element % kGroup);
             });
         if (lane == 0 && of.place + 1 == message.tiles) {
           *reinterpret_cast<uint2*>(message.code) = make_uint2(
@@ -603,11 +603,9 @@ __global__ void __launch_bounds__(kThreads) KeepTiles(const KernelCodes codes) {
               const uint64_t byte = element << message.element_shift;
               const uint32_t b = BoxAt(codes, of.tile, byte);
               if (b == of.tile.boxes_end) return;
-              const KernelCopy& copy = codes.copies[b];
-              const Place place =
-                  PlaceOf(copy, byte - codes.boxes[b].begin_byte);
+              const auto [copy, at, place] = LocatedIn(codes, b, byte);
               const uint32_t size =
-                  Casts(copy) ? BytesOf(copy.from_dtype) : width;
+                  Casts(copy) ? ElementBytes(copy.from_dtype) : width;
               StoreElement(
                   codes.table[place.entry + codes.shadow_entries] +
                       place.offset,
@@ -643,16 +641,14 @@ __device__ __forceinline__ bool ApplyElement(const KernelCodes& codes,
   }
   const uint32_t b = BoxAt(codes, of.tile, byte);
   if (b == of.tile.boxes_end) return false;
-  const KernelCopy& copy = codes.copies[b];
-  const uint64_t at = byte - codes.boxes[b].begin_byte;
-  const Place place = PlaceOf(copy, at);
+  const auto [copy, at, place] = LocatedIn(codes, b, byte);
   std::byte* const to = codes.table[place.entry] + place.offset;
   if (!Casts(copy)) {
     StoreElement(to, LoadElement(received.value, width), width);
     return true;
   }
   // It is cast from all its parts, by the thread of the first.
-  const uint32_t parts = BytesOf(copy.to_dtype) >> message.element_shift;
+  const uint32_t parts = ElementBytes(copy.to_dtype) >> message.element_shift;
   const uint32_t part =
       static_cast<uint32_t>(at >> message.element_shift) & (parts - 1);
   if (part != 0) {
@@ -667,7 +663,7 @@ __device__ __forceinline__ bool ApplyElement(const KernelCodes& codes,
   StoreElement(
       to,
       CastBits(static_cast<uint32_t>(value), copy.to_dtype, copy.from_dtype),
-      BytesOf(copy.from_dtype));
+      ElementBytes(copy.from_dtype));
   return true;
 }
 
@@ -686,9 +682,7 @@ __global__ void __launch_bounds__(kThreads)
         const uint32_t per_tile = TileGroups(message);
         const uint64_t first_group = uint64_t{of.place} * per_tile;
         const uint64_t groups_count = Groups(message);
-        const std::byte* const values = message.code + kCodeHeaderBytes;
-        const std::byte* const groups = values + room * width;
-        const std::byte* const positions = groups + groups_count;
+        const CodeParts code = PartsOf(message, room);
         if (of.place == 0 && lane == 0) {
           const uint2 header = *reinterpret_cast<const uint2*>(message.code);
           if (header.x != codes.totals[number] || header.y != 0 ||
@@ -703,7 +697,8 @@ __global__ void __launch_bounds__(kThreads)
           const bool is_group = g < per_tile && first_group + g < groups_count;
           uint32_t of_lanes;
           const uint32_t before = LanesBefore(
-              is_group ? static_cast<uint32_t>(groups[first_group + g]) : 0,
+              is_group ? static_cast<uint32_t>(code.groups[first_group + g])
+                       : 0,
               of_lanes);
           if (g < per_tile) begins[g] = total + before;
           total += of_lanes;
@@ -724,8 +719,8 @@ __global__ void __launch_bounds__(kThreads)
           const ReceivedElement received = {
               .in_group = j - begins[low],
               .behind = static_cast<uint32_t>(end - slot) - 1,
-              .position = positions + slot,
-              .value = values + slot * width};
+              .position = code.positions + slot,
+              .value = code.values + slot * width};
           if (!ApplyElement(codes, of, message, first_group + low, received)) {
             Fail(codes, number);
           }

@@ -409,6 +409,10 @@ class Device {
   // At least 256-byte aligned, contents unspecified. Error: kResourceExhausted.
   virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(
       uint64_t size_bytes) = 0;
+  // The same in memory of the host, which this device's copies and codes reach
+  // as their own, at the speed of the link between the two.
+  virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateOnHost(
+      uint64_t size_bytes) = 0;
 
   // Makes `batches` ready over `table`. Requires: every copy inside the memory
   // at its entries. That memory must outlive the result; the arguments need

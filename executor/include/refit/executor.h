@@ -43,8 +43,9 @@ struct BoundTensor {
   // succeeded: (elements + 31) / 32 words in memory of the device. The caller
   // owns them and keeps them in place until the next Bind or Close. It sets
   // bits in work that comes before the Run on its stream, and none between a
-  // Run and the end of its Wait. Each refit clears all words behind its rounds;
-  // if it fails, the next one is dense, so no bit is missed. A worker that only
+  // Run and the end of its Wait. Each refit clears all words behind its rounds,
+  // but where all refits are dense, which a notice tells (kNotDelta); if it
+  // fails, the next one is dense, so no bit is missed. A worker that only
   // sets bits thus loses none to a refit that it left out. Null: the tensor is
   // sent whole each time. Device::CastAndMark sets bits.
   uint32_t* changes = nullptr;
@@ -105,6 +106,9 @@ struct ExecutorOptions {
   // On a GPU, Run asks the driver whether the tensors' memory was freed since
   // Bind, with one question per allocation.
   bool watch_memory = true;
+  // On a GPU, with a plan that compares with a snapshot: it lies in pinned
+  // memory of the host. docs/delta.md says what that costs. Ranks may differ.
+  bool snapshot_on_host = false;
 };
 
 enum class NoticeKind : uint8_t {

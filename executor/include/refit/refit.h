@@ -257,10 +257,13 @@ typedef struct refit_executor_options {
   /* 1: run does not ask a GPU's driver whether the tensors' memory was freed
    * since the bind. 0: it does, with one question per allocation. */
   int32_t without_memory_watch;
-  int32_t reserved2; /* must be 0 */
+  /* 1: with a plan that compares with a snapshot (options.delta), a GPU's
+   * snapshot lies in pinned memory of the host. 0: in the GPU's memory. Ranks
+   * may differ. */
+  int32_t snapshot_on_host;
   /* The same on all ranks; REFIT_TRANSPORT_DEFAULT in a fabric. */
   refit_transport transport;
-  int32_t reserved3; /* must be 0 */
+  int32_t reserved2; /* must be 0 */
 } refit_executor_options;
 
 /* A cast of contiguous fp32 elements, an optimizer's master weights, that marks

@@ -1,0 +1,104 @@
+#include "simulator/delta_costs.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "absl/types/span.h"
+
+namespace refit::simulator {
+namespace {
+
+struct Measured {
+  double change_rate;
+  StagedDeltaCosts costs;  // seconds of `bytes`
+};
+
+// 4.29 GB of bf16 on an H200, cuda_device_test
+// --gtest_filter='*MessageCodeSpeed*'.
+constexpr double kGpuBytes = 4.294967296e9;
+constexpr Measured kGpu[] = {
+    {0, {2.1e-3, 0.26e-3, 0.16e-3, 0.12e-3}},
+    {0.001, {2.4e-3, 0.59e-3, 0.34e-3, 0.34e-3}},
+    {0.01, {2.4e-3, 0.95e-3, 1.08e-3, 1.35e-3}},
+    {0.1, {2.5e-3, 3.8e-3, 3.3e-3, 3.9e-3}},
+};
+
+// 134 MB of bf16 on one core of an AMD EPYC (virtual), by the same program on
+// the host's device.
+constexpr double kCpuBytes = 1.34217728e8;
+constexpr Measured kCpu[] = {
+    {0, {15e-3, 1.5e-3, 1.3e-3, 1.2e-3}},
+    {0.001, {17e-3, 6.2e-3, 2.1e-3, 9.2e-3}},
+    {0.01, {48e-3, 24e-3, 13e-3, 22e-3}},
+    {0.1, {243e-3, 81e-3, 50e-3, 46e-3}},
+};
+
+// Of one H200: reads, and stores of scattered units over NVLink as a part of
+// the speed of long ones, 250 of 365 GB/s (docs/delta.md).
+constexpr double kReadBytesPerSecond = 4300e9;
+constexpr double kScatteredStores = 250.0 / 365;
+constexpr double kUnitBytes = 16;
+// What most deltas took at the worst, of a dense refit.
+constexpr double kMostOfDense = 1.03;
+
+constexpr double kDigestBytesPerSecond = 3000e9;
+// What 33.5 MB of which nothing changed took beside all else
+// (bench/network_deltas.py).
+constexpr double kCpuDigestBytesPerSecond = 1.5e9;
+
+double Between(double x, double x0, double x1, double y0, double y1) {
+  return y0 + (y1 - y0) * (x - x0) / (x1 - x0);
+}
+
+}  // namespace
+
+StagedDeltaCosts StagedDeltaCostsAt(Executor executor, double change_rate) {
+  const bool cpu = executor == Executor::kCpu;
+  const absl::Span<const Measured> measured =
+      cpu ? absl::MakeConstSpan(kCpu) : absl::MakeConstSpan(kGpu);
+  // Beyond the last, as between the last two.
+  size_t next = 1;
+  while (next + 1 < measured.size() &&
+         measured[next].change_rate < change_rate) {
+    ++next;
+  }
+  const Measured& a = measured[next - 1];
+  const Measured& b = measured[next];
+  const auto at = [&](double StagedDeltaCosts::*cost) {
+    return Between(change_rate, a.change_rate, b.change_rate, a.costs.*cost,
+                   b.costs.*cost) /
+           (cpu ? kCpuBytes : kGpuBytes);
+  };
+  // What finds more than that stores long runs of bits.
+  const double find_max =
+      measured.back().costs.find / (cpu ? kCpuBytes : kGpuBytes);
+  return {.find = std::min(at(&StagedDeltaCosts::find), find_max),
+          .encode = at(&StagedDeltaCosts::encode),
+          .apply = at(&StagedDeltaCosts::apply),
+          .keep = at(&StagedDeltaCosts::keep)};
+}
+
+DirectDeltaCosts DirectDeltaCostsAt(fb::DeltaChanges changes,
+                                    double change_rate, uint64_t element_bytes,
+                                    double store_bytes_per_second) {
+  const auto size = static_cast<double>(element_bytes);
+  // A unit is stored if one of its elements changed.
+  const double stored = 1 - std::pow(1 - change_rate, kUnitBytes / size);
+  const double read =
+      changes == fb::DeltaChanges::kBitmap ? 1 / (8 * size) + stored : 2;
+  // Where almost all units are stored, the stores are long ones.
+  const double seconds =
+      std::min(read / kReadBytesPerSecond +
+                   stored / (kScatteredStores * store_bytes_per_second),
+               kMostOfDense / store_bytes_per_second);
+  return {.stored = stored,
+          .seconds = seconds - stored / store_bytes_per_second};
+}
+
+double CheckSecondsPerByte(Executor executor) {
+  return 1 / (executor == Executor::kCpu ? kCpuDigestBytesPerSecond
+                                         : kDigestBytesPerSecond);
+}
+
+}  // namespace refit::simulator

@@ -1,0 +1,44 @@
+// What a refit that sends only what changed costs beside its bytes on links
+// (docs/delta.md). Changes are scattered evenly.
+#ifndef REFIT_SIMULATOR_DELTA_COSTS_H_
+#define REFIT_SIMULATOR_DELTA_COSTS_H_
+
+#include <cstdint>
+
+#include "plan_generated.h"
+#include "simulator/simulation.h"
+
+namespace refit::simulator {
+
+// Of messages in staged rounds: seconds for each byte that a dense refit sends.
+struct StagedDeltaCosts {
+  double find = 0;
+  double encode = 0;
+  double apply = 0;
+  double keep = 0;
+};
+// As measured, between rates that were measured in proportion.
+StagedDeltaCosts StagedDeltaCostsAt(Executor executor, double change_rate);
+
+// Of messages in direct rounds between GPUs.
+struct DirectDeltaCosts {
+  double stored = 1;  // part of the bytes
+  // For each byte of a dense refit, beside the bytes on links.
+  double seconds = 0;
+};
+// `element_bytes`: of the message. `store_bytes_per_second`: of long stores to
+// the receiver.
+DirectDeltaCosts DirectDeltaCostsAt(fb::DeltaChanges changes,
+                                    double change_rate, uint64_t element_bytes,
+                                    double store_bytes_per_second);
+
+// Before a refit all ranks tell rank 0 their versions, and then what they
+// counted: each takes so long between two ranks.
+inline constexpr double kAgreeSeconds = 1.2e-3;
+
+// Of the digests that close a refit, for each byte that a rank digests.
+double CheckSecondsPerByte(Executor executor);
+
+}  // namespace refit::simulator
+
+#endif  // REFIT_SIMULATOR_DELTA_COSTS_H_

@@ -1,0 +1,106 @@
+// The pass that has one rank of a host receive for all of them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/str_replace.h"
+#include "plan/network_peers.h"
+#include "plan/plan_file.h"
+#include "tests/compiler/compile_testing.h"
+
+namespace refit {
+namespace {
+
+// Four sources with rows, on two hosts, feed eight ranks with columns, on two
+// others.
+std::string DealtJob(const std::string& deal, const std::string& more = "") {
+  return GenericJob(
+      R"({"name": "w", "shape": [512, 512], "dtype": "bf16"})",
+      GenericSide(4, "Shard(0)"), GenericSide(8, "Shard(1)"),
+      R"(, "topology": {"hosts": [0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]},
+           "options": {"deal": ")" +
+          deal + "\"" + more + "}");
+}
+
+TEST(DealTest, ASourceHasOnePeerOnEachHost) {
+  const std::vector<uint32_t> never =
+      NetworkPeers(OpenJob(DealtJob("never")).body());
+  const PlanFile plan = OpenJob(DealtJob("always"));
+  const std::vector<uint32_t> always = NetworkPeers(plan.body());
+  for (int32_t source = 0; source < 4; ++source) {
+    EXPECT_EQ(never[source], 8u);
+    EXPECT_EQ(always[source], 2u);
+  }
+  // Two sources share a rail; the second of them takes a rank that has nothing
+  // yet.
+  EXPECT_EQ(*std::max_element(always.begin() + 4, always.end()), 1u);
+  EXPECT_EQ(*std::max_element(never.begin() + 4, never.end()), 4u);
+  // Over the network as much as before; three of four slices once more inside
+  // the host.
+  const fb::Stats& stats = *plan.body().stats();
+  EXPECT_EQ(stats.network_bytes(), 512u * 512 * 2);
+  EXPECT_EQ(stats.peer_bytes(), 512u * 512 * 2 * 3 / 4);
+  EXPECT_EQ(stats.relayed_bytes(), stats.peer_bytes());
+}
+
+TEST(DealTest, WhatAllRanksOfAHostWantIsSentToItOnce) {
+  const std::string job =
+      absl::StrReplaceAll(DealtJob("always"), {{"Shard(1)", "Replicate"}});
+  const PlanFile plan = OpenJob(job);
+  const fb::Stats& stats = *plan.body().stats();
+  EXPECT_EQ(stats.network_bytes(), 2u * 512 * 512 * 2);
+  EXPECT_EQ(stats.peer_bytes(), 6u * 512 * 512 * 2);
+}
+
+// A rank holds for one round what it deals out, so that its receivers are in
+// the round after that of the message to it.
+TEST(DealTest, WhatComesInOneRoundLeavesInTheNext) {
+  const PlanFile plan = OpenJob(DealtJob("always", R"(, "bucket_bytes": 4096,
+                                                    "staging_bytes": 16384)"));
+  int64_t held = 0;
+  for (uint32_t rank = 4; rank < 12; ++rank) {
+    const fb::RankProgram& program = *plan.body().programs()->Get(rank);
+    for (uint32_t i = 0; i < program.messages()->size(); ++i) {
+      const fb::Message& message = *program.messages()->Get(i);
+      if (message.kind() != fb::MessageKind::kSend) continue;
+      ++held;
+      EXPECT_TRUE(IsHeld(plan.body(), message));
+      EXPECT_EQ(message.round(), FedBy(program, i)->round() + 1);
+    }
+  }
+  EXPECT_GT(held, 24);
+}
+
+// All of a host's ranks are fed in one round.
+TEST(DealTest, AHostOfMoreRanksThanARoundHasOperationsIsNotDealt) {
+  const std::string few = R"(, "operations_per_round": 2)";
+  EXPECT_EQ(OpenJob(DealtJob("always", few)).bytes().size(),
+            OpenJob(DealtJob("never", few)).bytes().size());
+}
+
+TEST(DealTest, DeltasAreRefused) {
+  EXPECT_NE(ErrorsOf(DealtJob("always", R"(, "delta": true)"))
+                .find("options.deal is \"always\" beside options.delta: a rank "
+                      "that deals out does not know what changed; wanted "
+                      "\"never\", or no delta"),
+            std::string::npos);
+}
+
+TEST(DealTest, StagingHoldsARoundMore) {
+  const std::string job = DealtJob("always", R"(, "bucket_bytes": 4096,
+                                               "staging_bytes": 8192)");
+  EXPECT_NE(ErrorsOf(job).find("options.staging_bytes 8192 is too small; "
+                               "wanted at least 12288 (slots 2 + 1 to deal x "
+                               "bucket_bytes 4096)"),
+            std::string::npos);
+}
+
+TEST(DealTest, TheBoundOfPeersHoldsWhatDealingGives) {
+  EXPECT_EQ(ErrorsOf(DealtJob("always", R"(, "network_peers": 2)")), "");
+  EXPECT_NE(ErrorsOf(DealtJob("never", R"(, "network_peers": 2)")), "");
+}
+
+}  // namespace
+}  // namespace refit

@@ -1,0 +1,298 @@
+// Vision towers: what families say of them, and what the layouts hold.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "tests/compiler/layout_testing.h"
+
+namespace refit {
+namespace {
+
+using namespace layout_testing;
+
+constexpr char kText[] = R"({"hidden_size": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 2, "vocab_size": 64,
+    "num_hidden_layers": 2, "intermediate_size": 8})";
+
+// A qwen3_vl; `more`: keys of its tower of two blocks.
+std::string Qwen3Vl(const std::string& more = "", int heads = 4,
+                    int intermediate = 6) {
+  return absl::StrFormat(
+      R"({"model_type": "qwen3_vl", "tie_word_embeddings": false,
+          "text_config": %s, "vision_config": {"depth": 2, "hidden_size": 8,
+          "num_heads": %d, "intermediate_size": %d, "patch_size": 2,
+          "spatial_merge_size": 1, "out_hidden_size": 4,
+          "num_position_embeddings": 5,
+          "deepstack_visual_indexes": [0]%s}})",
+      kText, heads, intermediate, more);
+}
+
+std::vector<Tensors> OnEngine(const Model& model, const SideSpec& side) {
+  return LayOutAndExpand(model, side, fb::Side::kDestination);
+}
+
+// Messages alone.
+std::string ReadErrors(const std::string& config) {
+  Diagnostics diagnostics;
+  ReadTinyTower(config, diagnostics);
+  const std::string rendered = diagnostics.Render();
+  const std::string word = "error: ";
+  const size_t at = rendered.find(word);
+  if (at == std::string::npos) return rendered;
+  return rendered.substr(at + word.size(),
+                         rendered.find('\n') - at - word.size());
+}
+
+TEST(VisionTowerTest, TensorParallelismCutsTheLinearLayersOfVllmsTower) {
+  const Model model = ReadTinyTower(Qwen3Vl());
+  const Tensors hf = Under(Checkpoint(model), "model.visual.");
+  const std::vector<Tensors> ranks =
+      OnEngine(model, MakeSide(LayoutKind::kVllm, 2));
+  const Tensors found = Under(ranks[1], "visual.");
+  Tensors wanted = hf;
+  const auto rows = [&](const std::string& name, int64_t begin, int64_t end) {
+    wanted[name] = Rows(hf.at(name), begin, end);
+  };
+  const auto columns = [&](const std::string& name, int64_t begin,
+                           int64_t end) {
+    wanted[name] = Columns(hf.at(name), begin, end);
+  };
+  for (const std::string block : {"blocks.0.", "blocks.1."}) {
+    for (const std::string leaf : {"weight", "bias"}) {
+      const Tensor& qkv = hf.at(block + "attn.qkv." + leaf);
+      wanted[block + "attn.qkv." + leaf] =
+          Concat({Rows(qkv, 4, 8), Rows(qkv, 12, 16), Rows(qkv, 20, 24)});
+      rows(block + "mlp.linear_fc1." + leaf, 3, 6);
+    }
+    columns(block + "attn.proj.weight", 4, 8);
+    columns(block + "mlp.linear_fc2.weight", 3, 6);
+  }
+  for (const std::string merger : {"merger.", "deepstack_merger_list.0."}) {
+    rows(merger + "linear_fc1.weight", 4, 8);
+    rows(merger + "linear_fc1.bias", 4, 8);
+    columns(merger + "linear_fc2.weight", 4, 8);
+  }
+  ExpectSameTensors(found, wanted);
+  EXPECT_TRUE(ranks[1].contains("language_model.model.norm.weight"));
+}
+
+TEST(VisionTowerTest, InDataModeEachRankOfVllmHasTheWholeTower) {
+  const Model model = ReadTinyTower(Qwen3Vl());
+  SideSpec side = MakeSide(LayoutKind::kVllm, 2);
+  side.mm_encoder_tp_mode = Given(EncoderCut::kData);
+  const Tensors hf = Under(Checkpoint(model), "model.visual.");
+  for (const Tensors& rank : OnEngine(model, side)) {
+    ExpectSameTensors(Under(rank, "visual."), hf);
+  }
+}
+
+TEST(VisionTowerTest, EachStageOfVllmHasTheTower) {
+  const Model model = ReadTinyTower(Qwen3Vl());
+  const std::vector<Tensors> ranks =
+      OnEngine(model, MakeSide(LayoutKind::kVllm, 1, 2));
+  ASSERT_EQ(ranks.size(), 2u);
+  ExpectSameTensors(Under(ranks[1], "visual."),
+                    Under(Checkpoint(model), "model.visual."));
+}
+
+TEST(VisionTowerTest, SglangCutsATowersPositionsAsAVocabulary) {
+  const Model model = ReadTinyTower(Qwen3Vl());
+  const Tensors hf = Under(Checkpoint(model), "model.visual.");
+  const std::vector<Tensors> ranks =
+      OnEngine(model, MakeSide(LayoutKind::kSglang, 2, 2));
+  const Tensor& qkv = hf.at("blocks.1.attn.qkv.weight");
+  EXPECT_EQ(ranks[1].at("visual.blocks.1.attn.qkv_proj.weight"),
+            Concat({Rows(qkv, 4, 8), Rows(qkv, 12, 16), Rows(qkv, 20, 24)}));
+  // 5 rows, padded to 64.
+  EXPECT_EQ(
+      ranks[0].at("visual.pos_embed.weight"),
+      Concat({hf.at("pos_embed.weight"), Filled({27, 8}, Tensor::kFill)}));
+  EXPECT_EQ(ranks[1].at("visual.pos_embed.weight"),
+            Filled({32, 8}, Tensor::kFill));
+  // On the first stage alone, unlike the rest.
+  EXPECT_FALSE(ranks[2].contains("visual.pos_embed.weight"));
+  EXPECT_TRUE(ranks[2].contains("visual.merger.norm.weight"));
+}
+
+TEST(VisionTowerTest, SglangCutsATowerByItsAttentionRanks) {
+  const Model model = ReadTinyTower(Qwen3Vl());
+  const Tensors hf = Under(Checkpoint(model), "model.visual.");
+  SideSpec side = MakeSide(LayoutKind::kSglang, 2);
+  side.dp_attention = Given(int64_t{2});
+  const std::string proj = "blocks.0.attn.proj.weight";
+  EXPECT_EQ(OnEngine(model, side)[1].at("visual." + proj), hf.at(proj));
+  side.dp_attention = {.value = 1};
+  EXPECT_EQ(OnEngine(model, side)[1].at("visual." + proj),
+            Columns(hf.at(proj), 4, 8));
+  side.mm_encoder_tp_mode = Given(EncoderCut::kData);
+  EXPECT_EQ(OnEngine(model, side)[1].at("visual." + proj), hf.at(proj));
+}
+
+TEST(VisionTowerTest, AnExcludedPartOfATowerIsSkippedByName) {
+  Model model = ReadTinyTower(Qwen3Vl());
+  const std::vector<Tensors> all =
+      OnEngine(model, MakeSide(LayoutKind::kVllm, 2));
+  OptionsSpec options;
+  options.exclude.value = {"model.visual.blocks.0.*"};
+  Diagnostics diagnostics;
+  ApplyExcludes(options, model, diagnostics);
+  int64_t skipped = 0;
+  for (const Param& param : model.params) {
+    if (param.skip != SkipReason::kExcluded) continue;
+    EXPECT_TRUE(param.FirstName().starts_with("model.visual.blocks.0."));
+    ++skipped;
+  }
+  EXPECT_EQ(skipped, 12);
+  // The engine has its tensors all the same.
+  EXPECT_EQ(OnEngine(model, MakeSide(LayoutKind::kVllm, 2))[1].size(),
+            all[1].size());
+}
+
+TEST(VisionTowerTest, FsdpCutsATowersRowsUnderTheCheckpointsNames) {
+  const Model model = ReadTinyTower(Qwen3Vl());
+  SideSpec side = MakeSide(LayoutKind::kFsdp);
+  side.data_parallel.value = 3;
+  const Tensors rank = LayOutAndExpand(model, side, fb::Side::kSource)[1];
+  const std::string patches = "model.visual.patch_embed.proj.weight";
+  const Tensor whole = Checkpoint(model).at(patches);
+  EXPECT_EQ(whole.shape, (std::vector<int64_t>{8, 3, 2, 2, 2}));
+  EXPECT_EQ(rank.at(patches), Rows(whole, 3, 6));
+}
+
+TEST(VisionTowerTest, ATowerHasItsOwnDTypeAndTheDefaultsOfItsClass) {
+  const Model model = ReadTinyTower(Qwen3Vl(R"(, "dtype": "float32")"));
+  EXPECT_EQ(model.params.front().dtype, DType::kFp32);
+  EXPECT_EQ(model.params.back().dtype, DType::kBf16);
+  EXPECT_EQ(ReadTinyTower(Qwen3Vl()).params.front().dtype, DType::kBf16);
+
+  const Tensors hf = Checkpoint(ReadTinyTower(absl::StrFormat(
+      R"({"model_type": "qwen3_vl", "text_config": %s, "vision_config":
+          {"hidden_size": 16, "intermediate_size": 2, "patch_size": 1,
+           "out_hidden_size": 2}})",
+      kText)));
+  EXPECT_TRUE(hf.contains("model.visual.blocks.26.norm1.weight"));
+  EXPECT_FALSE(hf.contains("model.visual.blocks.27.norm1.weight"));
+  EXPECT_TRUE(hf.contains("model.visual.deepstack_merger_list.2.norm.weight"));
+  EXPECT_EQ(hf.at("model.visual.pos_embed.weight").shape,
+            (std::vector<int64_t>{2304, 16}));
+}
+
+// A llama4 with a tower of two layers; `more`: keys of the tower.
+std::string Llama4(const std::string& more = "") {
+  return absl::StrFormat(
+      R"({"model_type": "llama4", "text_config": {"hidden_size": 4,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2,
+          "vocab_size": 64, "num_hidden_layers": 1, "num_local_experts": 2,
+          "interleave_moe_layer_step": 2, "intermediate_size": 4,
+          "intermediate_size_mlp": 8}, "vision_config": {"hidden_size": 8,
+          "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 2,
+          "image_size": 6, "intermediate_size": 16, "vision_output_dim": 6,
+          "projector_input_dim": 4%s}})",
+      more);
+}
+
+TEST(VisionTowerTest, SeparateQueriesKeysAndValuesOfATowerAreFused) {
+  const Model model = ReadTinyTower(Llama4(R"(, "projector_output_dim": 4)"));
+  const Tensors hf = Checkpoint(model);
+  const Tensors rank = OnEngine(model, MakeSide(LayoutKind::kVllm, 2))[1];
+  const std::string attention = "vision_model.model.layers.1.self_attn.";
+  for (const std::string leaf : {".weight", ".bias"}) {
+    EXPECT_EQ(rank.at(attention + "qkv_proj" + leaf),
+              Concat({Rows(hf.at(attention + "q_proj" + leaf), 4, 8),
+                      Rows(hf.at(attention + "k_proj" + leaf), 4, 8),
+                      Rows(hf.at(attention + "v_proj" + leaf), 4, 8)}));
+    EXPECT_FALSE(rank.contains(attention + "k_proj" + leaf));
+  }
+  EXPECT_EQ(rank.at(attention + "o_proj.weight"),
+            Columns(hf.at(attention + "o_proj.weight"), 4, 8));
+  EXPECT_EQ(rank.at("vision_model.positional_embedding_vlm").shape,
+            (std::vector<int64_t>{10, 8}));
+}
+
+TEST(VisionTowerTest, WhatJoinsATowerIsCutAlsoInDataMode) {
+  const Model model = ReadTinyTower(Llama4(R"(, "projector_output_dim": 4)"));
+  const Tensors hf = Checkpoint(model);
+  SideSpec side = MakeSide(LayoutKind::kVllm, 2);
+  side.mm_encoder_tp_mode = Given(EncoderCut::kData);
+  const Tensors rank = OnEngine(model, side)[1];
+  const std::string joint = "multi_modal_projector.linear_1.weight";
+  EXPECT_EQ(rank.at(joint), Rows(hf.at(joint), 2, 4));
+  const std::string patches = "vision_model.patch_embedding.linear.weight";
+  EXPECT_EQ(rank.at(patches), hf.at(patches));
+}
+
+TEST(VisionTowerTest, AnAdapterThatClassesReadDifferentlyIsRefused) {
+  EXPECT_EQ(ReadErrors(Llama4(R"(, "projector_output_dim": 5)")),
+            "projector_output_dim 5 is not projector_input_dim 4, and classes "
+            "differ in what that means; wanted both alike");
+  EXPECT_EQ(ReadErrors(Llama4(R"(, "projector_output_dim": 4,
+                "multi_modal_projector_bias": true)")),
+            "multi_modal_projector_bias true is not supported; wanted false");
+}
+
+TEST(VisionTowerTest, AModelWithoutATowerIsRefusedOne) {
+  EXPECT_EQ(
+      ReadErrors(R"({"model_type": "qwen3", "hidden_size": 4,
+      "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2,
+      "vocab_size": 64, "num_hidden_layers": 2, "intermediate_size": 8})"),
+      "source.vision is true, and no vision tower of this qwen3 is known; "
+      "wanted \"vision\": false");
+  EXPECT_EQ(ReadErrors(Qwen3Vl("", /*heads=*/3)),
+            "num_heads 3 does not divide hidden_size 8");
+}
+
+TEST(VisionTowerTest, ParametersWithoutAFamilyHaveNoTower) {
+  Job job;
+  job.model.parameters = {
+      {.name = "a", .shape = {2}, .dtype = DType::kBf16, .place = {}}};
+  job.destination.key = "destination";
+  job.destination.vision = Given(false);
+  Diagnostics diagnostics;
+  ReadModel(job, diagnostics);
+  EXPECT_NE(diagnostics.Render().find(
+                "destination.vision: no parameter of this model is known to be "
+                "of a vision tower; wanted options.exclude with the names to "
+                "leave out"),
+            std::string::npos);
+}
+
+TEST(VisionTowerTest, SizesThatDoNotFitATowerAreRefused) {
+  const Model model = ReadTinyTower(Qwen3Vl());
+  const std::string wanted =
+      " of the vision tower; wanted a divisor, or \"mm_encoder_tp_mode\": "
+      "\"data\"\n";
+  EXPECT_EQ(
+      LayOutErrors(model, MakeSide(LayoutKind::kVllm, 4)),
+      "destination.tensor_parallel 4 does not divide 6 features" + wanted);
+  const Model wide =
+      ReadTinyTower(Qwen3Vl("", /*heads=*/2, /*intermediate=*/8));
+  EXPECT_EQ(LayOutErrors(wide, MakeSide(LayoutKind::kVllm, 4)),
+            "destination.tensor_parallel 4 does not divide 2 attention heads" +
+                wanted);
+  SideSpec side = MakeSide(LayoutKind::kVllm, 4);
+  side.mm_encoder_tp_mode = Given(EncoderCut::kData);
+  EXPECT_EQ(LayOutErrors(wide, side), "");
+  EXPECT_EQ(LayOutErrors(ReadTinyModel(Qwen3Vl()), side),
+            "destination.mm_encoder_tp_mode is of a vision tower, and this job "
+            "moves none; wanted \"vision\": true beside it\n");
+}
+
+TEST(VisionTowerTest, LayoutsThatDoNotKnowATowerRefuseIt) {
+  EXPECT_EQ(
+      LayOutErrors(ReadTinyTower(Llama4(R"(, "projector_output_dim": 4)")),
+                   MakeSide(LayoutKind::kSglang)),
+      "destination: the layout sglang does not know the vision tower of "
+      "llama4; wanted \"vision\": false, or layout \"generic\"\n");
+  const Model model = ReadTinyTower(Qwen3Vl());
+  EXPECT_EQ(
+      LayOutErrors(model, MakeSide(LayoutKind::kFsdp, 2)),
+      "destination.tensor_parallel 2 cannot place parameter "
+      "\"model.visual.patch_embed.proj.weight\"; wanted a dense model and "
+      "\"vision\": false, or layout \"generic\" with its placements\n");
+}
+
+}  // namespace
+}  // namespace refit

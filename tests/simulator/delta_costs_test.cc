@@ -1,0 +1,55 @@
+#include "simulator/delta_costs.h"
+
+#include <gtest/gtest.h>
+
+namespace refit::simulator {
+namespace {
+
+TEST(DeltaCosts, AreThoseThatWereMeasured) {
+  const StagedDeltaCosts at = StagedDeltaCostsAt(Executor::kGpu, 0.01);
+  EXPECT_NEAR(at.find * 4.294967296e9, 2.4e-3, 1e-9);
+  EXPECT_NEAR(at.encode * 4.294967296e9, 0.95e-3, 1e-9);
+  EXPECT_NEAR(at.apply * 4.294967296e9, 1.08e-3, 1e-9);
+  EXPECT_NEAR(at.keep * 4.294967296e9, 1.35e-3, 1e-9);
+}
+
+TEST(DeltaCosts, GrowWithTheRate) {
+  for (const Executor executor : {Executor::kGpu, Executor::kCpu}) {
+    StagedDeltaCosts before;
+    for (const double rate :
+         {0.0, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2}) {
+      const StagedDeltaCosts at = StagedDeltaCostsAt(executor, rate);
+      EXPECT_GE(at.find, before.find) << rate;
+      EXPECT_GT(at.encode, before.encode) << rate;
+      EXPECT_GT(at.apply, before.apply) << rate;
+      EXPECT_GT(at.keep, before.keep) << rate;
+      before = at;
+    }
+  }
+}
+
+// docs/delta.md computes the same by hand, for 61 GB.
+TEST(DeltaCosts, OfDirectRoundsAreThoseOfTheFormulas) {
+  const double bytes = 61e9;
+  const auto seconds = [&](fb::DeltaChanges changes, double rate) {
+    const DirectDeltaCosts costs = DirectDeltaCostsAt(changes, rate, 2, 365e9);
+    return bytes * (costs.seconds + costs.stored / 365e9);
+  };
+  EXPECT_NEAR(seconds(fb::DeltaChanges::kSnapshot, 0.01), 47e-3, 0.5e-3);
+  EXPECT_NEAR(seconds(fb::DeltaChanges::kBitmap, 0.01), 21e-3, 0.5e-3);
+  EXPECT_NEAR(seconds(fb::DeltaChanges::kSnapshot, 0), 28.4e-3, 0.1e-3);
+  // At most 3 % more than a dense refit.
+  EXPECT_NEAR(seconds(fb::DeltaChanges::kSnapshot, 1), 1.03 * bytes / 365e9,
+              1e-6);
+}
+
+TEST(DeltaCosts, WiderElementsMakeFewerUnitsThatAreStored) {
+  EXPECT_DOUBLE_EQ(
+      DirectDeltaCostsAt(fb::DeltaChanges::kSnapshot, 0.5, 8, 1).stored, 0.75);
+  EXPECT_DOUBLE_EQ(
+      DirectDeltaCostsAt(fb::DeltaChanges::kSnapshot, 0.5, 4, 1).stored,
+      0.9375);
+}
+
+}  // namespace
+}  // namespace refit::simulator
