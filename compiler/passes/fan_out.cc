@@ -9,11 +9,17 @@
 namespace refit {
 namespace {
 
-// Relays must save at least this part of the time, and a round, to be worth it.
+// Relays of what sources of the host send must save at least this part of the
+// time, and a round, to be worth it.
 constexpr double kGain = 1.1;
 // Relays between hosts more: they multiply messages, and the end of their
 // pipeline is not in the estimate.
 constexpr double kGainBetweenHosts = 1.25;
+// Those of a part of what the busiest sources send cost few messages, but
+// rounds with them are less full.
+constexpr double kGainOfLeveling = 1.08;
+// Of what the network brought, inside hosts: a few rounds after it.
+constexpr double kGainInsideHosts = 1.02;
 // A piece is cut into stripes when it is more than this part of what is handed
 // out with it; smaller ones are handed out whole.
 constexpr int64_t kWholePieces = 256;
@@ -179,9 +185,11 @@ BroadcastsByReceivers ListBroadcasts(absl::Span<const Group> groups) {
   return broadcasts;
 }
 
-// What the busiest ranks do to feed what is fed over the network.
+// What ranks do to feed what is fed over the network.
 struct NetworkLoad {
-  double sent = 0;  // by a source
+  BytesByRank sent_by;  // by rank; those of receivers are not counted
+  // By the busiest rank:
+  double sent = 0;
   double received = 0;
   double relayed = 0;  // to a receiver inside its host
 };
@@ -219,7 +227,8 @@ NetworkLoad LoadOf(const Module& module, absl::Span<const Group> groups,
     }
   }
   add_sent();
-  return {Largest(sent), Largest(received), Largest(relayed)};
+  const double most_sent = Largest(sent);
+  return {std::move(sent), most_sent, Largest(received), Largest(relayed)};
 }
 
 // The network's bytes, then what is relayed inside hosts; dealt out, it goes
@@ -233,10 +242,101 @@ double SecondsFor(const Module& module, const NetworkLoad& load) {
          (load.relayed > 0 ? module.RoundSeconds(Route::kPeer) : 0);
 }
 
+// What the same sources hold and the same receivers want.
+struct Share {
+  const std::vector<std::vector<Rank>>* receivers = nullptr;
+  const std::vector<Rank>* senders = nullptr;
+  std::vector<Broadcast> broadcasts;
+  double bytes = 0;
+  // That each sender need not send if receivers pass it on.
+  double SavedBytes() const {
+    return bytes * static_cast<double>(receivers->size() - 1) /
+           static_cast<double>(senders->size());
+  }
+};
+
+std::vector<Share> ListShares(const BroadcastsByReceivers& broadcasts) {
+  std::vector<Share> shares;
+  for (const auto& [receivers, of_receivers] : broadcasts) {
+    std::map<std::vector<Rank>, size_t> by_senders;
+    for (const Broadcast& broadcast : of_receivers) {
+      const std::vector<Rank>& senders = broadcast.front()->senders;
+      const auto [it, is_new] = by_senders.try_emplace(senders, shares.size());
+      if (is_new) {
+        shares.push_back(
+            {.receivers = &receivers, .senders = &senders, .broadcasts = {}});
+      }
+      Share& share = shares[it->second];
+      share.broadcasts.push_back(broadcast);
+      share.bytes += static_cast<double>(broadcast.front()->bytes);
+    }
+  }
+  return shares;
+}
+
+// The shares that hosts pass on so that the busiest sources send no more than
+// receivers receive, or than sources do in the mean. `load`: without them.
+BroadcastsByReceivers LevelSources(const Module& module,
+                                   const BroadcastsByReceivers& broadcasts,
+                                   const NetworkLoad& load) {
+  const std::vector<Share> shares = ListShares(broadcasts);
+  std::vector<std::vector<const Share*>> shares_of(load.sent_by.size());
+  for (const Share& share : shares) {
+    for (const Rank sender : *share.senders) {
+      shares_of[IndexOf(sender)].push_back(&share);
+    }
+  }
+  BytesByRank sent = load.sent_by;
+  double mean = 0;
+  for (const double bytes : sent) mean += bytes;
+  mean /= std::max<double>(1, module.source_ranks() / module.parts());
+  const double target = std::max(load.received, mean);
+
+  BroadcastsByReceivers chosen;
+  std::set<const Share*> is_chosen;
+  std::map<const std::vector<std::vector<Rank>>*, double> relayed;
+  // Sources take turns, so that each leaves others receivers that relay little.
+  for (bool any = true; any;) {
+    any = false;
+    for (size_t source = 0; source < sent.size(); ++source) {
+      const Share* best = nullptr;
+      for (const Share* share : shares_of[source]) {
+        // No further below the target than it is above.
+        if (is_chosen.contains(share) ||
+            sent[source] - share->SavedBytes() / 2 < target) {
+          continue;
+        }
+        if (best == nullptr ||
+            relayed[share->receivers] < relayed[best->receivers]) {
+          best = share;
+        }
+      }
+      if (best == nullptr) continue;
+      any = true;
+      is_chosen.insert(best);
+      relayed[best->receivers] += best->bytes;
+      for (const Rank sender : *best->senders) {
+        sent[IndexOf(sender)] -= best->SavedBytes();
+      }
+      std::vector<Broadcast>& of_receivers = chosen[*best->receivers];
+      of_receivers.insert(of_receivers.end(), best->broadcasts.begin(),
+                          best->broadcasts.end());
+    }
+  }
+  return chosen;
+}
+
+// What hosts pass on to each other.
+struct BetweenHosts {
+  BroadcastsByReceivers broadcasts;
+  // Each share by way of one receiver; else pieces are cut into stripes.
+  bool whole = false;
+};
+
 // Whether groups that are fed over the network relay inside their hosts, and
-// whether hosts pass on to each other: the least that is worth it.
-BroadcastsByReceivers ChooseBetweenHosts(const Module& module,
-                                         std::vector<Group>& groups) {
+// what hosts pass on to each other: the least that is worth it.
+BetweenHosts ChooseBetweenHosts(const Module& module,
+                                std::vector<Group>& groups) {
   const auto relay = [&](bool inside) {
     for (Group& group : groups) {
       if (group.route == Route::kNetwork) {
@@ -250,7 +350,7 @@ BroadcastsByReceivers ChooseBetweenHosts(const Module& module,
   const NetworkLoad inside = LoadOf(module, groups, {});
   bool relays = true;
   double seconds = SecondsFor(module, inside);
-  if (seconds * kGain > SecondsFor(module, none)) {
+  if (seconds * kGainInsideHosts > SecondsFor(module, none)) {
     relays = false;
     seconds = SecondsFor(module, none);
   }
@@ -264,9 +364,19 @@ BroadcastsByReceivers ChooseBetweenHosts(const Module& module,
     const double between =
         SecondsFor(module, LoadOf(module, groups, broadcasts)) +
         module.RoundSeconds(Route::kNetwork);
-    if (between * kGainBetweenHosts <= seconds) return broadcasts;
+    if (between * kGainBetweenHosts <= seconds) {
+      return {.broadcasts = std::move(broadcasts), .whole = false};
+    }
   }
   relay(relays);
+  // Dealers' rounds have no room for relays between hosts.
+  if (module.limits.deals) return {};
+  BroadcastsByReceivers leveled =
+      LevelSources(module, ListBroadcasts(groups), relays ? inside : none);
+  if (SecondsFor(module, LoadOf(module, groups, leveled)) * kGainOfLeveling <=
+      seconds) {
+    return {.broadcasts = std::move(leveled), .whole = true};
+  }
   return {};
 }
 
@@ -345,11 +455,17 @@ class Distributor {
 
   // The receivers leave the destinations of the pieces.
   void HandOut(absl::Span<const PieceReceivers> together);
+  // All to one path. They have the same receivers.
+  void HandOutWhole(absl::Span<const PieceReceivers> together);
   // Puts what was handed out into the module.
   void Finish();
 
  private:
-  void Give(size_t piece, const Box& box, const std::vector<RelayPath>& paths);
+  // The path whose first receiver has least to relay in the piece's wave: the
+  // rounds of a wave end before those of the next.
+  const RelayPath& LeastLoaded(size_t piece,
+                               const std::vector<RelayPath>& paths);
+  void Give(size_t piece, const Box& box, const RelayPath& path);
   void RemoveReceivers(const PieceReceivers& wanted);
 
   Module& module_;
@@ -359,19 +475,20 @@ class Distributor {
   std::map<Rank, int64_t> load_;
 };
 
-// To the path whose first receiver has least to relay in the piece's wave: the
-// rounds of a wave end before those of the next.
-void Distributor::Give(size_t piece, const Box& box,
-                       const std::vector<RelayPath>& paths) {
+const RelayPath& Distributor::LeastLoaded(size_t piece,
+                                          const std::vector<RelayPath>& paths) {
   const int32_t wave = module_.pieces[piece].wave;
   const auto load_of = [&](const RelayPath& path) {
     return std::pair(load_of_wave_[{wave, path.receiver}],
                      load_[path.receiver]);
   };
-  const RelayPath& path = *std::min_element(
-      paths.begin(), paths.end(), [&](const RelayPath& a, const RelayPath& b) {
-        return load_of(a) < load_of(b);
-      });
+  return *std::min_element(paths.begin(), paths.end(),
+                           [&](const RelayPath& a, const RelayPath& b) {
+                             return load_of(a) < load_of(b);
+                           });
+}
+
+void Distributor::Give(size_t piece, const Box& box, const RelayPath& path) {
   Piece& given = pieces_of_[piece].emplace_back(module_.pieces[piece]);
   given.box = box;
   given.destinations = {path.receiver};
@@ -379,7 +496,7 @@ void Distributor::Give(size_t piece, const Box& box,
   for (const Relay& relay : path.relays) {
     if (relay.sender == path.receiver) {
       const int64_t bytes = module_.WireBytes(given);
-      load_of_wave_[{wave, path.receiver}] += bytes;
+      load_of_wave_[{given.wave, path.receiver}] += bytes;
       load_[path.receiver] += bytes;
     }
   }
@@ -406,10 +523,20 @@ void Distributor::HandOut(absl::Span<const PieceReceivers> together) {
       const std::vector<RelayPath> paths = PathsOf(wanted.hosts);
       const int64_t count = whole ? 1 : static_cast<int64_t>(paths.size());
       for (const Box& box : Stripes(module_.pieces[wanted.piece].box, count)) {
-        Give(wanted.piece, box, paths);
+        Give(wanted.piece, box, LeastLoaded(wanted.piece, paths));
       }
       RemoveReceivers(wanted);
     }
+  }
+}
+
+void Distributor::HandOutWhole(absl::Span<const PieceReceivers> together) {
+  const PieceReceivers& first = together.front();
+  const std::vector<RelayPath> paths = PathsOf(first.hosts);
+  const RelayPath& path = LeastLoaded(first.piece, paths);
+  for (const PieceReceivers& wanted : together) {
+    Give(wanted.piece, module_.pieces[wanted.piece].box, path);
+    RemoveReceivers(wanted);
   }
 }
 
@@ -430,23 +557,32 @@ absl::Status FanOut(const PassOptions&, Module& module) {
   if (!module.limits.relays) return absl::OkStatus();
   std::vector<Group> groups = ListGroups(module);
   ChooseOnPeers(module, groups);
-  const BroadcastsByReceivers broadcasts = ChooseBetweenHosts(module, groups);
+  const BetweenHosts between = ChooseBetweenHosts(module, groups);
 
   Distributor distributor(module);
   std::set<const Group*> is_broadcast;
   const auto wave_of = [&](const Group& group) {
     return module.pieces[group.piece].wave;
   };
-  for (const auto& [receivers, of_receivers] : broadcasts) {
-    std::map<int32_t, std::vector<PieceReceivers>> by_wave;
+  for (const auto& [receivers, of_receivers] : between.broadcasts) {
+    // By wave, and whole shares by their senders.
+    std::map<std::pair<int32_t, std::vector<Rank>>, std::vector<PieceReceivers>>
+        handed_out;
     for (const Broadcast& broadcast : of_receivers) {
       is_broadcast.insert(broadcast.begin(), broadcast.end());
-      by_wave[wave_of(*broadcast.front())].push_back(
-          {.piece = broadcast.front()->piece,
-           .bytes = broadcast.front()->bytes,
-           .hosts = receivers});
+      const Group& first = *broadcast.front();
+      handed_out[{wave_of(first),
+                  between.whole ? first.senders : std::vector<Rank>()}]
+          .push_back(
+              {.piece = first.piece, .bytes = first.bytes, .hosts = receivers});
     }
-    for (const auto& [wave, together] : by_wave) distributor.HandOut(together);
+    for (const auto& [key, together] : handed_out) {
+      if (between.whole) {
+        distributor.HandOutWhole(together);
+      } else {
+        distributor.HandOut(together);
+      }
+    }
   }
   std::map<std::tuple<int32_t, Route, int32_t>, std::vector<PieceReceivers>>
       inside;

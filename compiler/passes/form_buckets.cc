@@ -121,7 +121,7 @@ constexpr int64_t kMessagesOfPairMax = 4;
 // its start costs little, and several fill a round that none of twice the size
 // would. A job of more of them than the second figure has larger ones.
 constexpr int64_t kNetworkBucketBytes = int64_t{64} << 20;
-constexpr int64_t kNetworkMessagesMax = int64_t{1} << 16;
+constexpr int64_t kNetworkMessagesMax = int64_t{1} << 18;
 
 // Pieces that a source gives one receiver, and that `relays` pass on.
 struct Stream {

@@ -17,6 +17,11 @@ namespace {
 // that it can be unpacked and packed again while another round is on the wire.
 constexpr int32_t kRelayRounds = 2;
 
+// Where relays are less than this part of what is received, they go beside
+// what is not relayed, so much faster than that: their rounds end before its.
+constexpr double kFewRelays = 0.5;
+constexpr double kRelaysAhead = 1.15;
+
 // A relay looks for room in so many of the last rounds. Earlier ones are full
 // at one of its ends or the other, and to look at all of them for each message
 // takes long in plans of many small ones.
@@ -339,7 +344,27 @@ void PlaceStaged(Module& module, std::vector<Message*> messages,
       others.push_back(message);
     }
   }
-  const int64_t each_way = largest * kRelayedPerRound;
+  // What is passed on is staged beside what is received. Each round has room
+  // for its part of both, else senders would wait for receivers.
+  double received = 1;
+  double relayed = 0;
+  double dealt = 0;
+  int64_t most = 1;
+  for (const Message* message : messages) {
+    const auto bytes = static_cast<double>(message->size_bytes);
+    received += bytes;
+    if (fed_by(message) != nullptr) relayed += bytes;
+    dealt += bytes * static_cast<double>(message->dealt_by.count);
+    most = std::max(most, AlignStaging(message->size_bytes));
+  }
+  const double room = static_cast<double>(scheduler.round_bytes_max()) /
+                      (1 + (relayed + dealt) / received);
+  int64_t each_way = largest * kRelayedPerRound;
+  if (relayed < received * kFewRelays) {
+    each_way = std::max(
+        each_way,
+        static_cast<int64_t>(room * relayed / received * kRelaysAhead));
+  }
   scheduler.StartRoute();
   scheduler.StartMessages(feeds, each_way);
   SortByTurn(feeds);
@@ -354,24 +379,14 @@ void PlaceStaged(Module& module, std::vector<Message*> messages,
                     std::max(fed_by(message)->round + kRelayRounds,
                              scheduler.round_count() - kRelaysLookBack));
   }
-  // What is dealt out is staged as well. As many messages as fit besides, so
-  // that each rank has as many as any other and the order of shifts stays
-  // whole.
   int64_t direction_bytes = std::numeric_limits<int64_t>::max();
   if (deals) {
-    int64_t most = 1;
-    double brought = 1;
-    double dealt = 0;
-    for (const Message* message : others) {
-      const auto bytes = static_cast<double>(message->size_bytes);
-      most = std::max(most, AlignStaging(message->size_bytes));
-      brought += bytes;
-      dealt += bytes * static_cast<double>(message->dealt_by.count);
-    }
-    const double room = static_cast<double>(scheduler.round_bytes_max()) /
-                        (1 + dealt / brought);
+    // Whole messages: each rank has as many as any other, and the order of
+    // shifts stays whole.
     direction_bytes =
         most * std::max<int64_t>(static_cast<int64_t>(room) / most, 1);
+  } else if (relayed > 0) {
+    direction_bytes = std::max(static_cast<int64_t>(room), most);
   }
   scheduler.StartMessages(others, direction_bytes);
   for (Message* message : others) {

@@ -142,6 +142,33 @@ TEST(FanOutTest, NothingIsRelayedThatNeedNotBe) {
                                  GenericSide(4, "Replicate"), SlowLinks())));
 }
 
+// Thirteen of sixteen sources hold four rows each, the others none. Each engine
+// of four ranks wants all: without relays a source sends 16 rows, a rank of an
+// engine gets 13.
+TEST(FanOutTest, ReceiversPassOnAPartOfWhatTheBusiestSourcesSend) {
+  const std::string engines =
+      R"({"layout": "generic", "meshes": {"m": {"axes": {"r": 4, "t": 4}}}, )"
+      R"("tensors": [{"match": "*", "mesh": "m", )"
+      R"_("placements": ["Replicate", "Shard(1)"]}]})_";
+  std::string hosts = R"(, "hosts": [0)";
+  for (int rank = 1; rank < 32; ++rank) hosts += ", " + std::to_string(rank);
+  const PlanFile plan = OpenJob(
+      GenericJob(R"({"name": "w", "shape": [52, 4096], "dtype": "bf16"})",
+                 GenericSide(16, "Shard(0)"), engines, SlowLinks(hosts + "]")));
+  constexpr uint64_t kRowBytes = 4096 * 2;
+  uint64_t relayed = 0;
+  for (uint32_t rank = 0; rank < 32; ++rank) {
+    const uint64_t bytes = SentBytes(plan, rank)[fb::Route::kNetwork];
+    if (rank < 16) {
+      EXPECT_EQ(bytes, rank < 13 ? kRowBytes * 13 : 0) << "rank " << rank;
+      continue;
+    }
+    relayed += bytes;
+    EXPECT_LE(bytes, kRowBytes * 3) << "rank " << rank;
+  }
+  EXPECT_EQ(relayed, kRowBytes * 3 * 13);
+}
+
 TEST(FanOutTest, WhatIsCastOnArrivalIsNotRelayed) {
   const auto relays = [](const std::string &from, const std::string &to) {
     const std::string side = GenericSide(3, "Replicate");
