@@ -10,9 +10,8 @@ namespace {
 
 using enum ParamRole;
 
-DType TowerDType(ConfigReader& vision, ConfigReader& text) {
-  const bool has_own = vision.Has("dtype") || vision.Has("torch_dtype");
-  return (has_own ? vision : text).WeightDType();
+bool HasDType(ConfigReader& config) {
+  return config.Has("dtype") || config.Has("torch_dtype");
 }
 
 }  // namespace
@@ -27,12 +26,23 @@ void ReadTowerHeads(std::string_view key, int64_t hidden, ConfigReader& vision,
   model.architecture.tower_heads = heads;
 }
 
+void CheckTowerDType(ConfigReader& vision, ConfigReader& text) {
+  if (HasDType(text) || !HasDType(vision)) return;
+  if (vision.WeightDType() == text.WeightDType()) return;
+  const std::string key = vision.Has("dtype") ? "dtype" : "torch_dtype";
+  vision.Error(
+      key, absl::StrFormat("%s %s is of the vision tower alone, and frameworks "
+                           "differ in what dtype the model then has; wanted "
+                           "\"%s\" beside vision_config",
+                           key, vision.String(key), key));
+}
+
 TowerBuilder::TowerBuilder(ConfigReader& vision, ConfigReader& text,
                            Model& model, std::string root)
     : vision_(vision),
       model_(model),
       root_(std::move(root)),
-      dtype_(TowerDType(vision, text)) {}
+      dtype_(text.WeightDType()) {}
 
 void TowerBuilder::Add(std::string_view name, ParamRole role, Dims shape,
                        const Index& index) {

@@ -18,11 +18,15 @@ namespace refit {
 void ReadTowerHeads(std::string_view key, int64_t hidden, ConfigReader& vision,
                     Model& model);
 
+// Reports a dtype that the tower alone has. Where the model has one, this is
+// the tower's too: frameworks do not heed the tower's own.
+void CheckTowerDType(ConfigReader& vision, ConfigReader& text);
+
 // Adds the stacks of a tower in the order of the calls.
 class TowerBuilder {
  public:
   // `root`: what the names begin with, "model.visual.". `vision` has the
-  // tower's keys, `text` the dtype that these may lack.
+  // tower's keys, `text` the model's dtype.
   TowerBuilder(ConfigReader& vision, ConfigReader& text, Model& model,
                std::string root);
 

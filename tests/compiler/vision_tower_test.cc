@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -162,12 +163,7 @@ TEST(VisionTowerTest, FsdpCutsATowersRowsUnderTheCheckpointsNames) {
   EXPECT_EQ(rank.at(patches), Rows(whole, 3, 6));
 }
 
-TEST(VisionTowerTest, ATowerHasItsOwnDTypeAndTheDefaultsOfItsClass) {
-  const Model model = ReadTinyTower(Qwen3Vl(R"(, "dtype": "float32")"));
-  EXPECT_EQ(model.params.front().dtype, DType::kFp32);
-  EXPECT_EQ(model.params.back().dtype, DType::kBf16);
-  EXPECT_EQ(ReadTinyTower(Qwen3Vl()).params.front().dtype, DType::kBf16);
-
+TEST(VisionTowerTest, ATowerHasTheDefaultsOfItsClass) {
   const Tensors hf = Checkpoint(ReadTinyTower(absl::StrFormat(
       R"({"model_type": "qwen3_vl", "text_config": %s, "vision_config":
           {"hidden_size": 16, "intermediate_size": 2, "patch_size": 1,
@@ -192,6 +188,45 @@ std::string Llama4(const std::string& more = "") {
           "image_size": 6, "intermediate_size": 16, "vision_output_dim": 6,
           "projector_input_dim": 4%s}})",
       more);
+}
+
+// No framework builds a tower in a dtype of its own.
+TEST(VisionTowerTest, ATowerHasTheModelsDType) {
+  const auto dtypes = [](const std::string& beside, const std::string& tower) {
+    std::string config = Qwen3Vl(tower);
+    config.insert(1, beside);
+    const Model model = ReadTinyTower(config);
+    return std::pair(model.params.front().dtype, model.params.back().dtype);
+  };
+  const std::pair bf16(DType::kBf16, DType::kBf16);
+  const std::pair fp32(DType::kFp32, DType::kFp32);
+  const std::string beside = R"("dtype": "bfloat16", )";
+  EXPECT_EQ(dtypes("", ""), bf16);
+  EXPECT_EQ(dtypes(beside, R"(, "dtype": "float32")"), bf16);
+  EXPECT_EQ(dtypes(beside, R"(, "torch_dtype": "float32")"), bf16);
+  EXPECT_EQ(dtypes("", R"(, "dtype": "bfloat16")"), bf16);
+  EXPECT_EQ(
+      dtypes(R"("torch_dtype": "float32", )", R"(, "torch_dtype": "bfloat16")"),
+      fp32);
+}
+
+// vLLM then takes the tower's for the whole model, SGLang takes float16.
+TEST(VisionTowerTest, ADTypeThatTheTowerAloneHasIsRefused) {
+  for (const std::string key : {"dtype", "torch_dtype"}) {
+    for (const std::string& config :
+         {Qwen3Vl(", \"" + key + R"(": "float32")"),
+          Llama4(R"(, "projector_output_dim": 4, ")" + key +
+                 R"(": "float32")")}) {
+      Diagnostics diagnostics;
+      ReadTinyTower(config, diagnostics);
+      EXPECT_EQ(diagnostics.error_count(), 1);
+      EXPECT_EQ(ReadErrors(config),
+                key +
+                    " float32 is of the vision tower alone, and frameworks "
+                    "differ in what dtype the model then has; wanted \"" +
+                    key + "\" beside vision_config");
+    }
+  }
 }
 
 TEST(VisionTowerTest, SeparateQueriesKeysAndValuesOfATowerAreFused) {

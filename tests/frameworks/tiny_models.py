@@ -38,12 +38,13 @@ MAVERICK = {
     "interleave_moe_layer_step": 2, "no_rope_layers": [1, 0, 1, 1], "attention_chunk_size": 64, "use_qk_norm": True,
     "rope_scaling": None,
 }  # fmt: skip
+# Frameworks do not heed the dtype of a tower: it has the model's.
 LLAMA4_VISION = {
     "tie_word_embeddings": False,
     "vision_config": {
         "model_type": "llama4_vision_model", "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 4, "image_size": 16, "patch_size": 4, "vision_output_dim": 32, "projector_input_dim": 32,
-        "projector_output_dim": 32,
+        "projector_output_dim": 32, "torch_dtype": "float32",
     },
 }  # fmt: skip
 VISION = {
@@ -51,7 +52,7 @@ VISION = {
     "vision_config": {
         "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 4, "in_channels": 3, "patch_size": 4,
         "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 64, "num_position_embeddings": 16,
-        "deepstack_visual_indexes": [],
+        "deepstack_visual_indexes": [], "dtype": "float32",
     },
 }  # fmt: skip
 QWEN3_VISION = VISION | {"vision_config": VISION["vision_config"] | {"deepstack_visual_indexes": [0, 1], "out_hidden_size": 128}}

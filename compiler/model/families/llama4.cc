@@ -102,6 +102,7 @@ void AddTower(ConfigReader& config, ConfigReader& text, Model& model) {
   const int64_t adapter = vision.Size("projector_input_dim");
   const int64_t adapted = vision.Size("projector_output_dim");
   ReadTowerHeads("num_attention_heads", hidden, vision, model);
+  CheckTowerDType(vision, text);
   if (adapter != adapted) {
     vision.Error("projector_output_dim",
                  absl::StrFormat("projector_output_dim %d is not "

@@ -35,6 +35,7 @@ void AddQwen3Tower(ConfigReader& config, ConfigReader& text, Model& model,
   const int64_t merge = vision.Size("spatial_merge_size");
   const int64_t out = vision.Size("out_hidden_size");
   ReadTowerHeads("num_heads", hidden, vision, model);
+  CheckTowerDType(vision, text);
 
   TowerBuilder tower(vision, text, model, "model.visual.");
   tower.Add("patch_embed.proj.weight", kTowerWhole,
