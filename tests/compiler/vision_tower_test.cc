@@ -163,6 +163,37 @@ TEST(VisionTowerTest, FsdpCutsATowersRowsUnderTheCheckpointsNames) {
   EXPECT_EQ(rank.at(patches), Rows(whole, 3, 6));
 }
 
+// A qwen3_5; `more`: keys of its tower of one block.
+std::string Qwen35(const std::string& more) {
+  return absl::StrFormat(
+      R"({"model_type": "qwen3_5", "tie_word_embeddings": false,
+          "text_config": {"hidden_size": 4, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "head_dim": 2, "vocab_size": 64,
+          "num_hidden_layers": 1, "intermediate_size": 8,
+          "layer_types": ["full_attention"], "linear_num_key_heads": 2,
+          "linear_num_value_heads": 4, "linear_key_head_dim": 2,
+          "linear_value_head_dim": 2, "linear_conv_kernel_dim": 2},
+          "vision_config": {"depth": 1, "hidden_size": 8, "num_heads": 4,
+          "intermediate_size": 6, "patch_size": 2, "spatial_merge_size": 1,
+          "out_hidden_size": 4, "num_position_embeddings": 5%s}})",
+      more);
+}
+
+TEST(VisionTowerTest, MergersOfLayersThatAClassDoesNotHaveAreRefused) {
+  EXPECT_EQ(ReadErrors(Qwen35("")), "");
+  EXPECT_EQ(ReadErrors(Qwen35(R"(, "deepstack_visual_indexes": [])")), "");
+  Diagnostics diagnostics;
+  ReadTinyTower(Qwen35(R"(, "deepstack_visual_indexes": [8, 16])"),
+                diagnostics);
+  EXPECT_EQ(diagnostics.error_count(), 1);
+  EXPECT_NE(diagnostics.Render().find(
+                "deepstack_visual_indexes [8, 16] gives the tower 2 mergers of "
+                "layers, which no checkpoint of a qwen3_5 has; wanted []\n"),
+            std::string::npos)
+      << diagnostics.Render();
+  EXPECT_NE(diagnostics.Render().find("^"), std::string::npos);
+}
+
 TEST(VisionTowerTest, ATowerHasTheDefaultsOfItsClass) {
   const Tensors hf = Checkpoint(ReadTinyTower(absl::StrFormat(
       R"({"model_type": "qwen3_vl", "text_config": %s, "vision_config":

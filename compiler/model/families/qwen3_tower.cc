@@ -1,15 +1,35 @@
 #include "compiler/model/families/qwen3_tower.h"
 
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "compiler/model/stacks.h"
 #include "compiler/model/tower.h"
 
 namespace refit {
 
 using enum ParamRole;
+
+namespace {
+
+constexpr std::string_view kDeepstackLayers = "deepstack_visual_indexes";
+
+// vLLM and SGLang build mergers for layers that are listed, transformers does
+// not.
+void RefuseDeepstack(const std::string& model_type, ConfigReader& vision) {
+  const std::vector<int64_t> layers = vision.IntegersOr(kDeepstackLayers, {});
+  if (layers.empty()) return;
+  vision.Error(kDeepstackLayers,
+               absl::StrFormat("%s [%s] gives the tower %d mergers of layers, "
+                               "which no checkpoint of a %s has; wanted []",
+                               kDeepstackLayers, absl::StrJoin(layers, ", "),
+                               layers.size(), model_type));
+}
+
+}  // namespace
 
 void AddQwen3Tower(ConfigReader& config, ConfigReader& text, Model& model,
                    Deepstack deepstack) {
@@ -65,9 +85,12 @@ void AddQwen3Tower(ConfigReader& config, ConfigReader& text, Model& model,
                     merged, index);
   };
   add_merger("merger", hidden, {});
-  if (deepstack == Deepstack::kNone) return;
+  if (deepstack == Deepstack::kNone) {
+    RefuseDeepstack(config.String("model_type"), vision);
+    return;
+  }
   const std::vector<int64_t> layers =
-      vision.IntegersOr("deepstack_visual_indexes", {8, 16, 24});
+      vision.IntegersOr(kDeepstackLayers, {8, 16, 24});
   if (layers.empty()) return;
   add_merger("deepstack_merger_list.{0}", merged,
              {Consecutive(0, static_cast<int64_t>(layers.size()))});
