@@ -53,8 +53,8 @@ void ReportAlone(const fb::Body& body, const End& end, bool is_send,
 
 void CheckPair(const fb::Body& body, const End& send, const End& recv,
                Violations& violations) {
-  const uint64_t sent =
-      MessageAt(body, send.source, send.position).size_bytes();
+  const fb::Message& message = MessageAt(body, send.source, send.position);
+  const uint64_t sent = message.size_bytes();
   const uint64_t received =
       MessageAt(body, recv.destination, recv.position).size_bytes();
   const Site site = {.rank = recv.destination, .round = recv.round};
@@ -75,6 +75,24 @@ void CheckPair(const fb::Body& body, const End& send, const End& recv,
           "the round's route is %s when it should be %s for the message from "
           "rank %d",
           EnumText(found), EnumText(wanted), recv.source);
+    });
+  }
+  // refitc deals inside hosts alone, beside what the network brings; executors
+  // were tried with no other.
+  const bool is_held = send.source >= body.source_ranks() &&
+                       IsHeld(body, message) && !IsDirect(body, recv.round);
+  if (is_held && found == wanted) {
+    violations.Report(site, Invariant::kMatchedMessages, [&] {
+      return wanted == fb::Route::kNetwork
+                 ? absl::StrFormat(
+                       "is dealt to by rank %d, which is on host %d when it "
+                       "should be on host %d",
+                       recv.source, body.programs()->Get(recv.source)->host(),
+                       body.programs()->Get(recv.destination)->host())
+                 : absl::StrFormat(
+                       "is dealt to by rank %d in a round of route %s when it "
+                       "should be network",
+                       recv.source, EnumText(found));
     });
   }
   if (wanted == fb::Route::kNetwork && IsDirect(body, recv.round)) {

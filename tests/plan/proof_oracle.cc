@@ -316,6 +316,9 @@ void Oracle::Schedule() {
                          spec_.rounds[message.round()] == fb::Route::kNetwork &&
                          !IsSource(is_send ? rank : message.peer());
       if (spec_.rounds[message.round()] != route && !deals) Fault("route");
+      if (IsHeld(rank, message) && !deals) {
+        Fault("deals elsewhere than inside a host, beside the network");
+      }
       if (route == fb::Route::kNetwork && IsDirect(message.round())) {
         Fault("direct over the network");
       }

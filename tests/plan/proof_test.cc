@@ -851,6 +851,24 @@ TEST(ProofTest, WhatIsDealtOutTwiceOnItsWayIsNamed) {
             "are held by one rank only (invariant 2: right element)");
 }
 
+// Whoever deals out does so inside its host, beside what the network brings.
+TEST(ProofTest, DealingToAnotherHostIsNamed) {
+  PlanSpec spec = DealtSpec();
+  spec.programs[2].host = 2;
+  EXPECT_EQ(
+      ViolationOf(spec),
+      "rank 2, round 2: is dealt to by rank 1, which is on host 1 when it "
+      "should be on host 2 (invariant 4: matched messages)");
+}
+
+TEST(ProofTest, DealingInARoundInsideHostsIsNamed) {
+  PlanSpec spec = DealtSpec();
+  spec.rounds[2] = fb::Route::kPeer;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 2: is dealt to by rank 1 in a round of route peer "
+            "when it should be network (invariant 4: matched messages)");
+}
+
 TEST(ProofTest, ColocatedRanksOnTwoHostsAreNamed) {
   PlanSpec spec = ColocatedSpec();
   spec.programs[2].host = 1;
