@@ -159,27 +159,39 @@ std::optional<DataProof::Held> DataProof::HeldBy(uint32_t rank,
   return held;
 }
 
-void DataProof::PackSend(uint32_t rank, uint32_t position) {
+bool DataProof::PackSend(uint32_t rank, uint32_t position) {
   const fb::Message* send =
       body_.programs()->Get(rank)->messages()->Get(position);
   packed_by_ = rank;
   if (!IsHeldSend(rank, *send)) {
     Pack({rank, send});
-    return;
+    return true;
   }
   const std::optional<Held> held = HeldBy(rank, position);
   packed_.clear();
-  if (!held.has_value()) return;
+  if (!held.has_value()) return false;
   packed_by_ = held->rank;
   Pack({held->rank,
         body_.programs()->Get(held->rank)->messages()->Get(held->position)});
   std::erase_if(packed_, [&](const Packed& packed) {
-    return packed.begin < held->begin || packed.end > held->end;
+    return packed.end <= held->begin || packed.begin >= held->end;
   });
   for (Packed& packed : packed_) {
+    if (packed.begin < held->begin || packed.end > held->end) {
+      violations_.Report(
+          {.rank = rank, .round = send->round()}, Invariant::kRightElement,
+          [&] {
+            return absl::StrFormat(
+                "deals out bytes [%d, %d) of the message from rank %d, which "
+                "packs bytes [%d, %d) as one copy; wanted whole copies",
+                held->begin, held->end, held->rank, packed.begin, packed.end);
+          });
+      return false;
+    }
     packed.begin -= held->begin;
     packed.end -= held->begin;
   }
+  return true;
 }
 
 void DataProof::FollowInto(uint32_t rank) {
@@ -197,7 +209,8 @@ void DataProof::FollowInto(uint32_t rank) {
     if (message.kind() != fb::MessageKind::kRecv) continue;
     const int32_t partner = partners_[rank][i];
     if (partner < 0) continue;  // reported by MatchMessages
-    PackSend(PeerOf(body_, program, message), static_cast<uint32_t>(partner));
+    is_packed_known_ = PackSend(PeerOf(body_, program, message),
+                                static_cast<uint32_t>(partner));
     const int64_t moved = moved_bytes_;
     Unpack({rank, &message});
     // What the rank only holds is moved too.
@@ -333,6 +346,7 @@ void DataProof::UnpackOne(const End& recv, const fb::Copy& copy) {
   write.part = index;
   write.round = recv.message->round();
   write.box = placement_.Hull();
+  if (!is_packed_known_) return;  // reported for its sender
   Compare(recv, copy, loops, param, facts.ParamSequence(part, placement_));
   if (body_.rounds()->Get(recv.message->round())->mechanism() ==
       fb::Mechanism::kDirect) {

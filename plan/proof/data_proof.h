@@ -115,8 +115,9 @@ class DataProof {
   std::optional<Held> HeldBy(uint32_t rank, uint32_t position) const;
   bool IsHeldSend(uint32_t rank, const fb::Message& send) const;
 
-  // What is sent as message `position` of `rank`.
-  void PackSend(uint32_t rank, uint32_t position);
+  // What is sent as message `position` of `rank`; false after a report that it
+  // cannot be known.
+  bool PackSend(uint32_t rank, uint32_t position);
   void Pack(const End& send);
   void PackOne(const End& send, const fb::Copy& copy);
   void Unpack(const End& recv);
@@ -165,6 +166,7 @@ class DataProof {
   std::vector<const fb::Copy*> copies_;
   std::vector<Packed> packed_;
   uint32_t packed_by_ = 0;  // not the rank that sends it if that holds it
+  bool is_packed_known_ = true;
   std::vector<Write> writes_;
   std::vector<Read> reads_;
   Placement placement_;

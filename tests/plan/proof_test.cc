@@ -851,6 +851,42 @@ TEST(ProofTest, WhatIsDealtOutTwiceOnItsWayIsNamed) {
             "are held by one rank only (invariant 2: right element)");
 }
 
+// Half of what is held, which came as one copy. The receiver's rank is the
+// lower one: what it lacks must not be named instead.
+TEST(ProofTest, APartOfADealtCopyIsNamed) {
+  PlanSpec spec = DealtSpec();
+  spec.params[0].shape = {24};
+  spec.buffers.push_back(spec.buffers[2]);
+  for (const auto& [buffer, begin, elements] :
+       {std::tuple(0u, 0u, 24u), {1u, 0u, 8u}, {2u, 8u, 8u}, {3u, 16u, 8u}}) {
+    spec.buffers[buffer].shape = {elements};
+    spec.buffers[buffer].fragments[0].lo = {begin};
+    spec.buffers[buffer].fragments[0].extent = {elements};
+  }
+  // Rank 2 holds what ranks 1 and 3 want.
+  spec.copy_lists[2][0].loops = {{16, 1}};
+  spec.programs = {
+      {{0}, {SendTo(2, 0, 1, 0, 16), SendTo(2, 1, 2, 16, 32)}, 0, 48, 0},
+      {{2}, {RecvFrom(2, 2, 1, 0, 16)}, 0, 16, 1},
+      {{1},
+       {RecvFrom(0, 0, 1, 0, 16), RecvFrom(0, 1, 0, 16, 32),
+        SendTo(1, 2, 0, 16, 16), SendTo(3, 2, 0, 32, 16)},
+       0,
+       48,
+       1},
+      {{3}, {RecvFrom(2, 2, 1, 0, 16)}, 0, 16, 1}};
+  spec.programs[2].relays = {fb::Relay(2, 1), fb::Relay(3, 1)};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 2: deals out bytes [0, 16) of the message from rank "
+            "0, which packs bytes [0, 32) as one copy; wanted whole copies "
+            "(invariant 2: right element)");
+  // As two copies the parts are whole.
+  spec.copy_lists[2] = {
+      {.slot = 0, .offset = 8, .loops = {{8, 1}}},
+      {.slot = 0, .offset = 16, .loops = {{8, 1}}, .staging_offset = 16}};
+  EXPECT_EQ(ViolationOf(spec), "");
+}
+
 // Whoever deals out does so inside its host, beside what the network brings.
 TEST(ProofTest, DealingToAnotherHostIsNamed) {
   PlanSpec spec = DealtSpec();
