@@ -366,6 +366,9 @@ void Oracle::Holding() {
           end > feed.staging_offset() + feed.size_bytes()) {
         return Fault("holds something else");
       }
+      if (held.round() > feed.round() + spec_.slots + 1) {
+        return Fault("holds for too long");
+      }
       for (const fb::Message& other : program.messages) {
         const bool meets =
             !IsDirect(other.round()) && other.size_bytes() > 0 &&

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <random>
 
 #include "absl/strings/str_cat.h"
@@ -72,21 +73,29 @@ struct Holding {
 
 // Draws a plan that is right: params cut into boxes on both sides, boxes laid
 // out in buffers in permuted order, with gaps, interleaved or as a stack; each
-// common box sent by one holder, in messages of random rounds.
+// common box sent by one holder, in messages of random rounds. In half of the
+// plans the sides are on hosts of their own, and destinations deal out to
+// others of their host what they receive, perhaps for themselves as well.
 class Planner {
  public:
   explicit Planner(uint64_t seed) : random_(seed) {}
 
   PlanSpec Draw() {
+    deals_ = random_.OneIn(2);
     spec_.source_ranks = static_cast<uint32_t>(1 + random_.Below(3));
-    spec_.programs.resize(spec_.source_ranks + 1 + random_.Below(3));
+    spec_.programs.resize(spec_.source_ranks + 1 + random_.Below(3) +
+                          (deals_ ? 1 : 0));
     spec_.copy_lists.emplace_back();
-    for (PlanSpec::Program& program : spec_.programs) {
-      program.host = 0;
-      program.fills = 0;
+    for (uint32_t rank = 0; rank < spec_.programs.size(); ++rank) {
+      const bool is_apart = deals_ && rank >= spec_.source_ranks;
+      spec_.programs[rank].host = is_apart ? 1 + random_.OneIn(4) : 0;
+      spec_.programs[rank].fills = 0;
     }
     rounds_ = 1 + random_.Below(3);
     spec_.rounds.assign(rounds_, fb::Route::kPeer);
+    if (deals_) {
+      spec_.rounds.assign(rounds_ + kHeldRoundsMax, fb::Route::kNetwork);
+    }
     if (random_.OneIn(3)) spec_.casts = {{DType::kFp32, DType::kBf16}};
     for (uint64_t params = 1 + random_.Below(3); params > 0; --params) {
       DrawParam();
@@ -95,7 +104,7 @@ class Planner {
     AddMessages();
     spec_.bucket_bytes = 1 << 16;
     spec_.staging_bytes = 1 << 20;
-    spec_.slots = static_cast<uint32_t>(rounds_);
+    spec_.slots = static_cast<uint32_t>(1 + random_.Below(rounds_));
     spec_.operations_per_round = 64;
     return spec_;
   }
@@ -139,7 +148,11 @@ class Planner {
          ++rank) {
       for (const Box& box : Cut(whole, random_)) {
         if (random_.OneIn(4)) continue;
-        const Holding to = Place(index, box, rank, true);
+        std::vector<Holding> to = {Place(index, box, rank, true)};
+        const uint32_t other = NeighbourOf(rank);
+        if (other > rank && random_.OneIn(2)) {
+          to.push_back(Place(index, box, other, true));
+        }
         for (auto& [source_box, holders] : sources) {
           Send(random_.Of(holders), to, source_box, box);
         }
@@ -202,13 +215,27 @@ class Planner {
     return {rank, slot, fragment, is_stack};
   }
 
+  // A destination of the rank's host, where such deal out; perhaps itself.
+  uint32_t NeighbourOf(uint32_t rank) {
+    if (!deals_) return rank;
+    std::vector<uint32_t> neighbours;
+    for (uint32_t other = spec_.source_ranks; other < spec_.programs.size();
+         ++other) {
+      if (spec_.programs[other].host == spec_.programs[rank].host) {
+        neighbours.push_back(other);
+      }
+    }
+    return random_.Of(neighbours);
+  }
+
   // A copy of `box` out of or into a buffer, loops merged at random.
   PlanSpec::Copy CopyOf(const Holding& holding, const Box& box,
-                        uint64_t staging_offset) {
+                        uint64_t staging_offset, DType wire) {
     PlanSpec::Copy copy = {.slot = holding.slot,
                            .offset = holding.fragment.offset,
                            .loops = {},
-                           .staging_offset = staging_offset};
+                           .staging_offset = staging_offset,
+                           .dtype = wire};
     const bool merge = random_.OneIn(2);
     bool may_merge_last = false;
     for (size_t d = 0; d < box.lo.size(); ++d) {
@@ -227,12 +254,15 @@ class Planner {
     return copy;
   }
 
+  using Copies = std::vector<PlanSpec::Copy>;
+  // What a source sends one destination in a round, or several alike.
   struct Open {
-    std::vector<PlanSpec::Copy> packs, unpacks;
+    Copies packs;
+    std::map<uint32_t, Copies> unpacks;  // by destination
     uint64_t bytes = 0;
   };
 
-  void Send(const Holding& from, const Holding& to, const Box& a,
+  void Send(const Holding& from, const std::vector<Holding>& to, const Box& a,
             const Box& b) {
     Box common;
     for (size_t d = 0; d < a.lo.size(); ++d) {
@@ -243,12 +273,21 @@ class Planner {
       common.lo.push_back(lo);
       common.extent.push_back(hi - lo);
     }
+    // Cast before it is sent, or on arrival.
+    const DType wire = random_.OneIn(2) ? DType::kBf16 : source_dtype_;
+    std::vector<uint32_t> ranks;
+    for (const Holding& holding : to) ranks.push_back(holding.rank);
     Open& open = open_[{static_cast<uint32_t>(random_.Below(rounds_)),
-                        from.rank, to.rank}];
-    open.packs.push_back(CopyOf(from, common, open.bytes));
-    open.unpacks.push_back(CopyOf(to, common, open.bytes));
-    open.bytes += (2 * Product(common.extent) + 15) / 16 * 16;
+                        from.rank, ranks}];
+    open.packs.push_back(CopyOf(from, common, open.bytes, wire));
+    for (const Holding& holding : to) {
+      open.unpacks[holding.rank].push_back(
+          CopyOf(holding, common, open.bytes, wire));
+    }
+    open.bytes += Aligned(static_cast<uint64_t>(DTypeBytes(wire)) *
+                          Product(common.extent));
   }
+  static uint64_t Aligned(uint64_t bytes) { return (bytes + 15) / 16 * 16; }
 
   void AddFills() {
     for (uint32_t rank = spec_.source_ranks; rank < spec_.programs.size();
@@ -273,29 +312,122 @@ class Planner {
     }
   }
 
-  void AddMessages() {
-    // Sorted by round, sender, receiver: also the order of each program.
-    for (const auto& [channel, open] : open_) {
-      const auto [round, source, destination] = channel;
-      PlanSpec::Program& from = spec_.programs[source];
-      PlanSpec::Program& to = spec_.programs[destination];
-      const auto list = static_cast<uint32_t>(spec_.copy_lists.size());
-      spec_.copy_lists.push_back(open.packs);
-      spec_.copy_lists.push_back(open.unpacks);
-      from.messages.push_back(
-          SendTo(destination, round, list, from.staging_bytes, open.bytes));
-      to.messages.push_back(
-          RecvFrom(source, round, list + 1, to.staging_bytes, open.bytes));
-      from.staging_bytes += open.bytes;
-      to.staging_bytes += open.bytes;
+  uint32_t AddList(const Copies& copies) {
+    spec_.copy_lists.push_back(copies);
+    return static_cast<uint32_t>(spec_.copy_lists.size() - 1);
+  }
+  // A range of the rank's staging that is nobody else's.
+  uint64_t Stage(uint32_t rank, uint64_t bytes) {
+    return (spec_.programs[rank].staging_bytes += bytes) - bytes;
+  }
+
+  // A message of a program before they are sorted.
+  struct Draft {
+    fb::Message message;
+    size_t number = 0;                  // of both ends
+    std::optional<size_t> fed_by = {};  // the message that a dealer holds
+  };
+
+  // One message of several parts to a host. Its dealer keeps what it wants and
+  // deals each part out to those who want that. Without dealing there is one
+  // part, and the dealer is its receiver.
+  void AddFeed(uint32_t round, uint32_t source,
+               const std::vector<const Open*>& parts) {
+    const uint32_t first = parts[0]->unpacks.begin()->first;
+    const uint32_t dealer = NeighbourOf(first);
+    Copies packs, unpacks;
+    uint64_t bytes = 0;
+    const auto append = [&](const Copies& copies, Copies& to) {
+      for (PlanSpec::Copy copy : copies) {
+        copy.staging_offset += bytes;
+        to.push_back(copy);
+      }
+    };
+    std::vector<uint64_t> begins;
+    for (const Open* part : parts) {
+      append(part->packs, packs);
+      const auto own = part->unpacks.find(dealer);
+      if (own != part->unpacks.end()) append(own->second, unpacks);
+      begins.push_back(bytes);
+      bytes += part->bytes;
+    }
+    const uint64_t staged = Stage(dealer, bytes);
+    const size_t number = next_++;
+    drafts_[source].push_back(
+        {SendTo(dealer, round, AddList(packs), Stage(source, bytes), bytes),
+         number});
+    drafts_[dealer].push_back(
+        {RecvFrom(source, round, unpacks.empty() ? 0 : AddList(unpacks), staged,
+                  bytes),
+         number});
+    for (size_t i = 0; i < parts.size(); ++i) {
+      for (const auto& [rank, copies] : parts[i]->unpacks) {
+        if (rank == dealer) continue;
+        const auto later =
+            round + 1 + static_cast<uint32_t>(random_.Below(kHeldRoundsMax));
+        const uint64_t size = parts[i]->bytes;
+        drafts_[dealer].push_back(
+            {SendTo(rank, later, 0, staged + begins[i], size), next_, number});
+        drafts_[rank].push_back(
+            {RecvFrom(dealer, later, AddList(copies), Stage(rank, size), size),
+             next_++});
+      }
     }
   }
 
+  void AddMessages() {
+    drafts_.resize(spec_.programs.size());
+    // By round, source and host.
+    std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::vector<const Open*>>
+        feeds;
+    for (const auto& [channel, open] : open_) {
+      const auto& [round, source, destinations] = channel;
+      feeds[{round, source, spec_.programs[destinations[0]].host}].push_back(
+          &open);
+    }
+    for (const auto& [channel, parts] : feeds) {
+      const auto [round, source, host] = channel;
+      if (deals_ && random_.OneIn(2)) {
+        AddFeed(round, source, parts);
+        continue;
+      }
+      for (const Open* part : parts) AddFeed(round, source, {part});
+    }
+    for (uint32_t rank = 0; rank < drafts_.size(); ++rank) AddProgram(rank);
+  }
+
+  void AddProgram(uint32_t rank) {
+    const auto order = [](const fb::Message& m) {
+      return std::tuple(m.round(), m.kind() == fb::MessageKind::kSend,
+                        m.peer());
+    };
+    std::stable_sort(drafts_[rank].begin(), drafts_[rank].end(),
+                     [&](const Draft& a, const Draft& b) {
+                       return order(a.message) < order(b.message);
+                     });
+    PlanSpec::Program& program = spec_.programs[rank];
+    std::map<size_t, uint32_t> position;  // by number
+    for (const Draft& draft : drafts_[rank]) {
+      const auto at = static_cast<uint32_t>(program.messages.size());
+      program.messages.push_back(draft.message);
+      position[draft.number] = at;
+      if (!draft.fed_by.has_value()) continue;
+      program.relays.emplace_back(at, position.at(*draft.fed_by));
+    }
+  }
+
+  // Rounds after the one in which it came, in which what is held leaves.
+  static constexpr uint64_t kHeldRoundsMax = 2;
+
   Random random_;
   PlanSpec spec_;
-  uint64_t rounds_ = 1;
+  uint64_t rounds_ = 1;  // in which sources send
+  bool deals_ = false;
   DType source_dtype_ = DType::kBf16;  // of the param being drawn
-  std::map<std::tuple<uint32_t, uint32_t, uint32_t>, Open> open_;
+  // By round, source, and destinations.
+  std::map<std::tuple<uint32_t, uint32_t, std::vector<uint32_t>>, Open> open_;
+  std::vector<std::vector<Draft>> drafts_;  // by rank
+  size_t next_ = 0;
 };
 
 // Changes one number somewhere.
@@ -304,7 +436,7 @@ class Breaker {
   Breaker(uint64_t seed, PlanSpec& spec) : random_(seed), spec_(spec) {}
 
   void Break() {
-    switch (random_.Below(8)) {
+    switch (random_.Below(10)) {
       case 0:
       case 1:
       case 2:
@@ -317,6 +449,9 @@ class Breaker {
         return BreakPart();
       case 6:
         return BreakStack();
+      case 7:
+      case 8:
+        return BreakHeld();
       default:
         return BreakRest();
     }
@@ -444,6 +579,56 @@ class Breaker {
     m = fb::Message(round, peer, copies, m.kind(), 0, 0, offset, size);
   }
 
+  // What a rank deals out, or else a copy.
+  void BreakHeld() {
+    std::vector<size_t> dealers;
+    for (size_t rank = 0; rank < spec_.programs.size(); ++rank) {
+      if (!spec_.programs[rank].relays.empty()) dealers.push_back(rank);
+    }
+    if (dealers.empty()) return BreakCopy();
+    PlanSpec::Program& program = spec_.programs[random_.Of(dealers)];
+    fb::Relay& relay = random_.Of(program.relays);
+    fb::Message& held = program.messages[relay.message()];
+    const auto move = [](fb::Message& m, uint32_t round, uint64_t offset) {
+      m = fb::Message(round, m.peer(), m.copies(), m.kind(), 0, 0, offset,
+                      m.size_bytes());
+    };
+    switch (random_.Below(5)) {
+      case 0:
+        move(held, held.round(), 16 * random_.Below(8));
+        break;
+      case 1:
+        relay = fb::Relay(
+            relay.message(),
+            static_cast<uint32_t>(random_.Below(program.messages.size())));
+        break;
+      case 2: {
+        // What comes there meanwhile, perhaps.
+        fb::Message& other = random_.Of(program.messages);
+        if (other.kind() != fb::MessageKind::kRecv) break;
+        move(other, other.round(), held.staging_offset());
+        break;
+      }
+      case 3:
+        random_.Of(spec_.rounds) = fb::Route::kPeer;
+        break;
+      default: {
+        // Its other end as well, where it has the same order in its round.
+        const uint32_t to =
+            static_cast<uint32_t>(random_.Below(spec_.rounds.size()));
+        for (fb::Message& other : spec_.programs[held.peer()].messages) {
+          if (other.round() != held.round() ||
+              other.size_bytes() != held.size_bytes()) {
+            continue;
+          }
+          move(other, to, other.staging_offset());
+          break;
+        }
+        move(held, to, held.staging_offset());
+      }
+    }
+  }
+
   void BreakPart() {
     PlanSpec::Buffer& buffer = random_.Of(spec_.buffers);
     const bool region = !buffer.regions.empty() && random_.OneIn(2);
@@ -515,7 +700,7 @@ class Breaker {
             static_cast<uint32_t>(random_.Below(spec_.copy_lists.size()));
         break;
       case 1:
-        program.host = 1;
+        program.host = static_cast<uint32_t>(random_.Below(3));
         break;
       case 2:
         if (!program.buffers.empty()) {
