@@ -53,19 +53,16 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
         "options.fan_out is \"relay\" beside options.delta: a rank that relays "
         "does not know what changed; wanted \"none\", or no delta");
   }
-  // What is dealt out stays for a round longer.
-  const int64_t turns = limits.slots + (limits.deals ? 1 : 0);
-  if (AlignStaging(limits.bucket_bytes) * turns > limits.staging_bytes) {
+  const int64_t staging_bytes =
+      AlignStaging(limits.bucket_bytes) * limits.slots;
+  if (staging_bytes > limits.staging_bytes) {
     const bool staging = options.staging_bytes.given;
     diagnostics.Error(
         staging ? options.staging_bytes.place : options.bucket_bytes.place,
-        absl::StrFormat(
-            "options.staging_bytes %d is too small; wanted at "
-            "least %d (%s x bucket_bytes %d)",
-            limits.staging_bytes, AlignStaging(limits.bucket_bytes) * turns,
-            limits.deals ? absl::StrFormat("slots %d + 1 to deal", limits.slots)
-                         : absl::StrFormat("slots %d", limits.slots),
-            limits.bucket_bytes));
+        absl::StrFormat("options.staging_bytes %d is too small; wanted at "
+                        "least %d (slots %d x bucket_bytes %d)",
+                        limits.staging_bytes, staging_bytes, limits.slots,
+                        limits.bucket_bytes));
   }
   return limits;
 }

@@ -387,8 +387,8 @@ inline constexpr auto kOptionsKeys = std::tuple(
     Key({.name = "staging_bytes",
          .range = kBytesRange,
          .help = "largest staging arena of a rank, at least `slots` × "
-                 "`bucket_bytes`, one more with `deal`. What it sends and "
-                 "what it receives share it"},
+                 "`bucket_bytes`, one more where ranks [`deal`](#deal). What "
+                 "it sends and what it receives share it"},
         &OptionsSpec::staging_bytes),
     Key({.name = "scratch_bytes",
          .range = kBytesRange,

@@ -4,7 +4,9 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "compiler/passes/passes.h"
+#include "plan/plan_file.h"
 
 namespace refit {
 namespace {
@@ -196,10 +198,26 @@ void Dealer::Deal() {
             });
 }
 
+// What is dealt out stays for a round longer.
+void CheckStaging(const PassOptions& options, const Limits& limits) {
+  const int64_t wanted = AlignStaging(limits.bucket_bytes) * (limits.slots + 1);
+  if (wanted <= limits.staging_bytes) return;
+  const OptionsSpec& given = options.job.options;
+  options.diagnostics.Error(
+      given.staging_bytes.given ? given.staging_bytes.place
+                                : given.bucket_bytes.place,
+      absl::StrFormat("options.staging_bytes %d is too small; wanted at least "
+                      "%d (slots %d + 1 to deal x bucket_bytes %d)",
+                      limits.staging_bytes, wanted, limits.slots,
+                      limits.bucket_bytes));
+}
+
 }  // namespace
 
-absl::Status DealOut(const PassOptions&, Module& module) {
-  if (module.limits.deals) Dealer(module).Deal();
+absl::Status DealOut(const PassOptions& options, Module& module) {
+  if (!module.limits.deals) return absl::OkStatus();
+  Dealer(module).Deal();
+  if (!module.deals.empty()) CheckStaging(options, module.limits);
   return absl::OkStatus();
 }
 

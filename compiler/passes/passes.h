@@ -102,7 +102,8 @@ absl::Status ChooseSources(const PassOptions& options, Module& module);
 //
 // Requires: choose-sources.
 // Ensures:  `deals`; with `transfers` they feed every (piece, destination) and
-//           every relayed one exactly once.
+//           every relayed one exactly once. Where there are any, staging has
+//           room for a bucket more than `slots`.
 absl::Status DealOut(const PassOptions& options, Module& module);
 
 // Packs the transfers of a pair of ranks into messages of at most

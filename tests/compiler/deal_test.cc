@@ -97,6 +97,20 @@ TEST(DealTest, StagingHoldsARoundMore) {
             std::string::npos);
 }
 
+// One rank of each host receives: nobody deals out.
+TEST(DealTest, StagingHoldsNoRoundMoreWhereNothingIsDealt) {
+  const std::string tight = R"(, "bucket_bytes": 4096, "staging_bytes": 8192)";
+  const std::string job = absl::StrReplaceAll(
+      DealtJob("always", tight), {{"[0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]",
+                                   "[0, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9]"}});
+  EXPECT_EQ(OpenJob(job).plan().required_features() & kFeatureDealing, 0u);
+  // Not even `slots` of them.
+  EXPECT_NE(ErrorsOf(absl::StrReplaceAll(job, {{"8192", "4096"}}))
+                .find("options.staging_bytes 4096 is too small; wanted at "
+                      "least 8192 (slots 2 x bucket_bytes 4096)"),
+            std::string::npos);
+}
+
 TEST(DealTest, TheBoundOfPeersHoldsWhatDealingGives) {
   EXPECT_EQ(ErrorsOf(DealtJob("always", R"(, "network_peers": 2)")), "");
   EXPECT_NE(ErrorsOf(DealtJob("never", R"(, "network_peers": 2)")), "");
