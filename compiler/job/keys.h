@@ -252,9 +252,9 @@ inline constexpr auto kSideKeys = std::tuple(
         &SideSpec::mtp),
     Key({.name = "vision",
          .help = "`true` moves the vision tower too, and what joins it to the "
-                 "language model. Said as `mtp`; an error for models without a "
+                 "language model. Said as `mtp`. An error for models without a "
                  "tower, and for layouts that do not know it. "
-                 "[`options.exclude`](#options) skips parts of it by name, see "
+                 "[`options.exclude`](#options) skips parts of it by name. See "
                  "[Vision towers](layouts.md#vision-towers)",
          .in_digest_if_given = true},
         &SideSpec::vision),
