@@ -133,8 +133,12 @@ def hooks_of(model: Any) -> dict[str, Callable[[str, Any], None]]:
             "drop-router-copy": refresh_router_copy}
 
 
-def facts_of(runner: Any, parallel: Any, expert_location: str = "trivial", expert_rebalancing: bool = False) -> dict[str, Any]:
-    """What the worker's SGLang chose that a job has to say, or that no job can."""
+# What SGLang's configuration says beside its ParallelContext.
+CHOSEN = {"mm_encoder_tp_mode": "weights", "expert_location": "trivial", "expert_rebalancing": False}
+
+
+def facts_of(runner: Any, parallel: Any, chosen: Mapping[str, Any] = CHOSEN) -> dict[str, Any]:
+    """What the worker's SGLang chose that a job has to say, or that no job can. `chosen`: facts by the names in CHOSEN."""
     methods = [method for _, module in runner.model.named_modules()
                if (method := getattr(module, "quant_method", None)) is not None]
     backends = {runner_of.runner_backend.value for method in methods
@@ -150,8 +154,7 @@ def facts_of(runner: Any, parallel: Any, expert_location: str = "trivial", exper
             "quantization": runner.model_config.quantization,
             "moe_backends": sorted(backends),
             "swiglu_interleaved": any(getattr(method, "w13_swiglu_interleaved", False) for method in methods),
-            "expert_location": expert_location,
-            "expert_rebalancing": expert_rebalancing}
+            **chosen}
 
 
 def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str]) -> str:
@@ -174,25 +177,25 @@ def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str]) -> str
     return ""
 
 
-def job_side(facts: Mapping[str, Any]) -> str:
-    """The destination of a job for this worker."""
+def job_side(facts: Mapping[str, Any], vision: bool = False) -> str:
+    """The destination of a job for this worker; with `vision` of one that moves the vision tower."""
     return workers.job_side("sglang", str(facts["sglang"]), facts, (
-        "tensor_parallel", "pipeline_parallel", "data_parallel", "dp_attention", "expert_parallel", "dp_lm_head"), MOE_BACKENDS)
+        "tensor_parallel", "pipeline_parallel", "data_parallel", "dp_attention", "expert_parallel", "dp_lm_head"), MOE_BACKENDS, vision)
 
 
 class Worker:
     """What a scheduler process keeps. Its methods are for that process's main thread.
 
     `runner` is SGLang's ModelRunner, `parallel` its ParallelContext. `gather` gives each rank of the engine the replies of
-    all; collective over them.
+    all; collective over them. `chosen` gives the facts in CHOSEN.
     """
 
     def __init__(self, runner: Any, parallel: Any, gather: Callable[[dict[str, Any], float], list[dict[str, Any]]],
-                 experts: Optional[Callable[[], tuple[str, bool]]] = None):
+                 chosen: Callable[[], Mapping[str, Any]] = lambda: CHOSEN):
         self._runner = runner
         self._parallel = parallel
         self._gather = gather
-        self._experts = experts or (lambda: ("trivial", False))
+        self._chosen = chosen
         self.executor: Optional[Executor] = None
         self._version: Optional[str] = None
         self._check_backends = True
@@ -266,7 +269,7 @@ class Worker:
 
     def facts(self) -> dict[str, Any]:
         """What SGLang chose here: release, mesh, quantization, backend of the experts."""
-        return facts_of(self._runner, self._parallel, *self._experts())
+        return facts_of(self._runner, self._parallel, self._chosen())
 
     def _init(self, request: Mapping[str, Any], timeout: float) -> None:
         if self.executor is not None:
@@ -290,7 +293,9 @@ class Worker:
         model = self._runner.model
         facts = self.facts()
         refusal = refusal_of(facts, executor.plan.requirements(executor.rank)) if self._check_backends else ""
-        workers.bind(executor, *tensors_of(model), hooks_of(model), refusal=refusal, job_side=job_side(facts), towers=TOWERS,
+        parameters, buffers = tensors_of(model)
+        vision = workers.holds_moved_tower(parameters, TOWERS, executor)
+        workers.bind(executor, parameters, buffers, hooks_of(model), refusal=refusal, job_side=job_side(facts, vision), towers=TOWERS,
                      load_format=self._runner.load_config.load_format, timeout=timeout)
 
     def _joined(self) -> Executor:
@@ -316,11 +321,12 @@ def _update_weights_from_tensor(original: Callable[[Any, Any], Any], manager: An
     if _worker is None:
         parallel = context.get_parallel()
 
-        def experts() -> tuple[str, bool]:
+        def chosen() -> dict[str, Any]:
             moe = context.get_exec().moe
-            return str(moe.init_expert_location), bool(moe.enable_eplb)
+            return {"mm_encoder_tp_mode": "data" if context.get_mm().mm_enable_dp_encoder else "weights",
+                    "expert_location": str(moe.init_expert_location), "expert_rebalancing": bool(moe.enable_eplb)}
 
-        _worker = Worker(manager.tp_worker.model_runner, parallel, _Gather(parallel), experts)
+        _worker = Worker(manager.tp_worker.model_runner, parallel, _Gather(parallel), chosen)
     replies: Optional[list[Reply]] = []
     try:
         replies, error = _answer(_worker, manager, request, _fields_of(request))

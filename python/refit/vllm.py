@@ -147,12 +147,8 @@ def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str]) -> str
 
 def job_side(facts: Mapping[str, Any], vision: bool = False) -> str:
     """The destination of a job for this worker; with `vision` of one that moves the vision tower."""
-    keys = ["tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel"]
-    if vision:
-        keys.append("vision")
-        if facts["mm_encoder_tp_mode"] == "data":
-            keys.append("mm_encoder_tp_mode")
-    return workers.job_side("vllm", ".".join(str(facts["vllm"]).split(".")[:2]), {**facts, "vision": vision}, keys, MOE_BACKENDS)
+    return workers.job_side("vllm", ".".join(str(facts["vllm"]).split(".")[:2]), facts, (
+        "tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel"), MOE_BACKENDS, vision)
 
 
 def load_plan(plan: Union[Plan, str, "os.PathLike[str]"]) -> Plan:
@@ -183,8 +179,9 @@ def bind_worker(executor: Executor, vllm_config: Any, model: Any, *, check_backe
     facts = facts_of(vllm_config, model)
     refusal = refusal_of(facts, executor.plan.requirements(executor.rank)) if check_backends else ""
     towers = list(getattr(model, "_tower_model_names", ()))
-    vision = bool(workers.moved_towers(towers, executor))
-    workers.bind(executor, *tensors_of(model), hooks_of(model, vllm_config.model_config.dtype), refusal=refusal,
+    parameters, buffers = tensors_of(model)
+    vision = workers.holds_moved_tower(parameters, towers, executor)
+    workers.bind(executor, parameters, buffers, hooks_of(model, vllm_config.model_config.dtype), refusal=refusal,
                  job_side=job_side(facts, vision), towers=towers, load_format=vllm_config.load_config.load_format, timeout=timeout)
 
 

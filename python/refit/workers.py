@@ -100,6 +100,12 @@ def moved_towers(towers: Sequence[str], executor: Executor) -> list[str]:
     return [tower for tower in towers if any(name.startswith(f"{tower}.") for name in planned)]
 
 
+def holds_moved_tower(parameters: Mapping[str, Any], towers: Sequence[str], executor: Executor) -> bool:
+    """Whether the worker has parameters of a tower that the plan moves: one that serves language alone has not."""
+    moved = tuple(f"{tower}." for tower in moved_towers(towers, executor))
+    return any(name.startswith(moved) for name in parameters)
+
+
 def negative_exp(_: str, tensor: Any) -> None:
     """As vLLM's and SGLang's loaders of Mamba's A compute it: the same bits as a fresh load."""
     torch = importlib.import_module("torch")
@@ -107,11 +113,14 @@ def negative_exp(_: str, tensor: Any) -> None:
         tensor.copy_(-torch.exp(tensor.float()))
 
 
-def job_side(layout: str, version: str, facts: Mapping[str, Any], keys: Iterable[str], orders: Mapping[str, str]) -> str:
-    """The destination of a job for a worker of these `facts`: those of its `keys` that are words or no default, and the experts'
-    order."""
+def job_side(layout: str, version: str, facts: Mapping[str, Any], keys: Iterable[str], orders: Mapping[str, str],
+             vision: bool) -> str:
+    """The destination of a job for a worker of these `facts`: those of its `keys` that are no default, the vision tower if a
+    plan for the worker moves it (`vision`), and the experts' order."""
     side: dict[str, Any] = {"layout": layout, "version": version}
-    side |= {key: facts[key] for key in keys if isinstance(facts[key], str) or facts[key] > 1 or facts[key] is True}
+    side |= {key: facts[key] for key in keys if facts[key] > 1 or facts[key] is True}
+    if vision:
+        side |= {"vision": True} | ({"mm_encoder_tp_mode": "data"} if facts["mm_encoder_tp_mode"] == "data" else {})
     backends = sorted({orders.get(name, "triton") for name in facts["moe_backends"]} - {"triton"})
     side |= {"moe_backend": backend for backend in backends}
     quantized = f', quantization {facts["quantization"]}' if facts["quantization"] else ""

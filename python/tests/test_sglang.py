@@ -49,7 +49,7 @@ def test_a_mesh_that_the_plan_does_not_have_is_refused(tiny_job):
 
 FACTS = {"sglang": "0.5.23", "tensor_parallel": 2, "pipeline_parallel": 1, "data_parallel": 1, "dp_attention": 2,
          "expert_parallel": 2, "dp_lm_head": True, "dtype": "bfloat16", "quantization": None, "moe_backends": ["triton"],
-         "swiglu_interleaved": False, "expert_location": "trivial", "expert_rebalancing": False}
+         "swiglu_interleaved": False, "mm_encoder_tp_mode": "weights", "expert_location": "trivial", "expert_rebalancing": False}
 
 
 @pytest.mark.parametrize("facts, requirements, refusal", [
@@ -79,6 +79,30 @@ def test_a_worker_names_the_destination_of_its_job():
         '"moe_backend": "triton_kernel"}, dtype bfloat16, quantization fp8')
 
 
+@pytest.mark.parametrize("mode, wanted", [("weights", '"vision": true}'), ("data", '"vision": true, "mm_encoder_tp_mode": "data"}')])
+def test_the_jobs_side_says_how_the_engine_holds_its_tower(tower_job, tmp_path, monkeypatch, mode, wanted):
+    plan = refit.compile({**tower_job, "destination": {"layout": "sglang"}})
+    plan.save(tmp_path / "plan.refit")
+    engine = Engine(plan, 1, 1, monkeypatch, mode)
+    weights = {name: np.zeros(info.shape, np.float32) for name, info in plan.tensors(0).items()}
+
+    def refused():
+        trainer = refit.Executor(plan, 0, fabric=engine.renewed_fabric())
+        with concurrent.futures.ThreadPoolExecutor(1) as trainers:
+            bound = trainers.submit(trainer.bind, weights, timeout=20)
+            (reply,) = engine.ask(op="init", plan=str(tmp_path / "plan.refit"), meeting="00", timeout=20)
+            assert isinstance(bound.exception(), refit.Error)
+        return reply["error"]
+
+    engine.tensors[0]["visual.extra.weight"] = np.zeros(4, np.float32)
+    error = refused()
+    assert 'unexpected: "visual.extra.weight"' in error and wanted in error
+    for name in [name for name in engine.tensors[0] if name.startswith("visual.")]:
+        del engine.tensors[0][name]  # --language-model-only
+    error = refused()
+    assert 'missing: "visual.' in error and "vision" not in error.partition("this worker is")[2]
+
+
 def test_hooks_that_this_sglang_does_not_have_say_so():
     model = types.SimpleNamespace(named_modules=lambda: [("gate", types.SimpleNamespace())])
     hooks = refit.sglang.hooks_of(model)
@@ -103,10 +127,10 @@ def test_the_routers_copy_is_written_where_captured_graphs_read_it():
 class Engine:
     """Every rank's Worker; requests reach stage after stage, and what a stage answers first is the reply."""
 
-    def __init__(self, plan, stages, tensor_parallel, monkeypatch):
+    def __init__(self, plan, stages, tensor_parallel, monkeypatch, mm_encoder_tp_mode="weights"):
         monkeypatch.setitem(sys.modules, "sglang", types.SimpleNamespace(__version__="0.5.23"))
         self.plan = plan
-        self.fabric = refit.LocalFabric(plan.world_size)
+        self.renewed_fabric()
         executor = refit.Executor
         monkeypatch.setattr(refit.sglang, "Executor",
                             lambda plan, rank, device, rendezvous: executor(plan, rank, fabric=self.fabric))
@@ -134,9 +158,15 @@ class Engine:
                 barrier.wait(timeout)
                 return replies
 
-            self.workers.append(refit.sglang.Worker(runner, parallel, gather))
+            chosen = {"mm_encoder_tp_mode": mm_encoder_tp_mode, "expert_location": "trivial", "expert_rebalancing": False}
+            self.workers.append(refit.sglang.Worker(runner, parallel, gather, lambda: chosen))
         self.stages = [self.workers[i * tensor_parallel:(i + 1) * tensor_parallel] for i in range(stages)]
         self.pool = concurrent.futures.ThreadPoolExecutor(ranks)
+
+    def renewed_fabric(self):
+        """Where ranks meet anew."""
+        self.fabric = refit.LocalFabric(self.plan.world_size)
+        return self.fabric
 
     def request(self, **fields):
         """Each stage gets it when the one before is done with it, as in SGLang's event_loop_pp."""

@@ -188,6 +188,13 @@ def test_a_worker_binds_the_vision_tower_that_a_plan_moves(tower_job, monkeypatc
     assert "unexpected: \"visual.extra.weight\"" in error
     assert '"vision": true, "mm_encoder_tp_mode": "data"}' in error
 
+    # An engine that was started with language_model_only has the tower's name alone.
+    for name in [name for name in live if name.startswith("visual.")]:
+        del live[name]
+    error = together(lambda: trainer.bind(weights, timeout=20), lambda: worker.refit_bind(timeout=20))[1]["error"]
+    assert "missing: \"visual.blocks.0.attn.qkv.weight\"" in error
+    assert "vision" not in error.partition("this worker is")[2]
+
 
 def test_a_worker_asks_for_a_dense_refit_and_tells_how_it_went(trainer_and_worker):
     plan, trainer, worker, bound, reply = trainer_and_worker("triton", "TRITON", delta=True)
