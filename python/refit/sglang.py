@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import datetime
 import http.client
 import importlib
@@ -227,6 +228,9 @@ class Worker:
     def update_ended(self, version: Optional[str]) -> None:
         self._recorded = [version]
 
+    def moves_tower(self) -> bool:
+        return self.executor is not None and bool(workers.moved_towers(TOWERS, self.executor))
+
     def _wait(self) -> None:
         if self._thread is not None:
             self._thread.join()
@@ -356,6 +360,8 @@ def _answer(worker: Worker, manager: Any, request: Any, fields: Mapping[str, Any
         return [], f'weight_version came with op "{fields["op"]}"; wanted with {{"op": "wait"}}, which ends an update'
     replies = worker.handle(fields)
     if fields["op"] == "wait" and worker.ends_update(request.weight_version):
+        if worker.moves_tower() and (error := _forget_images()):
+            return replies, error
         manager.record_weight_version_after_update(request.weight_version)
         flushed, error = manager.flush_cache_after_weight_update(request, True, "")
         if flushed:
@@ -365,6 +371,22 @@ def _answer(worker: Worker, manager: Any, request: Any, fields: Mapping[str, Any
     if request.weight_version is not None and not any(reply["error"] for reply in replies or ()):
         return replies, f'weight_version "{request.weight_version}" came, but no update is there to end'
     return replies, ""
+
+
+def _forget_images() -> str:
+    """Empties this scheduler's cache of what the vision tower made of images, which SGLang's flush leaves alone. Returns why not, or
+    ""."""
+    for name in ("mm_schedule", "mm_utils"):  # the latter in older releases
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(f"sglang.srt.managers.{name}")
+            if hasattr(module, "embedding_cache"):
+                if module.embedding_cache is not None:
+                    module.embedding_cache.clear()
+                return ""
+    if os.environ.get("SGLANG_VLM_CACHE_SIZE_MB") == "0":
+        return ""
+    return ("the weights are in place, but not found is where this SGLang caches what its old vision tower made of images: set "
+            "SGLANG_VLM_CACHE_SIZE_MB=0 for the server")
 
 
 class _Gather:

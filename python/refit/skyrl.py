@@ -96,6 +96,8 @@ class Sender(WeightTransferSender):
             await self._ask("refit_init", plan=self._options.plan, meeting=meeting.hex(), timeout=timeout)
             self._engines_joined = meeting
         await self._ask("refit_update", timeout=timeout, check=self._options.check)
+        # SkyRL resets the prefix cache alone; this one holds what the old vision tower made of images.
+        await asyncio.gather(*[self._client._call_server(url, "/reset_encoder_cache") for url in self._client.server_urls])
 
     async def _ask(self, method: str, **arguments: Any) -> None:
         """Calls a method of `refit.vllm.WorkerExtension` on all workers of all engines, and raises what they tell."""

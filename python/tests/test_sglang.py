@@ -321,6 +321,48 @@ def test_a_version_is_recorded_when_all_stages_have_ended(plan_file, monkeypatch
         assert manager.done == ["7", "flushed"] * stages
 
 
+class Embeddings(dict):
+    """SGLang's MultiModalStaticCache."""
+
+
+@pytest.mark.parametrize("module", ["mm_schedule", "mm_utils"])  # the latter in releases before 0.5.23
+@pytest.mark.parametrize("vision", [True, False])
+def test_embeddings_of_images_go_with_the_tower_that_made_them(tower_job, tmp_path, monkeypatch, module, vision):
+    side = {"vision": True} if vision else {}
+    plan = refit.compile({**tower_job, "source": {"layout": "fsdp", "vision": vision}, "destination": {"layout": "sglang", **side}})
+    plan.save(tmp_path / "plan.refit")
+    engine = Engine(plan, 1, 1, monkeypatch)
+    cache = Embeddings({7: "of the old weights"})
+    monkeypatch.setitem(sys.modules, "sglang", types.ModuleType("sglang"))
+    for name in ("sglang.srt", "sglang.srt.managers", "sglang.srt.managers.mm_schedule", "sglang.srt.managers.mm_utils"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["sglang"].__version__ = "0.5.23"
+    sys.modules[f"sglang.srt.managers.{module}"].embedding_cache = cache
+    manager, trainer = Manager(), refit.Executor(plan, 0, fabric=engine.fabric)
+    weights = {name: np.zeros(info.shape, np.float32) for name, info in plan.tensors(0).items()}
+
+    def ask(op, version=None, **fields):
+        request = types.SimpleNamespace(weight_version=version)
+        return refit.sglang._answer(engine.workers[0], manager, request, {"op": op, "timeout": 20, **fields})
+
+    with concurrent.futures.ThreadPoolExecutor(1) as trainers:
+        bound = trainers.submit(trainer.bind, weights, timeout=20)
+        ask("init", plan=str(tmp_path / "plan.refit"), meeting="00")
+        bound.result()
+        ask("wait")
+        ran = trainers.submit(trainer.run, timeout=20)
+        ask("update")
+        ran.result()
+    assert cache  # until all ranks have the new weights
+    assert ask("wait", "7")[1] == "" and manager.done == ["7", "flushed"]
+    assert len(cache) == (0 if vision else 1)
+    if vision:  # in a release that has it elsewhere
+        del sys.modules[f"sglang.srt.managers.{module}"].embedding_cache
+        assert "set SGLANG_VLM_CACHE_SIZE_MB=0" in ask("wait", "7")[1]
+        monkeypatch.setenv("SGLANG_VLM_CACHE_SIZE_MB", "0")
+        assert ask("wait", "7")[1] == ""
+
+
 def test_work_that_ends_without_a_reply_is_not_told_as_the_one_before(plan_file, monkeypatch):
     path = plan_file(pipeline_parallel=2)
     engine = Engine(refit.Plan.load(path), 2, 1, monkeypatch)

@@ -145,7 +145,22 @@ def refitted(arguments, family, sizes):
     print(f"{arguments.case}: {first}, again after a refit that failed", flush=True)
 
 
+def forget_images():
+    """SGLang's own cache of what a vision tower computed is emptied; no tower runs here."""
+    import torch
+    from sglang.srt.managers import mm_schedule
+    from sglang.srt.mem_cache.multimodal_cache import EmbeddingResult
+
+    import refit.sglang
+
+    mm_schedule.init_mm_embedding_cache(1 << 20)
+    assert mm_schedule.embedding_cache.set(7, EmbeddingResult(embedding=torch.ones(4)))
+    assert refit.sglang._forget_images() == ""
+    assert not mm_schedule.embedding_cache.has(7) and mm_schedule.embedding_cache.current_size == 0
+
+
 def run(cases):
+    forget_images()
     for case in cases:
         family, sizes = CASES[case]
         with tempfile.TemporaryDirectory(prefix="refit-sglang-") as scratch:

@@ -131,7 +131,7 @@ class Engine:
         self.worker = refit.vllm.WorkerExtension()
         self.worker.vllm_config, self.worker.device, self.worker.rank = vllm_facts(), "cpu", 0
         self.worker.model_runner = types.SimpleNamespace(model=module_of(plan, TRAINERS + number))
-        self.resets = 0
+        self.resets = self.refits_at_encoder_reset = 0
 
     async def collective_rpc(self, method, timeout, args, kwargs):
         return [await asyncio.to_thread(getattr(self.worker, method), *args, **kwargs)]
@@ -139,6 +139,9 @@ class Engine:
     async def reset_prefix_cache(self, *_, **__):
         self.resets += 1
         return True
+
+    async def reset_encoder_cache(self):
+        self.refits_at_encoder_reset = self.worker._refit.refits
 
 
 def serve_engine(pipe, path, number):
@@ -155,7 +158,8 @@ def serve_engine(pipe, path, number):
         time.sleep(0.01)
     pipe.send("http://127.0.0.1:%d" % listening.getsockname()[1])
     for step, in iter(pipe.recv, None):
-        pipe.send((differences(plan, engine.worker.model_runner.model, TRAINERS + number, step), engine.resets))
+        pipe.send((differences(plan, engine.worker.model_runner.model, TRAINERS + number, step), engine.resets,
+                   engine.refits_at_encoder_reset))
 
 
 def on_all(ranks, *messages):
@@ -199,14 +203,14 @@ def run(path):
         for step in (1, 2):
             answers = on_all(trainers, ("update", step))
             assert answers == [None, None], answers
-            assert on_all(engines, (step,)) == [([], step)] * ENGINES
+            assert on_all(engines, (step,)) == [([], step, step)] * ENGINES
         # An update that fails is told on all ranks, and the next one succeeds.
         answers = on_all(trainers, ("update", 3), ("move", 3))
         assert "more tensors are at other addresses than at the first update" in answers[1], answers
         assert "the engine: WorkerError: 2 of 2 workers failed" in answers[0], answers
         answers = on_all(trainers, ("update", 4))
         assert answers == [None, None], answers
-        assert [wrong for wrong, _ in on_all(engines, (4,))] == [[], []]
+        assert [wrong for wrong, *_ in on_all(engines, (4,))] == [[], []]
     for options, updates in ((DELTAS, DELTA_UPDATES), (BITMAPS, BITMAP_UPDATES)):
         plan_of(TRAINERS, options, replicas=ENGINES).save(path)
         with world(path, options is BITMAPS) as (trainers, engines):
@@ -217,7 +221,7 @@ def run(path):
                     on_all(trainers[-1:], ("ask_dense", None))
                 answers = on_all(trainers, ("update", step))
                 assert answers == [None, None], answers
-                assert [wrong for wrong, _ in on_all(engines, (step,))] == [[], []]
+                assert [wrong for wrong, *_ in on_all(engines, (step,))] == [[], []]
                 check_reports(on_all(trainers, ("report", None)), update)
     print(f"| SkyRL {importlib.metadata.version('skyrl')} | 2 FSDP2 trainers, 2 engines of vLLM | 4 updates, one of which fails; 8 with deltas, 3 with bitmaps | equal |")
 
