@@ -10,6 +10,12 @@
 namespace refit {
 namespace {
 
+// The reason of what is moved or filled.
+constexpr fb::SkipReason kNone = fb::SkipReason::kUnspecified;
+
+bool IsSkip(fb::SkipReason reason) { return reason != kNone; }
+bool IsNoSkip(fb::SkipReason reason) { return reason == kNone; }
+
 // A loop of a fragment or region, in virtual elements. Unlike a copy's it may
 // run on from one tensor of the stack into the next.
 struct VirtualLoop {
@@ -108,7 +114,8 @@ CopyStride TensorTable::StrideOf(size_t slot, uint64_t stride) const {
   return {.bytes = stride * DTypeBytes(stack.dtype())};
 }
 
-std::vector<bool> TensorTable::WithPart(bool skipped) const {
+std::vector<bool> TensorTable::WithPart(
+    absl::FunctionRef<bool(fb::SkipReason)> of_reason) const {
   std::vector<bool> with(size(), false);
   for (size_t slot = 0; slot < stacks(); ++slot) {
     const fb::Buffer& stack = buffer(slot);
@@ -121,24 +128,23 @@ std::vector<bool> TensorTable::WithPart(bool skipped) const {
     };
     if (stack.regions() != nullptr) {
       for (const fb::Region* region : *stack.regions()) {
-        if ((region->kind() == fb::RegionKind::kSkip) == skipped) mark(*region);
+        const bool skips = region->kind() == fb::RegionKind::kSkip;
+        if (of_reason(skips ? region->reason() : kNone)) mark(*region);
       }
     }
     if (stack.fragments() == nullptr) continue;
     for (const fb::Fragment* fragment : *stack.fragments()) {
       const fb::Param& param = *body_.params()->Get(fragment->param());
-      if ((param.skip() != fb::SkipReason::kUnspecified) == skipped) {
-        mark(*fragment);
-      }
+      if (of_reason(param.skip())) mark(*fragment);
     }
   }
   return with;
 }
 
 std::vector<bool> TensorTable::Skipped() const {
-  std::vector<bool> skipped = WithPart(/*skipped=*/true);
+  std::vector<bool> skipped = WithPart(IsSkip);
   // One element that the refit moves or fills makes its tensor needed.
-  const std::vector<bool> needed = WithPart(/*skipped=*/false);
+  const std::vector<bool> needed = WithPart(IsNoSkip);
   for (size_t i = 0; i < skipped.size(); ++i) {
     skipped[i] = skipped[i] && !needed[i];
   }
@@ -146,10 +152,18 @@ std::vector<bool> TensorTable::Skipped() const {
 }
 
 std::vector<bool> TensorTable::PartlySkipped() const {
-  std::vector<bool> partly = WithPart(/*skipped=*/true);
-  const std::vector<bool> needed = WithPart(/*skipped=*/false);
+  std::vector<bool> partly = WithPart(IsSkip);
+  const std::vector<bool> needed = WithPart(IsNoSkip);
   for (size_t i = 0; i < partly.size(); ++i) partly[i] = partly[i] && needed[i];
   return partly;
+}
+
+std::vector<bool> TensorTable::LeftAlone() const {
+  // Of the other reasons the worker derives the elements or never reads them.
+  return WithPart([](fb::SkipReason reason) {
+    return reason == fb::SkipReason::kExcluded ||
+           reason == fb::SkipReason::kFrozen;
+  });
 }
 
 void TensorTable::ForEachPostHook(

@@ -44,6 +44,9 @@ class TensorTable {
   std::vector<bool> Skipped() const;
   // By entry: whether the refit writes a part of the tensor, but not all of it.
   std::vector<bool> PartlySkipped() const;
+  // By entry: whether the tensor has elements that the worker needs and the
+  // refit leaves as they are: excluded or frozen ones.
+  std::vector<bool> LeftAlone() const;
 
   // What the plan asks for after it wrote the tensors, tensor by tensor; of one
   // tensor in the order in which it is to be done. Not of skipped tensors.
@@ -55,8 +58,10 @@ class TensorTable {
   std::set<std::string> PostHookNames() const;
 
  private:
-  // By entry: whether some part of the tensor is skipped, or is not.
-  std::vector<bool> WithPart(bool skipped) const;
+  // By entry: whether `of_reason` is true for some part of the tensor. A part
+  // that is not skipped has the reason kUnspecified.
+  std::vector<bool> WithPart(
+      absl::FunctionRef<bool(fb::SkipReason)> of_reason) const;
 
   const fb::Body& body_;
   const fb::RankProgram& program_;

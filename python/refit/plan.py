@@ -240,6 +240,10 @@ class Plan:
         """Names among `tensors(rank)` that the plan declares as skips: no refit reads or writes them."""
         return set(self._file.skipped(rank))
 
+    def left_alone(self, rank: int) -> set[str]:
+        """Names among `tensors(rank)` with elements that the worker needs and no refit writes: options.exclude names them."""
+        return set(self._file.left_alone(rank))
+
     def post_hooks(self, rank: int) -> list[PostHook]:
         """What is done to tensors of `rank` after each refit, in order. `bind(…, hooks=…)` takes those that are not the
         executor's."""

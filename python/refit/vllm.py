@@ -44,6 +44,9 @@ BACKEND = "refit"
 DERIVED = {name: "derive-latent-projections" for name in
            ("W_UV", "W_UK_T", "W_UK_T_dcp_qrep", "W_K", "W_K_scale", "W_V", "W_V_scale")}
 
+# Buffers of vLLM's attention. They are saved with a model, and vLLM sets them after it loaded one, in whatever way.
+SCALES = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale")
+
 # Backends of unquantized experts, and the job's "moe_backend" that has their order of w13 and w2. Others reorder these as no
 # plan does, behind the same shapes.
 MOE_BACKENDS = {"TRITON": "triton", "BATCHED_TRITON": "triton", "FLASHINFER_CUTLASS": "flashinfer_cutlass"}
@@ -76,10 +79,10 @@ def rank_in_plan(plan: Plan, parallel: Any, rank: int, engine: int = 0) -> int:
 
 
 def tensors_of(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The parameters that a refit may write, and the buffers. Not among them: what vLLM derives from others."""
+    """The parameters that a refit may write, and the buffers. Not among them: what vLLM derives from others or sets itself."""
     parameters = {name: tensor for name, tensor in model.named_parameters()
                   if name.rpartition(".")[2] not in DERIVED}
-    return parameters, dict(model.named_buffers())
+    return parameters, {name: tensor for name, tensor in model.named_buffers() if name.rpartition(".")[2] not in SCALES}
 
 
 def hooks_of(model: Any, act_dtype: Any = None) -> dict[str, Callable[[str, Any], None]]:
@@ -182,7 +185,8 @@ def bind_worker(executor: Executor, vllm_config: Any, model: Any, *, check_backe
     parameters, buffers = tensors_of(model)
     vision = workers.holds_moved_tower(parameters, towers, executor)
     workers.bind(executor, parameters, buffers, hooks_of(model, vllm_config.model_config.dtype), refusal=refusal,
-                 job_side=job_side(facts, vision), towers=towers, load_format=vllm_config.load_config.load_format, timeout=timeout)
+                 job_side=job_side(facts, vision), towers=towers, load_format=vllm_config.load_config.load_format,
+                 persistent=model.state_dict, timeout=timeout)
 
 
 class WorkerExtension:

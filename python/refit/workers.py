@@ -60,18 +60,22 @@ def rank_in_plan(plan: Plan, within: int, engine: int, *, tensor_parallel: int, 
 
 def bind(executor: Executor, parameters: Mapping[str, Any], buffers: Mapping[str, Any],
          hooks: Mapping[str, Optional[Callable[[str, Any], None]]], *, refusal: str, job_side: str,
-         towers: Sequence[str] = (), load_format: Any = "auto", timeout: float = TIMEOUT_SECONDS) -> None:
+         towers: Sequence[str] = (), load_format: Any = "auto", persistent: Callable[[], Iterable[str]] = tuple,
+         timeout: float = TIMEOUT_SECONDS) -> None:
     """Binds a worker's live tensors, also anew. With a `refusal` it binds none and raises it; else an error ends with `job_side`.
 
     `towers`: modules beside the language model. Those of which the plan names no parameter are left alone.
-    `load_format`: the engine's own, text or enum. With "dummy" a tower is refused: what no plan moves of it, as buffers that
-    normalize images, is random.
+    `load_format`: the engine's own, text or enum. With "dummy" it filled what `persistent` names, parameters and buffers of a
+    checkpoint, with random values; refused is what no refit writes of that.
     """
+    if getattr(load_format, "value", load_format) == "dummy" and not refusal:
+        known, saved = executor.plan.tensors(executor.rank), set(persistent())
+        filled = [name for name in buffers if name in saved]
+        random = left_alone([*parameters, *[name for name in filled if name in known]], towers, executor)
+        if random := random + [name for name in filled if name not in known]:
+            refusal = (f'load_format "dummy" filled {shown(random)} with random values, and no refit writes all of that: start the '
+                       'engine with load_format "auto"')
     held = without_towers(parameters, towers, executor)
-    of_towers = [name for name in parameters if name.startswith(tuple(f"{tower}." for tower in towers))]
-    if of_towers and getattr(load_format, "value", load_format) == "dummy" and not refusal:
-        refusal = (f'load_format "dummy" filled a vision tower with random values, "{of_towers[0]}" and {len(of_towers) - 1} more '
-                   'tensors, and buffers that no plan moves; start the engine with load_format "auto"')
     failure: Optional[Error] = None
     try:
         # Also a worker that is refused binds, nothing: the others would wait for it.
@@ -86,12 +90,28 @@ def bind(executor: Executor, parameters: Mapping[str, Any], buffers: Mapping[str
         raise failure
 
 
+def shown(names: Sequence[str]) -> str:
+    return f'"{names[0]}"' + (f" and {len(names) - 1} more tensors" if len(names) > 1 else "")
+
+
+def left_alone(names: Iterable[str], towers: Sequence[str], executor: Executor) -> list[str]:
+    """Those of a worker's tensors `names` with elements that no refit writes: of towers that the plan does not move, and what
+    options.exclude names."""
+    unmoved, excluded = unmoved_towers(towers, executor), executor.plan.left_alone(executor.rank)
+    return [name for name in names if name.startswith(unmoved) or name in excluded]
+
+
 def without_towers(parameters: Mapping[str, Any], towers: Sequence[str], executor: Executor) -> Mapping[str, Any]:
     """The parameters but those under modules of `towers` of which the plan names none. Of a tower that it moves it has to name
     all: what it skips, it declares."""
+    unmoved = unmoved_towers(towers, executor)
+    return {name: tensor for name, tensor in parameters.items() if not name.startswith(unmoved)}
+
+
+def unmoved_towers(towers: Sequence[str], executor: Executor) -> tuple[str, ...]:
+    """How names of the others begin."""
     moved = moved_towers(towers, executor)
-    left_alone = tuple(f"{tower}." for tower in towers if tower not in moved)
-    return {name: tensor for name, tensor in parameters.items() if not name.startswith(left_alone)}
+    return tuple(f"{tower}." for tower in towers if tower not in moved)
 
 
 def moved_towers(towers: Sequence[str], executor: Executor) -> list[str]:

@@ -182,19 +182,30 @@ std::map<std::string, std::string> Requirements(const PlanFile& plan,
 }
 
 // The names of a rank's tensors that no refit reads or writes.
-std::vector<std::string> Skipped(const PlanFile& plan, int32_t rank) {
-  CheckRank(plan, rank);
-  const TensorTable table(plan, rank);
-  const std::vector<bool> skipped = table.Skipped();
+// The names of the worker's tensors at entries that are set.
+std::vector<std::string> NamesOf(const TensorTable& table,
+                                 const std::vector<bool>& entries) {
   std::vector<std::string> names;
   for (size_t slot = 0; slot < table.workers_stacks(); ++slot) {
     for (uint64_t entry = table.begin(slot); entry < table.begin(slot + 1);
          ++entry) {
-      if (!skipped[entry]) continue;
+      if (!entries[entry]) continue;
       names.push_back(table.Name(slot, entry - table.begin(slot)));
     }
   }
   return names;
+}
+
+std::vector<std::string> Skipped(const PlanFile& plan, int32_t rank) {
+  CheckRank(plan, rank);
+  const TensorTable table(plan, rank);
+  return NamesOf(table, table.Skipped());
+}
+
+std::vector<std::string> LeftAlone(const PlanFile& plan, int32_t rank) {
+  CheckRank(plan, rank);
+  const TensorTable table(plan, rank);
+  return NamesOf(table, table.LeftAlone());
 }
 
 // Tensor, name, detail, and whether an executor does it where the caller does
@@ -342,6 +353,7 @@ void BindPlan(nb::module_& module) {
       .def("tensors", &Tensors, nb::arg("rank"))
       .def("requirements", &Requirements, nb::arg("rank"))
       .def("skipped", &Skipped, nb::arg("rank"))
+      .def("left_alone", &LeftAlone, nb::arg("rank"))
       .def("post_hooks", &PostHooks, nb::arg("rank"))
       .def("traffic", &TrafficOf)
       .def("verify", &Verify, nb::arg("progress").none())

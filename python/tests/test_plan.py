@@ -344,3 +344,21 @@ def test_text_of_a_tensor_that_is_not_there(tiny_job):
     for shown in (plan.text, plan.json):
         with pytest.raises(refit.NotFound, match='tensor "zzz": no param, buffer or skip of this plan has such a name'):
             shown(0, "zzz")
+
+
+def test_a_tensor_with_excluded_elements_is_left_alone(models):
+    def of(config, *excluded, **destination):
+        plan = refit.compile({"model": config, "source": {"layout": "fsdp"}, "destination": {"layout": "vllm", **destination},
+                              "options": {"exclude": list(excluded)}})
+        return plan.left_alone(1), plan.skipped(1)
+
+    dense = {**json.loads((models / "qwen3-0.6b.json").read_text()), "num_hidden_layers": 2}
+    fused = {f"model.layers.{layer}.self_attn.qkv_proj.weight" for layer in range(2)}
+    assert of(dense) == (set(), set())
+    assert of(dense, "*.k_proj.weight") == (fused, set())
+    assert of(dense, "model.layers.1.self_attn.?_proj.weight", "model.norm.weight")[0] == {
+        "model.layers.1.self_attn.qkv_proj.weight", "model.layers.1.self_attn.o_proj.weight", "model.norm.weight"}
+    # What the worker derives is no refit's to write.
+    latent = {**json.loads((models / "deepseek-v3.json").read_text()), "num_hidden_layers": 1, "first_k_dense_replace": 1}
+    left_alone, skipped = of(latent)
+    assert not left_alone and any(name.endswith(".W_UV") for name in skipped)

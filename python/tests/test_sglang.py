@@ -146,7 +146,8 @@ class Engine:
             self.tensors.append(arrays)
             parallel = types.SimpleNamespace(tp_rank=tensor, tp_size=tensor_parallel, pp_rank=stage, pp_size=stages,
                                              dp_rank=None, dp_size=1, attn_dp_size=1, moe_ep_size=1, enable_dp_lm_head=False)
-            model = types.SimpleNamespace(named_parameters=arrays.items, named_buffers=dict().items, named_modules=lambda: [])
+            model = types.SimpleNamespace(named_parameters=arrays.items, named_buffers=dict().items, named_modules=lambda: [],
+                                          state_dict=dict)
             runner = types.SimpleNamespace(model=model, device="cpu", gpu_id=0,
                                            load_config=types.SimpleNamespace(load_format="auto"),
                                            model_config=types.SimpleNamespace(dtype="torch.float32", quantization=None))

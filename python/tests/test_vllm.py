@@ -90,7 +90,7 @@ class Worker(refit.vllm.WorkerExtension):
         self.use(backend)
         tensors = arrays_of(plan, 1)
         self.model_runner = types.SimpleNamespace(model=types.SimpleNamespace(
-            named_parameters=tensors.items, named_buffers=dict().items,
+            named_parameters=tensors.items, named_buffers=dict().items, state_dict=lambda: tensors,
             named_modules=lambda: [("model.layers.0.mlp.experts", self.experts)]))
 
     def use(self, backend):
@@ -162,7 +162,16 @@ def test_a_worker_leaves_its_vision_tower_alone(trainer_and_worker):
     model._tower_model_names = ["visual"]
     assert bind_anew() == ""
     worker.vllm_config.load_config.load_format = "dummy"
-    assert 'load_format "dummy" filled a vision tower with random values, "visual.merger.weight"' in bind_anew()
+    assert 'load_format "dummy" filled "visual.merger.weight" with random values' in bind_anew()
+
+
+def test_a_plan_that_excludes_parameters_needs_a_loaded_engine(trainer_and_worker):
+    # One third of a fused tensor.
+    plan, trainer, worker, _, reply = trainer_and_worker("triton", "TRITON", exclude=["*.k_proj.weight"])
+    assert reply["error"] == "" and not plan.skipped(1)
+    worker.vllm_config.load_config.load_format = "dummy"
+    reply = together(lambda: trainer.bind(arrays_of(plan, 0), timeout=20), lambda: worker.refit_bind(timeout=20))[1]
+    assert 'load_format "dummy" filled "model.layers.0.self_attn.qkv_proj.weight" with random values' in reply["error"]
 
 
 def test_a_worker_binds_the_vision_tower_that_a_plan_moves(tower_job, monkeypatch):

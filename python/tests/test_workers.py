@@ -29,8 +29,9 @@ class Bound:
 
     rank = 3
 
-    def __init__(self, *planned):
-        self.plan = types.SimpleNamespace(tensors=lambda rank: dict.fromkeys(planned) if rank == 3 else {})
+    def __init__(self, *planned, excluded=()):
+        self.plan = types.SimpleNamespace(tensors=lambda rank: dict.fromkeys(planned) if rank == 3 else {},
+                                          left_alone=lambda rank: set(excluded) if rank == 3 else set())
 
     def bind(self, parameters, *_, **__):
         self.bound = list(parameters)
@@ -51,14 +52,28 @@ def test_a_tower_that_the_plan_does_not_move_is_left_alone(towers, planned, left
 
 
 @pytest.mark.parametrize("load_format", ["dummy", enum.Enum("LoadFormat", {"DUMMY": "dummy"}).DUMMY])
-def test_a_tower_of_random_weights_is_refused(load_format):
-    live = dict.fromkeys(["model.norm.weight", "visual.merger.weight", "visual.merger.bias"])
-    # A plan that moves the tower does not move its buffers, which are random too.
-    for executor in (Bound("model.norm.weight"), Bound(*live)):
-        with pytest.raises(BindError, match='^rank 3: load_format "dummy" .* "visual.merger.weight" and 1 more tensors, .* "auto"$'):
-            refit.workers.bind(executor, live, {}, {}, refusal="", job_side="", towers=["visual"], load_format=load_format)
-        assert executor.bound == []
-    refit.workers.bind(Bound(*live), live, {}, {}, refusal="", job_side="", load_format=load_format)
+@pytest.mark.parametrize("executor, live, buffers, random", [
+    # A tower that the plan does not move, a tensor that it excludes in part, a buffer that a checkpoint would fill.
+    (Bound("norm"), ["norm", "visual.weight", "visual.bias"], [], '"visual.weight" and 1 more tensors'),
+    (Bound("norm", "qkv", excluded=["qkv"]), ["norm", "qkv"], [], '"qkv"'),
+    (Bound("norm", "visual.weight"), ["norm", "visual.weight"], ["visual.mean", "visual.inv_freq"], '"visual.mean"'),
+    (Bound("norm", "visual.weight", "bias"), ["norm", "visual.weight"], ["bias", "visual.inv_freq"], None),
+    (Bound("norm", "bias", excluded=["bias"]), ["norm"], ["bias"], '"bias"'),
+])
+def test_random_values_that_no_refit_writes_are_refused(load_format, executor, live, buffers, random):
+    def bind(load_format):
+        refit.workers.bind(executor, dict.fromkeys(live), dict.fromkeys(buffers), {}, refusal="", job_side="", towers=["visual"],
+                           load_format=load_format, persistent=lambda: {name: 0 for name in [*live, *buffers] if "inv_freq" not in name})
+
+    bind("auto")
+    bound = executor.bound
+    if random is None:
+        bind(load_format)
+        assert executor.bound == bound
+        return
+    with pytest.raises(BindError, match=f'^rank 3: load_format "dummy" filled {random} with random .* load_format "auto"$'):
+        bind(load_format)
+    assert bound and executor.bound == []
 
 
 def test_a_refusal_is_told_whatever_else_failed():

@@ -3,7 +3,8 @@ must equal a fresh engine's.
 
     python sglang_cpu.py [--case NAME …]        (sglang.sh makes the environment that this needs)
 
-Of each case one engine loads checkpoint B, and another loads checkpoint A and is refitted. Engine, schedulers and trainer are
+Of each case one engine loads checkpoint B, and another loads checkpoint A, or random values where it has stages, and is refitted.
+Engine, schedulers and trainer are
 processes of their own. Then a refit fails by its deadline: one error has those of all ranks, and the engine stays paused. All
 bind anew, and the next refits must be equal again. SGLang has no kernels on this machine (sglang_site): it computes by torch.
 """
@@ -35,7 +36,7 @@ def plan_of(family, sizes):
                           "destination": {"layout": "sglang", **sizes}})
 
 
-def engine_of(checkpoint, sizes):
+def engine_of(checkpoint, sizes, load_format="auto"):
     import sglang
 
     # Else SGLang wants a NUMA node for each rank.
@@ -44,7 +45,7 @@ def engine_of(checkpoint, sizes):
     return sglang.Engine(
         model_path=str(checkpoint), device="cpu", attention_backend="torch_native", skip_tokenizer_init=True,
         disable_cuda_graph=True, max_total_tokens=1024, context_length=64, max_running_requests=4, random_seed=0,
-        log_level="error", mem_fraction_static=0.1, tp_size=sizes.get("tensor_parallel", 1),
+        log_level="error", load_format=load_format, mem_fraction_static=0.1, tp_size=sizes.get("tensor_parallel", 1),
         pp_size=sizes.get("pipeline_parallel", 1))
 
 
@@ -122,7 +123,7 @@ def refitted(arguments, family, sizes):
     plan = plan_of(family, sizes)
     plan.save(arguments.work / "plan.refit")
     trainer = Trainer(plan)
-    engine = engine_of(arguments.work / "a", sizes)
+    engine = engine_of(arguments.work / "a", sizes, "dummy" if ranks > 1 else "auto")
     before = tokens_of(engine)
     wanted = torch.load(arguments.work / "fresh.pt")
 

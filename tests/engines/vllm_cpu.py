@@ -2,8 +2,8 @@
 
     python vllm_cpu.py [--family NAME …] [--path extension|backend …]
 
-For each family two processes are started: an engine that loads checkpoint B, and one that loads checkpoint A, generates,
-is refitted to B by a trainer thread of its process, and generates again. Checkpoints are random; their names and shapes are
+For each family two processes are started: an engine that loads checkpoint B, and one that loads checkpoint A (by the backend: random
+values, load_format "dummy"), generates, is refitted to B by a trainer thread of its process, and generates again. Checkpoints are random; their names and shapes are
 those of the plan's source.
 """
 import argparse
@@ -230,7 +230,7 @@ def refitted(arguments):
 
     plan = plan_of(arguments.family, delta={"changes": "snapshot" if arguments.path == "extension" else "bitmap"})
     options = ({"worker_extension_cls": "refit.vllm.WorkerExtension"} if arguments.path == "extension" else
-               {"weight_transfer_config": {"backend": "refit"}})
+               {"weight_transfer_config": {"backend": "refit"}, "load_format": "dummy"})
     llm = engine_of(arguments.work / "a", **options)
     before = [list(t) for t in generated(llm)]
     sources = [weights_of(plan, seed) for seed in (3, 2)]  # another model first, then B
