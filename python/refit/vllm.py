@@ -20,9 +20,9 @@ import inspect
 import os
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
-from refit import workers
+from refit import vllm_sleep, workers
 from refit.check import Report
-from refit.errors import InvalidArgument
+from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.plan import Plan
 from refit.rendezvous import from_unique_id
@@ -31,7 +31,8 @@ from refit.workers import Reply, WorkerError, checked
 __all__ = [
     "BACKEND", "DERIVED", "MOE_BACKENDS", "WorkerError", "WorkerExtension", "bind", "bind_async", "bind_worker", "checked", "close",
     "close_async", "compare", "compare_async", "facts", "facts_async", "facts_of", "hooks_of", "init", "init_async", "join_worker",
-    "load_plan", "rank_in_plan", "refusal_of", "register", "tensors_of", "update", "update_async",
+    "load_plan", "rank_in_plan", "refusal_after_sleep", "refusal_of", "register", "run_worker", "tensors_of", "towers_of", "update",
+    "update_async",
 ]
 
 # Where ranks meet: the bytes of a unique id, or these as hex, or what threads of one process share.
@@ -83,6 +84,11 @@ def tensors_of(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     parameters = {name: tensor for name, tensor in model.named_parameters()
                   if name.rpartition(".")[2] not in DERIVED}
     return parameters, {name: tensor for name, tensor in model.named_buffers() if name.rpartition(".")[2] not in SCALES}
+
+
+def towers_of(model: Any) -> list[str]:
+    """What vLLM built beside the language model."""
+    return list(getattr(model, "_tower_model_names", ()))
 
 
 def hooks_of(model: Any, act_dtype: Any = None) -> dict[str, Callable[[str, Any], None]]:
@@ -181,12 +187,30 @@ def bind_worker(executor: Executor, vllm_config: Any, model: Any, *, check_backe
     """Binds a vLLM worker's live model, also anew."""
     facts = facts_of(vllm_config, model)
     refusal = refusal_of(facts, executor.plan.requirements(executor.rank)) if check_backends else ""
-    towers = list(getattr(model, "_tower_model_names", ()))
+    refusal = refusal or refusal_after_sleep(executor, model)
+    towers = towers_of(model)
     parameters, buffers = tensors_of(model)
     vision = workers.holds_moved_tower(parameters, towers, executor)
     workers.bind(executor, parameters, buffers, hooks_of(model, vllm_config.model_config.dtype), refusal=refusal,
                  job_side=job_side(facts, vision), towers=towers, load_format=vllm_config.load_config.load_format,
                  persistent=model.state_dict, timeout=timeout)
+
+
+def run_worker(executor: Executor, model: Any, *, timeout: float, check: bool, dense: bool) -> None:
+    """One refit of a worker. If sleep took more than it brings back, the error comes after it: the other ranks would wait."""
+    executor.run(timeout=timeout, check=check, dense=dense)
+    if refusal := refusal_after_sleep(executor, model):
+        raise FailedPrecondition(refusal)
+
+
+def refusal_after_sleep(executor: Executor, model: Any) -> str:
+    """Why the worker may not serve what the plan's refits make of it, or ""."""
+    discarded = vllm_sleep.discarded(model)
+    lost = workers.left_alone([name for name in tensors_of(model)[0] if name in discarded], towers_of(model), executor)
+    return "" if not lost else (
+        f"vLLM slept at level 2 (or at an unknown level, before refit_init), which discarded {workers.shown(lost)}, and no refit writes "
+        "all of that: sleep at level 1, or keep these by sleep_preserve_parameter_names; under verl set rollout.free_cache_engine=False. "
+        "reload_weights loads them again")
 
 
 class WorkerExtension:
@@ -207,6 +231,7 @@ class WorkerExtension:
         number. An executor of an earlier meeting is closed."""
         def init() -> None:
             worker: Any = self
+            vllm_sleep.watch(worker)
             if self._refit is not None:
                 self._refit.close()
                 self._refit = None
@@ -220,7 +245,8 @@ class WorkerExtension:
                      dense: bool = False) -> Reply:
         """One refit, post-hooks included. `check` and `dense`: as `Executor.run` has them."""
         def update() -> None:
-            self._refit_executor().run(timeout=timeout, check=check, dense=dense)
+            worker: Any = self
+            run_worker(self._refit_executor(), worker.model_runner.model, timeout=timeout, check=check, dense=dense)
             self._refit_version = version
         return self._refit_reply(update)
 

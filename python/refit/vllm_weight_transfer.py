@@ -21,11 +21,12 @@ import torch
 from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeightTransferEngine, WeightTransferEngine,
                                                    WeightTransferInitInfo, WeightTransferUpdateInfo)
 
+from refit import vllm_sleep
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, join
 from refit.tensors import view
 from refit.trainers import together
-from refit.vllm import BACKEND, join_worker, load_plan
+from refit.vllm import BACKEND, join_worker, load_plan, run_worker
 
 
 @dataclasses.dataclass
@@ -56,6 +57,10 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
     supports_draft_weight_update = False
     executor: Optional[Executor] = None
 
+    def __init__(self, config: Any, vllm_config: Any, *others: Any, **more: Any):
+        super().__init__(config, vllm_config, *others, **more)
+        vllm_sleep.watch_class(vllm_config)  # a worker makes its engine when it loads its model
+
     def init_transfer_engine(self, init_info: RefitInitInfo) -> None:
         def init() -> None:
             self.shutdown()  # of an earlier meeting
@@ -74,7 +79,7 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
     def receive_weights(self, update_info: RefitUpdateInfo) -> None:
         if self.executor is None:
             raise FailedPrecondition("init_transfer_engine was not called, or failed")
-        self.executor.run(timeout=update_info.timeout, check=update_info.check, dense=update_info.dense)
+        run_worker(self.executor, self.model, timeout=update_info.timeout, check=update_info.check, dense=update_info.dense)
 
     def finish_weight_update(self) -> None:
         """Nothing to finish."""

@@ -174,6 +174,81 @@ def test_a_plan_that_excludes_parameters_needs_a_loaded_engine(trainer_and_worke
     assert 'load_format "dummy" filled "model.layers.0.self_attn.qkv_proj.weight" with random values' in reply["error"]
 
 
+@pytest.fixture
+def sleeper(trainer_and_worker):
+    """A worker that holds a tower, and its trainer, whose plan leaves the tower and one third of a fused tensor alone."""
+    class Sleeper(Worker):
+        """Of vLLM's worker what sleeps and wakes up."""
+
+        def sleep(self, level=1):
+            self.slept = level
+
+        def reload_weights(self, weights_iterator=None, weights_path=None):
+            self.slept = 0
+
+    def make(**facts):
+        plan, trainer, older, _, _ = trainer_and_worker("triton", "TRITON", exclude=["*.k_proj.weight"])
+        worker = Sleeper(plan, "TRITON")
+        worker.__dict__.update(facts)
+        worker.vllm_config.model_config.enable_sleep_mode = True
+        model = worker.model_runner.model
+        model._tower_model_names = ["visual"]
+        live = {**arrays_of(plan, 1), "visual.merger.weight": np.zeros(4, "float32")}
+        model.named_parameters = live.items
+        older.refit_close()
+        fabric = refit.LocalFabric(2)
+        trainer = refit.Executor(plan, 0, fabric=fabric)
+        reply = together(lambda: trainer.bind(arrays_of(plan, 0), timeout=20), lambda: worker.refit_init(plan, fabric, timeout=20))[1]
+
+        def ask(method):
+            own = trainer.run if method == "refit_update" else lambda timeout: trainer.bind(arrays_of(plan, 0), timeout=timeout)
+            return together(lambda: own(timeout=20), lambda: getattr(worker, method)(timeout=20))[1]["error"]
+
+        return worker, ask, reply["error"]
+    return make
+
+
+LOST = ('which discarded "model.layers.0.self_attn.qkv_proj.weight" and 1 more tensors, and no refit writes all of '
+        "that: sleep at level 1")
+
+
+def test_what_sleep_discards_and_no_refit_writes_is_refused(sleeper):
+    worker, ask, error = sleeper(_sleep_mode_backend=None)
+    assert error == ask("refit_update") == ""
+    worker.sleep(1)
+    worker.sleep(level=1)
+    assert worker.slept == 1
+    assert ask("refit_bind") == ask("refit_update") == ""
+    worker.sleep(level=2)
+    assert worker.slept == 2
+    # All ranks' refit ends: a worker that did not come would be waited for.
+    assert LOST in ask("refit_update") and worker._refit.refits == 3
+    assert LOST in ask("refit_bind")
+    worker.reload_weights(weights_iterator=iter([]))
+    assert LOST in ask("refit_bind")
+    worker.reload_weights()
+    assert worker.slept == 0
+    assert ask("refit_bind") == ask("refit_update") == ""
+
+
+def test_what_sleep_keeps_is_served(sleeper):
+    worker, ask, _ = sleeper(_sleep_mode_backend=None)
+    worker.vllm_config.model_config.sleep_preserve_parameter_names = ["visual.*", "*.qkv_proj.*"]
+    worker.sleep(2)
+    assert ask("refit_bind") == ask("refit_update") == ""
+    worker.vllm_config.model_config.sleep_preserve_parameter_names = ["visual.*"]
+    worker.sleep(2)
+    assert LOST.replace(" and 1 more tensors", "") in ask("refit_bind")
+
+
+def test_a_worker_that_slept_before_it_was_watched_is_refused(sleeper):
+    assert LOST in sleeper(_sleep_mode_backend="cumem")[2]
+
+
+def test_a_release_that_does_not_tell_whether_it_slept_is_refused(sleeper):
+    assert LOST in sleeper()[2]
+
+
 def test_a_worker_binds_the_vision_tower_that_a_plan_moves(tower_job, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(__version__="0.32.0"))
     plan = refit.compile(tower_job)

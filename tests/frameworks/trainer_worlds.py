@@ -136,9 +136,12 @@ def differences(plan, module, rank, step):
 def vllm_facts(rank=0, tensor_parallel=1):
     """The configuration of a vLLM engine's worker, as refit.vllm reads it."""
     parallel = types.SimpleNamespace(tensor_parallel_size=tensor_parallel, pipeline_parallel_size=1, data_parallel_size=1,
-                                     data_parallel_index=0, world_size=tensor_parallel, rank=rank)  # fmt: skip
+                                     data_parallel_index=0, world_size=tensor_parallel, rank=rank,
+                                     worker_cls="vllm.v1.worker.gpu_worker.Worker")  # fmt: skip
     return types.SimpleNamespace(parallel_config=parallel, load_config=types.SimpleNamespace(load_format="auto"),
-                                 model_config=types.SimpleNamespace(dtype=torch.bfloat16, quantization=None))  # fmt: skip
+                                 model_config=types.SimpleNamespace(dtype=torch.bfloat16, quantization=None, enable_sleep_mode=False,
+                                                                    enable_nccl_comm_suspend=False, sleep_mode_backend="forgetful",
+                                                                    sleep_preserve_parameter_names=[]))  # fmt: skip
 
 
 class Rank:

@@ -4,7 +4,7 @@
 usage: verl_test.py      (verl.sh installs what it needs)
 
 Real: verl's registries, its CheckpointEngine, model engine, server adapter and their methods; the weight updates of vLLM's worker.
-Stand-ins: Ray's handles, vLLM's executor, what its worker has beside weight updates.
+So is the worker's sleep. Stand-ins: Ray's handles, vLLM's executor, what its worker has beside these, what a GPU forgets in sleep.
 """
 
 import asyncio
@@ -36,6 +36,7 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.vllm_rollout import ServerAdapter
+from vllm.device_allocator.sleep_mode_backend import SleepModeBackend, SleepModeBackendFactory
 from vllm.distributed import parallel_state
 from vllm.v1.worker.gpu_worker import Worker
 
@@ -73,8 +74,21 @@ def serve_trainer(pipe, path, rank, mesh_ranks, bitmaps):
             pipe.send(getattr(engine, command)(**argument))
 
 
-def serve_worker(pipe, path, rank, directory):
-    """vLLM's worker: its own methods for weight updates."""
+class ForgetfulBackend(SleepModeBackend):
+    """Of sleep what a GPU's memory loses."""
+
+    model = None
+
+    def suspend(self, level=1):
+        for tensor in [*self.model.parameters(), *self.model.buffers()] if level == 2 else ():
+            tensor.data.fill_(float("nan"))
+
+    def resume(self, tags=None):
+        pass
+
+
+def serve_worker(pipe, path, rank, directory, sleeps):
+    """vLLM's worker: its own methods for weight updates, and its own sleep."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/workers", rank=rank, world_size=WORKERS)
     parallel_state.get_world_group = lambda: types.SimpleNamespace(world_size=WORKERS, cpu_group=torch.distributed.group.WORLD)
     plan = refit.Plan.load(path)
@@ -82,11 +96,26 @@ def serve_worker(pipe, path, rank, directory):
     worker.vllm_config, worker.device = vllm_facts(rank, WORKERS), torch.device("cpu")
     worker.parallel_config, worker.rank, worker._weight_update_active = worker.vllm_config.parallel_config, rank, False
     model = module_of(plan, TRAINERS + rank)
-    worker.model_runner = types.SimpleNamespace(model=model, reset_lora_state=lambda: None)
+    worker.model_runner = types.SimpleNamespace(model=model, reset_lora_state=lambda: None, get_model=lambda: model,
+                                                get_draft_model=lambda: None)
+    worker.model_config, worker._sleep_mode_backend = worker.vllm_config.model_config, None
+    worker._sleep_saved_buffers, worker._sleep_saved_parameters, worker._sleep_saved_draft_buffers = {}, {}, {}
+    worker.synchronize_device, worker.model_config.enable_sleep_mode = lambda: None, sleeps
+    torch.accelerator.synchronize, torch.accelerator.get_memory_info = lambda: None, lambda: (0, 0)
+    ForgetfulBackend.model = model
+    SleepModeBackendFactory.register_backend("forgetful", __name__, "ForgetfulBackend")
+    if sleeps:
+        model._tower_model_names = ["visual"]
+        model.visual = torch.nn.Module()
+        model.visual.weight = torch.nn.Parameter(torch.ones(4), requires_grad=False)
+        model.visual.register_buffer("mean", torch.ones(4))
     worker.weight_transfer_engine = refit.vllm_weight_transfer.RefitWeightTransferEngine(None, worker.vllm_config, "cpu", model)
     for command, *argument in iter(pipe.recv, None):
         if command == "differences":
             pipe.send(differences(plan, model, TRAINERS + rank, *argument))
+            continue
+        if command == "tower":
+            pipe.send((model.visual.weight.tolist(), model.visual.mean.tolist()))
             continue
         method, args, kwargs = argument
         try:
@@ -149,13 +178,13 @@ def main():
 
 
 @contextlib.contextmanager
-def world(path, mesh_ranks, bitmaps=False):
-    """The ranks that verl knows."""
+def world(path, mesh_ranks, bitmaps=False, sleeps=False):
+    """The ranks that verl knows, and vLLM's workers."""
     with tempfile.TemporaryDirectory(prefix="refit-") as directory:
-        workers = [Rank(serve_worker, path, rank, directory) for rank in range(WORKERS)]
+        workers = [Rank(serve_worker, path, rank, directory, sleeps) for rank in range(WORKERS)]
         ranks = [Rank(serve_trainer, path, rank, mesh_ranks, bitmaps) for rank in range(TRAINERS)]
         ranks += [Rank(serve_rollout, path, rank, workers) for rank in range(WORKERS)]
-        yield ranks
+        yield ranks, workers
         for rank in ranks + workers:
             rank.close()
 
@@ -180,6 +209,38 @@ def update(ranks, step, first="update"):
     return metadata, answers
 
 
+def sleep(workers, level):
+    """What verl's release_kv_cache does before each update, with rollout.free_cache_engine."""
+    for method, arguments in (("sleep", {"level": level}), ("wake_up", {"tags": ["weights"]})):
+        assert on_all_workers(workers, "call", method, (), arguments) == [(None, None)] * WORKERS
+
+
+def on_all_workers(workers, *message):
+    for worker in workers:
+        worker.tell(*message)
+    return [worker.answer() for worker in workers]
+
+
+def what_sleep_discards_is_refused(path):
+    """A vision tower that the plan leaves alone: vLLM's sleep at level 2 keeps its buffers alone."""
+    lost = 'which discarded "visual.weight", and no refit writes all of that: sleep at level 1'
+    with world(path, [0, 1], sleeps=True) as (ranks, workers):
+        sleep(workers, 1)
+        assert update(ranks, 1)[1] == [None, None, [], []]
+        sleep(workers, 1)
+        assert update(ranks, 2)[1] == [None, None, [], []]
+        sleep(workers, 2)
+        for weight, buffer in on_all_workers(workers, "tower"):
+            assert str(weight) == "[nan, nan, nan, nan]" and buffer == [1.0] * 4, (weight, buffer)
+        for step in (3, 4):
+            _, answers = update(ranks, step)
+            assert answers[:2] == [None, None] and lost in answers[2], answers
+    with world(path, [0, 1], sleeps=True) as (ranks, workers):
+        sleep(workers, 2)
+        _, answers = update(ranks, 1)
+        assert lost in answers[2] and all(isinstance(answer, str) for answer in answers[:2]), answers
+
+
 def a_gpu_is_the_callers(path):
     """torch's current device and stream are each thread's own; send_weights works on another thread."""
     here = threading.local()
@@ -201,7 +262,7 @@ def run(path):
     assert issubclass(get_rollout_class("vllm", "async"), ServerAdapter)
     assert issubclass(EngineRegistry.get_engine_cls("language_model", "fsdp2"), FSDPEngineWithLMHead)
 
-    with world(path, [0, 1]) as ranks:
+    with world(path, [0, 1]) as (ranks, _):
         for step in (1, 2):
             metadata, answers = update(ranks, step)
             assert answers == [None, None, [], []], answers
@@ -218,14 +279,15 @@ def run(path):
             assert told_by_it in answers[0] and answers[1] and "2 of 2 workers failed" in answers[2], answers
             _, answers = update(ranks, step + 1)
             assert answers == [None, None, [], []], answers
-    with world(path, [1, 0]) as ranks:  # shapes are those of [0, 1]
+    with world(path, [1, 0]) as (ranks, _):  # shapes are those of [0, 1]
         _, answers = update(ranks, 1)
         assert [answer.split(":")[0] for answer in answers[:2]] == ["BindError", "BindError"], answers
         assert "holds 32..63 of dimension 0 of \"model.layers.0.self_attn.o_proj.weight\"" in answers[0], answers[0]
         assert answers[2].startswith("RuntimeError: 2 of 2 workers failed\n  worker 0: Aborted"), answers[2]
+    what_sleep_discards_is_refused(path)
     for options, updates in ((DELTAS, DELTA_UPDATES), (BITMAPS, BITMAP_UPDATES)):
         plan_of(TRAINERS, options, tensor_parallel=WORKERS).save(path)
-        with world(path, [0, 1], options is BITMAPS) as ranks:
+        with world(path, [0, 1], options is BITMAPS) as (ranks, _):
             for a_step in updates:
                 step, dense, *_ = a_step
                 if dense:
