@@ -16,6 +16,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/body_check.h"
@@ -155,12 +156,15 @@ bool HasPostHooks(const fb::Body& body) {
                      });
 }
 
-// Whether `is_meant` holds of a message that a destination rank sends.
+// Whether `is_meant` holds of a message that a destination rank sends. Ranks of
+// one list of messages send alike.
 template <typename IsMeant>
 bool DestinationsSend(const fb::Body& body, const IsMeant& is_meant) {
+  absl::flat_hash_set<const void*> seen;
   for (uint32_t rank = body.source_ranks(); rank < body.programs()->size();
        ++rank) {
     const fb::RankProgram& program = *body.programs()->Get(rank);
+    if (!seen.insert(program.messages()).second) continue;
     for (const fb::Message* message : *program.messages()) {
       if (message->kind() == fb::MessageKind::kSend &&
           is_meant(program, *message)) {
