@@ -81,8 +81,9 @@ class Sender:
         """Makes the next update of a plan with options.delta send all, on all ranks. One trainer's request is enough."""
         self._dense = True
 
-    def send(self, rank: int, meeting: bytes, tensors: Mapping[str, Any], device: Any, stream: Any) -> None:
-        """One refit from `tensors`, this rank's live shards. `meeting`: a unique id that all ranks have. A tensor's
+    def send(self, rank: int, meeting: bytes, tensors: Mapping[str, Any], device: Any, stream: Any, bind: bool = False) -> None:
+        """One refit from `tensors`, this rank's live shards. `meeting`: a unique id that all ranks have. `bind`, the same on all ranks:
+        if they have met already, bind anew before, because engines slept. A tensor's
         attribute `refit_changes` is its bitmap of changes. One that is `refit_frozen`, as of a vision tower, is left out if the
         plan does not name it."""
         frozen = {name for name, tensor in tensors.items() if getattr(tensor, FROZEN, False)}
@@ -95,11 +96,14 @@ class Sender:
         addresses = {name: view(tensor).address for name, tensor in tensors.items()}
         addresses |= {f"{name}.{CHANGES}": words_view(bits).address for name, bits in changes.items()}
         try:
-            if self._executor is None:
+            if self._executor is not None:
+                self._check_unmoved(rank, addresses)
+                if bind:
+                    self._executor.bind(tensors, changes=changes, timeout=self._timeout)
+            else:
                 self._executor = join(self.plan, rank, tensors, unique_id=meeting, device=device, changes=changes,
                                       snapshot_on_host=self._snapshot_on_host, timeout=self._timeout)
                 self._meeting, self._bound = meeting, addresses
-            self._check_unmoved(rank, addresses)
             dense, self._dense = self._dense, False  # what is asked for while it runs is for the next
             self._executor.run(stream, timeout=self._timeout, check=self._check, dense=dense)
         except BaseException:

@@ -40,7 +40,8 @@ class RefitCheckpointEngine(CheckpointEngine):
     trainers, as `Executor` has it.
 
     verl makes a process group before every update. Here ranks meet at the first, and again at the one after a failed update:
-    the plan's own executor stays. `bucket_size` is verl's; the plan has its own.
+    the plan's own executor stays. Where vLLM sleeps before updates (rollout.free_cache_engine), all bind anew at each: its weights
+    wake up in other memory. `bucket_size` is verl's; the plan has its own.
     """
 
     wire_format = WIRE_FORMAT
@@ -53,6 +54,8 @@ class RefitCheckpointEngine(CheckpointEngine):
         self._sender = Sender(self._plan, timeout=timeout, check=check, snapshot_on_host=snapshot_on_host)
         self._meeting: Optional[bytes] = None
         self._rank: Optional[int] = None
+        self._engine_sleeps = False  # of a rollout rank, which hears it at its first update
+        self._bind = False
 
     def prepare(self) -> dict[str, Any]:
         # Rank 0 makes the id that all ranks meet by, and keeps it while updates succeed.
@@ -60,7 +63,7 @@ class RefitCheckpointEngine(CheckpointEngine):
             self._meeting = unique_id()
         return {"plan": self._plan.digest, "source_ranks": self._plan.source_ranks,
                 "destination_ranks": self._plan.destination_ranks,
-                "meeting": None if self._meeting is None else self._meeting.hex()}
+                "meeting": None if self._meeting is None else self._meeting.hex(), "engine_sleeps": self._engine_sleeps}
 
     @classmethod
     def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]],
@@ -74,13 +77,14 @@ class RefitCheckpointEngine(CheckpointEngine):
                                   f"{first['source_ranks']} source and {first['destination_ranks']} destination ranks")
         world = actor_wg_world_size + rollout_world_size
         ranks = list(range(world))
-        meeting = [first["meeting"]] * world
-        return ({"rank": ranks[:actor_wg_world_size], "meeting": meeting[:actor_wg_world_size]},
-                {"rank": ranks[actor_wg_world_size:], "meeting": meeting[actor_wg_world_size:]})
+        # All bind or none: no rank but vLLM's workers knows what slept.
+        told = {"rank": ranks, "meeting": [first["meeting"]] * world, "bind": [any(said["engine_sleeps"] for said in metadata)] * world}
+        return ({name: values[:actor_wg_world_size] for name, values in told.items()},
+                {name: values[actor_wg_world_size:] for name, values in told.items()})
 
-    def init_process_group(self, rank: int, meeting: str) -> None:
+    def init_process_group(self, rank: int, meeting: str, bind: bool = False) -> None:
         """Nothing is connected yet: the trainers' tensors and vLLM's workers come with the update."""
-        self._rank, self._meeting = rank, bytes.fromhex(meeting)
+        self._rank, self._meeting, self._bind = rank, bytes.fromhex(meeting), bind
 
     async def send_weights(self, weights: Iterable[tuple[str, Any]], global_steps: Optional[int] = None) -> None:
         """One refit from this trainer's live shards, which `weights` must yield (`LiveShards`): nothing is gathered."""
@@ -91,14 +95,19 @@ class RefitCheckpointEngine(CheckpointEngine):
         if self._rank is None or self._meeting is None:
             raise FailedPrecondition("init_process_group was not called")
         # In a thread: verl's event loop has the rollout's part to do, where both are in one process.
-        await asyncio.to_thread(self._sender.send, self._rank, self._meeting, tensors, *trainers.here(self._device))
+        await asyncio.to_thread(self._sender.send, self._rank, self._meeting, tensors, *trainers.here(self._device), self._bind)
 
     async def receive_weights(self, global_steps: Optional[int] = None) -> AsyncGenerator[tuple[str, Any], None]:
-        """Yields what `ServerAdapter` tells vLLM's workers; they take the weights."""
+        """Yields what `ServerAdapter` tells vLLM's workers, who take the weights, and a function for what it tells this engine."""
         if self._meeting is None:
             raise FailedPrecondition("init_process_group was not called")
         yield "init", {"plan": str(self._plan_path), "meeting": self._meeting.hex(), "timeout": self._timeout}
-        yield "update", {"timeout": self._timeout, "check": self._check}
+        yield "update", {"timeout": self._timeout, "check": self._check, "bind": self._bind}
+        yield "engine_sleeps", self.set_engine_sleeps
+
+    def set_engine_sleeps(self, sleeps: bool) -> None:
+        """Of a rollout rank: whether its engine sleeps and wakes up before each update."""
+        self._engine_sleeps = sleeps
 
     @property
     def delta_report(self) -> Optional[DeltaReport]:
@@ -129,14 +138,17 @@ class ServerAdapterMixin:
             await super().update_weights(weights, global_steps=global_steps, wire_format=wire_format, **more)  # type: ignore[misc]
             return
         told = {name: info async for name, info in weights}
+        told["engine_sleeps"](bool(adapter.config.free_cache_engine))
+        update = told["update"]
         if self._refit_joined != told["init"]["meeting"]:
             # Also where this rank is not the one that has a server: it then does nothing.
             await adapter._execute_method("init_weight_transfer_engine",
                                           kwargs={"init_info": {**told["init"], "engine": adapter.replica_rank}})
             self._refit_joined = told["init"]["meeting"]
+            update = {**update, "bind": False}  # they just did
         await adapter._execute_method("start_weight_update")
         try:
-            await adapter._execute_method("update_weights", kwargs={"update_info": told["update"]})
+            await adapter._execute_method("update_weights", kwargs={"update_info": update})
         except Exception:
             # Ends the update on the workers that did not raise; on the one that did there is none to end.
             with contextlib.suppress(Exception):

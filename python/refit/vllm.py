@@ -20,9 +20,9 @@ import inspect
 import os
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
-from refit import vllm_sleep, workers
+from refit import vllm_sleep, weight_memory, workers
 from refit.check import Report
-from refit.errors import FailedPrecondition, InvalidArgument
+from refit.errors import InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.plan import Plan
 from refit.rendezvous import from_unique_id
@@ -31,7 +31,7 @@ from refit.workers import Reply, WorkerError, checked
 __all__ = [
     "BACKEND", "DERIVED", "MOE_BACKENDS", "WorkerError", "WorkerExtension", "bind", "bind_async", "bind_worker", "checked", "close",
     "close_async", "compare", "compare_async", "facts", "facts_async", "facts_of", "hooks_of", "init", "init_async", "join_worker",
-    "load_plan", "rank_in_plan", "refusal_after_sleep", "refusal_of", "register", "run_worker", "tensors_of", "towers_of", "update",
+    "load_plan", "rank_in_plan", "refusal_after_sleep", "refusal_before_bind", "refusal_of", "register", "run_worker", "tensors_of", "towers_of", "update",
     "update_async",
 ]
 
@@ -194,18 +194,24 @@ def bind_worker(executor: Executor, vllm_config: Any, model: Any, *, check_backe
     workers.bind(executor, parameters, buffers, hooks_of(model, vllm_config.model_config.dtype), refusal=refusal,
                  job_side=job_side(facts, vision), towers=towers, load_format=vllm_config.load_config.load_format,
                  persistent=model.state_dict, timeout=timeout)
+    weight_memory.bound(model)
 
 
 def run_worker(executor: Executor, model: Any, *, timeout: float, check: bool, dense: bool) -> None:
-    """One refit of a worker. If sleep took more than it brings back, the error comes after it: the other ranks would wait."""
-    executor.run(timeout=timeout, check=check, dense=dense)
-    if refusal := refusal_after_sleep(executor, model):
-        raise FailedPrecondition(refusal)
+    """One refit of a worker."""
+    workers.run(executor, refusal_after_sleep(executor, model) or refusal_before_bind(model), timeout=timeout, check=check, dense=dense)
+
+
+def refusal_before_bind(model: Any) -> str:
+    """Why the worker has to bind before its next refit, or ""."""
+    return "" if not weight_memory.released(model) else (
+        "vLLM slept since this worker bound, and its weights woke up in other memory: bind anew on all ranks before the update, by "
+        "refit.vllm.bind or send_weights(bind=True); refit.verl does so with rollout.free_cache_engine=True")
 
 
 def refusal_after_sleep(executor: Executor, model: Any) -> str:
     """Why the worker may not serve what the plan's refits make of it, or ""."""
-    discarded = vllm_sleep.discarded(model)
+    discarded = weight_memory.lost(model)
     lost = workers.left_alone([name for name in tensors_of(model)[0] if name in discarded], towers_of(model), executor)
     return "" if not lost else (
         f"vLLM slept at level 2 (or at an unknown level, before refit_init), which discarded {workers.shown(lost)}, and no refit writes "
@@ -256,8 +262,7 @@ class WorkerExtension:
         def bind() -> None:
             worker: Any = self
             executor = self._refit_executor()
-            if executor.state == "torn":
-                executor.connect(timeout)
+            workers.make_whole(executor, timeout)
             bind_worker(executor, worker.vllm_config, worker.model_runner.model,
                         check_backends=self._refit_check_backends, timeout=timeout)
         return self._refit_reply(bind)

@@ -1,7 +1,7 @@
-"""What sleep took from a vLLM worker: at level 2 it discards parameters, and a refit brings back only those that it writes.
+"""Watches the sleep of a vLLM worker. At any level its weights wake up in other memory. At level 2 it discards parameters, and a
+refit brings back only those that it writes.
 
-vLLM keeps no record of it, so Refit marks the model. vLLM itself restores buffers, and the parameters that
-sleep_preserve_parameter_names matches.
+vLLM itself restores buffers, and the parameters that sleep_preserve_parameter_names matches.
 """
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import functools
 import importlib
 from typing import Any
 
-MARK = "_refit_discarded"  # of a model: names of parameters
+from refit import weight_memory
+
 WATCHED = "_refit_watched"  # of a worker's class
 
 
@@ -28,12 +29,6 @@ def watch(worker: Any) -> None:
         _discard(worker)
 
 
-def discarded(model: Any) -> frozenset[str]:
-    """Names of parameters whose values sleep discarded."""
-    names: frozenset[str] = getattr(model, MARK, frozenset())
-    return names
-
-
 def _can_sleep(vllm_config: Any) -> bool:
     return bool(getattr(vllm_config.model_config, "enable_sleep_mode", False))
 
@@ -48,13 +43,15 @@ def _watch(worker_class: Any) -> bool:
     def sleep(worker: Any, level: int = 1) -> None:
         if level > 1:
             _discard(worker)
+        else:
+            weight_memory.release(_model(worker))
         sleeps(worker, level)
 
     @functools.wraps(reloads)
     def reload_weights(worker: Any, *arguments: Any, **named: Any) -> None:
         reloads(worker, *arguments, **named)
         if next(iter(arguments), named.get("weights_iterator")) is None:  # else the caller chose what is loaded
-            setattr(_model(worker), MARK, frozenset())
+            weight_memory.restore(_model(worker))
 
     worker_class.sleep, worker_class.reload_weights = sleep, reload_weights
     setattr(worker_class, WATCHED, True)
@@ -65,8 +62,8 @@ def _discard(worker: Any) -> None:
     """Marks what sleep at level 2 does not keep."""
     model = _model(worker)
     kept = getattr(worker.vllm_config.model_config, "sleep_preserve_parameter_names", ())
-    lost = {name for name, _ in model.named_parameters() if not any(fnmatch.fnmatch(name, glob) for glob in kept)}
-    setattr(model, MARK, discarded(model) | lost)
+    weight_memory.release(model, [name for name, _ in model.named_parameters()
+                                  if not any(fnmatch.fnmatch(name, glob) for glob in kept)])
 
 
 def _model(worker: Any) -> Any:

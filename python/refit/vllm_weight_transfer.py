@@ -26,7 +26,8 @@ from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, join
 from refit.tensors import view
 from refit.trainers import together
-from refit.vllm import BACKEND, join_worker, load_plan, run_worker
+from refit.vllm import BACKEND, bind_worker, join_worker, load_plan, run_worker
+from refit.workers import make_whole
 
 
 @dataclasses.dataclass
@@ -42,11 +43,13 @@ class RefitInitInfo(WeightTransferInitInfo):
 
 @dataclasses.dataclass
 class RefitUpdateInfo(WeightTransferUpdateInfo):
-    """The plan knows names and shapes. `check` and `dense`: as `Executor.run` has them; the trainers must give the same `check`."""
+    """The plan knows names and shapes. `check` and `dense`: as `Executor.run` has them. `bind`: bind anew before, as after sleep. The
+    trainers must give the same `check` and `bind`."""
 
     timeout: float = TIMEOUT_SECONDS
     check: bool = False
     dense: bool = False
+    bind: bool = False
 
 
 class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateInfo]):
@@ -56,6 +59,7 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
     update_info_cls = RefitUpdateInfo
     supports_draft_weight_update = False
     executor: Optional[Executor] = None
+    _check_backends = True
 
     def __init__(self, config: Any, vllm_config: Any, *others: Any, **more: Any):
         super().__init__(config, vllm_config, *others, **more)
@@ -64,6 +68,7 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
     def init_transfer_engine(self, init_info: RefitInitInfo) -> None:
         def init() -> None:
             self.shutdown()  # of an earlier meeting
+            self._check_backends = init_info.check_backends
             self.executor = join_worker(init_info.plan, init_info.meeting, self.vllm_config, self.model,
                                         rank=self.parallel_config.rank, device=self.device, engine=init_info.engine,
                                         check_backends=init_info.check_backends, timeout=init_info.timeout)
@@ -79,6 +84,14 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
     def receive_weights(self, update_info: RefitUpdateInfo) -> None:
         if self.executor is None:
             raise FailedPrecondition("init_transfer_engine was not called, or failed")
+        if update_info.bind:
+            try:
+                make_whole(self.executor, update_info.timeout)
+                bind_worker(self.executor, self.vllm_config, self.model, check_backends=self._check_backends,
+                            timeout=update_info.timeout)
+            except BaseException:
+                self.shutdown()  # the others, who bound, would wait for this worker's refit
+                raise
         run_worker(self.executor, self.model, timeout=update_info.timeout, check=update_info.check, dense=update_info.dense)
 
     def finish_weight_update(self) -> None:
@@ -183,15 +196,17 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
                 executor.close()
                 raise
 
-    def send_weights(self, version: Optional[str] = None, check: bool = False, dense: bool = False) -> None:
+    def send_weights(self, version: Optional[str] = None, check: bool = False, dense: bool = False, bind: bool = False) -> None:
         """One refit; collective over all trainer ranks. `version` becomes the engines' weight version. `check`: all ranks
         compare what they hold, as `Executor.run(check=True)` does; give it on all trainers alike. `dense`, on one trainer or more: a refit
-        of a plan with options.delta that sends all."""
+        of a plan with options.delta that sends all. `bind`, on all trainers alike: bind anew before, because an engine slept or a
+        tensor moved since the last time. It connects first if the last refit failed."""
         if self.executor is None:
             raise FailedPrecondition("this trainer did not join, or was shut down")
         executor, timeout = self.executor, self._info.timeout
-        moved = [name for name, tensor in self._tensors().items() if view(tensor).address != self._bound.get(name)]
-        if moved:
+        tensors = self._tensors()
+        moved = [name for name, tensor in tensors.items() if view(tensor).address != self._bound.get(name)]
+        if moved and not bind:
             # No rank is left waiting: they end with this one.
             executor.close()
             self.executor = None
@@ -202,7 +217,7 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         def tell() -> None:
             self.client.start_weight_update()
             try:
-                self.client.update_weights({"timeout": timeout, "check": check})
+                self.client.update_weights({"timeout": timeout, "check": check, "bind": bind})
             except BaseException:
                 # Ends the update on the workers that did not raise; on the one that did there is none to end.
                 try:
@@ -216,7 +231,14 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
             else:
                 finish()
 
-        self._together(tell, lambda: executor.run(timeout=timeout, check=check, dense=dense))
+        def own_part() -> None:
+            if bind:
+                make_whole(executor, timeout)
+                executor.bind(tensors, changes=self._info.changes, timeout=timeout)
+                self._bound = {name: view(tensor).address for name, tensor in tensors.items()}
+            executor.run(timeout=timeout, check=check, dense=dense)
+
+        self._together(tell, own_part)
 
     @property
     def delta_report(self) -> Optional[DeltaReport]:

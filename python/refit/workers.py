@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Optional
 
-from refit.errors import BindError, Error, InvalidArgument
+from refit.errors import BindError, Error, FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.plan import Plan
 
@@ -88,6 +88,25 @@ def bind(executor: Executor, parameters: Mapping[str, Any], buffers: Mapping[str
         raise BindError(f"{failure}\n{job_side}") from None
     if failure is not None:
         raise failure
+
+
+def make_whole(executor: Executor, timeout: float) -> None:
+    """Connects before a bind if the last refit failed, as all ranks then must do."""
+    if executor.state == "torn":
+        executor.connect(timeout)
+
+
+def run(executor: Executor, refusal: str, *, timeout: float, check: bool, dense: bool) -> None:
+    """One refit of a worker. With a `refusal` it raises that, after its part: the other ranks would wait. The part fails on a GPU
+    whose memory is not that of the bind."""
+    try:
+        executor.run(timeout=timeout, check=check, dense=dense)
+    except Error as error:
+        if not refusal:
+            raise
+        raise FailedPrecondition(f"{refusal}\n{error}") from error
+    if refusal:
+        raise FailedPrecondition(refusal)
 
 
 def shown(names: Sequence[str]) -> str:

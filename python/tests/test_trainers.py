@@ -105,6 +105,37 @@ def test_a_trainers_bitmaps_come_with_its_tensors(tiny_job, monkeypatch):
     assert all(told) and senders[1].delta_report is None
 
 
+def test_trainers_bind_anew_if_all_ranks_are_told_so(tiny_job, monkeypatch):
+    plan = refit.compile({**tiny_job, "options": {"delta": True}})
+    fabric = refit.LocalFabric(plan.world_size)
+    monkeypatch.setattr(refit.trainers, "join", lambda plan, rank, tensors, *, unique_id, device, snapshot_on_host, **options:
+                        refit.Executor(plan, rank, fabric=fabric).bind(tensors, **options))
+    senders = [refit.trainers.Sender(plan, timeout=20, check=False) for _ in range(plan.source_ranks)]
+    receivers = {rank: refit.Executor(plan, rank, fabric=fabric) for rank in range(plan.source_ranks, plan.world_size)}
+    tensors = [{name: np.zeros(info.shape, np.float32) for name, info in plan.tensors(rank).items()} for rank in range(plan.world_size)]
+
+    def part(rank, bind):
+        if rank in receivers:
+            if bind:
+                receivers[rank].bind(tensors[rank], timeout=20)
+            receivers[rank].run(timeout=20)
+        else:
+            senders[rank].send(rank, b"a", tensors[rank], "cpu", None, bind and senders[rank].joined)
+
+    for value, bind in ((1, True), (2, False), (3, True), (4, False)):
+        for held in tensors[:plan.source_ranks]:
+            held["layers.0.weight"][:] = value
+        if bind:  # as sleep: into other memory
+            for held in tensors[plan.source_ranks:]:
+                held.update({name: np.zeros_like(tensor) for name, tensor in held.items()})
+        with concurrent.futures.ThreadPoolExecutor(plan.world_size) as threads:
+            assert list(threads.map(part, range(plan.world_size), [bind] * plan.world_size)) == [None] * plan.world_size
+        assert all((held["layers.0.weight"] == value).all() for held in tensors)
+        for sender in senders:
+            assert sender.delta_report.is_delta == (not bind)
+            assert not bind or sender.delta_report.why_dense == "rank 0 bound since its last refit"
+
+
 def test_a_dense_update_may_be_asked_for_while_one_runs(tiny_job, monkeypatch):
     plan = refit.compile(tiny_job)
     sender = refit.trainers.Sender(plan, timeout=20, check=False)

@@ -231,6 +231,16 @@ def test_what_sleep_discards_and_no_refit_writes_is_refused(sleeper):
     assert ask("refit_bind") == ask("refit_update") == ""
 
 
+def test_a_worker_that_slept_binds_before_it_updates(sleeper):
+    worker, ask, _ = sleeper(_sleep_mode_backend=None)
+    assert ask("refit_update") == ""
+    for _ in range(2):
+        worker.sleep(1)
+        assert ask("refit_update").startswith("FailedPrecondition: vLLM slept since this worker bound, and its weights woke up in other "
+                                              "memory: bind anew on all ranks before the update, by refit.vllm.bind")
+        assert ask("refit_bind") == ask("refit_update") == ask("refit_update") == ""
+
+
 def test_what_sleep_keeps_is_served(sleeper):
     worker, ask, _ = sleeper(_sleep_mode_backend=None)
     worker.vllm_config.model_config.sleep_preserve_parameter_names = ["visual.*", "*.qkv_proj.*"]

@@ -171,6 +171,7 @@ def refit_by_extension(llm, plan, sources, checkpoint):
 
 def refit_by_backend(llm, plan, sources, _):
     import refit
+    from refit import weight_memory
     from refit.vllm_weight_transfer import Clients, RefitTrainerInitInfo
     from vllm.distributed.weight_transfer.base import ModuleSource
     from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
@@ -220,6 +221,15 @@ def refit_by_backend(llm, plan, sources, _):
         assert trainer.delta_report.is_delta == (version > 0), trainer.delta_report
     trainer.send_weights(version=f"step-{version}", dense=True)
     assert trainer.delta_report.why_dense == "rank 0 asked for it", trainer.delta_report
+    weight_memory.release(worker_of(llm).model_runner.model)  # as sleep does
+    try:
+        trainer.send_weights(version="asleep")
+    except Exception as error:
+        assert "vLLM slept since this worker bound" in str(error), error
+    else:
+        raise AssertionError("an update into memory that is not that of the bind was not refused")
+    trainer.send_weights(version=f"step-{version}", bind=True)
+    assert trainer.delta_report.why_dense.endswith("bound since its last refit"), trainer.delta_report
     assert llm.llm_engine.get_weight_version() == f"step-{version}"
     llm.reset_prefix_cache()
 

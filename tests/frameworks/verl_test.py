@@ -75,19 +75,20 @@ def serve_trainer(pipe, path, rank, mesh_ranks, bitmaps):
 
 
 class ForgetfulBackend(SleepModeBackend):
-    """Of sleep what a GPU's memory loses."""
+    """Of sleep what a GPU's memory loses, and that it is other memory: on a GPU behind the same addresses, here at others."""
 
-    model = None
+    model, before = None, []
 
     def suspend(self, level=1):
-        for tensor in [*self.model.parameters(), *self.model.buffers()] if level == 2 else ():
-            tensor.data.fill_(float("nan"))
+        for tensor in [*self.model.parameters(), *self.model.buffers()]:
+            self.before.append(tensor.data)  # its addresses are not used again
+            tensor.data = tensor.data.clone() if level == 1 else torch.full_like(tensor.data, float("nan"))
 
     def resume(self, tags=None):
         pass
 
 
-def serve_worker(pipe, path, rank, directory, sleeps):
+def serve_worker(pipe, path, rank, directory, sleeps, tower):
     """vLLM's worker: its own methods for weight updates, and its own sleep."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/workers", rank=rank, world_size=WORKERS)
     parallel_state.get_world_group = lambda: types.SimpleNamespace(world_size=WORKERS, cpu_group=torch.distributed.group.WORLD)
@@ -104,7 +105,7 @@ def serve_worker(pipe, path, rank, directory, sleeps):
     torch.accelerator.synchronize, torch.accelerator.get_memory_info = lambda: None, lambda: (0, 0)
     ForgetfulBackend.model = model
     SleepModeBackendFactory.register_backend("forgetful", __name__, "ForgetfulBackend")
-    if sleeps:
+    if tower:
         model._tower_model_names = ["visual"]
         model.visual = torch.nn.Module()
         model.visual.weight = torch.nn.Parameter(torch.ones(4), requires_grad=False)
@@ -151,12 +152,13 @@ class Server:
         self.steps = steps
 
 
-def serve_rollout(pipe, path, rank, workers):
+def serve_rollout(pipe, path, rank, workers, free_cache_engine):
     """verl's CheckpointEngineWorker, of which one has the server."""
     engine = CheckpointEngineRegistry.new("refit", plan=path, **OPTIONS)
     adapter = object.__new__(get_rollout_class("vllm", "async"))
     server = Server(workers)
     adapter._has_server, adapter.replica_rank, adapter.server_handle = rank == 0, 0, server
+    adapter.config = types.SimpleNamespace(free_cache_engine=free_cache_engine)
     for command, argument in iter(pipe.recv, None):
         if command == "update":
             weights, cleared = engine.receive_weights(global_steps=argument), server.cleared
@@ -178,12 +180,12 @@ def main():
 
 
 @contextlib.contextmanager
-def world(path, mesh_ranks, bitmaps=False, sleeps=False):
+def world(path, mesh_ranks, bitmaps=False, sleeps=False, tower=False, free_cache_engine=True):
     """The ranks that verl knows, and vLLM's workers."""
     with tempfile.TemporaryDirectory(prefix="refit-") as directory:
-        workers = [Rank(serve_worker, path, rank, directory, sleeps) for rank in range(WORKERS)]
+        workers = [Rank(serve_worker, path, rank, directory, sleeps, tower) for rank in range(WORKERS)]
         ranks = [Rank(serve_trainer, path, rank, mesh_ranks, bitmaps) for rank in range(TRAINERS)]
-        ranks += [Rank(serve_rollout, path, rank, workers) for rank in range(WORKERS)]
+        ranks += [Rank(serve_rollout, path, rank, workers, sleeps and free_cache_engine) for rank in range(WORKERS)]
         yield ranks, workers
         for rank in ranks + workers:
             rank.close()
@@ -221,10 +223,43 @@ def on_all_workers(workers, *message):
     return [worker.answer() for worker in workers]
 
 
+def updates_bind_anew_after_sleep(path):
+    """verl's default on GPUs: vLLM sleeps and wakes up before each update."""
+    for options, refit_ranks in ((None, 0), (DELTAS, TRAINERS)):
+        plan_of(TRAINERS, options, tensor_parallel=WORKERS).save(path)
+        with world(path, [0, 1], sleeps=True) as (ranks, workers):
+            for step, level in ((1, 2), (2, 2), (3, 1), (4, 2)):
+                sleep(workers, level)
+                assert update(ranks, step)[1] == [None, None, [], []]
+                for report in on_all(ranks[:refit_ranks], "report", [None] * refit_ranks):
+                    assert not report.is_delta and report.why_dense.endswith("bound since its last refit"), report
+            # One that fails is followed by one that meets again.
+            sleep(workers, 2)
+            assert "rank 0 yields 24 tensors" in update(ranks, 5, "update a part")[1][0]
+            for step in (6, 7):
+                sleep(workers, 2)
+                assert update(ranks, step)[1] == [None, None, [], []]
+    # Without a sleep since the last update it binds anew, too: ranks agree before they know.
+    with world(path, [0, 1], sleeps=True) as (ranks, workers):
+        for step in (1, 2):
+            assert update(ranks, step)[1] == [None, None, [], []]
+
+
+def a_sleep_that_verl_does_not_know_of_is_refused(path):
+    plan_of(TRAINERS, tensor_parallel=WORKERS).save(path)
+    with world(path, [0, 1], sleeps=True, free_cache_engine=False) as (ranks, workers):
+        for step in (1, 2):
+            assert update(ranks, step)[1] == [None, None, [], []]
+        sleep(workers, 1)
+        answers = update(ranks, 3)[1]
+        assert answers[0] and answers[1] and "vLLM slept since this worker bound" in answers[2], answers
+        assert update(ranks, 4)[1] == [None, None, [], []]
+
+
 def what_sleep_discards_is_refused(path):
     """A vision tower that the plan leaves alone: vLLM's sleep at level 2 keeps its buffers alone."""
     lost = 'which discarded "visual.weight", and no refit writes all of that: sleep at level 1'
-    with world(path, [0, 1], sleeps=True) as (ranks, workers):
+    with world(path, [0, 1], sleeps=True, tower=True) as (ranks, workers):
         sleep(workers, 1)
         assert update(ranks, 1)[1] == [None, None, [], []]
         sleep(workers, 1)
@@ -234,11 +269,7 @@ def what_sleep_discards_is_refused(path):
             assert str(weight) == "[nan, nan, nan, nan]" and buffer == [1.0] * 4, (weight, buffer)
         for step in (3, 4):
             _, answers = update(ranks, step)
-            assert answers[:2] == [None, None] and lost in answers[2], answers
-    with world(path, [0, 1], sleeps=True) as (ranks, workers):
-        sleep(workers, 2)
-        _, answers = update(ranks, 1)
-        assert lost in answers[2] and all(isinstance(answer, str) for answer in answers[:2]), answers
+            assert lost in answers[2] and all(isinstance(answer, str) for answer in answers[:2]), answers
 
 
 def a_gpu_is_the_callers(path):
@@ -284,6 +315,8 @@ def run(path):
         assert [answer.split(":")[0] for answer in answers[:2]] == ["BindError", "BindError"], answers
         assert "holds 32..63 of dimension 0 of \"model.layers.0.self_attn.o_proj.weight\"" in answers[0], answers[0]
         assert answers[2].startswith("RuntimeError: 2 of 2 workers failed\n  worker 0: Aborted"), answers[2]
+    updates_bind_anew_after_sleep(path)
+    a_sleep_that_verl_does_not_know_of_is_refused(path)
     what_sleep_discards_is_refused(path)
     for options, updates in ((DELTAS, DELTA_UPDATES), (BITMAPS, BITMAP_UPDATES)):
         plan_of(TRAINERS, options, tensor_parallel=WORKERS).save(path)
