@@ -35,6 +35,7 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
       .network_peers = static_cast<int32_t>(options.network_peers.value),
       .direct_multiprocessors =
           static_cast<int32_t>(options.direct_multiprocessors.value),
+      .direct_pulls = options.direct.value == DirectKind::kPull,
       .mapped = options.peer.value,
       .scratch_bytes = options.scratch_bytes.value,
       .relays = options.fan_out.value == FanOutKind::kRelay &&
@@ -45,6 +46,12 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
         options.deal.place,
         "options.deal is \"always\" beside options.delta: a rank that deals "
         "out does not know what changed; wanted \"never\", or no delta");
+  }
+  if (options.delta.value.enabled && limits.direct_pulls) {
+    diagnostics.Error(
+        options.direct.place,
+        "options.direct is \"pull\" beside options.delta: a rank that reads "
+        "does not know what changed; wanted \"push\", or no delta");
   }
   if (options.delta.value.enabled && options.fan_out.given &&
       options.fan_out.value == FanOutKind::kRelay) {

@@ -307,15 +307,15 @@ absl::Status Executor::WatchTensors(absl::Span<const BoundTensor> tensors) {
   return memory.status();
 }
 
-// `status`, which ranks agreed on, may be a receiver's failure to pull: its
-// sender knows why it was to.
-absl::Status Executor::WithPulls(const absl::Status& status) const {
-  if (!absl::IsAborted(status) || bound_->peers.pulled_by.empty()) {
+// `status`, which ranks agreed on, may be a peer's failure to map this rank's
+// tensors: this rank knows why it was to.
+absl::Status Executor::WithUnmapped(const absl::Status& status) const {
+  if (!absl::IsAborted(status) || bound_->peers.unmapped.empty()) {
     return status;
   }
-  const auto& [receiver, why] = *bound_->peers.pulled_by.begin();
+  const auto& [peer, why] = *bound_->peers.unmapped.begin();
   return absl::AbortedError(absl::StrCat(
-      status.message(), " (rank ", receiver, " was to read tensors of rank ",
+      status.message(), " (rank ", peer, " was to map tensors of rank ",
       options_.rank, ", which cannot map its: ", why, ")"));
 }
 
@@ -346,24 +346,43 @@ void Executor::NoticeRecording() {
   SetNotices(NoticeKind::kNotRecorded, texts);
 }
 
+// Which pairs have another end than the plan's that moves their bytes.
+void Executor::NoticeEnds() {
+  const bool pulls = plan_.body().limits()->direct_pulls();
+  std::map<std::string, std::vector<int32_t>> unmapped;  // by reason
+  for (const auto& [peer, why] : bound_->peers.unmapped) {
+    unmapped[why].push_back(peer);
+  }
+  std::vector<std::string> texts;
+  for (const auto& [why, ranks] : unmapped) {
+    const char* const verb =
+        pulls ? (ranks.size() == 1 ? " stores into" : " store into")
+              : (ranks.size() == 1 ? " reads" : " read");
+    texts.push_back(
+        absl::StrCat(RanksText(ranks), verb, " the tensors of rank ",
+                     options_.rank, ", which cannot map theirs to ",
+                     pulls ? "read them" : "store there", ": ", why));
+  }
+  // Peers that were to map this rank's tensors and do not.
+  std::vector<int32_t> others;
+  for (const int32_t peer :
+       pulls ? schedule_->DirectReceivers() : schedule_->DirectSenders()) {
+    const std::set<int32_t>& pulled =
+        pulls ? bound_->peers.pulled_by : bound_->peers.pulled_from;
+    if (pulled.contains(peer) != pulls) others.push_back(peer);
+  }
+  if (!others.empty()) {
+    texts.push_back(absl::StrCat(
+        "rank ", options_.rank, pulls ? " stores into" : " reads",
+        " the tensors of ", RanksText(others), ", which cannot map its own; ",
+        pulls ? "the receivers' notices say why"
+              : "the senders' notices say why"));
+  }
+  SetNotices(NoticeKind::kPull, texts);
+}
+
 void Executor::NoticeBound() {
-  std::vector<std::string> pulls;
-  std::map<std::string, std::vector<int32_t>> receivers;  // by reason
-  for (const auto& [receiver, why] : bound_->peers.pulled_by) {
-    receivers[why].push_back(receiver);
-  }
-  for (const auto& [why, ranks] : receivers) {
-    pulls.push_back(
-        absl::StrCat(RanksText(ranks), ranks.size() == 1 ? " reads" : " read",
-                     " the tensors of rank ", options_.rank,
-                     ", which cannot map theirs to store there: ", why));
-  }
-  if (const std::vector<int32_t> senders = pulls_from(); !senders.empty()) {
-    pulls.push_back(absl::StrCat(
-        "rank ", options_.rank, " reads the tensors of ", RanksText(senders),
-        ", which cannot map its own; the senders' notices say why"));
-  }
-  SetNotices(NoticeKind::kPull, pulls);
+  NoticeEnds();
   std::vector<std::string> unwatched;
   if (bound_->memory != nullptr) {
     const std::vector<size_t> ranges = bound_->memory->Unwatched();
@@ -437,7 +456,7 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   }
   const bool ready = status.ok();
   if (first || mapped) agree();
-  if (ready) status = WithPulls(status);
+  if (ready) status = WithUnmapped(status);
   if (!status.ok()) {
     bound_ = std::move(earlier);
     return status;
@@ -629,13 +648,11 @@ void Executor::NoticeDelta() {
         " makes a plan that sends only what changed"));
   }
   if (versions_ != nullptr && !bound_->peers.pulled_by.empty()) {
-    std::vector<int32_t> receivers;
-    for (const auto& [receiver, why] : bound_->peers.pulled_by) {
-      receivers.push_back(receiver);
-    }
-    texts.push_back(absl::StrCat(
-        "all that rank ", options_.rank, " sends to ", RanksText(receivers),
-        " is moved in each refit, since they read its tensors"));
+    const std::set<int32_t>& by = bound_->peers.pulled_by;
+    texts.push_back(
+        absl::StrCat("all that rank ", options_.rank, " sends to ",
+                     RanksText(std::vector<int32_t>(by.begin(), by.end())),
+                     " is moved in each refit, since they read its tensors"));
   }
   SetNotices(NoticeKind::kNotDelta, texts);
 }

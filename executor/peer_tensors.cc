@@ -12,22 +12,22 @@
 namespace refit {
 namespace {
 
-// What a sender tells its receivers in the second ExchangeBytes: those that are
-// to pull, and its Export.
-struct PullOffer {
-  std::vector<int32_t> receivers;
+// What a rank tells its peers in the second ExchangeBytes: those that are to
+// map its tensors because it cannot map theirs, and its Export.
+struct MapOffer {
+  std::vector<int32_t> peers;
   std::string exported;
 };
 
-std::string WriteOffer(const PullOffer& offer) {
-  return PayloadWriter().Ranks(offer.receivers).String(offer.exported).Take();
+std::string WriteOffer(const MapOffer& offer) {
+  return PayloadWriter().Ranks(offer.peers).String(offer.exported).Take();
 }
 
-absl::StatusOr<PullOffer> ReadOffer(std::string_view bytes) {
-  PullOffer offer;
+absl::StatusOr<MapOffer> ReadOffer(std::string_view bytes) {
+  MapOffer offer;
   if (bytes.empty()) return offer;
   PayloadReader reader(bytes);
-  offer.receivers = reader.Ranks();
+  offer.peers = reader.Ranks();
   offer.exported = reader.String();
   if (reader.Complete()) return offer;
   return absl::InternalError("tensors offered in a form that is not known");
@@ -40,8 +40,11 @@ class PeerMapping {
               Transport& transport, Deadline deadline, PeerTensors& peers)
       : plan_(plan),
         rank_(rank),
-        senders_(schedule.DirectSenders()),
-        receivers_(schedule.DirectReceivers()),
+        pulls_(plan.body().limits()->direct_pulls()),
+        targets_(pulls_ ? schedule.DirectSenders()
+                        : schedule.DirectReceivers()),
+        origins_(pulls_ ? schedule.DirectReceivers()
+                        : schedule.DirectSenders()),
         addresses_(addresses),
         device_(device),
         transport_(transport),
@@ -51,18 +54,18 @@ class PeerMapping {
   // After an error of its own the rank still takes its part in both exchanges.
   absl::Status Map() {
     std::string mine;
-    if (!senders_.empty()) mine = Export();
+    if (!origins_.empty()) mine = Export();
     const absl::StatusOr<std::vector<std::string>> shown =
-        transport_.ExchangeBytes(mine, senders_, receivers_, deadline_);
+        transport_.ExchangeBytes(mine, origins_, targets_, deadline_);
     if (!shown.ok()) return shown.status();
-    for (size_t i = 0; i < receivers_.size() && status_.ok(); ++i) {
-      MapReceiver(receivers_[i], (*shown)[i]);
+    for (size_t i = 0; i < targets_.size() && status_.ok(); ++i) {
+      MapTarget(targets_[i], (*shown)[i]);
     }
     const absl::StatusOr<std::vector<std::string>> offers =
-        transport_.ExchangeBytes(Offer(), receivers_, senders_, deadline_);
+        transport_.ExchangeBytes(Offer(), targets_, origins_, deadline_);
     if (!offers.ok()) return offers.status();
-    for (size_t i = 0; i < senders_.size() && status_.ok(); ++i) {
-      MapSender(senders_[i], (*offers)[i]);
+    for (size_t i = 0; i < origins_.size() && status_.ok(); ++i) {
+      MapOrigin(origins_[i], (*offers)[i]);
     }
     return status_;
   }
@@ -103,46 +106,51 @@ class PeerMapping {
     return absl::OkStatus();
   }
 
-  void MapReceiver(int32_t receiver, std::string_view exported) {
+  void MapTarget(int32_t target, std::string_view exported) {
     if (exported.empty()) {
-      return Fail(absl::StatusCode::kAborted, "rank ", receiver,
+      return Fail(absl::StatusCode::kAborted, "rank ", target,
                   " cannot go on; its own error says why");
     }
-    const absl::Status mapped = Import(receiver, exported);
+    const absl::Status mapped = Import(target, exported);
     if (absl::IsFailedPrecondition(mapped)) {
-      peers_.pulled_by.emplace(receiver, std::string(mapped.message()));
+      peers_.unmapped.emplace(target, std::string(mapped.message()));
     } else if (!mapped.ok()) {
-      Fail(mapped.code(), "tensors of rank ", receiver, ": ", mapped.message());
+      return Fail(mapped.code(), "tensors of rank ", target, ": ",
+                  mapped.message());
+    }
+    if (mapped.ok() == pulls_) {
+      (pulls_ ? peers_.pulled_from : peers_.pulled_by).insert(target);
     }
   }
 
   std::string Offer() {
-    if (peers_.pulled_by.empty() || !status_.ok()) return "";
-    PullOffer offer;
-    for (const auto& [receiver, why] : peers_.pulled_by) {
-      offer.receivers.push_back(receiver);
+    if (peers_.unmapped.empty() || !status_.ok()) return "";
+    MapOffer offer;
+    for (const auto& [target, why] : peers_.unmapped) {
+      offer.peers.push_back(target);
     }
     offer.exported = Export();
     return status_.ok() ? WriteOffer(offer) : "";
   }
 
-  void MapSender(int32_t sender, std::string_view text) {
-    const absl::StatusOr<PullOffer> offer = ReadOffer(text);
+  // Unless it offers its tensors, the origin has mapped this rank's.
+  void MapOrigin(int32_t origin, std::string_view text) {
+    const absl::StatusOr<MapOffer> offer = ReadOffer(text);
     if (!offer.ok()) {
-      return Fail(offer.status().code(), "tensors of rank ", sender, ": ",
+      return Fail(offer.status().code(), "tensors of rank ", origin, ": ",
                   offer.status().message());
     }
-    if (!std::binary_search(offer->receivers.begin(), offer->receivers.end(),
-                            rank_)) {
-      return;
+    const bool offers =
+        std::binary_search(offer->peers.begin(), offer->peers.end(), rank_);
+    if (offers != pulls_) {
+      (pulls_ ? peers_.pulled_by : peers_.pulled_from).insert(origin);
     }
-    peers_.pulled_from.insert(sender);
-    // It may be a receiver too, whose tensors are mapped already.
-    if (peers_.mapped.contains(sender)) return;
-    const absl::Status mapped = Import(sender, offer->exported);
+    // It may be a target too, whose tensors are mapped already.
+    if (!offers || peers_.mapped.contains(origin)) return;
+    const absl::Status mapped = Import(origin, offer->exported);
     if (mapped.ok()) return;
-    const bool relays = plan_.side(sender) == fb::Side::kDestination;
-    Fail(mapped.code(), "tensors of rank ", sender,
+    const bool relays = plan_.side(origin) == plan_.side(rank_);
+    Fail(mapped.code(), "tensors of rank ", origin,
          ", which cannot map those of rank ", rank_, ": ", mapped.message(),
          ". One of the two has to hold its tensors in memory that can be "
          "shared; else compile the plan with options.peer \"staged\", if they "
@@ -159,8 +167,10 @@ class PeerMapping {
 
   const PlanFile& plan_;
   const int32_t rank_;
-  const std::vector<int32_t> senders_;
-  const std::vector<int32_t> receivers_;
+  const bool pulls_;
+  // Peers whose tensors this rank is to map, and those that are to map its own.
+  const std::vector<int32_t> targets_;
+  const std::vector<int32_t> origins_;
   const absl::Span<std::byte* const> addresses_;
   Device& device_;
   Transport& transport_;
@@ -170,6 +180,17 @@ class PeerMapping {
 };
 
 }  // namespace
+
+PeerTensors PlannedPeerTensors(const PlanFile& plan,
+                               const RankSchedule& schedule) {
+  PeerTensors peers;
+  if (!plan.body().limits()->direct_pulls()) return peers;
+  const std::vector<int32_t> senders = schedule.DirectSenders();
+  const std::vector<int32_t> receivers = schedule.DirectReceivers();
+  peers.pulled_from = {senders.begin(), senders.end()};
+  peers.pulled_by = {receivers.begin(), receivers.end()};
+  return peers;
+}
 
 absl::Status MapPeerTensors(const PlanFile& plan, int32_t rank,
                             const RankSchedule& schedule,

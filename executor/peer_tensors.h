@@ -19,18 +19,26 @@
 
 namespace refit {
 
-// A sender stores into its receiver's tensors (it *pushes*), if it can map
-// them. Where it cannot, the receiver maps the sender's and reads (it *pulls*).
+// A sender stores into its receiver's tensors: it *pushes*. Or the receiver
+// reads the sender's: it *pulls*. Limits.direct_pulls says which. If the end
+// that is to move the bytes cannot map the other's tensors, the other end does.
 struct PeerTensors {
   // Those of receivers that are pushed to and of senders that are pulled from,
   // by entry of their TensorTables.
   std::map<int32_t, std::unique_ptr<MappedMemory>> mapped;
   // This rank's own tensors, which peers map while this lives.
   std::vector<std::unique_ptr<ExportedMemory>> exported;
-  std::set<int32_t> pulled_from;  // senders
-  // Receivers, with why this rank cannot map their tensors.
-  std::map<int32_t, std::string> pulled_by;
+  std::set<int32_t> pulled_from;  // senders that this rank reads
+  std::set<int32_t> pulled_by;    // receivers that read this rank
+  // Peers whose tensors this rank was to map and cannot, with why. They map
+  // this rank's instead.
+  std::map<int32_t, std::string> unmapped;
 };
+
+// Who moves the bytes if every rank can map every peer's tensors. Nothing is
+// mapped.
+PeerTensors PlannedPeerTensors(const PlanFile& plan,
+                               const RankSchedule& schedule);
 
 // Maps what the rank needs of its peers. `addresses`: its own tensors, by entry
 // of its TensorTable.

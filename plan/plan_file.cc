@@ -210,15 +210,15 @@ bool HasStagedDelta(const fb::Body& body) {
 // Whether a message inside a host is in a round of another route, or passes on
 // what its rank holds.
 bool HasDealing(const fb::Body& body) {
-  return DestinationsSend(body, [&](const fb::RankProgram& program,
-                                    const fb::Message& message) {
-    if (!IsStaged(body, message)) return false;
-    if (IsHeld(body, message)) return true;
-    const fb::Round& round = *body.rounds()->Get(message.round());
-    const uint32_t peer = PeerOf(body, program, message);
-    return round.route() == fb::Route::kNetwork &&
-           body.programs()->Get(peer)->host() == program.host();
-  });
+  return DestinationsSend(
+      body, [&](const fb::RankProgram& program, const fb::Message& message) {
+        if (!IsStaged(body, message)) return false;
+        if (IsHeld(body, message)) return true;
+        const fb::Round& round = *body.rounds()->Get(message.round());
+        const uint32_t peer = PeerOf(body, program, message);
+        return round.route() == fb::Route::kNetwork &&
+               body.programs()->Get(peer)->host() == program.host();
+      });
 }
 
 // What an executor must know of to run a plan, and how a body shows it.
@@ -254,7 +254,8 @@ uint32_t FormatVersionFor(const fb::Body& body, uint64_t features) {
       body.topology() != nullptr || body.limits()->network_peers() > 0;
   const bool is_of_1_8 = (features & kFeatureShifts) != 0 ||
                          body.limits()->direct_multiprocessors() > 0;
-  const uint32_t minor = (features & kFeatureDealing) != 0       ? 10
+  const uint32_t minor = body.limits()->direct_pulls()           ? 11
+                         : (features & kFeatureDealing) != 0     ? 10
                          : (features & kFeatureStagedDelta) != 0 ? 9
                          : is_of_1_8                             ? 8
                          : is_of_1_7                             ? 7

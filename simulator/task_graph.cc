@@ -260,9 +260,9 @@ void Builder::AddEnd(Rank& rank, const RankSchedule& schedule) {
       kept += bytes;
     }
   }
-  const bool is_little =
-      rank.deltas != nullptr && !rank.deltas->IsAllWhole(rung_) &&
-      rate * StagedDeltas::kElementsPerChangeToTakeAll <= 1;
+  const bool is_little = rank.deltas != nullptr &&
+                         !rank.deltas->IsAllWhole(rung_) &&
+                         rate * StagedDeltas::kElementsPerChangeToTakeAll <= 1;
   const uint32_t keep = Add(
       rank, TaskKind::kKeep, kNone,
       is_little ? kept * costs_.keep : kept / options_.copy_bytes_per_second,
@@ -279,7 +279,8 @@ void Builder::AddRank(int32_t number) {
   const std::vector<RoundWork>& works = schedule.rounds();
   const std::vector<DirectEnds> ends =
       cpu ? std::vector<DirectEnds>(works.size())
-          : ListDirectEnds(plan_, number, schedule, PeerTensors());
+          : ListDirectEnds(plan_, number, schedule,
+                           PlannedPeerTensors(plan_, schedule));
   Rank rank(plan_, number, links_.Slowness(number));
   rank.exchanged.assign(works.size(), kNone);
   rank.unpacked.assign(works.size(), kNone);
@@ -522,14 +523,13 @@ void Builder::AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
   }
   const uint32_t exchanged =
       Add(rank, TaskKind::kPoint, round.index, 0, {start, dealt});
-  ForEachMessage(rank, schedule, round, part,
-                 [&](uint32_t operation, uint32_t message) {
-                   const bool is_dealt =
-                       dealt != kNone &&
-                       schedule.RouteOf(operation) == fb::Route::kPeer;
-                   AddWait(is_dealt ? dealt : start, message);
-                   AddWait(message, exchanged);
-                 });
+  ForEachMessage(
+      rank, schedule, round, part, [&](uint32_t operation, uint32_t message) {
+        const bool is_dealt =
+            dealt != kNone && schedule.RouteOf(operation) == fb::Route::kPeer;
+        AddWait(is_dealt ? dealt : start, message);
+        AddWait(message, exchanged);
+      });
   rank.main = exchanged;
   rank.exchanged[work] = exchanged;
   if (!round.unpack_batch.has_value() &&
@@ -577,15 +577,15 @@ void Builder::AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
       await_grants_.emplace_back(Point(target, round.index), start);
     }
     moved = Add(rank, TaskKind::kPoint, round.index, 0, {start});
-    ForEachMessage(rank, schedule, round, /*part=*/0,
-                   [&](uint32_t operation, uint32_t message) {
-                     if (schedule.operations()[operation].kind !=
-                         fb::MessageKind::kSend) {
-                       return;
-                     }
-                     AddWait(start, message);
-                     AddWait(message, moved);
-                   });
+    ForEachMessage(
+        rank, schedule, round, /*part=*/0,
+        [&](uint32_t operation, uint32_t message) {
+          if (schedule.operations()[operation].kind != fb::MessageKind::kSend) {
+            return;
+          }
+          AddWait(start, message);
+          AddWait(message, moved);
+        });
     finished_[here] = moved;
   } else {
     ForEachMessage(rank, schedule, round, /*part=*/0,

@@ -465,7 +465,8 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
       static_cast<uint32_t>(module.limits.slots),
       static_cast<uint32_t>(module.limits.operations_per_round),
       static_cast<uint32_t>(module.limits.network_peers),
-      static_cast<uint32_t>(module.limits.direct_multiprocessors));
+      static_cast<uint32_t>(module.limits.direct_multiprocessors),
+      module.limits.direct_pulls);
   const auto stats = EmitStats(builder, module.stats);
   const auto quantizations = EmitQuantizations(builder, module);
   flatbuffers::Offset<flatbuffers::Vector<const fb::QuantizeLoop*>>

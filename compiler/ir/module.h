@@ -365,6 +365,8 @@ struct Limits {
   int32_t network_peers = 0;  // of a rank; 0: no limit
   // Of a GPU, most that move bytes in direct rounds; 0: all.
   int32_t direct_multiprocessors = 0;
+  // Whether receivers of direct rounds read, instead of being stored to.
+  bool direct_pulls = false;
   // How bytes travel between ranks that can map each other's memory.
   Mechanism mapped = Mechanism::kStaged;
   int64_t scratch_bytes = 0;  // of a rank, for quantization

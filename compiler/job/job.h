@@ -209,6 +209,9 @@ enum class FoldKind : uint8_t {
 // Whether one rank of a host receives for the others what the network brings.
 enum class DealKind : uint8_t { kNever, kAlways };
 
+// Which end of a pair of ranks moves the bytes of direct rounds.
+enum class DirectKind : uint8_t { kPush, kPull };
+
 // What refits send of what has not changed: nothing.
 struct DeltaSpec {
   bool enabled = false;
@@ -220,6 +223,7 @@ struct DeltaSpec {
 struct OptionsSpec {
   // How bytes travel between ranks that can map each other's memory.
   Located<fb::Mechanism> peer{.value = fb::Mechanism::kDirect};
+  Located<DirectKind> direct{.value = DirectKind::kPush};
   Located<FanOutKind> fan_out{.value = FanOutKind::kRelay};
   Located<DealKind> deal{.value = DealKind::kNever};
   Located<FoldKind> fold{.value = FoldKind::kAuto};

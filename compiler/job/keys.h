@@ -427,6 +427,12 @@ inline constexpr auto kOptionsKeys = std::tuple(
          .default_text = "`\"direct\"`",
          .help = "how bytes travel inside a host, see [`peer`](#peer)"},
         &OptionsSpec::peer),
+    Key({.name = "direct",
+         .default_text = "`\"push\"`",
+         .help = "which end of a pair of ranks moves the bytes of direct "
+                 "rounds, see [`direct`](#direct)",
+         .in_digest_if_given = true},
+        &OptionsSpec::direct),
     Key({.name = "fan_out",
          .default_text = "`\"relay\"`",
          .help = "how receivers that want the same are fed, see "
@@ -518,6 +524,13 @@ struct Words<FanOutKind> {
   static constexpr std::string_view kMark = "\"";
   static constexpr Word<FanOutKind> kAll[] = {{"relay", FanOutKind::kRelay},
                                               {"none", FanOutKind::kNone}};
+};
+
+template <>
+struct Words<DirectKind> {
+  static constexpr std::string_view kMark = "\"";
+  static constexpr Word<DirectKind> kAll[] = {{"push", DirectKind::kPush},
+                                              {"pull", DirectKind::kPull}};
 };
 
 template <>

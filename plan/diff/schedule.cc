@@ -89,6 +89,8 @@ void CompareLimits(const fb::Body& a, const fb::Body& b, DiffReport& report) {
   add("LIMITS_CHANGED", "direct_multiprocessors",
       a.limits()->direct_multiprocessors(),
       b.limits()->direct_multiprocessors());
+  add("LIMITS_CHANGED", "direct_pulls", a.limits()->direct_pulls(),
+      b.limits()->direct_pulls());
   add("ROUNDS_CHANGED", "rounds", a.rounds()->size(), b.rounds()->size());
   const auto text = [](const fb::Topology* topology) {
     return topology == nullptr ? "none" : TopologyText(*topology);

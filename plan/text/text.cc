@@ -130,6 +130,7 @@ void TextPrinter::PrintStats() {
     absl::StrAppend(&text_, " direct_multiprocessors ",
                     limits.direct_multiprocessors());
   }
+  if (limits.direct_pulls()) absl::StrAppend(&text_, " direct_pulls");
   text_ += '\n';
   const fb::Stats& stats = *body_.stats();
   absl::StrAppend(&text_, "stats moved ", stats.moved_bytes(), " bytes local ",

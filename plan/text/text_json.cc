@@ -157,6 +157,7 @@ void PlanJsonPrinter::PrintStats() {
   if (limits.direct_multiprocessors() > 0) {
     Number("direct_multiprocessors", limits.direct_multiprocessors());
   }
+  if (limits.direct_pulls()) Bool("direct_pulls", true);
   CloseObject();
   const fb::Stats& stats = *body_.stats();
   OpenObject("stats");

@@ -299,6 +299,34 @@ const OldPlan kOldPlans[] = {
      .messages = 4,
      .destination_elements = 3200,
      .skipped_bytes = 0},
+    {.name = "1.10/dealt",
+     .head = "plan 1.10 features 0x118 body e7ffdf8fef19e9a4e645b6ec339ae3c0 "
+             "inputs 1787b5a1a7f4c594df6380b6c6cc52ca\n"
+             "ranks source 0..1 destination 2..5\n"
+             "host 0 ranks 0..1\n"
+             "host 1 ranks 2..5\n"
+             "limits bucket 4096 bytes staging 16384 bytes slots 2 "
+             "operations_per_round 32\n"
+             "stats moved 22016 bytes local 0 peer 9600 network 12416 relayed "
+             "9600\n",
+     .params = 2,
+     .buffers = 7,
+     .messages = 22,
+     .destination_elements = 6400,
+     .skipped_bytes = 0},
+    {.name = "1.11/pulled",
+     .head = "plan 1.11 features 0x1 body 5e07dd8b1116f6fe9d78547fafad1006 "
+             "inputs 9b8ebde8e85ce017d079d27c96099d8a\n"
+             "ranks source 0 destination 1..2\n"
+             "host 0 ranks 0..2\n"
+             "limits bucket 268435456 bytes staging 1073741824 bytes slots 2 "
+             "operations_per_round 32 direct_multiprocessors 4 direct_pulls\n"
+             "stats moved 6336 bytes local 0 peer 6336 network 0\n",
+     .params = 2,
+     .buffers = 4,
+     .messages = 2,
+     .destination_elements = 3168,
+     .skipped_bytes = 0},
 };
 
 class CompatTest : public testing::TestWithParam<OldPlan> {

@@ -43,7 +43,7 @@ TEST(DirectEndsTest, ReceiversAtRestGrantAndAreToldOnce) {
 TEST(DirectEndsTest, SendersThatArePulledFromGrantOnce) {
   const PlanFile plan = ThreeDirectRounds();
   PeerTensors sender_peers;
-  sender_peers.pulled_by[3] = "private memory";
+  sender_peers.pulled_by = {3};
   const std::vector<DirectEnds> sender = EndsOf(plan, 0, sender_peers);
   EXPECT_EQ(sender[0].await_grants, Ranks({2}));
   EXPECT_EQ(sender[0].grant, Ranks({3}));

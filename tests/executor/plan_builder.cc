@@ -127,8 +127,9 @@ Offset<fb::Body> CreateBody(FlatBufferBuilder& builder,
                                                    : fb::Mechanism::kStaged,
                         0);
   }
-  const auto limits =
-      fb::CreateLimits(builder, uint64_t{1} << 40, uint64_t{1} << 40, 1, 1024);
+  const auto limits = fb::CreateLimits(
+      builder, uint64_t{1} << 40, uint64_t{1} << 40, 1, 1024,
+      /*network_peers=*/0, /*direct_multiprocessors=*/0, plan.direct_pulls);
   const auto stats = fb::CreateStatsDirect(builder);
   Offset<fb::Delta> delta = 0;
   if (plan.delta != fb::DeltaChanges::kUnspecified) {

@@ -69,6 +69,7 @@ struct PlanBuilder {
   uint32_t source_ranks = 1;
   uint32_t rounds = 1;
   // By round; staged where absent.
+  bool direct_pulls = false;
   std::vector<fb::Mechanism> mechanisms;
   fb::Route route = fb::Route::kPeer;
   fb::DeltaChanges delta = fb::DeltaChanges::kUnspecified;  // no deltas

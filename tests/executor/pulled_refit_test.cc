@@ -1,5 +1,6 @@
-// Direct refits whose receivers cannot share their memory: they read that of
-// their senders. Over the local and the NCCL transport.
+// Direct refits whose receivers read from their senders: since their memory
+// cannot be shared, or since the plan says so. Over the local and the NCCL
+// transport.
 #include <algorithm>
 #include <string>
 
@@ -234,6 +235,107 @@ TEST_P(PulledRefitTest, ScratchIsReadFromAndInto) {
   ExpectRefits(plan, {4, 5});
 }
 
+// Of plans of options.direct "pull".
+class PullingPlanTest : public PulledRefitTest {
+ protected:
+  static PlanFile Pulling(PlanBuilder plan) {
+    plan.direct_pulls = true;
+    return plan.Open();
+  }
+  static PlanFile Plan() {
+    return Pulling(ReshardPlan({.source_ranks = 2,
+                                .destination_ranks = 3,
+                                .layers = 3,
+                                .rows = 12,
+                                .columns = 30,
+                                .mechanism = fb::Mechanism::kDirect}));
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Transports, PullingPlanTest,
+                         testing::Values(Over::kLocal, Over::kNccl),
+                         [](const auto& info) {
+                           return info.param == Over::kLocal ? "Local" : "Nccl";
+                         });
+
+TEST_P(PullingPlanTest, ReceiversReadTheirSendersWithoutANotice) {
+  const PlanFile plan = Plan();
+  PrivateWorld world(plan, GetParam(), {2, 3, 4});
+  world.Bind();
+  ExpectRefits(world, plan);
+  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+    EXPECT_EQ(world.executor(rank).pulls_from(),
+              rank < 2 ? Ranks{} : (Ranks{0, 1}));
+    EXPECT_TRUE(world.executor(rank).notices().empty());
+  }
+}
+
+TEST_P(PullingPlanTest, SendersThatCannotBeReadStore) {
+  const PlanFile plan = Plan();
+  PrivateWorld world(plan, GetParam(), {1});
+  world.device(4).reaches_private = true;
+  world.Bind();
+  ExpectRefits(world, plan);
+  const auto notice = [&](int32_t rank) {
+    const std::vector<Notice> notices = world.executor(rank).notices();
+    return notices.size() == 1 ? notices[0].text : "";
+  };
+  EXPECT_EQ(notice(0), "");
+  EXPECT_EQ(notice(1),
+            "rank 1 stores into the tensors of ranks 2, 3, which cannot map "
+            "its own; the receivers' notices say why");
+  EXPECT_EQ(notice(2),
+            "rank 1 stores into the tensors of rank 2, which cannot map theirs "
+            "to read them: private memory");
+  EXPECT_EQ(world.executor(3).pulls_from(), (Ranks{0}));
+  EXPECT_EQ(world.executor(4).pulls_from(), (Ranks{0, 1}));
+}
+
+TEST_P(PullingPlanTest, RelaysAreReadFrom) {
+  for (const uint32_t replicas : {2, 3, 5}) {
+    SCOPED_TRACE(replicas);
+    const PlanFile plan =
+        Pulling(RelayPlan({.replicas = replicas, .layers = 9}));
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      PrivateWorld world(plan, GetParam(), {rank});
+      world.Bind();
+      ExpectRefits(world, plan);
+    }
+  }
+}
+
+TEST_P(PullingPlanTest, ScratchIsReadFromAndInto) {
+  const PlanFile plan =
+      WindowsPlan(R"("direct": "pull", "scratch_bytes": 150000)");
+  for (const Ranks& private_ranks : {Ranks{}, Ranks{0, 3}, Ranks{4, 5}}) {
+    PrivateWorld world(plan, GetParam(), private_ranks);
+    world.Bind();
+    ExpectRefits(world, plan);
+  }
+}
+
+TEST_P(PullingPlanTest, PairsOfWhichNeitherCanShareAreRefusedByBoth) {
+  const PlanFile plan = Plan();
+  PrivateWorld world(plan, GetParam(), {});
+  world.Bind();
+  world.device(1).is_private = true;
+  world.device(4).is_private = true;
+  const std::vector<absl::Status> statuses = world.BindAgain();
+  EXPECT_EQ(statuses[1],
+            absl::FailedPreconditionError(
+                "rank 1: tensors of rank 4, which cannot map those of rank 1: "
+                "private memory. One of the two has to hold its tensors in "
+                "memory that can be shared; else compile the plan with "
+                "options.peer \"staged\", if they do not share a GPU"));
+  EXPECT_EQ(statuses[4],
+            absl::AbortedError(
+                "rank 4: rank 1 cannot go on; its own error says why (rank 1 "
+                "was to map tensors of rank 4, which cannot map its: private "
+                "memory)"));
+  // The earlier one is in place.
+  ExpectRefits(world, plan);
+}
+
 TEST_P(PulledRefitTest, CountersAreThoseOfThePlan) {
   const PlanFile plan = Plan();
   PrivateWorld pushed(plan, GetParam(), {});
@@ -282,7 +384,7 @@ TEST_P(PulledRefitTest, PairsOfWhichNeitherCanShareAreRefusedByBoth) {
   EXPECT_EQ(statuses[1],
             absl::AbortedError(
                 "rank 1: rank 4 cannot go on; its own error says why (rank 4 "
-                "was to read tensors of rank 1, which cannot map its: private "
+                "was to map tensors of rank 1, which cannot map its: private "
                 "memory)"));
   for (const int32_t rank : {2, 3}) {
     EXPECT_EQ(

@@ -160,7 +160,7 @@ TEST(PlanLoaderTest, ANewerMajorIsRefused) {
       Load(Wrap(SampleBody(), {.format_version = 2 << 16 | 3}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "format version 2.3 is newer than this build's 1.10");
+            "format version 2.3 is newer than this build's 1.11");
 }
 
 TEST(PlanLoaderTest, ANewerMinorIsRead) {
@@ -427,6 +427,12 @@ TEST(PlanLoaderTest, APlanThatBoundsMultiprocessorsIsOf1_8) {
   EXPECT_EQ(OpenSpec(spec).plan().format_version(), 1u << 16 | 8);
 }
 
+TEST(PlanLoaderTest, APlanWhoseReceiversReadIsOf1_11) {
+  PlanSpec spec = SampleSpec();
+  spec.direct_pulls = true;
+  EXPECT_EQ(OpenSpec(spec).plan().format_version(), 1u << 16 | 11);
+}
+
 TEST(PlanLoaderTest, ATopologyHasNumbersThatOneMayDivideBy) {
   PlanSpec spec = SampleSpec();
   const auto message = [&] {
@@ -461,7 +467,7 @@ TEST(PlanLoaderTest, ATopologyHasNumbersThatOneMayDivideBy) {
 
 TEST(PlanLoaderTest, AMajorThatNeverWasIsRefused) {
   EXPECT_EQ(Load(Wrap(SampleBody(), {.format_version = 7})).message(),
-            "format version 0.7 does not exist; this build reads 1.10");
+            "format version 0.7 does not exist; this build reads 1.11");
 }
 
 TEST(PlanLoaderTest, AnUnknownFeatureIsRefused) {

@@ -179,10 +179,10 @@ std::vector<uint8_t> BuildBody(const PlanSpec& spec) {
   const auto loops_vector = builder.CreateVectorOfStructs(copies.loops);
   const auto skips_vector = builder.CreateVector(skips);
   const auto casts_vector = builder.CreateVector(casts);
-  const auto limits =
-      fb::CreateLimits(builder, spec.bucket_bytes, spec.staging_bytes,
-                       spec.slots, spec.operations_per_round,
-                       spec.network_peers, spec.direct_multiprocessors);
+  const auto limits = fb::CreateLimits(
+      builder, spec.bucket_bytes, spec.staging_bytes, spec.slots,
+      spec.operations_per_round, spec.network_peers,
+      spec.direct_multiprocessors, spec.direct_pulls);
   const auto link = builder.CreateString("egress of rank 0");
   const auto stats = fb::CreateStats(builder, spec.moved_bytes, 0,
                                      spec.moved_bytes, 0, 0.001, 0.0025, link);
@@ -368,6 +368,7 @@ PlanSpec SpecOf(const fb::Body& packed) {
   spec.operations_per_round = body.limits->operations_per_round;
   spec.network_peers = body.limits->network_peers;
   spec.direct_multiprocessors = body.limits->direct_multiprocessors;
+  spec.direct_pulls = body.limits->direct_pulls;
   spec.moved_bytes = body.stats->moved_bytes;
   spec.colocated = body.colocated;
   return spec;

@@ -124,6 +124,7 @@ struct PlanSpec {
   uint32_t operations_per_round = 0;
   uint32_t network_peers = 0;
   uint32_t direct_multiprocessors = 0;
+  bool direct_pulls = false;
   uint64_t moved_bytes = 0;
   bool colocated = false;
   std::string producer;

@@ -112,8 +112,10 @@ struct ExecutorOptions {
 };
 
 enum class NoticeKind : uint8_t {
-  kHosts = 1,      // ranks run on other hosts than the plan says; of Connect
-  kPull = 2,       // receivers read, instead of being stored to; of Bind
+  kHosts = 1,  // ranks run on other hosts than the plan says; of Connect
+  // Pairs of ranks in which not the end moves the bytes that the plan means;
+  // of Bind.
+  kPull = 2,
   kUnwatched = 3,  // a free of tensors' memory would not be noticed; of Bind
   // Refits are enqueued one by one, not as a graph; of Connect and Wait.
   kNotRecorded = 4,
@@ -302,8 +304,8 @@ class Executor {
                     std::chrono::nanoseconds timeout = std::chrono::minutes(10),
                     std::vector<PostHookPerformer> hooks = {});
 
-  // The ranks whose tensors this one reads in direct rounds, ascending, because
-  // they cannot map its tensors. Valid after Bind.
+  // The ranks whose tensors this one reads in direct rounds, ascending: since
+  // the plan pulls, or since they cannot map its tensors. Valid after Bind.
   std::vector<int32_t> pulls_from() const;
 
   // What is done with the tensors that Bind takes, in the plan's order; to one
@@ -385,8 +387,9 @@ class Executor {
   // Replaces those of `kind`.
   void SetNotices(NoticeKind kind, const std::vector<std::string>& texts);
   void NoticeBound();
+  void NoticeEnds();
   void NoticeRecording();
-  absl::Status WithPulls(const absl::Status& status) const;
+  absl::Status WithUnmapped(const absl::Status& status) const;
   // Fills the entries of the rank's scratch.
   void PlaceScratch(std::vector<std::byte*>& addresses) const;
   absl::Status CheckTensors(const RunOptions& options) const;

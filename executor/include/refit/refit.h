@@ -641,8 +641,9 @@ typedef int32_t refit_notice_kind;
 enum {
   /* Ranks run on other hosts than the plan says. Of connect. */
   REFIT_NOTICE_HOSTS = 1,
-  /* Receivers read their senders' tensors, which cannot map theirs to store
-   * there. Of bind. */
+  /* Pairs of ranks in which a receiver reads instead of being stored to, or the
+   * other way round under options.direct "pull", since the end that the plan
+   * means cannot map the other's tensors. Of bind. */
   REFIT_NOTICE_PULL = 2,
   /* A free of tensors' memory would not be noticed by run. Of bind. */
   REFIT_NOTICE_UNWATCHED = 3,
