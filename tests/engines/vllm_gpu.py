@@ -188,15 +188,21 @@ def trainer(case, work, rank):
             NCCLWeightTransferEngine.trainer_send_weights(whole_parameters(), {"group": group, "packed": arguments[0] == "packed"})
             torch.cuda.synchronize()
         elif command == "ipc":
-            with open(work / "ipc.pickle", "wb") as file:
-                IPCWeightTransferEngine.trainer_send_weights(
-                    whole_parameters(), {"send_mode": lambda info: pickle.dump(dataclasses.asdict(info), file)})
-            (work / "ipc.pickle.done").touch()
+            IPCWeightTransferEngine.trainer_send_weights(
+                whole_parameters(), {"send_mode": lambda info: send_handles(work, dataclasses.asdict(info))})
         print(f"did {time.perf_counter() - start}", flush=True)
         if command == "end":  # the end of the input does not come: the engine's processes inherit the pipe
             break
     executor.close()
     dist.destroy_process_group()
+
+
+def send_handles(work, info):
+    """Returns when the engine has read what the handles name: vLLM holds the memory until then."""
+    (work / "ipc.pickle").write_bytes(pickle.dumps(info))
+    (work / "ipc.pickle.done").touch()
+    while (work / "ipc.pickle.done").exists():
+        time.sleep(0.0001)
 
 
 class Trainers:
@@ -313,8 +319,8 @@ def peer_updates(backend, llm, trainers, work):
             trainers.tell("ipc")
             while not (work / "ipc.pickle.done").exists():
                 time.sleep(0.0001)
-            (work / "ipc.pickle.done").unlink()
             llm.update_weights({"update_info": pickle.loads((work / "ipc.pickle").read_bytes())})
+            (work / "ipc.pickle.done").unlink()
 
         llm.init_weight_transfer_engine({"init_info": {}})
         return {"ipc": timed(by_ipc)}
