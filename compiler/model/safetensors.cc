@@ -52,6 +52,14 @@ class HeaderReader {
     if (!values.IsObject(document->root, "header")) return false;
     for (const JsonMember& member : *document->root.AsObject()) {
       if (member.key == "__metadata__") continue;
+      if (const std::string_view dtype = BlockDType(member); !dtype.empty()) {
+        Error(absl::StrFormat(
+            "tensor %s is %s, of a checkpoint in MXFP4 or MXFP8, which a refit "
+            "does not read; wanted one in bf16, or \"model\": the path of its "
+            "config.json",
+            Quoted(member.key), dtype));
+        return false;  // so are thousands of others
+      }
       std::optional<NamedTensor> tensor = ReadTensor(values, member);
       if (tensor.has_value()) tensors.push_back(*std::move(tensor));
     }
@@ -108,6 +116,17 @@ class HeaderReader {
       return std::nullopt;
     }
     return header;
+  }
+
+  // A dtype that only formats with a scale for each block have; "": another.
+  static std::string_view BlockDType(const JsonMember& member) {
+    if (member.value.AsObject() == nullptr) return "";
+    for (const JsonMember& key : *member.value.AsObject()) {
+      const std::string* dtype = key.value.AsString();
+      if (key.key != "dtype" || dtype == nullptr) continue;
+      if (*dtype == "F8_E8M0" || *dtype == "F4") return *dtype;
+    }
+    return "";
   }
 
   std::optional<NamedTensor> ReadTensor(const ValueReader& values,

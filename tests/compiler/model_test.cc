@@ -678,6 +678,11 @@ std::string EntryError(const std::string& entry, size_t data_bytes) {
 TEST(SafetensorsTest, BrokenEntriesAreRefused) {
   EXPECT_EQ(EntryError(R"("dtype":"F99","shape":[2],"data_offsets":[0,4])", 4),
             "a.safetensors: error: tensor \"a\" has unknown dtype \"F99\"\n");
+  EXPECT_EQ(
+      EntryError(R"("dtype":"F8_E8M0","shape":[2],"data_offsets":[0,2])", 2),
+      "a.safetensors: error: tensor \"a\" is F8_E8M0, of a checkpoint in MXFP4 "
+      "or MXFP8, which a refit does not read; wanted one in bf16, or "
+      "\"model\": the path of its config.json\n");
   EXPECT_EQ(EntryError(R"("dtype":"F16","shape":[2],"data_offsets":[0,6])", 6),
             "a.safetensors: error: tensor \"a\" has 6 bytes of data; wanted 4 "
             "by its shape and dtype\n");
