@@ -212,9 +212,13 @@ void Append(std::string& text, absl::Span<const T> values) {
 }
 
 void Append(std::string& text, const VllmTraits& value) {
-  REFIT_APPEND_MEMBERS(known, renames, fused, fp32_router, output_bias,
-                       every_stage, cuts_shared_experts_of_token_parts,
-                       draft_has_prefix);
+  // Rules in a file cannot say the others.
+  const auto& [known, renames, fused, fp32_router, output_bias, every_stage,
+               cuts_shared_experts_of_token_parts, draft_has_prefix,
+               query_key_value_down, token_parts_on_one_stage, block_scales] =
+      value;
+  AppendAll(text, known, renames, fused, fp32_router, output_bias, every_stage,
+            cuts_shared_experts_of_token_parts, draft_has_prefix);
 }
 
 void Append(std::string& text, const SglangTraits& value) {
@@ -244,7 +248,8 @@ void Append(std::string& text, const Family* value) {
 void Append(std::string& text, const Architecture& value) {
   const auto& [family, layers, mtp_layers, mtp_block, hidden, heads, kv_heads,
                head_dim, vocab, experts, tied, latent, output_gate,
-               index_rope_interleaved, mamba, delta, tower_heads] = value;
+               index_rope_interleaved, mamba, delta, tower_heads, output_groups,
+               hash_layers, experts_per_token] = value;
   AppendAll(text, family, layers, mtp_layers, mtp_block, hidden, heads,
             kv_heads, head_dim, vocab, experts, tied, latent, output_gate,
             mamba, delta);
@@ -252,6 +257,10 @@ void Append(std::string& text, const Architecture& value) {
   if (index_rope_interleaved) text += "index_rope_interleaved ";
   if (tower_heads > 0)
     AppendAll(text, std::string_view("tower_heads"), tower_heads);
+  if (output_groups > 0) {
+    AppendAll(text, std::string_view("output_groups"), output_groups,
+              hash_layers, experts_per_token);
+  }
 }
 
 void Append(std::string& text, const IndexDim& value) {

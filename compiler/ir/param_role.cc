@@ -17,6 +17,7 @@ RoleForm FormOf(ParamRole role) {
     case kFinalNorm:
     case kFirstStage:
     case kLastStage:
+    case kHyperHead:
       return kModelVector;
     case kEmbedding:
     case kOutputHead:
@@ -57,6 +58,8 @@ RoleForm FormOf(ParamRole role) {
     case kMtpFinalNorm:
     case kColumn:
     case kReplicated:
+    case kReplicatedFp32:
+    case kAttentionSinksFp32:
       return kLayerVector;
     case kQuery:
     case kKey:
@@ -78,6 +81,8 @@ RoleForm FormOf(ParamRole role) {
     case kDeltaQkv:
     case kDeltaZ:
     case kDeltaOut:
+    case kAttentionOutputDown:
+    case kAttentionOutputUp:
       return kLinear;
     case kRouter:
     case kSharedExpertRouter:
@@ -93,6 +98,7 @@ RoleForm FormOf(ParamRole role) {
     case kDeltaB:
     case kDeltaA:
     case kMtpProjection:
+    case kHyperAttentionMix:
     case kRow:
       return kLayerMatrix;
     case kFusedExpertGateUp:

@@ -141,6 +141,15 @@ enum class ParamRole : uint8_t {
   kTowerConnector,
   kTowerPositions,  // learned: whole, or cut as a vocabulary
 
+  // DeepSeek-V4. Its queries, keys and values are kQueryDown, kQueryUp and
+  // kKeyValueDown; keys are values.
+  kAttentionOutputDown,  // wo_a: rows by group of heads
+  kAttentionOutputUp,    // wo_b
+  kAttentionSinksFp32,   // as kAttentionSinks; engines pad the heads
+  kHyperAttentionMix,    // hc_attn_fn, fp32 everywhere
+  kReplicatedFp32,       // a plain module, whole, fp32 everywhere
+  kHyperHead,            // hc_head_*: the same, outside the layers
+
   kCount,
 };
 
@@ -161,7 +170,17 @@ struct RoleForm {
 RoleForm FormOf(ParamRole role);
 
 inline bool IsPlainModule(ParamRole role) {
-  return role >= ParamRole::kColumn && role <= ParamRole::kLastStage;
+  return (role >= ParamRole::kColumn && role <= ParamRole::kLastStage) ||
+         role == ParamRole::kReplicatedFp32 || role == ParamRole::kHyperHead;
+}
+
+// Whether frameworks keep params of this role in fp32 whatever a side's dtype.
+inline bool IsAlwaysFp32(ParamRole role) {
+  using enum ParamRole;
+  // Routing compares scores that are close to each other.
+  return role == kRouterCorrection || role == kAttentionSinksFp32 ||
+         role == kHyperAttentionMix || role == kReplicatedFp32 ||
+         role == kHyperHead;
 }
 
 inline bool IsTower(ParamRole role) {

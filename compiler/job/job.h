@@ -135,6 +135,9 @@ enum class SharedExperts : uint8_t { kTensor, kReplicated, kFused };
 // all of them and a part of the images.
 enum class EncoderCut : uint8_t { kWeights, kData };
 
+// What computes vLLM's attention, where the tensors depend on it.
+enum class AttentionBackend : uint8_t { kFlashMla, kFlashInfer };
+
 struct SideSpec {
   std::string key;  // "source" or "destination", for messages
   Place place;
@@ -176,6 +179,8 @@ struct SideSpec {
   Located<bool> mtp{.value = false};     // see MovesMtpLayers
   Located<bool> vision{.value = false};  // see MovesVisionTower
   Located<EncoderCut> mm_encoder_tp_mode{.value = EncoderCut::kWeights};
+  Located<AttentionBackend> attention_backend{
+      .value = AttentionBackend::kFlashMla};  // vLLM
   GenericSpec generic;
 };
 

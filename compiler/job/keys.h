@@ -287,6 +287,14 @@ inline constexpr auto kSideKeys = std::tuple(
                  "vLLM's nemotron_h needs `\"fp32\"` on GPUs other than Hopper "
                  "and Blackwell, and with `VLLM_BATCH_INVARIANT=1`"},
         &SideSpec::router_dtype),
+    Key({.name = "attention_backend",
+         .layouts = kVllm,
+         .default_text = "`\"flashmla\"`",
+         .help =
+             "what computes vLLM's attention: `flashmla` or `flashinfer`. It "
+             "says to how many heads vLLM pads deepseek_v4's `attn_sink`",
+         .in_digest_if_given = true},
+        &SideSpec::attention_backend),
     Key({.name = "dp_lm_head",
          .layouts = kSglang,
          .help = "cut the head as the attention (`--enable-dp-lm-head`)"},
@@ -506,6 +514,13 @@ struct Words<EncoderCut> {
   static constexpr std::string_view kMark = "\"";
   static constexpr Word<EncoderCut> kAll[] = {{"weights", EncoderCut::kWeights},
                                               {"data", EncoderCut::kData}};
+};
+template <>
+struct Words<AttentionBackend> {
+  static constexpr std::string_view kMark = "\"";
+  static constexpr Word<AttentionBackend> kAll[] = {
+      {"flashmla", AttentionBackend::kFlashMla},
+      {"flashinfer", AttentionBackend::kFlashInfer}};
 };
 template <>
 struct Words<DType> {

@@ -25,8 +25,8 @@ std::string SchemeText(const SideSpec& side) {
 
 // Why no engine holds such params in block-scaled fp8, though they are large
 // matrices; "": not so.
-std::string_view WhyNoBlocks(const Param& param) {
-  if (IsPlainModule(param.role) && param.shape.size() > 1) {
+std::string_view WhyNoBlocks(const Param& param, bool of_file) {
+  if (of_file && IsPlainModule(param.role) && param.shape.size() > 1) {
     return "which plain modules of a rules file an engine quantizes is not "
            "known";
   }
@@ -253,7 +253,7 @@ void DeclareQuantizations(const Job& job, Module& module,
     return;
   }
   for (const Param& param : module.params) {
-    const std::string_view why = WhyNoBlocks(param);
+    const std::string_view why = WhyNoBlocks(param, job.model.rules_path.given);
     if (why.empty() || param.skip != SkipReason::kUnspecified) continue;
     diagnostics.Error(
         destination.quantized.place,

@@ -32,21 +32,6 @@ int64_t ReadLayers(ConfigReader& config) {
   return static_cast<int64_t>(config.StringsOr(kList, {}).size());
 }
 
-// Reports what would give the layers other parameters.
-void CheckRouting(ConfigReader& config) {
-  if (config.SizeOr("moe_layer_freq", 1) != 1) {
-    config.Error("moe_layer_freq",
-                 "moe_layer_freq other than 1 is not supported; wanted 1");
-  }
-  if (!config.Has("topk_method")) return;
-  const std::string method = config.String("topk_method");
-  if (method.empty() || method == "noaux_tc") return;
-  config.Error("topk_method",
-               absl::StrFormat("topk_method %s is not supported; wanted "
-                               "\"noaux_tc\"",
-                               Quoted(method)));
-}
-
 }  // namespace
 
 DecoderBuilder::DecoderBuilder(ConfigReader& config, Model& model,
@@ -304,6 +289,20 @@ void DecoderBuilder::AddHead(std::string_view embedding) {
   } else {
     Add(head_, ParamRole::kOutputHead, {a.vocab, a.hidden}, {});
   }
+}
+
+void CheckRouting(ConfigReader& config) {
+  if (config.SizeOr("moe_layer_freq", 1) != 1) {
+    config.Error("moe_layer_freq",
+                 "moe_layer_freq other than 1 is not supported; wanted 1");
+  }
+  if (!config.Has("topk_method")) return;
+  const std::string method = config.String("topk_method");
+  if (method.empty() || method == "noaux_tc") return;
+  config.Error("topk_method",
+               absl::StrFormat("topk_method %s is not supported; wanted "
+                               "\"noaux_tc\"",
+                               Quoted(method)));
 }
 
 void AddSharedExpertLayers(ConfigReader& config, DecoderBuilder& decoder,

@@ -104,6 +104,9 @@ class DecoderBuilder {
   int32_t first_layer_ = 0;
 };
 
+// Reports routing that would give the layers other parameters.
+void CheckRouting(ConfigReader& config);
+
 // The layers of the families that follow DeepSeek-V3, after the attention of
 // all layers: the first layers are dense, all others have routed experts, whose
 // router corrects its scores, and shared ones. So have the multi-token-

@@ -8,6 +8,7 @@
 #define REFIT_FAMILIES(FAMILY) \
   FAMILY(kDeepseekV3)          \
   FAMILY(kDeepseekV32)         \
+  FAMILY(kDeepseekV4)          \
   FAMILY(kGemma3Text)          \
   FAMILY(kGlm4Moe)             \
   FAMILY(kGlm4MoeLite)         \
@@ -46,6 +47,11 @@ constexpr const Family* kFamilies[] = {REFIT_FAMILIES(REFIT_ADDRESS)};
 std::string Renamed(std::string_view name, Renames renames) {
   std::string renamed(name);
   for (const auto& [from, to] : renames) {
+    if (from.starts_with('^')) {
+      const std::string_view start = from.substr(1);
+      if (renamed.starts_with(start)) renamed.replace(0, start.size(), to);
+      continue;
+    }
     const size_t at = renamed.find(from);
     if (at != std::string::npos) renamed.replace(at, from.size(), to);
   }

@@ -18,7 +18,8 @@ namespace refit {
 class ConfigReader;
 struct Model;
 
-// A part of the checkpoint's names, and what a framework's modules call it.
+// A part of the checkpoint's names, and what a framework's modules call it. One
+// that begins with '^' stands at the start of names.
 using Rename = std::pair<std::string_view, std::string_view>;
 using Renames = absl::Span<const Rename>;
 
@@ -61,6 +62,13 @@ struct VllmTraits {
   // others have the model's layer numbers. What joins the draft's inputs is cut
   // by rows then.
   bool draft_has_prefix = false;
+  // The tensor of kQueryDown and kKeyValueDown.
+  std::string_view query_key_value_down = "fused_qkv_a_proj";
+  // Ranks run parts of the tokens through the experts only without pipeline
+  // parallelism.
+  bool token_parts_on_one_stage = false;
+  // Whether it can compute with block-scaled weights as a refit writes them.
+  bool block_scales = true;
 };
 
 struct SglangTraits {
@@ -118,6 +126,8 @@ struct TransformersTraits {
   // Since release 5 a layer's stacked experts are [expert, out, in], where the
   // checkpoint has [expert, in, out].
   bool transposes_experts_since_5 = false;
+  // Since release 5 its norms are fp32 unless the side says its dtype.
+  bool fp32_norms_since_5 = false;
 };
 
 struct Family {

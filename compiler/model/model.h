@@ -75,6 +75,11 @@ struct Architecture {
   std::optional<MambaSizes> mamba;
   std::optional<DeltaNetSizes> delta;
   int64_t tower_heads = 0;  // of the vision tower's attention; 0: no tower
+  // Groups of heads that kAttentionOutputDown projects each by itself.
+  int64_t output_groups = 0;
+  // The first layers, whose routers choose by a table of tokens.
+  int64_t hash_layers = 0;
+  int64_t experts_per_token = 0;  // where there are hash layers
 
   int64_t all_layers() const { return layers + mtp_layers; }
   int64_t query_head_rows() const { return (output_gate ? 2 : 1) * head_dim; }

@@ -107,7 +107,16 @@ def hooks_of(model: Any, act_dtype: Any = None) -> dict[str, Callable[[str, Any]
         for module in found:
             _derive_in_place(module, tensor.dtype if act_dtype is None else act_dtype)
 
-    return {"negative-exp": workers.negative_exp, "derive-latent-projections": derive, "derive-attention-sinks": derive}
+    def broadcast(name: str, tensor: Any) -> None:
+        """Has the model of deepseek_v4 sum the streams of its first layer's tensor again, in place."""
+        of_models = [module for module in modules.values() if hasattr(module, "finalize_mhc_broadcast_weights")]
+        if not of_models:
+            raise LookupError(f"no model of this vLLM derives anything from \"{name}\"")
+        for module in of_models:
+            module.finalize_mhc_broadcast_weights()
+
+    return {"negative-exp": workers.negative_exp, "derive-latent-projections": derive, "derive-attention-sinks": derive,
+            "derive-hyper-broadcast": broadcast}
 
 
 def _derive_in_place(module: Any, act_dtype: Any) -> None:

@@ -165,6 +165,17 @@ def test_a_worker_leaves_its_vision_tower_alone(trainer_and_worker):
     assert 'load_format "dummy" filled "visual.merger.weight" with random values' in bind_anew()
 
 
+def test_a_model_of_deepseek_v4_sums_its_streams_again():
+    calls = []
+    model = types.SimpleNamespace(finalize_mhc_broadcast_weights=lambda: calls.append("model"))
+    hook = refit.vllm.hooks_of(types.SimpleNamespace(named_modules=lambda: [("", types.SimpleNamespace()), ("model", model)]))
+    hook["derive-hyper-broadcast"]("model.layers.0.hc_attn_fn", None)
+    assert calls == ["model"]
+    without = refit.vllm.hooks_of(types.SimpleNamespace(named_modules=lambda: [("", types.SimpleNamespace())]))
+    with pytest.raises(LookupError, match='no model of this vLLM derives anything from "model.layers.0.hc_attn_fn"'):
+        without["derive-hyper-broadcast"]("model.layers.0.hc_attn_fn", None)
+
+
 def test_a_plan_that_excludes_parameters_needs_a_loaded_engine(trainer_and_worker):
     # One third of a fused tensor.
     plan, trainer, worker, _, reply = trainer_and_worker("triton", "TRITON", exclude=["*.k_proj.weight"])

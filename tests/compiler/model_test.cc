@@ -124,8 +124,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values("llama-3.1-8b", "llama-3.1-70b", "qwen2.5-7b",
                       "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b",
                       "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3",
-                      "kimi-k2", "moonlight-16b-a3b", "glm-4.7-flash",
-                      "glm-4.5-air", "glm-4.6", "nemotron-3-nano-30b-a3b",
+                      "deepseek-v4-flash", "deepseek-v4-pro", "kimi-k2",
+                      "moonlight-16b-a3b", "glm-4.7-flash", "glm-4.5-air",
+                      "glm-4.6", "nemotron-3-nano-30b-a3b",
                       "nemotron-3-super-120b-a12b", "qwen3-next-80b-a3b",
                       "gpt-oss-120b"),
     [](const auto& param_info) {
@@ -278,7 +279,8 @@ TEST(ModelTest, DTypeComesFromTheConfig) {
 TEST(ModelTest, UnknownFamilyNamesTheKnownOnesAndTheWaysOut) {
   EXPECT_EQ(ReadConfigText("{\"model_type\": \"gpt5\"}").errors,
             "config.json:1:16: error: unknown model_type \"gpt5\"; wanted "
-            "deepseek_v3, deepseek_v32, gemma3_text, glm4_moe, glm4_moe_lite, "
+            "deepseek_v3, deepseek_v32, deepseek_v4, gemma3_text, glm4_moe, "
+            "glm4_moe_lite, "
             "glm_moe_dsa, gpt_oss, kimi_k2, llama, llama4, llama4_text, "
             "minimax_m2, mixtral, nemotron_h, qwen2, qwen3, qwen3_5, "
             "qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text, qwen3_moe, "

@@ -2,7 +2,9 @@
 // rank written out from whole tensors.
 #include <gtest/gtest.h>
 
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -134,6 +136,184 @@ TEST(VllmFamiliesTest, AnIndexerIsWholeAndItsNormFp32) {
                      "model.layers.{0}.self_attn.indexer.k_norm.bias")
                 .dtype,
             DType::kFp32);
+}
+
+// Layer 0 attends to a window and has a table of tokens, layer 1 is sparse.
+Model DeepseekV4(const std::string& more = "") {
+  return ReadTinyModel(absl::StrFormat(
+      R"({"model_type": "deepseek_v4", "hidden_size": 4, "head_dim": 2,
+          "num_attention_heads": 4, "num_key_value_heads": 1, "vocab_size": 64,
+          "num_hidden_layers": 2, "compress_ratios": [0, 4, 0],
+          "num_hash_layers": 1, "q_lora_rank": 2, "o_lora_rank": 3,
+          "o_groups": 2, "index_n_heads": 3, "index_head_dim": 2, "hc_mult": 2,
+          "n_routed_experts": 2, "num_experts_per_tok": 2,
+          "moe_intermediate_size": 4%s})",
+      more));
+}
+
+// A rank's heads of a vector, and what pads them.
+Tensor Padded(const Tensor& sinks, int64_t begin, int64_t end, int64_t heads) {
+  Tensor tensor = {.shape = {heads}, .cells = {}};
+  tensor.cells.assign(sinks.cells.begin() + begin, sinks.cells.begin() + end);
+  tensor.cells.resize(heads, Tensor::kSkip);
+  return tensor;
+}
+
+TEST(VllmFamiliesTest, DeepseekV4sAttentionIsCutByHeadsAndGroups) {
+  const Model model = DeepseekV4();
+  const Tensors hf = Under(Checkpoint(model), "layers.1.attn.");
+  const Tensors found = Under(OnVllm(model, 2)[1], "model.layers.1.attn.");
+  Tensors wanted = {
+      {"fused_wqa_wkv.weight",
+       Concat({hf.at("wq_a.weight"), hf.at("wkv.weight")})},
+      {"q_norm.weight", hf.at("q_norm.weight")},
+      {"kv_norm.weight", hf.at("kv_norm.weight")},
+      {"wq_b.weight", Rows(hf.at("wq_b.weight"), 4, 8)},
+      {"wo_a.weight", Rows(hf.at("wo_a.weight"), 3, 6)},
+      {"wo_b.weight", Columns(hf.at("wo_b.weight"), 3, 6)},
+      {"attn_sink", Padded(hf.at("attn_sink"), 2, 4, 64)},
+      {"indexer.wq_b.weight", hf.at("indexer.wq_b.weight")},
+      {"indexer.weights_proj.weight", hf.at("indexer.weights_proj.weight")}};
+  for (const std::string module : {"compressor.", "indexer.compressor."}) {
+    wanted[module + "ape"] = hf.at(module + "ape");
+    wanted[module + "norm.weight"] = hf.at(module + "norm.weight");
+    wanted[module + "fused_wkv_wgate.weight"] =
+        Concat({hf.at(module + "wkv.weight"), hf.at(module + "wgate.weight")});
+  }
+  ExpectSameTensors(found, wanted);
+}
+
+TEST(VllmFamiliesTest, DeepseekV4sSinksArePaddedAsTheBackendPads) {
+  const Model model = DeepseekV4();
+  const Tensor sinks = Checkpoint(model).at("layers.0.attn.attn_sink");
+  SideSpec side = MakeSide(LayoutKind::kVllm, 2);
+  const auto found = [&](AttentionBackend backend) {
+    side.attention_backend = Given(backend);
+    return LayOutAndExpand(model, side, fb::Side::kDestination)[0].at(
+        "model.layers.0.attn.attn_sink");
+  };
+  EXPECT_EQ(found(AttentionBackend::kFlashMla), Padded(sinks, 0, 2, 64));
+  EXPECT_EQ(found(AttentionBackend::kFlashInfer), Padded(sinks, 0, 2, 8));
+}
+
+TEST(VllmFamiliesTest, DeepseekV4KeepsItsRoutersTablesAndHyperConnections) {
+  const Model model = DeepseekV4();
+  const Tensors hf = Checkpoint(model);
+  const Tensors found = OnVllm(model, 2)[1];
+  EXPECT_EQ(SkippedTensors(found),
+            std::vector<std::string>{"model.layers.0.ffn.gate.tid2eid"});
+  EXPECT_EQ(found.at("model.layers.0.ffn.gate.tid2eid").shape,
+            (std::vector<int64_t>{64, 2}));
+  EXPECT_FALSE(
+      found.contains("model.layers.0.ffn.gate.e_score_correction_bias"));
+  EXPECT_EQ(found.at("model.layers.1.ffn.gate.e_score_correction_bias"),
+            hf.at("layers.1.ffn.gate.bias"));
+  for (const std::string name : {"hc_attn_fn", "hc_attn_base", "hc_attn_scale",
+                                 "hc_ffn_fn", "hc_ffn_base", "hc_ffn_scale"}) {
+    EXPECT_EQ(found.at("model.layers.1." + name), hf.at("layers.1." + name));
+    EXPECT_EQ(
+        BufferOf(model, MakeSide(LayoutKind::kVllm), "model.layers.{0}." + name)
+            .dtype,
+        DType::kFp32);
+  }
+  EXPECT_EQ(found.at("model.embed_tokens.weight"),
+            Rows(hf.at("embed.weight"), 32, 64));
+  EXPECT_EQ(found.at("lm_head.weight"), Rows(hf.at("head.weight"), 32, 64));
+  EXPECT_EQ(found.at("model.norm.weight"), hf.at("norm.weight"));
+}
+
+TEST(VllmFamiliesTest, DeepseekV4sFirstLayerDerivesItsBroadcast) {
+  const Model model = DeepseekV4();
+  const SideSpec side = MakeSide(LayoutKind::kVllm, 1, 2);
+  const Buffer mix = BufferOf(model, side, "model.layers.{0}.hc_attn_fn");
+  EXPECT_EQ(mix.index[0].numbers, std::vector<int32_t>{0});
+  ASSERT_EQ(mix.post_hooks.size(), 1);
+  EXPECT_EQ(mix.post_hooks[0].name, "derive-hyper-broadcast");
+  const std::vector<Tensors> stages =
+      LayOutAndExpand(model, side, fb::Side::kDestination);
+  // Each stage has the head's, and the last one reads them.
+  EXPECT_EQ(SkippedTensors(stages[0]),
+            (std::vector<std::string>{"model.hc_head_base", "model.hc_head_fn",
+                                      "model.hc_head_scale",
+                                      "model.layers.0.ffn.gate.tid2eid"}));
+  EXPECT_EQ(stages[1].at("model.hc_head_fn"),
+            Checkpoint(model).at("hc_head_fn"));
+}
+
+TEST(VllmFamiliesTest, DeepseekV4SharesTokensOutOnOneStageAlone) {
+  const Model model = DeepseekV4();
+  const std::string name = "layers.0.ffn.shared_experts.";
+  const Tensors hf = Under(Checkpoint(model), name);
+  const auto found = [&](int64_t stages) {
+    SideSpec side = MakeSide(LayoutKind::kVllm, 2, stages);
+    side.data_parallel = Given<int64_t>(2);
+    side.expert_parallel_enabled = Given(true);
+    return LayOutAndExpand(model, side, fb::Side::kDestination)[1].at(
+        "model." + name + "down_proj.weight");
+  };
+  EXPECT_EQ(found(1), hf.at("w2.weight"));
+  EXPECT_EQ(found(2), Columns(hf.at("w2.weight"), 2, 4));
+}
+
+TEST(VllmFamiliesTest, WhatVllmCannotHoldOfDeepseekV4IsRefused) {
+  const Model model = DeepseekV4();
+  EXPECT_EQ(LayOutErrors(model, MakeSide(LayoutKind::kVllm, 4)),
+            "destination.tensor_parallel 4 does not divide 2 groups of the "
+            "output projection\n");
+  SideSpec side = MakeSide(LayoutKind::kVllm);
+  side.quantized = Given(kFp8Block128);
+  EXPECT_EQ(LayOutErrors(model, side),
+            "destination.dtype fp8_e4m3_block128: vLLM reorders the scales of "
+            "deepseek_v4 after loading (wo_a, by DeepGEMM) or has its experts "
+            "in MXFP4; wanted bf16\n");
+  side = MakeSide(LayoutKind::kVllm);
+  side.attention_backend = Given(AttentionBackend::kFlashMla);
+  EXPECT_EQ(LayOutErrors(MakeModel({}), side),
+            "destination.attention_backend: the tensors of qwen3 do not "
+            "depend on it; wanted no such key\n");
+}
+
+TEST(VllmFamiliesTest, ADeepseekV4WithOtherParametersIsRefused) {
+  const auto errors = [](const std::string& more, bool mtp = false) {
+    Diagnostics diagnostics;
+    const std::string config = absl::StrFormat(
+        R"({"model_type": "deepseek_v4", "hidden_size": 4, "head_dim": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 1,
+            "vocab_size": 64, "num_hidden_layers": 2, "q_lora_rank": 2,
+            "o_lora_rank": 3, "o_groups": 2, "index_n_heads": 3,
+            "index_head_dim": 2, "hc_mult": 2, "n_routed_experts": 2,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 4%s})",
+        more);
+    EXPECT_FALSE(ReadTinyModel(config, mtp, diagnostics));
+    std::string messages;
+    std::istringstream rendered(diagnostics.Render());
+    for (std::string line; std::getline(rendered, line);) {
+      const size_t at = line.find("error: ");
+      if (at != std::string::npos) messages += line.substr(at + 7) + "\n";
+    }
+    return messages;
+  };
+  EXPECT_EQ(errors(R"(, "compress_ratios": [0, 4])", /*mtp=*/true),
+            "the multi-token-prediction layers of deepseek_v4 are not known; "
+            "wanted \"mtp\": false\n");
+  EXPECT_EQ(errors(R"(, "compress_ratios": [0, 2])"),
+            "compress_ratios has a layer 2; wanted 0, 4 or 128\n"
+            "compress_ratios has 1 layers; wanted 2 of num_hidden_layers\n");
+  EXPECT_EQ(errors(R"(, "layer_types": ["sliding_attention"])"),
+            "layer_types has 1 layers; wanted 2 of num_hidden_layers\n");
+  EXPECT_EQ(errors(R"(, "compress_ratios": [0, 4],
+                      "mlp_layer_types": ["moe", "hash_moe"])"),
+            "mlp_layer_types has 2 layers, of which 1 are hash_moe and 1 moe; "
+            "wanted 2, hash_moe first\n");
+  EXPECT_EQ(errors(R"(, "compress_ratios": [0, 4], "compress_rates":
+                      {"compressed_sparse_attention": 8}, "vision_n_layers": 2,
+                      "n_shared_experts": 2, "tie_word_embeddings": true)"),
+            "tie_word_embeddings true is not supported; wanted false\n"
+            "vision_n_layers above 0, a vision tower, is not supported; wanted "
+            "0\n"
+            "n_shared_experts is 2, which frameworks read differently; wanted "
+            "1\n"
+            "compress_rates of compressed_sparse_attention is 8; wanted 4\n");
 }
 
 TEST(VllmFamiliesTest, NormsAroundAnMlpAreWhole) {
@@ -298,6 +478,15 @@ TEST(VllmFamiliesTest, LayoutsThatDoNotKnowAFamilyRefuseIt) {
                          MakeSide(LayoutKind::kMegatron)),
             "destination: the layout megatron does not know llama4; wanted "
             "another layout (generic places any tensors)\n");
+  for (const auto& [layout, name] :
+       {std::pair(LayoutKind::kMegatron, "megatron"),
+        std::pair(LayoutKind::kSglang, "sglang")}) {
+    EXPECT_EQ(LayOutErrors(DeepseekV4(), MakeSide(layout)),
+              absl::StrFormat("destination: the layout %s does not know "
+                              "deepseek_v4; wanted another layout (generic "
+                              "places any tensors)\n",
+                              name));
+  }
 }
 
 }  // namespace

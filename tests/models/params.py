@@ -10,7 +10,7 @@ Standard library only.
 
 Views (what a tensor list is for):
   disk     exactly what the official checkpoint stores (fp8 + scales, mxfp4 blocks, MTP, stored copies, stale buffers)
-  weights  the parameters behind it, all in BF16 except the F32 router bias: scales and rope buffers gone,
+  weights  the parameters behind it, all in BF16 except the F32 router bias and hyper-connections: scales and buffers gone,
            mxfp4 unpacked to 3-D gate_up_proj/down_proj, MTP kept, stored copies of other tensors gone
   refit    `weights` without MTP: the main model, what an RL trainer usually sends to the rollout engine
 
@@ -25,7 +25,7 @@ from collections import Counter, namedtuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CONFIGS = os.path.join(HERE, "..", "..", "examples", "models")
-BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "U8": 1}
+BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "U8": 1, "I8": 1, "F8_E8M0": 1, "I64": 8}
 
 # tag is one of: "" (a parameter), "scale" (quantization scale), "packed" (sub-byte blocks), "buffer" (not a parameter),
 # "copy" (a second stored copy of another tensor, named in `of`).   mtp: belongs to the multi-token-prediction block.
@@ -222,6 +222,81 @@ def gpt_oss(c, quirks):
     return o.t
 
 
+def deepseek_v4(c, quirks):                             # published with fp8 linears, most with mxfp4 experts
+    o, h, d, qr = Out(c), c["hidden_size"], c["head_dim"], c["q_lora_rank"]
+    streams, layers = c["hc_mult"], c["num_hidden_layers"]
+    fp4 = o.fp8 and c.get("expert_dtype", "fp4") == "fp4"
+
+    def linear(name, out, inp, packed=False):           # scales are named after the module, one e8m0 byte a block
+        if packed:                                      # two fp4 values to a byte, blocks of 32 of a row
+            o.add(name + ".weight", out, inp // 2, dtype="I8", tag="packed", of=name + ".weight")
+            o.add(name + ".scale", out, inp // 32, dtype="F8_E8M0", tag="scale")
+            return
+        o.linear(name, out, inp)
+        if o.fp8:
+            scale = o.t.pop()
+            o.add(name + ".scale", *scale.shape, dtype="F8_E8M0", tag="scale")
+
+    def hyper(p, what, mixes, scales):
+        o.add(f"{p}{what}_fn", mixes, streams * h, dtype="F32")
+        o.add(f"{p}{what}_base", mixes, dtype="F32")
+        o.add(f"{p}{what}_scale", scales, dtype="F32")
+
+    def compressor(p, rate, dim):
+        rows = 2 * dim if rate == 4 else dim            # vectors of sparse layers overlap
+        o.add(p + "ape", rate, rows, dtype="F32")
+        o.add(p + "wkv.weight", rows, h)
+        o.add(p + "wgate.weight", rows, h)
+        o.add(p + "norm.weight", dim)
+
+    def mlp(p, packed=False):
+        linear(p + "w1", c["moe_intermediate_size"], h, packed)
+        linear(p + "w2", h, c["moe_intermediate_size"], packed)
+        linear(p + "w3", c["moe_intermediate_size"], h, packed)
+
+    o.add("embed.weight", c["vocab_size"], h)
+    o.add("norm.weight", h)
+    o.add("head.weight", c["vocab_size"], h)
+    hyper("", "hc_head", streams, 1)
+    for i in range(layers + (c.get("num_nextn_predict_layers") or 0)):
+        o.mtp = i >= layers
+        p = f"mtp.{i - layers}." if o.mtp else f"layers.{i}."
+        a, rate = p + "attn.", c["compress_ratios"][i]
+        o.add(p + "attn_norm.weight", h)
+        linear(a + "wq_a", qr, h)
+        o.add(a + "q_norm.weight", qr)
+        linear(a + "wq_b", c["num_attention_heads"] * d, qr)
+        linear(a + "wkv", d, h)
+        o.add(a + "kv_norm.weight", d)
+        linear(a + "wo_a", c["o_groups"] * c["o_lora_rank"], c["num_attention_heads"] * d // c["o_groups"])
+        linear(a + "wo_b", h, c["o_groups"] * c["o_lora_rank"])
+        o.add(a + "attn_sink", c["num_attention_heads"], dtype="F32")
+        if rate:
+            compressor(a + "compressor.", rate, d)
+        if rate == 4:
+            linear(a + "indexer.wq_b", c["index_n_heads"] * c["index_head_dim"], qr)
+            o.add(a + "indexer.weights_proj.weight", c["index_n_heads"], h)
+            compressor(a + "indexer.compressor.", rate, c["index_head_dim"])
+        o.add(p + "ffn_norm.weight", h)
+        o.add(p + "ffn.gate.weight", c["n_routed_experts"], h)
+        if i < c["num_hash_layers"]:                    # the experts of each token, which training never changes
+            o.add(p + "ffn.gate.tid2eid", c["vocab_size"], c["num_experts_per_tok"], dtype="I64", tag="buffer")
+        else:
+            o.add(p + "ffn.gate.bias", c["n_routed_experts"], dtype="F32")
+        for e in range(c["n_routed_experts"]):
+            mlp(f"{p}ffn.experts.{e}.", packed=fp4)
+        mlp(p + "ffn.shared_experts.")
+        hyper(p, "hc_attn", (2 + streams) * streams, 3)
+        hyper(p, "hc_ffn", (2 + streams) * streams, 3)
+        if o.mtp:
+            linear(p + "e_proj", h, h)
+            linear(p + "h_proj", h, h)
+            for norm in ("enorm", "hnorm", "norm"):
+                o.add(f"{p}{norm}.weight", h)
+            hyper(p, "hc_head", streams, 1)
+    return o.t
+
+
 def llama4_text(c, quirks):
     o, h, f, e = Out(c), c["hidden_size"], c["intermediate_size"], c["num_local_experts"]
     ends(o, c, quirks)
@@ -347,7 +422,7 @@ def nemotron_h(c, quirks):
 
 FAMILY = {"llama": dense, "qwen2": dense, "qwen3": dense, "qwen3_moe": qwen3_moe, "mixtral": mixtral,
           "deepseek_v3": deepseek_like, "kimi_k2": deepseek_like, "glm4_moe_lite": deepseek_like,
-          "glm4_moe": deepseek_like, "gpt_oss": gpt_oss, "llama4_text": llama4_text, "qwen3_next": qwen3_next,
+          "glm4_moe": deepseek_like, "deepseek_v4": deepseek_v4, "gpt_oss": gpt_oss, "llama4_text": llama4_text, "qwen3_next": qwen3_next,
           "nemotron_h": nemotron_h}
 
 
@@ -369,7 +444,9 @@ def view(ts, which="disk"):
     for t in ts:
         if t.tag in ("scale", "buffer", "copy") or (which == "refit" and t.mtp):
             continue
-        if t.tag == "packed":
+        if t.tag == "packed" and len(t.shape) == 2:      # deepseek_v4: a matrix of its own each
+            t = T(t.of, (t.shape[0], t.shape[1] * 2), "BF16", "", None, t.mtp)
+        elif t.tag == "packed":
             e, out, nb, half = t.shape
             t = T(t.of, (e, nb * half * 2, out), "BF16", "", None, t.mtp)
         elif t.dtype == "F8_E4M3":
@@ -391,6 +468,7 @@ def measure(ts):
         "disk_tensors": len(ts), "disk_elems": sum(map(numel, ts)), "disk_bytes": sum(map(nbytes, ts)),
         "disk_elems_by_dtype": dict(dt),
         "disk_mtp_tensors": sum(t.mtp for t in ts),
+        "disk_tensors_beside_experts": sum(not t.mtp and t.tag != "scale" and ".experts." not in t.name for t in ts),
         "disk_bf16_elems": dt["BF16"], "disk_f8_elems": dt["F8_E4M3"], "disk_f32_elems": dt["F32"],
         "disk_elems_unpacked": sum(numel(t) * (2 if t.tag == "packed" else 1) for t in ts),
         "disk_elems_no_scales": sum(numel(t) for t in ts if t.tag != "scale"),

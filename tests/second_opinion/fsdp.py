@@ -2,6 +2,7 @@
 
 import numpy
 
+import deepseek_v4
 from layout import Buffer, even_part
 
 
@@ -70,16 +71,20 @@ def expert_mesh_part(model, side, name, bits, rank):
 
 def ranks(model, side, tensors, padding, dtype):
     data, tensor = side.get("data_parallel", 1), side.get("tensor_parallel", 1)
-    if side.get("fused_experts"):
+    fp32 = set()
+    if isinstance(model, deepseek_v4.DeepseekV4Model):
+        tensors, fp32 = deepseek_v4.of_modules(model, side, tensors, dtype)
+    elif side.get("fused_experts"):
         tensors = fuse_experts(model, tensors)
     elif side.get("version", "4").startswith("5"):
         tensors = {
             name.replace("backbone.", "model.").replace(".block_sparse_moe.", ".mlp."): bits for name, bits in tensors.items()
         }
+    fp32 |= {name for name in tensors if name.endswith("e_score_correction_bias")}
     has_mesh = "expert_parallel" in side or "expert_shard_dim" in side
 
     def part(name, bits, d, t):
-        if name.endswith("e_score_correction_bias"):  # a buffer of the module
+        if name.endswith(("e_score_correction_bias", "ffn.gate.bias")):  # a buffer of the module
             return bits
         if has_mesh and ".experts." in name:
             return expert_mesh_part(model, side, name, bits, d)
@@ -90,7 +95,7 @@ def ranks(model, side, tensors, padding, dtype):
         for t in range(tensor):
             parts = {name: part(name, bits, d, t) for name, bits in tensors.items()}
             copy.append({
-                name: Buffer("fp32" if name.endswith("e_score_correction_bias") else dtype, bits)
+                name: Buffer("fp32" if name in fp32 else dtype, bits)
                 for name, bits in parts.items()
                 if bits is not None
             })  # fmt: skip

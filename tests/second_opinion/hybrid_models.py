@@ -31,12 +31,15 @@ class HybridModel:
         self.predicts = predicts
         self.experts = config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts")
 
-    def parameters(self):
         listed = params.expand(self.config, {"mtp_layers": 1})
-        return {t.name: list(t.shape) for t in params.view(listed, "weights" if self.predicts else "refit")}
+        self.listed = params.view(listed, "weights" if predicts else "refit")
+        self.fp32 = {t.name for t in self.listed if t.dtype == "F32"}
+
+    def parameters(self):
+        return {t.name: list(t.shape) for t in self.listed}
 
     def dtype_of(self, name, dtype):
-        return "fp32" if name.endswith("e_score_correction_bias") else dtype
+        return "fp32" if name in self.fp32 else dtype
 
     def kind(self, layer):
         """What the layer's mixer is: mamba, attention, delta, mlp, moe."""

@@ -6,6 +6,7 @@ import math
 import re
 
 from deepseek_models import DeepseekModel
+from deepseek_v4 import DeepseekV4Model
 from hybrid_models import HybridModel
 from models import ListedModel, Model
 from random_jobs import draw_jobs
@@ -1091,6 +1092,24 @@ FUSED_EXPERTS = [
      flat_side(DP_3, LLAMA4_QUERIES, tensors=[("*", "dp", ["Shard(0)"])]), vllm(tp=2, pp=2)),
 ]
 
+DEEPSEEK_V4 = DeepseekV4Model(
+    model_type="deepseek_v4", num_hidden_layers=5, hidden_size=24, num_attention_heads=8, num_key_value_heads=1, head_dim=6,
+    vocab_size=200, q_lora_rank=10, o_lora_rank=5, o_groups=4, compress_ratios=[0, 4, 128, 4, 128], num_hash_layers=2,
+    index_n_heads=3, index_head_dim=4, hc_mult=2, n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=2,
+    moe_intermediate_size=24, topk_method="noaux_tc",
+)  # fmt: skip
+HYPER_CONNECTIONS = [
+    ("hyper: fsdp to tp2", DEEPSEEK_V4, fsdp(dp=3), vllm(tp=2, replicas=2)),
+    ("hyper: to tp4 of flashinfer", DEEPSEEK_V4, fsdp(dp=2), vllm(tp=4, attention_backend="flashinfer")),
+    ("hyper: live modules to pp2", DEEPSEEK_V4, fsdp(dp=3, version="5.24"), vllm(tp=2, pp=2), FOUR_PER_HOST),
+    ("hyper: stacked experts of a mesh to expert_parallel", DEEPSEEK_V4, fsdp(dp=4, ep=2, fused_experts=True),
+     vllm(tp=2, dp=2, expert_parallel=True), SMALL_BUCKETS),
+    ("hyper: to expert_parallel, pp2", DEEPSEEK_V4, fsdp(dp=2), vllm(tp=2, dp=2, pp=2, expert_parallel=True, version="0.23")),
+    ("hyper: of fp32 sources", DEEPSEEK_V4, fsdp(dp=2, version="5", dtype="fp32"), vllm(tp=2, dtype="bf16")),
+    ("hyper: to an fp32 router", DEEPSEEK_V4, fsdp(), vllm(router_dtype="fp32")),
+    ("hyper: back to fsdp", DEEPSEEK_V4, vllm(tp=2, pp=2), fsdp(dp=3)),
+]
+
 # Key heads of one block, value heads of one; hidden size and experts of two.
 FP8_QWEN3_NEXT_CONFIG = dict(
     model_type="qwen3_next", num_hidden_layers=4, hidden_size=256, num_attention_heads=4, num_key_value_heads=2,
@@ -1120,6 +1139,7 @@ def all_jobs():
         "mamba": MAMBA,
         "delta_nets": DELTA_NETS,
         "fused_experts": FUSED_EXPERTS,
+        "hyper_connections": HYPER_CONNECTIONS,
         "fsdp": FSDP,
         "flat": FLAT,
         "placement": PLACEMENT,

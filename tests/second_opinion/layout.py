@@ -11,12 +11,14 @@ class Buffer:
 
     `unread`: the worker has it and uses it for nothing, or it repeats another tensor (a tied head). As a source it
     must not be looked at; as a destination, `optional`, it may be left out.
+    `left_alone`: so many elements more of a vector, which a refit leaves alone.
     """
 
     dtype: str
     bits: numpy.ndarray
     unread: bool = False
     optional: bool = False
+    left_alone: int = 0
 
 
 def even_part(tensor, index, count, dim):

@@ -20,6 +20,7 @@ import traceback
 
 import numpy
 
+import deepseek_v4
 import fsdp
 import generic
 import hybrid_megatron
@@ -42,7 +43,9 @@ class Mismatch(Exception):
 
 def layout_of(job, side):
     """The module that knows the side's tensors; None: generic."""
-    if isinstance(job.model, HybridModel):
+    if isinstance(job.model, deepseek_v4.DeepseekV4Model):
+        layouts = {"fsdp": fsdp, "vllm": deepseek_v4}
+    elif isinstance(job.model, HybridModel):
         layouts = {"fsdp": fsdp, "megatron": hybrid_megatron, "sglang": hybrid_sglang, "vllm": hybrid_vllm}
     else:
         layouts = {"fsdp": fsdp, "megatron": megatron, "sglang": sglang, "vllm": vllm}
@@ -61,7 +64,7 @@ def ranks_of_side(job, side, tensors, padding, parameter_dtype, dtype):
 
 def has_casts(job, source_dtype, destination_dtype):
     # Frameworks keep single tensors of these in dtypes of their own.
-    if getattr(job.model, "family", "").startswith(("nemotron_h", "glm4_moe", "qwen3_next")):
+    if getattr(job.model, "family", "").startswith(("nemotron_h", "glm4_moe", "qwen3_next", "deepseek_v4")):
         return True
     if "router_dtype" in job.source or "router_dtype" in job.destination:
         return True
@@ -98,6 +101,9 @@ def write_source(directory, ranks):
             bits = buffer.bits
             if buffer.unread:
                 bits = values.Padding(buffer.dtype, values.GARBAGE[buffer.dtype])(*bits.shape)
+            if buffer.left_alone:
+                tail = values.Padding(buffer.dtype, values.GARBAGE[buffer.dtype])(buffer.left_alone)
+                bits = numpy.concatenate([bits, tail])
             tensors[name] = values.SAFETENSORS_NAME[buffer.dtype], bits
         safetensors.write(directory / f"rank-{rank:05d}.safetensors", tensors)
 
@@ -114,6 +120,8 @@ def check_rank(path, wanted, excluded):
                 continue
             raise Mismatch(f"{path.name} lacks {name}")
         dtype, bits = found[name]
+        if buffer.left_alone:
+            bits = bits[: -buffer.left_alone]
         if (dtype, bits.shape) != (values.SAFETENSORS_NAME[buffer.dtype], buffer.bits.shape):
             raise Mismatch(f"{path.name}: {name} is {dtype} {bits.shape}; wanted {buffer.dtype} {buffer.bits.shape}")
         wrong = numpy.argwhere((bits != buffer.bits) & ~is_left_out)

@@ -116,13 +116,6 @@ Fragment MakeFragment(const Part& part, const IndexRun& layers,
   return fragment;
 }
 
-// The dtype that frameworks keep params of this role in whatever the side's is.
-std::optional<DType> OwnDType(ParamRole role) {
-  // Routing compares scores that are close to each other.
-  if (role == ParamRole::kRouterCorrection) return DType::kFp32;
-  return std::nullopt;
-}
-
 std::string_view OwnName(const Param& param) {
   const bool has_many = IsPlainModule(param.role) || IsTower(param.role);
   return has_many ? std::string_view(param.name) : "";
@@ -219,9 +212,8 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
   buffer.shape.insert(buffer.shape.end(), spec.shape.begin(), spec.shape.end());
   buffer.form = spec.form;
   buffer.post_hooks = std::move(spec.post_hooks);
-  buffer.own_dtype =
-      spec.own_dtype.has_value() ||
-      (!spec.parts.empty() && OwnDType(spec.parts[0].role).has_value());
+  buffer.own_dtype = spec.own_dtype.has_value() ||
+                     (!spec.parts.empty() && IsAlwaysFp32(spec.parts[0].role));
   if (spec.own_dtype.has_value()) buffer.dtype = *spec.own_dtype;
 
   if (spec.zeros) {
@@ -231,6 +223,17 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
                               .extent = shape,
                               .stride = RowMajorStrides(shape),
                               .detail = {}});
+  }
+  if (spec.tail.has_value()) {
+    const auto& [begin, why] = *spec.tail;
+    const int64_t tail = spec.shape[0] - begin;
+    buffer.regions.push_back(
+        {.kind = fb::RegionKind::kSkip,
+         .reason = why.reason,
+         .offset = begin,
+         .extent = {static_cast<int64_t>(layers.size()), tail},
+         .stride = {strides.layer, 1},
+         .detail = why.detail});
   }
   for (const Part& part : spec.parts) {
     if (part.box.Empty()) continue;
@@ -254,8 +257,7 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
 }
 
 DType BufferDType(const SideSpec& side, const Param& param) {
-  const std::optional<DType> own = OwnDType(param.role);
-  if (own.has_value()) return *own;
+  if (IsAlwaysFp32(param.role)) return DType::kFp32;
   return side.dtype.given ? side.dtype.value : param.dtype;
 }
 
@@ -263,6 +265,7 @@ Buffer TensorOf(const LayoutContext& context, TensorSpec spec, ParamId id) {
   Buffer buffer =
       MakeBuffer(std::move(spec.name), std::move(spec.shape),
                  BufferDType(context.side, context.model.params[IndexOf(id)]));
+  buffer.own_dtype = IsAlwaysFp32(context.model.params[IndexOf(id)].role);
   for (Part& part : spec.parts) {
     buffer.fragments.push_back({.param = id,
                                 .box = std::move(part.box),

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "compiler/ir/module.h"
@@ -55,6 +56,8 @@ struct TensorSpec {
   std::optional<DType> own_dtype = std::nullopt;
   std::vector<PostHook> post_hooks = {};  // that each write of it asks for
   std::optional<DeclaredSkip> skip = std::nullopt;  // of all of it
+  // Of a vector: why nothing is written from this element on.
+  std::optional<std::pair<int64_t, DeclaredSkip>> tail = std::nullopt;
 };
 
 // A param, a part of a matrix's rows or of its columns, alone in a tensor
@@ -96,7 +99,7 @@ Buffer LayerStack(const RoleTable& table, TensorSpec spec,
                   const LayerStackOptions& options);
 
 // The dtype of a buffer that holds `param`: the side's, if the job gives one.
-// A router's correction is fp32 everywhere.
+// Some roles are fp32 everywhere (IsAlwaysFp32).
 DType BufferDType(const SideSpec& side, const Param& param);
 
 // A tensor of parts of `id`, which has no layer.

@@ -151,6 +151,12 @@ class FsdpLayout {
            context_.model.architecture.family->transformers
                .transposes_experts_since_5;
   }
+  bool IsFp32Norm(std::string_view name) const {
+    return context_.model.architecture.family->transformers
+               .fp32_norms_since_5 &&
+           IsTransformers5() && !context_.side.dtype.given &&
+           ModuleOf(name).ends_with("norm");
+  }
   // Of the modules' tensor.
   Dims ModuleShape(const Param& param) const {
     Dims shape = param.StoredShape();
@@ -331,7 +337,11 @@ Buffer FsdpLayout::Shard(ParamId id, const Coordinate& rank) const {
     buffer.shape.push_back(box.extent(dim));
   }
   buffer.dtype = BufferDType(context_.side, param);
-  buffer.own_dtype = IsModuleBuffer(param);
+  buffer.own_dtype = IsAlwaysFp32(param.role);
+  if (IsFp32Norm(buffer.name)) {
+    buffer.dtype = DType::kFp32;
+    buffer.own_dtype = true;
+  }
   if (box.Empty()) return buffer;
   Fragment held_part = {.param = id,
                         .box = std::move(box),

@@ -208,7 +208,7 @@ void AddPlainModules(const LayoutContext& context, const RoleTable& table,
                     .experts = std::nullopt})));
   };
   std::set<std::string_view> done;  // an exclude may have split a stack
-  for (const ParamRole role : {kColumn, kRow, kReplicated}) {
+  for (const ParamRole role : {kColumn, kRow, kReplicated, kReplicatedFp32}) {
     for (const ParamId id : table.Params(role)) {
       const std::string& name = table.param(id).name;
       if (!done.insert(name).second) continue;

@@ -98,8 +98,18 @@ class VllmLayout {
   // Whether each rank holds all of the shared experts.
   bool HasWholeSharedExperts() const {
     return sizes_.sequence_parallel_experts() &&
-           !traits_.cuts_shared_experts_of_token_parts;
+           !traits_.cuts_shared_experts_of_token_parts &&
+           (sizes_.pipeline == 1 || !traits_.token_parts_on_one_stage);
   }
+
+  // What a rank holds of the layer's attention sinks, which kernels have for
+  // some numbers of heads alone.
+  TensorSpec PaddedSinks(const LayerGroup& group, EvenPart part) const;
+  void CheckAttentionBackend(SizeChecks& checks,
+                             const SizeChecks::Divisor& tensor);
+
+  // Adds the tables of the layers that choose experts by token.
+  void AddHashTables(Range layers, std::vector<BufferId>& out);
 
   // Adds a tensor outside the layers: whole where a stage reads it, a declared
   // skip where it is built and never read, else nothing.
@@ -142,6 +152,16 @@ void VllmLayout::CheckSizes(SizeChecks& checks) {
   gate_up_order_ = CheckMoeBackend(side, checks);
   CheckFusedExperts(context_, table_, gate_up_order_, checks);
   CheckDraft(checks, tensor);
+  CheckAttentionBackend(checks, tensor);
+  if (side.quantized.given && !traits_.block_scales) {
+    checks.Report(
+        side.quantized.place,
+        absl::StrFormat(
+            "%s.dtype %s: vLLM reorders the scales of %s after loading (wo_a, "
+            "by DeepGEMM) or has its experts in MXFP4; wanted bf16",
+            side.key, side.quantized.value.name,
+            context_.model.architecture.family->model_type));
+  }
   CheckTower(context_, table_, tensor, checks);
 
   checks.HasExperts(side.router_dtype.given, side.router_dtype.place,
@@ -153,6 +173,73 @@ void VllmLayout::CheckSizes(SizeChecks& checks) {
                                   "one like 0.25",
                                   side.key, side.version.value));
   }
+}
+
+// The heads to which the kernels of a backend pad; 0: there are too many.
+int64_t PaddedHeads(AttentionBackend backend, int64_t heads) {
+  int64_t padded = backend == AttentionBackend::kFlashMla ? 64 : 8;
+  while (padded < heads) padded *= 2;
+  return padded > 128 ? 0 : padded;
+}
+
+void VllmLayout::CheckAttentionBackend(SizeChecks& checks,
+                                       const SizeChecks::Divisor& tensor) {
+  const Architecture& architecture = context_.model.architecture;
+  const Located<AttentionBackend>& backend = context_.side.attention_backend;
+  if (table_.Params(kAttentionSinksFp32).empty()) {
+    if (!backend.given) return;
+    checks.Report(
+        backend.place,
+        absl::StrFormat("%s.attention_backend: the tensors of %s do "
+                        "not depend on it; wanted no such key",
+                        context_.side.key, architecture.family->model_type));
+    return;
+  }
+  checks.Divides(tensor, architecture.heads, "attention heads");
+  checks.Divides(tensor, architecture.output_groups,
+                 "groups of the output projection");
+  const int64_t heads = architecture.heads / tensor.value;
+  if (!checks.ok() || PaddedHeads(backend.value, heads) > 0) return;
+  checks.Report(tensor.place,
+                absl::StrFormat("%s leaves %d attention heads to a rank; "
+                                "vLLM's kernels have at most 128",
+                                tensor.text, heads));
+}
+
+TensorSpec VllmLayout::PaddedSinks(const LayerGroup& group,
+                                   EvenPart part) const {
+  TensorSpec spec = RowPart(*group.params[0], part);
+  const int64_t heads = spec.shape[0];
+  spec.shape[0] = PaddedHeads(context_.side.attention_backend.value, heads);
+  if (spec.shape[0] > heads) {
+    spec.tail = {heads,
+                 {.reason = SkipReason::kFrozen,
+                  .detail = "heads that pad those of the rank; vLLM keeps "
+                            "-inf there"}};
+  }
+  return spec;
+}
+
+void VllmLayout::AddHashTables(Range layers, std::vector<BufferId>& out) {
+  const Architecture& architecture = context_.model.architecture;
+  layers.end = std::min(layers.end, architecture.hash_layers);
+  if (layers.begin >= layers.end) return;
+  AddLayerStacks(
+      context_, table_, layers, {kRouter}, std::nullopt,
+      [&](const LayerGroup& group) {
+        const std::string& gate = group.params[0]->name;
+        return TensorSpec{
+            .name = Renamed(
+                absl::StrCat(gate.substr(0, gate.rfind('.')), ".tid2eid"),
+                traits_.renames),
+            .shape = {architecture.vocab, architecture.experts_per_token},
+            .parts = {},
+            .own_dtype = DType::kInt32,
+            .skip = DeclaredSkip{.reason = SkipReason::kFrozen,
+                                 .detail = "a table of experts by token, which "
+                                           "training never changes"}};
+      },
+      out);
 }
 
 void VllmLayout::CheckDraft(SizeChecks& checks,
@@ -259,8 +346,8 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
     return RowShard(group, part);
   };
   const auto fused_down = [&](const LayerGroup& group) {
-    return ConcatRows(group,
-                      RenameModule(group.params[0]->name, "fused_qkv_a_proj"));
+    return ConcatRows(group, RenameModule(group.params[0]->name,
+                                          traits_.query_key_value_down));
   };
   const EvenPart shared_part = HasWholeSharedExperts() ? EvenPart{} : part;
   const auto add = [&](std::initializer_list<ParamRole> roles, auto make) {
@@ -284,7 +371,7 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   }
   add({kQuery, kKey, kValue}, qkv);
   add({kQueryBias, kKeyBias, kValueBias}, qkv);
-  if (architecture.latent.has_value() && architecture.latent->query_rank > 0) {
+  if (!table_.Params(kQueryDown).empty()) {
     add({kQueryDown, kKeyValueDown}, fused_down);
   } else {
     add({kKeyValueDown}, replicated);
@@ -317,6 +404,8 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   }
   add({kAttentionOutput}, column_shard);
   if (traits_.output_bias) add({kAttentionOutputBias}, replicated);
+  add({kAttentionOutputDown}, row_shard);
+  add({kAttentionOutputUp}, column_shard);
   add({kQueryNorm}, replicated);
   add({kKeyNorm}, replicated);
   add({kQueryHeadsNorm}, [&](const LayerGroup& group) {
@@ -348,6 +437,26 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
     }
     return spec;
   });
+  add({kAttentionSinksFp32},
+      [&](const LayerGroup& group) { return PaddedSinks(group, part); });
+  // The model's first layer computes with a sum that vLLM makes of its own.
+  const Range derives = {
+      layers.begin, std::min(layers.begin + (stage == 0 ? 1 : 0), layers.end)};
+  AddLayers(
+      stage, derives, {kHyperAttentionMix}, std::nullopt,
+      [&](const LayerGroup& group) {
+        TensorSpec spec = Replicated(group);
+        if (context_.which == fb::Side::kDestination) {
+          spec.post_hooks.push_back(
+              {.name = "derive-hyper-broadcast",
+               .detail = "make hc_attn_fn_broadcast of the layer from it again "
+                         "(finalize_mhc_broadcast_weights of the model)"});
+        }
+        return spec;
+      },
+      out);
+  AddLayers(stage, {derives.end, layers.end}, {kHyperAttentionMix},
+            std::nullopt, Replicated, out);
   AddServingMixers(architecture, part, add);
   AddMlp(table_, {kMlpGate, kMlpUp, kMlpDown}, part, add);
   add({kAttentionNorm}, replicated);
@@ -363,6 +472,7 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
     }
     return spec;
   });
+  AddHashTables(layers, out);
   add({kRouterBias}, replicated);
   add({kRouterCorrection}, replicated);
   add({kLatentDown}, replicated);
@@ -427,6 +537,11 @@ std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {
       AddEnd(last, traits_.every_stage == VllmTraits::EveryStage::kEnds,
              WholeTensor(context_, table_.param(id).name, id), out);
     }
+  }
+  // Every stage has these.
+  for (const ParamId id : table_.Params(kHyperHead)) {
+    AddEnd(last, /*is_built=*/true,
+           WholeTensor(context_, table_.param(id).name, id), out);
   }
   // Tied: the head is the embedding's own tensor and has no name.
   if (context_.model.architecture.tied) return out;
