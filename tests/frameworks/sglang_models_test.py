@@ -81,8 +81,9 @@ CONFIGS = {
     | ({"mamba_n_groups": config["n_groups"]} if name == "nemotron_h" else {})
     | ({"language_model_only": True} if "text_config" in config else {})  # a vision tower is not moved
     for name, config in MODELS.items()
-    # It has experts in every layer of qwen3_moe, and cannot load llama4 without the model that has a vision tower.
-    if name not in ("qwen3_moe, dense layers", "llama4_text", "llama4_text, tied")
+    # It has experts in every layer of qwen3_moe, and cannot load llama4 without the model that has a vision tower. The sglang
+    # layout does not know deepseek_v4.
+    if name not in ("qwen3_moe, dense layers", "llama4_text", "llama4_text, tied", "deepseek_v4")
 }
 # What its classes cannot hold; refitc refuses or warns of it.
 LACKS = {

@@ -26,6 +26,14 @@ LATENT = {
     "q_lora_rank": 48, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
 }  # fmt: skip
 INDEXER = {"index_n_heads": 4, "index_head_dim": 128, "index_topk": 64}
+# DeepSeek-V4: kernels know these widths of heads alone. Layer 0 attends to a window, 1 and 3 are sparse, 2 is compressed heavily.
+COMPRESSED = {
+    "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64, "q_lora_rank": 48, "o_lora_rank": 24, "o_groups": 4,
+    "moe_intermediate_size": 64, "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "topk_method": "noaux_tc",
+    "scoring_func": "sqrtsoftplus", "norm_topk_prob": True, "routed_scaling_factor": 1.5, "swiglu_limit": 10.0, "num_hash_layers": 1,
+    "hc_mult": 4, "hc_eps": 1e-6, "hc_sinkhorn_iters": 20, "compress_ratios": [0, 4, 128, 4, 0], "compress_rope_theta": 160000.0,
+    "sliding_window": 64, "num_nextn_predict_layers": 1,
+}  # fmt: skip
 # Gated delta nets beside attention, as in qwen3_5.
 DELTA = {
     "full_attention_interval": 2, "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_key_heads": 4,
@@ -115,6 +123,7 @@ MODELS = {
         scoring_func="sigmoid", use_routing_bias=True, use_qk_norm=True, num_mtp_modules=0
     ),  # fmt: skip
     "deepseek_v32": _with("deepseek_v32", "DeepseekV32ForCausalLM", DENSE, LATENT, INDEXER, without=["head_dim"]),
+    "deepseek_v4": _with("deepseek_v4", "DeepseekV4ForCausalLM", DENSE, INDEXER, COMPRESSED, without=["intermediate_size"]),
     "glm_moe_dsa": _with(
         "glm_moe_dsa", "GlmMoeDsaForCausalLM", DENSE, LATENT, INDEXER, n_group=1, indexer_rope_interleave=True, without=["head_dim"]
     ),
@@ -212,12 +221,21 @@ class Refit:
                 values = torch.randn(buffer["shape"], generator=generator)
                 tensors[name] = values.to(DTYPES[buffer["dtype"]])
         save_file(tensors, self.checkpoint / "model.safetensors", metadata={"format": "pt"})
+        self._write_hash_tables(generator)
         (self.directory / "source").mkdir()
         (self.directory / "source" / "rank-00000.safetensors").symlink_to("../checkpoint/model.safetensors")
 
+    def _write_hash_tables(self, generator):
+        """What a checkpoint of deepseek_v4 has beside its parameters: for each token the experts of the first layers."""
+        config = json.loads((self.checkpoint / "config.json").read_text())
+        if config.get("num_hash_layers"):
+            shape = (config["vocab_size"], config["num_experts_per_tok"])
+            save_file({f"layers.{layer}.ffn.gate.tid2eid": torch.randint(config["n_routed_experts"], shape, generator=generator)
+                       for layer in range(config["num_hash_layers"])}, self.checkpoint / "tables.safetensors", metadata={"format": "pt"})
+
     def execute(self):
         """By rank of the destination: name -> what the refit leaves there once the worker has run its hooks, or None where
-        the plan declares that it leaves the tensor alone."""
+        the plan declares that it leaves the tensor alone. Of a vector whose end it leaves alone `written` is the rest."""
         self._run("refit-run", "plan.refit", "--transport", "local", "--source-dir", "source", "--destination-dir", "found")
         ranks = []
         for rank in range(self.plan["source_ranks"], self.plan["source_ranks"] + self.ranks):
@@ -230,8 +248,12 @@ class Refit:
 
     @staticmethod
     def _after_hooks(buffer, tensor):
-        if any(region["kind"] == "skip" for region in buffer.get("regions", [])):
-            return None
+        for region in buffer.get("regions", []):
+            if region["kind"] == "skip":
+                if not buffer.get("fragments"):
+                    return None
+                assert region["offset"] + region["extent"][-1] == len(tensor)
+                tensor.written = slice(region["offset"])
         for hook in buffer.get("post_hooks", []):
             if hook["name"] == "negative-exp":
                 tensor = -torch.exp(tensor.float())

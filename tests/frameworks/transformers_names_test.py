@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Compares names and shapes of the fsdp layout with transformers' live models, which stay on the meta device.
+"""Compares names and shapes of the fsdp layout with transformers' live models, which stay on the meta device. Of models whose
+dtypes differ by parameter it compares dtypes and values too, with what from_pretrained makes of a checkpoint.
 
 usage: transformers_names_test.py --programs DIRECTORY      (tests/frameworks/vllm.sh installs what it needs)
 """
@@ -12,14 +13,16 @@ import warnings
 
 warnings.filterwarnings("ignore")
 
+import table
 import torch
 import transformers
 from tiny_models import MODELS, TOWERS, Refit, full_names
 
 FUSED = {
     "qwen3_moe", "mixtral", "deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2", "qwen3_next",
-    "nemotron_h",
+    "nemotron_h", "deepseek_v4",
 }  # fmt: skip
+OWN_DTYPES = {"deepseek_v4"}
 ABSENT = {"kimi_k2"}  # transformers runs it by the checkpoint's own code
 
 
@@ -45,6 +48,17 @@ def planned(programs, config):
     return {name: shape for name, shape in shapes.items() if not name.endswith("e_score_correction_bias")}
 
 
+def differences_of_loaded(programs, config):
+    """Between what a plan makes of a checkpoint and what transformers does: the number of tensors, lines."""
+    side = {"layout": "fsdp", "version": transformers.__version__, "fused_experts": config["model_type"] in FUSED}
+    with tempfile.TemporaryDirectory(prefix="refit-") as directory:
+        refit = Refit(programs, directory, config, side)
+        refit.write_checkpoint()
+        model = transformers.AutoModelForCausalLM.from_pretrained(refit.checkpoint, dtype=torch.bfloat16)
+        wanted = {name: tensor.detach() for name, tensor in model.state_dict().items() if not name.endswith("tid2eid")}
+        return table.differences("transformers", refit.execute()[0], wanted)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--programs", required=True, type=lambda path: pathlib.Path(path).absolute(), help="where refitc is")
@@ -60,6 +74,12 @@ def main():
         for name in sorted(found.keys() | wanted.keys()):
             if found.get(name) != wanted.get(name):
                 print(f"{family}: {name}: {found.get(name)}; transformers has {wanted.get(name)}", file=sys.stderr)
+        if config["model_type"] in OWN_DTYPES:
+            compared, wrong = differences_of_loaded(programs, config)
+            failed += bool(wrong)
+            print(f"| {family}, loaded | {compared} | {'DIFFERS' if wrong else 'equal'} |", flush=True)
+            for line in wrong:
+                print(f"{family}: {line}", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -9,6 +9,7 @@ tensors: every name, shape, dtype and byte. What vLLM does after loading (proces
 plan's hooks name it.
 """
 
+import importlib
 import json
 import os
 import pathlib
@@ -33,7 +34,9 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedM
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.models import registry
 from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms.interface import DeviceCapability
 from vllm.utils.torch_utils import set_default_torch_dtype
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 torch.set_num_threads(1)
 # vLLM inspects a model class in a process of its own, which imports vLLM anew: half a minute for each family.
@@ -65,6 +68,21 @@ def without_sparse_attention(
     return choose(selected_backend, attn_selector_config._replace(use_sparse=False), num_heads)
 
 
+class Never:
+    """A stream or event of a GPU, which models make and no test uses."""
+
+    def __init__(self, *_, **__):
+        pass
+
+
+def take_gpu_class_of_deepseek_v4():
+    """On a CPU vLLM takes a port of its class, which does not share tokens out or pad heads. The real one asks for a Hopper."""
+    family = importlib.import_module("vllm.models.deepseek_v4")
+    family.DeepseekV4ForCausalLM = importlib.import_module("vllm.models.deepseek_v4.nvidia.model").DeepseekV4ForCausalLM
+    torch.cuda.Stream = torch.cuda.Event = Never
+    CpuPlatform.get_device_capability = classmethod(lambda cls, device_id=0: DeviceCapability(9, 0))
+
+
 CpuPlatform.get_attn_backend_cls = without_sparse_attention
 # Else ranks meet in shared memory, under names that outlive them.
 CpuCommunicator._all_group_ranks_share_shm_group_name = lambda communicator: False
@@ -86,6 +104,8 @@ EXPERT_MESHES = {
     "tp2 dp2 ep": {"tensor_parallel": 2, "data_parallel": 2, "expert_parallel": True},
     "tp2 pp2 dp2 ep": {"tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2, "expert_parallel": True},
 }
+# Kernels that pad heads otherwise.
+DEEPSEEK_V4_MESHES = {"tp2, flashinfer": {"tensor_parallel": 2, "attention_backend": "flashinfer"}}
 # With a vision tower, which vLLM builds on every stage and beside every part of the experts.
 TOWER_MESHES = {
     "tower": {},
@@ -106,6 +126,8 @@ def cases():
             meshes |= EXPERT_MESHES
         # vLLM keeps this router in fp32 where it has no kernel of a newer GPU for it.
         more = {"router_dtype": "fp32"} if config["model_type"] == "nemotron_h" else {}
+        if config["model_type"] == "deepseek_v4":
+            meshes |= DEEPSEEK_V4_MESHES
         if config["model_type"] in TOWERS:
             meshes |= {mesh: {"vision": True, **side} for mesh, side in TOWER_MESHES.items()}
         for mesh, side in meshes.items():
@@ -123,6 +145,9 @@ def engine_config(checkpoint, side):
     # As vLLM's data-parallel engines have it, without their coordinator.
     config.parallel_config.data_parallel_size = side.get("data_parallel", 1)
     config.parallel_config.distributed_executor_backend = "external_launcher"
+    config.kernel_config.enable_jit_warmup = False
+    if side.get("attention_backend") == "flashinfer":
+        config.attention_config.backend = AttentionBackendEnum.FLASHINFER_MLA_SPARSE_DSV4
     return config
 
 
@@ -131,6 +156,8 @@ def load(config, rank, ranks, rendezvous):
     parallel = config.parallel_config
     parallel.data_parallel_rank = rank // (parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
     parallel.rank = rank
+    if config.model_config.hf_config.model_type == "deepseek_v4":
+        take_gpu_class_of_deepseek_v4()
     with set_current_vllm_config(config):
         init_distributed_environment(ranks, rank, f"file://{rendezvous}", local_rank=rank, backend="gloo")
         initialize_model_parallel(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
