@@ -25,7 +25,8 @@ namespace refit {
 namespace {
 
 // How long kernels have to end after an abort, before graphs that hold them are
-// dropped all the same; and how often that is looked at.
+// dropped all the same; and how often that is looked at. Before the abort, a
+// group has as long to become part of a capture.
 constexpr std::chrono::seconds kStopTime(2);
 constexpr std::chrono::milliseconds kStopPause(5);
 
@@ -167,6 +168,8 @@ class NcclTransport : public Transport, private Fence {
   absl::Status MakeLinks(absl::Span<const Edge> edges, Deadline deadline);
   absl::StatusOr<size_t> AddEnqueued(const ExchangeRound& round);
   absl::Status Issue(const ExchangeRound& round, Stream stream);
+  void SetCapturesGroup(bool captures);
+  void AwaitCapturedGroup();
   absl::Status Outcome(const absl::Status& status) {
     return status.ok() ? status : supervisor_.Fail(status);
   }
@@ -192,6 +195,7 @@ class NcclTransport : public Transport, private Fence {
   // goes.
   bool is_recording_ = false;
   absl::Status recording_;
+  bool is_captured_ = false;  // the rank's thread: the refit that began last
   // The rank's thread: of the next Wait, and of all ranks in the last one.
   bool offers_replay_ = false;
   bool all_replay_ = false;
@@ -199,6 +203,9 @@ class NcclTransport : public Transport, private Fence {
   std::mutex mutex_;
   Deadline deadline_;        // of the refit; guarded by mutex_
   EnqueuedRounds enqueued_;  // guarded by mutex_, but for MarkEnd
+  // NCCL puts a group of the rank's thread into a capture. Guarded by mutex_.
+  bool captures_group_ = false;
+  std::condition_variable group_is_captured_;
 
   RefitSupervisor supervisor_;  // ends before what it uses
 };
@@ -214,6 +221,7 @@ NcclTransport::~NcclTransport() {
 // gone.
 void NcclTransport::StopWork(bool is_enqueued) {
   if (links_.fence != nullptr) links_.fence->Abort();
+  AwaitCapturedGroup();
   // Both at once: an abort waits for the kernels of its communicator, which may
   // stand behind the other's, on one stream or in one graph.
   if (links_.domain != nullptr) domain_abort_->Begin(links_.domain.get());
@@ -386,6 +394,7 @@ absl::Status NcclTransport::EndRecording() {
 
 absl::Status NcclTransport::BeginRefit(Deadline deadline, bool is_captured) {
   offers_replay_ = false;
+  is_captured_ = is_captured;
   return supervisor_.BeginRefit(is_captured, [&] {
     std::lock_guard lock(mutex_);
     deadline_ = deadline;
@@ -421,12 +430,41 @@ absl::Status NcclTransport::Issue(const ExchangeRound& round, Stream stream) {
   }
   absl::Status status = device().MakeCurrent();
   if (!status.ok()) return status;
+  const bool is_captured = is_captured_ || is_recording_;
+  // Before failures are looked for: after one, AwaitCapturedGroup sees this.
+  if (is_captured) SetCapturesGroup(true);
   const absl::StatusOr<size_t> entry = AddEnqueued(round);
-  if (!entry.ok()) return entry.status();
-  status = communicator->Exchange(round.operations, stream, deadline_,
-                                  [this] { return supervisor_.failure(); });
+  status = entry.status();
+  std::optional<Deadline> limit;  // of a captured group, after a failure
+  if (status.ok()) {
+    status = communicator->Exchange(
+        round.operations, stream, deadline_, [&]() -> absl::Status {
+          const absl::Status failure = supervisor_.failure();
+          if (failure.ok() || !is_captured) return failure;
+          if (!limit.has_value()) limit = Now() + kStopTime;
+          return Now() < *limit ? absl::OkStatus() : failure;
+        });
+  }
+  if (is_captured) SetCapturesGroup(false);
   if (!status.ok()) return status;
   return enqueued_.MarkEnd(*entry, stream);
+}
+
+void NcclTransport::SetCapturesGroup(bool captures) {
+  {
+    std::lock_guard lock(mutex_);
+    captures_group_ = captures;
+  }
+  group_is_captured_.notify_all();
+}
+
+// NCCL captures a group in a thread of its own. An abort meanwhile, or the end
+// of the capture, would leave parts of the group in the graph that NCCL has
+// freed: the process crashes or hangs when the graph is destroyed.
+void NcclTransport::AwaitCapturedGroup() {
+  std::unique_lock lock(mutex_);
+  group_is_captured_.wait_for(lock, kStopTime,
+                              [this] { return !captures_group_; });
 }
 
 // Before NCCL is called, so that the supervisor knows what may hang there.

@@ -418,6 +418,7 @@ class CapturingDevice : public HostDevice {
     fake_nccl_set_groups(kFakeCaptured);
     is_capturing = true;
     absl::Status status = enqueue(nullptr);
+    left_in_capture += fake_nccl_unawaited();
     is_capturing = false;
     fake_nccl_set_groups(kFakeEager);
     if (status.ok() && fails_once.exchange(false)) {
@@ -439,6 +440,8 @@ class CapturingDevice : public HostDevice {
   bool runs_graphs = true;
   std::atomic<int> recordings = 0;
   std::atomic<int> launches = 0;
+  // Groups that NCCL had not put into the graph at the end of a recording.
+  std::atomic<int> left_in_capture = 0;
   std::atomic<bool> fails_once = false;  // the next recording, at its end
 
  private:
@@ -527,6 +530,24 @@ TEST_F(NcclRecordingTest, RecordingThatFailsOnTheWireFailsTheRefit) {
   ASSERT_EQ(world_->executor(1).notices().size(), 1);
   EXPECT_EQ(world_->executor(1).notices().front().kind,
             NoticeKind::kNotRecorded);
+}
+
+// NCCL puts a group into a graph in a thread of its own.
+TEST_F(NcclRecordingTest, FailureWhileAGroupIsCapturedLetsItEnd) {
+  fake_nccl_set_capture_delay(300'000);
+  std::thread other([&] {
+    while (capturing_.recordings == 0) std::this_thread::yield();
+    std::this_thread::sleep_for(milliseconds(50));
+    world_->transport(0).Abort(absl::CancelledError("the user's wish"));
+  });
+  for (const absl::Status& status : RefitOnAll(kAmple)) {
+    EXPECT_FALSE(status.ok());
+  }
+  other.join();
+  EXPECT_EQ(capturing_.left_in_capture, 0);
+  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
+  fake_nccl_set_capture_delay(0);
+  ExpectWholeAfterConnect();
 }
 
 TEST_F(NcclRecordingTest, LaterRefitsLaunchTheGraph) {

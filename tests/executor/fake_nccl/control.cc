@@ -59,6 +59,12 @@ void fake_nccl_set_budget(size_t operations) {
   Set([&](Engine& engine) { engine.settings.budget = operations; });
 }
 
+void fake_nccl_set_capture_delay(int64_t microseconds) {
+  Engine& engine = Engine::Get();
+  std::lock_guard lock(engine.mutex);
+  engine.settings.capture_delay = std::chrono::microseconds(microseconds);
+}
+
 void fake_nccl_set_connect_delay(int64_t microseconds) {
   Set([&](Engine& engine) {
     engine.settings.connect_delay = std::chrono::microseconds(microseconds);

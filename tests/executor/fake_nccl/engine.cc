@@ -194,7 +194,8 @@ Result Engine::AsyncState(Communicator& comm) {
     comm.state = State::kFinalized;
   }
   const bool is_busy = comm.state == State::kInitializing ||
-                       comm.state == State::kFinalizing || comm.group.is_active;
+                       comm.state == State::kFinalizing ||
+                       comm.group.is_active || now_ < comm.captured_at;
   return is_busy ? kInProgress : kSuccess;
 }
 

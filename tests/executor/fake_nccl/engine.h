@@ -121,6 +121,7 @@ struct Communicator {
   bool is_observed = false;
   Group group;
   std::vector<uint64_t> groups_with;  // by peer
+  Time captured_at{};  // until then its last group is put into a graph
 };
 
 // What a thread issues to a communicator between GroupStart and GroupEnd.
@@ -158,6 +159,7 @@ struct Settings {
   int version = 22809;
   size_t budget = 2048;
   std::chrono::microseconds connect_delay{0};
+  std::chrono::microseconds capture_delay{0};
   bool remote_errors = false;
 };
 

@@ -60,6 +60,9 @@ void fake_nccl_set_rank(int rank);
 void fake_nccl_set_version(int version);                 // 22809
 void fake_nccl_set_budget(size_t operations);            // per kernel; 2048
 void fake_nccl_set_connect_delay(int64_t microseconds);  // per edge; 0
+// How long a captured group of a non-blocking communicator is in progress. To
+// abort the communicator meanwhile is a violation. 0
+void fake_nccl_set_capture_delay(int64_t microseconds);
 // Whether peers of a rank that is gone get ncclRemoteError; they hang else.
 void fake_nccl_set_remote_errors(bool on);
 

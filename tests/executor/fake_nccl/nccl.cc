@@ -184,6 +184,7 @@ Result CheckGroup(Lock& lock, const IssuedGroup& group) {
 
 // None of them runs.
 Result Capture(const std::vector<IssuedGroup>& groups) {
+  Result result = kSuccess;
   for (const IssuedGroup& group : groups) {
     for (const auto& operation : group.operations) {
       if (operation->fault.kind != Fault::kFail) continue;
@@ -192,7 +193,15 @@ Result Capture(const std::vector<IssuedGroup>& groups) {
       return operation->fault.result;
     }
   }
-  return kSuccess;
+  const auto delay = Engine::Get().settings.capture_delay;
+  if (delay == delay.zero()) return kSuccess;
+  for (const IssuedGroup& group : groups) {
+    if (group.comm->is_blocking) continue;
+    group.comm->captured_at = Clock::now() + delay;
+    group.comm->is_observed = false;
+    result = kInProgress;
+  }
+  return result;
 }
 
 }  // namespace
@@ -324,6 +333,10 @@ Result ncclCommAbort(Comm handle) {
   Communicator* comm;
   if (Result r = Enter(lock, handle, "ncclCommAbort", comm); r != kSuccess) {
     return r;
+  }
+  if (Clock::now() < comm->captured_at) {
+    Engine::Get().RecordViolation(
+        "a communicator is aborted while its group is put into a graph");
   }
   Engine::Get().Leave(*comm, State::kAborted);
   return kSuccess;
