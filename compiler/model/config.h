@@ -65,6 +65,10 @@ class ConfigReader {
   }
 
   bool Has(std::string_view key) { return FindSet(key) != nullptr; }
+  // Whether the file or its class has a value.
+  bool HasOrDefault(std::string_view key) {
+    return Has(key) || defaults_.contains(key);
+  }
   // Reports that the value of `key` does not fit.
   void Error(std::string_view key, std::string message);
   const JsonValue::Object& members() const { return object_.members(); }

@@ -12,7 +12,7 @@ namespace refit {
 namespace {
 
 int64_t ReadHeadDim(ConfigReader& config, const Architecture& architecture) {
-  if (config.Has("head_dim")) return config.Size("head_dim");
+  if (config.HasOrDefault("head_dim")) return config.Size("head_dim");
   if (architecture.hidden % architecture.heads != 0) {
     config.Error("num_attention_heads",
                  absl::StrFormat("num_attention_heads %d does not divide "

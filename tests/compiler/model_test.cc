@@ -268,6 +268,15 @@ TEST(ModelTest, ATiedHeadIsADeclaredSkip) {
   EXPECT_EQ(result.model->architecture.head_dim, 16);
 }
 
+// 2560 / 8 heads is not what a Gemma of 4B has.
+TEST(ModelTest, AGemmaWithoutAHeadDimHasThatOfItsClass) {
+  const ReadResult result = ReadConfigText(
+      R"({"model_type": "gemma3_text", "hidden_size": 2560,
+          "intermediate_size": 10240, "num_hidden_layers": 1})");
+  ASSERT_EQ(result.errors, "");
+  EXPECT_EQ(result.model->architecture.head_dim, 256);
+}
+
 TEST(ModelTest, DTypeComesFromTheConfig) {
   std::string text = kTiedQwen2;
   text.insert(1, "\"torch_dtype\": \"float32\", ");
