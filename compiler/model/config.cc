@@ -28,7 +28,28 @@ ConfigReader ConfigReader::Part(std::string_view key, ConfigReader* outer) {
   return ConfigReader(object_.values(), *value, key, outer);
 }
 
-ConfigReader ConfigReader::Text() { return Part("text_config", this); }
+ConfigReader ConfigReader::Text() {
+  ConfigReader text = Part("text_config", this);
+  const auto [key, value] = text.FindDType();
+  const JsonValue* beside = FindDType().second;
+  const auto name = [](const JsonValue* dtype) -> std::string_view {
+    const std::string* word = dtype->AsString();
+    if (word == nullptr) return "";
+    constexpr std::string_view kModule = "torch.";
+    std::string_view known = *word;
+    if (known.starts_with(kModule)) known.remove_prefix(kModule.size());
+    return known;
+  };
+  if (beside != nullptr && name(value) != name(beside)) {
+    diagnostics().Error(
+        object_.values().PlaceOf(*value),
+        absl::StrFormat("%s of text_config is not the one beside it, and "
+                        "frameworks differ in which they take; wanted both "
+                        "alike",
+                        key));
+  }
+  return text;
+}
 
 ConfigReader ConfigReader::Vision() { return Part("vision_config", nullptr); }
 
@@ -108,6 +129,15 @@ std::vector<std::string> ConfigReader::StringsOr(
   return object_.values().Strings(*value, key).value_or(std::move(otherwise));
 }
 
+std::pair<std::string_view, const JsonValue*> ConfigReader::FindDType() {
+  for (const std::string_view key : {"dtype", "torch_dtype"}) {
+    const JsonValue* value = object_.Find(key);
+    if (value != nullptr && !value->IsNull()) return {key, value};
+  }
+  if (outer_ == nullptr) return {"", nullptr};
+  return outer_->FindDType();
+}
+
 DType ConfigReader::WeightDType() {
   constexpr std::string_view kWanted = "bfloat16, float16 or float32";
   constexpr std::array<std::pair<std::string_view, DType>, 3> kNames = {{
@@ -115,8 +145,7 @@ DType ConfigReader::WeightDType() {
       {"float16", DType::kFp16},
       {"float32", DType::kFp32},
   }};
-  const std::string_view key = Has("dtype") ? "dtype" : "torch_dtype";
-  const JsonValue* value = FindSet(key);
+  const auto [key, value] = FindDType();
   if (value == nullptr) return DType::kBf16;
   const std::string* text = object_.values().String(*value, key, kWanted);
   if (text == nullptr) return DType::kBf16;

@@ -52,6 +52,8 @@ class ConfigReader {
 
   // The keys of the language model where the model has other parts too: those
   // of "text_config", and those here that it lacks. This reader outlives it.
+  // Reports a dtype that is not the one here: vLLM and transformers take this
+  // one, SGLang the other.
   ConfigReader Text();
   // Those of "vision_config", and no others.
   ConfigReader Vision();
@@ -84,6 +86,8 @@ class ConfigReader {
   ConfigReader Part(std::string_view key, ConfigReader* outer);
 
   const JsonValue* FindSet(std::string_view key);
+  // The dtype's key and value; nullptr: there is none.
+  std::pair<std::string_view, const JsonValue*> FindDType();
   const JsonValue* Require(std::string_view key, std::string_view wanted);
   int64_t IntegerIn(std::string_view key, IntegerRange range);
 

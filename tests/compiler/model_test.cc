@@ -285,6 +285,37 @@ TEST(ModelTest, DTypeComesFromTheConfig) {
   EXPECT_EQ(ReadConfigText(text).model->params[0].dtype, DType::kFp16);
 }
 
+// A small llama4_text; `more`: keys, on line 5.
+std::string Llama4(const std::string& more) {
+  return R"({"model_type": "llama4_text", "hidden_size": 3, "vocab_size": 64,
+ "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 5,
+ "interleave_moe_layer_step": 2, "num_local_experts": 3,
+ "intermediate_size": 4, "intermediate_size_mlp": 8,
+)" + more +
+         "}";
+}
+
+TEST(ModelTest, ADTypeOfTheTextThatIsNotTheModelsIsRefused) {
+  const auto errors = [](const std::string& beside, const std::string& text) {
+    std::string config = Llama4("\"head_dim\": 6, " + text);
+    config = R"({"model_type": "llama4", )" + beside + R"("text_config": )" +
+             config + "}";
+    return ReadConfigText(config).errors;
+  };
+  const std::string bf16 = R"("torch_dtype": "bfloat16")";
+  const std::string fp32 = R"("dtype": "float32")";
+  EXPECT_EQ(errors(bf16 + ", ", R"("dtype": "bfloat16")"), "");
+  EXPECT_EQ(errors("", R"("dtype": "bfloat16")"), "");
+  EXPECT_EQ(errors(fp32 + ", ", R"("torch_dtype": null)"), "");
+  const std::string wanted =
+      "of text_config is not the one beside it, and frameworks differ in which "
+      "they take; wanted both alike\n";
+  EXPECT_NE(errors(bf16 + ", ", fp32).find("error: dtype " + wanted),
+            std::string::npos);
+  EXPECT_NE(errors(fp32 + ", ", bf16).find("error: torch_dtype " + wanted),
+            std::string::npos);
+}
+
 TEST(ModelTest, UnknownFamilyNamesTheKnownOnesAndTheWaysOut) {
   EXPECT_EQ(ReadConfigText("{\"model_type\": \"gpt5\"}").errors,
             "config.json:1:16: error: unknown model_type \"gpt5\"; wanted "
@@ -304,16 +335,6 @@ TEST(ModelTest, UnknownFamilyNamesTheKnownOnesAndTheWaysOut) {
                 .errors.find("unknown model_type \"qwen3moe\"; did you mean "
                              "\"qwen3_moe\"? wanted deepseek_v3,"),
             std::string::npos);
-}
-
-// A small llama4_text; `more`: keys, on line 5.
-std::string Llama4(const std::string& more) {
-  return R"({"model_type": "llama4_text", "hidden_size": 3, "vocab_size": 64,
- "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 5,
- "interleave_moe_layer_step": 2, "num_local_experts": 3,
- "intermediate_size": 4, "intermediate_size_mlp": 8,
-)" + more +
-         "}";
 }
 
 TEST(ModelTest, WhatEnginesReadOtherwiseOfALlama4IsRefused) {
