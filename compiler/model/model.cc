@@ -101,6 +101,7 @@ class CheckpointMatcher {
   }
 
   void Match() {
+    if (ReportPacked()) return;
     for (Param& param : model_.params) MatchParam(param);
     if (model_.architecture.tied) MatchTiedHead();
     for (const NamedTensor& tensor : checkpoint_.tensors) {
@@ -116,6 +117,23 @@ class CheckpointMatcher {
   }
 
  private:
+  // Values of 4 bits that compressed-tensors packs into integers: all that the
+  // checkpoint has of the param.
+  bool ReportPacked() {
+    constexpr std::string_view kPacked = ".weight_packed";
+    for (const NamedTensor& tensor : checkpoint_.tensors) {
+      if (!tensor.name.ends_with(kPacked)) continue;
+      diagnostics_.Error(
+          tensor.place,
+          absl::StrFormat("tensor %s holds packed values of a few bits, which "
+                          "no job moves; wanted a checkpoint of unquantized "
+                          "weights, or its config.json alone as the model",
+                          Quoted(tensor.name)));
+      return true;
+    }
+    return false;
+  }
+
   const NamedTensor* Take(const std::string& name) {
     const auto found = unused_.find(name);
     if (found == unused_.end()) return nullptr;

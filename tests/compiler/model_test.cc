@@ -831,6 +831,18 @@ TEST(SafetensorsTest, WhatIsStoredBesideTheParamsIsLeftAlone) {
   }
 }
 
+// As Kimi-K2.5's checkpoint stores its experts.
+TEST(SafetensorsTest, APackedCheckpointIsRefusedInOneLine) {
+  std::vector<Stored> tensors = SmallCheckpoint();
+  const std::string name = "model.layers.0.mlp.up_proj.weight_packed";
+  tensors[11].name = name;
+  EXPECT_EQ(ReadWithConfig(tensors).errors,
+            "m/model.safetensors: error: tensor \"" + name +
+                "\" holds packed values of a few bits, which no job moves; "
+                "wanted a checkpoint of unquantized weights, or its "
+                "config.json alone as the model\n");
+}
+
 TEST(SafetensorsTest, OfAnUnknownFamilyParametersHaveNoRoles) {
   const ReadResult result =
       ReadWithConfig({{"w", {2}}}, R"({"model_type": "gpt5"})");
