@@ -47,7 +47,10 @@ MOE_BACKENDS = {"triton": "triton", "deep_gemm": "triton", "triton_kernel": "tri
                 "flashinfer_cutlass": "flashinfer_cutlass"}
 
 # What its classes call vision towers, and what joins them to the language model.
-TOWERS = ("visual", "vision_model", "multi_modal_projector")
+TOWERS = ("visual", "vision_model", "vision_tower", "multi_modal_projector", "mm_projector")
+
+# What the names of a language model begin with where its class is inside one with a vision tower.
+LANGUAGE_MODEL = "language_model."
 
 # What SGLang's pause_generation knows.
 PAUSES = ("retract", "abort", "in_place")
@@ -114,10 +117,13 @@ def hooks_of(model: Any) -> dict[str, Callable[[str, Any], None]]:
     def derive_latent(name: str, _: Any) -> None:
         """w_kc and w_vc of the attention that holds kv_b_proj. SGLang copies them into the tensors it has."""
         torch = importlib.import_module("torch")
-        if not hasattr(model, "post_load_weights"):
-            raise LookupError(f'SGLang\'s {type(model).__name__} has no post_load_weights, which would derive from "{name}"')
+        # A class with a vision tower passes no names on to its language model.
+        beside_tower = name.startswith(LANGUAGE_MODEL)
+        decoder = model.language_model if beside_tower else model
+        if not hasattr(decoder, "post_load_weights"):
+            raise LookupError(f'SGLang\'s {type(decoder).__name__} has no post_load_weights, which would derive from "{name}"')
         with torch.no_grad():
-            model.post_load_weights(weight_names=[name])
+            decoder.post_load_weights(weight_names=[name[len(LANGUAGE_MODEL):] if beside_tower else name])
 
     def refresh_router_copy(name: str, tensor: Any) -> None:
         """Releases before 0.5.19 compute with an fp32 copy of the router, which they make where they find none. One that is

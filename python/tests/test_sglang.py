@@ -110,6 +110,18 @@ def test_hooks_that_this_sglang_does_not_have_say_so():
         hooks["drop-router-copy"]("gate.weight", None)
 
 
+def test_latent_projections_beside_a_vision_tower_are_derived_by_the_language_model():
+    pytest.importorskip("torch")
+    asked = []
+    decoder = types.SimpleNamespace(post_load_weights=lambda weight_names: asked.append(weight_names))
+    name = "model.layers.1.self_attn.kv_b_proj.weight"
+    whole = types.SimpleNamespace(named_modules=list, language_model=decoder, post_load_weights=lambda: asked.append("all"))
+    refit.sglang.hooks_of(whole)["derive-latent-projections"](f"language_model.{name}", None)
+    decoder.named_modules = list
+    refit.sglang.hooks_of(decoder)["derive-latent-projections"](name, None)
+    assert asked == [[name], [name]]
+
+
 def test_the_routers_copy_is_written_where_captured_graphs_read_it():
     torch = pytest.importorskip("torch")
     gate = types.SimpleNamespace(_weight_fp32=None)
