@@ -33,6 +33,10 @@ SMALL = {
     "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 4,
     "mamba_head_dim": 4, "ssm_state_size": 4, "linear_key_head_dim": 4, "linear_value_head_dim": 4,
 }
+SMALL_TOWER = {
+    "hidden_size": 64, "intermediate_size": 128, "vt_hidden_size": 64, "vt_intermediate_size": 128, "mm_hidden_size": 64,
+    "text_hidden_size": 64,
+}
 # Of jobs that quantize, sizes that are cut stay multiples of a 128 x 128 block for every rank; fewer experts make up for it.
 SMALL_IN_BLOCKS = SMALL | {
     "hidden_size": 128, "intermediate_size": 512, "moe_intermediate_size": 256, "num_experts": 32, "head_dim": 128,
@@ -80,11 +84,13 @@ def scaled_down(job, directory):
     if not isinstance(wanted["model"], str):
         return None
     config = json.loads((job.parent / wanted["model"]).read_text())
-    if "kv_lora_rank" not in config:
-        config.setdefault("head_dim", 0)  # a model may leave it to hidden_size / num_attention_heads
+    text, tower = config.get("text_config", config), config.get("vision_config", {})
+    if "kv_lora_rank" not in text:
+        text.setdefault("head_dim", 0)  # a model may leave it to hidden_size / num_attention_heads
     quantized = any("fp8" in wanted[side].get("dtype", "") for side in ("source", "destination"))
     small = SMALL_IN_BLOCKS if quantized else SMALL
-    config.update({key: value for key, value in small.items() if config.get(key) is not None})
+    text.update({key: value for key, value in small.items() if text.get(key) is not None})
+    tower.update({key: value for key, value in SMALL_TOWER.items() if key in tower})
     if quantized:  # the small model too in several windows
         wanted["options"] = wanted.get("options", {}) | {"scratch_bytes": SMALL_SCRATCH}
     wanted["model"] = "config.json"

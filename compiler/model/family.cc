@@ -9,12 +9,15 @@
   FAMILY(kDeepseekV3)          \
   FAMILY(kDeepseekV32)         \
   FAMILY(kDeepseekV4)          \
+  FAMILY(kGemma3)              \
   FAMILY(kGemma3Text)          \
   FAMILY(kGlm4Moe)             \
   FAMILY(kGlm4MoeLite)         \
   FAMILY(kGlmMoeDsa)           \
   FAMILY(kGptOss)              \
   FAMILY(kKimiK2)              \
+  FAMILY(kKimiK25)             \
+  FAMILY(kKimiVl)              \
   FAMILY(kLlama)               \
   FAMILY(kLlama4)              \
   FAMILY(kLlama4Text)          \

@@ -109,6 +109,9 @@ struct SglangTraits {
   bool redundant_experts = true;
   bool dense_layers = true;  // beside layers with experts
   bool tower = false;        // its class's vision tower is known
+  // What stands in the names of modules of the tower that each rank holds
+  // whole, where tensor parallelism cuts those of other classes. "": nothing.
+  std::string_view whole_in_tower = "";
   // False: its loader up to 0.5.23 cannot load experts of other ranks.
   bool loads_expert_parallel = true;
 };
@@ -128,6 +131,8 @@ struct TransformersTraits {
   bool transposes_experts_since_5 = false;
   // Since release 5 its norms are fp32 unless the side says its dtype.
   bool fp32_norms_since_5 = false;
+  // False: since release 5 the tower's rows are in an order of their own.
+  bool knows_tower_since_5 = true;
 };
 
 struct Family {
@@ -142,7 +147,9 @@ struct Family {
   SglangTraits sglang = {};
   MegatronTraits megatron = {};
   TransformersTraits transformers = {};
-  bool tower = false;    // the model has a part that reads images
+  bool tower = false;  // the model has a part that reads images
+  // "mm_encoder_tp_mode": "data" makes engines hold the tower whole.
+  bool whole_tower = true;
   bool of_file = false;  // of rules that the user wrote
 };
 

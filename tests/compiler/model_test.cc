@@ -22,10 +22,19 @@ struct ReadResult {
   std::string errors;
 };
 
-ReadResult ReadModelOf(const ModelSpec& spec, bool mtp = false) {
+// What the job moves beside the language model's layers.
+struct Beside {
+  bool mtp = false;
+  bool vision = false;
+};
+
+ReadResult ReadModelOf(const ModelSpec& spec, Beside beside = {}) {
   Job job;
   job.model = spec;
-  job.source.mtp = {.value = mtp, .place = {}, .given = true};
+  job.source.mtp = {.value = beside.mtp, .place = {}, .given = true};
+  if (beside.vision) {
+    job.source.vision = {.value = true, .place = {}, .given = true};
+  }
   Diagnostics diagnostics;
   ReadResult result;
   result.model = ReadModel(job, diagnostics);
@@ -33,10 +42,10 @@ ReadResult ReadModelOf(const ModelSpec& spec, bool mtp = false) {
   return result;
 }
 
-ReadResult ReadConfig(const std::string& path, bool mtp = false) {
+ReadResult ReadConfig(const std::string& path, Beside beside = {}) {
   ModelSpec spec;
   spec.config_path = path;
-  return ReadModelOf(spec, mtp);
+  return ReadModelOf(spec, beside);
 }
 
 ReadResult ReadConfigText(const std::string& text) {
@@ -76,12 +85,12 @@ std::string OracleListing(const std::string& config_path,
   return listing;
 }
 
-// `mtp`: with the model's multi-token-prediction layers.
-void ExpectEqualsOracle(const std::string& config_path, bool mtp) {
-  const ReadResult result = ReadConfig(config_path, mtp);
+void ExpectEqualsOracle(const std::string& config_path, Beside beside = {}) {
+  const ReadResult result = ReadConfig(config_path, beside);
   ASSERT_EQ(result.errors, "");
+  const bool all = beside.mtp || beside.vision;
   const std::vector<std::string> expected =
-      SortedLines(OracleListing(config_path, mtp ? "weights" : "refit"));
+      SortedLines(OracleListing(config_path, all ? "weights" : "refit"));
   ASSERT_FALSE(expected.empty());
   const std::vector<std::string> found =
       SortedLines(ModelListing(*result.model));
@@ -115,8 +124,7 @@ std::string Stacks(const Model& model) {
 class PublishedConfigTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(PublishedConfigTest, ListsWhatTheCheckpointHolds) {
-  ExpectEqualsOracle(kSource + "/examples/models/" + GetParam() + ".json",
-                     /*mtp=*/false);
+  ExpectEqualsOracle(kSource + "/examples/models/" + GetParam() + ".json");
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -128,7 +136,7 @@ INSTANTIATE_TEST_SUITE_P(
                       "moonlight-16b-a3b", "glm-4.7-flash", "glm-4.5-air",
                       "glm-4.6", "nemotron-3-nano-30b-a3b",
                       "nemotron-3-super-120b-a12b", "qwen3-next-80b-a3b",
-                      "gpt-oss-120b"),
+                      "gpt-oss-120b", "gemma-3-4b-it", "gemma-3-27b-it"),
     [](const auto& param_info) {
       std::string name = param_info.param;
       std::replace_if(
@@ -187,29 +195,47 @@ constexpr char kLlama4[] = R"({"model_type": "llama4_text", "hidden_size": 3,
  "moe_layers": [3, 1], "num_local_experts": 3, "intermediate_size": 4,
  "intermediate_size_mlp": 8})";
 
+constexpr char kKimiVl[] = R"({"model_type": "kimi_vl", "text_config": {
+    "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 24,
+    "num_hidden_layers": 2, "num_attention_heads": 3, "q_lora_rank": null,
+    "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2,
+    "v_head_dim": 5, "first_k_dense_replace": 1, "n_routed_experts": 3,
+    "n_shared_experts": 2, "vocab_size": 100}, "vision_config": {
+    "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "patch_size": 2, "init_pos_emb_height": 3,
+    "init_pos_emb_width": 4, "merge_kernel_size": [2, 2]}})";
+
 class UnpublishedConfigTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(UnpublishedConfigTest, ListsWhatTheOracleLists) {
   const TemporaryDirectory directory;
-  ExpectEqualsOracle(directory.Write("config.json", GetParam()),
-                     /*mtp=*/false);
+  ExpectEqualsOracle(directory.Write("config.json", GetParam()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Variants, UnpublishedConfigTest,
                          ::testing::Values(kMixtral, kMixedMoe, kTiedQwen2,
                                            kBiasedLlama, kBiasedQwen3,
                                            kLatentOfOneStep, kBiasedGlm,
-                                           kListedNemotron, kLlama4));
+                                           kListedNemotron, kLlama4, kKimiVl));
 
 TEST(ModelTest, PredictionLayersAreListedIfTheJobMovesThem) {
   const TemporaryDirectory directory;
   for (const char* small : {kLatentOfOneStep, kBiasedGlm}) {
-    ExpectEqualsOracle(directory.Write("config.json", small), /*mtp=*/true);
+    ExpectEqualsOracle(directory.Write("config.json", small), {.mtp = true});
   }
   for (const char* name : {"deepseek-v3", "glm-4.7-flash", "glm-4.6"}) {
     ExpectEqualsOracle(kSource + "/examples/models/" + name + ".json",
-                       /*mtp=*/true);
+                       {.mtp = true});
   }
+}
+
+TEST(ModelTest, AVisionTowerIsListedIfTheJobMovesIt) {
+  for (const char* name : {"gemma-3-4b-it", "kimi-k2.5"}) {
+    ExpectEqualsOracle(kSource + "/examples/models/" + name + ".json",
+                       {.vision = true});
+  }
+  const TemporaryDirectory directory;
+  ExpectEqualsOracle(directory.Write("config.json", kKimiVl), {.vision = true});
 }
 
 TEST(ModelTest, StacksAreInTheOrderOfComputation) {
@@ -319,12 +345,12 @@ TEST(ModelTest, ADTypeOfTheTextThatIsNotTheModelsIsRefused) {
 TEST(ModelTest, UnknownFamilyNamesTheKnownOnesAndTheWaysOut) {
   EXPECT_EQ(ReadConfigText("{\"model_type\": \"gpt5\"}").errors,
             "config.json:1:16: error: unknown model_type \"gpt5\"; wanted "
-            "deepseek_v3, deepseek_v32, deepseek_v4, gemma3_text, glm4_moe, "
-            "glm4_moe_lite, "
-            "glm_moe_dsa, gpt_oss, kimi_k2, llama, llama4, llama4_text, "
-            "minimax_m2, mixtral, nemotron_h, qwen2, qwen3, qwen3_5, "
-            "qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text, qwen3_moe, "
-            "qwen3_next, qwen3_vl or qwen3_vl_moe; a file can describe "
+            "deepseek_v3, deepseek_v32, deepseek_v4, gemma3, gemma3_text, "
+            "glm4_moe, glm4_moe_lite, glm_moe_dsa, gpt_oss, kimi_k2, kimi_k25, "
+            "kimi_vl, llama, llama4, llama4_text, minimax_m2, mixtral, "
+            "nemotron_h, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, "
+            "qwen3_5_text, qwen3_moe, qwen3_next, qwen3_vl or qwen3_vl_moe; "
+            "a file can describe "
             "other families: \"model\": {\"config\": PATH, \"rules\": PATH}; "
             "or they move without roles: {\"safetensors\": DIRECTORY} with "
             "layout generic or fsdp, or the job that Python's refit.describe "

@@ -299,6 +299,179 @@ TEST(VisionTowerTest, AnAdapterThatClassesReadDifferentlyIsRefused) {
             "multi_modal_projector_bias true is not supported; wanted false");
 }
 
+// A gemma3 with a tower of two layers; `more`: keys of the tower.
+std::string Gemma3(const std::string& more = R"(, "vision_use_head": false)") {
+  return absl::StrFormat(
+      R"({"model_type": "gemma3", "text_config": %s, "vision_config":
+          {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4,
+           "patch_size": 2, "image_size": 6, "intermediate_size": 12%s}})",
+      kText, more);
+}
+
+TEST(VisionTowerTest, TensorParallelismCutsTheTowerOfAGemma) {
+  const Model model = ReadTinyTower(Gemma3());
+  const Tensors hf = Checkpoint(model);
+  const Tensors rank = OnEngine(model, MakeSide(LayoutKind::kVllm, 2))[1];
+  const std::string layer = "vision_tower.vision_model.encoder.layers.1.";
+  for (const std::string leaf : {".weight", ".bias"}) {
+    const std::string attention = layer + "self_attn.";
+    EXPECT_EQ(rank.at(attention + "qkv_proj" + leaf),
+              Concat({Rows(hf.at(attention + "q_proj" + leaf), 4, 8),
+                      Rows(hf.at(attention + "k_proj" + leaf), 4, 8),
+                      Rows(hf.at(attention + "v_proj" + leaf), 4, 8)}));
+    EXPECT_EQ(rank.at(layer + "mlp.fc1" + leaf),
+              Rows(hf.at(layer + "mlp.fc1" + leaf), 6, 12));
+  }
+  EXPECT_EQ(rank.at(layer + "self_attn.out_proj.weight"),
+            Columns(hf.at(layer + "self_attn.out_proj.weight"), 4, 8));
+  EXPECT_EQ(rank.at(layer + "mlp.fc2.weight"),
+            Columns(hf.at(layer + "mlp.fc2.weight"), 6, 12));
+  for (const std::string whole :
+       {"vision_tower.vision_model.embeddings.position_embedding.weight",
+        "vision_tower.vision_model.post_layernorm.bias",
+        "multi_modal_projector.mm_input_projection_weight",
+        "language_model.model.norm.weight"}) {
+    EXPECT_EQ(rank.at(whole), hf.at(whole)) << whole;
+  }
+}
+
+TEST(VisionTowerTest, SglangHoldsTheTowerOfAGemma) {
+  const Model model = ReadTinyTower(Gemma3());
+  const Tensors hf = Checkpoint(model);
+  const std::vector<Tensors> ranks =
+      OnEngine(model, MakeSide(LayoutKind::kSglang, 2));
+  const std::string attention =
+      "vision_tower.vision_model.encoder.layers.0.self_attn.";
+  EXPECT_EQ(ranks[1].at(attention + "proj.weight"),
+            Columns(hf.at(attention + "out_proj.weight"), 4, 8));
+  // 9 rows, padded to 64.
+  const std::string positions =
+      "vision_tower.vision_model.embeddings.position_embedding.weight";
+  EXPECT_EQ(ranks[0].at(positions),
+            Concat({hf.at(positions), Filled({23, 8}, Tensor::kFill)}));
+}
+
+TEST(VisionTowerTest, Transformers5NamesTheTowerOfAGemmaAnew) {
+  const Model model = ReadTinyTower(Gemma3());
+  SideSpec side = MakeSide(LayoutKind::kFsdp);
+  const auto names = [&](const std::string& name) {
+    return LayOutAndExpand(model, side, fb::Side::kSource)[0].contains(name);
+  };
+  EXPECT_TRUE(names("vision_tower.vision_model.post_layernorm.weight"));
+  EXPECT_TRUE(names("language_model.model.norm.weight"));
+  side.version = Given(std::string("5.24"));
+  EXPECT_TRUE(names("model.vision_tower.post_layernorm.weight"));
+  EXPECT_TRUE(names("model.multi_modal_projector.mm_soft_emb_norm.weight"));
+  EXPECT_TRUE(names("model.language_model.norm.weight"));
+}
+
+TEST(VisionTowerTest, ATowerThatEnginesAlwaysCutIsNotWhole) {
+  const Model model = ReadTinyTower(Gemma3());
+  for (const LayoutKind layout : {LayoutKind::kVllm, LayoutKind::kSglang}) {
+    SideSpec side = MakeSide(layout, 2);
+    side.mm_encoder_tp_mode = Given(EncoderCut::kData);
+    EXPECT_EQ(LayOutErrors(model, side),
+              "destination.mm_encoder_tp_mode \"data\": engines cut the vision "
+              "tower of gemma3 all the same; wanted \"weights\"\n");
+  }
+  EXPECT_EQ(LayOutErrors(model, MakeSide(LayoutKind::kVllm, 8)),
+            "destination.tensor_parallel 8 does not divide 4 attention heads\n"
+            "destination.tensor_parallel 8 does not divide 4 attention heads "
+            "of the vision tower; wanted a divisor\n"
+            "destination.tensor_parallel 8 does not divide 12 features of the "
+            "vision tower; wanted a divisor\n");
+}
+
+TEST(VisionTowerTest, AHeadOnTheTowerOfAGemmaIsRefused) {
+  for (const std::string more : {"", R"(, "vision_use_head": true)"}) {
+    EXPECT_EQ(ReadErrors(Gemma3(more)),
+              "vision_use_head is not false, and gives the tower a head that "
+              "no engine holds; wanted false");
+  }
+}
+
+// A kimi_k25 or kimi_vl with a tower of two blocks; `more`: keys of the tower.
+std::string Kimi(const std::string& model_type, const std::string& more = "") {
+  return absl::StrFormat(
+      R"({"model_type": "%s", "text_config": {"hidden_size": 4,
+          "num_attention_heads": 2, "vocab_size": 64, "num_hidden_layers": 1,
+          "intermediate_size": 8, "first_k_dense_replace": 1,
+          "kv_lora_rank": 2, "qk_nope_head_dim": 2, "qk_rope_head_dim": 2,
+          "v_head_dim": 2}, "vision_config": {"vt_hidden_size": 8,
+          "vt_num_hidden_layers": 2, "vt_num_attention_heads": 4,
+          "patch_size": 2, "init_pos_emb_height": 3, "init_pos_emb_width": 2,
+          "merge_kernel_size": [2, 1], "vt_intermediate_size": 6%s}})",
+      model_type, more);
+}
+
+TEST(VisionTowerTest, VllmCutsTheTowerOfAKimi) {
+  const Model model = ReadTinyTower(Kimi("kimi_k25"));
+  const Tensors hf = Checkpoint(model);
+  const Tensors rank = OnEngine(model, MakeSide(LayoutKind::kVllm, 2))[1];
+  const std::string block = "vision_tower.encoder.blocks.1.";
+  for (const std::string leaf : {"weight", "bias"}) {
+    const Tensor& qkv = hf.at(block + "wqkv." + leaf);
+    EXPECT_EQ(rank.at(block + "wqkv." + leaf),
+              Concat({Rows(qkv, 4, 8), Rows(qkv, 12, 16), Rows(qkv, 20, 24)}));
+    EXPECT_EQ(rank.at(block + "mlp.fc0." + leaf),
+              Rows(hf.at(block + "mlp.fc0." + leaf), 3, 6));
+    EXPECT_EQ(rank.at("mm_projector.linear_1." + leaf),
+              hf.at("mm_projector.proj.0." + leaf));
+  }
+  EXPECT_EQ(rank.at(block + "wo.weight"),
+            Columns(hf.at(block + "wo.weight"), 4, 8));
+  EXPECT_EQ(rank.at("mm_projector.linear_2.weight").shape,
+            (std::vector<int64_t>{4, 16}));
+  EXPECT_EQ(rank.at("vision_tower.patch_embed.pos_emb.weight").shape,
+            (std::vector<int64_t>{3, 2, 8}));
+  EXPECT_TRUE(
+      rank.contains("language_model.model.layers.0.mlp.down_proj.weight"));
+}
+
+TEST(VisionTowerTest, SglangHoldsMlpsOfATowerWholeForOneKimiAlone) {
+  for (const std::string family : {"kimi_k25", "kimi_vl"}) {
+    const Model model = ReadTinyTower(Kimi(family));
+    const Tensors hf = Checkpoint(model);
+    const Tensors rank = OnEngine(model, MakeSide(LayoutKind::kSglang, 2))[1];
+    const std::string block = "vision_tower.encoder.blocks.0.";
+    EXPECT_EQ(rank.at(block + "attn.proj.weight"),
+              Columns(hf.at(block + "wo.weight"), 4, 8));
+    const Tensor& fc0 = hf.at(block + "mlp.fc0.weight");
+    const Tensor& fc1 = hf.at(block + "mlp.fc1.weight");
+    const bool whole = family == "kimi_k25";
+    EXPECT_EQ(rank.at(block + "mlp.fc0.weight"), whole ? fc0 : Rows(fc0, 3, 6));
+    EXPECT_EQ(rank.at(block + "mlp.fc1.weight"),
+              whole ? fc1 : Columns(fc1, 3, 6));
+  }
+}
+
+TEST(VisionTowerTest, KeysOfAKimisTowerThatDisagreeAreRefused) {
+  EXPECT_EQ(ReadErrors(Kimi("kimi_k25", R"(, "hidden_size": 8)")), "");
+  EXPECT_EQ(ReadErrors(Kimi("kimi_k25", R"(, "hidden_size": 16)")),
+            "hidden_size 16 is not vt_hidden_size 8, and frameworks differ in "
+            "which they read; wanted both alike");
+  EXPECT_EQ(ReadErrors(Kimi("kimi_k25", R"(, "text_hidden_size": 8)")),
+            "text_hidden_size 8 is not the 4 that other keys say, and "
+            "frameworks differ in which they read; wanted both alike");
+  EXPECT_EQ(
+      ReadErrors(Kimi("kimi_k25", R"(, "mm_projector_type": "patchmergerv2")")),
+      "mm_projector_type \"patchmergerv2\" is not supported; wanted "
+      "\"patchmerger\"");
+}
+
+TEST(VisionTowerTest, ATowerThatTransformers5HoldsOtherwiseIsRefused) {
+  const std::string config = Kimi("kimi_k25");
+  SideSpec side = MakeSide(LayoutKind::kFsdp);
+  side.version = Given(std::string("5.24"));
+  EXPECT_EQ(LayOutErrors(ReadTinyTower(config), side),
+            "destination: transformers 5 holds rows of the vision tower of "
+            "kimi_k25 in an order that no plan has; wanted \"vision\": false, "
+            "or neither version nor fused_experts for modules named as in the "
+            "checkpoint\n");
+  EXPECT_TRUE(LayOutAndExpand(ReadTinyModel(config), side, fb::Side::kSource)[0]
+                  .contains("model.language_model.norm.weight"));
+}
+
 TEST(VisionTowerTest, AModelWithoutATowerIsRefusedOne) {
   EXPECT_EQ(
       ReadErrors(R"({"model_type": "qwen3", "hidden_size": 4,

@@ -66,7 +66,9 @@ TOWER_MESHES = {
     "tp4 dpa2": {"tensor_parallel": 4, "dp_attention": 2},
 }
 # Families of whose tower refitc knows SGLang's class.
-TOWERS = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
+TOWERS = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3", "kimi_k25", "kimi_vl"}
+# Of which SGLang builds the tower in any case.
+ALWAYS_WITH_TOWER = {"gemma3", "kimi_k25", "kimi_vl"}
 EXPERT_MESHES = {
     "tp2 ep2": {"tensor_parallel": 2, "expert_parallel": 2},
     "tp4 ep2": {"tensor_parallel": 4, "expert_parallel": 2},
@@ -92,6 +94,7 @@ LACKS = {
     # The last of several stages has a head of its own, which its loader leaves unfilled.
     "qwen3_5_text, tied": ("pipeline_parallel",),
     "llama4": ("pipeline_parallel",), "gpt_oss": ("expert_parallel",), "gemma3_text": ("dp_attention", "pipeline_parallel"),
+    "gemma3": ("dp_attention", "pipeline_parallel", "mm_encoder_tp_mode"), "kimi_vl": ("dp_attention", "pipeline_parallel"),
 }  # fmt: skip
 
 
@@ -120,7 +123,10 @@ def cases():
         # Its choice for gpt_oss.
         backend = {"moe_backend": "triton_kernel"} if name == "gpt_oss" else {}
         has_experts = any(key in config.get("text_config", config) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
-        kinds = [(name, config, MESHES | ATTENTION_MESHES | (EXPERT_MESHES if has_experts else {}), backend)]
+        expert_meshes = EXPERT_MESHES if has_experts else {}
+        kinds = [(name, config, MESHES | ATTENTION_MESHES | expert_meshes, backend)]
+        if config["model_type"] in ALWAYS_WITH_TOWER:
+            kinds = []
         if name in FP8_MODELS:
             meshes = FP8_MESHES | ({"tp2 ep2": EXPERT_MESHES["tp2 ep2"]} if has_experts else {})
             kinds.append((name + ", fp8", in_blocks(config), meshes, {"dtype": "fp8_e4m3_block128"}))
@@ -130,7 +136,7 @@ def cases():
             kinds.append((name + ", 256 experts", config | many, meshes, {}))
         if config["model_type"] in TOWERS:
             whole = {key: value for key, value in config.items() if key != "language_model_only"}
-            kinds.append((name + ", tower", whole, TOWER_MESHES, {"vision": True}))
+            kinds.append((name + ", tower", whole, TOWER_MESHES | (expert_meshes if not kinds else {}), {"vision": True}))
         if name == "qwen3_moe":
             meshes = {mesh: (MESHES | EXPERT_MESHES)[mesh] for mesh in ("tp2", "tp2 ep2")}
             kinds.append((name + ", flashinfer_cutlass", config, meshes, {"moe_backend": "flashinfer_cutlass"}))

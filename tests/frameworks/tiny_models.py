@@ -46,6 +46,10 @@ MAVERICK = {
     "interleave_moe_layer_step": 2, "no_rope_layers": [1, 0, 1, 1], "attention_chunk_size": 64, "use_qk_norm": True,
     "rope_scaling": None,
 }  # fmt: skip
+GEMMA = {
+    "tie_word_embeddings": True, "sliding_window": 64, "query_pre_attn_scalar": 32,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
 # Frameworks do not heed the dtype of a tower: it has the model's.
 LLAMA4_VISION = {
     "tie_word_embeddings": False,
@@ -64,6 +68,29 @@ VISION = {
     },
 }  # fmt: skip
 QWEN3_VISION = VISION | {"vision_config": VISION["vision_config"] | {"deepstack_visual_indexes": [0, 1], "out_hidden_size": 128}}
+SIGLIP = {
+    "boi_token_index": 250, "eoi_token_index": 251, "image_token_index": 252, "mm_tokens_per_image": 4,
+    "vision_config": {
+        "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "image_size": 16, "patch_size": 4, "vision_use_head": False, "torch_dtype": "float32",
+    },
+}  # fmt: skip
+# Published files say the sizes of the first tower as SGLang reads them, transformers and vLLM read other keys.
+MOON_SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+MOON_POSITIONS = {"pos_emb_height": 8, "pos_emb_width": 6}
+MOON = {
+    "patch_size": 4, "merge_kernel_size": [2, 2], **MOON_SIZES, **{f"init_{key}": size for key, size in MOON_POSITIONS.items()},
+}  # fmt: skip
+K25_VISION = {
+    "tie_word_embeddings": False, "image_token_id": 250, "video_token_id": 251, "media_placeholder_token_id": 250, "projection_hidden_size": 32,
+    "vision_config": MOON | MOON_POSITIONS | {f"vt_{key}": size for key, size in MOON_SIZES.items()} | {
+        "init_pos_emb_time": 4, "pos_emb_type": "divided_fixed", "video_attn_type": "spatial_temporal", "merge_type": "sd2_tpool",
+        "mm_projector_type": "patchmerger", "mm_hidden_size": 32, "text_hidden_size": 128, "projector_hidden_act": "gelu",
+    },
+}  # fmt: skip
+KIMI_VISION = {
+    "tie_word_embeddings": False, "media_placeholder_token_id": 250, "vision_config": MOON | {"model_type": "moonvit"},
+}  # fmt: skip
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5], "mrope_interleaved": True}}
 
 
@@ -99,6 +126,10 @@ MODELS = {
         "deepseek_v3", "DeepseekV3ForCausalLM", DENSE, LATENT, q_lora_rank=None, n_shared_experts=2, without=["head_dim"]
     ),
     "kimi_k2": _with("kimi_k2", "DeepseekV3ForCausalLM", DENSE, LATENT, n_group=1, without=["head_dim"]),
+    "kimi_k25": _with("kimi_k25", "KimiK25ForConditionalGeneration", K25_VISION, text_config=_with(
+        "deepseek_v3", "DeepseekV3ForCausalLM", DENSE, LATENT, n_group=1, without=["head_dim"])),
+    "kimi_vl": _with("kimi_vl", "KimiVLForConditionalGeneration", KIMI_VISION, text_config=_with(
+        "deepseek_v3", "DeepseekV3ForCausalLM", DENSE, LATENT, n_group=1, q_lora_rank=None, n_shared_experts=2, without=["head_dim"])),
     "glm4_moe": _with(
         "glm4_moe", "Glm4MoeForCausalLM", DENSE, LATENT, num_key_value_heads=2, head_dim=32, attention_bias=True, use_qk_norm=True,
         partial_rotary_factor=0.5, without=["q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"]
@@ -127,10 +158,9 @@ MODELS = {
     "glm_moe_dsa": _with(
         "glm_moe_dsa", "GlmMoeDsaForCausalLM", DENSE, LATENT, INDEXER, n_group=1, indexer_rope_interleave=True, without=["head_dim"]
     ),
-    "gemma3_text": _with(
-        "gemma3_text", "Gemma3ForCausalLM", DENSE, tie_word_embeddings=True, sliding_window=64, query_pre_attn_scalar=32,
-        layer_types=["sliding_attention", "full_attention"] * 2, hidden_activation="gelu_pytorch_tanh"
-    ),  # fmt: skip
+    "gemma3_text": _with("gemma3_text", "Gemma3ForCausalLM", DENSE, GEMMA),
+    "gemma3": _with("gemma3", "Gemma3ForConditionalGeneration", SIGLIP, tie_word_embeddings=True, text_config=_with(
+        "gemma3_text", "", DENSE, GEMMA)),
     "nemotron_h": _with(
         "nemotron_h", "NemotronHForCausalLM", DENSE, num_hidden_layers=6, hybrid_override_pattern="ME*-ME", mamba_num_heads=8,
         mamba_head_dim=16, n_groups=4, ssm_state_size=16, conv_kernel=4, chunk_size=16, mamba_hidden_act="silu",
@@ -152,7 +182,9 @@ MODELS = {
 
 
 # Families whose vision tower a job can move.
-TOWERS = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "llama4"}
+TOWERS = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "llama4", "gemma3", "kimi_k25", "kimi_vl"}
+# Those that engines cut whatever mm_encoder_tp_mode says.
+ALWAYS_CUT_TOWERS = {"gemma3"}
 
 # Families that refitc knows by the files of examples/rules alone.
 RULES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "rules"

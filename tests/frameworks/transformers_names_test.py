@@ -20,10 +20,11 @@ from tiny_models import MODELS, TOWERS, Refit, full_names
 
 FUSED = {
     "qwen3_moe", "mixtral", "deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2", "qwen3_next",
-    "nemotron_h", "deepseek_v4",
+    "nemotron_h", "deepseek_v4", "kimi_k25",
 }  # fmt: skip
 OWN_DTYPES = {"deepseek_v4"}
-ABSENT = {"kimi_k2"}  # transformers runs it by the checkpoint's own code
+ABSENT = {"kimi_k2", "kimi_vl"}  # transformers runs them by the checkpoint's own code
+LIVE_TOWERS = TOWERS - {"kimi_k25"}  # its rows are in an order of their own
 
 
 def live(config):
@@ -32,14 +33,14 @@ def live(config):
     of = transformers.AutoModelForImageTextToText if "text_config" in config else transformers.AutoModelForCausalLM
     with torch.device("meta"):
         model = of.from_config(read, dtype=torch.bfloat16)
-    towers = () if config["model_type"] in TOWERS else ("model.visual.", "vision_model.", "multi_modal_projector.")
+    towers = () if config["model_type"] in LIVE_TOWERS else ("model.vision_tower.", "model.mm_projector.")
     return {name: list(parameter.shape) for name, parameter in model.named_parameters() if not name.startswith(towers)}
 
 
 def planned(programs, config):
     """The same by a plan, of a single rank. Buffers of modules are left out."""
     side = {"layout": "fsdp", "version": transformers.__version__, "fused_experts": config["model_type"] in FUSED}
-    if config["model_type"] in TOWERS:
+    if config["model_type"] in LIVE_TOWERS:
         side["vision"] = True
     with tempfile.TemporaryDirectory(prefix="refit-") as directory:
         refit = Refit(programs, directory, config, side)

@@ -23,7 +23,7 @@ os.environ |= {
 import table
 import torch
 import vllm
-from tiny_models import MODELS, MODELS_BY_RULES, TOWERS, Refit
+from tiny_models import ALWAYS_CUT_TOWERS, MODELS, MODELS_BY_RULES, TOWERS, Refit
 from vllm.config import set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
@@ -129,7 +129,10 @@ def cases():
         if config["model_type"] == "deepseek_v4":
             meshes |= DEEPSEEK_V4_MESHES
         if config["model_type"] in TOWERS:
-            meshes |= {mesh: {"vision": True, **side} for mesh, side in TOWER_MESHES.items()}
+            meshes |= {
+                mesh: {"vision": True, **side} for mesh, side in TOWER_MESHES.items()
+                if "mm_encoder_tp_mode" not in side or config["model_type"] not in ALWAYS_CUT_TOWERS
+            }  # fmt: skip
         for mesh, side in meshes.items():
             yield name, mesh, config, {"layout": "vllm", **side, **more}
 

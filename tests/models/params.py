@@ -11,8 +11,8 @@ Standard library only.
 Views (what a tensor list is for):
   disk     exactly what the official checkpoint stores (fp8 + scales, mxfp4 blocks, MTP, stored copies, stale buffers)
   weights  the parameters behind it, all in BF16 except the F32 router bias and hyper-connections: scales and buffers gone,
-           mxfp4 unpacked to 3-D gate_up_proj/down_proj, MTP kept, stored copies of other tensors gone
-  refit    `weights` without MTP: the main model, what an RL trainer usually sends to the rollout engine
+           int4 experts and mxfp4 unpacked (the latter to 3-D gate_up_proj/down_proj), MTP kept, stored copies gone
+  refit    `weights` without MTP and vision tower: what an RL trainer usually sends to the rollout engine
 
 As a library:  expand(config_dict, quirks_dict) -> list[T];  view(list, name) -> list[T];  load(model) -> (config, quirks, entry)
 """
@@ -25,10 +25,10 @@ from collections import Counter, namedtuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CONFIGS = os.path.join(HERE, "..", "..", "examples", "models")
-BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "U8": 1, "I8": 1, "F8_E8M0": 1, "I64": 8}
+BYTES = {"I32": 4, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "U8": 1, "I8": 1, "F8_E8M0": 1, "I64": 8}
 
 # tag is one of: "" (a parameter), "scale" (quantization scale), "packed" (sub-byte blocks), "buffer" (not a parameter),
-# "copy" (a second stored copy of another tensor, named in `of`).   mtp: belongs to the multi-token-prediction block.
+# "tower" (a parameter of a vision tower, or of what joins it), "copy" (a second stored copy of another tensor, named in `of`).   mtp: belongs to the multi-token-prediction block.
 T = namedtuple("T", "name shape dtype tag of mtp")
 
 
@@ -51,13 +51,19 @@ class Out:
         self.mtp = False
         q = cfg.get("quantization_config") or {}
         self.fp8 = tuple(q["weight_block_size"]) if q.get("quant_method") == "fp8" else None
+        packed = q.get("format") == "pack-quantized"     # Kimi-K2.5: eight values of an expert to an I32
+        self.group = q["config_groups"]["group_0"]["weights"]["group_size"] if packed else None
 
     def add(self, name, *shape, dtype="BF16", tag="", of=None):
         self.t.append(T(name, tuple(shape), dtype, tag, of, self.mtp))
 
     def linear(self, name, out, inp, bias=False):
         """A transformer-block linear: these, and only these, are fp8 in DeepSeek-style checkpoints."""
-        if self.fp8:
+        if self.group and ".mlp.experts." in name:
+            self.add(name + ".weight_packed", out, inp // 8, dtype="I32", tag="packed", of=name + ".weight")
+            self.add(name + ".weight_scale", out, inp // self.group, tag="scale")
+            self.add(name + ".weight_shape", 2, dtype="I32", tag="buffer")
+        elif self.fp8:
             bo, bi = self.fp8
             self.add(name + ".weight", out, inp, dtype="F8_E4M3")
             self.add(name + ".weight_scale_inv", -(-out // bo), -(-inp // bi), dtype="F32", tag="scale")
@@ -420,10 +426,81 @@ def nemotron_h(c, quirks):
     return o.t
 
 
+def gemma3_text(c, quirks):
+    c = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208, "tie_word_embeddings": True} | c
+    o, h = Out(c), c["hidden_size"]
+    ends(o, c, quirks)
+    for i in range(c["num_hidden_layers"]):
+        p = f"model.layers.{i}."
+        for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            o.add(f"{p}{norm}_layernorm.weight", h)
+        gqa(o, p + "self_attn.", c, qk_norm=True)
+        o.gated(p + "mlp", h, c["intermediate_size"])
+    return o.t
+
+
+class Tower(Out):
+    """What reads images beside a language model, whose tensors stand under language_model."""
+
+    def __init__(self, cfg, language):
+        super().__init__({})
+        self.vision = cfg["vision_config"]
+        self.t = [t._replace(name="language_model." + t.name, of=t.of and "language_model." + t.of) for t in language]
+
+    def add(self, name, *shape, **more):
+        super().add(name, *shape, tag="tower", **more)
+
+    def affine(self, name, *shape):
+        self.add(name + ".weight", *shape)
+        self.add(name + ".bias", shape[0])
+
+
+def gemma3(c, quirks):
+    o, v = Tower(c, gemma3_text(c["text_config"], quirks)), c["vision_config"]
+    h, root = v["hidden_size"], "vision_tower.vision_model."
+    o.affine(root + "embeddings.patch_embedding", h, 3, v["patch_size"], v["patch_size"])
+    o.add(root + "embeddings.position_embedding.weight", (v["image_size"] // v["patch_size"]) ** 2, h)
+    for i in range(v["num_hidden_layers"]):
+        p = f"{root}encoder.layers.{i}."
+        for x in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            o.affine(f"{p}self_attn.{x}", h, h)
+        o.affine(p + "mlp.fc1", v["intermediate_size"], h)
+        o.affine(p + "mlp.fc2", h, v["intermediate_size"])
+        o.affine(p + "layer_norm1", h)
+        o.affine(p + "layer_norm2", h)
+    o.affine(root + "post_layernorm", h)
+    o.add("multi_modal_projector.mm_input_projection_weight", h, c["text_config"]["hidden_size"])
+    o.add("multi_modal_projector.mm_soft_emb_norm.weight", h)
+    return o.t
+
+
+def kimi(c, quirks):                                    # kimi_k25, kimi_vl
+    o, v = Tower(c, deepseek_like(c["text_config"], quirks)), c["vision_config"]
+    h, f, layers = (v.get("vt_" + x) or v[x] for x in ("hidden_size", "intermediate_size", "num_hidden_layers"))
+    o.affine("vision_tower.patch_embed.proj", h, 3, v["patch_size"], v["patch_size"])
+    o.add("vision_tower.patch_embed.pos_emb.weight", v["init_pos_emb_height"], v["init_pos_emb_width"], h)
+    for i in range(layers):
+        p = f"vision_tower.encoder.blocks.{i}."
+        o.affine(p + "norm0", h)
+        o.affine(p + "norm1", h)
+        o.affine(p + "wqkv", 3 * h, h)
+        o.affine(p + "wo", h, h)
+        o.affine(p + "mlp.fc0", f, h)
+        o.affine(p + "mlp.fc1", h, f)
+    o.affine("vision_tower.encoder.final_layernorm", h)
+    root, first, second = (("mm_projector.", "proj.0", "proj.2") if c["model_type"] == "kimi_k25"
+                           else ("multi_modal_projector.", "linear_1", "linear_2"))
+    merged = h * v["merge_kernel_size"][0] * v["merge_kernel_size"][1]
+    o.affine(root + "pre_norm", h)
+    o.affine(root + first, merged, merged)
+    o.affine(root + second, c["text_config"]["hidden_size"], merged)
+    return o.t
+
+
 FAMILY = {"llama": dense, "qwen2": dense, "qwen3": dense, "qwen3_moe": qwen3_moe, "mixtral": mixtral,
           "deepseek_v3": deepseek_like, "kimi_k2": deepseek_like, "glm4_moe_lite": deepseek_like,
           "glm4_moe": deepseek_like, "deepseek_v4": deepseek_v4, "gpt_oss": gpt_oss, "llama4_text": llama4_text, "qwen3_next": qwen3_next,
-          "nemotron_h": nemotron_h}
+          "nemotron_h": nemotron_h, "gemma3_text": gemma3_text, "gemma3": gemma3, "kimi_k25": kimi, "kimi_vl": kimi}
 
 
 def expand(cfg, quirks=None):
@@ -442,10 +519,12 @@ def view(ts, which="disk"):
         raise ValueError(which)
     res = []
     for t in ts:
-        if t.tag in ("scale", "buffer", "copy") or (which == "refit" and t.mtp):
+        if t.tag in ("scale", "buffer", "copy") or (which == "refit" and (t.mtp or t.tag == "tower")):
             continue
         if t.tag == "packed" and len(t.shape) == 2:      # deepseek_v4: a matrix of its own each
             t = T(t.of, (t.shape[0], t.shape[1] * 2), "BF16", "", None, t.mtp)
+        elif t.dtype == "I32":
+            t = T(t.of, (t.shape[0], 8 * t.shape[1]), "BF16", "", None, t.mtp)
         elif t.tag == "packed":
             e, out, nb, half = t.shape
             t = T(t.of, (e, nb * half * 2, out), "BF16", "", None, t.mtp)
@@ -464,6 +543,7 @@ def measure(ts):
     bias = sum(numel(t) for t in r if t.name.endswith("e_score_correction_bias"))
     copies = sum(numel(t) for t in ts if t.tag == "copy")
     allw = sum(map(numel, w))
+    mtp = sum(numel(t) for t in w if t.mtp)
     return {
         "disk_tensors": len(ts), "disk_elems": sum(map(numel, ts)), "disk_bytes": sum(map(nbytes, ts)),
         "disk_elems_by_dtype": dict(dt),
@@ -478,7 +558,7 @@ def measure(ts):
         "refit_tensors": len(r), "refit": sum(map(numel, r)), "refit_no_router_bias": sum(map(numel, r)) - bias,
         "refit_bf16_bytes": sum(map(nbytes, r)),
         "refit_plus_copies": sum(map(numel, r)) + sum(numel(t) for t in ts if t.tag == "copy" and not t.mtp),
-        "mtp_weights": allw - sum(map(numel, r)),
+        "mtp_weights": mtp, "tower_weights": allw - mtp - sum(map(numel, r)),
     }
 
 

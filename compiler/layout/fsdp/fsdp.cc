@@ -186,6 +186,17 @@ bool FsdpLayout::CheckSizes() {
                                   "0, wanted one or more",
                                   param.name));
   }
+  const Family& family = *context_.model.architecture.family;
+  if (context_.model.vision && IsTransformers5() &&
+      !family.transformers.knows_tower_since_5) {
+    checks.Report(
+        side.version.given ? side.version.place : side.fused_experts.place,
+        absl::StrFormat("%s: transformers 5 holds rows of the vision tower of "
+                        "%s in an order that no plan has; wanted \"vision\": "
+                        "false, or neither version nor fused_experts for "
+                        "modules named as in the checkpoint",
+                        side.key, family.model_type));
+  }
   // Roles that contradict the model are the model's error, not the sizes'.
   if ((fused_ || tensor_ > 1 || expert_ > 1) &&
       !CheckRoles(context_, "fsdp", table_)) {

@@ -29,16 +29,22 @@ void AppendRows(const Param& param, EvenPart part, TensorSpec& spec) {
   }
 }
 
-EvenPart PartOf(ParamRole role, const TowerParts& parts) {
-  if (role == kTowerWhole || role == kTowerPositions) return {};
-  return role == kTowerConnector ? parts.connector : parts.tower;
+bool IsWhole(const Param& param, std::string_view whole_in_tower) {
+  if (param.role == kTowerWhole || param.role == kTowerPositions) return true;
+  return !whole_in_tower.empty() &&
+         param.name.find(whole_in_tower) != std::string::npos;
+}
+
+EvenPart PartOf(const Param& param, const TowerParts& parts) {
+  if (IsWhole(param, parts.whole_in_tower)) return {};
+  return param.role == kTowerConnector ? parts.connector : parts.tower;
 }
 
 // Of params of one role whose rows stand one after the other in a tensor.
 TensorSpec TensorFor(absl::Span<const Param* const> params, std::string name,
                      const TowerParts& parts) {
   const Param& first = *params[0];
-  const EvenPart part = PartOf(first.role, parts);
+  const EvenPart part = PartOf(first, parts);
   if (first.role == kTowerRow) {
     TensorSpec spec = ColumnsOf(first, part);
     spec.name = std::move(name);
@@ -58,8 +64,10 @@ bool HasWholeTower(const LayoutContext& context) {
 }
 
 void CheckTower(const LayoutContext& context, const RoleTable& table,
-                const SizeChecks::Divisor& divisor, SizeChecks& checks) {
+                const SizeChecks::Divisor& divisor, SizeChecks& checks,
+                std::string_view whole_in_tower) {
   const SideSpec& side = context.side;
+  const Family& family = *context.model.architecture.family;
   if (side.mm_encoder_tp_mode.given && !context.model.vision) {
     checks.Report(side.mm_encoder_tp_mode.place,
                   absl::StrFormat("%s.mm_encoder_tp_mode is of a vision tower, "
@@ -67,20 +75,30 @@ void CheckTower(const LayoutContext& context, const RoleTable& table,
                                   "true beside it",
                                   side.key));
   }
+  if (HasWholeTower(context) && !family.whole_tower) {
+    checks.Report(side.mm_encoder_tp_mode.place,
+                  absl::StrFormat("%s.mm_encoder_tp_mode \"data\": engines cut "
+                                  "the vision tower of %s all the same; wanted "
+                                  "\"weights\"",
+                                  side.key, family.model_type));
+    return;
+  }
   checks.Rows(divisor, kTowerConnector,
               "rows of what joins the vision tower to the language model");
   if (HasWholeTower(context)) return;
   const auto divides = [&](int64_t count, std::string_view what) {
-    checks.Divides(divisor, count,
-                   absl::StrFormat("%s of the vision tower; wanted a divisor, "
-                                   "or \"mm_encoder_tp_mode\": \"data\"",
-                                   what));
+    checks.Divides(
+        divisor, count,
+        absl::StrFormat(
+            "%s of the vision tower; wanted a divisor%s", what,
+            family.whole_tower ? ", or \"mm_encoder_tp_mode\": \"data\"" : ""));
   };
   divides(context.model.architecture.tower_heads, "attention heads");
   for (const ParamRole role : {kTowerColumn, kTowerHeads, kTowerRow}) {
     const size_t dim = role == kTowerRow ? 1 : 0;
     const int64_t blocks = role == kTowerHeads ? 3 : 1;
     for (const ParamId id : table.Params(role)) {
+      if (IsWhole(table.param(id), whole_in_tower)) continue;
       divides(table.param(id).shape[dim] / blocks, "features");
     }
   }

@@ -3,6 +3,7 @@
 #ifndef REFIT_COMPILER_LAYOUT_SERVING_TOWER_H_
 #define REFIT_COMPILER_LAYOUT_SERVING_TOWER_H_
 
+#include <string_view>
 #include <vector>
 
 #include "compiler/ir/module.h"
@@ -18,9 +19,11 @@ namespace refit {
 bool HasWholeTower(const LayoutContext& context);
 
 // Reports what `divisor`, the ranks that share the tower, does not divide, and
-// a key of the tower in a job without it.
+// a key of the tower in a job without it, or of one that is always cut.
+// `whole_in_tower`: see SglangTraits.
 void CheckTower(const LayoutContext& context, const RoleTable& table,
-                const SizeChecks::Divisor& divisor, SizeChecks& checks);
+                const SizeChecks::Divisor& divisor, SizeChecks& checks,
+                std::string_view whole_in_tower = "");
 
 // What a rank holds: of the tower, and of what joins it to the language model
 // and is cut by tensor parallelism all the same.
@@ -28,6 +31,7 @@ struct TowerParts {
   EvenPart tower;
   EvenPart connector;
   bool positions = true;  // false: the caller adds learned positions
+  std::string_view whole_in_tower = "";  // see SglangTraits
 };
 
 // Adds what a rank holds, in the order of the model's params.

@@ -284,7 +284,8 @@ ExpertForm CheckSizes(const LayoutContext& context, const RoleTable& table,
   checks.Heads(attention);
   CheckMlp(checks, tensor);
   CheckPlainModules(checks, tensor);
-  CheckTower(context, table, attention, checks);
+  CheckTower(context, table, attention, checks,
+             context.model.architecture.family->sglang.whole_in_tower);
   CheckShared(context, table, tensor, checks);
   CheckMixerSizes(checks, context.model.architecture, attention,
                   MambaGroups::kCutOrWhole);

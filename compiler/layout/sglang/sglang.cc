@@ -351,7 +351,11 @@ std::vector<BufferId> SglangLayout::Rank(const ExpertSlice& experts,
   const EvenPart tower =
       HasWholeTower(context_) ? EvenPart{} : Attention(tensor);
   AddTower(context_, table_, traits_.renames,
-           {.tower = tower, .connector = tower, .positions = false}, out);
+           {.tower = tower,
+            .connector = tower,
+            .positions = false,
+            .whole_in_tower = traits_.whole_in_tower},
+           out);
   for (const ParamId id : table_.Params(kTowerPositions)) {
     Buffer positions = Vocabulary(id, tower);
     positions.name = Renamed(positions.name, traits_.renames);
