@@ -226,7 +226,7 @@ void Append(std::string& text, const SglangTraits& value) {
   const auto& [known, renames, fused, fp32_router_since, head, shared_fusion,
                shared_fusion_experts, shared_fusion_expert_parallel, embedding,
                pipeline_parallel, dp_attention, redundant_experts, dense_layers,
-               tower, whole_in_tower, loads_expert_parallel] = value;
+               plain_tower, whole_in_tower, loads_expert_parallel] = value;
   AppendAll(text, known, renames, fused, fp32_router_since, head, shared_fusion,
             shared_fusion_experts, shared_fusion_expert_parallel, embedding,
             pipeline_parallel, dp_attention, redundant_experts, dense_layers,

@@ -132,13 +132,6 @@ SideLayout LayOut(const LayoutContext& context) {
                         "layout (generic places any tensors)",
                         context.side.key, LayoutName(kind), family.model_type));
   }
-  if (context.model.vision && kind == LayoutKind::kSglang &&
-      !family.sglang.tower) {
-    return refuse(
-        absl::StrFormat("%s: the layout %s does not know the vision tower of "
-                        "%s; wanted \"vision\": false, or layout \"generic\"",
-                        context.side.key, LayoutName(kind), family.model_type));
-  }
   SideLayout layout = Dispatch(context);
   // generic places by its own rules and reports what none of them names.
   if (context.diagnostics.error_count() == errors_before &&

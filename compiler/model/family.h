@@ -108,7 +108,9 @@ struct SglangTraits {
   bool dp_attention = true;
   bool redundant_experts = true;
   bool dense_layers = true;  // beside layers with experts
-  bool tower = false;        // its class's vision tower is known
+  // Tensor parallelism cuts the vision tower's modules whatever the mode, and
+  // DP attention cuts them differently.
+  bool plain_tower = false;
   // What stands in the names of modules of the tower that each rank holds
   // whole, where tensor parallelism cuts those of other classes. "": nothing.
   std::string_view whole_in_tower = "";

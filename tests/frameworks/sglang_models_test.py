@@ -39,6 +39,7 @@ from sglang.srt.model_loader.utils import set_default_torch_dtype
 from sglang.srt.models import registry  # noqa: F401  imports every model class, once for all ranks
 from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import ServerArgs
+from safetensors import safe_open
 from safetensors.torch import save_file
 from tiny_models import MODELS, Refit
 
@@ -66,7 +67,7 @@ TOWER_MESHES = {
     "tp4 dpa2": {"tensor_parallel": 4, "dp_attention": 2},
 }
 # Families of whose tower refitc knows SGLang's class.
-TOWERS = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3", "kimi_k25", "kimi_vl"}
+TOWERS = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3", "kimi_k25", "kimi_vl", "llama4"}
 # Of which SGLang builds the tower in any case.
 ALWAYS_WITH_TOWER = {"gemma3", "kimi_k25", "kimi_vl"}
 EXPERT_MESHES = {
@@ -93,7 +94,7 @@ LACKS = {
     "qwen2": ("dp_attention",), "mixtral": ("dp_attention",), "qwen3_next": ("pipeline_parallel",),
     # The last of several stages has a head of its own, which its loader leaves unfilled.
     "qwen3_5_text, tied": ("pipeline_parallel",),
-    "llama4": ("pipeline_parallel",), "gpt_oss": ("expert_parallel",), "gemma3_text": ("dp_attention", "pipeline_parallel"),
+    "llama4": ("pipeline_parallel",), "llama4, tower": ("dp_attention", "mm_encoder_tp_mode"), "gpt_oss": ("expert_parallel",), "gemma3_text": ("dp_attention", "pipeline_parallel"),
     "gemma3": ("dp_attention", "pipeline_parallel", "mm_encoder_tp_mode"), "kimi_vl": ("dp_attention", "pipeline_parallel"),
 }  # fmt: skip
 
@@ -142,7 +143,7 @@ def cases():
             kinds.append((name + ", flashinfer_cutlass", config, meshes, {"moe_backend": "flashinfer_cutlass"}))
         for kind, of_kind, meshes, more in kinds:
             for mesh, side in meshes.items():
-                lacks = any(key in side for key in LACKS.get(name, ()))
+                lacks = any(key in side for key in LACKS.get(name, ()) + LACKS.get(kind, ()))
                 # nemotron_h's experts are cut by all of tensor parallelism or by none.
                 cut = name == "nemotron_h" and side.get("expert_parallel", 1) not in (1, side.get("tensor_parallel", 1))
                 if not lacks and not cut:
@@ -154,7 +155,7 @@ def server_args(checkpoint, side):
         model_path=str(checkpoint), skip_tokenizer_init=True, disable_custom_all_reduce=True, disable_cuda_graph=True, device="cuda",
         random_seed=1, tp_size=side.get("tensor_parallel", 1), pp_size=side.get("pipeline_parallel", 1),
         ep_size=side.get("expert_parallel", 1), attn_dp_size=side.get("dp_attention", 1),
-        mm_enable_dp_encoder=side.get("mm_encoder_tp_mode") == "data",
+        mm_enable_dp_encoder=side.get("mm_encoder_tp_mode") == "data", enable_multimodal=side.get("vision"),
         moe_runner_backend=side["moe_backend"] if side.get("moe_backend") == "flashinfer_cutlass" else "auto",
     )  # fmt: skip
 
@@ -194,6 +195,10 @@ def run_case(programs, config, side, directory):
     """The number of tensors compared, and the differences by rank."""
     refit = Refit(programs, directory, config, side)
     refit.write_checkpoint()
+    if "vision" in side:  # SGLang asks the index whether a llama4 has a tower
+        with safe_open(refit.checkpoint / "model.safetensors", "pt") as tensors:
+            names = dict.fromkeys(tensors.keys(), "model.safetensors")
+        (refit.checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     found = refit.execute()
     checkpoint = refit.checkpoint if "dtype" not in side else quantized(programs, directory, config, side["dtype"])
     arguments = server_args(checkpoint, side)

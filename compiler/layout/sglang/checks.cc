@@ -123,6 +123,28 @@ void CheckModel(const LayoutContext& context, const RoleTable& table,
   CheckDenseLayers(context, table, checks);
 }
 
+// Reports what would cut a plain tower as no plan does.
+void CheckPlainTower(const LayoutContext& context, SizeChecks& checks) {
+  const SideSpec& side = context.side;
+  const Family& family = *context.model.architecture.family;
+  if (!context.model.vision || !family.sglang.plain_tower) return;
+  if (HasWholeTower(context)) {
+    checks.Report(
+        side.mm_encoder_tp_mode.place,
+        absl::StrFormat("%s.mm_encoder_tp_mode \"data\": SGLang cuts the "
+                        "vision tower of %s all the same; wanted \"weights\"",
+                        side.key, family.model_type));
+  }
+  if (side.dp_attention.value > 1) {
+    checks.Report(
+        side.dp_attention.place,
+        absl::StrFormat("%s.dp_attention %d: SGLang cuts parts of the vision "
+                        "tower of %s by it and others by tensor_parallel; "
+                        "wanted 1, or \"vision\": false",
+                        side.key, side.dp_attention.value, family.model_type));
+  }
+}
+
 // Reports shared experts that the side cannot hold.
 void CheckShared(const LayoutContext& context, const RoleTable& table,
                  const SizeChecks::Divisor& tensor, SizeChecks& checks) {
@@ -284,6 +306,7 @@ ExpertForm CheckSizes(const LayoutContext& context, const RoleTable& table,
   checks.Heads(attention);
   CheckMlp(checks, tensor);
   CheckPlainModules(checks, tensor);
+  CheckPlainTower(context, checks);
   CheckTower(context, table, attention, checks,
              context.model.architecture.family->sglang.whole_in_tower);
   CheckShared(context, table, tensor, checks);

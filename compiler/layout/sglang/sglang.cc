@@ -352,7 +352,7 @@ std::vector<BufferId> SglangLayout::Rank(const ExpertSlice& experts,
       HasWholeTower(context_) ? EvenPart{} : Attention(tensor);
   AddTower(context_, table_, traits_.renames,
            {.tower = tower,
-            .connector = tower,
+            .connector = {},
             .positions = false,
             .whole_in_tower = traits_.whole_in_tower},
            out);

@@ -144,6 +144,10 @@ void AddTower(ConfigReader& config, ConfigReader& text, Model& model) {
                       vision.Size("vision_output_dim"), {}, /*bias=*/false);
 }
 
+constexpr Rename kSglangNames[] = {
+    {"vision_model.model.layers.{0}.self_attn.o_proj.",
+     "vision_model.model.layers.{0}.self_attn.proj."}};
+
 // The model with a vision tower.
 void Build(ConfigReader& config, Model& model) {
   ConfigReader text = config.Text();
@@ -163,7 +167,9 @@ void Build(ConfigReader& config, Model& model) {
 extern const Family kLlama4 = {
     .model_type = "llama4",
     .build = Build,
-    .sglang = {.pipeline_parallel = false},
+    .sglang = {.renames = kSglangNames,
+               .pipeline_parallel = false,
+               .plain_tower = true},
     .megatron = {.known = false},
     .tower = true,
 };

@@ -42,7 +42,7 @@ extern const Family kQwen3Vl = {
     .model_type = "qwen3_vl",
     .build = BuildWithVision,
     .vllm = {.renames = kQwen3VisionVllmNames, .output_bias = false},
-    .sglang = {.renames = kQwen3VisionSglangNames, .tower = true},
+    .sglang = {.renames = kQwen3VisionSglangNames},
     .megatron = {.known = false},
     .tower = true,
 };

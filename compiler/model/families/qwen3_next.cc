@@ -284,8 +284,7 @@ constexpr Rename kSglangLanguageNames[] = {{"model.language_model.", "model."},
                                            {"attn.qkv.", "attn.qkv_proj."}};
 constexpr SglangTraits kSglangLanguage = {
     .renames = kSglangLanguageNames,
-    .embedding = SglangTraits::Embedding::kWholeBesideDpAttention,
-    .tower = true};
+    .embedding = SglangTraits::Embedding::kWholeBesideDpAttention};
 
 }  // namespace
 
