@@ -16,6 +16,9 @@ from refit.workers import GRACE_SECONDS
 # Buffers of Megatron that training keeps for itself, though they are persistent.
 UNFED = ("local_tokens_per_expert",)
 
+# What torch puts around a layer whose activations are checkpointed: a part of its parameters' names, but not of state_dict's.
+WRAPPER = "_checkpoint_wrapped_module."
+
 # The attribute of a parameter that is its bitmap of changes, as `Executor.bind` takes it.
 CHANGES = "refit_changes"
 # That of a live shard whose parameter is not trained.
@@ -32,11 +35,12 @@ def live_shards(module: Any) -> Iterator[tuple[str, Any]]:
             chunk = chunk.module
         persistent = set(chunk.state_dict())
         prefix = f"vp_stage.{number}." if len(module) > 1 else ""
-        frozen = {name for name, parameter in chunk.named_parameters() if not parameter.requires_grad}
+        frozen = {id(parameter) for parameter in chunk.parameters() if not parameter.requires_grad}
         for name, tensor in [*chunk.named_parameters(), *chunk.named_buffers()]:
+            name = name.replace(WRAPPER, "")
             if name in persistent and not name.endswith(UNFED):
                 shard = tensor.detach()
-                if name in frozen:
+                if id(tensor) in frozen:
                     setattr(shard, FROZEN, True)
                 if hasattr(tensor, CHANGES):
                     setattr(shard, CHANGES, getattr(tensor, CHANGES))

@@ -331,3 +331,12 @@ def test_live_shards_have_the_bitmaps_of_their_parameters():
     shards = dict(live_shards(module))
     assert shards["weight"].refit_changes is module.weight.refit_changes
     assert shards["weight"].data_ptr() == module.weight.data_ptr() and not hasattr(shards["bias"], "refit_changes")
+
+
+def test_live_shards_of_checkpointed_layers_have_the_names_of_state_dict():
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    from refit.trainers import live_shards
+
+    module = torch.nn.Sequential(checkpoint_wrapper(torch.nn.Linear(2, 2)))
+    assert [name for name, _ in live_shards(module)] == list(module.state_dict()) == ["0.weight", "0.bias"]
