@@ -1,0 +1,179 @@
+"""Refit inside TRL: training processes send their own shards straight into the workers of TRL's vLLM server.
+
+    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config '{"backend": "refit"}' …
+
+    refit.trl.install("plan.refit")              # in each training process, before the trainer is made
+    trainer = GRPOTrainer(…)                     # use_vllm=True, vllm_mode="server"
+
+Training processes are the plan's source ranks, the server's workers its destination ranks. TRL lets nobody choose how a trainer's
+weights reach vLLM, so `install` replaces the two methods of TRL that do it. docs/integrations/trl.md is the guide.
+"""
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import inspect
+import json
+import os
+import urllib.error
+import urllib.request
+from typing import Any, Optional, Union
+
+from accelerate.utils import broadcast_object_list, is_peft_model
+from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
+
+from refit import trainers
+from refit.errors import FailedPrecondition, InvalidArgument
+from refit.executor import TIMEOUT_SECONDS, DeltaReport
+from refit.plan import Plan
+from refit.rendezvous import unique_id
+from refit.vllm import BACKEND
+from refit.workers import GRACE_SECONDS, WorkerError
+
+# What `install` replaces or calls, with its parameters.
+_METHODS = ((VLLMGeneration, "sync_weights", ("self",)), (VLLMClient, "init_communicator", ("self", "device")),
+            (VLLMClient, "get_server_info", ("self",)), (VLLMClient, "get_world_size", ("self",)))
+
+
+class Sender(trainers.Sender):
+    keep_them_there = "keep parameters on the GPU (FSDP without cpu_offload)"
+
+
+class Updates:
+    """A training process's part of the updates; the main process also tells the server's workers theirs."""
+
+    def __init__(self, plan: Union[str, "os.PathLike[str]"], *, check: bool = False, snapshot_on_host: bool = False,
+                 timeout: float = TIMEOUT_SECONDS):
+        self._path, self._check, self._timeout = os.path.abspath(plan), check, timeout
+        self._plan = Plan.load(plan)
+        self._sender = Sender(self._plan, timeout=timeout, check=check, snapshot_on_host=snapshot_on_host)
+        self._meeting: Optional[bytes] = None
+        self._engine_joined: Optional[bytes] = None
+
+    def check_server(self, client: Any) -> None:
+        """Refuses a server whose workers are not those of the plan. Nothing is connected before the first update."""
+        found = client.get_server_info()["weight_transfer_config"]
+        if (found or {}).get("backend") != BACKEND:
+            raise FailedPrecondition(f"the weight transfer of the vLLM server at {client.base_url} is {found}; start it with "
+                                     f"""--weight-transfer-config '{{"backend": "{BACKEND}"}}'""")
+        workers = client.get_world_size()
+        if workers != self._plan.destination_ranks:
+            raise InvalidArgument(f"the vLLM server at {client.base_url} has {workers} workers; the plan has "
+                                  f"{self._plan.destination_ranks} destination ranks")
+
+    def send(self, generation: Any) -> None:
+        """One refit from the live shards of this process's model. Collective over the training processes."""
+        accelerator = generation.accelerator
+        _refuse_unfit(generation)
+        if accelerator.num_processes != self._plan.source_ranks:
+            raise InvalidArgument(f"TRL has {accelerator.num_processes} training processes; the plan has {self._plan.source_ranks} "
+                                  "source ranks")
+        rank = accelerator.process_index
+        # Rank 0 makes the id that all ranks meet by, and keeps it while updates succeed.
+        meeting = [unique_id() if rank == 0 and not self._sender.joined else self._meeting]
+        broadcast_object_list(meeting, from_process=0)
+        told = self._meeting = meeting[0]
+        assert told is not None
+        tensors = dict(trainers.live_shards(generation.model))
+        device, stream = trainers.here(str(accelerator.device))
+
+        def own_part() -> None:
+            self._sender.send(rank, told, tensors, device, stream)
+
+        if rank == 0:
+            trainers.together(lambda: self._tell(generation.vllm_client.base_url, told), own_part, self._timeout)
+        else:
+            own_part()
+
+    def _tell(self, url: str, meeting: bytes) -> None:
+        if self._engine_joined != meeting:
+            self._post(url, "/init_weight_transfer_engine",
+                       {"init_info": {"plan": self._path, "meeting": meeting.hex(), "timeout": self._timeout}})
+            self._engine_joined = meeting
+        self._post(url, "/start_weight_update")
+        try:
+            self._post(url, "/update_weights", {"update_info": {"timeout": self._timeout, "check": self._check}})
+        except WorkerError:
+            # Ends the update on the workers that did not raise; on the one that did there is none to end.
+            with contextlib.suppress(WorkerError):
+                self._post(url, "/finish_weight_update")
+            raise
+        self._post(url, "/finish_weight_update")
+        # Both hold what the old weights computed.
+        self._post(url, "/reset_encoder_cache")
+        answer = self._post(url, "/reset_prefix_cache?reset_running_requests=true")
+        if not answer.get("success", True):
+            raise WorkerError(f"the vLLM server at {url} has the new weights, but cannot reset its prefix cache: requests hold it")
+
+    def _post(self, url: str, path: str, body: Optional[dict[str, Any]] = None) -> dict[str, Any]:
+        """Not by TRL's client: that posts again after an error, and the workers would wait for trainers that have given up."""
+        request = urllib.request.Request(url + path, json.dumps(body or {}).encode(), {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout + GRACE_SECONDS) as response:
+                answer: dict[str, Any] = json.loads(response.read() or b"{}")
+                return answer
+        except urllib.error.HTTPError as error:
+            raise WorkerError(f"{url}{path} answers {error.code}: {_message(error.read())}") from None
+        except OSError as error:
+            raise WorkerError(f"{url}{path}: {error}") from error
+
+    @property
+    def delta_report(self) -> Optional[DeltaReport]:
+        """How this process's last update went, as `Executor.delta_report` tells it."""
+        return self._sender.delta_report
+
+    def ask_dense(self) -> None:
+        """Makes the next update of a plan with options.delta send all, on all ranks. One process's request is enough."""
+        self._sender.ask_dense()
+
+    def close(self) -> None:
+        self._sender.close()
+
+
+def _message(body: bytes) -> str:
+    """What vLLM says of an error, of whose answer it is a part."""
+    text = body.decode(errors="replace")
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        text = json.loads(text)["error"]["message"]
+    return str(text)
+
+
+def _refuse_unfit(generation: Any) -> None:
+    if generation.mode != "server":
+        raise FailedPrecondition(f'vllm_mode is "{generation.mode}": vLLM is then in the training processes; refit.trl refits a '
+                                 'server: set vllm_mode="server"')
+    if is_peft_model(generation.model):
+        raise FailedPrecondition("TRL merges LoRA adapters in place while it sends; Refit moves whole weights: train without "
+                                 "peft_config")
+    state = generation.accelerator.state
+    if getattr(getattr(state, "fsdp_plugin", None), "fsdp_version", None) == 1:
+        raise FailedPrecondition("FSDP 1 has flat parameters, which are no shards of a plan: set fsdp_version: 2")
+    if state.deepspeed_plugin is not None and state.deepspeed_plugin.zero_stage == 3:
+        raise FailedPrecondition("ZeRO 3 has flat parameters, which are no shards of a plan: take FSDP 2")
+
+
+def install(plan: Union[str, "os.PathLike[str]"], *, check: bool = False, snapshot_on_host: bool = False,
+            timeout: float = TIMEOUT_SECONDS) -> Updates:
+    """Makes the trainers of this process that generate by TRL's VLLMGeneration refit their vLLM server. `plan`: a path that
+    training processes and vLLM's workers can read. `check`: after each update all ranks compare what they hold, as
+    `Executor.run(check=True)` does. `snapshot_on_host`: of training processes, as `Executor` has it. `timeout`: seconds. Call it
+    again to replace the plan."""
+    release = importlib.metadata.version("trl")
+    for owner, name, wanted in _METHODS:
+        method = getattr(owner, name, None)
+        found = None if method is None else tuple(inspect.signature(method).parameters)
+        if found != wanted:
+            raise FailedPrecondition(f"TRL {release} has {'no' if found is None else 'another'} {owner.__name__}.{name}"
+                                     f"({'' if found is None else ', '.join(found)}); wanted ({', '.join(wanted)}), as of TRL 1.16")
+    updates = Updates(plan, check=check, snapshot_on_host=snapshot_on_host, timeout=timeout)
+
+    def init_communicator(self: Any, device: Any = 0) -> None:
+        updates.check_server(self)
+
+    def sync_weights(self: Any) -> None:
+        updates.send(self)
+
+    setattr(VLLMClient, "init_communicator", init_communicator)
+    setattr(VLLMGeneration, "sync_weights", sync_weights)
+    return updates
