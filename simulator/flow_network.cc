@@ -11,14 +11,14 @@ namespace {
 constexpr double kRelativeTolerance = 1e-9;
 
 bool IsSame(double a, double b) {
-  if (std::isinf(a) || std::isinf(b)) return a == b;
-  return std::abs(a - b) <= kRelativeTolerance * std::max(a, b);
+  // Not of an infinite one: any difference to that is infinite too.
+  return a == b || std::abs(a - b) <= kRelativeTolerance * std::min(a, b);
 }
 
 }  // namespace
 
 FlowNetwork::FlowNetwork(std::vector<double> capacities)
-    : links_(capacities.size()) {
+    : links_(capacities.size()), levels_(capacities.size(), kUnfilled) {
   for (size_t i = 0; i < links_.size(); ++i) {
     links_[i].capacity = capacities[i];
   }
@@ -44,6 +44,7 @@ uint32_t FlowNetwork::Add(const LinkList& links) {
     links_[link].flows.push_back(number);
     Queue(link);
   }
+  links_[links[0]].has_news = true;
   return number;
 }
 
@@ -70,13 +71,18 @@ void FlowNetwork::Remove(uint32_t number) {
 double FlowNetwork::LevelOf(uint32_t number) {
   const Link& link = links_[number];
   bounds_.clear();
+  double least = kUnfilled;
   for (const uint32_t f : link.flows) {
     double bound = kUnfilled;
     for (const uint32_t other : flows_[f].links) {
-      if (other != number) bound = std::min(bound, links_[other].level);
+      if (other != number) bound = std::min(bound, levels_[other]);
     }
     bounds_.push_back(bound);
+    least = std::min(least, bound);
   }
+  // Mostly no flow is held below an equal share.
+  const double equal = link.capacity / static_cast<double>(bounds_.size());
+  if (least > equal) return equal;
   std::sort(bounds_.begin(), bounds_.end());
   double left = link.capacity;
   for (size_t i = 0; i < bounds_.size(); ++i) {
@@ -96,30 +102,32 @@ absl::Span<const uint32_t> FlowNetwork::Share() {
     link.is_queued = false;
     if (!std::exchange(link.is_visited, true)) visited_.push_back(number);
     const double level = LevelOf(number);
-    if (IsSame(level, link.level)) continue;
+    if (IsSame(level, levels_[number])) continue;
     // A flow that another link holds below both levels tells that link nothing.
-    const double lower = std::min(level, link.level);
-    link.level = level;
+    const double lower = std::min(level, levels_[number]);
+    levels_[number] = level;
+    link.has_news = true;
     for (const uint32_t flow : link.flows) {
       for (const uint32_t other : flows_[flow].links) {
-        if (other != number && lower <= links_[other].level) Queue(other);
+        if (other != number && lower <= levels_[other]) Queue(other);
       }
     }
   }
   queue_.clear();
   changed_.clear();
   for (const uint32_t number : visited_) {
+    if (!std::exchange(links_[number].has_news, false)) continue;
     for (const uint32_t f : links_[number].flows) {
       Flow& flow = flows_[f];
       double rate = kUnfilled;
       for (const uint32_t link : flow.links) {
-        rate = std::min(rate, links_[link].level);
+        rate = std::min(rate, levels_[link]);
       }
       // Of links whose levels are equal, the one that held it before does.
       uint32_t bottleneck = flow.bottleneck;
-      if (!IsSame(links_[flow.links[bottleneck]].level, rate)) {
+      if (!IsSame(levels_[flow.links[bottleneck]], rate)) {
         bottleneck = 0;
-        while (!IsSame(links_[flow.links[bottleneck]].level, rate)) {
+        while (!IsSame(levels_[flow.links[bottleneck]], rate)) {
           ++bottleneck;
         }
       }

@@ -3,17 +3,40 @@
 #ifndef REFIT_SIMULATOR_FLOW_NETWORK_H_
 #define REFIT_SIMULATOR_FLOW_NETWORK_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
 
 namespace refit::simulator {
 
-// A flow's links, distinct. Egress, uplink, downlink and ingress at most.
-using LinkList = absl::InlinedVector<uint32_t, 4>;
+// A flow's links, distinct: egress and ingress, most of all also those of slow
+// ranks, an uplink and a downlink.
+inline constexpr size_t kMostLinks = 6;
+class LinkList {
+ public:
+  LinkList() = default;
+  LinkList(std::initializer_list<uint32_t> links) {
+    for (const uint32_t link : links) push_back(link);
+  }
+
+  void push_back(uint32_t link) { links_[size_++] = link; }
+  size_t size() const { return size_; }
+  uint32_t operator[](size_t i) const { return links_[i]; }
+  uint32_t& operator[](size_t i) { return links_[i]; }
+  const uint32_t* begin() const { return links_.data(); }
+  const uint32_t* end() const { return links_.data() + size_; }
+  uint32_t* begin() { return links_.data(); }
+  uint32_t* end() { return links_.data() + size_; }
+
+ private:
+  std::array<uint32_t, kMostLinks> links_ = {};
+  uint8_t size_ = 0;
+};
 
 // Progressive filling, done anew only where flows came or went. Each link has a
 // *level*: the rate of those of its flows that no other link holds below it.
@@ -47,22 +70,24 @@ class FlowNetwork {
   static constexpr double kUnfilled = std::numeric_limits<double>::infinity();
   struct Flow {
     LinkList links;
-    absl::InlinedVector<uint32_t, 4> positions;  // in flows of each link
+    LinkList positions;  // in flows of each link
     double rate = 0;
     uint32_t bottleneck = 0;
   };
   struct Link {
     double capacity = 0;
-    double level = kUnfilled;
     std::vector<uint32_t> flows;
     bool is_queued = false;
     bool is_visited = false;
+    // Its level is another since the last Share, or it has a flow that came.
+    bool has_news = false;
   };
 
   void Queue(uint32_t link);
   double LevelOf(uint32_t link);
 
   std::vector<Link> links_;
+  std::vector<double> levels_;  // by link, beside each other: read most
   std::vector<Flow> flows_;
   std::vector<uint32_t> free_;
   std::vector<uint32_t> queue_;    // whose level may be another

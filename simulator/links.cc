@@ -102,7 +102,11 @@ absl::Status CheckOptions(const PlanFile& plan, const Options& options) {
 }
 
 Links::Links(const PlanFile& plan, const Options& options)
-    : plan_(plan), options_(options), topology_(plan.body().topology()) {
+    : plan_(plan),
+      options_(options),
+      topology_(plan.body().topology()),
+      has_leaves_(topology_ != nullptr &&
+                  (topology_->rails() || topology_->hosts_per_leaf() > 0)) {
   for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
     const uint32_t number = GpuOf(plan, rank);
     if (number >= gpus_.size()) gpus_.resize(number + 1);
@@ -110,6 +114,7 @@ Links::Links(const PlanFile& plan, const Options& options)
   }
   AddNics();
   AddWhatIfs();
+  AddPlaces();
 }
 
 void Links::AddNics() {
@@ -147,9 +152,24 @@ void Links::AddWhatIfs() {
   }
 }
 
+void Links::AddPlaces() {
+  const uint32_t hosts_per_domain =
+      topology_ == nullptr ? 1 : topology_->hosts_per_nvlink_domain();
+  for (int32_t rank = 0; rank < plan_.world_size(); ++rank) {
+    const Gpu& of = gpu(rank);
+    const Nic& nic = NicOf(of);
+    places_.push_back({.gpu = GpuOf(plan_, rank),
+                       .nic = nic.owner,
+                       .host = of.host,
+                       .domain = of.host / hosts_per_domain,
+                       .leaf = LeafOf(nic),
+                       .slowness = of.slowness});
+  }
+}
+
 absl::Status Links::CheckNics() const {
   for (const int32_t rank : options_.dead_nics) {
-    if (!NicOf(rank).is_dead) continue;
+    if (!NicOf(gpu(rank)).is_dead) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("--dead-nic names rank ", rank, "; its host ",
                      gpu(rank).host, " has no other NIC for its messages"));
@@ -157,16 +177,10 @@ absl::Status Links::CheckNics() const {
   return absl::OkStatus();
 }
 
-bool Links::ShareDomain(int32_t a, int32_t b) const {
-  if (topology_ == nullptr) return gpu(a).host == gpu(b).host;
-  const uint32_t hosts = topology_->hosts_per_nvlink_domain();
-  return gpu(a).host / hosts == gpu(b).host / hosts;
-}
-
 // The next of the host, in a circle, if its own is dead.
-const Links::Nic& Links::NicOf(int32_t rank) const {
-  const Nic& own = nics_[gpu(rank).nic];
-  const uint32_t first = gpu(rank).nic - own.position;
+const Links::Nic& Links::NicOf(const Gpu& gpu) const {
+  const Nic& own = nics_[gpu.nic];
+  const uint32_t first = gpu.nic - own.position;
   const uint32_t count = nics_of_host_.at(own.host);
   for (uint32_t i = 0; i < count; ++i) {
     const Nic& nic = nics_[first + (own.position + i) % count];
@@ -175,18 +189,12 @@ const Links::Nic& Links::NicOf(int32_t rank) const {
   return own;
 }
 
-std::optional<uint32_t> Links::LeafOf(const Nic& nic) const {
-  const bool says_leaves =
-      topology_ != nullptr &&
-      (topology_->rails() || topology_->hosts_per_leaf() > 0);
-  if (!says_leaves) {
-    if (!options_.oversubscription.has_value()) return std::nullopt;
-    return nic.host;
-  }
-  if (!options_.oversubscription.has_value() &&
-      topology_->spine_oversubscription() == 1) {
-    return std::nullopt;
-  }
+uint32_t Links::LeafOf(const Nic& nic) const {
+  const bool is_limited =
+      options_.oversubscription.has_value() ||
+      (has_leaves_ && topology_->spine_oversubscription() != 1);
+  if (!is_limited) return kNone;
+  if (!has_leaves_) return nic.host;
   const uint32_t hosts = topology_->hosts_per_leaf();
   const uint32_t group = hosts == 0 ? 0 : nic.host / hosts;
   return topology_->rails() ? group * most_nics_ + nic.position : group;
@@ -229,53 +237,76 @@ double Links::UplinkSpeed(LinkKind kind, uint32_t owner) const {
   return nics * options_.network_bytes_per_second / oversubscription;
 }
 
-uint32_t Links::Find(LinkKind kind, uint32_t owner) {
+uint32_t Links::OwnerOf(LinkKind kind, int32_t rank) const {
+  const Place& at = place(rank);
+  if (IsOfSwitch(kind)) return at.leaf;
+  const bool is_of_nic =
+      kind == LinkKind::kNetworkEgress || kind == LinkKind::kNetworkIngress;
+  return is_of_nic ? at.nic : at.gpu;
+}
+
+std::vector<double> Links::SpeedsOf(int32_t rank) const {
+  std::vector<LinkKind> kinds = {LinkKind::kLocal, LinkKind::kPeerEgress,
+                                 LinkKind::kNetworkEgress,
+                                 LinkKind::kSlowEgress};
+  if (place(rank).leaf != kNone) {
+    kinds.push_back(has_leaves_ ? LinkKind::kLeafUplink
+                                : LinkKind::kHostUplink);
+  }
+  std::vector<double> speeds;
+  for (const LinkKind kind : kinds) {
+    speeds.push_back(SpeedOf(kind, OwnerOf(kind, rank)));
+  }
+  return speeds;
+}
+
+uint32_t Links::Find(LinkKind kind, int32_t rank) {
+  const uint32_t owner = OwnerOf(kind, rank);
   const uint64_t key = static_cast<uint64_t>(kind) << 32 | owner;
-  const auto [found, inserted] =
-      numbers_.try_emplace(key, static_cast<uint32_t>(links_.size()));
+  const auto [found, inserted] = numbers_.try_emplace(key, size());
   if (inserted) {
     links_.push_back({.kind = kind,
                       .owner = owner,
                       .bytes_per_second = SpeedOf(kind, owner)});
+    ranks_.push_back(rank);
   }
   return found->second;
 }
 
+Link Links::LikeThatOf(uint32_t link, int32_t rank) const {
+  Link like = links_[link];
+  like.owner = OwnerOf(like.kind, rank);
+  return like;
+}
+
 LinkList Links::Cross(fb::Route route, int32_t source, int32_t destination,
                       uint64_t size_bytes) {
+  const Place& from = place(source);
+  const Place& to = place(destination);
   LinkList crossed;
+  const auto cross = [&](LinkKind kind, int32_t rank) {
+    const uint32_t link = Find(kind, rank);
+    links_[link].bytes += size_bytes;
+    crossed.push_back(link);
+  };
   if (route == fb::Route::kLocal) {
-    crossed.push_back(Find(LinkKind::kLocal, GpuOf(plan_, source)));
-  } else if (route == fb::Route::kNetwork &&
-             !ShareDomain(source, destination)) {
-    const Nic& from = NicOf(source);
-    const Nic& to = NicOf(destination);
-    const std::optional<uint32_t> leaf = LeafOf(from);
-    const std::optional<uint32_t> other = LeafOf(to);
-    const bool of_host =
-        topology_ == nullptr ||
-        (!topology_->rails() && topology_->hosts_per_leaf() == 0);
+    cross(LinkKind::kLocal, source);
+  } else if (route == fb::Route::kNetwork && from.domain != to.domain) {
     // A slow rank does not slow the others that use its NIC.
-    const auto add_slow = [&](LinkKind kind, int32_t rank) {
-      if (gpu(rank).slowness > 1) {
-        crossed.push_back(Find(kind, GpuOf(plan_, rank)));
-      }
-    };
-    add_slow(LinkKind::kSlowEgress, source);
-    crossed.push_back(Find(LinkKind::kNetworkEgress, from.owner));
-    if (leaf != other) {
-      crossed.push_back(
-          Find(of_host ? LinkKind::kHostUplink : LinkKind::kLeafUplink, *leaf));
-      crossed.push_back(Find(
-          of_host ? LinkKind::kHostDownlink : LinkKind::kLeafDownlink, *other));
+    if (from.slowness > 1) cross(LinkKind::kSlowEgress, source);
+    cross(LinkKind::kNetworkEgress, source);
+    if (from.leaf != to.leaf) {
+      cross(has_leaves_ ? LinkKind::kLeafUplink : LinkKind::kHostUplink,
+            source);
+      cross(has_leaves_ ? LinkKind::kLeafDownlink : LinkKind::kHostDownlink,
+            destination);
     }
-    crossed.push_back(Find(LinkKind::kNetworkIngress, to.owner));
-    add_slow(LinkKind::kSlowIngress, destination);
+    cross(LinkKind::kNetworkIngress, destination);
+    if (to.slowness > 1) cross(LinkKind::kSlowIngress, destination);
   } else {
-    crossed.push_back(Find(LinkKind::kPeerEgress, GpuOf(plan_, source)));
-    crossed.push_back(Find(LinkKind::kPeerIngress, GpuOf(plan_, destination)));
+    cross(LinkKind::kPeerEgress, source);
+    cross(LinkKind::kPeerIngress, destination);
   }
-  for (const uint32_t link : crossed) links_[link].bytes += size_bytes;
   return crossed;
 }
 

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -21,6 +20,18 @@ uint32_t GpuOf(const PlanFile& plan, int32_t rank);
 // What is wrong with the options for this plan.
 absl::Status CheckOptions(const PlanFile& plan, const Options& options);
 
+// Where a rank is: numbers of what it shares with others.
+struct Place {
+  uint32_t gpu = 0;
+  uint32_t nic = 0;  // that it uses, by the lowest GPU of it
+  uint32_t host = 0;
+  uint32_t domain = 0;  // that NVLink joins
+  // That its NIC is on; kNone where the way between leaves has no limit.
+  uint32_t leaf = kNone;
+  // How many times slower it is.
+  double slowness = 1;
+};
+
 // Links are numbered in the order in which messages first cross them.
 class Links {
  public:
@@ -30,12 +41,22 @@ class Links {
   // What is wrong with the dead NICs.
   absl::Status CheckNics() const;
 
+  const Place& place(int32_t rank) const {
+    return places_[static_cast<size_t>(rank)];
+  }
+  // Of the links of each kind that it may use.
+  std::vector<double> SpeedsOf(int32_t rank) const;
+
   // Adds the message's bytes to the links that it crosses.
   LinkList Cross(fb::Route route, int32_t source, int32_t destination,
                  uint64_t size_bytes);
 
-  // How many times slower the rank is.
-  double Slowness(int32_t rank) const { return gpu(rank).slowness; }
+  uint32_t size() const { return static_cast<uint32_t>(links_.size()); }
+  const Link& operator[](uint32_t link) const { return links_[link]; }
+  // The link of `rank` that is to it what `link` is to the rank that crossed it
+  // first, which CrossedBy names.
+  Link LikeThatOf(uint32_t link, int32_t rank) const;
+  int32_t CrossedBy(uint32_t link) const { return ranks_[link]; }
 
   std::vector<Link> Take() { return std::move(links_); }
 
@@ -55,27 +76,30 @@ class Links {
     bool is_dead = false;
   };
 
-  const Gpu& gpu(int32_t rank) const { return gpus_[GpuOf(plan_, rank)]; }
   void AddNics();
   void AddWhatIfs();
-  // Whether NVLink joins the hosts of both.
-  bool ShareDomain(int32_t a, int32_t b) const;
-  // The NIC that the rank uses.
-  const Nic& NicOf(int32_t rank) const;
-  // The leaf of the NIC; nothing where all are on one.
-  std::optional<uint32_t> LeafOf(const Nic& nic) const;
-  uint32_t Find(LinkKind kind, uint32_t owner);
+  void AddPlaces();
+  const Gpu& gpu(int32_t rank) const { return gpus_[GpuOf(plan_, rank)]; }
+  // The NIC that the GPU uses.
+  const Nic& NicOf(const Gpu& gpu) const;
+  // The leaf of the NIC; kNone where the way between leaves has no limit.
+  uint32_t LeafOf(const Nic& nic) const;
+  uint32_t OwnerOf(LinkKind kind, int32_t rank) const;
+  uint32_t Find(LinkKind kind, int32_t rank);
   double SpeedOf(LinkKind kind, uint32_t owner) const;
   double UplinkSpeed(LinkKind kind, uint32_t owner) const;
 
   const PlanFile& plan_;
   const Options& options_;
   const fb::Topology* const topology_;  // nullptr: the plan does not say
+  const bool has_leaves_;               // else each host is one
   std::vector<Gpu> gpus_;
   std::vector<Nic> nics_;
   std::map<uint32_t, uint32_t> nics_of_host_;  // how many
   uint32_t most_nics_ = 0;                     // of a host
+  std::vector<Place> places_;                  // by rank
   std::vector<Link> links_;
+  std::vector<int32_t> ranks_;  // by link: who crossed it first
   absl::flat_hash_map<uint64_t, uint32_t> numbers_;  // by kind and owner
 };
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <queue>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "simulator/event_queue.h"
 
 namespace refit::simulator {
 namespace {
@@ -17,28 +17,12 @@ constexpr double kSimultaneousSeconds = 1e-7;
 // A message on its way.
 struct Transit {
   uint32_t task = kNone;
-  uint32_t message = 0;
   double bytes_left = 0;
   double rate = 0;
   double since = 0;         // when bytes_left was so many
-  uint32_t version = 0;     // of the end that is expected
   uint32_t bottleneck = 0;  // position in the message's links
   // How long each of its links held its rate down.
-  std::array<float, 4> held_seconds = {};
-};
-
-// What ends when. Equal times: lower numbers first.
-struct Event {
-  double seconds = 0;
-  uint32_t number = 0;  // of a task, or of a transit
-  uint32_t version = 0;
-  bool is_message = false;
-
-  friend bool operator>(const Event& a, const Event& b) {
-    if (a.seconds != b.seconds) return a.seconds > b.seconds;
-    if (a.is_message != b.is_message) return a.is_message;
-    return a.number > b.number;
-  }
+  std::array<float, kMostLinks> held_seconds = {};
 };
 
 std::vector<double> Capacities(const std::vector<Link>& links) {
@@ -53,6 +37,8 @@ class Loop {
       : simulation_(simulation),
         graph_(simulation.graph),
         network_(Capacities(graph_.links)),
+        flows_(graph_.messages.size()),
+        events_(graph_.tasks.size()),
         shares_(graph_.links.size(), 0) {}
 
   absl::Status Run();
@@ -63,7 +49,7 @@ class Loop {
   void End(uint32_t task, double now);
   void EndReady();
   void Depart(uint32_t task, double now);
-  void Arrive(uint32_t transit, double now);
+  void Arrive(uint32_t task, double now);
   void ShareLinks(double now);
   static void Progress(Transit& transit, double now);
 
@@ -74,8 +60,9 @@ class Loop {
   std::vector<uint32_t> followers_;  // tasks that wait for it
   std::vector<uint32_t> awaited_;    // how many each task still waits for
   std::vector<Transit> transits_;    // by flow
+  std::vector<uint32_t> flows_;      // by message
   std::vector<std::pair<uint32_t, double>> ended_;  // tasks, to be told
-  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  EventQueue events_;
   std::vector<float> shares_;  // of links, as recorded last
   size_t left_ = 0;            // tasks that have not ended
 };
@@ -100,7 +87,7 @@ void Loop::Ready(uint32_t task, double now) {
   if (work.kind == TaskKind::kMessage) {
     Depart(task, now);
   } else if (work.seconds > 0) {
-    events_.push({.seconds = now + work.seconds, .number = task});
+    events_.Set({.seconds = now + work.seconds, .task = task});
   } else {
     ended_.emplace_back(task, now);
   }
@@ -128,19 +115,18 @@ void Loop::EndReady() {
 }
 
 void Loop::Depart(uint32_t task, double now) {
-  const Message& message = graph_.messages[graph_.tasks[task].message];
+  const uint32_t number = graph_.tasks[task].message;
+  const Message& message = graph_.messages[number];
   if (message.size_bytes == 0) {
     ended_.emplace_back(task, now);
     return;
   }
   const uint32_t flow = network_.Add(message.links);
   if (flow >= transits_.size()) transits_.resize(flow + 1);
-  const uint32_t version = transits_[flow].version + 1;
+  flows_[number] = flow;
   transits_[flow] = {.task = task,
-                     .message = graph_.tasks[task].message,
                      .bytes_left = static_cast<double>(message.size_bytes),
-                     .since = now,
-                     .version = version};
+                     .since = now};
 }
 
 // Moves it on at the rate that it had.
@@ -152,16 +138,15 @@ void Loop::Progress(Transit& transit, double now) {
   transit.since = now;
 }
 
-void Loop::Arrive(uint32_t flow, double now) {
-  Transit& transit = transits_[flow];
+void Loop::Arrive(uint32_t task, double now) {
+  const uint32_t message = graph_.tasks[task].message;
+  Transit& transit = transits_[flows_[message]];
   Progress(transit, now);
   const auto& held = transit.held_seconds;
-  const Message& message = graph_.messages[transit.message];
-  simulation_.bottlenecks[transit.message] = message.links[static_cast<size_t>(
-      std::max_element(held.begin(), held.end()) - held.begin())];
-  const uint32_t task = std::exchange(transit.task, kNone);
-  ++transit.version;
-  network_.Remove(flow);
+  simulation_.bottlenecks[message] =
+      graph_.messages[message].links[static_cast<size_t>(
+          std::max_element(held.begin(), held.end()) - held.begin())];
+  network_.Remove(flows_[message]);
   End(task, now);
 }
 
@@ -171,11 +156,8 @@ void Loop::ShareLinks(double now) {
     Progress(transit, now);
     transit.rate = network_.rate(flow);
     transit.bottleneck = network_.bottleneck(flow);
-    ++transit.version;
-    events_.push({.seconds = now + transit.bytes_left / transit.rate,
-                  .number = flow,
-                  .version = transit.version,
-                  .is_message = true});
+    events_.Set({.seconds = now + transit.bytes_left / transit.rate,
+                 .task = transit.task});
   }
   if (!simulation_.options.record_rates) return;
   for (const uint32_t link : network_.SharedLinks()) {
@@ -203,21 +185,15 @@ absl::Status Loop::Run() {
     const double until = events_.top().seconds + kSimultaneousSeconds;
     events.clear();
     while (!events_.empty() && events_.top().seconds <= until) {
-      const Event event = events_.top();
-      events_.pop();
-      if (event.is_message &&
-          transits_[event.number].version != event.version) {
-        continue;  // the message's rate is another now
-      }
-      events.push_back(event);
+      events.push_back(events_.top());
+      events_.Pop();
     }
-    if (events.empty()) continue;
     const double now = events.back().seconds;
     for (const Event& event : events) {
-      if (event.is_message) {
-        Arrive(event.number, now);
+      if (graph_.tasks[event.task].kind == TaskKind::kMessage) {
+        Arrive(event.task, now);
       } else {
-        End(event.number, now);
+        End(event.task, now);
       }
       EndReady();
     }
@@ -251,8 +227,9 @@ std::vector<RoundTimes> RoundsOf(const PlanFile& plan,
     round.begin = std::min(round.begin, simulation.times[i].begin);
     round.end = std::max(round.end, simulation.times[i].end);
     if (task.kind != TaskKind::kMessage) continue;
-    ++round.messages;
-    round.size_bytes += graph.messages[task.message].size_bytes;
+    const uint64_t equal = graph.equal_ranks[static_cast<size_t>(task.rank)];
+    round.messages += equal;
+    round.size_bytes += equal * graph.messages[task.message].size_bytes;
   }
   return times;
 }

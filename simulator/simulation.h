@@ -75,6 +75,11 @@ struct Options {
 
   // Records when the rates of links change, for a trace.
   bool record_rates = false;
+
+  // Of ranks that do the same at the same time, one is simulated: the graph has
+  // the tasks and messages of that one alone. All else is as without this.
+  // Neither with record_rates nor with change_rate.
+  bool folds_equal_ranks = false;
 };
 
 // Gives the links the speeds that the plan says, if it does.
@@ -169,7 +174,10 @@ struct TaskGraph {
   std::vector<Task> tasks;
   std::vector<Wait> waits;
   std::vector<Message> messages;
-  std::vector<Link> links;
+  std::vector<Link> links;  // of all ranks
+  // By rank: how many do what it does, itself counted; 0 where another rank
+  // stands for it.
+  std::vector<uint32_t> equal_ranks;
   // Of a refit that sends only what changed. For one changed element of how
   // many staged messages had room; 1: they are sent whole; 0: there are none.
   uint32_t rung = 0;

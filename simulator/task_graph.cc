@@ -15,6 +15,7 @@
 #include "plan/dtype.h"
 #include "plan/sent_ranges.h"
 #include "simulator/delta_costs.h"
+#include "simulator/equal_ranks.h"
 #include "simulator/links.h"
 #include "simulator/simulation.h"
 
@@ -112,6 +113,7 @@ class Builder {
 
   absl::Status PlanDelta();
   RankSchedule ScheduleOf(int32_t rank) const;
+  void AddRanks();
   void AddRank(int32_t number);
   void AddFind(Rank& rank, const RankSchedule& schedule);
   void AddEnd(Rank& rank, const RankSchedule& schedule);
@@ -183,14 +185,50 @@ uint32_t Builder::Add(const Rank& rank, TaskKind kind, uint32_t round,
 
 absl::StatusOr<TaskGraph> Builder::Build() {
   if (absl::Status planned = PlanDelta(); !planned.ok()) return planned;
-  for (int32_t rank = 0; rank < plan_.world_size(); ++rank) AddRank(rank);
+  AddRanks();
   if (options_.executor == Executor::kCpu) AddConnections();
   absl::Status status = misordered_;
   status.Update(CheckMessages());
   status.Update(ResolvePoints());
   if (!status.ok()) return status;
-  graph_.links = links_.Take();
   return std::move(graph_);
+}
+
+// Those that others stand for add nothing but their links, in the order in
+// which they would come if all were simulated.
+void Builder::AddRanks() {
+  std::optional<EqualRanks> equal;
+  if (options_.folds_equal_ranks) equal.emplace(plan_, links_);
+  const bool folds = equal.has_value() && equal->any();
+  const int32_t ranks = plan_.world_size();
+  graph_.equal_ranks.assign(static_cast<size_t>(ranks), 0);
+  std::vector<uint32_t> first_links;  // by rank
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    const int32_t stand_in = folds ? equal->StandInOf(rank) : rank;
+    ++graph_.equal_ranks[static_cast<size_t>(stand_in)];
+    first_links.push_back(links_.size());
+    if (stand_in == rank) AddRank(rank);
+  }
+  first_links.push_back(links_.size());
+  if (!folds) {
+    graph_.links = links_.Take();
+    return;
+  }
+  std::vector<uint32_t> numbers(links_.size());
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    const auto stand_in = static_cast<size_t>(equal->StandInOf(rank));
+    for (uint32_t link = first_links[stand_in];
+         link < first_links[stand_in + 1]; ++link) {
+      if (equal->StandInOf(rank) == rank) {
+        numbers[link] = static_cast<uint32_t>(graph_.links.size());
+      }
+      graph_.links.push_back(links_.LikeThatOf(
+          link, equal->Counterpart(links_.CrossedBy(link), rank)));
+    }
+  }
+  for (Message& message : graph_.messages) {
+    for (uint32_t& link : message.links) link = numbers[link];
+  }
 }
 
 RankSchedule Builder::ScheduleOf(int32_t rank) const {
@@ -281,7 +319,7 @@ void Builder::AddRank(int32_t number) {
       cpu ? std::vector<DirectEnds>(works.size())
           : ListDirectEnds(plan_, number, schedule,
                            PlannedPeerTensors(plan_, schedule));
-  Rank rank(plan_, number, links_.Slowness(number));
+  Rank rank(plan_, number, links_.place(number).slowness);
   rank.exchanged.assign(works.size(), kNone);
   rank.unpacked.assign(works.size(), kNone);
   std::optional<StagedDeltas> deltas;

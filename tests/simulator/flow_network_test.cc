@@ -137,10 +137,11 @@ TEST(FlowNetwork, IsProgressiveFillingWhateverComesAndGoes) {
           continue;
         }
         std::set<uint32_t> links;
-        for (size_t i = 0; i <= below(4); ++i) {
+        for (size_t i = 0; i <= below(kMostLinks); ++i) {
           links.insert(static_cast<uint32_t>(below(capacities.size())));
         }
-        const LinkList list(links.begin(), links.end());
+        LinkList list;
+        for (const uint32_t link : links) list.push_back(link);
         flows[network.Add(list)] = list;
       }
       network.Share();

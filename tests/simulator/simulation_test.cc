@@ -360,6 +360,21 @@ Traffic TwoRails() {
   return traffic;
 }
 
+// Six links: the NICs, those of both slow ranks, an uplink and a downlink.
+TEST(Simulation, TheLastOfALongWaysLinksCanHoldAMessage) {
+  Traffic traffic(1, 2);
+  traffic.Host(1, 1);
+  traffic.Round(fb::Route::kNetwork, kStaged).Send(0, 1, 100);
+  Options options = BytesAlone();
+  options.oversubscription = 2;
+  options.slow_ranks = {{0, 3}, {1, 4}};
+  const Simulation simulation = SimulateSpec(traffic.spec(), options);
+  EXPECT_DOUBLE_EQ(simulation.seconds, 400);
+  ASSERT_EQ(simulation.bottlenecks.size(), 1u);
+  EXPECT_EQ(LinkText(simulation.graph.links[simulation.bottlenecks[0]]),
+            "slow network ingress of rank 1");
+}
+
 TEST(Simulation, HostsOfAnNvlinkDomainReachEachOtherOverNvlink) {
   Traffic traffic = TwoRails();
   Options options = BytesAlone();
