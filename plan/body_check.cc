@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -27,6 +28,11 @@ class BodyChecker {
  public:
   BodyChecker(const fb::Body& body, size_t body_bytes)
       : body_(body),
+        source_ranks_(body.source_ranks()),
+        ranks_(Length(body.programs())),
+        rounds_(body.rounds()),
+        copy_lists_(body.copy_lists()),
+        copies_(body.copies()),
         // Honest plans stay far below both; a file that shares a list a
         // million times cannot make the loader slow.
         entries_left_(std::max<uint64_t>(1 << 20, body_bytes)),
@@ -49,17 +55,21 @@ class BodyChecker {
   absl::Status CheckRelays(const fb::RankProgram& program, bool of_source);
   // Counts the message among its round's operations. CheckMessage has passed.
   absl::Status CountOperation(uint32_t rank, const fb::Message& message);
-  absl::Status CheckCopies(const fb::RankProgram& program, uint32_t list,
-                           uint64_t size_bytes, bool fills);
+  // The number of the sizes of the program's buffers, which were checked.
+  uint32_t SizesOf(const fb::RankProgram& program);
+  absl::Status CheckCopies(const fb::RankProgram& program, uint32_t sizes,
+                           uint32_t list, uint64_t size_bytes, bool fills);
   absl::Status CheckCopy(const fb::RankProgram& program, const fb::Copy& copy,
                          uint64_t size_bytes, bool fills);
 
-  // A copy list that was checked against a list of buffers, for a message of
-  // `size_bytes`: any larger message is right as well. Ranks share both lists.
+  // A copy list that was checked against buffers of some sizes, for a message
+  // of `size_bytes`: any larger message is right as well. Ranks share lists,
+  // and most have buffers of the same sizes.
   struct CheckedList {
-    const void* buffers = nullptr;
+    uint32_t sizes = kNoSizes;
     uint64_t size_bytes = 0;
   };
+  static constexpr uint32_t kNoSizes = std::numeric_limits<uint32_t>::max();
 
   // A program that was checked, and the largest peers of its messages. 0 where
   // it has none on a side.
@@ -76,6 +86,12 @@ class BodyChecker {
   };
 
   const fb::Body& body_;
+  // Of the body: to find a field of it takes as long as to check one.
+  const uint32_t source_ranks_;
+  const uint32_t ranks_;
+  const flatbuffers::Vector<const fb::Round*>* const rounds_;
+  const flatbuffers::Vector<const fb::CopyList*>* const copy_lists_;
+  const flatbuffers::Vector<const fb::Copy*>* const copies_;
   uint64_t entries_left_;
   uint64_t copies_left_;
   // Programs that share all lists cost the loader nothing, but their readers
@@ -85,6 +101,7 @@ class BodyChecker {
   std::vector<Operations>
       operations_;  // by round; of the last rank that has it
   std::vector<BufferSize> buffers_;
+  std::map<std::vector<BufferSize>, uint32_t> sizes_;  // numbered as they come
   std::vector<CheckedList> checked_;  // by copy list; the last check of each
 };
 
@@ -382,7 +399,9 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
     return at("", absl::StrFormat("fills %u is not below %u", program.fills(),
                                   body_.copy_lists()->size()));
   }
-  if (absl::Status status = CheckCopies(program, program.fills(), 0, true);
+  const uint32_t sizes = SizesOf(program);
+  if (absl::Status status =
+          CheckCopies(program, sizes, program.fills(), 0, true);
       !status.ok()) {
     return at(", fills", std::string(status.message()));
   }
@@ -391,8 +410,8 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
     absl::Status status = CheckMessage(rank, program, message);
     if (status.ok()) status = CountOperation(rank, message);
     if (status.ok()) {
-      status =
-          CheckCopies(program, message.copies(), message.size_bytes(), false);
+      status = CheckCopies(program, sizes, message.copies(),
+                           message.size_bytes(), false);
     }
     if (!status.ok()) {
       return at(absl::StrCat(", message ", i), std::string(status.message()));
@@ -405,9 +424,8 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
   Shared& shared = shared_[program.messages()];
   shared = {.rank = rank};
   for (const fb::Message* message : *program.messages()) {
-    uint32_t& last = message->peer() < body_.source_ranks()
-                         ? shared.last_source
-                         : shared.last_destination;
+    uint32_t& last = message->peer() < source_ranks_ ? shared.last_source
+                                                     : shared.last_destination;
     last = std::max(last, message->peer());
   }
   return absl::OkStatus();
@@ -476,27 +494,26 @@ absl::Status BodyChecker::CheckRelays(const fb::RankProgram& program,
 absl::Status BodyChecker::CheckMessage(uint32_t rank,
                                        const fb::RankProgram& program,
                                        const fb::Message& message) {
-  if (message.round() >= body_.rounds()->size()) {
+  if (message.round() >= rounds_->size()) {
     return Bad(absl::StrFormat("round %u is not below %u", message.round(),
-                               body_.rounds()->size()));
+                               rounds_->size()));
   }
-  if (message.peer() >= body_.programs()->size()) {
-    return Bad(absl::StrFormat("peer %u is not below %u", message.peer(),
-                               body_.programs()->size()));
+  if (message.peer() >= ranks_) {
+    return Bad(
+        absl::StrFormat("peer %u is not below %u", message.peer(), ranks_));
   }
-  const bool of_source = message.peer() < body_.source_ranks();
+  const bool of_source = message.peer() < source_ranks_;
   const uint64_t shift =
       of_source ? program.source_shift() : program.destination_shift();
-  const uint32_t end =
-      of_source ? body_.source_ranks() : body_.programs()->size();
+  const uint32_t end = of_source ? source_ranks_ : ranks_;
   if (message.peer() + shift >= end) {
     return Bad(absl::StrFormat("peer %u shifted by %u is not below %u",
                                message.peer(), shift, end));
   }
   if (message.peer() + shift == rank) return Bad("peer is the rank itself");
-  if (message.copies() >= body_.copy_lists()->size()) {
+  if (message.copies() >= copy_lists_->size()) {
     return Bad(absl::StrFormat("copies %u is not below %u", message.copies(),
-                               body_.copy_lists()->size()));
+                               copy_lists_->size()));
   }
   if (message.kind() != fb::MessageKind::kSend &&
       message.kind() != fb::MessageKind::kRecv) {
@@ -506,8 +523,7 @@ absl::Status BodyChecker::CheckMessage(uint32_t rank,
   if (message.reserved() != 0 || message.reserved2() != 0) {
     return Bad("a reserved field is not 0");
   }
-  if (body_.rounds()->Get(message.round())->mechanism() ==
-      fb::Mechanism::kDirect) {
+  if (rounds_->Get(message.round())->mechanism() == fb::Mechanism::kDirect) {
     if (message.staging_offset() == 0) return absl::OkStatus();
     return Bad("a direct message has a staging_offset");
   }
@@ -523,8 +539,7 @@ absl::Status BodyChecker::CheckMessage(uint32_t rank,
 
 absl::Status BodyChecker::CountOperation(uint32_t rank,
                                          const fb::Message& message) {
-  if (body_.rounds()->Get(message.round())->mechanism() ==
-      fb::Mechanism::kDirect) {
+  if (rounds_->Get(message.round())->mechanism() == fb::Mechanism::kDirect) {
     return absl::OkStatus();
   }
   Operations& operations = operations_[message.round()];
@@ -536,26 +551,34 @@ absl::Status BodyChecker::CountOperation(uint32_t rank,
       message.round(), kGroupOperationsMax));
 }
 
+uint32_t BodyChecker::SizesOf(const fb::RankProgram& program) {
+  std::vector<BufferSize> sizes;
+  for (const uint32_t buffer : *program.buffers()) {
+    sizes.push_back(buffers_[buffer]);
+  }
+  return sizes_
+      .try_emplace(std::move(sizes), static_cast<uint32_t>(sizes_.size()))
+      .first->second;
+}
+
 absl::Status BodyChecker::CheckCopies(const fb::RankProgram& program,
-                                      uint32_t list, uint64_t size_bytes,
-                                      bool fills) {
+                                      uint32_t sizes, uint32_t list,
+                                      uint64_t size_bytes, bool fills) {
   CheckedList& checked = checked_[list];
-  if (!fills && checked.buffers == program.buffers() &&
-      checked.size_bytes <= size_bytes) {
+  if (!fills && checked.sizes == sizes && checked.size_bytes <= size_bytes) {
     return absl::OkStatus();
   }
-  const fb::CopyList& range = *body_.copy_lists()->Get(list);
+  const fb::CopyList& range = *copy_lists_->Get(list);
   if (range.count() > copies_left_) return Bad("shares its copies too often");
   copies_left_ -= range.count();
   for (uint32_t i = 0; i < range.count(); ++i) {
-    if (absl::Status status =
-            CheckCopy(program, *body_.copies()->Get(range.begin() + i),
-                      size_bytes, fills);
+    if (absl::Status status = CheckCopy(
+            program, *copies_->Get(range.begin() + i), size_bytes, fills);
         !status.ok()) {
       return At(absl::StrCat("copy ", i), status);
     }
   }
-  if (!fills) checked = {program.buffers(), size_bytes};
+  if (!fills) checked = {sizes, size_bytes};
   return absl::OkStatus();
 }
 

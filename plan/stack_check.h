@@ -3,6 +3,7 @@
 #ifndef REFIT_PLAN_STACK_CHECK_H_
 #define REFIT_PLAN_STACK_CHECK_H_
 
+#include <compare>
 #include <cstdint>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct BufferSize {
   DType dtype = DType::kUnspecified;
 
   uint64_t elements() const { return tensor_elements * tensors; }
+  friend auto operator<=>(const BufferSize&, const BufferSize&) = default;
 };
 
 // Checks Body.params and Body.buffers, which must be present. Fills `sizes`
