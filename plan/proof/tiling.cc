@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
+#include <vector>
 
 namespace refit::proof {
 namespace {
@@ -38,12 +40,12 @@ class OverlapSearch {
   }
 
  private:
+  // Boxes lie far apart in memory: what is compared is copied first.
   void SortBy(size_t d, absl::Span<size_t> group) {
-    std::sort(group.begin(), group.end(), [&](size_t a, size_t b) {
-      return boxes_[a].lo[d] != boxes_[b].lo[d]
-                 ? boxes_[a].lo[d] < boxes_[b].lo[d]
-                 : a < b;
-    });
+    by_lo_.clear();
+    for (const size_t i : group) by_lo_.emplace_back(boxes_[i].lo[d], i);
+    std::sort(by_lo_.begin(), by_lo_.end());
+    for (size_t i = 0; i < group.size(); ++i) group[i] = by_lo_[i].second;
   }
 
   // Where the first slab of a group sorted by dimension d ends.
@@ -88,6 +90,7 @@ class OverlapSearch {
 
   absl::Span<const Box> boxes_;
   absl::FunctionRef<bool(size_t, size_t)> is_overlap_;
+  std::vector<std::pair<int64_t, size_t>> by_lo_;  // of SortBy
 };
 
 using Coordinates = absl::InlinedVector<int64_t, 6>;
