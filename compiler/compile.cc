@@ -40,7 +40,8 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
       .scratch_bytes = options.scratch_bytes.value,
       .relays = options.fan_out.value == FanOutKind::kRelay &&
                 !options.delta.value.enabled,
-      .deals = options.deal.value == DealKind::kAlways};
+      .deals = options.deal.value == DealKind::kAlways,
+      .deals_relays = options.deal.value == DealKind::kRelays};
   if (options.delta.value.enabled && limits.deals) {
     diagnostics.Error(
         options.deal.place,

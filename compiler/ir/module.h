@@ -372,6 +372,8 @@ struct Limits {
   int64_t scratch_bytes = 0;  // of a rank, for quantization
   bool relays = false;  // destination ranks may pass on what they received
   bool deals = false;   // or hold for others of their host
+  // Or what they relay inside their host alone, where that is faster.
+  bool deals_relays = false;
 };
 
 // What a round costs before its bytes. Two fences, and the launch of a kernel.
@@ -381,6 +383,9 @@ inline constexpr double kDirectRoundSeconds = 20e-6;
 // 64 and 256 MiB took 0.14, 0.11 and 0.13 ms more than their bytes
 // (docs/benchmarks.md).
 inline constexpr double kStagedRoundSeconds = 120e-6;
+// A staged message between GPUs of a host, before its bytes: messages of one
+// round start one after the other (docs/simulator.md).
+inline constexpr double kDealtMessageSeconds = 130e-6;
 // Messages that a rank sends, and receives, in a staged round that relays: as
 // the sizes of messages differ, two fill rounds better than one.
 inline constexpr int64_t kRelayedPerRound = 2;

@@ -211,8 +211,12 @@ enum class FoldKind : uint8_t {
   kNever,
 };
 
-// Whether one rank of a host receives for the others what the network brings.
-enum class DealKind : uint8_t { kNever, kAlways };
+// What one rank of a host receives for others and holds for them in staging.
+enum class DealKind : uint8_t {
+  kNever,
+  kAlways,  // all that the network brings
+  kRelays,  // what receivers relay inside the host, where that is faster
+};
 
 // Which end of a pair of ranks moves the bytes of direct rounds.
 enum class DirectKind : uint8_t { kPush, kPull };

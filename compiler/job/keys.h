@@ -448,8 +448,8 @@ inline constexpr auto kOptionsKeys = std::tuple(
         &OptionsSpec::fan_out),
     Key({.name = "deal",
          .default_text = "`\"never\"`",
-         .help = "whether one rank of a host receives for all of them and "
-                 "deals it out, see [`deal`](#deal)",
+         .help = "what one rank of a host receives for others and deals out, "
+                 "see [`deal`](#deal)",
          .in_digest_if_given = true},
         &OptionsSpec::deal),
     Key({.name = "fold",
@@ -552,6 +552,7 @@ template <>
 struct Words<DealKind> {
   static constexpr std::string_view kMark = "\"";
   static constexpr Word<DealKind> kAll[] = {{"never", DealKind::kNever},
+                                            {"relays", DealKind::kRelays},
                                             {"always", DealKind::kAlways}};
 };
 

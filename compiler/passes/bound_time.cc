@@ -116,6 +116,8 @@ double LowerBoundSeconds(const Module& module) {
       topology.network_bytes_per_second * topology.RanksPerNic();
   const double links = topology.peer_bytes_per_second +
                        (host_ranks.size() > 1 ? nic_bytes_per_second : 0);
+  const bool deals = module.limits.deals ||
+                     (module.limits.deals_relays && module.limits.relays);
   double seconds = MostPerHolder(leaving) / nic_bytes_per_second;
   for (const MustMove& rank : ranks) {
     seconds = std::max(seconds,
@@ -125,8 +127,8 @@ double LowerBoundSeconds(const Module& module) {
     const double on_network = domain.network_bytes / nic_bytes_per_second;
     const double on_nvlink =
         (domain.bytes - domain.network_bytes) / topology.peer_bytes_per_second;
-    const double both = module.limits.deals ? std::max(on_network, on_nvlink)
-                                            : on_network + on_nvlink;
+    const double both =
+        deals ? std::max(on_network, on_nvlink) : on_network + on_nvlink;
     seconds = std::max({seconds, on_network / static_cast<double>(domain.nics),
                         both / static_cast<double>(domain.ranks)});
   }

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <map>
 #include <set>
 #include <tuple>
@@ -15,6 +17,12 @@ namespace {
 // before another is taken that is not on the source's rail.
 constexpr double kOverShare = 1.02;
 
+// What ranks pass on inside hosts goes beside the network only where that takes
+// less than this part of the time of doing so after it.
+constexpr double kBeside = 0.98;
+// Messages are about as large as this, where their streams are.
+constexpr double kDealtBytes = static_cast<double>(int64_t{64} << 20);
+
 // What one source sends the ranks of one host.
 struct HostTransfers {
   std::vector<size_t> transfers;  // of Module::transfers
@@ -23,6 +31,23 @@ struct HostTransfers {
   int64_t bytes = 0;
 };
 using ByHost = std::map<int32_t, std::map<Rank, HostTransfers>>;
+
+// What a source feeds one rank, which passes it on inside its host.
+struct RelayedStream {
+  std::vector<size_t> transfers;  // of Module::transfers
+  std::vector<PieceId> pieces;
+};
+// By source, dealer and all receivers.
+using RelayedStreams =
+    std::map<std::tuple<Rank, Rank, std::vector<Rank>>, RelayedStream>;
+
+// What the ranks do in one wave. By direction, then rank.
+struct WaveLoad {
+  using BySide = std::array<std::vector<double>, 2>;
+  BySide network_bytes;
+  BySide inside_bytes;
+  BySide messages;  // that deal out
+};
 
 class Dealer {
  public:
@@ -46,6 +71,9 @@ class Dealer {
  private:
   ByHost ListTransfers() const;
   bool CanDeal(const Transfer& transfer) const;
+  RelayedStreams ListRelayed() const;
+  bool IsFasterBeside(const RelayedStreams& streams) const;
+  void DealRelays();
   void DealHost(int32_t host, const std::map<Rank, HostTransfers>& by_source);
   void DealOne(Rank source, Rank dealer, const HostTransfers& sent);
   void RemoveTransfers();
@@ -163,6 +191,101 @@ void Dealer::DealOne(Rank source, Rank dealer, const HostTransfers& sent) {
   for (const size_t i : sent.transfers) is_dealt_[i] = true;
 }
 
+RelayedStreams Dealer::ListRelayed() const {
+  RelayedStreams streams;
+  for (size_t i = 0; i < module_.transfers.size(); ++i) {
+    const Transfer& transfer = module_.transfers[i];
+    const std::vector<Relay>& relays = module_.piece(transfer.piece).relays;
+    if (relays.empty() || !CanDeal(transfer)) continue;
+    std::vector<Rank> receivers = {transfer.destination};
+    for (const Relay& relay : relays) receivers.push_back(relay.receiver);
+    std::sort(receivers.begin(), receivers.end());
+    RelayedStream& stream =
+        streams[{transfer.source, transfer.destination, std::move(receivers)}];
+    stream.transfers.push_back(i);
+    stream.pieces.push_back(transfer.piece);
+  }
+  return streams;
+}
+
+// Many small messages start one after the other: then it is faster to store
+// what they would carry after the network's rounds.
+bool Dealer::IsFasterBeside(const RelayedStreams& streams) const {
+  const size_t world = static_cast<size_t>(module_.world_size());
+  const std::vector<double> none(world, 0);
+  std::vector<WaveLoad> waves(static_cast<size_t>(module_.waves),
+                              {{none, none}, {none, none}, {none, none}});
+  const auto add = [](WaveLoad::BySide& load, Rank from, Rank to, double more) {
+    load[0][IndexOf(from)] += more;
+    load[1][IndexOf(to)] += more;
+  };
+  for (const Transfer& transfer : module_.transfers) {
+    const Piece& piece = module_.piece(transfer.piece);
+    if (module_.LinkBetween(transfer.source, transfer.destination) !=
+        Route::kNetwork) {
+      continue;
+    }
+    add(waves[static_cast<size_t>(piece.wave)].network_bytes, transfer.source,
+        transfer.destination, static_cast<double>(module_.WireBytes(piece)));
+  }
+  for (const auto& [key, stream] : streams) {
+    const auto& [source, dealer, receivers] = key;
+    std::map<int32_t, double> bytes;  // by wave
+    for (const PieceId id : stream.pieces) {
+      const Piece& piece = module_.piece(id);
+      bytes[piece.wave] += static_cast<double>(module_.WireBytes(piece));
+    }
+    for (const auto& [wave, of_wave] : bytes) {
+      WaveLoad& load = waves[static_cast<size_t>(wave)];
+      for (const Rank receiver : receivers) {
+        if (receiver == dealer) continue;
+        add(load.inside_bytes, dealer, receiver, of_wave);
+        add(load.messages, dealer, receiver, std::ceil(of_wave / kDealtBytes));
+      }
+    }
+  }
+  double beside = 0;
+  double after = 0;
+  double last = 0;  // what the last round of all deals out
+  for (const WaveLoad& load : waves) {
+    double network = 0;
+    double stored = 0;
+    double dealt = 0;
+    for (const size_t side : {0, 1}) {
+      for (size_t rank = 0; rank < world; ++rank) {
+        network = std::max(network, load.network_bytes[side][rank]);
+        const double seconds = load.inside_bytes[side][rank] /
+                               module_.topology.peer_bytes_per_second;
+        stored = std::max(stored, seconds);
+        dealt = std::max(
+            dealt, seconds + load.messages[side][rank] * kDealtMessageSeconds);
+      }
+    }
+    network /= module_.topology.network_bytes_per_second;
+    if (dealt == 0) continue;
+    // The fuller both links are, the less evenly rounds fill them: as in the
+    // simulator, for jobs of all kinds.
+    beside += std::cbrt(network * network * network + dealt * dealt * dealt);
+    after += network + stored + module_.RoundSeconds(Route::kPeer);
+    last = std::sqrt(dealt * kStagedRoundSeconds);
+  }
+  return beside + last < after * kBeside;
+}
+
+// Whom a source feeds deals out what it would relay inside its host.
+void Dealer::DealRelays() {
+  RelayedStreams streams = ListRelayed();
+  if (!IsFasterBeside(streams)) return;
+  for (auto& [key, stream] : streams) {
+    const auto& [source, dealer, receivers] = key;
+    for (const size_t i : stream.transfers) is_dealt_[i] = true;
+    module_.deals.push_back({.source = source,
+                             .dealer = dealer,
+                             .receivers = receivers,
+                             .pieces = std::move(stream.pieces)});
+  }
+}
+
 // Also those of relays whose piece is dealt.
 void Dealer::RemoveTransfers() {
   std::vector<Transfer> rest;
@@ -187,8 +310,12 @@ void Dealer::RemoveTransfers() {
 
 void Dealer::Deal() {
   is_dealt_.assign(module_.transfers.size(), false);
-  for (const auto& [host, by_source] : ListTransfers()) {
-    DealHost(host, by_source);
+  if (module_.limits.deals) {
+    for (const auto& [host, by_source] : ListTransfers()) {
+      DealHost(host, by_source);
+    }
+  } else {
+    DealRelays();
   }
   RemoveTransfers();
   std::sort(module_.deals.begin(), module_.deals.end(),
@@ -199,8 +326,12 @@ void Dealer::Deal() {
 }
 
 // What is dealt out stays for a round longer.
+int64_t StagingToDeal(const Limits& limits) {
+  return AlignStaging(limits.bucket_bytes) * (limits.slots + 1);
+}
+
 void CheckStaging(const PassOptions& options, const Limits& limits) {
-  const int64_t wanted = AlignStaging(limits.bucket_bytes) * (limits.slots + 1);
+  const int64_t wanted = StagingToDeal(limits);
   if (wanted <= limits.staging_bytes) return;
   const OptionsSpec& given = options.job.options;
   options.diagnostics.Error(
@@ -215,9 +346,12 @@ void CheckStaging(const PassOptions& options, const Limits& limits) {
 }  // namespace
 
 absl::Status DealOut(const PassOptions& options, Module& module) {
-  if (!module.limits.deals) return absl::OkStatus();
+  const Limits& limits = module.limits;
+  const bool deals_relays =
+      limits.deals_relays && StagingToDeal(limits) <= limits.staging_bytes;
+  if (!limits.deals && !deals_relays) return absl::OkStatus();
   Dealer(module).Deal();
-  if (!module.deals.empty()) CheckStaging(options, module.limits);
+  if (!module.deals.empty()) CheckStaging(options, limits);
   return absl::OkStatus();
 }
 

@@ -15,6 +15,8 @@ constexpr std::array kRoutes = {Route::kLocal, Route::kPeer, Route::kNetwork};
 struct RankLoad {
   int64_t sent_bytes = 0;
   int64_t received_bytes = 0;
+  int64_t sent_messages = 0;  // of those that are dealt out
+  int64_t received_messages = 0;
 
   int64_t Busiest() const { return std::max(sent_bytes, received_bytes); }
 };
@@ -39,6 +41,15 @@ int64_t BytesOnRoute(const Module& module, const Message& message) {
                               module.topology.BytesPerSecond(link));
 }
 
+// Messages inside a host start one after the other.
+double DealtSeconds(const Module& module, const RankLoad& load) {
+  return static_cast<double>(load.Busiest()) /
+             module.topology.peer_bytes_per_second +
+         static_cast<double>(
+             std::max(load.sent_messages, load.received_messages)) *
+             kDealtMessageSeconds;
+}
+
 // What the rounds of each wave take: a round as long as its slowest rank.
 std::vector<double> TransferSeconds(const Module& module) {
   const size_t world = static_cast<size_t>(module.world_size());
@@ -54,7 +65,7 @@ std::vector<double> TransferSeconds(const Module& module) {
     const int32_t round = messages[begin]->round;
     size_t end = begin;
     int64_t busiest = 0;
-    int64_t busiest_dealt = 0;
+    double dealt_seconds = 0;
     for (; end < messages.size() && messages[end]->round == round; ++end) {
       const int64_t bytes = BytesOnRoute(module, *messages[end]);
       const bool is_held = messages[end]->is_held;
@@ -63,8 +74,15 @@ std::vector<double> TransferSeconds(const Module& module) {
       RankLoad& destination = of_links[IndexOf(messages[end]->destination)];
       source.sent_bytes += bytes;
       destination.received_bytes += bytes;
-      int64_t& most = is_held ? busiest_dealt : busiest;
-      most = std::max({most, source.Busiest(), destination.Busiest()});
+      if (!is_held) {
+        busiest = std::max({busiest, source.Busiest(), destination.Busiest()});
+        continue;
+      }
+      ++source.sent_messages;
+      ++destination.received_messages;
+      for (const RankLoad* load : {&source, &destination}) {
+        dealt_seconds = std::max(dealt_seconds, DealtSeconds(module, *load));
+      }
     }
     for (size_t i = begin; i < end; ++i) {
       for (const Rank rank : {messages[i]->source, messages[i]->destination}) {
@@ -77,8 +95,7 @@ std::vector<double> TransferSeconds(const Module& module) {
         module.RoundSeconds(route) +
         std::max(static_cast<double>(busiest) /
                      module.topology.BytesPerSecond(route),
-                 static_cast<double>(busiest_dealt) /
-                     module.topology.peer_bytes_per_second);
+                 dealt_seconds);
     begin = end;
   }
   return seconds;

@@ -23,6 +23,10 @@ constexpr double kGainInsideHosts = 1.02;
 // A piece is cut into stripes when it is more than this part of what is handed
 // out with it; smaller ones are handed out whole.
 constexpr int64_t kWholePieces = 256;
+// What comes from other hosts is not dealt out inside one when it is less than
+// this part, and than these bytes: it goes into messages that there are anyway.
+constexpr int64_t kFedPieces = 4096;
+constexpr int64_t kFedBytes = 128 << 10;
 // What is wanted by the same receivers of several hosts is passed on between
 // them when it is more than this part of all that could be: the messages of a
 // smaller part would cost more than their bytes.
@@ -231,15 +235,19 @@ NetworkLoad LoadOf(const Module& module, absl::Span<const Group> groups,
   return {std::move(sent), most_sent, Largest(received), Largest(relayed)};
 }
 
-// The network's bytes, then what is relayed inside hosts; dealt out, it goes
-// beside them, one round later.
+// The network's bytes, and what is relayed inside hosts: beside them where it
+// is dealt out, else after them. Only the pass that deals knows whether it
+// pays.
 double SecondsFor(const Module& module, const NetworkLoad& load) {
   const double network = std::max(load.sent, load.received) /
                          module.topology.network_bytes_per_second;
   const double inside = load.relayed / module.topology.peer_bytes_per_second;
   if (module.limits.deals) return std::max(network, inside);
-  return network + inside +
-         (load.relayed > 0 ? module.RoundSeconds(Route::kPeer) : 0);
+  if (load.relayed == 0) return network;
+  if (module.limits.deals_relays) {
+    return std::max(network, inside) + module.RoundSeconds(Route::kNetwork);
+  }
+  return network + inside + module.RoundSeconds(Route::kPeer);
 }
 
 // What the same sources hold and the same receivers want.
@@ -453,8 +461,10 @@ class Distributor {
   explicit Distributor(Module& module)
       : module_(module), pieces_of_(module.pieces.size()) {}
 
-  // The receivers leave the destinations of the pieces.
-  void HandOut(absl::Span<const PieceReceivers> together);
+  // The receivers leave the destinations of the pieces. With `feeds_tiny` they
+  // stay in those of the smallest ones, which nobody passes on.
+  void HandOut(absl::Span<const PieceReceivers> together,
+               bool feeds_tiny = false);
   // All to one path. They have the same receivers.
   void HandOutWhole(absl::Span<const PieceReceivers> together);
   // Puts what was handed out into the module.
@@ -513,13 +523,16 @@ void Distributor::RemoveReceivers(const PieceReceivers& wanted) {
   }
 }
 
-void Distributor::HandOut(absl::Span<const PieceReceivers> together) {
+void Distributor::HandOut(absl::Span<const PieceReceivers> together,
+                          bool feeds_tiny) {
   int64_t total = 0;
   for (const PieceReceivers& wanted : together) total += wanted.bytes;
+  const int64_t tiny = feeds_tiny ? std::min(total / kFedPieces, kFedBytes) : 0;
   // The small ones level what the large ones leave uneven.
   for (const bool whole : {false, true}) {
     for (const PieceReceivers& wanted : together) {
       if ((wanted.bytes < total / kWholePieces) != whole) continue;
+      if (wanted.bytes < tiny) continue;
       const std::vector<RelayPath> paths = PathsOf(wanted.hosts);
       const int64_t count = whole ? 1 : static_cast<int64_t>(paths.size());
       for (const Box& box : Stripes(module_.pieces[wanted.piece].box, count)) {
@@ -591,7 +604,10 @@ absl::Status FanOut(const PassOptions&, Module& module) {
     inside[{group.host, group.route, wave_of(group)}].push_back(
         {.piece = group.piece, .bytes = group.bytes, .hosts = {group.members}});
   }
-  for (const auto& [key, together] : inside) distributor.HandOut(together);
+  for (const auto& [key, together] : inside) {
+    distributor.HandOut(together, module.limits.deals_relays &&
+                                      std::get<Route>(key) == Route::kNetwork);
+  }
   distributor.Finish();
   return absl::OkStatus();
 }

@@ -369,14 +369,36 @@ const PackedPieces& MessageBuilder::PackEvenly(
 }
 
 // Where a pair needs several messages all have as many, so that they are alike.
+// Of what receivers relay, two fit into a round of a rank, beside what they are
+// dealt meanwhile.
 int64_t MessageBuilder::DealtBucketBytes() const {
   int64_t largest = 1;
+  double received = 0;
+  double dealt = 0;
   for (const std::vector<DealtStream>& streams : dealt_) {
     for (const DealtStream& stream : streams) {
-      largest = std::max(largest, BytesOf(stream.pieces));
+      const int64_t bytes = BytesOf(stream.pieces);
+      largest = std::max(largest, bytes);
+      received += static_cast<double>(bytes);
+      dealt +=
+          static_cast<double>(bytes) * static_cast<double>(stream.Others());
     }
   }
-  const int64_t most = network_bucket_bytes_;
+  int64_t most = network_bucket_bytes_;
+  if (!module_.limits.deals && received > 0) {
+    const double others = dealt / received;
+    const double each_way = static_cast<double>(module_.limits.staging_bytes) /
+                            module_.limits.slots / (1 + others);
+    const Topology& topology = module_.topology;
+    // One, where more messages would start more slowly than the network is.
+    const bool two = others * (each_way / topology.peer_bytes_per_second +
+                               kRelayedPerRound * kDealtMessageSeconds) <=
+                     each_way / topology.network_bytes_per_second;
+    most = std::clamp<int64_t>(
+        static_cast<int64_t>(each_way) / (two ? kRelayedPerRound : 1) /
+            kStagingAlignmentBytes * kStagingAlignmentBytes,
+        std::min(kRelayedBytesMin, most), most);
+  }
   return std::min(most, EvenBytes(largest, (largest + most - 1) / most));
 }
 

@@ -96,9 +96,11 @@ absl::Status FanOut(const PassOptions& options, Module& module);
 //           exactly once, and are sorted by source, destination, piece.
 absl::Status ChooseSources(const PassOptions& options, Module& module);
 
-// Has each source send what several ranks of another host want to one of them,
-// which deals it out inside the host: the one on the source's rail, unless that
-// has more than its share.
+// Has whom a source of another host feeds deal out what it relays inside its
+// host, where that takes less time than to relay after the network's rounds.
+// Or, with `limits.deals`, has each source send what several ranks of another
+// host want to one of them, which deals it out: the one on the source's rail,
+// unless that has more than its share.
 //
 // Requires: choose-sources.
 // Ensures:  `deals`; with `transfers` they feed every (piece, destination) and

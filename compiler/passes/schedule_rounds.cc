@@ -27,6 +27,10 @@ constexpr double kRelaysAhead = 1.15;
 // takes long in plans of many small ones.
 constexpr int32_t kRelaysLookBack = 1024;
 
+// What came in the last round is dealt out alone. So it is a part of what
+// comes.
+constexpr int64_t kLastRounds = 2;
+
 enum Direction : uint8_t { kSends = 0, kReceives = 1 };
 
 // What one rank has in one round so far.
@@ -54,8 +58,12 @@ class Scheduler {
                          kStagingAlignmentBytes),
         ranks_(static_cast<size_t>(world_size)) {}
 
-  // What is placed next goes into rounds after all rounds so far.
-  void StartRoute() { first_round_ = round_count_; }
+  // What is placed next goes into rounds after all rounds so far. With
+  // `beside_dealt` it may begin in the last one, if that has nothing but what
+  // ranks deal out.
+  void StartRoute(bool beside_dealt) {
+    first_round_ = beside_dealt ? not_dealt_end_ : round_count_;
+  }
   // `messages` will be placed next. In no round a rank sends more than
   // `direction_bytes` of them, or receives more.
   void StartMessages(const std::vector<Message*>& messages,
@@ -119,6 +127,7 @@ class Scheduler {
   int32_t first_round_ = 0;
   std::vector<RankState> ranks_;
   int32_t round_count_ = 0;
+  int32_t not_dealt_end_ = 0;  // rounds from here on only deal out
 };
 
 void Scheduler::StartMessages(const std::vector<Message*>& messages,
@@ -184,6 +193,7 @@ void Scheduler::PlaceAt(Message& message, int32_t round) {
   message.destination_staging_offset =
       Take(message.destination, kReceives, message);
   round_count_ = std::max(round_count_, round + 1);
+  if (!message.is_held) not_dealt_end_ = std::max(not_dealt_end_, round + 1);
 }
 
 void Scheduler::PlaceDealt(Message& message, absl::Span<Message> dealt_by) {
@@ -215,6 +225,7 @@ void Scheduler::PlaceDirect(const std::vector<Message*>& messages) {
     message->round = first + message->pipeline_round;
     round_count_ = std::max(round_count_, message->round + 1);
   }
+  not_dealt_end_ = round_count_;
 }
 
 void Scheduler::AssignStaging(std::vector<Message>& messages) const {
@@ -317,6 +328,28 @@ void SortByTurn(std::vector<Message*>& messages) {
   for (size_t i = 0; i < turns.size(); ++i) messages[i] = turns[i].second;
 }
 
+// Where a wave is among others.
+struct WavePlace {
+  bool follows = false;  // the wave before has messages
+  bool is_last = false;
+};
+
+// The most that a rank sends, or receives.
+int64_t BusiestBytes(const Module& module,
+                     const std::vector<Message*>& messages) {
+  std::array<std::vector<int64_t>, 2> bytes;
+  for (auto& of : bytes) of.resize(static_cast<size_t>(module.world_size()));
+  int64_t most = 0;
+  for (const Message* message : messages) {
+    for (int64_t* of : {&bytes[kSends][IndexOf(message->source)],
+                        &bytes[kReceives][IndexOf(message->destination)]}) {
+      *of += AlignStaging(message->size_bytes);
+      most = std::max(most, *of);
+    }
+  }
+  return most;
+}
+
 // Those that are passed on come first, so that relays have their part early;
 // then the relays, in the order in which their contents arrive; what nobody
 // passes on fills the room that is left.
@@ -325,6 +358,7 @@ void SortByTurn(std::vector<Message*>& messages) {
 // many would only make receivers wait, and the pipeline longer.
 void PlaceStaged(Module& module, std::vector<Message*> messages,
                  const absl::flat_hash_set<const Message*>& passed_on,
+                 const WavePlace& place, bool beside_dealt,
                  Scheduler& scheduler) {
   const auto fed_by = [&](const Message* message) {
     return FedBy(module, *message);
@@ -365,7 +399,7 @@ void PlaceStaged(Module& module, std::vector<Message*> messages,
         each_way,
         static_cast<int64_t>(room * relayed / received * kRelaysAhead));
   }
-  scheduler.StartRoute();
+  scheduler.StartRoute(beside_dealt);
   scheduler.StartMessages(feeds, each_way);
   SortByTurn(feeds);
   for (Message* message : feeds) scheduler.Place(*message);
@@ -385,6 +419,15 @@ void PlaceStaged(Module& module, std::vector<Message*> messages,
     // shifts stays whole.
     direction_bytes =
         most * std::max<int64_t>(static_cast<int64_t>(room) / most, 1);
+    const int64_t busiest = BusiestBytes(module, others);
+    // What fits into one round is not cut into two.
+    if (busiest <= static_cast<int64_t>(room)) direction_bytes = busiest;
+    if (place.is_last && !module.limits.deals) {
+      const int64_t each = busiest / kLastRounds;
+      direction_bytes =
+          std::min(direction_bytes,
+                   most * std::max<int64_t>((each + most - 1) / most, 1));
+    }
   } else if (relayed > 0) {
     direction_bytes = std::max(static_cast<int64_t>(room), most);
   }
@@ -401,9 +444,10 @@ void PlaceStaged(Module& module, std::vector<Message*> messages,
   }
 }
 
-// Places the messages of one wave, in rounds after all so far.
+// Places the messages of one wave, in rounds after all so far: but the first of
+// the network has what the wave before deals out last.
 void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
-               Scheduler& scheduler) {
+               const WavePlace& place, Scheduler& scheduler) {
   absl::flat_hash_set<const Message*> passed_on;
   for (const Message* message : of_wave) {
     if (message->is_held) continue;
@@ -434,7 +478,8 @@ void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
     if (mechanism == Mechanism::kDirect) {
       scheduler.PlaceDirect(messages);
     } else {
-      PlaceStaged(module, std::move(messages), passed_on, scheduler);
+      PlaceStaged(module, std::move(messages), passed_on, place,
+                  route == Route::kNetwork && place.follows, scheduler);
     }
     module.rounds.resize(static_cast<size_t>(scheduler.round_count()),
                          {.route = route, .mechanism = mechanism});
@@ -532,8 +577,11 @@ absl::Status ScheduleRounds(const PassOptions&, Module& module) {
   for (Message& message : module.messages) {
     waves[static_cast<size_t>(message.wave)].push_back(&message);
   }
-  for (const std::vector<Message*>& of_wave : waves) {
-    PlaceWave(module, of_wave, scheduler);
+  for (size_t wave = 0; wave < waves.size(); ++wave) {
+    PlaceWave(module, waves[wave],
+              {.follows = wave > 0 && !waves[wave - 1].empty(),
+               .is_last = wave + 1 == waves.size()},
+              scheduler);
   }
   scheduler.AssignStaging(module.messages);
   SetWindows(module);

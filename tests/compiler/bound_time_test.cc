@@ -14,21 +14,30 @@ constexpr double kPeer = 0.1e9;
 constexpr double kNetwork = 0.01e9;
 
 double LowerBoundOf(const std::string& source, const std::string& destination,
-                    const std::string& hosts) {
+                    const std::string& hosts, const std::string& more = "") {
   return OpenJob(
              GenericJob(R"({"name": "w", "shape": [960, 64], "dtype": "bf16"})",
                         source, destination,
                         R"(, "topology": {"peer_gigabytes_per_second": 0.1,
                 "network_gigabytes_per_second": 0.01, "hosts": )" +
-                            hosts + "}"))
+                            hosts + "}" + more))
       .body()
       .stats()
       ->lower_bound_seconds();
 }
 
 // Four replicas need the bytes once over the network and three times over
-// NVLink, and each of them does one round after the other.
-TEST(BoundTimeTest, NetworkAndNvlinkOfARankAddUp) {
+// NVLink. They deal out beside what they receive.
+TEST(BoundTimeTest, NetworkAndNvlinkWorkSideBySideWhereRanksDeal) {
+  EXPECT_DOUBLE_EQ(
+      LowerBoundOf(GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
+                   "[0, 0, 0, 0, 1, 1, 1, 1]",
+                   R"(, "options": {"deal": "relays"})"),
+      kBytes / kNetwork / 4);
+}
+
+// Else each of them does one round after the other.
+TEST(BoundTimeTest, NetworkAndNvlinkAddUpWhereNobodyDeals) {
   EXPECT_DOUBLE_EQ(
       LowerBoundOf(GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
                    "[0, 0, 0, 0, 1, 1, 1, 1]"),

@@ -24,6 +24,12 @@ std::string DealtJob(const std::string& deal, const std::string& more = "") {
           deal + "\"" + more + "}");
 }
 
+// Links so slow that half a megabyte takes longer than messages take to start.
+std::string SlowSpeeds() {
+  return R"("peer_gigabytes_per_second": 0.1, )"
+         R"("network_gigabytes_per_second": 0.01, )";
+}
+
 TEST(DealTest, ASourceHasOnePeerOnEachHost) {
   const std::vector<uint32_t> never =
       NetworkPeers(OpenJob(DealtJob("never")).body());
@@ -109,6 +115,60 @@ TEST(DealTest, StagingHoldsNoRoundMoreWhereNothingIsDealt) {
                 .find("options.staging_bytes 4096 is too small; wanted at "
                       "least 8192 (slots 2 x bucket_bytes 4096)"),
             std::string::npos);
+}
+
+// Four sources with a shard each feed four replicas of another host.
+std::string RelayedJob(const std::string& deal, const std::string& more = "",
+                       const std::string& speeds = SlowSpeeds()) {
+  return GenericJob(R"({"name": "w", "shape": [512, 512], "dtype": "bf16"})",
+                    GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
+                    R"(, "topology": {)" + speeds +
+                        R"("hosts": [0, 0, 0, 0, 1, 1, 1, 1]},
+           "options": {"deal": ")" +
+                        deal + "\"" + more + "}");
+}
+
+bool Deals(const PlanFile& plan) {
+  return (plan.plan().required_features() & kFeatureDealing) != 0;
+}
+
+TEST(DealTest, RelaysInsideAHostGoBesideTheNetwork) {
+  const PlanFile never = OpenJob(RelayedJob("never"));
+  const PlanFile relays = OpenJob(RelayedJob("relays"));
+  EXPECT_FALSE(Deals(never));
+  EXPECT_TRUE(Deals(relays));
+  // The same bytes, each to and from the same ranks.
+  EXPECT_EQ(relays.body().stats()->relayed_bytes(),
+            never.body().stats()->relayed_bytes());
+  EXPECT_EQ(NetworkPeers(relays.body()), NetworkPeers(never.body()));
+  EXPECT_LT(relays.body().stats()->predicted_seconds(),
+            never.body().stats()->predicted_seconds());
+  for (const fb::Round* round : *relays.body().rounds()) {
+    EXPECT_EQ(round->route(), fb::Route::kNetwork);
+  }
+  // A job has to ask for it.
+  EXPECT_FALSE(Deals(
+      OpenJob(absl::StrReplaceAll(RelayedJob("x"), {{R"("deal": "x")", ""}}))));
+}
+
+// What a rank deals out starts message by message; what it stores does not.
+TEST(DealTest, RelaysGoAfterTheNetworkWhereTheirStartsTakeLonger) {
+  const std::string fast =
+      R"("peer_gigabytes_per_second": 10, "network_gigabytes_per_second": 1, )";
+  EXPECT_FALSE(Deals(OpenJob(RelayedJob("relays", "", fast))));
+}
+
+TEST(DealTest, RelaysGoAfterTheNetworkWhereStagingIsSmall) {
+  const std::string small = R"(, "bucket_bytes": 4096, "staging_bytes": 8192)";
+  const std::string enough =
+      R"(, "bucket_bytes": 65536, "staging_bytes": 196608)";
+  EXPECT_FALSE(Deals(OpenJob(RelayedJob("relays", small))));
+  EXPECT_TRUE(Deals(OpenJob(RelayedJob("relays", enough))));
+}
+
+// The last ones are dealt out alone.
+TEST(DealTest, RelaysTakeTwoRoundsAtLeast) {
+  EXPECT_GE(OpenJob(RelayedJob("relays")).body().rounds()->size(), 3u);
 }
 
 TEST(DealTest, TheBoundOfPeersHoldsWhatDealingGives) {

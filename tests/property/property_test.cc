@@ -58,7 +58,10 @@ std::string DrawSchedule(Draw& draw, const DrawnJob& job,
   const auto destinations = static_cast<int64_t>(job.destination_side.size());
   std::vector<std::string> options;
   const bool deals = draw.Chance(deal_percent);
-  if (deals) options.push_back("\"deal\": \"always\"");
+  if (deals) {
+    options.push_back(absl::StrFormat(
+        "\"deal\": \"%s\"", draw.Chance(50) ? "always" : "relays"));
+  }
   if (draw.Chance(80)) {
     const int64_t bucket = draw.Chance(50) ? 4096 : draw.Between(4096, 20000);
     const int64_t slots = draw.Between(1, 4);
