@@ -129,7 +129,7 @@ class Builder {
   void AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
                  uint32_t part);
   void AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
-                 const DirectEnds& ends);
+                 const DirectEnds& ends, const PeerTensors& peers);
   template <typename Each>
   void ForEachMessage(const Rank& rank, const RankSchedule& schedule,
                       const RoundWork& work, uint32_t part, const Each& each);
@@ -315,10 +315,10 @@ void Builder::AddRank(int32_t number) {
   const bool cpu = options_.executor == Executor::kCpu;
   const RankSchedule schedule = ScheduleOf(number);
   const std::vector<RoundWork>& works = schedule.rounds();
+  const PeerTensors peers = PlannedPeerTensors(plan_, schedule);
   const std::vector<DirectEnds> ends =
       cpu ? std::vector<DirectEnds>(works.size())
-          : ListDirectEnds(plan_, number, schedule,
-                           PlannedPeerTensors(plan_, schedule));
+          : ListDirectEnds(plan_, number, schedule, peers);
   Rank rank(plan_, number, links_.place(number).slowness);
   rank.exchanged.assign(works.size(), kNone);
   rank.unpacked.assign(works.size(), kNone);
@@ -338,7 +338,7 @@ void Builder::AddRank(int32_t number) {
     AddQuantizes(rank, schedule, i, quantizes);
     part = i > 0 && works[i - 1].index == works[i].index ? part + 1 : 0;
     if (works[i].mechanism == fb::Mechanism::kDirect) {
-      AddDirect(rank, schedule, i, ends[i]);
+      AddDirect(rank, schedule, i, ends[i], peers);
     } else {
       AddStaged(rank, schedule, i, part);
     }
@@ -598,7 +598,7 @@ double Builder::CompareSeconds(const Rank& rank, const RankSchedule& schedule,
 
 // RefitEnqueuer::EnqueueDirect.
 void Builder::AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
-                        const DirectEnds& ends) {
+                        const DirectEnds& ends, const PeerTensors& peers) {
   const RoundWork& round = schedule.rounds()[work];
   const Point here(rank.number, round.index);
   const uint32_t begin = Add(rank, TaskKind::kPoint, round.index, 0,
@@ -615,15 +615,17 @@ void Builder::AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
       await_grants_.emplace_back(Point(target, round.index), start);
     }
     moved = Add(rank, TaskKind::kPoint, round.index, 0, {start});
-    ForEachMessage(
-        rank, schedule, round, /*part=*/0,
-        [&](uint32_t operation, uint32_t message) {
-          if (schedule.operations()[operation].kind != fb::MessageKind::kSend) {
-            return;
-          }
-          AddWait(start, message);
-          AddWait(message, moved);
-        });
+    ForEachMessage(rank, schedule, round, /*part=*/0,
+                   [&](uint32_t number, uint32_t message) {
+                     const Operation& operation = schedule.operations()[number];
+                     const bool moves =
+                         operation.kind == fb::MessageKind::kSend
+                             ? !peers.pulled_by.contains(operation.peer)
+                             : peers.pulled_from.contains(operation.peer);
+                     if (!moves) return;
+                     AddWait(start, message);
+                     AddWait(message, moved);
+                   });
     finished_[here] = moved;
   } else {
     ForEachMessage(rank, schedule, round, /*part=*/0,

@@ -313,6 +313,22 @@ TEST(Simulation, ARelayPassesOnAfterItReceived) {
   }
 }
 
+// In each round one of the two ranks starts, and the bytes travel after that.
+TEST(Simulation, RanksThatReadWaitAsThoseThatStore) {
+  for (const bool pulls : {false, true}) {
+    SCOPED_TRACE(pulls);
+    Traffic traffic(1, 3);
+    traffic.Round(fb::Route::kPeer, kDirect).Send(0, 1, 100);
+    traffic.Round(fb::Route::kPeer, kDirect).Send(1, 2, 50);
+    traffic.spec().direct_pulls = pulls;
+    Options options = BytesAlone();
+    options.direct_round_seconds = 5;
+    const Simulation simulation = SimulateSpec(traffic.spec(), options);
+    EXPECT_DOUBLE_EQ(simulation.seconds, (5 + 100) + (5 + 50));
+    EXPECT_DOUBLE_EQ(simulation.rounds[1].begin, 5 + 100);
+  }
+}
+
 TEST(Simulation, QuantizingWaitsUntilItsWindowIsFree) {
   Options options = BytesAlone();
   options.quantized_elements_per_second = 1;
