@@ -66,21 +66,30 @@ absl::Status NcclCommunicator::AsyncError() {
 // Waits until a call that may go on in the background has ended.
 absl::Status NcclCommunicator::AwaitIdle(nccl::Result result, const char* call,
                                          Deadline deadline,
-                                         const Interruption& interruption) {
+                                         const Interruption& interruption,
+                                         std::chrono::nanoseconds patience) {
+  absl::Status ended;
+  Deadline limit;  // once it has ended
   for (int polls = 0; result == nccl::kInProgress; ++polls) {
-    if (absl::Status s = interruption(); !s.ok()) return s;
-    if (absl::Status s = PollInterruption(); !s.ok()) return s;
-    if (std::chrono::steady_clock::now() > deadline) {
-      return absl::DeadlineExceededError(
-          absl::StrCat(call, " did not end before the deadline"));
+    const Deadline now = std::chrono::steady_clock::now();
+    if (ended.ok()) {
+      ended.Update(interruption());
+      ended.Update(PollInterruption());
+      if (now > deadline) {
+        ended.Update(absl::DeadlineExceededError(
+            absl::StrCat(call, " did not end before the deadline")));
+      }
+      limit = now + patience;
     }
+    if (!ended.ok() && now >= limit) return ended;
     {
       std::lock_guard lock(mutex_);
       if (comm_ == nullptr) return Aborted();
       const nccl::Result asked = api_.CommGetAsyncError(comm_, &result);
       if (asked != nccl::kSuccess) result = asked;
       if (result != nccl::kInProgress) {
-        return nccl::StatusOf(api_, result, call, comm_);
+        ended.Update(nccl::StatusOf(api_, result, call, comm_));
+        return ended;
       }
     }
     if (polls >= kPollsBeforePause) std::this_thread::sleep_for(kPollPause);
@@ -120,7 +129,8 @@ absl::StatusOr<nccl::Result> NcclCommunicator::IssueGroup(
 
 absl::Status NcclCommunicator::Exchange(absl::Span<const Operation> operations,
                                         Stream stream, Deadline deadline,
-                                        const Interruption& interruption) {
+                                        const Interruption& interruption,
+                                        std::chrono::nanoseconds patience) {
   for (const Operation& operation : operations) {
     if (Contains(operation.peer)) continue;
     return absl::InvalidArgumentError(
@@ -128,7 +138,7 @@ absl::Status NcclCommunicator::Exchange(absl::Span<const Operation> operations,
   }
   const absl::StatusOr<nccl::Result> ended = IssueGroup(operations, stream);
   if (!ended.ok()) return ended.status();
-  return AwaitIdle(*ended, "ncclGroupEnd", deadline, interruption);
+  return AwaitIdle(*ended, "ncclGroupEnd", deadline, interruption, patience);
 }
 
 absl::Status NcclCommunicator::Broadcast(std::byte* data, uint64_t size_bytes,

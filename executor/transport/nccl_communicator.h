@@ -33,9 +33,12 @@ class NcclCommunicator {
   const std::vector<int32_t>& ranks() const { return ranks_; }
 
   // Enqueues one group; peers are global ranks. Returns when NCCL has taken it,
-  // before which nothing else may be enqueued on `stream`.
-  absl::Status Exchange(absl::Span<const Operation> operations, Stream stream,
-                        Deadline deadline, const Interruption& interruption);
+  // before which nothing else may be enqueued on `stream`. After an
+  // interruption or the deadline NCCL has `patience` more to take it.
+  absl::Status Exchange(
+      absl::Span<const Operation> operations, Stream stream, Deadline deadline,
+      const Interruption& interruption,
+      std::chrono::nanoseconds patience = std::chrono::nanoseconds(0));
 
   // The same for one broadcast of root's bytes, in place on all ranks.
   absl::Status Broadcast(std::byte* data, uint64_t size_bytes, int32_t root,
@@ -50,8 +53,10 @@ class NcclCommunicator {
  private:
   NcclCommunicator(const nccl::Api& api, std::vector<int32_t> ranks)
       : api_(api), ranks_(std::move(ranks)) {}
-  absl::Status AwaitIdle(nccl::Result result, const char* call,
-                         Deadline deadline, const Interruption& interruption);
+  absl::Status AwaitIdle(
+      nccl::Result result, const char* call, Deadline deadline,
+      const Interruption& interruption,
+      std::chrono::nanoseconds patience = std::chrono::nanoseconds(0));
   absl::StatusOr<nccl::Result> IssueGroup(
       absl::Span<const Operation> operations, Stream stream);
   absl::Status Issue(const Operation& operation, Stream stream);

@@ -435,15 +435,11 @@ absl::Status NcclTransport::Issue(const ExchangeRound& round, Stream stream) {
   if (is_captured) SetCapturesGroup(true);
   const absl::StatusOr<size_t> entry = AddEnqueued(round);
   status = entry.status();
-  std::optional<Deadline> limit;  // of a captured group, after a failure
   if (status.ok()) {
     status = communicator->Exchange(
-        round.operations, stream, deadline_, [&]() -> absl::Status {
-          const absl::Status failure = supervisor_.failure();
-          if (failure.ok() || !is_captured) return failure;
-          if (!limit.has_value()) limit = Now() + kStopTime;
-          return Now() < *limit ? absl::OkStatus() : failure;
-        });
+        round.operations, stream, deadline_,
+        [this] { return supervisor_.failure(); },
+        is_captured ? kStopTime : std::chrono::seconds(0));
   }
   if (is_captured) SetCapturesGroup(false);
   if (!status.ok()) return status;
@@ -460,7 +456,9 @@ void NcclTransport::SetCapturesGroup(bool captures) {
 
 // NCCL captures a group in a thread of its own. An abort meanwhile, or the end
 // of the capture, would leave parts of the group in the graph that NCCL has
-// freed: the process crashes or hangs when the graph is destroyed.
+// freed: the process crashes or hangs when the graph is destroyed. A group that
+// is not captured after kStopTime, because a peer does not answer, is aborted
+// all the same.
 void NcclTransport::AwaitCapturedGroup() {
   std::unique_lock lock(mutex_);
   group_is_captured_.wait_for(lock, kStopTime,

@@ -550,6 +550,25 @@ TEST_F(NcclRecordingTest, FailureWhileAGroupIsCapturedLetsItEnd) {
   ExpectWholeAfterConnect();
 }
 
+// A rank that does not come: the others' deadline passes while they record.
+TEST_F(NcclRecordingTest, DeadlineWhileAGroupIsCapturedLetsItEnd) {
+  capturing_.keeps_graphs = true;
+  for (int i = 0; i < 2; ++i) world_->ExpectEveryElementRight(plan_);
+  ASSERT_TRUE(world_->executor(1)
+                  .Bind(world_->tensors[1], ExecutorWorld::kTimeout)
+                  .ok());
+  // Rank 1 records anew in Run.
+  fake_nccl_set_capture_delay(1'500'000);
+  capturing_.runs_graphs = false;
+  for (const absl::Status& status : RefitOnAll(milliseconds(600))) {
+    EXPECT_FALSE(status.ok());
+  }
+  EXPECT_EQ(capturing_.left_in_capture, 0);
+  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
+  fake_nccl_set_capture_delay(0);
+  ExpectWholeAfterConnect();
+}
+
 TEST_F(NcclRecordingTest, LaterRefitsLaunchTheGraph) {
   capturing_.keeps_graphs = true;
   for (int i = 0; i < 3; ++i) world_->ExpectEveryElementRight(plan_);
