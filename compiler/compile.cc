@@ -48,6 +48,12 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
         "options.deal is \"always\" beside options.delta: a rank that deals "
         "out does not know what changed; wanted \"never\", or no delta");
   }
+  if (limits.direct_pulls && limits.mapped != Mechanism::kDirect) {
+    diagnostics.Error(
+        options.direct.place,
+        "options.direct is \"pull\" beside options.peer \"staged\": no round "
+        "is direct; wanted \"push\", or options.peer \"direct\"");
+  }
   if (options.delta.value.enabled && limits.direct_pulls) {
     diagnostics.Error(
         options.direct.place,

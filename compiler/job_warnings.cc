@@ -136,7 +136,10 @@ void WarnOfQuantizedCheckpoint(const Job& job, const Model& model,
   if (!model.quant_method.given || !IsServing(side)) return;
   if (side.dtype.given || side.quantized.given) return;
   const std::string& method = model.quant_method.value;
-  const bool is_fp8 = method.find("fp8") != std::string::npos;
+  // Whether a destination can be quantized in the same way.
+  const bool is_fp8 = method.find("fp8") != std::string::npos &&
+                      (side.layout.value != LayoutKind::kVllm ||
+                       model.architecture.family->vllm.block_scales);
   diagnostics.Warning(
       model.quant_method.place,
       absl::StrFormat(

@@ -40,13 +40,14 @@ ConfigReader ConfigReader::Text() {
     if (known.starts_with(kModule)) known.remove_prefix(kModule.size());
     return known;
   };
-  if (beside != nullptr && name(value) != name(beside)) {
+  if (beside != nullptr && !name(value).empty() && !name(beside).empty() &&
+      name(value) != name(beside)) {
     diagnostics().Error(
         object_.values().PlaceOf(*value),
-        absl::StrFormat("%s of text_config is not the one beside it, and "
+        absl::StrFormat("%s of text_config is %s, and the one beside it %s: "
                         "frameworks differ in which they take; wanted both "
                         "alike",
-                        key));
+                        key, name(value), name(beside)));
   }
   return text;
 }

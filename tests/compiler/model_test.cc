@@ -334,11 +334,16 @@ TEST(ModelTest, ADTypeOfTheTextThatIsNotTheModelsIsRefused) {
   EXPECT_EQ(errors("", R"("dtype": "bfloat16")"), "");
   EXPECT_EQ(errors(fp32 + ", ", R"("torch_dtype": null)"), "");
   const std::string wanted =
-      "of text_config is not the one beside it, and frameworks differ in which "
-      "they take; wanted both alike\n";
-  EXPECT_NE(errors(bf16 + ", ", fp32).find("error: dtype " + wanted),
+      ": frameworks differ in which they take; wanted both alike\n";
+  EXPECT_NE(errors(bf16 + ", ", fp32)
+                .find("error: dtype of text_config is float32, and the one "
+                      "beside it bfloat16" +
+                      wanted),
             std::string::npos);
-  EXPECT_NE(errors(fp32 + ", ", bf16).find("error: torch_dtype " + wanted),
+  EXPECT_NE(errors(fp32 + ", ", bf16)
+                .find("error: torch_dtype of text_config is bfloat16, and the "
+                      "one beside it float32" +
+                      wanted),
             std::string::npos);
 }
 
