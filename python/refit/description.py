@@ -16,7 +16,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Union
 from refit.errors import InvalidArgument
 from refit.globs import matcher
 from refit.sharding import Placement, normalized, parse
-from refit.tensors import DTYPES, dtype_name, local_part
+from refit.tensors import DTYPES, WRAPPER, dtype_name, local_part
 
 VERSION = 1
 SIDES = ("source", "destination")
@@ -39,7 +39,8 @@ def describe(model: Any, side: str, *, rank: Optional[int] = None, first_rank: i
     tensors = dict(model) if isinstance(model, Mapping) else dict(model.named_parameters())
     if buffers and not isinstance(model, Mapping):
         persistent = model.state_dict()
-        tensors.update((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
+        tensors.update((name, buffer) for name, buffer in model.named_buffers()
+                       if name.replace(WRAPPER, "") in persistent)
     writer = _Writer(side, rank, names)
     for name, tensor in tensors.items():
         if hasattr(tensor, "placements") and hasattr(tensor, "device_mesh"):
@@ -152,6 +153,7 @@ class _Writer:
             "shape": None if shape is None else [int(size) for size in shape], "mesh": mesh, "placements": front})
 
     def _parameter(self, name: str) -> str:
+        name = name.replace(WRAPPER, "")
         if self.names is None:
             return name
         if callable(self.names):

@@ -10,6 +10,9 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from refit.errors import InvalidArgument
 
+# What torch puts around a layer whose activations are checkpointed: a part of its parameters' names, but not of state_dict's.
+WRAPPER = "_checkpoint_wrapped_module."
+
 # As torch and numpy name them -> as a plan does.
 DTYPES = {
     "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "int8": "int8", "int16": "int16",

@@ -10,14 +10,11 @@ from typing import Any, Optional
 from refit.errors import DeadlineExceeded, Error, FailedPrecondition
 from refit.executor import DeltaReport, Executor, join
 from refit.plan import Plan
-from refit.tensors import view, words_view
+from refit.tensors import WRAPPER, view, words_view
 from refit.workers import GRACE_SECONDS
 
 # Buffers of Megatron that training keeps for itself, though they are persistent.
 UNFED = ("local_tokens_per_expert",)
-
-# What torch puts around a layer whose activations are checkpointed: a part of its parameters' names, but not of state_dict's.
-WRAPPER = "_checkpoint_wrapped_module."
 
 # The attribute of a parameter that is its bitmap of changes, as `Executor.bind` takes it.
 CHANGES = "refit_changes"

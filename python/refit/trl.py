@@ -11,6 +11,7 @@ weights reach vLLM, so `install` replaces the two methods of TRL that do it. doc
 from __future__ import annotations
 
 import contextlib
+import http.client
 import importlib.metadata
 import inspect
 import json
@@ -115,7 +116,7 @@ class Updates:
                 return answer
         except urllib.error.HTTPError as error:
             raise WorkerError(f"{url}{path} answers {error.code}: {_message(error.read())}") from None
-        except OSError as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:
             raise WorkerError(f"{url}{path}: {error}") from error
 
     @property

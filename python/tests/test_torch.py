@@ -340,3 +340,6 @@ def test_live_shards_of_checkpointed_layers_have_the_names_of_state_dict():
 
     module = torch.nn.Sequential(checkpoint_wrapper(torch.nn.Linear(2, 2)))
     assert [name for name, _ in live_shards(module)] == list(module.state_dict()) == ["0.weight", "0.bias"]
+    described = refit.describe(module, "source", rank=0)["tensors"]
+    assert [tensor["parameter"] for tensor in described] == ["0.weight", "0.bias"]
+    assert [tensor["name"] for tensor in described] == [name for name, _ in module.named_parameters()]
