@@ -437,8 +437,8 @@ inline constexpr auto kOptionsKeys = std::tuple(
         &OptionsSpec::peer),
     Key({.name = "direct",
          .default_text = "`\"push\"`",
-         .help = "which end of a pair of ranks moves the bytes of direct "
-                 "rounds, see [`direct`](#direct)",
+         .help = "which rank of a pair copies in direct rounds, sender or "
+                 "receiver, see [`direct`](#direct)",
          .in_digest_if_given = true},
         &OptionsSpec::direct),
     Key({.name = "fan_out",
