@@ -521,10 +521,10 @@ def view(ts, which="disk"):
     for t in ts:
         if t.tag in ("scale", "buffer", "copy") or (which == "refit" and (t.mtp or t.tag == "tower")):
             continue
-        if t.tag == "packed" and len(t.shape) == 2:      # deepseek_v4: a matrix of its own each
-            t = T(t.of, (t.shape[0], t.shape[1] * 2), "BF16", "", None, t.mtp)
-        elif t.dtype == "I32":
+        if t.dtype == "I32":
             t = T(t.of, (t.shape[0], 8 * t.shape[1]), "BF16", "", None, t.mtp)
+        elif t.tag == "packed" and len(t.shape) == 2:    # deepseek_v4: a matrix of its own each
+            t = T(t.of, (t.shape[0], t.shape[1] * 2), "BF16", "", None, t.mtp)
         elif t.tag == "packed":
             e, out, nb, half = t.shape
             t = T(t.of, (e, nb * half * 2, out), "BF16", "", None, t.mtp)

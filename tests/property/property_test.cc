@@ -60,7 +60,7 @@ std::string DrawSchedule(Draw& draw, const DrawnJob& job,
   const bool deals = draw.Chance(deal_percent);
   if (deals) {
     options.push_back(absl::StrFormat(
-        "\"deal\": \"%s\"", draw.Chance(50) ? "always" : "relays"));
+        "\"deal\": \"%s\"", draw.Chance(80) ? "always" : "relays"));
   }
   if (draw.Chance(80)) {
     const int64_t bucket = draw.Chance(50) ? 4096 : draw.Between(4096, 20000);
