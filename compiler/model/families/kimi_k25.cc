@@ -26,11 +26,11 @@ constexpr Projector kVlProjector = {"multi_modal_projector.", "linear_1",
                                     "linear_2"};
 
 // The key that has a size of the tower. Published files and classes differ in
-// `prefix`: with two keys that disagree they would build different towers.
-std::string KeyOf(std::string_view prefix, std::string_view key,
-                  ConfigReader& vision) {
-  const std::string prefixed = absl::StrFormat("%s%s", prefix, key);
-  if (!vision.Has(prefixed)) return std::string(key);
+// a prefix: with two keys that disagree they would build different towers. Both
+// are literals, of which the reader keeps views.
+std::string_view KeyOf(std::string_view prefixed, std::string_view key,
+                       ConfigReader& vision) {
+  if (!vision.Has(prefixed)) return key;
   if (vision.Has(key) && vision.Size(key) != vision.Size(prefixed)) {
     vision.Error(key, absl::StrFormat("%s %d is not %s %d, and frameworks "
                                       "differ in which they read; wanted both "
@@ -74,16 +74,17 @@ void AddTower(ConfigReader& config, ConfigReader& text, Model& model,
                    {"patch_size", 14},
                    {"pos_emb_height", 64},
                    {"pos_emb_width", 64}});
-  const auto size = [&](std::string_view prefix, std::string_view key) {
-    return vision.Size(KeyOf(prefix, key, vision));
+  const auto size = [&](std::string_view prefixed, std::string_view key) {
+    return vision.Size(KeyOf(prefixed, key, vision));
   };
-  const int64_t hidden = size("vt_", "hidden_size");
-  const int64_t intermediate = size("vt_", "intermediate_size");
+  const int64_t hidden = size("vt_hidden_size", "hidden_size");
+  const int64_t intermediate =
+      size("vt_intermediate_size", "intermediate_size");
   const int64_t patch = vision.Size("patch_size");
   const int64_t text_hidden = text.Size("hidden_size");
   const int64_t merged = hidden * ReadMerged(vision);
-  ReadTowerHeads(KeyOf("vt_", "num_attention_heads", vision), hidden, vision,
-                 model);
+  ReadTowerHeads(KeyOf("vt_num_attention_heads", "num_attention_heads", vision),
+                 hidden, vision, model);
   CheckTowerDType(vision, text);
   CheckSame("mm_hidden_size", hidden, vision);
   CheckSame("text_hidden_size", text_hidden, vision);
@@ -99,10 +100,11 @@ void AddTower(ConfigReader& config, ConfigReader& text, Model& model,
   tower.Add("patch_embed.proj.weight", kTowerWhole, {hidden, 3, patch, patch});
   tower.Add("patch_embed.proj.bias", kTowerWhole, {hidden});
   tower.Add("patch_embed.pos_emb.weight", kTowerWhole,
-            {size("init_", "pos_emb_height"), size("init_", "pos_emb_width"),
-             hidden});
+            {size("init_pos_emb_height", "pos_emb_height"),
+             size("init_pos_emb_width", "pos_emb_width"), hidden});
   const TowerBuilder::Index blocks = {
-      Consecutive(0, vision.Count(KeyOf("vt_", "num_hidden_layers", vision)))};
+      Consecutive(0, vision.Count(KeyOf("vt_num_hidden_layers",
+                                        "num_hidden_layers", vision)))};
   const std::string block = "encoder.blocks.{0}.";
   tower.AddNorm(block + "norm0", hidden, blocks);
   tower.AddNorm(block + "norm1", hidden, blocks);
