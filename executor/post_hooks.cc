@@ -26,7 +26,7 @@ constexpr std::pair<std::string_view, ElementFunction> kFunctions[] = {
 // names at bind all that it performs, for whatever plan.
 constexpr std::string_view kCallersHooks[] = {
     "derive-latent-projections", "drop-router-copy", "derive-attention-sinks",
-    "derive-scale-copies"};
+    "derive-scale-copies", "derive-hyper-broadcast"};
 
 // "" for a name that this plan has, or that another may have.
 std::string UnknownHook(const std::set<std::string>& of_plan,
