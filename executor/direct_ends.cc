@@ -51,12 +51,12 @@ std::vector<DirectEnds> ListDirectEnds(const PlanFile& plan, int32_t rank,
   const bool at_rest = IsAtRest(plan, rank);
   for (size_t i = 0; i < rounds.size(); ++i) {
     for (const int32_t receiver : rounds[i].receivers) {
-      (peers.pulled_by.contains(receiver) ? origins : targets)[i].insert(
-          receiver);
+      const bool moves = peers.Moves(fb::MessageKind::kSend, receiver);
+      (moves ? targets : origins)[i].insert(receiver);
     }
     for (const int32_t sender : rounds[i].senders) {
-      (peers.pulled_from.contains(sender) ? targets : origins)[i].insert(
-          sender);
+      const bool moves = peers.Moves(fb::MessageKind::kRecv, sender);
+      (moves ? targets : origins)[i].insert(sender);
     }
     for (const int32_t target : targets[i]) Extend(of_targets, target, i);
     for (const int32_t origin : origins[i]) {

@@ -33,6 +33,12 @@ struct PeerTensors {
   // Peers whose tensors this rank was to map and cannot, with why. They map
   // this rank's instead.
   std::map<int32_t, std::string> unmapped;
+
+  // Whether this rank, not `peer`, moves a message of this kind between them.
+  bool Moves(fb::MessageKind kind, int32_t peer) const {
+    return kind == fb::MessageKind::kSend ? !pulled_by.contains(peer)
+                                          : pulled_from.contains(peer);
+  }
 };
 
 // Who moves the bytes if every rank can map every peer's tensors. Nothing is

@@ -618,11 +618,7 @@ void Builder::AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
     ForEachMessage(rank, schedule, round, /*part=*/0,
                    [&](uint32_t number, uint32_t message) {
                      const Operation& operation = schedule.operations()[number];
-                     const bool moves =
-                         operation.kind == fb::MessageKind::kSend
-                             ? !peers.pulled_by.contains(operation.peer)
-                             : peers.pulled_from.contains(operation.peer);
-                     if (!moves) return;
+                     if (!peers.Moves(operation.kind, operation.peer)) return;
                      AddWait(start, message);
                      AddWait(message, moved);
                    });

@@ -190,10 +190,7 @@ class RoundCopiesBuilder {
 
   // Whether this end of the message is the one that moves it.
   bool Moves(const fb::Message& message) const {
-    const int32_t peer = PeerAt(message);
-    return message.kind() == fb::MessageKind::kSend
-               ? !peers_.pulled_by.contains(peer)
-               : peers_.pulled_from.contains(peer);
+    return peers_.Moves(message.kind(), PeerAt(message));
   }
 
   absl::Status AddDirectMessage(const RoundWork& work, uint32_t i) {

@@ -118,14 +118,17 @@ class PulledRefitTest : public testing::TestWithParam<Over> {
   PulledRefitTest() { fake_nccl_reset(); }
 
   // Sources 0, 1; destinations 2, 3, 4.
-  static PlanFile Plan(ReshardOptions options = {}) {
+  static PlanBuilder Builder(ReshardOptions options = {}) {
     options.source_ranks = 2;
     options.destination_ranks = 3;
     options.layers = 3;
     options.rows = 12;
     options.columns = 30;
     options.mechanism = fb::Mechanism::kDirect;
-    return ReshardPlan(options).Open();
+    return ReshardPlan(options);
+  }
+  static PlanFile Plan(const ReshardOptions& options = {}) {
+    return Builder(options).Open();
   }
 
   static void ExpectRefits(PrivateWorld& world, const PlanFile& plan) {
@@ -242,14 +245,7 @@ class PullingPlanTest : public PulledRefitTest {
     plan.direct_pulls = true;
     return plan.Open();
   }
-  static PlanFile Plan() {
-    return Pulling(ReshardPlan({.source_ranks = 2,
-                                .destination_ranks = 3,
-                                .layers = 3,
-                                .rows = 12,
-                                .columns = 30,
-                                .mechanism = fb::Mechanism::kDirect}));
-  }
+  static PlanFile Plan() { return Pulling(Builder()); }
 };
 
 INSTANTIATE_TEST_SUITE_P(Transports, PullingPlanTest,
