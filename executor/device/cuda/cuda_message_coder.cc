@@ -15,9 +15,6 @@
 namespace refit {
 namespace {
 
-// As many as a multiprocessor holds at a time.
-constexpr uint32_t kCodeBlocksPerMultiprocessor = 4;
-
 using cuda::KernelBox;
 using cuda::KernelChanged;
 using cuda::KernelCodes;
@@ -69,8 +66,7 @@ class DeviceArray {
 class CudaMessageCoder : public MessageCoder {
  public:
   CudaMessageCoder(int device, uint32_t multiprocessors)
-      : device_(device),
-        blocks_max_(multiprocessors * kCodeBlocksPerMultiprocessor) {}
+      : device_(device), multiprocessors_(multiprocessors) {}
   ~CudaMessageCoder() override {
     const ScopedDevice current(device_);
     arrays_.reset();
@@ -86,16 +82,27 @@ class CudaMessageCoder : public MessageCoder {
     for (const MessageToCode& of : messages) Lower(of, table, lowered);
     tiles_before_.push_back(lowered.tiles.size());
     changed_.resize(messages.size());
-    words_ = lowered.words;
+    // Behind all others are those that must be cleared.
+    for (KernelMessage& message : lowered.messages) {
+      if (message.clears_bits != 0) message.first_word += lowered.words;
+    }
+    words_ = lowered.words + lowered.cleared_words;
+    first_cleared_word_ = lowered.words;
     arrays_ = std::make_unique<Arrays>();
-    absl::Status status = arrays_->table.Upload({table.begin(), table.end()});
+    absl::Status status = arrays_->bits.Allocate(words_);
+    if (status.ok()) {
+      // Done before the uploads are, behind it on the same stream.
+      status = CudaStatus(
+          cudaMemset(arrays_->bits.data(), 0, words_ * sizeof(uint32_t)),
+          "cudaMemset");
+    }
+    status.Update(arrays_->table.Upload({table.begin(), table.end()}));
     status.Update(arrays_->copies.Upload(lowered.copies));
     status.Update(arrays_->boxes.Upload(lowered.boxes));
     status.Update(arrays_->compared.Upload(lowered.compared));
     status.Update(arrays_->messages.Upload(lowered.messages));
     status.Update(arrays_->tiles.Upload(lowered.tiles));
     status.Update(arrays_->rooms.Upload(lowered.rooms));
-    status.Update(arrays_->bits.Allocate(words_));
     status.Update(arrays_->changed.Allocate(messages.size()));
     status.Update(arrays_->totals.Allocate(messages.size()));
     status.Update(arrays_->bases.Allocate(lowered.tiles.size()));
@@ -129,14 +136,17 @@ class CudaMessageCoder : public MessageCoder {
     };
     absl::Status status =
         zero(codes_.changed, changed_.size() * sizeof(KernelChanged));
-    status.Update(zero(codes_.bits, words_ * sizeof(*codes_.bits)));
+    status.Update(
+        zero(codes_.bases, codes_.tiles_count * sizeof(*codes_.bases)));
+    status.Update(zero(codes_.bits + first_cleared_word_,
+                       (words_ - first_cleared_word_) * sizeof(*codes_.bits)));
     status.Update(zero(codes_.failure, sizeof(*codes_.failure)));
     return status;
   }
 
   absl::Status Count(Stream stream) override {
     const ScopedDevice current(device_);
-    return CudaStatus(cuda::LaunchCount(codes_, blocks_max_,
+    return CudaStatus(cuda::LaunchCount(codes_, multiprocessors_,
                                         static_cast<cudaStream_t>(stream)),
                       "launch of the kernels that count changes");
   }
@@ -158,7 +168,7 @@ class CudaMessageCoder : public MessageCoder {
     }
     return CudaStatus(
         cuda::LaunchEncode(codes_, WorkOf(begin, count),
-                           static_cast<uint32_t>(rung), blocks_max_,
+                           static_cast<uint32_t>(rung), multiprocessors_,
                            static_cast<cudaStream_t>(stream)),
         "launch of the kernel that encodes changes");
   }
@@ -171,14 +181,14 @@ class CudaMessageCoder : public MessageCoder {
     }
     return CudaStatus(
         cuda::LaunchApply(codes_, WorkOf(begin, count),
-                          static_cast<uint32_t>(rung), blocks_max_,
+                          static_cast<uint32_t>(rung), multiprocessors_,
                           static_cast<cudaStream_t>(stream)),
         "launch of the kernels that apply changes");
   }
 
   absl::Status Keep(Stream stream) override {
     const ScopedDevice current(device_);
-    return CudaStatus(cuda::LaunchKeep(codes_, blocks_max_,
+    return CudaStatus(cuda::LaunchKeep(codes_, multiprocessors_,
                                        static_cast<cudaStream_t>(stream)),
                       "launch of the kernel that keeps what was sent");
   }
@@ -207,7 +217,7 @@ class CudaMessageCoder : public MessageCoder {
     DeviceArray<uint32_t> bits;
     DeviceArray<KernelChanged> changed;
     DeviceArray<uint64_t> totals;
-    DeviceArray<uint64_t> bases;
+    DeviceArray<unsigned long long> bases;
     DeviceArray<unsigned long long> failure;
   };
 
@@ -219,7 +229,8 @@ class CudaMessageCoder : public MessageCoder {
     std::vector<KernelMessage> messages;
     std::vector<KernelCodeTile> tiles;
     std::vector<uint64_t> rooms;
-    uint64_t words = 0;
+    uint64_t words = 0;  // of messages all of whose boxes are `is_bytes`
+    uint64_t cleared_words = 0;  // of the others
   };
 
   void Lower(const MessageToCode& of, absl::Span<std::byte* const> table,
@@ -238,12 +249,6 @@ class CudaMessageCoder : public MessageCoder {
     message.element_shift =
         static_cast<uint32_t>(std::countr_zero(of.message.element_bytes));
     message.is_send = of.is_send ? 1 : 0;
-    message.first_word = lowered.words;
-    if (of.is_send) {
-      // Whole groups.
-      lowered.words += (of.message.elements() + kCodeGroupElements - 1) /
-                       kCodeGroupElements * (kCodeGroupElements / 32);
-    }
     auto box = static_cast<uint32_t>(lowered.boxes.size());
     for (size_t c = 0; c < of.copies.size(); ++c) {
       const StridedCopy& copy = of.copies[c];
@@ -254,7 +259,7 @@ class CudaMessageCoder : public MessageCoder {
                          table);
       const auto first = static_cast<uint32_t>(lowered.copies.size());
       for (const KernelCopy& kernel : program.copies) {
-        AddBox(kernel, number, of.is_send && of.always[c], lowered);
+        AddBox(kernel, message, number, of.is_send && of.always[c], lowered);
       }
       if (!of.is_send) continue;
       for (const KernelTile& tile : program.tiles) {
@@ -263,11 +268,24 @@ class CudaMessageCoder : public MessageCoder {
       }
     }
     const auto boxes_end = static_cast<uint32_t>(lowered.boxes.size());
-    for (uint64_t at = 0; at < message.size_bytes; at += cuda::kCodeTileBytes) {
+    if (of.is_send) {
+      for (uint32_t b = box; b < boxes_end; ++b) {
+        if (lowered.boxes[b].is_bytes == 0) message.clears_bits = 1;
+      }
+      uint64_t& words =
+          message.clears_bits != 0 ? lowered.cleared_words : lowered.words;
+      message.first_word = words;
+      // Whole groups.
+      words += (of.message.elements() + kCodeGroupElements - 1) /
+               kCodeGroupElements * (kCodeGroupElements / 32);
+    }
+    const uint64_t tile_bytes = uint64_t{cuda::kCodeTileElements}
+                                << message.element_shift;
+    for (uint64_t at = 0; at < message.size_bytes; at += tile_bytes) {
       while (box < boxes_end && lowered.boxes[box].end_byte <= at) ++box;
       uint32_t end = box;
       while (end < boxes_end &&
-             lowered.boxes[end].begin_byte < at + cuda::kCodeTileBytes) {
+             lowered.boxes[end].begin_byte < at + tile_bytes) {
         ++end;
       }
       lowered.tiles.push_back(
@@ -276,18 +294,21 @@ class CudaMessageCoder : public MessageCoder {
     }
   }
 
-  static void AddBox(const KernelCopy& copy, uint32_t message, bool always,
-                     Lowered& lowered) {
+  static void AddBox(const KernelCopy& copy, const KernelMessage& message,
+                     uint32_t number, bool always, Lowered& lowered) {
     const uint64_t unit_bytes =
         copy.kind == cuda::KernelKind::kCast
             ? static_cast<uint64_t>(DTypeBytes(copy.to_dtype))
             : copy.unit_bytes;
     const uint64_t units = uint64_t{copy.rows} * copy.row_units;
+    const bool is_bytes = copy.unit_bytes == 16 && message.element_bytes == 2 &&
+                          DTypeBytes(copy.from_dtype) == 2 && !always;
     lowered.copies.push_back(copy);
     lowered.boxes.push_back({.begin_byte = copy.to_offset,
                              .end_byte = copy.to_offset + units * unit_bytes,
-                             .message = message,
-                             .always = always ? 1U : 0U});
+                             .message = number,
+                             .always = always,
+                             .is_bytes = is_bytes});
   }
 
   // Whether one of the messages is of the kind, and sometimes coded.
@@ -321,11 +342,12 @@ class CudaMessageCoder : public MessageCoder {
   }
 
   const int device_;
-  const uint32_t blocks_max_;
+  const uint32_t multiprocessors_;
   uint32_t rungs_ = 0;
   std::vector<uint64_t> tiles_before_;  // by message; one more
   std::vector<bool> is_send_;           // by message
   uint64_t words_ = 0;
+  uint64_t first_cleared_word_ = 0;
   std::vector<ChangedElements> changed_;
   std::unique_ptr<Arrays> arrays_;
   KernelCodes codes_ = {};

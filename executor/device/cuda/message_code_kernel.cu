@@ -10,24 +10,31 @@ namespace {
 constexpr uint32_t kWarpThreads = 32;
 constexpr uint32_t kAllLanes = 0xffffffffu;
 constexpr uint32_t kWarps = kThreads / kWarpThreads;
+constexpr uint32_t kScanThreads = 1024;
 constexpr uint32_t kWordBits = 32;
 constexpr auto kGroup = static_cast<uint32_t>(kCodeGroupElements);
-// Groups of a tile, by the narrowest elements.
-constexpr uint32_t kTileGroupsMax = kCodeTileBytes / kGroup;
-// Elements whose places a warp lists at a time.
-constexpr uint32_t kListed = 1024;
-constexpr uint32_t kListedLanes = kListed / kGroup;
+constexpr uint32_t kTileGroups = kCodeTileElements / kGroup;
+// Groups of a tile that each lane takes: group 32 s + lane in step s.
+constexpr uint32_t kSteps = kTileGroups / kWarpThreads;
+// Elements that a warp lists at a time, and the groups that surely fit.
+constexpr uint32_t kListed = 2048;
+constexpr uint32_t kListedGroups = kListed / kGroup;
+// Elements that a lane reads before it stores one: scattered reads take long.
+constexpr uint32_t kAhead = 4;
+// Blocks of a multiprocessor. With more the lists' kernels have too few
+// registers, and spill.
+constexpr uint32_t kResidentBlocks = 3;
+constexpr uint32_t kComparingBlocks = 4;
+constexpr uint16_t kNoElement = 0xffff;
+static_assert(kCodeTileElements <= kNoElement);
+static_assert(kWarpThreads % kListedGroups == 0);
 // The bits of a group are one uint4.
 static_assert(kGroup == 4 * kWordBits);
-static_assert(kTileGroupsMax == 4 * kWarpThreads);
 
 __device__ __forceinline__ uint64_t Groups(const KernelMessage& message) {
   const uint32_t shift = message.element_shift;
   return (message.size_bytes + (uint64_t{kGroup} << shift) - 1) / kGroup >>
          shift;
-}
-__device__ __forceinline__ uint32_t TileGroups(const KernelMessage& message) {
-  return kTileGroupsMax >> message.element_shift;
 }
 
 __device__ __forceinline__ uint64_t LoadElement(const std::byte* from,
@@ -86,6 +93,7 @@ __device__ __forceinline__ uint32_t UnitInMessage(const KernelCopy& copy) {
 struct Place {
   uint64_t entry;
   uint64_t offset;
+  uint64_t in_row;  // likewise, from the begin of the row
 };
 
 // `at`: a byte of the box.
@@ -102,7 +110,7 @@ __device__ __forceinline__ Place PlaceOf(const KernelCopy& copy, uint64_t at) {
   const uint64_t in_row =
       Casts(copy) ? uint64_t{column} * ElementBytes(copy.from_dtype)
                   : (uint64_t{column} << shift) + (at & (unit_bytes - 1));
-  return {offsets.from_entry, offsets.from_offset + in_row};
+  return {offsets.from_entry, offsets.from_offset + in_row, in_row};
 }
 
 // The box of a tile that holds `byte` of the message; boxes_end if none does.
@@ -237,14 +245,15 @@ __device__ __forceinline__ uint32_t DifferentHalves(uint32_t a, uint32_t b) {
 }
 
 // Most messages: elements of two bytes in units of 16, so that the bits of a
-// unit are a byte. Returns how many elements differ. `first_unit`: of the tile,
-// in the message.
-__device__ __forceinline__ uint32_t MarkHalves(const KernelCodes& codes,
+// unit are a byte, which no other thread writes. Returns those of the thread's
+// units. `first_unit`: of the tile, in the message.
+__device__ __forceinline__ uint64_t MarkHalves(const KernelCodes& codes,
                                                const KernelCopy& copy,
-                                               uint32_t tile, uint32_t* words,
+                                               uint32_t tile, uint8_t* bits,
                                                uint64_t first_unit) {
   // First all loads: none must wait for a store.
   uint64_t found = 0;
+  uint32_t units = 0;
   ForEachTileUnit(
       copy, tile, [&](uint32_t row) { return ComparedRowAt(codes, copy, row); },
       ComparedRow(),
@@ -257,15 +266,13 @@ __device__ __forceinline__ uint32_t MarkHalves(const KernelCodes& codes,
             DifferentHalves(a.x, b.x) >> 15 | DifferentHalves(a.y, b.y) >> 13 |
             DifferentHalves(a.z, b.z) >> 11 | DifferentHalves(a.w, b.w) >> 9;
         found |= uint64_t{(pairs | pairs >> 15) & 0xffu} << 8 * k;
+        units = k + 1;
       });
-  if (found == 0) return 0;
-#pragma unroll
-  for (uint32_t k = 0; k < kUnroll; ++k) {
-    const auto bits = static_cast<uint32_t>(found >> 8 * k) & 0xffu;
-    const uint64_t unit = first_unit + k * kThreads + threadIdx.x;
-    if (bits != 0) atomicOr(&words[unit / 4], bits << 8 * (unit % 4));
+  for (uint32_t k = 0; k < units; ++k) {
+    bits[first_unit + k * kThreads + threadIdx.x] =
+        static_cast<uint8_t>(found >> 8 * k);
   }
-  return static_cast<uint32_t>(__popcll(found));
+  return found;
 }
 
 // `kWide`: units of 16 bytes.
@@ -309,29 +316,37 @@ __device__ __forceinline__ void CompareUnits(const KernelCodes& codes,
 }
 
 // Sets the bits of elements that differ from their shadows, or are always sent,
-// and counts those that differ.
+// counts those that differ, and into `bases` those that each tile codes.
 __global__ void __launch_bounds__(kThreads)
     CompareTiles(const KernelCodes codes) {
+  // Of the tiles of a message that a block may meet at a time.
+  constexpr uint32_t kTilesMet = kTileUnits * 16 / kCodeTileElements + 1;
   __shared__ KernelCopy copy;
-  // What the block found in a tile: all blocks add to the same few numbers.
-  __shared__ uint32_t tile_count;
+  // What the block found: all blocks add to the same few numbers.
+  __shared__ uint32_t changed;
+  __shared__ uint32_t coded[kTilesMet];
+  uint64_t coded_tile = 0;
   uint32_t counted_message = 0;
-  const auto add_count = [&](uint32_t count) {
+  const auto add = [&](uint32_t& sum, uint32_t count) {
     count = __reduce_add_sync(kAllLanes, count);
-    if (count != 0 && threadIdx.x % kWarpThreads == 0) {
-      atomicAdd(&tile_count, count);
+    if (count != 0 && threadIdx.x % kWarpThreads == 0) atomicAdd(&sum, count);
+  };
+  const auto flush = [&] {
+    if (threadIdx.x < kTilesMet) {
+      const uint32_t count = coded[threadIdx.x];
+      coded[threadIdx.x] = 0;
+      if (count != 0) atomicAdd(&codes.bases[coded_tile + threadIdx.x], count);
     }
+    if (threadIdx.x != 0 || changed == 0) return;
+    atomicAdd(&codes.changed[counted_message].count, changed);
+    changed = 0;
   };
-  const auto flush_count = [&] {
-    if (threadIdx.x != 0 || tile_count == 0) return;
-    atomicAdd(&codes.changed[counted_message].count, tile_count);
-    tile_count = 0;
-  };
-  if (threadIdx.x == 0) tile_count = 0;
+  if (threadIdx.x == 0) changed = 0;
+  if (threadIdx.x < kTilesMet) coded[threadIdx.x] = 0;
   for (uint64_t t = blockIdx.x; t < codes.compared_count; t += gridDim.x) {
     const KernelTile tile = codes.compared[t];
     __syncthreads();
-    flush_count();
+    flush();
     LoadToShared(codes.copies[tile.copy], copy);
     __syncthreads();
     const KernelBox box = codes.boxes[tile.copy];
@@ -339,11 +354,31 @@ __global__ void __launch_bounds__(kThreads)
     const KernelMessage& message = codes.messages[box.message];
     const uint32_t width_shift = message.element_shift;
     uint32_t* const words = codes.bits + message.first_word;
-    if (copy.unit_bytes == 16 && width_shift == 1 && box.always == 0 &&
-        ElementBytes(copy.from_dtype) == 2) {
-      const uint64_t first_unit =
-          box.begin_byte / 16 + uint64_t{tile.tile} * kTileUnits;
-      add_count(MarkHalves(codes, copy, tile.tile, words, first_unit));
+    const uint32_t unit_bytes = UnitInMessage(copy);
+    const uint64_t first_byte =
+        box.begin_byte + uint64_t{tile.tile} * kTileUnits * unit_bytes;
+    const uint64_t first_tile = (first_byte >> width_shift) / kCodeTileElements;
+    coded_tile = message.first_tile + first_tile;
+    if (box.is_bytes != 0) {
+      constexpr uint32_t kUnitsOfTile = kCodeTileElements / 8;
+      static_assert(kUnitsOfTile == kTileUnits);
+      const uint64_t first_unit = first_byte / 16;
+      const uint64_t found =
+          MarkHalves(codes, copy, tile.tile, reinterpret_cast<uint8_t*>(words),
+                     first_unit);
+      // The thread's units before the message's next tile.
+      const auto left =
+          static_cast<uint32_t>(kUnitsOfTile - first_unit % kUnitsOfTile);
+      const uint32_t units =
+          threadIdx.x < left ? (left - threadIdx.x + kThreads - 1) / kThreads
+                             : 0;
+      const auto of_first = static_cast<uint32_t>(__popcll(
+          units < kUnroll ? found & ((1ull << 8 * units) - 1) : found));
+      const auto all = static_cast<uint32_t>(__popcll(found));
+      if (__ballot_sync(kAllLanes, all != 0) == 0) continue;
+      add(changed, all);
+      add(coded[0], of_first);
+      add(coded[1], all - of_first);
       continue;
     }
     UnitBits found;
@@ -355,16 +390,14 @@ __global__ void __launch_bounds__(kThreads)
       CompareUnits<false>(codes, copy, tile.tile, found);
     }
     if (__ballot_sync(kAllLanes, found.Any()) == 0) continue;
-    const uint32_t unit_bytes = UnitInMessage(copy);
     const uint32_t element_bytes =
         Casts(copy) ? unit_bytes : ElementBytes(copy.from_dtype);
     uint32_t count = 0;
     for (uint32_t k = 0; k < kUnroll; ++k) {
       uint32_t bytes = found.Of(k);
       if (bytes == 0) continue;
-      const uint64_t unit =
-          uint64_t{tile.tile} * kTileUnits + k * kThreads + threadIdx.x;
-      const uint64_t byte = box.begin_byte + unit * unit_bytes;
+      const uint64_t byte =
+          first_byte + uint64_t{k * kThreads + threadIdx.x} * unit_bytes;
       if (byte >= box.end_byte) continue;
       // An element of another size in the tensor differs as a whole.
       if (Casts(copy)) bytes = 1;
@@ -374,105 +407,104 @@ __global__ void __launch_bounds__(kThreads)
           Gathered(bytes * ((1u << element_bytes) - 1), 1u << width_shift);
       const uint64_t element = byte >> width_shift;
       atomicOr(&words[element / kWordBits], bits << element % kWordBits);
+      atomicAdd(&coded[element / kCodeTileElements - first_tile],
+                static_cast<uint32_t>(__popc(bits)));
     }
-    if (box.always == 0) add_count(count);
+    if (box.always == 0) add(changed, count);
   }
   __syncthreads();
-  flush_count();
+  flush();
 }
 
 // A warp's tile of a message.
 struct WarpTile {
   uint64_t number;
+  uint32_t message;
   uint32_t place;  // in the message
-  KernelCodeTile tile;
 };
 
 // Calls body(warp_tile, message) for each tile of the work that is of a send,
 // or of a receive, warp by warp.
 template <typename Body>
 __device__ __forceinline__ void ForEachWarpTile(const KernelCodes& codes,
-                                                uint64_t begin, uint64_t count,
+                                                const CodeWork& work,
                                                 bool sends, const Body& body) {
-  const uint64_t warp =
-      uint64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpThreads;
-  for (uint64_t t = warp; t < count; t += uint64_t{gridDim.x} * kWarps) {
-    const uint64_t number = begin + t;
-    const KernelCodeTile tile = codes.tiles[number];
-    const KernelMessage& message = codes.messages[tile.message];
+  const uint32_t step = gridDim.x * kWarps;
+  uint32_t t = blockIdx.x * kWarps + threadIdx.x / kWarpThreads;
+  const auto message_of = [&](uint32_t tile) {
+    return tile < work.tiles_count
+               ? codes.tiles[work.tiles_begin + tile].message
+               : 0;
+  };
+  uint32_t next = message_of(t);
+  for (; t < work.tiles_count; t += step) {
+    const uint32_t number = next;
+    // Early: what else the tile needs waits for it.
+    next = message_of(t + step);
+    const KernelMessage& message = codes.messages[number];
     if ((message.is_send != 0) != sends) continue;
-    body(WarpTile{number, static_cast<uint32_t>(number - message.first_tile),
-                  tile},
+    const uint64_t tile = work.tiles_begin + t;
+    body(WarpTile{tile, number,
+                  static_cast<uint32_t>(tile - message.first_tile)},
          message);
   }
 }
 
-// The bits of a group; 0 where there is none.
-__device__ __forceinline__ uint4 BitsOfGroup(const KernelCodes& codes,
-                                             const KernelMessage& message,
-                                             uint64_t group, bool is_group) {
-  if (!is_group) return make_uint4(0, 0, 0, 0);
-  return reinterpret_cast<const uint4*>(codes.bits + message.first_word)[group];
-}
 __device__ __forceinline__ uint32_t CountBits(const uint4& bits) {
   return __popc(bits.x) + __popc(bits.y) + __popc(bits.z) + __popc(bits.w);
 }
 
-// Into `bases` how many elements each tile codes.
-__global__ void __launch_bounds__(kThreads) SumBits(const KernelCodes codes) {
-  const uint32_t lane = threadIdx.x % kWarpThreads;
-  ForEachWarpTile(codes, 0, codes.tiles_count, /*sends=*/true,
-                  [&](const WarpTile& of, const KernelMessage& message) {
-                    const uint32_t per_tile = TileGroups(message);
-                    const uint64_t first = uint64_t{of.place} * per_tile;
-                    const uint64_t groups = Groups(message);
-                    uint32_t sum = 0;
-                    for (uint32_t g = lane; g < per_tile; g += kWarpThreads) {
-                      sum += CountBits(BitsOfGroup(codes, message, first + g,
-                                                   first + g < groups));
-                    }
-                    sum = __reduce_add_sync(kAllLanes, sum);
-                    if (lane == 0) codes.bases[of.number] = sum;
-                  });
+// How many elements each group of a tile of a received code holds, step by
+// step.
+struct StepCounts {
+  uint32_t of[kSteps];
+};
+__device__ __forceinline__ StepCounts CountsOf(const KernelMessage& message,
+                                               uint64_t room, uint32_t place) {
+  const std::byte* const counts = PartsOf(message, room).groups;
+  const uint64_t groups = Groups(message);
+  StepCounts found;
+#pragma unroll
+  for (uint32_t s = 0; s < kSteps; ++s) {
+    const uint64_t group = uint64_t{place} * kTileGroups + s * kWarpThreads +
+                           threadIdx.x % kWarpThreads;
+    found.of[s] = group < groups ? static_cast<uint32_t>(counts[group]) : 0;
+  }
+  return found;
 }
 
 // Into `bases` how many elements the groups of each tile of a received code
 // hold.
 __global__ void __launch_bounds__(kThreads)
     SumGroups(const KernelCodes codes, const CodeWork work, uint32_t rung) {
-  const uint32_t lane = threadIdx.x % kWarpThreads;
-  ForEachWarpTile(
-      codes, work.tiles_begin, work.tiles_count, /*sends=*/false,
-      [&](const WarpTile& of, const KernelMessage& message) {
-        const uint64_t room = codes.rooms[of.tile.message * codes.rungs + rung];
-        if (room == 0) return;
-        const uint32_t per_tile = TileGroups(message);
-        const uint64_t first = uint64_t{of.place} * per_tile;
-        const uint64_t groups = Groups(message);
-        const std::byte* const counts = PartsOf(message, room).groups + first;
-        uint32_t sum = 0;
-        for (uint32_t g = lane; g < per_tile && first + g < groups;
-             g += kWarpThreads) {
-          sum += static_cast<uint32_t>(counts[g]);
-        }
-        sum = __reduce_add_sync(kAllLanes, sum);
-        if (lane == 0) codes.bases[of.number] = sum;
-      });
+  ForEachWarpTile(codes, work, /*sends=*/false,
+                  [&](const WarpTile& of, const KernelMessage& message) {
+                    const uint64_t room =
+                        codes.rooms[of.message * codes.rungs + rung];
+                    if (room == 0) return;
+                    const StepCounts counts = CountsOf(message, room, of.place);
+                    uint32_t sum = 0;
+#pragma unroll
+                    for (uint32_t s = 0; s < kSteps; ++s) sum += counts.of[s];
+                    sum = __reduce_add_sync(kAllLanes, sum);
+                    if (threadIdx.x % kWarpThreads == 0)
+                      codes.bases[of.number] = sum;
+                  });
 }
 
 // From the elements of each tile to those before it, and their total: a block
 // takes a message.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kScanThreads)
     ScanTiles(const KernelCodes codes, uint32_t messages_begin, bool sends) {
-  __shared__ uint64_t sums[kWarps];
+  __shared__ uint64_t sums[kScanThreads / kWarpThreads];
   const uint32_t number = messages_begin + blockIdx.x;
   const KernelMessage& message = codes.messages[number];
   if ((message.is_send != 0) != sends) return;
   const uint32_t lane = threadIdx.x % kWarpThreads;
   const uint32_t warp = threadIdx.x / kWarpThreads;
-  uint64_t* const bases = codes.bases + message.first_tile;
+  unsigned long long* const bases = codes.bases + message.first_tile;
   uint64_t before = 0;
-  for (uint32_t begin = 0; begin < message.tiles; begin += kThreads) {
+  for (uint32_t begin = 0; begin < message.tiles; begin += kScanThreads) {
     const uint32_t t = begin + threadIdx.x;
     // Of a tile 2^14 elements at most, or of damaged groups 2^15.
     const auto value = t < message.tiles ? static_cast<uint32_t>(bases[t]) : 0u;
@@ -482,7 +514,7 @@ __global__ void __launch_bounds__(kThreads)
     if (lane == 0) sums[warp] = of_warp;
     __syncthreads();
     uint64_t base = before;
-    for (uint32_t w = 0; w < kWarps; ++w) {
+    for (uint32_t w = 0; w < kScanThreads / kWarpThreads; ++w) {
       if (w < warp) base += sums[w];
       before += sums[w];
     }
@@ -493,243 +525,451 @@ __global__ void __launch_bounds__(kThreads)
   if (sends) codes.changed[number].room = before;
 }
 
-// Calls body(element, ordinal) for each element of the tile whose bit is set,
-// lane by lane; ordinals count in the message, from `base` on. Before that,
-// on_group(number, bits_set) for each group of the message. `listed`: kListed
-// numbers of the warp's own.
-template <typename OnGroup, typename Body>
-__device__ __forceinline__ void ForEachBit(const KernelCodes& codes,
-                                           const KernelMessage& message,
-                                           const WarpTile& of, uint64_t base,
-                                           uint16_t* listed,
-                                           const OnGroup& on_group,
-                                           const Body& body) {
-  const uint32_t lane = threadIdx.x % kWarpThreads;
-  const uint32_t per_tile = TileGroups(message);
-  const uint64_t first = uint64_t{of.place} * per_tile;
-  const uint64_t groups = Groups(message);
-  for (uint32_t g = 0; g < per_tile && first + g < groups; g += kWarpThreads) {
-    const uint64_t group = first + g + lane;
-    const bool is_group = g + lane < per_tile && group < groups;
-    const uint4 bits = BitsOfGroup(codes, message, group, is_group);
-    const uint32_t count = CountBits(bits);
-    if (is_group) on_group(group, count);
-    uint32_t total;
-    const uint32_t before = LanesBefore(count, total);
-    // So many lanes at a time as surely find place.
-    const uint32_t lanes = total <= kListed ? kWarpThreads : kListedLanes;
-    for (uint32_t l = 0; total != 0 && l < kWarpThreads; l += lanes) {
-      const uint32_t begin = __shfl_sync(kAllLanes, before, l);
-      const uint32_t end =
-          l + lanes < kWarpThreads
-              ? __shfl_sync(kAllLanes, before, (l + lanes) % kWarpThreads)
-              : total;
-      if (lane >= l && lane < l + lanes) {
-        uint32_t next = before - begin;
-        const uint32_t of_group[] = {bits.x, bits.y, bits.z, bits.w};
+// Lists the elements of a tile that are coded, as many at a time as surely find
+// place. `counts`: of the groups of the warp's steps. For each part of the list
+// it calls prepare(begin, count), then list(s, next) for each group in it,
+// which writes the group's elements from list[next] on, then take(begin,
+// count); ordinals count in the tile.
+template <typename Prepare, typename List, typename Take>
+__device__ __forceinline__ void ForEachListed(const StepCounts& counts,
+                                              const Prepare& prepare,
+                                              const List& list,
+                                              const Take& take) {
+  StepCounts before;
+  uint32_t total = 0;
 #pragma unroll
-        for (uint32_t w = 0; w < 4; ++w) {
-          for (uint32_t word = of_group[w]; word != 0; word &= word - 1) {
-            listed[next++] =
-                static_cast<uint16_t>(lane * kGroup + w * kWordBits +
-                                      __ffs(static_cast<int>(word)) - 1);
-          }
-        }
-      }
-      __syncwarp();
-      for (uint32_t j = lane; j < end - begin; j += kWarpThreads) {
-        body((first + g) * kGroup + listed[j], base + begin + j);
-      }
-      __syncwarp();
+  for (uint32_t s = 0; s < kSteps; ++s) {
+    uint32_t of_step;
+    before.of[s] = total + LanesBefore(counts.of[s], of_step);
+    total += of_step;
+  }
+  const uint32_t groups = total <= kListed ? kTileGroups : kListedGroups;
+  uint32_t done = 0;
+  for (uint32_t first = 0; done < total; first += groups) {
+    const auto is_in = [&](uint32_t s) {
+      return s * kWarpThreads + threadIdx.x % kWarpThreads - first < groups;
+    };
+    uint32_t listed = 0;
+#pragma unroll
+    for (uint32_t s = 0; s < kSteps; ++s) {
+      if (is_in(s)) listed += counts.of[s];
     }
-    base += total;
+    listed = __reduce_add_sync(kAllLanes, listed);
+    prepare(done, listed);
+#pragma unroll
+    for (uint32_t s = 0; s < kSteps; ++s) {
+      if (is_in(s)) list(s, before.of[s] - done);
+    }
+    __syncwarp();
+    take(done, listed);
+    __syncwarp();
+    done += listed;
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    EncodeTiles(const KernelCodes codes, const CodeWork work, uint32_t rung) {
-  __shared__ uint16_t listed[kWarps][kListed];
-  const uint32_t lane = threadIdx.x % kWarpThreads;
-  ForEachWarpTile(
-      codes, work.tiles_begin, work.tiles_count, /*sends=*/true,
-      [&](const WarpTile& of, const KernelMessage& message) {
-        const uint64_t room = codes.rooms[of.tile.message * codes.rungs + rung];
-        if (room == 0) return;
-        const uint32_t width = message.element_bytes;
-        const CodeParts code = PartsOf(message, room);
-        ForEachBit(
-            codes, message, of, codes.bases[of.number],
-            listed[threadIdx.x / kWarpThreads],
-            [&](uint64_t group, uint32_t count) {
-              code.groups[group] = static_cast<std::byte>(count);
-            },
-            [&](uint64_t element, uint64_t slot) {
-              if (slot >= room) return;
-              const uint64_t byte = element << message.element_shift;
-              const uint32_t b = BoxAt(codes, of.tile, byte);
-              if (b == of.tile.boxes_end) return;
-              const auto [copy, at, place] = LocatedIn(codes, b, byte);
-              const std::byte* const from =
-                  codes.table[place.entry] + place.offset;
-              uint64_t value;
-              if (Casts(copy)) {
-                const auto bits = static_cast<uint32_t>(
-                    LoadElement(from, ElementBytes(copy.from_dtype)));
-                value = CastBits(bits, copy.from_dtype, copy.to_dtype) >>
-                        8 * (at & (ElementBytes(copy.to_dtype) - 1));
-              } else {
-                value = LoadElement(from, width);
-              }
-              StoreElement(code.values + slot * width, value, width);
-              code.positions[slot] = static_cast<std::byte>(element % kGroup);
-            });
-        if (lane == 0 && of.place + 1 == message.tiles) {
-          *reinterpret_cast<uint2*>(message.code) = make_uint2(
-              static_cast<uint32_t>(codes.totals[of.tile.message]), 0);
-        }
-      });
+// Calls store(j, load(j)) for j below `count`, which is not 0.
+template <typename T, typename Load, typename Store>
+__device__ __forceinline__ void ReadAhead(uint32_t count, const Load& load,
+                                          const Store& store) {
+  for (uint32_t j = threadIdx.x % kWarpThreads; j < count;
+       j += kAhead * kWarpThreads) {
+    T loaded[kAhead];
+#pragma unroll
+    for (uint32_t k = 0; k < kAhead; ++k) {
+      // The last one again rather than a branch.
+      loaded[k] = load(min(j + k * kWarpThreads, count - 1));
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < kAhead; ++k) {
+      if (j + k * kWarpThreads < count) store(j + k * kWarpThreads, loaded[k]);
+    }
+  }
 }
 
-__global__ void __launch_bounds__(kThreads) KeepTiles(const KernelCodes codes) {
-  __shared__ uint16_t listed[kWarps][kListed];
-  ForEachWarpTile(
-      codes, 0, codes.tiles_count, /*sends=*/true,
-      [&](const WarpTile& of, const KernelMessage& message) {
-        const uint32_t width = message.element_bytes;
-        ForEachBit(
-            codes, message, of, 0, listed[threadIdx.x / kWarpThreads],
-            [](uint64_t, uint32_t) {},
-            [&](uint64_t element, uint64_t) {
-              const uint64_t byte = element << message.element_shift;
-              const uint32_t b = BoxAt(codes, of.tile, byte);
-              if (b == of.tile.boxes_end) return;
-              const auto [copy, at, place] = LocatedIn(codes, b, byte);
-              const uint32_t size =
-                  Casts(copy) ? ElementBytes(copy.from_dtype) : width;
-              StoreElement(
-                  codes.table[place.entry + codes.shadow_entries] +
-                      place.offset,
-                  LoadElement(codes.table[place.entry] + place.offset, size),
-                  size);
-            });
-      });
-}
+// Where the elements of a tile lie that is of one copy, as most are. Those that
+// are cast, or have 8 bytes, are not looked for.
+class TilePlaces {
+ public:
+  __device__ __forceinline__ TilePlaces(const KernelCodes& codes,
+                                        const KernelMessage& message,
+                                        const WarpTile& of)
+      : codes_(codes), shift_(message.element_shift) {
+    const uint64_t first_byte = uint64_t{of.place} * kCodeTileElements
+                                << shift_;
+    const uint64_t end_byte =
+        min(first_byte + (uint64_t{kCodeTileElements} << shift_),
+            message.size_bytes);
+    const KernelCodeTile tile = codes.tiles[of.number];
+    if (tile.boxes_end - tile.boxes_begin != 1) return;
+    const KernelBox& box = codes.boxes[tile.boxes_begin];
+    const KernelCopy& copy = codes.copies[tile.boxes_begin];
+    if (Casts(copy) || shift_ > 2) return;
+    copy_ = &copy;
+    at_ = first_byte - box.begin_byte;
+    const uint64_t begin = max(first_byte, box.begin_byte);
+    const uint64_t end = min(end_byte, box.end_byte);
+    first_ = static_cast<uint32_t>((begin - first_byte) >> shift_);
+    end_ = static_cast<uint32_t>((end - first_byte) >> shift_);
+    const Place place = PlaceOf(copy, begin - box.begin_byte);
+    entry_ = place.entry;
+    offset_ = place.offset - (uint64_t{first_} << shift_);
+    is_run_ = place.in_row + (end - begin) <=
+              uint64_t{copy.row_units} * copy.unit_bytes;
+  }
 
-// An element of a code that is received.
-struct ReceivedElement {
-  uint32_t in_group;  // how many of its group come before it
-  uint32_t behind;    // and behind it
-  const std::byte* position;
-  const std::byte* value;
+  __device__ __forceinline__ bool IsOneCopy() const { return copy_ != nullptr; }
+  // Whether they are contiguous too.
+  __device__ __forceinline__ bool IsRun() const { return is_run_; }
+  __device__ __forceinline__ bool Holds(uint32_t element) const {
+    return element - first_ < end_ - first_;
+  }
+  // `shadows`: KernelCodes::shadow_entries, or 0.
+  template <typename T>
+  __device__ __forceinline__ T* Run(uint64_t shadows) const {
+    return reinterpret_cast<T*>(codes_.table[entry_ + shadows] + offset_);
+  }
+  template <typename T>
+  __device__ __forceinline__ T* At(uint32_t element, uint64_t shadows) const {
+    const Place place = PlaceOf(*copy_, at_ + (uint64_t{element} << shift_));
+    return reinterpret_cast<T*>(codes_.table[place.entry + shadows] +
+                                place.offset);
+  }
+
+ private:
+  const KernelCodes& codes_;
+  const uint32_t shift_;
+  const KernelCopy* copy_ = nullptr;
+  uint64_t at_ = 0;  // byte of the box where the tile begins; may be below 0
+  uint32_t first_ = 0;
+  uint32_t end_ = 0;
+  uint64_t entry_ = 0;
+  uint64_t offset_ = 0;
+  bool is_run_ = false;
 };
 
-// False: no message is encoded like that.
-__device__ __forceinline__ bool ApplyElement(const KernelCodes& codes,
-                                             const WarpTile& of,
-                                             const KernelMessage& message,
-                                             uint64_t group,
-                                             const ReceivedElement& received) {
-  const uint32_t width = message.element_bytes;
-  const auto position_at = [&](int32_t other) {
-    return static_cast<uint32_t>(received.position[other]);
-  };
-  const uint32_t position = position_at(0);
-  const uint64_t byte = (group * kGroup + position) << message.element_shift;
-  if (position >= kGroup || byte + width > message.size_bytes ||
-      (received.in_group > 0 && position_at(-1) >= position)) {
-    return false;
+// Calls body(own, shadow), both of which tell the address of an element of
+// places that are of one copy.
+template <typename T, bool kShadows, typename Body>
+__device__ __forceinline__ void WithPlaces(const KernelCodes& codes,
+                                           const TilePlaces& places,
+                                           const Body& body) {
+  if (places.IsRun()) {
+    T* const own = places.Run<T>(0);
+    T* const shadow = kShadows ? places.Run<T>(codes.shadow_entries) : nullptr;
+    body([=](uint32_t element) { return own + element; },
+         [=](uint32_t element) { return shadow + element; });
+    return;
   }
-  const uint32_t b = BoxAt(codes, of.tile, byte);
-  if (b == of.tile.boxes_end) return false;
-  const auto [copy, at, place] = LocatedIn(codes, b, byte);
-  std::byte* const to = codes.table[place.entry] + place.offset;
-  if (!Casts(copy)) {
-    StoreElement(to, LoadElement(received.value, width), width);
-    return true;
-  }
-  // It is cast from all its parts, by the thread of the first.
-  const uint32_t parts = ElementBytes(copy.to_dtype) >> message.element_shift;
-  const uint32_t part =
-      static_cast<uint32_t>(at >> message.element_shift) & (parts - 1);
-  if (part != 0) {
-    return received.in_group > 0 && position_at(-1) + 1 == position;
-  }
-  if (received.behind + 1 < parts) return false;
-  uint64_t value = 0;
-  for (uint32_t p = 0; p < parts; ++p) {
-    if (position_at(static_cast<int32_t>(p)) != position + p) return false;
-    value |= LoadElement(received.value + p * width, width) << 8 * width * p;
-  }
-  StoreElement(
-      to,
-      CastBits(static_cast<uint32_t>(value), copy.to_dtype, copy.from_dtype),
-      ElementBytes(copy.from_dtype));
-  return true;
+  body([&](uint32_t element) { return places.At<T>(element, 0); },
+       [&](uint32_t element) {
+         return places.At<T>(element, codes.shadow_entries);
+       });
 }
 
-__global__ void __launch_bounds__(kThreads)
-    ApplyTiles(const KernelCodes codes, const CodeWork work, uint32_t rung) {
-  __shared__ uint32_t begins_of_warps[kWarps][kTileGroupsMax + 1];
+// Calls body(T()) for the unsigned T of `bytes`, which are below 8.
+template <typename Body>
+__device__ __forceinline__ void WithWidth(uint32_t bytes, const Body& body) {
+  switch (bytes) {
+    case 1:
+      return body(uint8_t{});
+    case 2:
+      return body(uint16_t{});
+    default:
+      return body(uint32_t{});
+  }
+}
+
+// A part of a tile's elements, `count` of which `list` tells, and where their
+// codes begin.
+struct Listed {
+  const uint16_t* list;
+  uint32_t count;
+  uint64_t slot;
+};
+
+// One element at a time, of any copies.
+template <bool kEncodes>
+__device__ __forceinline__ void SendAny(const KernelCodes& codes,
+                                        const WarpTile& of,
+                                        const KernelMessage& message,
+                                        const CodeParts& code,
+                                        const Listed& listed) {
+  const uint32_t width = message.element_bytes;
+  const KernelCodeTile tile = codes.tiles[of.number];
+  for (uint32_t j = threadIdx.x % kWarpThreads; j < listed.count;
+       j += kWarpThreads) {
+    const uint64_t element =
+        uint64_t{of.place} * kCodeTileElements + listed.list[j];
+    const uint64_t byte = element << message.element_shift;
+    const uint32_t b = BoxAt(codes, tile, byte);
+    if (b == tile.boxes_end) continue;
+    const auto [copy, at, place] = LocatedIn(codes, b, byte);
+    const uint32_t size = Casts(copy) ? ElementBytes(copy.from_dtype) : width;
+    uint64_t value = LoadElement(codes.table[place.entry] + place.offset, size);
+    if constexpr (!kEncodes) {
+      StoreElement(
+          codes.table[place.entry + codes.shadow_entries] + place.offset, value,
+          size);
+      continue;
+    }
+    if (Casts(copy)) {
+      value = CastBits(static_cast<uint32_t>(value), copy.from_dtype,
+                       copy.to_dtype) >>
+              8 * (at & (ElementBytes(copy.to_dtype) - 1));
+    }
+    const uint64_t slot = listed.slot + j;
+    StoreElement(code.values + slot * width, value, width);
+    code.positions[slot] = static_cast<std::byte>(element % kGroup);
+  }
+}
+
+// Stores what changed of sends: into their codes, or into the shadows.
+template <bool kEncodes>
+__global__ void __launch_bounds__(kThreads, kResidentBlocks)
+    SendTiles(const __grid_constant__ KernelCodes codes,
+              const __grid_constant__ CodeWork work, uint32_t rung) {
+  __shared__ uint16_t lists[kWarps][kListed];
   const uint32_t lane = threadIdx.x % kWarpThreads;
-  uint32_t* const begins = begins_of_warps[threadIdx.x / kWarpThreads];
+  uint16_t* const list = lists[threadIdx.x / kWarpThreads];
   ForEachWarpTile(
-      codes, work.tiles_begin, work.tiles_count, /*sends=*/false,
+      codes, work, /*sends=*/true,
       [&](const WarpTile& of, const KernelMessage& message) {
-        const uint32_t number = of.tile.message;
-        const uint64_t room = codes.rooms[number * codes.rungs + rung];
-        if (room == 0) return;
-        const uint32_t width = message.element_bytes;
-        const uint32_t per_tile = TileGroups(message);
-        const uint64_t first_group = uint64_t{of.place} * per_tile;
-        const uint64_t groups_count = Groups(message);
-        const CodeParts code = PartsOf(message, room);
-        if (of.place == 0 && lane == 0) {
-          const uint2 header = *reinterpret_cast<const uint2*>(message.code);
-          if (header.x != codes.totals[number] || header.y != 0 ||
-              header.x > room) {
-            Fail(codes, number);
+        const auto room = static_cast<uint32_t>(
+            kEncodes ? codes.rooms[of.message * codes.rungs + rung] : 0);
+        if (kEncodes && room == 0) return;
+        const auto base =
+            static_cast<uint32_t>(kEncodes ? codes.bases[of.number] : 0);
+        const auto* const of_groups =
+            reinterpret_cast<const uint4*>(codes.bits + message.first_word);
+        const uint64_t first_group = uint64_t{of.place} * kTileGroups + lane;
+        const uint64_t groups = Groups(message);
+        // Read again where they are listed: registers are scarce.
+        const auto bits_of = [&](uint32_t s) {
+          const uint64_t group = first_group + s * kWarpThreads;
+          return group < groups ? of_groups[group] : make_uint4(0, 0, 0, 0);
+        };
+        StepCounts counts;
+#pragma unroll
+        for (uint32_t s = 0; s < kSteps; ++s)
+          counts.of[s] = CountBits(bits_of(s));
+        if constexpr (kEncodes) {
+          std::byte* const counted = PartsOf(message, room).groups;
+#pragma unroll
+          for (uint32_t s = 0; s < kSteps; ++s) {
+            const uint64_t group = first_group + s * kWarpThreads;
+            if (group < groups) {
+              counted[group] = static_cast<std::byte>(counts.of[s]);
+            }
           }
         }
-        const uint64_t base = codes.bases[of.number];
-        // Where the elements of each group begin, in the tile.
-        uint32_t total = 0;
-        for (uint32_t g = lane; g - lane < per_tile; g += kWarpThreads) {
-          const bool is_group = g < per_tile && first_group + g < groups_count;
-          uint32_t of_lanes;
-          const uint32_t before = LanesBefore(
-              is_group ? static_cast<uint32_t>(code.groups[first_group + g])
-                       : 0,
-              of_lanes);
-          if (g < per_tile) begins[g] = total + before;
-          total += of_lanes;
+        if (kEncodes && lane == 0 && of.place + 1 == message.tiles) {
+          *reinterpret_cast<uint2*>(message.code) =
+              make_uint2(static_cast<uint32_t>(codes.totals[of.message]), 0);
         }
-        if (lane == 0) begins[per_tile] = total;
-        __syncwarp();
-        for (uint32_t j = lane; j < total && base + j < room;
-             j += kWarpThreads) {
-          // The last group that begins at j or before.
-          uint32_t low = 0;
-          for (uint32_t step = per_tile / 2; step > 0; step /= 2) {
-            if (begins[low + step] <= j) low += step;
-          }
-          const uint64_t slot = base + j;
-          // What is behind it and has no room is not there.
-          const uint64_t end =
-              base + begins[low + 1] < room ? base + begins[low + 1] : room;
-          const ReceivedElement received = {
-              .in_group = j - begins[low],
-              .behind = static_cast<uint32_t>(end - slot) - 1,
-              .position = code.positions + slot,
-              .value = code.values + slot * width};
-          if (!ApplyElement(codes, of, message, first_group + low, received)) {
-            Fail(codes, number);
-          }
-        }
-        __syncwarp();
+        ForEachListed(
+            counts, [](uint32_t, uint32_t) {},
+            [&](uint32_t s, uint32_t next) {
+              const uint32_t first = (s * kWarpThreads + lane) * kGroup;
+              const uint4 bits = bits_of(s);
+              const uint64_t halves[] = {
+                  bits.x | uint64_t{bits.y} << kWordBits,
+                  bits.z | uint64_t{bits.w} << kWordBits};
+#pragma unroll
+              for (uint32_t h = 0; h < 2; ++h) {
+                for (uint64_t word = halves[h]; word != 0; word &= word - 1) {
+                  list[next++] = static_cast<uint16_t>(
+                      first + h * 64 + __ffsll(static_cast<long long>(word)) -
+                      1);
+                }
+              }
+            },
+            [&](uint32_t begin, uint32_t count) {
+              const uint32_t slot = base + begin;
+              if constexpr (kEncodes) {
+                if (slot >= room) return;
+                count = min(count, room - slot);
+              }
+              const CodeParts code = PartsOf(message, room);
+              const TilePlaces places(codes, message, of);
+              if (!places.IsOneCopy()) {
+                SendAny<kEncodes>(codes, of, message, code,
+                                  {list, count, slot});
+                return;
+              }
+              WithWidth(message.element_bytes, [&](auto zero) {
+                using T = decltype(zero);
+                WithPlaces<T, !kEncodes>(
+                    codes, places, [&](const auto& own, const auto& shadow) {
+                      ReadAhead<T>(
+                          count, [&](uint32_t j) { return *own(list[j]); },
+                          [&](uint32_t j, T value) {
+                            if constexpr (kEncodes) {
+                              reinterpret_cast<T*>(code.values)[slot + j] =
+                                  value;
+                              code.positions[slot + j] =
+                                  static_cast<std::byte>(list[j] % kGroup);
+                            } else {
+                              *shadow(list[j]) = value;
+                            }
+                          });
+                    });
+              });
+            });
       });
 }
 
-uint32_t WarpBlocksFor(uint64_t tiles, uint32_t blocks_max) {
+// One element at a time, of any copies. False: no message is encoded like that.
+__device__ __forceinline__ bool ApplyAny(const KernelCodes& codes,
+                                         const WarpTile& of,
+                                         const KernelMessage& message,
+                                         const std::byte* values,
+                                         const Listed& listed) {
+  const uint32_t width = message.element_bytes;
+  const KernelCodeTile tile = codes.tiles[of.number];
+  bool fits = true;
+  for (uint32_t j = threadIdx.x % kWarpThreads; j < listed.count;
+       j += kWarpThreads) {
+    // All parts of an element are of one group, so in the list.
+    const auto is_at = [&](uint32_t other, uint32_t element) {
+      return other < listed.count && listed.list[other] == element;
+    };
+    const uint32_t element = listed.list[j];
+    const uint64_t byte = (uint64_t{of.place} * kCodeTileElements + element)
+                          << message.element_shift;
+    const uint32_t b =
+        element == kNoElement ? tile.boxes_end : BoxAt(codes, tile, byte);
+    if (b == tile.boxes_end) {
+      fits = false;
+      continue;
+    }
+    const auto [copy, at, place] = LocatedIn(codes, b, byte);
+    std::byte* const to = codes.table[place.entry] + place.offset;
+    const std::byte* const value = values + j * width;
+    if (!Casts(copy)) {
+      StoreElement(to, LoadElement(value, width), width);
+      continue;
+    }
+    // It is cast from all its parts, by the thread of the first.
+    const uint32_t parts = ElementBytes(copy.to_dtype) >> message.element_shift;
+    const uint32_t part =
+        static_cast<uint32_t>(at >> message.element_shift) & (parts - 1);
+    if (part != 0) {
+      fits &= is_at(j - 1, element - 1);
+      continue;
+    }
+    uint64_t whole = 0;
+    bool has_all = true;
+    for (uint32_t p = 0; p < parts && has_all; ++p) {
+      has_all = is_at(j + p, element + p);
+      if (has_all)
+        whole |= LoadElement(value + p * width, width) << 8 * width * p;
+    }
+    fits &= has_all;
+    if (!has_all) continue;
+    StoreElement(
+        to,
+        CastBits(static_cast<uint32_t>(whole), copy.to_dtype, copy.from_dtype),
+        ElementBytes(copy.from_dtype));
+  }
+  return fits;
+}
+
+__global__ void __launch_bounds__(kThreads, kResidentBlocks)
+    ApplyTiles(const __grid_constant__ KernelCodes codes,
+               const __grid_constant__ CodeWork work, uint32_t rung) {
+  __shared__ uint16_t lists[kWarps][kListed];
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  uint16_t* const list = lists[threadIdx.x / kWarpThreads];
+  ForEachWarpTile(
+      codes, work, /*sends=*/false,
+      [&](const WarpTile& of, const KernelMessage& message) {
+        const uint32_t number = of.message;
+        const uint64_t room = codes.rooms[number * codes.rungs + rung];
+        if (room == 0) return;
+        const uint64_t base = codes.bases[of.number];
+        StepCounts counts = CountsOf(message, room, of.place);
+        bool fits = true;
+        if (of.place == 0) {
+          const uint2 header = *reinterpret_cast<const uint2*>(message.code);
+          fits = header.x == codes.totals[number] && header.y == 0 &&
+                 header.x <= room;
+        }
+#pragma unroll
+        for (uint32_t s = 0; s < kSteps; ++s) {
+          fits &= counts.of[s] <= kGroup;
+          if (counts.of[s] > kGroup) counts.of[s] = 0;
+        }
+        // What has no room is not there.
+        const auto there = [&](uint32_t begin, uint32_t count) {
+          const uint64_t slot = base + begin;
+          return slot < room
+                     ? static_cast<uint32_t>(min(uint64_t{count}, room - slot))
+                     : 0;
+        };
+        ForEachListed(
+            counts,
+            [&](uint32_t begin, uint32_t count) {
+              const uint32_t known = there(begin, count);
+              const std::byte* const positions =
+                  PartsOf(message, room).positions + base + begin;
+              ReadAhead<std::byte>(
+                  known, [&](uint32_t j) { return positions[j]; },
+                  [&](uint32_t j, std::byte position) {
+                    list[j] = static_cast<uint16_t>(position);
+                  });
+              for (uint32_t j = known + lane; j < count; j += kWarpThreads) {
+                list[j] = kNoElement;
+              }
+              __syncwarp();
+            },
+            [&](uint32_t s, uint32_t next) {
+              uint32_t first = 0;  // position of the next one at least
+              for (uint32_t i = 0; i < counts.of[s]; ++i, ++next) {
+                const uint32_t position = list[next];
+                list[next] =
+                    position < first || position >= kGroup
+                        ? kNoElement
+                        : static_cast<uint16_t>(
+                              (s * kWarpThreads + lane) * kGroup + position);
+                first = position + 1;
+              }
+            },
+            [&](uint32_t begin, uint32_t count) {
+              count = there(begin, count);
+              if (count == 0) return;
+              const uint64_t slot = base + begin;
+              const std::byte* const coded = PartsOf(message, room).values;
+              const TilePlaces places(codes, message, of);
+              if (!places.IsOneCopy()) {
+                fits &= ApplyAny(codes, of, message,
+                                 coded + slot * message.element_bytes,
+                                 {list, count, slot});
+                return;
+              }
+              WithWidth(message.element_bytes, [&](auto zero) {
+                using T = decltype(zero);
+                WithPlaces<T, false>(
+                    codes, places, [&](const auto& own, const auto&) {
+                      ReadAhead<T>(
+                          count,
+                          [&](uint32_t j) {
+                            return reinterpret_cast<const T*>(coded)[slot + j];
+                          },
+                          [&](uint32_t j, T value) {
+                            const uint32_t element = list[j];
+                            const bool is_held = places.Holds(element);
+                            fits &= is_held;
+                            if (is_held) *own(element) = value;
+                          });
+                    });
+              });
+            });
+        if (!fits) Fail(codes, number);
+      });
+}
+
+uint32_t WarpBlocksFor(uint64_t tiles, uint32_t multiprocessors) {
+  const uint32_t blocks_max = multiprocessors * kResidentBlocks;
   const uint64_t blocks = (tiles + kWarps - 1) / kWarps;
   return blocks < blocks_max ? static_cast<uint32_t>(blocks) : blocks_max;
 }
@@ -738,54 +978,53 @@ uint32_t WarpBlocksFor(uint64_t tiles, uint32_t blocks_max) {
 
 cudaError_t LoadMessageCodeKernels() {
   cudaError_t error = LoadKernel(CompareTiles);
-  if (error == cudaSuccess) error = LoadKernel(SumBits);
   if (error == cudaSuccess) error = LoadKernel(SumGroups);
   if (error == cudaSuccess) error = LoadKernel(ScanTiles);
-  if (error == cudaSuccess) error = LoadKernel(EncodeTiles);
+  if (error == cudaSuccess) error = LoadKernel(SendTiles<true>);
   if (error == cudaSuccess) error = LoadKernel(ApplyTiles);
-  if (error == cudaSuccess) error = LoadKernel(KeepTiles);
+  if (error == cudaSuccess) error = LoadKernel(SendTiles<false>);
   return error;
 }
 
-cudaError_t LaunchCount(const KernelCodes& codes, uint32_t blocks_max,
+cudaError_t LaunchCount(const KernelCodes& codes, uint32_t multiprocessors,
                         cudaStream_t stream) {
   if (codes.compared_count == 0) return cudaSuccess;
+  const uint32_t blocks_max = multiprocessors * kComparingBlocks;
   const uint32_t blocks = codes.compared_count < blocks_max
                               ? static_cast<uint32_t>(codes.compared_count)
                               : blocks_max;
   CompareTiles<<<blocks, kThreads, 0, stream>>>(codes);
-  SumBits<<<WarpBlocksFor(codes.tiles_count, blocks_max), kThreads, 0,
-            stream>>>(codes);
-  ScanTiles<<<codes.messages_count, kThreads, 0, stream>>>(codes, 0, true);
+  ScanTiles<<<codes.messages_count, kScanThreads, 0, stream>>>(codes, 0, true);
   return cudaGetLastError();
 }
 
 cudaError_t LaunchEncode(const KernelCodes& codes, const CodeWork& work,
-                         uint32_t rung, uint32_t blocks_max,
+                         uint32_t rung, uint32_t multiprocessors,
                          cudaStream_t stream) {
   if (work.tiles_count == 0) return cudaSuccess;
-  EncodeTiles<<<WarpBlocksFor(work.tiles_count, blocks_max), kThreads, 0,
-                stream>>>(codes, work, rung);
+  SendTiles<true><<<WarpBlocksFor(work.tiles_count, multiprocessors), kThreads,
+                    0, stream>>>(codes, work, rung);
   return cudaGetLastError();
 }
 
 cudaError_t LaunchApply(const KernelCodes& codes, const CodeWork& work,
-                        uint32_t rung, uint32_t blocks_max,
+                        uint32_t rung, uint32_t multiprocessors,
                         cudaStream_t stream) {
   if (work.tiles_count == 0) return cudaSuccess;
-  const uint32_t blocks = WarpBlocksFor(work.tiles_count, blocks_max);
+  const uint32_t blocks = WarpBlocksFor(work.tiles_count, multiprocessors);
   SumGroups<<<blocks, kThreads, 0, stream>>>(codes, work, rung);
-  ScanTiles<<<work.messages_count, kThreads, 0, stream>>>(
+  ScanTiles<<<work.messages_count, kScanThreads, 0, stream>>>(
       codes, work.messages_begin, false);
   ApplyTiles<<<blocks, kThreads, 0, stream>>>(codes, work, rung);
   return cudaGetLastError();
 }
 
-cudaError_t LaunchKeep(const KernelCodes& codes, uint32_t blocks_max,
+cudaError_t LaunchKeep(const KernelCodes& codes, uint32_t multiprocessors,
                        cudaStream_t stream) {
   if (codes.compared_count == 0) return cudaSuccess;
-  KeepTiles<<<WarpBlocksFor(codes.tiles_count, blocks_max), kThreads, 0,
-              stream>>>(codes);
+  const CodeWork work = {.tiles_count = codes.tiles_count};
+  SendTiles<false><<<WarpBlocksFor(work.tiles_count, multiprocessors), kThreads,
+                     0, stream>>>(codes, work, 0);
   return cudaGetLastError();
 }
 

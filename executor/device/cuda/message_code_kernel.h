@@ -12,8 +12,8 @@
 
 namespace refit::cuda {
 
-// A warp takes this much of a message at a time: a tile.
-inline constexpr uint32_t kCodeTileBytes = 16 << 10;
+// Elements of a message that a warp takes at a time: a tile.
+inline constexpr uint32_t kCodeTileElements = 16 << 10;
 
 struct KernelMessage {
   std::byte* code;
@@ -23,7 +23,8 @@ struct KernelMessage {
   uint32_t tiles;          // 0: it always travels whole
   uint32_t element_bytes;  // 1 << element_shift
   uint32_t element_shift;
-  uint32_t is_send;
+  uint16_t is_send;
+  uint16_t clears_bits;  // a send whose boxes are not all `is_bytes`
 };
 
 // What a KernelCopy holds of its message, where its `to` is.
@@ -31,7 +32,8 @@ struct KernelBox {
   uint64_t begin_byte;
   uint64_t end_byte;
   uint32_t message;
-  uint32_t always;
+  uint16_t always;
+  uint16_t is_bytes;  // what changed of each unit is a byte of the bits
 };
 
 struct KernelCodeTile {
@@ -66,7 +68,7 @@ struct KernelCodes {
   uint32_t* bits;
   KernelChanged* changed;       // by message
   uint64_t* totals;             // likewise: elements that are coded
-  uint64_t* bases;              // by tile: how many are coded before it
+  unsigned long long* bases;    // by tile: how many are coded before it
   unsigned long long* failure;  // 0, or 1 + the message that failed first
 };
 
@@ -81,17 +83,18 @@ struct CodeWork {
 // As LoadCopyKernel.
 cudaError_t LoadMessageCodeKernels();
 
-// Each on `blocks_max` blocks at most. Bits and `changed` must be 0 before what
-// counts.
-cudaError_t LaunchCount(const KernelCodes& codes, uint32_t blocks_max,
+// Each for a device of so many multiprocessors. Before what counts `changed`
+// and `bases` must be 0, and so must bits that are not of a box that
+// `is_bytes`.
+cudaError_t LaunchCount(const KernelCodes& codes, uint32_t multiprocessors,
                         cudaStream_t stream);
 cudaError_t LaunchEncode(const KernelCodes& codes, const CodeWork& work,
-                         uint32_t rung, uint32_t blocks_max,
+                         uint32_t rung, uint32_t multiprocessors,
                          cudaStream_t stream);
 cudaError_t LaunchApply(const KernelCodes& codes, const CodeWork& work,
-                        uint32_t rung, uint32_t blocks_max,
+                        uint32_t rung, uint32_t multiprocessors,
                         cudaStream_t stream);
-cudaError_t LaunchKeep(const KernelCodes& codes, uint32_t blocks_max,
+cudaError_t LaunchKeep(const KernelCodes& codes, uint32_t multiprocessors,
                        cudaStream_t stream);
 
 }  // namespace refit::cuda
