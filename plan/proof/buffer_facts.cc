@@ -116,7 +116,7 @@ BufferFacts::BufferFacts(const fb::Body& body, const fb::Buffer& buffer)
     all_exact = all_exact && hull.exact;
   }
   bool unknown = false;
-  const auto overlap = FindOverlap(boxes, [&](size_t a, size_t b) {
+  const auto overlap = FindOverlap(PointersTo(boxes), [&](size_t a, size_t b) {
     if (exact[a] && exact[b]) return true;
     const Intersection shared = Intersect(parts_[a].lattice, parts_[b].lattice);
     unknown = shared == Intersection::kUnknown;
@@ -151,7 +151,7 @@ BufferFacts::BufferFacts(const fb::Body& body, const fb::Buffer& buffer)
       space.lo.push_back(0);
       space.hi.push_back(digit.extent);
     }
-    const auto open = FirstUncovered(space, boxes);
+    const auto open = FirstUncovered(space, PointersTo(boxes));
     if (open.has_value()) gap_->offset = whole.At(*open);
   }
 }
@@ -231,6 +231,25 @@ void BufferFacts::SortForFind() {
     reach = std::max(reach, span.end);
     span.reach = reach;
   }
+}
+
+std::vector<int64_t> BufferFacts::Geometry() const {
+  constexpr int64_t kRegion = -1;
+  std::vector<int64_t> geometry = {elements_, tensor_elements_,
+                                   flaw_.has_value() ? 1 : 0};
+  for (const Part& part : parts_) {
+    geometry.push_back(part.lattice.offset);
+    geometry.push_back(static_cast<int64_t>(part.lattice.digits.size()));
+    for (const Digit& digit : part.lattice.digits) {
+      geometry.push_back(digit.extent);
+      geometry.push_back(digit.stride);
+    }
+    geometry.push_back(
+        part.fragment != nullptr ? int64_t{part.fragment->param()} : kRegion);
+    geometry.insert(geometry.end(), part.param_strides.begin(),
+                    part.param_strides.end());
+  }
+  return geometry;
 }
 
 int32_t BufferFacts::Find(int64_t offset, absl::Span<const Digit> digits,

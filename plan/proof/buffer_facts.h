@@ -51,6 +51,12 @@ class BufferFacts {
   // Invariant 1, of destinations: the parts leave no element out.
   const std::optional<BufferFlaw>& gap() const { return gap_; }
 
+  // All that decides where a copy lies in the buffer, and what elements it has
+  // there counted from its part's first: the lattices of the parts and what
+  // they hold, but for Part::param_base. Ranks that hold other shards of the
+  // same params are often equal in it.
+  std::vector<int64_t> Geometry() const;
+
   // The part that holds all elements of the sequence offset + digits, with its
   // place there; -1 when there is none. Requires no flaw.
   int32_t Find(int64_t offset, absl::Span<const Digit> digits,

@@ -1,6 +1,8 @@
 #include "plan/proof/data_proof.h"
 
 #include <algorithm>
+#include <memory>
+#include <numeric>
 #include <string>
 #include <tuple>
 
@@ -23,15 +25,55 @@ int64_t CountOf(const Digits& digits) {
 DataProof::DataProof(const fb::Body& body,
                      const std::vector<BufferFacts>& facts,
                      const Partners& partners, Violations& violations)
-    : body_(body), facts_(facts), partners_(partners), violations_(violations) {
+    : body_(body),
+      facts_(facts),
+      partners_(partners),
+      violations_(violations),
+      kept_left_((1 << 16) + 4 * uint64_t{body.copies()->size()}) {
+  FindGeometries();
   if (body.casts() == nullptr) return;
   for (const fb::Cast* cast : *body.casts()) {
     casts_.insert({cast->from(), cast->to()});
   }
 }
 
+void DataProof::FindGeometries() {
+  absl::flat_hash_map<std::vector<int64_t>, uint32_t> of_buffers;
+  std::vector<uint32_t> of_buffer;
+  for (uint32_t i = 0; i < facts_.size(); ++i) {
+    std::vector<int64_t> geometry = facts_[i].Geometry();
+    geometry.push_back(static_cast<int64_t>(body_.buffers()->Get(i)->dtype()));
+    of_buffer.push_back(
+        of_buffers
+            .try_emplace(std::move(geometry),
+                         static_cast<uint32_t>(of_buffers.size()))
+            .first->second);
+  }
+  absl::flat_hash_map<std::vector<uint32_t>, uint32_t> of_lists;
+  absl::flat_hash_map<const void*, uint32_t> of_list;
+  for (const fb::RankProgram* program : *body_.programs()) {
+    const auto [known, is_new] = of_list.try_emplace(program->buffers(), 0);
+    if (is_new) {
+      std::vector<uint32_t> geometries;
+      for (const uint32_t buffer : *program->buffers()) {
+        geometries.push_back(of_buffer[buffer]);
+      }
+      known->second = of_lists
+                          .try_emplace(std::move(geometries),
+                                       static_cast<uint32_t>(of_lists.size()))
+                          .first->second;
+    }
+    geometry_.push_back(known->second);
+  }
+}
+
 const BufferFacts& DataProof::FactsAt(uint32_t rank, uint32_t slot) const {
   return facts_[body_.programs()->Get(rank)->buffers()->Get(slot)];
+}
+
+bool DataProof::IsDirect(const fb::Message& message) const {
+  return body_.rounds()->Get(message.round())->mechanism() ==
+         fb::Mechanism::kDirect;
 }
 
 const fb::Buffer& DataProof::BufferAt(uint32_t rank, uint32_t slot) const {
@@ -69,6 +111,14 @@ bool DataProof::CheckAlignment(const End& end, const fb::Copy& copy) {
                            copy.staging_offset(), kStagingAlignmentBytes);
                      });
   return false;
+}
+
+void DataProof::CheckWindows(const End& end) {
+  const fb::RankProgram& program = *body_.programs()->Get(end.rank);
+  if (program.scratch_windows() == nullptr) return;
+  for (const fb::Copy* copy : CopiesOf(end.message->copies())) {
+    CheckWindow(end, *copy);
+  }
 }
 
 void DataProof::CheckWindow(const End& end, const fb::Copy& copy) {
@@ -159,39 +209,105 @@ std::optional<DataProof::Held> DataProof::HeldBy(uint32_t rank,
   return held;
 }
 
-bool DataProof::PackSend(uint32_t rank, uint32_t position) {
-  const fb::Message* send =
-      body_.programs()->Get(rank)->messages()->Get(position);
-  packed_by_ = rank;
-  if (!IsHeldSend(rank, *send)) {
-    Pack({rank, send});
-    return true;
-  }
+std::optional<DataProof::Origin> DataProof::OriginOf(uint32_t rank,
+                                                     uint32_t position) const {
+  const End sends = {rank,
+                     body_.programs()->Get(rank)->messages()->Get(position)};
+  if (!IsHeldSend(rank, *sends.message)) return Origin{sends, sends, {}};
   const std::optional<Held> held = HeldBy(rank, position);
-  packed_.clear();
-  if (!held.has_value()) return false;
-  packed_by_ = held->rank;
-  Pack({held->rank,
-        body_.programs()->Get(held->rank)->messages()->Get(held->position)});
-  std::erase_if(packed_, [&](const Packed& packed) {
-    return packed.end <= held->begin || packed.begin >= held->end;
-  });
-  for (Packed& packed : packed_) {
-    if (packed.begin < held->begin || packed.end > held->end) {
+  if (!held.has_value()) return std::nullopt;
+  const fb::RankProgram& packs = *body_.programs()->Get(held->rank);
+  return Origin{
+      sends, {held->rank, packs.messages()->Get(held->position)}, held};
+}
+
+void DataProof::FollowMessage(const End& recv,
+                              const std::optional<Origin>& origin) {
+  const UnpackedList& unpacked = Unpack(recv);
+  for (const Unpacked& copy : unpacked.copies) {
+    writes_.push_back({&copy.landing, recv.message->round()});
+  }
+  if (!origin.has_value()) {
+    moved_bytes_ += unpacked.bytes;
+    return;
+  }
+  const PackedList& packed = Pack(origin->packs);
+  const Held held = origin->held.value_or(Held{});
+  const Comparison comparison = {
+      .packed = &packed,
+      .packed_from = body_.programs()->Get(origin->packs.rank)->buffers(),
+      .unpacked = &unpacked,
+      .unpacked_to = body_.programs()->Get(recv.rank)->buffers(),
+      .is_direct = IsDirect(*recv.message),
+      .held_begin = held.begin,
+      .held_end = held.end};
+  const bool are_kept = packed.is_kept && unpacked.is_kept;
+  if (are_kept) {
+    const auto known = compared_.find(comparison);
+    if (known != compared_.end()) {
+      moved_bytes_ += known->second;
+      return;
+    }
+  }
+  const int64_t reports = violations_.reports();
+  const int64_t bytes = CompareLists(recv, *origin, packed, unpacked);
+  moved_bytes_ += bytes;
+  if (are_kept && violations_.reports() == reports) {
+    compared_[comparison] = bytes;
+  }
+}
+
+int64_t DataProof::CompareLists(const End& recv, const Origin& origin,
+                                const PackedList& packed,
+                                const UnpackedList& unpacked) {
+  const PackedList* sent = &packed;
+  std::optional<PackedList> held;
+  if (origin.held.has_value()) {
+    held = CutToHeld(origin.sends, *origin.held, packed);
+    if (!held.has_value()) return unpacked.bytes;
+    sent = &*held;
+  }
+  for (const Unpacked& copy : unpacked.copies) {
+    Compare(recv, copy, origin.packs.rank, *sent);
+    if (IsDirect(*recv.message)) CheckDirect(recv, copy, *sent);
+  }
+  // What the rank only holds is moved too.
+  int64_t bytes = 0;
+  for (const Packed& copy : sent->copies) bytes += copy.end - copy.begin;
+  return std::max(bytes, unpacked.bytes);
+}
+
+DataProof::Landing DataProof::LandingIn(uint32_t slot, int32_t part) const {
+  Landing landing = {.slot = slot, .part = part, .box = placement_.Hull()};
+  landing.volume = VolumeOf(landing.box);
+  return landing;
+}
+
+void DataProof::AddWrite(const Landing& landing, int64_t round) {
+  writes_.push_back({&landings_of_rank_.emplace_back(landing), round});
+}
+
+std::optional<DataProof::PackedList> DataProof::CutToHeld(
+    const End& send, const Held& held, const PackedList& packed) {
+  PackedList cut = {.copies = {}, .relays = packed.relays};
+  for (const Packed& copy : packed.copies) {
+    if (copy.end <= held.begin || copy.begin >= held.end) continue;
+    if (copy.begin < held.begin || copy.end > held.end) {
       violations_.Report(
-          {.rank = rank, .round = send->round()}, Invariant::kRightElement,
-          [&] {
+          {.rank = send.rank, .round = send.message->round()},
+          Invariant::kRightElement, [&] {
             return absl::StrFormat(
                 "deals out bytes [%d, %d) of the message from rank %d, which "
                 "packs bytes [%d, %d) as one copy; wanted whole copies",
-                held->begin, held->end, held->rank, packed.begin, packed.end);
+                held.begin, held.end, held.rank, copy.begin, copy.end);
           });
-      return false;
+      return std::nullopt;
     }
-    packed.begin -= held->begin;
-    packed.end -= held->begin;
+    Packed& held_copy = cut.copies.emplace_back(copy);
+    held_copy.begin -= held.begin;
+    held_copy.end -= held.begin;
   }
-  return true;
+  return cut;
 }
 
 void DataProof::FollowInto(uint32_t rank) {
@@ -204,19 +320,15 @@ void DataProof::FollowInto(uint32_t rank) {
   }
   const int64_t moved_before = moved_bytes_;
   writes_.clear();
+  landings_of_rank_.clear();
+  unpacked_of_rank_.clear();
   for (uint32_t i = 0; i < program.messages()->size(); ++i) {
     const fb::Message& message = *program.messages()->Get(i);
     if (message.kind() != fb::MessageKind::kRecv) continue;
     const int32_t partner = partners_[rank][i];
     if (partner < 0) continue;  // reported by MatchMessages
-    is_packed_known_ = PackSend(PeerOf(body_, program, message),
-                                static_cast<uint32_t>(partner));
-    const int64_t moved = moved_bytes_;
-    Unpack({rank, &message});
-    // What the rank only holds is moved too.
-    int64_t packed = 0;
-    for (const Packed& part : packed_) packed += part.end - part.begin;
-    moved_bytes_ = std::max(moved_bytes_, moved + packed);
+    FollowMessage({rank, &message}, OriginOf(PeerOf(body_, program, message),
+                                             static_cast<uint32_t>(partner)));
   }
   Fill(rank);
   Quantize(rank);
@@ -226,32 +338,55 @@ void DataProof::FollowInto(uint32_t rank) {
   if (is_new) alike->second.moved_bytes = moved_bytes_ - moved_before;
 }
 
-void DataProof::Pack(const End& send) {
-  packed_.clear();
-  for (const fb::Copy* copy : CopiesOf(send.message->copies())) {
-    PackOne(send, *copy);
+bool DataProof::Keeps(size_t copies, int64_t reports_before) {
+  if (violations_.reports() != reports_before || copies > kept_left_) {
+    return false;
   }
+  kept_left_ -= copies;
+  return true;
+}
+
+const DataProof::PackedList& DataProof::Pack(const End& send) {
+  CheckWindows(send);
+  const bool relays = send.rank >= body_.source_ranks();
+  const std::tuple key(geometry_[send.rank], send.message->copies(), relays);
+  const auto known = packed_lists_.find(key);
+  if (known != packed_lists_.end()) return *known->second;
+  const int64_t reports = violations_.reports();
+  PackedList packed;
+  packed.relays = relays;
+  for (const fb::Copy* copy : CopiesOf(send.message->copies())) {
+    PackOne(send, *copy, packed);
+  }
+  std::vector<Packed>& copies = packed.copies;
   const auto before = [](const Packed& a, const Packed& b) {
     return a.begin < b.begin;
   };
-  if (!std::is_sorted(packed_.begin(), packed_.end(), before)) {
-    std::stable_sort(packed_.begin(), packed_.end(), before);
+  if (!std::is_sorted(copies.begin(), copies.end(), before)) {
+    std::stable_sort(copies.begin(), copies.end(), before);
   }
-  for (size_t i = 1; i < packed_.size(); ++i) {
-    if (packed_[i].begin >= packed_[i - 1].end) continue;
+  for (size_t i = 1; i < copies.size(); ++i) {
+    if (copies[i].begin >= copies[i - 1].end) continue;
     violations_.Report(
         {.rank = send.rank, .round = send.message->round()},
         Invariant::kInBounds, [&] {
           return absl::StrFormat(
               "the message to rank %d packs staging byte %d twice",
-              PeerOf(body_, send.rank, *send.message), packed_[i].begin);
+              PeerOf(body_, send.rank, *send.message), copies[i].begin);
         });
   }
+  packed.is_kept = Keeps(copies.size(), reports);
+  if (!packed.is_kept) {
+    packed_ = std::move(packed);
+    return packed_;
+  }
+  return *(packed_lists_[key] =
+               std::make_unique<const PackedList>(std::move(packed)));
 }
 
-void DataProof::PackOne(const End& send, const fb::Copy& copy) {
+void DataProof::PackOne(const End& send, const fb::Copy& copy,
+                        PackedList& packed) {
   CheckAlignment(send, copy);
-  CheckWindow(send, copy);
   const auto offset = static_cast<int64_t>(copy.offset());
   const BufferFacts& facts = FactsAt(send.rank, copy.buffer_slot());
   if (facts.flaw().has_value()) return;  // reported for its rank
@@ -293,30 +428,45 @@ void DataProof::PackOne(const End& send, const fb::Copy& copy) {
     });
     return;
   }
-  Packed& packed = packed_.emplace_back();
-  packed.begin = static_cast<int64_t>(copy.staging_offset());
-  packed.end = packed.begin + CountOf(loops) * DTypeBytes(copy.wire_dtype());
-  packed.param = param;
-  packed.wire = copy.wire_dtype();
-  packed.buffer = dtype;
-  packed.elements = facts.ParamSequence(part, placement_);
-  packed.loops = loops;
+  Packed& part_of_message = packed.copies.emplace_back();
+  part_of_message.begin = static_cast<int64_t>(copy.staging_offset());
+  part_of_message.end =
+      part_of_message.begin + CountOf(loops) * DTypeBytes(copy.wire_dtype());
+  part_of_message.param = param;
+  part_of_message.wire = copy.wire_dtype();
+  part_of_message.buffer = dtype;
+  part_of_message.part = index;
+  part_of_message.elements = facts.ParamSequence(part, placement_);
+  part_of_message.elements.base -= part.param_base;
+  part_of_message.copy = &copy;
 }
 
-void DataProof::Unpack(const End& recv) {
+const DataProof::UnpackedList& DataProof::Unpack(const End& recv) {
+  CheckWindows(recv);
+  const std::pair key(geometry_[recv.rank], recv.message->copies());
+  const auto known = unpacked_lists_.find(key);
+  if (known != unpacked_lists_.end()) return *known->second;
+  const int64_t reports = violations_.reports();
+  UnpackedList unpacked;
   for (const fb::Copy* copy : CopiesOf(recv.message->copies())) {
-    UnpackOne(recv, *copy);
+    UnpackOne(recv, *copy, unpacked);
   }
+  unpacked.is_kept = Keeps(unpacked.copies.size(), reports);
+  if (!unpacked.is_kept) {
+    return unpacked_of_rank_.emplace_back(std::move(unpacked));
+  }
+  return *(unpacked_lists_[key] =
+               std::make_unique<const UnpackedList>(std::move(unpacked)));
 }
 
-void DataProof::UnpackOne(const End& recv, const fb::Copy& copy) {
+void DataProof::UnpackOne(const End& recv, const fb::Copy& copy,
+                          UnpackedList& unpacked) {
   CheckAlignment(recv, copy);
-  CheckWindow(recv, copy);
   const auto offset = static_cast<int64_t>(copy.offset());
   const BufferFacts& facts = FactsAt(recv.rank, copy.buffer_slot());
   if (facts.flaw().has_value()) return;  // reported for its rank
   const Digits loops = LoopsOf(copy);
-  moved_bytes_ += CountOf(loops) * DTypeBytes(copy.wire_dtype());
+  unpacked.bytes += CountOf(loops) * DTypeBytes(copy.wire_dtype());
   const int32_t index = facts.Find(offset, loops, placement_);
   if (index < 0 ||
       facts.parts()[static_cast<size_t>(index)].fragment == nullptr) {
@@ -341,17 +491,13 @@ void DataProof::UnpackOne(const End& recv, const fb::Copy& copy) {
     });
     return;
   }
-  Write& write = writes_.emplace_back();
-  write.slot = copy.buffer_slot();
-  write.part = index;
-  write.round = recv.message->round();
-  write.box = placement_.Hull();
-  if (!is_packed_known_) return;  // reported for its sender
-  Compare(recv, copy, loops, param, facts.ParamSequence(part, placement_));
-  if (body_.rounds()->Get(recv.message->round())->mechanism() ==
-      fb::Mechanism::kDirect) {
-    CheckDirect(recv, copy, loops);
-  }
+  Unpacked& unpacked_copy = unpacked.copies.emplace_back();
+  unpacked_copy.landing = LandingIn(copy.buffer_slot(), index);
+  unpacked_copy.param = param;
+  unpacked_copy.buffer = BufferAt(recv.rank, copy.buffer_slot()).dtype();
+  unpacked_copy.elements = facts.ParamSequence(part, placement_);
+  unpacked_copy.elements.base -= part.param_base;
+  unpacked_copy.copy = &copy;
 }
 
 namespace {
@@ -377,15 +523,16 @@ bool HaveCommonLoops(const Digits& a, const Digits& b) {
 }  // namespace
 
 // Compare has shown that the bytes are packed.
-void DataProof::CheckDirect(const End& recv, const fb::Copy& copy,
-                            const Digits& loops) {
+void DataProof::CheckDirect(const End& recv, const Unpacked& unpacked,
+                            const PackedList& sent) {
+  const fb::Copy& copy = *unpacked.copy;
   const auto begin = static_cast<int64_t>(copy.staging_offset());
-  const auto packed = std::lower_bound(
-      packed_.begin(), packed_.end(), begin,
+  const auto found = std::lower_bound(
+      sent.copies.begin(), sent.copies.end(), begin,
       [](const Packed& p, int64_t byte) { return p.begin < byte; });
-  if (packed != packed_.end() && packed->begin == begin &&
-      CountOf(packed->loops) == CountOf(loops) &&
-      HaveCommonLoops(packed->loops, loops)) {
+  if (found != sent.copies.end() && found->begin == begin &&
+      CountOf(found->elements) == CountOf(unpacked.elements) &&
+      HaveCommonLoops(LoopsOf(*found->copy), LoopsOf(copy))) {
     return;
   }
   violations_.Report(recv.At(copy, static_cast<int64_t>(copy.offset())),
@@ -418,25 +565,39 @@ void DataProof::ReportOutside(const End& recv, const fb::Copy& copy) {
       });
 }
 
-// Invariant 2: the bytes that `copy` reads were packed, from `elements`.
-void DataProof::Compare(const End& recv, const fb::Copy& copy,
-                        const Digits& loops, uint32_t param,
-                        const Sequence& elements) {
+int64_t DataProof::ParamBase(uint32_t rank, uint32_t slot, int32_t part) const {
+  return FactsAt(rank, slot).parts()[static_cast<size_t>(part)].param_base;
+}
+
+Sequence DataProof::ElementsPacked(uint32_t rank, const Packed& packed) const {
+  Sequence elements = packed.elements;
+  elements.base += ParamBase(rank, packed.copy->buffer_slot(), packed.part);
+  return elements;
+}
+
+// Invariant 2: the bytes that the copy reads were packed, from its elements.
+void DataProof::Compare(const End& recv, const Unpacked& unpacked,
+                        uint32_t packed_by, const PackedList& sent) {
+  const fb::Copy& copy = *unpacked.copy;
+  const Landing& landing = unpacked.landing;
+  Sequence elements = unpacked.elements;
+  elements.base += ParamBase(recv.rank, landing.slot, landing.part);
   const int64_t width = DTypeBytes(copy.wire_dtype());
   const auto begin = static_cast<int64_t>(copy.staging_offset());
-  const int64_t end = begin + CountOf(loops) * width;
-  const Sequence offsets = {static_cast<int64_t>(copy.offset()), loops};
+  const int64_t end = begin + CountOf(elements) * width;
   const auto report = [&](int64_t byte, absl::FunctionRef<std::string()> text) {
+    const Sequence offsets = {static_cast<int64_t>(copy.offset()),
+                              LoopsOf(copy)};
     violations_.Report(recv.At(copy, ValueAt(offsets, (byte - begin) / width)),
                        Invariant::kRightElement, text);
   };
-  const fb::Param& wanted = *body_.params()->Get(param);
+  const fb::Param& wanted = *body_.params()->Get(unpacked.param);
   auto packed = std::upper_bound(
-      packed_.begin(), packed_.end(), begin,
+      sent.copies.begin(), sent.copies.end(), begin,
       [](int64_t byte, const Packed& p) { return byte < p.end; });
   int64_t at = begin;
   for (; at < end; ++packed) {
-    if (packed == packed_.end() || packed->begin > at) {
+    if (packed == sent.copies.end() || packed->begin > at) {
       report(at, [&] {
         return absl::StrFormat(
             "holds staging bytes that rank %d does not pack when it should be "
@@ -446,7 +607,7 @@ void DataProof::Compare(const End& recv, const fb::Copy& copy,
       });
       return;
     }
-    if (!CompareDTypes(recv, copy, *packed)) return;
+    if (!CompareDTypes(recv, unpacked, *packed, sent.relays)) return;
     const int64_t stop = std::min(end, packed->end);
     if ((at - packed->begin) % width != 0 || (stop - at) % width != 0) {
       report(at, [&] {
@@ -457,17 +618,18 @@ void DataProof::Compare(const End& recv, const fb::Copy& copy,
     }
     const int64_t first = (at - begin) / width;
     const int64_t packed_first = (at - packed->begin) / width;
+    const Sequence packed_elements = ElementsPacked(packed_by, *packed);
     const std::optional<int64_t> difference =
-        packed->param != param
+        packed->param != unpacked.param
             ? 0
-            : FirstDifference(packed->elements, packed_first, elements, first,
+            : FirstDifference(packed_elements, packed_first, elements, first,
                               (stop - at) / width);
     if (difference.has_value()) {
       report(at + *difference * width, [&] {
         return absl::StrFormat(
             "holds %s when it should be %s",
             ElementText(*body_.params()->Get(packed->param),
-                        ValueAt(packed->elements, packed_first + *difference)),
+                        ValueAt(packed_elements, packed_first + *difference)),
             ElementText(wanted, ValueAt(elements, first + *difference)));
       });
       return;
@@ -476,8 +638,9 @@ void DataProof::Compare(const End& recv, const fb::Copy& copy,
   }
 }
 
-bool DataProof::CompareDTypes(const End& recv, const fb::Copy& copy,
-                              const Packed& packed) {
+bool DataProof::CompareDTypes(const End& recv, const Unpacked& unpacked,
+                              const Packed& packed, bool relays) {
+  const fb::Copy& copy = *unpacked.copy;
   const Site site = recv.At(copy, static_cast<int64_t>(copy.offset()));
   if (copy.wire_dtype() != packed.wire) {
     violations_.Report(site, Invariant::kRightElement, [&] {
@@ -487,8 +650,8 @@ bool DataProof::CompareDTypes(const End& recv, const fb::Copy& copy,
     });
     return false;
   }
-  const DType to = BufferAt(recv.rank, copy.buffer_slot()).dtype();
-  if (packed_by_ >= body_.source_ranks() && packed.wire != to) {
+  const DType to = unpacked.buffer;
+  if (relays && packed.wire != to) {
     violations_.Report(site, Invariant::kRightElement, [&] {
       return absl::StrFormat("is cast from %s to %s after it was relayed",
                              DTypeName(packed.wire), DTypeName(to));
@@ -530,19 +693,35 @@ void DataProof::Fill(uint32_t rank) {
           });
       continue;
     }
-    Write& write = writes_.emplace_back();
-    write.slot = copy->buffer_slot();
-    write.part = index;
-    write.box = placement_.Hull();
+    AddWrite(LandingIn(copy->buffer_slot(), index), Site::kBeforeRounds);
   }
+}
+
+// By slot and part, else in order: counted, not compared, since there are many.
+void DataProof::SortWrites(uint32_t rank) {
+  const uint32_t slots = body_.programs()->Get(rank)->buffers()->size();
+  std::vector<size_t> first_part(slots + 1, 0);  // of each slot
+  for (uint32_t slot = 0; slot < slots; ++slot) {
+    first_part[slot + 1] =
+        first_part[slot] + FactsAt(rank, slot).parts().size();
+  }
+  const auto part_of = [&](const Write& write) {
+    return first_part[write.landing->slot] +
+           static_cast<size_t>(write.landing->part);
+  };
+  std::vector<size_t> next(first_part[slots] + 1, 0);  // place, by part
+  for (const Write& write : writes_) ++next[part_of(write) + 1];
+  std::partial_sum(next.begin(), next.end(), next.begin());
+  sorted_writes_.resize(writes_.size());
+  for (const Write& write : writes_) {
+    sorted_writes_[next[part_of(write)]++] = write;
+  }
+  std::swap(writes_, sorted_writes_);
 }
 
 // Invariant 1: all that must be written is, once.
 void DataProof::CheckWrites(uint32_t rank) {
-  std::stable_sort(writes_.begin(), writes_.end(),
-                   [](const Write& a, const Write& b) {
-                     return std::tie(a.slot, a.part) < std::tie(b.slot, b.part);
-                   });
+  SortWrites(rank);
   absl::Span<const Write> rest = writes_;
   const uint32_t slots = body_.programs()->Get(rank)->buffers()->size();
   for (uint32_t slot = 0; slot < slots; ++slot) {
@@ -554,8 +733,8 @@ void DataProof::CheckWrites(uint32_t rank) {
     }
     for (size_t i = 0; i < facts.parts().size(); ++i) {
       size_t count = 0;
-      while (count < rest.size() && rest[count].slot == slot &&
-             rest[count].part == static_cast<int32_t>(i)) {
+      while (count < rest.size() && rest[count].landing->slot == slot &&
+             rest[count].landing->part == static_cast<int32_t>(i)) {
         ++count;
       }
       const Part& part = facts.parts()[i];
@@ -573,13 +752,13 @@ void DataProof::CheckWrites(uint32_t rank) {
 
 void DataProof::CheckTiling(uint32_t rank, uint32_t slot, const Part& part,
                             absl::Span<const Write> writes) {
-  std::vector<Box> boxes;
+  boxes_.clear();
   __int128 volume = 0;
   for (const Write& write : writes) {
-    boxes.push_back(write.box);
-    volume += VolumeOf(write.box);
+    boxes_.push_back(&write.box());
+    volume += write.landing->volume;
   }
-  const auto overlap = FindOverlap(boxes, [](size_t, size_t) { return true; });
+  const auto overlap = FindOverlap(boxes_, [](size_t, size_t) { return true; });
   if (overlap.has_value()) {
     const size_t a = overlap->first;
     const size_t b = overlap->second;
@@ -587,7 +766,7 @@ void DataProof::CheckTiling(uint32_t rank, uint32_t slot, const Part& part,
         {.rank = rank,
          .round = writes[b].round,
          .buffer_slot = slot,
-         .offset = part.lattice.At(FirstShared(boxes[a], boxes[b]))},
+         .offset = part.lattice.At(FirstShared(*boxes_[a], *boxes_[b]))},
         Invariant::kWrittenOnce, [&] {
           if (writes[b].round == Site::kAfterRounds) {
             return std::string("is written a second time, by a quantization");
@@ -608,7 +787,7 @@ void DataProof::CheckTiling(uint32_t rank, uint32_t slot, const Part& part,
     space.lo.push_back(0);
     space.hi.push_back(digit.extent);
   }
-  const auto open = FirstUncovered(space, boxes);
+  const auto open = FirstUncovered(space, boxes_);
   violations_.Report({.rank = rank,
                       .round = Site::kAfterRounds,
                       .buffer_slot = slot,
@@ -669,29 +848,34 @@ void DataProof::CheckRelays(uint32_t rank) {
   size_t w = 0;
   for (size_t begin = 0; begin < reads_.size();) {
     const Read& first = reads_[begin];
-    const auto of_part = [&](const auto& access) {
-      return access.slot == first.slot && access.part == first.part;
+    const auto key = std::tie(first.slot, first.part);
+    const auto key_of = [](const Write& write) {
+      return std::tie(write.landing->slot, write.landing->part);
     };
-    while (w < writes_.size() && std::tie(writes_[w].slot, writes_[w].part) <
-                                     std::tie(first.slot, first.part)) {
-      ++w;
-    }
-    // The writes of the part, then the reads.
-    std::vector<Box> boxes;
-    for (; w < writes_.size() && of_part(writes_[w]); ++w) {
-      boxes.push_back(writes_[w].box);
-    }
-    const size_t writes = boxes.size();
     size_t end = begin;
-    for (; end < reads_.size() && of_part(reads_[end]); ++end) {
-      boxes.push_back(reads_[end].box);
+    Box hull = first.box;  // of the reads of the part
+    for (; end < reads_.size() &&
+           std::tie(reads_[end].slot, reads_[end].part) == key;
+         ++end) {
+      Extend(hull, reads_[end].box);
     }
-    const auto overlap = FindOverlap(boxes, [&](size_t a, size_t b) {
+    while (w < writes_.size() && key_of(writes_[w]) < key) ++w;
+    // The writes of the part that they may meet, then the reads.
+    std::vector<const Write*> met;
+    boxes_.clear();
+    for (; w < writes_.size() && key_of(writes_[w]) == key; ++w) {
+      if (!Intersects(writes_[w].box(), hull)) continue;
+      met.push_back(&writes_[w]);
+      boxes_.push_back(&writes_[w].box());
+    }
+    for (size_t i = begin; i < end; ++i) boxes_.push_back(&reads_[i].box);
+    const size_t writes = met.size();
+    const auto overlap = FindOverlap(boxes_, [&](size_t a, size_t b) {
       return a < writes && b >= writes &&
-             !IsAwaited(writes_[w - writes + a], reads_[begin + b - writes]);
+             !IsAwaited(*met[a], reads_[begin + b - writes]);
     });
     if (overlap.has_value()) {
-      const Write& write = writes_[w - writes + overlap->first];
+      const Write& write = *met[overlap->first];
       const Read& read = reads_[begin + overlap->second - writes];
       violations_.Report(
           {.rank = rank,

@@ -4,7 +4,10 @@
 #define REFIT_PLAN_PROOF_DATA_PROOF_H_
 
 #include <cstdint>
+#include <deque>
+#include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -58,16 +61,42 @@ class DataProof {
     uint32_t param = 0;
     DType wire = DType::kUnspecified;
     DType buffer = DType::kUnspecified;
-    Sequence elements;  // the param's flat indices
-    Digits loops;       // of the copy
+    int32_t part = 0;   // of the buffer
+    Sequence elements;  // the param's flat indices, less the part's param_base
+    const fb::Copy* copy = nullptr;
   };
-  // Coordinates of a part of a buffer that are written. A quantized element
-  // is written after the rounds.
-  struct Write {
+  // Those of a copy list, of ranks whose buffers have one geometry.
+  struct PackedList {
+    std::vector<Packed> copies;  // ascending
+    bool relays = false;         // of a destination rank
+    bool is_kept = false;        // for the proof's life
+  };
+  // Coordinates of a part of a buffer that a copy writes.
+  struct Landing {
     uint32_t slot = 0;
     int32_t part = 0;
-    int64_t round = Site::kBeforeRounds;  // a fill
     Box box;
+    int64_t volume = 0;  // of the box
+  };
+  // A copy of a receive: where it writes, and what should come there.
+  struct Unpacked {
+    Landing landing;
+    uint32_t param = 0;
+    DType buffer = DType::kUnspecified;
+    Sequence elements;  // as those of Packed
+    const fb::Copy* copy = nullptr;
+  };
+  struct UnpackedList {
+    std::vector<Unpacked> copies;
+    int64_t bytes = 0;
+    bool is_kept = false;
+  };
+  // When: a quantized element is written after the rounds, a filled one before.
+  struct Write {
+    const Landing* landing = nullptr;
+    int64_t round = Site::kBeforeRounds;
+
+    const Box& box() const { return landing->box; }
   };
   // Coordinates of a part of a buffer that are relayed.
   struct Read {
@@ -91,13 +120,16 @@ class DataProof {
     }
   };
 
+  void FindGeometries();
   const BufferFacts& FactsAt(uint32_t rank, uint32_t slot) const;
   const fb::Buffer& BufferAt(uint32_t rank, uint32_t slot) const;
+  bool IsDirect(const fb::Message& message) const;
   Digits LoopsOf(const fb::Copy& copy) const;
   absl::Span<const fb::Copy* const> CopiesOf(uint32_t list);
   bool CheckAlignment(const End& end, const fb::Copy& copy);
 
-  // Of what `copy` addresses, if it is scratch (3).
+  // Of what the copies of `end` address, if it is scratch (3).
+  void CheckWindows(const End& end);
   void CheckWindow(const End& end, const fb::Copy& copy);
   // That what an operation addresses of scratch has one window (3).
   void CheckOneWindow(uint32_t rank, const fb::Quantize& op);
@@ -115,18 +147,48 @@ class DataProof {
   std::optional<Held> HeldBy(uint32_t rank, uint32_t position) const;
   bool IsHeldSend(uint32_t rank, const fb::Message& send) const;
 
-  // What is sent as message `position` of `rank`; false after a report that it
-  // cannot be known.
-  bool PackSend(uint32_t rank, uint32_t position);
-  void Pack(const End& send);
-  void PackOne(const End& send, const fb::Copy& copy);
-  void Unpack(const End& recv);
-  void UnpackOne(const End& recv, const fb::Copy& copy);
-  void Compare(const End& recv, const fb::Copy& copy, const Digits& loops,
-               uint32_t param, const Sequence& elements);
-  void CheckDirect(const End& recv, const fb::Copy& copy, const Digits& loops);
-  bool CompareDTypes(const End& recv, const fb::Copy& copy,
-                     const Packed& packed);
+  // The two ends of a message's way: the one that packs its bytes is another
+  // than the one that sends them where the latter only holds them.
+  struct Origin {
+    End sends;
+    End packs;
+    std::optional<Held> held;
+  };
+  // Of message `position` of `rank`; nullopt after a report that it cannot be
+  // known.
+  std::optional<Origin> OriginOf(uint32_t rank, uint32_t position) const;
+
+  // Follows a message into `recv`; what it writes goes to `writes_`. What holds
+  // of copy lists holds of all messages that have them: of one list if the
+  // rank's buffers have the same geometry, of the lists of both ends if both
+  // ranks have the same buffers. So each of these is looked at once.
+  void FollowMessage(const End& recv, const std::optional<Origin>& origin);
+  // What placement_ writes of a part of the buffer in `slot`.
+  Landing LandingIn(uint32_t slot, int32_t part) const;
+  void AddWrite(const Landing& landing, int64_t round);
+
+  // What a list packs or writes. A list that gave rise to a report is not
+  // kept, so that it is reported of each rank; it is valid until the next
+  // one, or until the next rank.
+  const PackedList& Pack(const End& send);
+  const UnpackedList& Unpack(const End& recv);
+  void PackOne(const End& send, const fb::Copy& copy, PackedList& packed);
+  void UnpackOne(const End& recv, const fb::Copy& copy, UnpackedList& unpacked);
+  // The part of `packed` that `send` holds; nullopt after a report.
+  std::optional<PackedList> CutToHeld(const End& send, const Held& held,
+                                      const PackedList& packed);
+  // Returns the bytes that the message moves.
+  int64_t CompareLists(const End& recv, const Origin& origin,
+                       const PackedList& packed, const UnpackedList& unpacked);
+  void Compare(const End& recv, const Unpacked& unpacked, uint32_t packed_by,
+               const PackedList& sent);
+  // The param's flat indices, of a copy of `rank`.
+  Sequence ElementsPacked(uint32_t rank, const Packed& packed) const;
+  int64_t ParamBase(uint32_t rank, uint32_t slot, int32_t part) const;
+  void CheckDirect(const End& recv, const Unpacked& unpacked,
+                   const PackedList& sent);
+  bool CompareDTypes(const End& recv, const Unpacked& unpacked,
+                     const Packed& packed, bool relays);
   void ReportOutside(const End& recv, const fb::Copy& copy);
   void Fill(uint32_t rank);
   void Quantize(uint32_t rank);
@@ -139,6 +201,7 @@ class DataProof {
                                   bool is_written);
   // Of a source, only its scratch has to be written.
   void CheckWrites(uint32_t rank);
+  void SortWrites(uint32_t rank);
   void CheckTiling(uint32_t rank, uint32_t slot, const Part& part,
                    absl::Span<const Write> writes);
   void ListReads(uint32_t rank);
@@ -162,13 +225,49 @@ class DataProof {
   };
   absl::flat_hash_map<const void*, Followed> followed_;
 
+  // Whether to keep what a list of so many copies packs or writes.
+  bool Keeps(size_t copies, int64_t reports_before);
+
+  std::vector<uint32_t> geometry_;  // by rank: of its buffers
+  // A file of few copies that ranks of ever other buffers share cannot make
+  // the proof take memory for each.
+  uint64_t kept_left_;
+  // By geometry, copy list, and whether it is a relay that packs.
+  absl::flat_hash_map<std::tuple<uint32_t, uint32_t, bool>,
+                      std::unique_ptr<const PackedList>>
+      packed_lists_;
+  // By geometry and copy list.
+  absl::flat_hash_map<std::pair<uint32_t, uint32_t>,
+                      std::unique_ptr<const UnpackedList>>
+      unpacked_lists_;
+  // By what was compared without a report: the bytes moved.
+  struct Comparison {
+    const PackedList* packed = nullptr;
+    const void* packed_from = nullptr;  // the buffers
+    const UnpackedList* unpacked = nullptr;
+    const void* unpacked_to = nullptr;
+    bool is_direct = false;
+    int64_t held_begin = 0;
+    int64_t held_end = 0;
+
+    friend bool operator==(const Comparison&, const Comparison&) = default;
+    template <typename H>
+    friend H AbslHashValue(H h, const Comparison& c) {
+      return H::combine(std::move(h), c.packed, c.packed_from, c.unpacked,
+                        c.unpacked_to, c.is_direct, c.held_begin, c.held_end);
+    }
+  };
+  absl::flat_hash_map<Comparison, int64_t> compared_;
+
   // Of the message or rank at hand; kept to save allocations.
   std::vector<const fb::Copy*> copies_;
-  std::vector<Packed> packed_;
-  uint32_t packed_by_ = 0;  // not the rank that sends it if that holds it
-  bool is_packed_known_ = true;
+  PackedList packed_;
+  std::deque<UnpackedList> unpacked_of_rank_;  // that are not kept
+  std::deque<Landing> landings_of_rank_;       // of what is not unpacked
   std::vector<Write> writes_;
+  std::vector<Write> sorted_writes_;
   std::vector<Read> reads_;
+  std::vector<const Box*> boxes_;
   Placement placement_;
 };
 

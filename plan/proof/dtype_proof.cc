@@ -65,7 +65,7 @@ void CheckParam(const fb::Param& param, const std::map<Held, Holder>& held,
     boxes.push_back({lo, hi});
     holders.push_back(holder);
   }
-  const auto overlap = FindOverlap(boxes, [&](size_t a, size_t b) {
+  const auto overlap = FindOverlap(PointersTo(boxes), [&](size_t a, size_t b) {
     return holders[a].dtype != holders[b].dtype;
   });
   if (!overlap.has_value()) return;

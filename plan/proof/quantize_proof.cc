@@ -87,6 +87,7 @@ void DataProof::FollowQuantization(uint32_t rank) {
       program.quantizes() != nullptr && program.quantizes()->size() > 0;
   if (!quantizes && program.scratch_buffers() == 0) return;
   writes_.clear();
+  landings_of_rank_.clear();
   Quantize(rank);
   CheckWrites(rank);
 }
@@ -139,11 +140,7 @@ std::optional<Sequence> DataProof::Operand(const char* what, uint32_t rank,
     });
   }
   if (is_written) {
-    Write& write = writes_.emplace_back();
-    write.slot = slot;
-    write.part = index;
-    write.round = Site::kAfterRounds;
-    write.box = placement_.Hull();
+    AddWrite(LandingIn(slot, index), Site::kAfterRounds);
   }
   return facts.ParamSequence(*part, placement_);
 }

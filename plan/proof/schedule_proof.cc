@@ -1,9 +1,11 @@
 #include "plan/proof/schedule_proof.h"
 
 #include <algorithm>
-#include <map>
+#include <numeric>
 #include <tuple>
+#include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_format.h"
 #include "plan/enum_text.h"
@@ -13,162 +15,266 @@
 namespace refit::proof {
 namespace {
 
-// One end of a message. `position` is in the owner's list.
-struct End {
-  uint32_t round = 0;
-  uint32_t source = 0;
-  uint32_t destination = 0;
-  uint32_t position = 0;
-
-  auto channel() const { return std::tie(destination, round, source); }
-};
-
-bool operator<(const End& a, const End& b) {
-  return std::tie(a.destination, a.round, a.source, a.position) <
-         std::tie(b.destination, b.round, b.source, b.position);
-}
-
 bool IsDirect(const fb::Body& body, uint32_t round) {
   return body.rounds()->Get(round)->mechanism() == fb::Mechanism::kDirect;
 }
 
-const fb::Message& MessageAt(const fb::Body& body, uint32_t rank,
-                             uint32_t position) {
-  return *body.programs()->Get(rank)->messages()->Get(position);
+// A message that a rank sends. `position` is in the list of its source.
+struct Sent {
+  uint32_t source = 0;
+  uint32_t round = 0;
+  uint32_t position = 0;
+};
+
+bool operator<(const Sent& a, const Sent& b) {
+  return std::tie(a.source, a.round, a.position) <
+         std::tie(b.source, b.round, b.position);
 }
 
-void ReportAlone(const fb::Body& body, const End& end, bool is_send,
-                 Violations& violations) {
-  const uint32_t rank = is_send ? end.source : end.destination;
-  const uint32_t peer = is_send ? end.destination : end.source;
-  violations.Report(
-      {.rank = rank, .round = end.round}, Invariant::kMatchedMessages, [&] {
-        return absl::StrFormat(
-            "%s %d bytes %s rank %d, which does not %s them in this round",
-            is_send ? "sends" : "receives",
-            MessageAt(body, rank, end.position).size_bytes(),
-            is_send ? "to" : "from", peer, is_send ? "receive" : "send");
-      });
-}
-
-void CheckPair(const fb::Body& body, const End& send, const End& recv,
-               Violations& violations) {
-  const fb::Message& message = MessageAt(body, send.source, send.position);
-  const uint64_t sent = message.size_bytes();
-  const uint64_t received =
-      MessageAt(body, recv.destination, recv.position).size_bytes();
-  const Site site = {.rank = recv.destination, .round = recv.round};
-  if (sent != received) {
-    violations.Report(site, Invariant::kMatchedMessages, [&] {
-      return absl::StrFormat("receives %d bytes from rank %d, which sends %d",
-                             received, recv.source, sent);
-    });
-  }
-  const fb::Route wanted = RouteBetween(body, recv.source, recv.destination);
-  const fb::Route found = body.rounds()->Get(recv.round)->route();
-  const bool is_dealt = wanted == fb::Route::kPeer &&
-                        found == fb::Route::kNetwork &&
-                        recv.source >= body.source_ranks();
-  if (found != wanted && !is_dealt) {
-    violations.Report(site, Invariant::kMatchedMessages, [&] {
-      return absl::StrFormat(
-          "the round's route is %s when it should be %s for the message from "
-          "rank %d",
-          EnumText(found), EnumText(wanted), recv.source);
-    });
-  }
-  // refitc deals inside hosts alone, beside what the network brings; executors
-  // were tried with no other.
-  const bool is_held = send.source >= body.source_ranks() &&
-                       IsHeld(body, message) && !IsDirect(body, recv.round);
-  if (is_held && found == wanted) {
-    violations.Report(site, Invariant::kMatchedMessages, [&] {
-      return wanted == fb::Route::kNetwork
-                 ? absl::StrFormat(
-                       "is dealt to by rank %d, which is on host %d when it "
-                       "should be on host %d",
-                       recv.source, body.programs()->Get(recv.source)->host(),
-                       body.programs()->Get(recv.destination)->host())
-                 : absl::StrFormat(
-                       "is dealt to by rank %d in a round of route %s when it "
-                       "should be network",
-                       recv.source, EnumText(found));
-    });
-  }
-  if (wanted == fb::Route::kNetwork && IsDirect(body, recv.round)) {
-    violations.Report(site, Invariant::kMatchedMessages, [&] {
-      return absl::StrFormat(
-          "rank %d stores directly into memory of another host", recv.source);
-    });
-  }
-}
-
-// Lists the ends of all messages; reports those on the wrong side: source ranks
-// receive nothing.
-void ListEnds(const fb::Body& body, std::vector<End>& sends,
-              std::vector<End>& recvs, Violations& violations) {
-  for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
-    const fb::RankProgram& program = *body.programs()->Get(rank);
-    const auto& messages = *program.messages();
-    const bool is_source = rank < body.source_ranks();
-    for (uint32_t i = 0; i < messages.size(); ++i) {
-      const fb::Message& message = *messages.Get(i);
-      const bool is_send = message.kind() == fb::MessageKind::kSend;
-      const uint32_t peer = PeerOf(body, program, message);
-      const bool peer_is_source = peer < body.source_ranks();
-      if (is_send ? peer_is_source : is_source) {
-        violations.Report({.rank = rank, .round = message.round()},
-                          Invariant::kMatchedMessages, [&] {
-                            return absl::StrFormat(
-                                "a %s rank %s rank %d, a %s rank",
-                                is_source ? "source" : "destination",
-                                is_send ? "sends to" : "receives from", peer,
-                                peer_is_source ? "source" : "destination");
-                          });
-        continue;
-      }
-      if (is_send) {
-        sends.push_back({message.round(), rank, peer, i});
-      } else {
-        recvs.push_back({message.round(), peer, rank, i});
-      }
+// Finds the two ends of each message: the k-th send of a pair of ranks in a
+// round meets their k-th receive.
+class Matcher {
+ public:
+  Matcher(const fb::Body& body, Violations& violations)
+      : body_(body),
+        violations_(violations),
+        source_ranks_(body.source_ranks()),
+        ranks_(body.programs()->size()),
+        colocated_(body.colocated()),
+        rounds_(*body.rounds()) {
+    for (const fb::RankProgram* program : *body.programs()) {
+      messages_.push_back(program->messages());
+      hosts_.push_back(program->host());
     }
   }
-  std::sort(sends.begin(), sends.end());
-  std::sort(recvs.begin(), recvs.end());
-}
+
+  Partners Match() {
+    Partners partners(ranks_);
+    for (uint32_t rank = 0; rank < ranks_; ++rank) {
+      partners[rank].assign(messages_[rank]->size(), -1);
+    }
+    ListSends();
+    next_.resize(ranks_);
+    for (uint32_t rank = 0; rank < ranks_; ++rank) {
+      MatchInto(rank, partners);
+    }
+    return partners;
+  }
+
+ private:
+  // Calls `visit` with the peer and the position of each message of `rank`.
+  template <typename Visit>
+  void ForEachMessage(uint32_t rank, const Visit& visit) const {
+    const fb::RankProgram& program = *body_.programs()->Get(rank);
+    const uint32_t source_shift = program.source_shift();
+    const uint32_t destination_shift = program.destination_shift();
+    const auto& messages = *messages_[rank];
+    for (uint32_t i = 0; i < messages.size(); ++i) {
+      const fb::Message& message = *messages.Get(i);
+      visit(
+          message,
+          message.peer() + (message.peer() < source_ranks_ ? source_shift
+                                                           : destination_shift),
+          i);
+    }
+  }
+
+  // Sources send, destination ranks receive and relay, to destination ranks.
+  bool IsOnWrongSide(uint32_t rank, uint32_t peer, bool is_send) const {
+    return (is_send ? peer : rank) < source_ranks_;
+  }
+
+  void ReportWrongSide(uint32_t rank, uint32_t peer,
+                       const fb::Message& message) {
+    violations_.Report({.rank = rank, .round = message.round()},
+                       Invariant::kMatchedMessages, [&] {
+                         const bool is_source = rank < source_ranks_;
+                         const bool is_send =
+                             message.kind() == fb::MessageKind::kSend;
+                         return absl::StrFormat(
+                             "a %s rank %s rank %d, a %s rank",
+                             is_source ? "source" : "destination",
+                             is_send ? "sends to" : "receives from", peer,
+                             peer < source_ranks_ ? "source" : "destination");
+                       });
+  }
+
+  // By destination, then in order. Reports messages on the wrong side.
+  void ListSends() {
+    begin_.assign(ranks_ + 1, 0);
+    for (uint32_t rank = 0; rank < ranks_; ++rank) {
+      ForEachMessage(
+          rank, [&](const fb::Message& message, uint32_t peer, uint32_t) {
+            const bool is_send = message.kind() == fb::MessageKind::kSend;
+            if (IsOnWrongSide(rank, peer, is_send)) {
+              ReportWrongSide(rank, peer, message);
+            } else if (is_send) {
+              ++begin_[peer + 1];
+            }
+          });
+    }
+    std::partial_sum(begin_.begin(), begin_.end(), begin_.begin());
+    sends_.resize(begin_.back());
+    std::vector<size_t> next(begin_.begin(), begin_.end() - 1);
+    for (uint32_t rank = 0; rank < ranks_; ++rank) {
+      ForEachMessage(rank, [&](const fb::Message& message, uint32_t peer,
+                               uint32_t position) {
+        if (message.kind() != fb::MessageKind::kSend ||
+            IsOnWrongSide(rank, peer, true)) {
+          return;
+        }
+        sends_[next[peer]++] = {rank, message.round(), position};
+      });
+    }
+  }
+
+  // Whether another send of `source` to the rank whose sends end at `end` is
+  // left.
+  bool HasNext(uint32_t source, size_t begin, size_t end) const {
+    return next_[source] >= begin && next_[source] < end &&
+           sends_[next_[source]].source == source;
+  }
+
+  void MatchInto(uint32_t rank, Partners& partners) {
+    const size_t begin = begin_[rank];
+    const size_t end = begin_[rank + 1];
+    const absl::Span<Sent> sends =
+        absl::MakeSpan(sends_).subspan(begin, end - begin);
+    // As a program in order leaves them.
+    if (!std::is_sorted(sends.begin(), sends.end())) {
+      std::sort(sends.begin(), sends.end());
+    }
+    for (size_t i = end; i-- > begin;) next_[sends_[i].source] = i;
+    receives_.clear();
+    ForEachMessage(rank, [&](const fb::Message& message, uint32_t peer,
+                             uint32_t position) {
+      if (message.kind() == fb::MessageKind::kSend ||
+          IsOnWrongSide(rank, peer, false)) {
+        return;
+      }
+      receives_.push_back({peer, message.round(), position});
+    });
+    const auto by_round = [](const Sent& a, const Sent& b) {
+      return a.round < b.round;
+    };
+    if (!std::is_sorted(receives_.begin(), receives_.end(), by_round)) {
+      std::stable_sort(receives_.begin(), receives_.end(), by_round);
+    }
+    for (const Sent& receive : receives_) {
+      while (HasNext(receive.source, begin, end) &&
+             sends_[next_[receive.source]].round < receive.round) {
+        ReportAlone(sends_[next_[receive.source]++], rank, true);
+      }
+      if (!HasNext(receive.source, begin, end) ||
+          sends_[next_[receive.source]].round != receive.round) {
+        ReportAlone(receive, rank, false);
+        continue;
+      }
+      const Sent& send = sends_[next_[receive.source]++];
+      CheckPair(send, rank, receive.position);
+      partners[send.source][send.position] =
+          static_cast<int32_t>(receive.position);
+      partners[rank][receive.position] = static_cast<int32_t>(send.position);
+    }
+    for (size_t i = begin; i < end; ++i) {
+      if (i >= next_[sends_[i].source]) ReportAlone(sends_[i], rank, true);
+    }
+  }
+
+  // `message`: of its source if `is_send`, else of `destination`.
+  void ReportAlone(const Sent& message, uint32_t destination, bool is_send) {
+    const uint32_t rank = is_send ? message.source : destination;
+    const uint32_t peer = is_send ? destination : message.source;
+    violations_.Report(
+        {.rank = rank, .round = message.round}, Invariant::kMatchedMessages,
+        [&] {
+          return absl::StrFormat(
+              "%s %d bytes %s rank %d, which does not %s them in this round",
+              is_send ? "sends" : "receives",
+              messages_[rank]->Get(message.position)->size_bytes(),
+              is_send ? "to" : "from", peer, is_send ? "receive" : "send");
+        });
+  }
+
+  fb::Route RouteBetween(uint32_t source, uint32_t destination) const {
+    if (hosts_[source] != hosts_[destination] && !colocated_) {
+      return fb::Route::kNetwork;
+    }
+    return refit::RouteBetween(body_, source, destination);
+  }
+
+  void CheckPair(const Sent& send, uint32_t destination, uint32_t position) {
+    const fb::Message& message = *messages_[send.source]->Get(send.position);
+    const uint64_t sent = message.size_bytes();
+    const uint64_t received =
+        messages_[destination]->Get(position)->size_bytes();
+    const Site site = {.rank = destination, .round = send.round};
+    if (sent != received) {
+      violations_.Report(site, Invariant::kMatchedMessages, [&] {
+        return absl::StrFormat("receives %d bytes from rank %d, which sends %d",
+                               received, send.source, sent);
+      });
+    }
+    const fb::Round& round = *rounds_.Get(send.round);
+    const bool is_direct = round.mechanism() == fb::Mechanism::kDirect;
+    const fb::Route wanted = RouteBetween(send.source, destination);
+    const fb::Route found = round.route();
+    const bool is_dealt = wanted == fb::Route::kPeer &&
+                          found == fb::Route::kNetwork &&
+                          send.source >= source_ranks_;
+    if (found != wanted && !is_dealt) {
+      violations_.Report(site, Invariant::kMatchedMessages, [&] {
+        return absl::StrFormat(
+            "the round's route is %s when it should be %s for the message from "
+            "rank %d",
+            EnumText(found), EnumText(wanted), send.source);
+      });
+    }
+    // refitc deals inside hosts alone, beside what the network brings;
+    // executors were tried with no other.
+    const bool is_held =
+        send.source >= source_ranks_ && IsHeld(body_, message) && !is_direct;
+    if (is_held && found == wanted) {
+      violations_.Report(site, Invariant::kMatchedMessages, [&] {
+        return wanted == fb::Route::kNetwork
+                   ? absl::StrFormat(
+                         "is dealt to by rank %d, which is on host %d when it "
+                         "should be on host %d",
+                         send.source, hosts_[send.source], hosts_[destination])
+                   : absl::StrFormat(
+                         "is dealt to by rank %d in a round of route %s when "
+                         "it should be network",
+                         send.source, EnumText(found));
+      });
+    }
+    if (wanted == fb::Route::kNetwork && is_direct) {
+      violations_.Report(site, Invariant::kMatchedMessages, [&] {
+        return absl::StrFormat(
+            "rank %d stores directly into memory of another host", send.source);
+      });
+    }
+  }
+
+  const fb::Body& body_;
+  Violations& violations_;
+  // Of the body: to find a field of it takes as long as to match a message.
+  const uint32_t source_ranks_;
+  const uint32_t ranks_;
+  const bool colocated_;
+  const flatbuffers::Vector<const fb::Round*>& rounds_;
+  std::vector<const flatbuffers::Vector<const fb::Message*>*> messages_;
+  std::vector<uint32_t> hosts_;
+
+  std::vector<Sent> sends_;
+  std::vector<size_t> begin_;   // of each destination's, in `sends_`
+  std::vector<size_t> next_;    // by source: its next send to the rank at hand
+  std::vector<Sent> receives_;  // of the rank at hand
+};
 
 }  // namespace
 
 Partners MatchMessages(const fb::Body& body, Violations& violations) {
-  Partners partners(body.programs()->size());
-  for (uint32_t rank = 0; rank < partners.size(); ++rank) {
-    partners[rank].assign(body.programs()->Get(rank)->messages()->size(), -1);
-  }
-  std::vector<End> sends;
-  std::vector<End> recvs;
-  ListEnds(body, sends, recvs, violations);
-  // Both lists are in the order of channels, and inside one in that of the
-  // programs: the k-th send of a channel meets its k-th receive.
-  size_t s = 0;
-  size_t r = 0;
-  while (s < sends.size() || r < recvs.size()) {
-    if (r == recvs.size() ||
-        (s < sends.size() && sends[s].channel() < recvs[r].channel())) {
-      ReportAlone(body, sends[s++], true, violations);
-    } else if (s == sends.size() || recvs[r].channel() < sends[s].channel()) {
-      ReportAlone(body, recvs[r++], false, violations);
-    } else {
-      const End& send = sends[s++];
-      const End& recv = recvs[r++];
-      CheckPair(body, send, recv, violations);
-      partners[send.source][send.position] =
-          static_cast<int32_t>(recv.position);
-      partners[recv.destination][recv.position] =
-          static_cast<int32_t>(send.position);
-    }
-  }
-  return partners;
+  return Matcher(body, violations).Match();
 }
 
 void CheckNetworkPeers(const fb::Body& body, Violations& violations) {
@@ -275,15 +381,17 @@ void CheckStagingOf(const fb::Body& body, uint32_t rank,
                          IsHeld(body, *message);
     if (message->size_bytes() > 0 && !is_held) messages.push_back(message);
   }
-  std::stable_sort(messages.begin(), messages.end(),
-                   [](const fb::Message* a, const fb::Message* b) {
-                     return a->round() < b->round();
-                   });
-  std::map<uint64_t, Owner> owned;  // by first byte; disjoint
+  const auto by_round = [](const fb::Message* a, const fb::Message* b) {
+    return a->round() < b->round();
+  };
+  if (!std::is_sorted(messages.begin(), messages.end(), by_round)) {
+    std::stable_sort(messages.begin(), messages.end(), by_round);
+  }
+  const uint64_t slots = std::max<uint64_t>(1, body.limits()->slots());
+  absl::btree_map<uint64_t, Owner> owned;  // by first byte; disjoint
   size_t released = 0;
   for (const fb::Message* message : messages) {
-    while (message->round() - messages[released]->round() >=
-           std::max<uint64_t>(1, body.limits()->slots())) {
+    while (message->round() - messages[released]->round() >= slots) {
       const auto done = owned.find(messages[released]->staging_offset());
       if (done != owned.end() && done->second.message == messages[released]) {
         owned.erase(done);

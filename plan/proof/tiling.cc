@@ -13,24 +13,26 @@ using Overlap = std::optional<std::pair<size_t, size_t>>;
 // Groups this small are compared pair by pair.
 constexpr size_t kSmallGroup = 4;
 
-bool Intersects(const Box& a, const Box& b) {
-  for (size_t d = 0; d < a.lo.size(); ++d) {
-    if (a.hi[d] <= b.lo[d] || b.hi[d] <= a.lo[d]) return false;
-  }
-  return true;
-}
-
 class OverlapSearch {
  public:
-  OverlapSearch(absl::Span<const Box> boxes,
+  OverlapSearch(absl::Span<const Box* const> boxes,
                 absl::FunctionRef<bool(size_t, size_t)> is_overlap)
-      : boxes_(boxes), is_overlap_(is_overlap) {}
+      : dims_(boxes.empty() ? 0 : boxes[0]->lo.size()),
+        is_overlap_(is_overlap),
+        ranges_(boxes.size() * dims_) {
+    Range* range = ranges_.data();
+    for (const Box* box : boxes) {
+      const int64_t* lo = box->lo.data();
+      const int64_t* hi = box->hi.data();
+      for (size_t d = 0; d < dims_; ++d) *range++ = {lo[d], hi[d]};
+    }
+  }
 
   // Among boxes `group`, which is reordered. Cuts the group along planes that
   // no box crosses; boxes that a plane separates are disjoint.
   Overlap Find(absl::Span<size_t> group) {
-    if (group.size() > kSmallGroup && !boxes_[group[0]].lo.empty()) {
-      for (size_t d = 0; d < boxes_[group[0]].lo.size(); ++d) {
+    if (group.size() > kSmallGroup && dims_ > 0) {
+      for (size_t d = 0; d < dims_; ++d) {
         SortBy(d, group);
         if (FirstCut(d, group) != group.size()) return FindInSlabs(d, group);
       }
@@ -40,20 +42,39 @@ class OverlapSearch {
   }
 
  private:
-  // Boxes lie far apart in memory: what is compared is copied first.
+  struct Range {
+    int64_t lo = 0;
+    int64_t hi = 0;
+  };
+
+  const Range& At(size_t box, size_t d) const {
+    return ranges_[box * dims_ + d];
+  }
+
+  bool Intersects(size_t a, size_t b) const {
+    for (size_t d = 0; d < dims_; ++d) {
+      if (At(a, d).hi <= At(b, d).lo || At(b, d).hi <= At(a, d).lo) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // Boxes lie apart in memory: what is compared is copied first.
   void SortBy(size_t d, absl::Span<size_t> group) {
     by_lo_.clear();
-    for (const size_t i : group) by_lo_.emplace_back(boxes_[i].lo[d], i);
+    for (const size_t i : group) by_lo_.emplace_back(At(i, d).lo, i);
+    if (std::is_sorted(by_lo_.begin(), by_lo_.end())) return;
     std::sort(by_lo_.begin(), by_lo_.end());
     for (size_t i = 0; i < group.size(); ++i) group[i] = by_lo_[i].second;
   }
 
   // Where the first slab of a group sorted by dimension d ends.
   size_t FirstCut(size_t d, absl::Span<const size_t> group) const {
-    int64_t end = boxes_[group[0]].hi[d];
+    int64_t end = At(group[0], d).hi;
     for (size_t i = 1; i < group.size(); ++i) {
-      if (boxes_[group[i]].lo[d] >= end) return i;
-      end = std::max(end, boxes_[group[i]].hi[d]);
+      if (At(group[i], d).lo >= end) return i;
+      end = std::max(end, At(group[i], d).hi);
     }
     return group.size();
   }
@@ -62,8 +83,9 @@ class OverlapSearch {
     // Slabs reorder themselves only, so the rest stays sorted.
     while (!group.empty()) {
       const size_t cut = FirstCut(d, group);
-      if (Overlap found = Find(group.subspan(0, cut)); found.has_value()) {
-        return found;
+      if (cut > 1) {
+        Overlap found = Find(group.subspan(0, cut));
+        if (found.has_value()) return found;
       }
       group = group.subspan(cut);
     }
@@ -75,12 +97,11 @@ class OverlapSearch {
       for (size_t j = i + 1; j < group.size(); ++j) {
         const size_t a = group[i];
         const size_t b = group[j];
-        if (group.size() > kSmallGroup && !boxes_[a].lo.empty() &&
-            boxes_[b].lo[0] >= boxes_[a].hi[0]) {
+        if (group.size() > kSmallGroup && dims_ > 0 &&
+            At(b, 0).lo >= At(a, 0).hi) {
           break;  // sorted by dimension 0: no later box meets this one
         }
-        if (Intersects(boxes_[a], boxes_[b]) &&
-            is_overlap_(std::min(a, b), std::max(a, b))) {
+        if (Intersects(a, b) && is_overlap_(std::min(a, b), std::max(a, b))) {
           return std::pair(std::min(a, b), std::max(a, b));
         }
       }
@@ -88,8 +109,9 @@ class OverlapSearch {
     return std::nullopt;
   }
 
-  absl::Span<const Box> boxes_;
+  const size_t dims_;
   absl::FunctionRef<bool(size_t, size_t)> is_overlap_;
+  std::vector<Range> ranges_;                      // by box, then dimension
   std::vector<std::pair<int64_t, size_t>> by_lo_;  // of SortBy
 };
 
@@ -98,15 +120,15 @@ using Coordinates = absl::InlinedVector<int64_t, 6>;
 // Searches the dimensions from `d` on; `group` are the boxes that hold the
 // coordinates chosen so far.
 std::optional<Coordinates> UncoveredFrom(const Box& space, size_t d,
-                                         absl::Span<const Box> boxes,
+                                         absl::Span<const Box* const> boxes,
                                          const std::vector<size_t>& group) {
   if (d == space.lo.size()) {
     return group.empty() ? std::make_optional<Coordinates>() : std::nullopt;
   }
   std::vector<int64_t> cuts = {space.lo[d]};
   for (size_t i : group) {
-    cuts.push_back(boxes[i].lo[d]);
-    cuts.push_back(boxes[i].hi[d]);
+    cuts.push_back(boxes[i]->lo[d]);
+    cuts.push_back(boxes[i]->hi[d]);
   }
   std::sort(cuts.begin(), cuts.end());
   cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
@@ -114,7 +136,7 @@ std::optional<Coordinates> UncoveredFrom(const Box& space, size_t d,
     if (cut < space.lo[d] || cut >= space.hi[d]) continue;
     std::vector<size_t> slab;
     for (size_t i : group) {
-      if (boxes[i].lo[d] <= cut && cut < boxes[i].hi[d]) slab.push_back(i);
+      if (boxes[i]->lo[d] <= cut && cut < boxes[i]->hi[d]) slab.push_back(i);
     }
     // Disjoint boxes that hold the slab's whole volume leave nothing open.
     __int128 open = 1;
@@ -124,7 +146,7 @@ std::optional<Coordinates> UncoveredFrom(const Box& space, size_t d,
     for (size_t i : slab) {
       __int128 volume = 1;
       for (size_t e = d + 1; e < space.lo.size(); ++e) {
-        volume *= boxes[i].hi[e] - boxes[i].lo[e];
+        volume *= boxes[i]->hi[e] - boxes[i]->lo[e];
       }
       open -= volume;
     }
@@ -146,6 +168,27 @@ int64_t VolumeOf(const Box& box) {
   return volume;
 }
 
+bool Intersects(const Box& a, const Box& b) {
+  for (size_t d = 0; d < a.lo.size(); ++d) {
+    if (a.hi[d] <= b.lo[d] || b.hi[d] <= a.lo[d]) return false;
+  }
+  return true;
+}
+
+void Extend(Box& box, const Box& other) {
+  for (size_t d = 0; d < box.lo.size(); ++d) {
+    box.lo[d] = std::min(box.lo[d], other.lo[d]);
+    box.hi[d] = std::max(box.hi[d], other.hi[d]);
+  }
+}
+
+std::vector<const Box*> PointersTo(absl::Span<const Box> boxes) {
+  std::vector<const Box*> pointers;
+  pointers.reserve(boxes.size());
+  for (const Box& box : boxes) pointers.push_back(&box);
+  return pointers;
+}
+
 absl::InlinedVector<int64_t, 6> FirstShared(const Box& a, const Box& b) {
   absl::InlinedVector<int64_t, 6> shared = a.lo;
   for (size_t d = 0; d < shared.size(); ++d) {
@@ -155,7 +198,7 @@ absl::InlinedVector<int64_t, 6> FirstShared(const Box& a, const Box& b) {
 }
 
 std::optional<std::pair<size_t, size_t>> FindOverlap(
-    absl::Span<const Box> boxes,
+    absl::Span<const Box* const> boxes,
     absl::FunctionRef<bool(size_t, size_t)> is_overlap) {
   std::vector<size_t> group(boxes.size());
   std::iota(group.begin(), group.end(), size_t{0});
@@ -163,7 +206,7 @@ std::optional<std::pair<size_t, size_t>> FindOverlap(
 }
 
 std::optional<absl::InlinedVector<int64_t, 6>> FirstUncovered(
-    const Box& space, absl::Span<const Box> boxes) {
+    const Box& space, absl::Span<const Box* const> boxes) {
   std::vector<size_t> group(boxes.size());
   std::iota(group.begin(), group.end(), size_t{0});
   return UncoveredFrom(space, 0, boxes, group);

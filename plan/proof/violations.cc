@@ -52,6 +52,7 @@ Element ElementOf(const Stack& stack, int64_t offset) {
 
 void Violations::Report(const Site& site, Invariant invariant,
                         absl::FunctionRef<std::string()> text) {
+  ++reports_;
   if (first_.has_value() && *first_ <= site) return;
   first_ = site;
   invariant_ = invariant;

@@ -35,6 +35,8 @@ class Violations {
               absl::FunctionRef<std::string()> text);
 
   bool empty() const { return !first_.has_value(); }
+  // How often Report was called.
+  int64_t reports() const { return reports_; }
   Invariant invariant() const { return invariant_; }
   // "rank 5, round 0, buffer w, index [3]: holds … (invariant 2: right
   // element)"
@@ -44,6 +46,7 @@ class Violations {
   std::string SiteText(const Site& site) const;
 
   const fb::Body& body_;
+  int64_t reports_ = 0;
   std::optional<Site> first_;
   Invariant invariant_ = Invariant::kWrittenOnce;
   std::string text_;

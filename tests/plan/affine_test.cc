@@ -334,10 +334,11 @@ TEST(TilingTest, OverlapsAndGapsAreThoseOfTheElements) {
       overlaps = overlaps || holders > 1;
       if (holders == 0 && !first_open.has_value()) first_open = at;
     }
-    const auto found = FindOverlap(boxes, [](size_t, size_t) { return true; });
+    const auto found =
+        FindOverlap(PointersTo(boxes), [](size_t, size_t) { return true; });
     EXPECT_EQ(found.has_value(), overlaps);
     if (overlaps) continue;
-    EXPECT_EQ(FirstUncovered(space, boxes), first_open);
+    EXPECT_EQ(FirstUncovered(space, PointersTo(boxes)), first_open);
     tilings += first_open.has_value() ? 0 : 1;
   }
   EXPECT_GT(tilings, 500);

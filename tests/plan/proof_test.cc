@@ -192,6 +192,74 @@ TEST(ProofTest, AWrongElementIsNamed) {
       "model.layers.0.mlp.up_proj.weight[1, 0] (invariant 2: right element)");
 }
 
+// Ranks 0 and 1 hold the halves of a matrix and send them to ranks `to_of_0`
+// and `to_of_1`, which want the halves in this order: all buffers look alike,
+// and all messages have the same copies.
+PlanSpec HalvesSpec(uint32_t to_of_0, uint32_t to_of_1) {
+  PlanSpec spec;
+  spec.source_ranks = 2;
+  spec.params = {{.name = "w", .index = {}, .shape = {4, 8}}};
+  for (const uint64_t first_row : {0, 2}) {
+    spec.buffers.push_back({.name = "w",
+                            .index = {},
+                            .shape = {2, 8},
+                            .fragments = {{.param = 0,
+                                           .lo = {first_row, 0},
+                                           .extent = {2, 8},
+                                           .offset = 0,
+                                           .stride = {8, 1}}},
+                            .regions = {}});
+  }
+  spec.copy_lists = {{}, {{.slot = 0, .offset = 0, .loops = {{16, 1}}}}};
+  spec.rounds = {fb::Route::kPeer};
+  spec.programs = {{{0}, {SendTo(to_of_0, 0, 1, 0, 32)}, 0, 32, 0},
+                   {{1}, {SendTo(to_of_1, 0, 1, 0, 32)}, 0, 32, 0},
+                   {{0}, {}, 0, 64, 0},
+                   {{1}, {}, 0, 64, 0}};
+  for (const auto& [from, to] : {std::pair(0U, to_of_0), {1U, to_of_1}}) {
+    std::vector<fb::Message>& messages = spec.programs[to].messages;
+    messages.push_back(RecvFrom(from, 0, 1, 32 * messages.size(), 32));
+  }
+  spec.bucket_bytes = 32;
+  spec.staging_bytes = 64;
+  spec.slots = 1;
+  spec.operations_per_round = 8;
+  return spec;
+}
+
+TEST(ProofTest, AWrongShardIsNamedThoughTheCopiesAreThoseOfARightOne) {
+  EXPECT_EQ(ViolationOf(HalvesSpec(2, 3)), "");
+  EXPECT_EQ(ViolationOf(HalvesSpec(3, 2)),
+            "rank 2, round 0, buffer w, index [0, 0]: holds w[2, 0] when it "
+            "should be w[0, 0] (invariant 2: right element)");
+  // Rank 2 is right, then rank 3 gets the same from the same sender.
+  PlanSpec spec = HalvesSpec(2, 3);
+  spec.programs[0].messages.push_back(SendTo(3, 0, 1, 32, 32));
+  spec.programs[0].staging_bytes = 64;
+  spec.programs[1].messages.clear();
+  spec.programs[3].messages = {RecvFrom(0, 0, 1, 0, 32)};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 3, round 0, buffer w, index [0, 0]: holds w[0, 0] when it "
+            "should be w[2, 0] (invariant 2: right element)");
+  // And from one whose buffers only look like the right one's.
+  spec = HalvesSpec(2, 3);
+  spec.programs[1].buffers = {0};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 3, round 0, buffer w, index [0, 0]: holds w[0, 0] when it "
+            "should be w[2, 0] (invariant 2: right element)");
+}
+
+TEST(ProofTest, WhatOneMessageWritesTwiceIsNamedThoughBothAreAlike) {
+  EXPECT_EQ(ViolationOf(HalvesSpec(2, 2)),
+            "rank 2, round 0, buffer w, index [0, 0]: holds w[2, 0] when it "
+            "should be w[0, 0] (invariant 2: right element)");
+  PlanSpec spec = HalvesSpec(2, 2);
+  spec.programs[1].buffers = {0};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 0, buffer w, index [0, 0]: is written a second "
+            "time, after round 0 (invariant 1: written once)");
+}
+
 TEST(ProofTest, ElementsInTheWrongOrderAreNamed) {
   PlanSpec spec = SampleSpec();
   spec.copy_lists[6][0].loops = {{16, 1}, {2, 40}};
@@ -820,9 +888,9 @@ TEST(ProofTest, WhatIsRelayedAndThenDealtOutIsNotCast) {
   spec.programs[1].relays = {fb::Relay(1, 0)};
   spec.programs[2].relays = {fb::Relay(2, 1)};
   spec.staging_bytes = 128;
-  EXPECT_NE(ViolationOf(spec).find(
-                "is cast from bf16 to fp32 after it was relayed"),
-            std::string::npos)
+  EXPECT_NE(
+      ViolationOf(spec).find("is cast from bf16 to fp32 after it was relayed"),
+      std::string::npos)
       << ViolationOf(spec);
 }
 
