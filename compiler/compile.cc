@@ -173,27 +173,11 @@ class PassTimes {
   int done_ = 0;
 };
 
-// The proof of what is about to be written, from its bytes.
-absl::StatusOr<std::vector<uint8_t>> Proved(std::vector<uint8_t> bytes) {
-  absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(std::move(bytes));
-  if (!plan.ok()) {
-    return absl::InternalError(absl::StrCat("the compiled plan is malformed: ",
-                                            plan.status().message()));
-  }
-  const ProofResult proof = Prove(*plan);
-  if (!proof.valid) {
-    return absl::InternalError(
-        absl::StrCat("the compiled plan fails its proof: ", proof.violation));
-  }
-  return std::vector<uint8_t>(plan->bytes().begin(), plan->bytes().end());
-}
-
-}  // namespace
-
-absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
+// The plan, not proved. What it is made from is gone when it is proved.
+absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
                                              const CompileOptions& options,
+                                             PassTimes& times,
                                              Diagnostics& diagnostics) {
-  PassTimes times(options);
   Module module;
   module.limits = LimitsOf(job.options, diagnostics);
   if (const DeltaSpec& delta = job.options.delta.value; delta.enabled) {
@@ -226,8 +210,32 @@ absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
   WarnOfJob(job, *model, diagnostics);
   WarnOfBuckets(job, module, diagnostics);
   if (!diagnostics.ok()) return JobHasErrors();
+  return times.Timed("emit-plan", [&] { return EmitPlan(module); });
+}
+
+// The proof of what is about to be written, from its bytes.
+absl::StatusOr<std::vector<uint8_t>> Proved(std::vector<uint8_t> bytes) {
+  absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(std::move(bytes));
+  if (!plan.ok()) {
+    return absl::InternalError(absl::StrCat("the compiled plan is malformed: ",
+                                            plan.status().message()));
+  }
+  const ProofResult proof = Prove(*plan);
+  if (!proof.valid) {
+    return absl::InternalError(
+        absl::StrCat("the compiled plan fails its proof: ", proof.violation));
+  }
+  return (*std::move(plan)).TakeBytes();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
+                                             const CompileOptions& options,
+                                             Diagnostics& diagnostics) {
+  PassTimes times(options);
   absl::StatusOr<std::vector<uint8_t>> bytes =
-      times.Timed("emit-plan", [&] { return EmitPlan(module); });
+      Emitted(job, options, times, diagnostics);
   if (!bytes.ok() || !options.prove) return bytes;
   return times.Timed("prove-plan", [&] { return Proved(*std::move(bytes)); });
 }

@@ -283,6 +283,11 @@ class PlanFile::Bytes {
   Bytes(const Bytes&) = delete;
   Bytes& operator=(const Bytes&) = delete;
 
+  std::vector<uint8_t> Take() {
+    return mapping_ == nullptr ? std::move(owned_)
+                               : std::vector<uint8_t>(data_, data_ + size_);
+  }
+
   const uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
 
@@ -500,6 +505,8 @@ uint64_t RequiredFeatures(const fb::Body& body) {
 absl::Span<const uint8_t> PlanFile::bytes() const {
   return {bytes_->data(), bytes_->size()};
 }
+
+std::vector<uint8_t> PlanFile::TakeBytes() && { return bytes_->Take(); }
 
 int32_t PlanFile::source_ranks() const {
   return static_cast<int32_t>(body_->source_ranks());

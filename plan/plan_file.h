@@ -98,6 +98,8 @@ class PlanFile {
   const fb::Plan& plan() const { return *plan_; }
   const fb::Body& body() const { return *body_; }
   absl::Span<const uint8_t> bytes() const;
+  // Those of a plan that FromBytes made; a copy of any other's.
+  std::vector<uint8_t> TakeBytes() &&;
 
   int32_t source_ranks() const;
   int32_t world_size() const;

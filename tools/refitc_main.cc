@@ -6,11 +6,14 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "compiler/compile.h"
 #include "compiler/diagnostics.h"
 #include "compiler/job/job.h"
@@ -165,21 +168,44 @@ absl::Status Show(const std::string& text, bool stdout_taken) {
 }
 
 absl::Status WriteOutput(const Arguments& arguments,
-                         const std::vector<uint8_t>& bytes,
-                         const refit::PlanFile& plan) {
-  std::string text;
-  if (arguments.emit == "text") text = refit::PlanText(plan, {});
-  if (arguments.emit == "json") text = refit::PlanJson(plan, {});
-  if (arguments.emit == "plan") text.assign(bytes.begin(), bytes.end());
+                         absl::Span<const uint8_t> bytes) {
   if (arguments.output == "-" ||
       (arguments.output.empty() && arguments.emit != "plan")) {
-    return refit::WriteStdout(text);
+    return refit::WriteStdout(
+        {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   }
   if (arguments.output.empty()) return absl::OkStatus();
-  return refit::WriteFileAtomically(
-      arguments.output,
-      absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(text.data()),
-                          text.size()));
+  return refit::WriteFileAtomically(arguments.output, bytes);
+}
+
+absl::Span<const uint8_t> BytesOf(std::string_view text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+// Writes the plan as asked, after what is to be seen of it.
+absl::Status WritePlan(const Arguments& arguments, std::vector<uint8_t> bytes,
+                       bool stdout_taken) {
+  // Opening checks all of it once more: only for those that read it.
+  if (arguments.emit == "plan" && !arguments.stats.has_value()) {
+    return WriteOutput(arguments, bytes);
+  }
+  const absl::StatusOr<refit::PlanFile> plan =
+      refit::PlanFile::FromBytes(std::move(bytes));
+  if (!plan.ok()) return plan.status();
+  if (arguments.stats.has_value()) {
+    const absl::Status shown =
+        Show(*arguments.stats == "json" ? refit::StatsJson(*plan)
+                                        : refit::StatsText(*plan),
+             stdout_taken);
+    if (!shown.ok()) return shown;
+  }
+  if (arguments.emit == "text") {
+    return WriteOutput(arguments, BytesOf(refit::PlanText(*plan, {})));
+  }
+  if (arguments.emit == "json") {
+    return WriteOutput(arguments, BytesOf(refit::PlanJson(*plan, {})));
+  }
+  return WriteOutput(arguments, plan->bytes());
 }
 
 }  // namespace
@@ -210,7 +236,7 @@ static int Main(int argc, char** argv) {
     return refit::Fail(tool, replaced);
   }
   std::ostringstream passes;
-  const absl::StatusOr<std::vector<uint8_t>> bytes =
+  absl::StatusOr<std::vector<uint8_t>> bytes =
       refit::Compile(*job,
                      {.print_after = arguments.print_after,
                       .time_passes = arguments.time_passes,
@@ -227,18 +253,8 @@ static int Main(int argc, char** argv) {
   if (!bytes.ok()) {
     return refit::Fail(tool, std::string(bytes.status().message()));
   }
-  const absl::StatusOr<refit::PlanFile> plan =
-      refit::PlanFile::FromBytes(*bytes);
-  if (!plan.ok()) {
-    return refit::Fail(tool, std::string(plan.status().message()));
-  }
-  absl::Status status;
-  if (arguments.stats.has_value()) {
-    status = Show(*arguments.stats == "json" ? refit::StatsJson(*plan)
-                                             : refit::StatsText(*plan),
-                  stdout_taken);
-  }
-  if (status.ok()) status = WriteOutput(arguments, *bytes, *plan);
+  const absl::Status status =
+      WritePlan(arguments, *std::move(bytes), stdout_taken);
   return status.ok() ? refit::kExitSuccess
                      : refit::Fail(tool, std::string(status.message()));
 }

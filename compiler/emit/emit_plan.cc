@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <tuple>
 
 #include "compiler/emit/lower_copies.h"
+#include "compiler/ir/counting_sort.h"
 #include "plan/plan_file.h"
 
 namespace refit {
@@ -181,7 +181,7 @@ flatbuffers::Offset<flatbuffers::Vector<const fb::ScratchWindow*>> EmitWindows(
   return builder.CreateVectorOfStructs(windows);
 }
 
-// One rank's messages, in the end in program order.
+// One rank's messages in program order.
 struct RankMessages {
   struct End {
     fb::Message message;
@@ -191,85 +191,132 @@ struct RankMessages {
   int64_t staging_bytes = 0;
 };
 
-// What the sends of a destination rank pass on, once its ends are in order.
+// All messages, lowered.
+struct LoweredMessages {
+  std::vector<RankMessages> ranks;
+  std::vector<uint32_t> received_at;  // by Module::messages: in `ends`
+};
+
+// What the sends of a destination rank pass on.
 std::vector<fb::Relay> LowerRelays(const Module& module,
-                                   const RankMessages& rank) {
+                                   const LoweredMessages& lowered,
+                                   size_t rank) {
   std::vector<fb::Relay> relays;
-  absl::flat_hash_map<const Message*, uint32_t> received;  // positions
-  for (uint32_t i = 0; i < rank.ends.size(); ++i) {
-    const auto& [message, of] = rank.ends[i];
-    if (message.kind() == fb::MessageKind::kRecv) {
-      received[of] = i;
-    } else if (module.IsRelay(of->source)) {
-      uint32_t fed_by = 0;
-      for (size_t feed = 0; feed < of->fed_by.count; ++feed) {
-        const Message& brings = module.messages[of->fed_by.begin + feed];
-        fed_by = std::max(fed_by, received.at(&brings));
-      }
-      relays.emplace_back(i, fed_by);
+  if (!module.IsRelay(Rank{static_cast<int32_t>(rank)})) return relays;
+  const std::vector<RankMessages::End>& ends = lowered.ranks[rank].ends;
+  for (uint32_t i = 0; i < ends.size(); ++i) {
+    if (ends[i].message.kind() != fb::MessageKind::kSend) continue;
+    const MessageRange& feeds = ends[i].of->fed_by;
+    uint32_t fed_by = 0;
+    for (size_t feed = 0; feed < feeds.count; ++feed) {
+      fed_by = std::max(fed_by, lowered.received_at[feeds.begin + feed]);
     }
+    relays.emplace_back(i, fed_by);
   }
   return relays;
 }
 
-absl::StatusOr<std::vector<RankMessages>> LowerMessages(
-    const Module& module, CopyLowering& lowering) {
-  std::vector<const Message*> messages;
-  for (const Message& message : module.messages) messages.push_back(&message);
-  // Program order; stable, so that several messages of a pair in one round
-  // keep one order at both ends.
-  std::stable_sort(messages.begin(), messages.end(),
-                   [](const Message* a, const Message* b) {
-                     return std::tie(a->round, a->source, a->destination) <
-                            std::tie(b->round, b->source, b->destination);
-                   });
-  std::vector<RankMessages> ranks(static_cast<size_t>(module.world_size()));
-  for (const Message* message : messages) {
-    const auto add = [&](Rank rank, Rank peer, fb::MessageKind kind,
-                         uint32_t copies, int64_t staging_offset) {
-      RankMessages& of_rank = ranks[IndexOf(rank)];
-      of_rank.ends.push_back(
-          {.message =
-               fb::Message(static_cast<uint32_t>(message->round),
-                           static_cast<uint32_t>(IndexOf(peer)), copies, kind,
-                           /*reserved=*/0, /*reserved2=*/0,
-                           static_cast<uint64_t>(staging_offset),
-                           static_cast<uint64_t>(message->size_bytes)),
-           .of = message});
-      if (message->mechanism == Mechanism::kDirect) return;
-      of_rank.staging_bytes =
-          std::max(of_rank.staging_bytes,
-                   AlignStaging(staging_offset + message->size_bytes));
-    };
+// A message and its copy lists.
+struct LoweredMessage {
+  const Message* message = nullptr;
+  int32_t round = 0;
+  Rank source{};
+  Rank destination{};
+  uint32_t pack = 0;
+  uint32_t unpack = 0;
+};
+
+// In order of rounds, then sources, then destinations. Stable, so that several
+// messages of a pair in one round keep one order at both ends.
+std::vector<LoweredMessage> MessagesInOrder(const Module& module) {
+  std::vector<LoweredMessage> messages;
+  messages.reserve(module.messages.size());
+  for (const Message& message : module.messages) {
+    messages.push_back({.message = &message,
+                        .round = message.round,
+                        .source = message.source,
+                        .destination = message.destination});
+  }
+  const size_t world = static_cast<size_t>(module.world_size());
+  CountingSort(messages, world, [](const LoweredMessage& message) {
+    return IndexOf(message.destination);
+  });
+  CountingSort(messages, world, [](const LoweredMessage& message) {
+    return IndexOf(message.source);
+  });
+  CountingSort(messages, module.rounds.size(),
+               [](const LoweredMessage& message) {
+                 return static_cast<size_t>(message.round);
+               });
+  return messages;
+}
+
+absl::StatusOr<LoweredMessages> LowerMessages(const Module& module,
+                                              CopyLowering& lowering) {
+  std::vector<LoweredMessage> messages = MessagesInOrder(module);
+  LoweredMessages lowered;
+  lowered.ranks.resize(static_cast<size_t>(module.world_size()));
+  lowered.received_at.resize(module.messages.size());
+  std::vector<size_t> counts(lowered.ranks.size(), 0);
+  for (LoweredMessage& of_message : messages) {
+    const Message& message = *of_message.message;
     const absl::StatusOr<uint32_t> pack =
-        message->is_held ? lowering.Nothing()
-        : module.IsRelay(message->source)
-            ? lowering.Relay(message->source, message->contents)
-            : lowering.Pack(message->source, message->contents);
+        message.is_held ? lowering.Nothing()
+        : module.IsRelay(message.source)
+            ? lowering.Relay(message.source, message.contents)
+            : lowering.Pack(message.source, message.contents);
     if (!pack.ok()) return pack.status();
     const absl::StatusOr<uint32_t> unpack =
-        message->is_unpacked
-            ? lowering.Unpack(message->destination, message->contents)
+        message.is_unpacked
+            ? lowering.Unpack(message.destination, message.contents)
             : lowering.Nothing();
     if (!unpack.ok()) return unpack.status();
-    add(message->source, message->destination, fb::MessageKind::kSend, *pack,
-        message->source_staging_offset);
-    add(message->destination, message->source, fb::MessageKind::kRecv, *unpack,
-        message->destination_staging_offset);
+    of_message.pack = *pack;
+    of_message.unpack = *unpack;
+    ++counts[IndexOf(message.source)];
+    ++counts[IndexOf(message.destination)];
   }
-  // Receives before sends.
-  for (RankMessages& rank : ranks) {
-    const auto order = [](const fb::Message& m) {
-      return std::tuple(m.round(), m.kind() == fb::MessageKind::kSend,
-                        m.peer());
-    };
-    std::stable_sort(
-        rank.ends.begin(), rank.ends.end(),
-        [&](const RankMessages::End& a, const RankMessages::End& b) {
-          return order(a.message) < order(b.message);
-        });
+  for (size_t rank = 0; rank < counts.size(); ++rank) {
+    lowered.ranks[rank].ends.reserve(counts[rank]);
   }
-  return ranks;
+  const auto add = [&](const LoweredMessage& of_message, bool sends) {
+    const Message& message = *of_message.message;
+    const Rank rank = sends ? message.source : message.destination;
+    const Rank peer = sends ? message.destination : message.source;
+    const int64_t staging_offset = sends ? message.source_staging_offset
+                                         : message.destination_staging_offset;
+    RankMessages& of_rank = lowered.ranks[IndexOf(rank)];
+    of_rank.ends.push_back(
+        {.message = fb::Message(
+             static_cast<uint32_t>(message.round),
+             static_cast<uint32_t>(IndexOf(peer)),
+             sends ? of_message.pack : of_message.unpack,
+             sends ? fb::MessageKind::kSend : fb::MessageKind::kRecv,
+             /*reserved=*/0, /*reserved2=*/0,
+             static_cast<uint64_t>(staging_offset),
+             static_cast<uint64_t>(message.size_bytes)),
+         .of = &message});
+    if (message.mechanism == Mechanism::kDirect) return;
+    of_rank.staging_bytes =
+        std::max(of_rank.staging_bytes,
+                 AlignStaging(staging_offset + message.size_bytes));
+  };
+  // Round by round, a rank's receives before its sends.
+  for (size_t begin = 0, end = 0; begin < messages.size(); begin = end) {
+    while (end < messages.size() &&
+           messages[end].round == messages[begin].round) {
+      ++end;
+    }
+    for (size_t i = begin; i < end; ++i) {
+      const size_t number =
+          static_cast<size_t>(messages[i].message - module.messages.data());
+      lowered.received_at[number] = static_cast<uint32_t>(
+          lowered.ranks[IndexOf(messages[i].destination)].ends.size());
+      add(messages[i], /*sends=*/false);
+    }
+    for (size_t i = begin; i < end; ++i) add(messages[i], /*sends=*/true);
+  }
+  return lowered;
 }
 
 // What the programs of a folded job's other parts share with the first's.
@@ -308,10 +355,10 @@ absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
   for (int32_t rank = 0; rank < module.world_size(); ++rank) {
     fills.push_back(lowering.Fill(module.FirstOf(Rank{rank})));
   }
-  const absl::StatusOr<std::vector<RankMessages>> lowered =
+  const absl::StatusOr<LoweredMessages> lowered =
       LowerMessages(module, lowering);
   if (!lowered.ok()) return lowered.status();
-  const std::vector<RankMessages>& ranks = *lowered;
+  const std::vector<RankMessages>& ranks = lowered->ranks;
   absl::flat_hash_map<std::vector<BufferId>, OffsetVector<uint32_t>> shared;
   std::vector<ProgramLists> lists(ranks.size());
   std::vector<Offset<fb::RankProgram>> programs;
@@ -354,7 +401,7 @@ absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
         ends.size(),
         [&](size_t i, fb::Message* message) { *message = ends[i].message; });
     const std::vector<fb::Relay> relay_structs =
-        LowerRelays(module, ranks[rank]);
+        LowerRelays(module, *lowered, rank);
     flatbuffers::Offset<flatbuffers::Vector<const fb::Relay*>> relays = 0;
     if (!relay_structs.empty()) {
       relays = builder.CreateVectorOfStructs(relay_structs);
@@ -507,7 +554,16 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
 }  // namespace
 
 absl::StatusOr<std::vector<uint8_t>> EmitPlan(const Module& module) {
-  Builder body_builder(1 << 20);
+  // Large enough, so that it seldom has to be moved: what is not used of it is
+  // never touched.
+  constexpr size_t kLeastBytes = 1 << 20;
+  const size_t ends = 2 * module.messages.size() *
+                      (module.fold.has_value() && !module.fold->shares_lists
+                           ? static_cast<size_t>(module.parts())
+                           : 1);
+  Builder body_builder(
+      std::min(kLeastBytes + 2 * ends * sizeof(fb::Message),
+               static_cast<size_t>(FLATBUFFERS_MAX_BUFFER_SIZE / 2)));
   const absl::StatusOr<Offset<fb::Body>> emitted =
       EmitBody(body_builder, module);
   if (!emitted.ok()) return emitted.status();

@@ -1,14 +1,18 @@
 #include "compiler/emit/lower_copies.h"
 
+#include <string>
+
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace refit {
 namespace {
 
 template <typename Struct>
-std::string BytesOf(const std::vector<Struct>& structs) {
-  return std::string(reinterpret_cast<const char*>(structs.data()),
-                     structs.size() * sizeof(Struct));
+absl::string_view BytesOf(absl::Span<const Struct> structs) {
+  return {reinterpret_cast<const char*>(structs.data()),
+          structs.size() * sizeof(Struct)};
 }
 
 // Two loops become one where the outer continues the inner. A loop over the
@@ -51,22 +55,26 @@ size_t CopyLowering::AddRankBuffers(const std::vector<BufferId>& buffers) {
   return it->second;
 }
 
-uint32_t CopyLowering::InternLoops(const std::vector<fb::Loop>& loops) {
-  const auto [it, is_new] = loops_by_bytes_.try_emplace(
-      BytesOf(loops), static_cast<uint32_t>(loops_.size()));
-  if (is_new) loops_.insert(loops_.end(), loops.begin(), loops.end());
-  return it->second;
+uint32_t CopyLowering::InternLoops(absl::Span<const fb::Loop> loops) {
+  const absl::string_view bytes = BytesOf(loops);
+  const auto known = loops_by_bytes_.find(bytes);
+  if (known != loops_by_bytes_.end()) return known->second;
+  const auto number = static_cast<uint32_t>(loops_.size());
+  loops_by_bytes_.emplace(bytes, number);
+  loops_.insert(loops_.end(), loops.begin(), loops.end());
+  return number;
 }
 
-uint32_t CopyLowering::InternList(const std::vector<fb::Copy>& copies) {
-  const auto [it, is_new] = lists_by_bytes_.try_emplace(
-      BytesOf(copies), static_cast<uint32_t>(lists_.size()));
-  if (is_new) {
-    lists_.emplace_back(static_cast<uint32_t>(copies_.size()),
-                        static_cast<uint32_t>(copies.size()));
-    copies_.insert(copies_.end(), copies.begin(), copies.end());
-  }
-  return it->second;
+uint32_t CopyLowering::InternList(absl::Span<const fb::Copy> copies) {
+  const absl::string_view bytes = BytesOf(copies);
+  const auto known = lists_by_bytes_.find(bytes);
+  if (known != lists_by_bytes_.end()) return known->second;
+  const auto number = static_cast<uint32_t>(lists_.size());
+  lists_by_bytes_.emplace(bytes, number);
+  lists_.emplace_back(static_cast<uint32_t>(copies_.size()),
+                      static_cast<uint32_t>(copies.size()));
+  copies_.insert(copies_.end(), copies.begin(), copies.end());
+  return number;
 }
 
 fb::Copy CopyLowering::Lower(uint32_t slot, const Buffer& buffer,
@@ -74,7 +82,7 @@ fb::Copy CopyLowering::Lower(uint32_t slot, const Buffer& buffer,
                              const Dims& stride, DType wire_dtype,
                              int64_t staging_offset) {
   const uint64_t tensor_elements = static_cast<uint64_t>(Product(buffer.shape));
-  std::vector<fb::Loop> loops;
+  absl::InlinedVector<fb::Loop, 8> loops;
   for (size_t dim = 0; dim < extent.size(); ++dim) {
     if (extent[dim] == 1) continue;
     const fb::Loop loop(static_cast<uint64_t>(extent[dim]),
@@ -126,7 +134,7 @@ absl::StatusOr<uint32_t> CopyLowering::Pack(Rank source, int32_t contents) {
   const size_t held = buffers_of_rank_[IndexOf(source)];
   const auto known = pack_lists_.find({held, contents});
   if (known != pack_lists_.end()) return known->second;
-  std::vector<fb::Copy> copies;
+  list_.clear();
   for (const Packed& packed : module_.contents[static_cast<size_t>(contents)]) {
     const Piece& piece = module_.piece(packed.piece);
     const Site* site = FindContaining(rank_buffers_[held], piece, packed.box);
@@ -135,9 +143,9 @@ absl::StatusOr<uint32_t> CopyLowering::Pack(Rank source, int32_t contents) {
           absl::StrCat("rank ", IndexOf(source), " does not hold the part of ",
                        module_.param(piece.param).name, " that it is to send"));
     }
-    copies.push_back(LowerPacked(*site, packed));
+    list_.push_back(LowerPacked(*site, packed));
   }
-  return pack_lists_[{held, contents}] = InternList(copies);
+  return pack_lists_[{held, contents}] = InternList(list_);
 }
 
 const std::vector<CopyLowering::Site>* CopyLowering::FindWritten(
@@ -151,7 +159,7 @@ absl::StatusOr<uint32_t> CopyLowering::Relay(Rank relay, int32_t contents) {
   const size_t held = buffers_of_rank_[IndexOf(relay)];
   const auto known = relay_lists_.find({held, contents});
   if (known != relay_lists_.end()) return known->second;
-  std::vector<fb::Copy> copies;
+  list_.clear();
   for (const Packed& packed : module_.contents[static_cast<size_t>(contents)]) {
     const Piece& piece = module_.piece(packed.piece);
     const std::vector<Site>* sites = FindWritten(rank_buffers_[held], piece);
@@ -164,9 +172,9 @@ absl::StatusOr<uint32_t> CopyLowering::Relay(Rank relay, int32_t contents) {
           "rank ", IndexOf(relay), " does not receive the part of ",
           module_.param(piece.param).name, " that it is to relay"));
     }
-    copies.push_back(LowerPacked(*uncast, packed));
+    list_.push_back(LowerPacked(*uncast, packed));
   }
-  return relay_lists_[{held, contents}] = InternList(copies);
+  return relay_lists_[{held, contents}] = InternList(list_);
 }
 
 absl::StatusOr<uint32_t> CopyLowering::Unpack(Rank destination,
@@ -174,7 +182,7 @@ absl::StatusOr<uint32_t> CopyLowering::Unpack(Rank destination,
   const size_t held = buffers_of_rank_[IndexOf(destination)];
   const auto known = unpack_lists_.find({held, contents});
   if (known != unpack_lists_.end()) return known->second;
-  std::vector<fb::Copy> copies;
+  list_.clear();
   for (const Packed& packed : module_.contents[static_cast<size_t>(contents)]) {
     const Piece& piece = module_.piece(packed.piece);
     const std::vector<Site>* sites = FindWritten(rank_buffers_[held], piece);
@@ -184,10 +192,10 @@ absl::StatusOr<uint32_t> CopyLowering::Unpack(Rank destination,
           module_.param(piece.param).name, " that it is to receive"));
     }
     for (const Site& site : *sites) {
-      copies.push_back(LowerPacked(site, packed));
+      list_.push_back(LowerPacked(site, packed));
     }
   }
-  return unpack_lists_[{held, contents}] = InternList(copies);
+  return unpack_lists_[{held, contents}] = InternList(list_);
 }
 
 uint32_t CopyLowering::Fill(Rank rank) {

@@ -9,6 +9,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "compiler/ir/module.h"
 #include "plan_generated.h"
 
@@ -52,8 +53,8 @@ class CopyLowering {
   };
 
   size_t AddRankBuffers(const std::vector<BufferId>& buffers);
-  uint32_t InternLoops(const std::vector<fb::Loop>& loops);
-  uint32_t InternList(const std::vector<fb::Copy>& copies);
+  uint32_t InternLoops(absl::Span<const fb::Loop> loops);
+  uint32_t InternList(absl::Span<const fb::Copy> copies);
   // The strided box {offset, extent, stride} of a buffer.
   fb::Copy Lower(uint32_t slot, const Buffer& buffer, int64_t offset,
                  const Dims& extent, const Dims& stride, DType wire_dtype,
@@ -74,6 +75,7 @@ class CopyLowering {
   absl::flat_hash_map<std::pair<size_t, int32_t>, uint32_t> relay_lists_;
   absl::flat_hash_map<std::pair<size_t, int32_t>, uint32_t> unpack_lists_;
 
+  std::vector<fb::Copy> list_;  // at hand; kept to save allocations
   std::vector<fb::Loop> loops_;
   std::vector<fb::Copy> copies_;
   std::vector<fb::CopyList> lists_;

@@ -160,7 +160,7 @@ Route Module::RouteBetween(Rank source_rank, Rank destination_rank) const {
 
 Route Module::LinkBetween(Rank source_rank, Rank destination_rank) const {
   const Route route = RouteBetween(source_rank, destination_rank);
-  if (route != Route::kNetwork) return route;
+  if (route != Route::kNetwork || !topology.fabric.has_value()) return route;
   return topology.DomainOf(topology.host[IndexOf(source_rank)]) ==
                  topology.DomainOf(topology.host[IndexOf(destination_rank)])
              ? Route::kPeer

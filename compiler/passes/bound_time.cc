@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <map>
-#include <set>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -77,9 +76,10 @@ double LowerBoundSeconds(const Module& module) {
     domain.nics +=
         (count + topology.RanksPerNic() - 1) / topology.RanksPerNic();
   }
+  std::vector<int32_t> domains_without;
   for (const Piece& piece : module.pieces) {
     const double bytes = static_cast<double>(module.WireBytes(piece));
-    std::set<int32_t> domains_without;
+    domains_without.clear();
     std::vector<Rank> sources = piece.sources;
     sources.insert(sources.end(), piece.sources_of_other_waves.begin(),
                    piece.sources_of_other_waves.end());
@@ -97,8 +97,12 @@ double LowerBoundSeconds(const Module& module) {
       const int32_t domain =
           topology.DomainOf(topology.host[IndexOf(destination)]);
       domains[domain].bytes += bytes;
-      if (nearest == Route::kNetwork) domains_without.insert(domain);
+      if (nearest == Route::kNetwork) domains_without.push_back(domain);
     }
+    std::sort(domains_without.begin(), domains_without.end());
+    domains_without.erase(
+        std::unique(domains_without.begin(), domains_without.end()),
+        domains_without.end());
     for (int32_t domain : domains_without) {
       domains[domain].network_bytes += bytes;
     }

@@ -4,6 +4,7 @@
 #include <optional>
 #include <tuple>
 
+#include "compiler/ir/counting_sort.h"
 #include "compiler/passes/passes.h"
 #include "llvm/ADT/EquivalenceClasses.h"
 
@@ -378,11 +379,16 @@ absl::Status ChooseSources(const PassOptions&, Module& module) {
   }
   if (best_cut.has_value()) module.pieces = *std::move(best_cut);
   AddRelays(module);
-  std::sort(module.transfers.begin(), module.transfers.end(),
-            [](const Transfer& a, const Transfer& b) {
-              return std::tie(a.source, a.destination, a.piece) <
-                     std::tie(b.source, b.destination, b.piece);
-            });
+  const size_t world = static_cast<size_t>(module.world_size());
+  CountingSort(
+      module.transfers, module.pieces.size(),
+      [](const Transfer& transfer) { return IndexOf(transfer.piece); });
+  CountingSort(module.transfers, world, [](const Transfer& transfer) {
+    return IndexOf(transfer.destination);
+  });
+  CountingSort(module.transfers, world, [](const Transfer& transfer) {
+    return IndexOf(transfer.source);
+  });
   return absl::OkStatus();
 }
 

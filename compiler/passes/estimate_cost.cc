@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "compiler/ir/counting_sort.h"
 #include "compiler/passes/passes.h"
 #include "plan/enum_text.h"
 
@@ -55,9 +56,9 @@ std::vector<double> TransferSeconds(const Module& module) {
   const size_t world = static_cast<size_t>(module.world_size());
   std::vector<const Message*> messages;
   for (const Message& message : module.messages) messages.push_back(&message);
-  std::stable_sort(
-      messages.begin(), messages.end(),
-      [](const Message* a, const Message* b) { return a->round < b->round; });
+  CountingSort(messages, module.rounds.size(), [](const Message* message) {
+    return static_cast<size_t>(message->round);
+  });
   std::vector<RankLoad> loads(world);
   std::vector<RankLoad> dealt(world);  // beside them, on links of their own
   std::vector<double> seconds(static_cast<size_t>(module.waves), 0);
@@ -182,8 +183,13 @@ absl::Status EstimateCost(const PassOptions&, Module& module) {
   }
   int64_t relayed_bytes = 0;
   std::array<int64_t, kRoutes.size()> by_route = {};
+  std::vector<int64_t> bytes_of;  // by piece
+  bytes_of.reserve(module.pieces.size());
+  for (const Piece& piece : module.pieces) {
+    bytes_of.push_back(module.WireBytes(piece));
+  }
   const auto add = [&](PieceId piece, Rank source, Rank destination) {
-    const int64_t bytes = module.WireBytes(module.piece(piece));
+    const int64_t bytes = bytes_of[IndexOf(piece)];
     const int64_t of_all_parts = bytes * module.parts();
     by_route[RouteIndex(module.RouteBetween(source, destination))] +=
         of_all_parts;

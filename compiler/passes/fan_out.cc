@@ -1,9 +1,13 @@
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <set>
 #include <tuple>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/types/span.h"
 #include "compiler/passes/passes.h"
 
 namespace refit {
@@ -36,16 +40,19 @@ constexpr int64_t kRowsPerStripe = 16;
 // Where single elements are cut: a multiple of the widest access of a GPU.
 constexpr int64_t kElementsTogether = 64;
 
+// Ranks of one host, ascending. Most hosts want a piece for one rank or few.
+using Members = absl::InlinedVector<Rank, 4>;
+
 // The receivers of one host that want a piece and are fed by one route.
 struct Group {
   size_t piece = 0;
   int64_t bytes = 0;
   int32_t host = 0;
   Route route = Route::kUnspecified;
-  std::vector<Rank> senders;  // that may feed it: the host's own, or all
-  std::vector<Rank> members;  // ascending
-  bool casts = false;         // on arrival: what arrived is not what was sent
-  bool relays = false;        // decided: each is given a part and passes it on
+  absl::Span<const Rank> senders;  // that may feed it: the host's own, or all
+  Members members;
+  bool casts = false;   // on arrival: what arrived is not what was sent
+  bool relays = false;  // decided: each is given a part and passes it on
 
   bool CanRelay() const {
     return !casts && members.size() > 1 &&
@@ -83,38 +90,59 @@ bool HasLocalSource(const Module& module, const Piece& piece,
       });
 }
 
-// By piece, then host.
-std::vector<Group> ListGroups(const Module& module) {
-  std::vector<Group> groups;
+// All groups, by piece, then host.
+struct Groups {
+  std::vector<Group> all;
+  // What `senders` that are not those of a piece refer to.
+  std::deque<std::vector<Rank>> senders;
+};
+
+// The group of `host` among those of the last piece, which begin at `begin`.
+Group& GroupOf(int32_t host, size_t begin, std::vector<Group>& groups) {
+  // Ranks ascend, and so do their hosts as a rule.
+  if (groups.size() > begin && groups.back().host == host) {
+    return groups.back();
+  }
+  const auto at = std::lower_bound(
+      groups.begin() + static_cast<ptrdiff_t>(begin), groups.end(), host,
+      [](const Group& group, int32_t number) { return group.host < number; });
+  if (at != groups.end() && at->host == host) return *at;
+  return *groups.insert(at, {.host = host, .senders = {}, .members = {}});
+}
+
+Groups ListGroups(const Module& module) {
+  Groups groups;
   // Pieces in a row are often held by the same sources.
   const std::vector<Rank>* sources = nullptr;
-  std::map<int32_t, std::vector<Rank>> sources_by_host;
+  std::map<int32_t, absl::Span<const Rank>> sources_by_host;
   for (size_t i = 0; i < module.pieces.size(); ++i) {
     const Piece& piece = module.pieces[i];
     if (sources == nullptr || *sources != piece.sources) {
-      sources_by_host.clear();
+      std::map<int32_t, std::vector<Rank>> by_host;
       for (Rank source : piece.sources) {
-        sources_by_host[module.topology.host[IndexOf(source)]].push_back(
-            source);
+        by_host[module.topology.host[IndexOf(source)]].push_back(source);
+      }
+      sources_by_host.clear();
+      for (auto& [host, of_host] : by_host) {
+        sources_by_host[host] = groups.senders.emplace_back(std::move(of_host));
       }
     }
     sources = &piece.sources;
-    std::map<int32_t, Group> of_piece;  // by host
+    const size_t begin = groups.all.size();
     for (Rank destination : piece.destinations) {
       if (HasLocalSource(module, piece, destination)) continue;
-      of_piece[module.topology.host[IndexOf(destination)]].members.push_back(
-          destination);
+      GroupOf(module.topology.host[IndexOf(destination)], begin, groups.all)
+          .members.push_back(destination);
     }
-    for (auto& [host, group] : of_piece) {
-      const auto neighbours = sources_by_host.find(host);
+    for (Group& group : absl::MakeSpan(groups.all).subspan(begin)) {
+      const auto neighbours = sources_by_host.find(group.host);
       const bool peer = neighbours != sources_by_host.end();
       group.piece = i;
       group.bytes = module.WireBytes(piece);
-      group.host = host;
       group.route = peer ? Route::kPeer : Route::kNetwork;
-      group.senders = peer ? neighbours->second : piece.sources;
+      group.senders =
+          peer ? neighbours->second : absl::Span<const Rank>(piece.sources);
       group.casts = piece.wire_dtype != piece.destination_dtype;
-      groups.push_back(std::move(group));
     }
   }
   return groups;
@@ -159,14 +187,14 @@ void ChooseOnPeers(const Module& module, std::vector<Group>& groups) {
 
 // By whom wants them. Without those that are too small.
 using BroadcastsByReceivers =
-    std::map<std::vector<std::vector<Rank>>, std::vector<Broadcast>>;
+    std::map<std::vector<Members>, std::vector<Broadcast>>;
 
 BroadcastsByReceivers ListBroadcasts(absl::Span<const Group> groups) {
   BroadcastsByReceivers broadcasts;
   int64_t total = 0;
   for (size_t begin = 0; begin < groups.size();) {
     Broadcast broadcast;
-    std::vector<std::vector<Rank>> receivers;
+    std::vector<Members> receivers;
     const size_t piece = groups[begin].piece;
     for (; begin < groups.size() && groups[begin].piece == piece; ++begin) {
       const Group& group = groups[begin];
@@ -201,7 +229,7 @@ struct NetworkLoad {
 // If groups relay as they say, and `broadcasts` pass on to each other.
 NetworkLoad LoadOf(const Module& module, absl::Span<const Group> groups,
                    const BroadcastsByReceivers& broadcasts) {
-  std::set<const Group*> is_broadcast;
+  absl::flat_hash_set<const Group*> is_broadcast;
   const size_t world = static_cast<size_t>(module.world_size());
   BytesByRank sent(world), received(world), relayed(world);
   for (const auto& [receivers, of_receivers] : broadcasts) {
@@ -252,27 +280,27 @@ double SecondsFor(const Module& module, const NetworkLoad& load) {
 
 // What the same sources hold and the same receivers want.
 struct Share {
-  const std::vector<std::vector<Rank>>* receivers = nullptr;
-  const std::vector<Rank>* senders = nullptr;
+  const std::vector<Members>* receivers = nullptr;
+  absl::Span<const Rank> senders;
   std::vector<Broadcast> broadcasts;
   double bytes = 0;
   // That each sender need not send if receivers pass it on.
   double SavedBytes() const {
     return bytes * static_cast<double>(receivers->size() - 1) /
-           static_cast<double>(senders->size());
+           static_cast<double>(senders.size());
   }
 };
 
 std::vector<Share> ListShares(const BroadcastsByReceivers& broadcasts) {
   std::vector<Share> shares;
   for (const auto& [receivers, of_receivers] : broadcasts) {
-    std::map<std::vector<Rank>, size_t> by_senders;
+    std::map<absl::Span<const Rank>, size_t> by_senders;
     for (const Broadcast& broadcast : of_receivers) {
-      const std::vector<Rank>& senders = broadcast.front()->senders;
+      const absl::Span<const Rank> senders = broadcast.front()->senders;
       const auto [it, is_new] = by_senders.try_emplace(senders, shares.size());
       if (is_new) {
         shares.push_back(
-            {.receivers = &receivers, .senders = &senders, .broadcasts = {}});
+            {.receivers = &receivers, .senders = senders, .broadcasts = {}});
       }
       Share& share = shares[it->second];
       share.broadcasts.push_back(broadcast);
@@ -290,7 +318,7 @@ BroadcastsByReceivers LevelSources(const Module& module,
   const std::vector<Share> shares = ListShares(broadcasts);
   std::vector<std::vector<const Share*>> shares_of(load.sent_by.size());
   for (const Share& share : shares) {
-    for (const Rank sender : *share.senders) {
+    for (const Rank sender : share.senders) {
       shares_of[IndexOf(sender)].push_back(&share);
     }
   }
@@ -302,7 +330,7 @@ BroadcastsByReceivers LevelSources(const Module& module,
 
   BroadcastsByReceivers chosen;
   std::set<const Share*> is_chosen;
-  std::map<const std::vector<std::vector<Rank>>*, double> relayed;
+  std::map<const std::vector<Members>*, double> relayed;
   // Sources take turns, so that each leaves others receivers that relay little.
   for (bool any = true; any;) {
     any = false;
@@ -323,7 +351,7 @@ BroadcastsByReceivers LevelSources(const Module& module,
       any = true;
       is_chosen.insert(best);
       relayed[best->receivers] += best->bytes;
-      for (const Rank sender : *best->senders) {
+      for (const Rank sender : best->senders) {
         sent[IndexOf(sender)] -= best->SavedBytes();
       }
       std::vector<Broadcast>& of_receivers = chosen[*best->receivers];
@@ -396,7 +424,7 @@ struct RelayPath {
 
 // One path begins at each receiver of each host. It leads to one receiver of
 // every other host, and from there to the others of that host.
-std::vector<RelayPath> PathsOf(absl::Span<const std::vector<Rank>> hosts) {
+std::vector<RelayPath> PathsOf(absl::Span<const Members> hosts) {
   std::vector<RelayPath> paths;
   for (size_t host = 0; host < hosts.size(); ++host) {
     for (size_t i = 0; i < hosts[host].size(); ++i) {
@@ -405,7 +433,7 @@ std::vector<RelayPath> PathsOf(absl::Span<const std::vector<Rank>> hosts) {
       std::vector<Relay> inside;
       for (size_t next = 0; next < hosts.size(); ++next) {
         // Paths go round the hosts from different ones on.
-        const std::vector<Rank>& members = hosts[(host + next) % hosts.size()];
+        const Members& members = hosts[(host + next) % hosts.size()];
         const Rank first = members[i % members.size()];
         if (next > 0) path.relays.push_back({path.receiver, first});
         for (Rank member : members) {
@@ -452,7 +480,7 @@ std::vector<Box> Stripes(const Box& box, int64_t count) {
 struct PieceReceivers {
   size_t piece = 0;
   int64_t bytes = 0;
-  std::vector<std::vector<Rank>> hosts;
+  std::vector<Members> hosts;
 };
 
 // Hands pieces out to the paths of their receivers.
@@ -514,7 +542,7 @@ void Distributor::Give(size_t piece, const Box& box, const RelayPath& path) {
 
 void Distributor::RemoveReceivers(const PieceReceivers& wanted) {
   std::vector<Rank>& destinations = module_.pieces[wanted.piece].destinations;
-  for (const std::vector<Rank>& members : wanted.hosts) {
+  for (const Members& members : wanted.hosts) {
     std::vector<Rank> rest;
     std::set_difference(destinations.begin(), destinations.end(),
                         members.begin(), members.end(),
@@ -568,24 +596,26 @@ void Distributor::Finish() {
 
 absl::Status FanOut(const PassOptions&, Module& module) {
   if (!module.limits.relays) return absl::OkStatus();
-  std::vector<Group> groups = ListGroups(module);
+  Groups listed = ListGroups(module);
+  std::vector<Group>& groups = listed.all;
   ChooseOnPeers(module, groups);
   const BetweenHosts between = ChooseBetweenHosts(module, groups);
 
   Distributor distributor(module);
-  std::set<const Group*> is_broadcast;
+  absl::flat_hash_set<const Group*> is_broadcast;
   const auto wave_of = [&](const Group& group) {
     return module.pieces[group.piece].wave;
   };
   for (const auto& [receivers, of_receivers] : between.broadcasts) {
     // By wave, and whole shares by their senders.
-    std::map<std::pair<int32_t, std::vector<Rank>>, std::vector<PieceReceivers>>
+    std::map<std::pair<int32_t, absl::Span<const Rank>>,
+             std::vector<PieceReceivers>>
         handed_out;
     for (const Broadcast& broadcast : of_receivers) {
       is_broadcast.insert(broadcast.begin(), broadcast.end());
       const Group& first = *broadcast.front();
       handed_out[{wave_of(first),
-                  between.whole ? first.senders : std::vector<Rank>()}]
+                  between.whole ? first.senders : absl::Span<const Rank>()}]
           .push_back(
               {.piece = first.piece, .bytes = first.bytes, .hosts = receivers});
     }

@@ -6,7 +6,10 @@
 #include <map>
 #include <utility>
 
+#include "absl/container/btree_map.h"
+#include "absl/container/node_hash_map.h"
 #include "absl/strings/str_format.h"
+#include "absl/types/span.h"
 #include "compiler/passes/passes.h"
 #include "plan/plan_file.h"
 
@@ -128,7 +131,7 @@ struct Stream {
   Rank source{};
   Rank receiver{};
   Route route = Route::kUnspecified;
-  std::vector<Relay> relays;
+  absl::Span<const Relay> relays;  // those of its pieces
   std::vector<PieceId> pieces;
 };
 
@@ -153,7 +156,11 @@ using WaveStreams = std::array<std::vector<Stream>, 2>;
 class MessageBuilder {
  public:
   MessageBuilder(const PassOptions& options, Module& module)
-      : options_(options), module_(module) {}
+      : options_(options), module_(module) {
+    for (const Piece& piece : module.pieces) {
+      staged_bytes_.push_back(AlignStaging(module.WireBytes(piece)));
+    }
+  }
 
   // Forms nothing after an error.
   void Build();
@@ -169,7 +176,7 @@ class MessageBuilder {
   const PackedPieces& Pack(const std::vector<PieceId>& pieces,
                            int64_t bucket_bytes);
   // The messages that bring each rank what a stream moves.
-  using Feeds = std::map<Rank, MessageRange>;
+  using Feeds = absl::btree_map<Rank, MessageRange>;
   void Send(Rank source, Rank destination, const PackedPieces& packed,
             const Message& like, Feeds& feeds);
   // The same for a relay of what `feeds` brings its sender.
@@ -204,18 +211,17 @@ class MessageBuilder {
 
   const PassOptions& options_;
   Module& module_;
+  std::vector<int64_t> staged_bytes_;            // by piece
   std::vector<std::vector<DealtStream>> dealt_;  // by wave
   int64_t network_bucket_bytes_ = 0;
   int64_t dealt_bucket_bytes_ = 0;
-  absl::flat_hash_map<std::pair<int64_t, std::vector<PieceId>>, PackedPieces>
+  absl::node_hash_map<std::pair<int64_t, std::vector<PieceId>>, PackedPieces>
       packed_;  // by size and pieces
 };
 
 int64_t MessageBuilder::BytesOf(const std::vector<PieceId>& pieces) const {
   int64_t total = 0;
-  for (PieceId id : pieces) {
-    total += AlignStaging(module_.WireBytes(module_.piece(id)));
-  }
+  for (PieceId id : pieces) total += staged_bytes_[IndexOf(id)];
   return total;
 }
 
@@ -405,7 +411,7 @@ int64_t MessageBuilder::DealtBucketBytes() const {
 // Each message to a dealer, and behind it those that deal it out.
 void MessageBuilder::BuildDealt(int32_t wave) {
   for (const DealtStream& stream : dealt_[static_cast<size_t>(wave)]) {
-    const PackedPieces packed = PackEvenly(stream.pieces, dealt_bucket_bytes_);
+    const PackedPieces& packed = PackEvenly(stream.pieces, dealt_bucket_bytes_);
     for (size_t i = 0; i < packed.contents.size(); ++i) {
       const size_t dealt = module_.messages.size();
       module_.messages.push_back(
@@ -455,9 +461,6 @@ void MessageBuilder::BuildStaged(int32_t wave,
       RelayedBucketBytes(streams, Route::kPeer, module_.limits);
   const int64_t network_bytes =
       RelayedBucketBytes(streams, Route::kNetwork, module_.limits);
-  const auto pack = [&](const std::vector<PieceId>& pieces, int64_t most) {
-    return PackEvenly(pieces, most);
-  };
   for (size_t begin = 0; begin < streams.size();) {
     const Rank source = streams[begin].source;
     const Rank receiver = streams[begin].receiver;
@@ -475,9 +478,9 @@ void MessageBuilder::BuildStaged(int32_t wave,
         feeds[receiver] = {};  // not formed yet
         pieces.insert(pieces.end(), stream.pieces.begin(), stream.pieces.end());
       } else {
-        const PackedPieces packed =
-            pack(stream.pieces,
-                 stream.route == Route::kPeer ? peer_bytes : network_bytes);
+        const PackedPieces& packed = PackEvenly(
+            stream.pieces,
+            stream.route == Route::kPeer ? peer_bytes : network_bytes);
         Send(source, receiver, packed, {.wave = wave, .fed_by = {}}, feeds);
         for (const Relay& relay : stream.relays) {
           if (!module_.IsStaged(relay)) continue;
@@ -496,8 +499,8 @@ void MessageBuilder::BuildStaged(int32_t wave,
     const bool network =
         module_.RouteBetween(source, receiver) == Route::kNetwork;
     Send(source, receiver,
-         pack(pieces,
-              network ? network_bucket_bytes_ : module_.limits.bucket_bytes),
+         PackEvenly(pieces, network ? network_bucket_bytes_
+                                    : module_.limits.bucket_bytes),
          {.wave = wave, .fed_by = {}}, feeds);
     for (const size_t relay : relays) {
       module_.messages[relay].fed_by = feeds.at(receiver);
@@ -599,14 +602,20 @@ void MessageBuilder::Build() {
       ++begin;
       continue;
     }
-    std::map<std::pair<int32_t, std::vector<Relay>>, std::vector<PieceId>>
+    std::map<std::pair<int32_t, absl::Span<const Relay>>, std::vector<PieceId>>
         by_relays;  // and by wave
+    auto last = by_relays.end();
     for (; begin < transfers.size() && transfers[begin].source == source &&
            transfers[begin].destination == receiver;
          ++begin) {
       const PieceId id = transfers[begin].piece;
       const Piece& piece = module_.piece(id);
-      by_relays[{piece.wave, piece.relays}].push_back(id);
+      // As a rule all of a pair are alike.
+      if (last == by_relays.end() || last->first.first != piece.wave ||
+          last->first.second != piece.relays) {
+        last = by_relays.try_emplace({piece.wave, piece.relays}).first;
+      }
+      last->second.push_back(id);
     }
     const Route route = module_.RouteBetween(source, receiver);
     const Mechanism mechanism = module_.MechanismOf(route);

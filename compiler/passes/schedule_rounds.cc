@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
+#include "compiler/ir/counting_sort.h"
 #include "compiler/passes/passes.h"
 #include "plan/plan_file.h"
 
@@ -283,9 +284,9 @@ void SortByShift(const Module& module, std::vector<Message*>& messages) {
       static_cast<int64_t>(module.world_size()) / module.parts() - sources);
   const int64_t stride = WalkStride(cycle);
   struct Keyed {
-    int64_t turn;
-    int64_t source;
-    Message* message;
+    int64_t turn = 0;
+    int64_t source = 0;
+    Message* message = nullptr;
   };
   std::vector<Keyed> keyed;
   keyed.reserve(messages.size());
@@ -297,10 +298,10 @@ void SortByShift(const Module& module, std::vector<Message*>& messages) {
     const int64_t shift = (destination - source % cycle + cycle) % cycle;
     keyed.push_back({shift * stride % cycle, source, message});
   }
-  std::stable_sort(
-      keyed.begin(), keyed.end(), [](const Keyed& a, const Keyed& b) {
-        return std::tie(a.turn, a.source) < std::tie(b.turn, b.source);
-      });
+  CountingSort(keyed, static_cast<size_t>(sources + cycle),
+               [](const Keyed& k) { return static_cast<size_t>(k.source); });
+  CountingSort(keyed, static_cast<size_t>(cycle),
+               [](const Keyed& k) { return static_cast<size_t>(k.turn); });
   for (size_t i = 0; i < keyed.size(); ++i) messages[i] = keyed[i].message;
 }
 
