@@ -208,7 +208,7 @@ absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
   CheckNetworkPeers(job, module, diagnostics);
   // Not of a job with errors: mending those may settle it.
   WarnOfJob(job, *model, diagnostics);
-  WarnOfBuckets(job, module, diagnostics);
+  WarnOfMessages(job, module, diagnostics);
   if (!diagnostics.ok()) return JobHasErrors();
   return times.Timed("emit-plan", [&] { return EmitPlan(module); });
 }

@@ -207,38 +207,85 @@ void WarnOfSglangsLoader(const SideSpec& side, const Model& model,
   }
 }
 
-// A model with a tower of which the job does not say whether it is moved.
-void WarnOfVision(const Job& job, const Model& model,
-                  Diagnostics& diagnostics) {
+// A part of the model that one side asks for and the other leaves out.
+void WarnOfDisagreement(const Located<bool>& source,
+                        const Located<bool>& destination, std::string_view key,
+                        std::string_view part, Diagnostics& diagnostics) {
+  if (!source.given || !destination.given || source.value == destination.value)
+    return;
+  const auto text = [](bool value) { return value ? "true" : "false"; };
+  diagnostics.Warning(
+      (source.value ? source : destination).place,
+      absl::StrFormat("source.%s is %s and destination.%s is %s, so that %s "
+                      "not moved; wanted the same on both sides",
+                      key, text(source.value), key, text(destination.value),
+                      part));
+}
+
+// Of parts that a job need not move.
+void WarnOfParts(const Job& job, const Model& model, Diagnostics& diagnostics) {
+  const Located<bool>& source = job.source.vision;
+  const Located<bool>& destination = job.destination.vision;
   const Family& family = *model.architecture.family;
-  if (!family.tower || job.source.vision.given ||
-      job.destination.vision.given) {
+  if (family.tower && !source.given && !destination.given) {
+    diagnostics.Warning(
+        job.source.place,
+        absl::StrFormat("the vision tower of %s is not moved; wanted "
+                        "source.vision: true to move it, or false if that is "
+                        "meant",
+                        family.model_type));
+  }
+  WarnOfDisagreement(source, destination, "vision", "the vision tower is",
+                     diagnostics);
+  WarnOfDisagreement(job.source.mtp, job.destination.mtp, "mtp",
+                     "prediction layers are", diagnostics);
+}
+
+// Trainers on transformers 5 whose experts the job takes as the checkpoint's.
+void WarnOfSeparateExperts(const SideSpec& side, const Model& model,
+                           Diagnostics& diagnostics) {
+  if (side.layout.value != LayoutKind::kFsdp || side.fused_experts.given ||
+      !side.version.given || !IsSince(side, {5})) {
     return;
   }
+  const bool separate =
+      std::any_of(model.params.begin(), model.params.end(),
+                  [](const Param& param) { return param.index.size() == 2; });
+  if (!separate) return;
   diagnostics.Warning(
-      job.source.place,
-      absl::StrFormat("the vision tower of %s is not moved; wanted "
-                      "source.vision: true to move it, or false if that is "
-                      "meant",
-                      family.model_type));
+      side.version.place,
+      absl::StrFormat("%s.version %s: transformers 5 holds the experts of a "
+                      "layer in one tensor, and this job has a tensor for "
+                      "each; wanted %s.fused_experts: true, or false if that "
+                      "is meant",
+                      side.key, side.version.value, side.key));
 }
 
-}  // namespace
-
-void WarnOfJob(const Job& job, const Model& model, Diagnostics& diagnostics) {
-  WarnOfVersion(job.source, diagnostics);
-  WarnOfVersion(job.destination, diagnostics);
-  WarnOfHosts(job, diagnostics);
-  WarnOfQuantizedCheckpoint(job, model, diagnostics);
-  WarnOfMoeBackend(job, model, diagnostics);
-  WarnOfVision(job, model, diagnostics);
-  WarnOfSglangsLoader(job.source, model, diagnostics);
-  WarnOfSglangsLoader(job.destination, model, diagnostics);
+// Options of direct rounds in a plan without any.
+void WarnOfDirectRounds(const OptionsSpec& options, const Module& module,
+                        Diagnostics& diagnostics) {
+  const bool is_direct = std::any_of(
+      module.messages.begin(), module.messages.end(),
+      [](const Message& m) { return m.mechanism == Mechanism::kDirect; });
+  if (is_direct) return;
+  const auto warn = [&](const Place& place, std::string_view key) {
+    diagnostics.Warning(
+        place, absl::StrFormat("options.%s has no effect: no round is direct; "
+                               "wanted source and destination ranks on one "
+                               "host, or a job without it",
+                               key));
+  };
+  if (options.direct.given && options.direct.value != DirectKind::kPush) {
+    warn(options.direct.place, "direct");
+  }
+  if (options.direct_multiprocessors.given) {
+    warn(options.direct_multiprocessors.place, "direct_multiprocessors");
+  }
 }
 
-void WarnOfBuckets(const Job& job, const Module& module,
+// Of buckets far from what is fast.
+void WarnOfBuckets(const Located<int64_t>& bucket, const Module& module,
                    Diagnostics& diagnostics) {
-  const Located<int64_t>& bucket = job.options.bucket_bytes;
   if (!bucket.given) return;
   int64_t staged_bytes = 0;
   int64_t staged_messages = 0;
@@ -262,6 +309,26 @@ void WarnOfBuckets(const Job& job, const Module& module,
           is_small ? "which leave most of each link idle"
                    : "of which none is packed while another travels",
           kFastBucketBytesMin, kFastBucketBytesMax));
+}
+
+}  // namespace
+
+void WarnOfJob(const Job& job, const Model& model, Diagnostics& diagnostics) {
+  WarnOfVersion(job.source, diagnostics);
+  WarnOfVersion(job.destination, diagnostics);
+  WarnOfHosts(job, diagnostics);
+  WarnOfQuantizedCheckpoint(job, model, diagnostics);
+  WarnOfMoeBackend(job, model, diagnostics);
+  WarnOfParts(job, model, diagnostics);
+  WarnOfSeparateExperts(job.source, model, diagnostics);
+  WarnOfSglangsLoader(job.source, model, diagnostics);
+  WarnOfSglangsLoader(job.destination, model, diagnostics);
+}
+
+void WarnOfMessages(const Job& job, const Module& module,
+                    Diagnostics& diagnostics) {
+  WarnOfDirectRounds(job.options, module, diagnostics);
+  WarnOfBuckets(job.options.bucket_bytes, module, diagnostics);
 }
 
 }  // namespace refit

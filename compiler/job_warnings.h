@@ -10,12 +10,14 @@
 
 namespace refit {
 
-// Of hosts, framework versions, quantized checkpoints and MoE backends.
+// Of hosts, framework versions, parts that stay, quantized checkpoints and MoE
+// backends.
 void WarnOfJob(const Job& job, const Model& model, Diagnostics& diagnostics);
 
-// Of buckets far from what is fast. `module` has its messages.
-void WarnOfBuckets(const Job& job, const Module& module,
-                   Diagnostics& diagnostics);
+// Of options without effect, and of buckets far from what is fast. `module` has
+// its messages.
+void WarnOfMessages(const Job& job, const Module& module,
+                    Diagnostics& diagnostics);
 
 }  // namespace refit
 

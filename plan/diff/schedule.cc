@@ -89,8 +89,13 @@ void CompareLimits(const fb::Body& a, const fb::Body& b, DiffReport& report) {
   add("LIMITS_CHANGED", "direct_multiprocessors",
       a.limits()->direct_multiprocessors(),
       b.limits()->direct_multiprocessors());
-  add("LIMITS_CHANGED", "direct_pulls", a.limits()->direct_pulls(),
-      b.limits()->direct_pulls());
+  if (a.limits()->direct_pulls() != b.limits()->direct_pulls()) {
+    const auto copies = [](const fb::Body& body) {
+      return body.limits()->direct_pulls() ? "pull" : "push";
+    };
+    report.Add(DifferenceClass::kSchedule, "LIMITS_CHANGED",
+               absl::StrCat("direct ", copies(a), " -> ", copies(b)));
+  }
   add("ROUNDS_CHANGED", "rounds", a.rounds()->size(), b.rounds()->size());
   const auto text = [](const fb::Topology* topology) {
     return topology == nullptr ? "none" : TopologyText(*topology);

@@ -26,6 +26,16 @@ constexpr std::string_view kMoe =
        "intermediate_size": 96, "moe_intermediate_size": 32, "num_experts": 8,
        "vocab_size": 256, "tie_word_embeddings": false)";
 
+constexpr std::string_view kMtp =
+    R"("model_type": "deepseek_v3", "hidden_size": 64, "num_hidden_layers": 2,
+       "num_attention_heads": 4, "num_key_value_heads": 4,
+       "intermediate_size": 96, "moe_intermediate_size": 32,
+       "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2,
+       "first_k_dense_replace": 1, "q_lora_rank": 32, "kv_lora_rank": 32,
+       "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+       "num_nextn_predict_layers": 1, "vocab_size": 256,
+       "tie_word_embeddings": false)";
+
 // What the compiler warns of, a line each, without the directory.
 std::string WarningsOf(std::string_view config, const std::string& job) {
   const TemporaryDirectory directory;
@@ -252,6 +262,51 @@ TEST(JobWarningsTest, AVisionTowerOfWhichTheJobSaysNothing) {
             "is meant");
   EXPECT_EQ(warnings(R"(, "vision": true)"), "");
   EXPECT_EQ(warnings(R"(, "vision": false)"), "");
+}
+
+TEST(JobWarningsTest, APartThatOneSideWantsAndTheOtherLeavesOut) {
+  EXPECT_EQ(
+      WarningsOf(kMtp, Sides(R"(, "mtp": false)", R"(, "mtp": true)")),
+      "job.json:3:42: warning: source.mtp is false and destination.mtp is "
+      "true, so that prediction layers are not moved; wanted the same on both "
+      "sides");
+  EXPECT_EQ(WarningsOf(kMtp, Sides(R"(, "mtp": true)", "")), "");
+}
+
+TEST(JobWarningsTest, ExpertsOfTransformers5AreOneTensor) {
+  const auto fsdp = [](const std::string& more) {
+    return absl::StrCat(R"("source": {"layout": "fsdp")", more,
+                        R"(}, "destination": {"layout": "vllm"})");
+  };
+  EXPECT_EQ(WarningsOf(kMoe, fsdp(R"(, "version": "5.2")")),
+            "job.json:1:66: warning: source.version 5.2: transformers 5 holds "
+            "the experts of a layer in one tensor, and this job has a tensor "
+            "for each; wanted source.fused_experts: true, or false if that is "
+            "meant");
+  for (const char* more : {"", R"(, "version": "4.57")",
+                           R"(, "version": "5.2", "fused_experts": true)",
+                           R"(, "version": "5.2", "fused_experts": false)"}) {
+    EXPECT_EQ(WarningsOf(kMoe, fsdp(more)), "");
+  }
+  EXPECT_EQ(WarningsOf(kDense, fsdp(R"(, "version": "5.2")")), "");
+}
+
+TEST(JobWarningsTest, OptionsOfDirectRoundsWithoutAny) {
+  const auto options = [](int gpus_per_host, const std::string& text) {
+    return Sides(
+        "", "",
+        absl::StrCat(OnHosts(gpus_per_host), ",\n\"options\": {", text, "}"));
+  };
+  const std::string bound = R"("direct_multiprocessors": 16)";
+  EXPECT_EQ(WarningsOf(kDense, options(1, bound)),
+            "job.json:5:39: warning: options.direct_multiprocessors has no "
+            "effect: no round is direct; wanted source and destination ranks "
+            "on one host, or a job without it");
+  EXPECT_EQ(WarningsOf(kDense, options(1, R"("direct": "pull")"))
+                .find("job.json:5:23: warning: options.direct has no effect"),
+            0u);
+  EXPECT_EQ(WarningsOf(kDense, options(1, R"("direct": "push")")), "");
+  EXPECT_EQ(WarningsOf(kDense, options(2, bound)), "");
 }
 
 }  // namespace
