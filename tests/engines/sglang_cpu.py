@@ -4,9 +4,9 @@ must equal a fresh engine's.
     python sglang_cpu.py [--case NAME …]        (sglang.sh makes the environment that this needs)
 
 Of each case one engine loads checkpoint B, and another loads checkpoint A, or random values where it has stages, and is refitted.
-Engine, schedulers and trainer are
-processes of their own. Then a refit fails by its deadline: one error has those of all ranks, and the engine stays paused. All
-bind anew, and the next refits must be equal again. SGLang has no kernels on this machine (sglang_site): it computes by torch.
+Engine, schedulers and trainer are processes of their own. Then a refit fails by its deadline: one error has those of all ranks,
+and the engine stays paused. All bind anew, and the next refits must be equal again. With deltas, each refit but the first after
+a bind sends what changed, and one is asked to be dense. SGLang has no kernels on this machine (sglang_site): it computes by torch.
 """
 import argparse
 import os
@@ -24,16 +24,16 @@ FAMILIES = {
     "dense": {**HIDDEN, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 2, "head_dim": 32},
 }  # fmt: skip
 CASES = {
-    "dense tp1": ("dense", {}),
-    "dense pp2": ("dense", {"pipeline_parallel": 2}),
+    "dense tp1, deltas": ("dense", {}, {"peer": "staged", "delta": {"changes": "snapshot"}}),  # UCX: direct rounds have none
+    "dense pp2": ("dense", {"pipeline_parallel": 2}, {}),
 }
 
 
-def plan_of(family, sizes):
+def plan_of(family, sizes, options):
     import refit
 
     return refit.compile({"model": FAMILIES[family], "source": {"layout": "fsdp"},
-                          "destination": {"layout": "sglang", **sizes}})
+                          "destination": {"layout": "sglang", **sizes}, "options": options})
 
 
 def engine_of(checkpoint, sizes, load_format="auto"):
@@ -65,7 +65,7 @@ def states_of(engine, ranks):
     return [torch.load(one["state"]) for one in facts]
 
 
-def fresh(arguments, family, sizes):
+def fresh(arguments, family, sizes, _):
     import torch
 
     engine = engine_of(arguments.work / "b", sizes)
@@ -78,16 +78,20 @@ def ranks_of(sizes):
     return sizes.get("tensor_parallel", 1) * sizes.get("pipeline_parallel", 1)
 
 
-def refit_to(engine, trainer, seed, refits, ranks):
+def refit_to(engine, trainer, seed, refits, ranks, why_dense=None, dense=False):
+    """`why_dense`: None if the plan has no deltas, else what the report must end with, "" where only what changed is sent."""
     import refit.sglang
 
     version = f"step-{refits}"
     check = refits > 2
     trainer.tell("check" if check else "run", seed)
-    replies = refit.sglang.update(engine, version=version, check=check, timeout=TIMEOUT_SECONDS)
+    replies = refit.sglang.update(engine, version=version, check=check, dense=dense, timeout=TIMEOUT_SECONDS)
     assert trainer.answer() == ("bound", "")
     assert [(reply["rank"], reply["state"], reply["refits"], reply["version"]) for reply in replies] == \
         [(1 + place, "bound", refits, version) for place in range(ranks)], replies
+    for delta in (reply["delta"] for reply in replies):
+        assert (delta is None) == (why_dense is None), delta
+        assert delta is None or (delta["is_delta"] == (why_dense == "") and delta["why_dense"].endswith(why_dense)), delta
     assert engine.tokenizer_manager.config_value("weight_version") == version
 
 
@@ -114,13 +118,14 @@ def fail_and_bind_anew(engine, trainer, ranks):
     assert [reply["state"] for reply in replies] == ["torn"] * ranks, replies
 
 
-def refitted(arguments, family, sizes):
+def refitted(arguments, family, sizes, options):
     import torch
 
     import refit.sglang
 
     ranks = ranks_of(sizes)
-    plan = plan_of(family, sizes)
+    plan = plan_of(family, sizes, options)
+    bound, changed = ("bound since its last refit", "") if "delta" in options else (None, None)
     plan.save(arguments.work / "plan.refit")
     trainer = Trainer(plan)
     engine = engine_of(arguments.work / "a", sizes, "dummy" if ranks > 1 else "auto")
@@ -133,13 +138,16 @@ def refitted(arguments, family, sizes):
     trainer.tell("bind")
     refit.sglang.init(engine, str(arguments.work / "plan.refit"), trainer.unique_id, timeout=TIMEOUT_SECONDS)
     assert trainer.answer() == ("bound", "")
-    refit_to(engine, trainer, 3, 1, ranks)  # another model first, then B
-    refit_to(engine, trainer, 2, 2, ranks)
+    refit_to(engine, trainer, 3, 1, ranks, bound)  # another model first, then B
+    refit_to(engine, trainer, 2, 2, ranks, changed)
     first = check()
     fail_and_bind_anew(engine, trainer, ranks)
-    refit_to(engine, trainer, 3, 3, ranks)
-    refit_to(engine, trainer, 2, 4, ranks)
+    refit_to(engine, trainer, 3, 3, ranks, bound)
+    refit_to(engine, trainer, 2, 4, ranks, changed)
     check()
+    if "delta" in options:
+        refit_to(engine, trainer, 2, 5, ranks, "rank 1 asked for it", dense=True)
+        check()
     refit.sglang.close(engine)
     trainer.close()
     engine.shutdown()
@@ -163,10 +171,10 @@ def forget_images():
 def run(cases):
     forget_images()
     for case in cases:
-        family, sizes = CASES[case]
+        family = CASES[case][0]
         with tempfile.TemporaryDirectory(prefix="refit-sglang-") as scratch:
             work = pathlib.Path(scratch)
-            plan = plan_of(family, {})
+            plan = plan_of(family, {}, {})
             write_checkpoint(work / "a", FAMILIES[family], plan, 1)
             write_checkpoint(work / "b", FAMILIES[family], plan, 2)
             for role in ("fresh", "refitted"):
