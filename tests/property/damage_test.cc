@@ -48,7 +48,7 @@ constexpr std::chrono::seconds kTimeout{30};
 constexpr uint64_t kRunnableBytes = uint64_t{1} << 24;
 
 // Some ten seconds of one core, with or without a sanitizer.
-constexpr int64_t kDamages = kSanitized ? 500 : 4000;
+constexpr int64_t kDamages = kSanitized ? 200 : 4000;
 
 struct SampleJob {
   std::string job;

@@ -29,9 +29,9 @@
 namespace refit {
 namespace {
 
-// Together some ten seconds of one core, with or without a sanitizer.
-constexpr int64_t kGenericCases = kSanitized ? 150 : 1000;
-constexpr int64_t kReplicaCases = kSanitized ? 75 : 400;
+// Together some twenty seconds of one core, with or without a sanitizer.
+constexpr int64_t kGenericCases = kSanitized ? 60 : 1000;
+constexpr int64_t kReplicaCases = kSanitized ? 30 : 400;
 
 const std::vector<std::string> kCastable = {"bf16", "fp16", "fp32"};
 
