@@ -31,6 +31,7 @@ struct QuantizeCase {
   DType dtype = DType::kBf16;
   uint64_t input_offset_bytes = 0;  // where the first matrix begins
   uint64_t extra_columns = 0;       // of a row of the input's tensor
+  bool has_links = false;           // a tensor each takes another link
 };
 
 // e4m3 by its definition: sign, exponent of bias 7, three bits of mantissa.
@@ -222,6 +223,17 @@ class QuantizeConformance : public DeviceConformance {
                              .input = {.bytes = input_matrix},
                              .output = {.bytes = output_matrix},
                              .scales = {.bytes = scale_matrix}}};
+    if (c.has_links) {
+      batch.quantizes[0].loops_begin = 1;
+      batch.quantizes[0].loops_count = 1;
+      batch.quantizes[0].link = 3;
+      BlockQuantize other = batch.quantizes[0];
+      for (CopyAddress* at : {&other.input, &other.output, &other.scales}) {
+        at->entry += 3;
+      }
+      other.link = 1;
+      batch.quantizes.push_back(other);
+    }
     std::vector<std::byte*> table;
     for (const auto& entry : memory) table.push_back(entry->data());
     auto prepared = device_->Prepare(table, {&batch, 1});
@@ -271,6 +283,41 @@ TEST_P(QuantizeConformance, MicroscaledRowsAreTheReferences) {
              .block_rows = 1,
              .block_columns = 32,
              .format = fb::ScaleFormat::kE8m0});
+}
+
+// Scales of one byte, in rows that a device may and may not store at once.
+TEST_P(QuantizeConformance, MicroscaledRowsNeedNoAlignment) {
+  for (const uint64_t columns : {512, 32 * 17, 32 * 5, 4096 + 32}) {
+    CheckCase({.rows = 21,
+               .columns = columns,
+               .block_rows = 1,
+               .block_columns = 32,
+               .format = fb::ScaleFormat::kE8m0,
+               .has_links = true});
+    CheckCase({.rows = 21,
+               .columns = columns,
+               .block_rows = 1,
+               .block_columns = 32,
+               .format = fb::ScaleFormat::kE8m0});
+    CheckCase({.rows = 21,
+               .columns = columns,
+               .block_rows = 1,
+               .block_columns = 32,
+               .format = fb::ScaleFormat::kE8m0,
+               .dtype = DType::kFp16,
+               .input_offset_bytes = 6,
+               .extra_columns = 1});
+  }
+}
+
+TEST_P(QuantizeConformance, LinksTakeTurns) {
+  CheckCase({.rows = 256, .columns = 384, .has_links = true});
+  CheckCase({.rows = 300,
+             .columns = 96,
+             .block_rows = 1,
+             .block_columns = 32,
+             .format = fb::ScaleFormat::kE8m0,
+             .has_links = true});
 }
 
 TEST_P(QuantizeConformance, OtherInputsAreTheReferences) {

@@ -63,11 +63,20 @@ class Lowering {
              .reserved = 0});
       }
     }
-    InterleaveLinks();
+    program_.tiles = Interleaved(tiles_of_link_);
     if (batch_.kind == CopyKind::kCopy) PartBulkTiles();
+    std::map<uint32_t, std::vector<uint32_t>> quantizes_of_link;
     for (const BlockQuantize& op : batch_.quantizes) {
+      const uint64_t first = program_.quantize_tiles;
       EmitQuantize(op, absl::MakeConstSpan(batch_.quantize_loops)
                            .subspan(op.loops_begin, op.loops_count));
+      std::vector<uint32_t>& tiles = quantizes_of_link[op.link];
+      for (uint64_t tile = first; tile < program_.quantize_tiles; ++tile) {
+        tiles.push_back(static_cast<uint32_t>(tile));
+      }
+    }
+    if (quantizes_of_link.size() > 1) {
+      program_.quantize_order = Interleaved(quantizes_of_link);
     }
     for (const ElementApply& op : batch_.applies) EmitApply(op);
     return std::move(program_);
@@ -198,6 +207,17 @@ class Lowering {
     return bits;
   }
 
+  // The kernel does not use the rest of a count that is no 31-bit number.
+  static cuda::KernelQuantizeCount CountOf(uint64_t count) {
+    cuda::KernelQuantizeCount divided = {};
+    divided.count = count;
+    if (count <= kCountMax) {
+      cuda::DivisionBy(static_cast<uint32_t>(count), divided.magic,
+                       divided.shift);
+    }
+    return divided;
+  }
+
   // Iterations of the outermost loops become operations of their own until the
   // rest fits the kernel.
   void EmitQuantize(const BlockQuantize& op,
@@ -216,10 +236,10 @@ class Lowering {
     kernel.first_tile = program_.quantize_tiles;
     kernel.rows = op.rows;
     kernel.columns = op.columns;
-    kernel.blocks_down = (op.rows + op.block_rows - 1) / op.block_rows;
+    kernel.blocks_down = CountOf((op.rows + op.block_rows - 1) / op.block_rows);
     kernel.blocks_across =
-        (op.columns + op.block_columns - 1) / op.block_columns;
-    kernel.blocks = kernel.blocks_down * kernel.blocks_across;
+        CountOf((op.columns + op.block_columns - 1) / op.block_columns);
+    kernel.blocks = kernel.blocks_down.count * kernel.blocks_across.count;
     const CopyAddress* const addresses[] = {&op.input, &op.output, &op.scales};
     const uint64_t row_bytes[] = {op.input_row_bytes, op.output_row_bytes,
                                   op.scale_row_bytes};
@@ -232,11 +252,12 @@ class Lowering {
     kernel.block_columns = op.block_columns;
     kernel.dtype = op.input.dtype;
     kernel.format = op.format;
+    kernel.to_peer = op.link != 0 ? 1 : 0;
     kernel.loops_count = static_cast<uint32_t>(loops.size());
     for (size_t l = 0; l < loops.size(); ++l) {
       const QuantizeLoop& loop = loops[loops.size() - 1 - l];
       KernelQuantizeLoop& to = kernel.loops[l];
-      to.extent = loop.extent;
+      to.extent = CountOf(loop.extent);
       kernel.blocks *= loop.extent;
       const CopyStride* const strides[] = {&loop.input, &loop.output,
                                            &loop.scales};
@@ -275,19 +296,22 @@ class Lowering {
 
   // Each next tile is of the link that is farthest behind, so that all links
   // end together.
-  void InterleaveLinks() {
+  template <typename Tile>
+  static std::vector<Tile> Interleaved(
+      const std::map<uint32_t, std::vector<Tile>>& tiles_of_link) {
     struct Link {
-      absl::Span<const KernelTile> tiles;
+      absl::Span<const Tile> tiles;
       size_t done = 0;
     };
     std::vector<Link> links;
     size_t total = 0;
-    for (const auto& [link, tiles] : tiles_of_link_) {
+    for (const auto& [link, tiles] : tiles_of_link) {
       if (!tiles.empty()) links.push_back({.tiles = tiles});
       total += tiles.size();
     }
-    program_.tiles.reserve(total);
-    while (program_.tiles.size() < total) {
+    std::vector<Tile> all;
+    all.reserve(total);
+    while (all.size() < total) {
       Link* next = nullptr;
       for (Link& link : links) {
         if (link.done == link.tiles.size()) continue;
@@ -296,8 +320,9 @@ class Lowering {
           next = &link;
         }
       }
-      program_.tiles.push_back(next->tiles[next->done++]);
+      all.push_back(next->tiles[next->done++]);
     }
+    return all;
   }
 
   void PartBulkTiles() {
@@ -352,6 +377,7 @@ class CudaPreparedCopies : public PreparedCopies {
       size_t tiles;
       size_t parted_tiles;
       size_t quantizes;
+      size_t quantize_order;
       size_t applies;
       size_t digests;
     };
@@ -363,9 +389,10 @@ class CudaPreparedCopies : public PreparedCopies {
       const size_t parted_tiles =
           program.parted_tiles.empty() ? tiles : add(program.parted_tiles);
       const size_t quantizes = add(program.quantizes);
+      const size_t quantize_order = add(program.quantize_order);
       const size_t applies = add(program.applies);
-      offsets.push_back({copies, tiles, parted_tiles, quantizes, applies,
-                         add(program.digests)});
+      offsets.push_back({copies, tiles, parted_tiles, quantizes, quantize_order,
+                         applies, add(program.digests)});
     }
     if (image.empty()) image.resize(16);
     absl::Status status =
@@ -393,7 +420,11 @@ class CudaPreparedCopies : public PreparedCopies {
                base + offsets[i].quantizes),
            .operations_count =
                static_cast<uint32_t>(programs[i].quantizes.size()),
-           .tiles_count = programs[i].quantize_tiles});
+           .tiles_count = programs[i].quantize_tiles,
+           .order = programs[i].quantize_order.empty()
+                        ? nullptr
+                        : reinterpret_cast<const uint32_t*>(
+                              base + offsets[i].quantize_order)});
       applies_.push_back(
           {.table = reinterpret_cast<std::byte* const*>(base + table_at),
            .operations = reinterpret_cast<const cuda::KernelApply*>(

@@ -30,6 +30,8 @@ struct KernelProgram {
   std::vector<cuda::KernelDigest> digests;
   std::vector<cuda::KernelQuantize> quantizes;
   uint64_t quantize_tiles = 0;
+  // Numbers of these tiles, interleaved over links; empty if there is one link.
+  std::vector<uint32_t> quantize_order;
   std::vector<cuda::KernelApply> applies;
   uint64_t apply_tiles = 0;
   bool leaves_room = false;

@@ -30,12 +30,28 @@ struct Block {
   fb::ScaleFormat format;
 };
 
+__device__ __forceinline__ uint32_t Divide(uint32_t n, uint32_t magic,
+                                           uint32_t shift) {
+  return magic == 0 ? n >> shift : __umulhi(n, magic) >> shift;
+}
+
+// Numbers below it are divided as 31-bit ones.
+constexpr uint64_t kNarrowCount = (uint64_t{1} << 31) - 1;
+
 __device__ Block BlockAt(const KernelQuantize& op, std::byte* const* table,
                          uint64_t number) {
-  const uint64_t across = number % op.blocks_across;
-  number /= op.blocks_across;
-  const uint64_t down = number % op.blocks_down;
-  uint64_t matrix = number / op.blocks_down;
+  // Divisions of 64 bits would be most of a small block's time.
+  const bool is_narrow = op.blocks <= kNarrowCount;
+  const auto take = [&](const KernelQuantizeCount& by) -> uint64_t {
+    const uint64_t quotient =
+        is_narrow ? Divide(static_cast<uint32_t>(number), by.magic, by.shift)
+                  : number / by.count;
+    const uint64_t rest = number - quotient * by.count;
+    number = quotient;
+    return rest;
+  };
+  const uint64_t across = take(op.blocks_across);
+  const uint64_t down = take(op.blocks_down);
   uint64_t offset[kQuantizeOperands];
   uint32_t entry[kQuantizeOperands];
   for (uint32_t operand = 0; operand < kQuantizeOperands; ++operand) {
@@ -44,8 +60,7 @@ __device__ Block BlockAt(const KernelQuantize& op, std::byte* const* table,
   }
   for (uint32_t l = 0; l < op.loops_count; ++l) {
     const KernelQuantizeLoop& loop = op.loops[l];
-    const uint64_t i = matrix % loop.extent;
-    matrix /= loop.extent;
+    const uint64_t i = take(loop.extent);
     for (uint32_t operand = 0; operand < kQuantizeOperands; ++operand) {
       offset[operand] += i * loop.bytes[operand];
       entry[operand] += static_cast<uint32_t>(i) * loop.entries[operand];
@@ -222,8 +237,11 @@ __device__ void QuantizeAny(const Block& block, uint32_t thread,
   }
 }
 
-// A row of 32 numbers of 16 bits, by one thread.
+// A row of 32 numbers of 16 bits.
 constexpr uint32_t kRowColumns = 32;
+constexpr uint32_t kHalfColumns = kRowColumns / 2;
+constexpr uint32_t kHalvesOfThread = 2;
+constexpr uint32_t kWideScales = 16;  // bytes that a thread stores at once
 
 __device__ bool IsRow(const Block& block) {
   const uint64_t input = reinterpret_cast<uint64_t>(block.input);
@@ -232,6 +250,8 @@ __device__ bool IsRow(const Block& block) {
          block.columns == kRowColumns && ((input | output) & 15) == 0;
 }
 
+// By one thread. Few thread blocks are faster so than by QuantizeRows, but over
+// NVLink its stores are too narrow.
 __device__ void QuantizeRow(const Block& block) {
   uint32_t held[kRowColumns / 2];
 #pragma unroll
@@ -265,6 +285,122 @@ __device__ void QuantizeRow(const Block& block) {
   }
 }
 
+// The small blocks of a tile that are rows; others have no input here.
+struct Rows {
+  const std::byte* input[kSmallBlocksPerTile];
+  std::byte* output[kSmallBlocksPerTile];
+  uint64_t scale[kSmallBlocksPerTile];  // addresses
+  alignas(16) uint8_t e8m0[kSmallBlocksPerTile];
+};
+
+// By all threads of the thread block, two a row.
+template <DType dtype>
+__device__ __forceinline__ void QuantizeRows(Rows& rows,
+                                             fb::ScaleFormat format) {
+  uint4 held[kHalvesOfThread][2];
+#pragma unroll
+  for (uint32_t i = 0; i < kHalvesOfThread; ++i) {
+    const uint32_t half = i * kThreads + threadIdx.x;
+    const std::byte* const input = rows.input[half / 2];
+    held[i][0] = held[i][1] = make_uint4(0, 0, 0, 0);
+    if (input == nullptr) continue;
+    const uint4* const from =
+        reinterpret_cast<const uint4*>(input) + half % 2 * 2;
+    held[i][0] = __ldcs(from);
+    held[i][1] = __ldcs(from + 1);
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kHalvesOfThread; ++i) {
+    const uint32_t half = i * kThreads + threadIdx.x;
+    const uint32_t row = half / 2;
+    const uint32_t twos[kHalfColumns / 2] = {
+        held[i][0].x, held[i][0].y, held[i][0].z, held[i][0].w,
+        held[i][1].x, held[i][1].y, held[i][1].z, held[i][1].w};
+    uint32_t magnitudes = 0;
+#pragma unroll
+    for (const uint32_t two : twos) {
+      magnitudes = __vmaxu2(magnitudes, two & 0x7fff7fffu);
+    }
+    magnitudes =
+        __vmaxu2(magnitudes, __shfl_xor_sync(0xffffffffu, magnitudes, 1));
+    if (rows.input[row] == nullptr) continue;
+    const uint32_t low = magnitudes & 0xffffu;
+    const uint32_t high = magnitudes >> 16;
+    const BlockScale scale = ScaleOf(
+        Fp32From16(static_cast<uint16_t>(low > high ? low : high), dtype),
+        format, Division::kByReciprocal);
+    if (half % 2 == 0) {
+      if (format == fb::ScaleFormat::kE8m0) {
+        rows.e8m0[row] = static_cast<uint8_t>(scale.stored);
+      } else {
+        *reinterpret_cast<uint32_t*>(rows.scale[row]) = scale.stored;
+      }
+    }
+    uint32_t values[kHalfColumns / 4];
+#pragma unroll
+    for (uint32_t two = 0; two < kHalfColumns / 2; ++two) {
+      const uint32_t both =
+          TwoE4m3FromFp32(LowFp32(twos[two], dtype) * scale.inverse,
+                          HighFp32(twos[two], dtype) * scale.inverse);
+      values[two / 2] = two % 2 == 0 ? both : values[two / 2] | both << 16;
+    }
+    reinterpret_cast<uint4*>(rows.output[row])[half % 2] =
+        make_uint4(values[0], values[1], values[2], values[3]);
+  }
+  if (format != fb::ScaleFormat::kE8m0) return;
+  __syncthreads();
+  // Scales of one byte each: 16 at once where they stand in a row.
+  const uint32_t row = threadIdx.x;
+  const uint32_t first = row / kWideScales * kWideScales;
+  const bool is_next = rows.input[row] != nullptr &&
+                       rows.scale[row] == rows.scale[first] + (row - first) &&
+                       rows.scale[first] % kWideScales == 0;
+  const uint32_t next =
+      __ballot_sync(0xffffffffu, is_next) >> (first % kWarpThreads);
+  if ((next & 0xffffu) == 0xffffu) {
+    if (row == first) {
+      *reinterpret_cast<uint4*>(rows.scale[row]) =
+          *reinterpret_cast<const uint4*>(&rows.e8m0[row]);
+    }
+  } else if (rows.input[row] != nullptr) {
+    *reinterpret_cast<uint8_t*>(rows.scale[row]) = rows.e8m0[row];
+  }
+}
+
+// By all threads of the thread block. A tile is of one operation.
+__device__ void QuantizeSmall(const KernelQuantize& op, std::byte* const* table,
+                              uint64_t tile, Rows& rows) {
+  const uint64_t number = tile * kSmallBlocksPerTile + threadIdx.x;
+  if (op.to_peer == 0) {
+    if (number >= op.blocks) return;
+    const Block small = BlockAt(op, table, number);
+    if (IsRow(small)) {
+      QuantizeRow(small);
+    } else {
+      QuantizeAny(small, 0, 1, [](uint32_t amax) { return amax; });
+    }
+    return;
+  }
+  __syncthreads();
+  rows.input[threadIdx.x] = nullptr;
+  if (number < op.blocks) {
+    const Block small = BlockAt(op, table, number);
+    if (IsRow(small)) {
+      rows.input[threadIdx.x] = small.input;
+      rows.output[threadIdx.x] = small.output;
+      rows.scale[threadIdx.x] = reinterpret_cast<uint64_t>(small.scale);
+    } else {
+      QuantizeAny(small, 0, 1, [](uint32_t amax) { return amax; });
+    }
+  }
+  __syncthreads();
+  if (op.dtype == DType::kBf16) {
+    QuantizeRows<DType::kBf16>(rows, op.format);
+  } else if (op.dtype == DType::kFp16) {
+    QuantizeRows<DType::kFp16>(rows, op.format);
+  }
+}
+
 // Tiles whose blocks are located at once, each by a thread: a search and many
 // divisions, which would be most of a tile's time.
 constexpr uint32_t kTilesAtOnce = 32;
@@ -273,38 +409,38 @@ static_assert(kSmallBlocksPerTile == kThreads);
 __global__ void __launch_bounds__(kThreads)
     QuantizeKernel(const QuantizeBatch batch, const uint32_t* unless) {
   __shared__ Block blocks[kTilesAtOnce];
+  __shared__ Rows rows;
   if (IsStopped(unless)) return;
-  const auto tile_of = [&](uint64_t turn) {
+  const auto position_of = [&](uint64_t turn) {
     return turn * gridDim.x + blockIdx.x;
   };
-  for (uint64_t turn = 0; tile_of(turn) < batch.tiles_count;
+  const auto tile_of = [&](uint64_t turn) -> uint64_t {
+    const uint64_t position = position_of(turn);
+    return batch.order == nullptr ? position : batch.order[position];
+  };
+  for (uint64_t turn = 0; position_of(turn) < batch.tiles_count;
        turn += kTilesAtOnce) {
     __syncthreads();
     if (threadIdx.x < kTilesAtOnce &&
-        tile_of(turn + threadIdx.x) < batch.tiles_count) {
+        position_of(turn + threadIdx.x) < batch.tiles_count) {
       const uint64_t tile = tile_of(turn + threadIdx.x);
       const KernelQuantize& op = OperationOf(batch, tile);
+      // A small one's operation.
       blocks[threadIdx.x].rows = 0;
+      blocks[threadIdx.x].columns =
+          static_cast<uint32_t>(&op - batch.operations);
       if (!IsSmallBlock(op.block_rows, op.block_columns)) {
         blocks[threadIdx.x] = BlockAt(op, batch.table, tile - op.first_tile);
       }
     }
     __syncthreads();
     for (uint32_t i = 0;
-         i < kTilesAtOnce && tile_of(turn + i) < batch.tiles_count; ++i) {
+         i < kTilesAtOnce && position_of(turn + i) < batch.tiles_count; ++i) {
       const Block& block = blocks[i];
       if (block.rows == 0) {
         const uint64_t tile = tile_of(turn + i);
-        const KernelQuantize& op = OperationOf(batch, tile);
-        const uint64_t number =
-            (tile - op.first_tile) * kSmallBlocksPerTile + threadIdx.x;
-        if (number >= op.blocks) continue;
-        const Block small = BlockAt(op, batch.table, number);
-        if (IsRow(small)) {
-          QuantizeRow(small);
-        } else {
-          QuantizeAny(small, 0, 1, [](uint32_t amax) { return amax; });
-        }
+        const KernelQuantize& op = batch.operations[block.columns];
+        QuantizeSmall(op, batch.table, tile - op.first_tile, rows);
       } else if (!IsHeld(block)) {
         QuantizeAny(block, threadIdx.x, kThreads, ThreadBlockMax);
       } else if (block.dtype == DType::kBf16) {

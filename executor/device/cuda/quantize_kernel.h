@@ -16,9 +16,17 @@ namespace refit::cuda {
 enum QuantizeOperand : uint32_t { kInput = 0, kOutput = 1, kScales = 2 };
 inline constexpr uint32_t kQuantizeOperands = 3;
 
+// A count of blocks or matrices, and how numbers below 2^31 are divided by it
+// (DivisionBy).
+struct KernelQuantizeCount {
+  uint64_t count;
+  uint32_t magic;
+  uint32_t shift;
+};
+
 // A loop over matrices.
 struct KernelQuantizeLoop {
-  uint64_t extent;
+  KernelQuantizeCount extent;
   uint64_t bytes[kQuantizeOperands];
   uint32_t entries[kQuantizeOperands];
   uint32_t reserved;
@@ -31,8 +39,8 @@ struct KernelQuantize {
   uint64_t blocks;  // of all matrices
   uint64_t rows;    // of one matrix
   uint64_t columns;
-  uint64_t blocks_down;
-  uint64_t blocks_across;
+  KernelQuantizeCount blocks_down;
+  KernelQuantizeCount blocks_across;
   uint64_t offset[kQuantizeOperands];
   uint64_t row_bytes[kQuantizeOperands];
   uint32_t entry[kQuantizeOperands];
@@ -41,7 +49,7 @@ struct KernelQuantize {
   uint32_t loops_count;
   DType dtype;  // of the input
   fb::ScaleFormat format;
-  uint16_t reserved;
+  uint16_t to_peer;  // 1: what is stored may cross NVLink
   KernelQuantizeLoop loops[kQuantizeLoopsMax];  // innermost first
 };
 

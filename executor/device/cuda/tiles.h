@@ -18,6 +18,8 @@ struct TiledBatch {
   const Operation* operations = nullptr;
   uint32_t operations_count = 0;
   uint64_t tiles_count = 0;
+  // The order in which tiles are taken. Null: as they are numbered.
+  const uint32_t* order = nullptr;
 };
 
 // Loads a kernel into the current device's context. Otherwise its first launch

@@ -81,6 +81,8 @@ struct BlockQuantize {
   fb::ScaleFormat format = fb::ScaleFormat::kUnspecified;
   uint32_t loops_begin = 0;  // into CopyBatch::quantize_loops, outermost first
   uint32_t loops_count = 0;
+  // As StridedCopy's; 0: output and scales are this device's own.
+  uint32_t link = 0;
 };
 
 // What becomes of an element x (executor/device/element_function.h).
@@ -100,7 +102,7 @@ struct ElementApply {
 };
 
 enum class CopyKind : uint8_t {
-  kCopy,
+  kCopy,      // and `quantizes`, which read nothing that copies write
   kZero,      // writes zero bytes
   kQuantize,  // `quantizes` instead of copies
   kApply,     // `applies` instead of copies
