@@ -112,6 +112,7 @@ RunCounters& RunCounters::operator+=(const RunCounters& other) {
   wire_seconds += other.wire_seconds;
   unpack_seconds += other.unpack_seconds;
   scratch_bytes += other.scratch_bytes;
+  fused_elements += other.fused_elements;
   for (size_t route = 0; route < traffic.size(); ++route) {
     for (size_t mechanism = 0; mechanism < traffic[route].size(); ++mechanism) {
       Traffic& mine = traffic[route][mechanism];
@@ -287,6 +288,7 @@ absl::StatusOr<BoundRounds> Executor::PrepareRounds(
   if (!prepared.ok()) return prepared.status();
   return BoundRounds{.operations = std::move(copies->operations),
                      .copies = *std::move(prepared),
+                     .fused = std::move(copies->fused),
                      .direct_ends = ListDirectEnds(plan_, options_.rank,
                                                    *schedule_, bound_->peers),
                      .delta = std::move(delta)};

@@ -164,6 +164,10 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
   counters_ = {};
   direct_multiprocessors_ = options.direct_multiprocessors;
   kind_ = options.kind;
+  // Few multiprocessors store faster from scratch, in bulk.
+  fuses_ = kind_ == RefitKind::kPlain && !rounds_.fused.batches.empty() &&
+           (direct_multiprocessors_ == 0 || !rounds_.fused.in_peer_rounds);
+  counters_.fused_elements = fuses_ ? rounds_.fused.elements : 0;
   const RefitBatches* const batches = kind_ == RefitKind::kPlain ? nullptr
                                       : kind_ == RefitKind::kDelta
                                           ? &rounds_.delta.delta
@@ -240,6 +244,7 @@ void RefitEnqueuer::AwaitQuantizing(Stream stream) {
 
 absl::Status RefitEnqueuer::EnqueueRounds(Stream stream, StateCheck* check) {
   quantizes_enqueued_ = 0;
+  digests_scratch_ = check != nullptr;
   absl::Status status =
       rounds_.copies->Enqueue(RankSchedule::kFillBatch, stream);
   status.Update(ForkStreams(stream));
@@ -268,7 +273,8 @@ absl::Status RefitEnqueuer::ForkStreams(Stream stream) {
   if (schedule_.Unpacks()) {
     status.Update(started_->Await(unpack_stream_->get()));
   }
-  if (quantize_stream_ != nullptr) {
+  if (!quantize_events_.empty() &&
+      LastLaunch(quantize_events_.size() - 1).has_value()) {
     status.Update(started_->Await(quantize_stream_->get()));
   }
   return status;
@@ -281,10 +287,21 @@ absl::Status RefitEnqueuer::JoinStreams(Stream stream) {
       status.Update(events.unpacked->Await(stream));
     }
   }
-  if (!quantize_events_.empty()) {
-    status.Update(quantize_events_.back().done->Await(stream));
+  if (quantize_events_.empty()) return status;
+  if (const auto last = LastLaunch(quantize_events_.size() - 1)) {
+    status.Update(quantize_events_[*last].done->Await(stream));
   }
   return status;
+}
+
+// A checked refit quantizes into scratch too, to digest it: that is what shows
+// whether what was stored into peers' tensors is right.
+std::optional<size_t> RefitEnqueuer::LastLaunch(size_t launch) const {
+  if (!fuses_ || digests_scratch_) return launch;
+  for (size_t i = launch + 1; i-- > 0;) {
+    if (!rounds_.fused.is_idle[i]) return i;
+  }
+  return std::nullopt;
 }
 
 // What read or wrote the memory before is over: packing, sends, stores from
@@ -296,6 +313,10 @@ absl::Status RefitEnqueuer::EnqueueQuantizes(size_t rounds_before,
   absl::Status status;
   while (quantizes_enqueued_ < launches.size() &&
          launches[quantizes_enqueued_].after == rounds_before) {
+    if (LastLaunch(quantizes_enqueued_) != quantizes_enqueued_) {
+      ++quantizes_enqueued_;
+      continue;
+    }
     const QuantizeEvents& events = quantize_events_[quantizes_enqueued_];
     const Stream quantize = quantize_stream_->get();
     status.Update(events.may_begin->Record(stream));
@@ -305,8 +326,8 @@ absl::Status RefitEnqueuer::EnqueueQuantizes(size_t rounds_before,
       status.Update(events_[round].unpacked->Await(quantize));
       break;
     }
-    status.Update(
-        rounds_.copies->Enqueue(launches[quantizes_enqueued_].batch, quantize));
+    status.Update(rounds_.copies->Enqueue(
+        BatchOf(launches[quantizes_enqueued_].batch), quantize));
     if (check != nullptr) {
       status.Update(check->EnqueueScratch(quantizes_enqueued_, quantize));
     }
@@ -323,7 +344,9 @@ absl::Status RefitEnqueuer::AwaitQuantized(size_t round, Stream stream) {
       (round > 0 && works[round - 1].quantized == quantized)) {
     return absl::OkStatus();
   }
-  return quantize_events_[*quantized].done->Await(stream);
+  const std::optional<size_t> last = LastLaunch(*quantized);
+  return last.has_value() ? quantize_events_[*last].done->Await(stream)
+                          : absl::OkStatus();
 }
 
 Traffic RefitEnqueuer::TrafficOf(const RoundWork& work) const {
@@ -528,8 +551,8 @@ absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
         work.route == fb::Route::kLocal ? 0 : direct_multiprocessors_;
     status.Update(
         kind_ == RefitKind::kPlain
-            ? rounds_.copies->Enqueue(*work.move_batch, stream, fence.aborted(),
-                                      multiprocessors)
+            ? rounds_.copies->Enqueue(BatchOf(*work.move_batch), stream,
+                                      fence.aborted(), multiprocessors)
             : EnqueueBatches(kind_ == RefitKind::kDelta
                                  ? rounds_.delta.delta.moves[round]
                                  : rounds_.delta.dense.moves[round],

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "executor/copies/round_copies.h"
 #include "executor/delta/delta_rounds.h"
 #include "executor/digest/state_check.h"
 #include "executor/direct_ends.h"
@@ -24,6 +25,7 @@ namespace refit {
 struct BoundRounds {
   std::vector<Operation> operations;       // RankSchedule's, with their data
   std::unique_ptr<PreparedCopies> copies;  // batches as RankSchedule's
+  FusedBatches fused;                      // of `copies`
   std::vector<DirectEnds> direct_ends;     // by round of the schedule
   DeltaRounds delta;                       // of a plan with deltas
 };
@@ -120,6 +122,14 @@ class RefitEnqueuer {
   // Those that come after `rounds_before` of the rank's rounds.
   absl::Status EnqueueQuantizes(size_t rounds_before, Stream stream,
                                 StateCheck* check);
+  // The last quantize launch of the refit, up to `launch`.
+  std::optional<size_t> LastLaunch(size_t launch) const;
+  // The batch of the schedule as the refit does it.
+  size_t BatchOf(size_t batch) const {
+    if (!fuses_) return batch;
+    return digests_scratch_ ? rounds_.fused.checked_batches[batch]
+                            : rounds_.fused.batches[batch];
+  }
   absl::Status AwaitQuantized(size_t round, Stream stream);
   absl::Status AwaitUnpacked(std::optional<size_t> round, Stream stream);
   absl::Status EnqueueStaged(size_t round, Stream stream);
@@ -177,6 +187,8 @@ class RefitEnqueuer {
 
   size_t quantizes_enqueued_ = 0;        // of the refit that is being enqueued
   uint32_t direct_multiprocessors_ = 0;  // of the last refit
+  bool fuses_ = false;                   // likewise: quantizes into peers
+  bool digests_scratch_ = false;         // likewise, so all is quantized there
   bool is_timed_ = false;                // the last refit
   bool is_captured_ = false;             // likewise
   RunCounters counters_;

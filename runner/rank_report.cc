@@ -23,6 +23,7 @@ void VisitCounters(Counters& counters, const Field& field) {
   field(counters.wire_seconds);
   field(counters.unpack_seconds);
   field(counters.scratch_bytes);
+  field(counters.fused_elements);
   for (auto& of_route : counters.traffic) {
     for (auto& traffic : of_route) {
       field(traffic.bytes_sent);

@@ -6,6 +6,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "executor/copies/round_copies.h"
 #include "executor/copies/tensor_box.h"
 #include "executor/copies/tensor_table.h"
 #include "executor/delta/staged_deltas.h"
@@ -95,6 +96,8 @@ class Builder {
     std::vector<uint32_t> exchanged;
     std::vector<uint32_t> unpacked;
     std::vector<uint32_t> quantized;  // by QuantizeLaunch
+    // By operation: it is a part of the rounds that store what it makes.
+    std::vector<bool> is_fused;
   };
 
   uint32_t Add(const Rank& rank, TaskKind kind, uint32_t round, double seconds,
@@ -320,6 +323,7 @@ void Builder::AddRank(int32_t number) {
       cpu ? std::vector<DirectEnds>(works.size())
           : ListDirectEnds(plan_, number, schedule, peers);
   Rank rank(plan_, number, links_.place(number).slowness);
+  rank.is_fused = FusedQuantizes(plan_, number, schedule, peers);
   rank.exchanged.assign(works.size(), kNone);
   rank.unpacked.assign(works.size(), kNone);
   std::optional<StagedDeltas> deltas;
@@ -356,6 +360,7 @@ void Builder::AddQuantizes(Rank& rank, const RankSchedule& schedule,
        ++next) {
     double elements = 0;
     for (const uint32_t position : schedule.quantizes()[next].operations) {
+      if (rank.is_fused[position]) continue;
       const fb::Quantize& operation = *program.quantizes()->Get(position);
       double matrices = 1;
       for (uint32_t i = 0; i < operation.loops_count(); ++i) {
@@ -364,6 +369,10 @@ void Builder::AddQuantizes(Rank& rank, const RankSchedule& schedule,
       }
       elements += matrices * static_cast<double>(operation.rows()) *
                   static_cast<double>(operation.columns());
+    }
+    if (elements == 0) {
+      rank.quantized.push_back(rank.quantize);
+      continue;
     }
     uint32_t unpacked = kNone;  // the last before
     for (size_t round = rounds_before; round-- > 0 && unpacked == kNone;) {

@@ -1,11 +1,16 @@
 #include "executor/copies/round_copies.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "executor/copies/copy_batches.h"
+#include "executor/copies/fused_quantizes.h"
 #include "executor/copies/tensor_box.h"
+#include "plan/vector_length.h"
 
 namespace refit {
 namespace {
@@ -29,13 +34,18 @@ class RoundCopiesBuilder {
     result_.table.assign(tensors.begin(), tensors.end());
     result_.table.push_back(staging);
     for (const auto& [peer, memory] : peers.mapped) {
-      peer_begin_[peer] = result_.table.size();
-      result_.table.insert(result_.table.end(), memory->addresses().begin(),
-                           memory->addresses().end());
+      AddPeer(peer, memory->addresses());
     }
     result_.batches.resize(schedule.batches());
     result_.operations = schedule.operations();
     result_.in_tensor.resize(result_.operations.size());
+  }
+
+  // Tensors of a peer. Those that are mapped are there already.
+  void AddPeer(int32_t peer, absl::Span<std::byte* const> addresses) {
+    peer_begin_[peer] = result_.table.size();
+    result_.table.insert(result_.table.end(), addresses.begin(),
+                         addresses.end());
   }
 
   absl::StatusOr<RoundCopies> Build() {
@@ -47,8 +57,12 @@ class RoundCopiesBuilder {
                                 : AddStagedRound(work);
       if (!status.ok()) return status;
     }
+    Fuse();
     return std::move(result_);
   }
+
+  // By quantize operation of the rank; after Build.
+  const std::vector<bool>& is_fused() const { return is_fused_; }
 
  private:
   const fb::Message& MessageAt(uint32_t position) const {
@@ -79,6 +93,102 @@ class RoundCopiesBuilder {
                        batch);
       }
     }
+  }
+
+  bool IsInScratch(const CopyAddress& address) const {
+    return address.entry >= tensors_.begin(tensors_.workers_stacks()) &&
+           address.entry < staging_entry_;
+  }
+
+  // Of sources alone: what a destination quantizes has come to it. In a refit
+  // of a delta plan copies have another form.
+  void Fuse() {
+    const std::vector<QuantizeLaunch>& launches = schedule_.quantizes();
+    if (launches.empty() || plan_.side(rank_) != fb::Side::kSource ||
+        body_.delta() != nullptr) {
+      return;
+    }
+    std::vector<size_t> quantize_batches;
+    for (const QuantizeLaunch& launch : launches) {
+      quantize_batches.push_back(launch.batch);
+    }
+    QuantizeFusion fusion(result_.batches, quantize_batches);
+    for (const RoundWork& work : schedule_.rounds()) {
+      if (work.mechanism == fb::Mechanism::kDirect) {
+        const CopyBatch& batch = result_.batches[*work.move_batch];
+        for (size_t i = 0; i < batch.copies.size(); ++i) {
+          if (!IsInScratch(batch.copies[i].from)) continue;
+          fusion.AddCopy({.batch = *work.move_batch, .copy = i});
+        }
+      }
+      AddOtherReads(work, fusion);
+    }
+    std::vector<CopyBatch> fused = fusion.Fuse();
+    NumberFused(fusion, fused);
+  }
+
+  // What of scratch is sent, or read by peers.
+  void AddOtherReads(const RoundWork& work, QuantizeFusion& fusion) const {
+    for (uint32_t i = 0; i < work.operations_count; ++i) {
+      const fb::Message& message = DirectMessageAt(work, i);
+      if (message.kind() != fb::MessageKind::kSend ||
+          (work.mechanism == fb::Mechanism::kDirect && Moves(message))) {
+        continue;
+      }
+      const fb::CopyList& list = *body_.copy_lists()->Get(message.copies());
+      for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
+        const TensorBox box = BoxOf(body_, tensors_, *body_.copies()->Get(c));
+        if (!IsInScratch(box.first)) continue;
+        uint64_t span_bytes = box.ElementBytes();
+        for (const BoxLoop& loop : box.loops) {
+          span_bytes += (loop.extent - 1) * loop.stride.bytes;
+        }
+        fusion.AddRead(box.first, span_bytes);
+      }
+    }
+  }
+
+  void NumberFused(const QuantizeFusion& fusion,
+                   std::vector<CopyBatch>& changed) {
+    FusedBatches fused;
+    const std::vector<QuantizeLaunch>& launches = schedule_.quantizes();
+    is_fused_.resize(program_.quantizes()->size(), false);
+    size_t number = 0;
+    bool is_beside = false;  // what is left
+    for (const QuantizeLaunch& launch : launches) {
+      const CopyBatch& batch = result_.batches[launch.batch];
+      for (size_t i = 0; i < launch.operations.size(); ++i, ++number) {
+        if (!fusion.is_fused()[number]) continue;
+        is_fused_[launch.operations[i]] = true;
+        const BlockQuantize& op = batch.quantizes[i];
+        uint64_t elements = op.rows * op.columns;
+        for (uint32_t l = 0; l < op.loops_count; ++l) {
+          elements *= batch.quantize_loops[op.loops_begin + l].extent;
+        }
+        fused.elements += elements;
+      }
+      fused.is_idle.push_back(changed[launch.batch].quantizes.empty());
+      is_beside |= launch.beside_rounds && !fused.is_idle.back();
+    }
+    if (fused.elements == 0) return;
+    for (size_t b = 0; b < schedule_.batches(); ++b) fused.batches.push_back(b);
+    fused.checked_batches = fused.batches;
+    const auto replace = [&](size_t batch) {
+      fused.batches[batch] = result_.batches.size();
+      result_.batches.push_back(std::move(changed[batch]));
+    };
+    for (const RoundWork& work : schedule_.rounds()) {
+      if (work.mechanism != fb::Mechanism::kDirect) continue;
+      CopyBatch& batch = changed[*work.move_batch];
+      fused.in_peer_rounds |=
+          work.route == fb::Route::kPeer && !batch.quantizes.empty();
+      fused.checked_batches[*work.move_batch] = result_.batches.size();
+      result_.batches.push_back(batch);
+      batch.leaves_room &= is_beside;
+      replace(*work.move_batch);
+    }
+    for (const QuantizeLaunch& launch : launches) replace(launch.batch);
+    result_.fused = std::move(fused);
   }
 
   // A box of a tensor that lies in one piece in a message.
@@ -299,6 +409,7 @@ class RoundCopiesBuilder {
   const PeerTensors& peers_;
   std::map<int32_t, uint64_t> peer_begin_;  // in the table
   RoundCopies result_;
+  std::vector<bool> is_fused_;
 };
 
 }  // namespace
@@ -309,6 +420,30 @@ absl::StatusOr<RoundCopies> BuildRoundCopies(
     const PeerTensors& peers) {
   return RoundCopiesBuilder(plan, rank, schedule, tensors, staging, peers)
       .Build();
+}
+
+std::vector<bool> FusedQuantizes(const PlanFile& plan, int32_t rank,
+                                 const RankSchedule& schedule,
+                                 const PeerTensors& peers) {
+  const auto nowhere = [&](int32_t of) {
+    return std::vector<std::byte*>(TensorTable(plan, of).size());
+  };
+  const std::vector<bool> none(
+      Length(plan.body().programs()->Get(rank)->quantizes()), false);
+  if (none.empty()) return none;
+  const std::vector<std::byte*> tensors = nowhere(rank);
+  RoundCopiesBuilder builder(plan, rank, schedule, tensors, nullptr, peers);
+  std::set<int32_t> all;
+  for (const int32_t peer : schedule.DirectReceivers()) all.insert(peer);
+  for (const int32_t peer : schedule.DirectSenders()) all.insert(peer);
+  for (const int32_t peer : all) builder.AddPeer(peer, nowhere(peer));
+  const absl::StatusOr<RoundCopies> copies = builder.Build();
+  if (!copies.ok() || builder.is_fused().empty() ||
+      (plan.body().limits()->direct_multiprocessors() > 0 &&
+       copies->fused.in_peer_rounds)) {
+    return none;
+  }
+  return builder.is_fused();
 }
 
 }  // namespace refit

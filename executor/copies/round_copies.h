@@ -15,10 +15,24 @@
 
 namespace refit {
 
+// A source's refit that quantizes straight into tensors of its peers. What it
+// cannot do so stays in scratch (copies/fused_quantizes.h).
+struct FusedBatches {
+  // By batch of the schedule: what is issued instead. Empty: nothing is fused.
+  std::vector<size_t> batches;
+  // The same beside all quantize launches, which a checked refit needs.
+  std::vector<size_t> checked_batches;
+  std::vector<bool> is_idle;  // by quantize launch: nothing is left of it
+  bool in_peer_rounds = false;
+  uint64_t elements = 0;  // that are quantized so, each once
+};
+
 // What Run replays.
 struct RoundCopies {
-  std::vector<std::byte*> table;      // own tensors, staging, peers' tensors
-  std::vector<CopyBatch> batches;     // as RankSchedule numbers them
+  std::vector<std::byte*> table;  // own tensors, staging, peers' tensors
+  // As RankSchedule numbers them; then those of `fused`.
+  std::vector<CopyBatch> batches;
+  FusedBatches fused;
   std::vector<Operation> operations;  // RankSchedule's, with their data
   // By operation: where in `table` the data is that needs no staging.
   std::vector<std::optional<CopyAddress>> in_tensor;
@@ -32,6 +46,13 @@ absl::StatusOr<RoundCopies> BuildRoundCopies(
     const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
     absl::Span<std::byte* const> tensors, std::byte* staging,
     const PeerTensors& peers);
+
+// By quantize operation of the rank: whether a refit fuses it that is bounded
+// to as many multiprocessors as the plan says. Nothing needs to be mapped, or
+// bound.
+std::vector<bool> FusedQuantizes(const PlanFile& plan, int32_t rank,
+                                 const RankSchedule& schedule,
+                                 const PeerTensors& peers);
 
 }  // namespace refit
 

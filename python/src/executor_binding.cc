@@ -218,6 +218,7 @@ class RankExecutor {
     result["pack_seconds"] = counters.pack_seconds;
     result["wire_seconds"] = counters.wire_seconds;
     result["unpack_seconds"] = counters.unpack_seconds;
+    result["fused_elements"] = counters.fused_elements;
     for (const fb::Route route :
          {fb::Route::kLocal, fb::Route::kPeer, fb::Route::kNetwork}) {
       for (const fb::Mechanism mechanism : fb::EnumValuesMechanism()) {

@@ -30,6 +30,7 @@ RankReport SampleReport() {
   report.refit.host_seconds = 0.25;
   report.refit.counters.bytes_sent = uint64_t{1} << 40;
   report.refit.counters.unpack_seconds = 0.125;
+  report.refit.counters.fused_elements = 11;
   report.refit.counters.by(fb::Route::kNetwork, fb::Mechanism::kStaged)
       .bytes_received = 9;
   report.refit.rounds = {{.round = 7,
@@ -53,6 +54,7 @@ TEST(RankReportTest, OtherRanksReadWhatARankWrote) {
   EXPECT_EQ(read->refit.host_seconds, 0.25);
   EXPECT_EQ(read->refit.counters.bytes_sent, uint64_t{1} << 40);
   EXPECT_EQ(read->refit.counters.unpack_seconds, 0.125);
+  EXPECT_EQ(read->refit.counters.fused_elements, 11);
   EXPECT_EQ(read->refit.counters.by(fb::Route::kNetwork, fb::Mechanism::kStaged)
                 .bytes_received,
             9);

@@ -1,0 +1,553 @@
+#include "executor/copies/fused_quantizes.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+
+namespace refit {
+namespace {
+
+constexpr uint64_t kValueBytes = 1;
+
+CopyStride Times(const CopyStride& stride, uint64_t times) {
+  return {.entries = stride.entries * times, .bytes = stride.bytes * times};
+}
+
+void MoveBy(CopyAddress& at, const CopyStride& stride, uint64_t times) {
+  at.entry += stride.entries * times;
+  at.byte_offset += stride.bytes * times;
+}
+
+// One dimension of what an operation writes: matrices, rows or columns.
+struct Dimension {
+  uint64_t extent = 1;
+  uint64_t stride_bytes = 0;
+};
+using Dimensions = absl::InlinedVector<Dimension, 6>;
+
+// Some coordinates of one dimension, in steps, and how far each moves a target.
+struct DimensionLoop {
+  uint64_t step = 1;
+  uint64_t extent = 1;
+  CopyStride to;
+};
+
+// What a copy reads of an operation, by its dimensions.
+struct OperationBox {
+  absl::InlinedVector<uint64_t, 6> start;
+  absl::InlinedVector<std::vector<DimensionLoop>, 6> loops;  // steps descending
+  CopyAddress to;
+  uint32_t link = 0;
+
+  uint64_t LastOf(size_t dim) const {
+    uint64_t last = start[dim];
+    for (const DimensionLoop& loop : loops[dim]) {
+      last += (loop.extent - 1) * loop.step;
+    }
+    return last;
+  }
+  uint64_t Elements() const {
+    uint64_t elements = 1;
+    for (const auto& of_dim : loops) {
+      for (const DimensionLoop& loop : of_dim) elements *= loop.extent;
+    }
+    return elements;
+  }
+};
+
+// The matrices' dimensions, then rows, then columns.
+template <typename StrideOf>
+Dimensions DimensionsOf(absl::Span<const QuantizeLoop> loops, uint64_t rows,
+                        uint64_t row_bytes, uint64_t columns,
+                        uint64_t element_bytes, const StrideOf& stride_of) {
+  Dimensions dims;
+  for (const QuantizeLoop& loop : loops) {
+    dims.push_back({loop.extent, stride_of(loop).bytes});
+  }
+  dims.push_back({rows, row_bytes});
+  dims.push_back({columns, element_bytes});
+  return dims;
+}
+
+uint64_t BlocksOf(uint64_t elements, uint64_t block) {
+  return (elements + block - 1) / block;
+}
+
+Dimensions ValueDimensions(const BlockQuantize& op,
+                           absl::Span<const QuantizeLoop> loops) {
+  return DimensionsOf(loops, op.rows, op.output_row_bytes, op.columns,
+                      kValueBytes,
+                      [](const QuantizeLoop& loop) { return loop.output; });
+}
+
+uint64_t ScaleBytes(const BlockQuantize& op) {
+  return static_cast<uint64_t>(DTypeBytes(op.scales.dtype));
+}
+
+Dimensions ScaleDimensions(const BlockQuantize& op,
+                           absl::Span<const QuantizeLoop> loops) {
+  return DimensionsOf(loops, BlocksOf(op.rows, op.block_rows),
+                      op.scale_row_bytes,
+                      BlocksOf(op.columns, op.block_columns), ScaleBytes(op),
+                      [](const QuantizeLoop& loop) { return loop.scales; });
+}
+
+uint64_t SpanBytes(const Dimensions& dims, uint64_t element_bytes) {
+  uint64_t span = element_bytes;
+  for (const Dimension& dim : dims) span += (dim.extent - 1) * dim.stride_bytes;
+  return span;
+}
+
+// Whether a position says what its coordinates are: no dimension reaches into
+// the next one of a longer stride. Tensors are left in no dimension.
+bool IsNested(const Dimensions& dims, uint64_t element_bytes) {
+  uint64_t inner = element_bytes;
+  for (size_t d = dims.size(); d-- > 0;) {
+    if (dims[d].extent == 1) continue;
+    if (dims[d].stride_bytes < inner) return false;
+    inner = dims[d].stride_bytes * dims[d].extent;
+  }
+  return true;
+}
+
+// Adds a loop of a copy to the box, cut where it runs on from one dimension
+// into the next. False: it cannot be cut.
+bool AddLoop(const Dimensions& dims, uint64_t extent, uint64_t stride_bytes,
+             CopyStride to, OperationBox& box) {
+  while (extent > 1) {
+    size_t d = 0;
+    while (d < dims.size() &&
+           (dims[d].extent == 1 || dims[d].stride_bytes > stride_bytes)) {
+      ++d;
+    }
+    if (d == dims.size() || stride_bytes % dims[d].stride_bytes != 0) {
+      return false;
+    }
+    const uint64_t step = stride_bytes / dims[d].stride_bytes;
+    uint64_t part = extent;
+    if (box.start[d] + (extent - 1) * step >= dims[d].extent) {
+      if (box.start[d] >= step || dims[d].extent % step != 0) return false;
+      part = dims[d].extent / step;
+      if (part == 1 || extent % part != 0) return false;
+    }
+    box.loops[d].push_back({.step = step, .extent = part, .to = to});
+    extent /= part;
+    stride_bytes *= part;
+    to = Times(to, part);
+  }
+  return true;
+}
+
+// None: the copy does not read a box of what stands at `first` in these
+// dimensions.
+std::optional<OperationBox> BoxIn(const Dimensions& dims,
+                                  const CopyAddress& first,
+                                  const StridedCopy& copy,
+                                  absl::Span<const CopyLoop> loops) {
+  if (copy.from.entry != first.entry || copy.from.dtype != copy.to.dtype ||
+      copy.from.dtype != first.dtype ||
+      copy.from.byte_offset < first.byte_offset) {
+    return std::nullopt;
+  }
+  OperationBox box;
+  box.to = copy.to;
+  box.link = copy.link;
+  box.loops.resize(dims.size());
+  uint64_t rest = copy.from.byte_offset - first.byte_offset;
+  for (const Dimension& dim : dims) {
+    box.start.push_back(dim.extent == 1 ? 0 : rest / dim.stride_bytes);
+    rest -= box.start.back() * dim.stride_bytes;
+  }
+  if (rest != 0) return std::nullopt;
+  for (size_t l = loops.size(); l-- > 0;) {
+    if (loops[l].extent > 1 && loops[l].from.entries != 0) return std::nullopt;
+    if (!AddLoop(dims, loops[l].extent, loops[l].from.bytes, loops[l].to,
+                 box)) {
+      return std::nullopt;
+    }
+  }
+  for (size_t d = 0; d < dims.size(); ++d) {
+    std::stable_sort(box.loops[d].begin(), box.loops[d].end(),
+                     [](const DimensionLoop& a, const DimensionLoop& b) {
+                       return a.step > b.step;
+                     });
+    // What continues the loop inside is one with it.
+    std::vector<DimensionLoop> joined;
+    for (const DimensionLoop& loop : box.loops[d]) {
+      if (!joined.empty() && joined.back().step == loop.step * loop.extent &&
+          joined.back().to.entries == loop.to.entries * loop.extent &&
+          joined.back().to.bytes == loop.to.bytes * loop.extent) {
+        joined.back() = {.step = loop.step,
+                         .extent = joined.back().extent * loop.extent,
+                         .to = loop.to};
+      } else {
+        joined.push_back(loop);
+      }
+    }
+    box.loops[d] = std::move(joined);
+    if (box.LastOf(d) >= dims[d].extent) return std::nullopt;
+  }
+  return box;
+}
+
+// Coordinates without gaps, and the loops around them.
+struct BlockRun {
+  uint64_t extent = 1;
+  CopyStride to;
+  absl::Span<const DimensionLoop> around;
+};
+
+BlockRun BlockRunOf(const std::vector<DimensionLoop>& loops) {
+  BlockRun run;
+  run.around = loops;
+  if (!loops.empty() && loops.back().step == 1) {
+    run.extent = loops.back().extent;
+    run.to = loops.back().to;
+    run.around.remove_suffix(1);
+  }
+  return run;
+}
+
+// Whether coordinates from `start` on are whole blocks of a dimension.
+bool IsWhole(uint64_t start, const BlockRun& run, uint64_t block,
+             uint64_t extent) {
+  if (start % block != 0) return false;
+  for (const DimensionLoop& loop : run.around) {
+    if (loop.step % block != 0) return false;
+  }
+  return run.extent % block == 0 ||
+         (run.around.empty() && start + run.extent == extent);
+}
+
+// Where the scales of a box of values go: as the loops of a copy of scales say.
+class ScaleTargets {
+ public:
+  explicit ScaleTargets(const OperationBox& box) : box_(box), to_(box.to) {}
+
+  // Goes to coordinate `at` of a dimension. False: the copy does not read it.
+  bool Start(size_t dim, uint64_t at) {
+    digits_.clear();
+    dim_ = dim;
+    if (at < box_.start[dim]) return false;
+    uint64_t rest = at - box_.start[dim];
+    for (const DimensionLoop& loop : box_.loops[dim]) {
+      digits_.push_back(rest / loop.step);
+      rest %= loop.step;
+      if (digits_.back() >= loop.extent) return false;
+      MoveBy(to_, loop.to, digits_.back());
+    }
+    return rest == 0;
+  }
+
+  // How far `step` coordinates of the dimension move the target, `extent`
+  // times. None: not always as far.
+  std::optional<CopyStride> Stride(uint64_t step, uint64_t extent) {
+    if (extent == 1) return CopyStride{};
+    const std::vector<DimensionLoop>& loops = box_.loops[dim_];
+    size_t l = 0;
+    while (l < loops.size() && loops[l].step > step) ++l;
+    if (l == loops.size() || step % loops[l].step != 0) return std::nullopt;
+    const uint64_t times = step / loops[l].step;
+    digits_[l] += (extent - 1) * times;
+    if (digits_[l] >= loops[l].extent) return std::nullopt;
+    return Times(loops[l].to, times);
+  }
+
+  const CopyAddress& to() const { return to_; }
+
+ private:
+  const OperationBox& box_;
+  CopyAddress to_;
+  size_t dim_ = 0;
+  absl::InlinedVector<uint64_t, 4> digits_;  // by loop of the dimension
+};
+
+// An operation on a box of the matrices of another.
+struct PartOfQuantize {
+  BlockQuantize quantize;
+  std::vector<QuantizeLoop> loops;
+  uint64_t scales = 1;  // how many it writes
+};
+
+// Quantizes the box of `values`, to where `values` and `scales` copy it. None:
+// that is not whole blocks, whose scales `scales` copies.
+std::optional<PartOfQuantize> PartOf(const BlockQuantize& op,
+                                     absl::Span<const QuantizeLoop> loops,
+                                     const OperationBox& values,
+                                     const OperationBox& scales) {
+  const size_t row = loops.size();
+  const size_t column = row + 1;
+  const BlockRun rows = BlockRunOf(values.loops[row]);
+  const BlockRun columns = BlockRunOf(values.loops[column]);
+  if (!IsWhole(values.start[row], rows, op.block_rows, op.rows) ||
+      !IsWhole(values.start[column], columns, op.block_columns, op.columns) ||
+      rows.to.entries != 0 || columns.to.entries != 0 ||
+      (columns.extent > 1 && columns.to.bytes != kValueBytes)) {
+    return std::nullopt;
+  }
+  PartOfQuantize part;
+  BlockQuantize& quantize = part.quantize;
+  quantize = op;
+  quantize.output = values.to;
+  quantize.link = values.link;
+  quantize.rows = rows.extent;
+  quantize.columns = columns.extent;
+  quantize.output_row_bytes =
+      rows.extent > 1 ? rows.to.bytes : columns.extent * kValueBytes;
+  ScaleTargets targets(scales);
+  const auto add = [&](const DimensionLoop& loop, const CopyStride& input,
+                       uint64_t block) {
+    const std::optional<CopyStride> to =
+        targets.Stride(loop.step / block, loop.extent);
+    if (!to.has_value()) return false;
+    part.loops.push_back({.extent = loop.extent,
+                          .input = Times(input, loop.step),
+                          .output = loop.to,
+                          .scales = *to});
+    part.scales *= loop.extent;
+    return true;
+  };
+  for (size_t d = 0; d < row; ++d) {
+    MoveBy(quantize.input, loops[d].input, values.start[d]);
+    if (!targets.Start(d, values.start[d])) return std::nullopt;
+    for (const DimensionLoop& loop : values.loops[d]) {
+      if (!add(loop, loops[d].input, 1)) return std::nullopt;
+    }
+  }
+  const auto add_run = [&](size_t d, const BlockRun& run, uint64_t block,
+                           const CopyStride& input,
+                           uint64_t blocks) -> std::optional<CopyStride> {
+    MoveBy(quantize.input, input, values.start[d]);
+    if (!targets.Start(d, values.start[d] / block)) return std::nullopt;
+    for (const DimensionLoop& loop : run.around) {
+      if (!add(loop, input, block)) return std::nullopt;
+    }
+    part.scales *= blocks;
+    const std::optional<CopyStride> stride = targets.Stride(1, blocks);
+    if (stride.has_value() && stride->entries != 0) return std::nullopt;
+    return stride;
+  };
+  const uint64_t blocks_across = BlocksOf(columns.extent, op.block_columns);
+  const std::optional<CopyStride> down =
+      add_run(row, rows, op.block_rows, {.bytes = op.input_row_bytes},
+              BlocksOf(rows.extent, op.block_rows));
+  if (!down.has_value()) return std::nullopt;
+  const std::optional<CopyStride> across =
+      add_run(column, columns, op.block_columns,
+              {.bytes = static_cast<uint64_t>(DTypeBytes(op.input.dtype))},
+              blocks_across);
+  if (!across.has_value() ||
+      (blocks_across > 1 && across->bytes != ScaleBytes(op))) {
+    return std::nullopt;
+  }
+  quantize.scales = targets.to();
+  quantize.scale_row_bytes = down->bytes;
+  return part;
+}
+
+// Whether the boxes have nothing in common, as one dimension alone can show.
+bool AreDisjoint(const OperationBox& a, const OperationBox& b) {
+  for (size_t d = 0; d < a.start.size(); ++d) {
+    if (a.LastOf(d) < b.start[d] || b.LastOf(d) < a.start[d]) return true;
+  }
+  return false;
+}
+
+// The box of a copy of scales, and what of it is written so far.
+struct ScaleUse {
+  size_t batch = 0;
+  OperationBox box;
+  std::vector<const OperationBox*> values;
+  uint64_t written = 0;
+};
+
+}  // namespace
+
+QuantizeFusion::QuantizeFusion(absl::Span<const CopyBatch> batches,
+                               absl::Span<const size_t> quantize_batches)
+    : batches_(batches) {
+  for (const size_t batch : quantize_batches) {
+    for (size_t i = 0; i < batches[batch].quantizes.size(); ++i) {
+      Operation operation;
+      operation.batch = batch;
+      operation.position = i;
+      const auto loops = LoopsOf(operation);
+      const BlockQuantize& op = QuantizeOf(operation);
+      operation.is_kept =
+          !IsNested(ValueDimensions(op, loops), kValueBytes) ||
+          !IsNested(ScaleDimensions(op, loops), ScaleBytes(op)) ||
+          std::any_of(loops.begin(), loops.end(), [](const auto& loop) {
+            return loop.output.entries != 0 || loop.scales.entries != 0;
+          });
+      operations_.push_back(std::move(operation));
+    }
+  }
+}
+
+const BlockQuantize& QuantizeFusion::QuantizeOf(
+    const Operation& operation) const {
+  return batches_[operation.batch].quantizes[operation.position];
+}
+
+absl::Span<const QuantizeLoop> QuantizeFusion::LoopsOf(
+    const Operation& operation) const {
+  const BlockQuantize& op = QuantizeOf(operation);
+  return absl::MakeConstSpan(batches_[operation.batch].quantize_loops)
+      .subspan(op.loops_begin, op.loops_count);
+}
+
+namespace {
+
+// Whether `span_bytes` from `at` on meet what stands at `first`.
+bool Meets(const CopyAddress& at, uint64_t span_bytes, const CopyAddress& first,
+           const Dimensions& dims, uint64_t element_bytes) {
+  return at.entry == first.entry &&
+         at.byte_offset < first.byte_offset + SpanBytes(dims, element_bytes) &&
+         first.byte_offset < at.byte_offset + span_bytes;
+}
+
+}  // namespace
+
+void QuantizeFusion::AddRead(const CopyAddress& first, uint64_t span_bytes) {
+  for (Operation& operation : operations_) {
+    const BlockQuantize& op = QuantizeOf(operation);
+    const auto loops = LoopsOf(operation);
+    operation.is_kept |= Meets(first, span_bytes, op.output,
+                               ValueDimensions(op, loops), kValueBytes) ||
+                         Meets(first, span_bytes, op.scales,
+                               ScaleDimensions(op, loops), ScaleBytes(op));
+  }
+}
+
+void QuantizeFusion::AddCopy(const QuantizedCopy& use) {
+  const CopyBatch& batch = batches_[use.batch];
+  const StridedCopy& copy = batch.copies[use.copy];
+  uint64_t span = static_cast<uint64_t>(DTypeBytes(copy.from.dtype));
+  for (uint32_t l = 0; l < copy.loops_count; ++l) {
+    const CopyLoop& loop = batch.loops[copy.loops_begin + l];
+    span += (loop.extent - 1) * loop.from.bytes;
+  }
+  std::vector<Operation*> met;
+  for (Operation& operation : operations_) {
+    const BlockQuantize& op = QuantizeOf(operation);
+    const auto loops = LoopsOf(operation);
+    if (Meets(copy.from, span, op.output, ValueDimensions(op, loops),
+              kValueBytes)) {
+      operation.values.push_back(use);
+      met.push_back(&operation);
+    } else if (Meets(copy.from, span, op.scales, ScaleDimensions(op, loops),
+                     ScaleBytes(op))) {
+      operation.scales.push_back(use);
+      met.push_back(&operation);
+    }
+  }
+  if (met.size() == 1) return;
+  for (Operation* operation : met) operation->is_kept = true;
+}
+
+bool QuantizeFusion::Compose(const Operation& operation,
+                             std::vector<CopyBatch>& batches) const {
+  if (operation.is_kept || operation.values.empty()) return false;
+  const BlockQuantize& op = QuantizeOf(operation);
+  const auto loops = LoopsOf(operation);
+  const auto box_of = [&](const QuantizedCopy& use, const Dimensions& dims,
+                          const CopyAddress& first) {
+    const CopyBatch& batch = batches_[use.batch];
+    const StridedCopy& copy = batch.copies[use.copy];
+    return BoxIn(dims, first, copy,
+                 absl::MakeConstSpan(batch.loops)
+                     .subspan(copy.loops_begin, copy.loops_count));
+  };
+  std::vector<ScaleUse> uses;
+  for (const QuantizedCopy& copy : operation.scales) {
+    std::optional<OperationBox> box =
+        box_of(copy, ScaleDimensions(op, loops), op.scales);
+    if (!box.has_value()) return false;
+    ScaleUse& use = uses.emplace_back();
+    use.batch = copy.batch;
+    use.box = *std::move(box);
+  }
+  std::vector<OperationBox> boxes;
+  for (const QuantizedCopy& copy : operation.values) {
+    std::optional<OperationBox> box =
+        box_of(copy, ValueDimensions(op, loops), op.output);
+    if (!box.has_value()) return false;
+    boxes.push_back(*std::move(box));
+  }
+  std::vector<std::pair<size_t, PartOfQuantize>> parts;  // by batch
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    const size_t batch = operation.values[i].batch;
+    std::optional<PartOfQuantize> part;
+    for (ScaleUse& use : uses) {
+      if (use.batch != batch || use.box.link != boxes[i].link ||
+          !std::all_of(use.values.begin(), use.values.end(),
+                       [&](const OperationBox* other) {
+                         return AreDisjoint(*other, boxes[i]);
+                       })) {
+        continue;
+      }
+      part = PartOf(op, loops, boxes[i], use.box);
+      if (!part.has_value()) continue;
+      use.values.push_back(&boxes[i]);
+      use.written += part->scales;
+      break;
+    }
+    if (!part.has_value()) return false;
+    parts.emplace_back(batch, *std::move(part));
+  }
+  for (const ScaleUse& use : uses) {
+    if (use.written != use.box.Elements()) return false;
+  }
+  for (auto& [number, part] : parts) {
+    CopyBatch& batch = batches[number];
+    part.quantize.loops_begin =
+        static_cast<uint32_t>(batch.quantize_loops.size());
+    part.quantize.loops_count = static_cast<uint32_t>(part.loops.size());
+    batch.quantizes.push_back(part.quantize);
+    batch.quantize_loops.insert(batch.quantize_loops.end(), part.loops.begin(),
+                                part.loops.end());
+  }
+  return true;
+}
+
+std::vector<CopyBatch> QuantizeFusion::Fuse() {
+  std::vector<CopyBatch> fused(batches_.begin(), batches_.end());
+  std::vector<std::vector<size_t>> left_out(batches_.size());  // copies
+  is_fused_.clear();
+  for (const Operation& operation : operations_) {
+    fused[operation.batch].quantizes.clear();
+    fused[operation.batch].quantize_loops.clear();
+  }
+  for (const Operation& operation : operations_) {
+    is_fused_.push_back(Compose(operation, fused));
+    if (is_fused_.back()) {
+      for (const auto* copies : {&operation.values, &operation.scales}) {
+        for (const QuantizedCopy& copy : *copies) {
+          left_out[copy.batch].push_back(copy.copy);
+        }
+      }
+      continue;
+    }
+    CopyBatch& batch = fused[operation.batch];
+    const auto loops = LoopsOf(operation);
+    BlockQuantize& kept = batch.quantizes.emplace_back(QuantizeOf(operation));
+    kept.loops_begin = static_cast<uint32_t>(batch.quantize_loops.size());
+    batch.quantize_loops.insert(batch.quantize_loops.end(), loops.begin(),
+                                loops.end());
+  }
+  for (size_t b = 0; b < fused.size(); ++b) {
+    std::sort(left_out[b].begin(), left_out[b].end());
+    fused[b].copies.clear();
+    for (size_t i = 0; i < batches_[b].copies.size(); ++i) {
+      if (std::binary_search(left_out[b].begin(), left_out[b].end(), i)) {
+        continue;
+      }
+      fused[b].copies.push_back(batches_[b].copies[i]);
+    }
+  }
+  return fused;
+}
+
+}  // namespace refit

@@ -1,0 +1,64 @@
+// Quantizing and then copying, as one step that needs no scratch.
+#ifndef REFIT_EXECUTOR_COPIES_FUSED_QUANTIZES_H_
+#define REFIT_EXECUTOR_COPIES_FUSED_QUANTIZES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "refit/device.h"
+
+namespace refit {
+
+// A copy of what a quantization writes: number `copy` of batch `batch`.
+struct QuantizedCopy {
+  size_t batch = 0;
+  size_t copy = 0;
+};
+
+// Operations of a rank, and all the copies that read what they write.
+class QuantizeFusion {
+ public:
+  // `batches` must outlive it. `quantize_batches`: those of the operations, in
+  // the order in which these are numbered.
+  QuantizeFusion(absl::Span<const CopyBatch> batches,
+                 absl::Span<const size_t> quantize_batches);
+
+  // A copy of a batch, issued once after the operations whose values or scales
+  // it reads, in a batch in which others may do these operations instead.
+  void AddCopy(const QuantizedCopy& copy);
+  // Bytes that are read in another way: the operations that write any of them
+  // have to write there.
+  void AddRead(const CopyAddress& first, uint64_t span_bytes);
+
+  // What is left of `batches`, and what is done instead: batch b of the result
+  // is what batch b becomes. An operation is fused where each block of values
+  // goes to a place together with its scale, and wherever it goes. It then
+  // stands in the batches of its copies, as often as it goes somewhere.
+  std::vector<CopyBatch> Fuse();
+  // By operation; after Fuse.
+  const std::vector<bool>& is_fused() const { return is_fused_; }
+
+ private:
+  struct Operation {
+    size_t batch = 0;
+    size_t position = 0;  // in the batch
+    bool is_kept = false;
+    std::vector<QuantizedCopy> values;
+    std::vector<QuantizedCopy> scales;
+  };
+
+  const BlockQuantize& QuantizeOf(const Operation& operation) const;
+  absl::Span<const QuantizeLoop> LoopsOf(const Operation& operation) const;
+  bool Compose(const Operation& operation,
+               std::vector<CopyBatch>& batches) const;
+
+  const absl::Span<const CopyBatch> batches_;
+  std::vector<Operation> operations_;
+  std::vector<bool> is_fused_;
+};
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_COPIES_FUSED_QUANTIZES_H_
