@@ -3,8 +3,8 @@
     python vllm_cpu.py [--family NAME …] [--path extension|backend …]
 
 For each family two processes are started: an engine that loads checkpoint B, and one that loads checkpoint A (by the backend: random
-values, load_format "dummy"), generates, is refitted to B by a trainer thread of its process, and generates again. Checkpoints are random; their names and shapes are
-those of the plan's source.
+values, load_format "dummy"), generates, is refitted to B by a trainer thread of its process, and generates again. Checkpoints are
+random; their names and shapes are those of the plan's source. Without --family the first four run; the others take two minutes each.
 """
 import argparse
 import os
@@ -14,7 +14,9 @@ import sys
 import tempfile
 import threading
 
-from trainer import PROMPTS, check_equal, weights_of, write_checkpoint
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "frameworks"))
+import tiny_models  # noqa: E402
+from trainer import PROMPTS, check_equal, weights_of, write_checkpoint  # noqa: E402
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -47,6 +49,13 @@ FAMILIES = {
                "time_step_limit": [0.0, 100.0], "time_step_floor": 1e-4, "time_step_min": 0.001,
                "time_step_max": 0.1, "rescale_prenorm_residual": True, "use_mamba_kernels": True},
 }
+# Small models of tests/frameworks, with widths that vLLM's kernels for CPUs take.
+DELTA_WIDTHS = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+LATENT_WIDTHS = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+WIDTHS = {"llama": {}, "mixtral": {}, "glm4_moe": {}, "gemma3_text": {}, "gpt_oss": {},
+          "llama4_text": {"attention_chunk_size": 128}, "qwen3_next": DELTA_WIDTHS, "qwen3_5_text": DELTA_WIDTHS,
+          "kimi_k2": LATENT_WIDTHS, "glm4_moe_lite": LATENT_WIDTHS}
+FAMILIES |= {family: {**tiny_models.MODELS[family], **widths} for family, widths in WIDTHS.items()}
 
 
 def plan_of(family, tensor_parallel=1, delta=False):
@@ -116,8 +125,8 @@ def fresh(arguments):
     import torch
 
     llm = engine_of(arguments.work / "b")
-    torch.save({"states": [state_of(worker_of(llm))], "tokens": [list(t) for t in generated(llm)]},
-               arguments.work / "fresh.pt")
+    tokens = [list(t) for t in generated(llm)]  # first: a rotary embedding changes its table's dtype when it is used
+    torch.save({"states": [state_of(worker_of(llm))], "tokens": tokens}, arguments.work / "fresh.pt")
 
 
 def on_a_thread(call):
@@ -266,7 +275,7 @@ def run(arguments):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=["dense", "moe", "latent", "hybrid"])
     parser.add_argument("--path", nargs="+", choices=("extension", "backend"), default=["extension", "backend"])
     parser.add_argument("--role", choices=("fresh", "refitted"), help=argparse.SUPPRESS)
     parser.add_argument("--work", type=pathlib.Path, help=argparse.SUPPRESS)
