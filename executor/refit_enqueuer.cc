@@ -287,9 +287,8 @@ absl::Status RefitEnqueuer::JoinStreams(Stream stream) {
       status.Update(events.unpacked->Await(stream));
     }
   }
-  if (quantize_events_.empty()) return status;
-  if (const auto last = LastLaunch(quantize_events_.size() - 1)) {
-    status.Update(quantize_events_[*last].done->Await(stream));
+  if (!quantize_events_.empty()) {
+    status.Update(AwaitLaunch(quantize_events_.size() - 1, stream));
   }
   return status;
 }
@@ -302,6 +301,13 @@ std::optional<size_t> RefitEnqueuer::LastLaunch(size_t launch) const {
     if (!rounds_.fused.is_idle[i]) return i;
   }
   return std::nullopt;
+}
+
+// A graph may not wait for an event that the refit does not record.
+absl::Status RefitEnqueuer::AwaitLaunch(size_t launch, Stream stream) {
+  const std::optional<size_t> last = LastLaunch(launch);
+  return last.has_value() ? quantize_events_[*last].done->Await(stream)
+                          : absl::OkStatus();
 }
 
 // What read or wrote the memory before is over: packing, sends, stores from
@@ -344,9 +350,7 @@ absl::Status RefitEnqueuer::AwaitQuantized(size_t round, Stream stream) {
       (round > 0 && works[round - 1].quantized == quantized)) {
     return absl::OkStatus();
   }
-  const std::optional<size_t> last = LastLaunch(*quantized);
-  return last.has_value() ? quantize_events_[*last].done->Await(stream)
-                          : absl::OkStatus();
+  return AwaitLaunch(*quantized, stream);
 }
 
 Traffic RefitEnqueuer::TrafficOf(const RoundWork& work) const {
@@ -482,7 +486,7 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
       status.Update(events.stored->Await(pack));
     }
     if (work.quantized.has_value()) {
-      status.Update(quantize_events_[*work.quantized].done->Await(pack));
+      status.Update(AwaitLaunch(*work.quantized, pack));
     }
     if (events.timer != nullptr) status.Update(events.timer->Start(pack));
     status.Update(EnqueueBatch(PackBatch(round), pack));

@@ -124,6 +124,8 @@ class RefitEnqueuer {
                                 StateCheck* check);
   // The last quantize launch of the refit, up to `launch`.
   std::optional<size_t> LastLaunch(size_t launch) const;
+  // Makes `stream` wait for the launches up to `launch`.
+  absl::Status AwaitLaunch(size_t launch, Stream stream);
   // The batch of the schedule as the refit does it.
   size_t BatchOf(size_t batch) const {
     if (!fuses_) return batch;

@@ -226,8 +226,9 @@ TEST(FusedQuantizesTest, RandomOperationsAreFusedWhereBlocksAreWhole) {
 
 class World : public ExecutorWorld {
  public:
-  explicit World(const PlanFile& plan)
-      : World(plan, std::make_shared<LocalFabric>(plan.world_size())) {}
+  // `device`: of all ranks; null: the world's.
+  explicit World(const PlanFile& plan, Device* device = nullptr)
+      : World(plan, device, std::make_shared<LocalFabric>(plan.world_size())) {}
 
   std::vector<std::vector<std::byte>> Destinations(const PlanFile& plan) const {
     std::vector<std::vector<std::byte>> bytes;
@@ -259,10 +260,13 @@ class World : public ExecutorWorld {
   }
 
  private:
-  World(const PlanFile& plan, const std::shared_ptr<LocalFabric>& fabric)
+  World(const PlanFile& plan, Device* device,
+        const std::shared_ptr<LocalFabric>& fabric)
       : ExecutorWorld(plan.world_size(), fabric) {
+    ExecutorOptions options;
+    options.device = device;
     for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      AddRank(plan, *fabric->CreateTransport(rank));
+      AddRank(plan, *fabric->CreateTransport(rank), options);
     }
   }
 };
@@ -333,6 +337,52 @@ TEST(FusedQuantizesTest, RandomRefitsAreThoseThroughScratch) {
   }
   EXPECT_GE(fused, 7);
   EXPECT_GE(compared, 3);
+}
+
+// As in a graph: no stream may wait for what the refit did not record.
+class CapturedEventsDevice : public HostDevice {
+ public:
+  absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() override {
+    class Event : public DeviceEvent {
+     public:
+      absl::Status Record(Stream) override {
+        is_recorded_ = true;
+        return absl::OkStatus();
+      }
+      absl::Status Await(Stream) override {
+        return is_recorded_ ? absl::OkStatus()
+                            : absl::InternalError("awaits what is outside");
+      }
+      absl::StatusOr<bool> Reached() override { return true; }
+
+     private:
+      bool is_recorded_ = false;
+    };
+    return std::make_unique<Event>();
+  }
+};
+
+// A source stores all that it quantizes, and sends the tied embedding to the
+// other host.
+TEST(FusedQuantizesTest, StagedRoundsDoNotWaitForWhatIsNotLaunched) {
+  const PlanFile plan = CompiledPlan(
+      R"({"model": "config.json",
+ "source": {"layout": "megatron", "pipeline_parallel": 2},
+ "destination": {"layout": "vllm", "pipeline_parallel": 2,
+                 "dtype": "fp8_e4m3_block128"},
+ "topology": {"gpus_per_host": 3}})",
+      R"({"hidden_size": 256, "num_hidden_layers": 2,
+ "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 128,
+ "vocab_size": 40, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+ "model_type": "qwen3", "intermediate_size": 512})");
+  CapturedEventsDevice device;
+  World world(plan, &device);
+  world.Bind();
+  world.ExpectEveryElementRight(plan);
+  const RunCounters& first = world.executor(0).counters();
+  EXPECT_GT(first.fused_elements, 0);
+  EXPECT_GT(first.by(fb::Route::kNetwork, fb::Mechanism::kStaged).bytes_sent,
+            0);
 }
 
 }  // namespace
