@@ -400,23 +400,25 @@ absl::Span<const QuantizeLoop> QuantizeFusion::LoopsOf(
 
 namespace {
 
-// Whether `span_bytes` from `at` on meet what stands at `first`.
-bool Meets(const CopyAddress& at, uint64_t span_bytes, const CopyAddress& first,
-           const Dimensions& dims, uint64_t element_bytes) {
-  return at.entry == first.entry &&
+// Whether `span` from `at` on, the same bytes of each entry, meets what stands
+// at `first`.
+bool Meets(const CopyAddress& at, const CopyStride& span,
+           const CopyAddress& first, const Dimensions& dims,
+           uint64_t element_bytes) {
+  return at.entry <= first.entry && first.entry < at.entry + span.entries &&
          at.byte_offset < first.byte_offset + SpanBytes(dims, element_bytes) &&
-         first.byte_offset < at.byte_offset + span_bytes;
+         first.byte_offset < at.byte_offset + span.bytes;
 }
 
 }  // namespace
 
-void QuantizeFusion::AddRead(const CopyAddress& first, uint64_t span_bytes) {
+void QuantizeFusion::AddRead(const CopyAddress& first, const CopyStride& span) {
   for (Operation& operation : operations_) {
     const BlockQuantize& op = QuantizeOf(operation);
     const auto loops = LoopsOf(operation);
-    operation.is_kept |= Meets(first, span_bytes, op.output,
+    operation.is_kept |= Meets(first, span, op.output,
                                ValueDimensions(op, loops), kValueBytes) ||
-                         Meets(first, span_bytes, op.scales,
+                         Meets(first, span, op.scales,
                                ScaleDimensions(op, loops), ScaleBytes(op));
   }
 }
@@ -424,10 +426,13 @@ void QuantizeFusion::AddRead(const CopyAddress& first, uint64_t span_bytes) {
 void QuantizeFusion::AddCopy(const QuantizedCopy& use) {
   const CopyBatch& batch = batches_[use.batch];
   const StridedCopy& copy = batch.copies[use.copy];
-  uint64_t span = static_cast<uint64_t>(DTypeBytes(copy.from.dtype));
+  CopyStride span = {
+      .entries = 1,
+      .bytes = static_cast<uint64_t>(DTypeBytes(copy.from.dtype))};
   for (uint32_t l = 0; l < copy.loops_count; ++l) {
     const CopyLoop& loop = batch.loops[copy.loops_begin + l];
-    span += (loop.extent - 1) * loop.from.bytes;
+    span.entries += (loop.extent - 1) * loop.from.entries;
+    span.bytes += (loop.extent - 1) * loop.from.bytes;
   }
   std::vector<Operation*> met;
   for (Operation& operation : operations_) {

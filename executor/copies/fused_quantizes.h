@@ -28,9 +28,9 @@ class QuantizeFusion {
   // A copy of a batch, issued once after the operations whose values or scales
   // it reads, in a batch in which others may do these operations instead.
   void AddCopy(const QuantizedCopy& copy);
-  // Bytes that are read in another way: the operations that write any of them
-  // have to write there.
-  void AddRead(const CopyAddress& first, uint64_t span_bytes);
+  // What is read in another way, so many entries and bytes of each: the
+  // operations that write any of it have to write there.
+  void AddRead(const CopyAddress& first, const CopyStride& span);
 
   // What is left of `batches`, and what is done instead: batch b of the result
   // is what batch b becomes. An operation is fused where each block of values

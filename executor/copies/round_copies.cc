@@ -139,11 +139,12 @@ class RoundCopiesBuilder {
       for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
         const TensorBox box = BoxOf(body_, tensors_, *body_.copies()->Get(c));
         if (!IsInScratch(box.first)) continue;
-        uint64_t span_bytes = box.ElementBytes();
+        CopyStride span = {.entries = 1, .bytes = box.ElementBytes()};
         for (const BoxLoop& loop : box.loops) {
-          span_bytes += (loop.extent - 1) * loop.stride.bytes;
+          span.entries += (loop.extent - 1) * loop.stride.entries;
+          span.bytes += (loop.extent - 1) * loop.stride.bytes;
         }
-        fusion.AddRead(box.first, span_bytes);
+        fusion.AddRead(box.first, span);
       }
     }
   }

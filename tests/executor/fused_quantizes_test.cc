@@ -224,6 +224,56 @@ TEST(FusedQuantizesTest, RandomOperationsAreFusedWhereBlocksAreWhole) {
   EXPECT_GT(kept, 300);
 }
 
+// Two operations of one block each, in two entries. Each is copied alone, and
+// a copy or another read has both.
+TEST(FusedQuantizesTest, ReadsOfSeveralTensorsKeepAllOperations) {
+  constexpr uint64_t kRows = 4, kColumns = 8;
+  CopyBatch quantizes, round;
+  quantizes.kind = CopyKind::kQuantize;
+  for (const uint64_t i : {0, 1}) {
+    BlockQuantize op;
+    op.input = {i, 0, DType::kBf16};
+    op.output = {2 + i, 0, DType::kFp8E4m3};
+    op.scales = {4 + i, 0, DType::kFp32};
+    op.rows = op.block_rows = kRows;
+    op.columns = op.block_columns = kColumns;
+    op.input_row_bytes = kColumns * 2;
+    op.output_row_bytes = kColumns;
+    op.scale_row_bytes = 4;
+    op.format = fb::ScaleFormat::kFp32;
+    quantizes.quantizes.push_back(op);
+    const TensorBox values = {op.output, {{kRows * kColumns, {.bytes = 1}}}};
+    TensorBox to = values;
+    to.first.entry += 4;
+    ASSERT_TRUE(AppendCopy(values, to, /*link=*/1, round));
+    to.first = {8 + i, 0, DType::kFp32};
+    ASSERT_TRUE(AppendCopy({op.scales, {}}, {to.first, {}}, 1, round));
+  }
+  const CopyAddress first = quantizes.quantizes.front().output;
+  const auto fuse = [&](bool copies, bool reads) {
+    std::vector<CopyBatch> batches = {quantizes, round};
+    if (copies) {
+      TensorBox both = {
+          first, {{2, {.entries = 1}}, {kRows * kColumns, {.bytes = 1}}}};
+      TensorBox to = both;
+      to.first.entry = 10;
+      EXPECT_TRUE(AppendCopy(both, to, /*link=*/2, batches[1]));
+    }
+    QuantizeFusion fusion(batches, {0});
+    for (size_t i = 0; i < batches[1].copies.size(); ++i) {
+      fusion.AddCopy({.batch = 1, .copy = i});
+    }
+    if (reads) {
+      fusion.AddRead(first, {.entries = 2, .bytes = kRows * kColumns});
+    }
+    fusion.Fuse();
+    return fusion.is_fused();
+  };
+  EXPECT_EQ(fuse(false, false), std::vector<bool>({true, true}));
+  EXPECT_EQ(fuse(true, false), std::vector<bool>({false, false}));
+  EXPECT_EQ(fuse(false, true), std::vector<bool>({false, false}));
+}
+
 class World : public ExecutorWorld {
  public:
   // `device`: of all ranks; null: the world's.
