@@ -261,7 +261,7 @@ class ScaleTargets {
   const OperationBox& box_;
   CopyAddress to_;
   size_t dim_ = 0;
-  absl::InlinedVector<uint64_t, 4> digits_;  // by loop of the dimension
+  std::vector<uint64_t> digits_;  // by loop of the dimension
 };
 
 // An operation on a box of the matrices of another.
@@ -355,6 +355,15 @@ bool AreDisjoint(const OperationBox& a, const OperationBox& b) {
   return false;
 }
 
+// Whether `span` from `at` on, the same bytes of each entry, meets the
+// `span_bytes` at `first`.
+bool Meets(const CopyAddress& at, const CopyStride& span,
+           const CopyAddress& first, uint64_t span_bytes) {
+  return at.entry <= first.entry && first.entry < at.entry + span.entries &&
+         at.byte_offset < first.byte_offset + span_bytes &&
+         first.byte_offset < at.byte_offset + span.bytes;
+}
+
 // The box of a copy of scales, and what of it is written so far.
 struct ScaleUse {
   size_t batch = 0;
@@ -375,9 +384,12 @@ QuantizeFusion::QuantizeFusion(absl::Span<const CopyBatch> batches,
       operation.position = i;
       const auto loops = LoopsOf(operation);
       const BlockQuantize& op = QuantizeOf(operation);
+      const Dimensions values = ValueDimensions(op, loops);
+      const Dimensions scales = ScaleDimensions(op, loops);
+      operation.value_span_bytes = SpanBytes(values, kValueBytes);
+      operation.scale_span_bytes = SpanBytes(scales, ScaleBytes(op));
       operation.is_kept =
-          !IsNested(ValueDimensions(op, loops), kValueBytes) ||
-          !IsNested(ScaleDimensions(op, loops), ScaleBytes(op)) ||
+          !IsNested(values, kValueBytes) || !IsNested(scales, ScaleBytes(op)) ||
           std::any_of(loops.begin(), loops.end(), [](const auto& loop) {
             return loop.output.entries != 0 || loop.scales.entries != 0;
           });
@@ -398,28 +410,12 @@ absl::Span<const QuantizeLoop> QuantizeFusion::LoopsOf(
       .subspan(op.loops_begin, op.loops_count);
 }
 
-namespace {
-
-// Whether `span` from `at` on, the same bytes of each entry, meets what stands
-// at `first`.
-bool Meets(const CopyAddress& at, const CopyStride& span,
-           const CopyAddress& first, const Dimensions& dims,
-           uint64_t element_bytes) {
-  return at.entry <= first.entry && first.entry < at.entry + span.entries &&
-         at.byte_offset < first.byte_offset + SpanBytes(dims, element_bytes) &&
-         first.byte_offset < at.byte_offset + span.bytes;
-}
-
-}  // namespace
-
 void QuantizeFusion::AddRead(const CopyAddress& first, const CopyStride& span) {
   for (Operation& operation : operations_) {
     const BlockQuantize& op = QuantizeOf(operation);
-    const auto loops = LoopsOf(operation);
-    operation.is_kept |= Meets(first, span, op.output,
-                               ValueDimensions(op, loops), kValueBytes) ||
-                         Meets(first, span, op.scales,
-                               ScaleDimensions(op, loops), ScaleBytes(op));
+    operation.is_kept |=
+        Meets(first, span, op.output, operation.value_span_bytes) ||
+        Meets(first, span, op.scales, operation.scale_span_bytes);
   }
 }
 
@@ -437,13 +433,10 @@ void QuantizeFusion::AddCopy(const QuantizedCopy& use) {
   std::vector<Operation*> met;
   for (Operation& operation : operations_) {
     const BlockQuantize& op = QuantizeOf(operation);
-    const auto loops = LoopsOf(operation);
-    if (Meets(copy.from, span, op.output, ValueDimensions(op, loops),
-              kValueBytes)) {
+    if (Meets(copy.from, span, op.output, operation.value_span_bytes)) {
       operation.values.push_back(use);
       met.push_back(&operation);
-    } else if (Meets(copy.from, span, op.scales, ScaleDimensions(op, loops),
-                     ScaleBytes(op))) {
+    } else if (Meets(copy.from, span, op.scales, operation.scale_span_bytes)) {
       operation.scales.push_back(use);
       met.push_back(&operation);
     }

@@ -44,6 +44,8 @@ class QuantizeFusion {
   struct Operation {
     size_t batch = 0;
     size_t position = 0;  // in the batch
+    uint64_t value_span_bytes = 0;
+    uint64_t scale_span_bytes = 0;
     bool is_kept = false;
     std::vector<QuantizedCopy> values;
     std::vector<QuantizedCopy> scales;
