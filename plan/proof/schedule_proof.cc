@@ -501,13 +501,18 @@ void CheckHeldOf(const fb::Body& body, uint32_t rank, Violations& violations) {
 }  // namespace
 
 void CheckStaging(const fb::Body& body, Violations& violations) {
-  // Lists of messages, and of relays.
-  absl::flat_hash_set<std::pair<const void*, const void*>> checked;
+  // Lists of messages, and of relays. Sources deal out nothing: the same list
+  // says something else on the other side.
+  absl::flat_hash_set<std::tuple<const void*, const void*, bool>> checked;
   for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
     const fb::RankProgram& program = *body.programs()->Get(rank);
-    if (!checked.emplace(program.messages(), program.relays()).second) continue;
+    const bool may_deal = rank >= body.source_ranks();
+    if (!checked.emplace(program.messages(), program.relays(), may_deal)
+             .second) {
+      continue;
+    }
     CheckStagingOf(body, rank, violations);
-    if (rank >= body.source_ranks()) CheckHeldOf(body, rank, violations);
+    if (may_deal) CheckHeldOf(body, rank, violations);
   }
 }
 

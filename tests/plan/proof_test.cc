@@ -798,6 +798,21 @@ TEST(ProofTest, DealtBytesThatNothingFeedsAreNamed) {
             "staged message feeds it (invariant 3: in bounds)");
 }
 
+// A source's message that packs nothing, and the list that has it is also one
+// of a destination rank: there it deals out what nothing feeds.
+TEST(ProofTest, DealtBytesThatNothingFeedsAreNamedThoughASourceSendsThemToo) {
+  PlanSpec spec = DealtSpec();
+  spec.rounds = {fb::Route::kNetwork};
+  spec.buffers = {spec.buffers[1]};
+  spec.programs = {{{}, {SendTo(1, 0, 0, 0, 16)}, 0, 16, 0},
+                   {{}, {RecvFrom(0, 0, 0, 0, 16)}, 0, 16, 1},
+                   {{}, {}, 0, 0, 1, 0, {}, {}, 0, {}, 0, 2, 0},
+                   {{0}, {RecvFrom(2, 0, 1, 0, 16)}, 0, 16, 1}};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 0: the message to rank 3 packs nothing, and no "
+            "staged message feeds it (invariant 3: in bounds)");
+}
+
 // Where the second half lies: the first comes there a round later, a message
 // before the second is dealt out.
 TEST(ProofTest, AReceiveOverDealtBytesIsNamed) {
