@@ -16,8 +16,8 @@
 namespace refit::proof {
 namespace {
 
-// Of distinct namings: a rank of the largest models has some 50,000 tensors.
-// Keeps hostile plans from costing time.
+// Of distinct namings, and of a rank: one of the largest models has some 50,000
+// tensors. Keeps hostile plans from costing time and memory.
 constexpr uint64_t kMostNames = uint64_t{1} << 22;
 
 // A tensor of stack number `stack` of a list. Hashes decide nothing: tensors
@@ -131,6 +131,13 @@ void CheckParamNames(const fb::Body& body, Violations& violations) {
   });
 }
 
+void ReportTooMany(uint64_t names, const Site& site, Violations& violations) {
+  violations.Report(site, Invariant::kWellFormedInputs, [&] {
+    return absl::StrCat("has ", names, " names; the proof takes up to ",
+                        kMostNames);
+  });
+}
+
 }  // namespace
 
 void CheckNames(const fb::Body& body, Violations& violations) {
@@ -139,10 +146,7 @@ void CheckNames(const fb::Body& body, Violations& violations) {
   for (const fb::Param* param : *body.params()) names += TensorsOf(*param);
   for (const fb::Buffer* buffer : namings.buffers) names += TensorsOf(*buffer);
   if (names > kMostNames) {
-    violations.Report({}, Invariant::kWellFormedInputs, [&] {
-      return absl::StrCat("has ", names, " names; the proof takes up to ",
-                          kMostNames);
-    });
+    ReportTooMany(names, {}, violations);
     return;
   }
   CheckParamNames(body, violations);
@@ -155,6 +159,14 @@ void CheckNames(const fb::Body& body, Violations& violations) {
       list.push_back(namings.of_buffer[buffer]);
     }
     if (!seen.insert(list).second) continue;
+    uint64_t held = 0;
+    for (const uint32_t naming : list) {
+      held += TensorsOf(*namings.buffers[naming]);
+    }
+    if (held > kMostNames) {
+      ReportTooMany(held, {.rank = rank}, violations);
+      continue;
+    }
     std::vector<NamedTensor> tensors;
     for (uint32_t slot = 0; slot < list.size(); ++slot) {
       std::vector<size_t>& hashes = hashes_of[list[slot]];

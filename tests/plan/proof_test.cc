@@ -1156,6 +1156,20 @@ TEST(ProofTest, TwoBuffersOfOneNameAreNamed) {
       "model.layers.1.mlp.up_proj.weight (invariant 6: well-formed inputs)");
 }
 
+// A file of a few kilobytes must not take memory for ever more names.
+TEST(ProofTest, ARankOfTooManyNamesIsNamed) {
+  PlanSpec spec = SampleSpec();
+  spec.buffers.push_back({.name = "b.{0}",
+                          .index = {{0, 1000000}},
+                          .shape = {1},
+                          .fragments = {},
+                          .regions = {}});
+  spec.programs[2].buffers.insert(spec.programs[2].buffers.end(), 5, 5);
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2: has 5000003 names; the proof takes up to 4194304 "
+            "(invariant 6: well-formed inputs)");
+}
+
 TEST(ProofTest, TwoParamsOfOneNameAreNamed) {
   PlanSpec spec = SampleSpec();
   spec.params[2].name = "model.norm.weight";
