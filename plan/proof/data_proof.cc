@@ -14,6 +14,10 @@
 namespace refit::proof {
 namespace {
 
+// Comparisons of lists that are kept. Ranks of a small file may have many
+// million messages, no two of them alike.
+constexpr size_t kMostCompared = size_t{1} << 20;
+
 int64_t CountOf(const Digits& digits) {
   int64_t count = 1;
   for (const Digit& digit : digits) count *= digit.extent;
@@ -252,7 +256,8 @@ void DataProof::FollowMessage(const End& recv,
   const int64_t reports = violations_.reports();
   const int64_t bytes = CompareLists(recv, *origin, packed, unpacked);
   moved_bytes_ += bytes;
-  if (are_kept && violations_.reports() == reports) {
+  if (are_kept && violations_.reports() == reports &&
+      compared_.size() < kMostCompared) {
     compared_[comparison] = bytes;
   }
 }
@@ -698,23 +703,30 @@ void DataProof::Fill(uint32_t rank) {
 }
 
 // By slot and part, else in order: counted, not compared, since there are many.
+// First by part, then by slot: a plan may have far more parts in its slots than
+// in its buffers.
 void DataProof::SortWrites(uint32_t rank) {
   const uint32_t slots = body_.programs()->Get(rank)->buffers()->size();
-  std::vector<size_t> first_part(slots + 1, 0);  // of each slot
+  size_t parts = 0;
   for (uint32_t slot = 0; slot < slots; ++slot) {
-    first_part[slot + 1] =
-        first_part[slot] + FactsAt(rank, slot).parts().size();
+    parts = std::max(parts, FactsAt(rank, slot).parts().size());
   }
-  const auto part_of = [&](const Write& write) {
-    return first_part[write.landing->slot] +
-           static_cast<size_t>(write.landing->part);
-  };
-  std::vector<size_t> next(first_part[slots] + 1, 0);  // place, by part
-  for (const Write& write : writes_) ++next[part_of(write) + 1];
+  SortWritesBy(parts, [](const Write& write) {
+    return static_cast<size_t>(write.landing->part);
+  });
+  SortWritesBy(slots, [](const Write& write) {
+    return static_cast<size_t>(write.landing->slot);
+  });
+}
+
+void DataProof::SortWritesBy(size_t keys,
+                             absl::FunctionRef<size_t(const Write&)> key_of) {
+  std::vector<size_t> next(keys + 1, 0);  // place, by key
+  for (const Write& write : writes_) ++next[key_of(write) + 1];
   std::partial_sum(next.begin(), next.end(), next.begin());
   sorted_writes_.resize(writes_.size());
   for (const Write& write : writes_) {
-    sorted_writes_[next[part_of(write)]++] = write;
+    sorted_writes_[next[key_of(write)]++] = write;
   }
   std::swap(writes_, sorted_writes_);
 }

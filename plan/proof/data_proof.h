@@ -13,6 +13,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/functional/function_ref.h"
 #include "plan/dtype.h"
 #include "plan/proof/affine.h"
 #include "plan/proof/buffer_facts.h"
@@ -202,6 +203,8 @@ class DataProof {
   // Of a source, only its scratch has to be written.
   void CheckWrites(uint32_t rank);
   void SortWrites(uint32_t rank);
+  void SortWritesBy(size_t keys,
+                    absl::FunctionRef<size_t(const Write&)> key_of);
   void CheckTiling(uint32_t rank, uint32_t slot, const Part& part,
                    absl::Span<const Write> writes);
   void ListReads(uint32_t rank);

@@ -1170,6 +1170,27 @@ TEST(ProofTest, ARankOfTooManyNamesIsNamed) {
             "(invariant 6: well-formed inputs)");
 }
 
+// Nor for the parts of one buffer in each of very many slots.
+TEST(ProofTest, ABufferOfManyPartsMayBeHeldVeryOften) {
+  PlanSpec spec = SampleSpec();
+  PlanSpec::Buffer& buffer = spec.buffers.emplace_back(
+      PlanSpec::Buffer{.name = "b",
+                       .index = {},
+                       .shape = {1},
+                       .fragments = {},
+                       .regions = {{.reason = fb::SkipReason::kUnread,
+                                    .offset = 0,
+                                    .extent = {1},
+                                    .stride = {1},
+                                    .detail = {}}}});
+  buffer.regions[0].kind = fb::RegionKind::kSkip;
+  buffer.regions.resize(100000, buffer.regions[0]);  // which overlap
+  spec.programs[2].buffers.resize(1000000, 5);
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2: buffer slots 2 and 3 both hold b (invariant 6: "
+            "well-formed inputs)");
+}
+
 TEST(ProofTest, TwoParamsOfOneNameAreNamed) {
   PlanSpec spec = SampleSpec();
   spec.params[2].name = "model.norm.weight";
