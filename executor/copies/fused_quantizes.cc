@@ -186,6 +186,12 @@ std::optional<OperationBox> BoxIn(const Dimensions& dims,
         joined.push_back(loop);
       }
     }
+    // A coordinate that is read twice would stand for another that is not.
+    for (size_t l = 0; l + 1 < joined.size(); ++l) {
+      if (joined[l].step < joined[l + 1].step * joined[l + 1].extent) {
+        return std::nullopt;
+      }
+    }
     box.loops[d] = std::move(joined);
     if (box.LastOf(d) >= dims[d].extent) return std::nullopt;
   }

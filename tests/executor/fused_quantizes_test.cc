@@ -345,7 +345,9 @@ PlanFile RandomPlan(Random& random, const std::string& dtype) {
  )",
                    source, R"(}, "destination": {"layout": "vllm", )",
                    destination, R"(, "dtype": ")", dtype, "\"},",
-                   colocated ? R"( "colocated": true,)" : "",
+                   colocated
+                       ? R"( "colocated": true,)"
+                       : one_of({"", R"("topology": {"gpus_per_host": 3},)"}),
                    R"( "options": {"fan_out": ")", one_of({"none", "relay"}),
                    "\"", one_of({"", R"(, "scratch_bytes": 400000)"}), "}}"),
       absl::StrCat(
@@ -361,7 +363,7 @@ PlanFile RandomPlan(Random& random, const std::string& dtype) {
 
 TEST(FusedQuantizesTest, RandomRefitsAreThoseThroughScratch) {
   int fused = 0, compared = 0;
-  for (uint64_t seed = 0; seed < 10; ++seed) {
+  for (uint64_t seed = 0; seed < 16; ++seed) {
     SCOPED_TRACE(seed);
     Random random(seed);
     const PlanFile plan =
