@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -66,6 +67,10 @@ Offset<fb::Buffer> BuildBuffer(const PlanSpec::Buffer& buffer,
                           fragments_vector, regions_vector, hooks_vector);
 }
 
+// As refitc writes them: ranks that hold the same share the list.
+using BufferLists =
+    std::map<std::vector<uint32_t>, Offset<flatbuffers::Vector<uint32_t>>>;
+
 // What a program that shares its lists has of its own, and those lists.
 struct BuiltLists {
   Offset<flatbuffers::Vector<uint32_t>> buffers;
@@ -86,8 +91,11 @@ Offset<fb::RankProgram> BuildSharing(const PlanSpec& spec,
 
 Offset<fb::RankProgram> BuildProgram(const PlanSpec::Program& program,
                                      Builder& builder,
+                                     BufferLists& buffer_lists,
                                      std::vector<BuiltLists>& lists) {
-  const auto buffers = builder.CreateVector(program.buffers);
+  const auto [known, is_new] = buffer_lists.try_emplace(program.buffers);
+  if (is_new) known->second = builder.CreateVector(program.buffers);
+  const auto buffers = known->second;
   const auto messages = builder.CreateVectorOfStructs(program.messages);
   lists.push_back({buffers, messages});
   flatbuffers::Offset<flatbuffers::Vector<const fb::Quantize*>> quantizes = 0;
@@ -144,12 +152,13 @@ std::vector<uint8_t> BuildBody(const PlanSpec& spec) {
   }
   std::vector<Offset<fb::RankProgram>> programs;
   std::vector<BuiltLists> lists;
+  BufferLists buffer_lists;
   for (const PlanSpec::Program& program : spec.programs) {
     if (program.shares.has_value()) {
       lists.push_back(lists[*program.shares]);
       programs.push_back(BuildSharing(spec, program, lists, builder));
     } else {
-      programs.push_back(BuildProgram(program, builder, lists));
+      programs.push_back(BuildProgram(program, builder, buffer_lists, lists));
     }
   }
   std::vector<Offset<fb::Skip>> skips;

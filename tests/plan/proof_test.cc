@@ -260,6 +260,78 @@ TEST(ProofTest, WhatOneMessageWritesTwiceIsNamedThoughBothAreAlike) {
             "time, after round 0 (invariant 1: written once)");
 }
 
+// HalvesSpec's four ranks, each pair with a param of [4, 4] in a buffer of its
+// own, of 32 elements: the copies of all messages are the same.
+PlanSpec TwinsSpec() {
+  PlanSpec spec = HalvesSpec(2, 3);
+  spec.params = {{.name = "w", .index = {}, .shape = {4, 4}},
+                 {.name = "v", .index = {}, .shape = {4, 4}}};
+  spec.buffers.assign(4, {.name = "w",
+                          .index = {},
+                          .shape = {32},
+                          .fragments = {{.param = 0,
+                                         .lo = {0, 0},
+                                         .extent = {4, 4},
+                                         .offset = 0,
+                                         .stride = {4, 1}}},
+                          .regions = {{.kind = fb::RegionKind::kSkip,
+                                       .reason = fb::SkipReason::kUnread,
+                                       .offset = 16,
+                                       .extent = {16},
+                                       .stride = {1},
+                                       .detail = {}}}});
+  for (uint32_t rank = 0; rank < 4; ++rank)
+    spec.programs[rank].buffers = {rank};
+  return spec;
+}
+
+TEST(ProofTest, BuffersThatDifferInOneThingDoNotShareWhatTheirCopiesMean) {
+  EXPECT_EQ(ViolationOf(TwinsSpec()), "");
+  const auto violation = [](uint32_t rank, const auto& change) {
+    PlanSpec spec = TwinsSpec();
+    change(spec.buffers[rank]);
+    return ViolationOf(spec);
+  };
+  using Buffer = PlanSpec::Buffer;
+  EXPECT_EQ(violation(3,
+                      [](Buffer& buffer) {
+                        buffer.fragments[0].offset = 16;
+                        buffer.regions[0].offset = 0;
+                      }),
+            "rank 3, round 0, buffer w, index [0]: is written although it is "
+            "declared as skipped (invariant 1: written once)");
+  EXPECT_EQ(violation(1,
+                      [](Buffer& buffer) {
+                        buffer.fragments[0].extent = {2, 4};
+                      }),
+            "rank 1, round 0, buffer w, index [0]: packs elements beyond those "
+            "of the fragment in which the copy begins (invariant 2: right "
+            "element)");
+  EXPECT_EQ(violation(1,
+                      [](Buffer& buffer) {
+                        buffer.fragments[0].stride = {5, 1};
+                        buffer.regions.clear();
+                      }),
+            "rank 1, round 0, buffer w, index [0]: packs elements beyond those "
+            "of the fragment in which the copy begins (invariant 2: right "
+            "element)");
+  // Transposed.
+  EXPECT_EQ(
+      violation(1,
+                [](Buffer& buffer) {
+                  buffer.fragments[0].stride = {1, 4};
+                }),
+      "rank 3, round 0, buffer w, index [1]: holds w[1, 0] when it should be "
+      "w[0, 1] (invariant 2: right element)");
+  EXPECT_EQ(violation(1, [](Buffer& buffer) { buffer.fragments[0].param = 1; }),
+            "rank 3, round 0, buffer w, index [0]: holds v[0, 0] when it "
+            "should be w[0, 0] (invariant 2: right element)");
+  EXPECT_EQ(
+      violation(3, [](Buffer& buffer) { buffer.dtype = fb::DType::kFp32; }),
+      "rank 3, round 0, buffer w, index [0]: is cast from bf16 to fp32 without "
+      "a declared cast (invariant 6: well-formed inputs)");
+}
+
 TEST(ProofTest, ElementsInTheWrongOrderAreNamed) {
   PlanSpec spec = SampleSpec();
   spec.copy_lists[6][0].loops = {{16, 1}, {2, 40}};
@@ -721,6 +793,51 @@ TEST(ProofTest, ACastAfterARelayIsNamed) {
             "after it was relayed (invariant 2: right element)");
 }
 
+// A source may cast what it packs. Rank 1, which holds the same, may not.
+TEST(ProofTest, ARelayThatCastsIsNamedThoughASourceHasTheSameCopies) {
+  PlanSpec spec = RelaySpec();
+  spec.buffers.push_back(spec.buffers[0]);
+  spec.buffers[0].dtype = fb::DType::kFp32;
+  spec.casts = {{fb::DType::kFp32, fb::DType::kBf16}};
+  const auto list = [](fb::DType dtype) {
+    return std::vector<PlanSpec::Copy>{{.slot = 0,
+                                        .offset = 0,
+                                        .loops = {{16, 1}},
+                                        .staging_offset = 0,
+                                        .dtype = dtype}};
+  };
+  spec.copy_lists = {{}, list(fb::DType::kFp32), list(fb::DType::kBf16)};
+  spec.programs = {
+      {{0}, {SendTo(1, 0, 1, 0, 64), SendTo(2, 0, 2, 0, 32)}, 0, 0, 0},
+      {{0}, {RecvFrom(0, 0, 1, 0, 64), SendTo(3, 1, 2, 0, 32)}, 0, 0, 0},
+      {{1}, {RecvFrom(0, 0, 2, 0, 32)}, 0, 0, 0},
+      {{1}, {RecvFrom(1, 1, 2, 0, 32)}, 0, 0, 0}};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 1, round 1, buffer w, index [0]: relays as bf16 what it "
+            "received as fp32 (invariant 2: right element)");
+}
+
+// Rank 2 gets in a direct round what is right for rank 1 in a staged one: two
+// copies of one.
+TEST(ProofTest, ADirectMessageIsLookedAtThoughAStagedOneHasTheSameCopies) {
+  PlanSpec spec = RelaySpec();
+  spec.copy_lists = {
+      {},
+      {{.slot = 0, .offset = 0, .loops = {{16, 1}}}},
+      {{.slot = 0, .offset = 0, .loops = {{8, 1}}},
+       {.slot = 0, .offset = 8, .loops = {{8, 1}}, .staging_offset = 16}}};
+  spec.mechanisms[0] = fb::Mechanism::kStaged;
+  spec.programs = {
+      {{0}, {SendTo(1, 0, 1, 0, 32), SendTo(2, 1, 1, 0, 32)}, 0, 32, 0},
+      {{0}, {RecvFrom(0, 0, 2, 0, 32)}, 0, 32, 0},
+      {{0}, {RecvFrom(0, 1, 2, 0, 32)}, 0, 0, 0}};
+  spec.bucket_bytes = spec.staging_bytes = 32;
+  spec.operations_per_round = 8;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 1, buffer w, index [0]: the direct copy that begins "
+            "here is not one copy of rank 0 (invariant 2: right element)");
+}
+
 TEST(ProofTest, ReplicasMayRelayInStagedRounds) {
   PlanSpec spec = RelaySpec();
   spec.mechanisms[1] = fb::Mechanism::kStaged;
@@ -779,6 +896,39 @@ TEST(ProofTest, BytesThatAreDealtToTheWrongRankAreNamed) {
   EXPECT_EQ(ViolationOf(spec),
             "rank 2, round 2, buffer w, index [0]: holds w[0] when it should "
             "be w[8] (invariant 2: right element)");
+}
+
+// Rank 1 deals out two parts of one message, the second to rank 3. Ranks 2 and
+// 3 want the same and have the same copies.
+TEST(ProofTest, AWrongPartOfAMessageIsNamedThoughTheCopiesAreThoseOfARightOne) {
+  const auto violation = [](uint64_t begin_of_3, uint64_t end_of_3) {
+    PlanSpec spec = DealtSpec();
+    spec.rounds.assign(2, fb::Route::kNetwork);
+    spec.copy_lists[2] = {
+        {.slot = 0, .offset = 8, .loops = {{8, 1}}},
+        {.slot = 0, .offset = 0, .loops = {{8, 1}}, .staging_offset = 16}};
+    const uint64_t size = end_of_3 - begin_of_3;
+    spec.programs = {{{0}, {SendTo(1, 0, 2, 0, 32)}, 0, 32, 0},
+                     {{},
+                      {RecvFrom(0, 0, 0, 0, 32), SendTo(2, 1, 0, 0, 32),
+                       SendTo(3, 1, 0, begin_of_3, size)},
+                      0,
+                      32,
+                      1},
+                     {{2}, {RecvFrom(1, 1, 1, 0, 32)}, 0, 32, 1},
+                     {{2}, {RecvFrom(1, 1, 1, 0, size)}, 0, 32, 1}};
+    spec.programs[1].relays = {fb::Relay(1, 0), fb::Relay(2, 0)};
+    return ViolationOf(spec);
+  };
+  EXPECT_EQ(violation(0, 32), "");
+  EXPECT_EQ(violation(0, 16), "");
+  EXPECT_EQ(violation(16, 32),
+            "rank 3, round 1, buffer w, index [0]: holds w[0] when it should "
+            "be w[8] (invariant 2: right element)");
+  EXPECT_EQ(violation(0, 24),
+            "rank 1, round 1: deals out bytes [0, 24) of the message from rank "
+            "0, which packs bytes [16, 32) as one copy; wanted whole copies "
+            "(invariant 2: right element)");
 }
 
 TEST(ProofTest, DealtBytesOfAnotherMessageThanTheFeedAreNamed) {
