@@ -332,6 +332,24 @@ TEST(ProofTest, BuffersThatDifferInOneThingDoNotShareWhatTheirCopiesMean) {
       "a declared cast (invariant 6: well-formed inputs)");
 }
 
+TEST(ProofTest, BuffersThatDifferInStridesAloneDoNotShareWhatTheirCopiesMean) {
+  // Two sources whose rows stand 5 elements apart, of 4 in the param.
+  PlanSpec spec = TwinsSpec();
+  spec.copy_lists.push_back(
+      {{.slot = 0, .offset = 0, .loops = {{4, 5}, {4, 1}}}});
+  for (const uint32_t rank : {0, 1}) {
+    spec.buffers[rank].fragments[0].stride = {5, 1};
+    spec.buffers[rank].regions.clear();
+    spec.programs[rank].messages = {SendTo(2 + rank, 0, 2, 0, 32)};
+  }
+  EXPECT_EQ(ViolationOf(spec), "");
+  spec.buffers[1].fragments[0].stride = {6, 1};
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 1, round 0, buffer w, index [0]: packs elements beyond those "
+            "of the fragment in which the copy begins (invariant 2: right "
+            "element)");
+}
+
 TEST(ProofTest, ElementsInTheWrongOrderAreNamed) {
   PlanSpec spec = SampleSpec();
   spec.copy_lists[6][0].loops = {{16, 1}, {2, 40}};
