@@ -61,8 +61,22 @@ class RoundCopiesBuilder {
     return std::move(result_);
   }
 
-  // By quantize operation of the rank; after Build.
-  const std::vector<bool>& is_fused() const { return is_fused_; }
+  // By quantize operation of the rank: whether direct rounds do it instead.
+  // `multiprocessors` bounds these, if not 0. Instead of Build; no tensor needs
+  // an address.
+  absl::StatusOr<std::vector<bool>> Fused(uint32_t multiprocessors) {
+    AddQuantizes();
+    for (const RoundWork& work : schedule_.rounds()) {
+      if (work.mechanism != fb::Mechanism::kDirect) continue;
+      if (absl::Status status = AddDirectRound(work); !status.ok()) {
+        return status;
+      }
+    }
+    Fuse();
+    if (multiprocessors > 0 && result_.fused.in_peer_rounds) is_fused_.clear();
+    is_fused_.resize(Length(program_.quantizes()), false);
+    return std::move(is_fused_);
+  }
 
  private:
   const fb::Message& MessageAt(uint32_t position) const {
@@ -426,25 +440,20 @@ absl::StatusOr<RoundCopies> BuildRoundCopies(
 std::vector<bool> FusedQuantizes(const PlanFile& plan, int32_t rank,
                                  const RankSchedule& schedule,
                                  const PeerTensors& peers) {
+  const uint32_t count = Length(plan.body().programs()->Get(rank)->quantizes());
+  if (count == 0) return {};
   const auto nowhere = [&](int32_t of) {
     return std::vector<std::byte*>(TensorTable(plan, of).size());
   };
-  const std::vector<bool> none(
-      Length(plan.body().programs()->Get(rank)->quantizes()), false);
-  if (none.empty()) return none;
   const std::vector<std::byte*> tensors = nowhere(rank);
   RoundCopiesBuilder builder(plan, rank, schedule, tensors, nullptr, peers);
   std::set<int32_t> all;
   for (const int32_t peer : schedule.DirectReceivers()) all.insert(peer);
   for (const int32_t peer : schedule.DirectSenders()) all.insert(peer);
   for (const int32_t peer : all) builder.AddPeer(peer, nowhere(peer));
-  const absl::StatusOr<RoundCopies> copies = builder.Build();
-  if (!copies.ok() || builder.is_fused().empty() ||
-      (plan.body().limits()->direct_multiprocessors() > 0 &&
-       copies->fused.in_peer_rounds)) {
-    return none;
-  }
-  return builder.is_fused();
+  absl::StatusOr<std::vector<bool>> fused =
+      builder.Fused(plan.body().limits()->direct_multiprocessors());
+  return fused.ok() ? *std::move(fused) : std::vector<bool>(count, false);
 }
 
 }  // namespace refit

@@ -1353,7 +1353,7 @@ TEST(ProofTest, ABufferOfManyPartsMayBeHeldVeryOften) {
                                     .detail = {}}}});
   buffer.regions[0].kind = fb::RegionKind::kSkip;
   buffer.regions.resize(100000, buffer.regions[0]);  // which overlap
-  spec.programs[2].buffers.resize(1000000, 5);
+  spec.programs[2].buffers.resize(200000, 5);
   EXPECT_EQ(ViolationOf(spec),
             "rank 2: buffer slots 2 and 3 both hold b (invariant 6: "
             "well-formed inputs)");
