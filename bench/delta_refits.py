@@ -3,10 +3,11 @@
     refitc job.json -o plan.refit               # one source and one destination rank
     python bench/delta_refits.py plan.refit 0 & python bench/delta_refits.py plan.refit 1
 
-The times are those of `run` in the source rank's process. The check of digests, if the job asks for it, is part of them.
+With --bitmap, for a plan with "changes": "bitmap", the source gives the bits of what it changed. The times are those of `run` in
+the source rank's process. The check of digests, if the job asks for it, is part of them.
 """
+import argparse
 import pathlib
-import sys
 import time
 
 import refit
@@ -16,12 +17,22 @@ CHANGED = (0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.6, 1)
 
 
 def main():
-    path, rank = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("plan", type=pathlib.Path)
+    parser.add_argument("rank", type=int)
+    parser.add_argument("--bitmap", action="store_true")
+    arguments = parser.parse_args()
+    path, rank = arguments.plan, arguments.rank
     torch.cuda.set_device(rank)
     plan = refit.Plan.load(path)
     tensors = {name: torch.empty(tuple(info.shape), dtype=torch.bfloat16, device="cuda").normal_(0, 0.02)
                for name, info in plan.tensors(rank).items()}
-    executor = refit.join(plan, rank, tensors, unique_id=unique_id(path.with_suffix(".id"), rank), device=f"cuda:{rank}")
+    bitmaps = {}
+    if arguments.bitmap and rank == 0:
+        bitmaps = {name: torch.zeros((tensor.numel() + 31) // 32, dtype=torch.int32, device="cuda")
+                   for name, tensor in tensors.items()}
+    executor = refit.join(plan, rank, tensors, unique_id=unique_id(path.with_suffix(".id"), rank), device=f"cuda:{rank}",
+                          changes=bitmaps)
 
     def timed(label):
         torch.cuda.synchronize()
@@ -36,15 +47,21 @@ def main():
     for share in CHANGED:
         for _ in range(2):
             if rank == 0:
-                change(tensors.values(), share)
+                change(tensors, bitmaps, share)
             timed(f"{share * 100:g} % changed")
 
 
-def change(tensors, share):
-    """Inverts the last bit of a random share of all elements."""
-    for tensor in tensors:
-        for part in tensor.view(torch.int16).view(-1).split(1 << 26):
-            part ^= (torch.rand(part.shape, device="cuda") < share).to(torch.int16)
+def change(tensors, bitmaps, share):
+    """Inverts the last bit of a random share of all elements, and marks them."""
+    bit_values = 1 << torch.arange(32, device="cuda")
+    for name, tensor in tensors.items():
+        words = bitmaps[name].split(1 << 21) if name in bitmaps else None
+        for i, part in enumerate(tensor.view(torch.int16).view(-1).split(1 << 26)):
+            changed = torch.rand(part.shape, device="cuda") < share
+            part ^= changed.to(torch.int16)
+            if words is not None:
+                padded = torch.nn.functional.pad(changed, (0, -len(changed) % 32)).view(-1, 32)
+                words[i] |= (padded * bit_values).sum(1).to(torch.int32)
 
 
 def unique_id(path, rank):
