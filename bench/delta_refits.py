@@ -61,7 +61,7 @@ def change(tensors, bitmaps, share):
             part ^= changed.to(torch.int16)
             if words is not None:
                 padded = torch.nn.functional.pad(changed, (0, -len(changed) % 32)).view(-1, 32)
-                words[i] |= (padded * bit_values).sum(1).to(torch.int32)
+                words[i].bitwise_or_((padded * bit_values).sum(1).to(torch.int32))
 
 
 def unique_id(path, rank):
