@@ -295,7 +295,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
   status.Update(
       CudaStatus(cuda::LoadDigestKernel(), "loading the digest kernel"));
   status.Update(
-      CudaStatus(cuda::LoadDeltaKernel(), "loading the kernel of changes"));
+      CudaStatus(cuda::LoadDeltaKernels(), "loading the kernel of changes"));
   status.Update(CudaStatus(cuda::LoadMarkingCastKernels(),
                            "loading the casts that mark changes"));
   status.Update(

@@ -27,26 +27,32 @@ struct Found {
   uint32_t bytes = 0;
 };
 
-template <uint32_t kRowsUnroll, typename Body>
+template <DeltaKind kKind>
+__device__ __forceinline__ Row RowAt(const KernelCopy& copy,
+                                     const KernelDelta& delta,
+                                     std::byte* const* table, uint32_t row) {
+  const RowOffsets at = OffsetsOfRow(copy, row);
+  Row found;
+  found.from = table[at.from_entry] + at.from_offset;
+  found.to = table[at.to_entry] + at.to_offset;
+  found.offset = at.from_offset;
+  if constexpr (kKind != DeltaKind::kMarked) {
+    found.shadow = table[at.from_entry + delta.shadow_entries] + at.from_offset;
+  }
+  if (kKind == DeltaKind::kMarked || delta.marks != 0) {
+    found.marks =
+        reinterpret_cast<uint32_t*>(table[at.from_entry + delta.marks_entries]);
+  }
+  return found;
+}
+
+template <DeltaKind kKind, uint32_t kRowsUnroll, typename Body>
 __device__ __forceinline__ void ForEachUnit(const KernelCopy& copy,
                                             const KernelDelta& delta,
                                             std::byte* const* table,
                                             uint32_t tile, const Body& body) {
   const auto row_at = [&](uint32_t row) {
-    const RowOffsets at = OffsetsOfRow(copy, row);
-    Row found;
-    found.from = table[at.from_entry] + at.from_offset;
-    found.to = table[at.to_entry] + at.to_offset;
-    found.offset = at.from_offset;
-    if (delta.kind != DeltaKind::kMarked) {
-      found.shadow =
-          table[at.from_entry + delta.shadow_entries] + at.from_offset;
-    }
-    if (delta.kind == DeltaKind::kMarked || delta.marks != 0) {
-      found.marks = reinterpret_cast<uint32_t*>(
-          table[at.from_entry + delta.marks_entries]);
-    }
-    return found;
+    return RowAt<kKind>(copy, delta, table, row);
   };
   ForEachTileUnit<kRowsUnroll>(copy, tile, row_at, Row(), body);
 }
@@ -115,7 +121,66 @@ __device__ __forceinline__ uint32_t CountMarks(const KernelDelta& delta,
   return __popc(word & (bits == 32 ? kAllLanes : (1u << bits) - 1));
 }
 
-template <typename Unit>
+// A tile in one row whose units of 16 bytes have eight marks each: of bf16 and
+// fp16, nearly all that is moved. A warp reads the marks of 128 units at once,
+// a word a lane. Returns false where the tile is not of this kind.
+__device__ __forceinline__ bool MoveMarkedRow(const KernelCopy& copy,
+                                              const KernelDelta& delta,
+                                              std::byte* const* table,
+                                              uint32_t tile, Found& found) {
+  constexpr uint32_t kMarksPerUnit = 8;
+  constexpr uint32_t kUnitsPerWord = 32 / kMarksPerUnit;
+  constexpr uint32_t kRunUnits = kWarpThreads * kUnitsPerWord;
+  constexpr uint32_t kRuns = kTileUnits / kRunUnits / (kThreads / kWarpThreads);
+  const uint64_t first = uint64_t{tile} * kTileUnits;
+  const auto row_number = static_cast<uint32_t>(first / copy.row_units);
+  const auto column =
+      static_cast<uint32_t>(first - uint64_t{row_number} * copy.row_units);
+  if (column + kTileUnits > copy.row_units) return false;
+  const Row row = RowAt<DeltaKind::kMarked>(copy, delta, table, row_number);
+  const uint64_t unit = row.offset / sizeof(uint4) + column;  // of the tensor
+  if (row.offset % sizeof(uint4) != 0 || unit % kUnitsPerWord != 0) {
+    return false;
+  }
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  const uint32_t first_run = threadIdx.x / kWarpThreads * kRuns;
+  uint32_t words[kRuns];
+  uint32_t any = 0;
+#pragma unroll
+  for (uint32_t r = 0; r < kRuns; ++r) {
+    words[r] =
+        row.marks[unit / kUnitsPerWord + (first_run + r) * kWarpThreads + lane];
+    any |= words[r];
+  }
+  if (__ballot_sync(kAllLanes, any != 0) == 0) return true;
+  const auto* from = reinterpret_cast<const uint4*>(row.from) + column;
+  auto* to = reinterpret_cast<uint4*>(row.to) + column;
+#pragma unroll
+  for (uint32_t r = 0; r < kRuns; ++r) {
+    found.elements += __popc(words[r]);
+    // Neighboring lanes take neighboring units, so that their stores are one.
+    uint4 units[kUnitsPerWord];
+    uint32_t marked = 0;
+    const uint32_t at = (first_run + r) * kRunUnits + lane;
+#pragma unroll
+    for (uint32_t i = 0; i < kUnitsPerWord; ++i) {
+      const uint32_t of_word = (i * kWarpThreads + lane) / kUnitsPerWord;
+      const uint32_t marks = __shfl_sync(kAllLanes, words[r], of_word) >>
+                             lane % kUnitsPerWord * kMarksPerUnit;
+      if ((marks & ((1u << kMarksPerUnit) - 1)) == 0) continue;
+      marked |= 1u << i;
+      units[i] = __ldcs(from + at + i * kWarpThreads);
+    }
+    found.bytes += __popc(marked) * sizeof(uint4);
+#pragma unroll
+    for (uint32_t i = 0; i < kUnitsPerWord; ++i) {
+      if ((marked >> i & 1) != 0) to[at + i * kWarpThreads] = units[i];
+    }
+  }
+  return true;
+}
+
+template <DeltaKind kKind, typename Unit>
 __device__ void MoveTile(const KernelCopy& copy, const KernelDelta& delta,
                          std::byte* const* table, uint32_t tile, Found& found) {
   constexpr uint32_t kSize = sizeof(Unit);
@@ -123,8 +188,14 @@ __device__ void MoveTile(const KernelCopy& copy, const KernelDelta& delta,
   constexpr uint32_t kRowsUnroll = kSize >= 8 ? 4 : 1;
   // A unit is not smaller: tensors of GPUs are aligned to their elements.
   const uint32_t element_bytes = ElementBytes(copy.from_dtype);
-  if (delta.kind == DeltaKind::kMarked) {
-    ForEachUnit<kRowsUnroll>(
+  if constexpr (kKind == DeltaKind::kMarked) {
+    if constexpr (kSize == sizeof(uint4)) {
+      if (delta.mark_shift == 1 &&
+          MoveMarkedRow(copy, delta, table, tile, found)) {
+        return;
+      }
+    }
+    ForEachUnit<kKind, kRowsUnroll>(
         copy, delta, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
           if (at == copy.row_units) return;
           const uint64_t place = uint64_t{at} * kSize;
@@ -141,8 +212,8 @@ __device__ void MoveTile(const KernelCopy& copy, const KernelDelta& delta,
   const auto unit_at = [](std::byte* row, uint32_t at) {
     return reinterpret_cast<Unit*>(row) + at;
   };
-  if (delta.kind == DeltaKind::kKept) {
-    ForEachUnit<kRowsUnroll>(
+  if constexpr (kKind == DeltaKind::kKept) {
+    ForEachUnit<kKind, kRowsUnroll>(
         copy, delta, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
           if (at == copy.row_units) return;
           const Unit unit =
@@ -156,7 +227,7 @@ __device__ void MoveTile(const KernelCopy& copy, const KernelDelta& delta,
   // First a bit for each unit: so that loads do not wait for stores, and no
   // unit stays in registers. What differs is mostly in a cache still.
   uint32_t differs = 0;
-  ForEachUnit<kRowsUnroll>(
+  ForEachUnit<kKind, kRowsUnroll>(
       copy, delta, table, tile, [&](uint32_t k, const Row& row, uint32_t at) {
         if (at == copy.row_units) return;
         const Unit unit = reinterpret_cast<const Unit*>(row.from)[at];
@@ -164,7 +235,7 @@ __device__ void MoveTile(const KernelCopy& copy, const KernelDelta& delta,
         if (Differ(unit, shadow)) differs |= 1u << k;
       });
   if (__ballot_sync(kAllLanes, differs != 0) == 0) return;
-  ForEachUnit<kRowsUnroll>(
+  ForEachUnit<kKind, kRowsUnroll>(
       copy, delta, table, tile, [&](uint32_t k, const Row& row, uint32_t at) {
         if ((differs >> k & 1) == 0) return;
         const Unit unit = reinterpret_cast<const Unit*>(row.from)[at];
@@ -181,11 +252,12 @@ __device__ void MoveTile(const KernelCopy& copy, const KernelDelta& delta,
 }
 
 // One element at a time.
+template <DeltaKind kKind>
 __device__ void CastTile(const KernelCopy& copy, const KernelDelta& delta,
                          std::byte* const* table, uint32_t tile, Found& found) {
   const uint32_t from_bytes = copy.from_dtype == DType::kFp32 ? 4 : 2;
   const uint32_t to_bytes = copy.to_dtype == DType::kFp32 ? 4 : 2;
-  ForEachUnit<1>(
+  ForEachUnit<kKind, 1>(
       copy, delta, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
         if (at == copy.row_units) return;
         const uint64_t place = uint64_t{at} * from_bytes;
@@ -195,14 +267,14 @@ __device__ void CastTile(const KernelCopy& copy, const KernelDelta& delta,
                      : reinterpret_cast<const uint16_t*>(elements)[at];
         };
         const uint32_t bits = load(row.from);
-        if (delta.kind == DeltaKind::kChanged && bits == load(row.shadow)) {
+        if (kKind == DeltaKind::kChanged && bits == load(row.shadow)) {
           return;
         }
-        if (delta.kind == DeltaKind::kMarked &&
+        if (kKind == DeltaKind::kMarked &&
             CountMarks(delta, row.marks, row.offset + place, from_bytes) == 0) {
           return;
         }
-        if (delta.kind != DeltaKind::kKept) found.elements += 1;
+        if (kKind != DeltaKind::kKept) found.elements += 1;
         found.bytes += to_bytes;
         const uint32_t fp32 = LoadFp32(row.from, copy.from_dtype, at);
         if (to_bytes == 4) {
@@ -212,8 +284,8 @@ __device__ void CastTile(const KernelCopy& copy, const KernelDelta& delta,
               copy.to_dtype == DType::kBf16 ? Bf16FromFp32(fp32)
                                             : Fp16FromFp32(fp32);
         }
-        if (delta.kind == DeltaKind::kMarked) return;
-        if (delta.kind == DeltaKind::kChanged && delta.marks != 0) {
+        if constexpr (kKind == DeltaKind::kMarked) return;
+        if (kKind == DeltaKind::kChanged && delta.marks != 0) {
           Mark(delta, row.marks, row.offset + place, from_bytes);
         } else if (from_bytes == 4) {
           reinterpret_cast<uint32_t*>(row.shadow)[at] = bits;
@@ -246,36 +318,51 @@ __device__ void Flush(const Found& found, DeltaCounts* counts) {
   atomicAdd(reinterpret_cast<unsigned long long*>(&counts->bytes), bytes);
 }
 
+template <DeltaKind kKind>
 __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     DeltaKernel(const KernelBatch batch, const KernelDelta delta,
                 const uint32_t* unless) {
   __shared__ KernelCopy copy;
   if (IsStopped(unless)) return;
   Found found;
+  // Where marks tell what changed, most tiles are little work: so the next one
+  // is read early.
+  constexpr bool kReadsAhead = kKind == DeltaKind::kMarked;
+  KernelTile next = {};
+  if (kReadsAhead && blockIdx.x < batch.tiles_count) {
+    next = batch.tiles[blockIdx.x];
+  }
+  uint32_t loaded = UINT32_MAX;
   for (uint32_t t = blockIdx.x; t < batch.tiles_count; t += gridDim.x) {
-    const KernelTile tile = batch.tiles[t];
-    __syncthreads();
-    LoadToShared(batch.copies[tile.copy], copy);
-    __syncthreads();
+    const KernelTile tile = kReadsAhead ? next : batch.tiles[t];
+    if (kReadsAhead && t + gridDim.x < batch.tiles_count) {
+      next = batch.tiles[t + gridDim.x];
+    }
+    if (!kReadsAhead || tile.copy != loaded) {
+      __syncthreads();
+      LoadToShared(batch.copies[tile.copy], copy);
+      __syncthreads();
+      loaded = tile.copy;
+    }
     if (copy.kind == KernelKind::kCast) {
-      CastTile(copy, delta, batch.table, tile.tile, found);
+      CastTile<kKind>(copy, delta, batch.table, tile.tile, found);
       continue;
     }
     switch (copy.unit_bytes) {
       case 16:
-        MoveTile<uint4>(copy, delta, batch.table, tile.tile, found);
+        MoveTile<kKind, uint4>(copy, delta, batch.table, tile.tile, found);
         break;
       case 8:
-        MoveTile<uint2>(copy, delta, batch.table, tile.tile, found);
+        MoveTile<kKind, uint2>(copy, delta, batch.table, tile.tile, found);
         break;
       case 4:
-        MoveTile<uint32_t>(copy, delta, batch.table, tile.tile, found);
+        MoveTile<kKind, uint32_t>(copy, delta, batch.table, tile.tile, found);
         break;
       case 2:
-        MoveTile<uint16_t>(copy, delta, batch.table, tile.tile, found);
+        MoveTile<kKind, uint16_t>(copy, delta, batch.table, tile.tile, found);
         break;
       default:
-        MoveTile<uint8_t>(copy, delta, batch.table, tile.tile, found);
+        MoveTile<kKind, uint8_t>(copy, delta, batch.table, tile.tile, found);
     }
   }
   __syncthreads();
@@ -284,7 +371,16 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
 
 }  // namespace
 
-cudaError_t LoadDeltaKernel() { return LoadKernel(DeltaKernel); }
+cudaError_t LoadDeltaKernels() {
+  for (const auto kernel :
+       {DeltaKernel<DeltaKind::kChanged>, DeltaKernel<DeltaKind::kMarked>,
+        DeltaKernel<DeltaKind::kKept>}) {
+    if (cudaError_t error = LoadKernel(kernel); error != cudaSuccess) {
+      return error;
+    }
+  }
+  return cudaSuccess;
+}
 
 cudaError_t LaunchDeltas(const KernelBatch& batch, const KernelDelta& delta,
                          uint32_t blocks_max, const uint32_t* unless,
@@ -292,7 +388,20 @@ cudaError_t LaunchDeltas(const KernelBatch& batch, const KernelDelta& delta,
   if (batch.tiles_count == 0) return cudaSuccess;
   const uint32_t blocks =
       batch.tiles_count < blocks_max ? batch.tiles_count : blocks_max;
-  DeltaKernel<<<blocks, kThreads, 0, stream>>>(batch, delta, unless);
+  const auto launch = [&](auto* kernel) {
+    kernel<<<blocks, kThreads, 0, stream>>>(batch, delta, unless);
+  };
+  switch (delta.kind) {
+    case DeltaKind::kChanged:
+      launch(DeltaKernel<DeltaKind::kChanged>);
+      break;
+    case DeltaKind::kMarked:
+      launch(DeltaKernel<DeltaKind::kMarked>);
+      break;
+    case DeltaKind::kKept:
+      launch(DeltaKernel<DeltaKind::kKept>);
+      break;
+  }
   return cudaGetLastError();
 }
 

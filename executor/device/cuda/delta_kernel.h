@@ -1,4 +1,4 @@
-// The kernel behind copies of what has changed, and what it reads.
+// The kernels behind copies of what has changed, and what they read.
 #ifndef REFIT_EXECUTOR_DEVICE_CUDA_DELTA_KERNEL_H_
 #define REFIT_EXECUTOR_DEVICE_CUDA_DELTA_KERNEL_H_
 
@@ -23,8 +23,8 @@ struct KernelDelta {
   uint32_t counts_entry = 0;
 };
 
-// Loads the kernel into the current device's context (tiles.h).
-cudaError_t LoadDeltaKernel();
+// Loads the kernels into the current device's context (tiles.h).
+cudaError_t LoadDeltaKernels();
 
 // Enqueues the batch on `blocks_max` blocks at most.
 cudaError_t LaunchDeltas(const KernelBatch& batch, const KernelDelta& delta,
