@@ -18,6 +18,7 @@
 #include "runner/value_check.h"
 #include "tests/executor/executor_world.h"
 #include "tests/executor/plan_builder.h"
+#include "tests/sanitizers.h"
 
 namespace refit {
 namespace {
@@ -114,6 +115,7 @@ TEST(ExecutorTest, EveryElementSizeIsRight) {
 TEST(ExecutorTest, FiveHundredAndTwelveRanksRunAsThreads) {
   // Each source sends to each destination in every round, which is too much for
   // a group.
+  if (kSanitized) GTEST_SKIP() << "a minute with a sanitizer";
   ExpectEveryElementRightBy({.source_ranks = 256,
                              .destination_ranks = 256,
                              .layers = 2,

@@ -20,6 +20,7 @@
 #include "executor/device/cast.h"
 #include "plan/dtype.h"
 #include "tests/executor/device_conformance.h"
+#include "tests/sanitizers.h"
 
 namespace refit {
 
@@ -431,7 +432,7 @@ TEST_P(MessageCodeConformance, LongMessages) {
 
 TEST_P(MessageCodeConformance, BoxesOfAnyElementsAnywhere) {
   std::mt19937_64 random(3);
-  for (int i = 0; i < 120; ++i) {
+  for (int i = 0; i < (kSanitized ? 40 : 120); ++i) {
     SCOPED_TRACE(i);
     const uint64_t one_of = std::vector<uint64_t>{0, 1, 3, 20, 300}[i % 5];
     std::vector<Case> cases;

@@ -14,6 +14,7 @@
 #include "plan/proof/proof.h"
 #include "tests/plan/plan_spec.h"
 #include "tests/plan/proof_oracle.h"
+#include "tests/sanitizers.h"
 
 namespace refit {
 namespace {
@@ -736,7 +737,8 @@ uint64_t Seed() {
 
 uint64_t Runs() {
   const char* runs = std::getenv("REFIT_RUNS");
-  return runs == nullptr ? 4000 : std::strtoull(runs, nullptr, 10);
+  if (runs != nullptr) return std::strtoull(runs, nullptr, 10);
+  return kSanitized ? 1000 : 4000;
 }
 
 TEST(ProofPropertyTest, DrawnPlansAreValid) {

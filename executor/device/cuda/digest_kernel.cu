@@ -16,7 +16,7 @@ struct Row {
   uint64_t position;
 };
 
-template <typename Body>
+template <uint32_t kRowsUnroll = kUnroll, typename Body>
 __device__ __forceinline__ void ForEachUnit(const KernelCopy& copy,
                                             std::byte* const* table,
                                             uint32_t tile, const Body& body) {
@@ -24,7 +24,7 @@ __device__ __forceinline__ void ForEachUnit(const KernelCopy& copy,
     const RowOffsets at = OffsetsOfRow(copy, row);
     return Row{table[at.from_entry] + at.from_offset, at.to_offset};
   };
-  ForEachTileUnit(copy, tile, row_at, Row{nullptr, 0}, body);
+  ForEachTileUnit<kRowsUnroll>(copy, tile, row_at, Row{nullptr, 0}, body);
 }
 
 // Whole blocks: sums of their words need no shifts.
@@ -67,10 +67,11 @@ __device__ __forceinline__ void AddBits(uint32_t bits, uint64_t position,
   sum = DigestFold(sum) + products.Folded();
 }
 
+// Small units, and casts, are rare: unrolled they take long to compile.
 template <typename Bits>
 __device__ void AddUnits(const KernelCopy& copy, std::byte* const* table,
                          uint32_t tile, uint64_t param_key, uint64_t& sum) {
-  ForEachUnit(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
+  ForEachUnit<1>(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
     if (at == copy.row_units) return;
     AddBits(reinterpret_cast<const Bits*>(row.from)[at],
             row.position + uint64_t{at} * sizeof(Bits), param_key, sum);
@@ -79,7 +80,7 @@ __device__ void AddUnits(const KernelCopy& copy, std::byte* const* table,
 
 __device__ void AddWordPairs(const KernelCopy& copy, std::byte* const* table,
                              uint32_t tile, uint64_t param_key, uint64_t& sum) {
-  ForEachUnit(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
+  ForEachUnit<1>(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
     if (at == copy.row_units) return;
     const uint2 pair = reinterpret_cast<const uint2*>(row.from)[at];
     const uint64_t position = row.position + uint64_t{at} * sizeof(pair);
@@ -91,7 +92,7 @@ __device__ void AddWordPairs(const KernelCopy& copy, std::byte* const* table,
 // Elements as they are after a cast.
 __device__ void AddCasts(const KernelCopy& copy, std::byte* const* table,
                          uint32_t tile, uint64_t param_key, uint64_t& sum) {
-  ForEachUnit(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
+  ForEachUnit<1>(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
     if (at == copy.row_units) return;
     const uint32_t fp32 = LoadFp32(row.from, copy.from_dtype, at);
     if (copy.to_dtype == DType::kFp32) {
