@@ -15,7 +15,7 @@ SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python" / "
 
 
 @pytest.mark.parametrize("model, destination_ranks, flags", [
-    ("qwen3", 1, []), ("qwen3", 2, ["--colocated"]), ("qwen3_moe", 2, []), ("shapes", 2, [])])
+    ("qwen3", 2, ["--colocated"]), ("qwen3_moe", 2, []), ("shapes", 2, [])])
 def test_what_was_trained_is_what_is_served_to_the_bit(model, destination_ranks, flags):
     package = pathlib.Path(refit.__file__).parent.parent
     ended = subprocess.run(
