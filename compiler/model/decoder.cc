@@ -306,7 +306,7 @@ void CheckRouting(ConfigReader& config) {
 }
 
 void AddSharedExpertLayers(ConfigReader& config, DecoderBuilder& decoder,
-                           Model& model) {
+                           Model& model, RouterCorrection correction) {
   CheckRouting(config);
   // A checkpoint in block-scaled FP8, and buffers that older code stored.
   model.stored_beside.insert(model.stored_beside.end(),
@@ -322,6 +322,13 @@ void AddSharedExpertLayers(ConfigReader& config, DecoderBuilder& decoder,
                          sparse.numbers.begin() + dense_count);
   }
   if (!sparse.numbers.empty()) {
+    if (correction == RouterCorrection::kByTopkMethod &&
+        !config.Has("topk_method")) {
+      config.Error("topk_method",
+                   "topk_method is missing, and engines then hold no "
+                   "e_score_correction_bias, which the checkpoint has; wanted "
+                   "\"noaux_tc\"");
+    }
     const int64_t intermediate = config.Size("moe_intermediate_size");
     decoder.AddExperts(sparse, "mlp", {}, config.Count("n_routed_experts"),
                        intermediate);

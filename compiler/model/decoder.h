@@ -107,12 +107,18 @@ class DecoderBuilder {
 // Reports routing that would give the layers other parameters.
 void CheckRouting(ConfigReader& config);
 
+// Whether a serving engine's router corrects its scores.
+enum class RouterCorrection : uint8_t {
+  kAlways,
+  kByTopkMethod,  // if config.json has topk_method "noaux_tc"
+};
+
 // The layers of the families that follow DeepSeek-V3, after the attention of
 // all layers: the first layers are dense, all others have routed experts, whose
 // router corrects its scores, and shared ones. So have the multi-token-
 // prediction layers, whose own projections come last.
 void AddSharedExpertLayers(ConfigReader& config, DecoderBuilder& decoder,
-                           Model& model);
+                           Model& model, RouterCorrection correction);
 
 // Which layers of Qwen's decoders have experts. A layer is dense if
 // `mlp_only_layers` names it, or if its number, counted from 1, is not a

@@ -227,7 +227,7 @@ Model Latent(bool mtp, int64_t shared_experts = 2) {
               "qk_nope_head_dim": 2, "qk_rope_head_dim": 1, "v_head_dim": 1,
               "intermediate_size": 8, "moe_intermediate_size": 4,
               "first_k_dense_replace": 1, "n_routed_experts": 8,
-              "n_shared_experts": %d})",
+              "topk_method": "noaux_tc", "n_shared_experts": %d})",
           shared_experts),
       mtp);
 }

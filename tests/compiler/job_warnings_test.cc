@@ -31,7 +31,8 @@ constexpr std::string_view kMtp =
        "num_attention_heads": 4, "num_key_value_heads": 4,
        "intermediate_size": 96, "moe_intermediate_size": 32,
        "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2,
-       "first_k_dense_replace": 1, "q_lora_rank": 32, "kv_lora_rank": 32,
+       "first_k_dense_replace": 1, "topk_method": "noaux_tc",
+       "q_lora_rank": 32, "kv_lora_rank": 32,
        "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
        "num_nextn_predict_layers": 1, "vocab_size": 256,
        "tie_word_embeddings": false)";

@@ -170,7 +170,7 @@ constexpr char kLatentOfOneStep[] = R"({"model_type": "deepseek_v3",
     "num_attention_heads": 3, "q_lora_rank": null, "kv_lora_rank": 8,
     "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 5,
     "first_k_dense_replace": 0, "n_routed_experts": 3, "n_shared_experts": null,
-    "vocab_size": 100})";
+    "topk_method": "noaux_tc", "vocab_size": 100})";
 constexpr char kBiasedGlm[] = R"({"model_type": "glm4_moe", "hidden_size": 64,
     "intermediate_size": 96, "moe_intermediate_size": 24, "num_hidden_layers": 4,
     "num_nextn_predict_layers": 1, "num_attention_heads": 4,
@@ -200,7 +200,8 @@ constexpr char kKimiVl[] = R"({"model_type": "kimi_vl", "text_config": {
     "num_hidden_layers": 2, "num_attention_heads": 3, "q_lora_rank": null,
     "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2,
     "v_head_dim": 5, "first_k_dense_replace": 1, "n_routed_experts": 3,
-    "n_shared_experts": 2, "vocab_size": 100}, "vision_config": {
+    "topk_method": "noaux_tc", "n_shared_experts": 2, "vocab_size": 100},
+    "vision_config": {
     "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2,
     "num_attention_heads": 2, "patch_size": 2, "init_pos_emb_height": 3,
     "init_pos_emb_width": 4, "merge_kernel_size": [2, 2]}})";
@@ -268,6 +269,20 @@ TEST(ModelTest, StacksAreInTheOrderOfComputation) {
   EXPECT_EQ(result.model->architecture.experts, 3);
   EXPECT_EQ(result.model->params[12].role, ParamRole::kMlpNorm);
   EXPECT_EQ(result.model->params[16].role, ParamRole::kMoeNorm);
+}
+
+TEST(ModelTest, ATopkMethodThatEnginesWouldMissIsAskedFor) {
+  for (const std::string config : {kLatentOfOneStep, kKimiVl}) {
+    std::string without = config;
+    const std::string key = R"("topk_method": "noaux_tc", )";
+    without.erase(without.find(key), key.size());
+    const std::string errors = ReadConfigText(without).errors;
+    EXPECT_NE(errors.find("error: topk_method is missing, and engines then "
+                          "hold no e_score_correction_bias, which the "
+                          "checkpoint has; wanted \"noaux_tc\"\n"),
+              std::string::npos)
+        << errors;
+  }
 }
 
 TEST(ModelTest, MixtralNamesItsExpertsByNumber) {

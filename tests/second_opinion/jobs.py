@@ -125,6 +125,7 @@ def deepseek(family="deepseek_v3", layers=5, heads=8, experts=8, predicts=False,
         "n_routed_experts": experts,
         "n_shared_experts": 1,
         "first_k_dense_replace": 1,
+        "topk_method": "noaux_tc",
         "num_nextn_predict_layers": 1,
     }
     latent = {

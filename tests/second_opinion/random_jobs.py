@@ -66,7 +66,7 @@ def shared_expert_model(draw, config):
         "num_hidden_layers": layers, "hidden_size": draw.choice([8, 24]), "num_attention_heads": 8,
         "num_key_value_heads": draw.choice([2, 4]), "vocab_size": draw.choice(VOCABULARIES), "intermediate_size": 16,
         "n_routed_experts": draw.choice([4, 8]), "n_shared_experts": draw.choice([0, 1, 2]),
-        "moe_intermediate_size": 16, "first_k_dense_replace": draw.randint(0, layers - 1), "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "first_k_dense_replace": draw.randint(0, layers - 1), "num_experts_per_tok": 2, "topk_method": "noaux_tc",
         "num_nextn_predict_layers": draw.choice([0, 1, 2]),
     }  # fmt: skip
     config = {**sizes, **config}

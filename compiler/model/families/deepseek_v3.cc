@@ -39,7 +39,13 @@ void AddIndexers(ConfigReader& config, DecoderBuilder& decoder, Model& model) {
   add("weights_proj.weight", kIndexWeights, {heads, a.hidden});
 }
 
-void BuildWith(ConfigReader& config, Model& model, bool sparse_attention) {
+// In what families differ.
+struct DeepseekForm {
+  bool sparse_attention = false;
+  RouterCorrection correction = RouterCorrection::kByTopkMethod;
+};
+
+void BuildWith(ConfigReader& config, Model& model, const DeepseekForm& form) {
   DecoderBuilder decoder(config, model, HeadForm::kLatent);
   if (config.FlagOr("attention_bias", false)) {
     config.Error("attention_bias",
@@ -48,17 +54,19 @@ void BuildWith(ConfigReader& config, Model& model, bool sparse_attention) {
   decoder.ReadMtpLayers();
   decoder.Begin();
   decoder.AddLatentAttention();
-  if (sparse_attention) AddIndexers(config, decoder, model);
-  AddSharedExpertLayers(config, decoder, model);
+  if (form.sparse_attention) AddIndexers(config, decoder, model);
+  AddSharedExpertLayers(config, decoder, model, form.correction);
   decoder.End();
 }
 
-void Build(ConfigReader& config, Model& model) {
-  BuildWith(config, model, /*sparse_attention=*/false);
+void Build(ConfigReader& config, Model& model) { BuildWith(config, model, {}); }
+
+void BuildGlm4MoeLite(ConfigReader& config, Model& model) {
+  BuildWith(config, model, {.correction = RouterCorrection::kAlways});
 }
 
 void BuildSparse(ConfigReader& config, Model& model) {
-  BuildWith(config, model, /*sparse_attention=*/true);
+  BuildWith(config, model, {.sparse_attention = true});
 }
 
 // SGLang's authors checked fused shared experts with 256 experts.
@@ -87,7 +95,7 @@ extern const Family kKimiK2 = {
 
 extern const Family kGlm4MoeLite = {
     .model_type = "glm4_moe_lite",
-    .build = Build,
+    .build = BuildGlm4MoeLite,
     .vllm = {.fp32_router = true, .cuts_shared_experts_of_token_parts = true},
     .sglang = {.fp32_router_since = "0.5.19",
                .head = SglangTraits::Head::kOwnTensor,

@@ -11,7 +11,7 @@ void Build(ConfigReader& config, Model& model) {
   decoder.AddAttention(
       {.query_key_value_bias = config.FlagOr("attention_bias", false),
        .query_key_norm = config.FlagOr("use_qk_norm", false)});
-  AddSharedExpertLayers(config, decoder, model);
+  AddSharedExpertLayers(config, decoder, model, RouterCorrection::kAlways);
   decoder.End();
 }
 
