@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "tests/compiler/layout_testing.h"
 
 namespace refit {
@@ -314,6 +315,23 @@ TEST(VisionTowerTest, SglangCutsTheTowerOfALlama4ByAllOfTensorParallelism) {
             "\"vision\": false\n");
 }
 
+TEST(VisionTowerTest, SglangsProjectorOfALlama4NeedsNoDivisor) {
+  const Model model = ReadTinyTower(
+      absl::StrReplaceAll(Llama4(R"(, "projector_output_dim": 4)"),
+                          {{"\"text_config\": {\"hidden_size\": 4",
+                            "\"text_config\": {\"hidden_size\": 6"}}));
+  EXPECT_EQ(LayOutErrors(model, MakeSide(LayoutKind::kSglang, 4)), "");
+  EXPECT_EQ(LayOutErrors(model, MakeSide(LayoutKind::kSglang, 8)),
+            "destination.tensor_parallel 8 does not divide 4 attention heads\n"
+            "destination.tensor_parallel 8 does not divide 4 attention heads "
+            "of the vision tower; wanted a divisor\n"
+            "destination.tensor_parallel 8 does not divide 4 features of the "
+            "vision tower; wanted a divisor\n");
+  EXPECT_EQ(LayOutErrors(model, MakeSide(LayoutKind::kVllm, 4)),
+            "destination.tensor_parallel 4 does not divide 6 rows of what "
+            "joins the vision tower to the language model\n");
+}
+
 TEST(VisionTowerTest, AnAdapterThatClassesReadDifferentlyIsRefused) {
   EXPECT_EQ(ReadErrors(Llama4(R"(, "projector_output_dim": 5)")),
             "projector_output_dim 5 is not projector_input_dim 4, and classes "
@@ -538,9 +556,12 @@ TEST(VisionTowerTest, SizesThatDoNotFitATowerAreRefused) {
   SideSpec side = MakeSide(LayoutKind::kVllm, 4);
   side.mm_encoder_tp_mode = Given(EncoderCut::kData);
   EXPECT_EQ(LayOutErrors(wide, side), "");
-  EXPECT_EQ(LayOutErrors(ReadTinyModel(Qwen3Vl()), side),
-            "destination.mm_encoder_tp_mode is of a vision tower, and this job "
-            "moves none; wanted \"vision\": true beside it\n");
+  for (const std::string& config : {Qwen3Vl(), Gemma3()}) {
+    EXPECT_EQ(
+        LayOutErrors(ReadTinyModel(config), side),
+        "destination.mm_encoder_tp_mode is of a vision tower, and this job "
+        "moves none; wanted \"vision\": true beside it\n");
+  }
 }
 
 TEST(VisionTowerTest, LayoutsThatDoNotKnowATowerRefuseIt) {

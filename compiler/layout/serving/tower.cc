@@ -64,8 +64,7 @@ bool HasWholeTower(const LayoutContext& context) {
 }
 
 void CheckTower(const LayoutContext& context, const RoleTable& table,
-                const SizeChecks::Divisor& divisor, SizeChecks& checks,
-                std::string_view whole_in_tower) {
+                const TowerDivisors& divisors, SizeChecks& checks) {
   const SideSpec& side = context.side;
   const Family& family = *context.model.architecture.family;
   if (side.mm_encoder_tp_mode.given && !context.model.vision) {
@@ -74,6 +73,7 @@ void CheckTower(const LayoutContext& context, const RoleTable& table,
                                   "and this job moves none; wanted \"vision\": "
                                   "true beside it",
                                   side.key));
+    return;
   }
   if (HasWholeTower(context) && !family.whole_tower) {
     checks.Report(side.mm_encoder_tp_mode.place,
@@ -83,22 +83,23 @@ void CheckTower(const LayoutContext& context, const RoleTable& table,
                                   side.key, family.model_type));
     return;
   }
-  checks.Rows(divisor, kTowerConnector,
+  checks.Rows(divisors.connector, kTowerConnector,
               "rows of what joins the vision tower to the language model");
   if (HasWholeTower(context)) return;
   const auto divides = [&](int64_t count, std::string_view what) {
     checks.Divides(
-        divisor, count,
-        absl::StrFormat(
-            "%s of the vision tower; wanted a divisor%s", what,
-            family.whole_tower ? ", or \"mm_encoder_tp_mode\": \"data\"" : ""));
+        divisors.tower, count,
+        absl::StrFormat("%s of the vision tower; wanted a divisor%s", what,
+                        family.whole_tower && divisors.may_be_whole
+                            ? ", or \"mm_encoder_tp_mode\": \"data\""
+                            : ""));
   };
   divides(context.model.architecture.tower_heads, "attention heads");
   for (const ParamRole role : {kTowerColumn, kTowerHeads, kTowerRow}) {
     const size_t dim = role == kTowerRow ? 1 : 0;
     const int64_t blocks = role == kTowerHeads ? 3 : 1;
     for (const ParamId id : table.Params(role)) {
-      if (IsWhole(table.param(id), whole_in_tower)) continue;
+      if (IsWhole(table.param(id), divisors.whole_in_tower)) continue;
       divides(table.param(id).shape[dim] / blocks, "features");
     }
   }

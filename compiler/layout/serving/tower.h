@@ -18,12 +18,18 @@ namespace refit {
 // Whether each rank holds the tower whole.
 bool HasWholeTower(const LayoutContext& context);
 
-// Reports what `divisor`, the ranks that share the tower, does not divide, and
-// a key of the tower in a job without it, or of one that is always cut.
-// `whole_in_tower`: see SglangTraits.
+// The ranks that share what a rank's TowerParts cut; 1 by default.
+struct TowerDivisors {
+  SizeChecks::Divisor tower;
+  SizeChecks::Divisor connector;
+  std::string_view whole_in_tower = "";  // see SglangTraits
+  bool may_be_whole = true;  // "mm_encoder_tp_mode": "data" leaves it whole
+};
+
+// Reports what `divisors` do not divide, and a key of the tower in a job
+// without it, or of one that is always cut.
 void CheckTower(const LayoutContext& context, const RoleTable& table,
-                const SizeChecks::Divisor& divisor, SizeChecks& checks,
-                std::string_view whole_in_tower = "");
+                const TowerDivisors& divisors, SizeChecks& checks);
 
 // What a rank holds: of the tower, and of what joins it to the language model
 // and is cut by tensor parallelism all the same.

@@ -307,8 +307,13 @@ ExpertForm CheckSizes(const LayoutContext& context, const RoleTable& table,
   CheckMlp(checks, tensor);
   CheckPlainModules(checks, tensor);
   CheckPlainTower(context, checks);
-  CheckTower(context, table, attention, checks,
-             context.model.architecture.family->sglang.whole_in_tower);
+  const SglangTraits& traits = context.model.architecture.family->sglang;
+  CheckTower(context, table,
+             {.tower = attention,
+              .connector = {},
+              .whole_in_tower = traits.whole_in_tower,
+              .may_be_whole = !traits.plain_tower},
+             checks);
   CheckShared(context, table, tensor, checks);
   CheckMixerSizes(checks, context.model.architecture, attention,
                   MambaGroups::kCutOrWhole);

@@ -162,7 +162,7 @@ void VllmLayout::CheckSizes(SizeChecks& checks) {
             side.key, side.quantized.value.name,
             context_.model.architecture.family->model_type));
   }
-  CheckTower(context_, table_, tensor, checks);
+  CheckTower(context_, table_, {.tower = tensor, .connector = tensor}, checks);
 
   checks.HasExperts(side.router_dtype.given, side.router_dtype.place,
                     "router_dtype");
