@@ -150,6 +150,9 @@ struct Family {
   MegatronTraits megatron = {};
   TransformersTraits transformers = {};
   bool tower = false;  // the model has a part that reads images
+  // False: of its multi-token-prediction layers, if it has any, no parameter is
+  // known.
+  bool knows_mtp = true;
   // "mm_encoder_tp_mode": "data" makes engines hold the tower whole.
   bool whole_tower = true;
   bool of_file = false;  // of rules that the user wrote

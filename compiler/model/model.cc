@@ -263,7 +263,8 @@ std::optional<Model> ReadListedModel(const ModelSpec& spec,
   return FoldModel(tensors, spec.place, diagnostics);
 }
 
-// Reports prediction layers that the job asks of a model without any. What a
+// Reports prediction layers that the job asks of a model without any, or
+// without known ones. What a
 // list of parameters without roles has is its own affair.
 void CheckMtp(const Job& job, const Model& model, Diagnostics& diagnostics) {
   const Architecture& architecture = model.architecture;
@@ -272,11 +273,17 @@ void CheckMtp(const Job& job, const Model& model, Diagnostics& diagnostics) {
     return;
   }
   const SideSpec& side = job.source.mtp.value ? job.source : job.destination;
+  const Family& family = *architecture.family;
   diagnostics.Error(
       side.mtp.place,
-      absl::StrFormat("%s.mtp is true, and this %s has no multi-token-"
-                      "prediction layers; wanted \"mtp\": false",
-                      side.key, architecture.family->model_type));
+      absl::StrFormat(
+          "%s.mtp is true, and %s; wanted \"mtp\": false", side.key,
+          family.knows_mtp
+              ? absl::StrFormat("this %s has no multi-token-prediction layers",
+                                family.model_type)
+              : absl::StrFormat(
+                    "the multi-token-prediction layers of %s are not known",
+                    family.model_type)));
 }
 
 // Reports a vision tower asked of a model without any.

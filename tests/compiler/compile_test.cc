@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "plan/plan_file.h"
 #include "tests/compiler/compile_testing.h"
 #include "tests/compiler/temporary_directory.h"
@@ -107,6 +109,36 @@ TEST(CompileTest, ManyRanksMayHoldTheSameNames) {
   EXPECT_EQ(ErrorsOf(GenericJob(parameters, GenericSide(256, "Shard(0)"),
                                 GenericSide(1, "Replicate"))),
             "");
+}
+
+TEST(CompileTest, PredictionLayersThatAreNotKnownAreAnErrorOfTheJob) {
+  const TemporaryDirectory directory;
+  const std::string sizes = R"("hidden_size": 4, "head_dim": 2,
+      "num_attention_heads": 4, "num_key_value_heads": 1, "vocab_size": 64,
+      "num_hidden_layers": 1, "intermediate_size": 4)";
+  const std::pair<std::string, std::string> configs[] = {
+      {"deepseek_v4", R"("q_lora_rank": 2, "o_lora_rank": 3, "o_groups": 2,
+        "hc_mult": 2, "n_routed_experts": 2, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 4, "compress_ratios": [0]})"},
+      {"minimax_m2", R"("num_local_experts": 2})"},
+      {"qwen3_5_text", R"("layer_types": ["full_attention"],
+        "linear_num_key_heads": 1, "linear_num_value_heads": 1,
+        "linear_key_head_dim": 1, "linear_value_head_dim": 1,
+        "linear_conv_kernel_dim": 2})"}};
+  for (const auto& [family, more] : configs) {
+    const std::string config = directory.Write(
+        "config.json",
+        absl::StrCat("{\"model_type\": \"", family, "\", ", sizes, ", ", more));
+    const std::string errors = ErrorsOf("{\"model\": \"" + config + R"(",
+"source": {"layout": "fsdp", "mtp": true},
+"destination": {"layout": "vllm"}})");
+    const size_t at = errors.find("job.json");
+    ASSERT_NE(at, std::string::npos) << errors;
+    EXPECT_EQ(errors.substr(at, errors.find('\n', at) - at),
+              "job.json:2:37: error: source.mtp is true, and the multi-token-"
+              "prediction layers of " +
+                  family + " are not known; wanted \"mtp\": false");
+  }
 }
 
 TEST(CompileTest, AnEnginesDefaultIsAnotherInputThanTheSameWord) {

@@ -80,11 +80,6 @@ void DeepseekV4Builder::CheckConfig() {
                                   "read differently; wanted 1",
                                   count));
   }
-  if (model_.mtp) {
-    config_.Error("model_type",
-                  "the multi-token-prediction layers of deepseek_v4 are not "
-                  "known; wanted \"mtp\": false");
-  }
   CheckRates();
 }
 
@@ -362,6 +357,7 @@ extern const Family kDeepseekV4 = {
     .megatron = {.known = false},
     .transformers = {.renames_since_5 = kTransformersNames,
                      .fp32_norms_since_5 = true},
+    .knows_mtp = false,
 };
 
 }  // namespace refit

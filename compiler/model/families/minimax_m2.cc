@@ -26,11 +26,6 @@ void Build(ConfigReader& config, Model& model) {
   for (int64_t layer = a.layers; layer < a.layers + prediction; ++layer) {
     model.stored_beside.push_back(absl::StrFormat("model.layers.%d.*", layer));
   }
-  if (model.mtp) {
-    config.Error("model_type",
-                 "the multi-token-prediction layers of minimax_m2 are not "
-                 "known; wanted \"mtp\": false");
-  }
   decoder.Begin();
   decoder.AddAttention(
       {.query_key_value_bias = config.FlagOr("attention_bias", false)});
@@ -58,6 +53,7 @@ extern const Family kMinimaxM2 = {
     .sglang = {.fp32_router_since = "0",
                .embedding = SglangTraits::Embedding::kEveryStage},
     .megatron = {.known = false},
+    .knows_mtp = false,
 };
 
 }  // namespace refit

@@ -89,11 +89,8 @@ void Qwen3NextBuilder::Build() {
   decoder_.End();
   if (!model_.mtp) {
     model_.stored_beside.push_back("mtp.*");
-  } else if (form_.separate_projections) {
-    config_.Error("model_type",
-                  absl::StrFormat("the multi-token-prediction layer of %s is "
-                                  "not known; wanted \"mtp\": false",
-                                  model_.architecture.family->model_type));
+  } else if (!model_.architecture.family->knows_mtp) {
+    return;  // the reader of the model reports it
   } else if (!layers.dense.numbers.empty()) {
     // vLLM and Megatron differ in what the extra layer is then.
     config_.Error(layers.key,
@@ -309,6 +306,7 @@ extern const Family kQwen35 = {
     .sglang = kSglangLanguage,
     .megatron = {.known = false},
     .tower = true,
+    .knows_mtp = false,
 };
 
 extern const Family kQwen35Moe = {
@@ -319,6 +317,7 @@ extern const Family kQwen35Moe = {
     .sglang = kSglangLanguage,
     .megatron = {.known = false},
     .tower = true,
+    .knows_mtp = false,
 };
 
 extern const Family kQwen35MoeText = {
@@ -327,6 +326,7 @@ extern const Family kQwen35MoeText = {
     .vllm = {.every_stage = VllmTraits::EveryStage::kEmbedding},
     .sglang = kSglangLanguage,
     .megatron = {.known = false},
+    .knows_mtp = false,
 };
 
 extern const Family kQwen35Text = {
@@ -335,6 +335,7 @@ extern const Family kQwen35Text = {
     .vllm = {.every_stage = VllmTraits::EveryStage::kEmbedding},
     .sglang = kSglangLanguage,
     .megatron = {.known = false},
+    .knows_mtp = false,
 };
 
 }  // namespace refit
