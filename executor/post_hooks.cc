@@ -11,29 +11,29 @@
 #include "absl/strings/str_cat.h"
 #include "plan/dtype.h"
 #include "plan/nearest_word.h"
+#include "plan/post_hooks.h"
 
 namespace refit {
 namespace {
 
-constexpr std::pair<std::string_view, ElementFunction> kFunctions[] = {
+struct FunctionName {
+  PostHookName name;
+  ElementFunction function;
+};
+constexpr FunctionName kFunctions[] = {
     {"add-one", ElementFunction::kAddOne},
     {"subtract-one", ElementFunction::kSubtractOne},
     {"negative-exp", ElementFunction::kNegativeExp},
     {"log-of-negative", ElementFunction::kLogOfNegative},
 };
 
-// What only the caller can perform, as docs/plan-format.md lists it. A worker
-// names at bind all that it performs, for whatever plan.
-constexpr std::string_view kCallersHooks[] = {
-    "derive-latent-projections", "drop-router-copy", "derive-attention-sinks",
-    "derive-scale-copies", "derive-hyper-broadcast"};
-
-// "" for a name that this plan has, or that another may have.
+// "" for a name that this plan has, or that another may have: a worker names at
+// bind all that it performs. A plan of a newer compiler may have more.
 std::string UnknownHook(const std::set<std::string>& of_plan,
                         const std::string& name) {
   std::vector<std::string_view> known(of_plan.begin(), of_plan.end());
-  for (const auto& [function, _] : kFunctions) known.push_back(function);
-  known.insert(known.end(), std::begin(kCallersHooks), std::end(kCallersHooks));
+  known.insert(known.end(), std::begin(kPostHookNames),
+               std::end(kPostHookNames));
   if (std::find(known.begin(), known.end(), name) != known.end()) return "";
   const std::string nearest = NearestWord(name, known);
   return absl::StrCat(
@@ -172,8 +172,8 @@ std::optional<ElementFunction> FunctionOfHook(std::string_view name,
   if (dtype != DType::kBf16 && dtype != DType::kFp16 && dtype != DType::kFp32) {
     return std::nullopt;
   }
-  for (const auto& [known, function] : kFunctions) {
-    if (known == name) return function;
+  for (const FunctionName& known : kFunctions) {
+    if (known.name.text() == name) return known.function;
   }
   return std::nullopt;
 }

@@ -70,7 +70,7 @@ OffsetVector<Offset<fb::PostHook>> EmitPostHooks(
   if (hooks.empty()) return 0;
   std::vector<Offset<fb::PostHook>> offsets;
   for (const PostHook& hook : hooks) {
-    const auto name = builder.CreateString(hook.name);
+    const auto name = builder.CreateString(hook.name.text());
     const auto detail = builder.CreateString(hook.detail);
     offsets.push_back(fb::CreatePostHook(builder, name, detail));
   }

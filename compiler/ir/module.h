@@ -18,6 +18,7 @@
 #include "compiler/ir/param_role.h"
 #include "compiler/ir/value_form.h"
 #include "plan/dtype.h"
+#include "plan/post_hooks.h"
 #include "plan_generated.h"
 
 namespace refit {
@@ -147,7 +148,7 @@ struct Region {
 // What a worker must do with a destination's tensor after a refit wrote it,
 // before it serves.
 struct PostHook {
-  std::string name;    // "negative-exp"
+  PostHookName name;
   std::string detail;  // one sentence
 
   friend bool operator==(const PostHook&, const PostHook&) = default;

@@ -158,8 +158,8 @@ std::string PostHooksText(const Module& module) {
   for (const Buffer& buffer : module.buffers.all()) {
     for (const PostHook& hook : buffer.post_hooks) {
       absl::StrAppend(&text, "buffer \"", buffer.name, "\"",
-                      IndexText(buffer.index), " ", hook.name, ": ",
-                      hook.detail, "\n");
+                      IndexText(buffer.index), " ",
+                      std::string(hook.name.text()), ": ", hook.detail, "\n");
     }
   }
   return text;

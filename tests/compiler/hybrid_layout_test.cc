@@ -156,7 +156,7 @@ TEST(HybridVllmLayoutTest, AttentionSinksMayHaveACopy) {
       BufferOf(ReadTinyModel(kGptOss), MakeSide(LayoutKind::kVllm, 1),
                "model.layers.{0}.attn.sinks");
   ASSERT_EQ(sinks.post_hooks.size(), 1);
-  EXPECT_EQ(sinks.post_hooks[0].name, "derive-attention-sinks");
+  EXPECT_EQ(sinks.post_hooks[0].name.text(), "derive-attention-sinks");
 }
 
 TEST(HybridVllmLayoutTest, EveryStageOfQwen3NextHasAVocabularyAndOneTheNorm) {
@@ -198,7 +198,7 @@ TEST(OwnDTypeTest, FrameworksKeepSomeTensorsInFp32) {
   const Buffer copied = BufferOf(glm, older, gate);
   EXPECT_EQ(copied.dtype, DType::kBf16);
   ASSERT_EQ(copied.post_hooks.size(), 1u);
-  EXPECT_EQ(copied.post_hooks[0].name, "drop-router-copy");
+  EXPECT_EQ(copied.post_hooks[0].name.text(), "drop-router-copy");
 }
 
 TEST(OwnDTypeTest, AJobMaySayTheRoutersDType) {
@@ -285,7 +285,8 @@ TEST(LatentLayoutTest, VllmsLatentProjectionsAreDerivedAgain) {
   std::vector<Dims> derived;
   for (const Buffer& buffer : buffers.all()) {
     for (const PostHook& hook : buffer.post_hooks) {
-      hooked.insert(buffer.name + " " + hook.name);
+      hooked.insert(
+          absl::StrCat(buffer.name, " ", std::string(hook.name.text())));
     }
     if (buffer.name.ends_with("W_UV") || buffer.name.ends_with("W_UK_T")) {
       derived.push_back(buffer.shape);

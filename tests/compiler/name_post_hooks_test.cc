@@ -2,14 +2,18 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <fstream>
+#include <iterator>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/plan_file.h"
+#include "plan/post_hooks.h"
 #include "tests/compiler/compile_testing.h"
 #include "tests/compiler/temporary_directory.h"
 
@@ -35,19 +39,18 @@ constexpr char kQwen3Next[] = R"({"model_type": "qwen3_next", "hidden_size": 4,
     "shared_expert_intermediate_size": 4})";
 
 // "tensor name: hook" of all post-hooks of a plan.
-std::set<std::string> PostHooksOf(const std::string &config,
-                                  const std::string &source,
-                                  const std::string &destination) {
+std::set<std::string> PostHooksOf(const std::string& config,
+                                  const std::string& source,
+                                  const std::string& destination) {
   const TemporaryDirectory directory;
   const PlanFile plan = OpenJob(absl::StrFormat(
       R"({"model": "%s", "source": {"layout": "%s"},
           "destination": {"layout": "%s"}})",
       directory.Write("config.json", config), source, destination));
   std::set<std::string> hooks;
-  for (const fb::Buffer *buffer : *plan.body().buffers()) {
-    if (buffer->post_hooks() == nullptr)
-      continue;
-    for (const fb::PostHook *hook : *buffer->post_hooks()) {
+  for (const fb::Buffer* buffer : *plan.body().buffers()) {
+    if (buffer->post_hooks() == nullptr) continue;
+    for (const fb::PostHook* hook : *buffer->post_hooks()) {
       hooks.insert(
           absl::StrCat(TensorName(*buffer, 0), ": ", hook->name()->str()));
     }
@@ -78,7 +81,7 @@ TEST(NamePostHooksTest, EnginesNameMicroscalingScalesDifferently) {
       "model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 1,
       "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32,
       "intermediate_size": 64, "vocab_size": 64})");
-  const auto scales_of = [&](const std::string &layout) {
+  const auto scales_of = [&](const std::string& layout) {
     std::vector<uint8_t> bytes;
     EXPECT_EQ(ErrorsOf(R"({"model": ")" + config +
                            R"(", "source": {"layout": "megatron"},
@@ -90,18 +93,16 @@ TEST(NamePostHooksTest, EnginesNameMicroscalingScalesDifferently) {
     const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(std::move(bytes));
     EXPECT_TRUE(plan.ok());
     std::string found;
-    const fb::RankProgram &rank = *plan->body().programs()->Get(1);
+    const fb::RankProgram& rank = *plan->body().programs()->Get(1);
     for (uint32_t i = 0; i < rank.buffers()->size() - rank.scratch_buffers();
          ++i) {
-      const fb::Buffer *buffer =
+      const fb::Buffer* buffer =
           plan->body().buffers()->Get(rank.buffers()->Get(i));
       const std::string name = buffer->name()->str();
-      if (!name.starts_with("model.layers.{0}.mlp.down_proj.weight_"))
-        continue;
+      if (!name.starts_with("model.layers.{0}.mlp.down_proj.weight_")) continue;
       found = name.substr(name.rfind('.') + 1);
-      if (buffer->post_hooks() == nullptr)
-        continue;
-      for (const fb::PostHook *hook : *buffer->post_hooks()) {
+      if (buffer->post_hooks() == nullptr) continue;
+      for (const fb::PostHook* hook : *buffer->post_hooks()) {
         found += " " + hook->name()->str();
       }
     }
@@ -111,5 +112,15 @@ TEST(NamePostHooksTest, EnginesNameMicroscalingScalesDifferently) {
   EXPECT_EQ(scales_of("sglang"), "weight_scale_inv derive-scale-copies");
 }
 
-} // namespace
-} // namespace refit
+TEST(PostHookNameTest, EveryHookHasARowInTheDocs) {
+  std::ifstream file(REFIT_SOURCE_DIR "/docs/plan-format.md");
+  const std::string text((std::istreambuf_iterator<char>(file)),
+                         std::istreambuf_iterator<char>());
+  for (const std::string_view name : kPostHookNames) {
+    EXPECT_NE(text.find("\n| `" + std::string(name) + "` |"), std::string::npos)
+        << name;
+  }
+}
+
+}  // namespace
+}  // namespace refit

@@ -228,7 +228,7 @@ TEST(VllmFamiliesTest, DeepseekV4sFirstLayerDerivesItsBroadcast) {
   const Buffer mix = BufferOf(model, side, "model.layers.{0}.hc_attn_fn");
   EXPECT_EQ(mix.index[0].numbers, std::vector<int32_t>{0});
   ASSERT_EQ(mix.post_hooks.size(), 1);
-  EXPECT_EQ(mix.post_hooks[0].name, "derive-hyper-broadcast");
+  EXPECT_EQ(mix.post_hooks[0].name.text(), "derive-hyper-broadcast");
   const std::vector<Tensors> stages =
       LayOutAndExpand(model, side, fb::Side::kDestination);
   // Each stage has the head's, and the last one reads them.
