@@ -151,9 +151,10 @@ absl::Status Verdict(const Frame& answer) {
 
 absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
                                     ControlPlane::Deadline deadline) {
-  const std::string address = absl::StrCat(
-      AddressText(rendezvous.host, rendezvous.port),
-      rendezvous.id_name != 0 ? ", where its unique id is from," : "");
+  const bool by_id = rendezvous.id_name != 0;
+  const std::string address =
+      absl::StrCat(AddressText(rendezvous.host, rendezvous.port),
+                   by_id ? ", where its unique id is from" : "");
   milliseconds pause = kRetryTimeMin;
   WaitReminder reminder;
   while (true) {
@@ -175,14 +176,14 @@ absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
     const Clock::time_point now = Clock::now();
     if (absl::Status s = PollInterruption(); !s.ok()) return s;
     if (reminder.IsDue(now)) {
-      ReportWait("connect",
-                 absl::StrCat("rank 0 at ", address, ", ", status.message()),
-                 reminder.Seconds(now));
+      ReportWait("connect", "rank 0 at " + address, reminder.Seconds(now),
+                 std::string(status.message()));
     }
     if (now >= deadline) {
       return absl::Status(
           status.code(),
           absl::StrCat("connect: rank 0 was not reached at ", address,
+                       by_id ? "," : "",
                        " before the deadline: ", status.message()));
     }
     // Rank 0, or its host's name, may not be there yet.

@@ -81,6 +81,20 @@ TEST_F(UniqueIdTest, DeadCreatorIsNamedByItsAddress) {
           "Connection refused");
 }
 
+TEST_F(UniqueIdTest, ALongWaitForItsCreatorIsTold) {
+  setenv("REFIT_HOST", "127.0.0.1", 1);
+  const UniqueId id = IdOfDeadProcess();
+  const auto place = RendezvousFromUniqueId(id, 1, 2);
+  ASSERT_TRUE(place.ok()) << place.status();
+  testing::internal::CaptureStderr();
+  EXPECT_FALSE(Meet(id, 1, 2, In(std::chrono::seconds(11))).ok());
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "refit: connect: waiting for rank 0 at 127.0.0.1:" +
+                std::to_string(place->port) +
+                ", where its unique id is from (10 s); connect: Connection "
+                "refused\n");
+}
+
 TEST_F(UniqueIdTest, RankZeroMustBeItsCreator) {
   const absl::Status status = Meet(IdOfDeadProcess(), 0, 2).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
