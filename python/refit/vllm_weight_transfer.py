@@ -7,8 +7,8 @@
     trainer = WeightTransferTrainerFactory.trainer_init(info, client=client, source=ModuleSource(model))
     trainer.send_weights(version="42")                          # after every training step
 
-Every trainer rank is a source rank of the plan. Nothing is gathered: `source.iter_local` yields this rank's own shards, which
-stay bound. For several engines the client is `Clients([client of engine 0, …])`.
+Every trainer rank is a source rank of the plan. Nothing is gathered: the source's `iter_local` yields this rank's own shards,
+which stay bound. For several engines the client is `Clients([client of engine 0, …])`.
 """
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import inspect
 from typing import Any, Callable, ClassVar, Mapping, Optional, Sequence
 
 import torch
-from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeightTransferEngine, WeightTransferEngine,
-                                                   WeightTransferInitInfo, WeightTransferUpdateInfo)
+from vllm.distributed.weight_transfer.base import (ModuleSource, TrainerInitInfo, TrainerWeightTransferEngine,
+                                                   WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo)
 
 from refit import vllm_sleep
 from refit.errors import FailedPrecondition, InvalidArgument
@@ -143,6 +143,15 @@ class RefitTrainerInitInfo(TrainerInitInfo):
     timeout: float = TIMEOUT_SECONDS
 
 
+def _shards_of(source: Any) -> Optional[Callable[[], Any]]:
+    """What yields this rank's own tensors by name, or None. vLLM's own source has no iter_local before 0.33."""
+    if type(source) is ModuleSource and not hasattr(source, "iter_local"):
+        module: torch.nn.Module = source._module
+        return module.named_parameters
+    implements = getattr(source, "implements_iter_local", lambda: hasattr(source, "iter_local"))
+    return source.iter_local if implements() else None
+
+
 class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerInitInfo]):
     """A trainer's part. Rank 0 also tells the workers what to do, in a thread, since they need all trainers meanwhile."""
 
@@ -151,8 +160,7 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
     @classmethod
     def trainer_init(cls, init_info: RefitTrainerInitInfo, *, client: Any,
                      source: Any = None) -> "RefitTrainerWeightTransferEngine":
-        implements = getattr(source, "implements_iter_local", lambda: hasattr(source, "iter_local"))
-        if not implements():
+        if _shards_of(source) is None:
             raise InvalidArgument(f"the source is a {type(source).__name__}; wanted one that has iter_local: Refit reads "
                                   "each rank's own shards and gathers nothing")
         engine = cls(client=client, source=source, is_sender=init_info.is_sender)
@@ -168,7 +176,9 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
 
     def _tensors(self) -> dict[str, Any]:
         """This rank's shards, by the plan's names."""
-        tensors = dict(self.source.iter_local())
+        shards = _shards_of(self.source)
+        assert shards is not None  # trainer_init refuses such a source
+        tensors = dict(shards())
         # Sources of vLLM before 0.33 do not say what a rank owns; the plan does.
         owned = set(self.source.owned_names(self.rank)) if hasattr(self.source, "owned_names") else set(tensors)
         if set(tensors) != owned:

@@ -211,17 +211,11 @@ def refit_by_backend(llm, plan, sources, _):
         def named_parameters(self, *_, **__):
             return iter(self.tensors.items())
 
-    class Source(ModuleSource):
-        """vLLM's own from 0.33 on yields each rank's shards."""
-        if not hasattr(ModuleSource, "iter_local"):
-            def iter_local(self):
-                return self._module.named_parameters()
-
     changes = {name: torch.zeros((tensor.numel() + 31) // 32, dtype=torch.int32) for name, tensor in sources[0].items()}
     info = RefitTrainerInitInfo(plan=plan, meeting=refit.LocalFabric(plan.world_size), device="cpu", rank=0, snapshot_on_host=True,
                                 check_backends=False, changes=changes)
     trainer = WeightTransferTrainerFactory.trainer_init(info, client=Clients([Client()]),
-                                                        source=Source(Trained(sources[0])))
+                                                        source=ModuleSource(Trained(sources[0])))
     for version, source in enumerate(sources):
         for name, tensor in sources[0].items():
             tensor.copy_(source[name])
