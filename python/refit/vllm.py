@@ -163,6 +163,15 @@ def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str]) -> str
     return workers.moe_backend_refusal(facts["moe_backends"], MOE_BACKENDS, wanted, restart)
 
 
+def refusal_of_packed(executor: Executor, parameters: Mapping[str, Any]) -> str:
+    """Why a plan does not fit a worker whose kernels keep weights elsewhere; "" if they do not."""
+    planned = executor.plan.tensors(executor.rank)
+    packed = [name for name, tensor in parameters.items() if name in planned and 0 in tensor.shape and 0 not in planned[name].shape]
+    return "" if not packed else (
+        f"vLLM emptied {workers.shown(packed)} after loading: its kernels for CPUs keep weights packed, in an order that no plan "
+        "has. Serve on GPUs")
+
+
 def job_side(facts: Mapping[str, Any], vision: bool = False) -> str:
     """The destination of a job for this worker; with `vision` of one that moves the vision tower."""
     return workers.job_side("vllm", ".".join(str(facts["vllm"]).split(".")[:2]), facts, (
@@ -199,6 +208,7 @@ def bind_worker(executor: Executor, vllm_config: Any, model: Any, *, check_backe
     refusal = refusal or refusal_after_sleep(executor, model)
     towers = towers_of(model)
     parameters, buffers = tensors_of(model)
+    refusal = refusal or refusal_of_packed(executor, parameters)
     vision = workers.holds_moved_tower(parameters, towers, executor)
     workers.bind(executor, parameters, buffers, hooks_of(model, vllm_config.model_config.dtype), refusal=refusal,
                  job_side=job_side(facts, vision), towers=towers, load_format=vllm_config.load_config.load_format,

@@ -165,6 +165,16 @@ def test_a_worker_leaves_its_vision_tower_alone(trainer_and_worker):
     assert 'load_format "dummy" filled "visual.merger.weight" with random values' in bind_anew()
 
 
+def test_a_worker_whose_kernels_pack_weights_is_refused(trainer_and_worker):
+    plan, trainer, worker, _, _ = trainer_and_worker("triton", "TRITON")
+    packed = "model.layers.0.self_attn.o_proj.weight"
+    worker.model_runner.model.named_parameters = {**arrays_of(plan, 1), packed: np.zeros(0, "float32")}.items
+    reply = together(lambda: trainer.bind(arrays_of(plan, 0), timeout=20), lambda: worker.refit_bind(timeout=20))[1]
+    assert reply["error"] == (
+        f'BindError: rank 1: vLLM emptied "{packed}" after loading: its kernels for CPUs keep weights packed, in an order that no plan '
+        "has. Serve on GPUs")
+
+
 def test_a_model_of_deepseek_v4_sums_its_streams_again():
     calls = []
     model = types.SimpleNamespace(finalize_mhc_broadcast_weights=lambda: calls.append("model"))
