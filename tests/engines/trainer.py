@@ -2,31 +2,33 @@
 
 import json
 import multiprocessing
+import zlib
 
 PROMPTS = [[5, 17, 101, 44, 9], [300, 2, 77, 480], [11, 12, 13, 14, 15, 16, 17]]
 TIMEOUT_SECONDS = 120
 
 
 def weights_of(plan, seed):
-    """A whole checkpoint, by its names; norms near 1, all else small."""
+    """What the plan's source holds, by name; norms near 1, all else small. Plans of one model have the same values by one name."""
     import torch
 
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator()
     dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
     weights = {}
     for name, info in plan.tensors(0).items():
-        values = torch.randn(info.shape, generator=generator)
+        values = torch.randn(info.shape, generator=generator.manual_seed(zlib.crc32(f"{seed} {name}".encode())))
         scaled = 1 + values / 8 if "norm" in name and name.endswith("weight") else values / 8
         weights[name] = scaled.to(dtypes[info.dtype]).contiguous()
     return weights
 
 
-def write_checkpoint(directory, config, plan, seed):
+def write_checkpoint(directory, config, plan, seed, beside={}):
+    """`beside`: tensors that the plan does not move."""
     from safetensors.torch import save_file
 
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config))
-    save_file(weights_of(plan, seed), directory / "model.safetensors", metadata={"format": "pt"})
+    save_file({**beside, **weights_of(plan, seed)}, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def same_bits(a, b):

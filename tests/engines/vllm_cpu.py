@@ -1,10 +1,11 @@
 """A real vLLM on the CPU takes a refit: every tensor and every generated token must equal a fresh engine's.
 
-    python vllm_cpu.py [--family NAME …] [--path extension|backend …]
+    python vllm_cpu.py [--family NAME …] [--path extension|backend …] [--tower moved|loaded]
 
 For each family two processes are started: an engine that loads checkpoint B, and one that loads checkpoint A (by the backend: random
 values, load_format "dummy"), generates, is refitted to B by a trainer thread of its process, and generates again. Checkpoints are
 random; their names and shapes are those of the plan's source. Without --family the first four run; the others take two minutes each.
+Vision towers are part of the checkpoint; prompts have no images.
 """
 import argparse
 import os
@@ -52,17 +53,24 @@ FAMILIES = {
 # Small models of tests/frameworks, with widths that vLLM's kernels for CPUs take.
 DELTA_WIDTHS = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
 LATENT_WIDTHS = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-WIDTHS = {"llama": {}, "mixtral": {}, "glm4_moe": {}, "gemma3_text": {}, "gpt_oss": {},
+WIDTHS = {"llama": {}, "mixtral": {}, "glm4_moe": {}, "gemma3_text": {}, "gpt_oss": {}, "minimax_m2": {},
           "llama4_text": {"attention_chunk_size": 128}, "qwen3_next": DELTA_WIDTHS, "qwen3_5_text": DELTA_WIDTHS,
           "kimi_k2": LATENT_WIDTHS, "glm4_moe_lite": LATENT_WIDTHS}
 FAMILIES |= {family: {**tiny_models.MODELS[family], **widths} for family, widths in WIDTHS.items()}
+# Those with a vision tower, by the widths of their language models.
+TOWERS = {"gemma3": {}, "qwen3_vl": {}, "qwen3_vl_moe": {}, "qwen3_5": DELTA_WIDTHS, "llama4": {"attention_chunk_size": 128},
+          "kimi_vl": LATENT_WIDTHS, "kimi_k25": LATENT_WIDTHS}
+for family, widths in TOWERS.items():
+    model = tiny_models.MODELS[family]
+    FAMILIES[family] = {**model, "text_config": {**model["text_config"], **widths}}
 
 
-def plan_of(family, tensor_parallel=1, delta=False):
+def plan_of(family, tensor_parallel=1, delta=False, tower="moved"):
     import refit
 
-    return refit.compile({"model": FAMILIES[family], "source": {"layout": "fsdp"},
-                          "destination": {"layout": "vllm", "tensor_parallel": tensor_parallel}, "options": {"delta": delta}})
+    vision = {"vision": tower == "moved"} if family in TOWERS else {}
+    return refit.compile({"model": FAMILIES[family], "source": {"layout": "fsdp"}, "options": {"delta": delta},
+                          "destination": {"layout": "vllm", "tensor_parallel": tensor_parallel, **vision}})
 
 
 def keep_weights_as_loaded():
@@ -88,8 +96,39 @@ def keep_weights_as_loaded():
     CPUUnquantizedExperts.process_weights_after_loading = lambda experts, layer: None
 
 
+def inspect_in_this_process():
+    """vLLM inspects a model class in a process of its own, which imports vLLM anew: half a minute."""
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda inspect: inspect()
+
+
+def route_as_one_group():
+    """vLLM's router for CPUs takes the scores of minimax_m2 by groups of experts alone. One group is the same."""
+    from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
+
+    made = CPURouter.__init__
+
+    def made_with_a_group(router, *others, **more):
+        made(router, *others, **more)
+        if router.scoring_func == "sigmoid" and not router.use_grouped_topk:
+            router.use_grouped_topk, router.num_expert_group, router.topk_group = True, 1, 1
+
+    CPURouter.__init__ = made_with_a_group
+
+
+def take_text_alone():
+    """An engine that builds the tower asks for a tokenizer and a processor of images. No prompt here has an image."""
+    from vllm.config.model import ModelConfig
+
+    ModelConfig._supports_multimodal_inputs = lambda config: False
+
+
 def engine_of(checkpoint, **options):
     keep_weights_as_loaded()
+    inspect_in_this_process()
+    route_as_one_group()
+    take_text_alone()
     from vllm import LLM
 
     return LLM(model=str(checkpoint), skip_tokenizer_init=True, enforce_eager=True, max_model_len=64,
@@ -241,28 +280,30 @@ def refitted(arguments):
     import torch
     import vllm
 
-    plan = plan_of(arguments.family, delta={"changes": "snapshot" if arguments.path == "extension" else "bitmap"})
+    plan = plan_of(arguments.family, delta={"changes": "snapshot" if arguments.path == "extension" else "bitmap"}, tower=arguments.tower)
     options = ({"worker_extension_cls": "refit.vllm.WorkerExtension"} if arguments.path == "extension" else
-               {"weight_transfer_config": {"backend": "refit"}, "load_format": "dummy"})
+               {"weight_transfer_config": {"backend": "refit"}, "load_format": "dummy" if arguments.tower == "moved" else "auto"})
     llm = engine_of(arguments.work / "a", **options)
     before = [list(t) for t in generated(llm)]
     sources = [weights_of(plan, seed) for seed in (3, 2)]  # another model first, then B
     (refit_by_extension if arguments.path == "extension" else refit_by_backend)(llm, plan, sources, arguments.work / "b")
     wanted = torch.load(arguments.work / "fresh.pt")
     equal = check_equal([state_of(worker_of(llm))], [list(t) for t in generated(llm)], wanted, before)
-    print(f"vLLM {vllm.__version__}, {arguments.family}, {arguments.path}: {equal}", flush=True)
+    tower = f", tower {arguments.tower}" if arguments.family in TOWERS else ""
+    print(f"vLLM {vllm.__version__}, {arguments.family}{tower}, {arguments.path}: {equal}", flush=True)
 
 
 def run(arguments):
     for family in arguments.family:
         with tempfile.TemporaryDirectory(prefix="refit-vllm-") as scratch:
             work = pathlib.Path(scratch)
-            plan = plan_of(family)
-            write_checkpoint(work / "a", FAMILIES[family], plan, 1)
-            write_checkpoint(work / "b", FAMILIES[family], plan, 2)
+            plan = plan_of(family, tower=arguments.tower)
+            whole = weights_of(plan_of(family), 2)
+            write_checkpoint(work / "a", FAMILIES[family], plan, 1, whole)
+            write_checkpoint(work / "b", FAMILIES[family], plan, 2, whole)
             for role, path in [("fresh", "extension")] + [("refitted", path) for path in arguments.path]:
                 done = subprocess.run([sys.executable, __file__, "--role", role, "--work", str(work), "--family", family,
-                                       "--path", path])
+                                       "--path", path, "--tower", arguments.tower])
                 if done.returncode != 0:
                     sys.exit(f"{family}, {role}, {path}: failed")
 
@@ -271,6 +312,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=["dense", "moe", "latent", "hybrid"])
     parser.add_argument("--path", nargs="+", choices=("extension", "backend"), default=["extension", "backend"])
+    parser.add_argument("--tower", choices=("moved", "loaded"), default="moved",
+                        help="whether the plan moves vision towers, or each engine loads the same")
     parser.add_argument("--role", choices=("fresh", "refitted"), help=argparse.SUPPRESS)
     parser.add_argument("--work", type=pathlib.Path, help=argparse.SUPPRESS)
     parsed = parser.parse_args()
