@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "plan/enum_text.h"
 #include "report/sections.h"
+#include "simulator/all_ranks.h"
 #include "simulator/link_shares.h"
 #include "simulator/output.h"
 
@@ -14,6 +15,7 @@ namespace {
 using simulator::kNone;
 using simulator::Link;
 using simulator::Message;
+using simulator::RankTask;
 using simulator::Simulation;
 using simulator::Task;
 using simulator::TaskKind;
@@ -55,21 +57,23 @@ double SecondsOf(const Simulation& simulation, uint32_t task) {
 }
 
 void WriteTask(const PlanFile& plan, const Simulation& simulation,
-               uint32_t number, DataWriter& data) {
-  const Task& task = simulation.graph.tasks[number];
+               RankTask of_rank, DataWriter& data) {
+  const Task task = simulator::TaskOf(simulation.graph, of_rank);
   data.Open();
   data.Name("kind", simulator::TaskKindText(task.kind));
   data.Number("rank", static_cast<uint64_t>(task.rank));
-  data.Real("begin", simulation.times[number].begin);
-  data.Real("end", simulation.times[number].end);
+  data.Real("begin", simulation.times[of_rank.number].begin);
+  data.Real("end", simulation.times[of_rank.number].end);
   if (task.round != kNone) data.Number("round", task.round);
   if (task.kind == TaskKind::kMessage) {
-    const Message& message = simulation.graph.messages[task.message];
+    const Message message = simulator::MessageOf(simulation.graph, of_rank);
     data.Number("to", static_cast<uint64_t>(message.destination));
     data.Number("bytes", message.size_bytes);
     if (const uint32_t link = simulation.bottlenecks[task.message];
         link != kNone) {
-      data.Name("held_by", simulator::LinkText(simulation.graph.links[link]));
+      data.Name("held_by",
+                simulator::LinkText(simulation.graph.links[simulator::LinkOf(
+                    simulation.graph, link, of_rank.rank)]));
     }
     std::vector<std::string> tensors = simulator::TensorsOf(plan, message);
     if (tensors.size() > kMostTensors) {
@@ -88,6 +92,27 @@ std::vector<uint32_t> Longest(const Simulation& simulation,
     return SecondsOf(simulation, a) > SecondsOf(simulation, b);
   });
   if (tasks.size() > most) tasks.resize(most);
+  return tasks;
+}
+
+// The same of the work of all ranks.
+std::vector<RankTask> LongestOfAll(const Simulation& simulation, size_t most) {
+  std::vector<std::pair<double, RankTask>> longest;  // descending
+  simulator::ForEachTask(simulation.graph, [&](RankTask task) {
+    const TaskKind kind = simulation.graph.tasks[task.number].kind;
+    if (kind == TaskKind::kPoint || kind == TaskKind::kStart) return;
+    const double seconds = SecondsOf(simulation, task.number);
+    if (longest.size() == most) {
+      if (seconds <= longest.back().first) return;
+      longest.pop_back();
+    }
+    const auto place =
+        std::upper_bound(longest.begin(), longest.end(), seconds,
+                         [](double a, const auto& b) { return a > b.first; });
+    longest.insert(place, {seconds, task});
+  });
+  std::vector<RankTask> tasks;
+  for (const auto& [seconds, task] : longest) tasks.push_back(task);
   return tasks;
 }
 
@@ -128,8 +153,7 @@ void WriteLinks(const Simulation& simulation, DataWriter& data) {
     return std::make_pair(links[a].kind, links[a].owner) <
            std::make_pair(links[b].kind, links[b].owner);
   });
-  const std::vector<std::vector<double>> shares =
-      simulator::LinkShares(simulation, kBins);
+  const simulator::LinkShares shares(simulation, kBins);
   data.Open("links");
   data.Number("all", links.size());
   data.OpenList("list");
@@ -180,16 +204,8 @@ void WriteRounds(const ReportInputs& inputs, DataWriter& data) {
 
 void WriteSlowest(const ReportInputs& inputs, DataWriter& data) {
   const Simulation& simulation = inputs.simulation;
-  std::vector<uint32_t> tasks;
-  for (uint32_t i = 0; i < simulation.graph.tasks.size(); ++i) {
-    const TaskKind kind = simulation.graph.tasks[i].kind;
-    if (kind != TaskKind::kPoint && kind != TaskKind::kStart) {
-      tasks.push_back(i);
-    }
-  }
   data.OpenList("slowest");
-  for (const uint32_t task :
-       Longest(simulation, std::move(tasks), kMostSlowest)) {
+  for (const RankTask task : LongestOfAll(simulation, kMostSlowest)) {
     WriteTask(inputs.plan, simulation, task, data);
   }
   data.CloseList();
@@ -216,7 +232,9 @@ void WriteCriticalPath(const ReportInputs& inputs, DataWriter& data) {
   data.Real("left_out_seconds", left_out == 0 ? 0 : left_out_seconds);
   data.OpenList("parts");
   for (const uint32_t task : shown) {
-    WriteTask(inputs.plan, simulation, task, data);
+    WriteTask(inputs.plan, simulation,
+              {.number = task, .rank = simulation.graph.tasks[task].rank},
+              data);
   }
   data.CloseList();
   data.Close();

@@ -4,6 +4,8 @@
 #include <map>
 #include <utility>
 
+#include "simulator/links.h"
+
 namespace refit::simulator {
 namespace {
 
@@ -115,6 +117,13 @@ EqualRanks::EqualRanks(const PlanFile& plan, const Links& links)
       position_[rank] = position;
       stand_ins_[rank] = (*stands_in)[position];
     }
+  }
+  std::vector<uint32_t> stand_for(ranks, 0);
+  for (const int32_t stand_in : stand_ins_) {
+    ++stand_for[static_cast<size_t>(stand_in)];
+  }
+  for (const int32_t stand_in : stand_ins_) {
+    counts_.push_back(stand_for[static_cast<size_t>(stand_in)]);
   }
 }
 

@@ -7,15 +7,18 @@
 #include <vector>
 
 #include "plan/plan_file.h"
-#include "simulator/links.h"
 
 namespace refit::simulator {
+
+class Links;
 
 // The parts of a folded job (docs/architecture.md) have equal programs. Where
 // their places are alike too, and no two parts share a link, one part shows
 // what the others do. A slow rank or a dead NIC sets its part apart.
 class EqualRanks {
  public:
+  // All ranks differ.
+  EqualRanks() = default;
   EqualRanks(const PlanFile& plan, const Links& links);
 
   // Whether some ranks stand for others.
@@ -24,20 +27,25 @@ class EqualRanks {
   int32_t StandInOf(int32_t rank) const {
     return any() ? stand_ins_[static_cast<size_t>(rank)] : rank;
   }
-  // What `rank` is to its part, this rank is to the part of `other`. Requires
-  // any().
+  // How many do what `rank` does, itself counted.
+  uint32_t CountOf(int32_t rank) const {
+    return any() ? counts_[static_cast<size_t>(rank)] : 1;
+  }
+  // What `rank` is to its part, this rank is to the part of `other`.
   int32_t Counterpart(int32_t rank, int32_t other) const {
-    return parts_[part_[static_cast<size_t>(other)]]
-                 [position_[static_cast<size_t>(rank)]];
+    return any() ? parts_[part_[static_cast<size_t>(other)]]
+                         [position_[static_cast<size_t>(rank)]]
+                 : rank;
   }
 
  private:
   // Ranks, each at the same position as those of other parts that have its
   // program.
   std::vector<std::vector<int32_t>> parts_;
-  std::vector<size_t> part_;      // by rank
-  std::vector<size_t> position_;  // by rank, in its part
-  std::vector<int32_t> stand_ins_;
+  std::vector<size_t> part_;        // by rank
+  std::vector<size_t> position_;    // by rank, in its part
+  std::vector<int32_t> stand_ins_;  // by rank; empty: all ranks differ
+  std::vector<uint32_t> counts_;    // by rank
 };
 
 }  // namespace refit::simulator

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "simulator/all_ranks.h"
+
 namespace refit::simulator {
 namespace {
 
@@ -24,28 +26,32 @@ void AddShare(double share, double begin, double end, double width,
 
 }  // namespace
 
-std::vector<std::vector<double>> LinkShares(const Simulation& simulation,
-                                            size_t bins) {
+LinkShares::LinkShares(const Simulation& simulation, size_t bins)
+    : graph_(simulation.graph), shares_(graph_.links.size()) {
   struct State {
     double since = 0;
     double share = 0;
   };
-  std::vector<std::vector<double>> shares(simulation.graph.links.size(),
-                                          std::vector<double>(bins, 0));
-  std::vector<State> states(shares.size());
+  for (uint32_t link = 0; link < shares_.size(); ++link) {
+    if (SimulatedLink(graph_, link) == link) shares_[link].assign(bins, 0);
+  }
+  std::vector<State> states(shares_.size());
   const double width = simulation.seconds / static_cast<double>(bins);
-  if (!(width > 0)) return shares;
+  if (!(width > 0)) return;
   for (const RateChange& change : simulation.rates) {
     State& state = states[change.link];
     AddShare(state.share, state.since, change.seconds, width,
-             shares[change.link]);
+             shares_[change.link]);
     state = {.since = change.seconds, .share = change.share};
   }
   for (size_t i = 0; i < states.size(); ++i) {
     AddShare(states[i].share, states[i].since, simulation.seconds, width,
-             shares[i]);
+             shares_[i]);
   }
-  return shares;
+}
+
+const std::vector<double>& LinkShares::operator[](uint32_t link) const {
+  return shares_[SimulatedLink(graph_, link)];
 }
 
 }  // namespace refit::simulator

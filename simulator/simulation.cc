@@ -227,7 +227,7 @@ std::vector<RoundTimes> RoundsOf(const PlanFile& plan,
     round.begin = std::min(round.begin, simulation.times[i].begin);
     round.end = std::max(round.end, simulation.times[i].end);
     if (task.kind != TaskKind::kMessage) continue;
-    const uint64_t equal = graph.equal_ranks[static_cast<size_t>(task.rank)];
+    const uint64_t equal = graph.equal_ranks.CountOf(task.rank);
     round.messages += equal;
     round.size_bytes += equal * graph.messages[task.message].size_bytes;
   }

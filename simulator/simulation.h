@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "plan/plan_file.h"
 #include "simulator/costs.h"
+#include "simulator/equal_ranks.h"
 #include "simulator/flow_network.h"
 
 namespace refit::simulator {
@@ -77,8 +78,8 @@ struct Options {
   bool record_rates = false;
 
   // Of ranks that do the same at the same time, one is simulated: the graph has
-  // the tasks and messages of that one alone. All else is as without this.
-  // Neither with record_rates nor with change_rate.
+  // the tasks and messages of that one alone (simulator/all_ranks.h has those
+  // of the others). All else is as without this.
   bool folds_equal_ranks = false;
 };
 
@@ -175,9 +176,12 @@ struct TaskGraph {
   std::vector<Wait> waits;
   std::vector<Message> messages;
   std::vector<Link> links;  // of all ranks
-  // By rank: how many do what it does, itself counted; 0 where another rank
-  // stands for it.
-  std::vector<uint32_t> equal_ranks;
+  EqualRanks equal_ranks;
+  // By rank, and one more: the first of its tasks, and the first of the links
+  // that messages of these crossed first. Tasks before those of rank 0 are of
+  // all ranks.
+  std::vector<uint32_t> first_tasks = {0};
+  std::vector<uint32_t> first_links = {0};
   // Of a refit that sends only what changed. For one changed element of how
   // many staged messages had room; 1: they are sent whole; 0: there are none.
   uint32_t rung = 0;

@@ -69,7 +69,11 @@ class Builder {
       : plan_(plan),
         body_(plan.body()),
         options_(options),
-        links_(plan, options) {}
+        links_(plan, options) {
+    if (options.folds_equal_ranks) {
+      graph_.equal_ranks = EqualRanks(plan, links_);
+    }
+  }
 
   absl::StatusOr<TaskGraph> Build();
 
@@ -119,6 +123,7 @@ class Builder {
   void AddRanks();
   void AddRank(int32_t number);
   void AddFind(Rank& rank, const RankSchedule& schedule);
+  void AddFindOf(int32_t rank, int32_t stand_in);
   void AddEnd(Rank& rank, const RankSchedule& schedule);
   // Whether the rank encodes or decodes the operation.
   bool IsCoded(const Rank& rank, size_t operation) const {
@@ -198,37 +203,44 @@ absl::StatusOr<TaskGraph> Builder::Build() {
 }
 
 // Those that others stand for add nothing but their links, in the order in
-// which they would come if all were simulated.
+// which they would come if all were simulated, and what all ranks wait for.
 void Builder::AddRanks() {
-  std::optional<EqualRanks> equal;
-  if (options_.folds_equal_ranks) equal.emplace(plan_, links_);
-  const bool folds = equal.has_value() && equal->any();
+  const EqualRanks& equal = graph_.equal_ranks;
   const int32_t ranks = plan_.world_size();
-  graph_.equal_ranks.assign(static_cast<size_t>(ranks), 0);
-  std::vector<uint32_t> first_links;  // by rank
+  std::vector<uint32_t> crossed;  // by rank: the first link
+  graph_.first_tasks.clear();
+  graph_.first_links.clear();
   for (int32_t rank = 0; rank < ranks; ++rank) {
-    const int32_t stand_in = folds ? equal->StandInOf(rank) : rank;
-    ++graph_.equal_ranks[static_cast<size_t>(stand_in)];
-    first_links.push_back(links_.size());
-    if (stand_in == rank) AddRank(rank);
+    graph_.first_tasks.push_back(static_cast<uint32_t>(graph_.tasks.size()));
+    crossed.push_back(links_.size());
+    const int32_t stand_in = equal.StandInOf(rank);
+    if (stand_in == rank) {
+      AddRank(rank);
+    } else if (has_rungs_) {
+      AddFindOf(rank, stand_in);
+    }
   }
-  first_links.push_back(links_.size());
-  if (!folds) {
+  graph_.first_tasks.push_back(static_cast<uint32_t>(graph_.tasks.size()));
+  crossed.push_back(links_.size());
+  if (!equal.any()) {
+    graph_.first_links = std::move(crossed);
     graph_.links = links_.Take();
     return;
   }
   std::vector<uint32_t> numbers(links_.size());
   for (int32_t rank = 0; rank < ranks; ++rank) {
-    const auto stand_in = static_cast<size_t>(equal->StandInOf(rank));
-    for (uint32_t link = first_links[stand_in];
-         link < first_links[stand_in + 1]; ++link) {
-      if (equal->StandInOf(rank) == rank) {
+    graph_.first_links.push_back(static_cast<uint32_t>(graph_.links.size()));
+    const auto stand_in = static_cast<size_t>(equal.StandInOf(rank));
+    for (uint32_t link = crossed[stand_in]; link < crossed[stand_in + 1];
+         ++link) {
+      if (equal.StandInOf(rank) == rank) {
         numbers[link] = static_cast<uint32_t>(graph_.links.size());
       }
       graph_.links.push_back(links_.LikeThatOf(
-          link, equal->Counterpart(links_.CrossedBy(link), rank)));
+          link, equal.Counterpart(links_.CrossedBy(link), rank)));
     }
   }
+  graph_.first_links.push_back(static_cast<uint32_t>(graph_.links.size()));
   for (Message& message : graph_.messages) {
     for (uint32_t& link : message.links) link = numbers[link];
   }
@@ -265,6 +277,7 @@ absl::Status Builder::PlanDelta() {
   if (!has_rungs) return absl::OkStatus();
   has_rungs_ = true;
   for (int32_t rank = 0; rank < plan_.world_size(); ++rank) {
+    if (graph_.equal_ranks.StandInOf(rank) != rank) continue;
     const RankSchedule schedule = ScheduleOf(rank);
     const StagedDeltas deltas(plan_, rank, schedule);
     rung_ = std::max(rung_, deltas.ExpectedRung(*options_.change_rate,
@@ -285,6 +298,15 @@ void Builder::AddFind(Rank& rank, const RankSchedule& schedule) {
     }
   }
   AddWait(Add(rank, TaskKind::kFind, kNone, bytes * costs_.find, {}), agreed_);
+}
+
+// Of a rank that another stands for. All ranks agree, and which of them found
+// last is a matter of all.
+void Builder::AddFindOf(int32_t rank, int32_t stand_in) {
+  Task find = graph_.tasks[graph_.first_tasks[static_cast<size_t>(stand_in)]];
+  find.rank = rank;
+  AddWait(static_cast<uint32_t>(graph_.tasks.size()), agreed_);
+  graph_.tasks.push_back(find);
 }
 
 // Behind the rounds.
@@ -461,7 +483,8 @@ uint32_t Builder::MessageTask(const Rank& rank, const RoundWork& work,
          .destination = destination,
          .size_bytes = size_bytes,
          .links = links_.Cross(work.route, source, destination, size_bytes)});
-    graph_.dense_bytes += operation.size_bytes;
+    graph_.dense_bytes +=
+        graph_.equal_ranks.CountOf(rank.number) * operation.size_bytes;
     tasks_of_messages_.push_back(static_cast<uint32_t>(graph_.tasks.size()));
     graph_.tasks.push_back({.kind = TaskKind::kMessage,
                             .rank = source,

@@ -97,7 +97,8 @@ std::string ChangeText(const Simulation& simulation) {
   const uint32_t rung = simulation.graph.rung;
   uint64_t bytes = 0;
   for (const Message& message : simulation.graph.messages) {
-    bytes += message.size_bytes;
+    bytes += simulation.graph.equal_ranks.CountOf(message.source) *
+             message.size_bytes;
   }
   return absl::StrFormat(
       "changed        %g %%: %d of %d bytes%s; %.3f x a dense refit, %.6g s",

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "plan/text/trace_events.h"
+#include "simulator/all_ranks.h"
 #include "simulator/link_shares.h"
 #include "simulator/output.h"
 
@@ -26,8 +27,8 @@ class TracePrinter {
 
  private:
   void NameSwitches();
-  void PrintTasks();
-  void PrintMessage(uint32_t number, const Times& times);
+  void PrintTask(RankTask of_rank);
+  void PrintMessage(RankTask of_rank);
   void PrintCounters();
   uint32_t ProcessOf(const Link& link) const;
 
@@ -35,6 +36,7 @@ class TracePrinter {
   const Simulation& simulation_;
   const TaskGraph& graph_;
   TraceEvents events_;
+  uint32_t messages_ = 0;  // printed
 };
 
 // Hosts and leaves, of which a simulation has one kind, come after the ranks.
@@ -53,57 +55,60 @@ void TracePrinter::NameSwitches() {
   }
 }
 
-void TracePrinter::PrintMessage(uint32_t number, const Times& times) {
-  const Message& message = graph_.messages[number];
-  const uint32_t link = simulation_.bottlenecks[number];
+void TracePrinter::PrintMessage(RankTask of_rank) {
+  const Message message = MessageOf(graph_, of_rank);
+  const Times& times = simulation_.times[of_rank.number];
+  const uint32_t link =
+      simulation_.bottlenecks[graph_.tasks[of_rank.number].message];
   events_.Message(
-      {.number = number,
+      {.number = messages_++,
        .source = message.source,
        .destination = message.destination,
        .round = message.round,
        .size_bytes = message.size_bytes,
        .begin = times.begin,
        .end = times.end,
-       .held_by = link == kNone ? "" : LinkText(graph_.links[link])});
+       .held_by =
+           link == kNone
+               ? ""
+               : LinkText(graph_.links[LinkOf(graph_, link, of_rank.rank)])});
 }
 
-void TracePrinter::PrintTasks() {
-  for (uint32_t i = 0; i < graph_.tasks.size(); ++i) {
-    const Task& task = graph_.tasks[i];
-    const Times& times = simulation_.times[i];
-    switch (task.kind) {
-      case TaskKind::kMessage:
-        PrintMessage(task.message, times);
-        break;
-      case TaskKind::kStart:
-        // Its round ends with the point that follows it.
-        events_.Round(task.rank, task.round, times.begin,
-                      simulation_.times[i + 1].end);
-        break;
-      case TaskKind::kPack:
-        events_.Slice(task.rank, Track::kPacks,
-                      "round " + std::to_string(task.round), times.begin,
-                      times.end);
-        break;
-      case TaskKind::kUnpack:
-        events_.Slice(task.rank, Track::kUnpacks,
-                      "round " + std::to_string(task.round), times.begin,
-                      times.end);
-        break;
-      case TaskKind::kQuantize:
-        events_.Slice(task.rank, Track::kQuantizes, "quantize", times.begin,
-                      times.end);
-        break;
-      case TaskKind::kFind:
-      case TaskKind::kAgree:
-      case TaskKind::kKeep:
-      case TaskKind::kCheck:
-        events_.Slice(task.rank, Track::kPacks, TaskKindText(task.kind),
-                      times.begin, times.end);
-        break;
-      case TaskKind::kPoint:
-        break;
-    }
+void TracePrinter::PrintTask(RankTask of_rank) {
+  const Task task = TaskOf(graph_, of_rank);
+  const Times& times = simulation_.times[of_rank.number];
+  switch (task.kind) {
+    case TaskKind::kMessage:
+      PrintMessage(of_rank);
+      break;
+    case TaskKind::kStart:
+      // Its round ends with the point that follows it.
+      events_.Round(task.rank, task.round, times.begin,
+                    simulation_.times[of_rank.number + 1].end);
+      break;
+    case TaskKind::kPack:
+      events_.Slice(task.rank, Track::kPacks,
+                    "round " + std::to_string(task.round), times.begin,
+                    times.end);
+      break;
+    case TaskKind::kUnpack:
+      events_.Slice(task.rank, Track::kUnpacks,
+                    "round " + std::to_string(task.round), times.begin,
+                    times.end);
+      break;
+    case TaskKind::kQuantize:
+      events_.Slice(task.rank, Track::kQuantizes, "quantize", times.begin,
+                    times.end);
+      break;
+    case TaskKind::kFind:
+    case TaskKind::kAgree:
+    case TaskKind::kKeep:
+    case TaskKind::kCheck:
+      events_.Slice(task.rank, Track::kPacks, TaskKindText(task.kind),
+                    times.begin, times.end);
+      break;
+    case TaskKind::kPoint:
+      break;
   }
 }
 
@@ -111,13 +116,13 @@ void TracePrinter::PrintTasks() {
 void TracePrinter::PrintCounters() {
   const double width = simulation_.seconds / kBins;
   if (!(width > 0)) return;
-  const std::vector<std::vector<double>> shares =
-      LinkShares(simulation_, kBins);
-  for (size_t i = 0; i < shares.size(); ++i) {
+  const LinkShares shares(simulation_, kBins);
+  for (uint32_t i = 0; i < graph_.links.size(); ++i) {
     const Link& link = graph_.links[i];
+    const std::vector<double>& of_link = shares[i];
     double shown = 0;
     for (size_t bin = 0; bin <= kBins; ++bin) {
-      const double share = bin == kBins ? 0 : shares[i][bin];
+      const double share = bin == kBins ? 0 : of_link[bin];
       if (std::abs(share - shown) < kVisibleShare) continue;
       shown = share;
       events_.Share(ProcessOf(link), LinkKindText(link.kind),
@@ -128,7 +133,7 @@ void TracePrinter::PrintCounters() {
 
 std::string TracePrinter::Print() {
   NameSwitches();
-  PrintTasks();
+  ForEachTask(graph_, [&](RankTask task) { PrintTask(task); });
   PrintCounters();
   return events_.Take();
 }

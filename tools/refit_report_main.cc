@@ -120,6 +120,7 @@ int Report(const refit::ToolInfo& tool, const ReportArguments& arguments,
   refit::simulator::Options options = refit::simulator::OptionsOf(
       arguments.executor == "cpu" ? Executor::kCpu : Executor::kGpu);
   options.record_rates = true;
+  options.folds_equal_ranks = true;
   std::optional<refit::report::JobText> job_text;
   if (!arguments.job.empty()) {
     const std::optional<refit::Job> job =

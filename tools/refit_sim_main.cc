@@ -281,9 +281,7 @@ std::string ReadOptions(const Arguments& arguments,
     mistake = ReadRanks("--dead-nic", arguments.dead_nics, options.dead_nics);
   }
   options.record_rates = !arguments.trace.empty();
-  options.folds_equal_ranks = arguments.trace.empty() &&
-                              arguments.goal.empty() &&
-                              !options.change_rate.has_value();
+  options.folds_equal_ranks = arguments.goal.empty();
   return mistake;
 }
 

@@ -10,6 +10,7 @@
 
 #include "report/data_writer.h"
 #include "report/page.h"
+#include "tests/compiler/compile_testing.h"
 #include "tests/plan/plan_spec.h"
 
 namespace refit::report {
@@ -56,18 +57,22 @@ TEST(DataWriterTest, NamesStandOnce) {
             R"({"a":0,"b":[1,0],"nothing":null,"names":["x","y"]})");
 }
 
-std::string DataOf(const PlanSpec& spec) {
-  const PlanFile plan = OpenSpec(spec);
+std::string DataOf(const PlanFile& plan, bool folds_equal_ranks) {
   const ProofResult proof = Prove(plan);
   EXPECT_TRUE(proof.valid) << proof.violation;
   simulator::Options options;
   options.record_rates = true;
+  options.folds_equal_ranks = folds_equal_ranks;
   const auto simulation = simulator::Simulate(plan, options);
   EXPECT_TRUE(simulation.ok()) << simulation.status();
   return ReportData({.path = "plan.refit",
                      .plan = plan,
                      .proof = proof,
                      .simulation = *simulation});
+}
+
+std::string DataOf(const PlanSpec& spec) {
+  return DataOf(OpenSpec(spec), /*folds_equal_ranks=*/false);
 }
 
 void ExpectHas(const std::string& data, const std::string& part) {
@@ -95,6 +100,26 @@ TEST(ReportDataTest, CoverageAddsUpToWhatIsProved) {
 
 TEST(ReportDataTest, RanksThatHoldTheSameAreOneShard) {
   ExpectHas(DataOf(SampleSpec()), R"("shard":[0,1,0,0])");
+}
+
+// Two trainers of two ranks, each of which feeds an engine of four: the longest
+// operations are those of all ranks.
+TEST(ReportDataTest, EqualRanksThatAreSimulatedOnceAreAllShown) {
+  const auto side = [](int shards) {
+    return R"({"layout": "generic", "meshes": {"m": {"axes": {"dp": 2, "tp": )" +
+           std::to_string(shards) +
+           R"x(}}}, "tensors": [{"match": "*", "mesh": "m",
+              "placements": ["Replicate", "Shard(0)"]}]})x";
+  };
+  const PlanFile plan = OpenJob(GenericJob(
+      R"({"name": "w", "shape": [960, 640], "dtype": "bf16"},
+         {"name": "v", "shape": [240, 33], "dtype": "fp32"})",
+      side(2), side(4),
+      R"(, "topology": {"hosts": [0,0, 2,2, 1,1,1,1, 3,3,3,3]},
+          "options": {"fold": "always", "bucket_bytes": 65536})"));
+  const std::string data = DataOf(plan, /*folds_equal_ranks=*/true);
+  EXPECT_EQ(data, DataOf(plan, /*folds_equal_ranks=*/false));
+  ExpectHas(data, R"("rank":3)");
 }
 
 TEST(RefitReportTest, APlanThatIsNotValidGetsNoPage) {

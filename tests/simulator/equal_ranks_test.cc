@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "simulator/links.h"
 #include "simulator/output.h"
 #include "simulator/simulation.h"
 #include "tests/compiler/compile_testing.h"
@@ -38,10 +39,16 @@ PlanFile ThreeParts(const std::string& hosts, const std::string& topology,
 constexpr char kHosts[] =
     "[0,0,0,0, 2,2,2,2, 4,4,4,4, 1,1,1,1, 3,3,3,3, 5,5,5,5]";
 
+// Each trainer shares a host with the engines that it feeds.
+constexpr char kSharedHosts[] =
+    "[0,0,0,0, 1,1,1,1, 2,2,2,2, 0,0,0,0, 1,1,1,1, 2,2,2,2]";
+constexpr char kDelta[] = R"(, "delta": {})";
+
 // How many of the three parts are simulated. Fails where what is printed of the
 // simulation is not as if all were.
 size_t PartsSimulated(const PlanFile& plan, Options options) {
   UseSpeedsOf(plan, options);
+  options.record_rates = true;
   options.folds_equal_ranks = true;
   const absl::StatusOr<Simulation> folded = Simulate(plan, options);
   options.folds_equal_ranks = false;
@@ -52,6 +59,7 @@ size_t PartsSimulated(const PlanFile& plan, Options options) {
   EXPECT_EQ(SimulationJson(plan, *folded), SimulationJson(plan, *whole));
   EXPECT_EQ(SimulationText(plan, *folded, /*rounds=*/true),
             SimulationText(plan, *whole, /*rounds=*/true));
+  EXPECT_EQ(SimulationTrace(plan, *folded), SimulationTrace(plan, *whole));
   EXPECT_GT(whole->seconds, 0);
   return 3 * folded->graph.messages.size() / whole->graph.messages.size();
 }
@@ -123,6 +131,28 @@ TEST(EqualRanks, PartsThatShareALeafAreSimulatedTogether) {
   Options options;
   options.oversubscription = 2;
   EXPECT_EQ(PartsSimulated(fast, options), 3u);
+}
+
+TEST(EqualRanks, RefitsOfWhatChangedAreSimulatedOnce) {
+  const PlanFile staged = ThreeParts(kHosts, "", kDelta);
+  const PlanFile direct = ThreeParts(kSharedHosts, "", kDelta);
+  const PlanFile unchecked =
+      ThreeParts(kHosts, "", R"(, "delta": {"check": false})");
+  for (const double rate : {0.0, 0.001, 0.02, 0.3, 1.0}) {
+    Options options;
+    options.change_rate = rate;
+    EXPECT_EQ(PartsSimulated(staged, options), 1u) << rate;
+    EXPECT_EQ(PartsSimulated(direct, options), 1u) << rate;
+    EXPECT_EQ(PartsSimulated(unchecked, options), 1u) << rate;
+    Options on_cpus = OptionsOf(Executor::kCpu);
+    on_cpus.change_rate = rate;
+    EXPECT_EQ(PartsSimulated(staged, on_cpus), 1u) << rate;
+    // Ranks of one part find last, or an equal one of the last part.
+    for (const int32_t rank : {0, 7, 9, 12, 22}) {
+      options.slow_ranks = {{rank, 3}};
+      EXPECT_EQ(PartsSimulated(staged, options), 2u) << rate << ", " << rank;
+    }
+  }
 }
 
 TEST(EqualRanks, WithoutSharedListsAllRanksAreSimulated) {
