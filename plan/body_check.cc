@@ -50,8 +50,14 @@ class BodyChecker {
   absl::Status CheckTopology();
   absl::Status CheckProgram(uint32_t rank, const fb::RankProgram& program);
   bool IsChecked(uint32_t rank, const fb::RankProgram& program);
-  absl::Status CheckMessage(uint32_t rank, const fb::RankProgram& program,
-                            const fb::Message& message);
+  // What the messages of a program are held to.
+  struct Ends {
+    uint32_t rank = 0;
+    uint64_t source_shift = 0;
+    uint64_t destination_shift = 0;
+    uint64_t staging_bytes = 0;
+  };
+  absl::Status CheckMessage(const Ends& ends, const fb::Message& message);
   absl::Status CheckRelays(const fb::RankProgram& program, bool of_source);
   // Counts the message among its round's operations. CheckMessage has passed.
   absl::Status CountOperation(uint32_t rank, const fb::Message& message);
@@ -405,9 +411,16 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
       !status.ok()) {
     return at(", fills", std::string(status.message()));
   }
-  for (uint32_t i = 0; i < program.messages()->size(); ++i) {
-    const fb::Message& message = *program.messages()->Get(i);
-    absl::Status status = CheckMessage(rank, program, message);
+  const Ends ends = {.rank = rank,
+                     .source_shift = program.source_shift(),
+                     .destination_shift = program.destination_shift(),
+                     .staging_bytes = program.staging_bytes()};
+  const auto& messages = *program.messages();
+  const uint32_t count = messages.size();
+  Shared shared = {.rank = rank};
+  for (uint32_t i = 0; i < count; ++i) {
+    const fb::Message& message = *messages.Get(i);
+    absl::Status status = CheckMessage(ends, message);
     if (status.ok()) status = CountOperation(rank, message);
     if (status.ok()) {
       status = CheckCopies(program, sizes, message.copies(),
@@ -416,18 +429,15 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
     if (!status.ok()) {
       return at(absl::StrCat(", message ", i), std::string(status.message()));
     }
+    uint32_t& last = message.peer() < source_ranks_ ? shared.last_source
+                                                    : shared.last_destination;
+    last = std::max(last, message.peer());
   }
   if (absl::Status status = CheckRelays(program, rank < body_.source_ranks());
       !status.ok()) {
     return at("", std::string(status.message()));
   }
-  Shared& shared = shared_[program.messages()];
-  shared = {.rank = rank};
-  for (const fb::Message* message : *program.messages()) {
-    uint32_t& last = message->peer() < source_ranks_ ? shared.last_source
-                                                     : shared.last_destination;
-    last = std::max(last, message->peer());
-  }
+  shared_[program.messages()] = shared;
   return absl::OkStatus();
 }
 
@@ -491,8 +501,7 @@ absl::Status BodyChecker::CheckRelays(const fb::RankProgram& program,
   return absl::OkStatus();
 }
 
-absl::Status BodyChecker::CheckMessage(uint32_t rank,
-                                       const fb::RankProgram& program,
+absl::Status BodyChecker::CheckMessage(const Ends& ends,
                                        const fb::Message& message) {
   if (message.round() >= rounds_->size()) {
     return Bad(absl::StrFormat("round %u is not below %u", message.round(),
@@ -503,14 +512,14 @@ absl::Status BodyChecker::CheckMessage(uint32_t rank,
         absl::StrFormat("peer %u is not below %u", message.peer(), ranks_));
   }
   const bool of_source = message.peer() < source_ranks_;
-  const uint64_t shift =
-      of_source ? program.source_shift() : program.destination_shift();
+  const uint64_t shift = of_source ? ends.source_shift : ends.destination_shift;
   const uint32_t end = of_source ? source_ranks_ : ranks_;
   if (message.peer() + shift >= end) {
     return Bad(absl::StrFormat("peer %u shifted by %u is not below %u",
                                message.peer(), shift, end));
   }
-  if (message.peer() + shift == rank) return Bad("peer is the rank itself");
+  if (message.peer() + shift == ends.rank)
+    return Bad("peer is the rank itself");
   if (message.copies() >= copy_lists_->size()) {
     return Bad(absl::StrFormat("copies %u is not below %u", message.copies(),
                                copy_lists_->size()));
@@ -527,7 +536,7 @@ absl::Status BodyChecker::CheckMessage(uint32_t rank,
     if (message.staging_offset() == 0) return absl::OkStatus();
     return Bad("a direct message has a staging_offset");
   }
-  const uint64_t staging = program.staging_bytes();
+  const uint64_t staging = ends.staging_bytes;
   if (message.staging_offset() > staging ||
       message.size_bytes() > staging - message.staging_offset()) {
     return Bad(absl::StrFormat(

@@ -17,6 +17,7 @@
 #include <xxhash.h>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/body_check.h"
@@ -111,7 +112,7 @@ template <typename Stack>
 std::string StackName(const Stack& stack, uint64_t ordinal) {
   const auto* index = stack.index();
   const uint32_t dims = Length(index);
-  std::vector<int64_t> numbers(dims);
+  absl::InlinedVector<int64_t, 4> numbers(dims);
   for (uint32_t d = dims; d-- > 0;) {
     const fb::IndexDim& dim = *index->Get(d);
     const auto position = static_cast<uint32_t>(ordinal % dim.count());
@@ -121,11 +122,15 @@ std::string StackName(const Stack& stack, uint64_t ordinal) {
   }
   std::string name;
   std::string_view pattern = stack.name()->string_view();
-  while (!pattern.empty()) {
-    const size_t close = pattern.find('}');
+  while (true) {
+    const size_t open = std::min(pattern.find('{'), pattern.size());
+    name.append(pattern.substr(0, open));
+    pattern.remove_prefix(open);
+    if (pattern.empty()) break;
+    constexpr size_t kLongest = 4;  // "{10}"
+    const size_t close = pattern.substr(0, kLongest).find('}');
     uint32_t dim = 0;
-    bool is_number = pattern.front() == '{' && close != pattern.npos &&
-                     close > 1 && close <= 3;
+    bool is_number = close != pattern.npos && close > 1;
     for (size_t i = 1; is_number && i < close; ++i) {
       is_number = pattern[i] >= '0' && pattern[i] <= '9';
       dim = 10 * dim + static_cast<uint32_t>(pattern[i] - '0');
