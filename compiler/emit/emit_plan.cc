@@ -216,38 +216,66 @@ std::vector<fb::Relay> LowerRelays(const Module& module,
   return relays;
 }
 
-// A message and its copy lists.
+// A message and its copy lists. It has all that lowering asks of the message,
+// so that many messages are read one after the other.
 struct LoweredMessage {
-  const Message* message = nullptr;
+  uint32_t number = 0;  // of Module::messages
   int32_t round = 0;
   Rank source{};
   Rank destination{};
+  int32_t contents = 0;
   uint32_t pack = 0;
   uint32_t unpack = 0;
+  bool is_held = false;
+  bool is_unpacked = true;
+  bool is_staged = false;
+  int64_t source_staging_offset = 0;
+  int64_t destination_staging_offset = 0;
+  int64_t size_bytes = 0;
 };
 
 // In order of rounds, then sources, then destinations. Stable, so that several
 // messages of a pair in one round keep one order at both ends.
 std::vector<LoweredMessage> MessagesInOrder(const Module& module) {
-  std::vector<LoweredMessage> messages;
-  messages.reserve(module.messages.size());
+  struct Place {
+    uint32_t number = 0;
+    int32_t round = 0;
+    Rank source{};
+    Rank destination{};
+  };
+  std::vector<Place> places;
+  places.reserve(module.messages.size());
   for (const Message& message : module.messages) {
-    messages.push_back({.message = &message,
-                        .round = message.round,
-                        .source = message.source,
-                        .destination = message.destination});
+    places.push_back({.number = static_cast<uint32_t>(places.size()),
+                      .round = message.round,
+                      .source = message.source,
+                      .destination = message.destination});
   }
   const size_t world = static_cast<size_t>(module.world_size());
-  CountingSort(messages, world, [](const LoweredMessage& message) {
-    return IndexOf(message.destination);
+  CountingSort(places, world,
+               [](const Place& place) { return IndexOf(place.destination); });
+  CountingSort(places, world,
+               [](const Place& place) { return IndexOf(place.source); });
+  CountingSort(places, module.rounds.size(), [](const Place& place) {
+    return static_cast<size_t>(place.round);
   });
-  CountingSort(messages, world, [](const LoweredMessage& message) {
-    return IndexOf(message.source);
-  });
-  CountingSort(messages, module.rounds.size(),
-               [](const LoweredMessage& message) {
-                 return static_cast<size_t>(message.round);
-               });
+  std::vector<LoweredMessage> messages;
+  messages.reserve(places.size());
+  for (const Place& place : places) {
+    const Message& message = module.messages[place.number];
+    messages.push_back(
+        {.number = place.number,
+         .round = place.round,
+         .source = place.source,
+         .destination = place.destination,
+         .contents = message.contents,
+         .is_held = message.is_held,
+         .is_unpacked = message.is_unpacked,
+         .is_staged = message.mechanism == Mechanism::kStaged,
+         .source_staging_offset = message.source_staging_offset,
+         .destination_staging_offset = message.destination_staging_offset,
+         .size_bytes = message.size_bytes});
+  }
   return messages;
 }
 
@@ -258,8 +286,7 @@ absl::StatusOr<LoweredMessages> LowerMessages(const Module& module,
   lowered.ranks.resize(static_cast<size_t>(module.world_size()));
   lowered.received_at.resize(module.messages.size());
   std::vector<size_t> counts(lowered.ranks.size(), 0);
-  for (LoweredMessage& of_message : messages) {
-    const Message& message = *of_message.message;
+  for (LoweredMessage& message : messages) {
     const absl::StatusOr<uint32_t> pack =
         message.is_held ? lowering.Nothing()
         : module.IsRelay(message.source)
@@ -271,16 +298,15 @@ absl::StatusOr<LoweredMessages> LowerMessages(const Module& module,
             ? lowering.Unpack(message.destination, message.contents)
             : lowering.Nothing();
     if (!unpack.ok()) return unpack.status();
-    of_message.pack = *pack;
-    of_message.unpack = *unpack;
+    message.pack = *pack;
+    message.unpack = *unpack;
     ++counts[IndexOf(message.source)];
     ++counts[IndexOf(message.destination)];
   }
   for (size_t rank = 0; rank < counts.size(); ++rank) {
     lowered.ranks[rank].ends.reserve(counts[rank]);
   }
-  const auto add = [&](const LoweredMessage& of_message, bool sends) {
-    const Message& message = *of_message.message;
+  const auto add = [&](const LoweredMessage& message, bool sends) {
     const Rank rank = sends ? message.source : message.destination;
     const Rank peer = sends ? message.destination : message.source;
     const int64_t staging_offset = sends ? message.source_staging_offset
@@ -290,13 +316,13 @@ absl::StatusOr<LoweredMessages> LowerMessages(const Module& module,
         {.message = fb::Message(
              static_cast<uint32_t>(message.round),
              static_cast<uint32_t>(IndexOf(peer)),
-             sends ? of_message.pack : of_message.unpack,
+             sends ? message.pack : message.unpack,
              sends ? fb::MessageKind::kSend : fb::MessageKind::kRecv,
              /*reserved=*/0, /*reserved2=*/0,
              static_cast<uint64_t>(staging_offset),
              static_cast<uint64_t>(message.size_bytes)),
-         .of = &message});
-    if (message.mechanism == Mechanism::kDirect) return;
+         .of = &module.messages[message.number]});
+    if (!message.is_staged) return;
     of_rank.staging_bytes =
         std::max(of_rank.staging_bytes,
                  AlignStaging(staging_offset + message.size_bytes));
@@ -308,9 +334,7 @@ absl::StatusOr<LoweredMessages> LowerMessages(const Module& module,
       ++end;
     }
     for (size_t i = begin; i < end; ++i) {
-      const size_t number =
-          static_cast<size_t>(messages[i].message - module.messages.data());
-      lowered.received_at[number] = static_cast<uint32_t>(
+      lowered.received_at[messages[i].number] = static_cast<uint32_t>(
           lowered.ranks[IndexOf(messages[i].destination)].ends.size());
       add(messages[i], /*sends=*/false);
     }

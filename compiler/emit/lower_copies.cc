@@ -2,7 +2,6 @@
 
 #include <string>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
@@ -27,9 +26,36 @@ bool CanMerge(const fb::Loop& outer, const fb::Loop& inner,
 
 }  // namespace
 
-CopyLowering::CopyLowering(const Module& module) : module_(module) {
+CopyLowering::CopyLowering(const Module& module)
+    : module_(module),
+      pack_lists_(module.contents.size()),
+      relay_lists_(module.contents.size()),
+      unpack_lists_(module.contents.size()) {
+  ListPieces();
   for (int32_t rank = 0; rank < module.world_size(); ++rank) {
     buffers_of_rank_.push_back(AddRankBuffers(module.buffers_of(Rank{rank})));
+  }
+}
+
+void CopyLowering::ListPieces() {
+  pieces_.reserve(module_.pieces.size());
+  const Piece* last = nullptr;  // pieces in a row are often parts of one box
+  for (const Piece& piece : module_.pieces) {
+    int32_t box = 0;
+    if (last != nullptr && last->param == piece.param &&
+        last->destination_box == piece.destination_box) {
+      box = pieces_.back().box;
+    } else {
+      box = boxes_
+                .try_emplace({piece.param, piece.destination_box},
+                             static_cast<int32_t>(boxes_.size()))
+                .first->second;
+    }
+    pieces_.push_back({.param = piece.param,
+                       .wave = piece.wave,
+                       .box = box,
+                       .wire_dtype = piece.wire_dtype});
+    last = &piece;
   }
 }
 
@@ -43,12 +69,16 @@ size_t CopyLowering::AddRankBuffers(const std::vector<BufferId>& buffers) {
   held.last_packed_site.resize(module_.params.size(), 0);
   for (size_t slot = 0; slot < buffers.size(); ++slot) {
     const Buffer& buffer = module_.buffers[buffers[slot]];
+    const auto elements = static_cast<uint64_t>(Product(buffer.shape));
     for (const Fragment& fragment : buffer.fragments) {
       const Site site = {.slot = static_cast<uint32_t>(slot),
                          .buffer = &buffer,
-                         .fragment = &fragment};
+                         .fragment = &fragment,
+                         .tensor_elements = elements,
+                         .last_loops = {}};
       held.sites_by_param[IndexOf(fragment.param)].push_back(site);
-      held.sites_by_box[{fragment.param, fragment.box}].push_back(site);
+      const auto box = boxes_.find({fragment.param, fragment.box});
+      if (box != boxes_.end()) held.sites_by_box[box->second].push_back(site);
     }
   }
   rank_buffers_.push_back(std::move(held));
@@ -77,47 +107,51 @@ uint32_t CopyLowering::InternList(absl::Span<const fb::Copy> copies) {
   return number;
 }
 
-fb::Copy CopyLowering::Lower(uint32_t slot, const Buffer& buffer,
-                             int64_t offset, const Dims& extent,
-                             const Dims& stride, DType wire_dtype,
-                             int64_t staging_offset) {
-  const uint64_t tensor_elements = static_cast<uint64_t>(Product(buffer.shape));
-  absl::InlinedVector<fb::Loop, 8> loops;
-  for (size_t dim = 0; dim < extent.size(); ++dim) {
-    if (extent[dim] == 1) continue;
-    const fb::Loop loop(static_cast<uint64_t>(extent[dim]),
-                        static_cast<uint64_t>(stride[dim]));
-    if (!loops.empty() && CanMerge(loops.back(), loop, tensor_elements)) {
-      loops.back() =
-          fb::Loop(loops.back().extent() * loop.extent(), loop.stride());
-    } else {
-      loops.push_back(loop);
-    }
+void CopyLowering::AddLoop(int64_t extent, int64_t stride,
+                           uint64_t tensor_elements, Loops& loops) {
+  if (extent == 1) return;
+  const fb::Loop loop(static_cast<uint64_t>(extent),
+                      static_cast<uint64_t>(stride));
+  if (!loops.empty() && CanMerge(loops.back(), loop, tensor_elements)) {
+    loops.back() =
+        fb::Loop(loops.back().extent() * loop.extent(), loop.stride());
+  } else {
+    loops.push_back(loop);
   }
-  return fb::Copy(
-      slot, InternLoops(loops), static_cast<uint16_t>(loops.size()), wire_dtype,
-      /*reserved=*/0, /*reserved2=*/0, static_cast<uint64_t>(offset),
-      static_cast<uint64_t>(staging_offset));
 }
 
-fb::Copy CopyLowering::LowerPacked(const Site& site, const Packed& packed) {
+fb::Copy CopyLowering::LowerPacked(Site& site, const Packed& packed,
+                                   DType wire_dtype) {
   const Fragment& fragment = *site.fragment;
+  const size_t dims = packed.box.lo.size();
+  const int64_t* const lo = packed.box.lo.data();
+  const int64_t* const hi = packed.box.hi.data();
+  const int64_t* const first = fragment.box.lo.data();
+  const int64_t* const stride = fragment.stride.data();
   int64_t offset = fragment.offset;
-  Dims extent;
-  for (size_t dim = 0; dim < packed.box.lo.size(); ++dim) {
-    offset +=
-        (packed.box.lo[dim] - fragment.box.lo[dim]) * fragment.stride[dim];
-    extent.push_back(packed.box.extent(dim));
+  Loops loops;
+  for (size_t dim = 0; dim < dims; ++dim) {
+    offset += (lo[dim] - first[dim]) * stride[dim];
+    AddLoop(hi[dim] - lo[dim], stride[dim], site.tensor_elements, loops);
   }
-  return Lower(site.slot, *site.buffer, offset, extent, fragment.stride,
-               module_.piece(packed.piece).wire_dtype, packed.staging_offset);
+  // Equal loops have one number, so that the last one's is right for this.
+  if (loops.empty() || BytesOf(absl::MakeConstSpan(loops)) !=
+                           BytesOf(absl::MakeConstSpan(site.last_loops))) {
+    site.last_loops_begin = InternLoops(loops);
+    site.last_loops = loops;
+  }
+  return fb::Copy(site.slot, site.last_loops_begin,
+                  static_cast<uint16_t>(loops.size()), wire_dtype,
+                  /*reserved=*/0, /*reserved2=*/0,
+                  static_cast<uint64_t>(offset),
+                  static_cast<uint64_t>(packed.staging_offset));
 }
 
-const CopyLowering::Site* CopyLowering::FindContaining(RankBuffers& held,
-                                                       const Piece& piece,
-                                                       const Box& box) {
+CopyLowering::Site* CopyLowering::FindContaining(RankBuffers& held,
+                                                 const PieceFacts& piece,
+                                                 const Box& box) {
   const size_t param = IndexOf(piece.param);
-  const std::vector<Site>& sites = held.sites_by_param[param];
+  std::vector<Site>& sites = held.sites_by_param[param];
   size_t& last = held.last_packed_site[param];
   for (size_t tried = 0; tried < sites.size(); ++tried) {
     const int32_t wave = sites[last].buffer->wave;
@@ -132,38 +166,37 @@ const CopyLowering::Site* CopyLowering::FindContaining(RankBuffers& held,
 
 absl::StatusOr<uint32_t> CopyLowering::Pack(Rank source, int32_t contents) {
   const size_t held = buffers_of_rank_[IndexOf(source)];
-  const auto known = pack_lists_.find({held, contents});
-  if (known != pack_lists_.end()) return known->second;
+  uint32_t& number = pack_lists_.At(held, contents);
+  if (number != ListsOfContents::kNone) return number;
   list_.clear();
   for (const Packed& packed : module_.contents[static_cast<size_t>(contents)]) {
-    const Piece& piece = module_.piece(packed.piece);
-    const Site* site = FindContaining(rank_buffers_[held], piece, packed.box);
+    const PieceFacts& piece = pieces_[IndexOf(packed.piece)];
+    Site* const site = FindContaining(rank_buffers_[held], piece, packed.box);
     if (site == nullptr) {
       return absl::InternalError(
           absl::StrCat("rank ", IndexOf(source), " does not hold the part of ",
                        module_.param(piece.param).name, " that it is to send"));
     }
-    list_.push_back(LowerPacked(*site, packed));
+    list_.push_back(LowerPacked(*site, packed, piece.wire_dtype));
   }
-  return pack_lists_[{held, contents}] = InternList(list_);
+  return number = InternList(list_);
 }
 
-const std::vector<CopyLowering::Site>* CopyLowering::FindWritten(
-    const RankBuffers& held, const Piece& piece) const {
-  const auto sites =
-      held.sites_by_box.find({piece.param, piece.destination_box});
+std::vector<CopyLowering::Site>* CopyLowering::FindWritten(
+    RankBuffers& held, const PieceFacts& piece) {
+  const auto sites = held.sites_by_box.find(piece.box);
   return sites == held.sites_by_box.end() ? nullptr : &sites->second;
 }
 
 absl::StatusOr<uint32_t> CopyLowering::Relay(Rank relay, int32_t contents) {
   const size_t held = buffers_of_rank_[IndexOf(relay)];
-  const auto known = relay_lists_.find({held, contents});
-  if (known != relay_lists_.end()) return known->second;
+  uint32_t& number = relay_lists_.At(held, contents);
+  if (number != ListsOfContents::kNone) return number;
   list_.clear();
   for (const Packed& packed : module_.contents[static_cast<size_t>(contents)]) {
-    const Piece& piece = module_.piece(packed.piece);
-    const std::vector<Site>* sites = FindWritten(rank_buffers_[held], piece);
-    const Site* uncast = nullptr;
+    const PieceFacts& piece = pieces_[IndexOf(packed.piece)];
+    std::vector<Site>* const sites = FindWritten(rank_buffers_[held], piece);
+    Site* uncast = nullptr;
     for (size_t i = 0; sites != nullptr && i < sites->size(); ++i) {
       if ((*sites)[i].buffer->dtype == piece.wire_dtype) uncast = &(*sites)[i];
     }
@@ -172,30 +205,30 @@ absl::StatusOr<uint32_t> CopyLowering::Relay(Rank relay, int32_t contents) {
           "rank ", IndexOf(relay), " does not receive the part of ",
           module_.param(piece.param).name, " that it is to relay"));
     }
-    list_.push_back(LowerPacked(*uncast, packed));
+    list_.push_back(LowerPacked(*uncast, packed, piece.wire_dtype));
   }
-  return relay_lists_[{held, contents}] = InternList(list_);
+  return number = InternList(list_);
 }
 
 absl::StatusOr<uint32_t> CopyLowering::Unpack(Rank destination,
                                               int32_t contents) {
   const size_t held = buffers_of_rank_[IndexOf(destination)];
-  const auto known = unpack_lists_.find({held, contents});
-  if (known != unpack_lists_.end()) return known->second;
+  uint32_t& number = unpack_lists_.At(held, contents);
+  if (number != ListsOfContents::kNone) return number;
   list_.clear();
   for (const Packed& packed : module_.contents[static_cast<size_t>(contents)]) {
-    const Piece& piece = module_.piece(packed.piece);
-    const std::vector<Site>* sites = FindWritten(rank_buffers_[held], piece);
+    const PieceFacts& piece = pieces_[IndexOf(packed.piece)];
+    std::vector<Site>* const sites = FindWritten(rank_buffers_[held], piece);
     if (sites == nullptr) {
       return absl::InternalError(absl::StrCat(
           "rank ", IndexOf(destination), " does not hold the part of ",
           module_.param(piece.param).name, " that it is to receive"));
     }
-    for (const Site& site : *sites) {
-      list_.push_back(LowerPacked(site, packed));
+    for (Site& site : *sites) {
+      list_.push_back(LowerPacked(site, packed, piece.wire_dtype));
     }
   }
-  return unpack_lists_[{held, contents}] = InternList(list_);
+  return number = InternList(list_);
 }
 
 uint32_t CopyLowering::Fill(Rank rank) {
@@ -205,9 +238,16 @@ uint32_t CopyLowering::Fill(Rank rank) {
     const Buffer& buffer = module_.buffers[held.buffers[slot]];
     for (const Region& region : buffer.regions) {
       if (region.kind != fb::RegionKind::kFill) continue;
-      copies.push_back(Lower(static_cast<uint32_t>(slot), buffer, region.offset,
-                             region.extent, region.stride, buffer.dtype,
-                             /*staging_offset=*/0));
+      Loops loops;
+      for (size_t dim = 0; dim < region.extent.size(); ++dim) {
+        AddLoop(region.extent[dim], region.stride[dim],
+                static_cast<uint64_t>(Product(buffer.shape)), loops);
+      }
+      copies.emplace_back(static_cast<uint32_t>(slot), InternLoops(loops),
+                          static_cast<uint16_t>(loops.size()), buffer.dtype,
+                          /*reserved=*/0, /*reserved2=*/0,
+                          static_cast<uint64_t>(region.offset),
+                          /*staging_offset=*/0);
     }
   }
   return InternList(copies);

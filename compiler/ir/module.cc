@@ -147,26 +147,6 @@ Mechanism Module::MechanismOf(Route route) const {
   return route == Route::kNetwork ? Mechanism::kStaged : limits.mapped;
 }
 
-Route Module::RouteBetween(Rank source_rank, Rank destination_rank) const {
-  if (topology.colocated && !IsRelay(source_rank) &&
-      IndexOf(destination_rank) == IndexOf(source_rank) + source.ranks.size()) {
-    return Route::kLocal;
-  }
-  return topology.host[IndexOf(source_rank)] ==
-                 topology.host[IndexOf(destination_rank)]
-             ? Route::kPeer
-             : Route::kNetwork;
-}
-
-Route Module::LinkBetween(Rank source_rank, Rank destination_rank) const {
-  const Route route = RouteBetween(source_rank, destination_rank);
-  if (route != Route::kNetwork || !topology.fabric.has_value()) return route;
-  return topology.DomainOf(topology.host[IndexOf(source_rank)]) ==
-                 topology.DomainOf(topology.host[IndexOf(destination_rank)])
-             ? Route::kPeer
-             : Route::kNetwork;
-}
-
 int64_t Module::WireBytes(const Piece& piece) const {
   return piece.box.Volume() * DTypeBytes(piece.wire_dtype);
 }

@@ -500,9 +500,26 @@ struct Module {
     return IndexOf(sender) >= source.ranks.size();
   }
   // How bytes between these two ranks travel.
-  Route RouteBetween(Rank source_rank, Rank destination_rank) const;
+  Route RouteBetween(Rank source_rank, Rank destination_rank) const {
+    if (topology.colocated && !IsRelay(source_rank) &&
+        IndexOf(destination_rank) ==
+            IndexOf(source_rank) + source.ranks.size()) {
+      return Route::kLocal;
+    }
+    return topology.host[IndexOf(source_rank)] ==
+                   topology.host[IndexOf(destination_rank)]
+               ? Route::kPeer
+               : Route::kNetwork;
+  }
   // Which links they take: kPeer also between hosts of one NVLink domain.
-  Route LinkBetween(Rank source_rank, Rank destination_rank) const;
+  Route LinkBetween(Rank source_rank, Rank destination_rank) const {
+    const Route route = RouteBetween(source_rank, destination_rank);
+    if (route != Route::kNetwork || !topology.fabric.has_value()) return route;
+    return topology.DomainOf(topology.host[IndexOf(source_rank)]) ==
+                   topology.DomainOf(topology.host[IndexOf(destination_rank)])
+               ? Route::kPeer
+               : Route::kNetwork;
+  }
   Mechanism MechanismOf(Route route) const;
   // What a round of the route costs before its bytes.
   double RoundSeconds(Route route) const;

@@ -54,25 +54,42 @@ double DealtSeconds(const Module& module, const RankLoad& load) {
 // What the rounds of each wave take: a round as long as its slowest rank.
 std::vector<double> TransferSeconds(const Module& module) {
   const size_t world = static_cast<size_t>(module.world_size());
-  std::vector<const Message*> messages;
-  for (const Message& message : module.messages) messages.push_back(&message);
-  CountingSort(messages, module.rounds.size(), [](const Message* message) {
-    return static_cast<size_t>(message->round);
+  // What counts of messages, close together: they are many.
+  struct OfRound {
+    int32_t round = 0;
+    Rank source{};
+    Rank destination{};
+    int32_t wave = 0;
+    bool is_held = false;
+    int64_t bytes = 0;
+  };
+  std::vector<OfRound> messages;
+  messages.reserve(module.messages.size());
+  for (const Message& message : module.messages) {
+    messages.push_back({.round = message.round,
+                        .source = message.source,
+                        .destination = message.destination,
+                        .wave = message.wave,
+                        .is_held = message.is_held,
+                        .bytes = BytesOnRoute(module, message)});
+  }
+  CountingSort(messages, module.rounds.size(), [](const OfRound& message) {
+    return static_cast<size_t>(message.round);
   });
   std::vector<RankLoad> loads(world);
   std::vector<RankLoad> dealt(world);  // beside them, on links of their own
   std::vector<double> seconds(static_cast<size_t>(module.waves), 0);
   for (size_t begin = 0; begin < messages.size();) {
-    const int32_t round = messages[begin]->round;
+    const int32_t round = messages[begin].round;
     size_t end = begin;
     int64_t busiest = 0;
     double dealt_seconds = 0;
-    for (; end < messages.size() && messages[end]->round == round; ++end) {
-      const int64_t bytes = BytesOnRoute(module, *messages[end]);
-      const bool is_held = messages[end]->is_held;
+    for (; end < messages.size() && messages[end].round == round; ++end) {
+      const int64_t bytes = messages[end].bytes;
+      const bool is_held = messages[end].is_held;
       std::vector<RankLoad>& of_links = is_held ? dealt : loads;
-      RankLoad& source = of_links[IndexOf(messages[end]->source)];
-      RankLoad& destination = of_links[IndexOf(messages[end]->destination)];
+      RankLoad& source = of_links[IndexOf(messages[end].source)];
+      RankLoad& destination = of_links[IndexOf(messages[end].destination)];
       source.sent_bytes += bytes;
       destination.received_bytes += bytes;
       if (!is_held) {
@@ -86,13 +103,13 @@ std::vector<double> TransferSeconds(const Module& module) {
       }
     }
     for (size_t i = begin; i < end; ++i) {
-      for (const Rank rank : {messages[i]->source, messages[i]->destination}) {
+      for (const Rank rank : {messages[i].source, messages[i].destination}) {
         loads[IndexOf(rank)] = {};
         dealt[IndexOf(rank)] = {};
       }
     }
     const Route route = module.rounds[static_cast<size_t>(round)].route;
-    seconds[static_cast<size_t>(messages[begin]->wave)] +=
+    seconds[static_cast<size_t>(messages[begin].wave)] +=
         module.RoundSeconds(route) +
         std::max(static_cast<double>(busiest) /
                      module.topology.BytesPerSecond(route),

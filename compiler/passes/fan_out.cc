@@ -97,6 +97,50 @@ struct Groups {
   std::deque<std::vector<Rank>> senders;
 };
 
+// The sources of a piece, by host.
+class SourcesByHost {
+ public:
+  // `sources` must outlive what OfHost returns, and so must `sorted`.
+  void Set(const Topology& topology, absl::Span<const Rank> sources,
+           std::deque<std::vector<Rank>>& sorted) {
+    const auto host_of = [&](Rank rank) {
+      return topology.host[IndexOf(rank)];
+    };
+    const auto by_host = [&](Rank a, Rank b) {
+      return host_of(a) < host_of(b);
+    };
+    if (!std::is_sorted(sources.begin(), sources.end(), by_host)) {
+      std::vector<Rank>& copy =
+          sorted.emplace_back(sources.begin(), sources.end());
+      std::stable_sort(copy.begin(), copy.end(), by_host);
+      sources = copy;
+    }
+    hosts_.clear();
+    for (size_t begin = 0; begin < sources.size();) {
+      const int32_t host = host_of(sources[begin]);
+      size_t end = begin;
+      while (end < sources.size() && host_of(sources[end]) == host) ++end;
+      hosts_.emplace_back(host, sources.subspan(begin, end - begin));
+      begin = end;
+    }
+  }
+
+  // Empty: the host has none.
+  absl::Span<const Rank> OfHost(int32_t host) const {
+    const auto found =
+        std::lower_bound(hosts_.begin(), hosts_.end(), host,
+                         [](const auto& of_host, int32_t number) {
+                           return of_host.first < number;
+                         });
+    return found == hosts_.end() || found->first != host
+               ? absl::Span<const Rank>()
+               : found->second;
+  }
+
+ private:
+  std::vector<std::pair<int32_t, absl::Span<const Rank>>> hosts_;
+};
+
 // The group of `host` among those of the last piece, which begin at `begin`.
 Group& GroupOf(int32_t host, size_t begin, std::vector<Group>& groups) {
   // Ranks ascend, and so do their hosts as a rule.
@@ -112,22 +156,10 @@ Group& GroupOf(int32_t host, size_t begin, std::vector<Group>& groups) {
 
 Groups ListGroups(const Module& module) {
   Groups groups;
-  // Pieces in a row are often held by the same sources.
-  const std::vector<Rank>* sources = nullptr;
-  std::map<int32_t, absl::Span<const Rank>> sources_by_host;
+  SourcesByHost sources_by_host;
   for (size_t i = 0; i < module.pieces.size(); ++i) {
     const Piece& piece = module.pieces[i];
-    if (sources == nullptr || *sources != piece.sources) {
-      std::map<int32_t, std::vector<Rank>> by_host;
-      for (Rank source : piece.sources) {
-        by_host[module.topology.host[IndexOf(source)]].push_back(source);
-      }
-      sources_by_host.clear();
-      for (auto& [host, of_host] : by_host) {
-        sources_by_host[host] = groups.senders.emplace_back(std::move(of_host));
-      }
-    }
-    sources = &piece.sources;
+    sources_by_host.Set(module.topology, piece.sources, groups.senders);
     const size_t begin = groups.all.size();
     for (Rank destination : piece.destinations) {
       if (HasLocalSource(module, piece, destination)) continue;
@@ -135,13 +167,13 @@ Groups ListGroups(const Module& module) {
           .members.push_back(destination);
     }
     for (Group& group : absl::MakeSpan(groups.all).subspan(begin)) {
-      const auto neighbours = sources_by_host.find(group.host);
-      const bool peer = neighbours != sources_by_host.end();
+      const absl::Span<const Rank> neighbours =
+          sources_by_host.OfHost(group.host);
+      const bool peer = !neighbours.empty();
       group.piece = i;
       group.bytes = module.WireBytes(piece);
       group.route = peer ? Route::kPeer : Route::kNetwork;
-      group.senders =
-          peer ? neighbours->second : absl::Span<const Rank>(piece.sources);
+      group.senders = peer ? neighbours : absl::Span<const Rank>(piece.sources);
       group.casts = piece.wire_dtype != piece.destination_dtype;
     }
   }
@@ -191,21 +223,33 @@ using BroadcastsByReceivers =
 
 BroadcastsByReceivers ListBroadcasts(absl::Span<const Group> groups) {
   BroadcastsByReceivers broadcasts;
+  // Pieces in a row are often wanted by the same.
+  auto last = broadcasts.end();
   int64_t total = 0;
+  Broadcast broadcast;
   for (size_t begin = 0; begin < groups.size();) {
-    Broadcast broadcast;
-    std::vector<Members> receivers;
+    broadcast.clear();
     const size_t piece = groups[begin].piece;
     for (; begin < groups.size() && groups[begin].piece == piece; ++begin) {
       const Group& group = groups[begin];
       if (group.route != Route::kNetwork || group.casts) continue;
       if (!group.relays && group.members.size() > 1) continue;
       broadcast.push_back(&group);
-      receivers.push_back(group.members);
     }
     if (broadcast.size() < 2) continue;
     total += broadcast.front()->bytes;
-    broadcasts[receivers].push_back(std::move(broadcast));
+    const auto wants = [](const Group* group, const Members& members) {
+      return group->members == members;
+    };
+    if (last == broadcasts.end() ||
+        !std::equal(broadcast.begin(), broadcast.end(), last->first.begin(),
+                    last->first.end(), wants)) {
+      std::vector<Members> receivers;
+      receivers.reserve(broadcast.size());
+      for (const Group* group : broadcast) receivers.push_back(group->members);
+      last = broadcasts.try_emplace(std::move(receivers)).first;
+    }
+    last->second.push_back(broadcast);
   }
   std::erase_if(broadcasts, [&](const auto& of_receivers) {
     int64_t bytes = 0;
@@ -487,7 +531,12 @@ struct PieceReceivers {
 class Distributor {
  public:
   explicit Distributor(Module& module)
-      : module_(module), pieces_of_(module.pieces.size()) {}
+      : module_(module),
+        pieces_of_(module.pieces.size()),
+        load_of_wave_(static_cast<size_t>(module.waves)),
+        load_(static_cast<size_t>(module.world_size()), 0) {
+    for (BytesOfRanks& loads : load_of_wave_) loads.resize(load_.size(), 0);
+  }
 
   // The receivers leave the destinations of the pieces. With `feeds_tiny` they
   // stay in those of the smallest ones, which nobody passes on.
@@ -508,17 +557,20 @@ class Distributor {
 
   Module& module_;
   std::vector<std::vector<Piece>> pieces_of_;  // by the piece that was cut
-  // Bytes that a path's first receiver relays: in each wave, and in all.
-  std::map<std::pair<int32_t, Rank>, int64_t> load_of_wave_;
-  std::map<Rank, int64_t> load_;
+  // Bytes that a path's first receiver relays, by rank: in each wave, and in
+  // all.
+  using BytesOfRanks = std::vector<int64_t>;
+  std::vector<BytesOfRanks> load_of_wave_;
+  BytesOfRanks load_;
 };
 
 const RelayPath& Distributor::LeastLoaded(size_t piece,
                                           const std::vector<RelayPath>& paths) {
-  const int32_t wave = module_.pieces[piece].wave;
+  const BytesOfRanks& of_wave =
+      load_of_wave_[static_cast<size_t>(module_.pieces[piece].wave)];
   const auto load_of = [&](const RelayPath& path) {
-    return std::pair(load_of_wave_[{wave, path.receiver}],
-                     load_[path.receiver]);
+    return std::pair(of_wave[IndexOf(path.receiver)],
+                     load_[IndexOf(path.receiver)]);
   };
   return *std::min_element(paths.begin(), paths.end(),
                            [&](const RelayPath& a, const RelayPath& b) {
@@ -531,13 +583,14 @@ void Distributor::Give(size_t piece, const Box& box, const RelayPath& path) {
   given.box = box;
   given.destinations = {path.receiver};
   given.relays = path.relays;
-  for (const Relay& relay : path.relays) {
-    if (relay.sender == path.receiver) {
-      const int64_t bytes = module_.WireBytes(given);
-      load_of_wave_[{given.wave, path.receiver}] += bytes;
-      load_[path.receiver] += bytes;
-    }
-  }
+  const auto relayed = std::count_if(path.relays.begin(), path.relays.end(),
+                                     [&](const Relay& relay) {
+                                       return relay.sender == path.receiver;
+                                     }) *
+                       module_.WireBytes(given);
+  load_of_wave_[static_cast<size_t>(given.wave)][IndexOf(path.receiver)] +=
+      relayed;
+  load_[IndexOf(path.receiver)] += relayed;
 }
 
 void Distributor::RemoveReceivers(const PieceReceivers& wanted) {
@@ -556,12 +609,18 @@ void Distributor::HandOut(absl::Span<const PieceReceivers> together,
   int64_t total = 0;
   for (const PieceReceivers& wanted : together) total += wanted.bytes;
   const int64_t tiny = feeds_tiny ? std::min(total / kFedPieces, kFedBytes) : 0;
+  // Those of the last receivers, which the next piece often has too.
+  const std::vector<Members>* hosts = nullptr;
+  std::vector<RelayPath> paths;
   // The small ones level what the large ones leave uneven.
   for (const bool whole : {false, true}) {
     for (const PieceReceivers& wanted : together) {
       if ((wanted.bytes < total / kWholePieces) != whole) continue;
       if (wanted.bytes < tiny) continue;
-      const std::vector<RelayPath> paths = PathsOf(wanted.hosts);
+      if (hosts == nullptr || *hosts != wanted.hosts) {
+        hosts = &wanted.hosts;
+        paths = PathsOf(*hosts);
+      }
       const int64_t count = whole ? 1 : static_cast<int64_t>(paths.size());
       for (const Box& box : Stripes(module_.pieces[wanted.piece].box, count)) {
         Give(wanted.piece, box, LeastLoaded(wanted.piece, paths));

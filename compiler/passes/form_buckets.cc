@@ -6,8 +6,8 @@
 #include <map>
 #include <utility>
 
-#include "absl/container/btree_map.h"
 #include "absl/container/node_hash_map.h"
+#include "absl/hash/hash.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
 #include "compiler/passes/passes.h"
@@ -29,7 +29,9 @@ struct Bucket {
 // Fills buckets with the boxes of one pair of ranks, in order.
 class Packer {
  public:
-  explicit Packer(int64_t bucket_bytes) : bucket_bytes_(bucket_bytes) {}
+  // `pieces`: how many will come.
+  Packer(int64_t bucket_bytes, size_t pieces)
+      : bucket_bytes_(bucket_bytes), pieces_(pieces) {}
 
   void Add(PieceId piece, const Box& box, int64_t element_bytes);
   std::vector<Bucket> Take() { return std::move(buckets_); }
@@ -42,13 +44,19 @@ class Packer {
                : bucket_bytes_ - AlignStaging(buckets_.back().size_bytes);
   }
 
+  static constexpr size_t kMostReserved = 4;
+
   int64_t bucket_bytes_;
+  size_t pieces_;
   std::vector<Bucket> buckets_;
 };
 
 void Packer::Place(PieceId piece, const Box& box, int64_t bytes) {
   if (buckets_.empty() || bytes > Free()) buckets_.emplace_back();
   Bucket& bucket = buckets_.back();
+  if (bucket.contents.empty()) {
+    bucket.contents.reserve(std::min(pieces_, kMostReserved));
+  }
   const int64_t offset = AlignStaging(bucket.size_bytes);
   bucket.contents.push_back(
       {.piece = piece, .box = box, .staging_offset = offset});
@@ -56,6 +64,12 @@ void Packer::Place(PieceId piece, const Box& box, int64_t bytes) {
 }
 
 void Packer::Add(PieceId piece, const Box& box, int64_t element_bytes) {
+  // Most boxes are not cut.
+  if (const int64_t bytes = box.Volume() * element_bytes;
+      bytes > 0 && bytes <= Free()) {
+    Place(piece, box, bytes);
+    return;
+  }
   const int64_t waste_max = bucket_bytes_ / kWasteDivisor;
   Box rest = box;
   while (!rest.Empty()) {
@@ -91,6 +105,23 @@ void Packer::Add(PieceId piece, const Box& box, int64_t element_bytes) {
 struct PackedPieces {
   std::vector<int32_t> contents;  // into Module::contents
   std::vector<int64_t> size_bytes;
+};
+
+// Pieces, and the size of buckets. A view finds what its key names, without a
+// copy of the pieces.
+using PackKey = std::pair<int64_t, std::vector<PieceId>>;
+using PackKeyView = std::pair<int64_t, absl::Span<const PieceId>>;
+struct PackKeyHash {
+  using is_transparent = void;
+  size_t operator()(const PackKeyView& key) const {
+    return absl::Hash<PackKeyView>()(key);
+  }
+};
+struct PackKeyEqual {
+  using is_transparent = void;
+  bool operator()(const PackKeyView& a, const PackKeyView& b) const {
+    return a == b;
+  }
 };
 
 // What is stored directly fills no bucket.
@@ -157,6 +188,7 @@ class MessageBuilder {
  public:
   MessageBuilder(const PassOptions& options, Module& module)
       : options_(options), module_(module) {
+    feeds_.resize(static_cast<size_t>(module.world_size()));
     for (const Piece& piece : module.pieces) {
       staged_bytes_.push_back(AlignStaging(module.WireBytes(piece)));
     }
@@ -175,13 +207,10 @@ class MessageBuilder {
                       int64_t& busiest_bytes) const;
   const PackedPieces& Pack(const std::vector<PieceId>& pieces,
                            int64_t bucket_bytes);
-  // The messages that bring each rank what a stream moves.
-  using Feeds = absl::btree_map<Rank, MessageRange>;
   void Send(Rank source, Rank destination, const PackedPieces& packed,
-            const Message& like, Feeds& feeds);
-  // The same for a relay of what `feeds` brings its sender.
-  void SendOn(const Relay& relay, const PackedPieces& packed, Message like,
-              Feeds& feeds);
+            const Message& like);
+  // The same for a relay of what `feeds_` brings its sender.
+  void SendOn(const Relay& relay, const PackedPieces& packed, Message like);
   // Whether staged rounds pass on what the stream brings: their messages have
   // the contents of its own.
   bool IsRelayedInStages(const Stream& stream) const;
@@ -215,8 +244,11 @@ class MessageBuilder {
   std::vector<std::vector<DealtStream>> dealt_;  // by wave
   int64_t network_bucket_bytes_ = 0;
   int64_t dealt_bucket_bytes_ = 0;
-  absl::node_hash_map<std::pair<int64_t, std::vector<PieceId>>, PackedPieces>
-      packed_;  // by size and pieces
+  // By size and pieces.
+  absl::node_hash_map<PackKey, PackedPieces, PackKeyHash, PackKeyEqual> packed_;
+  // By rank: the messages that bring it what the stream at hand moves. Those of
+  // other ranks are of earlier streams.
+  std::vector<MessageRange> feeds_;
 };
 
 int64_t MessageBuilder::BytesOf(const std::vector<PieceId>& pieces) const {
@@ -227,11 +259,10 @@ int64_t MessageBuilder::BytesOf(const std::vector<PieceId>& pieces) const {
 
 const PackedPieces& MessageBuilder::Pack(const std::vector<PieceId>& pieces,
                                          int64_t bucket_bytes) {
-  const auto [it, is_new] =
-      packed_.try_emplace({bucket_bytes, pieces}, PackedPieces());
-  PackedPieces& packed = it->second;
-  if (!is_new) return packed;
-  Packer packer(bucket_bytes);
+  const auto known = packed_.find(PackKeyView(bucket_bytes, pieces));
+  if (known != packed_.end()) return known->second;
+  PackedPieces& packed = packed_[PackKey(bucket_bytes, pieces)];
+  Packer packer(bucket_bytes, pieces.size());
   for (PieceId id : pieces) {
     const Piece& piece = module_.piece(id);
     packer.Add(id, piece.box, DTypeBytes(piece.wire_dtype));
@@ -246,15 +277,17 @@ const PackedPieces& MessageBuilder::Pack(const std::vector<PieceId>& pieces,
 
 // One message per bucket, in successive rounds from that of `like` on.
 void MessageBuilder::Send(Rank source, Rank destination,
-                          const PackedPieces& packed, const Message& like,
-                          Feeds& feeds) {
-  feeds[destination] = {module_.messages.size(), packed.contents.size()};
+                          const PackedPieces& packed, const Message& like) {
+  feeds_[IndexOf(destination)] = {module_.messages.size(),
+                                  packed.contents.size()};
+  const Route route = module_.RouteBetween(source, destination);
+  const Mechanism mechanism = module_.MechanismOf(route);
   for (size_t i = 0; i < packed.contents.size(); ++i) {
     Message& message = module_.messages.emplace_back(like);
     message.source = source;
     message.destination = destination;
-    message.route = module_.RouteBetween(source, destination);
-    message.mechanism = module_.MechanismOf(message.route);
+    message.route = route;
+    message.mechanism = mechanism;
     message.contents = packed.contents[i];
     message.size_bytes = packed.size_bytes[i];
     if (message.mechanism == Mechanism::kDirect) {
@@ -266,10 +299,10 @@ void MessageBuilder::Send(Rank source, Rank destination,
 // A relay in the buckets that its sender received passes on one for one;
 // larger ones hold all that came.
 void MessageBuilder::SendOn(const Relay& relay, const PackedPieces& packed,
-                            Message like, Feeds& feeds) {
-  const MessageRange fed_by = feeds.at(relay.sender);
+                            Message like) {
+  const MessageRange fed_by = feeds_[IndexOf(relay.sender)];
   const size_t begin = module_.messages.size();
-  Send(relay.sender, relay.receiver, packed, like, feeds);
+  Send(relay.sender, relay.receiver, packed, like);
   const bool one_for_one = packed.contents.size() == fed_by.count;
   for (size_t i = 0; i < packed.contents.size(); ++i) {
     module_.messages[begin + i].fed_by =
@@ -352,16 +385,13 @@ void MessageBuilder::BuildDirect(int32_t wave,
                      bytes >= busiest_bytes / kUncutPart;
     const PackedPieces& packed =
         Pack(stream.pieces, cut ? EvenBytes(bytes, chunks) : kNoLimit);
-    Feeds feeds;
-    Send(stream.source, stream.receiver, packed, {.wave = wave, .fed_by = {}},
-         feeds);
+    Send(stream.source, stream.receiver, packed, {.wave = wave, .fed_by = {}});
     for (const Relay& relay : stream.relays) {
       SendOn(relay, packed,
              {.wave = wave,
               .pipeline_round = 1,
               .fed_by = {},
-              .relayed_from = Route::kPeer},
-             feeds);
+              .relayed_from = Route::kPeer});
     }
   }
 }
@@ -461,11 +491,13 @@ void MessageBuilder::BuildStaged(int32_t wave,
       RelayedBucketBytes(streams, Route::kPeer, module_.limits);
   const int64_t network_bytes =
       RelayedBucketBytes(streams, Route::kNetwork, module_.limits);
+  std::vector<PieceId> pieces;  // of a pair, that share its buckets
+  std::vector<size_t> relays;   // of these pieces, in Module::messages
   for (size_t begin = 0; begin < streams.size();) {
     const Rank source = streams[begin].source;
     const Rank receiver = streams[begin].receiver;
-    std::vector<PieceId> pieces;  // share the pair's buckets
-    std::vector<size_t> relays;   // of these pieces, in Module::messages
+    pieces.clear();
+    relays.clear();
     for (; begin < streams.size() && streams[begin].source == source &&
            streams[begin].receiver == receiver;
          ++begin) {
@@ -473,37 +505,35 @@ void MessageBuilder::BuildStaged(int32_t wave,
       const Message relayed = {
           .wave = wave, .fed_by = {}, .relayed_from = stream.route};
       const bool in_stages = IsRelayedInStages(stream);
-      Feeds feeds;
       if (!in_stages) {
-        feeds[receiver] = {};  // not formed yet
+        feeds_[IndexOf(receiver)] = {};  // not formed yet
         pieces.insert(pieces.end(), stream.pieces.begin(), stream.pieces.end());
       } else {
         const PackedPieces& packed = PackEvenly(
             stream.pieces,
             stream.route == Route::kPeer ? peer_bytes : network_bytes);
-        Send(source, receiver, packed, {.wave = wave, .fed_by = {}}, feeds);
+        Send(source, receiver, packed, {.wave = wave, .fed_by = {}});
         for (const Relay& relay : stream.relays) {
           if (!module_.IsStaged(relay)) continue;
-          SendOn(relay, packed, relayed, feeds);
+          SendOn(relay, packed, relayed);
         }
       }
       for (const Relay& relay : stream.relays) {
         if (module_.IsStaged(relay)) continue;
         if (!in_stages) relays.push_back(module_.messages.size());
-        SendOn(relay, Pack(stream.pieces, kNoLimit), relayed, feeds);
+        SendOn(relay, Pack(stream.pieces, kNoLimit), relayed);
       }
     }
     if (pieces.empty()) continue;
     std::sort(pieces.begin(), pieces.end());
-    Feeds feeds;
     const bool network =
         module_.RouteBetween(source, receiver) == Route::kNetwork;
     Send(source, receiver,
          PackEvenly(pieces, network ? network_bucket_bytes_
                                     : module_.limits.bucket_bytes),
-         {.wave = wave, .fed_by = {}}, feeds);
+         {.wave = wave, .fed_by = {}});
     for (const size_t relay : relays) {
-      module_.messages[relay].fed_by = feeds.at(receiver);
+      module_.messages[relay].fed_by = feeds_[IndexOf(receiver)];
     }
   }
 }
@@ -595,6 +625,9 @@ void MessageBuilder::CheckCount(const std::vector<WaveStreams>& waves) const {
 void MessageBuilder::Build() {
   std::vector<WaveStreams> streams(static_cast<size_t>(module_.waves));
   const std::vector<Transfer>& transfers = module_.transfers;
+  // Of a pair of ranks: its pieces, ascending.
+  using RelaysOfWave = std::pair<int32_t, absl::Span<const Relay>>;
+  std::vector<std::pair<RelaysOfWave, std::vector<PieceId>>> by_relays;
   for (size_t begin = 0; begin < transfers.size();) {
     const Rank source = transfers[begin].source;
     const Rank receiver = transfers[begin].destination;
@@ -602,20 +635,28 @@ void MessageBuilder::Build() {
       ++begin;
       continue;
     }
-    std::map<std::pair<int32_t, absl::Span<const Relay>>, std::vector<PieceId>>
-        by_relays;  // and by wave
-    auto last = by_relays.end();
+    by_relays.clear();
+    size_t last = 0;  // in by_relays
     for (; begin < transfers.size() && transfers[begin].source == source &&
            transfers[begin].destination == receiver;
          ++begin) {
       const PieceId id = transfers[begin].piece;
       const Piece& piece = module_.piece(id);
       // As a rule all of a pair are alike.
-      if (last == by_relays.end() || last->first.first != piece.wave ||
-          last->first.second != piece.relays) {
-        last = by_relays.try_emplace({piece.wave, piece.relays}).first;
+      if (by_relays.empty() || by_relays[last].first.first != piece.wave ||
+          by_relays[last].first.second != piece.relays) {
+        const RelaysOfWave key(piece.wave, piece.relays);
+        const auto place = std::lower_bound(
+            by_relays.begin(), by_relays.end(), key,
+            [](const auto& a, const RelaysOfWave& b) { return a.first < b; });
+        last = static_cast<size_t>(place - by_relays.begin());
+        if (place == by_relays.end() || place->first != key) {
+          // As many as the smallest allocation has room for.
+          constexpr size_t kFirst = 24 / sizeof(PieceId);
+          by_relays.insert(place, {key, {}})->second.reserve(kFirst);
+        }
       }
-      last->second.push_back(id);
+      by_relays[last].second.push_back(id);
     }
     const Route route = module_.RouteBetween(source, receiver);
     const Mechanism mechanism = module_.MechanismOf(route);

@@ -177,10 +177,17 @@ void Scheduler::Place(Message& message, int32_t not_before) {
   int32_t round =
       std::max({not_before, FirstOpen(message.source, kSends, bytes),
                 FirstOpen(message.destination, kReceives, bytes)});
-  while (!Fits(At(message.source, round), kSends, bytes) ||
-         !Fits(At(message.destination, round), kReceives, bytes)) {
-    ++round;
-  }
+  // No round that a rank does not have yet is full.
+  const std::vector<RankRound>& sends = ranks_[IndexOf(message.source)].rounds;
+  const std::vector<RankRound>& receives =
+      ranks_[IndexOf(message.destination)].rounds;
+  const auto fits = [&](const std::vector<RankRound>& rounds,
+                        Direction direction) {
+    const auto index = static_cast<size_t>(round);
+    return index < rounds.size() ? Fits(rounds[index], direction, bytes)
+                                 : Fits(RankRound(), direction, bytes);
+  };
+  while (!fits(sends, kSends) || !fits(receives, kReceives)) ++round;
   PlaceAt(message, round);
 }
 
