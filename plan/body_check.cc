@@ -24,6 +24,15 @@
 namespace refit {
 namespace {
 
+// Of 64 bits it takes several times as long as of 32, where any is needed.
+uint64_t Divide(uint64_t a, uint64_t b) {
+  if (a < b) return 0;
+  if ((a | b) >> 32 == 0) {
+    return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+  }
+  return a / b;
+}
+
 class BodyChecker {
  public:
   BodyChecker(const fb::Body& body, size_t body_bytes)
@@ -56,18 +65,29 @@ class BodyChecker {
     uint64_t source_shift = 0;
     uint64_t destination_shift = 0;
     uint64_t staging_bytes = 0;
-  };
-  absl::Status CheckMessage(const Ends& ends, const fb::Message& message);
-  absl::Status CheckRelays(const fb::RankProgram& program, bool of_source);
-  // Counts the message among its round's operations. CheckMessage has passed.
-  absl::Status CountOperation(uint32_t rank, const fb::Message& message);
-  // The number of the sizes of the program's buffers, which were checked.
-  uint32_t SizesOf(const fb::RankProgram& program);
-  absl::Status CheckCopies(const fb::RankProgram& program, uint32_t sizes,
-                           uint32_t list, uint64_t size_bytes, bool fills);
-  absl::Status CheckCopy(const fb::RankProgram& program, const fb::Copy& copy,
-                         uint64_t size_bytes, bool fills);
 
+    uint64_t PeerOf(const fb::Message& message, uint32_t source_ranks) const {
+      return message.peer() +
+             (message.peer() < source_ranks ? source_shift : destination_shift);
+    }
+  };
+  // What is wrong with a message. Messages are many, so words come later.
+  enum class Fault : uint8_t {
+    kNone,
+    kRound,
+    kPeer,
+    kShiftedPeer,
+    kSelf,
+    kCopies,
+    kKind,
+    kReserved,
+    kDirectStaging,
+    kStaging,
+  };
+  Fault FaultOf(const Ends& ends, const fb::Message& message) const;
+  absl::Status Tell(Fault fault, const Ends& ends,
+                    const fb::Message& message) const;
+  absl::Status CheckRelays(const fb::RankProgram& program, bool of_source);
   // A copy list that was checked against buffers of some sizes, for a message
   // of `size_bytes`: any larger message is right as well. Ranks share lists,
   // and most have buffers of the same sizes.
@@ -76,6 +96,21 @@ class BodyChecker {
     uint64_t size_bytes = 0;
   };
   static constexpr uint32_t kNoSizes = std::numeric_limits<uint32_t>::max();
+
+  // Counts the message, which has no fault, among its round's operations;
+  // whether NCCL bears so many.
+  bool CountOperation(uint32_t rank, const fb::Message& message);
+  // Whether the copies of the message were checked against buffers of `sizes`.
+  bool IsChecked(const fb::Message& message, uint32_t sizes) const {
+    const CheckedList& checked = checked_[message.copies()];
+    return checked.sizes == sizes && checked.size_bytes <= message.size_bytes();
+  }
+  // The number of the sizes of the program's buffers, which were checked.
+  uint32_t SizesOf(const fb::RankProgram& program);
+  absl::Status CheckCopies(const fb::RankProgram& program, uint32_t sizes,
+                           uint32_t list, uint64_t size_bytes, bool fills);
+  absl::Status CheckCopy(const fb::RankProgram& program, const fb::Copy& copy,
+                         uint64_t size_bytes, bool fills);
 
   // A program that was checked, and the largest peers of its messages. 0 where
   // it has none on a side.
@@ -420,9 +455,15 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
   Shared shared = {.rank = rank};
   for (uint32_t i = 0; i < count; ++i) {
     const fb::Message& message = *messages.Get(i);
-    absl::Status status = CheckMessage(ends, message);
-    if (status.ok()) status = CountOperation(rank, message);
-    if (status.ok()) {
+    absl::Status status;
+    if (const Fault fault = FaultOf(ends, message); fault != Fault::kNone) {
+      status = Tell(fault, ends, message);
+    } else if (!CountOperation(rank, message)) {
+      status = Bad(absl::StrFormat(
+          "round %u has more than %u operations of the rank; NCCL can hang in "
+          "larger groups",
+          message.round(), kGroupOperationsMax));
+    } else if (!IsChecked(message, sizes)) {
       status = CheckCopies(program, sizes, message.copies(),
                            message.size_bytes(), false);
     }
@@ -501,63 +542,77 @@ absl::Status BodyChecker::CheckRelays(const fb::RankProgram& program,
   return absl::OkStatus();
 }
 
-absl::Status BodyChecker::CheckMessage(const Ends& ends,
-                                       const fb::Message& message) {
-  if (message.round() >= rounds_->size()) {
-    return Bad(absl::StrFormat("round %u is not below %u", message.round(),
-                               rounds_->size()));
+BodyChecker::Fault BodyChecker::FaultOf(const Ends& ends,
+                                        const fb::Message& message) const {
+  if (message.round() >= rounds_->size()) return Fault::kRound;
+  if (message.peer() >= ranks_) return Fault::kPeer;
+  const uint64_t peer = ends.PeerOf(message, source_ranks_);
+  if (peer >= (message.peer() < source_ranks_ ? source_ranks_ : ranks_)) {
+    return Fault::kShiftedPeer;
   }
-  if (message.peer() >= ranks_) {
-    return Bad(
-        absl::StrFormat("peer %u is not below %u", message.peer(), ranks_));
-  }
-  const bool of_source = message.peer() < source_ranks_;
-  const uint64_t shift = of_source ? ends.source_shift : ends.destination_shift;
-  const uint32_t end = of_source ? source_ranks_ : ranks_;
-  if (message.peer() + shift >= end) {
-    return Bad(absl::StrFormat("peer %u shifted by %u is not below %u",
-                               message.peer(), shift, end));
-  }
-  if (message.peer() + shift == ends.rank)
-    return Bad("peer is the rank itself");
-  if (message.copies() >= copy_lists_->size()) {
-    return Bad(absl::StrFormat("copies %u is not below %u", message.copies(),
-                               copy_lists_->size()));
-  }
+  if (peer == ends.rank) return Fault::kSelf;
+  if (message.copies() >= copy_lists_->size()) return Fault::kCopies;
   if (message.kind() != fb::MessageKind::kSend &&
       message.kind() != fb::MessageKind::kRecv) {
-    return Bad(absl::StrFormat("unknown kind %u",
-                               static_cast<uint32_t>(message.kind())));
+    return Fault::kKind;
   }
   if (message.reserved() != 0 || message.reserved2() != 0) {
-    return Bad("a reserved field is not 0");
+    return Fault::kReserved;
   }
   if (rounds_->Get(message.round())->mechanism() == fb::Mechanism::kDirect) {
-    if (message.staging_offset() == 0) return absl::OkStatus();
-    return Bad("a direct message has a staging_offset");
+    return message.staging_offset() == 0 ? Fault::kNone : Fault::kDirectStaging;
   }
-  const uint64_t staging = ends.staging_bytes;
-  if (message.staging_offset() > staging ||
-      message.size_bytes() > staging - message.staging_offset()) {
-    return Bad(absl::StrFormat(
-        "%u bytes from %u leave the staging arena of %u bytes",
-        message.size_bytes(), message.staging_offset(), staging));
+  if (message.staging_offset() > ends.staging_bytes ||
+      message.size_bytes() > ends.staging_bytes - message.staging_offset()) {
+    return Fault::kStaging;
   }
-  return absl::OkStatus();
+  return Fault::kNone;
 }
 
-absl::Status BodyChecker::CountOperation(uint32_t rank,
-                                         const fb::Message& message) {
+absl::Status BodyChecker::Tell(Fault fault, const Ends& ends,
+                               const fb::Message& message) const {
+  const bool of_source = message.peer() < source_ranks_;
+  switch (fault) {
+    case Fault::kNone:
+      return absl::OkStatus();
+    case Fault::kRound:
+      return Bad(absl::StrFormat("round %u is not below %u", message.round(),
+                                 rounds_->size()));
+    case Fault::kPeer:
+      return Bad(
+          absl::StrFormat("peer %u is not below %u", message.peer(), ranks_));
+    case Fault::kShiftedPeer:
+      return Bad(absl::StrFormat(
+          "peer %u shifted by %u is not below %u", message.peer(),
+          of_source ? ends.source_shift : ends.destination_shift,
+          of_source ? source_ranks_ : ranks_));
+    case Fault::kSelf:
+      return Bad("peer is the rank itself");
+    case Fault::kCopies:
+      return Bad(absl::StrFormat("copies %u is not below %u", message.copies(),
+                                 copy_lists_->size()));
+    case Fault::kKind:
+      return Bad(absl::StrFormat("unknown kind %u",
+                                 static_cast<uint32_t>(message.kind())));
+    case Fault::kReserved:
+      return Bad("a reserved field is not 0");
+    case Fault::kDirectStaging:
+      return Bad("a direct message has a staging_offset");
+    case Fault::kStaging:
+      return Bad(absl::StrFormat(
+          "%u bytes from %u leave the staging arena of %u bytes",
+          message.size_bytes(), message.staging_offset(), ends.staging_bytes));
+  }
+  return Bad("unknown fault");
+}
+
+bool BodyChecker::CountOperation(uint32_t rank, const fb::Message& message) {
   if (rounds_->Get(message.round())->mechanism() == fb::Mechanism::kDirect) {
-    return absl::OkStatus();
+    return true;
   }
   Operations& operations = operations_[message.round()];
   if (operations.rank != rank) operations = {.rank = rank, .count = 0};
-  if (++operations.count <= kGroupOperationsMax) return absl::OkStatus();
-  return Bad(absl::StrFormat(
-      "round %u has more than %u operations of the rank; NCCL can hang in "
-      "larger groups",
-      message.round(), kGroupOperationsMax));
+  return ++operations.count <= kGroupOperationsMax;
 }
 
 uint32_t BodyChecker::SizesOf(const fb::RankProgram& program) {
@@ -573,10 +628,6 @@ uint32_t BodyChecker::SizesOf(const fb::RankProgram& program) {
 absl::Status BodyChecker::CheckCopies(const fb::RankProgram& program,
                                       uint32_t sizes, uint32_t list,
                                       uint64_t size_bytes, bool fills) {
-  CheckedList& checked = checked_[list];
-  if (!fills && checked.sizes == sizes && checked.size_bytes <= size_bytes) {
-    return absl::OkStatus();
-  }
   const fb::CopyList& range = *copy_lists_->Get(list);
   if (range.count() > copies_left_) return Bad("shares its copies too often");
   copies_left_ -= range.count();
@@ -587,7 +638,7 @@ absl::Status BodyChecker::CheckCopies(const fb::RankProgram& program,
       return At(absl::StrCat("copy ", i), status);
     }
   }
-  if (!fills) checked = {sizes, size_bytes};
+  if (!fills) checked_[list] = {sizes, size_bytes};
   return absl::OkStatus();
 }
 
@@ -608,21 +659,21 @@ absl::Status BodyChecker::CheckCopy(const fb::RankProgram& program,
   }
   // Where the last element lies: loops of whole tensors move `tensor`, all
   // others move `element` and must not carry into the next tensor.
-  uint64_t tensor = copy.offset() / numel;
-  uint64_t element = copy.offset() % numel;
+  uint64_t tensor = Divide(copy.offset(), numel);
+  uint64_t element = copy.offset() - tensor * numel;
   uint64_t elements = 1;
   for (uint32_t i = 0; i < copy.loops_count(); ++i) {
     const fb::Loop& loop = *body_.loops()->Get(copy.loops_begin() + i);
     uint64_t& position = loop.stride() < numel ? element : tensor;
     const uint64_t bound = loop.stride() < numel ? numel : buffer.tensors;
-    if (loop.stride() >= numel && loop.stride() % numel != 0) {
+    const uint64_t tensors = Divide(loop.stride(), numel);
+    if (tensors > 0 && loop.stride() != tensors * numel) {
       return Bad(absl::StrFormat(
           "loop %u: stride %u is neither inside a tensor of %u elements nor "
           "whole tensors",
           i, loop.stride(), numel));
     }
-    const uint64_t stride =
-        loop.stride() < numel ? loop.stride() : loop.stride() / numel;
+    const uint64_t stride = tensors == 0 ? loop.stride() : tensors;
     uint64_t span = 0;
     if (__builtin_mul_overflow(loop.extent() - 1, stride, &span) ||
         __builtin_add_overflow(position, span, &position) ||
