@@ -18,8 +18,9 @@ import inspect
 from typing import Any, Callable, ClassVar, Mapping, Optional, Sequence
 
 import torch
-from vllm.distributed.weight_transfer.base import (ModuleSource, TrainerInitInfo, TrainerWeightTransferEngine,
-                                                   WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo)
+from vllm.distributed.weight_transfer import base
+from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeightTransferEngine, WeightTransferEngine,
+                                                   WeightTransferInitInfo, WeightTransferUpdateInfo)
 
 from refit import vllm_sleep
 from refit.errors import FailedPrecondition, InvalidArgument
@@ -145,7 +146,7 @@ class RefitTrainerInitInfo(TrainerInitInfo):
 
 def _shards_of(source: Any) -> Optional[Callable[[], Any]]:
     """What yields this rank's own tensors by name, or None. vLLM's own source has no iter_local before 0.33."""
-    if type(source) is ModuleSource and not hasattr(source, "iter_local"):
+    if type(source) is getattr(base, "ModuleSource", None) and not hasattr(source, "iter_local"):
         module: torch.nn.Module = source._module
         return module.named_parameters
     implements = getattr(source, "implements_iter_local", lambda: hasattr(source, "iter_local"))
