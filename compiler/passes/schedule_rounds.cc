@@ -6,7 +6,7 @@
 #include <tuple>
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
+#include "absl/container/flat_hash_map.h"
 #include "compiler/ir/counting_sort.h"
 #include "compiler/passes/passes.h"
 #include "plan/plan_file.h"
@@ -365,40 +365,39 @@ int64_t BusiestBytes(const Module& module,
 // Where ranks relay, a round has few messages each way for a rank: senders of
 // many would only make receivers wait, and the pipeline longer.
 void PlaceStaged(Module& module, std::vector<Message*> messages,
-                 const absl::flat_hash_set<const Message*>& passed_on,
-                 const WavePlace& place, bool beside_dealt,
-                 Scheduler& scheduler) {
+                 const std::vector<bool>& passed_on, const WavePlace& place,
+                 bool beside_dealt, Scheduler& scheduler) {
   const auto fed_by = [&](const Message* message) {
     return FedBy(module, *message);
   };
   SortByShift(module, messages);
   std::vector<Message*> feeds, relays, others;
   int64_t largest = 0;  // of feeds and relays
-  const bool deals = std::any_of(
-      messages.begin(), messages.end(),
-      [](const Message* message) { return message->dealt_by.count > 0; });
-  for (Message* message : messages) {
-    const bool relays_it = fed_by(message) != nullptr;
-    if (relays_it || passed_on.contains(message)) {
-      largest = std::max(largest, AlignStaging(message->size_bytes));
-      (relays_it ? relays : feeds).push_back(message);
-    } else {
-      others.push_back(message);
-    }
-  }
-  // What is passed on is staged beside what is received. Each round has room
-  // for its part of both, else senders would wait for receivers.
+  bool deals = false;
   double received = 1;
   double relayed = 0;
   double dealt = 0;
   int64_t most = 1;
-  for (const Message* message : messages) {
+  // Once: messages are many, and their order is not that in memory.
+  for (Message* message : messages) {
+    const bool relays_it = fed_by(message) != nullptr;
+    const int64_t staged = AlignStaging(message->size_bytes);
+    if (relays_it ||
+        passed_on[static_cast<size_t>(message - module.messages.data())]) {
+      largest = std::max(largest, staged);
+      (relays_it ? relays : feeds).push_back(message);
+    } else {
+      others.push_back(message);
+    }
     const auto bytes = static_cast<double>(message->size_bytes);
     received += bytes;
-    if (fed_by(message) != nullptr) relayed += bytes;
+    if (relays_it) relayed += bytes;
     dealt += bytes * static_cast<double>(message->dealt_by.count);
-    most = std::max(most, AlignStaging(message->size_bytes));
+    deals |= message->dealt_by.count > 0;
+    most = std::max(most, staged);
   }
+  // What is passed on is staged beside what is received. Each round has room
+  // for its part of both, else senders would wait for receivers.
   const double room = static_cast<double>(scheduler.round_bytes_max()) /
                       (1 + (relayed + dealt) / received);
   int64_t each_way = largest * kRelayedPerRound;
@@ -456,11 +455,12 @@ void PlaceStaged(Module& module, std::vector<Message*> messages,
 // the network has what the wave before deals out last.
 void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
                const WavePlace& place, Scheduler& scheduler) {
-  absl::flat_hash_set<const Message*> passed_on;
+  std::vector<bool> passed_on(module.messages.size());  // by message
   for (const Message* message : of_wave) {
     if (message->is_held) continue;
     const Message* fed_by = FedBy(module, *message);
-    if (fed_by != nullptr) passed_on.insert(fed_by);
+    if (fed_by == nullptr) continue;
+    passed_on[static_cast<size_t>(fed_by - module.messages.data())] = true;
   }
   // One route after the other: a round is one group on one communicator, and
   // only one communicator is in use at a time. What the network brought is

@@ -33,7 +33,9 @@ DataProof::DataProof(const fb::Body& body,
       facts_(facts),
       partners_(partners),
       violations_(violations),
-      kept_left_((1 << 16) + 4 * uint64_t{body.copies()->size()}) {
+      kept_left_((1 << 16) + 4 * uint64_t{body.copies()->size()}),
+      packed_lists_(body.copy_lists()->size()),
+      unpacked_lists_(body.copy_lists()->size()) {
   FindGeometries();
   if (body.casts() == nullptr) return;
   for (const fb::Cast* cast : *body.casts()) {
@@ -247,9 +249,15 @@ void DataProof::FollowMessage(const End& recv,
       .held_end = held.end};
   const bool are_kept = packed.is_kept && unpacked.is_kept;
   if (are_kept) {
+    if (unpacked.last == comparison) {
+      moved_bytes_ += unpacked.last_bytes;
+      return;
+    }
     const auto known = compared_.find(comparison);
     if (known != compared_.end()) {
       moved_bytes_ += known->second;
+      unpacked.last = comparison;
+      unpacked.last_bytes = known->second;
       return;
     }
   }
@@ -259,6 +267,8 @@ void DataProof::FollowMessage(const End& recv,
   if (are_kept && violations_.reports() == reports &&
       compared_.size() < kMostCompared) {
     compared_[comparison] = bytes;
+    unpacked.last = comparison;
+    unpacked.last_bytes = bytes;
   }
 }
 
@@ -354,9 +364,10 @@ bool DataProof::Keeps(size_t copies, int64_t reports_before) {
 const DataProof::PackedList& DataProof::Pack(const End& send) {
   CheckWindows(send);
   const bool relays = send.rank >= body_.source_ranks();
-  const std::tuple key(geometry_[send.rank], send.message->copies(), relays);
-  const auto known = packed_lists_.find(key);
-  if (known != packed_lists_.end()) return *known->second;
+  const uint32_t ranks = 2 * geometry_[send.rank] + (relays ? 1 : 0);
+  const PackedList* const known =
+      packed_lists_.Find(send.message->copies(), ranks);
+  if (known != nullptr) return *known;
   const int64_t reports = violations_.reports();
   PackedList packed;
   packed.relays = relays;
@@ -385,8 +396,7 @@ const DataProof::PackedList& DataProof::Pack(const End& send) {
     packed_ = std::move(packed);
     return packed_;
   }
-  return *(packed_lists_[key] =
-               std::make_unique<const PackedList>(std::move(packed)));
+  return packed_lists_.Keep(send.message->copies(), ranks, std::move(packed));
 }
 
 void DataProof::PackOne(const End& send, const fb::Copy& copy,
@@ -448,9 +458,10 @@ void DataProof::PackOne(const End& send, const fb::Copy& copy,
 
 const DataProof::UnpackedList& DataProof::Unpack(const End& recv) {
   CheckWindows(recv);
-  const std::pair key(geometry_[recv.rank], recv.message->copies());
-  const auto known = unpacked_lists_.find(key);
-  if (known != unpacked_lists_.end()) return *known->second;
+  const uint32_t ranks = geometry_[recv.rank];
+  const UnpackedList* const known =
+      unpacked_lists_.Find(recv.message->copies(), ranks);
+  if (known != nullptr) return *known;
   const int64_t reports = violations_.reports();
   UnpackedList unpacked;
   for (const fb::Copy* copy : CopiesOf(recv.message->copies())) {
@@ -460,8 +471,8 @@ const DataProof::UnpackedList& DataProof::Unpack(const End& recv) {
   if (!unpacked.is_kept) {
     return unpacked_of_rank_.emplace_back(std::move(unpacked));
   }
-  return *(unpacked_lists_[key] =
-               std::make_unique<const UnpackedList>(std::move(unpacked)));
+  return unpacked_lists_.Keep(recv.message->copies(), ranks,
+                              std::move(unpacked));
 }
 
 void DataProof::UnpackOne(const End& recv, const fb::Copy& copy,

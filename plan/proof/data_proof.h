@@ -87,10 +87,31 @@ class DataProof {
     Sequence elements;  // as those of Packed
     const fb::Copy* copy = nullptr;
   };
+  struct UnpackedList;
+  // Two lists, and what else of a message their comparison depends on.
+  struct Comparison {
+    const PackedList* packed = nullptr;
+    const void* packed_from = nullptr;  // the buffers
+    const UnpackedList* unpacked = nullptr;
+    const void* unpacked_to = nullptr;
+    bool is_direct = false;
+    int64_t held_begin = 0;
+    int64_t held_end = 0;
+
+    friend bool operator==(const Comparison&, const Comparison&) = default;
+    template <typename H>
+    friend H AbslHashValue(H h, const Comparison& c) {
+      return H::combine(std::move(h), c.packed, c.packed_from, c.unpacked,
+                        c.unpacked_to, c.is_direct, c.held_begin, c.held_end);
+    }
+  };
   struct UnpackedList {
     std::vector<Unpacked> copies;
     int64_t bytes = 0;
     bool is_kept = false;
+    // The last that was known or without a report: the next is often like it.
+    mutable Comparison last;
+    mutable int64_t last_bytes = 0;
   };
   // When: a quantized element is written after the rounds, a filled one before.
   struct Write {
@@ -235,31 +256,43 @@ class DataProof {
   // A file of few copies that ranks of ever other buffers share cannot make
   // the proof take memory for each.
   uint64_t kept_left_;
-  // By geometry, copy list, and whether it is a relay that packs.
-  absl::flat_hash_map<std::tuple<uint32_t, uint32_t, bool>,
-                      std::unique_ptr<const PackedList>>
-      packed_lists_;
-  // By geometry and copy list.
-  absl::flat_hash_map<std::pair<uint32_t, uint32_t>,
-                      std::unique_ptr<const UnpackedList>>
-      unpacked_lists_;
-  // By what was compared without a report: the bytes moved.
-  struct Comparison {
-    const PackedList* packed = nullptr;
-    const void* packed_from = nullptr;  // the buffers
-    const UnpackedList* unpacked = nullptr;
-    const void* unpacked_to = nullptr;
-    bool is_direct = false;
-    int64_t held_begin = 0;
-    int64_t held_end = 0;
+  // What copy lists pack or write, by a number that says for which ranks. Most
+  // have one alone.
+  template <typename List>
+  class KeptLists {
+   public:
+    explicit KeptLists(size_t copy_lists)
+        : ranks_(copy_lists), first_(copy_lists) {}
 
-    friend bool operator==(const Comparison&, const Comparison&) = default;
-    template <typename H>
-    friend H AbslHashValue(H h, const Comparison& c) {
-      return H::combine(std::move(h), c.packed, c.packed_from, c.unpacked,
-                        c.unpacked_to, c.is_direct, c.held_begin, c.held_end);
+    // nullptr: not kept.
+    const List* Find(uint32_t copy_list, uint32_t ranks) const {
+      const std::unique_ptr<const List>& first = first_[copy_list];
+      if (first == nullptr) return nullptr;
+      if (ranks_[copy_list] == ranks) return first.get();
+      const auto other = others_.find({copy_list, ranks});
+      return other == others_.end() ? nullptr : other->second.get();
     }
+    const List& Keep(uint32_t copy_list, uint32_t ranks, List list) {
+      std::unique_ptr<const List>& kept = first_[copy_list] == nullptr
+                                              ? first_[copy_list]
+                                              : others_[{copy_list, ranks}];
+      if (&kept == &first_[copy_list]) ranks_[copy_list] = ranks;
+      kept = std::make_unique<const List>(std::move(list));
+      return *kept;
+    }
+
+   private:
+    std::vector<uint32_t> ranks_;  // by copy list, of `first_`
+    std::vector<std::unique_ptr<const List>> first_;
+    absl::flat_hash_map<std::pair<uint32_t, uint32_t>,
+                        std::unique_ptr<const List>>
+        others_;
   };
+  // By geometry, and whether it is a relay that packs.
+  KeptLists<PackedList> packed_lists_;
+  // By geometry.
+  KeptLists<UnpackedList> unpacked_lists_;
+  // By what was compared without a report: the bytes moved.
   absl::flat_hash_map<Comparison, int64_t> compared_;
 
   // Of the message or rank at hand; kept to save allocations.
