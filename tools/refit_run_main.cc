@@ -220,11 +220,11 @@ std::string SummaryJson(const refit::PlanFile& plan,
     text += absl::StrFormat(
         "%s\n    {\"seconds\": %.9f, \"bytes\": %d, \"messages\": %d, "
         "\"pack_seconds\": %.9f, \"wire_seconds\": %.9f, "
-        "\"unpack_seconds\": %.9f%s%s}",
+        "\"unpack_seconds\": %.9f, \"fused_elements\": %d%s%s}",
         i == 0 ? "" : ",", refit.seconds, refit.counters.bytes_received,
         refit.counters.messages_received, refit.counters.pack_seconds,
         refit.counters.wire_seconds, refit.counters.unpack_seconds,
-        delta ? DeltaJson(refit) : "", RoundsJson(refit));
+        refit.counters.fused_elements, delta ? DeltaJson(refit) : "", RoundsJson(refit));
   }
   return text + "\n  ]\n}\n";
 }

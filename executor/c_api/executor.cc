@@ -288,6 +288,7 @@ refit_counters ToC(const RunCounters& counters) {
       .peer_direct = by(Route::kPeer, Mechanism::kDirect),
       .network_staged = by(Route::kNetwork, Mechanism::kStaged),
       .network_direct = by(Route::kNetwork, Mechanism::kDirect),
+      .fused_elements = counters.fused_elements,
   };
 }
 

@@ -250,6 +250,7 @@ static void ExpectCounters(const Rank* rank, int direct) {
   EXPECT(counters.local_direct.bytes_sent == 0);
   EXPECT(counters.network_staged.bytes_sent == 0);
   EXPECT(counters.network_direct.bytes_sent == 0);
+  EXPECT(counters.fused_elements == 0);
 }
 
 static void NotePostHook(const refit_post_hook* hook, void* context) {

@@ -377,6 +377,9 @@ typedef struct refit_counters {
   refit_traffic peer_direct;
   refit_traffic network_staged;
   refit_traffic network_direct;
+  /* Elements that the rank quantized without scratch, straight from the tensors
+   * that hold them into those that are to. */
+  uint64_t fused_elements;
 } refit_counters;
 
 typedef int32_t refit_route;
