@@ -208,6 +208,58 @@ TEST_P(CudaFenceTest, FencesReplayInAGraph) {
   }
 }
 
+// Each turn waits for both signals of its own, and not for more.
+TEST_P(CudaFenceTest, FencesAreCapturedBetweenOthers) {
+  const int32_t peers[] = {1, 0};
+  auto event = *device_->CreateEvent();
+  const auto signal = [&](int32_t rank) {
+    return fences_[rank]->Grant({&peers[rank], 1}, streams_[rank]->get());
+  };
+  const auto await = [&](int32_t rank) {
+    return fences_[rank]->AwaitGrants({&peers[rank], 1}, streams_[rank]->get());
+  };
+  std::unique_ptr<DeviceGraph> graphs[2];
+  for (int turn = 0; turn < 6; ++turn) {
+    SCOPED_TRACE(turn);
+    if (turn == 2) {
+      for (int32_t rank = 0; rank < 2; ++rank) {
+        auto graph = device_->Record([&](Stream stream) {
+          const auto* const peer = &peers[rank];
+          absl::Status status =
+              rank == 1 ? absl::OkStatus()
+                        : fences_[rank]->AwaitGrants({peer, 1}, stream);
+          status.Update(fences_[rank]->Grant({peer, 1}, stream));
+          if (rank == 1) {
+            status.Update(fences_[rank]->AwaitGrants({peer, 1}, stream));
+          }
+          return status;
+        });
+        ASSERT_TRUE(graph.ok()) << graph.status();
+        graphs[rank] = *std::move(graph);
+      }
+    }
+    const bool replays = turn == 3 || turn == 4;
+    if (replays) {
+      ASSERT_TRUE(graphs[0]->Launch(streams_[0]->get()).ok());
+    } else {
+      ASSERT_TRUE(await(0).ok());
+      ASSERT_TRUE(signal(0).ok());
+    }
+    ASSERT_TRUE(event->Record(streams_[0]->get()).ok());
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_FALSE(*event->Reached());
+    if (replays) {
+      ASSERT_TRUE(graphs[1]->Launch(streams_[1]->get()).ok());
+    } else {
+      ASSERT_TRUE(signal(1).ok());
+      ASSERT_TRUE(await(1).ok());
+    }
+    EXPECT_TRUE(Reached(*event));
+    ASSERT_TRUE(event->Record(streams_[1]->get()).ok());
+    EXPECT_TRUE(Reached(*event));
+  }
+}
+
 TEST(CudaMemoryWatchTest, FreedMemoryIsNoticedThoughItsAddressIsInUseAgain) {
   auto device = *CreateCudaDevice(0);
   constexpr size_t kBytes = 32 << 20;

@@ -7,14 +7,13 @@
 #include "executor/device/cuda/driver_function.h"
 
 namespace refit {
-
 absl::StatusOr<std::unique_ptr<CudaFence>> CudaFence::Create(
     Device& owner, int device, int32_t rank, int32_t world_size,
     bool shares_device) {
   std::unique_ptr<CudaFence> fence(new CudaFence(owner, device, world_size));
   absl::Status status = fence->Allocate(rank);
   if (status.ok()) status = fence->PrepareAbort();
-  if (status.ok() && shares_device) status = fence->PrepareQuietWaits();
+  if (status.ok() && shares_device) status = fence->PrepareMemoryOperations();
   if (!status.ok()) return status;
   return fence;
 }
@@ -49,13 +48,17 @@ absl::Status CudaFence::Allocate(int32_t rank) {
   return status;
 }
 
-absl::Status CudaFence::PrepareQuietWaits() {
+absl::Status CudaFence::PrepareMemoryOperations() {
   const ScopedDevice current(device_);
-  const absl::StatusOr<WaitValue> found =
-      FindDriverFunction<WaitValue>("cuStreamWaitValue64");
-  if (!found.ok()) return found.status();
-  wait_value_ = *found;
+  const auto wait = FindDriverFunction<MemoryOperation>("cuStreamWaitValue64");
+  const auto write =
+      FindDriverFunction<MemoryOperation>("cuStreamWriteValue64");
+  if (!wait.ok()) return wait.status();
+  if (!write.ok()) return write.status();
+  wait_value_ = *wait;
+  write_value_ = *write;
   awaits_.assign(static_cast<size_t>(world_size_), 0);
+  signals_.assign(static_cast<size_t>(world_size_), 0);
   return absl::OkStatus();
 }
 
@@ -97,7 +100,7 @@ absl::Status CudaFence::Connect(absl::Span<const int32_t> peers,
                                 absl::Span<const std::string> exported) {
   const ScopedDevice current(device_);
   const size_t world = static_cast<size_t>(world_size_);
-  std::vector<std::byte*> addresses(world, nullptr);
+  addresses_.assign(world, nullptr);
   mapped_.clear();
   for (size_t i = 0; i < peers.size(); ++i) {
     absl::StatusOr<std::unique_ptr<MappedMemory>> mapped =
@@ -107,7 +110,8 @@ absl::Status CudaFence::Connect(absl::Span<const int32_t> peers,
                           absl::StrCat("fence of rank ", peers[i], ": ",
                                        mapped.status().message()));
     }
-    addresses[static_cast<size_t>(peers[i])] = (*mapped)->addresses().front();
+    addresses_[static_cast<size_t>(peers[i])] =
+        reinterpret_cast<uint64_t*>((*mapped)->addresses().front());
     mapped_.push_back(*std::move(mapped));
   }
   absl::Status status = CudaStatus(
@@ -115,12 +119,14 @@ absl::Status CudaFence::Connect(absl::Span<const int32_t> peers,
       "cudaMemset");
   status.Update(CudaStatus(
       cudaMemcpy(memory_->data() + (3 * world + 1) * sizeof(uint64_t),
-                 addresses.data(), world * sizeof(std::byte*),
+                 addresses_.data(), world * sizeof(uint64_t*),
                  cudaMemcpyHostToDevice),
       "cudaMemcpy"));
   status.Update(CudaStatus(cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
   std::fill_n(host_words_, world + 1, 0);
   std::fill(awaits_.begin(), awaits_.end(), 0);
+  std::fill(signals_.begin(), signals_.end(), 0);
+  was_captured_ = false;
   return status;
 }
 
@@ -141,18 +147,42 @@ absl::Status CudaFence::LaunchAll(Launch launch,
   return absl::OkStatus();
 }
 
-absl::Status CudaFence::Signal(absl::Span<const int32_t> peers, void* stream) {
-  return LaunchAll(cuda::LaunchSignal, peers, stream,
-                   "launch of the signal kernel");
+absl::StatusOr<bool> CudaFence::NoteCapture(void* stream) {
+  const absl::StatusOr<bool> capturing = owner_.IsCapturing(stream);
+  if (capturing.ok()) was_captured_ |= *capturing;
+  return capturing;
 }
 
-// Nothing is counted while a graph is captured, nor when it is replayed, so
-// that the value may be too low later, never too high: the kernel that follows
-// waits for the right one in any case.
-absl::Status CudaFence::WaitQuietly(absl::Span<const int32_t> peers,
-                                    void* stream) {
+// What the stream stored before comes before it, for all of the system.
+absl::Status CudaFence::Store(void* stream, uint64_t* word, uint64_t value) {
+  const int error =
+      write_value_(stream, reinterpret_cast<uint64_t>(word), value,
+                   /*CU_STREAM_WRITE_VALUE_DEFAULT=*/0);
+  if (error == 0) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("cuStreamWriteValue64: CUDA driver error ", error));
+}
+
+// The device's own counts stay right, for kernels of later captures.
+absl::Status CudaFence::SignalByStores(absl::Span<const int32_t> peers,
+                                       void* stream) {
   const ScopedDevice current(device_);
-  for (int32_t peer : peers) {
+  for (const int32_t peer : peers) {
+    const auto at = static_cast<size_t>(peer);
+    const uint64_t count = ++signals_[at];
+    absl::Status status = Store(stream, &words_.sent[peer], count);
+    status.Update(Store(stream, &addresses_[at][words_.rank], count));
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// Once there was a capture, the value may be too low, never too high: the
+// kernel that follows then waits for the right one.
+absl::Status CudaFence::AwaitWords(absl::Span<const int32_t> peers,
+                                   void* stream) {
+  const ScopedDevice current(device_);
+  for (const int32_t peer : peers) {
     const uint64_t wanted = ++awaits_[static_cast<size_t>(peer)];
     const int error = wait_value_(
         stream, reinterpret_cast<uint64_t>(&words_.arrived[peer]), wanted,
@@ -161,17 +191,31 @@ absl::Status CudaFence::WaitQuietly(absl::Span<const int32_t> peers,
       return absl::InternalError(
           absl::StrCat("cuStreamWaitValue64: CUDA driver error ", error));
     }
+    if (was_captured_) continue;
+    absl::Status status = Store(stream, &words_.taken[peer], wanted);
+    if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
+absl::Status CudaFence::Signal(absl::Span<const int32_t> peers, void* stream) {
+  if (write_value_ != nullptr) {
+    const absl::StatusOr<bool> capturing = NoteCapture(stream);
+    if (!capturing.ok()) return capturing.status();
+    if (!was_captured_) return SignalByStores(peers, stream);
+  }
+  return LaunchAll(cuda::LaunchSignal, peers, stream,
+                   "launch of the signal kernel");
+}
+
 absl::Status CudaFence::Await(absl::Span<const int32_t> peers, void* stream) {
   if (wait_value_ != nullptr) {
-    const absl::StatusOr<bool> capturing = owner_.IsCapturing(stream);
+    const absl::StatusOr<bool> capturing = NoteCapture(stream);
     if (!capturing.ok()) return capturing.status();
-    absl::Status status =
-        *capturing ? absl::OkStatus() : WaitQuietly(peers, stream);
-    if (!status.ok()) return status;
+    if (!*capturing) {
+      const absl::Status status = AwaitWords(peers, stream);
+      if (!status.ok() || !was_captured_) return status;
+    }
   }
   return LaunchAll(cuda::LaunchAwait, peers, stream,
                    "launch of the await kernel");

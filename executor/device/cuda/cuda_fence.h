@@ -54,8 +54,12 @@ class CudaFence : public DeviceFence {
   absl::Status Signal(absl::Span<const int32_t> peers, void* stream);
   absl::Status Await(absl::Span<const int32_t> peers, void* stream);
   absl::Status PrepareAbort();
-  absl::Status PrepareQuietWaits();
-  absl::Status WaitQuietly(absl::Span<const int32_t> peers, void* stream);
+  absl::Status PrepareMemoryOperations();
+  // Whether `stream` is captured.
+  absl::StatusOr<bool> NoteCapture(void* stream);
+  absl::Status Store(void* stream, uint64_t* word, uint64_t value);
+  absl::Status SignalByStores(absl::Span<const int32_t> peers, void* stream);
+  absl::Status AwaitWords(absl::Span<const int32_t> peers, void* stream);
 
   using Launch = cudaError_t (*)(const cuda::FenceWords&,
                                  const cuda::FencePeers&, cudaStream_t);
@@ -73,13 +77,20 @@ class CudaFence : public DeviceFence {
   std::unique_ptr<ExportedMemory> exported_;  // of `memory_`
   std::vector<std::unique_ptr<MappedMemory>> mapped_;
 
-  // Where ranks share the device: a kernel that spins would take turns with
-  // theirs, so the stream itself waits first (cuStreamWaitValue64), for the
-  // count that the kernel after it will find. Null: kernels alone wait.
-  using WaitValue = int (*)(void* stream, uint64_t address, uint64_t value,
-                            unsigned int flags);
-  WaitValue wait_value_ = nullptr;
-  std::vector<uint64_t> awaits_;  // by peer: awaits enqueued, not captured
+  // Where ranks share the device, operations of the stream on memory do what
+  // the kernels do. A kernel would cost the process a turn on the device, 0.3
+  // ms or more; these cost none. A graph needs the kernels: the counts of its
+  // replays are known to the device alone. From the first capture on the
+  // kernels signal, and come after each wait, which then may end too early.
+  // Null: kernels alone.
+  using MemoryOperation = int (*)(void* stream, uint64_t address,
+                                  uint64_t value, unsigned int flags);
+  MemoryOperation wait_value_ = nullptr;
+  MemoryOperation write_value_ = nullptr;
+  bool was_captured_ = false;
+  std::vector<uint64_t> awaits_;      // by peer: awaits enqueued, not captured
+  std::vector<uint64_t> signals_;     // by peer, likewise
+  std::vector<uint64_t*> addresses_;  // by peer: its `arrived`, as mapped here
   // What an abort copies over the counters, so that waits of streams end, and
   // over `aborted`: as many large numbers as ranks, and one more.
   uint64_t* host_released_ = nullptr;
