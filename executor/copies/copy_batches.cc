@@ -1,6 +1,7 @@
 #include "executor/copies/copy_batches.h"
 
 #include <algorithm>
+#include <cstddef>
 
 namespace refit {
 namespace {
@@ -111,6 +112,14 @@ void AppendQuantize(const fb::Body& body, const TensorTable& tensors,
          .output = tensors.StrideOf(op.output_slot(), loop.output_stride()),
          .scales = tensors.StrideOf(op.scale_slot(), loop.scale_stride())});
   }
+}
+
+std::vector<CopyStride> RowRunsOf(const CopyBatch& batch,
+                                  const BlockQuantize& op) {
+  if (op.run_rows == 0) return {};
+  const auto first = batch.row_runs.begin() + op.runs_begin;
+  const uint64_t count = (op.rows + op.run_rows - 1) / op.run_rows;
+  return {first, first + static_cast<std::ptrdiff_t>(count)};
 }
 
 CopyLoops MergedLoops(absl::Span<const CopyLoop> loops) {

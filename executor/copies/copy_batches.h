@@ -3,6 +3,7 @@
 #define REFIT_EXECUTOR_COPIES_COPY_BATCHES_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
@@ -27,6 +28,10 @@ void AppendZero(const TensorBox& box, CopyBatch& batch);
 // Quantizes what `op` of the rank of `tensors` does. Of kind kQuantize.
 void AppendQuantize(const fb::Body& body, const TensorTable& tensors,
                     const fb::Quantize& op, CopyBatch& batch);
+
+// The runs of an operation of `batch`; none where its rows follow each other.
+std::vector<CopyStride> RowRunsOf(const CopyBatch& batch,
+                                  const BlockQuantize& op);
 
 // One loop for each maximal group of loops that continue each other on both
 // sides, outermost first; none of one iteration. Every device begins with this.

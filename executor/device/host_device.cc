@@ -53,7 +53,8 @@ class HostPreparedCopies : public PreparedCopies {
             {.quantize = quantize,
              .loops = {batch.quantize_loops.begin() + quantize.loops_begin,
                        batch.quantize_loops.begin() + quantize.loops_begin +
-                           quantize.loops_count}});
+                           quantize.loops_count},
+             .runs = RowRunsOf(batch, quantize)});
       }
       for (size_t i = 0; i < batch.copies.size(); ++i) {
         const StridedCopy& copy = batch.copies[i];

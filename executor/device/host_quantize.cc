@@ -27,24 +27,25 @@ void LoadFp32(const std::byte* from, DType dtype, uint64_t count,
 }
 
 // Visits the elements of a block as fp32, row by row in chunks:
-// visit(row, column, values, count).
-template <typename Visit>
-void ForEachChunk(const std::byte* block, DType dtype, uint64_t row_bytes,
-                  uint64_t rows, uint64_t columns, const Visit& visit) {
+// visit(row, column, values, count). `row_at(row)`: where its rows begin.
+template <typename RowAt, typename Visit>
+void ForEachChunk(const RowAt& row_at, DType dtype, uint64_t rows,
+                  uint64_t columns, const Visit& visit) {
   const auto element_bytes = static_cast<uint64_t>(DTypeBytes(dtype));
   uint32_t values[kChunkElements];
   for (uint64_t row = 0; row < rows; ++row) {
+    const std::byte* const from = row_at(row);
     for (uint64_t column = 0; column < columns; column += kChunkElements) {
       const uint64_t count = std::min(kChunkElements, columns - column);
-      LoadFp32(block + row * row_bytes + column * element_bytes, dtype, count,
-               values);
+      LoadFp32(from + column * element_bytes, dtype, count, values);
       visit(row, column, values, count);
     }
   }
 }
 
-// One matrix, block by block.
-void QuantizeMatrix(const BlockQuantize& op, const std::byte* input,
+// One matrix, block by block. `row_at(row)`: where a row of the input begins.
+template <typename RowAt>
+void QuantizeMatrix(const BlockQuantize& op, const RowAt& row_at,
                     std::byte* output, std::byte* scales) {
   const auto input_bytes = static_cast<uint64_t>(DTypeBytes(op.input.dtype));
   const auto scale_bytes = static_cast<uint64_t>(DTypeBytes(op.scales.dtype));
@@ -53,11 +54,12 @@ void QuantizeMatrix(const BlockQuantize& op, const std::byte* input,
     for (uint64_t column = 0; column < op.columns; column += op.block_columns) {
       const uint64_t columns =
           std::min<uint64_t>(op.block_columns, op.columns - column);
-      const std::byte* block =
-          input + row * op.input_row_bytes + column * input_bytes;
+      const auto block_row_at = [&](uint64_t r) {
+        return row_at(row + r) + column * input_bytes;
+      };
       uint32_t amax = 0;
       ForEachChunk(
-          block, op.input.dtype, op.input_row_bytes, rows, columns,
+          block_row_at, op.input.dtype, rows, columns,
           [&](uint64_t, uint64_t, const uint32_t* values, uint64_t count) {
             for (uint64_t i = 0; i < count; ++i) {
               amax = std::max(amax, MagnitudeBits(values[i]));
@@ -69,7 +71,7 @@ void QuantizeMatrix(const BlockQuantize& op, const std::byte* input,
                       column / op.block_columns * scale_bytes,
                   &scale.stored, scale_bytes);
       ForEachChunk(
-          block, op.input.dtype, op.input_row_bytes, rows, columns,
+          block_row_at, op.input.dtype, rows, columns,
           [&](uint64_t r, uint64_t c, const uint32_t* values, uint64_t count) {
             std::byte* to =
                 output + (row + r) * op.output_row_bytes + column + c;
@@ -103,8 +105,16 @@ void RunHostQuantize(const HostQuantize& host, std::byte* const* table) {
         address->byte_offset += i * stride->bytes;
       }
     }
-    QuantizeMatrix(op, table[input.entry] + input.byte_offset,
-                   table[output.entry] + output.byte_offset,
+    const auto row_at = [&](uint64_t row) -> const std::byte* {
+      CopyStride run;
+      if (op.run_rows > 0) {
+        run = host.runs[row / op.run_rows];
+        row %= op.run_rows;
+      }
+      return table[input.entry + run.entries] + input.byte_offset + run.bytes +
+             row * op.input_row_bytes;
+    };
+    QuantizeMatrix(op, row_at, table[output.entry] + output.byte_offset,
                    table[scales.entry] + scales.byte_offset);
   }
 }

@@ -12,6 +12,7 @@ namespace refit {
 struct HostQuantize {
   BlockQuantize quantize;
   std::vector<QuantizeLoop> loops;  // outermost first
+  std::vector<CopyStride> runs;     // of its rows
 };
 
 void RunHostQuantize(const HostQuantize& quantize, std::byte* const* table);

@@ -32,6 +32,7 @@ struct QuantizeCase {
   uint64_t input_offset_bytes = 0;  // where the first matrix begins
   uint64_t extra_columns = 0;       // of a row of the input's tensor
   bool has_links = false;           // a tensor each takes another link
+  uint64_t run_rows = 0;  // so many rows lie in one tensor, as many in another
 };
 
 // e4m3 by its definition: sign, exponent of bias 7, three bits of mantissa.
@@ -149,6 +150,7 @@ class QuantizeConformance : public DeviceConformance {
     std::vector<Bytes> expected_values, expected_scales;
     for (uint64_t tensor = 0; tensor < 2; ++tensor) {
       Bytes input = RandomBytes(c.input_offset_bytes + 2 * input_matrix);
+      Bytes other = input;
       Bytes values(2 * output_matrix), scales(2 * scale_matrix);
       for (uint64_t m = 0; m < 2; ++m) {
         std::vector<float> matrix = Values(c, 2 * tensor + m);
@@ -157,8 +159,11 @@ class QuantizeConformance : public DeviceConformance {
             float& value = matrix[r * c.columns + i];
             const uint64_t bits = BitsOf(value, c.dtype);
             value = ValueOf(bits, c.dtype);
-            std::memcpy(input.data() + c.input_offset_bytes + m * input_matrix +
-                            r * input_row + i * element,
+            const uint64_t run = c.run_rows == 0 ? 0 : r / c.run_rows;
+            const uint64_t row = r - (run + 1) / 2 * c.run_rows;
+            std::memcpy((run % 2 == 0 ? input : other).data() +
+                            c.input_offset_bytes + m * input_matrix +
+                            row * input_row + i * element,
                         &bits, element);
           }
         }
@@ -193,6 +198,7 @@ class QuantizeConformance : public DeviceConformance {
       memory.push_back(Upload(input));
       memory.push_back(Upload(untouched));
       memory.push_back(Upload(scales_untouched));
+      memory.push_back(Upload(other));
       expected_values.push_back(std::move(values));
       expected_scales.push_back(std::move(scales));
     }
@@ -215,10 +221,19 @@ class QuantizeConformance : public DeviceConformance {
     if (c.format == fb::ScaleFormat::kE8m0) {
       batch.quantizes[0].scales.dtype = DType::kUint8;
     }
+    if (c.run_rows > 0) {
+      batch.row_runs.push_back({.entries = 99, .bytes = 99});  // of nobody
+      batch.quantizes[0].run_rows = c.run_rows;
+      batch.quantizes[0].runs_begin = 1;
+      for (uint64_t run = 0; run * c.run_rows < c.rows; ++run) {
+        batch.row_runs.push_back({.entries = run % 2 * 3,
+                                  .bytes = run / 2 * c.run_rows * input_row});
+      }
+    }
     batch.quantize_loops = {{.extent = 2,
-                             .input = {.entries = 3},
-                             .output = {.entries = 3},
-                             .scales = {.entries = 3}},
+                             .input = {.entries = 4},
+                             .output = {.entries = 4},
+                             .scales = {.entries = 4}},
                             {.extent = 2,
                              .input = {.bytes = input_matrix},
                              .output = {.bytes = output_matrix},
@@ -229,7 +244,7 @@ class QuantizeConformance : public DeviceConformance {
       batch.quantizes[0].link = 3;
       BlockQuantize other = batch.quantizes[0];
       for (CopyAddress* at : {&other.input, &other.output, &other.scales}) {
-        at->entry += 3;
+        at->entry += 4;
       }
       other.link = 1;
       batch.quantizes.push_back(other);
@@ -240,8 +255,8 @@ class QuantizeConformance : public DeviceConformance {
     ASSERT_TRUE(prepared.ok()) << prepared.status();
     ASSERT_TRUE((*prepared)->Enqueue(0, kStream).ok());
     for (uint64_t tensor = 0; tensor < 2; ++tensor) {
-      const Bytes values = Download(*memory[3 * tensor + 1]);
-      const Bytes scales = Download(*memory[3 * tensor + 2]);
+      const Bytes values = Download(*memory[4 * tensor + 1]);
+      const Bytes scales = Download(*memory[4 * tensor + 2]);
       EXPECT_TRUE(scales == expected_scales[tensor]) << "tensor " << tensor;
       for (uint64_t i = 0; i < values.size(); ++i) {
         ASSERT_EQ(values[i], expected_values[tensor][i])
@@ -318,6 +333,39 @@ TEST_P(QuantizeConformance, LinksTakeTurns) {
              .block_columns = 32,
              .format = fb::ScaleFormat::kE8m0,
              .has_links = true});
+}
+
+TEST_P(QuantizeConformance, RowsMayLieApart) {
+  for (const uint64_t run_rows : {64, 40, 128, 1, 999}) {
+    for (const bool has_links : {false, true}) {
+      CheckCase({.rows = 300,
+                 .columns = 256,
+                 .extra_columns = 8,
+                 .has_links = has_links,
+                 .run_rows = run_rows});
+    }
+    CheckCase({.rows = 200,
+               .columns = 130,
+               .dtype = DType::kFp32,
+               .run_rows = run_rows});
+    CheckCase({.rows = 150,
+               .columns = 128,
+               .dtype = DType::kFp16,
+               .input_offset_bytes = 2,
+               .run_rows = run_rows});
+    CheckCase({.rows = 70,
+               .columns = 96,
+               .block_rows = 1,
+               .block_columns = 32,
+               .format = fb::ScaleFormat::kE8m0,
+               .has_links = true,
+               .run_rows = run_rows});
+    CheckCase({.rows = 300,
+               .columns = 96,
+               .block_rows = 3,
+               .block_columns = 32,
+               .run_rows = run_rows});
+  }
 }
 
 TEST_P(QuantizeConformance, OtherInputsAreTheReferences) {

@@ -75,6 +75,12 @@ class Lowering {
         tiles.push_back(static_cast<uint32_t>(tile));
       }
     }
+    for (const CopyStride& run : batch_.row_runs) {
+      program_.row_runs.push_back(
+          {.bytes = run.bytes,
+           .entries = static_cast<uint32_t>(run.entries),
+           .reserved = 0});
+    }
     if (quantizes_of_link.size() > 1) {
       program_.quantize_order = Interleaved(quantizes_of_link);
     }
@@ -211,7 +217,7 @@ class Lowering {
   static cuda::KernelQuantizeCount CountOf(uint64_t count) {
     cuda::KernelQuantizeCount divided = {};
     divided.count = count;
-    if (count <= kCountMax) {
+    if (count > 0 && count <= kCountMax) {
       cuda::DivisionBy(static_cast<uint32_t>(count), divided.magic,
                        divided.shift);
     }
@@ -252,7 +258,9 @@ class Lowering {
     kernel.block_columns = op.block_columns;
     kernel.dtype = op.input.dtype;
     kernel.format = op.format;
-    kernel.to_peer = op.link != 0 ? 1 : 0;
+    kernel.over_link = op.link != 0 ? 1 : 0;
+    kernel.run_rows = CountOf(op.run_rows);
+    kernel.runs_begin = op.runs_begin;
     kernel.loops_count = static_cast<uint32_t>(loops.size());
     for (size_t l = 0; l < loops.size(); ++l) {
       const QuantizeLoop& loop = loops[loops.size() - 1 - l];
@@ -378,6 +386,7 @@ class CudaPreparedCopies : public PreparedCopies {
       size_t parted_tiles;
       size_t quantizes;
       size_t quantize_order;
+      size_t row_runs;
       size_t applies;
       size_t digests;
     };
@@ -390,9 +399,10 @@ class CudaPreparedCopies : public PreparedCopies {
           program.parted_tiles.empty() ? tiles : add(program.parted_tiles);
       const size_t quantizes = add(program.quantizes);
       const size_t quantize_order = add(program.quantize_order);
+      const size_t row_runs = add(program.row_runs);
       const size_t applies = add(program.applies);
       offsets.push_back({copies, tiles, parted_tiles, quantizes, quantize_order,
-                         applies, add(program.digests)});
+                         row_runs, applies, add(program.digests)});
     }
     if (image.empty()) image.resize(16);
     absl::Status status =
@@ -414,17 +424,19 @@ class CudaPreparedCopies : public PreparedCopies {
           {.tiles = reinterpret_cast<const KernelTile*>(
                base + offsets[i].parted_tiles),
            .bulk_count = static_cast<uint32_t>(programs[i].bulk_tiles)});
-      quantizes_.push_back(
-          {.table = reinterpret_cast<std::byte* const*>(base + table_at),
-           .operations = reinterpret_cast<const KernelQuantize*>(
-               base + offsets[i].quantizes),
-           .operations_count =
-               static_cast<uint32_t>(programs[i].quantizes.size()),
-           .tiles_count = programs[i].quantize_tiles,
-           .order = programs[i].quantize_order.empty()
-                        ? nullptr
-                        : reinterpret_cast<const uint32_t*>(
-                              base + offsets[i].quantize_order)});
+      cuda::QuantizeBatch& quantizes = quantizes_.emplace_back();
+      quantizes.table = reinterpret_cast<std::byte* const*>(base + table_at);
+      quantizes.operations =
+          reinterpret_cast<const KernelQuantize*>(base + offsets[i].quantizes);
+      quantizes.operations_count =
+          static_cast<uint32_t>(programs[i].quantizes.size());
+      quantizes.tiles_count = programs[i].quantize_tiles;
+      if (!programs[i].quantize_order.empty()) {
+        quantizes.order =
+            reinterpret_cast<const uint32_t*>(base + offsets[i].quantize_order);
+      }
+      quantizes.runs = reinterpret_cast<const cuda::KernelRowRun*>(
+          base + offsets[i].row_runs);
       applies_.push_back(
           {.table = reinterpret_cast<std::byte* const*>(base + table_at),
            .operations = reinterpret_cast<const cuda::KernelApply*>(

@@ -29,6 +29,7 @@ struct KernelProgram {
   // One for each copy where these are digested; else empty.
   std::vector<cuda::KernelDigest> digests;
   std::vector<cuda::KernelQuantize> quantizes;
+  std::vector<cuda::KernelRowRun> row_runs;
   uint64_t quantize_tiles = 0;
   // Numbers of these tiles, interleaved over links; empty if there is one link.
   std::vector<uint32_t> quantize_order;

@@ -28,6 +28,12 @@ struct Block {
   uint32_t columns;
   DType dtype;  // of the input
   fb::ScaleFormat format;
+  // Null: the rows of the input follow each other. Otherwise `input` is unused.
+  const KernelRowRun* runs;
+  KernelQuantizeCount run_rows;
+  uint64_t first_row;  // of the matrix
+  uint64_t offset;     // of the input, from the entry's address
+  uint32_t entry;
 };
 
 __device__ __forceinline__ uint32_t Divide(uint32_t n, uint32_t magic,
@@ -38,8 +44,28 @@ __device__ __forceinline__ uint32_t Divide(uint32_t n, uint32_t magic,
 // Numbers below it are divided as 31-bit ones.
 constexpr uint64_t kNarrowCount = (uint64_t{1} << 31) - 1;
 
-__device__ Block BlockAt(const KernelQuantize& op, std::byte* const* table,
+// `row` / run_rows.
+__device__ __forceinline__ uint64_t RunOf(const KernelQuantizeCount& run_rows,
+                                          uint64_t row) {
+  return row <= kNarrowCount && run_rows.count <= kNarrowCount
+             ? Divide(static_cast<uint32_t>(row), run_rows.magic,
+                      run_rows.shift)
+             : row / run_rows.count;
+}
+
+// Where row `row` of the matrix begins, from the block's first column on.
+__device__ __forceinline__ const std::byte* RowInRuns(const Block& block,
+                                                      std::byte* const* table,
+                                                      uint64_t row) {
+  const uint64_t number = RunOf(block.run_rows, row);
+  const KernelRowRun& run = block.runs[number];
+  return table[block.entry + run.entries] + block.offset + run.bytes +
+         (row - number * block.run_rows.count) * block.input_row_bytes;
+}
+
+__device__ Block BlockAt(const QuantizeBatch& batch, const KernelQuantize& op,
                          uint64_t number) {
+  std::byte* const* const table = batch.table;
   // Divisions of 64 bits would be most of a small block's time.
   const bool is_narrow = op.blocks <= kNarrowCount;
   const auto take = [&](const KernelQuantizeCount& by) -> uint64_t {
@@ -87,6 +113,19 @@ __device__ Block BlockAt(const KernelQuantize& op, std::byte* const* table,
       columns_left < op.block_columns ? columns_left : op.block_columns);
   block.dtype = op.dtype;
   block.format = op.format;
+  block.runs = nullptr;
+  if (op.run_rows.count != 0) {
+    block.runs = batch.runs + op.runs_begin;
+    block.run_rows = op.run_rows;
+    block.first_row = row;
+    block.offset = offset[kInput] + column * input_bytes;
+    block.entry = entry[kInput];
+    const uint64_t run = RunOf(op.run_rows, row);
+    if (row + block.rows <= (run + 1) * op.run_rows.count) {
+      block.input = RowInRuns(block, table, row);
+      block.runs = nullptr;
+    }
+  }
   return block;
 }
 
@@ -154,19 +193,38 @@ __device__ void StoreScale(const Block& block, const BlockScale& scale) {
   }
 }
 
-__device__ bool IsHeld(const Block& block) {
-  const uint64_t input = reinterpret_cast<uint64_t>(block.input);
+// Where the rows of a held block's input begin.
+struct HeldRows {
+  const std::byte* input[kHeldRows];
+};
+
+// The same for all threads of the thread block, which all call it. Fills `rows`
+// for a block whose rows lie apart.
+__device__ bool IsHeld(const Block& block, std::byte* const* table,
+                       HeldRows& rows) {
   const uint64_t output = reinterpret_cast<uint64_t>(block.output);
-  return block.dtype != DType::kFp32 && block.columns == kHeldColumns &&
-         block.rows <= kHeldRows &&
-         ((input | block.input_row_bytes) & 15) == 0 &&
-         ((output | block.output_row_bytes) & 7) == 0;
+  if (block.dtype == DType::kFp32 || block.columns != kHeldColumns ||
+      block.rows > kHeldRows || ((output | block.output_row_bytes) & 7) != 0) {
+    return false;
+  }
+  if (block.runs == nullptr) {
+    const uint64_t input = reinterpret_cast<uint64_t>(block.input);
+    return ((input | block.input_row_bytes) & 15) == 0;
+  }
+  uint64_t input = 0;
+  if (threadIdx.x < block.rows) {
+    rows.input[threadIdx.x] =
+        RowInRuns(block, table, block.first_row + threadIdx.x);
+    input = reinterpret_cast<uint64_t>(rows.input[threadIdx.x]);
+  }
+  return __syncthreads_or((input & 15) != 0) == 0;
 }
 
 // By all threads of the thread block. 16-bit magnitudes are in the order of
 // their values, as those of fp32 are.
-template <DType dtype>
-__device__ __forceinline__ void QuantizeHeld(const Block& block) {
+template <DType dtype, typename RowAt>
+__device__ __forceinline__ void QuantizeHeld(const Block& block,
+                                             const RowAt& row_at) {
   const uint32_t first_row = threadIdx.x / kHeldRowThreads;
   const uint32_t unit = threadIdx.x % kHeldRowThreads;
   uint4 held[kHeldRowsOfThread];
@@ -176,9 +234,7 @@ __device__ __forceinline__ void QuantizeHeld(const Block& block) {
     const uint32_t row = first_row + i * kHeldRowsAtOnce;
     held[i] = make_uint4(0, 0, 0, 0);
     if (row >= block.rows) continue;
-    held[i] = __ldcs(reinterpret_cast<const uint4*>(
-                         block.input + row * block.input_row_bytes) +
-                     unit);
+    held[i] = __ldcs(reinterpret_cast<const uint4*>(row_at(row)) + unit);
   }
 #pragma unroll
   for (uint32_t i = 0; i < kHeldRowsOfThread; ++i) {
@@ -208,17 +264,35 @@ __device__ __forceinline__ void QuantizeHeld(const Block& block) {
   }
 }
 
+template <typename RowAt>
+__device__ __forceinline__ void QuantizeHeldBlock(const Block& block,
+                                                  const RowAt& row_at) {
+  if (block.dtype == DType::kBf16) {
+    QuantizeHeld<DType::kBf16>(block, row_at);
+  } else {
+    QuantizeHeld<DType::kFp16>(block, row_at);
+  }
+}
+
 // Any block, read twice, by `threads` threads of which this is `thread`; each
-// row is for up to a warp of them.
+// row is for up to a warp of them. Not inline: its registers would be the
+// kernel's, of which four blocks are to run on a multiprocessor.
 template <typename Max>
-__device__ void QuantizeAny(const Block& block, uint32_t thread,
-                            uint32_t threads, const Max& max) {
+__device__ __noinline__ void QuantizeAny(const Block& block,
+                                         std::byte* const* table,
+                                         uint32_t thread, uint32_t threads,
+                                         const Max& max) {
+  const auto row_at = [&](uint32_t row) {
+    return block.runs == nullptr
+               ? block.input + row * block.input_row_bytes
+               : RowInRuns(block, table, block.first_row + row);
+  };
   const uint32_t across = threads < kWarpThreads ? threads : kWarpThreads;
   const uint32_t first_row = thread / across;
   const uint32_t first_column = thread % across;
   uint32_t amax = 0;
   for (uint32_t row = first_row; row < block.rows; row += threads / across) {
-    const std::byte* from = block.input + row * block.input_row_bytes;
+    const std::byte* from = row_at(row);
     for (uint32_t at = first_column; at < block.columns; at += across) {
       const uint32_t magnitude = MagnitudeBits(LoadFp32(from, block.dtype, at));
       amax = magnitude > amax ? magnitude : amax;
@@ -228,13 +302,21 @@ __device__ void QuantizeAny(const Block& block, uint32_t thread,
       ScaleOf(max(amax), block.format, Division::kByReciprocal);
   if (thread == 0) StoreScale(block, scale);
   for (uint32_t row = first_row; row < block.rows; row += threads / across) {
-    const std::byte* from = block.input + row * block.input_row_bytes;
+    const std::byte* from = row_at(row);
     std::byte* to = block.output + row * block.output_row_bytes;
     for (uint32_t at = first_column; at < block.columns; at += across) {
       reinterpret_cast<uint8_t*>(to)[at] =
           QuantizedValue(LoadFp32(from, block.dtype, at), scale.inverse);
     }
   }
+}
+
+// Any block, by one thread. A copy, so that only blocks that come here are in
+// memory.
+__device__ __forceinline__ void QuantizeAlone(const Block& small,
+                                              std::byte* const* table) {
+  const Block block = small;
+  QuantizeAny(block, table, 0, 1, [](uint32_t amax) { return amax; });
 }
 
 // A row of 32 numbers of 16 bits.
@@ -368,29 +450,30 @@ __device__ __forceinline__ void QuantizeRows(Rows& rows,
 }
 
 // By all threads of the thread block. A tile is of one operation.
-__device__ void QuantizeSmall(const KernelQuantize& op, std::byte* const* table,
-                              uint64_t tile, Rows& rows) {
+__device__ void QuantizeSmall(const QuantizeBatch& batch,
+                              const KernelQuantize& op, uint64_t tile,
+                              Rows& rows) {
   const uint64_t number = tile * kSmallBlocksPerTile + threadIdx.x;
-  if (op.to_peer == 0) {
+  if (op.over_link == 0) {
     if (number >= op.blocks) return;
-    const Block small = BlockAt(op, table, number);
+    const Block small = BlockAt(batch, op, number);
     if (IsRow(small)) {
       QuantizeRow(small);
     } else {
-      QuantizeAny(small, 0, 1, [](uint32_t amax) { return amax; });
+      QuantizeAlone(small, batch.table);
     }
     return;
   }
   __syncthreads();
   rows.input[threadIdx.x] = nullptr;
   if (number < op.blocks) {
-    const Block small = BlockAt(op, table, number);
+    const Block small = BlockAt(batch, op, number);
     if (IsRow(small)) {
       rows.input[threadIdx.x] = small.input;
       rows.output[threadIdx.x] = small.output;
       rows.scale[threadIdx.x] = reinterpret_cast<uint64_t>(small.scale);
     } else {
-      QuantizeAny(small, 0, 1, [](uint32_t amax) { return amax; });
+      QuantizeAlone(small, batch.table);
     }
   }
   __syncthreads();
@@ -410,6 +493,7 @@ __global__ void __launch_bounds__(kThreads)
     QuantizeKernel(const QuantizeBatch batch, const uint32_t* unless) {
   __shared__ Block blocks[kTilesAtOnce];
   __shared__ Rows rows;
+  __shared__ HeldRows held_rows;
   if (IsStopped(unless)) return;
   const auto position_of = [&](uint64_t turn) {
     return turn * gridDim.x + blockIdx.x;
@@ -430,7 +514,7 @@ __global__ void __launch_bounds__(kThreads)
       blocks[threadIdx.x].columns =
           static_cast<uint32_t>(&op - batch.operations);
       if (!IsSmallBlock(op.block_rows, op.block_columns)) {
-        blocks[threadIdx.x] = BlockAt(op, batch.table, tile - op.first_tile);
+        blocks[threadIdx.x] = BlockAt(batch, op, tile - op.first_tile);
       }
     }
     __syncthreads();
@@ -440,13 +524,15 @@ __global__ void __launch_bounds__(kThreads)
       if (block.rows == 0) {
         const uint64_t tile = tile_of(turn + i);
         const KernelQuantize& op = batch.operations[block.columns];
-        QuantizeSmall(op, batch.table, tile - op.first_tile, rows);
-      } else if (!IsHeld(block)) {
-        QuantizeAny(block, threadIdx.x, kThreads, ThreadBlockMax);
-      } else if (block.dtype == DType::kBf16) {
-        QuantizeHeld<DType::kBf16>(block);
+        QuantizeSmall(batch, op, tile - op.first_tile, rows);
+      } else if (!IsHeld(block, batch.table, held_rows)) {
+        QuantizeAny(block, batch.table, threadIdx.x, kThreads, ThreadBlockMax);
       } else {
-        QuantizeHeld<DType::kFp16>(block);
+        QuantizeHeldBlock(block, [&](uint32_t row) {
+          return block.runs == nullptr
+                     ? block.input + row * block.input_row_bytes
+                     : held_rows.input[row];
+        });
       }
     }
   }

@@ -34,6 +34,13 @@ struct KernelQuantizeLoop {
 
 inline constexpr uint32_t kQuantizeLoopsMax = 4;
 
+// How far a run of rows of the input lies from its address; sums wrap.
+struct KernelRowRun {
+  uint64_t bytes;
+  uint32_t entries;
+  uint32_t reserved;
+};
+
 struct KernelQuantize {
   uint64_t first_tile;
   uint64_t blocks;  // of all matrices
@@ -41,6 +48,7 @@ struct KernelQuantize {
   uint64_t columns;
   KernelQuantizeCount blocks_down;
   KernelQuantizeCount blocks_across;
+  KernelQuantizeCount run_rows;  // 0: the rows follow each other
   uint64_t offset[kQuantizeOperands];
   uint64_t row_bytes[kQuantizeOperands];
   uint32_t entry[kQuantizeOperands];
@@ -49,7 +57,9 @@ struct KernelQuantize {
   uint32_t loops_count;
   DType dtype;  // of the input
   fb::ScaleFormat format;
-  uint16_t to_peer;  // 1: what is stored may cross NVLink
+  uint16_t over_link;  // 1: what is stored or loaded may cross NVLink
+  uint32_t runs_begin;
+  uint32_t reserved;
   KernelQuantizeLoop loops[kQuantizeLoopsMax];  // innermost first
 };
 
@@ -62,7 +72,9 @@ constexpr bool IsSmallBlock(uint32_t rows, uint32_t columns) {
   return uint64_t{rows} * columns <= kSmallBlockElements;
 }
 
-using QuantizeBatch = TiledBatch<KernelQuantize>;
+struct QuantizeBatch : TiledBatch<KernelQuantize> {
+  const KernelRowRun* runs = nullptr;
+};
 
 // As LoadCopyKernel.
 cudaError_t LoadQuantizeKernel();

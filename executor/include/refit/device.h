@@ -67,6 +67,10 @@ struct QuantizeLoop {
 // Quantizes matrices to fp8 e4m3, one scale for each block
 // (executor/device/quantize.h holds the arithmetic). Blocks count from a
 // matrix's first element; at its edges they may be smaller.
+//
+// Rows of an input may lie apart: where `run_rows` is not 0, row r of a matrix
+// stands input_row_bytes * (r % run_rows) behind the input's address, moved by
+// CopyBatch::row_runs[runs_begin + r / run_rows].
 struct BlockQuantize {
   CopyAddress input;  // bf16, fp16 or fp32
   CopyAddress output;
@@ -81,8 +85,10 @@ struct BlockQuantize {
   fb::ScaleFormat format = fb::ScaleFormat::kUnspecified;
   uint32_t loops_begin = 0;  // into CopyBatch::quantize_loops, outermost first
   uint32_t loops_count = 0;
-  // As StridedCopy's; 0: output and scales are this device's own.
+  // As StridedCopy's; 0: all three are this device's own.
   uint32_t link = 0;
+  uint32_t runs_begin = 0;
+  uint64_t run_rows = 0;  // 0: the rows follow each other
 };
 
 // What becomes of an element x (executor/device/element_function.h).
@@ -187,6 +193,8 @@ struct CopyBatch {
   DeltaCopies delta;                  // of kChanged, kMarked and kKept
   std::vector<BlockQuantize> quantizes;
   std::vector<QuantizeLoop> quantize_loops;
+  // Of BlockQuantizes: sums wrap, so that a run may lie before the address.
+  std::vector<CopyStride> row_runs;
   std::vector<ElementApply> applies;
   std::vector<ElementFunction> functions;
 };
