@@ -5,15 +5,21 @@
 #include <map>
 #include <set>
 
+#include "plan/vector_length.h"
+
 namespace refit {
 namespace {
 
+using Slots = std::set<uint32_t>;
+
 // Whether the tensors of `rank` are written once in a refit, and read by nobody
-// before its end.
-bool IsAtRest(const PlanFile& plan, int32_t rank) {
+// before its end. `pulled`: its scratch that is not used.
+bool IsAtRest(const PlanFile& plan, int32_t rank, const Slots& pulled) {
   const fb::RankProgram& program = *plan.body().programs()->Get(rank);
-  if (program.quantizes() != nullptr && program.quantizes()->size() > 0) {
-    return false;
+  for (uint32_t i = 0; i < Length(program.quantizes()); ++i) {
+    if (!pulled.contains(program.quantizes()->Get(i)->input_slot())) {
+      return false;
+    }
   }
   if (plan.side(rank) == fb::Side::kSource) return true;
   const auto& messages = *program.messages();
@@ -21,6 +27,27 @@ bool IsAtRest(const PlanFile& plan, int32_t rank) {
                       [](const fb::Message* message) {
                         return message->kind() == fb::MessageKind::kSend;
                       });
+}
+
+// The rounds in which `receiver` still gets something from `sender`.
+std::set<uint32_t> RoundsLeft(const PlanFile& plan, int32_t sender,
+                              int32_t receiver, const Slots& pulled) {
+  const fb::Body& body = plan.body();
+  const fb::RankProgram& program = *body.programs()->Get(receiver);
+  std::set<uint32_t> rounds;
+  for (const fb::Message* message : *program.messages()) {
+    if (message->kind() != fb::MessageKind::kRecv ||
+        PeerOf(body, program, *message) != static_cast<uint32_t>(sender)) {
+      continue;
+    }
+    const fb::CopyList& list = *body.copy_lists()->Get(message->copies());
+    for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
+      if (pulled.contains(body.copies()->Get(c)->buffer_slot())) continue;
+      rounds.insert(message->round());
+      break;
+    }
+  }
+  return rounds;
 }
 
 // The rounds in which a pair of ranks has the same origin.
@@ -42,19 +69,35 @@ Span& Extend(Spans& spans, int32_t peer, size_t round) {
 
 std::vector<DirectEnds> ListDirectEnds(const PlanFile& plan, int32_t rank,
                                        const RankSchedule& schedule,
-                                       const PeerTensors& peers) {
+                                       const PeerTensors& peers, bool pulls) {
   const std::vector<RoundWork>& rounds = schedule.rounds();
   // Peers by round: targets, whose tensors this rank uses, and origins.
   std::vector<std::set<int32_t>> targets(rounds.size());
   std::vector<std::set<int32_t>> origins(rounds.size());
   Spans of_targets, of_origins;  // by targets, by origins
-  const bool at_rest = IsAtRest(plan, rank);
+  const Slots none;
+  const auto pulled_of = [&](int32_t of) -> const Slots& {
+    const auto found = peers.pulled_slots.find(of);
+    return pulls && found != peers.pulled_slots.end() ? found->second : none;
+  };
+  const Slots& mine = pulled_of(rank);
+  const bool at_rest = IsAtRest(plan, rank, mine);
+  std::map<int32_t, std::set<uint32_t>> left;  // rounds, by peer
+  const auto is_left = [&](size_t round, int32_t sender, int32_t receiver,
+                           int32_t peer, const Slots& pulled) {
+    if (pulled.empty()) return true;
+    const auto [of, is_new] = left.try_emplace(peer);
+    if (is_new) of->second = RoundsLeft(plan, sender, receiver, pulled);
+    return of->second.contains(rounds[round].index);
+  };
   for (size_t i = 0; i < rounds.size(); ++i) {
     for (const int32_t receiver : rounds[i].receivers) {
+      if (!is_left(i, rank, receiver, receiver, pulled_of(receiver))) continue;
       const bool moves = peers.Moves(fb::MessageKind::kSend, receiver);
       (moves ? targets : origins)[i].insert(receiver);
     }
     for (const int32_t sender : rounds[i].senders) {
+      if (!is_left(i, sender, rank, sender, mine)) continue;
       const bool moves = peers.Moves(fb::MessageKind::kRecv, sender);
       (moves ? targets : origins)[i].insert(sender);
     }
@@ -64,7 +107,7 @@ std::vector<DirectEnds> ListDirectEnds(const PlanFile& plan, int32_t rank,
     }
   }
   for (auto& [target, span] : of_targets)
-    span.target_at_rest = IsAtRest(plan, target);
+    span.target_at_rest = IsAtRest(plan, target, pulled_of(target));
   std::vector<DirectEnds> ends(rounds.size());
   for (size_t i = 0; i < rounds.size(); ++i) {
     ends[i].moves = !targets[i].empty();

@@ -36,9 +36,14 @@ struct DirectEnds {
 // used again and again, and a destination rank that relays. Fences are what
 // rounds cost, above all where ranks share a GPU: processes take turns on it,
 // milliseconds each.
+//
+// `pulls`: scratch of peers.pulled_slots is neither filled nor used. Then a
+// destination may be at rest that quantizes, and pairs of ranks that move
+// nothing in a round are left out.
 std::vector<DirectEnds> ListDirectEnds(const PlanFile& plan, int32_t rank,
                                        const RankSchedule& schedule,
-                                       const PeerTensors& peers);
+                                       const PeerTensors& peers,
+                                       bool pulls = false);
 
 }  // namespace refit
 

@@ -17,6 +17,7 @@
 #include "executor/nvtx.h"
 #include "executor/peer_tensors.h"
 #include "executor/post_hooks.h"
+#include "executor/quantize_pulls.h"
 #include "executor/rank_schedule.h"
 #include "executor/refit_enqueuer.h"
 #include "executor/waiting.h"
@@ -271,7 +272,8 @@ absl::StatusOr<BoundRounds> Executor::PrepareRounds(
     absl::Span<const BoundTensor> tensors, const CopyBatch& hooks) const {
   absl::StatusOr<RoundCopies> copies =
       BuildRoundCopies(plan_, options_.rank, *schedule_, addresses,
-                       staging_->data(), bound_->peers);
+                       staging_->data(), bound_->peers,
+                       /*joins_rounds=*/!options_.time_rounds);
   if (!copies.ok()) return copies.status();
   copies->batches[RankSchedule::kHookBatch] = hooks;
   DeltaRounds delta;
@@ -291,6 +293,9 @@ absl::StatusOr<BoundRounds> Executor::PrepareRounds(
                      .fused = std::move(copies->fused),
                      .direct_ends = ListDirectEnds(plan_, options_.rank,
                                                    *schedule_, bound_->peers),
+                     .pulled_ends = ListDirectEnds(plan_, options_.rank,
+                                                   *schedule_, bound_->peers,
+                                                   /*pulls=*/true),
                      .delta = std::move(delta)};
 }
 
@@ -445,6 +450,10 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
                                 *options_.device, *options_.transport, deadline,
                                 bound_->peers),
                  options_.rank);
+    const absl::Status agreed = AgreeOnPulls(
+        plan_, options_.rank, *schedule_, *addresses, *options_.device,
+        *options_.transport, deadline, bound_->peers);
+    if (status.ok()) status = WithRank(agreed, options_.rank);
   }
   BoundRounds rounds;
   if (status.ok()) {

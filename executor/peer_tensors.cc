@@ -33,6 +33,18 @@ absl::StatusOr<MapOffer> ReadOffer(std::string_view bytes) {
   return absl::InternalError("tensors offered in a form that is not known");
 }
 
+// Of a rank's tensors in bytes, by entry of its TensorTable.
+std::vector<uint64_t> TensorSizes(const PlanFile& plan, int32_t rank) {
+  const TensorTable table(plan, rank);
+  std::vector<uint64_t> sizes;
+  for (size_t slot = 0; slot < table.stacks(); ++slot) {
+    const fb::Buffer& buffer = table.buffer(slot);
+    sizes.insert(sizes.end(), table.begin(slot + 1) - table.begin(slot),
+                 TensorElements(buffer) * DTypeBytes(buffer.dtype()));
+  }
+  return sizes;
+}
+
 class PeerMapping {
  public:
   PeerMapping(const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
@@ -73,34 +85,17 @@ class PeerMapping {
  private:
   // "" after an error.
   std::string Export() {
-    std::vector<MemoryRange> ranges;
-    const std::vector<uint64_t> sizes = SizesOf(rank_);
-    for (size_t entry = 0; entry < sizes.size(); ++entry) {
-      ranges.push_back({.data = addresses_[entry], .size_bytes = sizes[entry]});
-    }
     absl::StatusOr<std::unique_ptr<ExportedMemory>> exported =
-        device_.Export(ranges);
+        ExportTensors(plan_, rank_, addresses_, device_);
     status_.Update(exported.status());
     if (!exported.ok()) return "";
     peers_.exported.push_back(*std::move(exported));
     return peers_.exported.back()->bytes();
   }
 
-  // Of a rank's tensors in bytes, by entry of its TensorTable.
-  std::vector<uint64_t> SizesOf(int32_t rank) const {
-    const TensorTable table(plan_, rank);
-    std::vector<uint64_t> sizes;
-    for (size_t slot = 0; slot < table.stacks(); ++slot) {
-      const fb::Buffer& buffer = table.buffer(slot);
-      sizes.insert(sizes.end(), table.begin(slot + 1) - table.begin(slot),
-                   TensorElements(buffer) * DTypeBytes(buffer.dtype()));
-    }
-    return sizes;
-  }
-
   absl::Status Import(int32_t peer, std::string_view exported) {
     absl::StatusOr<std::unique_ptr<MappedMemory>> mapped =
-        device_.Import(exported, SizesOf(peer));
+        ImportTensors(plan_, peer, exported, device_);
     if (!mapped.ok()) return mapped.status();
     peers_.mapped[peer] = *std::move(mapped);
     return absl::OkStatus();
@@ -190,6 +185,23 @@ PeerTensors PlannedPeerTensors(const PlanFile& plan,
   peers.pulled_from = {senders.begin(), senders.end()};
   peers.pulled_by = {receivers.begin(), receivers.end()};
   return peers;
+}
+
+absl::StatusOr<std::unique_ptr<ExportedMemory>> ExportTensors(
+    const PlanFile& plan, int32_t rank, absl::Span<std::byte* const> addresses,
+    Device& device) {
+  std::vector<MemoryRange> ranges;
+  const std::vector<uint64_t> sizes = TensorSizes(plan, rank);
+  for (size_t entry = 0; entry < sizes.size(); ++entry) {
+    ranges.push_back({.data = addresses[entry], .size_bytes = sizes[entry]});
+  }
+  return device.Export(ranges);
+}
+
+absl::StatusOr<std::unique_ptr<MappedMemory>> ImportTensors(
+    const PlanFile& plan, int32_t peer, std::string_view exported,
+    Device& device) {
+  return device.Import(exported, TensorSizes(plan, peer));
 }
 
 absl::Status MapPeerTensors(const PlanFile& plan, int32_t rank,

@@ -8,9 +8,11 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "executor/rank_schedule.h"
 #include "plan/plan_file.h"
@@ -33,6 +35,13 @@ struct PeerTensors {
   // Peers whose tensors this rank was to map and cannot, with why. They map
   // this rank's instead.
   std::map<int32_t, std::string> unmapped;
+  // Of a destination that quantizes: the sources whose tensors it has mapped,
+  // beside what these store.
+  std::set<int32_t> readable;
+  // By destination, this rank or one that it stores into: the slots of its
+  // scratch that only a checked refit fills, because it reads the sources'
+  // tensors instead (executor/quantize_pulls.h). None is empty.
+  std::map<int32_t, std::set<uint32_t>> pulled_slots;
 
   // Whether this rank, not `peer`, moves a message of this kind between them.
   bool Moves(fb::MessageKind kind, int32_t peer) const {
@@ -45,6 +54,15 @@ struct PeerTensors {
 // mapped.
 PeerTensors PlannedPeerTensors(const PlanFile& plan,
                                const RankSchedule& schedule);
+
+// Shows the rank's tensors, so that peers can map them.
+absl::StatusOr<std::unique_ptr<ExportedMemory>> ExportTensors(
+    const PlanFile& plan, int32_t rank, absl::Span<std::byte* const> addresses,
+    Device& device);
+// Maps what ExportTensors of rank `peer` shows.
+absl::StatusOr<std::unique_ptr<MappedMemory>> ImportTensors(
+    const PlanFile& plan, int32_t peer, std::string_view exported,
+    Device& device);
 
 // Maps what the rank needs of its peers. `addresses`: its own tensors, by entry
 // of its TensorTable.

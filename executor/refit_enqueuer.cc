@@ -134,6 +134,8 @@ void RefitEnqueuer::Record() {
 absl::Status RefitEnqueuer::RecordRounds() {
   is_recorded_ = true;
   recorded_multiprocessors_ = direct_multiprocessors_;
+  // The refit before may have been a checked one.
+  Choose(/*digests_scratch=*/false);
   const uint64_t drops = graph_->Drops();
   transport_.BeginRecording();
   absl::StatusOr<std::unique_ptr<DeviceGraph>> graph =
@@ -164,10 +166,6 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
   counters_ = {};
   direct_multiprocessors_ = options.direct_multiprocessors;
   kind_ = options.kind;
-  // Few multiprocessors store faster from scratch, in bulk.
-  fuses_ = kind_ == RefitKind::kPlain && !rounds_.fused.batches.empty() &&
-           (direct_multiprocessors_ == 0 || !rounds_.fused.in_peer_rounds);
-  counters_.fused_elements = fuses_ ? rounds_.fused.elements : 0;
   const RefitBatches* const batches = kind_ == RefitKind::kPlain ? nullptr
                                       : kind_ == RefitKind::kDelta
                                           ? &rounds_.delta.delta
@@ -193,6 +191,7 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
   // What is recorded digests no scratch. All ranks decide alike, whether they
   // have scratch or not.
   const bool digests_scratch = check != nullptr && check->DigestsScratch();
+  Choose(digests_scratch);
   if (*capturing || !records_ || !replays_ || digests_scratch) {
     status = EnqueueRounds(stream, check);
   } else {
@@ -223,6 +222,22 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
   return *capturing ? absl::OkStatus() : ended_->Record(stream);
 }
 
+void RefitEnqueuer::Choose(bool digests_scratch) {
+  const FusedBatches& fused = rounds_.fused;
+  const bool is_plain = kind_ == RefitKind::kPlain;
+  pulls_ = is_plain && !digests_scratch;
+  // Few multiprocessors store faster from scratch, in bulk.
+  const bool stores =
+      is_plain && (direct_multiprocessors_ == 0 || !fused.in_peer_rounds);
+  if (pulls_) {
+    choice_ = stores ? &fused.fused : &fused.bounded;
+  } else {
+    choice_ = stores ? &fused.checked : nullptr;
+  }
+  counters_.fused_elements = (stores ? fused.stored_elements : 0) +
+                             (pulls_ ? fused.pulled_elements : 0);
+}
+
 absl::Status RefitEnqueuer::Replay(Stream stream) {
   if (direct_multiprocessors_ != recorded_multiprocessors_) DropGraph();
   if (!is_recorded_) {
@@ -244,7 +259,6 @@ void RefitEnqueuer::AwaitQuantizing(Stream stream) {
 
 absl::Status RefitEnqueuer::EnqueueRounds(Stream stream, StateCheck* check) {
   quantizes_enqueued_ = 0;
-  digests_scratch_ = check != nullptr;
   absl::Status status =
       rounds_.copies->Enqueue(RankSchedule::kFillBatch, stream);
   status.Update(ForkStreams(stream));
@@ -261,6 +275,7 @@ absl::Status RefitEnqueuer::EnqueueRounds(Stream stream, StateCheck* check) {
     if (!status.ok()) return status;
   }
   status.Update(EnqueueQuantizes(schedule_.rounds().size(), stream, check));
+  if (status.ok() && pulls_) status = EnqueuePulls(stream);
   status.Update(JoinStreams(stream));
   return status;
 }
@@ -293,12 +308,10 @@ absl::Status RefitEnqueuer::JoinStreams(Stream stream) {
   return status;
 }
 
-// A checked refit quantizes into scratch too, to digest it: that is what shows
-// whether what was stored into peers' tensors is right.
 std::optional<size_t> RefitEnqueuer::LastLaunch(size_t launch) const {
-  if (!fuses_ || digests_scratch_) return launch;
+  if (choice_ == nullptr || choice_->is_idle.empty()) return launch;
   for (size_t i = launch + 1; i-- > 0;) {
-    if (!rounds_.fused.is_idle[i]) return i;
+    if (!choice_->is_idle[i]) return i;
   }
   return std::nullopt;
 }
@@ -538,7 +551,7 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
 // it waits for what other streams put in place.
 absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
   const RoundWork& work = schedule_.rounds()[round];
-  const DirectEnds& ends = rounds_.direct_ends[round];
+  const DirectEnds& ends = EndsOf(round);
   DeviceTimer* const timer =
       ends.IsTimed() ? events_[round].timer.get() : nullptr;
   Fence& fence = *transport_.fence();
@@ -574,6 +587,27 @@ absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat("round ", work.index, ": ",
                                                   status.message()));
+}
+
+absl::Status RefitEnqueuer::EnqueuePulls(Stream stream) {
+  const FusedBatches& fused = rounds_.fused;
+  if (fused.readers.empty() && fused.read_sources.empty()) {
+    return absl::OkStatus();
+  }
+  Fence& fence = *transport_.fence();
+  absl::Status status;
+  if (!fused.readers.empty()) {
+    status = fence.Grant(fused.readers, stream);
+    if (status.ok()) status = fence.AwaitFinishes(fused.readers, stream);
+  }
+  if (!fused.read_sources.empty() && status.ok()) {
+    status = fence.AwaitGrants(fused.read_sources, stream);
+    if (!status.ok()) return status;
+    status = rounds_.copies->Enqueue(*fused.pull_batch, stream, fence.aborted(),
+                                     direct_multiprocessors_);
+    status.Update(fence.Finish(fused.read_sources, stream));
+  }
+  return status;
 }
 
 absl::StatusOr<DeltaReport> RefitEnqueuer::MeasureDelta() const {
@@ -618,8 +652,7 @@ absl::StatusOr<std::vector<RoundMeasurement>> RefitEnqueuer::Measure() const {
   for (size_t i = 0; i < schedule_.rounds().size(); ++i) {
     const RoundWork& work = schedule_.rounds()[i];
     absl::StatusOr<double> seconds = 0.0;
-    if (work.mechanism == fb::Mechanism::kStaged ||
-        rounds_.direct_ends[i].IsTimed()) {
+    if (work.mechanism == fb::Mechanism::kStaged || EndsOf(i).IsTimed()) {
       seconds = events_[i].timer->Seconds();
     }
     if (!seconds.ok()) return seconds.status();

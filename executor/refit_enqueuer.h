@@ -27,6 +27,7 @@ struct BoundRounds {
   std::unique_ptr<PreparedCopies> copies;  // batches as RankSchedule's
   FusedBatches fused;                      // of `copies`
   std::vector<DirectEnds> direct_ends;     // by round of the schedule
+  std::vector<DirectEnds> pulled_ends;     // where destinations pull
   DeltaRounds delta;                       // of a plan with deltas
 };
 
@@ -126,12 +127,20 @@ class RefitEnqueuer {
   std::optional<size_t> LastLaunch(size_t launch) const;
   // Makes `stream` wait for the launches up to `launch`.
   absl::Status AwaitLaunch(size_t launch, Stream stream);
+  // Decides how the refit quantizes that is enqueued next, or recorded.
+  // `digests_scratch`: a check reads what goes through it.
+  void Choose(bool digests_scratch);
   // The batch of the schedule as the refit does it.
   size_t BatchOf(size_t batch) const {
-    if (!fuses_) return batch;
-    return digests_scratch_ ? rounds_.fused.checked_batches[batch]
-                            : rounds_.fused.batches[batch];
+    return choice_ == nullptr || choice_->batches.empty()
+               ? batch
+               : choice_->batches[batch];
   }
+  const DirectEnds& EndsOf(size_t round) const {
+    return (pulls_ ? rounds_.pulled_ends : rounds_.direct_ends)[round];
+  }
+  // What destinations quantize from sources' tensors, behind all rounds.
+  absl::Status EnqueuePulls(Stream stream);
   absl::Status AwaitQuantized(size_t round, Stream stream);
   absl::Status AwaitUnpacked(std::optional<size_t> round, Stream stream);
   absl::Status EnqueueStaged(size_t round, Stream stream);
@@ -189,8 +198,8 @@ class RefitEnqueuer {
 
   size_t quantizes_enqueued_ = 0;        // of the refit that is being enqueued
   uint32_t direct_multiprocessors_ = 0;  // of the last refit
-  bool fuses_ = false;                   // likewise: quantizes into peers
-  bool digests_scratch_ = false;         // likewise, so all is quantized there
+  const BatchChoice* choice_ = nullptr;  // likewise; null: the schedule's
+  bool pulls_ = false;                   // likewise: destinations read sources
   bool is_timed_ = false;                // the last refit
   bool is_captured_ = false;             // likewise
   RunCounters counters_;

@@ -6,10 +6,13 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "executor/copies/copy_batches.h"
 #include "executor/copies/fused_quantizes.h"
+#include "executor/copies/pulled_quantizes.h"
 #include "executor/copies/tensor_box.h"
+#include "executor/direct_ends.h"
 #include "plan/vector_length.h"
 
 namespace refit {
@@ -20,7 +23,7 @@ class RoundCopiesBuilder {
   RoundCopiesBuilder(const PlanFile& plan, int32_t rank,
                      const RankSchedule& schedule,
                      absl::Span<std::byte* const> tensors, std::byte* staging,
-                     const PeerTensors& peers)
+                     const PeerTensors& peers, bool joins_rounds)
       : plan_(plan),
         body_(plan.body()),
         rank_(rank),
@@ -30,7 +33,8 @@ class RoundCopiesBuilder {
         tensors_(plan, rank),
         staging_entry_(tensors.size()),
         staging_(staging),
-        peers_(peers) {
+        peers_(peers),
+        joins_rounds_(joins_rounds) {
     result_.table.assign(tensors.begin(), tensors.end());
     result_.table.push_back(staging);
     for (const auto& [peer, memory] : peers.mapped) {
@@ -57,7 +61,7 @@ class RoundCopiesBuilder {
                                 : AddStagedRound(work);
       if (!status.ok()) return status;
     }
-    Fuse();
+    if (absl::Status status = AddChoices(); !status.ok()) return status;
     return std::move(result_);
   }
 
@@ -72,10 +76,32 @@ class RoundCopiesBuilder {
         return status;
       }
     }
-    Fuse();
-    if (multiprocessors > 0 && result_.fused.in_peer_rounds) is_fused_.clear();
-    is_fused_.resize(Length(program_.quantizes()), false);
-    return std::move(is_fused_);
+    Fusion fusion = FusionOf(result_.batches);
+    if (multiprocessors > 0 && fusion.in_peer_rounds) fusion.is_fused.clear();
+    fusion.is_fused.resize(Length(program_.quantizes()), false);
+    return std::move(fusion.is_fused);
+  }
+
+  // Of a destination. Instead of Build; no tensor needs an address.
+  absl::StatusOr<std::set<uint32_t>> Pulled() {
+    const absl::StatusOr<Incoming> incoming = IncomingCopies();
+    if (!incoming.ok()) return incoming.status();
+    const uint32_t count = Length(program_.quantizes());
+    const PulledQuantizes pulled = PullQuantizes(
+        QuantizesOf([](uint32_t) { return true; }), incoming->copies);
+    std::set<uint32_t> slots;
+    for (const bool is_pulled : {true, false}) {
+      for (uint32_t i = 0; i < count; ++i) {
+        const uint32_t slot = program_.quantizes()->Get(i)->input_slot();
+        if (pulled.is_pulled[i] != is_pulled) continue;
+        if (is_pulled && !incoming->kept.contains(slot)) {
+          slots.insert(slot);
+        } else {
+          slots.erase(slot);
+        }
+      }
+    }
+    return slots;
   }
 
  private:
@@ -114,31 +140,67 @@ class RoundCopiesBuilder {
            address.entry < staging_entry_;
   }
 
+  // What a source stores without scratch.
+  struct Fusion {
+    std::vector<CopyBatch> batches;  // as the schedule numbers them
+    std::vector<bool> is_fused;      // by quantize operation of the rank
+    std::vector<bool> is_idle;       // by quantize launch
+    bool in_peer_rounds = false;
+    uint64_t elements = 0;
+  };
+
   // Of sources alone: what a destination quantizes has come to it. In a refit
   // of a delta plan copies have another form.
-  void Fuse() {
+  Fusion FusionOf(std::vector<CopyBatch> batches) const {
+    Fusion fusion;
     const std::vector<QuantizeLaunch>& launches = schedule_.quantizes();
     if (launches.empty() || plan_.side(rank_) != fb::Side::kSource ||
         body_.delta() != nullptr) {
-      return;
+      fusion.batches = std::move(batches);
+      return fusion;
     }
     std::vector<size_t> quantize_batches;
     for (const QuantizeLaunch& launch : launches) {
       quantize_batches.push_back(launch.batch);
     }
-    QuantizeFusion fusion(result_.batches, quantize_batches);
+    QuantizeFusion composed(batches, quantize_batches);
     for (const RoundWork& work : schedule_.rounds()) {
       if (work.mechanism == fb::Mechanism::kDirect) {
-        const CopyBatch& batch = result_.batches[*work.move_batch];
+        const CopyBatch& batch = batches[*work.move_batch];
         for (size_t i = 0; i < batch.copies.size(); ++i) {
           if (!IsInScratch(batch.copies[i].from)) continue;
-          fusion.AddCopy({.batch = *work.move_batch, .copy = i});
+          composed.AddCopy({.batch = *work.move_batch, .copy = i});
         }
       }
-      AddOtherReads(work, fusion);
+      AddOtherReads(work, composed);
     }
-    std::vector<CopyBatch> fused = fusion.Fuse();
-    NumberFused(fusion, fused);
+    fusion.batches = composed.Fuse();
+    fusion.is_fused.resize(program_.quantizes()->size(), false);
+    size_t number = 0;
+    for (const QuantizeLaunch& launch : launches) {
+      const CopyBatch& batch = batches[launch.batch];
+      for (size_t i = 0; i < launch.operations.size(); ++i, ++number) {
+        if (!composed.is_fused()[number]) continue;
+        fusion.is_fused[launch.operations[i]] = true;
+        fusion.elements += ElementsOf(batch.quantizes[i], batch);
+      }
+      fusion.is_idle.push_back(fusion.batches[launch.batch].quantizes.empty());
+    }
+    for (const RoundWork& work : schedule_.rounds()) {
+      fusion.in_peer_rounds |=
+          work.mechanism == fb::Mechanism::kDirect &&
+          work.route == fb::Route::kPeer &&
+          !fusion.batches[*work.move_batch].quantizes.empty();
+    }
+    return fusion;
+  }
+
+  static uint64_t ElementsOf(const BlockQuantize& op, const CopyBatch& batch) {
+    uint64_t elements = op.rows * op.columns;
+    for (uint32_t l = 0; l < op.loops_count; ++l) {
+      elements *= batch.quantize_loops[op.loops_begin + l].extent;
+    }
+    return elements;
   }
 
   // What of scratch is sent, or read by peers.
@@ -163,47 +225,266 @@ class RoundCopiesBuilder {
     }
   }
 
-  void NumberFused(const QuantizeFusion& fusion,
-                   std::vector<CopyBatch>& changed) {
-    FusedBatches fused;
-    const std::vector<QuantizeLaunch>& launches = schedule_.quantizes();
-    is_fused_.resize(program_.quantizes()->size(), false);
-    size_t number = 0;
-    bool is_beside = false;  // what is left
-    for (const QuantizeLaunch& launch : launches) {
-      const CopyBatch& batch = result_.batches[launch.batch];
-      for (size_t i = 0; i < launch.operations.size(); ++i, ++number) {
-        if (!fusion.is_fused()[number]) continue;
-        is_fused_[launch.operations[i]] = true;
-        const BlockQuantize& op = batch.quantizes[i];
-        uint64_t elements = op.rows * op.columns;
-        for (uint32_t l = 0; l < op.loops_count; ++l) {
-          elements *= batch.quantize_loops[op.loops_begin + l].extent;
-        }
-        fused.elements += elements;
+  // Copies that fill this rank's scratch from tensors that it could read.
+  struct Incoming {
+    CopyBatch copies;
+    std::vector<int32_t> senders;  // by copy
+    std::set<uint32_t> kept;       // slots that something else fills or reads
+  };
+
+  bool IsScratchSlot(uint32_t slot) const {
+    return slot >= tensors_.workers_stacks();
+  }
+
+  // The slot of scratch of a rank that has `entry` of its TensorTable. None: it
+  // is the worker's.
+  static std::optional<uint32_t> ScratchSlotOf(const TensorTable& tensors,
+                                               uint64_t entry) {
+    for (size_t slot = tensors.workers_stacks(); slot < tensors.stacks();
+         ++slot) {
+      if (tensors.begin(slot) <= entry && entry < tensors.begin(slot + 1)) {
+        return static_cast<uint32_t>(slot);
       }
-      fused.is_idle.push_back(changed[launch.batch].quantizes.empty());
-      is_beside |= launch.beside_rounds && !fused.is_idle.back();
     }
-    if (fused.elements == 0) return;
-    for (size_t b = 0; b < schedule_.batches(); ++b) fused.batches.push_back(b);
-    fused.checked_batches = fused.batches;
-    const auto replace = [&](size_t batch) {
-      fused.batches[batch] = result_.batches.size();
-      result_.batches.push_back(std::move(changed[batch]));
-    };
+    return std::nullopt;
+  }
+
+  absl::StatusOr<Incoming> IncomingCopies() const {
+    Incoming incoming;
+    for (const RoundWork& work : schedule_.rounds()) {
+      for (uint32_t i = 0; i < work.operations_count; ++i) {
+        const fb::Message& message = DirectMessageAt(work, i);
+        const int32_t peer = PeerAt(message);
+        if (work.mechanism == fb::Mechanism::kDirect &&
+            message.kind() == fb::MessageKind::kRecv && !Moves(message) &&
+            peers_.readable.contains(peer)) {
+          absl::Status status = AddIncoming(work, i, incoming);
+          if (!status.ok()) return status;
+          continue;
+        }
+        const fb::CopyList& list = *body_.copy_lists()->Get(message.copies());
+        for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
+          const uint32_t slot = body_.copies()->Get(c)->buffer_slot();
+          if (IsScratchSlot(slot)) incoming.kept.insert(slot);
+        }
+      }
+    }
+    return incoming;
+  }
+
+  // Those of message `i` of the round.
+  absl::Status AddIncoming(const RoundWork& work, uint32_t i,
+                           Incoming& incoming) const {
+    const int32_t peer = PeerAt(DirectMessageAt(work, i));
+    CopyBatch all;
+    all.kind = CopyKind::kCopy;
+    if (absl::Status s = AddDirectMessage(work, i, all); !s.ok()) return s;
+    const TensorTable theirs(plan_, peer);
+    const uint64_t begin = peer_begin_.at(peer);
+    for (StridedCopy copy : all.copies) {
+      const std::optional<uint32_t> slot =
+          ScratchSlotOf(tensors_, copy.to.entry);
+      if (!slot.has_value()) continue;
+      if (copy.from.dtype != copy.to.dtype ||
+          ScratchSlotOf(theirs, copy.from.entry - begin).has_value()) {
+        incoming.kept.insert(*slot);
+        continue;
+      }
+      const auto loops = all.loops.begin() + copy.loops_begin;
+      copy.loops_begin = static_cast<uint32_t>(incoming.copies.loops.size());
+      incoming.copies.loops.insert(incoming.copies.loops.end(), loops,
+                                   loops + copy.loops_count);
+      incoming.copies.copies.push_back(copy);
+      incoming.senders.push_back(peer);
+    }
+    return absl::OkStatus();
+  }
+
+  // The rank's operations whose input is in a slot that `takes` names.
+  template <typename Takes>
+  CopyBatch QuantizesOf(const Takes& takes) const {
+    CopyBatch batch;
+    batch.kind = CopyKind::kQuantize;
+    for (uint32_t i = 0; i < Length(program_.quantizes()); ++i) {
+      const fb::Quantize& op = *program_.quantizes()->Get(i);
+      if (takes(op.input_slot())) AppendQuantize(body_, tensors_, op, batch);
+    }
+    return batch;
+  }
+
+  // What this rank reads itself, instead of filling and reading scratch; takes
+  // its operations out of `batches`. Error: kInternal, it cannot.
+  absl::Status AddPull(const std::set<uint32_t>& slots,
+                       std::vector<CopyBatch>& batches) {
+    const absl::StatusOr<Incoming> incoming = IncomingCopies();
+    if (!incoming.ok()) return incoming.status();
+    PulledQuantizes pulled = PullQuantizes(
+        QuantizesOf([&](uint32_t slot) { return slots.contains(slot); }),
+        incoming->copies);
+    if (std::find(pulled.is_pulled.begin(), pulled.is_pulled.end(), false) !=
+        pulled.is_pulled.end()) {
+      return absl::InternalError(
+          "what was to be quantized straight from senders' tensors cannot be");
+    }
+    std::set<int32_t> senders;
+    for (size_t i = 0; i < incoming->senders.size(); ++i) {
+      const std::optional<uint32_t> slot =
+          ScratchSlotOf(tensors_, incoming->copies.copies[i].to.entry);
+      if (slots.contains(*slot)) senders.insert(incoming->senders[i]);
+    }
+    result_.fused.read_sources.assign(senders.begin(), senders.end());
+    for (const BlockQuantize& op : pulled.batch.quantizes) {
+      result_.fused.pulled_elements += ElementsOf(op, pulled.batch);
+    }
+    result_.fused.pull_batch = result_.batches.size();
+    result_.batches.push_back(std::move(pulled.batch));
+    for (const QuantizeLaunch& launch : schedule_.quantizes()) {
+      CopyBatch& batch = batches[launch.batch];
+      size_t kept = 0;
+      for (size_t i = 0; i < launch.operations.size(); ++i) {
+        const uint32_t slot =
+            program_.quantizes()->Get(launch.operations[i])->input_slot();
+        if (!slots.contains(slot)) batch.quantizes[kept++] = batch.quantizes[i];
+      }
+      batch.quantizes.resize(kept);
+    }
+    return absl::OkStatus();
+  }
+
+  // Takes out of `batches` what receivers read themselves.
+  void TakeOutPulled(std::vector<CopyBatch>& batches) {
+    for (const auto& [receiver, slots] : peers_.pulled_slots) {
+      if (receiver == rank_) continue;
+      const TensorTable theirs(plan_, receiver);
+      const uint64_t begin = peer_begin_.at(receiver);
+      bool is_read = false;
+      for (CopyBatch& batch : batches) {
+        std::erase_if(batch.copies, [&](const StridedCopy& copy) {
+          if (copy.to.entry < begin || copy.to.entry >= begin + theirs.size()) {
+            return false;
+          }
+          const std::optional<uint32_t> slot =
+              ScratchSlotOf(theirs, copy.to.entry - begin);
+          const bool is_pulled = slot.has_value() && slots.contains(*slot);
+          is_read |= is_pulled;
+          return is_pulled;
+        });
+      }
+      if (is_read) result_.fused.readers.push_back(receiver);
+    }
+  }
+
+  // The number of what batch `batch` becomes: that one's, where it stays as it
+  // is. All changes take copies or operations out, or add operations.
+  size_t NumberOf(size_t batch, CopyBatch changed) {
+    const CopyBatch& before = result_.batches[batch];
+    if (changed.copies.size() == before.copies.size() &&
+        changed.quantizes.size() == before.quantizes.size() &&
+        changed.leaves_room == before.leaves_room) {
+      return batch;
+    }
+    result_.batches.push_back(std::move(changed));
+    return result_.batches.size() - 1;
+  }
+
+  absl::Status AddChoices() {
+    if (body_.delta() != nullptr) return absl::OkStatus();
+    FusedBatches& fused = result_.fused;
+    const size_t count = result_.batches.size();
+    std::vector<CopyBatch> left = result_.batches;
+    const auto mine = peers_.pulled_slots.find(rank_);
+    if (mine != peers_.pulled_slots.end()) {
+      if (absl::Status s = AddPull(mine->second, left); !s.ok()) return s;
+    }
+    TakeOutPulled(left);
+    const bool pulls = fused.pull_batch.has_value() || !fused.readers.empty();
+    Fusion fusion = FusionOf(left);
+    fused.in_peer_rounds = fusion.in_peer_rounds;
+    fused.stored_elements = fusion.elements;
+    if (!pulls && fusion.elements == 0) return absl::OkStatus();
+    if (pulls) {
+      for (size_t b = 0; b < count; ++b) {
+        fused.bounded.batches.push_back(NumberOf(b, left[b]));
+      }
+      for (const QuantizeLaunch& launch : schedule_.quantizes()) {
+        fused.bounded.is_idle.push_back(left[launch.batch].quantizes.empty());
+      }
+    }
+    if (fusion.elements == 0) {
+      fused.fused = fused.bounded;
+      return absl::OkStatus();
+    }
+    const Fusion whole =
+        pulls ? FusionOf({result_.batches.begin(),
+                          result_.batches.begin() +
+                              static_cast<std::ptrdiff_t>(count)})
+              : fusion;
+    for (size_t b = 0; b < count; ++b) fused.checked.batches.push_back(b);
     for (const RoundWork& work : schedule_.rounds()) {
       if (work.mechanism != fb::Mechanism::kDirect) continue;
-      CopyBatch& batch = changed[*work.move_batch];
-      fused.in_peer_rounds |=
-          work.route == fb::Route::kPeer && !batch.quantizes.empty();
-      fused.checked_batches[*work.move_batch] = result_.batches.size();
-      result_.batches.push_back(batch);
-      batch.leaves_room &= is_beside;
-      replace(*work.move_batch);
+      const size_t b = *work.move_batch;
+      fused.checked.batches[b] = NumberOf(b, whole.batches[b]);
     }
-    for (const QuantizeLaunch& launch : launches) replace(launch.batch);
-    result_.fused = std::move(fused);
+    fused.fused.is_idle = fusion.is_idle;
+    const bool is_beside =
+        std::any_of(schedule_.quantizes().begin(), schedule_.quantizes().end(),
+                    [&](const QuantizeLaunch& launch) {
+                      return launch.beside_rounds &&
+                             !fusion.batches[launch.batch].quantizes.empty();
+                    });
+    for (CopyBatch& batch : fusion.batches) batch.leaves_room &= is_beside;
+    if (joins_rounds_) JoinRounds(pulls, fusion);
+    for (size_t b = 0; b < count; ++b) {
+      fused.fused.batches.push_back(NumberOf(b, std::move(fusion.batches[b])));
+    }
+    return absl::OkStatus();
+  }
+
+  // Rounds between which this rank neither waits nor signals nor quantizes
+  // become one launch: a kernel ends slowly.
+  void JoinRounds(bool pulls, Fusion& fusion) const {
+    if (std::find(fusion.is_idle.begin(), fusion.is_idle.end(), false) !=
+        fusion.is_idle.end()) {
+      return;
+    }
+    const std::vector<RoundWork>& works = schedule_.rounds();
+    const std::vector<DirectEnds> ends =
+        ListDirectEnds(plan_, rank_, schedule_, peers_, pulls);
+    size_t first = 0;
+    for (size_t i = 1; i < works.size(); ++i) {
+      const bool joins =
+          works[i].mechanism == fb::Mechanism::kDirect &&
+          works[first].mechanism == fb::Mechanism::kDirect &&
+          works[i].route == works[first].route && ends[first].moves &&
+          ends[i].grant.empty() && ends[i].await_grants.empty() &&
+          ends[i - 1].finish.empty() && ends[i - 1].await_finishes.empty();
+      if (!joins) {
+        first = i;
+        continue;
+      }
+      AppendBatch(fusion.batches[*works[first].move_batch],
+                  fusion.batches[*works[i].move_batch]);
+    }
+  }
+
+  // Moves all of `more` to the end of `batch`.
+  static void AppendBatch(CopyBatch& batch, CopyBatch& more) {
+    for (StridedCopy copy : more.copies) {
+      copy.loops_begin += static_cast<uint32_t>(batch.loops.size());
+      batch.copies.push_back(copy);
+    }
+    for (BlockQuantize op : more.quantizes) {
+      op.loops_begin += static_cast<uint32_t>(batch.quantize_loops.size());
+      op.runs_begin += static_cast<uint32_t>(batch.row_runs.size());
+      batch.quantizes.push_back(op);
+    }
+    const auto append = [](auto& to, const auto& from) {
+      to.insert(to.end(), from.begin(), from.end());
+    };
+    append(batch.loops, more.loops);
+    append(batch.quantize_loops, more.quantize_loops);
+    append(batch.row_runs, more.row_runs);
+    more = CopyBatch{};
   }
 
   // A box of a tensor that lies in one piece in a message.
@@ -304,7 +585,9 @@ class RoundCopiesBuilder {
         work.route == fb::Route::kPeer && schedule_.QuantizesBesideRounds();
     for (uint32_t i = 0; i < work.operations_count; ++i) {
       if (!Moves(DirectMessageAt(work, i))) continue;
-      if (absl::Status s = AddDirectMessage(work, i); !s.ok()) return s;
+      absl::Status status =
+          AddDirectMessage(work, i, result_.batches[*work.move_batch]);
+      if (!status.ok()) return status;
     }
     return absl::OkStatus();
   }
@@ -318,7 +601,8 @@ class RoundCopiesBuilder {
     return peers_.Moves(message.kind(), PeerAt(message));
   }
 
-  absl::Status AddDirectMessage(const RoundWork& work, uint32_t i) {
+  absl::Status AddDirectMessage(const RoundWork& work, uint32_t i,
+                                CopyBatch& batch) const {
     const fb::Message& message = DirectMessageAt(work, i);
     const bool push = message.kind() == fb::MessageKind::kSend;
     const int32_t peer = PeerAt(message);
@@ -344,7 +628,7 @@ class RoundCopiesBuilder {
     const auto link =
         static_cast<uint32_t>((peer - rank_ + world_size) % world_size);
     return AddDirectCopies(push ? here : other, push ? other : here, link,
-                           result_.batches[*work.move_batch]);
+                           batch);
   }
 
   // One end of a message: the rank's tensors and where they begin in the table
@@ -422,9 +706,9 @@ class RoundCopiesBuilder {
   const uint64_t staging_entry_;
   std::byte* const staging_;
   const PeerTensors& peers_;
+  const bool joins_rounds_;
   std::map<int32_t, uint64_t> peer_begin_;  // in the table
   RoundCopies result_;
-  std::vector<bool> is_fused_;
 };
 
 }  // namespace
@@ -432,28 +716,57 @@ class RoundCopiesBuilder {
 absl::StatusOr<RoundCopies> BuildRoundCopies(
     const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
     absl::Span<std::byte* const> tensors, std::byte* staging,
-    const PeerTensors& peers) {
-  return RoundCopiesBuilder(plan, rank, schedule, tensors, staging, peers)
+    const PeerTensors& peers, bool joins_rounds) {
+  return RoundCopiesBuilder(plan, rank, schedule, tensors, staging, peers,
+                            joins_rounds)
       .Build();
 }
+
+namespace {
+
+// A builder of what is the same wherever tensors are.
+template <typename Result>
+Result WithoutAddresses(
+    const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
+    const PeerTensors& peers,
+    absl::FunctionRef<Result(RoundCopiesBuilder&)> of_builder) {
+  const auto nowhere = [&](int32_t of) {
+    return std::vector<std::byte*>(TensorTable(plan, of).size());
+  };
+  const std::vector<std::byte*> tensors = nowhere(rank);
+  RoundCopiesBuilder builder(plan, rank, schedule, tensors, nullptr, peers,
+                             /*joins_rounds=*/false);
+  std::set<int32_t> all;
+  for (const int32_t peer : schedule.DirectReceivers()) all.insert(peer);
+  for (const int32_t peer : schedule.DirectSenders()) all.insert(peer);
+  for (const int32_t peer : all) builder.AddPeer(peer, nowhere(peer));
+  return of_builder(builder);
+}
+
+}  // namespace
 
 std::vector<bool> FusedQuantizes(const PlanFile& plan, int32_t rank,
                                  const RankSchedule& schedule,
                                  const PeerTensors& peers) {
   const uint32_t count = Length(plan.body().programs()->Get(rank)->quantizes());
   if (count == 0) return {};
-  const auto nowhere = [&](int32_t of) {
-    return std::vector<std::byte*>(TensorTable(plan, of).size());
-  };
-  const std::vector<std::byte*> tensors = nowhere(rank);
-  RoundCopiesBuilder builder(plan, rank, schedule, tensors, nullptr, peers);
-  std::set<int32_t> all;
-  for (const int32_t peer : schedule.DirectReceivers()) all.insert(peer);
-  for (const int32_t peer : schedule.DirectSenders()) all.insert(peer);
-  for (const int32_t peer : all) builder.AddPeer(peer, nowhere(peer));
   absl::StatusOr<std::vector<bool>> fused =
-      builder.Fused(plan.body().limits()->direct_multiprocessors());
+      WithoutAddresses<absl::StatusOr<std::vector<bool>>>(
+          plan, rank, schedule, peers, [&](RoundCopiesBuilder& builder) {
+            return builder.Fused(
+                plan.body().limits()->direct_multiprocessors());
+          });
   return fused.ok() ? *std::move(fused) : std::vector<bool>(count, false);
+}
+
+std::set<uint32_t> PulledSlots(const PlanFile& plan, int32_t rank,
+                               const RankSchedule& schedule,
+                               const PeerTensors& peers) {
+  absl::StatusOr<std::set<uint32_t>> slots =
+      WithoutAddresses<absl::StatusOr<std::set<uint32_t>>>(
+          plan, rank, schedule, peers,
+          [](RoundCopiesBuilder& builder) { return builder.Pulled(); });
+  return slots.ok() ? *std::move(slots) : std::set<uint32_t>();
 }
 
 }  // namespace refit

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -15,16 +16,31 @@
 
 namespace refit {
 
-// A source's refit that quantizes straight into tensors of its peers. What it
-// cannot do so stays in scratch (copies/fused_quantizes.h).
+// What a refit issues in place of the schedule's batches.
+struct BatchChoice {
+  std::vector<size_t> batches;  // by batch of the schedule. Empty: those
+  std::vector<bool> is_idle;    // by quantize launch: nothing is left of it
+};
+
+// Refits that quantize straight from the tensors that hold values into those
+// that are to, without scratch. A source does so where it stores
+// (copies/fused_quantizes.h), a destination where it can read what sources
+// would store (copies/pulled_quantizes.h). The rest stays in scratch.
 struct FusedBatches {
-  // By batch of the schedule: what is issued instead. Empty: nothing is fused.
-  std::vector<size_t> batches;
-  // The same beside all quantize launches, which a checked refit needs.
-  std::vector<size_t> checked_batches;
-  std::vector<bool> is_idle;  // by quantize launch: nothing is left of it
-  bool in_peer_rounds = false;
-  uint64_t elements = 0;  // that are quantized so, each once
+  BatchChoice fused;
+  // The same where few multiprocessors store over NVLink: destinations alone
+  // do without scratch.
+  BatchChoice bounded;
+  // A checked refit: sources do without scratch, and fill it too.
+  BatchChoice checked;
+  bool in_peer_rounds = false;   // sources' quantizing
+  uint64_t stored_elements = 0;  // by this source, each once
+  // Behind the last round of a refit that nobody checks, a destination reads
+  // the tensors of these sources.
+  std::optional<size_t> pull_batch;
+  std::vector<int32_t> read_sources;  // ascending
+  std::vector<int32_t> readers;       // destinations, ascending
+  uint64_t pulled_elements = 0;       // by this destination
 };
 
 // What Run replays.
@@ -38,14 +54,16 @@ struct RoundCopies {
   std::vector<std::optional<CopyAddress>> in_tensor;
 };
 
-// `tensors`: the rank's own, by entry of its TensorTable.
+// `tensors`: the rank's own, by entry of its TensorTable. `joins_rounds`: what
+// is quantized straight into tensors of peers in several rounds may be one
+// batch, so that these rounds have no times of their own.
 //
 // What is one run of a tensor, byte for byte, is sent from or received into the
 // tensor itself, without staging.
 absl::StatusOr<RoundCopies> BuildRoundCopies(
     const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
     absl::Span<std::byte* const> tensors, std::byte* staging,
-    const PeerTensors& peers);
+    const PeerTensors& peers, bool joins_rounds);
 
 // By quantize operation of the rank: whether a refit fuses it that is bounded
 // to as many multiprocessors as the plan says. Nothing needs to be mapped, or
@@ -53,6 +71,13 @@ absl::StatusOr<RoundCopies> BuildRoundCopies(
 std::vector<bool> FusedQuantizes(const PlanFile& plan, int32_t rank,
                                  const RankSchedule& schedule,
                                  const PeerTensors& peers);
+
+// Of a destination rank: the slots of scratch that it need not use, because it
+// can quantize straight from tensors of `peers.readable`. Nothing needs to be
+// mapped, or bound.
+std::set<uint32_t> PulledSlots(const PlanFile& plan, int32_t rank,
+                               const RankSchedule& schedule,
+                               const PeerTensors& peers);
 
 }  // namespace refit
 

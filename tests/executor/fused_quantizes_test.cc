@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <utility>
@@ -279,8 +280,10 @@ TEST(FusedQuantizesTest, ReadsOfSeveralTensorsKeepAllOperations) {
 class World : public ExecutorWorld {
  public:
   // `device`: of all ranks; null: the world's.
-  explicit World(const PlanFile& plan, Device* device = nullptr)
-      : World(plan, device, std::make_shared<LocalFabric>(plan.world_size())) {}
+  explicit World(const PlanFile& plan, Device* device = nullptr,
+                 bool time_rounds = false)
+      : World(plan, device, time_rounds,
+              std::make_shared<LocalFabric>(plan.world_size())) {}
 
   std::vector<std::vector<std::byte>> Destinations(const PlanFile& plan) const {
     std::vector<std::vector<std::byte>> bytes;
@@ -312,11 +315,12 @@ class World : public ExecutorWorld {
   }
 
  private:
-  World(const PlanFile& plan, Device* device,
+  World(const PlanFile& plan, Device* device, bool time_rounds,
         const std::shared_ptr<LocalFabric>& fabric)
       : ExecutorWorld(plan.world_size(), fabric) {
     ExecutorOptions options;
     options.device = device;
+    options.time_rounds = time_rounds;
     for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
       AddRank(plan, *fabric->CreateTransport(rank), options);
     }
@@ -438,6 +442,75 @@ TEST(FusedQuantizesTest, StagedRoundsDoNotWaitForWhatIsNotLaunched) {
   EXPECT_GT(first.fused_elements, 0);
   EXPECT_GT(first.by(fb::Route::kNetwork, fb::Mechanism::kStaged).bytes_sent,
             0);
+}
+
+// Notes the batches that are enqueued and move something, in order.
+class NotingDevice : public HostDevice {
+ public:
+  absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
+      absl::Span<std::byte* const> table,
+      absl::Span<const CopyBatch> batches) override {
+    class Prepared : public PreparedCopies {
+     public:
+      Prepared(std::unique_ptr<PreparedCopies> copies,
+               absl::Span<const CopyBatch> batches, NotingDevice& device)
+          : copies_(std::move(copies)), device_(device) {
+        for (const CopyBatch& batch : batches) {
+          kinds_.push_back(batch.kind);
+          is_empty_.push_back(
+              batch.kind == CopyKind::kZero ||
+              (batch.copies.empty() && batch.quantizes.empty()));
+        }
+      }
+      absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
+                           uint32_t multiprocessors_max) override {
+        if (!is_empty_[batch]) {
+          std::lock_guard lock(device_.mutex_);
+          device_.launches.push_back(kinds_[batch]);
+        }
+        return copies_->Enqueue(batch, stream, unless, multiprocessors_max);
+      }
+
+     private:
+      const std::unique_ptr<PreparedCopies> copies_;
+      std::vector<CopyKind> kinds_;
+      std::vector<bool> is_empty_;
+      NotingDevice& device_;
+    };
+    auto prepared = HostDevice::Prepare(table, batches);
+    if (!prepared.ok()) return prepared.status();
+    return std::make_unique<Prepared>(*std::move(prepared), batches, *this);
+  }
+
+  std::vector<CopyKind> launches;  // without zeroes and digests
+
+ private:
+  std::mutex mutex_;
+};
+
+// One source stores all that it has, in rounds that nobody waits for.
+PlanFile PlanOfWaves() {
+  return CompiledPlan(
+      R"({"model": "config.json", "source": {"layout": "megatron"},
+ "destination": {"layout": "vllm", "dtype": "fp8_e4m3_block128"},
+ "options": {"scratch_bytes": 400000}})",
+      R"({"hidden_size": 256, "num_hidden_layers": 2,
+ "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 128,
+ "vocab_size": 40, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+ "model_type": "qwen3", "intermediate_size": 512})");
+}
+
+TEST(FusedQuantizesTest, RoundsWithoutFencesBetweenThemAreOneLaunch) {
+  const PlanFile plan = PlanOfWaves();
+  const size_t rounds = plan.body().rounds()->size();
+  ASSERT_GT(rounds, 3);
+  for (const bool time_rounds : {false, true}) {
+    NotingDevice device;
+    World world(plan, &device, time_rounds);
+    world.Bind();
+    world.ExpectEveryElementRight(plan);
+    EXPECT_EQ(device.launches.size(), time_rounds ? rounds : 1);
+  }
 }
 
 }  // namespace

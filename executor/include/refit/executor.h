@@ -221,8 +221,8 @@ struct RunCounters {
   double unpack_seconds = 0;
   // Memory that the executor holds for what is quantized.
   uint64_t scratch_bytes = 0;
-  // Elements that this source quantized straight into its peers' tensors,
-  // without scratch.
+  // Elements that this rank quantized without scratch: a source straight into
+  // its peers' tensors, a destination straight from them.
   uint64_t fused_elements = 0;
   // The bytes above, by how they travelled.
   std::array<std::array<Traffic, static_cast<size_t>(fb::Mechanism::MAX) + 1>,
