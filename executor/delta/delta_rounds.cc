@@ -299,7 +299,7 @@ class DeltaRoundsBuilder {
         const bool send = operation.kind == fb::MessageKind::kSend;
         if (send) NoteStaged(part.message);
         if (const auto& in_tensor = copies_.in_tensor[number]) {
-          AddRun(number, *in_tensor, operation.size_bytes);
+          AddRun(number, *in_tensor, operation.size_bytes, send);
         } else {
           (send ? sends : receives)[part.staging_offset] = number;
         }
@@ -309,13 +309,16 @@ class DeltaRoundsBuilder {
       batches.unpack =
           AddStagedCopies(work.unpack_batch, receives, /*send=*/false);
     }
+    const ChangeEntries changes =
+        compares_ ? ChangeEntries{ChangesBy::kShadows, shadow_entries_}
+                  : ChangeEntries{ChangesBy::kMarks, marks_entries_};
     return rounds_.staged->Bind(copies_.operations, staging_, copies_.table,
-                                shadow_entries_, device_);
+                                changes, device_);
   }
 
   // The message is a run of a tensor.
   void AddRun(uint32_t number, const CopyAddress& in_tensor,
-              uint64_t size_bytes) {
+              uint64_t size_bytes, bool send) {
     const uint64_t elements = size_bytes / DTypeBytes(in_tensor.dtype);
     CopyBatch batch;
     (void)AppendCopy(
@@ -323,7 +326,9 @@ class DeltaRoundsBuilder {
         RunOf({.entry = 0, .byte_offset = 0, .dtype = in_tensor.dtype},
               elements),
         /*link=*/0, batch);
-    rounds_.staged->AddCopy(number, batch.copies.front(), batch.loops);
+    const StridedCopy& copy = batch.copies.front();
+    rounds_.staged->AddCopy(number, copy, batch.loops,
+                            !send || TellsChanges(copy, batch.loops));
   }
 
   // Tells where the elements of `coded`, operations by their staging, lie.
@@ -354,7 +359,8 @@ class DeltaRoundsBuilder {
       }
       in_tensor.to.entry = 0;
       in_tensor.to.byte_offset = at;
-      rounds_.staged->AddCopy(found->second, in_tensor, loops);
+      rounds_.staged->AddCopy(found->second, in_tensor, loops,
+                              !send || TellsChanges(in_tensor, loops));
     }
     size_t copies_before = 0;
     for (size_t rung = 0; rung < by_rung.size(); ++rung) {
@@ -402,15 +408,23 @@ class DeltaRoundsBuilder {
     if (copy.from.entry >= tensors_.size() || is_hooked_[copy.to.entry]) {
       return false;
     }
+    return TellsChanges(copy, absl::MakeConstSpan(batch.loops)
+                                  .subspan(copy.loops_begin, copy.loops_count));
+  }
+
+  // Whether something tells which elements of this rank's tensors changed, of
+  // all that the copy reads.
+  bool TellsChanges(const StridedCopy& copy,
+                    absl::Span<const CopyLoop> loops) const {
     if (compares_) return true;
     bool marked = true;
     const auto visit = [&](const auto& self, uint64_t entry,
-                           uint32_t loop) -> void {
-      if (loop == copy.loops_count) {
+                           size_t loop) -> void {
+      if (loop == loops.size()) {
         marked &= bitmaps_[entry] != nullptr;
         return;
       }
-      const CopyLoop& of = batch.loops[copy.loops_begin + loop];
+      const CopyLoop& of = loops[loop];
       const uint64_t times = of.from.entries == 0 ? 1 : of.extent;
       for (uint64_t i = 0; i < times; ++i) {
         self(self, entry + i * of.from.entries, loop + 1);

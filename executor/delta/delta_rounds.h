@@ -12,8 +12,9 @@
 // cannot update the snapshot: they mark, and one pass behind the rounds stores
 // into it what is marked.
 //
-// Staged rounds: what differs from the snapshot is found before the rounds; the
-// snapshot takes it behind them. staged_deltas.h says how.
+// Staged rounds: what changed is found before the rounds, by the snapshot or by
+// the worker's marks; a snapshot takes it behind them. staged_deltas.h says
+// how.
 //
 // Always dense are tensors that post-hooks rewrite in place, pairs of which the
 // receiver reads the sender's tensors, and tensors without a bitmap.

@@ -182,19 +182,24 @@ StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
 }
 
 void StagedDeltas::AddCopy(size_t operation, const StridedCopy& copy,
-                           absl::Span<const CopyLoop> loops) {
+                           absl::Span<const CopyLoop> loops, bool is_known) {
   MessageToCode& of = messages_[operation];
   uint64_t size_bytes = static_cast<uint64_t>(DTypeBytes(copy.to.dtype));
   for (const CopyLoop& loop : loops) size_bytes *= loop.extent;
   const uint64_t begin = copy.to.byte_offset;
+  const uint64_t end = begin + size_bytes;
   bool is_received = false;
-  bool always = false;
+  bool always = !is_known;
   const std::vector<ReceivedRange>& ranges = received_[operation];
   auto range = std::partition_point(
       ranges.begin(), ranges.end(),
       [&](const ReceivedRange& other) { return other.end <= begin; });
-  for (; range != ranges.end() && range->begin < begin + size_bytes; ++range) {
+  for (; range != ranges.end() && range->begin < end; ++range) {
     is_received = true;
+    if (!is_known && !range->always) {
+      elements_ -= (std::min(end, range->end) - std::max(begin, range->begin)) /
+                   static_cast<uint64_t>(DTypeBytes(copy.to.dtype));
+    }
     // Of a copy of both kinds all is sent: too much is never wrong, but may
     // find no room. Both ends of the compiler's plans are cut alike.
     always |= range->always;
@@ -225,7 +230,7 @@ void StagedDeltas::SortCopies(MessageToCode& of) {
 absl::Status StagedDeltas::Bind(absl::Span<const Operation> whole,
                                 std::byte* staging,
                                 absl::Span<std::byte* const> table,
-                                uint64_t shadow_entries, Device& device) {
+                                const ChangeEntries& changes, Device& device) {
   whole_.assign(whole.begin(), whole.end());
   codes_at_once_ = device.IsHost();
   for (size_t i = 0; i < messages_.size(); ++i) {
@@ -239,7 +244,7 @@ absl::Status StagedDeltas::Bind(absl::Span<const Operation> whole,
     messages_[i].code = staging + offset;
     SortCopies(messages_[i]);
   }
-  auto coder = device.PrepareCodes(table, shadow_entries, messages_);
+  auto coder = device.PrepareCodes(table, changes, messages_);
   if (!coder.ok()) return coder.status();
   coder_ = *std::move(coder);
   Take(rungs_.size());

@@ -1,16 +1,19 @@
 // The staged rounds of a rank in refits that send only what changed.
 //
-// The sender compares its tensors with the snapshot where they lie, and sends
-// what differs (message_code.h). The receiver stores that where it belongs. The
-// copies of the dense refit tell both where each element of a message lies.
+// The sender compares its tensors with the snapshot where they lie, or reads
+// its worker's marks, and sends what changed (message_code.h). The receiver
+// stores that where it belongs. The copies of the dense refit tell both where
+// each element of a message lies.
 //
 // The device finds all changes before the rounds, and codes in order with the
 // batches of copies. The host waits for the counts alone, because the ranks
 // agree on a rung by them.
 //
 // Elements of tensors that post-hooks rewrite in place, or that the receiver
-// casts, are always sent: it does not hold what was sent. Messages so small
-// that it would gain nothing are always sent whole, and choose no rung.
+// casts, are always sent: it does not hold what was sent. So are those of
+// tensors without marks, where marks tell; only their sender knows, so they
+// take room that is meant for what changed. Messages so small that it would
+// gain nothing are always sent whole, and choose no rung.
 #ifndef REFIT_EXECUTOR_DELTA_STAGED_DELTAS_H_
 #define REFIT_EXECUTOR_DELTA_STAGED_DELTAS_H_
 
@@ -60,19 +63,20 @@ class StagedDeltas {
     return rung < rungs_.size() ? uint32_t{1} << rungs_[rung] : 1;
   }
   // Where elements of an operation that is coded lie: `from` in tensors of the
-  // table, `to` as MessageToCode says. Before Bind. What nobody receives is
-  // left out.
+  // table, `to` as MessageToCode says. `is_known`: something tells which of
+  // them changed; false: they are sent always. Before Bind. What nobody
+  // receives is left out.
   void AddCopy(size_t operation, const StridedCopy& copy,
-               absl::Span<const CopyLoop> loops);
+               absl::Span<const CopyLoop> loops, bool is_known);
   // `whole`: what a dense refit sends and receives, by operation of the
   // schedule. `staging`: as many bytes as it stages; codes take the places of
   // messages. Error: kUnimplemented, of a plan that refit-verify refuses.
   absl::Status Bind(absl::Span<const Operation> whole, std::byte* staging,
-                    absl::Span<std::byte* const> table, uint64_t shadow_entries,
-                    Device& device);
+                    absl::Span<std::byte* const> table,
+                    const ChangeEntries& changes, Device& device);
 
-  // Before the ranks agree on a rung: what was counted is forgotten, and all
-  // sends are compared with what they sent last.
+  // Before the ranks agree on a rung: what was counted is forgotten, and what
+  // changed in all sends is found.
   absl::Status RestartCounts(Stream stream);
   absl::Status EnqueueCount(Stream stream);
   // The first rung, as its position in the plan's, that has room for what was
@@ -102,7 +106,7 @@ class StagedDeltas {
   bool ChangedLittle() const {
     return changed_ <= elements_ / kElementsPerChangeToTakeAll;
   }
-  // Behind the rounds: the snapshot takes what was counted.
+  // Behind the rounds: the snapshot, if there is one, takes what was counted.
   absl::Status EnqueueKeep(Stream stream);
   // Of what was applied since RestartCounts. Waits for `stream`. Error:
   // kDataLoss, what was received is not encoded as it should be.

@@ -212,9 +212,9 @@ absl::Status HostDevice::CastAndMark(const MarkingCast& cast, Stream) {
 absl::Status HostDevice::Synchronize(Stream) { return absl::OkStatus(); }
 
 absl::StatusOr<std::unique_ptr<MessageCoder>> HostDevice::PrepareCodes(
-    absl::Span<std::byte* const> table, uint64_t shadow_entries,
+    absl::Span<std::byte* const> table, const ChangeEntries& changes,
     std::vector<MessageToCode> messages) {
-  return MakeHostMessageCoder(table, shadow_entries, messages);
+  return MakeHostMessageCoder(table, changes, messages);
 }
 
 absl::StatusOr<std::unique_ptr<DeviceStream>> HostDevice::CreateStream() {

@@ -156,12 +156,32 @@ void ForEachChanged(const std::byte* now, const std::byte* before,
   }
 }
 
+// Calls `visit(i)` for each i below `count` whose mark, `first` + i of the
+// words at `marks`, is set.
+template <typename Visit>
+void ForEachMarked(const std::byte* marks, uint64_t first, uint64_t count,
+                   const Visit& visit) {
+  constexpr uint64_t kWordBits = 32;
+  for (uint64_t mark = first; mark < first + count;) {
+    const uint32_t word =
+        At<uint32_t>(marks, mark / kWordBits) >> mark % kWordBits;
+    if (word == 0) {
+      mark += kWordBits - mark % kWordBits;
+      continue;
+    }
+    mark += static_cast<uint64_t>(std::countr_zero(word));
+    if (mark >= first + count) return;
+    visit(mark++ - first);
+  }
+}
+
 class HostMessageCoder : public MessageCoder {
  public:
-  HostMessageCoder(absl::Span<std::byte* const> table, uint64_t shadow_entries,
+  HostMessageCoder(absl::Span<std::byte* const> table,
+                   const ChangeEntries& changes,
                    absl::Span<const MessageToCode> messages)
       : table_(table.begin(), table.end()),
-        shadow_entries_(shadow_entries),
+        changes_(changes),
         counted_(messages.size()) {
     for (const MessageToCode& of : messages) {
       Message& message = messages_.emplace_back();
@@ -211,6 +231,7 @@ class HostMessageCoder : public MessageCoder {
     return absl::OkStatus();
   }
   absl::Status Keep(Stream) override {
+    if (changes_.by == ChangesBy::kMarks) return absl::OkStatus();
     for (const Message& message : messages_) {
       if (message.is_send) KeepOne(message);
     }
@@ -239,7 +260,31 @@ class HostMessageCoder : public MessageCoder {
     return table_[at.entry] + at.byte_offset;
   }
   std::byte* ShadowOf(const CopyAddress& at) const {
-    return table_[at.entry + shadow_entries_] + at.byte_offset;
+    return table_[at.entry + changes_.entries] + at.byte_offset;
+  }
+  const std::byte* MarksOf(const CopyAddress& at) const {
+    return table_[at.entry + changes_.entries];
+  }
+
+  // Calls `visit(i)` for each element of a run that changed, ascending.
+  template <typename Visit>
+  void ForEachChangedOfRun(const CodedBox& box, const CodedRun& run,
+                           const Visit& visit) const {
+    const uint64_t size = box.tensor_bytes;
+    if (changes_.by == ChangesBy::kMarks) {
+      ForEachMarked(MarksOf(run.first), run.first.byte_offset / size,
+                    box.run_elements, visit);
+      return;
+    }
+    const std::byte* const now = AddressOf(run.first);
+    const std::byte* const before = ShadowOf(run.first);
+    ForEachChanged(now, before, size, box.run_elements, [&](uint64_t i) {
+      if (box.pack != nullptr &&
+          IsSameCast(box, now + i * size, before + i * size)) {
+        return;
+      }
+      visit(i);
+    });
   }
 
   // Whether two elements are sent as the same bits.
@@ -264,14 +309,7 @@ class HostMessageCoder : public MessageCoder {
           counted.room += run.end - run.begin;
           return;
         }
-        const std::byte* const now = AddressOf(run.first);
-        const std::byte* const before = ShadowOf(run.first);
-        const uint64_t size = box.tensor_bytes;
-        ForEachChanged(now, before, size, box.run_elements, [&](uint64_t i) {
-          if (box.pack != nullptr &&
-              IsSameCast(box, now + i * size, before + i * size)) {
-            return;
-          }
+        ForEachChangedOfRun(box, run, [&](uint64_t i) {
           for (uint64_t p = 0; p < box.parts; ++p) {
             message.changed->Set(run.begin + i * box.parts + p);
           }
@@ -362,7 +400,7 @@ class HostMessageCoder : public MessageCoder {
   }
 
   const std::vector<std::byte*> table_;
-  const uint64_t shadow_entries_;
+  const ChangeEntries changes_;
   std::vector<Message> messages_;
   std::vector<ChangedElements> counted_;
   std::optional<CodingFailure> failure_;
@@ -371,9 +409,9 @@ class HostMessageCoder : public MessageCoder {
 }  // namespace
 
 std::unique_ptr<MessageCoder> MakeHostMessageCoder(
-    absl::Span<std::byte* const> table, uint64_t shadow_entries,
+    absl::Span<std::byte* const> table, const ChangeEntries& changes,
     absl::Span<const MessageToCode> messages) {
-  return std::make_unique<HostMessageCoder>(table, shadow_entries, messages);
+  return std::make_unique<HostMessageCoder>(table, changes, messages);
 }
 
 }  // namespace refit

@@ -13,7 +13,7 @@ namespace refit {
 
 // As Device::PrepareCodes.
 std::unique_ptr<MessageCoder> MakeHostMessageCoder(
-    absl::Span<std::byte* const> table, uint64_t shadow_entries,
+    absl::Span<std::byte* const> table, const ChangeEntries& changes,
     absl::Span<const MessageToCode> messages);
 
 }  // namespace refit

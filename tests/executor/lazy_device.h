@@ -41,9 +41,9 @@ class LazyDevice : public HostDevice {
     return std::make_unique<LazyEvent>(*this);
   }
   absl::StatusOr<std::unique_ptr<MessageCoder>> PrepareCodes(
-      absl::Span<std::byte* const> table, uint64_t shadow_entries,
+      absl::Span<std::byte* const> table, const ChangeEntries& changes,
       std::vector<MessageToCode> messages) override {
-    auto prepared = HostDevice::PrepareCodes(table, shadow_entries, messages);
+    auto prepared = HostDevice::PrepareCodes(table, changes, messages);
     if (!prepared.ok()) return prepared.status();
     return std::make_unique<LazyCoder>(*this, std::move(messages),
                                        *std::move(prepared));

@@ -28,6 +28,7 @@ class MessageCodeConformance : public DeviceConformance {
  protected:
   static constexpr std::byte kUnused{0x55};
   static constexpr uint64_t kGuardBytes = 64;
+  static constexpr ChangesBy kBoth[] = {ChangesBy::kShadows, ChangesBy::kMarks};
 
   // How the elements of a box lie in memory.
   enum class Layout {
@@ -51,7 +52,8 @@ class MessageCodeConformance : public DeviceConformance {
     // Dense, of the tensor's dtype.
     Bytes before;
     Bytes now;
-    std::vector<bool> coded;  // by element: its bits in the message are sent
+    std::vector<bool> marked;  // by element
+    std::vector<bool> coded;   // likewise: its bits in the message are sent
 
     uint64_t elements() const { return rows * columns; }
     uint64_t tensor_bytes() const { return DTypeBytes(in_tensor); }
@@ -79,6 +81,7 @@ class MessageCodeConformance : public DeviceConformance {
   };
 
   struct Case {
+    ChangesBy by = ChangesBy::kShadows;
     CodedMessage message;
     std::vector<Box> boxes;
     Bytes values;                   // of the message, as it is now
@@ -110,10 +113,14 @@ class MessageCodeConformance : public DeviceConformance {
     return to;
   }
 
-  // Elements of the boxes are changed, one of `one_of`; 0: none.
+  // Elements of the boxes are changed, one of `one_of`; 0: none. As many have a
+  // mark, which tells by marks alone: of these some did not change, and others
+  // changed without one.
   static Case Changed(std::vector<Box> boxes, uint64_t one_of,
-                      std::mt19937_64& random) {
+                      std::mt19937_64& random,
+                      ChangesBy by = ChangesBy::kShadows) {
     Case c;
+    c.by = by;
     uint64_t width = 8;
     for (const Box& box : boxes) width = std::min(width, box.message_bytes());
     c.message.element_bytes = static_cast<uint32_t>(width);
@@ -144,7 +151,12 @@ class MessageCodeConformance : public DeviceConformance {
           const uint64_t byte = casts ? random() % (size / 2) : random() % size;
           box.now[i * size + byte] ^= std::byte(1 << random() % 8);
         }
-        if (casts) {
+        box.marked.push_back(random() % 8 == 0
+                                 ? one_of != 0 && random() % one_of == 0
+                                 : changes);
+        if (by == ChangesBy::kMarks) {
+          changes = box.marked.back();
+        } else if (casts) {
           // In the message it may be as it was.
           const auto sent = [&](const Bytes& bytes) {
             const auto at = bytes.begin() + static_cast<ptrdiff_t>(i * size);
@@ -229,6 +241,7 @@ class MessageCodeConformance : public DeviceConformance {
     std::vector<MessageToCode> messages;
     std::vector<std::unique_ptr<DeviceMemory>> tensors;  // by entry
     std::vector<std::unique_ptr<DeviceMemory>> shadows;  // null of receives
+    std::vector<std::unique_ptr<DeviceMemory>> marks;    // likewise
     std::vector<std::unique_ptr<DeviceMemory>> codes;    // by message
     std::vector<uint64_t> first_entry;                   // by message
     std::unique_ptr<MessageCoder> coder;
@@ -257,6 +270,26 @@ class MessageCodeConformance : public DeviceConformance {
     return Laid(c, of_boxes);
   }
 
+  // The marks of the entries of a message, behind a word: they need not be
+  // aligned as tensors are. Of what is between a box's elements all are set.
+  static std::vector<Bytes> Marks(const Case& c) {
+    std::vector<Bytes> entries;
+    for (const Box& box : c.boxes) {
+      const uint64_t elements = box.entry_bytes() / box.tensor_bytes();
+      const size_t first = entries.size();
+      entries.resize(first + box.entries(),
+                     Bytes(4 + (elements + 31) / 32 * 4, std::byte{0xff}));
+      for (uint64_t i = 0; i < box.elements(); ++i) {
+        const auto [entry, at] = box.PlaceOf(i);
+        const uint64_t mark = 32 + at / box.tensor_bytes();
+        if (!box.marked[i]) {
+          entries[first + entry][mark / 8] &= ~(std::byte{1} << mark % 8);
+        }
+      }
+    }
+    return entries;
+  }
+
   void Add(const Case& c, bool send, const std::vector<uint64_t>& rooms,
            World& world) {
     MessageToCode& of = world.messages.emplace_back();
@@ -271,6 +304,9 @@ class MessageCodeConformance : public DeviceConformance {
     for (const Bytes& bytes : Laid(c, &Box::before)) {
       const bool on_host = world.shadows.size() % 3 == 0;
       world.shadows.push_back(send ? Upload(bytes, on_host) : nullptr);
+    }
+    for (const Bytes& bytes : Marks(c)) {
+      world.marks.push_back(send ? Upload(bytes) : nullptr);
     }
     for (const Box& box : c.boxes) {
       const uint64_t message_bytes = box.message_bytes();
@@ -296,14 +332,19 @@ class MessageCodeConformance : public DeviceConformance {
     of.code = world.codes.back()->data();
   }
 
-  void Prepare(World& world) {
+  void Prepare(World& world, ChangesBy by = ChangesBy::kShadows) {
+    const uint64_t entries = world.tensors.size();
     std::vector<std::byte*> table;
     for (const auto& tensor : world.tensors) table.push_back(tensor->data());
     for (const auto& shadow : world.shadows) {
       table.push_back(shadow == nullptr ? nullptr : shadow->data());
     }
-    auto made =
-        device_->PrepareCodes(table, world.tensors.size(), world.messages);
+    for (const auto& marks : world.marks) {
+      table.push_back(marks == nullptr ? nullptr : marks->data() + 4);
+    }
+    auto made = device_->PrepareCodes(
+        table, {by, by == ChangesBy::kShadows ? entries : 2 * entries},
+        world.messages);
     ASSERT_TRUE(made.ok()) << made.status();
     world.coder = *std::move(made);
   }
@@ -328,7 +369,8 @@ class MessageCodeConformance : public DeviceConformance {
         Add(cases[i], send, {few, rooms[i], 0}, world);
       }
     }
-    Prepare(world);
+    const ChangesBy by = cases.front().by;
+    Prepare(world, by);
     if (HasFatalFailure()) return;
     MessageCoder& coder = *world.coder;
     // Twice: what was counted first is forgotten.
@@ -385,11 +427,14 @@ class MessageCodeConformance : public DeviceConformance {
         const uint64_t size = box.tensor_bytes();
         for (uint64_t e = 0; e < box.elements(); ++e) {
           if (!box.coded[e]) continue;
-          std::memcpy(&kept.back()[e * size], &box.now[e * size], size);
+          if (by == ChangesBy::kShadows) {
+            std::memcpy(&kept.back()[e * size], &box.now[e * size], size);
+          }
           std::memcpy(&wanted.back()[e * size], &values[e * size], size);
         }
       }
       ExpectHeld(world.shadows, send, Laid(c, kept), "kept");
+      ExpectHeld(world.marks, send, Marks(c), "marks");
       ExpectHeld(world.tensors, receive, Laid(c, wanted), "received");
       if (HasFatalFailure()) return;
     }
@@ -401,30 +446,57 @@ class MessageCodeConformance : public DeviceConformance {
 
 TEST_P(MessageCodeConformance, ElementsOfOneSizeAtAllBorders) {
   std::mt19937_64 random(1);
-  for (const uint64_t width : {1, 2, 4, 8}) {
-    for (const uint64_t one_of : {0, 1, 2, 10, 100, 1000}) {
-      SCOPED_TRACE(testing::Message() << width << " bytes, 1 of " << one_of);
-      std::vector<Case> cases;
-      for (const uint64_t bytes : {uint64_t{16}, 128 * width, uint64_t{4096},
-                                   uint64_t{16384}, uint64_t{3 * 16384}}) {
-        for (const int beyond : {-1, 0, 1}) {
-          Box box = BoxOf(0, width, bytes / width + beyond);
-          if (random() % 2 != 0) box.shift = random() % 16;
-          cases.push_back(Changed({box}, one_of, random));
+  for (const ChangesBy by : kBoth) {
+    for (const uint64_t width : {1, 2, 4, 8}) {
+      for (const uint64_t one_of : {0, 1, 2, 10, 100, 1000}) {
+        SCOPED_TRACE(testing::Message() << width << " bytes, 1 of " << one_of);
+        std::vector<Case> cases;
+        for (const uint64_t bytes : {uint64_t{16}, 128 * width, uint64_t{4096},
+                                     uint64_t{16384}, uint64_t{3 * 16384}}) {
+          for (const int beyond : {-1, 0, 1}) {
+            Box box = BoxOf(0, width, bytes / width + beyond);
+            if (random() % 2 != 0) box.shift = random() % 16;
+            cases.push_back(Changed({box}, one_of, random, by));
+          }
         }
+        ExpectCoded(cases);
+        if (HasFatalFailure()) return;
       }
-      ExpectCoded(cases);
-      if (HasFatalFailure()) return;
     }
   }
 }
 
 TEST_P(MessageCodeConformance, LongMessages) {
   std::mt19937_64 random(2);
-  for (const uint64_t width : {1, 2, 8}) {
-    for (const uint64_t one_of : {3, 200}) {
-      ExpectCoded(
-          {Changed({BoxOf(0, width, (1 << 20) / width + 3)}, one_of, random)});
+  for (const ChangesBy by : kBoth) {
+    for (const uint64_t width : {1, 2, 8}) {
+      for (const uint64_t one_of : {3, 200}) {
+        // Of whole words of marks, or not.
+        for (const uint64_t beyond : {0, 3}) {
+          Box box = BoxOf(0, width, (1 << 20) / width + beyond);
+          box.shift = beyond == 0 ? 64 : 0;
+          ExpectCoded({Changed({box}, one_of, random, by)});
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// Runs one behind the other in a message, so that a tile of a GPU meets two of
+// its message; marks that begin inside a word, too.
+TEST_P(MessageCodeConformance, RunsThatShareTiles) {
+  std::mt19937_64 random(9);
+  for (const ChangesBy by : kBoth) {
+    for (const uint64_t shift : {0, 8, 32}) {
+      std::vector<Box> boxes;
+      uint64_t begin = 0;
+      for (const uint64_t elements : {96, 40000, 64, 8, 20000, 32}) {
+        boxes.push_back(BoxOf(begin, 2, elements));
+        boxes.back().shift = shift;
+        begin += elements * 2;
+      }
+      ExpectCoded({Changed(boxes, 20, random, by)});
       if (HasFatalFailure()) return;
     }
   }
@@ -432,14 +504,15 @@ TEST_P(MessageCodeConformance, LongMessages) {
 
 TEST_P(MessageCodeConformance, BoxesOfAnyElementsAnywhere) {
   std::mt19937_64 random(3);
-  for (int i = 0; i < (kSanitized ? 40 : 120); ++i) {
+  for (int i = 0; i < (kSanitized ? 80 : 240); ++i) {
     SCOPED_TRACE(i);
-    const uint64_t one_of = std::vector<uint64_t>{0, 1, 3, 20, 300}[i % 5];
+    const uint64_t one_of = std::vector<uint64_t>{0, 1, 3, 20, 300}[i / 2 % 5];
     std::vector<Case> cases;
+    const ChangesBy by = kBoth[i % 2];
     for (size_t m = 1 + random() % 4; m > 0; --m) {
       cases.push_back(
           Changed(RandomBoxes(1 + random() % 60000, 1 + random() % 9, random),
-                  one_of, random));
+                  one_of, random, by));
     }
     ExpectCoded(cases);
     if (HasFatalFailure()) return;
@@ -451,7 +524,7 @@ TEST_P(MessageCodeConformance, BoxesOfAnyElementsAnywhere) {
 TEST_P(MessageCodeConformance, RowsOfWholeUnits) {
   std::mt19937_64 random(8);
   for (const uint64_t width : {1, 2, 4, 8}) {
-    for (const uint64_t units : {1, 3, 128, 5000}) {
+    for (const uint64_t units : {1, 3, 4, 128, 5000}) {
       SCOPED_TRACE(testing::Message() << width << " bytes, " << units);
       std::vector<Box> boxes;
       uint64_t begin = 0;
@@ -462,8 +535,10 @@ TEST_P(MessageCodeConformance, RowsOfWholeUnits) {
         begin += box.rows * units * 16;
         boxes.push_back(box);
       }
-      ExpectCoded({Changed(boxes, 30, random)});
-      if (HasFatalFailure()) return;
+      for (const ChangesBy by : kBoth) {
+        ExpectCoded({Changed(boxes, 30, random, by)});
+        if (HasFatalFailure()) return;
+      }
     }
   }
 }
@@ -471,9 +546,12 @@ TEST_P(MessageCodeConformance, RowsOfWholeUnits) {
 // Of rows so small that a tile has many boxes.
 TEST_P(MessageCodeConformance, ManySmallBoxes) {
   std::mt19937_64 random(6);
-  for (const uint64_t one_of : {1, 7}) {
-    ExpectCoded({Changed(RandomBoxes(20000, 900, random), one_of, random)});
-    if (HasFatalFailure()) return;
+  for (const ChangesBy by : kBoth) {
+    for (const uint64_t one_of : {1, 7}) {
+      ExpectCoded(
+          {Changed(RandomBoxes(20000, 900, random), one_of, random, by)});
+      if (HasFatalFailure()) return;
+    }
   }
 }
 

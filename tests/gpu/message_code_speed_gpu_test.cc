@@ -24,7 +24,15 @@ constexpr uint64_t kCodeBytesMax = 2 * kMessageBytes;
 constexpr uint64_t kSectorBytes = 32;  // a GPU reads and writes no less
 
 // Table entries.
-enum : uint64_t { kNow, kHeld, kNowShadow, kHeldShadow };
+enum : uint64_t {
+  kNow,
+  kHeld,
+  kNowShadow,
+  kHeldShadow,
+  kNowMarks,
+  kHeldMarks,
+  kEntries
+};
 
 // A message of bf16, one run or the rows of a slice of `columns`.
 MessageToCode MessageAt(uint64_t number, bool send, uint64_t columns,
@@ -52,24 +60,28 @@ struct Case {
   const char* text;
   uint64_t columns;
   bool snapshot_on_host;
+  ChangesBy changes_by = ChangesBy::kShadows;
 };
 
 class MessageCodeSpeedTest : public testing::TestWithParam<Case> {};
 
 TEST_P(MessageCodeSpeedTest, RatesBesideAPlainRead) {
-  const auto& [text, columns, snapshot_on_host] = GetParam();
+  const auto& [text, columns, snapshot_on_host, changes_by] = GetParam();
+  const bool by_marks = changes_by == ChangesBy::kMarks;
   auto device = *CreateCudaDevice(0);
   auto now = *device->Allocate(kBytes);
   auto before = *(snapshot_on_host ? device->AllocateOnHost(kBytes)
                                    : device->Allocate(kBytes));
   auto held = *device->Allocate(kBytes);
+  auto marks = *device->Allocate(kBytes / 16);
   auto codes = *device->Allocate(kMessages * kCodeBytesMax);
   auto word = *device->Allocate(16);
   auto timer = *device->CreateTimer();
-  std::vector<std::byte*> table(4);
+  std::vector<std::byte*> table(kEntries);
   table[kNow] = now->data();
   table[kHeld] = held->data();
   table[kNowShadow] = before->data();
+  table[kNowMarks] = marks->data();
   const auto seconds_of = [&](const std::function<absl::Status()>& enqueue) {
     double best = std::numeric_limits<double>::infinity();
     for (int i = 0; i < 4; ++i) {
@@ -100,6 +112,7 @@ TEST_P(MessageCodeSpeedTest, RatesBesideAPlainRead) {
     std::vector<uint16_t> values(kMessageBytes / 2);
     for (uint16_t& value : values) value = static_cast<uint16_t>(random());
     std::vector<uint16_t> changed = values;
+    std::vector<uint32_t> bits(changed.size() / 32);
     uint64_t count = 0;
     std::vector<uint32_t> sectors;
     uint64_t wide_sectors = 0, last_wide = ~uint64_t{0};
@@ -107,6 +120,7 @@ TEST_P(MessageCodeSpeedTest, RatesBesideAPlainRead) {
     for (uint64_t i = 0; i < changed.size(); ++i) {
       if (!changes(random)) continue;
       changed[i] ^= 1;
+      bits[i / 32] |= uint32_t{1} << i % 32;
       ++count;
       const auto sector = static_cast<uint32_t>(i * 2 / kSectorBytes);
       if (sectors.empty() || sectors.back() != sector) {
@@ -130,6 +144,14 @@ TEST_P(MessageCodeSpeedTest, RatesBesideAPlainRead) {
     fill(*now, changed);
     fill(*before, values);
     fill(*held, values);
+    for (uint64_t m = 0; m < kMessages; ++m) {
+      ASSERT_TRUE(device
+                      ->Copy(marks->data() + m * bits.size() * 4,
+                             reinterpret_cast<const std::byte*>(bits.data()),
+                             bits.size() * 4, nullptr)
+                      .ok());
+    }
+    ASSERT_TRUE(device->Synchronize(nullptr).ok());
     // What a plan's rung has, but of 60 %: these would travel whole.
     const CodedMessage message =
         MessageAt(0, true, columns, 0, nullptr).message;
@@ -143,8 +165,10 @@ TEST_P(MessageCodeSpeedTest, RatesBesideAPlainRead) {
       sends.push_back(MessageAt(m, true, columns, room, codes->data()));
       receives.push_back(MessageAt(m, false, columns, room, codes->data()));
     }
-    auto sender = *device->PrepareCodes(table, 2, sends);
-    auto receiver = *device->PrepareCodes(table, 2, receives);
+    const ChangeEntries changes_of = {
+        changes_by, by_marks ? kNowMarks - kNow : kNowShadow - kNow};
+    auto sender = *device->PrepareCodes(table, changes_of, sends);
+    auto receiver = *device->PrepareCodes(table, changes_of, receives);
     const double counting = seconds_of([&] {
       absl::Status status = sender->Restart(nullptr);
       status.Update(sender->Count(nullptr));
@@ -203,10 +227,11 @@ TEST_P(MessageCodeSpeedTest, RatesBesideAPlainRead) {
           100 * wide_bytes / seconds / plain, 100 * beside / seconds);
     };
     const uint64_t groups = kMessageBytes / 256;
-    const uint64_t bits = kMessageBytes / 16;
-    print("find", counting, 2 * kMessageBytes + bits, 0, 0);
-    print("encode", encoding, bits + groups + 3 * count, 1, gathering);
-    print("keep", keeping, bits, 3, copying);
+    const uint64_t bits_bytes = kMessageBytes / 16;
+    print("find", counting,
+          (by_marks ? bits_bytes : 2 * kMessageBytes) + bits_bytes, 0, 0);
+    print("encode", encoding, bits_bytes + groups + 3 * count, 1, gathering);
+    if (!by_marks) print("keep", keeping, bits_bytes, 3, copying);
     print("apply", applying, groups + 3 * count, 2, scattering);
   }
 }
@@ -215,7 +240,11 @@ INSTANTIATE_TEST_SUITE_P(Cuda, MessageCodeSpeedTest,
                          testing::Values(Case{"runs", kMessageBytes / 2, false},
                                          Case{"rows of 2 KiB", 1024, false},
                                          Case{"runs, snapshot on the host",
-                                              kMessageBytes / 2, true}));
+                                              kMessageBytes / 2, true},
+                                         Case{"runs, bitmap", kMessageBytes / 2,
+                                              false, ChangesBy::kMarks},
+                                         Case{"rows of 2 KiB, bitmap", 1024,
+                                              false, ChangesBy::kMarks}));
 
 }  // namespace
 }  // namespace refit

@@ -147,11 +147,11 @@ class CudaDevice : public Device {
   }
 
   absl::StatusOr<std::unique_ptr<MessageCoder>> PrepareCodes(
-      absl::Span<std::byte* const> table, uint64_t shadow_entries,
+      absl::Span<std::byte* const> table, const ChangeEntries& changes,
       std::vector<MessageToCode> messages) override {
     const ScopedDevice current(ordinal_);
     return MakeCudaMessageCoder(ordinal_, limits_.multiprocessors, table,
-                                shadow_entries, messages);
+                                changes, messages);
   }
 
   absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() override {

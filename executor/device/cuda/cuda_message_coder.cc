@@ -65,15 +65,17 @@ class DeviceArray {
 
 class CudaMessageCoder : public MessageCoder {
  public:
-  CudaMessageCoder(int device, uint32_t multiprocessors)
-      : device_(device), multiprocessors_(multiprocessors) {}
+  CudaMessageCoder(int device, uint32_t multiprocessors, ChangesBy changes_by)
+      : device_(device),
+        multiprocessors_(multiprocessors),
+        changes_by_(changes_by) {}
   ~CudaMessageCoder() override {
     const ScopedDevice current(device_);
     arrays_.reset();
   }
 
   absl::Status Upload(absl::Span<std::byte* const> table,
-                      uint64_t shadow_entries,
+                      uint64_t change_entries,
                       absl::Span<const MessageToCode> messages) {
     for (const MessageToCode& of : messages) {
       rungs_ = std::max(rungs_, static_cast<uint32_t>(of.rooms.size()));
@@ -108,7 +110,7 @@ class CudaMessageCoder : public MessageCoder {
     status.Update(arrays_->bases.Allocate(lowered.tiles.size()));
     status.Update(arrays_->failure.Allocate(1));
     codes_ = {.table = arrays_->table.data(),
-              .shadow_entries = shadow_entries,
+              .change_entries = change_entries,
               .copies = arrays_->copies.data(),
               .boxes = arrays_->boxes.data(),
               .compared = arrays_->compared.data(),
@@ -146,9 +148,12 @@ class CudaMessageCoder : public MessageCoder {
 
   absl::Status Count(Stream stream) override {
     const ScopedDevice current(device_);
-    return CudaStatus(cuda::LaunchCount(codes_, multiprocessors_,
-                                        static_cast<cudaStream_t>(stream)),
-                      "launch of the kernels that count changes");
+    const auto launch = changes_by_ == ChangesBy::kMarks
+                            ? cuda::LaunchCountMarks
+                            : cuda::LaunchCount;
+    return CudaStatus(
+        launch(codes_, multiprocessors_, static_cast<cudaStream_t>(stream)),
+        "launch of the kernels that count changes");
   }
 
   absl::StatusOr<absl::Span<const ChangedElements>> Counted(
@@ -187,6 +192,7 @@ class CudaMessageCoder : public MessageCoder {
   }
 
   absl::Status Keep(Stream stream) override {
+    if (changes_by_ == ChangesBy::kMarks) return absl::OkStatus();
     const ScopedDevice current(device_);
     return CudaStatus(cuda::LaunchKeep(codes_, multiprocessors_,
                                        static_cast<cudaStream_t>(stream)),
@@ -343,6 +349,7 @@ class CudaMessageCoder : public MessageCoder {
 
   const int device_;
   const uint32_t multiprocessors_;
+  const ChangesBy changes_by_;
   uint32_t rungs_ = 0;
   std::vector<uint64_t> tiles_before_;  // by message; one more
   std::vector<bool> is_send_;           // by message
@@ -357,9 +364,10 @@ class CudaMessageCoder : public MessageCoder {
 
 absl::StatusOr<std::unique_ptr<MessageCoder>> MakeCudaMessageCoder(
     int device, uint32_t multiprocessors, absl::Span<std::byte* const> table,
-    uint64_t shadow_entries, absl::Span<const MessageToCode> messages) {
-  auto coder = std::make_unique<CudaMessageCoder>(device, multiprocessors);
-  const absl::Status status = coder->Upload(table, shadow_entries, messages);
+    const ChangeEntries& changes, absl::Span<const MessageToCode> messages) {
+  auto coder =
+      std::make_unique<CudaMessageCoder>(device, multiprocessors, changes.by);
+  const absl::Status status = coder->Upload(table, changes.entries, messages);
   if (!status.ok()) return status;
   return coder;
 }

@@ -15,7 +15,7 @@ namespace refit {
 // Of device number `device`, which is the current one.
 absl::StatusOr<std::unique_ptr<MessageCoder>> MakeCudaMessageCoder(
     int device, uint32_t multiprocessors, absl::Span<std::byte* const> table,
-    uint64_t shadow_entries, absl::Span<const MessageToCode> messages);
+    const ChangeEntries& changes, absl::Span<const MessageToCode> messages);
 
 }  // namespace refit
 

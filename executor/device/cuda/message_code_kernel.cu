@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "executor/device/cast.h"
 #include "executor/device/cuda/kernel_tiles.h"
 #include "executor/device/cuda/message_code_kernel.h"
@@ -25,6 +27,7 @@ constexpr uint32_t kAhead = 4;
 // registers, and spill.
 constexpr uint32_t kResidentBlocks = 3;
 constexpr uint32_t kComparingBlocks = 4;
+constexpr uint32_t kMarkingBlocks = 4;
 constexpr uint16_t kNoElement = 0xffff;
 static_assert(kCodeTileElements <= kNoElement);
 static_assert(kWarpThreads % kListedGroups == 0);
@@ -235,7 +238,7 @@ __device__ __forceinline__ ComparedRow ComparedRowAt(const KernelCodes& codes,
                                                      uint32_t row) {
   const RowOffsets at = OffsetsOfRow(copy, row);
   return {codes.table[at.from_entry] + at.from_offset,
-          codes.table[at.from_entry + codes.shadow_entries] + at.from_offset};
+          codes.table[at.from_entry + codes.change_entries] + at.from_offset};
 }
 
 // The highest bit of each half of a word that differs.
@@ -416,6 +419,188 @@ __global__ void __launch_bounds__(kThreads)
   flush();
 }
 
+// Where the elements of a unit have their marks.
+struct MarkedRow {
+  const uint32_t* marks = nullptr;  // of the tensor
+  uint64_t first = 0;               // of the row's first element
+};
+
+__device__ __forceinline__ MarkedRow MarkedRowAt(const KernelCodes& codes,
+                                                 const KernelCopy& copy,
+                                                 uint32_t row) {
+  const RowOffsets at = OffsetsOfRow(copy, row);
+  return {reinterpret_cast<const uint32_t*>(
+              codes.table[at.from_entry + codes.change_entries]),
+          at.from_offset / ElementBytes(copy.from_dtype)};
+}
+
+// `count` marks from number `first` on, 32 at most. It reads no word that has
+// none of them.
+__device__ __forceinline__ uint32_t MarksAt(const uint32_t* marks,
+                                            uint64_t first, uint32_t count) {
+  const auto shift = static_cast<uint32_t>(first % kWordBits);
+  const uint32_t low = __ldcs(&marks[first / kWordBits]);
+  const uint32_t high =
+      shift + count > kWordBits ? __ldcs(&marks[first / kWordBits + 1]) : 0;
+  return __funnelshift_r(low, high, shift) &
+         (count == kWordBits ? kAllLanes : (1u << count) - 1);
+}
+
+// What a lane has found in a tile of a copy.
+struct FoundMarks {
+  uint32_t changed = 0;
+  uint32_t coded[3] = {};  // by tile of the message that it meets
+};
+static_assert(kTileUnits * 16 / kCodeTileElements + 1 == 3);
+
+// A tile of a box that `is_bytes` whose rows hold whole words of marks, which
+// in the message are words, too: nearly all. `bits`: of the tile. `left`: words
+// before the message's next tile.
+__device__ __forceinline__ void TakeWords(const KernelCodes& codes,
+                                          const KernelCopy& copy,
+                                          uint64_t first, uint32_t words,
+                                          uint32_t* bits, uint32_t left,
+                                          FoundMarks& found) {
+  constexpr uint32_t kWordsMax = kTileUnits / 4 / kWarpThreads;
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  const auto first_row = static_cast<uint32_t>(first / copy.row_units);
+  const auto column =
+      static_cast<uint32_t>(first - uint64_t{first_row} * copy.row_units);
+  const bool is_row = column + kTileUnits <= copy.row_units;
+  const MarkedRow one = MarkedRowAt(codes, copy, first_row);
+  // First all loads: none must wait for a store.
+  uint32_t taken[kWordsMax];
+#pragma unroll
+  for (uint32_t i = 0; i < kWordsMax; ++i) {
+    const uint32_t word = i * kWarpThreads + lane;
+    taken[i] = 0;
+    if (word >= words) continue;
+    const uint32_t unit = column + word * 4;
+    const uint32_t down =
+        is_row ? 0 : Divide(unit, copy.row_magic, copy.row_shift);
+    const MarkedRow row =
+        down == 0 ? one : MarkedRowAt(codes, copy, first_row + down);
+    taken[i] = MarksAt(row.marks,
+                       row.first + uint64_t{unit - down * copy.row_units} * 8,
+                       kWordBits);
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kWordsMax; ++i) {
+    const uint32_t word = i * kWarpThreads + lane;
+    if (word < words) bits[word] = taken[i];
+    found.changed += __popc(taken[i]);
+    if (word < left) found.coded[0] += __popc(taken[i]);
+  }
+  found.coded[1] = found.changed - found.coded[0];
+}
+
+// A tile of any box, unit by unit.
+__device__ __forceinline__ void TakeUnits(const KernelCodes& codes,
+                                          const KernelCopy& copy,
+                                          const KernelBox& box,
+                                          const KernelMessage& message,
+                                          uint64_t first, uint32_t units,
+                                          FoundMarks& found) {
+  const uint32_t unit_bytes = UnitInMessage(copy);
+  const uint32_t elements =
+      Casts(copy) ? 1 : unit_bytes / ElementBytes(copy.from_dtype);
+  // Of an element of the tensor in the message.
+  const uint32_t parts = unit_bytes / elements >> message.element_shift;
+  const uint32_t whole = (1u << parts) - 1;
+  const auto first_row = static_cast<uint32_t>(first / copy.row_units);
+  const auto column =
+      static_cast<uint32_t>(first - uint64_t{first_row} * copy.row_units);
+  const uint64_t first_byte = box.begin_byte + first * unit_bytes;
+  const uint64_t first_tile =
+      (first_byte >> message.element_shift) / kCodeTileElements;
+  uint32_t* const words = codes.bits + message.first_word;
+  for (uint32_t u = threadIdx.x % kWarpThreads; u < units; u += kWarpThreads) {
+    const uint32_t unit = column + u;
+    const uint32_t down = Divide(unit, copy.row_magic, copy.row_shift);
+    uint32_t marks = (1u << elements) - 1;
+    if (box.always == 0) {
+      const MarkedRow row = MarkedRowAt(codes, copy, first_row + down);
+      const uint32_t in_row = unit - down * copy.row_units;
+      marks =
+          MarksAt(row.marks, row.first + uint64_t{in_row} * elements, elements);
+      found.changed += __popc(marks);
+    }
+    const uint64_t byte = first_byte + uint64_t{u} * unit_bytes;
+    const uint64_t element = byte >> message.element_shift;
+    uint32_t bits = marks;
+    if (parts > 1) {
+      bits = 0;
+      for (uint32_t rest = marks; rest != 0; rest &= rest - 1) {
+        bits |= whole << (__ffs(static_cast<int>(rest)) - 1) * parts;
+      }
+    }
+    if (box.is_bytes != 0) {
+      reinterpret_cast<uint8_t*>(words)[byte / 16] = static_cast<uint8_t>(bits);
+    } else if (bits != 0) {
+      atomicOr(&words[element / kWordBits], bits << element % kWordBits);
+    }
+    const auto tile =
+        static_cast<uint32_t>(element / kCodeTileElements - first_tile);
+#pragma unroll
+    for (uint32_t t = 0; t < 3; ++t) {
+      if (tile == t) found.coded[t] += __popc(bits);
+    }
+  }
+}
+
+// As CompareTiles, but marks tell what changed. A warp takes a tile: there is
+// little to read of one, and a block would mostly wait.
+__global__ void __launch_bounds__(kThreads, kMarkingBlocks)
+    TakeMarks(const __grid_constant__ KernelCodes codes) {
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  const uint64_t step = uint64_t{gridDim.x} * kWarps;
+  uint64_t t = uint64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpThreads;
+  KernelTile next = {};
+  if (t < codes.compared_count) next = codes.compared[t];
+  for (; t < codes.compared_count; t += step) {
+    const KernelTile tile = next;
+    // Early: all that follows waits for it.
+    if (t + step < codes.compared_count) next = codes.compared[t + step];
+    const KernelCopy& copy = codes.copies[tile.copy];
+    const KernelBox& box = codes.boxes[tile.copy];
+    const KernelMessage& message = codes.messages[box.message];
+    const uint64_t first = uint64_t{tile.tile} * kTileUnits;
+    const auto units = static_cast<uint32_t>(min(
+        uint64_t{kTileUnits}, uint64_t{copy.rows} * copy.row_units - first));
+    const uint64_t first_element =
+        (box.begin_byte + first * UnitInMessage(copy)) >> message.element_shift;
+    FoundMarks found;
+    if (box.is_bytes != 0 && copy.row_units % 4 == 0 &&
+        first_element % kWordBits == 0) {
+      const auto left = static_cast<uint32_t>(
+          (kCodeTileElements - first_element % kCodeTileElements) / kWordBits);
+      TakeWords(codes, copy, first, units / 4,
+                codes.bits + message.first_word + first_element / kWordBits,
+                left, found);
+    } else {
+      TakeUnits(codes, copy, box, message, first, units, found);
+    }
+    if (__ballot_sync(kAllLanes, (found.coded[0] | found.coded[1] |
+                                  found.coded[2]) != 0) == 0) {
+      continue;
+    }
+    unsigned long long* const bases =
+        codes.bases + message.first_tile + first_element / kCodeTileElements;
+#pragma unroll
+    for (uint32_t i = 0; i < 3; ++i) {
+      const uint32_t count = __reduce_add_sync(kAllLanes, found.coded[i]);
+      if (lane == 0 && count != 0) atomicAdd(&bases[i], count);
+    }
+    // Of other messages ScanTiles knows it: all warps add to the same few
+    // numbers.
+    if (message.clears_bits == 0) continue;
+    const uint32_t changed = __reduce_add_sync(kAllLanes, found.changed);
+    if (lane == 0 && changed != 0) {
+      atomicAdd(&codes.changed[box.message].count, changed);
+    }
+  }
+}
+
 // A warp's tile of a message.
 struct WarpTile {
   uint64_t number;
@@ -522,7 +707,10 @@ __global__ void __launch_bounds__(kScanThreads)
   }
   if (threadIdx.x != 0) return;
   codes.totals[number] = before;
-  if (sends) codes.changed[number].room = before;
+  if (!sends) return;
+  codes.changed[number].room = before;
+  // All its elements are of one size, and none is always sent.
+  if (message.clears_bits == 0) codes.changed[number].count = before;
 }
 
 // Lists the elements of a tile that are coded, as many at a time as surely find
@@ -623,7 +811,7 @@ class TilePlaces {
   __device__ __forceinline__ bool Holds(uint32_t element) const {
     return element - first_ < end_ - first_;
   }
-  // `shadows`: KernelCodes::shadow_entries, or 0.
+  // `shadows`: KernelCodes::change_entries, or 0.
   template <typename T>
   __device__ __forceinline__ T* Run(uint64_t shadows) const {
     return reinterpret_cast<T*>(codes_.table[entry_ + shadows] + offset_);
@@ -655,14 +843,14 @@ __device__ __forceinline__ void WithPlaces(const KernelCodes& codes,
                                            const Body& body) {
   if (places.IsRun()) {
     T* const own = places.Run<T>(0);
-    T* const shadow = kShadows ? places.Run<T>(codes.shadow_entries) : nullptr;
+    T* const shadow = kShadows ? places.Run<T>(codes.change_entries) : nullptr;
     body([=](uint32_t element) { return own + element; },
          [=](uint32_t element) { return shadow + element; });
     return;
   }
   body([&](uint32_t element) { return places.At<T>(element, 0); },
        [&](uint32_t element) {
-         return places.At<T>(element, codes.shadow_entries);
+         return places.At<T>(element, codes.change_entries);
        });
 }
 
@@ -708,7 +896,7 @@ __device__ __forceinline__ void SendAny(const KernelCodes& codes,
     uint64_t value = LoadElement(codes.table[place.entry] + place.offset, size);
     if constexpr (!kEncodes) {
       StoreElement(
-          codes.table[place.entry + codes.shadow_entries] + place.offset, value,
+          codes.table[place.entry + codes.change_entries] + place.offset, value,
           size);
       continue;
     }
@@ -978,6 +1166,7 @@ uint32_t WarpBlocksFor(uint64_t tiles, uint32_t multiprocessors) {
 
 cudaError_t LoadMessageCodeKernels() {
   cudaError_t error = LoadKernel(CompareTiles);
+  if (error == cudaSuccess) error = LoadKernel(TakeMarks);
   if (error == cudaSuccess) error = LoadKernel(SumGroups);
   if (error == cudaSuccess) error = LoadKernel(ScanTiles);
   if (error == cudaSuccess) error = LoadKernel(SendTiles<true>);
@@ -994,6 +1183,17 @@ cudaError_t LaunchCount(const KernelCodes& codes, uint32_t multiprocessors,
                               ? static_cast<uint32_t>(codes.compared_count)
                               : blocks_max;
   CompareTiles<<<blocks, kThreads, 0, stream>>>(codes);
+  ScanTiles<<<codes.messages_count, kScanThreads, 0, stream>>>(codes, 0, true);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchCountMarks(const KernelCodes& codes, uint32_t multiprocessors,
+                             cudaStream_t stream) {
+  if (codes.compared_count == 0) return cudaSuccess;
+  const uint64_t blocks_max = uint64_t{multiprocessors} * kMarkingBlocks;
+  const uint64_t blocks = (codes.compared_count + kWarps - 1) / kWarps;
+  TakeMarks<<<static_cast<uint32_t>(std::min(blocks, blocks_max)), kThreads, 0,
+              stream>>>(codes);
   ScanTiles<<<codes.messages_count, kScanThreads, 0, stream>>>(codes, 0, true);
   return cudaGetLastError();
 }

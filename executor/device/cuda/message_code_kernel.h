@@ -52,7 +52,7 @@ struct KernelChanged {
 // All pointers are of device memory.
 struct KernelCodes {
   std::byte* const* table;
-  uint64_t shadow_entries;
+  uint64_t change_entries;  // to an entry's shadow, or to its marks
   const KernelCopy* copies;
   const KernelBox* boxes;      // by copy
   const KernelTile* compared;  // tiles of the copies of all sends
@@ -83,11 +83,13 @@ struct CodeWork {
 // As LoadCopyKernel.
 cudaError_t LoadMessageCodeKernels();
 
-// Each for a device of so many multiprocessors. Before what counts `changed`
-// and `bases` must be 0, and so must bits that are not of a box that
-// `is_bytes`.
+// Each for a device of so many multiprocessors. Before what counts, by shadows
+// or by marks, `changed` and `bases` must be 0, and so must bits that are not
+// of a box that `is_bytes`.
 cudaError_t LaunchCount(const KernelCodes& codes, uint32_t multiprocessors,
                         cudaStream_t stream);
+cudaError_t LaunchCountMarks(const KernelCodes& codes, uint32_t multiprocessors,
+                             cudaStream_t stream);
 cudaError_t LaunchEncode(const KernelCodes& codes, const CodeWork& work,
                          uint32_t rung, uint32_t multiprocessors,
                          cudaStream_t stream);

@@ -251,6 +251,22 @@ struct MessageToCode {
   std::byte* code = nullptr;  // aligned to 8 bytes
 };
 
+// What tells a MessageCoder that an element of a send changed.
+enum class ChangesBy : uint8_t {
+  // It differs from its shadow, which stands as DeltaCopies says.
+  kShadows,
+  // A mark that somebody else sets and clears: of element i of entry e, bit
+  // i % 32 of the 32-bit word i / 32 that the table has for e.
+  kMarks,
+};
+
+// Entry e of the table, of which a send reads, has its shadow or its marks in
+// entry e + `entries`.
+struct ChangeEntries {
+  ChangesBy by = ChangesBy::kShadows;
+  uint64_t entries = 0;
+};
+
 // The first receive that no message is encoded like.
 struct CodingFailure {
   size_t message = 0;
@@ -266,8 +282,9 @@ class MessageCoder {
   virtual ~MessageCoder() = default;
   // Forgets what was counted, and failures.
   virtual absl::Status Restart(Stream stream) = 0;
-  // Remembers which elements of all sends differ from their shadow, bit by bit.
-  // Once after Restart. They must be as they are now until all is kept.
+  // Remembers which elements of all sends changed, by their shadows or their
+  // marks. Once after Restart. Shadows, and what is sent, must be as they are
+  // now until all is kept; marks may be cleared behind this.
   virtual absl::Status Count(Stream stream) = 0;
   // By message. Requires: `stream`, on which they were counted, is done; no
   // other is used. Valid until the next call.
@@ -280,7 +297,8 @@ class MessageCoder {
   // beyond the elements of the message, whatever the code holds.
   virtual absl::Status Apply(size_t begin, size_t count, size_t rung,
                              Stream stream) = 0;
-  // Stores what was counted in any send into its shadow.
+  // Stores what was counted in any send into its shadow. By marks: does
+  // nothing.
   virtual absl::Status Keep(Stream stream) = 0;
   // Since Restart, of what is done. Waits for `stream`.
   virtual absl::StatusOr<std::optional<CodingFailure>> FirstFailure(
@@ -431,10 +449,10 @@ class Device {
       absl::Span<std::byte* const> table,
       absl::Span<const CopyBatch> batches) = 0;
 
-  // Makes messages ready whose tensors are in `table`; a tensor's shadow is as
-  // DeltaCopies says. That memory must outlive the result, `table` need not.
+  // Makes messages ready whose tensors are in `table`, and what tells of their
+  // changes. That memory must outlive the result, `table` need not.
   virtual absl::StatusOr<std::unique_ptr<MessageCoder>> PrepareCodes(
-      absl::Span<std::byte* const> table, uint64_t shadow_entries,
+      absl::Span<std::byte* const> table, const ChangeEntries& changes,
       std::vector<MessageToCode> messages) = 0;
 
   virtual absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() = 0;

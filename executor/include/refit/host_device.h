@@ -24,7 +24,7 @@ class HostDevice : public Device {
       absl::Span<std::byte* const> table,
       absl::Span<const CopyBatch> batches) override;
   absl::StatusOr<std::unique_ptr<MessageCoder>> PrepareCodes(
-      absl::Span<std::byte* const> table, uint64_t shadow_entries,
+      absl::Span<std::byte* const> table, const ChangeEntries& changes,
       std::vector<MessageToCode> messages) override;
   absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() override;
   absl::StatusOr<bool> IsCapturing(Stream) override { return false; }
