@@ -160,12 +160,7 @@ absl::Status WorldRank::CopyTensors(bool to_device) {
                                         bitmaps_->size_bytes(), stream());
     if (!status.ok()) return status;
   }
-  absl::Status status = device().Synchronize(stream());
-  // The refit clears those of the device.
-  if (to_device && bitmaps_ != nullptr) {
-    std::memset(host_bitmaps_->data(), 0, host_bitmaps_->size_bytes());
-  }
-  return status;
+  return device().Synchronize(stream());
 }
 
 absl::Status WorldRank::FillSources() {
@@ -209,6 +204,10 @@ absl::StatusOr<RefitMeasurement> WorldRank::Refit(
   const Clock::time_point enqueued = Clock::now();
   if (status.ok()) status = executor().Wait();
   if (!status.ok()) return status;
+  // As the refit did those of the device. Until then marks add up.
+  if (host_bitmaps_ != nullptr) {
+    std::memset(host_bitmaps_->data(), 0, host_bitmaps_->size_bytes());
+  }
   RefitMeasurement measurement;
   measurement.seconds =
       std::chrono::duration<double>(Clock::now() - start).count();
