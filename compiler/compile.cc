@@ -105,12 +105,6 @@ void DeclareDelta(const Job& job, Diagnostics& diagnostics, Module& module) {
         return module.rounds[message.round].mechanism == Mechanism::kStaged;
       });
   if (!stages) return;
-  if (module.delta->changes != fb::DeltaChanges::kSnapshot) {
-    refuse(
-        "\"changes\": \"bitmap\" does not work in staged rounds, which "
-        "ranks on different hosts have; wanted \"snapshot\", or no delta");
-    return;
-  }
   module.delta->rungs.assign(std::begin(kRungs), std::end(kRungs));
 }
 

@@ -654,9 +654,7 @@ void Executor::NoticeDelta() {
         "all refits are dense",
         compares ? "" : " and leave bitmaps as they are",
         ", since this transport sends what direct rounds would store; "
-        "options.peer \"staged\"",
-        compares ? "" : " with \"changes\": \"snapshot\"",
-        " makes a plan that sends only what changed"));
+        "options.peer \"staged\" makes a plan that sends only what changed"));
   }
   if (versions_ != nullptr && !bound_->peers.pulled_by.empty()) {
     const std::set<int32_t>& by = bound_->peers.pulled_by;

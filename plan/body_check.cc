@@ -317,10 +317,7 @@ absl::Status BodyChecker::CheckRungs(const fb::Delta& delta) {
         "delta: rung %u is %u, rungs descend from at most 7 to at least 1", i,
         rung));
   }
-  if (count > 0) {
-    if (delta.changes() == fb::DeltaChanges::kSnapshot) return absl::OkStatus();
-    return Bad("delta: staged rounds find changes by a snapshot only");
-  }
+  if (count > 0) return absl::OkStatus();
   for (uint32_t i = 0; i < body_.rounds()->size(); ++i) {
     if (body_.rounds()->Get(i)->mechanism() == fb::Mechanism::kDirect) continue;
     return Bad(absl::StrFormat("delta: round %u is staged, and no rungs", i));

@@ -45,6 +45,35 @@ def test_staged_rounds_tell_their_rung(tiny_job):
     assert report.stored_bytes < report.dense_bytes
 
 
+@pytest.mark.parametrize("has_marks", [True, False])
+def test_staged_rounds_send_what_a_worker_marks(tiny_job, has_marks):
+    job = {**job_of(tiny_job, {"changes": "bitmap"}), "topology": {"gpus_per_host": 1}}
+    job["options"] = {**job["options"], "bucket_bytes": 4096}
+    plan = refit.compile(job)
+    tensors = [arrays(plan, rank, seed=rank if rank < 2 else None) for rank in range(plan.world_size)]
+    tensors[1]["norm.weight"][:] = tensors[0]["norm.weight"]
+    given = {}
+
+    def changes(rank, held):
+        given[rank] = bitmaps(rank, held)
+        return given[rank]
+
+    world = World(plan, tensors, changes=changes)
+    world.on_all(lambda rank: world.executors[rank].run(timeout=20))
+    world.sources[1]["layers.0.weight"][2, 5] = 7  # [4, 6], rows 4 to 7
+    if not has_marks:
+        with pytest.raises(refit.DataLoss, match="layers.0.weight"):  # the digests do not agree
+            world.on_all(lambda rank: world.executors[rank].run(timeout=20))
+        return
+    given[1]["layers.0.weight"][0] = 1 << 17
+    world.on_all(lambda rank: world.executors[rank].run(timeout=20))
+    report = world.executors[1].delta_report
+    assert report.is_delta and report.rung > 1 and report.changed_elements == 1
+    assert report.stored_bytes < report.dense_bytes
+    assert world.tensors[3]["layers.0.weight"][6, 2] == 7
+    assert not given[1]["layers.0.weight"].any()
+
+
 def test_a_refit_tells_what_it_moved(tiny_job):
     world = world_of(tiny_job, True)
     assert world.executors[0].delta_report is None

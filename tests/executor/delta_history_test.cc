@@ -138,7 +138,6 @@ class Replicas {
 // What a history is lived on.
 enum class HistoryWorld {
   kThreads,
-  kThreadsWithBitmaps,
   kNccl,  // on devices that work on streams
 };
 
@@ -152,12 +151,12 @@ class History {
                         : std::make_unique<DeltaWorld>(plan)),
         twin_(dense),
         replicas_(replicas),
-        marks_(kind == HistoryWorld::kThreadsWithBitmaps),
+        marks_(plan.body().delta()->changes() == fb::DeltaChanges::kBitmap),
         random_(seed) {}
 
   void Live() {
     for (int32_t rank = 0; rank < Sources(); ++rank) {
-      if (marks_) world_->GiveBitmaps(rank);
+      if (marks_) GiveBitmaps(rank);
     }
     for (size_t value = 0; value < replicas_.values(); ++value) {
       SetBits(value, random_());
@@ -195,6 +194,14 @@ class History {
   }
   int32_t Sources() const { return world_->plan().source_ranks(); }
   int32_t Ranks() const { return world_->plan().world_size(); }
+
+  // A few tensors have none.
+  void GiveBitmaps(int32_t rank) {
+    world_->GiveBitmaps(rank);
+    for (BoundTensor& tensor : world_->tensors[rank]) {
+      if (Draw(16) == 0) tensor.changes = nullptr;
+    }
+  }
 
   BoundTensor& TensorOf(const Replicas::Element& element) {
     return world_->tensors[element.rank][element.tensor];
@@ -313,11 +320,13 @@ class History {
     }
   }
 
-  // An engine's weights move to new memory, which holds none.
+  // An engine's weights move to new memory, which holds none. Of a trainer's
+  // tensors others have bitmaps then.
   void Rebind() {
     const auto rank = static_cast<int32_t>(Draw(Ranks()));
     world_->Allocate(rank);
     twin_.Allocate(rank);
+    if (marks_ && rank < Sources()) GiveBitmaps(rank);
     ASSERT_TRUE(world_->Bind().ok());
     ASSERT_TRUE(twin_.Bind().ok());
   }
@@ -358,26 +367,28 @@ class DeltaHistoryTest : public testing::TestWithParam<int> {};
 TEST_P(DeltaHistoryTest, LeavesTheBitsOfDenseRefits) {
   const HistoryJob job = HistoryJobs()[GetParam()];
   const PlanFile dense = PlanOf(job, "\"fan_out\": \"none\"");
-  const std::string snapshot = "\"delta\": {\"dense_every\": 4}";
-  const PlanFile plans[] = {
-      PlanOf(job, "\"delta\": {\"dense_every\": 4, \"changes\": \"bitmap\"}"),
-      PlanOf(job, snapshot),
-      PlanOf(job, snapshot + ", \"peer\": \"staged\", \"bucket_bytes\": 4096"),
-      // Staged rounds between hosts, direct ones inside.
-      PlanOf(job, snapshot + ", \"bucket_bytes\": 4096", 3),
-      PlanOf(job, snapshot + ", \"peer\": \"staged\", \"bucket_bytes\": 4096",
-             3)};
+  std::vector<PlanFile> plans;
+  for (const std::string changes : {"snapshot", "bitmap"}) {
+    const std::string delta =
+        "\"delta\": {\"dense_every\": 4, \"changes\": \"" + changes + "\"}";
+    const std::string small = delta + ", \"bucket_bytes\": 4096";
+    plans.push_back(PlanOf(job, delta));
+    plans.push_back(PlanOf(job, small + ", \"peer\": \"staged\""));
+    // Staged rounds between hosts, direct ones inside.
+    plans.push_back(PlanOf(job, small, 3));
+    plans.push_back(PlanOf(job, small + ", \"peer\": \"staged\"", 3));
+  }
   const Replicas replicas(dense);
   uint64_t deltas = 0;
   uint64_t left_out_bytes = 0;
   for (uint32_t seed = 0; seed < kSeeds; ++seed) {
-    // Few on the last: its ranks meet anew in each.
-    const size_t last = std::size(plans) - 1;
-    const size_t kind = seed % 25 == 0 ? last : seed % last;
-    History history(plans[kind], dense, replicas,
-                    kind == 0      ? HistoryWorld::kThreadsWithBitmaps
-                    : kind == last ? HistoryWorld::kNccl
-                                   : HistoryWorld::kThreads,
+    // Few over NCCL: its ranks meet anew in each.
+    constexpr size_t kOfNccl = 3;
+    const size_t changes = seed % 2 * 4;
+    const bool on_nccl = seed / 2 % 12 == 0;
+    const size_t kind = on_nccl ? kOfNccl : seed / 2 % kOfNccl;
+    History history(plans[changes + kind], dense, replicas,
+                    on_nccl ? HistoryWorld::kNccl : HistoryWorld::kThreads,
                     seed);
     history.Live();
     ASSERT_FALSE(HasFatalFailure()) << job.name << ", seed " << seed;

@@ -4,11 +4,15 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "refit/control_plane.h"
+#include "runner/rank_threads.h"
+#include "runner/world_rank.h"
 #include "tests/executor/delta_world.h"
 #include "tests/executor/nccl_delta_world.h"
 #include "tests/plan/plan_spec.h"
@@ -20,10 +24,11 @@ constexpr uint64_t kElements = 1 << 16;
 
 // One source, one destination on another host. `dtype`: the destination's.
 // `other`: of a param of 128 elements, if there is one; `other_becomes` at the
-// destination.
+// destination. `changes`: how the source knows what changed.
 PlanFile HostsPlan(const std::string& dtype = "bf16",
                    const std::string& other = "",
-                   const std::string& other_becomes = "") {
+                   const std::string& other_becomes = "",
+                   const std::string& changes = "snapshot") {
   const auto tensor = [](const std::string& name, const std::string& becomes) {
     return absl::StrCat(
         R"({"match": ")", name,
@@ -48,7 +53,8 @@ PlanFile HostsPlan(const std::string& dtype = "bf16",
                                 side("bf16", other), R"(, "destination": )",
                                 side(dtype, other_becomes), R"(,
     "topology": {"gpus_per_host": 1},
-    "options": {"delta": {"dense_every": 0}}})"));
+    "options": {"delta": {"dense_every": 0, "changes": ")",
+                                changes, R"("}}})"));
 }
 
 // That of the source's tensor, or the destination's.
@@ -65,6 +71,30 @@ const BoundTensor& TensorOf(DeltaWorld& world, int32_t rank,
 void Change(DeltaWorld& world, uint64_t nth) {
   auto* const values = static_cast<uint16_t*>(TensorOf(world, 0, "w").data);
   for (uint64_t i = 0; i < kElements; i += nth) values[i] ^= 1;
+}
+
+// The source's worker marks elements of a tensor: every `nth`, from `first` on.
+void Mark(DeltaWorld& world, const std::string& name, uint64_t nth,
+          uint64_t first = 0) {
+  const BoundTensor& tensor = TensorOf(world, 0, name);
+  const uint64_t elements = tensor.size_bytes / DTypeBytes(tensor.dtype);
+  for (uint64_t i = first; i < elements; i += nth) {
+    tensor.changes[i / 32] |= uint32_t{1} << i % 32;
+  }
+}
+
+bool IsMarked(DeltaWorld& world, const std::string& name) {
+  const BoundTensor& tensor = TensorOf(world, 0, name);
+  const uint64_t elements = tensor.size_bytes / DTypeBytes(tensor.dtype);
+  return std::any_of(tensor.changes, tensor.changes + (elements + 31) / 32,
+                     [](uint32_t word) { return word != 0; });
+}
+
+// Gives no bitmap of one tensor of the source.
+void TakeBitmap(DeltaWorld& world, const std::string& name) {
+  for (BoundTensor& tensor : world.tensors[0]) {
+    if (tensor.name == name) tensor.changes = nullptr;
+  }
 }
 
 void Fill(DeltaWorld& world) {
@@ -303,6 +333,238 @@ TEST(StagedDeltaTest, AWrongBitAtTheReceiverFailsTheRefitOnAllRanks) {
   ASSERT_TRUE(world.Refit().ok());
   EXPECT_FALSE(world.report().is_delta);
   EXPECT_TRUE(IsEqual(world));
+}
+
+TEST(StagedDeltaTest, MarksTellWhatChanged) {
+  const PlanFile plan = HostsPlan("bf16", "", "", "bitmap");
+  DeltaWorld world(plan);
+  world.GiveBitmaps(0);
+  Fill(world);
+  Mark(world, "w", 7);
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.Refit().ok());
+  EXPECT_FALSE(world.report().is_delta);
+  EXPECT_FALSE(IsMarked(world, "w"));
+  const struct {
+    uint64_t nth;
+    uint32_t rung;
+    uint64_t bytes;
+  } cases[] = {
+      {kElements + 1, 128, 8 + 512 * 3 + 512},
+      {128, 128, 8 + 512 * 3 + 512},
+      {127, 64, 8 + 1024 * 3 + 512},
+      {3, 2, 8 + 32768 * 3 + 512},
+      {1, 1, 2 * kElements},
+  };
+  for (const auto& [nth, rung, bytes] : cases) {
+    // What is marked is sent, changed or not.
+    for (const bool changes : {true, false}) {
+      if (changes) Change(world, nth);
+      Mark(world, "w", nth);
+      ASSERT_TRUE(world.Refit().ok());
+      const DeltaReport& report = world.report();
+      EXPECT_TRUE(report.is_delta);
+      EXPECT_EQ(report.rung, rung) << nth;
+      EXPECT_EQ(report.stored_bytes, bytes) << nth;
+      EXPECT_EQ(report.elements, kElements);
+      EXPECT_EQ(report.changed_elements, (kElements + nth - 1) / nth);
+      EXPECT_TRUE(IsEqual(world)) << nth;
+      EXPECT_FALSE(IsMarked(world, "w")) << nth;
+    }
+  }
+  ASSERT_TRUE(world.Refit().ok());
+  EXPECT_EQ(world.report().changed_elements, 0);
+}
+
+TEST(StagedDeltaTest, MarksOfVersionsThatAreNotSentAddUp) {
+  const PlanFile plan = HostsPlan("bf16", "", "", "bitmap");
+  DeltaWorld world(plan);
+  world.GiveBitmaps(0);
+  Fill(world);
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.Refit().ok());
+  for (const uint64_t nth : {1000, 1100}) {
+    Change(world, nth);
+    Mark(world, "w", nth);
+  }
+  // Both marked and changed twice is element 0 and each 11000th.
+  ASSERT_TRUE(world.Refit().ok());
+  EXPECT_EQ(world.report().rung, 128);
+  EXPECT_EQ(world.report().changed_elements, 66 + 60 - 6);
+  EXPECT_TRUE(IsEqual(world));
+}
+
+TEST(StagedDeltaTest, AChangeWithoutItsMarkFailsTheRefitOnAllRanks) {
+  const PlanFile plan = HostsPlan("bf16", "", "", "bitmap");
+  DeltaWorld world(plan);
+  world.GiveBitmaps(0);
+  Fill(world);
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.Refit().ok());
+  Change(world, 1000);
+  Mark(world, "w", 1000, /*first=*/1000);
+  for (const absl::Status& status : world.Refits()) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_NE(status.message().find("\"w\""), std::string::npos) << status;
+  }
+  ASSERT_TRUE(world.Refit().ok());
+  EXPECT_FALSE(world.report().is_delta);
+  EXPECT_TRUE(IsEqual(world));
+}
+
+// It takes of the room for what changed.
+TEST(StagedDeltaTest, ATensorWithoutBitmapIsSentAlways) {
+  const PlanFile plan = HostsPlan("bf16", "bf16", "bf16", "bitmap");
+  DeltaWorld world(plan);
+  world.GiveBitmaps(0);
+  TakeBitmap(world, "other");
+  Fill(world);
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.Refit().ok());
+  const BoundTensor& other = TensorOf(world, 0, "other");
+  const BoundTensor& received = TensorOf(world, 1, "other");
+  const struct {
+    uint64_t nth;
+    uint32_t rung;
+  } cases[] = {{200, 128}, {160, 64}};  // room for 513, 1025
+  for (const auto& [nth, rung] : cases) {
+    Change(world, nth);
+    Mark(world, "w", nth);
+    std::memset(other.data, static_cast<int>(nth), other.size_bytes);
+    ASSERT_TRUE(world.Refit().ok());
+    EXPECT_EQ(world.report().rung, rung);
+    EXPECT_EQ(world.report().elements, kElements);
+    EXPECT_EQ(world.report().changed_elements, (kElements + nth - 1) / nth);
+    EXPECT_TRUE(IsEqual(world));
+    EXPECT_EQ(std::memcmp(received.data, other.data, other.size_bytes), 0);
+  }
+  // Of nearly all there is none: no rung has room.
+  world.GiveBitmaps(0);
+  TakeBitmap(world, "w");
+  ASSERT_TRUE(world.Bind().ok());
+  ASSERT_TRUE(world.Refit().ok());
+  EXPECT_FALSE(world.report().is_delta);
+  Change(world, 1000);
+  ASSERT_TRUE(world.Refit().ok());
+  EXPECT_TRUE(world.report().is_delta);
+  EXPECT_EQ(world.report().rung, 1);
+  EXPECT_EQ(world.report().stored_bytes, world.report().dense_bytes);
+  EXPECT_EQ(world.report().elements, 128);
+  EXPECT_TRUE(IsEqual(world));
+}
+
+// Marks are of what the source holds, whatever it is cast to.
+TEST(StagedDeltaTest, WhatTheSourceCastsIsSentWhereItIsMarked) {
+  const PlanFile plan = PlanOfJob(R"job({
+    "model": {"parameters": [
+      {"name": "w", "shape": [256, 256], "dtype": "bf16"}]},
+    "source": {"layout": "generic", "meshes": {"m": {"axes": {"a": 1}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"],
+                   "dtype": "fp32"}]},
+    "destination": {"layout": "generic", "meshes": {"m": {"axes": {"a": 1}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"],
+                   "dtype": "bf16"}]},
+    "topology": {"gpus_per_host": 1},
+    "options": {"delta": {"dense_every": 0, "changes": "bitmap"}}})job");
+  DeltaWorld world(plan);
+  world.GiveBitmaps(0);
+  auto* const held = static_cast<uint32_t*>(TensorOf(world, 0, "w").data);
+  const auto* const received =
+      static_cast<const uint16_t*>(TensorOf(world, 1, "w").data);
+  for (uint32_t i = 0; i < kElements; ++i) held[i] = 0x3f800002 + (i << 3);
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.Refit().ok());
+  std::vector<uint16_t> sent(received, received + kElements);
+  for (uint32_t i = 0; i < kElements; i += 200) {
+    held[i] = 0x40490000;
+    sent[i] = 0x4049;
+  }
+  Mark(world, "w", 200);
+  for (uint32_t i = 1; i < kElements; i += 400) held[i] ^= 1;
+  Mark(world, "w", 400, /*first=*/1);
+  ASSERT_TRUE(world.Refit().ok());
+  EXPECT_EQ(world.report().rung, 128);
+  EXPECT_EQ(world.report().changed_elements, 328 + 164);
+  EXPECT_EQ(std::memcmp(received, sent.data(), 2 * kElements), 0);
+}
+
+// On streams marks are read before the rounds, and cleared behind them.
+TEST(NcclStagedDeltasTest, MarksAreClearedBehindTheRounds) {
+  fake_nccl_reset();
+  const PlanFile plan = HostsPlan("bf16", "", "", "bitmap");
+  std::vector<LazyDevice> devices(2);
+  const auto world = NcclDeltaWorld(plan, devices);
+  world->GiveBitmaps(0);
+  Fill(*world);
+  ASSERT_TRUE(world->Start().ok());
+  ASSERT_TRUE(world->Refit().ok());
+  for (const uint64_t nth : {1000, 20, 1, 500}) {
+    Change(*world, nth);
+    Mark(*world, "w", nth);
+    ASSERT_TRUE(world->Refit().ok());
+    EXPECT_TRUE(world->report().is_delta);
+    EXPECT_EQ(world->report().changed_elements, (kElements + nth - 1) / nth);
+    EXPECT_TRUE(IsEqual(*world)) << nth;
+    EXPECT_FALSE(IsMarked(*world, "w")) << nth;
+  }
+  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
+}
+
+// What programs take for a GPU, though it works on the calling thread.
+class DistantDevice : public HostDevice {
+ public:
+  bool IsHost() const override { return false; }
+};
+
+// As programs change values of a GPU: on the host, from where they are copied.
+TEST(NcclStagedDeltasTest, MarksOfSeveralChangesOnTheHostAddUp) {
+  fake_nccl_reset();
+  const PlanFile plan = HostsPlan("bf16", "", "", "bitmap");
+  const TcpRendezvous meeting = *LoopbackRendezvous(2);
+  std::vector<std::unique_ptr<WorldRank>> ranks(2);
+  const auto on_both = [&](const std::function<absl::Status(int32_t)>& body) {
+    ASSERT_TRUE(RunRankThreads(2, [&](int32_t rank) {
+                  fake_nccl_set_rank(rank);
+                  const absl::Status status = body(rank);
+                  EXPECT_TRUE(status.ok()) << status;
+                }).ok());
+  };
+  const auto refit = [&](int32_t rank) {
+    return ranks[rank]->Refit(/*digest=*/false, /*dense=*/false).status();
+  };
+  on_both([&](int32_t rank) -> absl::Status {
+    TcpRendezvous mine = meeting;
+    mine.rank = rank;
+    auto control = ConnectTcp(
+        mine, std::chrono::steady_clock::now() + DeltaWorld::kTimeout);
+    if (!control.ok()) return control.status();
+    auto made = WorldRank::Create(plan, *std::move(control),
+                                  std::make_shared<DistantDevice>(),
+                                  DeltaWorld::kTimeout);
+    if (!made.ok()) return made.status();
+    ranks[rank] = *std::move(made);
+    const absl::Status status = ranks[rank]->FillSources();
+    return status.ok() ? refit(rank) : status;
+  });
+  ASSERT_FALSE(HasFailure());
+  for (const int changes : {2, 1, 3}) {
+    on_both([&](int32_t rank) {
+      absl::Status status;
+      for (int i = 0; i < changes; ++i) {
+        status.Update(ranks[rank]->ChangeSources(0.001));
+      }
+      return status.ok() ? refit(rank) : status;
+    });
+    ASSERT_FALSE(HasFailure());
+    const DeltaReport& report = *ranks[0]->executor().delta_report();
+    EXPECT_EQ(report.rung, 128);
+    EXPECT_GT(report.changed_elements, 0.0005 * kElements * changes);
+    EXPECT_LT(report.changed_elements, 0.0015 * kElements * changes);
+  }
+  on_both([&](int32_t rank) {
+    ranks[rank].reset();
+    return absl::OkStatus();
+  });
 }
 
 // Over the fake libnccl, on devices that work on streams.

@@ -129,6 +129,7 @@ def deltas(test):
         "direct": changed(JOB, options=delta),
         "staged": changed(JOB, options={**delta, "peer": "staged"}),
         "hosts": changed(JOB, topology={"gpus_per_host": 2}, options=delta),
+        "bitmap": changed(JOB, topology={"gpus_per_host": 2}, options={"delta": {"dense_every": 0, "changes": "bitmap"}}),
     }
     for name, job in jobs.items():
         result = test.expect_right(test.compile(name, job), ranks_of(job), arguments=("--delta", "--change-rate", "0.01"))
@@ -145,15 +146,17 @@ def deltas(test):
 def histories(test):
     """Deltas over changes, refits that are left out, torn refits and new memory leave the bits of dense refits."""
     model = {"parameters": [{"name": f"layers.{layer}.up", "shape": [512, 256], "dtype": "bf16"} for layer in range(6)]}
-    job = changed(JOB, model=model, topology={"gpus_per_host": 2}, options={"delta": {"dense_every": 0}})
-    plan, ranks = test.compile("histories", job), ranks_of(job)
-    for status, out, error in test.finish(
-            test.start_ranks([test.bin / "delta_histories", plan, "ucx", "8"], ranks)):
-        assert status == 0, error
-        print(out, end="")
-        if out:
-            for kind in ("dense", "torn", "bound anew", "1/128", "1/64", "1/32", "1/2", "whole"):
-                assert f" {kind} " in out, kind
+    for changes in ("snapshot", "bitmap"):
+        job = changed(JOB, model=model, topology={"gpus_per_host": 2},
+                      options={"delta": {"dense_every": 0, "changes": changes}})
+        plan, ranks = test.compile(f"histories-{changes}", job), ranks_of(job)
+        for status, out, error in test.finish(
+                test.start_ranks([test.bin / "delta_histories", plan, "ucx", "8"], ranks)):
+            assert status == 0, error
+            print(f"{changes}: {out}" if out else "", end="")
+            if out:
+                for kind in ("dense", "torn", "bound anew", "1/128", "1/64", "1/32", "1/2", "whole"):
+                    assert f" {kind} " in out, kind
 
 
 def goldens(test):
