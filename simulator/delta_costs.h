@@ -17,8 +17,10 @@ struct StagedDeltaCosts {
   double apply = 0;
   double keep = 0;
 };
-// As measured, between rates that were measured in proportion.
-StagedDeltaCosts StagedDeltaCostsAt(Executor executor, double change_rate);
+// As measured with bf16, between rates that were measured in proportion.
+// Bitmaps are found without a snapshot, and cleared instead of keeping.
+StagedDeltaCosts StagedDeltaCostsAt(Executor executor, fb::DeltaChanges changes,
+                                    double change_rate);
 
 // Of messages in direct rounds between GPUs.
 struct DirectDeltaCosts {

@@ -294,7 +294,7 @@ const char* TaskKindText(TaskKind kind) {
     case TaskKind::kAgree:
       return "agree";
     case TaskKind::kKeep:
-      return "keep it in the snapshot";
+      return "keep it in the snapshot, or clear bitmaps";
     case TaskKind::kCheck:
       return "check";
     case TaskKind::kPoint:

@@ -269,7 +269,8 @@ absl::Status Builder::PlanDelta() {
         "--change-rate is given, and the plan has no staged rounds: its "
         "refits over UCX are dense");
   }
-  costs_ = StagedDeltaCostsAt(options_.executor, *options_.change_rate);
+  costs_ = StagedDeltaCostsAt(options_.executor, delta_->changes(),
+                              *options_.change_rate);
   agreed_ = 0;
   graph_.tasks.push_back({.kind = TaskKind::kAgree,
                           .round = kNone,
@@ -323,9 +324,11 @@ void Builder::AddEnd(Rank& rank, const RankSchedule& schedule) {
       kept += bytes;
     }
   }
-  const bool is_little = rank.deltas != nullptr &&
-                         !rank.deltas->IsAllWhole(rung_) &&
-                         rate * StagedDeltas::kElementsPerChangeToTakeAll <= 1;
+  // Bitmaps are cleared, however many changed.
+  const bool is_little =
+      delta_->changes() == fb::DeltaChanges::kBitmap ||
+      (rank.deltas != nullptr && !rank.deltas->IsAllWhole(rung_) &&
+       rate * StagedDeltas::kElementsPerChangeToTakeAll <= 1);
   const uint32_t keep = Add(
       rank, TaskKind::kKeep, kNone,
       is_little ? kept * costs_.keep : kept / options_.copy_bytes_per_second,
