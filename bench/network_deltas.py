@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Times delta refits between two hosts, by the share of values that changed.
 
-usage: network_deltas.py BIN [--rate MBIT] [--megabytes N] [--iterations N]
+usage: network_deltas.py BIN [--rate MBIT] [--megabytes N] [--iterations N] [--bitmap]
 
 BIN holds refitc and refit-run. The hosts are namespaces (network_hosts.py) with a cable that carries --rate each way (tc's
 tbf). One trainer feeds one engine, both on the CPU, by the UCX transport over TCP. Prints the median of the refits behind the
-first as rank 0 reports them: with what finds, encodes and applies the changes, and with the check of digests.
+first as rank 0 reports them: with what finds, encodes and applies the changes, and with the check of digests. With --bitmap
+the trainer marks what it changes, and compares nothing.
 """
 import argparse
 import json
@@ -58,6 +59,7 @@ def main():
     parser.add_argument("--rate", type=int, default=1000, help="of the cable, in Mbit/s")
     parser.add_argument("--megabytes", type=int, default=64, help="of weights")
     parser.add_argument("--iterations", type=int, default=5)
+    parser.add_argument("--bitmap", action="store_true")
     arguments = parser.parse_args()
     bin_dir, count = arguments.bin.resolve(), str(arguments.iterations)
     with tempfile.TemporaryDirectory() as work, NetworkHosts(2) as network:
@@ -76,7 +78,7 @@ def main():
         print(f"{arguments.megabytes} MiB of bf16 over {arguments.rate} Mbit/s, load of this machine {os.getloadavg()[0]:.1f}")
         print("| changed | rung | bytes | refit | of dense |\n|---|---|---|---|---|")
         print(f"| plan without deltas | | {arguments.megabytes << 20} | {dense * 1e3:.1f} ms | 1 |")
-        plan = compile_job({"dense_every": 0})
+        plan = compile_job({"dense_every": 0, "changes": "bitmap" if arguments.bitmap else "snapshot"})
         for rate in RATES:
             deltas = refits(network, bin_dir, plan, "--delta", "--change-rate", str(rate), "--iterations", count)
             seconds = statistics.median(refit["seconds"] for refit in deltas)

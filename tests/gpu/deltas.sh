@@ -60,7 +60,8 @@ deltas() {
 }
 
 # Elements of all sizes in one message, some of which the receiver casts.
-cat >"$work/job.json" <<'JOB'
+for changes in snapshot bitmap; do
+  cat >"$work/job.json" <<JOB
 {
   "model": {"parameters": [
     {"name": "a", "shape": [1031, 517], "dtype": "bf16"},
@@ -73,13 +74,15 @@ cat >"$work/job.json" <<'JOB'
     {"match": "d", "mesh": "m", "placements": ["Replicate"], "dtype": "bf16"},
     {"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
   "topology": {"hosts": [0, 1]},
-  "options": {"delta": {"dense_every": 0}, "bucket_bytes": 524288, "staging_bytes": 2097152}
+  "options": {"delta": {"dense_every": 0, "changes": "$changes"},
+              "bucket_bytes": 524288, "staging_bytes": 2097152}
 }
 JOB
-compile
-deltas "elements of all sizes"
-both "random histories" "40 histories" \
-  "$bin/delta_histories" "$work/plan.refit" nccl 40
+  compile
+  deltas "elements of all sizes, $changes"
+  both "random histories, $changes" "40 histories" \
+    "$bin/delta_histories" "$work/plan.refit" nccl 40
+done
 
 # 12 layers as wide as Qwen3-4B's: 3.2 GB.
 cat >"$work/config.json" <<'JSON'
@@ -108,3 +111,7 @@ for rate in 0.001 0.01 0.1; do
 done
 job '"delta": {"dense_every": 0, "check": false}'
 deltas "12 layers of Qwen3-4B, without the check of each refit"
+job '"delta": {"dense_every": 0, "changes": "bitmap"}'
+deltas "12 layers of Qwen3-4B, bitmaps"
+job '"delta": {"dense_every": 0, "changes": "bitmap", "check": false}'
+deltas "12 layers of Qwen3-4B, bitmaps, without the check of each refit"
