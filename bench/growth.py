@@ -91,7 +91,11 @@ def row(bin_dir, work, config, job, repeat):
 
 
 def exponent(sizes, figures):
-    x, y = [math.log(size) for size in sizes], [math.log(figure) for figure in figures]
+    """Without figures of 0: less than a tick of the clock says nothing of growth."""
+    seen = [(size, figure) for size, figure in zip(sizes, figures) if figure > 0]
+    if len(seen) < 2:
+        return 0
+    x, y = [math.log(size) for size, _ in seen], [math.log(figure) for _, figure in seen]
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y)) / sum((a - mean_x) ** 2 for a in x)
 

@@ -473,6 +473,26 @@ TEST(ProofTest, StagingReusedWhileOwedIsNamed) {
             "still owed (invariant 3: in bounds)");
 }
 
+TEST(ProofTest, StagingOfARoundMayLieBetweenThatOfAnother) {
+  PlanSpec spec = SampleSpec();
+  // The norm has a message of its own, behind what comes in round 1.
+  const auto norm = static_cast<uint32_t>(spec.copy_lists.size());
+  spec.copy_lists.push_back(
+      {{.slot = 1, .offset = 0, .loops = {{8, 1}}, .staging_offset = 0}});
+  spec.programs[0].messages = {SendTo(2, 0, 2, 0, 64),
+                               SendTo(2, 0, norm, 128, 16),
+                               SendTo(3, 1, 2, 64, 64)};
+  spec.programs[2].messages = {RecvFrom(0, 0, 5, 0, 64),
+                               RecvFrom(0, 0, norm, 128, 16),
+                               RecvFrom(1, 1, 6, 64, 64)};
+  EXPECT_EQ(ViolationOf(spec), "");
+  SetStaging(spec.programs[2].messages[1], 112);
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 1: staging bytes [64, 128) of the message with rank "
+            "1 overlap those of the message with rank 0 in round 0, which are "
+            "still owed (invariant 3: in bounds)");
+}
+
 TEST(ProofTest, StagingMayBeReusedAfterAllStagingSlots) {
   PlanSpec spec = SampleSpec();
   spec.slots = 1;
