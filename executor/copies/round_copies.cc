@@ -359,7 +359,8 @@ class RoundCopiesBuilder {
       const uint64_t begin = peer_begin_.at(receiver);
       bool is_read = false;
       for (CopyBatch& batch : batches) {
-        std::erase_if(batch.copies, [&](const StridedCopy& copy) {
+        std::erase_if(batch.copies, [&,
+                                     &slots = slots](const StridedCopy& copy) {
           if (copy.to.entry < begin || copy.to.entry >= begin + theirs.size()) {
             return false;
           }
