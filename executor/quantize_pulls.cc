@@ -96,7 +96,13 @@ absl::Status AgreeOnPulls(const PlanFile& plan, int32_t rank,
   if (!peers.readable.empty()) {
     slots = PulledSlots(plan, rank, schedule, peers);
   }
-  if (!slots.empty()) peers.pulled_slots[rank] = slots;
+  if (!slots.empty()) {
+    peers.pulled_slots[rank] = slots;
+  } else {
+    // A source may free its tensors between refits where nobody maps them.
+    for (const int32_t source : peers.readable) peers.mapped.erase(source);
+    peers.readable.clear();
+  }
   const absl::StatusOr<std::vector<std::string>> told = transport.ExchangeBytes(
       senders.empty() ? "" : WriteSlots(slots), senders, readers, deadline);
   if (!told.ok()) return told.status();

@@ -605,7 +605,7 @@ absl::Status RefitEnqueuer::EnqueuePulls(Stream stream) {
     if (!status.ok()) return status;
     status = rounds_.copies->Enqueue(*fused.pull_batch, stream, fence.aborted(),
                                      direct_multiprocessors_);
-    status.Update(fence.Finish(fused.read_sources, stream));
+    if (status.ok()) status = fence.Finish(fused.read_sources, stream);
   }
   return status;
 }

@@ -27,8 +27,11 @@ std::vector<Part> PartsOf(const fb::Body& body) {
   if (by_shifts.size() < 2) return {};
   const Part& first = by_shifts.begin()->second;
   std::vector<Part> parts;
+  uint32_t last_shift = 0;  // of destinations
   for (const auto& [shifts, part] : by_shifts) {
-    if (part.size() != first.size()) return {};
+    // Ranks come in the order of their parts on both sides.
+    if (part.size() != first.size() || shifts.second < last_shift) return {};
+    last_shift = shifts.second;
     for (size_t i = 0; i < part.size(); ++i) {
       const auto of_first = static_cast<uint32_t>(first[i]);
       const auto rank = static_cast<uint32_t>(part[i]);

@@ -376,7 +376,8 @@ class RoundCopiesBuilder {
   }
 
   // The number of what batch `batch` becomes: that one's, where it stays as it
-  // is. All changes take copies or operations out, or add operations.
+  // is. All changes take copies or operations out, or add operations; of those
+  // that JoinRounds joined it is not asked.
   size_t NumberOf(size_t batch, CopyBatch changed) {
     const CopyBatch& before = result_.batches[batch];
     if (changed.copies.size() == before.copies.size() &&
@@ -434,19 +435,28 @@ class RoundCopiesBuilder {
                              !fusion.batches[launch.batch].quantizes.empty();
                     });
     for (CopyBatch& batch : fusion.batches) batch.leaves_room &= is_beside;
-    if (joins_rounds_) JoinRounds(pulls, fusion);
+    std::set<size_t> joined;
+    if (joins_rounds_) joined = JoinRounds(pulls, fusion);
     for (size_t b = 0; b < count; ++b) {
-      fused.fused.batches.push_back(NumberOf(b, std::move(fusion.batches[b])));
+      if (joined.contains(b)) {
+        fused.fused.batches.push_back(result_.batches.size());
+        result_.batches.push_back(std::move(fusion.batches[b]));
+      } else {
+        fused.fused.batches.push_back(
+            NumberOf(b, std::move(fusion.batches[b])));
+      }
     }
     return absl::OkStatus();
   }
 
   // Rounds between which this rank neither waits nor signals nor quantizes
-  // become one launch: a kernel ends slowly.
-  void JoinRounds(bool pulls, Fusion& fusion) const {
+  // become one launch: a kernel ends slowly. Returns the batches that took
+  // others.
+  std::set<size_t> JoinRounds(bool pulls, Fusion& fusion) const {
+    std::set<size_t> joined;
     if (std::find(fusion.is_idle.begin(), fusion.is_idle.end(), false) !=
         fusion.is_idle.end()) {
-      return;
+      return joined;
     }
     const std::vector<RoundWork>& works = schedule_.rounds();
     const std::vector<DirectEnds> ends =
@@ -465,7 +475,9 @@ class RoundCopiesBuilder {
       }
       AppendBatch(fusion.batches[*works[first].move_batch],
                   fusion.batches[*works[i].move_batch]);
+      joined.insert(*works[first].move_batch);
     }
+    return joined;
   }
 
   // Moves all of `more` to the end of `batch`.

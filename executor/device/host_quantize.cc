@@ -111,8 +111,9 @@ void RunHostQuantize(const HostQuantize& host, std::byte* const* table) {
         run = host.runs[row / op.run_rows];
         row %= op.run_rows;
       }
-      return table[input.entry + run.entries] + input.byte_offset + run.bytes +
-             row * op.input_row_bytes;
+      // A run may lie before the input: the sum wraps to what is meant.
+      return table[input.entry + run.entries] +
+             (input.byte_offset + run.bytes + row * op.input_row_bytes);
     };
     QuantizeMatrix(op, row_at, table[output.entry] + output.byte_offset,
                    table[scales.entry] + scales.byte_offset);
