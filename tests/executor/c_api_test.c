@@ -720,7 +720,7 @@ static void TestLayoutOfStructs(void) {
   EXPECT(sizeof(refit_digest_options) == 24);
   EXPECT(offsetof(refit_run_options, addresses) == 16);
   EXPECT(sizeof(refit_traffic) == 16);
-  EXPECT(sizeof(refit_counters) == 168);
+  EXPECT(sizeof(refit_counters) == 176);
   EXPECT(offsetof(refit_counters, local_staged) == 72);
   EXPECT(sizeof(refit_post_hook) == 48);
   EXPECT(offsetof(refit_post_hook, refit) == 40);
