@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "executor/copies/copy_batches.h"
 #include "refit/local_transport.h"
+#include "tests/executor/host_batches.h"
 #include "tests/executor/nccl_world.h"
 #include "tests/sanitizers.h"
 
@@ -85,8 +86,10 @@ class RandomQuantize {
       }
     }
     const std::vector<CopyBatch> fused = fusion.Fuse();
-    const std::vector<std::vector<std::byte>> expected = Run(batches_);
-    const std::vector<std::vector<std::byte>> actual = Run(fused);
+    const std::vector<std::vector<std::byte>> expected =
+        AfterBatches(tensors_, batches_);
+    const std::vector<std::vector<std::byte>> actual =
+        AfterBatches(tensors_, fused);
     ASSERT_EQ(fusion.is_fused().size(), 1);
     is_fused_ = fusion.is_fused()[0];
     for (size_t t = 0; t < expected.size(); ++t) {
@@ -153,12 +156,8 @@ class RandomQuantize {
       to.loops = {{m_end - m, {.entries = 2}},
                   {r_end - r, {.bytes = to_row * bytes}},
                   {c_end - c, {.bytes = bytes}}};
-      for (TensorBox* box : {&from, &to}) {
-        const auto end = std::remove_if(
-            box->loops.begin(), box->loops.end(),
-            [](const BoxLoop& loop) { return loop.extent == 1; });
-        box->loops.erase(end, box->loops.end());
-      }
+      DropLoopsOfOne(from);
+      DropLoopsOfOne(to);
       ASSERT_TRUE(AppendCopy(from, to, peer, batch));
     };
     CopyBatch& batch = batches_[1 + Draw(random_, 0, 1)];
@@ -183,21 +182,6 @@ class RandomQuantize {
       }
     }
     if (all_scales) add(true, 0, matrices_, 0, down_, 0, across_, of_scales);
-  }
-
-  // What all tensors hold after the batches.
-  std::vector<std::vector<std::byte>> Run(
-      const std::vector<CopyBatch>& batches) const {
-    std::vector<std::vector<std::byte>> tensors = tensors_;
-    std::vector<std::byte*> table;
-    for (auto& tensor : tensors) table.push_back(tensor.data());
-    HostDevice device;
-    auto prepared = device.Prepare(table, batches);
-    EXPECT_TRUE(prepared.ok()) << prepared.status();
-    for (size_t b = 0; b < batches.size(); ++b) {
-      EXPECT_TRUE((*prepared)->Enqueue(b, nullptr).ok());
-    }
-    return tensors;
   }
 
   Random random_;

@@ -17,6 +17,7 @@
 #include "executor/copies/copy_batches.h"
 #include "executor/direct_ends.h"
 #include "refit/local_transport.h"
+#include "tests/executor/host_batches.h"
 #include "tests/executor/nccl_world.h"
 
 namespace refit {
@@ -82,8 +83,8 @@ class RandomPull {
       EXPECT_TRUE(pulled.batch.quantizes.empty());
       return;
     }
-    const auto expected = Run({copies_, quantizes_});
-    const auto actual = Run({pulled.batch});
+    const auto expected = AfterBatches(tensors_, {copies_, quantizes_});
+    const auto actual = AfterBatches(tensors_, {pulled.batch});
     EXPECT_TRUE(actual[0] == tensors_[0]) << "scratch was written";
     for (size_t t = 1; t < expected.size(); ++t) {
       EXPECT_TRUE(actual[t] == expected[t]) << "tensor " << t;
@@ -134,12 +135,8 @@ class RandomPull {
                       {times, {.bytes = senders * turn * op_.columns * 2}},
                       {rows, {.bytes = op_.columns * 2}},
                       {columns, {.bytes = 2}}};
-          for (TensorBox* box : {&from, &to}) {
-            const auto left = std::remove_if(
-                box->loops.begin(), box->loops.end(),
-                [](const BoxLoop& loop) { return loop.extent == 1; });
-            box->loops.erase(left, box->loops.end());
-          }
+          DropLoopsOfOne(from);
+          DropLoopsOfOne(to);
           ASSERT_TRUE(AppendCopy(from, to, /*link=*/1, copies_));
         };
         if (cuts_columns) {
@@ -154,21 +151,6 @@ class RandomPull {
         add(whole * turn, of_sender * turn, 1, op_.rows - whole * turn);
       }
     }
-  }
-
-  // What all tensors hold after the batches.
-  std::vector<std::vector<std::byte>> Run(
-      const std::vector<CopyBatch>& batches) const {
-    std::vector<std::vector<std::byte>> tensors = tensors_;
-    std::vector<std::byte*> table;
-    for (auto& tensor : tensors) table.push_back(tensor.data());
-    HostDevice device;
-    auto prepared = device.Prepare(table, batches);
-    EXPECT_TRUE(prepared.ok()) << prepared.status();
-    for (size_t b = 0; b < batches.size(); ++b) {
-      EXPECT_TRUE((*prepared)->Enqueue(b, nullptr).ok());
-    }
-    return tensors;
   }
 
   Engine engine_;
