@@ -1,10 +1,10 @@
-"""Times refits of a plan with `options.delta` between two GPUs, by the share of elements that changed.
+"""Times refits of a plan with `options.delta` between GPUs of a host, by the share of elements that changed.
 
-    refitc job.json -o plan.refit               # one source and one destination rank
-    python bench/delta_refits.py plan.refit 0 & python bench/delta_refits.py plan.refit 1
+    refitc job.json -o plan.refit
+    python bench/delta_refits.py plan.refit 0 & python bench/delta_refits.py plan.refit 1    # … a process for each rank
 
-With --bitmap, for a plan with "changes": "bitmap", the source gives the bits of what it changed. The times are those of `run` in
-the source rank's process. The check of digests, if the job asks for it, is part of them.
+With --bitmap, for a plan with "changes": "bitmap", sources give the bits of what they changed. The times are those of `run` in
+rank 0's process. The check of digests, if the job asks for it, is part of them.
 """
 import argparse
 import pathlib
@@ -28,16 +28,19 @@ def main():
     tensors = {name: torch.empty(tuple(info.shape), dtype=torch.bfloat16, device="cuda").normal_(0, 0.02)
                for name, info in plan.tensors(rank).items()}
     bitmaps = {}
-    if arguments.bitmap and rank == 0:
+    source = rank < plan.source_ranks
+    if arguments.bitmap and source:
         bitmaps = {name: torch.zeros((tensor.numel() + 31) // 32, dtype=torch.int32, device="cuda")
                    for name, tensor in tensors.items()}
     executor = refit.join(plan, rank, tensors, unique_id=unique_id(path.with_suffix(".id"), rank), device=f"cuda:{rank}",
                           changes=bitmaps)
+    if rank == 0:
+        path.with_suffix(".id").unlink()  # all ranks have joined
 
     def timed(label):
         torch.cuda.synchronize()
         if rank == 0:
-            time.sleep(0.3)  # the other rank waits in `run` then
+            time.sleep(0.3)  # the other ranks wait in `run` then
         start = time.perf_counter()
         executor.run()
         if rank == 0:
@@ -46,7 +49,7 @@ def main():
     timed("first, dense")
     for share in CHANGED:
         for _ in range(2):
-            if rank == 0:
+            if source:
                 change(tensors, bitmaps, share)
             timed(f"{share * 100:g} % changed")
 
@@ -65,17 +68,15 @@ def change(tensors, bitmaps, share):
 
 
 def unique_id(path, rank):
-    """Rank 0 makes it, and the other finds it in a file beside the plan."""
+    """Rank 0 makes it, and the others find it in a file beside the plan."""
     if rank == 0:
         temporary = path.with_suffix(".new")
         temporary.write_bytes(refit.rendezvous.unique_id())
         temporary.rename(path)
+        return path.read_bytes()
     while not path.exists():
         time.sleep(0.01)
-    found = path.read_bytes()
-    if rank == 1:
-        path.unlink()
-    return found
+    return path.read_bytes()
 
 
 if __name__ == "__main__":
