@@ -24,6 +24,7 @@ def main():
     arguments = parser.parse_args()
     path, rank = arguments.plan, arguments.rank
     torch.cuda.set_device(rank)
+    torch.manual_seed(0)  # sources that hold the same tensor hold the same values, and change the same
     plan = refit.Plan.load(path)
     tensors = {name: torch.empty(tuple(info.shape), dtype=torch.bfloat16, device="cuda").normal_(0, 0.02)
                for name, info in plan.tensors(rank).items()}
@@ -44,7 +45,7 @@ def main():
         start = time.perf_counter()
         executor.run()
         if rank == 0:
-            print(f"{label:>16} {(time.perf_counter() - start) * 1e3:8.2f} ms", flush=True)
+            print(f"{label:>16} {(time.perf_counter() - start) * 1e3:8.2f} ms  {executor.delta_report}", flush=True)
 
     timed("first, dense")
     for share in CHANGED:
