@@ -55,6 +55,7 @@ class RoundCopiesBuilder {
   absl::StatusOr<RoundCopies> Build() {
     AddFills();
     AddQuantizes();
+    ShareWithExchanges();
     for (const RoundWork& work : schedule_.rounds()) {
       absl::Status status = work.mechanism == fb::Mechanism::kDirect
                                 ? AddDirectRound(work)
@@ -127,7 +128,7 @@ class RoundCopiesBuilder {
     for (const QuantizeLaunch& work : schedule_.quantizes()) {
       CopyBatch& batch = result_.batches[work.batch];
       batch.kind = CopyKind::kQuantize;
-      batch.leaves_room = work.beside_rounds;
+      if (work.beside_rounds) batch.share = DeviceShare::kHalf;
       for (const uint32_t operation : work.operations) {
         AppendQuantize(body_, tensors_, *program_.quantizes()->Get(operation),
                        batch);
@@ -382,7 +383,7 @@ class RoundCopiesBuilder {
     const CopyBatch& before = result_.batches[batch];
     if (changed.copies.size() == before.copies.size() &&
         changed.quantizes.size() == before.quantizes.size() &&
-        changed.leaves_room == before.leaves_room) {
+        changed.share == before.share) {
       return batch;
     }
     result_.batches.push_back(std::move(changed));
@@ -434,7 +435,12 @@ class RoundCopiesBuilder {
                       return launch.beside_rounds &&
                              !fusion.batches[launch.batch].quantizes.empty();
                     });
-    for (CopyBatch& batch : fusion.batches) batch.leaves_room &= is_beside;
+    if (!is_beside) {
+      for (const RoundWork& work : schedule_.rounds()) {
+        if (work.mechanism != fb::Mechanism::kDirect) continue;
+        fusion.batches[*work.move_batch].share = DeviceShare::kAll;
+      }
+    }
     std::set<size_t> joined;
     if (joins_rounds_) joined = JoinRounds(pulls, fusion);
     for (size_t b = 0; b < count; ++b) {
@@ -506,6 +512,28 @@ class RoundCopiesBuilder {
     uint64_t begin_byte = 0;  // from the start of the part
     DType wire_dtype = DType::kUnspecified;
   };
+
+  // Packing and unpacking go on beside the exchanges of other rounds: all but
+  // the first and the last. A rank that relays unpacks and packs again within
+  // one exchange, and one that quantizes packs what is just ready: they need
+  // more of their device.
+  void ShareWithExchanges() {
+    std::vector<size_t> packs;
+    std::vector<size_t> unpacks;
+    DeviceShare share =
+        schedule_.quantizes().empty() ? DeviceShare::kFew : DeviceShare::kHalf;
+    for (const RoundWork& work : schedule_.rounds()) {
+      if (work.pack_batch.has_value()) packs.push_back(*work.pack_batch);
+      if (work.unpack_batch.has_value()) unpacks.push_back(*work.unpack_batch);
+      if (work.relays.has_value()) share = DeviceShare::kHalf;
+    }
+    for (size_t i = 1; i < packs.size(); ++i) {
+      result_.batches[packs[i]].share = share;
+    }
+    for (size_t i = 0; i + 1 < unpacks.size(); ++i) {
+      result_.batches[unpacks[i]].share = share;
+    }
+  }
 
   absl::Status AddStagedRound(const RoundWork& work) {
     for (uint32_t i = 0; i < work.operations_count; ++i) {
@@ -594,8 +622,9 @@ class RoundCopiesBuilder {
   }
 
   absl::Status AddDirectRound(const RoundWork& work) {
-    result_.batches[*work.move_batch].leaves_room =
-        work.route == fb::Route::kPeer && schedule_.QuantizesBesideRounds();
+    if (work.route == fb::Route::kPeer && schedule_.QuantizesBesideRounds()) {
+      result_.batches[*work.move_batch].share = DeviceShare::kHalf;
+    }
     for (uint32_t i = 0; i < work.operations_count; ++i) {
       if (!Moves(DirectMessageAt(work, i))) continue;
       absl::Status status =

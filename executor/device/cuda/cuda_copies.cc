@@ -19,10 +19,16 @@ namespace {
 // Enough to hide latency, few enough that a block has many tiles.
 constexpr uint32_t kBlocksPerMultiprocessor = 4;
 
-// A batch that leaves room has one thread block on half of the multiprocessors,
-// four on each otherwise: so a quantization and what it goes on beside have
+// A batch of kHalf has one thread block on half of the multiprocessors, four on
+// each otherwise: so a quantization and what it goes on beside have
 // multiprocessors of their own. Half of them saturate NVLink.
-constexpr uint32_t kRoomDivisor = 8;
+constexpr uint32_t kHalfDivisor = 8;
+
+// Of kFew: bulk copies on so many multiprocessors of an H200 move 400 GB/s,
+// somewhat more than NVLink. What moves faster slows down an exchange by NCCL
+// that goes on meanwhile (docs/benchmarks.md). Plain copies have the threads of
+// kHalf then, with which they are about as fast.
+constexpr uint32_t kFewDivisor = 16;
 
 using cuda::KernelCopy;
 using cuda::KernelKind;
@@ -450,9 +456,12 @@ class CudaPreparedCopies : public PreparedCopies {
                                    base + offsets[i].digests));
       const uint32_t blocks_max =
           limits_.multiprocessors * kBlocksPerMultiprocessor;
-      blocks_of_batch_.push_back(programs[i].leaves_room
-                                     ? std::max(1u, blocks_max / kRoomDivisor)
-                                     : blocks_max);
+      const bool is_all = programs[i].share == DeviceShare::kAll;
+      blocks_of_batch_.push_back(
+          is_all ? blocks_max : std::max(1u, blocks_max / kHalfDivisor));
+      const bool is_few = programs[i].share == DeviceShare::kFew;
+      bulk_blocks_.push_back(
+          is_few ? std::max(1u, limits_.multiprocessors / kFewDivisor) : 0);
     }
     for (const KernelProgram& program : programs) {
       deltas_.push_back(program.delta);
@@ -466,7 +475,11 @@ class CudaPreparedCopies : public PreparedCopies {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     uint32_t blocks = blocks_of_batch_[batch];
     // A block runs on one multiprocessor.
-    if (multiprocessors_max > 0) blocks = std::min(blocks, multiprocessors_max);
+    uint32_t bulk_blocks = bulk_blocks_[batch];
+    if (multiprocessors_max > 0) {
+      blocks = std::min(blocks, multiprocessors_max);
+      bulk_blocks = std::min(blocks, limits_.multiprocessors);
+    }
     if (digests_[batch] != nullptr) {
       return CudaStatus(cuda::LaunchDigests(batches_[batch], digests_[batch],
                                             blocks, unless, cuda_stream),
@@ -479,16 +492,15 @@ class CudaPreparedCopies : public PreparedCopies {
     }
     cuda::KernelBatch copies = batches_[batch];
     absl::Status status;
-    if (multiprocessors_max > 0 && limits_.has_bulk_copies) {
+    if (bulk_blocks > 0 && limits_.has_bulk_copies) {
       copies.tiles = parted_tiles_[batch].tiles;
       copies.tiles_count -= parted_tiles_[batch].bulk_count;
       cuda::KernelBatch bulk = copies;
       bulk.tiles += copies.tiles_count;
       bulk.tiles_count = parted_tiles_[batch].bulk_count;
-      status = CudaStatus(cuda::LaunchBulkCopies(
-                              bulk, std::min(blocks, limits_.multiprocessors),
-                              unless, cuda_stream),
-                          "launch of the bulk copy kernel");
+      status = CudaStatus(
+          cuda::LaunchBulkCopies(bulk, bulk_blocks, unless, cuda_stream),
+          "launch of the bulk copy kernel");
     }
     status.Update(
         CudaStatus(cuda::LaunchCopies(copies, blocks, unless, cuda_stream),
@@ -517,6 +529,7 @@ class CudaPreparedCopies : public PreparedCopies {
   std::vector<const cuda::KernelDigest*> digests_;        // null: no digests
   std::vector<std::optional<cuda::KernelDelta>> deltas_;  // none: no changes
   std::vector<uint32_t> blocks_of_batch_;
+  std::vector<uint32_t> bulk_blocks_;  // 0: no bulk copies, unless bounded
 };
 
 // Where the batch's copies know what changed; none: they move all.
@@ -567,7 +580,7 @@ absl::StatusOr<std::unique_ptr<PreparedCopies>> PrepareCudaCopies(
   std::vector<KernelProgram> programs;
   for (const CopyBatch& batch : batches) {
     programs.push_back(LowerForKernel(batch, table));
-    programs.back().leaves_room = batch.leaves_room;
+    programs.back().share = batch.share;
     programs.back().delta = DeltaOf(batch);
     if (programs.back().tiles.size() > cuda::kTilesMax) {
       return absl::ResourceExhaustedError(

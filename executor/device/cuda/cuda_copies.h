@@ -35,7 +35,7 @@ struct KernelProgram {
   std::vector<uint32_t> quantize_order;
   std::vector<cuda::KernelApply> applies;
   uint64_t apply_tiles = 0;
-  bool leaves_room = false;
+  DeviceShare share = DeviceShare::kAll;
   std::optional<cuda::KernelDelta> delta;  // of a batch that moves changes
 };
 

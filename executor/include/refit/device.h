@@ -180,13 +180,18 @@ struct DigestTarget {
   uint64_t byte_offset = 0;  // a multiple of 16
 };
 
+// How much of a device a batch takes, beside what other streams do meanwhile.
+enum class DeviceShare : uint8_t {
+  kAll,
+  kHalf,  // beside kernels that compute or copy as much
+  kFew,   // about as fast as a link: beside what moves over it
+};
+
 // Copies that are issued together. No two of them write the same byte, and none
 // reads what another writes. Digests may share a sum.
 struct CopyBatch {
   CopyKind kind = CopyKind::kCopy;
-  // True: leaves room on the device for batches of other streams, which run at
-  // the same time. Not for kZero.
-  bool leaves_room = false;
+  DeviceShare share = DeviceShare::kAll;  // of a kZero: kAll
   std::vector<StridedCopy> copies;
   std::vector<CopyLoop> loops;
   std::vector<DigestTarget> digests;  // of a kDigest: one for each copy
