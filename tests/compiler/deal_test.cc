@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <string>
 
 #include "absl/strings/str_replace.h"
@@ -149,6 +150,36 @@ TEST(DealTest, RelaysInsideAHostGoBesideTheNetwork) {
   // A job has to ask for it.
   EXPECT_FALSE(Deals(
       OpenJob(absl::StrReplaceAll(RelayedJob("x"), {{R"("deal": "x")", ""}}))));
+}
+
+// Eight replicas on one host. To deal all out takes longer than the network, so
+// that each rank deals to some of the others and stores to the rest.
+TEST(DealTest, RanksDealToAsManyAsTheNetworkLeavesTimeFor) {
+  const auto job = [](const std::string& deal) {
+    return GenericJob(
+        R"({"name": "w", "shape": [65536, 65536], "dtype": "bf16"})",
+        GenericSide(8, "Shard(0)"), GenericSide(8, "Replicate"),
+        R"(, "topology": {"gpus_per_host": 8}, "options": {"deal": ")" + deal +
+            R"("})");
+  };
+  const PlanFile plan = OpenJob(job("relays"));
+  const fb::Body& body = plan.body();
+  for (uint32_t rank = 8; rank < 16; ++rank) {
+    const fb::RankProgram& program = *body.programs()->Get(rank);
+    std::set<uint32_t> dealt, stored;
+    for (const fb::Message* message : *program.messages()) {
+      if (message->kind() != fb::MessageKind::kSend) continue;
+      (IsHeld(body, *message) ? dealt : stored).insert(message->peer());
+    }
+    EXPECT_GE(dealt.size(), 2u) << rank;
+    EXPECT_GE(stored.size(), 1u) << rank;
+    EXPECT_EQ(dealt.size() + stored.size(), 7u) << rank;
+  }
+  const PlanFile never = OpenJob(job("never"));
+  EXPECT_EQ(body.stats()->relayed_bytes(),
+            never.body().stats()->relayed_bytes());
+  EXPECT_LT(body.stats()->predicted_seconds(),
+            never.body().stats()->predicted_seconds() * 0.9);
 }
 
 // What a rank deals out starts message by message; what it stores does not.
