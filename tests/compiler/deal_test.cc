@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <set>
+#include <sstream>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_replace.h"
 #include "plan/network_peers.h"
@@ -147,9 +149,47 @@ TEST(DealTest, RelaysInsideAHostGoBesideTheNetwork) {
   for (const fb::Round* round : *relays.body().rounds()) {
     EXPECT_EQ(round->route(), fb::Route::kNetwork);
   }
-  // A job has to ask for it.
-  EXPECT_FALSE(Deals(
-      OpenJob(absl::StrReplaceAll(RelayedJob("x"), {{R"("deal": "x")", ""}}))));
+}
+
+std::pair<uint64_t, uint64_t> BodyOf(const PlanFile& plan) {
+  const fb::Digest& digest = *plan.plan().body_digest();
+  return {digest.low(), digest.high()};
+}
+
+// The simulator finds it faster.
+TEST(DealTest, ByDefaultRanksDealWhereThatIsFaster) {
+  const PlanFile plan =
+      OpenJob(absl::StrReplaceAll(RelayedJob("x"), {{R"("deal": "x")", ""}}));
+  EXPECT_EQ(BodyOf(plan), BodyOf(OpenJob(RelayedJob("relays"))));
+  EXPECT_EQ(BodyOf(plan), BodyOf(OpenJob(RelayedJob("auto"))));
+}
+
+// The compiler prints what passes made of the plan that it keeps.
+TEST(DealTest, ThePassesOfTheKeptPlanAreShown) {
+  const TemporaryDirectory directory;
+  const auto shown = [&](const std::string& deal) {
+    const std::string path = directory.Write("job.json", RelayedJob(deal));
+    Diagnostics diagnostics;
+    std::ostringstream text;
+    EXPECT_TRUE(
+        CompileFile(path, {.print_after = "deal", .shown = &text}, diagnostics)
+            .ok());
+    return text.str();
+  };
+  EXPECT_EQ(shown("auto"), shown("relays"));
+  EXPECT_NE(shown("auto"), shown("never"));
+}
+
+// What staging has no room for, and what no other plan beats, is as with
+// "never": older executors run it.
+TEST(DealTest, ByDefaultRanksDealNothingWhereThatIsNotFaster) {
+  const std::string fast =
+      R"("peer_gigabytes_per_second": 10, "network_gigabytes_per_second": 1, )";
+  EXPECT_FALSE(Deals(OpenJob(RelayedJob("auto", "", fast))));
+  EXPECT_FALSE(Deals(OpenJob(
+      RelayedJob("auto", R"(, "bucket_bytes": 4096, "staging_bytes": 8192)"))));
+  EXPECT_FALSE(Deals(OpenJob(RelayedJob("auto", R"(, "fan_out": "none")"))));
+  EXPECT_FALSE(Deals(OpenJob(RelayedJob("auto", R"(, "delta": true)"))));
 }
 
 // Eight replicas on one host. To deal all out takes longer than the network, so
@@ -180,6 +220,8 @@ TEST(DealTest, RanksDealToAsManyAsTheNetworkLeavesTimeFor) {
             never.body().stats()->relayed_bytes());
   EXPECT_LT(body.stats()->predicted_seconds(),
             never.body().stats()->predicted_seconds() * 0.9);
+  // As "auto" finds by simulation.
+  EXPECT_EQ(BodyOf(OpenJob(job("auto"))), BodyOf(plan));
 }
 
 // What a rank deals out starts message by message; what it stores does not.

@@ -383,7 +383,8 @@ TEST(PropertyTest, RanksThatDealAPartAndStoreTheRestReceiveEveryByte) {
         "\"network_gigabytes_per_second\": 0.003},\n"
         "\"options\": {\"deal\": \"%s\", \"bucket_bytes\": %d, ",
         absl::StrJoin(hosts, ", "), draw.Pick<double>({0.015, 0.022, 0.03}),
-        "relays", draw.Pick<int64_t>({4096, 5000, 8192}));
+        draw.Chance(70) ? "relays" : "auto",
+        draw.Pick<int64_t>({4096, 5000, 8192}));
     ++cases;
     parts += RunJob(draw, seed, job, schedule).deals_a_part ? 1 : 0;
   });
