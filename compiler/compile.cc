@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <set>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "compiler/layout/block_scales.h"
 #include "compiler/model/model.h"
 #include "compiler/passes/passes.h"
+#include "compiler/simulated_seconds.h"
 #include "plan/plan_file.h"
 #include "plan/proof/proof.h"
 
@@ -24,7 +26,8 @@ absl::Status JobHasErrors() {
   return absl::InvalidArgumentError("the job has errors");
 }
 
-Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
+Limits LimitsOf(const OptionsSpec& options, bool deals_relays,
+                Diagnostics& diagnostics) {
   const Limits limits = {
       .bucket_bytes = options.bucket_bytes.value,
       .fills_buckets = options.bucket_bytes.given,
@@ -41,7 +44,9 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
       .relays = options.fan_out.value == FanOutKind::kRelay &&
                 !options.delta.value.enabled,
       .deals = options.deal.value == DealKind::kAlways,
-      .deals_relays = options.deal.value == DealKind::kRelays};
+      .deals_relays = deals_relays,
+      .may_deal_relays = options.deal.value == DealKind::kAuto ||
+                         options.deal.value == DealKind::kRelays};
   if (options.delta.value.enabled && limits.deals) {
     diagnostics.Error(
         options.deal.place,
@@ -156,7 +161,7 @@ class PassTimes {
   void Done(std::string_view name) {
     ++done_;
     if (!options_.progress) return;
-    constexpr int kOthers = 2;  // read-model and emit-plan
+    constexpr int kOthers = 3;  // read-model, emit-plan and weigh-plans
     const int total = static_cast<int>(Pipeline().size()) + kOthers +
                       (options_.prove ? 1 : 0);
     options_.progress(name, done_, total);
@@ -167,13 +172,21 @@ class PassTimes {
   int done_ = 0;
 };
 
-// The plan, not proved. What it is made from is gone when it is proved.
-absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
-                                             const CompileOptions& options,
-                                             PassTimes& times,
-                                             Diagnostics& diagnostics) {
+// A plan, not proved. What it is made from is gone when it is proved.
+struct Draft {
+  std::vector<uint8_t> bytes;
+  std::string shown;  // what CompileOptions::print_after asks for
+  // What is asked of it before another one is drafted, to compare the two.
+  Topology topology;
+  Stats stats;
+  size_t messages = 0;
+};
+
+absl::StatusOr<Draft> Drafted(const Job& job, bool deals_relays,
+                              const CompileOptions& options, PassTimes& times,
+                              Diagnostics& diagnostics) {
   Module module;
-  module.limits = LimitsOf(job.options, diagnostics);
+  module.limits = LimitsOf(job.options, deals_relays, diagnostics);
   if (const DeltaSpec& delta = job.options.delta.value; delta.enabled) {
     module.delta = {.changes = delta.changes,
                     .dense_every = delta.dense_every,
@@ -189,22 +202,89 @@ absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
   DeclareQuantizations(job, module, diagnostics);
   if (!diagnostics.ok()) return JobHasErrors();
   module.inputs_digest = InputsDigest(job, *model);
+  std::ostringstream shown;
   const absl::Status status =
       RunPipeline({.job = job, .model = *model, .diagnostics = diagnostics},
                   {.print_after = options.print_after,
                    .time_passes = options.time_passes,
-                   .shown = options.shown,
+                   .shown = &shown,
                    .log = options.log,
                    .passed = [&](std::string_view pass) { times.Done(pass); }},
                   module);
-  if (!status.ok()) return status;
+  Draft draft;
+  draft.shown = shown.str();
+  if (!status.ok()) {
+    if (options.shown != nullptr) *options.shown << draft.shown;
+    return status;
+  }
   DeclareDelta(job, diagnostics, module);
   CheckNetworkPeers(job, module, diagnostics);
   // Not of a job with errors: mending those may settle it.
   WarnOfJob(job, *model, diagnostics);
   WarnOfMessages(job, module, diagnostics);
   if (!diagnostics.ok()) return JobHasErrors();
-  return times.Timed("emit-plan", [&] { return EmitPlan(module); });
+  absl::StatusOr<std::vector<uint8_t>> bytes =
+      times.Timed("emit-plan", [&] { return EmitPlan(module); });
+  if (!bytes.ok()) return bytes.status();
+  draft.bytes = *std::move(bytes);
+  draft.topology = std::move(module.topology);
+  draft.stats = std::move(module.stats);
+  draft.messages = module.messages.size();
+  return draft;
+}
+
+// Two plans of a job are compared if dealing may save this part of the time.
+constexpr double kWorthTrying = 0.02;
+// And if simulating them takes little beside compiling: a second for four times
+// as many messages.
+constexpr size_t kMessagesTried = size_t{1} << 16;
+// Older executors run plans that do not deal, so a plan that does is kept only
+// if it takes less than this part of the other's time.
+constexpr double kFaster = 0.99;
+
+bool MayBeFasterDealt(const Draft& draft) {
+  return draft.messages <= kMessagesTried &&
+         draft.stats.dealable_seconds >=
+             draft.stats.predicted_seconds * kWorthTrying;
+}
+
+// The plan in which ranks deal out what they relay inside hosts, if the
+// simulator finds it faster than `draft`; else `draft`. Whatever is wrong with
+// the other plan, there is this one.
+Draft Faster(const Job& job, const CompileOptions& options, Draft draft) {
+  if (!MayBeFasterDealt(draft)) return draft;
+  const CompileOptions quiet = {.print_after = options.print_after};
+  PassTimes unheard(quiet);
+  Diagnostics diagnostics;
+  absl::StatusOr<Draft> dealt =
+      Drafted(job, /*deals_relays=*/true, quiet, unheard, diagnostics);
+  if (!dealt.ok()) return draft;
+  const auto seconds_of = [](const Draft& of) -> absl::StatusOr<double> {
+    const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(of.bytes);
+    if (!plan.ok()) return plan.status();
+    return SimulatedSeconds(*plan, of.topology);
+  };
+  const absl::StatusOr<double> before = seconds_of(draft);
+  const absl::StatusOr<double> after = seconds_of(*dealt);
+  const bool is_faster =
+      before.ok() && after.ok() && *after < *before * kFaster;
+  return is_faster ? *std::move(dealt) : std::move(draft);
+}
+
+absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
+                                             const CompileOptions& options,
+                                             PassTimes& times,
+                                             Diagnostics& diagnostics) {
+  const DealKind deal = job.options.deal.value;
+  absl::StatusOr<Draft> draft =
+      Drafted(job, deal == DealKind::kRelays, options, times, diagnostics);
+  if (!draft.ok()) return draft.status();
+  Draft kept = times.Timed("weigh-plans", [&] {
+    return deal == DealKind::kAuto ? Faster(job, options, *std::move(draft))
+                                   : *std::move(draft);
+  });
+  if (options.shown != nullptr) *options.shown << kept.shown;
+  return std::move(kept.bytes);
 }
 
 // The proof of what is about to be written, from its bytes.

@@ -11,26 +11,10 @@
 #include "absl/strings/str_cat.h"
 #include "executor/copies/round_copies.h"
 #include "executor/payload.h"
-#include "plan/vector_length.h"
+#include "executor/planned_pulls.h"
 
 namespace refit {
 namespace {
-
-bool IsQuantizer(const PlanFile& plan, int32_t rank) {
-  return plan.side(rank) == fb::Side::kDestination &&
-         Length(plan.body().programs()->Get(rank)->quantizes()) > 0;
-}
-
-// The same on all ranks.
-bool MayPull(const PlanFile& plan) {
-  if (plan.body().delta() != nullptr || plan.body().limits()->direct_pulls()) {
-    return false;
-  }
-  for (int32_t rank = plan.source_ranks(); rank < plan.world_size(); ++rank) {
-    if (IsQuantizer(plan, rank)) return true;
-  }
-  return false;
-}
 
 std::string WriteSlots(const std::set<uint32_t>& slots) {
   PayloadWriter writer;

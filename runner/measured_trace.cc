@@ -37,7 +37,9 @@ std::map<uint32_t, double> Origins(const PlanFile& plan,
 }  // namespace
 
 std::string MeasuredTrace(const PlanFile& plan, const RefitMeasurement& refit) {
-  TraceEvents events(plan, kFirstProcess, "measured");
+  std::string text;
+  TraceEvents events(plan, kFirstProcess, "measured",
+                     [&](std::string_view piece) { text += piece; });
   const std::map<uint32_t, double> origins = Origins(plan, refit);
   // The whole of a round that a transport sends in parts.
   std::vector<std::map<uint32_t, HostSpan>> rounds(
@@ -82,7 +84,8 @@ std::string MeasuredTrace(const PlanFile& plan, const RefitMeasurement& refit) {
                       .held_by = std::nullopt});
     }
   }
-  return events.Take();
+  events.End();
+  return text;
 }
 
 }  // namespace refit

@@ -21,7 +21,7 @@ class GoalPrinter {
         labels_(graph.tasks.size()),
         labels_of_receives_(graph.messages.size()) {}
 
-  std::string Print();
+  void Print(const TextSink& sink);
 
  private:
   struct Rank {
@@ -96,21 +96,26 @@ void GoalPrinter::AddWait(const Wait& wait) {
   }
 }
 
-std::string GoalPrinter::Print() {
+// Ranks come one after the other, and tasks in another order. So all ranks'
+// lines are kept until then.
+void GoalPrinter::Print(const TextSink& sink) {
   for (uint32_t i = 0; i < graph_.tasks.size(); ++i) AddTask(i);
   for (const Wait& wait : graph_.waits) AddWait(wait);
-  std::string text = absl::StrCat("num_ranks ", ranks_.size(), "\n");
+  sink(absl::StrCat("num_ranks ", ranks_.size(), "\n"));
   for (size_t i = 0; i < ranks_.size(); ++i) {
-    absl::StrAppend(&text, "\nrank ", i, " {\n", ranks_[i].operations,
-                    ranks_[i].requirements, "}\n");
+    const Rank rank = std::move(ranks_[i]);
+    sink(absl::StrCat("\nrank ", i, " {\n"));
+    sink(rank.operations);
+    sink(rank.requirements);
+    sink("}\n");
   }
-  return text;
 }
 
 }  // namespace
 
-std::string GoalText(const PlanFile& plan, const TaskGraph& graph) {
-  return GoalPrinter(plan, graph).Print();
+void WriteGoal(const PlanFile& plan, const TaskGraph& graph,
+               const TextSink& sink) {
+  GoalPrinter(plan, graph).Print(sink);
 }
 
 }  // namespace refit::simulator

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/plan_file.h"
+#include "plan/text/text_sink.h"
 #include "plan/text/trace_events.h"
 #include "simulator/simulation.h"
 
@@ -27,12 +28,16 @@ std::string SimulationJson(const PlanFile& plan, const Simulation& simulation);
 
 // In the JSON of Chrome's trace events, which Perfetto opens: a process for
 // each rank with a track for each of its streams, arrows from sends to
-// receives, and a counter for each link. Requires Options::record_rates.
-std::string SimulationTrace(const PlanFile& plan, const Simulation& simulation);
+// receives, and a counter for each link. Requires Options::record_rates. It
+// grows with all ranks, a few gigabytes for some thousand: so it goes to
+// `sink`.
+void WriteTrace(const PlanFile& plan, const Simulation& simulation,
+                const TextSink& sink);
 
 // In GOAL, the schedule text of LogGOPSim and ATLAHS: each rank's sends,
 // receives and computation in nanoseconds, and what waits for what.
-std::string GoalText(const PlanFile& plan, const TaskGraph& graph);
+void WriteGoal(const PlanFile& plan, const TaskGraph& graph,
+               const TextSink& sink);
 
 }  // namespace refit::simulator
 

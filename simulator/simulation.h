@@ -53,6 +53,8 @@ struct Options {
   // Of packing and of unpacking, by payload.
   double copy_bytes_per_second = kLocalBytesPerSecond;
   double quantized_elements_per_second = kQuantizedElementsPerSecond;
+  // Of one GPU, by the copies of direct rounds.
+  double fused_elements_per_second = kFusedElementsPerSecond;
 
   // What if. Factors are at least 1: how many times slower.
   std::map<int32_t, double> slow_ranks;  // links, copies and start-ups

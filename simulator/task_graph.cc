@@ -12,6 +12,7 @@
 #include "executor/delta/staged_deltas.h"
 #include "executor/direct_ends.h"
 #include "executor/peer_tensors.h"
+#include "executor/planned_pulls.h"
 #include "executor/rank_schedule.h"
 #include "plan/dtype.h"
 #include "plan/sent_ranges.h"
@@ -50,8 +51,17 @@ struct OpenMessage {
 constexpr absl::string_view kAskVerify =
     "; refit-verify tells what is wrong with the plan";
 
-// What one rank grants to or tells another rank in a direct round.
+// What one rank grants to or tells another rank in a direct round, or behind
+// all rounds.
 using Point = std::pair<int32_t, uint32_t>;  // rank and round
+constexpr uint32_t kBehindRounds = kNone;    // as a round, and as a part of one
+
+// What a destination reads of a source behind the rounds, and not before.
+struct Pull {
+  uint64_t bytes = 0;
+  size_t work = 0;        // the last one that the plan has it in
+  uint32_t position = 0;  // of that one's message
+};
 
 // Whether the list is one run of a tensor, byte for byte: such bytes are sent
 // from the tensor itself, or received into it.
@@ -61,6 +71,14 @@ bool IsOneRun(const fb::Body& body, const TensorTable& tensors,
   const fb::Copy& copy = *body.copies()->Get(list.begin());
   const TensorBox box = BoxOf(body, tensors, copy);
   return box.first.dtype == copy.wire_dtype() && box.IsOneRun();
+}
+
+uint64_t CopyElements(const fb::Body& body, const fb::Copy& copy) {
+  uint64_t elements = 1;
+  for (uint32_t i = 0; i < copy.loops_count(); ++i) {
+    elements *= body.loops()->Get(copy.loops_begin() + i)->extent();
+  }
+  return elements;
 }
 
 class Builder {
@@ -102,6 +120,13 @@ class Builder {
     std::vector<uint32_t> quantized;  // by QuantizeLaunch
     // By operation: it is a part of the rounds that store what it makes.
     std::vector<bool> is_fused;
+    // Slots of scratch whose values are made by such operations alone.
+    std::set<uint32_t> fused_slots;
+    // By operation of the schedule: what is read behind the rounds instead. By
+    // peer: the sum. Empty where nothing is.
+    std::vector<uint64_t> pulled_bytes;
+    std::map<int32_t, Pull> pulls;
+    double pulled_elements = 0;  // that are quantized then
   };
 
   uint32_t Add(const Rank& rank, TaskKind kind, uint32_t round, double seconds,
@@ -134,6 +159,12 @@ class Builder {
                                size_t operation) const;
   void AddQuantizes(Rank& rank, const RankSchedule& schedule,
                     size_t rounds_before, size_t& next);
+  const std::set<uint32_t>& PulledSlotsOf(int32_t rank);
+  void PlanFused(Rank& rank);
+  void PlanPulls(Rank& rank, const RankSchedule& schedule, PeerTensors& peers);
+  void AddPulls(Rank& rank, const RankSchedule& schedule);
+  double FusedSeconds(const Rank& rank, const RankSchedule& schedule,
+                      const RoundWork& work) const;
   void AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
                  uint32_t part);
   void AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
@@ -170,6 +201,8 @@ class Builder {
   size_t rung_ = 0;  // as its position in the plan's
   StagedDeltaCosts costs_;
   bool has_rungs_ = false;
+  bool may_pull_ = false;
+  std::map<int32_t, std::set<uint32_t>> pulled_slots_;  // by destination
   uint32_t agreed_ = kNone;  // the task after which all ranks begin
   absl::flat_hash_map<MessageKey, OpenMessage> messages_;
   std::vector<uint32_t> tasks_of_messages_;
@@ -193,6 +226,7 @@ uint32_t Builder::Add(const Rank& rank, TaskKind kind, uint32_t round,
 
 absl::StatusOr<TaskGraph> Builder::Build() {
   if (absl::Status planned = PlanDelta(); !planned.ok()) return planned;
+  may_pull_ = options_.executor == Executor::kGpu && MayPull(plan_);
   AddRanks();
   if (options_.executor == Executor::kCpu) AddConnections();
   absl::Status status = misordered_;
@@ -343,12 +377,15 @@ void Builder::AddRank(int32_t number) {
   const bool cpu = options_.executor == Executor::kCpu;
   const RankSchedule schedule = ScheduleOf(number);
   const std::vector<RoundWork>& works = schedule.rounds();
-  const PeerTensors peers = PlannedPeerTensors(plan_, schedule);
-  const std::vector<DirectEnds> ends =
-      cpu ? std::vector<DirectEnds>(works.size())
-          : ListDirectEnds(plan_, number, schedule, peers);
+  PeerTensors peers = PlannedPeerTensors(plan_, schedule);
   Rank rank(plan_, number, links_.place(number).slowness);
   rank.is_fused = FusedQuantizes(plan_, number, schedule, peers);
+  PlanFused(rank);
+  if (may_pull_) PlanPulls(rank, schedule, peers);
+  const std::vector<DirectEnds> ends =
+      cpu ? std::vector<DirectEnds>(works.size())
+          : ListDirectEnds(plan_, number, schedule, peers,
+                           /*pulls=*/!peers.pulled_slots.empty());
   rank.exchanged.assign(works.size(), kNone);
   rank.unpacked.assign(works.size(), kNone);
   std::optional<StagedDeltas> deltas;
@@ -373,13 +410,125 @@ void Builder::AddRank(int32_t number) {
     }
   }
   AddQuantizes(rank, schedule, works.size(), quantizes);
+  AddPulls(rank, schedule);
   if (delta_ != nullptr) AddEnd(rank, schedule);
+}
+
+const std::set<uint32_t>& Builder::PulledSlotsOf(int32_t rank) {
+  const auto [found, is_new] = pulled_slots_.try_emplace(rank);
+  if (is_new) found->second = PlannedPulledSlots(plan_, rank);
+  return found->second;
+}
+
+void Builder::PlanFused(Rank& rank) {
+  const auto& quantizes =
+      body_.programs()->Get(static_cast<uint32_t>(rank.number))->quantizes();
+  std::set<uint32_t> unfused;
+  for (uint32_t i = 0; i < rank.is_fused.size(); ++i) {
+    (rank.is_fused[i] ? rank.fused_slots : unfused)
+        .insert(quantizes->Get(i)->output_slot());
+  }
+  for (const uint32_t slot : unfused) rank.fused_slots.erase(slot);
+}
+
+// What sources would store into scratch from which a destination quantizes.
+void Builder::PlanPulls(Rank& rank, const RankSchedule& schedule,
+                        PeerTensors& peers) {
+  std::set<int32_t> readers;
+  if (IsQuantizer(plan_, rank.number)) readers.insert(rank.number);
+  for (const int32_t receiver : schedule.DirectReceivers()) {
+    if (IsQuantizer(plan_, receiver)) readers.insert(receiver);
+  }
+  for (const int32_t reader : readers) {
+    if (const std::set<uint32_t>& slots = PulledSlotsOf(reader);
+        !slots.empty()) {
+      peers.pulled_slots[reader] = slots;
+    }
+  }
+  if (peers.pulled_slots.empty()) return;
+  rank.pulled_bytes.assign(schedule.operations().size(), 0);
+  const auto here = static_cast<uint32_t>(rank.number);
+  for (size_t work = 0; work < schedule.rounds().size(); ++work) {
+    const RoundWork& round = schedule.rounds()[work];
+    if (round.mechanism != fb::Mechanism::kDirect) continue;
+    for (uint32_t i = 0; i < round.operations_count; ++i) {
+      const uint32_t number = round.operations_begin + i;
+      const Operation& operation = schedule.operations()[number];
+      const bool sends = operation.kind == fb::MessageKind::kSend;
+      const auto slots =
+          peers.pulled_slots.find(sends ? operation.peer : rank.number);
+      if (slots == peers.pulled_slots.end()) continue;
+      const uint32_t position = schedule.parts()[number].message;
+      const fb::Message* received =
+          sends ? PartnerOf(body_, here, position)
+                : body_.programs()->Get(here)->messages()->Get(position);
+      if (received == nullptr) continue;
+      const fb::CopyList& list = *body_.copy_lists()->Get(received->copies());
+      uint64_t bytes = 0;
+      for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
+        const fb::Copy& copy = *body_.copies()->Get(c);
+        if (slots->second.contains(copy.buffer_slot())) {
+          bytes += CopyElements(body_, copy) * DTypeBytes(copy.wire_dtype());
+        }
+      }
+      if (bytes == 0) continue;
+      rank.pulled_bytes[number] = bytes;
+      Pull& pull = rank.pulls[operation.peer];
+      pull = {.bytes = pull.bytes + bytes, .work = work, .position = position};
+    }
+  }
+}
+
+// RefitEnqueuer::EnqueuePulls.
+void Builder::AddPulls(Rank& rank, const RankSchedule& schedule) {
+  if (rank.pulls.empty()) return;
+  const Point here(rank.number, kBehindRounds);
+  const bool reads = plan_.side(rank.number) == fb::Side::kDestination;
+  size_t last = 0;
+  for (const auto& [peer, pull] : rank.pulls) last = std::max(last, pull.work);
+  const uint32_t index = schedule.rounds()[last].index;
+  const uint32_t begin = Add(rank, TaskKind::kPoint, index, 0, {rank.main});
+  uint32_t start = kNone;
+  uint32_t moved = kNone;
+  if (reads) {
+    start = Add(rank, TaskKind::kStart, index, options_.direct_round_seconds,
+                {begin});
+    moved = Add(rank, TaskKind::kPoint, index, 0, {start});
+    const uint32_t quantized =
+        Add(rank, TaskKind::kQuantize, index,
+            rank.pulled_elements / options_.fused_elements_per_second, {start});
+    AddWait(quantized, moved);
+    finished_[here] = moved;
+    rank.main = moved;
+  } else {
+    granted_[here] = begin;
+    rank.main = Add(rank, TaskKind::kPoint, index, 0, {begin});
+  }
+  for (const auto& [peer, pull] : rank.pulls) {
+    const Operation operation = {
+        .kind = reads ? fb::MessageKind::kRecv : fb::MessageKind::kSend,
+        .peer = peer,
+        .size_bytes = pull.bytes};
+    const uint32_t message =
+        MessageTask(rank, schedule.rounds()[pull.work], kBehindRounds,
+                    operation, pull.bytes, pull.position, /*ordinal=*/0);
+    if (!reads) {
+      await_finishes_.emplace_back(Point(peer, kBehindRounds), rank.main);
+      continue;
+    }
+    await_grants_.emplace_back(Point(peer, kBehindRounds), start);
+    AddWait(start, message);
+    AddWait(message, moved);
+  }
 }
 
 void Builder::AddQuantizes(Rank& rank, const RankSchedule& schedule,
                            size_t rounds_before, size_t& next) {
   const fb::RankProgram& program =
       *body_.programs()->Get(static_cast<uint32_t>(rank.number));
+  static const std::set<uint32_t> none;
+  const std::set<uint32_t>& pulled =
+      rank.pulls.empty() ? none : PulledSlotsOf(rank.number);
   for (; next < schedule.quantizes().size() &&
          schedule.quantizes()[next].after == rounds_before;
        ++next) {
@@ -392,8 +541,10 @@ void Builder::AddQuantizes(Rank& rank, const RankSchedule& schedule,
         matrices *= static_cast<double>(
             body_.quantize_loops()->Get(operation.loops_begin() + i)->extent());
       }
-      elements += matrices * static_cast<double>(operation.rows()) *
-                  static_cast<double>(operation.columns());
+      (pulled.contains(operation.input_slot()) ? rank.pulled_elements
+                                               : elements) +=
+          matrices * static_cast<double>(operation.rows()) *
+          static_cast<double>(operation.columns());
     }
     if (elements == 0) {
       rank.quantized.push_back(rank.quantize);
@@ -455,6 +606,9 @@ DirectDeltaCosts Builder::DirectCosts(const Rank& rank,
 uint64_t Builder::SizeBytes(const Rank& rank, const RankSchedule& schedule,
                             const RoundWork& work, size_t operation) const {
   const uint64_t size_bytes = schedule.operations()[operation].size_bytes;
+  if (!rank.pulled_bytes.empty()) {
+    return size_bytes - rank.pulled_bytes[operation];
+  }
   if (delta_ == nullptr) return size_bytes;
   if (work.mechanism == fb::Mechanism::kDirect) {
     return static_cast<uint64_t>(static_cast<double>(size_bytes) *
@@ -631,6 +785,27 @@ double Builder::CompareSeconds(const Rank& rank, const RankSchedule& schedule,
   return seconds;
 }
 
+// Of quantization that the round's copies do, beside their bytes on links.
+double Builder::FusedSeconds(const Rank& rank, const RankSchedule& schedule,
+                             const RoundWork& work) const {
+  if (rank.fused_slots.empty()) return 0;
+  const auto& messages =
+      *body_.programs()->Get(static_cast<uint32_t>(rank.number))->messages();
+  double elements = 0;
+  for (uint32_t i = 0; i < work.operations_count; ++i) {
+    const uint32_t number = work.operations_begin + i;
+    if (schedule.operations()[number].kind != fb::MessageKind::kSend) continue;
+    const fb::CopyList& list = *body_.copy_lists()->Get(
+        messages.Get(schedule.parts()[number].message)->copies());
+    for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
+      const fb::Copy& copy = *body_.copies()->Get(c);
+      if (!rank.fused_slots.contains(copy.buffer_slot())) continue;
+      elements += static_cast<double>(CopyElements(body_, copy));
+    }
+  }
+  return elements / options_.fused_elements_per_second;
+}
+
 // RefitEnqueuer::EnqueueDirect.
 void Builder::AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
                         const DirectEnds& ends, const PeerTensors& peers) {
@@ -657,10 +832,24 @@ void Builder::AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
                      AddWait(start, message);
                      AddWait(message, moved);
                    });
+    if (const double seconds = FusedSeconds(rank, schedule, round);
+        seconds > 0) {
+      AddWait(Add(rank, TaskKind::kQuantize, round.index, seconds, {start}),
+              moved);
+    }
     finished_[here] = moved;
   } else {
+    // What is read behind the rounds may leave an empty message, which nobody
+    // moves.
     ForEachMessage(rank, schedule, round, /*part=*/0,
-                   [](uint32_t, uint32_t) {});
+                   [&](uint32_t number, uint32_t message) {
+                     const Operation& operation = schedule.operations()[number];
+                     if (!rank.pulls.empty() &&
+                         operation.kind == fb::MessageKind::kSend &&
+                         rank.pulled_bytes[number] == operation.size_bytes) {
+                       AddWait(begin, message);
+                     }
+                   });
   }
   rank.main = moved;
   if (ends.await_finishes.empty()) return;

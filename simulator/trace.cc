@@ -17,13 +17,14 @@ constexpr double kVisibleShare = 0.005;
 
 class TracePrinter {
  public:
-  TracePrinter(const PlanFile& plan, const Simulation& simulation)
+  TracePrinter(const PlanFile& plan, const Simulation& simulation,
+               const TextSink& sink)
       : plan_(plan),
         simulation_(simulation),
         graph_(simulation.graph),
-        events_(plan, /*first_process=*/0, /*kind=*/"") {}
+        events_(plan, /*first_process=*/0, /*kind=*/"", sink) {}
 
-  std::string Print();
+  void Print();
 
  private:
   void NameSwitches();
@@ -97,6 +98,8 @@ void TracePrinter::PrintTask(RankTask of_rank) {
                     times.end);
       break;
     case TaskKind::kQuantize:
+      // That of a round is a part of it.
+      if (task.round != kNone) break;
       events_.Slice(task.rank, Track::kQuantizes, "quantize", times.begin,
                     times.end);
       break;
@@ -131,18 +134,18 @@ void TracePrinter::PrintCounters() {
   }
 }
 
-std::string TracePrinter::Print() {
+void TracePrinter::Print() {
   NameSwitches();
   ForEachTask(graph_, [&](RankTask task) { PrintTask(task); });
   PrintCounters();
-  return events_.Take();
+  events_.End();
 }
 
 }  // namespace
 
-std::string SimulationTrace(const PlanFile& plan,
-                            const Simulation& simulation) {
-  return TracePrinter(plan, simulation).Print();
+void WriteTrace(const PlanFile& plan, const Simulation& simulation,
+                const TextSink& sink) {
+  TracePrinter(plan, simulation, sink).Print();
 }
 
 }  // namespace refit::simulator

@@ -13,13 +13,14 @@
 #include <filesystem>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
 namespace refit {
 namespace {
 
-using Interrupted = std::function<absl::Status()>;
+using Interrupted = AtomicFile::Interrupted;
 
 constexpr int kLinksMax = 40;   // as the kernel's own limit
 constexpr int kNamesMax = 100;  // of temporary files that are there already
@@ -50,19 +51,16 @@ absl::Status WriteAll(const std::string& path, int file,
   return absl::OkStatus();
 }
 
-absl::Status WriteInPlace(const std::string& path,
-                          absl::Span<const uint8_t> bytes,
-                          const Interrupted& interrupted) {
+// Waits for the reader of a pipe.
+absl::StatusOr<int> OpenInPlace(const std::string& path,
+                                const Interrupted& interrupted) {
   int file = -1;
-  // A pipe's opening waits for its reader.
   while ((file = open(path.c_str(), O_WRONLY | O_CLOEXEC)) < 0) {
     if (errno != EINTR) return CannotWrite(path, errno);
     if (interrupted == nullptr) continue;
     if (absl::Status s = interrupted(); !s.ok()) return s;
   }
-  const absl::Status status = WriteAll(path, file, bytes, interrupted);
-  if (close(file) != 0 && status.ok()) return CannotWrite(path, errno);
-  return status;
+  return file;
 }
 
 // What `path` names once its symbolic links are followed, be it there or not.
@@ -104,32 +102,73 @@ int KeepMode(int file, const std::optional<struct stat>& older) {
 
 }  // namespace
 
+absl::StatusOr<AtomicFile> AtomicFile::Create(const std::string& path,
+                                              Interrupted interrupted) {
+  AtomicFile made;
+  made.path_ = path;
+  made.interrupted_ = std::move(interrupted);
+  made.older_.emplace();
+  if (stat(path.c_str(), &*made.older_) != 0) {
+    if (errno != ENOENT) return CannotWrite(path, errno);
+    made.older_.reset();
+  } else if (S_ISDIR(made.older_->st_mode)) {
+    return CannotWrite(path, EISDIR);
+  } else if (!S_ISREG(made.older_->st_mode)) {
+    const absl::StatusOr<int> file = OpenInPlace(path, made.interrupted_);
+    if (!file.ok()) return file.status();
+    made.file_ = *file;
+    return made;
+  }
+  made.target_ = Resolved(path);
+  made.file_ = MakeTemporary(made.target_, made.older_, made.temporary_);
+  if (made.file_ < 0) {
+    const int error = errno;
+    made.temporary_.clear();
+    return CannotWrite(path, error);
+  }
+  return made;
+}
+
+AtomicFile::AtomicFile(AtomicFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      target_(std::move(other.target_)),
+      temporary_(std::exchange(other.temporary_, "")),
+      older_(other.older_),
+      file_(std::exchange(other.file_, -1)),
+      interrupted_(std::move(other.interrupted_)) {}
+
+AtomicFile::~AtomicFile() {
+  if (file_ >= 0) close(file_);
+  if (!temporary_.empty()) unlink(temporary_.c_str());
+}
+
+absl::Status AtomicFile::Write(absl::Span<const uint8_t> bytes) {
+  return WriteAll(path_, file_, bytes, interrupted_);
+}
+
+absl::Status AtomicFile::Commit() {
+  absl::Status status;
+  if (!target_.empty() && KeepMode(file_, older_) != 0) {
+    status = CannotWrite(path_, errno);
+  }
+  if (close(std::exchange(file_, -1)) != 0 && status.ok()) {
+    status = CannotWrite(path_, errno);
+  }
+  if (target_.empty() || !status.ok()) return status;
+  if (std::rename(temporary_.c_str(), target_.c_str()) != 0) {
+    return CannotWrite(path_, errno);
+  }
+  temporary_.clear();
+  return absl::OkStatus();
+}
+
 absl::Status WriteFileAtomically(const std::string& path,
                                  absl::Span<const uint8_t> bytes,
                                  const Interrupted& interrupted) {
-  std::optional<struct stat> older(std::in_place);
-  if (stat(path.c_str(), &*older) != 0) {
-    if (errno != ENOENT) return CannotWrite(path, errno);
-    older.reset();
-  } else if (S_ISDIR(older->st_mode)) {
-    return CannotWrite(path, EISDIR);
-  } else if (!S_ISREG(older->st_mode)) {
-    return WriteInPlace(path, bytes, interrupted);
-  }
-  const std::string target = Resolved(path);
-  std::string temporary;
-  const int file = MakeTemporary(target, older, temporary);
-  if (file < 0) return CannotWrite(path, errno);
-  absl::Status status = WriteAll(path, file, bytes, interrupted);
-  if (status.ok() && KeepMode(file, older) != 0) {
-    status = CannotWrite(path, errno);
-  }
-  if (close(file) != 0 && status.ok()) status = CannotWrite(path, errno);
-  if (status.ok() && std::rename(temporary.c_str(), target.c_str()) != 0) {
-    status = CannotWrite(path, errno);
-  }
-  if (!status.ok()) unlink(temporary.c_str());
-  return status;
+  absl::StatusOr<AtomicFile> file = AtomicFile::Create(path, interrupted);
+  if (!file.ok()) return file.status();
+  const absl::Status status = file->Write(bytes);
+  return status.ok() ? file->Commit() : status;
 }
 
 std::string ReplacedInput(const std::string& output,

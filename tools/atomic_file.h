@@ -2,14 +2,48 @@
 #ifndef REFIT_TOOLS_ATOMIC_FILE_H_
 #define REFIT_TOOLS_ATOMIC_FILE_H_
 
+#include <sys/stat.h>
+
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
 namespace refit {
+
+// A file that is written piece by piece, beside `path`, and then renamed into
+// place. For one thread at a time.
+class AtomicFile {
+ public:
+  using Interrupted = std::function<absl::Status()>;
+
+  // Makes the temporary file. As WriteFileAtomically, whose errors all calls
+  // give. A device or a pipe is opened and written to.
+  static absl::StatusOr<AtomicFile> Create(const std::string& path,
+                                           Interrupted interrupted = nullptr);
+  AtomicFile(AtomicFile&& other) noexcept;
+  AtomicFile& operator=(AtomicFile&&) = delete;
+  // What is not committed is removed, and an older file stays.
+  ~AtomicFile();
+
+  absl::Status Write(absl::Span<const uint8_t> bytes);
+  // Nothing can be written after it.
+  absl::Status Commit();
+
+ private:
+  AtomicFile() = default;
+
+  std::string path_;       // as the caller names it
+  std::string target_;     // what is replaced; empty: written in place
+  std::string temporary_;  // not renamed yet
+  std::optional<struct stat> older_;
+  int file_ = -1;
+  Interrupted interrupted_;
+};
 
 // Writes `bytes` to a temporary file beside `path` and renames it into place.
 // An older file's mode and, where the system allows it, its owner are kept; a

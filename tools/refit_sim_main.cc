@@ -1,5 +1,6 @@
 // refit-sim: how long a plan takes on given links, and why.
 #include <cstdint>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <optional>
@@ -20,6 +21,7 @@
 #include "compiler/job/job.h"
 #include "compiler/plan_of_job.h"
 #include "plan/plan_file.h"
+#include "plan/text/text_sink.h"
 #include "simulator/output.h"
 #include "simulator/simulation.h"
 #include "tools/args.h"
@@ -285,12 +287,24 @@ std::string ReadOptions(const Arguments& arguments,
   return mistake;
 }
 
-// "" for no file.
-absl::Status Write(const std::string& path, std::string_view text) {
-  if (path == "-") return refit::WriteStdout(text);
-  return refit::WriteFileAtomically(
-      path, absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(text.data()),
-                                text.size()));
+// What `print` gives its sink, as a file or, for "-", on standard output.
+absl::Status Write(const std::string& path,
+                   const std::function<void(const refit::TextSink&)>& print) {
+  absl::Status status;
+  if (path == "-") {
+    print([&](std::string_view piece) {
+      if (status.ok()) status = refit::WriteStdout(piece);
+    });
+    return status;
+  }
+  absl::StatusOr<refit::AtomicFile> file = refit::AtomicFile::Create(path);
+  if (!file.ok()) return file.status();
+  print([&](std::string_view piece) {
+    if (!status.ok()) return;
+    status = file->Write(absl::MakeConstSpan(
+        reinterpret_cast<const uint8_t*>(piece.data()), piece.size()));
+  });
+  return status.ok() ? file->Commit() : status;
 }
 
 }  // namespace
@@ -332,12 +346,14 @@ static int Main(int argc, char** argv) {
   }
   absl::Status status;
   if (!arguments.trace.empty()) {
-    status = Write(arguments.trace,
-                   refit::simulator::SimulationTrace(*plan, *simulation));
+    status = Write(arguments.trace, [&](const refit::TextSink& sink) {
+      refit::simulator::WriteTrace(*plan, *simulation, sink);
+    });
   }
   if (status.ok() && !arguments.goal.empty()) {
-    status = Write(arguments.goal,
-                   refit::simulator::GoalText(*plan, simulation->graph));
+    status = Write(arguments.goal, [&](const refit::TextSink& sink) {
+      refit::simulator::WriteGoal(*plan, simulation->graph, sink);
+    });
   }
   if (!status.ok()) return fail(status);
   if (arguments.trace == "-" || arguments.goal == "-") {

@@ -375,6 +375,8 @@ struct Limits {
   bool deals = false;   // or hold for others of their host
   // Or what they relay inside their host alone, where that is faster.
   bool deals_relays = false;
+  // The job leaves it to the compiler whether they do.
+  bool may_deal_relays = false;
 };
 
 // What a round costs before its bytes. Two fences, and the launch of a kernel.
@@ -440,6 +442,9 @@ struct Stats {
   double lower_bound_seconds = 0;
   double predicted_seconds = 0;
   std::string binding_link;
+  // What NVLink takes of the busiest host for bytes that its ranks may deal
+  // out beside the network: the most that dealing saves. Not in the plan.
+  double dealable_seconds = 0;
 };
 
 struct Module {

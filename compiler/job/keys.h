@@ -447,7 +447,7 @@ inline constexpr auto kOptionsKeys = std::tuple(
                  "[`fan_out`](#fan_out)"},
         &OptionsSpec::fan_out),
     Key({.name = "deal",
-         .default_text = "`\"never\"`",
+         .default_text = "`\"auto\"`",
          .help = "what one rank of a host receives for others and deals out, "
                  "see [`deal`](#deal)",
          .in_digest_if_given = true},
@@ -551,7 +551,8 @@ struct Words<DirectKind> {
 template <>
 struct Words<DealKind> {
   static constexpr std::string_view kMark = "\"";
-  static constexpr Word<DealKind> kAll[] = {{"never", DealKind::kNever},
+  static constexpr Word<DealKind> kAll[] = {{"auto", DealKind::kAuto},
+                                            {"never", DealKind::kNever},
                                             {"relays", DealKind::kRelays},
                                             {"always", DealKind::kAlways}};
 };

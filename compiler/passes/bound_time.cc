@@ -18,8 +18,10 @@ struct MustMove {
 struct DomainNeeds {
   int64_t ranks = 0;
   int64_t nics = 0;
+  int64_t hosts = 0;
   double bytes = 0;          // in all, each receiver's
   double network_bytes = 0;  // of boxes that none of its ranks holds, once each
+  double near_bytes = 0;     // each receiver's, of boxes that one of them holds
 };
 
 // Bytes that must leave their holders over the network, by the sources that
@@ -51,6 +53,55 @@ double MostPerHolder(const BytesByHolders& bytes) {
   return most;
 }
 
+bool MayDeal(const Limits& limits) {
+  return limits.deals || (limits.may_deal_relays && limits.relays);
+}
+
+// Bytes a second of a rank's links, each way.
+struct Speeds {
+  double network = 0;
+  double nvlink = 0;
+};
+
+// What all ranks of a domain take together, if they deal nothing out: a rank
+// does one round after the other, and a round has one route, so that time on
+// the network and time on NVLink add up. Bytes that need not come over the
+// network may do so where that is faster. Hosts of one domain exchange over
+// NVLink in rounds of the network: then the two do not add up.
+double SecondsApart(const DomainNeeds& domain, const Speeds& speeds) {
+  const double on_network = domain.network_bytes / speeds.network;
+  if (domain.hosts > 1) return on_network;
+  return on_network + (domain.bytes - domain.network_bytes) /
+                          std::max(speeds.network, speeds.nvlink);
+}
+
+// And if they deal out. Of the bytes K that need not cross the network, let z
+// cross it all the same, let ranks store e in rounds of NVLink, and let them
+// deal out the other d beside the network. Then the ranks together take
+//   t >= (network_bytes + z) / network + e / nvlink      rounds one by one
+//   t >= (d + e) / nvlink + d / bucket_bytes x start     each message starts
+// So for any part p, p times the first and 1 - p times the second is
+//   t >= p network_bytes / network + z (p / network) + e / nvlink
+//        + d (1 - p) (1 / nvlink + start / bucket_bytes)
+// whose last three are at least K times the least of their three factors. That
+// is largest where two of these are equal.
+double SecondsBeside(const DomainNeeds& domain, const Speeds& speeds,
+                     double bucket_bytes) {
+  const double rest = domain.bytes - domain.network_bytes;
+  const double dealt = 1 / speeds.nvlink + kDealtMessageSeconds / bucket_bytes;
+  double most = 0;
+  for (const double part :
+       {1.0, speeds.network / speeds.nvlink, 1 - 1 / speeds.nvlink / dealt,
+        dealt / (dealt + 1 / speeds.network)}) {
+    if (part > 1) continue;
+    most = std::max(
+        most, part * domain.network_bytes / speeds.network +
+                  rest * std::min({part / speeds.network, 1 / speeds.nvlink,
+                                   (1 - part) * dealt}));
+  }
+  return most;
+}
+
 // The time that no plan can beat:
 // - a receiver's bytes over all its links at once;
 // - what one rank alone holds leaves it at least once; what some sources alone
@@ -58,12 +109,11 @@ double MostPerHolder(const BytesByHolders& bytes) {
 //   want it;
 // - what a host's ranks want and none of them holds crosses the network to it
 //   at least once; so it does to an NVLink domain of several hosts;
-// - a rank does one round after the other, and a round has one route: so of the
-//   domain's ranks together, the time on the network and the time on NVLink add
-//   up, unless they deal out beside what they receive.
+// - a rank does one round after the other (SecondsApart), unless ranks of its
+//   host deal out, which takes a message at least (SecondsBeside).
 // Boxes that overlap without being equal count as different. What sources of
 // one part of a folded job hold, those of the others hold too.
-double LowerBoundSeconds(const Module& module) {
+void SetLowerBound(Module& module) {
   const Topology& topology = module.topology;
   std::vector<MustMove> ranks(static_cast<size_t>(module.world_size()));
   std::map<int32_t, DomainNeeds> domains;
@@ -72,6 +122,7 @@ double LowerBoundSeconds(const Module& module) {
   for (int32_t host : topology.host) ++host_ranks[host];
   for (const auto& [host, count] : host_ranks) {
     DomainNeeds& domain = domains[topology.DomainOf(host)];
+    ++domain.hosts;
     domain.ranks += count;
     domain.nics +=
         (count + topology.RanksPerNic() - 1) / topology.RanksPerNic();
@@ -97,6 +148,7 @@ double LowerBoundSeconds(const Module& module) {
       const int32_t domain =
           topology.DomainOf(topology.host[IndexOf(destination)]);
       domains[domain].bytes += bytes;
+      if (nearest != Route::kNetwork) domains[domain].near_bytes += bytes;
       if (nearest == Route::kNetwork) domains_without.push_back(domain);
     }
     std::sort(domains_without.begin(), domains_without.end());
@@ -120,29 +172,42 @@ double LowerBoundSeconds(const Module& module) {
       topology.network_bytes_per_second * topology.RanksPerNic();
   const double links = topology.peer_bytes_per_second +
                        (host_ranks.size() > 1 ? nic_bytes_per_second : 0);
-  const bool deals = module.limits.deals ||
-                     (module.limits.deals_relays && module.limits.relays);
+  const Speeds speeds = {.network = nic_bytes_per_second,
+                         .nvlink = topology.peer_bytes_per_second};
   double seconds = MostPerHolder(leaving) / nic_bytes_per_second;
+  double dealable_seconds = 0;
   for (const MustMove& rank : ranks) {
     seconds = std::max(seconds,
                        std::max(rank.received_bytes, rank.sent_bytes) / links);
   }
   for (const auto& [number, domain] : domains) {
+    const auto of_ranks = static_cast<double>(domain.ranks);
     const double on_network = domain.network_bytes / nic_bytes_per_second;
-    const double on_nvlink =
-        (domain.bytes - domain.network_bytes) / topology.peer_bytes_per_second;
-    const double both =
-        deals ? std::max(on_network, on_nvlink) : on_network + on_nvlink;
-    seconds = std::max({seconds, on_network / static_cast<double>(domain.nics),
-                        both / static_cast<double>(domain.ranks)});
+    double rounds = SecondsApart(domain, speeds) / of_ranks;
+    if (MayDeal(module.limits)) {
+      const double beside =
+          SecondsBeside(domain, speeds,
+                        static_cast<double>(module.limits.bucket_bytes)) /
+          of_ranks;
+      rounds = std::min(rounds, std::max(beside, kDealtMessageSeconds));
+    }
+    seconds = std::max(
+        {seconds, on_network / static_cast<double>(domain.nics), rounds});
+    dealable_seconds =
+        std::max(dealable_seconds,
+                 (domain.bytes - domain.network_bytes - domain.near_bytes) /
+                     topology.peer_bytes_per_second / of_ranks);
   }
-  return seconds;
+  if (MayDeal(module.limits)) {
+    module.stats.dealable_seconds = dealable_seconds;
+  }
+  module.stats.lower_bound_seconds = seconds;
 }
 
 }  // namespace
 
 absl::Status BoundTime(const PassOptions&, Module& module) {
-  module.stats.lower_bound_seconds = LowerBoundSeconds(module);
+  SetLowerBound(module);
   return absl::OkStatus();
 }
 

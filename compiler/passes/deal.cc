@@ -22,6 +22,7 @@ constexpr double kOverShare = 1.02;
 constexpr double kBeside = 0.98;
 // Messages are about as large as this, where their streams are.
 constexpr double kDealtBytes = static_cast<double>(int64_t{64} << 20);
+constexpr double kRounding = 1e-9;
 
 // What one source sends the ranks of one host.
 struct HostTransfers {
@@ -32,22 +33,33 @@ struct HostTransfers {
 };
 using ByHost = std::map<int32_t, std::map<Rank, HostTransfers>>;
 
-// What a source feeds one rank, which passes it on inside its host.
-struct RelayedStream {
-  std::vector<size_t> transfers;  // of Module::transfers
-  std::vector<PieceId> pieces;
-};
-// By source, dealer and all receivers.
-using RelayedStreams =
-    std::map<std::tuple<Rank, Rank, std::vector<Rank>>, RelayedStream>;
+// What a source feeds one rank in a wave, which passes it on inside its host.
+struct StreamKey {
+  Rank source{};
+  Rank dealer{};
+  std::vector<Rank> others;  // whom it is passed on to
+  int32_t wave = 0;
 
-// What the ranks do in one wave. By direction, then rank.
+  friend auto operator<=>(const StreamKey&, const StreamKey&) = default;
+};
+struct RelayedStream {
+  std::vector<PieceId> pieces;
+  int64_t bytes = 0;
+};
+using RelayedStreams = std::map<StreamKey, RelayedStream>;
+
+// What the ranks do in one wave, in seconds by direction, then rank.
 struct WaveLoad {
   using BySide = std::array<std::vector<double>, 2>;
-  BySide network_bytes;
-  BySide inside_bytes;
-  BySide messages;  // that deal out
+  BySide network;
+  BySide dealt;   // with what messages take to start
+  BySide stored;  // after the network's rounds
 };
+
+double MostOf(const WaveLoad::BySide& load) {
+  return std::max(*std::max_element(load[0].begin(), load[0].end()),
+                  *std::max_element(load[1].begin(), load[1].end()));
+}
 
 class Dealer {
  public:
@@ -72,7 +84,11 @@ class Dealer {
   ByHost ListTransfers() const;
   bool CanDeal(const Transfer& transfer) const;
   RelayedStreams ListRelayed() const;
-  bool IsFasterBeside(const RelayedStreams& streams) const;
+  std::vector<size_t> CountDealt(const RelayedStreams& streams,
+                                 double part) const;
+  std::vector<double> SecondsOf(const RelayedStreams& streams,
+                                const std::vector<size_t>& counts) const;
+  void DealTo(const RelayedStreams& streams, const std::vector<size_t>& counts);
   void DealRelays();
   void DealHost(int32_t host, const std::map<Rank, HostTransfers>& by_source);
   void DealOne(Rank source, Rank dealer, const HostTransfers& sent);
@@ -188,32 +204,60 @@ void Dealer::DealOne(Rank source, Rank dealer, const HostTransfers& sent) {
                              .receivers = receivers,
                              .pieces = std::move(pieces)});
   }
-  for (const size_t i : sent.transfers) is_dealt_[i] = true;
+  for (const size_t i : sent.transfers) {
+    is_dealt_[i] = true;
+    module_.pieces[IndexOf(module_.transfers[i].piece)].relays.clear();
+  }
 }
 
 RelayedStreams Dealer::ListRelayed() const {
   RelayedStreams streams;
-  for (size_t i = 0; i < module_.transfers.size(); ++i) {
-    const Transfer& transfer = module_.transfers[i];
-    const std::vector<Relay>& relays = module_.piece(transfer.piece).relays;
-    if (relays.empty() || !CanDeal(transfer)) continue;
-    std::vector<Rank> receivers = {transfer.destination};
-    for (const Relay& relay : relays) receivers.push_back(relay.receiver);
-    std::sort(receivers.begin(), receivers.end());
-    RelayedStream& stream =
-        streams[{transfer.source, transfer.destination, std::move(receivers)}];
-    stream.transfers.push_back(i);
+  for (const Transfer& transfer : module_.transfers) {
+    const Piece& piece = module_.piece(transfer.piece);
+    if (piece.relays.empty() || !CanDeal(transfer)) continue;
+    std::vector<Rank> others;
+    for (const Relay& relay : piece.relays) others.push_back(relay.receiver);
+    std::sort(others.begin(), others.end());
+    // Each dealer begins with the rank after it, so that all receive alike.
+    std::rotate(
+        others.begin(),
+        std::upper_bound(others.begin(), others.end(), transfer.destination),
+        others.end());
+    RelayedStream& stream = streams[{.source = transfer.source,
+                                     .dealer = transfer.destination,
+                                     .others = std::move(others),
+                                     .wave = piece.wave}];
     stream.pieces.push_back(transfer.piece);
+    stream.bytes += module_.WireBytes(piece);
   }
   return streams;
 }
 
-// Many small messages start one after the other: then it is faster to store
-// what they would carry after the network's rounds.
-bool Dealer::IsFasterBeside(const RelayedStreams& streams) const {
+// To how many of its others each stream is dealt out, if it is to about `part`
+// of them.
+std::vector<size_t> Dealer::CountDealt(const RelayedStreams& streams,
+                                       double part) const {
+  std::vector<size_t> counts;
+  std::map<std::pair<Rank, int32_t>, double> owed;  // by dealer and wave
+  for (const auto& [key, stream] : streams) {
+    double& rest = owed[{key.dealer, key.wave}];
+    rest += part * static_cast<double>(key.others.size());
+    const double count = std::floor(
+        std::min(rest + kRounding, static_cast<double>(key.others.size())));
+    rest -= count;
+    counts.push_back(static_cast<size_t>(count));
+  }
+  return counts;
+}
+
+// What each wave takes if ranks deal out so much beside the network, and store
+// the rest after it.
+std::vector<double> Dealer::SecondsOf(const RelayedStreams& streams,
+                                      const std::vector<size_t>& counts) const {
   const size_t world = static_cast<size_t>(module_.world_size());
   const std::vector<double> none(world, 0);
-  std::vector<WaveLoad> waves(static_cast<size_t>(module_.waves),
+  const size_t waves = static_cast<size_t>(module_.waves);
+  std::vector<WaveLoad> loads(waves,
                               {{none, none}, {none, none}, {none, none}});
   const auto add = [](WaveLoad::BySide& load, Rank from, Rank to, double more) {
     load[0][IndexOf(from)] += more;
@@ -225,68 +269,131 @@ bool Dealer::IsFasterBeside(const RelayedStreams& streams) const {
         Route::kNetwork) {
       continue;
     }
-    add(waves[static_cast<size_t>(piece.wave)].network_bytes, transfer.source,
-        transfer.destination, static_cast<double>(module_.WireBytes(piece)));
+    add(loads[static_cast<size_t>(piece.wave)].network, transfer.source,
+        transfer.destination,
+        static_cast<double>(module_.WireBytes(piece)) /
+            module_.topology.network_bytes_per_second);
   }
+  const double message_bytes =
+      std::min(kDealtBytes, static_cast<double>(module_.limits.bucket_bytes));
+  size_t count = 0;
   for (const auto& [key, stream] : streams) {
-    const auto& [source, dealer, receivers] = key;
-    std::map<int32_t, double> bytes;  // by wave
-    for (const PieceId id : stream.pieces) {
-      const Piece& piece = module_.piece(id);
-      bytes[piece.wave] += static_cast<double>(module_.WireBytes(piece));
-    }
-    for (const auto& [wave, of_wave] : bytes) {
-      WaveLoad& load = waves[static_cast<size_t>(wave)];
-      for (const Rank receiver : receivers) {
-        if (receiver == dealer) continue;
-        add(load.inside_bytes, dealer, receiver, of_wave);
-        add(load.messages, dealer, receiver, std::ceil(of_wave / kDealtBytes));
+    const auto bytes = static_cast<double>(stream.bytes);
+    const double seconds = bytes / module_.topology.peer_bytes_per_second;
+    const double starts =
+        std::ceil(bytes / message_bytes) * kDealtMessageSeconds;
+    WaveLoad& load = loads[static_cast<size_t>(key.wave)];
+    for (size_t i = 0; i < key.others.size(); ++i) {
+      if (i < counts[count]) {
+        add(load.dealt, key.dealer, key.others[i], seconds + starts);
+      } else {
+        add(load.stored, key.dealer, key.others[i], seconds);
       }
     }
+    ++count;
   }
-  double beside = 0;
-  double after = 0;
-  double last = 0;  // what the last round of all deals out
-  for (const WaveLoad& load : waves) {
-    double network = 0;
-    double stored = 0;
-    double dealt = 0;
-    for (const size_t side : {0, 1}) {
-      for (size_t rank = 0; rank < world; ++rank) {
-        network = std::max(network, load.network_bytes[side][rank]);
-        const double seconds = load.inside_bytes[side][rank] /
-                               module_.topology.peer_bytes_per_second;
-        stored = std::max(stored, seconds);
-        dealt = std::max(
-            dealt, seconds + load.messages[side][rank] * kDealtMessageSeconds);
-      }
-    }
-    network /= module_.topology.network_bytes_per_second;
-    if (dealt == 0) continue;
+  std::vector<double> seconds(waves, 0);
+  for (size_t wave = 0; wave < waves; ++wave) {
+    const double network = MostOf(loads[wave].network);
+    const double dealt = MostOf(loads[wave].dealt);
+    const double stored = MostOf(loads[wave].stored);
     // The fuller both links are, the less evenly rounds fill them: as in the
     // simulator, for jobs of all kinds.
-    beside += std::cbrt(network * network * network + dealt * dealt * dealt);
-    after += network + stored + module_.RoundSeconds(Route::kPeer);
-    last = std::sqrt(dealt * kStagedRoundSeconds);
+    seconds[wave] =
+        std::cbrt(network * network * network + dealt * dealt * dealt);
+    // What the last round deals out: but beside the next wave's first, if
+    // nothing is stored between the two.
+    if (stored > 0) {
+      const double rounds =
+          std::max(1.0, network * module_.topology.network_bytes_per_second /
+                            message_bytes);
+      seconds[wave] +=
+          stored + module_.RoundSeconds(Route::kPeer) + dealt / rounds;
+    } else if (wave + 1 == waves) {
+      seconds[wave] += std::sqrt(dealt * kStagedRoundSeconds);
+    }
   }
-  return beside + last < after * kBeside;
+  return seconds;
 }
 
-// Whom a source feeds deals out what it would relay inside its host.
+// Whom a source feeds deals out what it would relay inside its host, to as many
+// of the others as takes least. Many small messages start one after the other:
+// it is faster to store what they would carry after the network's rounds.
 void Dealer::DealRelays() {
-  RelayedStreams streams = ListRelayed();
-  if (!IsFasterBeside(streams)) return;
-  for (auto& [key, stream] : streams) {
-    const auto& [source, dealer, receivers] = key;
-    for (const size_t i : stream.transfers) is_dealt_[i] = true;
-    module_.deals.push_back({.source = source,
-                             .dealer = dealer,
-                             .receivers = receivers,
-                             .pieces = std::move(stream.pieces)});
+  const RelayedStreams streams = ListRelayed();
+  if (streams.empty()) return;
+  size_t steps = 1;
+  for (const auto& [key, stream] : streams) {
+    steps = std::max(steps, key.others.size());
+  }
+  // Staged rounds pass on whole messages.
+  if (module_.MechanismOf(Route::kPeer) == Mechanism::kStaged) steps = 1;
+  std::vector<size_t> best = CountDealt(streams, 0);
+  std::vector<double> least = SecondsOf(streams, best);
+  for (double& seconds : least) seconds *= kBeside;
+  for (size_t step = 1; step <= steps; ++step) {
+    const std::vector<size_t> counts = CountDealt(
+        streams, static_cast<double>(step) / static_cast<double>(steps));
+    const std::vector<double> seconds = SecondsOf(streams, counts);
+    size_t i = 0;
+    for (const auto& [key, stream] : streams) {
+      const size_t wave = static_cast<size_t>(key.wave);
+      if (seconds[wave] < least[wave]) best[i] = counts[i];
+      ++i;
+    }
+    for (size_t wave = 0; wave < seconds.size(); ++wave) {
+      least[wave] = std::min(least[wave], seconds[wave]);
+    }
+  }
+  DealTo(streams, best);
+}
+
+void Dealer::DealTo(const RelayedStreams& streams,
+                    const std::vector<size_t>& counts) {
+  // What else its pieces are relayed to tells deals apart, too.
+  struct DealKey {
+    Rank source{};
+    Rank dealer{};
+    std::vector<Rank> receivers;
+    std::vector<Relay> relays;
+
+    auto operator<=>(const DealKey&) const = default;
+  };
+  std::map<DealKey, std::vector<PieceId>> deals;
+  std::set<PieceId> dealt;
+  size_t i = 0;
+  for (const auto& [key, stream] : streams) {
+    const size_t count = counts[i++];
+    if (count == 0) continue;
+    std::vector<Rank> receivers(
+        key.others.begin(), key.others.begin() + static_cast<ptrdiff_t>(count));
+    receivers.push_back(key.dealer);
+    std::sort(receivers.begin(), receivers.end());
+    for (const PieceId id : stream.pieces) {
+      dealt.insert(id);
+      std::vector<Relay>& relays = module_.pieces[IndexOf(id)].relays;
+      std::erase_if(relays, [&](const Relay& relay) {
+        return std::binary_search(receivers.begin(), receivers.end(),
+                                  relay.receiver);
+      });
+      deals[{key.source, key.dealer, receivers, relays}].push_back(id);
+    }
+  }
+  for (size_t t = 0; t < module_.transfers.size(); ++t) {
+    const Transfer& transfer = module_.transfers[t];
+    is_dealt_[t] =
+        !module_.IsRelay(transfer.source) && dealt.contains(transfer.piece);
+  }
+  for (auto& [key, pieces] : deals) {
+    std::sort(pieces.begin(), pieces.end());
+    module_.deals.push_back({.source = key.source,
+                             .dealer = key.dealer,
+                             .receivers = key.receivers,
+                             .pieces = std::move(pieces)});
   }
 }
 
-// Also those of relays whose piece is dealt.
+// Also those of relays that are dealt instead.
 void Dealer::RemoveTransfers() {
   std::vector<Transfer> rest;
   std::vector<bool> is_piece_dealt(module_.pieces.size(), false);
@@ -297,15 +404,18 @@ void Dealer::RemoveTransfers() {
   }
   for (size_t i = 0; i < module_.transfers.size(); ++i) {
     const Transfer& transfer = module_.transfers[i];
-    const bool relays = module_.IsRelay(transfer.source);
-    if (relays ? !is_piece_dealt[IndexOf(transfer.piece)] : !is_dealt_[i]) {
+    const auto is_left = [&] {
+      const std::vector<Relay>& relays = module_.piece(transfer.piece).relays;
+      return !is_piece_dealt[IndexOf(transfer.piece)] ||
+             std::find(relays.begin(), relays.end(),
+                       Relay{transfer.source, transfer.destination}) !=
+                 relays.end();
+    };
+    if (module_.IsRelay(transfer.source) ? is_left() : !is_dealt_[i]) {
       rest.push_back(transfer);
     }
   }
   module_.transfers = std::move(rest);
-  for (size_t i = 0; i < module_.pieces.size(); ++i) {
-    if (is_piece_dealt[i]) module_.pieces[i].relays.clear();
-  }
 }
 
 void Dealer::Deal() {

@@ -438,12 +438,14 @@ int64_t MessageBuilder::DealtBucketBytes() const {
   return std::min(most, EvenBytes(largest, (largest + most - 1) / most));
 }
 
-// Each message to a dealer, and behind it those that deal it out.
+// The messages to a dealer, behind them those that deal them out, and then what
+// it relays after the network's rounds.
 void MessageBuilder::BuildDealt(int32_t wave) {
   for (const DealtStream& stream : dealt_[static_cast<size_t>(wave)]) {
     const PackedPieces& packed = PackEvenly(stream.pieces, dealt_bucket_bytes_);
-    for (size_t i = 0; i < packed.contents.size(); ++i) {
-      const size_t dealt = module_.messages.size();
+    const size_t count = packed.contents.size();
+    const size_t dealt = module_.messages.size();
+    for (size_t i = 0; i < count; ++i) {
       module_.messages.push_back(
           {.source = stream.deal->source,
            .destination = stream.deal->dealer,
@@ -452,8 +454,11 @@ void MessageBuilder::BuildDealt(int32_t wave) {
            .contents = packed.contents[i],
            .size_bytes = packed.size_bytes[i],
            .fed_by = {},
-           .dealt_by = {.begin = dealt + 1, .count = stream.Others()},
+           .dealt_by = {.begin = dealt + count + i * stream.Others(),
+                        .count = stream.Others()},
            .is_unpacked = stream.IsForDealer()});
+    }
+    for (size_t i = 0; i < count; ++i) {
       for (const Rank receiver : stream.deal->receivers) {
         if (receiver == stream.deal->dealer) continue;
         module_.messages.push_back({.source = stream.deal->dealer,
@@ -462,10 +467,15 @@ void MessageBuilder::BuildDealt(int32_t wave) {
                                     .wave = wave,
                                     .contents = packed.contents[i],
                                     .size_bytes = packed.size_bytes[i],
-                                    .fed_by = {.begin = dealt, .count = 1},
+                                    .fed_by = {.begin = dealt + i, .count = 1},
                                     .relayed_from = Route::kNetwork,
                                     .is_held = true});
       }
+    }
+    feeds_[IndexOf(stream.deal->dealer)] = {dealt, count};
+    for (const Relay& relay : module_.piece(stream.pieces.front()).relays) {
+      SendOn(relay, Pack(stream.pieces, kNoLimit),
+             {.wave = wave, .fed_by = {}, .relayed_from = Route::kNetwork});
     }
   }
 }

@@ -7,6 +7,11 @@
 #include "plan/enum_text.h"
 
 namespace refit {
+namespace {
+
+constexpr size_t kPieceBytes = size_t{1} << 18;
+
+}  // namespace
 
 std::string RoundText(const PlanFile& plan, uint32_t round) {
   const fb::Round& entry = *plan.body().rounds()->Get(round);
@@ -15,9 +20,10 @@ std::string RoundText(const PlanFile& plan, uint32_t round) {
 }
 
 TraceEvents::TraceEvents(const PlanFile& plan, uint32_t first_process,
-                         std::string_view kind)
+                         std::string_view kind, TextSink sink)
     : plan_(plan),
       first_process_(first_process),
+      sink_(std::move(sink)),
       text_("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n") {
   for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
     const auto process = static_cast<uint32_t>(rank);
@@ -35,6 +41,10 @@ TraceEvents::TraceEvents(const PlanFile& plan, uint32_t first_process,
 }
 
 void TraceEvents::Begin() {
+  if (text_.size() >= kPieceBytes) {
+    sink_(text_);
+    text_.clear();
+  }
   absl::StrAppend(&text_, is_first_ ? "" : ",\n");
   is_first_ = false;
 }
@@ -119,9 +129,10 @@ void TraceEvents::Share(uint32_t process, std::string_view link, double seconds,
       first_process_ + process, seconds * 1e6, link, share);
 }
 
-std::string TraceEvents::Take() {
+void TraceEvents::End() {
   absl::StrAppend(&text_, "\n]}\n");
-  return std::move(text_);
+  sink_(text_);
+  text_.clear();
 }
 
 }  // namespace refit

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "plan/plan_file.h"
+#include "plan/text/text_sink.h"
 
 namespace refit {
 
@@ -29,9 +30,10 @@ std::string RoundText(const PlanFile& plan, uint32_t round);
 class TraceEvents {
  public:
   // Ranks are processes `first_process` and up, so that two traces in one file
-  // have different ones. `kind` follows each rank's name, "" for nothing.
+  // have different ones. `kind` follows each rank's name, "" for nothing. The
+  // file goes to `sink` while events come.
   TraceEvents(const PlanFile& plan, uint32_t first_process,
-              std::string_view kind);
+              std::string_view kind, TextSink sink);
 
   void NameProcess(uint32_t process, std::string_view name);
   void Slice(int32_t rank, Track track, std::string_view name, double begin,
@@ -55,8 +57,8 @@ class TraceEvents {
   void Share(uint32_t process, std::string_view link, double seconds,
              double share);
 
-  // The file. Ends this.
-  std::string Take();
+  // The last piece of the file. Nothing comes after it.
+  void End();
 
  private:
   void Name(uint32_t process, std::optional<Track> track,
@@ -66,7 +68,8 @@ class TraceEvents {
 
   const PlanFile& plan_;
   const uint32_t first_process_;
-  std::string text_;
+  const TextSink sink_;
+  std::string text_;  // that `sink_` has not got yet
   bool is_first_ = true;
 };
 

@@ -1,8 +1,10 @@
 // The pass that computes a time that no plan beats.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 
+#include "absl/strings/str_format.h"
 #include "plan/plan_file.h"
 #include "tests/compiler/compile_testing.h"
 
@@ -14,13 +16,15 @@ constexpr double kPeer = 0.1e9;
 constexpr double kNetwork = 0.01e9;
 
 double LowerBoundOf(const std::string& source, const std::string& destination,
-                    const std::string& hosts, const std::string& more = "") {
+                    const std::string& hosts, const std::string& more = "",
+                    double peer = kPeer) {
   return OpenJob(
              GenericJob(R"({"name": "w", "shape": [960, 64], "dtype": "bf16"})",
                         source, destination,
-                        R"(, "topology": {"peer_gigabytes_per_second": 0.1,
-                "network_gigabytes_per_second": 0.01, "hosts": )" +
-                            hosts + "}" + more))
+                        absl::StrFormat(
+                            R"(, "topology": {"peer_gigabytes_per_second": %g,
+                "network_gigabytes_per_second": 0.01, "hosts": %s}%s)",
+                            peer / 1e9, hosts, more)))
       .body()
       .stats()
       ->lower_bound_seconds();
@@ -40,8 +44,67 @@ TEST(BoundTimeTest, NetworkAndNvlinkWorkSideBySideWhereRanksDeal) {
 TEST(BoundTimeTest, NetworkAndNvlinkAddUpWhereNobodyDeals) {
   EXPECT_DOUBLE_EQ(
       LowerBoundOf(GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
-                   "[0, 0, 0, 0, 1, 1, 1, 1]"),
+                   "[0, 0, 0, 0, 1, 1, 1, 1]",
+                   R"(, "options": {"deal": "never"})"),
       (kBytes / kNetwork + 3 * kBytes / kPeer) / 4);
+}
+
+// By default the compiler may have them deal.
+TEST(BoundTimeTest, WhatTheCompilerMayDealIsBoundAsIfDealt) {
+  EXPECT_DOUBLE_EQ(
+      LowerBoundOf(GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
+                   "[0, 0, 0, 0, 1, 1, 1, 1]"),
+      kBytes / kNetwork / 4);
+}
+
+// Slow NVLink: what is dealt out, what is stored, and what crosses the network
+// more than once. No such division takes less than the bound, and one takes as
+// much. A message of 4096 bytes takes 130 us to start.
+TEST(BoundTimeTest, NoDivisionBetweenTheLinksBeatsTheBound) {
+  constexpr double kStart = 130e-6 / 4096;  // a byte
+  for (const double peer : {0.1e9, 0.05e9, 0.03e9, 0.02e9, 0.011e9}) {
+    const double bound = LowerBoundOf(
+        GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
+        "[0, 0, 0, 0, 1, 1, 1, 1]",
+        R"(, "options": {"bucket_bytes": 4096, "staging_bytes": 65536})", peer);
+    constexpr int kSteps = 300;
+    double least = 1;
+    for (int again = 0; again <= kSteps; ++again) {
+      for (int dealt = 0; again + dealt <= kSteps; ++dealt) {
+        const double part = 3 * kBytes / kSteps;
+        const double stored = (kSteps - again - dealt) * part;
+        const double apart = (kBytes + again * part) / kNetwork + stored / peer;
+        const double beside =
+            (dealt * part + stored) / peer + dealt * part * kStart;
+        least = std::min(least, std::max(apart, beside) / 4);
+      }
+    }
+    EXPECT_LE(bound, least * (1 + 1e-9)) << peer;
+    EXPECT_GE(bound, least * 0.99) << peer;
+  }
+}
+
+// A message that is dealt out takes 130 us at least: where all is over sooner,
+// nobody deals.
+TEST(BoundTimeTest, DealingTakesAMessageAtLeast) {
+  const std::string job =
+      GenericJob(R"({"name": "w", "shape": [960, 64], "dtype": "bf16"})",
+                 GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
+                 R"(, "topology": {"gpus_per_host": 4})");
+  EXPECT_DOUBLE_EQ(OpenJob(job).body().stats()->lower_bound_seconds(),
+                   (kBytes / 50e9 + 3 * kBytes / 370e9) / 4);
+}
+
+// Hosts of an NVLink domain exchange over NVLink in rounds of the network.
+TEST(BoundTimeTest, NothingAddsUpInADomainOfSeveralHosts) {
+  const std::string job =
+      GenericJob(R"({"name": "w", "shape": [960, 64], "dtype": "bf16"})",
+                 GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
+                 R"(, "topology": {"peer_gigabytes_per_second": 0.1,
+           "network_gigabytes_per_second": 0.01, "hosts_per_nvlink_domain": 2,
+           "hosts": [0, 0, 1, 1, 2, 2, 3, 3]})");
+  EXPECT_DOUBLE_EQ(OpenJob(job).body().stats()->lower_bound_seconds(),
+                   kBytes / kNetwork / 4);
 }
 
 // What two sources alone hold leaves them, however many receive it.

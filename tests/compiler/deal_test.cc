@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
+#include <sstream>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_replace.h"
 #include "plan/network_peers.h"
@@ -146,9 +149,79 @@ TEST(DealTest, RelaysInsideAHostGoBesideTheNetwork) {
   for (const fb::Round* round : *relays.body().rounds()) {
     EXPECT_EQ(round->route(), fb::Route::kNetwork);
   }
-  // A job has to ask for it.
-  EXPECT_FALSE(Deals(
-      OpenJob(absl::StrReplaceAll(RelayedJob("x"), {{R"("deal": "x")", ""}}))));
+}
+
+std::pair<uint64_t, uint64_t> BodyOf(const PlanFile& plan) {
+  const fb::Digest& digest = *plan.plan().body_digest();
+  return {digest.low(), digest.high()};
+}
+
+// The simulator finds it faster.
+TEST(DealTest, ByDefaultRanksDealWhereThatIsFaster) {
+  const PlanFile plan =
+      OpenJob(absl::StrReplaceAll(RelayedJob("x"), {{R"("deal": "x")", ""}}));
+  EXPECT_EQ(BodyOf(plan), BodyOf(OpenJob(RelayedJob("relays"))));
+  EXPECT_EQ(BodyOf(plan), BodyOf(OpenJob(RelayedJob("auto"))));
+}
+
+// The compiler prints what passes made of the plan that it keeps.
+TEST(DealTest, ThePassesOfTheKeptPlanAreShown) {
+  const TemporaryDirectory directory;
+  const auto shown = [&](const std::string& deal) {
+    const std::string path = directory.Write("job.json", RelayedJob(deal));
+    Diagnostics diagnostics;
+    std::ostringstream text;
+    EXPECT_TRUE(
+        CompileFile(path, {.print_after = "deal", .shown = &text}, diagnostics)
+            .ok());
+    return text.str();
+  };
+  EXPECT_EQ(shown("auto"), shown("relays"));
+  EXPECT_NE(shown("auto"), shown("never"));
+}
+
+// What staging has no room for, and what no other plan beats, is as with
+// "never": older executors run it.
+TEST(DealTest, ByDefaultRanksDealNothingWhereThatIsNotFaster) {
+  const std::string fast =
+      R"("peer_gigabytes_per_second": 10, "network_gigabytes_per_second": 1, )";
+  EXPECT_FALSE(Deals(OpenJob(RelayedJob("auto", "", fast))));
+  EXPECT_FALSE(Deals(OpenJob(
+      RelayedJob("auto", R"(, "bucket_bytes": 4096, "staging_bytes": 8192)"))));
+  EXPECT_FALSE(Deals(OpenJob(RelayedJob("auto", R"(, "fan_out": "none")"))));
+  EXPECT_FALSE(Deals(OpenJob(RelayedJob("auto", R"(, "delta": true)"))));
+}
+
+// Eight replicas on one host. To deal all out takes longer than the network, so
+// that each rank deals to some of the others and stores to the rest.
+TEST(DealTest, RanksDealToAsManyAsTheNetworkLeavesTimeFor) {
+  const auto job = [](const std::string& deal) {
+    return GenericJob(
+        R"({"name": "w", "shape": [65536, 65536], "dtype": "bf16"})",
+        GenericSide(8, "Shard(0)"), GenericSide(8, "Replicate"),
+        R"(, "topology": {"gpus_per_host": 8}, "options": {"deal": ")" + deal +
+            R"("})");
+  };
+  const PlanFile plan = OpenJob(job("relays"));
+  const fb::Body& body = plan.body();
+  for (uint32_t rank = 8; rank < 16; ++rank) {
+    const fb::RankProgram& program = *body.programs()->Get(rank);
+    std::set<uint32_t> dealt, stored;
+    for (const fb::Message* message : *program.messages()) {
+      if (message->kind() != fb::MessageKind::kSend) continue;
+      (IsHeld(body, *message) ? dealt : stored).insert(message->peer());
+    }
+    EXPECT_GE(dealt.size(), 2u) << rank;
+    EXPECT_GE(stored.size(), 1u) << rank;
+    EXPECT_EQ(dealt.size() + stored.size(), 7u) << rank;
+  }
+  const PlanFile never = OpenJob(job("never"));
+  EXPECT_EQ(body.stats()->relayed_bytes(),
+            never.body().stats()->relayed_bytes());
+  EXPECT_LT(body.stats()->predicted_seconds(),
+            never.body().stats()->predicted_seconds() * 0.9);
+  // As "auto" finds by simulation.
+  EXPECT_EQ(BodyOf(OpenJob(job("auto"))), BodyOf(plan));
 }
 
 // What a rank deals out starts message by message; what it stores does not.

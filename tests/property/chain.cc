@@ -161,6 +161,24 @@ std::string Compare(size_t rank, const TensorBytes& found,
       hex(wanted));
 }
 
+bool DealsAPart(const PlanFile& plan) {
+  const fb::Body& body = plan.body();
+  for (int32_t rank = plan.source_ranks(); rank < plan.world_size(); ++rank) {
+    const fb::RankProgram& program =
+        *body.programs()->Get(static_cast<uint32_t>(rank));
+    std::set<const fb::Message*> dealt, stored;
+    for (uint32_t i = 0; i < program.messages()->size(); ++i) {
+      const fb::Message& message = *program.messages()->Get(i);
+      if (message.kind() != fb::MessageKind::kSend) continue;
+      (IsHeld(body, message) ? dealt : stored).insert(FedBy(program, i));
+    }
+    for (const fb::Message* feed : stored) {
+      if (dealt.contains(feed)) return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 int64_t ElementBytes(const std::string& dtype) {
@@ -172,11 +190,11 @@ std::string CompileChain(const std::string& job) {
 }
 
 std::string RunChain(const ChainCase& chain) {
-  uint64_t features = 0;
-  return RunChain(chain, features);
+  ChainFacts facts;
+  return RunChain(chain, facts);
 }
 
-std::string RunChain(const ChainCase& chain, uint64_t& features) {
+std::string RunChain(const ChainCase& chain, ChainFacts& facts) {
   Compiled compiled = CompileText(chain.job);
   if (!compiled.error.empty()) return compiled.error;
   if (CompileText(chain.job).bytes != compiled.bytes) {
@@ -185,7 +203,8 @@ std::string RunChain(const ChainCase& chain, uint64_t& features) {
   const absl::StatusOr<PlanFile> plan =
       PlanFile::FromBytes(std::move(compiled.bytes));
   if (!plan.ok()) return absl::StrCat("PlanFile: ", plan.status().ToString());
-  features = RequiredFeatures(plan->body());
+  facts = {.features = RequiredFeatures(plan->body()),
+           .deals_a_part = DealsAPart(*plan)};
   const size_t ranks = chain.sources.size() + chain.destinations.size();
   if (plan->source_ranks() != static_cast<int32_t>(chain.sources.size()) ||
       plan->world_size() != static_cast<int32_t>(ranks)) {

@@ -30,9 +30,14 @@ struct ChainCase {
 
 // Reads, compiles (twice: the bytes must be equal), proves and opens the job's
 // plan, runs all its ranks and compares every destination byte. Returns "" or
-// what went wrong; `features`: what the plan requires.
+// what went wrong; `facts` are of the plan.
+struct ChainFacts {
+  uint64_t features = 0;  // that it requires
+  // A rank deals a part of what it relays, and stores the rest.
+  bool deals_a_part = false;
+};
 std::string RunChain(const ChainCase& chain);
-std::string RunChain(const ChainCase& chain, uint64_t& features);
+std::string RunChain(const ChainCase& chain, ChainFacts& facts);
 
 // Reads, compiles and proves the job alone.
 std::string CompileChain(const std::string& job);

@@ -59,8 +59,8 @@ std::string DrawSchedule(Draw& draw, const DrawnJob& job,
   std::vector<std::string> options;
   const bool deals = draw.Chance(deal_percent);
   if (deals) {
-    options.push_back(absl::StrFormat(
-        "\"deal\": \"%s\"", draw.Chance(80) ? "always" : "relays"));
+    options.push_back(absl::StrFormat("\"deal\": \"%s\"",
+                                      draw.Chance(60) ? "always" : "relays"));
   }
   if (draw.Chance(80)) {
     const int64_t bucket = draw.Chance(50) ? 4096 : draw.Between(4096, 20000);
@@ -148,9 +148,10 @@ std::string Quoted(const std::vector<std::string>& words) {
   return absl::StrJoin(quoted, ", ");
 }
 
-// Finishes, runs and checks a job. What features its plan requires.
-uint64_t RunJob(Draw& draw, uint64_t seed, const DrawnJob& job,
-                int64_t deal_percent = 20) {
+// Finishes, runs and checks a job. `schedule`: its keys that end in options
+// that are not closed.
+ChainFacts RunJob(Draw& draw, uint64_t seed, const DrawnJob& job,
+                  const std::string& schedule) {
   std::vector<bool> excluded(job.tensors.size(), false);
   const std::vector<std::string> globs =
       DrawExcludes(draw, job.tensors, excluded);
@@ -158,17 +159,21 @@ uint64_t RunJob(Draw& draw, uint64_t seed, const DrawnJob& job,
   chain.job = absl::StrFormat(
       "{\"model\": %s,\n\"source\": %s,\n\"destination\": %s,\n%s\"exclude\": "
       "[%s]}}\n",
-      job.model, job.source, job.destination,
-      DrawSchedule(draw, job, deal_percent), Quoted(globs));
+      job.model, job.source, job.destination, schedule, Quoted(globs));
   FillTensors(seed, job.source_side, job.destination_side, excluded, chain);
-  uint64_t features = 0;
-  const std::string error = RunChain(chain, features);
-  if (error.empty()) return features;
+  ChainFacts facts;
+  const std::string error = RunChain(chain, facts);
+  if (error.empty()) return facts;
   ADD_FAILURE() << "seed=" << seed << " (replay with REFIT_SEED=" << seed
                 << ")\n"
                 << error << "\n"
                 << chain.job;
-  return features;
+  return facts;
+}
+
+ChainFacts RunJob(Draw& draw, uint64_t seed, const DrawnJob& job,
+                  int64_t deal_percent = 20) {
+  return RunJob(draw, seed, job, DrawSchedule(draw, job, deal_percent));
 }
 
 void ForEachSeed(int64_t default_cases,
@@ -307,7 +312,7 @@ TEST(PropertyTest, ReplicasThatRelayReceiveEveryByte) {
     }
     SetSides(source, destination, job);
     ++cases;
-    const uint64_t features = RunJob(draw, seed, job);
+    const uint64_t features = RunJob(draw, seed, job).features;
     relaying += (features & kFeatureRelays) != 0 ? 1 : 0;
     in_stages += (features & kFeatureStagedRelays) != 0 ? 1 : 0;
   });
@@ -336,12 +341,56 @@ TEST(PropertyTest, RanksThatAreDealtTheirBytesReceiveThemAll) {
     if (casts) destination.dtype = draw.Pick(kCastable);
     SetSides(source, destination, job);
     ++cases;
-    const uint64_t features = RunJob(draw, seed, job, /*deal_percent=*/100);
+    const uint64_t features =
+        RunJob(draw, seed, job, /*deal_percent=*/100).features;
     dealing += (features & kFeatureDealing) != 0 ? 1 : 0;
   });
   std::cout << dealing << " of " << cases << " plans deal\n";
   if (cases > 1) {
     EXPECT_GT(dealing, cases / 10);
+  }
+}
+
+// A message takes as long to start as its bytes take inside the host, and the
+// network a little less than both for all ranks: they deal as much as that
+// leaves time for.
+TEST(PropertyTest, RanksThatDealAPartAndStoreTheRestReceiveEveryByte) {
+  int64_t cases = 0;
+  int64_t parts = 0;
+  ForEachSeed(kReplicaCases, [&](uint64_t seed) {
+    Draw draw(seed);
+    DrawnJob job;
+    job.tensors = DrawTensors(draw, false);
+    job.tensors.push_back({.name = "net.large",
+                           .shape = {draw.Between(200, 600), 128},
+                           .dtype = "bf16"});
+    job.model = ParametersText(job.tensors);
+    const GenericSide source =
+        DrawGenericSide(draw, job.tensors, draw.Between(1, 4));
+    GenericSide destination = DrawGenericSide(draw, job.tensors, 8);
+    for (GenericRule& rule : destination.rules) {
+      for (GenericPlacement& placement : rule.placements) placement = {};
+    }
+    SetSides(source, destination, job);
+    std::vector<int64_t> hosts(job.source_side.size(), 0);
+    const int64_t members = draw.Between(3, 8);
+    for (int64_t i = 0; i < static_cast<int64_t>(job.destination_side.size());
+         ++i) {
+      hosts.push_back(1 + i / members);
+    }
+    const std::string schedule = absl::StrFormat(
+        "\"topology\": {\"hosts\": [%s], \"peer_gigabytes_per_second\": %g, "
+        "\"network_gigabytes_per_second\": 0.003},\n"
+        "\"options\": {\"deal\": \"%s\", \"bucket_bytes\": %d, ",
+        absl::StrJoin(hosts, ", "), draw.Pick<double>({0.015, 0.022, 0.03}),
+        draw.Chance(70) ? "relays" : "auto",
+        draw.Pick<int64_t>({4096, 5000, 8192}));
+    ++cases;
+    parts += RunJob(draw, seed, job, schedule).deals_a_part ? 1 : 0;
+  });
+  std::cout << parts << " of " << cases << " plans deal a part\n";
+  if (cases > 1) {
+    EXPECT_GT(parts, cases / 100);
   }
 }
 

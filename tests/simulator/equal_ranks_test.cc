@@ -11,6 +11,7 @@
 #include "simulator/output.h"
 #include "simulator/simulation.h"
 #include "tests/compiler/compile_testing.h"
+#include "tests/simulator/collected_text.h"
 
 namespace refit::simulator {
 namespace {
@@ -59,7 +60,7 @@ size_t PartsSimulated(const PlanFile& plan, Options options) {
   EXPECT_EQ(SimulationJson(plan, *folded), SimulationJson(plan, *whole));
   EXPECT_EQ(SimulationText(plan, *folded, /*rounds=*/true),
             SimulationText(plan, *whole, /*rounds=*/true));
-  EXPECT_EQ(SimulationTrace(plan, *folded), SimulationTrace(plan, *whole));
+  EXPECT_EQ(TraceOf(plan, *folded), TraceOf(plan, *whole));
   EXPECT_GT(whole->seconds, 0);
   return 3 * folded->graph.messages.size() / whole->graph.messages.size();
 }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tests/plan/plan_spec.h"
+#include "tests/simulator/collected_text.h"
 
 namespace refit::simulator {
 namespace {
@@ -122,7 +123,7 @@ TEST(Output, ATraceNamesEveryHostWithACounterOnce) {
   options.oversubscription = 2;
   const absl::StatusOr<Simulation> simulation = Simulate(plan, options);
   ASSERT_TRUE(simulation.ok()) << simulation.status();
-  const rapidjson::Document trace = Parse(SimulationTrace(plan, *simulation));
+  const rapidjson::Document trace = Parse(TraceOf(plan, *simulation));
   std::map<int, int> named;
   for (const auto& event : trace["traceEvents"].GetArray()) {
     if (std::string(event["name"].GetString()) == "process_name") {
@@ -144,7 +145,7 @@ TEST(Output, ATracesCountersSumToTheTimeThatALinkWasBusy) {
     simulation.graph.links = {{.bytes_per_second = 1}};
     simulation.rates = {{.seconds = 0, .link = 0, .share = 1},
                         {.seconds = 0.7 * simulation.seconds, .share = 0.5}};
-    const rapidjson::Document trace = Parse(SimulationTrace(plan, simulation));
+    const rapidjson::Document trace = Parse(TraceOf(plan, simulation));
     double busy = 0, since = 0, share = 0;
     for (const auto& event : trace["traceEvents"].GetArray()) {
       if (std::string(event["ph"].GetString()) != "C") continue;
@@ -163,8 +164,7 @@ TEST(Output, ATracesCountersSumToTheTimeThatALinkWasBusy) {
 TEST(Output, ATraceHasNoOverlapsOnATrackAndEndsWhatItBegins) {
   for (const PlanSpec& spec : {SampleSpec(), QuantizedSpec(), WindowedSpec()}) {
     const PlanFile plan = OpenSpec(spec);
-    const rapidjson::Document trace =
-        Parse(SimulationTrace(plan, SimulatePlan(plan)));
+    const rapidjson::Document trace = Parse(TraceOf(plan, SimulatePlan(plan)));
     std::map<std::pair<int, int>, std::map<double, double>> slices;
     std::map<std::string, int> open;
     std::map<std::string, int> kinds;
@@ -206,7 +206,7 @@ TEST(Output, GoalHasBothEndsOfMessagesAndWhatTheyWaitFor) {
   ASSERT_TRUE(graph.ok());
   // Rank 0 quantizes, packs, starts the round and sends; rank 1 starts it,
   // receives and unpacks. A point takes no time.
-  EXPECT_EQ(GoalText(plan, *graph), R"(num_ranks 2
+  EXPECT_EQ(GoalOf(plan, *graph), R"(num_ranks 2
 
 rank 0 {
 l1: calc 36

@@ -31,7 +31,7 @@ MAY_INCLUDE = {
     "compiler/emit": {"plan", "compiler/ir"},
     "compiler": {
         "plan", "plan/proof", "plan/diff", "compiler/ir", "compiler/job", "compiler/model", "compiler/layout", "compiler/passes",
-        "compiler/emit",
+        "compiler/emit", "simulator",
     },
     "topology": set(),
     "executor": {"plan", "refit"},

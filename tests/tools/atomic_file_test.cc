@@ -8,6 +8,7 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 
 namespace {
@@ -67,6 +68,40 @@ TEST_F(AtomicFileTest, TemporaryFilesOfOthersAreLeftAlone) {
     ++others;
   }
   EXPECT_EQ(others, 20);
+}
+
+size_t FilesIn(const std::filesystem::path& folder) {
+  return static_cast<size_t>(
+      std::distance(std::filesystem::directory_iterator(folder),
+                    std::filesystem::directory_iterator()));
+}
+
+TEST_F(AtomicFileTest, AReaderSeesNoPieceBeforeTheLast) {
+  const std::string name = folder_ / "trace";
+  std::ofstream(name) << "older";
+  {
+    absl::StatusOr<AtomicFile> file = AtomicFile::Create(name);
+    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_TRUE(file->Write(kBytes).ok());
+    ASSERT_TRUE(file->Write(kBytes).ok());
+    EXPECT_EQ(std::filesystem::file_size(name), 5U);
+    ASSERT_TRUE(file->Commit().ok());
+  }
+  EXPECT_EQ(std::filesystem::file_size(name), 2 * kBytes.size());
+  EXPECT_EQ(FilesIn(folder_), 1U);
+}
+
+TEST_F(AtomicFileTest, WhatIsNotCommittedLeavesNothing) {
+  const std::string name = folder_ / "trace";
+  std::ofstream(name) << "older";
+  {
+    absl::StatusOr<AtomicFile> file = AtomicFile::Create(name);
+    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_TRUE(file->Write(kBytes).ok());
+    EXPECT_EQ(FilesIn(folder_), 2U);
+  }
+  EXPECT_EQ(std::filesystem::file_size(name), 5U);
+  EXPECT_EQ(FilesIn(folder_), 1U);
 }
 
 }  // namespace
