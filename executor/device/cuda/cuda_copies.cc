@@ -21,14 +21,9 @@ constexpr uint32_t kBlocksPerMultiprocessor = 4;
 
 // A batch of kHalf has one thread block on half of the multiprocessors, four on
 // each otherwise: so a quantization and what it goes on beside have
-// multiprocessors of their own. Half of them saturate NVLink.
+// multiprocessors of their own. Half of them saturate NVLink. Plain copies of
+// kFew have as many threads.
 constexpr uint32_t kHalfDivisor = 8;
-
-// Of kFew: bulk copies on so many multiprocessors of an H200 move 400 GB/s,
-// somewhat more than NVLink. What moves faster slows down an exchange by NCCL
-// that goes on meanwhile (docs/benchmarks.md). Plain copies have the threads of
-// kHalf then, with which they are about as fast.
-constexpr uint32_t kFewDivisor = 16;
 
 using cuda::KernelCopy;
 using cuda::KernelKind;
@@ -460,8 +455,7 @@ class CudaPreparedCopies : public PreparedCopies {
       blocks_of_batch_.push_back(
           is_all ? blocks_max : std::max(1u, blocks_max / kHalfDivisor));
       const bool is_few = programs[i].share == DeviceShare::kFew;
-      bulk_blocks_.push_back(
-          is_few ? std::max(1u, limits_.multiprocessors / kFewDivisor) : 0);
+      bulk_blocks_.push_back(is_few ? limits_.few_multiprocessors : 0);
     }
     for (const KernelProgram& program : programs) {
       deltas_.push_back(program.delta);

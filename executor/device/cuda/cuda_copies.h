@@ -54,6 +54,8 @@ KernelProgram LowerPositions(const StridedCopy& copy,
 struct CudaKernelLimits {
   uint32_t multiprocessors = 1;
   bool has_bulk_copies = false;
+  // Those that a batch of kFew makes bulk copies on.
+  uint32_t few_multiprocessors = 1;
 };
 
 // On the current device.

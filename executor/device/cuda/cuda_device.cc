@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,6 +23,14 @@
 
 namespace refit {
 namespace {
+
+// What copies beside an exchange take of a device: bulk copies on 8 of 132
+// multiprocessors of an H200 move 400 GB/s, somewhat more than NVLink. More
+// slow down NCCL's exchange (docs/benchmarks.md). Blackwell's NVLink is twice
+// as fast; that has not been measured.
+constexpr int kFewOfHopper = 16;
+constexpr int kFewOfBlackwell = 8;
+constexpr int kBlackwell = 10;  // compute capability
 
 class CudaMemory : public DeviceMemory {
  public:
@@ -282,11 +291,20 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
       CudaStatus(cudaDeviceGetAttribute(
                      &multiprocessors, cudaDevAttrMultiProcessorCount, ordinal),
                  "cudaDeviceGetAttribute");
+  int capability = 0;
+  status.Update(
+      CudaStatus(cudaDeviceGetAttribute(
+                     &capability, cudaDevAttrComputeCapabilityMajor, ordinal),
+                 "cudaDeviceGetAttribute"));
   const ScopedDevice current(ordinal);
   status.Update(CudaStatus(cuda::LoadCopyKernel(), "loading the copy kernel"));
+  const auto few = static_cast<uint32_t>(capability >= kBlackwell
+                                             ? multiprocessors / kFewOfBlackwell
+                                             : multiprocessors / kFewOfHopper);
   CudaKernelLimits limits = {
       .multiprocessors = static_cast<uint32_t>(multiprocessors),
-      .has_bulk_copies = false};
+      .has_bulk_copies = false,
+      .few_multiprocessors = std::max(few, 1u)};
   status.Update(
       CudaStatus(cuda::LoadBulkCopyKernel(ordinal, limits.has_bulk_copies),
                  "loading the bulk copy kernel"));
