@@ -104,6 +104,13 @@ void Fill(DeltaWorld& world) {
   }
 }
 
+// The first refit, which is dense.
+absl::Status Begin(DeltaWorld& world) {
+  Fill(world);
+  absl::Status status = world.Start();
+  return status.ok() ? world.Refit() : status;
+}
+
 bool IsEqual(DeltaWorld& world) {
   return std::memcmp(TensorOf(world, 0, "w").data, TensorOf(world, 1, "w").data,
                      2 * kElements) == 0;
@@ -112,9 +119,7 @@ bool IsEqual(DeltaWorld& world) {
 TEST(StagedDeltaTest, TheRungIsTheFirstWithRoomForWhatChanged) {
   const PlanFile plan = HostsPlan();
   DeltaWorld world(plan);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   EXPECT_FALSE(world.report().is_delta);
   EXPECT_EQ(world.report().rung, 0);
   EXPECT_EQ(world.report().stored_bytes, 2 * kElements);
@@ -151,9 +156,7 @@ TEST(StagedDeltaTest, TheRungIsTheFirstWithRoomForWhatChanged) {
 TEST(StagedDeltaTest, WhatTheReceiverCastsIsSentWhole) {
   const PlanFile plan = HostsPlan("fp32");
   DeltaWorld world(plan);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   Change(world, 1000);
   ASSERT_TRUE(world.Refit().ok());
   EXPECT_TRUE(world.report().is_delta);
@@ -166,9 +169,7 @@ TEST(StagedDeltaTest, WhatTheReceiverCastsIsSentWhole) {
 TEST(StagedDeltaTest, WhatTheReceiverCastsTravelsBesideWhatChanged) {
   const PlanFile plan = HostsPlan("bf16", "bf16", "fp32");
   DeltaWorld world(plan);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   Change(world, 1000);
   auto* const other = static_cast<uint16_t*>(TensorOf(world, 0, "other").data);
   for (int i = 0; i < 128; ++i) other[i] = static_cast<uint16_t>(0x4000 + i);
@@ -234,9 +235,7 @@ TEST(StagedDeltaTest, CopiesOfAMessageMayStandInAnyOrder) {
   }
   const PlanFile plan = OpenSpec(spec);
   DeltaWorld world(plan);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   auto* const other = static_cast<uint16_t*>(TensorOf(world, 0, "other").data);
   for (uint64_t refit = 0; refit < 3; ++refit) {
     Change(world, 1000 + refit);
@@ -288,9 +287,7 @@ TEST(StagedDeltaTest, SmallMessagesChooseNoRung) {
     "topology": {"gpus_per_host": 1},
     "options": {"delta": {"dense_every": 0}}})job");
   DeltaWorld world(plan);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   Change(world, 1000);
   const BoundTensor& other = TensorOf(world, 0, "other");
   std::memset(other.data, 0x31, other.size_bytes);
@@ -306,9 +303,7 @@ TEST(StagedDeltaTest, SmallMessagesChooseNoRung) {
 TEST(StagedDeltaTest, ElementsCountOnceWhateverTheirSize) {
   const PlanFile plan = HostsPlan("bf16", "int8", "int8");
   DeltaWorld world(plan);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   Change(world, 1024);
   static_cast<uint8_t*>(TensorOf(world, 0, "other").data)[7] ^= 1;
   ASSERT_TRUE(world.Refit().ok());
@@ -321,9 +316,7 @@ TEST(StagedDeltaTest, ElementsCountOnceWhateverTheirSize) {
 TEST(StagedDeltaTest, AWrongBitAtTheReceiverFailsTheRefitOnAllRanks) {
   const PlanFile plan = HostsPlan();
   DeltaWorld world(plan);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   static_cast<uint16_t*>(TensorOf(world, 1, "w").data)[12345] ^= 2;
   Change(world, 1000);
   for (const absl::Status& status : world.Refits()) {
@@ -339,10 +332,8 @@ TEST(StagedDeltaTest, MarksTellWhatChanged) {
   const PlanFile plan = HostsPlan("bf16", "", "", "bitmap");
   DeltaWorld world(plan);
   world.GiveBitmaps(0);
-  Fill(world);
   Mark(world, "w", 7);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   EXPECT_FALSE(world.report().is_delta);
   EXPECT_FALSE(IsMarked(world, "w"));
   const struct {
@@ -380,9 +371,7 @@ TEST(StagedDeltaTest, MarksOfVersionsThatAreNotSentAddUp) {
   const PlanFile plan = HostsPlan("bf16", "", "", "bitmap");
   DeltaWorld world(plan);
   world.GiveBitmaps(0);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   for (const uint64_t nth : {1000, 1100}) {
     Change(world, nth);
     Mark(world, "w", nth);
@@ -398,9 +387,7 @@ TEST(StagedDeltaTest, AChangeWithoutItsMarkFailsTheRefitOnAllRanks) {
   const PlanFile plan = HostsPlan("bf16", "", "", "bitmap");
   DeltaWorld world(plan);
   world.GiveBitmaps(0);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   Change(world, 1000);
   Mark(world, "w", 1000, /*first=*/1000);
   for (const absl::Status& status : world.Refits()) {
@@ -418,9 +405,7 @@ TEST(StagedDeltaTest, ATensorWithoutBitmapIsSentAlways) {
   DeltaWorld world(plan);
   world.GiveBitmaps(0);
   TakeBitmap(world, "other");
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   const BoundTensor& other = TensorOf(world, 0, "other");
   const BoundTensor& received = TensorOf(world, 1, "other");
   const struct {
@@ -495,9 +480,7 @@ TEST(NcclStagedDeltasTest, MarksAreClearedBehindTheRounds) {
   std::vector<LazyDevice> devices(2);
   const auto world = NcclDeltaWorld(plan, devices);
   world->GiveBitmaps(0);
-  Fill(*world);
-  ASSERT_TRUE(world->Start().ok());
-  ASSERT_TRUE(world->Refit().ok());
+  ASSERT_TRUE(Begin(*world).ok());
   for (const uint64_t nth : {1000, 20, 1, 500}) {
     Change(*world, nth);
     Mark(*world, "w", nth);
@@ -572,9 +555,7 @@ class NcclStagedDeltaTest : public testing::Test {
  protected:
   NcclStagedDeltaTest() {
     fake_nccl_reset();
-    Fill(*world_);
-    EXPECT_TRUE(world_->Start().ok());
-    EXPECT_TRUE(world_->Refit().ok());
+    EXPECT_TRUE(Begin(*world_).ok());
   }
   ~NcclStagedDeltaTest() override {
     EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
@@ -682,9 +663,7 @@ TEST(StagedDeltaTest, ARefitMayEndBetweenTwoStagedRounds) {
                 "slots": 1, "staging_bytes": 32768}})");
   EagerDevice device;
   DeltaWorld world(plan, &device, /*rank=*/1);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   int rounds = 0;
   device.before_apply = [&](const std::vector<MessageToCode>& messages) {
     if (++rounds != 3) return;
