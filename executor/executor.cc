@@ -53,9 +53,7 @@ bool HasPostHooks(const PlanFile& plan) {
 // Whether refits of the plan may be deltas over this transport.
 bool HasDeltas(const PlanFile& plan, const Transport& transport) {
   const fb::Delta* const delta = plan.body().delta();
-  return delta != nullptr &&
-         (transport.ReachesPeerMemory() ||
-          (delta->rungs() != nullptr && delta->rungs()->size() > 0));
+  return delta != nullptr && (transport.ReachesPeerMemory() || HasRungs(plan));
 }
 
 // What to call before `call`, which the rank called while in `state`.
@@ -242,6 +240,13 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
       options_.transport->Connect(record, schedule_->Edges(), deadline);
   if (!made.ok()) return WithRank(made, options_.rank);
   if (!connected.ok()) return WithRank(connected, options_.rank);
+  if (versions_ != nullptr && HasRungs(plan_)) {
+    absl::StatusOr<std::vector<uint8_t>> merged =
+        AgreeOnMerged(StagedDeltas(plan_, options_.rank, *schedule_),
+                      *options_.transport, deadline);
+    if (!merged.ok()) return WithRank(merged.status(), options_.rank);
+    merged_ = *std::move(merged);
+  }
   SetNotices(NoticeKind::kHosts, options_.transport->notices());
   enqueuer_->Connected(
       !options_.transport->FirstWithoutRecording().has_value());
@@ -278,11 +283,11 @@ absl::StatusOr<BoundRounds> Executor::PrepareRounds(
   copies->batches[RankSchedule::kHookBatch] = hooks;
   DeltaRounds delta;
   if (versions_ != nullptr) {
-    const absl::Status added =
-        AddDeltaRounds(plan_, options_.rank, *schedule_, bound_->peers,
-                       BitmapsByEntry(plan_, options_.rank, tensors),
-                       snapshot_ == nullptr ? nullptr : snapshot_->data(),
-                       staging_->data(), *options_.device, *copies, delta);
+    const absl::Status added = AddDeltaRounds(
+        plan_, options_.rank, *schedule_, bound_->peers,
+        BitmapsByEntry(plan_, options_.rank, tensors),
+        snapshot_ == nullptr ? nullptr : snapshot_->data(), staging_->data(),
+        merged_, *options_.device, *copies, delta);
     if (!added.ok()) return added;
   }
   absl::StatusOr<std::unique_ptr<PreparedCopies>> prepared =

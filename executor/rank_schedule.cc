@@ -32,7 +32,12 @@ RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank,
   const fb::Body& body = plan.body();
   const fb::RankProgram& program = *body.programs()->Get(rank);
   const Messages& messages = *program.messages();
-  staging_bytes_ = program.staging_bytes();
+  round_staging_bytes_ = program.staging_bytes();
+  if (round_staging_bytes_ > 0 && HasRungs(plan)) {
+    round_staging_bytes_ =
+        std::max(round_staging_bytes_, kDeltaStagingBytesMin);
+  }
+  staging_bytes_ = round_staging_bytes_;
   const auto peer_of = [&](const fb::Message& message) {
     return static_cast<int32_t>(PeerOf(body, program, message));
   };
@@ -308,6 +313,12 @@ std::vector<int32_t> RankSchedule::DirectSenders() const {
   }
   SortDistinct(peers);
   return peers;
+}
+
+bool HasRungs(const PlanFile& plan) {
+  const fb::Delta* const delta = plan.body().delta();
+  return delta != nullptr && delta->rungs() != nullptr &&
+         delta->rungs()->size() > 0;
 }
 
 bool HasDirectRounds(const PlanFile& plan) {

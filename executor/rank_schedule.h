@@ -87,6 +87,12 @@ class RankSchedule {
   fb::Route RouteOf(uint32_t operation) const { return routes_[operation]; }
   // What the parts above need.
   uint64_t staging_bytes() const { return staging_bytes_; }
+  // The first of these bytes, that staged rounds use; those of messages that
+  // are sent in parts lie behind them. What the plan says, but of a rank with
+  // delta refits not less than a few small messages need, so that it lets the
+  // others merge rounds (delta/merged_rounds.h).
+  uint64_t round_staging_bytes() const { return round_staging_bytes_; }
+  static constexpr uint64_t kDeltaStagingBytesMin = 1 << 20;
   bool QuantizesBesideRounds() const;
   const std::vector<QuantizeLaunch>& quantizes() const { return quantizes_; }
   static constexpr size_t kFillBatch = 0;  // zeroes the padding
@@ -128,11 +134,14 @@ class RankSchedule {
   std::vector<MessagePart> parts_;
   std::vector<fb::Route> routes_;  // by operation
   uint64_t staging_bytes_ = 0;
+  uint64_t round_staging_bytes_ = 0;
   bool packs_ = false;
   bool unpacks_ = false;
   size_t batches_ = kHookBatch + 1;
 };
 
+// Whether the plan has delta refits in staged rounds.
+bool HasRungs(const PlanFile& plan);
 // Whether any rank of the plan moves bytes directly.
 bool HasDirectRounds(const PlanFile& plan);
 

@@ -1,5 +1,6 @@
 #include "executor/refit_enqueuer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <thread>
@@ -27,12 +28,15 @@ HostSpan SpanSince(Clock::time_point start) {
 
 }  // namespace
 
-struct RefitEnqueuer::RoundEvents {
-  RoundRangeText range_text;
-  std::unique_ptr<DeviceEvent> stored;  // by peers, in rounds before it
+struct RefitEnqueuer::StagedEvents {
   std::unique_ptr<DeviceEvent> packed;
   std::unique_ptr<DeviceEvent> exchanged;
   std::unique_ptr<DeviceEvent> unpacked;
+};
+
+struct RefitEnqueuer::RoundEvents : StagedEvents {
+  RoundRangeText range_text;
+  std::unique_ptr<DeviceEvent> stored;  // by peers, in rounds before it
   std::unique_ptr<DeviceTimer> timer;
   // Of the last refit, if rounds are timed.
   HostSpan pack_span;
@@ -74,6 +78,13 @@ absl::Status RefitEnqueuer::CreateStreams() {
     status.Update(make(counted_, device_.CreateEvent()));
     status.Update(make(move_timer_, device_.CreateTimer()));
     status.Update(make(keep_timer_, device_.CreateTimer()));
+  }
+  merged_events_.clear();
+  for (size_t part = 0; has_deltas_ && part < RoundMerger::kParts; ++part) {
+    StagedEvents& events = merged_events_.emplace_back();
+    status.Update(make(events.packed, device_.CreateEvent()));
+    status.Update(make(events.exchanged, device_.CreateEvent()));
+    status.Update(make(events.unpacked, device_.CreateEvent()));
   }
   quantize_events_.clear();
   if (!schedule_.quantizes().empty()) {
@@ -218,7 +229,7 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
     if (Fence* const fence = transport_.fence()) fence->Withdraw();
     return status;
   }
-  for (const RoundWork& work : schedule_.rounds()) CountMessages(work);
+  CountMessages();
   return *capturing ? absl::OkStatus() : ended_->Record(stream);
 }
 
@@ -262,9 +273,19 @@ absl::Status RefitEnqueuer::EnqueueRounds(Stream stream, StateCheck* check) {
   absl::Status status =
       rounds_.copies->Enqueue(RankSchedule::kFillBatch, stream);
   status.Update(ForkStreams(stream));
+  const MergedLayout* const layout = Merged();
+  const size_t merged_count = layout == nullptr ? 0 : layout->rounds.size();
+  size_t merged = 0;
   for (size_t i = 0; i < schedule_.rounds().size(); ++i) {
     status.Update(EnqueueQuantizes(i, stream, check));
     if (!status.ok()) return status;
+    if (merged < merged_count && layout->rounds[merged].begin == i) {
+      const ProfilerRange range(events_[i].range_text);
+      status = EnqueueMerged(merged, stream);
+      if (!status.ok()) return status;
+      i = layout->rounds[merged++].end - 1;
+      continue;
+    }
     const RoundWork& work = schedule_.rounds()[i];
     const ProfilerRange range(events_[i].range_text);
     status = AwaitQuantized(i, stream);
@@ -301,6 +322,9 @@ absl::Status RefitEnqueuer::JoinStreams(Stream stream) {
     if (events.unpacked != nullptr) {
       status.Update(events.unpacked->Await(stream));
     }
+  }
+  for (const StagedEvents& events : merged_events_) {
+    status.Update(events.unpacked->Await(stream));
   }
   if (!quantize_events_.empty()) {
     status.Update(AwaitLaunch(quantize_events_.size() - 1, stream));
@@ -366,32 +390,47 @@ absl::Status RefitEnqueuer::AwaitQuantized(size_t round, Stream stream) {
   return AwaitLaunch(*quantized, stream);
 }
 
-Traffic RefitEnqueuer::TrafficOf(const RoundWork& work) const {
-  Traffic traffic;
-  for (uint32_t m = 0; m < work.operations_count; ++m) {
-    const Operation& operation = operations()[work.operations_begin + m];
-    const bool send = operation.kind == fb::MessageKind::kSend;
-    (send ? traffic.bytes_sent : traffic.bytes_received) +=
-        operation.size_bytes;
+template <typename Visit>
+size_t RefitEnqueuer::ForEachIssued(size_t round, const Visit& visit) const {
+  if (const MergedLayout* const layout = Merged()) {
+    const auto merged = std::partition_point(
+        layout->rounds.begin(), layout->rounds.end(),
+        [&](const MergedRound& candidate) { return candidate.end <= round; });
+    if (merged != layout->rounds.end() && merged->begin <= round) {
+      const absl::Span<const Operation> issued =
+          rounds_.delta.staged->MergedOperations(
+              static_cast<size_t>(merged - layout->rounds.begin()));
+      for (size_t i = 0; i < issued.size(); ++i) {
+        visit(issued[i], merged->transfers[i].first_operation);
+      }
+      return merged->end;
+    }
   }
-  return traffic;
-}
-
-void RefitEnqueuer::CountMessages(const RoundWork& work) {
-  ++counters_.rounds;
+  const RoundWork& work = schedule_.rounds()[round];
   for (uint32_t m = 0; m < work.operations_count; ++m) {
     const uint32_t number = work.operations_begin + m;
-    const Operation& operation = operations()[number];
-    Traffic& traffic = counters_.by(schedule_.RouteOf(number), work.mechanism);
-    if (operation.kind == fb::MessageKind::kSend) {
-      ++counters_.messages_sent;
-      counters_.bytes_sent += operation.size_bytes;
-      traffic.bytes_sent += operation.size_bytes;
-    } else {
-      ++counters_.messages_received;
-      counters_.bytes_received += operation.size_bytes;
-      traffic.bytes_received += operation.size_bytes;
-    }
+    visit(operations()[number], number);
+  }
+  return round + 1;
+}
+
+void RefitEnqueuer::CountMessages() {
+  for (size_t round = 0; round < schedule_.rounds().size();) {
+    const fb::Mechanism mechanism = schedule_.rounds()[round].mechanism;
+    ++counters_.rounds;
+    round =
+        ForEachIssued(round, [&](const Operation& operation, uint32_t number) {
+          Traffic& traffic = counters_.by(schedule_.RouteOf(number), mechanism);
+          if (operation.kind == fb::MessageKind::kSend) {
+            ++counters_.messages_sent;
+            counters_.bytes_sent += operation.size_bytes;
+            traffic.bytes_sent += operation.size_bytes;
+          } else {
+            ++counters_.messages_received;
+            counters_.bytes_received += operation.size_bytes;
+            traffic.bytes_received += operation.size_bytes;
+          }
+        });
   }
 }
 
@@ -402,15 +441,17 @@ absl::Status RefitEnqueuer::AwaitUnpacked(std::optional<size_t> round,
 }
 
 std::optional<size_t> RefitEnqueuer::PackBatch(size_t round) const {
-  return IsCoded() ? rounds_.delta.staged_batches[round]
-                         .pack[rounds_.delta.staged->rung()]
-                   : schedule_.rounds()[round].pack_batch;
+  const StagedDeltas* const staged = rounds_.delta.staged.get();
+  return staged != nullptr && staged->rung() < staged->rungs()
+             ? rounds_.delta.staged_batches[round].pack[staged->rung()]
+             : schedule_.rounds()[round].pack_batch;
 }
 
 std::optional<size_t> RefitEnqueuer::UnpackBatch(size_t round) const {
-  return IsCoded() ? rounds_.delta.staged_batches[round]
-                         .unpack[rounds_.delta.staged->rung()]
-                   : schedule_.rounds()[round].unpack_batch;
+  const StagedDeltas* const staged = rounds_.delta.staged.get();
+  return staged != nullptr && staged->rung() < staged->rungs()
+             ? rounds_.delta.staged_batches[round].unpack[staged->rung()]
+             : schedule_.rounds()[round].unpack_batch;
 }
 
 absl::Status RefitEnqueuer::EnqueueBatch(std::optional<size_t> batch,
@@ -484,10 +525,8 @@ absl::Status RefitEnqueuer::CheckCoding() {
 absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
   const RoundWork& work = schedule_.rounds()[round];
   RoundEvents& events = events_[round];
-  absl::Status status;
-  Clock::time_point start = Clock::now();
-  if (work.pack_batch.has_value()) {
-    const Stream pack = pack_stream_->get();
+  const auto await_staging = [&](Stream pack) {
+    absl::Status status;
     if (work.reuses.has_value()) {
       status.Update(events_[*work.reuses].exchanged->Await(pack));
     }
@@ -501,47 +540,106 @@ absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
     if (work.quantized.has_value()) {
       status.Update(AwaitLaunch(*work.quantized, pack));
     }
-    if (events.timer != nullptr) status.Update(events.timer->Start(pack));
-    status.Update(EnqueueBatch(PackBatch(round), pack));
+    return status;
+  };
+  return EnqueueExchange(
+      {.round = round,
+       .index = work.index,
+       .operations = absl::MakeConstSpan(operations())
+                         .subspan(work.operations_begin, work.operations_count),
+       .coded_begin = work.operations_begin,
+       .coded_count = work.operations_count,
+       .packs = work.pack_batch.has_value(),
+       .unpacks = work.unpack_batch.has_value(),
+       .reuses_unpacked = work.reuses_unpacked.has_value()
+                              ? events_[*work.reuses_unpacked].unpacked.get()
+                              : nullptr,
+       .events = events},
+      await_staging, stream);
+}
+
+// Nobody relays or quantizes, so nothing is waited for but the merged round
+// that used the same part of staging.
+absl::Status RefitEnqueuer::EnqueueMerged(size_t number, Stream stream) {
+  const MergedRound& merged = Merged()->rounds[number];
+  const absl::Span<const Operation> operations =
+      rounds_.delta.staged->MergedOperations(number);
+  const auto has = [&](fb::MessageKind kind) {
+    return std::any_of(operations.begin(), operations.end(),
+                       [&](const Operation& o) { return o.kind == kind; });
+  };
+  StagedEvents& events = merged_events_[merged.part];
+  const bool reuses = number >= RoundMerger::kParts;
+  const auto await_staging = [&](Stream pack) {
+    if (!reuses) return absl::OkStatus();
+    absl::Status status = events.exchanged->Await(pack);
+    status.Update(events.unpacked->Await(pack));
+    return status;
+  };
+  return EnqueueExchange(
+      {.round = merged.begin,
+       .index = merged.index,
+       .operations = operations,
+       .coded_begin = merged.operations_begin,
+       .coded_count = merged.operations_count,
+       .packs = has(fb::MessageKind::kSend),
+       .unpacks = has(fb::MessageKind::kRecv),
+       .reuses_unpacked = reuses ? events.unpacked.get() : nullptr,
+       .events = events},
+      await_staging, stream);
+}
+
+absl::Status RefitEnqueuer::EnqueueExchange(
+    const StagedExchange& of,
+    absl::FunctionRef<absl::Status(Stream)> await_staging, Stream stream) {
+  RoundEvents& measured = events_[of.round];
+  absl::Status status;
+  Clock::time_point start = Clock::now();
+  if (of.packs) {
+    const Stream pack = pack_stream_->get();
+    status.Update(await_staging(pack));
+    if (measured.timer != nullptr) status.Update(measured.timer->Start(pack));
+    status.Update(EnqueueBatch(PackBatch(of.round), pack));
     if (IsCoded() && status.ok()) {
-      status = rounds_.delta.staged->EnqueueEncode(work, pack);
+      status = rounds_.delta.staged->EnqueueEncode(of.coded_begin,
+                                                   of.coded_count, pack);
     }
-    status.Update(events.packed->Record(pack));
-    status.Update(events.packed->Await(stream));
-    if (is_timed_) events.pack_span = SpanSince(start);
+    status.Update(of.events.packed->Record(pack));
+    status.Update(of.events.packed->Await(stream));
+    if (is_timed_) measured.pack_span = SpanSince(start);
     counters_.pack_seconds += SecondsSince(std::exchange(start, Clock::now()));
   }
-  status.Update(AwaitUnpacked(work.reuses_unpacked, stream));
-  if (events.timer != nullptr && !work.pack_batch.has_value()) {
-    status.Update(events.timer->Start(stream));
+  if (of.reuses_unpacked != nullptr) {
+    status.Update(of.reuses_unpacked->Await(stream));
+  }
+  if (measured.timer != nullptr && !of.packs) {
+    status.Update(measured.timer->Start(stream));
   }
   if (!status.ok()) return status;
-  status =
-      transport_.Exchange({.index = work.index,
-                           .route = work.route,
-                           .operations = absl::MakeConstSpan(operations())
-                                             .subspan(work.operations_begin,
-                                                      work.operations_count)},
-                          stream);
+  status = transport_.Exchange({.index = of.index,
+                                .route = schedule_.rounds()[of.round].route,
+                                .operations = of.operations},
+                               stream);
   if (!status.ok()) return status;
-  status = events.exchanged->Record(stream);
-  if (is_timed_) events.move_span = SpanSince(start);
+  status = of.events.exchanged->Record(stream);
+  if (is_timed_) measured.move_span = SpanSince(start);
   counters_.wire_seconds += SecondsSince(std::exchange(start, Clock::now()));
-  if (work.unpack_batch.has_value()) {
+  if (of.unpacks) {
     const Stream unpack = unpack_stream_->get();
-    status.Update(events.exchanged->Await(unpack));
+    status.Update(of.events.exchanged->Await(unpack));
     if (IsCoded() && status.ok()) {
-      status = rounds_.delta.staged->EnqueueApply(work, unpack);
+      status = rounds_.delta.staged->EnqueueApply(of.coded_begin,
+                                                  of.coded_count, unpack);
     }
     if (!status.ok()) return status;
-    status.Update(EnqueueBatch(UnpackBatch(round), unpack));
-    status.Update(events.unpacked->Record(unpack));
-    if (is_timed_) events.unpack_span = SpanSince(start);
+    status.Update(EnqueueBatch(UnpackBatch(of.round), unpack));
+    status.Update(of.events.unpacked->Record(unpack));
+    if (is_timed_) measured.unpack_span = SpanSince(start);
     counters_.unpack_seconds += SecondsSince(start);
   }
-  if (events.timer != nullptr) {
-    status.Update(events.timer->Stop(
-        work.unpack_batch.has_value() ? unpack_stream_->get() : stream));
+  if (measured.timer != nullptr) {
+    status.Update(
+        measured.timer->Stop(of.unpacks ? unpack_stream_->get() : stream));
   }
   return status;
 }
@@ -626,8 +724,15 @@ absl::StatusOr<DeltaReport> RefitEnqueuer::MeasureDelta() const {
     report.changed_elements = counts.elements;
     report.stored_bytes = counts.bytes + delta.always_bytes;
   }
+  for (size_t round = 0; round < schedule_.rounds().size();) {
+    const bool is_staged =
+        schedule_.rounds()[round].mechanism == fb::Mechanism::kStaged;
+    round = ForEachIssued(round, [&](const Operation& operation, uint32_t) {
+      if (!is_staged || operation.kind != fb::MessageKind::kSend) return;
+      report.stored_bytes += operation.size_bytes;
+    });
+  }
   report.dense_bytes += StagedSendBytes(schedule_, rounds_.operations);
-  report.stored_bytes += StagedSendBytes(schedule_, operations());
   if (kind_ == RefitKind::kDelta && schedule_.Stages()) report.rung = 1;
   if (const StagedDeltas* const staged = delta.staged.get()) {
     report.elements += staged->elements();
@@ -649,23 +754,29 @@ absl::StatusOr<DeltaReport> RefitEnqueuer::MeasureDelta() const {
 absl::StatusOr<std::vector<RoundMeasurement>> RefitEnqueuer::Measure() const {
   std::vector<RoundMeasurement> measured;
   if (!is_timed_) return measured;
-  for (size_t i = 0; i < schedule_.rounds().size(); ++i) {
-    const RoundWork& work = schedule_.rounds()[i];
+  for (size_t i = 0; i < schedule_.rounds().size();) {
+    const size_t round = i;
+    const RoundWork& work = schedule_.rounds()[round];
     absl::StatusOr<double> seconds = 0.0;
-    if (work.mechanism == fb::Mechanism::kStaged || EndsOf(i).IsTimed()) {
-      seconds = events_[i].timer->Seconds();
+    if (work.mechanism == fb::Mechanism::kStaged || EndsOf(round).IsTimed()) {
+      seconds = events_[round].timer->Seconds();
     }
     if (!seconds.ok()) return seconds.status();
-    const Traffic traffic = TrafficOf(work);
+    Traffic traffic;
+    i = ForEachIssued(round, [&](const Operation& operation, uint32_t) {
+      const bool send = operation.kind == fb::MessageKind::kSend;
+      (send ? traffic.bytes_sent : traffic.bytes_received) +=
+          operation.size_bytes;
+    });
     measured.push_back({.round = work.index,
                         .route = work.route,
                         .mechanism = work.mechanism,
                         .bytes_sent = traffic.bytes_sent,
                         .bytes_received = traffic.bytes_received,
                         .seconds = *seconds,
-                        .pack = events_[i].pack_span,
-                        .move = events_[i].move_span,
-                        .unpack = events_[i].unpack_span});
+                        .pack = events_[round].pack_span,
+                        .move = events_[round].move_span,
+                        .unpack = events_[round].unpack_span});
   }
   return measured;
 }

@@ -7,8 +7,10 @@
 #include <optional>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "executor/copies/round_copies.h"
 #include "executor/delta/delta_rounds.h"
 #include "executor/digest/state_check.h"
@@ -103,9 +105,24 @@ class RefitEnqueuer {
   absl::StatusOr<DeltaReport> MeasureDelta() const;
 
  private:
-  // When a staged round's parts are done, and how long a round took. Only those
-  // that are needed are made.
+  // When what a staged round does is done. Only those that are needed are made.
+  struct StagedEvents;
+  // Likewise, and how long a round took.
   struct RoundEvents;
+  // A staged round, or several that are merged.
+  struct StagedExchange {
+    size_t round = 0;    // the first of the schedule's; has the batches
+    uint32_t index = 0;  // of the plan
+    absl::Span<const Operation> operations;
+    // Operations of the schedule that are encoded or applied where they are
+    // coded.
+    uint32_t coded_begin = 0;
+    uint32_t coded_count = 0;
+    bool packs = false;
+    bool unpacks = false;
+    DeviceEvent* reuses_unpacked = nullptr;  // before what comes is stored
+    StagedEvents& events;
+  };
   // When the rounds that a quantize launch comes after are done, and when it
   // is.
   struct QuantizeEvents;
@@ -144,19 +161,33 @@ class RefitEnqueuer {
   absl::Status AwaitQuantized(size_t round, Stream stream);
   absl::Status AwaitUnpacked(std::optional<size_t> round, Stream stream);
   absl::Status EnqueueStaged(size_t round, Stream stream);
+  absl::Status EnqueueMerged(size_t number, Stream stream);
+  // `await_staging`: makes a stream wait until it may pack.
+  absl::Status EnqueueExchange(
+      const StagedExchange& of,
+      absl::FunctionRef<absl::Status(Stream)> await_staging, Stream stream);
   absl::Status AwaitReached(DeviceEvent& event, Deadline deadline);
   // Of a staged round of the refit that is enqueued.
   std::optional<size_t> PackBatch(size_t round) const;
   std::optional<size_t> UnpackBatch(size_t round) const;
   absl::Status EnqueueBatch(std::optional<size_t> batch, Stream stream);
   absl::Status EnqueueDirect(size_t round, Stream stream);
-  Traffic TrafficOf(const RoundWork& work) const;
-  void CountMessages(const RoundWork& work);
+  // Calls visit(operation, number of its first in the schedule) for what the
+  // rounds of the schedule from `round` on gave the transport as one. Returns
+  // the next round.
+  template <typename Visit>
+  size_t ForEachIssued(size_t round, const Visit& visit) const;
+  void CountMessages();
 
   // Those of the refit that is enqueued.
   const std::vector<Operation>& operations() const {
     return rounds_.delta.staged == nullptr ? rounds_.operations
                                            : rounds_.delta.staged->operations();
+  }
+  // How its rounds are merged; null: they are not.
+  const MergedLayout* Merged() const {
+    const StagedDeltas* const staged = rounds_.delta.staged.get();
+    return staged == nullptr ? nullptr : staged->MergedOn(staged->rung());
   }
   // Whether the refit's staged messages hold only what changed.
   bool IsCoded() const {
@@ -179,6 +210,7 @@ class RefitEnqueuer {
   std::unique_ptr<DeviceEvent> started_;
   std::unique_ptr<DeviceEvent> ended_;  // the last refit that was not captured
   std::vector<RoundEvents> events_;     // by round of the schedule
+  std::vector<StagedEvents> merged_events_;      // by part of staging
   std::vector<QuantizeEvents> quantize_events_;  // by launch of the schedule
 
   BoundRounds rounds_;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "executor/copies/tensor_table.h"
 #include "executor/delta/bitmaps.h"
+#include "executor/rank_schedule.h"
 #include "plan/scratch_windows.h"
 #include "plan/sent_ranges.h"
 #include "refit/host_device.h"
@@ -129,8 +130,7 @@ void MeasureSizes(const PlanFile& plan, RunOfRanksResult& result) {
         plan.body().delta()->changes() == fb::DeltaChanges::kSnapshot) {
       result.snapshot_bytes += SnapshotBytes(plan, rank);
     }
-    const uint64_t staging_bytes =
-        plan.body().programs()->Get(rank)->staging_bytes();
+    const uint64_t staging_bytes = RankSchedule(plan, rank).staging_bytes();
     TensorTable(plan, rank)
         .ForEachPostHook([&](size_t, uint64_t, const fb::PostHook& hook) {
           ++result.post_hooks[hook.name()->str()];

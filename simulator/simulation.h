@@ -204,7 +204,9 @@ struct RoundTimes {
   fb::Mechanism mechanism = fb::Mechanism::kStaged;
   uint64_t messages = 0;
   uint64_t size_bytes = 0;
-  // From the first start of a rank to the last end of its work in the round.
+  // From the first start of a rank to the last end of its work in the round. Of
+  // rounds that are merged the first has all, and the others have nothing: they
+  // end before they begin.
   double begin = 0;
   double end = 0;
 };

@@ -165,18 +165,24 @@ class Builder {
   void AddPulls(Rank& rank, const RankSchedule& schedule);
   double FusedSeconds(const Rank& rank, const RankSchedule& schedule,
                       const RoundWork& work) const;
+  // `merged`: of the round, those it travels with; null: none.
   void AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
-                 uint32_t part);
+                 const RoundWork& round, uint32_t part,
+                 const MergedRound* merged);
+  void AddMerged(Rank& rank, const RankSchedule& schedule,
+                 const MergedLayout& layout, size_t merged);
   void AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
                  const DirectEnds& ends, const PeerTensors& peers);
   template <typename Each>
   void ForEachMessage(const Rank& rank, const RankSchedule& schedule,
-                      const RoundWork& work, uint32_t part, const Each& each);
+                      const RoundWork& work, uint32_t part,
+                      const MergedRound* merged, const Each& each);
   uint64_t SizeBytes(const Rank& rank, const RankSchedule& schedule,
                      const RoundWork& work, size_t operation) const;
   uint32_t MessageTask(const Rank& rank, const RoundWork& work, uint32_t part,
                        const Operation& operation, uint64_t size_bytes,
-                       uint32_t position, uint32_t ordinal);
+                       uint64_t dense_bytes, uint32_t position,
+                       uint32_t ordinal);
   double CopySeconds(const Rank& rank, const RankSchedule& schedule,
                      const RoundWork& work, fb::MessageKind kind) const;
   // Whether messages of the kind are encoded, or applied.
@@ -184,7 +190,7 @@ class Builder {
              const RoundWork& work, fb::MessageKind kind) const;
   // Before the round's messages of the route.
   double StartSeconds(const RankSchedule& schedule, const RoundWork& work,
-                      fb::Route route) const;
+                      const MergedRound* merged, fb::Route route) const;
   double CompareSeconds(const Rank& rank, const RankSchedule& schedule,
                         const RoundWork& work) const;
   void AddConnections();
@@ -198,7 +204,8 @@ class Builder {
   TaskGraph graph_;
   // Of a refit that sends only what changed.
   const fb::Delta* delta_ = nullptr;
-  size_t rung_ = 0;  // as its position in the plan's
+  size_t rung_ = 0;              // as its position in the plan's
+  std::vector<uint8_t> merged_;  // by rung: StagedDeltas::Merge
   StagedDeltaCosts costs_;
   bool has_rungs_ = false;
   bool may_pull_ = false;
@@ -317,6 +324,10 @@ absl::Status Builder::PlanDelta() {
     const StagedDeltas deltas(plan_, rank, schedule);
     rung_ = std::max(rung_, deltas.ExpectedRung(*options_.change_rate,
                                                 plan_.source_ranks()));
+    const std::vector<uint8_t> most = deltas.MostMerged();
+    if (merged_.empty()) merged_ = most;
+    std::transform(most.begin(), most.end(), merged_.begin(), merged_.begin(),
+                   [](uint8_t a, uint8_t b) { return std::min(a, b); });
   }
   graph_.rung = 1;
   return absl::OkStatus();
@@ -391,6 +402,7 @@ void Builder::AddRank(int32_t number) {
   std::optional<StagedDeltas> deltas;
   if (has_rungs_) {
     deltas.emplace(plan_, number, schedule);
+    deltas->Merge(merged_);
     rank.deltas = &*deltas;
     if (!deltas->IsAllWhole(rung_)) {
       graph_.rung = deltas->ElementsPerSlot(rung_);
@@ -400,13 +412,22 @@ void Builder::AddRank(int32_t number) {
   rank.main = rank.pack = rank.unpack = agreed_;
   size_t quantizes = 0;
   uint32_t part = 0;
+  const MergedLayout* const layout =
+      has_rungs_ ? deltas->MergedOn(rung_) : nullptr;
+  size_t merged = 0;
   for (size_t i = 0; i < works.size(); ++i) {
     AddQuantizes(rank, schedule, i, quantizes);
+    if (layout != nullptr && merged < layout->rounds.size() &&
+        layout->rounds[merged].begin == i) {
+      AddMerged(rank, schedule, *layout, merged);
+      i = layout->rounds[merged++].end - 1;
+      continue;
+    }
     part = i > 0 && works[i - 1].index == works[i].index ? part + 1 : 0;
     if (works[i].mechanism == fb::Mechanism::kDirect) {
       AddDirect(rank, schedule, i, ends[i], peers);
     } else {
-      AddStaged(rank, schedule, i, part);
+      AddStaged(rank, schedule, i, works[i], part, /*merged=*/nullptr);
     }
   }
   AddQuantizes(rank, schedule, works.size(), quantizes);
@@ -567,18 +588,34 @@ void Builder::AddQuantizes(Rank& rank, const RankSchedule& schedule,
 template <typename Each>
 void Builder::ForEachMessage(const Rank& rank, const RankSchedule& schedule,
                              const RoundWork& work, uint32_t part,
-                             const Each& each) {
+                             const MergedRound* merged, const Each& each) {
   uint32_t ordinal = 0;
+  const Operation* last = nullptr;
+  const auto ordinal_of = [&](const Operation& operation) {
+    const bool same = last != nullptr && last->peer == operation.peer &&
+                      last->kind == operation.kind;
+    last = &operation;
+    return ordinal = same ? ordinal + 1 : 0;
+  };
+  if (merged != nullptr) {
+    for (const MergedTransfer& transfer : merged->transfers) {
+      const uint32_t number = transfer.first_operation;
+      const Operation& operation = schedule.operations()[number];
+      each(number,
+           MessageTask(rank, work, part, operation, transfer.size_bytes,
+                       transfer.dense_bytes, schedule.parts()[number].message,
+                       ordinal_of(operation)));
+    }
+    return;
+  }
   for (uint32_t i = 0; i < work.operations_count; ++i) {
     const uint32_t number = work.operations_begin + i;
     const Operation& operation = schedule.operations()[number];
-    const bool same =
-        i > 0 && schedule.operations()[number - 1].peer == operation.peer &&
-        schedule.operations()[number - 1].kind == operation.kind;
-    ordinal = same ? ordinal + 1 : 0;
-    each(number, MessageTask(rank, work, part, operation,
-                             SizeBytes(rank, schedule, work, number),
-                             schedule.parts()[number].message, ordinal));
+    each(number,
+         MessageTask(rank, work, part, operation,
+                     SizeBytes(rank, schedule, work, number),
+                     operation.size_bytes, schedule.parts()[number].message,
+                     ordinal_of(operation)));
   }
 }
 
@@ -620,8 +657,8 @@ uint64_t Builder::SizeBytes(const Rank& rank, const RankSchedule& schedule,
 
 uint32_t Builder::MessageTask(const Rank& rank, const RoundWork& work,
                               uint32_t part, const Operation& operation,
-                              uint64_t size_bytes, uint32_t position,
-                              uint32_t ordinal) {
+                              uint64_t size_bytes, uint64_t dense_bytes,
+                              uint32_t position, uint32_t ordinal) {
   const bool sends = operation.kind == fb::MessageKind::kSend;
   const int32_t source = sends ? rank.number : operation.peer;
   const int32_t destination = sends ? operation.peer : rank.number;
@@ -640,8 +677,7 @@ uint32_t Builder::MessageTask(const Rank& rank, const RoundWork& work,
          .destination = destination,
          .size_bytes = size_bytes,
          .links = links_.Cross(work.route, source, destination, size_bytes)});
-    graph_.dense_bytes +=
-        graph_.equal_ranks.CountOf(rank.number) * operation.size_bytes;
+    graph_.dense_bytes += graph_.equal_ranks.CountOf(rank.number) * dense_bytes;
     tasks_of_messages_.push_back(static_cast<uint32_t>(graph_.tasks.size()));
     graph_.tasks.push_back({.kind = TaskKind::kMessage,
                             .rank = source,
@@ -702,23 +738,55 @@ bool Builder::Codes(const Rank& rank, const RankSchedule& schedule,
 }
 
 double Builder::StartSeconds(const RankSchedule& schedule,
-                             const RoundWork& work, fb::Route route) const {
+                             const RoundWork& work, const MergedRound* merged,
+                             fb::Route route) const {
   if (route == fb::Route::kNetwork) return options_.network_round_seconds;
   uint32_t sends = 0;
   uint32_t messages = 0;
-  for (uint32_t i = 0; i < work.operations_count; ++i) {
-    const uint32_t number = work.operations_begin + i;
-    if (schedule.RouteOf(number) != route) continue;
+  const auto count = [&](uint32_t number) {
+    if (schedule.RouteOf(number) != route) return;
     ++messages;
     sends += schedule.operations()[number].kind == fb::MessageKind::kSend;
+  };
+  if (merged != nullptr) {
+    for (const MergedTransfer& transfer : merged->transfers) {
+      count(transfer.first_operation);
+    }
+  } else {
+    for (uint32_t i = 0; i < work.operations_count; ++i) {
+      count(work.operations_begin + i);
+    }
   }
   return options_.peer_message_seconds * std::max(sends, messages - sends);
 }
 
+// RefitEnqueuer::EnqueueMerged.
+void Builder::AddMerged(Rank& rank, const RankSchedule& schedule,
+                        const MergedLayout& layout, size_t merged) {
+  const MergedRound& of = layout.rounds[merged];
+  RoundWork round = schedule.rounds()[of.begin];
+  round.index = of.index;
+  round.operations_begin = of.operations_begin;
+  round.operations_count = of.operations_count;
+  round.reuses = round.reuses_unpacked = std::nullopt;
+  if (merged >= RoundMerger::kParts) {
+    round.reuses = round.reuses_unpacked =
+        layout.rounds[merged - RoundMerger::kParts].begin;
+  }
+  for (size_t work = of.begin; work < of.end; ++work) {
+    const RoundWork& other = schedule.rounds()[work];
+    if (!round.pack_batch.has_value()) round.pack_batch = other.pack_batch;
+    if (!round.unpack_batch.has_value()) {
+      round.unpack_batch = other.unpack_batch;
+    }
+  }
+  AddStaged(rank, schedule, of.begin, round, /*part=*/0, &of);
+}
+
 // RefitEnqueuer::EnqueueStaged.
 void Builder::AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
-                        uint32_t part) {
-  const RoundWork& round = schedule.rounds()[work];
+                        const RoundWork& round, uint32_t part,
+                        const MergedRound* merged) {
   const uint32_t quantized = At(rank.quantized, round.quantized);
   const uint32_t reuses_unpacked = At(rank.unpacked, round.reuses_unpacked);
   uint32_t packed = kNone;
@@ -735,7 +803,7 @@ void Builder::AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
   }
   const auto add_start = [&](fb::Route route) {
     return Add(rank, TaskKind::kStart, round.index,
-               StartSeconds(schedule, round, route),
+               StartSeconds(schedule, round, merged, route),
                {rank.main, packed, reuses_unpacked, quantized});
   };
   const uint32_t start = add_start(round.route);
@@ -750,13 +818,14 @@ void Builder::AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
   }
   const uint32_t exchanged =
       Add(rank, TaskKind::kPoint, round.index, 0, {start, dealt});
-  ForEachMessage(
-      rank, schedule, round, part, [&](uint32_t operation, uint32_t message) {
-        const bool is_dealt =
-            dealt != kNone && schedule.RouteOf(operation) == fb::Route::kPeer;
-        AddWait(is_dealt ? dealt : start, message);
-        AddWait(message, exchanged);
-      });
+  ForEachMessage(rank, schedule, round, part, merged,
+                 [&](uint32_t operation, uint32_t message) {
+                   const bool is_dealt =
+                       dealt != kNone &&
+                       schedule.RouteOf(operation) == fb::Route::kPeer;
+                   AddWait(is_dealt ? dealt : start, message);
+                   AddWait(message, exchanged);
+                 });
   rank.main = exchanged;
   rank.exchanged[work] = exchanged;
   if (!round.unpack_batch.has_value() &&
@@ -825,7 +894,7 @@ void Builder::AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
       await_grants_.emplace_back(Point(target, round.index), start);
     }
     moved = Add(rank, TaskKind::kPoint, round.index, 0, {start});
-    ForEachMessage(rank, schedule, round, /*part=*/0,
+    ForEachMessage(rank, schedule, round, /*part=*/0, /*merged=*/nullptr,
                    [&](uint32_t number, uint32_t message) {
                      const Operation& operation = schedule.operations()[number];
                      if (!peers.Moves(operation.kind, operation.peer)) return;
@@ -841,7 +910,7 @@ void Builder::AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
   } else {
     // What is read behind the rounds may leave an empty message, which nobody
     // moves.
-    ForEachMessage(rank, schedule, round, /*part=*/0,
+    ForEachMessage(rank, schedule, round, /*part=*/0, /*merged=*/nullptr,
                    [&](uint32_t number, uint32_t message) {
                      const Operation& operation = schedule.operations()[number];
                      if (!rank.pulls.empty() &&

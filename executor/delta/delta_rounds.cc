@@ -1,5 +1,6 @@
 #include "executor/delta/delta_rounds.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <utility>
@@ -60,25 +61,20 @@ std::vector<bool> SharedStacks(const PlanFile& plan, int32_t rank) {
   return stacks;
 }
 
-bool HasRungs(const PlanFile& plan) {
-  const fb::Delta* const delta = plan.body().delta();
-  return delta != nullptr && delta->rungs() != nullptr &&
-         delta->rungs()->size() > 0;
-}
-
 class DeltaRoundsBuilder {
  public:
   DeltaRoundsBuilder(const PlanFile& plan, int32_t rank,
                      const RankSchedule& schedule, const PeerTensors& peers,
                      absl::Span<std::byte* const> bitmaps, std::byte* snapshot,
-                     std::byte* staging, Device& device, RoundCopies& copies,
-                     DeltaRounds& rounds)
+                     std::byte* staging, absl::Span<const uint8_t> merged,
+                     Device& device, RoundCopies& copies, DeltaRounds& rounds)
       : plan_(plan),
         rank_(rank),
         schedule_(schedule),
         bitmaps_(bitmaps),
         snapshot_(snapshot),
         staging_(staging),
+        merged_(merged),
         device_(device),
         compares_(plan.body().delta()->changes() ==
                   fb::DeltaChanges::kSnapshot),
@@ -285,30 +281,33 @@ class DeltaRoundsBuilder {
 
   absl::Status AddStaged() {
     rounds_.staged = std::make_unique<StagedDeltas>(plan_, rank_, schedule_);
-    rounds_.staged_batches.resize(schedule_.rounds().size());
+    rounds_.staged->Merge(merged_);
     is_staged_.resize(tensors_.stacks());
+    packed_.resize(schedule_.rounds().size());
+    unpacked_.resize(schedule_.rounds().size());
     for (size_t r = 0; r < schedule_.rounds().size(); ++r) {
       const RoundWork& work = schedule_.rounds()[r];
       if (work.mechanism != fb::Mechanism::kStaged) continue;
-      std::map<uint64_t, uint32_t> sends, receives;  // coded, by their staging
+      std::map<uint64_t, uint32_t> sends, receives;  // by their staging
       for (uint32_t i = 0; i < work.operations_count; ++i) {
         const uint32_t number = work.operations_begin + i;
-        if (!rounds_.staged->IsCoded(number)) continue;
         const Operation& operation = schedule_.operations()[number];
         const MessagePart& part = schedule_.parts()[number];
         const bool send = operation.kind == fb::MessageKind::kSend;
-        if (send) NoteStaged(part.message);
+        const bool is_coded = rounds_.staged->IsCoded(number);
+        if (send && is_coded) NoteStaged(part.message);
         if (const auto& in_tensor = copies_.in_tensor[number]) {
+          if (!is_coded) continue;
           AddRun(number, *in_tensor, operation.size_bytes, send);
         } else {
           (send ? sends : receives)[part.staging_offset] = number;
         }
       }
-      StagedDeltaBatches& batches = rounds_.staged_batches[r];
-      batches.pack = AddStagedCopies(work.pack_batch, sends, /*send=*/true);
-      batches.unpack =
+      packed_[r] = AddStagedCopies(work.pack_batch, sends, /*send=*/true);
+      unpacked_[r] =
           AddStagedCopies(work.unpack_batch, receives, /*send=*/false);
     }
+    AddStagedBatches();
     const ChangeEntries changes =
         compares_ ? ChangeEntries{ChangesBy::kShadows, shadow_entries_}
                   : ChangeEntries{ChangesBy::kMarks, marks_entries_};
@@ -331,25 +330,25 @@ class DeltaRoundsBuilder {
                             !send || TellsChanges(copy, batch.loops));
   }
 
-  // Tells where the elements of `coded`, operations by their staging, lie.
-  // Returns by rung the batch that packs or unpacks what travels whole on it.
-  std::vector<std::optional<size_t>> AddStagedCopies(
-      std::optional<size_t> number, const std::map<uint64_t, uint32_t>& coded,
-      bool send) {
-    std::vector<std::optional<size_t>> by_rung(rounds_.staged->rungs());
-    if (!number.has_value()) return by_rung;
-    // A copy: batches are added.
-    const CopyBatch all = copies_.batches[*number];
-    std::vector<std::optional<uint32_t>> operations;  // by copy
+  // A batch that packs or unpacks, and the operation that each copy is of.
+  struct StagedCopies {
+    std::optional<size_t> batch;
+    std::vector<uint32_t> operations;
+  };
+
+  // Tells where the elements of those of `staged`, operations by their staging,
+  // lie that are coded.
+  StagedCopies AddStagedCopies(std::optional<size_t> number,
+                               const std::map<uint64_t, uint32_t>& staged,
+                               bool send) {
+    StagedCopies of = {.batch = number, .operations = {}};
+    if (!number.has_value()) return of;
+    const CopyBatch& all = copies_.batches[*number];
     for (const StridedCopy& copy : all.copies) {
-      const CopyAddress& staged = send ? copy.to : copy.from;
-      auto found = coded.upper_bound(staged.byte_offset);
-      operations.emplace_back();
-      if (found == coded.begin()) continue;
-      --found;
-      const uint64_t at = staged.byte_offset - found->first;
-      if (at >= schedule_.operations()[found->second].size_bytes) continue;
-      operations.back() = found->second;
+      const uint64_t byte = (send ? copy.to : copy.from).byte_offset;
+      const auto& [begin, operation] = *--staged.upper_bound(byte);
+      of.operations.push_back(operation);
+      if (!rounds_.staged->IsCoded(operation)) continue;
       StridedCopy in_tensor = copy;
       const auto first = all.loops.begin() + copy.loops_begin;
       CopyLoops loops(first, first + copy.loops_count);
@@ -358,32 +357,70 @@ class DeltaRoundsBuilder {
         for (CopyLoop& loop : loops) std::swap(loop.from, loop.to);
       }
       in_tensor.to.entry = 0;
-      in_tensor.to.byte_offset = at;
-      rounds_.staged->AddCopy(found->second, in_tensor, loops,
+      in_tensor.to.byte_offset = byte - begin;
+      rounds_.staged->AddCopy(operation, in_tensor, loops,
                               !send || TellsChanges(in_tensor, loops));
     }
-    size_t copies_before = 0;
-    for (size_t rung = 0; rung < by_rung.size(); ++rung) {
-      CopyBatch whole;
-      for (size_t c = 0; c < all.copies.size(); ++c) {
-        if (operations[c].has_value() &&
-            !rounds_.staged->IsWhole(*operations[c], rung)) {
-          continue;
-        }
-        Append(all, all.copies[c], whole);
-      }
-      // Rungs have ever more room, so ever more travels whole.
-      const size_t count = whole.copies.size();
-      if (count == all.copies.size()) {
-        by_rung[rung] = number;
-      } else if (rung > 0 && count == copies_before) {
-        by_rung[rung] = by_rung[rung - 1];
-      } else {
-        by_rung[rung] = AddUnlessEmpty(std::move(whole));
-      }
-      copies_before = count;
+    return of;
+  }
+
+  // The batches that pack and unpack what travels whole, rung by rung.
+  void AddStagedBatches() {
+    const size_t works = schedule_.rounds().size();
+    const size_t rungs = rounds_.staged->rungs();
+    rounds_.staged_batches.resize(works);
+    for (StagedDeltaBatches& batches : rounds_.staged_batches) {
+      batches.pack.resize(rungs);
+      batches.unpack.resize(rungs);
     }
-    return by_rung;
+    for (size_t rung = 0; rung < rungs; ++rung) {
+      const auto add = [&](size_t begin, size_t end) {
+        StagedDeltaBatches& batches = rounds_.staged_batches[begin];
+        batches.pack[rung] = AddWhole(packed_, begin, end, rung, true);
+        batches.unpack[rung] = AddWhole(unpacked_, begin, end, rung, false);
+      };
+      const MergedLayout* const layout = rounds_.staged->MergedOn(rung);
+      std::vector<bool> is_merged(works);
+      if (layout != nullptr) {
+        for (const MergedRound& merged : layout->rounds) {
+          add(merged.begin, merged.end);
+          std::fill(is_merged.begin() + static_cast<ptrdiff_t>(merged.begin),
+                    is_merged.begin() + static_cast<ptrdiff_t>(merged.end),
+                    true);
+        }
+      }
+      for (size_t r = 0; r < works; ++r) {
+        if (!is_merged[r]) add(r, r + 1);
+      }
+    }
+  }
+
+  // The copies of works [begin, end) that travel whole on a rung, from or to
+  // where these are staged on it. The schedule's batch where these are all.
+  std::optional<size_t> AddWhole(const std::vector<StagedCopies>& by_work,
+                                 size_t begin, size_t end, size_t rung,
+                                 bool send) {
+    CopyBatch whole;
+    bool moves = end - begin > 1;
+    size_t copies = 0;
+    for (size_t r = begin; r < end; ++r) {
+      const StagedCopies& of = by_work[r];
+      if (!of.batch.has_value()) continue;
+      const CopyBatch& all = copies_.batches[*of.batch];
+      copies += all.copies.size();
+      for (size_t c = 0; c < all.copies.size(); ++c) {
+        const uint32_t operation = of.operations[c];
+        if (!rounds_.staged->IsWhole(operation, rung)) continue;
+        Append(all, all.copies[c], whole);
+        StridedCopy& copy = whole.copies.back();
+        const uint64_t from = schedule_.parts()[operation].staging_offset;
+        const uint64_t to = rounds_.staged->StagingOffset(operation, rung);
+        moves |= from != to;
+        (send ? copy.to : copy.from).byte_offset += to - from;
+      }
+    }
+    if (!moves && whole.copies.size() == copies) return by_work[begin].batch;
+    return AddUnlessEmpty(std::move(whole));
   }
 
   // The stacks of which it is made are sent in staged rounds.
@@ -505,14 +542,18 @@ class DeltaRoundsBuilder {
   const absl::Span<std::byte* const> bitmaps_;
   std::byte* const snapshot_;
   std::byte* const staging_;
+  const absl::Span<const uint8_t> merged_;
   Device& device_;
   const bool compares_;  // with a snapshot
   const TensorTable tensors_;
   RoundCopies& copies_;
   DeltaRounds& rounds_;
-  std::vector<bool> is_hooked_;    // by entry of the table
-  std::vector<bool> is_shared_;    // by stack
-  std::vector<bool> is_staged_;    // likewise
+  std::vector<bool> is_hooked_;  // by entry of the table
+  std::vector<bool> is_shared_;  // by stack
+  std::vector<bool> is_staged_;  // likewise
+  // By round of the schedule: of staged ones.
+  std::vector<StagedCopies> packed_;
+  std::vector<StagedCopies> unpacked_;
   std::vector<size_t> stack_of_;   // by entry of the rank's tensors
   std::vector<SentRange> ranges_;  // likewise
   uint64_t shadow_entries_ = 0;
@@ -527,10 +568,10 @@ absl::Status AddDeltaRounds(const PlanFile& plan, int32_t rank,
                             const PeerTensors& peers,
                             absl::Span<std::byte* const> bitmaps,
                             std::byte* snapshot, std::byte* staging,
-                            Device& device, RoundCopies& copies,
-                            DeltaRounds& rounds) {
+                            absl::Span<const uint8_t> merged, Device& device,
+                            RoundCopies& copies, DeltaRounds& rounds) {
   return DeltaRoundsBuilder(plan, rank, schedule, peers, bitmaps, snapshot,
-                            staging, device, copies, rounds)
+                            staging, merged, device, copies, rounds)
       .Build();
 }
 

@@ -39,7 +39,7 @@
 namespace refit {
 
 // Of a staged round, by rung: the batches that pack and unpack what travels
-// whole on it.
+// whole on it. Where rounds are merged, the first has those of all.
 struct StagedDeltaBatches {
   std::vector<std::optional<size_t>> pack;
   std::vector<std::optional<size_t>> unpack;
@@ -75,14 +75,14 @@ struct DeltaRounds {
 // `bitmaps`: the workers' marks by entry of the TensorTable, null without; of a
 // plan whose workers mark what changed. `snapshot`: SnapshotBytes of the rank,
 // of a plan whose executors compare. `staging`: what the schedule stages. Both
-// must outlive the batches.
+// must outlive the batches. `merged`: as StagedDeltas::Merge takes it.
 absl::Status AddDeltaRounds(const PlanFile& plan, int32_t rank,
                             const RankSchedule& schedule,
                             const PeerTensors& peers,
                             absl::Span<std::byte* const> bitmaps,
                             std::byte* snapshot, std::byte* staging,
-                            Device& device, RoundCopies& copies,
-                            DeltaRounds& rounds);
+                            absl::Span<const uint8_t> merged, Device& device,
+                            RoundCopies& copies, DeltaRounds& rounds);
 
 }  // namespace refit
 

@@ -6,9 +6,11 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "executor/agreement.h"
 #include "plan/dtype.h"
 
 namespace refit {
@@ -114,6 +116,7 @@ std::vector<ElementRange> RangesOf(const fb::Body& body, uint32_t receiver,
 StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
                            const RankSchedule& schedule)
     : schedule_(schedule),
+      merger_(plan, schedule),
       whole_below_bytes_(
           std::min(kMostAlwaysWholeBytes,
                    plan.body().limits()->bucket_bytes() / kSmallMessages)) {
@@ -181,6 +184,32 @@ StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
   }
 }
 
+template <typename Use>
+auto StagedDeltas::WithSizes(size_t rung, const Use& use) const {
+  return use({.bytes = [&](size_t i) { return SizeBytes(i, rung); },
+              .is_coded = [&](size_t i) { return !IsWhole(i, rung); }});
+}
+
+std::vector<uint8_t> StagedDeltas::MostMerged() const {
+  std::vector<uint8_t> most;
+  for (size_t rung = 0; rung < rungs_.size(); ++rung) {
+    most.push_back(WithSizes(rung, [&](const RoundMerger::Sizes& sizes) {
+      return merger_.Most(sizes);
+    }));
+  }
+  return most;
+}
+
+void StagedDeltas::Merge(absl::Span<const uint8_t> powers) {
+  layouts_.assign(rungs_.size(), std::nullopt);
+  for (size_t rung = 0; rung < rungs_.size(); ++rung) {
+    if (rung >= powers.size() || powers[rung] == 0) continue;
+    layouts_[rung] = WithSizes(rung, [&](const RoundMerger::Sizes& sizes) {
+      return merger_.Lay(powers[rung], sizes);
+    });
+  }
+}
+
 void StagedDeltas::AddCopy(size_t operation, const StridedCopy& copy,
                            absl::Span<const CopyLoop> loops, bool is_known) {
   MessageToCode& of = messages_[operation];
@@ -241,14 +270,42 @@ absl::Status StagedDeltas::Bind(absl::Span<const Operation> whole,
           "a message is staged at byte ", offset, ", no multiple of ",
           kCodeAlignmentBytes, "; refit-verify tells more"));
     }
-    messages_[i].code = staging + offset;
+    for (size_t rung = 0; rung < rungs_.size(); ++rung) {
+      messages_[i].codes.push_back(staging + StagingOffset(i, rung));
+    }
     SortCopies(messages_[i]);
   }
+  BindMerged(staging);
   auto coder = device.PrepareCodes(table, changes, messages_);
   if (!coder.ok()) return coder.status();
   coder_ = *std::move(coder);
   Take(rungs_.size());
   return absl::OkStatus();
+}
+
+// What the transport is given of merged rounds. Messages that travel whole may
+// lie in tensors.
+void StagedDeltas::BindMerged(std::byte* staging) {
+  merged_operations_.resize(rungs_.size());
+  for (size_t rung = 0; rung < rungs_.size(); ++rung) {
+    const MergedLayout* const layout = MergedOn(rung);
+    if (layout == nullptr) continue;
+    for (const MergedRound& merged : layout->rounds) {
+      std::vector<Operation>& operations =
+          merged_operations_[rung].emplace_back();
+      for (const MergedTransfer& transfer : merged.transfers) {
+        const uint32_t first = transfer.first_operation;
+        operations.push_back(whole_[first]);
+        operations.back().size_bytes = transfer.size_bytes;
+        const bool is_staged =
+            whole_[first].data ==
+            staging + schedule_.parts()[first].staging_offset;
+        if (transfer.is_coded || is_staged) {
+          operations.back().data = staging + transfer.staging_offset;
+        }
+      }
+    }
+  }
 }
 
 absl::Status StagedDeltas::RestartCounts(Stream stream) {
@@ -350,21 +407,21 @@ void StagedDeltas::Take(size_t rung) {
       const uint32_t number = work.operations_begin + i;
       const uint64_t room = RoomOf(number, rung_);
       if (room == 0) continue;
-      operations_[number].data = messages_[number].code;
+      operations_[number].data = messages_[number].codes[rung_];
       operations_[number].size_bytes =
           messages_[number].message.CodeBytes(room);
     }
   }
 }
 
-absl::Status StagedDeltas::EnqueueEncode(const RoundWork& work, Stream stream) {
-  return coder_->Encode(work.operations_begin, work.operations_count, rung_,
-                        stream);
+absl::Status StagedDeltas::EnqueueEncode(uint32_t begin, uint32_t count,
+                                         Stream stream) {
+  return coder_->Encode(begin, count, rung_, stream);
 }
 
-absl::Status StagedDeltas::EnqueueApply(const RoundWork& work, Stream stream) {
-  const absl::Status status = coder_->Apply(
-      work.operations_begin, work.operations_count, rung_, stream);
+absl::Status StagedDeltas::EnqueueApply(uint32_t begin, uint32_t count,
+                                        Stream stream) {
+  const absl::Status status = coder_->Apply(begin, count, rung_, stream);
   return status.ok() && codes_at_once_ ? CheckCoding(stream) : status;
 }
 
@@ -390,6 +447,38 @@ absl::Status StagedDeltas::CheckCoding(Stream stream) {
       absl::StrCat("round ", work->index, ": recv of ",
                    operations_[first.message].size_bytes, " bytes from rank ",
                    whole_[first.message].peer, ": ", first.why.message()));
+}
+
+absl::StatusOr<std::vector<uint8_t>> AgreeOnMerged(const StagedDeltas& deltas,
+                                                   Transport& transport,
+                                                   Deadline deadline) {
+  const auto bytes_of = [](const std::vector<uint8_t>& powers) {
+    return std::string(powers.begin(), powers.end());
+  };
+  const std::string mine = bytes_of(deltas.MostMerged());
+  const absl::StatusOr<std::string> least = ThroughRankZero(
+      transport, deadline, mine,
+      [&](absl::Span<const std::string> by_rank)
+          -> absl::StatusOr<std::string> {
+        std::string all = mine;
+        for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+          const std::string& theirs = by_rank[rank];
+          if (theirs.size() != all.size()) {
+            return absl::InternalError(
+                absl::StrCat("rank ", rank, " merges rounds of ", theirs.size(),
+                             " rungs; rank 0 has ", all.size()));
+          }
+          std::transform(all.begin(), all.end(), theirs.begin(), all.begin(),
+                         [](char a, char b) { return std::min(a, b); });
+        }
+        return all;
+      });
+  if (!least.ok()) return least.status();
+  if (least->size() != mine.size()) {
+    return absl::InternalError(
+        "what rank 0 says of merged rounds cannot be read");
+  }
+  return std::vector<uint8_t>(least->begin(), least->end());
 }
 
 uint64_t StagedSendBytes(const RankSchedule& schedule,

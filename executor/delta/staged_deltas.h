@@ -14,17 +14,21 @@
 // tensors without marks, where marks tell; only their sender knows, so they
 // take room that is meant for what changed. Messages so small that it would
 // gain nothing are always sent whole, and choose no rung.
+//
+// On rungs with room for it, rounds are merged (merged_rounds.h).
 #ifndef REFIT_EXECUTOR_DELTA_STAGED_DELTAS_H_
 #define REFIT_EXECUTOR_DELTA_STAGED_DELTAS_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "executor/delta/merged_rounds.h"
 #include "executor/rank_schedule.h"
 #include "plan/plan_file.h"
 #include "refit/device.h"
@@ -62,6 +66,24 @@ class StagedDeltas {
   uint32_t ElementsPerSlot(size_t rung) const {
     return rung < rungs_.size() ? uint32_t{1} << rungs_[rung] : 1;
   }
+  // By rung: the power of two of rounds that this rank can merge at most; 0:
+  // none.
+  std::vector<uint8_t> MostMerged() const;
+  // As many rounds are merged as the ranks agreed on, the least of their
+  // MostMerged. Before Bind.
+  void Merge(absl::Span<const uint8_t> powers);
+  // Null: each round of the rung travels alone.
+  const MergedLayout* MergedOn(size_t rung) const {
+    return rung < layouts_.size() && layouts_[rung].has_value()
+               ? &*layouts_[rung]
+               : nullptr;
+  }
+  // Where an operation is staged on a rung.
+  uint64_t StagingOffset(size_t operation, size_t rung) const {
+    const MergedLayout* const layout = MergedOn(rung);
+    return layout == nullptr ? schedule_.parts()[operation].staging_offset
+                             : layout->staging_offsets[operation];
+  }
   // Where elements of an operation that is coded lie: `from` in tensors of the
   // table, `to` as MessageToCode says. `is_known`: something tells which of
   // them changed; false: they are sent always. Before Bind. What nobody
@@ -96,11 +118,15 @@ class StagedDeltas {
   }
   const std::vector<Operation>& operations() const { return operations_; }
   size_t rung() const { return rung_; }
-  // Before sending.
-  absl::Status EnqueueEncode(const RoundWork& work, Stream stream);
+  // What the transport is given of a merged round of MergedOn(rung()).
+  absl::Span<const Operation> MergedOperations(size_t merged) const {
+    return merged_operations_[rung_][merged];
+  }
+  // Before sending: operations [begin, begin + count).
+  absl::Status EnqueueEncode(uint32_t begin, uint32_t count, Stream stream);
   // Behind receiving. Error: CheckCoding's, where the device works on the
   // calling thread.
-  absl::Status EnqueueApply(const RoundWork& work, Stream stream);
+  absl::Status EnqueueApply(uint32_t begin, uint32_t count, Stream stream);
   // Whether so little was counted that EnqueueKeep is shorter work than to take
   // all anew.
   bool ChangedLittle() const {
@@ -128,13 +154,20 @@ class StagedDeltas {
   // 0: it is sent whole on that rung.
   uint64_t RoomOf(size_t operation, size_t rung) const;
   std::vector<uint64_t> RoomsOf(const CodedMessage& message) const;
+  template <typename Use>
+  auto WithSizes(size_t rung, const Use& use) const;
+  void BindMerged(std::byte* staging);
 
   const RankSchedule& schedule_;
+  const RoundMerger merger_;
   std::vector<uint8_t> rungs_;
   uint64_t whole_below_bytes_;           // messages
   std::vector<MessageToCode> messages_;  // by operation; no elements: whole
   std::vector<std::vector<ReceivedRange>> received_;  // likewise; ascending
+  std::vector<std::optional<MergedLayout>> layouts_;  // by rung
   std::vector<Operation> whole_;
+  // By rung, and by merged round.
+  std::vector<std::vector<std::vector<Operation>>> merged_operations_;
   std::unique_ptr<MessageCoder> coder_;
   bool codes_at_once_ = false;  // on the calling thread
   std::vector<Operation> operations_;
@@ -142,6 +175,11 @@ class StagedDeltas {
   uint64_t elements_ = 0;
   uint64_t changed_ = 0;
 };
+
+// What all ranks give StagedDeltas::Merge. Collective.
+absl::StatusOr<std::vector<uint8_t>> AgreeOnMerged(const StagedDeltas& deltas,
+                                                   Transport& transport,
+                                                   Deadline deadline);
 
 // What `operations`, those of the schedule, send in staged rounds.
 uint64_t StagedSendBytes(const RankSchedule& schedule,

@@ -189,7 +189,7 @@ class HostMessageCoder : public MessageCoder {
       message.message = of.message;
       message.is_send = of.is_send;
       message.rooms = of.rooms;
-      message.code = of.code;
+      message.codes = of.codes;
       if (of.is_send) message.changed.emplace(of.message.elements());
       for (size_t i = 0; i < of.copies.size(); ++i) {
         message.boxes.push_back(MakeCodedBox(of, i));
@@ -216,7 +216,7 @@ class HostMessageCoder : public MessageCoder {
     for (size_t i = begin; i < begin + count; ++i) {
       const Message& message = messages_[i];
       if (message.is_send && message.RoomOn(rung) != 0) {
-        EncodeOne(message, message.RoomOn(rung));
+        EncodeOne(message, rung);
       }
     }
     return absl::OkStatus();
@@ -225,7 +225,7 @@ class HostMessageCoder : public MessageCoder {
     for (size_t i = begin; i < begin + count; ++i) {
       const Message& message = messages_[i];
       if (message.is_send || message.RoomOn(rung) == 0) continue;
-      const absl::Status status = ApplyOne(message, message.RoomOn(rung));
+      const absl::Status status = ApplyOne(message, rung);
       if (!status.ok() && !failure_.has_value()) failure_ = {i, status};
     }
     return absl::OkStatus();
@@ -247,7 +247,7 @@ class HostMessageCoder : public MessageCoder {
     CodedMessage message;
     bool is_send = false;
     std::vector<uint64_t> rooms;
-    std::byte* code = nullptr;
+    std::vector<std::byte*> codes;
     std::vector<CodedBox> boxes;
     std::optional<ElementBits> changed;  // of a send: what was counted
 
@@ -321,9 +321,10 @@ class HostMessageCoder : public MessageCoder {
     return counted;
   }
 
-  void EncodeOne(const Message& message, uint64_t room) const {
+  void EncodeOne(const Message& message, size_t rung) const {
     const uint64_t width = message.message.element_bytes;
-    CodeWriter writer(message.message, room, message.code);
+    CodeWriter writer(message.message, message.RoomOn(rung),
+                      message.codes[rung]);
     for (const CodedBox& box : message.boxes) {
       ForEachCodedRun(box, [&](const CodedRun& run) {
         const std::byte* const elements = AddressOf(run.first);
@@ -342,12 +343,13 @@ class HostMessageCoder : public MessageCoder {
     writer.Finish();
   }
 
-  absl::Status ApplyOne(const Message& message, uint64_t room) const {
+  absl::Status ApplyOne(const Message& message, size_t rung) const {
+    const std::byte* const code = message.codes[rung];
     const absl::StatusOr<std::vector<uint64_t>> elements =
-        ElementsOfCode(message.message, room, message.code);
+        ElementsOfCode(message.message, message.RoomOn(rung), code);
     if (!elements.ok()) return elements.status();
     const uint64_t width = message.message.element_bytes;
-    const std::byte* const values = ValuesOfCode(message.code);
+    const std::byte* const values = ValuesOfCode(code);
     size_t next = 0;
     bool fits = true;
     for (const CodedBox& box : message.boxes) {

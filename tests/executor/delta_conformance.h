@@ -276,6 +276,33 @@ TEST_P(DeltaConformance, Casts) {
   }
 }
 
+// Slices as tensor parallelism cuts them: rows that hold whole words of marks,
+// begin inside one, or hold no whole number of them. A tile of a GPU has
+// several rows, or a row several tiles.
+TEST_P(DeltaConformance, MarkedRows) {
+  std::mt19937_64 random(11);
+  for (const uint64_t columns : {32, 384, 416, 392, 2048, 20000}) {
+    for (const uint64_t first : {0, 32, 8}) {
+      for (const uint64_t gap : {0, 384, 8}) {
+        for (const double share : {0.0, 0.001, 0.2, 1.0}) {
+          const uint64_t rows = 30000 / columns + 2;
+          Case of;
+          of.kind = CopyKind::kMarked;
+          of.bytes_per_mark = 2;
+          of.share = share;
+          of.from.byte_offset = 2 * first;
+          of.from.loops = {
+              {2, 1, 0}, {rows, 0, 2 * (columns + gap)}, {columns, 0, 2}};
+          of.to.first_tensor = 2;
+          of.to.loops = {{2, 1, 0}, {rows, 0, 2 * columns}, {columns, 0, 2}};
+          CheckDelta(of, random);
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
 // Each element alone, at each distance from a border of 64 bytes.
 TEST_P(DeltaConformance, OneChangeAnywhere) {
   for (const DType dtype : {DType::kUint8, DType::kBf16, DType::kInt64}) {

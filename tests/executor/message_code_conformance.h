@@ -326,10 +326,12 @@ class MessageCodeConformance : public DeviceConformance {
       of.always.push_back(box.always);
       entry += box.entries();
     }
-    const uint64_t room = *std::max_element(rooms.begin(), rooms.end());
+    const uint64_t most = *std::max_element(rooms.begin(), rooms.end());
     world.codes.push_back(
-        Upload(Bytes(c.message.CodeBytes(room) + kGuardBytes, kUnused)));
-    of.code = world.codes.back()->data();
+        Upload(Bytes(c.message.CodeBytes(most) + kGuardBytes, kUnused)));
+    // Of rungs whose codes nobody writes, nobody may use the place.
+    of.codes.resize(rooms.size(), nullptr);
+    of.codes[rooms.size() > 1 ? 1 : 0] = world.codes.back()->data();
   }
 
   void Prepare(World& world, ChangesBy by = ChangesBy::kShadows) {
@@ -404,7 +406,7 @@ class MessageCodeConformance : public DeviceConformance {
     for (size_t i = 0; i < cases.size(); ++i) {
       if (rooms[i] == 0) continue;
       Bytes wanted = CodeOf(cases[i], rooms[i]);
-      Write(world.messages[2 * i + 1].code, wanted);
+      Write(world.codes[2 * i + 1]->data(), wanted);
       wanted.resize(world.codes[2 * i]->size_bytes(), kUnused);
       ASSERT_EQ(Download(*world.codes[2 * i]), wanted) << i;
     }

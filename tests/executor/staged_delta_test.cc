@@ -10,6 +10,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "executor/delta/merged_rounds.h"
+#include "executor/delta/staged_deltas.h"
+#include "executor/rank_schedule.h"
 #include "refit/control_plane.h"
 #include "runner/rank_threads.h"
 #include "runner/world_rank.h"
@@ -57,6 +60,22 @@ PlanFile HostsPlan(const std::string& dtype = "bf16",
                                 changes, R"("}}})"));
 }
 
+// Rounds of one message of 1 MiB each, 2048 rows of "w". Staging is as large,
+// and an eighth of it 128 KiB.
+PlanFile RowsPlan(uint64_t rows) {
+  return PlanOfJob(absl::StrCat(R"({
+    "model": {"parameters": [
+      {"name": "w", "shape": [)",
+                                rows, R"(, 256], "dtype": "bf16"}]},
+    "source": {"layout": "generic", "meshes": {"m": {"axes": {"a": 1}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "destination": {"layout": "generic", "meshes": {"m": {"axes": {"a": 1}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "topology": {"gpus_per_host": 1},
+    "options": {"delta": {"dense_every": 0}, "bucket_bytes": 1048576,
+                "slots": 1, "staging_bytes": 1048576}})"));
+}
+
 // That of the source's tensor, or the destination's.
 const BoundTensor& TensorOf(DeltaWorld& world, int32_t rank,
                             const std::string& name) {
@@ -67,17 +86,22 @@ const BoundTensor& TensorOf(DeltaWorld& world, int32_t rank,
   return world.tensors[rank][0];
 }
 
+uint64_t ElementsOf(const BoundTensor& tensor) {
+  return tensor.size_bytes / DTypeBytes(tensor.dtype);
+}
+
 // Changes every `nth` element of the source.
 void Change(DeltaWorld& world, uint64_t nth) {
-  auto* const values = static_cast<uint16_t*>(TensorOf(world, 0, "w").data);
-  for (uint64_t i = 0; i < kElements; i += nth) values[i] ^= 1;
+  const BoundTensor& tensor = TensorOf(world, 0, "w");
+  auto* const values = static_cast<uint16_t*>(tensor.data);
+  for (uint64_t i = 0; i < ElementsOf(tensor); i += nth) values[i] ^= 1;
 }
 
 // The source's worker marks elements of a tensor: every `nth`, from `first` on.
 void Mark(DeltaWorld& world, const std::string& name, uint64_t nth,
           uint64_t first = 0) {
   const BoundTensor& tensor = TensorOf(world, 0, name);
-  const uint64_t elements = tensor.size_bytes / DTypeBytes(tensor.dtype);
+  const uint64_t elements = ElementsOf(tensor);
   for (uint64_t i = first; i < elements; i += nth) {
     tensor.changes[i / 32] |= uint32_t{1} << i % 32;
   }
@@ -85,7 +109,7 @@ void Mark(DeltaWorld& world, const std::string& name, uint64_t nth,
 
 bool IsMarked(DeltaWorld& world, const std::string& name) {
   const BoundTensor& tensor = TensorOf(world, 0, name);
-  const uint64_t elements = tensor.size_bytes / DTypeBytes(tensor.dtype);
+  const uint64_t elements = ElementsOf(tensor);
   return std::any_of(tensor.changes, tensor.changes + (elements + 31) / 32,
                      [](uint32_t word) { return word != 0; });
 }
@@ -98,23 +122,30 @@ void TakeBitmap(DeltaWorld& world, const std::string& name) {
 }
 
 void Fill(DeltaWorld& world) {
-  auto* const values = static_cast<uint16_t*>(TensorOf(world, 0, "w").data);
-  for (uint64_t i = 0; i < kElements; ++i) {
+  const BoundTensor& tensor = TensorOf(world, 0, "w");
+  auto* const values = static_cast<uint16_t*>(tensor.data);
+  for (uint64_t i = 0; i < ElementsOf(tensor); ++i) {
     values[i] = static_cast<uint16_t>(0x3f00 + i % 97);
   }
 }
 
+// The first refit, which is dense.
+absl::Status Begin(DeltaWorld& world) {
+  Fill(world);
+  absl::Status status = world.Start();
+  return status.ok() ? world.Refit() : status;
+}
+
 bool IsEqual(DeltaWorld& world) {
-  return std::memcmp(TensorOf(world, 0, "w").data, TensorOf(world, 1, "w").data,
-                     2 * kElements) == 0;
+  const BoundTensor& sent = TensorOf(world, 0, "w");
+  return std::memcmp(sent.data, TensorOf(world, 1, "w").data,
+                     sent.size_bytes) == 0;
 }
 
 TEST(StagedDeltaTest, TheRungIsTheFirstWithRoomForWhatChanged) {
   const PlanFile plan = HostsPlan();
   DeltaWorld world(plan);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   EXPECT_FALSE(world.report().is_delta);
   EXPECT_EQ(world.report().rung, 0);
   EXPECT_EQ(world.report().stored_bytes, 2 * kElements);
@@ -151,9 +182,7 @@ TEST(StagedDeltaTest, TheRungIsTheFirstWithRoomForWhatChanged) {
 TEST(StagedDeltaTest, WhatTheReceiverCastsIsSentWhole) {
   const PlanFile plan = HostsPlan("fp32");
   DeltaWorld world(plan);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   Change(world, 1000);
   ASSERT_TRUE(world.Refit().ok());
   EXPECT_TRUE(world.report().is_delta);
@@ -166,9 +195,7 @@ TEST(StagedDeltaTest, WhatTheReceiverCastsIsSentWhole) {
 TEST(StagedDeltaTest, WhatTheReceiverCastsTravelsBesideWhatChanged) {
   const PlanFile plan = HostsPlan("bf16", "bf16", "fp32");
   DeltaWorld world(plan);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   Change(world, 1000);
   auto* const other = static_cast<uint16_t*>(TensorOf(world, 0, "other").data);
   for (int i = 0; i < 128; ++i) other[i] = static_cast<uint16_t>(0x4000 + i);
@@ -234,9 +261,7 @@ TEST(StagedDeltaTest, CopiesOfAMessageMayStandInAnyOrder) {
   }
   const PlanFile plan = OpenSpec(spec);
   DeltaWorld world(plan);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   auto* const other = static_cast<uint16_t*>(TensorOf(world, 0, "other").data);
   for (uint64_t refit = 0; refit < 3; ++refit) {
     Change(world, 1000 + refit);
@@ -288,9 +313,7 @@ TEST(StagedDeltaTest, SmallMessagesChooseNoRung) {
     "topology": {"gpus_per_host": 1},
     "options": {"delta": {"dense_every": 0}}})job");
   DeltaWorld world(plan);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   Change(world, 1000);
   const BoundTensor& other = TensorOf(world, 0, "other");
   std::memset(other.data, 0x31, other.size_bytes);
@@ -306,9 +329,7 @@ TEST(StagedDeltaTest, SmallMessagesChooseNoRung) {
 TEST(StagedDeltaTest, ElementsCountOnceWhateverTheirSize) {
   const PlanFile plan = HostsPlan("bf16", "int8", "int8");
   DeltaWorld world(plan);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   Change(world, 1024);
   static_cast<uint8_t*>(TensorOf(world, 0, "other").data)[7] ^= 1;
   ASSERT_TRUE(world.Refit().ok());
@@ -321,9 +342,7 @@ TEST(StagedDeltaTest, ElementsCountOnceWhateverTheirSize) {
 TEST(StagedDeltaTest, AWrongBitAtTheReceiverFailsTheRefitOnAllRanks) {
   const PlanFile plan = HostsPlan();
   DeltaWorld world(plan);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   static_cast<uint16_t*>(TensorOf(world, 1, "w").data)[12345] ^= 2;
   Change(world, 1000);
   for (const absl::Status& status : world.Refits()) {
@@ -339,10 +358,8 @@ TEST(StagedDeltaTest, MarksTellWhatChanged) {
   const PlanFile plan = HostsPlan("bf16", "", "", "bitmap");
   DeltaWorld world(plan);
   world.GiveBitmaps(0);
-  Fill(world);
   Mark(world, "w", 7);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   EXPECT_FALSE(world.report().is_delta);
   EXPECT_FALSE(IsMarked(world, "w"));
   const struct {
@@ -380,9 +397,7 @@ TEST(StagedDeltaTest, MarksOfVersionsThatAreNotSentAddUp) {
   const PlanFile plan = HostsPlan("bf16", "", "", "bitmap");
   DeltaWorld world(plan);
   world.GiveBitmaps(0);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   for (const uint64_t nth : {1000, 1100}) {
     Change(world, nth);
     Mark(world, "w", nth);
@@ -398,9 +413,7 @@ TEST(StagedDeltaTest, AChangeWithoutItsMarkFailsTheRefitOnAllRanks) {
   const PlanFile plan = HostsPlan("bf16", "", "", "bitmap");
   DeltaWorld world(plan);
   world.GiveBitmaps(0);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   Change(world, 1000);
   Mark(world, "w", 1000, /*first=*/1000);
   for (const absl::Status& status : world.Refits()) {
@@ -418,9 +431,7 @@ TEST(StagedDeltaTest, ATensorWithoutBitmapIsSentAlways) {
   DeltaWorld world(plan);
   world.GiveBitmaps(0);
   TakeBitmap(world, "other");
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   const BoundTensor& other = TensorOf(world, 0, "other");
   const BoundTensor& received = TensorOf(world, 1, "other");
   const struct {
@@ -495,9 +506,7 @@ TEST(NcclStagedDeltasTest, MarksAreClearedBehindTheRounds) {
   std::vector<LazyDevice> devices(2);
   const auto world = NcclDeltaWorld(plan, devices);
   world->GiveBitmaps(0);
-  Fill(*world);
-  ASSERT_TRUE(world->Start().ok());
-  ASSERT_TRUE(world->Refit().ok());
+  ASSERT_TRUE(Begin(*world).ok());
   for (const uint64_t nth : {1000, 20, 1, 500}) {
     Change(*world, nth);
     Mark(*world, "w", nth);
@@ -572,9 +581,7 @@ class NcclStagedDeltaTest : public testing::Test {
  protected:
   NcclStagedDeltaTest() {
     fake_nccl_reset();
-    Fill(*world_);
-    EXPECT_TRUE(world_->Start().ok());
-    EXPECT_TRUE(world_->Refit().ok());
+    EXPECT_TRUE(Begin(*world_).ok());
   }
   ~NcclStagedDeltaTest() override {
     EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
@@ -627,7 +634,7 @@ TEST_F(NcclStagedDeltaTest, MessagesHaveTheSizesOfTheRung) {
 // Found when the refit is over on the rank, and before any rank has a base.
 TEST_F(NcclStagedDeltaTest, AMessageThatWasDamagedTearsTheRefit) {
   devices_[1].before_apply = [](const std::vector<MessageToCode>& messages) {
-    messages[0].code[1] = std::byte{0x11};
+    messages[0].codes[0][1] = std::byte{0x11};
   };
   ExpectTorn(1, absl::StatusCode::kDataLoss,
              "round 0: recv of 2056 bytes from rank 0: what changed is not "
@@ -670,33 +677,22 @@ class EagerDevice : public LazyDevice {
 
 // There it is found at once: some rounds are over, and others not begun.
 TEST(StagedDeltaTest, ARefitMayEndBetweenTwoStagedRounds) {
-  const PlanFile plan = PlanOfJob(R"({
-    "model": {"parameters": [
-      {"name": "w", "shape": [256, 256], "dtype": "bf16"}]},
-    "source": {"layout": "generic", "meshes": {"m": {"axes": {"a": 1}}},
-      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
-    "destination": {"layout": "generic", "meshes": {"m": {"axes": {"a": 1}}},
-      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
-    "topology": {"gpus_per_host": 1},
-    "options": {"delta": {"dense_every": 0}, "bucket_bytes": 16384,
-                "slots": 1, "staging_bytes": 32768}})");
+  const PlanFile plan = RowsPlan(32768);
   EagerDevice device;
   DeltaWorld world(plan, &device, /*rank=*/1);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
+  ASSERT_TRUE(Begin(world).ok());
   int rounds = 0;
   device.before_apply = [&](const std::vector<MessageToCode>& messages) {
     if (++rounds != 3) return;
-    // Of four rounds.
-    std::memset(messages[messages.size() / 2].code, 0x11, 8);
+    // Of four rounds, each of four of the plan.
+    std::memset(messages[messages.size() / 2].codes[0], 0x11, 8);
   };
   Change(world, 1000);
   const std::vector<absl::Status> statuses = world.Refits();
   EXPECT_EQ(statuses[1].code(), absl::StatusCode::kDataLoss)
       << statuses[0] << statuses[1];
   for (const absl::Status& status : statuses) {
-    EXPECT_NE(status.message().find("round 2: "), std::string::npos) << status;
+    EXPECT_NE(status.message().find("round 8: "), std::string::npos) << status;
   }
   EXPECT_EQ(rounds, 3);
   for (int32_t rank = 0; rank < 2; ++rank) {
@@ -707,53 +703,155 @@ TEST(StagedDeltaTest, ARefitMayEndBetweenTwoStagedRounds) {
   EXPECT_TRUE(IsEqual(world));
 }
 
-// Staged rounds that share staging, in slots: each waits for what it needs.
+// Of 16 rounds. Rung 1/64 has room for 8192 of a message's 524288 elements.
+TEST(StagedDeltaTest, RoundsAreMergedAsFarAsStagingReaches) {
+  const PlanFile plan = RowsPlan(32768);
+  DeltaWorld world(plan);
+  ASSERT_TRUE(Begin(world).ok());
+  EXPECT_EQ(world.executor(0).counters().rounds, 16);
+  const auto code = [](uint64_t room) { return 8 + 3 * room + 4096; };
+  const struct {
+    uint64_t nth;
+    uint32_t rung;
+    uint64_t rounds;
+    uint64_t bytes;  // codes begin at multiples of 16
+  } cases[] = {{1000, 128, 4, 16 * code(4096) + 12 * 8},
+               {100, 64, 4, 16 * code(8192) + 12 * 8},
+               {40, 32, 8, 16 * code(16384) + 8 * 8},
+               {20, 16, 16, 16 * code(32768)},
+               {1, 1, 16, 16 << 20}};
+  for (const auto& [nth, rung, rounds, bytes] : cases) {
+    Change(world, nth);
+    ASSERT_TRUE(world.Refit().ok());
+    EXPECT_EQ(world.report().rung, rung) << nth;
+    for (const int32_t rank : {0, 1}) {
+      const RunCounters& counters = world.executor(rank).counters();
+      EXPECT_EQ(counters.rounds, rounds) << nth;
+      EXPECT_EQ(counters.messages_sent + counters.messages_received, rounds);
+      EXPECT_EQ(counters.bytes_sent + counters.bytes_received, bytes) << nth;
+    }
+    EXPECT_TRUE(IsEqual(world)) << nth;
+  }
+}
+
+// A group of NCCL's holds as many operations as the plan says, also where
+// rounds are merged: four sources take turns in rounds of two.
+TEST(StagedDeltaTest, MergedRoundsHoldNoMoreOperationsThanOthers) {
+  for (const uint64_t operations : {2, 4}) {
+    const PlanFile plan = PlanOfJob(absl::StrCat(
+        R"job({
+      "model": {"parameters": [
+        {"name": "w", "shape": [1024, 256], "dtype": "bf16"}]},
+      "source": {"layout": "generic", "meshes": {"m": {"axes": {"a": 4}}},
+        "tensors": [{"match": "*", "mesh": "m", "placements": ["Shard(0)"]}]},
+      "destination": {"layout": "generic", "meshes": {"m": {"axes": {"a": 1}}},
+        "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+      "topology": {"gpus_per_host": 1},
+      "options": {"delta": {"dense_every": 0}, "bucket_bytes": 16384,
+                  "staging_bytes": 1048576, "operations_per_round": )job",
+        operations, "}}"));
+    size_t most_transfers = 0;
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      const RankSchedule schedule(plan, rank);
+      StagedDeltas deltas(plan, rank, schedule);
+      const std::vector<uint8_t> most = deltas.MostMerged();
+      deltas.Merge(most);
+      for (size_t rung = 0; rung < most.size(); ++rung) {
+        const MergedLayout* const layout = deltas.MergedOn(rung);
+        if (layout == nullptr) continue;
+        for (const MergedRound& merged : layout->rounds) {
+          most_transfers = std::max(most_transfers, merged.transfers.size());
+        }
+      }
+    }
+    EXPECT_GT(most_transfers, 0);
+    EXPECT_LE(most_transfers, operations);
+  }
+}
+
+// Staged rounds that share staging, in slots, and merged ones that take its
+// parts in turn: each waits for what it needs. Small messages travel whole, in
+// rows of one end: those of "a" are packed, those of "b" unpacked.
 TEST(NcclStagedDeltasTest, RoundsReuseTheirStagingInOrder) {
+  constexpr uint64_t kRows = 32768;
   for (const int slots : {1, 2, 3}) {
     fake_nccl_reset();
     const PlanFile plan = PlanOfJob(
         absl::StrCat(R"job({
       "model": {"parameters": [
-        {"name": "w", "shape": [256, 256], "dtype": "bf16"}]},
+        {"name": "w", "shape": [32768, 256], "dtype": "bf16"},
+        {"name": "a", "shape": [4, 4], "dtype": "bf16"},
+        {"name": "b", "shape": [4, 4], "dtype": "bf16"}]},
       "source": {"layout": "generic", "meshes": {"m": {"axes": {"a": 2}}},
-        "tensors": [{"match": "*", "mesh": "m", "placements": ["Shard(0)"]}]},
-      "destination": {"layout": "generic", "meshes": {"m": {"axes": {"a": 2}}},
-        "tensors": [{"match": "*", "mesh": "m", "placements": ["Shard(1)"]}]},
+        "tensors": [
+          {"match": "b", "mesh": "m", "placements": ["Shard(1)"]},
+          {"match": "*", "mesh": "m", "placements": ["Shard(0)"]}]},
+      "destination": {"layout": "generic",
+        "meshes": {"m": {"axes": {"a": 2}, "ranks": [0, 1]},
+                   "n": {"axes": {"a": 2}, "ranks": [2, 3]},
+                   "o": {"axes": {"a": 2}, "ranks": [4, 5]}},
+        "tensors": [
+          {"match": "a", "mesh": "n", "placements": ["Shard(1)"]},
+          {"match": "b", "mesh": "o", "placements": ["Shard(0)"]},
+          {"match": "*", "mesh": "m", "placements": ["Shard(1)"]}]},
       "topology": {"gpus_per_host": 1},
-      "options": {"delta": {"dense_every": 0}, "bucket_bytes": 4096,
+      "options": {"delta": {"dense_every": 0}, "bucket_bytes": 65536,
                   "slots": )job",
-                     slots, ", \"staging_bytes\": ", 16384 * slots, "}}"));
-    std::vector<LazyDevice> devices(4);
+                     slots, ", \"staging_bytes\": ", 262144 * slots, "}}"));
+    std::vector<LazyDevice> devices(8);
     const auto world = NcclDeltaWorld(plan, devices);
+    const auto at = [&](int32_t rank, const char* name) {
+      return static_cast<uint16_t*>(TensorOf(*world, rank, name).data);
+    };
     const auto fill = [&](uint16_t seed) {
       for (int32_t rank = 0; rank < 2; ++rank) {
         const BoundTensor& tensor = TensorOf(*world, rank, "w");
-        auto* const values = static_cast<uint16_t*>(tensor.data);
+        uint16_t* const values = at(rank, "w");
         for (uint64_t i = 0; i < tensor.size_bytes / 2; ++i) {
-          if (seed == 0 || i % 71 == seed) {
+          if (seed == 0 || i % 11 == seed) {
             values[i] = static_cast<uint16_t>(rank * 32768 + i * 7 + seed);
           }
+        }
+        for (uint64_t i = 0; i < 8; ++i) {
+          at(rank, "a")[i] =
+              static_cast<uint16_t>(rank * 1000 + seed * 100 + i);
+          at(rank, "b")[i] =
+              static_cast<uint16_t>(rank * 2000 + seed * 100 + i);
         }
       }
     };
     fill(0);
     ASSERT_TRUE(world->Start().ok());
     ASSERT_TRUE(world->Refit().ok());
+    const uint64_t dense_rounds = world->executor(0).counters().rounds;
     for (uint16_t refit = 1; refit < 4; ++refit) {
       fill(refit);
       ASSERT_TRUE(world->Refit().ok());
-      EXPECT_EQ(world->report().rung, 64);
+      EXPECT_EQ(world->report().rung, 8);
+      // More than parts of staging, and fewer than the plan's.
+      EXPECT_GT(world->executor(0).counters().rounds, RoundMerger::kParts);
+      EXPECT_LE(world->executor(0).counters().rounds, dense_rounds / 2 + 1);
       // Rows of one half of the columns each.
-      for (uint32_t row = 0; row < 256; ++row) {
-        const auto* const sent = static_cast<const uint16_t*>(
-                                     TensorOf(*world, row / 128, "w").data) +
-                                 row % 128 * 256;
+      for (uint32_t row = 0; row < kRows; ++row) {
+        const uint16_t* const sent =
+            at(static_cast<int32_t>(row / (kRows / 2)), "w") +
+            row % (kRows / 2) * 256;
         for (int32_t half = 0; half < 2; ++half) {
-          const auto* const received =
-              static_cast<const uint16_t*>(
-                  TensorOf(*world, 2 + half, "w").data) +
-              row * 128;
+          const uint16_t* const received = at(2 + half, "w") + row * 128;
           ASSERT_EQ(std::memcmp(received, sent + half * 128, 256), 0)
+              << slots << " slots, row " << row;
+        }
+      }
+      for (uint64_t row = 0; row < 4; ++row) {
+        for (uint64_t column = 0; column < 4; ++column) {
+          ASSERT_EQ(
+              at(4 + static_cast<int32_t>(column / 2),
+                 "a")[row * 2 + column % 2],
+              at(static_cast<int32_t>(row / 2), "a")[row % 2 * 4 + column])
+              << slots << " slots, row " << row;
+          ASSERT_EQ(
+              at(6 + static_cast<int32_t>(row / 2), "b")[row % 2 * 4 + column],
+              at(static_cast<int32_t>(column / 2), "b")[row * 2 + column % 2])
               << slots << " slots, row " << row;
         }
       }

@@ -52,7 +52,7 @@ MessageToCode MessageAt(uint64_t number, bool send, uint64_t columns,
                        .loops_count = 2});
   of.loops = {{rows, {0, stride}, {0, columns * 2}}, {columns, {0, 2}, {0, 2}}};
   of.always = {false};
-  of.code = codes + number * kCodeBytesMax;
+  of.codes = {codes + number * kCodeBytesMax};
   return of;
 }
 

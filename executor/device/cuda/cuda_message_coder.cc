@@ -21,6 +21,7 @@ using cuda::KernelCodes;
 using cuda::KernelCodeTile;
 using cuda::KernelCopy;
 using cuda::KernelMessage;
+using cuda::KernelRoom;
 using cuda::KernelTile;
 
 static_assert(sizeof(ChangedElements) == sizeof(KernelChanged));
@@ -219,7 +220,7 @@ class CudaMessageCoder : public MessageCoder {
     DeviceArray<KernelTile> compared;
     DeviceArray<KernelMessage> messages;
     DeviceArray<KernelCodeTile> tiles;
-    DeviceArray<uint64_t> rooms;
+    DeviceArray<KernelRoom> rooms;
     DeviceArray<uint32_t> bits;
     DeviceArray<KernelChanged> changed;
     DeviceArray<uint64_t> totals;
@@ -234,7 +235,7 @@ class CudaMessageCoder : public MessageCoder {
     std::vector<KernelTile> compared;
     std::vector<KernelMessage> messages;
     std::vector<KernelCodeTile> tiles;
-    std::vector<uint64_t> rooms;
+    std::vector<KernelRoom> rooms;
     uint64_t words = 0;  // of messages all of whose boxes are `is_bytes`
     uint64_t cleared_words = 0;  // of the others
   };
@@ -242,14 +243,15 @@ class CudaMessageCoder : public MessageCoder {
   void Lower(const MessageToCode& of, absl::Span<std::byte* const> table,
              Lowered& lowered) {
     const auto number = static_cast<uint32_t>(lowered.messages.size());
-    lowered.rooms.insert(lowered.rooms.end(), of.rooms.begin(), of.rooms.end());
+    for (size_t rung = 0; rung < of.rooms.size(); ++rung) {
+      lowered.rooms.push_back({of.codes[rung], of.rooms[rung]});
+    }
     lowered.rooms.resize(uint64_t{number + 1} * rungs_);
     tiles_before_.push_back(lowered.tiles.size());
     is_send_.push_back(of.is_send);
     KernelMessage& message = lowered.messages.emplace_back();
     message.first_tile = lowered.tiles.size();
     if (of.message.element_bytes == 0) return;
-    message.code = of.code;
     message.size_bytes = of.message.size_bytes;
     message.element_bytes = of.message.element_bytes;
     message.element_shift =

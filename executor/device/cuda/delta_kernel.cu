@@ -121,62 +121,120 @@ __device__ __forceinline__ uint32_t CountMarks(const KernelDelta& delta,
   return __popc(word & (bits == 32 ? kAllLanes : (1u << bits) - 1));
 }
 
-// A tile in one row whose units of 16 bytes have eight marks each: of bf16 and
-// fp16, nearly all that is moved. A warp reads the marks of 128 units at once,
-// a word a lane. Returns false where the tile is not of this kind.
-__device__ __forceinline__ bool MoveMarkedRow(const KernelCopy& copy,
-                                              const KernelDelta& delta,
-                                              std::byte* const* table,
-                                              uint32_t tile, Found& found) {
-  constexpr uint32_t kMarksPerUnit = 8;
-  constexpr uint32_t kUnitsPerWord = 32 / kMarksPerUnit;
+// Of a marked tile whose units of 16 bytes have eight marks each: of bf16 and
+// fp16, nearly all that is moved.
+constexpr uint32_t kMarksPerUnit = 8;
+constexpr uint32_t kUnitsPerWord = 32 / kMarksPerUnit;
+
+// Whether each row of a copy begins with a word of marks, and holds whole ones.
+__device__ __forceinline__ bool HoldsWholeWords(const KernelCopy& copy) {
+  constexpr uint32_t kWordOfUnits = kUnitsPerWord * sizeof(uint4);
+  uint64_t starts = copy.from_offset;
+  for (uint32_t l = 0; l < copy.loops_count; ++l) {
+    starts |= copy.loops[l].from_bytes;
+  }
+  return starts % kWordOfUnits == 0 && copy.row_units % kUnitsPerWord == 0;
+}
+
+// A warp reads the marks of 128 units at once, a word a lane. `kOneRow`: the
+// tile is full, and lies in one row. `row`: that of its unit number `first`.
+template <bool kOneRow>
+__device__ __forceinline__ void MoveMarkedWords(
+    const KernelCopy& copy, const KernelDelta& delta, std::byte* const* table,
+    uint64_t first, uint32_t first_row, const Row& row, Found& found) {
   constexpr uint32_t kRunUnits = kWarpThreads * kUnitsPerWord;
   constexpr uint32_t kRuns = kTileUnits / kRunUnits / (kThreads / kWarpThreads);
-  const uint64_t first = uint64_t{tile} * kTileUnits;
-  const auto row_number = static_cast<uint32_t>(first / copy.row_units);
-  const auto column =
-      static_cast<uint32_t>(first - uint64_t{row_number} * copy.row_units);
-  if (column + kTileUnits > copy.row_units) return false;
-  const Row row = RowAt<DeltaKind::kMarked>(copy, delta, table, row_number);
-  const uint64_t unit = row.offset / sizeof(uint4) + column;  // of the tensor
-  if (row.offset % sizeof(uint4) != 0 || unit % kUnitsPerWord != 0) {
-    return false;
-  }
   const uint32_t lane = threadIdx.x % kWarpThreads;
   const uint32_t first_run = threadIdx.x / kWarpThreads * kRuns;
+  const auto column =
+      static_cast<uint32_t>(first - uint64_t{first_row} * copy.row_units);
+  // Of the units of this lane's words.
   uint32_t words[kRuns];
+  const uint4* from[kRuns];
+  uint4* to[kRuns];
   uint32_t any = 0;
 #pragma unroll
   for (uint32_t r = 0; r < kRuns; ++r) {
-    words[r] =
-        row.marks[unit / kUnitsPerWord + (first_run + r) * kWarpThreads + lane];
+    const uint32_t in_tile =
+        ((first_run + r) * kWarpThreads + lane) * kUnitsPerWord;
+    Row at = row;
+    uint32_t unit = column + in_tile;
+    words[r] = 0;
+    from[r] = nullptr;
+    to[r] = nullptr;
+    if constexpr (!kOneRow) {
+      if (first + in_tile >= uint64_t{copy.rows} * copy.row_units) continue;
+      const uint32_t down = Divide(unit, copy.row_magic, copy.row_shift);
+      unit -= down * copy.row_units;
+      if (down != 0) {
+        at = RowAt<DeltaKind::kMarked>(copy, delta, table, first_row + down);
+      }
+    }
+    words[r] = at.marks[(at.offset / sizeof(uint4) + unit) / kUnitsPerWord];
+    from[r] = reinterpret_cast<const uint4*>(at.from) + unit;
+    to[r] = reinterpret_cast<uint4*>(at.to) + unit;
     any |= words[r];
   }
-  if (__ballot_sync(kAllLanes, any != 0) == 0) return true;
-  const auto* from = reinterpret_cast<const uint4*>(row.from) + column;
-  auto* to = reinterpret_cast<uint4*>(row.to) + column;
+  if (__ballot_sync(kAllLanes, any != 0) == 0) return;
 #pragma unroll
   for (uint32_t r = 0; r < kRuns; ++r) {
     found.elements += __popc(words[r]);
-    // Neighboring lanes take neighboring units, so that their stores are one.
+    // Neighboring lanes take neighboring units, so that their stores are one:
+    // unit `lane % kUnitsPerWord` of the word of another lane.
+    const auto place = [&](auto* const first_unit, uint32_t i) {
+      using Unit = decltype(first_unit);
+      if constexpr (kOneRow) {
+        return first_unit - lane * kUnitsPerWord + i * kWarpThreads + lane;
+      } else {
+        const uint32_t of_word = (i * kWarpThreads + lane) / kUnitsPerWord;
+        return reinterpret_cast<Unit>(__shfl_sync(
+                   kAllLanes, reinterpret_cast<unsigned long long>(first_unit),
+                   of_word)) +
+               lane % kUnitsPerWord;
+      }
+    };
     uint4 units[kUnitsPerWord];
     uint32_t marked = 0;
-    const uint32_t at = (first_run + r) * kRunUnits + lane;
 #pragma unroll
     for (uint32_t i = 0; i < kUnitsPerWord; ++i) {
       const uint32_t of_word = (i * kWarpThreads + lane) / kUnitsPerWord;
       const uint32_t marks = __shfl_sync(kAllLanes, words[r], of_word) >>
                              lane % kUnitsPerWord * kMarksPerUnit;
+      const uint4* const unit = place(from[r], i);
       if ((marks & ((1u << kMarksPerUnit) - 1)) == 0) continue;
       marked |= 1u << i;
-      units[i] = __ldcs(from + at + i * kWarpThreads);
+      units[i] = __ldcs(unit);
     }
     found.bytes += __popc(marked) * sizeof(uint4);
 #pragma unroll
     for (uint32_t i = 0; i < kUnitsPerWord; ++i) {
-      if ((marked >> i & 1) != 0) to[at + i * kWarpThreads] = units[i];
+      uint4* const unit = place(to[r], i);
+      if ((marked >> i & 1) != 0) *unit = units[i];
     }
   }
+}
+
+// Returns false where words of marks are not of whole units.
+__device__ __forceinline__ bool MoveMarkedTile(const KernelCopy& copy,
+                                               const KernelDelta& delta,
+                                               std::byte* const* table,
+                                               uint32_t tile, Found& found) {
+  const uint64_t first = uint64_t{tile} * kTileUnits;
+  const auto first_row = static_cast<uint32_t>(first / copy.row_units);
+  const auto column =
+      static_cast<uint32_t>(first - uint64_t{first_row} * copy.row_units);
+  const bool is_row = column + kTileUnits <= copy.row_units;
+  if (!is_row && !HoldsWholeWords(copy)) return false;
+  const Row row = RowAt<DeltaKind::kMarked>(copy, delta, table, first_row);
+  if (!is_row) {
+    MoveMarkedWords<false>(copy, delta, table, first, first_row, row, found);
+    return true;
+  }
+  if (row.offset % sizeof(uint4) != 0 ||
+      (row.offset / sizeof(uint4) + column) % kUnitsPerWord != 0) {
+    return false;
+  }
+  MoveMarkedWords<true>(copy, delta, table, first, first_row, row, found);
   return true;
 }
 
@@ -191,7 +249,7 @@ __device__ void MoveTile(const KernelCopy& copy, const KernelDelta& delta,
   if constexpr (kKind == DeltaKind::kMarked) {
     if constexpr (kSize == sizeof(uint4)) {
       if (delta.mark_shift == 1 &&
-          MoveMarkedRow(copy, delta, table, tile, found)) {
+          MoveMarkedTile(copy, delta, table, tile, found)) {
         return;
       }
     }
@@ -326,17 +384,24 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   if (IsStopped(unless)) return;
   Found found;
   // Where marks tell what changed, most tiles are little work: so the next one
-  // is read early.
+  // is read early, and a block takes some in a row, which mostly are of one
+  // copy.
   constexpr bool kReadsAhead = kKind == DeltaKind::kMarked;
+  constexpr uint32_t kInARow = 8;
+  const bool in_a_row =
+      kReadsAhead && batch.tiles_count / gridDim.x >= 4 * kInARow;
+  const uint32_t each = in_a_row ? kInARow : 1;
+  const auto behind = [&](uint32_t t) {
+    return (t + 1) % each != 0 ? t + 1 : t + 1 + (gridDim.x - 1) * each;
+  };
   KernelTile next = {};
-  if (kReadsAhead && blockIdx.x < batch.tiles_count) {
-    next = batch.tiles[blockIdx.x];
-  }
+  uint32_t t = blockIdx.x * each;
+  if (kReadsAhead && t < batch.tiles_count) next = batch.tiles[t];
   uint32_t loaded = UINT32_MAX;
-  for (uint32_t t = blockIdx.x; t < batch.tiles_count; t += gridDim.x) {
+  for (; t < batch.tiles_count; t = behind(t)) {
     const KernelTile tile = kReadsAhead ? next : batch.tiles[t];
-    if (kReadsAhead && t + gridDim.x < batch.tiles_count) {
-      next = batch.tiles[t + gridDim.x];
+    if (kReadsAhead && behind(t) < batch.tiles_count) {
+      next = batch.tiles[behind(t)];
     }
     if (!kReadsAhead || tile.copy != loaded) {
       __syncthreads();

@@ -153,9 +153,9 @@ struct CodeParts {
 };
 
 __device__ __forceinline__ CodeParts PartsOf(const KernelMessage& message,
-                                             uint64_t room) {
-  std::byte* const values = message.code + kCodeHeaderBytes;
-  std::byte* const groups = values + room * message.element_bytes;
+                                             const KernelRoom& room) {
+  std::byte* const values = room.code + kCodeHeaderBytes;
+  std::byte* const groups = values + room.elements * message.element_bytes;
   return {values, groups, groups + Groups(message)};
 }
 
@@ -645,7 +645,8 @@ struct StepCounts {
   uint32_t of[kSteps];
 };
 __device__ __forceinline__ StepCounts CountsOf(const KernelMessage& message,
-                                               uint64_t room, uint32_t place) {
+                                               const KernelRoom& room,
+                                               uint32_t place) {
   const std::byte* const counts = PartsOf(message, room).groups;
   const uint64_t groups = Groups(message);
   StepCounts found;
@@ -664,9 +665,9 @@ __global__ void __launch_bounds__(kThreads)
     SumGroups(const KernelCodes codes, const CodeWork work, uint32_t rung) {
   ForEachWarpTile(codes, work, /*sends=*/false,
                   [&](const WarpTile& of, const KernelMessage& message) {
-                    const uint64_t room =
+                    const KernelRoom& room =
                         codes.rooms[of.message * codes.rungs + rung];
-                    if (room == 0) return;
+                    if (room.elements == 0) return;
                     const StepCounts counts = CountsOf(message, room, of.place);
                     uint32_t sum = 0;
 #pragma unroll
@@ -922,8 +923,10 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   ForEachWarpTile(
       codes, work, /*sends=*/true,
       [&](const WarpTile& of, const KernelMessage& message) {
-        const auto room = static_cast<uint32_t>(
-            kEncodes ? codes.rooms[of.message * codes.rungs + rung] : 0);
+        const KernelRoom& code_room =
+            codes.rooms[of.message * codes.rungs + rung];
+        const auto room =
+            static_cast<uint32_t>(kEncodes ? code_room.elements : 0);
         if (kEncodes && room == 0) return;
         const auto base =
             static_cast<uint32_t>(kEncodes ? codes.bases[of.number] : 0);
@@ -941,7 +944,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
         for (uint32_t s = 0; s < kSteps; ++s)
           counts.of[s] = CountBits(bits_of(s));
         if constexpr (kEncodes) {
-          std::byte* const counted = PartsOf(message, room).groups;
+          std::byte* const counted = PartsOf(message, code_room).groups;
 #pragma unroll
           for (uint32_t s = 0; s < kSteps; ++s) {
             const uint64_t group = first_group + s * kWarpThreads;
@@ -951,7 +954,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
           }
         }
         if (kEncodes && lane == 0 && of.place + 1 == message.tiles) {
-          *reinterpret_cast<uint2*>(message.code) =
+          *reinterpret_cast<uint2*>(code_room.code) =
               make_uint2(static_cast<uint32_t>(codes.totals[of.message]), 0);
         }
         ForEachListed(
@@ -977,7 +980,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
                 if (slot >= room) return;
                 count = min(count, room - slot);
               }
-              const CodeParts code = PartsOf(message, room);
+              const CodeParts code = PartsOf(message, code_room);
               const TilePlaces places(codes, message, of);
               if (!places.IsOneCopy()) {
                 SendAny<kEncodes>(codes, of, message, code,
@@ -1072,13 +1075,14 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
       codes, work, /*sends=*/false,
       [&](const WarpTile& of, const KernelMessage& message) {
         const uint32_t number = of.message;
-        const uint64_t room = codes.rooms[number * codes.rungs + rung];
+        const KernelRoom& code_room = codes.rooms[number * codes.rungs + rung];
+        const uint64_t room = code_room.elements;
         if (room == 0) return;
         const uint64_t base = codes.bases[of.number];
-        StepCounts counts = CountsOf(message, room, of.place);
+        StepCounts counts = CountsOf(message, code_room, of.place);
         bool fits = true;
         if (of.place == 0) {
-          const uint2 header = *reinterpret_cast<const uint2*>(message.code);
+          const uint2 header = *reinterpret_cast<const uint2*>(code_room.code);
           fits = header.x == codes.totals[number] && header.y == 0 &&
                  header.x <= room;
         }
@@ -1099,7 +1103,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
             [&](uint32_t begin, uint32_t count) {
               const uint32_t known = there(begin, count);
               const std::byte* const positions =
-                  PartsOf(message, room).positions + base + begin;
+                  PartsOf(message, code_room).positions + base + begin;
               ReadAhead<std::byte>(
                   known, [&](uint32_t j) { return positions[j]; },
                   [&](uint32_t j, std::byte position) {
@@ -1126,7 +1130,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
               count = there(begin, count);
               if (count == 0) return;
               const uint64_t slot = base + begin;
-              const std::byte* const coded = PartsOf(message, room).values;
+              const std::byte* const coded = PartsOf(message, code_room).values;
               const TilePlaces places(codes, message, of);
               if (!places.IsOneCopy()) {
                 fits &= ApplyAny(codes, of, message,

@@ -16,7 +16,6 @@ namespace refit::cuda {
 inline constexpr uint32_t kCodeTileElements = 16 << 10;
 
 struct KernelMessage {
-  std::byte* code;
   uint64_t size_bytes;
   uint64_t first_tile;
   uint64_t first_word;     // of a send, in KernelCodes::bits; a multiple of 4
@@ -25,6 +24,12 @@ struct KernelMessage {
   uint32_t element_shift;
   uint16_t is_send;
   uint16_t clears_bits;  // a send whose boxes are not all `is_bytes`
+};
+
+// Of a message on a rung.
+struct KernelRoom {
+  std::byte* code;
+  uint64_t elements;  // that the code has room for; 0: it travels whole
 };
 
 // What a KernelCopy holds of its message, where its `to` is.
@@ -60,7 +65,7 @@ struct KernelCodes {
   const KernelMessage* messages;
   const KernelCodeTile* tiles;
   uint64_t tiles_count;
-  const uint64_t* rooms;  // by message and rung
+  const KernelRoom* rooms;  // by message and rung
   uint32_t messages_count;
   uint32_t rungs;
   // One for each element of the sends: it changed. Each begins a word that is

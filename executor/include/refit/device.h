@@ -245,6 +245,7 @@ struct MessageToCode {
   bool is_send = false;
   // By rung: for how many elements its code has room. 0: it travels whole.
   std::vector<uint64_t> rooms;
+  std::vector<std::byte*> codes;  // by rung: where, aligned to 8 bytes
   // `from`: where elements lie in tensors; `to`: where in the message, of which
   // no two copies take the same byte, its entry unused. Elements are aligned to
   // their size in both. Ascending in the message, each copy without gaps. The
@@ -253,7 +254,6 @@ struct MessageToCode {
   std::vector<StridedCopy> copies;
   std::vector<CopyLoop> loops;
   std::vector<bool> always;  // by copy of a send: sent though it did not change
-  std::byte* code = nullptr;  // aligned to 8 bytes
 };
 
 // What tells a MessageCoder that an element of a send changed.

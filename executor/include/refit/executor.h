@@ -425,6 +425,7 @@ class Executor {
   std::optional<DeltaReport> delta_report_;
 
   // Since Connect.
+  std::vector<uint8_t> merged_;  // staged rounds of deltas, by rung
   std::unique_ptr<DeviceMemory> staging_;
   std::unique_ptr<DeviceMemory> scratch_;
   // What the rank sent last, where the plan's refits compare with it. Its size
