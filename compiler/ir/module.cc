@@ -138,6 +138,13 @@ int32_t Topology::RanksPerNic() const {
   return fabric.has_value() ? fabric->gpus_per_nic : 1;
 }
 
+bool Module::DefersStores() const {
+  return std::none_of(quantizations.begin(), quantizations.end(),
+                      [](const Quantization& of) {
+                        return of.at == QuantizedAt::kDestination;
+                      });
+}
+
 double Module::RoundSeconds(Route route) const {
   return MechanismOf(route) == Mechanism::kStaged ? kStagedRoundSeconds
                                                   : kDirectRoundSeconds;

@@ -532,6 +532,9 @@ struct Module {
     return MechanismOf(RouteBetween(relay.sender, relay.receiver)) ==
            Mechanism::kStaged;
   }
+  // Whether what receivers store to each other waits for the last wave. Not if
+  // they quantize it: then they need the scratch for the next one.
+  bool DefersStores() const;
   // Bytes of one copy of the piece on the wire.
   int64_t WireBytes(const Piece& piece) const;
   const Param& param(ParamId id) const { return params[IndexOf(id)]; }

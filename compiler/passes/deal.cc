@@ -56,6 +56,14 @@ struct WaveLoad {
   BySide stored;  // after the network's rounds
 };
 
+// What a wave takes.
+struct WaveSeconds {
+  double rounds = 0;      // of the network, and what is dealt out beside
+  double dealt = 0;       // of these
+  double dealt_last = 0;  // what one of them deals out
+  double stored = 0;
+};
+
 double MostOf(const WaveLoad::BySide& load) {
   return std::max(*std::max_element(load[0].begin(), load[0].end()),
                   *std::max_element(load[1].begin(), load[1].end()));
@@ -86,8 +94,10 @@ class Dealer {
   RelayedStreams ListRelayed() const;
   std::vector<size_t> CountDealt(const RelayedStreams& streams,
                                  double part) const;
-  std::vector<double> SecondsOf(const RelayedStreams& streams,
-                                const std::vector<size_t>& counts) const;
+  std::vector<WaveSeconds> SecondsOf(const RelayedStreams& streams,
+                                     const std::vector<size_t>& counts) const;
+  double StoreSeconds(const WaveSeconds& wave) const;
+  double TotalOf(const std::vector<WaveSeconds>& waves) const;
   void DealTo(const RelayedStreams& streams, const std::vector<size_t>& counts);
   void DealRelays();
   void DealHost(int32_t host, const std::map<Rank, HostTransfers>& by_source);
@@ -252,8 +262,8 @@ std::vector<size_t> Dealer::CountDealt(const RelayedStreams& streams,
 
 // What each wave takes if ranks deal out so much beside the network, and store
 // the rest after it.
-std::vector<double> Dealer::SecondsOf(const RelayedStreams& streams,
-                                      const std::vector<size_t>& counts) const {
+std::vector<WaveSeconds> Dealer::SecondsOf(
+    const RelayedStreams& streams, const std::vector<size_t>& counts) const {
   const size_t world = static_cast<size_t>(module_.world_size());
   const std::vector<double> none(world, 0);
   const size_t waves = static_cast<size_t>(module_.waves);
@@ -292,33 +302,53 @@ std::vector<double> Dealer::SecondsOf(const RelayedStreams& streams,
     }
     ++count;
   }
-  std::vector<double> seconds(waves, 0);
-  for (size_t wave = 0; wave < waves; ++wave) {
-    const double network = MostOf(loads[wave].network);
-    const double dealt = MostOf(loads[wave].dealt);
-    const double stored = MostOf(loads[wave].stored);
+  std::vector<WaveSeconds> of_waves;
+  for (const WaveLoad& load : loads) {
+    const double network = MostOf(load.network);
+    const double dealt = MostOf(load.dealt);
+    const double rounds =
+        std::max(1.0, network * module_.topology.network_bytes_per_second /
+                          message_bytes);
     // The fuller both links are, the less evenly rounds fill them: as in the
     // simulator, for jobs of all kinds.
-    seconds[wave] =
-        std::cbrt(network * network * network + dealt * dealt * dealt);
-    // What the last round deals out: but beside the next wave's first, if
-    // nothing is stored between the two.
-    if (stored > 0) {
-      const double rounds =
-          std::max(1.0, network * module_.topology.network_bytes_per_second /
-                            message_bytes);
-      seconds[wave] +=
-          stored + module_.RoundSeconds(Route::kPeer) + dealt / rounds;
-    } else if (wave + 1 == waves) {
-      seconds[wave] += std::sqrt(dealt * kStagedRoundSeconds);
-    }
+    of_waves.push_back({.rounds = std::cbrt(network * network * network +
+                                            dealt * dealt * dealt),
+                        .dealt = dealt,
+                        .dealt_last = dealt / rounds,
+                        .stored = MostOf(load.stored)});
   }
-  return seconds;
+  return of_waves;
+}
+
+// What stores of a wave take that are not deferred, with the round before them,
+// which deals out alone.
+double Dealer::StoreSeconds(const WaveSeconds& wave) const {
+  if (wave.stored == 0) return 0;
+  if (module_.DefersStores()) return wave.stored;
+  return wave.stored + wave.dealt_last + module_.RoundSeconds(Route::kPeer);
+}
+
+double Dealer::TotalOf(const std::vector<WaveSeconds>& waves) const {
+  double seconds = 0;
+  bool stores = false;
+  for (const WaveSeconds& wave : waves) {
+    seconds += wave.rounds + StoreSeconds(wave);
+    stores |= wave.stored > 0;
+  }
+  const WaveSeconds& last = waves.back();
+  if (stores && module_.DefersStores()) {
+    return seconds + last.dealt_last + module_.RoundSeconds(Route::kPeer);
+  }
+  // Of two rounds at least, the last one deals out alone.
+  return last.stored > 0
+             ? seconds
+             : seconds + std::sqrt(last.dealt * kStagedRoundSeconds);
 }
 
 // Whom a source feeds deals out what it would relay inside its host, to as many
-// of the others as takes least. Many small messages start one after the other:
-// it is faster to store what they would carry after the network's rounds.
+// of the others as takes least: to as many in all waves, or in each as takes
+// the wave least. Many small messages start one after the other: it is faster
+// to store what they would carry after the network's rounds.
 void Dealer::DealRelays() {
   const RelayedStreams streams = ListRelayed();
   if (streams.empty()) return;
@@ -329,22 +359,33 @@ void Dealer::DealRelays() {
   // Staged rounds pass on whole messages.
   if (module_.MechanismOf(Route::kPeer) == Mechanism::kStaged) steps = 1;
   std::vector<size_t> best = CountDealt(streams, 0);
-  std::vector<double> least = SecondsOf(streams, best);
-  for (double& seconds : least) seconds *= kBeside;
+  std::vector<size_t> of_waves = best;
+  std::vector<WaveSeconds> seconds_of_waves = SecondsOf(streams, best);
+  double least = TotalOf(seconds_of_waves) * kBeside;
+  const auto keep = [&](const std::vector<size_t>& counts, double total) {
+    if (total >= least) return;
+    least = total;
+    best = counts;
+  };
   for (size_t step = 1; step <= steps; ++step) {
     const std::vector<size_t> counts = CountDealt(
         streams, static_cast<double>(step) / static_cast<double>(steps));
-    const std::vector<double> seconds = SecondsOf(streams, counts);
+    const std::vector<WaveSeconds> seconds = SecondsOf(streams, counts);
+    keep(counts, TotalOf(seconds));
+    std::vector<bool> is_better;
+    for (size_t wave = 0; wave < seconds.size(); ++wave) {
+      WaveSeconds& so_far = seconds_of_waves[wave];
+      is_better.push_back(seconds[wave].rounds + StoreSeconds(seconds[wave]) <
+                          so_far.rounds + StoreSeconds(so_far));
+      if (is_better[wave]) so_far = seconds[wave];
+    }
     size_t i = 0;
     for (const auto& [key, stream] : streams) {
-      const size_t wave = static_cast<size_t>(key.wave);
-      if (seconds[wave] < least[wave]) best[i] = counts[i];
+      if (is_better[static_cast<size_t>(key.wave)]) of_waves[i] = counts[i];
       ++i;
     }
-    for (size_t wave = 0; wave < seconds.size(); ++wave) {
-      least[wave] = std::min(least[wave], seconds[wave]);
-    }
   }
+  keep(of_waves, TotalOf(seconds_of_waves));
   DealTo(streams, best);
 }
 

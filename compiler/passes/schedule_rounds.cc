@@ -577,9 +577,26 @@ int32_t TurnsOf(const Module& module) {
   return module.deals.empty() ? slots : std::max(packs ? slots + 1 : slots, 2);
 }
 
+// What ranks store inside their host of what the network brought waits for the
+// last wave, so that waves follow each other on the network.
+void DeferStores(Module& module) {
+  if (!module.DefersStores()) return;
+  int32_t last = 0;
+  for (const Message& message : module.messages) {
+    last = std::max(last, message.wave);
+  }
+  for (Message& message : module.messages) {
+    if (message.mechanism == Mechanism::kDirect &&
+        message.relayed_from == Route::kNetwork && !message.is_held) {
+      message.wave = last;
+    }
+  }
+}
+
 }  // namespace
 
 absl::Status ScheduleRounds(const PassOptions&, Module& module) {
+  DeferStores(module);
   Scheduler scheduler(module.limits, TurnsOf(module), module.world_size());
   std::vector<std::vector<Message*>> waves(static_cast<size_t>(module.waves));
   for (Message& message : module.messages) {

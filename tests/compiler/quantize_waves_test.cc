@@ -211,6 +211,47 @@ TEST(QuantizeWavesTest, DestinationsTakeTurnsInTheirScratch) {
   }
 }
 
+// Two engines on a host of their own, which relay after the network's rounds.
+fb::Route LastRoute(const fb::Body& body) {
+  return body.rounds()->Get(body.rounds()->size() - 1)->route();
+}
+int64_t RunsOf(const fb::Body& body, fb::Route route) {
+  int64_t runs = 0;
+  for (uint32_t i = 0; i < body.rounds()->size(); ++i) {
+    const auto is_route = [&](uint32_t round) {
+      return body.rounds()->Get(round)->route() == route;
+    };
+    runs += is_route(i) && (i == 0 || !is_route(i - 1)) ? 1 : 0;
+  }
+  return runs;
+}
+
+// All waves come over the network first: what sources quantize is nowhere in
+// scratch where it is relayed.
+TEST(QuantizeWavesTest, ReceiversStoreToEachOtherAfterTheLastWave) {
+  const auto compile = [](const std::string& source, const std::string& scratch,
+                          const std::string& hosts) {
+    return CompileMoe(
+        source, R"("replicas": 2)",
+        absl::StrCat(R"("deal": "never", "scratch_bytes": )", scratch,
+                     R"(}, "topology": {"peer_gigabytes_per_second": 0.1,
+                         "network_gigabytes_per_second": 0.01, "hosts": )",
+                     hosts));
+  };
+  const absl::StatusOr<PlanFile> plan =
+      compile(R"("tensor_parallel": 2)", "500000", "[0, 0, 1, 1]");
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_GT(WaveSizes(*plan, 0).size(), 2u);
+  EXPECT_EQ(LastRoute(plan->body()), fb::Route::kPeer);
+  EXPECT_EQ(RunsOf(plan->body(), fb::Route::kPeer), 1);
+  // What receivers quantize leaves their scratch wave by wave.
+  const absl::StatusOr<PlanFile> at_destination =
+      compile(R"("tensor_parallel": 4, "expert_tensor_parallel": 4)", "900000",
+              "[0, 0, 0, 0, 1, 1]");
+  ASSERT_TRUE(at_destination.ok()) << at_destination.status();
+  EXPECT_GT(RunsOf(at_destination->body(), fb::Route::kPeer), 1);
+}
+
 TEST(QuantizeWavesTest, ScratchIsNoLargerThanTwoNeighbouringWaves) {
   const absl::StatusOr<PlanFile> plan =
       CompileMoe(R"("tensor_parallel": 2)", R"("tensor_parallel": 2)",
