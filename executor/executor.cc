@@ -11,6 +11,7 @@
 #include "executor/copies/round_copies.h"
 #include "executor/delta/bitmaps.h"
 #include "executor/delta/delta_rounds.h"
+#include "executor/delta/merge_agreement.h"
 #include "executor/delta/refit_versions.h"
 #include "executor/digest/state_check.h"
 #include "executor/direct_ends.h"

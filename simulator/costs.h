@@ -10,10 +10,12 @@ inline constexpr double kDirectRoundSeconds = 20e-6;
 // A round between hosts: packing, launch and rendezvous. The compiler counts as
 // much for every staged round (compiler/ir/module.h).
 inline constexpr double kNetworkRoundSeconds = 120e-6;
-// A staged message inside a host, for which NCCL has few channels: rounds of
-// one message of 16 to 256 MiB took 0.11 to 0.14 ms more than their bytes,
-// rounds of two 0.26 ms.
+// A staged message inside a host: NCCL has few channels for small ones, of 16
+// MiB for example. Of 256 MiB it costs nothing, but on a rank that relays or
+// quantizes: there packing and unpacking slow it down, and rounds of two took
+// 0.24 ms more than their bytes.
 inline constexpr double kPeerMessageSeconds = 130e-6;
+inline constexpr double kCheapMessageBytes = 256 << 20;
 // A copy inside one H200 moves about 4.3 TB/s counting reads and writes.
 inline constexpr double kLocalBytesPerSecond = 2e12;
 // Of blocks, from bf16.

@@ -272,6 +272,7 @@ Options OptionsOf(Executor executor) {
   options.local_bytes_per_second = kCpuPeerBytesPerSecond;
   options.network_round_seconds = kCpuRoundSeconds;
   options.peer_message_seconds = kCpuRoundSeconds;
+  options.cheap_message_bytes = 0;
   options.copy_bytes_per_second = kCpuCopyBytesPerSecond;
   options.quantized_elements_per_second = kCpuQuantizedElementsPerSecond;
   return options;

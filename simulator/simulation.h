@@ -50,6 +50,10 @@ struct Options {
   double direct_round_seconds = kDirectRoundSeconds;
   double network_round_seconds = kNetworkRoundSeconds;
   double peer_message_seconds = kPeerMessageSeconds;
+  // The larger a message inside a host is, the less of that it costs a rank
+  // that neither relays nor quantizes: one of so many bytes nothing. 0: all
+  // cost as much.
+  double cheap_message_bytes = kCheapMessageBytes;
   // Of packing and of unpacking, by payload.
   double copy_bytes_per_second = kLocalBytesPerSecond;
   double quantized_elements_per_second = kQuantizedElementsPerSecond;

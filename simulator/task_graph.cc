@@ -532,7 +532,8 @@ void Builder::AddPulls(Rank& rank, const RankSchedule& schedule) {
         .size_bytes = pull.bytes};
     const uint32_t message =
         MessageTask(rank, schedule.rounds()[pull.work], kBehindRounds,
-                    operation, pull.bytes, pull.position, /*ordinal=*/0);
+                    operation, pull.bytes, pull.bytes, pull.position,
+                    /*ordinal=*/0);
     if (!reads) {
       await_finishes_.emplace_back(Point(peer, kBehindRounds), rank.main);
       continue;
@@ -741,23 +742,32 @@ double Builder::StartSeconds(const RankSchedule& schedule,
                              const RoundWork& work, const MergedRound* merged,
                              fb::Route route) const {
   if (route == fb::Route::kNetwork) return options_.network_round_seconds;
-  uint32_t sends = 0;
-  uint32_t messages = 0;
-  const auto count = [&](uint32_t number) {
+  double sends = 0;  // messages of full cost
+  double receives = 0;
+  const bool grows_cheap = work.route == fb::Route::kPeer &&
+                           !schedule.RelaysOrQuantizes() &&
+                           options_.cheap_message_bytes > 0;
+  const auto count = [&](uint32_t number, uint64_t size_bytes) {
     if (schedule.RouteOf(number) != route) return;
-    ++messages;
-    sends += schedule.operations()[number].kind == fb::MessageKind::kSend;
+    const double cost =
+        grows_cheap ? std::max(0.0, 1 - static_cast<double>(size_bytes) /
+                                            options_.cheap_message_bytes)
+                    : 1;
+    (schedule.operations()[number].kind == fb::MessageKind::kSend ? sends
+                                                                  : receives) +=
+        cost;
   };
   if (merged != nullptr) {
     for (const MergedTransfer& transfer : merged->transfers) {
-      count(transfer.first_operation);
+      count(transfer.first_operation, transfer.size_bytes);
     }
   } else {
     for (uint32_t i = 0; i < work.operations_count; ++i) {
-      count(work.operations_begin + i);
+      const uint32_t number = work.operations_begin + i;
+      count(number, schedule.operations()[number].size_bytes);
     }
   }
-  return options_.peer_message_seconds * std::max(sends, messages - sends);
+  return options_.peer_message_seconds * std::max(sends, receives);
 }
 
 // RefitEnqueuer::EnqueueMerged.

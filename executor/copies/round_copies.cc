@@ -520,12 +520,11 @@ class RoundCopiesBuilder {
   void ShareWithExchanges() {
     std::vector<size_t> packs;
     std::vector<size_t> unpacks;
-    DeviceShare share =
-        schedule_.quantizes().empty() ? DeviceShare::kFew : DeviceShare::kHalf;
+    const DeviceShare share =
+        schedule_.RelaysOrQuantizes() ? DeviceShare::kHalf : DeviceShare::kFew;
     for (const RoundWork& work : schedule_.rounds()) {
       if (work.pack_batch.has_value()) packs.push_back(*work.pack_batch);
       if (work.unpack_batch.has_value()) unpacks.push_back(*work.unpack_batch);
-      if (work.relays.has_value()) share = DeviceShare::kHalf;
     }
     for (size_t i = 1; i < packs.size(); ++i) {
       result_.batches[packs[i]].share = share;

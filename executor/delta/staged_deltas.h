@@ -176,11 +176,6 @@ class StagedDeltas {
   uint64_t changed_ = 0;
 };
 
-// What all ranks give StagedDeltas::Merge. Collective.
-absl::StatusOr<std::vector<uint8_t>> AgreeOnMerged(const StagedDeltas& deltas,
-                                                   Transport& transport,
-                                                   Deadline deadline);
-
 // What `operations`, those of the schedule, send in staged rounds.
 uint64_t StagedSendBytes(const RankSchedule& schedule,
                          absl::Span<const Operation> operations);
