@@ -54,6 +54,12 @@ def here(device: Any) -> tuple[Any, Any]:
     return f"cuda:{ordinal}", cuda.current_stream(ordinal)
 
 
+def addresses_of(tensors: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, int]:
+    """Where the tensors lie, and their bitmaps of changes, which go by the tensor's name and CHANGES."""
+    addresses = {name: view(tensor).address for name, tensor in tensors.items()}
+    return addresses | {f"{name}.{CHANGES}": words_view(bits).address for name, bits in changes.items()}
+
+
 class Sender:
     """A trainer's part of updates. It joins at the first, and at the one after a failed update, by another meeting."""
 
@@ -94,8 +100,7 @@ class Sender:
         if meeting != self._meeting:  # the last update failed elsewhere, perhaps not here
             self.close()
         changes = {name: getattr(tensor, CHANGES) for name, tensor in tensors.items() if hasattr(tensor, CHANGES)}
-        addresses = {name: view(tensor).address for name, tensor in tensors.items()}
-        addresses |= {f"{name}.{CHANGES}": words_view(bits).address for name, bits in changes.items()}
+        addresses = addresses_of(tensors, changes)
         try:
             if self._executor is not None:
                 self._check_unmoved(rank, addresses)

@@ -369,7 +369,8 @@ def update(llm: Any, *, version: Optional[str] = None, reset_caches: bool = True
     replies = checked(llm.collective_rpc("refit_update", args=(version, timeout, check, dense)))
     engine = llm.llm_engine
     if reset_caches:
-        _check_reset(llm.reset_prefix_cache(**_running_too(llm)), replies)
+        if _caches_prefixes(engine):
+            _check_reset(llm.reset_prefix_cache(**_running_too(llm)), replies)
         if hasattr(engine, "reset_encoder_cache"):
             engine.reset_encoder_cache()
     if version is not None and hasattr(engine, "set_weight_version"):
@@ -395,6 +396,12 @@ async def update_async(llm: Any, *, version: Optional[str] = None, pause: Option
     if resume and pause is not None:
         await llm.resume_generation()
     return replies
+
+
+def _caches_prefixes(engine: Any) -> bool:
+    """vLLM resets a prefix cache block by block in Python, 8 ms for 200,000 blocks, also where it caches nothing."""
+    cache = getattr(getattr(engine, "vllm_config", None), "cache_config", None)
+    return getattr(cache, "enable_prefix_caching", None) is not False
 
 
 def _running_too(llm: Any) -> dict[str, bool]:

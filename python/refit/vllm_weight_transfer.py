@@ -25,8 +25,7 @@ from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeigh
 from refit import vllm_sleep
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, join
-from refit.tensors import view
-from refit.trainers import together
+from refit.trainers import addresses_of, together
 from refit.vllm import BACKEND, bind_worker, join_worker, load_plan, run_worker
 from refit.workers import make_whole
 
@@ -131,7 +130,7 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
 class RefitTrainerInitInfo(TrainerInitInfo):
     """`rank` is the plan's source rank. `meeting`: a unique id as hex, which rank 0 made (refit.rendezvous.unique_id)
     and handed to the other trainers. `names`: from the source's names to the plan's; default: they are the same. `changes`:
-    bitmaps by the plan's names, as `Executor.bind` has them. `snapshot_on_host`: as `Executor` has it."""
+    bitmaps by the plan's names, as `Executor.bind` has them; they stay bound. `snapshot_on_host`: as `Executor` has it."""
 
     backend: ClassVar[str] = BACKEND
     plan: Any
@@ -193,7 +192,7 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         info = self._info
         plan = load_plan(info.plan)
         tensors = self._tensors()
-        self._bound = {name: view(tensor).address for name, tensor in tensors.items()}
+        self._bound = addresses_of(tensors, info.changes or {})
         if isinstance(info.meeting, (str, bytes)):
             unique_id = bytes.fromhex(info.meeting) if isinstance(info.meeting, str) else info.meeting
             self.executor = join(plan, info.rank, tensors, unique_id=unique_id, device=info.device,
@@ -216,14 +215,16 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
             raise FailedPrecondition("this trainer did not join, or was shut down")
         executor, timeout = self.executor, self._info.timeout
         tensors = self._tensors()
-        moved = [name for name, tensor in tensors.items() if view(tensor).address != self._bound.get(name)]
+        addresses = addresses_of(tensors, self._info.changes or {})
+        moved = [name for name in [*addresses, *(self._bound.keys() - addresses)] if addresses.get(name) != self._bound.get(name)]
         if moved and not bind:
             # No rank is left waiting: they end with this one.
             executor.close()
             self.executor = None
             raise FailedPrecondition(
-                f"iter_local yields \"{moved[0]}\" and {len(moved) - 1} more tensors at other addresses than when the "
-                "trainer joined; Refit reads the trainer's own memory: yield the live shards, not copies")
+                f"\"{moved[0]}\" and {len(moved) - 1} more tensors are at other addresses than when the trainer bound; Refit reads "
+                "the trainer's own memory: yield the live shards, not copies, and write the bits of changes into the bitmaps that are "
+                "bound, or bind anew on all trainers (send_weights(bind=True))")
 
         def tell() -> None:
             self.client.start_weight_update()
@@ -246,7 +247,7 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
             if bind:
                 make_whole(executor, timeout)
                 executor.bind(tensors, changes=self._info.changes, timeout=timeout)
-                self._bound = {name: view(tensor).address for name, tensor in tensors.items()}
+                self._bound = addresses
             executor.run(timeout=timeout, check=check, dense=dense)
 
         self._together(tell, own_part)

@@ -452,3 +452,15 @@ def test_a_prefix_cache_that_is_not_reset_fails_the_update(knows_running):
     with pytest.raises(refit.vllm.WorkerError, match="did not reset its prefix cache"):
         refit.vllm.update(llm, version="7")
     assert calls == ["pause", "refit", "reset"]
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_an_engine_that_caches_no_prefixes_is_asked_to_reset_none(caching):
+    reply = {"rank": 1, "state": "bound", "refits": 1, "version": None, "error": ""}
+    calls = []
+    config = types.SimpleNamespace(cache_config=types.SimpleNamespace(enable_prefix_caching=caching))
+    llm = types.SimpleNamespace(
+        collective_rpc=lambda *_, **__: [reply], reset_prefix_cache=lambda: calls.append("prefixes"),
+        llm_engine=types.SimpleNamespace(vllm_config=config, reset_encoder_cache=lambda: calls.append("encoder")))
+    assert refit.vllm.update(llm) == [reply]
+    assert calls == (["prefixes", "encoder"] if caching else ["encoder"])

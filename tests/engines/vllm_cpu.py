@@ -306,10 +306,19 @@ def refit_by_backend(llm, plan, sources, _):
         assert "vLLM slept since this worker bound" in str(error), error
     else:
         raise AssertionError("an update into memory that is not that of the bind was not refused")
+    some = next(iter(changes))
+    changes[some] = changes[some].clone()
     trainer.send_weights(version=f"step-{version}", bind=True)
     assert trainer.delta_report.why_dense.endswith("bound since its last refit"), trainer.delta_report
     assert llm.llm_engine.get_weight_version() == f"step-{version}"
     llm.reset_prefix_cache()
+    changes[some] = changes[some].clone()
+    try:
+        trainer.send_weights(version="another bitmap")
+    except refit.FailedPrecondition as error:
+        assert f'"{some}.refit_changes" and 0 more tensors are at other addresses' in str(error), error
+    else:
+        raise AssertionError("an update by a bitmap that is not bound was not refused")
 
 
 def refitted(arguments):

@@ -1,13 +1,16 @@
 """A real vLLM on GPUs takes refits from FSDP2 trainers in other processes.
 
-    python vllm_gpu.py [--case NAME …]
+    python vllm_gpu.py [--case NAME …] [--refits N] [--blocks N]
 
 Every tensor of the workers and every generated token must equal a fresh engine's that loaded the same checkpoint. CUDA graphs
-are captured before the first refit. Prints the time of a refit as the driver sees it, and beside it that of vLLM's own weight
-transfer ("nccl" between GPUs, "ipc" on one), from the same trainers into the same engine. A case runs where there are enough GPUs.
+are captured before the first refit. Prints the time of a refit as the driver sees it and the parts of it, and beside it that of
+vLLM's own weight transfer ("nccl" between GPUs, "ipc" on one), from the same trainers into the same engine. A case runs where there
+are enough GPUs; CUDA_VISIBLE_DEVICES says which. Checkpoints lie under TMPDIR: a folder in memory saves time.
 """
 import argparse
+import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -20,6 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import refit.vllm
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # collective_rpc of `digests`
@@ -50,7 +55,7 @@ CASES = {
     "4b-colocated": {"model": "4b", "trainers": 1, "engine": {"tensor_parallel": 1}, "colocated": True, "peer": "ipc"},
 }
 PROMPTS = [[5, 17, 101, 44, 9], [300, 2, 77, 480], [11, 12, 13, 14, 15, 16, 17]]
-REFITS = 10
+WORKERS_OF_FILES = 8
 
 
 def version_of_vllm():
@@ -73,39 +78,68 @@ def job_of(case):
 
 
 def write_checkpoint(directory, model, seed):
-    """Random weights under the checkpoint's names: norms near 1, all else small."""
-    import refit
+    """Random weights under the checkpoint's names: norms near 1, all else small. Threads write the safetensors file."""
     import torch
-    from safetensors.torch import save_file
 
     plan = refit.compile({"model": MODELS[model], "source": {"layout": "fsdp"}, "destination": {"layout": "fsdp"}})
     generator = torch.Generator(device="cuda").manual_seed(seed)
-    weights = {}
-    for name, info in plan.tensors(0).items():
-        values = torch.randn(info.shape, generator=generator, device="cuda")
-        scaled = 1 + values / 8 if "norm" in name else values * (2.0 / MODELS[model]["hidden_size"] ** 0.5)
-        weights[name] = scaled.to(torch.bfloat16).cpu()
+    tensors = plan.tensors(0)
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for name, info in tensors.items():
+        begin, end = end, end + 2 * math.prod(info.shape)
+        header[name] = {"dtype": "BF16", "shape": info.shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(MODELS[model]))
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    with open(directory / "model.safetensors", "wb") as file, concurrent.futures.ThreadPoolExecutor(WORKERS_OF_FILES) as pool:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.flush()
+
+        def write(name, values):
+            view = memoryview(values.view(torch.uint8).reshape(-1).cpu().numpy())
+            offset = 8 + len(text) + header[name]["data_offsets"][0]
+            assert os.pwrite(file.fileno(), view, offset) == len(view)
+
+        writes = []
+        for name, info in tensors.items():
+            values = torch.randn(info.shape, generator=generator, device="cuda")
+            scaled = 1 + values / 8 if "norm" in name else values * (2.0 / MODELS[model]["hidden_size"] ** 0.5)
+            writes.append(pool.submit(write, name, scaled.to(torch.bfloat16)))
+        for done in writes:
+            done.result()
 
 
 def digests(worker):
     """A digest of each tensor of a vLLM worker's model."""
     import torch
 
-    return {name: hashlib.blake2b(tensor.detach().reshape(-1).view(torch.uint8).cpu().numpy()).hexdigest()
-            for name, tensor in [*worker.model_runner.model.named_parameters(),
-                                 *worker.model_runner.model.named_buffers()]}
+    def digest(tensor):
+        return hashlib.blake2b(tensor.detach().reshape(-1).view(torch.uint8).cpu().numpy()).hexdigest()
+
+    tensors = dict([*worker.model_runner.model.named_parameters(), *worker.model_runner.model.named_buffers()])
+    with concurrent.futures.ThreadPoolExecutor(WORKERS_OF_FILES) as pool:
+        return dict(zip(tensors, pool.map(digest, tensors.values())))
 
 
-def engine_of(case, checkpoint, **options):
+class TimedExtension(refit.vllm.WorkerExtension):
+    """Tells when a worker's part of an update began and when it ended. Processes of a Linux host have one clock."""
+
+    def refit_update(self, *arguments):
+        begin = time.perf_counter()
+        reply = super().refit_update(*arguments)
+        return {**reply, "begin": begin, "end": time.perf_counter()}
+
+
+def engine_of(case, checkpoint, blocks, **options):
     from vllm import LLM
 
     spec = CASES[case]
     engine = spec["engine"]
     if spec.get("fp8"):
         options["quantization"] = "fp8_per_block"
+    if blocks:
+        options["num_gpu_blocks_override"] = blocks
     if "peer" in spec:
         options["weight_transfer_config"] = {"backend": spec["peer"]}
     return LLM(model=str(checkpoint), skip_tokenizer_init=True, max_model_len=128, max_num_seqs=4, seed=0,
@@ -125,14 +159,13 @@ def generated(llm):
             for prompt in PROMPTS]
 
 
-def fresh(case, work):
-    llm = engine_of(case, work / "b")
+def fresh(case, work, blocks):
+    llm = engine_of(case, work / "b", blocks)
     (work / "fresh.json").write_text(json.dumps({"digests": llm.collective_rpc(digests), "tokens": generated(llm)}))
 
 
 def trainer(case, work, rank):
     """An FSDP2 trainer that does what its standard input says."""
-    import refit
     import torch
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
@@ -212,7 +245,7 @@ class Trainers:
         self.processes = [
             subprocess.Popen([sys.executable, __file__, "--role", "trainer", "--case", case, "--work", str(work), "--rank",
                               str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                             env={**os.environ, "CUDA_VISIBLE_DEVICES": visible_devices(0)})
+                             env={**os.environ, "CUDA_VISIBLE_DEVICES": visible_devices(-first_of_engine(case))})
             for rank in range(CASES[case]["trainers"])]
         self.unique_id = self.processes[0].stdout.readline().strip()
 
@@ -237,41 +270,53 @@ class Trainers:
             process.wait(60)
 
 
+def first_of_engine(case):
+    return 0 if CASES[case].get("colocated") else CASES[case]["trainers"]
+
+
 def visible_devices(first):
-    """All GPUs, `first` first: memory is shared with GPUs that a process sees."""
-    count = gpu_count()
-    return ",".join(str((first + i) % count) for i in range(count))
+    """All GPUs that this process sees, number `first` first: memory is shared with GPUs that a process sees."""
+    gpus = usable_gpus()
+    return ",".join(gpus[first:] + gpus[:first])
 
 
-def gpu_count():
-    return len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines())
+def usable_gpus():
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines()
+    return [str(gpu) for gpu in range(len(listed))]
 
 
-def refitted(case, work):
-    import refit
-    import refit.vllm
-
+def refitted(case, work, refits, blocks):
     plan = refit.compile(job_of(case))
     plan.save(work / "plan.refit")
     trainers = Trainers(case, work)
-    llm = engine_of(case, work / "a", worker_extension_cls="refit.vllm.WorkerExtension")
+    llm = engine_of(case, work / "a", blocks, worker_extension_cls="vllm_gpu.TimedExtension")
     before = generated(llm)
     trainers.tell(f"join {trainers.unique_id}")
     refit.vllm.init(llm, str(work / "plan.refit"), trainers.unique_id)
     trainers.done()
+    marks = []
+    mark_start(llm, "reset_prefix_cache", marks)
 
     def update(version):
+        """The seconds of a refit, whole and by parts."""
         start = time.perf_counter()
         trainers.tell("run")
-        refit.vllm.update(llm, version=version)
-        seconds = time.perf_counter() - start
-        return seconds, trainers.done()
+        replies = refit.vllm.update(llm, version=version)
+        end = time.perf_counter()
+        parts = {"until the last worker began": max(reply["begin"] for reply in replies) - start}
+        parts["in a worker, at most"] = max(reply["end"] - reply["begin"] for reply in replies)
+        parts["until the driver had the replies"] = marks[-1] - max(reply["end"] for reply in replies)
+        parts["resetting vLLM's caches"] = end - marks[-1]
+        parts["in a trainer's executor"] = trainers.done()
+        return end - start, parts
 
     update("a")
     assert generated(llm) == before, "the refit of what the engine holds already changed it"
     trainers.tell("load b")
     trainers.done()
-    seconds, of_trainers = zip(*(update(f"b{i}") for i in range(REFITS)))
+    seconds, parts = zip(*(update(f"b{i}") for i in range(refits)))
     wanted = json.loads((work / "fresh.json").read_text())
     compare(case, llm, before, wanted)
     if CASES[case].get("sleep"):
@@ -284,13 +329,30 @@ def refitted(case, work):
             update(f"after sleep {level}")
             compare(case, llm, before, wanted)
     megabytes = sum(2 * math.prod(info.shape) for info in plan.tensors(0).values()) / 1e6
-    print(f"{case}: equal to a fresh engine; refit of {megabytes:.0f} MB a trainer: {spread(seconds)}; of a trainer's executor: "
-          f"{spread(of_trainers)}", flush=True)
+    count = llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
+    print(f"{case}: equal to a fresh engine; refit of {megabytes:.0f} MB a trainer, {count} blocks of KV cache: {spread(seconds)}\n"
+          f"  in order: {' '.join(f'{1e3 * each:.1f}' for each in seconds)}", flush=True)
+    slowest = seconds.index(max(seconds))
+    for name in parts[0]:
+        print(f"  {name}: {spread([each[name] for each in parts])}; of the slowest refit, number {slowest}: "
+              f"{1e3 * parts[slowest][name]:.1f}", flush=True)
     if "peer" in CASES[case]:
-        for way, seconds in peer_updates(CASES[case]["peer"], llm, trainers, work).items():
+        for way, seconds in peer_updates(CASES[case]["peer"], llm, trainers, work, refits).items():
             compare(case, llm, before, wanted)
             print(f"{case}: vLLM's own transfer, {way}: {spread(seconds)}", flush=True)
     trainers.close()
+
+
+def mark_start(owner, name, marks):
+    """Appends the time of each call of a method to `marks`."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def marked(*arguments, **options):
+        marks.append(time.perf_counter())
+        return method(*arguments, **options)
+
+    setattr(owner, name, marked)
 
 
 def spread(seconds):
@@ -298,14 +360,14 @@ def spread(seconds):
             f"most {max(seconds) * 1e3:.1f}")
 
 
-def peer_updates(backend, llm, trainers, work):
-    """The same weights by vLLM's own weight transfer: the times of REFITS updates of each of its ways."""
+def peer_updates(backend, llm, trainers, work, refits):
+    """The same weights by vLLM's own weight transfer: the times of updates of each of its ways. No caches are reset."""
     names = json.loads((work / "names.json").read_text())
     described = {"names": list(names), "dtype_names": ["bfloat16"] * len(names), "shapes": list(names.values())}
 
     def timed(update):
         seconds = []
-        for _ in range(REFITS):
+        for _ in range(refits):
             start = time.perf_counter()
             llm.start_weight_update()
             update()
@@ -350,43 +412,48 @@ def compare(case, llm, before, wanted):
     assert tokens != before
 
 
-def run(case):
+def run(case, options):
     spec = CASES[case]
     ranks = spec["engine"]["tensor_parallel"]
     needed = max(spec["trainers"], ranks) if spec.get("colocated") else spec["trainers"] + ranks
-    if gpu_count() < needed:
-        print(f"{case}: skipped, wants {needed} GPUs, found {gpu_count()}")
+    count = len(usable_gpus())
+    if count < needed:
+        print(f"{case}: skipped, wants {needed} GPUs, found {count}")
         return True
     with tempfile.TemporaryDirectory(prefix="refit-vllm-") as scratch:
-        work = pathlib.Path(scratch)
-        first = 0 if spec.get("colocated") else spec["trainers"]
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible_devices(first)}
         for role in ("checkpoints", "fresh", "refitted"):
-            done = subprocess.run([sys.executable, __file__, "--role", role, "--case", case, "--work", scratch],
-                                  env=environment)
+            start = time.perf_counter()
+            done = subprocess.run([sys.executable, __file__, "--role", role, "--case", case, "--work", scratch, *options],
+                                  env={**os.environ, "CUDA_VISIBLE_DEVICES": visible_devices(first_of_engine(case))})
             if done.returncode != 0:
                 print(f"{case}: {role} failed", flush=True)
                 return False
+            print(f"{case}: {role} took {time.perf_counter() - start:.0f} s", flush=True)
     return True
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--refits", type=int, default=10, help="refits that are timed")
+    parser.add_argument("--blocks", type=int, default=0, help="blocks of the KV cache; default: vLLM's choice")
     parser.add_argument("--role", choices=("checkpoints", "fresh", "refitted", "trainer"), help=argparse.SUPPRESS)
     parser.add_argument("--work", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.role is None:
-        sys.exit(0 if all([run(case) for case in arguments.case]) else 1)
+        options = ["--refits", str(arguments.refits), "--blocks", str(arguments.blocks)]
+        sys.exit(0 if all([run(case, options) for case in arguments.case]) else 1)
     (case,) = arguments.case
     if arguments.role == "checkpoints":
         for seed, name in enumerate("ab"):
             write_checkpoint(arguments.work / name, CASES[case]["model"], seed)
     elif arguments.role == "trainer":
         trainer(case, arguments.work, arguments.rank)
+    elif arguments.role == "fresh":
+        fresh(case, arguments.work, arguments.blocks)
     else:
-        {"fresh": fresh, "refitted": refitted}[arguments.role](case, arguments.work)
+        refitted(case, arguments.work, arguments.refits, arguments.blocks)
 
 
 if __name__ == "__main__":
