@@ -97,7 +97,8 @@ absl::Status FanOut(const PassOptions& options, Module& module);
 absl::Status ChooseSources(const PassOptions& options, Module& module);
 
 // Has whom a source of another host feeds deal out what it relays inside its
-// host, where that takes less time than to relay after the network's rounds.
+// host, to all of its receivers there or to some, where that takes less time
+// than to relay after the network's rounds.
 // Or, with `limits.deals`, has each source send what several ranks of another
 // host want to one of them, which deals it out: the one on the source's rail,
 // unless that has more than its share.
