@@ -211,22 +211,24 @@ absl::StatusOr<Draft> Drafted(const Job& job, bool deals_relays,
                    .log = options.log,
                    .passed = [&](std::string_view pass) { times.Done(pass); }},
                   module);
-  Draft draft;
-  draft.shown = shown.str();
-  if (!status.ok()) {
-    if (options.shown != nullptr) *options.shown << draft.shown;
-    return status;
-  }
+  // What passes made of a job with errors is shown as well.
+  const auto fail = [&](absl::Status why) {
+    if (options.shown != nullptr) *options.shown << shown.str();
+    return why;
+  };
+  if (!status.ok()) return fail(status);
   DeclareDelta(job, diagnostics, module);
   CheckNetworkPeers(job, module, diagnostics);
   // Not of a job with errors: mending those may settle it.
   WarnOfJob(job, *model, diagnostics);
   WarnOfMessages(job, module, diagnostics);
-  if (!diagnostics.ok()) return JobHasErrors();
+  if (!diagnostics.ok()) return fail(JobHasErrors());
   absl::StatusOr<std::vector<uint8_t>> bytes =
       times.Timed("emit-plan", [&] { return EmitPlan(module); });
-  if (!bytes.ok()) return bytes.status();
+  if (!bytes.ok()) return fail(bytes.status());
+  Draft draft;
   draft.bytes = *std::move(bytes);
+  draft.shown = shown.str();
   draft.topology = std::move(module.topology);
   draft.stats = std::move(module.stats);
   draft.messages = module.messages.size();

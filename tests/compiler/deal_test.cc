@@ -180,6 +180,19 @@ TEST(DealTest, ThePassesOfTheKeptPlanAreShown) {
   EXPECT_NE(shown("auto"), shown("never"));
 }
 
+// Also of a job that is refused for what they made.
+TEST(DealTest, ThePassesOfARefusedPlanAreShown) {
+  const TemporaryDirectory directory;
+  const std::string path =
+      directory.Write("job.json", DealtJob("auto", R"(, "network_peers": 2)"));
+  Diagnostics diagnostics;
+  std::ostringstream text;
+  EXPECT_FALSE(
+      CompileFile(path, {.print_after = "deal", .shown = &text}, diagnostics)
+          .ok());
+  EXPECT_EQ(text.str().substr(0, 13), "// after deal");
+}
+
 // What staging has no room for, and what no other plan beats, is as with
 // "never": older executors run it.
 TEST(DealTest, ByDefaultRanksDealNothingWhereThatIsNotFaster) {
