@@ -251,8 +251,8 @@ bool MayBeFasterDealt(const Draft& draft) {
 }
 
 // The plan in which ranks deal out what they relay inside hosts, if the
-// simulator finds it faster than `draft`; else `draft`. Whatever is wrong with
-// the other plan, there is this one.
+// simulator finds it faster than `draft`; else `draft`, also if the other one
+// cannot be made.
 Draft Faster(const Job& job, const CompileOptions& options, Draft draft) {
   if (!MayBeFasterDealt(draft)) return draft;
   const CompileOptions quiet = {.print_after = options.print_after};
@@ -260,7 +260,7 @@ Draft Faster(const Job& job, const CompileOptions& options, Draft draft) {
   Diagnostics diagnostics;
   absl::StatusOr<Draft> dealt =
       Drafted(job, /*deals_relays=*/true, quiet, unheard, diagnostics);
-  if (!dealt.ok()) return draft;
+  if (!dealt.ok() || dealt->messages > kMessagesTried) return draft;
   const auto seconds_of = [](const Draft& of) -> absl::StatusOr<double> {
     const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(of.bytes);
     if (!plan.ok()) return plan.status();

@@ -469,11 +469,12 @@ void Dealer::Deal() {
     DealRelays();
   }
   RemoveTransfers();
-  std::sort(module_.deals.begin(), module_.deals.end(),
-            [](const refit::Deal& a, const refit::Deal& b) {
-              return std::tie(a.source, a.dealer, a.receivers) <
-                     std::tie(b.source, b.dealer, b.receivers);
-            });
+  // Deals that differ in relays alone stay as DealTo sorted them.
+  std::stable_sort(module_.deals.begin(), module_.deals.end(),
+                   [](const refit::Deal& a, const refit::Deal& b) {
+                     return std::tie(a.source, a.dealer, a.receivers) <
+                            std::tie(b.source, b.dealer, b.receivers);
+                   });
 }
 
 // What is dealt out stays for a round longer.

@@ -408,6 +408,7 @@ class DeltaRoundsBuilder {
       if (!of.batch.has_value()) continue;
       const CopyBatch& all = copies_.batches[*of.batch];
       copies += all.copies.size();
+      whole.share = all.share;
       for (size_t c = 0; c < all.copies.size(); ++c) {
         const uint32_t operation = of.operations[c];
         if (!rounds_.staged->IsWhole(operation, rung)) continue;

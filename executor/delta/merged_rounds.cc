@@ -39,10 +39,12 @@ uint8_t RoundMerger::Most(const Sizes& sizes) const {
 std::optional<MergedLayout> RoundMerger::Lay(uint8_t power,
                                              const Sizes& sizes) const {
   MergedLayout layout;
-  layout.staging_offsets.resize(schedule_.operations().size());
+  // Parts of direct rounds stay where they are.
+  for (const MessagePart& part : schedule_.parts()) {
+    layout.staging_offsets.push_back(part.staging_offset);
+  }
   const std::vector<RoundWork>& works = schedule_.rounds();
   for (size_t i = 0; i < works.size(); ++i) {
-    // Parts of direct rounds have staging of their own.
     if (!is_staged_[works[i].index]) continue;
     const uint32_t first = FirstOf(works[i].index, power);
     if (layout.rounds.empty() || layout.rounds.back().index != first) {

@@ -130,6 +130,11 @@ def deltas(test):
         "staged": changed(JOB, options={**delta, "peer": "staged"}),
         "hosts": changed(JOB, topology={"gpus_per_host": 2}, options=delta),
         "bitmap": changed(JOB, topology={"gpus_per_host": 2}, options={"delta": {"dense_every": 0, "changes": "bitmap"}}),
+        # Direct rounds, sent in parts, beside staged ones of which several are merged.
+        "mixed": {"model": {"parameters": [{"name": f"layers.{layer}.up", "shape": [1500, 512], "dtype": "bf16"}
+                                           for layer in range(4)]},
+                  "source": {"layout": "fsdp", "data_parallel": 2}, "destination": {"layout": "fsdp", "data_parallel": 4},
+                  "topology": {"gpus_per_host": 4}, "options": {**delta, "bucket_bytes": 65536}},
     }
     for name, job in jobs.items():
         result = test.expect_right(test.compile(name, job), ranks_of(job), arguments=("--delta", "--change-rate", "0.01"))
