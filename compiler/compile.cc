@@ -175,7 +175,8 @@ class PassTimes {
 // A plan, not proved. What it is made from is gone when it is proved.
 struct Draft {
   std::vector<uint8_t> bytes;
-  std::string shown;  // what CompileOptions::print_after asks for
+  std::string shown;   // what CompileOptions::print_after asks for
+  Diagnostics doubts;  // warnings of its messages
   // What is asked of it before another one is drafted, to compare the two.
   Topology topology;
   Stats stats;
@@ -221,13 +222,13 @@ absl::StatusOr<Draft> Drafted(const Job& job, bool deals_relays,
   CheckNetworkPeers(job, module, diagnostics);
   // Not of a job with errors: mending those may settle it.
   WarnOfJob(job, *model, diagnostics);
-  WarnOfMessages(job, module, diagnostics);
   if (!diagnostics.ok()) return fail(JobHasErrors());
   absl::StatusOr<std::vector<uint8_t>> bytes =
       times.Timed("emit-plan", [&] { return EmitPlan(module); });
   if (!bytes.ok()) return fail(bytes.status());
   Draft draft;
   draft.bytes = *std::move(bytes);
+  WarnOfMessages(job, module, draft.doubts);
   draft.shown = shown.str();
   draft.topology = std::move(module.topology);
   draft.stats = std::move(module.stats);
@@ -286,6 +287,8 @@ absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
                                    : *std::move(draft);
   });
   if (options.shown != nullptr) *options.shown << kept.shown;
+  diagnostics.Append(kept.doubts);
+  if (!diagnostics.ok()) return JobHasErrors();
   return std::move(kept.bytes);
 }
 

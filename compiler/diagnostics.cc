@@ -143,6 +143,16 @@ void Diagnostics::Warning(const Place& place, std::string message) {
   Add(Severity::kWarning, warnings_, place, std::move(message));
 }
 
+void Diagnostics::Append(const Diagnostics& other) {
+  for (const Entry& entry : other.entries_) {
+    if (entry.severity == Severity::kError) {
+      Error(entry.place, entry.message);
+    } else {
+      Warning(entry.place, entry.message);
+    }
+  }
+}
+
 std::string Diagnostics::Render() const {
   std::string text;
   for (const Entry& entry : entries_) {

@@ -53,6 +53,8 @@ class Diagnostics {
   // The same style. The message also says which key settles the doubt, so that
   // a job without doubts compiles without a word.
   void Warning(const Place& place, std::string message);
+  // All that `other` reports, of which there is little.
+  void Append(const Diagnostics& other);
 
   bool ok() const { return errors_.count == 0; }
   int64_t error_count() const { return errors_.count; }

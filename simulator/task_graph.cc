@@ -213,7 +213,7 @@ class Builder {
   uint32_t agreed_ = kNone;  // the task after which all ranks begin
   absl::flat_hash_map<MessageKey, OpenMessage> messages_;
   std::vector<uint32_t> tasks_of_messages_;
-  absl::Status misordered_;  // the first rank's messages that are
+  absl::Status misordered_;  // the first rank's messages that are, if any
   // Of direct rounds: the task after which a rank's memory may be used, and
   // the one after which it was; and who waits for them.
   absl::flat_hash_map<Point, uint32_t> granted_, finished_;
@@ -402,7 +402,7 @@ void Builder::AddRank(int32_t number) {
   std::optional<StagedDeltas> deltas;
   if (has_rungs_) {
     deltas.emplace(plan_, number, schedule);
-    deltas->Merge(merged_);
+    misordered_.Update(deltas->Merge(merged_));
     rank.deltas = &*deltas;
     if (!deltas->IsAllWhole(rung_)) {
       graph_.rung = deltas->ElementsPerSlot(rung_);

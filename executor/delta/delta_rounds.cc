@@ -281,7 +281,7 @@ class DeltaRoundsBuilder {
 
   absl::Status AddStaged() {
     rounds_.staged = std::make_unique<StagedDeltas>(plan_, rank_, schedule_);
-    rounds_.staged->Merge(merged_);
+    if (absl::Status s = rounds_.staged->Merge(merged_); !s.ok()) return s;
     is_staged_.resize(tensors_.stacks());
     packed_.resize(schedule_.rounds().size());
     unpacked_.resize(schedule_.rounds().size());

@@ -199,14 +199,21 @@ std::vector<uint8_t> StagedDeltas::MostMerged() const {
   return most;
 }
 
-void StagedDeltas::Merge(absl::Span<const uint8_t> powers) {
+absl::Status StagedDeltas::Merge(absl::Span<const uint8_t> powers) {
   layouts_.assign(rungs_.size(), std::nullopt);
   for (size_t rung = 0; rung < rungs_.size(); ++rung) {
     if (rung >= powers.size() || powers[rung] == 0) continue;
     layouts_[rung] = WithSizes(rung, [&](const RoundMerger::Sizes& sizes) {
       return merger_.Lay(powers[rung], sizes);
     });
+    if (!layouts_[rung].has_value()) {
+      return absl::InternalError(
+          absl::StrCat("the ranks agreed to merge ", 1 << powers[rung],
+                       " rounds on a rung of which this rank has no room for "
+                       "as many"));
+    }
   }
+  return absl::OkStatus();
 }
 
 void StagedDeltas::AddCopy(size_t operation, const StridedCopy& copy,

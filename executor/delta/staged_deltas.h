@@ -70,8 +70,8 @@ class StagedDeltas {
   // none.
   std::vector<uint8_t> MostMerged() const;
   // As many rounds are merged as the ranks agreed on, the least of their
-  // MostMerged. Before Bind.
-  void Merge(absl::Span<const uint8_t> powers);
+  // MostMerged. Before Bind. Error: kInternal, this rank cannot merge so many.
+  absl::Status Merge(absl::Span<const uint8_t> powers);
   // Null: each round of the rung travels alone.
   const MergedLayout* MergedOn(size_t rung) const {
     return rung < layouts_.size() && layouts_[rung].has_value()

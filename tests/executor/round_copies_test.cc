@@ -14,11 +14,12 @@ using Shares = std::vector<DeviceShare>;
 // Of what the rank packs, or unpacks, by round.
 Shares SharesOf(const PlanFile& plan, int32_t rank, bool packs) {
   const RankSchedule schedule(plan, rank);
-  // Addresses are not followed.
+  // Addresses are not followed, but added to.
+  std::vector<std::byte> memory(1 << 16);
   const std::vector<std::byte*> tensors(TensorTable(plan, rank).size(),
-                                        nullptr);
+                                        memory.data());
   const absl::StatusOr<RoundCopies> copies =
-      BuildRoundCopies(plan, rank, schedule, tensors, nullptr, {}, false);
+      BuildRoundCopies(plan, rank, schedule, tensors, memory.data(), {}, false);
   Shares shares;
   if (!copies.ok()) return shares;
   for (const RoundWork& work : schedule.rounds()) {

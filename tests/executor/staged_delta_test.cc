@@ -755,7 +755,7 @@ TEST(StagedDeltaTest, MergedRoundsHoldNoMoreOperationsThanOthers) {
       const RankSchedule schedule(plan, rank);
       StagedDeltas deltas(plan, rank, schedule);
       const std::vector<uint8_t> most = deltas.MostMerged();
-      deltas.Merge(most);
+      ASSERT_TRUE(deltas.Merge(most).ok());
       for (size_t rung = 0; rung < most.size(); ++rung) {
         const MergedLayout* const layout = deltas.MergedOn(rung);
         if (layout == nullptr) continue;
