@@ -54,7 +54,8 @@ bool HasPostHooks(const PlanFile& plan) {
 // Whether refits of the plan may be deltas over this transport.
 bool HasDeltas(const PlanFile& plan, const Transport& transport) {
   const fb::Delta* const delta = plan.body().delta();
-  return delta != nullptr && (transport.ReachesPeerMemory() || HasRungs(plan));
+  return delta != nullptr &&
+         (transport.ReachesPeerMemory() || HasRungs(plan.body()));
 }
 
 // What to call before `call`, which the rank called while in `state`.
@@ -241,12 +242,12 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
       options_.transport->Connect(record, schedule_->Edges(), deadline);
   if (!made.ok()) return WithRank(made, options_.rank);
   if (!connected.ok()) return WithRank(connected, options_.rank);
-  if (versions_ != nullptr && HasRungs(plan_)) {
-    absl::StatusOr<std::vector<uint8_t>> merged =
+  if (versions_ != nullptr && HasRungs(plan_.body())) {
+    absl::StatusOr<std::vector<uint8_t>> powers =
         AgreeOnMerged(StagedDeltas(plan_, options_.rank, *schedule_),
                       *options_.transport, deadline);
-    if (!merged.ok()) return WithRank(merged.status(), options_.rank);
-    merged_ = *std::move(merged);
+    if (!powers.ok()) return WithRank(powers.status(), options_.rank);
+    merge_powers_ = *std::move(powers);
   }
   SetNotices(NoticeKind::kHosts, options_.transport->notices());
   enqueuer_->Connected(
@@ -288,7 +289,7 @@ absl::StatusOr<BoundRounds> Executor::PrepareRounds(
         plan_, options_.rank, *schedule_, bound_->peers,
         BitmapsByEntry(plan_, options_.rank, tensors),
         snapshot_ == nullptr ? nullptr : snapshot_->data(), staging_->data(),
-        merged_, *options_.device, *copies, delta);
+        merge_powers_, *options_.device, *copies, delta);
     if (!added.ok()) return added;
   }
   absl::StatusOr<std::unique_ptr<PreparedCopies>> prepared =

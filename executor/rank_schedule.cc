@@ -33,7 +33,7 @@ RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank,
   const fb::RankProgram& program = *body.programs()->Get(rank);
   const Messages& messages = *program.messages();
   round_staging_bytes_ = program.staging_bytes();
-  if (round_staging_bytes_ > 0 && HasRungs(plan)) {
+  if (round_staging_bytes_ > 0 && HasRungs(body)) {
     round_staging_bytes_ =
         std::max(round_staging_bytes_, kDeltaStagingBytesMin);
   }
@@ -321,12 +321,6 @@ std::vector<int32_t> RankSchedule::DirectSenders() const {
   }
   SortDistinct(peers);
   return peers;
-}
-
-bool HasRungs(const PlanFile& plan) {
-  const fb::Delta* const delta = plan.body().delta();
-  return delta != nullptr && delta->rungs() != nullptr &&
-         delta->rungs()->size() > 0;
 }
 
 bool HasDirectRounds(const PlanFile& plan) {

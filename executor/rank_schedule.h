@@ -88,9 +88,9 @@ class RankSchedule {
   // What the parts above need.
   uint64_t staging_bytes() const { return staging_bytes_; }
   // The first of these bytes, that staged rounds use; those of messages that
-  // are sent in parts lie behind them. What the plan says, but of a rank with
-  // delta refits not less than a few small messages need, so that it lets the
-  // others merge rounds (delta/merged_rounds.h).
+  // are sent in parts lie behind them. What the plan says; with delta refits
+  // kDeltaStagingBytesMin at least, or a rank of small rounds would keep all
+  // others from merging theirs (delta/merged_rounds.h).
   uint64_t round_staging_bytes() const { return round_staging_bytes_; }
   static constexpr uint64_t kDeltaStagingBytesMin = 1 << 20;
   bool QuantizesBesideRounds() const;
@@ -143,8 +143,6 @@ class RankSchedule {
   size_t batches_ = kHookBatch + 1;
 };
 
-// Whether the plan has delta refits in staged rounds.
-bool HasRungs(const PlanFile& plan);
 // Whether any rank of the plan moves bytes directly.
 bool HasDirectRounds(const PlanFile& plan);
 

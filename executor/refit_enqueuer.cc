@@ -80,7 +80,9 @@ absl::Status RefitEnqueuer::CreateStreams() {
     status.Update(make(keep_timer_, device_.CreateTimer()));
   }
   merged_events_.clear();
-  for (size_t part = 0; has_deltas_ && part < RoundMerger::kParts; ++part) {
+  const bool merges = has_deltas_ && schedule_.Stages();
+  const size_t parts = merges ? RoundMerger::kParts : 0;
+  for (size_t part = 0; part < parts; ++part) {
     StagedEvents& events = merged_events_.emplace_back();
     status.Update(make(events.packed, device_.CreateEvent()));
     status.Update(make(events.exchanged, device_.CreateEvent()));

@@ -207,11 +207,6 @@ bool HasShifts(const fb::Body& body) {
                      });
 }
 
-bool HasStagedDelta(const fb::Body& body) {
-  return body.delta() != nullptr && body.delta()->rungs() != nullptr &&
-         body.delta()->rungs()->size() > 0;
-}
-
 // Whether a message inside a host is in a round of another route, or passes on
 // what its rank holds.
 bool HasDealing(const fb::Body& body) {
@@ -240,8 +235,7 @@ constexpr std::array kFeatures = {
     Feature{kFeatureStagedRelays, "staged relays", HasStagedRelays},
     Feature{kFeatureDelta, "delta refits", HasDelta},
     Feature{kFeatureShifts, "shifted programs", HasShifts},
-    Feature{kFeatureStagedDelta, "delta refits in staged rounds",
-            HasStagedDelta},
+    Feature{kFeatureStagedDelta, "delta refits in staged rounds", HasRungs},
     Feature{kFeatureDealing, "dealt messages", HasDealing},
 };
 

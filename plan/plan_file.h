@@ -126,6 +126,12 @@ uint64_t RequiredFeatures(const fb::Body& body);
 uint64_t TensorElements(const fb::Buffer& buffer);
 uint64_t StackTensors(const fb::Buffer& buffer);
 
+// Whether delta refits have staged rounds.
+inline bool HasRungs(const fb::Body& body) {
+  return body.delta() != nullptr && body.delta()->rungs() != nullptr &&
+         body.delta()->rungs()->size() > 0;
+}
+
 // The global rank that a message of `program` is for or from. Programs that
 // differ only in their peers share their messages, and shift these.
 inline uint32_t PeerOf(const fb::Body& body, const fb::RankProgram& program,

@@ -204,8 +204,8 @@ class Builder {
   TaskGraph graph_;
   // Of a refit that sends only what changed.
   const fb::Delta* delta_ = nullptr;
-  size_t rung_ = 0;              // as its position in the plan's
-  std::vector<uint8_t> merged_;  // by rung: StagedDeltas::Merge
+  size_t rung_ = 0;                    // as its position in the plan's
+  std::vector<uint8_t> merge_powers_;  // by rung: StagedDeltas::Merge
   StagedDeltaCosts costs_;
   bool has_rungs_ = false;
   bool may_pull_ = false;
@@ -303,8 +303,7 @@ absl::Status Builder::PlanDelta() {
         "--change-rate is given, and the plan's job has no options.delta: all "
         "its refits are dense");
   }
-  const bool has_rungs =
-      delta_->rungs() != nullptr && delta_->rungs()->size() > 0;
+  const bool has_rungs = HasRungs(body_);
   if (!has_rungs && options_.executor == Executor::kCpu) {
     return absl::InvalidArgumentError(
         "--change-rate is given, and the plan has no staged rounds: its "
@@ -325,8 +324,9 @@ absl::Status Builder::PlanDelta() {
     rung_ = std::max(rung_, deltas.ExpectedRung(*options_.change_rate,
                                                 plan_.source_ranks()));
     const std::vector<uint8_t> most = deltas.MostMerged();
-    if (merged_.empty()) merged_ = most;
-    std::transform(most.begin(), most.end(), merged_.begin(), merged_.begin(),
+    if (merge_powers_.empty()) merge_powers_ = most;
+    std::transform(most.begin(), most.end(), merge_powers_.begin(),
+                   merge_powers_.begin(),
                    [](uint8_t a, uint8_t b) { return std::min(a, b); });
   }
   graph_.rung = 1;
@@ -402,7 +402,7 @@ void Builder::AddRank(int32_t number) {
   std::optional<StagedDeltas> deltas;
   if (has_rungs_) {
     deltas.emplace(plan_, number, schedule);
-    misordered_.Update(deltas->Merge(merged_));
+    misordered_.Update(deltas->Merge(merge_powers_));
     rank.deltas = &*deltas;
     if (!deltas->IsAllWhole(rung_)) {
       graph_.rung = deltas->ElementsPerSlot(rung_);

@@ -66,7 +66,7 @@ class DeltaRoundsBuilder {
   DeltaRoundsBuilder(const PlanFile& plan, int32_t rank,
                      const RankSchedule& schedule, const PeerTensors& peers,
                      absl::Span<std::byte* const> bitmaps, std::byte* snapshot,
-                     std::byte* staging, absl::Span<const uint8_t> merged,
+                     std::byte* staging, absl::Span<const uint8_t> merge_powers,
                      Device& device, RoundCopies& copies, DeltaRounds& rounds)
       : plan_(plan),
         rank_(rank),
@@ -74,7 +74,7 @@ class DeltaRoundsBuilder {
         bitmaps_(bitmaps),
         snapshot_(snapshot),
         staging_(staging),
-        merged_(merged),
+        merge_powers_(merge_powers),
         device_(device),
         compares_(plan.body().delta()->changes() ==
                   fb::DeltaChanges::kSnapshot),
@@ -106,7 +106,7 @@ class DeltaRoundsBuilder {
       if (work.move_batch.has_value()) AddRound(i, *work.move_batch);
     }
     absl::Status status;
-    if (HasRungs(plan_)) status = AddStaged();
+    if (HasRungs(plan_.body())) status = AddStaged();
     AddAfter();
     return status;
   }
@@ -281,7 +281,8 @@ class DeltaRoundsBuilder {
 
   absl::Status AddStaged() {
     rounds_.staged = std::make_unique<StagedDeltas>(plan_, rank_, schedule_);
-    if (absl::Status s = rounds_.staged->Merge(merged_); !s.ok()) return s;
+    if (absl::Status s = rounds_.staged->Merge(merge_powers_); !s.ok())
+      return s;
     is_staged_.resize(tensors_.stacks());
     packed_.resize(schedule_.rounds().size());
     unpacked_.resize(schedule_.rounds().size());
@@ -543,7 +544,7 @@ class DeltaRoundsBuilder {
   const absl::Span<std::byte* const> bitmaps_;
   std::byte* const snapshot_;
   std::byte* const staging_;
-  const absl::Span<const uint8_t> merged_;
+  const absl::Span<const uint8_t> merge_powers_;
   Device& device_;
   const bool compares_;  // with a snapshot
   const TensorTable tensors_;
@@ -569,10 +570,11 @@ absl::Status AddDeltaRounds(const PlanFile& plan, int32_t rank,
                             const PeerTensors& peers,
                             absl::Span<std::byte* const> bitmaps,
                             std::byte* snapshot, std::byte* staging,
-                            absl::Span<const uint8_t> merged, Device& device,
-                            RoundCopies& copies, DeltaRounds& rounds) {
+                            absl::Span<const uint8_t> merge_powers,
+                            Device& device, RoundCopies& copies,
+                            DeltaRounds& rounds) {
   return DeltaRoundsBuilder(plan, rank, schedule, peers, bitmaps, snapshot,
-                            staging, merged, device, copies, rounds)
+                            staging, merge_powers, device, copies, rounds)
       .Build();
 }
 

@@ -75,14 +75,15 @@ struct DeltaRounds {
 // `bitmaps`: the workers' marks by entry of the TensorTable, null without; of a
 // plan whose workers mark what changed. `snapshot`: SnapshotBytes of the rank,
 // of a plan whose executors compare. `staging`: what the schedule stages. Both
-// must outlive the batches. `merged`: as StagedDeltas::Merge takes it.
+// must outlive the batches. `merge_powers`: as StagedDeltas::Merge takes it.
 absl::Status AddDeltaRounds(const PlanFile& plan, int32_t rank,
                             const RankSchedule& schedule,
                             const PeerTensors& peers,
                             absl::Span<std::byte* const> bitmaps,
                             std::byte* snapshot, std::byte* staging,
-                            absl::Span<const uint8_t> merged, Device& device,
-                            RoundCopies& copies, DeltaRounds& rounds);
+                            absl::Span<const uint8_t> merge_powers,
+                            Device& device, RoundCopies& copies,
+                            DeltaRounds& rounds);
 
 }  // namespace refit
 

@@ -425,7 +425,8 @@ class Executor {
   std::optional<DeltaReport> delta_report_;
 
   // Since Connect.
-  std::vector<uint8_t> merged_;  // staged rounds of deltas, by rung
+  // By rung of deltas: of how many staged rounds are merged, the power of two.
+  std::vector<uint8_t> merge_powers_;
   std::unique_ptr<DeviceMemory> staging_;
   std::unique_ptr<DeviceMemory> scratch_;
   // What the rank sent last, where the plan's refits compare with it. Its size
