@@ -42,6 +42,7 @@ Totals TotalsOf(const fb::Body& body) {
       totals.received_bytes[peer] += bytes;
       totals.messages += 1;
       if (rank >= body.source_ranks()) totals.relayed_bytes += bytes;
+      if (IsHeld(body, *message)) totals.dealt_bytes += bytes;
       if (direct) {
         totals.direct_bytes += bytes;
         continue;

@@ -16,6 +16,7 @@ struct Totals {
   uint64_t route_bytes[4] = {};      // by fb::Route
   uint64_t direct_bytes = 0;         // of all routes
   uint64_t relayed_bytes = 0;        // sent by destination ranks
+  uint64_t dealt_bytes = 0;          // of these, beside network rounds
   std::vector<uint64_t> sent_bytes;  // by rank
   std::vector<uint64_t> received_bytes;
   uint64_t messages = 0;
