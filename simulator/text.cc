@@ -35,6 +35,15 @@ std::string RatioText(double seconds, double reference, const char* name) {
   return absl::StrFormat(", %.3f x the %s", seconds / reference, name);
 }
 
+// Whether it stays in a host, beside a round between hosts.
+bool IsDealt(const PlanFile& plan, const Message& message) {
+  const fb::Body& body = plan.body();
+  return body.rounds()->Get(message.round)->route() == fb::Route::kNetwork &&
+         RouteBetween(body, static_cast<uint32_t>(message.source),
+                      static_cast<uint32_t>(message.destination)) !=
+             fb::Route::kNetwork;
+}
+
 void AddCriticalPath(const PlanFile& plan, const Simulation& simulation,
                      std::string& text) {
   // By kind of work; messages by the kind of link that held them.
@@ -76,9 +85,10 @@ void AddCriticalPath(const PlanFile& plan, const Simulation& simulation,
         simulation.bottlenecks[simulation.graph.tasks[number].message];
     const std::vector<std::string> tensors = TensorsOf(plan, message);
     absl::StrAppendFormat(
-        &text, "  %12s  %s, rank %d to %d, %d bytes%s\n",
+        &text, "  %12s  %s, rank %d %s %d, %d bytes%s\n",
         MilliText(SecondsOf(simulation, number)),
-        RoundText(plan, message.round), message.source, message.destination,
+        RoundText(plan, message.round), message.source,
+        IsDealt(plan, message) ? "deals to" : "to", message.destination,
         message.size_bytes,
         link == kNone
             ? ""
