@@ -74,7 +74,6 @@ def unique_id(path, rank):
         temporary = path.with_suffix(".new")
         temporary.write_bytes(refit.rendezvous.unique_id())
         temporary.rename(path)
-        return path.read_bytes()
     while not path.exists():
         time.sleep(0.01)
     return path.read_bytes()

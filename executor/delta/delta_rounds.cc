@@ -281,8 +281,8 @@ class DeltaRoundsBuilder {
 
   absl::Status AddStaged() {
     rounds_.staged = std::make_unique<StagedDeltas>(plan_, rank_, schedule_);
-    if (absl::Status s = rounds_.staged->Merge(merge_powers_); !s.ok())
-      return s;
+    absl::Status merged = rounds_.staged->Merge(merge_powers_);
+    if (!merged.ok()) return merged;
     is_staged_.resize(tensors_.stacks());
     packed_.resize(schedule_.rounds().size());
     unpacked_.resize(schedule_.rounds().size());
