@@ -24,9 +24,12 @@ constexpr uint64_t DigestWordMask(uint32_t word) {
                      : 0x082efa98ec4e6c89u;
 }
 
+// The x of the formula of one block is this much more than that of the block
+// before.
+inline constexpr uint64_t kDigestBlockStep = 0x9e3779b97f4a7c15u;
+
 // The r of the formula.
-constexpr uint64_t DigestBlockKey(uint64_t param_key, uint64_t block) {
-  const uint64_t x = param_key + block * 0x9e3779b97f4a7c15u;
+constexpr uint64_t DigestBlockKey(uint64_t x) {
   const uint64_t y = x ^ 0x452821e638d01377u;
 #ifdef __CUDA_ARCH__
   return (x * y) ^ __umul64hi(x, y);
@@ -34,6 +37,10 @@ constexpr uint64_t DigestBlockKey(uint64_t param_key, uint64_t block) {
   const unsigned __int128 product = static_cast<unsigned __int128>(x) * y;
   return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
 #endif
+}
+
+constexpr uint64_t DigestBlockKey(uint64_t param_key, uint64_t block) {
+  return DigestBlockKey(param_key + block * kDigestBlockStep);
 }
 
 // The digits of the c of the formula.

@@ -195,6 +195,40 @@ TEST_P(DigestConformance, RunsOfEveryLengthAndAlignmentAreTheFormula) {
   }
 }
 
+// As of a tensor whose other columns are on other ranks.
+TEST_P(DigestConformance, RowsOfEveryLengthAreTheFormula) {
+  constexpr uint64_t kElementBytes = 8;
+  for (const uint64_t row_bytes :
+       {16, 48, 768, 16 * 1536, 16 * 2048, 16 * 2049, 16 * 5000}) {
+    const uint64_t rows = 16 * 7000 / row_bytes + 1;
+    const uint64_t row = row_bytes / kElementBytes;
+    for (const uint64_t apart : {row_bytes, row_bytes + 16, 3 * row_bytes}) {
+      CheckDigest({0, 32, {{rows, 0, row_bytes}, {row, 0, kElementBytes}}},
+                  DType::kInt64,
+                  {0, 48, {{rows, 0, apart}, {row, 0, kElementBytes}}},
+                  DType::kInt64, {rows * row_bytes + 64});
+    }
+    // Of a tensor that is wider itself.
+    CheckDigest({0, 32, {{rows, 0, 2 * row_bytes}, {row, 0, kElementBytes}}},
+                DType::kInt64,
+                {0, 48, {{rows, 0, 3 * row_bytes}, {row, 0, kElementBytes}}},
+                DType::kInt64, {2 * rows * row_bytes + 64});
+    // Two strides in the param.
+    CheckDigest({0,
+                 32,
+                 {{2, 0, rows * row_bytes},
+                  {rows, 0, row_bytes},
+                  {row, 0, kElementBytes}}},
+                DType::kInt64,
+                {0,
+                 48,
+                 {{2, 0, 16 * 9'999'999},
+                  {rows, 0, 2 * row_bytes},
+                  {row, 0, kElementBytes}}},
+                DType::kInt64, {2 * rows * row_bytes + 64});
+  }
+}
+
 TEST_P(DigestConformance, ElementsAreDigestedAsTheirCastsAre) {
   const DType floats[] = {DType::kBf16, DType::kFp16, DType::kFp32};
   for (const DType from : floats) {

@@ -17,6 +17,7 @@ namespace {
 
 constexpr uint64_t kBytes = uint64_t{8} << 30;
 constexpr uint64_t kTensorBytes = uint64_t{1536} << 10;  // an expert's matrix
+constexpr uint64_t kRowBytes = 768;  // of its half, cut across its rows
 
 TEST(DigestSpeedTest, RatesBesideAPlainRead) {
   auto device = *CreateCudaDevice(0);
@@ -35,7 +36,9 @@ TEST(DigestSpeedTest, RatesBesideAPlainRead) {
     }
     return static_cast<double>(kBytes) / best / 1e9;
   };
-  const auto digest_rate = [&](uint64_t tensor_bytes, uint64_t place) {
+  // Each tensor is `rows` rows of a param that is twice as wide, or one row.
+  const auto digest_rate = [&](uint64_t tensor_bytes, uint64_t place,
+                               uint64_t rows = 1) {
     CopyBatch batch;
     batch.kind = CopyKind::kDigest;
     for (uint64_t at = 0; at + tensor_bytes <= kBytes; at += tensor_bytes) {
@@ -43,8 +46,10 @@ TEST(DigestSpeedTest, RatesBesideAPlainRead) {
       copy.from = {0, at, DType::kBf16};
       copy.to = {0, place, DType::kBf16};
       copy.loops_begin = static_cast<uint32_t>(batch.loops.size());
-      copy.loops_count = 1;
-      batch.loops.push_back({tensor_bytes / 2, {0, 2}, {0, 2}});
+      copy.loops_count = 2;
+      const uint64_t row_bytes = tensor_bytes / rows;
+      batch.loops.push_back({rows, {0, row_bytes}, {0, 2 * row_bytes}});
+      batch.loops.push_back({row_bytes / 2, {0, 2}, {0, 2}});
       batch.digests.push_back(
           {.param_key = at, .entry = 1, .byte_offset = at / tensor_bytes * 16});
     }
@@ -61,7 +66,9 @@ TEST(DigestSpeedTest, RatesBesideAPlainRead) {
   const double large = digest_rate(kBytes, 0);
   const double small = digest_rate(kTensorBytes, 0);
   std::cout << "plain read " << plain << " GB/s; digest of one tensor " << large
-            << ", of tensors of 1.5 MiB " << small
+            << ", of tensors of 1.5 MiB " << small << ", of such in rows of "
+            << kRowBytes << " bytes "
+            << digest_rate(kTensorBytes, 0, kTensorBytes / kRowBytes)
             << ", of tensors that begin inside a block "
             << digest_rate(kTensorBytes, 2) << '\n';
 }

@@ -16,7 +16,8 @@ struct Row {
   uint64_t position;
 };
 
-template <uint32_t kRowsUnroll = kUnroll, typename Body>
+// Not unrolled: what is rare takes long to compile.
+template <typename Body>
 __device__ __forceinline__ void ForEachUnit(const KernelCopy& copy,
                                             std::byte* const* table,
                                             uint32_t tile, const Body& body) {
@@ -24,36 +25,101 @@ __device__ __forceinline__ void ForEachUnit(const KernelCopy& copy,
     const RowOffsets at = OffsetsOfRow(copy, row);
     return Row{table[at.from_entry] + at.from_offset, at.to_offset};
   };
-  ForEachTileUnit<kRowsUnroll>(copy, tile, row_at, Row{nullptr, 0}, body);
+  ForEachTileUnit<1>(copy, tile, row_at, Row{nullptr, 0}, body);
 }
 
-// Whole blocks: sums of their words need no shifts.
+static_assert(kUnroll % 2 == 0 && kDigestProductsMax == 8);
+
+// Two whole blocks: sums of their words need no shifts. `x` is the formula's.
+__device__ __forceinline__ void AddTwoBlocks(const uint4& first,
+                                             uint64_t first_x,
+                                             const uint4& second,
+                                             uint64_t second_x, uint64_t& sum) {
+  DigestProducts products;
+  const auto add = [&](const uint4& block, uint64_t x) {
+    const uint64_t block_key = DigestBlockKey(x);
+    products.Add(block.x, block_key, 0);
+    products.Add(block.y, block_key, 1);
+    products.Add(block.z, block_key, 2);
+    products.Add(block.w, block_key, 3);
+  };
+  add(first, first_x);
+  add(second, second_x);
+  sum = DigestFold(sum) + products.Folded();
+}
+
+// Blocks of rows that several strides take apart, or that lie in several
+// tensors: rare.
+__device__ void AddScatteredBlocks(const KernelCopy& copy,
+                                   std::byte* const* table, uint32_t tile,
+                                   uint64_t param_key, uint64_t& sum) {
+  ForEachUnit(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
+    if (at == copy.row_units) return;
+    const uint64_t block = row.position / kDigestBlockBytes + at;
+    AddTwoBlocks(__ldcs(reinterpret_cast<const uint4*>(row.from) + at),
+                 param_key + block * kDigestBlockStep, uint4{}, 0, sum);
+  });
+}
+
+// A thread issues all its loads before it computes the first product. Which
+// row a unit is of takes a division, so rows that follow each other are read
+// without knowing.
 __device__ __forceinline__ void AddBlocks(const KernelCopy& copy,
                                           std::byte* const* table,
                                           uint32_t tile, uint64_t param_key,
                                           uint64_t& sum) {
+  const uint64_t first = uint64_t{tile} * kTileUnits;
+  const auto row = static_cast<uint32_t>(first / copy.row_units);
+  const uint64_t row_begin = uint64_t{row} * copy.row_units;
+  // This thread's first unit, from the begin of the row.
+  const uint32_t unit = static_cast<uint32_t>(first - row_begin) + threadIdx.x;
+  // What the end of a row adds, in blocks: to the place in memory, and to that
+  // in the param.
+  uint64_t memory_gap = 0;
+  uint64_t param_gap = 0;
+  if (first - row_begin + kTileUnits > copy.row_units && copy.rows > 1) {
+    if (copy.loops_count > 1 || copy.loops[0].from_entries != 0) {
+      AddScatteredBlocks(copy, table, tile, param_key, sum);
+      return;
+    }
+    memory_gap = copy.loops[0].from_bytes / kDigestBlockBytes - copy.row_units;
+    param_gap = copy.loops[0].to_bytes / kDigestBlockBytes - copy.row_units;
+  }
+  const auto rows_before = [&](uint32_t k) {
+    return uint64_t{
+        Divide(unit + k * kThreads, copy.row_magic, copy.row_shift)};
+  };
+  const RowOffsets begin = OffsetsOfRow(copy, row);
+  const auto* const from = reinterpret_cast<const uint4*>(
+      table[begin.from_entry] + begin.from_offset);
+  const uint64_t end = uint64_t{copy.rows} * copy.row_units - row_begin;
   uint4 units[kUnroll];
-  uint64_t blocks[kUnroll];
-  ForEachUnit(copy, table, tile, [&](uint32_t k, const Row& row, uint32_t at) {
-    units[k] = uint4{};
-    blocks[k] = row.position / kDigestBlockBytes + at;
-    if (at == copy.row_units) return;
-    // Read once: kept out of the way of what the caches hold for others.
-    units[k] = __ldcs(reinterpret_cast<const uint4*>(row.from) + at);
-  });
-  static_assert(kUnroll % 2 == 0 && kDigestProductsMax == 8);
+  const auto load = [&](uint32_t k, uint64_t skipped) {
+    const uint32_t at = unit + k * kThreads;
+    // Read once: kept out of the way of what the caches hold for others. Zeros
+    // add nothing, whatever their block.
+    units[k] = at < end ? __ldcs(from + at + skipped) : uint4{};
+  };
+  if (memory_gap == 0) {
+#pragma unroll
+    for (uint32_t k = 0; k < kUnroll; ++k) load(k, 0);
+  } else {
+#pragma unroll
+    for (uint32_t k = 0; k < kUnroll; ++k) load(k, rows_before(k) * memory_gap);
+  }
+  uint64_t x = param_key +
+               (begin.to_offset / kDigestBlockBytes + unit) * kDigestBlockStep;
+  constexpr uint64_t kThreadsStep = kThreads * kDigestBlockStep;
+  const uint64_t gap = param_gap * kDigestBlockStep;
 #pragma unroll
   for (uint32_t k = 0; k < kUnroll; k += 2) {
-    DigestProducts products;
-#pragma unroll
-    for (uint32_t i = k; i < k + 2; ++i) {
-      const uint64_t block_key = DigestBlockKey(param_key, blocks[i]);
-      products.Add(units[i].x, block_key, 0);
-      products.Add(units[i].y, block_key, 1);
-      products.Add(units[i].z, block_key, 2);
-      products.Add(units[i].w, block_key, 3);
+    uint64_t x_of[2] = {x, x + kThreadsStep};
+    if (gap != 0) {
+      x_of[0] += rows_before(k) * gap;
+      x_of[1] += rows_before(k + 1) * gap;
     }
-    sum = DigestFold(sum) + products.Folded();
+    AddTwoBlocks(units[k], x_of[0], units[k + 1], x_of[1], sum);
+    x += 2 * kThreadsStep;
   }
 }
 
@@ -67,11 +133,11 @@ __device__ __forceinline__ void AddBits(uint32_t bits, uint64_t position,
   sum = DigestFold(sum) + products.Folded();
 }
 
-// Small units, and casts, are rare: unrolled they take long to compile.
+// So are small units, and casts.
 template <typename Bits>
 __device__ void AddUnits(const KernelCopy& copy, std::byte* const* table,
                          uint32_t tile, uint64_t param_key, uint64_t& sum) {
-  ForEachUnit<1>(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
+  ForEachUnit(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
     if (at == copy.row_units) return;
     AddBits(reinterpret_cast<const Bits*>(row.from)[at],
             row.position + uint64_t{at} * sizeof(Bits), param_key, sum);
@@ -80,7 +146,7 @@ __device__ void AddUnits(const KernelCopy& copy, std::byte* const* table,
 
 __device__ void AddWordPairs(const KernelCopy& copy, std::byte* const* table,
                              uint32_t tile, uint64_t param_key, uint64_t& sum) {
-  ForEachUnit<1>(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
+  ForEachUnit(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
     if (at == copy.row_units) return;
     const uint2 pair = reinterpret_cast<const uint2*>(row.from)[at];
     const uint64_t position = row.position + uint64_t{at} * sizeof(pair);
@@ -92,7 +158,7 @@ __device__ void AddWordPairs(const KernelCopy& copy, std::byte* const* table,
 // Elements as they are after a cast.
 __device__ void AddCasts(const KernelCopy& copy, std::byte* const* table,
                          uint32_t tile, uint64_t param_key, uint64_t& sum) {
-  ForEachUnit<1>(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
+  ForEachUnit(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
     if (at == copy.row_units) return;
     const uint32_t fp32 = LoadFp32(row.from, copy.from_dtype, at);
     if (copy.to_dtype == DType::kFp32) {
