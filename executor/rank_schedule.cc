@@ -276,12 +276,10 @@ std::vector<Edge> RankSchedule::Edges() const {
   return edges;
 }
 
-bool RankSchedule::RelaysOrQuantizes() const {
-  return !quantizes_.empty() ||
-         std::any_of(rounds_.begin(), rounds_.end(), [](const RoundWork& work) {
-           return work.mechanism == fb::Mechanism::kStaged &&
-                  work.relays.has_value();
-         });
+bool RankSchedule::RelaysInStages() const {
+  return std::any_of(rounds_.begin(), rounds_.end(), [](const RoundWork& work) {
+    return work.mechanism == fb::Mechanism::kStaged && work.relays.has_value();
+  });
 }
 
 bool RankSchedule::QuantizesBesideRounds() const {

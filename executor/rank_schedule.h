@@ -98,9 +98,8 @@ class RankSchedule {
   static constexpr size_t kFillBatch = 0;  // zeroes the padding
   static constexpr size_t kHookBatch = 1;  // the executor's own post-hooks
   size_t batches() const { return batches_; }
-  // Whether what the rank packs in staged rounds is just unpacked, or
-  // quantized.
-  bool RelaysOrQuantizes() const;
+  // Whether the rank packs in staged rounds what it just unpacked.
+  bool RelaysInStages() const;
   // Sorted and distinct.
   std::vector<Edge> Edges() const;
   // Whether the rank has anything to pack, and to unpack, in staged rounds.

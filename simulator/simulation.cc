@@ -271,8 +271,9 @@ Options OptionsOf(Executor executor) {
   options.peer_bytes_per_second = kCpuPeerBytesPerSecond;
   options.local_bytes_per_second = kCpuPeerBytesPerSecond;
   options.network_round_seconds = kCpuRoundSeconds;
+  options.peer_round_seconds = 0;
   options.peer_message_seconds = kCpuRoundSeconds;
-  options.cheap_message_bytes = 0;
+  options.quantized_message_seconds = kCpuRoundSeconds;
   options.copy_bytes_per_second = kCpuCopyBytesPerSecond;
   options.quantized_elements_per_second = kCpuQuantizedElementsPerSecond;
   return options;

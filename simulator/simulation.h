@@ -45,15 +45,13 @@ struct Options {
   double network_bytes_per_second = kNetworkBytesPerSecond;
   double local_bytes_per_second = kLocalBytesPerSecond;
   // Before the bytes of a round: of a direct one, of a staged one between
-  // hosts, and of a staged one inside a host for each of the rank's messages in
-  // the direction that has more.
+  // hosts, and of a staged one inside a host, there also for each of the rank's
+  // messages in the direction that has more; for one that quantizes, the last.
   double direct_round_seconds = kDirectRoundSeconds;
   double network_round_seconds = kNetworkRoundSeconds;
+  double peer_round_seconds = kPeerRoundSeconds;
   double peer_message_seconds = kPeerMessageSeconds;
-  // The larger a message inside a host is, the less of that it costs a rank
-  // that neither relays nor quantizes: one of so many bytes nothing. 0: all
-  // cost as much.
-  double cheap_message_bytes = kCheapMessageBytes;
+  double quantized_message_seconds = kQuantizedMessageSeconds;  // if it does
   // Of packing and of unpacking, by payload.
   double copy_bytes_per_second = kLocalBytesPerSecond;
   double quantized_elements_per_second = kQuantizedElementsPerSecond;

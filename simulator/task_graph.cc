@@ -742,32 +742,27 @@ double Builder::StartSeconds(const RankSchedule& schedule,
                              const RoundWork& work, const MergedRound* merged,
                              fb::Route route) const {
   if (route == fb::Route::kNetwork) return options_.network_round_seconds;
-  double sends = 0;  // messages of full cost
-  double receives = 0;
-  const bool grows_cheap = work.route == fb::Route::kPeer &&
-                           !schedule.RelaysOrQuantizes() &&
-                           options_.cheap_message_bytes > 0;
-  const auto count = [&](uint32_t number, uint64_t size_bytes) {
+  int64_t sends = 0;
+  int64_t receives = 0;
+  const auto count = [&](uint32_t number) {
     if (schedule.RouteOf(number) != route) return;
-    const double cost =
-        grows_cheap ? std::max(0.0, 1 - static_cast<double>(size_bytes) /
-                                            options_.cheap_message_bytes)
-                    : 1;
-    (schedule.operations()[number].kind == fb::MessageKind::kSend ? sends
-                                                                  : receives) +=
-        cost;
+    ++(schedule.operations()[number].kind == fb::MessageKind::kSend ? sends
+                                                                    : receives);
   };
   if (merged != nullptr) {
     for (const MergedTransfer& transfer : merged->transfers) {
-      count(transfer.first_operation, transfer.size_bytes);
+      count(transfer.first_operation);
     }
   } else {
     for (uint32_t i = 0; i < work.operations_count; ++i) {
-      const uint32_t number = work.operations_begin + i;
-      count(number, schedule.operations()[number].size_bytes);
+      count(work.operations_begin + i);
     }
   }
-  return options_.peer_message_seconds * std::max(sends, receives);
+  const double message_seconds = schedule.quantizes().empty()
+                                     ? options_.peer_message_seconds
+                                     : options_.quantized_message_seconds;
+  return options_.peer_round_seconds +
+         message_seconds * static_cast<double>(std::max(sends, receives));
 }
 
 // RefitEnqueuer::EnqueueMerged.

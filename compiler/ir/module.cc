@@ -146,8 +146,10 @@ bool Module::DefersStores() const {
 }
 
 double Module::RoundSeconds(Route route) const {
-  return MechanismOf(route) == Mechanism::kStaged ? kStagedRoundSeconds
-                                                  : kDirectRoundSeconds;
+  if (MechanismOf(route) == Mechanism::kDirect) return kDirectRoundSeconds;
+  return route == Route::kNetwork
+             ? kStagedRoundSeconds
+             : kStagedPeerRoundSeconds + kDealtMessageSeconds;
 }
 
 Mechanism Module::MechanismOf(Route route) const {

@@ -381,17 +381,20 @@ struct Limits {
 
 // What a round costs before its bytes. Two fences, and the launch of a kernel.
 inline constexpr double kDirectRoundSeconds = 20e-6;
-// A staged round's packing, launch and rendezvous, and the channels that NCCL
-// does not give to smaller operations: on H200 and NVLink, staged rounds of 16,
-// 64 and 256 MiB took 0.14, 0.11 and 0.13 ms more than their bytes
-// (docs/benchmarks.md).
+// A staged round between hosts: packing, launch and rendezvous.
 inline constexpr double kStagedRoundSeconds = 120e-6;
-// A staged message between GPUs of a host, before its bytes: messages of one
-// round start one after the other (docs/simulator.md).
-inline constexpr double kDealtMessageSeconds = 130e-6;
+// A staged round inside a host, and each of its messages: they start one after
+// the other. On H100 and NVLink rounds of one message took 20 to 26 µs more
+// than its bytes, and each further message of a group 12 µs
+// (docs/benchmarks.md).
+inline constexpr double kStagedPeerRoundSeconds = 13e-6;
+inline constexpr double kDealtMessageSeconds = 12e-6;
 // Messages that a rank sends, and receives, in a staged round that relays: as
-// the sizes of messages differ, two fill rounds better than one.
+// the sizes of messages differ, two fill rounds better than one. Inside a host
+// NCCL gives a pair of ranks a part of NVLink's speed: three pairs each way
+// fill it, two 88 % of it (docs/benchmarks.md).
 inline constexpr int64_t kRelayedPerRound = 2;
+inline constexpr int64_t kRelayedPerPeerRound = 3;
 
 // What joins hosts, where the job says more of it than its speed.
 struct Fabric {

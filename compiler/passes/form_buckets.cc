@@ -363,14 +363,21 @@ int64_t MessageBuilder::RelayedBucketBytes(const std::vector<Stream>& streams,
   const int64_t busiest = *std::max_element(received.begin(), received.end());
   const double seconds =
       static_cast<double>(busiest) / module_.topology.BytesPerSecond(route);
+  const int64_t per_round =
+      route == Route::kPeer ? kRelayedPerPeerRound : kRelayedPerRound;
+  const double round_seconds =
+      route == Route::kPeer
+          ? kStagedPeerRoundSeconds +
+                static_cast<double>(per_round) * kDealtMessageSeconds
+          : kStagedRoundSeconds;
   const int64_t rounds = std::llround(
-      std::sqrt(static_cast<double>(turns) * seconds / kStagedRoundSeconds));
+      std::sqrt(static_cast<double>(turns) * seconds / round_seconds));
   // A rank's staging of a round holds what it sends and what it receives.
   const int64_t each_way = limits.staging_bytes / limits.slots / 2;
   const int64_t most = std::min(
-      limits.bucket_bytes, each_way / kRelayedPerRound /
-                               kStagingAlignmentBytes * kStagingAlignmentBytes);
-  return std::clamp(busiest / std::max<int64_t>(rounds, 1) / kRelayedPerRound,
+      limits.bucket_bytes,
+      each_way / per_round / kStagingAlignmentBytes * kStagingAlignmentBytes);
+  return std::clamp(busiest / std::max<int64_t>(rounds, 1) / per_round,
                     std::min(kRelayedBytesMin, limits.bucket_bytes),
                     std::max(kRelayedBytesMin, most));
 }

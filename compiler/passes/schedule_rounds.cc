@@ -362,11 +362,13 @@ int64_t BusiestBytes(const Module& module,
 // then the relays, in the order in which their contents arrive; what nobody
 // passes on fills the room that is left.
 //
-// Where ranks relay, a round has few messages each way for a rank: senders of
-// many would only make receivers wait, and the pipeline longer.
+// Where ranks relay, a round has `relayed_per_round` messages each way for a
+// rank: senders of many would only make receivers wait, and the pipeline
+// longer.
 void PlaceStaged(Module& module, std::vector<Message*> messages,
                  const std::vector<bool>& passed_on, const WavePlace& place,
-                 bool beside_dealt, Scheduler& scheduler) {
+                 int64_t relayed_per_round, bool beside_dealt,
+                 Scheduler& scheduler) {
   const auto fed_by = [&](const Message* message) {
     return FedBy(module, *message);
   };
@@ -400,7 +402,7 @@ void PlaceStaged(Module& module, std::vector<Message*> messages,
   // for its part of both, else senders would wait for receivers.
   const double room = static_cast<double>(scheduler.round_bytes_max()) /
                       (1 + (relayed + dealt) / received);
-  int64_t each_way = largest * kRelayedPerRound;
+  int64_t each_way = largest * relayed_per_round;
   if (relayed < received * kFewRelays) {
     each_way = std::max(
         each_way,
@@ -486,8 +488,10 @@ void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
     if (mechanism == Mechanism::kDirect) {
       scheduler.PlaceDirect(messages);
     } else {
-      PlaceStaged(module, std::move(messages), passed_on, place,
-                  route == Route::kNetwork && place.follows, scheduler);
+      PlaceStaged(
+          module, std::move(messages), passed_on, place,
+          route == Route::kPeer ? kRelayedPerPeerRound : kRelayedPerRound,
+          route == Route::kNetwork && place.follows, scheduler);
     }
     module.rounds.resize(static_cast<size_t>(scheduler.round_count()),
                          {.route = route, .mechanism = mechanism});

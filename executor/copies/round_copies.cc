@@ -514,14 +514,15 @@ class RoundCopiesBuilder {
   };
 
   // Packing and unpacking go on beside the exchanges of other rounds: all but
-  // the first and the last. A rank that relays unpacks and packs again within
-  // one exchange, and one that quantizes packs what is just ready: they need
-  // more of their device.
+  // the first and the last. A rank that relays unpacks, and packs again, within
+  // one exchange. One that quantizes packs what is just ready.
   void ShareWithExchanges() {
     std::vector<size_t> packs;
     std::vector<size_t> unpacks;
     const DeviceShare share =
-        schedule_.RelaysOrQuantizes() ? DeviceShare::kHalf : DeviceShare::kFew;
+        !schedule_.quantizes().empty() ? DeviceShare::kHalf
+        : schedule_.RelaysInStages()   ? DeviceShare::kTwoLinks
+                                       : DeviceShare::kLink;
     for (const RoundWork& work : schedule_.rounds()) {
       if (work.pack_batch.has_value()) packs.push_back(*work.pack_batch);
       if (work.unpack_batch.has_value()) unpacks.push_back(*work.unpack_batch);

@@ -59,9 +59,9 @@ TEST(BoundTimeTest, WhatTheCompilerMayDealIsBoundAsIfDealt) {
 
 // Slow NVLink: what is dealt out, what is stored, and what crosses the network
 // more than once. No such division takes less than the bound, and one takes as
-// much. A message of 4096 bytes takes 130 us to start.
+// much. A message of 4096 bytes takes 12 us to start.
 TEST(BoundTimeTest, NoDivisionBetweenTheLinksBeatsTheBound) {
-  constexpr double kStart = 130e-6 / 4096;  // a byte
+  constexpr double kStart = 12e-6 / 4096;  // a byte
   for (const double peer : {0.1e9, 0.05e9, 0.03e9, 0.02e9, 0.011e9}) {
     const double bound = LowerBoundOf(
         GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
@@ -84,7 +84,7 @@ TEST(BoundTimeTest, NoDivisionBetweenTheLinksBeatsTheBound) {
   }
 }
 
-// A message that is dealt out takes 130 us at least: where all is over sooner,
+// A message that is dealt out takes 12 us at least: where all is over sooner,
 // nobody deals.
 TEST(BoundTimeTest, DealingTakesAMessageAtLeast) {
   const std::string job =

@@ -32,16 +32,16 @@ Shares SharesOf(const PlanFile& plan, int32_t rank, bool packs) {
 
 TEST(RoundCopiesTest, PackingBesideAnExchangeTakesLittleOfTheDevice) {
   const PlanFile plan = ReshardPlan({.layers = 4, .padding = 2}).Open();
-  const auto few = DeviceShare::kFew;
+  const auto link = DeviceShare::kLink;
   EXPECT_EQ(SharesOf(plan, 0, true),
-            Shares({DeviceShare::kAll, few, few, few}));
+            Shares({DeviceShare::kAll, link, link, link}));
   EXPECT_EQ(SharesOf(plan, 0, false), Shares());
   EXPECT_EQ(SharesOf(plan, 2, true), Shares());
   EXPECT_EQ(SharesOf(plan, 2, false),
-            Shares({few, few, few, DeviceShare::kAll}));
+            Shares({link, link, link, DeviceShare::kAll}));
 }
 
-TEST(RoundCopiesTest, RelaysPackAndUnpackOnHalfOfTheDevice) {
+TEST(RoundCopiesTest, RelaysPackAndUnpackOnTwiceAsMuch) {
   PlanBuilder builder = RelayPlan({.replicas = 2, .layers = 4});
   builder.mechanisms.clear();
   for (PlanBuilder::Rank& rank : builder.ranks) {
@@ -55,7 +55,7 @@ TEST(RoundCopiesTest, RelaysPackAndUnpackOnHalfOfTheDevice) {
   ASSERT_GT(packs.size(), 1);
   EXPECT_EQ(packs.front(), DeviceShare::kAll);
   for (size_t i = 1; i < packs.size(); ++i) {
-    EXPECT_EQ(packs[i], DeviceShare::kHalf) << i;
+    EXPECT_EQ(packs[i], DeviceShare::kTwoLinks) << i;
   }
   EXPECT_EQ(SharesOf(plan, 1, false).back(), DeviceShare::kAll);
 }

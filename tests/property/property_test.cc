@@ -380,9 +380,9 @@ TEST(PropertyTest, RanksThatDealAPartAndStoreTheRestReceiveEveryByte) {
     }
     const std::string schedule = absl::StrFormat(
         "\"topology\": {\"hosts\": [%s], \"peer_gigabytes_per_second\": %g, "
-        "\"network_gigabytes_per_second\": 0.003},\n"
+        "\"network_gigabytes_per_second\": 0.03},\n"
         "\"options\": {\"deal\": \"%s\", \"bucket_bytes\": %d, ",
-        absl::StrJoin(hosts, ", "), draw.Pick<double>({0.015, 0.022, 0.03}),
+        absl::StrJoin(hosts, ", "), draw.Pick<double>({0.15, 0.22, 0.3}),
         draw.Chance(70) ? "relays" : "auto",
         draw.Pick<int64_t>({4096, 5000, 8192}));
     ++cases;

@@ -18,7 +18,8 @@ Options Slow() {
   options.peer_bytes_per_second = 1e6;
   options.direct_round_seconds = 1e-6;
   options.peer_message_seconds = 1e-6;
-  options.cheap_message_bytes = 0;
+  options.peer_round_seconds = 0;
+  options.quantized_message_seconds = 1e-6;
   options.copy_bytes_per_second = 1e9;
   options.quantized_elements_per_second = 1e9;
   options.record_rates = true;

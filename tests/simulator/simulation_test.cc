@@ -21,7 +21,8 @@ Options BytesAlone() {
   options.direct_round_seconds = 0;
   options.network_round_seconds = 0;
   options.peer_message_seconds = 0;
-  options.cheap_message_bytes = 0;
+  options.peer_round_seconds = 0;
+  options.quantized_message_seconds = 0;
   options.copy_bytes_per_second = 1e30;
   options.quantized_elements_per_second = 1e30;
   return options;

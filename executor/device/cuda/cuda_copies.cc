@@ -22,7 +22,7 @@ constexpr uint32_t kBlocksPerMultiprocessor = 4;
 // A batch of kHalf has one thread block on half of the multiprocessors, four on
 // each otherwise: so a quantization and what it goes on beside have
 // multiprocessors of their own. Half of them saturate NVLink. Plain copies of
-// kFew have as many threads.
+// kLink and kTwoLinks have as many threads.
 constexpr uint32_t kHalfDivisor = 8;
 
 using cuda::KernelCopy;
@@ -454,8 +454,10 @@ class CudaPreparedCopies : public PreparedCopies {
       const bool is_all = programs[i].share == DeviceShare::kAll;
       blocks_of_batch_.push_back(
           is_all ? blocks_max : std::max(1u, blocks_max / kHalfDivisor));
-      const bool is_few = programs[i].share == DeviceShare::kFew;
-      bulk_blocks_.push_back(is_few ? limits_.few_multiprocessors : 0);
+      const uint32_t links = programs[i].share == DeviceShare::kLink       ? 1
+                             : programs[i].share == DeviceShare::kTwoLinks ? 2
+                                                                           : 0;
+      bulk_blocks_.push_back(links * limits_.link_multiprocessors);
     }
     for (const KernelProgram& program : programs) {
       deltas_.push_back(program.delta);

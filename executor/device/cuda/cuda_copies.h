@@ -54,8 +54,9 @@ KernelProgram LowerPositions(const StridedCopy& copy,
 struct CudaKernelLimits {
   uint32_t multiprocessors = 1;
   bool has_bulk_copies = false;
-  // Those that a batch of kFew makes bulk copies on.
-  uint32_t few_multiprocessors = 1;
+  // Those that a batch of kLink makes bulk copies on; one of kTwoLinks on twice
+  // as many.
+  uint32_t link_multiprocessors = 1;
 };
 
 // On the current device.

@@ -27,9 +27,9 @@ namespace {
 // What copies beside an exchange take of a device: bulk copies on 8 of 132
 // multiprocessors of an H200 move 400 GB/s, somewhat more than NVLink. More
 // slow down NCCL's exchange (docs/benchmarks.md). Blackwell's NVLink is twice
-// as fast; that has not been measured.
-constexpr int kFewOfHopper = 16;
-constexpr int kFewOfBlackwell = 8;
+// as fast; that has not been measured. Parts of a device:
+constexpr int kLinkOfHopper = 16;
+constexpr int kLinkOfBlackwell = 8;
 constexpr int kBlackwell = 10;  // compute capability
 
 class CudaMemory : public DeviceMemory {
@@ -298,13 +298,13 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
                  "cudaDeviceGetAttribute"));
   const ScopedDevice current(ordinal);
   status.Update(CudaStatus(cuda::LoadCopyKernel(), "loading the copy kernel"));
-  const auto few = static_cast<uint32_t>(capability >= kBlackwell
-                                             ? multiprocessors / kFewOfBlackwell
-                                             : multiprocessors / kFewOfHopper);
+  const auto link = static_cast<uint32_t>(
+      multiprocessors /
+      (capability >= kBlackwell ? kLinkOfBlackwell : kLinkOfHopper));
   CudaKernelLimits limits = {
       .multiprocessors = static_cast<uint32_t>(multiprocessors),
       .has_bulk_copies = false,
-      .few_multiprocessors = std::max(few, 1u)};
+      .link_multiprocessors = std::max(link, 1u)};
   status.Update(
       CudaStatus(cuda::LoadBulkCopyKernel(ordinal, limits.has_bulk_copies),
                  "loading the bulk copy kernel"));

@@ -184,7 +184,9 @@ struct DigestTarget {
 enum class DeviceShare : uint8_t {
   kAll,
   kHalf,  // beside kernels that compute or copy as much
-  kFew,   // about as fast as a link: beside what moves over it
+  kLink,  // somewhat more than copies as fast as a link: beside what moves on
+          // it
+  kTwoLinks,  // twice that
 };
 
 // Copies that are issued together. No two of them write the same byte, and none
