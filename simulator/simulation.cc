@@ -273,6 +273,7 @@ Options OptionsOf(Executor executor) {
   options.network_round_seconds = kCpuRoundSeconds;
   options.peer_round_seconds = 0;
   options.peer_message_seconds = kCpuRoundSeconds;
+  options.dealt_message_seconds = kCpuRoundSeconds;
   options.quantized_message_seconds = kCpuRoundSeconds;
   options.copy_bytes_per_second = kCpuCopyBytesPerSecond;
   options.quantized_elements_per_second = kCpuQuantizedElementsPerSecond;

@@ -758,11 +758,14 @@ double Builder::StartSeconds(const RankSchedule& schedule,
       count(work.operations_begin + i);
     }
   }
-  const double message_seconds = schedule.quantizes().empty()
-                                     ? options_.peer_message_seconds
-                                     : options_.quantized_message_seconds;
+  const auto messages = static_cast<double>(std::max(sends, receives));
+  if (work.route == fb::Route::kNetwork) {
+    return options_.dealt_message_seconds * messages;
+  }
   return options_.peer_round_seconds +
-         message_seconds * static_cast<double>(std::max(sends, receives));
+         messages * (schedule.quantizes().empty()
+                         ? options_.peer_message_seconds
+                         : options_.quantized_message_seconds);
 }
 
 // RefitEnqueuer::EnqueueMerged.

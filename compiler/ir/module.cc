@@ -145,11 +145,20 @@ bool Module::DefersStores() const {
                       });
 }
 
+Module::DealtRound Module::DealtRoundOf(double others) const {
+  const double bytes =
+      static_cast<double>(limits.staging_bytes) / limits.slots / (1 + others);
+  const bool several = others * (bytes / topology.peer_bytes_per_second +
+                                 kRelayedPerRound * kDealtMessageSeconds) <=
+                       bytes / topology.network_bytes_per_second;
+  return {.bytes = bytes, .messages = several ? kRelayedPerRound : 1};
+}
+
 double Module::RoundSeconds(Route route) const {
   if (MechanismOf(route) == Mechanism::kDirect) return kDirectRoundSeconds;
   return route == Route::kNetwork
              ? kStagedRoundSeconds
-             : kStagedPeerRoundSeconds + kDealtMessageSeconds;
+             : kStagedPeerRoundSeconds + kStagedPeerMessageSeconds;
 }
 
 Mechanism Module::MechanismOf(Route route) const {

@@ -388,7 +388,10 @@ inline constexpr double kStagedRoundSeconds = 120e-6;
 // than its bytes, and each further message of a group 12 µs
 // (docs/benchmarks.md).
 inline constexpr double kStagedPeerRoundSeconds = 13e-6;
-inline constexpr double kDealtMessageSeconds = 12e-6;
+inline constexpr double kStagedPeerMessageSeconds = 12e-6;
+// A message that is dealt out beside messages between hosts, before its bytes.
+// Its sender receives as much meanwhile, which slows it down.
+inline constexpr double kDealtMessageSeconds = 50e-6;
 // Messages that a rank sends, and receives, in a staged round that relays: as
 // the sizes of messages differ, two fill rounds better than one. Inside a host
 // NCCL gives a pair of ranks a part of NVLink's speed: three pairs each way
@@ -538,6 +541,15 @@ struct Module {
   // Whether what receivers store to each other waits for the last wave. Not if
   // they quantize it: then they need the scratch for the next one.
   bool DefersStores() const;
+  // What staging has room for in one round of a rank that deals out to `others`
+  // what it is sent, while they deal as much to it; and in how many messages it
+  // is sent that. In one, where more would start more slowly than the network
+  // is.
+  struct DealtRound {
+    double bytes = 0;
+    int64_t messages = 1;
+  };
+  DealtRound DealtRoundOf(double others) const;
   // Bytes of one copy of the piece on the wire.
   int64_t WireBytes(const Piece& piece) const;
   const Param& param(ParamId id) const { return params[IndexOf(id)]; }

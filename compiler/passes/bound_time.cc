@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <vector>
 
@@ -22,6 +23,7 @@ struct DomainNeeds {
   double bytes = 0;          // in all, each receiver's
   double network_bytes = 0;  // of boxes that none of its ranks holds, once each
   double near_bytes = 0;     // each receiver's, of boxes that one of them holds
+  int64_t sharers = 1;       // most of its ranks that want the same box
 };
 
 // Bytes that must leave their holders over the network, by the sources that
@@ -57,47 +59,82 @@ bool MayDeal(const Limits& limits) {
   return limits.deals || (limits.may_deal_relays && limits.relays);
 }
 
-// Bytes a second of a rank's links, each way.
-struct Speeds {
-  double network = 0;
+// A rank's round of the network takes this long before its bytes. One in which
+// it only deals out, or is dealt to, takes a message at least.
+constexpr double kStartSeconds = kStagedRoundSeconds;
+static_assert(kDealtMessageSeconds <= kStartSeconds);
+
+// What a rank's bytes take at least, in seconds a byte.
+struct Costs {
+  double network = 0;  // on its NIC
   double nvlink = 0;
+  // A round starts once, and its bytes lie in staging: of one of the network,
+  // and of one that only deals out.
+  double start = 0;
+  double dealt_round = 0;
+  // What is dealt out starts message by message.
+  double dealt_start = 0;
 };
+
+// What ranks take that send or receive so much between hosts: what comes in one
+// round has room in a rank's staging.
+double NetworkSeconds(double bytes, const Costs& costs) {
+  constexpr double kRounding = 1e-9;
+  const double rounds = bytes * costs.start / kStartSeconds;
+  return bytes * costs.network +
+         std::ceil(rounds * (1 - kRounding)) * kStartSeconds;
+}
 
 // What all ranks of a domain take together, if they deal nothing out: a rank
 // does one round after the other, and a round has one route, so that time on
 // the network and time on NVLink add up. Bytes that need not come over the
 // network may do so where that is faster. Hosts of one domain exchange over
 // NVLink in rounds of the network: then the two do not add up.
-double SecondsApart(const DomainNeeds& domain, const Speeds& speeds) {
-  const double on_network = domain.network_bytes / speeds.network;
+double SecondsApart(const DomainNeeds& domain, const Costs& costs) {
+  const double on_network = NetworkSeconds(domain.network_bytes, costs);
   if (domain.hosts > 1) return on_network;
-  return on_network + (domain.bytes - domain.network_bytes) /
-                          std::max(speeds.network, speeds.nvlink);
+  return on_network + (domain.bytes - domain.network_bytes) *
+                          std::min(costs.network, costs.nvlink);
 }
 
 // And if they deal out. Of the bytes K that need not cross the network, let z
 // cross it all the same, let ranks store e in rounds of NVLink, and let them
-// deal out the other d beside the network. Then the ranks together take
-//   t >= (network_bytes + z) / network + e / nvlink      rounds one by one
-//   t >= (d + e) / nvlink + d / bucket_bytes x start     each message starts
-// So for any part p, p times the first and 1 - p times the second is
-//   t >= p network_bytes / network + z (p / network) + e / nvlink
-//        + d (1 - p) (1 / nvlink + start / bucket_bytes)
-// whose last three are at least K times the least of their three factors. That
-// is largest where two of these are equal.
-double SecondsBeside(const DomainNeeds& domain, const Speeds& speeds,
-                     double bucket_bytes) {
+// deal out the other d beside the network. What is dealt out lies in the
+// staging of its receivers and, once for all of them, in that of the rank that
+// deals it. So of the rounds of all ranks, r with messages of the network and
+// more without,
+//   r + more >= (network_bytes + z + d + d / others) / staging_bytes
+//   r >= (network_bytes + z) / staging_bytes
+// and the ranks together take
+//   t >= (network_bytes + z) / network + e / nvlink
+//        + r x start + more x start of a message
+//   t >= (d + e) / nvlink + d / bucket_bytes x start of a message
+//        + ranks x start
+// The first adds rounds up. The second has the messages of NVLink alone, which
+// all wait for the first round of the network, unless a rank of the domain
+// holds their bytes. So for any part p, t is at least p times the first and
+// 1 - p times the second. Of each byte of K that is at least the least of the
+// factors of z, e and d. That is largest where two of these are equal.
+double SecondsBeside(const DomainNeeds& domain, const Costs& costs) {
   const double rest = domain.bytes - domain.network_bytes;
-  const double dealt = 1 / speeds.nvlink + kDealtMessageSeconds / bucket_bytes;
+  const auto others =
+      static_cast<double>(std::max<int64_t>(domain.sharers - 1, 1));
+  const double again = costs.network + costs.start;
+  const double stored = costs.nvlink;
+  const double staged = (1 + 1 / others) * costs.dealt_round;
+  const double dealt = costs.nvlink + costs.dealt_start;
+  const double first = domain.near_bytes == 0
+                           ? kStartSeconds * static_cast<double>(domain.ranks)
+                           : 0;
   double most = 0;
   for (const double part :
-       {1.0, speeds.network / speeds.nvlink, 1 - 1 / speeds.nvlink / dealt,
-        dealt / (dealt + 1 / speeds.network)}) {
-    if (part > 1) continue;
-    most = std::max(
-        most, part * domain.network_bytes / speeds.network +
-                  rest * std::min({part / speeds.network, 1 / speeds.nvlink,
-                                   (1 - part) * dealt}));
+       {1.0, stored / again, (dealt - stored) / (dealt - staged),
+        dealt / (dealt + again - staged)}) {
+    if (!(part >= 0 && part <= 1)) continue;
+    most = std::max(most,
+                    part * domain.network_bytes * again + (1 - part) * first +
+                        rest * std::min({part * again, stored,
+                                         part * staged + (1 - part) * dealt}));
   }
   return most;
 }
@@ -110,7 +147,9 @@ double SecondsBeside(const DomainNeeds& domain, const Speeds& speeds,
 // - what a host's ranks want and none of them holds crosses the network to it
 //   at least once; so it does to an NVLink domain of several hosts;
 // - a rank does one round after the other (SecondsApart), unless ranks of its
-//   host deal out, which takes a message at least (SecondsBeside).
+//   host deal out (SecondsBeside);
+// - a round of the network starts before its bytes, and no more of them than
+//   fit into staging.
 // Boxes that overlap without being equal count as different. What sources of
 // one part of a folded job hold, those of the others hold too.
 void SetLowerBound(Module& module) {
@@ -152,11 +191,13 @@ void SetLowerBound(Module& module) {
       if (nearest == Route::kNetwork) domains_without.push_back(domain);
     }
     std::sort(domains_without.begin(), domains_without.end());
-    domains_without.erase(
-        std::unique(domains_without.begin(), domains_without.end()),
-        domains_without.end());
-    for (int32_t domain : domains_without) {
-      domains[domain].network_bytes += bytes;
+    for (auto begin = domains_without.begin();
+         begin != domains_without.end();) {
+      const auto end = std::upper_bound(begin, domains_without.end(), *begin);
+      DomainNeeds& domain = domains[*begin];
+      domain.network_bytes += bytes;
+      domain.sharers = std::max<int64_t>(domain.sharers, end - begin);
+      begin = end;
     }
     // Near receivers might pass it on over NICs of their own.
     if (!domains_without.empty() && !has_near) {
@@ -172,9 +213,15 @@ void SetLowerBound(Module& module) {
       topology.network_bytes_per_second * topology.RanksPerNic();
   const double links = topology.peer_bytes_per_second +
                        (host_ranks.size() > 1 ? nic_bytes_per_second : 0);
-  const Speeds speeds = {.network = nic_bytes_per_second,
-                         .nvlink = topology.peer_bytes_per_second};
-  double seconds = MostPerHolder(leaving) / nic_bytes_per_second;
+  const Costs costs = {
+      .network = 1 / nic_bytes_per_second,
+      .nvlink = 1 / topology.peer_bytes_per_second,
+      .start = kStartSeconds / static_cast<double>(module.limits.staging_bytes),
+      .dealt_round = kDealtMessageSeconds /
+                     static_cast<double>(module.limits.staging_bytes),
+      .dealt_start = kDealtMessageSeconds /
+                     static_cast<double>(module.limits.bucket_bytes)};
+  double seconds = NetworkSeconds(MostPerHolder(leaving), costs);
   double dealable_seconds = 0;
   for (const MustMove& rank : ranks) {
     seconds = std::max(seconds,
@@ -182,17 +229,15 @@ void SetLowerBound(Module& module) {
   }
   for (const auto& [number, domain] : domains) {
     const auto of_ranks = static_cast<double>(domain.ranks);
-    const double on_network = domain.network_bytes / nic_bytes_per_second;
-    double rounds = SecondsApart(domain, speeds) / of_ranks;
+    double rounds = SecondsApart(domain, costs) / of_ranks;
     if (MayDeal(module.limits)) {
-      const double beside =
-          SecondsBeside(domain, speeds,
-                        static_cast<double>(module.limits.bucket_bytes)) /
-          of_ranks;
-      rounds = std::min(rounds, std::max(beside, kDealtMessageSeconds));
+      rounds = std::min(rounds, SecondsBeside(domain, costs) / of_ranks);
     }
-    seconds = std::max(
-        {seconds, on_network / static_cast<double>(domain.nics), rounds});
+    const double of_nics =
+        domain.network_bytes * costs.network / static_cast<double>(domain.nics);
+    seconds =
+        std::max({seconds, rounds, of_nics > 0 ? of_nics + kStartSeconds : 0,
+                  NetworkSeconds(domain.network_bytes / of_ranks, costs)});
     dealable_seconds =
         std::max(dealable_seconds,
                  (domain.bytes - domain.network_bytes - domain.near_bytes) /

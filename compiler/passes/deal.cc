@@ -64,6 +64,15 @@ struct WaveSeconds {
   double stored = 0;
 };
 
+// What takes so long on the network and on NVLink, side by side. The fuller
+// both links are, the less evenly rounds fill them: as in the simulator, for
+// jobs of all kinds.
+double Together(double network, double dealt) {
+  constexpr double kPower = 8;
+  return std::pow(std::pow(network, kPower) + std::pow(dealt, kPower),
+                  1 / kPower);
+}
+
 double MostOf(const WaveLoad::BySide& load) {
   return std::max(*std::max_element(load[0].begin(), load[0].end()),
                   *std::max_element(load[1].begin(), load[1].end()));
@@ -284,8 +293,25 @@ std::vector<WaveSeconds> Dealer::SecondsOf(
         static_cast<double>(module_.WireBytes(piece)) /
             module_.topology.network_bytes_per_second);
   }
+  // Rounds and messages as form-buckets makes them.
+  double received = 0;
+  double dealt_out = 0;
+  size_t next = 0;
+  for (const auto& [key, stream] : streams) {
+    const size_t others = counts[next++];
+    if (others == 0) continue;
+    received += static_cast<double>(stream.bytes);
+    dealt_out +=
+        static_cast<double>(stream.bytes) * static_cast<double>(others);
+  }
+  const Module::DealtRound round =
+      module_.DealtRoundOf(received > 0 ? dealt_out / received : 0);
   const double message_bytes =
-      std::min(kDealtBytes, static_cast<double>(module_.limits.bucket_bytes));
+      std::min(round.messages > 1
+                   ? std::min(round.bytes / static_cast<double>(round.messages),
+                              kDealtBytes)
+                   : round.bytes,
+               static_cast<double>(module_.limits.bucket_bytes));
   size_t count = 0;
   for (const auto& [key, stream] : streams) {
     const auto bytes = static_cast<double>(stream.bytes);
@@ -304,15 +330,13 @@ std::vector<WaveSeconds> Dealer::SecondsOf(
   }
   std::vector<WaveSeconds> of_waves;
   for (const WaveLoad& load : loads) {
-    const double network = MostOf(load.network);
+    const double bytes =
+        MostOf(load.network) * module_.topology.network_bytes_per_second;
+    const double network = MostOf(load.network) +
+                           std::ceil(bytes / round.bytes) * kStagedRoundSeconds;
     const double dealt = MostOf(load.dealt);
-    const double rounds =
-        std::max(1.0, network * module_.topology.network_bytes_per_second /
-                          message_bytes);
-    // The fuller both links are, the less evenly rounds fill them: as in the
-    // simulator, for jobs of all kinds.
-    of_waves.push_back({.rounds = std::cbrt(network * network * network +
-                                            dealt * dealt * dealt),
+    const double rounds = std::max(1.0, bytes / message_bytes);
+    of_waves.push_back({.rounds = Together(network, dealt),
                         .dealt = dealt,
                         .dealt_last = dealt / rounds,
                         .stored = MostOf(load.stored)});

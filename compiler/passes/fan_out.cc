@@ -31,6 +31,9 @@ constexpr int64_t kWholePieces = 256;
 // this part, and than these bytes: it goes into messages that there are anyway.
 constexpr int64_t kFedPieces = 4096;
 constexpr int64_t kFedBytes = 128 << 10;
+// Nor is what some ranks of the host want together and others do not, when it
+// is less than this part and would take many small messages.
+constexpr int64_t kFedGroups = 16;
 // What is wanted by the same receivers of several hosts is passed on between
 // them when it is more than this part of all that could be: the messages of a
 // smaller part would cost more than their bytes.
@@ -527,6 +530,12 @@ struct PieceReceivers {
   std::vector<Members> hosts;
 };
 
+int64_t BytesOf(absl::Span<const PieceReceivers> together) {
+  int64_t bytes = 0;
+  for (const PieceReceivers& wanted : together) bytes += wanted.bytes;
+  return bytes;
+}
+
 // Hands pieces out to the paths of their receivers.
 class Distributor {
  public:
@@ -536,14 +545,17 @@ class Distributor {
         load_of_wave_(static_cast<size_t>(module.waves)),
         load_(static_cast<size_t>(module.world_size()), 0) {
     for (BytesOfRanks& loads : load_of_wave_) loads.resize(load_.size(), 0);
+    received_of_wave_ = load_of_wave_;
   }
 
-  // The receivers leave the destinations of the pieces. With `feeds_tiny` they
-  // stay in those of the smallest ones, which nobody passes on.
+  // The receivers leave the destinations of the pieces. They stay in those of
+  // less than `fed_bytes`, which nobody passes on.
   void HandOut(absl::Span<const PieceReceivers> together,
-               bool feeds_tiny = false);
+               int64_t fed_bytes = 0);
   // All to one path. They have the same receivers.
   void HandOutWhole(absl::Span<const PieceReceivers> together);
+  // Each path is fed by few sources. They have the same receivers.
+  void HandOutBySource(absl::Span<const PieceReceivers> together);
   // Puts what was handed out into the module.
   void Finish();
 
@@ -552,6 +564,7 @@ class Distributor {
   // rounds of a wave end before those of the next.
   const RelayPath& LeastLoaded(size_t piece,
                                const std::vector<RelayPath>& paths);
+  class BySource;
   void Give(size_t piece, const Box& box, const RelayPath& path);
   void RemoveReceivers(const PieceReceivers& wanted);
 
@@ -562,6 +575,7 @@ class Distributor {
   using BytesOfRanks = std::vector<int64_t>;
   std::vector<BytesOfRanks> load_of_wave_;
   BytesOfRanks load_;
+  std::vector<BytesOfRanks> received_of_wave_;  // by a path's first receiver
 };
 
 const RelayPath& Distributor::LeastLoaded(size_t piece,
@@ -588,8 +602,9 @@ void Distributor::Give(size_t piece, const Box& box, const RelayPath& path) {
                                        return relay.sender == path.receiver;
                                      }) *
                        module_.WireBytes(given);
-  load_of_wave_[static_cast<size_t>(given.wave)][IndexOf(path.receiver)] +=
-      relayed;
+  const auto wave = static_cast<size_t>(given.wave);
+  load_of_wave_[wave][IndexOf(path.receiver)] += relayed;
+  received_of_wave_[wave][IndexOf(path.receiver)] += module_.WireBytes(given);
   load_[IndexOf(path.receiver)] += relayed;
 }
 
@@ -605,10 +620,8 @@ void Distributor::RemoveReceivers(const PieceReceivers& wanted) {
 }
 
 void Distributor::HandOut(absl::Span<const PieceReceivers> together,
-                          bool feeds_tiny) {
-  int64_t total = 0;
-  for (const PieceReceivers& wanted : together) total += wanted.bytes;
-  const int64_t tiny = feeds_tiny ? std::min(total / kFedPieces, kFedBytes) : 0;
+                          int64_t fed_bytes) {
+  const int64_t total = BytesOf(together);
   // Those of the last receivers, which the next piece often has too.
   const std::vector<Members>* hosts = nullptr;
   std::vector<RelayPath> paths;
@@ -616,7 +629,7 @@ void Distributor::HandOut(absl::Span<const PieceReceivers> together,
   for (const bool whole : {false, true}) {
     for (const PieceReceivers& wanted : together) {
       if ((wanted.bytes < total / kWholePieces) != whole) continue;
-      if (wanted.bytes < tiny) continue;
+      if (wanted.bytes < fed_bytes) continue;
       if (hosts == nullptr || *hosts != wanted.hosts) {
         hosts = &wanted.hosts;
         paths = PathsOf(*hosts);
@@ -638,6 +651,119 @@ void Distributor::HandOutWhole(absl::Span<const PieceReceivers> together) {
     Give(wanted.piece, module_.pieces[wanted.piece].box, path);
     RemoveReceivers(wanted);
   }
+}
+
+// Hands out pieces with the same receivers, those of one set of sources after
+// the other. A set goes to the path that has least to relay, but for what is
+// more than all paths have in the end.
+class Distributor::BySource {
+ public:
+  BySource(Distributor& distributor, absl::Span<const PieceReceivers> together)
+      : distributor_(distributor),
+        paths_(PathsOf(together.front().hosts)),
+        received_(distributor.received_of_wave_[static_cast<size_t>(
+            distributor.module_.pieces[together.front().piece].wave)]) {
+    const int64_t total = BytesOf(together);
+    slack_ = total / static_cast<int64_t>(paths_.size()) / kWholePieces;
+    level_ = total;
+    for (const RelayPath& path : paths_) level_ += LoadOf(path);
+    level_ /= static_cast<int64_t>(paths_.size());
+  }
+
+  void StartSources(absl::Span<const Rank> sources) {
+    sources_ = sources;
+    path_ = nullptr;
+  }
+  void Give(size_t piece, Box rest);
+
+ private:
+  int64_t LoadOf(const RelayPath& path) const {
+    return received_[IndexOf(path.receiver)];
+  }
+
+  // Whether it has room for so many bytes, or for a part of them that is worth
+  // a cut.
+  bool HasRoom(const RelayPath& path, int64_t bytes) const {
+    return LoadOf(path) + std::min(bytes, 2 * slack_) <= level_ + slack_;
+  }
+  // One that the sources feed already, if it has room; else the one that has
+  // least.
+  const RelayPath& NextPath(int64_t bytes);
+
+  Distributor& distributor_;
+  const std::vector<RelayPath> paths_;
+  const BytesOfRanks& received_;
+  int64_t level_ = 0;
+  int64_t slack_ = 0;
+  absl::Span<const Rank> sources_;
+  const RelayPath* path_ = nullptr;
+  std::set<std::pair<Rank, Rank>> fed_;  // by source and first receiver
+};
+
+const RelayPath& Distributor::BySource::NextPath(int64_t bytes) {
+  const RelayPath* best = nullptr;
+  bool best_fed = false;
+  for (const RelayPath& path : paths_) {
+    const bool fed =
+        HasRoom(path, bytes) &&
+        std::any_of(sources_.begin(), sources_.end(), [&](Rank source) {
+          return fed_.contains({source, path.receiver});
+        });
+    if (best == nullptr || fed > best_fed ||
+        (fed == best_fed && LoadOf(path) < LoadOf(*best))) {
+      best = &path;
+      best_fed = fed;
+    }
+  }
+  for (const Rank source : sources_) fed_.insert({source, best->receiver});
+  return *best;
+}
+
+void Distributor::BySource::Give(size_t piece, Box rest) {
+  const int64_t element_bytes =
+      DTypeBytes(distributor_.module_.pieces[piece].wire_dtype);
+  while (!rest.Empty()) {
+    const int64_t bytes = rest.Volume() * element_bytes;
+    if (path_ == nullptr || !HasRoom(*path_, bytes)) path_ = &NextPath(bytes);
+    const int64_t room = level_ + slack_ - LoadOf(*path_);
+    size_t dim = 0;
+    while (dim + 1 < rest.lo.size() && rest.extent(dim) == 1) ++dim;
+    // Rows are whole.
+    if (bytes <= room || dim + 1 >= rest.lo.size()) {
+      distributor_.Give(piece, rest, *path_);
+      return;
+    }
+    const int64_t units = room / (bytes / rest.extent(dim));
+    Box first = rest;
+    rest.lo[dim] += std::max<int64_t>(units, 1);
+    first.hi[dim] = rest.lo[dim];
+    if (units == 0) {
+      Give(piece, first);  // cuts inside a unit
+    } else {
+      distributor_.Give(piece, first, *path_);
+    }
+  }
+}
+
+void Distributor::HandOutBySource(absl::Span<const PieceReceivers> together) {
+  std::map<absl::Span<const Rank>, std::vector<PieceReceivers>> by_sources;
+  for (const PieceReceivers& wanted : together) {
+    by_sources[module_.pieces[wanted.piece].sources].push_back(wanted);
+  }
+  // Those that hold most come first: the others level the rest.
+  std::vector<std::pair<int64_t, absl::Span<const Rank>>> order;
+  for (const auto& [sources, pieces] : by_sources) {
+    order.emplace_back(-BytesOf(pieces), sources);
+  }
+  std::sort(order.begin(), order.end());
+  BySource paths(*this, together);
+  for (const auto& [bytes, sources] : order) {
+    paths.StartSources(sources);
+    for (const PieceReceivers& wanted : by_sources[sources]) {
+      paths.Give(wanted.piece, module_.pieces[wanted.piece].box);
+    }
+  }
+  for (const PieceReceivers& wanted : together) RemoveReceivers(wanted);
 }
 
 void Distributor::Finish() {
@@ -694,8 +820,41 @@ absl::Status FanOut(const PassOptions&, Module& module) {
         {.piece = group.piece, .bytes = group.bytes, .hosts = {group.members}});
   }
   for (const auto& [key, together] : inside) {
-    distributor.HandOut(together, module.limits.deals_relays &&
-                                      std::get<Route>(key) == Route::kNetwork);
+    if (!module.limits.deals_relays ||
+        std::get<Route>(key) != Route::kNetwork) {
+      distributor.HandOut(together);
+      continue;
+    }
+    // What is dealt out starts message by message.
+    const int64_t total = BytesOf(together);
+    const int64_t fed_bytes = std::min(total / kFedPieces, kFedBytes);
+    std::map<Members, std::vector<PieceReceivers>> by_receivers;
+    for (const PieceReceivers& wanted : together) {
+      by_receivers[wanted.hosts.front()].push_back(wanted);
+    }
+    std::vector<PieceReceivers> rest;
+    for (const auto& [members, wanted] : by_receivers) {
+      // Its messages would take operations of rounds, and more time than all
+      // receivers take to be fed.
+      const int64_t bytes = BytesOf(wanted);
+      if (bytes < total / kFedGroups &&
+          static_cast<double>(bytes) /
+                  module.topology.network_bytes_per_second <=
+              static_cast<double>(members.size() - 1) * kStagedRoundSeconds) {
+        continue;
+      }
+      const bool one_source = std::all_of(
+          wanted.begin(), wanted.end(), [&](const PieceReceivers& of) {
+            return module.pieces[of.piece].sources ==
+                   module.pieces[wanted.front().piece].sources;
+          });
+      if (one_source || bytes < total / kWholePieces) {
+        rest.insert(rest.end(), wanted.begin(), wanted.end());
+      } else {
+        distributor.HandOutBySource(wanted);
+      }
+    }
+    distributor.HandOut(rest, fed_bytes);
   }
   distributor.Finish();
   return absl::OkStatus();

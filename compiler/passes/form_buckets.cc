@@ -19,6 +19,15 @@ namespace {
 // A slab that does not fit into what is left of a bucket is cut only when
 // closing the bucket early would waste more than this part of it.
 constexpr int64_t kWasteDivisor = 32;
+// Of what receivers relay and deal out less is wasted, so that all messages of
+// a round are of one size: it takes as long as its largest. Not where a pair
+// has more than so many: then the last of them may be small.
+constexpr int64_t kAlikeDivisor = 256;
+constexpr int64_t kAlikeMost = 8;
+// They are so many times smaller at most where that fills rounds better, and by
+// more than this.
+constexpr int64_t kFinerMost = 4;
+constexpr double kFinerGain = 0.995;
 
 // One message's contents while it is filled.
 struct Bucket {
@@ -30,8 +39,10 @@ struct Bucket {
 class Packer {
  public:
   // `pieces`: how many will come.
-  Packer(int64_t bucket_bytes, size_t pieces)
-      : bucket_bytes_(bucket_bytes), pieces_(pieces) {}
+  Packer(int64_t bucket_bytes, int64_t waste_divisor, size_t pieces)
+      : bucket_bytes_(bucket_bytes),
+        waste_bytes_(bucket_bytes / waste_divisor),
+        pieces_(pieces) {}
 
   void Add(PieceId piece, const Box& box, int64_t element_bytes);
   std::vector<Bucket> Take() { return std::move(buckets_); }
@@ -47,6 +58,7 @@ class Packer {
   static constexpr size_t kMostReserved = 4;
 
   int64_t bucket_bytes_;
+  int64_t waste_bytes_;
   size_t pieces_;
   std::vector<Bucket> buckets_;
 };
@@ -70,11 +82,10 @@ void Packer::Add(PieceId piece, const Box& box, int64_t element_bytes) {
     Place(piece, box, bytes);
     return;
   }
-  const int64_t waste_max = bucket_bytes_ / kWasteDivisor;
   Box rest = box;
   while (!rest.Empty()) {
     const int64_t bytes = rest.Volume() * element_bytes;
-    if (bytes <= Free() || (bytes <= bucket_bytes_ && Free() <= waste_max)) {
+    if (bytes <= Free() || (bytes <= bucket_bytes_ && Free() <= waste_bytes_)) {
       Place(piece, rest, bytes);
       return;
     }
@@ -83,9 +94,9 @@ void Packer::Add(PieceId piece, const Box& box, int64_t element_bytes) {
     size_t dim = 0;
     while (rest.extent(dim) == 1) ++dim;
     const int64_t slab_bytes = bytes / rest.extent(dim);
-    const int64_t room = Free() <= waste_max ? bucket_bytes_ : Free();
+    const int64_t room = Free() <= waste_bytes_ ? bucket_bytes_ : Free();
     const int64_t slabs = room / slab_bytes;
-    if (slabs == 0 && slab_bytes <= waste_max) {
+    if (slabs == 0 && slab_bytes <= waste_bytes_) {
       // The slab is small and yet does not fit: a new bucket serves it better.
       buckets_.emplace_back();
       continue;
@@ -130,9 +141,10 @@ constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 2;
 // The size to fill buckets to: messages of one size keep the ranks of a round
 // equally busy, so that a pair's bytes are cut evenly rather than into full
 // buckets and a remainder. The slack is what closing buckets early may waste.
-int64_t EvenBytes(int64_t total, int64_t count) {
+int64_t EvenBytes(int64_t total, int64_t count,
+                  int64_t waste_divisor = kWasteDivisor) {
   const int64_t even = std::max<int64_t>(total / count, 1);
-  return AlignStaging(even + even / kWasteDivisor * 2);
+  return AlignStaging(even + even / waste_divisor * 2);
 }
 
 // More chunks than these save less than their fences cost.
@@ -205,6 +217,11 @@ class MessageBuilder {
   // of the rank that sends or receives most of them.
   int64_t CountChunks(const std::vector<Stream>& streams,
                       int64_t& busiest_bytes) const;
+  std::vector<Bucket> Fill(const std::vector<PieceId>& pieces,
+                           int64_t bucket_bytes, int64_t waste_divisor) const;
+  template <typename FillBuckets>
+  const PackedPieces& PackBy(const std::vector<PieceId>& pieces,
+                             int64_t bucket_bytes, const FillBuckets& fill);
   const PackedPieces& Pack(const std::vector<PieceId>& pieces,
                            int64_t bucket_bytes);
   void Send(Rank source, Rank destination, const PackedPieces& packed,
@@ -231,9 +248,13 @@ class MessageBuilder {
   void BuildDirect(int32_t wave, const std::vector<Stream>& streams);
   void BuildStaged(int32_t wave, const std::vector<Stream>& streams);
   int64_t DealtBucketBytes() const;
+  int64_t LastDealtBytes() const;
   void BuildDealt(int32_t wave);
   const PackedPieces& PackEvenly(const std::vector<PieceId>& pieces,
                                  int64_t bucket_bytes);
+  // Into as many messages, of sizes that differ less.
+  const PackedPieces& PackAlike(const std::vector<PieceId>& pieces,
+                                int64_t bucket_bytes);
   // How many messages BuildDealt makes of all waves; `between_hosts` counts
   // those alone.
   int64_t CountDealt(int64_t network_bytes, bool between_hosts) const;
@@ -244,6 +265,7 @@ class MessageBuilder {
   std::vector<std::vector<DealtStream>> dealt_;  // by wave
   int64_t network_bucket_bytes_ = 0;
   int64_t dealt_bucket_bytes_ = 0;
+  int64_t last_dealt_bytes_ = 0;  // of the last wave
   // By size and pieces.
   absl::node_hash_map<PackKey, PackedPieces, PackKeyHash, PackKeyEqual> packed_;
   // By rank: the messages that bring it what the stream at hand moves. Those of
@@ -257,22 +279,36 @@ int64_t MessageBuilder::BytesOf(const std::vector<PieceId>& pieces) const {
   return total;
 }
 
-const PackedPieces& MessageBuilder::Pack(const std::vector<PieceId>& pieces,
-                                         int64_t bucket_bytes) {
-  const auto known = packed_.find(PackKeyView(bucket_bytes, pieces));
-  if (known != packed_.end()) return known->second;
-  PackedPieces& packed = packed_[PackKey(bucket_bytes, pieces)];
-  Packer packer(bucket_bytes, pieces.size());
+std::vector<Bucket> MessageBuilder::Fill(const std::vector<PieceId>& pieces,
+                                         int64_t bucket_bytes,
+                                         int64_t waste_divisor) const {
+  Packer packer(bucket_bytes, waste_divisor, pieces.size());
   for (PieceId id : pieces) {
     const Piece& piece = module_.piece(id);
     packer.Add(id, piece.box, DTypeBytes(piece.wire_dtype));
   }
-  for (Bucket& bucket : packer.Take()) {
+  return packer.Take();
+}
+
+template <typename FillBuckets>
+const PackedPieces& MessageBuilder::PackBy(const std::vector<PieceId>& pieces,
+                                           int64_t bucket_bytes,
+                                           const FillBuckets& fill) {
+  const auto known = packed_.find(PackKeyView(bucket_bytes, pieces));
+  if (known != packed_.end()) return known->second;
+  PackedPieces& packed = packed_[PackKey(bucket_bytes, pieces)];
+  for (Bucket& bucket : fill()) {
     packed.contents.push_back(static_cast<int32_t>(module_.contents.size()));
     packed.size_bytes.push_back(bucket.size_bytes);
     module_.contents.push_back(std::move(bucket.contents));
   }
   return packed;
+}
+
+const PackedPieces& MessageBuilder::Pack(const std::vector<PieceId>& pieces,
+                                         int64_t bucket_bytes) {
+  return PackBy(pieces, bucket_bytes,
+                [&] { return Fill(pieces, bucket_bytes, kWasteDivisor); });
 }
 
 // One message per bucket, in successive rounds from that of `like` on.
@@ -368,7 +404,7 @@ int64_t MessageBuilder::RelayedBucketBytes(const std::vector<Stream>& streams,
   const double round_seconds =
       route == Route::kPeer
           ? kStagedPeerRoundSeconds +
-                static_cast<double>(per_round) * kDealtMessageSeconds
+                static_cast<double>(per_round) * kStagedPeerMessageSeconds
           : kStagedRoundSeconds;
   const int64_t rounds = std::llround(
       std::sqrt(static_cast<double>(turns) * seconds / round_seconds));
@@ -411,9 +447,28 @@ const PackedPieces& MessageBuilder::PackEvenly(
                                                     bucket_bytes)));
 }
 
+const PackedPieces& MessageBuilder::PackAlike(
+    const std::vector<PieceId>& pieces, int64_t bucket_bytes) {
+  const int64_t bytes = BytesOf(pieces);
+  const int64_t count = (bytes + bucket_bytes - 1) / bucket_bytes;
+  // Of many, the last one may be small.
+  if (count > kAlikeMost) return Pack(pieces, bucket_bytes);
+  return PackBy(pieces, bucket_bytes, [&] {
+    // The less may be wasted, the more messages it may take.
+    for (int64_t divisor = kAlikeDivisor;; divisor /= 2) {
+      std::vector<Bucket> buckets =
+          Fill(pieces, std::min(bucket_bytes, EvenBytes(bytes, count, divisor)),
+               kAlikeDivisor);
+      if (std::ssize(buckets) <= count || divisor <= kWasteDivisor) {
+        return buckets;
+      }
+    }
+  });
+}
+
 // Where a pair needs several messages all have as many, so that they are alike.
-// Of what receivers relay, two fit into a round of a rank, beside what they are
-// dealt meanwhile.
+// Of what receivers relay, one or two fit into a round of a rank, beside what
+// they are dealt meanwhile.
 int64_t MessageBuilder::DealtBucketBytes() const {
   int64_t largest = 1;
   double received = 0;
@@ -429,27 +484,85 @@ int64_t MessageBuilder::DealtBucketBytes() const {
   }
   int64_t most = network_bucket_bytes_;
   if (!module_.limits.deals && received > 0) {
-    const double others = dealt / received;
-    const double each_way = static_cast<double>(module_.limits.staging_bytes) /
-                            module_.limits.slots / (1 + others);
-    const Topology& topology = module_.topology;
-    // One, where more messages would start more slowly than the network is.
-    const bool two = others * (each_way / topology.peer_bytes_per_second +
-                               kRelayedPerRound * kDealtMessageSeconds) <=
-                     each_way / topology.network_bytes_per_second;
+    const Module::DealtRound round = module_.DealtRoundOf(dealt / received);
     most = std::clamp<int64_t>(
-        static_cast<int64_t>(each_way) / (two ? kRelayedPerRound : 1) /
+        static_cast<int64_t>(round.bytes) / round.messages /
             kStagingAlignmentBytes * kStagingAlignmentBytes,
-        std::min(kRelayedBytesMin, most), most);
+        std::min(kRelayedBytesMin, most),
+        round.messages > 1 ? most : module_.limits.bucket_bytes);
   }
-  return std::min(most, EvenBytes(largest, (largest + most - 1) / most));
+  const int64_t count = (largest + most - 1) / most;
+  if (module_.limits.deals || received == 0 || count > kAlikeMost) {
+    return std::min(most, EvenBytes(largest, count));
+  }
+  // More of them may fill rounds better.
+  const Module::DealtRound round = module_.DealtRoundOf(dealt / received);
+  const Topology& topology = module_.topology;
+  double least = std::numeric_limits<double>::infinity();
+  int64_t best = most;
+  for (int64_t n = count; n <= count * kFinerMost; ++n) {
+    const int64_t bytes = std::min(most, EvenBytes(largest, n, kAlikeDivisor));
+    const double together = std::clamp(
+        std::floor(round.bytes / static_cast<double>(bytes)), 1.0,
+        std::max(1.0, std::floor(module_.limits.operations_per_round /
+                                 (1 + 2 * dealt / received))));
+    const double of_round = together * static_cast<double>(bytes);
+    const double seconds = std::max(
+        of_round / topology.network_bytes_per_second + kStagedRoundSeconds,
+        dealt / received *
+            (of_round / topology.peer_bytes_per_second +
+             together * kDealtMessageSeconds));
+    if (seconds / of_round >= least * kFinerGain) continue;
+    least = seconds / of_round;
+    best = bytes;
+  }
+  return best;
+}
+
+// What came in the last round is dealt out alone, so that the last wave has
+// smaller messages: n of them for a rank take n rounds to start, and leave one
+// n-th of what is dealt out for the end. But none that take longer to deal out
+// than to receive.
+int64_t MessageBuilder::LastDealtBytes() const {
+  std::map<Rank, int64_t> received;
+  double dealt = 0;
+  double total = 0;
+  for (const DealtStream& stream : dealt_.back()) {
+    const int64_t bytes = BytesOf(stream.pieces);
+    received[stream.deal->dealer] += bytes;
+    total += static_cast<double>(bytes);
+    dealt += static_cast<double>(bytes) * static_cast<double>(stream.Others());
+  }
+  if (total == 0) return dealt_bucket_bytes_;
+  int64_t busiest = 0;
+  for (const auto& [dealer, bytes] : received) {
+    busiest = std::max(busiest, bytes);
+  }
+  const Topology& topology = module_.topology;
+  const double others = dealt / total;
+  const double rounds =
+      std::sqrt(others * static_cast<double>(busiest) /
+                topology.peer_bytes_per_second / kStagedRoundSeconds);
+  const double beside = 1 / topology.network_bytes_per_second -
+                        others / topology.peer_bytes_per_second;
+  if (rounds <= 1 || beside <= 0) return dealt_bucket_bytes_;
+  const double least =
+      (others * kDealtMessageSeconds - kStagedRoundSeconds) / beside;
+  return std::clamp<int64_t>(static_cast<int64_t>(std::max(
+                                 least, static_cast<double>(busiest) / rounds)),
+                             std::min(kRelayedBytesMin, dealt_bucket_bytes_),
+                             dealt_bucket_bytes_);
 }
 
 // The messages to a dealer, behind them those that deal them out, and then what
 // it relays after the network's rounds.
 void MessageBuilder::BuildDealt(int32_t wave) {
+  const int64_t bucket_bytes =
+      wave + 1 == module_.waves ? last_dealt_bytes_ : dealt_bucket_bytes_;
   for (const DealtStream& stream : dealt_[static_cast<size_t>(wave)]) {
-    const PackedPieces& packed = PackEvenly(stream.pieces, dealt_bucket_bytes_);
+    const PackedPieces& packed = module_.limits.deals
+                                     ? PackEvenly(stream.pieces, bucket_bytes)
+                                     : PackAlike(stream.pieces, bucket_bytes);
     const size_t count = packed.contents.size();
     const size_t dealt = module_.messages.size();
     for (size_t i = 0; i < count; ++i) {
@@ -702,6 +815,8 @@ void MessageBuilder::Build() {
   if (!options_.diagnostics.ok()) return;
   network_bucket_bytes_ = NetworkBucketBytes(streams);
   dealt_bucket_bytes_ = DealtBucketBytes();
+  last_dealt_bytes_ =
+      module_.limits.deals ? dealt_bucket_bytes_ : LastDealtBytes();
   for (int32_t wave = 0; wave < module_.waves; ++wave) {
     const auto& of_wave = streams[static_cast<size_t>(wave)];
     BuildDirect(wave, of_wave[static_cast<size_t>(Mechanism::kDirect)]);

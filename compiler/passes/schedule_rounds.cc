@@ -8,6 +8,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "compiler/ir/counting_sort.h"
+#include "compiler/passes/dealt_turns.h"
 #include "compiler/passes/passes.h"
 #include "plan/plan_file.h"
 
@@ -27,10 +28,6 @@ constexpr double kRelaysAhead = 1.15;
 // at one of its ends or the other, and to look at all of them for each message
 // takes long in plans of many small ones.
 constexpr int32_t kRelaysLookBack = 1024;
-
-// What came in the last round is dealt out alone. So it is a part of what
-// comes.
-constexpr int64_t kLastRounds = 2;
 
 enum Direction : uint8_t { kSends = 0, kReceives = 1 };
 
@@ -71,12 +68,15 @@ class Scheduler {
                      int64_t direction_bytes);
   // In round `not_before` or a later one.
   void Place(Message& message, int32_t not_before = 0);
-  // What a rank deals out in the round after that in which it came.
-  void PlaceDealt(Message& message, absl::Span<Message> dealt_by);
+  // What a rank deals out in the round after that in which it came, which is
+  // not before `not_before`.
+  void PlaceDealt(Message& message, absl::Span<Message> dealt_by,
+                  int32_t not_before = 0);
   // `messages` are the next rounds, one for each `pipeline_round`: they need
   // neither staging nor operations.
   void PlaceDirect(const std::vector<Message*>& messages);
   int32_t round_count() const { return round_count_; }
+  int32_t first_round() const { return first_round_; }
   int64_t round_bytes_max() const { return round_bytes_max_; }
 
   // Turns offsets within a round's staging into offsets within the rank's
@@ -204,7 +204,8 @@ void Scheduler::PlaceAt(Message& message, int32_t round) {
   if (!message.is_held) not_dealt_end_ = std::max(not_dealt_end_, round + 1);
 }
 
-void Scheduler::PlaceDealt(Message& message, absl::Span<Message> dealt_by) {
+void Scheduler::PlaceDealt(Message& message, absl::Span<Message> dealt_by,
+                           int32_t not_before) {
   const int64_t bytes = message.size_bytes;
   const Rank dealer = message.destination;
   const auto fits = [&](int32_t round) {
@@ -220,8 +221,9 @@ void Scheduler::PlaceDealt(Message& message, absl::Span<Message> dealt_by) {
                          return HasRoom(At(held.destination, round + 1), bytes);
                        });
   };
-  int32_t round = std::max(FirstOpen(message.source, kSends, bytes),
-                           FirstOpen(dealer, kReceives, bytes));
+  int32_t round =
+      std::max({not_before, FirstOpen(message.source, kSends, bytes),
+                FirstOpen(dealer, kReceives, bytes)});
   while (!fits(round)) ++round;
   PlaceAt(message, round);
   for (Message& held : dealt_by) PlaceAt(held, round + 1);
@@ -358,6 +360,80 @@ int64_t BusiestBytes(const Module& module,
   return most;
 }
 
+absl::Span<Message> DealtBy(Module& module, const Message& message) {
+  return absl::MakeSpan(module.messages)
+      .subspan(message.dealt_by.begin, message.dealt_by.count);
+}
+
+// What receivers deal out: the large messages in turns, so that all ranks have
+// as many in a round, and then the others where there is room. A rank has no
+// more than `room` in a round, beside what it is dealt.
+void PlaceInTurns(Module& module, const std::vector<Message*>& messages,
+                  int64_t room, const WavePlace& place, Scheduler& scheduler) {
+  int64_t most = 1;     // of what is dealt out
+  int64_t largest = 1;  // of all
+  for (const Message* message : messages) {
+    const int64_t staged = AlignStaging(message->size_bytes);
+    largest = std::max(largest, staged);
+    if (message->dealt_by.count > 0) most = std::max(most, staged);
+  }
+  std::vector<Message*> large, others;
+  std::vector<std::pair<Rank, Rank>> ends;
+  size_t dealt_to = 0;
+  for (Message* message : messages) {
+    if (message->dealt_by.count == 0 || message->size_bytes <= most / 2) {
+      others.push_back(message);
+      continue;
+    }
+    large.push_back(message);
+    ends.emplace_back(message->source, message->destination);
+    dealt_to = std::max(dealt_to, message->dealt_by.count);
+  }
+  const std::vector<int32_t> turns = TurnsOf(ends);
+  const int32_t count =
+      turns.empty() ? 0 : *std::max_element(turns.begin(), turns.end()) + 1;
+  // What fits into one round is not cut into two. A rank receives each message,
+  // deals one out and is dealt as many.
+  const int64_t together = std::min<int64_t>(
+      BusiestBytes(module, messages) <= room ? count : room / most,
+      module.limits.operations_per_round /
+          static_cast<int64_t>(1 + 2 * dealt_to));
+  const double bytes = static_cast<double>(most);
+  const std::vector<int32_t> rounds = RoundsOfTurns(
+      count,
+      static_cast<int32_t>(
+          std::clamp<int64_t>(together, 1, module.limits.operations_per_round)),
+      {.network = bytes / module.topology.network_bytes_per_second,
+       .dealt = static_cast<double>(dealt_to) *
+                (bytes / module.topology.peer_bytes_per_second +
+                 kDealtMessageSeconds)},
+      /*ends=*/place.is_last);
+  struct Placed {
+    int32_t turn = 0;
+    Message* message = nullptr;
+  };
+  std::vector<Placed> order;
+  for (size_t i = 0; i < large.size(); ++i) {
+    order.push_back({.turn = turns[i], .message = large[i]});
+  }
+  CountingSort(order, static_cast<size_t>(count), [](const Placed& placed) {
+    return static_cast<size_t>(placed.turn);
+  });
+  scheduler.StartMessages(messages, std::max(room, largest));
+  for (const Placed& placed : order) {
+    scheduler.PlaceDealt(
+        *placed.message, DealtBy(module, *placed.message),
+        scheduler.first_round() + rounds[static_cast<size_t>(placed.turn)]);
+  }
+  for (Message* message : others) {
+    if (message->dealt_by.count == 0) {
+      scheduler.Place(*message);
+    } else {
+      scheduler.PlaceDealt(*message, DealtBy(module, *message));
+    }
+  }
+}
+
 // Those that are passed on come first, so that relays have their part early;
 // then the relays, in the order in which their contents arrive; what nobody
 // passes on fills the room that is left.
@@ -422,6 +498,10 @@ void PlaceStaged(Module& module, std::vector<Message*> messages,
                     std::max(fed_by(message)->round + kRelayRounds,
                              scheduler.round_count() - kRelaysLookBack));
   }
+  if (deals && !module.limits.deals) {
+    PlaceInTurns(module, others, static_cast<int64_t>(room), place, scheduler);
+    return;
+  }
   int64_t direction_bytes = std::numeric_limits<int64_t>::max();
   if (deals) {
     // Whole messages: each rank has as many as any other, and the order of
@@ -431,24 +511,15 @@ void PlaceStaged(Module& module, std::vector<Message*> messages,
     const int64_t busiest = BusiestBytes(module, others);
     // What fits into one round is not cut into two.
     if (busiest <= static_cast<int64_t>(room)) direction_bytes = busiest;
-    if (place.is_last && !module.limits.deals) {
-      const int64_t each = busiest / kLastRounds;
-      direction_bytes =
-          std::min(direction_bytes,
-                   most * std::max<int64_t>((each + most - 1) / most, 1));
-    }
   } else if (relayed > 0) {
     direction_bytes = std::max(static_cast<int64_t>(room), most);
   }
   scheduler.StartMessages(others, direction_bytes);
   for (Message* message : others) {
-    const MessageRange& dealt_by = message->dealt_by;
-    if (dealt_by.count == 0) {
+    if (message->dealt_by.count == 0) {
       scheduler.Place(*message);
     } else {
-      scheduler.PlaceDealt(*message,
-                           absl::MakeSpan(module.messages)
-                               .subspan(dealt_by.begin, dealt_by.count));
+      scheduler.PlaceDealt(*message, DealtBy(module, *message));
     }
   }
 }

@@ -189,6 +189,21 @@ std::string CompileChain(const std::string& job) {
   return CompileText(job).error;
 }
 
+TimeOverBound SimulateChain(const std::string& job) {
+  Compiled compiled = CompileText(job);
+  if (!compiled.error.empty()) return {.error = compiled.error};
+  const absl::StatusOr<PlanFile> plan =
+      PlanFile::FromBytes(std::move(compiled.bytes));
+  if (!plan.ok()) return {.error = plan.status().ToString()};
+  const absl::StatusOr<simulator::Simulation> simulation =
+      simulator::Simulate(*plan, compiled.options);
+  if (!simulation.ok()) return {.error = simulation.status().ToString()};
+  return {.ratio =
+              simulation->seconds / plan->body().stats()->lower_bound_seconds(),
+          .features = RequiredFeatures(plan->body()),
+          .error = ""};
+}
+
 std::string RunChain(const ChainCase& chain) {
   ChainFacts facts;
   return RunChain(chain, facts);

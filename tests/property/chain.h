@@ -42,6 +42,15 @@ std::string RunChain(const ChainCase& chain, ChainFacts& facts);
 // Reads, compiles and proves the job alone.
 std::string CompileChain(const std::string& job);
 
+// Compiles and proves the job, and simulates its plan. The time, over the
+// compiler's lower bound; or what went wrong, and 0.
+struct TimeOverBound {
+  double ratio = 0;
+  uint64_t features = 0;  // that the plan requires
+  std::string error;
+};
+TimeOverBound SimulateChain(const std::string& job);
+
 // Bytes of an element of a dtype that jobs name.
 int64_t ElementBytes(const std::string& dtype);
 

@@ -23,6 +23,7 @@ Options BytesAlone() {
   options.peer_message_seconds = 0;
   options.peer_round_seconds = 0;
   options.quantized_message_seconds = 0;
+  options.dealt_message_seconds = 0;
   options.copy_bytes_per_second = 1e30;
   options.quantized_elements_per_second = 1e30;
   return options;
@@ -144,7 +145,7 @@ TEST(Simulation, WhatIsDealtOutTravelsBesideTheNetwork) {
   options.peer_bytes_per_second = 10;
   EXPECT_DOUBLE_EQ(SimulateSpec(traffic.spec(), options).seconds, 210);
   // A message inside a host starts on its own.
-  options.peer_message_seconds = 50;
+  options.dealt_message_seconds = 50;
   EXPECT_DOUBLE_EQ(SimulateSpec(traffic.spec(), options).seconds, 260);
 }
 
