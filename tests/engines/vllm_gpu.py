@@ -122,13 +122,19 @@ def digests(worker):
         return dict(zip(tensors, pool.map(digest, tensors.values())))
 
 
+def timed(function, *arguments):
+    """What a call returns, and when it began and ended. Processes of a Linux host have one clock."""
+    begin = time.perf_counter()
+    returned = function(*arguments)
+    return returned, {"begin": begin, "end": time.perf_counter()}
+
+
 class TimedExtension(refit.vllm.WorkerExtension):
-    """Tells when a worker's part of an update began and when it ended. Processes of a Linux host have one clock."""
+    """Tells the times of a worker's part of an update."""
 
     def refit_update(self, *arguments):
-        begin = time.perf_counter()
-        reply = super().refit_update(*arguments)
-        return {**reply, "begin": begin, "end": time.perf_counter()}
+        reply, times = timed(super().refit_update, *arguments)
+        return {**reply, **times}
 
 
 def engine_of(case, checkpoint, blocks, **options):
@@ -138,12 +144,12 @@ def engine_of(case, checkpoint, blocks, **options):
     engine = spec["engine"]
     if spec.get("fp8"):
         options["quantization"] = "fp8_per_block"
-    if blocks:
-        options["num_gpu_blocks_override"] = blocks
+    if blocks:  # then vLLM does not measure what memory is free, and engines can start beside each other
+        options.update(num_gpu_blocks_override=blocks, kv_cache_memory_bytes=1 << 28)
     if "peer" in spec:
         options["weight_transfer_config"] = {"backend": spec["peer"]}
     return LLM(model=str(checkpoint), skip_tokenizer_init=True, max_model_len=128, max_num_seqs=4, seed=0,
-               gpu_memory_utilization=0.4, tensor_parallel_size=engine["tensor_parallel"],
+               gpu_memory_utilization=0.1 if blocks else 0.4, tensor_parallel_size=engine["tensor_parallel"],
                enable_expert_parallel=engine.get("expert_parallel", False), disable_custom_all_reduce=True,
                enable_sleep_mode=spec.get("sleep", False),
                compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",
@@ -196,11 +202,11 @@ def trainer(case, work, rank):
 
     if rank == 0:
         (work / "names.json").write_text(json.dumps({name: list(p.shape) for name, p in parameters.items()}))
-        print(refit.rendezvous.unique_id().hex(), flush=True)
-    executor = None
-    for line in sys.stdin:
-        command, *arguments = line.split()
-        start = time.perf_counter()
+        print(f"id {refit.rendezvous.unique_id().hex()}", flush=True)
+    executor = group = None
+
+    def perform(command, *arguments):
+        nonlocal executor, group
         if command == "join":
             executor = refit.join(refit.Plan.load(work / "plan.refit"), rank, parameters,
                                   unique_id=bytes.fromhex(arguments[0]), device=f"cuda:{rank}")
@@ -223,9 +229,11 @@ def trainer(case, work, rank):
         elif command == "ipc":
             IPCWeightTransferEngine.trainer_send_weights(
                 whole_parameters(), {"send_mode": lambda info: send_handles(work, dataclasses.asdict(info))})
-        print(f"did {time.perf_counter() - start}", flush=True)
-        if command == "end":  # the end of the input does not come: the engine's processes inherit the pipe
+
+    for line in sys.stdin:
+        if line.strip() == "end":  # the end of the input does not come: the engine's processes inherit the pipe
             break
+        print(f"did {json.dumps(timed(perform, *line.split())[1])}", flush=True)
     executor.close()
     dist.destroy_process_group()
 
@@ -247,7 +255,7 @@ class Trainers:
                               str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                              env={**os.environ, "CUDA_VISIBLE_DEVICES": visible_devices(-first_of_engine(case))})
             for rank in range(CASES[case]["trainers"])]
-        self.unique_id = self.processes[0].stdout.readline().strip()
+        self.unique_id = said(self.processes[0], "id")
 
     def tell(self, command):
         for process in self.processes:
@@ -255,19 +263,21 @@ class Trainers:
             process.stdin.flush()
 
     def done(self):
-        """When all have done what they were told: the seconds it took the first of them."""
-        seconds = []
-        for process in self.processes:
-            while not (line := process.stdout.readline()).startswith("did "):
-                if not line:
-                    raise RuntimeError("a trainer ended")
-            seconds.append(float(line.split()[1]))
-        return seconds[0]
+        """When all have done what they were told: the times of each."""
+        return [json.loads(said(process, "did")) for process in self.processes]
 
     def close(self):
         self.tell("end")
         for process in self.processes:
             process.wait(60)
+
+
+def said(process, word):
+    """What follows a word at the beginning of a line. Libraries write other lines."""
+    for line in process.stdout:
+        if line.startswith(f"{word} "):
+            return line.removeprefix(f"{word} ").strip()
+    raise RuntimeError("a trainer ended")
 
 
 def first_of_engine(case):
@@ -305,11 +315,12 @@ def refitted(case, work, refits, blocks):
         trainers.tell("run")
         replies = refit.vllm.update(llm, version=version)
         end = time.perf_counter()
-        parts = {"until the last worker began": max(reply["begin"] for reply in replies) - start}
-        parts["in a worker, at most"] = max(reply["end"] - reply["begin"] for reply in replies)
-        parts["until the driver had the replies"] = marks[-1] - max(reply["end"] for reply in replies)
-        parts["resetting vLLM's caches"] = end - marks[-1]
-        parts["in a trainer's executor"] = trainers.done()
+        runs = trainers.done()
+        parts = {"until the driver had the replies": marks[-1] - max(reply["end"] for reply in replies),
+                 "resetting vLLM's caches": end - marks[-1]}
+        for rank, all_times in (("worker", replies), ("trainer", runs)):
+            parts[f"until the last {rank} began"] = max(times["begin"] for times in all_times) - start
+            parts[f"in a {rank}, at most"] = max(times["end"] - times["begin"] for times in all_times)
         return end - start, parts
 
     update("a")
@@ -436,7 +447,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--refits", type=int, default=10, help="refits that are timed")
-    parser.add_argument("--blocks", type=int, default=0, help="blocks of the KV cache; default: vLLM's choice")
+    parser.add_argument("--blocks", type=int, default=0, help="blocks of the KV cache; default: what vLLM fits into 40 %% of a GPU")
     parser.add_argument("--role", choices=("checkpoints", "fresh", "refitted", "trainer"), help=argparse.SUPPRESS)
     parser.add_argument("--work", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
