@@ -301,6 +301,7 @@ void RefitSupervisor::Stop(Lock& lock) {
 }
 
 void RefitSupervisor::Watch() {
+  actions_.begin_thread();
   Lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [&] {

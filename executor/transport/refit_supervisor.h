@@ -57,6 +57,8 @@ class RefitSupervisor {
     std::function<absl::StatusOr<bool>(bool is_enqueued)> probe;
     // Ends the work. Called on the supervisor's thread, or in Close.
     std::function<void(bool is_enqueued)> stop;
+    // Called on the supervisor's thread before all else there.
+    std::function<void()> begin_thread;
   };
 
   explicit RefitSupervisor(Actions actions) : actions_(std::move(actions)) {}

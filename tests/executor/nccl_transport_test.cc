@@ -339,30 +339,63 @@ TEST_F(NcclTransportTest, AbortWhileARefitBeginsIsNotHalfHeard) {
   }
 }
 
-// A device whose work never ends, but may fail, and a control plane that can be
-// kept in BeginStep.
+// A device whose work never ends, but may fail. It counts who asks about that.
 class EndlessDevice : public HostDevice {
  public:
+  absl::Status MakeCurrent() override {
+    current_ = this;
+    return absl::OkStatus();
+  }
   absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() override {
-    class Event : public DeviceEvent {
-     public:
-      explicit Event(const std::atomic<bool>& fails) : fails_(fails) {}
-      absl::Status Record(Stream) override { return absl::OkStatus(); }
-      absl::Status Await(Stream) override { return absl::OkStatus(); }
-      absl::StatusOr<bool> Reached() override {
-        if (fails_) return absl::InternalError("the device is broken");
-        return false;
-      }
-
-     private:
-      const std::atomic<bool>& fails_;
-    };
-    return std::make_unique<Event>(fails);
+    return std::make_unique<Event>(*this);
   }
 
   std::atomic<bool> fails = false;
+  std::atomic<int> asked = 0;
+  // By threads that have not made it current.
+  std::atomic<int> asked_elsewhere = 0;
+
+ private:
+  class Event : public DeviceEvent {
+   public:
+    explicit Event(EndlessDevice& device) : device_(device) {}
+    absl::Status Record(Stream) override { return absl::OkStatus(); }
+    absl::Status Await(Stream) override { return absl::OkStatus(); }
+    absl::StatusOr<bool> Reached() override {
+      ++device_.asked;
+      if (current_ != &device_) ++device_.asked_elsewhere;
+      if (device_.fails) return absl::InternalError("the device is broken");
+      return false;
+    }
+
+   private:
+    EndlessDevice& device_;
+  };
+
+  static thread_local EndlessDevice* current_;
 };
 
+thread_local EndlessDevice* EndlessDevice::current_ = nullptr;
+
+// On a GPU that is not the current one, CUDA's calls of a thread end with
+// another GPU current, and make a context there.
+TEST_F(NcclTransportTest, TheSupervisorsThreadMakesItsDeviceCurrent) {
+  EndlessDevice device;
+  ends_ = MakeNcclTransports(device, {0, 0});
+  for (const absl::Status& s : Connect()) EXPECT_TRUE(s.ok()) << s;
+  const auto begun = OnAllRanks([&](int32_t rank) {
+    absl::Status status = ends_[rank]->BeginRefit(Ample(), false);
+    if (status.ok()) status = ends_[rank]->EndRefit(nullptr);
+    return status;
+  });
+  for (const absl::Status& s : begun) EXPECT_TRUE(s.ok()) << s;
+  // No rank waits for the refit, so the supervisors' threads alone ask.
+  while (device.asked < 4) std::this_thread::yield();
+  EXPECT_EQ(device.asked_elsewhere, 0);
+  ends_.clear();
+}
+
+// A control plane that can be kept in BeginStep.
 class SlowControl : public ControlPlane {
  public:
   SlowControl(std::unique_ptr<ControlPlane> inner, std::atomic<bool>& fails,

@@ -42,7 +42,8 @@ class RefitSupervisorTest : public testing::Test {
                            std::this_thread::sleep_for(milliseconds(50));
                            while (graph_exists_) std::this_thread::yield();
                            Log(is_enqueued ? "stop enqueued" : "stop");
-                         }}) {
+                         },
+                     .begin_thread = [] {}}) {
     EXPECT_TRUE(supervisor_.Start().ok());
   }
 
