@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -54,6 +55,15 @@ def here(device: Any) -> tuple[Any, Any]:
     return f"cuda:{ordinal}", cuda.current_stream(ordinal)
 
 
+def current(device: Any) -> contextlib.AbstractContextManager[Any]:
+    """Makes this thread's current GPU the one of `device`, as `here` returns it, for a while. A new thread, as an event loop's,
+    has the first GPU: an executor that goes back to that one after each call makes a CUDA context there."""
+    if not str(device).startswith("cuda:"):
+        return contextlib.nullcontext()
+    guard: contextlib.AbstractContextManager[Any] = importlib.import_module("torch").cuda.device(device)
+    return guard
+
+
 def addresses_of(tensors: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, int]:
     """Where the tensors lie, and their bitmaps of changes, which go by the tensor's name and CHANGES."""
     addresses = {name: view(tensor).address for name, tensor in tensors.items()}
@@ -92,7 +102,11 @@ class Sender:
         """One refit from `tensors`, this rank's live shards. `meeting`: a unique id that all ranks have. `bind`, the same on all ranks:
         if they have met already, bind anew before, because engines slept. A tensor's
         attribute `refit_changes` is its bitmap of changes. One that is `refit_frozen`, as of a vision tower, is left out if the
-        plan does not name it."""
+        plan does not name it. On any thread, one at a time."""
+        with current(device):
+            self._send(rank, meeting, tensors, device, stream, bind)
+
+    def _send(self, rank: int, meeting: bytes, tensors: Mapping[str, Any], device: Any, stream: Any, bind: bool) -> None:
         frozen = {name for name, tensor in tensors.items() if getattr(tensor, FROZEN, False)}
         if frozen:
             left_out = frozen - self._names(rank)

@@ -1,6 +1,8 @@
 """What refit.trainers does for all adapters."""
 import asyncio
 import concurrent.futures
+import contextlib
+import sys
 import threading
 import types
 
@@ -152,6 +154,23 @@ def test_a_dense_update_may_be_asked_for_while_one_runs(tiny_job, monkeypatch):
     for _ in range(4):
         sender.send(0, b"a", tensors, "cpu", None)
     assert asked == [True, False, True, False]
+
+
+def test_the_thread_that_sends_has_the_ranks_gpu_current(tiny_job, monkeypatch):
+    plan = refit.compile(tiny_job)
+    done = []
+
+    @contextlib.contextmanager
+    def device(name):
+        done.append(f"to {name}")
+        yield
+        done.append("back")
+
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=types.SimpleNamespace(device=device)))
+    executor = types.SimpleNamespace(run=lambda *_, **__: done.append("run"))
+    monkeypatch.setattr(refit.trainers, "join", lambda *_, **__: done.append("join") or executor)
+    refit.trainers.Sender(plan, timeout=20, check=False).send(0, b"a", shards_of(plan), "cuda:1", None)
+    assert done == ["to cuda:1", "join", "run", "back"]
 
 
 def shards_of(plan):
