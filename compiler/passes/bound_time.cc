@@ -166,29 +166,47 @@ void SetLowerBound(Module& module) {
     domain.nics +=
         (count + topology.RanksPerNic() - 1) / topology.RanksPerNic();
   }
+  std::vector<int32_t> domain_of;  // by rank
+  for (int32_t host : topology.host) {
+    domain_of.push_back(topology.DomainOf(host));
+  }
   std::vector<int32_t> domains_without;
+  std::vector<Rank> sources;
+  // Pieces in a row often have the same.
+  auto last_leaving = leaving.end();
+  auto last_domain = domains.end();
   for (const Piece& piece : module.pieces) {
     const double bytes = static_cast<double>(module.WireBytes(piece));
     domains_without.clear();
-    std::vector<Rank> sources = piece.sources;
+    sources = piece.sources;
     sources.insert(sources.end(), piece.sources_of_other_waves.begin(),
                    piece.sources_of_other_waves.end());
     bool leaves = false;
     bool has_near = false;  // a receiver that need not use the network
     for (Rank destination : piece.destinations) {
-      Route nearest = Route::kNetwork;
-      for (Rank source : sources) {
-        nearest = std::min(nearest, module.LinkBetween(source, destination));
+      const int32_t number = domain_of[IndexOf(destination)];
+      const bool near = std::any_of(
+          sources.begin(), sources.end(),
+          [&](Rank source) { return domain_of[IndexOf(source)] == number; });
+      has_near |= near;
+      if (near && topology.colocated &&
+          std::any_of(sources.begin(), sources.end(), [&](Rank source) {
+            return module.RouteBetween(source, destination) == Route::kLocal;
+          })) {
+        continue;
       }
-      has_near |= nearest != Route::kNetwork;
-      if (nearest == Route::kLocal) continue;
       leaves = true;
       ranks[IndexOf(destination)].received_bytes += bytes;
-      const int32_t domain =
-          topology.DomainOf(topology.host[IndexOf(destination)]);
-      domains[domain].bytes += bytes;
-      if (nearest != Route::kNetwork) domains[domain].near_bytes += bytes;
-      if (nearest == Route::kNetwork) domains_without.push_back(domain);
+      if (last_domain == domains.end() || last_domain->first != number) {
+        last_domain = domains.find(number);
+      }
+      DomainNeeds& domain = last_domain->second;
+      domain.bytes += bytes;
+      if (near) {
+        domain.near_bytes += bytes;
+      } else {
+        domains_without.push_back(number);
+      }
     }
     std::sort(domains_without.begin(), domains_without.end());
     for (auto begin = domains_without.begin();
@@ -202,7 +220,10 @@ void SetLowerBound(Module& module) {
     // Near receivers might pass it on over NICs of their own.
     if (!domains_without.empty() && !has_near) {
       std::sort(sources.begin(), sources.end());
-      leaving[sources] += bytes / module.parts();
+      if (last_leaving == leaving.end() || last_leaving->first != sources) {
+        last_leaving = leaving.try_emplace(sources, 0).first;
+      }
+      last_leaving->second += bytes / module.parts();
     }
     if (leaves && sources.size() == 1) {
       ranks[IndexOf(sources.front())].sent_bytes += bytes / module.parts();
