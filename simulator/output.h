@@ -35,7 +35,8 @@ void WriteTrace(const PlanFile& plan, const Simulation& simulation,
                 const TextSink& sink);
 
 // In GOAL, the schedule text of LogGOPSim and ATLAHS: each rank's sends,
-// receives and computation in nanoseconds, and what waits for what.
+// receives and computation in nanoseconds, and what waits for what. It is as
+// long as a trace is, so that it goes to `sink`, too.
 void WriteGoal(const PlanFile& plan, const TaskGraph& graph,
                const TextSink& sink);
 
