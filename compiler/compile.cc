@@ -26,8 +26,7 @@ absl::Status JobHasErrors() {
   return absl::InvalidArgumentError("the job has errors");
 }
 
-Limits LimitsOf(const OptionsSpec& options, bool deals_relays,
-                Diagnostics& diagnostics) {
+Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
   const Limits limits = {
       .bucket_bytes = options.bucket_bytes.value,
       .fills_buckets = options.bucket_bytes.given,
@@ -44,7 +43,6 @@ Limits LimitsOf(const OptionsSpec& options, bool deals_relays,
       .relays = options.fan_out.value == FanOutKind::kRelay &&
                 !options.delta.value.enabled,
       .deals = options.deal.value == DealKind::kAlways,
-      .deals_relays = deals_relays,
       .may_deal_relays = options.deal.value == DealKind::kAuto ||
                          options.deal.value == DealKind::kRelays};
   if (options.delta.value.enabled && limits.deals) {
@@ -183,35 +181,51 @@ struct Draft {
   size_t messages = 0;
 };
 
-absl::StatusOr<Draft> Drafted(const Job& job, bool deals_relays,
-                              const CompileOptions& options, PassTimes& times,
-                              Diagnostics& diagnostics) {
+// What all drafts of a job begin with.
+struct Inputs {
+  Limits limits;
+  Model model;
+  fb::Digest digest;
+};
+
+// None: the job has errors.
+std::optional<Inputs> ReadInputs(const Job& job, PassTimes& times,
+                                 Diagnostics& diagnostics) {
+  const Limits limits = LimitsOf(job.options, diagnostics);
+  std::optional<Model> model =
+      times.Timed("read-model", [&] { return ReadModel(job, diagnostics); });
+  if (!model.has_value()) return std::nullopt;
+  ApplyExcludes(job.options, *model, diagnostics);
+  const fb::Digest digest = InputsDigest(job, *model);
+  return Inputs{.limits = limits, .model = *std::move(model), .digest = digest};
+}
+
+absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
+                              bool deals_relays, const CompileOptions& options,
+                              PassTimes& times, Diagnostics& diagnostics) {
   Module module;
-  module.limits = LimitsOf(job.options, deals_relays, diagnostics);
+  module.limits = inputs.limits;
+  module.limits.deals_relays = deals_relays;
   if (const DeltaSpec& delta = job.options.delta.value; delta.enabled) {
     module.delta = {.changes = delta.changes,
                     .dense_every = delta.dense_every,
                     .check = delta.check,
                     .rungs = {}};
   }
-  std::optional<Model> model =
-      times.Timed("read-model", [&] { return ReadModel(job, diagnostics); });
-  if (!model.has_value()) return JobHasErrors();
-  ApplyExcludes(job.options, *model, diagnostics);
-  module.params = model->params;
-  module.skips = model->skips;
+  module.params = inputs.model.params;
+  module.skips = inputs.model.skips;
   DeclareQuantizations(job, module, diagnostics);
   if (!diagnostics.ok()) return JobHasErrors();
-  module.inputs_digest = InputsDigest(job, *model);
+  module.inputs_digest = inputs.digest;
   std::ostringstream shown;
-  const absl::Status status =
-      RunPipeline({.job = job, .model = *model, .diagnostics = diagnostics},
-                  {.print_after = options.print_after,
-                   .time_passes = options.time_passes,
-                   .shown = &shown,
-                   .log = options.log,
-                   .passed = [&](std::string_view pass) { times.Done(pass); }},
-                  module);
+  const absl::Status status = RunPipeline(
+      {.job = job, .model = inputs.model, .diagnostics = diagnostics},
+      {.print_after = options.print_after,
+       .time_passes = options.time_passes,
+       .shown = &shown,
+       .log = options.log,
+       .passed = [&](std::string_view pass) { times.Done(pass); }},
+      module);
   // What passes made of a job with errors is shown as well.
   const auto fail = [&](absl::Status why) {
     if (options.shown != nullptr) *options.shown << shown.str();
@@ -221,7 +235,7 @@ absl::StatusOr<Draft> Drafted(const Job& job, bool deals_relays,
   DeclareDelta(job, diagnostics, module);
   CheckNetworkPeers(job, module, diagnostics);
   // Not of a job with errors: mending those may settle it.
-  WarnOfJob(job, *model, diagnostics);
+  WarnOfJob(job, inputs.model, diagnostics);
   if (!diagnostics.ok()) return fail(JobHasErrors());
   absl::StatusOr<std::vector<uint8_t>> bytes =
       times.Timed("emit-plan", [&] { return EmitPlan(module); });
@@ -254,13 +268,14 @@ bool MayBeFasterDealt(const Draft& draft) {
 // The plan in which ranks deal out what they relay inside hosts, if the
 // simulator finds it faster than `draft`; else `draft`, also if the other one
 // cannot be made.
-Draft Faster(const Job& job, const CompileOptions& options, Draft draft) {
+Draft Faster(const Job& job, const Inputs& inputs,
+             const CompileOptions& options, Draft draft) {
   if (!MayBeFasterDealt(draft)) return draft;
   const CompileOptions quiet = {.print_after = options.print_after};
   PassTimes unheard(quiet);
   Diagnostics diagnostics;
   absl::StatusOr<Draft> dealt =
-      Drafted(job, /*deals_relays=*/true, quiet, unheard, diagnostics);
+      Drafted(job, inputs, /*deals_relays=*/true, quiet, unheard, diagnostics);
   if (!dealt.ok() || dealt->messages > kMessagesTried) return draft;
   const auto seconds_of = [](const Draft& of) -> absl::StatusOr<double> {
     const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(of.bytes);
@@ -278,13 +293,16 @@ absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
                                              const CompileOptions& options,
                                              PassTimes& times,
                                              Diagnostics& diagnostics) {
+  const std::optional<Inputs> inputs = ReadInputs(job, times, diagnostics);
+  if (!inputs.has_value()) return JobHasErrors();
   const DealKind deal = job.options.deal.value;
-  absl::StatusOr<Draft> draft =
-      Drafted(job, deal == DealKind::kRelays, options, times, diagnostics);
+  absl::StatusOr<Draft> draft = Drafted(job, *inputs, deal == DealKind::kRelays,
+                                        options, times, diagnostics);
   if (!draft.ok()) return draft.status();
   Draft kept = times.Timed("weigh-plans", [&] {
-    return deal == DealKind::kAuto ? Faster(job, options, *std::move(draft))
-                                   : *std::move(draft);
+    return deal == DealKind::kAuto
+               ? Faster(job, *inputs, options, *std::move(draft))
+               : *std::move(draft);
   });
   if (options.shown != nullptr) *options.shown << kept.shown;
   diagnostics.Append(kept.doubts);

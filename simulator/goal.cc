@@ -3,7 +3,9 @@
 // Collective Communication", ICPP 2009.
 #include <algorithm>
 #include <cmath>
-#include <utility>
+#include <cstdint>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
