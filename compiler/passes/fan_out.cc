@@ -843,10 +843,10 @@ absl::Status FanOut(const PassOptions&, Module& module) {
               static_cast<double>(members.size() - 1) * kStagedRoundSeconds) {
         continue;
       }
+      const auto& sources = module.pieces[wanted.front().piece].sources;
       const bool one_source = std::all_of(
           wanted.begin(), wanted.end(), [&](const PieceReceivers& of) {
-            return module.pieces[of.piece].sources ==
-                   module.pieces[wanted.front().piece].sources;
+            return module.pieces[of.piece].sources == sources;
           });
       if (one_source || bytes < total / kWholePieces) {
         rest.insert(rest.end(), wanted.begin(), wanted.end());
