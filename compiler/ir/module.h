@@ -391,7 +391,7 @@ inline constexpr double kStagedPeerRoundSeconds = 13e-6;
 inline constexpr double kStagedPeerMessageSeconds = 12e-6;
 // A message that is dealt out beside messages between hosts, before its bytes.
 // Its sender receives as much meanwhile, which slows it down.
-inline constexpr double kDealtMessageSeconds = 50e-6;
+inline constexpr double kDealtMessageSeconds = 20e-6;
 // Messages that a rank sends, and receives, in a staged round that relays: as
 // the sizes of messages differ, two fill rounds better than one. Inside a host
 // NCCL gives a pair of ranks a part of NVLink's speed: three pairs each way

@@ -138,13 +138,17 @@ inline constexpr auto kSideKeys = std::tuple(
          .layouts = kMegatron,
          .is_axis = true,
          .range = kSizeRange,
-         .help = "the framework's size"},
+         .help = "the framework's size. Megatron Core's own default is its "
+                 "tensor parallelism"},
         &SideSpec::expert_tensor_parallel),
     Key({.name = "data_parallel",
          .layouts = kFrameworks,
          .is_axis = true,
          .range = kSizeRange,
          .help = "copies of the dense weights inside one trainer or engine. "
+                 "Megatron: its ranks / (tensor × pipeline × context "
+                 "parallelism), as Megatron counts it; experts are spread "
+                 "inside. So 16 GPUs with TP2 and EP4 have 8. "
                  "FSDP: the ranks that share the weights. SGLang: whole "
                  "engines (its `dp_size` without `dp_attention`)"},
         &SideSpec::data_parallel),

@@ -1,6 +1,7 @@
 #include "plan/text/stats.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "plan/network_peers.h"
@@ -138,6 +139,11 @@ PlanStats StatsOf(const PlanFile& plan) {
   const auto source_ranks = static_cast<uint32_t>(plan.source_ranks());
   const auto world_size = static_cast<uint32_t>(plan.world_size());
   PlanStats stats;
+  std::set<uint32_t> hosts;
+  for (const fb::RankProgram* program : *plan.body().programs()) {
+    hosts.insert(program->host());
+  }
+  stats.hosts = hosts.size();
   stats.totals = TotalsOf(plan.body());
   stats.sent = BalanceOf(stats.totals.sent_bytes, 0, source_ranks);
   stats.received =

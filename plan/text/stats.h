@@ -58,6 +58,7 @@ struct ScratchUse {
 };
 
 struct PlanStats {
+  size_t hosts = 0;
   Totals totals;
   // The rank with the most peers on other hosts; 0: no rank has any.
   uint32_t most_network_peers = 0;

@@ -42,6 +42,9 @@ std::string StatsJson(const PlanFile& plan) {
   };
   JsonWriter json;
   json.OpenObject();
+  json.Number("source_ranks", plan.source_ranks());
+  json.Number("destination_ranks", plan.world_size() - plan.source_ranks());
+  json.Number("hosts", stats.hosts);
   json.Number("moved_bytes", totals.moved_bytes());
   json.Number("local_bytes", route_bytes(fb::Route::kLocal));
   json.Number("peer_bytes", route_bytes(fb::Route::kPeer));

@@ -102,6 +102,11 @@ void AddTraffic(const PlanFile& plan, const PlanStats& stats,
   const auto route_bytes = [&](fb::Route route) {
     return totals.route_bytes[static_cast<size_t>(route)];
   };
+  const int32_t destinations = plan.world_size() - plan.source_ranks();
+  table.Add("ranks", absl::StrCat(plan.world_size()), "",
+            absl::StrCat(plan.source_ranks(), " source, ", destinations,
+                         " destination, on ", stats.hosts,
+                         stats.hosts == 1 ? " host" : " hosts"));
   table.AddBytes("moved", totals.moved_bytes());
   table.AddBytes("  local", route_bytes(fb::Route::kLocal), "on one GPU");
   table.AddBytes("  peer", route_bytes(fb::Route::kPeer), "inside a host");
@@ -120,7 +125,7 @@ void AddTraffic(const PlanFile& plan, const PlanStats& stats,
   if (plan.source_ranks() > 0) {
     AddBalance("sent per source rank", stats.sent, table);
   }
-  if (plan.world_size() > plan.source_ranks()) {
+  if (destinations > 0) {
     AddBalance("received per destination rank", stats.received, table);
   }
 }

@@ -223,7 +223,7 @@ def test_stats_and_traffic_agree(tiny_job):
     assert sum(plan.traffic().values()) == plan.stats.moved_bytes
     # Each source rank has half of the rows of each half of the columns.
     assert all(plan.traffic()[source, destination] >= 2 * 4 * (4 * 3) for source in (0, 1) for destination in (2, 3))
-    assert str(plan.stats).startswith("moved")
+    assert str(plan.stats).startswith("ranks")
 
 
 def test_verify_proves_and_tells_another_job(tiny_job):

@@ -61,11 +61,11 @@ TEST(BoundTimeTest, WhatTheCompilerMayDealIsBoundAsIfDealt) {
 
 // Slow NVLink: what is dealt out, what is stored, and what crosses the network
 // more than once. No such division takes less than the bound, and one takes as
-// much. A message of 4096 bytes takes 50 us to start, and so does a round
+// much. A message of 4096 bytes takes 20 us to start, and so does a round
 // without the network. A rank stages 16384 bytes a round, among them those that
 // it deals out to the three others.
 TEST(BoundTimeTest, NoDivisionBetweenTheLinksBeatsTheBound) {
-  constexpr double kMessageStart = 50e-6 / 4096;  // a byte
+  constexpr double kMessageStart = 20e-6 / 4096;  // a byte
   constexpr double kStaging = 16384;
   for (const double peer : {0.1e9, 0.05e9, 0.03e9, 0.02e9, 0.011e9}) {
     const double bound = LowerBoundOf(
@@ -81,7 +81,7 @@ TEST(BoundTimeTest, NoDivisionBetweenTheLinksBeatsTheBound) {
         const double network = kBytes + again * part;
         const double apart = network / kNetwork + stored / peer +
                              network / kStaging * kStart +
-                             dealt * part * 4 / 3 / kStaging * 50e-6;
+                             dealt * part * 4 / 3 / kStaging * 20e-6;
         const double beside = (dealt * part + stored) / peer +
                               dealt * part * kMessageStart + 4 * kStart;
         least = std::min(least, std::max(apart, beside) / 4);

@@ -373,7 +373,8 @@ TEST(PlanJsonTest, RankRestrictsTheTables) {
 TEST(StatsTextTest, SaysBytesTimesAndSizes) {
   const std::string text = StatsText(OpenSpec(SampleSpec()));
   EXPECT_EQ(text.substr(0, text.find("plan file")),
-            R"(moved                                   288 bytes
+            R"(ranks                                     4        2 source, 2 destination, on 1 host
+moved                                   288 bytes
   local                                   0 bytes  on one GPU
   peer                                  288 bytes  inside a host
   network                                 0 bytes  between hosts
