@@ -183,6 +183,14 @@ Groups ListGroups(const Module& module) {
   return groups;
 }
 
+// What relays inside a host take beside their bytes. In stages they take
+// several rounds, and what feeds them comes in more messages.
+double RelayStartSeconds(const Module& module) {
+  return module.MechanismOf(Route::kPeer) == Mechanism::kStaged
+             ? kStagedRoundSeconds
+             : module.RoundSeconds(Route::kPeer);
+}
+
 // Whether the groups of a host that can relay should, to be fed by sources of
 // the host. What counts is the busiest sender: a receiver must be given
 // everything in any case.
@@ -205,7 +213,7 @@ bool IsFasterOnPeers(const Module& module, absl::Span<Group* const> groups) {
                              ? Largest(sent_once) + Largest(received)
                              : std::max(Largest(sent_once), Largest(received));
   const double peer = module.topology.peer_bytes_per_second;
-  return (busiest / peer + module.RoundSeconds(Route::kPeer)) * kGain <=
+  return (busiest / peer + RelayStartSeconds(module)) * kGain <=
          Largest(sent) / peer;
 }
 
@@ -322,7 +330,7 @@ double SecondsFor(const Module& module, const NetworkLoad& load) {
   if (module.limits.deals_relays) {
     return std::max(network, inside) + module.RoundSeconds(Route::kNetwork);
   }
-  return network + inside + module.RoundSeconds(Route::kPeer);
+  return network + inside + RelayStartSeconds(module);
 }
 
 // What the same sources hold and the same receivers want.
