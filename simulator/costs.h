@@ -7,8 +7,8 @@ namespace refit::simulator {
 
 // A direct round: two fences, and the launch of a kernel.
 inline constexpr double kDirectRoundSeconds = 20e-6;
-// A round between hosts: packing, launch and rendezvous. The compiler counts as
-// much for every staged round (compiler/ir/module.h).
+// A round between hosts: packing, launch and rendezvous. The compiler's
+// (compiler/ir/module.h).
 inline constexpr double kNetworkRoundSeconds = 120e-6;
 // A staged round inside a host, and each of its messages: the compiler's.
 inline constexpr double kPeerRoundSeconds = 13e-6;
