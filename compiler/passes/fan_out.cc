@@ -736,16 +736,20 @@ void Distributor::BySource::Give(size_t piece, Box rest) {
     const int64_t room = level_ + slack_ - LoadOf(*path_);
     size_t dim = 0;
     while (dim + 1 < rest.lo.size() && rest.extent(dim) == 1) ++dim;
-    // Rows are whole.
-    if (bytes <= room || dim + 1 >= rest.lo.size()) {
+    const bool is_row = dim + 1 >= rest.lo.size();
+    // A row is cut only where it is much more than there is room for, as of a
+    // flat buffer.
+    if (bytes <= (is_row ? room + 2 * slack_ : room) || rest.lo.empty()) {
       distributor_.Give(piece, rest, *path_);
       return;
     }
-    const int64_t units = room / (bytes / rest.extent(dim));
+    const int64_t unit = is_row ? kElementsTogether : 1;
+    const int64_t units = room / (bytes / rest.extent(dim) * unit);
     Box first = rest;
-    rest.lo[dim] += std::max<int64_t>(units, 1);
+    rest.lo[dim] = std::min(rest.lo[dim] + std::max<int64_t>(units, 1) * unit,
+                            rest.hi[dim]);
     first.hi[dim] = rest.lo[dim];
-    if (units == 0) {
+    if (units <= 0 && !is_row) {
       Give(piece, first);  // cuts inside a unit
     } else {
       distributor_.Give(piece, first, *path_);

@@ -239,6 +239,24 @@ TEST(DealTest, RanksDealToAsManyAsTheNetworkLeavesTimeFor) {
   EXPECT_EQ(BodyOf(OpenJob(job("auto"))), BodyOf(plan));
 }
 
+// What a flat buffer holds is one row: it is cut for all receivers too.
+TEST(DealTest, EachReceiverDealsAPartOfAFlatTensor) {
+  const PlanFile plan = OpenJob(
+      GenericJob(R"({"name": "w", "shape": [268435456], "dtype": "bf16"})",
+                 GenericSide(2, "Shard(0)"), GenericSide(8, "Replicate"),
+                 R"(, "topology": {"hosts": [0, 1, 2, 2, 2, 2, 2, 2, 2, 2]},
+           "options": {"deal": "relays"})"));
+  for (uint32_t rank = 2; rank < 10; ++rank) {
+    const fb::RankProgram& program = *plan.body().programs()->Get(rank);
+    EXPECT_TRUE(std::any_of(program.messages()->begin(),
+                            program.messages()->end(),
+                            [](const fb::Message* message) {
+                              return message->kind() == fb::MessageKind::kSend;
+                            }))
+        << rank;
+  }
+}
+
 // What a rank deals out starts message by message; what it stores does not.
 TEST(DealTest, RelaysGoAfterTheNetworkWhereTheirStartsTakeLonger) {
   const std::string fast =
