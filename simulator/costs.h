@@ -16,10 +16,11 @@ inline constexpr double kPeerMessageSeconds = 12e-6;
 // A message of a rank that quantizes. It packs what is just ready, beside
 // quantization: this slows it down.
 inline constexpr double kQuantizedMessageSeconds = 130e-6;
-// One that is dealt out beside messages between hosts: among four H100s, of
-// which three received from three others, messages of 32 and 85 MiB took 12 and
-// 23 us more than their bytes. The compiler counts as much
-// (compiler/ir/module.h).
+// One of a rank that relays, and one that is dealt out beside messages between
+// hosts. Their senders receive meanwhile, which slows them down: among four
+// H100s, of which three received from three others, messages of 32 and 85 MiB
+// took 12 and 23 us more than their bytes. The compiler counts as much of what
+// is dealt out (compiler/ir/module.h).
 inline constexpr double kDealtMessageSeconds = 20e-6;
 // A copy inside one H200 moves about 4.3 TB/s counting reads and writes.
 inline constexpr double kLocalBytesPerSecond = 2e12;

@@ -52,7 +52,8 @@ struct Options {
   double peer_round_seconds = kPeerRoundSeconds;
   double peer_message_seconds = kPeerMessageSeconds;
   double quantized_message_seconds = kQuantizedMessageSeconds;  // if it does
-  // Of each that is dealt out beside messages between hosts.
+  // Of each of a rank that relays, and that is dealt out beside messages between
+  // hosts.
   double dealt_message_seconds = kDealtMessageSeconds;
   // Of packing and of unpacking, by payload.
   double copy_bytes_per_second = kLocalBytesPerSecond;

@@ -762,10 +762,11 @@ double Builder::StartSeconds(const RankSchedule& schedule,
   if (work.route == fb::Route::kNetwork) {
     return options_.dealt_message_seconds * messages;
   }
-  return options_.peer_round_seconds +
-         messages * (schedule.quantizes().empty()
-                         ? options_.peer_message_seconds
-                         : options_.quantized_message_seconds);
+  const double message_seconds =
+      !schedule.quantizes().empty() ? options_.quantized_message_seconds
+      : schedule.RelaysInStages()   ? options_.dealt_message_seconds
+                                    : options_.peer_message_seconds;
+  return options_.peer_round_seconds + messages * message_seconds;
 }
 
 // RefitEnqueuer::EnqueueMerged.
