@@ -365,6 +365,18 @@ absl::Span<Message> DealtBy(Module& module, const Message& message) {
       .subspan(message.dealt_by.begin, message.dealt_by.count);
 }
 
+// Each in the first round with room for it, and for what is dealt out of it.
+void PlaceInOrder(Module& module, const std::vector<Message*>& messages,
+                  Scheduler& scheduler) {
+  for (Message* message : messages) {
+    if (message->dealt_by.count == 0) {
+      scheduler.Place(*message);
+    } else {
+      scheduler.PlaceDealt(*message, DealtBy(module, *message));
+    }
+  }
+}
+
 // What receivers deal out: the large messages in turns, so that all ranks have
 // as many in a round, and then the others where there is room. A rank has no
 // more than `room` in a round, beside what it is dealt.
@@ -425,13 +437,7 @@ void PlaceInTurns(Module& module, const std::vector<Message*>& messages,
         *placed.message, DealtBy(module, *placed.message),
         scheduler.first_round() + rounds[static_cast<size_t>(placed.turn)]);
   }
-  for (Message* message : others) {
-    if (message->dealt_by.count == 0) {
-      scheduler.Place(*message);
-    } else {
-      scheduler.PlaceDealt(*message, DealtBy(module, *message));
-    }
-  }
+  PlaceInOrder(module, others, scheduler);
 }
 
 // Those that are passed on come first, so that relays have their part early;
@@ -515,13 +521,7 @@ void PlaceStaged(Module& module, std::vector<Message*> messages,
     direction_bytes = std::max(static_cast<int64_t>(room), most);
   }
   scheduler.StartMessages(others, direction_bytes);
-  for (Message* message : others) {
-    if (message->dealt_by.count == 0) {
-      scheduler.Place(*message);
-    } else {
-      scheduler.PlaceDealt(*message, DealtBy(module, *message));
-    }
-  }
+  PlaceInOrder(module, others, scheduler);
 }
 
 // Places the messages of one wave, in rounds after all so far: but the first of
