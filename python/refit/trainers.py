@@ -57,7 +57,7 @@ def here(device: Any) -> tuple[Any, Any]:
 
 def current(device: Any) -> contextlib.AbstractContextManager[Any]:
     """Makes this thread's current GPU the one of `device`, as `here` returns it, for a while. A new thread, as an event loop's,
-    has the first GPU: an executor that goes back to that one after each call makes a CUDA context there."""
+    has the first GPU, and torch and NCCL go by it."""
     if not str(device).startswith("cuda:"):
         return contextlib.nullcontext()
     guard: contextlib.AbstractContextManager[Any] = importlib.import_module("torch").cuda.device(device)

@@ -1,12 +1,16 @@
 #include "refit/cuda_device.h"
 
+#include <cuda.h>
+#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 
 #include "executor/device/cast.h"
+#include "executor/device/cuda/driver_function.h"
 #include "tests/executor/apply_conformance.h"
 #include "tests/executor/delta_conformance.h"
 #include "tests/executor/device_conformance.h"
@@ -334,6 +338,36 @@ TEST(CudaGraphTest, WorkThatFailsToRecordLeavesTheDeviceAsItWas) {
 TEST(CudaDeviceTest, MissingDeviceIsNamed) {
   EXPECT_EQ(CreateCudaDevice(1000).status().code(),
             absl::StatusCode::kNotFound);
+}
+
+// In a process of its own. A new thread's current GPU is the first, without a
+// context. 0: it is so after calls on the second, and they made no context on
+// the first.
+[[noreturn]] void CallTheSecondGpuFromANewThread() {
+  bool is_first_left_alone = false;
+  std::thread([&] {
+    auto device = *CreateCudaDevice(1);
+    auto memory = *device->Allocate(1024);
+    cudaPointerAttributes where = {};
+    int current = -1;
+    unsigned flags = 0;
+    int is_active = -1;
+    const auto state =
+        *FindDriverFunction<PFN_cuDevicePrimaryCtxGetState_v7000>(
+            "cuDevicePrimaryCtxGetState");
+    is_first_left_alone =
+        cudaPointerGetAttributes(&where, memory->data()) == cudaSuccess &&
+        where.device == 1 && cudaGetDevice(&current) == cudaSuccess &&
+        current == 0 && state(0, &flags, &is_active) == CUDA_SUCCESS &&
+        is_active == 0;
+  }).join();
+  std::_Exit(is_first_left_alone ? 0 : 1);
+}
+
+TEST(CudaDeviceTest, ANewThreadMakesNoContextOnTheFirstGpu) {
+  if (CudaDeviceCount() < 2) GTEST_SKIP() << "needs two GPUs";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(CallTheSecondGpuFromANewThread(), testing::ExitedWithCode(0), "");
 }
 
 TEST(CudaDeviceTest, HostMemoryCannotBeExported) {

@@ -13,22 +13,18 @@ namespace refit {
 // that the worker's own calls do not see it.
 absl::Status CudaStatus(cudaError_t error, const char* call);
 
-// Makes `device` the calling thread's current one, until the end of scope.
+// Makes `device` the calling thread's current one, until the end of scope. The
+// thread then has what it had before, also none: a cudaSetDevice back would make
+// a context on the first GPU for a thread that has called no CUDA, in 0.2 s.
 class ScopedDevice {
  public:
-  explicit ScopedDevice(int device) : device_(device) {
-    if (cudaGetDevice(&before_) != cudaSuccess) before_ = device;
-    if (before_ != device_) cudaSetDevice(device_);
-  }
-  ~ScopedDevice() {
-    if (before_ != device_) cudaSetDevice(before_);
-  }
+  explicit ScopedDevice(int device);
+  ~ScopedDevice();
   ScopedDevice(const ScopedDevice&) = delete;
   ScopedDevice& operator=(const ScopedDevice&) = delete;
 
  private:
-  const int device_;
-  int before_ = 0;
+  bool is_pushed_ = false;
 };
 
 }  // namespace refit
