@@ -8,6 +8,7 @@ vLLM's own weight transfer ("nccl" between GPUs, "ipc" on one), from the same tr
 are enough GPUs; CUDA_VISIBLE_DEVICES says which. Checkpoints lie under TMPDIR: a folder in memory saves time.
 """
 import argparse
+import collections
 import concurrent.futures
 import dataclasses
 import functools
@@ -43,6 +44,9 @@ MODELS = {
     "4b": {**DENSE, "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True},
 }
+MODELS["30b"] = {**MODELS["moe"], "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
+                 "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
+                 "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 # Trainers on GPUs 0, 1, …; the engine on the GPUs after theirs, or on the same ones.
 CASES = {
     "dense-apart": {"model": "dense", "trainers": 1, "engine": {"tensor_parallel": 1}, "peer": "nccl"},
@@ -53,6 +57,7 @@ CASES = {
     "dense-fp8": {"model": "dense", "trainers": 1, "engine": {"tensor_parallel": 1}, "colocated": True, "fp8": True},
     "4b-apart": {"model": "4b", "trainers": 1, "engine": {"tensor_parallel": 1}, "peer": "nccl"},
     "4b-colocated": {"model": "4b", "trainers": 1, "engine": {"tensor_parallel": 1}, "colocated": True, "peer": "ipc"},
+    "30b-apart": {"model": "30b", "trainers": 2, "engine": {"tensor_parallel": 2}, "peer": "nccl"},
 }
 PROMPTS = [[5, 17, 101, 44, 9], [300, 2, 77, 480], [11, 12, 13, 14, 15, 16, 17]]
 WORKERS_OF_FILES = 8
@@ -68,7 +73,7 @@ def job_of(case):
     """What `refitc` is given. transformers keeps experts of a layer as one tensor."""
     spec = CASES[case]
     source = {"layout": "fsdp", "data_parallel": spec["trainers"]}
-    if spec["model"] == "moe":
+    if "num_experts" in MODELS[spec["model"]]:
         source["fused_experts"] = True
     job = {"model": MODELS[spec["model"]], "source": source,
            "destination": {"layout": "vllm", "version": version_of_vllm(), **spec["engine"]}}
@@ -105,6 +110,8 @@ def write_checkpoint(directory, model, seed):
         for name, info in tensors.items():
             values = torch.randn(info.shape, generator=generator, device="cuda")
             scaled = 1 + values / 8 if "norm" in name else values * (2.0 / MODELS[model]["hidden_size"] ** 0.5)
+            if len(writes) >= 4 * WORKERS_OF_FILES:  # what waits is on the GPU
+                writes.pop(0).result()
             writes.append(pool.submit(write, name, scaled.to(torch.bfloat16)))
         for done in writes:
             done.result()
@@ -174,9 +181,10 @@ def trainer(case, work, rank):
     """An FSDP2 trainer that does what its standard input says."""
     import torch
     import torch.distributed as dist
+    from safetensors import safe_open
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import distribute_tensor
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     if CASES[case].get("peer") == "ipc":
         from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
@@ -188,20 +196,31 @@ def trainer(case, work, rank):
     dist.init_process_group("nccl", init_method=f"file://{work}/trainers", rank=rank, world_size=count,
                             device_id=torch.device("cuda", rank))
 
-    def loaded(name):
-        return AutoModelForCausalLM.from_pretrained(work / name, dtype=torch.bfloat16).cuda(rank)
-
-    model = loaded("a")
+    with torch.device("meta"):  # a GPU has no room for a whole model beside its part of another
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(work / "a"), dtype=torch.bfloat16)
     for layer in model.model.layers:
         fully_shard(layer)
     fully_shard(model)
+    model.to_empty(device=f"cuda:{rank}")
+    model.tie_weights()
     parameters = dict(model.named_parameters())
 
+    def load(checkpoint):
+        with torch.no_grad(), safe_open(work / checkpoint / "model.safetensors", "pt", f"cuda:{rank}") as file:
+            for name, own in parameters.items():
+                own.copy_(distribute_tensor(stacked(file, name), own.device_mesh, own.placements))
+        torch.cuda.synchronize()
+
+    load("a")
+
     def whole_parameters():
-        return ((name, parameter.full_tensor()) for name, parameter in parameters.items())
+        for name, parameter in parameters.items():
+            yield from unstacked(name, parameter.full_tensor())
 
     if rank == 0:
-        (work / "names.json").write_text(json.dumps({name: list(p.shape) for name, p in parameters.items()}))
+        shapes = {name: list(part.shape) for whole, p in parameters.items()
+                  for name, part in unstacked(whole, torch.empty(p.shape, device="meta"))}
+        (work / "names.json").write_text(json.dumps(shapes))
         print(f"id {refit.rendezvous.unique_id().hex()}", flush=True)
     executor = group = None
 
@@ -211,20 +230,20 @@ def trainer(case, work, rank):
             executor = refit.join(refit.Plan.load(work / "plan.refit"), rank, parameters,
                                   unique_id=bytes.fromhex(arguments[0]), device=f"cuda:{rank}")
         elif command == "load":
-            with torch.no_grad():
-                for name, whole in dict(loaded(arguments[0]).named_parameters()).items():
-                    own = parameters[name]
-                    own.copy_(distribute_tensor(whole, own.device_mesh, own.placements))
-            torch.cuda.synchronize()
+            load(arguments[0])
         elif command == "bind":
             executor.bind(parameters)
         elif command == "run":
             executor.run()
-        elif command == "nccl-join":
+        elif command == "nccl-join" and rank == 0:
             group = NCCLWeightTransferEngine.trainer_init(
                 {"master_address": "127.0.0.1", "master_port": int(arguments[0]), "world_size": int(arguments[1])})
         elif command == "nccl":
-            NCCLWeightTransferEngine.trainer_send_weights(whole_parameters(), {"group": group, "packed": arguments[0] == "packed"})
+            if rank == 0:
+                NCCLWeightTransferEngine.trainer_send_weights(
+                    whole_parameters(), {"group": group, "packed": arguments[0] == "packed"})
+            else:  # takes part in gathering them
+                collections.deque(whole_parameters(), maxlen=0)
             torch.cuda.synchronize()
         elif command == "ipc":
             IPCWeightTransferEngine.trainer_send_weights(
@@ -236,6 +255,35 @@ def trainer(case, work, rank):
         print(f"did {json.dumps(timed(perform, *line.split())[1])}", flush=True)
     executor.close()
     dist.destroy_process_group()
+
+
+STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # of experts, in transformers' models
+
+
+def stacked(file, name):
+    """A parameter of transformers' model, from a checkpoint that has each expert's matrices by themselves."""
+    import torch
+
+    experts, _, last = name.rpartition(".")
+    if last not in STACKS:
+        return file.get_tensor(name)
+    names = set(file.keys())
+    matrices, expert = [], 0
+    while f"{experts}.{expert}.{STACKS[last][0]}.weight" in names:
+        matrices.append(torch.cat([file.get_tensor(f"{experts}.{expert}.{part}.weight") for part in STACKS[last]]))
+        expert += 1
+    return torch.stack(matrices)
+
+
+def unstacked(name, whole):
+    """A parameter of transformers' model under the checkpoint's names."""
+    experts, _, last = name.rpartition(".")
+    if last not in STACKS:
+        yield name, whole
+        return
+    for expert, matrices in enumerate(whole):
+        for part, matrix in zip(STACKS[last], matrices.chunk(len(STACKS[last]))):
+            yield f"{experts}.{expert}.{part}.weight", matrix
 
 
 def send_handles(work, info):
