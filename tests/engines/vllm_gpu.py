@@ -3,22 +3,18 @@
     python vllm_gpu.py [--case NAME …] [--refits N] [--blocks N]
 
 Every tensor of the workers and every generated token must equal a fresh engine's that loaded the same checkpoint. CUDA graphs
-are captured before the first refit. Prints the time of a refit as the driver sees it and the parts of it, and beside it that of
-vLLM's own weight transfer ("nccl" between GPUs, "ipc" on one), from the same trainers into the same engine. A case runs where there
-are enough GPUs; CUDA_VISIBLE_DEVICES says which. Checkpoints lie under TMPDIR: a folder in memory saves time.
+are captured before the first refit. Prints the time of a refit as the driver sees it and the parts of it, and beside it those of
+vLLM's weight-transfer backends (vllm_transfers.py), from the same trainers into the same engine. A case runs where there are enough
+GPUs; CUDA_VISIBLE_DEVICES says which. Checkpoints lie under TMPDIR: a folder in memory saves time.
 """
 import argparse
-import collections
 import concurrent.futures
-import dataclasses
 import functools
 import hashlib
 import json
 import math
 import os
 import pathlib
-import pickle
-import socket
 import statistics
 import subprocess
 import sys
@@ -26,6 +22,7 @@ import tempfile
 import time
 
 import refit.vllm
+import vllm_transfers
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # collective_rpc of `digests`
@@ -47,17 +44,21 @@ MODELS = {
 MODELS["30b"] = {**MODELS["moe"], "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
                  "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
                  "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+# NCCL lets no two ranks share a GPU, so these need trainers apart from the engine.
+APART = ("refit", "nccl", "nccl-unpacked", "nccl_m2n")
 # Trainers on GPUs 0, 1, …; the engine on the GPUs after theirs, or on the same ones.
 CASES = {
-    "dense-apart": {"model": "dense", "trainers": 1, "engine": {"tensor_parallel": 1}, "peer": "nccl"},
+    "dense-apart": {"model": "dense", "trainers": 1, "engine": {"tensor_parallel": 1}, "transfers": APART},
     "dense-tp2": {"model": "dense", "trainers": 2, "engine": {"tensor_parallel": 2}, "colocated": True},
     "moe-ep2": {"model": "moe", "trainers": 2, "engine": {"tensor_parallel": 2, "expert_parallel": True},
                 "colocated": True},
     "dense-sleep": {"model": "dense", "trainers": 1, "engine": {"tensor_parallel": 1}, "colocated": True, "sleep": True},
     "dense-fp8": {"model": "dense", "trainers": 1, "engine": {"tensor_parallel": 1}, "colocated": True, "fp8": True},
-    "4b-apart": {"model": "4b", "trainers": 1, "engine": {"tensor_parallel": 1}, "peer": "nccl"},
-    "4b-colocated": {"model": "4b", "trainers": 1, "engine": {"tensor_parallel": 1}, "colocated": True, "peer": "ipc"},
-    "30b-apart": {"model": "30b", "trainers": 2, "engine": {"tensor_parallel": 2}, "peer": "nccl"},
+    "4b-apart": {"model": "4b", "trainers": 1, "engine": {"tensor_parallel": 1}, "transfers": APART},
+    "4b-colocated": {"model": "4b", "trainers": 1, "engine": {"tensor_parallel": 1}, "colocated": True,
+                     "transfers": ("refit", "ipc")},
+    "30b-apart": {"model": "30b", "trainers": 2, "engine": {"tensor_parallel": 2}, "transfers": APART},
+    "4b-tp2": {"model": "4b", "trainers": 2, "engine": {"tensor_parallel": 2}, "transfers": APART},
 }
 PROMPTS = [[5, 17, 101, 44, 9], [300, 2, 77, 480], [11, 12, 13, 14, 15, 16, 17]]
 WORKERS_OF_FILES = 8
@@ -136,7 +137,7 @@ def timed(function, *arguments):
     return returned, {"begin": begin, "end": time.perf_counter()}
 
 
-class TimedExtension(refit.vllm.WorkerExtension):
+class Extension(refit.vllm.WorkerExtension, vllm_transfers.Extension):
     """Tells the times of a worker's part of an update."""
 
     def refit_update(self, *arguments):
@@ -144,23 +145,25 @@ class TimedExtension(refit.vllm.WorkerExtension):
         return {**reply, **times}
 
 
+def engine_options(spec, blocks):
+    """vLLM's options of a case. With `blocks` vLLM does not measure what memory is free, and engines can start beside each other."""
+    engine = spec["engine"]
+    options = {"skip_tokenizer_init": True, "max_model_len": 128, "max_num_seqs": 4, "seed": 0,
+               "gpu_memory_utilization": 0.1 if blocks else 0.4, "tensor_parallel_size": engine["tensor_parallel"],
+               "enable_expert_parallel": engine.get("expert_parallel", False), "disable_custom_all_reduce": True,
+               "enable_sleep_mode": spec.get("sleep", False),
+               "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}}
+    if spec.get("fp8"):
+        options["quantization"] = "fp8_per_block"
+    if blocks:
+        options.update(num_gpu_blocks_override=blocks, kv_cache_memory_bytes=1 << 28)
+    return options
+
+
 def engine_of(case, checkpoint, blocks, **options):
     from vllm import LLM
 
-    spec = CASES[case]
-    engine = spec["engine"]
-    if spec.get("fp8"):
-        options["quantization"] = "fp8_per_block"
-    if blocks:  # then vLLM does not measure what memory is free, and engines can start beside each other
-        options.update(num_gpu_blocks_override=blocks, kv_cache_memory_bytes=1 << 28)
-    if "peer" in spec:
-        options["weight_transfer_config"] = {"backend": spec["peer"]}
-    return LLM(model=str(checkpoint), skip_tokenizer_init=True, max_model_len=128, max_num_seqs=4, seed=0,
-               gpu_memory_utilization=0.1 if blocks else 0.4, tensor_parallel_size=engine["tensor_parallel"],
-               enable_expert_parallel=engine.get("expert_parallel", False), disable_custom_all_reduce=True,
-               enable_sleep_mode=spec.get("sleep", False),
-               compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",
-                                   "cudagraph_capture_sizes": [1, 2, 4]}, **options)
+    return LLM(model=str(checkpoint), **engine_options(CASES[case], blocks), **options)
 
 
 def generated(llm):
@@ -186,11 +189,6 @@ def trainer(case, work, rank):
     from torch.distributed.tensor import distribute_tensor
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    if CASES[case].get("peer") == "ipc":
-        from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
-    elif CASES[case].get("peer") == "nccl":
-        from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
-
     count = CASES[case]["trainers"]
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{work}/trainers", rank=rank, world_size=count,
@@ -213,19 +211,12 @@ def trainer(case, work, rank):
 
     load("a")
 
-    def whole_parameters():
-        for name, parameter in parameters.items():
-            yield from unstacked(name, parameter.full_tensor())
-
     if rank == 0:
-        shapes = {name: list(part.shape) for whole, p in parameters.items()
-                  for name, part in unstacked(whole, torch.empty(p.shape, device="meta"))}
-        (work / "names.json").write_text(json.dumps(shapes))
         print(f"id {refit.rendezvous.unique_id().hex()}", flush=True)
-    executor = group = None
+    executor = transfer = None
 
     def perform(command, *arguments):
-        nonlocal executor, group
+        nonlocal executor, transfer
         if command == "join":
             executor = refit.join(refit.Plan.load(work / "plan.refit"), rank, parameters,
                                   unique_id=bytes.fromhex(arguments[0]), device=f"cuda:{rank}")
@@ -235,19 +226,15 @@ def trainer(case, work, rank):
             executor.bind(parameters)
         elif command == "run":
             executor.run()
-        elif command == "nccl-join" and rank == 0:
-            group = NCCLWeightTransferEngine.trainer_init(
-                {"master_address": "127.0.0.1", "master_port": int(arguments[0]), "world_size": int(arguments[1])})
-        elif command == "nccl":
-            if rank == 0:
-                NCCLWeightTransferEngine.trainer_send_weights(
-                    whole_parameters(), {"group": group, "packed": arguments[0] == "packed"})
-            else:  # takes part in gathering them
-                collections.deque(whole_parameters(), maxlen=0)
-            torch.cuda.synchronize()
-        elif command == "ipc":
-            IPCWeightTransferEngine.trainer_send_weights(
-                whole_parameters(), {"send_mode": lambda info: send_handles(work, dataclasses.asdict(info))})
+        elif command == "close":
+            executor.close()
+        elif command == "transfer":
+            way, port, workers = arguments
+            transfer = vllm_transfers.trainer_of(way, model, rank, count, int(workers), int(port), work)
+        elif command == "send":
+            transfer.send_weights()
+        elif command == "leave":
+            transfer.shutdown()
 
     for line in sys.stdin:
         if line.strip() == "end":  # the end of the input does not come: the engine's processes inherit the pipe
@@ -273,25 +260,6 @@ def stacked(file, name):
         matrices.append(torch.cat([file.get_tensor(f"{experts}.{expert}.{part}.weight") for part in STACKS[last]]))
         expert += 1
     return torch.stack(matrices)
-
-
-def unstacked(name, whole):
-    """A parameter of transformers' model under the checkpoint's names."""
-    experts, _, last = name.rpartition(".")
-    if last not in STACKS:
-        yield name, whole
-        return
-    for expert, matrices in enumerate(whole):
-        for part, matrix in zip(STACKS[last], matrices.chunk(len(STACKS[last]))):
-            yield f"{experts}.{expert}.{part}.weight", matrix
-
-
-def send_handles(work, info):
-    """Returns when the engine has read what the handles name: vLLM holds the memory until then."""
-    (work / "ipc.pickle").write_bytes(pickle.dumps(info))
-    (work / "ipc.pickle.done").touch()
-    while (work / "ipc.pickle.done").exists():
-        time.sleep(0.0001)
 
 
 class Trainers:
@@ -349,7 +317,7 @@ def refitted(case, work, refits, blocks):
     plan = refit.compile(job_of(case))
     plan.save(work / "plan.refit")
     trainers = Trainers(case, work)
-    llm = engine_of(case, work / "a", blocks, worker_extension_cls="vllm_gpu.TimedExtension")
+    llm = engine_of(case, work / "a", blocks, worker_extension_cls="vllm_gpu.Extension")
     before = generated(llm)
     trainers.tell(f"join {trainers.unique_id}")
     refit.vllm.init(llm, str(work / "plan.refit"), trainers.unique_id)
@@ -395,10 +363,16 @@ def refitted(case, work, refits, blocks):
     for name in parts[0]:
         print(f"  {name}: {spread([each[name] for each in parts])}; of the slowest refit, number {slowest}: "
               f"{1e3 * parts[slowest][name]:.1f}", flush=True)
-    if "peer" in CASES[case]:
-        for way, seconds in peer_updates(CASES[case]["peer"], llm, trainers, work, refits).items():
-            compare(case, llm, before, wanted)
-            print(f"{case}: vLLM's own transfer, {way}: {spread(seconds)}", flush=True)
+    trainers.tell("close")
+    refit.vllm.close(llm)
+    trainers.done()
+    for way in CASES[case].get("transfers", ()):
+        if why := vllm_transfers.why_not(way):
+            print(f"{case}: by weight transfer, {way}: not run: {why}", flush=True)
+            continue
+        seconds = vllm_transfers.seconds_of(way, llm, trainers, work, refits)
+        compare(case, llm, before, wanted)
+        print(f"{case}: by weight transfer, {way}: {spread(seconds)}", flush=True)
     trainers.close()
 
 
@@ -419,56 +393,19 @@ def spread(seconds):
             f"most {max(seconds) * 1e3:.1f}")
 
 
-def peer_updates(backend, llm, trainers, work, refits):
-    """The same weights by vLLM's own weight transfer: the times of updates of each of its ways. No caches are reset."""
-    names = json.loads((work / "names.json").read_text())
-    described = {"names": list(names), "dtype_names": ["bfloat16"] * len(names), "shapes": list(names.values())}
-
-    def timed(update):
-        seconds = []
-        for _ in range(refits):
-            start = time.perf_counter()
-            llm.start_weight_update()
-            update()
-            llm.finish_weight_update()
-            seconds.append(time.perf_counter() - start)
-            trainers.done()
-        return seconds
-
-    if backend == "ipc":
-        def by_ipc():
-            trainers.tell("ipc")
-            while not (work / "ipc.pickle.done").exists():
-                time.sleep(0.0001)
-            llm.update_weights({"update_info": pickle.loads((work / "ipc.pickle").read_bytes())})
-            (work / "ipc.pickle.done").unlink()
-
-        llm.init_weight_transfer_engine({"init_info": {}})
-        return {"ipc": timed(by_ipc)}
-
-    def by_nccl(way):
-        trainers.tell(f"nccl {way}")
-        llm.update_weights({"update_info": {**described, "packed": way == "packed"}})
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    world = 1 + llm.llm_engine.vllm_config.parallel_config.world_size
-    trainers.tell(f"nccl-join {port} {world}")
-    llm.init_weight_transfer_engine({"init_info": {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1,
-                                                   "world_size": world}})
-    trainers.done()
-    return {way: timed(lambda way=way: by_nccl(way)) for way in ("packed", "unpacked")}
-
-
 def compare(case, llm, before, wanted):
-    for rank, (own, other) in enumerate(zip(llm.collective_rpc(digests), wanted["digests"])):
+    check_equal(case, {"digests": llm.collective_rpc(digests), "tokens": generated(llm)}, before, wanted)
+
+
+def check_equal(case, found, before, wanted):
+    """`before`: the tokens of other weights."""
+    assert len(found["digests"]) == len(wanted["digests"]), (len(found["digests"]), len(wanted["digests"]))
+    for rank, (own, other) in enumerate(zip(found["digests"], wanted["digests"])):
         different = [name for name in other if own.get(name) != other[name]]
         assert own.keys() == other.keys() and not different, (
             f"{case}: {len(different)} of {len(other)} tensors of worker {rank} differ: {different[:5]}")
-    tokens = generated(llm)
-    assert tokens == wanted["tokens"], (tokens, wanted["tokens"])
-    assert tokens != before
+    assert found["tokens"] == wanted["tokens"], (found["tokens"], wanted["tokens"])
+    assert found["tokens"] != before
 
 
 def run(case, options):
