@@ -571,7 +571,7 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
 absl::StatusOr<size_t> Executor::FindRung(Stream stream,
                                           const RunOptions& options,
                                           Deadline deadline) {
-  if (!versions_->MayBeDelta() || options.dense ||
+  if (!HasRungs(plan_.body()) || !versions_->MayBeDelta() || options.dense ||
       !CheckTensors(options).ok()) {
     return 0;
   }

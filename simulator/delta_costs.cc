@@ -35,15 +35,17 @@ constexpr Measured kCpu[] = {
     {0.1, {243e-3, 81e-3, 50e-3, 46e-3}, 39e-3},
 };
 
-// Of one H200: reads, and stores of scattered units over NVLink as a part of
-// the speed of long ones, 250 of 365 GB/s (docs/delta.md). The reads of a
-// snapshot hide a part of these stores.
+// Of one H200: reads, and what a part of a tensor that holds a change takes
+// more (docs/delta.md).
 constexpr double kReadBytesPerSecond = 4300e9;
-constexpr double kScatteredStores = 250.0 / 365;
-// Of one H100: bitmaps, 1.94 GB in 2.2 ms, and the stores of what they mark,
-// 10 billion units a second. The stores hide the reads of values.
+constexpr double kListedBytes = 4096;
+constexpr double kListedBytesPerSecond = 11000e9;
+// Stores of scattered units over NVLink, 10 billion a second, as a part of the
+// speed of long ones. Reads of a snapshot hide a part of them; they hide the
+// reads of what bitmaps mark.
+constexpr double kScatteredStores = 160.0 / 365;
+// Of one H100: bitmaps, 1.94 GB in 2.2 ms.
 constexpr double kMarkReadBytesPerSecond = 880e9;
-constexpr double kMarkedStores = 160.0 / 365;
 constexpr double kUnitBytes = 16;
 // What most deltas took at the worst, of a dense refit.
 constexpr double kMostOfDense = 1.03;
@@ -108,13 +110,15 @@ DirectDeltaCosts DirectDeltaCostsAt(fb::DeltaChanges changes,
   const double stored = 1 - std::pow(1 - change_rate, kUnitBytes / size);
   const bool marks = changes == fb::DeltaChanges::kBitmap;
   const double mark_bytes = 1 / (8 * size);
-  const double read =
-      marks ? mark_bytes / kMarkReadBytesPerSecond : 2 / kReadBytesPerSecond;
-  const double scattered = marks ? kMarkedStores : kScatteredStores;
+  const double stores = stored / (kScatteredStores * store_bytes_per_second);
+  const double listed = 1 - std::pow(1 - change_rate, kListedBytes / size);
+  const double moved =
+      marks
+          ? mark_bytes / kMarkReadBytesPerSecond + stores
+          : std::hypot(2 / kReadBytesPerSecond + listed / kListedBytesPerSecond,
+                       stores);
   // Where almost all units are stored, the stores are long ones.
-  const double seconds =
-      std::min(read + stored / (scattered * store_bytes_per_second),
-               kMostOfDense / store_bytes_per_second);
+  const double seconds = std::min(moved, kMostOfDense / store_bytes_per_second);
   return {.stored = stored,
           .seconds = seconds - stored / store_bytes_per_second +
                      (marks ? mark_bytes / kClearedBytesPerSecond : 0)};

@@ -34,6 +34,8 @@ class View(NamedTuple):
 
 def local_part(tensor: Any) -> Any:
     """Of a DTensor what this rank holds; anything else as it is."""
+    if hasattr(tensor, "_local_tensor"):  # to_local tells autograd, 8 µs
+        return tensor._local_tensor
     return tensor.to_local() if hasattr(tensor, "placements") and hasattr(tensor, "to_local") else tensor
 
 

@@ -238,14 +238,81 @@ __device__ __forceinline__ bool MoveMarkedTile(const KernelCopy& copy,
   return true;
 }
 
+// Stores the units of a tile that differ: of this thread those with a bit in
+// `differs`. Where few do, a warp lists its own first: then its lanes load and
+// store them at once.
+template <typename Unit>
+__device__ __forceinline__ void StoreDiffering(const KernelCopy& copy,
+                                               const KernelDelta& delta,
+                                               std::byte* const* table,
+                                               uint32_t tile, uint32_t differs,
+                                               Found& found) {
+  constexpr uint32_t kSize = sizeof(Unit);
+  constexpr uint32_t kWarpUnits = kUnroll * kWarpThreads;
+  __shared__ uint8_t lists[kThreads / kWarpThreads][kWarpUnits];
+  static_assert(kWarpUnits <= 256, "an entry of a list is a byte");
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  uint8_t* const list = lists[threadIdx.x / kWarpThreads];
+  uint32_t count = 0;
+#pragma unroll
+  for (uint32_t k = 0; k < kUnroll; ++k) {
+    const uint32_t lanes = __ballot_sync(kAllLanes, (differs >> k & 1) != 0);
+    if ((differs >> k & 1) != 0) {
+      list[count + __popc(lanes & ((1u << lane) - 1))] =
+          static_cast<uint8_t>(k * kWarpThreads + lane);
+    }
+    count += __popc(lanes);
+  }
+  __syncwarp();
+  const bool is_listed = count <= kWarpUnits / 2;
+  const uint32_t turns =
+      is_listed ? (count + kWarpThreads - 1) / kWarpThreads : kUnroll;
+  const uint64_t first = uint64_t{tile} * kTileUnits;
+  const auto first_row = static_cast<uint32_t>(first / copy.row_units);
+  const auto column =
+      static_cast<uint32_t>(first - uint64_t{first_row} * copy.row_units);
+  const bool is_row = column + kTileUnits <= copy.row_units;
+  const auto row_at = [&](uint32_t row) {
+    return RowAt<DeltaKind::kChanged>(copy, delta, table, row);
+  };
+  Row row = row_at(first_row);
+  // A unit is not smaller: tensors of GPUs are aligned to their elements.
+  const uint32_t element_bytes = ElementBytes(copy.from_dtype);
+  for (uint32_t turn = 0; turn < turns; ++turn) {
+    uint32_t number = turn * kWarpThreads + lane;
+    if (is_listed) {
+      if (number >= count) break;
+      number = list[number];
+    } else if ((differs >> turn & 1) == 0) {
+      continue;
+    }
+    uint32_t at = column + number / kWarpThreads * kThreads +
+                  (threadIdx.x - lane) + number % kWarpThreads;
+    if (!is_row) {
+      const uint32_t down = Divide(at, copy.row_magic, copy.row_shift);
+      at -= down * copy.row_units;
+      row = row_at(first_row + down);
+    }
+    const Unit unit = reinterpret_cast<const Unit*>(row.from)[at];
+    Unit* const shadow = reinterpret_cast<Unit*>(row.shadow) + at;
+    found.elements += CountElements(unit, *shadow, element_bytes);
+    found.bytes += kSize;
+    reinterpret_cast<Unit*>(row.to)[at] = unit;
+    if (delta.marks != 0) {
+      Mark(delta, row.marks, row.offset + uint64_t{at} * kSize, kSize);
+    } else {
+      *shadow = unit;
+    }
+  }
+  __syncwarp();
+}
+
 template <DeltaKind kKind, typename Unit>
 __device__ void MoveTile(const KernelCopy& copy, const KernelDelta& delta,
                          std::byte* const* table, uint32_t tile, Found& found) {
   constexpr uint32_t kSize = sizeof(Unit);
   // Four times: compiled in half the time of eight. Small units are rare.
   constexpr uint32_t kRowsUnroll = kSize >= 8 ? 4 : 1;
-  // A unit is not smaller: tensors of GPUs are aligned to their elements.
-  const uint32_t element_bytes = ElementBytes(copy.from_dtype);
   if constexpr (kKind == DeltaKind::kMarked) {
     if constexpr (kSize == sizeof(uint4)) {
       if (delta.mark_shift == 1 &&
@@ -293,20 +360,7 @@ __device__ void MoveTile(const KernelCopy& copy, const KernelDelta& delta,
         if (Differ(unit, shadow)) differs |= 1u << k;
       });
   if (__ballot_sync(kAllLanes, differs != 0) == 0) return;
-  ForEachUnit<kKind, kRowsUnroll>(
-      copy, delta, table, tile, [&](uint32_t k, const Row& row, uint32_t at) {
-        if ((differs >> k & 1) == 0) return;
-        const Unit unit = reinterpret_cast<const Unit*>(row.from)[at];
-        *unit_at(row.to, at) = unit;
-        found.elements +=
-            CountElements(unit, *unit_at(row.shadow, at), element_bytes);
-        found.bytes += kSize;
-        if (delta.marks != 0) {
-          Mark(delta, row.marks, row.offset + uint64_t{at} * kSize, kSize);
-        } else {
-          *unit_at(row.shadow, at) = unit;
-        }
-      });
+  StoreDiffering<Unit>(copy, delta, table, tile, differs, found);
 }
 
 // One element at a time.
