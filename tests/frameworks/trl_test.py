@@ -13,20 +13,18 @@ import contextlib
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 import warnings
 
 warnings.filterwarnings("ignore")
-os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "VLLM_SERVER_DEV_MODE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "TRL_EXPERIMENTAL_SILENCE": "1"}
 
 import vllm_workers  # noqa: E402  its environment comes before that of vllm_cpu
 import vllm_cpu  # noqa: E402, I001
-from trainer import PROMPTS, TIMEOUT_SECONDS, check_equal, write_checkpoint  # noqa: E402
+from trainer import TIMEOUT_SECONDS, check_equal, write_checkpoint  # noqa: E402
+from trl_parts import end_of, free_port, grpo_trainer, post, server_of, tokens_of, world_of  # noqa: E402
 
 CONFIG = vllm_cpu.FAMILIES["dense"]
 # Training processes, the server's workers, and options of the job.
@@ -65,25 +63,13 @@ def take_fsdp_on_cpus():
 
 def trainer_of(arguments, reward, **more):
     import torch
-    from datasets import Dataset
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-    from trl import GRPOConfig, GRPOTrainer
+    from transformers import AutoModelForCausalLM
 
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(CONFIG["vocab_size"])}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", bos_token="w1", eos_token="w2", padding_side="left")
     fsdp = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["Qwen3DecoderLayer"],
                                           "activation_checkpointing": True}}
-    return GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(arguments.work / "a", dtype=torch.float32), reward_funcs=reward,
-        processing_class=tokenizer,
-        train_dataset=Dataset.from_list([{"prompt": " ".join(f"w{token}" for token in prompt)} for prompt in PROMPTS * 4]),
-        args=GRPOConfig(
-            output_dir=str(arguments.work / "out"), use_cpu=True, bf16=False, per_device_train_batch_size=4, num_generations=4,
-            max_completion_length=8, max_steps=2, learning_rate=1e-2, gradient_checkpointing=False, report_to=[],
-            save_strategy="no", logging_strategy="no", disable_tqdm=True, use_vllm=True, vllm_mode="server",
-            vllm_server_base_url=arguments.server, **(fsdp if arguments.case == "fsdp2" else {})), **more)
+    model = AutoModelForCausalLM.from_pretrained(arguments.work / "a", dtype=torch.float32)
+    return grpo_trainer(model, CONFIG["vocab_size"], reward, arguments.work / "out", arguments.server,
+                        {"use_cpu": True, "learning_rate": 1e-2, **(fsdp if arguments.case == "fsdp2" else {})}, **more)
 
 
 class Record:
@@ -107,17 +93,9 @@ class Record:
             (directory / "config.json").write_text(json.dumps(CONFIG))
             save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
             files = post(self._arguments.server, "/collective_rpc", method="save_state", args=[str(directory)])["results"]
-            client = self._trainer.vllm_generation.vllm_client
-            greedy = {"temperature": 0, "max_tokens": 12, "generation_kwargs": {"ignore_eos": True}}
-            tokens = [client.generate([prompt], **greedy)["completion_ids"][0] for prompt in PROMPTS]
-            torch.save({"states": [torch.load(file) for file in files], "tokens": tokens}, directory / "server.pt")
+            torch.save({"states": [torch.load(file) for file in files], "tokens": tokens_of(self._trainer.vllm_generation.vllm_client)},
+                       directory / "server.pt")
         self.names.append(name)
-
-
-def post(server, path, **body):
-    request = urllib.request.Request(server + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
-        return json.loads(response.read())
 
 
 @contextlib.contextmanager
@@ -235,39 +213,10 @@ def fresh(arguments):
         torch.save({"states": vllm_workers.states_of(llm, directory), "tokens": vllm_workers.tokens_of(llm)}, directory / "fresh.pt")
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def start(role, arguments, **environment):
     return subprocess.Popen([sys.executable, __file__, "--role", role, "--case", arguments["case"],
                              *[f"--{name}={value}" for name, value in arguments.items() if name != "case"]],
                             env={**os.environ, **environment})
-
-
-@contextlib.contextmanager
-def server_of(work, workers):
-    port = free_port()
-    # What `vllm serve` runs; that asks for the package vllm, which on CPUs is called vllm-cpu.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(work / "a"), "--host", "127.0.0.1",
-               "--port", str(port), "--weight-transfer-config", '{"backend": "refit"}', "--load-format", "dummy",
-               "--tensor-parallel-size", str(workers), "--worker-extension-cls", "worker.Extension", "--enforce-eager",
-               "--max-model-len", "64", "--max-num-seqs", "4", "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1",
-               "--skip-tokenizer-init"]
-    with open(work / "server.log", "w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    try:
-        while (ended := server.poll()) is None:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=TIMEOUT_SECONDS):
-                break
-            time.sleep(1)
-        assert ended is None, (work / "server.log").read_text()[-4000:]
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(TIMEOUT_SECONDS)
 
 
 def run(case):
@@ -281,14 +230,15 @@ def run(case):
         plan = refit.compile(job_of(case))
         plan.save(work / "plan.refit")
         write_checkpoint(work / "a", CONFIG, vllm_cpu.plan_of("dense"), 1)
-        with server_of(work, workers) as server:
-            port = str(free_port())
-            world = {} if processes == 1 else {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
-                                               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        options = {"weight_transfer_config": {"backend": "refit"}, "tensor_parallel_size": workers,
+                   "worker_extension_cls": "worker.Extension", "enforce_eager": True, "max_model_len": 64, "max_num_seqs": 4}
+        log = work / "server.log"
+        with server_of(work / "a", log, options) as server:
+            port = free_port()
             ranks = [start("train", {"case": case, "work": work, "server": server},
-                           **({**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} if world else {})) for rank in range(processes)]
+                           **({} if processes == 1 else world_of(processes, rank, port))) for rank in range(processes)]
             if failed := [rank for rank, process in enumerate(ranks) if process.wait() != 0]:
-                sys.exit(f"{case}: training processes {failed} failed\n{(work / 'server.log').read_text()[-4000:]}")
+                sys.exit(f"{case}: training processes {failed} failed\n{end_of(log)}")
         if start("fresh", {"case": case, "work": work}).wait() != 0:
             sys.exit(f"{case}: no other engine loads what the trainer held")
         before = None
