@@ -243,6 +243,11 @@ void Append(std::string& text, const Family* value) {
   if (!value->of_file) return;
   text += "rules ";
   AppendAll(text, value->vllm, value->sglang, value->megatron);
+  // Younger than the digest.
+  const Renames renames = value->transformers.renames_since_5;
+  if (renames.data() != std::data(kTransformers5Names)) {
+    AppendAll(text, std::string_view("transformers"), renames);
+  }
 }
 
 void Append(std::string& text, const Architecture& value) {

@@ -27,6 +27,32 @@ std::optional<int64_t> RowsWanted(ParamRole role, const Architecture& a) {
     case ParamRole::kKeyValueUp:
       if (!a.latent.has_value()) return std::nullopt;
       return a.heads * (a.latent->nope_dim + a.latent->value_dim);
+    case ParamRole::kQueryDown:
+    case ParamRole::kQueryDownNorm:
+      if (!a.latent.has_value()) return std::nullopt;
+      return a.latent->query_rank;
+    case ParamRole::kKeyValueDown:
+      if (!a.latent.has_value()) return std::nullopt;
+      return a.latent->key_value_rank + a.latent->rope_dim;
+    case ParamRole::kKeyValueDownNorm:
+      if (!a.latent.has_value()) return std::nullopt;
+      return a.latent->key_value_rank;
+    case ParamRole::kMambaIn:
+    case ParamRole::kMambaInBias:
+      if (!a.mamba.has_value()) return std::nullopt;
+      return 2 * (a.mamba->inner() + a.mamba->shared()) + a.mamba->heads;
+    case ParamRole::kMambaConv:
+    case ParamRole::kMambaConvBias:
+      if (!a.mamba.has_value()) return std::nullopt;
+      return a.mamba->inner() + 2 * a.mamba->shared();
+    case ParamRole::kMambaALog:
+    case ParamRole::kMambaD:
+    case ParamRole::kMambaDtBias:
+      if (!a.mamba.has_value()) return std::nullopt;
+      return a.mamba->heads;
+    case ParamRole::kMambaGatedNorm:
+      if (!a.mamba.has_value()) return std::nullopt;
+      return a.mamba->inner();
     case ParamRole::kQueryHeadsNorm:
       return a.heads * a.head_dim;
     case ParamRole::kKeyHeadsNorm:
@@ -40,6 +66,26 @@ std::optional<int64_t> RowsWanted(ParamRole role, const Architecture& a) {
     case ParamRole::kStackedExpertDown:
     case ParamRole::kFusedExpertGateThenUp:
       return a.experts;
+    default:
+      return std::nullopt;
+  }
+}
+
+// And the columns.
+std::optional<int64_t> ColumnsWanted(ParamRole role, const Architecture& a) {
+  switch (role) {
+    case ParamRole::kAttentionOutput:
+      return a.heads *
+             (a.latent.has_value() ? a.latent->value_dim : a.head_dim);
+    case ParamRole::kQueryUp:
+      if (!a.latent.has_value()) return std::nullopt;
+      return a.latent->query_rank;
+    case ParamRole::kKeyValueUp:
+      if (!a.latent.has_value()) return std::nullopt;
+      return a.latent->key_value_rank;
+    case ParamRole::kMambaOut:
+      if (!a.mamba.has_value()) return std::nullopt;
+      return a.mamba->inner();
     default:
       return std::nullopt;
   }
@@ -70,13 +116,10 @@ std::string ShapeMistake(const Param& param, const Architecture& architecture) {
   if (rows.has_value() && shape[0] != *rows) {
     return absl::StrFormat("has %d rows; wanted %d", shape[0], *rows);
   }
-  const int64_t output_columns =
-      architecture.heads * (architecture.latent.has_value()
-                                ? architecture.latent->value_dim
-                                : architecture.head_dim);
-  if (param.role == ParamRole::kAttentionOutput && shape[1] != output_columns) {
-    return absl::StrFormat("has %d columns; wanted %d", shape[1],
-                           output_columns);
+  const std::optional<int64_t> columns =
+      ColumnsWanted(param.role, architecture);
+  if (columns.has_value() && shape[1] != *columns) {
+    return absl::StrFormat("has %d columns; wanted %d", shape[1], *columns);
   }
   if (index_dims == 0) return "";
   for (const int32_t number : param.index[0].numbers) {

@@ -52,25 +52,52 @@ struct FamilyConfig {
   std::string config;
 };
 
+constexpr char kLatent[] = R"("n_routed_experts": 8, "n_shared_experts": 1,
+    "moe_intermediate_size": 8, "first_k_dense_replace": 1,
+    "topk_method": "noaux_tc", "q_lora_rank": 12, "kv_lora_rank": 8,
+    "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 6)";
+constexpr char kLatentWithoutQueryRank[] = R"("n_routed_experts": 8,
+    "moe_intermediate_size": 8, "topk_method": "noaux_tc", "kv_lora_rank": 8,
+    "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 6)";
+constexpr char kMixers[] = R"("hybrid_override_pattern": "ME*-",
+    "mamba_num_heads": 8, "mamba_head_dim": 4, "n_groups": 4,
+    "mamba_n_groups": 4, "ssm_state_size": 4, "conv_kernel": 4,
+    "n_routed_experts": 8, "moe_intermediate_size": 8,
+    "moe_shared_expert_intermediate_size": 16)";
+constexpr char kMixersAndLatentExperts[] = R"(
+    "hybrid_override_pattern": "MEM*", "mamba_num_heads": 8,
+    "mamba_head_dim": 4, "n_groups": 4, "mamba_n_groups": 4,
+    "ssm_state_size": 4, "conv_kernel": 4, "use_bias": true,
+    "use_conv_bias": false, "n_routed_experts": 8, "moe_intermediate_size": 8,
+    "moe_shared_expert_intermediate_size": 16, "moe_latent_size": 12)";
+
+// The same plan by the family's rules and by the family in C++.
+void ExpectSamePlan(const FamilyConfig& family, const std::string& sides) {
+  const TemporaryDirectory directory;
+  const std::string config = directory.Write(
+      "config.json", absl::StrFormat(R"({"model_type": "%s", %s, %s})",
+                                     family.name, kDense, family.config));
+  const std::string by_cxx = BodyOf(absl::StrFormat("\"%s\"", config), sides);
+  const std::string by_rules =
+      BodyOf(absl::StrFormat(R"({"config": "%s", "rules": "%s"})", config,
+                             kRules + family.name + ".json"),
+             sides);
+  ASSERT_EQ(by_cxx.size(), 32u) << by_cxx;
+  EXPECT_EQ(by_rules, by_cxx) << family.name << " " << family.config << sides;
+}
+
 class RulesParityTest : public testing::TestWithParam<std::string> {};
 
 TEST_P(RulesParityTest, PlansAreThoseOfTheFamilyInCxx) {
-  const TemporaryDirectory directory;
   for (const FamilyConfig& family :
        {FamilyConfig{"qwen3", R"("attention_bias": true)"},
         FamilyConfig{"qwen3", R"("tie_word_embeddings": true)"},
-        FamilyConfig{"qwen3_moe", kExperts}}) {
-    const std::string config = directory.Write(
-        "config.json", absl::StrFormat(R"({"model_type": "%s", %s, %s})",
-                                       family.name, kDense, family.config));
-    const std::string by_cxx =
-        BodyOf(absl::StrFormat("\"%s\"", config), GetParam());
-    const std::string by_rules =
-        BodyOf(absl::StrFormat(R"({"config": "%s", "rules": "%s"})", config,
-                               kRules + family.name + ".json"),
-               GetParam());
-    EXPECT_EQ(by_cxx.size(), 32u) << by_cxx;
-    EXPECT_EQ(by_rules, by_cxx) << family.name << " " << family.config;
+        FamilyConfig{"qwen3_moe", kExperts},
+        FamilyConfig{"deepseek_v3", kLatent},
+        FamilyConfig{"deepseek_v3", kLatentWithoutQueryRank},
+        FamilyConfig{"nemotron_h", kMixers},
+        FamilyConfig{"nemotron_h", kMixersAndLatentExperts}}) {
+    ExpectSamePlan(family, GetParam());
   }
 }
 
@@ -97,29 +124,46 @@ INSTANTIATE_TEST_SUITE_P(
 
 // SGLang's qwen3_moe has experts in every layer.
 TEST(RulesTest, PlansForSglangAreThoseOfTheFamilyInCxx) {
-  const TemporaryDirectory directory;
-  for (const std::string& more :
-       {std::string(R"("model_type": "qwen3")"),
-        std::string(R"("model_type": "qwen3_moe", "num_local_experts": 8,
-                       "moe_intermediate_size": 8)")}) {
-    const std::string config = directory.Write(
-        "config.json", absl::StrFormat("{%s, %s}", more, kDense));
-    const std::string family =
-        more.find("moe") == std::string::npos ? "qwen3" : "qwen3_moe";
+  for (const FamilyConfig& family :
+       {FamilyConfig{"qwen3", R"("attention_bias": false)"},
+        FamilyConfig{"qwen3_moe", R"("num_local_experts": 8,
+                                     "moe_intermediate_size": 8)"},
+        FamilyConfig{"deepseek_v3", kLatent},
+        FamilyConfig{"deepseek_v3", kLatentWithoutQueryRank},
+        FamilyConfig{"nemotron_h", kMixers},
+        FamilyConfig{"nemotron_h", kMixersAndLatentExperts}}) {
     for (const char* mesh : {R"("tensor_parallel": 2, "pipeline_parallel": 2)",
                              R"("tensor_parallel": 4, "dp_attention": 2)"}) {
-      const std::string sides = absl::StrFormat(
-          R"("source": {"layout": "megatron", "tensor_parallel": 2},
-             "destination": {"layout": "sglang", %s})",
-          mesh);
-      const std::string by_cxx =
-          BodyOf(absl::StrFormat("\"%s\"", config), sides);
-      EXPECT_EQ(by_cxx.size(), 32u) << by_cxx;
-      EXPECT_EQ(
-          BodyOf(absl::StrFormat(R"({"config": "%s", "rules": "%s.json"})",
-                                 config, kRules + family),
-                 sides),
-          by_cxx);
+      ExpectSamePlan(family, absl::StrFormat(
+                                 R"("source": {"layout": "megatron",
+                                               "tensor_parallel": 2},
+                                    "destination": {"layout": "sglang", %s})",
+                                 mesh));
+    }
+  }
+}
+
+// SGLang fuses shared experts where there are 256 experts.
+TEST(RulesTest, ExpertsThatAreSpreadArePlannedAsInCxx) {
+  std::string many = kLatent;
+  many.replace(many.find('8'), 1, "256");
+  for (const FamilyConfig& family :
+       {FamilyConfig{"deepseek_v3", kLatent}, FamilyConfig{"deepseek_v3", many},
+        FamilyConfig{"nemotron_h", kMixers}}) {
+    for (const char* destination :
+         {R"("vllm", "tensor_parallel": 2, "expert_parallel": true,
+             "data_parallel": 2)",
+          R"("sglang", "tensor_parallel": 4, "expert_parallel": 2)",
+          R"("sglang", "tensor_parallel": 2)"}) {
+      for (const char* source :
+           {R"("megatron", "tensor_parallel": 2, "data_parallel": 2,
+               "expert_parallel": 4)",
+            R"("fsdp", "data_parallel": 4, "version": "5",
+               "fused_experts": true)"}) {
+        ExpectSamePlan(family, absl::StrFormat(R"("source": {"layout": %s},
+                                          "destination": {"layout": %s})",
+                                               source, destination));
+      }
     }
   }
 }
@@ -308,11 +352,110 @@ TEST(RulesTest, EachMistakeHasAPlaceWhatWasFoundAndWhatIsWanted) {
            Case{Param(kEmbedding, R"(, "sglang": {"head": "own"})"),
                 "rules.json:1:43: error: sglang.head is \"own\"; wanted "
                 "last_stage, every_stage or own_tensor\n"},
+           Case{Param(kEmbedding, R"(, "sizes": {"mamba_heads": 4,
+                          "mamba_state": 8})"),
+                "rules.json:1:33: error: sizes.mamba_heads is 4 and "
+                "sizes.mamba_head_dim is 0; wanted both above 0, or neither\n"},
+           Case{Param(kEmbedding, R"(, "layers": {"b": {"where":
+                                        {"model_type": "m"}}})"),
+                "rules.json:2:41: error: layers.b.where: config.json's "
+                "\"model_type\" has 4 words; wanted 2, one per layer\n"},
+           Case{Param(kEmbedding, R"(, "transformers": {"name": {}})"),
+                "rules.json:1:41: error: unknown key \"name\" in transformers; "
+                "did you mean \"names\"?\n"},
+           Case{Param(kEmbedding,
+                      R"(, "sglang": {"shared_fusion_experts": -1})"),
+                "rules.json:1:60: error: sglang.shared_fusion_experts is -1; "
+                "wanted 0 to 100000\n"},
            Case{Param(kEmbedding, R"(, "megatron": {"tp": 1})"),
                 "rules.json:1:36: error: megatron has keys; wanted {}\n"},
        }) {
     EXPECT_EQ(Mistakes(rules), wanted) << rules;
   }
+}
+
+// What roles of latent attention and of mixers need, and what they refuse.
+TEST(RulesTest, LatentAttentionAndMixersHaveTheirSizes) {
+  constexpr std::string_view kSizesOf[] = {
+      "",
+      R"("key_value_rank": 4, "nope_dim": 2, "rope_dim": 1, "value_dim": 3)",
+      R"("key_value_rank": 4, "nope_dim": 2, "rope_dim": 1, "value_dim": 3,
+         "query_rank": 5)",
+      R"("mamba_heads": 2, "mamba_head_dim": 4, "mamba_groups": 1,
+         "mamba_state": 3)"};
+  enum { kNone, kNoQueryRank, kQueryRank, kMamba };
+  constexpr std::string_view kDown = R"({"name": "l.{layer}.kv_a",
+      "shape": [5, 8], "role": "key_value_down"})";
+  constexpr std::string_view kUp = R"({"name": "l.{layer}.kv_b",
+      "shape": [20, 4], "role": "key_value_up"})";
+  const auto mistakes = [&](std::string_view params, int sizes) {
+    std::string rules = Param(params);
+    rules.insert(rules.size() - 1,
+                 absl::StrFormat(R"(, "sizes": {%s})", kSizesOf[sizes]));
+    std::string found = Mistakes(rules);
+    const size_t at = found.find("error: ");
+    return at == std::string::npos ? found : found.substr(at + 7);
+  };
+  const auto both = [](std::string_view a, std::string_view b) {
+    return absl::StrFormat("%s, %s", a, b);
+  };
+  EXPECT_EQ(mistakes(both(kDown, kUp), kNoQueryRank), "");
+  EXPECT_EQ(mistakes(kDown, kNone),
+            "params[0].role is key_value_down, and the model has no latent "
+            "attention; wanted \"key_value_rank\" in sizes\n");
+  EXPECT_EQ(mistakes(kDown, kMamba),
+            "params[0].role is key_value_down, and the model has no latent "
+            "attention; wanted \"key_value_rank\" in sizes\n");
+  EXPECT_EQ(mistakes(R"({"name": "l.{layer}.q", "shape": [8, 8],
+                         "role": "query"})",
+                     kNoQueryRank),
+            "params[0].role is query, and sizes.key_value_rank makes attention "
+            "latent; wanted latent_query, or no such size\n");
+  EXPECT_EQ(mistakes(R"({"name": "l.{layer}.q", "shape": [12, 8],
+                         "role": "latent_query"})",
+                     kQueryRank),
+            "params[0].role is latent_query, and sizes.query_rank is 5; wanted "
+            "query_down and query_up, or no such size\n");
+  EXPECT_EQ(mistakes(R"({"name": "l.{layer}.q_a", "shape": [5, 8],
+                         "role": "query_down"})",
+                     kNoQueryRank),
+            "params[0].role is query_down, and sizes.query_rank is 0; wanted "
+            "latent_query, or the rank of queries\n");
+  EXPECT_EQ(mistakes(R"({"name": "l.{layer}.q_a", "shape": [5, 8],
+                         "role": "query_down"})",
+                     kQueryRank),
+            "layer 0 has the role query_down and no key_value_down; wanted "
+            "both\n");
+  EXPECT_EQ(mistakes(R"({"name": "l.{layer}.kv_a", "shape": [4, 8],
+                         "role": "key_value_down"})",
+                     kNoQueryRank),
+            "params[0].shape: parameter \"l.{layer}.kv_a\" has 4 rows; wanted "
+            "5\n");
+  EXPECT_EQ(mistakes(R"({"name": "l.{layer}.kv_b", "shape": [20, 8],
+                         "role": "key_value_up"})",
+                     kNoQueryRank),
+            "params[0].shape: parameter \"l.{layer}.kv_b\" has 8 columns; "
+            "wanted 4\n");
+  EXPECT_EQ(mistakes(R"({"name": "l.{layer}.o", "shape": [8, 12],
+                         "role": "attention_output"})",
+                     kNoQueryRank),
+            "layer 0 has the role attention_output and no key_value_up; wanted "
+            "both\n");
+  EXPECT_EQ(mistakes(R"({"name": "l.{layer}.in", "shape": [24, 8],
+                         "role": "mamba_in"})",
+                     kNone),
+            "params[0].role is mamba_in, and the model has no Mamba mixers; "
+            "wanted \"mamba_heads\" in sizes\n");
+  EXPECT_EQ(mistakes(R"({"name": "l.{layer}.in", "shape": [22, 8],
+                         "role": "mamba_in"})",
+                     kMamba),
+            "params[0].shape: parameter \"l.{layer}.in\" has 22 rows; wanted "
+            "24\n");
+  EXPECT_EQ(mistakes(R"({"name": "l.{layer}.out", "shape": [8, 6],
+                         "role": "mamba_out"})",
+                     kMamba),
+            "params[0].shape: parameter \"l.{layer}.out\" has 6 columns; "
+            "wanted 8\n");
 }
 
 // Two plain modules of each layer, and how vLLM joins them.
@@ -571,6 +714,9 @@ TEST(RulesTest, TheInputsDigestKnowsTheRules) {
             plain);
   EXPECT_NE(digest(Param(kEmbedding,
                          R"(, "vllm": {"names": {"embed": "embedding"}})")),
+            plain);
+  EXPECT_NE(digest(Param(kEmbedding, R"(, "vllm": {}, "transformers": {
+                "names": {"embed": "embedding"}})")),
             plain);
 }
 

@@ -188,10 +188,21 @@ ALWAYS_CUT_TOWERS = {"gemma3"}
 
 # Families that refitc knows by the files of examples/rules alone.
 RULES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "rules"
+GREEDY = {"topk_method": "greedy", "scoring_func": "softmax", "n_group": 1}
+FALCON_MIXER = {
+    "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
+    "mamba_chunk_size": 16, "mamba_conv_bias": True, "mamba_proj_bias": False,
+}  # fmt: skip
 MODELS_BY_RULES = {
     "stablelm": _with("stablelm", "StableLmForCausalLM", DENSE, use_qkv_bias=True, without=["head_dim"]),
     "stablelm, tied": _with("stablelm", "StableLmForCausalLM", DENSE, tie_word_embeddings=True, without=["head_dim"]),
     "olmoe": _with("olmoe", "OlmoeForCausalLM", DENSE, EXPERTS, intermediate_size=64, without=["head_dim", "moe_intermediate_size"]),
+    "deepseek_v2": _with("deepseek_v2", "DeepseekV2ForCausalLM", DENSE, LATENT, GREEDY, without=["head_dim"]),
+    "deepseek_v2, no q_lora": _with(
+        "deepseek_v2", "DeepseekV2ForCausalLM", DENSE, LATENT, GREEDY, q_lora_rank=None, n_shared_experts=2, without=["head_dim"]
+    ),
+    "falcon_h1": _with("falcon_h1", "FalconH1ForCausalLM", DENSE, FALCON_MIXER, mamba_n_groups=4, mamba_rms_norm=True),
+    "falcon_h1, one group": _with("falcon_h1", "FalconH1ForCausalLM", DENSE, FALCON_MIXER, mamba_n_groups=1),
 }
 
 

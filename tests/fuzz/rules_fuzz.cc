@@ -29,7 +29,14 @@ constexpr char kSizes[] = R"("num_hidden_layers": 2, "hidden_size": 16,
     "intermediate_size": 8, "vocab_size": 64, "num_experts": 4,
     "moe_intermediate_size": 8, "decoder_sparse_step": 1, "attention_bias": true,
     "use_qkv_bias": true, "mlp_only_layers": [0],
-    "layer_types": ["full_attention", "linear_attention"]})";
+    "layer_types": ["full_attention", "linear_attention"],
+    "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1,
+    "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 2, "v_head_dim": 4, "hybrid_override_pattern": "M*",
+    "mamba_num_heads": 4, "mamba_n_heads": 4, "mamba_head_dim": 2,
+    "mamba_d_ssm": 8, "n_groups": 2, "mamba_n_groups": 2, "ssm_state_size": 4,
+    "mamba_d_state": 4, "conv_kernel": 4, "mamba_d_conv": 4,
+    "moe_shared_expert_intermediate_size": 8})";
 constexpr const char* kDestinations[] = {"vllm", "sglang", "megatron"};
 
 // A file in memory, and a path to it.

@@ -31,11 +31,12 @@ using enum ParamRole;
 // Of a group's kv_b_proj: a tensor of this shape that the worker makes of it.
 TensorSpec LatentProjection(const LayerGroup& group, std::string_view name,
                             Dims shape) {
-  constexpr std::string_view kSource = "kv_b_proj.weight";
   const std::string_view source = group.params[0]->name;
-  return {.name = absl::StrCat(
-              std::string(source.substr(0, source.size() - kSource.size())),
-              "mla_attn.mla_attn.", std::string(name)),
+  const std::string_view module = ModuleOf(source);
+  const std::string_view attention =
+      source.substr(0, module.data() - source.data());
+  return {.name = absl::StrCat(std::string(attention), "mla_attn.mla_attn.",
+                               std::string(name)),
           .shape = std::move(shape),
           .parts = {},
           .skip = DeclaredSkip{.reason = SkipReason::kDerived,

@@ -50,6 +50,24 @@ constexpr std::pair<std::string_view, ParamRole> kRoles[] = {
     {"key_heads_norm", kKeyHeadsNorm},
     {"attention_output", kAttentionOutput},
     {"attention_output_bias", kAttentionOutputBias},
+    {"latent_query", kLatentQuery},
+    {"query_down", kQueryDown},
+    {"query_down_norm", kQueryDownNorm},
+    {"query_up", kQueryUp},
+    {"key_value_down", kKeyValueDown},
+    {"key_value_down_norm", kKeyValueDownNorm},
+    {"key_value_up", kKeyValueUp},
+    {"mamba_norm", kMambaNorm},
+    {"mamba_in", kMambaIn},
+    {"mamba_in_bias", kMambaInBias},
+    {"mamba_conv", kMambaConv},
+    {"mamba_conv_bias", kMambaConvBias},
+    {"mamba_a_log", kMambaALog},
+    {"mamba_d", kMambaD},
+    {"mamba_dt_bias", kMambaDtBias},
+    {"mamba_gated_norm", kMambaGatedNorm},
+    {"mamba_out", kMambaOut},
+    {"mamba_out_bias", kMambaOutBias},
     {"mlp_norm", kMlpNorm},
     {"mlp_input_norm", kMlpInputNorm},
     {"mlp_output_norm", kMlpOutputNorm},
@@ -65,6 +83,8 @@ constexpr std::pair<std::string_view, ParamRole> kRoles[] = {
     {"expert_down", kExpertDown},
     {"stacked_expert_gate_up", kStackedExpertGateUp},
     {"stacked_expert_down", kStackedExpertDown},
+    {"experts_latent_down", kLatentDown},
+    {"experts_latent_up", kLatentUp},
     {"shared_expert_gate", kSharedExpertGate},
     {"shared_expert_up", kSharedExpertUp},
     {"shared_expert_down", kSharedExpertDown},
@@ -77,14 +97,15 @@ constexpr std::pair<std::string_view, ParamRole> kRoles[] = {
 };
 
 // Sizes that layouts read, and what each is unless the file says.
+template <typename Sizes>
 struct KnownSize {
   std::string_view name;
   std::string_view otherwise;
   int64_t min;
   int64_t max;
-  int64_t Architecture::*member;
+  int64_t Sizes::*member;
 };
-constexpr KnownSize kSizes[] = {
+constexpr KnownSize<Architecture> kSizes[] = {
     {"layers", "num_hidden_layers", 1, kCountMax, &Architecture::layers},
     {"hidden", "hidden_size", 1, kExtentMax, &Architecture::hidden},
     {"heads", "num_attention_heads", 1, kExtentMax, &Architecture::heads},
@@ -94,6 +115,23 @@ constexpr KnownSize kSizes[] = {
      &Architecture::head_dim},
     {"vocab", "vocab_size", 1, kExtentMax, &Architecture::vocab},
     {"experts", "0", 0, kCountMax, &Architecture::experts},
+};
+// Sizes of a part that a model has or lacks: each is above 0, or all are 0.
+// Products of two and sums of products stay far below 2^63.
+constexpr int64_t kPartMax = int64_t{1} << 20;
+constexpr KnownSize<LatentAttention> kLatentSizes[] = {
+    {"key_value_rank", "0", 0, kPartMax, &LatentAttention::key_value_rank},
+    {"nope_dim", "0", 0, kPartMax, &LatentAttention::nope_dim},
+    {"rope_dim", "0", 0, kPartMax, &LatentAttention::rope_dim},
+    {"value_dim", "0", 0, kPartMax, &LatentAttention::value_dim},
+};
+constexpr KnownSize<LatentAttention> kQueryRank = {
+    "query_rank", "0", 0, kPartMax, &LatentAttention::query_rank};
+constexpr KnownSize<MambaSizes> kMambaSizes[] = {
+    {"mamba_heads", "0", 0, kPartMax, &MambaSizes::heads},
+    {"mamba_head_dim", "0", 0, kPartMax, &MambaSizes::head_dim},
+    {"mamba_groups", "0", 0, kPartMax, &MambaSizes::groups},
+    {"mamba_state", "0", 0, kPartMax, &MambaSizes::state},
 };
 constexpr std::string_view kTied = "tied";
 constexpr std::string_view kTiedOtherwise = "tie_word_embeddings or false";
@@ -125,7 +163,16 @@ constexpr Companions kCompanions[] = {
     {kQueryBias, kQuery, false},
     {kMlpInputNorm, kMlpNorm, true},
     {kStackedExpertGateUp, kStackedExpertDown, true},
+    {kQueryDown, kKeyValueDown, true},
 };
+
+bool IsLatent(ParamRole role) {
+  return role >= kLatentQuery && role <= kKeyValueUp;
+}
+
+bool IsMamba(ParamRole role) {
+  return role >= kMambaNorm && role <= kMambaOutBias;
+}
 
 std::string_view WordOf(ParamRole role) {
   for (const auto& [word, known] : kRoles) {
@@ -194,11 +241,25 @@ class RulesReader {
 
   void ReadModelType();
   void ReadSizes();
+  // The value of a size that layouts read, which all others may name.
+  template <typename Sizes>
+  int64_t ReadKnownSize(const KnownSize<Sizes>& size,
+                        const JsonValue::Object& members, const Place& place);
+  // Of a part; nullopt: the model lacks it.
+  template <typename Sizes, size_t N>
+  std::optional<Sizes> ReadPart(const KnownSize<Sizes> (&sizes)[N],
+                                const JsonValue::Object& members,
+                                const Place& place);
   void ReadLayerSets();
   std::vector<int32_t> LayerSet(const JsonValue& value,
                                 const std::string& path);
+  // A word of each layer: of a list, or the letters of one string.
+  std::vector<std::string> WordsOfLayers(std::string_view key);
   void ReadParams();
   void ReadParam(const JsonValue& value, const std::string& path);
+  // Reports a role of a kind of layer that the model's sizes do not have.
+  void CheckKindOf(ParamRole role, const JsonValue& value,
+                   const std::string& path);
   void ReadStoredBeside();
   void ReadTraits();
   void ReadVllm(const JsonValue& value);
@@ -262,7 +323,7 @@ void RulesReader::Read() {
   }
   for (const std::string_view key :
        {"model_type", "sizes", "layers", "params", "stored_beside", "vllm",
-        "sglang", "megatron"}) {
+        "sglang", "megatron", "transformers"}) {
     reader_.Find(key);
   }
   reader_.RejectOtherKeys();
@@ -311,6 +372,63 @@ std::optional<int64_t> RulesReader::Number(const JsonValue& value,
   return std::nullopt;
 }
 
+template <typename Sizes>
+int64_t RulesReader::ReadKnownSize(const KnownSize<Sizes>& size,
+                                   const JsonValue::Object& members,
+                                   const Place& place) {
+  const IntegerRange range = {.min = size.min, .max = size.max};
+  const auto given =
+      std::find_if(members.begin(), members.end(),
+                   [&](const JsonMember& m) { return m.key == size.name; });
+  int64_t value = range.max == 1 ? 0 : 1;  // after a report
+  if (given != members.end()) {
+    value = Number(given->value, absl::StrFormat("sizes.%s", size.name), range)
+                .value_or(value);
+  } else {
+    const absl::StatusOr<int64_t> number = Evaluate(size.otherwise, scope_);
+    const bool fits =
+        number.ok() && *number >= range.min && *number <= range.max;
+    if (fits) {
+      value = *number;
+    } else {
+      diagnostics().Error(
+          place,
+          absl::StrFormat(
+              "missing key \"%s\" in sizes, and its default \"%s\" is no "
+              "size: %s; wanted an expression over config.json's keys",
+              size.name, size.otherwise,
+              number.ok() ? absl::StrFormat("%d is not %d to %d", *number,
+                                            range.min, range.max)
+                          : std::string(number.status().message())));
+    }
+  }
+  scope_.sizes.emplace_back(size.name, value);
+  return value;
+}
+
+template <typename Sizes, size_t N>
+std::optional<Sizes> RulesReader::ReadPart(const KnownSize<Sizes> (&sizes)[N],
+                                           const JsonValue::Object& members,
+                                           const Place& place) {
+  Sizes part;
+  for (const KnownSize<Sizes>& size : sizes) {
+    part.*size.member = ReadKnownSize(size, members, place);
+  }
+  const auto has = [&](const auto& size) { return part.*size.member > 0; };
+  const auto* const given =
+      std::find_if(std::begin(sizes), std::end(sizes), has);
+  if (given == std::end(sizes)) return std::nullopt;
+  const auto* const lacks =
+      std::find_if_not(std::begin(sizes), std::end(sizes), has);
+  if (lacks != std::end(sizes)) {
+    diagnostics().Error(
+        place, absl::StrFormat("sizes.%s is %d and sizes.%s is 0; wanted both "
+                               "above 0, or neither",
+                               given->name, part.*given->member, lacks->name));
+  }
+  return part;
+}
+
 void RulesReader::ReadSizes() {
   const int64_t errors_before = diagnostics().error_count();
   const JsonValue* value = reader_.Find("sizes");
@@ -319,42 +437,21 @@ void RulesReader::ReadSizes() {
   const JsonValue::Object& members = is_object ? *value->AsObject() : none;
   const Place place =
       value == nullptr ? reader_.place() : values_.PlaceOf(*value);
-  // Those that layouts read, which all others may name.
-  const auto known = [&](std::string_view name, std::string_view otherwise,
-                         IntegerRange range) -> int64_t {
-    const auto given =
-        std::find_if(members.begin(), members.end(),
-                     [&](const JsonMember& m) { return m.key == name; });
-    int64_t size = range.max == 1 ? 0 : 1;  // after a report
-    if (given != members.end()) {
-      size = Number(given->value, absl::StrFormat("sizes.%s", name), range)
-                 .value_or(size);
-    } else {
-      const absl::StatusOr<int64_t> number = Evaluate(otherwise, scope_);
-      const bool fits =
-          number.ok() && *number >= range.min && *number <= range.max;
-      if (fits) {
-        size = *number;
-      } else {
-        diagnostics().Error(
-            place,
-            absl::StrFormat(
-                "missing key \"%s\" in sizes, and its default \"%s\" is no "
-                "size: %s; wanted an expression over config.json's keys",
-                name, otherwise,
-                number.ok() ? absl::StrFormat("%d is not %d to %d", *number,
-                                              range.min, range.max)
-                            : std::string(number.status().message())));
-      }
-    }
-    scope_.sizes.emplace_back(name, size);
-    return size;
-  };
-  for (const KnownSize& size : kSizes) {
-    architecture().*size.member =
-        known(size.name, size.otherwise, {.min = size.min, .max = size.max});
+  for (const KnownSize<Architecture>& size : kSizes) {
+    architecture().*size.member = ReadKnownSize(size, members, place);
   }
-  architecture().tied = known(kTied, kTiedOtherwise, {.min = 0, .max = 1}) != 0;
+  architecture().tied =
+      ReadKnownSize<Architecture>({kTied, kTiedOtherwise, 0, 1, nullptr},
+                                  members, place) != 0;
+  architecture().latent = ReadPart(kLatentSizes, members, place);
+  const int64_t query_rank = ReadKnownSize(kQueryRank, members, place);
+  if (architecture().latent.has_value()) {
+    architecture().latent->query_rank = query_rank;
+  }
+  architecture().mamba = ReadPart(kMambaSizes, members, place);
+  if (architecture().mamba.has_value()) {
+    architecture().mamba->sglang_groups = architecture().mamba->groups;
+  }
   const size_t of_layouts = scope_.sizes.size();
   for (const JsonMember& member : members) {
     const auto end = scope_.sizes.begin() + static_cast<ptrdiff_t>(of_layouts);
@@ -375,6 +472,39 @@ void RulesReader::ReadSizes() {
                                "%d",
                                architecture().kv_heads, architecture().heads));
   }
+  if (architecture().latent.has_value()) {
+    // Which have no meaning there.
+    architecture().kv_heads = 0;
+    architecture().head_dim = 0;
+  }
+}
+
+void RulesReader::CheckKindOf(ParamRole role, const JsonValue& value,
+                              const std::string& path) {
+  const auto report = [&](std::string_view found, std::string_view wanted) {
+    values_.Error(value, absl::StrFormat("%s is %s, and %s; wanted %s", path,
+                                         WordOf(role), found, wanted));
+  };
+  const std::optional<LatentAttention>& latent = architecture().latent;
+  if (IsMamba(role) && !architecture().mamba.has_value()) {
+    return report("the model has no Mamba mixers", "\"mamba_heads\" in sizes");
+  }
+  if (IsLatent(role) && !latent.has_value()) {
+    return report("the model has no latent attention",
+                  "\"key_value_rank\" in sizes");
+  }
+  if (role == kQuery && latent.has_value()) {
+    return report("sizes.key_value_rank makes attention latent",
+                  "latent_query, or no such size");
+  }
+  if (role == kLatentQuery && latent->query_rank > 0) {
+    return report(absl::StrFormat("sizes.query_rank is %d", latent->query_rank),
+                  "query_down and query_up, or no such size");
+  }
+  if ((role == kQueryDown || role == kQueryUp) && latent->query_rank == 0) {
+    return report("sizes.query_rank is 0",
+                  "latent_query, or the rank of queries");
+  }
 }
 
 void RulesReader::ReadLayerSets() {
@@ -385,6 +515,14 @@ void RulesReader::ReadLayerSets() {
     if (!values_.IsObject(member.value, path)) continue;
     layer_sets_[member.key] = LayerSet(member.value, path);
   }
+}
+
+std::vector<std::string> RulesReader::WordsOfLayers(std::string_view key) {
+  const std::string* letters = scope_.Find(key)->AsString();
+  if (letters == nullptr) return config_.StringsOr(key, {});
+  std::vector<std::string> words;
+  for (const char letter : *letters) words.emplace_back(1, letter);
+  return words;
 }
 
 std::vector<int32_t> RulesReader::LayerSet(const JsonValue& value,
@@ -455,7 +593,7 @@ std::vector<int32_t> RulesReader::LayerSet(const JsonValue& value,
                                               scope_.NoKey(pair[0].key)));
       } else {
         type = *pair[0].value.AsString();
-        types = config_.StringsOr(pair[0].key, {});
+        types = WordsOfLayers(pair[0].key);
         if (static_cast<int64_t>(types.size()) != layers) {
           values_.Error(*where,
                         absl::StrFormat("%s: config.json's %s has %d words; "
@@ -639,6 +777,7 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
     }
     param.index.push_back(Consecutive(0, architecture().experts));
   }
+  CheckKindOf(param.role, *role, reader.PathOf("role"));
 
   for (size_t i = 0; i < extents->size(); ++i) {
     const std::optional<int64_t> extent = Number(
@@ -757,7 +896,10 @@ void RulesReader::CheckCompanions() {
       return;
     }
   };
-  for (const auto& [role, other, both] : kCompanions) {
+  for (const auto& [role, of_heads, both] : kCompanions) {
+    const bool is_latent =
+        role == kAttentionOutput && architecture().latent.has_value();
+    const ParamRole other = is_latent ? kKeyValueUp : of_heads;
     const RuleOfLayer of_role = layers_of(role);
     const RuleOfLayer of_other = layers_of(other);
     check(of_role, of_other, role, other);
@@ -965,6 +1107,12 @@ void RulesReader::ReadSglang(const JsonValue& value) {
   ReadWord(reader, "head", kHeadWords, traits.head);
   ReadWord(reader, "embedding", kEmbeddingWords, traits.embedding);
   ReadWord(reader, "shared_fusion", kSharedFusionWords, traits.shared_fusion);
+  if (const JsonValue* experts = reader.Find("shared_fusion_experts")) {
+    traits.shared_fusion_experts =
+        Number(*experts, reader.PathOf("shared_fusion_experts"),
+               {.min = 0, .max = kCountMax})
+            .value_or(0);
+  }
   ReadFlag(reader, "pipeline_parallel", traits.pipeline_parallel);
   ReadFlag(reader, "dp_attention", traits.dp_attention);
   ReadFlag(reader, "redundant_experts", traits.redundant_experts);
@@ -986,6 +1134,12 @@ void RulesReader::ReadTraits() {
       values_.Error(*megatron, "megatron has keys; wanted {}");
     }
     own_->family.megatron.known = true;
+  }
+  if (const JsonValue* transformers = reader_.Find("transformers")) {
+    if (!values_.IsObject(*transformers, "transformers")) return;
+    ObjectReader reader(values_, *transformers, "transformers");
+    own_->family.transformers.renames_since_5 = ReadNames(reader);
+    reader.RejectOtherKeys();
   }
 }
 
