@@ -22,4 +22,7 @@ if [ "${1:-}" = --python-of ]; then
   shift 2
 fi
 "$venv/bin/python" -B tests/engines/vllm_cpu.py "$@"
-[ $# -gt 0 ] || "$venv/bin/python" -B tests/engines/vllm_workers.py
+if [ $# -eq 0 ]; then
+  "$venv/bin/python" -B tests/engines/vllm_workers.py
+  "$venv/bin/python" -B tests/engines/vllm_workers.py --family dense --colocated
+fi

@@ -50,18 +50,27 @@ def check_equal(states, tokens, wanted, before):
     return f"{sum(map(len, states))} tensors and {sum(map(len, tokens))} tokens equal a fresh engine's"
 
 
-def _serve(plan, pipe):
-    """The plan's only source: does what it is told, and answers each with its state and what failed."""
+def _shards_of(plan, whole, rank, seed):
+    """What an FSDP rank holds of the weights of `whole`, the plan with one source: each tensor's rows are dealt out in order."""
+    import torch
+
+    chunks = {name: torch.chunk(tensor, plan.source_ranks) for name, tensor in weights_of(whole, seed).items()}
+    return {name: parts[rank] if rank < len(parts) else parts[0][:0] for name, parts in chunks.items()}
+
+
+def _serve(plan, whole, rank, unique_id, pipe):
+    """A source of the plan: does what it is told, and answers each with its state and what failed."""
     import refit
 
-    tensors = weights_of(plan, 1)
-    unique_id = refit.rendezvous.unique_id()
-    pipe.send(unique_id)
-    with refit.Executor(plan, 0, rendezvous=refit.rendezvous.from_unique_id(unique_id, 0, plan.world_size)) as executor:
+    tensors = _shards_of(plan, whole, rank, 1)
+    if rank == 0:
+        unique_id = refit.rendezvous.unique_id()
+        pipe.send(unique_id)
+    with refit.Executor(plan, rank, rendezvous=refit.rendezvous.from_unique_id(unique_id, rank, plan.world_size)) as executor:
         for command, argument in iter(pipe.recv, None):
             try:
                 if command in ("run", "check"):
-                    for name, tensor in weights_of(plan, argument).items():
+                    for name, tensor in _shards_of(plan, whole, rank, argument).items():
                         tensors[name].copy_(tensor)
                     executor.run(timeout=TIMEOUT_SECONDS, check=command == "check")
                 elif command == "connect":
@@ -74,23 +83,36 @@ def _serve(plan, pipe):
 
 
 class Trainer:
-    """A process that holds the plan's only source. Commands: "bind", "connect", and with a seed "run" and "check" (a checked run)."""
+    """Processes that hold the plan's sources, one each; of several, `whole` is the plan with one. Commands: "bind", "connect", and
+    with a seed "run" and "check" (a checked run)."""
 
-    def __init__(self, plan):
-        processes = multiprocessing.get_context("spawn")
-        self._pipe, theirs = processes.Pipe()
-        self._process = processes.Process(target=_serve, args=(plan, theirs), daemon=True)
-        self._process.start()
+    def __init__(self, plan, whole=None):
+        self._context, self._pipes, self._processes = multiprocessing.get_context("spawn"), [], []
+        self.unique_id = None
+        for rank in range(plan.source_ranks):
+            self._start(plan, whole or plan, rank)
+            self.unique_id = self.unique_id or self._pipes[0].recv()
+
+    def _start(self, *arguments):
+        pipe, theirs = self._context.Pipe()
+        self._processes.append(self._context.Process(target=_serve, args=(*arguments, self.unique_id, theirs), daemon=True))
+        self._processes[-1].start()
         theirs.close()
-        self.unique_id = self._pipe.recv()
+        self._pipes.append(pipe)
 
     def tell(self, command, argument=None):
-        self._pipe.send((command, argument))
+        for pipe in self._pipes:
+            pipe.send((command, argument))
 
     def answer(self):
-        return self._pipe.recv()
+        """What all of them say."""
+        answers = [pipe.recv() for pipe in self._pipes]
+        assert all(answer == answers[0] for answer in answers), answers
+        return answers[0]
 
     def close(self):
-        self._pipe.send(None)
-        self._process.join()
-        assert self._process.exitcode == 0, self._process.exitcode
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join()
+            assert process.exitcode == 0, process.exitcode

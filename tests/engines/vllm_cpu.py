@@ -66,11 +66,13 @@ for family, widths in TOWERS.items():
     FAMILIES[family] = {**model, "text_config": {**model["text_config"], **widths}}
 
 
-def plan_of(family, tensor_parallel=1, delta=False, tower="moved"):
+def plan_of(family, tensor_parallel=1, delta=False, tower="moved", trainers=1):
+    """With several trainers these are colocated with the engine's workers."""
     import refit
 
     vision = {"vision": tower == "moved"} if family in TOWERS else {}
-    return refit.compile({"model": FAMILIES[family], "source": {"layout": "fsdp"}, "options": {"delta": delta},
+    return refit.compile({"model": FAMILIES[family], "source": {"layout": "fsdp", "data_parallel": trainers},
+                          "options": {"delta": delta}, "colocated": trainers > 1,
                           "destination": {"layout": "vllm", "tensor_parallel": tensor_parallel, **vision}})
 
 

@@ -1,9 +1,11 @@
 """Workers of a real vLLM that are processes of their own take a refit over UCX from a trainer in another one.
 
-    python vllm_workers.py [--family NAME …] [--tensor-parallel N …]
+    python vllm_workers.py [--family NAME …] [--tensor-parallel N …] [--colocated]
 
 As vllm_cpu.py, but engine, workers and trainer are processes of their own, as they are in production. Then a refit fails: one
 error has those of all workers, and no later call is given an old one. All bind anew, and the next refits must be equal again.
+
+--colocated: by a plan for as many FSDP trainers as workers, on the same GPUs. All bind anew before each refit, as after sleep.
 """
 import argparse
 import os
@@ -116,7 +118,33 @@ def refitted(arguments):
     print(f"{arguments.family}, tensor-parallel {arguments.tensor_parallel}: {first}, again after a refit that failed")
 
 
+def colocated(arguments):
+    import torch
+
+    import refit.vllm
+
+    count = arguments.tensor_parallel
+    plan = vllm_cpu.plan_of(arguments.family, count, trainers=count)
+    plan.save(arguments.work / "plan.refit")
+    trainers = Trainer(plan, vllm_cpu.plan_of(arguments.family))
+    llm = engine_of(arguments.work / "a", count)
+    before = tokens_of(llm)
+    trainers.tell("bind")
+    refit.vllm.init(llm, str(arguments.work / "plan.refit"), trainers.unique_id, check_backends=False, timeout=TIMEOUT_SECONDS)
+    assert trainers.answer() == ("bound", "")
+    for refits, seed in enumerate((3, 2), 1):  # another model first, then B
+        trainers.tell("bind")
+        refit.vllm.bind(llm, timeout=TIMEOUT_SECONDS)
+        assert trainers.answer() == ("bound", "")
+        refit_to(llm, trainers, seed, refits)
+    found = check_equal(states_of(llm, arguments.work), tokens_of(llm), torch.load(arguments.work / "fresh.pt"), before)
+    refit.vllm.close(llm)
+    trainers.close()
+    print(f"{arguments.family}, tensor-parallel {count}, colocated with {count} trainers: {found}")
+
+
 def run(arguments):
+    last = "colocated" if arguments.colocated else "refitted"
     for family in arguments.family:
         for size in arguments.tensor_parallel:
             with tempfile.TemporaryDirectory(prefix="refit-vllm-") as scratch:
@@ -124,7 +152,7 @@ def run(arguments):
                 plan = vllm_cpu.plan_of(family)
                 write_checkpoint(work / "a", vllm_cpu.FAMILIES[family], plan, 1)
                 write_checkpoint(work / "b", vllm_cpu.FAMILIES[family], plan, 2)
-                for role in ("fresh", "refitted"):
+                for role in ("fresh", last):
                     done = subprocess.run([sys.executable, __file__, "--role", role, "--work", str(work), "--family", family,
                                            "--tensor-parallel", str(size)])
                     if done.returncode != 0:
@@ -135,11 +163,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--family", nargs="+", choices=vllm_cpu.FAMILIES, default=["hybrid"])
     parser.add_argument("--tensor-parallel", nargs="+", type=int, default=[2])
-    parser.add_argument("--role", choices=("fresh", "refitted"), help=argparse.SUPPRESS)
+    parser.add_argument("--colocated", action="store_true")
+    parser.add_argument("--role", choices=("fresh", "refitted", "colocated"), help=argparse.SUPPRESS)
     parser.add_argument("--work", type=pathlib.Path, help=argparse.SUPPRESS)
     parsed = parser.parse_args()
     if parsed.role is None:
         run(parsed)
     else:
         (parsed.family,), (parsed.tensor_parallel,) = parsed.family, parsed.tensor_parallel
-        {"fresh": fresh, "refitted": refitted}[parsed.role](parsed)
+        {"fresh": fresh, "refitted": refitted, "colocated": colocated}[parsed.role](parsed)
