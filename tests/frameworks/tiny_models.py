@@ -201,6 +201,11 @@ MODELS_BY_RULES = {
     "deepseek_v2, no q_lora": _with(
         "deepseek_v2", "DeepseekV2ForCausalLM", DENSE, LATENT, GREEDY, q_lora_rank=None, n_shared_experts=2, without=["head_dim"]
     ),
+    "mamba2": _with(
+        "mamba2", "Mamba2ForCausalLM", DENSE, num_heads=16, head_dim=16, state_size=16, n_groups=4, conv_kernel=4, expand=2,
+        use_bias=True, use_conv_bias=True, chunk_size=16, layer_norm_epsilon=1e-5, intermediate_size=256,
+        without=["num_attention_heads", "num_key_value_heads"]
+    ),  # fmt: skip
     "falcon_h1": _with("falcon_h1", "FalconH1ForCausalLM", DENSE, FALCON_MIXER, mamba_n_groups=4, mamba_rms_norm=True),
     "falcon_h1, one group": _with("falcon_h1", "FalconH1ForCausalLM", DENSE, FALCON_MIXER, mamba_n_groups=1),
 }
