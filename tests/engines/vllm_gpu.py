@@ -53,6 +53,7 @@ CASES = {
     "moe-ep2": {"model": "moe", "trainers": 2, "engine": {"tensor_parallel": 2, "expert_parallel": True},
                 "colocated": True},
     "dense-sleep": {"model": "dense", "trainers": 1, "engine": {"tensor_parallel": 1}, "colocated": True, "sleep": True},
+    "dense-tp2-sleep": {"model": "dense", "trainers": 2, "engine": {"tensor_parallel": 2}, "colocated": True, "sleep": True},
     "dense-fp8": {"model": "dense", "trainers": 1, "engine": {"tensor_parallel": 1}, "colocated": True, "fp8": True},
     "4b-apart": {"model": "4b", "trainers": 1, "engine": {"tensor_parallel": 1}, "transfers": APART},
     "4b-colocated": {"model": "4b", "trainers": 1, "engine": {"tensor_parallel": 1}, "colocated": True,
@@ -347,13 +348,14 @@ def refitted(case, work, refits, blocks):
     wanted = json.loads((work / "fresh.json").read_text())
     compare(case, llm, before, wanted)
     if CASES[case].get("sleep"):
-        for level in (1, 2):
+        for level in (2, 1, 2):
             llm.sleep(level=level)
-            llm.wake_up()
+            llm.wake_up(tags=["weights"])
             trainers.tell("bind")
             refit.vllm.bind(llm)
             trainers.done()
             update(f"after sleep {level}")
+            llm.wake_up(tags=["kv_cache"])
             compare(case, llm, before, wanted)
     megabytes = sum(2 * math.prod(info.shape) for info in plan.tensors(0).values()) / 1e6
     count = llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
