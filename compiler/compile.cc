@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/types/span.h"
 #include "compiler/emit/emit_plan.h"
 #include "compiler/inputs_digest.h"
 #include "compiler/job_warnings.h"
@@ -200,12 +201,16 @@ std::optional<Inputs> ReadInputs(const Job& job, PassTimes& times,
   return Inputs{.limits = limits, .model = *std::move(model), .digest = digest};
 }
 
+// What receivers do with what they relay inside hosts.
+enum class Relayed { kStored, kDealt, kDealtInStripes };
+
 absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
-                              bool deals_relays, const CompileOptions& options,
+                              Relayed relayed, const CompileOptions& options,
                               PassTimes& times, Diagnostics& diagnostics) {
   Module module;
   module.limits = inputs.limits;
-  module.limits.deals_relays = deals_relays;
+  module.limits.deals_relays = relayed != Relayed::kStored;
+  module.limits.deals_stripes = relayed == Relayed::kDealtInStripes;
   if (const DeltaSpec& delta = job.options.delta.value; delta.enabled) {
     module.delta = {.changes = delta.changes,
                     .dense_every = delta.dense_every,
@@ -250,14 +255,16 @@ absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
   return draft;
 }
 
-// Two plans of a job are compared if dealing may save this part of the time.
+// Plans of a job are compared if dealing may save this part of the time.
 constexpr double kWorthTrying = 0.02;
 // And if simulating them takes little beside compiling: a second for four times
 // as many messages.
 constexpr size_t kMessagesTried = size_t{1} << 16;
-// Older executors run plans that do not deal, so a plan that does is kept only
-// if it takes less than this part of the other's time.
+// Older executors run plans that do not deal, so one that does is kept only if
+// it takes less than this part of the time of another one.
 constexpr double kFaster = 0.99;
+// Where ranks deal stripes, they have more peers.
+constexpr double kFasterInStripes = 0.98;
 
 bool MayBeFasterDealt(const Draft& draft) {
   return draft.messages <= kMessagesTried &&
@@ -265,28 +272,53 @@ bool MayBeFasterDealt(const Draft& draft) {
              draft.stats.predicted_seconds * kWorthTrying;
 }
 
-// The plan in which ranks deal out what they relay inside hosts, if the
-// simulator finds it faster than `draft`; else `draft`, also if the other one
-// cannot be made.
-Draft Faster(const Job& job, const Inputs& inputs,
-             const CompileOptions& options, Draft draft) {
-  if (!MayBeFasterDealt(draft)) return draft;
+absl::StatusOr<double> SecondsOf(const Draft& draft) {
+  const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(draft.bytes);
+  if (!plan.ok()) return plan.status();
+  return SimulatedSeconds(*plan, draft.topology);
+}
+
+// The plan that the simulator finds fastest: `draft`, or one in which ranks
+// deal. One that cannot be made is not.
+Draft Fastest(const Job& job, const Inputs& inputs,
+              const CompileOptions& options, absl::Span<const Relayed> tried,
+              Draft draft) {
+  if (tried.empty() || !MayBeFasterDealt(draft)) return draft;
+  const absl::StatusOr<double> simulated = SecondsOf(draft);
+  if (!simulated.ok()) return draft;
+  double least = *simulated;
   const CompileOptions quiet = {.print_after = options.print_after};
-  PassTimes unheard(quiet);
-  Diagnostics diagnostics;
-  absl::StatusOr<Draft> dealt =
-      Drafted(job, inputs, /*deals_relays=*/true, quiet, unheard, diagnostics);
-  if (!dealt.ok() || dealt->messages > kMessagesTried) return draft;
-  const auto seconds_of = [](const Draft& of) -> absl::StatusOr<double> {
-    const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(of.bytes);
-    if (!plan.ok()) return plan.status();
-    return SimulatedSeconds(*plan, of.topology);
-  };
-  const absl::StatusOr<double> before = seconds_of(draft);
-  const absl::StatusOr<double> after = seconds_of(*dealt);
-  const bool is_faster =
-      before.ok() && after.ok() && *after < *before * kFaster;
-  return is_faster ? *std::move(dealt) : std::move(draft);
+  for (const Relayed relayed : tried) {
+    const double wanted =
+        least *
+        (relayed == Relayed::kDealtInStripes ? kFasterInStripes : kFaster);
+    // No plan would be kept.
+    if (draft.stats.lower_bound_seconds >= wanted) continue;
+    PassTimes unheard(quiet);
+    Diagnostics diagnostics;
+    absl::StatusOr<Draft> dealt =
+        Drafted(job, inputs, relayed, quiet, unheard, diagnostics);
+    if (!dealt.ok() || dealt->messages > kMessagesTried) continue;
+    const absl::StatusOr<double> seconds = SecondsOf(*dealt);
+    if (!seconds.ok() || *seconds >= wanted) continue;
+    least = *seconds;
+    draft = *std::move(dealt);
+  }
+  return draft;
+}
+
+// What is tried beside the first plan.
+std::vector<Relayed> OthersOf(DealKind deal) {
+  switch (deal) {
+    case DealKind::kAuto:
+      return {Relayed::kDealt, Relayed::kDealtInStripes};
+    case DealKind::kRelays:
+      return {Relayed::kDealtInStripes};
+    case DealKind::kNever:
+    case DealKind::kAlways:
+      return {};
+  }
+  return {};
 }
 
 absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
@@ -296,13 +328,13 @@ absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
   const std::optional<Inputs> inputs = ReadInputs(job, times, diagnostics);
   if (!inputs.has_value()) return JobHasErrors();
   const DealKind deal = job.options.deal.value;
-  absl::StatusOr<Draft> draft = Drafted(job, *inputs, deal == DealKind::kRelays,
-                                        options, times, diagnostics);
+  absl::StatusOr<Draft> draft =
+      Drafted(job, *inputs,
+              deal == DealKind::kRelays ? Relayed::kDealt : Relayed::kStored,
+              options, times, diagnostics);
   if (!draft.ok()) return draft.status();
   Draft kept = times.Timed("weigh-plans", [&] {
-    return deal == DealKind::kAuto
-               ? Faster(job, *inputs, options, *std::move(draft))
-               : *std::move(draft);
+    return Fastest(job, *inputs, options, OthersOf(deal), *std::move(draft));
   });
   if (options.shown != nullptr) *options.shown << kept.shown;
   diagnostics.Append(kept.doubts);

@@ -375,6 +375,9 @@ struct Limits {
   bool deals = false;   // or hold for others of their host
   // Or what they relay inside their host alone, where that is faster.
   bool deals_relays = false;
+  // Then of each piece a stripe, so that all sources feed all receivers; else
+  // few sources feed each receiver.
+  bool deals_stripes = false;
   // The job leaves it to the compiler whether they do.
   bool may_deal_relays = false;
 };

@@ -860,7 +860,8 @@ absl::Status FanOut(const PassOptions&, Module& module) {
           wanted.begin(), wanted.end(), [&](const PieceReceivers& of) {
             return module.pieces[of.piece].sources == sources;
           });
-      if (one_source || bytes < total / kWholePieces) {
+      if (module.limits.deals_stripes || one_source ||
+          bytes < total / kWholePieces) {
         rest.insert(rest.end(), wanted.begin(), wanted.end());
       } else {
         distributor.HandOutBySource(wanted);

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_replace.h"
 #include "plan/network_peers.h"
@@ -237,6 +238,27 @@ TEST(DealTest, RanksDealToAsManyAsTheNetworkLeavesTimeFor) {
             never.body().stats()->predicted_seconds() * 0.9);
   // As "auto" finds by simulation.
   EXPECT_EQ(BodyOf(OpenJob(job("auto"))), BodyOf(plan));
+}
+
+// Five sources cannot feed four receivers alike, unless all feed all.
+TEST(DealTest, UnevenSidesDealStripes) {
+  const auto job = [](int32_t sources, const std::string& deal) {
+    return GenericJob(
+        R"({"name": "w", "shape": [131072, 4096], "dtype": "bf16"})",
+        GenericSide(sources, "Shard(0)"), GenericSide(4, "Replicate"),
+        R"(, "topology": {"hosts": [)" +
+            std::string(sources == 5 ? "0, 0, 0, 0, 0" : "0, 0, 0, 0") +
+            R"(, 1, 1, 1, 1]}, "options": {"deal": ")" + deal + R"("})");
+  };
+  const auto receivers_peers = [&](int32_t sources, const std::string& deal) {
+    const std::vector<uint32_t> peers =
+        NetworkPeers(OpenJob(job(sources, deal)).body());
+    return std::vector<uint32_t>(peers.begin() + sources, peers.end());
+  };
+  for (const std::string deal : {"relays", "auto"}) {
+    EXPECT_EQ(receivers_peers(5, deal), std::vector<uint32_t>(4, 5)) << deal;
+    EXPECT_EQ(receivers_peers(4, deal), std::vector<uint32_t>(4, 1)) << deal;
+  }
 }
 
 // What a flat buffer holds is one row: it is cut for all receivers too.
