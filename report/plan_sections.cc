@@ -191,7 +191,16 @@ void WritePlan(const ReportInputs& inputs, DataWriter& data) {
   data.Number("network", bytes_of(fb::Route::kNetwork));
   data.Number("direct", stats.totals.direct_bytes);
   data.Number("relayed", stats.totals.relayed_bytes);
+  data.Number("dealt", stats.dealt.bytes);
   data.Close();
+  if (stats.dealt.bytes > 0) {
+    data.Open("dealt");
+    data.Number("ranks", stats.dealt.ranks);
+    data.Number("busiest", stats.dealt.busiest);
+    data.Number("busiest_bytes", stats.dealt.busiest_bytes);
+    data.Text("receivers", NumberSetText(stats.dealt.receivers));
+    data.Close();
+  }
   if (inputs.job.has_value()) {
     data.Open("job");
     data.FileName("name", inputs.job->path);

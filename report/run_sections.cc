@@ -6,6 +6,7 @@
 #include "plan/enum_text.h"
 #include "report/sections.h"
 #include "simulator/all_ranks.h"
+#include "simulator/idle_time.h"
 #include "simulator/link_shares.h"
 #include "simulator/output.h"
 
@@ -100,7 +101,10 @@ std::vector<RankTask> LongestOfAll(const Simulation& simulation, size_t most) {
   std::vector<std::pair<double, RankTask>> longest;  // descending
   simulator::ForEachTask(simulation.graph, [&](RankTask task) {
     const TaskKind kind = simulation.graph.tasks[task.number].kind;
-    if (kind == TaskKind::kPoint || kind == TaskKind::kStart) return;
+    if (kind == TaskKind::kPoint || kind == TaskKind::kStart ||
+        kind == TaskKind::kDealtStart) {
+      return;
+    }
     const double seconds = SecondsOf(simulation, task.number);
     if (longest.size() == most) {
       if (seconds <= longest.back().first) return;
@@ -136,6 +140,17 @@ void WriteTimes(const ReportInputs& inputs, DataWriter& data) {
     WriteLink(simulation.graph.links[busiest], data);
     data.Close();
   }
+  data.OpenList("idle");
+  for (const simulator::IdleTime& idle :
+       simulator::IdleTimes(inputs.plan, simulation)) {
+    data.Open();
+    data.Text("during", idle.during);
+    data.Real("seconds", idle.seconds);
+    data.Number("parts", idle.parts);
+    data.Text("most_of", idle.most_of);
+    data.Close();
+  }
+  data.CloseList();
   data.Close();
 }
 

@@ -3,7 +3,9 @@
 #include "absl/strings/str_cat.h"
 #include "plan/enum_text.h"
 #include "plan/network_peers.h"
+#include "plan/text/dealt.h"
 #include "plan/text/json_writer.h"
+#include "simulator/idle_time.h"
 #include "simulator/output.h"
 
 namespace refit::simulator {
@@ -128,10 +130,24 @@ std::string SimulationPrinter::Print() {
   const std::vector<uint32_t> peers = NetworkPeers(plan_.body());
   Number("network_peers_max",
          peers.empty() ? 0 : *std::max_element(peers.begin(), peers.end()));
+  if (const Dealt dealt = DealtOf(plan_); dealt.bytes > 0) {
+    Number("dealt_bytes", dealt.bytes);
+    Number("dealing_ranks", dealt.ranks);
+  }
   if (const uint32_t busiest = simulation_.BusiestLink(); busiest != kNone) {
     OpenObject("binding_link");
     PrintLink(graph_.links[busiest]);
   }
+  OpenArray("idle");
+  for (const IdleTime& idle : IdleTimes(plan_, simulation_)) {
+    OpenObject();
+    Text("during", idle.during);
+    Real("seconds", idle.seconds);
+    Number("parts", idle.parts);
+    Text("most_of", idle.most_of);
+    CloseObject();
+  }
+  CloseArray();
   PrintCriticalPath();
   PrintRounds();
   OpenArray("links");

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "simulator/all_ranks.h"
 #include "simulator/event_queue.h"
 
 namespace refit::simulator {
@@ -39,7 +40,11 @@ class Loop {
         network_(Capacities(graph_.links)),
         flows_(graph_.messages.size()),
         events_(graph_.tasks.size()),
-        shares_(graph_.links.size(), 0) {}
+        shares_(graph_.links.size(), 0) {
+    if (const uint32_t busiest = simulation.BusiestLink(); busiest != kNone) {
+      busiest_ = SimulatedLink(graph_, busiest);
+    }
+  }
 
   absl::Status Run();
 
@@ -64,7 +69,8 @@ class Loop {
   std::vector<std::pair<uint32_t, double>> ended_;  // tasks, to be told
   EventQueue events_;
   std::vector<float> shares_;  // of links, as recorded last
-  size_t left_ = 0;            // tasks that have not ended
+  uint32_t busiest_ = kNone;
+  size_t left_ = 0;  // tasks that have not ended
 };
 
 void Loop::IndexWaits() {
@@ -159,8 +165,8 @@ void Loop::ShareLinks(double now) {
     events_.Set({.seconds = now + transit.bytes_left / transit.rate,
                  .task = transit.task});
   }
-  if (!simulation_.options.record_rates) return;
   for (const uint32_t link : network_.SharedLinks()) {
+    if (link != busiest_ && !simulation_.options.record_rates) continue;
     const auto share = static_cast<float>(network_.LinkRate(link) /
                                           graph_.links[link].bytes_per_second);
     if (share == shares_[link]) continue;
@@ -288,6 +294,8 @@ const char* TaskKindText(TaskKind kind) {
       return "pack";
     case TaskKind::kStart:
       return "start";
+    case TaskKind::kDealtStart:
+      return "start of dealt messages";
     case TaskKind::kUnpack:
       return "unpack";
     case TaskKind::kQuantize:

@@ -52,8 +52,8 @@ struct Options {
   double peer_round_seconds = kPeerRoundSeconds;
   double peer_message_seconds = kPeerMessageSeconds;
   double quantized_message_seconds = kQuantizedMessageSeconds;  // if it does
-  // Of each of a rank that relays, and that is dealt out beside messages between
-  // hosts.
+  // Of each of a rank that relays, and that is dealt out beside messages
+  // between hosts.
   double dealt_message_seconds = kDealtMessageSeconds;
   // Of packing and of unpacking, by payload.
   double copy_bytes_per_second = kLocalBytesPerSecond;
@@ -81,7 +81,8 @@ struct Options {
   // bound and its prediction are of the same links.
   bool has_plan_speeds = false;
 
-  // Records when the rates of links change, for a trace.
+  // Records when the rates of all links change, for a trace. That of the
+  // busiest link is recorded always.
   bool record_rates = false;
 
   // Of ranks that do the same at the same time, one is simulated: the graph has
@@ -147,7 +148,8 @@ struct Message {
 enum class TaskKind : uint8_t {
   kMessage,
   kPack,
-  kStart,  // of a round: launch, rendezvous, fences
+  kStart,       // of a round: launch, rendezvous, fences
+  kDealtStart,  // of what a rank deals out in it, and is dealt
   kUnpack,
   kQuantize,
   // Of a refit that sends only what changed, where a pack encodes and an unpack

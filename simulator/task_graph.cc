@@ -810,18 +810,18 @@ void Builder::AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
     rank.pack = packed;
     Serialize(rank, packed);
   }
-  const auto add_start = [&](fb::Route route) {
-    return Add(rank, TaskKind::kStart, round.index,
+  const auto add_start = [&](TaskKind kind, fb::Route route) {
+    return Add(rank, kind, round.index,
                StartSeconds(schedule, round, merged, route),
                {rank.main, packed, reuses_unpacked, quantized});
   };
-  const uint32_t start = add_start(round.route);
+  const uint32_t start = add_start(TaskKind::kStart, round.route);
   // What is dealt out beside messages between hosts starts beside them.
   uint32_t dealt = kNone;
   if (round.route == fb::Route::kNetwork) {
     for (uint32_t i = 0; i < round.operations_count && dealt == kNone; ++i) {
       if (schedule.RouteOf(round.operations_begin + i) == fb::Route::kPeer) {
-        dealt = add_start(fb::Route::kPeer);
+        dealt = add_start(TaskKind::kDealtStart, fb::Route::kPeer);
       }
     }
   }

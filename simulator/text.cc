@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
 #include <utility>
 
@@ -9,13 +10,17 @@
 #include "absl/strings/str_format.h"
 #include "plan/enum_text.h"
 #include "plan/network_peers.h"
+#include "plan/text/dealt.h"
 #include "plan/text/plan_view.h"
+#include "simulator/idle_time.h"
 #include "simulator/output.h"
 
 namespace refit::simulator {
 namespace {
 
 constexpr size_t kShownMessages = 8;  // of the critical path
+// Less is 0.000 ms.
+constexpr double kShownSeconds = 0.5e-6;
 
 double SecondsOf(const Simulation& simulation, uint32_t task) {
   return simulation.times[task].end - simulation.times[task].begin;
@@ -35,13 +40,10 @@ std::string RatioText(double seconds, double reference, const char* name) {
   return absl::StrFormat(", %.3f x the %s", seconds / reference, name);
 }
 
-// Whether it stays in a host, beside a round between hosts.
-bool IsDealt(const PlanFile& plan, const Message& message) {
-  const fb::Body& body = plan.body();
-  return body.rounds()->Get(message.round)->route() == fb::Route::kNetwork &&
-         RouteBetween(body, static_cast<uint32_t>(message.source),
-                      static_cast<uint32_t>(message.destination)) !=
-             fb::Route::kNetwork;
+bool IsDealtOut(const PlanFile& plan, const Message& message) {
+  return IsDealt(plan.body(), message.round,
+                 static_cast<uint32_t>(message.source),
+                 static_cast<uint32_t>(message.destination));
 }
 
 void AddCriticalPath(const PlanFile& plan, const Simulation& simulation,
@@ -88,7 +90,7 @@ void AddCriticalPath(const PlanFile& plan, const Simulation& simulation,
         &text, "  %12s  %s, rank %d %s %d, %d bytes%s\n",
         MilliText(SecondsOf(simulation, number)),
         RoundText(plan, message.round), message.source,
-        IsDealt(plan, message) ? "deals to" : "to", message.destination,
+        IsDealtOut(plan, message) ? "deals to" : "to", message.destination,
         message.size_bytes,
         link == kNone
             ? ""
@@ -100,6 +102,39 @@ void AddCriticalPath(const PlanFile& plan, const Simulation& simulation,
             ? ""
             : absl::StrCat(" and ", tensors.size() - 1, " more"));
   }
+}
+
+// From the lower bound, where it is of the same links, to the simulated time.
+void AddIdleTimes(const PlanFile& plan, const Simulation& simulation,
+                  bool has_bound, std::string& text) {
+  const std::vector<IdleTime> idle_times = IdleTimes(plan, simulation);
+  if (idle_times.empty()) return;
+  const double busy =
+      simulation.graph.links[simulation.BusiestLink()].BusySeconds();
+  const auto add = [&](const char* sign, double seconds,
+                       const std::string& what) {
+    absl::StrAppendFormat(&text, "  %12s  %s\n",
+                          absl::StrCat(sign, MilliText(seconds)), what);
+  };
+  if (has_bound) {
+    const double bound = plan.body().stats()->lower_bound_seconds();
+    absl::StrAppend(&text, "from the lower bound to the simulated time\n");
+    add("", bound, "lower bound");
+    add(busy < bound ? "-" : "+", std::abs(busy - bound),
+        absl::StrCat("bytes of the binding link: ", MilliText(busy)));
+  } else {
+    absl::StrAppend(&text,
+                    "from the bytes of the binding link to the simulated "
+                    "time\n");
+    add("", busy, "bytes of the binding link");
+  }
+  for (const IdleTime& idle : idle_times) {
+    if (std::abs(idle.seconds) < kShownSeconds) continue;
+    add("+", idle.seconds,
+        absl::StrCat(idle.during, ", ", idle.parts, ", most of ",
+                     idle.most_of));
+  }
+  add("", simulation.seconds, "simulated");
 }
 
 // Of a refit that sends only what changed.
@@ -166,8 +201,10 @@ std::string SimulationText(const PlanFile& plan, const Simulation& simulation,
   const fb::Stats* stats = plan.body().stats();
   std::string text =
       absl::StrFormat("simulated      %.6g s", simulation.seconds);
-  if (stats != nullptr && simulation.options.has_plan_speeds &&
-      !simulation.options.change_rate.has_value()) {
+  const bool has_bound = stats != nullptr && stats->lower_bound_seconds() > 0 &&
+                         simulation.options.has_plan_speeds &&
+                         !simulation.options.change_rate.has_value();
+  if (has_bound) {
     absl::StrAppend(&text,
                     RatioText(simulation.seconds, stats->lower_bound_seconds(),
                               "lower bound"),
@@ -191,6 +228,9 @@ std::string SimulationText(const PlanFile& plan, const Simulation& simulation,
     absl::StrAppendFormat(&text, "network peers  %d at most, of rank %d\n",
                           *most, most - peers.begin());
   }
+  if (const Dealt dealt = DealtOf(plan); dealt.bytes > 0) {
+    absl::StrAppend(&text, "dealt          ", DealtText(dealt), "\n");
+  }
   if (const uint32_t busiest = simulation.BusiestLink(); busiest != kNone) {
     const Link& link = simulation.graph.links[busiest];
     absl::StrAppendFormat(
@@ -198,6 +238,7 @@ std::string SimulationText(const PlanFile& plan, const Simulation& simulation,
         LinkText(link), link.bytes, MilliText(link.BusySeconds()),
         ShareText(link.BusySeconds(), simulation.seconds));
   }
+  AddIdleTimes(plan, simulation, has_bound, text);
   AddCriticalPath(plan, simulation, text);
   if (rounds) AddRounds(simulation, text);
   return text;

@@ -82,10 +82,15 @@ void TracePrinter::PrintTask(RankTask of_rank) {
     case TaskKind::kMessage:
       PrintMessage(of_rank);
       break;
-    case TaskKind::kStart:
+    case TaskKind::kStart: {
       // Its round ends with the point that follows it.
+      uint32_t end = of_rank.number + 1;
+      if (graph_.tasks[end].kind == TaskKind::kDealtStart) ++end;
       events_.Round(task.rank, task.round, times.begin,
-                    simulation_.times[of_rank.number + 1].end);
+                    simulation_.times[end].end);
+      break;
+    }
+    case TaskKind::kDealtStart:  // in the same round
       break;
     case TaskKind::kPack:
       events_.Slice(task.rank, Track::kPacks,

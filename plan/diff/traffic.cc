@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "plan/diff/stages.h"
+#include "plan/text/dealt.h"
 #include "plan/text/plan_view.h"
 
 namespace refit {
@@ -128,12 +129,21 @@ void SenderComparison::Finish(DiffReport& report) const {
   }
 }
 
+// How messages of a pair travel.
+struct Way {
+  fb::Route route = fb::Route::kUnspecified;
+  fb::Mechanism mechanism = fb::Mechanism::kStaged;
+  bool is_dealt = false;  // inside a host, in a round of the network
+
+  friend auto operator<=>(const Way&, const Way&) = default;
+};
+
 // What a pair's messages are together.
 struct PairTotals {
   uint64_t payload_bytes = 0;  // of sends
   uint64_t sends = 0;
   uint64_t largest_bytes = 0;
-  std::set<std::pair<fb::Route, fb::Mechanism>> routes;
+  std::set<Way> ways;
   Residue received;  // content of receives
 };
 
@@ -141,7 +151,10 @@ PairTotals TotalsOf(const fb::Body& body, MessageSpan messages) {
   PairTotals totals;
   for (const MessageFacts& message : messages) {
     const fb::Round& round = *body.rounds()->Get(message.round);
-    totals.routes.insert({round.route(), round.mechanism()});
+    const bool is_dealt =
+        IsDealt(body, message.round, message.src, message.dst);
+    totals.ways.insert({is_dealt ? fb::Route::kPeer : round.route(),
+                        round.mechanism(), is_dealt});
     if (message.kind == fb::MessageKind::kSend) {
       totals.payload_bytes += message.payload_bytes;
       totals.sends += 1;
@@ -153,12 +166,12 @@ PairTotals TotalsOf(const fb::Body& body, MessageSpan messages) {
   return totals;
 }
 
-std::string RoutesText(
-    const std::set<std::pair<fb::Route, fb::Mechanism>>& routes) {
+std::string WaysText(const std::set<Way>& ways) {
   std::string text;
-  for (const auto& [route, mechanism] : routes) {
+  for (const Way& way : ways) {
     absl::StrAppend(&text, text.empty() ? "" : "+",
-                    RouteText(route, mechanism));
+                    RouteText(way.route, way.mechanism),
+                    way.is_dealt ? " dealt" : "");
   }
   return text;
 }
@@ -254,10 +267,10 @@ void PairComparison::Compare(RankPair pair, MessageSpan a, MessageSpan b) {
                     absl::StrCat(totals_a.payload_bytes, " -> ",
                                  totals_b.payload_bytes, " bytes"));
   }
-  if (!a.empty() && !b.empty() && totals_a.routes != totals_b.routes) {
-    report_.AddPair(kTraffic, "ROUTE_CHANGED", pair,
-                    absl::StrCat(RoutesText(totals_a.routes), " -> ",
-                                 RoutesText(totals_b.routes)));
+  if (!a.empty() && !b.empty() && totals_a.ways != totals_b.ways) {
+    report_.AddPair(
+        kTraffic, "ROUTE_CHANGED", pair,
+        absl::StrCat(WaysText(totals_a.ways), " -> ", WaysText(totals_b.ways)));
   }
   // With other content, other messages go without saying.
   if (totals_a.payload_bytes != totals_b.payload_bytes ||

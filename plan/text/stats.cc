@@ -43,7 +43,6 @@ Totals TotalsOf(const fb::Body& body) {
       totals.received_bytes[peer] += bytes;
       totals.messages += 1;
       if (rank >= body.source_ranks()) totals.relayed_bytes += bytes;
-      if (IsHeld(body, *message)) totals.dealt_bytes += bytes;
       if (direct) {
         totals.direct_bytes += bytes;
         continue;
@@ -145,6 +144,7 @@ PlanStats StatsOf(const PlanFile& plan) {
   }
   stats.hosts = hosts.size();
   stats.totals = TotalsOf(plan.body());
+  stats.dealt = DealtOf(plan);
   stats.sent = BalanceOf(stats.totals.sent_bytes, 0, source_ranks);
   stats.received =
       BalanceOf(stats.totals.received_bytes, source_ranks, world_size);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/plan_file.h"
+#include "plan/text/dealt.h"
 
 namespace refit {
 
@@ -16,7 +17,6 @@ struct Totals {
   uint64_t route_bytes[4] = {};      // by fb::Route
   uint64_t direct_bytes = 0;         // of all routes
   uint64_t relayed_bytes = 0;        // sent by destination ranks
-  uint64_t dealt_bytes = 0;          // of these, beside network rounds
   std::vector<uint64_t> sent_bytes;  // by rank
   std::vector<uint64_t> received_bytes;
   uint64_t messages = 0;
@@ -60,6 +60,7 @@ struct ScratchUse {
 struct PlanStats {
   size_t hosts = 0;
   Totals totals;
+  Dealt dealt;
   // The rank with the most peers on other hosts; 0: no rank has any.
   uint32_t most_network_peers = 0;
   uint32_t most_network_peers_rank = 0;

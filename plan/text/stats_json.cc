@@ -51,7 +51,8 @@ std::string StatsJson(const PlanFile& plan) {
   json.Number("network_bytes", route_bytes(fb::Route::kNetwork));
   json.Number("direct_bytes", totals.direct_bytes);
   json.Number("relayed_bytes", totals.relayed_bytes);
-  json.Number("dealt_bytes", totals.dealt_bytes);
+  json.Number("dealt_bytes", stats.dealt.bytes);
+  json.Number("dealing_ranks", stats.dealt.ranks);
   AddBalance("sent_by_source_ranks", stats.sent, json);
   AddBalance("received_by_destination_ranks", stats.received, json);
   json.Real("lower_bound_seconds", body.stats()->lower_bound_seconds());

@@ -118,9 +118,11 @@ void AddTraffic(const PlanFile& plan, const PlanStats& stats,
     table.AddBytes("  relayed", totals.relayed_bytes,
                    "passed on between destination ranks");
   }
-  if (totals.dealt_bytes > 0) {
-    table.AddBytes("  dealt", totals.dealt_bytes,
-                   "of these, beside what the network brings");
+  if (stats.dealt.bytes > 0) {
+    table.AddBytes("  dealt", stats.dealt.bytes,
+                   absl::StrCat("of these, beside what the network brings, by ",
+                                stats.dealt.ranks,
+                                stats.dealt.ranks == 1 ? " rank" : " ranks"));
   }
   if (plan.source_ranks() > 0) {
     AddBalance("sent per source rank", stats.sent, table);

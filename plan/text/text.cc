@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/scratch_windows.h"
+#include "plan/text/dealt.h"
 #include "plan/text/plan_view.h"
 
 namespace refit {
@@ -140,6 +141,9 @@ void TextPrinter::PrintStats() {
     absl::StrAppend(&text_, " relayed ", stats.relayed_bytes());
   }
   text_ += '\n';
+  if (const Dealt dealt = DealtOf(plan_); dealt.bytes > 0) {
+    absl::StrAppend(&text_, "dealt ", DealtText(dealt), "\n");
+  }
   absl::StrAppendFormat(
       &text_, "stats lower_bound %.6g s predicted %.6g s binding_link %s\n",
       stats.lower_bound_seconds(), stats.predicted_seconds(),
@@ -276,12 +280,17 @@ void TextPrinter::PrintProgram(const PlanView::Program& shown) {
   if (plan_.side(shown.rank) == fb::Side::kSource) PrintQuantizes(shown);
   for (const uint32_t position : shown.messages) {
     const fb::Message& message = *program.messages()->Get(position);
+    const uint32_t peer = PeerOf(body_, program, message);
     const bool relays = plan_.side(shown.rank) == fb::Side::kDestination;
+    const bool deals =
+        relays && IsDealt(body_, message.round(),
+                          static_cast<uint32_t>(shown.rank), peer);
     absl::StrAppend(&text_, "  round ", message.round(),
                     message.kind() == fb::MessageKind::kRecv ? " recv <- "
+                    : deals                                  ? " deal -> "
                     : relays                                 ? " relay -> "
                                                              : " send -> ",
-                    PeerOf(body_, program, message), " ");
+                    peer, " ");
     absl::StrAppend(&text_, message.size_bytes(), " bytes at ",
                     message.staging_offset(), " copies c", message.copies());
     if (const fb::Message* fed_by = FedBy(program, position)) {

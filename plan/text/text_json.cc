@@ -1,5 +1,6 @@
 #include "absl/strings/str_cat.h"
 #include "plan/scratch_windows.h"
+#include "plan/text/dealt.h"
 #include "plan/text/json_writer.h"
 #include "plan/text/plan_view.h"
 #include "plan/text/text.h"
@@ -168,6 +169,10 @@ void PlanJsonPrinter::PrintStats() {
   if (stats.relayed_bytes() > 0) {
     Number("relayed_bytes", stats.relayed_bytes());
   }
+  if (const Dealt dealt = DealtOf(plan_); dealt.bytes > 0) {
+    Number("dealt_bytes", dealt.bytes);
+    Number("dealing_ranks", dealt.ranks);
+  }
   Real("lower_bound_seconds", stats.lower_bound_seconds());
   Real("predicted_seconds", stats.predicted_seconds());
   Text("binding_link", stats.binding_link());
@@ -333,7 +338,13 @@ void PlanJsonPrinter::PrintPrograms() {
       OpenObject();
       Number("round", message.round());
       Text("kind", message.kind() == fb::MessageKind::kSend ? "send" : "recv");
-      Number("peer", PeerOf(body_, program, message));
+      const uint32_t peer = PeerOf(body_, program, message);
+      Number("peer", peer);
+      if (message.kind() == fb::MessageKind::kSend &&
+          IsDealt(body_, message.round(), static_cast<uint32_t>(shown.rank),
+                  peer)) {
+        Bool("deals", true);
+      }
       Number("size_bytes", message.size_bytes());
       Number("staging_offset", message.staging_offset());
       Number("copies", message.copies());

@@ -437,7 +437,15 @@ TEST(DiffTest, SendersThatSwapPartsAreTraffic) {
 TEST(DiffTest, RouteOfAPairIsTraffic) {
   PlanSpec other = SampleSpec();
   other.rounds[1] = fb::Route::kNetwork;
+  // Inside a host, beside what the network brings.
   EXPECT_EQ(TextOf(SampleSpec(), other),
+            "traffic\n"
+            "  ROUTE_CHANGED 0 -> 3; 1 -> 2: peer -> peer dealt\n");
+  PlanSpec spec = SampleSpec();
+  for (size_t rank : {size_t{2}, size_t{3}}) {
+    spec.programs[rank].host = other.programs[rank].host = 1;
+  }
+  EXPECT_EQ(TextOf(spec, other),
             "traffic\n"
             "  ROUTE_CHANGED 0 -> 3; 1 -> 2: peer -> network\n");
 }

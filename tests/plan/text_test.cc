@@ -83,6 +83,19 @@ TEST(PlanTextTest, SaysEveryFactOfAPlan) {
   EXPECT_EQ(TextOf(SampleSpec(), {}), kSampleText);
 }
 
+TEST(PlanTextTest, WhatARankDealsOutIsCalledSo) {
+  const std::string text = TextOf(DealtSpec(), {});
+  EXPECT_NE(text.find("\ndealt 16 bytes by rank 1 to 2\n"), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("\n  round 2 deal -> 2 16 bytes"), std::string::npos);
+  rapidjson::Document json;
+  json.Parse(PlanJson(OpenSpec(DealtSpec()), {}).c_str());
+  ASSERT_FALSE(json.HasParseError());
+  const rapidjson::Value& messages = json["ranks"][1]["messages"];
+  EXPECT_FALSE(messages[1].HasMember("deals"));
+  EXPECT_TRUE(messages[2]["deals"].GetBool());
+}
+
 TEST(PlanTextTest, HeaderNamesFormatAndDigests) {
   const PlanFile plan = OpenSpec(SampleSpec());
   const std::string text = PlanText(plan, {});
@@ -372,8 +385,9 @@ TEST(PlanJsonTest, RankRestrictsTheTables) {
 
 TEST(StatsTextTest, SaysBytesTimesAndSizes) {
   const std::string text = StatsText(OpenSpec(SampleSpec()));
-  EXPECT_EQ(text.substr(0, text.find("plan file")),
-            R"(ranks                                     4        2 source, 2 destination, on 1 host
+  EXPECT_EQ(
+      text.substr(0, text.find("plan file")),
+      R"(ranks                                     4        2 source, 2 destination, on 1 host
 moved                                   288 bytes
   local                                   0 bytes  on one GPU
   peer                                  288 bytes  inside a host

@@ -87,6 +87,13 @@ TEST(ReportDataTest, TrafficHasThePayloadOfEachPair) {
             R"("row_of":[0,1],"rows":["2 1","1 2"])");
 }
 
+TEST(ReportDataTest, SaysWhatIsDealtAndWhatTheTimeGoesTo) {
+  const std::string data = DataOf(DealtSpec());
+  ExpectHas(data, R"("relayed":16,"dealt":16},"dealt":{"ranks":1,"busiest":1,)"
+                  R"("busiest_bytes":16,"receivers":"2"})");
+  ExpectHas(data, R"("idle":[{"during":"starts of rounds")");
+}
+
 TEST(ReportDataTest, CoverageAddsUpToWhatIsProved) {
   const std::string data = DataOf(SampleSpec());
   // Of each of two destinations: two layers of [4, 8], and the norm of 8.

@@ -49,6 +49,11 @@ TEST(Output, TextSaysTimeLinkAndCriticalPath) {
       R"(simulated      0.000146144 s, 0.146 x the lower bound, 0.058 x the prediction
 links          peer 0.001 GB/s, network 50 GB/s, per rank and direction
 binding link   peer egress of rank 0: 144 bytes take 0.144 ms, 98.5 % of the time
+from the lower bound to the simulated time
+      1.000 ms  lower bound
+     -0.856 ms  bytes of the binding link: 0.144 ms
+     +0.002 ms  starts of rounds, 2, most of rank 0
+      0.146 ms  simulated
 critical path
       0.144 ms   98.5 %  messages that wait for peer egress
       0.002 ms    1.4 %  start
@@ -65,6 +70,18 @@ rounds       begin ms      end ms  messages             bytes  route
 )");
 }
 
+TEST(Output, TextAndJsonSayWhatIsDealt) {
+  const PlanFile plan = OpenSpec(DealtSpec());
+  const Simulation simulation = SimulatePlan(plan);
+  const std::string text = SimulationText(plan, simulation, /*rounds=*/false);
+  EXPECT_NE(text.find("\ndealt          16 bytes by rank 1 to 2\n"),
+            std::string::npos)
+      << text;
+  const rapidjson::Document json = Parse(SimulationJson(plan, simulation));
+  EXPECT_EQ(json["dealt_bytes"].GetUint64(), 16u);
+  EXPECT_EQ(json["dealing_ranks"].GetUint64(), 1u);
+}
+
 TEST(Output, JsonHasTheSameAndTheLinks) {
   const PlanFile plan = OpenSpec(SampleSpec());
   const Simulation simulation = SimulatePlan(plan);
@@ -75,6 +92,8 @@ TEST(Output, JsonHasTheSameAndTheLinks) {
   EXPECT_EQ(json["rounds"][1]["size_bytes"].GetUint64(), 128u);
   EXPECT_STREQ(json["binding_link"]["name"].GetString(),
                "peer egress of rank 0");
+  EXPECT_STREQ(json["idle"][0]["during"].GetString(), "starts of rounds");
+  EXPECT_EQ(json["idle"][0]["parts"].GetUint64(), 2u);
   EXPECT_EQ(json["critical_path"].Size(), simulation.critical_path.size());
   double end = 0;
   for (const auto& step : json["critical_path"].GetArray()) {
@@ -112,6 +131,9 @@ TEST(Output, TextComparesWithThePlanOnThePlansLinksAlone) {
   ASSERT_TRUE(simulation.ok()) << simulation.status();
   const std::string text = SimulationText(plan, *simulation, /*rounds=*/false);
   EXPECT_EQ(text.substr(0, text.find('\n')), "simulated      0.000146144 s");
+  EXPECT_NE(text.find("from the bytes of the binding link to the simulated "
+                      "time\n      0.144 ms  bytes of the binding link\n"),
+            std::string::npos);
 }
 
 // A host that only receives has a downlink alone.
