@@ -156,9 +156,7 @@ Module::DealtRound Module::DealtRoundOf(double others) const {
 
 double Module::RoundSeconds(Route route) const {
   if (MechanismOf(route) == Mechanism::kDirect) return kDirectRoundSeconds;
-  return route == Route::kNetwork
-             ? kStagedRoundSeconds
-             : kStagedPeerRoundSeconds + kStagedPeerMessageSeconds;
+  return StagedRoundOf(route).StartSeconds(1);
 }
 
 Mechanism Module::MechanismOf(Route route) const {

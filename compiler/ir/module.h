@@ -402,6 +402,27 @@ inline constexpr double kDealtMessageSeconds = 20e-6;
 inline constexpr int64_t kRelayedPerRound = 2;
 inline constexpr int64_t kRelayedPerPeerRound = 3;
 
+// These of a staged round, by its route.
+struct StagedRound {
+  double seconds = 0;
+  double message_seconds = 0;
+  int64_t relayed_messages = 0;  // each way of a rank, where ranks relay
+
+  // With so many messages of a rank.
+  double StartSeconds(int64_t messages) const {
+    return seconds + static_cast<double>(messages) * message_seconds;
+  }
+};
+constexpr StagedRound StagedRoundOf(Route route) {
+  return route == Route::kNetwork
+             ? StagedRound{.seconds = kStagedRoundSeconds,
+                           .message_seconds = 0,
+                           .relayed_messages = kRelayedPerRound}
+             : StagedRound{.seconds = kStagedPeerRoundSeconds,
+                           .message_seconds = kStagedPeerMessageSeconds,
+                           .relayed_messages = kRelayedPerPeerRound};
+}
+
 // What joins hosts, where the job says more of it than its speed.
 struct Fabric {
   std::string machine;  // "" where the job names none
@@ -535,7 +556,7 @@ struct Module {
                : Route::kNetwork;
   }
   Mechanism MechanismOf(Route route) const;
-  // What a round of the route costs before its bytes.
+  // What a round of the route costs before its bytes, with one message.
   double RoundSeconds(Route route) const;
   bool IsStaged(const Relay& relay) const {
     return MechanismOf(RouteBetween(relay.sender, relay.receiver)) ==

@@ -399,15 +399,10 @@ int64_t MessageBuilder::RelayedBucketBytes(const std::vector<Stream>& streams,
   const int64_t busiest = *std::max_element(received.begin(), received.end());
   const double seconds =
       static_cast<double>(busiest) / module_.topology.BytesPerSecond(route);
-  const int64_t per_round =
-      route == Route::kPeer ? kRelayedPerPeerRound : kRelayedPerRound;
-  const double round_seconds =
-      route == Route::kPeer
-          ? kStagedPeerRoundSeconds +
-                static_cast<double>(per_round) * kStagedPeerMessageSeconds
-          : kStagedRoundSeconds;
-  const int64_t rounds = std::llround(
-      std::sqrt(static_cast<double>(turns) * seconds / round_seconds));
+  const StagedRound round = StagedRoundOf(route);
+  const int64_t per_round = round.relayed_messages;
+  const int64_t rounds = std::llround(std::sqrt(
+      static_cast<double>(turns) * seconds / round.StartSeconds(per_round)));
   // A rank's staging of a round holds what it sends and what it receives.
   const int64_t each_way = limits.staging_bytes / limits.slots / 2;
   const int64_t most = std::min(

@@ -559,10 +559,9 @@ void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
     if (mechanism == Mechanism::kDirect) {
       scheduler.PlaceDirect(messages);
     } else {
-      PlaceStaged(
-          module, std::move(messages), passed_on, place,
-          route == Route::kPeer ? kRelayedPerPeerRound : kRelayedPerRound,
-          route == Route::kNetwork && place.follows, scheduler);
+      PlaceStaged(module, std::move(messages), passed_on, place,
+                  StagedRoundOf(route).relayed_messages,
+                  route == Route::kNetwork && place.follows, scheduler);
     }
     module.rounds.resize(static_cast<size_t>(scheduler.round_count()),
                          {.route = route, .mechanism = mechanism});
