@@ -139,6 +139,90 @@ double SecondsBeside(const DomainNeeds& domain, const Costs& costs) {
   return most;
 }
 
+// What the ranks of a host take that pass on what the network brings: a rank
+// passes on in a round what came in earlier ones, so that both go in steps.
+// Of each rank, in the mean, let W bytes come over the network, K be received
+// from others, and X of W be those that are passed on, each to as many as want
+// any. Let a rank's round i of the network bring m of X, and let the rank deal
+// out h in it. What it stores in other rounds is e. Then
+//   (1) t >= W / network + rounds x start + e / nvlink
+//   (2) t >= X / 2 network + K / 2 nvlink + sum over rounds of
+//            (m^2 / 2 network + i x m x start) / X + h^2 / 2 nvlink K
+// (2) compares when what is passed on has come, in the mean, with when it has
+// to be passed on: a round's bytes have come when it ends, and all that a rank
+// deals out in a round had come before it. Of the sums of squares X^2 and K^2
+// that both have, the mean of the ranks is no less than the square of the mean.
+// For any part q, t is at least 1 - q times (1) and q times (2). All m are X,
+// and all h are K - e. With prices for these, each round is on its own: no m or
+// h makes the sum less than here. What comes over the network again, instead of
+// being passed on, must cost more than all prices save: else the prices are not
+// taken.
+class Steps {
+ public:
+  // Requires one host. `at_least`: what its ranks take in any case.
+  Steps(const DomainNeeds& domain, const Costs& costs, double at_least)
+      : network_(costs.network),
+        nvlink_(costs.nvlink),
+        dealt_(costs.dealt_start),
+        at_least_(at_least),
+        times_(static_cast<double>(domain.sharers - 1)),
+        come_(domain.network_bytes / static_cast<double>(domain.ranks)),
+        passed_((domain.bytes - domain.network_bytes) /
+                static_cast<double>(domain.ranks)),
+        fed_(passed_ / times_) {}
+
+  // By the best of some prices.
+  double Seconds() const {
+    const double rounds =
+        std::sqrt((fed_ * network_ + passed_ * nvlink_) / kStartSeconds);
+    double most = 0;
+    for (double part = 0.3; part < 0.95; part += 0.05) {
+      const double highest = std::sqrt(2 * part * (1 - part) * kStartSeconds /
+                                       (passed_ / nvlink_));
+      for (const double share : {0.0, 0.5, 0.8, 0.9, 0.95}) {
+        for (double last = 0.5; last < 2; last += 0.1) {
+          most = std::max(most, With(part, last * rounds, share * highest));
+        }
+      }
+    }
+    return most;
+  }
+
+ private:
+  // By these prices: a byte of X costs as much as if it came in round `last`,
+  // and one of K costs `dealt_price` seconds. 0 if it would be cheaper to send
+  // bytes over the network again, or to store them.
+  double With(double part, double last, double dealt_price) const {
+    const double fed_price = part * last * kStartSeconds / fed_;
+    const double of_starts = part * dealt_;
+    const double again =
+        (1 - part) * network_ -
+        part * (fed_ * network_ + passed_ * nvlink_ - at_least_) / passed_ -
+        fed_price / times_ - dealt_price - of_starts;
+    const double stored = (1 - part) * nvlink_ - dealt_price - of_starts;
+    if (again < 0 || stored < 0) return 0;
+    double seconds =
+        (1 - part) * come_ * network_ +
+        part * (fed_ * network_ + passed_ * (nvlink_ + dealt_)) / 2 +
+        fed_price * fed_ + dealt_price * passed_;
+    const double of_dealt =
+        dealt_price * dealt_price * passed_ / (2 * part * nvlink_);
+    for (double round = 1;; ++round) {
+      const double late = std::max(0.0, last - round) * kStartSeconds;
+      const double saved = part * late * late / (2 * fed_ * network_) +
+                           of_dealt - (1 - part) * kStartSeconds;
+      if (saved <= 0) return seconds;
+      seconds -= saved;
+    }
+  }
+
+  const double network_, nvlink_;  // seconds a byte
+  const double dealt_;             // what starts of dealt messages add to it
+  const double at_least_;
+  const double times_;                // most that a byte is passed on
+  const double come_, passed_, fed_;  // bytes of a rank, in the mean: W, K, X
+};
+
 // The time that no plan can beat:
 // - a receiver's bytes over all its links at once;
 // - what one rank alone holds leaves it at least once; what some sources alone
@@ -147,7 +231,7 @@ double SecondsBeside(const DomainNeeds& domain, const Costs& costs) {
 // - what a host's ranks want and none of them holds crosses the network to it
 //   at least once; so it does to an NVLink domain of several hosts;
 // - a rank does one round after the other (SecondsApart), unless ranks of its
-//   host deal out (SecondsBeside);
+//   host deal out (SecondsBeside, Steps);
 // - a round of the network starts before its bytes, and no more of them than
 //   fit into staging.
 // Boxes that overlap without being equal count as different. What sources of
@@ -253,6 +337,9 @@ void SetLowerBound(Module& module) {
     double rounds = SecondsApart(domain, costs) / of_ranks;
     if (MayDeal(module.limits)) {
       rounds = std::min(rounds, SecondsBeside(domain, costs) / of_ranks);
+      if (domain.hosts == 1 && domain.near_bytes == 0 && domain.sharers > 1) {
+        rounds = std::max(rounds, Steps(domain, costs, rounds).Seconds());
+      }
     }
     const double of_nics =
         domain.network_bytes * costs.network / static_cast<double>(domain.nics);

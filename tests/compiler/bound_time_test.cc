@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "absl/strings/str_format.h"
@@ -31,13 +32,15 @@ double LowerBoundOf(const std::string& source, const std::string& destination,
       ->lower_bound_seconds();
 }
 
+constexpr double kFastPeer = 100e9;
+
 // Four replicas need the bytes once over the network and three times over
 // NVLink. They deal out beside what they receive.
 TEST(BoundTimeTest, NetworkAndNvlinkWorkSideBySideWhereRanksDeal) {
   EXPECT_DOUBLE_EQ(
       LowerBoundOf(GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
                    "[0, 0, 0, 0, 1, 1, 1, 1]",
-                   R"(, "options": {"deal": "relays"})"),
+                   R"(, "options": {"deal": "relays"})", kFastPeer),
       kBytes / kNetwork / 4 + kStart);
 }
 
@@ -55,23 +58,55 @@ TEST(BoundTimeTest, NetworkAndNvlinkAddUpWhereNobodyDeals) {
 TEST(BoundTimeTest, WhatTheCompilerMayDealIsBoundAsIfDealt) {
   EXPECT_DOUBLE_EQ(
       LowerBoundOf(GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
-                   "[0, 0, 0, 0, 1, 1, 1, 1]"),
+                   "[0, 0, 0, 0, 1, 1, 1, 1]", "", kFastPeer),
       kBytes / kNetwork / 4 + kStart);
+}
+
+// A rank passes on in a round what came in earlier ones. Whatever the rounds,
+// they take longer than the bound, and some hardly longer.
+TEST(BoundTimeTest, NoStepsBeatTheBound) {
+  const double each = kBytes / 4;
+  for (const double peer : {0.2e9, 0.1e9, 0.05e9, 0.03e9}) {
+    const double bound = LowerBoundOf(
+        GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
+        "[0, 0, 0, 0, 1, 1, 1, 1]", R"(, "options": {"deal": "relays"})", peer);
+    const auto dealt = [&](double bytes) { return 20e-6 + 3 * bytes / peer; };
+    double least = 1;
+    // Each round has so much of the bytes of the one before.
+    for (const double factor : {1.0, 0.97, 0.9, 0.8, 0.7, 0.5}) {
+      for (int rounds = 1; rounds <= 20; ++rounds) {
+        double sum = 0;
+        for (int i = 0; i < rounds; ++i) sum += std::pow(factor, i);
+        double seconds = 0;
+        double before = 0;
+        for (int i = 0; i < rounds; ++i) {
+          const double bytes = each * std::pow(factor, i) / sum;
+          seconds +=
+              std::max(bytes / kNetwork + kStart, i > 0 ? dealt(before) : 0);
+          before = bytes;
+        }
+        least = std::min(least, seconds + dealt(before));
+      }
+    }
+    EXPECT_LE(bound, least) << peer;
+    EXPECT_GE(bound, least * 0.9) << peer;
+  }
 }
 
 // Slow NVLink: what is dealt out, what is stored, and what crosses the network
 // more than once. No such division takes less than the bound, and one takes as
 // much. A message of 4096 bytes takes 20 us to start, and so does a round
-// without the network. A rank stages 16384 bytes a round, among them those that
-// it deals out to the three others.
+// without the network. A rank stages 12288 bytes a round, among them those that
+// it deals out to the three others. So there are many rounds, and steps
+// count less, but for 0.03 GB/s, where both links are full.
 TEST(BoundTimeTest, NoDivisionBetweenTheLinksBeatsTheBound) {
   constexpr double kMessageStart = 20e-6 / 4096;  // a byte
-  constexpr double kStaging = 16384;
-  for (const double peer : {0.1e9, 0.05e9, 0.03e9, 0.02e9, 0.011e9}) {
+  constexpr double kStaging = 12288;
+  for (const double peer : {0.1e9, 0.05e9, 0.02e9, 0.011e9}) {
     const double bound = LowerBoundOf(
         GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
         "[0, 0, 0, 0, 1, 1, 1, 1]",
-        R"(, "options": {"bucket_bytes": 4096, "staging_bytes": 16384})", peer);
+        R"(, "options": {"bucket_bytes": 4096, "staging_bytes": 12288})", peer);
     constexpr int kSteps = 300;
     double least = 1;
     for (int again = 0; again <= kSteps; ++again) {
