@@ -4,7 +4,9 @@
 #include <rapidjson/document.h>
 
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "tests/plan/plan_spec.h"
 #include "tests/simulator/collected_text.h"
@@ -186,10 +188,12 @@ TEST(Output, ATracesCountersSumToTheTimeThatALinkWasBusy) {
 // Perfetto refuses slices of one track that overlap without one being in the
 // other, spans that do not end, and arrows without an end.
 TEST(Output, ATraceHasNoOverlapsOnATrackAndEndsWhatItBegins) {
-  for (const PlanSpec& spec : {SampleSpec(), QuantizedSpec(), WindowedSpec()}) {
+  for (const PlanSpec& spec :
+       {SampleSpec(), QuantizedSpec(), WindowedSpec(), DealtSpec()}) {
     const PlanFile plan = OpenSpec(spec);
     const rapidjson::Document trace = Parse(TraceOf(plan, SimulatePlan(plan)));
-    std::map<std::pair<int, int>, std::map<double, double>> slices;
+    std::map<std::pair<int, int>, std::multiset<std::pair<double, double>>>
+        slices;
     std::map<std::string, int> open;
     std::map<std::string, int> kinds;
     for (const auto& event : trace["traceEvents"].GetArray()) {
