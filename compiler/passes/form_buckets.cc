@@ -193,6 +193,17 @@ struct DealtStream {
   }
 };
 
+// What dealers receive, and deal out of it, in bytes.
+struct DealtLoad {
+  int64_t largest = 1;  // of a stream
+  int64_t busiest = 0;  // received by a dealer
+  double received = 0;
+  double dealt = 0;
+
+  // To how many others, in the mean.
+  double Others() const { return dealt / received; }
+};
+
 // The streams of a wave by mechanism; in order of source, receiver, relays.
 using WaveStreams = std::array<std::vector<Stream>, 2>;
 
@@ -247,6 +258,7 @@ class MessageBuilder {
   void CheckCount(const std::vector<WaveStreams>& waves) const;
   void BuildDirect(int32_t wave, const std::vector<Stream>& streams);
   void BuildStaged(int32_t wave, const std::vector<Stream>& streams);
+  DealtLoad LoadOf(absl::Span<const std::vector<DealtStream>> waves) const;
   int64_t DealtBucketBytes() const;
   int64_t LastDealtBytes() const;
   void BuildDealt(int32_t wave);
@@ -461,52 +473,59 @@ const PackedPieces& MessageBuilder::PackAlike(
   });
 }
 
+DealtLoad MessageBuilder::LoadOf(
+    absl::Span<const std::vector<DealtStream>> waves) const {
+  DealtLoad load;
+  std::map<Rank, int64_t> received;  // by dealer
+  for (const std::vector<DealtStream>& streams : waves) {
+    for (const DealtStream& stream : streams) {
+      const int64_t bytes = BytesOf(stream.pieces);
+      load.largest = std::max(load.largest, bytes);
+      load.busiest =
+          std::max(load.busiest, received[stream.deal->dealer] += bytes);
+      load.received += static_cast<double>(bytes);
+      load.dealt +=
+          static_cast<double>(bytes) * static_cast<double>(stream.Others());
+    }
+  }
+  return load;
+}
+
 // Where a pair needs several messages all have as many, so that they are alike.
 // Of what receivers relay, one or two fit into a round of a rank, beside what
 // they are dealt meanwhile.
 int64_t MessageBuilder::DealtBucketBytes() const {
-  int64_t largest = 1;
-  double received = 0;
-  double dealt = 0;
-  for (const std::vector<DealtStream>& streams : dealt_) {
-    for (const DealtStream& stream : streams) {
-      const int64_t bytes = BytesOf(stream.pieces);
-      largest = std::max(largest, bytes);
-      received += static_cast<double>(bytes);
-      dealt +=
-          static_cast<double>(bytes) * static_cast<double>(stream.Others());
-    }
-  }
+  const DealtLoad load = LoadOf(dealt_);
   int64_t most = network_bucket_bytes_;
-  if (!module_.limits.deals && received > 0) {
-    const Module::DealtRound round = module_.DealtRoundOf(dealt / received);
+  if (!module_.limits.deals && load.received > 0) {
+    const Module::DealtRound round = module_.DealtRoundOf(load.Others());
     most = std::clamp<int64_t>(
         static_cast<int64_t>(round.bytes) / round.messages /
             kStagingAlignmentBytes * kStagingAlignmentBytes,
         std::min(kRelayedBytesMin, most),
         round.messages > 1 ? most : module_.limits.bucket_bytes);
   }
-  const int64_t count = (largest + most - 1) / most;
-  if (module_.limits.deals || received == 0 || count > kAlikeMost) {
-    return std::min(most, EvenBytes(largest, count));
+  const int64_t count = (load.largest + most - 1) / most;
+  if (module_.limits.deals || load.received == 0 || count > kAlikeMost) {
+    return std::min(most, EvenBytes(load.largest, count));
   }
   // More of them may fill rounds better.
-  const Module::DealtRound round = module_.DealtRoundOf(dealt / received);
+  const Module::DealtRound round = module_.DealtRoundOf(load.Others());
   const Topology& topology = module_.topology;
   double least = std::numeric_limits<double>::infinity();
   int64_t best = most;
   for (int64_t n = count; n <= count * kFinerMost; ++n) {
-    const int64_t bytes = std::min(most, EvenBytes(largest, n, kAlikeDivisor));
+    const int64_t bytes =
+        std::min(most, EvenBytes(load.largest, n, kAlikeDivisor));
     const double together = std::clamp(
         std::floor(round.bytes / static_cast<double>(bytes)), 1.0,
         std::max(1.0, std::floor(module_.limits.operations_per_round /
-                                 (1 + 2 * dealt / received))));
+                                 (1 + 2 * load.dealt / load.received))));
     const double of_round = together * static_cast<double>(bytes);
     const double seconds = std::max(
         of_round / topology.network_bytes_per_second + kStagedRoundSeconds,
-        dealt / received *
-            (of_round / topology.peer_bytes_per_second +
-             together * kDealtMessageSeconds));
+        load.Others() * (of_round / topology.peer_bytes_per_second +
+                         together * kDealtMessageSeconds));
     if (seconds / of_round >= least * kFinerGain) continue;
     least = seconds / of_round;
     best = bytes;
@@ -519,34 +538,21 @@ int64_t MessageBuilder::DealtBucketBytes() const {
 // n-th of what is dealt out for the end. But none that take longer to deal out
 // than to receive.
 int64_t MessageBuilder::LastDealtBytes() const {
-  std::map<Rank, int64_t> received;
-  double dealt = 0;
-  double total = 0;
-  for (const DealtStream& stream : dealt_.back()) {
-    const int64_t bytes = BytesOf(stream.pieces);
-    received[stream.deal->dealer] += bytes;
-    total += static_cast<double>(bytes);
-    dealt += static_cast<double>(bytes) * static_cast<double>(stream.Others());
-  }
-  if (total == 0) return dealt_bucket_bytes_;
-  int64_t busiest = 0;
-  for (const auto& [dealer, bytes] : received) {
-    busiest = std::max(busiest, bytes);
-  }
+  const DealtLoad load = LoadOf({&dealt_.back(), 1});
+  if (load.received == 0) return dealt_bucket_bytes_;
   const Topology& topology = module_.topology;
-  const double others = dealt / total;
-  const double rounds =
-      std::sqrt(others * static_cast<double>(busiest) /
-                topology.peer_bytes_per_second / kStagedRoundSeconds);
+  const double others = load.Others();
+  const auto busiest = static_cast<double>(load.busiest);
+  const double rounds = std::sqrt(
+      others * busiest / topology.peer_bytes_per_second / kStagedRoundSeconds);
   const double beside = 1 / topology.network_bytes_per_second -
                         others / topology.peer_bytes_per_second;
   if (rounds <= 1 || beside <= 0) return dealt_bucket_bytes_;
   const double least =
       (others * kDealtMessageSeconds - kStagedRoundSeconds) / beside;
-  return std::clamp<int64_t>(static_cast<int64_t>(std::max(
-                                 least, static_cast<double>(busiest) / rounds)),
-                             std::min(kRelayedBytesMin, dealt_bucket_bytes_),
-                             dealt_bucket_bytes_);
+  return std::clamp<int64_t>(
+      static_cast<int64_t>(std::max(least, busiest / rounds)),
+      std::min(kRelayedBytesMin, dealt_bucket_bytes_), dealt_bucket_bytes_);
 }
 
 // The messages to a dealer, behind them those that deal them out, and then what
