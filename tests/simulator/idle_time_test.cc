@@ -27,14 +27,12 @@ Simulation SimulatePlan(const PlanFile& plan, const Options& options) {
   return simulation.ok() ? *std::move(simulation) : Simulation();
 }
 
-const IdleTime& Find(const std::vector<IdleTime>& times,
-                     const std::string& during) {
+IdleTime Find(const std::vector<IdleTime>& times, const std::string& during) {
   for (const IdleTime& time : times) {
     if (time.during == during) return time;
   }
-  static const IdleTime none;
   ADD_FAILURE() << "nothing is " << during;
-  return none;
+  return {};
 }
 
 // Rank 0 sends 16 bytes in each of two rounds. Rank 1 deals the second ones out
@@ -46,27 +44,50 @@ TEST(IdleTimes, NameWhatTheCriticalPathDoesMeanwhile) {
             "network egress of rank 0");
   EXPECT_NEAR(simulation.seconds, 45e-6, 1e-7);
   const std::vector<IdleTime> times = IdleTimes(plan, simulation);
-  const IdleTime& starts = Find(times, "starts of rounds");
+  const IdleTime starts = Find(times, "starts of rounds");
   EXPECT_NEAR(starts.seconds, 2e-6, 1e-7);
   EXPECT_EQ(starts.parts, 2u);
-  const IdleTime& dealt_start = Find(times, "starts of dealt messages");
+  const IdleTime dealt_start = Find(times, "starts of dealt messages");
   EXPECT_NEAR(dealt_start.seconds, 3e-6, 1e-7);
-  const IdleTime& dealt =
+  const IdleTime dealt =
       Find(times, "dealt messages that wait for peer egress");
   EXPECT_NEAR(dealt.seconds, 8e-6, 1e-7);
   EXPECT_EQ(dealt.most_of, "rank 1");
   EXPECT_EQ(times.front().during, dealt.during);
 }
 
-// While its messages wait for another link, it has a part of its speed.
+// For two seconds a message has half of the speed of the first link, since it
+// waits for the second. Then another one has all of it.
 TEST(IdleTimes, CountWhatIsLeftOfTheLinksSpeed) {
-  Options options = Slow();
-  options.slow_ranks = {{1, 4}};
-  const PlanFile plan = OpenSpec(DealtSpec());
-  const Simulation simulation = SimulatePlan(plan, options);
-  const IdleTime& waits = Find(IdleTimes(plan, simulation),
-                               "messages that wait for slow network ingress");
-  EXPECT_EQ(waits.most_of, "rank 1");
+  const PlanFile plan = OpenSpec(SampleSpec());
+  Simulation simulation;
+  simulation.graph.links = {{.kind = LinkKind::kPeerEgress,
+                             .owner = 0,
+                             .bytes_per_second = 1,
+                             .bytes = 2},
+                            {.kind = LinkKind::kPeerIngress,
+                             .owner = 3,
+                             .bytes_per_second = 1,
+                             .bytes = 1}};
+  simulation.graph.messages = {
+      {.destination = 3, .size_bytes = 1, .links = {0, 1}},
+      {.destination = 2, .size_bytes = 1, .links = {0}}};
+  simulation.graph.tasks = {{.kind = TaskKind::kMessage, .message = 0},
+                            {.kind = TaskKind::kMessage, .message = 1}};
+  simulation.times = {{.begin = 0, .end = 2}, {.begin = 2, .end = 3}};
+  simulation.bottlenecks = {1, 0};
+  simulation.critical_path = {0, 1};
+  simulation.rates = {{.seconds = 0, .link = 0, .share = 0.5F},
+                      {.seconds = 0, .link = 1, .share = 1},
+                      {.seconds = 2, .link = 0, .share = 1}};
+  simulation.seconds = 3;
+  const std::vector<IdleTime> times = IdleTimes(plan, simulation);
+  const IdleTime ingress = Find(times, "messages that wait for peer ingress");
+  EXPECT_DOUBLE_EQ(ingress.seconds, 1);
+  EXPECT_EQ(ingress.parts, 1u);
+  EXPECT_EQ(ingress.most_of, "rank 3");
+  EXPECT_DOUBLE_EQ(Find(times, "messages that wait for peer egress").seconds,
+                   0);
 }
 
 TEST(IdleTimes, FillWhatTheBusiestLinkLeavesOfTheTime) {
