@@ -12,6 +12,7 @@
 #include "executor/copies/copy_batches.h"
 #include "executor/device/cuda/bulk_copy_kernel.h"
 #include "executor/device/cuda/cuda_status.h"
+#include "executor/device/cuda/scoped_device.h"
 
 namespace refit {
 namespace {

@@ -19,6 +19,7 @@
 #include "executor/device/cuda/marking_cast_kernel.h"
 #include "executor/device/cuda/message_code_kernel.h"
 #include "executor/device/cuda/quantize_kernel.h"
+#include "executor/device/cuda/scoped_device.h"
 #include "executor/device/marking_cast.h"
 
 namespace refit {

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "executor/device/cuda/cuda_status.h"
 #include "executor/device/cuda/driver_function.h"
+#include "executor/device/cuda/scoped_device.h"
 
 namespace refit {
 absl::StatusOr<std::unique_ptr<CudaFence>> CudaFence::Create(

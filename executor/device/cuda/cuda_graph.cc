@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "executor/device/cuda/cuda_status.h"
+#include "executor/device/cuda/scoped_device.h"
 
 namespace refit {
 namespace {

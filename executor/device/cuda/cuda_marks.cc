@@ -4,6 +4,7 @@
 
 #include "executor/device/cuda/cuda_status.h"
 #include "executor/device/cuda/fence_kernel.h"
+#include "executor/device/cuda/scoped_device.h"
 
 namespace refit {
 namespace {

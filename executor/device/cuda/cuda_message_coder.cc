@@ -10,6 +10,7 @@
 #include "executor/device/cuda/cuda_copies.h"
 #include "executor/device/cuda/cuda_status.h"
 #include "executor/device/cuda/message_code_kernel.h"
+#include "executor/device/cuda/scoped_device.h"
 #include "executor/device/message_format.h"
 
 namespace refit {

@@ -12,6 +12,7 @@
 #include "executor/device/cuda/cuda_allocations.h"
 #include "executor/device/cuda/cuda_pages.h"
 #include "executor/device/cuda/cuda_status.h"
+#include "executor/device/cuda/scoped_device.h"
 #include "executor/device/memory_export.h"
 #include "executor/payload.h"
 
