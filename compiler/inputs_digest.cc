@@ -215,10 +215,12 @@ void Append(std::string& text, const VllmTraits& value) {
   // Rules in a file cannot say the others.
   const auto& [known, renames, fused, fp32_router, output_bias, every_stage,
                cuts_shared_experts_of_token_parts, draft_has_prefix,
-               query_key_value_down, token_parts_on_one_stage, block_scales] =
-      value;
+               query_key_value_down, token_parts_on_one_stage, block_scales,
+               pipeline_parallel] = value;
   AppendAll(text, known, renames, fused, fp32_router, output_bias, every_stage,
             cuts_shared_experts_of_token_parts, draft_has_prefix);
+  // Younger than the digest.
+  if (!pipeline_parallel) text += "one_stage ";
 }
 
 void Append(std::string& text, const SglangTraits& value) {

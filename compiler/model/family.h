@@ -69,6 +69,7 @@ struct VllmTraits {
   bool token_parts_on_one_stage = false;
   // Whether it can compute with block-scaled weights as a refit writes them.
   bool block_scales = true;
+  bool pipeline_parallel = true;  // false: it has one stage
 };
 
 struct SglangTraits {

@@ -356,10 +356,24 @@ TEST(RulesTest, EachMistakeHasAPlaceWhatWasFoundAndWhatIsWanted) {
                           "mamba_state": 8})"),
                 "rules.json:1:33: error: sizes.mamba_heads is 4 and "
                 "sizes.mamba_head_dim is 0; wanted both above 0, or neither\n"},
+           Case{Param(kEmbedding, R"(, "sizes": {"mamba_heads": "num_heads"})"),
+                "rules.json:1:49: error: sizes.mamba_heads is \"num_heads\": "
+                "config.json has no key \"num_heads\"; did you mean "
+                "\"kv_heads\"?\n"},
+           Case{Param(kEmbedding, R"(, "sizes": {"mamba_heads": 4,
+                          "mamba_head_dim": 8, "mamba_groups": 3,
+                          "mamba_state": 8})"),
+                "rules.json:1:33: error: sizes.mamba_groups 3 does not divide "
+                "sizes.mamba_heads 4\n"},
            Case{Param(kEmbedding, R"(, "layers": {"b": {"where":
                                         {"model_type": "m"}}})"),
                 "rules.json:2:41: error: layers.b.where: config.json's "
                 "\"model_type\" has 4 words; wanted 2, one per layer\n"},
+           Case{Param(kEmbedding, R"(, "layers": {"b": {"where":
+                                        {"model_type": "mine"}}})"),
+                "rules.json:2:41: error: layers.b.where: config.json's "
+                "\"model_type\" is a string, and \"mine\" is no letter; "
+                "wanted one\n"},
            Case{Param(kEmbedding, R"(, "transformers": {"name": {}})"),
                 "rules.json:1:41: error: unknown key \"name\" in transformers; "
                 "did you mean \"names\"?\n"},
@@ -426,6 +440,24 @@ TEST(RulesTest, LatentAttentionAndMixersHaveTheirSizes) {
                      kQueryRank),
             "layer 0 has the role query_down and no key_value_down; wanted "
             "both\n");
+  EXPECT_EQ(
+      mistakes(both(R"({"name": "l.{layer}.q_a", "shape": [5, 6],
+                        "role": "query_down"})",
+                    both(kDown, kUp)),
+               kQueryRank),
+      "parameter \"l.{0}.kv_a\" has 5 x 8 elements, and \"l.{0}.q_a\", which "
+      "frameworks join with it, 5 x 6; wanted equal columns\n");
+  EXPECT_EQ(mistakes(R"({"name": "l.{layer}.k", "shape": [8, 8],
+                         "role": "key"})",
+                     kNoQueryRank),
+            "params[0].role is key, and sizes.key_value_rank makes attention "
+            "latent; wanted key_value_down and key_value_up, or no such "
+            "size\n");
+  EXPECT_EQ(mistakes(R"({"name": "l.{layer}.k_norm", "shape": [8],
+                         "role": "key_heads_norm"})",
+                     kNoQueryRank),
+            "params[0].role is key_heads_norm, and sizes.key_value_rank makes "
+            "attention latent; wanted no such role, or no such size\n");
   EXPECT_EQ(mistakes(R"({"name": "l.{layer}.kv_a", "shape": [4, 8],
                          "role": "key_value_down"})",
                      kNoQueryRank),
@@ -614,6 +646,15 @@ TEST(RulesTest, AFrameworkThatTheFileDoesNotNameIsRefused) {
             "of vllm; wanted \"vllm\": {…} in their file, once its class was "
             "read");
   EXPECT_EQ(JobErrors(Param(kEmbedding, R"(, "vllm": {})"), kToVllm), "");
+}
+
+TEST(RulesTest, PipelineStagesThatAClassDoesNotHaveAreRefused) {
+  EXPECT_EQ(
+      JobErrors(Param(kEmbedding, R"(, "vllm": {"pipeline_parallel": false})"),
+                R"("source": {"layout": "fsdp"}, "destination": {
+                   "layout": "vllm", "pipeline_parallel": 2})"),
+      "job.json:3:59: error: destination.pipeline_parallel 2: vLLM's "
+      "mine has one stage; wanted 1");
 }
 
 // Two layers of plain modules.

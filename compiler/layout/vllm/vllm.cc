@@ -154,6 +154,14 @@ void VllmLayout::CheckSizes(SizeChecks& checks) {
   CheckFusedExperts(context_, table_, gate_up_order_, checks);
   CheckDraft(checks, tensor);
   CheckAttentionBackend(checks, tensor);
+  if (!traits_.pipeline_parallel && sizes_.pipeline > 1) {
+    checks.Report(
+        side.pipeline_parallel.place,
+        absl::StrFormat("%s.pipeline_parallel %d: vLLM's %s has one stage; "
+                        "wanted 1",
+                        side.key, sizes_.pipeline,
+                        context_.model.architecture.family->model_type));
+  }
   if (side.quantized.given && !traits_.block_scales) {
     checks.Report(
         side.quantized.place,

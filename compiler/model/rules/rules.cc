@@ -144,6 +144,7 @@ struct JoinedRoles {
 };
 constexpr JoinedRoles kJoined[] = {
     {{kQuery, kKey, kValue}, 1},
+    {{kQueryDown, kKeyValueDown, kKeyValueDown}, 1},
     {{kMlpGate, kMlpUp, kMlpUp}, 0},
     {{kExpertGate, kExpertUp, kExpertUp}, 0},
     {{kSharedExpertGate, kSharedExpertUp, kSharedExpertUp}, 0},
@@ -167,11 +168,57 @@ constexpr Companions kCompanions[] = {
 };
 
 bool IsLatent(ParamRole role) {
-  return role >= kLatentQuery && role <= kKeyValueUp;
+  switch (role) {
+    case kLatentQuery:
+    case kQueryDown:
+    case kQueryDownNorm:
+    case kQueryUp:
+    case kKeyValueDown:
+    case kKeyValueDownNorm:
+    case kKeyValueUp:
+      return true;
+    default:
+      return false;
+  }
 }
 
 bool IsMamba(ParamRole role) {
-  return role >= kMambaNorm && role <= kMambaOutBias;
+  switch (role) {
+    case kMambaNorm:
+    case kMambaIn:
+    case kMambaInBias:
+    case kMambaConv:
+    case kMambaConvBias:
+    case kMambaALog:
+    case kMambaD:
+    case kMambaDtBias:
+    case kMambaGatedNorm:
+    case kMambaOut:
+    case kMambaOutBias:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// What stands in place of a role of attention by heads where attention is
+// latent; "": the role is none of these.
+std::string_view InPlaceOf(ParamRole role) {
+  switch (role) {
+    case kQuery:
+      return "latent_query";
+    case kKey:
+    case kValue:
+      return "key_value_down and key_value_up";
+    case kQueryBias:
+    case kKeyBias:
+    case kValueBias:
+    case kQueryHeadsNorm:
+    case kKeyHeadsNorm:
+      return "no such role";
+    default:
+      return "";
+  }
 }
 
 std::string_view WordOf(ParamRole role) {
@@ -410,10 +457,12 @@ template <typename Sizes, size_t N>
 std::optional<Sizes> RulesReader::ReadPart(const KnownSize<Sizes> (&sizes)[N],
                                            const JsonValue::Object& members,
                                            const Place& place) {
+  const int64_t errors_before = diagnostics().error_count();
   Sizes part;
   for (const KnownSize<Sizes>& size : sizes) {
     part.*size.member = ReadKnownSize(size, members, place);
   }
+  if (diagnostics().error_count() != errors_before) return part;
   const auto has = [&](const auto& size) { return part.*size.member > 0; };
   const auto* const given =
       std::find_if(std::begin(sizes), std::end(sizes), has);
@@ -465,12 +514,20 @@ void RulesReader::ReadSizes() {
                {.min = 0, .max = kExtentMax});
     scope_.sizes.emplace_back(member.key, number.value_or(1));
   }
-  if (diagnostics().error_count() == errors_before &&
-      architecture().heads % architecture().kv_heads != 0) {
-    diagnostics().Error(
-        place, absl::StrFormat("sizes.kv_heads %d does not divide sizes.heads "
-                               "%d",
-                               architecture().kv_heads, architecture().heads));
+  if (diagnostics().error_count() != errors_before) return;
+  const auto check_divides = [&](std::string_view name, int64_t size,
+                                 std::string_view of_name, int64_t of) {
+    if (of % size == 0) return;
+    diagnostics().Error(place,
+                        absl::StrFormat("sizes.%s %d does not divide sizes.%s "
+                                        "%d",
+                                        name, size, of_name, of));
+  };
+  check_divides("kv_heads", architecture().kv_heads, "heads",
+                architecture().heads);
+  if (architecture().mamba.has_value()) {
+    check_divides("mamba_groups", architecture().mamba->groups, "mamba_heads",
+                  architecture().mamba->heads);
   }
   if (architecture().latent.has_value()) {
     // Which have no meaning there.
@@ -493,9 +550,10 @@ void RulesReader::CheckKindOf(ParamRole role, const JsonValue& value,
     return report("the model has no latent attention",
                   "\"key_value_rank\" in sizes");
   }
-  if (role == kQuery && latent.has_value()) {
+  const std::string_view instead = InPlaceOf(role);
+  if (!instead.empty() && latent.has_value()) {
     return report("sizes.key_value_rank makes attention latent",
-                  "latent_query, or no such size");
+                  absl::StrFormat("%s, or no such size", instead));
   }
   if (role == kLatentQuery && latent->query_rank > 0) {
     return report(absl::StrFormat("sizes.query_rank is %d", latent->query_rank),
@@ -594,7 +652,15 @@ std::vector<int32_t> RulesReader::LayerSet(const JsonValue& value,
       } else {
         type = *pair[0].value.AsString();
         types = WordsOfLayers(pair[0].key);
-        if (static_cast<int64_t>(types.size()) != layers) {
+        if (scope_.Find(pair[0].key)->AsString() != nullptr &&
+            type.size() != 1) {
+          values_.Error(
+              *where,
+              absl::StrFormat("%s: config.json's %s is a string, and %s is "
+                              "no letter; wanted one",
+                              where_path, Quoted(pair[0].key), Quoted(type)));
+          types.clear();
+        } else if (static_cast<int64_t>(types.size()) != layers) {
           values_.Error(*where,
                         absl::StrFormat("%s: config.json's %s has %d words; "
                                         "wanted %d, one per layer",
@@ -1091,6 +1157,7 @@ void RulesReader::ReadVllm(const JsonValue& value) {
   ReadFlag(reader, "fp32_router", traits.fp32_router);
   ReadFlag(reader, "cuts_shared_experts_of_token_parts",
            traits.cuts_shared_experts_of_token_parts);
+  ReadFlag(reader, "pipeline_parallel", traits.pipeline_parallel);
   reader.RejectOtherKeys();
 }
 
