@@ -96,14 +96,21 @@ def hooks_of(model: Any, act_dtype: Any = None) -> dict[str, Callable[[str, Any]
     captured CUDA graphs hold. `act_dtype`: the dtype that the model computes in; default: that of each tensor."""
     modules = dict(model.named_modules())
 
+    def attention_of(name: str) -> list[Any]:
+        """That in the tensor's module, as of sinks, or beside it, as of projections."""
+        owner = name.rpartition(".")[0]
+        for holder in (owner, owner.rpartition(".")[0]):
+            found = [module for path, module in modules.items() if (path == holder or path.startswith(holder + "."))
+                     and hasattr(module, "impl") and hasattr(module, "process_weights_after_loading")]
+            if found:
+                return found
+        return []
+
     def derive(name: str, tensor: Any) -> None:
         """Calls process_weights_after_loading of the attention that computes with the tensor."""
-        layer = name.rpartition(".self_attn")[0] or name.rpartition(".attn")[0]
-        found = [module for path, module in modules.items()
-                 if (path == layer or path.startswith(layer + "."))
-                 and hasattr(module, "impl") and hasattr(module, "process_weights_after_loading")]
+        found = attention_of(name)
         if not found:
-            raise LookupError(f"no attention of \"{layer}\" derives anything in this vLLM")
+            raise LookupError(f"no attention beside \"{name}\" derives anything in this vLLM")
         for module in found:
             _derive_in_place(module, tensor.dtype if act_dtype is None else act_dtype)
 

@@ -74,6 +74,22 @@ def test_a_backend_that_the_plan_is_not_for_is_refused():
     assert "put \"moe_backend\": \"triton\" into" in refusal(["BATCHED_TRITON"], "flashinfer_cutlass")
 
 
+def test_what_is_derived_is_of_the_attention_beside_the_tensor_whatever_its_name(monkeypatch):
+    derived = []
+    monkeypatch.setattr(refit.vllm, "_derive_in_place", lambda module, dtype: derived.append(module.path))
+    attention = {path: types.SimpleNamespace(path=path, impl=None, process_weights_after_loading=None) for path in
+                 ("layers.0.mixer.mla_attn", "layers.0.attn.attn", "layers.1.mixer.mla_attn", "layers.10.mixer.mla_attn")}
+    other = {path: types.SimpleNamespace() for path in ("", "layers", "layers.0.mixer", "layers.0.mixer.kv_b", "layers.1.mlp.up")}
+    hooks = refit.vllm.hooks_of(types.SimpleNamespace(named_modules=lambda: [*other.items(), *attention.items()]))
+    tensor = types.SimpleNamespace(dtype="bf16")
+    hooks["derive-latent-projections"]("layers.0.mixer.kv_b.weight", tensor)
+    hooks["derive-latent-projections"]("layers.1.mixer.kv_b.weight", tensor)
+    hooks["derive-attention-sinks"]("layers.0.attn.sinks", tensor)
+    assert derived == ["layers.0.mixer.mla_attn", "layers.1.mixer.mla_attn", "layers.0.attn.attn"]
+    with pytest.raises(LookupError, match='no attention beside "layers.1.mlp.up.weight" derives anything in this vLLM'):
+        hooks["derive-latent-projections"]("layers.1.mlp.up.weight", tensor)
+
+
 Backend = enum.Enum("Backend", ["TRITON", "FLASHINFER_CUTLASS"])
 
 
