@@ -49,6 +49,7 @@ class CheckpointEngine(base.CheckpointEngine):
         self._check, self._timeout, self._device = check, timeout, device
         self._sender = Sender(self._plan, timeout=timeout, check=check, snapshot_on_host=snapshot_on_host)
         self._rank: Optional[int] = None  # of the plan
+        self._engine: Optional[int] = None  # of vLLM's worker: the number of its engine, of those that the plan has
         self._meeting: Optional[bytes] = None
         self._vllm_joined = False
 
@@ -69,7 +70,9 @@ class CheckpointEngine(base.CheckpointEngine):
         if _vllm_worker is None:
             raise FailedPrecondition("vLLM's worker is another class; wanted policy.generation.vllm_kwargs.worker_cls "
                                      '"refit.nemo_rl.VllmWorker"')
-        self._meet(train_world_size + rollout_rank, train_world_size, rollout_world_size, metadata)
+        rank = train_world_size + rollout_rank
+        self._meet(rank, train_world_size, rollout_world_size, metadata)
+        self._engine = self._engine_of(rank)
 
     def _meet(self, rank: int, train: int, rollout: int, metadata: list[Any]) -> None:
         first = metadata[0]
@@ -89,10 +92,9 @@ class CheckpointEngine(base.CheckpointEngine):
 
     async def send_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
         """One refit from this policy worker's live shards, which `weights` must yield (`LiveShards`): nothing is gathered."""
-        # What the worker refuses it raises here, before the others are met.
         rank, meeting = self._met()
         self._rank = None
-        tensors = dict(weights)
+        tensors = self._sender.take(weights)
         await asyncio.to_thread(self._sender.send, rank, meeting, tensors, *trainers.here(self._device))
         self._rank = rank
 
@@ -102,7 +104,7 @@ class CheckpointEngine(base.CheckpointEngine):
         self._rank = None
         worker = _vllm_worker
         if not self._vllm_joined:
-            checked([worker.refit_init(self._path, meeting, engine=self._engine(rank), timeout=self._timeout)])
+            checked([worker.refit_init(self._path, meeting, engine=self._engine, timeout=self._timeout)])
             self._vllm_joined = True
         checked([worker.refit_update(timeout=self._timeout, check=self._check)])
         self._rank = rank
@@ -110,8 +112,7 @@ class CheckpointEngine(base.CheckpointEngine):
         for batch in nothing:
             yield batch
 
-    def _engine(self, rank: int) -> int:
-        """The number of this worker's engine, of those that the plan has."""
+    def _engine_of(self, rank: int) -> int:
         parallel = _vllm_worker.vllm_config.parallel_config
         engine_ranks: int = parallel.world_size * parallel.data_parallel_size
         engine, within = divmod(rank - self._plan.source_ranks, engine_ranks)
@@ -147,19 +148,35 @@ class LiveShards:
 
     def _refuse_what_moves(self) -> None:
         worker: Any = self
+        _refuse_quantized(worker.cfg)
         if getattr(worker, "cpu_offload", False):
             raise FailedPrecondition("NeMo-RL moves the policy between CPU and GPU at each refit; Refit reads it where it was: set "
                                      "policy.dtensor_cfg.cpu_offload=false")
         peft = (worker.cfg.get("megatron_cfg") or {}).get("peft") or {}
         if getattr(worker, "lora_enabled", False) or peft.get("enabled", False):
             raise FailedPrecondition("NeMo-RL merges LoRA adapters into copies; Refit moves the live weights: switch LoRA off")
+        if (worker.cfg.get("draft") or {}).get("enabled", False):
+            raise FailedPrecondition("NeMo-RL sends a draft model with the weights; Refit moves the policy's: set "
+                                     "policy.draft.enabled=false")
+        vllm = (worker.cfg.get("generation") or {}).get("vllm_cfg") or {}
+        if str(vllm.get("kv_cache_dtype", "auto")).startswith("fp8"):
+            raise FailedPrecondition("NeMo-RL sends scales of an fp8 KV cache with the weights; Refit moves weights: set "
+                                     "policy.generation.vllm_cfg.kv_cache_dtype=auto")
 
     def _checkpoint_engine_weight_iterator(self, kv_scales: Optional[dict[str, float]] = None) -> Iterator[tuple[str, Any]]:
         worker: Any = self
         if kv_scales is not None:
-            raise FailedPrecondition("NeMo-RL sends scales of an fp8 KV cache with the weights; Refit moves weights: set "
-                                     "policy.generation.vllm_cfg.kv_cache_dtype=auto")
-        return trainers.live_shards(worker.model)
+            raise FailedPrecondition("NeMo-RL gave scales of an fp8 KV cache; Refit moves weights")
+        # Before live_shards, which does so too: NeMo-RL keeps Megatron's hooks off until it trained again.
+        if getattr(worker, "should_disable_forward_pre_hook", False) and worker._forward_pre_hook_enabled():
+            worker._disable_forward_pre_hook_until_next_train_step(param_sync=True)
+        yield from trainers.live_shards(worker.model)
+
+
+def _refuse_quantized(config: Any) -> None:
+    """NeMo-RL has other classes of workers for such a policy."""
+    if config.get("quant_cfg") is not None:
+        raise FailedPrecondition("refit.nemo_rl has no workers for quantization-aware training: set policy.quant_cfg=null")
 
 
 def policy(base: Optional[Callable[..., Any]] = None, **options: Any) -> Any:
@@ -168,6 +185,7 @@ def policy(base: Optional[Callable[..., Any]] = None, **options: Any) -> Any:
     from nemo_rl.distributed import ray_actor_environment_registry as registry
 
     config = options["config"]
+    _refuse_quantized(config)
     if config.get("megatron_cfg", {}).get("enabled"):
         module, name = "megatron_policy_worker", "MegatronPolicyWorker"
     elif config.get("dtensor_cfg", {}).get("_v2"):

@@ -79,7 +79,7 @@ class Sender(WeightTransferSender):
         torch.distributed.broadcast_object_list(meeting, src=0)
         self._meeting = meeting[0]
         assert self._meeting is not None
-        tensors = {name: tensor for chunk in chunks for name, tensor in zip(chunk.names, chunk.tensors)}
+        tensors = self._sender.take(pair for chunk in chunks for pair in zip(chunk.names, chunk.tensors))
         device, stream = trainers.here(self._device)
 
         def own_part() -> None:

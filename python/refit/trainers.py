@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import importlib
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, Optional
 
 from refit.errors import DeadlineExceeded, Error, FailedPrecondition
@@ -25,9 +25,14 @@ FROZEN = "refit_frozen"
 
 def live_shards(module: Any) -> Iterator[tuple[str, Any]]:
     """Of an FSDP2 module, or of Megatron's list of model chunks, this rank's tensors by the plan's names; DTensors as such.
-    They have the `refit_changes` of their parameters. Those of parameters that are not trained have `refit_frozen`."""
+    They have the `refit_changes` of their parameters. Those of parameters that are not trained have `refit_frozen`.
+    Of Megatron all ranks call this at once: it gathers what the optimizer left to the next forward pass."""
     if not isinstance(module, (list, tuple)):
         module = [module]
+    for chunk in module:
+        # With overlap_param_gather an optimizer's step writes a part of the parameters; the next forward pass gathers the others.
+        if getattr(chunk, "remove_forward_pre_hook_handles", None):
+            chunk.start_param_sync(force_sync=True)
     for number, chunk in enumerate(module):
         while hasattr(chunk, "module"):  # DDP, Float16Module
             chunk = chunk.module
@@ -97,6 +102,14 @@ class Sender:
     def ask_dense(self) -> None:
         """Makes the next update of a plan with options.delta send all, on all ranks. One trainer's request is enough."""
         self._dense = True
+
+    def take(self, weights: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        """The tensors that an iterator of a framework yields. If it fails no rank is left waiting."""
+        try:
+            return dict(weights)
+        except BaseException:
+            self.close()
+            raise
 
     def send(self, rank: int, meeting: bytes, tensors: Mapping[str, Any], device: Any, stream: Any, bind: bool = False) -> None:
         """One refit from `tensors`, this rank's live shards. `meeting`: a unique id that all ranks have. `bind`, the same on all ranks:

@@ -91,7 +91,7 @@ class RefitCheckpointEngine(CheckpointEngine):
         import asyncio
 
         # Of DTensors bind compares the placements with the plan's, so they stay what they are.
-        tensors = dict(weights)
+        tensors = self._sender.take(weights)
         if self._rank is None or self._meeting is None:
             raise FailedPrecondition("init_process_group was not called")
         # In a thread: verl's event loop has the rollout's part to do, where both are in one process.

@@ -333,6 +333,27 @@ def test_live_shards_have_the_bitmaps_of_their_parameters():
     assert shards["weight"].data_ptr() == module.weight.data_ptr() and not hasattr(shards["bias"], "refit_changes")
 
 
+@pytest.mark.parametrize("hooks", [{}, {"a module": "its hook"}])
+def test_live_shards_have_what_the_optimizer_left_to_the_next_forward_pass(hooks):
+    """As Megatron's overlap_param_gather does: its DDP has hooks then."""
+    from refit.trainers import live_shards
+
+    class DistributedDataParallel(torch.nn.Module):
+        remove_forward_pre_hook_handles = hooks
+
+        def __init__(self):
+            super().__init__()
+            self.module = torch.nn.Linear(2, 2)
+
+        def start_param_sync(self, force_sync=False):
+            assert force_sync
+            torch.nn.init.constant_(self.module.weight, 7)
+
+    chunks = [DistributedDataParallel(), DistributedDataParallel()]
+    gathered = [bool((shard == 7).all()) for name, shard in live_shards(chunks) if name.endswith("weight")]
+    assert gathered == [bool(hooks)] * 2
+
+
 def test_live_shards_of_checkpointed_layers_have_the_names_of_state_dict():
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 

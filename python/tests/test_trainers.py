@@ -173,6 +173,24 @@ def test_the_thread_that_sends_has_the_ranks_gpu_current(tiny_job, monkeypatch):
     assert done == ["to cuda:1", "join", "run", "back"]
 
 
+def test_weights_that_fail_on_their_way_leave_no_rank_waiting(tiny_job, monkeypatch):
+    plan = refit.compile(tiny_job)
+    closed = []
+    executor = types.SimpleNamespace(run=lambda *_, **__: None, close=lambda: closed.append(True))
+    monkeypatch.setattr(refit.trainers, "join", lambda *_, **__: executor)
+    sender = refit.trainers.Sender(plan, timeout=20, check=False)
+    sender.send(0, b"a", sender.take(shards_of(plan).items()), "cpu", None)
+    assert sender.joined and not closed
+
+    def weights():
+        yield "a", 1
+        raise KeyError("b")
+
+    with pytest.raises(KeyError):
+        sender.take(weights())
+    assert closed and not sender.joined
+
+
 def shards_of(plan):
     """What rank 0 holds."""
     return {name: np.zeros(info.shape, np.float32).view(Shard) for name, info in plan.tensors(0).items()}

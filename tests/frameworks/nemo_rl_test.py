@@ -131,6 +131,9 @@ class Engine(VllmCheckpointEngineRpcMixin):
             wrapper.init_worker([{"vllm_config": config}])
         self.worker, self.model, self.llm = wrapper.worker, model, self
 
+    def set(self, **attributes):
+        vars(self.worker).update(attributes)
+
     def collective_rpc(self, method, args=()):
         return [getattr(self.worker, method)(*args)]
 
@@ -225,8 +228,12 @@ def updates(path):
         assert "the last update failed" in fails(synchronizer.sync_weights)
         synchronizer.shutdown()
         update(ranks, synchronizer, 4)
-        assert "set policy.generation.vllm_cfg.kv_cache_dtype=auto" in fails(lambda: get(
-            [synchronizer._run_policy("send_weights_via_checkpoint_engine", kv_scales={})[0]]))
+        # What a policy worker refuses while the others are under way they hear at once.
+        answers = [reference() for reference in synchronizer._run_policy("send_weights_via_checkpoint_engine", kv_scales={})
+                   + synchronizer._run_generation("update_weights_from_checkpoint_engine")]  # fmt: skip
+        assert all("Refit moves weights" in answer for answer in answers[:TRAINERS]), answers
+        assert all("WorkerError: 1 of 1 workers failed" in answer and "DeadlineExceeded" not in answer
+                   for answer in answers[TRAINERS:]), answers  # fmt: skip
     # All meet anew at each.
     with world(path, release_after_refit=True) as (*ranks, synchronizer):
         for step in (1, 2):
@@ -252,10 +259,18 @@ def mistakes_are_told_before_the_first_update(path):
         assert wanted in fails(synchronizer.init_communicator)
     for attributes, wanted in (({"cpu_offload": True}, "set policy.dtensor_cfg.cpu_offload=false"),
                                ({"lora_enabled": True}, "switch LoRA off"),
-                               ({"cfg": {"megatron_cfg": {"peft": {"enabled": True}}}}, "switch LoRA off")):  # fmt: skip
+                               ({"cfg": {"megatron_cfg": {"peft": {"enabled": True}}}}, "switch LoRA off"),
+                               ({"cfg": {"draft": {"enabled": True}}}, "set policy.draft.enabled=false"),
+                               ({"cfg": {"quant_cfg": "NVFP4_DEFAULT_CFG"}}, "set policy.quant_cfg=null"),
+                               ({"cfg": {"generation": {"vllm_cfg": {"kv_cache_dtype": "fp8_e4m3"}}}},
+                                "set policy.generation.vllm_cfg.kv_cache_dtype=auto")):  # fmt: skip
         with world(path) as (trainers, _, synchronizer):
             on_all(trainers, ("set", attributes))
             assert wanted in fails(synchronizer.init_communicator)
+    with world(path) as (_, engines, synchronizer):
+        engines[0].tell("set", {"rank": 1})
+        engines[0].answer()
+        assert "NeMo-RL counts this worker as 0 of its engine's 1, vLLM as 1" in fails(synchronizer.init_communicator)
     plan_of(TRAINERS, replicas=3).save(path)
     with world(path) as (*_, synchronizer):
         assert ("NeMo-RL has 2 policy workers and 2 workers of vLLM; the plan has 2 source and 3 destination ranks"
@@ -278,11 +293,37 @@ def policies_have_workers_that_yield_live_shards():
         assert order.index(refit.nemo_rl.LiveShards) < order.index(theirs) < order.index(PolicyCheckpointEngineMixin)
 
 
+def policies_that_train_quantization_are_refused():
+    assert "set policy.quant_cfg=null" in fails(lambda: refit.nemo_rl.policy(
+        dict, config={"dtensor_cfg": {"enabled": True}, "quant_cfg": "NVFP4_DEFAULT_CFG"}))
+
+
+def megatron_workers_gather_what_the_optimizer_left_to_the_next_forward_pass():
+    """With overlap_param_gather. The worker's own methods ask Megatron, which is a stand-in here."""
+    theirs = refit.nemo_rl.MegatronPolicyWorker.__ray_metadata__.modified_class
+    assert "param_sync" in inspect.signature(theirs._disable_forward_pre_hook_until_next_train_step).parameters
+    worker, is_left = object.__new__(theirs), True
+
+    def gather(param_sync):
+        nonlocal is_left
+        assert param_sync
+        torch.nn.init.constant_(worker.model.weight, 7)
+        is_left = False
+
+    vars(worker).update(model=torch.nn.Linear(2, 2), should_disable_forward_pre_hook=True, _forward_pre_hook_enabled=lambda: is_left,
+                        _disable_forward_pre_hook_until_next_train_step=gather)  # fmt: skip
+    assert (dict(worker._checkpoint_engine_weight_iterator())["weight"] == 7).all()
+    torch.nn.init.constant_(worker.model.weight, 8)
+    assert (dict(worker._checkpoint_engine_weight_iterator())["weight"] == 8).all()
+
+
 def main():
     synchronizers.ray = types.SimpleNamespace(get=get)
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_properties = lambda _: types.SimpleNamespace(total_memory=80 << 30)
     policies_have_workers_that_yield_live_shards()
+    policies_that_train_quantization_are_refused()
+    megatron_workers_gather_what_the_optimizer_left_to_the_next_forward_pass()
     with tempfile.TemporaryDirectory(prefix="refit-") as directory, contextlib.redirect_stdout(None):  # NeMo-RL tells of each update
         path = os.path.join(directory, "plan.refit")
         plan_of(TRAINERS, replicas=ENGINES).save(path)
