@@ -278,6 +278,7 @@ def a_gpu_is_the_callers(path):
     here.device, used = 3, []
     executor = types.SimpleNamespace(run=lambda stream, **_: used.append(stream))
     with mock.patch.object(torch.cuda, "current_device", lambda: getattr(here, "device", 0)), \
+            mock.patch.object(torch.cuda, "device", contextlib.nullcontext), \
             mock.patch.object(torch.cuda, "current_stream", lambda device: (device, threading.get_ident())), \
             mock.patch.object(refit.trainers, "join", lambda *_, device, **__: used.append(device) or executor):
         engine = CheckpointEngineRegistry.new("refit", plan=path, **{**OPTIONS, "device": "cuda"})
