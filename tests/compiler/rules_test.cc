@@ -753,6 +753,9 @@ TEST(RulesTest, TheInputsDigestKnowsTheRules) {
   EXPECT_EQ(digest(Param(kEmbedding, R"(, "vllm": { }, "layers": {})")), plain);
   EXPECT_NE(digest(Param(kEmbedding, R"(, "vllm": {"fp32_router": true})")),
             plain);
+  EXPECT_NE(
+      digest(Param(kEmbedding, R"(, "vllm": {"pipeline_parallel": false})")),
+      plain);
   EXPECT_NE(digest(Param(kEmbedding,
                          R"(, "vllm": {"names": {"embed": "embedding"}})")),
             plain);
