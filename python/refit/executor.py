@@ -159,7 +159,9 @@ class Executor:
             self._core.bind([_argument(*given) for given in zip(names, views, bitmaps)], timeout,
                             self._performers(functions))
         except BindError as error:
-            raise BindError(_refusal(self.rank, unusable) if unusable else _with(problems, error, self.rank)) from None
+            if unusable:
+                raise BindError(_refusal(self.rank, unusable)) from None
+            raise BindError(_with_dtype(_with(problems, error, self.rank), self.plan.side(self.rank), views)) from None
         if unusable or problems:  # of a rank without tensors; of a tensor without elements, whose address nobody asks for
             raise BindError(_refusal(self.rank, unusable or problems))
         self._locators = locators
@@ -452,6 +454,15 @@ def _functions(hooks: Hooks) -> dict[str, Optional[Callable[[str, Any], None]]]:
 
 def _refusal(rank: int, lines: list[str]) -> str:
     return f"rank {rank} cannot bind, {len(lines)} problem{'' if len(lines) == 1 else 's'}\n  " + "\n  ".join(lines)
+
+
+def _with_dtype(message: str, side: str, views: list[View]) -> str:
+    """Says first which key of the job is about dtypes, if all tensors have one and it is not the plan's."""
+    dtypes = {seen.dtype for seen in views}
+    if len(dtypes) > 1 or "\n  wrong dtype: " not in message:
+        return message
+    first, _, problems = message.partition("\n")
+    return f'{first}; a plan for these tensors has "{side}": {{"dtype": "{dtypes.pop()}"}} in its job\n{problems}'
 
 
 def _with(problems: list[str], error: BindError, rank: int) -> str:

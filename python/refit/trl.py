@@ -10,14 +10,9 @@ weights reach vLLM, so `install` replaces the two methods of TRL that do it. doc
 """
 from __future__ import annotations
 
-import contextlib
-import http.client
 import importlib.metadata
 import inspect
-import json
 import os
-import urllib.error
-import urllib.request
 from typing import Any, Optional, Union
 
 from accelerate.utils import broadcast_object_list, is_peft_model
@@ -30,7 +25,8 @@ from refit.executor import TIMEOUT_SECONDS, DeltaReport
 from refit.plan import Plan
 from refit.rendezvous import unique_id
 from refit.vllm import BACKEND
-from refit.workers import GRACE_SECONDS, WorkerError
+from refit.vllm_client import HTTPClient, update_by
+from refit.workers import GRACE_SECONDS
 
 # What `install` replaces or calls, with its parameters.
 _METHODS = ((VLLMGeneration, "sync_weights", ("self",)), (VLLMClient, "init_communicator", ("self", "device")),
@@ -88,36 +84,12 @@ class Updates:
             own_part()
 
     def _tell(self, url: str, meeting: bytes) -> None:
+        # Not by TRL's client: that posts again after an error.
+        client = HTTPClient(url, self._timeout + GRACE_SECONDS)
         if self._engine_joined != meeting:
-            self._post(url, "/init_weight_transfer_engine",
-                       {"init_info": {"plan": self._path, "meeting": meeting.hex(), "timeout": self._timeout}})
+            client.init_weight_transfer_engine({"plan": self._path, "meeting": meeting.hex(), "timeout": self._timeout})
             self._engine_joined = meeting
-        self._post(url, "/start_weight_update")
-        try:
-            self._post(url, "/update_weights", {"update_info": {"timeout": self._timeout, "check": self._check}})
-        except WorkerError:
-            # Ends the update on the workers that did not raise; on the one that did there is none to end.
-            with contextlib.suppress(WorkerError):
-                self._post(url, "/finish_weight_update")
-            raise
-        self._post(url, "/finish_weight_update")
-        # Both hold what the old weights computed.
-        self._post(url, "/reset_encoder_cache")
-        answer = self._post(url, "/reset_prefix_cache?reset_running_requests=true")
-        if not answer.get("success", True):
-            raise WorkerError(f"the vLLM server at {url} has the new weights, but cannot reset its prefix cache: requests hold it")
-
-    def _post(self, url: str, path: str, body: Optional[dict[str, Any]] = None) -> dict[str, Any]:
-        """Not by TRL's client: that posts again after an error, and the workers would wait for trainers that have given up."""
-        request = urllib.request.Request(url + path, json.dumps(body or {}).encode(), {"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=self._timeout + GRACE_SECONDS) as response:
-                answer: dict[str, Any] = json.loads(response.read() or b"{}")
-                return answer
-        except urllib.error.HTTPError as error:
-            raise WorkerError(f"{url}{path} answers {error.code}: {_message(error.read())}") from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise WorkerError(f"{url}{path}: {error}") from error
+        update_by(client, {"timeout": self._timeout, "check": self._check})
 
     @property
     def delta_report(self) -> Optional[DeltaReport]:
@@ -130,14 +102,6 @@ class Updates:
 
     def close(self) -> None:
         self._sender.close()
-
-
-def _message(body: bytes) -> str:
-    """What vLLM says of an error, of whose answer it is a part."""
-    text = body.decode(errors="replace")
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        text = json.loads(text)["error"]["message"]
-    return str(text)
 
 
 def _refuse_unfit(generation: Any) -> None:

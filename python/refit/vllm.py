@@ -15,14 +15,15 @@ vLLM finds `register` by its plugin entry point. docs/integrations/vllm.md goes 
 """
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
-from typing import Any, Callable, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
 from refit import vllm_sleep, weight_memory, workers
 from refit.check import Report
-from refit.errors import InvalidArgument
+from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.plan import Plan
 from refit.rendezvous import from_unique_id
@@ -193,7 +194,7 @@ def join_worker(plan: Union[Plan, str], meeting: Meeting, vllm_config: Any, mode
                 engine: int = 0, check_backends: bool = True, timeout: float = TIMEOUT_SECONDS) -> Executor:
     """An executor that is bound to a vLLM worker's live model."""
     plan = load_plan(plan)
-    place = rank_in_plan(plan, vllm_config.parallel_config, rank, engine)
+    place = _place_of(plan, vllm_config, model, rank, engine)
     if isinstance(meeting, (str, bytes)):
         unique_id = bytes.fromhex(meeting) if isinstance(meeting, str) else meeting
         executor = Executor(plan, place, device=device, rendezvous=from_unique_id(unique_id, place, plan.world_size))
@@ -205,6 +206,18 @@ def join_worker(plan: Union[Plan, str], meeting: Meeting, vllm_config: Any, mode
         executor.close()  # what is raised keeps it alive
         raise
     return executor
+
+
+def _place_of(plan: Plan, vllm_config: Any, model: Any, rank: int, engine: int) -> int:
+    """The worker's rank, if the plan is for engines of this one's mesh."""
+    parallel = vllm_config.parallel_config
+    try:
+        place = rank_in_plan(plan, parallel, rank, engine)
+        if plan.destination_ranks != parallel.world_size * parallel.data_parallel_size:
+            workers.refuse_other_shapes(plan, place, tensors_of(model)[0])
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{error}\n{job_side(facts_of(vllm_config, model))}") from None
+    return place
 
 
 def bind_worker(executor: Executor, vllm_config: Any, model: Any, *, check_backends: bool = True,
@@ -225,7 +238,13 @@ def bind_worker(executor: Executor, vllm_config: Any, model: Any, *, check_backe
 
 def run_worker(executor: Executor, model: Any, *, timeout: float, check: bool, dense: bool) -> None:
     """One refit of a worker."""
-    workers.run(executor, refusal_after_sleep(executor, model) or refusal_before_bind(model), timeout=timeout, check=check, dense=dense)
+    try:
+        workers.run(executor, refusal_after_sleep(executor, model) or refusal_before_bind(model), timeout=timeout, check=check, dense=dense)
+    except FailedPrecondition as error:
+        if "Connect makes it whole" not in str(error):
+            raise
+        raise FailedPrecondition(f"{error}: bind anew on all ranks before the update, by refit.vllm.bind or send_weights(bind=True), "
+                                 "which connect too") from error
 
 
 def refusal_before_bind(model: Any) -> str:
@@ -347,12 +366,23 @@ def init(llm: Any, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, *,
          timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
     """Has the workers of an `LLM` join, while the trainers do. `plan` is a path that the workers can read. Of several engines
     `engine` is this one's number."""
-    return checked(llm.collective_rpc("refit_init", args=(plan, meeting, engine, check_backends, timeout)))
+    with _needs_extension():
+        return checked(llm.collective_rpc("refit_init", args=(plan, meeting, engine, check_backends, timeout)))
 
 
 async def init_async(llm: Any, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, *, check_backends: bool = True,
                      timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
-    return checked(await llm.collective_rpc("refit_init", args=(plan, meeting, engine, check_backends, timeout)))
+    with _needs_extension():
+        return checked(await llm.collective_rpc("refit_init", args=(plan, meeting, engine, check_backends, timeout)))
+
+
+@contextlib.contextmanager
+def _needs_extension() -> Iterator[None]:
+    """vLLM says no more than that its worker has no such method."""
+    try:
+        yield
+    except (NotImplementedError, AttributeError) as error:
+        raise FailedPrecondition(f'{error}: start vLLM with worker_extension_cls="refit.vllm.WorkerExtension"') from error
 
 
 def bind(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> list[Reply]:

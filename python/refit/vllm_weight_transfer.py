@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import inspect
 from typing import Any, Callable, ClassVar, Mapping, Optional, Sequence
 
 import torch
@@ -27,6 +26,7 @@ from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, join
 from refit.trainers import addresses_of, together
 from refit.vllm import BACKEND, bind_worker, join_worker, load_plan, run_worker
+from refit.vllm_client import update_by
 from refit.workers import make_whole
 
 
@@ -233,23 +233,6 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
                 "the trainer's own memory: yield the live shards, not copies, and write the bits of changes into the bitmaps that are "
                 "bound, or bind anew on all trainers (send_weights(bind=True))")
 
-        def tell() -> None:
-            self.client.start_weight_update()
-            try:
-                self.client.update_weights({"timeout": timeout, "check": check, "bind": bind})
-            except BaseException:
-                # Ends the update on the workers that did not raise; on the one that did there is none to end.
-                try:
-                    self.client.finish_weight_update()
-                except Exception:
-                    pass
-                raise
-            finish: Any = self.client.finish_weight_update
-            if version is not None and "weight_version" in inspect.signature(finish).parameters:
-                finish(weight_version=version)
-            else:
-                finish()
-
         def own_part() -> None:
             if bind:
                 make_whole(executor, timeout)
@@ -257,7 +240,7 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
                 self._bound = addresses
             executor.run(timeout=timeout, check=check, dense=dense)
 
-        self._together(tell, own_part)
+        self._together(lambda: update_by(self.client, {"timeout": timeout, "check": check, "bind": bind}, version), own_part)
 
     @property
     def delta_report(self) -> Optional[DeltaReport]:

@@ -58,6 +58,18 @@ def rank_in_plan(plan: Plan, within: int, engine: int, *, tensor_parallel: int, 
     return plan.source_ranks + found
 
 
+def refuse_other_shapes(plan: Plan, rank: int, parameters: Mapping[str, Any]) -> None:
+    """Before a worker connects to a plan with more ranks than its engine has. The others are those of more engines, or the plan is
+    for a larger mesh: then it has other shapes, and the ranks that nobody starts would be waited for."""
+    planned = plan.tensors(rank)
+    for name, tensor in parameters.items():
+        shape = tuple(tensor.shape)
+        # Without elements: packed, which bind refuses.
+        if name in planned and shape != tuple(planned[name].shape) and 0 not in shape:
+            raise InvalidArgument(f'the plan is for another mesh: of its rank {rank} "{name}" is {list(planned[name].shape)}, here '
+                                  f"{list(shape)}")
+
+
 def bind(executor: Executor, parameters: Mapping[str, Any], buffers: Mapping[str, Any],
          hooks: Mapping[str, Optional[Callable[[str, Any], None]]], *, refusal: str, job_side: str,
          towers: Sequence[str] = (), load_format: Any = "auto", persistent: Callable[[], Iterable[str]] = tuple,

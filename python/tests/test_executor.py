@@ -108,6 +108,18 @@ def problems_of(tiny_job, weights, spoil):
     return errors[2].problems
 
 
+def test_bind_says_what_a_job_for_another_dtype_has(tiny_job):
+    plan = refit.compile(tiny_job)
+    fabric = refit.LocalFabric(4)
+    executors = [refit.Executor(plan, rank, fabric=fabric) for rank in range(4)]
+    tensors = [{name: np.zeros(info.shape, np.float16 if rank == 0 else np.float32) for name, info in plan.tensors(rank).items()}
+               for rank in range(4)]
+    error = on_threads(4, lambda rank: executors[rank].bind(tensors[rank], timeout=30))[0]
+    assert str(error).splitlines()[0] == (f"rank 0 cannot bind, {len(error.problems)} problems; a plan for these tensors has "
+                                          '"source": {"dtype": "fp16"} in its job')
+    assert all(line.startswith("wrong dtype") for line in error.problems)
+
+
 @pytest.mark.parametrize("replace, problem", [
     (lambda array: array.astype(np.float16), 'wrong dtype: "layers.0.weight" is fp16, the plan wants fp32'),
     (lambda array: array.T.copy(), 'wrong shape: "layers.0.weight" is [3, 8], the plan wants [8, 3]'),

@@ -2,8 +2,10 @@
 import asyncio
 import concurrent.futures
 import enum
+import http.server
 import json
 import sys
+import threading
 import types
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 import refit
 import refit.vllm
+from refit.vllm_client import HTTPClient, update_by
 
 
 def parallel(**sizes):
@@ -389,6 +392,48 @@ def test_every_driver_function_has_a_twin_for_a_running_event_loop(trainer_and_w
     asyncio.run(drive())
 
 
+def test_a_plan_for_a_larger_mesh_is_refused_before_its_ranks_are_waited_for(trainer_and_worker):
+    plan, trainer, worker, _, _ = trainer_and_worker("triton", "TRITON")
+    config = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "head_dim": 16, "intermediate_size": 64, "vocab_size": 64, "tie_word_embeddings": False, "torch_dtype": "float32"}
+
+    def reply_to(**destination):
+        plans = [refit.compile({"model": config, "source": {"layout": "fsdp"},
+                                "destination": {"layout": "vllm", **sizes}}) for sizes in ({}, destination)]
+        worker.model_runner.model.named_parameters = arrays_of(plans[0], 1).items
+        return worker.refit_init(plans[1], refit.LocalFabric(plans[1].world_size), timeout=0.1)["error"]
+
+    error = reply_to(tensor_parallel=2)
+    assert error.startswith('InvalidArgument: the plan is for another mesh: of its rank 1 "')
+    assert error.splitlines()[1] == 'this worker is "destination": {"layout": "vllm", "version": "0.32"}, dtype float32'
+    assert "DeadlineExceeded" in reply_to(replicas=2)
+    worker.vllm_config.parallel_config = parallel(tensor_parallel_size=4, world_size=4)
+    error = reply_to(tensor_parallel=2)
+    assert "the plan has 2 destination ranks; engine 0 of tensor_parallel 4" in error
+    assert '"tensor_parallel": 4}' in error.splitlines()[1]
+
+
+def test_an_update_after_a_failed_one_says_how_to_go_on(trainer_and_worker, monkeypatch):
+    _, _, worker, _, _ = trainer_and_worker("triton", "TRITON")
+    torn = "rank 1: the transport is not connected, or a refit failed since: Connect makes it whole"
+
+    def run(executor, **options):  # of a transport between processes
+        raise refit.FailedPrecondition(torn)
+
+    monkeypatch.setattr(refit.Executor, "run", run)
+    assert worker.refit_update(timeout=20)["error"] == (
+        f"FailedPrecondition: {torn}: bind anew on all ranks before the update, by refit.vllm.bind or send_weights(bind=True), which "
+        "connect too")
+
+
+def test_an_engine_without_the_extension_is_told_of_the_option():
+    def call(method, args):
+        raise NotImplementedError(f"Method '{method}' is not implemented.")
+
+    with pytest.raises(refit.FailedPrecondition, match="'refit_init' is not implemented.: start vLLM with worker_extension_cls=\"refit"):
+        refit.vllm.init(types.SimpleNamespace(collective_rpc=call), "plan.refit", "00")
+
+
 def test_a_worker_in_a_backend_of_another_order_is_refused_and_the_trainer_hears_of_it(trainer_and_worker):
     plan, trainer, worker, bound, reply = trainer_and_worker("flashinfer_cutlass", "TRITON")
     assert reply["state"] == "none"
@@ -480,3 +525,59 @@ def test_an_engine_that_caches_no_prefixes_is_asked_to_reset_none(caching):
         llm_engine=types.SimpleNamespace(vllm_config=config, reset_encoder_cache=lambda: calls.append("encoder")))
     assert refit.vllm.update(llm) == [reply]
     assert calls == (["prefixes", "encoder"] if caching else ["encoder"])
+
+
+@pytest.fixture
+def server():
+    """A vLLM server of which the test sees what is posted. `answers`: by path, (status, body)."""
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            found.seen.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            status, text = found.answers.get(self.path, (200, ""))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
+        found = types.SimpleNamespace(url=f"http://127.0.0.1:{listener.server_port}", seen=[], answers={})
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        yield found
+        listener.shutdown()
+
+
+ENCODER, PREFIXES = "/reset_encoder_cache", "/reset_prefix_cache?reset_running_requests=true"
+
+
+def test_a_servers_caches_are_reset_after_an_update(server):
+    server.answers[PREFIXES] = (200, '{"success": true}')
+    client = HTTPClient(server.url + "/")
+    client.init_weight_transfer_engine({"plan": "plan.refit"})
+    update_by(client, {"check": True}, "7")
+    assert server.seen == [("/init_weight_transfer_engine", {"init_info": {"plan": "plan.refit"}}), ("/start_weight_update", {}),
+                           ("/update_weights", {"update_info": {"check": True}}), ("/finish_weight_update", {"weight_version": "7"}),
+                           (ENCODER, {}), (PREFIXES, {})]
+    server.answers[PREFIXES] = (200, '{"success": false}')
+    with pytest.raises(refit.vllm.WorkerError, match="has the new weights, but cannot reset its prefix cache"):
+        update_by(client, {})
+
+
+def test_what_a_server_says_of_an_error_is_raised(server):
+    server.answers["/update_weights"] = (500, '{"error": {"message": "BindError: no"}}')
+    with pytest.raises(refit.vllm.WorkerError, match="/update_weights answers 500: BindError: no"):
+        update_by(HTTPClient(server.url), {})
+    # The workers that did not raise wait for the end.
+    assert "/finish_weight_update" in dict(server.seen)
+    server.answers["/start_weight_update"] = (404, "no such route")
+    with pytest.raises(refit.vllm.WorkerError, match="/start_weight_update answers 404: no such route"):
+        update_by(HTTPClient(server.url), {})
+
+
+def test_a_client_without_weight_versions_is_given_none():
+    calls = []
+    client = types.SimpleNamespace(start_weight_update=lambda: calls.append("start"), update_weights=calls.append,
+                                   finish_weight_update=lambda: calls.append("finish"))
+    update_by(client, {"check": False}, "7")
+    assert calls == ["start", {"check": False}, "finish"]

@@ -25,6 +25,10 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+# Longer than a block, so that its start comes from the prefix cache when it is asked again.
+LONG_PROMPT = [3 + (7 * i * i + i) % 60 for i in range(40)]
+BLOCK = 32
+
 HIDDEN = {"vocab_size": 512, "hidden_size": 256, "max_position_embeddings": 128, "rms_norm_eps": 1e-6,
           "tie_word_embeddings": False, "dtype": "bfloat16", "torch_dtype": "bfloat16", "bos_token_id": 1,
           "eos_token_id": 2}
@@ -137,7 +141,7 @@ def engine_of(checkpoint, **options):
     from vllm import LLM
 
     return LLM(model=str(checkpoint), skip_tokenizer_init=True, enforce_eager=True, max_model_len=64,
-               max_num_seqs=4, seed=0, **options)
+               max_num_seqs=4, seed=0, block_size=BLOCK, **options)
 
 
 def generated(llm):
@@ -145,7 +149,7 @@ def generated(llm):
 
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
     return [llm.generate([{"prompt_token_ids": prompt}], greedy, use_tqdm=False)[0].outputs[0].token_ids
-            for prompt in PROMPTS]
+            for prompt in [*PROMPTS, LONG_PROMPT]]
 
 
 def state_of(worker):
@@ -278,6 +282,8 @@ def refit_by_backend(llm, plan, sources, _):
             llm.collective_rpc("finish_weight_update")
             if weight_version is not None:
                 llm.llm_engine.set_weight_version(weight_version)
+            llm.reset_prefix_cache()
+            llm.llm_engine.reset_encoder_cache()
 
     class Trained(torch.nn.Module):
         """Parameters of any name, which a trainer's own module would have."""
@@ -313,7 +319,6 @@ def refit_by_backend(llm, plan, sources, _):
     trainer.send_weights(version=f"step-{version}", bind=True)
     assert trainer.delta_report.why_dense.endswith("bound since its last refit"), trainer.delta_report
     assert llm.llm_engine.get_weight_version() == f"step-{version}"
-    llm.reset_prefix_cache()
     changes[some] = changes[some].clone()
     try:
         trainer.send_weights(version="another bitmap")
