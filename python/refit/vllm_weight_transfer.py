@@ -2,6 +2,7 @@
 
     llm = LLM(model, weight_transfer_config={"backend": "refit"}, …)
 
+    client = HTTPClient("http://…")                             # refit.vllm_client; it resets the server's caches, too
     refit.vllm.register()                                       # each trainer
     info = RefitTrainerInitInfo(plan="plan.refit", meeting=unique_id.hex(), device="cuda:0", rank=rank)
     trainer = WeightTransferTrainerFactory.trainer_init(info, client=client, source=ModuleSource(model))
