@@ -31,10 +31,10 @@ def grpo_trainer(model, vocabulary, reward, output, server, arguments, **more):
             vllm_mode="server", vllm_server_base_url=server, **arguments), **more)
 
 
-def tokens_of(client):
+def tokens_of(client, prompts=PROMPTS):
     """What the server generates, greedily, by TRL's client. One prompt at a time: vLLM's batches are not repeatable."""
     greedy = {"temperature": 0, "max_tokens": 12, "generation_kwargs": {"ignore_eos": True}}
-    return [client.generate([prompt], **greedy)["completion_ids"][0] for prompt in PROMPTS]
+    return [client.generate([prompt], **greedy)["completion_ids"][0] for prompt in prompts]
 
 
 def post(server, path, **body):

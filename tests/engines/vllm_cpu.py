@@ -25,9 +25,9 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# Longer than a block, so that its start comes from the prefix cache when it is asked again.
-LONG_PROMPT = [3 + (7 * i * i + i) % 60 for i in range(40)]
+# The last is longer than a block: asked again, its start comes from the prefix cache.
 BLOCK = 32
+ALL_PROMPTS = [*PROMPTS, [3 + (7 * i * i + i) % 60 for i in range(BLOCK + 8)]]
 
 HIDDEN = {"vocab_size": 512, "hidden_size": 256, "max_position_embeddings": 128, "rms_norm_eps": 1e-6,
           "tie_word_embeddings": False, "dtype": "bfloat16", "torch_dtype": "bfloat16", "bos_token_id": 1,
@@ -149,7 +149,7 @@ def generated(llm):
 
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
     return [llm.generate([{"prompt_token_ids": prompt}], greedy, use_tqdm=False)[0].outputs[0].token_ids
-            for prompt in [*PROMPTS, LONG_PROMPT]]
+            for prompt in ALL_PROMPTS]
 
 
 def state_of(worker):

@@ -93,8 +93,8 @@ class Record:
             (directory / "config.json").write_text(json.dumps(CONFIG))
             save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
             files = post(self._arguments.server, "/collective_rpc", method="save_state", args=[str(directory)])["results"]
-            torch.save({"states": [torch.load(file) for file in files], "tokens": tokens_of(self._trainer.vllm_generation.vllm_client)},
-                       directory / "server.pt")
+            tokens = tokens_of(self._trainer.vllm_generation.vllm_client, vllm_cpu.ALL_PROMPTS)
+            torch.save({"states": [torch.load(file) for file in files], "tokens": tokens}, directory / "server.pt")
         self.names.append(name)
 
 
@@ -231,7 +231,8 @@ def run(case):
         plan.save(work / "plan.refit")
         write_checkpoint(work / "a", CONFIG, vllm_cpu.plan_of("dense"), 1)
         options = {"weight_transfer_config": {"backend": "refit"}, "tensor_parallel_size": workers,
-                   "worker_extension_cls": "worker.Extension", "enforce_eager": True, "max_model_len": 64, "max_num_seqs": 4}
+                   "worker_extension_cls": "worker.Extension", "enforce_eager": True, "max_model_len": 64, "max_num_seqs": 4,
+                   "block_size": vllm_cpu.BLOCK}
         log = work / "server.log"
         with server_of(work / "a", log, options) as server:
             port = free_port()
