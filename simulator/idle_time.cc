@@ -84,9 +84,9 @@ std::pair<std::string, std::string> NamesOf(const PlanFile& plan,
 
 std::vector<IdleTime> IdleTimes(const PlanFile& plan,
                                 const Simulation& simulation) {
-  const uint32_t busiest = simulation.BusiestLink();
-  if (busiest == kNone) return {};
-  const BusyTime busy(simulation, SimulatedLink(simulation.graph, busiest));
+  const uint32_t binding = simulation.BindingLink();
+  if (binding == kNone) return {};
+  const BusyTime busy(simulation, SimulatedLink(simulation.graph, binding));
   struct Sum {
     IdleTime time;
     std::map<std::string, double> seconds_of;  // by whose it is

@@ -134,9 +134,9 @@ std::string SimulationPrinter::Print() {
     Number("dealt_bytes", dealt.bytes);
     Number("dealing_ranks", dealt.ranks);
   }
-  if (const uint32_t busiest = simulation_.BusiestLink(); busiest != kNone) {
+  if (const uint32_t binding = simulation_.BindingLink(); binding != kNone) {
     OpenObject("binding_link");
-    PrintLink(graph_.links[busiest]);
+    PrintLink(graph_.links[binding]);
   }
   OpenArray("idle");
   for (const IdleTime& idle : IdleTimes(plan_, simulation_)) {

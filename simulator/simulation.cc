@@ -15,6 +15,9 @@ namespace {
 // is not told apart by rounding. Far below any start-up.
 constexpr double kSimultaneousSeconds = 1e-7;
 
+// Links that need at least so much of the busiest one's time are as busy.
+constexpr double kAsBusy = 0.99;
+
 // A message on its way.
 struct Transit {
   uint32_t task = kNone;
@@ -40,9 +43,10 @@ class Loop {
         network_(Capacities(graph_.links)),
         flows_(graph_.messages.size()),
         events_(graph_.tasks.size()),
-        shares_(graph_.links.size(), 0) {
-    if (const uint32_t busiest = simulation.BusiestLink(); busiest != kNone) {
-      busiest_ = SimulatedLink(graph_, busiest);
+        shares_(graph_.links.size(), 0),
+        is_recorded_(graph_.links.size(), simulation.options.record_rates) {
+    for (const uint32_t link : BusiestLinks(graph_)) {
+      is_recorded_[SimulatedLink(graph_, link)] = true;
     }
   }
 
@@ -68,9 +72,9 @@ class Loop {
   std::vector<uint32_t> flows_;      // by message
   std::vector<std::pair<uint32_t, double>> ended_;  // tasks, to be told
   EventQueue events_;
-  std::vector<float> shares_;  // of links, as recorded last
-  uint32_t busiest_ = kNone;
-  size_t left_ = 0;  // tasks that have not ended
+  std::vector<float> shares_;      // of links, as recorded last
+  std::vector<bool> is_recorded_;  // by link
+  size_t left_ = 0;                // tasks that have not ended
 };
 
 void Loop::IndexWaits() {
@@ -166,7 +170,7 @@ void Loop::ShareLinks(double now) {
                  .task = transit.task});
   }
   for (const uint32_t link : network_.SharedLinks()) {
-    if (link != busiest_ && !simulation_.options.record_rates) continue;
+    if (!is_recorded_[link]) continue;
     const auto share = static_cast<float>(network_.LinkRate(link) /
                                           graph_.links[link].bytes_per_second);
     if (share == shares_[link]) continue;
@@ -314,15 +318,36 @@ const char* TaskKindText(TaskKind kind) {
   return "unknown";
 }
 
-uint32_t Simulation::BusiestLink() const {
-  uint32_t busiest = kNone;
+std::vector<uint32_t> BusiestLinks(const TaskGraph& graph) {
+  double most = 0;
+  for (const Link& link : graph.links)
+    most = std::max(most, link.BusySeconds());
+  std::vector<uint32_t> busiest;
   for (uint32_t i = 0; i < graph.links.size(); ++i) {
-    if (busiest == kNone ||
-        graph.links[i].BusySeconds() > graph.links[busiest].BusySeconds()) {
-      busiest = i;
-    }
+    if (graph.links[i].BusySeconds() >= kAsBusy * most) busiest.push_back(i);
   }
   return busiest;
+}
+
+uint32_t Simulation::BindingLink() const {
+  std::vector<double> crossed_seconds(graph.links.size(), 0);
+  for (const uint32_t number : critical_path) {
+    const uint32_t message = graph.tasks[number].message;
+    if (message == kNone) continue;
+    for (const uint32_t link : graph.messages[message].links) {
+      crossed_seconds[link] += times[number].end - times[number].begin;
+    }
+  }
+  // Of those that it crosses for as long, the busiest.
+  const auto key = [&](uint32_t link) {
+    return std::make_pair(crossed_seconds[link],
+                          graph.links[link].BusySeconds());
+  };
+  uint32_t binding = kNone;
+  for (const uint32_t link : BusiestLinks(graph)) {
+    if (binding == kNone || key(link) > key(binding)) binding = link;
+  }
+  return binding;
 }
 
 absl::StatusOr<Simulation> Simulate(const PlanFile& plan,

@@ -81,8 +81,8 @@ struct Options {
   // bound and its prediction are of the same links.
   bool has_plan_speeds = false;
 
-  // Records when the rates of all links change, for a trace. That of the
-  // busiest link is recorded always.
+  // Records when the rates of all links change, for a trace. Those of
+  // BusiestLinks are recorded always.
   bool record_rates = false;
 
   // Of ranks that do the same at the same time, one is simulated: the graph has
@@ -238,9 +238,14 @@ struct Simulation {
   // Of a dense refit, where only what changed is sent; else 0.
   double dense_seconds = 0;
 
-  // The link whose bytes take longest; kNone if nothing moves.
-  uint32_t BusiestLink() const;
+  // The one of BusiestLinks that messages of the critical path cross for the
+  // longest time. kNone if nothing moves.
+  uint32_t BindingLink() const;
 };
+
+// The links whose bytes take longest, within 1 %, ascending. Jobs that are
+// balanced have many.
+std::vector<uint32_t> BusiestLinks(const TaskGraph& graph);
 
 // What the ranks of `plan` do. kInvalidArgument: an option names a rank that is
 // not there, or asks for a delta of a plan whose refits are dense; or two ranks

@@ -40,7 +40,7 @@ IdleTime Find(const std::vector<IdleTime>& times, const std::string& during) {
 TEST(IdleTimes, NameWhatTheCriticalPathDoesMeanwhile) {
   const PlanFile plan = OpenSpec(DealtSpec());
   const Simulation simulation = SimulatePlan(plan, Slow());
-  EXPECT_EQ(LinkText(simulation.graph.links[simulation.BusiestLink()]),
+  EXPECT_EQ(LinkText(simulation.graph.links[simulation.BindingLink()]),
             "network egress of rank 0");
   EXPECT_NEAR(simulation.seconds, 45e-6, 1e-7);
   const std::vector<IdleTime> times = IdleTimes(plan, simulation);
@@ -90,7 +90,7 @@ TEST(IdleTimes, CountWhatIsLeftOfTheLinksSpeed) {
                    0);
 }
 
-TEST(IdleTimes, FillWhatTheBusiestLinkLeavesOfTheTime) {
+TEST(IdleTimes, FillWhatTheBindingLinkLeavesOfTheTime) {
   for (const PlanSpec& spec : {SampleSpec(), FoldedSpec(), QuantizedSpec(),
                                WindowedSpec(), DealtSpec()}) {
     const PlanFile plan = OpenSpec(spec);
@@ -100,7 +100,7 @@ TEST(IdleTimes, FillWhatTheBusiestLinkLeavesOfTheTime) {
       options.folds_equal_ranks = true;
       const Simulation simulation = SimulatePlan(plan, options);
       double seconds =
-          simulation.graph.links[simulation.BusiestLink()].BusySeconds();
+          simulation.graph.links[simulation.BindingLink()].BusySeconds();
       for (const IdleTime& time : IdleTimes(plan, simulation)) {
         EXPECT_GT(time.seconds, -1e-9) << time.during;
         seconds += time.seconds;

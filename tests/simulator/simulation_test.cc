@@ -7,6 +7,7 @@
 
 #include "compiler/ir/module.h"
 #include "compiler/job/job.h"
+#include "simulator/idle_time.h"
 #include "tests/plan/plan_spec.h"
 
 namespace refit::simulator {
@@ -178,9 +179,32 @@ TEST(Simulation, MessagesShareEgressAndIngressMaxMinFairly) {
   EXPECT_DOUBLE_EQ(ends[1], 60);
   EXPECT_DOUBLE_EQ(ends[2], 90);
   EXPECT_DOUBLE_EQ(simulation.seconds, 120);
-  const uint32_t busiest = simulation.BusiestLink();
-  EXPECT_EQ(LinkText(simulation.graph.links[busiest]), "peer egress of rank 0");
-  EXPECT_EQ(simulation.graph.links[busiest].bytes, 120u);
+  const uint32_t binding = simulation.BindingLink();
+  EXPECT_EQ(LinkText(simulation.graph.links[binding]), "peer egress of rank 0");
+  EXPECT_EQ(simulation.graph.links[binding].bytes, 120u);
+}
+
+// Ranks 0 and 1 send 100 bytes each, rank 0 in two rounds and rank 1 in five.
+TEST(Simulation, OfEquallyBusyLinksOneOfTheCriticalPathBinds) {
+  Traffic traffic(2, 4);
+  for (int round = 0; round < 5; ++round) {
+    traffic.Round(fb::Route::kPeer, kStaged);
+    if (round < 2) traffic.Send(0, 2, 50);
+    traffic.Send(1, 3, 20);
+  }
+  Options options = BytesAlone();
+  options.peer_round_seconds = 10;
+  const Simulation simulation = SimulateSpec(traffic.spec(), options);
+  EXPECT_EQ(BusiestLinks(simulation.graph).size(), 4u);
+  EXPECT_EQ(LinkText(simulation.graph.links[simulation.BindingLink()]),
+            "peer egress of rank 1");
+  EXPECT_DOUBLE_EQ(simulation.seconds, 150);
+  const std::vector<IdleTime> times =
+      IdleTimes(OpenSpec(traffic.spec()), simulation);
+  ASSERT_FALSE(times.empty());
+  EXPECT_EQ(times.front().during, "starts of rounds");
+  EXPECT_NEAR(times.front().seconds, 50, 1e-3);
+  EXPECT_EQ(times.front().parts, 5u);
 }
 
 TEST(Simulation, BothDirectionsOfARankAreLinksOfTheirOwn) {
@@ -365,7 +389,7 @@ TEST(Simulation, WhatIfARankOrANicIsSlow) {
   options.oversubscription = 2;  // two NICs, one byte a second to the spine
   const Simulation simulation = SimulateSpec(traffic.spec(), options);
   EXPECT_DOUBLE_EQ(simulation.seconds, 200);
-  EXPECT_EQ(LinkText(simulation.graph.links[simulation.BusiestLink()]),
+  EXPECT_EQ(LinkText(simulation.graph.links[simulation.BindingLink()]),
             "uplink of host 0");
 }
 
@@ -446,7 +470,7 @@ TEST(Simulation, LeavesReachEachOtherOverTheSpine) {
   topology.hosts_per_leaf = 1;  // two leaves of two NICs: half a byte a second
   Simulation simulation = SimulateSpec(traffic.spec(), BytesAlone());
   EXPECT_DOUBLE_EQ(simulation.seconds, 400);
-  EXPECT_EQ(LinkText(simulation.graph.links[simulation.BusiestLink()]),
+  EXPECT_EQ(LinkText(simulation.graph.links[simulation.BindingLink()]),
             "uplink of leaf 0");
   Options options = BytesAlone();
   options.oversubscription = 2;  // in the place of the plan's
