@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,10 @@
 
 namespace refit::simulator {
 namespace {
+
+// The simulator takes ends that are nearly simultaneous for one. So a part of
+// the critical path has idle time only if it is more than this share of it.
+constexpr double kRounding = 1e-4;
 
 // For how long a link was in use, as if at its whole speed.
 class BusyTime {
@@ -58,14 +63,28 @@ class BusyTime {
   double scale_ = 1;
 };
 
+// Whose a part of the critical path is. The lowest number comes first.
+struct Owner {
+  uint32_t number = 0;
+  std::string text;
+
+  bool operator<(const Owner& other) const {
+    return std::tie(number, text) < std::tie(other.number, other.text);
+  }
+};
+
 // What the task does, and whose it is.
-std::pair<std::string, std::string> NamesOf(const PlanFile& plan,
-                                            const Simulation& simulation,
-                                            const Task& task) {
-  const std::string rank = absl::StrCat("rank ", task.rank);
+std::pair<std::string, Owner> NamesOf(const PlanFile& plan,
+                                      const Simulation& simulation,
+                                      const Task& task) {
+  const Owner rank = {.number = static_cast<uint32_t>(task.rank),
+                      .text = absl::StrCat("rank ", task.rank)};
   if (task.kind == TaskKind::kStart) return {"starts of rounds", rank};
   if (task.kind == TaskKind::kDealtStart) {
     return {"starts of dealt messages", rank};
+  }
+  if (task.kind == TaskKind::kAgree) {
+    return {TaskKindText(task.kind), {.text = "all ranks"}};
   }
   if (task.kind != TaskKind::kMessage) return {TaskKindText(task.kind), rank};
   const Message& message = simulation.graph.messages[task.message];
@@ -77,7 +96,16 @@ std::pair<std::string, std::string> NamesOf(const PlanFile& plan,
   if (number == kNone) return {messages, rank};  // without bytes
   const Link& link = simulation.graph.links[number];
   return {absl::StrCat(messages, " that wait for ", LinkKindText(link.kind)),
-          LinkOwnerText(link)};
+          {.number = link.owner, .text = LinkOwnerText(link)}};
+}
+
+// The one with most. Sums that differ by rounding alone are equal.
+const std::string& MostOf(const std::map<Owner, double>& seconds_of) {
+  auto most = seconds_of.begin();
+  for (auto next = most; next != seconds_of.end(); ++next) {
+    if (next->second > most->second * (1 + kRounding)) most = next;
+  }
+  return most->first.text;
 }
 
 }  // namespace
@@ -89,7 +117,7 @@ std::vector<IdleTime> IdleTimes(const PlanFile& plan,
   const BusyTime busy(simulation, SimulatedLink(simulation.graph, binding));
   struct Sum {
     IdleTime time;
-    std::map<std::string, double> seconds_of;  // by whose it is
+    std::map<Owner, double> seconds_of;
   };
   std::map<std::string, Sum> sums;
   for (const uint32_t number : simulation.critical_path) {
@@ -101,15 +129,13 @@ std::vector<IdleTime> IdleTimes(const PlanFile& plan,
     Sum& sum = sums[during];
     sum.time.during = during;
     sum.time.seconds += seconds;
-    sum.time.parts += times.end > times.begin ? 1 : 0;
+    sum.time.parts += seconds > kRounding * (times.end - times.begin) ? 1 : 0;
     sum.seconds_of[whose] += seconds;
   }
   std::vector<IdleTime> idle;
   for (auto& [during, sum] : sums) {
-    const auto most = std::max_element(
-        sum.seconds_of.begin(), sum.seconds_of.end(),
-        [](const auto& a, const auto& b) { return a.second < b.second; });
-    sum.time.most_of = most->first;
+    if (sum.time.parts == 0) continue;
+    sum.time.most_of = MostOf(sum.seconds_of);
     idle.push_back(std::move(sum.time));
   }
   std::stable_sort(idle.begin(), idle.end(),
@@ -117,6 +143,11 @@ std::vector<IdleTime> IdleTimes(const PlanFile& plan,
                      return a.seconds > b.seconds;
                    });
   return idle;
+}
+
+std::string PartsText(const IdleTime& idle) {
+  if (idle.parts == 1) return absl::StrCat("1 part, ", idle.most_of);
+  return absl::StrCat(idle.parts, " parts, mostly ", idle.most_of);
 }
 
 }  // namespace refit::simulator

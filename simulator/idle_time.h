@@ -1,4 +1,4 @@
-// Why a refit takes longer than its busiest link takes for its bytes.
+// Why a refit takes longer than its binding link takes for its bytes.
 #ifndef REFIT_SIMULATOR_IDLE_TIME_H_
 #define REFIT_SIMULATOR_IDLE_TIME_H_
 
@@ -10,20 +10,23 @@
 
 namespace refit::simulator {
 
-// What the critical path does while the busiest link is not full. A moment in
-// which the link has a part of its speed counts for the rest.
+// What the critical path does while the binding link is not full. In a moment
+// the link may have a part of its speed. Then the rest counts.
 struct IdleTime {
   // "starts of rounds", "dealt messages that wait for peer ingress" …
   std::string during;
   double seconds = 0;
-  uint64_t parts = 0;   // of the critical path, that have any of it
-  std::string most_of;  // "rank 9": whose most of it is
+  uint64_t parts = 0;   // parts of the critical path that have any of it
+  std::string most_of;  // "rank 9", "all ranks": whose most of it is
 };
 
-// Longest first. Together they are what is left of Simulation.seconds after
-// BusySeconds of the busiest link. Empty if nothing moves.
+// Longest first. With BusySeconds of the binding link they add up to
+// Simulation.seconds, but for rounding. Empty if nothing moves.
 std::vector<IdleTime> IdleTimes(const PlanFile& plan,
                                 const Simulation& simulation);
+
+// "55 parts, mostly rank 206", "1 part, rank 363", "1 part, all ranks".
+std::string PartsText(const IdleTime& idle);
 
 }  // namespace refit::simulator
 

@@ -120,8 +120,10 @@ void AddIdleTimes(const PlanFile& plan, const Simulation& simulation,
     const double bound = plan.body().stats()->lower_bound_seconds();
     absl::StrAppend(&text, "from the lower bound to the simulated time\n");
     add("", bound, "lower bound");
-    add(busy < bound ? "-" : "+", std::abs(busy - bound),
-        absl::StrCat("bytes of the binding link: ", MilliText(busy)));
+    if (std::abs(busy - bound) >= kShownSeconds) {
+      add(busy < bound ? "-" : "+", std::abs(busy - bound),
+          absl::StrCat("bytes of the binding link: ", MilliText(busy)));
+    }
   } else {
     absl::StrAppend(&text,
                     "from the bytes of the binding link to the simulated "
@@ -129,10 +131,8 @@ void AddIdleTimes(const PlanFile& plan, const Simulation& simulation,
     add("", busy, "bytes of the binding link");
   }
   for (const IdleTime& idle : idle_times) {
-    if (std::abs(idle.seconds) < kShownSeconds) continue;
-    add("+", idle.seconds,
-        absl::StrCat(idle.during, ", ", idle.parts, ", most of ",
-                     idle.most_of));
+    if (idle.seconds < kShownSeconds) continue;
+    add("+", idle.seconds, absl::StrCat(idle.during, ", ", PartsText(idle)));
   }
   add("", simulation.seconds, "simulated");
 }

@@ -54,7 +54,7 @@ binding link   peer ingress of rank 2: 144 bytes take 0.144 ms, 98.5 % of the ti
 from the lower bound to the simulated time
       1.000 ms  lower bound
      -0.856 ms  bytes of the binding link: 0.144 ms
-     +0.002 ms  starts of rounds, 2, most of rank 0
+     +0.002 ms  starts of rounds, 2 parts, mostly rank 0
       0.146 ms  simulated
 critical path
       0.144 ms   98.5 %  messages that wait for peer egress
