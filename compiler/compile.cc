@@ -260,7 +260,7 @@ constexpr double kWorthTrying = 0.02;
 // And if simulating them takes little beside compiling: a second for four times
 // as many messages.
 constexpr size_t kMessagesTried = size_t{1} << 16;
-// Older executors run plans that do not deal, so one that does is kept only if
+// Older executors run plans that do not deal. So one that does is kept only if
 // it takes less than this part of the time of another one.
 constexpr double kFaster = 0.99;
 // Where ranks deal stripes, they have more peers.

@@ -27,8 +27,8 @@ class BusyTime {
       changes_.push_back({now_, busy_, share_});
     }
     MoveTo(simulation.seconds);
-    // Ends that are nearly simultaneous are one event, so that the sum is a
-    // little more than the link's bytes take.
+    // Ends that are nearly simultaneous are one event. So the sum is a little
+    // more than the link's bytes take.
     if (busy_ > 0) {
       scale_ = simulation.graph.links[link].BusySeconds() / busy_;
     }

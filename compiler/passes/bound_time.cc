@@ -139,19 +139,19 @@ double SecondsBeside(const DomainNeeds& domain, const Costs& costs) {
   return most;
 }
 
-// What the ranks of a host take that pass on what the network brings: a rank
+// What the ranks of a host take that pass on what the network brings. A rank
 // passes on in a round what came in earlier ones, so that both go in steps.
-// Of each rank, in the mean, let W bytes come over the network, K be received
-// from others, and X of W be those that are passed on, each to as many as want
-// any. Let a rank's round i of the network bring m of X, and let the rank deal
-// out h in it. What it stores in other rounds is e. Then
+// What follows is of a rank, in the mean. W bytes come over the network, and K
+// are received from others. X of W are passed on, each to as many as want any.
+// Round i of the network brings m of X, and the rank deals out h in it. What it
+// stores in other rounds is e. Then
 //   (1) t >= W / network + rounds x start + e / nvlink
 //   (2) t >= X / 2 network + K / 2 nvlink + sum over rounds of
 //            (m^2 / 2 network + i x m x start) / X + h^2 / 2 nvlink K
 // (2) compares when what is passed on has come, in the mean, with when it has
-// to be passed on: a round's bytes have come when it ends, and all that a rank
-// deals out in a round had come before it. Of the sums of squares X^2 and K^2
-// that both have, the mean of the ranks is no less than the square of the mean.
+// to be passed on. A round's bytes have come when it ends. All that a rank
+// deals out in a round had come before it. Both have sums of squares, X^2 and
+// K^2. The mean of the ranks' squares is no less than the square of their mean.
 // For any part q, t is at least 1 - q times (1) and q times (2). All m are X,
 // and all h are K - e. With prices for these, each round is on its own: no m or
 // h makes the sum less than here. What comes over the network again, instead of
@@ -189,8 +189,8 @@ class Steps {
   }
 
  private:
-  // By these prices: a byte of X costs as much as if it came in round `last`,
-  // and one of K costs `dealt_price` seconds. 0 if it would be cheaper to send
+  // By these prices. A byte of X costs as much as if it came in round `last`.
+  // One of K costs `dealt_price` seconds. 0 if it would be cheaper to send
   // bytes over the network again, or to store them.
   double With(double part, double last, double dealt_price) const {
     const double fed_price = part * last * kStartSeconds / fed_;

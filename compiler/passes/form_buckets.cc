@@ -520,7 +520,7 @@ int64_t MessageBuilder::DealtBucketBytes() const {
     const double together = std::clamp(
         std::floor(round.bytes / static_cast<double>(bytes)), 1.0,
         std::max(1.0, std::floor(module_.limits.operations_per_round /
-                                 (1 + 2 * load.dealt / load.received))));
+                                 (1 + 2 * load.Others()))));
     const double of_round = together * static_cast<double>(bytes);
     const double seconds = std::max(
         of_round / topology.network_bytes_per_second + kStagedRoundSeconds,

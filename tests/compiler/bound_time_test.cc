@@ -97,8 +97,8 @@ TEST(BoundTimeTest, NoStepsBeatTheBound) {
 // more than once. No such division takes less than the bound, and one takes as
 // much. A message of 4096 bytes takes 20 us to start, and so does a round
 // without the network. A rank stages 12288 bytes a round, among them those that
-// it deals out to the three others. So there are many rounds, and steps
-// count less, but for 0.03 GB/s, where both links are full.
+// it deals out to the three others. So there are many rounds, and steps count
+// less. At 0.03 GB/s both links are full, and steps count: it is left out here.
 TEST(BoundTimeTest, NoDivisionBetweenTheLinksBeatsTheBound) {
   constexpr double kMessageStart = 20e-6 / 4096;  // a byte
   constexpr double kStaging = 12288;
