@@ -75,10 +75,7 @@ class CheckpointEngine(base.CheckpointEngine):
         self._engine = self._engine_of(rank)
 
     def _meet(self, rank: int, train: int, rollout: int, metadata: list[Any]) -> None:
-        first = metadata[0]
-        for number, said in enumerate(metadata):
-            if said["plan"] != first["plan"]:
-                raise InvalidArgument(f"rank {number} has plan {said['plan']}, rank 0 has {first['plan']}")
+        first = trainers.first_of(metadata)
         if (train, rollout) != (self._plan.source_ranks, self._plan.destination_ranks):
             raise InvalidArgument(f"NeMo-RL has {train} policy workers and {rollout} workers of vLLM; the plan has "
                                   f"{self._plan.source_ranks} source and {self._plan.destination_ranks} destination ranks")

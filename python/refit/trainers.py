@@ -5,10 +5,10 @@ import asyncio
 import contextlib
 import importlib
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
-from refit.errors import DeadlineExceeded, Error, FailedPrecondition
+from refit.errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument
 from refit.executor import DeltaReport, Executor, join
 from refit.plan import Plan
 from refit.tensors import WRAPPER, view, words_view
@@ -67,6 +67,15 @@ def current(device: Any) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     guard: contextlib.AbstractContextManager[Any] = importlib.import_module("torch").cuda.device(device)
     return guard
+
+
+def first_of(metadata: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What rank 0 said, of what each rank said of itself; refused if one has another plan."""
+    first = metadata[0]
+    for rank, said in enumerate(metadata):
+        if said["plan"] != first["plan"]:
+            raise InvalidArgument(f"rank {rank} has plan {said['plan']}, rank 0 has {first['plan']}")
+    return first
 
 
 def addresses_of(tensors: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, int]:

@@ -68,10 +68,7 @@ class RefitCheckpointEngine(CheckpointEngine):
     @classmethod
     def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]],
                        ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        first = metadata[0]
-        for rank, said in enumerate(metadata):
-            if said["plan"] != first["plan"]:
-                raise InvalidArgument(f"rank {rank} has plan {said['plan']}, rank 0 has {first['plan']}")
+        first = trainers.first_of(metadata)
         if (actor_wg_world_size, rollout_world_size) != (first["source_ranks"], first["destination_ranks"]):
             raise InvalidArgument(f"verl has {actor_wg_world_size} trainer and {rollout_world_size} rollout ranks; the plan has "
                                   f"{first['source_ranks']} source and {first['destination_ranks']} destination ranks")
