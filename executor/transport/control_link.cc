@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "executor/transport/control_server.h"
 #include "executor/transport/membership.h"
@@ -23,6 +24,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kRetryTimeMin{10};
 constexpr milliseconds kRetryTimeMax{500};
+// As a rank's BeginStep counts.
+constexpr uint64_t kFirstStep = 1;
 constexpr size_t kReadBytes = size_t{64} << 10;
 
 }  // namespace
@@ -78,13 +81,19 @@ absl::StatusOr<Frame> ReceiveFrame(Link& link, Clock::time_point limit) {
   }
 }
 
+static absl::Status OffProtocol() {
+  return absl::UnavailableError("it does not keep to the protocol");
+}
+
 // Whether rank 0 will not meet by this connection.
 static bool IsLast(const Frame& answer) {
   return answer.type == FrameType::kRefused || answer.type == FrameType::kLater;
 }
 
-absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
-                           ControlPlane::Deadline deadline, Link& link) {
+// The server's answer to this rank's proof: kAccepted, or its last word.
+static absl::StatusOr<Frame> Enter(const TcpRendezvous& rendezvous,
+                                   ControlPlane::Deadline deadline,
+                                   Link& link) {
   const Clock::time_point limit = AnswerLimit(deadline);
   const auto ask = [&](FrameType type, std::string payload) {
     const absl::Status sent = SendAll(link.socket,
@@ -94,8 +103,6 @@ absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
                                       limit);
     return sent.ok() ? ReceiveFrame(link, limit) : sent;
   };
-  const absl::Status off_protocol =
-      absl::UnavailableError("it does not keep to the protocol");
 
   Transcript transcript = {.rank = rendezvous.rank,
                            .hello = {.world_size = rendezvous.world_size,
@@ -108,7 +115,7 @@ absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
   if (!answer.ok() || IsLast(*answer)) return answer;
   const std::optional<Nonce> challenge = ParseBytes(answer->payload);
   if (answer->type != FrameType::kChallenge || !challenge.has_value()) {
-    return off_protocol;
+    return OffProtocol();
   }
   transcript.challenge = *challenge;
 
@@ -119,7 +126,7 @@ absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
   if (!answer.ok() || IsLast(*answer)) return answer;
   const std::optional<Mac> mac = ParseBytes(answer->payload);
   if (answer->type != FrameType::kAccepted || !mac.has_value()) {
-    return off_protocol;
+    return OffProtocol();
   }
   if (!membership.Verify(*mac, End::kRankZero, transcript)) {
     return absl::PermissionDeniedError(absl::StrCat(
@@ -129,19 +136,54 @@ absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
         rendezvous.rank));
   }
   link.reader.set_payload_bytes_max(kPayloadBytesMax);
-  answer = ReceiveFrame(link, limit);
+  return answer;
+}
+
+// Before all have met no step counts; of those that have, none has another yet.
+static std::string AbortFrame(int32_t rank, const absl::Status& why) {
+  return Encode({.type = FrameType::kAbort,
+                 .step = kFirstStep,
+                 .rank = rank,
+                 .payload = StatusPayload(why)});
+}
+
+absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
+                           ControlPlane::Deadline deadline, Link& link) {
+  absl::StatusOr<Frame> answer = Enter(rendezvous, deadline, link);
+  if (!answer.ok() || IsLast(*answer)) return answer;
+  answer = ReceiveFrame(link, AnswerLimit(deadline));
   // One that gives up would be missing: it is over for all.
   if (const absl::Status s = InterruptionStatus(); !answer.ok() && !s.ok()) {
-    const Frame abort{.type = FrameType::kAbort,
-                      .rank = rendezvous.rank,
-                      .payload = StatusPayload(s)};
-    (void)SendAll(link.socket, Encode(abort), Clock::now() + kAnswerTime);
+    (void)SendAll(link.socket, AbortFrame(rendezvous.rank, s),
+                  Clock::now() + kAnswerTime);
   }
   if (answer.ok() && answer->type != FrameType::kWelcome &&
       answer->type != FrameType::kRefused) {
-    return off_protocol;
+    return OffProtocol();
   }
   return answer;
+}
+
+// Has the server end the meeting for `reason`. kWelcome: it has heard that.
+static absl::StatusOr<Frame> EndMeeting(const TcpRendezvous& rendezvous,
+                                        const absl::Status& reason,
+                                        ControlPlane::Deadline deadline,
+                                        Link& link) {
+  absl::StatusOr<Frame> answer = Enter(rendezvous, deadline, link);
+  if (!answer.ok() || IsLast(*answer)) return answer;
+  const Clock::time_point limit = Clock::now() + kAnswerTime;
+  const absl::Status sent =
+      SendAll(link.socket, AbortFrame(rendezvous.rank, reason), limit);
+  if (!sent.ok()) return sent;
+  // The last to come is welcome before the server hears why it came.
+  do {
+    answer = ReceiveFrame(link, limit);
+  } while (answer.ok() && answer->type == FrameType::kWelcome);
+  // If the others have met, they see that this rank leaves.
+  (void)SendAll(link.socket,
+                Encode({.type = FrameType::kGoodbye, .rank = rendezvous.rank}),
+                limit);
+  return Frame{.type = FrameType::kWelcome};
 }
 
 absl::Status Verdict(const Frame& answer) {
@@ -149,8 +191,11 @@ absl::Status Verdict(const Frame& answer) {
                                             : PayloadStatus(answer.payload);
 }
 
-absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
-                                    ControlPlane::Deadline deadline) {
+// Tries to connect and `meet` until the server is willing, refuses, or the
+// deadline has passed.
+static absl::StatusOr<Link> ConnectAnd(
+    const TcpRendezvous& rendezvous, ControlPlane::Deadline deadline,
+    absl::FunctionRef<absl::StatusOr<Frame>(Link&)> meet) {
   const bool by_id = rendezvous.id_name != 0;
   const std::string address =
       absl::StrCat(AddressText(rendezvous.host, rendezvous.port),
@@ -163,7 +208,7 @@ absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
         Connect(rendezvous.host, rendezvous.port, deadline);
     if (socket.ok()) {
       Link link{*std::move(socket)};
-      const absl::StatusOr<Frame> answer = Meet(rendezvous, deadline, link);
+      const absl::StatusOr<Frame> answer = meet(link);
       status = answer.ok() ? Verdict(*answer) : answer.status();
       if (status.ok()) return link;
       const bool may_come_again = answer.ok()
@@ -191,6 +236,23 @@ absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
         std::min<Clock::duration>(pause, deadline - now));
     pause = std::min(2 * pause, kRetryTimeMax);
   }
+}
+
+absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
+                                    ControlPlane::Deadline deadline) {
+  return ConnectAnd(rendezvous, deadline, [&](Link& link) {
+    return Meet(rendezvous, deadline, link);
+  });
+}
+
+absl::Status ConnectAndEndMeeting(const TcpRendezvous& rendezvous,
+                                  const absl::Status& reason,
+                                  ControlPlane::Deadline deadline) {
+  return ConnectAnd(rendezvous, deadline,
+                    [&](Link& link) {
+                      return EndMeeting(rendezvous, reason, deadline, link);
+                    })
+      .status();
 }
 
 }  // namespace refit::control

@@ -53,6 +53,11 @@ absl::Status Verdict(const Frame& answer);
 absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
                                     ControlPlane::Deadline deadline);
 
+// Does as RefuseTcp.
+absl::Status ConnectAndEndMeeting(const TcpRendezvous& rendezvous,
+                                  const absl::Status& reason,
+                                  ControlPlane::Deadline deadline);
+
 }  // namespace refit::control
 
 #endif  // REFIT_EXECUTOR_TRANSPORT_CONTROL_LINK_H_

@@ -284,6 +284,8 @@ bool ControlServer::HandleInStep(Connection& connection, Frame& frame) {
                                *std::move(contribution), Clock::now());
     }
     case FrameType::kAbort:
+      // It has begun the step, or comes only to abort it.
+      (void)steps_.Begin(connection.rank, frame.step);
       return steps_.Abort(connection.rank, frame.step,
                           PayloadStatus(frame.payload));
     case FrameType::kHello:

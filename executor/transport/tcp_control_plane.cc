@@ -439,4 +439,16 @@ absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
   return plane;
 }
 
+absl::Status RefuseTcp(const TcpRendezvous& rendezvous,
+                       const absl::Status& reason,
+                       ControlPlane::Deadline deadline) {
+  const absl::Status status = CheckRendezvous(rendezvous);
+  if (!status.ok()) return status;
+  if (rendezvous.rank == 0) {
+    return absl::InvalidArgumentError(
+        "rank 0 refuses by not listening; wanted another rank");
+  }
+  return control::ConnectAndEndMeeting(rendezvous, reason, deadline);
+}
+
 }  // namespace refit

@@ -286,8 +286,12 @@ class Worker:
             self.executor.close()
             self.executor = None
         plan = Plan.load(request["plan"])
-        rank = rank_in_plan(plan, place_of(self._parallel), int(request.get("engine", 0)))
+        place, engine = place_of(self._parallel), int(request.get("engine", 0))
         meeting = bytes.fromhex(request["meeting"])
+        rank = workers.place_in_plan(
+            plan, lambda: rank_in_plan(plan, place, engine),
+            ranks=place.tensor_parallel * place.pipeline_parallel * place.data_parallel,
+            parameters=tensors_of(self._runner.model)[0], meeting=meeting, job_side=lambda: job_side(self.facts()))
         executor = Executor(plan, rank, device=self._device(), rendezvous=from_unique_id(meeting, rank, plan.world_size))
         self._check_backends = bool(request.get("check_backends", True))
         self.executor = executor

@@ -194,10 +194,13 @@ def join_worker(plan: Union[Plan, str], meeting: Meeting, vllm_config: Any, mode
                 engine: int = 0, check_backends: bool = True, timeout: float = TIMEOUT_SECONDS) -> Executor:
     """An executor that is bound to a vLLM worker's live model."""
     plan = load_plan(plan)
-    place = _place_of(plan, vllm_config, model, rank, engine)
-    if isinstance(meeting, (str, bytes)):
-        unique_id = bytes.fromhex(meeting) if isinstance(meeting, str) else meeting
-        executor = Executor(plan, place, device=device, rendezvous=from_unique_id(unique_id, place, plan.world_size))
+    parallel = vllm_config.parallel_config
+    meeting = bytes.fromhex(meeting) if isinstance(meeting, str) else meeting
+    place = workers.place_in_plan(
+        plan, lambda: rank_in_plan(plan, parallel, rank, engine), ranks=parallel.world_size * parallel.data_parallel_size,
+        parameters=tensors_of(model)[0], meeting=meeting, job_side=lambda: job_side(facts_of(vllm_config, model)))
+    if isinstance(meeting, bytes):
+        executor = Executor(plan, place, device=device, rendezvous=from_unique_id(meeting, place, plan.world_size))
     else:
         executor = Executor(plan, place, device=device, fabric=meeting)
     try:
@@ -206,18 +209,6 @@ def join_worker(plan: Union[Plan, str], meeting: Meeting, vllm_config: Any, mode
         executor.close()  # what is raised keeps it alive
         raise
     return executor
-
-
-def _place_of(plan: Plan, vllm_config: Any, model: Any, rank: int, engine: int) -> int:
-    """The worker's rank, if the plan is for engines of this one's mesh."""
-    parallel = vllm_config.parallel_config
-    try:
-        place = rank_in_plan(plan, parallel, rank, engine)
-        if plan.destination_ranks != parallel.world_size * parallel.data_parallel_size:
-            workers.refuse_other_shapes(plan, place, tensors_of(model)[0])
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{error}\n{job_side(facts_of(vllm_config, model))}") from None
-    return place
 
 
 def bind_worker(executor: Executor, vllm_config: Any, model: Any, *, check_backends: bool = True,

@@ -1,6 +1,7 @@
 """What the adapters' workers share: a worker's rank, how it binds, its reply, and the error that replies make."""
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,10 +10,14 @@ from typing import Any, Optional
 from refit.errors import BindError, Error, FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.plan import Plan
+from refit.rendezvous import from_unique_id
 
 # What a worker says of a request: {"rank", "state", "refits", "version", "delta", "error"}. "delta": its DeltaReport of the last
 # refit as a dict, or None.
 Reply = dict[str, Any]
+
+# How long a worker that a plan is not for tries to tell the others so, who may not listen yet.
+REFUSAL_SECONDS = 10.0
 
 # How long an answer of an engine is waited for, beyond what the work may take.
 GRACE_SECONDS = 60.0
@@ -58,9 +63,25 @@ def rank_in_plan(plan: Plan, within: int, engine: int, *, tensor_parallel: int, 
     return plan.source_ranks + found
 
 
-def refuse_other_shapes(plan: Plan, rank: int, parameters: Mapping[str, Any]) -> None:
-    """Before a worker connects to a plan with more ranks than its engine has. The others are those of more engines, or the plan is
-    for a larger mesh: then it has other shapes, and the ranks that nobody starts would be waited for."""
+def place_in_plan(plan: Plan, find: Callable[[], int], *, ranks: int, parameters: Mapping[str, Any], meeting: Any,
+                  job_side: Callable[[], str]) -> int:
+    """The rank that `find` gives a worker of an engine of `ranks` ranks. If the plan is not for engines of its mesh it raises
+    InvalidArgument, and ends the meeting of a unique id for all ranks: they would wait for ranks that nobody starts."""
+    rank = plan.world_size - 1  # to refuse as, if it is none
+    try:
+        rank = find()
+        if plan.destination_ranks != ranks:  # several engines, or ones of a larger mesh
+            _refuse_other_shapes(plan, rank, parameters)
+    except InvalidArgument as error:
+        refusal = InvalidArgument(f"{error}\n{job_side()}")
+        if isinstance(meeting, bytes):
+            with contextlib.suppress(Error):
+                from_unique_id(meeting, rank, plan.world_size).refuse(str(refusal), REFUSAL_SECONDS)
+        raise refusal from None
+    return rank
+
+
+def _refuse_other_shapes(plan: Plan, rank: int, parameters: Mapping[str, Any]) -> None:
     planned = plan.tensors(rank)
     for name, tensor in parameters.items():
         shape = tuple(tensor.shape)

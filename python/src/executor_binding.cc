@@ -32,6 +32,7 @@
 #include "refit/control_plane.h"
 #include "refit/cuda_device.h"
 #include "refit/host_device.h"
+#include "refit/interruption.h"
 #include "refit/local_transport.h"
 #include "refit/unique_id.h"
 #include "refit/worker.h"
@@ -323,6 +324,22 @@ void CastAndMark(std::optional<int> cuda_ordinal, uintptr_t stream,
   Check(status);
 }
 
+void Refuse(const TcpRendezvous& rendezvous, const std::string& reason,
+            double timeout) {
+  const auto limit =
+      std::min<nanoseconds>(Timeout(timeout), std::chrono::hours(24));
+  Signals signals;
+  absl::Status status;
+  {
+    const nb::gil_scoped_release unlocked;
+    const ScopedInterruption scope([&] { return signals.Poll(); });
+    status = RefuseTcp(rendezvous, absl::InvalidArgumentError(reason),
+                       std::chrono::steady_clock::now() + limit);
+  }
+  signals.Rethrow();
+  Check(status);
+}
+
 }  // namespace
 
 void BindExecutor(nb::module_& module) {
@@ -358,7 +375,8 @@ void BindExecutor(nb::module_& module) {
       .def_ro("host", &TcpRendezvous::host)
       .def_ro("port", &TcpRendezvous::port)
       .def_ro("rank", &TcpRendezvous::rank)
-      .def_ro("world_size", &TcpRendezvous::world_size);
+      .def_ro("world_size", &TcpRendezvous::world_size)
+      .def("refuse", &Refuse, nb::arg("reason"), nb::arg("timeout"));
   nb::class_<RankExecutor>(module, "Executor")
       .def(nb::init<std::shared_ptr<PlanFile>, int32_t, std::optional<int>,
                     std::shared_ptr<LocalFabric>,

@@ -397,16 +397,26 @@ def test_a_plan_for_a_larger_mesh_is_refused_before_its_ranks_are_waited_for(tra
     config = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
               "head_dim": 16, "intermediate_size": 64, "vocab_size": 64, "tie_word_embeddings": False, "torch_dtype": "float32"}
 
-    def reply_to(**destination):
+    def reply_to(meeting=None, **destination):
         plans = [refit.compile({"model": config, "source": {"layout": "fsdp"},
                                 "destination": {"layout": "vllm", **sizes}}) for sizes in ({}, destination)]
         worker.model_runner.model.named_parameters = arrays_of(plans[0], 1).items
-        return worker.refit_init(plans[1], refit.LocalFabric(plans[1].world_size), timeout=0.1)["error"]
+        return worker.refit_init(plans[1], meeting or refit.LocalFabric(plans[1].world_size), timeout=0.1)["error"]
 
     error = reply_to(tensor_parallel=2)
     assert error.startswith('InvalidArgument: the plan is for another mesh: of its rank 1 "')
     assert error.splitlines()[1] == 'this worker is "destination": {"layout": "vllm", "version": "0.32"}, dtype float32'
     assert "DeadlineExceeded" in reply_to(replicas=2)
+
+    # A trainer that has come does not wait for the rank that nobody starts.
+    wide = refit.compile({"model": config, "source": {"layout": "fsdp"}, "destination": {"layout": "vllm", "tensor_parallel": 2}})
+    meeting = refit.rendezvous.unique_id()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        joined = pool.submit(refit.join, wide, 0, arrays_of(wide, 0), unique_id=meeting, device="cpu", timeout=60)
+        assert "the plan is for another mesh" in reply_to(meeting, tensor_parallel=2)
+        with pytest.raises(refit.Aborted, match="aborted by rank 1: the plan is for another mesh: of its rank 1"):
+            joined.result()
+
     worker.vllm_config.parallel_config = parallel(tensor_parallel_size=4, world_size=4)
     error = reply_to(tensor_parallel=2)
     assert "the plan has 2 destination ranks; engine 0 of tensor_parallel 4" in error

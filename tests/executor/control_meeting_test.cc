@@ -267,6 +267,44 @@ TEST_F(ControlMeetingTest, InterruptionEndsTheMeetingOnAllRanks) {
   }
 }
 
+TEST_F(ControlMeetingTest, RankThatRefusesEndsTheMeeting) {
+  OnRanks({0, 2}, [&](int32_t rank) {
+    if (rank == 0) {
+      ExpectStatus(Connect(0, 3).status(), absl::StatusCode::kAborted,
+                   "aborted by rank 2: wrong mesh");
+    } else {
+      const absl::Status refused =
+          RefuseTcp(Rendezvous(2, 3),
+                    absl::InvalidArgumentError("wrong mesh"), Ample());
+      EXPECT_TRUE(refused.ok()) << refused;
+    }
+  });
+}
+
+TEST_F(ControlMeetingTest, LastRankThatRefusesFailsTheFirstStep) {
+  OnRanks({0, 1}, [&](int32_t rank) {
+    if (rank == 1) {
+      const absl::Status refused =
+          RefuseTcp(Rendezvous(1, 2),
+                    absl::InvalidArgumentError("wrong mesh"), Ample());
+      EXPECT_TRUE(refused.ok()) << refused;
+      return;
+    }
+    auto plane = Connect(0, 2);
+    ASSERT_TRUE(plane.ok()) << plane.status();
+    (*plane)->BeginStep();
+    ExpectStatus((*plane)->AllGather("", "plans", Ample()).status(),
+                 absl::StatusCode::kAborted, "aborted by rank 1: wrong mesh");
+  });
+}
+
+TEST_F(ControlMeetingTest, RefusalEndsWhereNobodyListens) {
+  EXPECT_EQ(RefuseTcp(Rendezvous(1, 2), absl::InvalidArgumentError("no"),
+                      In(std::chrono::milliseconds(100)))
+                .code(),
+            absl::StatusCode::kUnavailable);
+}
+
 TEST_F(ControlMeetingTest, InterruptionEndsTheSearchForRank0) {
   const ScopedInterruption scope =
       InterruptedAfter(std::chrono::milliseconds(200));

@@ -129,6 +129,14 @@ absl::StatusOr<int32_t> LocalRankFromEnvironment();
 absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
     const TcpRendezvous& rendezvous, ControlPlane::Deadline deadline);
 
+// Ends the meeting instead of coming to it, for a rank that knows before it has
+// an executor that it cannot take part: the others need not wait for it. Their
+// ConnectTcp fails with kAborted and `reason`; if all others had come, their
+// first step does. Returns when rank 0 has heard it. Errors: ConnectTcp's.
+absl::Status RefuseTcp(const TcpRendezvous& rendezvous,
+                       const absl::Status& reason,
+                       ControlPlane::Deadline deadline);
+
 // A rank's way to the other ranks: its end of the control plane, or the place
 // where it has yet to meet them.
 class Meeting {
