@@ -1,6 +1,6 @@
 """A real vLLM on GPUs takes refits from FSDP2 trainers in other processes.
 
-    python vllm_gpu.py [--case NAME …] [--refits N] [--blocks N]
+    python vllm_gpu.py [--case NAME …] [--refits N] [--blocks N] [--transfers WAY …]
 
 Every tensor of the workers and every generated token must equal a fresh engine's that loaded the same checkpoint. CUDA graphs
 are captured before the first refit. Prints the time of a refit as the driver sees it and the parts of it, and beside it those of
@@ -314,7 +314,7 @@ def usable_gpus():
     return [str(gpu) for gpu in range(len(listed))]
 
 
-def refitted(case, work, refits, blocks):
+def refitted(case, work, refits, blocks, transfers):
     plan = refit.compile(job_of(case))
     plan.save(work / "plan.refit")
     trainers = Trainers(case, work)
@@ -369,6 +369,8 @@ def refitted(case, work, refits, blocks):
     refit.vllm.close(llm)
     trainers.done()
     for way in CASES[case].get("transfers", ()):
+        if way not in transfers:
+            continue
         if why := vllm_transfers.why_not(way):
             print(f"{case}: by weight transfer, {way}: not run: {why}", flush=True)
             continue
@@ -435,12 +437,14 @@ def main():
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--refits", type=int, default=10, help="refits that are timed")
     parser.add_argument("--blocks", type=int, default=0, help="blocks of the KV cache; default: what vLLM fits into 40 %% of a GPU")
+    parser.add_argument("--transfers", nargs="*", choices=vllm_transfers.WAYS, default=list(vllm_transfers.WAYS),
+                        help="the weight transfers that are timed too, where a case has them; default: all")
     parser.add_argument("--role", choices=("checkpoints", "fresh", "refitted", "trainer"), help=argparse.SUPPRESS)
     parser.add_argument("--work", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.role is None:
-        options = ["--refits", str(arguments.refits), "--blocks", str(arguments.blocks)]
+        options = ["--refits", str(arguments.refits), "--blocks", str(arguments.blocks), "--transfers", *arguments.transfers]
         sys.exit(0 if all([run(case, options) for case in arguments.case]) else 1)
     (case,) = arguments.case
     if arguments.role == "checkpoints":
@@ -451,7 +455,7 @@ def main():
     elif arguments.role == "fresh":
         fresh(case, arguments.work, arguments.blocks)
     else:
-        refitted(case, arguments.work, arguments.refits, arguments.blocks)
+        refitted(case, arguments.work, arguments.refits, arguments.blocks, arguments.transfers)
 
 
 if __name__ == "__main__":
