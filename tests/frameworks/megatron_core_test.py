@@ -62,7 +62,7 @@ LATENT = {
     "num_key_value_heads": 8, "intermediate_size": 96, "moe_intermediate_size": 48, "n_routed_experts": 8,
     "n_shared_experts": 2, "first_k_dense_replace": 1, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 4, "v_head_dim": 8, "vocab_size": 1000, "num_nextn_predict_layers": 1, "num_experts_per_tok": 2,
-    "moe_layer_freq": 1, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "moe_layer_freq": 1, "topk_method": "noaux_tc", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
 }
 CASES = {
     "dense-tp4": (DENSE, {"tensor_parallel": 4}),
