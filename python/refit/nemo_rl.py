@@ -149,12 +149,16 @@ class LiveShards:
         if getattr(worker, "cpu_offload", False):
             raise FailedPrecondition("NeMo-RL moves the policy between CPU and GPU at each refit; Refit reads it where it was: set "
                                      "policy.dtensor_cfg.cpu_offload=false")
-        peft = (worker.cfg.get("megatron_cfg") or {}).get("peft") or {}
+        megatron = worker.cfg.get("megatron_cfg") or {}
+        peft, fp8 = megatron.get("peft") or {}, megatron.get("fp8_cfg") or {}
         if getattr(worker, "lora_enabled", False) or peft.get("enabled", False):
             raise FailedPrecondition("NeMo-RL merges LoRA adapters into copies; Refit moves the live weights: switch LoRA off")
         if (worker.cfg.get("draft") or {}).get("enabled", False):
             raise FailedPrecondition("NeMo-RL sends a draft model with the weights; Refit moves the policy's: set "
                                      "policy.draft.enabled=false")
+        if megatron.get("enabled", False) and fp8.get("enabled", False) and fp8.get("fp8_param", False):
+            raise FailedPrecondition("Megatron keeps parameters in fp8; Refit moves them in bf16: set "
+                                     "policy.megatron_cfg.fp8_cfg.fp8_param=false")
         vllm = (worker.cfg.get("generation") or {}).get("vllm_cfg") or {}
         if str(vllm.get("kv_cache_dtype", "auto")).startswith("fp8"):
             raise FailedPrecondition("NeMo-RL sends scales of an fp8 KV cache with the weights; Refit moves weights: set "
@@ -164,9 +168,6 @@ class LiveShards:
         worker: Any = self
         if kv_scales is not None:
             raise FailedPrecondition("NeMo-RL gave scales of an fp8 KV cache; Refit moves weights")
-        # Before live_shards, which does so too: NeMo-RL keeps Megatron's hooks off until it trained again.
-        if getattr(worker, "should_disable_forward_pre_hook", False) and worker._forward_pre_hook_enabled():
-            worker._disable_forward_pre_hook_until_next_train_step(param_sync=True)
         yield from trainers.live_shards(worker.model)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Optional
 from refit.errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument
 from refit.executor import DeltaReport, Executor, join
 from refit.plan import Plan
-from refit.tensors import WRAPPER, view, words_view
+from refit.tensors import WRAPPER, local_part, view, words_view
 from refit.workers import GRACE_SECONDS
 
 # Buffers of Megatron that training keeps for itself, though they are persistent.
@@ -21,6 +21,8 @@ UNFED = ("local_tokens_per_expert",)
 CHANGES = "refit_changes"
 # That of a live shard whose parameter is not trained.
 FROZEN = "refit_frozen"
+# Classes of Transformer Engine for parameters in fp8: of its releases 2 and 1.
+QUANTIZED = {"QuantizedTensor", "Float8Tensor"}
 
 
 def live_shards(module: Any) -> Iterator[tuple[str, Any]]:
@@ -30,8 +32,11 @@ def live_shards(module: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(module, (list, tuple)):
         module = [module]
     for chunk in module:
-        # With overlap_param_gather an optimizer's step writes a part of the parameters; the next forward pass gathers the others.
-        if getattr(chunk, "remove_forward_pre_hook_handles", None):
+        _refuse_other_places(chunk)
+    for chunk in module:
+        # With overlap_param_gather an optimizer's step writes a part of the parameters. A hook of the next forward pass gathers the
+        # others. It may be off now, as in a framework's first step.
+        if getattr(chunk, "use_forward_hook", False):
             chunk.start_param_sync(force_sync=True)
     for number, chunk in enumerate(module):
         while hasattr(chunk, "module"):  # DDP, Float16Module
@@ -48,6 +53,24 @@ def live_shards(module: Any) -> Iterator[tuple[str, Any]]:
                 if hasattr(tensor, CHANGES):
                     setattr(shard, CHANGES, getattr(tensor, CHANGES))
                 yield prefix + name, shard
+
+
+def _refuse_other_places(chunk: Any) -> None:
+    """Of a chunk with one of Megatron's wrappers: that its parameters have the values that it trains. Where they have not,
+    Megatron's gathering would do harm, so this comes first."""
+    config = getattr(chunk, "ddp_config", None)
+    if config is None:
+        return
+    if getattr(config, "use_megatron_fsdp", False):
+        raise FailedPrecondition("Megatron FSDP trains flat buffers, and its module has copies of a part of them; Refit moves a module's "
+                                 "own parameters: set use_megatron_fsdp=false")
+    for name, parameter in chunk.named_parameters():
+        if QUANTIZED & {base.__name__ for base in type(parameter).__mro__}:
+            raise FailedPrecondition(f'"{name}" is a {type(parameter).__name__}: Megatron keeps it in fp8; Refit moves it in bf16: set '
+                                     "fp8_param=false, and fp8_param_gather=false of its DistributedDataParallelConfig")
+        local = local_part(parameter)
+        if local.numel() > 0 and local.untyped_storage().size() == 0:
+            raise FailedPrecondition(f'"{name}" has no memory: the parameters were moved to the CPU. Keep parameters on the GPU')
 
 
 def here(device: Any) -> tuple[Any, Any]:

@@ -160,9 +160,13 @@ class ServerAdapterMixin:
 
 class LiveShards:
     """Before a model engine of verl: get_per_tensor_param yields this rank's own live tensors, by the plan's names, and gathers
-    nothing. Not for LoRA, whose weights are merged in copies."""
+    nothing. Not for LoRA, whose weights are merged in copies, nor for quantization-aware training, whose weights are quantized in
+    copies."""
 
     def get_per_tensor_param(self, **_: Any) -> tuple[Iterator[tuple[str, Any]], None]:
+        if getattr(self, "_qat_enabled", False):
+            raise FailedPrecondition("verl quantizes the weights of quantization-aware training in copies; Refit moves the live weights: "
+                                     "set qat.enable=false of the actor's engine")
         module: Any = self.module  # type: ignore[attr-defined]
         return trainers.live_shards(module), None
 

@@ -2,6 +2,8 @@
 stands for the others, who only matter as numbers of a mesh."""
 import contextlib
 import os
+import re
+import types
 
 import pytest
 
@@ -333,25 +335,58 @@ def test_live_shards_have_the_bitmaps_of_their_parameters():
     assert shards["weight"].data_ptr() == module.weight.data_ptr() and not hasattr(shards["bias"], "refit_changes")
 
 
-@pytest.mark.parametrize("hooks", [{}, {"a module": "its hook"}])
-def test_live_shards_have_what_the_optimizer_left_to_the_next_forward_pass(hooks):
-    """As Megatron's overlap_param_gather does: its DDP has hooks then."""
+class MegatronChunk(torch.nn.Module):
+    """As Megatron's DDP: `start_param_sync` gathers what the optimizer left to the next forward pass."""
+
+    def __init__(self, overlaps, **config):
+        super().__init__()
+        self.module, self.use_forward_hook = torch.nn.Linear(2, 2), overlaps
+        self.ddp_config = types.SimpleNamespace(use_megatron_fsdp=False, **config)
+
+    def start_param_sync(self, force_sync=False):
+        assert force_sync
+        torch.nn.init.constant_(self.module.weight, 7)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_live_shards_have_what_the_optimizer_left_to_the_next_forward_pass(overlaps):
     from refit.trainers import live_shards
 
-    class DistributedDataParallel(torch.nn.Module):
-        remove_forward_pre_hook_handles = hooks
-
-        def __init__(self):
-            super().__init__()
-            self.module = torch.nn.Linear(2, 2)
-
-        def start_param_sync(self, force_sync=False):
-            assert force_sync
-            torch.nn.init.constant_(self.module.weight, 7)
-
-    chunks = [DistributedDataParallel(), DistributedDataParallel()]
+    chunks = [MegatronChunk(overlaps), MegatronChunk(overlaps)]
     gathered = [bool((shard == 7).all()) for name, shard in live_shards(chunks) if name.endswith("weight")]
-    assert gathered == [bool(hooks)] * 2
+    assert gathered == [overlaps] * 2
+
+
+class QuantizedTensor(torch.Tensor):
+    """As Transformer Engine's: it says that it is bf16, but has no memory."""
+
+    @staticmethod
+    def __new__(cls):
+        return torch.Tensor._make_wrapper_subclass(cls, (2, 2), dtype=torch.bfloat16)
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments, options=None):
+        return cls()
+
+
+@pytest.mark.parametrize("why, change", [
+    ("set use_megatron_fsdp=false", lambda chunk: setattr(chunk.ddp_config, "use_megatron_fsdp", True)),
+    ('"module.weight" is a QuantizedTensor: Megatron keeps it in fp8',
+     lambda chunk: setattr(chunk.module, "weight", torch.nn.Parameter(QuantizedTensor()))),
+    ('"module.bias" has no memory: the parameters were moved to the CPU',
+     lambda chunk: chunk.module.bias.untyped_storage().resize_(0)),
+])
+def test_live_shards_refuse_what_megatron_keeps_elsewhere(why, change):
+    """Before anything is gathered: on these Megatron's gathering would do harm."""
+    from refit.trainers import live_shards
+
+    chunks = [MegatronChunk(True), MegatronChunk(True)]
+    change(chunks[1])
+    with pytest.raises(refit.FailedPrecondition, match=re.escape(why)):
+        next(live_shards(chunks))
+    assert not (chunks[0].module.weight == 7).all()
 
 
 def test_live_shards_of_checkpointed_layers_have_the_names_of_state_dict():

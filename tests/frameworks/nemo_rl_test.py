@@ -260,6 +260,8 @@ def mistakes_are_told_before_the_first_update(path):
     for attributes, wanted in (({"cpu_offload": True}, "set policy.dtensor_cfg.cpu_offload=false"),
                                ({"lora_enabled": True}, "switch LoRA off"),
                                ({"cfg": {"megatron_cfg": {"peft": {"enabled": True}}}}, "switch LoRA off"),
+                               ({"cfg": {"megatron_cfg": {"enabled": True, "fp8_cfg": {"enabled": True, "fp8_param": True}}}},
+                                "set policy.megatron_cfg.fp8_cfg.fp8_param=false"),
                                ({"cfg": {"draft": {"enabled": True}}}, "set policy.draft.enabled=false"),
                                ({"cfg": {"quant_cfg": "NVFP4_DEFAULT_CFG"}}, "set policy.quant_cfg=null"),
                                ({"cfg": {"generation": {"vllm_cfg": {"kv_cache_dtype": "fp8_e4m3"}}}},
@@ -299,22 +301,18 @@ def policies_that_train_quantization_are_refused():
 
 
 def megatron_workers_gather_what_the_optimizer_left_to_the_next_forward_pass():
-    """With overlap_param_gather. The worker's own methods ask Megatron, which is a stand-in here."""
-    theirs = refit.nemo_rl.MegatronPolicyWorker.__ray_metadata__.modified_class
-    assert "param_sync" in inspect.signature(theirs._disable_forward_pre_hook_until_next_train_step).parameters
-    worker, is_left = object.__new__(theirs), True
+    """With overlap_param_gather. Megatron's DDP is a stand-in here."""
 
-    def gather(param_sync):
-        nonlocal is_left
-        assert param_sync
-        torch.nn.init.constant_(worker.model.weight, 7)
-        is_left = False
+    class DistributedDataParallel(torch.nn.Module):
+        use_forward_hook = True
 
-    vars(worker).update(model=torch.nn.Linear(2, 2), should_disable_forward_pre_hook=True, _forward_pre_hook_enabled=lambda: is_left,
-                        _disable_forward_pre_hook_until_next_train_step=gather)  # fmt: skip
+        def start_param_sync(self, force_sync):
+            torch.nn.init.constant_(self.module.weight, 7)
+
+    worker = object.__new__(refit.nemo_rl.MegatronPolicyWorker.__ray_metadata__.modified_class)
+    worker.model = DistributedDataParallel()
+    worker.model.module = torch.nn.Linear(2, 2)
     assert (dict(worker._checkpoint_engine_weight_iterator())["weight"] == 7).all()
-    torch.nn.init.constant_(worker.model.weight, 8)
-    assert (dict(worker._checkpoint_engine_weight_iterator())["weight"] == 8).all()
 
 
 def main():

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import importlib.metadata
 import os
+import pathlib
 import sys
 import tempfile
 import threading
@@ -272,6 +273,16 @@ def what_sleep_discards_is_refused(path):
             assert lost in answers[2] and all(isinstance(answer, str) for answer in answers[:2]), answers
 
 
+def quantization_aware_training_is_refused():
+    """verl's engines say so by an attribute. Megatron's cannot be imported here."""
+    workers = pathlib.Path(verl.__path__[0]) / "workers"
+    for engine in ("fsdp", "megatron"):
+        assert "if self._qat_enabled:" in (workers / "engine" / engine / "transformer_impl.py").read_text(), engine
+    engine = object.__new__(EngineRegistry.get_engine_cls("language_model", "fsdp2"))
+    engine.module, engine._qat_enabled = torch.nn.Linear(2, 2), True
+    assert "set qat.enable=false" in told(engine.get_per_tensor_param)
+
+
 def a_gpu_is_the_callers(path):
     """torch's current device and stream are each thread's own; send_weights works on another thread."""
     here = threading.local()
@@ -330,6 +341,7 @@ def run(path):
                 assert answers == [None, None, [], []], answers
                 check_reports(on_all(ranks[:TRAINERS], "report", [None] * TRAINERS), a_step)
     a_gpu_is_the_callers(path)
+    quantization_aware_training_is_refused()
     print(f"| verl {verl.__version__} | 2 FSDP2 trainers, vLLM TP2 | 6 updates, 2 of which fail; 8 with deltas, 3 with bitmaps | equal |")
 
 
