@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Compares the megatron layout with releases of Megatron Core and Megatron Bridge, on the CPU, and prints a table: family, mesh,
-# equal or not. Installs them into build/venv-megatron (5 GB with PyTorch). The release preset must be built.
+# equal or not. Then Megatron Core trains, and its parameters are sent after steps. Installs both into build/venv-megatron (5 GB with
+# PyTorch). The release preset must be built.
 #
 # usage: tests/frameworks/megatron.sh [--with-vllm] [--case GLOB]
 #
+# --case: 'FAMILY: MESH'; then only that layout is compared, and nothing trains.
 # --with-vllm: also takes what Megatron's ranks hold, for two cases, by a plan to vLLM's own classes (vllm.sh, 6 GB more).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -36,4 +38,5 @@ rm -rf "$keep"
 mkdir -p "$keep"
 PYTHONPATH=build/release/python "$venv/bin/python" -B tests/frameworks/megatron_bridge_test.py --programs build/release/bin \
   --keep "$keep" "$@"
+if [ $# -eq 0 ]; then PYTHONPATH=build/release/python "$venv/bin/python" -B tests/frameworks/megatron_training_test.py; fi
 if [ -n "$chain" ]; then tests/frameworks/vllm.sh --refitted "$keep"; fi

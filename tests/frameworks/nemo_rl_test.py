@@ -301,7 +301,7 @@ def policies_that_train_quantization_are_refused():
 
 
 def megatron_workers_gather_what_the_optimizer_left_to_the_next_forward_pass():
-    """With overlap_param_gather. Megatron's DDP is a stand-in here."""
+    """With overlap_param_gather. Megatron's DDP is a stand-in here, as megatron_training_test.py has it real."""
 
     class DistributedDataParallel(torch.nn.Module):
         use_forward_hook = True

@@ -56,6 +56,11 @@ def on_ranks(ranks, directory, of_rank):
         children.append(child)
     for child in children:
         os.waitpid(child, 0)
+    return results(ranks, directory)
+
+
+def results(ranks, directory):
+    """What the ranks' `write_result` left: the sum of what they compared, and all lines."""
     compared, wrong = 0, []
     for rank in range(ranks):
         file = directory / f"rank-{rank}.txt"
@@ -65,20 +70,27 @@ def on_ranks(ranks, directory, of_rank):
     return compared, wrong
 
 
+def write_result(rank, directory, of_rank):
+    """Leaves what `of_rank()` returns, or the error that it raises."""
+    try:
+        compared, lines = of_rank()
+        text = "\n".join([str(compared), *lines])
+    except BaseException:
+        text = "0\n" + traceback.format_exc()
+    # At once: others may wait for it.
+    (directory / f"new-{rank}.txt").write_text(text)
+    (directory / f"new-{rank}.txt").rename(directory / f"rank-{rank}.txt")
+
+
 def _serve(rank, directory, of_rank):
-    status = 1
     try:
         # A forked process gets a new pool of torch's threads at its first use. Where several threads are the first, as those
         # of SGLang's loader, torch gives some of them none: "Invalid thread pool!". So it is made here, by one thread.
         torch.set_num_threads(1)
         sys.stdout = sys.stderr = open(directory / f"log-{rank}.txt", "w")
-        compared, lines = of_rank(rank)
-        (directory / f"rank-{rank}.txt").write_text("\n".join([str(compared), *lines]))
-        status = 0
-    except BaseException:
-        (directory / f"rank-{rank}.txt").write_text("0\n" + traceback.format_exc())
+        write_result(rank, directory, lambda: of_rank(rank))
     finally:
-        os._exit(status)
+        os._exit(0)
 
 
 def tensors_of(model, left_out):
