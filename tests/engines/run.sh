@@ -25,4 +25,5 @@ fi
 if [ $# -eq 0 ]; then
   "$venv/bin/python" -B tests/engines/vllm_workers.py
   "$venv/bin/python" -B tests/engines/vllm_workers.py --family dense --colocated
+  "$venv/bin/python" -B tests/engines/vllm_engines.py
 fi
